@@ -1,0 +1,46 @@
+"""Kimi Delta Attention on whatever GPU you have.  Importing this imports torch and nothing heavier."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "chunk_kda": "api", "chunk_kda_fwd": "api", "chunk_kda_bwd": "api", "fused_recurrent_kda": "api", "fused_kda_gate": "api",
+    "explain": "api", "use_backend": "dispatch", "Choice": "dispatch", "Problem": "problem", "Grads": "bundles",
+    "Outputs": "bundles", "Saved": "bundles", "KdaError": "errors", "InputError": "errors", "InputTypeError": "errors",
+    "NoBackendError": "errors",
+}  # fmt: skip
+__all__ = ["__version__", *_WHERE]
+
+if TYPE_CHECKING:
+    from .api import chunk_kda, chunk_kda_bwd, chunk_kda_fwd, explain, fused_kda_gate, fused_recurrent_kda
+    from .bundles import Grads, Outputs, Saved
+    from .dispatch import Choice, use_backend
+    from .errors import InputError, InputTypeError, KdaError, NoBackendError
+    from .problem import Problem
+
+
+def __getattr__(name: str):
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_WHERE[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_WHERE})
+
+
+def _is_own_command() -> bool:
+    """`kda doctor` must report on a torch that cannot even be imported."""
+    program = (sys.argv or [""])[0].replace("\\", "/")
+    return ("-m", "kda") in zip(sys.orig_argv, sys.orig_argv[1:]) or program.endswith(("/kda", "/kda.exe"))
+
+
+if not _is_own_command():
+    importlib.import_module(".api", __name__)                                # registers torch.ops.kda

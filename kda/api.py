@@ -1,0 +1,342 @@
+"""The public functions.
+
+KDA keeps one matrix-valued state S (K, V) for each value head and updates it with every token:
+
+    S <- Diag(e^g_t) S                                  each key channel forgets at its own rate, g <= 0
+    S <- S + beta_t k_t (v_t - k_t^T S)^T               what k_t recalls moves towards v_t
+    o_t = scale S^T q_t
+
+`chunk_kda` computes it in chunks, for training and prefill; `fused_recurrent_kda` token by token, for decoding.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import warnings
+from typing import Any
+
+import torch
+
+from . import autograd  # noqa: F401  (registers torch.ops.kda)
+from .bundles import Grads, Outputs, Saved
+from .checks import CALLER, GATE, Call, GateCall, check, problem_of, records_gradients
+from .dispatch import Choice, backend_asked, check_backend_name, weigh
+from .errors import InputError, InputTypeError
+from .host import detect
+from .problem import Inputs, Options
+
+Tensor = torch.Tensor
+
+
+def chunk_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    safe_gate: bool = False,
+    lower_bound: float | None = None,
+    disable_recompute: bool = False,
+    return_intermediate_states: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    cp_context: None = None,
+    *,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    chunk_size: int = 64,
+    backend: str | None = None,
+    batch_invariant: bool = False,
+    transpose_state_layout: bool | None = None,
+    **unknown: Any,
+) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
+    """Kimi Delta Attention over whole sequences, differentiable; a drop-in for `fla.ops.kda.chunk_kda`.
+
+    Args:
+        q, k: (B, T, H, K), K <= 256.
+        v: (B, T, HV, V), HV a multiple of H: value head i reads q/k head i // (HV // H).
+        g: (B, T, HV, K), natural-log decays <= 0, or logits with `use_gate_in_kernel`.
+        beta: (B, T, HV), step sizes, or logits with `use_beta_sigmoid_in_kernel`.
+        scale: of q; None means K ** -0.5.
+        initial_state: (N, HV, K, V), float32 or the dtype of q.
+        output_final_state: return the states after the last token too, float32.
+        use_qk_l2norm_in_kernel: x / sqrt(sum x^2 + 1e-6) on q and k first.
+        use_gate_in_kernel: with x = g + dt_bias, decay by -exp(A_log) softplus(x), or, given a `lower_bound`, by
+            lower_bound * sigmoid(exp(A_log) x); A_log may then be left out.
+        use_beta_sigmoid_in_kernel: beta is sigmoid(beta), twice that with `allow_neg_eigval`.
+        safe_gate: accepted and not needed: no gate is slow and none is unsafe.
+        lower_bound: of the gate, negative; beside a given g, the caller's promise that g >= lower_bound.
+        disable_recompute: keep the forward's intermediates for the backward: faster, more memory.
+        return_intermediate_states: return h (B, chunks, HV, K, V), the states entering the chunks, as a third value.
+        state_v_first: all states are (V, K).
+        cu_seqlens: (N + 1,) int32 or int64 offsets of sequences packed in one row (B = 1), on the CPU or the GPU. Tokens
+            past the last offset belong to no sequence: outputs and gradients are zero there.
+        cu_seqlens_cpu: a copy on the CPU, so that nothing has to wait for the GPU where lengths must be known.
+        cp_context: not supported; must be None.
+        A_log: HV elements.  dt_bias: HV * K elements.
+        chunk_size: 32 or 64.
+        backend: a backend's name; None asks `use_backend`, then KDA_BACKEND, then takes the fastest that can.
+        batch_invariant: a sequence's results are the same bits alone or packed with others.
+        transpose_state_layout: the old name of `state_v_first`.
+
+    Returns:
+        o (B, T, HV, V) in the dtype of q and the final states or None; with `return_intermediate_states` also h.
+    """
+    inputs, options = _prepare(
+        "chunk_kda", q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
+        use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, safe_gate, lower_bound, disable_recompute,
+        return_intermediate_states, state_v_first, cu_seqlens, cu_seqlens_cpu, cp_context, A_log, dt_bias, chunk_size,
+        backend, batch_invariant, transpose_state_layout, unknown,
+    )  # fmt: skip
+    out = _forward(inputs, options, save=options.disable_recompute and records_gradients(inputs))
+    return (out.o, out.final_state, out.h) if return_intermediate_states else (out.o, out.final_state)
+
+
+_CHUNK_SIGNATURE = inspect.signature(chunk_kda)
+_KEYWORDS = [name for name, p in _CHUNK_SIGNATURE.parameters.items() if p.kind is not p.VAR_KEYWORD]
+
+
+def chunk_kda_fwd(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any, **keywords: Any) -> Outputs:
+    """The forward of `chunk_kda` without autograd, with its arguments: Outputs(o, final_state, h, saved).
+
+    `saved` holds the intermediates with `disable_recompute=True` and is None without; give it to `chunk_kda_bwd`.
+    """
+    inputs, options = _bind("chunk_kda_fwd", q, k, v, g, beta, *args, **keywords)
+    with torch.no_grad():
+        return _forward(inputs, options, save=options.disable_recompute)
+
+
+def chunk_kda_bwd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    do: Tensor | None,
+    dht: Tensor | None = None,
+    saved: Saved | None = None,
+    **keywords: Any,
+) -> Grads:
+    """All gradients of `chunk_kda` without autograd: Grads(dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dh0).
+
+    Args:
+        q, k, v, g, beta: as in the forward.
+        do: gradient of o; None means zero.
+        dht: gradient of the final states, in their layout; None means zero.
+        saved: `Outputs.saved` of the same call of `chunk_kda_fwd`; without it the forward is recomputed.
+        keywords: those of `chunk_kda`, as in the forward.
+    """
+    inputs, options = _bind("chunk_kda_bwd", q, k, v, g, beta, **keywords)
+    if not isinstance(saved, Saved | None):
+        raise InputTypeError("chunk_kda_bwd", "saved", "what chunk_kda_fwd returned as saved, or None",
+                             f"{type(saved).__name__}", "Pass chunk_kda_fwd(..., disable_recompute=True).saved.", "saved.type")  # fmt: skip
+    c = Call("chunk_kda_bwd", inputs, options, do=do, dht=dht)
+    check(c, CALLER)
+    with torch.no_grad():
+        options = [getattr(options, name) for name in autograd.OPTIONS]
+        grads = torch.ops.kda.chunk_backward(*inputs[: len(autograd.INPUTS)], *options, do, dht, list(saved or ()))
+    return Grads(*(None if x is None else grad for x, grad in zip(inputs, grads)))
+
+
+def fused_recurrent_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    lower_bound: float | None = None,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    *,
+    cu_seqlens_cpu: Tensor | None = None,
+    ssm_state_indices: Tensor | None = None,
+    num_accepted_tokens: Tensor | None = None,
+    inplace_final_state: bool | None = None,
+    out: Tensor | None = None,
+    backend: str | None = None,
+    batch_invariant: bool = False,
+    transpose_state_layout: bool | None = None,
+    **unknown: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Kimi Delta Attention token by token, for inference; a drop-in for `fla.ops.kda.fused_recurrent_kda`.
+
+    The arguments of `chunk_kda`, and:
+        beta: also (B, T, HV, V), a step size for every value channel.
+        ssm_state_indices: `initial_state` is a pool (slots, HV, K, V). (N,): sequence n starts from slot [n] and its last
+            state goes back there. (N, S): it starts from slot [n, 0] and the state after token t goes to slot [n, t].
+            A slot of -1 is padding: a sequence that starts there is skipped and its outputs are zero; a state that
+            would go there is dropped.
+        num_accepted_tokens: (N,), with (N, S) slots: start from slot [n, num_accepted_tokens[n] - 1] instead.
+        inplace_final_state: write the final states into `initial_state`; None means True with a pool, else False.
+            False with a pool leaves the pool alone and returns the last states, zero for skipped sequences.
+        out: takes o.
+
+    Returns:
+        o (B, T, HV, V) and the final states: `initial_state` itself if written in place, else float32 ones if
+        `output_final_state`, else None.
+    """
+    if inplace_final_state is None:
+        inplace_final_state = ssm_state_indices is not None
+    inputs, options = _prepare(
+        "fused_recurrent_kda", q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
+        use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, False, lower_bound, False, False,
+        state_v_first, cu_seqlens, cu_seqlens_cpu, None, A_log, dt_bias, 64, backend, batch_invariant,
+        transpose_state_layout, unknown, inplace_final_state, ssm_state_indices, num_accepted_tokens,
+    )  # fmt: skip
+    c = Call("fused_recurrent_kda", inputs, options, out=out)
+    if not torch.compiler.is_compiling():
+        check(c, CALLER)
+        problem_of(c)
+    settings = [getattr(options, name) for name in autograd.RECURRENT_OPTIONS]
+    if options.inplace_final_state:
+        o, final_state = torch.ops.kda.recurrent_(*inputs, *settings), initial_state
+    else:
+        o, final_state = torch.ops.kda.recurrent(*inputs, *settings)
+        final_state = final_state if output_final_state else None
+    return (o if out is None else out.copy_(o)), final_state
+
+
+def fused_kda_gate(
+    g: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    lower_bound: float | None = None,
+    output_dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """The gate alone, differentiable: logits (.., HV, K) to natural-log decays of the same shape.
+
+    With x = g + dt_bias: -exp(A_log) softplus(x), or lower_bound * sigmoid(exp(A_log) x) given a `lower_bound`, where
+    A_log may be None (a factor of 1). A_log has HV elements, dt_bias HV * K or None.
+    """
+    check(GateCall("fused_kda_gate", g, A_log, dt_bias, lower_bound, output_dtype), GATE)
+    return torch.ops.kda.gate(g, A_log, dt_bias, lower_bound, output_dtype)
+
+
+def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any, **keywords: Any) -> Choice:
+    """Print which backend takes this call of `chunk_kda` and why each other one does not; returns the Choice.
+
+    If an input requires a gradient the backward's choice is printed too. Nothing is computed.
+    """
+    inputs, options = _bind("explain", q, k, v, g, beta, *args, **keywords)
+    check(Call("explain", inputs, options), CALLER)
+    asked = backend_asked(options.backend)
+    check_backend_name(asked, "backend")
+    directions = ("forward", "backward") if records_gradients(inputs) else ("forward",)
+    choices = []
+    for direction in directions:
+        problem = problem_of(Call("explain", inputs, options), direction)
+        choices.append(weigh(problem, detect(problem.device), asked))
+        print(choices[-1])
+    return choices[0]
+
+
+def _forward(inputs: Inputs, options: Options, save: bool) -> Outputs:
+    if not torch.compiler.is_compiling():
+        check(Call("chunk_kda", inputs, options), CALLER)
+    settings = [getattr(options, name) for name in autograd.OPTIONS]
+    o, ht, h, saved = torch.ops.kda.chunk_forward(*inputs[: len(autograd.INPUTS)], *settings, save)
+    return Outputs(o, ht if options.output_final_state else None, h if options.return_intermediate_states else None,
+                   Saved(*saved) if save else None)  # fmt: skip
+
+
+def _bind(op: str, *args: Any, **keywords: Any) -> tuple[Inputs, Options]:
+    """Arguments of `chunk_kda`, given to another function."""
+    try:
+        bound = _CHUNK_SIGNATURE.bind(*args, **keywords)
+    except TypeError as error:
+        raise TypeError(f"{op}: {error}; its arguments are those of chunk_kda") from None
+    bound.apply_defaults()
+    return _prepare(op, *bound.arguments.values())
+
+
+def _prepare(
+    op, q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel,
+    use_beta_sigmoid_in_kernel, allow_neg_eigval, safe_gate, lower_bound, disable_recompute, return_intermediate_states,
+    state_v_first, cu_seqlens, cu_seqlens_cpu, cp_context, A_log, dt_bias, chunk_size, backend, batch_invariant,
+    transpose_state_layout, unknown, inplace_final_state=False, ssm_state_indices=None, num_accepted_tokens=None,
+) -> tuple[Inputs, Options]:  # fmt: skip
+    """What every function does first: keywords that are no tensors."""
+    if unknown:
+        _refuse_unknown(op, next(iter(unknown)))
+    if cp_context is not None:
+        raise InputError(op, "cp_context", "None", type(cp_context).__name__,
+                         "Context parallelism is not built yet; pass states between ranks with initial_state and "
+                         "output_final_state.", "cp_context.none")  # fmt: skip
+    if transpose_state_layout is not None:
+        state_v_first = _old_layout_name(op, state_v_first, transpose_state_layout)
+    device_type = q.device.type if isinstance(q, Tensor) else "cpu"
+    if torch.is_autocast_enabled(device_type):
+        q, k, v = (_autocast(x, torch.get_autocast_dtype(device_type)) for x in (q, k, v))
+    if scale is None:
+        scale = float(q.shape[-1]) ** -0.5 if isinstance(q, Tensor) and q.dim() and q.shape[-1] else 1.0
+    flag = functools.partial(_flag, op)
+    options = Options(
+        scale,
+        flag("output_final_state", output_final_state),
+        flag("use_qk_l2norm_in_kernel", use_qk_l2norm_in_kernel),
+        flag("use_gate_in_kernel", use_gate_in_kernel),
+        flag("use_beta_sigmoid_in_kernel", use_beta_sigmoid_in_kernel),
+        flag("allow_neg_eigval", allow_neg_eigval),
+        flag("safe_gate", safe_gate),
+        lower_bound,
+        flag("disable_recompute", disable_recompute),
+        flag("return_intermediate_states", return_intermediate_states),
+        flag("state_v_first", state_v_first),
+        flag("inplace_final_state", inplace_final_state),
+        chunk_size,
+        flag("batch_invariant", batch_invariant),
+        backend,
+    )
+    return Inputs(
+        q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens, cu_seqlens_cpu, ssm_state_indices, num_accepted_tokens,
+    ), options  # fmt: skip
+
+
+def _flag(op: str, name: str, x: Any) -> bool:
+    """True and False as they are; None, 0 and 1, as configurations hold them, are taken too."""
+    if x is True or x is False:
+        return x
+    if x is None or (isinstance(x, int) and x in (0, 1)):
+        return bool(x)
+    raise InputTypeError(op, name, "True or False", f"{type(x).__name__} {x!r:.60}", "Pass a bool.", "flag.type")
+
+
+def _refuse_unknown(op: str, name: str) -> None:
+    known = list(inspect.signature(globals()[op]).parameters) if op == "fused_recurrent_kda" else _KEYWORDS
+    near = difflib.get_close_matches(name, known, n=1)
+    fix = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
+    raise InputTypeError(op, name, "a keyword that exists", "an unknown one", fix, "keyword.unknown")
+
+
+def _old_layout_name(op: str, state_v_first: bool, transpose_state_layout: bool) -> bool:
+    if state_v_first:
+        raise InputError(op, "transpose_state_layout", "left out beside state_v_first", "both",
+                         "state_v_first is its new name; pass that alone.", "state_layout.both")  # fmt: skip
+    warnings.warn(f"{op}: transpose_state_layout is now called state_v_first", FutureWarning, stacklevel=4)
+    return bool(transpose_state_layout)
+
+
+def _autocast(x: Any, dtype: torch.dtype) -> Any:
+    """As torch.autocast treats the operands of a product; float64 is left alone."""
+    if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64:
+        return x.to(dtype)
+    return x

@@ -1,0 +1,20 @@
+"""The reference: the definition and the chunked algorithm in torch, on any device, in any float dtype."""
+
+from kda.capability import Capability, Rule
+from kda.stages import STAGES
+
+CAPABILITY = Capability(
+    backend="reference",
+    rank=1000,
+    summary="pure torch, any device, any float dtype",
+    auto_rules=(
+        Rule(
+            "reference.auto",
+            lambda p, h: not p.is_gpu,
+            "auto never takes a call on {p.device} to the reference",
+            "pass backend='reference' if slow and exact is what you want",
+        ),
+    ),
+    stages=tuple(STAGES),
+    provers={"executed": "kda.verify.parity:prove_executed"},
+)

@@ -1,0 +1,72 @@
+"""What happens to a single token before the recurrence, and its derivative: decay, beta, l2norm.
+
+  softplus gate   decay = -e^A softplus(x)          x = g + dt_bias, A = A_log
+  bounded gate    decay = lower_bound sigmoid(e^A x)
+  beta            (1 or 2) sigmoid(beta)
+  l2norm          y = x / sqrt(sum x^2 + 1e-6)
+
+Every function takes and gives one dtype; A_log and dt_bias come in a shape that broadcasts against g.  e^A and e^A x are kept finite, so that a saturated gate has the gradient 0
+and never 0 * inf.
+"""
+
+from __future__ import annotations
+
+import torch
+
+L2NORM_EPS = 1e-6
+
+
+def _logits(g, A_log, dt_bias):
+    """x and e^A."""
+    x = g if dt_bias is None else g + dt_bias
+    largest = torch.finfo(g.dtype).max
+    rate = g.new_ones(()) if A_log is None else A_log.exp().clamp(max=largest)
+    return x, rate
+
+
+def _bounded_logits(x, rate):
+    largest = torch.finfo(x.dtype).max
+    return (rate * x).clamp(-largest, largest)
+
+
+def decay(g, A_log, dt_bias, lower_bound):
+    """Natural-log decay of each token and channel, <= 0."""
+    x, rate = _logits(g, A_log, dt_bias)
+    if lower_bound is None:
+        return -(rate * torch.logaddexp(x, x.new_zeros(())))
+    return lower_bound * torch.sigmoid(_bounded_logits(x, rate))
+
+
+def decay_bwd(d_decay, g, A_log, dt_bias, lower_bound):
+    """dg, and the terms of dA_log whose sum over all tokens and channels of a head is wanted."""
+    x, rate = _logits(g, A_log, dt_bias)
+    if lower_bound is None:
+        softplus = torch.logaddexp(x, x.new_zeros(()))
+        return -rate * torch.sigmoid(x) * d_decay, -rate * softplus * d_decay
+    y = _bounded_logits(x, rate)
+    dy = d_decay * lower_bound * torch.sigmoid(y) * torch.sigmoid(-y)
+    return dy * rate, dy * y
+
+
+def beta_activation(beta, kind: str):
+    """`kind` is "given", "sigmoid" or "2*sigmoid"."""
+    if kind == "given":
+        return beta
+    return (2.0 if kind == "2*sigmoid" else 1.0) * torch.sigmoid(beta)
+
+
+def beta_activation_bwd(db, beta, kind: str):
+    if kind == "given":
+        return db
+    return (2.0 if kind == "2*sigmoid" else 1.0) * torch.sigmoid(beta) * torch.sigmoid(-beta) * db
+
+
+def l2norm(x):
+    """y over the last axis, and 1 / |x|."""
+    r = torch.rsqrt(x.square().sum(-1, keepdim=True) + L2NORM_EPS)
+    return x * r, r
+
+
+def l2norm_bwd(dy, x):
+    y, r = l2norm(x)
+    return r * (dy - y * (y * dy).sum(-1, keepdim=True))

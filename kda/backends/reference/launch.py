@@ -1,0 +1,209 @@
+"""Tensors in, tensors out: the doors that every backend has (`forward`, `backward`, `recurrent`), on the reference.
+
+The chunked algorithm walks over slabs of chunks: memory stays that of a slab, and a slab stays in the cache of a CPU.
+The backward walks forward once for the states at the slabs' edges and then backward, each slab recomputed from its
+edge, unless the forward saved it all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from kda.bundles import Grads, Outputs, Saved, saved_shapes
+from kda.checks import host_lengths
+from kda.problem import Inputs, Problem
+from kda.stages import BACKWARD, FORWARD, STAGES
+
+from . import chunked, gates
+from .chunked import Setup, run
+from .ragged import Ragged, Slab, ragged
+from .recurrent import steps
+
+Tensor = torch.Tensor
+
+SLAB_ELEMENTS = 1 << 18                      # of one tensor of a slab: 1 MiB of float32
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _table(p: Problem, x: Inputs, C: int) -> Ragged:
+    return ragged((p.B, p.T), host_lengths(x), C, x.q.device)
+
+
+def _states(p: Problem, x: Tensor | None, like: Tensor) -> Tensor:
+    """(N, HV, K, V) in the compute dtype, a copy; zeros for None."""
+    if x is None:
+        return like.new_zeros(p.N, p.HV, p.K, p.V, dtype=compute_dtype(like))
+    return (x.mT if p.state_v_first else x).to(compute_dtype(like), copy=True).contiguous()
+
+
+def _states_out(p: Problem, x: Tensor) -> Tensor:
+    return (x.mT if p.state_v_first else x).contiguous()
+
+
+def _setup(p: Problem, table: Ragged) -> Setup:
+    return Setup(table, p.scale, p.HV // p.H, p.gate, p.lower_bound, p.beta, p.qk_l2norm)
+
+
+def _parameters(p: Problem, x: Inputs, dtype: torch.dtype) -> dict[str, Tensor | None]:
+    """A_log and dt_bias, shaped to broadcast against (.., HV, C, K)."""
+    return {
+        "A_log": None if x.A_log is None else x.A_log.to(dtype).reshape(p.HV, 1, 1),
+        "dt_bias": None if x.dt_bias is None else x.dt_bias.to(dtype).reshape(p.HV, 1, p.K),
+    }
+
+
+class _Walk:
+    """One call's tensors, slab by slab."""
+
+    def __init__(self, p: Problem, x: Inputs, saved: Saved | None = None):
+        self.p, self.saved, self.dtype = p, saved, compute_dtype(x.q)
+        self.table = _table(p, x, p.C)
+        self.rows = {n: getattr(x, n).flatten(0, 1) for n in ("q", "k", "v", "g")} | {"beta": x.beta.flatten(0, 1)[..., None]}
+        self.parameters = _parameters(p, x, self.dtype)
+
+        self.slabs: list[Slab] = list(self.table.slabs(max(1, SLAB_ELEMENTS // (p.C * p.HV * max(p.C, p.K, p.V)))))
+
+    def chunks(self, slab: Slab, **rows: Tensor) -> dict[str, Tensor]:
+        """Rows of tokens as the slab's chunks."""
+        return {name: slab.table.chunk(x[slab.tokens].to(self.dtype)) for name, x in rows.items()}
+
+    def inputs(self, slab: Slab, S: Tensor) -> dict[str, Tensor | None]:
+        env = self.chunks(slab, **self.rows) | self.parameters | {"h0": S[slab.sequences]}
+        if self.saved is not None:
+            env |= self.chunks(slab, **{n: s for n, s in self.saved._asdict().items() if n != "h"})
+            env |= {"h": self.saved.h[slab.chunks]}
+        return env
+
+
+def forward(p: Problem, x: Inputs, save: bool = False) -> Outputs:
+    walk = _Walk(p, x)
+    S = _states(p, x.initial_state, x.q)
+    o = torch.zeros(x.v.shape[0] * x.v.shape[1], p.HV, p.V, dtype=x.q.dtype, device=x.q.device)
+    h = S.new_empty(walk.table.NC, p.HV, p.K, p.V, dtype=x.q.dtype) if p.intermediate_states else None
+    saved = None
+    if save:
+        shapes = saved_shapes(p.B, p.T, p.N, p.HV, p.K, p.V, p.C, p.packed)
+        saved = Saved(*(S.new_zeros(shape) for shape in shapes))
+    want = ("o", "ht", "h", *(Saved._fields if save else ()))
+    for slab in walk.slabs:
+        env = run(FORWARD, _setup(p, slab.table), walk.inputs(slab, S), want)
+        S[slab.sequences] = env["ht"]
+        o[slab.tokens] = slab.table.unchunk(env["o"]).to(o.dtype)
+        if h is not None:
+            h[slab.chunks] = env["h"].to(h.dtype)
+        if saved is not None:
+            saved.h[slab.chunks] = env["h"]
+            for name in Saved._fields[:-1]:
+                getattr(saved, name)[slab.tokens] = slab.table.unchunk(env[name])
+    if h is not None:
+        h = _states_out(p, h)
+        h = h.view(p.B, walk.table.NC if p.packed else -(-p.T // p.C), *h.shape[1:])
+    return Outputs(o.view(p.B, p.T, p.HV, p.V), _states_out(p, S) if p.final_state else None, h, saved)
+
+
+def _edges(p: Problem, walk: _Walk, S: Tensor) -> Iterator[Tensor]:
+    """The states entering each slab."""
+    for slab in walk.slabs:
+        yield S.clone()
+        S[slab.sequences] = run(FORWARD, _setup(p, slab.table), walk.inputs(slab, S), ("ht",))["ht"]
+
+
+GRADIENTS = ("dq", "dk", "dv", "dg", "dbeta")
+
+
+def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | None = None) -> Grads:
+    walk = _Walk(p, x, saved)
+    S, dS = _states(p, x.initial_state, x.q), _states(p, dht, x.q)
+    edges = [S] * len(walk.slabs) if saved is not None else list(_edges(p, walk, S))
+    out = {"d" + name: torch.zeros_like(rows, memory_format=torch.contiguous_format) for name, rows in walk.rows.items()}
+    sums = {name: t.new_zeros(()) for name, t in walk.parameters.items() if t is not None}
+    do = do.flatten(0, 1)
+    for slab, S in zip(reversed(walk.slabs), reversed(edges)):
+        env = walk.inputs(slab, S) | walk.chunks(slab, do=do) | {"dht": dS[slab.sequences]}
+        env = run(FORWARD + BACKWARD, _setup(p, slab.table), env, (*GRADIENTS, "dA_log", "ddt_bias", "dh0"))
+        dS[slab.sequences] = env["dh0"]
+        for name in GRADIENTS:
+            out[name][slab.tokens] = slab.table.unchunk(env[name]).to(out[name].dtype)
+        for name in sums:
+            sums[name] = sums[name] + env["d" + name]
+
+    def like(tensor: Tensor | None, gradient: Tensor) -> Tensor | None:
+        return None if tensor is None else gradient.expand(tensor.numel()).reshape(tensor.shape).to(tensor.dtype)
+
+    dq, dk, dv, dg, dbeta = (out[n].view(t.shape) for n, t in zip(GRADIENTS, (x.q, x.k, x.v, x.g, x.beta)))
+    dA_log = like(x.A_log, sums["A_log"].flatten()) if "A_log" in sums else None
+    ddt_bias = like(x.dt_bias, sums["dt_bias"].flatten()) if "dt_bias" in sums else None
+    dh0 = None if x.initial_state is None else _states_out(p, dS).to(x.initial_state.dtype)
+    return Grads(dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dh0)
+
+
+def stage(name: str, p: Problem, offsets: list[int] | None, tensors: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
+    """One stage of kda.stages alone, on tensors as they lie in chunks (see chunked.py); `offsets` is cu_seqlens."""
+    spec = STAGES[name]
+    table = ragged((p.B, p.T), offsets, p.C, next(x.device for x in tensors.values() if x is not None))
+    outputs = getattr(chunked, spec.function)(_setup(p, table), **{n: tensors[n] for n in spec.reads})
+    return dict(zip(spec.writes, outputs))
+
+
+def recurrent(p: Problem, x: Inputs) -> tuple[Tensor, Tensor | None]:
+    """o and the final states; with p.inplace they go into x.initial_state instead, and None is returned for them.
+
+    A sequence whose first slot is negative is padding: its o is zero and no state of it is read or written.
+    """
+    slots, first = x.ssm_state_indices, _first_slots(p, x)
+    lengths = _table(p, x, 1).lengths
+    if first is None:
+        S = _states(p, x.initial_state, x.q)
+    else:
+        S = _states(p, x.initial_state[first.clamp(min=0)], x.q)
+        S[first < 0] = 0
+        lengths = [0 if slot < 0 else n for n, slot in zip(lengths, first.tolist())]
+    table = Ragged(_table(p, x, 1).starts, lengths, p.B * p.T, 1, x.q.device)
+    o = torch.zeros(p.B * p.T, p.HV, p.V, dtype=x.q.dtype, device=x.q.device)
+    for i, (sequences, rows, o_i, s) in enumerate(steps(*_tokens(p, x, table), S, p.scale, table)):
+        o[table.rows[rows]] = o_i.squeeze(-2).to(o.dtype)
+        if p.slots_per_token and p.inplace:
+            _store(p, x.initial_state, slots[sequences, i], s)
+        S[sequences] = s
+    o = o.view(p.B, p.T, p.HV, p.V)
+    if not p.inplace:
+        return o, _states_out(p, S) if p.final_state else None
+    if first is None:
+        x.initial_state.copy_(S.mT if p.state_v_first else S)
+    elif not p.slots_per_token:
+        _store(p, x.initial_state, slots, S)
+    return o, None
+
+
+def _tokens(p: Problem, x: Inputs, table: Ragged) -> tuple[Tensor, ...]:
+    """q, k, v, decay, b of every token, (tokens, HV, 1, D), after l2norm, gate and beta's sigmoid."""
+    dtype, groups = compute_dtype(x.q), p.HV // p.H
+    q, k, v, g = (table.chunk(t.flatten(0, 1).to(dtype)) for t in (x.q, x.k, x.v, x.g))
+    b = table.chunk((x.beta if p.beta_per_value else x.beta.unsqueeze(-1)).flatten(0, 1).to(dtype))
+    if p.qk_l2norm:
+        q, k = gates.l2norm(q)[0], gates.l2norm(k)[0]
+    if p.gate != "given":
+        g = gates.decay(g, *_parameters(p, x, dtype).values(), p.lower_bound if p.gate == "bounded" else None)
+    return q.repeat_interleave(groups, 1), k.repeat_interleave(groups, 1), v, g, gates.beta_activation(b, p.beta)
+
+
+def _first_slots(p: Problem, x: Inputs) -> Tensor | None:
+    """(N,) the slot each sequence starts from."""
+    slots = x.ssm_state_indices
+    if slots is None or not p.slots_per_token:
+        return slots
+    if x.num_accepted_tokens is None:
+        return slots[:, 0]
+    return slots.gather(1, x.num_accepted_tokens.long().unsqueeze(1) - 1).squeeze(1)
+
+
+def _store(p: Problem, pool: Tensor, slots: Tensor, S: Tensor) -> None:
+    """States into their slots, padding left out."""
+    real = slots >= 0
+    S = S[real].to(pool.dtype)
+    pool[slots[real]] = S.mT if p.state_v_first else S

@@ -1,0 +1,59 @@
+"""What goes out of a call, by name.  Shapes: B, T, N, H, HV, K, V, C as in kda.problem; NC chunks in all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Saved(NamedTuple):
+    """What `disable_recompute=True` keeps of the forward for the backward, one row a token.
+
+    dtype float32 (float64 for float64 inputs).  The rows of `h` past the last chunk are zero: T//C + N rows are sure to
+    hold the chunks of any N packed sequences, so that no length has to be read to allocate them.
+    """
+
+    A_qk: Tensor                             # (B*T, HV, C)
+    A_inv: Tensor                            # (B*T, HV, C)
+    w: Tensor                                # (B*T, HV, K)
+    u: Tensor                                # (B*T, HV, V)
+    qg: Tensor                               # (B*T, HV, K)
+    kg: Tensor                               # (B*T, HV, K)
+    v_new: Tensor                            # (B*T, HV, V)
+    h: Tensor                                # (NC bound, HV, K, V)
+
+
+class Outputs(NamedTuple):
+    o: Tensor                                # (B, T, HV, V), dtype of q
+    final_state: Tensor | None               # (N, HV, K, V) or (N, HV, V, K), float32
+    h: Tensor | None                         # (B, NC, HV, K, V) or (.., V, K), dtype of q: states entering the chunks
+    saved: Saved | None
+
+
+class Grads(NamedTuple):
+    """Each of the shape and dtype of its input; None where there was no input."""
+
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+    dg: Tensor
+    dbeta: Tensor
+    dA_log: Tensor | None
+    ddt_bias: Tensor | None
+    dh0: Tensor | None
+
+
+def saved_shapes(B: int, T: int, N: int, HV: int, K: int, V: int, C: int, packed: bool) -> Saved:
+    """The shape of each field of `Saved`."""
+    rows = (B * T, HV)
+    return Saved(
+        A_qk=(*rows, C), A_inv=(*rows, C), w=(*rows, K), u=(*rows, V), qg=(*rows, K), kg=(*rows, K), v_new=(*rows, V),
+        h=(chunk_bound(B, T, N, C, packed), HV, K, V),
+    )  # fmt: skip
+
+
+def chunk_bound(B: int, T: int, N: int, C: int, packed: bool) -> int:
+    """Chunks of a batch; of packed sequences, the most that N of them can have in T tokens."""
+    return T // C + N if packed else B * ((T + C - 1) // C)

@@ -1,0 +1,45 @@
+"""What a backend can do, as data: rules with an id, a reason and a way out.  Imports neither torch nor a DSL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
+
+from .host import Host
+from .problem import Problem
+
+
+class Rule(NamedTuple):
+    id: str                                  # stable: tests, --json and docs quote it
+    holds: Callable[[Problem, Host], bool]
+    why: str                                 # format string over p (Problem) and h (Host)
+    fix: str                                 # the same
+
+
+@dataclass(frozen=True)
+class Capability:
+    """One backend's declaration, found as `CAPABILITY` in `kda/backends/<name>/capability.py`.
+
+    A rule that raises is a bug of the backend and propagates.
+    """
+
+    backend: str
+    rank: int                                # lower is tried first
+    summary: str
+    rules: tuple[Rule, ...] = ()
+    auto_rules: tuple[Rule, ...] = ()        # asked only when the backend was not named by the caller
+    archs: tuple[str, ...] = ()              # targets its kernels are built for; empty: no compiled kernels
+    stages: tuple[str, ...] = ()             # stages that its launch module can run alone, "fwd/gate" ... "bwd/gate"
+    # evidence word -> "module:function", called as function(stage, target) -> verify.evidence.Proof
+    provers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def rejections(self, p: Problem, h: Host, named: bool = False) -> list[str]:
+        """Every broken rule, worded for a person; empty means this backend takes the call."""
+        rules = self.rules if named else self.rules + self.auto_rules
+        return [f"{r.id}: {r.why.format(p=p, h=h)} -> {r.fix.format(p=p, h=h)}" for r in rules if not r.holds(p, h)]
+
+    @property
+    def launch_module(self) -> str:
+        return f"kda.backends.{self.backend}.launch"

@@ -1,0 +1,126 @@
+"""Which backend takes a call.  Errors, `kda.explain` and `kda doctor` all print the same `Choice`.
+
+Who decides, first to last: the `backend=` argument, `with use_backend(...)`, the variable KDA_BACKEND, and "auto",
+which takes the backend of lowest rank whose rules hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import difflib
+import functools
+import importlib
+import os
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .capability import Capability
+from .errors import InputError, NoBackendError
+from .host import Host, detect
+from .problem import Problem
+
+_named_by_context: contextvars.ContextVar[str | None] = contextvars.ContextVar("kda_backend", default=None)
+
+
+@functools.cache
+def capabilities() -> tuple[Capability, ...]:
+    """Every backend of the package, the one to be tried first first."""
+    from . import backends
+
+    found = []
+    for module in pkgutil.iter_modules(backends.__path__):
+        if module.ispkg and module.name != "common":
+            found.append(importlib.import_module(f"{backends.__name__}.{module.name}.capability").CAPABILITY)
+    return tuple(sorted(found, key=lambda c: c.rank))
+
+
+def backend_names() -> list[str]:
+    return [c.backend for c in capabilities()]
+
+
+@dataclass(frozen=True)
+class Choice:
+    problem: Problem
+    host: Host
+    asked: str                                           # "auto" or a backend's name
+    backend: str | None                                  # None: nobody takes it
+    tried: tuple[tuple[str, tuple[str, ...]], ...]       # (name, reasons against it), all backends in order of rank
+
+    def __str__(self) -> str:
+        where = f"{self.problem} on {self.host}"
+        lines = [f"{self.backend} takes {where}" if self.backend else f"no backend takes {where}"]
+        if self.asked != "auto":
+            lines[0] += f" (asked for backend={self.asked!r})"
+        for name, reasons in self.tried:
+            mark = "*" if name == self.backend else " "
+            for i, reason in enumerate(reasons or ("takes it",)):
+                lines.append(f"{mark if i == 0 else ' '} {name if i == 0 else '':<10} {reason}")
+        return "\n".join(lines)
+
+
+def backend_asked(argument: str | None = None) -> str:
+    """The name in force for a call: argument, then context, then environment, then "auto"."""
+    if argument is not None:
+        return argument
+    return _named_by_context.get() or os.environ.get("KDA_BACKEND") or "auto"
+
+
+def check_backend_name(name: object, source: str) -> None:
+    known = ["auto", *backend_names()]
+    if name not in known:
+        near = difflib.get_close_matches(str(name), known, n=1)
+        fix = f"Did you mean {near[0]!r}?" if near else "`kda doctor` lists what each one can do."
+        raise InputError("kda", source, "one of " + ", ".join(map(repr, known)), repr(name), fix, "backend.name")
+
+
+@contextlib.contextmanager
+def use_backend(name: str) -> Iterator[None]:
+    """Name the backend for every call of this thread or task inside the `with`; an argument still wins."""
+    check_backend_name(name, "use_backend(name)")
+    token = _named_by_context.set(name)
+    try:
+        yield
+    finally:
+        _named_by_context.reset(token)
+
+
+def weigh(problem: Problem, host: Host, asked: str = "auto") -> Choice:
+    """Ask every backend's rules; never raises for a call that nobody takes."""
+    tried, winner = [], None
+    for capability in capabilities():
+        named = asked == capability.backend
+        reasons = capability.rejections(problem, host, named=named)
+        if asked not in ("auto", capability.backend):
+            reasons.append(f"dispatch.asked: the caller asked for {asked!r} -> backend='auto' lets every backend try")
+        elif not reasons and winner is None:
+            winner = capability.backend
+        tried.append((capability.backend, tuple(reasons)))
+    return Choice(problem, host, asked, winner, tuple(tried))
+
+
+_decided: dict[tuple[Problem, str], Choice] = {}
+
+
+def choose(problem: Problem, asked: str = "auto") -> Choice:
+    """The decision for one call on this machine, cached; raises NoBackendError when nobody takes it."""
+    try:
+        return _decided[problem, asked]
+    except KeyError:
+        pass
+    check_backend_name(asked, "backend")
+    choice = weigh(problem, detect(problem.device), asked)
+    if choice.backend is None:
+        raise NoBackendError(choice)
+    if len(_decided) >= 4096:
+        _decided.clear()
+    _decided[problem, asked] = choice
+    return choice
+
+
+@functools.cache
+def launcher(backend: str):
+    """The backend's launch module: imported at its first use, never before."""
+    capability = next(c for c in capabilities() if c.backend == backend)
+    return importlib.import_module(capability.launch_module)

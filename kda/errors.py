@@ -1,0 +1,33 @@
+"""Every error of the package says what was asked, what was found and what to do."""
+
+from __future__ import annotations
+
+
+class KdaError(Exception):
+    """Base of all errors that kda raises on purpose."""
+
+
+class InputError(KdaError, ValueError):
+    """An argument that cannot be served; `check` is the id of the row in docs/errors.md."""
+
+    def __init__(self, op: str, argument: str, asked: str, found: str, fix: str, check: str):
+        super().__init__(f"{op}: {argument} must be {asked}; found {found}. {fix} [{check}]")
+        self.op, self.argument, self.asked, self.found, self.fix, self.check = op, argument, asked, found, fix, check
+
+    def __reduce__(self):
+        return type(self), (self.op, self.argument, self.asked, self.found, self.fix, self.check)
+
+
+class InputTypeError(InputError, TypeError):
+    """The same for an argument of the wrong Python type, or one that does not exist."""
+
+
+class NoBackendError(KdaError, RuntimeError):
+    """No backend takes the call; the message lists every backend with every reason."""
+
+    def __init__(self, choice):
+        super().__init__(str(choice))
+        self.choice = choice
+
+    def __reduce__(self):
+        return type(self), (self.choice,)

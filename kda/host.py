@@ -1,0 +1,69 @@
+"""What the machine is: one device and the installed packages.  `detect` is the only code that asks it."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import platform
+from dataclasses import dataclass
+
+PACKAGES = ("torch", "triton", "nvidia-cutlass-dsl", "cuda-python", "apache-tvm-ffi")
+
+
+@dataclass(frozen=True)
+class Host:
+    device: str = "cpu"                          # as torch prints it: "cpu", "cuda:0"
+    name: str = ""                               # "NVIDIA H200"
+    cc: tuple[int, int] | None = None            # compute capability; None without a GPU
+    sms: int = 0
+    smem: int = 0                                # bytes of shared memory one block may ask for
+    memory: int = 0                              # bytes of device memory
+    system: tuple[str, str] = ("", "")           # ("Linux", "x86_64")
+    versions: tuple[tuple[str, str], ...] = ()   # installed packages only
+
+    def version(self, package: str) -> str | None:
+        return dict(self.versions).get(package)
+
+    def has(self, package: str) -> bool:
+        return self.version(package) is not None
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.device.startswith("cuda")
+
+    def __str__(self) -> str:
+        if self.cc is None:
+            return self.name or self.device
+        return f"{self.name} ({self.cc[0]}.{self.cc[1]})"
+
+
+@functools.cache
+def installed_versions() -> tuple[tuple[str, str], ...]:
+    found = []
+    for package in PACKAGES:
+        try:
+            found.append((package, importlib.metadata.version(package)))
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return tuple(found)
+
+
+@functools.cache
+def detect(device: str = "cpu") -> Host:
+    """The host as seen from one device of torch."""
+    system = (platform.system(), platform.machine())
+    if not device.startswith("cuda"):
+        return Host(device=device, name=device, system=system, versions=installed_versions())
+    import torch
+
+    properties = torch.cuda.get_device_properties(device)
+    return Host(
+        device=device,
+        name=properties.name,
+        cc=(properties.major, properties.minor),
+        sms=properties.multi_processor_count,
+        smem=getattr(properties, "shared_memory_per_block_optin", 0),
+        memory=properties.total_memory,
+        system=system,
+        versions=installed_versions(),
+    )

@@ -1,0 +1,161 @@
+"""Problem: one call without its tensors.  Frozen, hashable, one line when printed; imports neither torch nor a DSL.
+
+Letters: B batch, T tokens of a row, N sequences, H query/key heads, HV value heads, K and V head dims, C rows of a chunk.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+DTYPES = ("bfloat16", "float16", "float32", "float64")
+
+
+class Inputs(NamedTuple):
+    """The tensors of a call, in the order of the public signatures."""
+
+    q: Any                                   # (B, T, H, K)
+    k: Any                                   # (B, T, H, K)
+    v: Any                                   # (B, T, HV, V)
+    g: Any                                   # (B, T, HV, K) natural-log decay, or logits of the gate
+    beta: Any                                # (B, T, HV), or (B, T, HV, V) in fused_recurrent_kda
+    A_log: Any = None                        # HV elements
+    dt_bias: Any = None                      # HV*K elements
+    initial_state: Any = None                # (N, HV, K, V); a pool (slots, HV, K, V) with ssm_state_indices
+    cu_seqlens: Any = None                   # (N+1,)
+    cu_seqlens_cpu: Any = None               # (N+1,) on the CPU
+    ssm_state_indices: Any = None            # (N,) or (N, S): slots of the pool, -1 is padding
+    num_accepted_tokens: Any = None          # (N,)
+
+
+class Options(NamedTuple):
+    """What a call asks for, under the names of the public keywords."""
+
+    scale: float
+    output_final_state: bool = False
+    use_qk_l2norm_in_kernel: bool = False
+    use_gate_in_kernel: bool = False
+    use_beta_sigmoid_in_kernel: bool = False
+    allow_neg_eigval: bool = False
+    safe_gate: bool = False
+    lower_bound: float | None = None
+    disable_recompute: bool = False
+    return_intermediate_states: bool = False
+    state_v_first: bool = False
+    inplace_final_state: bool = False
+    chunk_size: int = 64
+    batch_invariant: bool = False
+    backend: str | None = None
+
+
+@dataclass(frozen=True)
+class Problem:
+    op: str = "chunk"                        # "chunk" or "recurrent"
+    direction: str = "forward"               # "forward" or "backward"
+    device: str = "cuda:0"
+    B: int = 1
+    T: int = 4096
+    N: int = 1
+    H: int = 8
+    HV: int = 8
+    K: int = 128
+    V: int = 128
+    C: int = 64
+    dtype: str = "bfloat16"                  # of q, k, v and o
+    g_dtype: str = "bfloat16"
+    beta_dtype: str = "bfloat16"
+    state_dtype: str | None = None           # of initial_state; None without one
+    packed: bool = False                     # cu_seqlens given
+    gate: str = "given"                      # "given" natural-log decays, "softplus" or "bounded" logits
+    lower_bound: float | None = None         # of the bounded gate, or what the caller promises of a given one
+    A_log: bool = False
+    dt_bias: bool = False
+    beta: str = "given"                      # "given", "sigmoid" or "2*sigmoid"
+    beta_per_value: bool = False             # beta is (B, T, HV, V)
+    qk_l2norm: bool = False
+    scale: float = 128**-0.5
+    final_state: bool = False
+    intermediate_states: bool = False
+    state_v_first: bool = False
+    disable_recompute: bool = False
+    batch_invariant: bool = False
+    slots: int = 0                           # rows of the state pool; 0 without ssm_state_indices
+    slots_per_token: bool = False            # ssm_state_indices is (N, S)
+    accepted_tokens: bool = False
+    inplace: bool = False                    # final states go into initial_state
+
+    def __post_init__(self) -> None:
+        values = tuple(getattr(self, f.name) for f in dataclasses.fields(self))
+        object.__setattr__(self, "_hash", hash(values))
+
+    def __hash__(self) -> int:
+        return self._hash                    # dispatch looks a Problem up on every call
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.device.startswith("cuda")
+
+    def __str__(self) -> str:
+        heads = f"H={self.H}" if self.H == self.HV else f"H={self.H} HV={self.HV}"
+        words = [
+            f"{self.op} {self.direction} B={self.B} T={self.T} N={self.N} {heads} K={self.K} V={self.V} C={self.C} {self.dtype}",
+            self.device,
+            f"{self.gate} gate" + ("" if self.lower_bound is None else f" >= {self.lower_bound:g}"),
+        ]
+        flags = {
+            "packed": self.packed,
+            "l2norm": self.qk_l2norm,
+            f"beta {self.beta}": self.beta != "given",
+            f"g {self.g_dtype}": self.g_dtype != self.dtype,
+            f"beta {self.beta_dtype}": self.beta_dtype != self.dtype,
+            "beta per value": self.beta_per_value,
+            f"initial state {self.state_dtype}": self.state_dtype is not None and not self.slots,
+            f"{self.slots} state slots" + (" per token" if self.slots_per_token else ""): self.slots > 0,
+            "accepted tokens": self.accepted_tokens,
+            "in place": self.inplace,
+            "final state": self.final_state,
+            "intermediate states": self.intermediate_states,
+            "states (V, K)": self.state_v_first,
+            "no recompute": self.disable_recompute,
+            "batch invariant": self.batch_invariant,
+            f"scale {self.scale:.4g}": not math.isclose(self.scale, self.K**-0.5),
+        }
+        return ", ".join(words + [word for word, on in flags.items() if on])
+
+    @classmethod
+    def parse(cls, text: str, **defaults: Any) -> Problem:
+        """A problem from words such as "K=64 V=128 float32 packed backward": field=value, a dtype, or a name below."""
+        by_name = {f.name: f for f in dataclasses.fields(cls)}
+        fields = dict(defaults)
+        words = {
+            **{d: {"dtype": d, "g_dtype": d, "beta_dtype": d} for d in DTYPES},
+            "packed": {"packed": True}, "forward": {"direction": "forward"}, "backward": {"direction": "backward"},
+            "recurrent": {"op": "recurrent"}, "chunk": {"op": "chunk"}, "softplus": {"gate": "softplus", "A_log": True},
+            "bounded": {"gate": "bounded", "A_log": True, "lower_bound": -5.0}, "l2norm": {"qk_l2norm": True},
+            "cpu": {"device": "cpu"}, "cuda": {"device": "cuda:0"},
+        }  # fmt: skip
+        for word in text.replace(",", " ").split():
+            name, equals, value = word.partition("=")
+            if word in words:
+                fields |= words[word]
+            elif equals and name in by_name:
+                fields[name] = _parsed(by_name[name], value, word)
+            else:
+                known = ", ".join([*words, *(f"{n}=..." for n in by_name)])
+                raise ValueError(f"--problem: {word!r} is not a word of a problem. Known: {known}")
+        fields.setdefault("HV", fields.get("H", cls.HV))
+        fields.setdefault("N", fields.get("B", cls.N))
+        fields.setdefault("scale", fields.get("K", cls.K) ** -0.5)
+        return cls(**fields)
+
+
+def _parsed(field: dataclasses.Field, text: str, word: str) -> Any:
+    kind = str(field.type).split(" ")[0]
+    try:
+        if kind == "bool":
+            return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+        return {"int": int, "float": float, "str": str}[kind](text)
+    except (KeyError, ValueError):
+        raise ValueError(f"--problem: {word!r} wants {field.name} as {kind}, found {text!r}") from None
