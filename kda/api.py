@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-from . import autograd  # noqa: F401  (registers torch.ops.kda)
+from . import autograd
 from .bundles import Grads, Outputs, Saved
-from .checks import CALLER, GATE, Call, GateCall, check, problem_of, records_gradients
+from .checks import CALLER, GATE, KIND, VALUES, Call, GateCall, check, problem_of, records_gradients
 from .dispatch import Choice, backend_asked, check_backend_name, weigh
-from .errors import InputError, InputTypeError
+from .errors import InputError, InputTypeError, KdaError
 from .host import detect
 from .problem import Inputs, Options
 
@@ -79,8 +79,8 @@ def chunk_kda(
         disable_recompute: keep the forward's intermediates for the backward: faster, more memory.
         return_intermediate_states: return h (B, chunks, HV, K, V), the states entering the chunks, as a third value.
         state_v_first: all states are (V, K).
-        cu_seqlens: (N + 1,) int32 or int64 offsets of sequences packed in one row (B = 1), on the CPU or the GPU. Tokens
-            past the last offset belong to no sequence: outputs and gradients are zero there.
+        cu_seqlens: (N + 1,) int32 or int64 offsets of sequences packed in one row (B = 1), on the CPU or the GPU.
+            Tokens past the last offset belong to no sequence: outputs and gradients are zero there.
         cu_seqlens_cpu: a copy on the CPU, so that nothing has to wait for the GPU where lengths must be known.
         cp_context: not supported; must be None.
         A_log: HV elements.  dt_bias: HV * K elements.
@@ -139,12 +139,13 @@ def chunk_kda_bwd(
     inputs, options = _bind("chunk_kda_bwd", q, k, v, g, beta, **keywords)
     if not isinstance(saved, Saved | None):
         raise InputTypeError("chunk_kda_bwd", "saved", "what chunk_kda_fwd returned as saved, or None",
-                             f"{type(saved).__name__}", "Pass chunk_kda_fwd(..., disable_recompute=True).saved.", "saved.type")  # fmt: skip
-    c = Call("chunk_kda_bwd", inputs, options, do=do, dht=dht)
-    check(c, CALLER)
+                             type(saved).__name__, "Pass chunk_kda_fwd(..., disable_recompute=True).saved.",
+                             "saved.type")  # fmt: skip
+    call = Call("chunk_kda_bwd", inputs, options, do=do, dht=dht)
+    settings = [getattr(options, name) for name in autograd.OPTIONS]
+    tensors = inputs[: len(autograd.INPUTS)]
     with torch.no_grad():
-        options = [getattr(options, name) for name in autograd.OPTIONS]
-        grads = torch.ops.kda.chunk_backward(*inputs[: len(autograd.INPUTS)], *options, do, dht, list(saved or ()))
+        grads = _operate(torch.ops.kda.chunk_backward, call, *tensors, *settings, do, dht, list(saved or ()))
     return Grads(*(None if x is None else grad for x, grad in zip(inputs, grads)))
 
 
@@ -181,8 +182,9 @@ def fused_recurrent_kda(
 
     The arguments of `chunk_kda`, and:
         beta: also (B, T, HV, V), a step size for every value channel.
-        ssm_state_indices: `initial_state` is a pool (slots, HV, K, V). (N,): sequence n starts from slot [n] and its last
-            state goes back there. (N, S): it starts from slot [n, 0] and the state after token t goes to slot [n, t].
+        ssm_state_indices: `initial_state` is a pool (slots, HV, K, V). (N,): sequence n starts from slot [n] and its
+            last state goes back there. (N, S): it starts from slot [n, 0] and the state after its token t goes to
+            slot [n, t].
             A slot of -1 is padding: a sequence that starts there is skipped and its outputs are zero; a state that
             would go there is dropped.
         num_accepted_tokens: (N,), with (N, S) slots: start from slot [n, num_accepted_tokens[n] - 1] instead.
@@ -202,16 +204,15 @@ def fused_recurrent_kda(
         state_v_first, cu_seqlens, cu_seqlens_cpu, None, A_log, dt_bias, 64, backend, batch_invariant,
         transpose_state_layout, unknown, inplace_final_state, ssm_state_indices, num_accepted_tokens,
     )  # fmt: skip
-    c = Call("fused_recurrent_kda", inputs, options, out=out)
-    if not torch.compiler.is_compiling():
-        check(c, CALLER)
-        problem_of(c)
     settings = [getattr(options, name) for name in autograd.RECURRENT_OPTIONS]
+    call = Call("fused_recurrent_kda", inputs, options, out=out)
+    if (out is not None or inplace_final_state) and not torch.compiler.is_compiling():
+        check(call, (*CALLER, *KIND, *VALUES))
     if options.inplace_final_state:
-        o, final_state = torch.ops.kda.recurrent_(*inputs, *settings), initial_state
+        o, final_state = _operate(torch.ops.kda.recurrent_, call, *inputs, *settings), initial_state
     else:
-        o, final_state = torch.ops.kda.recurrent(*inputs, *settings)
-        final_state = final_state if output_final_state else None
+        o, final_state = _operate(torch.ops.kda.recurrent, call, *inputs, *settings)
+        final_state = final_state if options.output_final_state else None
     return (o if out is None else out.copy_(o)), final_state
 
 
@@ -250,12 +251,24 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
 
 
 def _forward(inputs: Inputs, options: Options, save: bool) -> Outputs:
-    if not torch.compiler.is_compiling():
-        check(Call("chunk_kda", inputs, options), CALLER)
     settings = [getattr(options, name) for name in autograd.OPTIONS]
-    o, ht, h, saved = torch.ops.kda.chunk_forward(*inputs[: len(autograd.INPUTS)], *settings, save)
+    call, tensors = Call("chunk_kda", inputs, options), inputs[: len(autograd.INPUTS)]
+    o, ht, h, saved = _operate(torch.ops.kda.chunk_forward, call, *tensors, *settings, save)
     return Outputs(o, ht if options.output_final_state else None, h if options.return_intermediate_states else None,
                    Saved(*saved) if save else None)  # fmt: skip
+
+
+def _operate(operator: Any, call: Call, *arguments: Any) -> Any:
+    """Call a registered operator; if it refuses what it was given, say which argument is of the wrong type."""
+    if torch.compiler.is_compiling():
+        return operator(*arguments)
+    try:
+        return operator(*arguments)
+    except KdaError:
+        raise
+    except Exception:
+        check(call, CALLER)
+        raise
 
 
 def _bind(op: str, *args: Any, **keywords: Any) -> tuple[Inputs, Options]:
@@ -307,7 +320,8 @@ def _prepare(
         backend,
     )
     return Inputs(
-        q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens, cu_seqlens_cpu, ssm_state_indices, num_accepted_tokens,
+        q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens, cu_seqlens_cpu, ssm_state_indices,
+        num_accepted_tokens,
     ), options  # fmt: skip
 
 

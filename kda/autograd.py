@@ -6,8 +6,9 @@
   recurrent_      the same, states written in place   -> o
   gate            of fused_kda_gate, with gate_backward
 
-An output that was not asked for is an empty tensor, for an operator cannot return None.  What a call asks for is checked
-here, beneath autograd and torch.compile, so that every way in meets the same checks; the backend is chosen here too.
+An output that was not asked for is an empty tensor, for an operator cannot return None.  What a call asks for is
+checked here, beneath autograd and torch.compile, so that every way in meets the same checks; the backend is chosen
+here too.
 `chunk_forward` keeps the inputs alone for its backward, unless `save` asks for the intermediates.
 """
 
@@ -15,15 +16,16 @@ from __future__ import annotations
 
 import contextlib
 import typing
+from types import ModuleType
 
 import torch
 
 from .backends.reference import gates
 from .bundles import Grads, Outputs, Saved, saved_shapes
-from .checks import Call, check, problem_of
+from .checks import KIND, Call, check, problem_of
 from .dispatch import backend_asked, choose, launcher
-from .errors import InputError
-from .problem import Inputs, Options
+from .errors import InputError, KdaError
+from .problem import Inputs, Options, Problem
 
 Tensor = torch.Tensor
 
@@ -56,6 +58,10 @@ def _autocast_off(device_type: str) -> contextlib.AbstractContextManager:
     return contextlib.nullcontext()
 
 
+def _launch(c: Call, problem: Problem) -> ModuleType:
+    return launcher(choose(problem, backend_asked(c.options.backend)).backend)
+
+
 def _or_empty(x: Tensor | None, like: Tensor) -> Tensor:
     return like.new_empty(0) if x is None else x
 
@@ -82,7 +88,7 @@ def _chunk_forward(*args):
     c = _call(args)
     problem = problem_of(c)
     with _autocast_off(c.inputs.q.device.type):
-        out: Outputs = launcher(choose(problem, backend_asked(c.options.backend)).backend).forward(problem, c.inputs, save)
+        out: Outputs = _launch(c, problem).forward(problem, c.inputs, save)
     q = c.inputs.q
     return out.o, _or_empty(out.final_state, q), _or_empty(out.h, q), list(out.saved or ())
 
@@ -90,7 +96,7 @@ def _chunk_forward(*args):
 def _chunk_forward_fake(*args):
     *args, save = args
     c = _call(args)
-    check(c)
+    check(c, KIND)
     q, o = c.inputs.q, c.options
     packed = c.inputs.cu_seqlens is not None
     ht = q.new_empty(c.states, dtype=state_dtype(q)) if o.output_final_state else q.new_empty(0)
@@ -109,8 +115,8 @@ def _chunk_setup(ctx, inputs, output):
     *args, _ = inputs
     options = Options(**dict(zip(OPTIONS, args[len(INPUTS):])))
     if options.return_intermediate_states:
-        raise InputError("chunk_kda", "return_intermediate_states", "used under torch.no_grad() or torch.inference_mode()",
-                         "a call that records gradients", "No gradient flows through the intermediate states.",
+        raise InputError("chunk_kda", "return_intermediate_states", "used under torch.no_grad()", "gradients recorded",
+                         "No gradient flows through the intermediate states.",
                          "return_intermediate_states.grad")  # fmt: skip
     saved = output[3]
     ctx.options = options._replace(backend=backend_asked(options.backend))   # a backward may run in another thread
@@ -138,15 +144,14 @@ def _chunk_backward(*args):
     problem = problem_of(c, "backward")
     do = torch.zeros_like(c.inputs.v) if do is None else do
     with _autocast_off(c.inputs.q.device.type):
-        launch = launcher(choose(problem, backend_asked(c.options.backend)).backend)
-        grads: Grads = launch.backward(problem, c.inputs, do, dht, Saved(*saved) if saved else None)
+        grads: Grads = _launch(c, problem).backward(problem, c.inputs, do, dht, Saved(*saved) if saved else None)
     return tuple(_or_empty(g, c.inputs.q) for g in grads)
 
 
 def _chunk_backward_fake(*args):
     *args, do, dht, _ = args
     c = _call(args, "chunk_kda_bwd", do=do, dht=dht)
-    check(c)
+    check(c, KIND)
     return tuple(
         c.inputs.q.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
         for x in c.inputs[: len(Grads._fields)]
@@ -164,7 +169,7 @@ def _recurrent_call(args: tuple, inplace: bool) -> Call:
 def _run_recurrent(c: Call) -> tuple[Tensor, Tensor | None]:
     problem = problem_of(c)
     with _autocast_off(c.inputs.q.device.type):
-        return launcher(choose(problem, backend_asked(c.options.backend)).backend).recurrent(problem, c.inputs)
+        return _launch(c, problem).recurrent(problem, c.inputs)
 
 
 def _recurrent(*args):
@@ -179,7 +184,7 @@ def _recurrent_(*args):
 
 def _recurrent_fake(*args):
     c = _recurrent_call(args, inplace=False)
-    check(c)
+    check(c, KIND)
     q = c.inputs.q
     ht = q.new_empty(c.states, dtype=state_dtype(q)) if c.options.output_final_state else q.new_empty(0)
     return q.new_empty(c.B, c.T, c.HV, c.V), ht
@@ -187,7 +192,7 @@ def _recurrent_fake(*args):
 
 def _recurrent_fake_(*args):
     c = _recurrent_call(args, inplace=True)
-    check(c)
+    check(c, KIND)
     return c.inputs.q.new_empty(c.B, c.T, c.HV, c.V)
 
 
@@ -196,7 +201,7 @@ def _recurrent_setup(ctx, inputs, output):
 
 
 def _recurrent_link(ctx, *grads):
-    raise RuntimeError("fused_recurrent_kda is for inference and has no backward. Train with chunk_kda, which computes the same.")
+    raise KdaError("fused_recurrent_kda is for inference and has no backward. Train with chunk_kda: it computes the same.")
 
 
 # gate
@@ -254,10 +259,12 @@ def _register() -> None:
     recurrent_options = _options(RECURRENT_OPTIONS)
     gate = "Tensor g, Tensor? A_log, Tensor? dt_bias, float? lower_bound"
     operators = {
-        f"chunk_forward({chunk}, bool save) -> (Tensor, Tensor, Tensor, Tensor[])": (_chunk_forward, _chunk_forward_fake),
+        f"chunk_forward({chunk}, bool save) -> (Tensor, Tensor, Tensor, Tensor[])":
+            (_chunk_forward, _chunk_forward_fake),
         f"chunk_backward({chunk}, Tensor? do, Tensor? dht, Tensor[] saved) -> ({', '.join(['Tensor'] * 8)})":
             (_chunk_backward, _chunk_backward_fake),
-        f"recurrent({_tensors(RECURRENT_INPUTS)}, {recurrent_options}) -> (Tensor, Tensor)": (_recurrent, _recurrent_fake),
+        f"recurrent({_tensors(RECURRENT_INPUTS)}, {recurrent_options}) -> (Tensor, Tensor)":
+            (_recurrent, _recurrent_fake),
         f"recurrent_({_tensors(RECURRENT_INPUTS, 'initial_state')}, {recurrent_options}) -> Tensor":
             (_recurrent_, _recurrent_fake_),
         f"gate({gate}, ScalarType dtype) -> Tensor": (_gate, _gate_fake),

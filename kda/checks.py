@@ -1,14 +1,19 @@
-"""Every check of the input, as a table: what is asked, how to see that it does not hold, what to do about it.
+"""Every check of the input, as tables: what is asked, how to see that it does not hold, what to do about it.
 
-`check` walks the rows in order, so a row may rely on those above it.  Rows that look at shapes, dtypes and devices run
-once per kind of call; rows of VALUES look at numbers and run on every call, for tensors on the CPU only: a call never
-waits for the GPU.  docs/errors.md lists the rows, and tests/nothing/test_errors.py breaks each.
+`check` walks rows in order, so a row may rely on those before it:
+
+  CALLER   Python types, and whether autograd records: seen by the public functions
+  KIND     shapes, dtypes and options: once for each kind of call, beneath torch.compile as well
+  VALUES   numbers and memory: on every call, numbers only where a CPU holds them, for a call never waits for the GPU
+  GATE     of fused_kda_gate
+
+docs/errors.md lists all rows, and tests/nothing/test_errors.py breaks each.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +33,7 @@ class Call(NamedTuple):
     dht: Any = None
     out: Any = None                          # of fused_recurrent_kda
 
-    # The letters of kda.problem; rows below "q.dims" and "v.dims" may use them.
+    # The letters of kda.problem; rows after "q.shape" and "v.shape" may use them.
     B = property(lambda c: c.inputs.q.shape[0])
     T = property(lambda c: c.inputs.q.shape[1])
     H = property(lambda c: c.inputs.q.shape[2])
@@ -46,20 +51,36 @@ class Call(NamedTuple):
     def recurrent(self) -> bool:
         return self.op == "fused_recurrent_kda"
 
+    def tensor(self, name: str) -> Any:
+        return getattr(self.inputs, name) if name in Inputs._fields else getattr(self, name)
 
-Text = str | Callable[[Call], str]
+
+ARGUMENTS = (*Inputs._fields, "do", "dht", "out")
+REQUIRED = Inputs._fields[:5]
 
 
 class Check(NamedTuple):
     id: str
     argument: str
-    asked: Text                              # completes "<argument> must be ..."
-    found: Callable[[Call], str | None]      # what breaks it; None when it holds
+    asked: str | Callable[[Any], str]        # completes "<argument> must be ..."
+    found: Callable[[Any], str | None]       # what breaks it; None when it holds
     fix: str
     error: type[InputError] = InputError
 
 
-def shape(x: Any) -> str:
+def check(call: Any, rows: Iterable[Check]) -> None:
+    """Raise for the first row that does not hold."""
+    for row in rows:
+        found = row.found(call)
+        if found is not None:
+            asked = row.asked if isinstance(row.asked, str) else row.asked(call)
+            raise row.error(call.op, row.argument, asked, found, row.fix, row.id)
+
+
+# what rows are made of
+
+
+def shape_of(x: Any) -> str:
     return "[" + ", ".join(map(str, x.shape)) + "]"
 
 
@@ -67,229 +88,349 @@ def dtype_name(x: Any) -> str:
     return str(x.dtype).removeprefix("torch.")
 
 
-def _wrong_shape(x: Any, *expected: tuple[int, ...]) -> str | None:
-    return None if x is None or any(tuple(x.shape) == e for e in expected) else f"shape {shape(x)}"
-
-
-def _wrong_dtype(x: Any, ok: Callable[[torch.dtype], bool]) -> str | None:
-    return None if x is None or ok(x.dtype) else dtype_name(x)
-
-
-def _wrong_numel(x: Any, n: int) -> str | None:
-    return None if x is None or x.numel() == n else f"{x.numel()} elements, shape {shape(x)}"
-
-
-def _is_index(dtype: torch.dtype) -> bool:
+def is_index(dtype: torch.dtype) -> bool:
     return dtype in (torch.int32, torch.int64)
 
 
-def _is_float(dtype: torch.dtype) -> bool:
+def is_float(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype.itemsize >= 2
-
-
-def _given(x: Any, why: str) -> str | None:
-    return None if x is None else why
-
-
-def _overlaps(x: Any) -> bool:
-    return any(stride == 0 and size > 1 for stride, size in zip(x.stride(), x.shape))
-
-
-def _bad_bound(c: Call) -> str | None:
-    bound = c.options.lower_bound
-    return None if bound is None or (math.isfinite(bound) and bound < 0) else repr(bound)
-
-
-def _bad_promise(c: Call) -> str | None:
-    o = c.options
-    if not o.safe_gate:
-        return None
-    if o.use_gate_in_kernel and o.lower_bound is None:
-        return "safe_gate=True for a gate without a lower_bound"
-    if o.lower_bound is not None and o.lower_bound < -5:
-        return f"safe_gate=True with lower_bound={o.lower_bound:g}"
-    return None
-
-
-def _not_tensor(x: Any) -> str | None:
-    if not isinstance(x, torch.Tensor):
-        return f"{type(x).__name__} {x!r:.60}"
-    return None if x.layout == torch.strided else f"a {x.layout} tensor"
-
-
-_ARGUMENTS = (*Inputs._fields, "do", "dht", "out")
-_DEVICES = {"cu_seqlens": "on the device of q or the CPU", "cu_seqlens_cpu": "on the CPU"}
-
-
-def _argument(c: Call, name: str) -> Any:
-    return getattr(c.inputs, name) if name in Inputs._fields else getattr(c, name)
-
-
-def _type_row(name: str) -> Check:
-    needed = name in Inputs._fields[:5]
-    return Check(f"{name}.type", name, "a dense torch.Tensor" + ("" if needed else " or None"),
-                 lambda c: None if not needed and _argument(c, name) is None else _not_tensor(_argument(c, name)),
-                 "Pass a tensor." if needed else "Pass a tensor, or leave it out.", InputTypeError)  # fmt: skip
-
-
-def _device_row(name: str) -> Check:
-    def found(c: Call) -> str | None:
-        x = _argument(c, name)
-        allowed = {"cu_seqlens": (c.inputs.q.device.type, "cpu"), "cu_seqlens_cpu": ("cpu",)}.get(name)
-        right = x is None or (x.device.type in allowed if allowed else x.device == c.inputs.q.device)
-        return None if right else f"{x.device} beside q on {c.inputs.q.device}"
-
-    return Check(f"{name}.device", name, _DEVICES.get(name, "on the device of q"), found, f"Move {name} there.")
-
-
-def _option_row(name: str, asked: str, kinds: tuple[type, ...]) -> Check:
-    def found(c: Call) -> str | None:
-        x = getattr(c.options, name)
-        return None if isinstance(x, kinds) else f"{type(x).__name__} {x!r:.60}"
-
-    return Check(f"{name}.type", name, asked, found, "See help(kda.chunk_kda).", InputTypeError)
-
-
-_NUMBER = (int, float)
-
-# What only the caller's side can see: Python types, and whether autograd records.
-CALLER: tuple[Check, ...] = (
-    *map(_type_row, _ARGUMENTS),
-    _option_row("scale", "a number or None", _NUMBER),
-    _option_row("lower_bound", "a number or None", (*_NUMBER, type(None))),
-    _option_row("chunk_size", "an int", (int,)),
-    _option_row("backend", "a str or None", (str, type(None))),
-    Check("return_intermediate_states.grad", "return_intermediate_states", "used under torch.no_grad() or torch.inference_mode()",
-          lambda c: "a call that records gradients" if c.options.return_intermediate_states and records_gradients(c.inputs) else None,
-          "No gradient flows through the intermediate states."),
-    Check("inplace_final_state.grad", "initial_state", "without gradients to be written in place",
-          lambda c: "requires_grad=True" if c.options.inplace_final_state and torch.is_grad_enabled() and c.inputs.initial_state is not None and c.inputs.initial_state.requires_grad else None,
-          "Use torch.no_grad(), or inplace_final_state=False."),
-)  # fmt: skip
-
-ROWS: tuple[Check, ...] = (
-    *map(_device_row, _ARGUMENTS[1:]),
-    # q, k, v, g, beta
-    Check("q.dims", "q", "[B, T, H, K] with H >= 1", lambda c: None if c.inputs.q.dim() == 4 and c.H > 0 else f"shape {shape(c.inputs.q)}",
-          "Reshape q; there is no head-first layout."),
-    Check("q.dtype", "q", " or ".join(DTYPES), lambda c: None if dtype_name(c.inputs.q) in DTYPES else dtype_name(c.inputs.q),
-          "Cast q, k and v."),
-    Check("q.head_dim", "q", f"of 1 <= K <= {MAX_K}", lambda c: None if 1 <= c.K <= MAX_K else f"K={c.K}", "Split the heads."),
-    Check("k.shape", "k", lambda c: f"of q's shape {shape(c.inputs.q)}", lambda c: _wrong_shape(c.inputs.k, tuple(c.inputs.q.shape)),
-          "q and k share heads and head dim; only v, g and beta may have more heads."),
-    Check("k.dtype", "k", lambda c: f"of q's dtype {dtype_name(c.inputs.q)}", lambda c: _wrong_dtype(c.inputs.k, lambda d: d == c.inputs.q.dtype),
-          "Use k.to(q.dtype)."),
-    Check("v.dims", "v", lambda c: f"[B={c.B}, T={c.T}, HV, V] with HV, V >= 1",
-          lambda c: None if c.inputs.v.dim() == 4 and c.inputs.v.shape[:2] == c.inputs.q.shape[:2] and c.HV > 0 and c.V > 0 else f"shape {shape(c.inputs.v)}",
-          "Give v the batch and the tokens of q."),
-    Check("v.dtype", "v", lambda c: f"of q's dtype {dtype_name(c.inputs.q)}", lambda c: _wrong_dtype(c.inputs.v, lambda d: d == c.inputs.q.dtype),
-          "Use v.to(q.dtype)."),
-    Check("v.heads", "v", lambda c: f"of a multiple of H={c.H} heads", lambda c: None if c.HV % c.H == 0 else f"HV={c.HV}",
-          "Each q/k head serves HV / H value heads."),
-    Check("g.shape", "g", lambda c: f"[B={c.B}, T={c.T}, HV={c.HV}, K={c.K}]", lambda c: _wrong_shape(c.inputs.g, (c.B, c.T, c.HV, c.K)),
-          "The gate has the heads of v and the channels of k."),
-    Check("g.dtype", "g", "of a float dtype", lambda c: _wrong_dtype(c.inputs.g, _is_float), "Cast g."),
-    Check("beta.shape", "beta", lambda c: f"[B={c.B}, T={c.T}, HV={c.HV}]" + (f" or [.., V={c.V}]" if c.recurrent else ""),
-          lambda c: _wrong_shape(c.inputs.beta, (c.B, c.T, c.HV), *([(c.B, c.T, c.HV, c.V)] if c.recurrent else [])),
-          "One beta a token and value head; fused_recurrent_kda also takes one a value channel."),
-    Check("beta.dtype", "beta", "of a float dtype", lambda c: _wrong_dtype(c.inputs.beta, _is_float), "Cast beta."),
-    # the gate and beta
-    Check("A_log.numel", "A_log", lambda c: f"of HV={c.HV} elements", lambda c: _wrong_numel(c.inputs.A_log, c.HV), "One rate a value head."),
-    Check("A_log.dtype", "A_log", "of a float dtype", lambda c: _wrong_dtype(c.inputs.A_log, _is_float), "Cast A_log."),
-    Check("A_log.unused", "A_log", "left out unless use_gate_in_kernel=True",
-          lambda c: None if c.options.use_gate_in_kernel else _given(c.inputs.A_log, "A_log with use_gate_in_kernel=False"),
-          "Set use_gate_in_kernel=True if g holds logits; leave A_log out if g holds log decays."),
-    Check("A_log.missing", "A_log", "given for a gate without a lower_bound",
-          lambda c: "neither A_log nor lower_bound" if c.options.use_gate_in_kernel and c.inputs.A_log is None and c.options.lower_bound is None else None,
-          "Pass A_log for -exp(A_log) softplus(g + dt_bias), or lower_bound for lower_bound sigmoid(exp(A_log) (g + dt_bias))."),
-    Check("dt_bias.numel", "dt_bias", lambda c: f"of HV*K={c.HV * c.K} elements", lambda c: _wrong_numel(c.inputs.dt_bias, c.HV * c.K),
-          "One bias a value head and channel."),
-    Check("dt_bias.dtype", "dt_bias", "of a float dtype", lambda c: _wrong_dtype(c.inputs.dt_bias, _is_float), "Cast dt_bias."),
-    Check("dt_bias.unused", "dt_bias", "left out unless use_gate_in_kernel=True",
-          lambda c: None if c.options.use_gate_in_kernel else _given(c.inputs.dt_bias, "dt_bias with use_gate_in_kernel=False"),
-          "Set use_gate_in_kernel=True if g holds logits; leave dt_bias out if g holds log decays."),
-    Check("lower_bound.value", "lower_bound", "a finite negative number", _bad_bound, "-5.0 is the common choice; None means no bound."),
-    Check("safe_gate.promise", "safe_gate", "set only for a gate within [-5, 0]", _bad_promise,
-          "Leave safe_gate out: kda takes every gate at full speed and needs no promise."),
-    Check("allow_neg_eigval.sigmoid", "allow_neg_eigval", "used with use_beta_sigmoid_in_kernel=True",
-          lambda c: "use_beta_sigmoid_in_kernel=False" if c.options.allow_neg_eigval and not c.options.use_beta_sigmoid_in_kernel else None,
-          "Set use_beta_sigmoid_in_kernel=True, or double beta yourself."),
-    Check("scale.value", "scale", "a finite number", lambda c: None if math.isfinite(c.options.scale) else repr(c.options.scale),
-          "None means K ** -0.5."),
-    Check("chunk_size.value", "chunk_size", " or ".join(map(str, CHUNK_SIZES)),
-          lambda c: None if c.options.chunk_size in CHUNK_SIZES else repr(c.options.chunk_size), "64 is the default."),
-    # sequences
-    Check("cu_seqlens.dims", "cu_seqlens", "[N + 1]", lambda c: None if (x := c.inputs.cu_seqlens) is None or (x.dim() == 1 and x.shape[0] > 0) else f"shape {shape(x)}",
-          "Pass the N + 1 offsets of N packed sequences."),
-    Check("cu_seqlens.dtype", "cu_seqlens", "int32 or int64", lambda c: _wrong_dtype(c.inputs.cu_seqlens, _is_index), "Cast cu_seqlens."),
-    Check("cu_seqlens.batch", "q", "of B=1 with cu_seqlens", lambda c: None if c.inputs.cu_seqlens is None or c.B == 1 else f"B={c.B}",
-          "Pack the sequences of a batch along T: x.flatten(0, 1).unsqueeze(0)."),
-    Check("cu_seqlens_cpu.alone", "cu_seqlens_cpu", "a copy of cu_seqlens", lambda c: None if c.inputs.cu_seqlens is not None else _given(c.inputs.cu_seqlens_cpu, "cu_seqlens_cpu without cu_seqlens"),
-          "Pass cu_seqlens as well."),
-    Check("cu_seqlens_cpu.shape", "cu_seqlens_cpu", lambda c: f"of the shape of cu_seqlens, {shape(c.inputs.cu_seqlens)}",
-          lambda c: c.inputs.cu_seqlens_cpu is not None and _wrong_shape(c.inputs.cu_seqlens_cpu, tuple(c.inputs.cu_seqlens.shape)) or None, "Pass cu_seqlens.cpu()."),
-    Check("cu_seqlens_cpu.dtype", "cu_seqlens_cpu", "int32 or int64", lambda c: _wrong_dtype(c.inputs.cu_seqlens_cpu, _is_index), "Pass cu_seqlens.cpu()."),
-    # states
-    Check("initial_state.shape", "initial_state", lambda c: f"{list(c.states)}" if c.inputs.ssm_state_indices is None else f"a pool [slots, {', '.join(map(str, c.states[1:]))}]",
-          lambda c: _wrong_shape(c.inputs.initial_state, c.states) if c.inputs.ssm_state_indices is None or c.inputs.initial_state is None
-          else _wrong_shape(c.inputs.initial_state, (*c.inputs.initial_state.shape[:1], *c.states[1:])),
-          "One (K, V) state a sequence and value head; (V, K) with state_v_first=True."),
-    Check("initial_state.dtype", "initial_state", lambda c: f"float32 or q's dtype {dtype_name(c.inputs.q)}",
-          lambda c: _wrong_dtype(c.inputs.initial_state, lambda d: d in (torch.float32, c.inputs.q.dtype)), "Use initial_state.float()."),
-    # chunk_kda_bwd
-    Check("do.shape", "do", lambda c: f"of v's shape {shape(c.inputs.v)}", lambda c: _wrong_shape(c.do, tuple(c.inputs.v.shape)), "do is the gradient of o."),
-    Check("do.dtype", "do", "of a float dtype", lambda c: _wrong_dtype(c.do, _is_float), "Cast do."),
-    Check("dht.shape", "dht", lambda c: f"{list(c.states)}", lambda c: _wrong_shape(c.dht, c.states), "dht is the gradient of the final states, in their layout."),
-    Check("dht.dtype", "dht", "of a float dtype", lambda c: _wrong_dtype(c.dht, _is_float), "Cast dht."),
-    # fused_recurrent_kda
-    Check("ssm_state_indices.shape", "ssm_state_indices", lambda c: f"[N={c.N}] or [N={c.N}, S >= 1]",
-          lambda c: None if (x := c.inputs.ssm_state_indices) is None or (x.dim() in (1, 2) and x.shape[0] == c.N and x.shape[-1:].numel() > 0) or (x.dim() == 1 and c.N == 0)
-          else f"shape {shape(x)}", "One slot a sequence, or one a token of it."),
-    Check("ssm_state_indices.dtype", "ssm_state_indices", "int32 or int64", lambda c: _wrong_dtype(c.inputs.ssm_state_indices, _is_index), "Cast ssm_state_indices."),
-    Check("ssm_state_indices.pool", "initial_state", "the pool of states that ssm_state_indices points into",
-          lambda c: "None" if c.inputs.ssm_state_indices is not None and c.inputs.initial_state is None else None, "Pass initial_state=pool."),
-    Check("num_accepted_tokens.shape", "num_accepted_tokens", lambda c: f"[N={c.N}]", lambda c: _wrong_shape(c.inputs.num_accepted_tokens, (c.N,)), "One count a sequence."),
-    Check("num_accepted_tokens.dtype", "num_accepted_tokens", "int32 or int64", lambda c: _wrong_dtype(c.inputs.num_accepted_tokens, _is_index), "Cast num_accepted_tokens."),
-    Check("num_accepted_tokens.slots", "num_accepted_tokens", "used with ssm_state_indices of shape [N, S]",
-          lambda c: None if (x := c.inputs.ssm_state_indices) is not None and x.dim() == 2 else _given(c.inputs.num_accepted_tokens, "no slots per token"),
-          "It says from which of a sequence's slots to go on."),
-    Check("inplace_final_state.state", "inplace_final_state", "used with an initial_state", lambda c: "initial_state=None" if c.options.inplace_final_state and c.inputs.initial_state is None else None,
-          "The final states are written into initial_state."),
-    Check("out.shape", "out", lambda c: f"of v's shape {shape(c.inputs.v)}", lambda c: _wrong_shape(c.out, tuple(c.inputs.v.shape)), "out takes o."),
-    Check("out.dtype", "out", lambda c: f"of q's dtype {dtype_name(c.inputs.q)}", lambda c: _wrong_dtype(c.out, lambda d: d == c.inputs.q.dtype), "out takes o."),
-)  # fmt: skip
-
-
-def _offsets(x: Any, T: int) -> str | None:
-    ends = x.tolist()
-    if ends[0] != 0:
-        return f"a first offset of {ends[0]}"
-    for n, (start, end) in enumerate(zip(ends, ends[1:])):
-        if end < start:
-            return f"sequence {n} from {start} to {end}"
-    return f"a last offset of {ends[-1]}" if ends[-1] > T else None
 
 
 def on_cpu(x: Any) -> bool:
     return x is not None and x.device.type == "cpu"
 
 
-def _differing(c: Call) -> str | None:
-    a, b = c.inputs.cu_seqlens, c.inputs.cu_seqlens_cpu
-    if on_cpu(a) and b is not None and a.tolist() != b.tolist():
-        return f"{b.tolist()[:8]} beside {a.tolist()[:8]}"
-    return None
+def records_gradients(inputs: Inputs) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs[:8])
+
+
+def _when(broken: Any, found: str) -> str | None:
+    return found if broken else None
+
+
+def _type_row(name: str, needed: bool, id: str | None = None) -> Check:
+    def found(c: Any) -> str | None:
+        x = c.tensor(name)
+        if isinstance(x, torch.Tensor):
+            return _when(x.layout != torch.strided, f"a tensor of layout {x.layout}")
+        return _when(needed or x is not None, f"{type(x).__name__} {x!r:.60}")
+
+    asked = "a dense torch.Tensor" + ("" if needed else " or None")
+    return Check(id or f"{name}.type", name, asked, found, "Pass a tensor.", InputTypeError)
+
+
+def _shape_row(name: str, letters: str, fix: str, states: bool = False) -> Check:
+    """`letters` as in "B T HV K"; with `states` the shape of final states."""
+
+    def expected(c: Call) -> tuple[int, ...]:
+        return c.states if states else tuple(getattr(c, letter) for letter in letters.split())
+
+    def asked(c: Call) -> str:
+        return "[" + ", ".join(f"{letter}={n}" for letter, n in zip(letters.split(), expected(c))) + "]"
+
+    def found(c: Call) -> str | None:
+        x = c.tensor(name)
+        return _when(x is not None and tuple(x.shape) != expected(c), f"shape {shape_of(x)}" if x is not None else "")
+
+    return Check(f"{name}.shape", name, asked, found, fix)
+
+
+def _numel_row(name: str, letters: str, fix: str, id: str | None = None) -> Check:
+    def wanted(c: Any) -> int:
+        return math.prod(getattr(c, letter) for letter in letters.split("*"))
+
+    def found(c: Any) -> str | None:
+        x = c.tensor(name)
+        return None if x is None or x.numel() == wanted(c) else f"{x.numel()} elements, shape {shape_of(x)}"
+
+    return Check(id or f"{name}.numel", name, lambda c: f"of {letters}={wanted(c)} elements", found, fix)
+
+
+def _dtype_row(name: str, kind: str, id: str | None = None) -> Check:
+    right: Callable[[Any, torch.dtype], bool] = {
+        "of q's dtype": lambda c, dtype: dtype == c.inputs.q.dtype,
+        "of a float dtype": lambda c, dtype: is_float(dtype),
+        "of dtype int32 or int64": lambda c, dtype: is_index(dtype),
+        "of dtype float32 or q's": lambda c, dtype: dtype in (torch.float32, c.inputs.q.dtype),
+    }[kind]
+
+    def found(c: Any) -> str | None:
+        x = c.tensor(name)
+        return None if x is None or right(c, x.dtype) else dtype_name(x)
+
+    return Check(id or f"{name}.dtype", name, kind, found, f"Cast {name}.")
+
+
+def _device_row(name: str) -> Check:
+    homes = {"cu_seqlens": "on the device of q or the CPU", "cu_seqlens_cpu": "on the CPU"}
+    asked = homes.get(name, "on the device of q")
+
+    def found(c: Call) -> str | None:
+        x, home = c.tensor(name), c.inputs.q.device
+        right = x is None or ("q" in asked and x.device == home) or ("CPU" in asked and x.device.type == "cpu")
+        return _when(not right, f"{x.device} beside q on {home}" if x is not None else "")
+
+    return Check(f"{name}.device", name, asked, found, f"Move {name} there.")
+
+
+def _option_row(name: str, asked: str, *kinds: type) -> Check:
+    def found(c: Call) -> str | None:
+        x = getattr(c.options, name)
+        return _when(not isinstance(x, kinds), f"{type(x).__name__} {x!r:.60}")
+
+    return Check(f"{name}.type", name, asked, found, "See help(kda.chunk_kda).", InputTypeError)
+
+
+def _logits_only_row(name: str) -> Check:
+    return Check(
+        f"{name}.unused", name, "left out unless use_gate_in_kernel=True",
+        lambda c: _when(c.tensor(name) is not None and not c.options.use_gate_in_kernel, "use_gate_in_kernel=False"),
+        f"Set use_gate_in_kernel=True if g holds logits; leave {name} out if g holds log decays.",
+    )  # fmt: skip
+
+
+def _own_memory_row(name: str, id: str, written: Callable[[Call], bool]) -> Check:
+    def found(c: Call) -> str | None:
+        x = c.tensor(name)
+        if x is None or not written(c):
+            return None
+        return _when(any(s == 0 and n > 1 for s, n in zip(x.stride(), x.shape)), f"strides {x.stride()}")
+
+    return Check(id, name, "memory of its own to be written", found, f"Use {name}.contiguous().")
+
+
+# CALLER
+
+
+def _recording_state(c: Call) -> str | None:
+    x = c.inputs.initial_state
+    return _when(c.options.inplace_final_state and x is not None and x.requires_grad and torch.is_grad_enabled(),
+                 "requires_grad=True")  # fmt: skip
+
+
+CALLER: tuple[Check, ...] = (
+    *(_type_row(name, needed=name in REQUIRED) for name in ARGUMENTS),
+    _option_row("scale", "a number or None", int, float),
+    _option_row("lower_bound", "a number or None", int, float, type(None)),
+    _option_row("chunk_size", "an int", int),
+    _option_row("backend", "a str or None", str, type(None)),
+    Check(
+        "return_intermediate_states.grad", "return_intermediate_states", "used under torch.no_grad()",
+        lambda c: _when(c.options.return_intermediate_states and records_gradients(c.inputs), "gradients recorded"),
+        "No gradient flows through the intermediate states.",
+    ),
+    Check(
+        "inplace_final_state.grad", "initial_state", "without gradients to be written in place", _recording_state,
+        "Use torch.no_grad(), or inplace_final_state=False.",
+    ),
+)  # fmt: skip
+
+
+# KIND
+
+
+def _bad_v(c: Call) -> str | None:
+    v = c.inputs.v
+    right = v.dim() == 4 and v.shape[0] == c.B and v.shape[1] == c.T and c.HV > 0 and c.V > 0
+    return None if right else f"shape {shape_of(v)}"
+
+
+def _bad_beta(c: Call) -> str | None:
+    x = c.inputs.beta
+    shapes = [(c.B, c.T, c.HV), (c.B, c.T, c.HV, c.V)][: 2 if c.recurrent else 1]
+    return None if tuple(x.shape) in shapes else f"shape {shape_of(x)}"
+
+
+def bad_bound(bound: Any) -> str | None:
+    right = bound is None or (isinstance(bound, int | float) and math.isfinite(bound) and bound < 0)
+    return None if right else repr(bound)
+
+
+def _bad_promise(c: Call) -> str | None:
+    o = c.options
+    if o.safe_gate and o.use_gate_in_kernel and o.lower_bound is None:
+        return "safe_gate=True for a gate without a lower_bound"
+    return _when(o.safe_gate and o.lower_bound is not None and o.lower_bound < -5, f"lower_bound={o.lower_bound}")
+
+
+def _bad_offsets_shape(c: Call) -> str | None:
+    x = c.inputs.cu_seqlens
+    return None if x is None or (x.dim() == 1 and x.shape[0] > 0) else f"shape {shape_of(x)}"
+
+
+def _states_asked(c: Call) -> str:
+    first = "N" if c.inputs.ssm_state_indices is None else "slots"
+    last = "V, K" if c.options.state_v_first else "K, V"
+    sizes = [str(c.N) if first == "N" else "slots", *map(str, c.states[1:])]
+    return f"[{first}, HV, {last}] = [{', '.join(sizes)}]"
+
+
+def _bad_state(c: Call) -> str | None:
+    x, expected = c.inputs.initial_state, c.states
+    if x is None:
+        return None
+    if c.inputs.ssm_state_indices is not None:
+        expected = (*x.shape[:1], *expected[1:])
+    return _when(tuple(x.shape) != expected, f"shape {shape_of(x)}")
 
 
 def _bad_slots(c: Call) -> str | None:
     x = c.inputs.ssm_state_indices
-    if not on_cpu(x):
+    right = x is None or (x.dim() in (1, 2) and x.shape[0] == c.N and (x.dim() == 1 or x.shape[1] > 0))
+    return None if right else f"shape {shape_of(x)}"
+
+
+def _no_slots_per_token(c: Call) -> str | None:
+    x = c.inputs.ssm_state_indices
+    return _when(c.inputs.num_accepted_tokens is not None and (x is None or x.dim() != 2), "no slots for each token")
+
+
+KIND: tuple[Check, ...] = (
+    Check(
+        "q.shape", "q", "[B, T, H, K] with H >= 1",
+        lambda c: _when(c.inputs.q.dim() != 4 or c.H == 0, f"shape {shape_of(c.inputs.q)}"),
+        "Reshape q; there is no head-first layout.",
+    ),
+    Check(
+        "q.dtype", "q", "of dtype " + ", ".join(DTYPES),
+        lambda c: _when(dtype_name(c.inputs.q) not in DTYPES, dtype_name(c.inputs.q)), "Cast q, k and v.",
+    ),
+    Check(
+        "q.head_dim", "q", f"of 1 <= K <= {MAX_K}", lambda c: _when(not 1 <= c.K <= MAX_K, f"K={c.K}"),
+        "Use more heads.",
+    ),
+    *(_device_row(name) for name in ARGUMENTS[1:]),
+    _shape_row("k", "B T H K", "q and k share heads and head dim; only v, g and beta may have more heads."),
+    _dtype_row("k", "of q's dtype"),
+    Check(
+        "v.shape", "v", lambda c: f"[B={c.B}, T={c.T}, HV, V] with HV, V >= 1", _bad_v,
+        "Give v the batch and the tokens of q.",
+    ),
+    _dtype_row("v", "of q's dtype"),
+    Check(
+        "v.heads", "v", lambda c: f"of a multiple of H={c.H} heads", lambda c: _when(c.HV % c.H, f"HV={c.HV}"),
+        "Each q/k head serves HV / H value heads.",
+    ),
+    _shape_row("g", "B T HV K", "The gate has the heads of v and the channels of k."),
+    _dtype_row("g", "of a float dtype"),
+    Check(
+        "beta.shape", "beta",
+        lambda c: f"[B={c.B}, T={c.T}, HV={c.HV}]" + (f" or [.., V={c.V}]" if c.recurrent else ""), _bad_beta,
+        "One beta a token and value head; only fused_recurrent_kda takes one a value channel.",
+    ),
+    _dtype_row("beta", "of a float dtype"),
+    _numel_row("A_log", "HV", "One rate a value head."),
+    _dtype_row("A_log", "of a float dtype"),
+    _logits_only_row("A_log"),
+    Check(
+        "A_log.missing", "A_log", "given for a gate without a lower_bound",
+        lambda c: _when(c.options.use_gate_in_kernel and c.inputs.A_log is c.options.lower_bound is None, "neither"),
+        "Pass A_log for -exp(A_log) softplus(g + dt_bias), or lower_bound for the bounded gate.",
+    ),
+    _numel_row("dt_bias", "HV*K", "One bias a value head and channel."),
+    _dtype_row("dt_bias", "of a float dtype"),
+    _logits_only_row("dt_bias"),
+    Check("lower_bound.value", "lower_bound", "a finite negative number", lambda c: bad_bound(c.options.lower_bound),
+          "-5.0 is the common choice; None means no bound."),
+    Check("safe_gate.promise", "safe_gate", "set only for a gate within [-5, 0]", _bad_promise,
+          "Leave safe_gate out: kda takes every gate at full speed and needs no promise."),
+    Check(
+        "allow_neg_eigval.sigmoid", "allow_neg_eigval", "used with use_beta_sigmoid_in_kernel=True",
+        lambda c: _when(c.options.allow_neg_eigval and not c.options.use_beta_sigmoid_in_kernel, "no sigmoid"),
+        "Set use_beta_sigmoid_in_kernel=True, or double beta yourself.",
+    ),
+    Check(
+        "scale.value", "scale", "a finite number",
+        lambda c: _when(not math.isfinite(c.options.scale), repr(c.options.scale)), "None means K ** -0.5.",
+    ),
+    Check("chunk_size.value", "chunk_size", " or ".join(map(str, CHUNK_SIZES)),
+          lambda c: _when(c.options.chunk_size not in CHUNK_SIZES, repr(c.options.chunk_size)), "64 is the default."),
+    Check(
+        "cu_seqlens.shape", "cu_seqlens", "[N + 1]",
+        _bad_offsets_shape,
+        "Pass the N + 1 offsets of N packed sequences.",
+    ),
+    _dtype_row("cu_seqlens", "of dtype int32 or int64"),
+    Check(
+        "cu_seqlens.batch", "q", "of B=1 with cu_seqlens",
+        lambda c: _when(c.inputs.cu_seqlens is not None and c.B != 1, f"B={c.B}"),
+        "Pack the sequences of a batch along T: x.flatten(0, 1).unsqueeze(0).",
+    ),
+    Check(
+        "cu_seqlens_cpu.alone", "cu_seqlens_cpu", "a copy of cu_seqlens",
+        lambda c: _when(c.inputs.cu_seqlens is None and c.inputs.cu_seqlens_cpu is not None, "cu_seqlens=None"),
+        "Pass cu_seqlens as well.",
+    ),
+    _dtype_row("cu_seqlens_cpu", "of dtype int32 or int64"),
+    Check(
+        "initial_state.shape", "initial_state",
+        _states_asked,
+        _bad_state, "One state a sequence and value head, in one layout throughout.",
+    ),
+    _dtype_row("initial_state", "of dtype float32 or q's"),
+    _shape_row("do", "B T HV V", "do is the gradient of o."),
+    _dtype_row("do", "of a float dtype"),
+    _shape_row("dht", "N HV K V", "dht is the gradient of the final states, in their layout.", states=True),
+    _dtype_row("dht", "of a float dtype"),
+    Check(
+        "ssm_state_indices.shape", "ssm_state_indices", lambda c: f"[N={c.N}] or [N={c.N}, S >= 1]", _bad_slots,
+        "One slot a sequence, or one for each of its tokens.",
+    ),
+    _dtype_row("ssm_state_indices", "of dtype int32 or int64"),
+    Check(
+        "ssm_state_indices.pool", "initial_state", "the pool that ssm_state_indices points into",
+        lambda c: _when(c.inputs.ssm_state_indices is not None and c.inputs.initial_state is None, "None"),
+        "Pass initial_state=pool.",
+    ),
+    _shape_row("num_accepted_tokens", "N", "One count a sequence."),
+    _dtype_row("num_accepted_tokens", "of dtype int32 or int64"),
+    Check(
+        "num_accepted_tokens.slots", "num_accepted_tokens", "used with ssm_state_indices [N, S]",
+        _no_slots_per_token, "It says from which slot of a sequence to go on.",
+    ),
+    Check(
+        "inplace_final_state.state", "inplace_final_state", "used with an initial_state",
+        lambda c: _when(c.options.inplace_final_state and c.inputs.initial_state is None, "initial_state=None"),
+        "The final states are written into initial_state.",
+    ),
+    _shape_row("out", "B T HV V", "out takes o."),
+    _dtype_row("out", "of q's dtype"),
+)  # fmt: skip
+
+
+# VALUES
+
+
+def _bad_offsets(c: Call, name: str) -> str | None:
+    x = c.tensor(name)
+    return bad_offsets(x.tolist(), c.T) if on_cpu(x) else None
+
+
+def bad_offsets(ends: list[int], T: int) -> str | None:
+    if ends[0] != 0:
+        return f"a first offset of {ends[0]}"
+    for n, (start, end) in enumerate(zip(ends, ends[1:], strict=False)):
+        if end < start:
+            return f"sequence {n} from {start} to {end}"
+    return _when(ends[-1] > T, f"a last offset of {ends[-1]}")
+
+
+def _differing(c: Call) -> str | None:
+    a, b = c.inputs.cu_seqlens, c.inputs.cu_seqlens_cpu
+    if b is None or (tuple(a.shape) == tuple(b.shape) and not (on_cpu(a) and a.tolist() != b.tolist())):
         return None
-    slots = c.inputs.initial_state.shape[0]
-    return f"slot {int(x.max())} of a pool of {slots}" if x.numel() and int(x.max()) >= slots else None
+    return f"{b.tolist()[:8]} beside {a.tolist()[:8]}" if on_cpu(a) else f"shape {shape_of(b)} beside {shape_of(a)}"
 
 
-def _shared_slots(c: Call) -> str | None:
+def _slot_out_of_range(c: Call) -> str | None:
+    x = c.inputs.ssm_state_indices
+    if not on_cpu(x) or not x.numel():
+        return None
+    low, high, slots = int(x.min()), int(x.max()), c.inputs.initial_state.shape[0]
+    return _when(low < -1 or high >= slots, f"slot {low if low < -1 else high} of a pool of {slots}")
+
+
+def _shared_slot(c: Call) -> str | None:
     x = c.inputs.ssm_state_indices
     if not on_cpu(x) or not c.options.inplace_final_state:
         return None
@@ -301,23 +442,17 @@ def _shared_slots(c: Call) -> str | None:
     return None
 
 
-def _lengths(c: Call) -> list[int] | None:
-    """Lengths of the sequences, as far as they can be known without waiting for a GPU."""
-    ends = host_offsets(c.inputs)
-    if c.inputs.cu_seqlens is None:
-        return [c.T] * c.B
-    return None if ends is None else [b - a for a, b in zip(ends, ends[1:])]
-
-
 def _too_few_slots(c: Call) -> str | None:
-    x = c.inputs.ssm_state_indices
-    longest = max(_lengths(c) or [0])
-    if x is None or x.dim() != 2 or not c.options.inplace_final_state or longest <= x.shape[1]:
+    x, ends = c.inputs.ssm_state_indices, host_offsets(c.inputs)
+    if x is None or x.dim() != 2 or not c.options.inplace_final_state:
         return None
-    return f"{x.shape[1]} slots for a sequence of {longest} tokens"
+    if c.inputs.cu_seqlens is not None and ends is None:
+        return None
+    longest = c.T if ends is None else max((end - start for start, end in zip(ends, ends[1:], strict=False)), default=0)
+    return _when(longest > x.shape[1], f"{x.shape[1]} slots for a sequence of {longest} tokens")
 
 
-def _bad_counts(c: Call) -> str | None:
+def _bad_count(c: Call) -> str | None:
     x = c.inputs.num_accepted_tokens
     if not on_cpu(x):
         return None
@@ -325,23 +460,41 @@ def _bad_counts(c: Call) -> str | None:
     return next((f"{n} for sequence {i} with S={S}" for i, n in enumerate(x.tolist()) if not 1 <= n <= S), None)
 
 
+_OFFSETS = "offsets from 0, never falling, to at most T"
+
 VALUES: tuple[Check, ...] = (
-    Check("inplace_final_state.overlap", "initial_state", "memory of its own to be written in place",
-          lambda c: f"strides {c.inputs.initial_state.stride()}" if c.options.inplace_final_state and _overlaps(c.inputs.initial_state) else None,
-          "Use initial_state.contiguous(), or inplace_final_state=False."),
-    Check("out.overlap", "out", "memory of its own", lambda c: f"strides {c.out.stride()}" if c.out is not None and _overlaps(c.out) else None, "Use torch.empty_like(v)."),
-    Check("cu_seqlens.values", "cu_seqlens", lambda c: f"offsets from 0, never falling, to at most T={c.T}",
-          lambda c: _offsets(c.inputs.cu_seqlens, c.T) if on_cpu(c.inputs.cu_seqlens) else None, "Offsets are cumulative sums of the lengths."),
-    Check("cu_seqlens_cpu.values", "cu_seqlens_cpu", lambda c: f"offsets from 0, never falling, to at most T={c.T}",
-          lambda c: _offsets(c.inputs.cu_seqlens_cpu, c.T) if c.inputs.cu_seqlens_cpu is not None else None, "Pass cu_seqlens.cpu()."),
+    Check(
+        "cu_seqlens.values", "cu_seqlens", _OFFSETS, lambda c: _bad_offsets(c, "cu_seqlens"),
+        "Offsets are cumulative sums of the lengths.",
+    ),
     Check("cu_seqlens_cpu.differs", "cu_seqlens_cpu", "equal to cu_seqlens", _differing, "Pass cu_seqlens.cpu()."),
-    Check("ssm_state_indices.range", "ssm_state_indices", "slots of the pool, or -1 for padding", _bad_slots, "Check the slot allocator, or grow the pool."),
-    Check("ssm_state_indices.shared", "ssm_state_indices", "different for each sequence when states are written in place", _shared_slots,
-          "Two sequences would write one state; give each its own slots."),
-    Check("ssm_state_indices.per_token", "ssm_state_indices", "[N, S] with S at least the longest sequence", _too_few_slots,
-          "The state after every token is stored; pass a slot for each."),
-    Check("num_accepted_tokens.range", "num_accepted_tokens", "from 1 to S", _bad_counts, "At least one token of the last step was accepted."),
+    Check(
+        "cu_seqlens_cpu.values", "cu_seqlens_cpu", _OFFSETS, lambda c: _bad_offsets(c, "cu_seqlens_cpu"),
+        "Pass cu_seqlens.cpu().",
+    ),
+    Check(
+        "ssm_state_indices.range", "ssm_state_indices", "slots of the pool, or -1 for padding", _slot_out_of_range,
+        "Grow the pool, or look at the slot allocator.",
+    ),
+    Check(
+        "ssm_state_indices.shared", "ssm_state_indices", "different for each sequence to be written in place",
+        _shared_slot, "Two sequences would write one state; give each slots of its own.",
+    ),
+    Check(
+        "ssm_state_indices.per_token", "ssm_state_indices", "[N, S] with S at least the longest sequence",
+        _too_few_slots, "The state after every token is stored; give each token a slot.",
+    ),
+    Check(
+        "num_accepted_tokens.range", "num_accepted_tokens", "from 1 to S", _bad_count,
+        "At least one token of the last step was accepted.",
+    ),
+    _own_memory_row("initial_state", "inplace_final_state.overlap", lambda c: c.options.inplace_final_state),
+    _own_memory_row("out", "out.overlap", lambda c: True),
 )  # fmt: skip
+
+
+# GATE
+
 
 class GateCall(NamedTuple):
     """A call of fused_kda_gate."""
@@ -353,76 +506,72 @@ class GateCall(NamedTuple):
     lower_bound: Any
     output_dtype: Any
 
+    HV = property(lambda c: c.g.shape[-2])
+    K = property(lambda c: c.g.shape[-1])
 
-def _gate_type(name: str) -> Check:
-    return Check(f"gate.{name}.type", name, "a dense torch.Tensor" + ("" if name == "g" else " or None"),
-                 lambda c: None if name != "g" and getattr(c, name) is None else _not_tensor(getattr(c, name)),
-                 "Pass a tensor.", InputTypeError)  # fmt: skip
+    def tensor(self, name: str) -> Any:
+        return getattr(self, name)
+
+
+def _gate_device(c: GateCall) -> str | None:
+    others = [x.device for x in (c.A_log, c.dt_bias) if x is not None and x.device != c.g.device]
+    return f"{others[0]} beside g on {c.g.device}" if others else None
 
 
 GATE: tuple[Check, ...] = (
-    *map(_gate_type, ("g", "A_log", "dt_bias")),
-    Check("gate.g.shape", "g", "[.., HV, K]", lambda c: None if c.g.dim() >= 2 else f"shape {shape(c.g)}", "The last two axes are heads and channels."),
-    Check("gate.g.dtype", "g", "of a float dtype", lambda c: _wrong_dtype(c.g, _is_float), "Cast g."),
-    Check("gate.A_log.numel", "A_log", lambda c: f"of HV={c.g.shape[-2]} elements", lambda c: _wrong_numel(c.A_log, c.g.shape[-2]), "One rate a value head."),
-    Check("gate.A_log.dtype", "A_log", "of a float dtype", lambda c: _wrong_dtype(c.A_log, _is_float), "Cast A_log."),
-    Check("gate.A_log.missing", "A_log", "given for a gate without a lower_bound", lambda c: "neither A_log nor lower_bound" if c.A_log is None and c.lower_bound is None else None,
-          "Pass A_log, or lower_bound for the bounded gate."),
-    Check("gate.dt_bias.numel", "dt_bias", lambda c: f"of HV*K={c.g.shape[-2] * c.g.shape[-1]} elements", lambda c: _wrong_numel(c.dt_bias, c.g.shape[-2] * c.g.shape[-1]),
-          "One bias a value head and channel."),
-    Check("gate.dt_bias.dtype", "dt_bias", "of a float dtype", lambda c: _wrong_dtype(c.dt_bias, _is_float), "Cast dt_bias."),
-    Check("gate.lower_bound.value", "lower_bound", "a finite negative number or None",
-          lambda c: None if c.lower_bound is None or (isinstance(c.lower_bound, (int, float)) and math.isfinite(c.lower_bound) and c.lower_bound < 0) else repr(c.lower_bound),
-          "-5.0 is the common choice."),
-    Check("gate.output_dtype.value", "output_dtype", "a float dtype of torch",
-          lambda c: None if isinstance(c.output_dtype, torch.dtype) and _is_float(c.output_dtype) else repr(c.output_dtype), "torch.float32 is the default."),
-    Check("gate.device", "g", "on one device with A_log and dt_bias",
-          lambda c: next((f"{x.device} beside g on {c.g.device}" for x in (c.A_log, c.dt_bias) if x is not None and x.device != c.g.device), None),
-          "Move them to one device."),
+    *(_type_row(name, needed=name == "g", id=f"gate.{name}.type") for name in ("g", "A_log", "dt_bias")),
+    Check("gate.device", "g", "on one device with A_log and dt_bias", _gate_device, "Move them to one device."),
+    Check(
+        "gate.g.shape", "g", "[.., HV, K]", lambda c: _when(c.g.dim() < 2, f"shape {shape_of(c.g)}"),
+        "The last two axes are heads and channels.",
+    ),
+    *(_dtype_row(name, "of a float dtype", id=f"gate.{name}.dtype") for name in ("g", "A_log", "dt_bias")),
+    _numel_row("A_log", "HV", "One rate a value head.", id="gate.A_log.numel"),
+    _numel_row("dt_bias", "HV*K", "One bias a value head and channel.", id="gate.dt_bias.numel"),
+    Check(
+        "gate.A_log.missing", "A_log", "given for a gate without a lower_bound",
+        lambda c: _when(c.A_log is None and c.lower_bound is None, "neither"),
+        "Pass A_log, or lower_bound for the bounded gate.",
+    ),
+    Check(
+        "gate.lower_bound.value", "lower_bound", "a finite negative number or None",
+        lambda c: bad_bound(c.lower_bound), "-5.0 is the common choice.",
+    ),
+    Check(
+        "gate.output_dtype.value", "output_dtype", "a float dtype of torch",
+        lambda c: _when(not (isinstance(x := c.output_dtype, torch.dtype) and is_float(x)), repr(c.output_dtype)),
+        "torch.float32 is the default.",
+    ),
 )  # fmt: skip
 
 # Rows whose check lives where the argument is first seen: id -> argument.
 ELSEWHERE = {
-    "keyword.unknown": "any unknown keyword", "state_layout.both": "transpose_state_layout", "cp_context.none": "cp_context",
-    "flag.type": "any flag", "saved.type": "saved", "backend.name": "backend",
-}  # fmt: skip
+    "keyword.unknown": "any unknown keyword",
+    "flag.type": "any flag",
+    "state_layout.both": "transpose_state_layout",
+    "cp_context.none": "cp_context",
+    "saved.type": "saved",
+    "backend.name": "backend",
+}
 
 
-def fail(c: Any, row: Check, found: str) -> None:
-    asked = row.asked if isinstance(row.asked, str) else row.asked(c)
-    raise row.error(c.op, row.argument, asked, found, row.fix, row.id)
-
-
-def check(c: Any, rows: tuple[Check, ...] = ROWS) -> None:
-    for row in rows:
-        found = row.found(c)
-        if found is not None:
-            fail(c, row, found)
-
-
-def records_gradients(inputs: Inputs) -> bool:
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs[:8])
+# from a call to its Problem
 
 
 def host_offsets(x: Inputs) -> list[int] | None:
-    """cu_seqlens as a list if a CPU holds it."""
+    """cu_seqlens as a list, if a CPU holds it."""
     source = x.cu_seqlens_cpu if x.cu_seqlens_cpu is not None else x.cu_seqlens
     return source.tolist() if on_cpu(source) else None
 
 
-def host_lengths(x: Inputs) -> list[int] | None:
-    """cu_seqlens as a list, waiting for the GPU if it must, and checked; None without cu_seqlens."""
-    if x.cu_seqlens is None:
-        return None
+def offsets_after_waiting(x: Inputs) -> list[int] | None:
+    """cu_seqlens as a list, from the GPU if need be, and checked; None without cu_seqlens."""
     ends = host_offsets(x)
-    if ends is not None:
-        return ends
-    host = x.cu_seqlens.cpu()
-    found = _offsets(host, x.q.shape[1])
-    if found is not None:
-        raise InputError("kda", "cu_seqlens", f"offsets from 0, never falling, to at most T={x.q.shape[1]}", found,
-                         "Offsets are cumulative sums of the lengths.", "cu_seqlens.values")  # fmt: skip
-    return host.tolist()
+    if ends is None and x.cu_seqlens is not None:
+        on_host = x._replace(cu_seqlens=x.cu_seqlens.cpu())
+        check(Call("kda", on_host, Options(1.0)), VALUES[:1])
+        ends = on_host.cu_seqlens.tolist()
+    return ends
 
 
 _known: dict[tuple, Problem] = {}
@@ -430,21 +579,20 @@ _known: dict[tuple, Problem] = {}
 
 def problem_of(c: Call, direction: str = "forward") -> Problem:
     """The checked Problem of a call; a kind of call that was seen before costs one look-up and the VALUES."""
-    key = (c.op, direction, c.options, *(x if x is None else (x.shape, x.dtype, x.device) for x in c.inputs))
-    if c.op != "chunk_kda":
-        key += tuple(x if x is None else (x.shape, x.dtype, x.device) for x in (c.do, c.dht, c.out))
+    tensors = c.inputs if c.do is c.dht is c.out is None else (*c.inputs, c.do, c.dht, c.out)
+    key = (c.op, direction, c.options, *(x if x is None else (x.shape, x.dtype, x.device) for x in tensors))
     problem = _known.get(key)
     if problem is None:
-        check(c)
+        check(c, KIND)
         if len(_known) >= 4096:
             _known.clear()
-        problem = _known[key] = describe(c, direction)
+        problem = _known[key] = _describe(c, direction)
     if c.inputs.cu_seqlens is not None or c.recurrent:
         check(c, VALUES)
     return problem
 
 
-def describe(c: Call, direction: str) -> Problem:
+def _describe(c: Call, direction: str) -> Problem:
     x, o = c.inputs, c.options
     gate = "given" if not o.use_gate_in_kernel else "softplus" if o.lower_bound is None else "bounded"
     beta = "given" if not o.use_beta_sigmoid_in_kernel else "2*sigmoid" if o.allow_neg_eigval else "sigmoid"
@@ -455,8 +603,8 @@ def describe(c: Call, direction: str) -> Problem:
         state_dtype=None if x.initial_state is None else dtype_name(x.initial_state), packed=x.cu_seqlens is not None,
         gate=gate, lower_bound=o.lower_bound, A_log=x.A_log is not None, dt_bias=x.dt_bias is not None,
         beta=beta, beta_per_value=x.beta.dim() == 4, qk_l2norm=o.use_qk_l2norm_in_kernel, scale=o.scale,
-        final_state=o.output_final_state, intermediate_states=o.return_intermediate_states, state_v_first=o.state_v_first,
-        disable_recompute=o.disable_recompute, batch_invariant=o.batch_invariant,
+        final_state=o.output_final_state, intermediate_states=o.return_intermediate_states,
+        state_v_first=o.state_v_first, disable_recompute=o.disable_recompute, batch_invariant=o.batch_invariant,
         slots=0 if x.ssm_state_indices is None else x.initial_state.shape[0],
         slots_per_token=x.ssm_state_indices is not None and x.ssm_state_indices.dim() == 2,
         accepted_tokens=x.num_accepted_tokens is not None, inplace=o.inplace_final_state,

@@ -1,6 +1,6 @@
 """Problem: one call without its tensors.  Frozen, hashable, one line when printed; imports neither torch nor a DSL.
 
-Letters: B batch, T tokens of a row, N sequences, H query/key heads, HV value heads, K and V head dims, C rows of a chunk.
+B batch, T tokens of a row, N sequences, H query/key heads, HV value heads, K and V head dims, C rows of a chunk.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ class Problem:
     def __str__(self) -> str:
         heads = f"H={self.H}" if self.H == self.HV else f"H={self.H} HV={self.HV}"
         words = [
-            f"{self.op} {self.direction} B={self.B} T={self.T} N={self.N} {heads} K={self.K} V={self.V} C={self.C} {self.dtype}",
+            f"{self.op} {self.direction} B={self.B} T={self.T} N={self.N} {heads} "
+            f"K={self.K} V={self.V} C={self.C} {self.dtype}",
             self.device,
             f"{self.gate} gate" + ("" if self.lower_bound is None else f" >= {self.lower_bound:g}"),
         ]

@@ -5,8 +5,8 @@
   beta            (1 or 2) sigmoid(beta)
   l2norm          y = x / sqrt(sum x^2 + 1e-6)
 
-Every function takes and gives one dtype; A_log and dt_bias come in a shape that broadcasts against g.  e^A and e^A x are kept finite, so that a saturated gate has the gradient 0
-and never 0 * inf.
+Every function takes and gives one dtype; A_log and dt_bias come in a shape that broadcasts against g.  e^A and e^A x
+are kept finite, so that a saturated gate has the gradient 0 and never 0 * inf.
 """
 
 from __future__ import annotations

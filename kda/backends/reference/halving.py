@@ -23,7 +23,7 @@ def _halves(x: torch.Tensor, size: int, axis: int = -2) -> tuple[torch.Tensor, t
 
 
 def _lower(A: torch.Tensor, size: int) -> torch.Tensor:
-    """(..., C, X, C) -> the lower left quarter of each diagonal block of 2*size rows, (..., C / 2size, size, X, size)."""
+    """(..., C, X, C) -> the lower left quarters of the diagonal blocks of 2*size rows, (.., C / 2size, size, X, size)."""
     n = A.shape[-1] // (2 * size)
     blocks = A.unflatten(-1, (n, 2, size)).unflatten(-5, (n, 2, size))        # (..., n, 2, size, X, n, 2, size)
     return blocks.select(-6, 1).select(-2, 0).diagonal(dim1=-5, dim2=-2).movedim(-1, -4)
@@ -97,7 +97,7 @@ def decayed_products_bwd(
 
 def inverse(A: torch.Tensor) -> torch.Tensor:
     """(I + A)^-1 of a strictly lower triangular A, (..., C, C), by block substitution: X10 = -X11 @ A10 @ X00."""
-    X = A.new_ones(*A.shape[:-1], 1, 1)                                       # diagonal blocks, (..., C / size, size, size)
+    X = A.new_ones(*A.shape[:-1], 1, 1)                                       # (..., C / size, size, size)
     for size in _sizes(A.shape[-1]):
         X00, X11 = X.unflatten(-3, (-1, 2)).unbind(-3)
         A10 = _lower(A.unsqueeze(-2), size).squeeze(-2)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 
 from kda.bundles import Grads, Outputs, Saved, saved_shapes
-from kda.checks import host_lengths
+from kda.checks import offsets_after_waiting
 from kda.problem import Inputs, Problem
 from kda.stages import BACKWARD, FORWARD, STAGES
 
@@ -31,7 +31,7 @@ def compute_dtype(x: Tensor) -> torch.dtype:
 
 
 def _table(p: Problem, x: Inputs, C: int) -> Ragged:
-    return ragged((p.B, p.T), host_lengths(x), C, x.q.device)
+    return ragged((p.B, p.T), offsets_after_waiting(x), C, x.q.device)
 
 
 def _states(p: Problem, x: Tensor | None, like: Tensor) -> Tensor:
@@ -63,7 +63,8 @@ class _Walk:
     def __init__(self, p: Problem, x: Inputs, saved: Saved | None = None):
         self.p, self.saved, self.dtype = p, saved, compute_dtype(x.q)
         self.table = _table(p, x, p.C)
-        self.rows = {n: getattr(x, n).flatten(0, 1) for n in ("q", "k", "v", "g")} | {"beta": x.beta.flatten(0, 1)[..., None]}
+        self.rows = {name: getattr(x, name).flatten(0, 1) for name in ("q", "k", "v", "g", "beta")}
+        self.rows["beta"] = self.rows["beta"].unsqueeze(-1)
         self.parameters = _parameters(p, x, self.dtype)
 
         self.slabs: list[Slab] = list(self.table.slabs(max(1, SLAB_ELEMENTS // (p.C * p.HV * max(p.C, p.K, p.V)))))
@@ -120,7 +121,7 @@ def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved
     walk = _Walk(p, x, saved)
     S, dS = _states(p, x.initial_state, x.q), _states(p, dht, x.q)
     edges = [S] * len(walk.slabs) if saved is not None else list(_edges(p, walk, S))
-    out = {"d" + name: torch.zeros_like(rows, memory_format=torch.contiguous_format) for name, rows in walk.rows.items()}
+    out = {"d" + name: rows.new_zeros(rows.shape) for name, rows in walk.rows.items()}
     sums = {name: t.new_zeros(()) for name, t in walk.parameters.items() if t is not None}
     do = do.flatten(0, 1)
     for slab, S in zip(reversed(walk.slabs), reversed(edges)):
@@ -142,7 +143,9 @@ def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved
     return Grads(dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dh0)
 
 
-def stage(name: str, p: Problem, offsets: list[int] | None, tensors: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
+def stage(
+    name: str, p: Problem, offsets: list[int] | None, tensors: dict[str, Tensor | None]
+) -> dict[str, Tensor | None]:
     """One stage of kda.stages alone, on tensors as they lie in chunks (see chunked.py); `offsets` is cu_seqlens."""
     spec = STAGES[name]
     table = ragged((p.B, p.T), offsets, p.C, next(x.device for x in tensors.values() if x is not None))

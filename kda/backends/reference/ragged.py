@@ -28,7 +28,7 @@ class Ragged:
     @functools.cached_property
     def valid(self) -> torch.Tensor | None:
         """(NC, 1, C, 1), False in the padding of short chunks; None when there is none."""
-        if self.NC * self.C == sum(self.lengths):
+        if sum(self.lengths) == self.NC * self.C:
             return None
         rows = torch.arange(self.C, device=self.device)
         left = [n - c * self.C for n, count in zip(self.lengths, self.counts) for c in range(count)]
@@ -38,7 +38,8 @@ class Ragged:
     def rows(self) -> torch.Tensor:
         """(NC * C,) the token of each row; padding points at token 0 and is masked."""
         begins = [s + c * self.C for s, count in zip(self.starts, self.counts) for c in range(count)]
-        rows = torch.tensor(begins, dtype=torch.long, device=self.device)[:, None] + torch.arange(self.C, device=self.device)
+        begins = torch.tensor(begins, dtype=torch.long, device=self.device)
+        rows = begins[:, None] + torch.arange(self.C, device=self.device)
         if self.valid is not None:
             rows = rows.masked_fill(~self.valid.view(self.NC, self.C), 0)
         return rows.flatten()

@@ -4,8 +4,8 @@
     S <- S + b_t k_t (v_t - k_t^T S)^T
     o_t = scale S^T q_t
 
-in whatever float dtype it is given, on whatever device, differentiable by autograd.  Only sums and elementwise products,
-so that no matrix library decides the order of a sum.  Everything else in the package is held against it.
+in whatever float dtype it is given, on whatever device, differentiable by autograd.  Only sums and elementwise
+products, so that no matrix library decides the order of a sum.  Everything else in the package is held against it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,57 @@
+"""The `kda` command.  Subcommands are imported at their use, so that `kda --help` and `kda doctor` need no torch."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+
+import click
+
+from kda.commands.render import ERROR, explain_error, kda_version
+
+# name -> (module that exports `command`, line of --help)
+COMMANDS = {
+    "doctor": ("kda.commands.doctor", "Say what works on this machine, and how to mend the rest."),
+    "selftest": ("kda.commands.selftest", "Prove the kernels of an arch, as far as this host can."),
+    "verify": ("kda.commands.verify", "Compare a backend with another and find the first wrong stage."),
+    "bench": ("kda.commands.bench", "Time a backend, on inputs on which it was compared."),
+}
+
+
+class LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        return importlib.import_module(COMMANDS[name][0]).command if name in COMMANDS else None
+
+    def resolve_command(self, ctx: click.Context, args: list[str]):
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(COMMANDS)}."
+            raise click.UsageError(f"No such command {args[0]!r}. {hint}", ctx)
+        try:
+            return super().resolve_command(ctx, args)
+        except click.ClickException:
+            raise
+        except Exception as error:
+            click.echo(f"kda {args[0]} could not be loaded; `kda doctor` looks for the cause.", err=True)
+            click.echo(explain_error(error, "--debug" in args), err=True)
+            ctx.exit(ERROR)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(kda_version(), prog_name="kda", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Kimi Delta Attention: what works here, and proof of it.
+
+    Exit codes: 0 nothing wrong, 1 a finding, 2 usage or an internal error, 3 asked for what this host cannot judge.
+    """
+
+
+def main() -> None:
+    cli(prog_name="kda")

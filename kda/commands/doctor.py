@@ -1,0 +1,381 @@
+"""`kda doctor`: what works on this machine, and how to mend the rest.
+
+This process imports neither torch, triton nor cutlass: `probes` asks children, `findings` judges, this file prints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import platform
+import re
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import click
+
+from kda.capability import Capability
+from kda.compile.target import TARGETS
+from kda.dispatch import Choice, backend_names, capabilities, weigh
+from kda.host import PACKAGES, Host
+from kda.problem import Problem
+from kda.verify.evidence import Evidence
+
+from . import probes
+from .findings import CHECKS, Finding
+from .probes import Facts, Probe
+from .render import FINDING, OK, Screen, common_options, kda_version, strip_ansi, table
+
+LIVE = "backend."                            # backend.NAME is the finding of a live call
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the backend table."""
+
+    name: str
+    usable: bool
+    auto: bool                               # what backend="auto" picks
+    forward: bool
+    backward: bool
+    live: Probe                              # its small call in a child
+    why: str
+    rejections: tuple[str, ...]
+
+    @property
+    def evidence(self) -> Evidence | None:
+        return Evidence.EXECUTED if _live_ok(self.live) else None
+
+
+@dataclass(frozen=True)
+class Report:
+    facts: Facts
+    findings: tuple[Finding, ...]
+    rows: tuple[Row, ...] = ()
+    choice: Choice | None = None             # of the table's problem
+    unmet: tuple[str, ...] = ()              # --require that does not hold
+    strict: bool = False
+
+    def count(self, *statuses: str) -> int:
+        return sum(finding.status in statuses for finding in self.findings)
+
+    @property
+    def exit_code(self) -> int:
+        bad = ("fail", "crash", "warn") if self.strict else ("fail", "crash")
+        return FINDING if self.unmet or self.count(*bad) else OK
+
+
+# ---------------------------------------------------------------------------------------------- backends
+
+
+def default_device(facts: Facts) -> str:
+    return "cuda:0" if facts.gpus else "cpu"
+
+
+def host_for(device: str, facts: Facts) -> Host:
+    """The Host that `kda.host.detect` would find, from the facts."""
+    versions = tuple((package, facts.versions[package]) for package in PACKAGES if package in facts.versions)
+    common = {"system": facts.system, "versions": versions}
+    if not device.startswith("cuda"):
+        return Host(device=device, name=device, **common)
+    digits = device.partition(":")[2]
+    index = int(digits) if digits.isdigit() else 0
+    if index >= len(facts.gpus):
+        return Host(device=device, name="no such GPU", **common)
+    gpu = facts.gpus[index]
+    return Host(device, gpu.name, gpu.cc, gpu.sms, gpu.smem, gpu.memory, **common)
+
+
+def takes(backend: Capability, problem: Problem, host: Host) -> tuple[str, ...]:
+    """The reasons against a backend that the caller names."""
+    return dict(weigh(problem, host, backend.backend).tried)[backend.backend]
+
+
+def live_calls(names: Sequence[str]) -> dict[str, Probe]:
+    with ThreadPoolExecutor(len(names) or 1) as pool:
+        return dict(zip(names, pool.map(probes.probe_backend, names), strict=True))
+
+
+def weigh_backends(facts: Facts, problem: Problem, live: Mapping[str, Probe]) -> tuple[Row, ...]:
+    host = host_for(problem.device, facts)
+    auto = weigh(problem, host, "auto")
+    return tuple(_row(c, problem, host, auto, facts.torch.ok, live.get(c.backend, Probe())) for c in capabilities())
+
+
+def _row(c: Capability, problem: Problem, host: Host, auto: Choice, torch_ok: bool, call: Probe) -> Row:
+    name, picked = c.backend, auto.backend == c.backend
+    ways = (dataclasses.replace(problem, direction=direction) for direction in ("forward", "backward"))
+    against, against_backward = (takes(c, way, host) for way in ways)
+    runs = torch_ok and not against
+    if against:
+        why = _first(against)
+    elif not torch_ok:
+        why = "torch.import failed (above)"
+    elif call.state != "skipped" and not _live_ok(call):
+        why = f"{LIVE}{name} failed (above)"
+    elif against_backward:
+        why = f"backward: {_first(against_backward)}"
+    else:
+        why = "" if picked else _first(dict(auto.tried)[name])
+    usable = runs and (call.state == "skipped" or _live_ok(call))
+    return Row(name, usable, picked, runs, runs and not against_backward, call, why, takes(c, problem, host))
+
+
+def _first(reasons: Sequence[str]) -> str:
+    if not reasons:
+        return ""
+    more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+    return reasons[0].partition(" -> ")[0] + more
+
+
+def _live_ok(call: Probe) -> bool:
+    return call.ok and bool(call.data.get("ok"))
+
+
+def live_finding(name: str, call: Probe) -> Finding:
+    if _live_ok(call):
+        return Finding(LIVE + name, "ok", call.data["says"])
+    fix = (f"kda verify --backend {name}", "kda doctor --paste, for a bug report")
+    if call.state == "crashed":
+        return Finding(LIVE + name, "crash", f"a small call {call.says}", fix)
+    return Finding(LIVE + name, "fail", f"a small call failed: {call.data.get('says') or call.says}", fix)
+
+
+def archs_without_kernels(backends: Sequence[Capability]) -> list[str]:
+    built = {arch for backend in backends for arch in backend.archs}
+    return [arch for arch in TARGETS if arch not in built]
+
+
+# ---------------------------------------------------------------------------------------------- examination
+
+
+def examine(screen: Screen, checks: Sequence[str] = (), problem: str | None = None, require: Sequence[str] = (),
+            strict: bool = False) -> Report:  # fmt: skip
+    """Everything; only the named checks; or, for a problem, only who takes it."""
+    named = [name.removeprefix(LIVE) for name in checks if name.startswith(LIVE)]
+    looked_at = _checks_to_run(checks, problem)
+    with_table = not checks or problem is not None or bool(require) or bool(named)
+    needs = {need for check in looked_at for need in check.needs} | ({"torch", "smi"} if with_table else set())
+    with screen.progress("looking at this machine") as tell:
+        facts = probes.gather(needs)
+        findings = [check(facts) for check in looked_at]
+        if not with_table:
+            return Report(facts, tuple(findings), strict=strict)
+        asked = parse_problem(problem or "", facts)
+        rows = weigh_backends(facts, asked, {})
+        if problem is None:
+            called = {*named, *require} if checks else set(backend_names())
+            runs = [row.name for row in rows if row.forward and row.name in called]
+            tell(f"calling {', '.join(runs) or 'no backend'}")
+            live = live_calls(runs)
+            findings += [live_finding(name, call) for name, call in live.items()]
+            findings += [_not_called(row) for row in rows if row.name in named and row.name not in live]
+            rows = weigh_backends(facts, asked, live)
+    unmet = [row for row in rows if row.name in require and not row.usable]
+    choice = weigh(asked, host_for(asked.device, facts))
+    says = tuple(f"{row.name} is required and not usable: {row.why}" for row in unmet)
+    return Report(facts, tuple(findings), rows, choice, says, strict)
+
+
+def _checks_to_run(checks: Sequence[str], problem: str | None) -> list:
+    if checks:
+        return [CHECKS[name] for name in CHECKS if name in checks]
+    return [] if problem is not None else list(CHECKS.values())
+
+
+def _not_called(row: Row) -> Finding:
+    return Finding(LIVE + row.name, "info", f"not called: {row.why}")
+
+
+def parse_problem(text: str, facts: Facts) -> Problem:
+    return Problem.parse(text, device=default_device(facts))
+
+
+# ---------------------------------------------------------------------------------------------- printing
+
+
+def header(facts: Facts) -> str:
+    system = f"{facts.system[0].lower()} {facts.system[1]}"
+    device = facts.gpus[0].name if facts.gpus else "no GPU"
+    return f"kda {kda_version()}  python {'.'.join(map(str, facts.python))}  {system}  {device}"
+
+
+def finding_lines(screen: Screen, findings: Sequence[Finding]) -> list[str]:
+    width = max((len(f.id) for f in findings), default=0)
+    fixes = " " * len(strip_ansi(f"  {screen.mark('ok')} {'':<{width}}  "))
+    lines = []
+    for f in findings:
+        says = f.says or (CHECKS[f.id].title if f.id in CHECKS else "")
+        lines.append(f"  {screen.mark(f.status)} {f.id:<{width}}  {says}".rstrip())
+        lines += [f"{fixes}{'fix: ' if i == 0 else '     '}{fix}" for i, fix in enumerate(f.fix)]
+    return lines
+
+
+def backend_lines(screen: Screen, rows: Sequence[Row]) -> list[str]:
+    def cells(row: Row) -> tuple[str, ...]:
+        usable = screen.paint("usable", "green") if row.usable else "no"
+        ways = ["yes" if way else "-" for way in (row.forward, row.backward)]
+        return f"{'*' if row.auto else ' '} {row.name}", usable, *ways, evidence_cell(screen, row), row.why
+
+    return table([cells(row) for row in rows], header=("Backends", "usable", "forward", "backward", "evidence", "why"))
+
+
+def evidence_cell(screen: Screen, row: Row) -> str:
+    if row.evidence is not None:
+        seconds = row.live.data["seconds"]
+        return f"{row.evidence.word} {'<0.1' if seconds < 0.1 else f'{seconds:.1f}'} s"
+    return "-" if row.live.state == "skipped" else screen.paint("failed", "red")
+
+
+def legend(choice: Choice) -> str:
+    p = choice.problem
+    picked = "*" if choice.backend else "no backend"
+    where = "" if p.is_gpu else " on CPU tensors"
+    example = '`kda doctor --problem "K=64 V=128 float32"`'
+    return f'{picked} = what backend="auto" picks for K={p.K} V={p.V} {p.dtype}{where}; try {example}'
+
+
+def archs_line() -> str:
+    missing = archs_without_kernels(capabilities())
+    return f"No kernels yet for {', '.join(missing)}." if missing else ""
+
+
+def summary(report: Report) -> str:
+    failed, warned = report.count("fail", "crash"), report.count("warn")
+    if not failed and not warned:
+        return "Everything kda needs is here." if report.rows else "Nothing wrong."
+    counts = [f"{failed} failed"] * bool(failed) + [f"{warned} warning{'s' * (warned > 1)}"] * bool(warned)
+    first = next(f.id for f in report.findings if f.status in (("fail", "crash") if failed else ("warn",)))
+    return f"{', '.join(counts)}.  `kda doctor {first}` re-runs one check, `--json` for a bug report."
+
+
+def shown(report: Report, verbose: bool) -> list[Finding]:
+    """Findings worth a line: all of them with -v, otherwise those that want something done."""
+    return [f for f in report.findings if verbose or f.status in ("warn", "fail", "crash")]
+
+
+def text_lines(screen: Screen, report: Report, verbose: bool, for_problem: bool) -> list[str]:
+    lines = [screen.paint(header(report.facts), bold=True), *finding_lines(screen, shown(report, verbose))]
+    if report.rows:
+        lines += ["", *backend_lines(screen, report.rows)]
+    if for_problem:
+        return [*lines, "", *str(report.choice).splitlines(), *report.unmet]
+    if report.rows:
+        lines += [line for line in (legend(report.choice), archs_line()) if line]
+    return [*lines, "", *report.unmet, summary(report)]
+
+
+def as_json(report: Report) -> dict:
+    gpu = report.facts.gpus[0] if report.facts.gpus else None
+    out = {
+        "schema": 1,
+        "kda": kda_version(),
+        "command": "doctor",
+        "exit": report.exit_code,
+        "host": {
+            "gpu": gpu and gpu.name,
+            "cc": gpu and list(gpu.cc),
+            "sms": gpu and gpu.sms,
+            "gpu_source": report.facts.gpu_source if gpu else None,
+            "driver": report.facts.driver,
+            "python": ".".join(map(str, report.facts.python)),
+            "system": list(report.facts.system),
+            "versions": dict(report.facts.versions),
+        },
+        "findings": [{"id": f.id, "status": f.status, "says": f.says, "fix": list(f.fix)} for f in report.findings],
+        "backends": [_row_json(row) for row in report.rows],
+    }
+    return out if report.choice is None else {**out, "problem": str(report.choice.problem)}
+
+
+def _row_json(row: Row) -> dict:
+    return {
+        "name": row.name, "usable": row.usable, "auto": row.auto, "forward": row.forward, "backward": row.backward,
+        "evidence": row.evidence and row.evidence.word, "seconds": row.live.data.get("seconds"),
+        "why": row.why, "rejections": list(row.rejections),
+    }  # fmt: skip
+
+
+def paste_lines(report: Report) -> list[str]:
+    """A block for an issue, without the names of people and machines."""
+    plain, facts = Screen(utf8=False), report.facts
+    gpus = "; ".join(f"{g.name} ({g.cc[0]}.{g.cc[1]})" for g in facts.gpus) or "none"
+    facts_table = [
+        ("kda", kda_version()), ("python", ".".join(map(str, facts.python))), ("system", platform.platform()),
+        ("GPUs", gpus), ("driver", facts.driver or "-"), *facts.versions.items(), *facts.env.items(),
+    ]  # fmt: skip
+    parts = table(facts_table), finding_lines(plain, report.findings), backend_lines(plain, report.rows)
+    return ["```", *(anonymous(line) for part in parts for line in [*part, ""]), "```"]
+
+
+def anonymous(text: str) -> str:
+    host = platform.node()
+    names = {os.path.expanduser("~"): "~", host: "<host>", host.partition(".")[0]: "<host>"}
+    for name in sorted(names, key=len, reverse=True):
+        if len(name) > 3:
+            text = re.sub(rf"(?<![\w.]){re.escape(name)}(?!\w)", names[name], text)
+    return text
+
+
+# ---------------------------------------------------------------------------------------------- the command
+
+
+def listing() -> list[str]:
+    rows = [(check.id, check.title) for check in CHECKS.values()]
+    return table([*rows, (f"{LIVE}NAME", "a small call of a usable backend agrees with the reference")])
+
+
+def check_names(kind: str, names: Collection[str], known: Sequence[str]) -> None:
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0)
+            raise click.UsageError(f"there is no {kind} {name!r}. Did you mean {near[0]!r}?")
+
+
+def check_problem(text: str | None) -> None:
+    try:
+        Problem.parse(text or "")
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+@click.command()
+@click.argument("checks", metavar="[CHECK]...", nargs=-1)
+@click.option("--verbose", "-v", is_flag=True, help="Print the checks that found nothing, too.")
+@click.option("--list", "only_list", is_flag=True, help="List the checks and end.")
+@click.option("--problem", metavar="WORDS", help='Say who takes a problem, as in "K=64 V=128 float32 packed backward".')
+@click.option("--require", metavar="NAME", multiple=True, help="Exit with 1 unless this backend is usable.")
+@click.option("--strict", is_flag=True, help="Exit with 1 for warnings, too.")
+@click.option("--paste", is_flag=True, help="Print a block for an issue, without home directory and host name.")
+@common_options
+def command(screen: Screen, checks: tuple[str, ...], verbose: bool, only_list: bool, problem: str | None,
+            require: tuple[str, ...], strict: bool, paste: bool) -> int:  # fmt: skip
+    """Say what works on this machine, and how to mend the rest.
+
+    Exits with 1 if a check failed; a warning counts under --strict.
+    """
+    if only_list:
+        return print_list(screen)
+    check_names("check", checks, [*CHECKS, *(LIVE + name for name in backend_names())])
+    check_names("backend", require, backend_names())
+    check_problem(problem)
+    report = examine(screen, checks, problem, require, strict)
+    if screen.json:
+        screen.emit_json(as_json(report))
+    else:
+        verbose = verbose or bool(checks)
+        for line in paste_lines(report) if paste else text_lines(screen, report, verbose, problem is not None):
+            screen.line(line)
+    return report.exit_code
+
+
+def print_list(screen: Screen) -> int:
+    if screen.json:
+        titles = {check.id: check.title for check in CHECKS.values()}
+        screen.emit_json({"schema": 1, "command": "doctor", "checks": titles})
+    else:
+        for line in listing():
+            screen.line(line)
+    return OK

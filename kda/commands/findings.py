@@ -1,0 +1,466 @@
+"""The checks of `kda doctor`: functions of made-up or gathered `Facts` to a `Finding`.
+
+None means healthy with nothing to tell; a Finding of status "ok" is healthy and tells what `-v` shows.  Checks stand in
+the order in which they are printed, each with the probes that it needs.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from kda.capability import Capability
+from kda.compile.target import TARGETS
+from kda.dispatch import backend_names, capabilities
+
+from .probes import Facts, Gpu, Probe, Ptxas, release
+
+GIB = 1 << 30
+REQUIRES_PYTHON = ">=3.10,<3.14"                          # of a checkout that is not installed
+LOWEST_DRIVER = {11: "450.80", 12: "525.60", 13: "580.65"}      # CUDA major -> driver that runs all of its minors
+NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "fuse.", "9p", "afs", "wekafs")
+FULL_DISK = 256 << 20
+
+
+class Finding(NamedTuple):
+    id: str
+    status: str                              # "ok", "info", "warn", "fail", "crash"
+    says: str
+    fix: tuple[str, ...] = ()
+
+
+class Check(NamedTuple):
+    id: str
+    title: str
+    needs: tuple[str, ...]                   # probes
+    look: Callable[[Facts], Finding | None]
+
+    def __call__(self, facts: Facts) -> Finding:
+        """The finding, also where the check itself breaks or has nothing to tell."""
+        try:
+            return self.look(facts) or Finding(self.id, "ok", "")
+        except Exception as error:
+            why = f"the check itself broke: {type(error).__name__}: {error}"
+            return Finding(self.id, "crash", why, ("report it with the output of `kda doctor --paste`",))
+
+
+CHECKS: dict[str, Check] = {}
+
+
+def check(id: str, title: str, *needs: str):
+    def register(look: Callable[[Facts], Finding | None]):
+        CHECKS[id] = Check(id, title, needs, look)
+        return look
+
+    return register
+
+
+# ---------------------------------------------------------------------------------------------- Python and packages
+
+
+@check("python.version", "Python is one that kda supports")
+def python_version(f: Facts) -> Finding | None:
+    wanted, found = f.requires_python or REQUIRES_PYTHON, ".".join(map(str, f.python))
+    if SpecifierSet(wanted).contains(found):
+        return Finding("python.version", "ok", f"{found}, kda wants {wanted}")
+    return Finding("python.version", "fail", f"{found}, but kda wants {wanted}", ("uv venv --python 3.12",))
+
+
+@check("deps.pins", "installed packages are the versions that kda asks for")
+def deps_pins(f: Facts) -> Finding | None:
+    if f.requires is None:
+        return Finding("deps.pins", "info", "kda is not installed, it runs from a checkout: no pins to compare with")
+    wanted = [r for r in _requirements(f) if not r.url]
+    wrong = [r for r in wanted if not _satisfied(r, f)]
+    if not wrong:
+        return Finding("deps.pins", "ok", f"{len(wanted)} requirements hold")
+    found = [f.versions.get(canonicalize_name(r.name), "is missing") for r in wrong]
+    says = [f"{r.name} {there}, wants {_specifier(r)}" for r, there in zip(wrong, found, strict=True)]
+    return Finding("deps.pins", "fail", "; ".join(says), tuple(f"pip install '{_spelled(r)}'" for r in wrong))
+
+
+def _requirements(f: Facts) -> list[Requirement]:
+    """Of this platform, without extras."""
+    environment = {"extra": "", "platform_system": f.system[0], "platform_machine": f.system[1]}
+    all_of_them = map(Requirement, f.requires or ())
+    return [r for r in all_of_them if r.marker is None or r.marker.evaluate(environment)]
+
+
+def _satisfied(r: Requirement, f: Facts) -> bool:
+    found = f.versions.get(canonicalize_name(r.name))
+    return found is not None and r.specifier.contains(found, prereleases=True)
+
+
+def _specifier(r: Requirement) -> str:
+    return str(r.specifier) or "any version"
+
+
+def _spelled(r: Requirement) -> str:
+    extras = f"[{','.join(sorted(r.extras))}]" if r.extras else ""
+    return f"{r.name}{extras}{r.specifier}"
+
+
+def _install(f: Facts, package: str, extra: str = "") -> str:
+    """`pip install` of what we ask for, else of what is there, else of the newest."""
+    ours = [r for r in _requirements(f) if canonicalize_name(r.name) == package]
+    found = f.versions.get(package)
+    there = f"{package}{extra}=={found}" if found else f"{package}{extra}"
+    wanted = _spelled(ours[0]) if ours else there
+    return f"pip install {'--force-reinstall ' if found else ''}'{wanted}'"
+
+
+# ---------------------------------------------------------------------------------------------- GPU and driver
+
+
+@check("gpu.visible", "torch sees a GPU", "torch", "smi")
+def gpu_visible(f: Facts) -> Finding | None:
+    if f.gpus:
+        first, count = f.gpus[0], len(f.gpus)
+        known = {"SMs": first.sms, "GiB": f"{first.memory / GIB:.1f}" if first.memory else 0}
+        numbers = "".join(f", {value} {unit}" for unit, value in known.items() if value)
+        says = f"{count} device{'s' * (count > 1)}, {first.name}, compute capability {_dotted(first.cc)}{numbers}"
+        return Finding("gpu.visible", "ok", f"{says}   ({f.gpu_source})")
+    says, *fix = next(answer for holds, *answer in _NO_GPU if holds(f))
+    return Finding("gpu.visible", "warn", says.format(f=f, **_no_gpu_words(f)), tuple(fix))
+
+
+def _no_gpu_words(f: Facts) -> dict[str, str]:
+    return {
+        "hidden": repr(f.env.get("CUDA_VISIBLE_DEVICES")),
+        "torch": f"torch {f.torch.data.get('version', '')}".strip(),
+        "gpu": f.smi_gpus[0].name if f.smi_gpus else "",
+        "why": f.torch.data.get("why") or "torch names no reason",
+    }
+
+
+_CUDA_TORCH = "install a CUDA build of torch (its install page names the command)"
+
+# (when, says, fix...): the first that holds is the cause
+_NO_GPU = (
+    (lambda f: f.env.get("CUDA_VISIBLE_DEVICES") in ("", "-1"),
+     "CUDA_VISIBLE_DEVICES is {hidden}: it hides every GPU", "unset CUDA_VISIBLE_DEVICES"),
+    (lambda f: f.torch.ok and not f.torch_cuda and f.smi_gpus,
+     "{torch} has no CUDA in it and cannot use the {gpu}", _CUDA_TORCH),
+    (lambda f: f.torch.ok and not f.torch_cuda,
+     "no CUDA device, and {torch} could not use one",
+     "nothing to do if this machine has no GPU", f"otherwise {_CUDA_TORCH}"),
+    (lambda f: f.device_files is False,
+     "no /dev/nvidia*: no GPU, or a container that was started without it",
+     "nothing to do if this machine has no GPU", "otherwise start it with `docker run --gpus all ...`"),
+    (lambda f: f.smi.state in ("failed", "crashed"),
+     "the driver does not answer: nvidia-smi {f.smi.says}",
+     "run `nvidia-smi`; if it fails too, reload the driver or restart the machine"),
+    (lambda f: f.torch.ok, "no CUDA device: {why}", "run `nvidia-smi`, and `kda doctor driver.version`"),
+    (lambda f: True,
+     "no CUDA device that torch or nvidia-smi could name", "mend torch.import first, or run `nvidia-smi`"),
+)  # fmt: skip
+
+
+@check("gpu.capability", "a backend has kernels for this GPU", "torch", "smi")
+def gpu_capability(f: Facts) -> Finding | None:
+    if not f.gpus:
+        return _nothing_to_see("gpu.capability", "no GPU")
+    cc, takers = f.gpus[0].cc, backends_with_kernels(f.gpus[0].cc, capabilities())
+    if takers:
+        return Finding("gpu.capability", "ok", f"{_dotted(cc)} has kernels in {', '.join(takers)}")
+    says = f"{_dotted(cc)} ({f.gpus[0].name}) has no backend with kernels"
+    fix = "backend='reference' runs there, slowly; auto never picks it on a GPU"
+    return Finding("gpu.capability", "warn", says, (fix,))
+
+
+def backends_with_kernels(cc: tuple[int, int], backends: tuple[Capability, ...]) -> list[str]:
+    return [b.backend for b in backends if any(TARGETS[arch].cc == cc for arch in b.archs)]
+
+
+@check("gpu.busy", "nobody else computes on the GPU", "torch", "smi")
+def gpu_busy(f: Facts) -> Finding | None:
+    if not f.gpus:
+        return _nothing_to_see("gpu.busy", "no GPU")
+    if not f.smi_gpus:
+        return _nothing_to_see("gpu.busy", "nvidia-smi does not answer")
+    gpu = next((g for g in f.smi_gpus if g.uuid == f.gpus[0].uuid), f.smi_gpus[0])
+    says, fix = [], []
+    if gpu.users:
+        says.append("also used by " + ", ".join(f"pid {pid} ({name})" for pid, name in gpu.users))
+        fix.append(_free_gpu(f.smi_gpus) or f"wait for pid {gpu.users[0][0]} before `kda bench`")
+    if gpu.mig:
+        says.append("a MIG slice: fewer SMs and less bandwidth than the whole GPU")
+        fix.append("compare `kda bench` only with runs on the same slice")
+    if gpu.mode != "Default":
+        says.append(f"compute mode {gpu.mode}: a second process cannot use it")
+        fix.append("sudo nvidia-smi -c DEFAULT")
+    return Finding("gpu.busy", "warn", f"{gpu.name} is {'; '.join(says)}", tuple(fix)) if says else None
+
+
+def _free_gpu(gpus: tuple[Gpu, ...]) -> str:
+    return next((f"export CUDA_VISIBLE_DEVICES={i}" for i, g in enumerate(gpus) if not g.users), "")
+
+
+@check("driver.version", "the driver runs the CUDA of torch and of the DSL", "torch", "smi")
+def driver_version(f: Facts) -> Finding | None:
+    if not f.driver_cuda:
+        return _nothing_to_see("driver.version", "no driver answers")
+    major = f.driver_cuda[0]
+    says = f"{f.driver or 'driver'}, runs CUDA up to {_dotted(f.driver_cuda)}"
+    majors = {"torch": f.torch_cuda and f.torch_cuda[0], "cutlass-dsl": _dsl_cuda(f)}
+    needs = {who: cuda for who, cuda in majors.items() if cuda}
+    if all(cuda <= major for cuda in needs.values()):
+        return Finding("driver.version", "ok", says)
+    newest = max(needs.values())
+    wants = ", ".join(f"{who} wants CUDA {cuda}" for who, cuda in needs.items() if cuda > major)
+    fix = [f"install driver {LOWEST_DRIVER.get(newest, f'for CUDA {newest}')} or newer"]
+    fix += [f"or a torch built for CUDA {major} (its install page names the command)"] * (needs.get("torch", 0) > major)
+    fix += [f"or `pip install 'nvidia-cutlass-dsl[cu{major}]'`"] * (needs.get("cutlass-dsl", 0) > major)
+    return Finding("driver.version", "fail", f"{says}; {wants}", tuple(fix))
+
+
+def _dsl_cuda(f: Facts) -> int | None:
+    """The oldest CUDA major that the installed libraries of the DSL are made for."""
+    return next((cuda for cuda in (12, 13) if f"nvidia-cutlass-dsl-libs-cu{cuda}" in f.versions), None)
+
+
+# ---------------------------------------------------------------------------------------------- imports
+
+
+@check("torch.import", "torch can be imported", "torch")
+def torch_import(f: Facts) -> Finding | None:
+    if f.torch.ok:
+        sees = "sees the GPU" if f.torch_gpus else "sees no GPU"
+        return Finding("torch.import", "ok", f"{f.torch.data.get('version')}, {sees}")
+    if f.torch.state == "absent":
+        return Finding("torch.import", "fail", "torch is not installed: nothing can run", (_install(f, "torch"),))
+    return _broken("torch.import", f.torch, "torch", f, _install(f, "torch"))
+
+
+@check("cutlass.import", "CuTe DSL can be imported", "cutlass", "torch", "smi")
+def cutlass_import(f: Facts) -> Finding | None:
+    if f.cutlass.ok:
+        return Finding("cutlass.import", "ok", _version(f.cutlass, f, "nvidia-cutlass-dsl"))
+    if f.cutlass.state == "absent":
+        without = "backends written in CuTe DSL can be neither built nor run"
+        return _not_there("cutlass.import", "nvidia-cutlass-dsl", without, f, _extra(f))
+    return _broken("cutlass.import", f.cutlass, "cutlass", f, _install(f, "nvidia-cutlass-dsl", _extra(f)))
+
+
+@check("cutlass.trace", "CuTe DSL builds a small kernel, without a GPU", "trace", "cutlass")
+def cutlass_trace(f: Facts) -> Finding | None:
+    if f.trace.ok:
+        built, seconds = " and ".join(f.trace.data.get("built", ())), f.trace.data.get("seconds", 0.0)
+        version = _version(f.cutlass, f, "nvidia-cutlass-dsl")
+        return Finding("cutlass.trace", "ok", f"{version} built a probe for {built} in {seconds:.1f} s".strip())
+    if f.trace.state == "absent":
+        return Finding("cutlass.trace", "info", "not tried: nvidia-cutlass-dsl is not installed")
+    if f.cutlass.state in ("failed", "crashed"):
+        return Finding("cutlass.trace", "info", "not tried to the end: cutlass.import failed")
+    fix = ["unset " + name for name in ("CUTE_DSL_PTXAS_PATH", "CUTE_DSL_ARCH") if name in f.env]
+    says = "building a probe " + _how(f.trace)
+    return Finding("cutlass.trace", _status(f.trace), says, (*fix, _install(f, "nvidia-cutlass-dsl", _extra(f))))
+
+
+@check("triton.import", "Triton can be imported, and finds the GPU that torch finds", "triton", "torch", "smi")
+def triton_import(f: Facts) -> Finding | None:
+    if f.triton.state == "absent":
+        return _not_there("triton.import", "triton", "backends written in Triton cannot run", f)
+    if not f.triton.ok:
+        return _broken("triton.import", f.triton, "triton", f, *_triton_fix(f.triton.says, f))
+    version, why = _version(f.triton, f, "triton"), reworded(f.triton.data.get("why") or "")
+    if f.torch_gpus and not f.triton.data.get("driver", True):
+        says = f"{version} was imported, but finds no GPU: {why}"
+        return Finding("triton.import", "fail", says, _triton_fix(why, f))
+    return Finding("triton.import", "ok", version)
+
+
+def _triton_fix(why: str, f: Facts) -> tuple[str, ...]:
+    if "libcuda" in why or "driver" in why:
+        mount = "mount the driver (`docker run --gpus all`), or install the package that has libcuda.so.1"
+        return mount, _install(f, "triton")
+    return (_install(f, "triton"),)
+
+
+REWORDED = ((r"\d+ active drivers \(.*", "no GPU driver visible to Triton"),)
+
+
+def reworded(message: str) -> str:
+    """What another package says, in words that help."""
+    for pattern, words in REWORDED:
+        message = re.sub(pattern, words, message)
+    return message
+
+
+def _not_there(id: str, package: str, without: str, f: Facts, extra: str = "") -> Finding:
+    """A missing package hurts where there is a GPU for it to run on."""
+    if f.system != ("Linux", "x86_64"):
+        where = " ".join(f.system)
+        return Finding(id, "info", f"{package} is not installed and is not asked for on {where}: {without}")
+    status, fix = "warn" if f.gpus else "info", _install(f, package, extra)
+    return Finding(id, status, f"{package} is not installed: {without}", (fix,))
+
+
+def _broken(id: str, probe: Probe, module: str, f: Facts, *fix: str) -> Finding:
+    version = f.versions.get({"cutlass": "nvidia-cutlass-dsl"}.get(module, module))
+    there = f"{version} is installed; " if version else ""
+    return Finding(id, _status(probe), f"{there}importing {module} {_how(probe)}", fix)
+
+
+def _status(probe: Probe) -> str:
+    return "crash" if probe.state == "crashed" else "fail"
+
+
+def _how(probe: Probe) -> str:
+    return probe.says if probe.state == "crashed" else f"failed: {reworded(probe.says)}"
+
+
+def _version(probe: Probe, f: Facts, package: str) -> str:
+    return f.versions.get(package) or probe.data.get("version") or ""
+
+
+def _extra(f: Facts) -> str:
+    cuda = f.torch_cuda or f.driver_cuda
+    return f"[cu{cuda[0]}]" if cuda else ""
+
+
+# ---------------------------------------------------------------------------------------------- tools
+
+
+@check("cuda_python.skew", "cuda-python fits the driver", "torch", "smi")
+def cuda_python_skew(f: Facts) -> Finding | None:
+    package = next((name for name in ("cuda-bindings", "cuda-python") if name in f.versions), None)
+    found = package and release(f.versions[package])
+    if not found:
+        return _nothing_to_see("cuda_python.skew", "cuda-python is not installed")
+    if not f.driver_cuda:
+        return _nothing_to_see("cuda_python.skew", "no driver answers")
+    says = f"{package} {f.versions[package]}, driver for CUDA {_dotted(f.driver_cuda)}"
+    if found[0] <= f.driver_cuda[0]:
+        return Finding("cuda_python.skew", "ok", says)
+    return Finding("cuda_python.skew", "warn", says, (f"pip install '{package}=={f.driver_cuda[0]}.*'",))
+
+
+# PTX that a ptxas reads, by CUDA release, where it is not simply four majors behind
+_PTX_OF_CUDA = {(12, 6): (8, 5), (12, 7): (8, 6), (12, 8): (8, 7), (12, 9): (8, 8)}
+
+
+def ptx_read_by(cuda: tuple[int, int]) -> tuple[int, int]:
+    return _PTX_OF_CUDA.get(cuda, (cuda[0] - 4, cuda[1]))
+
+
+@check("ptxas.version", "the ptxas that CuTe DSL is told to use reads what it writes", "ptxas", "trace")
+def ptxas_version(f: Facts) -> Finding | None:
+    written = f.trace.data.get("ptx")
+    named = next((p for p in f.ptxas if p.by_variable), None)
+    if named and named.release is None:
+        return Finding("ptxas.version", "warn", f"CUTE_DSL_PTXAS_PATH={named.path} is no ptxas that runs", _UNSET_PTXAS)
+    tool = named or next(iter(f.ptxas), None)
+    if tool is None or tool.release is None:
+        return Finding("ptxas.version", "ok", "no other ptxas, cutlass-dsl has its own")
+    if not written:
+        return _nothing_to_see("ptxas.version", "cutlass.trace wrote no PTX to compare with")
+    return _compare(tool, tuple(written))
+
+
+_UNSET_PTXAS = ("unset CUTE_DSL_PTXAS_PATH",)
+
+
+def _compare(tool: Ptxas, written: tuple[int, int]) -> Finding:
+    reads = ptx_read_by(tool.release)
+    says = f"{tool.path} {_dotted(tool.release)} reads PTX <= {_dotted(reads)}, cutlass-dsl writes {_dotted(written)}"
+    if reads >= written:
+        return Finding("ptxas.version", "ok", says)
+    if not tool.by_variable:
+        return Finding("ptxas.version", "info", f"{says}; it is not used, cutlass-dsl has its own")
+    newer = f"or name the ptxas of CUDA {written[0] + 4}.{written[1]} or newer"
+    return Finding("ptxas.version", "warn", says, (*_UNSET_PTXAS, newer))
+
+
+# variable -> (status when set, what it does now)
+VARIABLES = {
+    "CUTE_DSL_ARCH": ("warn", "CuTe DSL builds for it, whatever the device is"),
+    "CUTE_DSL_NO_CACHE": ("warn", "CuTe DSL builds every kernel anew in each process"),
+    "CUTE_DSL_PTXAS_PATH": ("warn", "CuTe DSL assembles with it, not with its own ptxas"),
+    "TRITON_INTERPRET": ("warn", "Triton kernels are interpreted on the CPU: slow, and bfloat16 ties round up"),
+    "KDA_BACKEND": ("info", "calls without backend= use this backend or fail"),
+    "KDA_CACHE_DIR": ("info", "built kernels are kept there"),
+}
+_OFF = {"TRITON_INTERPRET": "0", "CUTE_DSL_NO_CACHE": "0"}
+
+
+@check("env.overrides", "no variable changes what runs")
+def env_overrides(f: Facts) -> Finding | None:
+    names = [n for n in f.env if (n in VARIABLES or n.startswith("KDA_")) and f.env[n] not in ("", _OFF.get(n))]
+    told = [_override(name, f.env[name]) for name in sorted(names)]
+    if not told:
+        return None
+    status = "warn" if any(t[0] == "warn" for t in told) else "info"
+    fix = tuple(fix for level, _, fix in told if level == "warn")
+    return Finding("env.overrides", status, "; ".join(says for _, says, _ in told), fix)
+
+
+def _override(name: str, value: str) -> tuple[str, str, str]:
+    """Status, what it does, fix."""
+    if name not in VARIABLES:
+        near = difflib.get_close_matches(name, [n for n in VARIABLES if n.startswith("KDA_")], n=1, cutoff=0)
+        return "warn", f"{name}: no such variable, did you mean {near[0]}?", f"unset {name}"
+    backends = ["auto", *backend_names()]
+    if name == "KDA_BACKEND" and value not in backends:
+        near = difflib.get_close_matches(value, backends, n=1, cutoff=0)
+        return "warn", f"KDA_BACKEND={value}: no such backend, every call fails", f"export KDA_BACKEND={near[0]}"
+    status, does = VARIABLES[name]
+    return status, f"{name}={value}: {does}", f"unset {name}"
+
+
+# ---------------------------------------------------------------------------------------------- files, others
+
+
+@check("cache.dir", "built kernels can be kept", "cache")
+def cache_dir(f: Facts) -> Finding | None:
+    c, elsewhere = f.cache, ("export KDA_CACHE_DIR=/local/path",)
+    remote = c.filesystem.startswith(NETWORK_FILESYSTEMS)
+    if not c.path:
+        return Finding("cache.dir", "fail", "there is no home directory to keep built kernels in", elsewhere)
+    size = f"{_bytes(c.bytes)}, {c.files} file{'s' * (c.files != 1)}" if c.exists else "not there yet"
+    for broken, status, why in (
+        (not c.writable, "fail", "cannot be written" if c.exists else "cannot be made"),
+        (not c.mine, "fail", "belongs to somebody else"),
+        (c.free is not None and c.free < FULL_DISK, "fail", f"is on a full disk, {_bytes(c.free or 0)} left"),
+        (remote, "warn", f"is on a network disk ({c.filesystem}): slow, and locks may not hold"),
+    ):
+        if broken:
+            return Finding("cache.dir", status, f"{c.path} {why}", elsewhere)
+    return Finding("cache.dir", "ok", f"{c.path}, {size}")
+
+
+@check("cache.stale", "the cache is small and readable", "cache")
+def cache_stale(f: Facts) -> Finding | None:
+    c = f.cache
+    if c.unreadable:
+        return Finding("cache.stale", "warn", f"{c.unreadable} unreadable in {c.path}", (f"rm -r {c.path}",))
+    if c.bytes > GIB:
+        fix = f"rm -r {c.path}   (kernels are built again)"
+        return Finding("cache.stale", "warn", f"{c.path} holds {_bytes(c.bytes)}", (fix,))
+    return None
+
+
+@check("fla.present", "flash-linear-attention is there to compare with")
+def fla_present(f: Facts) -> Finding | None:
+    if "flash-linear-attention" in f.versions:
+        return Finding("fla.present", "ok", f.versions["flash-linear-attention"])
+    says = "flash-linear-attention is not installed: only `kda verify --against fla` needs it"
+    return Finding("fla.present", "info", says, ("pip install flash-linear-attention",))
+
+
+def _nothing_to_see(id: str, why: str) -> Finding:
+    return Finding(id, "info", f"not looked at: {why}")
+
+
+def _dotted(numbers: tuple[int, ...]) -> str:
+    return ".".join(map(str, numbers))
+
+
+def _bytes(number: int) -> str:
+    return f"{number / GIB:.1f} GiB" if number >= GIB else f"{number / (1 << 20):.0f} MiB"

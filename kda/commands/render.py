@@ -1,0 +1,197 @@
+"""All printing of the `kda` commands.  Imports click and the standard library alone.
+
+A command looks like this; what it returns is its exit code (None is 0):
+
+    @click.command()
+    @common_options                      # adds --json, --color, --debug and hands over the Screen
+    @click.option("--level")
+    def command(screen, level):
+        with screen.progress("tracing fwd/gate") as tell:      # stderr, and only if it takes over two seconds
+            ...
+            tell("tracing fwd/intra")
+        if screen.json:
+            screen.emit_json({"schema": 1, ...})               # exactly one object on stdout
+        for line in table(rows, header=("stage", "error"), align="lr"):
+            screen.line(line)
+        screen.line(screen.mark("fail") + " " + screen.paint("fwd/state", "red"))
+        return FINDING
+
+`mark` gives "[ok]"-like marks for ok, info, warn, fail and crash; `sign` the same without brackets.  Cells of a table
+may be painted.  A KdaError ends a command with its message on stderr and exit code 2, any other exception too, with
+a traceback under --debug.  Output that nobody reads any more (`| head -1`) is dropped; the exit code stays.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import functools
+import json
+import os
+import re
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import click
+
+import kda
+from kda.errors import KdaError
+
+OK, FINDING, ERROR, CANNOT_JUDGE = range(4)          # exit codes; the last: asked for what this host cannot judge
+PATIENCE = 2.0                                       # seconds before progress is shown
+
+# status -> sign, mark without UTF-8, colour
+SIGNS = {
+    "ok": ("✓", "[ok]", "green"),
+    "info": ("·", "[--]", None),
+    "warn": ("!", "[!!]", "yellow"),
+    "fail": ("✗", "[XX]", "red"),
+    "crash": ("☠", "[XX]", "red"),
+}
+_ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
+
+
+def strip_ansi(text: str) -> str:
+    return _ANSI.sub("", text)
+
+
+def kda_version() -> str:
+    return kda.__version__
+
+
+def wants_color(choice: str, terminal: bool, env: Mapping[str, str]) -> bool:
+    """--color, then NO_COLOR, then FORCE_COLOR, then whether this is a terminal."""
+    if choice != "auto":
+        return choice == "always"
+    if env.get("NO_COLOR"):
+        return False
+    if env.get("FORCE_COLOR"):
+        return env["FORCE_COLOR"] != "0"
+    return terminal
+
+
+def is_terminal(stream) -> bool:
+    return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def speaks_utf8(stream) -> bool:
+    try:
+        return codecs.lookup(getattr(stream, "encoding", None) or "ascii").name == "utf-8"
+    except LookupError:
+        return False
+
+
+def table(rows: Sequence[Sequence[str]], header: Sequence[str] = (), align: str = "", indent: int = 0) -> list[str]:
+    """Aligned lines, two spaces between columns; `align` is one letter per column, "l" or "r"."""
+    cells = [[str(cell) for cell in row] for row in ([header] if header else []) + list(rows)]
+    columns = max((len(row) for row in cells), default=0)
+    cells = [row + [""] * (columns - len(row)) for row in cells]
+    widths = [max(_width(row[i]) for row in cells) for i in range(columns)]
+    align = align.ljust(columns, "l")
+    return [(" " * indent + "  ".join(map(_padded, row, widths, align))).rstrip() for row in cells]
+
+
+def _width(cell: str) -> int:
+    return len(strip_ansi(cell))
+
+
+def _padded(cell: str, width: int, align: str) -> str:
+    space = " " * (width - _width(cell))
+    return space + cell if align == "r" else cell + space
+
+
+@dataclass
+class Screen:
+    """Where one command prints, and how."""
+
+    json: bool = False
+    color: bool = False
+    debug: bool = False
+    utf8: bool = True
+
+    @classmethod
+    def of(cls, json: bool = False, color: str = "auto", debug: bool = False) -> Screen:
+        return cls(json, wants_color(color, is_terminal(sys.stdout), os.environ), debug, speaks_utf8(sys.stdout))
+
+    def line(self, text: str = "", err: bool = False) -> None:
+        stream = sys.stderr if err else sys.stdout
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        try:
+            click.echo(text.encode(encoding, "replace").decode(encoding), err=err, color=self.color)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+    def paint(self, text: str, color: str | None = None, **style) -> str:
+        return click.style(text, fg=color, **style) if self.color and text else text
+
+    def sign(self, status: str) -> str:
+        sign, plain, color = SIGNS[status]
+        return self.paint(sign if self.utf8 else plain[1:-1], color)
+
+    def mark(self, status: str) -> str:
+        sign, plain, color = SIGNS[status]
+        return self.paint(f"[{sign}]" if self.utf8 else plain, color)
+
+    def emit_json(self, obj) -> None:
+        self.line(json.dumps(obj, indent=1))
+
+    @contextlib.contextmanager
+    def progress(self, text: str) -> Iterator[Callable[[str], None]]:
+        """Say on stderr what is going on, once it has gone on for two seconds; a terminal is wiped clean afterwards."""
+        now = [text]
+        shown = threading.Event()
+        wipes = is_terminal(sys.stderr)
+
+        def show() -> None:
+            shown.set()
+            click.echo(f"\r\x1b[K{now[0]} ..." if wipes else f"{now[0]} ...", err=True, nl=not wipes, color=wipes)
+
+        def tell(text: str) -> None:
+            now[0] = text
+            if shown.is_set():
+                show()
+
+        timer = threading.Timer(PATIENCE, show)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield tell
+        finally:
+            timer.cancel()
+            timer.join()
+            if shown.is_set() and wipes:
+                click.echo("\r\x1b[K", err=True, nl=False, color=True)
+
+
+def explain_error(error: Exception, debug: bool) -> str:
+    """What stderr gets for an exception that ends a command."""
+    if debug:
+        return "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
+    if isinstance(error, KdaError):
+        return str(error)
+    return f"kda: internal error, {type(error).__name__}: {error} (--debug shows where)"
+
+
+def common_options(function: Callable) -> Callable:
+    """--json, --color and --debug for a click command, which receives them as `screen` and returns its exit code."""
+
+    @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+    @click.option("--color", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True,
+                  help="Colour; `auto` asks NO_COLOR, FORCE_COLOR and the terminal.")  # fmt: skip
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and no text.")
+    @functools.wraps(function)
+    def run(*args, as_json: bool, color: str, debug: bool, **kwargs):
+        screen = Screen.of(as_json, color, debug)
+        try:
+            code = function(*args, screen=screen, **kwargs)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            screen.line(explain_error(error, debug), err=True)
+            code = ERROR
+        click.get_current_context().exit(code or OK)
+
+    return run
