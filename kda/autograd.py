@@ -201,7 +201,7 @@ def _recurrent_setup(ctx, inputs, output):
 
 
 def _recurrent_link(ctx, *grads):
-    raise KdaError("fused_recurrent_kda is for inference and has no backward. Train with chunk_kda: it computes the same.")
+    raise KdaError("fused_recurrent_kda is for inference and has no backward. Train with chunk_kda, its equal.")
 
 
 # gate

@@ -146,19 +146,22 @@ def _numel_row(name: str, letters: str, fix: str, id: str | None = None) -> Chec
     return Check(id or f"{name}.numel", name, lambda c: f"of {letters}={wanted(c)} elements", found, fix)
 
 
+_DTYPE_KINDS: dict[str, tuple[Callable[[Any, torch.dtype], bool], str]] = {
+    "of q's dtype": (lambda c, dtype: dtype == c.inputs.q.dtype, "Use {}.to(q.dtype)."),
+    "of a float dtype": (lambda c, dtype: is_float(dtype), "Use {}.float()."),
+    "of dtype int32 or int64": (lambda c, dtype: is_index(dtype), "Use {}.long()."),
+    "of dtype float32 or q's": (lambda c, dtype: dtype in (torch.float32, c.inputs.q.dtype), "Use {}.float()."),
+}
+
+
 def _dtype_row(name: str, kind: str, id: str | None = None) -> Check:
-    right: Callable[[Any, torch.dtype], bool] = {
-        "of q's dtype": lambda c, dtype: dtype == c.inputs.q.dtype,
-        "of a float dtype": lambda c, dtype: is_float(dtype),
-        "of dtype int32 or int64": lambda c, dtype: is_index(dtype),
-        "of dtype float32 or q's": lambda c, dtype: dtype in (torch.float32, c.inputs.q.dtype),
-    }[kind]
+    right, fix = _DTYPE_KINDS[kind]
 
     def found(c: Any) -> str | None:
         x = c.tensor(name)
         return None if x is None or right(c, x.dtype) else dtype_name(x)
 
-    return Check(id or f"{name}.dtype", name, kind, found, f"Cast {name}.")
+    return Check(id or f"{name}.dtype", name, kind, found, fix.format(name))
 
 
 def _device_row(name: str) -> Check:
@@ -297,7 +300,7 @@ KIND: tuple[Check, ...] = (
     ),
     Check(
         "q.head_dim", "q", f"of 1 <= K <= {MAX_K}", lambda c: _when(not 1 <= c.K <= MAX_K, f"K={c.K}"),
-        "Use more heads.",
+        "Split the head into several.",
     ),
     *(_device_row(name) for name in ARGUMENTS[1:]),
     _shape_row("k", "B T H K", "q and k share heads and head dim; only v, g and beta may have more heads."),
@@ -467,11 +470,11 @@ VALUES: tuple[Check, ...] = (
         "cu_seqlens.values", "cu_seqlens", _OFFSETS, lambda c: _bad_offsets(c, "cu_seqlens"),
         "Offsets are cumulative sums of the lengths.",
     ),
-    Check("cu_seqlens_cpu.differs", "cu_seqlens_cpu", "equal to cu_seqlens", _differing, "Pass cu_seqlens.cpu()."),
     Check(
         "cu_seqlens_cpu.values", "cu_seqlens_cpu", _OFFSETS, lambda c: _bad_offsets(c, "cu_seqlens_cpu"),
         "Pass cu_seqlens.cpu().",
     ),
+    Check("cu_seqlens_cpu.differs", "cu_seqlens_cpu", "equal to cu_seqlens", _differing, "Pass cu_seqlens.cpu()."),
     Check(
         "ssm_state_indices.range", "ssm_state_indices", "slots of the pool, or -1 for padding", _slot_out_of_range,
         "Grow the pool, or look at the slot allocator.",

@@ -23,8 +23,8 @@ class Stage(NamedTuple):
 SHAPES = {
     "q": "(C, K)", "k": "(C, K)", "v": "(C, V)", "g": "(C, K)", "beta": "(C)", "A_log": "()", "dt_bias": "(K)",
     "qn": "(C, K)", "kn": "(C, K)", "b": "(C)", "g2": "(C, K)", "gc": "(C, K)", "A_qk": "(C, C)", "A_kk": "(C, C)",
-    "A_inv": "(C, C)", "w": "(C, K)", "u": "(C, V)", "qg": "(C, K)", "kg": "(C, K)", "h": "(K, V)", "h0": "(K, V)", "ht": "(K, V)",
-    "v_new": "(C, V)", "o": "(C, V)",
+    "A_inv": "(C, C)", "w": "(C, K)", "u": "(C, V)", "qg": "(C, K)", "kg": "(C, K)", "h": "(K, V)", "h0": "(K, V)",
+    "ht": "(K, V)", "v_new": "(C, V)", "o": "(C, V)",
 }  # fmt: skip
 SHAPES |= {"d" + name: shape for name, shape in SHAPES.items()}
 SHAPES |= {"dv_local": "(C, V)", "dg2_local": "(C, K)", "db_local": "(C)", "dqn_local": "(C, K)", "dkn_local": "(C, K)"}

@@ -19,22 +19,21 @@ L2NORM_EPS = 1e-6
 def _logits(g, A_log, dt_bias):
     """x and e^A."""
     x = g if dt_bias is None else g + dt_bias
-    largest = torch.finfo(g.dtype).max
-    rate = g.new_ones(()) if A_log is None else A_log.exp().clamp(max=largest)
+    rate = g.new_ones(()) if A_log is None else _finite(A_log.exp())
     return x, rate
 
 
-def _bounded_logits(x, rate):
+def _finite(x):
     largest = torch.finfo(x.dtype).max
-    return (rate * x).clamp(-largest, largest)
+    return x.clamp(-largest, largest)
 
 
 def decay(g, A_log, dt_bias, lower_bound):
     """Natural-log decay of each token and channel, <= 0."""
     x, rate = _logits(g, A_log, dt_bias)
     if lower_bound is None:
-        return -(rate * torch.logaddexp(x, x.new_zeros(())))
-    return lower_bound * torch.sigmoid(_bounded_logits(x, rate))
+        return -_finite(rate * torch.logaddexp(x, x.new_zeros(())))
+    return lower_bound * torch.sigmoid(_finite(rate * x))
 
 
 def decay_bwd(d_decay, g, A_log, dt_bias, lower_bound):
@@ -42,8 +41,8 @@ def decay_bwd(d_decay, g, A_log, dt_bias, lower_bound):
     x, rate = _logits(g, A_log, dt_bias)
     if lower_bound is None:
         softplus = torch.logaddexp(x, x.new_zeros(()))
-        return -rate * torch.sigmoid(x) * d_decay, -rate * softplus * d_decay
-    y = _bounded_logits(x, rate)
+        return -rate * (torch.sigmoid(x) * d_decay), -_finite(rate * softplus) * d_decay
+    y = _finite(rate * x)
     dy = d_decay * lower_bound * torch.sigmoid(y) * torch.sigmoid(-y)
     return dy * rate, dy * y
 

@@ -23,7 +23,7 @@ def _halves(x: torch.Tensor, size: int, axis: int = -2) -> tuple[torch.Tensor, t
 
 
 def _lower(A: torch.Tensor, size: int) -> torch.Tensor:
-    """(..., C, X, C) -> the lower left quarters of the diagonal blocks of 2*size rows, (.., C / 2size, size, X, size)."""
+    """(.., C, X, C) -> the lower left quarter of each diagonal block of 2*size rows, (.., C / 2size, size, X, size)."""
     n = A.shape[-1] // (2 * size)
     blocks = A.unflatten(-1, (n, 2, size)).unflatten(-5, (n, 2, size))        # (..., n, 2, size, X, n, 2, size)
     return blocks.select(-6, 1).select(-2, 0).diagonal(dim1=-5, dim2=-2).movedim(-1, -4)

@@ -67,7 +67,8 @@ class _Walk:
         self.rows["beta"] = self.rows["beta"].unsqueeze(-1)
         self.parameters = _parameters(p, x, self.dtype)
 
-        self.slabs: list[Slab] = list(self.table.slabs(max(1, SLAB_ELEMENTS // (p.C * p.HV * max(p.C, p.K, p.V)))))
+        chunks = max(1, SLAB_ELEMENTS // (p.C * p.HV * max(p.C, p.K, p.V)))
+        self.slabs: list[Slab] = list(self.table.slabs(chunks, apart=p.batch_invariant))
 
     def chunks(self, slab: Slab, **rows: Tensor) -> dict[str, Tensor]:
         """Rows of tokens as the slab's chunks."""
@@ -159,20 +160,24 @@ def recurrent(p: Problem, x: Inputs) -> tuple[Tensor, Tensor | None]:
     A sequence whose first slot is negative is padding: its o is zero and no state of it is read or written.
     """
     slots, first = x.ssm_state_indices, _first_slots(p, x)
-    lengths = _table(p, x, 1).lengths
+    whole = _table(p, x, 1)
+    starts, lengths = whole.starts, whole.lengths
     if first is None:
         S = _states(p, x.initial_state, x.q)
     else:
         S = _states(p, x.initial_state[first.clamp(min=0)], x.q)
         S[first < 0] = 0
         lengths = [0 if slot < 0 else n for n, slot in zip(lengths, first.tolist())]
-    table = Ragged(_table(p, x, 1).starts, lengths, p.B * p.T, 1, x.q.device)
     o = torch.zeros(p.B * p.T, p.HV, p.V, dtype=x.q.dtype, device=x.q.device)
-    for i, (sequences, rows, o_i, s) in enumerate(steps(*_tokens(p, x, table), S, p.scale, table)):
-        o[table.rows[rows]] = o_i.squeeze(-2).to(o.dtype)
-        if p.slots_per_token and p.inplace:
-            _store(p, x.initial_state, slots[sequences, i], s)
-        S[sequences] = s
+    groups = [slice(n, n + 1) for n in range(p.N)] if p.batch_invariant else [slice(0, p.N)]
+    for group in groups:                                                      # sequences that are walked together
+        table = Ragged(starts[group], lengths[group], p.B * p.T, 1, x.q.device)
+        states = S[group]
+        for i, (sequences, rows, o_i, s) in enumerate(steps(*_tokens(p, x, table), states, p.scale, table)):
+            o[table.rows[rows]] = o_i.squeeze(-2).to(o.dtype)
+            if p.slots_per_token and p.inplace:
+                _store(p, x.initial_state, slots[group][sequences, i], s)
+            states[sequences] = s
     o = o.view(p.B, p.T, p.HV, p.V)
     if not p.inplace:
         return o, _states_out(p, S) if p.final_state else None

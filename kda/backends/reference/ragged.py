@@ -78,11 +78,14 @@ class Ragged:
         """(sequences, chunks): the c-th chunk of every sequence that has one, for c in turn."""
         return reversed(self._waves) if reverse else iter(self._waves)
 
-    def slabs(self, chunks: int) -> Iterator[Slab]:
-        """Cut into runs of at most `chunks` chunks, in the order of time; sequences go on from one slab to the next."""
+    def slabs(self, chunks: int, apart: bool = False) -> Iterator[Slab]:
+        """Cut into runs of at most `chunks` chunks, in the order of time; sequences go on from one slab to the next.
+
+        With `apart` no slab holds two sequences: a sequence meets the same slabs alone and packed.
+        """
         ends = [first + count for first, count in zip(self.first, self.counts)]
-        for lo in range(0, self.NC, chunks):
-            hi = min(lo + chunks, self.NC)
+        runs = list(zip(self.first, ends)) if apart else [(0, self.NC)]
+        for lo, hi in ((lo, min(lo + chunks, end)) for begin, end in runs for lo in range(begin, end, chunks)):
             pieces, n = [], bisect.bisect_right(ends, lo)
             while n < self.N and self.first[n] < hi:
                 if self.counts[n]:

@@ -1,0 +1,189 @@
+"""chunk_kda against the definition: every option, forward and backward."""
+
+import pytest
+import torch
+from naive import DIFFERENTIABLE, definition, distance, gradients, make
+
+import kda
+
+LENGTHS = {"one exact chunk": [32], "a tail": [33], "empty, one token, many": [0, 1, 31, 64, 0, 5, 40, 0]}
+
+OPTIONS = {
+    "given gate": {},
+    "softplus gate": {"gate": "softplus"},
+    "softplus gate without bias": {"gate": "softplus", "dt_bias": False},
+    "bounded gate": {"gate": "bounded"},
+    "bounded gate without A_log": {"gate": "bounded", "A_log": False},
+    "bounded gate without both": {"gate": "bounded", "A_log": False, "dt_bias": False},
+    "promised gate": {"lower_bound": -20.0},
+    "safe gate": {"gate": "bounded", "safe_gate": True},
+    "sigmoid beta": {"beta": "sigmoid"},
+    "2*sigmoid beta": {"beta": "2*sigmoid"},
+    "no l2norm": {"l2norm": False},
+    "scale": {"scale": 0.3},
+    "no initial state": {"initial_state": False},
+    "states (V, K)": {"state_v_first": True},
+    "GVA": {"H": 2, "HV": 6},
+    "GVA with everything": {"H": 1, "HV": 3, "gate": "bounded", "beta": "2*sigmoid", "state_v_first": True, "tail": 7},
+    "K > V": {"K": 9, "V": 2},
+    "one channel": {"K": 1, "V": 1},
+    "chunks of 64": {"chunk_size": 64},
+    "padded tail": {"tail": 33},
+    "disable_recompute": {"disable_recompute": True, "gate": "softplus", "tail": 3},
+    "batch invariant": {"batch_invariant": True},
+}
+
+every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+ragged = pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+
+
+def run(call, **options):
+    return kda.chunk_kda(**call.arguments, output_final_state=True, **options)
+
+
+@every_option
+@ragged
+def test_forward_is_the_definition_to_1e_12(options, lengths):
+    call = make(lengths, **options)
+    o, ht = run(call)
+    exact_o, exact_ht = definition(call)
+    assert distance(o, exact_o) < 1e-12
+    assert distance(ht, exact_ht) < 1e-12
+
+
+@every_option
+def test_backward_is_that_of_the_definition_to_1e_11(options):
+    call = make([0, 33, 1, 20], **options).requiring_grad()
+    o, ht = run(call)
+    ((o * call.do).sum() + (ht * call.dht).sum()).backward()
+    for name, exact in gradients(call).items():
+        assert distance(call.tensors[name].grad, exact) < 1e-11, name
+
+
+@every_option
+def test_backward_without_autograd_gives_the_same_bits(options):
+    call = make([0, 33, 1, 20], **options).requiring_grad()
+    o, ht = run(call)
+    ((o * call.do).sum() + (ht * call.dht).sum()).backward()
+    saved = kda.chunk_kda_fwd(**call.arguments).saved
+    assert (saved is not None) == call.options.get("disable_recompute", False)
+    for kept in {None, saved} if saved is None else (None, saved):
+        grads = kda.chunk_kda_bwd(do=call.do, dht=call.dht, saved=kept, **call.arguments)
+        for name, grad in zip(DIFFERENTIABLE, grads):
+            if name not in call.tensors:
+                assert grad is None
+            elif kept is saved:
+                assert torch.equal(grad, call.tensors[name].grad), name
+            else:
+                assert distance(grad, call.tensors[name].grad) < 1e-13, name
+
+
+@pytest.mark.parametrize("gate", ["given", "softplus", "bounded"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("state", [torch.float32, None], ids=["float32 state", "state in the model dtype"])
+def test_gradients_come_in_the_dtype_of_their_input(gate, dtype, state):
+    call = make([40, 3], dtype=dtype, gate=gate, H=1, HV=2)
+    call.tensors["initial_state"] = call.tensors["initial_state"].to(state or dtype)
+    call.tensors["beta"] = call.tensors["beta"].float()
+    call = call.requiring_grad()
+    o, ht = run(call)
+    assert o.dtype == dtype and ht.dtype == torch.float32
+    ((o * call.do).sum() + (ht * call.dht).sum()).backward()
+    exact, eps = gradients(call), torch.finfo(dtype).eps
+    for name, grad in exact.items():
+        assert call.tensors[name].grad.dtype == call.tensors[name].dtype
+        # fp32 arithmetic, then one rounding to the dtype of the input
+        assert distance(call.tensors[name].grad, grad) < torch.finfo(call.tensors[name].dtype).eps / 2 + 2e-5, name
+    assert distance(o, definition(call)[0]) < eps / 2 + 1e-5
+
+
+def test_a_batch_is_its_rows_packed():
+    batch = make(B=3, T=70, gate="softplus")
+    packed = make([70, 70, 70], gate="softplus")
+    for name in ("q", "k", "v", "g", "beta"):
+        packed.tensors[name] = batch.tensors[name].flatten(0, 1).unsqueeze(0)
+    packed.tensors |= {n: batch.tensors[n] for n in ("A_log", "dt_bias", "initial_state")}
+    o, ht = run(batch)
+    assert distance(o, definition(batch)[0]) < 1e-12
+    packed_o, packed_ht = run(packed)
+    assert torch.equal(o.flatten(0, 1), packed_o[0]) and torch.equal(ht, packed_ht)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_offsets_of_both_dtypes_are_taken(dtype):
+    call = make([5, 30])
+    call.tensors["cu_seqlens"] = call.tensors["cu_seqlens"].to(dtype)
+    o, _ = run(call, cu_seqlens_cpu=call.tensors["cu_seqlens"].clone())
+    assert distance(o, definition(call)[0]) < 1e-12
+
+
+@pytest.mark.parametrize("state_v_first", [False, True])
+@pytest.mark.parametrize("C", [32, 64])
+def test_intermediate_states_enter_their_chunks(state_v_first, C):
+    call = make([70, 0, 1, 64], state_v_first=state_v_first, chunk_size=C, tail=9)
+    ends = call.tensors["cu_seqlens"].tolist()
+    with torch.no_grad():
+        o, ht, h = run(call, return_intermediate_states=True)
+    expected = []
+    for n, (start, end) in enumerate(zip(ends, ends[1:])):
+        for chunk in range(start, end, C):
+            prefix = {name: call.tensors[name][:, start:chunk] for name in ("q", "k", "v", "g", "beta")}
+            prefix["initial_state"] = call.tensors["initial_state"][n : n + 1]
+            expected.append(definition(type(call)(prefix, call.options))[1])
+    assert h.shape == (1, len(expected), *ht.shape[1:]) and h.dtype == call.tensors["k"].dtype
+    assert distance(h[0], torch.cat(expected)) < 1e-12
+
+
+def test_intermediate_states_of_a_batch_have_its_rows():
+    call = make(B=2, T=70, chunk_size=32)
+    with torch.inference_mode():
+        _, _, h = run(call, return_intermediate_states=True)
+    assert h.shape == (2, 3, 2, 5, 3)
+    assert distance(h[:, 0], call.tensors["initial_state"]) < 1e-12
+
+
+def test_without_output_final_state_there_is_none():
+    call = make([5])
+    assert kda.chunk_kda(**call.arguments)[1] is None
+    assert kda.chunk_kda_fwd(**call.arguments)._replace(o=None) == (None, None, None, None)
+
+
+def test_positional_order_is_that_of_fla():
+    call = make([33], gate="bounded", beta="2*sigmoid", state_v_first=True)
+    x = call.tensors
+    o, ht = kda.chunk_kda(x["q"], x["k"], x["v"], x["g"], x["beta"], 0.3, x["initial_state"], True, True, True, True, True,
+                          True, -5.0, False, False, True, x["cu_seqlens"], x["cu_seqlens"], None,
+                          A_log=x["A_log"], dt_bias=x["dt_bias"])  # fmt: skip
+    exact = definition(call.with_options(scale=0.3))
+    assert distance(o, exact[0]) < 1e-12 and distance(ht, exact[1]) < 1e-12
+
+
+def test_the_old_name_of_the_layout_works_and_warns():
+    call = make([33], state_v_first=True)
+    del call.options["state_v_first"]
+    with pytest.warns(FutureWarning, match="state_v_first"):
+        o, _ = kda.chunk_kda(**call.arguments, transpose_state_layout=True)
+    assert distance(o, definition(call.with_options(state_v_first=True))[0]) < 1e-12
+
+
+def test_flags_may_be_none_as_configurations_hold_them():
+    call = make([3], l2norm=None, initial_state=False)
+    assert kda.chunk_kda(**call.arguments, output_final_state=None, allow_neg_eigval=0)[1] is None
+
+
+def test_only_the_gradients_asked_for_are_given():
+    call = make([33, 2], gate="softplus")
+    call.tensors["k"].requires_grad_()
+    o, _ = run(call)
+    o.sum().backward()
+    assert call.tensors["k"].grad is not None and call.tensors["q"].grad is None
+
+
+def test_a_loss_on_the_final_state_alone_has_gradients():
+    call = make([33, 2]).requiring_grad()
+    _, ht = run(call)
+    (ht * call.dht).sum().backward()
+    call.do = torch.zeros_like(call.do)
+    for name, exact in gradients(call).items():
+        assert distance(call.tensors[name].grad, exact) < 1e-11, name
+    assert distance(kda.chunk_kda_bwd(do=None, dht=call.dht, **call.arguments).dk, call.tensors["k"].grad) < 1e-13

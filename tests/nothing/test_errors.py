@@ -1,0 +1,72 @@
+"""Every check has a broken call that meets it, and docs/errors.md shows them all."""
+
+import pickle
+
+import pytest
+import torch
+from broken import CASES, PAGE, SPARSE, chunk, message, page
+from naive import make
+
+import kda
+from kda import checks
+
+IDS = {row.id for row in (*checks.CALLER, *checks.KIND, *checks.VALUES, *checks.GATE)} | set(checks.ELSEWHERE)
+
+
+def test_there_is_a_broken_call_for_every_check():
+    assert set(CASES) == IDS
+
+
+@pytest.mark.parametrize("id", CASES)
+def test_a_broken_call_names_its_argument_what_was_found_and_what_to_do(id):
+    error = message(CASES[id])
+    assert error.check == id
+    assert error.argument in str(error) and error.found in str(error) and error.fix in str(error)
+    assert error.asked and error.found and len(error.fix) > 8
+    assert isinstance(error, ValueError)
+    assert isinstance(error, TypeError) == (id.endswith(".type") or id == "keyword.unknown")
+
+
+def test_the_page_of_errors_is_up_to_date():
+    assert PAGE.read_text() == page(), "run `python tests/nothing/broken.py`"
+
+
+def test_a_sparse_tensor_is_named():
+    assert "layout" in message(lambda: chunk(q=SPARSE)).found
+
+
+@pytest.mark.parametrize("function", [kda.chunk_kda, kda.fused_recurrent_kda, kda.chunk_kda_fwd])
+def test_an_unknown_keyword_suggests_the_nearest(function):
+    call = make(B=1, T=3, chunk_size=None)
+    del call.options["chunk_size"]
+    with pytest.raises(TypeError, match="Did you mean 'initial_state'"):
+        function(**call.arguments, initial_sate=None)
+
+
+def test_a_missing_argument_is_pythons_own_error():
+    with pytest.raises(TypeError, match="beta"):
+        kda.chunk_kda(1, 2, 3, 4)
+    with pytest.raises(TypeError, match="multiple values"):
+        kda.chunk_kda_fwd(1, 2, 3, 4, 5, q=1)
+
+
+def test_errors_survive_pickling():
+    error = message(CASES["k.shape"])
+    copy = pickle.loads(pickle.dumps(error))
+    assert str(copy) == str(error) and copy.check == error.check
+
+
+def test_every_call_checks_numbers_though_its_kind_is_known():
+    call = make([3, 5])
+    kda.chunk_kda(**call.arguments)
+    call.tensors["cu_seqlens"][1] = 9
+    with pytest.raises(kda.InputError, match="cu_seqlens"):
+        kda.chunk_kda(**call.arguments)
+
+
+@pytest.mark.parametrize("offsets", [[1, 8], [0, 9], [0, -1, 8], [0, 5, 4, 8]])
+def test_wrong_offsets_are_refused(offsets):
+    call = make([8] * (len(offsets) - 1))
+    tensors = {n: x[:, :8] for n, x in call.tensors.items() if n in ("q", "k", "v", "g", "beta")}
+    with pytest.raises(kda.InputError, match="cu_seqlens must be offsets"):
+        kda.chunk_kda(**tensors, cu_seqlens=torch.tensor(offsets))

@@ -1,0 +1,198 @@
+"""fused_recurrent_kda: prefill, decode, state pools, speculative decoding."""
+
+import pytest
+import torch
+from naive import definition, distance, make
+
+import kda
+
+OPTIONS = {
+    "given gate": {},
+    "softplus gate": {"gate": "softplus"},
+    "bounded gate": {"gate": "bounded", "A_log": False},
+    "GVA": {"H": 2, "HV": 6},
+    "2*sigmoid beta": {"beta": "2*sigmoid"},
+    "states (V, K)": {"state_v_first": True},
+    "no initial state": {"initial_state": False},
+    "scale, no l2norm": {"scale": 0.2, "l2norm": False},
+    "tail": {"tail": 4},
+}
+
+
+def recurrent(call, **options):
+    arguments = call.arguments | options
+    arguments.pop("chunk_size")
+    return kda.fused_recurrent_kda(**arguments)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("lengths", [[7], [0, 1, 5, 0, 12]], ids=["one", "ragged"])
+def test_it_is_the_definition(options, lengths):
+    call = make(lengths, **options)
+    o, ht = recurrent(call, output_final_state=True)
+    exact = definition(call)
+    assert distance(o, exact[0]) < 1e-13 and distance(ht, exact[1]) < 1e-13
+
+
+@pytest.mark.parametrize("gate", ["given", "softplus"])
+def test_it_agrees_with_chunk_kda(gate):
+    call = make([70, 3, 0], gate=gate, HV=4)
+    chunk = kda.chunk_kda(**call.arguments, output_final_state=True)
+    token = recurrent(call, output_final_state=True)
+    assert distance(token[0], chunk[0]) < 1e-12 and distance(token[1], chunk[1]) < 1e-12
+
+
+def test_beta_may_differ_for_every_value_channel():
+    call = make([9, 4], beta="sigmoid")
+    call.tensors["beta"] = torch.randn_like(call.tensors["v"])
+    o, ht = recurrent(call, output_final_state=True)
+    exact = definition(call)
+    assert distance(o, exact[0]) < 1e-13 and distance(ht, exact[1]) < 1e-13
+
+
+def test_positional_order_is_that_of_fla():
+    call = make([9], gate="bounded", beta="2*sigmoid", state_v_first=True)
+    x = call.tensors
+    o, ht = kda.fused_recurrent_kda(
+        x["q"], x["k"], x["v"], x["g"], x["beta"], x["A_log"], x["dt_bias"], 0.3, x["initial_state"], True, True, True,
+        True, True, -5.0, True, x["cu_seqlens"],
+    )  # fmt: skip
+    exact = definition(call.with_options(scale=0.3))
+    assert distance(o, exact[0]) < 1e-13 and distance(ht, exact[1]) < 1e-13
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_dtypes(dtype):
+    call = make([5, 1], dtype=dtype)
+    o, ht = recurrent(call, output_final_state=True)
+    assert o.dtype == dtype and ht.dtype == torch.float32
+    assert distance(o, definition(call)[0]) < torch.finfo(dtype).eps / 2 + 1e-6
+
+
+def test_decoding_token_by_token_is_the_prefill():
+    call = make(B=3, T=10, gate="softplus", dtype=torch.float32)
+    whole, final = recurrent(call, output_final_state=True)
+    state = call.tensors["initial_state"].clone()
+    for t in range(10):
+        token = {n: call.tensors[n][:, t : t + 1] for n in ("q", "k", "v", "g", "beta")}
+        step = type(call)(call.tensors | token, call.options)
+        o, returned = recurrent(step, initial_state=state, inplace_final_state=True)
+        assert returned is state
+        assert distance(o, whole[:, t : t + 1]) < 1e-6
+    assert distance(state, final) < 1e-6
+
+
+@pytest.mark.parametrize("K,V", [(5, 3), (8, 8), (64, 64)])
+def test_batch_invariant_gives_the_same_bits_alone_and_packed(K, V):
+    packed = make([3, 0, 9, 1], gate="softplus", beta="sigmoid", dtype=torch.float32, K=K, V=V)
+    o, ht = recurrent(packed, output_final_state=True, batch_invariant=True)
+    ends = packed.tensors["cu_seqlens"].tolist()
+    for n, (start, end) in enumerate(zip(ends, ends[1:])):
+        alone = {name: packed.tensors[name][:, start:end] for name in ("q", "k", "v", "g", "beta")}
+        alone |= {name: packed.tensors[name] for name in ("A_log", "dt_bias")}
+        alone |= {"initial_state": packed.tensors["initial_state"][n : n + 1]}
+        call = type(packed)(alone, packed.options)
+        o_alone, ht_alone = recurrent(call, output_final_state=True, batch_invariant=True)
+        assert torch.equal(o_alone, o[:, start:end]) and torch.equal(ht_alone, ht[n : n + 1])
+
+
+def test_out_takes_the_output():
+    call = make(B=2, T=3)
+    out = torch.full_like(call.tensors["v"], float("nan"))
+    o, _ = recurrent(call, out=out)
+    assert o is out and distance(out, definition(call)[0]) < 1e-13
+
+
+def pooled(call, slots, indices, seed=1):
+    """The call on a pool of random states, and the states its sequences start from."""
+    generator = torch.Generator().manual_seed(seed)
+    pool = torch.randn(slots, *call.tensors["initial_state"].shape[1:], generator=generator, dtype=torch.float64)
+    first = indices if indices.dim() == 1 else indices[:, 0]
+    call.tensors["initial_state"] = pool[first.long().clamp(min=0)].clone()
+    return pool
+
+
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("state_v_first", [False, True])
+def test_a_pool_is_read_and_written_at_its_slots(index_dtype, state_v_first):
+    call = make([3, 1, 0, 4], state_v_first=state_v_first)
+    indices = torch.tensor([5, 0, 2, 3], dtype=index_dtype)
+    pool = pooled(call, 7, indices)
+    before = pool.clone()
+    o, returned = recurrent(call, initial_state=pool, ssm_state_indices=indices)
+    exact_o, exact_ht = definition(call)
+    assert returned is pool
+    assert distance(o, exact_o) < 1e-13 and distance(pool[indices.long()], exact_ht) < 1e-13
+    assert torch.equal(pool[[1, 4, 6]], before[[1, 4, 6]]) and torch.equal(pool[2], before[2])
+
+
+def test_padding_slots_are_skipped():
+    call = make([3, 2, 4])
+    indices = torch.tensor([4, -1, 1])
+    pool = pooled(call, 6, indices)
+    before = pool.clone()
+    for name in ("q", "k", "v", "g", "beta"):
+        call.tensors[name][:, 3:5] = float("nan")
+    o, _ = recurrent(call, initial_state=pool, ssm_state_indices=indices)
+    assert not o[:, 3:5].any() and o.isfinite().all()
+    assert torch.equal(pool[[0, 2, 3, 5]], before[[0, 2, 3, 5]])
+    assert not torch.equal(pool[4], before[4]) and not torch.equal(pool[1], before[1])
+
+
+def test_a_pool_may_be_left_alone():
+    call = make([3, 2, 4])
+    indices = torch.tensor([4, -1, 1])
+    pool = pooled(call, 6, indices)
+    before = pool.clone()
+    o, ht = recurrent(call, initial_state=pool, ssm_state_indices=indices, inplace_final_state=False, output_final_state=True)
+    assert torch.equal(pool, before)
+    exact = definition(call)
+    assert distance(ht[[0, 2]], exact[1][[0, 2]]) < 1e-13 and not ht[1].any() and not o[:, 3:5].any()
+
+
+@pytest.mark.parametrize("accepted", [None, [1, 3, 2]], ids=["from the first slot", "from the accepted slot"])
+def test_speculative_decoding_stores_the_state_after_every_token(accepted):
+    call = make([3, 1, 2], gate="softplus")
+    indices = torch.tensor([[0, 1, 2], [3, 4, 5], [6, 7, 8]])
+    pool = pooled(call, 10, indices)
+    before = pool.clone()
+    counts = None if accepted is None else torch.tensor(accepted)
+    start = indices[:, 0] if accepted is None else indices.gather(1, counts[:, None] - 1)[:, 0]
+    o, _ = recurrent(call, initial_state=pool, ssm_state_indices=indices, num_accepted_tokens=counts)
+    ends = call.tensors["cu_seqlens"].tolist()
+    untouched = {9}
+    for n, (begin, end) in enumerate(zip(ends, ends[1:])):
+        for t in range(begin, end):
+            prefix = {name: call.tensors[name][:, begin : t + 1] for name in ("q", "k", "v", "g", "beta")}
+            prefix |= {name: call.tensors[name] for name in ("A_log", "dt_bias")}
+            exact = definition(type(call)(prefix | {"initial_state": before[start[n]][None]}, call.options))
+            assert distance(pool[indices[n, t - begin]], exact[1][0]) < 1e-13
+            assert distance(o[:, t], exact[0][:, -1]) < 1e-13
+        untouched |= set(indices[n, end - begin :].tolist())
+    assert torch.equal(pool[sorted(untouched)], before[sorted(untouched)])
+
+
+def test_a_padding_slot_in_the_middle_drops_that_state_alone():
+    call = make([3, 2])
+    indices = torch.tensor([[0, -1, 2], [-1, 4, 5]])
+    pool = pooled(call, 6, indices)
+    before = pool.clone()
+    o, _ = recurrent(call, initial_state=pool, ssm_state_indices=indices)
+    assert not o[:, 3:].any()
+    assert torch.equal(pool[[1, 3, 4, 5]], before[[1, 3, 4, 5]])
+    assert not torch.equal(pool[0], before[0]) and not torch.equal(pool[2], before[2])
+
+
+def test_states_of_a_lower_dtype_are_rounded_once():
+    call = make([3], dtype=torch.bfloat16)
+    call.tensors["initial_state"] = call.tensors["initial_state"].bfloat16()
+    exact = definition(call)[1]
+    _, state = recurrent(call, inplace_final_state=True)
+    assert state.dtype == torch.bfloat16 and distance(state, exact) < 2**-8
+
+
+def test_its_missing_backward_says_what_to_use():
+    call = make([3]).requiring_grad()
+    o, _ = recurrent(call)
+    with pytest.raises(kda.KdaError, match="Train with chunk_kda"):
+        o.sum().backward()
