@@ -11,8 +11,8 @@ __version__ = "0.1.0"
 _WHERE = {
     "chunk_kda": "api", "chunk_kda_fwd": "api", "chunk_kda_bwd": "api", "fused_recurrent_kda": "api",
     "fused_kda_gate": "api", "explain": "api", "use_backend": "dispatch", "Choice": "dispatch", "Problem": "problem",
-    "Grads": "bundles", "Outputs": "bundles", "Saved": "bundles", "KdaError": "errors", "InputError": "errors", "InputTypeError": "errors",
-    "NoBackendError": "errors",
+    "Grads": "bundles", "Outputs": "bundles", "Saved": "bundles",
+    "KdaError": "errors", "InputError": "errors", "InputTypeError": "errors", "NoBackendError": "errors",
 }  # fmt: skip
 __all__ = ["__version__", *_WHERE]
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from . import autograd
-from .bundles import Grads, Outputs, Saved
+from .bundles import Grads, Outputs, Saved, saved_shapes
 from .checks import CALLER, GATE, KIND, VALUES, Call, GateCall, check, problem_of, records_gradients
 from .dispatch import Choice, backend_asked, check_backend_name, weigh
 from .errors import InputError, InputTypeError, KdaError
@@ -137,11 +137,9 @@ def chunk_kda_bwd(
         keywords: those of `chunk_kda`, as in the forward.
     """
     inputs, options = _bind("chunk_kda_bwd", q, k, v, g, beta, **keywords)
-    if not isinstance(saved, Saved | None):
-        raise InputTypeError("chunk_kda_bwd", "saved", "what chunk_kda_fwd returned as saved, or None",
-                             type(saved).__name__, "Pass chunk_kda_fwd(..., disable_recompute=True).saved.",
-                             "saved.type")  # fmt: skip
     call = Call("chunk_kda_bwd", inputs, options, do=do, dht=dht)
+    if saved is not None:
+        _check_saved(call, saved)
     settings = [getattr(options, name) for name in autograd.OPTIONS]
     tensors = inputs[: len(autograd.INPUTS)]
     with torch.no_grad():
@@ -258,6 +256,20 @@ def _forward(inputs: Inputs, options: Options, save: bool) -> Outputs:
                    Saved(*saved) if save else None)  # fmt: skip
 
 
+def _check_saved(call: Call, saved: Any) -> None:
+    asked = "what chunk_kda_fwd(..., disable_recompute=True) returned as saved for the same call"
+    refuse = functools.partial(InputError, call.op, "saved", asked)
+    if not isinstance(saved, Saved):
+        raise refuse(type(saved).__name__, "Pass Outputs.saved, or None to recompute.", "saved.kind")
+    check(call, (*CALLER, *KIND))
+    packed, C = call.inputs.cu_seqlens is not None, call.options.chunk_size
+    shapes = saved_shapes(call.B, call.T, call.N, call.HV, call.K, call.V, C, packed)
+    for name, x, shape in zip(Saved._fields, saved, shapes):
+        if tuple(x.shape) != shape:
+            found = f"{name} of shape {list(x.shape)}, not {list(shape)}"
+            raise refuse(found, "Pass both functions the same arguments.", "saved.shape")
+
+
 def _operate(operator: Any, call: Call, *arguments: Any) -> Any:
     """Call a registered operator; if it refuses what it was given, say which argument is of the wrong type."""
     if torch.compiler.is_compiling():
@@ -297,7 +309,7 @@ def _prepare(
     if transpose_state_layout is not None:
         state_v_first = _old_layout_name(op, state_v_first, transpose_state_layout)
     device_type = q.device.type if isinstance(q, Tensor) else "cpu"
-    if torch.is_autocast_enabled(device_type):
+    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
         q, k, v = (_autocast(x, torch.get_autocast_dtype(device_type)) for x in (q, k, v))
     if scale is None:
         scale = float(q.shape[-1]) ** -0.5 if isinstance(q, Tensor) and q.dim() and q.shape[-1] else 1.0

@@ -196,12 +196,6 @@ def _recurrent_fake_(*args):
     return c.inputs.q.new_empty(c.B, c.T, c.HV, c.V)
 
 
-def _recurrent_setup(ctx, inputs, output):
-    ctx.set_materialize_grads(False)
-
-
-def _recurrent_link(ctx, *grads):
-    raise KdaError("fused_recurrent_kda is for inference and has no backward. Train with chunk_kda, its equal.")
 
 
 # gate
@@ -254,6 +248,22 @@ def _gate_link(ctx, dy):
     return (*(g if need else None for g, need in zip(grads, ctx.needs_input_grad)), None, None)
 
 
+# what has no derivative says so, or autograd would leave the gradient out in silence
+
+_NO_BACKWARD = {
+    "recurrent": "fused_recurrent_kda is for inference and has no backward. Train with chunk_kda, its equal.",
+    "chunk_backward": "chunk_kda has no second derivative.",
+    "gate_backward": "fused_kda_gate has no second derivative.",
+}
+
+
+def _refuse_backward(name: str) -> None:
+    def link(ctx, *grads):
+        raise KdaError(_NO_BACKWARD[name])
+
+    torch.library.register_autograd(f"kda::{name}", link, setup_context=lambda ctx, inputs, output: None)
+
+
 def _register() -> None:
     chunk = f"{_tensors(INPUTS)}, {_options(OPTIONS)}"
     recurrent_options = _options(RECURRENT_OPTIONS)
@@ -276,8 +286,9 @@ def _register() -> None:
         torch.library.impl(name, "CompositeExplicitAutograd")(real)
         torch.library.register_fake(name)(fake)
     torch.library.register_autograd("kda::chunk_forward", _chunk_link, setup_context=_chunk_setup)
-    torch.library.register_autograd("kda::recurrent", _recurrent_link, setup_context=_recurrent_setup)
     torch.library.register_autograd("kda::gate", _gate_link, setup_context=_gate_setup)
+    for name in _NO_BACKWARD:
+        _refuse_backward(name)
 
 
 _register()

@@ -553,7 +553,8 @@ ELSEWHERE = {
     "flag.type": "any flag",
     "state_layout.both": "transpose_state_layout",
     "cp_context.none": "cp_context",
-    "saved.type": "saved",
+    "saved.kind": "saved",
+    "saved.shape": "saved",
     "backend.name": "backend",
 }
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)                 # the workers share the cores
+    torch.set_num_threads(1)  # the workers share the cores
 
 
 def pytest_collection_modifyitems(items):

@@ -73,6 +73,15 @@ def both_layouts():
         return chunk(options={"state_v_first": True, "transpose_state_layout": True})
 
 
+def other_saved():
+    saved = chunk([3, 5], function=kda.chunk_kda_fwd, options={"disable_recompute": True}).saved
+    return backward(options={"disable_recompute": True}, saved=saved)
+
+
+def elsewhere(name):
+    return make(B=1, T=8, dtype=torch.float32).tensors[name].to(META)
+
+
 def zeros(*shape, dtype=torch.float32, device="cpu"):
     return torch.zeros(*shape, dtype=dtype, device=device)
 
@@ -83,7 +92,8 @@ def index(*values):
 
 GATED = {"use_gate_in_kernel": True}
 SPARSE = zeros(1, 8, 2, 5).to_sparse()
-META = "meta"                                # stands for another device on a machine with one
+EIGHT_SLOTS = zeros(1, 8, dtype=torch.int64)
+META = "meta"  # stands for another device on a machine with one
 
 CASES = {
     **{f"{n}.type": lambda n=n: chunk(**{n: [1.0]}) for n in ("q", "k", "v", "g", "beta", "A_log", "dt_bias")},
@@ -99,7 +109,7 @@ CASES = {
     "q.shape": lambda: chunk(q=zeros(8, 2, 5)),
     "q.dtype": lambda: chunk(q=zeros(1, 8, 2, 5, dtype=torch.int32)),
     "q.head_dim": lambda: chunk(q=zeros(1, 8, 2, 257)),
-    **{f"{n}.device": lambda n=n: chunk(**{n: make(B=1, T=8).tensors[n].float().to(META)}) for n in ("k", "v", "g", "beta")},
+    **{f"{n}.device": lambda n=n: chunk(**{n: elsewhere(n)}) for n in ("k", "v", "g", "beta")},
     "A_log.device": lambda: chunk(options=GATED, A_log=zeros(2, device=META)),
     "dt_bias.device": lambda: chunk(options=GATED, A_log=zeros(2), dt_bias=zeros(10, device=META)),
     "initial_state.device": lambda: chunk(initial_state=zeros(1, 2, 5, 3, device=META)),
@@ -145,8 +155,8 @@ CASES = {
     "ssm_state_indices.shape": lambda: recurrent(ssm_state_indices=index(0, 0)),
     "ssm_state_indices.dtype": lambda: recurrent(ssm_state_indices=zeros(1)),
     "ssm_state_indices.pool": lambda: recurrent(ssm_state_indices=index(0), initial_state=None),
-    "num_accepted_tokens.shape": lambda: recurrent(ssm_state_indices=zeros(1, 8).long(), num_accepted_tokens=index(1, 1)),
-    "num_accepted_tokens.dtype": lambda: recurrent(ssm_state_indices=zeros(1, 8).long(), num_accepted_tokens=zeros(1)),
+    "num_accepted_tokens.shape": lambda: recurrent(ssm_state_indices=EIGHT_SLOTS, num_accepted_tokens=index(1, 1)),
+    "num_accepted_tokens.dtype": lambda: recurrent(ssm_state_indices=EIGHT_SLOTS, num_accepted_tokens=zeros(1)),
     "num_accepted_tokens.slots": lambda: recurrent(ssm_state_indices=index(0), num_accepted_tokens=index(1)),
     "inplace_final_state.state": lambda: recurrent(initial_state=None, inplace_final_state=True),
     "out.shape": lambda: recurrent(out=zeros(1, 8, 2, 5)),
@@ -156,7 +166,7 @@ CASES = {
     "cu_seqlens_cpu.values": lambda: chunk([3, 5], cu_seqlens_cpu=index(0, 3, 9)),
     "ssm_state_indices.range": lambda: recurrent([3, 5], ssm_state_indices=index(0, 2)),
     "ssm_state_indices.shared": lambda: recurrent([3, 5], ssm_state_indices=index(1, 1)),
-    "ssm_state_indices.per_token": lambda: recurrent([3, 5], ssm_state_indices=torch.tensor([[0, -1, -1], [1, -1, -1]])),
+    "ssm_state_indices.per_token": lambda: recurrent([3, 5], ssm_state_indices=torch.tensor([[0, -1], [1, -1]])),
     "num_accepted_tokens.range": lambda: recurrent(
         [2, 1], ssm_state_indices=torch.tensor([[0, -1], [1, -1]]), num_accepted_tokens=index(1, 0)
     ),
@@ -178,7 +188,8 @@ CASES = {
     "flag.type": lambda: chunk(output_final_state="no"),
     "state_layout.both": both_layouts,
     "cp_context.none": lambda: chunk(cp_context=object()),
-    "saved.type": lambda: backward(saved=(1, 2)),
+    "saved.kind": lambda: backward(saved=(1, 2)),
+    "saved.shape": other_saved,
     "backend.name": lambda: chunk(backend="refrence"),
 }  # fmt: skip
 

@@ -123,7 +123,7 @@ def test_intermediate_states_enter_their_chunks(state_v_first, C):
     call = make([70, 0, 1, 64], state_v_first=state_v_first, chunk_size=C, tail=9)
     ends = call.tensors["cu_seqlens"].tolist()
     with torch.no_grad():
-        o, ht, h = run(call, return_intermediate_states=True)
+        _, ht, h = run(call, return_intermediate_states=True)
     expected = []
     for n, (start, end) in enumerate(zip(ends, ends[1:])):
         for chunk in range(start, end, C):
@@ -151,9 +151,10 @@ def test_without_output_final_state_there_is_none():
 def test_positional_order_is_that_of_fla():
     call = make([33], gate="bounded", beta="2*sigmoid", state_v_first=True)
     x = call.tensors
-    o, ht = kda.chunk_kda(x["q"], x["k"], x["v"], x["g"], x["beta"], 0.3, x["initial_state"], True, True, True, True, True,
-                          True, -5.0, False, False, True, x["cu_seqlens"], x["cu_seqlens"], None,
-                          A_log=x["A_log"], dt_bias=x["dt_bias"])  # fmt: skip
+    o, ht = kda.chunk_kda(
+        x["q"], x["k"], x["v"], x["g"], x["beta"], 0.3, x["initial_state"], True, True, True, True, True, True, -5.0,
+        False, False, True, x["cu_seqlens"], x["cu_seqlens"], None, A_log=x["A_log"], dt_bias=x["dt_bias"],
+    )  # fmt: skip
     exact = definition(call.with_options(scale=0.3))
     assert distance(o, exact[0]) < 1e-12 and distance(ht, exact[1]) < 1e-12
 

@@ -8,7 +8,10 @@ from kda import fused_kda_gate
 
 def inputs(*leading, HV=3, K=5, dtype=torch.float64, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    rand = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+
+    def rand(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+
     return rand(*leading, HV, K), rand(HV), rand(HV * K)
 
 

@@ -144,7 +144,9 @@ def test_a_pool_may_be_left_alone():
     indices = torch.tensor([4, -1, 1])
     pool = pooled(call, 6, indices)
     before = pool.clone()
-    o, ht = recurrent(call, initial_state=pool, ssm_state_indices=indices, inplace_final_state=False, output_final_state=True)
+    o, ht = recurrent(
+        call, initial_state=pool, ssm_state_indices=indices, inplace_final_state=False, output_final_state=True
+    )
     assert torch.equal(pool, before)
     exact = definition(call)
     assert distance(ht[[0, 2]], exact[1][[0, 2]]) < 1e-13 and not ht[1].any() and not o[:, 3:5].any()

@@ -1,0 +1,190 @@
+"""Problem, Host, Capability, Choice: who takes a call, who does not, and why."""
+
+import dataclasses
+import pickle
+import threading
+import time
+
+import pytest
+import torch
+from naive import make
+
+import kda
+from kda import checks, dispatch
+from kda.capability import Capability, Rule
+from kda.host import Host, detect
+from kda.problem import Inputs, Options, Problem
+
+H200 = Host(device="cuda:0", name="NVIDIA H200", cc=(9, 0), sms=132, smem=232448, memory=150 * 2**30)
+
+FAST = Capability(
+    backend="fast",
+    rank=10,
+    summary="a backend for tests",
+    rules=(
+        Rule("fast.arch", lambda p, h: h.cc == (9, 0), "needs 9.0, found {h.cc}", "`kda selftest --arch sm90`"),
+        Rule(
+            "fast.head_dim", lambda p, h: p.K == p.V == 128, "needs K=V=128, got K={p.K} V={p.V}", "backend='reference'"
+        ),
+    ),
+)
+
+
+@pytest.fixture
+def with_fast(monkeypatch):
+    reference = dispatch.capabilities()
+    monkeypatch.setattr(dispatch, "capabilities", lambda: (FAST, *reference))
+    monkeypatch.setattr(dispatch, "_decided", {})
+
+
+def problem(**fields):
+    return Problem(**{"device": "cpu", **fields})
+
+
+def test_the_reference_is_found_by_walking_the_folder():
+    assert "reference" in dispatch.backend_names()
+    assert [c.rank for c in dispatch.capabilities()] == sorted(c.rank for c in dispatch.capabilities())
+
+
+def test_auto_takes_the_lowest_rank_whose_rules_hold(with_fast):
+    assert dispatch.weigh(problem(device="cuda:0"), H200).backend == "fast"
+    assert dispatch.weigh(problem(), detect("cpu")).backend == "reference"
+
+
+def test_every_broken_rule_is_reported_with_a_way_out():
+    reasons = FAST.rejections(problem(K=64, V=32), Host())
+    assert reasons == [
+        "fast.arch: needs 9.0, found None -> `kda selftest --arch sm90`",
+        "fast.head_dim: needs K=V=128, got K=64 V=32 -> backend='reference'",
+    ]
+
+
+def test_auto_never_takes_a_gpu_call_to_the_reference(with_fast):
+    choice = dispatch.weigh(problem(device="cuda:0", K=64), H200)
+    assert choice.backend is None
+    assert "reference.auto" in str(choice) and "fast.head_dim" in str(choice)
+    assert dispatch.weigh(problem(device="cuda:0", K=64), H200, "reference").backend == "reference"
+
+
+def test_when_nobody_takes_a_call_the_error_lists_everyone(with_fast):
+    with pytest.raises(kda.NoBackendError) as caught:
+        dispatch.choose(problem(K=64), "fast")
+    text = str(caught.value)
+    assert text.startswith("no backend takes chunk forward B=1 T=4096")
+    assert "fast.arch" in text and "fast.head_dim" in text and "dispatch.asked" in text
+    assert str(pickle.loads(pickle.dumps(caught.value))) == text
+
+
+def test_a_rule_that_raises_is_a_bug_and_propagates(monkeypatch):
+    broken = Capability("broken", 1, "", rules=(Rule("broken.rule", lambda p, h: 1 / 0, "", ""),))
+    monkeypatch.setattr(dispatch, "capabilities", lambda: (broken,))
+    with pytest.raises(ZeroDivisionError):
+        dispatch.weigh(problem(), Host())
+
+
+def test_argument_wins_over_context_over_environment(monkeypatch):
+    assert dispatch.backend_asked() == "auto"
+    monkeypatch.setenv("KDA_BACKEND", "fast")
+    assert dispatch.backend_asked() == "fast"
+    with kda.use_backend("reference"):
+        assert dispatch.backend_asked() == "reference"
+        assert dispatch.backend_asked("auto") == "auto"
+    assert dispatch.backend_asked() == "fast"
+
+
+def test_a_context_ends_with_its_block_and_stays_in_its_thread():
+    seen = []
+    with pytest.raises(ValueError, match="inside"), kda.use_backend("reference"):
+        thread = threading.Thread(target=lambda: seen.append(dispatch.backend_asked()))
+        thread.start()
+        thread.join()
+        raise ValueError("inside")
+    assert seen == ["auto"] and dispatch.backend_asked() == "auto"
+
+
+def test_a_wrong_name_is_refused_wherever_it_comes_from(monkeypatch):
+    call = make(B=1, T=3)
+    for use in (
+        lambda: kda.chunk_kda(**call.arguments, backend="refrence"),
+        lambda: kda.use_backend("refrence").__enter__(),
+    ):
+        with pytest.raises(kda.InputError, match="Did you mean 'reference'"):
+            use()
+    monkeypatch.setenv("KDA_BACKEND", "refrence")
+    with pytest.raises(kda.InputError, match="Did you mean 'reference'"):
+        kda.chunk_kda(**call.arguments)
+
+
+def test_the_forward_and_its_backward_use_the_backend_that_was_asked_for(monkeypatch):
+    asked = []
+    choose = dispatch.choose
+    monkeypatch.setattr("kda.autograd.choose", lambda p, name: asked.append((p.direction, name)) or choose(p, name))
+    call = make(B=1, T=3).requiring_grad()
+    with kda.use_backend("reference"):
+        o, _ = kda.chunk_kda(**call.arguments)
+    o.sum().backward()
+    assert asked == [("forward", "reference"), ("backward", "reference")]
+
+
+def test_explain_prints_the_choice_and_computes_nothing(capsys):
+    call = make([3, 5], gate="softplus").requiring_grad()
+    choice = kda.explain(**call.arguments)
+    printed = capsys.readouterr().out
+    assert choice.backend == "reference" and str(choice) in printed
+    assert "chunk forward" in printed and "chunk backward" in printed and "packed" in printed
+
+
+def test_explain_checks_its_input():
+    call = make(B=1, T=3)
+    with pytest.raises(kda.InputError, match="k must be"):
+        kda.explain(**call.arguments | {"k": call.tensors["k"][:, :2]})
+    with pytest.raises(TypeError, match="Did you mean"):
+        kda.explain(**call.arguments, bakend="reference")
+
+
+def test_a_problem_is_one_line_frozen_and_hashable():
+    p = problem(H=2, HV=4, packed=True, N=3)
+    assert "\n" not in str(p) and "H=2 HV=4" in str(p) and "packed" in str(p)
+    assert p == problem(H=2, HV=4, packed=True, N=3) and hash(p) == hash(problem(H=2, HV=4, packed=True, N=3))
+    assert p != problem(H=2, HV=4, packed=True, N=4)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        p.K = 3
+
+
+def test_everything_that_a_problem_says_comes_from_the_call():
+    call = make(
+        [3, 5], gate="bounded", beta="2*sigmoid", HV=4, state_v_first=True, dtype=torch.bfloat16, disable_recompute=True
+    )
+    x = {n: call.tensors[n] for n in Inputs._fields if n in call.tensors}
+    p = checks.problem_of(checks.Call("chunk_kda", Inputs(**x), Options(0.5, **call.options)))
+    assert p == Problem(
+        op="chunk", direction="forward", device="cpu", B=1, T=8, N=2, H=2, HV=4, K=5, V=3, C=32, dtype="bfloat16",
+        g_dtype="bfloat16", beta_dtype="bfloat16", state_dtype="float32", packed=True, gate="bounded", lower_bound=-5.0,
+        A_log=True, dt_bias=True, beta="2*sigmoid", qk_l2norm=True, scale=0.5, state_v_first=True,
+        disable_recompute=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["K=64 V=128 float32", "packed backward bounded", "H=2 HV=8 batch_invariant=true cpu"])
+def test_a_problem_is_read_from_words(text):
+    p = Problem.parse(text)
+    assert isinstance(hash(p), int) and str(p)
+    assert Problem.parse("K=64 V=128 float32").dtype == "float32" and Problem.parse("H=2").HV == 2
+
+
+@pytest.mark.parametrize("text", ["K=big", "L=3", "flaot32", "packed=perhaps"])
+def test_wrong_words_are_refused(text):
+    with pytest.raises(ValueError, match="--problem"):
+        Problem.parse(text)
+
+
+def test_a_repeated_decision_takes_less_than_ten_microseconds():
+    p = problem()
+    dispatch.choose(p, dispatch.backend_asked())
+    times = []
+    for _ in range(200):
+        start = time.perf_counter()
+        for _ in range(10):
+            dispatch.choose(p, dispatch.backend_asked())
+        times.append((time.perf_counter() - start) / 10)
+    assert sorted(times)[100] < 10e-6

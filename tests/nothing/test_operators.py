@@ -1,0 +1,237 @@
+"""torch.ops.kda: what PyTorch expects of an operator, and the ways in which models call one."""
+
+import copy
+
+import pytest
+import torch
+from naive import distance, make
+from torch.library import opcheck
+
+import kda
+from kda import autograd
+from kda.problem import Inputs, Options
+
+
+def arguments(call, names, options):
+    given = {n: call.options.get(n, Options._field_defaults.get(n)) for n in options}
+    given["scale"] = call.options.get("scale") or call.tensors["q"].shape[-1] ** -0.5
+    return *(call.tensors.get(n) for n in names), *given.values()
+
+
+CALLS = {
+    "plain": dict(B=2, T=40),
+    "everything": dict(lengths=[0, 33, 1], HV=4, gate="softplus", beta="2*sigmoid", tail=3, output_final_state=True),
+    "states (V, K)": dict(
+        lengths=[5], gate="bounded", state_v_first=True, output_final_state=True, initial_state=False
+    ),
+}
+every_call = pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
+
+
+@every_call
+@pytest.mark.parametrize("save", [False, True])
+def test_opcheck_of_the_forward(options, save):
+    call = make(dtype=torch.float32, disable_recompute=save, **options).requiring_grad()
+    opcheck(torch.ops.kda.chunk_forward.default, (*arguments(call, autograd.INPUTS, autograd.OPTIONS), save))
+
+
+@every_call
+@pytest.mark.parametrize("save", [False, True])
+def test_opcheck_of_the_backward(options, save):
+    call = make(dtype=torch.float32, disable_recompute=save, **options)
+    args = arguments(call, autograd.INPUTS, autograd.OPTIONS)
+    saved = torch.ops.kda.chunk_forward(*args, save)[3]
+    opcheck(torch.ops.kda.chunk_backward.default, (*args, call.do, call.dht, saved))
+
+
+def test_opcheck_of_intermediate_states():
+    for options in (dict(B=2, T=40), dict(lengths=[33, 0, 7])):
+        call = make(dtype=torch.float32, return_intermediate_states=True, **options)
+        opcheck(torch.ops.kda.chunk_forward.default, (*arguments(call, autograd.INPUTS, autograd.OPTIONS), False))
+
+
+def test_opcheck_of_the_recurrence():
+    call = make([3, 0, 2], dtype=torch.float32, gate="softplus", output_final_state=True)
+    opcheck(torch.ops.kda.recurrent.default, arguments(call, Inputs._fields, autograd.RECURRENT_OPTIONS))
+    opcheck(torch.ops.kda.recurrent_.default, arguments(call, Inputs._fields, autograd.RECURRENT_OPTIONS))
+    call.tensors |= {"ssm_state_indices": torch.tensor([1, -1, 0])}
+    opcheck(torch.ops.kda.recurrent_.default, arguments(call, Inputs._fields, autograd.RECURRENT_OPTIONS))
+
+
+def test_opcheck_of_the_gate():
+    g, A_log, dt_bias = torch.randn(2, 3, 4, requires_grad=True), torch.zeros(3, requires_grad=True), torch.zeros(12)
+    opcheck(torch.ops.kda.gate.default, (g, A_log, dt_bias, None, torch.float32))
+    opcheck(torch.ops.kda.gate.default, (g, None, None, -5.0, torch.bfloat16))
+    opcheck(torch.ops.kda.gate_backward.default, (torch.randn(2, 3, 4), g.detach(), A_log.detach(), dt_bias, None))
+
+
+class Layer(torch.nn.Module):
+    """What a model has around chunk_kda, small."""
+
+    def __init__(self, width=12, H=2, HV=4, K=5, V=3, **options):
+        super().__init__()
+        self.sizes, self.options = (H, HV, K, V), options
+        self.project = torch.nn.Linear(width, 2 * H * K + HV * (V + K + 1))
+        self.A_log = torch.nn.Parameter(torch.rand(HV))
+        self.dt_bias = torch.nn.Parameter(torch.rand(HV * K))
+        self.out = torch.nn.Linear(HV * V, width)
+
+    def forward(self, x, cu_seqlens=None):
+        H, HV, K, V = self.sizes
+        q, k, v, g, beta = self.project(x).split([H * K, H * K, HV * V, HV * K, HV], -1)
+        o, _ = kda.chunk_kda(
+            q.unflatten(-1, (H, K)), k.unflatten(-1, (H, K)), v.unflatten(-1, (HV, V)), g.unflatten(-1, (HV, K)), beta,
+            use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True,
+            A_log=self.A_log, dt_bias=self.dt_bias, cu_seqlens=cu_seqlens, chunk_size=32, **self.options,
+        )  # fmt: skip
+        return self.out(o.flatten(-2))
+
+
+def train(layer, model, x, *args, steps=3):
+    """Losses of a few steps, and the parameters after them."""
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    losses = []
+    for _ in range(steps):
+        loss = model(x, *args).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return torch.stack(losses), torch.cat([p.detach().flatten() for p in layer.parameters()])
+
+
+def layer_and_input(seed=0, T=70, **options):
+    torch.manual_seed(seed)
+    return Layer(**options), torch.randn(1, T, 12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"disable_recompute": True, "lower_bound": -5.0}], ids=["plain", "saving"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_compiled_module_trains_to_the_same_numbers(options, dynamic):
+    torch._dynamo.reset()
+    layer, x = layer_and_input(**options)
+    offsets = torch.tensor([0, 33, 33, 60])
+    eager = train(twin := copy.deepcopy(layer), twin, x, offsets)
+    compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    losses, parameters = train(layer, compiled, x, offsets)
+    assert distance(losses, eager[0]) < 1e-6 and distance(parameters, eager[1]) < 1e-6
+    assert distance(compiled(x[:, :40], torch.tensor([0, 40])), twin(x[:, :40], torch.tensor([0, 40]))) < 1e-6
+
+
+@pytest.mark.slow
+def test_inductor_takes_it_in_one_graph():
+    torch._dynamo.reset()
+    layer, x = layer_and_input()
+    eager = train(twin := copy.deepcopy(layer), twin, x)
+    losses, parameters = train(layer, torch.compile(layer, fullgraph=True), x)
+    assert distance(losses, eager[0]) < 1e-6 and distance(parameters, eager[1]) < 1e-6
+
+
+def test_compiled_decoding_writes_its_state_in_place():
+    torch._dynamo.reset()
+    call = make(B=2, T=1, dtype=torch.float32, gate="softplus", chunk_size=None)
+    del call.options["chunk_size"]
+    eager, compiled = call.tensors["initial_state"].clone(), call.tensors["initial_state"].clone()
+
+    def step(state):
+        arguments = call.arguments | {"initial_state": state}
+        return kda.fused_recurrent_kda(**arguments, inplace_final_state=True)[0]
+
+    with torch.no_grad():
+        o = step(eager)
+        compiled_o = torch.compile(step, fullgraph=True, backend="aot_eager")(compiled)
+    assert torch.equal(o, compiled_o) and torch.equal(eager, compiled)
+
+
+def test_a_compiled_call_meets_the_same_checks():
+    torch._dynamo.reset()
+    call = make(B=1, T=3)
+    call.tensors["k"] = call.tensors["k"][..., :2]
+    with pytest.raises(Exception, match=r"k must be \[B=1, T=3, H=2, K=5\]"):
+        torch.compile(lambda: kda.chunk_kda(**call.arguments), fullgraph=True, backend="aot_eager")()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_casts_q_k_v_alone(dtype):
+    call = make([40, 3], dtype=torch.float32, gate="softplus", beta="sigmoid").requiring_grad()
+    with torch.autocast("cpu", dtype=dtype):
+        o, ht = kda.chunk_kda(**call.arguments, output_final_state=True)
+        cast = {n: x.to(dtype) if n in ("q", "k", "v") else x for n, x in call.tensors.items()}
+    expected = kda.chunk_kda(**cast, **call.options, output_final_state=True)
+    assert o.dtype == dtype and torch.equal(o, expected[0]) and torch.equal(ht, expected[1])
+    o.sum().backward()
+    assert all(call.tensors[n].grad.dtype == torch.float32 for n in ("q", "k", "v", "g", "A_log"))
+
+
+def test_autocast_leaves_float64_alone():
+    call = make(B=1, T=3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(kda.chunk_kda(**call.arguments)[0], kda.chunk_kda(**call.arguments)[0])
+        assert kda.chunk_kda(**call.arguments)[0].dtype == torch.float64
+
+
+def test_a_layer_under_autocast_trains():
+    layer, x = layer_and_input()
+    expected, _ = train(twin := copy.deepcopy(layer), twin, x)
+
+    def model(x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return layer(x)
+
+    losses, _ = train(layer, model, x)
+    assert distance(losses, expected) < 2**-6
+
+
+def test_inference_mode_gives_the_same_bits():
+    call = make([40, 3], gate="bounded").requiring_grad()
+    o, _ = kda.chunk_kda(**call.arguments)
+    with torch.inference_mode():
+        inferred, _ = kda.chunk_kda(**call.arguments)
+    assert inferred.is_inference() and not inferred.requires_grad and torch.equal(o.detach(), inferred)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing_gives_the_same_gradients(reentrant):
+    layer, x = layer_and_input(disable_recompute=True)
+    x.requires_grad_()
+    layer(x).square().mean().backward()
+    expected = {n: p.grad.clone() for n, p in layer.named_parameters()}
+    layer.zero_grad()
+    torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=reentrant).square().mean().backward()
+    assert all(torch.equal(p.grad, expected[n]) for n, p in layer.named_parameters())
+
+
+def test_functional_call_takes_other_parameters():
+    layer, x = layer_and_input()
+    other, _ = layer_and_input(seed=1)
+    called = torch.func.functional_call(layer, dict(other.named_parameters()), (x,))
+    assert torch.equal(called, other(x))
+    grads = torch.autograd.grad(called.square().mean(), list(other.parameters()))
+    assert all(g.isfinite().all() for g in grads)
+
+
+def test_an_exported_program_runs():
+    layer, x = layer_and_input()
+    program = torch.export.export(layer, (x,))
+    assert any("kda.chunk_forward" in str(node.target) for node in program.graph.nodes)
+    assert distance(program.module()(x), layer(x)) < 1e-6
+
+
+def test_a_second_derivative_is_refused():
+    call = make(B=1, T=3, gate="softplus").requiring_grad()
+    o, _ = kda.chunk_kda(**call.arguments)
+    (grad,) = torch.autograd.grad(o.sum(), call.tensors["q"], create_graph=True)
+    with pytest.raises(kda.KdaError, match="no second derivative"):
+        grad.sum().backward()
+    g = call.tensors["g"]
+    (grad,) = torch.autograd.grad(kda.fused_kda_gate(g, call.tensors["A_log"]).sum(), g, create_graph=True)
+    with pytest.raises(kda.KdaError, match="no second derivative"):
+        grad.sum().backward()
+
+
+def test_meta_tensors_have_shapes():
+    call = make(B=2, T=40, gate="softplus")
+    meta = {n: x.to("meta") for n, x in call.tensors.items()}
+    o, ht = kda.chunk_kda(**meta, **call.options, output_final_state=True)
+    assert o.shape == (2, 40, 2, 3) and ht.shape == (2, 2, 5, 3) and o.device.type == "meta"
