@@ -1,0 +1,53 @@
+"""What the pages say is true: their code runs, their links lead somewhere, their tables are complete."""
+
+import pathlib
+import re
+
+import pytest
+
+import kda
+from kda.backends.reference import chunked
+from kda.stages import BACKWARD, FORWARD, SHAPES, STAGES
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_to_files(page):
+    for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        assert (page.parent / link).exists(), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_python_on_a_page_runs(page, capsys):
+    for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        exec(compile(code, page.name, "exec"), {})
+
+
+def test_the_readme_names_every_function():
+    text = (ROOT / "README.md").read_text()
+    for name in ("chunk_kda", "chunk_kda_fwd", "chunk_kda_bwd", "fused_recurrent_kda", "fused_kda_gate", "explain", "use_backend"):
+        assert f"kda.{name}" in text and hasattr(kda, name)
+
+
+def test_every_stage_is_a_function_and_every_tensor_has_a_shape():
+    for stage in STAGES.values():
+        assert callable(getattr(chunked, stage.function))
+        assert set(stage.reads + stage.writes) <= set(SHAPES), stage.name
+
+
+def test_every_stage_reads_what_came_before():
+    known = {"q", "k", "v", "g", "beta", "A_log", "dt_bias", "h0"}
+    for stage in FORWARD:
+        assert set(stage.reads) <= known, stage.name
+        known |= set(stage.writes)
+    known |= {"do", "dht"}
+    for stage in BACKWARD:
+        assert set(stage.reads) <= known, stage.name
+        known |= set(stage.writes)
+    assert {"dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "dh0"} <= known
+
+
+def test_every_public_name_has_a_docstring():
+    assert all(getattr(kda, name).__doc__ for name in kda.__all__ if name != "__version__")

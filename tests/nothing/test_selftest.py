@@ -1,0 +1,254 @@
+"""`kda selftest`: made-up backends with provers of every level, and the real reference."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from kda.capability import Capability
+from kda.commands import selftest
+from kda.commands.render import strip_ansi
+from kda.commands.selftest import LEVELS, command
+from kda.compile.target import TARGETS
+from kda.dispatch import capabilities
+from kda.stages import STAGES
+from kda.verify import parity, trials
+from kda.verify.evidence import Evidence, Proof
+
+WORDS = [level.word for level in Evidence]
+DEADLOCK = (
+    "fwd/state: MMA waits on v_new.full, STATE waits on h.empty: neither can move",
+    "at tick 41: MMA   v_new.full  phase 1, 0 of 1 arrivals",
+)
+
+asked = []
+
+
+def prover(level: Evidence):
+    says = {Evidence.TRACED: "1.0 s", Evidence.ASSEMBLED: "64 regs, 0 spill", Evidence.PROTOCOL_CHECKED: "412 states",
+            Evidence.SIMULATED: "o 0.31", Evidence.EXECUTED: "o 0.30"}  # fmt: skip
+
+    def prove(stage, target):
+        asked.append((level, stage, target and target.name))
+        if level is Evidence.PROTOCOL_CHECKED and stage == "fwd/state":
+            return Proof(False, "stuck", DEADLOCK)
+        if level is Evidence.SIMULATED and stage == "bwd/wy":
+            raise MemoryError("no room")
+        return Proof(True, says[level])
+
+    return prove
+
+
+for _level in Evidence:
+    globals()[f"prove_{_level.name.lower()}"] = prover(_level)
+
+BLACKWELL = Capability(
+    "blackwell", 10, "made up", archs=("sm100",), stages=tuple(STAGES),
+    provers={level.word: f"{__name__}:prove_{level.name.lower()}" for level in Evidence},
+)  # fmt: skip
+TRACES = Capability("traces", 20, "made up", archs=("sm100",), stages=("fwd/gate",),
+                    provers={"traced": f"{__name__}:prove_traced"})  # fmt: skip
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+    """Backends of a test's own, beside the reference."""
+    asked.clear()
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
+
+    def make(*backends: Capability) -> None:
+        every = (*backends, *(c for c in capabilities() if c.backend == "reference"))
+        monkeypatch.setattr("kda.dispatch.capabilities", lambda: every)
+
+    return make
+
+
+def kda_selftest(*args: str):
+    return CliRunner().invoke(command, args)
+
+
+# ---------------------------------------------------------------------------------------------- made-up backends
+
+
+def test_the_provers_make_the_columns_and_a_failure_has_its_details_under_its_row(made_up):
+    made_up(BLACKWELL)
+    result = kda_selftest("--arch", "sm100")
+    lines = result.stdout.splitlines()
+    assert result.exit_code == 1
+    assert "blackwell, arch sm_100a, on a host without one" in lines[0] and lines[0].endswith("levels up to simulated")
+    assert lines[2].split() == ["stage", "traced", "assembled", "protocol", "simulated", "(vs", "float64)"]
+    rows = {line.split()[0]: line for line in lines if line.startswith(("fwd/", "bwd/"))}
+    assert list(rows) == list(STAGES)
+    assert rows["fwd/gate"].split() == "fwd/gate 1.0 s 64 regs, 0 spill 412 states o 0.31".split()
+    assert rows["fwd/state"].endswith("FAIL        not run")
+    at = lines.index(rows["fwd/state"])
+    assert [line.strip() for line in lines[at + 1 : at + 3]] == [f"✗ {DEADLOCK[0]}", DEADLOCK[1]]
+    assert rows["bwd/wy"].endswith("CRASH") and "MemoryError: no room" in result.stdout
+    assert lines[-1] == 'blackwell: 8 of 10 stages pass as far as "simulated"; nothing was executed on sm_100a.'
+
+
+def test_nothing_is_executed_and_nothing_says_so_without_the_gpu(made_up):
+    made_up(BLACKWELL)
+    printed = kda_selftest("--arch", "sm_100a").stdout
+    assert "executed (of budget)" not in printed and not any(level is Evidence.EXECUTED for level, *_ in asked)
+    assert {target for *_, target in asked} == {"sm100"}
+
+
+def test_with_the_gpu_there_is_one_more_column_and_the_last_line_says_so(made_up, monkeypatch):
+    made_up(BLACKWELL)
+    monkeypatch.setattr(selftest, "is_here", lambda c, target: True)
+    monkeypatch.setattr(selftest, "tried", lambda backend, quick, tell: [])
+    result = kda_selftest("--backend", "blackwell", "--stage", "fwd/gate")
+    assert result.exit_code == 0 and "executed (of budget)" in result.stdout
+    assert "1 of 1 stages within budget; executed on " in result.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("level", "last"), list(LEVELS.items())[:4])
+def test_level_fixes_how_far_to_go(made_up, level, last):
+    made_up(BLACKWELL)
+    data = json.loads(kda_selftest("--arch", "sm100", "--level", level, "--stage", "fwd/gate", "--json").stdout)
+    (backend,) = data["backends"]
+    assert backend["levels"] == WORDS[:last] and list(backend["stages"][0]["proofs"]) == WORDS[:last]
+    assert backend["stages"][0]["evidence"] == last.word and data["exit"] == 0
+
+
+def test_a_level_that_this_host_or_backend_cannot_reach_exits_with_3(made_up):
+    made_up(BLACKWELL, TRACES)
+    result = kda_selftest("--arch", "sm100", "--level", "execute")
+    assert result.exit_code == 3 and "blackwell cannot be executed here: this host has no sm_100a" in result.stdout
+    result = kda_selftest("--backend", "traces", "--level", "simulate")
+    assert result.exit_code == 3 and "traces cannot be simulated: it declares provers for traced" in result.stdout
+    assert kda_selftest("--level", "trace", "--backend", "reference").exit_code == 3
+
+
+def test_a_backend_that_cannot_go_as_far_as_another_is_named_and_not_counted(made_up):
+    made_up(BLACKWELL, TRACES)
+    result = kda_selftest("--arch", "sm100", "--level", "assemble", "--stage", "fwd/gate")
+    assert result.exit_code == 0 and result.stdout.splitlines()[-1].startswith("traces cannot be assembled")
+    data = json.loads(kda_selftest("--arch", "sm100", "--level", "trace", "--json").stdout)
+    assert [(b["name"], b["passed"]) for b in data["backends"]] == [("blackwell", True), ("traces", True)]
+
+
+def test_json_never_calls_a_simulated_stage_executed(made_up):
+    made_up(BLACKWELL)
+    result = kda_selftest("--arch", "sm100", "--json", "--color", "always")
+    assert "\x1b" not in result.stdout and "\\u001b" not in result.stdout
+    data = json.loads(result.stdout)
+    assert (data["schema"], data["command"], data["arch"], data["exit"]) == (1, "selftest", "sm100", 1)
+    (backend,) = data["backends"]
+    reached = {line["stage"]: line["evidence"] for line in backend["stages"]}
+    assert backend["device"] is None and "executed" not in reached.values()
+    assert (reached["fwd/gate"], reached["fwd/state"], reached["bwd/wy"]) == ("simulated", "assembled", "protocol-checked")
+    state = next(line for line in backend["stages"] if line["stage"] == "fwd/state")
+    assert state["proofs"]["protocol-checked"] == {"passed": False, "says": "stuck", "details": list(DEADLOCK)}
+    assert not state["passed"] and "simulated" not in state["proofs"]
+
+
+def test_colour_only_repeats_what_the_words_say(made_up):
+    made_up(BLACKWELL)
+    plain, painted = (kda_selftest("--arch", "sm100", "--color", choice).stdout for choice in ("never", "always"))
+    assert strip_ansi(painted) == plain != painted
+
+
+def test_a_backend_without_provers_cannot_be_judged(made_up):
+    made_up(Capability("bare", 5, "made up", archs=("sm100",)))
+    result = kda_selftest("--backend", "bare")
+    assert result.exit_code == 3 and "bare declares nothing that can be proven here" in result.stdout
+
+
+# ---------------------------------------------------------------------------------------------- the reference
+
+
+def test_an_arch_without_kernels_exits_with_3_and_needs_no_torch():
+    code = (
+        "import sys; sys.argv = ['/bin/kda', 'selftest', '--arch', 'sm120']; import kda.cli, atexit;"
+        "atexit.register(lambda: print('torch' in sys.modules)); kda.cli.main()"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    built = {arch for c in capabilities() for arch in c.archs}
+    if "sm120" not in built:
+        assert ran.returncode == 3 and ran.stdout.splitlines()[-1] == "False", ran.stderr
+        assert ran.stdout.startswith("sm120 (RTX 50, RTX PRO 6000): no backend has kernels for it yet")
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--arch", "sm7"], "no GPU arch is called 'sm7'"),
+        (["--backend", "refrence"], "Did you mean 'reference'?"),
+        (["--stage", "fwd/stat"], "Did you mean 'fwd/state'?"),
+        (["--arch", "sm100", "--backend", "reference"], "leave out --backend"),
+        (["--level", "guess"], "guess"),
+    ],
+)
+def test_wrong_options_exit_with_2_and_say_what_is_right(args, says):
+    result = kda_selftest(*args)
+    assert result.exit_code == 2 and says in result.stderr and not result.stdout
+
+
+def test_the_reference_passes_quickly():
+    began = time.monotonic()
+    result = kda_selftest("--backend", "reference", "--quick")
+    assert result.exit_code == 0, result.output
+    last = result.stdout.splitlines()[-1]
+    assert last.startswith("reference: 10 of 10 stages and 4 of 4 cases within budget; executed on ")
+    assert time.monotonic() - began < 60
+
+
+def test_every_case_of_the_reference_is_within_budget():
+    result = kda_selftest("--backend", "reference", "--json")
+    (backend,) = json.loads(result.stdout)["backends"]
+    assert result.exit_code == 0 and backend["levels"] == ["executed"]
+    assert len(backend["cases"]) == len(trials.TRIALS) == 12
+    assert {case["status"] for case in backend["cases"]} == {"ok"}
+    assert all(0 < case["used"] <= 1 for case in backend["cases"])
+
+
+def test_a_wrong_stage_and_a_wrong_call_are_findings(monkeypatch):
+    from kda.backends.reference import chunked
+
+    right = chunked.output
+    monkeypatch.setattr(chunked, "output", lambda *args, **tensors: (1.01 * right(*args, **tensors)[0],))
+    result = kda_selftest("--backend", "reference", "--quick")
+    assert result.exit_code == 1
+    assert "9 of 10 stages and 1 of 4 cases within budget" in result.stdout.splitlines()[-1]
+    assert "✗ fwd/output: o: " in result.stdout and "got " in result.stdout
+
+
+def test_a_call_that_breaks_is_a_finding_of_its_own(monkeypatch):
+    def breaks(door, trial):
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(trials, "attempt", breaks)
+    result = kda_selftest("--backend", "reference", "--quick")
+    assert result.exit_code == 1 and result.stdout.count("☠ RuntimeError: out of luck") == 4
+
+
+def test_decoding_that_writes_a_slot_of_nobody_is_noticed(monkeypatch):
+    import kda
+
+    right = kda.fused_recurrent_kda
+
+    def spills(**keywords):
+        o, pool = right(**keywords)
+        pool[0, 0, 0, 0] = 0
+        return o, pool
+
+    monkeypatch.setattr(kda, "fused_recurrent_kda", spills)
+    result = kda_selftest("--backend", "reference", "--quick")
+    assert result.exit_code == 1 and "3 of 4 cases" in result.stdout
+
+
+def test_a_proof_of_one_stage_names_its_closest_tensors():
+    found = parity.prove_executed("fwd/intra", None)
+    assert found.passed and found.says.startswith("A_") and not found.details
+
+
+def test_every_arch_can_be_asked_for():
+    for name, target in TARGETS.items():
+        assert selftest.target_of(name) == selftest.target_of(target.spelling) == target
