@@ -309,7 +309,7 @@ def _prepare(
     if transpose_state_layout is not None:
         state_v_first = _old_layout_name(op, state_v_first, transpose_state_layout)
     device_type = q.device.type if isinstance(q, Tensor) else "cpu"
-    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+    if device_type != "meta" and torch.is_autocast_enabled(device_type):
         q, k, v = (_autocast(x, torch.get_autocast_dtype(device_type)) for x in (q, k, v))
     if scale is None:
         scale = float(q.shape[-1]) ** -0.5 if isinstance(q, Tensor) and q.dim() and q.shape[-1] else 1.0

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from kda.capability import Capability
@@ -55,6 +56,15 @@ TRACES = Capability("traces", 20, "made up", archs=("sm100",), stages=("fwd/gate
                     provers={"traced": f"{__name__}:prove_traced"})  # fmt: skip
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """The tensors are small, and other tests run beside these."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture
 def made_up(monkeypatch):
     """Backends of a test's own, beside the reference."""
@@ -84,7 +94,7 @@ def test_the_provers_make_the_columns_and_a_failure_has_its_details_under_its_ro
     assert lines[2].split() == ["stage", "traced", "assembled", "protocol", "simulated", "(vs", "float64)"]
     rows = {line.split()[0]: line for line in lines if line.startswith(("fwd/", "bwd/"))}
     assert list(rows) == list(STAGES)
-    assert rows["fwd/gate"].split() == "fwd/gate 1.0 s 64 regs, 0 spill 412 states o 0.31".split()
+    assert " ".join(rows["fwd/gate"].split()) == "fwd/gate 1.0 s 64 regs, 0 spill 412 states o 0.31"
     assert rows["fwd/state"].endswith("FAIL        not run")
     at = lines.index(rows["fwd/state"])
     assert [line.strip() for line in lines[at + 1 : at + 3]] == [f"✗ {DEADLOCK[0]}", DEADLOCK[1]]
@@ -143,7 +153,8 @@ def test_json_never_calls_a_simulated_stage_executed(made_up):
     (backend,) = data["backends"]
     reached = {line["stage"]: line["evidence"] for line in backend["stages"]}
     assert backend["device"] is None and "executed" not in reached.values()
-    assert (reached["fwd/gate"], reached["fwd/state"], reached["bwd/wy"]) == ("simulated", "assembled", "protocol-checked")
+    assert reached["fwd/gate"] == "simulated"
+    assert (reached["fwd/state"], reached["bwd/wy"]) == ("assembled", "protocol-checked")
     state = next(line for line in backend["stages"] if line["stage"] == "fwd/state")
     assert state["proofs"]["protocol-checked"] == {"passed": False, "says": "stuck", "details": list(DEADLOCK)}
     assert not state["passed"] and "simulated" not in state["proofs"]

@@ -1,0 +1,98 @@
+"""What a call costs the host: `python benchmarks/host.py`.  Tensors are as small as can be, on the CPU.
+
+`import kda` is timed in fresh interpreters, after `import torch`; everything else in this one, in batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+
+import kda  # noqa: E402
+from kda import autograd  # noqa: E402
+from kda.checks import Call, problem_of  # noqa: E402
+from kda.commands.render import table  # noqa: E402
+from kda.dispatch import backend_asked, choose, launcher  # noqa: E402
+from kda.problem import Inputs, Options  # noqa: E402
+
+INTERPRETERS, BATCHES, BATCH_SECONDS = 5, 9, 0.05
+IMPORT = "import time, torch; t = time.perf_counter(); import kda; print(time.perf_counter() - t)"
+
+
+def imports() -> list[float]:
+    """Seconds of `import kda` once torch is there, in fresh interpreters."""
+    argv = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {IMPORT}"]
+    return [float(subprocess.run(argv, capture_output=True, text=True, check=True).stdout) for _ in range(INTERPRETERS)]
+
+
+def repeated(call: Callable[[], Any]) -> list[float]:
+    """Seconds a call, in batches."""
+    call()
+    began, calls = time.perf_counter(), 0
+    while time.perf_counter() - began < BATCH_SECONDS:
+        call()
+        calls += 1
+    batches = []
+    for _ in range(BATCHES):
+        began = time.perf_counter()
+        for _ in range(calls):
+            call()
+        batches.append((time.perf_counter() - began) / calls)
+    return batches
+
+
+def calls() -> dict[str, Callable[[], Any]]:
+    q, k, v = (torch.randn(1, 1, 1, 16) for _ in range(3))
+    inputs = Inputs(q, k, v, torch.zeros(1, 1, 1, 16), torch.ones(1, 1, 1))
+    rows, options = inputs[:5], Options(scale=0.25)
+    call = Call("chunk_kda", inputs, options)
+    problem = problem_of(call)
+    tensors, settings = inputs[: len(autograd.INPUTS)], [getattr(options, name) for name in autograd.OPTIONS]
+    return {
+        "a decision made before: choose(problem, backend_asked())": lambda: choose(problem, backend_asked()),
+        "problem_of a kind of call seen before": lambda: problem_of(call),
+        "launch.forward of the reference, T=1": lambda: launcher("reference").forward(problem, inputs),
+        "torch.ops.kda.chunk_forward, T=1": lambda: torch.ops.kda.chunk_forward(*tensors, *settings, False),
+        "kda.chunk_kda, T=1": lambda: kda.chunk_kda(*rows),
+        "kda.fused_recurrent_kda, T=1": lambda: kda.fused_recurrent_kda(*rows),
+    }
+
+
+def measure() -> dict[str, Any]:
+    taken = {"import kda, after import torch": imports()} | {name: repeated(call) for name, call in calls().items()}
+    microseconds = {name: {"min": 1e6 * min(s), "median": 1e6 * statistics.median(s)} for name, s in taken.items()}
+    return {"threads": torch.get_num_threads(), "torch": torch.__version__, "microseconds": microseconds}
+
+
+def report(found: dict[str, Any]) -> list[str]:
+    rows = [(name, f"{m['min']:.1f}", f"{m['median']:.1f}") for name, m in found["microseconds"].items()]
+    head = f"torch {found['torch']}, {found['threads']} threads"
+    return [head, *table(rows, header=("microseconds", "min", "median"), align="lrr")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--threads", type=int, default=1, help="of torch  [default: 1, for calls as small as these]")
+    parser.add_argument("--json", metavar="FILE", help="write what was found")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    found = measure()
+    print("\n".join(report(found)))
+    if args.json:
+        Path(args.json).write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""The chunked path of the reference against its token-by-token recurrence: `python benchmarks/reference.py`.
+
+One row, float32, gate given, no l2norm.  Each implementation is timed in this process, where the allocator is warm, and
+in one of its own, whose first call pays for page faults.  What a stage takes is seen from inside the chunked path.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+
+from kda.backends.reference import chunked, launch  # noqa: E402
+from kda.backends.reference.ragged import Ragged  # noqa: E402
+from kda.backends.reference.recurrent import recurrent  # noqa: E402
+from kda.commands.render import table  # noqa: E402
+from kda.stages import FORWARD  # noqa: E402
+from kda.verify.cases import make_inputs  # noqa: E402
+
+NAMES = ("recurrent", "chunked 64", "chunked 32")
+H, K = 8, 64
+
+
+def implementation(name: str, T: int) -> Callable[[], torch.Tensor]:
+    kind, _, C = name.partition(" ")
+    case = make_inputs(T=T, H=H, K=K, V=K, C=int(C or 64), dtype="float32", gate="given", beta="given", l2norm=False,
+                       initial_state=False, regime="slow")  # fmt: skip
+    p, x = case.problem(), case.inputs
+    if kind == "chunked":
+        return lambda: launch.forward(p, x).o
+    tokens = (x.q[0], x.k[0], x.v[0], x.g[0], x.beta[0].unsqueeze(-1))
+    S, row = torch.zeros(1, H, K, K), Ragged([0], [T], T, 1, x.q.device)
+    return lambda: recurrent(*tokens, S, p.scale, row)[0].unsqueeze(0)
+
+
+def seconds(call: Callable[[], Any], launches: int) -> list[float]:
+    taken = []
+    for _ in range(launches):
+        began = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - began)
+    return taken
+
+
+def timed(name: str, T: int, launches: int) -> dict[str, float]:
+    first, *others = seconds(implementation(name, T), launches + 1)
+    return {"first": first, "median": statistics.median(others), "fastest": min(others)}
+
+
+def in_a_fresh_process(name: str, T: int, launches: int) -> dict[str, float]:
+    argv = [sys.executable, __file__, "--only", name, "--tokens", str(T), "--launches", str(launches),
+            "--threads", str(torch.get_num_threads())]  # fmt: skip
+    return json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
+
+
+def stages(T: int, launches: int) -> dict[str, float]:
+    """Median seconds of each stage in a call of the chunked path, and of the walk around them."""
+    inside: dict[str, float] = {}
+
+    def watched(name: str, stage: Callable) -> Callable:
+        def run(*args: Any, **keywords: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return stage(*args, **keywords)
+            finally:
+                inside[name] += time.perf_counter() - began
+
+        return run
+
+    call, found = implementation("chunked 64", T), []
+    call()
+    originals = {stage: getattr(chunked, stage.function) for stage in FORWARD}
+    try:
+        for stage, function in originals.items():
+            setattr(chunked, stage.function, watched(stage.name, function))
+        for _ in range(launches):
+            inside.update(dict.fromkeys((stage.name for stage in FORWARD), 0.0))
+            whole = seconds(call, 1)[0]
+            found.append({**inside, "between stages": whole - sum(inside.values())})
+    finally:
+        for stage, function in originals.items():
+            setattr(chunked, stage.function, function)
+    return {name: statistics.median(each[name] for each in found) for name in found[0]}
+
+
+def disagreement(T: int) -> float:
+    """Of the chunked outputs from those of the recurrence, relative to their norm."""
+    exact, *others = (implementation(name, T)() for name in NAMES)
+    return max(float((x - exact).norm() / exact.norm()) for x in others)
+
+
+def measure(T: int, launches: int) -> dict[str, Any]:
+    return {
+        "T": T, "H": H, "K": K, "V": K, "dtype": "float32", "threads": torch.get_num_threads(),
+        "torch": torch.__version__, "disagreement": disagreement(T),
+        "here": {name: timed(name, T, launches) for name in NAMES},
+        "fresh": {name: in_a_fresh_process(name, T, launches) for name in NAMES},
+        "stages": stages(T, launches),
+    }  # fmt: skip
+
+
+def report(found: dict[str, Any]) -> list[str]:
+    here, fresh = found["here"], found["fresh"]
+    base = here["recurrent"]["median"], fresh["recurrent"]["median"]
+    rows = []
+    for name in NAMES:
+        a, b = here[name], fresh[name]
+        rows.append((name, *map(ms, (a["median"], a["fastest"])), f"{base[0] / a['median']:.1f}x",
+                     *map(ms, (b["first"], b["median"])), f"{base[1] / b['median']:.1f}x"))  # fmt: skip
+    whole = sum(found["stages"].values())
+    return [
+        f"T={found['T']} H={H} K=V={K} float32, {found['threads']} threads, torch {found['torch']}; "
+        f"the outputs differ by {found['disagreement']:.1e}",
+        *table(rows, header=("forward, ms", "median", "fastest", "", "fresh: first", "median", ""), align="lrrrrrr"),
+        "",
+        *table([(name, ms(s), f"{s / whole:.0%}") for name, s in found["stages"].items()],
+               header=("chunked 64, ms", "median", ""), align="lrr"),
+    ]  # fmt: skip
+
+
+def ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--launches", type=int, default=7)
+    parser.add_argument("--threads", type=int, help="of torch; 1 where other processes keep the cores busy")
+    parser.add_argument("--json", metavar="FILE", help="write what was found, in seconds")
+    parser.add_argument("--only", choices=NAMES, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    if args.only:
+        print(json.dumps(timed(args.only, args.tokens, args.launches)))
+        return
+    found = measure(args.tokens, args.launches)
+    print("\n".join(report(found)))
+    if args.json:
+        Path(args.json).write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,486 @@
+"""`kda bench`: how fast a backend is, on inputs on which it was compared in the same process.
+
+`shapes` holds the named shapes and the formulas for FLOPs, bytes and the floor; `timing` compares and times; this file
+asks, refuses and prints.  Imports torch when it runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from kda.dispatch import backend_asked, backend_names, choose
+from kda.errors import NoBackendError
+from kda.host import detect
+from kda.problem import DTYPES
+
+from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version, table
+from .shapes import DIRECTIONS, SHAPES, Shape, too_large
+from .verify import Lengths, known
+
+if TYPE_CHECKING:
+    from kda.problem import Problem
+    from kda.verify.cases import Spec
+    from kda.verify.doors import Door
+
+    from .timing import Checked, Line, Machine, Result
+
+REGIMES = ("fast", "slow")
+KEY = ("problem", "regime", "direction", "backend")             # of a timing in saved results
+EXPLICIT = ("lengths", "batch", "tokens", "heads", "value_heads", "k", "v", "dtype")
+LAUNCHES = {"cpu": 20, "gpu": 200}
+OUTPUT = click.Path(dir_okay=False, writable=True)
+
+
+class Percent(click.ParamType):
+    name = "N%"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)%?", str(value))
+        if not found:
+            self.fail(f"{value!r} is not a percentage such as 3%", param, ctx)
+        return float(found[1]) / 100
+
+
+@click.command()
+@click.option("--backend", metavar="NAME", help="The backend to time; left out, the one that auto picks.")
+@click.option("--against", metavar="NAME", help="A baseline: another backend, or fla.")
+@click.option("--shape", "names", metavar="NAME", multiple=True,
+              help="A named shape, see --list; may be repeated.  [default: those for this device]")  # fmt: skip
+@click.option("--lengths", type=Lengths(), help="Packed sequences.")
+@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Rows of a batch.")
+@click.option("--tokens", type=click.IntRange(1), help="Tokens of a row.")
+@click.option("--heads", type=click.IntRange(1), default=8, show_default=True, help="Query/key heads.")
+@click.option("--value-heads", type=click.IntRange(1), help="Value heads, a multiple of --heads.  [default: as many]")
+@click.option("-K", "k", type=click.IntRange(1, 256), default=128, show_default=True, help="Head dim of q and k.")
+@click.option("-V", "v", type=click.IntRange(1), default=128, show_default=True, help="Head dim of v.")
+@click.option("--dtype", type=click.Choice(DTYPES), default="bfloat16", show_default=True)
+@click.option("--regime", type=click.Choice([*REGIMES, "both"]), default="both", show_default=True,
+              help="Gates that forget within 16 tokens, or remember for hundreds.")  # fmt: skip
+@click.option("--direction", type=click.Choice([*DIRECTIONS, "both"]), default="both", show_default=True)
+@click.option("--repeats", type=click.IntRange(1), help="Launches of a timing.  [default: 20 on a CPU, 200 on a GPU]")
+@click.option("--seconds", type=click.FloatRange(0), default=10.0, show_default=True,
+              help="Stop a timing after this long; three launches are made anyhow.")  # fmt: skip
+@click.option("--save", metavar="FILE", type=OUTPUT, help="Write the results as JSON.")
+@click.option("--compare", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
+              help="Hold the medians against saved ones.")  # fmt: skip
+@click.option("--fail-above", type=Percent(), default="3%", show_default=True,
+              help="With --compare: exit with 1 if a median is slower by more, and the spreads are apart.")  # fmt: skip
+@click.option("--plot", metavar="FILE", type=OUTPUT, help="Draw the medians (.png, .svg, .pdf).")
+@click.option("--list", "only_list", is_flag=True, help="List the named shapes and end.")
+@click.option("--force", is_flag=True, help="Run shapes that look too large for this machine.")
+@common_options
+def command(screen: Screen, **options: Any) -> int:
+    """Time a backend, after comparing its results.
+
+    Exits with 1 if a result is wrong or --compare finds a regression, with 3 if this machine cannot judge.
+    """
+    if options["only_list"]:
+        return print_list(screen)
+    check_usage(options)
+    old = read_results(options["compare"]) if options["compare"] else None
+    try:
+        return bench(screen, options, old)
+    except CannotJudge as refusal:
+        if screen.json:
+            screen.emit_json({**heading(CANNOT_JUDGE), "refused": refusal.reasons, "rows": []})
+        else:
+            for reason in refusal.reasons:
+                screen.line(reason)
+        return CANNOT_JUDGE
+
+
+class CannotJudge(Exception):
+    def __init__(self, *reasons: str):
+        super().__init__(*reasons)
+        self.reasons = list(reasons)
+
+
+# ---------------------------------------------------------------------------------------------- what is asked
+
+
+def given(name: str) -> bool:
+    return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
+def check_usage(options: dict[str, Any]) -> None:
+    if options["backend"]:
+        known("backend", options["backend"], ["auto", *backend_names()])
+    if options["against"]:
+        known("backend", options["against"], ["fla", *backend_names()])
+    for name in options["names"]:
+        known("shape", name, list(SHAPES))
+    explicit = [name for name in EXPLICIT if given(name)]
+    if explicit and options["names"]:
+        raise click.UsageError(f"--shape names a shape; leave out {option_of(explicit[0])}")
+    if explicit and not options["tokens"] and options["lengths"] is None:
+        raise click.UsageError(f"{option_of(explicit[0])} wants --tokens or --lengths beside it")
+    if options["lengths"] is not None and (options["tokens"] or given("batch")):
+        raise click.UsageError("--lengths packs sequences in one row; leave out --batch and --tokens")
+    if options["lengths"] is not None and not sum(options["lengths"]):
+        raise click.UsageError("--lengths must have a token to time")
+    if options["value_heads"] and options["value_heads"] % options["heads"]:
+        raise click.UsageError(f"--value-heads must be a multiple of --heads {options['heads']}")
+    if given("fail_above") and not options["compare"]:
+        raise click.UsageError("--fail-above wants --compare FILE, results to be held against")
+    if options["plot"] and importlib.util.find_spec("matplotlib") is None:
+        raise click.UsageError("--plot draws with matplotlib: pip install 'kimi-delta-attention[plot]'")
+
+
+def option_of(name: str) -> str:
+    return f"-{name.upper()}" if len(name) == 1 else f"--{name.replace('_', '-')}"
+
+
+def shapes_asked(options: dict[str, Any], on: str) -> dict[str, Shape]:
+    if options["names"]:
+        return {name: SHAPES[name] for name in options["names"]}
+    if options["tokens"] or options["lengths"] is not None:
+        names = {"B": "batch", "T": "tokens", "H": "heads", "HV": "value_heads", "K": "k", "V": "v", "dtype": "dtype"}
+        fields = {field: options[name] for field, name in names.items() if options[name] is not None}
+        return {"given": Shape(**fields, lengths=options["lengths"] or ())}
+    return {name: shape for name, shape in SHAPES.items() if shape.on == on}
+
+
+def spec_of(shape: Shape, regime: str) -> Spec:
+    from kda.verify.cases import Spec
+
+    return Spec(lengths=shape.lengths or None, B=shape.B, T=shape.T, H=shape.H, HV=shape.HV, K=shape.K, V=shape.V,
+                dtype=shape.dtype, regime=regime, initial_state=False)  # fmt: skip
+
+
+def both(choice: str, of: Sequence[str]) -> tuple[str, ...]:
+    return tuple(of) if choice == "both" else (choice,)
+
+
+# ---------------------------------------------------------------------------------------------- what is refused
+
+
+def refuse_large(
+    shapes: dict[str, Shape], options: dict[str, Any], device: str, threads: int | None
+) -> tuple[dict[str, Shape], list[str]]:
+    """The shapes that are run, and a sentence for each default one that is not; one that was asked for ends it all."""
+    if options["force"]:
+        return shapes, []
+    directions, memory = both(options["direction"], DIRECTIONS), detect(device).memory
+    why = {name: says for name, shape in shapes.items() if (says := too_large(shape, directions, threads, memory))}
+    left_out = [f"{name} ({shapes[name].label}) {says}; --force runs it all the same" for name, says in why.items()]
+    kept = {name: shape for name, shape in shapes.items() if name not in why}
+    if why and (not kept or options["names"] or "given" in shapes):
+        raise CannotJudge(*left_out, *(["--shape tiny takes seconds"] if device == "cpu" else []))
+    return kept, left_out
+
+
+def problem_of(spec: Spec, direction: str, device: str) -> Problem:
+    """The problem of a spec whose tensors are not drawn yet."""
+    from kda.verify.cases import make
+
+    one_token = dataclasses.replace(spec, lengths=None if spec.lengths is None else (1,), B=1, T=1)
+    (B, T), N = spec.shape, spec.B if spec.lengths is None else len(spec.lengths)
+    return dataclasses.replace(make(one_token).problem(direction), device=device, B=B, T=T, N=N)
+
+
+def doors_for(spec: Spec, options: dict[str, Any], device: str) -> list[Door]:
+    """The backend and the baseline, both of which take the problem here."""
+    from kda.verify.cases import make
+    from kda.verify.doors import Door, Fla
+
+    asked, directions = options["backend"], both(options["direction"], DIRECTIONS)
+    problems = [problem_of(spec, direction, device) for direction in directions]
+    try:
+        for problem in problems:
+            asked = choose(problem, backend_asked(asked)).backend
+    except NoBackendError as error:
+        forward_runs = problem is not problems[0]
+        more = ["--direction forward times what there is"] if forward_runs else []
+        raise CannotJudge(*str(error).splitlines(), *more) from None
+    doors = [Door(asked, device)]
+    if options["against"] == "fla":
+        doors.append(Fla())
+        reasons = doors[1].against(make(dataclasses.replace(spec, lengths=None, B=1, T=1)))
+    elif options["against"]:
+        doors.append(Door(options["against"], device))
+        reasons = [reason for problem in problems for reason in doors[1].against_problem(problem)]
+    else:
+        reasons = []
+    if reasons:
+        raise CannotJudge(*(f"the baseline {options['against']} cannot run here: {reason}" for reason in reasons))
+    return doors
+
+
+# ---------------------------------------------------------------------------------------------- measuring
+
+
+def bench(screen: Screen, options: dict[str, Any], old: dict[str, Any] | None) -> int:
+    from kda.verify.cases import make
+    from kda.verify.doors import here
+
+    from .timing import Result, ask_clocks, clock_of, measure, this_machine
+
+    device = here()
+    machine = this_machine(device)
+    if old and (differs := machine.differs(old["host"])):
+        raise CannotJudge(f"{options['compare']} cannot be compared: {differs}")
+    shapes, left_out = refuse_large(shapes_asked(options, machine.kind), options, device, machine.threads)
+    cases = [(name, shape, regime) for name, shape in shapes.items() for regime in both(options["regime"], REGIMES)]
+    doors = {case: doors_for(spec_of(*case[1:]), options, device) for case in cases}
+    results, clock, directions = [], clock_of(device), both(options["direction"], DIRECTIONS)
+    with screen.progress("measuring the copy bandwidth" if machine.kind == "gpu" else "drawing inputs") as tell:
+        if machine.kind == "gpu":
+            machine = machine._replace(copy=clock.copy_bandwidth())
+        for name, shape, regime in cases:
+            def say(text: str, about: str = f"{name}, {regime} gates") -> None:
+                tell(f"{about}: {text}")
+
+            say("drawing inputs")
+            found = measure(doors[name, shape, regime], make(spec_of(shape, regime)), directions, clock,
+                            options["repeats"] or LAUNCHES[machine.kind], options["seconds"], say)  # fmt: skip
+            results.append(Result(name, shape, regime, found))
+        if machine.kind == "gpu":
+            machine = ask_clocks(machine, clock, device)
+    return report(screen, options, machine, results, left_out, old)
+
+
+# ---------------------------------------------------------------------------------------------- comparing
+
+
+class Change(NamedTuple):
+    line: Line
+    old: dict[str, Any]                      # a saved row
+    verdict: str                             # "slower", "faster", "same", or "noise": the spreads overlap
+
+    @property
+    def ratio(self) -> float:
+        return self.line.median / self.old["median"]
+
+
+def read_results(file: str) -> dict[str, Any]:
+    try:
+        old = json.loads(Path(file).read_text())
+        good = old["command"] == "bench" and isinstance(old["host"], dict)
+        good = good and all(key(row) and 0 < row["p20"] <= row["median"] <= row["p80"] for row in old["rows"])
+    except (OSError, ValueError, KeyError, TypeError):
+        good = False
+    if not good:
+        raise click.UsageError(f"{file} holds no results that `kda bench --save` wrote")
+    return old
+
+
+def key(row: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(row[name] for name in KEY)
+
+
+def compared(lines: Sequence[Line], old: dict[str, Any], limit: float) -> list[Change]:
+    """The timings that both have, each slower or faster only by more than the limit and beyond both spreads."""
+    before = {key(row): row for row in old["rows"]}
+    pairs = [(line, before.get(key(dataclasses.asdict(line)))) for line in lines]
+    return [Change(line, row, verdict(line, row, limit)) for line, row in pairs if row]
+
+
+def verdict(line: Line, row: dict[str, Any], limit: float) -> str:
+    change = line.median / row["median"]
+    if change > 1 + limit:
+        return "slower" if line.p20 > row["p80"] else "noise"
+    if change < 1 - limit:
+        return "faster" if line.p80 < row["p20"] else "noise"
+    return "same"
+
+
+# ---------------------------------------------------------------------------------------------- reporting
+
+
+def report(
+    screen: Screen, options: dict[str, Any], machine: Machine, results: Sequence[Result], left_out: Sequence[str],
+    old: dict[str, Any] | None,
+) -> int:  # fmt: skip
+    from .timing import lines_of
+
+    lines = [line for result in results for line in lines_of(result, machine)]
+    right = all(result.measured.right for result in results)
+    changes = compared(lines, old, options["fail_above"]) if old else []
+    slower = [change for change in changes if change.verdict == "slower"]
+    code = FINDING if not right or slower else CANNOT_JUDGE if old and not changes else OK
+    data = as_json(machine, results, lines, changes, left_out, code)
+    notes = [*left_out, *remarks(machine, lines)]
+    if options["save"] and right:
+        Path(options["save"]).write_text(json.dumps(data, indent=1) + "\n")
+        notes.append(f"saved    {options['save']}")
+    if options["plot"] and lines:
+        draw(options["plot"], machine, lines)
+        notes.append(f"drawn    {options['plot']}")
+    if screen.json:
+        screen.emit_json(data)
+        return code
+    for text in [screen.paint(header(machine), bold=True), *parity_lines(screen, results), "", *timing_lines(lines)]:
+        screen.line(text)
+    if old:
+        for text in ["", *compare_lines(screen, changes, options)]:
+            screen.line(text)
+    for text in notes:
+        screen.line(text if text.startswith(("saved", "drawn")) else f"{screen.sign('warn')} {text}")
+    if not right:
+        screen.line("Wrong results are not timed, and no ratio is printed; `kda verify` finds the first wrong stage.")
+    return code
+
+
+def header(machine: Machine) -> str:
+    clock = f"{machine.clock} of {machine.highest_clock} MHz" if machine.clock else None
+    words = [f"{machine.device}, {machine.threads} threads" if machine.threads else machine.device, clock,
+             f"driver {machine.driver}" if machine.driver else None,
+             f"copies {machine.copy / 1e12:.2f} TB/s" if machine.copy else None,
+             f"kda {kda_version()}" + (f" ({machine.commit})" if machine.commit else ""),
+             *(f"{name} {version}" for name, version in machine.versions.items())]  # fmt: skip
+    return "  ".join(word for word in words if word)
+
+
+def parity_lines(screen: Screen, results: Sequence[Result]) -> list[str]:
+    rows, details = [], []
+    for result in results:
+        for check in result.checks:
+            right = len(check.rows) - len(check.wrong)
+            worst = max(check.rows, key=lambda row: row.measure.used if not math.isnan(row.measure.used) else math.inf)
+            says = f"parity: {right} of {len(check.rows)} tensors within budget"
+            closest = f"{worst.tensor} uses {used_words(worst)}"
+            when = " (a timed launch)" if result.measured.timed_wrong else ""
+            sign = screen.sign("fail" if check.wrong else "ok")
+            closest += f" of {check.against}"
+            rows.append((f"{sign} {result.name}", result.regime, check.backend, says + when, closest))
+            details += [f"  {result.name}, {result.regime}, {check.backend}: {describe(row)}" for row in check.wrong]
+    return table(rows) + details
+
+
+def used_words(row: Any) -> str:
+    from kda.verify.parity import used_words
+
+    return used_words(row.measure)
+
+
+def describe(row: Any) -> str:
+    from kda.verify.parity import describe
+
+    return describe(row)
+
+
+def timing_lines(lines: Sequence[Line]) -> list[str]:
+    if not lines:
+        return []
+    floor, against = any(line.floor for line in lines), baseline_of(lines)
+    head = ["", "", "gates", "backend", "median", "p20-p80", "TFLOP/s", "GB/s", *(["x floor"] if floor else [])]
+    rows = []
+    for line in lines:
+        cells = [line.direction, line.problem, line.regime, line.backend, f"{ms(line.median)} ms",
+                 f"{ms(line.p20)}-{ms(line.p80)}", f"{line.flops / line.median / 1e12:.3g}",
+                 f"{line.bytes / line.median / 1e9:.3g}"]  # fmt: skip
+        cells += [f"{line.x_floor:.1f}"] if line.x_floor else []
+        cells += [f"{ms(line.baseline['median'])} ms", f"{line.ratio:.2f}x"] if line.baseline else []
+        rows.append(cells)
+    return table(rows, header=[*head, *([against, f"vs {against}"] if against else [])], align="llllrrrrrrr")
+
+
+def baseline_of(lines: Sequence[Line]) -> str | None:
+    return next((line.baseline["backend"] for line in lines if line.baseline), None)
+
+
+def ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f}" if seconds < 0.1 else f"{seconds * 1e3:.1f}"
+
+
+def remarks(machine: Machine, lines: Sequence[Line]) -> Iterator[str]:
+    """What has to be known to read the numbers."""
+    if machine.kind == "cpu" and lines:
+        yield "CPU times: caches and allocator are warm."
+    if machine.crowded:
+        yield (f"other processes kept the cores busy (a load of {machine.load:.1f} on {machine.cores}): these times "
+               "can be many times too long, less so with OMP_NUM_THREADS=1")  # fmt: skip
+    if machine.clock and machine.highest_clock and machine.clock < 0.97 * machine.highest_clock:
+        yield (f"the SMs ran at {machine.clock} of {machine.highest_clock} MHz: "
+               f"`sudo nvidia-smi -lgc {machine.highest_clock}` asks for the highest (undo: -rgc)")  # fmt: skip
+    for line in lines:
+        for side in filter(None, (vars(line), line.baseline)):
+            if side["host_inside"]:
+                backend = side["backend"]
+                yield f"{line.direction}, {line.problem}: host time is inside, for {backend} waits for the GPU"
+
+
+def compare_lines(screen: Screen, changes: Sequence[Change], options: dict[str, Any]) -> list[str]:
+    if not changes:
+        return [f"{options['compare']} holds none of these timings: other shapes, directions or backends."]
+    marks = {"slower": "fail", "faster": "ok", "same": "ok", "noise": "info"}
+    rows = [
+        (f"{screen.sign(marks[c.verdict])} {c.line.direction}", c.line.problem, c.line.regime, c.line.backend,
+         f"{ms(c.old['median'])} ms", f"{ms(c.line.median)} ms", f"{c.ratio - 1:+.1%}", c.verdict) for c in changes
+    ]  # fmt: skip
+    slower, limit = sum(c.verdict == "slower" for c in changes), f"{options['fail_above'] * 100:g}%"
+    end = f"{slower or 'None'} of {len(changes)} slower by more than {limit} and beyond the spread."
+    return [*table(rows, header=("", "", "gates", "backend", "before", "now", "", ""), align="llllrrrl"), end]
+
+
+def draw(file: str, machine: Machine, lines: Sequence[Line]) -> None:
+    """Medians as dots, their spreads as whiskers, floors as ticks."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 1.2 + 0.45 * len(lines)), layout="constrained")
+    axes = figure.subplots()
+    sides = [[vars(line) for line in lines], [line.baseline for line in lines if line.baseline]]
+    for n, side in enumerate(filter(None, sides)):
+        at = [i + (n - 0.5) * 0.2 if sides[1] else i for i in range(len(lines))]
+        medians, low, high = ([1e3 * x[name] for x in side] for name in ("median", "p20", "p80"))
+        spread = [[m - x for m, x in zip(medians, low)], [x - m for m, x in zip(medians, high)]]
+        label = ", ".join(sorted({x["backend"] for x in side}))
+        axes.errorbar(medians, at, xerr=spread, fmt="o", capsize=3, label=label)
+    if all(line.floor for line in lines):
+        floors = [1e3 * line.floor for line in lines]
+        axes.scatter(floors, range(len(lines)), marker="|", s=200, color="black", label="floor")
+    axes.set_yticks(range(len(lines)), [f"{line.direction}, {line.problem}, {line.regime}" for line in lines])
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.grid(axis="x", which="both", alpha=0.3)
+    axes.set_xlabel("ms (median, p20 to p80)")
+    axes.set_title(f"{machine.device}, kda {kda_version()}")
+    axes.legend()
+    figure.savefig(file, dpi=150)
+
+
+def heading(code: int) -> dict[str, Any]:
+    return {"schema": 1, "kda": kda_version(), "command": "bench", "exit": code}
+
+
+def as_json(
+    machine: Machine, results: Sequence[Result], lines: Sequence[Line], changes: Sequence[Change],
+    left_out: Sequence[str], code: int,
+) -> dict[str, Any]:  # fmt: skip
+    """Times in seconds."""
+    return {
+        **heading(code), "host": machine._asdict(), "left_out": list(left_out),
+        "parity": [parity_json(result, check) for result in results for check in result.checks],
+        "rows": [{**vars(line), "ratio": line.ratio, "x_floor": line.x_floor} for line in lines],
+        "comparison": [{**{name: c.old[name] for name in KEY}, "before": c.old["median"], "now": c.line.median,
+                        "verdict": c.verdict} for c in changes],
+    }  # fmt: skip
+
+
+def parity_json(result: Result, check: Checked) -> dict[str, Any]:
+    used = {row.tensor: row.measure.used for row in check.rows}
+    return {
+        "shape": result.name, "problem": result.shape.label, "regime": result.regime, "backend": check.backend,
+        "against": check.against, "timed": bool(result.measured.timed_wrong),
+        "wrong": [row.tensor for row in check.wrong],
+        "used": {name: share if math.isfinite(share) else None for name, share in used.items()},
+    }  # fmt: skip
+
+
+def print_list(screen: Screen) -> int:
+    if screen.json:
+        shapes = {name: {**shape._asdict(), "label": shape.label} for name, shape in SHAPES.items()}
+        screen.emit_json({"schema": 1, "command": "bench", "shapes": shapes})
+    else:
+        for text in table([(name, shape.label, shape.origin) for name, shape in SHAPES.items()]):
+            screen.line(text)
+    return OK

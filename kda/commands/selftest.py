@@ -1,0 +1,394 @@
+"""`kda selftest`: proof of the kernels of an arch or a backend, as far as this host goes.  Imports torch when it runs.
+
+Driven by declarations: the provers of a `Capability` make the columns, its stages the rows.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+from kda import dispatch
+from kda.capability import Capability
+from kda.compile.target import Target, parse
+from kda.problem import Problem
+from kda.verify.evidence import Evidence, Proof
+
+from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version, table
+from .verify import finite, known
+
+LEVELS = {"trace": Evidence.TRACED, "assemble": Evidence.ASSEMBLED, "protocol": Evidence.PROTOCOL_CHECKED,
+          "simulate": Evidence.SIMULATED, "execute": Evidence.EXECUTED}  # fmt: skip
+HEADERS = {Evidence.PROTOCOL_CHECKED: "protocol", Evidence.SIMULATED: "simulated (vs float64)",
+           Evidence.EXECUTED: "executed (of budget)"}  # fmt: skip
+
+
+@dataclass
+class StageLine:
+    stage: str
+    proofs: dict[Evidence, Proof] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        return all(proof.passed for proof in self.proofs.values())
+
+
+@dataclass
+class CaseLine:
+    name: str
+    words: str
+    rows: list = field(default_factory=list)                                  # verify.parity.Row
+    refused: str = ""
+    crashed: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return not self.crashed and not any(row.wrong for row in self.rows)
+
+
+@dataclass
+class Result:
+    backend: str
+    levels: tuple[Evidence, ...]
+    device: str                              # where it was executed; "" if it was not
+    stages: list[StageLine] = field(default_factory=list)
+    cases: list[CaseLine] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        return all(line.passed for line in (*self.stages, *self.cases))
+
+    @property
+    def judged(self) -> bool:
+        return bool(self.levels and self.stages) or any(not case.refused for case in self.cases)
+
+
+class CannotJudge(Exception):
+    """Asked for what this host or backend cannot do."""
+
+
+@click.command()
+@click.option("--arch", metavar="ARCH", help="The backends with kernels for this arch, such as sm100.")
+@click.option("--backend", metavar="NAME", help="One backend; without --arch and --backend, the one that auto picks.")
+@click.option("--level", type=click.Choice(list(LEVELS)), help="How far to go; left out, as far as possible.")
+@click.option("--stage", metavar="NAME", help="One stage alone, such as fwd/state.")
+@click.option("--quick", is_flag=True, help="Fewer calls, in under ten seconds.")
+@common_options
+def command(
+    screen: Screen, arch: str | None, backend: str | None, level: str | None, stage: str | None, quick: bool
+) -> int:
+    """Prove the kernels of an arch or a backend, as far as this host can.
+
+    Exits with 1 if a proof failed, with 3 if there is nothing here that can be judged.
+    """
+    if arch and backend:
+        raise click.UsageError("--arch picks backends by their kernels; leave out --backend")
+    if backend:
+        known("backend", backend, dispatch.backend_names())
+    if stage:
+        from kda.stages import STAGES
+
+        known("stage", stage, list(STAGES))
+    target = target_of(arch)
+    wanted = LEVELS[level] if level else None
+    try:
+        chosen = chosen_backends(target, backend)
+        results, unable = prove_all(screen, chosen, target, wanted, stage, quick)
+    except CannotJudge as error:
+        return cannot_judge(screen, target, str(error))
+    code = OK if all(result.passed for result in results) else FINDING
+    if screen.json:
+        screen.emit_json({**as_json(results, target, code), "unable": unable})
+    else:
+        for line in text(screen, results, target) + unable:
+            screen.line(line)
+    return code
+
+
+def target_of(arch: str | None) -> Target | None:
+    try:
+        return parse(arch) if arch else None
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def chosen_backends(target: Target | None, backend: str | None) -> list[Capability]:
+    every = dispatch.capabilities()
+    if target is not None:
+        found = [c for c in every if target.name in c.archs]
+        if not found:
+            raise CannotJudge(f"{target.name} ({target.examples}): no backend has kernels for it yet")
+        return found
+    name = backend or auto()
+    return [c for c in every if c.backend == name]
+
+
+def auto() -> str:
+    from kda.host import detect
+    from kda.verify.doors import here
+
+    choice = dispatch.weigh(Problem(device=here()), detect(here()), dispatch.backend_asked())
+    if choice.backend is None:
+        raise CannotJudge(f"{choice}\n`kda selftest --backend NAME` proves one that auto does not pick")
+    return choice.backend
+
+
+# ---------------------------------------------------------------------------------------------- proving
+
+
+def prove_all(
+    screen: Screen, chosen: Sequence[Capability], target: Target | None, wanted: Evidence | None, stage: str | None,
+    quick: bool,
+) -> tuple[list[Result], list[str]]:  # fmt: skip
+    """The results, and why some backends have none; raises CannotJudge if all have none."""
+    results, unable = [], []
+    for c in chosen:
+        try:
+            results.append(prove(screen, c, target, wanted, stage, quick))
+        except CannotJudge as error:
+            unable.append(str(error))
+    unable += [refusal(result) for result in results if not result.judged]
+    if not any(result.judged for result in results):
+        raise CannotJudge("\n".join(unable))
+    return results, unable
+
+
+def is_here(c: Capability, target: Target | None) -> bool:
+    """Whether kernels of the backend, for the target, run on this machine's GPU; code without kernels runs anywhere."""
+    from kda.host import detect
+    from kda.verify.doors import here
+
+    if not c.archs:
+        return True
+    cc = detect(here()).cc
+    wanted = [target] if target else [parse(arch) for arch in c.archs]
+    return cc is not None and any(cc == t.cc for t in wanted)
+
+
+def levels_of(c: Capability, target: Target | None, wanted: Evidence | None) -> tuple[Evidence, ...]:
+    declared = sorted(Evidence.of(word) for word in c.provers)
+    present = is_here(c, target)
+    possible = [e for e in declared if present or e is not Evidence.EXECUTED]
+    if wanted is None:
+        return tuple(possible)
+    if wanted not in declared:
+        words = ", ".join(e.word for e in declared) or "nothing"
+        raise CannotJudge(f"{c.backend} cannot be {wanted.word}: it declares provers for {words}")
+    if wanted not in possible:
+        where = target.spelling if target else ", ".join(c.archs)
+        raise CannotJudge(f"{c.backend} cannot be executed here: this host has no {where}")
+    return tuple(e for e in possible if e <= wanted)
+
+
+def prove(
+    screen: Screen, c: Capability, target: Target | None, wanted: Evidence | None, stage: str | None, quick: bool
+) -> Result:
+    levels = levels_of(c, target, wanted)
+    if stage and stage not in c.stages:
+        raise CannotJudge(f"{c.backend} cannot run {stage} alone; it runs {', '.join(c.stages) or 'whole calls only'}")
+    executes = Evidence.EXECUTED in levels
+    result = Result(c.backend, levels, "")
+    with screen.progress(c.backend) as tell:
+        if executes:
+            importlib.import_module("kda.verify.trials")                      # torch takes its time
+            from kda.verify.doors import here
+
+            result.device = here()
+        began = time.monotonic()
+        for name in [stage] if stage else c.stages:
+            line = StageLine(name)
+            result.stages.append(line)
+            for level in levels:
+                tell(f"{c.backend}: {name}, {level.word}")
+                line.proofs[level] = proof(c.provers, level, name, target)
+                if not line.passed:
+                    break
+        if executes and not stage:
+            result.cases = list(tried(c.backend, quick, tell))
+        result.seconds = time.monotonic() - began
+    return result
+
+
+def proof(provers: Any, level: Evidence, stage: str, target: Target | None) -> Proof:
+    """What the prover found; a prover that breaks is a proof that failed."""
+    place = next(place for word, place in provers.items() if Evidence.of(word) is level)
+    module, _, function = place.partition(":")
+    try:
+        return getattr(importlib.import_module(module), function)(stage, target)
+    except Exception as error:
+        return Proof(False, "CRASH", (f"{place}({stage!r}): {type(error).__name__}: {error}",))
+
+
+def tried(backend: str, quick: bool, tell):
+    from kda.verify import trials
+    from kda.verify.doors import Door
+
+    door = Door(backend)
+    for trial in trials.trials(quick):
+        tell(f"{backend}: {trial.name}")
+        line = CaseLine(trial.name, trial.words)
+        reasons = trials.against(door, trial)
+        if reasons:
+            line.refused = reasons[0]
+        else:
+            try:
+                line.rows = trials.attempt(door, trial)
+            except Exception as error:
+                line.crashed = f"{type(error).__name__}: {error}"
+        yield line
+
+
+# ---------------------------------------------------------------------------------------------- printing
+
+
+def text(screen: Screen, results: Sequence[Result], target: Target | None) -> list[str]:
+    lines = [heading(results, target)]
+    for result in results:
+        if not result.judged:
+            continue
+        lines.append("")
+        if result.stages and result.levels:
+            lines += stage_lines(screen, result)
+        if result.cases:
+            lines += ["", *case_lines(screen, result)]
+        lines += ["", ending(result, target)]
+    return lines
+
+
+def heading(results: Sequence[Result], target: Target | None) -> str:
+    names = ", ".join(result.backend for result in results)
+    if target is None:
+        return f"kda {kda_version()}, {names}"
+    levels = [level for result in results for level in result.levels]
+    where = (
+        "on this host's GPU" if any(result.device for result in results) else f"on a host without one ({host_name()})"
+    )
+    upto = f": levels up to {max(levels).word}" if levels else ""
+    return f"kda {kda_version()}, {names}, arch {target.spelling}, {where}{upto}"
+
+
+def host_name() -> str:
+    from kda.host import detect
+    from kda.verify.doors import here
+
+    return detect(here()).name
+
+
+def stage_lines(screen: Screen, result: Result) -> list[str]:
+    """The table, with the details of a failure under its row."""
+    header = ("stage", *(HEADERS.get(level, level.word) for level in result.levels))
+    rows = [(line.stage, *(cell(screen, line, level) for level in result.levels)) for line in result.stages]
+    printed = table(rows, header=header)
+    lines, indent = printed[:1], " " * (max(len(row[0]) for row in [header, *rows]) + 2)
+    for line, text in zip(result.stages, printed[1:]):
+        lines.append(text)
+        details = [detail for p in line.proofs.values() if not p.passed for detail in p.details or (p.says,)]
+        lines += [f"{indent}{screen.sign('fail') if i == 0 else ' '} {detail}" for i, detail in enumerate(details)]
+    return lines
+
+
+def cell(screen: Screen, line: StageLine, level: Evidence) -> str:
+    found = line.proofs.get(level)
+    if found is None:
+        return "not run"
+    return found.says if found.passed else screen.paint("FAIL" if found.says != "CRASH" else found.says, "red")
+
+
+def case_lines(screen: Screen, result: Result) -> list[str]:
+    header = ("case", "closest", "error", "budget", "used", "")
+    return table([case_cells(screen, case) for case in result.cases], header=header, align="llrrrl")
+
+
+def case_cells(screen: Screen, case: CaseLine) -> tuple[str, ...]:
+    from kda.verify.parity import used_words, worst
+
+    if case.refused or case.crashed:
+        sign = screen.sign("crash") if case.crashed else screen.sign("info")
+        return case.name, "-", "", "", "", f"{sign} {case.crashed or 'not taken: ' + case.refused}"
+    row = closest(case)
+    used = screen.paint(used_words(row.measure), "red" if row.wrong else None)
+    says = f"{screen.sign('fail')} {case.words}: {worst(row)}" if row.wrong else case.words
+    return case.name, row.tensor, f"{row.measure.error:.1e}", f"{row.measure.budget:.1e}", used, says
+
+
+def closest(case: CaseLine):
+    return max(case.rows, key=lambda row: row.measure.used)
+
+
+def ending(result: Result, target: Target | None) -> str:
+    stages, cases = result.stages, [case for case in result.cases if not case.refused]
+    counts = []
+    if stages and result.levels:
+        counts.append(f"{sum(line.passed for line in stages)} of {len(stages)} stages")
+    if cases:
+        counts.append(f"{sum(case.passed for case in cases)} of {len(cases)} cases")
+    refused = len(result.cases) - len(cases)
+    skipped = f", {refused} not taken" if refused else ""
+    passed = f"{result.backend}: {' and '.join(counts)}"
+    if result.device:
+        return f"{passed} within budget{skipped}; executed on {result.device} in {result.seconds:.1f} s"
+    where = f" on {target.spelling}" if target else ""
+    return f'{passed} pass as far as "{max(result.levels).word}"; nothing was executed{where}.'
+
+
+def refusal(result: Result) -> str:
+    if not result.levels:
+        return f"{result.backend} declares nothing that can be proven here"
+    return "\n".join(
+        [f"{result.backend} takes no call here", *(f"  {case.name}: {case.refused}" for case in result.cases)]
+    )
+
+
+def cannot_judge(screen: Screen, target: Target | None, why: str) -> int:
+    if screen.json:
+        screen.emit_json({**json_heading(target, CANNOT_JUDGE), "why": why, "backends": []})
+    else:
+        screen.line(why)
+    return CANNOT_JUDGE
+
+
+# ---------------------------------------------------------------------------------------------- JSON
+
+
+def json_heading(target: Target | None, code: int) -> dict[str, Any]:
+    return {"schema": 1, "kda": kda_version(), "command": "selftest", "exit": code, "arch": target and target.name}
+
+
+def as_json(results: Sequence[Result], target: Target | None, code: int) -> dict[str, Any]:
+    return {**json_heading(target, code), "backends": [result_json(result) for result in results]}
+
+
+def result_json(result: Result) -> dict[str, Any]:
+    return {
+        "name": result.backend, "passed": result.passed, "levels": [level.word for level in result.levels],
+        "device": result.device or None, "seconds": round(result.seconds, 3),
+        "stages": [
+            {"stage": line.stage, "passed": line.passed, "evidence": reached(line),
+             "proofs": {level.word: p._asdict() for level, p in line.proofs.items()}}
+            for line in result.stages
+        ],
+        "cases": [case_json(case) for case in result.cases],
+    }  # fmt: skip
+
+
+def reached(line: StageLine) -> str | None:
+    """The highest level that passed."""
+    passed = [level for level, p in line.proofs.items() if p.passed]
+    return max(passed).word if passed else None
+
+
+def case_json(case: CaseLine) -> dict[str, Any]:
+    row = closest(case) if case.rows else None
+    return {
+        "case": case.name, "problem": case.words,
+        "status": "skipped" if case.refused else "crash" if case.crashed else "ok" if case.passed else "fail",
+        "says": case.refused or case.crashed or None, "tensor": row and row.tensor,
+        "error": row and finite(row.measure.error), "budget": row and finite(row.measure.budget),
+        "used": row and finite(row.measure.used),
+    }  # fmt: skip

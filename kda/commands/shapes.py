@@ -1,0 +1,138 @@
+"""The named shapes of `kda bench`, and how much work a shape is.  Imports the standard library alone.
+
+FLOPs count the products of the chunked algorithm with C = 64, 2mnk each and triangular ones in full, whatever a backend
+really does, so that numbers of two backends compare.  A token and value head takes
+
+    forward    6 C K + 4 C V +  6 K V      A_qk, A_kk, w: C K; u, A_qk v_new: C V; w h, kg^T v_new, qg h: K V
+    backward  12 C K + 8 C V + 12 K V      twice as many products; recomputing the forward is not counted
+
+Bytes are those that any kernel moves, each tensor once, in the dtype of q; beta and states, below 1%, are left out:
+
+    forward    reads q, k, v, g and writes o
+    backward   reads q, k, v, g, do and writes dq, dk, dv, dg
+
+The floor of a time is bytes over the bandwidth of a large copy on the same device, measured in the same run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+C = 64
+BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
+DIRECTIONS = ("forward", "backward")
+EXACT_TOKENS, EXACT_STEPS = 2048, 1 << 28    # tokens, and tokens * HV * K * V, that float64 walks one by one
+CPU_FLOPS = 2e9                              # of the reference, a second and thread, about
+CPU_TOKEN = 0.005                            # seconds of the definition, a token, about
+PATIENCE = 180.0                             # seconds that one shape may be thought to take without --force
+HOST_BYTES, DEVICE_BYTES = 200, 160          # needed for each token, value head and channel, about
+
+
+class Shape(NamedTuple):
+    origin: str = "given"
+    B: int = 1
+    T: int = 0                               # tokens of a row
+    H: int = 1
+    HV: int | None = None                    # None: H
+    K: int = 128
+    V: int = 128
+    dtype: str = "bfloat16"
+    lengths: tuple[int, ...] = ()            # packed sequences, in place of B and T
+    on: str = "gpu"                          # where it is a default
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths) if self.lengths else self.B * self.T
+
+    @property
+    def heads(self) -> int:
+        """HV."""
+        return self.H if self.HV is None else self.HV
+
+    @property
+    def label(self) -> str:
+        heads = f"H={self.H}" if self.heads == self.H else f"H={self.H} HV={self.heads}"
+        dims = f"K=V={self.K}" if self.K == self.V else f"K={self.K} V={self.V}"
+        return f"{self._rows} {heads} {dims} {SHORT[self.dtype]}"
+
+    @property
+    def _rows(self) -> str:
+        if not self.lengths:
+            return f"B={self.B} T={self.T}"
+        if len(set(self.lengths)) == 1:
+            return f"{len(self.lengths)} x {self.lengths[0]}"
+        return "[" + ",".join(map(str, self.lengths)) + "]"
+
+
+SHAPES = {
+    "tiny": Shape("seconds on any CPU", T=256, H=2, K=64, V=64, dtype="float32", on="cpu"),
+    "tiny-grouped": Shape("two value heads share a q/k head", T=256, H=1, HV=2, K=64, V=64, dtype="float32", on="cpu"),
+    "tiny-packed": Shape("a tail, an empty sequence, a single token", H=2, K=64, V=64, dtype="float32",
+                         lengths=(129, 0, 1, 126), on="cpu"),
+    "small": Shape("large enough that a CPU computes rather than calls", T=2048, H=4, K=64, V=64, dtype="float32",
+                   on="named"),
+    "kimi-8k": Shape("prefill with the heads of Kimi Linear 48B", T=8192, H=32, on="named"),
+    "h64-8k": Shape("the prefill that the peers report", T=8192, H=64),
+    "h96-8k": Shape("more heads than fill one wave of a large GPU", T=8192, H=96),
+    "h64-8k-b2": Shape("a batch of two", B=2, T=8192, H=64),
+    "h16-8k": Shape("64 heads over four GPUs", T=8192, H=16),
+    "h8-32k": Shape("few heads, a long sequence: the state is walked serially", T=32768, H=8),
+    "h64-1k": Shape("short: the time to launch shows", T=1024, H=64),
+    "h64-mixed": Shape("packed prompts of mixed lengths", H=64, lengths=(1300, 547, 2048, 963, 271, 3063)),
+    "h64-8x1k": Shape("packed prompts of one length", H=64, lengths=(1024,) * 8),
+}  # fmt: skip
+
+
+def flops(shape: Shape, direction: str) -> int:
+    K, V = shape.K, shape.V
+    forward = 6 * C * K + 4 * C * V + 6 * K * V
+    return shape.tokens * shape.heads * forward * (1 if direction == "forward" else 2)
+
+
+def bytes_moved(shape: Shape, direction: str) -> int:
+    qk, g, v = 2 * shape.H * shape.K, shape.heads * shape.K, shape.heads * shape.V
+    read, written = qk + g + v, v
+    if direction == "backward":
+        read, written = read + v, read
+    return shape.tokens * (read + written) * BYTES[shape.dtype]
+
+
+# ---------------------------------------------------------------------------------------------- what is too large
+
+
+def walks_exactly(tokens: int, heads: int, K: int, V: int) -> bool:
+    return tokens <= EXACT_TOKENS and tokens * heads * K * V <= EXACT_STEPS
+
+
+def seconds_on_a_cpu(shape: Shape, directions: Sequence[str], threads: int) -> float:
+    """Of parity, a warm-up and the fewest launches."""
+    once = sum(flops(shape, way) for way in directions) / (CPU_FLOPS * threads)
+    exact = walks_exactly(shape.tokens, shape.heads, shape.K, shape.V)
+    return 6 * once + (CPU_TOKEN * shape.tokens if exact else 2 * once)
+
+
+def host_memory() -> int | None:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def too_large(shape: Shape, directions: Sequence[str], threads: int | None, device_memory: int = 0) -> str | None:
+    """Why this machine is not asked, with an estimate; `threads` are those of a CPU, None for a GPU."""
+    size = shape.tokens * shape.heads * max(shape.K, shape.V)
+    needs = (("host has", HOST_BYTES * size, host_memory()), ("GPU has", DEVICE_BYTES * size, device_memory))
+    for what, need, there in needs:
+        if there and need > 0.7 * there:
+            return f"would need about {need / 2**30:.0f} GiB, and the {what} {there / 2**30:.0f} GiB"
+    if threads and (seconds := seconds_on_a_cpu(shape, directions, threads)) > PATIENCE:
+        work, rate = sum(flops(shape, way) for way in directions) / 1e9, CPU_FLOPS * threads / 1e9
+        return f"would take about {_long(seconds)} on this CPU: {work:.0f} GFLOP a launch, at about {rate:.0f} GFLOP/s"
+    return None
+
+
+def _long(seconds: float) -> str:
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.0f} hours"

@@ -1,0 +1,430 @@
+"""How `kda bench` times calls: only those that are right, in turns, and what they return is looked at again.
+
+  CPU    perf_counter around a call, garbage collection off; caches and allocator are warm
+  CUDA   events around a call.  Ahead of them the device is given something to wait in, so that the host has issued all
+         of the call before it begins (`host_inside` where it had not), and a buffer larger than L2 is overwritten
+
+The calls that are compared alternate launch by launch, on the same tensors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import math
+import os
+import platform
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from kda.host import detect, installed_versions
+from kda.verify.budget import Budget
+from kda.verify.cases import Case
+from kda.verify.definition import GRADIENTS, budgets
+from kda.verify.doors import Door
+from kda.verify.parity import Row, judge
+from kda.verify.parity import direction as direction_of
+
+from .probes import run
+from .shapes import Shape, bytes_moved, flops, walks_exactly
+
+Tensor = torch.Tensor
+Results = dict[str, Tensor]
+
+LEAST = 3                                    # launches, however long they take
+SAMPLE_TOKENS, SAMPLE_HEADS = 512, 4         # of a larger case, to see how large errors are
+
+
+# ---------------------------------------------------------------------------------------------- clocks
+
+
+class Timing(NamedTuple):
+    """Seconds of every launch."""
+
+    seconds: tuple[float, ...]
+    host_inside: bool = False                # the device ran dry before the host had issued the call
+
+    def quantile(self, share: float) -> float:
+        ordered, at = sorted(self.seconds), share * (len(self.seconds) - 1)
+        low, high = ordered[math.floor(at)], ordered[math.ceil(at)]
+        return low + (high - low) * (at - math.floor(at))
+
+    @property
+    def median(self) -> float:
+        return self.quantile(0.5)
+
+
+class CpuClock:
+    warmups = 1
+
+    def once(self, call: Callable[[], Any]) -> tuple[float, Any, bool]:
+        """Seconds, what the call returned, whether host time is inside though it should not be."""
+        began = time.perf_counter()
+        result = call()
+        return time.perf_counter() - began, result, False
+
+
+class CudaClock:
+    warmups = 5
+    longest_wait = 0.2
+
+    def __init__(self, device: str):
+        self.device = torch.device(device)
+        l2 = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 64 << 20)
+        self.flush = torch.empty(4 * l2, dtype=torch.uint8, device=device)
+        self.waits: dict[Callable[[], Any], float] = {}
+        cycles = 10_000_000
+        self._seconds(lambda: torch.cuda._sleep(cycles))
+        self.cycles_per_second = cycles / self._seconds(lambda: torch.cuda._sleep(cycles))
+
+    def _seconds(self, call: Callable[[], Any]) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3
+
+    def once(self, call: Callable[[], Any]) -> tuple[float, Any, bool]:
+        wait = self.waits.setdefault(call, 1e-3)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(int(wait * self.cycles_per_second))
+        self.flush.zero_()
+        start.record()
+        result = call()
+        end.record()
+        late = start.query()
+        end.synchronize()
+        if late:
+            self.waits[call] = min(2 * wait, self.longest_wait)
+        return start.elapsed_time(end) / 1e3, result, late
+
+    def copy_bandwidth(self) -> float:
+        """Bytes a second, read and written, of a large copy."""
+        n = min(2 << 30, torch.cuda.mem_get_info(self.device)[0] // 8)
+        a, b = (torch.empty(n, dtype=torch.uint8, device=self.device) for _ in range(2))
+        return 2 * n / sorted(self._seconds(lambda: b.copy_(a)) for _ in range(7))[3]
+
+    def busy(self, seconds: float) -> None:
+        """Give the device something to do, without waiting for it."""
+        torch.cuda._sleep(int(seconds * self.cycles_per_second))
+
+
+def clock_of(device: str) -> CpuClock | CudaClock:
+    return CudaClock(device) if device.startswith("cuda") else CpuClock()
+
+
+def interleaved(
+    calls: Sequence[Callable[[], Any]], clock: CpuClock | CudaClock, repeats: int, seconds: float
+) -> list[tuple[Timing, Any]]:
+    """The timing of each call, and what its last launch returned."""
+    taken: list[list[float]] = [[] for _ in calls]
+    late, results = [0] * len(calls), [None] * len(calls)
+    began, collects = time.perf_counter(), gc.isenabled()
+    gc.disable()
+    try:
+        for call in calls:
+            for _ in range(clock.warmups):
+                clock.once(call)
+        for launch in range(repeats):
+            if launch >= LEAST and time.perf_counter() - began > seconds * len(calls):
+                break
+            for n, call in enumerate(calls):
+                results[n] = None
+                took, results[n], was_late = clock.once(call)
+                taken[n].append(took)
+                late[n] += was_late
+    finally:
+        if collects:
+            gc.enable()
+    return [(Timing(tuple(t), 10 * n > len(t)), result) for t, n, result in zip(taken, late, results)]
+
+
+# ---------------------------------------------------------------------------------------------- right or wrong
+
+
+class Standard(NamedTuple):
+    """What the results of one backend have to be."""
+
+    says: str
+    budgets: dict[str, Budget]
+
+    def judge(self, found: Results, case: Case) -> list[Row]:
+        return [judge(direction_of(n), n, self.budgets[n], x, case, whole=True) for n, x in found.items()]
+
+
+def standard(door: Door, case: Case, backward: bool) -> Standard:
+    p = case.problem()
+    if walks_exactly(p.B * p.T, p.HV, p.K, p.V):
+        return Standard("the recurrence in float64", budgets(case, door.rounding(case), backward))
+    return from_the_reference(door, case, backward)
+
+
+def from_the_reference(door: Door, case: Case, backward: bool) -> Standard:
+    """Too large to walk token by token: the reference, and around it the room that a sample of the case asks for.
+
+    The largest of n errors is taken to grow as log n.
+    """
+    reference = Door("reference", door.device)
+    dtype = torch.float64 if door.name == "reference" else torch.float32
+    wide, small = cast(case, dtype), sample(case)
+    mine = budgets(small, door.rounding(small), backward)
+    its = budgets(cast(small, dtype), reference.rounding(wide), backward)
+    limits = {}
+    for name, exact in reference.call(wide, backward).items():
+        room = mine[name] + its[name]
+        growth = math.log(exact.numel() + 8) / math.log(room.exact.numel() + 8)
+        limits[name] = room._replace(peak=room.peak * max(growth, 1.0)).around(exact)
+    return Standard(f"the reference in {str(dtype).removeprefix('torch.')}", limits)
+
+
+def cast(case: Case, dtype: torch.dtype) -> Case:
+    wide = case.map(lambda x: x.to(dtype) if x.is_floating_point() else x)
+    return dataclasses.replace(wide, spec=dataclasses.replace(case.spec, dtype=str(dtype).removeprefix("torch.")))
+
+
+def sample(case: Case) -> Case:
+    """The first tokens and heads of the first sequence that has any, as a row of its own."""
+    p = case.problem()
+    start, end = next((b for b in case.layout.bounds if b[1] > b[0]), (0, 0))
+    n, H = case.layout.bounds.index((start, end)), min(p.H, SAMPLE_HEADS)
+    HV, T = H * p.HV // p.H, min(end - start, SAMPLE_TOKENS)
+    heads = {"q": H, "k": H, "v": HV, "g": HV, "beta": HV, "A_log": HV, "dt_bias": HV * p.K}
+
+    def rows(x: Tensor, heads: int) -> Tensor:
+        return x.flatten(0, 1)[start : start + T, :heads].unsqueeze(0).contiguous()
+
+    keywords = {name: x for name, x in case.keywords.items() if name != "cu_seqlens"}
+    for name in ("q", "k", "v", "g", "beta"):
+        keywords[name] = rows(keywords[name], heads[name])
+    for name in ("A_log", "dt_bias"):
+        if name in keywords:
+            keywords[name] = keywords[name][: heads[name]]
+    if "initial_state" in keywords:
+        keywords["initial_state"] = keywords["initial_state"][n : n + 1, :HV]
+    spec = dataclasses.replace(case.spec, lengths=None, B=1, T=T, H=H, HV=HV)
+    return Case(spec, keywords, rows(case.do, HV), case.dht[n : n + 1, :HV])
+
+
+# ---------------------------------------------------------------------------------------------- measuring
+
+
+class Checked(NamedTuple):
+    """One backend's results against its standard."""
+
+    backend: str
+    against: str
+    rows: list[Row]
+
+    @property
+    def wrong(self) -> list[Row]:
+        return [row for row in self.rows if row.wrong]
+
+
+@dataclass
+class Measured:
+    """One case: parity of each backend, then its timings by direction, in the order of the backends."""
+
+    checks: list[Checked]
+    timings: dict[str, list[Timing]] = field(default_factory=dict)
+    timed_wrong: list[Checked] = field(default_factory=list)    # timed launches that returned something else
+
+    @property
+    def right(self) -> bool:
+        return not self.timed_wrong and not any(check.wrong for check in self.checks)
+
+
+def measure(
+    doors: Sequence[Door], case: Case, directions: Sequence[str], clock: CpuClock | CudaClock, repeats: int,
+    seconds: float, tell: Callable[[str], None] = lambda text: None,
+) -> Measured:  # fmt: skip
+    """Parity first; a case on which a backend is wrong is not timed."""
+    backward = "backward" in directions
+    standards, checks = [], []
+    for door in doors:
+        tell(f"comparing {door.name}")
+        standards.append(standard(door, case, backward))
+        checks.append(Checked(door.name, standards[-1].says, standards[-1].judge(door.call(case, backward), case)))
+    measured = Measured(checks)
+    if not measured.right:
+        return measured
+    there = case.map(lambda x: x.to(doors[0].device))
+    for way in directions:
+        tell(f"timing {way}")
+        found = interleaved([launch(door, there, way) for door in doors], clock, repeats, seconds)
+        measured.timings[way] = [timing for timing, _ in found]
+        for door, held, (_, results) in zip(doors, standards, found):
+            check = Checked(door.name, held.says, held.judge(results, case))
+            measured.timed_wrong += [check] if check.wrong else []
+    return measured
+
+
+def launch(door: Door, case: Case, direction: str) -> Callable[[], Results]:
+    """What is timed: the forward without autograd, or what autograd runs for the backward."""
+    if direction == "forward":
+        return functools.partial(_forward, door, case)
+    leaves = {name: x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
+              for name, x in case.keywords.items()}  # fmt: skip
+    outputs = door._chunk_kda(**leaves)
+    wanted = {name: leaves[leaf] for name, leaf in GRADIENTS.items() if leaf in leaves}
+    return functools.partial(_backward, outputs, wanted, (case.do, case.dht))
+
+
+def _forward(door: Door, case: Case) -> Results:
+    with torch.no_grad():
+        o, ht = door._chunk_kda(**case.keywords)
+    return {"o": o, "ht": ht}
+
+
+def _backward(outputs: tuple[Tensor, ...], wanted: Results, cotangents: tuple[Tensor, ...]) -> Results:
+    grads = torch.autograd.grad(outputs, list(wanted.values()), cotangents, retain_graph=True)
+    return dict(zip(wanted, grads))
+
+
+# ---------------------------------------------------------------------------------------------- the machine
+
+
+class Machine(NamedTuple):
+    """What the numbers hold for."""
+
+    device: str                              # "NVIDIA H200", or the CPU's name
+    kind: str                                # "gpu" or "cpu"
+    threads: int | None = None               # of torch, on a CPU
+    cores: int | None = None
+    load: float | None = None                # processes that wanted a core before this one did
+    driver: str | None = None
+    clock: int | None = None                 # MHz of the SMs, busy, after the timings
+    highest_clock: int | None = None
+    copy: float | None = None                # bytes a second of a large copy
+    versions: Mapping[str, str] = {}
+    commit: str | None = None                # of a checkout
+
+    @property
+    def crowded(self) -> bool:
+        """More threads than cores want to run."""
+        return bool(self.load and self.cores) and self.load + self.threads > self.cores + 0.5
+
+    def differs(self, old: Mapping[str, Any]) -> str | None:
+        mine = (self.device, self.threads)
+        theirs = (old.get("device"), old.get("threads"))
+        words = [f"{name}, {threads} threads" if threads else str(name) for name, threads in (mine, theirs)]
+        return None if mine == theirs else f"this is {words[0]}, the saved results are of {words[1]}"
+
+
+def this_machine(device: str) -> Machine:
+    versions = dict(installed_versions())
+    if not device.startswith("cuda"):
+        return Machine(cpu_name(), "cpu", torch.get_num_threads(), os.cpu_count(), load(), versions=versions,
+                       commit=commit())  # fmt: skip
+    return Machine(detect(device).name, "gpu", versions=versions, commit=commit())
+
+
+def load() -> float | None:
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return None
+
+
+def cpu_name() -> str:
+    try:
+        found = re.search(r"^model name\s*: *(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def commit() -> str | None:
+    """Of the checkout that this file lies in."""
+    root, git = Path(__file__).parents[2], shutil.which("git")
+    if git is None or not (root / ".git").exists():
+        return None
+    asked = (["rev-parse", "--short", "HEAD"], ["status", "--porcelain"])
+    head, changed = (run([git, "-C", str(root), *words], 10).data.get("out", "").strip() for words in asked)
+    return (head + ", changed" if changed else head) or None
+
+
+def ask_clocks(machine: Machine, clock: CudaClock, device: str) -> Machine:
+    """Driver and clocks of a GPU that is busy while it is asked."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return machine
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    which = [f"--id=GPU-{uuid}"] if uuid else []
+    clock.busy(1.0)
+    fields = "--query-gpu=driver_version,clocks.sm,clocks.max.sm"
+    asked = run([program, *which, fields, "--format=csv,noheader,nounits"], 15)
+    torch.cuda.synchronize(device)
+    lines = asked.data.get("out", "").splitlines()
+    words = [word.strip() for word in lines[0].split(",")] if len(lines) == 1 else []
+    if len(words) != 3:
+        return machine
+    sm, highest = (int(word) if word.isdigit() else None for word in words[1:])
+    return machine._replace(driver=words[0], clock=sm, highest_clock=highest)
+
+
+# ---------------------------------------------------------------------------------------------- results
+
+
+@dataclass
+class Result:
+    name: str                                # of the shape
+    shape: Shape
+    regime: str
+    measured: Measured
+
+    @property
+    def checks(self) -> list[Checked]:
+        return self.measured.timed_wrong or self.measured.checks
+
+
+@dataclass(frozen=True)
+class Line:
+    """One timing, as it is printed, saved and compared."""
+
+    shape: str
+    problem: str
+    regime: str
+    direction: str
+    backend: str
+    launches: int
+    median: float                            # seconds
+    p20: float
+    p80: float
+    flops: int
+    bytes: int
+    host_inside: bool
+    floor: float | None                      # seconds
+    baseline: dict[str, Any] | None          # None unless both were right
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times as fast as the baseline."""
+        return self.baseline["median"] / self.median if self.baseline else None
+
+    @property
+    def x_floor(self) -> float | None:
+        return self.median / self.floor if self.floor else None
+
+
+def lines_of(result: Result, machine: Machine) -> Iterator[Line]:
+    for direction, timings in result.measured.timings.items() if result.measured.right else ():
+        backends = [check.backend for check in result.measured.checks]
+        mine, *others = (summary(backend, timing) for backend, timing in zip(backends, timings))
+        moved = bytes_moved(result.shape, direction)
+        floor, baseline = moved / machine.copy if machine.copy else None, others[0] if others else None
+        yield Line(shape=result.name, problem=result.shape.label, regime=result.regime, direction=direction, **mine,
+                   flops=flops(result.shape, direction), bytes=moved, floor=floor, baseline=baseline)  # fmt: skip
+
+
+def summary(backend: str, timing: Timing) -> dict[str, Any]:
+    return {"backend": backend, "launches": len(timing.seconds), "median": timing.median, "p20": timing.quantile(0.2),
+            "p80": timing.quantile(0.8), "host_inside": timing.host_inside}  # fmt: skip

@@ -1,0 +1,388 @@
+"""`kda verify`: a backend against the definition, and where it first goes wrong.  Imports torch when it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kda.dispatch import backend_asked, backend_names, weigh
+from kda.problem import DTYPES
+from kda.stages import STAGES
+
+from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version, table
+
+if TYPE_CHECKING:
+    from kda.verify.cases import Case, Spec
+    from kda.verify.doors import Door
+    from kda.verify.parity import Report, Row
+
+LENGTHS = (65, 0, 63)                        # a tail, an empty sequence, and one that is shorter than a chunk
+DRAWN = (
+    "lengths",
+    "batch",
+    "tokens",
+    "heads",
+    "value_heads",
+    "k",
+    "v",
+    "dtype",
+    "gate",
+    "regime",
+    "chunk_size",
+    "seed",
+)
+BAR = 10                                     # signs of a used-up budget
+
+
+class Lengths(click.ParamType):
+    name = "N,N,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        try:
+            lengths = tuple(int(word) for word in str(value).split(","))
+        except ValueError:
+            lengths = (-1,)
+        if min(lengths) < 0:
+            self.fail(f"{value!r} is not a list of lengths such as 65,0,63", param, ctx)
+        return lengths
+
+
+def known(kind: str, name: str, names: Sequence[str]) -> None:
+    """Usage error for a name that does not exist."""
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0)
+        raise click.UsageError(f"there is no {kind} {name!r}. Did you mean {near[0]!r}? There are {', '.join(names)}.")
+
+
+@click.command()
+@click.option("--backend", metavar="NAME", help="The backend to verify; left out, the one that auto picks.")
+@click.option("--against", metavar="NAME", default="definition", show_default=True,
+              help="Compare whole calls with another backend, or with fla, too.")  # fmt: skip
+@click.option("--lengths", type=Lengths(), help="Packed sequences.  [default: 65,0,63]")
+@click.option("--batch", type=click.IntRange(1), help="Rows of a batch, in place of packed sequences.")
+@click.option("--tokens", type=click.IntRange(1), help="Tokens of a row, in place of packed sequences.")
+@click.option("--heads", type=click.IntRange(1), default=2, show_default=True, help="Query/key heads.")
+@click.option("--value-heads", type=click.IntRange(1), help="Value heads, a multiple of --heads.  [default: as many]")
+@click.option("-K", "k", type=click.IntRange(1, 256), default=128, show_default=True, help="Head dim of q and k.")
+@click.option("-V", "v", type=click.IntRange(1), default=128, show_default=True, help="Head dim of v.")
+@click.option("--dtype", type=click.Choice(DTYPES), default="bfloat16", show_default=True)
+@click.option("--gate", type=click.Choice(["given", "softplus", "bounded"]), default="bounded", show_default=True)
+@click.option("--regime", type=click.Choice(["fast", "slow"]), default="slow", show_default=True,
+              help="Gates that forget within 16 tokens, or remember for hundreds.")  # fmt: skip
+@click.option("--chunk-size", type=click.Choice(["32", "64"]), default="64", show_default=True)
+@click.option("--stage", metavar="NAME", default="all", show_default=True, help="One stage alone, such as fwd/state.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--exact", is_flag=True, help="Ask for equal bits: run after run, and packed against alone.")
+@click.option("--fault", metavar="NAME", help="Plant a known fault; `--fault list` lists them.")
+@click.option("--dump", metavar="FILE", type=click.Path(dir_okay=False, writable=True), help="Save the case's tensors.")
+@click.option("--load", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Take the case from a file.")
+@click.option("--keep-going", is_flag=True, help="Go on to the backward though the forward is wrong.")
+@common_options
+def command(screen: Screen, **options: Any) -> int:
+    """Compare a backend with the definition in float64 and find the first wrong stage.
+
+    A budget is twice the error of an independent rounding of the same maths.  Exits with 1 if one is exceeded, with 3
+    if the backend does not take the problem here.
+    """
+    fault = options["fault"]
+    if fault == "list":
+        return list_faults(screen)
+    check_names(options)
+    check_combinations(options)
+    from kda.verify import cases, faults
+
+    planted = faults.FAULTS[fault] if fault else None
+    if options["load"]:
+        case = loaded(options["load"])
+        if planted and planted.suited(case.spec) != case.spec:
+            raise click.UsageError(f"--fault {fault} would be no fault in that case")
+    else:
+        spec = spec_of(options)
+        case = cases.make(planted.suited(spec) if planted else spec)
+    return verify(screen, case, options, planted)
+
+
+def check_names(options: dict[str, Any]) -> None:
+    if options["backend"]:
+        known("backend", options["backend"], backend_names())
+    known("backend", options["against"], ["definition", "fla", *backend_names()])
+    known("stage", options["stage"], ["all", *STAGES])
+    if options["fault"]:
+        from kda.verify.faults import FAULTS
+
+        known("fault", options["fault"], list(FAULTS))
+
+
+def check_combinations(options: dict[str, Any]) -> None:
+    source = click.get_current_context().get_parameter_source
+    given = [name for name in DRAWN if source(name) is click.core.ParameterSource.COMMANDLINE]
+    if options["load"] and given:
+        raise click.UsageError(f"--load brings its own problem; leave out --{given[0].replace('_', '-')}")
+    if options["lengths"] is not None and (options["batch"] or options["tokens"]):
+        raise click.UsageError("--lengths packs sequences in one row; leave out --batch and --tokens")
+    if options["value_heads"] and options["value_heads"] % options["heads"]:
+        raise click.UsageError(f"--value-heads must be a multiple of --heads {options['heads']}")
+    if options["stage"] != "all" and (options["exact"] or options["against"] != "definition"):
+        raise click.UsageError("--exact and --against look at whole calls; leave out --stage")
+
+
+def spec_of(options: dict[str, Any]) -> Spec:
+    from kda.verify.cases import Spec
+
+    dense = options["batch"] or options["tokens"]
+    return Spec(
+        lengths=None if dense else options["lengths"] or LENGTHS, B=options["batch"] or 1, T=options["tokens"] or 128,
+        H=options["heads"], HV=options["value_heads"], K=options["k"], V=options["v"], C=int(options["chunk_size"]),
+        dtype=options["dtype"], gate=options["gate"], regime=options["regime"], seed=options["seed"],
+    )  # fmt: skip
+
+
+def loaded(file: str) -> Case:
+    from kda.verify.cases import load
+
+    try:
+        return load(file)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def list_faults(screen: Screen) -> int:
+    from kda.verify.faults import FAULTS
+
+    if screen.json:
+        screen.emit_json({"schema": 1, "command": "verify", "faults": {name: f.says for name, f in FAULTS.items()}})
+    else:
+        for line in table([(name, fault.at, fault.says) for name, fault in FAULTS.items()]):
+            screen.line(line)
+    return OK
+
+
+# ---------------------------------------------------------------------------------------------- running
+
+
+def verify(screen: Screen, case: Case, options: dict[str, Any], planted) -> int:
+    from kda.verify import cases, parity
+    from kda.verify.doors import Door, Fla, here
+    from kda.verify.faults import Planted
+
+    name = options["backend"] or auto(case, here())
+    if name is None:
+        return cannot_judge(screen, case, None, (refusal(case, here()),))
+    door = Door(name)
+    if reasons := unable(door, case, options["stage"]):
+        return cannot_judge(screen, case, name, reasons)
+    other = None
+    if options["against"] != "definition":
+        other = Fla() if options["against"] == "fla" else Door(options["against"])
+        if reasons := other.against(case):
+            return cannot_judge(screen, case, other.name, reasons)
+    if planted and planted.at in STAGES and planted.at not in door.stages:
+        raise click.UsageError(f"--fault {options['fault']} sits in {planted.at}, which {name} does not run alone")
+    door = Planted(door, planted) if planted else door
+    stage = None if options["stage"] == "all" else options["stage"]
+    with screen.progress(f"verifying {name}") as tell:
+        report = parity.examine(door, case, stage, other, options["exact"], options["keep_going"], tell)
+        small = None
+        if report.wrong and not options["load"]:
+            tell("looking for a smaller case")
+            small = parity.smaller(door, report, planted)
+    saved = None
+    if options["dump"]:
+        cases.save(case, options["dump"])
+        saved = options["dump"]
+    code = FINDING if report.wrong else OK
+    if screen.json:
+        screen.emit_json(as_json(report, door, options, small, saved, code))
+    else:
+        for line in lines(screen, report, door, options, small, saved):
+            screen.line(line)
+    return code
+
+
+def auto(case: Case, device: str) -> str | None:
+    return weigh_here(case, device).backend
+
+
+def weigh_here(case: Case, device: str):
+    from kda.host import detect
+
+    return weigh(dataclasses.replace(case.problem(), device=device), detect(device), backend_asked())
+
+
+def refusal(case: Case, device: str) -> str:
+    return f"{weigh_here(case, device)}\n--backend NAME verifies one that auto does not pick"
+
+
+def unable(door: Door, case: Case, stage: str) -> tuple[str, ...]:
+    """Why this backend cannot be asked, here."""
+    if reasons := door.against(case):
+        return reasons
+    if stage != "all" and stage not in door.stages:
+        return (f"it cannot run {stage} alone; it runs {', '.join(door.stages) or 'whole calls only'}",)
+    return ()
+
+
+def cannot_judge(screen: Screen, case: Case, name: str | None, reasons: Sequence[str]) -> int:
+    if screen.json:
+        screen.emit_json({**heading(case, CANNOT_JUDGE), "backend": name, "rejections": list(reasons), "rows": []})
+    else:
+        screen.line(problem_line(case))
+        for reason in reasons:
+            screen.line(f"{name} cannot be judged here: {reason}" if name else reason)
+    return CANNOT_JUDGE
+
+
+# ---------------------------------------------------------------------------------------------- printing
+
+
+def problem_line(case: Case) -> str:
+    p, spec = case.problem(), case.spec
+    heads = f"H={p.H}" if p.H == p.HV else f"H={p.H} HV={p.HV}"
+    packed = f", packed {list(spec.lengths)}" if spec.lengths is not None else ""
+    return (
+        f"problem  B={p.B} T={p.T} N={p.N} {heads} K={p.K} V={p.V} C={p.C} {p.dtype}{packed}, "
+        f"{p.gate} gate, {spec.regime}   seed {spec.seed}"
+    )
+
+
+def lines(
+    screen: Screen, report: Report, door: Door, options: dict[str, Any], small: Spec | None, saved: str | None
+) -> list[str]:
+    against = "" if options["against"] in ("definition", door.name) else f" and {options['against']}"
+    fault = f", with the fault {options['fault']} planted" if options["fault"] else ""
+    out = [
+        problem_line(report.case),
+        f"backend  {door.name} on {door.device}, against the definition in float64{against}{fault}",
+        "",
+    ]
+    header = (
+        ("stage", "tensor", "bits", "")
+        if options["exact"]
+        else ("stage", "tensor", "error", "budget", "used", "", "worst at")
+    )
+    out += table(list(cells(screen, report)), header=header, align="lll" if options["exact"] else "llrrrll")
+    if report.stopped:
+        out.append("bwd         (stopped: forward is already wrong; --keep-going to see it)")
+    elif report.no_backward:
+        out.append(f"bwd         ({door.name} has no backward here: {report.no_backward[0]})")
+    out += ["", *(verdict(report, door) if report.wrong else [all_well(report)])]
+    if report.wrong:
+        out.append(f"replay   {replay(report, options, small)}")
+    if saved:
+        out.append(f"saved    {saved}")
+    return out
+
+
+def cells(screen: Screen, report: Report):
+    from kda.verify.parity import used_words, worst
+
+    previous = None
+    for row in report.rows:
+        m = row.measure
+        at = ""
+        if row.wrong:
+            at = f"{screen.sign('fail')} " + (f"follows from {row.follows_from}" if row.follows_from else worst(row))
+        used = screen.paint(used_words(m), "red" if row.wrong else None)
+        if m.kind == "bits":
+            measured = (used,)
+        elif m.kind in ("norm", "peak"):
+            measured = (f"{m.error:.1e}", f"{m.budget:.1e}", used, bar(screen, m.used))
+        else:
+            measured = ("", "", used, bar(screen, m.used))
+        yield (row.stage if row.stage != previous else "", row.tensor, *measured, at)
+        previous = row.stage
+
+
+def bar(screen: Screen, used: float) -> str:
+    length = round(BAR * used) if used <= 1 else BAR
+    return ("█" if screen.utf8 else "#") * length
+
+
+def all_well(report: Report) -> str:
+    worst = max(report.rows, key=lambda row: row.measure.used)
+    if worst.measure.kind == "bits":
+        return f"{len(report.rows)} of {len(report.rows)} comparisons agree in every bit."
+    return (
+        f"{len(report.rows)} of {len(report.rows)} tensors within budget; "
+        f"the closest is {worst.tensor} of {worst.stage}, which uses {worst.measure.used:.0%}."
+    )
+
+
+def verdict(report: Report, door: Door) -> list[str]:
+    """The first wrong stage, whose fault it is, and the shape of what is wrong."""
+    first: Row = report.first
+    if first.stage not in STAGES:
+        looked = [row for row in report.rows if row.stage in STAGES]
+        if first.measure.kind == "bits":
+            says = f"Not the same bits: {first.tensor}, {first.stage}, {first.measure.error:.2%} of the elements."
+        elif looked:
+            says = f"Every stage is within budget, {first.tensor} of the whole call is not: what joins them is wrong."
+        else:
+            says = f"{first.tensor} is over budget; {door.name} declares no stages to look into."
+        return [says, *([first.pattern] if first.pattern else [])]
+    reads = ", ".join(STAGES[first.stage].reads)
+    if first.itself:
+        whose = f"Fed the oracle's {reads} it is still wrong: the stage itself, not its inputs."
+    else:
+        cause = f" ({first.follows_from})" if first.follows_from else ""
+        whose = f"Fed the oracle's {reads} it is right: what it is given is wrong{cause}, not the stage."
+    before = [name for name in dict.fromkeys(row.stage for row in report.rows) if name in STAGES]
+    before = before[: before.index(first.stage)]
+    fine = f"{' to '.join(dict.fromkeys((before[0], before[-1])))} within budget." if before else ""
+    shape = "  ".join(filter(None, (first.pattern, fine)))
+    return [f"First wrong stage: {first.stage}.  {whose}", *([shape] if shape else [])]
+
+
+def replay(report: Report, options: dict[str, Any], small: Spec | None) -> str:
+    first = report.first
+    words = ["kda", "verify", "--backend", report.backend]
+    words += ["--stage", first.stage] if first.stage in STAGES and first.follows_from is None else []
+    words += ["--fault", options["fault"]] if options["fault"] else []
+    words += ["--exact"] if options["exact"] else []
+    words += ["--against", options["against"]] if first.stage.startswith("to ") else []
+    words += ["--load", options["load"]] if options["load"] else (small or report.case.spec).arguments()
+    return shlex.join(words) + ("      (smallest that still fails)" if small else "")
+
+
+# ---------------------------------------------------------------------------------------------- JSON
+
+
+def heading(case: Case, code: int) -> dict[str, Any]:
+    return {"schema": 1, "kda": kda_version(), "command": "verify", "exit": code, "problem": str(case.problem()),
+            "spec": dataclasses.asdict(case.spec), "seed": case.spec.seed}  # fmt: skip
+
+
+def as_json(
+    report: Report, door: Door, options: dict[str, Any], small: Spec | None, saved: str | None, code: int
+) -> dict:
+    first = report.first
+    return {
+        **heading(report.case, code), "backend": report.backend, "device": door.device, "against": options["against"],
+        "fault": options["fault"], "rejections": [], "evidence": "executed",
+        "rows": [row_json(row) for row in report.rows],
+        "stopped": report.stopped, "no_backward": list(report.no_backward),
+        "first_wrong": first and {"stage": first.stage, "tensor": first.tensor, "itself": first.itself,
+                                  "follows_from": first.follows_from, "pattern": first.pattern},
+        "replay": replay(report, options, small) if first else None, "saved": saved,
+    }  # fmt: skip
+
+
+def row_json(row: Row) -> dict[str, Any]:
+    """Numbers that JSON does not have are null; `kind` says why."""
+    m = row.measure
+    return {
+        "stage": row.stage, "tensor": row.tensor, "status": "fail" if row.wrong else "ok", "kind": m.kind,
+        "error": finite(m.error), "budget": finite(m.budget), "used": finite(m.used),
+        "worst": {**row.where, "got": finite(m.got), "want": finite(m.want)} if m.index is not None else None,
+        "itself": row.wrong and row.itself, "follows_from": row.follows_from, "pattern": row.pattern,
+    }  # fmt: skip
+
+
+def finite(x: float) -> float | None:
+    return x if math.isfinite(x) else None

@@ -1,0 +1,143 @@
+"""How wrong a result may be: twice the error that an independent rounding of the same maths makes, measured in float64.
+
+Measured twice, for a small error everywhere and a large one in a single place are different faults:
+
+  norm   ||x - exact|| / ||exact||
+  peak   max |x - exact| / rms(exact)
+
+A rounding can be lucky, in small tensors above all.  So there are several, one of inputs that were shaken in their last
+bit, which also tells how far the maths itself carries an error; and a budget is never below what is known beforehand:
+half an ulp for each of the sqrt(n) steps that a sum of n terms drifts, and half an ulp of what a result is stored in.
+Where float64 itself is judged, the exact result is a rounding too, with a budget of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+Tensor = torch.Tensor
+
+FACTOR = 2.0
+
+
+class Measure(NamedTuple):
+    """One result against its budget."""
+
+    error: float                             # norm or peak, whichever uses more of its budget
+    budget: float
+    used: float                              # > 1: over budget
+    kind: str                                # "norm", "peak", or "nan", "inf", "-inf", "shape", where the two differ
+    index: tuple[int, ...] | None            # the worst place
+    got: float = math.nan
+    want: float = math.nan
+
+
+def shaken(x: Tensor) -> Tensor:
+    """An eighth of the elements one ulp larger and an eighth one smaller, always the same."""
+    which = torch.randint(8, x.shape, generator=torch.Generator().manual_seed(x.numel()))
+    eps = torch.finfo(x.dtype).eps
+    return torch.where(which == 0, x * (1 + eps), torch.where(which == 1, x * (1 - eps), x))
+
+
+class Budget(NamedTuple):
+    exact: Tensor                            # float64
+    norm: float
+    peak: float
+
+    @classmethod
+    def of(cls, exact: Tensor, *rounded: Tensor, compute: torch.dtype, stored: torch.dtype, summed: int) -> Budget:
+        """`rounded` are independent roundings of `exact`; `summed` terms are in the longest sum behind one element."""
+        scale = Scale.of(exact)
+        floor = torch.finfo(compute).eps / 2 * math.sqrt(max(summed, 1)) + torch.finfo(stored).eps / 2
+        # A rounding that overflows says nothing about how far others may go.
+        errors = [distance(x.double(), exact).nan_to_num(posinf=0.0) for x in rounded]
+        norm = max((float(e.norm()) for e in errors), default=0.0) / scale.norm
+        peak = max((float(e.max()) for e in errors if e.numel()), default=0.0) / scale.rms
+        both = 2 if compute == torch.float64 else 1
+        return cls(exact, both * max(FACTOR * norm, floor), both * max(FACTOR * peak, floor * scale.loudest))
+
+    def __add__(self, other: Budget) -> Budget:
+        """Between two results that are each within a budget of their own."""
+        return Budget(self.exact, self.norm + other.norm, self.peak + other.peak)
+
+    def around(self, centre: Tensor) -> Budget:
+        """The same room around another result."""
+        return self._replace(exact=centre.double())
+
+    def measure(self, x: Tensor) -> Measure:
+        if x.shape != self.exact.shape:
+            return Measure(math.inf, 0.0, math.inf, "shape", None)
+        x = x.detach().cpu().double()
+        for kind, found in (("nan", torch.isnan), ("inf", torch.isposinf), ("-inf", torch.isneginf)):
+            differs = found(x) != found(self.exact)
+            if differs.any():
+                index = _index(int(differs.flatten().int().argmax()), x.shape)
+                return Measure(math.inf, 0.0, math.inf, kind, index, float(x[index]), float(self.exact[index]))
+        if not x.numel():
+            return Measure(0.0, self.norm, 0.0, "norm", None)
+        error, scale = distance(x, self.exact), Scale.of(self.exact)
+        norm = Measure(float(error.norm()) / scale.norm, self.norm, 0.0, "norm", None)
+        peak = Measure(float(error.max()) / scale.rms, self.peak, 0.0, "peak", None)
+        index = _index(int(error.argmax()), x.shape)
+        worse = max((m._replace(used=_ratio(m.error, m.budget)) for m in (norm, peak)), key=lambda m: m.used)
+        return worse._replace(index=index, got=float(x[index]), want=float(self.exact[index]))
+
+    def excess(self, x: Tensor) -> float:
+        """At most 1 within budget; inf for nan or inf in other places than exact's, and for another shape."""
+        return self.measure(x).used
+
+    def wrong(self, x: Tensor) -> Tensor:
+        """The places that alone break the peak budget."""
+        return distance(x.detach().cpu().double(), self.exact) > self.peak * Scale.of(self.exact).rms
+
+
+class Scale(NamedTuple):
+    """How large a tensor is, its nan and inf left out; a tensor of zeros counts as one of ones."""
+
+    norm: float
+    rms: float
+    loudest: float                           # its largest element over rms
+
+    @classmethod
+    def of(cls, exact: Tensor) -> Scale:
+        finite = exact.nan_to_num(0.0, 0.0, 0.0)
+        norm = float(finite.norm())
+        if not norm:
+            return cls(1.0, 1.0, 0.0)
+        rms = norm / math.sqrt(exact.numel())
+        return cls(norm, rms, float(finite.abs().max()) / rms)
+
+
+def distance(x: Tensor, exact: Tensor) -> Tensor:
+    """|x - exact|: zero where both are nan or the same infinity, inf where only one is finite."""
+    error = (x - exact).abs().nan_to_num(torch.inf, torch.inf)
+    return error.masked_fill((x == exact) | (x.isnan() & exact.isnan()), 0.0)
+
+
+def _index(flat: int, shape: torch.Size) -> tuple[int, ...]:
+    return tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), shape))
+
+
+def _ratio(error: float, budget: float) -> float:
+    return error / budget if budget else (0.0 if error == 0 else math.inf)
+
+
+class Rounding(NamedTuple):
+    """Where a backend rounds: all sums in `compute`, what one stage hands to another stored as `stored` says.
+
+    A backend that rounds operands declares them in its launch module as plain data, by the names of `kda.stages`:
+    `ROUNDED_TO = {"w": "bfloat16", ...}`.
+    """
+
+    compute: torch.dtype
+    stored: Mapping[str, str] = {}
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        return getattr(torch, self.stored[name]) if name in self.stored else self.compute
+
+    def __call__(self, name: str, x: Tensor) -> Tensor:
+        return x.to(self.dtype_of(name)).to(self.compute) if name in self.stored else x

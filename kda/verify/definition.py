@@ -1,0 +1,135 @@
+"""The definition of a whole call in one float dtype: `recurrent` token by token, and autograd through it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from kda.backends.reference.ragged import Ragged
+from kda.backends.reference.recurrent import recurrent
+from kda.stages import BACKWARD, FORWARD
+
+from .budget import Budget, Rounding, shaken
+from .cases import Case, state_dtype
+from .literal import chain, l2norm, log_decay, step_size
+
+Tensor = torch.Tensor
+
+GRADIENTS = {
+    "dq": "q",
+    "dk": "k",
+    "dv": "v",
+    "dg": "g",
+    "dbeta": "beta",
+    "dA_log": "A_log",
+    "ddt_bias": "dt_bias",
+    "dh0": "initial_state",
+}
+SEGMENT = 32                                 # tokens whose states autograd holds at a time
+
+
+def as_given(x: Tensor) -> Tensor:
+    return x
+
+
+def definition(
+    case: Case, dtype: torch.dtype, backward: bool = True, given: Callable[[Tensor], Tensor] = as_given
+) -> dict[str, Tensor]:
+    """o, ht and, by name, the gradient of every tensor that the case has, on the CPU; `given` changes the inputs."""
+    case, p = case.map(lambda x: x.detach().cpu()), case.problem()
+    leaves = {
+        name: given(x.to(dtype)).clone().requires_grad_(backward)
+        for name, x in case.inputs._asdict().items()
+        if x is not None and name in GRADIENTS.values()
+    }
+    ends = case.spec.offsets if p.packed else [b * p.T for b in range(p.B + 1)]
+    with torch.set_grad_enabled(backward):
+        rows = {name: leaves[name].flatten(0, 1)[: ends[-1]] for name in ("q", "k", "v", "g", "beta")}
+        q, k = (l2norm(rows[n]) if p.qk_l2norm else rows[n] for n in ("q", "k"))
+        head = torch.arange(p.HV) // (p.HV // p.H)
+        A_log, dt_bias = leaves.get("A_log"), leaves.get("dt_bias")
+        decay = log_decay(
+            p,
+            rows["g"],
+            None if A_log is None else A_log.view(p.HV, 1),
+            None if dt_bias is None else dt_bias.view(p.HV, p.K),
+        )
+        tokens = (q[:, head], k[:, head], rows["v"], decay, step_size(p, rows["beta"]).unsqueeze(-1))
+        S = leaves["initial_state"] if "initial_state" in leaves else torch.zeros(p.N, p.HV, p.K, p.V, dtype=dtype)
+        outputs, states = [], []
+        for n, (start, end) in enumerate(zip(ends, ends[1:])):
+            s = S[n : n + 1]
+            for at in range(start, end, SEGMENT):
+                o, s = checkpoint(
+                    _segment, p.scale, s, *(x[at : min(at + SEGMENT, end)] for x in tokens), use_reentrant=False
+                )
+                outputs.append(o)
+            states.append(s)
+        o = torch.cat(outputs) if outputs else rows["v"]
+        ht = torch.cat(states) if states else S
+    tail = o.new_zeros(p.B * p.T - ends[-1], p.HV, p.V)
+    found = {"o": torch.cat([o, tail]).detach().view(p.B, p.T, p.HV, p.V), "ht": ht.detach()}
+    if not backward:
+        return found
+    cotangents = ((o, case.do.to(dtype).flatten(0, 1)[: ends[-1]]), (ht, case.dht.to(dtype)))
+    outputs, cotangents = zip(*((x, dx) for x, dx in cotangents if x.requires_grad))
+    grads = torch.autograd.grad(outputs, list(leaves.values()), cotangents, allow_unused=True, materialize_grads=True)
+    by_leaf = dict(zip(leaves, grads))
+    return found | {name: by_leaf[leaf] for name, leaf in GRADIENTS.items() if leaf in by_leaf}
+
+
+def _segment(scale: float, s: Tensor, *tokens: Tensor) -> tuple[Tensor, Tensor]:
+    n = tokens[0].shape[0]
+    return recurrent(*tokens, s, scale, Ragged([0], [n], n, 1, s.device))
+
+
+def from_stages(case: Case, env: dict[str, Tensor | None]) -> dict[str, Tensor]:
+    """The results of a call, from what the stages wrote."""
+    layout, inputs = case.layout, case.inputs
+    found = {"ht": env["ht"]}
+    for name in ("o", "dq", "dk", "dv", "dg", "dbeta"):
+        if name in env:
+            like = inputs.v if name == "o" else getattr(inputs, GRADIENTS[name])
+            found[name] = layout.unchunk(env[name]).view(like.shape)
+    for name in ("dA_log", "ddt_bias", "dh0"):
+        like = getattr(inputs, GRADIENTS[name])
+        if env.get(name) is not None and like is not None:
+            found[name] = env[name].reshape(like.shape)
+    return found
+
+
+def stored_as(case: Case, name: str) -> torch.dtype:
+    """The dtype of a result."""
+    if name == "ht":
+        return state_dtype(case.inputs.q.dtype)
+    return case.inputs.q.dtype if name == "o" else getattr(case.inputs, GRADIENTS[name]).dtype
+
+
+def summed(case: Case, name: str) -> int:
+    """How many terms are in the sums behind one element of a tensor: over channels, over the tokens of a chunk."""
+    p = case.problem()
+    return (p.K + p.V + p.C) * (p.B * p.T if name in ("dA_log", "ddt_bias") else 1)
+
+
+def budgets(case: Case, rounding: Rounding, backward: bool = True) -> dict[str, Budget]:
+    """Of every result of the call."""
+    exact = definition(case, torch.float64, backward)
+    if rounding.stored:
+        roundings = [_of_stages(case, rounding, backward, given) for given in (as_given, shaken)]
+    else:
+        roundings = [definition(case, rounding.compute, backward, given) for given in (as_given, shaken)]
+        roundings.append(_of_stages(case, rounding, backward, as_given))
+    return {
+        name: Budget.of(x, *(r[name].to(stored_as(case, name)) for r in roundings),
+                        compute=rounding.compute, stored=stored_as(case, name), summed=summed(case, name))
+        for name, x in exact.items()
+    }  # fmt: skip
+
+
+def _of_stages(case: Case, rounding: Rounding, backward: bool, given: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    """The call as the stages written out round it: chunks of nearly parallel keys cost more than single tokens."""
+    names = [stage.name for stage in FORWARD + (BACKWARD if backward else ())]
+    tensors = {n: None if x is None else given(x) for n, x in case.stage_tensors(rounding.compute).items()}
+    return from_stages(case, chain(names, case.problem(), case.layout, tensors, rounding.compute, rounding))

@@ -1,0 +1,103 @@
+"""What can be verified: a backend's whole calls and its single stages, both with tensors of the CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Mapping
+
+import torch
+
+import kda
+from kda.dispatch import capabilities, launcher, weigh
+from kda.host import detect
+from kda.problem import Problem
+
+from .budget import Rounding
+from .cases import Case, state_dtype
+from .definition import GRADIENTS
+
+Tensor = torch.Tensor
+
+ROUNDS_EVERY_OPERAND = dict.fromkeys(
+    ("qn", "kn", "A_qk", "A_inv", "w", "u", "qg", "kg", "h", "v_new", "dv_local", "dh", "dv_new", "dv"), "bfloat16"
+)  # fmt: skip
+
+
+def here() -> str:
+    """The device that calls are made on."""
+    return "cuda:0" if torch.cuda.is_available() else "cpu"
+
+
+class Door:
+    def __init__(self, name: str, device: str | None = None):
+        self.name, self.device = name, device or here()
+        self.capability = next(c for c in capabilities() if c.backend == name)
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        return self.capability.stages
+
+    def against(self, case: Case, direction: str = "forward") -> tuple[str, ...]:
+        """Reasons why this backend does not take the case here."""
+        return self.against_problem(dataclasses.replace(case.problem(direction), device=self.device))
+
+    def against_problem(self, problem: Problem) -> tuple[str, ...]:
+        return dict(weigh(problem, detect(self.device), self.name).tried)[self.name]
+
+    def rounding(self, case: Case) -> Rounding:
+        return Rounding(state_dtype(case.inputs.q.dtype), getattr(launcher(self.name), "ROUNDED_TO", {}))
+
+    def sees(self, case: Case) -> Case:
+        """The inputs as they reach the backend."""
+        return case
+
+    def call(self, case: Case, backward: bool, **keywords) -> dict[str, Tensor]:
+        """o, ht and the gradients of all inputs, by name."""
+        case = self.sees(case).map(lambda x: x.to(self.device))
+        leaves = {
+            name: x.detach().clone().requires_grad_(backward) if isinstance(x, Tensor) and x.is_floating_point() else x
+            for name, x in case.keywords.items()
+        }
+        o, ht = self._chunk_kda(**leaves, **keywords)
+        found = {"o": o.detach(), "ht": ht.detach()}
+        if backward:
+            names = [name for name, leaf in GRADIENTS.items() if leaf in leaves]
+            wanted = [leaves[GRADIENTS[name]] for name in names]
+            grads = torch.autograd.grad((o, ht), wanted, (case.do, case.dht), allow_unused=True, materialize_grads=True)
+            found |= dict(zip(names, grads))
+        return {name: x.cpu() for name, x in found.items()}
+
+    def _chunk_kda(self, **keywords):
+        return kda.chunk_kda(**keywords, backend=self.name)
+
+    def stage(self, name: str, case: Case, tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
+        problem = case.problem("backward" if name.startswith("bwd") else "forward")
+        problem = dataclasses.replace(problem, device=self.device)
+        there = {n: None if x is None else x.to(self.device) for n, x in tensors.items()}
+        found = launcher(self.name).stage(name, problem, case.spec.offsets, there)
+        return {n: None if x is None else x.cpu() for n, x in found.items()}
+
+
+class Fla(Door):
+    """flash-linear-attention, whose operands are rounded to the dtype of q."""
+
+    stages = ()
+
+    def __init__(self):
+        self.name, self.device = "fla", here()
+
+    def against(self, case: Case, direction: str = "forward") -> tuple[str, ...]:
+        if importlib.util.find_spec("fla") is None:
+            return ("fla.installed: flash-linear-attention is not installed -> pip install flash-linear-attention",)
+        if self.device == "cpu":
+            return ("fla.gpu: it runs on a GPU and there is none -> run this on a machine with one",)
+        return ()
+
+    def rounding(self, case: Case) -> Rounding:
+        return Rounding(state_dtype(case.inputs.q.dtype), ROUNDS_EVERY_OPERAND)
+
+    def _chunk_kda(self, **keywords):
+        from fla.ops.kda import chunk_kda
+
+        return chunk_kda(**keywords)

@@ -1,0 +1,195 @@
+"""Every stage of `kda.stages` written out from its formula, in any float dtype: the oracle of `kda verify`.
+
+It shares no code with the reference's chunked algorithm: the decay of every pair of rows is formed on its own, the
+inverse is a library's triangular solve, states are walked chunk by chunk, the gate's derivative is autograd's.  In
+float64 it is exact, in float32 an independent rounding.  Tensors lie as in `kda.backends.reference.chunked`: rows are
+(NC, heads, C, D), states (NC or N, HV, K, V), b and beta (NC, HV, C, 1), A_log (HV, 1, 1), dt_bias (HV, 1, K).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+import torch.nn.functional as F
+
+from kda.problem import Problem
+from kda.stages import LOG2_E, STAGES
+
+from .layout import Layout
+
+Tensor = torch.Tensor
+Tensors = dict[str, "Tensor | None"]
+
+
+def run_stage(
+    name: str, p: Problem, layout: Layout, tensors: Mapping[str, Tensor | None], dtype: torch.dtype
+) -> Tensors:
+    """What the stage writes, given what it reads."""
+    stage = STAGES[name]
+    reads = [None if tensors[n] is None else tensors[n].to(dtype) for n in stage.reads]
+    return dict(zip(stage.writes, FUNCTIONS[name](p, layout, *reads)))
+
+
+def chain(
+    names: Iterable[str], p: Problem, layout: Layout, tensors: Mapping[str, Tensor | None], dtype: torch.dtype,
+    round_: Callable[[str, Tensor], Tensor] = lambda name, x: x,
+) -> Tensors:  # fmt: skip
+    """The stages in order, each fed by those before it; `round_` is applied to everything that one hands to another."""
+    env = dict(tensors)
+    for name in names:
+        written = run_stage(name, p, layout, env, dtype)
+        env |= {n: None if x is None else round_(n, x) for n, x in written.items()}
+    return env
+
+
+# a token by itself
+
+
+def l2norm(x: Tensor) -> Tensor:
+    return x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+
+
+def log_decay(p: Problem, g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None) -> Tensor:
+    if p.gate == "given":
+        return g
+    x = g if dt_bias is None else g + dt_bias
+    rate = 1.0 if A_log is None else A_log.exp()
+    return -rate * F.softplus(x, threshold=40) if p.gate == "softplus" else p.lower_bound * torch.sigmoid(rate * x)
+
+
+def step_size(p: Problem, beta: Tensor) -> Tensor:
+    return {"given": lambda x: x, "sigmoid": torch.sigmoid, "2*sigmoid": lambda x: 2 * torch.sigmoid(x)}[p.beta](beta)
+
+
+# a chunk
+
+
+def tri(C: int, like: Tensor) -> Tensor:
+    """(C, C), [i, j] is 1 where j <= i."""
+    return torch.ones(C, C, dtype=like.dtype, device=like.device).tril()
+
+
+def decay_of_pairs(g2: Tensor) -> Tensor:
+    """(HV, C, K) -> (HV, C, C, K): D_ij = 2^(gc_i - gc_j) for j <= i, else 0.
+
+    gc_i - gc_j is summed as g2_(j+1) + ... + g2_i: a difference of two long sums rounds as they do, and -inf has none.
+    """
+    i, j = torch.arange(g2.shape[1]).view(-1, 1, 1), torch.arange(g2.shape[1]).view(1, -1, 1)
+    exponent = torch.where(i > j, g2.unsqueeze(2), 0.0).cumsum(1)
+    return exponent.masked_fill(i < j, -torch.inf).exp2()
+
+
+def edges(g2: Tensor) -> tuple[Tensor, Tensor]:
+    """2^gc and 2^(gc_last - gc)."""
+    after = torch.cat([g2[..., 1:, :], torch.zeros_like(g2[..., :1, :])], -2)
+    return g2.cumsum(-2).exp2(), after.flip(-2).cumsum(-2).flip(-2).exp2()
+
+
+# forward
+
+
+def gate(p: Problem, layout: Layout, q, k, g, beta, A_log, dt_bias):
+    qn, kn = (l2norm(q), l2norm(k)) if p.qk_l2norm else (q, k)
+    head = torch.arange(p.HV) // (p.HV // p.H)                                # the q/k head of a value head
+    b = torch.where(layout.valid, step_size(p, beta), 0.0)
+    g2 = torch.where(layout.valid, log_decay(p, g, A_log, dt_bias) * LOG2_E, 0.0)
+    return qn[:, head], kn[:, head], b, g2, g2.cumsum(-2)
+
+
+def intra(p: Problem, layout: Layout, qn, kn, b, g2):
+    A_qk, A_kk = (qn.new_zeros(*qn.shape[:2], p.C, p.C) for _ in range(2))
+    for c in range(layout.NC):
+        kD = kn[c].unsqueeze(1) * decay_of_pairs(g2[c])                       # (HV, i, j, K): kn_j D_ij
+        A_qk[c] = p.scale * (qn[c].unsqueeze(2) * kD).sum(-1)
+        A_kk[c] = (b[c] * (kn[c].unsqueeze(2) * kD).sum(-1)).tril(-1)
+    return A_qk, A_kk
+
+
+def wy(p: Problem, layout: Layout, A_kk, qn, kn, v, b, g2):
+    eye = torch.eye(p.C, dtype=A_kk.dtype)
+    A_inv = torch.linalg.solve_triangular(eye + A_kk, eye.expand_as(A_kk), upper=False, unitriangular=True)
+    E, E_after = edges(g2)
+    return A_inv, A_inv @ (b * kn * E), A_inv @ (b * v), qn * E, kn * E_after
+
+
+def state(p: Problem, layout: Layout, w, u, kg, gc, h0):
+    h, v_new, ht = w.new_zeros(layout.NC, p.HV, p.K, p.V), torch.zeros_like(u), h0.clone()
+    for n, chunks in enumerate(layout.chunks_of):
+        for c in chunks:
+            h[c] = ht[n]
+            v_new[c] = u[c] - w[c] @ h[c]
+            ht[n] = gc[c, :, -1].exp2().unsqueeze(-1) * h[c] + kg[c].mT @ v_new[c]
+    return h, v_new, ht
+
+
+def output(p: Problem, layout: Layout, qg, h, A_qk, v_new):
+    return (p.scale * (qg @ h) + A_qk @ v_new,)
+
+
+# backward
+
+
+def output_bwd(p: Problem, layout: Layout, do, v_new, A_qk):
+    return p.scale * (do @ v_new.mT) * tri(p.C, do), A_qk.mT @ do
+
+
+def state_bwd(p: Problem, layout: Layout, do, dv_local, qg, kg, w, gc, dht):
+    dh, dv_new, dh0 = w.new_zeros(layout.NC, p.HV, p.K, p.V), torch.zeros_like(dv_local), dht.clone()
+    for n, chunks in enumerate(layout.chunks_of):
+        for c in reversed(chunks):
+            dh[c] = dh0[n]
+            dv_new[c] = dv_local[c] + kg[c] @ dh[c]
+            decayed = gc[c, :, -1].exp2().unsqueeze(-1) * dh[c]
+            dh0[n] = decayed + p.scale * (qg[c].mT @ do[c]) - w[c].mT @ dv_new[c]
+    return dh, dv_new, dh0
+
+
+def wy_bwd(p: Problem, layout: Layout, do, h, dh, v_new, dv_new, A_inv, w, u, qn, kn, v, b, g2):
+    E, E_after = edges(g2)
+    P = A_inv.mT @ dv_new
+    Q = -A_inv.mT @ (dv_new @ h.mT)
+    R = E_after * (v_new @ dh.mT)
+    dqn = p.scale * E * (do @ h.mT)
+    db = (P * v).sum(-1, keepdim=True) + (Q * kn * E).sum(-1, keepdim=True)
+    dA_kk = -(P @ u.mT + Q @ w.mT) * (tri(p.C, P) - torch.eye(p.C, dtype=P.dtype))
+    from_t, before_t = tri(p.C, P).mT, tri(p.C, P) - torch.eye(p.C, dtype=P.dtype)
+    last = E[:, :, -1:] * (h * dh).sum(-1).unsqueeze(-2)
+    dg2 = from_t @ (qn * dqn + b * kn * E * Q) + before_t @ (kn * R) + last
+    return b * P, db, dqn, R + b * E * Q, dg2, dA_kk
+
+
+def intra_bwd(p: Problem, layout: Layout, dA_qk, dA_kk, qn, kn, b, g2, dqn_local, dkn_local, dg2_local, db_local):
+    x, y, z = (torch.zeros_like(qn) for _ in range(3))
+    for c in range(layout.NC):
+        D = decay_of_pairs(g2[c])            # (HV, i, j, K)
+        dA_qkD, dA_kkD = dA_qk[c].unsqueeze(-1) * D, dA_kk[c].tril(-1).unsqueeze(-1) * D
+        x[c] = (dA_qkD * kn[c].unsqueeze(1)).sum(2)
+        z[c] = (dA_kkD * kn[c].unsqueeze(1)).sum(2)
+        y[c] = (dA_qkD * qn[c].unsqueeze(2) + dA_kkD * (b[c] * kn[c]).unsqueeze(2)).sum(1)
+    dg2 = dg2_local + tri(p.C, x).mT @ (qn * x + b * kn * z - kn * y)
+    return dqn_local + x, dkn_local + b * z + y, dg2, db_local + (z * kn).sum(-1, keepdim=True)
+
+
+def gate_bwd(p: Problem, layout: Layout, dqn, dkn, dg2, db, q, k, g, beta, A_log, dt_bias):
+    leaves = [None if x is None else x.detach().clone().requires_grad_() for x in (q, k, g, beta, A_log, dt_bias)]
+    with torch.enable_grad():
+        qn, kn, b, g2, _ = gate(p, layout, *leaves)
+        into = [x for x in leaves if x is not None]
+        # dg2 is the gradient of g2 / log2(e)
+        grads = torch.autograd.grad(
+            (qn, kn, b, g2 / LOG2_E), into, (dqn, dkn, db, dg2), allow_unused=True, materialize_grads=True
+        )
+    by_leaf = iter(grads)
+    dq, dk, dg, dbeta, dA_log, ddt_bias = (None if x is None else next(by_leaf) for x in leaves)
+    if dA_log is not None:
+        dA_log = dA_log.flatten()
+    if ddt_bias is not None:
+        ddt_bias = ddt_bias.squeeze(1)
+    return dq, dk, dg, dbeta, dA_log, ddt_bias
+
+
+FUNCTIONS = {
+    "fwd/gate": gate, "fwd/intra": intra, "fwd/wy": wy, "fwd/state": state, "fwd/output": output,
+    "bwd/output": output_bwd, "bwd/state": state_bwd, "bwd/wy": wy_bwd, "bwd/intra": intra_bwd, "bwd/gate": gate_bwd,
+}  # fmt: skip

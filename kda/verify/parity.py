@@ -1,0 +1,388 @@
+"""Parity with the definition: stage by stage, then whole calls.  Finds the first wrong stage, and a smaller case.
+
+Every stage runs twice.  Fed by its predecessors it has to agree with the oracle's chain; fed by the oracle, with the
+same stage written out.  Only wrong in the first: it was fed wrong.  Wrong in both: it is wrong itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from kda.compile.target import Target
+from kda.stages import BACKWARD, FORWARD, STAGES, Stage
+
+from .budget import Budget, Measure, Rounding, shaken
+from .cases import Case, Spec, make
+from .definition import budgets, summed
+from .doors import Door
+from .evidence import Proof
+from .faults import Fault
+from .literal import run_stage
+from .places import has_rows, pattern, place
+
+Tensor = torch.Tensor
+Tensors = dict[str, "Tensor | None"]
+
+FORWARD_STAGES, BACKWARD_STAGES = (tuple(stage.name for stage in stages) for stages in (FORWARD, BACKWARD))
+# What a tensor is made of, where that is not all that its stage reads.
+USES = {
+    "qn": ("q",), "kn": ("k",), "b": ("beta",), "g2": ("g", "A_log", "dt_bias"), "gc": ("g2",),
+    "A_qk": ("qn", "kn", "g2"), "A_kk": ("kn", "b", "g2"),
+    "A_inv": ("A_kk",), "w": ("A_inv", "kn", "b", "g2"), "u": ("A_inv", "v", "b"),
+    "qg": ("qn", "g2"), "kg": ("kn", "g2"),
+    "v_new": ("h", "u", "w"), "ht": ("h", "v_new", "kg", "gc"),
+    "dA_qk": ("do", "v_new"), "dv_local": ("do", "A_qk"),
+    "dv_new": ("dh", "dv_local", "kg"), "dh0": ("dh", "dv_new", "do", "qg", "w", "gc"),
+    "dv": ("dv_new", "A_inv", "b"), "dqn_local": ("do", "h", "g2"), "dA_kk": ("dv_new", "h", "A_inv", "u", "w"),
+    "dkn_local": ("v_new", "dh", "dv_new", "h", "A_inv", "b", "g2"),
+    "db_local": ("dv_new", "h", "A_inv", "v", "kn", "g2"),
+    "dqn": ("dqn_local", "dA_qk", "kn", "g2"), "db": ("db_local", "dA_kk", "kn", "g2"),
+    "dkn": ("dkn_local", "dA_qk", "dA_kk", "qn", "kn", "b", "g2"),
+    "dq": ("dqn", "q"), "dk": ("dkn", "k"), "dbeta": ("db", "beta"), "dg": ("dg2", "g", "A_log", "dt_bias"),
+    "dA_log": ("dg", "g", "A_log", "dt_bias"), "ddt_bias": ("dg",),
+}  # fmt: skip
+BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Row(NamedTuple):
+    """One tensor: of a stage, or of a whole call ("forward", "backward", ...)."""
+
+    stage: str
+    tensor: str
+    measure: Measure
+    itself: bool = False                     # a stage that is wrong on the oracle's tensors, too
+    where: Mapping[str, int] = {}
+    pattern: str = ""
+    follows_from: str | None = None
+
+    @property
+    def wrong(self) -> bool:
+        return not self.measure.used <= 1
+
+
+@dataclass
+class Report:
+    case: Case
+    backend: str
+    rows: list[Row] = field(default_factory=list)
+    stopped: bool = False                    # before the backward, for the forward is wrong
+    no_backward: tuple[str, ...] = ()        # the backend's reasons
+
+    @property
+    def wrong(self) -> list[Row]:
+        return [row for row in self.rows if row.wrong]
+
+    @property
+    def first(self) -> Row | None:
+        """The row to look at: the first wrong one that follows from no other."""
+        return next((row for row in self.wrong if row.follows_from is None), next(iter(self.wrong), None))
+
+
+# ---------------------------------------------------------------------------------------------- stages
+
+
+def masked(name: str, x: Tensor | None, case: Case) -> Tensor | None:
+    """Zero in rows past the end of a sequence: what lies there is nobody's business."""
+    return x.masked_fill(~case.layout.valid, 0) if x is not None and has_rows(name) else x
+
+
+class Oracle:
+    """The stages written out for one case: exact, and in the rounding of a backend."""
+
+    def __init__(self, case: Case, rounding: Rounding):
+        self.case, self.rounding = case, rounding
+        self.p, self.layout = case.problem(), case.layout
+        self.exact: Tensors = case.stage_tensors(torch.float64)
+        self.rounded: Tensors = case.stage_tensors(rounding.compute)
+        self.shaken = shaken_all(self.rounded)
+
+    def reach(self, stage: Stage) -> None:
+        """Make what the stage reads."""
+        for before in FORWARD + BACKWARD:
+            if before.name == stage.name:
+                return
+            if before.writes[0] not in self.exact:
+                self.advance(before)
+
+    def advance(self, stage: Stage) -> None:
+        self.exact |= run_stage(stage.name, self.p, self.layout, self.exact, torch.float64)
+        self.rounded |= self._rounded(stage, self.rounded)
+        self.shaken |= self._rounded(stage, self.shaken)
+
+    def _rounded(self, stage: Stage, read: Tensors) -> Tensors:
+        written = run_stage(stage.name, self.p, self.layout, read, self.rounding.compute)
+        return {n: None if x is None else self.rounding(n, x) for n, x in written.items()}
+
+    def feed(self, stage: Stage) -> Tensors:
+        """What the stage reads, as the oracle has it, rounded to what a backend can be given."""
+        read = {n: self.exact[n] for n in stage.reads}
+        return {n: None if x is None else self.rounding(n, x.to(self.rounding.compute)) for n, x in read.items()}
+
+    def budgets_alone(self, stage: Stage, fed: Tensors) -> dict[str, Budget]:
+        exact = run_stage(stage.name, self.p, self.layout, fed, torch.float64)
+        return self._budgets(exact, self._rounded(stage, fed), self._rounded(stage, shaken_all(fed)))
+
+    def budgets_chained(self, stage: Stage) -> dict[str, Budget]:
+        return self._budgets({n: self.exact[n] for n in stage.writes}, self.rounded, self.shaken)
+
+    def _budgets(self, exact: Tensors, *roundings: Tensors) -> dict[str, Budget]:
+        return {
+            n: Budget.of(masked(n, x, self.case), *(masked(n, rounded[n], self.case) for rounded in roundings),
+                         compute=self.rounding.compute, stored=self.rounding.dtype_of(n), summed=summed(self.case, n))
+            for n, x in exact.items() if x is not None
+        }  # fmt: skip
+
+
+def shaken_all(tensors: Tensors) -> Tensors:
+    return {n: None if x is None else shaken(x) for n, x in tensors.items()}
+
+
+def judge(stage: str, name: str, budget: Budget, x: Tensor | None, case: Case, whole: bool = False) -> Row:
+    if x is None:
+        return Row(stage, name, Measure(math.inf, 0.0, math.inf, "missing", None))
+    measure = budget.measure(x)
+    row = Row(stage, name, measure, where=place(name, measure.index, case, whole))
+    if row.wrong and measure.kind != "shape":
+        row = row._replace(pattern=pattern(name, budget.wrong(x), case, whole))
+    return row
+
+
+def alone(door: Door, case: Case, stage: Stage, oracle: Oracle) -> list[Row]:
+    """The stage on the oracle's tensors."""
+    oracle.reach(stage)
+    fed = oracle.feed(stage)
+    written = door.stage(stage.name, case, fed)
+    return [
+        judge(stage.name, n, budget, masked(n, written.get(n), case), case)._replace(itself=True)
+        for n, budget in oracle.budgets_alone(stage, fed).items()
+    ]
+
+
+def walk(door: Door, case: Case, stages: Iterable[Stage], oracle: Oracle) -> Iterator[list[Row]]:
+    """The rows of each stage in turn; `stages` begin with the first one and leave none out."""
+    seen = door.sees(case)
+    env, wrong = seen.stage_tensors(oracle.rounding.compute), _inputs_that_differ(seen, case)
+    for stage in stages:
+        by_itself = {row.tensor: row for row in alone(door, case, stage, oracle)}
+        env |= door.stage(stage.name, seen, {n: env[n] for n in stage.reads})
+        oracle.advance(stage)
+        rows = []
+        for n, budget in oracle.budgets_chained(stage).items():
+            row = judge(stage.name, n, budget, masked(n, env[n], case), case)
+            if by_itself[n].wrong:
+                row = row._replace(itself=True) if row.wrong else by_itself[n]
+            if row.wrong:
+                causes = USES.get(n, stage.reads)
+                causes = [cause for cause in causes if cause in stage.writes] if row.itself else causes
+                row = row._replace(follows_from=next((cause for cause in causes if cause in wrong), None))
+                wrong.add(n)
+            rows.append(row)
+        yield rows
+
+
+def _inputs_that_differ(seen: Case, case: Case) -> set[str]:
+    """Inputs that reached the backend changed."""
+    if seen is case:
+        return set()
+    a, b = (x.stage_tensors(torch.float64) for x in (seen, case))
+    return {n for n, x in a.items() if x is not None and not torch.equal(x, b[n])}
+
+
+# ---------------------------------------------------------------------------------------------- whole calls
+
+
+def direction(name: str) -> str:
+    return "forward" if name in ("o", "ht") else "backward"
+
+
+def whole_call(door: Door, case: Case, backward: bool) -> tuple[list[Row], dict[str, Tensor], dict[str, Budget]]:
+    found, limits = door.call(case, backward), budgets(case, door.rounding(case), backward)
+    rows = [judge(direction(n), n, limit, found.get(n), case, whole=True) for n, limit in limits.items()]
+    return rows, found, limits
+
+
+def compare(door: Door, other: Door, case: Case, backward: bool, found: dict, limits: dict[str, Budget]) -> list[Row]:
+    """Two backends: the difference of two results may take up the budgets of both."""
+    theirs, their_limits = other.call(case, backward), budgets(case, other.rounding(case), backward)
+    return [
+        judge(f"to {other.name}", n, (limit + their_limits[n]).around(theirs[n]), found[n], case, whole=True)
+        for n, limit in limits.items()
+    ]
+
+
+# ---------------------------------------------------------------------------------------------- equal bits
+
+
+def same_bits(stage: str, name: str, a: Tensor, b: Tensor, case: Case) -> Row:
+    differs = a.contiguous().view(BITS[a.element_size()]) != b.contiguous().view(BITS[b.element_size()])
+    if not differs.any():
+        return Row(stage, name, Measure(0.0, 0.0, 0.0, "bits", None))
+    index = tuple(int(i) for i in torch.unravel_index(differs.flatten().int().argmax(), differs.shape))
+    share = int(differs.sum()) / differs.numel()
+    measure = Measure(share, 0.0, math.inf, "bits", index, float(a[index]), float(b[index]))
+    where, shape = place(name, index, case, whole=True), pattern(name, differs, case, whole=True)
+    return Row(stage, name, measure, where=where, pattern=shape)
+
+
+def run_vs_run(door: Door, case: Case, backward: bool) -> list[Row]:
+    first, second = door.call(case, backward), door.call(case, backward)
+    return [same_bits("run vs run", n, first[n], second[n], case) for n in first]
+
+
+def packed_vs_alone(door: Door, case: Case, backward: bool) -> list[Row]:
+    """Under batch_invariant=True a sequence's results are the same bits alone; sums over all sequences cannot be."""
+    packed = door.call(case, backward, batch_invariant=True)
+    names = [n for n in packed if n not in ("dA_log", "ddt_bias")]
+    joined = {n: torch.zeros_like(packed[n]) for n in names}
+    for n, (start, end) in enumerate(case.layout.bounds):
+        mine = door.call(only(case, n, start, end), backward, batch_invariant=True)
+        for name in names:
+            if name in ("ht", "dh0"):
+                joined[name][n] = mine[name][0]
+            else:
+                joined[name].flatten(0, 1)[start:end] = mine[name][0]
+    return [same_bits("packed vs alone", n, packed[n], joined[n], case) for n in names]
+
+
+def only(case: Case, n: int, start: int, end: int) -> Case:
+    """Sequence n by itself, as a row of its own."""
+
+    def tokens(x: Tensor) -> Tensor:
+        return x.flatten(0, 1)[start:end].unsqueeze(0)
+
+    keywords: dict[str, Any] = {name: x for name, x in case.keywords.items() if name != "cu_seqlens"}
+    keywords |= {name: tokens(keywords[name]) for name in ("q", "k", "v", "g", "beta")}
+    if "initial_state" in keywords:
+        keywords["initial_state"] = keywords["initial_state"][n : n + 1]
+    spec = dataclasses.replace(case.spec, lengths=None, B=1, T=end - start, padding=0)
+    return Case(spec, keywords, tokens(case.do), case.dht[n : n + 1])
+
+
+# ---------------------------------------------------------------------------------------------- all of it
+
+
+def examine(
+    door: Door, case: Case, only_stage: str | None = None, other: Door | None = None, exact: bool = False,
+    keep_going: bool = False, tell: Callable[[str], None] = lambda text: None,
+) -> Report:  # fmt: skip
+    """Stages, then whole calls; with `only_stage` that one alone, with `exact` nothing but equal bits."""
+    report = Report(case, door.name, no_backward=door.against(case, "backward"))
+    backward = not report.no_backward
+    if exact:
+        tell("run after run, packed and alone")
+        report.rows = run_vs_run(door, case, backward) + packed_vs_alone(door, case, backward)
+        return report
+    stages = [stage for stage in FORWARD + BACKWARD if stage.name in door.stages]
+    names = [stage.name for stage in stages]
+    if only_stage is not None:
+        stages = stages[: names.index(only_stage) + 1]
+    for rows in walk(door, case, _unbroken(stages), Oracle(case, door.rounding(case))) if stages else ():
+        tell(f"after {rows[0].stage}")
+        if only_stage in (None, rows[0].stage):
+            report.rows += rows
+        if only_stage is None and rows[0].stage == FORWARD_STAGES[-1] and report.wrong and not keep_going:
+            report.stopped = True
+            return report
+    if only_stage is None:
+        tell("whole calls")
+        first = report.first
+        rows, found, limits = whole_call(door, case, backward)
+        if other is not None and other.name != door.name:
+            rows += compare(door, other, case, backward, found, limits)
+        report.rows += [row._replace(follows_from=first.tensor) if first and row.wrong else row for row in rows]
+    return report
+
+
+def _unbroken(stages: list[Stage]) -> list[Stage]:
+    """As many as have all their predecessors: what a gap leaves behind cannot be chained."""
+    return [stage for stage, expected in zip(stages, FORWARD + BACKWARD) if stage == expected]
+
+
+def smaller(door: Door, report: Report, fault: Fault | None, tries: int = 6) -> Spec | None:
+    """A smaller case that is wrong in the same place, drawn from the same seed; None if none was found."""
+    first, spec = report.first, report.case.spec
+    only_stage = first.stage if first.stage in STAGES else None
+    best = None
+    for change in _reductions(spec, first)[:tries]:
+        try_ = dataclasses.replace(best or spec, **change)
+        try_ = fault.suited(try_) if fault else try_
+        if try_ == (best or spec):
+            continue
+        found = examine(door, make(try_), only_stage, exact=first.measure.kind == "bits")
+        if found.first and (found.first.stage, found.first.tensor) == (first.stage, first.tensor):
+            best = try_
+    return best
+
+
+def _reductions(spec: Spec, first: Row) -> list[dict[str, Any]]:
+    seq = first.where.get("seq", 0)
+    groups = spec.heads // spec.H
+    changes: list[dict[str, Any]] = []
+    if spec.lengths is not None and len(spec.lengths) > 1:
+        changes.append({"lengths": (spec.lengths[seq],)})
+    if spec.lengths is None and spec.B > 1:
+        changes.append({"B": 1})
+    if spec.H > 1:
+        changes.append({"H": 1, "HV": groups if groups > 1 else None})
+    if groups > 1:
+        changes.append({"HV": None})
+    return changes
+
+
+# ---------------------------------------------------------------------------------------------- proofs
+
+PROOFS = (
+    Spec(lengths=(65, 0, 1, 30), H=1, HV=2, dtype="float32", gate="bounded", regime="slow", seed=1),
+    Spec(T=64, H=2, dtype="float32", gate="softplus", regime="fast", beta="2*sigmoid", seed=2),
+)
+
+
+@functools.lru_cache(maxsize=4)
+def _oracle(spec: Spec, backend: str) -> Oracle:
+    case = make(spec)
+    return Oracle(case, Door(backend).rounding(case))
+
+
+def prove_executed(stage: str, target: Target | None, backend: str = "reference") -> Proof:
+    """The stage on this machine, fed by the oracle."""
+    oracles = [_oracle(spec, backend) for spec in PROOFS]
+    rows = [row for oracle in oracles for row in alone(Door(backend), oracle.case, STAGES[stage], oracle)]
+    used: dict[str, float] = {}
+    for row in rows:
+        used[row.tensor] = max(used.get(row.tensor, 0.0), row.measure.used)
+    says = ", ".join(f"{n} {u:.2f}" for n, u in sorted(used.items(), key=lambda item: -item[1])[:3])
+    return Proof(
+        not any(row.wrong for row in rows), says, tuple(f"{stage}: {describe(row)}" for row in rows if row.wrong)
+    )
+
+
+def describe(row: Row) -> str:
+    """One line on a wrong row."""
+    return f"{row.tensor}: {used_words(row.measure)} of its budget, {worst(row)}"
+
+
+def worst(row: Row) -> str:
+    """ "seq 0 chunk 1 head 3 k 64 v 0: got 0.412, want 0.009"."""
+    m = row.measure
+    if m.index is None:
+        return {"shape": "another shape", "missing": "nothing was written"}.get(m.kind, "")
+    at = " ".join(f"{axis} {i}" for axis, i in row.where.items())
+    return f"{at}: got {m.got:.6g}, want {m.want:.6g}"
+
+
+def used_words(m: Measure) -> str:
+    """How much of a budget is used: "35%", "33x", "nan"."""
+    if m.kind == "bits":
+        return "differ" if m.used else "equal"
+    if m.kind not in ("norm", "peak"):
+        return m.kind
+    if m.used < 10:
+        return f"{m.used:.0%}"
+    return f"{m.used:.0f}x" if m.used < 1e4 else f"{m.used:.0e}x".replace("e+0", "e").replace("e+", "e")

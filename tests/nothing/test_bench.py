@@ -1,0 +1,422 @@
+"""`kda bench` on tiny shapes, with made-up results, made-up machines and a backend that is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import math
+
+import click
+import pytest
+import torch
+from click.testing import CliRunner
+
+import kda
+from kda.backends.reference import launch
+from kda.cli import cli
+from kda.commands import bench, timing
+from kda.commands.render import strip_ansi
+from kda.commands.shapes import SHAPES, Shape, bytes_moved, flops, too_large
+from kda.commands.timing import CpuClock, Line, Machine, Timing
+from kda.dispatch import weigh
+from kda.errors import NoBackendError
+from kda.host import Host
+from kda.verify import cases, doors
+
+QUICK = ("--tokens", "70", "--heads", "1", "-K", "8", "-V", "8", "--dtype", "float32", "--repeats", "3")
+ONE = (*QUICK, "--regime", "slow", "--direction", "forward")
+LINE = Line(
+    "given", "B=1 T=70 H=1 K=V=8 fp32", "slow", "forward", "reference", launches=3, median=1.0, p20=0.98, p80=1.02,
+    flops=10, bytes=10, host_inside=False, floor=None, baseline=None,
+)  # fmt: skip
+H200 = Machine("NVIDIA H200", "gpu", driver="580.95", clock=1980, highest_clock=1980, copy=4e12)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """The cores are shared with other tests."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def run(*args):
+    return CliRunner().invoke(cli, ["bench", *args])
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Results of one call, and the file that holds them."""
+    file = tmp_path_factory.mktemp("bench") / "old.json"
+    result = run(*QUICK, "--regime", "slow", "--save", str(file))
+    assert result.exit_code == 0, result.output
+    return json.loads(file.read_text()), file
+
+
+def rewritten(saved, tmp_path, factor=1.0, **host):
+    """The saved results as if each time had been so many times as long, on another host."""
+    old = json.loads(json.dumps(saved[0]))
+    for row in old["rows"]:
+        row |= {name: factor * row[name] for name in ("median", "p20", "p80")}
+    old["host"] |= host
+    file = tmp_path / "old.json"
+    file.write_text(json.dumps(old))
+    return str(file)
+
+
+# the formulas
+
+
+def test_the_backward_has_twice_the_products_of_the_forward():
+    shape = Shape(T=10, H=2, K=3, V=5)
+    assert flops(shape, "forward") == 20 * (6 * 64 * 3 + 4 * 64 * 5 + 6 * 3 * 5)
+    assert flops(shape, "backward") == 2 * flops(shape, "forward")
+
+
+def test_bytes_are_those_of_the_peers_floors():
+    """5 tensors forward and 9 backward, in the sizes of the page that the shapes are from."""
+    shape = SHAPES["h64-8k"]
+    tensor = 8192 * 64 * 128 * 2
+    assert bytes_moved(shape, "forward") == 5 * tensor
+    assert bytes_moved(shape, "backward") == 9 * tensor
+    assert round(bytes_moved(shape, "forward") / 4.3e12 * 1e3, 3) == 0.156
+
+
+def test_shared_heads_are_read_once():
+    assert bytes_moved(Shape(T=1, H=1, HV=4, K=2, V=2, dtype="float32"), "forward") == 4 * (2 + 2 + 8 + 8 + 8)
+
+
+def test_a_quantile_lies_between_launches():
+    t = Timing((4.0, 1.0, 3.0, 2.0))
+    assert (t.quantile(0), t.median, t.quantile(1)) == (1.0, 2.5, 4.0)
+
+
+# the shapes
+
+
+def test_every_shape_says_what_it_is_for():
+    assert all(shape.origin and shape.tokens and shape.heads % shape.H == 0 for shape in SHAPES.values())
+    assert len({shape.label for shape in SHAPES.values()}) == len(SHAPES)
+
+
+def test_every_shape_can_be_drawn_as_a_case():
+    for shape in SHAPES.values():
+        spec = bench.spec_of(shape, "fast")
+        assert spec.heads == shape.heads and math.prod(spec.shape) == shape.tokens
+
+
+def test_a_problem_made_without_tensors_is_that_of_the_tensors():
+    for name in ("tiny", "tiny-grouped", "tiny-packed"):
+        spec = bench.spec_of(SHAPES[name], "slow")
+        assert bench.problem_of(spec, "backward", "cpu") == cases.make(spec).problem("backward")
+
+
+def test_list_names_every_shape():
+    assert [line.split()[0] for line in run("--list").stdout.splitlines()] == list(SHAPES)
+    assert list(json.loads(run("--list", "--json").stdout)["shapes"]) == list(SHAPES)
+
+
+def test_a_cpu_times_tiny_shapes_unless_told_otherwise():
+    options = {"names": (), "tokens": None, "lengths": None}
+    for on in ("cpu", "gpu"):
+        assert all(shape.on == on for shape in bench.shapes_asked(options, on).values())
+    assert all(too_large(shape, ("forward", "backward"), 1) is None for shape in SHAPES.values() if shape.on == "cpu")
+
+
+# what it prints
+
+
+def test_parity_stands_before_the_times():
+    out = run(*QUICK, "--against", "reference", "--regime", "slow").output
+    assert out.index("9 of 9 tensors within budget") < out.index("median")
+    assert "of the recurrence in float64" in out
+    assert "vs reference" in out and out.count("x\n") == 2
+
+
+def test_the_json_is_one_object_without_colour():
+    result = run(*ONE, "--json", "--color", "always")
+    found = json.loads(result.stdout)
+    assert result.stdout == strip_ansi(result.stdout)
+    assert (found["command"], found["exit"], found["host"]["kind"]) == ("bench", 0, "cpu")
+    row, = found["rows"]
+    assert row["p20"] <= row["median"] <= row["p80"] and row["launches"] == 3 and row["x_floor"] is row["ratio"] is None
+    assert set(found["parity"][0]["used"]) == {"o", "ht"} and not found["parity"][0]["wrong"]
+
+
+def test_packed_and_grouped_heads_are_timed():
+    result = run("--lengths", "3,0,66", "--heads", "1", "--value-heads", "2", "-K", "8", "-V", "4", "--repeats", "1")
+    assert result.exit_code == 0
+    assert result.stdout.count("[3,0,66] H=1 HV=2 K=8 V=4 bf16") == 4
+
+
+def test_a_gpu_has_a_floor_and_a_clock():
+    line = dataclasses.replace(LINE, bytes=4_000_000_000, floor=1e-3, median=2e-3, p20=2e-3, p80=2e-3)
+    assert bench.header(H200).startswith("NVIDIA H200  1980 of 1980 MHz  driver 580.95  copies 4.00 TB/s")
+    head, row = (text.split() for text in bench.timing_lines([line]))
+    assert row[-4:] == ["2.000-2.000", "5e-09", "2e+03", "2.0"] and head[-2:] == ["x", "floor"]
+    assert not list(bench.remarks(H200, [line]))
+
+
+def test_what_spoils_a_number_is_said():
+    slow_clock = H200._replace(clock=1200)
+    waits = dataclasses.replace(LINE, host_inside=True)
+    busy = Machine("a CPU", "cpu", 2, cores=8, load=7.0)
+    said = [*bench.remarks(slow_clock, [waits]), *bench.remarks(busy, [LINE])]
+    for words in ("1200 of 1980 MHz", "host time is inside, for reference waits", "a load of 7.0 on 8"):
+        assert any(words in text for text in said)
+    assert not busy._replace(load=5.0).crowded
+
+
+# wrong results
+
+
+@pytest.fixture
+def wrong_forward(monkeypatch):
+    right = launch.forward
+
+    def forward(p, x, save=False):
+        out = right(p, x, save)
+        return out._replace(o=out.o * 1.01)
+
+    monkeypatch.setattr(launch, "forward", forward)
+
+
+@pytest.mark.usefixtures("wrong_forward")
+def test_a_wrong_backend_gets_no_ratio():
+    result = run(*ONE, "--against", "reference")
+    assert result.exit_code == 1
+    assert "1 of 2 tensors within budget" in result.stdout and "kda verify" in result.stdout
+    assert "vs reference" not in result.stdout and "median" not in result.stdout
+
+
+@pytest.mark.usefixtures("wrong_forward")
+def test_wrong_results_are_not_saved(tmp_path):
+    result = run(*ONE, "--json", "--save", str(tmp_path / "new.json"))
+    found = json.loads(result.stdout)
+    assert (result.exit_code, found["exit"], found["rows"], found["parity"][0]["wrong"]) == (1, 1, [], ["o"])
+    assert not (tmp_path / "new.json").exists()
+
+
+def test_a_launch_that_goes_wrong_while_it_is_timed_is_seen(monkeypatch):
+    right, calls = launch.forward, []
+
+    def forward(p, x, save=False):
+        calls.append(p)
+        out = right(p, x, save)
+        return out._replace(o=out.o * 1.01) if len(calls) > 3 else out
+
+    monkeypatch.setattr(launch, "forward", forward)
+    result = run(*ONE, "--against", "reference")
+    assert result.exit_code == 1
+    assert "a timed launch" in result.stdout and "vs reference" not in result.stdout
+
+
+def test_a_large_case_is_held_against_the_reference(monkeypatch):
+    """bfloat16 results against the float32 reference; the budget of a sample fits, and one percent does not."""
+    case = cases.make_inputs([150, 80], H=6, K=16, V=16, dtype="bfloat16")
+    door = doors.Door("reference", "cpu")
+    monkeypatch.setattr(timing, "SAMPLE_TOKENS", 100)
+    held = timing.from_the_reference(door, case, backward=True)
+    assert held.says == "the reference in float64"
+    found = door.call(case, backward=True)
+    assert not [row.tensor for row in held.judge(found, case) if row.wrong]
+    assert {row.tensor for row in held.judge({n: 1.02 * x for n, x in found.items()}, case) if row.wrong} == set(found)
+
+
+def test_a_sample_of_a_case_has_the_results_of_the_whole():
+    case = cases.make_inputs([0, 90, 20], H=6, HV=12, K=8, V=8, dtype="float64")
+    door, small = doors.Door("reference", "cpu"), timing.sample(case)
+    whole, part = door.call(case, False), door.call(small, False)
+    assert part["o"].shape == (1, 90, 8, 8)
+    torch.testing.assert_close(part["o"][0], whole["o"][0, :90, :8])
+    torch.testing.assert_close(part["ht"], whole["ht"][1:2, :8])
+
+
+# comparing with saved results
+
+
+@pytest.mark.parametrize(
+    ("median", "p20", "p80", "verdict"),
+    [(1.02, 1.019, 1.021, "same"), (1.2, 1.15, 1.3, "slower"), (1.2, 1.01, 1.3, "noise"), (0.8, 0.7, 0.9, "faster"),
+     (0.8, 0.7, 0.99, "noise")],
+)  # fmt: skip
+def test_a_change_counts_beyond_the_limit_and_the_spread(median, p20, p80, verdict):
+    row = {"median": 1.0, "p20": 0.98, "p80": 1.02}
+    assert bench.verdict(dataclasses.replace(LINE, median=median, p20=p20, p80=p80), row, 0.03) == verdict
+
+
+def test_a_regression_exits_with_1(saved, tmp_path):
+    result = run(*ONE, "--compare", rewritten(saved, tmp_path, factor=1e-3))
+    assert result.exit_code == 1
+    assert "slower" in result.stdout and "1 of 1 slower by more than 3% and beyond the spread" in result.stdout
+
+
+def test_an_improvement_exits_with_0(saved, tmp_path):
+    result = run(*ONE, "--compare", rewritten(saved, tmp_path, factor=1e3), "--json")
+    found = json.loads(result.stdout)
+    assert (result.exit_code, [c["verdict"] for c in found["comparison"]]) == (0, ["faster"])
+
+
+def test_results_of_another_gpu_cannot_be_compared(saved, tmp_path):
+    result = run(*ONE, "--compare", rewritten(saved, tmp_path, device="NVIDIA B200", threads=None))
+    assert result.exit_code == 3
+    assert "the saved results are of NVIDIA B200" in result.stdout
+    assert H200.differs({"device": "NVIDIA B200"}) and not H200.differs({"device": "NVIDIA H200", "threads": None})
+
+
+def test_results_of_other_shapes_cannot_be_compared(saved):
+    shape = ("--tokens", "5", "--heads", "1", "--direction", "forward")
+    result = run(*shape, "--repeats", "1", "--compare", str(saved[1]))
+    assert result.exit_code == 3
+    assert "none of these timings" in result.stdout
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"command": "doctor", "host": {}, "rows": []}',
+                                  '{"command": "bench", "host": {}, "rows": [{}]}'])  # fmt: skip
+def test_a_file_that_holds_no_results_is_refused(tmp_path, text):
+    file = tmp_path / "old.json"
+    file.write_text(text)
+    result = run(*ONE, "--compare", str(file))
+    assert result.exit_code == 2 and "kda bench --save" in result.stderr
+
+
+# what is refused
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--backend", "refrence"), "Did you mean 'reference'?"),
+        (("--against", "flaa"), "Did you mean 'fla'?"),
+        (("--shape", "tinny"), "Did you mean 'tiny'?"),
+        (("--shape", "tiny", "-K", "8"), "leave out -K"),
+        (("--value-heads", "8"), "--value-heads wants --tokens or --lengths"),
+        (("--lengths", "3,4", "--tokens", "8"), "leave out --batch and --tokens"),
+        (("--lengths", "3,4", "--batch", "1"), "leave out --batch and --tokens"),
+        (("--lengths", "0,0"), "a token to time"),
+        (("--lengths", "3,x"), "not a list of lengths"),
+        (("--tokens", "8", "--heads", "2", "--value-heads", "3"), "a multiple of --heads 2"),
+        (("--fail-above", "3%"), "--fail-above wants --compare"),
+        (("--fail-above", "3 percent"), "is not a percentage"),
+        (("--regime", "medium"), "'medium' is not one of"),
+        (("--compare", "nowhere.json"), "does not exist"),
+    ],
+)
+def test_usage_errors_say_what_to_do(args, words):
+    result = run(*args)
+    assert result.exit_code == 2 and words in result.stderr
+
+
+def test_a_shape_too_large_for_a_cpu_is_refused_with_an_estimate():
+    result = run("--shape", "h64-8k")
+    if torch.cuda.is_available():
+        pytest.skip("needs a machine without a GPU")
+    assert result.exit_code == 3
+    assert "h64-8k (B=1 T=8192 H=64 K=V=128 bf16) would " in result.stdout and "--force" in result.stdout
+    assert json.loads(run("--shape", "h64-8k", "--json").stdout)["refused"]
+
+
+@pytest.mark.parametrize(
+    ("there", "words"),
+    [({"threads": 2}, "would take about 9 minutes on this CPU: 283 GFLOP"),
+     ({"threads": None, "device_memory": 8 << 30}, "the GPU has 8 GiB"),
+     ({"threads": None, "device_memory": 80 << 30}, None)],
+)  # fmt: skip
+def test_what_a_machine_is_not_asked(monkeypatch, there, words):
+    monkeypatch.setattr("kda.commands.shapes.host_memory", lambda: 64 << 30)
+    says = too_large(SHAPES["h64-8k"], ("forward", "backward"), **there)
+    assert says is None if words is None else words in says
+
+
+def test_a_default_shape_that_is_too_large_is_left_out_with_a_sentence(monkeypatch):
+    monkeypatch.setattr("kda.commands.bench.detect", lambda device: Host(device, "a small GPU", memory=12 << 30))
+    monkeypatch.setattr("kda.commands.shapes.host_memory", lambda: None)
+    options = {"names": (), "tokens": None, "lengths": None, "force": False, "direction": "both"}
+    shapes = bench.shapes_asked(options, "gpu")
+    kept, left_out = bench.refuse_large(shapes, options, "cuda:0", None)
+    assert "h64-1k" in kept and "h96-8k" not in kept and len(kept) + len(left_out) == len(shapes)
+    assert bench.refuse_large(shapes, {**options, "force": True}, "cuda:0", None) == (shapes, [])
+    with pytest.raises(bench.CannotJudge, match="h96-8k"):
+        bench.refuse_large({"h96-8k": SHAPES["h96-8k"]}, {**options, "names": ("h96-8k",)}, "cuda:0", None)
+
+
+def test_where_nobody_takes_the_call_the_reasons_are_printed(monkeypatch):
+    def nobody(problem, asked):
+        raise NoBackendError(weigh(problem, Host("cuda:0", "NVIDIA B200", (10, 0)), asked))
+
+    monkeypatch.setattr(bench, "choose", nobody)
+    monkeypatch.setattr(bench, "problem_of", lambda spec, way, device: kda.Problem(direction=way))
+    result = run(*ONE)
+    assert result.exit_code == 3
+    assert "no backend takes" in result.stdout and "reference.auto: auto never takes a call on cuda:0" in result.stdout
+
+
+def test_a_baseline_that_cannot_run_here_is_refused():
+    if torch.cuda.is_available():
+        pytest.skip("needs a machine without a GPU")
+    result = run(*ONE, "--against", "fla")
+    assert result.exit_code == 3 and "the baseline fla cannot run here" in result.stdout
+
+
+# how calls are timed
+
+
+def test_calls_alternate_and_stop_at_the_limit():
+    order, clock = [], CpuClock()
+    found = timing.interleaved([lambda: order.append("a"), lambda: order.append("b")], clock, 4, 10.0)
+    assert order == ["a", "b", *["a", "b"] * 4]
+    assert [len(t.seconds) for t, _ in found] == [4, 4]
+    found = timing.interleaved([lambda: 7], clock, 1000, 0.0)
+    assert (len(found[0][0].seconds), found[0][1]) == (timing.LEAST, 7)
+
+
+def test_late_launches_are_reported():
+    class Late(CpuClock):
+        def once(self, call):
+            return (*super().once(call)[:2], True)
+
+    assert timing.interleaved([int], Late(), 3, 1.0)[0][0].host_inside
+
+
+@pytest.mark.gpu
+def test_a_gpu_times_the_reference_behind_a_queue():
+    result = run(*QUICK, "--backend", "reference", "--against", "reference", "--json")
+    found = json.loads(result.stdout)
+    assert result.exit_code == 0 and found["host"]["copy"] > 1e10
+    assert all(row["floor"] > 0 and row["median"] > row["floor"] for row in found["rows"])
+
+
+@pytest.mark.gpu
+def test_a_gpu_call_that_does_not_wait_is_timed_without_its_host():
+    clock = timing.clock_of("cuda:0")
+    x = torch.randn(256, 256, device="cuda:0")
+    (timed, y), = timing.interleaved([lambda: x @ x], clock, 20, 5.0)
+    assert not timed.host_inside and timed.median < 1e-3 and y.shape == x.shape
+
+
+# drawing
+
+
+def test_a_plot_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib", reason="needs matplotlib, the extra `plot`")
+    lines = [LINE, dataclasses.replace(LINE, direction="backward", median=3.0, p20=2.9, p80=3.1)]
+    baseline = {"backend": "fla", "median": 2.0, "p20": 1.9, "p80": 2.2}
+    for n, change in enumerate(({}, {"baseline": baseline}, {"floor": 0.5})):
+        file = tmp_path / f"{n}.svg"
+        bench.draw(str(file), H200, [dataclasses.replace(line, **change) for line in lines])
+        assert "<svg" in file.read_text()
+
+
+def test_without_matplotlib_a_plot_is_refused_before_anything_is_timed(monkeypatch, tmp_path):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "matplotlib" else find(name, *a))
+    result = run(*ONE, "--plot", str(tmp_path / "x.png"))
+    assert result.exit_code == 2 and "pip install 'kimi-delta-attention[plot]'" in result.stderr
+
+
+def test_a_percentage_is_a_number_with_or_without_its_sign():
+    assert [bench.Percent().convert(text, None, None) for text in ("3%", "2.5")] == [0.03, 0.025]
+    with pytest.raises(click.BadParameter):
+        bench.Percent().convert("-3%", None, None)
