@@ -23,8 +23,8 @@ class Stage(NamedTuple):
 SHAPES = {
     "q": "(C, K)", "k": "(C, K)", "v": "(C, V)", "g": "(C, K)", "beta": "(C)", "A_log": "()", "dt_bias": "(K)",
     "qn": "(C, K)", "kn": "(C, K)", "b": "(C)", "g2": "(C, K)", "gc": "(C, K)", "A_qk": "(C, C)", "A_kk": "(C, C)",
-    "A_inv": "(C, C)", "w": "(C, K)", "u": "(C, V)", "qg": "(C, K)", "kg": "(C, K)", "h": "(K, V)", "h0": "(K, V)",
-    "ht": "(K, V)", "v_new": "(C, V)", "o": "(C, V)",
+    "A_inv": "(C, C)", "w": "(C, K)", "u": "(C, V)", "qg": "(C, K)", "kb": "(C, K)", "kg": "(C, K)",
+    "h": "(K, V)", "h0": "(K, V)", "ht": "(K, V)", "v_new": "(C, V)", "o": "(C, V)",
 }  # fmt: skip
 SHAPES |= {"d" + name: shape for name, shape in SHAPES.items()}
 SHAPES |= {"dv_local": "(C, V)", "dg2_local": "(C, K)", "db_local": "(C)", "dqn_local": "(C, K)", "dkn_local": "(C, K)"}
@@ -34,11 +34,12 @@ FORWARD = (
           "qn, kn: q, k after their l2norm; b: beta after its sigmoid; g2 = log2(e) * decay <= 0; gc = cumsum(g2)",
           ("q", "k", "g", "beta", "A_log", "dt_bias"), ("qn", "kn", "b", "g2", "gc")),
     Stage("fwd/intra", "intra",
-          "A_qk[i>=j] = scale sum_K qn_i kn_j 2^(gc_i - gc_j); A_kk[i>j] = b_i sum_K kn_i kn_j 2^(gc_i - gc_j)",
-          ("qn", "kn", "b", "g2"), ("A_qk", "A_kk")),
+          "A_qk[i>=j] = scale sum_K qn_i kn_j 2^(gc_i - gc_j); A_kk[i>j] = b_i sum_K kn_i kn_j 2^(gc_i - gc_j); "
+          "qg = qn 2^gc; kb = b kn 2^gc; kg = kn 2^(gc_last - gc)",
+          ("qn", "kn", "b", "g2"), ("A_qk", "A_kk", "qg", "kb", "kg")),
     Stage("fwd/wy", "wy",
-          "A_inv = (I + A_kk)^-1; w = A_inv @ (b kn 2^gc); u = A_inv @ (b v); qg = qn 2^gc; kg = kn 2^(gc_last - gc)",
-          ("A_kk", "qn", "kn", "v", "b", "g2"), ("A_inv", "w", "u", "qg", "kg")),
+          "A_inv = (I + A_kk)^-1; w = A_inv @ kb; u = A_inv @ (b v)",
+          ("A_kk", "kb", "v", "b"), ("A_inv", "w", "u")),
     Stage("fwd/state", "state",
           "h = state entering the chunk; v_new = u - w @ h; next h = 2^gc_last h + kg^T @ v_new",
           ("w", "u", "kg", "gc", "h0"), ("h", "v_new", "ht")),

@@ -20,7 +20,8 @@ from .definition import GRADIENTS
 Tensor = torch.Tensor
 
 ROUNDS_EVERY_OPERAND = dict.fromkeys(
-    ("qn", "kn", "A_qk", "A_inv", "w", "u", "qg", "kg", "h", "v_new", "dv_local", "dh", "dv_new", "dv"), "bfloat16"
+    ("qn", "kn", "A_qk", "A_inv", "w", "u", "qg", "kb", "kg", "h", "v_new", "dv_local", "dh", "dv_new", "dv"),
+    "bfloat16",
 )  # fmt: skip
 
 

@@ -103,14 +103,14 @@ def intra(p: Problem, layout: Layout, qn, kn, b, g2):
         kD = kn[c].unsqueeze(1) * decay_of_pairs(g2[c])                       # (HV, i, j, K): kn_j D_ij
         A_qk[c] = p.scale * (qn[c].unsqueeze(2) * kD).sum(-1)
         A_kk[c] = (b[c] * (kn[c].unsqueeze(2) * kD).sum(-1)).tril(-1)
-    return A_qk, A_kk
+    E, E_after = edges(g2)
+    return A_qk, A_kk, qn * E, b * kn * E, kn * E_after
 
 
-def wy(p: Problem, layout: Layout, A_kk, qn, kn, v, b, g2):
+def wy(p: Problem, layout: Layout, A_kk, kb, v, b):
     eye = torch.eye(p.C, dtype=A_kk.dtype)
     A_inv = torch.linalg.solve_triangular(eye + A_kk, eye.expand_as(A_kk), upper=False, unitriangular=True)
-    E, E_after = edges(g2)
-    return A_inv, A_inv @ (b * kn * E), A_inv @ (b * v), qn * E, kn * E_after
+    return A_inv, A_inv @ kb, A_inv @ (b * v)
 
 
 def state(p: Problem, layout: Layout, w, u, kg, gc, h0):

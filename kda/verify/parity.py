@@ -35,8 +35,8 @@ FORWARD_STAGES, BACKWARD_STAGES = (tuple(stage.name for stage in stages) for sta
 USES = {
     "qn": ("q",), "kn": ("k",), "b": ("beta",), "g2": ("g", "A_log", "dt_bias"), "gc": ("g2",),
     "A_qk": ("qn", "kn", "g2"), "A_kk": ("kn", "b", "g2"),
-    "A_inv": ("A_kk",), "w": ("A_inv", "kn", "b", "g2"), "u": ("A_inv", "v", "b"),
-    "qg": ("qn", "g2"), "kg": ("kn", "g2"),
+    "A_inv": ("A_kk",), "w": ("A_inv", "kb"), "u": ("A_inv", "v", "b"),
+    "qg": ("qn", "g2"), "kb": ("kn", "b", "g2"), "kg": ("kn", "g2"),
     "v_new": ("h", "u", "w"), "ht": ("h", "v_new", "kg", "gc"),
     "dA_qk": ("do", "v_new"), "dv_local": ("do", "A_qk"),
     "dv_new": ("dh", "dv_local", "kg"), "dh0": ("dh", "dv_new", "do", "qg", "w", "gc"),

@@ -72,18 +72,15 @@ def gate(c: Setup, q: Tensor, k: Tensor, g: Tensor, beta: Tensor, A_log: Tensor 
 
 @torch.no_grad()
 def intra(c: Setup, qn: Tensor, kn: Tensor, b: Tensor, g2: Tensor):
-    A_qk, A_kk = decayed_products(torch.stack((qn, b * kn), -2), kn, g2).unbind(-2)
-    A_qk = c.scale * A_qk
-    A_qk.diagonal(dim1=-2, dim2=-1).copy_((qn * kn).sum(-1).mul_(c.scale))
-    return A_qk, A_kk
+    (A_qk, A_kk), (qg, kb), kg = decayed_products((qn, b * kn), kn, g2)
+    A_qk.diagonal(dim1=-2, dim2=-1).copy_((qn * kn).sum(-1))
+    return A_qk.mul_(c.scale), A_kk, qg, kb, kg
 
 
 @torch.no_grad()
-def wy(c: Setup, A_kk: Tensor, qn: Tensor, kn: Tensor, v: Tensor, b: Tensor, g2: Tensor):
+def wy(c: Setup, A_kk: Tensor, kb: Tensor, v: Tensor, b: Tensor):
     A_inv = inverse(A_kk)
-    E, E_after = decays(g2)                                                   # 2^gc, 2^(gc_last - gc)
-    w, u = A_inv @ (kn * E).mul_(b), A_inv @ (v * b)
-    return A_inv, w, u, E.mul_(qn), E_after.mul_(kn)
+    return A_inv, A_inv @ kb, A_inv @ (v * b)
 
 
 @torch.no_grad()
@@ -148,9 +145,7 @@ def intra_bwd(
     c: Setup, dA_qk: Tensor, dA_kk: Tensor, qn: Tensor, kn: Tensor, b: Tensor, g2: Tensor,
     dqn_local: Tensor, dkn_local: Tensor, dg2_local: Tensor, db_local: Tensor,
 ):  # fmt: skip
-    dA, rows = torch.stack((dA_qk, dA_kk), -2), torch.stack((qn, b * kn), -2)
-    xz, y, dg2 = decayed_products_bwd(dA, rows, kn, g2)
-    x, z = xz.unbind(-2)
+    (x, z), y, dg2 = decayed_products_bwd((dA_qk, dA_kk), (qn, b * kn), kn, g2)
     diagonal = dA_qk.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
     dqn = dqn_local + x + diagonal * kn
     dkn = dkn_local + b * z + y + diagonal * qn

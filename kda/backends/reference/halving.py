@@ -4,103 +4,109 @@
 
 Cut a block of rows in halves: for i in the second half and j in the first, the decay is that from j to the cut times
 that from the cut to i, so this quarter of A is one matrix product.  Then the halves are cut in turn.  We walk from
-single rows up and the decays grow with the blocks: `before`, from a block's start to a row, that row's own decay
-included, and `after`, from a row to the block's end.  Every factor is in [0, 1] and each exponential is taken once;
-any gate will do, -inf too.  The inverse of I + A cuts the same way.
+single rows up.  x carries the decay from its block's start, its own row's included, and y that to its block's end;
+when two blocks join, one half of each takes the other block's whole decay.  Every factor is in [0, 1] and each
+exponential is taken once; any gate will do, -inf too.  The inverse of I + A cuts the same way.
 
-y and g2 are (..., C, K); x is (..., C, X, K), X rows a token that share its decay, and A is (..., C, X, C).  C is a
-power of two.
+Tensors are (..., C, K) and (..., C, C); C is a power of two.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import torch
 
+Tensor = torch.Tensor
 
-def _halves(x: torch.Tensor, size: int, axis: int = -2) -> tuple[torch.Tensor, torch.Tensor]:
+
+def _halves(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """The first and the second half of each block of 2*size rows: C becomes (C / 2size, size), views."""
-    return x.unflatten(axis, (-1, 2, size)).unbind(axis - 1)
+    return x.unflatten(-2, (-1, 2, size)).unbind(-3)
 
 
-def _lower(A: torch.Tensor, size: int) -> torch.Tensor:
-    """(.., C, X, C) -> the lower left quarter of each diagonal block of 2*size rows, (.., C / 2size, size, X, size)."""
+def _lower(A: Tensor, size: int) -> Tensor:
+    """(.., C, C) -> lower left quarters of the diagonal blocks of 2*size rows, a view (.., C / 2size, size, size)."""
     n = A.shape[-1] // (2 * size)
-    blocks = A.unflatten(-1, (n, 2, size)).unflatten(-5, (n, 2, size))        # (..., n, 2, size, X, n, 2, size)
-    return blocks.select(-6, 1).select(-2, 0).diagonal(dim1=-5, dim2=-2).movedim(-1, -4)
+    blocks = A.unflatten(-1, (n, 2, size)).unflatten(-4, (n, 2, size))        # (..., n, 2, size, n, 2, size)
+    return blocks.select(-5, 1).select(-2, 0).diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
 
 
 def _sizes(C: int) -> list[int]:
     return [1 << i for i in range(C.bit_length() - 1)]
 
 
-def _of_rows(g2: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """`before` and `after` of blocks of one row."""
-    return g2.exp2(), torch.ones_like(g2)
+def _cuts(xs: Sequence[Tensor], y: Tensor, total: Tensor) -> Iterator[tuple[int, list[Tensor], Tensor]]:
+    """(rows of a half, second half of each x, first half of y) for blocks of 2, 4, .. C rows; x and y change in place.
+
+    At the start x carries the decay of its own row, y none, and `total` is the decay of each row.
+    """
+    for size in _sizes(y.shape[-2]):
+        x1s, y0 = [_halves(x, size)[1] for x in xs], _halves(y, size)[0]
+        yield size, x1s, y0
+        total0, total1 = total.unflatten(-2, (-1, 2)).unsqueeze(-2).unbind(-3)
+        for x1 in x1s:
+            x1 *= total0
+        y0 *= total1
+        total = (total0 * total1).squeeze(-2)
 
 
-def _widen(before: torch.Tensor, after: torch.Tensor, size: int) -> None:
-    """From blocks of `size` rows to blocks of twice as many, in place."""
-    before0, before1 = _halves(before, size)
-    after0, _ = _halves(after, size)
-    after0 *= before1[..., -1:, :]
-    before1 *= before0[..., -1:, :]
-
-
-def decays(g2: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """`before` and `after` of the whole chunk: 2^gc and 2^(gc_last - gc)."""
-    before, after = _of_rows(g2)
-    for size in _sizes(g2.shape[-2]):
-        _widen(before, after, size)
+def decays(g2: Tensor) -> tuple[Tensor, Tensor]:
+    """2^gc and 2^(gc_last - gc)."""
+    row = g2.exp2()
+    before, after = row.clone(), torch.ones_like(row)
+    for _ in _cuts([before], after, row):
+        pass
     return before, after
 
 
-def decayed_products(x: torch.Tensor, y: torch.Tensor, g2: torch.Tensor) -> torch.Tensor:
-    """A, zero for i <= j."""
-    A = x.new_zeros(*x.shape[:-1], x.shape[-3])
-    before, after = _of_rows(g2)
-    for size in _sizes(g2.shape[-2]):
-        to_cut, from_cut = _halves(after, size)[0], _halves(before, size)[1].unsqueeze(-2)
-        y0 = _halves(y, size)[0] * to_cut
-        x1 = (_halves(x, size, -3)[1] * from_cut).flatten(-3, -2)
-        _lower(A, size).copy_((x1 @ y0.mT).unflatten(-2, (size, -1)))
-        _widen(before, after, size)
-    return A
+def decayed_products(xs: Sequence[Tensor], y: Tensor, g2: Tensor) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """For each x its A, zero for i <= j, and what the walk leaves behind: each x 2^gc, and y 2^(gc_last - gc)."""
+    row = g2.exp2()
+    xs, y = [x * row for x in xs], y.clone()
+    As = [y.new_zeros(*y.shape[:-1], y.shape[-2]) for _ in xs]
+    for size, x1s, y0 in _cuts(xs, y, row):
+        for A, x1 in zip(As, x1s):
+            _lower(A, size).copy_(x1 @ y0.mT)
+    return As, xs, y
 
 
 def decayed_products_bwd(
-    dA: torch.Tensor, x: torch.Tensor, y: torch.Tensor, g2: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dx, dy, and the gradient of g2 / log2(e).  Only i > j of dA is read."""
-    dx, dy = torch.zeros_like(x), torch.zeros_like(y)
-    before, after = _of_rows(g2)
+    dAs: Sequence[Tensor], xs: Sequence[Tensor], y: Tensor, g2: Tensor
+) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Gradients of each x, of y, and of g2 / log2(e).  Only i > j of each dA is read."""
+    dxs, dy = [torch.zeros_like(x) for x in xs], torch.zeros_like(y)
+    row = g2.exp2()
+    before, after = row.clone(), torch.ones_like(row)
     exponents = []                                                            # gradients of log(to_cut), log(from_cut)
-    for size in _sizes(g2.shape[-2]):
-        to_cut, from_cut = _halves(after, size)[0], _halves(before, size)[1].unsqueeze(-2)
-        y0, x1 = _halves(y, size)[0], _halves(x, size, -3)[1]
-        dA10 = _lower(dA, size).flatten(-3, -2)                               # (..., size*X, size)
-        dx1 = (dA10 @ (y0 * to_cut)).unflatten(-2, (size, -1)).mul_(from_cut)
-        dy0 = (dA10.mT @ (x1 * from_cut).flatten(-3, -2)).mul_(to_cut)
-        _halves(dx, size, -3)[1].add_(dx1)
+    for size, (from_cut,), to_cut in _cuts([before], after, row):
+        y0, dy0, d_from_cut = _halves(y, size)[0], torch.zeros_like(to_cut), torch.zeros_like(from_cut)
+        for dA, x, dx in zip(dAs, xs, dxs):
+            x1, dA10 = _halves(x, size)[1], _lower(dA, size)
+            dx1 = (dA10 @ (y0 * to_cut)).mul_(from_cut)
+            dy0 += dA10.mT @ (x1 * from_cut)
+            d_from_cut += dx1 * x1
+            _halves(dx, size)[1].add_(dx1)
+        dy0 *= to_cut
         _halves(dy, size)[0].add_(dy0)
-        exponents.append((size, dy0.mul_(y0), dx1.mul_(x1).sum(-2)))
-        _widen(before, after, size)
+        exponents.append((size, dy0.mul_(y0), d_from_cut))
     d_before, d_after = torch.zeros_like(g2), torch.zeros_like(g2)
-    for size, d_to_cut, d_from_cut in reversed(exponents):                    # undo _widen
+    for size, d_to_cut, d_from_cut in reversed(exponents):                    # undo _cuts
         d_before0, d_before1 = _halves(d_before, size)
         d_after0, _ = _halves(d_after, size)
         d_before0[..., -1:, :] += d_before1.sum(-2, keepdim=True)
         d_before1[..., -1:, :] += d_after0.sum(-2, keepdim=True)
         d_before1 += d_from_cut
         d_after0 += d_to_cut
-    return dx, dy, d_before
+    return dxs, dy, d_before
 
 
-def inverse(A: torch.Tensor) -> torch.Tensor:
-    """(I + A)^-1 of a strictly lower triangular A, (..., C, C), by block substitution: X10 = -X11 @ A10 @ X00."""
-    X = A.new_ones(*A.shape[:-1], 1, 1)                                       # (..., C / size, size, size)
+def inverse(A: Tensor) -> Tensor:
+    """(I + A)^-1 of a strictly lower triangular A by block substitution: X10 = -X11 @ A10 @ X00."""
+    X = A.new_ones(*A.shape[:-1], 1, 1)                                       # (.., C / size, size, size)
     for size in _sizes(A.shape[-1]):
         X00, X11 = X.unflatten(-3, (-1, 2)).unbind(-3)
-        A10 = _lower(A.unsqueeze(-2), size).squeeze(-2)
+        A10 = _lower(A, size)
         X = A.new_zeros(*X00.shape[:-2], 2 * size, 2 * size)
         X[..., :size, :size], X[..., size:, size:] = X00, X11
         X[..., size:, :size] = -A10 if size == 1 else (X11 @ (A10 @ X00)).neg_()
