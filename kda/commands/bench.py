@@ -66,6 +66,7 @@ class Percent(click.ParamType):
 @click.option("--regime", type=click.Choice([*REGIMES, "both"]), default="both", show_default=True,
               help="Gates that forget within 16 tokens, or remember for hundreds.")  # fmt: skip
 @click.option("--direction", type=click.Choice([*DIRECTIONS, "both"]), default="both", show_default=True)
+@click.option("--stages", is_flag=True, help="Time each stage that the backend can run alone, too.")
 @click.option("--repeats", type=click.IntRange(1), help="Launches of a timing.  [default: 20 on a CPU, 200 on a GPU]")
 @click.option("--seconds", type=click.FloatRange(0), default=10.0, show_default=True,
               help="Stop a timing after this long; three launches are made anyhow.")  # fmt: skip
@@ -241,7 +242,8 @@ def bench(screen: Screen, options: dict[str, Any], old: dict[str, Any] | None) -
 
             say("drawing inputs")
             found = measure(doors[name, shape, regime], make(spec_of(shape, regime)), directions, clock,
-                            options["repeats"] or LAUNCHES[machine.kind], options["seconds"], say)  # fmt: skip
+                            options["repeats"] or LAUNCHES[machine.kind], options["seconds"], say,
+                            options["stages"])  # fmt: skip
             results.append(Result(name, shape, regime, found))
         if machine.kind == "gpu":
             machine = ask_clocks(machine, clock, device)
@@ -320,6 +322,8 @@ def report(
         return code
     for text in [screen.paint(header(machine), bold=True), *parity_lines(screen, results), "", *timing_lines(lines)]:
         screen.line(text)
+    for text in stage_lines(results):
+        screen.line(text)
     if old:
         for text in ["", *compare_lines(screen, changes, options)]:
             screen.line(text)
@@ -382,6 +386,19 @@ def timing_lines(lines: Sequence[Line]) -> list[str]:
         cells += [f"{ms(line.baseline['median'])} ms", f"{line.ratio:.2f}x"] if line.baseline else []
         rows.append(cells)
     return table(rows, header=[*head, *([against, f"vs {against}"] if against else [])], align="llllrrrrrrr")
+
+
+def stage_lines(results: Sequence[Result]) -> Iterator[str]:
+    for result in results:
+        stages = result.measured.stages
+        if stages:
+            total = sum(timing.median for timing in stages.values())
+            rows = [(name, f"{ms(t.median)} ms", f"{ms(t.quantile(0.2))}-{ms(t.quantile(0.8))}",
+                     f"{t.median / total:.0%}") for name, t in stages.items()]  # fmt: skip
+            backend = result.measured.checks[0].backend
+            yield ""
+            yield f"stages of {backend}, each alone: {result.shape.label}, {result.regime} gates"
+            yield from table(rows, align="lrrr")
 
 
 def baseline_of(lines: Sequence[Line]) -> str | None:
@@ -457,10 +474,15 @@ def as_json(
     left_out: Sequence[str], code: int,
 ) -> dict[str, Any]:  # fmt: skip
     """Times in seconds."""
+    from .timing import summary
+
     return {
         **heading(code), "host": machine._asdict(), "left_out": list(left_out),
         "parity": [parity_json(result, check) for result in results for check in result.checks],
         "rows": [{**vars(line), "ratio": line.ratio, "x_floor": line.x_floor} for line in lines],
+        "stages": [{"shape": result.name, "problem": result.shape.label, "regime": result.regime, "stage": name,
+                    **summary(result.measured.checks[0].backend, timing)}
+                   for result in results for name, timing in result.measured.stages.items()],
         "comparison": [{**{name: c.old[name] for name in KEY}, "before": c.old["median"], "now": c.line.median,
                         "verdict": c.verdict} for c in changes],
     }  # fmt: skip

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kda.host import detect, installed_versions
+from kda.stages import BACKWARD, FORWARD
 from kda.verify.budget import Budget
 from kda.verify.cases import Case
 from kda.verify.definition import GRADIENTS, budgets
@@ -236,6 +237,7 @@ class Measured:
     checks: list[Checked]
     timings: dict[str, list[Timing]] = field(default_factory=dict)
     timed_wrong: list[Checked] = field(default_factory=list)    # timed launches that returned something else
+    stages: dict[str, Timing] = field(default_factory=dict)     # of the first backend, each stage alone
 
     @property
     def right(self) -> bool:
@@ -244,7 +246,7 @@ class Measured:
 
 def measure(
     doors: Sequence[Door], case: Case, directions: Sequence[str], clock: CpuClock | CudaClock, repeats: int,
-    seconds: float, tell: Callable[[str], None] = lambda text: None,
+    seconds: float, tell: Callable[[str], None] = lambda text: None, stages: bool = False,
 ) -> Measured:  # fmt: skip
     """Parity first; a case on which a backend is wrong is not timed."""
     backward = "backward" in directions
@@ -264,7 +266,26 @@ def measure(
         for door, held, (_, results) in zip(doors, standards, found):
             check = Checked(door.name, held.says, held.judge(results, case))
             measured.timed_wrong += [check] if check.wrong else []
+    if stages and measured.right:
+        tell("timing stages")
+        measured.stages = stage_timings(doors[0], case, directions, clock, repeats, seconds)
     return measured
+
+
+def stage_timings(
+    door: Door, case: Case, directions: Sequence[str], clock: CpuClock | CudaClock, repeats: int, seconds: float
+) -> dict[str, Timing]:
+    """Each stage that the backend can run alone, on what its own stages before it made."""
+    compute = door.rounding(case).compute
+    tensors = {n: None if x is None else x.to(door.device) for n, x in case.stage_tensors(compute).items()}
+    timings = {}
+    for stage in FORWARD + (BACKWARD if "backward" in directions else ()):
+        if stage.name not in door.stages or not all(name in tensors for name in stage.reads):
+            continue
+        call = functools.partial(door.stage_call(stage.name, case), tensors)
+        timings[stage.name], written = interleaved([call], clock, repeats, seconds)[0]
+        tensors |= written
+    return timings
 
 
 def launch(door: Door, case: Case, direction: str) -> Callable[[], Results]:
@@ -273,14 +294,14 @@ def launch(door: Door, case: Case, direction: str) -> Callable[[], Results]:
         return functools.partial(_forward, door, case)
     leaves = {name: x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
               for name, x in case.keywords.items()}  # fmt: skip
-    outputs = door._chunk_kda(**leaves)
+    outputs = door.chunk_kda(**leaves)
     wanted = {name: leaves[leaf] for name, leaf in GRADIENTS.items() if leaf in leaves}
     return functools.partial(_backward, outputs, wanted, (case.do, case.dht))
 
 
 def _forward(door: Door, case: Case) -> Results:
     with torch.no_grad():
-        o, ht = door._chunk_kda(**case.keywords)
+        o, ht = door.chunk_kda(**case.keywords)
     return {"o": o, "ht": ht}
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -60,7 +61,7 @@ class Door:
             name: x.detach().clone().requires_grad_(backward) if isinstance(x, Tensor) and x.is_floating_point() else x
             for name, x in case.keywords.items()
         }
-        o, ht = self._chunk_kda(**leaves, **keywords)
+        o, ht = self.chunk_kda(**leaves, **keywords)
         found = {"o": o.detach(), "ht": ht.detach()}
         if backward:
             names = [name for name, leaf in GRADIENTS.items() if leaf in leaves]
@@ -69,14 +70,18 @@ class Door:
             found |= dict(zip(names, grads))
         return {name: x.cpu() for name, x in found.items()}
 
-    def _chunk_kda(self, **keywords):
+    def chunk_kda(self, **keywords):
         return kda.chunk_kda(**keywords, backend=self.name)
 
-    def stage(self, name: str, case: Case, tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
+    def stage_call(self, name: str, case: Case) -> Callable[[Mapping[str, Tensor | None]], dict[str, Tensor | None]]:
+        """The stage as a function of tensors on the backend's device."""
         problem = case.problem("backward" if name.startswith("bwd") else "forward")
         problem = dataclasses.replace(problem, device=self.device)
+        return functools.partial(launcher(self.name).stage, name, problem, case.spec.offsets)
+
+    def stage(self, name: str, case: Case, tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
         there = {n: None if x is None else x.to(self.device) for n, x in tensors.items()}
-        found = launcher(self.name).stage(name, problem, case.spec.offsets, there)
+        found = self.stage_call(name, case)(there)
         return {n: None if x is None else x.cpu() for n, x in found.items()}
 
 
@@ -98,7 +103,7 @@ class Fla(Door):
     def rounding(self, case: Case) -> Rounding:
         return Rounding(state_dtype(case.inputs.q.dtype), ROUNDS_EVERY_OPERAND)
 
-    def _chunk_kda(self, **keywords):
+    def chunk_kda(self, **keywords):
         from fla.ops.kda import chunk_kda
 
         return chunk_kda(**keywords)

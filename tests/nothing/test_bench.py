@@ -420,3 +420,22 @@ def test_a_percentage_is_a_number_with_or_without_its_sign():
     assert [bench.Percent().convert(text, None, None) for text in ("3%", "2.5")] == [0.03, 0.025]
     with pytest.raises(click.BadParameter):
         bench.Percent().convert("-3%", None, None)
+
+
+def test_stages_are_timed_alone_on_what_the_stages_before_them_made():
+    from kda.stages import FORWARD, STAGES
+
+    result = run(*QUICK, "--regime", "slow", "--stages", "--json")
+    rows = json.loads(result.stdout)["stages"]
+    assert [row["stage"] for row in rows] == list(STAGES)
+    assert all(row["backend"] == "reference" and 0 < row["p20"] <= row["median"] <= row["p80"] for row in rows)
+    text = run(*ONE, "--stages").stdout
+    assert all(stage.name in text for stage in FORWARD) and "bwd/wy" not in text
+    assert "fwd/intra" not in run(*ONE).stdout
+
+
+def test_stages_of_a_wrong_backend_are_not_timed(monkeypatch):
+    right = launch.forward
+    monkeypatch.setattr(launch, "forward", lambda p, x, save=False: right(p, x, save)._replace(o=right(p, x).o + 1))
+    result = run(*ONE, "--stages", "--json")
+    assert result.exit_code == 1 and json.loads(result.stdout)["stages"] == []
