@@ -8,6 +8,7 @@ Measured twice, for a small error everywhere and a large one in a single place a
 A rounding can be lucky, in small tensors above all.  So there are several, one of inputs that were shaken in their last
 bit, which also tells how far the maths itself carries an error; and a budget is never below what is known beforehand:
 half an ulp for each of the sqrt(n) steps that a sum of n terms drifts, and half an ulp of what a result is stored in.
+The roundings are made on a CPU, whose exp2 is good to an ulp; two ulps are added, for that is what CUDA promises.
 Where float64 itself is judged, the exact result is a rounding too, with a budget of its own.
 """
 
@@ -22,6 +23,7 @@ import torch
 Tensor = torch.Tensor
 
 FACTOR = 2.0
+EXP2_ULPS = 2
 
 
 class Measure(NamedTuple):
@@ -52,13 +54,16 @@ class Budget(NamedTuple):
     def of(cls, exact: Tensor, *rounded: Tensor, compute: torch.dtype, stored: torch.dtype, summed: int) -> Budget:
         """`rounded` are independent roundings of `exact`; `summed` terms are in the longest sum behind one element."""
         scale = Scale.of(exact)
-        floor = torch.finfo(compute).eps / 2 * math.sqrt(max(summed, 1)) + torch.finfo(stored).eps / 2
+        eps = torch.finfo(compute).eps
+        floor = eps / 2 * math.sqrt(max(summed, 1)) + torch.finfo(stored).eps / 2
+        exp2 = EXP2_ULPS * eps
         # A rounding that overflows says nothing about how far others may go.
         errors = [distance(x.double(), exact).nan_to_num(posinf=0.0) for x in rounded]
         norm = max((float(e.norm()) for e in errors), default=0.0) / scale.norm
         peak = max((float(e.max()) for e in errors if e.numel()), default=0.0) / scale.rms
         both = 2 if compute == torch.float64 else 1
-        return cls(exact, both * max(FACTOR * norm, floor), both * max(FACTOR * peak, floor * scale.loudest))
+        norm, peak = max(FACTOR * norm, floor) + exp2, max(FACTOR * peak, floor * scale.loudest) + exp2 * scale.loudest
+        return cls(exact, both * norm, both * peak)
 
     def __add__(self, other: Budget) -> Budget:
         """Between two results that are each within a budget of their own."""

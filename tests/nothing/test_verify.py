@@ -59,8 +59,8 @@ def random() -> torch.Tensor:
 def test_a_rounding_is_within_its_own_budget_and_three_times_its_error_is_not(random):
     rounded = random.bfloat16().double()
     limit = budget(random, rounded)
-    assert limit.excess(random) == 0 and limit.excess(rounded) == 0.5
-    assert limit.excess(random + 3 * (rounded - random)) == pytest.approx(1.5)
+    assert limit.excess(random) == 0 and limit.excess(rounded) == pytest.approx(0.5, rel=1e-3)
+    assert limit.excess(random + 3 * (rounded - random)) == pytest.approx(1.5, rel=1e-3)
 
 
 def test_an_error_everywhere_breaks_the_norm_and_one_in_a_single_place_the_peak(random):
