@@ -2,7 +2,9 @@ import pytest
 import torch
 
 
-@pytest.fixture(autouse=True)
-def without_a_gpu(monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def without_a_gpu():
     """These tests need nothing, and a GPU that happens to be there changes nothing."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        yield

@@ -51,9 +51,15 @@ def _cuts(xs: Sequence[Tensor], y: Tensor, total: Tensor) -> Iterator[tuple[int,
         total = (total0 * total1).squeeze(-2)
 
 
+def _of_rows(g2: Tensor) -> Tensor:
+    """The decay of each row, rounded once from float64: a chunk multiplies up to C of them, and an exp2 that is an ulp
+    too small each time would be C ulps too small in the end."""
+    return g2.double().exp2().to(g2.dtype)
+
+
 def decays(g2: Tensor) -> tuple[Tensor, Tensor]:
     """2^gc and 2^(gc_last - gc)."""
-    row = g2.exp2()
+    row = _of_rows(g2)
     before, after = row.clone(), torch.ones_like(row)
     for _ in _cuts([before], after, row):
         pass
@@ -62,7 +68,7 @@ def decays(g2: Tensor) -> tuple[Tensor, Tensor]:
 
 def decayed_products(xs: Sequence[Tensor], y: Tensor, g2: Tensor) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """For each x its A, zero for i <= j, and what the walk leaves behind: each x 2^gc, and y 2^(gc_last - gc)."""
-    row = g2.exp2()
+    row = _of_rows(g2)
     xs, y = [x * row for x in xs], y.clone()
     As = [y.new_zeros(*y.shape[:-1], y.shape[-2]) for _ in xs]
     for size, x1s, y0 in _cuts(xs, y, row):
@@ -76,7 +82,7 @@ def decayed_products_bwd(
 ) -> tuple[list[Tensor], Tensor, Tensor]:
     """Gradients of each x, of y, and of g2 / log2(e).  Only i > j of each dA is read."""
     dxs, dy = [torch.zeros_like(x) for x in xs], torch.zeros_like(y)
-    row = g2.exp2()
+    row = _of_rows(g2)
     before, after = row.clone(), torch.ones_like(row)
     exponents = []                                                            # gradients of log(to_cut), log(from_cut)
     for size, (from_cut,), to_cut in _cuts([before], after, row):
