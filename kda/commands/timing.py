@@ -27,9 +27,9 @@ import torch
 
 from kda.host import detect, installed_versions
 from kda.stages import BACKWARD, FORWARD
-from kda.verify.budget import Budget
+from kda.verify.budget import Budget, Scale
 from kda.verify.cases import Case
-from kda.verify.definition import GRADIENTS, budgets
+from kda.verify.definition import GRADIENTS, budgets, stored_as
 from kda.verify.doors import Door
 from kda.verify.parity import Row, judge
 from kda.verify.parity import direction as direction_of
@@ -172,7 +172,7 @@ def standard(door: Door, case: Case, backward: bool) -> Standard:
 def from_the_reference(door: Door, case: Case, backward: bool) -> Standard:
     """Too large to walk token by token: the reference, and around it the room that a sample of the case asks for.
 
-    The largest of n errors is taken to grow as log n.
+    The largest of n errors is taken to grow as log n, and is never below the ulp, as stored, of the loudest element.
     """
     reference = Door("reference", door.device)
     dtype = torch.float64 if door.name == "reference" else torch.float32
@@ -183,7 +183,8 @@ def from_the_reference(door: Door, case: Case, backward: bool) -> Standard:
     for name, exact in reference.call(wide, backward).items():
         room = mine[name] + its[name]
         growth = math.log(exact.numel() + 8) / math.log(room.exact.numel() + 8)
-        limits[name] = room._replace(peak=room.peak * max(growth, 1.0)).around(exact)
+        stored = torch.finfo(stored_as(case, name)).eps * Scale.of(exact.double().cpu()).loudest
+        limits[name] = room._replace(peak=max(room.peak * max(growth, 1.0), stored)).around(exact)
     return Standard(f"the reference in {str(dtype).removeprefix('torch.')}", limits)
 
 
