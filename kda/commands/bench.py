@@ -20,11 +20,10 @@ import click
 from kda.dispatch import backend_asked, backend_names, choose
 from kda.errors import NoBackendError
 from kda.host import detect
-from kda.problem import DTYPES
 
+from .options import known, shape_options
 from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version, table
 from .shapes import DIRECTIONS, SHAPES, Shape, too_large
-from .verify import Lengths, known
 
 if TYPE_CHECKING:
     from kda.problem import Problem
@@ -55,14 +54,7 @@ class Percent(click.ParamType):
 @click.option("--against", metavar="NAME", help="A baseline: another backend, or fla.")
 @click.option("--shape", "names", metavar="NAME", multiple=True,
               help="A named shape, see --list; may be repeated.  [default: those for this device]")  # fmt: skip
-@click.option("--lengths", type=Lengths(), help="Packed sequences.")
-@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Rows of a batch.")
-@click.option("--tokens", type=click.IntRange(1), help="Tokens of a row.")
-@click.option("--heads", type=click.IntRange(1), default=8, show_default=True, help="Query/key heads.")
-@click.option("--value-heads", type=click.IntRange(1), help="Value heads, a multiple of --heads.  [default: as many]")
-@click.option("-K", "k", type=click.IntRange(1, 256), default=128, show_default=True, help="Head dim of q and k.")
-@click.option("-V", "v", type=click.IntRange(1), default=128, show_default=True, help="Head dim of v.")
-@click.option("--dtype", type=click.Choice(DTYPES), default="bfloat16", show_default=True)
+@shape_options(heads=8, lengths="Packed sequences.", batch=1)
 @click.option("--regime", type=click.Choice([*REGIMES, "both"]), default="both", show_default=True,
               help="Gates that forget within 16 tokens, or remember for hundreds.")  # fmt: skip
 @click.option("--direction", type=click.Choice([*DIRECTIONS, "both"]), default="both", show_default=True)

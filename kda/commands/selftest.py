@@ -19,8 +19,9 @@ from kda.compile.target import Target, parse
 from kda.problem import Problem
 from kda.verify.evidence import Evidence, Proof
 
+from .options import known
 from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version, table
-from .verify import finite, known
+from .verify import finite
 
 LEVELS = {"trace": Evidence.TRACED, "assemble": Evidence.ASSEMBLED, "protocol": Evidence.PROTOCOL_CHECKED,
           "simulate": Evidence.SIMULATED, "execute": Evidence.EXECUTED}  # fmt: skip

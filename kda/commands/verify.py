@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import shlex
 from collections.abc import Sequence
@@ -12,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kda.dispatch import backend_asked, backend_names, weigh
-from kda.problem import DTYPES
 from kda.stages import STAGES
 
+from .options import known, shape_options
 from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version, table
 
 if TYPE_CHECKING:
@@ -40,38 +39,11 @@ DRAWN = (
 BAR = 10                                     # signs of a used-up budget
 
 
-class Lengths(click.ParamType):
-    name = "N,N,..."
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        try:
-            lengths = tuple(int(word) for word in str(value).split(","))
-        except ValueError:
-            lengths = (-1,)
-        if min(lengths) < 0:
-            self.fail(f"{value!r} is not a list of lengths such as 65,0,63", param, ctx)
-        return lengths
-
-
-def known(kind: str, name: str, names: Sequence[str]) -> None:
-    """Usage error for a name that does not exist."""
-    if name not in names:
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0)
-        raise click.UsageError(f"there is no {kind} {name!r}. Did you mean {near[0]!r}? There are {', '.join(names)}.")
-
-
 @click.command()
 @click.option("--backend", metavar="NAME", help="The backend to verify; left out, the one that auto picks.")
 @click.option("--against", metavar="NAME", default="definition", show_default=True,
               help="Compare whole calls with another backend, or with fla, too.")  # fmt: skip
-@click.option("--lengths", type=Lengths(), help="Packed sequences.  [default: 65,0,63]")
-@click.option("--batch", type=click.IntRange(1), help="Rows of a batch, in place of packed sequences.")
-@click.option("--tokens", type=click.IntRange(1), help="Tokens of a row, in place of packed sequences.")
-@click.option("--heads", type=click.IntRange(1), default=2, show_default=True, help="Query/key heads.")
-@click.option("--value-heads", type=click.IntRange(1), help="Value heads, a multiple of --heads.  [default: as many]")
-@click.option("-K", "k", type=click.IntRange(1, 256), default=128, show_default=True, help="Head dim of q and k.")
-@click.option("-V", "v", type=click.IntRange(1), default=128, show_default=True, help="Head dim of v.")
-@click.option("--dtype", type=click.Choice(DTYPES), default="bfloat16", show_default=True)
+@shape_options(heads=2, lengths="Packed sequences.  [default: 65,0,63]")
 @click.option("--gate", type=click.Choice(["given", "softplus", "bounded"]), default="bounded", show_default=True)
 @click.option("--regime", type=click.Choice(["fast", "slow"]), default="slow", show_default=True,
               help="Gates that forget within 16 tokens, or remember for hundreds.")  # fmt: skip

@@ -85,6 +85,25 @@ def test_tensors_on_two_devices_are_named():
         kda.chunk_kda(**x, backend="reference")
 
 
+@pytest.mark.slow
+def test_more_elements_than_an_int32_counts():
+    """The last sequence begins beyond 2^31 elements of every tensor and is what it is alone."""
+    H, D, T, last = 128, 128, 2**17 + 130, 130
+    generator = torch.Generator("cuda").manual_seed(0)
+    q, k, v, g = (torch.randn(1, T, H, D, device="cuda", dtype=torch.bfloat16, generator=generator) for _ in range(4))
+    beta = torch.rand(1, T, H, device="cuda", dtype=torch.bfloat16, generator=generator)
+    tensors = dict(q=q, k=k, v=v, g=g, beta=beta)
+    options = dict(use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, lower_bound=-5.0, batch_invariant=True)
+    options |= dict(output_final_state=True, backend="reference")
+    assert q[:, :-last].numel() == 2**31
+    with torch.no_grad():
+        offsets = torch.tensor([0, T - last, T])
+        o, state = kda.chunk_kda(**tensors, cu_seqlens=offsets, **options)
+        alone = {n: x[:, -last:].clone() for n, x in tensors.items()}
+        expected, expected_state = kda.chunk_kda(**alone, cu_seqlens=torch.tensor([0, last]), **options)
+    assert torch.equal(o[:, -last:], expected) and torch.equal(state[1:], expected_state)
+
+
 def test_autocast_casts_q_k_v_alone():
     x = call(dtype=torch.float32)
     with torch.autocast("cuda", dtype=torch.bfloat16):

@@ -33,15 +33,6 @@ LINE = Line(
 H200 = Machine("NVIDIA H200", "gpu", driver="580.95", clock=1980, highest_clock=1980, copy=4e12)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """The cores are shared with other tests."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def run(*args):
     return CliRunner().invoke(cli, ["bench", *args])
 
@@ -311,8 +302,6 @@ def test_usage_errors_say_what_to_do(args, words):
 
 def test_a_shape_too_large_for_a_cpu_is_refused_with_an_estimate():
     result = run("--shape", "h64-8k")
-    if torch.cuda.is_available():
-        pytest.skip("needs a machine without a GPU")
     assert result.exit_code == 3
     assert "h64-8k (B=1 T=8192 H=64 K=V=128 bf16) would " in result.stdout and "--force" in result.stdout
     assert json.loads(run("--shape", "h64-8k", "--json").stdout)["refused"]
@@ -354,8 +343,6 @@ def test_where_nobody_takes_the_call_the_reasons_are_printed(monkeypatch):
 
 
 def test_a_baseline_that_cannot_run_here_is_refused():
-    if torch.cuda.is_available():
-        pytest.skip("needs a machine without a GPU")
     result = run(*ONE, "--against", "fla")
     assert result.exit_code == 3 and "the baseline fla cannot run here" in result.stdout
 

@@ -142,6 +142,38 @@ def test_intermediate_states_of_a_batch_have_its_rows():
     assert distance(h[:, 0], call.tensors["initial_state"]) < 1e-12
 
 
+@pytest.mark.parametrize("K,V", [(60, 100), (256, 1), (100, 300)])
+def test_head_dims_need_not_be_powers_of_two_or_equal(K, V):
+    call = make([33, 2], K=K, V=V, gate="bounded")
+    o, ht = run(call)
+    exact = definition(call)
+    assert distance(o, exact[0]) < 1e-12 and distance(ht, exact[1]) < 1e-12
+
+
+def test_parameters_of_any_shape_get_gradients_of_that_shape():
+    call = make([33, 2], gate="softplus", HV=4)
+    flat = gradients(call)
+    call.tensors["A_log"] = call.tensors["A_log"].view(1, 1, 4, 1)
+    call.tensors["dt_bias"] = call.tensors["dt_bias"].view(4, 5)
+    call = call.requiring_grad()
+    o, ht = run(call)
+    ((o * call.do).sum() + (ht * call.dht).sum()).backward()
+    for name in ("A_log", "dt_bias"):
+        assert call.tensors[name].grad.shape == call.tensors[name].shape
+        assert distance(call.tensors[name].grad.flatten(), flat[name]) < 1e-11
+
+
+def test_gates_and_betas_may_have_a_dtype_of_their_own():
+    call = make([33, 2], dtype=torch.bfloat16, gate="softplus", beta="sigmoid")
+    call.tensors |= {"g": call.tensors["g"].float(), "beta": call.tensors["beta"].double()}
+    call.tensors |= {"A_log": call.tensors["A_log"].bfloat16(), "dt_bias": call.tensors["dt_bias"].half()}
+    call = call.requiring_grad()
+    o, ht = run(call)
+    assert o.dtype == torch.bfloat16 and distance(ht, definition(call)[1]) < 1e-5
+    ((o * call.do).sum() + (ht * call.dht).sum()).backward()
+    assert all(call.tensors[n].grad.dtype == call.tensors[n].dtype for n in ("g", "beta", "A_log", "dt_bias"))
+
+
 def test_without_output_final_state_there_is_none():
     call = make([5])
     assert kda.chunk_kda(**call.arguments)[1] is None

@@ -8,7 +8,6 @@ import sys
 import time
 
 import pytest
-import torch
 from click.testing import CliRunner
 
 from kda.capability import Capability
@@ -54,15 +53,6 @@ BLACKWELL = Capability(
 )  # fmt: skip
 TRACES = Capability("traces", 20, "made up", archs=("sm100",), stages=("fwd/gate",),
                     provers={"traced": f"{__name__}:prove_traced"})  # fmt: skip
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """The tensors are small, and other tests run beside these."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -23,15 +23,6 @@ LAYOUTS = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """The tensors are small, and other tests run beside these."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def relative(x: torch.Tensor, exact: torch.Tensor) -> float:
     return float((x - exact).norm()) / (float(exact.norm()) or 1.0)
 

@@ -39,15 +39,6 @@ def budget(exact: torch.Tensor, rounded: torch.Tensor, stored: torch.dtype = tor
     return Budget.of(exact, rounded, compute=torch.float32, stored=stored, summed=128)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """The tensors are small, and other tests run beside these."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def random() -> torch.Tensor:
     return torch.randn(4, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

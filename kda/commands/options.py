@@ -1,0 +1,55 @@
+"""What the options of several commands share: types, names that exist, the shape of a problem."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from kda.problem import DTYPES
+
+
+class Lengths(click.ParamType):
+    name = "N,N,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        try:
+            lengths = tuple(int(word) for word in str(value).split(","))
+        except ValueError:
+            lengths = (-1,)
+        if min(lengths) < 0:
+            self.fail(f"{value!r} is not a list of lengths such as 65,0,63", param, ctx)
+        return lengths
+
+
+def known(kind: str, name: str, names: Sequence[str]) -> None:
+    """Usage error for a name that does not exist."""
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0)
+        raise click.UsageError(f"there is no {kind} {name!r}. Did you mean {near[0]!r}? There are {', '.join(names)}.")
+
+
+def shape_options(heads: int, lengths: str, batch: int | None = None) -> Callable[[Callable], Callable]:
+    """--lengths or --batch and --tokens, heads, head dims, dtype."""
+    options = (
+        click.option("--lengths", type=Lengths(), help=lengths),
+        click.option("--batch", type=click.IntRange(1), default=batch, show_default=batch is not None,
+                     help="Rows of a batch, in place of packed sequences."),
+        click.option("--tokens", type=click.IntRange(1), help="Tokens of a row, in place of packed sequences."),
+        click.option("--heads", type=click.IntRange(1), default=heads, show_default=True, help="Query/key heads."),
+        click.option("--value-heads", type=click.IntRange(1),
+                     help="Value heads, a multiple of --heads.  [default: as many]"),
+        click.option("-K", "k", type=click.IntRange(1, 256), default=128, show_default=True,
+                     help="Head dim of q and k."),
+        click.option("-V", "v", type=click.IntRange(1), default=128, show_default=True, help="Head dim of v."),
+        click.option("--dtype", type=click.Choice(DTYPES), default="bfloat16", show_default=True),
+    )  # fmt: skip
+
+    def decorate(command: Callable) -> Callable:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
