@@ -99,7 +99,7 @@ def command(
     target = target_of(arch)
     wanted = LEVELS[level] if level else None
     try:
-        chosen = chosen_backends(target, backend)
+        chosen = chosen_backends(screen, target, backend)
         results, unable = prove_all(screen, chosen, target, wanted, stage, quick)
     except CannotJudge as error:
         return cannot_judge(screen, target, str(error))
@@ -119,25 +119,31 @@ def target_of(arch: str | None) -> Target | None:
         raise click.UsageError(str(error)) from None
 
 
-def chosen_backends(target: Target | None, backend: str | None) -> list[Capability]:
+def chosen_backends(screen: Screen, target: Target | None, backend: str | None) -> list[Capability]:
     every = dispatch.capabilities()
     if target is not None:
         found = [c for c in every if target.name in c.archs]
         if not found:
             raise CannotJudge(f"{target.name} ({target.examples}): no backend has kernels for it yet")
         return found
-    name = backend or auto()
+    name = backend or auto(screen)
     return [c for c in every if c.backend == name]
 
 
-def auto() -> str:
+def auto(screen: Screen) -> str:
+    """What auto picks here; where it picks nothing, the first backend that runs here once it is named."""
     from kda.host import detect
     from kda.verify.doors import here
 
-    choice = dispatch.weigh(Problem(device=here()), detect(here()), dispatch.backend_asked())
-    if choice.backend is None:
-        raise CannotJudge(f"{choice}\n`kda selftest --backend NAME` proves one that auto does not pick")
-    return choice.backend
+    problem, host, asked = Problem(device=here()), detect(here()), dispatch.backend_asked()
+    choice = dispatch.weigh(problem, host, asked)
+    if choice.backend is not None:
+        return choice.backend
+    named = [name for name in dispatch.backend_names() if dispatch.weigh(problem, host, name).backend]
+    if asked != "auto" or not named:
+        raise CannotJudge(str(choice))
+    screen.line(f"auto picks no backend on {host}; this proves {named[0]}, which has to be named there", err=True)
+    return named[0]
 
 
 # ---------------------------------------------------------------------------------------------- proving

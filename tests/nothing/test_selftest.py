@@ -253,3 +253,19 @@ def test_a_proof_of_one_stage_names_its_closest_tensors():
 def test_every_arch_can_be_asked_for():
     for name, target in TARGETS.items():
         assert selftest.target_of(name) == selftest.target_of(target.spelling) == target
+
+
+def test_where_auto_picks_nothing_the_backend_that_can_be_named_is_proven_and_said_so(monkeypatch):
+    from kda.host import Host
+
+    h200 = Host(device="cuda:0", name="NVIDIA H200", cc=(9, 0))
+    monkeypatch.setattr("kda.verify.doors.here", lambda: "cuda:0")
+    monkeypatch.setattr("kda.host.detect", lambda device="cpu": h200)
+    lines = []
+    screen = type("Screen", (), {"line": lambda self, text, err=False: lines.append((text, err))})()
+    assert selftest.auto(screen) == "reference"
+    says = "auto picks no backend on NVIDIA H200 (9.0); this proves reference, which has to be named there"
+    assert lines == [(says, True)]
+    monkeypatch.setenv("KDA_BACKEND", "nobody")
+    with pytest.raises(selftest.CannotJudge):
+        selftest.auto(screen)
