@@ -6,11 +6,10 @@ This process imports neither torch, triton nor cutlass: `probes` asks children, 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 import platform
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -25,6 +24,7 @@ from kda.verify.evidence import Evidence
 
 from . import probes
 from .findings import CHECKS, Finding
+from .options import known
 from .probes import Facts, Probe
 from .render import FINDING, OK, Screen, common_options, kda_version, strip_ansi, table
 
@@ -327,13 +327,6 @@ def listing() -> list[str]:
     return table([*rows, (f"{LIVE}NAME", "a small call of a usable backend agrees with the reference")])
 
 
-def check_names(kind: str, names: Collection[str], known: Sequence[str]) -> None:
-    for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0)
-            raise click.UsageError(f"there is no {kind} {name!r}. Did you mean {near[0]!r}?")
-
-
 def check_problem(text: str | None) -> None:
     try:
         Problem.parse(text or "")
@@ -358,8 +351,10 @@ def command(screen: Screen, checks: tuple[str, ...], verbose: bool, only_list: b
     """
     if only_list:
         return print_list(screen)
-    check_names("check", checks, [*CHECKS, *(LIVE + name for name in backend_names())])
-    check_names("backend", require, backend_names())
+    for name in checks:
+        known("check", name, [*CHECKS, *(LIVE + name for name in backend_names())])
+    for name in require:
+        known("backend", name, backend_names())
     check_problem(problem)
     report = examine(screen, checks, problem, require, strict)
     if screen.json:

@@ -8,7 +8,10 @@ from typing import Any
 
 import click
 
+from kda.compile.target import TARGETS, Target
 from kda.problem import DTYPES
+
+from .render import CANNOT_JUDGE
 
 
 class Lengths(click.ParamType):
@@ -24,9 +27,20 @@ class Lengths(click.ParamType):
         return lengths
 
 
+class NoKernelsYet(click.ClickException):
+    """An arch was asked for, and no backend is built for it: nothing here can be judged."""
+
+    exit_code = CANNOT_JUDGE
+
+    def __init__(self, target: Target):
+        super().__init__(f"{target.name} ({target.examples}): no backend has kernels for it yet")
+
+
 def known(kind: str, name: str, names: Sequence[str]) -> None:
-    """Usage error for a name that does not exist."""
+    """Usage error for a name that does not exist; a backend named like an arch does not exist yet."""
     if name not in names:
+        if kind == "backend" and name in TARGETS:
+            raise NoKernelsYet(TARGETS[name])
         near = difflib.get_close_matches(name, names, n=1, cutoff=0)
         raise click.UsageError(f"there is no {kind} {name!r}. Did you mean {near[0]!r}? There are {', '.join(names)}.")
 
