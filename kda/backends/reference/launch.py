@@ -74,8 +74,8 @@ class _Walk:
         """Rows of tokens as the slab's chunks."""
         return {name: slab.table.chunk(x[slab.tokens].to(self.dtype)) for name, x in rows.items()}
 
-    def inputs(self, slab: Slab, S: Tensor) -> dict[str, Tensor | None]:
-        env = self.chunks(slab, **self.rows) | self.parameters | {"h0": S[slab.sequences]}
+    def inputs(self, slab: Slab, h0: Tensor) -> dict[str, Tensor | None]:
+        env = self.chunks(slab, **self.rows) | self.parameters | {"h0": h0}
         if self.saved is not None:
             env |= self.chunks(slab, **{n: s for n, s in self.saved._asdict().items() if n != "h"})
             env |= {"h": self.saved.h[slab.chunks]}
@@ -93,7 +93,7 @@ def forward(p: Problem, x: Inputs, save: bool = False) -> Outputs:
         saved = Saved(*(S.new_zeros(shape) for shape in shapes))
     want = ("o", "ht", "h", *(Saved._fields if save else ()))
     for slab in walk.slabs:
-        env = run(FORWARD, _setup(p, slab.table), walk.inputs(slab, S), want)
+        env = run(FORWARD, _setup(p, slab.table), walk.inputs(slab, S[slab.sequences]), want)
         S[slab.sequences] = env["ht"]
         o[slab.tokens] = slab.table.unchunk(env["o"]).to(o.dtype)
         if h is not None:
@@ -109,10 +109,11 @@ def forward(p: Problem, x: Inputs, save: bool = False) -> Outputs:
 
 
 def _edges(p: Problem, walk: _Walk, S: Tensor) -> Iterator[Tensor]:
-    """The states entering each slab."""
+    """The states that enter each slab; S, those that enter the first, becomes the final states."""
     for slab in walk.slabs:
-        yield S.clone()
-        S[slab.sequences] = run(FORWARD, _setup(p, slab.table), walk.inputs(slab, S), ("ht",))["ht"]
+        h0 = S[slab.sequences]
+        yield h0
+        S[slab.sequences] = run(FORWARD, _setup(p, slab.table), walk.inputs(slab, h0), ("ht",))["ht"]
 
 
 GRADIENTS = ("dq", "dk", "dv", "dg", "dbeta")
@@ -121,12 +122,12 @@ GRADIENTS = ("dq", "dk", "dv", "dg", "dbeta")
 def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | None = None) -> Grads:
     walk = _Walk(p, x, saved)
     S, dS = _states(p, x.initial_state, x.q), _states(p, dht, x.q)
-    edges = [S] * len(walk.slabs) if saved is not None else list(_edges(p, walk, S))
+    edges = [S[slab.sequences] for slab in walk.slabs] if saved is not None else list(_edges(p, walk, S))
     out = {"d" + name: rows.new_zeros(rows.shape) for name, rows in walk.rows.items()}
     sums = {name: t.new_zeros(()) for name, t in walk.parameters.items() if t is not None}
     do = do.flatten(0, 1)
-    for slab, S in zip(reversed(walk.slabs), reversed(edges)):
-        env = walk.inputs(slab, S) | walk.chunks(slab, do=do) | {"dht": dS[slab.sequences]}
+    for slab, h0 in zip(reversed(walk.slabs), reversed(edges)):
+        env = walk.inputs(slab, h0) | walk.chunks(slab, do=do) | {"dht": dS[slab.sequences]}
         env = run(FORWARD + BACKWARD, _setup(p, slab.table), env, (*GRADIENTS, "dA_log", "ddt_bias", "dh0"))
         dS[slab.sequences] = env["dh0"]
         for name in GRADIENTS:
