@@ -5,9 +5,10 @@ Measured twice, for a small error everywhere and a large one in a single place a
   norm   ||x - exact|| / ||exact||
   peak   max |x - exact| / rms(exact)
 
-A rounding can be lucky, in small tensors above all.  So there are several, one of inputs that were shaken in their last
-bit, which also tells how far the maths itself carries an error; and a budget is never below what is known beforehand:
-half an ulp for each of the sqrt(n) steps that a sum of n terms drifts, and half an ulp of what a result is stored in.
+A rounding can be lucky, in small tensors above all.  So there are several, most of inputs that were shaken in their
+last bit, which also tells how far the maths itself carries an error; and a budget is never below what is known
+beforehand: half an ulp for each of the sqrt(n) steps that a sum of n terms drifts, and half an ulp of what a result is
+stored in.
 The roundings are made on a CPU, whose exp2 is good to an ulp; two ulps are added, for that is what CUDA promises.
 Where float64 itself is judged, the exact result is a rounding too, with a budget of its own.
 """
@@ -38,9 +39,14 @@ class Measure(NamedTuple):
     want: float = math.nan
 
 
-def shaken(x: Tensor) -> Tensor:
-    """An eighth of the elements one ulp larger and an eighth one smaller, always the same."""
-    which = torch.randint(8, x.shape, generator=torch.Generator().manual_seed(x.numel()))
+def shakes(elements: int) -> range:
+    """How often to shake: few elements may all be lucky, many are not."""
+    return range(8 if elements < 8192 else 1)
+
+
+def shaken(x: Tensor, shake: int = 0) -> Tensor:
+    """An eighth of the elements one ulp larger and an eighth one smaller, always the same for one `shake`."""
+    which = torch.randint(8, x.shape, generator=torch.Generator().manual_seed(x.numel() + (shake << 40)))
     eps = torch.finfo(x.dtype).eps
     return torch.where(which == 0, x * (1 + eps), torch.where(which == 1, x * (1 - eps), x))
 

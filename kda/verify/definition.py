@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -11,7 +12,7 @@ from kda.backends.reference.ragged import Ragged
 from kda.backends.reference.recurrent import recurrent
 from kda.stages import BACKWARD, FORWARD
 
-from .budget import Budget, Rounding, shaken
+from .budget import Budget, Rounding, shaken, shakes
 from .cases import Case, state_dtype
 from .literal import chain, l2norm, log_decay, step_size
 
@@ -116,11 +117,12 @@ def summed(case: Case, name: str) -> int:
 def budgets(case: Case, rounding: Rounding, backward: bool = True) -> dict[str, Budget]:
     """Of every result of the call."""
     exact = definition(case, torch.float64, backward)
+    shaking = [functools.partial(shaken, shake=shake) for shake in shakes(case.inputs.g.numel())]
     if rounding.stored:
-        roundings = [_of_stages(case, rounding, backward, given) for given in (as_given, shaken)]
+        roundings = [_of_stages(case, rounding, backward, given) for given in (as_given, *shaking)]
     else:
-        roundings = [definition(case, rounding.compute, backward, given) for given in (as_given, shaken)]
-        roundings.append(_of_stages(case, rounding, backward, as_given))
+        roundings = [definition(case, rounding.compute, backward, given) for given in (as_given, shaking[0])]
+        roundings += [_of_stages(case, rounding, backward, given) for given in (as_given, *shaking[1:])]
     return {
         name: Budget.of(x, *(r[name].to(stored_as(case, name)) for r in roundings),
                         compute=rounding.compute, stored=stored_as(case, name), summed=summed(case, name))

@@ -18,7 +18,7 @@ import torch
 from kda.compile.target import Target
 from kda.stages import BACKWARD, FORWARD, STAGES, Stage
 
-from .budget import Budget, Measure, Rounding, shaken
+from .budget import Budget, Measure, Rounding, shaken, shakes
 from .cases import Case, Spec, make
 from .definition import budgets, summed
 from .doors import Door
@@ -101,7 +101,8 @@ class Oracle:
         self.p, self.layout = case.problem(), case.layout
         self.exact: Tensors = case.stage_tensors(torch.float64)
         self.rounded: Tensors = case.stage_tensors(rounding.compute)
-        self.shaken = shaken_all(self.rounded)
+        self.shakes = shakes(case.inputs.g.numel())
+        self.shaken = [shaken_all(self.rounded, shake) for shake in self.shakes]
 
     def reach(self, stage: Stage) -> None:
         """Make what the stage reads."""
@@ -114,7 +115,8 @@ class Oracle:
     def advance(self, stage: Stage) -> None:
         self.exact |= run_stage(stage.name, self.p, self.layout, self.exact, torch.float64)
         self.rounded |= self._rounded(stage, self.rounded)
-        self.shaken |= self._rounded(stage, self.shaken)
+        for tensors in self.shaken:
+            tensors |= self._rounded(stage, tensors)
 
     def _rounded(self, stage: Stage, read: Tensors) -> Tensors:
         written = run_stage(stage.name, self.p, self.layout, read, self.rounding.compute)
@@ -127,10 +129,11 @@ class Oracle:
 
     def budgets_alone(self, stage: Stage, fed: Tensors) -> dict[str, Budget]:
         exact = run_stage(stage.name, self.p, self.layout, fed, torch.float64)
-        return self._budgets(exact, self._rounded(stage, fed), self._rounded(stage, shaken_all(fed)))
+        shaken = [self._rounded(stage, shaken_all(fed, shake)) for shake in self.shakes]
+        return self._budgets(exact, self._rounded(stage, fed), *shaken)
 
     def budgets_chained(self, stage: Stage) -> dict[str, Budget]:
-        return self._budgets({n: self.exact[n] for n in stage.writes}, self.rounded, self.shaken)
+        return self._budgets({n: self.exact[n] for n in stage.writes}, self.rounded, *self.shaken)
 
     def _budgets(self, exact: Tensors, *roundings: Tensors) -> dict[str, Budget]:
         return {
@@ -140,8 +143,8 @@ class Oracle:
         }  # fmt: skip
 
 
-def shaken_all(tensors: Tensors) -> Tensors:
-    return {n: None if x is None else shaken(x) for n, x in tensors.items()}
+def shaken_all(tensors: Tensors, shake: int) -> Tensors:
+    return {n: None if x is None else shaken(x, shake) for n, x in tensors.items()}
 
 
 def judge(stage: str, name: str, budget: Budget, x: Tensor | None, case: Case, whole: bool = False) -> Row:
