@@ -21,7 +21,7 @@ import torch
 
 from . import autograd
 from .bundles import Grads, Outputs, Saved, saved_shapes
-from .checks import CALLER, GATE, KIND, VALUES, Call, GateCall, check, problem_of, records_gradients
+from .checks import CALLER, GATE, KIND, WRITTEN_STATE, Call, GateCall, check, problem_of, records_gradients
 from .dispatch import Choice, backend_asked, check_backend_name, weigh
 from .errors import InputError, InputTypeError, KdaError
 from .host import detect
@@ -204,8 +204,11 @@ def fused_recurrent_kda(
     )  # fmt: skip
     settings = [getattr(options, name) for name in autograd.RECURRENT_OPTIONS]
     call = Call("fused_recurrent_kda", inputs, options, out=out)
-    if (out is not None or inplace_final_state) and not torch.compiler.is_compiling():
-        check(call, (*CALLER, *KIND, *VALUES))
+    if not torch.compiler.is_compiling():
+        if options.inplace_final_state:
+            _operate(check, call, call, (WRITTEN_STATE,))
+        if out is not None:                                                   # the operator does not see it
+            _operate(problem_of, call, call)
     if options.inplace_final_state:
         o, final_state = _operate(torch.ops.kda.recurrent_, call, *inputs, *settings), initial_state
     else:
@@ -271,7 +274,7 @@ def _check_saved(call: Call, saved: Any) -> None:
 
 
 def _operate(operator: Any, call: Call, *arguments: Any) -> Any:
-    """Call a registered operator; if it refuses what it was given, say which argument is of the wrong type."""
+    """Call an operator or a check; if it breaks on what it was given, say which argument is of the wrong type."""
     if torch.compiler.is_compiling():
         return operator(*arguments)
     try:

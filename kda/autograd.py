@@ -22,9 +22,9 @@ import torch
 
 from .backends.reference import gates
 from .bundles import Grads, Outputs, Saved, saved_shapes
-from .checks import KIND, Call, check, problem_of
+from .checks import INTERMEDIATE_STATES, KIND, Call, check, problem_of, refuse, wide_dtype
 from .dispatch import backend_asked, choose, launcher
-from .errors import InputError, KdaError
+from .errors import KdaError
 from .problem import Inputs, Options, Problem
 
 Tensor = torch.Tensor
@@ -71,10 +71,6 @@ def _or_none(x: Tensor | None) -> Tensor | None:
     return None if x is None or x.dim() == 1 else x
 
 
-def state_dtype(q: Tensor) -> torch.dtype:
-    return torch.float64 if q.dtype == torch.float64 else torch.float32
-
-
 # chunk_forward
 
 
@@ -99,7 +95,7 @@ def _chunk_forward_fake(*args):
     check(c, KIND)
     q, o = c.inputs.q, c.options
     packed = c.inputs.cu_seqlens is not None
-    ht = q.new_empty(c.states, dtype=state_dtype(q)) if o.output_final_state else q.new_empty(0)
+    ht = q.new_empty(c.states, dtype=wide_dtype(q.dtype)) if o.output_final_state else q.new_empty(0)
     h = q.new_empty(0)
     if o.return_intermediate_states:
         chunks = torch.library.get_ctx().new_dynamic_size() if packed else (c.T + o.chunk_size - 1) // o.chunk_size
@@ -107,7 +103,7 @@ def _chunk_forward_fake(*args):
     saved = []
     if save:
         shapes = saved_shapes(c.B, c.T, c.N, c.HV, c.K, c.V, o.chunk_size, packed)
-        saved = [q.new_empty(shape, dtype=state_dtype(q)) for shape in shapes]
+        saved = [q.new_empty(shape, dtype=wide_dtype(q.dtype)) for shape in shapes]
     return q.new_empty(c.B, c.T, c.HV, c.V), ht, h, saved
 
 
@@ -115,9 +111,7 @@ def _chunk_setup(ctx, inputs, output):
     *args, _ = inputs
     options = Options(**dict(zip(OPTIONS, args[len(INPUTS):])))
     if options.return_intermediate_states:
-        raise InputError("chunk_kda", "return_intermediate_states", "used under torch.no_grad()", "gradients recorded",
-                         "No gradient flows through the intermediate states.",
-                         "return_intermediate_states.grad")  # fmt: skip
+        refuse(Call("chunk_kda", Inputs(*args[: len(INPUTS)]), options), INTERMEDIATE_STATES, "gradients recorded")
     saved = output[3]
     ctx.options = options._replace(backend=backend_asked(options.backend))   # a backward may run in another thread
     ctx.mark_non_differentiable(*saved)
@@ -186,7 +180,7 @@ def _recurrent_fake(*args):
     c = _recurrent_call(args, inplace=False)
     check(c, KIND)
     q = c.inputs.q
-    ht = q.new_empty(c.states, dtype=state_dtype(q)) if c.options.output_final_state else q.new_empty(0)
+    ht = q.new_empty(c.states, dtype=wide_dtype(q.dtype)) if c.options.output_final_state else q.new_empty(0)
     return q.new_empty(c.B, c.T, c.HV, c.V), ht
 
 
@@ -196,14 +190,12 @@ def _recurrent_fake_(*args):
     return c.inputs.q.new_empty(c.B, c.T, c.HV, c.V)
 
 
-
-
 # gate
 
 
 def _gate_tensors(g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None):
     """In float32 (float64 for float64), shaped to broadcast against g (.., HV, K)."""
-    dtype = state_dtype(g)
+    dtype = wide_dtype(g.dtype)
     return (
         g.to(dtype),
         None if A_log is None else A_log.to(dtype).reshape(g.shape[-2], 1),

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -73,8 +73,12 @@ def check(call: Any, rows: Iterable[Check]) -> None:
     for row in rows:
         found = row.found(call)
         if found is not None:
-            asked = row.asked if isinstance(row.asked, str) else row.asked(call)
-            raise row.error(call.op, row.argument, asked, found, row.fix, row.id)
+            refuse(call, row, found)
+
+
+def refuse(call: Any, row: Check, found: str) -> NoReturn:
+    asked = row.asked if isinstance(row.asked, str) else row.asked(call)
+    raise row.error(call.op, row.argument, asked, found, row.fix, row.id)
 
 
 # what rows are made of
@@ -94,6 +98,11 @@ def is_index(dtype: torch.dtype) -> bool:
 
 def is_float(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype.itemsize >= 2
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Of states, sums and the gate: float32, and float64 beside float64."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def on_cpu(x: Any) -> bool:
@@ -211,21 +220,25 @@ def _recording_state(c: Call) -> str | None:
                  "requires_grad=True")  # fmt: skip
 
 
+# These two see whether autograd records.
+INTERMEDIATE_STATES = Check(
+    "return_intermediate_states.grad", "return_intermediate_states", "used under torch.no_grad()",
+    lambda c: _when(c.options.return_intermediate_states and records_gradients(c.inputs), "gradients recorded"),
+    "No gradient flows through the intermediate states.",
+)  # fmt: skip
+WRITTEN_STATE = Check(
+    "inplace_final_state.grad", "initial_state", "without gradients to be written in place", _recording_state,
+    "Use torch.no_grad(), or inplace_final_state=False.",
+)  # fmt: skip
+
 CALLER: tuple[Check, ...] = (
     *(_type_row(name, needed=name in REQUIRED) for name in ARGUMENTS),
     _option_row("scale", "a number or None", int, float),
     _option_row("lower_bound", "a number or None", int, float, type(None)),
     _option_row("chunk_size", "an int", int),
     _option_row("backend", "a str or None", str, type(None)),
-    Check(
-        "return_intermediate_states.grad", "return_intermediate_states", "used under torch.no_grad()",
-        lambda c: _when(c.options.return_intermediate_states and records_gradients(c.inputs), "gradients recorded"),
-        "No gradient flows through the intermediate states.",
-    ),
-    Check(
-        "inplace_final_state.grad", "initial_state", "without gradients to be written in place", _recording_state,
-        "Use torch.no_grad(), or inplace_final_state=False.",
-    ),
+    INTERMEDIATE_STATES,
+    WRITTEN_STATE,
 )  # fmt: skip
 
 

@@ -33,7 +33,11 @@ class NoKernelsYet(click.ClickException):
     exit_code = CANNOT_JUDGE
 
     def __init__(self, target: Target):
-        super().__init__(f"{target.name} ({target.examples}): no backend has kernels for it yet")
+        super().__init__(no_kernels(target))
+
+
+def no_kernels(target: Target) -> str:
+    return f"{target.name} ({target.examples}): no backend has kernels for it yet"
 
 
 def known(kind: str, name: str, names: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from kda.compile.target import Target, parse
 from kda.problem import Problem
 from kda.verify.evidence import Evidence, Proof
 
-from .options import known
+from .options import known, no_kernels
 from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version, table
 from .verify import finite
 
@@ -124,7 +124,7 @@ def chosen_backends(screen: Screen, target: Target | None, backend: str | None) 
     if target is not None:
         found = [c for c in every if target.name in c.archs]
         if not found:
-            raise CannotJudge(f"{target.name} ({target.examples}): no backend has kernels for it yet")
+            raise CannotJudge(no_kernels(target))
         return found
     name = backend or auto(screen)
     return [c for c in every if c.backend == name]

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from kda.checks import wide_dtype
 from kda.problem import Inputs, Problem
 
 from .layout import Layout
@@ -127,15 +128,10 @@ class Case:
         }
 
 
-def state_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Of states, of sums and of the gate's parameters."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 def make(spec: Spec, device: str = "cpu") -> Case:
     random = torch.Generator().manual_seed(spec.seed)
     (B, T), HV, dtype = spec.shape, spec.heads, getattr(torch, spec.dtype)
-    exact = state_dtype(dtype)
+    exact = wide_dtype(dtype)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=random, dtype=torch.float64)

@@ -10,10 +10,11 @@ from torch.utils.checkpoint import checkpoint
 
 from kda.backends.reference.ragged import Ragged
 from kda.backends.reference.recurrent import recurrent
+from kda.checks import wide_dtype
 from kda.stages import BACKWARD, FORWARD
 
 from .budget import Budget, Rounding, shaken, shakes
-from .cases import Case, state_dtype
+from .cases import Case
 from .literal import chain, l2norm, log_decay, step_size
 
 Tensor = torch.Tensor
@@ -104,7 +105,7 @@ def from_stages(case: Case, env: dict[str, Tensor | None]) -> dict[str, Tensor]:
 def stored_as(case: Case, name: str) -> torch.dtype:
     """The dtype of a result."""
     if name == "ht":
-        return state_dtype(case.inputs.q.dtype)
+        return wide_dtype(case.inputs.q.dtype)
     return case.inputs.q.dtype if name == "o" else getattr(case.inputs, GRADIENTS[name]).dtype
 
 

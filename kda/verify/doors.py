@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 import torch
 
 import kda
+from kda.checks import wide_dtype
 from kda.dispatch import capabilities, launcher, weigh
 from kda.host import detect
 from kda.problem import Problem
 
 from .budget import Rounding
-from .cases import Case, state_dtype
+from .cases import Case
 from .definition import GRADIENTS
 
 Tensor = torch.Tensor
@@ -48,7 +49,7 @@ class Door:
         return dict(weigh(problem, detect(self.device), self.name).tried)[self.name]
 
     def rounding(self, case: Case) -> Rounding:
-        return Rounding(state_dtype(case.inputs.q.dtype), getattr(launcher(self.name), "ROUNDED_TO", {}))
+        return Rounding(wide_dtype(case.inputs.q.dtype), getattr(launcher(self.name), "ROUNDED_TO", {}))
 
     def sees(self, case: Case) -> Case:
         """The inputs as they reach the backend."""
@@ -101,7 +102,7 @@ class Fla(Door):
         return ()
 
     def rounding(self, case: Case) -> Rounding:
-        return Rounding(state_dtype(case.inputs.q.dtype), ROUNDS_EVERY_OPERAND)
+        return Rounding(wide_dtype(case.inputs.q.dtype), ROUNDS_EVERY_OPERAND)
 
     def chunk_kda(self, **keywords):
         from fla.ops.kda import chunk_kda

@@ -8,10 +8,11 @@ from typing import NamedTuple
 import torch
 
 import kda
+from kda.checks import wide_dtype
 from kda.problem import Problem
 
 from .budget import Budget
-from .cases import Case, Spec, make, state_dtype
+from .cases import Case, Spec, make
 from .definition import definition, stored_as, summed
 from .doors import Door
 from .parity import Row, judge, whole_call
@@ -89,7 +90,7 @@ def decode(door: Door, case: Case) -> list[Row]:
     """A row of the batch for every user, whose state lies in a slot of a pool and is written back there."""
     p, spec = case.problem(), case.spec
     slots = torch.arange(spec.B).flip(0) + 1                                  # slots 0 and B + 1 are nobody's
-    pool = torch.full((spec.B + 2, p.HV, p.K, p.V), 7.0, dtype=state_dtype(case.inputs.q.dtype))
+    pool = torch.full((spec.B + 2, p.HV, p.K, p.V), 7.0, dtype=wide_dtype(case.inputs.q.dtype))
     pool[slots] = case.inputs.initial_state
     keywords = {
         n: x for n, x in case.keywords.items() if n not in ("initial_state", "chunk_size", "output_final_state")
@@ -100,7 +101,7 @@ def decode(door: Door, case: Case) -> list[Row]:
     pool = pool.cpu()
     found = {"o": o.cpu(), "ht": pool[slots]}
     exact, rounded = (
-        definition(case, dtype, backward=False) for dtype in (torch.float64, state_dtype(case.inputs.q.dtype))
+        definition(case, dtype, backward=False) for dtype in (torch.float64, wide_dtype(case.inputs.q.dtype))
     )
     rows = [judge("decode", n, _budget(case, n, exact, rounded), found[n], case, whole=True) for n in ("o", "ht")]
     untouched = Budget(torch.full_like(pool[[0, -1]], 7.0).double(), 0.0, 0.0)
@@ -109,5 +110,5 @@ def decode(door: Door, case: Case) -> list[Row]:
 
 def _budget(case: Case, name: str, exact: dict[str, Tensor], rounded: dict[str, Tensor]) -> Budget:
     stored = stored_as(case, name)
-    return Budget.of(exact[name], rounded[name].to(stored), compute=state_dtype(case.inputs.q.dtype), stored=stored,
+    return Budget.of(exact[name], rounded[name].to(stored), compute=wide_dtype(case.inputs.q.dtype), stored=stored,
                      summed=summed(case, name))  # fmt: skip

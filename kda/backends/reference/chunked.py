@@ -43,9 +43,14 @@ def run(
             needed.append(stage)
             missing = (missing - set(stage.writes)) | (set(stage.reads) - set(tensors))
     for stage in reversed(needed):
-        outputs = globals()[stage.function](setup, **{name: env[name] for name in stage.reads})
-        env |= {name: x for name, x in zip(stage.writes, outputs) if name not in tensors}
+        env |= {name: x for name, x in run_stage(stage, setup, env).items() if name not in tensors}
     return env
+
+
+def run_stage(stage: Stage, setup: Setup, tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
+    """What one stage writes."""
+    outputs = globals()[stage.function](setup, **{name: tensors[name] for name in stage.reads})
+    return dict(zip(stage.writes, outputs))
 
 
 def _masked(x: Tensor, setup: Setup) -> Tensor:
@@ -131,7 +136,7 @@ def wy_bwd(
     Q = A_inv.mT @ -(dv_new @ h.mT)                                           # gradient of b kn 2^gc
     QE = Q * E
     dqn_local = (do @ h.mT).mul_(E).mul_(c.scale)
-    R = (v_new @ dh.mT).mul_(E_after)                          # gradient of kn through kg
+    R = (v_new @ dh.mT).mul_(E_after)                                         # gradient of kn through kg
     db_local = (P * v).sum(-1, keepdim=True) + (QE * kn).sum(-1, keepdim=True)
     bQE = QE * b
     dA_kk = (P @ u.mT).add_(Q @ w.mT).tril_(-1).neg_()

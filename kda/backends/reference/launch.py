@@ -12,22 +12,18 @@ from collections.abc import Iterator
 import torch
 
 from kda.bundles import Grads, Outputs, Saved, saved_shapes
-from kda.checks import offsets_after_waiting
+from kda.checks import offsets_after_waiting, wide_dtype
 from kda.problem import Inputs, Problem
 from kda.stages import BACKWARD, FORWARD, STAGES
 
-from . import chunked, gates
-from .chunked import Setup, run
+from . import gates
+from .chunked import Setup, run, run_stage
 from .ragged import Ragged, Slab, ragged
 from .recurrent import steps
 
 Tensor = torch.Tensor
 
 SLAB_ELEMENTS = 1 << 18                      # of one tensor of a slab: 1 MiB of float32
-
-
-def compute_dtype(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def _table(p: Problem, x: Inputs, C: int) -> Ragged:
@@ -37,8 +33,8 @@ def _table(p: Problem, x: Inputs, C: int) -> Ragged:
 def _states(p: Problem, x: Tensor | None, like: Tensor) -> Tensor:
     """(N, HV, K, V) in the compute dtype, a copy; zeros for None."""
     if x is None:
-        return like.new_zeros(p.N, p.HV, p.K, p.V, dtype=compute_dtype(like))
-    return (x.mT if p.state_v_first else x).to(compute_dtype(like), copy=True).contiguous()
+        return like.new_zeros(p.N, p.HV, p.K, p.V, dtype=wide_dtype(like.dtype))
+    return (x.mT if p.state_v_first else x).to(wide_dtype(like.dtype), copy=True).contiguous()
 
 
 def _states_out(p: Problem, x: Tensor) -> Tensor:
@@ -61,12 +57,11 @@ class _Walk:
     """One call's tensors, slab by slab."""
 
     def __init__(self, p: Problem, x: Inputs, saved: Saved | None = None):
-        self.p, self.saved, self.dtype = p, saved, compute_dtype(x.q)
+        self.p, self.saved, self.dtype = p, saved, wide_dtype(x.q.dtype)
         self.table = _table(p, x, p.C)
         self.rows = {name: getattr(x, name).flatten(0, 1) for name in ("q", "k", "v", "g", "beta")}
         self.rows["beta"] = self.rows["beta"].unsqueeze(-1)
         self.parameters = _parameters(p, x, self.dtype)
-
         chunks = max(1, SLAB_ELEMENTS // (p.C * p.HV * max(p.C, p.K, p.V)))
         self.slabs: list[Slab] = list(self.table.slabs(chunks, apart=p.batch_invariant))
 
@@ -116,7 +111,7 @@ def _edges(p: Problem, walk: _Walk, S: Tensor) -> Iterator[Tensor]:
         S[slab.sequences] = run(FORWARD, _setup(p, slab.table), walk.inputs(slab, h0), ("ht",))["ht"]
 
 
-GRADIENTS = ("dq", "dk", "dv", "dg", "dbeta")
+GRADIENTS = Grads._fields[:5]                # those with a row a token
 
 
 def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | None = None) -> Grads:
@@ -124,7 +119,7 @@ def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved
     S, dS = _states(p, x.initial_state, x.q), _states(p, dht, x.q)
     edges = [S[slab.sequences] for slab in walk.slabs] if saved is not None else list(_edges(p, walk, S))
     out = {"d" + name: rows.new_zeros(rows.shape) for name, rows in walk.rows.items()}
-    sums = {name: t.new_zeros(()) for name, t in walk.parameters.items() if t is not None}
+    sums = {name: t.new_zeros(t.numel()) for name, t in walk.parameters.items() if t is not None}
     do = do.flatten(0, 1)
     for slab, h0 in zip(reversed(walk.slabs), reversed(edges)):
         env = walk.inputs(slab, h0) | walk.chunks(slab, do=do) | {"dht": dS[slab.sequences]}
@@ -133,14 +128,10 @@ def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved
         for name in GRADIENTS:
             out[name][slab.tokens] = slab.table.unchunk(env[name]).to(out[name].dtype)
         for name in sums:
-            sums[name] = sums[name] + env["d" + name]
-
-    def like(tensor: Tensor | None, gradient: Tensor) -> Tensor | None:
-        return None if tensor is None else gradient.expand(tensor.numel()).reshape(tensor.shape).to(tensor.dtype)
-
+            sums[name] += env["d" + name].flatten()
     dq, dk, dv, dg, dbeta = (out[n].view(t.shape) for n, t in zip(GRADIENTS, (x.q, x.k, x.v, x.g, x.beta)))
-    dA_log = like(x.A_log, sums["A_log"].flatten()) if "A_log" in sums else None
-    ddt_bias = like(x.dt_bias, sums["dt_bias"].flatten()) if "dt_bias" in sums else None
+    parameters = {"A_log": x.A_log, "dt_bias": x.dt_bias}.items()
+    dA_log, ddt_bias = (None if t is None else sums[name].view(t.shape).to(t.dtype) for name, t in parameters)
     dh0 = None if x.initial_state is None else _states_out(p, dS).to(x.initial_state.dtype)
     return Grads(dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dh0)
 
@@ -149,10 +140,8 @@ def stage(
     name: str, p: Problem, offsets: list[int] | None, tensors: dict[str, Tensor | None]
 ) -> dict[str, Tensor | None]:
     """One stage of kda.stages alone, on tensors as they lie in chunks (see chunked.py); `offsets` is cu_seqlens."""
-    spec = STAGES[name]
     table = ragged((p.B, p.T), offsets, p.C, next(x.device for x in tensors.values() if x is not None))
-    outputs = getattr(chunked, spec.function)(_setup(p, table), **{n: tensors[n] for n in spec.reads})
-    return dict(zip(spec.writes, outputs))
+    return run_stage(STAGES[name], _setup(p, table), tensors)
 
 
 def recurrent(p: Problem, x: Inputs) -> tuple[Tensor, Tensor | None]:
@@ -169,12 +158,12 @@ def recurrent(p: Problem, x: Inputs) -> tuple[Tensor, Tensor | None]:
         S = _states(p, x.initial_state[first.clamp(min=0)], x.q)
         S[first < 0] = 0
         lengths = [0 if slot < 0 else n for n, slot in zip(lengths, first.tolist())]
-    o = torch.zeros(p.B * p.T, p.HV, p.V, dtype=x.q.dtype, device=x.q.device)
+    o, tokens = torch.zeros(p.B * p.T, p.HV, p.V, dtype=x.q.dtype, device=x.q.device), _tokens(p, x)
     groups = [slice(n, n + 1) for n in range(p.N)] if p.batch_invariant else [slice(0, p.N)]
     for group in groups:                                                      # sequences that are walked together
         table = Ragged(starts[group], lengths[group], p.B * p.T, 1, x.q.device)
         states = S[group]
-        for i, (sequences, rows, o_i, s) in enumerate(steps(*_tokens(p, x, table), states, p.scale, table)):
+        for i, (sequences, rows, o_i, s) in enumerate(steps(*_rows(p, x, tokens, table), states, p.scale, table)):
             o[table.rows[rows]] = o_i.squeeze(-2).to(o.dtype)
             if p.slots_per_token and p.inplace:
                 _store(p, x.initial_state, slots[group][sequences, i], s)
@@ -189,16 +178,21 @@ def recurrent(p: Problem, x: Inputs) -> tuple[Tensor, Tensor | None]:
     return o, None
 
 
-def _tokens(p: Problem, x: Inputs, table: Ragged) -> tuple[Tensor, ...]:
-    """q, k, v, decay, b of every token, (tokens, HV, 1, D), after l2norm, gate and beta's sigmoid."""
-    dtype, groups = compute_dtype(x.q), p.HV // p.H
-    q, k, v, g = (table.chunk(t.flatten(0, 1).to(dtype)) for t in (x.q, x.k, x.v, x.g))
-    b = table.chunk((x.beta if p.beta_per_value else x.beta.unsqueeze(-1)).flatten(0, 1).to(dtype))
+def _tokens(p: Problem, x: Inputs) -> tuple[Tensor, ...]:
+    """q, k, v, g, beta as (tokens, heads, D) in the compute dtype."""
+    beta = x.beta if p.beta_per_value else x.beta.unsqueeze(-1)
+    return tuple(t.flatten(0, 1).to(wide_dtype(x.q.dtype)) for t in (x.q, x.k, x.v, x.g, beta))
+
+
+def _rows(p: Problem, x: Inputs, tokens: tuple[Tensor, ...], table: Ragged) -> tuple[Tensor, ...]:
+    """q, k, v, decay, b of the table's tokens, (rows, HV, 1, D), after l2norm, gate and beta's sigmoid."""
+    q, k, v, g, beta = map(table.chunk, tokens)
+    groups = p.HV // p.H
     if p.qk_l2norm:
         q, k = gates.l2norm(q)[0], gates.l2norm(k)[0]
     if p.gate != "given":
-        g = gates.decay(g, *_parameters(p, x, dtype).values(), p.lower_bound if p.gate == "bounded" else None)
-    return q.repeat_interleave(groups, 1), k.repeat_interleave(groups, 1), v, g, gates.beta_activation(b, p.beta)
+        g = gates.decay(g, *_parameters(p, x, g.dtype).values(), p.lower_bound if p.gate == "bounded" else None)
+    return q.repeat_interleave(groups, 1), k.repeat_interleave(groups, 1), v, g, gates.beta_activation(beta, p.beta)
 
 
 def _first_slots(p: Problem, x: Inputs) -> Tensor | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -20,8 +21,7 @@ class Ragged:
         self.starts, self.lengths, self.tokens, self.C, self.device = starts, lengths, tokens, C, device
         self.N = len(lengths)
         self.counts = [-(-n // C) for n in lengths]                           # chunks of each sequence
-        self.first = [sum(self.counts[:n]) for n in range(self.N)]            # its first chunk
-        self.NC = sum(self.counts)
+        *self.first, self.NC = itertools.accumulate(self.counts, initial=0)   # its first chunk; chunks in all
         # Every row of every chunk is a token, in order: chunking is then a view.
         self.dense = self.NC * C == tokens == sum(lengths)
 
