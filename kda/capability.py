@@ -32,7 +32,7 @@ class Capability:
     auto_rules: tuple[Rule, ...] = ()        # asked only when the backend was not named by the caller
     archs: tuple[str, ...] = ()              # targets its kernels are built for; empty: no compiled kernels
     stages: tuple[str, ...] = ()             # stages that its launch module can run alone, "fwd/gate" ... "bwd/gate"
-    # evidence word -> "module:function", called as function(stage, target) -> verify.evidence.Proof
+    # evidence word -> "module:function", called as function(backend, stage, target) -> verify.evidence.Proof
     provers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def rejections(self, p: Problem, h: Host, named: bool = False) -> list[str]:

@@ -213,7 +213,7 @@ def prove(
             result.stages.append(line)
             for level in levels:
                 tell(f"{c.backend}: {name}, {level.word}")
-                line.proofs[level] = proof(c.provers, level, name, target)
+                line.proofs[level] = proof(c, level, name, target)
                 if not line.passed:
                     break
         if executes and not stage:
@@ -222,14 +222,14 @@ def prove(
     return result
 
 
-def proof(provers: Any, level: Evidence, stage: str, target: Target | None) -> Proof:
+def proof(c: Capability, level: Evidence, stage: str, target: Target | None) -> Proof:
     """What the prover found; a prover that breaks is a proof that failed."""
-    place = next(place for word, place in provers.items() if Evidence.of(word) is level)
+    place = next(place for word, place in c.provers.items() if Evidence.of(word) is level)
     module, _, function = place.partition(":")
     try:
-        return getattr(importlib.import_module(module), function)(stage, target)
+        return getattr(importlib.import_module(module), function)(c.backend, stage, target)
     except Exception as error:
-        return Proof(False, "CRASH", (f"{place}({stage!r}): {type(error).__name__}: {error}",))
+        return Proof(False, "CRASH", (f"{place}({c.backend!r}, {stage!r}): {type(error).__name__}: {error}",))
 
 
 def tried(backend: str, quick: bool, tell):

@@ -353,8 +353,8 @@ def _oracle(spec: Spec, backend: str) -> Oracle:
     return Oracle(case, Door(backend).rounding(case))
 
 
-def prove_executed(stage: str, target: Target | None, backend: str = "reference") -> Proof:
-    """The stage on this machine, fed by the oracle."""
+def prove_executed(backend: str, stage: str, target: Target | None) -> Proof:
+    """A backend's stage on this machine, fed by the oracle."""
     oracles = [_oracle(spec, backend) for spec in PROOFS]
     rows = [row for oracle in oracles for row in alone(Door(backend), oracle.case, STAGES[stage], oracle)]
     used: dict[str, float] = {}

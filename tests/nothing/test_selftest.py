@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -33,7 +34,8 @@ def prover(level: Evidence):
     says = {Evidence.TRACED: "1.0 s", Evidence.ASSEMBLED: "64 regs, 0 spill", Evidence.PROTOCOL_CHECKED: "412 states",
             Evidence.SIMULATED: "o 0.31", Evidence.EXECUTED: "o 0.30"}  # fmt: skip
 
-    def prove(stage, target):
+    def prove(backend, stage, target):
+        assert backend in ("blackwell", "traces")
         asked.append((level, stage, target and target.name))
         if level is Evidence.PROTOCOL_CHECKED and stage == "fwd/state":
             return Proof(False, "stuck", DEADLOCK)
@@ -246,7 +248,7 @@ def test_decoding_that_writes_a_slot_of_nobody_is_noticed(monkeypatch):
 
 
 def test_a_proof_of_one_stage_names_its_closest_tensors():
-    found = parity.prove_executed("fwd/intra", None)
+    found = parity.prove_executed("reference", "fwd/intra", None)
     assert found.passed and found.says.startswith("A_") and not found.details
 
 
@@ -269,3 +271,14 @@ def test_where_auto_picks_nothing_the_backend_that_can_be_named_is_proven_and_sa
     monkeypatch.setenv("KDA_BACKEND", "nobody")
     with pytest.raises(selftest.CannotJudge):
         selftest.auto(screen)
+
+
+def test_a_prover_is_told_whose_stage_it_proves(monkeypatch):
+    """A backend that declares the common prover must not be proven by the reference's stages."""
+    reference = capabilities()[-1]
+    twin = dataclasses.replace(reference, backend="twin", rank=1)
+    monkeypatch.setattr("kda.dispatch.capabilities", lambda: (twin, reference))
+    asked = []
+    monkeypatch.setattr(parity, "prove_executed", lambda *args: asked.append(args) or Proof(True, "right"))
+    assert selftest.proof(twin, Evidence.EXECUTED, "fwd/intra", None).passed
+    assert asked == [("twin", "fwd/intra", None)]
