@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from .capability import Capability
 from .errors import InputError, NoBackendError
-from .host import Host, detect
+from .host import Host, detect, stand_in
 from .problem import Problem
 
 _named_by_context: contextvars.ContextVar[str | None] = contextvars.ContextVar("kda_backend", default=None)
@@ -100,13 +100,14 @@ def weigh(problem: Problem, host: Host, asked: str = "auto") -> Choice:
     return Choice(problem, host, asked, winner, tuple(tried))
 
 
-_decided: dict[tuple[Problem, str], Choice] = {}
+_decided: dict[tuple[Problem, str, Host | None], Choice] = {}
 
 
 def choose(problem: Problem, asked: str = "auto") -> Choice:
     """The decision for one call on this machine, cached; raises NoBackendError when nobody takes it."""
+    call = problem, asked, stand_in()
     try:
-        return _decided[problem, asked]
+        return _decided[call]
     except KeyError:
         pass
     check_backend_name(asked, "backend")
@@ -115,7 +116,7 @@ def choose(problem: Problem, asked: str = "auto") -> Choice:
         raise NoBackendError(choice)
     if len(_decided) >= 4096:
         _decided.clear()
-    _decided[problem, asked] = choice
+    _decided[call] = choice
     return choice
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 import importlib.metadata
 import platform
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 PACKAGES = ("torch", "triton", "nvidia-cutlass-dsl", "cuda-python", "apache-tvm-ffi")
@@ -20,6 +23,7 @@ class Host:
     memory: int = 0                              # bytes of device memory
     system: tuple[str, str] = ("", "")           # ("Linux", "x86_64")
     versions: tuple[tuple[str, str], ...] = ()   # installed packages only
+    simulated: bool = False                      # a GPU that kda.simulator stands in for, with tensors of the CPU
 
     def version(self, package: str) -> str | None:
         return dict(self.versions).get(package)
@@ -29,7 +33,7 @@ class Host:
 
     @property
     def is_gpu(self) -> bool:
-        return self.device.startswith("cuda")
+        return self.device.startswith("cuda") or self.simulated
 
     def __str__(self) -> str:
         if self.cc is None:
@@ -48,9 +52,30 @@ def installed_versions() -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-@functools.cache
+_standing_in: contextvars.ContextVar[Host | None] = contextvars.ContextVar("kda_host", default=None)
+
+
+@contextlib.contextmanager
+def standing_in(host: Host) -> Iterator[None]:
+    """Inside the `with`, in this thread or task, CPU tensors are looked at as if they lay on this host's GPU."""
+    token = _standing_in.set(host)
+    try:
+        yield
+    finally:
+        _standing_in.reset(token)
+
+
+def stand_in() -> Host | None:
+    return _standing_in.get()
+
+
 def detect(device: str = "cpu") -> Host:
     """The host as seen from one device of torch."""
+    return _standing_in.get() or _asked(device)
+
+
+@functools.cache
+def _asked(device: str) -> Host:
     system = (platform.system(), platform.machine())
     if not device.startswith("cuda"):
         return Host(device=device, name=device, system=system, versions=installed_versions())

@@ -446,6 +446,14 @@ def cache_stale(f: Facts) -> Finding | None:
     return None
 
 
+@check("simulator.compiler", "kernels can be simulated without their GPU")
+def simulator_compiler(f: Facts) -> Finding | None:
+    if f.c_compiler:
+        return Finding("simulator.compiler", "ok", f"kda.simulator is built with {f.c_compiler}")
+    says = "there is no C compiler: kda.simulator, and with it `kda selftest --arch`, cannot be built"
+    return Finding("simulator.compiler", "warn", says, ("apt-get install gcc libc6-dev   (or your system's way, or set CC)",))
+
+
 @check("fla.present", "flash-linear-attention is there to compare with")
 def fla_present(f: Facts) -> Finding | None:
     if "flash-linear-attention" in f.versions:

@@ -100,6 +100,7 @@ class Facts:
     torch_gpus: tuple[Gpu, ...] = ()
     ptxas: tuple[Ptxas, ...] = ()
     cache: Cache = Cache("")
+    c_compiler: str | None = None            # its path
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
@@ -145,6 +146,7 @@ def gather(wanted: Collection[str] = PROBES) -> Facts:
         versions={name: version for name in sorted(names) if (version := installed(name))},
         env={name: value for name, value in sorted(os.environ.items()) if name.startswith(ENVIRONMENT)},
         device_files=device_files(),
+        c_compiler=shutil.which(os.environ.get("CC") or "gcc") or shutil.which("cc"),
         smi_gpus=tuple(_gpu(g) for g in smi.data.get("gpus", ())),
         torch_gpus=tuple(_gpu(g) for g in found.get("torch", Probe()).data.get("gpus", ())),
         **found,

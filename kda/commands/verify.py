@@ -13,10 +13,11 @@ import click
 from kda.dispatch import backend_asked, backend_names, weigh
 from kda.stages import STAGES
 
-from .options import known, shape_options
+from .options import known, no_kernels, shape_options
 from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version, table
 
 if TYPE_CHECKING:
+    from kda.compile.target import Target
     from kda.verify.cases import Case, Spec
     from kda.verify.doors import Door
     from kda.verify.parity import Report, Row
@@ -41,6 +42,7 @@ BAR = 10                                     # signs of a used-up budget
 
 @click.command()
 @click.option("--backend", metavar="NAME", help="The backend to verify; left out, the one that auto picks.")
+@click.option("--arch", metavar="ARCH", help="Run the backend's kernels on a simulated GPU of this arch, such as sm100.")
 @click.option("--against", metavar="NAME", default="definition", show_default=True,
               help="Compare whole calls with another backend, or with fla, too.")  # fmt: skip
 @shape_options(heads=2, lengths="Packed sequences.  [default: 65,0,63]")
@@ -100,6 +102,8 @@ def check_combinations(options: dict[str, Any]) -> None:
         raise click.UsageError("--lengths packs sequences in one row; leave out --batch and --tokens")
     if options["value_heads"] and options["value_heads"] % options["heads"]:
         raise click.UsageError(f"--value-heads must be a multiple of --heads {options['heads']}")
+    if options["arch"] and options["against"] == "fla":
+        raise click.UsageError("fla runs on a real GPU; leave out --arch")
     if options["stage"] != "all" and (options["exact"] or options["against"] != "definition"):
         raise click.UsageError("--exact and --against look at whole calls; leave out --stage")
 
@@ -140,23 +144,23 @@ def list_faults(screen: Screen) -> int:
 
 def verify(screen: Screen, case: Case, options: dict[str, Any], planted) -> int:
     from kda.verify import cases, parity
-    from kda.verify.doors import Door, Fla, here
+    from kda.verify.doors import Fla, here
     from kda.verify.faults import Planted
 
-    name = options["backend"] or auto(case, here())
+    name = options["backend"] or (first_with_kernels(options) if options["arch"] else auto(case, here()))
     if name is None:
         return cannot_judge(screen, case, None, (refusal(case, here()),))
-    door = Door(name)
+    door = door_to(name, options)
     if reasons := unable(door, case, options["stage"]):
         return cannot_judge(screen, case, name, reasons)
     other = None
     if options["against"] != "definition":
-        other = Fla() if options["against"] == "fla" else Door(options["against"])
+        other = Fla() if options["against"] == "fla" else door_to(options["against"], options)
         if reasons := other.against(case):
             return cannot_judge(screen, case, other.name, reasons)
     if planted and planted.at in STAGES and planted.at not in door.stages:
         raise click.UsageError(f"--fault {options['fault']} sits in {planted.at}, which {name} does not run alone")
-    door = Planted(door, planted) if planted else door
+    simulated, door = door, Planted(door, planted) if planted else door
     stage = None if options["stage"] == "all" else options["stage"]
     with screen.progress(f"verifying {name}") as tell:
         report = parity.examine(door, case, stage, other, options["exact"], options["keep_going"], tell)
@@ -168,13 +172,51 @@ def verify(screen: Screen, case: Case, options: dict[str, Any], planted) -> int:
     if options["dump"]:
         cases.save(case, options["dump"])
         saved = options["dump"]
-    code = FINDING if report.wrong else OK
+    objections = [str(finding) for finding in getattr(simulated, "findings", ())]
+    code = FINDING if report.wrong or objections else OK
     if screen.json:
-        screen.emit_json(as_json(report, door, options, small, saved, code))
+        screen.emit_json({**as_json(report, door, options, small, saved, code), "objections": objections})
     else:
         for line in lines(screen, report, door, options, small, saved):
             screen.line(line)
+        for line in ("The simulator objects:", *objections) if objections else ():
+            screen.line(line)
     return code
+
+
+def target_of(options: dict[str, Any]) -> Target:
+    from kda.compile.target import parse
+
+    try:
+        return parse(options["arch"])
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def door_to(name: str, options: dict[str, Any]) -> Door:
+    """The backend here, or on the simulated arch; one without kernels has nothing to simulate."""
+    from kda.verify.doors import Door
+
+    door = Door(name)
+    if not options["arch"]:
+        return door
+    target = target_of(options)
+    if target.name not in door.capability.archs:
+        archs = ", ".join(door.capability.archs)
+        raise click.UsageError(f"--arch {options['arch']}: {name} has {f'kernels for {archs}' if archs else 'no kernels to simulate'}")
+    from kda.verify.simulated import SimulatedDoor
+
+    return SimulatedDoor(name, target)
+
+
+def first_with_kernels(options: dict[str, Any]) -> str:
+    from kda.dispatch import capabilities
+
+    target = target_of(options)
+    found = [c.backend for c in capabilities() if target.name in c.archs]
+    if not found:
+        raise click.UsageError(no_kernels(target))
+    return found[0]
 
 
 def auto(case: Case, device: str) -> str | None:
@@ -230,7 +272,7 @@ def lines(
     fault = f", with the fault {options['fault']} planted" if options["fault"] else ""
     out = [
         problem_line(report.case),
-        f"backend  {door.name} on {door.device}, against the definition in float64{against}{fault}",
+        f"backend  {door.name} on {where(door, options)}, against the definition in float64{against}{fault}",
         "",
     ]
     header = (
@@ -249,6 +291,10 @@ def lines(
     if saved:
         out.append(f"saved    {saved}")
     return out
+
+
+def where(door: Door, options: dict[str, Any]) -> str:
+    return f"a simulated {target_of(options).spelling}" if options["arch"] else door.device
 
 
 def cells(screen: Screen, report: Report):
@@ -316,6 +362,7 @@ def replay(report: Report, options: dict[str, Any], small: Spec | None) -> str:
     words = ["kda", "verify", "--backend", report.backend]
     words += ["--stage", first.stage] if first.stage in STAGES and first.follows_from is None else []
     words += ["--fault", options["fault"]] if options["fault"] else []
+    words += ["--arch", options["arch"]] if options["arch"] else []
     words += ["--exact"] if options["exact"] else []
     words += ["--against", options["against"]] if first.stage.startswith("to ") else []
     words += ["--load", options["load"]] if options["load"] else (small or report.case.spec).arguments()
@@ -336,7 +383,8 @@ def as_json(
     first = report.first
     return {
         **heading(report.case, code), "backend": report.backend, "device": door.device, "against": options["against"],
-        "fault": options["fault"], "rejections": [], "evidence": "executed",
+        "fault": options["fault"], "rejections": [], "evidence": "simulated" if options["arch"] else "executed",
+        "arch": options["arch"] and target_of(options).name,
         "rows": [row_json(row) for row in report.rows],
         "stopped": report.stopped, "no_backward": list(report.no_backward),
         "first_wrong": first and {"stage": first.stage, "tensor": first.tensor, "itself": first.itself,

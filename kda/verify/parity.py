@@ -355,8 +355,13 @@ def _oracle(spec: Spec, backend: str) -> Oracle:
 
 def prove_executed(backend: str, stage: str, target: Target | None) -> Proof:
     """A backend's stage on this machine, fed by the oracle."""
-    oracles = [_oracle(spec, backend) for spec in PROOFS]
-    rows = [row for oracle in oracles for row in alone(Door(backend), oracle.case, STAGES[stage], oracle)]
+    return prove(Door(backend), stage)
+
+
+def prove(door: Door, stage: str) -> Proof:
+    """A stage behind a door, fed by the oracle."""
+    oracles = [_oracle(spec, door.name) for spec in PROOFS]
+    rows = [row for oracle in oracles for row in alone(door, oracle.case, STAGES[stage], oracle)]
     used: dict[str, float] = {}
     for row in rows:
         used[row.tensor] = max(used.get(row.tensor, 0.0), row.measure.used)

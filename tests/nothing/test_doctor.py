@@ -46,6 +46,7 @@ HEALTHY = Facts(
     torch_gpus=(H200,),
     ptxas=(Ptxas("/opt/cuda/bin/ptxas", (13, 4), False),),
     cache=Cache("/home/a/.cache/kda", True, True, True, 1 << 40, "ext4", 38, 212 << 20),
+    c_compiler="/usr/bin/gcc",
 )  # fmt: skip
 NO_GPU = {"smi_gpus": (), "torch_gpus": (), "smi": Probe("absent"), "device_files": False}
 CPU_ONLY = {**NO_GPU, "torch": CPU_TORCH}
@@ -142,6 +143,7 @@ CASES = [
     ("cache.dir", cache(filesystem="nfs4"), "warn", "export KDA_CACHE_DIR=/local/path"),
     ("cache.stale", cache(unreadable=3), "warn", "3 unreadable"),
     ("cache.stale", cache(bytes=3 << 30), "warn", "holds 3.0 GiB"),
+    ("simulator.compiler", {"c_compiler": None}, "warn", "apt-get install gcc"),
     ("fla.present", {"versions": {}}, "info", "pip install flash-linear-attention"),
 ]  # fmt: skip
 

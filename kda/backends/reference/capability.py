@@ -10,7 +10,7 @@ CAPABILITY = Capability(
     auto_rules=(
         Rule(
             "reference.auto",
-            lambda p, h: not p.is_gpu,
+            lambda p, h: not (p.is_gpu or h.simulated),
             "auto never takes a call on {p.device} to the reference",
             "pass backend='reference' if slow and exact is what you want",
         ),

@@ -1,0 +1,177 @@
+"""The door to the CuTe DSL: a @cute.jit host function and fake tensors to something that can be called, without a GPU.
+
+The DSL compiles for one arch at a time, kept in a process-wide setting; this door sets it for the length of a compile,
+under a lock, so that one process can build for several.  PTX and cubin are read back into memory.
+
+Tracing and compiling takes 0.15 to 6 s.  With a `key` that names everything a build depends on, the host object is kept
+on disk beside PTX and cubin, and loading it takes milliseconds; the DSL itself caches nothing that went through
+cute.compile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import platform
+import re
+import shlex
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import store
+from .errors import BuildError, MissingCompilerError
+from .kernel import Kernel, entries
+from .launching import taker
+from .target import Target, parse
+
+PREFIX = "kda"                               # of the symbols in a host object
+TVM_FFI = "--enable-tvm-ffi"
+
+_COMPILING = threading.RLock()
+_COLOURS = re.compile(r"\x1b\[[\d;]*m")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled host function: call it with tensors and numbers, in the order of its parameters."""
+
+    target: Target
+    ptx: str = field(repr=False)
+    cubin: bytes = field(repr=False)
+    kernels: dict[str, Kernel]               # every entry of the PTX, by name
+    function: Any = field(repr=False)        # what the DSL returned or loaded
+    symbol: str                              # of the host function in `module`
+    module: bytes = field(repr=False)        # the compiled host code, as MLIR bytecode
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        found = taker()
+        return self.function(*args, **kwargs) if found is None else found.call(self, args, kwargs)
+
+
+def compile(
+    host: Any,
+    *args: Any,
+    target: str | Target,
+    options: str = "",
+    key: Any = None,
+    keep_in: store.Store | None = None,
+    **kwargs: Any,
+) -> Compiled:
+    """Compile `host` for `target`, for arguments like `args`: fake tensors, numbers, a fake stream.
+
+    `options` are those of cute.compile.  `key` names what the result depends on beside versions, target and options
+    (`store.sources(package)`, the configuration, the shapes and dtypes of the fake tensors); without one nothing is kept
+    on disk.
+    """
+    target = parse(target) if isinstance(target, str) else target
+    version = load().__version__
+    if key is None:
+        return _compiled(host, args, kwargs, target, options)[0]
+    fresh: list[Compiled] = []
+
+    def build() -> store.Entry:
+        compiled, function_object = _compiled(host, args, kwargs, target, options, with_object=True)
+        fresh.append(compiled)
+        return {
+            "object": function_object,
+            "symbol": compiled.symbol.encode(),
+            "module": compiled.module,
+            "ptx": compiled.ptx.encode(),
+            "cubin": compiled.cubin,
+        }
+
+    name = store.digest("cutedsl 1", version, _cuda_version(), platform.machine(), target.spelling, options, key)
+    entry = (keep_in or store.default()).fetch(name, build)
+    return fresh[0] if fresh else _loaded(entry, target, options)
+
+
+def _compiled(
+    host: Any, args: tuple, kwargs: dict, target: Target, options: str, with_object: bool = False
+) -> tuple[Compiled, bytes]:
+    import cutlass.cute as cute
+
+    with tempfile.TemporaryDirectory(prefix="kda") as folder:
+        kept = f"--generate-line-info --keep-ptx --keep-cubin --dump-dir {shlex.quote(folder)} {options}"
+        with compiling_for(target.spelling):
+            try:
+                function = cute.compile(host, *args, options=kept, **kwargs)
+            except Exception as error:
+                name = getattr(host, "__name__", type(host).__name__)
+                said = _COLOURS.sub("", str(error)).strip()
+                raise BuildError(f"the CuTe DSL cannot compile {name} for {target.spelling}: {said}") from error
+        ptx, cubin = function.__ptx__, function.__cubin__
+        if not ptx or not cubin:
+            raise BuildError(f"{function.function_name} launches no kernel for {target.spelling}: there is no PTX.")
+        module = io.BytesIO()
+        function.ir_module.operation.write_bytecode(module)
+        found = b""
+        if with_object and TVM_FFI in options:
+            function.export_to_c(f"{folder}/host.o", PREFIX)
+            found = Path(folder, "host.o").read_bytes()
+        elif with_object:
+            found = function.dump_to_object(PREFIX)
+    return _made(target, ptx, cubin, function, function.function_name, module.getvalue()), found
+
+
+def _loaded(entry: store.Entry, target: Target, options: str) -> Compiled:
+    """A host function from its object."""
+    from cutlass.cute.runtime import load_module
+
+    with tempfile.TemporaryDirectory(prefix="kda") as folder:
+        path = Path(folder, "host.o")
+        path.write_bytes(entry["object"])
+        module = load_module(str(path), **({"enable_tvm_ffi": True} if TVM_FFI in options else {}))
+    return _made(
+        target,
+        entry["ptx"].decode(),
+        entry["cubin"],
+        getattr(module, PREFIX),
+        entry["symbol"].decode(),
+        entry["module"],
+    )
+
+
+def _made(target: Target, ptx: str, cubin: bytes, function: Any, symbol: str, module: bytes) -> Compiled:
+    kernels = {name: Kernel.of(name, ptx, cubin, target) for name in entries(ptx)}
+    return Compiled(target, ptx, cubin, kernels, function, symbol, module)
+
+
+@contextlib.contextmanager
+def compiling_for(arch: str, **settings: Any) -> Iterator[None]:
+    """The DSL compiles for `arch` ("sm_100a") inside the block, with other settings of its environment changed alike."""
+    with _COMPILING, contextlib.ExitStack() as undo:
+        for dsl in _dsls():
+            for name, value in {"arch": arch, **settings}.items():
+                undo.callback(setattr, dsl.envar, name, getattr(dsl.envar, name))
+                setattr(dsl.envar, name, value)
+        yield
+
+
+def _dsls() -> list[Any]:
+    """The singletons that hold the settings; the experimental one exists in newer versions."""
+    from cutlass import cutlass_dsl
+
+    classes = (getattr(cutlass_dsl, name, None) for name in ("CuTeDSL", "CuteExperimentalDSL"))
+    return [found._get_dsl() for found in classes if found is not None]
+
+
+def _cuda_version() -> str:
+    import cutlass
+
+    return str(getattr(cutlass, "CUDA_VERSION", ""))
+
+
+def load() -> Any:
+    """The cutlass module."""
+    try:
+        import cutlass
+        import cutlass.cute
+    except ImportError as error:
+        raise MissingCompilerError(
+            "compiling a CuTe DSL kernel", "nvidia-cutlass-dsl", "pip install 'nvidia-cutlass-dsl[cu13]'"
+        ) from error
+    return cutlass

@@ -1,0 +1,92 @@
+"""What a cubin says about its kernels: registers, stack, shared memory, and where each parameter lies.
+
+A cubin is an ELF file.  `.nv.info` holds attributes of all kernels by symbol, `.nv.info.<kernel>` those of one,
+`.nv.shared.<kernel>` is as large as its static shared memory.  The format is not published; the numbers below agree with
+what `cuobjdump -res-usage` prints and with the .param lists of the PTX (tests/compiler holds both).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+# Attributes of .nv.info, and the shapes of an attribute record: its first byte says which.
+REGISTERS, STACK, PARAMETER = 0x2F, 0x11, 0x17
+SIZED = 0x04                                 # kind, id, u16 size, data; the others are four bytes in all
+
+
+class Resources(NamedTuple):
+    """What one kernel takes."""
+
+    registers: int                           # of a thread
+    spills: int                              # bytes of a thread's stack: spilled registers and local arrays, not told apart
+    shared: int                              # static bytes of a CTA, on sm_90 and up with the system's own 1024
+    params: tuple[tuple[int, int], ...]      # (offset, bytes) by position
+
+
+class _Section(NamedTuple):
+    name: str
+    offset: int
+    size: int
+
+    def read(self, image: bytes) -> bytes:
+        return image[self.offset : self.offset + self.size]
+
+
+def resources(cubin: bytes) -> dict[str, Resources]:
+    """Kernel name -> what it takes.  Empty for bytes that are no cubin."""
+    if cubin[:5] != b"\x7fELF\x02":
+        return {}
+    sections = {s.name: s for s in _sections(cubin)}
+    if ".nv.info" not in sections or ".symtab" not in sections:
+        return {}
+    registers, stack = {}, {}
+    for attribute, data in _attributes(sections[".nv.info"].read(cubin)):
+        if attribute in (REGISTERS, STACK):
+            symbol, number = struct.unpack_from("<II", data)
+            (registers if attribute == REGISTERS else stack)[symbol] = number
+    found = {}
+    for symbol, name in enumerate(_symbols(cubin, sections)):
+        own = sections.get(f".nv.info.{name}")
+        if own is None or not name:
+            continue
+        shared = sections.get(f".nv.shared.{name}")
+        found[name] = Resources(
+            registers.get(symbol, 0), stack.get(symbol, 0), shared.size if shared else 0, _params(own.read(cubin))
+        )
+    return found
+
+
+def _params(info: bytes) -> tuple[tuple[int, int], ...]:
+    by_position = {}
+    for attribute, data in _attributes(info):
+        if attribute == PARAMETER:
+            _, position, offset, packed = struct.unpack_from("<IHHI", data)
+            by_position[position] = (offset, packed >> 18)
+    return tuple(by_position[i] for i in sorted(by_position))
+
+
+def _attributes(info: bytes):
+    at = 0
+    while at + 4 <= len(info):
+        kind, attribute, size = struct.unpack_from("<BBH", info, at)
+        at += 4
+        if kind == SIZED:
+            yield attribute, info[at : at + size]
+            at += size
+
+
+def _sections(image: bytes) -> list[_Section]:
+    table, stride, count, names_at = *struct.unpack_from("<Q", image, 40), *struct.unpack_from("<HHH", image, 58)
+    raw = [struct.unpack_from("<IIQQQQIIQQ", image, table + i * stride) for i in range(count)]
+    names = image[raw[names_at][4] : raw[names_at][4] + raw[names_at][5]]
+    return [_Section(_text(names, h[0]), h[4], h[5]) for h in raw]
+
+
+def _symbols(image: bytes, sections: dict[str, _Section]) -> list[str]:
+    table, texts = sections[".symtab"].read(image), sections[".strtab"].read(image)
+    return [_text(texts, struct.unpack_from("<I", table, at)[0]) for at in range(0, len(table), 24)]
+
+
+def _text(table: bytes, at: int) -> str:
+    return table[at : table.index(b"\0", at)].decode()

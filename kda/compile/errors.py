@@ -1,0 +1,20 @@
+"""What can go wrong on the way from source to a running kernel.  Each message says what was asked, found, and what to do."""
+
+from __future__ import annotations
+
+from ..errors import KdaError
+
+
+class BuildError(KdaError, RuntimeError):
+    """A kernel that could not be built, packed or launched."""
+
+
+class MissingCompilerError(BuildError, ImportError):
+    """A compiler, or a library that it needs, that is not installed."""
+
+    def __init__(self, asked: str, missing: str, get: str):
+        super().__init__(f"{asked} needs {missing}, which is not installed here. {get}")
+        self.asked, self.missing, self.get = asked, missing, get
+
+    def __reduce__(self):
+        return type(self), (self.asked, self.missing, self.get)

@@ -1,0 +1,179 @@
+"""What one built kernel is, and how the arguments of a launch become the bytes that it reads.
+
+The .param list of a PTX entry fixes the buffer: each parameter follows the one before at its own alignment.  All three
+compilers' kernels are packed by it, so a launch through the driver and one in the simulator see the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from .elf import resources
+from .errors import BuildError
+from .target import Target
+
+Dim3 = tuple[int, int, int]
+
+_ENTRY = re.compile(r"\.entry\s+([\w$%]+)\s*\(([^)]*)\)")
+_ENTRY_WITHOUT_PARAMETERS = re.compile(r"\.entry\s+([\w$%]+)\s*(?=[{.\n])")
+_PARAM = re.compile(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr\s+(?:\.\w+\s+)?(?:\.align\s+\d+\s+)?)?[\w$%]+(?:\[(\d+)\])?")
+_FORMATS = {"f16": "e", "f32": "f", "f64": "d"}  # of a float; an int of 8, 4, 2 or 1 bytes is one of QIHB
+
+
+class Param(NamedTuple):
+    """One parameter in the buffer."""
+
+    offset: int
+    size: int
+    type: str                                # as PTX spells it: "u64", "f32", "b8" for bytes
+
+
+def entries(ptx: str) -> dict[str, tuple[Param, ...]]:
+    """Kernel name -> its parameters, for every entry of a PTX text."""
+    found = {match[1]: () for match in _ENTRY_WITHOUT_PARAMETERS.finditer(ptx)}
+    for match in _ENTRY.finditer(ptx):
+        params, at = [], 0
+        for align, kind, count in _PARAM.findall(match[2]):
+            one = int(re.sub(r"\D", "", kind)) // 8
+            size = one * int(count or 1)
+            at += -at % int(align or one)
+            params.append(Param(at, size, kind))
+            at += size
+        found[match[1]] = tuple(params)
+    return found
+
+
+def layout(params: Sequence[Param]) -> struct.Struct:
+    """The parameter buffer as a struct: one value for each parameter, gaps left out."""
+    form, at = ["<"], 0
+    for offset, size, kind in params:
+        number = _FORMATS.get(kind) or {8: "Q", 4: "I", 2: "H", 1: "B"}.get(size if kind != "b8" or size == 1 else 0)
+        form.append(f"{offset - at}x" + (number or f"{size}s"))
+        at = offset + size
+    return struct.Struct("".join(form))
+
+
+def pack(kernel: str, params: Sequence[Param], args: Sequence[Any]) -> bytes:
+    """The flat parameter buffer.
+
+    An argument is a tensor (its address), an int, a float, None (a null pointer), or bytes of the parameter's own size.
+    """
+    if len(args) != len(params):
+        raise BuildError(f"{kernel} takes {len(params)} arguments; found {len(args)}. Pass them in the order of its source.")
+    buffer = bytearray(params[-1].offset + params[-1].size if params else 0)
+    for position, (param, arg) in enumerate(zip(params, args)):
+        raw = _bytes(param, arg)
+        if raw is None:
+            raise BuildError(
+                f"{kernel}: argument {position} must fit a parameter of {param.size} bytes (.{param.type}); found "
+                f"{_describe(arg)}. Pass a tensor, an int, a float, None or bytes of that size."
+            )
+        buffer[param.offset : param.offset + param.size] = raw
+    return bytes(buffer)
+
+
+def _bytes(param: Param, arg: Any) -> bytes | None:
+    """None where the argument does not fit."""
+    if hasattr(arg, "data_ptr"):
+        arg = arg.data_ptr()
+    if arg is None:
+        arg = 0
+    if isinstance(arg, bytes | bytearray | memoryview):
+        return bytes(arg) if len(arg) == param.size else None
+    if param.type in _FORMATS:
+        return struct.pack("<" + _FORMATS[param.type], arg) if hasattr(arg, "__float__") else None
+    try:
+        number = operator.index(arg)
+    except TypeError:
+        return None
+    bits = 8 * param.size
+    if param.size > 8 or not -(1 << bits - 1) <= number < 1 << bits:
+        return None
+    return (number % (1 << bits)).to_bytes(param.size, "little")
+
+
+def _describe(arg: Any) -> str:
+    return f"{len(arg)} bytes" if isinstance(arg, bytes | bytearray) else f"{type(arg).__name__} {arg!r:.60}"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One entry of a PTX text, for one target."""
+
+    name: str
+    ptx: str = field(repr=False)
+    cubin: bytes | None = field(repr=False)
+    target: Target
+    params: tuple[Param, ...]
+    registers: int | None = None             # of a thread; None where there is no cubin to read it from
+    spills: int | None = None                # bytes of a thread's stack: spilled registers and local arrays
+    shared: int | None = None                # static bytes of a CTA
+
+    @classmethod
+    def of(cls, name: str, ptx: str, cubin: bytes | None, target: Target, **more: Any):
+        """The kernel called `name` in what a compiler returned."""
+        found = entries(ptx)
+        if name not in found:
+            raise BuildError(f"the PTX has no kernel {name!r}; it has {', '.join(found) or 'none'}.")
+        taken = resources(cubin or b"").get(name)
+        system = 1024 if target.cc >= (9, 0) else 0                          # counted in the cubin, not by the driver
+        known = taken and {
+            "registers": taken.registers,
+            "spills": taken.spills,
+            "shared": max(taken.shared - system, 0),
+        }
+        return cls(name=name, ptx=ptx, cubin=cubin, target=target, params=found[name], **(known or {}), **more)
+
+    def launch(
+        self,
+        grid: Sequence[int] | int,
+        *args: Any,
+        block: Sequence[int] | int,
+        cluster: Sequence[int] | int = 1,
+        dynamic_shared: int = 0,
+        stream: int | None = None,
+        pdl: bool = False,
+        cooperative: bool = False,
+        tensors: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run it on the GPU, or wherever `kda.compile.launching.redirect` sends launches.
+
+        `tensors` are those that the kernel may touch, by name, where the arguments do not show them all.
+        """
+        from .launching import Launch, submit
+
+        buffer = self._packed(args)
+        shape = (dim3(grid), dim3(block), dim3(cluster))
+        if tensors is None:
+            tensors = {f"argument {i}": arg for i, arg in enumerate(args) if hasattr(arg, "data_ptr")}
+        return submit(Launch(self, *shape, dynamic_shared, buffer, tensors, pdl, cooperative), stream)
+
+
+    def _packed(self, args: Sequence[Any]) -> bytes:
+        """`pack`, by one struct for the usual arguments; whatever that refuses is looked at one by one."""
+        values = [arg.data_ptr() if hasattr(arg, "data_ptr") else 0 if arg is None else arg for arg in args]
+        if bytes not in map(type, values):                                   # a struct would cut or fill them
+            with contextlib.suppress(struct.error, TypeError):
+                return self._layout.pack(*values)
+        return pack(self.name, self.params, args)
+
+    @functools.cached_property
+    def _layout(self) -> struct.Struct:
+        return layout(self.params)
+
+
+def dim3(size: Sequence[int] | int) -> Dim3:
+    """1 to 3 sizes as 3."""
+    if type(size) is int and size > 0:
+        return (size, 1, 1)
+    sizes = (size,) if isinstance(size, int) else tuple(operator.index(s) for s in size)
+    if not 1 <= len(sizes) <= 3 or min(sizes) < 1:
+        raise BuildError(f"a grid, block or cluster has 1 to 3 sizes, each at least 1; found {size!r}.")
+    return (*sizes, 1, 1)[:3]

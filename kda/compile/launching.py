@@ -1,0 +1,79 @@
+"""Where launches go: to the GPU's driver, or to whoever asked for them with `redirect`.
+
+The simulator is such a one.  It asks for launches inside a `with` block, in that thread (or task) alone; nothing here
+knows about it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from .kernel import Dim3, Kernel
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch, as a driver gets it; the same for every compiler."""
+
+    kernel: Kernel
+    grid: Dim3                               # CTAs
+    block: Dim3                              # threads of a CTA
+    cluster: Dim3                            # CTAs of a cluster
+    dynamic_shared: int                      # bytes of a CTA
+    args: bytes = field(repr=False)          # the flat parameter buffer
+    # what the addresses in it may point into, by name; None where that is not known
+    tensors: Mapping[str, Any] | None = field(repr=False)
+    pdl: bool = False                        # may start before the launch ahead of it has ended
+    cooperative: bool = False                # all CTAs run at once
+
+
+class Taker(Protocol):
+    """Whoever takes launches in the driver's place."""
+
+    def launch(self, launch: Launch) -> Any: ...
+
+    def call(self, compiled: Any, args: tuple, kwargs: dict) -> Any:
+        """Call a host function of the CuTe DSL so that its launches come here."""
+
+    def tensor_map(self, **fields: Any) -> bytes:
+        """The 128 bytes of a tensor map; the fields are those of `driver.tensor_map`."""
+
+
+_TAKER: ContextVar[Taker | None] = ContextVar("kda.compile.taker", default=None)
+
+
+def taker() -> Taker | None:
+    """Who takes launches now; None is the driver."""
+    return _TAKER.get()
+
+
+@contextlib.contextmanager
+def redirect(to: Taker) -> Iterator[None]:
+    """Inside the block, launches of this thread go to `to`."""
+    token = _TAKER.set(to)
+    try:
+        yield
+    finally:
+        _TAKER.reset(token)
+
+
+def submit(launch: Launch, stream: int | None = None) -> Any:
+    """Hand a launch to whoever takes it."""
+    if (found := taker()) is not None:
+        return found.launch(launch)
+    from . import driver
+
+    return driver.launch(launch, stream)
+
+
+def tensor_map(**fields: Any) -> bytes:
+    """A tensor map for the launches to come, encoded by whoever takes them."""
+    if (found := taker()) is not None:
+        return found.tensor_map(**fields)
+    from . import driver
+
+    return driver.tensor_map(**fields)

@@ -1,0 +1,208 @@
+"""The door to Triton (3.6 to 3.9): a @triton.jit function and types of its arguments to a kernel, without a GPU.
+
+Triton keeps what it built on disk itself, keyed by source, options and version.  A kernel takes the arguments of the
+source in order, constants left out, then two pointers that Triton adds: global scratch and profile scratch.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import BuildError, MissingCompilerError
+from .kernel import Kernel, dim3
+from .launching import tensor_map
+from .target import Target, parse
+
+# CUtensorMapDataType by the number that Triton's metadata holds (PTX's own order).
+_MAP_DTYPES = {
+    0: "uint8", 1: "uint16", 2: "uint32", 3: "int32", 4: "uint64", 5: "int64", 6: "float16", 7: "float32",
+    8: "float32_ftz", 9: "float64", 10: "bfloat16",
+}  # fmt: skip
+_MAP_SWIZZLES = (0, 32, 64, 128)
+
+
+@dataclass(frozen=True)
+class TritonKernel(Kernel):
+    """A kernel that also knows Triton's types, its number of threads and the shared memory that it asks for."""
+
+    signature: tuple[Any, ...] = ()          # a type for each argument of a launch; a tuple for a tuple
+    names: tuple[str, ...] = ()              # and its name
+    num_warps: int = 4
+    num_ctas: int = 1                        # CTAs of a cluster; the grid counts clusters
+    dynamic_shared: int = 0
+    scratch: int = 0                         # bytes of global scratch a CTA
+    scratch_align: int = 1
+    maps: tuple[Mapping[str, Any], ...] = ()  # how Triton lowered each tensor descriptor
+    divisible: tuple[int, ...] = ()          # arguments that were promised to be multiples of 16
+    pdl: bool = False
+    cooperative: bool = False
+
+    def launch(self, grid: Sequence[int] | int, *args: Any, stream: int | None = None) -> Any:  # type: ignore[override]
+        """Run it on `grid` programs, with the arguments of the source less its constants."""
+        for i in self.divisible:
+            value = args[i].data_ptr() if hasattr(args[i], "data_ptr") else args[i]
+            if value % 16:
+                raise BuildError(
+                    f"{self.name} was built for a {self.names[i]} that is a multiple of 16; found {value:#x}. "
+                    "Pass an aligned tensor, or build it without that promise."
+                )
+        x, y, z = dim3(grid)
+        tensors = dict(_tensors(zip(self.names, args)))
+        if (scratch := self._scratch(tensors, x * y * z)) is not None:
+            tensors["global scratch"] = scratch
+        return super().launch(
+            (x * self.num_ctas, y, z),
+            *(args if self._plain and len(args) == len(self.signature) else flatten(self.signature, args, iter(self.maps))),
+            scratch,
+            None,                                                            # no profile scratch
+            block=32 * self.num_warps,
+            cluster=self.num_ctas,
+            dynamic_shared=self.dynamic_shared,
+            stream=stream,
+            pdl=self.pdl,
+            cooperative=self.cooperative,
+            tensors=tensors,
+        )
+
+    @functools.cached_property
+    def _plain(self) -> bool:
+        """Whether arguments go to the kernel as they are."""
+        return not any(isinstance(k, tuple) or k in ("fp16", "bf16") or k.startswith("tensordesc") for k in self.signature)
+
+    def _scratch(self, tensors: Mapping[str, Any], programs: int) -> Any:
+        """Memory that the kernel uses for itself (tensor maps made on the device); gone after the launch."""
+        if not self.scratch:
+            return None
+        import torch
+
+        size = programs * self.num_ctas * self.scratch
+        memory = torch.empty(size + self.scratch_align, dtype=torch.int8, device=next(iter(tensors.values())).device)
+        return memory[-memory.data_ptr() % self.scratch_align :][:size]
+
+
+def compile(
+    fn: Any,
+    signature: Mapping[str, Any],
+    constants: Mapping[str, Any] | None = None,
+    *,
+    target: str | Target,
+    divisible: Iterable[str] = (),
+    **options: Any,
+) -> TritonKernel:
+    """Build `fn` for `target`.
+
+    `signature` gives Triton's type of each argument by name ("*bf16", "i32", "fp32"); `constants` the values of its
+    tl.constexpr arguments.  `divisible` names arguments that will always be multiples of 16 (addresses, strides).
+    `options` are Triton's: num_warps, num_stages, num_ctas, maxnreg, ...
+    """
+    triton = load()
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    target = parse(target) if isinstance(target, str) else target
+    constants, names = dict(constants or {}), list(fn.arg_names)
+    if unknown := {*signature, *constants, *divisible} - set(names):
+        raise BuildError(f"{fn.__name__} has no argument {', '.join(sorted(unknown))}; it has {', '.join(names)}.")
+    if missing := [n for n in names if n not in signature and n not in constants]:
+        raise BuildError(f"{fn.__name__}: no type for {', '.join(missing)}. Name it in `signature` or in `constants`.")
+    types = {n: "constexpr" if n in constants else signature[n] for n in names}
+    promised = {(names.index(n),): [["tt.divisibility", 16]] for n in divisible}
+    try:
+        built = triton.compile(
+            ASTSource(fn, types, {(names.index(n),): value for n, value in constants.items()}, promised),
+            target=GPUTarget("cuda", 10 * target.cc[0] + target.cc[1], 32),
+            options={"enable_fp_fusion": True} | options,
+        )
+    except Exception as error:
+        raise BuildError(f"Triton {triton.__version__} cannot build {fn.__name__} for {target.spelling}: {error}") from error
+    return of(built.asm, built.metadata, types, target, divisible)
+
+
+def of(
+    asm: Mapping[str, Any], metadata: Any, types: Mapping[str, Any], target: Target, divisible: Iterable[str] = ()
+) -> TritonKernel:
+    """A kernel out of what Triton returns or keeps: its texts, its metadata, the type of each argument of the source."""
+    names = tuple(name for name, kind in types.items() if kind != "constexpr")
+    return TritonKernel.of(
+        metadata.name,
+        asm["ptx"],
+        asm.get("cubin"),
+        target,
+        signature=tuple(types[name] for name in names),
+        names=names,
+        num_warps=metadata.num_warps,
+        num_ctas=metadata.num_ctas,
+        dynamic_shared=metadata.shared,
+        scratch=metadata.global_scratch_size,
+        scratch_align=metadata.global_scratch_align,
+        maps=tuple(metadata.tensordesc_meta or ()),
+        divisible=tuple(names.index(name) for name in divisible),
+        pdl=metadata.launch_pdl,
+        cooperative=metadata.launch_cooperative_grid,
+    )
+
+
+def flatten(signature: Sequence[Any], args: Sequence[Any], maps: Iterator[Mapping[str, Any]]) -> list[Any]:
+    """Arguments as the kernel takes them: tuples spread out, constants dropped, descriptors taken apart."""
+    if len(signature) != len(args):
+        raise BuildError(f"a kernel of {len(signature)} arguments {tuple(signature)} was given {len(args)}.")
+    flat: list[Any] = []
+    for kind, arg in zip(signature, args):
+        if isinstance(kind, tuple):
+            flat += flatten(kind, arg, maps)
+        elif kind.startswith("tensordesc"):
+            flat += _descriptor(arg, next(maps, None))
+        elif kind != "constexpr":
+            flat.append(_value(kind, arg))
+    return flat
+
+
+def _value(kind: str, arg: Any) -> Any:
+    """Floats of 16 bits become bytes here; the PTX calls both kinds .b8[2]."""
+    if kind == "bf16":
+        return struct.pack("<f", arg)[2:]                                    # cut, as Triton's own launcher does
+    return struct.pack("<e", arg) if kind == "fp16" else arg
+
+
+def _descriptor(arg: Any, lowered: Mapping[str, Any] | None) -> list[Any]:
+    """A host tensor descriptor: one tensor map where Triton uses the copy engine, else its parts; sizes again after it."""
+    sizes = [*arg.shape, *arg.strides]
+    if not lowered:
+        flags = [arg.padding == "nan", *([arg.round_f32_to_tf32] if hasattr(arg, "round_f32_to_tf32") else [])]
+        return [arg.base, *sizes, *flags, *sizes]
+    if lowered.get("is_im2col") or lowered["elem_type"] not in _MAP_DTYPES:
+        raise BuildError(f"a tensor descriptor lowered to {lowered} cannot be launched. Use a tiled one of a plain dtype.")
+    size, rounded = lowered["elem_size"], getattr(arg, "round_f32_to_tf32", False)
+    found = tensor_map(
+        address=arg.base.data_ptr(),
+        dtype="tfloat32" if rounded else _MAP_DTYPES[lowered["elem_type"]],
+        dims=list(arg.shape)[::-1],
+        strides=[size * s for s in arg.strides[:-1]][::-1],
+        box=list(lowered["block_size"])[::-1],
+        swizzle=_MAP_SWIZZLES[lowered["swizzle"]],
+        fill=arg.padding,
+    )
+    return [found, *sizes]
+
+
+def _tensors(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """The tensors among arguments, in tuples and behind descriptors as well."""
+    for name, arg in named:
+        if isinstance(arg, tuple | list):
+            yield from _tensors((f"{name}[{i}]", each) for i, each in enumerate(arg))
+        elif hasattr(found := getattr(arg, "base", arg) if hasattr(arg, "block_shape") else arg, "data_ptr"):
+            yield name, found
+
+
+def load() -> Any:
+    """The triton module."""
+    try:
+        import triton
+        import triton.compiler
+    except ImportError as error:
+        raise MissingCompilerError("building a Triton kernel", "triton", "pip install triton") from error
+    return triton

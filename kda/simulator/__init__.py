@@ -1,0 +1,36 @@
+"""Runs the PTX of GPU kernels on a CPU, and says what is wrong with them.
+
+    run = kda.simulator.launch(ptx, grid=1, block=128, args=[x, y])
+    print(run.report())
+
+    with kda.simulator.capture(arch="sm_100a") as session:   # launches of compiled kernels, on CPU tensors
+        my_compiled_kernel(x, y)
+    assert not session.findings
+"""
+
+import importlib
+
+_HOMES = {
+    "launch": "launch",
+    "LaunchError": "launch",
+    "Run": "report",
+    "Finding": "findings",
+    "SimulationError": "findings",
+    "TensorMap": "tensormap",
+    "capture": "capture",
+    "EngineError": "engine.build",
+    "PtxError": "ptx",
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name):
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__():
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,233 @@
+"""Host functions of the CuTe DSL, linked a second time: against the stand-in runtime instead of CUDA's.
+
+A compiled function keeps its host code as MLIR.  A capture links that again for itself (0.03 s), so the function that
+the caller holds stays as it was, and it does not matter when it was compiled.  What does matter is its PTX: functions from
+`kda.compile.cutedsl` and those compiled inside the block have it; others only if they were compiled with `--keep-ptx`
+(or CUTE_DSL_KEEP=ptx in the environment).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import ctypes
+import importlib.util
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ...compile import cutedsl as door
+from ...compile.errors import MissingCompilerError
+from ...compile.kernel import Kernel, entries
+from . import memory
+from .runtime import FUNCTIONS, Runtime
+from .session import CaptureError, Session
+
+OPTIMISE = 2                                 # the DSL's own level for host code
+
+
+class Host:
+    """One host function, linked for one session."""
+
+    def __init__(self, session: Session, function: Any, module: Any, symbol: str, kernels: dict[str, Kernel]):
+        from cutlass._mlir.execution_engine import ExecutionEngine
+
+        self.function = function             # the caller's; kept so that its id stays its own
+        self.runtime = Runtime(session, kernels)
+        self.engine = ExecutionEngine(module, opt_level=OPTIMISE, shared_libs=_libraries())
+        needed = [name for name in _externals(module) if name in FUNCTIONS or name.startswith("_cu")]
+        for name, address in self.runtime.callbacks(needed).items():
+            self.engine.raw_register_runtime(name, ctypes.c_void_p(address))
+        self.call = self._by_tvm_ffi(symbol) if _is_tvm_ffi(function) else self._directly(symbol)
+
+    def __call__(self, args: tuple, kwargs: dict) -> Any:
+        self.runtime.tensors = memory.tensors_among(self._named(args) | kwargs)
+        return self._checked(lambda: self.call(*args, **kwargs))
+
+    def run(self, packed: list[Any]) -> Any:
+        """Arguments that the DSL has packed already: their tensors cannot be seen any more."""
+        self.runtime.tensors = None
+        return self._checked(lambda: self.executor.run_compiled_program(packed))
+
+    def _named(self, args: tuple) -> dict[str, Any]:
+        """Arguments by the host function's own names for them."""
+        execution = getattr(self.function, "execution_args", None)
+        names = list(execution.signature.parameters) if execution else []
+        names += [f"argument {i}" for i in range(len(names), len(args))]
+        return dict(zip(names, args))
+
+    def _checked(self, call: Any) -> Any:
+        """An exception of a launch, in the place of whatever the host function made of the error code."""
+        try:
+            result = call()
+        except BaseException:
+            if (raised := self.runtime.raised()) is not None:
+                raise raised from None
+            raise
+        if (raised := self.runtime.raised()) is not None:
+            raise raised
+        return result
+
+    def _directly(self, symbol: str) -> Any:
+        """The DSL's own way to call a function, with our linked code inside."""
+        from cutlass.base_dsl.jit_executor import JitExecutor
+        from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitModule
+
+        twin = copy.copy(self.function)
+        twin.engine, twin.load_from_binary, twin.num_devices = self.engine, False, 1
+        twin.capi_func = self.engine.lookup(symbol)
+        twin.capi_func.restype = ctypes.c_int32
+        self._checked(twin._load_cuda_library)
+        twin.jit_module = CudaDialectJitModule(self.engine, twin.capi_func, twin.execution_args, [])
+        self.executor = twin._default_executor = JitExecutor(twin.jit_module, None, False, spec=twin._pyir_spec)
+        self.executor.captured = True
+        return lambda *args, **kwargs: _ORIGINAL["__call__"](twin, *args, **kwargs)
+
+    def _by_tvm_ffi(self, symbol: str) -> Any:
+        """tvm-ffi calls int(handle, args, count, result); the engine has the same function with its arguments packed."""
+        import tvm_ffi
+
+        packed = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.engine.raw_lookup(f"__tvm_ffi_{symbol}"))
+
+        def call(handle, args, count, result):
+            values = (ctypes.c_void_p(handle), ctypes.c_void_p(args), ctypes.c_int32(count), ctypes.c_void_p(result), ctypes.c_int32())
+            packed((ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values)))
+            return values[-1].value
+
+        kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p)
+        self.safe_call = kind(call)
+        address = ctypes.cast(self.safe_call, ctypes.c_void_p).value
+        function = tvm_ffi.Function.__from_extern_c__(address, keep_alive_object=self.engine)
+        return lambda *args, **kwargs: function(*(_as_cuda(a) for a in (*args, *kwargs.values())))
+
+
+def call(session: Session, compiled: door.Compiled, args: tuple, kwargs: dict) -> Any:
+    """Call what `kda.compile.cutedsl` compiled."""
+    host = session.hosts.get(id(compiled.function))
+    if host is None:
+        from cutlass._mlir import ir
+
+        with ir.Context():
+            module = ir.Module.parse(compiled.module)
+        host = Host(session, compiled.function, module, compiled.symbol, compiled.kernels)
+        session.hosts[id(compiled.function)] = host
+    return host(args, kwargs)
+
+
+def _host(session: Session, function: Any) -> Host:
+    """The DSL's own compiled function, linked for this session."""
+    host = session.hosts.get(id(function))
+    if host is None:
+        if function.ir_module is None:
+            raise CaptureError(
+                f"{function.function_name} was loaded from an object file, which holds no PTX. "
+                "Capture the function that cute.compile returned, or compile through kda.compile.cutedsl."
+            )
+        if not function.__ptx__:
+            raise CaptureError(
+                f"{function.function_name} was compiled without keeping its PTX. Compile it inside the block, through "
+                "kda.compile.cutedsl, with options='--keep-ptx', or with CUTE_DSL_KEEP=ptx in the environment."
+            )
+        ptx, cubin, target = function.__ptx__, _cubin(function), session.device.target
+        kernels = {name: Kernel.of(name, ptx, cubin, target) for name in entries(ptx)}
+        host = Host(session, function, function.ir_module, function.function_name, kernels)
+        session.hosts[id(function)] = host
+    return host
+
+
+def _cubin(function: Any) -> bytes | None:
+    found = function.__cubin__
+    return found if isinstance(found, bytes) else None
+
+
+@contextlib.contextmanager
+def taken(session: Session) -> Iterator[None]:
+    """Inside the block the DSL compiles for the session's arch, keeps PTX, and its functions are called through `Host`."""
+    try:
+        door.load()
+    except MissingCompilerError:
+        yield
+        return
+    with contextlib.ExitStack() as undo:
+        folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="kda"))
+        undo.enter_context(
+            door.compiling_for(session.arch, keep_ptx=True, keep_cubin=True, lineinfo=True, dump_dir=folder)
+        )
+        for owner, name, taker in _takers(session):
+            undo.callback(setattr, owner, name, vars(owner)[name]) if name in vars(owner) else undo.callback(delattr, owner, name)
+            setattr(owner, name, taker)
+        yield
+
+
+_ORIGINAL: dict[str, Any] = {}
+
+
+def _takers(session: Session) -> Iterator[tuple[type, str, Any]]:
+    """(class, method, what stands in for it) for every way to call a compiled function."""
+    from cutlass.base_dsl.jit_executor import JitExecutor
+    from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction as Function
+
+    _ORIGINAL.setdefault("__call__", Function.__call__)
+    run = JitExecutor.run_compiled_program
+
+    def call(self, *args, **kwargs):
+        return _host(session, self)(args, kwargs)
+
+    def run_made_before(self, packed):
+        if not getattr(self, "captured", False):
+            raise CaptureError("this executor was made before the capture began. Call the compiled function itself.")
+        return run(self, packed)
+
+    yield Function, "__call__", call
+    yield Function, "run_compiled_program", lambda self, packed: _host(session, self).run(packed)
+    yield Function, "to", lambda self, device=None: _host(session, self).executor
+    yield JitExecutor, "run_compiled_program", run_made_before
+    if importlib.util.find_spec("tvm_ffi") is not None:
+        from cutlass.cutlass_dsl import tvm_ffi_provider
+
+        for name in ("TVMFFIJitCompiledFunction", "TVMFFIJitCompiledFunctionWithKwargs"):
+            yield getattr(tvm_ffi_provider, name), "__call__", call
+
+
+def _externals(module: Any) -> list[str]:
+    """Functions that host code calls and does not define."""
+    functions = (op for op in module.body.operations if op.operation.name == "llvm.func")
+    return [op.attributes["sym_name"].value for op in functions if not op.operation.regions[0].blocks]
+
+
+def _libraries() -> list[str]:
+    """What the rest of the host code needs, such as error messages."""
+    from cutlass.cute.runtime import find_runtime_libraries
+
+    return find_runtime_libraries(enable_tvm_ffi=importlib.util.find_spec("tvm_ffi") is not None)
+
+
+def _is_tvm_ffi(function: Any) -> bool:
+    return any(base.__module__.split(".")[0] == "tvm_ffi" or "TVMFFI" in base.__name__ for base in type(function).__mro__)
+
+
+class _Disguised:
+    """A CPU tensor that says it lies on a GPU: tvm-ffi's host code checks, and only the simulator follows the address."""
+
+    def __init__(self, tensor: torch.Tensor):
+        self.tensor = tensor
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0                          # kDLCUDA, device 0
+
+    def __dlpack__(self, **options: Any) -> Any:
+        capsule = self.tensor.detach().__dlpack__()
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+        ctypes.c_int.from_address(pointer(capsule, b"dltensor") + 8).value = 2  # DLTensor: data, then its device
+        return capsule
+
+
+def _as_cuda(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    import tvm_ffi
+
+    return tvm_ffi.from_dlpack(_Disguised(value))

@@ -1,0 +1,63 @@
+"""The memory that a launch may touch."""
+
+from __future__ import annotations
+
+import gc
+import numbers
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+
+Region = tuple[int, int, str]                # first address, bytes, what it is
+
+
+def regions(tensors: Mapping[str, torch.Tensor]) -> list[Region]:
+    """What tensors cover, by address."""
+    found = {}
+    for name, tensor in tensors.items():
+        if tensor.numel():
+            last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+            size = (last + 1) * tensor.element_size()
+            label = f"{name}, {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+            found.setdefault((tensor.data_ptr(), size), (tensor.data_ptr(), size, label))
+    return sorted(found.values())
+
+
+def tensors_among(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor] | None:
+    """The tensors that a call was given, by name; None where an argument may carry an address that cannot be seen.
+
+    Lists, tuples, dicts and dataclasses are looked through.
+    """
+    found: dict[str, torch.Tensor] = {}
+    return found if all([_collect(name, value, found) for name, value in arguments.items()]) else None
+
+
+def _collect(name: str, value: Any, found: dict[str, torch.Tensor]) -> bool:
+    """Whether all of `value` is understood."""
+    if isinstance(value, torch.Tensor):
+        found[name] = value
+        return True
+    if isinstance(value, Mapping):
+        return all([_collect(f"{name}[{key!r}]", each, found) for key, each in value.items()])
+    if isinstance(value, list | tuple):
+        return all([_collect(f"{name}[{i}]", each, found) for i, each in enumerate(value)])
+    if is_dataclass(value) and not isinstance(value, type):
+        return all([_collect(f"{name}.{f.name}", getattr(value, f.name), found) for f in fields(value)])
+    if value is None or isinstance(value, bool | float | str | torch.dtype):
+        return True
+    if isinstance(value, numbers.Number):
+        return abs(value) < 1 << 32                                          # larger ones may be addresses
+    return type(value).__module__.startswith("cuda.")                        # streams
+
+
+def live() -> dict[str, torch.Tensor]:
+    """Every CPU storage that Python can reach: what remains where the arguments do not tell."""
+    found = {}
+    for thing in gc.get_objects():
+        if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.device.type == "cpu":
+            if thing.layout == torch.strided and (size := thing.untyped_storage().nbytes()):
+                whole = torch.empty(0, dtype=torch.uint8).set_(thing.untyped_storage(), 0, (size,))
+                found.setdefault(whole.data_ptr(), whole)
+    return {f"storage {i}": whole for i, whole in enumerate(found.values())}

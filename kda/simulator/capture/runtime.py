@@ -1,0 +1,208 @@
+"""The CUDA runtime that a host function of the CuTe DSL sees during a capture.
+
+Compiled host code never calls the driver: it calls `_cudaLibraryLoadData`, `_cudaLaunchKernelEx` and a few more by name,
+and whoever links it decides what those are.  Here they are Python functions, given to the linker as C callbacks before it
+looks anywhere else, so nothing of CUDA is loaded or asked.  A function that is not in the table below is linked to a
+refusal that names it.
+
+An exception must not cross the C frames in between.  A callback keeps it, answers with an error code, and `raised` gives
+it back once the host function has returned.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
+from typing import Any
+
+from ...compile.kernel import Kernel
+from ...compile.launching import Launch
+from ..tensormap import INTERLEAVES, encode
+from .devices import ATTRIBUTES
+from .session import CaptureError, Session
+
+SUCCESS, LAUNCH_FAILURE = 0, 719
+CLUSTER, COOPERATIVE, PDL = 4, 2, 6          # ids of launch attributes
+SHARED_SIZE = 1                              # CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
+# What cuTensorMapEncodeTiled calls them, in its own order.
+DRIVER_DTYPES = (
+    "uint8", "uint16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64", "bfloat16", "float32_ftz",
+    "tfloat32", "tfloat32_ftz",
+)  # fmt: skip
+DRIVER_SWIZZLES = (0, 32, 64, 128, "128/32", "128/32+8", "128/64")
+
+
+class _Attribute(ctypes.Structure):
+    """cudaLaunchAttribute: an id and a union of 64 bytes, of which at most three numbers matter here."""
+
+    _fields_ = (("id", c_uint), ("pad", c_uint), ("value", c_uint * 16))
+
+
+class _Config(ctypes.Structure):
+    """cudaLaunchConfig_t."""
+
+    _fields_ = (
+        ("grid", c_uint * 3),
+        ("block", c_uint * 3),
+        ("dynamic_shared", c_size_t),
+        ("stream", c_void_p),
+        ("attributes", POINTER(_Attribute)),
+        ("count", c_uint),
+    )
+
+
+class Runtime:
+    """The stand-in for one host function: its kernels, by the handles it was given."""
+
+    def __init__(self, session: Session, kernels: dict[str, Kernel]):
+        self.session, self.kernels = session, kernels
+        self.tensors: Any = None             # of the call that is under way
+        self._handles: dict[int, Kernel] = {}
+        self._raised: BaseException | None = None
+        self._callbacks: dict[str, Any] = {}
+
+    def callbacks(self, names: Iterable[str]) -> dict[str, int]:
+        """Address of a C function for each name; they live as long as this object."""
+        for name in names:
+            types, method = FUNCTIONS.get(name, ((), None))
+            answer = getattr(self, method) if method else self._refusal(name)
+            self._callbacks[name] = ctypes.CFUNCTYPE(c_int, *types)(self._guarded(answer))
+        return {name: ctypes.cast(callback, c_void_p).value for name, callback in self._callbacks.items()}
+
+    def raised(self) -> BaseException | None:
+        """The exception of a callback since the last time, for the caller to raise."""
+        found, self._raised = self._raised, None
+        return found
+
+    def _guarded(self, answer: Callable) -> Callable:
+        def callback(*args):
+            if self._raised is not None:                                     # the host function goes on regardless
+                return LAUNCH_FAILURE
+            try:
+                return answer(*args) or SUCCESS
+            except BaseException as error:
+                self._raised = error
+                return LAUNCH_FAILURE
+
+        return callback
+
+    def _refusal(self, name: str) -> Callable:
+        def refuse():
+            raise CaptureError(
+                f"the host function called {name.lstrip('_')}, which a capture does not stand in for. Make that call "
+                "outside of the compiled function."
+            )
+
+        return refuse
+
+    # libraries and kernels
+
+    def load(self, library, code, *options):
+        library[0] = 1
+
+    def get_kernel(self, handle, library, name):
+        kernel = self.kernels.get(name.decode())
+        if kernel is None:
+            raise CaptureError(f"the PTX has no kernel {name.decode()!r}; it has {', '.join(self.kernels)}.")
+        handle[0] = number = len(self._handles) + 1
+        self._handles[number] = kernel
+
+    def kernel_attribute(self, value, attribute, kernel, device):
+        value[0] = (self._handles[kernel].shared or 0) if attribute == SHARED_SIZE else 0
+
+    def nothing(self, *args):
+        """A setting that means nothing here: opting in to shared memory, the current device, a stream to wait for."""
+
+    def init_library_once(self, state, init, load, error):
+        """What tvm-ffi asks before every launch; `state` remembers that it was done."""
+        if not state[0]:
+            library = c_void_p()
+            ctypes.CFUNCTYPE(c_int, c_void_p)(init)(ctypes.addressof(library))
+            ctypes.CFUNCTYPE(c_int, c_void_p, c_int)(load)(ctypes.addressof(library), 0)
+            state[0] = library.value or 0
+
+    # the device
+
+    def get_device(self, device):
+        device[0] = 0
+
+    def device_count(self, count):
+        count[0] = 1
+
+    def device_attribute(self, value, attribute, device):
+        if attribute not in ATTRIBUTES:
+            raise CaptureError(f"the host function asked for device attribute {attribute}, which {self.session.arch} here lacks.")
+        value[0] = ATTRIBUTES[attribute](self.session.device)
+
+    def occupancy(self, blocks, kernel, threads, dynamic_shared):
+        device, kernel = self.session.device, self._handles[kernel]
+        shared = (kernel.shared or 0) + dynamic_shared + 1024
+        by_registers = 65536 // max((kernel.registers or 32) * threads, 1)
+        blocks[0] = min(device.shared_sm // shared, device.threads_sm // threads, by_registers)
+
+    # launches
+
+    def launch_ex(self, config, kernel, params):
+        c = config[0]
+        attributes = {c.attributes[i].id: c.attributes[i].value for i in range(c.count)}
+        flags = {key: bool(attributes[key][0]) for key in (PDL, COOPERATIVE) if key in attributes}
+        cluster = tuple(attributes[CLUSTER][:3]) if CLUSTER in attributes else (1, 1, 1)
+        self._launch(kernel, tuple(c.grid), tuple(c.block), cluster, c.dynamic_shared, params, flags)
+
+    def launch(self, kernel, gx, gy, gz, bx, by, bz, params, dynamic_shared, stream):
+        self._launch(kernel, (gx, gy, gz), (bx, by, bz), (1, 1, 1), dynamic_shared, params, {})
+
+    def _launch(self, handle, grid, block, cluster, dynamic_shared, params, flags):
+        """`params` points at one pointer for each parameter."""
+        kernel = self._handles[handle]
+        buffer = bytearray(kernel.params[-1].offset + kernel.params[-1].size if kernel.params else 0)
+        for pointer, param in zip(params[: len(kernel.params)], kernel.params):
+            buffer[param.offset : param.offset + param.size] = ctypes.string_at(pointer, param.size)
+        pdl, cooperative = flags.get(PDL, False), flags.get(COOPERATIVE, False)
+        taken = Launch(kernel, grid, block, cluster, dynamic_shared, bytes(buffer), self.tensors, pdl, cooperative)
+        self.session.launch(taken)
+
+    def encode_tiled(
+        self, found, dtype, rank, address, dims, strides, box, steps, interleave, swizzle, promotion, fill
+    ):
+        if dtype >= len(DRIVER_DTYPES) or swizzle >= len(DRIVER_SWIZZLES):
+            raise CaptureError(f"a tensor map of dtype {dtype}, swizzle {swizzle} (the driver's numbers) cannot be simulated.")
+        raw = encode(
+            address=address or 0,
+            dims=tuple(dims[:rank]),
+            strides=tuple(strides[: rank - 1]),
+            box=tuple(box[:rank]),
+            element_strides=tuple(steps[:rank]),
+            dtype=DRIVER_DTYPES[dtype],
+            swizzle=DRIVER_SWIZZLES[swizzle],
+            fill=("zero", "nan")[fill],
+            interleave=tuple(INTERLEAVES)[interleave],
+            l2=promotion,
+        )
+        ctypes.memmove(found, raw, len(raw))
+
+
+_P, _OUT, _HANDLE = c_void_p, POINTER(c_int), POINTER(c_void_p)
+# what host code calls -> its parameters, the method that answers
+FUNCTIONS: dict[str, tuple[tuple, str]] = {
+    "_cudaLibraryLoadData": ((_HANDLE, _P, _P, _P, c_uint, _P, _P, c_uint), "load"),
+    "_cudaLibraryGetKernel": ((_HANDLE, _P, c_char_p), "get_kernel"),
+    "_cuKernelGetAttribute": ((_OUT, c_int, _P, c_int), "kernel_attribute"),
+    "_cudaFuncSetAttribute": ((_P, c_int, c_int), "nothing"),
+    "_cudaKernelSetAttributeForDevice": ((_P, c_int, c_int, c_int), "nothing"),
+    "_cudaGetDevice": ((_OUT,), "get_device"),
+    "_cudaSetDevice": ((c_int,), "nothing"),
+    "_cudaGetDeviceCount": ((_OUT,), "device_count"),
+    "_cudaDeviceGetAttribute": ((_OUT, c_int, c_int), "device_attribute"),
+    "_cudaOccupancyMaxActiveBlocksPerMultiprocessor": ((_OUT, _P, c_int, c_size_t), "occupancy"),
+    "_cudaLaunchKernelEx": ((POINTER(_Config), _P, _HANDLE), "launch_ex"),
+    "_cudaLaunchKernel": ((_P, *(c_int,) * 6, _HANDLE, c_size_t, _P), "launch"),
+    "_cudaStreamSynchronize": ((_P,), "nothing"),
+    "_cudaDeviceSynchronize": ((), "nothing"),
+    "cuda_dialect_init_library_once": ((POINTER(c_uint64), _P, _P, _P), "init_library_once"),
+    "_cuTensorMapEncodeTiled": (
+        (_P, c_int, c_int, _P, POINTER(c_uint64), POINTER(c_uint64), POINTER(c_uint32), POINTER(c_uint32), *(c_int,) * 4),
+        "encode_tiled",
+    ),
+}

@@ -1,0 +1,121 @@
+"""One capture: takes launches in the driver's place and runs them in the simulator, one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+from ...compile.launching import Launch, redirect
+from ...compile.target import parse
+from ...errors import KdaError
+from .. import tensormap
+from . import memory
+from .devices import DEVICES, Device, runs
+
+
+class CaptureError(KdaError, RuntimeError):
+    """A launch that cannot be taken."""
+
+
+class Session:
+    """What `capture` hands out: the runs of all launches so far, in order."""
+
+    def __init__(self, device: Device, options: dict[str, Any]):
+        self.device = device
+        self.options = options               # of kda.simulator.launch
+        self.launches: list[Launch] = []
+        self.runs: list[Any] = []            # kda.simulator.Run
+        self.hosts: dict[int, Any] = {}      # host functions of the CuTe DSL, linked for this session
+
+    @property
+    def arch(self) -> str:
+        return self.device.target.spelling
+
+    @property
+    def findings(self) -> list[Any]:
+        """What the simulator found in all runs."""
+        return [finding for run in self.runs for finding in run.findings]
+
+    def launch(self, launch: Launch) -> Any:
+        """Simulate a launch; its tensors are written in place."""
+        kernel = launch.kernel
+        if not runs(kernel.ptx, self.device.target):
+            raise CaptureError(
+                f"{kernel.name} was built for {kernel.target.spelling}; this capture stands in for {self.arch}, which "
+                f"cannot run it. Build it for {self.arch}, or capture(arch={kernel.target.spelling!r})."
+            )
+        tensors = memory.live() if launch.tensors is None else launch.tensors
+        for name, tensor in tensors.items():
+            if tensor.device.type != "cpu":
+                raise CaptureError(
+                    f"{kernel.name} was given {name} on {tensor.device}; a capture takes CPU tensors. Use .cpu()."
+                )
+        self.launches.append(launch)
+        run = _simulator()(
+            kernel.ptx,
+            kernel.name,
+            grid=launch.grid,
+            block=launch.block,
+            cluster=launch.cluster,
+            dynamic_shared=launch.dynamic_shared,
+            args=launch.args,
+            arch=self.arch,
+            memory=memory.regions(tensors),
+            **self.options,
+        )
+        self.runs.append(run)
+        return run
+
+    def call(self, compiled: Any, args: tuple, kwargs: dict) -> Any:
+        """Call a host function that `kda.compile.cutedsl` compiled."""
+        from . import cutedsl
+
+        return cutedsl.call(self, compiled, args, kwargs)
+
+    def tensor_map(self, **fields: Any) -> bytes:
+        return tensormap.encode(**fields)
+
+
+def _simulator() -> Callable[..., Any]:
+    """kda.simulator.launch; its module goes by the same name, and Python may find that first."""
+    from .. import launch
+
+    return launch.launch if isinstance(launch, ModuleType) else launch
+
+
+_ONE = threading.RLock()                     # the DSL's arch and Triton's driver belong to the process
+
+
+@contextlib.contextmanager
+def capture(arch: str = "sm_100a", *, sms: int | None = None, **options: Any) -> Iterator[Session]:
+    """Run launches of compiled kernels here, on CPU tensors, as a GPU of `arch` would.
+
+        with kda.simulator.capture(arch="sm_90a") as session:
+            my_compiled_function(q, k, v, o)
+        assert not session.findings
+
+    Taken are: kernels and host functions from `kda.compile`; functions of the CuTe DSL, called after the block began
+    (compiled before it as well, if they kept their PTX); and Triton's `fn[grid](...)`.  `sms` answers for the number of
+    multiprocessors, so that a persistent kernel can be simulated on few; `options` are those of kda.simulator.launch.
+    """
+    device = DEVICES[parse(arch).name]
+    session = Session(device if sms is None else device._replace(sms=sms), options)
+    with _ONE, redirect(session), contextlib.ExitStack() as doors:
+        for door in (_cutedsl, _triton):
+            doors.enter_context(door(session))
+        yield session
+
+
+def _cutedsl(session: Session):
+    from . import cutedsl
+
+    return cutedsl.taken(session)
+
+
+def _triton(session: Session):
+    from . import triton
+
+    return triton.taken(session)

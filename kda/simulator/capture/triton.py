@@ -1,0 +1,134 @@
+"""Triton's `fn[grid](...)` during a capture: a driver whose device is the simulated one.
+
+Triton asks its active driver for the target, compiles, and hands grid and arguments to the driver's launcher.  Here the
+launcher is `kda.compile.triton`'s, which sends the launch on to the capture.  Kernels are cached by device, so those for
+a simulated device and those for a real one never meet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...compile import triton as door
+from ...compile.errors import MissingCompilerError
+from .session import CaptureError, Session
+
+FIRST_DEVICE = 1000                          # the device called 1090 is an sm_90: no machine has so many
+
+
+class Driver:
+    """What Triton's runtime asks of its driver."""
+
+    def __init__(self, session: Session):
+        self.session = session
+        self.utils = self
+        self.launcher_cls = lambda src, metadata: Launcher(session, src, metadata)
+
+    def get_current_device(self) -> int:
+        major, minor = self.session.device.target.cc
+        return FIRST_DEVICE + 10 * major + minor
+
+    def set_current_device(self, device: int) -> None:
+        """There is one."""
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+    def get_device_capability(self, device: int | None = None) -> tuple[int, int]:
+        return self.session.device.target.cc
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        major, minor = self.session.device.target.cc
+        return GPUTarget("cuda", 10 * major + minor, 32)
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def map_python_to_cpp_type(self, kind: str) -> str:
+        from triton.backends.nvidia.driver import ty_to_cpp
+
+        return ty_to_cpp(kind)
+
+    def get_benchmarker(self) -> Any:
+        """Autotuning has nothing to measure here: every configuration takes no time, so the first one stays."""
+        return lambda call, quantiles=None, **options: [0.0] * len(quantiles or (0.5,))
+
+    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
+        return torch.empty(0)
+
+    def clear_cache(self, cache: torch.Tensor) -> None:
+        """There is none."""
+
+    # utils
+
+    def get_device_properties(self, device: int | None = None) -> dict[str, int]:
+        return {
+            "max_shared_mem": self.session.device.shared_optin,
+            "max_num_regs": 65536,
+            "multiprocessor_count": self.session.device.sms,
+            "warpSize": 32,
+            "sm_clock_rate": 1_000_000,
+            "mem_clock_rate": 1_000_000,
+            "mem_bus_width": 4096,
+        }
+
+    def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[None, int, int, int, int]:
+        """(module, function, registers, spills, threads at most): nothing is loaded, so nothing needs unloading."""
+        return None, 0, 0, 0, 1024
+
+    def unload_module(self, module: Any) -> None:
+        """Nothing was loaded."""
+
+
+class Launcher:
+    """One compiled kernel.  Triton keeps it beside the kernel, beyond this capture; it launches into the capture of its day."""
+
+    def __init__(self, session: Session, src: Any, metadata: Any):
+        self.constant = [kind == "constexpr" for kind in src.signature.values()]
+        self.kernel = door.of(_texts(src, metadata), metadata, src.signature, session.device.target)
+
+    def __call__(
+        self, gx: int, gy: int, gz: int, stream: int, function: int, packed: Any, launch_metadata: Any, enter: Any, leave: Any,
+        *args: Any,
+    ) -> None:  # fmt: skip
+        if gx and gy and gz:
+            self.kernel.launch((gx, gy, gz), *(a for a, constant in zip(args, self.constant) if not constant))
+
+
+@contextlib.contextmanager
+def taken(session: Session) -> Iterator[None]:
+    """Inside the block Triton's driver is the session's."""
+    try:
+        door.load()
+    except MissingCompilerError:
+        yield
+        return
+    from triton.runtime import driver
+
+    before = driver._active                  # asking for `active` would look for a GPU
+    driver.set_active(Driver(session))
+    try:
+        yield
+    finally:
+        driver.set_active(before)
+
+
+def _texts(src: Any, metadata: Any) -> dict[str, Any]:
+    """PTX and cubin of a kernel that Triton compiled; its launcher is not told, but its cache knows."""
+    from triton.runtime.cache import get_cache_manager
+
+    name = src.name[:150]                    # as Triton cuts it
+    files = get_cache_manager(metadata.hash).get_group(f"{name}.json") or {}
+    if f"{name}.ptx" not in files:
+        raise CaptureError(
+            f"Triton kept no PTX of {metadata.name}. Unset TRITON_STORE_BINARY_ONLY and compile it again "
+            "(TRITON_ALWAYS_COMPILE=1)."
+        )
+    return {"ptx": Path(files[f"{name}.ptx"]).read_text(), "cubin": Path(files[f"{name}.cubin"]).read_bytes()}

@@ -1,0 +1,446 @@
+/* Barriers and fences: bar (16 named barriers of a CTA), barrier.cluster, mbarrier, fence, setmaxnreg.
+ *
+ * All but mbarrier count warps: a warp arrives when all its live lanes have come (Ins.gather == 1). Whoever arrives gives what it
+ * knows; whoever waits takes what all arrivals gave. An mbarrier's phase ends when its pending arrivals and its pending bytes are both
+ * zero; its clock then stands for the copies that the phase tracked.
+ */
+#include "machine.h"
+
+#include <stdio.h>
+
+/* ---- bar ---------------------------------------------------------------------------------------------------------------- */
+
+typedef enum { BAR_SYNC, BAR_ARRIVE, BAR_POPC, BAR_AND, BAR_OR } BarOp;
+
+static u32 live_threads(const Cta *cta) { /* a warp with live lanes counts as 32 threads */
+    u32 n = 0;
+    for (s32 k = 0; k < cta->nwarps; k++) n += cta->warp[k].live ? LANES : 0;
+    return n;
+}
+
+static void complete_bar(Cta *cta, NamedBarrier *b) {
+    learn(cta->cluster, &b->done, &b->gathering);
+    b->generation++;
+    b->arrived = 0;
+    b->arrived_warps = 0;
+    b->reduced_last = b->reduced;
+    machine_event(cta->machine);
+}
+
+/* operands: destination (-1), id, thread count (-1), predicate of a reduction (-1); mod[0]: BarOp */
+static Outcome op_bar(Warp *w, const Ins *i, u32 lanes) {
+    Split *s = current_split(w);
+    BarOp op = i->mod[0];
+    int l = first_lane(lanes);
+    u32 id = R32(w, i->arg[1])[l], count = i->arg[2] >= 0 ? R32(w, i->arg[2])[l] : 0;
+    if (id >= NAMED_BARRIERS || count % LANES || (i->arg[2] >= 0 && !count) || (i->arg[2] >= 0 && count > (u32)w->cta->nwarps * LANES)) {
+        find(w, i, l, BAD_BARRIER, id, count, "barrier %u for %u threads: ids are 0 to 15, counts multiples of 32 up to the CTA's %d", id, count,
+             w->cta->nwarps * LANES);
+        stop(w->machine);
+        return YIELD;
+    }
+    NamedBarrier *b = &w->cta->barrier[id];
+    if (!b->done.clock[0]) b->gathering = new_knowledge(w->cluster), b->done = new_knowledge(w->cluster);
+    if (!s->ticket) {
+        if (b->arrived_warps >> w->index & 1) {
+            find(w, i, l, BAD_BARRIER, id, count, "warp %d arrives twice at barrier %u before it completes", w->index, id);
+            stop(w->machine);
+            return YIELD;
+        }
+        if (b->arrived && b->expected != count) {
+            find(w, i, l, BAD_BARRIER, id, count, "barrier %u is used with counts %u and %u at once", id, b->expected, count);
+            stop(w->machine);
+            return YIELD;
+        }
+        u32 votes = 0;
+        if (op >= BAR_POPC) {
+            u32 p = *PRED(w, i->arg[3]) & lanes;
+            votes = op == BAR_POPC ? (u32)__builtin_popcount(p) : op == BAR_AND ? p == lanes : p != 0;
+        }
+        b->reduced = !b->arrived ? votes : op == BAR_POPC ? b->reduced + votes : op == BAR_AND ? b->reduced & votes : b->reduced | votes;
+        b->expected = count;
+        b->arrived += LANES;
+        b->arrived_warps |= 1ull << w->index;
+        b->ins = i->index;
+        release_to(w, &b->gathering);
+        s->ticket = b->generation + 1;
+        w->machine->progress++;
+    }
+    u32 required = count ? count : live_threads(w->cta);
+    if (b->generation + 1 == s->ticket && b->arrived >= required) complete_bar(w->cta, b);
+    if (op == BAR_ARRIVE) return NEXT;
+    if (b->generation < s->ticket) return BLOCK;
+    w->machine->launch->barrier_waits++;
+    acquire_from(w, &b->done);
+    if (op == BAR_POPC) EACH_LANE(lanes, { R32(w, i->arg[0])[l] = b->reduced_last; });
+    if (op > BAR_POPC) set_pred(w, i->arg[0], lanes, b->reduced_last ? FULL : 0);
+    return YIELD;
+}
+
+/* bar.warp.sync: its lanes have been gathered; memory between them is ordered. */
+static Outcome op_warp_sync(Warp *w, const Ins *i, u32 lanes) {
+    (void)i, (void)lanes;
+    tick(w);
+    return NEXT;
+}
+
+/* ---- barrier.cluster ---------------------------------------------------------------------------------------------------- */
+
+static void complete_cluster_barrier(Cluster *c) {
+    for (s32 t = 0; t < c->nctas; t++)
+        for (s32 n = 0; n < c->cta[t].nwarps; n++) {
+            const Warp *w = &c->cta[t].warp[n];
+            if (w->live && w->cluster_ticket != c->generation + 1) return;
+        }
+    learn(c, &c->done, &c->gathering);
+    c->generation++;
+    machine_event(c->machine);
+}
+
+/* mod[0]: relaxed */
+static Outcome op_cluster_arrive(Warp *w, const Ins *i, u32 lanes) {
+    Cluster *c = w->cluster;
+    if (!c->done.clock[0]) c->gathering = new_knowledge(c), c->done = new_knowledge(c);
+    if (w->cluster_ticket) {
+        find(w, i, first_lane(lanes), BAD_BARRIER, 0, 0, "warp %d arrives twice at the cluster's barrier without a wait between", w->index);
+        stop(w->machine);
+        return YIELD;
+    }
+    w->cluster_ticket = c->generation + 1;
+    if (!i->mod[0])
+        release_to(w, &c->gathering);
+    else if (w->has_released) /* a fence before it: what that fence released */
+        learn(c, &c->gathering, &w->released);
+    w->machine->progress++;
+    complete_cluster_barrier(c);
+    return NEXT;
+}
+
+static Outcome op_cluster_wait(Warp *w, const Ins *i, u32 lanes) {
+    Cluster *c = w->cluster;
+    if (!w->cluster_ticket) {
+        find(w, i, first_lane(lanes), BAD_BARRIER, 0, 0, "warp %d waits at the cluster's barrier without having arrived", w->index);
+        stop(w->machine);
+        return YIELD;
+    }
+    if (c->generation < w->cluster_ticket) complete_cluster_barrier(c); /* warps may have exited since */
+    if (c->generation < w->cluster_ticket) return BLOCK;
+    w->cluster_ticket = 0;
+    w->machine->launch->barrier_waits++;
+    acquire_from(w, &c->done);
+    return YIELD;
+}
+
+/* ---- mbarrier ----------------------------------------------------------------------------------------------------------- */
+
+enum { MOST_ARRIVALS = (1 << 20) - 1 };
+
+static Mbarrier **mbarrier_slot(Warp *w, const Ins *i, int lane, u32 address, Cta **cta, u32 *at) {
+    u8 *p = shared_bytes(w, i, lane, address, 8, 8, cta, at);
+    return p ? &(*cta)->mbarrier[*at / 8] : NULL;
+}
+
+Mbarrier *mbarrier_at(Warp *w, const Ins *i, int lane, u32 address, bool must_live) {
+    Cta *cta;
+    u32 at;
+    Mbarrier **slot = mbarrier_slot(w, i, lane, address, &cta, &at);
+    if (!slot) return NULL;
+    Mbarrier *b = *slot;
+    if (must_live && (!b || !b->live)) {
+        find(w, i, lane, BAD_MBARRIER, address, 8, "there is no mbarrier at shared address 0x%x%s", at, b ? ": it has been invalidated" : "");
+        return NULL;
+    }
+    if (b && cta->shared_history) { /* its initialisation must be ordered before this */
+        Access a = warp_access(w, i, lane, SPACE_SHARED);
+        a.scope = SCOPE_SYS;
+        history_read(cta->shared_history + at, 8, &a, shared_address(cta, at));
+    }
+    return b;
+}
+
+static void broken_count(Mbarrier *b, const char *what, s64 value) {
+    Machine *m = b->cta->machine;
+    Finding *f = find_at(m, BAD_MBARRIER, &b->cta->warp[0], 0, b->ins, -1, shared_address(b->cta, b->address), 8);
+    if (f && f->count == 1)
+        snprintf(f->text, sizeof f->text, "%s of the mbarrier at shared address 0x%x is %lld in phase %llu (arrivals expected: %lld)", what, b->address,
+                 (long long)value, (unsigned long long)b->phase, (long long)b->expected);
+}
+
+static void end_phase_if_due(Mbarrier *b) {
+    if (b->pending || b->tx) return;
+    b->phase++;
+    b->pending = b->expected;
+    Cluster *c = b->cta->cluster;
+    knows_of(&b->arriving, (c->serial & 0xffff) << 16 | b->actor, (u32)b->phase);
+    learn(c, &b->done, &b->arriving);
+    machine_event(c->machine);
+}
+
+void mbarrier_arrive(Mbarrier *b, u32 count, const Knowledge *from) {
+    if (from) learn(b->cta->cluster, &b->arriving, from);
+    if (count > b->pending) {
+        broken_count(b, "more arrivals than are pending: the count", b->pending - (s64)count);
+        b->pending = 0;
+    } else
+        b->pending -= count;
+    b->cta->machine->progress++;
+    end_phase_if_due(b);
+}
+
+void mbarrier_complete_tx(Mbarrier *b, s64 bytes, const Knowledge *from) {
+    if (from) learn(b->cta->cluster, &b->arriving, from);
+    b->tx -= bytes;
+    if (b->tx < -MOST_ARRIVALS) broken_count(b, "the count of bytes", b->tx);
+    end_phase_if_due(b);
+}
+
+static void expect_tx(Mbarrier *b, u32 bytes) {
+    b->tx += bytes;
+    if (b->tx > MOST_ARRIVALS) broken_count(b, "the count of bytes", b->tx);
+    if (!b->tx && !b->pending) broken_count(b, "expect_tx came after its phase's last arrival: the count of bytes", 0);
+}
+
+u32 mbarrier_next_clock(const Mbarrier *b) { return (u32)b->phase + 1; }
+
+static u64 state_of(const Mbarrier *b) { return b->phase << 24 | (u64)b->pending; }
+
+/* operands: address, count; mod: offset, 64-bit address */
+static Outcome op_mbarrier_init(Warp *w, const Ins *i, u32 lanes) {
+    for (u32 rest = lanes; rest; rest &= rest - 1) {
+        int l = first_lane(rest);
+        u32 address = (u32)((i->mod[1] ? R64(w, i->arg[0])[l] : R32(w, i->arg[0])[l]) + i->mod[0]), count = R32(w, i->arg[1])[l], at;
+        Cta *cta;
+        Mbarrier **slot = mbarrier_slot(w, i, l, address, &cta, &at);
+        if (!slot) continue;
+        if (count < 1 || count > MOST_ARRIVALS) {
+            find(w, i, l, BAD_MBARRIER, address, 8, "an mbarrier takes 1 to %d arrivals, not %u", MOST_ARRIVALS, count);
+            continue;
+        }
+        if (*slot && (*slot)->live) find(w, i, l, BAD_MBARRIER, address, 8, "initialised again, while live, at shared address 0x%x", at);
+        u8 image[8];
+        u64 raw = (u64)((1u << 21) - 2 * count) & 0x1ffffe, high = (u64)((1u << 20) - count) << 11;
+        raw |= high << 32;
+        memcpy(image, &raw, 8);
+        if (cta->shared_history) {
+            Access a = warp_access(w, i, l, SPACE_SHARED);
+            history_write(cta->shared_history + at, 8, &a, shared_address(cta, at), cta->shared + at, image);
+        }
+        memcpy(cta->shared + at, image, 8);
+        Mbarrier *b = *slot;
+        if (!b) {
+            Cluster *c = w->cluster;
+            if (c->width == c->capacity) {
+                find(w, i, l, UNSUPPORTED, address, 8, "more than %d mbarriers in a cluster", c->capacity - KINDS_OF_ACTOR * c->nwarps);
+                stop(w->machine);
+                return YIELD;
+            }
+            *slot = b = calloc(1, sizeof *b);
+            b->address = at;
+            b->cta = cta;
+            b->actor = c->width++;
+            b->arriving = new_knowledge(c);
+            b->done = new_knowledge(c);
+        }
+        b->phase = (b->phase + 1) & ~1ull; /* an even one, and none that its clock has stood for */
+        b->live = true;
+        b->expected = b->pending = count;
+        b->tx = 0;
+        b->ins = i->index;
+    }
+    w->machine->progress++;
+    return NEXT;
+}
+
+static u32 operand_address(const Warp *w, const Ins *i, s32 operand, int l) { /* mod[0]: offset, mod[1]: 64-bit */
+    return (u32)((i->mod[1] ? R64(w, i->arg[operand])[l] : R32(w, i->arg[operand])[l]) + i->mod[0]);
+}
+
+static Outcome op_mbarrier_inval(Warp *w, const Ins *i, u32 lanes) {
+    for (u32 rest = lanes; rest; rest &= rest - 1) {
+        int l = first_lane(rest);
+        u32 address = operand_address(w, i, 0, l), at;
+        Mbarrier *b = mbarrier_at(w, i, l, address, true);
+        Cta *cta;
+        if (!b || !mbarrier_slot(w, i, l, address, &cta, &at)) continue;
+        b->live = false;
+        if (cta->shared_history) {
+            Access a = warp_access(w, i, l, SPACE_SHARED);
+            history_write(cta->shared_history + at, 8, &a, shared_address(cta, at), NULL, NULL);
+        }
+    }
+    return NEXT;
+}
+
+/* operands: state (-1), address, count (-1), bytes to expect (-1); mod[2]: drop, mod[3]: relaxed, mod[4]: noComplete */
+static Outcome op_mbarrier_arrive(Warp *w, const Ins *i, u32 lanes) {
+    bool released = false;
+    const Mbarrier *ended = NULL; /* whose phase an earlier lane of this instruction has ended */
+    for (u32 rest = lanes; rest; rest &= rest - 1) {
+        int l = first_lane(rest);
+        u32 address = operand_address(w, i, 1, l), count = i->arg[2] >= 0 ? R32(w, i->arg[2])[l] : 1;
+        Mbarrier *b = mbarrier_at(w, i, l, address, true);
+        if (!b) continue;
+        if (b == ended)
+            find(w, i, l, BAD_MBARRIER, address, 8, "lane %d arrives after other lanes of the same instruction have ended the phase: %lld arrivals are too few",
+                 l, (long long)b->expected);
+        if (i->arg[3] >= 0) expect_tx(b, R32(w, i->arg[3])[l]);
+        if (i->mod[2]) b->expected -= count;
+        u64 before = state_of(b), phase = b->phase;
+        mbarrier_arrive(b, count, i->mod[3] ? (w->has_released ? &w->released : NULL) : &w->know);
+        released |= !i->mod[3];
+        if (b->phase != phase) ended = b;
+        if (i->arg[0] >= 0) R64(w, i->arg[0])[l] = before;
+        if (i->mod[4] && b->phase != phase) find(w, i, l, BAD_MBARRIER, address, 8, "arrive.noComplete completed the phase");
+    }
+    if (released) tick(w);
+    return NEXT;
+}
+
+/* operands: address, bytes; mod[2]: 0 expect_tx, 1 complete_tx */
+static Outcome op_mbarrier_tx(Warp *w, const Ins *i, u32 lanes) {
+    for (u32 rest = lanes; rest; rest &= rest - 1) {
+        int l = first_lane(rest);
+        Mbarrier *b = mbarrier_at(w, i, l, operand_address(w, i, 0, l), true);
+        if (!b) continue;
+        u32 bytes = R32(w, i->arg[1])[l];
+        if (i->mod[2])
+            mbarrier_complete_tx(b, bytes, NULL);
+        else
+            expect_tx(b, bytes);
+    }
+    return NEXT;
+}
+
+/* operands: predicate, address, parity or state; mod[2]: parity, mod[3]: relaxed */
+static u32 completed(Warp *w, const Ins *i, u32 lanes) {
+    u32 bits = 0;
+    for (u32 rest = lanes; rest; rest &= rest - 1) {
+        int l = first_lane(rest);
+        Mbarrier *b = mbarrier_at(w, i, l, operand_address(w, i, 1, l), true);
+        if (!b) {
+            stop(w->machine);
+            continue;
+        }
+        bool done;
+        if (i->mod[2]) {
+            u32 parity = R32(w, i->arg[2])[l];
+            if (parity > 1) find(w, i, l, BAD_MBARRIER, b->address, 8, "a parity is 0 or 1, not %u", parity);
+            done = (b->phase & 1) != (parity & 1);
+        } else {
+            u64 phase = R64(w, i->arg[2])[l] >> 24;
+            if (phase != b->phase && phase + 1 != b->phase)
+                find(w, i, l, BAD_MBARRIER, b->address, 8, "a wait for phase %llu in phase %llu: only the current and the one before may be asked for",
+                     (unsigned long long)phase, (unsigned long long)b->phase);
+            done = b->phase != phase;
+        }
+        if (!done) continue;
+        bits |= 1u << l;
+        if (!i->mod[3]) acquire_from(w, &b->done);
+    }
+    return bits;
+}
+
+static Outcome op_test_wait(Warp *w, const Ins *i, u32 lanes) {
+    set_pred(w, i->arg[0], lanes, completed(w, i, lanes));
+    return YIELD;
+}
+
+Outcome op_try_wait(Warp *w, const Ins *i, u32 lanes) {
+    u32 bits = completed(w, i, lanes);
+    if (bits != lanes && !w->machine->launch->stopped) return BLOCK;
+    set_pred(w, i->arg[0], lanes, bits);
+    w->machine->launch->barrier_waits++;
+    return NEXT;
+}
+
+static Outcome op_pending_count(Warp *w, const Ins *i, u32 lanes) {
+    EACH_LANE(lanes, { R32(w, i->arg[0])[l] = (u32)R64(w, i->arg[1])[l] & 0xffffff; });
+    return NEXT;
+}
+
+void free_cta_barriers(Cta *cta) {
+    for (u32 k = 0; k <= cta->machine->launch->shared_end / 8; k++) {
+        Mbarrier *b = cta->mbarrier[k];
+        if (!b) continue;
+        free_knowledge(&b->arriving);
+        free_knowledge(&b->done);
+        free(b);
+    }
+    for (int k = 0; k < NAMED_BARRIERS; k++) {
+        free_knowledge(&cta->barrier[k].gathering);
+        free_knowledge(&cta->barrier[k].done);
+    }
+}
+
+/* ---- fences ------------------------------------------------------------------------------------------------------------- */
+
+/* mod[0]: views to fence, as bits; mod[1]: releases and acquires, as bits 1 and 2 */
+static Outcome op_fence(Warp *w, const Ins *i, u32 lanes) {
+    (void)lanes;
+    Knowledge *k = &w->know;
+    if (i->mod[1] & 2) fence_acquire(w);
+    for (int v = FENCED_SHARED; v <= FENCED_GLOBAL; v++)
+        if (i->mod[0] >> v & 1)
+            for (s32 a = 0; a < w->cluster->width; a++)
+                if (k->clock[v][a] < k->clock[SEEN][a]) k->clock[v][a] = k->clock[SEEN][a];
+    if (i->mod[1] & 1) fence_release(w);
+    tick(w);
+    return NEXT;
+}
+
+/* ---- setmaxnreg --------------------------------------------------------------------------------------------------------- */
+
+/* mod[0]: inc, mod[1]: registers a thread shall have */
+static Outcome op_setmaxnreg(Warp *w, const Ins *i, u32 lanes) {
+    s32 wanted = (s32)i->mod[1], change = wanted - w->max_registers;
+    if (wanted < 24 || wanted > 256 || wanted % 8 || (i->mod[0] ? change < 0 : change > 0)) {
+        find(w, i, first_lane(lanes), BAD_OPERAND, 0, 0, "setmaxnreg.%s to %d registers from %d: 24 to 256, a multiple of 8, and %s", i->mod[0] ? "inc" : "dec",
+             wanted, w->max_registers, i->mod[0] ? "no fewer than now" : "no more than now");
+        stop(w->machine);
+        return YIELD;
+    }
+    if (change > w->cta->register_pool) return BLOCK;
+    w->cta->register_pool -= change;
+    w->max_registers = wanted;
+    machine_event(w->machine);
+    return NEXT;
+}
+
+const HandlerEntry barriers_handlers[] = {
+    {"bar", op_bar}, {"warp_sync", op_warp_sync}, {"cluster_arrive", op_cluster_arrive}, {"cluster_wait", op_cluster_wait},
+    {"mbarrier_init", op_mbarrier_init}, {"mbarrier_inval", op_mbarrier_inval}, {"mbarrier_arrive", op_mbarrier_arrive},
+    {"mbarrier_tx", op_mbarrier_tx}, {"test_wait", op_test_wait}, {"try_wait", op_try_wait}, {"pending_count", op_pending_count},
+    {"fence", op_fence}, {"setmaxnreg", op_setmaxnreg}, {0},
+};
+
+/* ---- who waits for what ------------------------------------------------------------------------------------------------- */
+
+void explain_block(Warp *w, const Split *s, char *text, size_t size) {
+    const Ins *i = &w->machine->program->ins[s->pc];
+    int l = first_lane(s->lanes);
+    if (s->gathering) {
+        snprintf(text, size, "lanes %08x wait here for the others of %08x", s->lanes, i->gather == 1 ? w->live : R32(w, i->arg[i->mod[0]])[l] & w->live);
+    } else if (i->run == op_bar) {
+        u32 id = R32(w, i->arg[1])[l];
+        const NamedBarrier *b = &w->cta->barrier[id];
+        snprintf(text, size, "waits at barrier %u: %u of %u threads have arrived", id, b->arrived, b->expected ? b->expected : live_threads(w->cta));
+    } else if (i->run == op_try_wait) {
+        Cta *cta = cta_at(w->cluster, operand_address(w, i, 1, l));
+        u32 at = operand_address(w, i, 1, l) & 0xffffff;
+        const Mbarrier *b = cta ? cta->mbarrier[at / 8] : NULL;
+        if (b)
+            snprintf(text, size, "waits for the mbarrier at 0x%x: phase %llu, %lld of %lld arrivals and %lld bytes are missing", at, (unsigned long long)b->phase,
+                     (long long)b->pending, (long long)b->expected, (long long)b->tx);
+    } else if (i->run == op_cluster_wait) {
+        s32 missing = 0;
+        for (s32 t = 0; t < w->cluster->nctas; t++)
+            for (s32 n = 0; n < w->cluster->cta[t].nwarps; n++) {
+                const Warp *other = &w->cluster->cta[t].warp[n];
+                missing += other->live && other->cluster_ticket != w->cluster->generation + 1;
+            }
+        snprintf(text, size, "waits at the cluster's barrier: %d warps have not arrived", missing);
+    } else if (i->run == op_setmaxnreg)
+        snprintf(text, size, "waits for %d registers a thread; %d are free", (s32)i->mod[1] - w->max_registers, w->cta->register_pool);
+    else if (!tmem_explain_block(w, i, text, size))
+        snprintf(text, size, "waits");
+}

@@ -1,0 +1,99 @@
+"""The engine from Python: its records, as machine.h has them, and its four functions."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+from kda.simulator.engine import build
+
+U8, U16, U32, U64, S32, S64 = (getattr(ctypes, f"c_{t}") for t in ("uint8", "uint16", "uint32", "uint64", "int32", "int64"))
+
+
+class Finding(ctypes.Structure):
+    _fields_ = [(n, S32) for n in ("kind", "ins", "other_ins", "cta", "warp", "lane", "other_actor", "space")]
+    _fields_ += [(n, U64) for n in ("address", "size", "count")]
+    _fields_ += [("detail", S64 * 4), ("text", ctypes.c_char * 160)]
+
+
+class Counter(ctypes.Structure):
+    _fields_ = [
+        (n, U64)
+        for n in ("issued", "lanes", "global_read", "global_written", "sectors", "wavefronts", "wavefronts_needed",
+                  "shared_read", "shared_written", "flops")
+    ]  # fmt: skip
+
+
+class Region(ctypes.Structure):
+    _fields_ = [("address", U64), ("size", U64), ("host", ctypes.c_void_p), ("pages", ctypes.c_void_p), ("touched", ctypes.c_void_p),
+                ("writable", S32), ("label", S32)]
+
+
+class Launch(ctypes.Structure):
+    _fields_ = [
+        ("program", ctypes.c_void_p),
+        ("grid", U32 * 3), ("block", U32 * 3), ("cluster", U32 * 3),
+        ("arch", U32), ("shared_base", U32), ("shared_end", U32),
+        ("params", ctypes.c_char_p), ("params_size", U32), ("sms", U32),
+        ("regions", ctypes.POINTER(Region)), ("nregions", S32),
+        ("early", U32), ("checks", U32), ("resident", U32),
+        ("seed", U64), ("quantum", U64), ("limit", U64),
+        ("max_registers", S32), ("max_findings", S32), ("poison", ctypes.c_void_p),
+        ("findings", ctypes.POINTER(Finding)), ("nfindings", S32), ("stopped", S32),
+        ("counters", ctypes.POINTER(Counter)),
+        ("issued", U64), ("launched_clusters", U64), ("async_work", U64), ("barrier_waits", U64), ("tmem_columns", U64),
+    ]  # fmt: skip
+
+
+class ConstantRecord(ctypes.Structure):
+    _fields_ = [("offset", S32), ("width", S32), ("source", S32), ("value_high", S32), ("value", U64), ("value2", U64)]
+
+
+@functools.cache
+def engine():
+    """The loaded library."""
+    lib = ctypes.CDLL(str(build.library()))
+    lib.handler_name.restype = ctypes.c_char_p
+    lib.new_program.restype = ctypes.c_void_p
+    lib.free_program.argtypes = [ctypes.c_void_p]
+    lib.sizes.restype = U64
+    for n, record in enumerate((Launch, Finding, Counter, Region)):
+        assert lib.sizes(n) == ctypes.sizeof(record), f"{record.__name__}: {lib.sizes(n)} bytes in C, {ctypes.sizeof(record)} here"
+    return lib
+
+
+@functools.cache
+def handlers():
+    """Name of a handler -> its number."""
+    found, n = {}, 0
+    while name := engine().handler_name(n):
+        assert name.decode() not in found, f"two handlers are called {name.decode()}"
+        found[name.decode()] = n
+        n += 1
+    return found
+
+
+def _pointer(numbers):
+    """A C array for an array.array, which must outlive the call."""
+    address, count = numbers.buffer_info()
+    return ctypes.c_void_p(address if count else 0)
+
+
+def new_program(records, args, mods, constants, register_bytes, local_bytes):
+    table = (ConstantRecord * max(len(constants), 1))()
+    low = (1 << 64) - 1
+    for slot, ((width, source, value), offset) in zip(table, constants.items()):
+        slot.offset, slot.width, slot.source = offset, width, source
+        slot.value, slot.value2 = value & low, value >> 64 & low
+    return engine().new_program(
+        _pointer(records), S32(len(records) // 9), _pointer(args), S32(len(args)), _pointer(mods), S32(len(mods)),
+        table, S32(len(constants)), U64(register_bytes), U64(local_bytes),
+    )  # fmt: skip
+
+
+def free_program(handle):
+    engine().free_program(handle)
+
+
+def simulate(launch):
+    engine().simulate(ctypes.byref(launch))

@@ -1,0 +1,45 @@
+/* What the asynchronous copies share: address operands, the groups of a lane, and where a copy lands. */
+#pragma once
+#include "machine.h"
+
+/* An address operand is register arg[k] and three numbers from mod[m] on: is it 64 bits wide, what to add, is it generic. */
+static inline u64 address_operand(const Warp *w, const Ins *i, int k, int m, int l) {
+    return (i->mod[m] ? R64(w, i->arg[k])[l] : R32(w, i->arg[k])[l]) + (u64)i->mod[m + 1];
+}
+bool shared_operand(Warp *w, const Ins *i, int k, int m, int l, u32 *address); /* false after a finding */
+
+/* Work that has not been committed to a group belongs to the group with this clock. */
+static inline u32 open_clock(const Warp *w, ActorKind kind) { return w->async_clock[kind] + 1; }
+
+void join_group(Warp *w, Work *work); /* the bulk group that its lane has open */
+
+/* Where a copy lands: shared memory, and the mbarrier that hears of it. A multicast lands at the same offset in several CTAs. */
+enum { MOST_CTAS = 16 };
+typedef struct {
+    u32 address;
+    Mbarrier *barrier;
+} Landing;
+typedef struct {
+    s32 count;
+    Landing at[MOST_CTAS];
+} Landings;
+
+typedef struct {
+    u32 address, barrier; /* as the instruction names them */
+    s32 mask;             /* CTAs of a multicast; ALL: the one that the address names */
+    bool pair;            /* .cta_group::2: the mbarrier may lie in the CTA's peer */
+    u32 align;
+} Target;
+
+bool find_landings(Warp *w, const Ins *i, int l, const Target *target, u64 bytes, Landings *found); /* false after a finding */
+Access tracked_access(Work *work, const Mbarrier *b, HistorySpace space); /* of a copy that the mbarrier tracks */
+void landed(Work *work, Mbarrier *b, s64 bytes);
+void land(Work *work, const Landing *to, const u8 *data, u64 bytes); /* writes the data and tells the mbarrier */
+
+enum { PLAIN = -1 }; /* in the place of an AtomicOp: a copy */
+/* x := op(old, x), element by element, as a copy that reduces does it */
+void combine_all(AtomicOp op, AtomicType t, u32 element, const u8 *old, u8 *x, u64 bytes);
+
+static inline void add_sectors(Warp *w, const Ins *i, u64 address, u64 bytes) {
+    if (bytes) counter(w, i)->sectors += (address + bytes - 1) / 32 - address / 32 + 1;
+}

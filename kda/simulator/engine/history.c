@@ -1,0 +1,358 @@
+/* Who is ordered after what: vector clocks for actors, and the last accesses of every byte.
+ *
+ * An access is ordered after an earlier one if its actor knows that one's clock. Knowledge spreads by releases and acquires: a
+ * barrier, an mbarrier's phase or a published address gathers what its releasers know and hands it to those who acquire.
+ * An access of the async proxy asks for more: an earlier write by the generic proxy must have been fenced (views FENCED_*).
+ * Lanes of a warp share a clock. Two lanes that touch a byte without anything between them that ticks the clock are a race too.
+ */
+#include "machine.h"
+
+enum { MANY_READERS = 0xffffffffu };
+
+struct Foreign {
+    u32 serial;
+    s32 width;
+    u32 *clock[VIEWS];
+    Foreign *next;
+};
+
+/* ---- knowledge ---------------------------------------------------------------------------------------------------------- */
+
+Knowledge new_knowledge(Cluster *c) {
+    Knowledge k = {0};
+    u32 *clocks = calloc((size_t)VIEWS * c->capacity, sizeof(u32));
+    for (int v = 0; v < VIEWS; v++) k.clock[v] = clocks + (size_t)v * c->capacity;
+    return k;
+}
+
+static void free_foreign(Foreign *f) {
+    while (f) {
+        Foreign *next = f->next;
+        free(f->clock[0]);
+        free(f);
+        f = next;
+    }
+}
+
+void free_knowledge(Knowledge *k) {
+    free(k->clock[0]);
+    free_foreign(k->foreign);
+    memset(k, 0, sizeof *k);
+}
+
+static void join(u32 *restrict to, const u32 *restrict from, s32 n) {
+    for (s32 i = 0; i < n; i++) to[i] = to[i] > from[i] ? to[i] : from[i];
+}
+
+static void learn_foreign(Foreign **list, u32 serial, u32 *const clock[VIEWS], s32 width) {
+    Foreign *f = *list;
+    while (f && f->serial != serial) f = f->next;
+    if (!f) {
+        f = calloc(1, sizeof *f);
+        f->serial = serial;
+        f->next = *list;
+        *list = f;
+    }
+    if (f->width < width) {
+        u32 *wider = calloc((size_t)VIEWS * width, sizeof(u32));
+        for (int v = 0; v < VIEWS; v++)
+            if (f->width) memcpy(wider + (size_t)v * width, f->clock[v], f->width * sizeof(u32));
+        free(f->clock[0]);
+        for (int v = 0; v < VIEWS; v++) f->clock[v] = wider + (size_t)v * width;
+        f->width = width;
+    }
+    for (int v = 0; v < VIEWS; v++) join(f->clock[v], clock[v], width);
+}
+
+void learn(Cluster *c, Knowledge *k, const Knowledge *from) {
+    if (k == from) return;
+    for (int v = 0; v < VIEWS; v++) join(k->clock[v], from->clock[v], c->width);
+    for (Foreign *f = from->foreign; f; f = f->next) learn_foreign(&k->foreign, f->serial, f->clock, f->width);
+}
+
+void copy_knowledge(Cluster *c, Knowledge *k, const Knowledge *from) {
+    for (int v = 0; v < VIEWS; v++) memcpy(k->clock[v], from->clock[v], c->width * sizeof(u32));
+    free_foreign(k->foreign);
+    k->foreign = NULL;
+    for (Foreign *f = from->foreign; f; f = f->next) learn_foreign(&k->foreign, f->serial, f->clock, f->width);
+}
+
+void tick(Warp *w) { w->know.clock[SEEN][w->actor]++; }
+
+void release_to(Warp *w, Knowledge *object) {
+    learn(w->cluster, object, &w->know);
+    tick(w);
+}
+
+void acquire_from(Warp *w, const Knowledge *object) { learn(w->cluster, &w->know, object); }
+
+void knows_of(Knowledge *k, u32 actor, u32 clock) {
+    u32 index = actor & 0xffff;
+    for (int v = 0; v < VIEWS; v++)
+        if (k->clock[v][index] < clock) k->clock[v][index] = clock;
+}
+
+static bool knows(const Access *a, int view, u32 actor, u32 clock) {
+    if (actor >> 16 == (a->cluster->serial & 0xffff)) return a->know->clock[view][actor & 0xffff] >= clock;
+    for (Foreign *f = a->know->foreign; f; f = f->next)
+        if (f->serial == actor >> 16) return (s32)(actor & 0xffff) < f->width && f->clock[view][actor & 0xffff] >= clock;
+    return false;
+}
+
+/* ---- publishing through memory ------------------------------------------------------------------------------------------ */
+
+typedef struct SyncVariable SyncVariable;
+struct SyncVariable {
+    u64 key;
+    Foreign *known; /* of all clusters alike */
+    SyncVariable *next;
+};
+enum { SYNC_BUCKETS = 1024 };
+
+static SyncVariable *sync_variable(Machine *m, u64 key, bool make) {
+    SyncVariable **table = m->sync_variables;
+    if (!table) {
+        if (!make) return NULL;
+        table = m->sync_variables = calloc(SYNC_BUCKETS, sizeof *table);
+    }
+    SyncVariable **bucket = &table[(key * 0x9e3779b97f4a7c15u) >> 54];
+    for (SyncVariable *s = *bucket; s; s = s->next)
+        if (s->key == key) return s;
+    if (!make) return NULL;
+    SyncVariable *s = calloc(1, sizeof *s);
+    s->key = key;
+    s->next = *bucket;
+    return *bucket = s;
+}
+
+void free_sync_variables(Machine *m) {
+    SyncVariable **table = m->sync_variables;
+    if (!table) return;
+    for (int b = 0; b < SYNC_BUCKETS; b++)
+        for (SyncVariable *s = table[b], *next; s; s = next) {
+            next = s->next;
+            free_foreign(s->known);
+            free(s);
+        }
+    free(table);
+    m->sync_variables = NULL;
+}
+
+void publish(Warp *w, u64 key, bool release, bool keep) {
+    const Knowledge *k = release ? &w->know : w->has_released ? &w->released : NULL;
+    SyncVariable *s = sync_variable(w->machine, key, k != NULL);
+    if (s && !keep) {
+        free_foreign(s->known);
+        s->known = NULL;
+    }
+    if (k) {
+        learn_foreign(&s->known, w->cluster->serial & 0xffff, k->clock, w->cluster->width);
+        for (Foreign *f = k->foreign; f; f = f->next) learn_foreign(&s->known, f->serial, f->clock, f->width);
+    }
+    if (release) tick(w);
+}
+
+static void learn_published(Warp *w, Knowledge *k, const SyncVariable *s) {
+    for (Foreign *f = s->known; f; f = f->next)
+        if (f->serial == (w->cluster->serial & 0xffff)) {
+            for (int v = 0; v < VIEWS; v++) join(k->clock[v], f->clock[v], f->width);
+        } else
+            learn_foreign(&k->foreign, f->serial, f->clock, f->width);
+}
+
+void observe(Warp *w, u64 key, bool acquire) {
+    const SyncVariable *s = sync_variable(w->machine, key, false);
+    if (!s || !s->known) return;
+    if (acquire) {
+        learn_published(w, &w->know, s);
+        return;
+    }
+    if (!w->to_acquire.clock[0]) w->to_acquire = new_knowledge(w->cluster);
+    learn_published(w, &w->to_acquire, s);
+    w->has_to_acquire = true;
+}
+
+void fence_release(Warp *w) {
+    if (!w->released.clock[0]) w->released = new_knowledge(w->cluster);
+    copy_knowledge(w->cluster, &w->released, &w->know);
+    w->has_released = true;
+    tick(w);
+}
+
+void fence_acquire(Warp *w) {
+    if (w->has_to_acquire) acquire_from(w, &w->to_acquire);
+}
+
+/* ---- accesses ----------------------------------------------------------------------------------------------------------- */
+
+Access warp_access(Warp *w, const Ins *i, int lane, HistorySpace space) {
+    return (Access){.cluster = w->cluster, .cta = w->cta, .know = &w->know, .actor = actor_of(w, BY_WARP), .clock = warp_clock(w),
+                    .ins = i->index, .warp = w->index, .lane = lane, .space = space};
+}
+
+Access work_access(Work *work, u32 actor, u32 clock, HistorySpace space) {
+    Warp *w = work->warp;
+    return (Access){.cluster = w->cluster, .cta = w->cta, .know = &work->know, .actor = actor, .clock = clock,
+                    .ins = work->ins->index, .warp = w->index, .lane = work->lane, .async = true, .space = space};
+}
+
+typedef enum { ORDERED, UNORDERED, UNFENCED, LANES_UNORDERED } Order;
+
+static Order order_after(const Access *a, u32 actor, u32 clock, u8 lane, u8 async, u8 scope, s32 ins, bool earlier_was_write) {
+    if (scope && a->scope && (scope >= SCOPE_CLUSTER || actor == a->actor) && (a->scope >= SCOPE_CLUSTER || actor == a->actor))
+        return ORDERED;
+    if (scope && a->scope && actor >> 16 == a->actor >> 16 && a->cluster->nctas == 1) return ORDERED;
+    if (!knows(a, SEEN, actor, clock)) return UNORDERED;
+    if (actor == a->actor) {
+        bool apart = !async && !a->async && clock == a->clock && lane != a->lane && ins != a->ins;
+        return apart ? LANES_UNORDERED : ORDERED;
+    }
+    if (a->async && !async && earlier_was_write && !knows(a, a->space == SPACE_GLOBAL ? FENCED_GLOBAL : FENCED_SHARED, actor, clock))
+        return a->space == SPACE_TMEM ? ORDERED : UNFENCED;
+    return ORDERED;
+}
+
+static void conflict(const Access *a, Order order, FindingKind race, u32 actor, s32 other_ins, u8 other_lane, u64 address) {
+    Machine *m = a->cluster->machine;
+    const Warp *w = &a->cta->warp[a->warp];
+    FindingKind kind = order == UNFENCED ? PROXY_RACE : order == LANES_UNORDERED ? LANE_RACE : race;
+    Finding *f = find_at(m, kind, w, a->lane, a->ins, other_ins, address, 1);
+    if (f && f->count == 1) {
+        u32 index = actor & 0xffff, nwarps = a->cluster->nwarps;
+        bool here = actor >> 16 == (a->cluster->serial & 0xffff);
+        f->space = a->space;
+        f->other_actor = here ? (index < KINDS_OF_ACTOR * nwarps ? index / nwarps : KINDS_OF_ACTOR) : -1;
+        f->detail[0] = here && index < KINDS_OF_ACTOR * nwarps ? (s64)(index % nwarps) : -1;
+        f->detail[1] = other_lane;
+        f->detail[2] = a->async;
+        f->detail[3] = race;
+    }
+}
+
+/* Sets of readers: some bytes are read by several actors between two writes. */
+typedef struct {
+    u32 actor, clock, ins;
+    u8 lane, async, scope;
+} Reader;
+typedef struct {
+    Reader *reader;
+    s32 count, room;
+} ReaderSet;
+static ReaderSet *sets;
+static u32 nsets, room_for_sets, *free_sets, nfree_sets;
+
+static u32 new_set(void) {
+    if (nfree_sets) return free_sets[--nfree_sets];
+    if (nsets == room_for_sets) {
+        room_for_sets = room_for_sets ? 2 * room_for_sets : 4096;
+        sets = realloc(sets, room_for_sets * sizeof *sets);
+        free_sets = realloc(free_sets, room_for_sets * sizeof *free_sets);
+        memset(sets + nsets, 0, (room_for_sets - nsets) * sizeof *sets);
+    }
+    return nsets++;
+}
+
+void free_reader_sets(void) {
+    for (u32 i = 0; i < nsets; i++) free(sets[i].reader);
+    free(sets);
+    free(free_sets);
+    sets = NULL;
+    free_sets = NULL;
+    nsets = room_for_sets = nfree_sets = 0;
+}
+
+static void add_reader(ReaderSet *s, Reader r) {
+    for (s32 i = 0; i < s->count; i++)
+        if (s->reader[i].actor == r.actor) {
+            s->reader[i] = r;
+            return;
+        }
+    if (s->count == s->room) {
+        s->room = s->room ? 2 * s->room : 4;
+        s->reader = realloc(s->reader, s->room * sizeof *s->reader);
+    }
+    s->reader[s->count++] = r;
+}
+
+static void forget_readers(Cell *c) {
+    if (c->reader == MANY_READERS) {
+        sets[c->reader_clock].count = 0;
+        free_sets[nfree_sets++] = c->reader_clock;
+    }
+    c->reader = 0;
+    c->reader_clock = 0;
+}
+
+static void remember_read(Cell *c, const Access *a) {
+    Reader now = {a->actor, a->clock, a->ins, a->lane, a->async, a->scope};
+    if (c->reader == MANY_READERS) {
+        add_reader(&sets[c->reader_clock], now);
+        return;
+    }
+    bool covered = !c->reader_clock || c->reader == a->actor || (!c->reader_async && knows(a, SEEN, c->reader, c->reader_clock));
+    if (!covered) {
+        Reader before = {c->reader, c->reader_clock, c->reader_ins, c->reader_lane, c->reader_async, c->reader_scope};
+        u32 set = new_set();
+        add_reader(&sets[set], before);
+        add_reader(&sets[set], now);
+        c->reader = MANY_READERS;
+        c->reader_clock = set;
+        return;
+    }
+    c->reader = a->actor;
+    c->reader_clock = a->clock;
+    c->reader_ins = a->ins;
+    c->reader_lane = a->lane;
+    c->reader_async = a->async;
+    c->reader_scope = a->scope;
+}
+
+void history_read(Cell *cell, u64 n, const Access *a, u64 address) {
+    for (u64 k = 0; k < n; k++) {
+        Cell *c = &cell[k];
+        if (!c->written && a->space != SPACE_GLOBAL) {
+            const Warp *w = &a->cta->warp[a->warp];
+            Finding *f = find_at(a->cluster->machine, UNINITIALISED, w, a->lane, a->ins, -1, address + k, n);
+            if (f) f->space = a->space;
+        }
+        if (c->writer_clock) {
+            Order o = order_after(a, c->writer, c->writer_clock, c->writer_lane, c->writer_async, c->writer_scope, c->writer_ins, true);
+            if (o != ORDERED) conflict(a, o, RACE_WRITE_READ, c->writer, c->writer_ins, c->writer_lane, address + k);
+        }
+        remember_read(c, a);
+    }
+}
+
+void history_write(Cell *cell, u64 n, const Access *a, u64 address, const u8 *old_value, const u8 *new_value) {
+    for (u64 k = 0; k < n; k++) {
+        Cell *c = &cell[k];
+        if (c->writer_clock) {
+            Order o = order_after(a, c->writer, c->writer_clock, c->writer_lane, c->writer_async, c->writer_scope, c->writer_ins, true);
+            bool same = old_value && new_value && old_value[k] == new_value[k];
+            if (o == ORDERED && c->writer == a->actor && c->writer_clock == a->clock && c->writer_lane != a->lane &&
+                c->writer_ins == (u32)a->ins && !a->async && !a->scope)
+                o = LANES_UNORDERED; /* two lanes of one instruction, with different values */
+            if (o != ORDERED && !(same && o != UNFENCED))
+                conflict(a, o, RACE_WRITE_WRITE, c->writer, c->writer_ins, c->writer_lane, address + k);
+        }
+        if (c->reader == MANY_READERS) {
+            for (s32 i = 0; i < sets[c->reader_clock].count; i++) {
+                Reader *r = &sets[c->reader_clock].reader[i];
+                Order o = order_after(a, r->actor, r->clock, r->lane, r->async, r->scope, r->ins, false);
+                if (o != ORDERED) conflict(a, o, RACE_READ_WRITE, r->actor, r->ins, r->lane, address + k);
+            }
+            forget_readers(c);
+        } else if (c->reader_clock) {
+            Order o = order_after(a, c->reader, c->reader_clock, c->reader_lane, c->reader_async, c->reader_scope, c->reader_ins, false);
+            if (o != ORDERED) conflict(a, o, RACE_READ_WRITE, c->reader, c->reader_ins, c->reader_lane, address + k);
+            c->reader_clock = 0;
+        }
+        c->writer = a->actor;
+        c->writer_clock = a->clock;
+        c->writer_ins = a->ins;
+        c->writer_lane = a->lane;
+        c->writer_async = a->async;
+        c->writer_scope = a->scope;
+        c->written = 1;
+    }
+}

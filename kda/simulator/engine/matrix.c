@@ -1,0 +1,177 @@
+/* Fragments of matrices in a warp's registers: ldmatrix, stmatrix, movmatrix, mma.sync. Lane l = 4g + t throughout.
+ *
+ * mma.sync: a register holds 4/bytes neighbours in k of A or B. Registers of A go down 8 rows first (where m is 16), then along k;
+ * those of B along k, column g. Element n of C and D is at row g + 8 (n >> 1), column 2t + (n & 1); f16 packs two in a register.
+ */
+#include "mma.h"
+#include "numerics.h"
+
+#include <math.h>
+
+static bool whole_warp(Warp *w, const Ins *i, u32 lanes) {
+    if (lanes != FULL) find(w, i, first_lane(lanes), BAD_LANE, 0, 0, "it needs all 32 lanes; %08x take part", lanes);
+    return lanes == FULL;
+}
+
+/* ---- ldmatrix, stmatrix ------------------------------------------------------------------------------------------------- */
+
+/* operands: the registers, then the address */
+enum { L_COUNT, L_FORM, L_ROWS, L_OFFSET, L_WIDE, L_GENERIC }; /* registers; Form; rows in all; address */
+typedef enum { B16, B16_TRANSPOSED, B8_LOAD, B8_STORE } Form;
+enum { ROW = 16 }; /* bytes */
+
+/* Where byte b of register r of lane l lies: the row, counted through all matrices (the lane that gives its address), and the byte in it. */
+static void fragment_byte(Form form, int r, int l, int b, int *row, int *byte) {
+    int g = l >> 2, t = l & 3;
+    switch (form) {
+    case B16: *row = 8 * r + g, *byte = 4 * t + b; break;
+    case B16_TRANSPOSED: *row = 8 * r + 2 * t + (b >> 1), *byte = 2 * g + (b & 1); break;
+    case B8_LOAD: *row = 16 * (r >> 1) + 4 * t + b, *byte = g + 8 * (r & 1); break;       /* 16 rows of 16 in two registers */
+    case B8_STORE: *row = 8 * r + 2 * t + (b & 1), *byte = g + 8 * (b >> 1); break;        /* 8 rows of 16 in one */
+    }
+}
+
+/* The lanes' 32-bit shared addresses; false after a finding. */
+static bool row_addresses(Warp *w, const Ins *i, u32 *address) {
+    s32 reg = i->arg[i->mod[L_COUNT]];
+    for (int l = 0; l < i->mod[L_ROWS]; l++) {
+        u64 at = (i->mod[L_WIDE] ? R64(w, reg)[l] : R32(w, reg)[l]) + (u64)i->mod[L_OFFSET];
+        if (i->mod[L_GENERIC] && at >> 56 != WINDOW_SHARED) {
+            find(w, i, l, OUT_OF_BOUNDS, at, ROW, "generic address 0x%llx is not in shared memory", (unsigned long long)at);
+            return false;
+        }
+        address[l] = (u32)at;
+    }
+    return true;
+}
+
+static u32 first_lanes(s64 n) { return n == LANES ? FULL : (1u << n) - 1; }
+
+static Outcome op_ldmatrix(Warp *w, const Ins *i, u32 lanes) {
+    u32 address[LANES];
+    u8 rows[LANES][ROW];
+    if (!whole_warp(w, i, lanes) || !row_addresses(w, i, address)) return NEXT;
+    for (int l = 0; l < i->mod[L_ROWS]; l++) {
+        Access a = warp_access(w, i, l, SPACE_SHARED);
+        shared_read(w, i, &a, address[l], rows[l], ROW, ROW);
+    }
+    count_wavefronts(w, i, first_lanes(i->mod[L_ROWS]), address, ROW, false);
+    for (int r = 0; r < i->mod[L_COUNT]; r++)
+        for (int l = 0; l < LANES; l++) {
+            u8 value[4];
+            for (int b = 0; b < 4; b++) {
+                int row, byte;
+                fragment_byte((Form)i->mod[L_FORM], r, l, b, &row, &byte);
+                value[b] = rows[row][byte];
+            }
+            if (i->arg[r] >= 0) memcpy(&R32(w, i->arg[r])[l], value, 4);
+        }
+    return NEXT;
+}
+
+static Outcome op_stmatrix(Warp *w, const Ins *i, u32 lanes) {
+    u32 address[LANES];
+    u8 rows[LANES][ROW];
+    if (!whole_warp(w, i, lanes) || !row_addresses(w, i, address)) return NEXT;
+    for (int r = 0; r < i->mod[L_COUNT]; r++)
+        for (int l = 0; l < LANES; l++)
+            for (int b = 0; b < 4; b++) {
+                int row, byte;
+                fragment_byte((Form)i->mod[L_FORM], r, l, b, &row, &byte);
+                rows[row][byte] = (u8)(R32(w, i->arg[r])[l] >> 8 * b);
+            }
+    for (int l = 0; l < i->mod[L_ROWS]; l++) {
+        Access a = warp_access(w, i, l, SPACE_SHARED);
+        shared_write(w, i, &a, address[l], rows[l], ROW, ROW);
+    }
+    count_wavefronts(w, i, first_lanes(i->mod[L_ROWS]), address, ROW, true);
+    return NEXT;
+}
+
+/* d, a: an 8x8 matrix of 16 bits, transposed */
+static Outcome op_movmatrix(Warp *w, const Ins *i, u32 lanes) {
+    u8 rows[8][ROW];
+    if (!whole_warp(w, i, lanes)) return NEXT;
+    for (int l = 0; l < LANES; l++) memcpy(&rows[l >> 2][4 * (l & 3)], &R32(w, i->arg[1])[l], 4);
+    for (int l = 0; l < LANES; l++) {
+        u8 *to = (u8 *)&R32(w, i->arg[0])[l];
+        for (int b = 0; b < 4; b++) {
+            int row, byte;
+            fragment_byte(B16_TRANSPOSED, 0, l, b, &row, &byte);
+            to[b] = rows[row][byte];
+        }
+    }
+    return NEXT;
+}
+
+/* ---- mma.sync ----------------------------------------------------------------------------------------------------------- */
+
+/* operands: registers of D, A, B, C */
+enum { M_ROWS, M_DEPTH, M_A, M_B, M_D, M_SATURATE, M_ND, M_NA, M_NB };
+enum { COLUMNS = 8, MAX_ROWS = 16, MAX_DEPTH = 32 };
+
+static u32 element_bytes(MatrixType t) { return t == MT_TF32 ? 4 : t == MT_F16 || t == MT_BF16 ? 2 : 1; }
+
+/* to[row][k] of a matrix of 8 or 16 rows (columns of B) */
+static void gather(const Warp *w, const s32 *reg, s32 registers, u32 down, u32 depth, u32 bytes, u32 *to) {
+    u32 each = 4 / bytes, mask = bytes == 4 ? FULL : (1u << 8 * bytes) - 1;
+    for (u32 r = 0; r < (u32)registers; r++)
+        for (u32 l = 0; l < LANES; l++)
+            for (u32 e = 0; e < each; e++)
+                to[(l / 4 + 8 * (r % down)) * depth + l % 4 * each + e + 4 * each * (r / down)] = R32(w, reg[r])[l] >> 8 * bytes * e & mask;
+}
+
+static u32 *accumulator(const Warp *w, const s32 *reg, u32 n, u32 l, bool packed, u32 *shift) {
+    *shift = packed ? 16 * (n & 1) : 0;
+    return &R32(w, reg[packed ? n / 2 : n])[l];
+}
+
+static Outcome op_mma(Warp *w, const Ins *i, u32 lanes) {
+    const s64 *m = i->mod;
+    u32 A[MAX_ROWS * MAX_DEPTH], B[COLUMNS * MAX_DEPTH], D[MAX_ROWS * COLUMNS], shift;
+    u32 rows = (u32)m[M_ROWS], depth = (u32)m[M_DEPTH], bytes = element_bytes((MatrixType)m[M_A]);
+    bool packed = m[M_D] == MT_F16;
+    const s32 *d = i->arg, *a = d + m[M_ND], *b = a + m[M_NA], *c = b + m[M_NB];
+    if (!whole_warp(w, i, lanes)) return NEXT;
+    gather(w, a, (s32)m[M_NA], rows / 8, depth, bytes, A);
+    gather(w, b, (s32)m[M_NB], 1, depth, bytes, B);
+    for (u32 n = 0; n < rows / 4; n++)
+        for (u32 l = 0; l < LANES; l++) {
+            u32 x = *accumulator(w, c, n, l, packed, &shift) >> shift;
+            D[(l / 4 + 8 * (n >> 1)) * COLUMNS + 2 * (l % 4) + (n & 1)] = packed ? x & 0xffff : x;
+        }
+    multiply_tile(&(Tile){.arch = w->machine->launch->arch, .a = (MatrixType)m[M_A], .b = (MatrixType)m[M_B], .d = (MatrixType)m[M_D],
+                          .m = (int)rows, .n = COLUMNS, .k = (int)depth, .A = A, .B = B, .C = D, .D = D, .saturate = m[M_SATURATE]});
+    for (u32 n = 0; n < rows / 4; n++)
+        for (u32 l = 0; l < LANES; l++) {
+            u32 *to = accumulator(w, d, n, l, packed, &shift), value = D[(l / 4 + 8 * (n >> 1)) * COLUMNS + 2 * (l % 4) + (n & 1)];
+            *to = packed ? (*to & ~(0xffffu << shift)) | value << shift : value;
+        }
+    counter(w, i)->flops += 2ull * rows * COLUMNS * depth;
+    return NEXT;
+}
+
+/* f64: a chain of fused multiply-adds along k; one element in each 64-bit register */
+static Outcome op_mma_f64(Warp *w, const Ins *i, u32 lanes) {
+    const s64 *m = i->mod;
+    double A[MAX_ROWS][MAX_DEPTH], B[COLUMNS][MAX_DEPTH], D[MAX_ROWS][COLUMNS];
+    u32 rows = (u32)m[M_ROWS], depth = (u32)m[M_DEPTH], down = rows / 8;
+    const s32 *d = i->arg, *a = d + m[M_ND], *b = a + m[M_NA], *c = b + m[M_NB];
+    if (!whole_warp(w, i, lanes)) return NEXT;
+    for (u32 l = 0; l < LANES; l++) {
+        for (u32 r = 0; r < m[M_NA]; r++) A[l / 4 + 8 * (r % down)][l % 4 + 4 * (r / down)] = bits_double(R64(w, a[r])[l]);
+        for (u32 r = 0; r < m[M_NB]; r++) B[l / 4][l % 4 + 4 * r] = bits_double(R64(w, b[r])[l]);
+        for (u32 n = 0; n < rows / 4; n++) D[l / 4 + 8 * (n >> 1)][2 * (l % 4) + (n & 1)] = bits_double(R64(w, c[n])[l]);
+    }
+    for (u32 row = 0; row < rows; row++)
+        for (u32 k = 0; k < depth; k++)
+            for (u32 n = 0; n < COLUMNS; n++) D[row][n] = fma(A[row][k], B[n][k], D[row][n]);
+    for (u32 l = 0; l < LANES; l++)
+        for (u32 n = 0; n < rows / 4; n++) R64(w, d[n])[l] = double_bits(D[l / 4 + 8 * (n >> 1)][2 * (l % 4) + (n & 1)]);
+    counter(w, i)->flops += 2ull * rows * COLUMNS * depth;
+    return NEXT;
+}
+
+const HandlerEntry matrix_handlers[] = {
+    {"ldmatrix", op_ldmatrix}, {"stmatrix", op_stmatrix}, {"movmatrix", op_movmatrix}, {"mma", op_mma}, {"mma_f64", op_mma_f64}, {0},
+};

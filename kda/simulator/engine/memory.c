@@ -1,0 +1,491 @@
+/* Loads, stores, atomics and addresses.
+ *
+ * A generic address names its space by its top byte; global memory is the host's own, shared addresses are 32 bits with the CTA's rank
+ * in the cluster above bit 24. Whatever is touched is checked first: the space's bounds, the alignment, the history.
+ */
+#include "machine.h"
+#include "numerics.h"
+
+/* ---- places ------------------------------------------------------------------------------------------------------------- */
+
+Cta *cta_at(Cluster *c, u32 address) {
+    if (c->machine->launch->arch < 90) return &c->cta[0];
+    u32 rank = address >> 24;
+    return rank < (u32)c->nctas ? &c->cta[rank] : NULL;
+}
+
+u8 *shared_bytes(Warp *w, const Ins *i, int lane, u32 address, u64 n, u64 align, Cta **cta, u32 *offset) {
+    const Launch *launch = w->machine->launch;
+    u32 at = launch->arch >= 90 ? address & 0xffffff : address;
+    Cta *owner = launch->arch >= 90 ? cta_at(w->cluster, address) : w->cta;
+    if (!owner) {
+        find(w, i, lane, OUT_OF_BOUNDS, address, n, "shared address 0x%x names CTA %u of a cluster of %d", address, address >> 24, w->cluster->nctas);
+        return NULL;
+    }
+    if (at < launch->shared_base || at + n > launch->shared_end) {
+        find(w, i, lane, OUT_OF_BOUNDS, address, n, "%llu bytes at shared address 0x%x; the CTA has 0x%x to 0x%x", (unsigned long long)n, at,
+             launch->shared_base, launch->shared_end);
+        return NULL;
+    }
+    if (at & (align - 1)) {
+        find(w, i, lane, MISALIGNED, address, n, "shared address 0x%x is not a multiple of %llu", at, (unsigned long long)align);
+        return NULL;
+    }
+    if (owner->exited) {
+        find(w, i, lane, PEER_EXITED, address, n, "shared memory of CTA rank %d, which has exited", owner->rank);
+        return NULL;
+    }
+    *cta = owner;
+    *offset = at;
+    return owner->shared + at;
+}
+
+static Region *region_at(const Launch *launch, u64 address) { /* the last region that starts at or before it */
+    s32 low = 0, high = launch->nregions;
+    while (low < high) {
+        s32 mid = (low + high) / 2;
+        if (launch->regions[mid].address <= address)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low ? &launch->regions[low - 1] : NULL;
+}
+
+u8 *global_bytes(Warp *w, const Ins *i, int lane, u64 address, u64 n, u64 align, bool write, Region **region) {
+    Region *r = region_at(w->machine->launch, address);
+    if (!r || address + n > r->address + r->size) {
+        Finding *f = find(w, i, lane, OUT_OF_BOUNDS, address, n, "%s", "");
+        if (f && f->count == 1) { /* Python names the nearest tensor */
+            f->space = SPACE_GLOBAL;
+            f->detail[0] = r ? r->label : -1;
+            f->detail[1] = r ? (s64)(address - r->address) : 0;
+            f->detail[2] = r ? (s64)r->size : 0;
+            f->detail[3] = write;
+        }
+        return NULL;
+    }
+    if (address & (align - 1)) {
+        find(w, i, lane, MISALIGNED, address, n, "global address 0x%llx is not a multiple of %llu", (unsigned long long)address,
+             (unsigned long long)align);
+        return NULL;
+    }
+    if (write && !r->writable) {
+        Finding *f = find(w, i, lane, OUT_OF_BOUNDS, address, n, "a write to memory that may only be read");
+        if (f && f->count == 1) f->space = SPACE_GLOBAL, f->detail[0] = r->label;
+        return NULL;
+    }
+    *region = r;
+    return r->host + (address - r->address);
+}
+
+void region_history(Region *r, u64 offset, u64 n, const Access *a, const u8 *old_value, const u8 *new_value, bool write) {
+    if (!r->pages) r->pages = calloc(r->size / PAGE + 1, sizeof *r->pages);
+    while (n) {
+        u64 page = offset / PAGE, at = offset % PAGE, here = PAGE - at < n ? PAGE - at : n;
+        if (!r->pages[page]) r->pages[page] = calloc(PAGE, sizeof(Cell));
+        if (write)
+            history_write(r->pages[page] + at, here, a, r->address + offset, old_value, new_value);
+        else
+            history_read(r->pages[page] + at, here, a, r->address + offset);
+        offset += here;
+        n -= here;
+        if (old_value) old_value += here, new_value += here;
+    }
+}
+
+const u8 *param_bytes(Warp *w, u64 offset, u64 n) {
+    const Launch *launch = w->machine->launch;
+    return offset + n <= launch->params_size ? launch->params + offset : NULL;
+}
+
+bool shared_read(Warp *w, const Ins *i, const Access *a, u32 address, void *to, u64 n, u64 align) {
+    Cta *cta;
+    u32 at;
+    u8 *p = shared_bytes(w, i, a->lane, address, n, align, &cta, &at);
+    if (!p) {
+        memset(to, 0xff, n);
+        return false;
+    }
+    if (cta->shared_history) history_read(cta->shared_history + at, n, a, shared_address(cta, at));
+    memcpy(to, p, n);
+    counter(w, i)->shared_read += n;
+    return true;
+}
+
+static void guard_mbarriers(Warp *w, const Ins *i, int lane, Cta *cta, u32 at, u64 n) {
+    for (u32 k = at / 8; k <= (at + n - 1) / 8; k++)
+        if (cta->mbarrier[k] && cta->mbarrier[k]->live)
+            find(w, i, lane, MBARRIER_OVERWRITTEN, shared_address(cta, k * 8), 8, "a store to the live mbarrier at shared address 0x%x", k * 8);
+}
+
+bool shared_write(Warp *w, const Ins *i, const Access *a, u32 address, const void *from, u64 n, u64 align) {
+    Cta *cta;
+    u32 at;
+    u8 *p = shared_bytes(w, i, a->lane, address, n, align, &cta, &at);
+    if (!p) return false;
+    guard_mbarriers(w, i, a->lane, cta, at, n);
+    if (cta->shared_history) history_write(cta->shared_history + at, n, a, shared_address(cta, at), p, from);
+    memcpy(p, from, n);
+    counter(w, i)->shared_written += n;
+    w->machine->progress++;
+    return true;
+}
+
+static void touch(Region *r, u64 address, u64 n, u8 how) { /* sectors of the address space, so that pieces of one are one */
+    for (u64 s = address / 32; s <= (address + n - 1) / 32; s++) r->touched[s - r->address / 32] |= how;
+}
+
+bool global_read(Warp *w, const Ins *i, const Access *a, u64 address, void *to, u64 n, u64 align) {
+    Region *r;
+    u8 *p = global_bytes(w, i, a->lane, address, n, align, false, &r);
+    if (!p) {
+        memset(to, 0xff, n);
+        return false;
+    }
+    if (w->machine->launch->checks) region_history(r, address - r->address, n, a, NULL, NULL, false);
+    memcpy(to, p, n);
+    touch(r, address, n, 1);
+    counter(w, i)->global_read += n;
+    return true;
+}
+
+bool global_write(Warp *w, const Ins *i, const Access *a, u64 address, const void *from, u64 n, u64 align) {
+    Region *r;
+    u8 *p = global_bytes(w, i, a->lane, address, n, align, true, &r);
+    if (!p) return false;
+    if (w->machine->launch->checks) region_history(r, address - r->address, n, a, p, from, true);
+    memcpy(p, from, n);
+    touch(r, address, n, 2);
+    counter(w, i)->global_written += n;
+    w->machine->progress++;
+    return true;
+}
+
+/* ---- counting ----------------------------------------------------------------------------------------------------------- */
+
+/* 4-byte banks; a pass serves 32 lanes of 4 bytes, 16 of 8 or 8 of 16. Lanes that want the same word share a pass. */
+void count_wavefronts(Warp *w, const Ins *i, u32 lanes, const u32 *address, u32 bytes, bool write) {
+    Counter *c = counter(w, i);
+    int together = bytes <= 4 ? 32 : bytes == 8 ? 16 : 8;
+    (void)write;
+    for (int first = 0; first < LANES; first += together) {
+        u32 words[32][32];
+        int used[32] = {0}, passes = 0, distinct = 0;
+        for (int l = first; l < first + together; l++) {
+            if (!lane_in(lanes, l)) continue;
+            for (u32 b = 0; b < (bytes < 4 ? 4 : bytes); b += 4) {
+                u32 word = (address[l] + b) / 4, bank = word % 32;
+                int k = 0;
+                while (k < used[bank] && words[bank][k] != word) k++;
+                if (k == used[bank]) {
+                    if (k < 32) words[bank][used[bank]++] = word;
+                    distinct++;
+                }
+                if (used[bank] > passes) passes = used[bank];
+            }
+        }
+        c->wavefronts += passes;
+        c->wavefronts_needed += (distinct + 31) / 32;
+    }
+}
+
+void count_sectors(Warp *w, const Ins *i, u32 lanes, const u64 *address, u32 bytes) {
+    u64 sector[LANES * 4];
+    int n = 0;
+    for (u32 rest = lanes; rest; rest &= rest - 1) {
+        int l = first_lane(rest);
+        for (u64 s = address[l] / 32; s <= (address[l] + bytes - 1) / 32 && n < LANES * 4; s++) {
+            int k = n - 1;
+            while (k >= 0 && sector[k] != s) k--;
+            if (k < 0) sector[n++] = s;
+        }
+    }
+    counter(w, i)->sectors += n;
+}
+
+/* ---- ld and st ---------------------------------------------------------------------------------------------------------- */
+
+typedef enum { GENERIC, GLOBAL, SHARED, LOCAL, PARAM } Space;
+enum { SEM_WEAK, SEM_RELAXED, SEM_ACQUIRE, SEM_RELEASE, SEM_ACQ_REL };
+
+/* operands: the values, then the address */
+enum { M_SPACE, M_BYTES, M_COUNT, M_SIGNED, M_SEM, M_SCOPE, M_OFFSET, M_WIDE };
+
+static u64 lane_address(const Warp *w, const Ins *i, s32 operand, bool wide, s64 offset, int l) {
+    return (wide ? R64(w, i->arg[operand])[l] : R32(w, i->arg[operand])[l]) + (u64)offset;
+}
+
+static Space space_of(Space named, u64 *address) { /* a generic address becomes one of its space */
+    if (named != GENERIC) return named;
+    int top = (int)(*address >> 56);
+    if (top == WINDOW_SHARED || top == WINDOW_LOCAL || top == WINDOW_PARAM) *address &= 0x00ffffffffffffffu;
+    return top == WINDOW_SHARED ? SHARED : top == WINDOW_LOCAL ? LOCAL : top == WINDOW_PARAM ? PARAM : GLOBAL;
+}
+
+static u8 *local_bytes(Warp *w, const Ins *i, int lane, u64 address, u64 n, u64 align) {
+    u64 size = w->machine->program->local_bytes;
+    if (address + n > size || address & (align - 1)) {
+        find(w, i, lane, address & (align - 1) ? MISALIGNED : OUT_OF_BOUNDS, address, n, "%llu bytes at local address 0x%llx of %llu",
+             (unsigned long long)n, (unsigned long long)address, (unsigned long long)size);
+        return NULL;
+    }
+    return w->local + lane * size + address;
+}
+
+static u64 sync_key(Warp *w, Space space, u64 address) {
+    return space == SHARED ? window(WINDOW_SHARED) | (u64)(w->cluster->serial & 0xffffff) << 32 | (u32)address : address;
+}
+
+static void put_element(Warp *w, s32 reg, int l, const u8 *from, u32 bytes, bool is_signed) {
+    if (reg < 0) return;
+    if (bytes == 16) {
+        memcpy(&R64(w, reg)[2 * l], from, 16);
+    } else if (bytes == 8) {
+        memcpy(&R64(w, reg)[l], from, 8);
+    } else {
+        u32 x = 0;
+        memcpy(&x, from, bytes);
+        if (is_signed && bytes < 4) x = (u32)((s32)(x << (32 - 8 * bytes)) >> (32 - 8 * bytes));
+        R32(w, reg)[l] = x;
+    }
+}
+
+static void get_element(const Warp *w, s32 reg, int l, u8 *to, u32 bytes) {
+    if (bytes == 16)
+        memcpy(to, &R64(w, reg)[2 * l], 16);
+    else if (bytes == 8)
+        memcpy(to, &R64(w, reg)[l], 8);
+    else
+        memcpy(to, &R32(w, reg)[l], bytes);
+}
+
+/* mod[8]: the destination registers hold 8 bytes though the elements are smaller (ld.u32 into a 64-bit register) */
+static Outcome op_ld(Warp *w, const Ins *i, u32 lanes) {
+    const s64 *m = i->mod;
+    u32 bytes = (u32)m[M_BYTES], count = (u32)m[M_COUNT], n = bytes * count;
+    u64 global[LANES];
+    u32 shared[LANES], in_global = 0, in_shared = 0;
+    for (u32 rest = lanes; rest; rest &= rest - 1) {
+        int l = first_lane(rest);
+        u64 address = lane_address(w, i, count, m[M_WIDE], m[M_OFFSET], l);
+        Space space = space_of(m[M_SPACE], &address);
+        u8 value[128];
+        memset(value, 0xff, sizeof value);
+        if (space == SHARED || space == GLOBAL) {
+            Access a = warp_access(w, i, l, space == SHARED ? SPACE_SHARED : SPACE_GLOBAL);
+            a.scope = m[M_SEM] ? (u8)m[M_SCOPE] : WEAK;
+            if (space == SHARED ? shared_read(w, i, &a, (u32)address, value, n, n) : global_read(w, i, &a, address, value, n, n)) {
+                if (space == SHARED)
+                    shared[l] = (u32)address, in_shared |= 1u << l;
+                else
+                    global[l] = address, in_global |= 1u << l;
+            }
+            if (m[M_SEM]) observe(w, sync_key(w, space, address), m[M_SEM] == SEM_ACQUIRE);
+        } else if (space == LOCAL) {
+            const u8 *p = local_bytes(w, i, l, address, n, n);
+            if (p) memcpy(value, p, n);
+        } else {
+            const u8 *p = param_bytes(w, address, n);
+            if (p)
+                memcpy(value, p, n);
+            else
+                find(w, i, l, OUT_OF_BOUNDS, address, n, "%u bytes at offset %llu of %u bytes of parameters", n, (unsigned long long)address,
+                     w->machine->launch->params_size);
+        }
+        for (u32 e = 0; e < count; e++) {
+            s32 reg = i->arg[e];
+            if (reg >= 0 && m[8] == 8 && bytes < 8) {
+                u64 x = 0;
+                memcpy(&x, value + e * bytes, bytes);
+                if (m[M_SIGNED]) x = (u64)((s64)(x << (64 - 8 * bytes)) >> (64 - 8 * bytes));
+                R64(w, reg)[l] = x;
+            } else
+                put_element(w, reg, l, value + e * bytes, bytes, m[M_SIGNED]);
+        }
+    }
+    if (in_shared) count_wavefronts(w, i, in_shared, shared, n, false);
+    if (in_global) count_sectors(w, i, in_global, global, n);
+    return m[M_SEM] ? YIELD : NEXT;
+}
+
+static Outcome op_st(Warp *w, const Ins *i, u32 lanes) {
+    const s64 *m = i->mod;
+    u32 bytes = (u32)m[M_BYTES], count = (u32)m[M_COUNT], n = bytes * count;
+    u64 global[LANES];
+    u32 shared[LANES], in_global = 0, in_shared = 0;
+    for (u32 rest = lanes; rest; rest &= rest - 1) {
+        int l = first_lane(rest);
+        u64 address = lane_address(w, i, count, m[M_WIDE], m[M_OFFSET], l);
+        Space space = space_of(m[M_SPACE], &address);
+        u8 value[128];
+        for (u32 e = 0; e < count; e++) get_element(w, i->arg[e], l, value + e * bytes, bytes);
+        if (space == SHARED || space == GLOBAL) {
+            Access a = warp_access(w, i, l, space == SHARED ? SPACE_SHARED : SPACE_GLOBAL);
+            a.scope = m[M_SEM] ? (u8)m[M_SCOPE] : WEAK;
+            if (space == SHARED ? shared_write(w, i, &a, (u32)address, value, n, n) : global_write(w, i, &a, address, value, n, n)) {
+                if (space == SHARED)
+                    shared[l] = (u32)address, in_shared |= 1u << l;
+                else
+                    global[l] = address, in_global |= 1u << l;
+            }
+            if (m[M_SEM]) publish(w, sync_key(w, space, address), m[M_SEM] == SEM_RELEASE, false);
+        } else if (space == LOCAL) {
+            u8 *p = local_bytes(w, i, l, address, n, n);
+            if (p) memcpy(p, value, n);
+        } else
+            find(w, i, l, OUT_OF_BOUNDS, address, n, "a store to parameters");
+    }
+    if (in_shared) count_wavefronts(w, i, in_shared, shared, n, true);
+    if (in_global) count_sectors(w, i, in_global, global, n);
+    return m[M_SEM] ? YIELD : NEXT;
+}
+
+/* ---- atom and red ------------------------------------------------------------------------------------------------------- */
+
+static u64 combine_integer(AtomicOp op, AtomicType t, u64 old, u64 x) {
+    bool wide = t == T_U64 || t == T_S64;
+    bool less = t == T_S32 ? (s32)x < (s32)old : t == T_S64 ? (s64)x < (s64)old : wide ? x < old : (u32)x < (u32)old;
+    switch (op) {
+    case AT_ADD: return old + x;
+    case AT_MIN: return less ? x : old;
+    case AT_MAX: return less ? old : x;
+    case AT_AND: return old & x;
+    case AT_OR: return old | x;
+    case AT_XOR: return old ^ x;
+    case AT_INC: return (u32)old >= (u32)x ? 0 : old + 1;
+    case AT_DEC: return !(u32)old || (u32)old > (u32)x ? x : old - 1;
+    default: return x;
+    }
+}
+
+static float combine_float(AtomicOp op, float old, float x) {
+    if (op == AT_ADD) return old + x;
+    if (op == AT_EXCH) return x;
+    if (old != old) return x;
+    if (x != x) return old;
+    bool less = x < old || (x == old && float_bits(x) >> 31);
+    return (op == AT_MIN) == less ? x : old;
+}
+
+static u16 combine_16(AtomicOp op, AtomicType t, u16 old, u16 x) {
+    if (t == T_F16) return float_to_half(combine_float(op, half_to_float(old), half_to_float(x)));
+    return float_to_bf16(combine_float(op, bf16_to_float(old), bf16_to_float(x)));
+}
+
+/* One element in place; f32 addition flushes subnormals only where the caller says so (ftz). */
+void combine(AtomicOp op, AtomicType t, const u8 *old, const u8 *x, u8 *result, bool ftz) {
+    u64 a = 0, b = 0, r;
+    u32 bytes = t == T_U64 || t == T_S64 || t == T_F64 ? 8 : t == T_F16 || t == T_BF16 || t == T_B16 ? 2 : t == T_B128 ? 16 : 4;
+    if (bytes == 16) {
+        memcpy(result, x, 16); /* exch; cas has been decided */
+        return;
+    }
+    memcpy(&a, old, bytes);
+    memcpy(&b, x, bytes);
+    if (op == AT_EXCH)
+        r = b;
+    else if (t == T_F32) {
+        float fa = bits_float((u32)a), fb = bits_float((u32)b);
+        r = float_bits(ftz ? flush(combine_float(op, flush(fa), flush(fb))) : combine_float(op, fa, fb));
+    } else if (t == T_F64)
+        r = double_bits(bits_double(a) + bits_double(b));
+    else if (t == T_F16 || t == T_BF16)
+        r = combine_16(op, t, (u16)a, (u16)b);
+    else if (t == T_F16X2 || t == T_BF16X2) {
+        AtomicType half = t == T_F16X2 ? T_F16 : T_BF16;
+        r = combine_16(op, half, (u16)a, (u16)b) | (u64)combine_16(op, half, (u16)(a >> 16), (u16)(b >> 16)) << 16;
+    } else
+        r = combine_integer(op, t, a, b);
+    memcpy(result, &r, bytes);
+}
+
+/* operands: destination (or -1) for each element, address, value for each element, [new value of cas] */
+enum { A_SPACE, A_OP, A_TYPE, A_BYTES, A_COUNT, A_SEM, A_SCOPE, A_OFFSET, A_WIDE };
+
+static Outcome op_atom(Warp *w, const Ins *i, u32 lanes) {
+    const s64 *m = i->mod;
+    u32 bytes = (u32)m[A_BYTES], count = (u32)m[A_COUNT], n = bytes * count;
+    u64 global[LANES];
+    u32 shared[LANES], in_global = 0, in_shared = 0;
+    for (u32 rest = lanes; rest; rest &= rest - 1) {
+        int l = first_lane(rest);
+        u64 address = lane_address(w, i, count, m[A_WIDE], m[A_OFFSET], l);
+        Space space = space_of(m[A_SPACE], &address);
+        u8 old[32], value[32], result[32];
+        if (space != SHARED && space != GLOBAL) {
+            find(w, i, l, UNSUPPORTED, address, n, "an atomic on local memory or parameters");
+            continue;
+        }
+        Access a = warp_access(w, i, l, space == SHARED ? SPACE_SHARED : SPACE_GLOBAL);
+        a.scope = (u8)m[A_SCOPE];
+        bool there = space == SHARED ? shared_read(w, i, &a, (u32)address, old, n, n) : global_read(w, i, &a, address, old, n, n);
+        if (!there) continue;
+        for (u32 e = 0; e < count; e++) {
+            get_element(w, i->arg[count + 1 + e], l, value + e * bytes, bytes);
+            if (m[A_OP] == AT_CAS) {
+                u8 replacement[16];
+                get_element(w, i->arg[2 * count + 1], l, replacement, bytes);
+                memcpy(result, memcmp(old, value, bytes) ? old : replacement, bytes);
+            } else
+                combine(m[A_OP], m[A_TYPE], old + e * bytes, value + e * bytes, result + e * bytes, m[A_TYPE] == T_F32 && space == GLOBAL);
+        }
+        if (m[A_SEM] == SEM_ACQUIRE || m[A_SEM] == SEM_ACQ_REL)
+            observe(w, sync_key(w, space, address), true);
+        else
+            observe(w, sync_key(w, space, address), false);
+        if (space == SHARED)
+            shared_write(w, i, &a, (u32)address, result, n, n), shared[l] = (u32)address, in_shared |= 1u << l;
+        else
+            global_write(w, i, &a, address, result, n, n), global[l] = address, in_global |= 1u << l;
+        publish(w, sync_key(w, space, address), m[A_SEM] == SEM_RELEASE || m[A_SEM] == SEM_ACQ_REL, true);
+        for (u32 e = 0; e < count; e++) put_element(w, i->arg[e], l, old + e * bytes, bytes, false);
+    }
+    if (in_shared) count_wavefronts(w, i, in_shared, shared, n, true);
+    if (in_global) count_sectors(w, i, in_global, global, n);
+    return YIELD;
+}
+
+/* ---- addresses ---------------------------------------------------------------------------------------------------------- */
+
+/* mapa d, a, rank: the same place in another CTA of the cluster. mod[0]: 64-bit; mod[1]: generic */
+static Outcome op_mapa(Warp *w, const Ins *i, u32 lanes) {
+    const u32 *rank = R32(w, i->arg[2]);
+    EACH_LANE(lanes, {
+        u32 at = (i->mod[0] ? (u32)R64(w, i->arg[1])[l] : R32(w, i->arg[1])[l]) & 0xffffff;
+        u32 mapped = rank[l] << 24 | at;
+        if (rank[l] >= (u32)w->cluster->nctas)
+            find(w, i, l, OUT_OF_BOUNDS, at, 0, "mapa names CTA %u of a cluster of %d", rank[l], w->cluster->nctas);
+        if (i->mod[0])
+            R64(w, i->arg[0])[l] = i->mod[1] ? window(WINDOW_SHARED) | mapped : mapped;
+        else
+            R32(w, i->arg[0])[l] = mapped;
+    });
+    return NEXT;
+}
+
+/* getctarank d, a: mod[0]: 64-bit address */
+static Outcome op_getctarank(Warp *w, const Ins *i, u32 lanes) {
+    EACH_LANE(lanes, {
+        u32 at = i->mod[0] ? (u32)R64(w, i->arg[1])[l] : R32(w, i->arg[1])[l];
+        R32(w, i->arg[0])[l] = at >> 24;
+    });
+    return NEXT;
+}
+
+/* isspacep p, a: mod[0]: the window's top byte (0: global); mod[1]: 1 for shared::cta, the CTA's own alone */
+static Outcome op_isspacep(Warp *w, const Ins *i, u32 lanes) {
+    u32 bits = 0;
+    const u64 *a = R64(w, i->arg[1]);
+    for (int l = 0; l < LANES; l++) {
+        bool in = (int)(a[l] >> 56) == (int)i->mod[0];
+        if (i->mod[1]) in = in && cta_at(w->cluster, (u32)a[l]) == w->cta;
+        bits |= (u32)in << l;
+    }
+    set_pred(w, i->arg[0], lanes, bits);
+    return NEXT;
+}
+
+const HandlerEntry memory_handlers[] = {
+    {"ld", op_ld}, {"st", op_st}, {"atom", op_atom}, {"mapa", op_mapa}, {"getctarank", op_getctarank}, {"isspacep", op_isspacep}, {0},
+};

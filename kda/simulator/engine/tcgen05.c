@@ -1,0 +1,2 @@
+#include "machine.h"
+const HandlerEntry tcgen05_handlers[] = {{0}};

@@ -1,0 +1,455 @@
+/* Tensor copies: cp.async.bulk.tensor, cp.reduce.async.bulk.tensor, their prefetch, and the tensor maps that tell them what to do.
+ *
+ * A copy moves a box of a tensor, row by row: a row is a run of the innermost dimension, contiguous in global memory. In shared memory
+ * the rows lie one after the other, a swizzle's span apart if there is one; the swizzle then permutes the 16-byte pieces of each span
+ * by the bits of the address. Elements outside the tensor arrive as zeros, or as NaN, and are left out of a store. The mbarrier hears
+ * of all bytes of the box, inside the tensor or not.
+ */
+#include "copies.h"
+#include "numerics.h"
+
+enum { MOST_RANK = 5, MAP_BYTES = 128, MAP_ALIGN = 64, TILE_ALIGN = 128, GATHERED_ROWS = 4 };
+
+/* ---- the tensor map ----------------------------------------------------------------------------------------------------- */
+
+/* Where a field lies: its first bit, the distance to that of the next dimension, how many dimensions have one, its width; the value is
+ * (bits << shift) + plus. All lie in the first 64 bytes; what the others hold does not matter. */
+typedef enum {
+    F_ADDRESS, F_RANK, F_TYPE, F_INTERLEAVE, F_SWIZZLE, F_DIM, F_STRIDE, F_STRIDE_HIGH, F_BOX, F_STEP, F_ATOMICITY, F_FILL,
+    F_TF32, F_L2, F_LARGE, F_SWIZZLE_96B, FIELDS,
+} FieldName;
+static const struct {
+    u16 bit, pitch;
+    u8 count, width, shift, plus;
+} FIELD[FIELDS] = {
+    [F_ADDRESS] = {0, 0, 1, 64, 0, 0},    [F_RANK] = {68, 0, 1, 3, 0, 1},          [F_TYPE] = {71, 0, 1, 4, 0, 0},
+    [F_INTERLEAVE] = {75, 0, 1, 2, 0, 0}, [F_SWIZZLE] = {77, 0, 1, 2, 0, 0},       [F_DIM] = {256, 32, 5, 32, 0, 1},
+    [F_STRIDE] = {96, 32, 4, 32, 4, 0},   [F_STRIDE_HIGH] = {224, 4, 4, 4, 36, 0}, [F_BOX] = {440, 8, 5, 8, 0, 1},
+    [F_STEP] = {416, 3, 5, 3, 0, 1},      [F_ATOMICITY] = {83, 0, 1, 2, 0, 0},     [F_FILL] = {79, 0, 1, 1, 0, 0},
+    [F_TF32] = {80, 0, 1, 1, 0, 0},       [F_L2] = {81, 0, 1, 2, 0, 0},            [F_LARGE] = {85, 0, 1, 1, 0, 0},
+    [F_SWIZZLE_96B] = {86, 0, 1, 1, 0, 0},
+};
+
+static u64 field_mask(FieldName f) { return ~0ull >> (64 - FIELD[f].width); }
+
+static u64 get_field(const u64 *map, FieldName f, int dimension) {
+    u32 bit = FIELD[f].bit + dimension * FIELD[f].pitch;
+    return ((map[bit / 64] >> bit % 64 & field_mask(f)) << FIELD[f].shift) + FIELD[f].plus;
+}
+
+static void put_field(u64 *map, FieldName f, int dimension, u64 value) {
+    u32 bit = FIELD[f].bit + dimension * FIELD[f].pitch;
+    u64 mask = field_mask(f) << bit % 64;
+    map[bit / 64] = (map[bit / 64] & ~mask) | ((value - FIELD[f].plus) >> FIELD[f].shift << bit % 64 & mask);
+}
+
+static bool has_unknown_bits(const u64 *map) { /* then it is something else, or was never written */
+    u64 known[8] = {0};
+    for (int f = 0; f < FIELDS; f++)
+        for (int d = 0; d < FIELD[f].count; d++) {
+            u32 bit = FIELD[f].bit + d * FIELD[f].pitch;
+            known[bit / 64] |= field_mask(f) << bit % 64;
+        }
+    for (int k = 0; k < 8; k++)
+        if (map[k] & ~known[k]) return true;
+    return false;
+}
+
+/* Element types by the map's number, with what a reduction of them is (T_B16: there is none). tf32 is f32 and a field of its own. */
+enum { MT_F32_FTZ = 8 };
+static const struct {
+    const char *name;
+    u8 bytes;
+    bool is_float;
+    AtomicType atomic;
+} TYPE[] = {
+    {"u8", 1, false, T_B16}, {"u16", 2, false, T_B16}, {"u32", 4, false, T_U32}, {"s32", 4, false, T_S32},
+    {"u64", 8, false, T_U64}, {"s64", 8, false, T_S64}, {"f16", 2, true, T_F16}, {"f32", 4, true, T_F32},
+    {"f32.ftz", 4, true, T_F32}, {"f64", 8, true, T_F64}, {"bf16", 2, true, T_BF16},
+};
+enum { TYPES = sizeof TYPE / sizeof *TYPE };
+
+/* What a tensor reduction may be of: a bit for each AtomicType. */
+#define IN(t) (1u << (t))
+static const u32 REDUCIBLE[] = {
+    [AT_ADD] = IN(T_U32) | IN(T_S32) | IN(T_U64) | IN(T_F32) | IN(T_F16) | IN(T_BF16),
+    [AT_MIN] = IN(T_U32) | IN(T_S32) | IN(T_U64) | IN(T_S64) | IN(T_F16) | IN(T_BF16),
+    [AT_MAX] = IN(T_U32) | IN(T_S32) | IN(T_U64) | IN(T_S64) | IN(T_F16) | IN(T_BF16),
+    [AT_AND] = IN(T_U32) | IN(T_S32) | IN(T_U64) | IN(T_S64),
+    [AT_OR] = IN(T_U32) | IN(T_S32) | IN(T_U64) | IN(T_S64),
+    [AT_XOR] = IN(T_U32) | IN(T_S32) | IN(T_U64) | IN(T_S64),
+    [AT_INC] = IN(T_U32),
+    [AT_DEC] = IN(T_U32),
+};
+
+/* A swizzle flips address bits: a ^ (a >> shift & mask); piece: bytes that stay together. The number is the map's swizzle, and 3 + its
+ * atomicity for those of 128 bytes. */
+typedef struct {
+    const char *name;
+    u32 span, shift, mask, flip, piece;
+} Swizzle;
+static const Swizzle SWIZZLE[] = {
+    {"none", 0, 0, 0, 0, 16},
+    {"32B", 32, 3, 0x10, 0, 16},
+    {"64B", 64, 3, 0x30, 0, 16},
+    {"128B", 128, 3, 0x70, 0, 16},
+    {"128B in atoms of 32B", 128, 2, 0x60, 0, 16},
+    {"128B in atoms of 32B, 8B flipped", 128, 2, 0x60, 8, 8},
+    {"128B in atoms of 64B", 128, 1, 0x40, 0, 16},
+    {"96B", 96, 3, 0x10, 0, 16},
+};
+enum { SWIZZLE_128B = 3, SWIZZLE_96B = 7 };
+
+static u32 swizzled(const Swizzle *s, u32 a) { return a ^ (a >> s->shift & s->mask) ^ (a >> 4 & s->flip); }
+
+typedef struct {
+    u64 address, dim[MOST_RANK], stride[MOST_RANK];
+    u32 box[MOST_RANK], step[MOST_RANK];
+    s32 rank, type, swizzle;
+    bool fill_nan, tf32;
+} TensorMap;
+
+static TensorMap decode(const u64 *map) {
+    TensorMap m = {.address = get_field(map, F_ADDRESS, 0), .rank = (s32)get_field(map, F_RANK, 0), .type = (s32)get_field(map, F_TYPE, 0)};
+    m.swizzle = (s32)get_field(map, F_SWIZZLE, 0);
+    if (m.swizzle == SWIZZLE_128B) m.swizzle += (s32)get_field(map, F_ATOMICITY, 0);
+    if (get_field(map, F_SWIZZLE_96B, 0)) m.swizzle = SWIZZLE_96B;
+    m.fill_nan = get_field(map, F_FILL, 0);
+    m.tf32 = get_field(map, F_TF32, 0);
+    for (int d = 0; d < m.rank && d < MOST_RANK; d++) {
+        m.dim[d] = get_field(map, F_DIM, d);
+        m.box[d] = (u32)get_field(map, F_BOX, d);
+        m.step[d] = d ? (u32)get_field(map, F_STEP, d) : 1; /* the innermost dimension is never strided */
+        m.stride[d] = d ? get_field(map, F_STRIDE, d - 1) + get_field(map, F_STRIDE_HIGH, d - 1) : 0;
+    }
+    return m;
+}
+
+/* The 128 bytes at a generic address. The copy engine reads them by a proxy of its own: what this kernel wrote there must be fenced. It
+ * leaves no trace, because two different waits can prove that a map has been read. */
+static bool read_map(Warp *w, const Ins *i, int l, u64 address, u64 *map) {
+    int top = (int)(address >> 56);
+    u64 offset = address & 0x00ffffffffffffffu;
+    if (top == WINDOW_PARAM && offset % MAP_ALIGN) {
+        find(w, i, l, MISALIGNED, address, MAP_BYTES, "a tensor map at byte %llu of the parameters: it must be aligned to %d",
+             (unsigned long long)offset, MAP_ALIGN);
+        return false;
+    }
+    if (top == WINDOW_PARAM) {
+        const u8 *p = param_bytes(w, offset, MAP_BYTES);
+        if (p)
+            memcpy(map, p, MAP_BYTES);
+        else
+            find(w, i, l, OUT_OF_BOUNDS, address, MAP_BYTES, "a tensor map at byte %llu of the parameters", (unsigned long long)offset);
+        return p != NULL;
+    }
+    if (top) {
+        find(w, i, l, BAD_TENSOR_MAP, address, MAP_BYTES,
+             "a tensor map at generic address 0x%llx: it may lie in parameters, constants or global memory", (unsigned long long)address);
+        return false;
+    }
+    Region *r;
+    const u8 *p = global_bytes(w, i, l, address, MAP_BYTES, MAP_ALIGN, false, &r);
+    if (!p) return false;
+    if (w->machine->launch->checks) {
+        Access a = warp_access(w, i, l, SPACE_GLOBAL);
+        a.async = true;
+        a.actor = actor_of(w, BY_BULK_READ);
+        a.clock = 0;
+        region_history(r, address - r->address, MAP_BYTES, &a, NULL, NULL, false);
+    }
+    memcpy(map, p, MAP_BYTES);
+    return true;
+}
+
+/* ---- the tile ----------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    TensorMap map;
+    Landings to;                   /* of a load */
+    u32 shared;                    /* source of a store */
+    s32 op;                        /* of a store: AtomicOp or PLAIN */
+    s32 start[MOST_RANK];
+    bool by_rows;                  /* gather4, scatter4: four rows, each with its own coordinate in dimension 1 */
+    s32 row[GATHERED_ROWS];
+    u32 count[MOST_RANK];          /* elements taken along each dimension */
+    u32 rows, row_bytes, pitch;    /* pitch: from a row to the next in shared memory */
+} Tile;
+
+typedef struct {
+    u64 address;   /* of byte `from` */
+    u32 from, to;  /* bytes of the row inside the tensor */
+} Row;
+
+static Row row_of(const Tile *t, u32 r) {
+    const TensorMap *m = &t->map;
+    u32 bytes = TYPE[m->type].bytes;
+    s64 first = t->start[0] < 0 ? -(s64)t->start[0] : 0, last = (s64)m->dim[0] - t->start[0];
+    if (last > (s64)t->count[0]) last = t->count[0];
+    bool inside = first < last;
+    u64 address = m->address + (t->start[0] + first) * bytes;
+    for (int d = 1; d < m->rank; d++) {
+        s64 c = t->by_rows ? t->row[r] : t->start[d] + (s64)(r % t->count[d]) * m->step[d];
+        inside &= c >= 0 && c < (s64)m->dim[d];
+        address += c * m->stride[d];
+        r /= t->count[d];
+    }
+    return inside ? (Row){address, (u32)first * bytes, (u32)last * bytes} : (Row){0, 0, 0};
+}
+
+#define REFUSE(...) return find(w, i, l, BAD_TENSOR_MAP, address, MAP_BYTES, __VA_ARGS__), false
+
+static bool is_sound(Warp *w, const Ins *i, int l, u64 address, const u64 *raw, const TensorMap *m, int rank, bool by_rows) {
+    if (has_unknown_bits(raw) || m->rank > MOST_RANK || m->type >= TYPES) REFUSE("these 128 bytes are no tensor map that can be simulated");
+    if (m->rank != rank) REFUSE("a tensor map of rank %d for coordinates of rank %d", m->rank, rank);
+    if (get_field(raw, F_INTERLEAVE, 0)) REFUSE("an interleaved tensor map is not simulated");
+    if (m->address % 16) REFUSE("the tensor at 0x%llx is not aligned to 16 bytes", (unsigned long long)m->address);
+    const Swizzle *s = &SWIZZLE[m->swizzle];
+    u32 inner = m->box[0] * TYPE[m->type].bytes, arch = m->swizzle == SWIZZLE_96B ? 103 : m->swizzle > SWIZZLE_128B ? 100 : 90;
+    if (inner % 16) REFUSE("a box row of %u bytes: it must be a multiple of 16", inner);
+    if (s->span && inner > s->span) REFUSE("a box row of %u bytes is longer than the span of swizzle %s", inner, s->name);
+    if (w->machine->launch->arch < arch) REFUSE("swizzle %s needs sm_%u", s->name, arch);
+    if (m->fill_nan && !TYPE[m->type].is_float) REFUSE("a fill with NaN for elements of type %s", TYPE[m->type].name);
+    if (by_rows && m->box[1] != 1) REFUSE("gather4 and scatter4 take a box of one row, this one has %u", m->box[1]);
+    return true;
+}
+
+/* The tile that a lane names: map in arg[k] (place at mod[k_place]), coordinates from arg[c] on. */
+static bool find_tile(Warp *w, const Ins *i, int l, int k, int k_place, int c, int rank, bool by_rows, Tile *t) {
+    u64 raw[MAP_BYTES / 8], address = address_operand(w, i, k, k_place, l);
+    if (!read_map(w, i, l, address, raw)) return false;
+    t->map = decode(raw);
+    if (!is_sound(w, i, l, address, raw, &t->map, rank, by_rows)) return false;
+    const TensorMap *m = &t->map;
+    t->by_rows = by_rows;
+    for (int d = 0; d < rank; d++) t->start[d] = (s32)R32(w, i->arg[c + d])[l];
+    for (int r = 0; by_rows && r < GATHERED_ROWS; r++) t->row[r] = (s32)R32(w, i->arg[c + 1 + r])[l];
+    t->rows = 1;
+    for (int d = 0; d < rank; d++) {
+        t->count[d] = by_rows && d == 1 ? GATHERED_ROWS : (m->box[d] + m->step[d] - 1) / m->step[d];
+        if (d) t->rows *= t->count[d];
+    }
+    u32 bytes = TYPE[m->type].bytes, span = SWIZZLE[m->swizzle].span;
+    t->row_bytes = t->count[0] * bytes;
+    t->pitch = t->row_bytes > span ? t->row_bytes : span;
+    if (t->start[0] * (s64)bytes % 16)
+        find(w, i, l, MISALIGNED, address, MAP_BYTES, "coordinate %d of dimension 0 is %lld bytes from the tensor's start: not a multiple of 16",
+             t->start[0], t->start[0] * (long long)bytes);
+    return true;
+}
+
+/* ---- loads -------------------------------------------------------------------------------------------------------------- */
+
+static void fill_row(const TensorMap *m, u8 *row, u32 bytes) {
+    u16 fill = m->fill_nan ? 0x7ff7 : 0;
+    for (u32 k = 0; k < bytes; k += 2) memcpy(row + k, &fill, 2);
+}
+
+/* Types that change a value on its way in: .ftz flushes subnormals, tf32 rounds to nearest even at 10 bits of mantissa. */
+static void convert_row(const TensorMap *m, u8 *row, u32 bytes) {
+    bool flushes = m->type == MT_F32_FTZ;
+    for (u32 k = 0; (flushes || m->tf32) && k < bytes; k += 4) {
+        u32 x;
+        memcpy(&x, row + k, 4);
+        if (flushes) x = float_bits(flush(bits_float(x)));
+        if (m->tf32 && (x & 0x7f800000) != 0x7f800000) x = (x + 0xfff + (x >> 13 & 1)) & 0xffffe000;
+        memcpy(row + k, &x, 4);
+    }
+}
+
+/* Rows that fill their pitch are one run of bytes; of shorter ones only the pieces are written. */
+static void land_tile(Work *work, const Tile *t, const Landing *to, const u8 *image) {
+    const Swizzle *s = &SWIZZLE[t->map.swizzle];
+    Access a = tracked_access(work, to->barrier, SPACE_SHARED);
+    if (t->pitch == t->row_bytes) shared_write(work->warp, work->ins, &a, to->address, image, (u64)t->rows * t->pitch, 1);
+    for (u32 r = 0; t->pitch != t->row_bytes && r < t->rows; r++)
+        for (u32 b = 0; b < t->row_bytes; b += s->piece) {
+            u32 place = swizzled(s, to->address + r * t->pitch + b) - to->address;
+            shared_write(work->warp, work->ins, &a, to->address + place, image + place, s->piece, 1);
+        }
+    landed(work, to->barrier, t->rows * t->row_bytes);
+}
+
+static void run_load(Work *work) {
+    const Tile *t = (const Tile *)work->data;
+    const Swizzle *s = &SWIZZLE[t->map.swizzle];
+    u32 at = t->to.at[0].address & 0xffffff;
+    u8 *image = malloc((u64)t->rows * t->pitch), *row = malloc(t->row_bytes), *line = image;
+    Access a = tracked_access(work, t->to.at[0].barrier, SPACE_GLOBAL);
+    for (u32 r = 0; r < t->rows; r++, at += t->pitch, line += t->pitch) {
+        Row in = row_of(t, r);
+        u32 n = in.to - in.from;
+        if (n < t->row_bytes) fill_row(&t->map, row, t->row_bytes);
+        if (n) {
+            global_read(work->warp, work->ins, &a, in.address, row + in.from, n, 1);
+            add_sectors(work->warp, work->ins, in.address, n);
+            convert_row(&t->map, row + in.from, n);
+        }
+        for (u32 b = 0; b < t->row_bytes; b += s->piece) memcpy(line + (swizzled(s, at + b) - at), row + b, s->piece);
+    }
+    for (s32 k = 0; k < t->to.count; k++) land_tile(work, t, &t->to.at[k], image);
+    free(image);
+    free(row);
+}
+
+/* operands: destination, map, mbarrier, CTAs of a multicast (-1), coordinates; mod[0], mod[3], mod[6]: the places, mod[9]: rank,
+ * mod[10]: by rows, mod[11]: .cta_group::2, mod[12]: .shared::cta */
+static Outcome op_tma_load(Warp *w, const Ins *i, u32 lanes) {
+    for (u32 rest = lanes; rest; rest &= rest - 1) {
+        int l = first_lane(rest);
+        Tile t = {0};
+        Target target = {.mask = i->arg[3] >= 0 ? (s32)(R32(w, i->arg[3])[l] & 0xffff) : ALL, .pair = i->mod[11], .align = TILE_ALIGN};
+        if (!shared_operand(w, i, 0, 0, l, &target.address) || !shared_operand(w, i, 2, 6, l, &target.barrier)) continue;
+        if (!find_tile(w, i, l, 1, 3, 4, (int)i->mod[9], i->mod[10], &t)) continue;
+        if (i->mod[12] && cta_at(w->cluster, target.address) != w->cta) {
+            find(w, i, l, BAD_OPERAND, target.address, 0, "the destination is in another CTA; .shared::cta is the CTA's own");
+            continue;
+        }
+        if (!find_landings(w, i, l, &target, t.rows * t.pitch, &t.to)) continue;
+        Work *work = send_work(w, i, l, NULL, run_load, sizeof t);
+        memcpy(work->data, &t, sizeof t);
+    }
+    return NEXT;
+}
+
+/* ---- stores and reductions ---------------------------------------------------------------------------------------------- */
+
+/* The bytes of a row that are inside the tensor. A row that fills its pitch, or has no swizzle, is read at once. */
+static bool read_row(Work *work, const Tile *t, u32 r, Row in, u8 *row, u8 *line) {
+    const Swizzle *s = &SWIZZLE[t->map.swizzle];
+    Access a = work_access(work, actor_of(work->warp, BY_BULK_READ), work->clock, SPACE_SHARED);
+    u32 at = t->shared + r * t->pitch;
+    bool at_once = in.to - in.from == t->pitch || !s->span;
+    if (at_once && !shared_read(work->warp, work->ins, &a, at + in.from, line + in.from, in.to - in.from, 1)) return false;
+    for (u32 b = in.from, next; b < in.to; b = next) {
+        next = (b / s->piece + 1) * s->piece;
+        if (next > in.to) next = in.to;
+        u32 place = swizzled(s, at + b) - at;
+        if (!at_once && !shared_read(work->warp, work->ins, &a, at + place, line + place, next - b, 1)) return false;
+        memcpy(row + b, line + place, next - b);
+    }
+    return true;
+}
+
+static void run_store(Work *work) {
+    const Tile *t = (const Tile *)work->data;
+    Warp *w = work->warp;
+    u8 *row = malloc(3 * (u64)t->pitch), *line = row + t->pitch, *old = line + t->pitch;
+    Access a = work_access(work, actor_of(w, BY_BULK_WRITE), work->clock, SPACE_GLOBAL);
+    if (t->op != PLAIN) a.scope = SCOPE_GPU;
+    for (u32 r = 0; r < t->rows; r++) {
+        Row in = row_of(t, r);
+        u32 n = in.to - in.from;
+        if (!n) continue;
+        if (!read_row(work, t, r, in, row, line)) break;
+        if (t->op != PLAIN && global_read(w, work->ins, &a, in.address, old, n, 1))
+            combine_all(t->op, TYPE[t->map.type].atomic, TYPE[t->map.type].bytes, old, row + in.from, n);
+        global_write(w, work->ins, &a, in.address, row + in.from, n, 1);
+        add_sectors(w, work->ins, in.address, n);
+    }
+    free(row);
+}
+
+/* operands: source, map, coordinates; mod[0], mod[3]: the places, mod[6]: rank, mod[7]: by rows, mod[8]: AtomicOp or PLAIN */
+static Outcome op_tma_store(Warp *w, const Ins *i, u32 lanes) {
+    for (u32 rest = lanes; rest; rest &= rest - 1) {
+        int l = first_lane(rest);
+        Tile t = {.op = (s32)i->mod[8]};
+        Cta *cta;
+        u32 at;
+        if (!shared_operand(w, i, 0, 0, l, &t.shared) || !find_tile(w, i, l, 1, 3, 2, (int)i->mod[6], i->mod[7], &t)) continue;
+        if (t.op != PLAIN && (t.map.tf32 || !(REDUCIBLE[t.op] & IN(TYPE[t.map.type].atomic)))) {
+            find(w, i, l, BAD_TENSOR_MAP, address_operand(w, i, 1, 3, l), MAP_BYTES, "there is no such reduction of elements of type %s",
+                 t.map.tf32 ? "tf32" : TYPE[t.map.type].name);
+            continue;
+        }
+        if (!shared_bytes(w, i, l, t.shared, t.rows * t.pitch, TILE_ALIGN, &cta, &at)) continue;
+        if (cta != w->cta) {
+            find(w, i, l, BAD_OPERAND, t.shared, 0, "the source is in CTA %d of the cluster; .shared::cta is the CTA's own, %d", cta->rank,
+                 w->cta->rank);
+            continue;
+        }
+        for (int d = 0; d < t.map.rank; d++)
+            if (t.start[d] < 0)
+                find(w, i, l, BAD_OPERAND, 0, 0, "a store starts at coordinate %d of dimension %d: it must not be negative", t.start[d], d);
+        Work *work = send_work(w, i, l, NULL, run_store, sizeof t);
+        join_group(w, work);
+        memcpy(work->data, &t, sizeof t);
+    }
+    return NEXT;
+}
+
+/* operands: map, coordinates; mod[0]: the place, mod[3]: rank, mod[4]: by rows. Its only effect: a map that cannot be. */
+static Outcome op_tma_prefetch(Warp *w, const Ins *i, u32 lanes) {
+    for (u32 rest = lanes; rest; rest &= rest - 1) {
+        Tile t = {0};
+        find_tile(w, i, first_lane(rest), 0, 0, 1, (int)i->mod[3], i->mod[4], &t);
+    }
+    return NEXT;
+}
+
+/* ---- tensor maps that a kernel makes ------------------------------------------------------------------------------------ */
+
+enum { IN_ANY = 0, IN_GLOBAL = 1, IN_SHARED = 2 };
+
+static bool map_in_memory(Warp *w, const Ins *i, const Access *from, u64 address, u64 *map, bool write) {
+    u64 n = MAP_BYTES, align = MAP_ALIGN;
+    if (from->space == SPACE_SHARED)
+        return write ? shared_write(w, i, from, (u32)address, map, n, align) : shared_read(w, i, from, (u32)address, map, n, align);
+    return write ? global_write(w, i, from, address, map, n, align) : global_read(w, i, from, address, map, n, align);
+}
+
+/* tensormap.replace numbers types and swizzles in its own way: 11, 12 are tf32 and tf32.ftz; 4 is 96B. Its rank is one less. */
+static void replace_field(u64 *map, FieldName f, int dimension, u64 value) {
+    if (f == F_TYPE) {
+        put_field(map, F_TF32, 0, value >= TYPES);
+        put_field(map, F_TYPE, 0, value >= TYPES ? value - 4 : value);
+    } else if (f == F_SWIZZLE) {
+        put_field(map, F_SWIZZLE_96B, 0, value == 4);
+        put_field(map, F_SWIZZLE, 0, value % 4);
+    } else if (f == F_STRIDE) {
+        put_field(map, F_STRIDE, dimension, value);
+        put_field(map, F_STRIDE_HIGH, dimension, value);
+    } else
+        put_field(map, f, dimension, f == F_RANK ? value + 1 : value);
+}
+
+/* operands: address, value; mod[0]: the place, mod[3]: space, mod[4]: FieldName, mod[5]: dimension, mod[6], mod[7]: least and most value,
+ * mod[8]: the value has 64 bits, mod[9]: it is a multiple of this */
+static Outcome op_tensormap_replace(Warp *w, const Ins *i, u32 lanes) {
+    for (u32 rest = lanes; rest; rest &= rest - 1) {
+        int l = first_lane(rest);
+        u64 map[MAP_BYTES / 8], address = address_operand(w, i, 0, 0, l);
+        u64 value = i->mod[8] ? R64(w, i->arg[1])[l] : R32(w, i->arg[1])[l];
+        if (value < (u64)i->mod[6] || value > (u64)i->mod[7] || value % (u64)i->mod[9]) {
+            find(w, i, l, BAD_TENSOR_MAP, address, MAP_BYTES, "the value %llu: it must be %llu to %llu and a multiple of %llu",
+                 (unsigned long long)value, (unsigned long long)i->mod[6], (unsigned long long)i->mod[7], (unsigned long long)i->mod[9]);
+            continue;
+        }
+        bool shared = i->mod[3] == IN_SHARED || (i->mod[3] == IN_ANY && address >> 56 == WINDOW_SHARED);
+        Access a = warp_access(w, i, l, shared ? SPACE_SHARED : SPACE_GLOBAL);
+        if (!map_in_memory(w, i, &a, address, map, false)) continue;
+        replace_field(map, (FieldName)i->mod[4], (int)i->mod[5], value);
+        map_in_memory(w, i, &a, address, map, true);
+    }
+    return NEXT;
+}
+
+/* tensormap.cp_fenceproxy: the warp copies a map from shared to global memory and releases it to the copy engine.
+ * operands: destination, source; mod[0], mod[3]: the places */
+static Outcome op_tensormap_copy(Warp *w, const Ins *i, u32 lanes) {
+    int l = first_lane(lanes);
+    u64 map[MAP_BYTES / 8];
+    Access from = warp_access(w, i, l, SPACE_SHARED), to = warp_access(w, i, l, SPACE_GLOBAL);
+    if (!map_in_memory(w, i, &from, address_operand(w, i, 1, 3, l), map, false)) return NEXT;
+    map_in_memory(w, i, &to, address_operand(w, i, 0, 0, l), map, true);
+    for (s32 a = 0; a < w->cluster->width; a++)
+        if (w->know.clock[FENCED_GLOBAL][a] < w->know.clock[SEEN][a]) w->know.clock[FENCED_GLOBAL][a] = w->know.clock[SEEN][a];
+    fence_release(w);
+    return NEXT;
+}
+
+const HandlerEntry tma_handlers[] = {
+    {"tma_load", op_tma_load}, {"tma_store", op_tma_store}, {"tma_prefetch", op_tma_prefetch},
+    {"tensormap_replace", op_tensormap_replace}, {"tensormap_copy", op_tensormap_copy}, {0},
+};

@@ -1,0 +1,528 @@
+/* Control flow and the schedule: which warp runs, which of its lanes, and when asynchronous work happens.
+ *
+ * Lanes that a branch parts become splits of their warp; they meet again at the branch's immediate post-dominator (a Join). All splits
+ * of a warp make progress, so lanes may wait for each other. A blocked instruction runs again after an event. When no warp of the
+ * resident clusters can run, one piece of asynchronous work does; when there is none left, another cluster starts; then a try_wait may
+ * give up once; then it is a deadlock. So asynchronous work happens as late as the program allows.
+ */
+#include "machine.h"
+
+extern Outcome op_bra(Warp *, const Ins *, u32), op_exit(Warp *, const Ins *, u32), op_try_wait(Warp *, const Ins *, u32);
+void explain_block(Warp *w, const Split *s, char *text, size_t size); /* barriers.c */
+Cluster *start_cluster(Machine *m);                                   /* machine.c */
+void end_cluster(Cluster *c);
+
+u64 machine_random(Machine *m) {
+    m->random ^= m->random << 13;
+    m->random ^= m->random >> 7;
+    m->random ^= m->random << 17;
+    return m->random;
+}
+
+void machine_event(Machine *m) {
+    m->events++;
+    m->progress++;
+}
+
+/* ---- splits and joins --------------------------------------------------------------------------------------------------- */
+
+static s32 new_join(Warp *w, s32 pc, u32 expected, s32 outer) {
+    for (s32 j = 0; j < MAX_JOINS; j++)
+        if (!w->join[j].open) {
+            w->join[j] = (Join){.pc = pc, .outer = outer, .expected = expected, .open = true};
+            return j;
+        }
+    abort(); /* each open join has at least one lane of its own, and nests in fewer than 64 others */
+}
+
+static void remove_split(Warp *w, s32 k) {
+    w->split[k] = w->split[--w->nsplits];
+    if (w->current >= w->nsplits) w->current = 0;
+}
+
+static void add_split(Warp *w, s32 pc, u32 lanes, s32 join) {
+    w->split[w->nsplits++] = (Split){.pc = pc, .lanes = lanes, .join = join};
+}
+
+/* A join whose lanes have all come, or exited, lets them go on together. */
+static void complete_join(Warp *w, s32 j) {
+    while (j >= 0) {
+        Join *joint = &w->join[j];
+        u32 lanes = joint->arrived & w->live;
+        if (!joint->open || (joint->expected & w->live) != lanes) return;
+        joint->open = false;
+        s32 outer = joint->outer;
+        if (lanes && outer >= 0 && w->join[outer].pc == joint->pc)
+            w->join[outer].arrived |= lanes;
+        else if (lanes) {
+            add_split(w, joint->pc, lanes, outer);
+            return;
+        }
+        j = outer;
+    }
+}
+
+static void settle(Warp *w, s32 k) { /* a split that stands at its join has arrived */
+    Split *s = &w->split[k];
+    s32 j = s->join;
+    if (j < 0 || w->join[j].pc != s->pc) return;
+    w->join[j].arrived |= s->lanes;
+    remove_split(w, k);
+    complete_join(w, j);
+}
+
+static void go_to(Warp *w, s32 pc) {
+    Split *s = current_split(w);
+    s->pc = pc;
+    s->ticket = 0;
+    s->blocked = s->gathering = false;
+    settle(w, w->current);
+}
+
+/* bra: the lanes that come here take it; mod[0] is the target. */
+Outcome op_bra(Warp *w, const Ins *i, u32 lanes) {
+    Split *s = current_split(w);
+    u32 stay = s->lanes & ~lanes;
+    s32 target = (s32)i->mod[0];
+    if (!stay) {
+        go_to(w, target);
+        return JUMPED;
+    }
+    s32 join = s->join, fall = s->pc + 1;
+    if (join < 0 || w->join[join].pc != i->join) join = i->join < 0 ? join : new_join(w, i->join, s->lanes, s->join);
+    s->lanes = lanes;
+    s->join = join;
+    add_split(w, fall, stay, join);
+    settle(w, w->nsplits - 1);
+    /* the split that took the branch may have moved in the array: it is the one with these lanes */
+    for (s32 k = 0; k < w->nsplits; k++)
+        if (w->split[k].lanes == lanes && w->split[k].pc == i->index) w->current = k;
+    go_to(w, target);
+    return JUMPED;
+}
+
+/* brx.idx: operand 0 is the index, mod[...] the targets. */
+static Outcome op_brx(Warp *w, const Ins *i, u32 lanes) {
+    Split *s = current_split(w);
+    const u32 *index = R32(w, i->arg[0]);
+    u32 rest = lanes, at_first = 0, first = index[first_lane(lanes)];
+    for (; rest; rest &= rest - 1)
+        if (index[first_lane(rest)] == first) at_first |= 1u << first_lane(rest);
+    if (first >= (u32)i->mod[0]) {
+        find(w, i, first_lane(lanes), BAD_OPERAND, 0, 0, "branch index %u of %d targets", first, (int)i->mod[0]);
+        stop(w->machine);
+        return YIELD;
+    }
+    s32 target = (s32)i->mod[1 + first];
+    u32 stay = s->lanes & ~at_first;
+    if (!stay) {
+        go_to(w, target);
+        return JUMPED;
+    }
+    /* lanes with another index run the same instruction again; guarded-off lanes fall through */
+    s32 join = s->join;
+    if (join < 0 || w->join[join].pc != i->join) join = i->join < 0 ? join : new_join(w, i->join, s->lanes, s->join);
+    u32 again = lanes & ~at_first, off = s->lanes & ~lanes;
+    s->lanes = at_first;
+    s->join = join;
+    if (again) add_split(w, i->index, again, join);
+    if (off) {
+        add_split(w, i->index + 1, off, join);
+        settle(w, w->nsplits - 1);
+    }
+    for (s32 k = 0; k < w->nsplits; k++)
+        if (w->split[k].lanes == at_first && w->split[k].pc == i->index) w->current = k;
+    go_to(w, target);
+    return JUMPED;
+}
+
+Outcome op_exit(Warp *w, const Ins *i, u32 lanes) {
+    (void)i;
+    Split *s = current_split(w);
+    w->live &= ~lanes;
+    s->lanes &= ~lanes;
+    s32 join = s->join;
+    if (!s->lanes)
+        remove_split(w, w->current);
+    else
+        s->pc++;
+    complete_join(w, join);
+    for (s32 j = 0; j < MAX_JOINS; j++) complete_join(w, j);
+    for (s32 k = 0; k < w->nsplits; k++) w->split[k].gathering = false;
+    machine_event(w->machine);
+    return JUMPED;
+}
+
+static Outcome op_nop(Warp *w, const Ins *i, u32 lanes) {
+    (void)w, (void)i, (void)lanes;
+    return NEXT;
+}
+
+static Outcome op_nanosleep(Warp *w, const Ins *i, u32 lanes) {
+    (void)w, (void)i, (void)lanes;
+    return YIELD;
+}
+
+static Outcome op_trap(Warp *w, const Ins *i, u32 lanes) {
+    find(w, i, first_lane(lanes), BAD_OPERAND, 0, 0, "the program trapped");
+    stop(w->machine);
+    return YIELD;
+}
+
+const HandlerEntry warps_handlers[] = {
+    {"bra", op_bra}, {"brx", op_brx}, {"exit", op_exit}, {"nop", op_nop}, {"nanosleep", op_nanosleep}, {"trap", op_trap}, {0},
+};
+
+/* ---- one instruction ---------------------------------------------------------------------------------------------------- */
+
+static u32 passing(const Warp *w, const Split *s, const Ins *i) {
+    if (i->guard < 0) return s->lanes;
+    u32 p = *PRED(w, i->guard);
+    return s->lanes & (i->negate ? ~p : p);
+}
+
+static Outcome run_counted(Warp *w, const Ins *i, u32 lanes) {
+    Counter *c = counter(w, i);
+    w->machine->clock++;
+    if (!current_split(w)->blocked) { /* one that waits is run again and again, but counts once */
+        c->issued++;
+        c->lanes += __builtin_popcount(lanes);
+        w->issued++;
+    }
+    if (w->nin_flight) registers_touched(w, i);
+    return i->run(w, i, lanes);
+}
+
+static void finish(Warp *w, s32 k, Outcome o) { /* of a split whose handler did not move it */
+    Split *s = &w->split[k];
+    if (o == JUMPED) return;
+    if (o == BLOCK) {
+        s->blocked = true;
+        s->seen = w->machine->events;
+        return;
+    }
+    s->blocked = s->gathering = false;
+    s->ticket = 0;
+    s->pc++;
+    settle(w, k);
+}
+
+/* .aligned: every live lane runs it together. */
+static bool step_aligned(Warp *w, const Ins *i) {
+    Split *s = current_split(w);
+    u32 lanes = passing(w, s, i);
+    if (!lanes) {
+        finish(w, w->current, NEXT);
+        return true;
+    }
+    if (lanes != w->live) {
+        s->gathering = true;
+        return true;
+    }
+    Outcome o = run_counted(w, i, lanes);
+    finish(w, w->current, o);
+    return o != BLOCK && o != YIELD;
+}
+
+/* .sync with a mask of lanes: those come together here from whatever splits they are in, and each mask's lanes act as one. */
+static bool step_sync(Warp *w, const Ins *i) {
+    const s32 pc = current_split(w)->pc;
+    u32 taking = passing(w, current_split(w), i), here = 0;
+    if (!taking) {
+        finish(w, w->current, NEXT);
+        return true;
+    }
+    for (s32 k = 0; k < w->nsplits; k++)
+        if (w->split[k].pc == pc) here |= passing(w, &w->split[k], i);
+    const u32 *mask = R32(w, i->arg[i->mod[0]]);
+    for (u32 before = 0; before != taking;) { /* whole splits, and all lanes that their masks name */
+        before = taking;
+        u32 named = 0;
+        for (u32 rest = taking; rest; rest &= rest - 1) {
+            int l = first_lane(rest);
+            if (!lane_in(mask[l], l)) {
+                find(w, i, l, BAD_LANE, 0, 0, "lane %d is not in its own mask %08x", l, mask[l]);
+                stop(w->machine);
+                return false;
+            }
+            named |= mask[l];
+        }
+        if (named & w->live & ~here) {
+            current_split(w)->gathering = true;
+            return true;
+        }
+        for (s32 k = 0; k < w->nsplits; k++)
+            if (w->split[k].pc == pc && (passing(w, &w->split[k], i) & named)) taking |= passing(w, &w->split[k], i);
+    }
+    for (u32 rest = taking; rest;) {
+        u32 group = 0;
+        for (u32 r = rest; r; r &= r - 1)
+            if (mask[first_lane(r)] == mask[first_lane(rest)]) group |= 1u << first_lane(r);
+        run_counted(w, i, group);
+        rest &= ~group;
+    }
+    for (s32 k = 0; k < w->nsplits; k++)
+        if (w->split[k].pc == pc && (passing(w, &w->split[k], i) & taking)) w->split[k].ticket = 1; /* has taken part */
+    for (s32 k = 0; k < w->nsplits;) {
+        if (w->split[k].pc == pc && w->split[k].ticket == 1) {
+            finish(w, k, NEXT);
+            k = 0; /* a split that arrived at its join has left the array */
+        } else
+            k++;
+    }
+    return true;
+}
+
+static bool step(Warp *w) { /* false: the warp's turn is over */
+    const Ins *i = &w->machine->program->ins[current_split(w)->pc];
+    if (i->gather == 1) return step_aligned(w, i);
+    if (i->gather == 2) return step_sync(w, i);
+    u32 lanes = passing(w, current_split(w), i);
+    if (!lanes) {
+        finish(w, w->current, NEXT);
+        return true;
+    }
+    Outcome o = run_counted(w, i, lanes);
+    finish(w, w->current, o);
+    return o == NEXT || o == JUMPED;
+}
+
+static bool can_run(const Machine *m, const Split *s) { return !s->gathering && (!s->blocked || s->seen != m->events); }
+
+static bool pick_split(Warp *w) {
+    for (s32 k = 0; k < w->nsplits; k++) {
+        s32 at = (w->current + k) % w->nsplits;
+        if (can_run(w->machine, &w->split[at])) {
+            w->current = at;
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool run_warp(Warp *w, u64 quantum) { /* did anything run? */
+    bool ran = false;
+    while (quantum-- && w->nsplits && pick_split(w) && !w->machine->launch->stopped) {
+        ran = true;
+        if (!step(w)) {
+            if (w->nsplits) w->current = (w->current + 1) % w->nsplits;
+            break;
+        }
+    }
+    return ran;
+}
+
+/* ---- asynchronous work -------------------------------------------------------------------------------------------------- */
+
+Queue *new_queue(Cluster *c, bool keep) {
+    Queue *q = calloc(1, sizeof *q);
+    q->cluster = c;
+    q->keep = keep;
+    q->next = &c->queues;
+    q->previous = c->queues.previous;
+    q->previous->next = q;
+    c->queues.previous = q;
+    return q;
+}
+
+static void free_queue(Queue *q) {
+    q->previous->next = q->next;
+    q->next->previous = q->previous;
+    free(q);
+}
+
+static void run_first(Queue *q) {
+    Work *work = q->first;
+    Cluster *c = q->cluster;
+    q->first = work->next;
+    if (!q->first) q->last = NULL;
+    if (!q->first && !q->keep) free_queue(q);
+    c->pending_work--;
+    c->machine->last_work = c->machine->clock;
+    c->machine->launch->async_work++;
+    work->run(work);
+    free_knowledge(&work->know);
+    free(work);
+    machine_event(c->machine);
+}
+
+Work *send_work(Warp *w, const Ins *i, int lane, Queue *queue, void (*run)(Work *), size_t n) {
+    Work *work = calloc(1, sizeof *work + n);
+    work->run = run;
+    work->warp = w;
+    work->ins = i;
+    work->lane = lane;
+    work->know = new_knowledge(w->cluster);
+    copy_knowledge(w->cluster, &work->know, &w->know);
+    tick(w);
+    if (!queue) queue = new_queue(w->cluster, false);
+    if (queue->last)
+        queue->last->next = work;
+    else
+        queue->first = work;
+    queue->last = work;
+    w->cluster->pending_work++;
+    return work;
+}
+
+void run_groups(Warp *w, ActorKind kind, int lane, u32 clock) {
+    Queue *ring = &w->cluster->queues;
+    for (Queue *q = ring->next, *next; q != ring; q = next) {
+        next = q->next;
+        Work *work = q->first;
+        if (work && !q->keep && work->warp == w && work->kind == kind && (lane == ALL || work->lane == lane) && work->clock <= clock)
+            run_first(q);
+    }
+}
+
+void run_queue(Queue *q) {
+    while (q->first) run_first(q);
+}
+
+static bool run_some_work(Machine *m) {
+    u64 waiting = 0;
+    for (Cluster *c = m->clusters; c; c = c->next)
+        for (Queue *q = c->queues.next; q != &c->queues; q = q->next) waiting += q->first != NULL;
+    if (!waiting) return false;
+    u64 chosen = m->launch->seed ? machine_random(m) % waiting : 0;
+    for (Cluster *c = m->clusters; c; c = c->next)
+        for (Queue *q = c->queues.next; q != &c->queues; q = q->next)
+            if (q->first && !chosen--) {
+                run_first(q);
+                return true;
+            }
+    return false;
+}
+
+static void run_early_work(Machine *m) {
+    for (Cluster *c = m->clusters; c; c = c->next)
+        while (c->pending_work && run_some_work(m)) {}
+}
+
+/* ---- the schedule ------------------------------------------------------------------------------------------------------- */
+
+static bool give_up_a_wait(Machine *m) { /* a try_wait may return false after a while: once for each state of the machine */
+    for (Cluster *c = m->clusters; c; c = c->next)
+        for (s32 t = 0; t < c->nctas; t++)
+            for (s32 n = 0; n < c->cta[t].nwarps; n++) {
+                Warp *w = &c->cta[t].warp[n];
+                for (s32 k = 0; k < w->nsplits; k++) {
+                    Split *s = &w->split[k];
+                    const Ins *i = &m->program->ins[s->pc];
+                    if (!s->blocked || i->run != op_try_wait || s->timeout == m->progress) continue;
+                    s->timeout = m->progress;
+                    for (u32 rest = passing(w, s, i); rest; rest &= rest - 1) set_pred(w, i->arg[0], 1u << first_lane(rest), 0);
+                    finish(w, k, NEXT);
+                    return true;
+                }
+            }
+    return false;
+}
+
+static void report_deadlock(Machine *m) {
+    for (Cluster *c = m->clusters; c; c = c->next)
+        for (s32 t = 0; t < c->nctas; t++)
+            for (s32 n = 0; n < c->cta[t].nwarps; n++) {
+                Warp *w = &c->cta[t].warp[n];
+                for (s32 k = 0; k < w->nsplits; k++) {
+                    Split *s = &w->split[k];
+                    const Ins *i = &m->program->ins[s->pc];
+                    FindingKind kind = s->gathering && i->gather == 1 ? DIVERGED : DEADLOCK;
+                    Finding *f = find_at(m, kind, w, first_lane(s->lanes), s->pc, -1, 0, 0);
+                    if (!f || f->count != 1) continue;
+                    f->detail[0] = s->lanes;
+                    f->detail[1] = w->live;
+                    explain_block(w, s, f->text, sizeof f->text);
+                }
+            }
+    stop(m);
+}
+
+static void reap(Machine *m) { /* clusters that have ended, or have asynchronous work alone left */
+    for (Cluster **at = &m->clusters; *at;) {
+        Cluster *c = *at;
+        if (c->running) {
+            at = &c->next;
+            continue;
+        }
+        while (c->pending_work && !m->launch->stopped) run_some_work(m);
+        *at = c->next;
+        end_cluster(c);
+        m->progress++;
+    }
+}
+
+static void add_cluster(Machine *m) {
+    Cluster *c = start_cluster(m), **last = &m->clusters;
+    while (*last) last = &(*last)->next;
+    *last = c;
+    m->progress++;
+}
+
+static bool run_round(Machine *m) { /* every warp gets a turn; did anything run? */
+    Launch *launch = m->launch;
+    bool ran = false;
+    for (Cluster *c = m->clusters; c; c = c->next)
+        for (s32 t = 0; t < c->nctas; t++) {
+            Cta *cta = &c->cta[t];
+            s32 first = launch->seed ? (s32)(machine_random(m) % cta->nwarps) : 0;
+            for (s32 n = 0; n < cta->nwarps && !launch->stopped; n++) {
+                Warp *w = &cta->warp[(first + n) % cta->nwarps];
+                if (!w->nsplits) continue;
+                if (launch->seed && machine_random(m) % 4 == 0) { /* passed over this time: the others get ahead */
+                    ran = ran || pick_split(w);
+                    continue;
+                }
+                u64 quantum = launch->seed ? 1 + machine_random(m) % launch->quantum : launch->quantum;
+                u64 before = m->clock;
+                if (run_warp(w, quantum)) ran = true;
+                launch->issued += m->clock - before;
+                if (!w->nsplits && w->born) { /* its last lanes have exited */
+                    w->born = 0;
+                    if (!--cta->running) {
+                        cta->exited = true;
+                        c->running--;
+                    }
+                    machine_event(m);
+                }
+                if (launch->early) run_early_work(m);
+            }
+        }
+    return ran;
+}
+
+void run_machine(Machine *m) {
+    Launch *launch = m->launch;
+    enum { PATIENCE = 1 << 18 }; /* instructions that spinning warps may run before asynchronous work goes on regardless */
+    u64 looked = 0;
+    while (!launch->stopped) {
+        u64 resident = 0;
+        for (Cluster *c = m->clusters; c; c = c->next) resident++;
+        while (resident < launch->resident && m->next_cluster < m->total_clusters) add_cluster(m), resident++;
+        if (!m->clusters) return;
+        if (run_round(m)) {
+            reap(m);
+            if (m->clock - m->last_work > PATIENCE && m->clock - looked > PATIENCE) {
+                looked = m->clock;
+                if (!run_some_work(m) && m->next_cluster < m->total_clusters) add_cluster(m);
+            }
+            if (launch->limit && launch->issued > launch->limit) {
+                for (Cluster *c = m->clusters; c; c = c->next)
+                    for (s32 t = 0; t < c->nctas; t++)
+                        for (s32 n = 0; n < c->cta[t].nwarps; n++) {
+                            Warp *w = &c->cta[t].warp[n];
+                            if (w->nsplits) find_at(m, TOO_MANY_INSTRUCTIONS, w, 0, w->split[w->current].pc, -1, 0, launch->limit);
+                        }
+                stop(m);
+            }
+            continue;
+        }
+        reap(m);
+        if (!m->clusters || run_some_work(m)) continue;
+        if (m->next_cluster < m->total_clusters) {
+            add_cluster(m);
+            continue;
+        }
+        if (!give_up_a_wait(m)) report_deadlock(m);
+    }
+}

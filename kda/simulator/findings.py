@@ -1,0 +1,122 @@
+"""What the machine found wrong, in words: the kinds, and a finding with its places in the PTX and in the source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Kind(NamedTuple):
+    id: str  # stable: tests, --json and docs quote it
+    says: str
+
+
+# by the engine's number (FindingKind); {t} is the engine's own text, {a} the address, {n} the size, {o} who else, {s} the space
+KINDS = {
+    1: Kind("out-of-bounds", "{t}"),
+    2: Kind("misaligned", "{t}"),
+    3: Kind("uninitialised", "reads {s} at {a}, which nobody has written"),
+    4: Kind("race-write-write", "{w} {s} at {a}, which {o} wrote: nothing orders the two"),
+    5: Kind("race-write-read", "{r} {s} at {a}, which {o} wrote: nothing orders this read after that write"),
+    6: Kind("race-read-write", "{w} {s} at {a}, which {o} may still read: nothing orders this write after that read"),
+    7: Kind("proxy", "the async proxy {x} {s} at {a}, which {o} wrote through the generic proxy: fence.proxy.async is missing between"),
+    8: Kind("race-lanes", "{x} {s} at {a}, which another lane of the same warp used: bar.warp.sync (__syncwarp) is missing between"),
+    9: Kind("barrier", "{t}"),
+    10: Kind("mbarrier", "{t}"),
+    11: Kind("deadlock", "nobody can go on: {t}"),
+    12: Kind("livelock", "{t}"),
+    13: Kind("diverged", "an .aligned instruction was not reached by all lanes of the warp: {t}"),
+    14: Kind("lane", "{t}"),
+    15: Kind("tmem-leak", "{t}"),
+    16: Kind("tmem", "{t}"),
+    17: Kind("descriptor", "{t}"),
+    18: Kind("tensor-map", "{t}"),
+    19: Kind("operand", "{t}"),
+    20: Kind("peer-exited", "{t}"),
+    21: Kind("register-in-flight", "{t}"),
+    22: Kind("group", "{t}"),
+    23: Kind("mbarrier-overwritten", "{t}"),
+    24: Kind("too-many-instructions", "the launch ran {n} warp-instructions and has not ended; `limit=` allows more"),
+    25: Kind("unsupported", "{t}"),
+}
+SPACES = ("shared memory", "global memory", "tensor memory")
+ACTORS = ("warp {n}", "a cp.async of warp {n}", "a bulk copy of warp {n}", "the source of a bulk copy of warp {n}", "a wgmma of warp {n}",
+          "a tcgen05 operation of warp {n}", "a tcgen05.ld of warp {n}", "a tcgen05.st of warp {n}", "a copy that an mbarrier tracks")  # fmt: skip
+RACES = {4, 5, 6, 7, 8}
+
+
+@dataclass(frozen=True)
+class Place:
+    """An instruction: its line in the PTX, its text, and the source line that .loc gives."""
+
+    line: int
+    ptx: str
+    source: str | None
+
+    def __str__(self):
+        return f"PTX line {self.line}: {self.ptx}" + (f"  ({self.source})" if self.source else "")
+
+
+@dataclass(frozen=True)
+class Finding:
+    kind: str
+    says: str
+    kernel: str
+    cta: int
+    warp: int
+    lane: int
+    place: Place
+    other: Place | None
+    count: int
+    address: int = 0
+
+    def __str__(self):
+        times = f", {self.count} times" if self.count > 1 else ""
+        text = f"{self.kind}: {self.kernel}, CTA {self.cta}, warp {self.warp}, lane {self.lane}: {self.says}{times}\n    at {self.place}"
+        return text + (f"\n    and {self.other}" if self.other else "")
+
+
+class SimulationError(RuntimeError):
+    """Raised by a strict launch for its first finding."""
+
+    def __init__(self, findings):
+        super().__init__("\n".join(map(str, findings)))
+        self.findings = findings
+
+
+def place_of(program, index):
+    ins = program.instruction(index)
+    if ins is None:
+        return Place(program.kernel.line, "the kernel's end", None)
+    loc = ins.loc
+    return Place(ins.line, ins.text, f"{loc.file}:{loc.line}" if loc else None)
+
+
+def worded(record, program, labels):
+    """A Finding from the engine's record."""
+    number = record.kind
+    says = record.text.decode(errors="replace")
+    if number in (1, 2) and not says.strip() or (number == 1 and record.space == 1 and record.detail[0] >= 0):
+        says = _outside(record, labels, says)
+    space = SPACES[record.space] if 0 <= record.space < len(SPACES) else "memory"
+    who = "another CTA of the grid" if record.other_actor < 0 else ACTORS[record.other_actor].format(n=record.detail[0])
+    async_ = bool(record.detail[2]) if number in RACES else False
+    first = number if number < 7 else record.detail[3]
+    words = dict(
+        t=says, a=hex(record.address), n=record.size, s=space, o=who,
+        w="an asynchronous write to" if async_ else "writes", r="an asynchronous read of" if async_ else "reads",
+        x="reads" if first == 5 else "writes",
+    )  # fmt: skip
+    other = place_of(program, record.other_ins) if record.other_ins >= 0 else None
+    return Finding(KINDS[number].id, KINDS[number].says.format(**words), program.kernel.name, record.cta, record.warp, record.lane,
+                   place_of(program, record.ins), other, record.count, record.address)  # fmt: skip
+
+
+def _outside(record, labels, says):
+    if says:
+        return f"{says}: {labels[record.detail[0]]}"
+    verb = "writes" if record.detail[3] else "reads"
+    where = f"{verb} {record.size} bytes at global address {record.address:#x}"
+    if record.detail[0] < 0:
+        return f"{where}; the launch was given no memory below it"
+    return f"{where}, {record.detail[1]} bytes into {labels[record.detail[0]]} of {record.detail[2]} bytes"

@@ -1,0 +1,63 @@
+"""What the families share: an Op, the types, and how to read the modifiers of an opcode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+# type -> bytes a lane takes in a register; 0: a predicate, one mask for the warp
+WIDTHS = {
+    "pred": 0,
+    **dict.fromkeys(("b8", "u8", "s8", "b16", "u16", "s16", "f16", "bf16", "b32", "u32", "s32", "f32", "tf32"), 4),
+    **dict.fromkeys(("f16x2", "bf16x2", "e4m3x2", "e5m2x2", "e4m3x4", "e5m2x4", "u16x2", "s16x2"), 4),
+    **dict.fromkeys(("b64", "u64", "s64", "f64", "f32x2"), 8),
+    "b128": 16,
+}
+# type -> bytes in memory
+SIZES = {
+    **dict.fromkeys(("b8", "u8", "s8"), 1),
+    **dict.fromkeys(("b16", "u16", "s16", "f16", "bf16"), 2),
+    **dict.fromkeys(("b32", "u32", "s32", "f32", "f16x2", "bf16x2", "tf32"), 4),
+    **dict.fromkeys(("b64", "u64", "s64", "f64", "f32x2"), 8),
+    "b128": 16,
+}
+# type of a matrix's elements -> the engine's MatrixType
+MATRIX_TYPES = {t: n for n, t in enumerate(("f16", "bf16", "tf32", "f32", "f64", "e4m3", "e5m2", "e2m3", "e3m2", "e2m1", "u8", "s8", "s32"))}
+SCOPES = {"cta": 1, "cluster": 2, "gpu": 3, "sys": 4}
+SEMANTICS = {"weak": 0, "relaxed": 1, "acquire": 2, "release": 3, "acq_rel": 4}
+NOT_GATHERED, ALIGNED, SYNC = 0, 1, 2  # Ins.gather
+
+
+@dataclass
+class Op:
+    """One instruction as the engine takes it: a handler's name, register-file offsets, the family's own numbers."""
+
+    handler: str
+    args: list[int] = field(default_factory=list)
+    mods: list[int] = field(default_factory=list)
+    gather: int = NOT_GATHERED
+
+
+@dataclass
+class Place:
+    """An address operand: the register (offset in the file) that holds its base, whether that is 64 bits, what to add."""
+
+    register: int
+    wide: bool
+    offset: int
+
+
+def one_of(parts, table, default=None):
+    """The value of the first modifier that the table knows."""
+    return next((table[p] for p in parts if p in table), default)
+
+
+def leftover(ins, *known):
+    """Modifiers after the first part that none of the sets knows: a lowering refuses them."""
+    return [p for p in ins.parts[1:] if not any(p in k for k in known)]
+
+
+def operands(b, ins, *names):
+    """The operands of an instruction, which must be as many as their names."""
+    if len(ins.operands) != len(names):
+        b.fail(f"{len(ins.operands)} operands", ", ".join(names))
+    return ins.operands

@@ -1,0 +1,46 @@
+"""Branches, exits, and instructions without an effect here."""
+
+from kda.simulator.isa.common import Op
+
+
+def lower_bra(b, ins):
+    return Op("bra", mods=[b.kernel.labels[ins.operands[0].name]])
+
+
+def lower_brx(b, ins):
+    index, targets = ins.operands[0], ins.operands[1:]
+    labels = [b.kernel.labels[t.name] for target in targets for t in getattr(target, "items", (target,))]
+    return Op("brx", [b.value(index, "u32")], [len(labels), *labels])
+
+
+def lower_exit(b, ins):
+    return Op("exit")
+
+
+def lower_nothing(b, ins):
+    return Op("nop")
+
+
+def lower_nanosleep(b, ins):
+    return Op("nanosleep")
+
+
+def lower_trap(b, ins):
+    return Op("trap")
+
+
+LOWERINGS = {
+    "bra": lower_bra,
+    "brx": lower_brx,
+    "ret": lower_exit,
+    "exit": lower_exit,
+    "nanosleep": lower_nanosleep,
+    "trap": lower_trap,
+    "brkpt": lower_nothing,
+    "pmevent": lower_nothing,
+    "discard": lower_nothing,
+    "applypriority": lower_nothing,
+    "prefetch": lower_nothing,
+    "prefetchu": lower_nothing,
+    "griddepcontrol": lower_nothing,
+}

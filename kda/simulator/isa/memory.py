@@ -1,0 +1,137 @@
+"""ld, st, atom, red and address arithmetic between spaces."""
+
+from kda.simulator.isa.common import SCOPES, SEMANTICS, SIZES, WIDTHS, Op, one_of
+from kda.simulator.ptx.syntax import Sink
+
+SPACES = {"global": 1, "shared": 2, "shared::cta": 2, "shared::cluster": 2, "local": 3, "param": 4, "const": 1,
+          "param::entry": 4, "param::func": 4}  # fmt: skip
+ATOMICS = {"add": 0, "min": 1, "max": 2, "and": 3, "or": 4, "xor": 5, "exch": 6, "cas": 7, "inc": 8, "dec": 9}
+ATOMIC_TYPES = {"u32": 0, "s32": 1, "u64": 2, "s64": 3, "f32": 4, "f64": 5, "f16": 6, "bf16": 7, "b16": 8, "b128": 9, "f16x2": 10,
+                "bf16x2": 11, "b32": 0, "b64": 2}  # fmt: skip
+VECTORS = {"v2": 2, "v4": 4, "v8": 8}
+STRONG = {"volatile": ("relaxed", "sys"), "mmio": ("relaxed", "sys")}
+CACHE = {"ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "noftz", "unified"}
+
+
+def _refuse_unknown(b, ins, *known):
+    for part in ins.parts[1:]:
+        if not any(part in table for table in known) and not part.startswith(("L1::", "L2::", "level::")):
+            b.fail(f"modifier .{part} is not known here", ", ".join(sorted(k for table in known for k in table)))
+
+
+def _semantics(b, ins, default_scope="gpu"):
+    """(semantics, scope) of an access, as the engine's numbers."""
+    for part, (sem, scope) in STRONG.items():
+        if part in ins.parts and not (part == "mmio" and any(s in ins.parts for s in SCOPES)):
+            return SEMANTICS[sem], SCOPES[scope]
+    sem = one_of(ins.parts, SEMANTICS, 0)
+    return sem, one_of(ins.parts, SCOPES, SCOPES[default_scope]) if sem else 0
+
+
+def _access(b, ins, values, address, to_registers):
+    _refuse_unknown(b, ins, SPACES, VECTORS, SIZES, SEMANTICS, SCOPES, STRONG, CACHE)
+    type_ = ins.parts[-1]
+    if type_ not in SIZES:
+        b.fail(f".{type_} cannot be loaded or stored", ", ".join(SIZES))
+    place = b.place(address)
+    space = one_of(ins.parts, SPACES, 0)
+    if not space and b.space_of(address) == "param":
+        space = SPACES["param"]
+    size = SIZES[type_]
+    registers = b.targets(values) if to_registers else b.values(values, type_)
+    count = one_of(ins.parts, VECTORS, 1)
+    if len(registers) != count:
+        b.fail(f"{len(registers)} registers for {count} elements")
+    declared = 4
+    if to_registers:
+        items = [v for v in getattr(values, "items", (values,)) if not isinstance(v, Sink)]
+        declared = WIDTHS[b.type_of(items[0])] if items else 4
+        if declared == 0:
+            b.fail("a predicate cannot be loaded")
+    sem, scope = _semantics(b, ins)
+    signed = int(type_[0] == "s")
+    mods = [space, size, count, signed, sem, scope, place.offset, int(place.wide), declared]
+    return [*registers, place.register], mods
+
+
+def lower_ld(b, ins):
+    args, mods = _access(b, ins, ins.operands[0], ins.operands[1], True)
+    return Op("ld", args, mods)
+
+
+def lower_st(b, ins):
+    if ins.parts[1] == "async":
+        from kda.simulator.isa.copies import lower_st_async
+
+        return lower_st_async(b, ins)
+    args, mods = _access(b, ins, ins.operands[1], ins.operands[0], False)
+    return Op("st", args, mods)
+
+
+def _atomic(b, ins, target, address, operands):
+    _refuse_unknown(b, ins, SPACES, VECTORS, ATOMIC_TYPES, SEMANTICS, SCOPES, ATOMICS, CACHE)
+    type_ = ins.parts[-1] if ins.parts[-1] in ATOMIC_TYPES else next((p for p in reversed(ins.parts) if p in ATOMIC_TYPES), None)
+    if type_ is None:
+        b.fail("the type of an atomic is missing", ", ".join(ATOMIC_TYPES))
+    op = one_of(ins.parts, ATOMICS)
+    if op is None:
+        b.fail("the operation of an atomic is missing", ", ".join(ATOMICS))
+    if type_ in ("f32", "f64") and op not in (ATOMICS["add"], ATOMICS["exch"], ATOMICS["min"], ATOMICS["max"]):
+        b.fail(f"no such operation on .{type_}")
+    count = one_of(ins.parts, VECTORS, 1)
+    place = b.place(address)
+    space = one_of(ins.parts, SPACES, 0)
+    sem = one_of(ins.parts, SEMANTICS, SEMANTICS["relaxed"])
+    targets = [-1] * count if target is None else b.targets(target)
+    values = b.values(operands[0], type_)
+    if len(values) != count or len(targets) != count:
+        b.fail(f"{len(values)} values and {len(targets)} results for {count} elements")
+    rest = [b.value(o, type_) for o in operands[1:] if op == ATOMICS["cas"]]
+    mods = [space, op, ATOMIC_TYPES[type_], SIZES[type_], count, sem, one_of(ins.parts, SCOPES, SCOPES["gpu"]), place.offset, int(place.wide)]
+    return Op("atom", [*targets, place.register, *values, *rest], mods)
+
+
+def lower_atom(b, ins):
+    return _atomic(b, ins, ins.operands[0], ins.operands[1], ins.operands[2:])
+
+
+def lower_red(b, ins):
+    if ins.parts[1] == "async":
+        from kda.simulator.isa.copies import lower_red_async
+
+        return lower_red_async(b, ins)
+    return _atomic(b, ins, None, ins.operands[0], ins.operands[1:])
+
+
+def lower_mapa(b, ins):
+    wide = ins.parts[-1] == "u64"
+    generic = not any(p.startswith("shared") for p in ins.parts)
+    target, address, rank = ins.operands
+    return Op("mapa", [b.target(target), b.value(address, ins.parts[-1]), b.value(rank, "u32")], [int(wide), int(generic)])
+
+
+def lower_getctarank(b, ins):
+    target, address = ins.operands
+    return Op("getctarank", [b.target(target), b.value(address, ins.parts[-1])], [int(ins.parts[-1] == "u64")])
+
+
+WINDOWS = {"global": (0, 0), "shared": (2, 1), "shared::cta": (2, 1), "shared::cluster": (2, 0), "local": (3, 0), "param": (4, 0),
+           "const": (0, 0), "param::entry": (4, 0)}  # fmt: skip
+
+
+def lower_isspacep(b, ins):
+    if ins.parts[1] not in WINDOWS:
+        b.fail(f".{ins.parts[1]} is no space", ", ".join(WINDOWS))
+    return Op("isspacep", [b.target(ins.operands[0]), b.value(ins.operands[1], "u64")], list(WINDOWS[ins.parts[1]]))
+
+
+LOWERINGS = {
+    "ld": lower_ld,
+    "ldu": lower_ld,
+    "st": lower_st,
+    "atom": lower_atom,
+    "red": lower_red,
+    "mapa": lower_mapa,
+    "getctarank": lower_getctarank,
+    "isspacep": lower_isspacep,
+}

@@ -1,0 +1,167 @@
+"""What a row of the scalar tables says, and how it is spelled out.
+
+A row is `(name, types, value, operands)`:
+
+    ("add{.rnd}{.ftz}{.sat}", "f32", "a + b")
+    ("shl", "b16|u16 b32|u32 b64|u64", "b < BITS ? a << b : 0", "T = T, u32")
+
+`name` is the opcode as the PTX manual writes it: `{.ftz}` may be left out, `.rnd` stands for one of a group. `types` are the
+types that end the opcode, one entry for each handler; `|` joins spellings that share it, dots the parts of `f32.bf16`. `value` is C: a, b, c, e
+are the sources; T and S stand for the C types of the opcode's first and second type, W for T at twice the width, BITS for T's width. `operands` are
+how the destination and the sources are held: by default as many T as the value names. A packed type (f16x2) runs the value for each element.
+Modifiers may come in any order.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+
+class Kind(NamedTuple):
+    """How C holds an operand: its type there, the register's words, and the bits of one element of `count`."""
+
+    c: str
+    word: str  # u32 or u64; pred: one mask of lanes
+    bits: int
+    count: int = 1
+    element: str = ""  # of a packed type
+
+
+_NARROW = {"f16": 16, "bf16": 16, "e4m3": 8, "e5m2": 8, "e2m3": 8, "e3m2": 8, "e2m1": 4, "ue8m0": 8}
+KINDS = {
+    "pred": Kind("u32", "pred", 1),
+    **{f"{s}{n}": Kind(f"{s}{n}", "u64" if n == 64 else "u32", n) for s in "us" for n in (8, 16, 32, 64)},
+    **{f"b{n}": Kind(f"u{n}", "u64" if n == 64 else "u32", n) for n in (8, 16, 32, 64)},
+    "f32": Kind("float", "u32", 32),
+    "f64": Kind("double", "u64", 64),
+    "tf32": Kind("float", "u32", 32),
+    # a float's bits, which .ftz flushes and nothing else touches
+    "f32bits": Kind("u32", "u32", 32),
+    "f16bits": Kind("u32", "u32", 16),
+    **{name: Kind("float", "u32", bits) for name, bits in _NARROW.items()},
+    **{f"{name}x2": Kind("float", "u32", 2 * bits, 2, name) for name, bits in _NARROW.items()},
+    "u16x2": Kind("u16", "u32", 32, 2, "u16"),
+    "s16x2": Kind("s16", "u32", 32, 2, "s16"),
+    "f16bitsx2": Kind("u32", "u32", 32, 2, "f16bits"),
+    "f32x2": Kind("float", "u64", 64, 2, "f32"),
+}
+TYPES = frozenset(KINDS) - {"f32bits", "f16bits", "f16bitsx2"} | {"b128", "u2", "s2", "u4", "s4"}
+WIDER = {"u16": "u32", "s16": "s32", "u32": "u64", "s32": "s64", "u64": "unsigned __int128", "s64": "__int128"}
+
+# numbers.h has the same: modifiers that a handler gets as numbers
+ROUNDINGS = {"rn": 0, "rz": 1, "rm": 2, "rp": 3, "rna": 4, "rs": 5, "rni": 0, "rzi": 1, "rmi": 2, "rpi": 3}
+FLAGS = {"ftz": 1, "sat": 2, "relu": 4, "satfinite": 8, "NaN": 16, "xorsign": 32, "abs": 64, "oob": 128}
+# the first of a group is the one that gets a handler of its own, with constants for rounding and flags
+GROUPS = {
+    "rnd": ("rn", "rz", "rm", "rp"),
+    "rnd2": ("rn", "rz"),
+    "rnd3": ("rp", "rz"),
+    "irnd": ("rzi", "rni", "rmi", "rpi"),
+}
+
+
+class Choice(NamedTuple):
+    """One place of a name: the words that may stand there; each is a tuple, since `{.xorsign.abs}` comes whole."""
+
+    words: tuple[tuple[str, ...], ...]
+    optional: bool
+
+
+class Row(NamedTuple):
+    name: str
+    literals: frozenset[str]  # words that must be there
+    choices: tuple[Choice, ...]
+    types: tuple[str, ...]  # spellings that share a handler: ("u32", "s32"), or ("f32.bf16",)
+    value: str
+    target: str  # kinds
+    sources: tuple[str, ...]
+
+    @property
+    def opcode(self):
+        return self.name.partition(".")[0].partition("{")[0]
+
+    @property
+    def spelling(self):
+        types = self.types[0] if len(self.types) == 1 else f"{{{'|'.join(self.types)}}}"
+        return f"{self.name}.{types}"
+
+    @property
+    def masked(self):
+        """Does its value name the mask of the destination register?"""
+        return bool(re.search(r"\bmask\b", self.value))
+
+    def match(self, words):
+        """(rounding, flags) that the words ask for, or None."""
+        rest = set(words)
+        if not self.literals <= rest:
+            return None
+        rest -= self.literals
+        rounding, flags = self.constants
+        for choice in self.choices:
+            taken = [group for group in choice.words if rest >= {*group}]
+            if len(taken) > 1 or not taken and not choice.optional:
+                return None
+            for word in taken[0] if taken else ():
+                rest.discard(word)
+                rounding = ROUNDINGS.get(word, rounding)
+                flags |= FLAGS.get(word, 0)
+        return None if rest else (rounding, flags)
+
+    @property
+    def constants(self):
+        """(rounding, flags) of the handler that has both as constants: what the literals say, and the first word of a group."""
+        words = [*self.literals, *(choice.words[0][0] for choice in self.choices if len(choice.words) > 1)]
+        return next((ROUNDINGS[w] for w in words if w in ROUNDINGS), 0), sum(FLAGS.get(w, 0) for w in self.literals)
+
+    @property
+    def varies(self):
+        """May a name ask for another rounding than the constant, or for flags?"""
+        words = {w for choice in self.choices for group in choice.words for w in group}
+        return any(w in FLAGS or ROUNDINGS[w] != self.constants[0] for w in words)
+
+    @property
+    def handler(self):
+        """The C name of the handler with constants; the one that takes numbers is called `..._any`."""
+        shape = "" if self.sources == (self.target,) * len(self.sources) else "_" + "_".join((self.target, *self.sources))
+        words = [self.opcode, *(w for w in re.findall(r"\w+", re.sub(r"\{.*?\}", "", self.name))[1:])]
+        arity = f"_{len(self.sources)}" if not shape else ""
+        return re.sub(r"\W", "_", "_".join((*words, self.types[0]))) + arity + shape
+
+
+def _choices(name):
+    """(literals, choices) of `add{.rnd}.x`."""
+    literals, choices = set(), []
+    for braced, plain in re.findall(r"\{\.([\w.]+)\}|\.(\w+(?:::\w+)?)", name):
+        words = braced or plain
+        if words in GROUPS:
+            choices.append(Choice(tuple((w,) for w in GROUPS[words]), bool(braced)))
+        elif braced:
+            choices.append(Choice((tuple(words.split(".")),), True))
+        else:
+            literals.add(plain)
+    return frozenset(literals), tuple(choices)
+
+
+def rows(*table):
+    """Rows from `(name, types, value[, operands])`, one for each entry of `types`."""
+    made = []
+    for name, types, value, *operands in table:
+        literals, choices = _choices(name)
+        for entry in types.split():
+            spelled = tuple(entry.split("|"))
+            first, second = (*spelled[0].split("."), "")[:2]
+            text = operands[0] if operands else "T = " + ", ".join("T" for v in "abce" if re.search(rf"\b{v}\b", value))
+            kinds = [_kind(k, first, second) for k in re.findall(r"\w+", text)]
+            made.append(Row(name, literals, choices, spelled, _spelled_out(value, first, second), kinds[0], tuple(kinds[1:])))
+    return tuple(made)
+
+
+def _kind(name, first, second):
+    return {"T": first, "S": second, "W": WIDER.get(first, "")}.get(name, name)
+
+
+def _spelled_out(value, first, second):
+    kind = KINDS[first] if first in KINDS else None
+    words = {"T": kind and kind.c, "S": second and KINDS[second].c, "BITS": kind and str(kind.bits // kind.count), "W": WIDER.get(first)}
+    return re.sub(r"\b(T|S|W|BITS)\b", lambda m: words[m[0]] or m[0], value)

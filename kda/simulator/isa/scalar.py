@@ -1,0 +1,99 @@
+"""Instructions on a lane's own registers: the tables' rows matched against an opcode, and the lowerings that need more than a row."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+
+from kda.simulator.isa import compare, generate, moves
+from kda.simulator.isa.common import Op
+from kda.simulator.isa.registers import hidden, is_wide, source, target
+from kda.simulator.isa.rows import TYPES
+
+CARRY = "the carry flag"  # a hidden predicate
+STAND_INS = ("a wide destination's stand-in", "a wide source's stand-in")
+FULL = 0xFFFFFFFF
+MASKS = {"8": 0xFF, "16": 0xFFFF}  # the digits of a register's type -> what its word holds
+
+
+@functools.cache
+def _index():
+    """(opcode, types) -> its rows."""
+    table = defaultdict(list)
+    for row in generate.ROWS + generate.CARRYING:
+        for spelled in row.types:
+            table[row.opcode, tuple(spelled.split("."))].append(row)
+    return table
+
+
+@functools.lru_cache(maxsize=4096)
+def _find(parts, count):
+    """(row, rounding, flags) for an opcode with that many operands, or None."""
+    types = tuple(p for p in parts[1:] if p in TYPES)
+    words = frozenset(parts[1:]) - TYPES
+    for row in _index().get((parts[0], types), ()):
+        if len(row.sources) == count - 1 and (found := row.match(words)):
+            return row, *found
+    return None
+
+
+def _spellings(opcode):
+    return ", ".join(dict.fromkeys(row.spelling for row in generate.ROWS + generate.CARRYING if row.opcode == opcode))
+
+
+def lower_row(b, ins):
+    """An instruction that a row describes."""
+    found = _find(ins.parts, len(ins.operands))
+    if not found:
+        b.fail(f"{ins.opcode} with {len(ins.operands)} operands", _spellings(ins.parts[0]))
+    row, rounding, flags = found
+    general = (rounding, flags) != row.constants
+    if row in generate.CARRYING:
+        return Op(generate.handlers()[0][row, False], [*_registers(b, ins, row), hidden(b, CARRY, 0)])
+    handler = generate.handlers()[0][row, general]
+    masked = row.masked
+    mods = [rounding, flags] if general or masked else []
+    if row.opcode == "cvt" and len(row.sources) == 1 and any(map(is_wide, (b, b), ins.operands, (row.target, *row.sources))):
+        return _through_wide_registers(b, ins, row, handler, [*mods, FULL] if masked else mods)
+    args = _registers(b, ins, row)
+    return Op(handler, args, [*mods, MASKS.get(b.type_of(ins.operands[0])[1:], FULL)] if masked else mods)
+
+
+def _registers(b, ins, row):
+    first, *rest = ins.operands
+    return [target(b, first, row.target), *(source(b, operand, kind) for operand, kind in zip(rest, row.sources))]
+
+
+def _through_wide_registers(b, ins, row, handler, mods):
+    """A cvt with a register of 64 bits where its type has fewer: a stand-in of 32 takes its place, and is cut or extended."""
+    outer, inner = [], []
+    for operand, kind, place, name in zip(ins.operands, (row.target, *row.sources), (target, source), STAND_INS):
+        wide = is_wide(b, operand, kind)
+        offset = hidden(b, name, 4) if wide else place(b, operand, kind)
+        outer += [b.register(operand.name), offset] if wide else [-1, -1]
+        inner.append(offset)
+    is_signed = next(p for p in ins.parts[1:] if p in TYPES)[0] == "s"
+    return Op("through_wide_registers", [*outer, *inner], [generate.order().index(handler), int(is_signed), *mods])
+
+
+def lower_logic(b, ins):
+    return moves.lower_predicate_logic(b, ins) if ins.parts[1:] == ("pred",) else lower_row(b, ins)
+
+
+def lower_mov(b, ins):
+    return moves.lower_mov(b, ins) or lower_row(b, ins)
+
+
+def lower_lop3(b, ins):
+    return moves.lower_lop3(b, ins) or lower_row(b, ins)
+
+
+LOWERINGS = {
+    **dict.fromkeys({row.opcode for row in generate.ROWS + generate.CARRYING}, lower_row),
+    **compare.LOWERINGS,
+    **dict.fromkeys(("and", "or", "xor", "not"), lower_logic),
+    "mov": lower_mov,
+    "lop3": lower_lop3,
+    "cvta": moves.lower_cvta,
+    "createpolicy": moves.lower_createpolicy,
+}

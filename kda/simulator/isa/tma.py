@@ -1,0 +1,150 @@
+"""cp.async.bulk.tensor, cp.reduce.async.bulk.tensor, their prefetch; tensormap.replace and tensormap.cp_fenceproxy."""
+
+from kda.simulator.isa.common import ALIGNED, Op, one_of
+from kda.simulator.isa.copies import (GROUP, HINT, MBARRIER, MULTICAST, PLAIN, REDUCTIONS, SPACES, cta_mask, needs, operands_of, place,
+                                      refuse_unknown)  # fmt: skip
+from kda.simulator.program import WINDOW_PARAM
+from kda.simulator.ptx.syntax import Immediate, Symbol
+
+RANKS = {f"{n}d": n for n in range(1, 6)}
+MODES = {"tile": 0, "tile::gather4": 1, "tile::scatter4": 1}  # 1: four rows, each with a coordinate of its own
+PAIRS = {"cta_group::1": 0, "cta_group::2": 1}
+LOAD, STORE = {("shared::cta", "global"), ("shared::cluster", "global")}, {("global", "shared::cta")}
+
+
+def map_place(b, operand):
+    """The place of a tensor map, by its generic address."""
+    base = operand.base
+    if isinstance(base, Symbol) and b.symbol(base.name)[0] == "param":
+        at = b.symbol(base.name)[1] + base.offset + operand.offset
+        return b.constant(WINDOW_PARAM + at, 8), [1, 0, 0]
+    return place(b, operand)
+
+
+def _coordinates(b, operand, rank, by_rows):
+    wanted = 5 if by_rows else rank
+    if len(operand.coordinates) != wanted:
+        b.fail(f"{len(operand.coordinates)} coordinates", f"{wanted}: {'{column, row, row, row, row}' if by_rows else 'one for each dimension'}")
+    return [b.value(c, "s32") for c in operand.coordinates]
+
+
+def lower_tensor(b, ins):
+    needs(b, 90, "a tensor copy")
+    parts = set(ins.parts)
+    if any(p.startswith("im2col") for p in parts):
+        b.fail("im2col copies are not simulated", ", ".join(MODES))
+    rank, by_rows = one_of(ins.parts, RANKS), one_of(ins.parts, MODES, 0)
+    if rank is None:
+        b.fail("the number of dimensions is missing", ", ".join(RANKS))
+    if by_rows:
+        needs(b, 100, ".tile::gather4 or .tile::scatter4")
+        if rank != 2:
+            b.fail(f".{rank}d with gather4 or scatter4", ".2d")
+    direction = tuple(p for p in ins.parts if p in SPACES)
+    if "prefetch" in parts:
+        return _lower_prefetch(b, ins, rank, by_rows)
+    if direction in LOAD and "reduce" not in parts:
+        return _lower_load(b, ins, rank, by_rows)
+    if direction in STORE:
+        return _lower_store(b, ins, rank, by_rows)
+    b.fail(f"a tensor copy {' <- '.join(direction)}", "; ".join(" <- ".join(d) for d in sorted(LOAD | STORE)))
+
+
+def _lower_load(b, ins, rank, by_rows):
+    refuse_unknown(b, ins, {"async", "bulk", "tensor", "tile", "tile::gather4", MBARRIER, MULTICAST, HINT, *RANKS, *SPACES, *PAIRS})
+    pair = one_of(ins.parts, PAIRS)
+    if pair is not None:
+        needs(b, 100, ".cta_group")
+    if MBARRIER not in ins.parts:
+        b.fail("a load without a way to tell that it is done", f".{MBARRIER}")
+    if MULTICAST in ins.parts and "shared::cta" in ins.parts:
+        b.fail("a multicast to .shared::cta", ".shared::cluster")
+    found = operands_of(b, ins, "destination", "map", "mbarrier", MULTICAST in ins.parts and "mask", HINT in ins.parts and "policy")
+    (to, to_place), (barrier, barrier_place) = (place(b, found[n]) for n in ("destination", "mbarrier"))
+    tensor, tensor_place = map_place(b, found["map"])
+    args = [to, tensor, barrier, cta_mask(b, found), *_coordinates(b, found["map"], rank, by_rows)]
+    return Op("tma_load", args, [*to_place, *tensor_place, *barrier_place, rank, by_rows, pair or 0, int("shared::cta" in ins.parts)])
+
+
+def _lower_store(b, ins, rank, by_rows):
+    refuse_unknown(b, ins, {"async", "bulk", "tensor", "reduce", "tile", "tile::scatter4", GROUP, HINT, *RANKS, *SPACES, *REDUCTIONS})
+    if GROUP not in ins.parts:
+        b.fail("a store without a way to tell that it is done", f".{GROUP}")
+    reduces = ins.parts[1] == "reduce"
+    op = one_of(ins.parts, REDUCTIONS, PLAIN)
+    if reduces != (op != PLAIN):
+        b.fail("a reduction without its operation, or the other way round", ", ".join(REDUCTIONS))
+    if reduces and by_rows:
+        b.fail("a reduction with scatter4", "tile")
+    found = operands_of(b, ins, "map", "source", HINT in ins.parts and "policy")
+    source, source_place = place(b, found["source"])
+    tensor, tensor_place = map_place(b, found["map"])
+    args = [source, tensor, *_coordinates(b, found["map"], rank, by_rows)]
+    return Op("tma_store", args, [*source_place, *tensor_place, rank, by_rows, op])
+
+
+def _lower_prefetch(b, ins, rank, by_rows):
+    refuse_unknown(b, ins, {"async", "bulk", "prefetch", "tensor", "L2", "global", "tile", "tile::gather4", HINT, *RANKS})
+    found = operands_of(b, ins, "map", HINT in ins.parts and "policy")
+    tensor, tensor_place = map_place(b, found["map"])
+    return Op("tma_prefetch", [tensor, *_coordinates(b, found["map"], rank, by_rows)], [*tensor_place, rank, by_rows])
+
+
+# ---- tensormap
+
+# field -> (the engine's number, dimensions it is given for, bits, least, most, multiple of)
+FIELDS = {
+    "global_address": (0, 0, 64, 0, (1 << 64) - 1, 16),
+    "rank": (1, 0, 32, 0, 4, 1),  # one less than the rank
+    "elemtype": (2, 0, 32, 0, 12, 1),
+    "interleave_layout": (3, 0, 32, 0, 0, 1),
+    "swizzle_mode": (4, 0, 32, 0, 4, 1),
+    "global_dim": (5, 5, 32, 1, (1 << 32) - 1, 1),
+    "global_stride": (6, 4, 64, 0, (1 << 40) - 1, 16),
+    "box_dim": (8, 5, 32, 1, 256, 1),
+    "element_stride": (9, 5, 32, 1, 8, 1),
+    "swizzle_atomicity": (10, 0, 32, 0, 3, 1),
+    "fill_mode": (11, 0, 32, 0, 1, 1),
+}
+MAP_SPACES = {"global": 1, "shared": 2, "shared::cta": 2}
+
+
+def lower_tensormap(b, ins):
+    needs(b, 90, "tensormap")
+    if ins.parts[1] == "replace":
+        return _lower_replace(b, ins)
+    if ins.parts[1] == "cp_fenceproxy":
+        return _lower_copy(b, ins)
+    b.fail(f"no tensormap.{ins.parts[1]}", "replace, cp_fenceproxy")
+
+
+def _lower_replace(b, ins):
+    refuse_unknown(b, ins, {"replace", "tile", "b1024", "b32", "b64", *FIELDS, *MAP_SPACES})
+    name = next((p for p in ins.parts if p in FIELDS), None)
+    if name is None:
+        b.fail("no field", ", ".join(FIELDS))
+    number, dimensions, bits, least, most, multiple = FIELDS[name]
+    if ins.parts[-1] != f"b{bits}":
+        b.fail(f".{ins.parts[-1]} for {name}", f".b{bits}")
+    if name == "swizzle_atomicity":
+        needs(b, 100, ".swizzle_atomicity")
+    found = operands_of(b, ins, "address", dimensions and "dimension", "value")
+    ordinal = found.get("dimension", Immediate(0, None, "0"))
+    if not isinstance(ordinal, Immediate) or not 0 <= int(ordinal.value) < max(dimensions, 1):
+        b.fail(f"dimension {getattr(ordinal, 'text', ordinal)} of {name}", f"an immediate from 0 to {dimensions - 1}")
+    address, where = place(b, found["address"])
+    mods = [*where, one_of(ins.parts, MAP_SPACES, 0), number, int(ordinal.value), least, most, int(bits == 64), multiple]
+    return Op("tensormap_replace", [address, b.value(found["value"], f"b{bits}")], mods)
+
+
+def _lower_copy(b, ins):
+    scopes = {"cta", "cluster", "gpu", "sys"}
+    refuse_unknown(b, ins, {"cp_fenceproxy", "global", "shared::cta", "tensormap::generic", "release", "sync", "aligned", *scopes})
+    found = operands_of(b, ins, "destination", "source", "size")
+    if not isinstance(found["size"], Immediate) or int(found["size"].value) != 128:
+        b.fail(f"{getattr(found['size'], 'text', found['size'])} bytes", "128")
+    (to, to_place), (source, source_place) = (place(b, found[n]) for n in ("destination", "source"))
+    return Op("tensormap_copy", [to, source], [*to_place, *source_place], ALIGNED)
+
+
+LOWERINGS = {"tensormap": lower_tensormap}

@@ -1,0 +1,85 @@
+"""wgmma: mma_async, fence, commit_group, wait_group."""
+
+import re
+
+from kda.simulator.isa.common import ALIGNED, MATRIX_TYPES, Op, operands
+from kda.simulator.ptx.syntax import Immediate, Vector
+
+# type of A -> (k, types that B may have, types that D may have)
+FORMS = {
+    "f16": (16, ("f16",), ("f32", "f16")),
+    "bf16": (16, ("bf16",), ("f32",)),
+    "tf32": (8, ("tf32",), ("f32",)),
+    **dict.fromkeys(("e4m3", "e5m2"), (32, ("e4m3", "e5m2"), ("f32", "f16"))),
+    **dict.fromkeys(("s8", "u8"), (32, ("s8", "u8"), ("s32",))),
+}
+INTEGERS = ("s8", "u8")
+
+
+def _columns(type_):
+    """The N that an instruction on this type of A may have."""
+    return [8, 16, 24, *range(32, 257, 16)] if type_ in INTEGERS else range(8, 257, 8)
+
+
+def _shape(b, ins, parts):
+    """(N, type of D, of A, of B) of an mma_async."""
+    shape, *types = [p for p in parts if p != "satfinite"]
+    match = re.fullmatch(r"m64n(\d+)k(\d+)", shape)
+    if not match or len(types) != 3:
+        b.fail(f"modifiers {'.'.join(parts)}", "m64nNkK, then the types of D, A and B")
+    d, a, type_b = types
+    if a not in FORMS or type_b not in FORMS[a][1] or d not in FORMS[a][2]:
+        b.fail(f"types {'.'.join(types)}", "; ".join(f".{{{', '.join(ds)}}}.{a}.{{{', '.join(bs)}}}" for a, (_, bs, ds) in FORMS.items()))
+    n, k = int(match[1]), int(match[2])
+    if k != FORMS[a][0] or n not in _columns(a):
+        b.fail(f"shape {shape} for .{a}", f"m64nNk{FORMS[a][0]} with N one of {', '.join(map(str, _columns(a)))}")
+    if "satfinite" in parts and a not in INTEGERS:
+        b.fail("satfinite is for integers")
+    return n, d, a, type_b
+
+
+def _literal(b, operand, what, choices):
+    if not isinstance(operand, Immediate) or operand.value not in choices:
+        b.fail(f"{what} must be one of {', '.join(map(str, choices))}")
+    return operand.value
+
+
+def _lower_mma(b, ins, parts):
+    if "sp" in parts:
+        b.fail("sparse matrices", "wgmma.mma_async without .sp")
+    n, d, a, type_b = _shape(b, ins, parts)
+    is_16 = a in ("f16", "bf16")
+    in_registers = len(ins.operands) > 1 and isinstance(ins.operands[1], Vector)
+    names = ["D", "A", "B's descriptor", "scale-d"]
+    names += ["imm-scale-a", "imm-scale-b"] if a not in INTEGERS else []
+    names += (["imm-trans-b"] if in_registers else ["imm-trans-a", "imm-trans-b"]) if is_16 else []
+    given = dict(zip(names, operands(b, ins, *names)))
+
+    scale, negated = b.predicate(given["scale-d"])
+    targets = b.targets(given["D"])
+    from_a = b.values(given["A"], "b32") if in_registers else [b.value(given["A"], "b64")]
+    for what, registers, wanted in (("D", targets, n // 2 if d != "f16" else n // 4), ("A", from_a, 4 if in_registers else 1)):
+        if len(registers) != wanted or any(r < 0 for r in registers):
+            b.fail(f"{len(registers)} registers for {what}", f"{wanted}")
+    flags = [_literal(b, given[f"imm-scale-{m}"], f"imm-scale-{m}", (1, -1)) < 0 if f"imm-scale-{m}" in given else False for m in "ab"]
+    flags += [_literal(b, given[f"imm-trans-{m}"], f"imm-trans-{m}", (0, 1)) if f"imm-trans-{m}" in given else 0 for m in "ab"]
+    types = [MATRIX_TYPES[t] for t in (a, type_b, d)]
+    mods = [n, FORMS[a][0], *types, len(targets), 4 if in_registers else 0, *map(int, flags), int("satfinite" in parts), int(negated)]
+    return Op("wgmma", [*targets, *from_a, b.value(given["B's descriptor"], "b64"), scale], mods, ALIGNED)
+
+
+def lower_wgmma(b, ins):
+    if b.arch != 90:
+        b.fail(f"wgmma does not exist on sm_{b.arch}", "sm_90a; tcgen05.mma replaces it on sm_100a, mma.sync runs everywhere")
+    what, *parts = [p for p in ins.parts[1:] if p not in ("sync", "aligned")] or [""]
+    if what == "mma_async" and len(parts) > 1:
+        return _lower_mma(b, ins, parts)
+    if what == "wait_group":
+        (stay,) = operands(b, ins, "N")
+        return Op("wgmma_wait", [], [_literal(b, stay, "N", range(8))], ALIGNED)
+    if what in ("fence", "commit_group") and not parts:
+        return Op("wgmma_fence" if what == "fence" else "wgmma_commit", gather=ALIGNED)
+    b.fail(f"wgmma.{'.'.join((what, *parts))}", "mma_async, fence, commit_group, wait_group")
+
+
+LOWERINGS = {"wgmma": lower_wgmma}

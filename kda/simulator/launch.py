@@ -1,0 +1,191 @@
+"""One launch: PTX, a grid and arguments in; what it counted and what it found out."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+
+import torch
+
+from kda.simulator.chips import CHIPS, number_of
+from kda.simulator.engine import binding
+from kda.simulator.findings import SimulationError, worded
+from kda.simulator.program import Program, align_up
+from kda.simulator.ptx import parse
+from kda.simulator.report import Run
+
+MAX_FINDINGS = 200
+QUANTUM = 64  # instructions of one warp before the next one's turn
+FORMATS = {"f16": "<e", "f32": "<f", "f64": "<d"}
+
+
+class LaunchError(ValueError):
+    """A launch that cannot be: what was asked, what was found, what to do."""
+
+
+@functools.lru_cache(maxsize=64)
+def _module(ptx):
+    return parse(ptx)
+
+
+@functools.lru_cache(maxsize=64)
+def program(ptx, kernel, arch):
+    """The kernel of that name (None: the only one), lowered for an arch such as "sm_100a" (None: the PTX's own target)."""
+    module = _module(ptx)
+    if kernel is None and len(module.kernels) != 1:
+        raise LaunchError(f"kernel=None, but the PTX holds {len(module.kernels)}: {', '.join(module.kernels)} -> name one")
+    if kernel is not None and kernel not in module.kernels:
+        raise LaunchError(f"kernel={kernel!r} is not in the PTX, which holds {', '.join(module.kernels) or 'none'}")
+    try:
+        number = number_of(arch or module.target)
+    except ValueError as error:
+        raise LaunchError(str(error)) from None
+    return Program(module, module.kernels[kernel or next(iter(module.kernels))], number)
+
+
+
+def launch(ptx, kernel=None, *, grid, block, cluster=(1, 1, 1), dynamic_shared=0, args=(), arch=None, schedule=0, early=False,
+           checks=True, strict=False, memory=None, limit=None):  # fmt: skip
+    """Runs a kernel on the CPU.
+
+    args: torch CPU tensors (pointers, written in place), numbers, TensorMaps; or the whole parameter buffer as bytes, with `memory`
+        listing the tensors (or (address, bytes, name)) that the kernel may touch.
+    schedule: 0 runs the warps in turns; another number is the seed of a random schedule.
+    early: asynchronous work finishes at once, not as late as it may.
+    checks: keep the history of every byte, for races, fences and uninitialised reads.
+    strict: raise SimulationError if anything was found.
+    limit: warp-instructions after which the launch is given up.
+    """
+    p = program(ptx, kernel, arch)
+    grid, block, cluster = (_three(n, v) for n, v in (("grid", grid), ("block", block), ("cluster", cluster)))
+    chip = CHIPS[p.arch]
+    _check_shape(p, grid, block, cluster, chip.cluster)
+    shared_end = p.builder.dynamic_start + dynamic_shared
+    if shared_end - p.builder.shared_base > chip.shared:
+        raise LaunchError(f"{shared_end - p.builder.shared_base} bytes of shared memory ({dynamic_shared} dynamic); "
+                          f"a CTA of sm_{p.arch} has {chip.shared}")  # fmt: skip
+    kept, params, spans = _bind(p, args)
+    spans += [_span(m) for m in memory or ()] + [(at, size, f"variable {name}") for name, _, at, size in p.builder.buffers]
+    regions, labels, touched = _regions(spans)
+
+    threads = block[0] * block[1] * block[2]
+    record = binding.Launch(
+        program=p.handle, grid=grid, block=block, cluster=cluster, arch=p.arch, shared_base=p.builder.shared_base,
+        shared_end=align_up(shared_end, 8), params=params, params_size=len(params), sms=chip.sms, regions=regions, nregions=len(labels),
+        early=early, checks=checks, resident=4 if schedule else 1, seed=schedule, quantum=QUANTUM, limit=limit or 0,
+        max_registers=p.kernel.directives.get("maxnreg", (min(255, 65536 // max(threads, 1)) // 8 * 8,))[0], max_findings=MAX_FINDINGS,
+    )  # fmt: skip
+    findings, counters = (binding.Finding * MAX_FINDINGS)(), (binding.Counter * p.count)()
+    record.findings, record.counters = findings, counters
+    if grid[0] * grid[1] * grid[2]:
+        binding.simulate(record)
+    run = Run(p, record, counters, touched, [worded(f, p, labels) for f in findings[: record.nfindings]])
+    del kept
+    if strict and run.findings:
+        raise SimulationError(run.findings)
+    return run
+
+
+def _three(name, value):
+    values = (value,) if isinstance(value, int) else tuple(value)
+    values += (1,) * (3 - len(values))
+    if len(values) != 3 or any(not isinstance(v, int) or v < 0 for v in values):
+        raise LaunchError(f"{name}={value!r} must be one to three whole numbers")
+    return values
+
+
+def _check_shape(p, grid, block, cluster, most_ctas):
+    threads, ctas = block[0] * block[1] * block[2], cluster[0] * cluster[1] * cluster[2]
+    if not 1 <= threads <= 1024:
+        raise LaunchError(f"block={block} has {threads} threads; a CTA has 1 to 1024")
+    if not 1 <= ctas <= most_ctas:
+        raise LaunchError(f"cluster={cluster} has {ctas} CTAs; sm_{p.arch} takes 1 to {most_ctas}")
+    if any(g % c for g, c in zip(grid, cluster)):
+        raise LaunchError(f"grid={grid} is not a multiple of cluster={cluster}")
+    wanted, most = p.kernel.directives.get("reqntid"), p.kernel.directives.get("maxntid")
+    if wanted and tuple(block) != (*wanted, 1, 1)[:3]:
+        raise LaunchError(f"block={block}, but the kernel says .reqntid {', '.join(map(str, wanted))}")
+    if most and threads > functools.reduce(lambda a, b: a * b, most):
+        raise LaunchError(f"block={block} has {threads} threads, but the kernel says .maxntid {', '.join(map(str, most))}")
+    wanted = p.kernel.directives.get("reqnctapercluster")
+    if wanted and tuple(cluster) != (*wanted, 1, 1)[:3]:
+        raise LaunchError(f"cluster={cluster}, but the kernel says .reqnctapercluster {', '.join(map(str, wanted))}")
+
+
+# ---- arguments
+
+
+def _bind(p, args):
+    """(what must stay alive, parameter buffer, memory spans) for the arguments of a launch."""
+    params = p.kernel.params
+    size = max((q.offset + q.size for q in params), default=0)
+    if isinstance(args, (bytes, bytearray, memoryview)):
+        if len(args) < size:
+            raise LaunchError(f"args is a parameter buffer of {len(args)} bytes; {p.kernel.name} takes {size}")
+        return args, bytes(args), []
+    args = list(args)
+    if len(args) != len(params):
+        raise LaunchError(f"{len(args)} arguments; {p.kernel.name} takes {len(params)}: {', '.join(f'{q.type} {q.name}' for q in params)}")
+    buffer, spans = bytearray(size), []
+    for n, (param, value) in enumerate(zip(params, args)):
+        data, touched = _encoded(n, param, value)
+        buffer[param.offset : param.offset + param.size] = data
+        spans += touched
+    return args, bytes(buffer), spans
+
+
+def _encoded(n, param, value):
+    what = f"argument {n} ({param.name}, .{param.type}{f'[{param.count}]' if param.count > 1 else ''})"
+    if isinstance(value, torch.Tensor):
+        if value.device.type != "cpu":
+            raise LaunchError(f"{what}: a tensor on {value.device}; the simulator takes CPU tensors -> .cpu()")
+        if param.size != 8:
+            raise LaunchError(f"{what}: a tensor is an 8-byte pointer; the parameter has {param.size} bytes")
+        return value.data_ptr().to_bytes(8, "little"), [_span(value, f"argument {n}, a tensor {tuple(value.shape)} {value.dtype},")]
+    if hasattr(value, "encode") and hasattr(value, "spans"):
+        if param.size != 128:
+            raise LaunchError(f"{what}: a TensorMap has 128 bytes; the parameter has {param.size}")
+        return value.encode(), [_span(s, f"argument {n}, a tensor map's tensor,") for s in value.spans()]
+    if isinstance(value, (bytes, bytearray)):
+        if len(value) != param.size:
+            raise LaunchError(f"{what}: {len(value)} bytes; the parameter has {param.size}")
+        return bytes(value), []
+    if isinstance(value, (bool, int, float)):
+        if param.count > 1:
+            raise LaunchError(f"{what}: a number for an array of {param.count}; give bytes or a TensorMap")
+        if param.type in FORMATS:
+            return struct.pack(FORMATS[param.type], value), []
+        if not float(value).is_integer():
+            raise LaunchError(f"{what}: {value!r} is not a whole number")
+        return (int(value) & ((1 << 8 * param.size) - 1)).to_bytes(param.size, "little"), []
+    raise LaunchError(f"{what}: {type(value).__name__}; taken are CPU tensors, numbers, bytes and TensorMaps")
+
+
+def _span(what, label=None):
+    """(first address, bytes, label) of what a tensor, or a span given as such, covers."""
+    if not isinstance(what, torch.Tensor):
+        address, size, *name = what
+        return address, size, label or (name[0] if name else "memory")
+    if not what.numel():
+        return what.data_ptr(), 0, label or "an empty tensor"
+    last = sum((n - 1) * s for n, s in zip(what.shape, what.stride()))
+    return what.data_ptr(), (last + 1) * what.element_size(), label or f"a tensor {tuple(what.shape)} {what.dtype}"
+
+
+def _regions(spans):
+    """The engine's regions: sorted, and one where spans overlap."""
+    merged = []
+    for address, size, label in sorted((s for s in spans if s[1]), key=lambda s: s[:2]):
+        if merged and address < merged[-1][0] + merged[-1][1]:
+            first, length, name = merged[-1]
+            merged[-1] = (first, max(first + length, address + size) - first, name if label in name else f"{name} and {label}")
+        else:
+            merged.append((address, size, label))
+    regions = (binding.Region * max(len(merged), 1))()
+    touched = []
+    for n, (address, size, _) in enumerate(merged):
+        flags = ctypes.create_string_buffer(size // 32 + 3)
+        touched.append(flags)
+        regions[n] = binding.Region(address, size, address, None, ctypes.addressof(flags), 1, n)
+    return regions, [m[2] for m in merged], touched

@@ -1,0 +1,343 @@
+"""A kernel as the engine runs it: flat records, one register file, branch joins, addresses of variables."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from array import array
+
+from kda.simulator import isa
+from kda.simulator.engine import binding
+from kda.simulator.isa.common import WIDTHS, Op, Place
+from kda.simulator.ptx import PtxError
+from kda.simulator.ptx.syntax import Address, Immediate, Negated, Register, Sink, Special, Symbol, Vector
+
+# special registers -> the engine's Source, in its order
+_XYZ = ("tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid")
+_PLAIN = ("cluster_ctarank", "cluster_nctarank", "is_explicit_cluster", "laneid", "warpid", "nwarpid", "smid", "nsmid", "gridid",
+          "lanemask_eq", "lanemask_le", "lanemask_lt", "lanemask_ge", "lanemask_gt", "total_smem_size", "dynamic_smem_size",
+          "aggr_smem_size")  # fmt: skip
+SOURCES = {f"%{name}.{axis}": 3 * n + a for n, name in enumerate(_XYZ) for a, axis in enumerate("xyz")}
+SOURCES |= {f"%{name}": 3 * len(_XYZ) + n for n, name in enumerate(_PLAIN)}
+CONSTANT, SHARED_ADDRESS = 3 * len(_XYZ) + len(_PLAIN), 3 * len(_XYZ) + len(_PLAIN) + 1
+WINDOW_PARAM = 0x04 << 56
+FLOATS = {"f16": "<e", "f32": "<f", "tf32": "<f", "f64": "<d"}
+
+
+def align_up(n, to):
+    return -(-n // to) * to
+
+
+def encode(value, type_):
+    """The bits of an immediate, as an operand of this type."""
+    if isinstance(value.value, float) or type_ in FLOATS:
+        number = float(value.value)
+        if value.bits is not None:
+            as_written = 8 if value.text[:2] in ("0d", "0D") else 4
+            wanted = WIDTHS[type_]
+            if wanted == as_written or type_ not in FLOATS:
+                return value.bits
+            number = struct.unpack("<d" if as_written == 8 else "<f", value.bits.to_bytes(as_written, "little"))[0]
+        if type_ == "bf16":
+            return int.from_bytes(struct.pack("<f", number), "little") >> 16
+        return int.from_bytes(struct.pack(FLOATS.get(type_, "<f"), number), "little")
+    bits = {0: 1, 4: 32, 8: 64, 16: 128}[WIDTHS[type_]]
+    if type_ in ("b16", "u16", "s16"):
+        bits = 16
+    return int(value.value) & ((1 << bits) - 1)
+
+
+class Builder:
+    """Hands out places in the register file while the families lower instructions."""
+
+    def __init__(self, module, kernel, arch):
+        self.module, self.kernel, self.arch = module, kernel, arch
+        self.shared_base = 0x400 if arch >= 90 else 0
+        self.size = 0
+        self.registers = {}
+        self.constants = {}  # (width, source, value) -> offset
+        self.params = {p.name: p for p in kernel.params}
+        self.symbols = {}  # name -> (space, offset or host address)
+        self.buffers = []  # module-scope .global and .const variables: (name, ctypes buffer)
+        self.dynamic_start = self.shared_base
+        self.local_bytes = 0
+        self._place_variables()
+
+    # ---- variables
+
+    def _place_variables(self):
+        shared, local, dynamic = self.shared_base, 0, []
+        for v in (*self.module.variables, *self.kernel.variables):
+            if v.space == "shared" and (v.extern or not v.size):
+                dynamic.append(v)
+            elif v.space == "shared":
+                shared = align_up(shared, max(v.align, 1))
+                self.symbols[v.name] = ("shared", shared)
+                shared += v.size
+            elif v.space == "local":
+                local = align_up(local, max(v.align, 1))
+                self.symbols[v.name] = ("local", local)
+                local += v.size
+            elif v.space in ("global", "const"):
+                buffer = ctypes.create_string_buffer(v.size + 256)
+                at = align_up(ctypes.addressof(buffer), 256)
+                ctypes.memmove(at, v.init or bytes(v.size), v.size)
+                self.buffers.append((v.name, buffer, at, v.size))
+                self.symbols[v.name] = ("global", at)
+        self.dynamic_start = align_up(shared, max((v.align for v in dynamic), default=1))
+        for v in dynamic:
+            self.symbols[v.name] = ("shared", self.dynamic_start)
+        self.local_bytes = align_up(local, 16)
+
+    # ---- the register file
+
+    def _room(self, width):
+        size = {0: 4, 4: 128, 8: 256, 16: 512}[width]
+        self.size = align_up(self.size, min(size, 64))
+        offset, self.size = self.size, self.size + size
+        return offset
+
+    def register(self, name):
+        """Offset of a declared register."""
+        if name not in self.registers:
+            if name not in self.kernel.registers:
+                self.fail(f"register {name} is not declared")
+            self.registers[name] = self._room(WIDTHS[self.kernel.registers[name]])
+        return self.registers[name]
+
+    def type_of(self, operand):
+        """Declared type of a register operand."""
+        return self.kernel.registers[operand.name]
+
+    def _constant(self, width, source, value):
+        key = (width, source, value)
+        if key not in self.constants:
+            self.constants[key] = self._room(width)
+        return self.constants[key]
+
+    def constant(self, value, width=4):
+        """Offset of a constant: `value` holds its bits; width 4, 8 or 16 bytes a lane, 0 for a predicate."""
+        return self._constant(width, CONSTANT, value & ((1 << max(8 * width, 1)) - 1))
+
+    # ---- operands
+
+    def value(self, operand, type_):
+        """Offset of a source operand read as `type_`: a register, an immediate, a special register, the address of a variable."""
+        width = WIDTHS[type_]
+        match operand:
+            case Register(name=name):
+                if WIDTHS[self.kernel.registers.get(name, "b32")] < width:
+                    self.fail(f"{name} is declared .{self.kernel.registers[name]}, too narrow for .{type_}")
+                return self.register(name)
+            case Immediate():
+                return self.constant(encode(operand, type_), width)
+            case Special(name=name) if name in SOURCES:
+                value = self.dynamic_size if name == "%dynamic_smem_size" else 0
+                return self._constant(width, SOURCES[name], value)
+            case Symbol(name=name, offset=offset):
+                space, at = self.symbol(name)
+                if space == "shared":
+                    return self._constant(width, SHARED_ADDRESS, at + offset)
+                return self.constant(at + offset, width)
+        self.fail(f"{operand} cannot be read as .{type_}")
+
+    dynamic_size = 0  # set by the launch; only %dynamic_smem_size asks
+
+    def symbol(self, name):
+        """(space, address in it) of a variable or parameter."""
+        if name in self.params:
+            return "param", self.params[name].offset
+        if name not in self.symbols:
+            self.fail(f"{name} is not declared")
+        return self.symbols[name]
+
+    def values(self, operand, type_):
+        """Offsets of a vector's items; a lone operand counts as a vector of one; `_` gives -1."""
+        items = operand.items if isinstance(operand, Vector) else (operand,)
+        return [-1 if isinstance(item, Sink) else self.value(item, type_) for item in items]
+
+    def target(self, operand):
+        """Offset of a destination register; -1 for `_`."""
+        if isinstance(operand, Sink):
+            return -1
+        if not isinstance(operand, Register):
+            self.fail(f"{operand} cannot be written to")
+        return self.register(operand.name)
+
+    def targets(self, operand):
+        items = operand.items if isinstance(operand, Vector) else (operand,)
+        return [self.target(item) for item in items]
+
+    def predicate(self, operand):
+        """(offset, negated) of a source predicate: `p`, `!p` or an immediate 0 or 1."""
+        if isinstance(operand, Negated):
+            return self.register(operand.register.name), True
+        return self.value(operand, "pred"), False
+
+    def place(self, operand):
+        """An address operand `[base+offset]`."""
+        if not isinstance(operand, Address):
+            self.fail(f"{operand} is not an address")
+        base, offset = operand.base, operand.offset
+        if isinstance(base, Register):
+            return Place(self.register(base.name), WIDTHS[self.type_of(base)] == 8, offset)
+        if isinstance(base, Symbol):
+            space, at = self.symbol(base.name)
+            if space == "shared":
+                return Place(self._constant(4, SHARED_ADDRESS, at + base.offset), False, offset)
+            return Place(self.constant(at + base.offset, 8), True, offset)
+        return Place(self.constant(int(base.value), 8), True, offset)
+
+    def space_of(self, operand):
+        """The space that an address operand's symbol lies in; None for a register."""
+        base = operand.base if isinstance(operand, Address) else operand
+        return self.symbol(base.name)[0] if isinstance(base, Symbol) else None
+
+    # ---- refusals
+
+    current = None
+
+    def fail(self, found, supported=""):
+        """Refuses the instruction at hand."""
+        ins = self.current
+        message = f"`{ins.text}`: {found}" if ins else found
+        raise PtxError(ins.line if ins else self.kernel.line, f"{message}{'; supported: ' + supported if supported else ''}")
+
+
+def post_dominators(targets, count):
+    """For each instruction, the first one that every path from it to the exit runs through (None: only the exit).
+
+    targets[i]: where instruction i may go on, `count` standing for the exit.
+    """
+    leaders = {0} | {t for i, ts in enumerate(targets) if ts != [i + 1] for t in (*ts, i + 1) if t < count}
+    leaders = sorted(leaders)
+    block_of = {start: n for n, start in enumerate(leaders)}
+    ends = [*(start - 1 for start in leaders[1:]), count - 1]
+    exit_block = len(leaders)
+    successors = [[exit_block if t >= count else block_of[t] for t in targets[end]] or [exit_block] for end in ends]
+    order, seen = [], set()
+    stack = [(0, iter(successors[0]))] if leaders else []
+    seen.add(0)
+    while stack:  # a post-order of the blocks that can be reached
+        block, rest = stack[-1]
+        for nxt in rest:
+            if nxt != exit_block and nxt not in seen:
+                seen.add(nxt)
+                stack.append((nxt, iter(successors[nxt])))
+                break
+        else:
+            order.append(block)
+            stack.pop()
+    rank = {block: n for n, block in enumerate(order)} | {exit_block: -1}
+    # in the reversed graph a block that only loops never reaches the exit: let it
+    ipdom = {exit_block: exit_block}
+    reaches = {exit_block}
+    grew = True
+    while grew:
+        grew = False
+        for block in order:
+            if block not in reaches and any(s in reaches for s in successors[block]):
+                reaches.add(block)
+                grew = True
+
+    reverse = {block: [] for block in (*order, exit_block)}
+    for block in order:
+        for s in successors[block] if block in reaches else [exit_block]:
+            reverse[s].append(block)
+    post, visited, stack = [], {exit_block}, [(exit_block, iter(reverse[exit_block]))]
+    while stack:
+        block, rest = stack[-1]
+        for nxt in rest:
+            if nxt not in visited:
+                visited.add(nxt)
+                stack.append((nxt, iter(reverse[nxt])))
+                break
+        else:
+            post.append(block)
+            stack.pop()
+    rank = {block: n for n, block in enumerate(post)}
+
+    def meet(a, b):
+        while a != b:
+            while rank[a] < rank[b]:
+                a = ipdom[a]
+            while rank[b] < rank[a]:
+                b = ipdom[b]
+        return a
+
+    changed = True
+    while changed:
+        changed = False
+        for block in reversed(post[:-1]):
+            known = [s for s in (successors[block] if block in reaches else [exit_block]) if s in ipdom]
+            new = known[0]
+            for s in known[1:]:
+                new = meet(new, s)
+            if ipdom.get(block) != new:
+                ipdom[block] = new
+                changed = True
+    joins = {}
+    for n, end in enumerate(ends):
+        d = ipdom.get(n, exit_block)
+        joins[end] = None if d == exit_block else leaders[d]
+    return joins
+
+
+class Program:
+    """One kernel lowered for one arch; owns the engine's copy."""
+
+    def __init__(self, module, kernel, arch):
+        self.module, self.kernel, self.arch = module, kernel, arch
+        table = isa.lowerings()
+        b = self.builder = Builder(module, kernel, arch)
+        ops = []
+        for ins in kernel.body:
+            b.current = ins
+            if ins.parts[0] not in table:
+                b.fail(f"opcode {ins.parts[0]} is unknown", ", ".join(sorted(table)))
+            ops.append(table[ins.parts[0]](b, ins))
+        ops.append(Op("exit"))  # a kernel may end without ret
+        b.current = None
+        self.lines = [ins.line for ins in kernel.body] + [kernel.line]
+        self._encode(ops)
+
+    def _encode(self, ops):
+        b, body = self.builder, self.kernel.body
+        handlers = binding.handlers()
+        joins = post_dominators([self._successors(n, op) for n, op in enumerate(ops)], len(ops))
+        records, args, mods = array("i"), array("i"), array("q")
+        for n, op in enumerate(ops):
+            guard, negate = -1, 0
+            if n < len(body) and body[n].guard:
+                guard, negate = b.register(body[n].guard.register), int(body[n].guard.negated)
+            if op.handler not in handlers:
+                raise PtxError(self.lines[n], f"the engine has no handler {op.handler}")
+            join = joins.get(n)
+            records.extend((handlers[op.handler], guard, negate, len(args), len(op.args), len(mods), len(op.mods),
+                            -1 if join is None else join, op.gather))  # fmt: skip
+            args.extend(op.args)
+            mods.extend(m - (1 << 64) if m >= 1 << 63 else m for m in op.mods)
+        self.ops = ops
+        self.count = len(ops)
+        self.local_bytes = b.local_bytes
+        self.handle = binding.new_program(records, args, mods, b.constants, b.size, b.local_bytes)
+
+    def _successors(self, n, op):
+        if op.handler == "exit":
+            guarded = n < len(self.kernel.body) and self.kernel.body[n].guard
+            return [len(self.kernel.body) + 1, n + 1] if guarded else [len(self.kernel.body) + 1]
+        if op.handler == "bra":
+            guarded = self.kernel.body[n].guard
+            return [op.mods[0], n + 1] if guarded else [op.mods[0]]
+        if op.handler == "brx":
+            return [*op.mods[1:], n + 1]
+        return [n + 1]
+
+    def instruction(self, index):
+        """The syntax of an instruction by its index; None for the implied exit at the end."""
+        return self.kernel.body[index] if 0 <= index < len(self.kernel.body) else None
+
+    def __del__(self):
+        handle, self.handle = getattr(self, "handle", None), None
+        if handle:
+            binding.free_program(handle)

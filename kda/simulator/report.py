@@ -1,0 +1,99 @@
+"""What a launch counted, as numbers and as a table that a kernel's author wants to read."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+TOTALS = ("issued", "lanes", "global_read", "global_written", "sectors", "wavefronts", "wavefronts_needed", "shared_read",
+          "shared_written", "flops")  # fmt: skip
+
+
+class Run:
+    """The result of a launch: `findings` (empty when clean), `counters`, `report()`."""
+
+    def __init__(self, program, record, counters, touched, findings):
+        self.kernel, self.arch = program.kernel.name, f"sm_{program.arch}"
+        self.grid, self.block, self.cluster = tuple(record.grid), tuple(record.block), tuple(record.cluster)
+        self.findings = findings
+        self._lines = _by_instruction(program, counters)
+        total = {name: sum(line[name] for _, line in self._lines) for name in TOTALS}
+        flags = b"".join(t.raw for t in touched)
+        read, written, both = (flags.count(bytes([n])) for n in (1, 2, 3))
+        self.counters = {
+            "warp_instructions": total["issued"],
+            "thread_instructions": total["lanes"],
+            "global_bytes_read": total["global_read"],
+            "global_bytes_written": total["global_written"],
+            "global_sectors": total["sectors"],
+            "global_floor_read": 32 * (read + both),
+            "global_floor_written": 32 * (written + both),
+            "shared_bytes_read": total["shared_read"],
+            "shared_bytes_written": total["shared_written"],
+            "shared_wavefronts": total["wavefronts"],
+            "bank_conflicts": total["wavefronts"] - total["wavefronts_needed"],
+            "tensor_flops": total["flops"],
+            "tmem_columns": record.tmem_columns,
+            "barrier_waits": record.barrier_waits,
+            "async_operations": record.async_work,
+            "clusters": record.launched_clusters,
+        }
+        kinds = defaultdict(int)
+        for ins, line in self._lines:
+            kinds[ins.parts[0] if ins else "exit"] += line["issued"]
+        self.instructions = dict(sorted(kinds.items(), key=lambda item: -item[1]))
+
+    def conflicts(self):
+        """(source line or PTX line, passes over shared memory, passes needed), worst first."""
+        lines = defaultdict(lambda: [0, 0])
+        for ins, line in self._lines:
+            if ins and line["wavefronts"] > line["wavefronts_needed"]:
+                at = f"{ins.loc.file}:{ins.loc.line}" if ins.loc else f"PTX line {ins.line}"
+                lines[at][0] += line["wavefronts"]
+                lines[at][1] += line["wavefronts_needed"]
+        return sorted(((at, *n) for at, n in lines.items()), key=lambda row: row[2] - row[1])
+
+    def report(self):
+        """The table as text."""
+        c = self.counters
+        grid, block, cluster = ("x".join(map(str, d)) for d in (self.grid, self.block, self.cluster))
+        rows = [(f"{self.kernel} on {self.arch}", f"grid {grid}, block {block}, cluster {cluster}"), None]
+        rows += [
+            ("warp instructions", f"{c['warp_instructions']:,}  ({_share(c['thread_instructions'], 32 * c['warp_instructions'])} of the lanes active)"),
+            ("global read", f"{_bytes(c['global_bytes_read'])}, {_ratio(c['global_bytes_read'], c['global_floor_read'])} the {_bytes(c['global_floor_read'])} touched"),
+            ("global written", f"{_bytes(c['global_bytes_written'])}, {_ratio(c['global_bytes_written'], c['global_floor_written'])} the {_bytes(c['global_floor_written'])} touched"),
+            ("global sectors", f"{c['global_sectors']:,}  ({_bytes(32 * c['global_sectors'])})"),
+            ("shared read, written", f"{_bytes(c['shared_bytes_read'])}, {_bytes(c['shared_bytes_written'])}"),
+            ("shared wavefronts", f"{c['shared_wavefronts']:,}, of them {c['bank_conflicts']:,} by bank conflicts"),
+            ("tensor FLOPs", f"{c['tensor_flops']:,}"),
+            ("tensor memory", f"{c['tmem_columns']} columns"),
+            ("waits, async operations", f"{c['barrier_waits']:,}, {c['async_operations']:,}"),
+            None,
+        ]  # fmt: skip
+        rows += [(f"  {kind}", f"{n:,}") for kind, n in self.instructions.items() if n]
+        conflicts = self.conflicts()
+        if conflicts:
+            rows += [None, ("bank conflicts", "passes, needed")]
+            rows += [(f"  {at}", f"{passes:,}, {needed:,}") for at, passes, needed in conflicts[:10]]
+        rows += [None, ("findings", str(len(self.findings)))]
+        width = max(len(row[0]) for row in rows if row)
+        lines = ["" if row is None else f"{row[0]:<{width}}  {row[1]}".rstrip() for row in rows]
+        return "\n".join([*lines, *(f"  {line}" for f in self.findings for line in str(f).splitlines())])
+
+
+def _by_instruction(program, counters):
+    return [(program.instruction(n), {name: getattr(c, name) for name in TOTALS}) for n, c in enumerate(counters)]
+
+
+def _bytes(n):
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n < 1024 or unit == "GiB":
+            return f"{n} B" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1024
+
+
+def _ratio(n, floor):
+    return f"{n / floor:.2f} times" if floor else "0 times"
+
+
+def _share(n, of):
+    return f"{n / of:.0%}" if of else "0%"

@@ -1,0 +1,75 @@
+"""The evidence `simulated`: a backend's kernels run from their PTX on this CPU, and both what they give and how they behave is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from kda.compile.target import Target, parse
+
+from .cases import Case
+from .doors import Door
+from .evidence import Proof
+from .parity import prove
+
+Tensor = torch.Tensor
+
+
+class SimulatedDoor(Door):
+    """A backend as it is on a GPU that is not here.  `findings` collects what the simulator objects to."""
+
+    def __init__(self, name: str, target: Target, **options):
+        super().__init__(name, "cpu")
+        self.target, self.options = target, options
+        self.findings: list = []
+        self.launches = 0
+
+    def __str__(self) -> str:
+        return f"{self.name} on a simulated {self.target.spelling}"
+
+    def against_problem(self, problem):
+        from kda.host import standing_in
+        from kda.simulator.chips import host_of
+
+        with standing_in(host_of(self.target.spelling)):
+            return super().against_problem(problem)
+
+    def call(self, case: Case, backward: bool, **keywords) -> dict[str, Tensor]:
+        with self.simulated():
+            return super().call(case, backward, **keywords)
+
+    def stage(self, name: str, case: Case, tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
+        with self.simulated():
+            return super().stage(name, case, tensors)
+
+    def simulated(self):
+        return _Collected(self)
+
+
+class _Collected:
+    """A capture whose findings go to the door."""
+
+    def __init__(self, door: SimulatedDoor):
+        from kda.simulator import capture
+
+        self.door, self.capture = door, capture(arch=door.target.spelling, **door.options)
+
+    def __enter__(self):
+        self.session = self.capture.__enter__()
+        return self.session
+
+    def __exit__(self, *exception):
+        self.door.launches += len(self.session.runs)
+        self.door.findings += [finding for run in self.session.runs for finding in run.findings]
+        return self.capture.__exit__(*exception)
+
+
+def prove_simulated(backend: str, stage: str, target: Target | None) -> Proof:
+    """A backend's stage from its PTX, fed by the oracle: the numbers within budget, and nothing that the simulator objects to."""
+    door = SimulatedDoor(backend, target or parse(Door(backend).capability.archs[0]))
+    proof = prove(door, stage)
+    if not door.launches:
+        return Proof(False, "FAIL", (f"{stage}: no kernel was launched: nothing was simulated",))
+    objections = tuple(f"{stage}: {line}" for finding in door.findings for line in str(finding).splitlines())
+    return Proof(proof.passed and not objections, proof.says, proof.details + objections)

@@ -1,0 +1,36 @@
+"""Hand-written PTX for tests: the frame of a kernel around a body."""
+
+REGISTERS = """
+    .reg .pred %p<16>; .reg .b16 %h<16>; .reg .b32 %r<64>; .reg .f32 %f<32>; .reg .b64 %rd<32>; .reg .f64 %fd<16>;
+"""
+
+
+def kernel(body, pointers=1, numbers=0, target="sm_90a", shared=4096, dynamic=False, directives="", align=1024):
+    """A kernel called k. Its tensors are in %rd1, %rd2, ...; its u32 numbers in %r1, ...; %tid.x is in %r0, shared memory is `smem`."""
+    params = [f".param .u64 p{n}" for n in range(1, pointers + 1)] + [f".param .u32 n{n}" for n in range(1, numbers + 1)]
+    loads = [f"ld.param.u64 %rd{n}, [p{n}];" for n in range(1, pointers + 1)]
+    loads += [f"ld.param.u32 %r{n}, [n{n}];" for n in range(1, numbers + 1)]
+    outside = f".extern .shared .align {align} .b8 smem[];" if dynamic else ""
+    inside = "" if dynamic or not shared else f".shared .align {align} .b8 smem[{shared}];"
+    lines = "\n    ".join([inside, *loads, "mov.u32 %r0, %tid.x;"])
+    return f"""
+.version 8.8
+.target {target}
+.address_size 64
+{outside}
+.visible .entry k({", ".join(params)}) {directives}
+{{
+    {REGISTERS.strip()}
+    {lines}
+{body}
+    ret;
+}}
+"""
+
+
+def kinds(run):
+    """The ids of what a run found, without repeats."""
+    return sorted({f.kind for f in run.findings})
+
+
+SEEDS = range(1, 8)

@@ -1,0 +1,336 @@
+"""Barriers, mbarriers and fences: what they order, and every way of using them wrongly that is reported."""
+
+import pytest
+import torch
+from assembly import SEEDS, kernel, kinds
+
+from kda.simulator.launch import launch
+
+STORE = """
+    mul.wide.u32 %rd9, %r0, 4;
+    add.s64 %rd9, %rd1, %rd9;
+    st.global.u32 [%rd9], %r9;
+"""
+ADDRESS = """
+    shl.b32 %r10, %r0, 2;
+    mov.u32 %r11, smem;
+    add.u32 %r11, %r11, %r10;
+"""
+
+
+def run(body, threads=64, **options):
+    out = torch.full((threads,), -1, dtype=torch.int32)
+    frame = {k: options.pop(k) for k in ("target", "shared") if k in options}
+    result = launch(kernel(body, **frame), grid=options.pop("grid", 1), block=threads, args=[out], **options)
+    return out, result
+
+
+def exchange(between):
+    """Each thread hands its number to the thread of the other warp, through shared memory, with this between store and load."""
+    return ADDRESS + f"""
+    st.shared.u32 [%r11], %r0;
+    {between}
+    xor.b32 %r12, %r10, 128;
+    mov.u32 %r13, smem;
+    add.u32 %r13, %r13, %r12;
+    ld.shared.u32 %r9, [%r13];
+""" + STORE
+
+
+@pytest.mark.parametrize("seed", [0, *SEEDS])
+@pytest.mark.parametrize("barrier", ["bar.sync 0;", "barrier.cta.sync.aligned 3, 64;", "barrier.sync 2;",
+                                     "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"])  # fmt: skip
+def test_a_barrier_orders_what_came_before_it(barrier, seed):
+    out, result = run(exchange(barrier), schedule=seed)
+    assert out.tolist() == [n ^ 32 for n in range(64)]
+    assert not result.findings
+
+
+@pytest.mark.parametrize("seed", [0, *SEEDS])
+def test_without_it_the_race_is_found_under_every_schedule(seed):
+    _, result = run(exchange(""), schedule=seed)
+    assert {"race-write-read", "race-read-write", "uninitialised"} & set(kinds(result))
+    assert any(f.kind.startswith("race") for f in result.findings)
+
+
+def test_a_finding_names_both_instructions():
+    _, result = run(exchange(""), schedule=1)
+    race = next(f for f in result.findings if f.kind.startswith("race"))
+    assert {"st.shared.u32 [%r11], %r0;", "ld.shared.u32 %r9, [%r13];"} == {race.place.ptx, race.other.ptx}
+    assert "warp" in str(race) and "PTX line" in str(race)
+
+
+def test_a_fence_is_no_barrier():
+    _, result = run(exchange("fence.acq_rel.cta;"))
+    assert any(f.kind.startswith("race") for f in result.findings)
+
+
+def test_lanes_of_a_warp_need_a_warp_barrier():
+    body = lambda between: ADDRESS + f"""
+    st.shared.u32 [%r11], %r0;
+    {between}
+    xor.b32 %r12, %r10, 4;
+    mov.u32 %r13, smem;
+    add.u32 %r13, %r13, %r12;
+    ld.shared.u32 %r9, [%r13];
+""" + STORE  # noqa: E731
+    _, apart = run(body(""), threads=32)
+    assert kinds(apart) == ["race-lanes"]
+    out, together = run(body("bar.warp.sync 0xffffffff;"), threads=32)
+    assert not together.findings and out.tolist() == [n ^ 1 for n in range(32)]
+
+
+def test_arrive_lets_one_side_run_ahead():
+    """Warp 0 produces and arrives; warp 1 waits: ordered that way alone."""
+    body = ADDRESS + """
+    setp.ge.u32 %p1, %r0, 32;
+    @%p1 bra CONSUMER;
+    st.shared.u32 [%r11], %r0;
+    bar.arrive 1, 64;
+    mov.u32 %r9, 7;
+    bra END;
+CONSUMER:
+    bar.sync 1, 64;
+    ld.shared.u32 %r9, [%r11+-128];
+END:
+""" + STORE
+    out, result = run(body)
+    assert out.tolist() == [7] * 32 + list(range(32))
+    assert not result.findings
+
+
+@pytest.mark.parametrize(
+    "what, wrong",
+    [
+        ("bar.sync 16;", "barrier"),
+        ("bar.sync 1, 33;", "barrier"),
+        ("bar.arrive 1, 128;", "barrier"),
+        ("bar.arrive 1, 64; bar.arrive 1, 64;", "barrier"),
+        ("barrier.cluster.wait.aligned;", "barrier"),
+        ("barrier.cluster.arrive.aligned; barrier.cluster.arrive.aligned;", "barrier"),
+    ],
+)
+def test_a_misused_barrier_is_reported(what, wrong):
+    _, result = run(what)
+    assert wrong in kinds(result)
+
+
+@pytest.mark.parametrize("op, expected", [("popc.u32", 40), ("and.pred", 0), ("or.pred", 1)])
+def test_a_reducing_barrier_reduces_over_all_threads(op, expected):
+    target = "%r9" if op.startswith("popc") else "%p2"
+    body = f"""
+    setp.lt.u32 %p1, %r0, 40;
+    bar.red.{op} {target}, 0, %p1;
+    {"" if op.startswith("popc") else "selp.u32 %r9, 1, 0, %p2;"}
+""" + STORE
+    out, result = run(body)
+    assert out.tolist() == [expected] * 64
+    assert not result.findings
+
+
+# ---- mbarrier
+
+INIT = """
+    setp.ne.u32 %p1, %r0, 0;
+    @%p1 bra READY;
+    mbarrier.init.shared::cta.b64 [smem], {count};
+READY:
+    {after}
+"""
+WAIT = """
+AGAIN{n}:
+    mbarrier.try_wait.parity.shared::cta.b64 %p2, [smem], {parity};
+    @!%p2 bra AGAIN{n};
+"""
+
+
+def handover(count=32, init_barrier="bar.sync 0;", arrive="mbarrier.arrive.shared::cta.b64 %rd5, [smem];", wait=True, parity=0):
+    """Warp 0 writes and arrives at an mbarrier; warp 1 waits for it and reads."""
+    return ADDRESS + INIT.format(count=count, after=init_barrier) + f"""
+    setp.ge.u32 %p1, %r0, 32;
+    @%p1 bra CONSUMER;
+    st.shared.u32 [%r11+256], %r0;
+    {arrive}
+    mov.u32 %r9, 7;
+    bra END;
+CONSUMER:
+    {WAIT.format(n=1, parity=parity) if wait else ""}
+    ld.shared.u32 %r9, [%r11+128];
+END:
+""" + STORE
+
+
+@pytest.mark.parametrize("seed", [0, *SEEDS])
+def test_an_mbarrier_hands_data_over(seed):
+    out, result = run(handover(), schedule=seed)
+    assert out.tolist() == [7] * 32 + list(range(32))
+    assert not result.findings
+
+
+FAULTS = {
+    "no wait": (dict(wait=False), {"race-write-read", "uninitialised", "race-read-write"}),
+    "count one too many": (dict(count=33), {"deadlock"}),
+    "count one too few": (dict(count=31), {"mbarrier"}),
+    "the other parity": (dict(parity=1), {"race-write-read", "uninitialised", "race-read-write", "deadlock"}),
+    "initialisation not ordered": (dict(init_barrier=""), {"race-write-read", "mbarrier"}),
+    "relaxed arrival": (dict(arrive="mbarrier.arrive.relaxed.cta.shared::cta.b64 %rd5, [smem];"), {"race-write-read"}),
+    "one lane arrives": (dict(arrive="setp.eq.u32 %p3, %r0, 0; @%p3 mbarrier.arrive.shared::cta.b64 _, [smem];"), {"deadlock"}),
+    "bytes never come": (dict(arrive="mbarrier.arrive.expect_tx.shared::cta.b64 _, [smem], 16;"), {"deadlock"}),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_fault_in_the_handover_is_found(fault, seed):
+    change, expected = FAULTS[fault]
+    out, result = run(handover(**change), schedule=seed)
+    assert expected & set(kinds(result)), f"{fault}: found {kinds(result)}"
+
+
+def test_a_deadlock_at_an_mbarrier_says_what_is_missing():
+    _, result = run(handover(count=33))
+    finding = next(f for f in result.findings if f.kind == "deadlock")
+    assert "phase 0, 1 of 33 arrivals and 0 bytes are missing" in finding.says
+
+
+def test_phases_follow_the_documented_order():
+    """init 2; arrive.expect_tx 64; complete 48; arrive; complete 16: only then is phase 0 over."""
+    step = lambda n: f"mbarrier.test_wait.parity.shared::cta.b64 %p2, [smem], 0; selp.u32 %r{n}, 1, 0, %p2;"  # noqa: E731
+    body = f"""
+    mbarrier.init.shared::cta.b64 [smem], 2;
+    mbarrier.arrive.expect_tx.shared::cta.b64 _, [smem], 64;
+    {step(20)}
+    mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [smem], 48;
+    {step(21)}
+    mbarrier.arrive.shared::cta.b64 %rd5, [smem];
+    {step(22)}
+    mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [smem], 16;
+    {step(23)}
+    mbarrier.test_wait.parity.shared::cta.b64 %p2, [smem], 1;
+    selp.u32 %r24, 1, 0, %p2;
+    shl.b32 %r21, %r21, 1; shl.b32 %r22, %r22, 2; shl.b32 %r23, %r23, 3; shl.b32 %r24, %r24, 4;
+    or.b32 %r9, %r20, %r21; or.b32 %r9, %r9, %r22; or.b32 %r9, %r9, %r23; or.b32 %r9, %r9, %r24;
+""" + STORE
+    out, result = run(body, threads=1)
+    assert out.tolist() == [0b01000]
+    assert not result.findings
+
+
+def test_a_fresh_mbarrier_lets_parity_one_through_and_not_parity_zero():
+    body = """
+    mbarrier.init.shared::cta.b64 [smem], 1;
+    mbarrier.test_wait.parity.shared::cta.b64 %p2, [smem], 1;
+    mbarrier.test_wait.parity.shared::cta.b64 %p3, [smem], 0;
+    selp.u32 %r9, 1, 0, %p2;
+    selp.u32 %r8, 2, 0, %p3;
+    or.b32 %r9, %r9, %r8;
+""" + STORE
+    out, _ = run(body, threads=1)
+    assert out.tolist() == [1]
+
+
+def test_bytes_may_come_before_they_are_expected():
+    body = """
+    mbarrier.init.shared::cta.b64 [smem], 1;
+    mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [smem], 64;
+    mbarrier.arrive.expect_tx.shared::cta.b64 _, [smem], 64;
+    mbarrier.test_wait.parity.shared::cta.b64 %p2, [smem], 0;
+    selp.u32 %r9, 1, 0, %p2;
+""" + STORE
+    out, result = run(body, threads=1)
+    assert out.tolist() == [1] and not result.findings
+
+
+@pytest.mark.parametrize(
+    "what, wrong",
+    [
+        ("mbarrier.arrive.shared::cta.b64 _, [smem];", "mbarrier"),
+        ("mbarrier.init.shared::cta.b64 [smem], 0;", "mbarrier"),
+        ("mbarrier.init.shared::cta.b64 [smem], 1; mbarrier.init.shared::cta.b64 [smem], 1;", "mbarrier"),
+        ("mbarrier.init.shared::cta.b64 [smem+4], 1;", "misaligned"),
+        ("mbarrier.init.shared::cta.b64 [smem], 1; st.shared.u32 [smem+4], 1;", "mbarrier-overwritten"),
+        ("mbarrier.init.shared::cta.b64 [smem], 1; mbarrier.inval.shared::cta.b64 [smem]; mbarrier.arrive.shared::cta.b64 _, [smem];",
+         "mbarrier"),
+        ("mbarrier.init.shared::cta.b64 [smem], 1; mbarrier.arrive.shared::cta.b64 _, [smem], 2;", "mbarrier"),
+    ],
+)  # fmt: skip
+def test_a_misused_mbarrier_is_reported(what, wrong):
+    _, result = run(what, threads=1)
+    assert wrong in kinds(result)
+
+
+# ---- clusters
+
+
+def remote(wait_at_end=True, scope=".cluster", rank_of="xor.b32 %r21, %r20, 1;"):
+    """Each CTA of a pair writes into the other's shared memory and tells it through the other's mbarrier."""
+    return f"""
+    mov.u32 %r20, %cluster_ctarank;
+    {rank_of}
+    mov.u32 %r22, smem;
+    mapa.shared::cluster.u32 %r23, %r22, %r21;
+    setp.ne.u32 %p1, %r0, 0;
+    @%p1 bra READY;
+    mbarrier.init.shared::cta.b64 [smem], 1;
+    fence.mbarrier_init.release.cluster;
+READY:
+    barrier.cluster.arrive.relaxed.aligned;
+    barrier.cluster.wait.acquire.aligned;
+    @%p1 bra RECEIVE;
+    add.u32 %r24, %r20, 70;
+    st.shared::cluster.u32 [%r23+64], %r24;
+    mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r23];
+RECEIVE:
+AGAIN:
+    mbarrier.try_wait.parity.acquire{scope}.shared::cta.b64 %p2, [smem], 0;
+    @!%p2 bra AGAIN;
+    ld.shared.u32 %r9, [smem+64];
+    {"barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" if wait_at_end else ""}
+    mul.wide.u32 %rd9, %r20, 4;
+    add.s64 %rd9, %rd1, %rd9;
+    @!%p1 st.global.u32 [%rd9], %r9;
+"""
+
+
+@pytest.mark.parametrize("seed", [0, *SEEDS])
+def test_two_ctas_of_a_cluster_exchange_through_shared_memory(seed):
+    out = torch.zeros(2, dtype=torch.int32)
+    result = launch(kernel(remote()), grid=2, block=64, cluster=2, args=[out], schedule=seed)
+    assert out.tolist() == [71, 70]
+    assert not result.findings
+
+
+def test_a_rank_outside_the_cluster_is_reported():
+    out = torch.zeros(2, dtype=torch.int32)
+    result = launch(kernel(remote(rank_of="mov.u32 %r21, 5;")), grid=2, block=64, cluster=2, args=[out])
+    assert "out-of-bounds" in kinds(result)
+
+
+# ---- setmaxnreg
+
+
+def test_registers_that_nobody_gives_up_are_waited_for_in_vain():
+    _, result = run("setmaxnreg.inc.sync.aligned.u32 240;", threads=512)
+    assert kinds(result) == ["deadlock"]
+    assert "registers" in result.findings[0].says
+
+
+def test_registers_given_up_by_some_warps_serve_others():
+    body = """
+    setp.ge.u32 %p1, %r0, 256;
+    @%p1 bra TAKE;
+    setmaxnreg.dec.sync.aligned.u32 40;
+    bra END;
+TAKE:
+    setmaxnreg.inc.sync.aligned.u32 216;
+END:
+    mov.u32 %r9, 1;
+""" + STORE
+    out, result = run(body, threads=512)
+    assert out.tolist() == [1] * 512 and not result.findings
+
+
+@pytest.mark.parametrize("wrong", ["dec.sync.aligned.u32 20", "inc.sync.aligned.u32 250", "dec.sync.aligned.u32 256"])
+def test_an_impossible_setmaxnreg_is_reported(wrong):
+    _, result = run(f"setmaxnreg.{wrong};", threads=512)
+    assert "operand" in kinds(result)

@@ -1,0 +1,238 @@
+"""Loads, stores, atomics: every width and space, and accesses that must not be."""
+
+import pytest
+import torch
+from assembly import SEEDS, kernel, kinds
+
+from kda.simulator.launch import LaunchError, launch
+
+MY = """
+    mul.wide.u32 %rd9, %r0, {n};
+    add.s64 %rd10, %rd1, %rd9;
+    add.s64 %rd11, %rd2, %rd9;
+"""
+
+
+@pytest.mark.parametrize("space", ["global", "shared", "local", "generic"])
+@pytest.mark.parametrize("type_, size", [("u8", 1), ("b16", 2), ("u32", 4), ("b64", 8), ("v2.u32", 8), ("v4.b32", 16), ("v2.b64", 16)])
+def test_bytes_go_through_every_space_unchanged(space, type_, size):
+    names = {"u8": "%h1", "b16": "%h1", "u32": "%r2", "b64": "%rd5", "v2.u32": "{%r2, %r3}", "v4.b32": "{%r2, %r3, %r4, %r5}",
+             "v2.b64": "{%rd5, %rd6}"}  # fmt: skip
+    again = names[type_].replace("%r2", "%r12").replace("%r3", "%r13").replace("%r4", "%r14").replace("%r5", "%r15")
+    again = again.replace("%h1", "%h2").replace("%rd5", "%rd15").replace("%rd6", "%rd16")
+    through = {
+        "global": f"mov.b64 %rd20, %rd10; st.global.{type_} [%rd11], {names[type_]}; ld.global.{type_} {again}, [%rd11];",
+        "shared": f"cvt.u32.u64 %r20, %rd9; mov.u32 %r21, smem; add.u32 %r20, %r20, %r21; st.shared.{type_} [%r20], {names[type_]};"
+                  f"ld.shared.{type_} {again}, [%r20];",
+        "local": f"st.local.{type_} [depot+16], {names[type_]}; ld.local.{type_} {again}, [depot+16];",
+        "generic": f"mov.u64 %rd20, smem; cvta.shared.u64 %rd20, %rd20; add.s64 %rd20, %rd20, %rd9; st.{type_} [%rd20], {names[type_]};"
+                   f"ld.{type_} {again}, [%rd20];",
+    }[space]  # fmt: skip
+    body = ".local .align 16 .b8 depot[64];" + MY.format(n=size) + f"""
+    ld.global.{type_} {names[type_]}, [%rd10];
+    {through}
+    st.global.{type_} [%rd11], {again};
+"""
+    source = torch.randint(0, 256, (32 * size,), dtype=torch.uint8)
+    out = torch.zeros_like(source)
+    result = launch(kernel(body, pointers=2), grid=1, block=32, args=[source, out])
+    assert torch.equal(out, source)
+    assert not result.findings
+
+
+@pytest.mark.parametrize("type_, expected", [("s8", -3), ("u8", 253), ("s16", -3), ("u16", 65533)])
+def test_small_loads_extend_as_their_type_says(type_, expected):
+    body = f"""
+    ld.global.{type_} %r2, [%rd1];
+    st.global.u32 [%rd2], %r2;
+    ld.global.{type_} %rd5, [%rd1];
+    st.global.u64 [%rd2+8], %rd5;
+"""
+    source, out = torch.full((8,), -3, dtype=torch.int16 if "16" in type_ else torch.int8), torch.zeros(2, dtype=torch.int64)
+    launch(kernel(body, pointers=2), grid=1, block=1, args=[source, out])
+    assert out.tolist() == [expected & 0xFFFFFFFF, expected]
+
+
+def access(what, **options):
+    data = torch.arange(64, dtype=torch.int32)
+    result = launch(kernel(what, **options), grid=1, block=1, args=[data])
+    return data, result
+
+
+@pytest.mark.parametrize(
+    "what, kind, says",
+    [
+        ("ld.global.u32 %r2, [%rd1+256];", "out-of-bounds", "256 bytes into argument 0, a tensor (64,) torch.int32, of 256 bytes"),
+        ("st.global.u32 [%rd1+-4], 1;", "out-of-bounds", "writes 4 bytes"),
+        ("ld.global.v4.u32 {%r2,%r3,%r4,%r5}, [%rd1+248];", "out-of-bounds", "reads 16 bytes"),
+        ("ld.global.u32 %r2, [%rd1+2];", "misaligned", "not a multiple of 4"),
+        ("ld.global.v2.u32 {%r2,%r3}, [%rd1+4];", "misaligned", "not a multiple of 8"),
+        ("st.shared.u32 [smem+4096], 1;", "out-of-bounds", "shared address"),
+        ("ld.shared.u32 %r2, [smem+2];", "misaligned", "shared address"),
+        ("ld.shared.u32 %r2, [smem];", "uninitialised", "nobody has written"),
+        ("st.shared.u16 [smem], %h1; ld.shared.u32 %r2, [smem];", "uninitialised", "nobody has written"),
+        (".local .align 4 .b8 depot[16]; st.local.u32 [depot+16], 1;", "out-of-bounds", "local address"),
+    ],
+)
+def test_an_access_that_must_not_be_is_reported_and_goes_nowhere(what, kind, says):
+    data, result = access(what)
+    assert kind in kinds(result)
+    assert says in next(f for f in result.findings if f.kind == kind).says
+    assert data.tolist() == list(range(64))
+
+
+def test_strict_raises_the_findings():
+    from kda.simulator.findings import SimulationError
+
+    with pytest.raises(SimulationError, match="out-of-bounds"):
+        launch(kernel("ld.global.u32 %r2, [%rd1+256];"), grid=1, block=1, args=[torch.zeros(64)], strict=True)
+
+
+def test_two_ctas_that_write_one_place_race():
+    body = "mov.u32 %r2, %ctaid.x; st.global.u32 [%rd1], %r2;"
+    result = launch(kernel(body), grid=2, block=1, args=[torch.zeros(1, dtype=torch.int32)])
+    assert kinds(result) == ["race-write-write"]
+
+
+def test_equal_values_written_twice_are_no_race():
+    result = launch(kernel("st.global.u32 [%rd1], 5;"), grid=2, block=64, args=[torch.zeros(1, dtype=torch.int32)])
+    assert not result.findings
+
+
+def test_one_launch_is_ordered_after_another():
+    data = torch.zeros(1, dtype=torch.int32)
+    for n in range(2):
+        assert not launch(kernel(f"st.global.u32 [%rd1], {n};"), grid=1, block=1, args=[data]).findings
+
+
+ATOMICS = [
+    ("add.u32", torch.int32, 3, lambda xs, x0: x0 + sum(xs)),
+    ("min.s32", torch.int32, 3, lambda xs, x0: min(x0, *xs)),
+    ("max.s32", torch.int32, 3, lambda xs, x0: max(x0, *xs)),
+    ("or.b32", torch.int32, 3, lambda xs, x0: __import__("functools").reduce(lambda a, b: a | b, xs, x0)),
+    ("add.u64", torch.int64, 1 << 40, lambda xs, x0: x0 + sum(xs)),
+    ("add.f32", torch.float32, 0.5, lambda xs, x0: x0 + sum(xs)),
+    ("add.f64", torch.float64, 0.5, lambda xs, x0: x0 + sum(xs)),
+]
+
+
+@pytest.mark.parametrize("seed", [0, *SEEDS])
+@pytest.mark.parametrize("op, dtype, start, expected", ATOMICS, ids=[a[0] for a in ATOMICS])
+def test_atomics_of_all_warps_add_up(op, dtype, start, expected, seed):
+    register = {"u32": "%r2", "s32": "%r2", "b32": "%r2", "u64": "%rd5", "f32": "%f1", "f64": "%fd1"}[op.split(".")[1]]
+    type_ = op.split(".")[1]
+    size = dtype.itemsize
+    body = MY.format(n=size) + f"""
+    ld.global.{type_} {register}, [%rd11];
+    red.global.{op} [%rd1], {register};
+"""
+    out, xs = torch.full((1,), start, dtype=dtype), torch.arange(128).to(dtype)
+    result = launch(kernel(body, pointers=2), grid=2, block=64, args=[out, xs], schedule=seed)
+    numbers = xs[:64].tolist() * 2
+    assert out.item() == expected(numbers, torch.tensor(start, dtype=dtype).item())
+    assert not result.findings
+
+
+def test_a_lock_by_compare_and_swap_keeps_its_data():
+    body = """
+    setp.ne.u32 %p1, %r0, 0;
+    @%p1 bra END;
+TAKE:
+    atom.acquire.gpu.global.cas.b32 %r2, [%rd1], 0, 1;
+    setp.ne.u32 %p2, %r2, 0;
+    @%p2 bra TAKE;
+    ld.global.u32 %r3, [%rd1+4];
+    add.u32 %r3, %r3, 1;
+    st.global.u32 [%rd1+4], %r3;
+    st.release.gpu.global.u32 [%rd1], 0;
+END:
+"""
+    for seed in (0, *SEEDS):
+        data = torch.zeros(2, dtype=torch.int32)
+        result = launch(kernel(body), grid=6, block=32, args=[data], schedule=seed)
+        assert data.tolist() == [0, 6]
+        assert not result.findings, result.findings[0]
+
+
+def test_a_lock_let_go_without_a_release_is_a_race():
+    body = """
+TAKE:
+    atom.acquire.gpu.global.cas.b32 %r2, [%rd1], 0, 1;
+    setp.ne.u32 %p2, %r2, 0;
+    @%p2 bra TAKE;
+    ld.global.u32 %r3, [%rd1+4];
+    add.u32 %r3, %r3, 1;
+    st.global.u32 [%rd1+4], %r3;
+    st.relaxed.gpu.global.u32 [%rd1], 0;
+"""
+    result = launch(kernel(body), grid=3, block=1, args=[torch.zeros(2, dtype=torch.int32)])
+    assert any(f.kind.startswith("race") for f in result.findings)
+
+
+def test_bank_conflicts_are_counted_by_pass():
+    body = lambda stride: f"""
+    mul.lo.u32 %r2, %r0, {stride};
+    mov.u32 %r3, smem;
+    add.u32 %r3, %r3, %r2;
+    st.shared.u32 [%r3], %r0;
+"""  # noqa: E731
+    for stride, passes in ((4, 1), (8, 2), (128, 32), (132, 1)):
+        result = launch(kernel(body(stride), pointers=0, shared=8192), grid=1, block=32, args=[])
+        assert result.counters["shared_wavefronts"] == passes
+        assert result.counters["bank_conflicts"] == passes - 1
+
+
+def test_global_bytes_are_counted_and_compared_with_what_was_touched():
+    body = MY.format(n=4) + "ld.global.u32 %r2, [%rd10]; ld.global.u32 %r3, [%rd10]; st.global.u32 [%rd11], %r2;"
+    a, b = torch.arange(256, dtype=torch.int32), torch.zeros(256, dtype=torch.int32)
+    result = launch(kernel(body, pointers=2), grid=1, block=256, args=[a, b])
+    assert result.counters["global_bytes_read"] == 2048
+    assert 1024 <= result.counters["global_floor_read"] <= 1024 + 32
+    assert "2.00 times" in result.report() or "1.9" in result.report()
+
+
+# ---- arguments
+
+
+@pytest.mark.parametrize(
+    "args, says",
+    [
+        ([], "takes 1"),
+        ([torch.zeros(1), 2], "takes 1"),
+        ([[1, 2]], "taken are CPU tensors, numbers"),
+        ([1.5], "not a whole number"),
+        ([torch.zeros(1, device="meta")], "takes CPU tensors"),
+        (b"1234", "takes 8"),
+    ],
+)
+def test_wrong_arguments_say_what_is_wanted(args, says):
+    with pytest.raises(LaunchError, match=says):
+        launch(kernel(""), grid=1, block=32, args=args)
+
+
+@pytest.mark.parametrize(
+    "shape, says",
+    [
+        (dict(grid=1, block=1025), "1 to 1024"),
+        (dict(grid=3, block=32, cluster=2), "not a multiple"),
+        (dict(grid=1, block=0), "1 to 1024"),
+        (dict(grid=1, block=32, dynamic_shared=300_000), "a CTA of sm_90 has"),
+        (dict(grid=1, block=32, arch="sm_70"), "is not simulated"),
+        (dict(grid="1", block=32), "whole numbers"),
+    ],
+)
+def test_a_launch_that_cannot_be_says_why(shape, says):
+    with pytest.raises(LaunchError, match=says):
+        launch(kernel(""), args=[torch.zeros(1)], **shape)
+
+
+def test_an_empty_grid_runs_nothing():
+    result = launch(kernel("trap;"), grid=0, block=32, args=[torch.zeros(1)])
+    assert result.counters["warp_instructions"] == 0 and not result.findings
+
+
+def test_an_unknown_instruction_quotes_its_line():
+    from kda.simulator.ptx import PtxError
+
+    with pytest.raises(PtxError, match=r"line \d+.*frobnicate"):
+        launch(kernel("frobnicate.u32 %r1, %r2;"), grid=1, block=32, args=[torch.zeros(1)])

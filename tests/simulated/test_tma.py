@@ -1,0 +1,740 @@
+"""Tensor copies: where every byte lands, what the mbarrier and the groups say, and the faults that are found."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from assembly import SEEDS, kinds
+from transfers import BARRIER, FILLER, THREADS, by_thread_0, expect, fill_shared, frame, load_shared, make_barrier, store_shared, wait
+
+from kda.simulator import TensorMap, launch
+from kda.simulator.tensormap import decode
+
+# The manual's patterns: which 16-byte piece lies at each place of a line of 128 bytes, line by line.
+PATTERNS = {
+    0: ["01234567"],
+    32: ["01234567", "10325476"],
+    64: ["01234567", "10325476", "23016745", "32107654"],
+    128: ["01234567", "10325476", "23016745", "32107654", "45670123", "54761032", "67452301", "76543210"],
+    "128/32": ["01234567", "23016745", "45670123", "67452301"],
+    "128/64": ["01234567", "45670123"],
+}
+PATTERNS["128/32+8"] = PATTERNS["128/32"]
+SPAN = {0: 128, 32: 32, 64: 64, 128: 128, "128/32": 128, "128/32+8": 128, "128/64": 128}
+SCHEDULES = [{"schedule": 0}, {"schedule": 0, "early": True}, *({"schedule": s} for s in list(SEEDS)[:3])]
+
+
+def target_of(swizzle):
+    return "sm_100a" if isinstance(swizzle, str) else "sm_90a"
+
+
+def swizzled(swizzle, at):
+    """Where the byte of a linear offset lands: the place that holds its piece."""
+    line, piece, byte = at // 128, at % 128 // 16, at % 16
+    pattern = PATTERNS[swizzle]
+    place = pattern[line % len(pattern)].index(str(piece))
+    if swizzle == "128/32+8" and line % 2:
+        byte ^= 8
+    return 128 * line + 16 * place + byte
+
+
+def tensor(*shape, dtype=torch.uint16):
+    """Every element tells its index; the last dimension is contiguous."""
+    count = int(np.prod(shape))
+    values = torch.arange(1, count + 1, dtype=torch.int64)
+    if dtype.is_floating_point:
+        return (values % 251).to(dtype).reshape(shape)
+    return (values % 251 if dtype == torch.uint8 else values).to(dtype).reshape(shape)
+
+
+def bytes_of(x):
+    return np.frombuffer(x.contiguous().view(torch.uint8).numpy().tobytes(), dtype=np.uint8)
+
+
+def image_of(x, m, start, size):
+    """Shared memory after the load of a box of x at `start`: NumPy's idea of it."""
+    image = np.full(size, FILLER, dtype=np.uint8)
+    item = m.itemsize
+    data = bytes_of(x).reshape(*x.shape, item) if x.dim() else bytes_of(x)
+    for row, index in enumerate(itertools.product(*(range(n) for n in m.steps[:0:-1]))):
+        place = [s + i * e for s, i, e in zip(start[:0:-1], index, m.element_strides[:0:-1])]
+        for k in range(m.steps[0]):
+            where = (*place, start[0] + k)
+            inside = all(0 <= c < n for c, n in zip(where, x.shape))
+            element = data[where] if inside else np.frombuffer(m.fill_bytes, dtype=np.uint8)
+            for b in range(item):
+                image[swizzled(m.swizzle, row * m.pitch + k * item + b)] = element[b]
+    return image
+
+
+def loading(m, start, size, options="", target="sm_90a", count=None, map_operand="%rd20", after=""):
+    """A kernel that fills shared memory, loads one box, waits, and writes `size` bytes of shared memory to its tensor."""
+    coordinates = ", ".join(map(str, start))
+    copy = f"""
+    {expect(m.box_bytes if count is None else count)}
+    mov.u64 %rd20, map1;
+    cvta.param.u64 %rd20, %rd20;
+    cp.async.bulk.tensor.{m.rank}d.shared::cta.global.tile.mbarrier::complete_tx::bytes{options} [%r20], [{map_operand}, {{{coordinates}}}], [%r21];
+    """
+    body = fill_shared(size) + make_barrier() + by_thread_0(copy) + wait() + after + store_shared(size)
+    return frame(body, maps=1, target=target)
+
+
+def load(x, m, start, size=None, **options):
+    size = size or int(np.prod(m.steps[1:])) * m.pitch
+    out = torch.zeros(size, dtype=torch.uint8)
+    made = {k: options.pop(k) for k in ("target", "count", "map_operand") if k in options}
+    run = launch(loading(m, start, size, **made), grid=1, block=THREADS, args=[m, out], **options)
+    return out.numpy(), run
+
+
+# ---- loads
+
+
+@pytest.mark.parametrize("swizzle", PATTERNS)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.int64])
+def test_a_box_lands_swizzled_by_the_manuals_pattern(swizzle, dtype):
+    x = tensor(24, 160, dtype=dtype)
+    m = TensorMap(x, box=(SPAN[swizzle] // x.element_size(), 16), swizzle=swizzle)
+    start = (16, 5)
+    found, run = load(x, m, start, target=target_of(swizzle))
+    assert not run.findings
+    np.testing.assert_array_equal(found, image_of(x, m, start, len(found)))
+
+
+@pytest.mark.parametrize(("swizzle", "place"), [(0, 0x398), (32, 0x388), (64, 0x3A8), (128, 0x3E8), ("128/32", 0x3F8),
+                                                ("128/32+8", 0x3F0), ("128/64", 0x3D8)])  # fmt: skip
+def test_the_byte_at_0x398_lands_where_the_formula_says(swizzle, place):
+    x = torch.arange(0, 1024, 8, dtype=torch.int64)
+    inner = SPAN[swizzle] // 8
+    m = TensorMap(x.reshape(-1, inner), box=(inner, 128 // inner), swizzle=swizzle)
+    found, run = load(x, m, (0, 0), target=target_of(swizzle))
+    assert not run.findings
+    assert found.view(np.int64)[place // 8] == 0x398
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_small_box_over_an_edge_is_filled_with_zeros(early):
+    x = (100 * torch.arange(3)[:, None] + torch.arange(16)[None, :]).to(torch.uint16)
+    m = TensorMap(x.data_ptr(), dims=(10, 3), strides=(32,), box=(8, 4), dtype="uint16")
+    object.__setattr__(m, "spans", lambda: [x])
+    found, run = load(x, m, (8, -1), early=early)
+    assert not run.findings
+    rows = found.view(np.uint16).reshape(4, 8).tolist()
+    assert rows == [[0] * 8, [8, 9, 0, 0, 0, 0, 0, 0], [108, 109, 0, 0, 0, 0, 0, 0], [208, 209, 0, 0, 0, 0, 0, 0]]
+
+
+def test_a_start_between_16_byte_boundaries_is_reported_and_lands_by_the_same_rule():
+    x = (100 * torch.arange(3)[:, None] + torch.arange(16)[None, :]).to(torch.uint16)
+    m = TensorMap(x.data_ptr(), dims=(10, 3), strides=(32,), box=(8, 4), dtype="uint16")
+    object.__setattr__(m, "spans", lambda: [x])
+    found, run = load(x, m, (6, -1))
+    assert kinds(run) == ["misaligned"] and "12 bytes" in run.findings[0].says
+    rows = found.view(np.uint16).reshape(4, 8).tolist()
+    assert rows == [[0] * 8, [6, 7, 8, 9, 0, 0, 0, 0], [106, 107, 108, 109, 0, 0, 0, 0], [206, 207, 208, 209, 0, 0, 0, 0]]
+
+
+SHAPES = {1: ((40,), (16,)), 2: ((5, 40), (16, 3)), 3: ((3, 5, 40), (16, 3, 2)), 4: ((2, 3, 5, 40), (16, 3, 2, 2)),
+          5: ((2, 2, 3, 5, 40), (16, 3, 2, 2, 2))}  # fmt: skip
+
+
+@pytest.mark.parametrize("rank", SHAPES)
+@pytest.mark.parametrize("side", ["inside", "below", "above", "far away"])
+def test_every_rank_on_each_side_of_every_dimension(rank, side):
+    shape, box = SHAPES[rank]
+    x = tensor(*shape, dtype=torch.int32)
+    m = TensorMap(x, box=box)
+    inside = (4, *(1,) * (rank - 1))
+    for d in range(rank):
+        n = shape[::-1][d]
+        beyond = {"inside": inside[d], "below": -4 if d == 0 else -1, "above": n - 4 if d == 0 else n - 1, "far away": 4 * n}[side]
+        start = (*inside[:d], beyond, *inside[d + 1 :])
+        found, run = load(x, m, start)
+        assert not run.findings
+        np.testing.assert_array_equal(found, image_of(x, m, start, len(found)), err_msg=f"dimension {d}")
+
+
+@pytest.mark.parametrize("steps", [(1, 2), (1, 3), (2, 2)])
+def test_element_strides_skip_rows_and_leave_the_innermost_dimension_alone(steps):
+    x = tensor(20, 32, dtype=torch.int32)
+    m = TensorMap(x, box=(16, 8), element_strides=steps)
+    found, run = load(x, m, (8, -2))
+    assert not run.findings and len(found) == 64 * -(-8 // steps[1])
+    np.testing.assert_array_equal(found, image_of(x, m, (8, -2), len(found)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_elements_outside_can_be_nan(dtype):
+    x = tensor(4, 32, dtype=dtype)
+    m = TensorMap(x, box=(16, 4), fill="nan")
+    found, run = load(x, m, (24, -1))
+    assert not run.findings
+    values = torch.from_numpy(found.copy()).view(dtype).reshape(4, 16)
+    assert values[0].isnan().all() and values[:, 8:].isnan().all()
+    assert torch.equal(values[1:, :8], x[:3, 24:])
+
+
+def test_a_row_shorter_than_the_swizzle_keeps_the_swizzles_pitch():
+    x = tensor(16, 64, dtype=torch.bfloat16)
+    m = TensorMap(x, box=(32, 16), swizzle=128)
+    assert m.pitch == 128 and m.box_bytes == 1024
+    found, run = load(x, m, (16, 0))
+    assert not run.findings
+    image = image_of(x, m, (16, 0), 2048)
+    np.testing.assert_array_equal(found, image)
+    assert (image == FILLER).sum() >= 1024
+
+
+def test_tf32_rounds_to_even_and_ftz_flushes_on_the_way_in():
+    bits = [0x3F801000, 0x3F803000, 0x3F800FFF, 0x7F7FFFFF, 0x7F800000, 0x7FC00001, 0x00000001, 0x80000001]
+    x = torch.tensor(bits, dtype=torch.int64).to(torch.int32).view(torch.float32)
+    as_tf32 = [0x3F800000, 0x3F804000, 0x3F800000, 0x7F800000, 0x7F800000, 0x7FC00001, 0, 0x80000000]
+    flushed = [0x3F801000, 0x3F803000, 0x3F800FFF, 0x7F7FFFFF, 0x7F800000, 0x7FC00001, 0, 0x80000000]
+    for dtype, wanted in (("tfloat32", as_tf32), ("float32_ftz", flushed), ("tfloat32_ftz", as_tf32), ("float32", bits)):
+        found, run = load(x, TensorMap(x, box=(8,), dtype=dtype), (0,))
+        assert not run.findings
+        assert found.view(np.uint32).tolist() == wanted, dtype
+
+
+def test_a_map_is_taken_from_its_parameter_by_name_too():
+    x = tensor(8, 32, dtype=torch.int32)
+    m = TensorMap(x, box=(32, 8), swizzle=128)
+    found, run = load(x, m, (0, 0), map_operand="map1")
+    assert not run.findings
+    np.testing.assert_array_equal(found, image_of(x, m, (0, 0), len(found)))
+
+
+@pytest.mark.parametrize("options", SCHEDULES)
+def test_a_load_counts_its_bytes_and_is_clean_under_every_schedule(options):
+    x = tensor(128, 64, dtype=torch.bfloat16)
+    m = TensorMap(x, box=(64, 128), swizzle=128)
+    found, run = load(x, m, (0, 0), **options)
+    assert not run.findings
+    np.testing.assert_array_equal(found, image_of(x, m, (0, 0), 16384))
+    assert run.counters["global_bytes_read"] == 16384 and run.counters["global_sectors"] == 512 + 128 * 4
+    assert run.counters["async_operations"] == 1
+
+
+# ---- clusters
+
+
+def multicast(m, ctas, size, target="sm_90a"):
+    """Every CTA loads one slice of rows and sends it to all of them."""
+    rows = m.box[1]
+    load = f"""
+    mov.u32 %r40, %cluster_ctarank;
+    mul.lo.u32 %r41, %r40, {rows};
+    mul.lo.u32 %r42, %r40, {m.box_bytes};
+    add.u32 %r42, %r20, %r42;
+    mov.u64 %rd20, map1;
+    cvta.param.u64 %rd20, %rd20;
+    mov.u64 %rd22, 0;
+    mov.b16 %h1, {(1 << ctas) - 1};
+    cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint
+        [%r42], [%rd20, {{0, %r41}}], [%r21], %h1, %rd22;
+    """
+    body = fill_shared(size) + make_barrier() + by_thread_0(expect(ctas * m.box_bytes), "EXPECTING")
+    body += "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n" + by_thread_0(load) + wait()
+    body += f"""
+    mov.u32 %r43, %cluster_ctarank;
+    mul.wide.u32 %rd23, %r43, {size};
+    add.s64 %rd1, %rd1, %rd23;
+    """
+    return frame(body + store_shared(size) + "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;", maps=1, target=target)
+
+
+@pytest.mark.parametrize("ctas", [2, 4])
+@pytest.mark.parametrize("options", SCHEDULES)
+def test_a_multicast_reaches_every_cta_and_every_mbarrier(ctas, options):
+    x = tensor(8 * ctas, 64, dtype=torch.bfloat16)
+    m = TensorMap(x, box=(64, 8), swizzle=128)
+    whole = TensorMap(x, box=(64, 8 * ctas), swizzle=128)
+    out = torch.zeros(ctas, whole.box_bytes, dtype=torch.uint8)
+    run = launch(multicast(m, ctas, whole.box_bytes), grid=ctas, cluster=ctas, block=THREADS, args=[m, out], **options)
+    assert not run.findings
+    for rank in range(ctas):
+        np.testing.assert_array_equal(out[rank].numpy(), image_of(x, whole, (0, 0), whole.box_bytes))
+
+
+def pair(m, size, multicast="", mask=""):
+    """Two CTAs load a box each; both loads tell the mbarrier of CTA 0, whose wait both rely on."""
+    load = f"""
+    mov.u32 %r40, %cluster_ctarank;
+    mul.lo.u32 %r41, %r40, {m.box[1]};
+    and.b32 %r44, %r21, 0xfeffffff;
+    mov.u64 %rd20, map1;
+    cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes{multicast}.cta_group::2
+        [%r20], [%rd20, {{0, %r41}}], [%r44]{mask};
+    """.replace("mov.u64 %rd20, map1;", "mov.u64 %rd20, map1;\n    cvta.param.u64 %rd20, %rd20;")
+    body = "mov.u32 %r45, %cluster_ctarank;\nsetp.ne.u32 %p5, %r45, 0;\n" + fill_shared(size) + make_barrier()
+    body += by_thread_0(f"@!%p5 {expect(2 * m.box_bytes)}", "EXPECTING")
+    body += "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n" + by_thread_0(load)
+    body += f"@%p5 bra FOLLOWER;\n{wait()}FOLLOWER:\nbarrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n"
+    body += f"mul.wide.u32 %rd23, %r45, {size};\nadd.s64 %rd1, %rd1, %rd23;\n" + store_shared(size)
+    return frame(body, maps=1, target="sm_100a")
+
+
+@pytest.mark.parametrize("options", SCHEDULES)
+def test_a_pair_of_ctas_tells_the_mbarrier_of_one(options):
+    x = tensor(32, 64, dtype=torch.bfloat16)
+    m = TensorMap(x, box=(64, 16), swizzle=128)
+    out = torch.zeros(2, m.box_bytes, dtype=torch.uint8)
+    run = launch(pair(m, m.box_bytes), grid=2, cluster=2, block=THREADS, args=[m, out], **options)
+    assert not run.findings
+    for rank in range(2):
+        np.testing.assert_array_equal(out[rank].numpy(), image_of(x, m, (0, 16 * rank), m.box_bytes))
+
+
+def test_without_cta_group_2_the_mbarrier_must_lie_beside_the_data():
+    x = tensor(32, 64, dtype=torch.bfloat16)
+    m = TensorMap(x, box=(64, 16), swizzle=128)
+    out = torch.zeros(2, m.box_bytes, dtype=torch.uint8)
+    text = pair(m, m.box_bytes).replace("cta_group::2", "cta_group::1")
+    run = launch(text, grid=2, cluster=2, block=THREADS, args=[m, out])
+    assert "mbarrier" in kinds(run)
+
+
+def test_a_multicast_to_a_cta_that_is_not_there_is_reported():
+    x = tensor(16, 64, dtype=torch.bfloat16)
+    m = TensorMap(x, box=(64, 8), swizzle=128)
+    out = torch.zeros(2, 2048, dtype=torch.uint8)
+    text = multicast(m, 2, 2048).replace("mov.b16 %h1, 3;", "mov.b16 %h1, 5;")
+    run = launch(text, grid=2, cluster=2, block=THREADS, args=[m, out])
+    assert "operand" in kinds(run)
+
+
+# ---- stores and reductions
+
+
+def storing(m, start, size, op="", wait_for="cp.async.bulk.wait_group 0;", fence="fence.proxy.async.shared::cta;", target="sm_90a", after=""):
+    """A kernel that copies its tensor to shared memory and stores one box of it."""
+    coordinates = ", ".join(map(str, start))
+    name = f"cp.reduce.async.bulk.tensor.{m.rank}d.global.shared::cta.{op}.tile" if op else f"cp.async.bulk.tensor.{m.rank}d.global.shared::cta.tile"
+    copy = f"""
+    mov.u64 %rd20, map1;
+    cvta.param.u64 %rd20, %rd20;
+    {name}.bulk_group [%rd20, {{{coordinates}}}], [%r20];
+    cp.async.bulk.commit_group;
+    {wait_for}
+    """
+    return frame(load_shared(size) + fence + "\nbar.sync 0;\n" + by_thread_0(copy) + after, maps=1, target=target)
+
+
+def store(x, m, start, source, **options):
+    made = {k: options.pop(k) for k in ("op", "wait_for", "fence", "target", "after") if k in options}
+    return launch(storing(m, start, source.numel(), **made), grid=1, block=THREADS, args=[m, source], **options)
+
+
+def scattered(x, m, start, source, reduce=lambda old, new: new):
+    """The tensor after the store of a box: NumPy's idea of it."""
+    result, item = x.clone(), m.itemsize
+    data = source.numpy()
+    for row, index in enumerate(itertools.product(*(range(n) for n in m.steps[:0:-1]))):
+        place = [s + i * e for s, i, e in zip(start[:0:-1], index, m.element_strides[:0:-1])]
+        for k in range(m.steps[0]):
+            where = (*place, start[0] + k)
+            if all(0 <= c < n for c, n in zip(where, x.shape)):
+                raw = bytes(data[swizzled(m.swizzle, row * m.pitch + k * item + b)] for b in range(item))
+                result[where] = reduce(result[where], torch.frombuffer(bytearray(raw), dtype=x.dtype)[0])
+    return result
+
+
+def noise(size, seed=3):
+    return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("swizzle", PATTERNS)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int64])
+def test_a_store_puts_back_what_a_load_would_bring(swizzle, dtype):
+    x = tensor(24, 160, dtype=dtype)
+    m = TensorMap(x, box=(SPAN[swizzle] // x.element_size(), 16), swizzle=swizzle)
+    source = noise(m.box_bytes)
+    wanted = scattered(x, m, (16, 5), source)
+    run = store(x, m, (16, 5), source, target=target_of(swizzle))
+    assert not run.findings
+    assert torch.equal(x, wanted)
+
+
+@pytest.mark.parametrize("start", [(144, 5), (16, 20), (144, 20), (160, 0), (16, 24)])
+@pytest.mark.parametrize("swizzle", [0, 64, "128/32+8"])
+def test_a_store_leaves_out_what_lies_beyond_the_tensor(start, swizzle):
+    around = torch.full((30, 192), 7, dtype=torch.int16)
+    x = around[:24, :160]
+    m = TensorMap(x, box=(SPAN[swizzle] // 2 if swizzle else 32, 16), swizzle=swizzle)
+    source = noise(m.box_bytes)
+    wanted = around.clone()
+    wanted[:24, :160] = scattered(x.clone(), m, start, source)
+    run = store(x, m, start, source, target=target_of(swizzle))
+    assert not run.findings
+    assert torch.equal(around, wanted)
+
+
+def test_a_clipped_store_reads_no_more_shared_memory_than_it_stores():
+    x = tensor(4, 64, dtype=torch.int16)
+    m = TensorMap(x, box=(64, 16), swizzle=128)
+    written = noise(4 * 128)  # only four of the box's sixteen rows
+    run = store(x, m, (0, 0), written)
+    assert not run.findings
+    assert run.counters["global_bytes_written"] == 4 * 128
+
+
+def test_a_negative_start_of_a_store_is_reported():
+    x = tensor(16, 64, dtype=torch.int16)
+    m = TensorMap(x, box=(64, 16), swizzle=128)
+    run = store(x, m, (0, -1), noise(m.box_bytes))
+    assert kinds(run) == ["operand"]
+    assert "-1 of dimension 1" in run.findings[0].says
+
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+WRAPS = {torch.int32: "s32", torch.uint32: "u32", torch.int64: "s64"}
+OPS = {"add": lambda a, b: a + b, "min": torch.minimum, "max": torch.maximum, "and": torch.bitwise_and, "or": torch.bitwise_or,
+       "xor": torch.bitwise_xor}  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "dtype"), [("add", torch.int32), ("add", torch.float32), ("add", torch.float16), ("add", torch.bfloat16),
+                                           ("min", torch.int32), ("max", torch.int64), ("min", torch.bfloat16), ("max", torch.float16),
+                                           ("and", torch.int32), ("or", torch.int64), ("xor", torch.int32)])  # fmt: skip
+@pytest.mark.parametrize("early", [False, True])
+def test_a_reduction_combines_each_element_inside(op, dtype, early):
+    generator = torch.Generator().manual_seed(5)
+    x = (torch.randn(20, 64, generator=generator) * 100).to(dtype)
+    values = (torch.randn(16 * 32, generator=generator) * 100).to(dtype)
+    m = TensorMap(x, box=(32, 16))
+    source = values.view(torch.uint8)
+    wanted = scattered(x, m, (48, 8), source, OPS[op])
+    run = store(x, m, (48, 8), source, op=op, early=early)
+    assert not run.findings
+    assert torch.equal(x, wanted)
+
+
+def test_inc_and_dec_wrap_at_the_sources_value():
+    old, limit = torch.tensor([0, 4, 5, 6, 0, 4, 5, 6]), torch.tensor([5, 5, 5, 5, 5, 5, 5, 5])
+    for op, wanted in (("inc", [1, 5, 0, 0, 1, 5, 0, 0]), ("dec", [5, 3, 4, 5, 5, 3, 4, 5])):
+        x = old.to(torch.uint32)
+        run = store(x, TensorMap(x, box=(8,)), (0,), limit.to(torch.uint32).view(torch.uint8), op=op)
+        assert not run.findings
+        assert x.tolist() == wanted
+
+
+def test_a_reduction_of_a_type_that_has_none_is_reported():
+    x = torch.zeros(16, dtype=torch.float64)
+    run = store(x, TensorMap(x, box=(16,)), (0,), noise(128), op="add")
+    assert kinds(run) == ["tensor-map"]
+
+
+@pytest.mark.parametrize("options", SCHEDULES)
+def test_reductions_of_many_ctas_onto_one_place_do_not_race(options):
+    x, source = torch.zeros(64, dtype=torch.float32), torch.ones(64, dtype=torch.float32)
+    m = TensorMap(x, box=(64,))
+    run = launch(storing(m, (0,), 256, op="add"), grid=6, block=THREADS, args=[m, source.view(torch.uint8)], **options)
+    assert not run.findings
+    assert torch.equal(x, torch.full((64,), 6.0))
+
+
+# ---- rows by their own coordinates
+
+
+def test_gather4_brings_four_rows_and_scatter4_takes_them_back():
+    x = tensor(40, 64, dtype=torch.bfloat16)
+    m = TensorMap(x, box=(64, 1), swizzle=128)
+    rows = [9, 2, 40, 33]  # one of them lies outside
+    text = loading(m, (0, *rows), 512, target="sm_100a", count=512)
+    text = text.replace("tensor.2d.shared::cta.global.tile.", "tensor.2d.shared::cta.global.tile::gather4.")
+    out = torch.zeros(512, dtype=torch.uint8)
+    run = launch(text, grid=1, block=THREADS, args=[m, out])
+    assert not run.findings
+    gathered = torch.zeros(4, 64, dtype=torch.bfloat16)
+    for n, row in enumerate(rows):
+        gathered[n] = x[row] if row < 40 else 0
+    as_box = TensorMap(gathered, box=(64, 4), swizzle=128)
+    np.testing.assert_array_equal(out.numpy(), image_of(gathered, as_box, (0, 0), 512))
+
+    y = torch.zeros(40, 64, dtype=torch.bfloat16)
+    to = TensorMap(y, box=(64, 1), swizzle=128)
+    text = storing(to, (0, *rows), 512, target="sm_100a").replace("global.shared::cta.tile.", "global.shared::cta.tile::scatter4.")
+    run = launch(text, grid=1, block=THREADS, args=[to, out])
+    assert not run.findings
+    wanted = torch.zeros(40, 64, dtype=torch.bfloat16)
+    wanted[[9, 2, 33]] = x[[9, 2, 33]]
+    assert torch.equal(y, wanted)
+
+
+# ---- maps made on the device
+
+
+def making(replacements, load, acquire="fence.proxy.tensormap::generic.acquire.gpu [%rd2], 128;", target="sm_90a"):
+    """Warp 0 writes 128 zeros, replaces fields, publishes the map at %rd2; then a load uses it."""
+    zero = "@%p4 st.shared.u32 [%r46], 0;\n    bar.warp.sync -1;"
+    return frame(f"""
+    setp.lt.u32 %p4, %r0, 32;
+    add.u32 %r45, %r20, 16384;
+    shl.b32 %r46, %r0, 2;
+    add.u32 %r46, %r46, %r45;
+    {zero}
+    @%p1 bra REPLACED;
+    {replacements}
+REPLACED:
+    bar.warp.sync -1;
+    @%p4 tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%rd2], [%r45], 128;
+    {acquire}
+    bar.sync 0;
+    """ + load, pointers=3, target=target)  # fmt: skip
+
+
+REPLACEMENTS = """
+    tensormap.replace.tile.global_address.shared::cta.b1024.b64 [%r45], %rd3;
+    tensormap.replace.tile.rank.shared::cta.b1024.b32 [%r45], 1;
+    tensormap.replace.tile.box_dim.shared::cta.b1024.b32 [%r45], 0, 32;
+    tensormap.replace.tile.box_dim.shared::cta.b1024.b32 [%r45], 1, 8;
+    tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [%r45], 0, 48;
+    tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [%r45], 1, 20;
+    tensormap.replace.tile.global_stride.shared::cta.b1024.b64 [%r45], 0, 96;
+    tensormap.replace.tile.element_stride.shared::cta.b1024.b32 [%r45], 0, 1;
+    tensormap.replace.tile.element_stride.shared::cta.b1024.b32 [%r45], 1, 2;
+    tensormap.replace.tile.elemtype.shared::cta.b1024.b32 [%r45], 10;
+    tensormap.replace.tile.swizzle_mode.shared::cta.b1024.b32 [%r45], 2;
+    tensormap.replace.tile.fill_mode.shared::cta.b1024.b32 [%r45], 1;
+"""
+MADE_LOAD = make_barrier() + by_thread_0(f"""
+    {expect(256)}
+    cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r20], [%rd2, {{32, 3}}], [%r21];
+""") + wait() + store_shared(256)  # fmt: skip
+
+
+def run_making(text, **options):
+    x = tensor(20, 48, dtype=torch.bfloat16)
+    raw = torch.zeros(256, dtype=torch.uint8)
+    place = -raw.data_ptr() % 64
+    out = torch.zeros(256, dtype=torch.uint8)
+    run = launch(text, grid=1, block=THREADS, args=[out, raw[place : place + 128], x], **options)
+    return x, bytes(raw[place : place + 128].numpy()), out.numpy(), run
+
+
+@pytest.mark.parametrize("options", SCHEDULES)
+def test_a_map_that_the_kernel_makes_is_used_after_its_fence(options):
+    x, raw, found, run = run_making(making(REPLACEMENTS, MADE_LOAD), **options)
+    assert not run.findings
+    m = TensorMap(x, box=(32, 8), element_strides=(1, 2), swizzle=64, fill="nan")
+    assert decode(raw) == m and raw == m.encode()
+    np.testing.assert_array_equal(found, image_of(x, m, (32, 3), 256))
+
+
+def test_type_and_swizzle_numbers_of_the_instruction_are_those_of_the_map():
+    names = {"elemtype": dict(enumerate(["uint8", "uint16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float32_ftz", "float64",
+                                         "bfloat16", "tfloat32", "tfloat32_ftz"])),
+             "swizzle_atomicity": {0: 128, 1: "128/32", 2: "128/32+8", 3: "128/64"}}  # fmt: skip
+    for number, name in names["elemtype"].items():
+        box = "[%r45], 0, 32;", "[%r45], 0, 16;"
+        text = making(REPLACEMENTS.replace("fill_mode.shared::cta.b1024.b32 [%r45], 1", "fill_mode.shared::cta.b1024.b32 [%r45], 0")
+                      .replace("[%r45], 10;", f"[%r45], {number};").replace(*box).replace("swizzle_mode.shared::cta.b1024.b32 [%r45], 2",
+                      "swizzle_mode.shared::cta.b1024.b32 [%r45], 3"), "")  # fmt: skip
+        _, raw, _, run = run_making(text)
+        assert not run.findings and decode(raw).dtype == name
+    for number, name in names["swizzle_atomicity"].items():
+        text = making(REPLACEMENTS.replace("[%r45], 2;\n    tensormap.replace.tile.fill_mode",
+                      f"[%r45], 3;\n    tensormap.replace.tile.swizzle_atomicity.shared::cta.b1024.b32 [%r45], {number};\n    tensormap.replace.tile.fill_mode"),
+                      "", target="sm_100a")  # fmt: skip
+        _, raw, _, run = run_making(text)
+        assert not run.findings and decode(raw).swizzle == name
+
+
+def test_a_map_written_by_plain_stores_and_not_fenced_is_found():
+    copy = """
+    @%p1 bra COPIED;
+    {loads}
+COPIED:
+    bar.sync 0;
+    """.format(loads="\n".join(f"    ld.global.u64 %rd24, [%rd1+{8 * n}];\n    st.global.u64 [%rd2+{8 * n}], %rd24;" for n in range(16)))
+    load = make_barrier() + by_thread_0(f"""
+    {expect(256)}
+    cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r20], [%rd2, {{32, 3}}], [%r21];
+    """) + wait()  # fmt: skip
+    x = tensor(20, 48, dtype=torch.bfloat16)
+    m = TensorMap(x, box=(32, 8), element_strides=(1, 2), swizzle=64)
+    given = torch.frombuffer(bytearray(m.encode()), dtype=torch.uint8)
+    for fence, found in (("", ["proxy"]), ("fence.proxy.tensormap::generic.release.gpu; fence.proxy.tensormap::generic.acquire.gpu [%rd2], 128;", [])):
+        raw = torch.zeros(256, dtype=torch.uint8)
+        place = -raw.data_ptr() % 64
+        text = frame(copy + fence + load, pointers=2)
+        run = launch(text, grid=1, block=THREADS, args=[given, raw[place : place + 128]], memory=[x])
+        assert kinds(run) == found
+
+
+# ---- planted faults
+
+
+def box(x=None, **fields):
+    x = tensor(64, 64, dtype=torch.bfloat16) if x is None else x
+    return x, TensorMap(x, **{"box": (64, 32), "swizzle": 128} | fields)
+
+
+@pytest.mark.parametrize("options", SCHEDULES)
+def test_reading_before_the_wait_is_a_race_or_poison(options):
+    x, m = box()
+    text = loading(m, (0, 0), 4096).replace(wait(), "")
+    run = launch(text, grid=1, block=THREADS, args=[m, torch.zeros(4096, dtype=torch.uint8)], **options)
+    assert {"race-write-read", "race-read-write"} & set(kinds(run))
+
+
+def test_without_a_wait_the_late_copy_leaves_the_old_bytes():
+    x, m = box()
+    out = torch.zeros(4096, dtype=torch.uint8)
+    text = loading(m, (0, 0), 4096).replace(wait(), "")
+    launch(text, grid=1, block=THREADS, args=[m, out])
+    assert (out == FILLER).all()
+    text = text.replace("st.shared.u32 [%r31], 4008636142;", "")
+    run = launch(text, grid=1, block=THREADS, args=[m, out])
+    assert "uninitialised" in kinds(run) and (out == 0xFF).all()
+
+
+@pytest.mark.parametrize("options", SCHEDULES)
+def test_the_wrong_parity_is_found(options):
+    x, m = box()
+    text = loading(m, (0, 0), 4096).replace(wait(), wait(parity=1))
+    run = launch(text, grid=1, block=THREADS, args=[m, torch.zeros(4096, dtype=torch.uint8)], **options)
+    assert {"race-write-read", "race-read-write"} & set(kinds(run))
+
+
+@pytest.mark.parametrize(("count", "missing"), [(4096 + 64, "64 bytes are missing"), (4096 + 16, "16 bytes are missing")])
+def test_too_many_expected_bytes_are_a_deadlock_that_says_how_many(count, missing):
+    x, m = box()
+    _, run = load(x, m, (0, 0), count=count)
+    assert "deadlock" in kinds(run)
+    assert any(missing in f.says for f in run.findings)
+
+
+def test_too_few_expected_bytes_let_a_reader_through_too_early():
+    x, m = box()
+    copy = "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+    text = loading(m, (0, 0), 8192, count=4096)
+    start = text.index(copy)
+    first = text[start : text.index(";", start) + 1]
+    text = text.replace(first, first + "add.u32 %r47, %r20, 4096;\n" + first.replace("[%r20]", "[%r47]").replace("{0, 0}", "{0, 32}"))
+    run = launch(text, grid=1, block=THREADS, args=[m, torch.zeros(8192, dtype=torch.uint8)])
+    assert "race-read-write" in kinds(run)
+
+
+def test_shared_memory_that_was_written_needs_a_fence_before_a_load_overwrites_it():
+    x, m = box()
+    text = loading(m, (0, 0), 4096).replace("fence.proxy.async.shared::cta;", "")
+    run = launch(text, grid=1, block=THREADS, args=[m, torch.zeros(4096, dtype=torch.uint8)])
+    assert kinds(run) == ["proxy"]
+
+
+@pytest.mark.parametrize("options", SCHEDULES)
+def test_a_store_without_the_fence_after_the_generic_writes_is_found(options):
+    x, m = box()
+    run = store(x, m, (0, 0), noise(4096), fence="", **options)
+    assert kinds(run) == ["proxy"]
+
+
+@pytest.mark.parametrize("options", SCHEDULES)
+@pytest.mark.parametrize(("wait_for", "found"), [("cp.async.bulk.wait_group.read 0;", []), ("", ["race-read-write"]),
+                                                 ("cp.async.bulk.wait_group.read 1;", ["race-read-write"])])  # fmt: skip
+def test_shared_memory_may_be_overwritten_once_it_has_been_read(wait_for, found, options):
+    x, m = box()
+    after = "bar.sync 0;\nst.shared.u32 [%r20], 1;\n" + by_thread_0("cp.async.bulk.wait_group 0;", "LAST")
+    run = store(x, m, (0, 0), noise(4096), wait_for=wait_for, after=after.replace("st.shared", "@!%p1 st.shared"), **options)
+    assert [k for k in kinds(run) if k != "race-write-read"] == found
+
+
+@pytest.mark.parametrize("options", SCHEDULES)
+@pytest.mark.parametrize(("wait_for", "clean"), [("cp.async.bulk.wait_group 0;", True), ("cp.async.bulk.wait_group.read 0;", False), ("", False)])
+def test_global_memory_may_be_read_once_the_store_is_complete(wait_for, clean, options):
+    x, m = box()
+    after = "bar.sync 0;\nld.global.u32 %r47, [%rd2];\n" + by_thread_0("cp.async.bulk.wait_group 0;", "LAST")
+    text = storing(m, (0, 0), 4096, wait_for=wait_for, after=after)
+    text = text.replace(".param .u64 p1)", ".param .u64 p1, .param .u64 p2)").replace("mov.u32 %r0, %tid.x;", "ld.param.u64 %rd2, [p2];\n    mov.u32 %r0, %tid.x;")
+    run = launch(text, grid=1, block=THREADS, args=[m, noise(4096), x], **options)
+    assert (not run.findings) == clean
+    assert clean or {"race-write-read", "race-read-write"} & set(kinds(run))
+
+
+def test_a_cta_that_ends_before_its_store_has_read_is_found():
+    x, m = box()
+    assert kinds(store(x, m, (0, 0), noise(4096), wait_for="")) == ["peer-exited"]
+
+
+@pytest.mark.parametrize(("change", "kind", "says"), [
+    (("[%r20], [%rd20", "[%r47], [%rd20"), "out-of-bounds", "shared address"),
+    (("add.u32 %r47, %r20, 32768;", "add.u32 %r47, %r20, 64;"), "misaligned", "not a multiple of 128"),
+])  # fmt: skip
+def test_a_box_must_lie_in_shared_memory_and_be_aligned(change, kind, says):
+    x, m = box()
+    text = loading(m, (0, 0), 4096).replace("    mov.u64 %rd20, map1;", "    add.u32 %r47, %r20, 32768;\n    mov.u64 %rd20, map1;")
+    text = text.replace("[%r20], [%rd20", "[%r47], [%rd20").replace(*change)
+    run = launch(text, grid=1, block=THREADS, args=[m, torch.zeros(4096, dtype=torch.uint8)])
+    assert kind in kinds(run) and "deadlock" in kinds(run)
+    assert any(says in f.says for f in run.findings if f.kind == kind)
+
+
+@pytest.mark.parametrize(("field", "value", "kind", "says"), [
+    ("box", (128, 8), "tensor-map", "longer than the span"),
+    ("swizzle", "128/32", "tensor-map", "sm_100"),
+    ("dims", (64,), "tensor-map", "rank 1"),
+    ("interleave", 16, "tensor-map", "interleaved"),
+])  # fmt: skip
+def test_a_map_that_does_not_fit_is_refused(field, value, kind, says):
+    x, m = box()
+    raw = int.from_bytes(m.encode(), "little")
+    flips = {"box": 127 << 440 ^ 63 << 440, "swizzle": 1 << 83, "dims": 1 << 68, "interleave": 1 << 75}
+    changed = (raw ^ flips[field]).to_bytes(128, "little")
+    run = launch(loading(m, (0, 0), 4096), grid=1, block=THREADS, args=[changed, torch.zeros(4096, dtype=torch.uint8)], memory=[x])
+    assert kind in kinds(run)
+    assert any(says in f.says for f in run.findings)
+
+
+def test_memory_that_holds_no_map_is_refused():
+    x, m = box()
+    for raw in (b"\xff" * 128, bytes(range(128))):
+        run = launch(loading(m, (0, 0), 4096), grid=1, block=THREADS, args=[raw, torch.zeros(4096, dtype=torch.uint8)], memory=[x])
+        assert "tensor-map" in kinds(run)
+
+
+def test_a_map_must_be_aligned_to_64_bytes():
+    x, m = box()
+    text = loading(m, (0, 0), 4096, map_operand="%rd20+32")
+    run = launch(text, grid=1, block=THREADS, args=[m, torch.zeros(4096, dtype=torch.uint8)])
+    assert "misaligned" in kinds(run)
+
+
+def test_a_map_that_reaches_beyond_its_tensor_is_found():
+    x = tensor(64, 64, dtype=torch.bfloat16)
+    m = TensorMap(x.data_ptr(), dims=(64, 80), strides=(128,), box=(64, 32), dtype="bfloat16", swizzle=128)
+    object.__setattr__(m, "spans", lambda: [x])
+    _, run = load(x, m, (0, 48))
+    assert kinds(run) == ["out-of-bounds"]
+
+
+def test_a_load_without_an_mbarrier_is_found():
+    x, m = box()
+    text = loading(m, (0, 0), 4096).replace("mbarrier.init.shared::cta.b64 [%r21], 1;", "")
+    run = launch(text, grid=1, block=THREADS, args=[m, torch.zeros(4096, dtype=torch.uint8)])
+    assert "mbarrier" in kinds(run)
+
+
+def test_a_box_that_lands_on_its_mbarrier_is_found():
+    x, m = box()
+    text = loading(m, (0, 0), 4096).replace("[%r20], [%rd20", "[%r47], [%rd20").replace("    mov.u64 %rd20, map1;", f"    add.u32 %r47, %r20, {BARRIER - 4096 + 128 - 128};\n    mov.u64 %rd20, map1;")
+    clean = launch(text, grid=1, block=THREADS, args=[m, torch.zeros(4096, dtype=torch.uint8)])
+    assert not clean.findings
+    text = text.replace(f"{BARRIER - 4096}", f"{BARRIER - 4096 + 128}").replace("smem[32832]", "smem[40960]")
+    run = launch(text, grid=1, block=THREADS, args=[m, torch.zeros(4096, dtype=torch.uint8)])
+    assert "mbarrier-overwritten" in kinds(run)
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("cp.async.bulk.tensor.3d.shared::cta.global.im2col.mbarrier::complete_tx::bytes [%r20], [%rd1, {0, 0, 0}], [%r21], {%h1};", "im2col"),
+    ("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r20], [%rd1, {0, 0, 0}], [%r21];", "3 coordinates"),
+    ("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes.cta_group::1 [%r20], [%rd1, {0, 0}], [%r21];", "sm_100"),
+    ("cp.async.bulk.tensor.2d.global.shared::cta.tile.mbarrier::complete_tx::bytes [%rd1, {0, 0}], [%r20];", "not known here"),
+    ("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%r20], [%rd1, {0, 0}], [%r21];", "operands"),
+    ("tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [%r20], 5, 7;", "dimension 5"),
+    ("tensormap.replace.tile.global_dim.shared::cta.b1024.b64 [%r20], 0, %rd1;", ".b64"),
+])  # fmt: skip
+def test_what_is_not_simulated_is_refused_with_the_line(text, says):
+    with pytest.raises(ValueError, match="PTX line") as refused:
+        launch(frame(text), grid=1, block=32, args=[torch.zeros(8)])
+    assert says in str(refused.value)

@@ -1,0 +1,217 @@
+"""Control flow: lanes part and meet, warps take turns, and nobody waits for ever in silence."""
+
+import pytest
+import torch
+from assembly import SEEDS, kernel, kinds
+
+from kda.simulator.launch import launch
+
+STORE = """
+    mul.wide.u32 %rd9, %r0, 4;
+    add.s64 %rd9, %rd1, %rd9;
+    st.global.u32 [%rd9], %r9;
+"""
+
+
+def run(body, threads=32, **options):
+    out = torch.full((threads,), -1, dtype=torch.int32)
+    frame = {k: options.pop(k) for k in ("target", "shared") if k in options}
+    result = launch(kernel(body, **frame), grid=1, block=threads, args=[out], **options)
+    return out, result
+
+
+def test_lanes_that_part_meet_again():
+    body = """
+    and.b32 %r2, %r0, 1;
+    setp.eq.u32 %p1, %r2, 0;
+    mov.u32 %r9, 0;
+    @%p1 bra EVEN;
+    add.u32 %r9, %r9, 100;
+    bra BOTH;
+EVEN:
+    add.u32 %r9, %r9, 200;
+BOTH:
+    bar.sync 0;
+    add.u32 %r9, %r9, %r0;
+""" + STORE
+    out, result = run(body)
+    assert out.tolist() == [(200 if n % 2 == 0 else 100) + n for n in range(32)]
+    assert not result.findings
+
+
+def test_a_loop_may_end_at_a_different_turn_for_each_lane():
+    body = """
+    mov.u32 %r9, 0;
+    mov.u32 %r2, 0;
+TOP:
+    add.u32 %r9, %r9, %r2;
+    add.u32 %r2, %r2, 1;
+    setp.le.u32 %p1, %r2, %r0;
+    @%p1 bra TOP;
+    bar.sync 0;
+""" + STORE
+    out, result = run(body)
+    assert out.tolist() == [n * (n + 1) // 2 for n in range(32)]
+    assert not result.findings
+
+
+def test_an_early_exit_leaves_the_others_running():
+    body = """
+    setp.lt.u32 %p1, %r0, 7;
+    @%p1 ret;
+    mov.u32 %r9, 5;
+    bar.sync 0;
+""" + STORE
+    out, _ = run(body)
+    assert out.tolist() == [-1] * 7 + [5] * 25
+
+
+def test_an_indexed_branch_takes_each_lane_to_its_own_target():
+    body = """
+    and.b32 %r2, %r0, 3;
+TARGETS: .branchtargets A, B, C, D;
+    brx.idx %r2, TARGETS;
+A:  mov.u32 %r9, 10; bra END;
+B:  mov.u32 %r9, 11; bra END;
+C:  mov.u32 %r9, 12; bra END;
+D:  mov.u32 %r9, 13;
+END:
+    bar.sync 0;
+""" + STORE
+    out, result = run(body)
+    assert out.tolist() == [10 + n % 4 for n in range(32)]
+    assert not result.findings
+
+
+def test_lanes_of_one_warp_may_wait_for_each_other():
+    """Lane 0 spins on a flag that lane 1 sets on the other side of the branch."""
+    body = """
+    st.shared.u32 [smem], 0;
+    bar.warp.sync -1;
+    mov.u32 %r9, 1;
+    setp.ne.u32 %p1, %r0, 0;
+    @%p1 bra OTHERS;
+SPIN:
+    ld.relaxed.cta.shared.u32 %r3, [smem];
+    setp.eq.u32 %p2, %r3, 0;
+    @%p2 bra SPIN;
+    bra END;
+OTHERS:
+    setp.ne.u32 %p3, %r0, 1;
+    @%p3 bra END;
+    st.relaxed.cta.shared.u32 [smem], 1;
+END:
+    bar.warp.sync -1;
+""" + STORE
+    out, _ = run(body)
+    assert out.tolist() == [1] * 32
+
+
+def test_an_aligned_instruction_reached_by_some_lanes_is_reported():
+    body = """
+    setp.lt.u32 %p1, %r0, 16;
+    @%p1 bra END;
+    bar.sync 0;
+END:
+    mov.u32 %r9, 1;
+    bar.sync 1;
+""" + STORE
+    _, result = run(body)
+    assert "diverged" in kinds(result)
+
+
+def test_a_barrier_that_nobody_completes_is_a_deadlock_that_names_the_waiters():
+    body = """
+    setp.ge.u32 %p1, %r0, 32;
+    @%p1 bra END;
+    bar.sync 1, 64;
+END:
+    mov.u32 %r9, 1;
+""" + STORE
+    _, result = run(body, threads=64)
+    (finding,) = result.findings
+    assert finding.kind == "deadlock"
+    assert "barrier 1: 32 of 64 threads have arrived" in finding.says
+    assert "bar.sync 1, 64" in finding.place.ptx
+
+
+def test_a_launch_that_never_ends_is_given_up_at_its_limit():
+    _, result = run("TOP:\n bra TOP;", limit=10_000)
+    assert kinds(result) == ["too-many-instructions"]
+
+
+@pytest.mark.parametrize("seed", [0, *SEEDS])
+def test_a_spin_on_memory_is_fair_to_the_warp_that_ends_it(seed):
+    body = """
+    setp.ge.u32 %p1, %r0, 32;
+    @%p1 bra WRITER;
+SPIN:
+    ld.acquire.gpu.global.u32 %r3, [%rd2];
+    setp.eq.u32 %p2, %r3, 0;
+    @%p2 bra SPIN;
+    ld.global.u32 %r9, [%rd2+4];
+    bra END;
+WRITER:
+    mov.u32 %r9, 3;
+    setp.ne.u32 %p3, %r0, 32;
+    @%p3 bra END;
+    st.global.u32 [%rd2+4], 42;
+    st.release.gpu.global.u32 [%rd2], 1;
+END:
+""" + STORE
+    out, flags = torch.zeros(64, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    result = launch(kernel(body, pointers=2), grid=1, block=64, args=[out, flags], schedule=seed)
+    assert out.tolist() == [42] * 32 + [3] * 32
+    assert not result.findings
+
+
+def test_clusters_that_wait_for_later_ones_get_them_started():
+    """CTA 0 spins until CTA 7 has run, though only one cluster is resident at first."""
+    body = """
+    mov.u32 %r2, %ctaid.x;
+    setp.ne.u32 %p1, %r2, 0;
+    @%p1 bra LATER;
+SPIN:
+    ld.acquire.gpu.global.u32 %r3, [%rd1];
+    setp.ne.u32 %p2, %r3, 7;
+    @%p2 bra SPIN;
+    ret;
+LATER:
+    setp.ne.u32 %p3, %r0, 0;
+    @%p3 bra END;
+    atom.add.release.gpu.global.u32 %r4, [%rd1], 1;
+END:
+"""
+    out = torch.zeros(1, dtype=torch.int32)
+    result = launch(kernel(body), grid=8, block=32, args=[out])
+    assert out.item() == 7
+    assert not result.findings
+
+
+def test_every_special_register_has_its_value():
+    body = """
+    mov.u32 %r2, %ctaid.y;
+    mov.u32 %r3, %nctaid.y;
+    mad.lo.u32 %r9, %r2, 10, %r3;
+    mov.u32 %r4, %ntid.x;
+    mad.lo.u32 %r9, %r4, 1000, %r9;
+    mov.u32 %r5, %laneid;
+    add.u32 %r9, %r9, %r5;
+""" + STORE
+    out, result = torch.zeros(32, dtype=torch.int32), None
+    result = launch(kernel(body), grid=(1, 3), block=32, args=[out], checks=False)
+    assert out.tolist() == [32000 + 20 + 3 + n for n in range(32)]
+    assert result.counters["clusters"] == 3
+
+
+def test_the_same_seed_gives_the_same_schedule():
+    body = """
+    atom.global.add.u32 %r9, [%rd2], 1;
+""" + STORE
+    def order(seed):
+        out, ticket = torch.zeros(256, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+        launch(kernel(body, pointers=2), grid=1, block=256, args=[out, ticket], schedule=seed)
+        return out.tolist()
+
+    assert order(3) == order(3)
+    assert len({tuple(order(seed)) for seed in SEEDS}) > 1
