@@ -104,7 +104,7 @@ def _compiled(
                 said = _COLOURS.sub("", str(error)).strip()
                 raise BuildError(f"the CuTe DSL cannot compile {name} for {target.spelling}: {said}") from error
         ptx, cubin = function.__ptx__, function.__cubin__
-        if not ptx or not cubin:
+        if not ptx or not cubin or not entries(ptx):
             raise BuildError(f"{function.function_name} launches no kernel for {target.spelling}: there is no PTX.")
         module = io.BytesIO()
         function.ir_module.operation.write_bytecode(module)

@@ -94,8 +94,8 @@ def _bytes(param: Param, arg: Any) -> bytes | None:
     except TypeError:
         return None
     bits = 8 * param.size
-    if param.size > 8 or not -(1 << bits - 1) <= number < 1 << bits:
-        return None
+    if (param.type == "b8" and bits > 8) or not -(1 << bits - 1) <= number < 1 << bits:
+        return None                                                          # bytes of a struct, or too large
     return (number % (1 << bits)).to_bytes(param.size, "little")
 
 

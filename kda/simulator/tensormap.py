@@ -118,7 +118,7 @@ class TensorMap:
             given = _of_tensor(self.address) | {k: v for k, v in given.items() if v is not None and k != "address"}
         for name in ("dims", "strides", "box"):
             given[name] = tuple(int(n) for n in given[name] or ())
-        given["element_strides"] = tuple(given["element_strides"] or (1,) * len(given["dims"]))
+        given["element_strides"] = tuple(given.get("element_strides") or (1,) * len(given["dims"]))
         for name, value in given.items():
             object.__setattr__(self, name, value)
         for check in CHECKS:

@@ -177,7 +177,7 @@ FAULTS = (
     fault("tmem", "tmem_sm100", "too few columns allocated", "shared::cta.b32 [%r3+1032], 64;", "shared::cta.b32 [%r3+1032], 32;",
           "dealloc.cta_group::1.sync.aligned.b32 %r10, 64;", "dealloc.cta_group::1.sync.aligned.b32 %r10, 32;"),
     drop("tmem", "tmem_sm100", "never given back", "    tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r10, 64;\n"),
-    fault("tmem", "pipeline_sm100", "given back while others may still read it", "STORED:\n    bar.sync 0;\n", "STORED:\n"),
+    fault("tmem", "tile_sm100", "given back while others may still read it", "    bar.sync 0;\n    @%p2 bra END;\n", "    @%p2 bra END;\n"),
     drop("tmem", "tmem_sm100", "never allocated", "    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r3+1032], 64;\n"),
     # cp.async, ldmatrix, mma.sync
     drop("cp.async", "pipeline_sm80", "no wait for the copies", "    cp.async.wait_group 1;\n"),

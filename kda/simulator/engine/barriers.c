@@ -345,12 +345,16 @@ static Outcome op_test_wait(Warp *w, const Ins *i, u32 lanes) {
     return YIELD;
 }
 
+/* It may give up at any time, so it does the first time, against those who forget to ask again; in a loop it blocks. */
 Outcome op_try_wait(Warp *w, const Ins *i, u32 lanes) {
+    Split *s = current_split(w);
     u32 bits = completed(w, i, lanes);
-    if (bits != lanes && !w->machine->launch->stopped) return BLOCK;
+    bool again = s->tried == i->index + 1;
+    if (bits != lanes && again && !w->machine->launch->stopped) return BLOCK;
+    s->tried = bits != lanes ? i->index + 1 : 0;
     set_pred(w, i->arg[0], lanes, bits);
-    w->machine->launch->barrier_waits++;
-    return NEXT;
+    w->machine->launch->barrier_waits += again || bits == lanes;
+    return bits != lanes ? YIELD : NEXT;
 }
 
 static Outcome op_pending_count(Warp *w, const Ins *i, u32 lanes) {

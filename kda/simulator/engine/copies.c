@@ -53,6 +53,36 @@ Access tracked_access(Work *work, const Mbarrier *b, HistorySpace space) {
     return work_access(work, (work->warp->cluster->serial & 0xffff) << 16 | b->actor, mbarrier_next_clock(b), space);
 }
 
+static u8 *ended_cta(Work *work, u32 address, u64 bytes, Cell **history) { /* NULL: it has not ended */
+    Warp *w = work->warp;
+    const Cta *cta = cta_at(w->cluster, address);
+    if (!cta || !cta->exited) return NULL;
+    u32 at = address & 0xffffff;
+    if (work->kind != BY_CP_ASYNC) /* its CTA waits for it */
+        find(w, work->ins, work->lane, PEER_EXITED, address, bytes, "CTA %d of the cluster ended while this copy from or to it was under way",
+             cta->rank);
+    *history = cta->shared_history ? cta->shared_history + at : NULL;
+    return cta->shared + at;
+}
+
+bool copy_from_shared(Work *work, const Access *a, u32 address, void *to, u64 bytes) {
+    Cell *history;
+    const u8 *p = ended_cta(work, address, bytes, &history);
+    if (!p) return shared_read(work->warp, work->ins, a, address, to, bytes, 1);
+    if (history) history_read(history, bytes, a, address);
+    memcpy(to, p, bytes);
+    return true;
+}
+
+bool copy_to_shared(Work *work, const Access *a, u32 address, const void *from, u64 bytes) {
+    Cell *history;
+    u8 *p = ended_cta(work, address, bytes, &history);
+    if (!p) return shared_write(work->warp, work->ins, a, address, from, bytes, 1);
+    if (history) history_write(history, bytes, a, address, p, from);
+    memcpy(p, from, bytes);
+    return true;
+}
+
 void landed(Work *work, Mbarrier *b, s64 bytes) {
     if (b->live)
         mbarrier_complete_tx(b, bytes, NULL);
@@ -63,7 +93,7 @@ void landed(Work *work, Mbarrier *b, s64 bytes) {
 
 void land(Work *work, const Landing *to, const u8 *data, u64 bytes) {
     Access a = tracked_access(work, to->barrier, SPACE_SHARED);
-    if (bytes) shared_write(work->warp, work->ins, &a, to->address, data, bytes, 1);
+    if (bytes) copy_to_shared(work, &a, to->address, data, bytes);
     landed(work, to->barrier, bytes);
 }
 
@@ -122,7 +152,6 @@ static void knows_cp_async(const Warp *w, Knowledge *k, u32 clock) {
 static void run_cp_async(Work *work) {
     const SmallCopies *c = (const SmallCopies *)work->data;
     Warp *w = work->warp;
-    if (w->cta->exited) return; /* the CTA ended without having waited: nobody sees what would be written */
     for (u32 rest = c->lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
         u8 value[16] = {0};
@@ -131,7 +160,7 @@ static void run_cp_async(Work *work) {
         a.lane = l;
         if (c->read[l]) global_read(w, work->ins, &a, c->from[l], value, c->read[l], c->size);
         a.space = SPACE_SHARED;
-        shared_write(w, work->ins, &a, c->to[l], value, c->size, c->size);
+        copy_to_shared(work, &a, c->to[l], value, c->size);
     }
 }
 
@@ -294,12 +323,12 @@ static void run_bulk_send(Work *work) {
     const Landing *to = &c->to.at[0];
     u8 *data = malloc(2 * (u64)c->size + 1), *old = data + c->size;
     Access a = tracked_access(work, to->barrier, SPACE_SHARED);
-    if (c->size) shared_read(work->warp, work->ins, &a, c->shared, data, c->size, 16);
+    if (c->size) copy_from_shared(work, &a, c->shared, data, c->size);
     if (c->op != PLAIN) {
         a.scope = SCOPE_GPU;
-        if (c->size && shared_read(work->warp, work->ins, &a, to->address, old, c->size, 16)) {
+        if (c->size && copy_from_shared(work, &a, to->address, old, c->size)) {
             combine_all(c->op, c->type, c->element, old, data, c->size);
-            shared_write(work->warp, work->ins, &a, to->address, data, c->size, 16);
+            copy_to_shared(work, &a, to->address, data, c->size);
         }
         landed(work, to->barrier, c->size);
     } else
@@ -340,7 +369,7 @@ static void run_bulk_store(Work *work) {
     u8 *data = malloc(2 * (u64)c->size + 1), *old = data + c->size;
     Access from = work_access(work, actor_of(w, BY_BULK_READ), work->clock, SPACE_SHARED);
     Access to = work_access(work, actor_of(w, BY_BULK_WRITE), work->clock, SPACE_GLOBAL);
-    if (c->size && shared_read(w, work->ins, &from, c->shared, data, c->size, 16)) {
+    if (c->size && copy_from_shared(work, &from, c->shared, data, c->size)) {
         if (c->op != PLAIN) {
             to.scope = SCOPE_GPU;
             global_read(w, work->ins, &to, c->global, old, c->size, 16);
@@ -402,9 +431,9 @@ static void run_stores(Work *work) {
         u8 old[32];
         Access a = tracked_access(work, to->barrier, SPACE_SHARED);
         a.scope = s->scope;
-        if (s->op == PLAIN || shared_read(work->warp, work->ins, &a, to->address, old, s->bytes, s->bytes)) {
+        if (s->op == PLAIN || copy_from_shared(work, &a, to->address, old, s->bytes)) {
             if (s->op != PLAIN) combine(s->op, s->type, old, s->lane[l].value, s->lane[l].value, false);
-            shared_write(work->warp, work->ins, &a, to->address, s->lane[l].value, s->bytes, s->bytes);
+            copy_to_shared(work, &a, to->address, s->lane[l].value, s->bytes);
         }
         landed(work, to->barrier, s->bytes);
     }

@@ -208,6 +208,7 @@ struct Split {
     u64 seen;    /* Machine.events when it blocked */
     u64 ticket;  /* a blocking handler's note to itself; 0 when an instruction starts */
     u64 timeout; /* Machine.progress when its try_wait last gave up */
+    s32 tried;   /* the try_wait that has just returned false, plus one; 0: none */
 };
 
 typedef struct {

@@ -219,7 +219,7 @@ static inline double power_of_two(double x) {
 static inline float divide_approximately(float a, float b) { /* as a * (1 / b), which is 0 for large b */
     return absolute(b) > 0x1p126f ? a * copysignf(0, b) : a / b;
 }
-static inline u64 upper_half(double x) { return x != x ? 0x7fffffff00000000 : double_bits(x) & ~0xffffffffull; }
+static inline u64 upper_half(double x) { return x != x ? 0x7fffffff00000000 : (double_bits(x) + 0x80000000) & ~0xffffffffull; }
 static inline double flush_double(double x) { return fabs(x) < 0x1p-1022 ? copysign(0, x) : x; }
 static inline u64 reciprocal_upper(u64 a) { return upper_half(flush_double(1 / flush_double(bits_double(a & ~0xffffffffull)))); }
 static inline u64 root_upper(u64 a) { return upper_half(1 / sqrt(flush_double(bits_double(a & ~0xffffffffull)))); }

@@ -261,11 +261,11 @@ static void convert_row(const TensorMap *m, u8 *row, u32 bytes) {
 static void land_tile(Work *work, const Tile *t, const Landing *to, const u8 *image) {
     const Swizzle *s = &SWIZZLE[t->map.swizzle];
     Access a = tracked_access(work, to->barrier, SPACE_SHARED);
-    if (t->pitch == t->row_bytes) shared_write(work->warp, work->ins, &a, to->address, image, (u64)t->rows * t->pitch, 1);
+    if (t->pitch == t->row_bytes) copy_to_shared(work, &a, to->address, image, (u64)t->rows * t->pitch);
     for (u32 r = 0; t->pitch != t->row_bytes && r < t->rows; r++)
         for (u32 b = 0; b < t->row_bytes; b += s->piece) {
             u32 place = swizzled(s, to->address + r * t->pitch + b) - to->address;
-            shared_write(work->warp, work->ins, &a, to->address + place, image + place, s->piece, 1);
+            copy_to_shared(work, &a, to->address + place, image + place, s->piece);
         }
     landed(work, to->barrier, t->rows * t->row_bytes);
 }
@@ -320,12 +320,12 @@ static bool read_row(Work *work, const Tile *t, u32 r, Row in, u8 *row, u8 *line
     Access a = work_access(work, actor_of(work->warp, BY_BULK_READ), work->clock, SPACE_SHARED);
     u32 at = t->shared + r * t->pitch;
     bool at_once = in.to - in.from == t->pitch || !s->span;
-    if (at_once && !shared_read(work->warp, work->ins, &a, at + in.from, line + in.from, in.to - in.from, 1)) return false;
+    if (at_once && !copy_from_shared(work, &a, at + in.from, line + in.from, in.to - in.from)) return false;
     for (u32 b = in.from, next; b < in.to; b = next) {
         next = (b / s->piece + 1) * s->piece;
         if (next > in.to) next = in.to;
         u32 place = swizzled(s, at + b) - at;
-        if (!at_once && !shared_read(work->warp, work->ins, &a, at + place, line + place, next - b, 1)) return false;
+        if (!at_once && !copy_from_shared(work, &a, at + place, line + place, next - b)) return false;
         memcpy(row + b, line + place, next - b);
     }
     return true;

@@ -14,7 +14,7 @@ enum { SLOT = 64 }; /* no two registers of 32 bits or more start within 64 bytes
 typedef enum { WRITTEN, READ } Use;
 
 typedef struct {
-    u64 touched; /* Warp.issued when an instruction other than wgmma last used it */
+    u64 touched, taken; /* Warp.issued when another instruction, and when a wgmma, last used it */
     u32 clock;   /* of the work that has it; 0: none */
     s32 ins;
     u8 kind, use;
@@ -219,12 +219,11 @@ static void check_registers(Warp *w, const Ins *i, Registers *r) {
         return;
     }
     for (s32 k = 0; k < m[W_ND] + m[W_NA]; k++) {
-        if (i->arg[k] < 0) continue;
         bool is_a = k >= m[W_ND];
         const RegisterState *s = &r->state[i->arg[k] / SLOT];
         const Ins *other = s->clock ? &w->machine->program->ins[s->ins] : NULL;
-        if (s->touched > r->fence)
-            find(w, i, 0, REGISTER_IN_FLIGHT, 0, 0, "%s register was used since the last wgmma.fence: another one is missing",
+        if (s->touched > s->taken && s->taken > r->fence)
+            find(w, i, 0, REGISTER_IN_FLIGHT, 0, 0, "%s register was used since the last wgmma on it, and no wgmma.fence has run since",
                  is_a ? "an A" : "an accumulator");
         if (!other) continue;
         bool same_shape = other->mod[W_N] == m[W_N] && other->mod[W_DEPTH] == m[W_DEPTH] && other->mod[W_D] == m[W_D];
@@ -234,8 +233,10 @@ static void check_registers(Warp *w, const Ins *i, Registers *r) {
 
 static void take_registers(Warp *w, const Ins *i, Registers *r, u32 clock) {
     const s64 *m = i->mod;
-    for (s32 k = 0; k < m[W_ND] + m[W_NA]; k++)
-        if (i->arg[k] >= 0) fly(r, i->arg[k], BY_WGMMA, k < m[W_ND] ? WRITTEN : READ, i->index, clock);
+    for (s32 k = 0; k < m[W_ND] + m[W_NA]; k++) {
+        fly(r, i->arg[k], BY_WGMMA, k < m[W_ND] ? WRITTEN : READ, i->index, clock);
+        r->state[i->arg[k] / SLOT].taken = w->issued;
+    }
     count_flying(w, r);
 }
 

@@ -51,16 +51,16 @@ FLOAT_TO_FLOAT = (
     ("cvt.rnd{.ftz}{.sat}", "f32.f64", "(float)a", "T = S"),
     ("cvt{.ftz}{.sat}", "f64.f32 f32.f16", "a", "T = S"),
     ("cvt{.sat}", "f64.f16", "a", "T = S"),
-    ("cvt", "f64.bf16", "a", "T = S"),
-    ("cvt", "f32.bf16", "a << 16", "b32 = b32"),  # a NaN keeps its bits
-    ("cvt.ftz", "f32.bf16", "a", "T = S"),
+    ("cvt{.rnd}", "f64.bf16", "a", "T = S"),  # exact, like the next two; a direction is allowed all the same
+    ("cvt{.rnd}", "f32.bf16", "a << 16", "b32 = b32"),  # a NaN keeps its bits
+    ("cvt{.rnd}.ftz", "f32.bf16", "a", "T = S"),
     ("cvt.rnd{.ftz}{.sat}", "f16.f32", "a", "T = S"),
     ("cvt.rnd{.ftz}", "bf16.f32", "a", "T = S"),
     ("cvt.rnd2{.relu}{.satfinite}", "f16.f32 bf16.f32 tf32.f32", "a", "T = S"),
     ("cvt.rna{.satfinite}", "tf32.f32", "a", "T = S"),
     ("cvt.rnd{.sat}", "f16.f64", "odd_float(a)", "T = S"),
     ("cvt.rnd", "bf16.f64", "odd_float(a)", "T = S"),
-    ("cvt.rnd", "f16.bf16 bf16.f16", "a", "T = S"),
+    ("cvt{.rnd}", "f16.bf16 bf16.f16", "a", "T = S"),
     ("cvt{.ftz}{.sat}", "f32.f32", "a"),
     ("cvt{.sat}", "f64.f64 f16.f16", "a"),
     ("cvt", "bf16.bf16", "a"),

@@ -34,7 +34,7 @@ TABLE = rows(
     ("add{.rn}", BRAINS, "a + b"),
     ("sub{.rn}", BRAINS, "a - b"),
     ("mul{.rn}", BRAINS, "odd_float((double)a * b)"),
-    ("fma.rn{.relu}", BRAINS, "odd_fma(a, b, c)"),
+    ("fma.rnd{.relu}", BRAINS, "odd_fma(a, b, c)"),
     ("add{.rnd}{.sat}", MIXED, "a + b", "f32 = S, f32"),
     ("sub{.rnd}{.sat}", MIXED, "a - b", "f32 = S, f32"),
     ("fma.rnd{.sat}", MIXED, "fmaf(a, b, c)", "f32 = S, S, f32"),

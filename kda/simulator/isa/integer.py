@@ -1,4 +1,4 @@
-"""Integer arithmetic, with and without the carry flag. Division by zero gives what the hardware does: all ones, or the dividend's remainder."""
+"""Integer arithmetic, with and without the carry flag. Division by zero gives all ones, as an H200 does; PTX leaves it open."""
 
 from kda.simulator.isa.rows import rows
 
@@ -25,8 +25,8 @@ TABLE = rows(
     ("sad", "u16 s16 u32 s32 u64 s64", "(u64)c + (a < b ? (u64)b - (u64)a : (u64)a - (u64)b)"),
     ("div", "u16 u32 u64", "b ? a / b : (T)-1"),
     ("div", "s16 s32 s64", "b == 0 ? -1 : b == -1 ? (T)-(u64)a : a / b"),
-    ("rem", "u16 u32 u64", "b ? a % b : a"),
-    ("rem", "s16 s32 s64", "b == 0 ? a : b == -1 ? 0 : a % b"),
+    ("rem", "u16 u32 u64", "b ? a % b : (T)-1"),
+    ("rem", "s16 s32 s64", "b == 0 ? -1 : b == -1 ? 0 : a % b"),
     ("abs", "s16 s32 s64", "a < 0 ? -(u64)a : (u64)a"),
     ("neg", "s16 s32 s64", "-(u64)a"),
     ("min", f"{SIGNED_OR_NOT} u16x2 s16x2", "a < b ? a : b"),

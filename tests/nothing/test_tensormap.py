@@ -1,0 +1,321 @@
+"""Tensor maps against those that a driver made, and every limit with a map that breaks it."""
+
+import pytest
+import torch
+
+from kda.simulator.tensormap import (
+    BOX,
+    CHECKS,
+    DTYPES,
+    FIELDS,
+    SIZE,
+    SWIZZLES,
+    TensorMap,
+    TensorMapError,
+    decode,
+    encode,
+)
+
+A = 0x7F0000000000
+# What cuTensorMapEncodeTiled of driver 580 wrote on an H200, less the bytes that only the driver reads.
+MADE_BY_A_DRIVER = {
+    "base": (
+        dict(address=0x7f0000000000, dims=(1024, 512), strides=(2048,), box=(64, 32), dtype="float16"),
+        "00000000007f0000100300008000000000000000000000000000000000000000"
+        "ff030000ff0100000000000000000000000000000000003f1f00000000000000",
+    ),
+    "dtype0": (
+        dict(address=0x7f0000000000, dims=(1024, 512), strides=(8192,), box=(16, 32), dtype="uint8"),
+        "00000000007f0000100000000002000000000000000000000000000000000000"
+        "ff030000ff0100000000000000000000000000000000000f1f00000000000000",
+    ),
+    "dtype1": (
+        dict(address=0x7f0000000000, dims=(1024, 512), strides=(8192,), box=(16, 32), dtype="uint16"),
+        "00000000007f0000900000000002000000000000000000000000000000000000"
+        "ff030000ff0100000000000000000000000000000000000f1f00000000000000",
+    ),
+    "dtype2": (
+        dict(address=0x7f0000000000, dims=(1024, 512), strides=(8192,), box=(16, 32), dtype="uint32"),
+        "00000000007f0000100100000002000000000000000000000000000000000000"
+        "ff030000ff0100000000000000000000000000000000000f1f00000000000000",
+    ),
+    "dtype3": (
+        dict(address=0x7f0000000000, dims=(1024, 512), strides=(8192,), box=(16, 32), dtype="int32"),
+        "00000000007f0000900100000002000000000000000000000000000000000000"
+        "ff030000ff0100000000000000000000000000000000000f1f00000000000000",
+    ),
+    "dtype4": (
+        dict(address=0x7f0000000000, dims=(1024, 512), strides=(8192,), box=(16, 32), dtype="uint64"),
+        "00000000007f0000100200000002000000000000000000000000000000000000"
+        "ff030000ff0100000000000000000000000000000000000f1f00000000000000",
+    ),
+    "dtype5": (
+        dict(address=0x7f0000000000, dims=(1024, 512), strides=(8192,), box=(16, 32), dtype="int64"),
+        "00000000007f0000900200000002000000000000000000000000000000000000"
+        "ff030000ff0100000000000000000000000000000000000f1f00000000000000",
+    ),
+    "dtype7": (
+        dict(address=0x7f0000000000, dims=(1024, 512), strides=(8192,), box=(16, 32), dtype="float32"),
+        "00000000007f0000900300000002000000000000000000000000000000000000"
+        "ff030000ff0100000000000000000000000000000000000f1f00000000000000",
+    ),
+    "dtype8": (
+        dict(address=0x7f0000000000, dims=(1024, 512), strides=(8192,), box=(16, 32), dtype="float64"),
+        "00000000007f0000900400000002000000000000000000000000000000000000"
+        "ff030000ff0100000000000000000000000000000000000f1f00000000000000",
+    ),
+    "dtype9": (
+        dict(address=0x7f0000000000, dims=(1024, 512), strides=(8192,), box=(16, 32), dtype="bfloat16"),
+        "00000000007f0000100500000002000000000000000000000000000000000000"
+        "ff030000ff0100000000000000000000000000000000000f1f00000000000000",
+    ),
+    "fill1dtype10": (
+        dict(address=0x7f0000000000, dims=(1024, 512), strides=(8192,), box=(16, 32), dtype="float32_ftz", fill="nan"),
+        "00000000007f0000108400000002000000000000000000000000000000000000"
+        "ff030000ff0100000000000000000000000000000000000f1f00000000000000",
+    ),
+    "dtype11": (
+        dict(address=0x7f0000000000, dims=(1024, 512), strides=(8192,), box=(16, 32), dtype="tfloat32"),
+        "00000000007f0000900301000002000000000000000000000000000000000000"
+        "ff030000ff0100000000000000000000000000000000000f1f00000000000000",
+    ),
+    "fill1dtype12": (
+        dict(address=0x7f0000000000, dims=(1024, 512), strides=(8192,), box=(16, 32), dtype="tfloat32_ftz", fill="nan"),
+        "00000000007f0000108401000002000000000000000000000000000000000000"
+        "ff030000ff0100000000000000000000000000000000000f1f00000000000000",
+    ),
+    "rank1": (
+        dict(address=0x7f0000000000, dims=(1024,), strides=(), box=(64,), dtype="float16"),
+        "00000000007f0000000300000000000000000000000000000000000000000000"
+        "ff030000000000000000000000000000000000000000003f0000000000000000",
+    ),
+    "rank3": (
+        dict(address=0x7f0000000000, dims=(1024, 300, 77), strides=(2048, 614400), box=(64, 33, 7), dtype="float16"),
+        "00000000007f0000200300008000000000960000000000000000000000000000"
+        "ff0300002b0100004c00000000000000000000000000003f2006000000000000",
+    ),
+    "rank4": (
+        dict(address=0x7f0000000000, dims=(1024, 300, 77, 19), strides=(2048, 614400, 49152000), box=(64, 33, 7, 5), dtype="float16"),
+        "00000000007f000030030000800000000096000000e02e000000000000000000"
+        "ff0300002b0100004c00000012000000000000000000003f2006040000000000",
+    ),
+    "estride1=8": (
+        dict(address=0x7f0000000000, dims=(1024, 300, 77, 19, 5), strides=(2048, 614400, 49152000, 983040000), box=(64, 33, 7, 5, 3), dtype="float16", element_strides=(1, 8, 1, 1, 1)),
+        "00000000007f000040030000800000000096000000e02e000080a90300000000"
+        "ff0300002b0100004c00000012000000040000003800003f2006040200000000",
+    ),
+    "estride4=8": (
+        dict(address=0x7f0000000000, dims=(1024, 300, 77, 19, 5), strides=(2048, 614400, 49152000, 983040000), box=(64, 33, 7, 5, 3), dtype="float16", element_strides=(1, 1, 1, 1, 8)),
+        "00000000007f000040030000800000000096000000e02e000080a90300000000"
+        "ff0300002b0100004c00000012000000040000000070003f2006040200000000",
+    ),
+    "il1sw1": (
+        dict(address=0x7f0000000000, dims=(64, 30, 8), strides=(128, 3840), box=(8, 4, 2), dtype="float16", swizzle=32, interleave=16),
+        "00000000007f0000202b000008000000f0000000000000000000000000000000"
+        "3f0000001d000000070000000000000000000000000000070301000000000000",
+    ),
+    "il2sw3": (
+        dict(address=0x7f0000000000, dims=(64, 30, 8), strides=(128, 3840), box=(16, 4, 2), dtype="float16", swizzle=128, interleave=32),
+        "00000000007f00002073000008000000f0000000000000000000000000000000"
+        "3f0000001d0000000700000000000000000000000000000f0301000000000000",
+    ),
+    "sw1inner16": (
+        dict(address=0x7f0000000000, dims=(1024, 512), strides=(2048,), box=(16, 32), dtype="float16", swizzle=32),
+        "00000000007f0000102300008000000000000000000000000000000000000000"
+        "ff030000ff0100000000000000000000000000000000000f1f00000000000000",
+    ),
+    "sw2inner32": (
+        dict(address=0x7f0000000000, dims=(1024, 512), strides=(2048,), box=(32, 32), dtype="float16", swizzle=64),
+        "00000000007f0000104300008000000000000000000000000000000000000000"
+        "ff030000ff0100000000000000000000000000000000001f1f00000000000000",
+    ),
+    "spanfill64": (
+        dict(address=0x7f0000000000, dims=(1024, 64), strides=(2048,), box=(64, 32), dtype="float16", swizzle=128, fill="nan", l2=3),
+        "00000000007f000010e306008000000000000000000000000000000000000000"
+        "ff0300003f0000000000000000000000000000000000003f1f00000000000000",
+    ),
+    "dim0=4294967296": (
+        dict(address=0x7f0000000000, dims=(4294967296, 512), strides=(2048,), box=(64, 32), dtype="float16"),
+        "00000000007f0000100300008000000000000000000000000000000000000000"
+        "ffffffffff0100000000000000000000000000000000003f1f00000000000000",
+    ),
+    "dim1=4294967296": (
+        dict(address=0x7f0000000000, dims=(1024, 4294967296), strides=(2048,), box=(64, 32), dtype="float16"),
+        "00000000007f0000100300008000000000000000000000000000000000000000"
+        "ff030000ffffffff0000000000000000000000000000003f1f00000000000000",
+    ),
+    "stride1=0": (
+        dict(address=0x7f0000000000, dims=(1024, 512), strides=(0,), box=(64, 32), dtype="float16"),
+        "00000000007f0000100300000000000000000000000000000000000000000000"
+        "ff030000ff0100000000000000000000000000000000003f1f00000000000000",
+    ),
+    "stride1=1099511627760": (
+        dict(address=0x7f0000000000, dims=(1024, 512), strides=(1099511627760,), box=(64, 32), dtype="float16"),
+        "00000000007f000010030000ffffffff0000000000000000000000000f000000"
+        "ff030000ff0100000000000000000000000000000000003f1f00000000000000",
+    ),
+    "box1=256": (
+        dict(address=0x7f0000000000, dims=(1024, 512), strides=(2048,), box=(64, 256), dtype="float16"),
+        "00000000007f0000100300008000000000000000000000000000000000000000"
+        "ff030000ff0100000000000000000000000000000000003fff00000000000000",
+    ),
+    "box0=256": (
+        dict(address=0x7f0000000000, dims=(1024, 512), strides=(2048,), box=(256, 32), dtype="float16"),
+        "00000000007f0000100300008000000000000000000000000000000000000000"
+        "ff030000ff010000000000000000000000000000000000ff1f00000000000000",
+    ),
+    "l21": (
+        dict(address=0x7f0000000000, dims=(1024, 512), strides=(2048,), box=(64, 32), dtype="float16", l2=1),
+        "00000000007f0000100302008000000000000000000000000000000000000000"
+        "ff030000ff0100000000000000000000000000000000003f1f00000000000000",
+    ),
+    "fill1dtype6": (
+        dict(address=0x7f0000000000, dims=(1024, 512), strides=(8192,), box=(16, 32), dtype="float16", fill="nan"),
+        "00000000007f0000108300000002000000000000000000000000000000000000"
+        "ff030000ff0100000000000000000000000000000000000f1f00000000000000",
+    ),
+    "addr7f0000000010": (
+        dict(address=0x7f0000000010, dims=(1024, 512), strides=(2048,), box=(64, 32), dtype="float16"),
+        "10000000007f0000100300008000000000000000000000000000000000000000"
+        "ff030000ff0100000000000000000000000000000000003f1f00000000000000",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MADE_BY_A_DRIVER)
+def test_bits_are_those_of_a_driver(name):
+    fields, image = MADE_BY_A_DRIVER[name]
+    raw = bytes.fromhex(image)
+    m = TensorMap(**fields)
+    assert encode(m)[:64] == raw and encode(m)[64:] == bytes(SIZE - 64)
+    assert decode(raw) == m
+
+
+def a_map(**changes):
+    return dict(address=A, dims=(64, 32), strides=(128,), box=(16, 8), dtype="float16") | changes
+
+
+def test_no_two_fields_share_a_bit():
+    used = [bit for field in FIELDS for bit in range(field.at, field.at + field.bits)]
+    assert len(used) == len(set(used)) and max(used) < 512
+
+
+def test_every_field_survives_both_directions():
+    for dtype in DTYPES:
+        for swizzle in SWIZZLES:
+            for fill in ("zero", "nan") if DTYPES[dtype].floats else ("zero",):
+                box = (16 // DTYPES[dtype].size, 8)
+                m = TensorMap(**a_map(dtype=dtype, swizzle=swizzle, fill=fill, box=box, strides=(512,), l2=3))
+                assert decode(encode(m)) == m
+    far = TensorMap(**a_map(dims=(2**32, 1, 7, 9, 2**32), box=(8, 256, 1, 2, 3), element_strides=(1, 8, 2, 3, 4),
+                            strides=(2**40 - 16, 0, 2**39, 16)))  # fmt: skip
+    assert decode(encode(far)) == far
+
+
+def test_garbage_behind_the_first_64_bytes_does_not_matter():
+    m = TensorMap(**a_map())
+    assert decode(encode(m)[:64] + b"\xee" * 64) == m
+
+
+def test_the_bits_that_only_the_dsl_sets_are_ignored():
+    raw = bytearray(encode(**a_map()))
+    raw[8] |= 1 << 1
+    raw[10] |= 1 << 5
+    assert decode(raw) == TensorMap(**a_map())
+
+
+BROKEN = {
+    "map.rank": dict(dims=(8,) * 6, strides=(16,) * 5, box=(8,) * 6),
+    "map.dtype": dict(dtype="float8"),
+    "map.lengths": dict(strides=(128, 128)),
+    "map.swizzle": dict(swizzle=256),
+    "map.interleave": dict(interleave=16),
+    "map.fill": dict(fill="nan", dtype="int32"),
+    "map.l2": dict(l2=4),
+    "map.address": dict(address=A + 8),
+    "map.dims": dict(dims=(64, 0)),
+    "map.strides": dict(strides=(24,)),
+    "map.box": dict(box=(16, 257)),
+    "map.inner": dict(box=(4, 8)),
+    "map.span": dict(box=(64, 8), swizzle=64),
+    "map.element_strides": dict(element_strides=(1, 9)),
+    "map.size": dict(box=(256, 256, 2), dims=(512, 512, 4), strides=(1024, 524288)),
+}
+
+
+def test_every_limit_has_a_map_that_breaks_it():
+    assert set(BROKEN) == {check.id for check in CHECKS}
+
+
+@pytest.mark.parametrize("limit", BROKEN)
+def test_a_broken_limit_is_named_with_what_was_found(limit):
+    with pytest.raises(TensorMapError, match=rf"; found .* \[{limit}\]"):
+        TensorMap(**a_map(**BROKEN[limit]))
+
+
+@pytest.mark.parametrize("changes", [dict(dims=(2**32 + 1, 1)), dict(strides=(2**40,)), dict(box=(0, 8)), dict(fill="one"),
+                                     dict(address=A + 16, interleave=32, dims=(8, 8, 8), strides=(32, 32), box=(8, 8, 8)),
+                                     dict(element_strides=(1, 0)), dict(strides=(-16,))])  # fmt: skip
+def test_the_far_side_of_each_limit_is_refused(changes):
+    with pytest.raises(TensorMapError):
+        TensorMap(**a_map(**changes))
+
+
+def test_memory_that_holds_no_map_is_refused():
+    with pytest.raises(TensorMapError, match="bits .* have no meaning"):
+        decode(b"\xcd" * SIZE)
+    with pytest.raises(TensorMapError, match="128 bytes; found 32"):
+        decode(bytes(32))
+    with pytest.raises(TensorMapError, match="dtype"):
+        decode((15 << 71).to_bytes(SIZE, "little"))
+    with pytest.raises(TensorMapError, match="7 dimensions"):
+        decode((6 << 68).to_bytes(SIZE, "little"))
+    with pytest.raises(TensorMapError, match=r"map\.inner"):
+        decode(bytes(SIZE))  # a box of one byte
+
+
+def test_every_single_bit_changes_the_map_or_is_refused():
+    raw = encode(**a_map())
+    for bit in range(512):
+        changed = bytearray(raw)
+        changed[bit // 8] ^= 1 << bit % 8
+        unused = any(f.at <= bit < f.at + f.bits for f in BOX[2:]) or bit in (65, 85)
+        try:
+            same = decode(changed) == decode(raw)
+        except TensorMapError:
+            same = False
+        # sizes of dimensions that a map of rank 2 does not have say nothing
+        assert not same or unused or 320 <= bit < 416 or 128 <= bit < 240 or 422 <= bit < 431, f"bit {bit} is not read"
+
+
+def test_a_tensor_fills_in_what_it_knows():
+    x = torch.zeros(6, 40, 64, dtype=torch.bfloat16)[1:, :, :32]
+    m = TensorMap(x, box=(32, 8, 1), swizzle=64)
+    assert (m.address, m.dims, m.strides, m.dtype) == (x.data_ptr(), (32, 40, 5), (128, 5120), "bfloat16")
+    assert m.spans() == [(x.data_ptr(), 2 * (4 * 40 * 64 + 39 * 64 + 32))] and m.tensor is x
+    assert TensorMap(x, dims=(16, 40, 5), box=(16, 8, 1)).dims == (16, 40, 5)
+    assert m.encode() == encode(m) and m == decode(m.encode())
+    with pytest.raises(TensorMapError, match="contiguous; found stride 2"):
+        TensorMap(x[..., ::2], box=(16, 8, 1))
+
+
+# Measured on an H200.
+def test_a_box_counts_what_arrives_in_shared_memory():
+    assert TensorMap(**a_map(dtype="float32", box=(16, 4))).box_bytes == 256
+    assert TensorMap(**a_map(dtype="float32", box=(16, 4), element_strides=(2, 1))).box_bytes == 256
+    assert TensorMap(**a_map(dtype="float32", box=(16, 4), element_strides=(1, 2))).box_bytes == 128
+    assert TensorMap(**a_map(dtype="float32", box=(16, 5), element_strides=(1, 2))).box_bytes == 192
+    assert TensorMap(**a_map(dtype="float32", box=(16, 4), element_strides=(1, 3))).box_bytes == 128
+
+
+def test_rows_lie_a_swizzle_span_apart():
+    pitch = lambda **c: TensorMap(**a_map(dtype="float32", **c)).pitch  # noqa: E731
+    assert pitch(box=(16, 8)) == 64 == pitch(box=(16, 8), swizzle=64)
+    assert pitch(box=(16, 8), swizzle=128) == 128 and pitch(box=(4, 8), swizzle=32) == 32
+
+
+def test_elements_outside_are_zero_or_that_nan():
+    assert TensorMap(**a_map()).fill_bytes == b"\0\0"
+    for dtype in ("float16", "bfloat16", "float32", "tfloat32", "float64"):
+        m = TensorMap(**a_map(dtype=dtype, fill="nan", box=(8, 8), strides=(512,)))
+        assert m.fill_bytes == b"\xf7\x7f" * (m.itemsize // 2)

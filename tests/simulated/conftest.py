@@ -1,0 +1,19 @@
+"""KDA_ON_SILICON=1 repeats every launch of these tests on the GPU and compares what the two leave in memory, bit for bit.
+
+Launches that find something wrong are not repeated: a GPU may hang on them. KDA_ON_SILICON_LOG names a file for one line of JSON a launch.
+"""
+
+import os
+
+import pytest
+
+if os.environ.get("KDA_ON_SILICON"):
+    import silicon
+
+    silicon.install()
+
+    @pytest.fixture(autouse=True)
+    def silicon_test_name(request):
+        silicon.current_test = request.node.nodeid
+        yield
+        silicon.current_test = ""

@@ -1,0 +1,126 @@
+"""Repeats a simulated launch on the GPU: the same PTX, the same bytes before, and the bytes after compared."""
+
+import json
+import os
+import re
+
+import torch
+
+import kda.simulator.launch as launching
+from kda.compile.kernel import Kernel
+from kda.compile.target import TARGETS
+from kda.simulator import TensorMap
+from kda.simulator.ptx import parse
+
+current_test = ""
+APPROXIMATE = re.compile(r"\.approx|tanh\.|div\.full|\bex2|\blg2|\bsin\.|\bcos\.|rsqrt")
+# the order of threads, or the chip itself, decides what these give
+UNSPECIFIED = re.compile(r"%smid|%clock|%globaltimer|%gridid|%nsmid|%nwarpid|activemask|pending_count")
+simulate = launching.launch
+
+
+def install():
+    """Tests that import `launch` from now on get the one that does both."""
+    launching.launch = both
+
+
+def runs_here(ptx):
+    major, minor = torch.cuda.get_device_capability()
+    target = re.search(r"\.target\s+sm_(\d+)([af]?)", ptx)
+    return int(target[1]) == 10 * major + minor if target[2] else int(target[1]) <= 10 * major + minor
+
+
+def tensors_of(args):
+    """The tensors behind arguments: each once, by address."""
+    found = [a.tensor if isinstance(a, TensorMap) else a for a in args if isinstance(a, torch.Tensor | TensorMap)]
+    return {t.data_ptr(): t for t in found if t.numel()}
+
+
+def both(ptx, kernel=None, *, args=(), **options):
+    """launch(), and the same on the GPU unless something was found wrong."""
+    plain = not isinstance(args, bytes | bytearray) and runs_here(ptx) and not UNSPECIFIED.search(ptx)
+    before = {at: t.clone() for at, t in tensors_of(args).items()} if plain else {}
+    run = simulate(ptx, kernel, args=args, **options)
+    if not plain or run.findings or not run.counters["warp_instructions"]:
+        return run
+    major, minor = torch.cuda.get_device_capability()
+    if run.arch != f"sm_{10 * major + minor}":  # tensor cores of the chip at hand: how they round goes by it, not by the PTX
+        after = {at: t.clone() for at, t in tensors_of(args).items()}
+        restore(args, before)
+        simulate(ptx, kernel, args=args, **(options | {"arch": f"sm_{10 * major + minor}", "strict": True}))
+        here = {at: t.clone() for at, t in tensors_of(args).items()}
+        restore(args, after)
+    else:
+        here = tensors_of(args)
+    there = on_gpu(ptx, run.kernel, args, before, options)
+    compare(ptx, here, there)
+    return run
+
+
+def restore(args, values):
+    for at, t in tensors_of(args).items():
+        t.copy_(values[at])
+
+
+def on_gpu(ptx, name, args, before, options):
+    cuda = {at: t.cuda() for at, t in before.items()}
+    launched = Kernel.of(name, ptx, None, target_of(ptx))
+    given = [moved(a, cuda) for a in args]
+    sizes = {k: options[k] for k in ("block", "cluster", "dynamic_shared") if k in options}
+    launched.launch(options["grid"], *given, **sizes, tensors=[])
+    torch.cuda.synchronize()
+    return {at: t.cpu() for at, t in cuda.items()}
+
+
+def target_of(ptx):
+    spelled = re.search(r"\.target\s+(sm_\d+[af]?)", ptx)[1]
+    plain = TARGETS["sm" + re.sub(r"\D", "", spelled)]
+    return plain._replace(spelling=spelled)
+
+
+def moved(a, cuda):
+    if isinstance(a, TensorMap):
+        from kda.compile import driver
+
+        fields = dict(dtype=a.dtype, dims=a.dims, strides=a.strides, box=a.box, element_strides=a.element_strides, swizzle=a.swizzle,
+                      fill=a.fill)  # fmt: skip
+        return driver.tensor_map(address=cuda[a.tensor.data_ptr()].data_ptr() + a.address - a.tensor.data_ptr(), **fields)
+    if isinstance(a, torch.Tensor):
+        return cuda[a.data_ptr()] if a.numel() else 0
+    return a
+
+
+def bits(t):
+    return t.contiguous().view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[t.element_size()])
+
+
+def compare(ptx, here, there):
+    """Equal bits; NaNs may differ, and approximations by what their documentation allows."""
+    different = total = 0
+    worst = 0.0
+    for at, t in here.items():
+        a, b = t, there[at]
+        total += a.numel()
+        unequal = bits(a) != bits(b)
+        different += int(unequal.sum())
+        if unequal.any() and APPROXIMATE.search(ptx) and a.is_floating_point():
+            x, y = a[unequal].double(), b[unequal].double()
+            off = (x - y).abs() / torch.maximum(x.abs(), torch.full_like(x, torch.finfo(a.dtype).tiny))
+            worst = max(worst, float(torch.nan_to_num(off, nan=0.0).max()))
+    log(ptx, total, different, worst)
+    if different and not APPROXIMATE.search(ptx):
+        for at, t in here.items():
+            unequal = (bits(t) != bits(there[at])).flatten().nonzero().flatten()
+            if len(unequal):
+                n = int(unequal[0])
+                a, b = bits(t).flatten()[n].item(), bits(there[at]).flatten()[n].item()
+                raise AssertionError(f"element {n} and {len(unequal) - 1} others of {t.numel()}: {a:#x} here, {b:#x} on silicon")
+    assert worst < 2.0**-6, f"an approximation is off by {worst:.2g}"
+
+
+def log(ptx, total, different, worst):
+    if path := os.environ.get("KDA_ON_SILICON_LOG"):
+        families = sorted({i.parts[0] for k in parse(ptx).kernels.values() for i in k.body})
+        line = dict(test=current_test, elements=total, different=different, worst=worst, opcodes=families)
+        with open(f"{path}.{os.getpid()}", "a") as file:
+            file.write(json.dumps(line) + "\n")
