@@ -1,10 +1,10 @@
 """The door to the CuTe DSL: a @cute.jit host function and fake tensors to something that can be called, without a GPU.
 
-The DSL compiles for one arch at a time, kept in a process-wide setting; this door sets it for the length of a compile,
-under a lock, so that one process can build for several.  PTX and cubin are read back into memory.
+The DSL compiles for one arch at a time, kept in a process-wide setting; this door sets it for the length of a
+compile, under a lock, so that one process can build for several. PTX and cubin are read back into memory.
 
-Tracing and compiling takes 0.15 to 6 s.  With a `key` that names everything a build depends on, the host object is kept
-on disk beside PTX and cubin, and loading it takes milliseconds; the DSL itself caches nothing that went through
+Tracing and compiling takes 0.15 to 6 s. With a `key` that names everything a build depends on, the host object is
+kept on disk beside PTX and cubin, and loading it takes milliseconds; the DSL itself caches nothing that went through
 cute.compile.
 """
 
@@ -63,9 +63,9 @@ def compile(
 ) -> Compiled:
     """Compile `host` for `target`, for arguments like `args`: fake tensors, numbers, a fake stream.
 
-    `options` are those of cute.compile.  `key` names what the result depends on beside versions, target and options
-    (`store.sources(package)`, the configuration, the shapes and dtypes of the fake tensors); without one nothing is kept
-    on disk.
+    `options` are those of cute.compile.  `key` names what the result depends on beside versions, target and options:
+    `store.sources(package)`, the configuration, the shapes and dtypes of the fake tensors.  Without one nothing is
+    kept on disk.
     """
     target = parse(target) if isinstance(target, str) else target
     version = load().__version__
@@ -142,7 +142,7 @@ def _made(target: Target, ptx: str, cubin: bytes, function: Any, symbol: str, mo
 
 @contextlib.contextmanager
 def compiling_for(arch: str, **settings: Any) -> Iterator[None]:
-    """The DSL compiles for `arch` ("sm_100a") inside the block, with other settings of its environment changed alike."""
+    """The DSL compiles for `arch` ("sm_100a") inside the block, with more of its settings changed alike."""
     with _COMPILING, contextlib.ExitStack() as undo:
         for dsl in _dsls():
             for name, value in {"arch": arch, **settings}.items():

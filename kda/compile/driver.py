@@ -86,7 +86,7 @@ def _handle(launch: Launch) -> Any:
     ):
         if value > told.get(attribute, 0):
             result = cu.cuKernelSetAttribute(attribute, value, handle, cu.CUdevice(device))
-            _check(result, f"allowing {kernel.name} {launch.dynamic_shared} bytes of shared memory, cluster {(x, y, z)}")
+            _check(result, f"allowing {kernel.name} {launch.dynamic_shared} bytes and clusters of {x * y * z}")
             told[attribute] = value
     return handle
 
@@ -103,11 +103,12 @@ def _load(cu: Any, kernel: Kernel, device: int) -> Any:
     )
     if kernel.target.spelling[-1] == "a" and cc != kernel.target.cc:
         raise BuildError(
-            f"{kernel.name} was built for {kernel.target.spelling}, which runs on {kernel.target.examples} alone; this GPU "
+            f"{kernel.name} was built for {kernel.target.spelling}, which {kernel.target.examples} alone run; this GPU "
             f"is an sm_{cc[0]}{cc[1]}. Build it for that."
         )
     image = kernel.cubin if kernel.cubin and cc == kernel.target.cc else kernel.ptx.encode() + b"\0"
-    return _check(cu.cuLibraryLoadData(image, [], [], 0, [], [], 0), f"loading {kernel.name} for {kernel.target.spelling}")
+    result = cu.cuLibraryLoadData(image, [], [], 0, [], [], 0)
+    return _check(result, f"loading {kernel.name} for {kernel.target.spelling}")
 
 
 def _attributes(cu: Any, launch: Launch) -> list[Any]:

@@ -1,8 +1,8 @@
 """What a cubin says about its kernels: registers, stack, shared memory, and where each parameter lies.
 
-A cubin is an ELF file.  `.nv.info` holds attributes of all kernels by symbol, `.nv.info.<kernel>` those of one,
-`.nv.shared.<kernel>` is as large as its static shared memory.  The format is not published; the numbers below agree with
-what `cuobjdump -res-usage` prints and with the .param lists of the PTX (tests/compiler holds both).
+A cubin is an ELF file. `.nv.info` holds attributes of all kernels by symbol, `.nv.info.<kernel>` those of one,
+`.nv.shared.<kernel>` is as large as its static shared memory. The format is not published; the numbers below agree
+with what `cuobjdump -res-usage` prints and with the .param lists of the PTX (tests/compiler holds both).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Resources(NamedTuple):
     """What one kernel takes."""
 
     registers: int                           # of a thread
-    spills: int                              # bytes of a thread's stack: spilled registers and local arrays, not told apart
+    spills: int                              # bytes of a thread's stack: spilled registers, and local arrays as well
     shared: int                              # static bytes of a CTA, on sm_90 and up with the system's own 1024
     params: tuple[tuple[int, int], ...]      # (offset, bytes) by position
 

@@ -1,4 +1,4 @@
-"""What can go wrong on the way from source to a running kernel.  Each message says what was asked, found, and what to do."""
+"""What can go wrong on the way from source to a running kernel; each message says what to do about it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What one built kernel is, and how the arguments of a launch become the bytes that it reads.
 
-The .param list of a PTX entry fixes the buffer: each parameter follows the one before at its own alignment.  All three
+The .param list of a PTX entry fixes the buffer: each parameter follows the one before at its own alignment. All three
 compilers' kernels are packed by it, so a launch through the driver and one in the simulator see the same bytes.
 """
 
@@ -23,8 +23,12 @@ Dim3 = tuple[int, int, int]
 
 _ENTRY = re.compile(r"\.entry\s+([\w$%]+)\s*\(([^)]*)\)")
 _ENTRY_WITHOUT_PARAMETERS = re.compile(r"\.entry\s+([\w$%]+)\s*(?=[{.\n])")
-_PARAM = re.compile(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr\s+(?:\.\w+\s+)?(?:\.align\s+\d+\s+)?)?[\w$%]+(?:\[(\d+)\])?")
-_FORMATS = {"f16": "e", "f32": "f", "f64": "d"}  # of a float; an int of 8, 4, 2 or 1 bytes is one of QIHB
+_PARAM = re.compile(
+    r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+"
+    r"(?:\.ptr\s+(?:\.\w+\s+)?(?:\.align\s+\d+\s+)?)?[\w$%]+(?:\[(\d+)\])?"
+)
+_FORMATS = {"f16": "e", "f32": "f", "f64": "d"}
+_INTEGERS = {8: "q", 4: "i", 2: "h", 1: "b"}  # bytes -> format
 
 
 class Param(NamedTuple):
@@ -54,7 +58,7 @@ def layout(params: Sequence[Param]) -> struct.Struct:
     """The parameter buffer as a struct: one value for each parameter, gaps left out."""
     form, at = ["<"], 0
     for offset, size, kind in params:
-        number = _FORMATS.get(kind) or {8: "Q", 4: "I", 2: "H", 1: "B"}.get(size if kind != "b8" or size == 1 else 0)
+        number = _FORMATS.get(kind) or (_INTEGERS.get(size) if kind != "b8" or size == 1 else None)
         form.append(f"{offset - at}x" + (number or f"{size}s"))
         at = offset + size
     return struct.Struct("".join(form))
@@ -66,7 +70,7 @@ def pack(kernel: str, params: Sequence[Param], args: Sequence[Any]) -> bytes:
     An argument is a tensor (its address), an int, a float, None (a null pointer), or bytes of the parameter's own size.
     """
     if len(args) != len(params):
-        raise BuildError(f"{kernel} takes {len(params)} arguments; found {len(args)}. Pass them in the order of its source.")
+        raise BuildError(f"{kernel} takes {len(params)} arguments; found {len(args)}. Pass them in its source's order.")
     buffer = bytearray(params[-1].offset + params[-1].size if params else 0)
     for position, (param, arg) in enumerate(zip(params, args)):
         raw = _bytes(param, arg)
@@ -147,17 +151,17 @@ class Kernel:
 
         `tensors` are those that the kernel may touch, by name, where the arguments do not show them all.
         """
-        from .launching import Launch, submit
+        from .launching import Launch, submit, taker
 
         buffer = self._packed(args)
         shape = (dim3(grid), dim3(block), dim3(cluster))
-        if tensors is None:
+        if tensors is None and taker() is not None:                          # the driver does not ask
             tensors = {f"argument {i}": arg for i, arg in enumerate(args) if hasattr(arg, "data_ptr")}
         return submit(Launch(self, *shape, dynamic_shared, buffer, tensors, pdl, cooperative), stream)
 
 
     def _packed(self, args: Sequence[Any]) -> bytes:
-        """`pack`, by one struct for the usual arguments; whatever that refuses is looked at one by one."""
+        """`pack`, by one struct for the usual arguments; what that refuses is looked at one by one."""
         values = [arg.data_ptr() if hasattr(arg, "data_ptr") else 0 if arg is None else arg for arg in args]
         if bytes not in map(type, values):                                   # a struct would cut or fill them
             with contextlib.suppress(struct.error, TypeError):

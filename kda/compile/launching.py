@@ -1,6 +1,6 @@
 """Where launches go: to the GPU's driver, or to whoever asked for them with `redirect`.
 
-The simulator is such a one.  It asks for launches inside a `with` block, in that thread (or task) alone; nothing here
+The simulator is such a one. It asks for launches inside a `with` block, in that thread (or task) alone; nothing here
 knows about it.
 """
 

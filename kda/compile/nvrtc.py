@@ -1,8 +1,8 @@
 """The door to CUDA C++: source text to a kernel, through NVRTC, without a GPU.
 
-NVRTC is asked for machine code of one arch and gives the PTX beside it, so a kernel built for sm_89 runs on every later
-GPU as well: there the driver finishes the PTX.  libnvrtc is found by cuda-python: in a CUDA toolkit, or in the wheel
-nvidia-cuda-nvrtc, which a CUDA build of PyTorch brings along.
+NVRTC is asked for machine code of one arch and gives the PTX beside it, so a kernel built for sm_89 runs on every
+later GPU as well: there the driver finishes the PTX. libnvrtc is found by cuda-python: in a CUDA toolkit, or in the
+wheel nvidia-cuda-nvrtc, which a CUDA build of PyTorch brings along.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def compile(
     """Build one kernel of `source`.
 
     `entry` is a kernel's name, or a template's with its arguments: "scan<128>".  `headers` are texts by the name that
-    #include uses; `file` is what line information and messages call the source.  The arguments of the kernel's launch are
-    tensors, ints, floats and, for structs, bytes.
+    #include uses; `file` is what line information and messages call the source.  A launch takes tensors, ints, floats
+    and, for structs, bytes.
     """
     target = parse(target) if isinstance(target, str) else target
     flags = [

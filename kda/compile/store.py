@@ -1,9 +1,9 @@
 """Built kernels on disk: one file a key, checked whenever it is read, written once by whoever comes first.
 
-An entry is a few named byte strings (PTX, cubin, a host object).  Its file holds a magic line, the SHA-256 of everything
-after it, a JSON line with names and sizes, and the bytes.  Files appear by an atomic rename, so a reader sees a whole
-entry or none; a damaged one fails its digest and is built again.  The folder is $KDA_CACHE_DIR, or `kda` in the user's
-cache folder; deleting it costs nothing but time.
+An entry is a few named byte strings (PTX, cubin, a host object). Its file holds a magic line, the SHA-256 of
+everything after it, a JSON line with names and sizes, and the bytes. Files appear by an atomic rename, so a reader
+sees a whole entry or none; a damaged one fails its digest and is built again. The folder is $KDA_CACHE_DIR, or `kda`
+in the user's cache folder; deleting it costs nothing but time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def cache_folder() -> Path:
             return Path(os.environ.get("LOCALAPPDATA") or "~/AppData/Local").expanduser() / "kda" / "cache"
         return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "kda"
     except RuntimeError:                                                     # a user without a home
-        return Path(os.devnull) / "kda"                                      # cannot be written: the store says so, once
+        return Path(os.devnull) / "kda"                                      # nothing can be kept: the store says so
 
 
 def digest(*parts: object) -> str:
@@ -121,7 +121,8 @@ class Store:
         return entry
 
     def _write(self, key: str, entry: Entry) -> None:
-        body = json.dumps([(name, len(data)) for name, data in entry.items()]).encode() + b"\n" + b"".join(entry.values())
+        sizes = json.dumps([(name, len(data)) for name, data in entry.items()])
+        body = sizes.encode() + b"\n" + b"".join(entry.values())
         path, temporary = self._path(key), None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +138,7 @@ class Store:
 
     @contextlib.contextmanager
     def _locked(self, key: str) -> Iterator[None]:
-        """Alone among processes and threads.  Without locks (no folder, no fcntl) a kernel may be built twice, no worse."""
+        """Alone among processes and threads.  Without locks (no folder, no fcntl) a kernel may be built twice."""
         with contextlib.ExitStack() as held:
             try:
                 import fcntl

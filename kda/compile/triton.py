@@ -1,6 +1,6 @@
 """The door to Triton (3.6 to 3.9): a @triton.jit function and types of its arguments to a kernel, without a GPU.
 
-Triton keeps what it built on disk itself, keyed by source, options and version.  A kernel takes the arguments of the
+Triton keeps what it built on disk itself, keyed by source, options and version. A kernel takes the arguments of the
 source in order, constants left out, then two pointers that Triton adds: global scratch and profile scratch.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from .errors import BuildError, MissingCompilerError
 from .kernel import Kernel, dim3
-from .launching import tensor_map
+from .launching import taker, tensor_map
 from .target import Target, parse
 
 # CUtensorMapDataType by the number that Triton's metadata holds (PTX's own order).
@@ -43,6 +43,9 @@ class TritonKernel(Kernel):
 
     def launch(self, grid: Sequence[int] | int, *args: Any, stream: int | None = None) -> Any:  # type: ignore[override]
         """Run it on `grid` programs, with the arguments of the source less its constants."""
+        if len(args) != len(self.signature):
+            names = ", ".join(self.names)
+            raise BuildError(f"{self.name} takes {len(self.names)} arguments ({names}); found {len(args)}. Pass each.")
         for i in self.divisible:
             value = args[i].data_ptr() if hasattr(args[i], "data_ptr") else args[i]
             if value % 16:
@@ -51,12 +54,14 @@ class TritonKernel(Kernel):
                     "Pass an aligned tensor, or build it without that promise."
                 )
         x, y, z = dim3(grid)
-        tensors = dict(_tensors(zip(self.names, args)))
-        if (scratch := self._scratch(tensors, x * y * z)) is not None:
-            tensors["global scratch"] = scratch
+        scratch = self._scratch(args, x * y * z, stream)
+        tensors = None
+        if taker() is not None:                                              # the driver does not ask
+            tensors = dict(_tensors(zip(self.names, args)))
+            tensors |= {"global scratch": scratch} if scratch is not None else {}
         return super().launch(
             (x * self.num_ctas, y, z),
-            *(args if self._plain and len(args) == len(self.signature) else flatten(self.signature, args, iter(self.maps))),
+            *self._flat(args),
             scratch,
             None,                                                            # no profile scratch
             block=32 * self.num_warps,
@@ -71,16 +76,22 @@ class TritonKernel(Kernel):
     @functools.cached_property
     def _plain(self) -> bool:
         """Whether arguments go to the kernel as they are."""
-        return not any(isinstance(k, tuple) or k in ("fp16", "bf16") or k.startswith("tensordesc") for k in self.signature)
+        return not any(isinstance(k, tuple) or k in ("fp16", "bf16") or "tensordesc" in k for k in self.signature)
 
-    def _scratch(self, tensors: Mapping[str, Any], programs: int) -> Any:
-        """Memory that the kernel uses for itself (tensor maps made on the device); gone after the launch."""
+    def _flat(self, args: Sequence[Any]) -> Sequence[Any]:
+        return args if self._plain else flatten(self.signature, args, iter(self.maps))
+
+    def _scratch(self, args: Sequence[Any], programs: int, stream: int | None) -> Any:
+        """Memory that the kernel uses for itself (tensor maps made on the device); let go of once it is launched."""
         if not self.scratch:
             return None
         import torch
 
+        _, first = next(_tensors(zip(self.names, args)))
         size = programs * self.num_ctas * self.scratch
-        memory = torch.empty(size + self.scratch_align, dtype=torch.int8, device=next(iter(tensors.values())).device)
+        memory = torch.empty(size + self.scratch_align, dtype=torch.int8, device=first.device)
+        if stream is not None and memory.is_cuda:
+            memory.record_stream(torch.cuda.ExternalStream(stream))
         return memory[-memory.data_ptr() % self.scratch_align :][:size]
 
 
@@ -118,14 +129,15 @@ def compile(
             options={"enable_fp_fusion": True} | options,
         )
     except Exception as error:
-        raise BuildError(f"Triton {triton.__version__} cannot build {fn.__name__} for {target.spelling}: {error}") from error
+        asked = f"Triton {triton.__version__} cannot build {fn.__name__} for {target.spelling}"
+        raise BuildError(f"{asked}: {error}") from error
     return of(built.asm, built.metadata, types, target, divisible)
 
 
 def of(
     asm: Mapping[str, Any], metadata: Any, types: Mapping[str, Any], target: Target, divisible: Iterable[str] = ()
 ) -> TritonKernel:
-    """A kernel out of what Triton returns or keeps: its texts, its metadata, the type of each argument of the source."""
+    """A kernel out of what Triton returns or keeps: texts, metadata, the type of each argument of the source."""
     names = tuple(name for name, kind in types.items() if kind != "constexpr")
     return TritonKernel.of(
         metadata.name,
@@ -149,7 +161,7 @@ def of(
 def flatten(signature: Sequence[Any], args: Sequence[Any], maps: Iterator[Mapping[str, Any]]) -> list[Any]:
     """Arguments as the kernel takes them: tuples spread out, constants dropped, descriptors taken apart."""
     if len(signature) != len(args):
-        raise BuildError(f"a kernel of {len(signature)} arguments {tuple(signature)} was given {len(args)}.")
+        raise BuildError(f"a tuple of {len(signature)} arguments {tuple(signature)} was given {len(args)}.")
     flat: list[Any] = []
     for kind, arg in zip(signature, args):
         if isinstance(kind, tuple):
@@ -169,13 +181,13 @@ def _value(kind: str, arg: Any) -> Any:
 
 
 def _descriptor(arg: Any, lowered: Mapping[str, Any] | None) -> list[Any]:
-    """A host tensor descriptor: one tensor map where Triton uses the copy engine, else its parts; sizes again after it."""
+    """A host tensor descriptor: a tensor map where Triton uses the copy engine, else its parts; then sizes again."""
     sizes = [*arg.shape, *arg.strides]
     if not lowered:
         flags = [arg.padding == "nan", *([arg.round_f32_to_tf32] if hasattr(arg, "round_f32_to_tf32") else [])]
         return [arg.base, *sizes, *flags, *sizes]
     if lowered.get("is_im2col") or lowered["elem_type"] not in _MAP_DTYPES:
-        raise BuildError(f"a tensor descriptor lowered to {lowered} cannot be launched. Use a tiled one of a plain dtype.")
+        raise BuildError(f"a tensor descriptor lowered to {lowered} cannot be launched. Use a tiled, plain one.")
     size, rounded = lowered["elem_size"], getattr(arg, "round_f32_to_tf32", False)
     found = tensor_map(
         address=arg.base.data_ptr(),

@@ -1,4 +1,4 @@
-"""The GPUs that are stood in for: what a launch has to know of each, and each as a Host."""
+"""The GPUs that are stood in for: what a launch and host code may ask of each, and each as a Host."""
 
 from __future__ import annotations
 
@@ -6,25 +6,35 @@ import platform
 import re
 from typing import NamedTuple
 
-from kda.compile.target import TARGETS
+from kda.compile.target import TARGETS, Target
 from kda.host import Host, installed_versions
 
 
 class Chip(NamedTuple):
+    """One GPU.  Sizes are bytes."""
+
     name: str
+    target: Target
     sms: int                                 # multiprocessors
-    shared: int                              # bytes of shared memory that a CTA may have
-    cluster: int                             # CTAs of a cluster, at most
+    shared: int                              # shared memory of a CTA that asks for more than the 48 KiB everyone gets
+    shared_sm: int                           # of a multiprocessor
+    threads_sm: int
+    cluster: int                             # CTAs of a cluster, at most; 1: there are none
+    l2: int
 
 
+_KB, _MB = 1 << 10, 1 << 20
 CHIPS = {
-    80: Chip("A100", 108, 166912, 1),
-    86: Chip("A10", 72, 101376, 1),
-    89: Chip("L40S", 142, 101376, 1),
-    90: Chip("H200", 132, 232448, 16),
-    100: Chip("B200", 148, 232448, 16),
-    103: Chip("B300", 148, 232448, 16),
-    120: Chip("RTX PRO 6000", 188, 101376, 8),
+    10 * t.cc[0] + t.cc[1]: Chip(name, t, *numbers)
+    for t, (name, *numbers) in {
+        TARGETS["sm80"]: ("A100", 108, 163 * _KB, 164 * _KB, 2048, 1, 40 * _MB),
+        TARGETS["sm86"]: ("A40", 84, 99 * _KB, 100 * _KB, 1536, 1, 6 * _MB),
+        TARGETS["sm89"]: ("L40S", 142, 99 * _KB, 100 * _KB, 1536, 1, 96 * _MB),
+        TARGETS["sm90"]: ("H200", 132, 227 * _KB, 228 * _KB, 2048, 16, 60 * _MB),
+        TARGETS["sm100"]: ("B200", 148, 227 * _KB, 228 * _KB, 2048, 16, 126 * _MB),
+        TARGETS["sm103"]: ("B300", 148, 227 * _KB, 228 * _KB, 2048, 16, 126 * _MB),
+        TARGETS["sm120"]: ("RTX 5090", 170, 99 * _KB, 100 * _KB, 1536, 8, 96 * _MB),
+    }.items()
 }
 
 
@@ -38,8 +48,7 @@ def number_of(arch: str) -> int:
 
 def host_of(arch: str) -> Host:
     """What `kda.host.detect` shall see while CPU tensors stand for those of such a GPU."""
-    number = number_of(arch)
-    chip, target = CHIPS[number], TARGETS[f"sm{number}"]
-    system = (platform.system(), platform.machine())
-    return Host(device=f"simulated {target.spelling}", name=f"simulated {chip.name}", cc=target.cc, sms=chip.sms, smem=chip.shared,
-                memory=1 << 36, system=system, versions=installed_versions(), simulated=True)  # fmt: skip
+    chip = CHIPS[number_of(arch)]
+    return Host(device=f"simulated {chip.target.spelling}", name=f"simulated {chip.name}", cc=chip.target.cc, sms=chip.sms,
+                smem=chip.shared, memory=1 << 36, system=(platform.system(), platform.machine()), versions=installed_versions(),
+                simulated=True)  # fmt: skip

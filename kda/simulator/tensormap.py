@@ -1,15 +1,16 @@
 """The 128 bytes of a tensor map (CUtensorMap, tile mode), in both directions.
 
-The format is not published.  The bits below come from three sources that agree: maps that driver 580 encoded on an H200,
-the machine code that ptxas makes of `tensormap.replace` for sm_90a, sm_100a and sm_103a, and what the CuTe DSL's host
-code writes.  The first 64 bytes are all that a copy engine reads: an H200 takes maps whose other 64 are garbage.  Two bits
-of word 1 stay unexplained and are ignored: the DSL sets bit 1, and bit 21 for tensors of 128 KiB and more; driver 580
-sets neither.
+The format is not published. The bits below come from three sources that agree: maps that driver 580 encoded on an
+H200, the machine code that ptxas makes of `tensormap.replace` for sm_90a, sm_100a and sm_103a, and what the CuTe
+DSL's host code writes. The first 64 bytes are all that a copy engine reads: an H200 takes maps whose other 64 are
+garbage. Two bits of word 1 stay unexplained and are ignored: the DSL sets bit 1, and bit 21 for tensors of 128 KiB
+and more; driver 580 sets neither.
 
-Also seen on an H200, and used by whoever executes copies: a box counts all its bytes at the mbarrier, inside the tensor
-or not; a dimension takes ceil(box / element stride) steps, and dimension 0 ignores its element stride; the fill "nan" is
-0x7ff7 in every 16 bits; under a swizzle the rows of a box lie a whole swizzle span apart, however short they are; a start
-in dimension 0 that is not a multiple of 16 bytes, or a negative start of a store, is an illegal instruction.
+Also seen on an H200, and used by whoever executes copies: a box counts all its bytes at the mbarrier, inside the
+tensor or not; a dimension takes ceil(box / element stride) steps, and dimension 0 ignores its element stride; the
+fill "nan" is 0x7ff7 in every 16 bits; under a swizzle the rows of a box lie a whole swizzle span apart, however short
+they are; a start in dimension 0 that is not a multiple of 16 bytes, or a negative start of a store, is an illegal
+instruction.
 """
 
 from __future__ import annotations
@@ -186,7 +187,8 @@ CHECKS = (
           "Describe the bytes as uint8."),
     Check("map.lengths", lambda m: len(m.box) == len(m.element_strides) == m.rank == len(m.strides) + 1,
           "box and element_strides have a number for each dimension, strides for each but the first",
-          "dims {m.dims}, strides {m.strides}, box {m.box}, element_strides {m.element_strides}", "Give the missing ones."),
+          "dims {m.dims}, strides {m.strides}, box {m.box}, element_strides {m.element_strides}",
+          "Give the missing ones."),
     Check("map.swizzle", lambda m: m.swizzle in SWIZZLES, f"swizzle must be one of {', '.join(map(repr, SWIZZLES))}",
           "{m.swizzle!r}", "128 suits rows of 128 bytes."),
     Check("map.interleave", lambda m: m.interleave in INTERLEAVES and (not m.interleave or m.rank >= 3),
@@ -219,8 +221,9 @@ def encode(m: TensorMap | None = None, **fields: Any) -> bytes:
     m = TensorMap(**fields) if m is None else m
     dtype, swizzle = DTYPES[m.dtype], SWIZZLES[m.swizzle]
     bits = {
-        ADDRESS: m.address, RANK: m.rank - 1, DTYPE: dtype.code, TF32: dtype.tf32, INTERLEAVE: INTERLEAVES[m.interleave],
-        SWIZZLE: swizzle.code, ATOM: swizzle.atom, SWIZZLE96: swizzle.wide, NAN: FILLS[m.fill], L2: m.l2,
+        ADDRESS: m.address, RANK: m.rank - 1, DTYPE: dtype.code, TF32: dtype.tf32,
+        INTERLEAVE: INTERLEAVES[m.interleave], SWIZZLE: swizzle.code, ATOM: swizzle.atom, SWIZZLE96: swizzle.wide,
+        NAN: FILLS[m.fill], L2: m.l2,
     }  # fmt: skip
     for stride, low, high in zip(m.strides, STRIDES, STRIDES_HIGH):
         bits[low], bits[high] = stride // 16 & 0xFFFFFFFF, stride // 16 >> 32
@@ -272,7 +275,7 @@ def _of_tensor(tensor: Any) -> dict[str, Any]:
     """Fields of a map over a whole tensor, its last dimension first."""
     *outer, inner = tensor.stride() or (1,)
     if inner != 1:
-        raise TensorMapError(f"tensor map: the last dimension is contiguous; found stride {inner}. Transpose the tensor.")
+        raise TensorMapError(f"tensor map: the last dimension is contiguous; found stride {inner}. Transpose it.")
     return {
         "tensor": tensor,
         "address": tensor.data_ptr(),

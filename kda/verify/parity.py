@@ -286,7 +286,11 @@ def examine(
     names = [stage.name for stage in stages]
     if only_stage is not None:
         stages = stages[: names.index(only_stage) + 1]
-    for rows in walk(door, case, _unbroken(stages), Oracle(case, door.rounding(case))) if stages else ():
+    oracle = Oracle(case, door.rounding(case))
+    if only_stage is not None and stages != _unbroken(stages):
+        report.rows = alone(door, case, STAGES[only_stage], oracle)           # nothing of its own can feed it
+        return report
+    for rows in walk(door, case, _unbroken(stages), oracle) if stages else ():
         tell(f"after {rows[0].stage}")
         if only_stage in (None, rows[0].stage):
             report.rows += rows

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 
 import torch
 
 from kda.compile.target import Target, parse
+from kda.host import standing_in
+from kda.simulator.chips import host_of
 
 from .cases import Case
 from .doors import Door
@@ -29,9 +32,6 @@ class SimulatedDoor(Door):
         return f"{self.name} on a simulated {self.target.spelling}"
 
     def against_problem(self, problem):
-        from kda.host import standing_in
-        from kda.simulator.chips import host_of
-
         with standing_in(host_of(self.target.spelling)):
             return super().against_problem(problem)
 
@@ -43,26 +43,15 @@ class SimulatedDoor(Door):
         with self.simulated():
             return super().stage(name, case, tensors)
 
-    def simulated(self):
-        return _Collected(self)
-
-
-class _Collected:
-    """A capture whose findings go to the door."""
-
-    def __init__(self, door: SimulatedDoor):
+    @contextlib.contextmanager
+    def simulated(self) -> Iterator[None]:
+        """Launches go to the simulator, and the host looks like the target."""
         from kda.simulator import capture
 
-        self.door, self.capture = door, capture(arch=door.target.spelling, **door.options)
-
-    def __enter__(self):
-        self.session = self.capture.__enter__()
-        return self.session
-
-    def __exit__(self, *exception):
-        self.door.launches += len(self.session.runs)
-        self.door.findings += [finding for run in self.session.runs for finding in run.findings]
-        return self.capture.__exit__(*exception)
+        with capture(arch=self.target.spelling, **self.options) as session:
+            yield
+        self.launches += len(session.runs)
+        self.findings += session.findings
 
 
 def prove_simulated(backend: str, stage: str, target: Target | None) -> Proof:

@@ -9,12 +9,12 @@ import pytest
 cutlass = pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 cute = pytest.importorskip("cutlass.cute")
 
-from cutlass.cute.runtime import make_fake_compact_tensor
+from cutlass.cute.runtime import make_fake_compact_tensor  # noqa: E402
 
-from kda.compile import cutedsl
-from kda.compile.elf import resources
-from kda.compile.errors import BuildError, MissingCompilerError
-from kda.compile.store import Store, sources
+from kda.compile import cutedsl  # noqa: E402
+from kda.compile.elf import resources  # noqa: E402
+from kda.compile.errors import BuildError, MissingCompilerError  # noqa: E402
+from kda.compile.store import Store, sources  # noqa: E402
 
 
 @cute.kernel

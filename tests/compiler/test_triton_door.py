@@ -97,6 +97,8 @@ def test_tuples_are_spread_out(notebook):
     kernel.launch(1, (x, -3), y)
     assert notebook.launches[0].args == struct.pack("<Qi4xQQQ", x.data_ptr(), -3, y.data_ptr(), 0, 0)
     assert notebook.launches[0].tensors == {"pair[0]": x, "y": y}
+    with pytest.raises(BuildError, match=r"tuple of 2 arguments .* was given 3"):
+        kernel.launch(1, (x, 1, 2), y)
 
 
 def test_a_tensor_descriptor_becomes_a_tensor_map_with_its_sizes(notebook):
@@ -151,7 +153,7 @@ def test_a_promise_of_alignment_is_held(notebook):
 def test_an_argument_too_few_or_of_the_wrong_kind_is_named(notebook):
     kernel = door.compile(axpy, TYPES, {"BLOCK": 128}, target="sm80")
     x = torch.zeros(100)
-    with pytest.raises(BuildError, match="5 arguments .* was given 4"):
+    with pytest.raises(BuildError, match=r"takes 5 arguments \(x, y, n, a, b\); found 4"):
         kernel.launch(1, x, x, 64, 1.0)
     with pytest.raises(BuildError, match=r"argument 2 must fit a parameter of 8 bytes \(\.u64\); found float 2\.5"):
         kernel.launch(1, x, x, 2.5, 1.0, 0.0)

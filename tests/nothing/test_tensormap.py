@@ -17,176 +17,174 @@ from kda.simulator.tensormap import (
 )
 
 A = 0x7F0000000000
-# What cuTensorMapEncodeTiled of driver 580 wrote on an H200, less the bytes that only the driver reads.
+TWO = dict(address=A, dims=(1024, 512), strides=(2048,), box=(64, 32), dtype="float16")
+FIVE = dict(dims=(1024, 300, 77, 19, 5), strides=(2048, 614400, 49152000, 983040000), box=(64, 33, 7, 5, 3))
+# What cuTensorMapEncodeTiled of driver 580 wrote on an H200 for TWO with these changes, less the bytes that only the
+# driver reads.
 MADE_BY_A_DRIVER = {
-    "base": (
-        dict(address=0x7f0000000000, dims=(1024, 512), strides=(2048,), box=(64, 32), dtype="float16"),
+    "two dimensions": (
+        dict(),
         "00000000007f0000100300008000000000000000000000000000000000000000"
         "ff030000ff0100000000000000000000000000000000003f1f00000000000000",
     ),
-    "dtype0": (
-        dict(address=0x7f0000000000, dims=(1024, 512), strides=(8192,), box=(16, 32), dtype="uint8"),
+    "uint8": (
+        dict(strides=(8192,), box=(16, 32), dtype="uint8"),
         "00000000007f0000100000000002000000000000000000000000000000000000"
         "ff030000ff0100000000000000000000000000000000000f1f00000000000000",
     ),
-    "dtype1": (
-        dict(address=0x7f0000000000, dims=(1024, 512), strides=(8192,), box=(16, 32), dtype="uint16"),
+    "uint16": (
+        dict(strides=(8192,), box=(16, 32), dtype="uint16"),
         "00000000007f0000900000000002000000000000000000000000000000000000"
         "ff030000ff0100000000000000000000000000000000000f1f00000000000000",
     ),
-    "dtype2": (
-        dict(address=0x7f0000000000, dims=(1024, 512), strides=(8192,), box=(16, 32), dtype="uint32"),
+    "uint32": (
+        dict(strides=(8192,), box=(16, 32), dtype="uint32"),
         "00000000007f0000100100000002000000000000000000000000000000000000"
         "ff030000ff0100000000000000000000000000000000000f1f00000000000000",
     ),
-    "dtype3": (
-        dict(address=0x7f0000000000, dims=(1024, 512), strides=(8192,), box=(16, 32), dtype="int32"),
+    "int32": (
+        dict(strides=(8192,), box=(16, 32), dtype="int32"),
         "00000000007f0000900100000002000000000000000000000000000000000000"
         "ff030000ff0100000000000000000000000000000000000f1f00000000000000",
     ),
-    "dtype4": (
-        dict(address=0x7f0000000000, dims=(1024, 512), strides=(8192,), box=(16, 32), dtype="uint64"),
+    "uint64": (
+        dict(strides=(8192,), box=(16, 32), dtype="uint64"),
         "00000000007f0000100200000002000000000000000000000000000000000000"
         "ff030000ff0100000000000000000000000000000000000f1f00000000000000",
     ),
-    "dtype5": (
-        dict(address=0x7f0000000000, dims=(1024, 512), strides=(8192,), box=(16, 32), dtype="int64"),
+    "int64": (
+        dict(strides=(8192,), box=(16, 32), dtype="int64"),
         "00000000007f0000900200000002000000000000000000000000000000000000"
         "ff030000ff0100000000000000000000000000000000000f1f00000000000000",
     ),
-    "dtype7": (
-        dict(address=0x7f0000000000, dims=(1024, 512), strides=(8192,), box=(16, 32), dtype="float32"),
+    "float32": (
+        dict(strides=(8192,), box=(16, 32), dtype="float32"),
         "00000000007f0000900300000002000000000000000000000000000000000000"
         "ff030000ff0100000000000000000000000000000000000f1f00000000000000",
     ),
-    "dtype8": (
-        dict(address=0x7f0000000000, dims=(1024, 512), strides=(8192,), box=(16, 32), dtype="float64"),
+    "float64": (
+        dict(strides=(8192,), box=(16, 32), dtype="float64"),
         "00000000007f0000900400000002000000000000000000000000000000000000"
         "ff030000ff0100000000000000000000000000000000000f1f00000000000000",
     ),
-    "dtype9": (
-        dict(address=0x7f0000000000, dims=(1024, 512), strides=(8192,), box=(16, 32), dtype="bfloat16"),
+    "bfloat16": (
+        dict(strides=(8192,), box=(16, 32), dtype="bfloat16"),
         "00000000007f0000100500000002000000000000000000000000000000000000"
         "ff030000ff0100000000000000000000000000000000000f1f00000000000000",
     ),
-    "fill1dtype10": (
-        dict(address=0x7f0000000000, dims=(1024, 512), strides=(8192,), box=(16, 32), dtype="float32_ftz", fill="nan"),
+    "float32_ftz, NaN outside": (
+        dict(strides=(8192,), box=(16, 32), dtype="float32_ftz", fill="nan"),
         "00000000007f0000108400000002000000000000000000000000000000000000"
         "ff030000ff0100000000000000000000000000000000000f1f00000000000000",
     ),
-    "dtype11": (
-        dict(address=0x7f0000000000, dims=(1024, 512), strides=(8192,), box=(16, 32), dtype="tfloat32"),
+    "tfloat32": (
+        dict(strides=(8192,), box=(16, 32), dtype="tfloat32"),
         "00000000007f0000900301000002000000000000000000000000000000000000"
         "ff030000ff0100000000000000000000000000000000000f1f00000000000000",
     ),
-    "fill1dtype12": (
-        dict(address=0x7f0000000000, dims=(1024, 512), strides=(8192,), box=(16, 32), dtype="tfloat32_ftz", fill="nan"),
+    "tfloat32_ftz, NaN outside": (
+        dict(strides=(8192,), box=(16, 32), dtype="tfloat32_ftz", fill="nan"),
         "00000000007f0000108401000002000000000000000000000000000000000000"
         "ff030000ff0100000000000000000000000000000000000f1f00000000000000",
     ),
-    "rank1": (
-        dict(address=0x7f0000000000, dims=(1024,), strides=(), box=(64,), dtype="float16"),
+    "one dimension": (
+        dict(dims=(1024,), strides=(), box=(64,)),
         "00000000007f0000000300000000000000000000000000000000000000000000"
         "ff030000000000000000000000000000000000000000003f0000000000000000",
     ),
-    "rank3": (
-        dict(address=0x7f0000000000, dims=(1024, 300, 77), strides=(2048, 614400), box=(64, 33, 7), dtype="float16"),
+    "three dimensions": (
+        dict(dims=(1024, 300, 77), strides=(2048, 614400), box=(64, 33, 7)),
         "00000000007f0000200300008000000000960000000000000000000000000000"
         "ff0300002b0100004c00000000000000000000000000003f2006000000000000",
     ),
-    "rank4": (
-        dict(address=0x7f0000000000, dims=(1024, 300, 77, 19), strides=(2048, 614400, 49152000), box=(64, 33, 7, 5), dtype="float16"),
+    "four dimensions": (
+        dict(dims=(1024, 300, 77, 19), strides=(2048, 614400, 49152000), box=(64, 33, 7, 5)),
         "00000000007f000030030000800000000096000000e02e000000000000000000"
         "ff0300002b0100004c00000012000000000000000000003f2006040000000000",
     ),
-    "estride1=8": (
-        dict(address=0x7f0000000000, dims=(1024, 300, 77, 19, 5), strides=(2048, 614400, 49152000, 983040000), box=(64, 33, 7, 5, 3), dtype="float16", element_strides=(1, 8, 1, 1, 1)),
+    "every eighth row": (
+        dict(**FIVE, element_strides=(1, 8, 1, 1, 1)),
         "00000000007f000040030000800000000096000000e02e000080a90300000000"
         "ff0300002b0100004c00000012000000040000003800003f2006040200000000",
     ),
-    "estride4=8": (
-        dict(address=0x7f0000000000, dims=(1024, 300, 77, 19, 5), strides=(2048, 614400, 49152000, 983040000), box=(64, 33, 7, 5, 3), dtype="float16", element_strides=(1, 1, 1, 1, 8)),
+    "every eighth of the last dimension": (
+        dict(**FIVE, element_strides=(1, 1, 1, 1, 8)),
         "00000000007f000040030000800000000096000000e02e000080a90300000000"
         "ff0300002b0100004c00000012000000040000000070003f2006040200000000",
     ),
-    "il1sw1": (
-        dict(address=0x7f0000000000, dims=(64, 30, 8), strides=(128, 3840), box=(8, 4, 2), dtype="float16", swizzle=32, interleave=16),
+    "interleaved by 16 bytes": (
+        dict(dims=(64, 30, 8), strides=(128, 3840), box=(8, 4, 2), swizzle=32, interleave=16),
         "00000000007f0000202b000008000000f0000000000000000000000000000000"
         "3f0000001d000000070000000000000000000000000000070301000000000000",
     ),
-    "il2sw3": (
-        dict(address=0x7f0000000000, dims=(64, 30, 8), strides=(128, 3840), box=(16, 4, 2), dtype="float16", swizzle=128, interleave=32),
+    "interleaved by 32 bytes": (
+        dict(dims=(64, 30, 8), strides=(128, 3840), box=(16, 4, 2), swizzle=128, interleave=32),
         "00000000007f00002073000008000000f0000000000000000000000000000000"
         "3f0000001d0000000700000000000000000000000000000f0301000000000000",
     ),
-    "sw1inner16": (
-        dict(address=0x7f0000000000, dims=(1024, 512), strides=(2048,), box=(16, 32), dtype="float16", swizzle=32),
+    "swizzle of 32 bytes": (
+        dict(box=(16, 32), swizzle=32),
         "00000000007f0000102300008000000000000000000000000000000000000000"
         "ff030000ff0100000000000000000000000000000000000f1f00000000000000",
     ),
-    "sw2inner32": (
-        dict(address=0x7f0000000000, dims=(1024, 512), strides=(2048,), box=(32, 32), dtype="float16", swizzle=64),
+    "swizzle of 64 bytes": (
+        dict(box=(32, 32), swizzle=64),
         "00000000007f0000104300008000000000000000000000000000000000000000"
         "ff030000ff0100000000000000000000000000000000001f1f00000000000000",
     ),
-    "spanfill64": (
-        dict(address=0x7f0000000000, dims=(1024, 64), strides=(2048,), box=(64, 32), dtype="float16", swizzle=128, fill="nan", l2=3),
+    "swizzle of 128 bytes and NaN outside": (
+        dict(dims=(1024, 64), swizzle=128, fill="nan", l2=3),
         "00000000007f000010e306008000000000000000000000000000000000000000"
         "ff0300003f0000000000000000000000000000000000003f1f00000000000000",
     ),
-    "dim0=4294967296": (
-        dict(address=0x7f0000000000, dims=(4294967296, 512), strides=(2048,), box=(64, 32), dtype="float16"),
+    "the widest tensor": (
+        dict(dims=(4294967296, 512)),
         "00000000007f0000100300008000000000000000000000000000000000000000"
         "ffffffffff0100000000000000000000000000000000003f1f00000000000000",
     ),
-    "dim1=4294967296": (
-        dict(address=0x7f0000000000, dims=(1024, 4294967296), strides=(2048,), box=(64, 32), dtype="float16"),
+    "the highest tensor": (
+        dict(dims=(1024, 4294967296)),
         "00000000007f0000100300008000000000000000000000000000000000000000"
         "ff030000ffffffff0000000000000000000000000000003f1f00000000000000",
     ),
-    "stride1=0": (
-        dict(address=0x7f0000000000, dims=(1024, 512), strides=(0,), box=(64, 32), dtype="float16"),
+    "rows on top of each other": (
+        dict(strides=(0,)),
         "00000000007f0000100300000000000000000000000000000000000000000000"
         "ff030000ff0100000000000000000000000000000000003f1f00000000000000",
     ),
-    "stride1=1099511627760": (
-        dict(address=0x7f0000000000, dims=(1024, 512), strides=(1099511627760,), box=(64, 32), dtype="float16"),
+    "rows as far apart as can be": (
+        dict(strides=(1099511627760,)),
         "00000000007f000010030000ffffffff0000000000000000000000000f000000"
         "ff030000ff0100000000000000000000000000000000003f1f00000000000000",
     ),
-    "box1=256": (
-        dict(address=0x7f0000000000, dims=(1024, 512), strides=(2048,), box=(64, 256), dtype="float16"),
+    "the highest box": (
+        dict(box=(64, 256)),
         "00000000007f0000100300008000000000000000000000000000000000000000"
         "ff030000ff0100000000000000000000000000000000003fff00000000000000",
     ),
-    "box0=256": (
-        dict(address=0x7f0000000000, dims=(1024, 512), strides=(2048,), box=(256, 32), dtype="float16"),
+    "the widest box": (
+        dict(box=(256, 32)),
         "00000000007f0000100300008000000000000000000000000000000000000000"
         "ff030000ff010000000000000000000000000000000000ff1f00000000000000",
     ),
-    "l21": (
-        dict(address=0x7f0000000000, dims=(1024, 512), strides=(2048,), box=(64, 32), dtype="float16", l2=1),
+    "promotion in L2": (
+        dict(l2=1),
         "00000000007f0000100302008000000000000000000000000000000000000000"
         "ff030000ff0100000000000000000000000000000000003f1f00000000000000",
     ),
-    "fill1dtype6": (
-        dict(address=0x7f0000000000, dims=(1024, 512), strides=(8192,), box=(16, 32), dtype="float16", fill="nan"),
-        "00000000007f0000108300000002000000000000000000000000000000000000"
-        "ff030000ff0100000000000000000000000000000000000f1f00000000000000",
-    ),
-    "addr7f0000000010": (
-        dict(address=0x7f0000000010, dims=(1024, 512), strides=(2048,), box=(64, 32), dtype="float16"),
+    "an address that is just aligned": (
+        dict(address=A + 16),
         "10000000007f0000100300008000000000000000000000000000000000000000"
         "ff030000ff0100000000000000000000000000000000003f1f00000000000000",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MADE_BY_A_DRIVER)
 def test_bits_are_those_of_a_driver(name):
     fields, image = MADE_BY_A_DRIVER[name]
     raw = bytes.fromhex(image)
-    m = TensorMap(**fields)
+    m = TensorMap(**TWO | fields)
     assert encode(m)[:64] == raw and encode(m)[64:] == bytes(SIZE - 64)
     assert decode(raw) == m
 
@@ -253,16 +251,25 @@ def test_a_broken_limit_is_named_with_what_was_found(limit):
         TensorMap(**a_map(**BROKEN[limit]))
 
 
-@pytest.mark.parametrize("changes", [dict(dims=(2**32 + 1, 1)), dict(strides=(2**40,)), dict(box=(0, 8)), dict(fill="one"),
-                                     dict(address=A + 16, interleave=32, dims=(8, 8, 8), strides=(32, 32), box=(8, 8, 8)),
-                                     dict(element_strides=(1, 0)), dict(strides=(-16,))])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(dims=(2**32 + 1, 1)),
+        dict(strides=(2**40,)),
+        dict(strides=(-16,)),
+        dict(box=(0, 8)),
+        dict(fill="one"),
+        dict(element_strides=(1, 0)),
+        dict(address=A + 16, interleave=32, dims=(8, 8, 8), strides=(32, 32), box=(8, 8, 8)),
+    ],
+)
 def test_the_far_side_of_each_limit_is_refused(changes):
     with pytest.raises(TensorMapError):
         TensorMap(**a_map(**changes))
 
 
 def test_memory_that_holds_no_map_is_refused():
-    with pytest.raises(TensorMapError, match="bits .* have no meaning"):
+    with pytest.raises(TensorMapError, match=r"bits .* have no meaning"):
         decode(b"\xcd" * SIZE)
     with pytest.raises(TensorMapError, match="128 bytes; found 32"):
         decode(bytes(32))

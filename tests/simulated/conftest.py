@@ -14,6 +14,6 @@ if os.environ.get("KDA_ON_SILICON"):
 
     @pytest.fixture(autouse=True)
     def silicon_test_name(request):
-        silicon.current_test = request.node.nodeid
+        silicon.current_test = "" if request.node.get_closest_marker("simulated_only") else request.node.nodeid
         yield
         silicon.current_test = ""

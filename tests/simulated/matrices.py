@@ -1,4 +1,4 @@
-"""Matrices for tests: element types as raw bits, and the published model of how tensor cores round a sum of products."""
+"""Matrices for tests: element types as raw bits, and the published model of how tensor cores round a sum."""
 
 import math
 from fractions import Fraction
@@ -14,8 +14,10 @@ FORMATS = {
     "e4m3": (3, 4, 7, "one nan", 0),
     "e5m2": (2, 5, 15, "specials", 0),
 }
-TORCH = {"f16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32, "f32": torch.float32, "e4m3": torch.float8_e4m3fn,
-         "e5m2": torch.float8_e5m2, "s8": torch.int8, "u8": torch.uint8, "s32": torch.int32, "f64": torch.float64}  # fmt: skip
+TORCH = {
+    **{"f16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32, "f32": torch.float32, "f64": torch.float64},
+    **{"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "s8": torch.int8, "u8": torch.uint8, "s32": torch.int32},
+}
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 NAN = {"f32": 0x7FFFFFFF, "f16": 0x7FFF}
 
@@ -96,7 +98,7 @@ def _step(a, b, c, types, fraction_bits, kept):
 def dot(a, b, c, types, arch, wgmma=False):
     """Bits of a . b + c on a tensor core: each step takes 16 (sm_80, sm_89) or 32 bytes of k."""
     size = size_of(types[0])
-    coarse = size == 1 and (arch == 89 or arch == 90 and wgmma)
+    coarse = size == 1 and (arch == 89 or (arch == 90 and wgmma))
     fraction_bits, kept = (13, 13) if coarse else (25 if arch >= 90 else 24, 23)
     step = (32 if arch >= 90 else 16) // size
     for k in range(0, len(a), step):

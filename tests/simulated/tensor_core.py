@@ -1,15 +1,20 @@
 """A kernel around tcgen05 instructions, and what they should do, computed in Python from the layouts of the PTX manual.
 
-Each CTA of 128 threads copies an image to its shared memory, fills its tensor memory from `cells`, lets thread 0 of the first CTA issue
-what the test gives, waits for the commit, and hands back all of its tensor memory.
+Each CTA of 128 threads copies an image to its shared memory, fills its tensor memory from `cells`, lets thread 0 of the
+first CTA issue what the test gives, waits for the commit, and hands back all of its tensor memory.
 """
 
+import pytest
 import torch
+from assembly import SEEDS
 
 from kda.simulator.launch import launch
 
 SMEM = 0x400  # where a kernel's shared memory starts; the image lies 1 KiB further
 IMAGE = SMEM + 1024
+A_AT, B_AT = 0x1000, 0x5000  # where the tests put their operands
+SCHEDULES = [{}, {"early": True}, *({"schedule": s} for s in SEEDS)]
+UNDER_ANY_SCHEDULE = pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 BARRIER = "smem+16"
 REGISTERS = """
     .reg .pred %p<16>; .reg .b16 %h<8>; .reg .b32 %r<64>; .reg .b32 %x<128>; .reg .b64 %rd<32>;
@@ -38,25 +43,24 @@ def vector(first, count, name="%x"):
 
 def _rows(columns, verb):
     """Moves this thread's lane between global memory and registers, 32 columns at a time."""
-    lines = []
+    lines, registers = [], vector(0, 32)
     for c in range(0, columns, 32):
-        moves = [f"ld.global.v4.b32 {vector(n, 4)}, [%rd6+{4 * (c + n)}];" for n in range(0, 32, 4)]
+        quads = [(vector(n, 4), 4 * (c + n)) for n in range(0, 32, 4)]
+        lines.append(f"add.u32 %r10, %r9, {c};")
         if verb == "st":
-            lines += [*moves, f"add.u32 %r10, %r9, {c};", f"tcgen05.st.sync.aligned.32x32b.x32.b32 [%r10], {vector(0, 32)};"]
+            lines += [f"ld.global.v4.b32 {quad}, [%rd6+{at}];" for quad, at in quads]
+            lines.append(f"tcgen05.st.sync.aligned.32x32b.x32.b32 [%r10], {registers};")
         else:
-            lines += [f"add.u32 %r10, %r9, {c};", f"tcgen05.ld.sync.aligned.32x32b.x32.b32 {vector(0, 32)}, [%r10];", LOADED]
-            lines += [m.replace("ld.global", "st.global").replace(f"{vector(n, 4)}, [%rd6", "[%rd7").replace("];", f"], {vector(n, 4)};")
-                      for n, m in zip(range(0, 32, 4), moves)]  # fmt: skip
+            lines += [f"tcgen05.ld.sync.aligned.32x32b.x32.b32 {registers}, [%r10];", LOADED]
+            lines += [f"st.global.v4.b32 [%rd7+{at}], {quad};" for quad, at in quads]
     return "\n    ".join(lines)
 
 
 def source(issue, columns, image_bytes, group=1, ctas=1, **parts):
-    """The PTX. `parts` replaces steps: alloc, fence, stored, sync, commit, wait, loaded, end, extra_registers, target."""
-    both = ctas > 1
-    sync = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" if both else "bar.sync 0;"
+    """The PTX. `parts` replaces steps: target, alloc, fence, stored, sync, commit, wait, load, end."""
+    sync = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" if ctas > 1 else "bar.sync 0;"
     step = {
         "target": "sm_100a",
-        "registers": "",
         "alloc": f"@%p1 tcgen05.alloc.cta_group::{group}.sync.aligned.shared::cta.b32 [smem], {columns};",
         "fence": FENCE,
         "stored": STORED,
@@ -64,7 +68,6 @@ def source(issue, columns, image_bytes, group=1, ctas=1, **parts):
         "commit": commit(group),
         "wait": WAIT,
         "load": _rows(columns, "ld"),
-        "after": "",
         "end": f"""
     {sync}
     @%p1 tcgen05.relinquish_alloc_permit.cta_group::{group}.sync.aligned;
@@ -76,7 +79,7 @@ def source(issue, columns, image_bytes, group=1, ctas=1, **parts):
 .address_size 64
 .visible .entry k(.param .u64 image, .param .u64 cells, .param .u64 out)
 {{
-    {REGISTERS.strip()} {step["registers"]}
+    {REGISTERS.strip()}
     .shared .align 1024 .b8 smem[{1024 + max(image_bytes, 16)}];
     ld.param.u64 %rd1, [image];
     ld.param.u64 %rd2, [cells];
@@ -125,27 +128,27 @@ copied:
 issued:
     {step["wait"]}
     {step["load"]}
-    {step["after"]}
     {step["end"]}
     ret;
 }}
 """
 
 
-def run(issue, *, image=None, cells=None, columns=64, group=1, ctas=None, schedule=0, early=False, strict=True, **parts):
-    """(cells afterwards [cta][lane][column] as int32, the Run). Cells not given hold a pattern of their own, lane << 16 | column."""
-    ctas = ctas or group
-    image = torch.zeros(ctas, 16, dtype=torch.uint8) if image is None else image.reshape(ctas, -1).contiguous()
-    cells = pattern(ctas, columns) if cells is None else cells.reshape(ctas, 128, columns).contiguous()
+def run(issue, *, image=None, cells=None, columns=64, group=1, schedule=0, early=False, strict=True, **parts):
+    """(cells afterwards [cta][lane][column] as int32, the Run). Without `cells`, tensor memory starts as a pattern."""
+    image = torch.zeros(group, 16, dtype=torch.uint8) if image is None else image.reshape(group, -1).contiguous()
+    cells = pattern(group, columns) if cells is None else cells.reshape(group, 128, columns).contiguous()
     out = torch.zeros_like(cells)
-    ptx = source(issue, columns, image.shape[1], group, ctas, **parts)
-    result = launch(ptx, grid=ctas, block=128, cluster=ctas, args=[image, cells, out], schedule=schedule, early=early)
+    ptx = source(issue, columns, image.shape[1], group, group, **parts)
+    args = [image, cells, out]
+    result = launch(ptx, grid=group, block=128, cluster=group, args=args, schedule=schedule, early=early)
     if strict:
         assert not result.findings, "\n".join(map(str, result.findings))
     return out, result
 
 
 def pattern(ctas, columns):
+    """Cells that tell where they are: lane << 16 | column."""
     c, lane, column = torch.meshgrid(torch.arange(ctas), torch.arange(128), torch.arange(columns), indexing="ij")
     return (0x20000000 + (c << 24) + (lane << 16) + column).to(torch.int32)
 
@@ -217,17 +220,20 @@ def codes(name, x):
 
 SWIZZLES = {"none": 0, "128B/32B": 1, "128B": 2, "64B": 4, "32B": 6}
 WIDTHS = {"none": 0, "128B/32B": 128, "128B": 128, "64B": 64, "32B": 32}
-XORS = {"none": (0, 0), "128B/32B": (3, 5), "128B": (7, 4), "64B": (3, 4), "32B": (1, 4)}  # address bits 7.. & mask, << shift
+# address bits from 7 on are masked, shifted left, and added without carry
+XORS = {"none": (0, 0), "128B/32B": (3, 5), "128B": (7, 4), "64B": (3, 4), "32B": (1, 4)}
 
 
 def descriptor(start, lbo, sbo, swizzle):
     return start >> 4 | lbo >> 4 << 16 | sbo >> 4 << 32 | 1 << 46 | SWIZZLES[swizzle] << 61
 
 
-def idesc(a, b, m, n, d="f32", transpose_a=False, transpose_b=False, negate_a=False, negate_b=False, saturate=False):
-    fields = ((D_TYPES[d], 4), (TYPES[a][1], 7), (TYPES[b][1], 10), (negate_a, 13), (negate_b, 14), (transpose_a, 15), (transpose_b, 16),
-              (n >> 3, 17), (m >> 4, 24), (saturate, 3))  # fmt: skip
-    return sum(int(value) << at for value, at in fields)
+IDESC_FLAGS = {"saturate": 3, "negate_a": 13, "negate_b": 14, "transpose_a": 15, "transpose_b": 16}
+
+
+def idesc(a, b, m, n, d="f32", **flags):
+    fields = D_TYPES[d] << 4 | TYPES[a][1] << 7 | TYPES[b][1] << 10 | n >> 3 << 17 | m >> 4 << 24
+    return fields | sum(int(on) << IDESC_FLAGS[flag] for flag, on in flags.items())
 
 
 def byte_address(mn, k, size, start, lbo, sbo, swizzle, mn_major):
@@ -266,19 +272,40 @@ class Operand:
         self.lbo, self.sbo = lbo or default[0], sbo or default[1]
         self.descriptor = descriptor(start, self.lbo, self.sbo, swizzle)
 
+    def address(self, mn, k, size):
+        return byte_address(mn, k, size, self.start, self.lbo, self.sbo, self.swizzle, self.mn_major)
+
     def place(self, image):
         """Writes itself into an image (bytes of shared memory from IMAGE on)."""
         size, bits = TYPES[self.name][2], SUB_BYTE.get(self.name)
         for mn, row in enumerate(codes(self.name, self.x).tolist()):
-            if bits:  # groups of 16 elements, packed, in 16 bytes
-                for first in range(0, len(row), 16):
-                    packed = sum(code << bits * n for n, code in enumerate(row[first : first + 16]))
-                    at = byte_address(mn, first, 1, self.start, self.lbo, self.sbo, self.swizzle, False) - IMAGE
-                    image[at : at + 2 * bits] = torch.tensor(list(packed.to_bytes(2 * bits, "little")), dtype=torch.uint8)
-                continue
-            for k, code in enumerate(row):
-                at = byte_address(mn, k, size, self.start, self.lbo, self.sbo, self.swizzle, self.mn_major) - IMAGE
-                image[at : at + size] = torch.tensor(list(code.to_bytes(size, "little")), dtype=torch.uint8)
+            if bits:  # groups of 16 elements, packed, at the start of 16 bytes
+                for k in range(0, len(row), 16):
+                    packed = sum(code << bits * n for n, code in enumerate(row[k : k + 16]))
+                    put(image, self.address(mn, k, 1), packed, 2 * bits)
+            else:
+                for k, code in enumerate(row):
+                    put(image, self.address(mn, k, size), code, size)
+
+
+def put(image, address, code, size):
+    at = address - IMAGE
+    image[at : at + size] = torch.tensor(list(code.to_bytes(size, "little")), dtype=torch.uint8)
+
+
+def operands(name, m, n, seed=1, swizzle="128B", mn_major=False, b_at=B_AT, exact=True):
+    """A and B in shared memory, where the tests expect them."""
+    a, b = values(name, m, seed, exact), values(name, n, seed + 1, exact)
+    return Operand(name, a, A_AT, swizzle, mn_major), Operand(name, b, b_at, swizzle, mn_major)
+
+
+def operands_of_a_pair(a, b, swizzle="128B", mn_major=False):
+    """Halves of bf16 matrices: (A and B of the last CTA, whose descriptors serve both; the image of each CTA)."""
+    images = []
+    for rows, columns in zip(a.chunk(2), b.chunk(2)):
+        parts = [Operand("bf16", x, at, swizzle, mn_major) for x, at in ((rows, A_AT), (columns, B_AT))]
+        images.append(image_of(*parts))
+    return parts, torch.stack(images)
 
 
 def image_of(*operands, size=0x8000):
@@ -320,9 +347,48 @@ def bits_float(x):
     return x.contiguous().view(torch.float32).double()
 
 
-def mma(kind, d="%r8", a="%rd10", b="%rd11", descriptors=(), number=0, accumulate=1, group=1, flags="", mask="", tail=""):
-    """PTX of one mma: sets up its registers from numbers."""
+def mma(kind, descriptors, number, *, d="%r8", a="%rd10", accumulate=0, group=1, ws="", mask="", tail=""):
+    """PTX of one mma: sets its registers to numbers first."""
     lines = [f"mov.b64 %rd{10 + n}, {value};" for n, value in enumerate(descriptors)]
     lines += [f"mov.b32 %r11, {number};", f"setp.ne.s32 %p6, {int(accumulate)}, 0;"]
-    lines += [f"tcgen05.mma{flags}.cta_group::{group}.kind::{kind} [{d}], {a}, {b}, %r11, {mask}%p6{tail};"]
+    lines += [f"tcgen05.mma{ws}.cta_group::{group}.kind::{kind} [{d}], {a}, %rd11, %r11, {mask}%p6{tail};"]
     return "\n    ".join(lines)
+
+
+def d_type_of(name):
+    return "s32" if TYPES[name][0] == "i8" else "f32"
+
+
+def multiply(a, b, m, n, *, number=None, flags=None, d_type=None, half=0, group=1, accumulate=0, ws="", mask="",
+             tail="", before="", columns=64, cells=None, image=None, **options):  # fmt: skip
+    """One mma of operands in shared memory: (cells afterwards, the Run, cells before). `flags` are those of idesc."""
+    flags = {"transpose_a": a.mn_major, "transpose_b": b.mn_major} | (flags or {})
+    number = idesc(a.name, b.name, m, n, d_type or d_type_of(a.name), **flags) if number is None else number
+    image = image_of(a, b) if image is None else image
+    cells = pattern(group, columns) if cells is None else cells
+    issue = mma(TYPES[a.name][0], (a.descriptor, b.descriptor), number, d=f"%r8+{half << 20}", accumulate=accumulate,
+                group=group, ws=ws, mask=mask, tail=tail)  # fmt: skip
+    out, result = run(before + issue, image=image, cells=cells, columns=columns, group=group, **options)
+    return out, result, cells
+
+
+def with_d(cells, d, m, n, *, group=1, ws=False, half=0, d_type="f32"):
+    """The cells with D in its place."""
+    if d_type == "s32":
+        bits = d.to(torch.int64).to(torch.int32)
+    elif d_type == "f16":  # in the lower half, and poison above
+        bits = d.to(torch.float16).view(torch.int16).to(torch.int32) & 0xFFFF | -65536
+    else:
+        bits = float_bits(d + 0.0)  # a sum of zeros is +0
+    wanted = cells.clone().reshape(group, 128, -1)
+    wanted[d_spots(group, m, n, ws, half)] = bits
+    return wanted
+
+
+def copy(shape, number, at="%r8+8", group=1):
+    """PTX of one tcgen05.cp."""
+    return f"mov.b64 %rd10, {number};\n tcgen05.cp.cta_group::{group}.{shape} [{at}], %rd10;\n"
+
+
+def random_image(seed, size=0x8000):
+    return torch.randint(0, 256, (size,), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)

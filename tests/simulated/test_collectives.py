@@ -1,5 +1,7 @@
 """What the lanes of a warp do together: shfl, vote, match, redux, elect, activemask."""
 
+import functools
+import operator
 import random
 import struct
 
@@ -149,7 +151,8 @@ def test_votes_are_over_the_lanes_of_the_mask():
 """
     for votes in ([0] * 32, [1] * 32, [int(n == 5) for n in range(32)], [n % 2 for n in range(32)]):
         rows, result = run(body, votes, outputs=5)
-        expected = (all(votes), any(votes), len(set(votes)) == 1, sum(v << n for n, v in enumerate(votes)), not any(votes))
+        ballot = sum(v << n for n, v in enumerate(votes))
+        expected = (all(votes), any(votes), len(set(votes)) == 1, ballot, not any(votes))
         assert [row[0] for row in rows] == [int(e) for e in expected]
         assert all(len(set(row)) == 1 for row in rows)
         assert not result.findings
@@ -231,18 +234,29 @@ def test_match_all_is_all_or_nothing(odd):
 # ---- redux
 
 
-@pytest.mark.parametrize("form, of", [
-    ("add.u32", lambda v: sum(v)), ("add.s32", lambda v: sum(v)), ("min.u32", min), ("max.u32", max),
-    ("min.s32", lambda v: min(x - (x >> 31 << 32) for x in v)), ("max.s32", lambda v: max(x - (x >> 31 << 32) for x in v)),
-    ("and.b32", lambda v: __import__("functools").reduce(lambda a, b: a & b, v)),
-    ("or.b32", lambda v: __import__("functools").reduce(lambda a, b: a | b, v)),
-    ("xor.b32", lambda v: __import__("functools").reduce(lambda a, b: a ^ b, v)),
-])  # fmt: skip
-def test_a_reduction_reaches_every_lane(form, of):
+def signed(values):
+    return [v - (v >> 31 << 32) for v in values]
+
+
+REDUCTIONS = {
+    "add.u32": sum,
+    "add.s32": sum,
+    "min.u32": min,
+    "max.u32": max,
+    "min.s32": lambda values: min(signed(values)),
+    "max.s32": lambda values: max(signed(values)),
+    "and.b32": lambda values: functools.reduce(operator.and_, values),
+    "or.b32": lambda values: functools.reduce(operator.or_, values),
+    "xor.b32": lambda values: functools.reduce(operator.xor, values),
+}
+
+
+@pytest.mark.parametrize("form", REDUCTIONS)
+def test_a_reduction_reaches_every_lane(form):
     values = [random.Random(form).getrandbits(32) | n for n in range(32)]
     values = [(v * (2 * n + 1)) & 0xFFFFFFFF for n, v in enumerate(values)]
     got, result = run(f"redux.sync.{form} %r20, %r10, -1;\n", values)
-    assert got == [of(values) & 0xFFFFFFFF] * 32
+    assert got == [REDUCTIONS[form](values) & 0xFFFFFFFF] * 32
     assert not result.findings
 
 

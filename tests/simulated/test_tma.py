@@ -8,8 +8,8 @@ import torch
 from assembly import SEEDS, kinds
 from transfers import BARRIER, FILLER, THREADS, by_thread_0, expect, fill_shared, frame, load_shared, make_barrier, store_shared, wait
 
-from kda.simulator import TensorMap, launch
-from kda.simulator.tensormap import decode
+from kda.simulator.launch import launch
+from kda.simulator.tensormap import TensorMap, decode
 
 # The manual's patterns: which 16-byte piece lies at each place of a line of 128 bytes, line by line.
 PATTERNS = {
@@ -68,14 +68,14 @@ def image_of(x, m, start, size):
     return image
 
 
-def loading(m, start, size, options="", target="sm_90a", count=None, map_operand="%rd20", after=""):
+def loading(m, start, size, options="", target="sm_90a", count=None, after=""):
     """A kernel that fills shared memory, loads one box, waits, and writes `size` bytes of shared memory to its tensor."""
     coordinates = ", ".join(map(str, start))
     copy = f"""
     {expect(m.box_bytes if count is None else count)}
     mov.u64 %rd20, map1;
     cvta.param.u64 %rd20, %rd20;
-    cp.async.bulk.tensor.{m.rank}d.shared::cta.global.tile.mbarrier::complete_tx::bytes{options} [%r20], [{map_operand}, {{{coordinates}}}], [%r21];
+    cp.async.bulk.tensor.{m.rank}d.shared::cta.global.tile.mbarrier::complete_tx::bytes{options} [%r20], [%rd20, {{{coordinates}}}], [%r21];
     """
     body = fill_shared(size) + make_barrier() + by_thread_0(copy) + wait() + after + store_shared(size)
     return frame(body, maps=1, target=target)
@@ -84,7 +84,7 @@ def loading(m, start, size, options="", target="sm_90a", count=None, map_operand
 def load(x, m, start, size=None, **options):
     size = size or int(np.prod(m.steps[1:])) * m.pitch
     out = torch.zeros(size, dtype=torch.uint8)
-    made = {k: options.pop(k) for k in ("target", "count", "map_operand") if k in options}
+    made = {k: options.pop(k) for k in ("target", "count") if k in options}
     run = launch(loading(m, start, size, **made), grid=1, block=THREADS, args=[m, out], **options)
     return out.numpy(), run
 
@@ -197,14 +197,6 @@ def test_tf32_rounds_to_even_and_ftz_flushes_on_the_way_in():
         assert found.view(np.uint32).tolist() == wanted, dtype
 
 
-def test_a_map_is_taken_from_its_parameter_by_name_too():
-    x = tensor(8, 32, dtype=torch.int32)
-    m = TensorMap(x, box=(32, 8), swizzle=128)
-    found, run = load(x, m, (0, 0), map_operand="map1")
-    assert not run.findings
-    np.testing.assert_array_equal(found, image_of(x, m, (0, 0), len(found)))
-
-
 @pytest.mark.parametrize("options", SCHEDULES)
 def test_a_load_counts_its_bytes_and_is_clean_under_every_schedule(options):
     x = tensor(128, 64, dtype=torch.bfloat16)
@@ -284,6 +276,23 @@ def test_a_pair_of_ctas_tells_the_mbarrier_of_one(options):
     assert not run.findings
     for rank in range(2):
         np.testing.assert_array_equal(out[rank].numpy(), image_of(x, m, (0, 16 * rank), m.box_bytes))
+
+
+@pytest.mark.parametrize("options", SCHEDULES)
+def test_a_multicast_for_pairs_tells_the_even_cta_of_each(options):
+    x = tensor(32, 64, dtype=torch.bfloat16)
+    m = TensorMap(x, box=(64, 8), swizzle=128)
+    whole = TensorMap(x, box=(64, 32), swizzle=128)
+    text = multicast(m, 4, whole.box_bytes, "sm_100a").replace("L2::cache_hint", "L2::cache_hint.cta_group::2")
+    text = text.replace("[%r21], %h1", "[%r44], %h1").replace("mov.b16 %h1", "and.b32 %r44, %r21, 0xfeffffff;\n    mov.b16 %h1")
+    text = text.replace("setp.ne.u32 %p1, %r0, 0;", "setp.ne.u32 %p1, %r0, 0;\n    mov.u32 %r45, %cluster_ctarank;\n    and.b32 %r45, %r45, 1;\n    setp.ne.u32 %p5, %r45, 0;")
+    text = text.replace(expect(4 * m.box_bytes), "@!%p5 " + expect(8 * m.box_bytes))  # all four slices, in both CTAs of the pair
+    text = text.replace(wait(), f"@%p5 bra FOLLOWER;\n{wait()}FOLLOWER:\nbarrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n")
+    out = torch.zeros(4, whole.box_bytes, dtype=torch.uint8)
+    run = launch(text, grid=4, cluster=4, block=THREADS, args=[m, out], **options)
+    assert not run.findings
+    for rank in range(4):
+        np.testing.assert_array_equal(out[rank].numpy(), image_of(x, whole, (0, 0), whole.box_bytes))
 
 
 def test_without_cta_group_2_the_mbarrier_must_lie_beside_the_data():
@@ -521,6 +530,45 @@ def test_a_map_that_the_kernel_makes_is_used_after_its_fence(options):
     np.testing.assert_array_equal(found, image_of(x, m, (32, 3), 256))
 
 
+@pytest.mark.parametrize("options", SCHEDULES)
+def test_a_map_that_one_cta_makes_is_used_by_another_after_a_flag(options):
+    """CTA 0 publishes the map with a relaxed store: the release is that of cp_fenceproxy."""
+    flag = """
+    mov.u32 %r50, %ctaid.x;
+    setp.ne.u32 %p6, %r50, 0;
+    @%p6 bra USER;
+    """
+    text = making(REPLACEMENTS, "@!%p1 st.relaxed.gpu.global.u32 [%rd2+128], 1;\nbra END;\nUSER:\n" + """
+SPIN:
+    ld.relaxed.gpu.global.u32 %r51, [%rd2+128];
+    setp.eq.u32 %p7, %r51, 0;
+    @%p7 bra SPIN;
+    fence.proxy.tensormap::generic.acquire.gpu [%rd2], 128;
+    bar.sync 0;
+    """ + MADE_LOAD + "END:\n", acquire="")  # fmt: skip
+    text = text.replace("    setp.lt.u32 %p4, %r0, 32;", flag + "    setp.lt.u32 %p4, %r0, 32;", 1)
+    x, raw, out = tensor(20, 48, dtype=torch.bfloat16), torch.zeros(256, dtype=torch.uint8), torch.zeros(256, dtype=torch.uint8)
+    place = -raw.data_ptr() % 64
+    run = launch(text, grid=2, block=THREADS, args=[out, raw[place : place + 132], x], **options | {"schedule": options["schedule"] or 11})
+    assert not run.findings
+    m = TensorMap(x, box=(32, 8), element_strides=(1, 2), swizzle=64, fill="nan")
+    np.testing.assert_array_equal(out.numpy(), image_of(x, m, (32, 3), 256))
+
+
+def test_a_long_stride_keeps_its_high_bits():
+    text = making(REPLACEMENTS, "").replace("[%r45], 0, 96;", "[%r45], 0, 0x9876543210;")
+    _, raw, _, run = run_making(text)
+    assert not run.findings
+    assert decode(raw).strides == (0x9876543210,)
+
+
+@pytest.mark.parametrize(("change", "says"), [(("[%r45], 0, 96;", "[%r45], 0, 100;"), "multiple of 16"), (("[%r45], 1, 8;", "[%r45], 1, 257;"), "1 to 256")])
+def test_a_field_that_cannot_be_is_reported(change, says):
+    _, _, _, run = run_making(making(REPLACEMENTS.replace(*change), ""))
+    assert kinds(run) == ["tensor-map"]
+    assert says in run.findings[0].says
+
+
 def test_type_and_swizzle_numbers_of_the_instruction_are_those_of_the_map():
     names = {"elemtype": dict(enumerate(["uint8", "uint16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float32_ftz", "float64",
                                          "bfloat16", "tfloat32", "tfloat32_ftz"])),
@@ -696,7 +744,7 @@ def test_memory_that_holds_no_map_is_refused():
 
 def test_a_map_must_be_aligned_to_64_bytes():
     x, m = box()
-    text = loading(m, (0, 0), 4096, map_operand="%rd20+32")
+    text = loading(m, (0, 0), 4096).replace("cvta.param.u64 %rd20, %rd20;", "cvta.param.u64 %rd20, %rd20;\n    add.s64 %rd20, %rd20, 32;")
     run = launch(text, grid=1, block=THREADS, args=[m, torch.zeros(4096, dtype=torch.uint8)])
     assert "misaligned" in kinds(run)
 
@@ -732,6 +780,7 @@ def test_a_box_that_lands_on_its_mbarrier_is_found():
     ("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes.cta_group::1 [%r20], [%rd1, {0, 0}], [%r21];", "sm_100"),
     ("cp.async.bulk.tensor.2d.global.shared::cta.tile.mbarrier::complete_tx::bytes [%rd1, {0, 0}], [%r20];", "not known here"),
     ("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%r20], [%rd1, {0, 0}], [%r21];", "operands"),
+    ("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r20], [p1, {0, 0}], [%r21];", "generic address"),
     ("tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [%r20], 5, 7;", "dimension 5"),
     ("tensormap.replace.tile.global_dim.shared::cta.b1024.b64 [%r20], 0, %rd1;", ".b64"),
 ])  # fmt: skip

@@ -4,13 +4,12 @@ import itertools
 
 import pytest
 import torch
-from assembly import SEEDS, kinds
-from tensor_core import LOADED, STORED, float_bits, pattern, run, source, vector
+from assembly import kinds
+from tensor_core import LOADED, STORED, UNDER_ANY_SCHEDULE, float_bits, pattern, run, vector
 
 from kda.simulator.launch import launch
 from kda.simulator.ptx import PtxError
 
-UNDER_ANY_SCHEDULE = pytest.mark.parametrize("schedule", [{}, {"early": True}, *({"schedule": s} for s in SEEDS)], ids=str)
 QUIET = {"commit": "", "wait": ""}  # nothing for the tensor core to do
 
 # shape -> (lanes, columns of a repeat, registers of a repeat, (thread, register) -> (lane, column))
@@ -31,7 +30,8 @@ def cells_of(shape, repeat, packed=False, imm=0):
     for t in range(32):
         half = imm if shape == "16x32bx2" and t >= 16 else 0
         spots = [spot(t, r) for r in range(registers)]
-        table.append([[(lane, half + 2 * c + n) for n in range(2)] if packed else [(lane, half + c)] for lane, c in spots])
+        pairs = [[(lane, half + 2 * c), (lane, half + 2 * c + 1)] for lane, c in spots]
+        table.append(pairs if packed else [[(lane, half + c)] for lane, c in spots])
     return table
 
 
@@ -45,7 +45,8 @@ def spelled(what, shape, repeat, packed, imm, at="%r9"):
 
 def rows(verb, count, base):
     """Moves registers of this thread from or to its row in global memory."""
-    moves = [(".v4.b32", vector(n, 4), n) for n in range(0, count - 3, 4)] + [(".b32", f"%x{n}", n) for n in range(count // 4 * 4, count)]
+    quads = [(".v4.b32", vector(n, 4), n) for n in range(0, count - 3, 4)]
+    moves = quads + [(".b32", f"%x{n}", n) for n in range(count // 4 * 4, count)]
     if verb == "ld":
         return "\n".join(f"ld.global{kind} {registers}, [{base}+{4 * n}];" for kind, registers, n in moves)
     return "\n".join(f"st.global{kind} [{base}+{4 * n}], {registers};" for kind, registers, n in moves)
@@ -68,37 +69,38 @@ def test_cells_worked_out_by_hand():
     assert cells_of("16x32bx2", 4, packed=True, imm=8)[21][3] == [(5, 14), (5, 15)]
 
 
+def signed(x):
+    return x - 2**32 if x >= 2**31 else x
+
+
 @pytest.mark.parametrize("shape, repeat, packed", CASES)
 def test_ld_gives_each_register_its_cells(shape, repeat, packed):
     imm = SHAPES[shape][1] * repeat * (1 + packed) if shape == "16x32bx2" else 0
-    columns = columns_for(shape, repeat, packed, imm)
-    table = cells_of(shape, repeat, packed, imm)
+    columns, table = columns_for(shape, repeat, packed, imm), cells_of(shape, repeat, packed, imm)
+    before = pattern(1, columns)[0].tolist()
     for half in (0, 16)[: 1 + (SHAPES[shape][0] == 16)]:
-        load = spelled("ld", shape, repeat, packed, imm, f"%r9+{half << 16}") + LOADED + rows("st", len(table[0]), "%rd7")
-        out, _ = run("", columns=columns, load=load, **QUIET)
-        before = pattern(1, columns)[0]
+        ld = spelled("ld", shape, repeat, packed, imm, f"%r9+{half << 16}")
+        out, _ = run("", columns=columns, load=ld + LOADED + rows("st", len(table[0]), "%rd7"), **QUIET)
         for warp, t in itertools.product(range(4), (0, 1, 2, 5, 15, 16, 21, 31)):
-            lane = 32 * warp + half
-            got = out[0, 32 * warp + t, : len(table[t])].tolist()
-            parts = [[int(before[lane + ln, c]) for ln, c in spots] for spots in table[t]]
-            assert got == [p[0] if not packed else torch.tensor((p[0] & 0xFFFF) | (p[1] & 0xFFFF) << 16).to(torch.int32).item() for p in parts]
+            cells = [[before[32 * warp + half + lane][c] for lane, c in spots] for spots in table[t]]
+            wanted = [signed(x[0] & 0xFFFF | (x[1] & 0xFFFF) << 16) if packed else x[0] for x in cells]
+            assert out[0, 32 * warp + t, : len(wanted)].tolist() == wanted
 
 
 @pytest.mark.parametrize("shape, repeat, packed", CASES)
 def test_st_gives_each_cell_its_register(shape, repeat, packed):
     imm = SHAPES[shape][1] * repeat * (1 + packed) if shape == "16x32bx2" else 0
-    columns = columns_for(shape, repeat, packed, imm)
-    table = cells_of(shape, repeat, packed, imm)
-    store = STORED + rows("ld", len(table[0]), "%rd6") + spelled("st", shape, repeat, packed, imm) + STORED
-    out, _ = run("", columns=columns, stored=store, **QUIET)
-    wanted = pattern(1, columns)
-    before = wanted[0].clone()
+    columns, table = columns_for(shape, repeat, packed, imm), cells_of(shape, repeat, packed, imm)
+    st = spelled("st", shape, repeat, packed, imm)
+    out, _ = run("", columns=columns, stored=STORED + rows("ld", len(table[0]), "%rd6") + st + STORED, **QUIET)
+    before = pattern(1, columns)[0].tolist()
+    wanted = pattern(1, columns)[0].tolist()
     for warp, t in itertools.product(range(4), range(32)):
         for r, spots in enumerate(table[t]):
-            value = int(before[32 * warp + t, r])
-            for n, (lane, column) in enumerate(spots):
-                wanted[0, 32 * warp + lane, column] = (value >> 16 * n & 0xFFFF) - 65536 if packed else value  # poison above the halves
-    assert torch.equal(out, wanted)
+            value = before[32 * warp + t][r]
+            for n, (lane, column) in enumerate(spots):  # unpacked: poison above the half
+                wanted[32 * warp + lane][column] = (value >> 16 * n & 0xFFFF) - 65536 if packed else value
+    assert out[0].tolist() == wanted
 
 
 def test_what_pack_takes_apart_unpack_puts_together():
@@ -129,8 +131,8 @@ def test_ld_red_also_reduces_what_it_loads(op, type_, flags, expected):
     cells = float_bits(torch.randn(1, 128, 64, generator=torch.Generator().manual_seed(1)))
     if type_ == "f32":
         cells[0, 5, 2] = cells[0, 77, 7] = 0x7FC00000
-    load = f"tcgen05.ld.red.sync.aligned.32x32b.x8.{op}{flags}.{type_} {vector(0, 8)}, %x8, [%r9];" + LOADED + rows("st", 9, "%rd7")
-    out, _ = run("", cells=cells, load=load, target="sm_103a", **QUIET)
+    ld = f"tcgen05.ld.red.sync.aligned.32x32b.x8.{op}{flags}.{type_} {vector(0, 8)}, %x8, [%r9];"
+    out, _ = run("", cells=cells, load=ld + LOADED + rows("st", 9, "%rd7"), target="sm_103a", **QUIET)
     assert torch.equal(out[0, :, :8], cells[0, :, :8])
     wanted = expected(cells[0, :, :8].contiguous()).to(torch.int64).to(torch.int32)
     if flags == ".NaN":
@@ -142,26 +144,26 @@ def test_minus_zero_is_less_than_zero():
     cells = torch.zeros(1, 128, 64, dtype=torch.int32)
     cells[0, :, 1] = -(2**31)
     for op, wanted in (("min", -(2**31)), ("max", 0)):
-        load = f"tcgen05.ld.red.sync.aligned.32x32b.x2.{op}.f32 {vector(0, 2)}, %x2, [%r9];" + LOADED + rows("st", 3, "%rd7")
-        out, _ = run("", cells=cells, load=load, target="sm_103a", **QUIET)
+        ld = f"tcgen05.ld.red.sync.aligned.32x32b.x2.{op}.f32 {vector(0, 2)}, %x2, [%r9];"
+        out, _ = run("", cells=cells, load=ld + LOADED + rows("st", 3, "%rd7"), target="sm_103a", **QUIET)
         assert out[0, :, 2].eq(wanted).all()
 
 
 @pytest.mark.parametrize("target, instruction, says", [
-    ("sm_100a", f"tcgen05.ld.red.sync.aligned.32x32b.x2.max.f32 {vector(0, 2)}, %x2, [%r9];", "sm_103a"),
-    ("sm_103a", f"tcgen05.ld.red.sync.aligned.16x32bx2.x2.max.f32 {vector(0, 2)}, %x2, [%r9], 2;", "ld.red.32x32b"),
-    ("sm_103a", "tcgen05.ld.red.sync.aligned.32x32b.x1.max.f32 {%x0}, %x2, [%r9];", ".x2 and more"),
-    ("sm_103a", f"tcgen05.ld.red.sync.aligned.32x32b.x2.max.abs.s32 {vector(0, 2)}, %x2, [%r9];", ".abs or .NaN with .s32"),
-    ("sm_100a", f"tcgen05.ld.sync.aligned.32x32b.x2.b32 {vector(0, 3)}, [%r9];", "2 for .32x32b.x2"),
-    ("sm_100a", f"tcgen05.ld.sync.aligned.16x256b.x64.b32 {vector(0, 128)}, [%r9];", "of at most 128"),
-    ("sm_100a", f"tcgen05.ld.sync.aligned.16x32bx2.x2.b32 {vector(0, 2)}, [%r9];", "an immediate after the address"),
-    ("sm_100a", f"tcgen05.ld.sync.aligned.16x512b.x2.b32 {vector(0, 2)}, [%r9];", "16x32bx2"),
-    ("sm_100a", f"tcgen05.ld.sync.aligned.32x32b.x2.unpack::16b.b32 {vector(0, 2)}, [%r9];", "unpack::16b"),
-    ("sm_100a", "tcgen05.alloc.cta_group::3.sync.aligned.b32 [smem], 32;", "cta_group::1"),
+    ("sm_100a", "ld.red.sync.aligned.32x32b.x2.max.f32 {%x0, %x1}, %x2, [%r9];", "sm_103a"),
+    ("sm_103a", "ld.red.sync.aligned.16x32bx2.x2.max.f32 {%x0, %x1}, %x2, [%r9], 2;", "ld.red.32x32b"),
+    ("sm_103a", "ld.red.sync.aligned.32x32b.x1.max.f32 {%x0}, %x2, [%r9];", ".x2 and more"),
+    ("sm_103a", "ld.red.sync.aligned.32x32b.x2.max.abs.s32 {%x0, %x1}, %x2, [%r9];", ".abs or .NaN with .s32"),
+    ("sm_100a", "ld.sync.aligned.32x32b.x2.b32 {%x0, %x1, %x2}, [%r9];", "2 for .32x32b.x2"),
+    ("sm_100a", f"ld.sync.aligned.16x256b.x64.b32 {vector(0, 128)}, [%r9];", "of at most 128"),
+    ("sm_100a", "ld.sync.aligned.16x32bx2.x2.b32 {%x0, %x1}, [%r9];", "an immediate after the address"),
+    ("sm_100a", "ld.sync.aligned.16x512b.x2.b32 {%x0, %x1}, [%r9];", "16x32bx2"),
+    ("sm_100a", "ld.sync.aligned.32x32b.x2.unpack::16b.b32 {%x0, %x1}, [%r9];", "unpack::16b"),
+    ("sm_100a", "alloc.cta_group::3.sync.aligned.b32 [smem], 32;", "cta_group::1"),
 ])  # fmt: skip
 def test_forms_that_do_not_exist_are_refused(target, instruction, says):
     with pytest.raises(PtxError) as caught:
-        run("", load=instruction, target=target, **QUIET)
+        run("", load="tcgen05." + instruction, target=target, **QUIET)
     assert says in str(caught.value)
 
 
@@ -172,18 +174,21 @@ AGAIN = f"tcgen05.st.sync.aligned.32x32b.x32.b32 [%r9], {vector(0, 32)};"
 LOAD = f"tcgen05.ld.sync.aligned.32x32b.x32.b32 {vector(32, 32)}, [%r9];"
 
 
+ORDERS = {
+    "st, wait::st, ld": (STORED + LOAD + LOADED, []),
+    "st, ld": (LOAD + LOADED + STORED, ["race-write-read"]),
+    "st, wait::ld, ld": (LOADED + LOAD + LOADED + STORED, ["race-write-read"]),
+    "st, wait::st, st": (STORED + AGAIN + STORED, []),
+    "st, st": (AGAIN + STORED, ["race-write-write"]),
+    "ld, wait::ld, st": (STORED + LOAD + LOADED + AGAIN + STORED, []),
+    "ld, st": (STORED + LOAD + AGAIN + STORED, ["race-read-write"]),
+    "ld, wait::st, st": (STORED + LOAD + STORED + AGAIN + STORED, ["race-read-write"]),
+    "ld, use, st": (STORED + LOAD + "add.u32 %x0, %x63, 1;" + AGAIN + STORED, []),
+}
+
+
 @UNDER_ANY_SCHEDULE
-@pytest.mark.parametrize("stored, expected", [
-    (STORED + LOAD + LOADED, []),
-    (LOAD + LOADED + STORED, ["race-write-read"]),
-    (LOADED + LOAD + LOADED + STORED, ["race-write-read"]),
-    (STORED + AGAIN + STORED, []),
-    (AGAIN + STORED, ["race-write-write"]),
-    (STORED + LOAD + LOADED + AGAIN + STORED, []),
-    (STORED + LOAD + AGAIN + STORED, ["race-read-write"]),
-    (STORED + LOAD + STORED + AGAIN + STORED, ["race-read-write"]),
-    (STORED + LOAD + "add.u32 %x0, %x63, 1;" + AGAIN + STORED, []),
-], ids=["st wait ld", "st ld", "st wait::ld ld", "st wait st", "st st", "ld wait st", "ld st", "ld wait::st st", "ld use st"])  # fmt: skip
+@pytest.mark.parametrize("stored, expected", ORDERS.values(), ids=ORDERS)
 def test_a_warps_own_accesses_are_ordered_by_their_waits_alone(stored, expected, schedule):
     _, result = run("", stored=stored, strict=False, **QUIET, **schedule)
     assert kinds(result) == expected
@@ -196,16 +201,16 @@ def test_a_race_in_tensor_memory_names_both_instructions():
     assert race.place.ptx.startswith("tcgen05.ld") and race.other.ptx.startswith("tcgen05.st")
 
 
+ALLOC = "@%p1 tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [smem], 64;"
 FREE = "@%p1 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r8, 64;"
 
 
 @UNDER_ANY_SCHEDULE
-@pytest.mark.parametrize("end, expected", [("bar.sync 0;" + FREE, []), (FREE, ["race"])], ids=["barrier", "none"])
-def test_columns_are_freed_after_the_other_warps_have_read_them(end, expected, schedule):
-    _, result = run("", end=end, strict=False, **QUIET, **schedule)
-    if expected and kinds(result) == ["tmem"]:  # the slower warps find their columns gone
-        return
-    assert sorted({k.split("-")[0] for k in kinds(result)} - {"tmem"}) == expected
+def test_columns_are_freed_after_the_other_warps_have_read_them(schedule):
+    _, result = run("", end="bar.sync 0;" + FREE, strict=False, **QUIET, **schedule)
+    assert not result.findings
+    _, result = run("", end=FREE, strict=False, **QUIET, **schedule)  # a slower warp may find its columns gone
+    assert set(kinds(result)) & {"race-read-write", "race-write-write", "tmem"}
 
 
 def test_a_load_that_nobody_waits_for_is_not_over_when_its_columns_are_freed():
@@ -215,9 +220,15 @@ def test_a_load_that_nobody_waits_for_is_not_over_when_its_columns_are_freed():
 
 
 def test_new_columns_hold_nothing():
-    _, result = run("", stored="", load="@%p1 " + LOAD.replace("[%r9]", "[%r9+32]"), cells=pattern(1, 32), columns=32, strict=False, **QUIET,
-                    alloc="@%p1 tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [smem], 64;", end="bar.sync 0;" + FREE)  # fmt: skip
-    assert "uninitialised" in kinds(result)
+    load = LOAD.replace("[%r9]", "[%r9+32]") + LOADED
+    _, result = run("", alloc=ALLOC, columns=32, load=load, end="bar.sync 0;" + FREE, strict=False, **QUIET)
+    assert kinds(result) == ["uninitialised"]
+
+
+def test_columns_forget_what_they_held_when_they_are_freed():
+    load = f"bar.sync 0; {FREE} {ALLOC} bar.sync 0; {LOAD} {LOADED}"
+    _, result = run("", load=load, strict=False, **QUIET)
+    assert kinds(result) == ["uninitialised"]
 
 
 # ---- reach
@@ -227,10 +238,10 @@ def test_new_columns_hold_nothing():
     ("xor.b32 %r10, %r9, 2097152;", "32x32b.x1", "lane 64: warp 3 of the CTA may touch lanes 96 to 127, from lane 96"),
     ("mov.u32 %r10, %r8;", "32x32b.x1", "lane 0: warp 3 of the CTA may touch lanes 96 to 127, from lane 96"),
     ("add.u32 %r10, %r9, 1048576;", "32x32b.x1", "lane 112: warp 3 of the CTA may touch lanes 96 to 127, from lane 96"),
-    ("add.u32 %r10, %r9, 524288;", "16x64b.x1", "lane 104: warp 3 of the CTA may touch lanes 96 to 127, from lane 96 or 16 more"),
+    ("add.u32 %r10, %r9, 524288;", "16x64b.x1", "warp 3 of the CTA may touch lanes 96 to 127, from lane 96 or 16 more"),
     ("add.u32 %r10, %r9, 64;", "32x32b.x1", "columns 64 to 64"),
     ("add.u32 %r10, %r9, 63;", "16x64b.x1", "columns 63 to 64"),
-    ("sub.u32 %r10, %r9, 1;", "32x32b.x1", ""),
+    ("sub.u32 %r10, %r9, 1;", "32x32b.x1", "lane 95: warp 3"),
 ])  # fmt: skip
 def test_a_warp_reaches_its_slab_and_allocated_columns_alone(at, shape, says):
     load = f"setp.eq.u32 %p7, %r2, 3; {at} @%p7 tcgen05.ld.sync.aligned.{shape}.b32 {vector(0, 1)}, [%r10]; {LOADED}"
@@ -308,19 +319,21 @@ GIVE_UP = "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;\n"
 
 
 def test_allocations_take_the_first_columns_that_are_free():
-    out, result = alone(alloc(0, 128) + alloc(1, 64) + alloc(2, 32) + dealloc(1, 64) + alloc(3, 32) + alloc(4, 32) + alloc(5, 32) + GIVE_UP
-                        + "".join(dealloc(n, c) for n, c in ((0, 128), (2, 32), (3, 32), (4, 32), (5, 32))))  # fmt: skip
+    body = alloc(0, 128) + alloc(1, 64) + alloc(2, 32) + dealloc(1, 64)
+    body += alloc(3, 32) + alloc(4, 32) + alloc(5, 32) + GIVE_UP + dealloc(0, 128)
+    out, result = alone(body + "".join(dealloc(n, 32) for n in (2, 3, 4, 5)))
     assert not result.findings
     assert out[0, :6].tolist() == [0, 128, 192, 128, 160, 224]
     assert result.counters["tmem_columns"] == 128 + 3 * 32 + 32
 
 
 def test_a_generic_address_takes_the_result_too():
-    generic = "cvta.shared.u64 %rd1, %rd2;\n tcgen05.alloc.cta_group::1.sync.aligned.b32 [%rd1+4], 32;\n bar.warp.sync 0xffffffff;\n"
-    out, result = alone("mov.u64 %rd2, smem;\n" + generic + "ld.shared.u32 %r20, [smem+4];\n" + dealloc(0, 32))
+    into = "tcgen05.alloc.cta_group::1.sync.aligned.b32 [%rd1+4], 32;\n bar.warp.sync 0xffffffff;\n"
+    convert = "mov.u64 %rd2, smem;\n cvta.shared.u64 %rd1, %rd2;\n"
+    out, result = alone(convert + into + "ld.shared.u32 %r20, [smem+4];\n" + dealloc(0, 32))
     assert not result.findings and out[0, 0] == 0
-    _, result = alone("mov.u64 %rd1, %rd3;\n" + generic.split("\n", 1)[1] + "mov.u32 %r20, 0;\n" + dealloc(0, 32))
-    assert "out-of-bounds" in kinds(result)
+    _, result = alone("mov.u64 %rd1, %rd3;\n" + into + "mov.u32 %r20, 0;\n" + dealloc(0, 32))
+    assert kinds(result) == ["out-of-bounds"] and "is elsewhere" in result.findings[0].says
 
 
 @pytest.mark.parametrize("columns", [0, 16, 48, 1024])
@@ -355,12 +368,12 @@ def test_an_allocation_that_never_finds_room_is_a_deadlock():
 
 
 @pytest.mark.parametrize("body, says", [
-    (alloc(0, 32) + alloc(1, 64) + dealloc(0, 32) + dealloc(1, 64), "64 columns after 32: a CTA's allocations must not grow"),
+    (alloc(0, 32) + alloc(1, 64) + dealloc(0, 32) + dealloc(1, 64), "64 columns after 32: a CTA's allocations"),
     (alloc(0, 32) + GIVE_UP + alloc(1, 32) + dealloc(0, 32) + dealloc(1, 32), "after relinquish_alloc_permit"),
     (alloc(0, 32) + dealloc(0, 32) + dealloc(0, 32), "32 columns of cta_group::1 at 0x0, where nothing is allocated"),
     (alloc(0, 64) + "mov.u32 %r21, 32;\n" + dealloc(1, 32) + dealloc(0, 64), "at 0x20, where nothing is allocated"),
     ("mov.u32 %r21, 7;\n" + alloc(0, 64) + dealloc(1, 64) + dealloc(0, 64), "at 0x7, where nothing is allocated"),
-    (alloc(0, 64) + dealloc(0, 32) + dealloc(0, 64), "deallocates 32 columns of cta_group::1 at 0x0, where 64 columns of cta_group::1 are allocated"),
+    (alloc(0, 64) + dealloc(0, 32) + dealloc(0, 64), "at 0x0, where 64 columns of cta_group::1 are allocated"),
 ])  # fmt: skip
 def test_misuse_of_the_allocator_is_described(body, says):
     _, result = alone(body)
@@ -410,8 +423,3 @@ def test_without_a_cluster_there_is_no_pair():
 def test_a_group_is_chosen_for_the_whole_kernel():
     with pytest.raises(PtxError, match="one of them for the whole kernel"):
         alone(alloc(0, 32, 2) + dealloc(0, 32, 1))
-
-
-def test_lanes_hold_what_the_source_of_the_tests_says():
-    out, result = run("", **QUIET)
-    assert torch.equal(out, pattern(1, 64)) and "tcgen05.st" in source("", 64, 16) and not result.findings

@@ -188,6 +188,7 @@ END:
     assert not result.findings
 
 
+@pytest.mark.simulated_only
 def test_every_special_register_has_its_value():
     body = """
     mov.u32 %r2, %ctaid.y;
@@ -204,6 +205,7 @@ def test_every_special_register_has_its_value():
     assert result.counters["clusters"] == 3
 
 
+@pytest.mark.simulated_only
 def test_the_same_seed_gives_the_same_schedule():
     body = """
     atom.global.add.u32 %r9, [%rd2], 1;

@@ -9,7 +9,8 @@ from kda.simulator.launch import launch
 from kda.simulator.ptx import PtxError
 
 SHARED_BASE = 0x400
-MODES = {"none": (0, 1), "32": (3, 2), "64": (2, 4), "128": (1, 8)}  # swizzle -> (descriptor's layout, 16-byte pieces in a row of the pattern)
+# swizzle -> (the descriptor's layout, 16-byte pieces in a row of the pattern)
+MODES = {"none": (0, 1), "32": (3, 2), "64": (2, 4), "128": (1, 8)}
 THREADS = [(T >> 5, T >> 2 & 7, T & 3) for T in range(128)]  # warp, g, t
 DEPTH = {"f16": 16, "bf16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32, "s8": 32, "u8": 32}
 
@@ -40,9 +41,11 @@ class Matrix:
     def address(self, r, k):
         each, pieces = 16 // self.size, self.pieces
         if not self.mn:
-            off = r % 8 * 16 * pieces + r // 8 * self.stride + k % each * self.size + k // each * (self.leading if pieces == 1 else 16)
+            off = r % 8 * 16 * pieces + r // 8 * self.stride
+            off += k % each * self.size + k // each * (self.leading if pieces == 1 else 16)
         elif pieces > 1:
-            off = r % (each * pieces) * self.size + r // (each * pieces) * self.leading + k % 8 * 16 * pieces + k // 8 * self.stride
+            off = r % (each * pieces) * self.size + r // (each * pieces) * self.leading
+            off += k % 8 * 16 * pieces + k // 8 * self.stride
         else:
             off = r % each * self.size + r // each * self.stride + k % 8 * 16 + k // 8 * self.leading
         at = self.start + off
@@ -65,7 +68,10 @@ def up(n, to=1024):
 
 
 def d_places(columns):
-    return [[(16 * w + g + 8 * (i >> 1 & 1), 8 * (i >> 2) + 2 * t + (i & 1)) for i in range(columns // 2)] for w, g, t in THREADS]
+    def place(i, w, g, t):
+        return 16 * w + g + 8 * (i >> 1 & 1), 8 * (i >> 2) + 2 * t + (i & 1)
+
+    return [[place(i, *thread) for i in range(columns // 2)] for thread in THREADS]
 
 
 def a_places(size):
@@ -88,18 +94,21 @@ def vector(prefix, n):
 
 def fill(size):
     """Copies the image from %rd1 to shared memory by ordinary stores of 128 threads."""
-    text = "shl.b32 %r2, %r0, 4;\n cvt.u64.u32 %rd9, %r2;\n add.s64 %rd9, %rd1, %rd9;\n mov.u32 %r3, smem;\n add.u32 %r3, %r3, %r2;\n"
+    text = "shl.b32 %r2, %r0, 4;\n cvt.u64.u32 %rd9, %r2;\n add.s64 %rd9, %rd1, %rd9;\n"
+    text += "mov.u32 %r3, smem;\n add.u32 %r3, %r3, %r2;\n"
+    four = "{%r4, %r5, %r6, %r7}"
     for at in range(0, size, 2048):
-        text += f"ld.global.v4.u32 {{%r4, %r5, %r6, %r7}}, [%rd9+{at}];\n st.shared.v4.u32 [%r3+{at}], {{%r4, %r5, %r6, %r7}};\n"
+        text += f"ld.global.v4.u32 {four}, [%rd9+{at}];\n st.shared.v4.u32 [%r3+{at}], {four};\n"
     return text
 
 
 READY = "fence.proxy.async.shared::cta;\n bar.sync 0;\n"
-FENCE, COMMIT, WAIT = (f"wgmma.{what};\n" for what in ("fence.sync.aligned", "commit_group.sync.aligned", "wait_group.sync.aligned 0"))
+FENCE, COMMIT = "wgmma.fence.sync.aligned;\n", "wgmma.commit_group.sync.aligned;\n"
+WAIT = "wgmma.wait_group.sync.aligned 0;\n"
 
 
-def run(image, compute, registers, given=None, into=None, block=128, target="sm_90a", ready=READY, after="", **options):
-    """Fills shared memory, loads d and a registers from `given` [register][thread], runs `compute`, stores the d registers."""
+def run(image, compute, registers, given=None, block=128, ready=READY, **options):
+    """Fills shared memory, loads registers from `given` (name -> [register][thread]), computes, stores %d0, %d1, ..."""
     size = up(len(image), 2048)
     data = torch.frombuffer(bytearray(image.ljust(size, b"\0")), dtype=torch.uint8).clone()
     given = given or {}
@@ -107,22 +116,25 @@ def run(image, compute, registers, given=None, into=None, block=128, target="sm_
     inputs = torch.tensor(rows or [[0] * 128], dtype=torch.int64)
     inputs = torch.where(inputs >> 31 > 0, inputs - (1 << 32), inputs).to(torch.int32)
     out = torch.full((registers, 128), -1, dtype=torch.int32)
-    text = f".reg .b32 %d<{registers}>;\n .reg .b32 %e<128>;\n .reg .b32 %a<4>;\n mul.wide.u32 %rd10, %r0, 4;\n add.s64 %rd11, %rd2, %rd10;\n"
-    text += "add.s64 %rd12, %rd3, %rd10;\n" + fill(size) + ready
+    text = f".reg .b32 %d<{registers}>;\n .reg .b32 %e<128>;\n .reg .b32 %a<4>;\n"
+    text += (
+        "mul.wide.u32 %rd10, %r0, 4;\n add.s64 %rd11, %rd2, %rd10;\n add.s64 %rd12, %rd3, %rd10;\n" + fill(size) + ready
+    )
     at = 0
     for name, its in given.items():
         for r in range(len(its)):
             text += f"ld.global.b32 %{name}{r}, [%rd11+{512 * at}];\n"
             at += 1
-    text += compute + "".join(f"st.global.b32 [%rd12+{512 * r}], %d{r};\n" for r in range(registers)) + after
-    result = launch(kernel(text, pointers=3, target=target, shared=size), grid=1, block=block, args=[data, inputs, out], **options)
+    text += compute + "".join(f"st.global.b32 [%rd12+{512 * r}], %d{r};\n" for r in range(registers))
+    ptx = kernel(text, pointers=3, shared=size)
+    result = launch(ptx, grid=1, block=block, args=[data, inputs, out], **options)
     return [[x & 0xFFFFFFFF for x in row] for row in out.tolist()], result
 
 
-def mma(columns, types, a, b, scale="1", flags="", modifier="", registers=None, d="d"):
+def mma(columns, types, a, b, scale="1", flags="", modifier="", d="d"):
     """One wgmma.mma_async; a and b are descriptors (numbers), or `a` is None where it lies in registers."""
     of_d, of_a, of_b = types
-    registers = registers or (columns // 2 if of_d != "f16" else columns // 4)
+    registers = columns // 2 if of_d != "f16" else columns // 4
     text = "" if a is None else f"mov.b64 %rd20, {a};\n"
     text += f"mov.b64 %rd21, {b};\n"
     name = f"wgmma.mma_async.sync.aligned.m64n{columns}k{DEPTH[of_a]}{modifier}.{of_d}.{of_a}.{of_b}"
@@ -138,12 +150,13 @@ def flags_of(of_a, trans_a=0, trans_b=0, scale_a=1, scale_b=1, in_registers=Fals
     return text
 
 
-def multiply(types, a, b, c=None, scale="1", in_registers=False, modifier="", order=None, trans=(0, 0), swizzles=("128", "128"), signs=(1, 1), **options):
+def multiply(types, a, b, c=None, *, scale="1", in_registers=False, modifier="", trans=(0, 0), swizzle="128",
+             signs=(1, 1), ready=READY):  # fmt: skip
     """D's bits [64][columns] of one wgmma on bits a [64][k], b [columns][k], and the Run."""
     of_d, of_a, of_b = types
     columns, size_d = len(b), size_of(of_d)
-    b_matrix = Matrix(b, of_b, swizzles[1], bool(trans[1]))
-    a_matrix = None if in_registers else Matrix(a, of_a, swizzles[0], bool(trans[0]), start=up(b_matrix.end))
+    b_matrix = Matrix(b, of_b, swizzle, bool(trans[1]))
+    a_matrix = None if in_registers else Matrix(a, of_a, swizzle, bool(trans[0]), start=up(b_matrix.end))
     image = bytearray(up((a_matrix or b_matrix).end) - SHARED_BASE)
     for matrix in (a_matrix, b_matrix):
         if matrix:
@@ -151,9 +164,9 @@ def multiply(types, a, b, c=None, scale="1", in_registers=False, modifier="", or
     places, size_a = d_places(columns), size_of(of_a)
     c = torch.zeros(64, columns, dtype=torch.int64) if c is None else c
     given = {"d": pack(c, places, size_d)} | ({"a": pack(a, a_places(size_a), size_a)} if in_registers else {})
-    text = mma(columns, types, a_matrix and a_matrix.descriptor(), b_matrix.descriptor(), scale,
-               flags_of(of_a, *trans, *signs, in_registers), modifier)  # fmt: skip
-    out, result = run(bytes(image), FENCE + text + COMMIT + WAIT, len(given["d"]), given, **options)
+    flags = flags_of(of_a, *trans, *signs, in_registers)
+    text = mma(columns, types, a_matrix and a_matrix.descriptor(), b_matrix.descriptor(), scale, flags, modifier)
+    out, result = run(bytes(image), FENCE + text + COMMIT + WAIT, len(given["d"]), given, ready=ready)
     return unpack(out, places, size_d, (64, columns)), result
 
 
@@ -175,10 +188,11 @@ def operands(types, columns, seed=1, most=4):
 @pytest.mark.parametrize("types", [("f32", "bf16", "bf16"), ("f32", "tf32", "tf32"), ("f32", "e4m3", "e4m3")])
 def test_k_major_operands_are_found_in_every_swizzle(swizzle, types):
     a, b, c = operands(types, 32)
-    got, result = multiply(types, a, b, c, swizzles=(swizzle, swizzle))
+    got, result = multiply(types, a, b, c, swizzle=swizzle)
     assert torch.equal(decode(got, "f32"), exact(types, a, b, c))
     assert not result.findings
     assert result.counters["tensor_flops"] == 2 * 64 * 32 * DEPTH[types[1]]
+    assert result.counters["shared_bytes_read"] == (64 + 32) * 32  # A and B once, 32 bytes along k
 
 
 @pytest.mark.parametrize("swizzle", MODES)
@@ -186,7 +200,7 @@ def test_k_major_operands_are_found_in_every_swizzle(swizzle, types):
 def test_mn_major_operands_are_found_in_every_swizzle(swizzle, trans):
     types = ("f32", "f16", "f16")
     a, b, c = operands(types, 128, seed=2)
-    got, result = multiply(types, a, b, c, swizzles=(swizzle, swizzle), trans=trans)
+    got, result = multiply(types, a, b, c, swizzle=swizzle, trans=trans)
     assert torch.equal(decode(got, "f32"), exact(types, a, b, c))
     assert not result.findings
 
@@ -196,7 +210,8 @@ def only_one(at, descriptor, columns, trans=0):
     image = bytearray(0x8000)
     image[at - SHARED_BASE : at - SHARED_BASE + 2] = int(encode([1.0], "bf16")).to_bytes(2, "little")
     a = encode(torch.arange(1, 17).double().expand(64, 16).contiguous(), "bf16")
-    text = mma(columns, ("f32", "bf16", "bf16"), None, descriptor, "0", flags_of("bf16", trans_b=trans, in_registers=True))
+    flags = flags_of("bf16", trans_b=trans, in_registers=True)
+    text = mma(columns, ("f32", "bf16", "bf16"), None, descriptor, "0", flags)
     places = d_places(columns)
     out, result = run(bytes(image), FENCE + text + COMMIT + WAIT, columns // 2, {"a": pack(a, a_places(2), 2)})
     assert not result.findings
@@ -206,7 +221,9 @@ def only_one(at, descriptor, columns, trans=0):
     return int(column), int(got[0, column]) - 1
 
 
-@pytest.mark.parametrize("at, start, place", [(0x2490, 0x2400, (1, 0)), (0x28BA, 0x2420, (9, 5)), (0x438E, 0x2460, (63, 15))])
+@pytest.mark.parametrize(
+    "at, start, place", [(0x2490, 0x2400, (1, 0)), (0x28BA, 0x2420, (9, 5)), (0x438E, 0x2460, (63, 15))]
+)
 def test_128_byte_swizzled_k_major_elements_lie_where_the_manual_says(at, start, place):
     assert only_one(at, 0x4000004000010000 | start >> 4, 64) == place
 
@@ -233,8 +250,8 @@ def test_the_owners_of_fragments_are_the_manuals():
 
 # ---- types and numbers
 
-TYPES = [("f32", "f16", "f16"), ("f16", "f16", "f16"), ("f32", "bf16", "bf16"), ("f32", "tf32", "tf32"), ("f32", "e4m3", "e5m2"),
-         ("f16", "e5m2", "e4m3"), ("s32", "s8", "u8"), ("s32", "u8", "s8")]  # fmt: skip
+TYPES = [("f32", "f16", "f16"), ("f16", "f16", "f16"), ("f32", "bf16", "bf16"), ("f32", "tf32", "tf32"),
+         ("f32", "e4m3", "e5m2"), ("f16", "e5m2", "e4m3"), ("s32", "s8", "u8"), ("s32", "u8", "s8")]  # fmt: skip
 
 
 @pytest.mark.parametrize("types", TYPES, ids=".".join)
@@ -262,8 +279,9 @@ def test_sums_are_cut_as_the_tensor_core_cuts_them(types):
     a, b = random_bits((64, DEPTH[of_a]), of_a, g), random_bits((8, DEPTH[of_a]), of_b, g)
     c = random_bits((64, 8), of_d, g)
     got, _ = multiply(types, a, b, c)
-    expected = [[dot(a[m].tolist(), b[n].tolist(), int(c[m, n]), (of_a, of_b, of_d), 90, wgmma=True) for n in range(8)] for m in range(64)]
-    assert got.tolist() == expected
+    for m, row in enumerate(a.tolist()):
+        expected = [dot(row, column, int(c[m, n]), (of_a, of_b, of_d), 90, True) for n, column in enumerate(b.tolist())]
+        assert got[m].tolist() == expected
 
 
 def test_small_terms_survive_as_the_published_model_says():
@@ -328,7 +346,7 @@ CHAIN_TYPES = ("f32", "bf16", "bf16")
 
 
 def chain():
-    """(image, a's and b's Matrix, the two parts' descriptors, A B^T): 64 x 32 times 16 x 32, two instructions along k."""
+    """(image, the descriptors of A and B for two instructions along k, A B^T): 64 x 32 times 16 x 32."""
     g = torch.Generator().manual_seed(5)
     a, b = small_integers((64, 32), "bf16", g), small_integers((16, 32), "bf16", g)
     b_matrix = Matrix(b, "bf16", "64")
@@ -484,8 +502,8 @@ def test_warps_must_agree_on_the_matrices():
     b = chain()[1][0][1]
     other = f"mov.b64 %rd21, {b};\n setp.ge.u32 %p1, %r0, 96;\n @%p1 add.s64 %rd21, %rd21, 2;\n"
     name = "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16"
-    compute = f"{FENCE} mov.b64 %rd20, {chain()[1][0][0]};\n {other} {name} {vector('d', 8)}, %rd20, %rd21, 0, 1, 1, 0, 0;\n" + COMMIT + WAIT
-    _, result = run_chain(compute)
+    wgmma = f"{name} {vector('d', 8)}, %rd20, %rd21, 0, 1, 1, 0, 0;\n"
+    _, result = run_chain(FENCE + f"mov.b64 %rd20, {chain()[1][0][0]};\n" + other + wgmma + COMMIT + WAIT)
     assert kinds(result) == ["group"]
 
 
@@ -518,12 +536,15 @@ def test_a_matrix_beyond_shared_memory_is_found():
 # ---- what is refused
 
 
+FOUR = "{%f0,%f1,%f2,%f3}"
+
+
 @pytest.mark.parametrize("instruction, says", [
-    ("wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.f16.f16 {%f0,%f1,%f2,%f3}, %rd1, %rd1, %r1, 0, 1, 1, 1, 0, 0;", "sparse"),
-    ("wgmma.mma_async.sync.aligned.m64n12k16.f32.f16.f16 {%f0,%f1,%f2,%f3}, %rd1, %rd1, 1, 1, 1, 0, 0;", "m64nNk16"),
+    (f"wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.f16.f16 {FOUR}, %rd1, %rd1, %r1, 0, 1, 1, 1, 0, 0;", "sparse"),
+    (f"wgmma.mma_async.sync.aligned.m64n12k16.f32.f16.f16 {FOUR}, %rd1, %rd1, 1, 1, 1, 0, 0;", "m64nNk16"),
     ("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f0,%f1}, %rd1, %rd1, 1, 1, 1, 0, 0;", "4"),
-    ("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f0,%f1,%f2,%f3}, %rd1, %rd1, 1, 2, 1, 0, 0;", "1, -1"),
-    ("wgmma.mma_async.sync.aligned.m64n8k8.f32.tf32.tf32 {%f0,%f1,%f2,%f3}, %rd1, %rd1, 1, 1, 1, 0, 0;", "scale-d"),
+    (f"wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {FOUR}, %rd1, %rd1, 1, 2, 1, 0, 0;", "1, -1"),
+    (f"wgmma.mma_async.sync.aligned.m64n8k8.f32.tf32.tf32 {FOUR}, %rd1, %rd1, 1, 1, 1, 0, 0;", "scale-d"),
     ("wgmma.mma_async.sync.aligned.m64n8k16.f16.bf16.bf16 {%f0,%f1}, %rd1, %rd1, 1, 1, 1, 0, 0;", "f32"),
     ("wgmma.wait_group.sync.aligned 9;", "0, 1"),
     ("wgmma.wait.sync.aligned;", "wait_group"),
@@ -536,5 +557,5 @@ def test_a_form_that_is_not_there_is_refused(instruction, says):
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_100a"])
 def test_other_architectures_have_no_wgmma(target):
-    with pytest.raises(PtxError, match="tcgen05.mma replaces it"):
+    with pytest.raises(PtxError, match=r"tcgen05\.mma replaces it"):
         launch(kernel("    wgmma.fence.sync.aligned;\n", target=target), grid=1, block=128, args=[torch.zeros(32)])

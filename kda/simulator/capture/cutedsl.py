@@ -1,9 +1,9 @@
 """Host functions of the CuTe DSL, linked a second time: against the stand-in runtime instead of CUDA's.
 
-A compiled function keeps its host code as MLIR.  A capture links that again for itself (0.03 s), so the function that
-the caller holds stays as it was, and it does not matter when it was compiled.  What does matter is its PTX: functions from
-`kda.compile.cutedsl` and those compiled inside the block have it; others only if they were compiled with `--keep-ptx`
-(or CUTE_DSL_KEEP=ptx in the environment).
+A compiled function keeps its host code as MLIR. A capture links that again for itself (0.03 s), so the function that
+the caller holds stays as it was, and it does not matter when it was compiled. What does matter is its PTX: functions
+from `kda.compile.cutedsl` and those compiled inside the block have it; others only if they were compiled with
+`--keep-ptx` (or CUTE_DSL_KEEP=ptx in the environment).
 """
 
 from __future__ import annotations
@@ -86,18 +86,19 @@ class Host:
         return lambda *args, **kwargs: _ORIGINAL["__call__"](twin, *args, **kwargs)
 
     def _by_tvm_ffi(self, symbol: str) -> Any:
-        """tvm-ffi calls int(handle, args, count, result); the engine has the same function with its arguments packed."""
+        """tvm-ffi calls int(handle, args, count, result); the engine has that function with its arguments packed."""
         import tvm_ffi
 
         packed = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.engine.raw_lookup(f"__tvm_ffi_{symbol}"))
 
         def call(handle, args, count, result):
-            values = (ctypes.c_void_p(handle), ctypes.c_void_p(args), ctypes.c_int32(count), ctypes.c_void_p(result), ctypes.c_int32())
+            pointers = [ctypes.c_void_p(p) for p in (handle, args, result)]
+            values = (*pointers[:2], ctypes.c_int32(count), pointers[2], ctypes.c_int32())
             packed((ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values)))
             return values[-1].value
 
-        kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p)
-        self.safe_call = kind(call)
+        types = (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p)
+        self.safe_call = ctypes.CFUNCTYPE(*types)(call)                      # lives as long as this object
         address = ctypes.cast(self.safe_call, ctypes.c_void_p).value
         function = tvm_ffi.Function.__from_extern_c__(address, keep_alive_object=self.engine)
         return lambda *args, **kwargs: function(*(_as_cuda(a) for a in (*args, *kwargs.values())))
@@ -144,7 +145,7 @@ def _cubin(function: Any) -> bytes | None:
 
 @contextlib.contextmanager
 def taken(session: Session) -> Iterator[None]:
-    """Inside the block the DSL compiles for the session's arch, keeps PTX, and its functions are called through `Host`."""
+    """Inside the block the DSL compiles for the session's arch and keeps PTX, and its functions go through `Host`."""
     try:
         door.load()
     except MissingCompilerError:
@@ -156,7 +157,10 @@ def taken(session: Session) -> Iterator[None]:
             door.compiling_for(session.arch, keep_ptx=True, keep_cubin=True, lineinfo=True, dump_dir=folder)
         )
         for owner, name, taker in _takers(session):
-            undo.callback(setattr, owner, name, vars(owner)[name]) if name in vars(owner) else undo.callback(delattr, owner, name)
+            if name in vars(owner):
+                undo.callback(setattr, owner, name, vars(owner)[name])
+            else:                                                            # inherited
+                undo.callback(delattr, owner, name)
             setattr(owner, name, taker)
         yield
 
@@ -165,7 +169,8 @@ _ORIGINAL: dict[str, Any] = {}
 
 
 def _takers(session: Session) -> Iterator[tuple[type, str, Any]]:
-    """(class, method, what stands in for it) for every way to call a compiled function."""
+    """(class, method, what stands in for it) for every way to compile and to call a function."""
+    from cutlass.base_dsl.compiler import CompileCallable
     from cutlass.base_dsl.jit_executor import JitExecutor
     from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction as Function
 
@@ -180,6 +185,17 @@ def _takers(session: Session) -> Iterator[tuple[type, str, Any]]:
             raise CaptureError("this executor was made before the capture began. Call the compiled function itself.")
         return run(self, packed)
 
+    compile_with = CompileCallable._compile
+
+    def compile_with_a_copy(self, *args, **kwargs):
+        """The DSL writes its settings into the options of cute.compile itself; they must not outlive the block."""
+        own, self._compile_options = self._compile_options, copy.deepcopy(self._compile_options)
+        try:
+            return compile_with(self, *args, **kwargs)
+        finally:
+            self._compile_options = own
+
+    yield CompileCallable, "_compile", compile_with_a_copy
     yield Function, "__call__", call
     yield Function, "run_compiled_program", lambda self, packed: _host(session, self).run(packed)
     yield Function, "to", lambda self, device=None: _host(session, self).executor
@@ -205,11 +221,12 @@ def _libraries() -> list[str]:
 
 
 def _is_tvm_ffi(function: Any) -> bool:
-    return any(base.__module__.split(".")[0] == "tvm_ffi" or "TVMFFI" in base.__name__ for base in type(function).__mro__)
+    bases = type(function).__mro__
+    return any(base.__module__.split(".")[0] == "tvm_ffi" or "TVMFFI" in base.__name__ for base in bases)
 
 
 class _Disguised:
-    """A CPU tensor that says it lies on a GPU: tvm-ffi's host code checks, and only the simulator follows the address."""
+    """A CPU tensor that says it lies on a GPU: tvm-ffi's host code checks; only the simulator follows the address."""
 
     def __init__(self, tensor: torch.Tensor):
         self.tensor = tensor

@@ -56,8 +56,8 @@ def live() -> dict[str, torch.Tensor]:
     """Every CPU storage that Python can reach: what remains where the arguments do not tell."""
     found = {}
     for thing in gc.get_objects():
-        if type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.device.type == "cpu":
-            if thing.layout == torch.strided and (size := thing.untyped_storage().nbytes()):
-                whole = torch.empty(0, dtype=torch.uint8).set_(thing.untyped_storage(), 0, (size,))
-                found.setdefault(whole.data_ptr(), whole)
+        plain = type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.layout == torch.strided
+        if plain and thing.device.type == "cpu" and (size := thing.untyped_storage().nbytes()):
+            whole = torch.empty(0, dtype=torch.uint8).set_(thing.untyped_storage(), 0, (size,))
+            found.setdefault(whole.data_ptr(), whole)
     return {f"storage {i}": whole for i, whole in enumerate(found.values())}

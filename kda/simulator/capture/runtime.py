@@ -1,12 +1,12 @@
 """The CUDA runtime that a host function of the CuTe DSL sees during a capture.
 
-Compiled host code never calls the driver: it calls `_cudaLibraryLoadData`, `_cudaLaunchKernelEx` and a few more by name,
-and whoever links it decides what those are.  Here they are Python functions, given to the linker as C callbacks before it
-looks anywhere else, so nothing of CUDA is loaded or asked.  A function that is not in the table below is linked to a
+Compiled host code never calls the driver: it calls `_cudaLibraryLoadData`, `_cudaLaunchKernelEx` and a few more by
+name, and whoever links it decides what those are. Here they are Python functions, given to the linker as C callbacks
+before it looks anywhere else, so no driver is asked. A CUDA function that is not in the table below is linked to a
 refusal that names it.
 
-An exception must not cross the C frames in between.  A callback keeps it, answers with an error code, and `raised` gives
-it back once the host function has returned.
+An exception must not cross the C frames in between. A callback keeps it, answers with an error code, and `raised`
+gives it back once the host function has returned.
 """
 
 from __future__ import annotations
@@ -115,12 +115,11 @@ class Runtime:
         """A setting that means nothing here: opting in to shared memory, the current device, a stream to wait for."""
 
     def init_library_once(self, state, init, load, error):
-        """What tvm-ffi asks before every launch; `state` remembers that it was done."""
-        if not state[0]:
+        """What tvm-ffi asks before every launch.  `state` stays zero: what it holds is unloaded from CUDA one day."""
+        if not self._handles:
             library = c_void_p()
             ctypes.CFUNCTYPE(c_int, c_void_p)(init)(ctypes.addressof(library))
             ctypes.CFUNCTYPE(c_int, c_void_p, c_int)(load)(ctypes.addressof(library), 0)
-            state[0] = library.value or 0
 
     # the device
 
@@ -132,7 +131,10 @@ class Runtime:
 
     def device_attribute(self, value, attribute, device):
         if attribute not in ATTRIBUTES:
-            raise CaptureError(f"the host function asked for device attribute {attribute}, which {self.session.arch} here lacks.")
+            raise CaptureError(
+                f"the host function asked for device attribute {attribute}, which a capture does not answer. It "
+                f"answers {', '.join(map(str, ATTRIBUTES))}."
+            )
         value[0] = ATTRIBUTES[attribute](self.session.device)
 
     def occupancy(self, blocks, kernel, threads, dynamic_shared):
@@ -167,7 +169,10 @@ class Runtime:
         self, found, dtype, rank, address, dims, strides, box, steps, interleave, swizzle, promotion, fill
     ):
         if dtype >= len(DRIVER_DTYPES) or swizzle >= len(DRIVER_SWIZZLES):
-            raise CaptureError(f"a tensor map of dtype {dtype}, swizzle {swizzle} (the driver's numbers) cannot be simulated.")
+            raise CaptureError(
+                f"a tensor map of dtype {dtype} and swizzle {swizzle}, in the driver's numbers, cannot be simulated. "
+                f"Dtypes below {len(DRIVER_DTYPES)} and swizzles below {len(DRIVER_SWIZZLES)} can."
+            )
         raw = encode(
             address=address or 0,
             dims=tuple(dims[:rank]),
@@ -200,9 +205,9 @@ FUNCTIONS: dict[str, tuple[tuple, str]] = {
     "_cudaLaunchKernel": ((_P, *(c_int,) * 6, _HANDLE, c_size_t, _P), "launch"),
     "_cudaStreamSynchronize": ((_P,), "nothing"),
     "_cudaDeviceSynchronize": ((), "nothing"),
-    "cuda_dialect_init_library_once": ((POINTER(c_uint64), _P, _P, _P), "init_library_once"),
+    "cuda_dialect_init_library_once": ((_P, _P, _P, _P), "init_library_once"),
     "_cuTensorMapEncodeTiled": (
-        (_P, c_int, c_int, _P, POINTER(c_uint64), POINTER(c_uint64), POINTER(c_uint32), POINTER(c_uint32), *(c_int,) * 4),
+        (_P, c_int, c_int, _P, *(POINTER(c_uint64),) * 2, *(POINTER(c_uint32),) * 2, *(c_int,) * 4),
         "encode_tiled",
     ),
 }

@@ -9,11 +9,12 @@ from types import ModuleType
 from typing import Any
 
 from ...compile.launching import Launch, redirect
-from ...compile.target import parse
 from ...errors import KdaError
+from ...host import standing_in
 from .. import tensormap
+from ..chips import CHIPS, Chip, host_of, number_of
 from . import memory
-from .devices import DEVICES, Device, runs
+from .devices import runs
 
 
 class CaptureError(KdaError, RuntimeError):
@@ -23,7 +24,7 @@ class CaptureError(KdaError, RuntimeError):
 class Session:
     """What `capture` hands out: the runs of all launches so far, in order."""
 
-    def __init__(self, device: Device, options: dict[str, Any]):
+    def __init__(self, device: Chip, options: dict[str, Any]):
         self.device = device
         self.options = options               # of kda.simulator.launch
         self.launches: list[Launch] = []
@@ -98,12 +99,13 @@ def capture(arch: str = "sm_100a", *, sms: int | None = None, **options: Any) ->
         assert not session.findings
 
     Taken are: kernels and host functions from `kda.compile`; functions of the CuTe DSL, called after the block began
-    (compiled before it as well, if they kept their PTX); and Triton's `fn[grid](...)`.  `sms` answers for the number of
+    (compiled before it as well, if they kept their PTX); and Triton's `fn[grid](...)`.  Dispatch sees the arch's GPU, so
+    `kda.chunk_kda` takes its backend.  `sms` answers for the number of
     multiprocessors, so that a persistent kernel can be simulated on few; `options` are those of kda.simulator.launch.
     """
-    device = DEVICES[parse(arch).name]
-    session = Session(device if sms is None else device._replace(sms=sms), options)
-    with _ONE, redirect(session), contextlib.ExitStack() as doors:
+    chip = CHIPS[number_of(arch)]
+    session = Session(chip if sms is None else chip._replace(sms=sms), options)
+    with _ONE, redirect(session), standing_in(host_of(arch)), contextlib.ExitStack() as doors:
         for door in (_cutedsl, _triton):
             doors.enter_context(door(session))
         yield session

@@ -1,8 +1,8 @@
 """Triton's `fn[grid](...)` during a capture: a driver whose device is the simulated one.
 
-Triton asks its active driver for the target, compiles, and hands grid and arguments to the driver's launcher.  Here the
-launcher is `kda.compile.triton`'s, which sends the launch on to the capture.  Kernels are cached by device, so those for
-a simulated device and those for a real one never meet.
+Triton asks its active driver for the target, compiles, and hands grid and arguments to the driver's launcher. Here
+the launcher is `kda.compile.triton`'s, which sends the launch on to the capture. Kernels are cached by device, so
+those for a simulated device and those for a real one never meet.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Driver:
 
     def get_device_properties(self, device: int | None = None) -> dict[str, int]:
         return {
-            "max_shared_mem": self.session.device.shared_optin,
+            "max_shared_mem": self.session.device.shared,
             "max_num_regs": 65536,
             "multiprocessor_count": self.session.device.sms,
             "warpSize": 32,
@@ -88,16 +88,14 @@ class Driver:
 
 
 class Launcher:
-    """One compiled kernel.  Triton keeps it beside the kernel, beyond this capture; it launches into the capture of its day."""
+    """One compiled kernel.  Triton keeps it for as long as the kernel; it launches into the capture of the day."""
 
     def __init__(self, session: Session, src: Any, metadata: Any):
         self.constant = [kind == "constexpr" for kind in src.signature.values()]
         self.kernel = door.of(_texts(src, metadata), metadata, src.signature, session.device.target)
 
-    def __call__(
-        self, gx: int, gy: int, gz: int, stream: int, function: int, packed: Any, launch_metadata: Any, enter: Any, leave: Any,
-        *args: Any,
-    ) -> None:  # fmt: skip
+    def __call__(self, gx: int, gy: int, gz: int, *more: Any) -> None:
+        _stream, _function, _packed, _launch_metadata, _enter, _leave, *args = more
         if gx and gy and gz:
             self.kernel.launch((gx, gy, gz), *(a for a, constant in zip(args, self.constant) if not constant))
 

@@ -100,8 +100,9 @@ static Outcome op_first_ctaid(Warp *w, const Ins *i, u32 lanes) {
         int l = first_lane(rest);
         const u32 *answer = answer_of(w, i, 0, l);
         if (!answer) continue;
-        if (answer[3] == REFUSED) find(w, i, l, BAD_OPERAND, 0, 0, "the first CTA of a cluster that was not canceled");
+        bool refused = answer[3] == REFUSED; /* undefined; compilers ask before they look whether it was canceled */
         u32 id[3] = {answer[0], answer[1], answer[2]};
+        if (refused) memset(id, 0xff, sizeof id);
         for (int d = 0; d < 3; d++)
             if (i->arg[1 + d] >= 0) R32(w, i->arg[1 + d])[l] = id[d];
     }

@@ -307,46 +307,82 @@ static void remember_read(Cell *c, const Access *a) {
     c->reader_scope = a->scope;
 }
 
+/* Neighbouring bytes mostly have the same history: what became of the last one is then copied, unless it was worth a finding. */
+typedef struct {
+    Cell before, after;
+    bool usable;
+} Repeat;
+
+static bool repeated(Repeat *r, Cell *c) {
+    if (r->usable && !memcmp(c, &r->before, sizeof *c)) {
+        *c = r->after;
+        return true;
+    }
+    r->before = *c;
+    return false;
+}
+
+static void repeat(Repeat *r, const Cell *c, bool clean) {
+    r->after = *c;
+    r->usable = clean && r->before.reader != MANY_READERS && c->reader != MANY_READERS;
+}
+
+static Order after_writer(const Access *a, const Cell *c) {
+    if (!c->writer_clock) return ORDERED;
+    return order_after(a, c->writer, c->writer_clock, c->writer_lane, c->writer_async, c->writer_scope, c->writer_ins, true);
+}
+
 void history_read(Cell *cell, u64 n, const Access *a, u64 address) {
+    Repeat last = {.usable = false};
     for (u64 k = 0; k < n; k++) {
         Cell *c = &cell[k];
-        if (!c->written && a->space != SPACE_GLOBAL) {
+        if (repeated(&last, c)) continue;
+        bool there = c->written || a->space == SPACE_GLOBAL;
+        if (!there) {
             const Warp *w = &a->cta->warp[a->warp];
             Finding *f = find_at(a->cluster->machine, UNINITIALISED, w, a->lane, a->ins, -1, address + k, n);
             if (f) f->space = a->space;
         }
-        if (c->writer_clock) {
-            Order o = order_after(a, c->writer, c->writer_clock, c->writer_lane, c->writer_async, c->writer_scope, c->writer_ins, true);
-            if (o != ORDERED) conflict(a, o, RACE_WRITE_READ, c->writer, c->writer_ins, c->writer_lane, address + k);
-        }
+        Order o = after_writer(a, c);
+        if (o != ORDERED) conflict(a, o, RACE_WRITE_READ, c->writer, c->writer_ins, c->writer_lane, address + k);
         remember_read(c, a);
+        repeat(&last, c, there && o == ORDERED);
     }
 }
 
+/* After the readers since the last write; they are forgotten. */
+static bool after_readers(const Access *a, Cell *c, u64 address) {
+    Reader one = {c->reader, c->reader_clock, c->reader_ins, c->reader_lane, c->reader_async, c->reader_scope}, *readers = &one;
+    s32 count = c->reader_clock != 0;
+    if (c->reader == MANY_READERS) {
+        readers = sets[c->reader_clock].reader;
+        count = sets[c->reader_clock].count;
+    }
+    bool clean = true;
+    for (s32 i = 0; i < count; i++) {
+        Reader *r = &readers[i];
+        Order o = order_after(a, r->actor, r->clock, r->lane, r->async, r->scope, r->ins, false);
+        if (o == ORDERED) continue;
+        conflict(a, o, RACE_READ_WRITE, r->actor, r->ins, r->lane, address);
+        clean = false;
+    }
+    forget_readers(c);
+    return clean;
+}
+
 void history_write(Cell *cell, u64 n, const Access *a, u64 address, const u8 *old_value, const u8 *new_value) {
+    Repeat last = {.usable = false};
     for (u64 k = 0; k < n; k++) {
         Cell *c = &cell[k];
-        if (c->writer_clock) {
-            Order o = order_after(a, c->writer, c->writer_clock, c->writer_lane, c->writer_async, c->writer_scope, c->writer_ins, true);
-            bool same = old_value && new_value && old_value[k] == new_value[k];
-            if (o == ORDERED && c->writer == a->actor && c->writer_clock == a->clock && c->writer_lane != a->lane &&
-                c->writer_ins == (u32)a->ins && !a->async && !a->scope)
-                o = LANES_UNORDERED; /* two lanes of one instruction, with different values */
-            if (o != ORDERED && !(same && o != UNFENCED))
-                conflict(a, o, RACE_WRITE_WRITE, c->writer, c->writer_ins, c->writer_lane, address + k);
-        }
-        if (c->reader == MANY_READERS) {
-            for (s32 i = 0; i < sets[c->reader_clock].count; i++) {
-                Reader *r = &sets[c->reader_clock].reader[i];
-                Order o = order_after(a, r->actor, r->clock, r->lane, r->async, r->scope, r->ins, false);
-                if (o != ORDERED) conflict(a, o, RACE_READ_WRITE, r->actor, r->ins, r->lane, address + k);
-            }
-            forget_readers(c);
-        } else if (c->reader_clock) {
-            Order o = order_after(a, c->reader, c->reader_clock, c->reader_lane, c->reader_async, c->reader_scope, c->reader_ins, false);
-            if (o != ORDERED) conflict(a, o, RACE_READ_WRITE, c->reader, c->reader_ins, c->reader_lane, address + k);
-            c->reader_clock = 0;
-        }
+        if (repeated(&last, c)) continue;
+        Order o = after_writer(a, c);
+        bool same_instruction = c->writer_clock && c->writer == a->actor && c->writer_clock == a->clock && c->writer_ins == (u32)a->ins;
+        if (o == ORDERED && same_instruction && c->writer_lane != a->lane && !a->async && !a->scope)
+            o = LANES_UNORDERED; /* two lanes of one instruction */
+        bool same_value = old_value && new_value && old_value[k] == new_value[k];
+        if (o != ORDERED && !(same_value && o != UNFENCED))
+            conflict(a, o, RACE_WRITE_WRITE, c->writer, c->writer_ins, c->writer_lane, address + k);
+        bool clean = after_readers(a, c, address + k) && o == ORDERED;
         c->writer = a->actor;
         c->writer_clock = a->clock;
         c->writer_ins = a->ins;
@@ -354,5 +390,6 @@ void history_write(Cell *cell, u64 n, const Access *a, u64 address, const u8 *ol
         c->writer_async = a->async;
         c->writer_scope = a->scope;
         c->written = 1;
+        repeat(&last, c, clean);
     }
 }

@@ -129,7 +129,7 @@ typedef struct {
     u8 writer_async, reader_async;
     u8 writer_scope, reader_scope;
     u8 written; /* 1: by the program; 2: it was there before */
-    u8 value_known;
+    u8 unused;
 } Cell;
 
 typedef struct {

@@ -31,7 +31,7 @@ u8 *shared_bytes(Warp *w, const Ins *i, int lane, u32 address, u64 n, u64 align,
         find(w, i, lane, MISALIGNED, address, n, "shared address 0x%x is not a multiple of %llu", at, (unsigned long long)align);
         return NULL;
     }
-    if (owner->exited) {
+    if (owner->exited && owner != w->cta) { /* what a CTA has sent off from its own memory ends before that is given away */
         find(w, i, lane, PEER_EXITED, address, n, "shared memory of CTA rank %d, which has exited", owner->rank);
         return NULL;
     }
@@ -448,14 +448,13 @@ static Outcome op_atom(Warp *w, const Ins *i, u32 lanes) {
 
 /* ---- addresses ---------------------------------------------------------------------------------------------------------- */
 
-/* mapa d, a, rank: the same place in another CTA of the cluster. mod[0]: 64-bit; mod[1]: generic */
+/* mapa d, a, rank: the same place in another CTA of the cluster; a rank that is none is found out when the address is used.
+ * mod[0]: 64-bit; mod[1]: generic */
 static Outcome op_mapa(Warp *w, const Ins *i, u32 lanes) {
     const u32 *rank = R32(w, i->arg[2]);
     EACH_LANE(lanes, {
         u32 at = (i->mod[0] ? (u32)R64(w, i->arg[1])[l] : R32(w, i->arg[1])[l]) & 0xffffff;
         u32 mapped = rank[l] << 24 | at;
-        if (rank[l] >= (u32)w->cluster->nctas)
-            find(w, i, l, OUT_OF_BOUNDS, at, 0, "mapa names CTA %u of a cluster of %d", rank[l], w->cluster->nctas);
         if (i->mod[0])
             R64(w, i->arg[0])[l] = i->mod[1] ? window(WINDOW_SHARED) | mapped : mapped;
         else

@@ -1,4 +1,4 @@
-/* What the generated handlers of scalar instructions are made of, and the few handlers that no row of a table describes. */
+/* What the generated handlers of scalar instructions are made of. */
 #pragma once
 #include "machine.h"
 #include "numerics.h"
@@ -7,19 +7,16 @@
 #pragma GCC diagnostic ignored "-Wsign-compare"
 #pragma GCC diagnostic ignored "-Wunused-variable"
 
-/* A lane reads and writes its own place of every register, so the full warp's loop may vectorise though registers may be the same. */
+/* A lane reads and writes its own place of every register, so the loop may vectorise though registers may be the same. All 32 lanes are
+ * computed; a warp that is not full computes them beside its register, and MERGE puts the running lanes' results there. */
 #define EVERY_LANE(...) \
     _Pragma("GCC ivdep") for (int l = 0; l < LANES; l++) __VA_ARGS__
-#define LANES_OF(lanes, ...)                                   \
-    do {                                                       \
-        if ((lanes) == FULL) {                                 \
-            EVERY_LANE(__VA_ARGS__)                            \
-        } else {                                               \
-            for (u32 rest_ = (lanes); rest_; rest_ &= rest_ - 1) { \
-                const int l = __builtin_ctz(rest_);            \
-                __VA_ARGS__                                    \
-            }                                                  \
-        }                                                      \
+#define RESULT(type, offset)                          \
+    type *const D = (type *)(w->regs + (offset));     \
+    type beside[LANES], *const to = lanes == FULL ? D : beside
+#define MERGE()                                                    \
+    do {                                                           \
+        if (lanes != FULL) EVERY_LANE(D[l] = lanes >> l & 1 ? beside[l] : D[l];) \
     } while (0)
 
 /* ---- registers to values and back, beside those of numerics.h ------------------------------------------------------------ */
@@ -48,10 +45,6 @@
 #define b16_to u16_to
 #define b32_to u32_to
 #define b64_to u64_to
-#define f32bits_of(x, flags) (float_bits(f32_of(x, flags)))
-#define f32bits_to(x, rounding, flags) ((u32)(x))
-#define f16bits_of(x, flags) ((flags) & FTZ ? flush_half((x) & 0xffff) : (x) & 0xffff)
-#define f16bits_to(x, rounding, flags) ((x) & 0xffff)
 #define tf32_to float_to_tf32
 #define e4m3_of(x, flags) widen((x) & 0xff, AS_E4M3)
 #define e5m2_of(x, flags) widen((x) & 0xff, AS_E5M2)
@@ -89,40 +82,40 @@ enum { MIN_u2 = 0, MAX_u2 = 3, MIN_s2 = -2, MAX_s2 = 1, MIN_u4 = 0, MAX_u4 = 15,
 
 /* ---- integers ----------------------------------------------------------------------------------------------------------- */
 
-static inline s32 clamp_s32(s64 x) { return x < INT32_MIN ? INT32_MIN : x > INT32_MAX ? INT32_MAX : (s32)x; }
-static inline u32 highest_bit(u64 x) { return x ? 63 - (u32)__builtin_clzll(x) : FULL; }
-static inline u64 reverse_bits(u64 x) {
+INLINE s32 clamp_s32(s64 x) { return x < INT32_MIN ? INT32_MIN : x > INT32_MAX ? INT32_MAX : (s32)x; }
+INLINE u32 highest_bit(u64 x) { return x ? 63 - (u32)__builtin_clzll(x) : FULL; }
+INLINE u64 reverse_bits(u64 x) {
     x = (x >> 1 & 0x5555555555555555) | (x & 0x5555555555555555) << 1;
     x = (x >> 2 & 0x3333333333333333) | (x & 0x3333333333333333) << 2;
     x = (x >> 4 & 0x0f0f0f0f0f0f0f0f) | (x & 0x0f0f0f0f0f0f0f0f) << 4;
     return __builtin_bswap64(x);
 }
-static inline u32 nth_set_bit(u32 mask, u32 base, s32 offset) {
+INLINE u32 nth_set_bit(u32 mask, u32 base, s32 offset) {
     if (offset == 0) return base < 32 && mask >> base & 1 ? base : FULL;
     s64 left = offset > 0 ? offset : -(s64)offset;
     for (s64 at = base; at >= 0 && at < 32; at += offset > 0 ? 1 : -1)
         if ((mask >> at & 1) && --left == 0) return (u32)at;
     return FULL;
 }
-static inline u64 low_bits(u32 n) { return n < 64 ? (1ull << n) - 1 : ~0ull; }
+INLINE u64 low_bits(u32 n) { return n < 64 ? (1ull << n) - 1 : ~0ull; }
 
 /* len bits of an integer of `size` bits from pos on; what lies beyond its top is the field's sign. */
-static inline u64 extract_bits(u64 a, u32 pos, u32 len, u32 size, bool is_signed) {
+INLINE u64 extract_bits(u64 a, u32 pos, u32 len, u32 size, bool is_signed) {
     const u64 value = a & low_bits(size);
     const u32 last = pos + len - 1 < size - 1 ? pos + len - 1 : size - 1;
     const u64 sign = is_signed && len ? -(value >> last & 1) : 0, kept = low_bits(len < size ? len : size) & (pos < size ? low_bits(size - pos) : 0);
     return ((pos < size ? value >> pos : 0) & kept) | (sign & ~kept);
 }
-static inline u64 insert_bits(u64 a, u64 b, u32 pos, u32 len, u32 size) {
+INLINE u64 insert_bits(u64 a, u64 b, u32 pos, u32 len, u32 size) {
     const u64 field = pos < size ? low_bits(len) << pos : 0;
     return (b & ~field) | (pos < size ? a << pos & field : 0);
 }
-static inline u32 bit_mask(u32 a, u32 b, bool clamp) {
+INLINE u32 bit_mask(u32 a, u32 b, bool clamp) {
     if (clamp && a >= 32) return 0;
     const u32 width = clamp ? (b < 32 ? b : 32) : b & 31;
     return (u32)(low_bits(width) << (a & 31));
 }
-static inline u32 dot4(u32 a, u32 b, bool signed_a, bool signed_b) {
+INLINE u32 dot4(u32 a, u32 b, bool signed_a, bool signed_b) {
     u32 sum = 0;
     for (int n = 0; n < 32; n += 8) {
         const s32 x = signed_a ? (s8)(a >> n) : (u8)(a >> n), y = signed_b ? (s8)(b >> n) : (u8)(b >> n);
@@ -130,7 +123,7 @@ static inline u32 dot4(u32 a, u32 b, bool signed_a, bool signed_b) {
     }
     return sum;
 }
-static inline u32 dot2(u32 a, u32 b, bool signed_a, bool signed_b) {
+INLINE u32 dot2(u32 a, u32 b, bool signed_a, bool signed_b) {
     u32 sum = 0;
     for (int n = 0; n < 2; n++) {
         const s32 x = signed_a ? (s16)(a >> 16 * n) : (u16)(a >> 16 * n), y = signed_b ? (s8)(b >> 8 * n) : (u8)(b >> 8 * n);
@@ -138,7 +131,7 @@ static inline u32 dot2(u32 a, u32 b, bool signed_a, bool signed_b) {
     }
     return sum;
 }
-static inline u32 pack(s32 a, s32 b, u32 c, u32 size, s32 least, s32 most) {
+INLINE u32 pack(s32 a, s32 b, u32 c, u32 size, s32 least, s32 most) {
     const u32 high = (u32)(a < least ? least : a > most ? most : a), low = (u32)(b < least ? least : b > most ? most : b);
     const u32 field = (u32)low_bits(size);
     return (low & field) | (high & field) << size | (size < 16 ? c << 2 * size : 0);
@@ -146,20 +139,20 @@ static inline u32 pack(s32 a, s32 b, u32 c, u32 size, s32 least, s32 most) {
 
 /* ---- bits --------------------------------------------------------------------------------------------------------------- */
 
-static inline u64 pair(u32 low, u32 high) { return (u64)high << 32 | low; }
-static inline u32 look_up(u32 a, u32 b, u32 c, u32 table) {
+INLINE u64 pair(u32 low, u32 high) { return (u64)high << 32 | low; }
+INLINE u32 look_up(u32 a, u32 b, u32 c, u32 table) {
     u32 r = 0;
     for (int n = 0; n < 8; n++) r |= -(table >> n & 1) & (n & 4 ? a : ~a) & (n & 2 ? b : ~b) & (n & 1 ? c : ~c);
     return r;
 }
 /* Byte k of the result is byte selector[4k+2:4k] of {b, a}. */
-static inline u32 pick_bytes(u32 a, u32 b, u32 selector) {
+INLINE u32 pick_bytes(u32 a, u32 b, u32 selector) {
     u32 r = 0;
     for (int k = 0; k < 4; k++) r |= (u32)(pair(a, b) >> 8 * (selector >> 4 * k & 7) & 0xff) << 8 * k;
     return r;
 }
 /* The same; a selector's fourth bit asks for the byte's sign instead. */
-static inline u32 permute_bytes(u32 a, u32 b, u32 selector) {
+INLINE u32 permute_bytes(u32 a, u32 b, u32 selector) {
     const u32 bytes = pick_bytes(a, b, selector), signs = (bytes >> 7 & 0x01010101) * 0xff;
     const u32 spread = (selector >> 3 & 1) | (selector >> 7 & 1) << 8 | (selector >> 11 & 1) << 16 | (selector >> 15 & 1) << 24, whole = spread * 0xff;
     return (signs & whole) | (bytes & ~whole);
@@ -169,10 +162,10 @@ static inline u32 permute_bytes(u32 a, u32 b, u32 selector) {
 
 typedef enum { ALONE, AND, OR, XOR } Combine;
 
-static inline u32 joined(u32 bits, s64 how, u32 other) {
+INLINE u32 joined(u32 bits, s64 how, u32 other) {
     return how == AND ? bits & other : how == OR ? bits | other : how == XOR ? bits ^ other : bits;
 }
-static inline u32 source_predicate(const Warp *w, s32 offset, s64 negated) { return offset < 0 ? 0 : negated ? ~*PRED(w, offset) : *PRED(w, offset); }
+INLINE u32 source_predicate(const Warp *w, s32 offset, s64 negated) { return offset < 0 ? 0 : negated ? ~*PRED(w, offset) : *PRED(w, offset); }
 
 /* Two masks of lanes from a comparison's: of the lower and the upper element of a packed type, else of the comparison and its opposite,
  * each combined with the predicate c. arg: a, b, c; mod: flags, negate, Combine, c is negated, packed. */
@@ -196,130 +189,23 @@ static inline Outcome set_predicates(Warp *w, const Ins *i, u32 lanes, Compariso
 static inline Outcome set_register(Warp *w, const Ins *i, u32 lanes, Comparison *compare) {
     const Compared r = compared(w, i->arg + 1, i->mod, compare);
     const u32 low = (u32)i->mod[5], high = i->mod[4] ? low << 16 : 0;
-    u32 *D = R32(w, i->arg[0]);
-    LANES_OF(lanes, { D[l] = (r.first >> l & 1 ? low : 0) | (r.second >> l & 1 ? high : 0); });
+    RESULT(u32, i->arg[0]);
+    EVERY_LANE(to[l] = (r.first >> l & 1 ? low : 0) | (r.second >> l & 1 ? high : 0);)
+    MERGE();
     return NEXT;
 }
 #define COMPARISON(name)                                                                                            \
     static Outcome setp_##name(Warp *w, const Ins *i, u32 lanes) { return set_predicates(w, i, lanes, name); } \
     static Outcome set_##name(Warp *w, const Ins *i, u32 lanes) { return set_register(w, i, lanes, name); }
 
-/* and, or, xor, not, mov of predicates: arg d, a, b (-1: none); mod Combine, a is negated, b is negated, the result is negated */
-static Outcome predicate_logic(Warp *w, const Ins *i, u32 lanes) {
-    const u32 r = joined(source_predicate(w, i->arg[1], i->mod[1]), i->mod[0], source_predicate(w, i->arg[2], i->mod[2]));
-    set_pred(w, i->arg[0], lanes, i->mod[3] ? ~r : r);
-    return NEXT;
-}
+/* ---- the table of all handlers ------------------------------------------------------------------------------------------ */
 
-/* lop3.and, lop3.or: arg d (-1: none), p, a, b, c, table, q; mod Combine, q is negated */
-static Outcome lop3_test(Warp *w, const Ins *i, u32 lanes) {
-    const u32 *A = R32(w, i->arg[2]), *B = R32(w, i->arg[3]), *C = R32(w, i->arg[4]), *E = R32(w, i->arg[5]);
-    u32 d[LANES], bits = 0;
-    EVERY_LANE({
-        d[l] = look_up(A[l], B[l], C[l], E[l]);
-        bits |= (u32)(d[l] != 0) << l;
-    })
-    bits = joined(bits, i->mod[0], source_predicate(w, i->arg[6], i->mod[1]));
-    if (i->arg[0] >= 0) LANES_OF(lanes, { R32(w, i->arg[0])[l] = d[l]; });
-    set_pred(w, i->arg[1], lanes, bits);
-    return NEXT;
-}
+/* moves.c has those that no row describes */
+#define HANDWRITTEN(each)                                                                                     \
+    each(predicate_logic) each(lop3_test) each(mov_b128) each(pack_b16) each(pack_b32) each(unpack_b16)       \
+    each(unpack_b32) each(pack_any) each(unpack_any) each(read_clock) each(through_wide_registers)
+#define DECLARED(name) Outcome name(Warp *w, const Ins *i, u32 lanes);
+#define LISTED(name) {#name, name},
 
-/* ---- moves -------------------------------------------------------------------------------------------------------------- */
-
-static Outcome mov_b128(Warp *w, const Ins *i, u32 lanes) {
-    u64 *D = R64(w, i->arg[0]);
-    const u64 *A = R64(w, i->arg[1]);
-    LANES_OF(lanes, { const u64 low = A[2 * l], high = A[2 * l + 1]; D[2 * l] = low; D[2 * l + 1] = high; });
-    return NEXT;
-}
-
-/* {a, b} to one register of twice the width and back; an item of -1 goes nowhere. arg: the whole, then its items from the lowest. */
-static Outcome pack_b16(Warp *w, const Ins *i, u32 lanes) {
-    u32 *D = R32(w, i->arg[0]);
-    const u32 *A = R32(w, i->arg[1]), *B = R32(w, i->arg[2]);
-    LANES_OF(lanes, { D[l] = (A[l] & 0xffff) | B[l] << 16; });
-    return NEXT;
-}
-static Outcome pack_b32(Warp *w, const Ins *i, u32 lanes) {
-    u64 *D = R64(w, i->arg[0]);
-    const u32 *A = R32(w, i->arg[1]), *B = R32(w, i->arg[2]);
-    LANES_OF(lanes, { D[l] = A[l] | (u64)B[l] << 32; });
-    return NEXT;
-}
-static Outcome unpack_b16(Warp *w, const Ins *i, u32 lanes) {
-    const u32 *A = R32(w, i->arg[0]);
-    if (i->arg[1] >= 0) LANES_OF(lanes, { R32(w, i->arg[1])[l] = A[l] & 0xffff; });
-    if (i->arg[2] >= 0) LANES_OF(lanes, { R32(w, i->arg[2])[l] = A[l] >> 16; });
-    return NEXT;
-}
-static Outcome unpack_b32(Warp *w, const Ins *i, u32 lanes) {
-    const u64 *A = R64(w, i->arg[0]);
-    if (i->arg[1] >= 0) LANES_OF(lanes, { R32(w, i->arg[1])[l] = (u32)A[l]; });
-    if (i->arg[2] >= 0) LANES_OF(lanes, { R32(w, i->arg[2])[l] = (u32)(A[l] >> 32); });
-    return NEXT;
-}
-/* The same for items of mod[0] bytes, mod[1] of them. */
-static inline u8 *word_of(const Warp *w, s32 offset, s64 bytes, int l) {
-    return w->regs + offset + l * (bytes > 8 ? 16 : bytes > 4 ? 8 : 4);
-}
-static Outcome pack_any(Warp *w, const Ins *i, u32 lanes) {
-    const s64 size = i->mod[0], count = i->mod[1];
-    for (u32 rest = lanes; rest; rest &= rest - 1) {
-        const int l = first_lane(rest);
-        u64 whole[2] = {0, 0};
-        for (s64 k = 0; k < count; k++) memcpy((u8 *)whole + k * size, word_of(w, i->arg[1 + k], size, l), size);
-        memcpy(word_of(w, i->arg[0], size * count, l), whole, size * count < 4 ? 4 : size * count);
-    }
-    return NEXT;
-}
-static Outcome unpack_any(Warp *w, const Ins *i, u32 lanes) {
-    const s64 size = i->mod[0], count = i->mod[1];
-    for (u32 rest = lanes; rest; rest &= rest - 1) {
-        const int l = first_lane(rest);
-        u8 whole[16];
-        memcpy(whole, word_of(w, i->arg[0], size * count, l), size * count);
-        for (s64 k = 0; k < count; k++) {
-            u64 item = 0;
-            memcpy(&item, whole + k * size, size);
-            if (i->arg[1 + k] >= 0) memcpy(word_of(w, i->arg[1 + k], size, l), &item, size < 4 ? 4 : size);
-        }
-    }
-    return NEXT;
-}
-
-/* %clock and the like, in instructions: arg d; mod: the register is 64 bits wide, how far to shift */
-static Outcome read_clock(Warp *w, const Ins *i, u32 lanes) {
-    const u64 now = w->machine->clock >> i->mod[1];
-    if (i->mod[0])
-        LANES_OF(lanes, { R64(w, i->arg[0])[l] = now; });
-    else
-        LANES_OF(lanes, { R32(w, i->arg[0])[l] = (u32)now; });
-    return NEXT;
-}
-
-/* An instruction on registers wider than its types. arg: the wide destination and its stand-in, the wide source and its stand-in (-1: as it
- * is), then the instruction's own; mod: the instruction's handler as an index here, the result is signed, the instruction's own. */
+HANDWRITTEN(DECLARED)
 extern const HandlerEntry scalar_handlers[];
-static Outcome through_wide_registers(Warp *w, const Ins *i, u32 lanes) {
-    Ins inner = *i;
-    inner.arg = i->arg + 4;
-    inner.mod = i->mod + 2;
-    if (i->arg[2] >= 0) {
-        const u64 *from = R64(w, i->arg[2]);
-        u32 *to = R32(w, i->arg[3]);
-        EVERY_LANE({ to[l] = (u32)from[l]; })
-    }
-    const Outcome o = scalar_handlers[i->mod[0]].run(w, &inner, lanes);
-    if (i->arg[0] >= 0) {
-        const u32 *from = R32(w, i->arg[1]);
-        const bool is_signed = i->mod[1];
-        LANES_OF(lanes, { R64(w, i->arg[0])[l] = is_signed ? (u64)(s64)(s32)from[l] : from[l]; });
-    }
-    return o;
-}
-
-#define HANDWRITTEN                                                                                                                         \
-    {"predicate_logic", predicate_logic}, {"lop3_test", lop3_test}, {"mov_b128", mov_b128}, {"pack_b16", pack_b16}, {"pack_b32", pack_b32}, \
-        {"unpack_b16", unpack_b16}, {"unpack_b32", unpack_b32}, {"pack_any", pack_any}, {"unpack_any", unpack_any},                         \
-        {"read_clock", read_clock}, {"through_wide_registers", through_wide_registers}

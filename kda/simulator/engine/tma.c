@@ -16,7 +16,7 @@ enum { MOST_RANK = 5, MAP_BYTES = 128, MAP_ALIGN = 64, TILE_ALIGN = 128, GATHERE
  * (bits << shift) + plus. All lie in the first 64 bytes; what the others hold does not matter. */
 typedef enum {
     F_ADDRESS, F_RANK, F_TYPE, F_INTERLEAVE, F_SWIZZLE, F_DIM, F_STRIDE, F_STRIDE_HIGH, F_BOX, F_STEP, F_ATOMICITY, F_FILL,
-    F_TF32, F_L2, F_LARGE, F_SWIZZLE_96B, FIELDS,
+    F_TF32, F_L2, F_LARGE, F_SWIZZLE_96B, F_MARK, FIELDS, /* F_MARK: the DSL's host code sets it; no meaning is known */
 } FieldName;
 static const struct {
     u16 bit, pitch;
@@ -27,7 +27,7 @@ static const struct {
     [F_STRIDE] = {96, 32, 4, 32, 4, 0},   [F_STRIDE_HIGH] = {224, 4, 4, 4, 36, 0}, [F_BOX] = {440, 8, 5, 8, 0, 1},
     [F_STEP] = {416, 3, 5, 3, 0, 1},      [F_ATOMICITY] = {83, 0, 1, 2, 0, 0},     [F_FILL] = {79, 0, 1, 1, 0, 0},
     [F_TF32] = {80, 0, 1, 1, 0, 0},       [F_L2] = {81, 0, 1, 2, 0, 0},            [F_LARGE] = {85, 0, 1, 1, 0, 0},
-    [F_SWIZZLE_96B] = {86, 0, 1, 1, 0, 0},
+    [F_SWIZZLE_96B] = {86, 0, 1, 1, 0, 0}, [F_MARK] = {65, 0, 1, 1, 0, 0},
 };
 
 static u64 field_mask(FieldName f) { return ~0ull >> (64 - FIELD[f].width); }

@@ -320,9 +320,9 @@ static bool check_move(Warp *w, const Ins *i, u32 lanes, Move *m) {
     if (m->lane != slab && !(half && m->lane == slab + 16)) {
         find(w, i, 0, TMEM_MISUSE, taddr, 0, "lane %u: warp %d of the CTA may touch lanes %u to %u, from lane %u%s", m->lane, w->index, slab,
              slab + SLAB - 1, slab, half ? " or 16 more" : "");
-        return false;
+        m->lane = slab + (half ? m->lane & 16 : 0); /* go on where it may have been meant to */
     }
-    if (second >> 16 != m->lane) {
+    if (second >> 16 != taddr >> 16) {
         find(w, i, 0, UNSUPPORTED, second, 0, "the offset of the second half makes the address 0x%x, in another lane: what that does is not documented", second);
         return false;
     }

@@ -180,7 +180,9 @@ static void gather_a(const Warp *w, const s32 *reg, u32 depth, u32 bytes, u32 *t
 }
 
 /* D: element n of a lane is at row g + 8 (n >> 1 & 1), column 8 (n >> 2) + 2t + (n & 1); f16 packs two in a register. */
-static u32 *d_place(u32 *d, u32 columns, u32 n, u32 l) { return &d[(l / 4 + 8 * (n >> 1 & 1)) * columns + 8 * (n >> 2) + 2 * (l % 4) + (n & 1)]; }
+static u32 *d_place(u32 *d, u32 columns, u32 n, u32 l) {
+    return &d[(l / 4 + 8 * (n >> 1 & 1)) * columns + 8 * (n >> 2) + 2 * (l % 4) + (n & 1)];
+}
 
 static void gather_d(const Warp *w, const s32 *reg, u32 columns, bool packed, u32 *d) {
     for (u32 n = 0; n < columns / 2; n++) {
@@ -192,7 +194,10 @@ static void gather_d(const Warp *w, const s32 *reg, u32 columns, bool packed, u3
 static void scatter_d(const Warp *w, const s32 *reg, u32 columns, bool packed, u32 *d) {
     for (u32 n = 0; n < columns / 2; n += packed ? 2 : 1) {
         u32 *x = R32(w, reg[packed ? n / 2 : n]);
-        for (u32 l = 0; l < LANES; l++) x[l] = packed ? *d_place(d, columns, n, l) | *d_place(d, columns, n + 1, l) << 16 : *d_place(d, columns, n, l);
+        for (u32 l = 0; l < LANES; l++) {
+            x[l] = *d_place(d, columns, n, l);
+            if (packed) x[l] |= *d_place(d, columns, n + 1, l) << 16;
+        }
     }
 }
 

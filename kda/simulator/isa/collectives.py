@@ -18,7 +18,7 @@ REDUX_FORMS = {  # type -> the operations that take it
 
 def _sync(b, ins):
     if "sync" not in ins.parts:
-        b.fail(f"{ins.parts[0]} without .sync no longer exists since sm_70", f"{ins.parts[0]}.sync with a mask of lanes")
+        b.fail(f"{ins.parts[0]} without .sync is gone since sm_70", f"{ins.parts[0]}.sync with a mask of lanes")
 
 
 def _form(b, ins, *choices):
@@ -65,15 +65,14 @@ def lower_match(b, ins):
 
 def lower_redux(b, ins):
     _sync(b, ins)
-    given = [p for p in ins.parts[1:] if p != "sync"]
-    is_float = given[-1:] == ["f32"]
-    if len(given) < 2 or given[0] not in REDUX_FORMS.get(given[-1], ()) or not {*given[1:-1]} <= ({"abs", "NaN"} if is_float else set()):
+    operation, *flags, type_ = [p for p in ins.parts[1:] if p != "sync"] if len(ins.parts) > 3 else ("", "")
+    known_flags = ("abs", "NaN") if type_ == "f32" else ()
+    if operation not in REDUX_FORMS.get(type_, ()) or not all(flag in known_flags for flag in flags):
         forms = "; ".join(f".{{{', '.join(operations)}}}.{t}" for t, operations in REDUX_FORMS.items())
-        b.fail(f"modifiers {'.'.join(given)}", f"{forms}; with f32 also .abs and .NaN")
-    if is_float and b.arch not in (100, 103):
+        b.fail(f"modifiers {'.'.join(ins.parts[1:])}", f"{forms}; with f32 also .abs and .NaN")
+    if type_ == "f32" and b.arch not in (100, 103):
         b.fail(f"redux.sync of f32 does not exist on sm_{b.arch}", "sm_100a, sm_103a")
     target, source, mask = operands(b, ins, "d", "a", "membermask")
-    operation, *flags, type_ = given
     args = [b.target(target), b.value(source, type_), b.value(mask, "b32")]
     return Op("redux", args, [2, REDUX[operation], REDUX_TYPES[type_], int("abs" in flags), int("NaN" in flags)], SYNC)
 

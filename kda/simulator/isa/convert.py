@@ -48,9 +48,10 @@ def _float_to_integer(d, s):
 
 
 FLOAT_TO_FLOAT = (
-    ("cvt.rnd{.ftz}{.sat}", "f32.f64", "(float)a", "T = S"),
-    ("cvt{.ftz}{.sat}", "f64.f32 f32.f16", "a", "T = S"),
-    ("cvt{.sat}", "f64.f16", "a", "T = S"),
+    ("cvt.rnd{.ftz}{.sat}", "f32.f64", "(float)a", "f32nan = f64"),
+    ("cvt{.sat}", "f64.f32 f64.f16", "a", "T = S"),
+    ("cvt.ftz{.sat}", "f64.f32", "canonical(a)", "T = S"),
+    ("cvt{.ftz}{.sat}", "f32.f16", "a", "T = S"),
     ("cvt{.rnd}", "f64.bf16", "a", "T = S"),  # exact, like the next two; a direction is allowed all the same
     ("cvt{.rnd}", "f32.bf16", "a << 16", "b32 = b32"),  # a NaN keeps its bits
     ("cvt{.rnd}.ftz", "f32.bf16", "a", "T = S"),
@@ -58,11 +59,15 @@ FLOAT_TO_FLOAT = (
     ("cvt.rnd{.ftz}", "bf16.f32", "a", "T = S"),
     ("cvt.rnd2{.relu}{.satfinite}", "f16.f32 bf16.f32 tf32.f32", "a", "T = S"),
     ("cvt.rna{.satfinite}", "tf32.f32", "a", "T = S"),
-    ("cvt.rnd{.sat}", "f16.f64", "odd_float(a)", "T = S"),
-    ("cvt.rnd", "bf16.f64", "odd_float(a)", "T = S"),
+    ("cvt.rnd{.sat}", "f16.f64", "odd_float(a)", "f16nan = f64"),
+    ("cvt.rnd", "bf16.f64", "odd_float(a)", "bf16nan = f64"),
     ("cvt{.rnd}", "f16.bf16 bf16.f16", "a", "T = S"),
-    ("cvt{.ftz}{.sat}", "f32.f32", "a"),
-    ("cvt{.sat}", "f64.f64 f16.f16", "a"),
+    ("cvt", "f32.f32", "a", "b32 = b32"),
+    ("cvt.ftz{.sat}", "f32.f32", "a"),
+    ("cvt.sat", "f32.f32", "a"),
+    ("cvt", "f64.f64", "a", "b64 = b64"),
+    ("cvt.sat", "f64.f64", "a"),
+    ("cvt{.sat}", "f16.f16", "a"),
     ("cvt", "bf16.bf16", "a"),
     ("cvt.irnd{.ftz}{.sat}", "f32.f32", "(float)to_whole((double)a, rounding)"),
     ("cvt.irnd{.sat}", "f64.f64", "to_whole(a, rounding)"),
@@ -74,8 +79,8 @@ FLOAT_TO_FLOAT = (
 RANDOMLY = "round_randomly(b, {0}, flags, c & {1}); round_randomly(a, {0}, flags, c >> 16 & {1})"
 PACKED = (
     ("cvt.rnd2{.relu}{.satfinite}", "f16x2.f32 bf16x2.f32", "b; a", "T = S, S"),
-    ("cvt.rs{.relu}{.satfinite}", "f16x2.f32", RANDOMLY.format("AS_F16", "0x1fff"), "f16bitsx2 = f32, f32, b32"),
-    ("cvt.rs{.relu}{.satfinite}", "bf16x2.f32", RANDOMLY.format("AS_BF16", "0xffff"), "f16bitsx2 = f32, f32, b32"),
+    ("cvt.rs{.relu}{.satfinite}", "f16x2.f32", RANDOMLY.format("AS_F16", "0x1fff"), "u16x2 = f32, f32, b32"),
+    ("cvt.rs{.relu}{.satfinite}", "bf16x2.f32", RANDOMLY.format("AS_BF16", "0xffff"), "u16x2 = f32, f32, b32"),
     ("cvt.rn.satfinite{.relu}", " ".join(f"{t}.f32" for t in SMALL), "b; a", "T = S, S"),
     ("cvt.rn.satfinite{.relu}", " ".join(f"{t}.{s}" for t in SMALL for s in ("f16x2", "bf16x2")), "a", "T = S"),
     ("cvt.rn{.relu}", " ".join(f"f16x2.{t}" for t in SMALL), "a", "T = S"),

@@ -4,6 +4,7 @@ from kda.simulator.isa.rows import rows
 
 ANY = "u16|s16 u32|s32 u64|s64"  # the sign makes no difference
 SIGNED_OR_NOT = "u16 s16 u32 s32 u64 s64"
+WORDS = "u32|s32 u64|s64"
 
 TABLE = rows(
     ("add", f"{ANY} u16x2|s16x2", "a + b"),
@@ -51,20 +52,13 @@ TABLE = rows(
     ("dp4a", "u32.u32 u32.s32 s32.u32 s32.s32", "c + dot4(a, b, (T)-1 < 0, (S)-1 < 0)", "u32 = u32, u32, u32"),
     ("dp2a.lo", "u32.u32 u32.s32 s32.u32 s32.s32", "c + dot2(a, b, (T)-1 < 0, (S)-1 < 0)", "u32 = u32, u32, u32"),
     ("dp2a.hi", "u32.u32 u32.s32 s32.u32 s32.s32", "c + dot2(a, b >> 16, (T)-1 < 0, (S)-1 < 0)", "u32 = u32, u32, u32"),
+    # with the carry flag: the value is as wide as it takes, what lies above the type is the carry out, or the borrow
+    *(row for suffix, plus, minus in (("{}.cc", "", ""), ("c{}", " + carry", " - carry"), ("c{}.cc", " + carry", " - carry")) for row in (
+        (f"add{suffix.format('')}", WORDS, f"(W)a + b{plus}"),
+        (f"sub{suffix.format('')}", WORDS, f"(W)a - b{minus}"),
+        (f"mad{suffix.format('.lo')}", WORDS, f"(W)(T)(a * b) + c{plus}"),
+        (f"mad{suffix.format('.hi')}", "u32 u64", f"((W)a * b >> BITS) + c{plus}"),
+        (f"mad{suffix.format('.hi')}", "s32", f"(u64)(u32)((s64)a * b >> 32) + (u32)c{plus}"),
+        (f"mad{suffix.format('.hi')}", "s64", f"(unsigned __int128)(u64)((__int128)a * b >> 64) + (u64)c{plus}"),
+    )),
 )  # fmt: skip
-
-# The value is as wide as it takes; what lies above the type is the carry out, or the borrow. `carry` is the carry in.
-WITH_CARRY = rows(
-    ("add.cc", "u32|s32 u64|s64", "(W)a + b"),
-    ("addc{.cc}", "u32|s32 u64|s64", "(W)a + b + carry"),
-    ("sub.cc", "u32|s32 u64|s64", "(W)a - b"),
-    ("subc{.cc}", "u32|s32 u64|s64", "(W)a - b - carry"),
-    ("mad.lo.cc", "u32|s32 u64|s64", "(W)(T)(a * b) + c"),
-    ("mad.hi.cc", "u32 u64", "((W)a * b >> BITS) + c"),
-    ("mad.hi.cc", "s32", "(u64)(u32)((s64)a * b >> 32) + (u32)c"),
-    ("mad.hi.cc", "s64", "(unsigned __int128)(u64)((__int128)a * b >> 64) + (u64)c"),
-    ("madc.lo{.cc}", "u32|s32 u64|s64", "(W)(T)(a * b) + c + carry"),
-    ("madc.hi{.cc}", "u32 u64", "((W)a * b >> BITS) + c + carry"),
-    ("madc.hi{.cc}", "s32", "(u64)(u32)((s64)a * b >> 32) + (u32)c + carry"),
-    ("madc.hi{.cc}", "s64", "(unsigned __int128)(u64)((__int128)a * b >> 64) + (u64)c + carry"),
-)

@@ -4,6 +4,7 @@ import re
 
 from kda.simulator.isa.common import ALIGNED, MATRIX_TYPES, Op, operands
 
+PARTS = (r"m\d+n\d+", r"x\d", r"b\d+")  # shape, count, type
 COUNTS = {"x1": 1, "x2": 2, "x4": 4}
 SHARED = ("shared", "shared::cta")
 B16, B16_TRANSPOSED, B8_LOAD, B8_STORE = range(4)  # the engine's Form
@@ -21,24 +22,30 @@ STORES = {
 }
 
 
+def _either(names):
+    return f"{{{', '.join(names)}}}" if len(names) > 1 else "".join(names)
+
+
 def _forms(table):
-    return "; ".join(f".{shape}.{{{', '.join(counts)}}}{'.trans' if t else ''}.{type_}" for (shape, t, type_), (*_, counts) in table.items())
+    rows = [(shape, _either(row[-1]), ".trans" * trans, type_) for (shape, trans, type_), row in table.items()]
+    return "; ".join(f".{shape}.{counts}{trans}.{type_}" for shape, counts, trans, type_ in rows)
 
 
 def _lower_move(b, ins, table, first_arch, vector, address):
     """ldmatrix or stmatrix: the registers in `vector`, the rows' addresses in `address`."""
     parts = [p for p in ins.parts[1:] if p not in ("sync", "aligned", *SHARED)]
-    shape, count, type_ = (next((p for p in parts if re.fullmatch(pattern, p)), "") for pattern in (r"m\d+n\d+", r"x\d", r"b\d+"))
+    shape, count, type_ = (next((p for p in parts if re.fullmatch(kind, p)), "") for kind in PARTS)
     key = (shape, "trans" in parts, type_)
     if key not in table or count not in table[key][3] or len(parts) != 3 + ("trans" in parts):
         b.fail(f"modifiers {'.'.join(parts)}", _forms(table))
     form, registers, rows, _ = table[key]
     needed = 100 if type_ == "b8" else first_arch
     if b.arch < needed:
-        b.fail(f"{ins.parts[0]} of {type_} does not exist on sm_{b.arch}", f"sm_{needed}{'a' * (needed >= 100)} and later")
+        since = f"sm_{needed}a and later" if needed >= 100 else f"sm_{needed} and later"
+        b.fail(f"{ins.parts[0]} of {type_} does not exist on sm_{b.arch}", since)
     n = COUNTS[count]
     given = b.targets(vector) if table is LOADS else b.values(vector, "b32")
-    if len(given) != n * registers or table is STORES and -1 in given:
+    if len(given) != n * registers or (table is STORES and -1 in given):
         b.fail(f"{len(given)} registers", f"{n * registers}")
     place = b.place(address)
     generic = not any(p in SHARED for p in ins.parts) and b.space_of(address) != "shared"
@@ -78,8 +85,8 @@ ELEMENT_BYTES = {"f64": 8, "tf32": 4, "f16": 2, "bf16": 2, "e4m3": 1, "e5m2": 1,
 
 
 def _mma_forms():
-    braced = lambda names: names[0] if len(names) == 1 else f"{{{', '.join(names)}}}"  # noqa: E731
-    return "; ".join(f".{braced(tuple(shapes))} {braced(d)}.{braced(a)}.{braced(b)}" for (a, b), (d, shapes) in MMA.items())
+    rows = [[_either(names) for names in (shapes, d, a, b)] for (a, b), (d, shapes) in MMA.items()]
+    return "; ".join(f".{shapes} {d}.{a}.{b}" for shapes, d, a, b in rows)
 
 
 def lower_mma(b, ins):
@@ -90,22 +97,28 @@ def lower_mma(b, ins):
     if len(parts) != 7 or parts[1:3] != ["row", "col"]:
         b.fail(f"modifiers {'.'.join(parts)}", f"shape.row.col and the types of D, A, B and C: {_mma_forms()}")
     shape, _, _, d, a, type_b, c = parts
-    accumulators, shapes = next((form for (of_a, of_b), form in MMA.items() if a in of_a and type_b in of_b), ((), {}))
-    if shape not in shapes or d not in accumulators or c != d or "satfinite" in ins.parts and d != "s32":
+    saturate = "satfinite" in ins.parts
+    accumulators, shapes = next((form for (x, y), form in MMA.items() if a in x and type_b in y), ((), {}))
+    if shape not in shapes or d not in accumulators or c != d or (saturate and d != "s32"):
         b.fail(f"modifiers {'.'.join(ins.parts[1:])}", _mma_forms())
     if b.arch < shapes[shape]:
         b.fail(f"{shape} of {a} does not exist on sm_{b.arch}", f"sm_{shapes[shape]} and later")
     m, n, k = map(int, re.findall(r"\d+", shape))
     register_bytes = 8 if d == "f64" else 4
     per_lane = ELEMENT_BYTES[a] * k * 8 // (32 * register_bytes)  # registers for 8 rows of A, or for B
-    wanted = [m * n // 32 // (2 if d == "f16" else 1), m // 8 * per_lane, per_lane]
-    into, from_a, from_b, from_c = operands(b, ins, "D", "A", "B", "C")
-    type_ = "f64" if d == "f64" else "b32"
-    given = [b.targets(into), *(b.values(v, type_) for v in (from_a, from_b)), b.values(from_c, "f32" if d == "f32" else type_)]
-    if [len(g) for g in given] != [*wanted, wanted[0]] or any(-1 in g for g in given):
-        b.fail(f"{', '.join(str(len(g)) for g in given)} registers", "{}, {}, {} and {} for D, A, B and C".format(*wanted, wanted[0]))
-    mods = [m, k, *(MATRIX_TYPES[t] for t in (a, type_b, d)), int("satfinite" in ins.parts), *wanted]
+    of_d = m * n // 32 // (2 if d == "f16" else 1)
+    wanted = [of_d, m // 8 * per_lane, per_lane, of_d]
+    into, *sources = operands(b, ins, "D", "A", "B", "C")
+    type_ = {"f64": "f64", "f32": "f32"}.get(d, "b32")
+    given = [b.targets(into), *(b.values(v, type_) for v in sources)]
+    if [len(g) for g in given] != wanted or any(-1 in g for g in given):
+        b.fail(f"{_numbers(map(len, given))} registers for D, A, B, C", _numbers(wanted))
+    mods = [m, k, *(MATRIX_TYPES[t] for t in (a, type_b, d)), int(saturate), *wanted[:3]]
     return Op("mma_f64" if d == "f64" else "mma", [r for g in given for r in g], mods, ALIGNED)
+
+
+def _numbers(values):
+    return ", ".join(map(str, values))
 
 
 LOWERINGS = {

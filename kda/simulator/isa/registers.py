@@ -25,8 +25,7 @@ def _check(b, operand, kind):
 def source(b, operand, kind):
     """Offset of a source operand."""
     _check(b, operand, kind)
-    type_ = kind.removesuffix("bits")
-    return b.value(operand, type_ if type_ in WIDTHS else "b64" if bytes_of(kind) == 8 else "b32")
+    return b.value(operand, kind if kind in WIDTHS else "b64" if bytes_of(kind) == 8 else "b32")
 
 
 def target(b, operand, kind):

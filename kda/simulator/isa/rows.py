@@ -36,22 +36,22 @@ KINDS = {
     "f32": Kind("float", "u32", 32),
     "f64": Kind("double", "u64", 64),
     "tf32": Kind("float", "u32", 32),
-    # a float's bits, which .ftz flushes and nothing else touches
-    "f32bits": Kind("u32", "u32", 32),
-    "f16bits": Kind("u32", "u32", 16),
+    # a NaN keeps its payload
+    "f32nan": Kind("float", "u32", 32),
+    "f16nan": Kind("float", "u32", 16),
+    "bf16nan": Kind("float", "u32", 16),
     **{name: Kind("float", "u32", bits) for name, bits in _NARROW.items()},
     **{f"{name}x2": Kind("float", "u32", 2 * bits, 2, name) for name, bits in _NARROW.items()},
     "u16x2": Kind("u16", "u32", 32, 2, "u16"),
     "s16x2": Kind("s16", "u32", 32, 2, "s16"),
-    "f16bitsx2": Kind("u32", "u32", 32, 2, "f16bits"),
     "f32x2": Kind("float", "u64", 64, 2, "f32"),
 }
-TYPES = frozenset(KINDS) - {"f32bits", "f16bits", "f16bitsx2"} | {"b128", "u2", "s2", "u4", "s4"}
+TYPES = frozenset(KINDS) - {"f32nan", "f16nan", "bf16nan"} | {"b128", "u2", "s2", "u4", "s4"}
 WIDER = {"u16": "u32", "s16": "s32", "u32": "u64", "s32": "s64", "u64": "unsigned __int128", "s64": "__int128"}
 
-# numbers.h has the same: modifiers that a handler gets as numbers
+# engine/numerics.h has the same: modifiers that a handler gets as numbers
 ROUNDINGS = {"rn": 0, "rz": 1, "rm": 2, "rp": 3, "rna": 4, "rs": 5, "rni": 0, "rzi": 1, "rmi": 2, "rpi": 3}
-FLAGS = {"ftz": 1, "sat": 2, "relu": 4, "satfinite": 8, "NaN": 16, "xorsign": 32, "abs": 64, "oob": 128}
+FLAGS = {"ftz": 1, "sat": 2, "relu": 4, "satfinite": 8, "NaN": 16, "xorsign": 32, "abs": 64}
 # the first of a group is the one that gets a handler of its own, with constants for rounding and flags
 GROUPS = {
     "rnd": ("rn", "rz", "rm", "rp"),
@@ -91,6 +91,11 @@ class Row(NamedTuple):
         """Does its value name the mask of the destination register?"""
         return bool(re.search(r"\bmask\b", self.value))
 
+    @property
+    def carries(self):
+        """Does it read or write the carry flag?"""
+        return "cc" in self.literals or self.opcode in ("addc", "subc", "madc")
+
     def match(self, words):
         """(rounding, flags) that the words ask for, or None."""
         rest = set(words)
@@ -115,14 +120,20 @@ class Row(NamedTuple):
         return next((ROUNDINGS[w] for w in words if w in ROUNDINGS), 0), sum(FLAGS.get(w, 0) for w in self.literals)
 
     @property
-    def varies(self):
-        """May a name ask for another rounding than the constant, or for flags?"""
+    def variants(self):
+        """The handlers it gets: suffix -> (rounding, flags) as constants, or None for one that takes them as numbers."""
+        rounding, flags = self.constants
         words = {w for choice in self.choices for group in choice.words for w in group}
-        return any(w in FLAGS or ROUNDINGS[w] != self.constants[0] for w in words)
+        found = {"": (rounding, flags)}
+        if "ftz" in words and self.opcode != "cvt":
+            found["_ftz"] = (rounding, flags | FLAGS["ftz"])
+        if any(w in FLAGS or ROUNDINGS[w] != rounding for w in words):
+            found["_any"] = None
+        return found
 
     @property
     def handler(self):
-        """The C name of the handler with constants; the one that takes numbers is called `..._any`."""
+        """The C name of the handler; its variants have a suffix."""
         shape = "" if self.sources == (self.target,) * len(self.sources) else "_" + "_".join((self.target, *self.sources))
         words = [self.opcode, *(w for w in re.findall(r"\w+", re.sub(r"\{.*?\}", "", self.name))[1:])]
         arity = f"_{len(self.sources)}" if not shape else ""

@@ -20,7 +20,7 @@ MASKS = {"8": 0xFF, "16": 0xFFFF}  # the digits of a register's type -> what its
 def _index():
     """(opcode, types) -> its rows."""
     table = defaultdict(list)
-    for row in generate.ROWS + generate.CARRYING:
+    for row in generate.ROWS:
         for spelled in row.types:
             table[row.opcode, tuple(spelled.split("."))].append(row)
     return table
@@ -38,7 +38,7 @@ def _find(parts, count):
 
 
 def _spellings(opcode):
-    return ", ".join(dict.fromkeys(row.spelling for row in generate.ROWS + generate.CARRYING if row.opcode == opcode))
+    return ", ".join(dict.fromkeys(row.spelling for row in generate.ROWS if row.opcode == opcode))
 
 
 def lower_row(b, ins):
@@ -46,17 +46,18 @@ def lower_row(b, ins):
     found = _find(ins.parts, len(ins.operands))
     if not found:
         b.fail(f"{ins.opcode} with {len(ins.operands)} operands", _spellings(ins.parts[0]))
-    row, rounding, flags = found
-    general = (rounding, flags) != row.constants
-    if row in generate.CARRYING:
-        return Op(generate.handlers()[0][row, False], [*_registers(b, ins, row), hidden(b, CARRY, 0)])
-    handler = generate.handlers()[0][row, general]
-    masked = row.masked
-    mods = [rounding, flags] if general or masked else []
+    row, *asked = found
+    names = generate.handlers()[0]
+    name = names.get((row, tuple(asked)))
+    if row.carries:
+        return Op(name, [*_registers(b, ins, row), hidden(b, CARRY, 0)])
+    mods = [] if name else asked
+    name = name or names[row, None]
+    if row.masked:
+        mods = [*asked, MASKS.get(b.type_of(ins.operands[0])[1:], FULL)]
     if row.opcode == "cvt" and len(row.sources) == 1 and any(map(is_wide, (b, b), ins.operands, (row.target, *row.sources))):
-        return _through_wide_registers(b, ins, row, handler, [*mods, FULL] if masked else mods)
-    args = _registers(b, ins, row)
-    return Op(handler, args, [*mods, MASKS.get(b.type_of(ins.operands[0])[1:], FULL)] if masked else mods)
+        return _through_wide_registers(b, ins, row, name, mods)
+    return Op(name, _registers(b, ins, row), mods)
 
 
 def _registers(b, ins, row):
@@ -89,7 +90,7 @@ def lower_lop3(b, ins):
 
 
 LOWERINGS = {
-    **dict.fromkeys({row.opcode for row in generate.ROWS + generate.CARRYING}, lower_row),
+    **dict.fromkeys({row.opcode for row in generate.ROWS}, lower_row),
     **compare.LOWERINGS,
     **dict.fromkeys(("and", "or", "xor", "not"), lower_logic),
     "mov": lower_mov,

@@ -9,11 +9,12 @@ USES = ("fill", "use", "lastuse", "discard")
 COLLECTORS_A = {f"collector::a::{use}" for use in USES}  # hints: a matrix is read again each time
 COLLECTORS_B = {f"collector::b{n}::{use}" for n in range(4) for use in USES}
 REPEATS = {f"x{1 << n}": 1 << n for n in range(8)}
-MOVES = {"32x32b": (0, 1), "16x64b": (1, 1), "16x128b": (2, 2), "16x256b": (3, 4), "16x32bx2": (4, 1)}  # number, registers of a repeat
+# shape -> its number, registers of a repeat
+MOVES = {"32x32b": (0, 1), "16x64b": (1, 1), "16x128b": (2, 2), "16x256b": (3, 4), "16x32bx2": (4, 1)}
 MOST_REGISTERS = 128
 REDUCTIONS, REDUCED_TYPES = {"min": 1, "max": 2}, {"f32": 0, "u32": 1, "s32": 2}
-COPIES = {("128x256b",): 0, ("128x128b",): 1, ("4x256b",): 2, ("64x128b", "warpx2::02_13"): 3, ("64x128b", "warpx2::01_23"): 4,
-          ("32x128b", "warpx4"): 5}  # fmt: skip
+COPIES = {("128x256b",): 0, ("128x128b",): 1, ("4x256b",): 2, ("64x128b", "warpx2::02_13"): 3,
+          ("64x128b", "warpx2::01_23"): 4, ("32x128b", "warpx4"): 5}  # fmt: skip
 FORMATS = {(): 0, ("b8x16", "b6x16_p32"): 1, ("b8x16", "b4x16_p64"): 2}
 
 
@@ -49,7 +50,7 @@ def _group(b, parts):
     """cta_group, which must be the same for all of a kernel."""
     group = GROUPS[_take(b, parts, GROUPS)]
     if vars(b).setdefault("cta_group", group) != group:
-        b.fail(f"cta_group::{group} in a kernel that also has cta_group::{b.cta_group}", "one of them for the whole kernel")
+        b.fail(f"cta_group::{group} after cta_group::{b.cta_group}", "one of them for the whole kernel")
     return group
 
 
@@ -76,7 +77,8 @@ def lower_alloc(b, ins, parts):
     to, columns = _operands(b, ins, 2)
     place = b.place(to)
     generic = int(generic and b.space_of(to) != "shared")
-    return Op("tmem_alloc", [place.register, b.value(columns, "b32")], [place.offset, int(place.wide), generic, group], ALIGNED)
+    mods = [place.offset, int(place.wide), generic, group]
+    return Op("tmem_alloc", [place.register, b.value(columns, "b32")], mods, ALIGNED)
 
 
 def lower_dealloc(b, ins, parts):
@@ -155,7 +157,7 @@ def lower_wait(b, ins, parts):
 
 
 def lower_fence(b, ins, parts):
-    """Orders nothing here: what synchronises threads already orders their tcgen05 operations, as compiled kernels rely on."""
+    """Nothing: what synchronises threads orders their tcgen05 operations too, and compiled kernels rely on that."""
     _all_known(b, parts)
     return Op("nop")
 
@@ -201,7 +203,8 @@ def lower_mma(b, ins, parts):
     in_tmem = isinstance(a, Address)
     a_register, a_offset = _tmem(b, a) if in_tmem else (b.value(a, "b64"), 0)
     args = [d_register, a_register, b.value(matrix_b, "b64"), b.value(idesc, "b32"), predicate, zero, *mask]
-    return Op("tcgen05_mma", args, [KINDS[kind], group, int(ws), int(in_tmem), d_offset, a_offset, int(negated), scale, len(mask)])
+    flags = [int(ws), int(in_tmem), d_offset, a_offset, int(negated)]
+    return Op("tcgen05_mma", args, [KINDS[kind], group, *flags, scale, len(mask)])
 
 
 def _scale(b, operand, kind):
@@ -240,7 +243,8 @@ def lower_commit(b, ins, parts):
     barrier, *mask = _operands(b, ins, 2 if multicast else 1)
     place = b.place(barrier)
     generic = int(generic and b.space_of(barrier) != "shared")
-    return Op("tcgen05_commit", [place.register, b.value(mask[0], "b16") if mask else -1], [place.offset, int(place.wide), generic, group])
+    ranks = b.value(mask[0], "b16") if mask else -1
+    return Op("tcgen05_commit", [place.register, ranks], [place.offset, int(place.wide), generic, group])
 
 
 FORMS = {

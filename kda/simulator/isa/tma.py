@@ -3,8 +3,7 @@
 from kda.simulator.isa.common import ALIGNED, Op, one_of
 from kda.simulator.isa.copies import (GROUP, HINT, MBARRIER, MULTICAST, PLAIN, REDUCTIONS, SPACES, cta_mask, needs, operands_of, place,
                                       refuse_unknown)  # fmt: skip
-from kda.simulator.program import WINDOW_PARAM
-from kda.simulator.ptx.syntax import Immediate, Symbol
+from kda.simulator.ptx.syntax import Immediate
 
 RANKS = {f"{n}d": n for n in range(1, 6)}
 MODES = {"tile": 0, "tile::gather4": 1, "tile::scatter4": 1}  # 1: four rows, each with a coordinate of its own
@@ -14,10 +13,8 @@ LOAD, STORE = {("shared::cta", "global"), ("shared::cluster", "global")}, {("glo
 
 def map_place(b, operand):
     """The place of a tensor map, by its generic address."""
-    base = operand.base
-    if isinstance(base, Symbol) and b.symbol(base.name)[0] == "param":
-        at = b.symbol(base.name)[1] + base.offset + operand.offset
-        return b.constant(WINDOW_PARAM + at, 8), [1, 0, 0]
+    if b.space_of(operand) not in (None, "global"):
+        b.fail(f"a tensor map named by a .{b.space_of(operand)} symbol", "its generic address, as cvta gives it")
     return place(b, operand)
 
 

@@ -29,7 +29,8 @@ def _shape(b, ins, parts):
         b.fail(f"modifiers {'.'.join(parts)}", "m64nNkK, then the types of D, A and B")
     d, a, type_b = types
     if a not in FORMS or type_b not in FORMS[a][1] or d not in FORMS[a][2]:
-        b.fail(f"types {'.'.join(types)}", "; ".join(f".{{{', '.join(ds)}}}.{a}.{{{', '.join(bs)}}}" for a, (_, bs, ds) in FORMS.items()))
+        forms = [f".{{{', '.join(ds)}}}.{a}.{{{', '.join(bs)}}}" for a, (_, bs, ds) in FORMS.items()]
+        b.fail(f"types {'.'.join(types)}", "; ".join(forms))
     n, k = int(match[1]), int(match[2])
     if k != FORMS[a][0] or n not in _columns(a):
         b.fail(f"shape {shape} for .{a}", f"m64nNk{FORMS[a][0]} with N one of {', '.join(map(str, _columns(a)))}")
@@ -44,33 +45,45 @@ def _literal(b, operand, what, choices):
     return operand.value
 
 
+def _names(a, in_registers):
+    """The operands of an mma_async on this type of A, in their order."""
+    names = ["D", "A", "B", "scale-d"]
+    if a not in INTEGERS:
+        names += ["imm-scale-a", "imm-scale-b"]
+    if a in ("f16", "bf16"):
+        names += ["imm-trans-b"] if in_registers else ["imm-trans-a", "imm-trans-b"]
+    return names
+
+
 def _lower_mma(b, ins, parts):
     if "sp" in parts:
         b.fail("sparse matrices", "wgmma.mma_async without .sp")
     n, d, a, type_b = _shape(b, ins, parts)
-    is_16 = a in ("f16", "bf16")
     in_registers = len(ins.operands) > 1 and isinstance(ins.operands[1], Vector)
-    names = ["D", "A", "B's descriptor", "scale-d"]
-    names += ["imm-scale-a", "imm-scale-b"] if a not in INTEGERS else []
-    names += (["imm-trans-b"] if in_registers else ["imm-trans-a", "imm-trans-b"]) if is_16 else []
+    names = _names(a, in_registers)
     given = dict(zip(names, operands(b, ins, *names)))
 
-    scale, negated = b.predicate(given["scale-d"])
+    def literal(what, choices):  # the first choice is what an absent operand stands for
+        return _literal(b, given[what], what, choices) if what in given else choices[0]
+
     targets = b.targets(given["D"])
     from_a = b.values(given["A"], "b32") if in_registers else [b.value(given["A"], "b64")]
-    for what, registers, wanted in (("D", targets, n // 2 if d != "f16" else n // 4), ("A", from_a, 4 if in_registers else 1)):
-        if len(registers) != wanted or any(r < 0 for r in registers):
-            b.fail(f"{len(registers)} registers for {what}", f"{wanted}")
-    flags = [_literal(b, given[f"imm-scale-{m}"], f"imm-scale-{m}", (1, -1)) < 0 if f"imm-scale-{m}" in given else False for m in "ab"]
-    flags += [_literal(b, given[f"imm-trans-{m}"], f"imm-trans-{m}", (0, 1)) if f"imm-trans-{m}" in given else 0 for m in "ab"]
+    wanted = {"D": n // 4 if d == "f16" else n // 2, "A": 4 if in_registers else 1}
+    for what, registers in (("D", targets), ("A", from_a)):
+        if len(registers) != wanted[what] or -1 in registers:
+            b.fail(f"{len(registers)} registers for {what}", str(wanted[what]))
+    scale, negated = b.predicate(given["scale-d"])
     types = [MATRIX_TYPES[t] for t in (a, type_b, d)]
-    mods = [n, FORMS[a][0], *types, len(targets), 4 if in_registers else 0, *map(int, flags), int("satfinite" in parts), int(negated)]
-    return Op("wgmma", [*targets, *from_a, b.value(given["B's descriptor"], "b64"), scale], mods, ALIGNED)
+    signs = [int(literal(f"imm-scale-{m}", (1, -1)) < 0) for m in "ab"]
+    transposed = [literal(f"imm-trans-{m}", (0, 1)) for m in "ab"]
+    counts = [len(targets), 4 if in_registers else 0]
+    mods = [n, FORMS[a][0], *types, *counts, *signs, *transposed, int("satfinite" in parts), int(negated)]
+    return Op("wgmma", [*targets, *from_a, b.value(given["B"], "b64"), scale], mods, ALIGNED)
 
 
 def lower_wgmma(b, ins):
     if b.arch != 90:
-        b.fail(f"wgmma does not exist on sm_{b.arch}", "sm_90a; tcgen05.mma replaces it on sm_100a, mma.sync runs everywhere")
+        b.fail(f"wgmma does not exist on sm_{b.arch}", "sm_90a; tcgen05.mma replaces it on sm_100a")
     what, *parts = [p for p in ins.parts[1:] if p not in ("sync", "aligned")] or [""]
     if what == "mma_async" and len(parts) > 1:
         return _lower_mma(b, ins, parts)

@@ -1,0 +1,130 @@
+/* Moves between registers, the logic of predicates, and clocks: the scalar handlers that no row of a table describes. */
+#include "scalar.h"
+
+/* and, or, xor, not, mov of predicates: arg d, a, b (-1: none); mod Combine, a is negated, b is negated, the result is negated */
+Outcome predicate_logic(Warp *w, const Ins *i, u32 lanes) {
+    const u32 r = joined(source_predicate(w, i->arg[1], i->mod[1]), i->mod[0], source_predicate(w, i->arg[2], i->mod[2]));
+    set_pred(w, i->arg[0], lanes, i->mod[3] ? ~r : r);
+    return NEXT;
+}
+
+/* lop3.and, lop3.or: arg d (-1: none), p, a, b, c, table, q; mod Combine, q is negated */
+Outcome lop3_test(Warp *w, const Ins *i, u32 lanes) {
+    const u32 *A = R32(w, i->arg[2]), *B = R32(w, i->arg[3]), *C = R32(w, i->arg[4]), *E = R32(w, i->arg[5]);
+    u32 d[LANES], bits = 0;
+    EVERY_LANE({
+        d[l] = look_up(A[l], B[l], C[l], E[l]);
+        bits |= (u32)(d[l] != 0) << l;
+    })
+    set_pred(w, i->arg[1], lanes, joined(bits, i->mod[0], source_predicate(w, i->arg[6], i->mod[1])));
+    if (i->arg[0] >= 0) EACH_LANE(lanes, { R32(w, i->arg[0])[l] = d[l]; });
+    return NEXT;
+}
+
+/* ---- moves -------------------------------------------------------------------------------------------------------------- */
+
+Outcome mov_b128(Warp *w, const Ins *i, u32 lanes) {
+    u64 *D = R64(w, i->arg[0]);
+    const u64 *A = R64(w, i->arg[1]);
+    EACH_LANE(lanes, {
+        const u64 low = A[2 * l];
+        const u64 high = A[2 * l + 1];
+        D[2 * l] = low;
+        D[2 * l + 1] = high;
+    });
+    return NEXT;
+}
+
+/* {a, b} to one register of twice the width and back; an item of -1 goes nowhere. arg: the whole, then its items from the lowest. */
+Outcome pack_b16(Warp *w, const Ins *i, u32 lanes) {
+    RESULT(u32, i->arg[0]);
+    const u32 *A = R32(w, i->arg[1]), *B = R32(w, i->arg[2]);
+    EVERY_LANE(to[l] = (A[l] & 0xffff) | B[l] << 16;)
+    MERGE();
+    return NEXT;
+}
+Outcome pack_b32(Warp *w, const Ins *i, u32 lanes) {
+    RESULT(u64, i->arg[0]);
+    const u32 *A = R32(w, i->arg[1]), *B = R32(w, i->arg[2]);
+    EVERY_LANE(to[l] = A[l] | (u64)B[l] << 32;)
+    MERGE();
+    return NEXT;
+}
+Outcome unpack_b16(Warp *w, const Ins *i, u32 lanes) {
+    const u32 *A = R32(w, i->arg[0]);
+    for (int k = 0; k < 2; k++) {
+        if (i->arg[1 + k] < 0) continue;
+        RESULT(u32, i->arg[1 + k]);
+        EVERY_LANE(to[l] = A[l] >> 16 * k & 0xffff;)
+        MERGE();
+    }
+    return NEXT;
+}
+Outcome unpack_b32(Warp *w, const Ins *i, u32 lanes) {
+    const u64 *A = R64(w, i->arg[0]);
+    for (int k = 0; k < 2; k++) {
+        if (i->arg[1 + k] < 0) continue;
+        RESULT(u32, i->arg[1 + k]);
+        EVERY_LANE(to[l] = (u32)(A[l] >> 32 * k);)
+        MERGE();
+    }
+    return NEXT;
+}
+/* The same for items of mod[0] bytes, mod[1] of them. */
+static inline u8 *word_of(const Warp *w, s32 offset, s64 bytes, int l) {
+    return w->regs + offset + l * (bytes > 8 ? 16 : bytes > 4 ? 8 : 4);
+}
+Outcome pack_any(Warp *w, const Ins *i, u32 lanes) {
+    const s64 size = i->mod[0], count = i->mod[1];
+    for (u32 rest = lanes; rest; rest &= rest - 1) {
+        const int l = first_lane(rest);
+        u64 whole[2] = {0, 0};
+        for (s64 k = 0; k < count; k++) memcpy((u8 *)whole + k * size, word_of(w, i->arg[1 + k], size, l), size);
+        memcpy(word_of(w, i->arg[0], size * count, l), whole, size * count < 4 ? 4 : size * count);
+    }
+    return NEXT;
+}
+Outcome unpack_any(Warp *w, const Ins *i, u32 lanes) {
+    const s64 size = i->mod[0], count = i->mod[1];
+    for (u32 rest = lanes; rest; rest &= rest - 1) {
+        const int l = first_lane(rest);
+        u8 whole[16];
+        memcpy(whole, word_of(w, i->arg[0], size * count, l), size * count);
+        for (s64 k = 0; k < count; k++) {
+            u64 item = 0;
+            memcpy(&item, whole + k * size, size);
+            if (i->arg[1 + k] >= 0) memcpy(word_of(w, i->arg[1 + k], size, l), &item, size < 4 ? 4 : size);
+        }
+    }
+    return NEXT;
+}
+
+/* %clock and the like, in instructions: arg d; mod: the register is 64 bits wide, how far to shift */
+Outcome read_clock(Warp *w, const Ins *i, u32 lanes) {
+    const u64 now = w->machine->clock >> i->mod[1];
+    if (i->mod[0])
+        EACH_LANE(lanes, { R64(w, i->arg[0])[l] = now; });
+    else
+        EACH_LANE(lanes, { R32(w, i->arg[0])[l] = (u32)now; });
+    return NEXT;
+}
+
+/* An instruction on registers wider than its types. arg: the wide destination and its stand-in, the wide source and its stand-in (-1: as it
+ * is), then the instruction's own; mod: the instruction's handler as an index here, the result is signed, the instruction's own. */
+Outcome through_wide_registers(Warp *w, const Ins *i, u32 lanes) {
+    Ins inner = *i;
+    inner.arg = i->arg + 4;
+    inner.mod = i->mod + 2;
+    if (i->arg[2] >= 0) {
+        const u64 *from = R64(w, i->arg[2]);
+        u32 *to = R32(w, i->arg[3]);
+        EVERY_LANE({ to[l] = (u32)from[l]; })
+    }
+    const Outcome o = scalar_handlers[i->mod[0]].run(w, &inner, lanes);
+    if (i->arg[0] >= 0) {
+        const u32 *from = R32(w, i->arg[1]);
+        const bool is_signed = i->mod[1];
+        EACH_LANE(lanes, { R64(w, i->arg[0])[l] = is_signed ? (u64)(s64)(s32)from[l] : from[l]; });
+    }
+    return o;
+}
