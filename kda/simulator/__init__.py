@@ -11,13 +11,14 @@
 import importlib
 
 _HOMES = {
-    "launch": "launch",
-    "LaunchError": "launch",
+    "launch": "launches",
+    "LaunchError": "launches",
     "Run": "report",
     "Finding": "findings",
     "SimulationError": "findings",
     "TensorMap": "tensormap",
-    "capture": "capture",
+    "capture": "capturing",
+    "CaptureError": "capturing",
     "EngineError": "engine.build",
     "PtxError": "ptx",
 }

@@ -172,7 +172,7 @@ FAULTS = (
     drop("tcgen05", "tmem_sm100", "no fence.proxy.async after B is written", "    fence.proxy.async.shared::cta;\n"),
     drop("tmem", "tmem_sm100", "no wait::st before A is read", "    tcgen05.wait::st.sync.aligned;\n"),
     fault("tmem", "tmem_sm100", "A is written a column off", "[%r11+32], {%v0, %v1, %v2, %v3, %v4, %v5, %v6, %v7};", "[%r11+33], {%v0, %v1, %v2, %v3, %v4, %v5, %v6, %v7};"),
-    fault("tmem", "tmem_sm100", "a warp reads another's lanes", "shl.b32 %r11, %r2, 21;\n    add.u32 %r11, %r11, %r10;", "mov.u32 %r11, %r10;"),
+    fault("tmem", "tmem_sm100", "a warp reads another's lanes", "shl.b32 %r11, %r2, 21;\n    add.u32 %r11, %r11, %r10;", "xor.b32 %r11, %r2, 2;\n    shl.b32 %r11, %r11, 21;\n    add.u32 %r11, %r11, %r10;"),
     fault("tmem", "tmem_sm100", "a lane off", "shl.b32 %r11, %r2, 21;\n    add.u32", "shl.b32 %r11, %r2, 21;\n    add.u32 %r11, %r11, 65536;\n    add.u32"),
     fault("tmem", "tmem_sm100", "too few columns allocated", "shared::cta.b32 [%r3+1032], 64;", "shared::cta.b32 [%r3+1032], 32;",
           "dealloc.cta_group::1.sync.aligned.b32 %r10, 64;", "dealloc.cta_group::1.sync.aligned.b32 %r10, 32;"),

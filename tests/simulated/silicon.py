@@ -6,7 +6,8 @@ import re
 
 import torch
 
-import kda.simulator.launch as launching
+import kda.simulator
+import kda.simulator.launches as launching
 from kda.compile.kernel import Kernel
 from kda.compile.target import TARGETS
 from kda.simulator import TensorMap
@@ -21,7 +22,7 @@ simulate = launching.launch
 
 def install():
     """Tests that import `launch` from now on get the one that does both."""
-    launching.launch = both
+    launching.launch = kda.simulator.launch = both
 
 
 def runs_here(ptx):
@@ -55,6 +56,23 @@ def both(ptx, kernel=None, *, args=(), **options):
     there = on_gpu(ptx, run.kernel, args, before, options)
     compare(ptx, here, there)
     return run
+
+
+def triton(built, grid, arguments):
+    """A kernel that Triton built, here and there; it leaves its arguments as they were."""
+    from kda.simulator import capture
+
+    if not runs_here(built.ptx):
+        return
+    major, minor = torch.cuda.get_device_capability()
+    copies = [{n: x.clone() if isinstance(x, torch.Tensor) else x for n, x in arguments.items()} for _ in range(2)]
+    there = {n: x.cuda() if isinstance(x, torch.Tensor) else x for n, x in copies[1].items()}
+    with capture(arch=f"sm_{major}{minor}") as session:
+        built.launch(grid, *copies[0].values())
+    assert not session.findings
+    built.launch(grid, *there.values())
+    torch.cuda.synchronize()
+    compare(built.ptx, *({n: x.cpu() for n, x in found.items() if isinstance(x, torch.Tensor)} for found in (copies[0], there)))
 
 
 def restore(args, values):

@@ -24,8 +24,8 @@ import kda.simulator  # noqa: E402
 from kda.compile import cutedsl, nvrtc  # noqa: E402
 from kda.compile.errors import MissingCompilerError  # noqa: E402
 from kda.compile.store import Store  # noqa: E402
-from kda.simulator.capture import CaptureError, capture, memory  # noqa: E402
-from kda.simulator.capture.devices import ATTRIBUTES, runs  # noqa: E402
+from kda.simulator.capturing import CaptureError, capture, memory  # noqa: E402
+from kda.simulator.capturing.devices import ATTRIBUTES, runs  # noqa: E402
 from kda.simulator.chips import CHIPS  # noqa: E402
 from kda.simulator.tensormap import TensorMap, decode  # noqa: E402
 
@@ -134,7 +134,7 @@ class Note:
 
 @pytest.fixture
 def noted(monkeypatch):
-    monkeypatch.setattr(kda.simulator, "launch", lambda ptx, kernel, **fields: Note(ptx, kernel, fields), raising=False)
+    monkeypatch.setattr("kda.simulator.launches.launch", lambda ptx, kernel, **fields: Note(ptx, kernel, fields))
 
 
 @pytest.fixture
@@ -279,7 +279,7 @@ def test_an_exception_of_the_simulator_comes_out_as_it_went_in(monkeypatch, xy):
     def fail(*arguments, **more):
         raise Broken("in the middle")
 
-    monkeypatch.setattr(kda.simulator, "launch", fail, raising=False)
+    monkeypatch.setattr("kda.simulator.launches.launch", fail)
     compiled = cutedsl.compile(scaled_twice, fake(), fake(), make_fake_stream(), target="sm100")
     with capture() as session:
         for _ in range(2):                                                   # and leaves nothing behind
@@ -452,13 +452,6 @@ def test_every_living_storage_is_found_once():
     views = [x[10:], x.view(10, 10)]
     found = [t for t in memory.live().values() if t.data_ptr() == x.data_ptr()]
     assert [t.numel() for t in found] == [400] and len(views) == 2
-
-
-def test_the_package_and_the_function_share_a_name():
-    import kda.simulator.capture as package
-
-    with package(arch="sm_90a") as session, package.capture(arch="sm_80") as other:
-        assert (session.arch, other.arch) == ("sm_90a", "sm_80")
 
 
 def test_a_captured_kernel_really_runs(xy):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from assembly import SEEDS, kernel, kinds
 
-from kda.simulator.launch import launch
+from kda.simulator.launches import launch
 from kda.simulator.ptx import PtxError
 
 ADDRESSES = """

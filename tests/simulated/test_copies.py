@@ -6,7 +6,7 @@ import torch
 from assembly import SEEDS, kernel, kinds
 from transfers import BARRIER, THREADS, by_thread_0, each_word, expect, fill_shared, frame, load_shared, make_barrier, store_shared, wait
 
-from kda.simulator.launch import launch
+from kda.simulator.launches import launch
 
 SCHEDULES = [{"schedule": 0}, {"schedule": 0, "early": True}, *({"schedule": s} for s in list(SEEDS)[:3])]
 RACES = {"race-write-read", "race-read-write", "race-write-write"}

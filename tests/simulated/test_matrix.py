@@ -5,7 +5,7 @@ import torch
 from assembly import kernel, kinds
 from matrices import decode, dot, encode, pack, random_bits, size_of, small_integers, unpack
 
-from kda.simulator.launch import launch
+from kda.simulator.launches import launch
 from kda.simulator.ptx import PtxError
 
 LANES = [(lane >> 2, lane & 3) for lane in range(32)]

@@ -27,7 +27,7 @@ from tensor_core import (
     with_d,
 )
 
-from kda.simulator.launch import launch
+from kda.simulator.launches import launch
 from kda.simulator.ptx import PtxError
 
 BF16 = idesc("bf16", "bf16", 128, 32)

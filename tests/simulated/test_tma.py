@@ -8,7 +8,7 @@ import torch
 from assembly import SEEDS, kinds
 from transfers import BARRIER, FILLER, THREADS, by_thread_0, expect, fill_shared, frame, load_shared, make_barrier, store_shared, wait
 
-from kda.simulator.launch import launch
+from kda.simulator.launches import launch
 from kda.simulator.tensormap import TensorMap, decode
 
 # The manual's patterns: which 16-byte piece lies at each place of a line of 128 bytes, line by line.

@@ -7,7 +7,7 @@ import torch
 from assembly import kinds
 from tensor_core import LOADED, STORED, UNDER_ANY_SCHEDULE, float_bits, pattern, run, vector
 
-from kda.simulator.launch import launch
+from kda.simulator.launches import launch
 from kda.simulator.ptx import PtxError
 
 QUIET = {"commit": "", "wait": ""}  # nothing for the tensor core to do
@@ -236,7 +236,6 @@ def test_columns_forget_what_they_held_when_they_are_freed():
 
 @pytest.mark.parametrize("at, shape, says", [
     ("xor.b32 %r10, %r9, 2097152;", "32x32b.x1", "lane 64: warp 3 of the CTA may touch lanes 96 to 127, from lane 96"),
-    ("mov.u32 %r10, %r8;", "32x32b.x1", "lane 0: warp 3 of the CTA may touch lanes 96 to 127, from lane 96"),
     ("add.u32 %r10, %r9, 1048576;", "32x32b.x1", "lane 112: warp 3 of the CTA may touch lanes 96 to 127, from lane 96"),
     ("add.u32 %r10, %r9, 524288;", "16x64b.x1", "warp 3 of the CTA may touch lanes 96 to 127, from lane 96 or 16 more"),
     ("add.u32 %r10, %r9, 64;", "32x32b.x1", "columns 64 to 64"),

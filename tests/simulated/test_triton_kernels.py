@@ -1,5 +1,7 @@
 """Kernels that Triton compiles, run on the CPU from their PTX, against torch."""
 
+import os
+
 import pytest
 import torch
 
@@ -20,6 +22,10 @@ def run(fn, arch, grid, arguments, constants, options=None, schedules=(0,), **co
     signature = {name: TYPES[x.dtype] if isinstance(x, torch.Tensor) else "i32" for name, x in arguments.items()}
     divisible = [name for name, x in arguments.items() if isinstance(x, torch.Tensor)]
     built = door.compile(fn, signature, constants, target=arch, divisible=divisible, **compiling)
+    if os.environ.get("KDA_ON_SILICON"):
+        import silicon
+
+        silicon.triton(built, grid, arguments)
     for seed in schedules:
         with capture(arch=built.target.spelling, schedule=seed, **(options or {})) as session:
             built.launch(grid, *arguments.values())

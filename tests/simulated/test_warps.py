@@ -4,7 +4,7 @@ import pytest
 import torch
 from assembly import SEEDS, kernel, kinds
 
-from kda.simulator.launch import launch
+from kda.simulator.launches import launch
 
 STORE = """
     mul.wide.u32 %rd9, %r0, 4;

@@ -5,7 +5,7 @@ import torch
 from assembly import SEEDS, kernel, kinds
 from matrices import decode, dot, encode, pack, random_bits, size_of, small_integers, unpack
 
-from kda.simulator.launch import launch
+from kda.simulator.launches import launch
 from kda.simulator.ptx import PtxError
 
 SHARED_BASE = 0x400

@@ -68,7 +68,7 @@ INLINE u32 narrow_random(float x, const SmallFloat f, Rounding rounding, int fla
     const u32 shift = (u32)(lost < 31 ? lost : 31);
     u32 code = (significand + rounding_term(significand, shift, negative, rounding, random, 23 - (u32)f.mantissa)) >> shift;
     code += below > 0 ? 0 : (u32)-below << f.mantissa;
-    const bool inwards = rounding == RZ || rounding == RS || (rounding == RM && !negative) || (rounding == RP && negative);
+    const bool inwards = rounding == RZ || (rounding == RM && !negative) || (rounding == RP && negative);
     const bool saturates = (flags & SATFINITE) || (inwards && magnitude < 0x7f800000);
     code = code > f.most ? (saturates ? f.most : f.over) : code;
     code = (flags & RELU) && negative ? 0 : code | negative << (f.exponent + f.mantissa);

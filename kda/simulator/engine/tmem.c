@@ -317,11 +317,13 @@ static bool check_move(Warp *w, const Ins *i, u32 lanes, Move *m) {
     m->column[0] = taddr & 0xffff;
     m->column[1] = second & 0xffff;
     bool half = move_shapes[m->shape].lanes < SLAB;
-    if (m->lane != slab && !(half && m->lane == slab + 16)) {
+    u32 named = m->lane & -SLAB, within = m->lane % SLAB; /* slab 0 stands for the warp's own: code that runs on silicon leaves it out */
+    if ((named && named != slab) || (within && !(half && within == 16))) {
         find(w, i, 0, TMEM_MISUSE, taddr, 0, "lane %u: warp %d of the CTA may touch lanes %u to %u, from lane %u%s", m->lane, w->index, slab,
              slab + SLAB - 1, slab, half ? " or 16 more" : "");
-        m->lane = slab + (half ? m->lane & 16 : 0); /* go on where it may have been meant to */
+        within = half ? within & 16 : 0; /* go on where it may have been meant to */
     }
+    m->lane = slab + within;
     if (second >> 16 != taddr >> 16) {
         find(w, i, 0, UNSUPPORTED, second, 0, "the offset of the second half makes the address 0x%x, in another lane: what that does is not documented", second);
         return false;

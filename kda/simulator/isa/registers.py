@@ -2,7 +2,7 @@
 
 from kda.simulator.isa.common import WIDTHS
 from kda.simulator.isa.rows import KINDS
-from kda.simulator.ptx.syntax import Register, Sink
+from kda.simulator.ptx.syntax import Immediate, Register, Sink
 
 WORD_BYTES = {"pred": 0, "u32": 4, "u64": 8}
 
@@ -25,6 +25,8 @@ def _check(b, operand, kind):
 def source(b, operand, kind):
     """Offset of a source operand."""
     _check(b, operand, kind)
+    if bytes_of(kind) == 8 and isinstance(operand, Immediate) and isinstance(operand.value, float):
+        return b.value(operand, "f64")
     return b.value(operand, kind if kind in WIDTHS else "b64" if bytes_of(kind) == 8 else "b32")
 
 

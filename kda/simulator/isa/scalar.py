@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections import defaultdict
 
@@ -9,6 +10,7 @@ from kda.simulator.isa import compare, generate, moves
 from kda.simulator.isa.common import Op
 from kda.simulator.isa.registers import hidden, is_wide, source, target
 from kda.simulator.isa.rows import TYPES
+from kda.simulator.ptx.syntax import Negated
 
 CARRY = "the carry flag"  # a hidden predicate
 STAND_INS = ("a wide destination's stand-in", "a wide source's stand-in")
@@ -81,6 +83,14 @@ def lower_logic(b, ins):
     return moves.lower_predicate_logic(b, ins) if ins.parts[1:] == ("pred",) else lower_row(b, ins)
 
 
+def lower_selp(b, ins):
+    """`selp d, a, b, !p` is `selp d, b, a, p`."""
+    if len(ins.operands) == 4 and isinstance(ins.operands[3], Negated):
+        d, x, y, p = ins.operands
+        ins = dataclasses.replace(ins, operands=(d, y, x, p.register))
+    return lower_row(b, ins)
+
+
 def lower_mov(b, ins):
     return moves.lower_mov(b, ins) or lower_row(b, ins)
 
@@ -93,6 +103,7 @@ LOWERINGS = {
     **dict.fromkeys({row.opcode for row in generate.ROWS}, lower_row),
     **compare.LOWERINGS,
     **dict.fromkeys(("and", "or", "xor", "not"), lower_logic),
+    "selp": lower_selp,
     "mov": lower_mov,
     "lop3": lower_lop3,
     "cvta": moves.lower_cvta,

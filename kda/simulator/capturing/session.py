@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
-from types import ModuleType
+from collections.abc import Iterator
 from typing import Any
 
 from ...compile.launching import Launch, redirect
 from ...errors import KdaError
 from ...host import standing_in
-from .. import tensormap
+from .. import launches, tensormap
 from ..chips import CHIPS, Chip, host_of, number_of
 from . import memory
 from .devices import runs
@@ -55,7 +54,7 @@ class Session:
                     f"{kernel.name} was given {name} on {tensor.device}; a capture takes CPU tensors. Use .cpu()."
                 )
         self.launches.append(launch)
-        run = _simulator()(
+        run = launches.launch(
             kernel.ptx,
             kernel.name,
             grid=launch.grid,
@@ -78,13 +77,6 @@ class Session:
 
     def tensor_map(self, **fields: Any) -> bytes:
         return tensormap.encode(**fields)
-
-
-def _simulator() -> Callable[..., Any]:
-    """kda.simulator.launch; its module goes by the same name, and Python may find that first."""
-    from .. import launch
-
-    return launch.launch if isinstance(launch, ModuleType) else launch
 
 
 _ONE = threading.RLock()                     # the DSL's arch and Triton's driver belong to the process

@@ -76,14 +76,15 @@ class Runtime:
         return found
 
     def _guarded(self, answer: Callable) -> Callable:
+        launches = answer in (self.launch, self.launch_ex)                   # some host functions abort where one fails
+
         def callback(*args):
-            if self._raised is not None:                                     # the host function goes on regardless
-                return LAUNCH_FAILURE
-            try:
-                return answer(*args) or SUCCESS
-            except BaseException as error:
-                self._raised = error
-                return LAUNCH_FAILURE
+            if self._raised is None:
+                try:
+                    return answer(*args) or SUCCESS
+                except BaseException as error:
+                    self._raised = error                                     # `raised` hands it over
+            return SUCCESS if launches else LAUNCH_FAILURE
 
         return callback
 
