@@ -91,7 +91,8 @@ class Builder:
 
     # ---- the register file
 
-    def _room(self, width):
+    def room(self, width):
+        """Offset of a new register of 4, 8 or 16 bytes a lane, or of a predicate (0)."""
         size = {0: 4, 4: 128, 8: 256, 16: 512}[width]
         self.size = align_up(self.size, min(size, 64))
         offset, self.size = self.size, self.size + size
@@ -102,7 +103,7 @@ class Builder:
         if name not in self.registers:
             if name not in self.kernel.registers:
                 self.fail(f"register {name} is not declared")
-            self.registers[name] = self._room(WIDTHS[self.kernel.registers[name]])
+            self.registers[name] = self.room(WIDTHS[self.kernel.registers[name]])
         return self.registers[name]
 
     def type_of(self, operand):
@@ -112,7 +113,7 @@ class Builder:
     def _constant(self, width, source, value):
         key = (width, source, value)
         if key not in self.constants:
-            self.constants[key] = self._room(width)
+            self.constants[key] = self.room(width)
         return self.constants[key]
 
     def constant(self, value, width=4):

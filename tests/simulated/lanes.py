@@ -12,31 +12,36 @@ BYTES = {"b16": 2, "b32": 4, "b64": 8, "pred": 4}
 VIEWS = {2: (np.uint16, np.int16), 4: (np.uint32, np.int32), 8: (np.uint64, np.int64)}
 LETTERS = "abce"
 
+# In hexadecimal. Of floats: zeros, subnormals, the smallest normals, numbers near 1, ties, the largest, infinities, and
+# NaN with payloads.
 EDGES = {
-    "int16": [0, 1, 2, 7, 15, 16, 17, 31, 255, 256, 0x7FFE, 0x7FFF, 0x8000, 0x8001, 0xFFFE, 0xFFFF, 0x5555, 0x1234],
-    "int32": [0, 1, 2, 7, 31, 32, 33, 255, 256, 0xFFFF, 0x10000, 0x7FFFFFFE, 0x7FFFFFFF, 0x80000000, 0x80000001, 0xFFFFFFFE, 0xFFFFFFFF,
-              0x55555555, 0x12345678, 0x00800000, 0xFF800000],
-    "int64": [0, 1, 2, 63, 64, 65, 0xFFFFFFFF, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 63) + 1, (1 << 64) - 2, (1 << 64) - 1,
-              0x123456789ABCDEF0, 0x5555555555555555, 0xFFFFFFFF80000000, 0x7FFFFFFF],
-    # zeros, subnormals, the smallest normals, around 1 and 1.5, ties, the largest, infinities, NaN with payloads
-    "f16": [0, 0x8000, 1, 0x8001, 0x3FF, 0x83FF, 0x400, 0x8400, 0x401, 0x3BFF, 0x3C00, 0xBC00, 0x3C01, 0x3E00, 0x4200, 0x7BFF, 0xFBFF, 0x7C00,
-            0xFC00, 0x7C01, 0x7E00, 0xFE01, 0x7FFF],
-    "bf16": [0, 0x8000, 1, 0x8001, 0x7F, 0x807F, 0x80, 0x8080, 0x3F7F, 0x3F80, 0xBF80, 0x3F81, 0x3FC0, 0x4040, 0x7F7F, 0xFF7F, 0x7F80, 0xFF80,
-             0x7F81, 0x7FC0, 0xFFC1, 0x7FFF],
-    "f32": [0, 0x80000000, 1, 0x80000001, 0x7FFFFF, 0x807FFFFF, 0x800000, 0x80800000, 0x800001, 0x3F7FFFFF, 0x3F800000, 0xBF800000, 0x3F800001,
-            0x3F000000, 0x3FC00000, 0x40200000, 0x33800000, 0x477FE000, 0x477FF000, 0x4B000001, 0x4EFFFFFF, 0x4F000000, 0xCF000000, 0x5F000000,
-            0x7E800001, 0x7F000000, 0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000, 0xFF800000, 0x7F800001, 0x7FC00000, 0xFFC12345],
-    "f64": [0, 1 << 63, 1, (1 << 63) | 1, 0x000FFFFFFFFFFFFF, 0x0010000000000000, 0x8010000000000001, 0x3FEFFFFFFFFFFFFF, 0x3FF0000000000000,
-            0xBFF0000000000000, 0x3FF0000000000001, 0x3FE0000000000000, 0x3FF8000000000000, 0x41DFFFFFFFC00000, 0x41E0000000000000,
-            0xC1E0000000000000, 0x43E0000000000000, 0xC3E0000000000000, 0x43F0000000000000, 0x47EFFFFFE0000000, 0x47EFFFFFF0000000,
-            0x36A0000000000000, 0x3690000000000000, 0x3690000000000001, 0x7FEFFFFFFFFFFFFF, 0xFFEFFFFFFFFFFFFF, 0x7FF0000000000000,
-            0xFFF0000000000000, 0x7FF8000000000000],
-}  # fmt: skip
+    "int16": "0 1 2 7 f 10 11 1f ff 100 7ffe 7fff 8000 8001 fffe ffff 5555 1234",
+    "int32": """
+        0 1 2 7 1f 20 21 ff 100 ffff 10000 7ffffffe 7fffffff 80000000 80000001 fffffffe ffffffff 55555555 12345678
+        800000 ff800000""",
+    "int64": """
+        0 1 2 3f 40 41 ffffffff 100000000 7fffffffffffffff 8000000000000000 8000000000000001 fffffffffffffffe
+        ffffffffffffffff 123456789abcdef0 5555555555555555 ffffffff80000000 7fffffff""",
+    "f16": """
+        0 8000 1 8001 3ff 83ff 400 8400 401 3bff 3c00 bc00 3c01 3e00 4200 7bff fbff 7c00 fc00 7c01 7e00 fe01 7fff""",
+    "bf16": """
+        0 8000 1 8001 7f 807f 80 8080 3f7f 3f80 bf80 3f81 3fc0 4040 7f7f ff7f 7f80 ff80 7f81 7fc0 ffc1 7fff""",
+    "f32": """
+        0 80000000 1 80000001 7fffff 807fffff 800000 80800000 800001 3f7fffff 3f800000 bf800000 3f800001 3f000000
+        3fc00000 40200000 33800000 477fe000 477ff000 4b000001 4effffff 4f000000 cf000000 5f000000 7e800001 7f000000
+        7f7fffff ff7fffff 7f800000 ff800000 7f800001 7fc00000 ffc12345""",
+    "f64": """
+        0 8000000000000000 1 8000000000000001 fffffffffffff 10000000000000 8010000000000001 3fefffffffffffff
+        3ff0000000000000 bff0000000000000 3ff0000000000001 3fe0000000000000 3ff8000000000000 41dfffffffc00000
+        41e0000000000000 c1e0000000000000 43e0000000000000 c3e0000000000000 43f0000000000000 47efffffe0000000
+        47effffff0000000 36a0000000000000 3690000000000000 3690000000000001 7fefffffffffffff ffefffffffffffff
+        7ff0000000000000 fff0000000000000 7ff8000000000000""",
+}
 # kind -> (register, exponent bits, mantissa bits); what is no float has no exponent
 KINDS = {
     **{f"{s}{n}": (f"b{n}", 0, 0) for s in ("u", "s", "b") for n in (16, 32, 64)},
     "f16": ("b16", 5, 10), "bf16": ("b16", 8, 7), "f32": ("b32", 8, 23), "f64": ("b64", 11, 52), "pred": ("pred", 0, 0),
-    "f16x2": ("b32", 5, 10), "bf16x2": ("b32", 8, 7), "f32x2": ("b64", 8, 23), "u16x2": ("b32", 0, 0), "s16x2": ("b32", 0, 0),
+    "f16x2": ("b32", 5, 10), "bf16x2": ("b32", 8, 7), "f32x2": ("b64", 8, 23), "u16x2": ("b32", 0, 0),
     "small": ("b32", 0, 0),  # counts and positions
 }  # fmt: skip
 
@@ -53,7 +58,7 @@ def edges(kind):
     if kind.endswith("x2"):
         element, bits = edges(kind[:-2]), 8 * BYTES[register(kind)] // 2
         return [a << bits | b for a, b in zip(element, element[5:] + element[:5])]
-    return EDGES[kind] if kind in EDGES else EDGES[f"int{8 * BYTES[register(kind)]}"]
+    return [int(x, 16) for x in EDGES[kind if kind in EDGES else f"int{8 * BYTES[register(kind)]}"].split()]
 
 
 def _random(kind, dice):
@@ -79,15 +84,19 @@ def values(*kinds, count=10_000, seed=0):
     return [list(column) for column in zip(*rows)]
 
 
-def apply(instructions, result, kinds, columns, target="sm_100a"):
-    """The result's bits for each instruction and row. An instruction is an opcode, or statements on %d, %a, %b, %c, %e, %p and %q."""
+def apply(instructions, result, kinds, columns, target="sm_90a"):
+    """The result's bits for each instruction and row.
+
+    An instruction is an opcode that takes %d, %a, %b, ... as they are, or statements on these, %p and %q.
+    """
     count = len(columns[0])
     letters = LETTERS[: len(kinds)]
     out = BYTES[result]
     lines = [
         f".version 8.8\n.target {target}\n.address_size 64",
         f".visible .entry k({', '.join(f'.param .u64 p{n}' for n in letters)}, .param .u64 po, .param .u32 n)\n{{",
-        ".reg .pred %p, %q, %go; .reg .b32 %i, %n, %t; .reg .b64 %from, %to, %at, %step; .reg .b16 %h<4>; .reg .b32 %r<8>; .reg .b64 %x<4>;",
+        ".reg .pred %p, %q, %go; .reg .b32 %i, %n, %t; .reg .b64 %from, %to, %at, %step;",
+        ".reg .b16 %h<4>; .reg .b32 %r<8>; .reg .b64 %x<4>;",
         *(f".reg .{register(k)} %{n};" for n, k in zip(letters, kinds)),
         f".reg .{result} %d;",
         "mov.u32 %i, %ctaid.x; mov.u32 %n, %tid.x; mad.lo.u32 %i, %i, 128, %n; ld.param.u32 %n, [n];",
@@ -101,11 +110,17 @@ def apply(instructions, result, kinds, columns, target="sm_100a"):
         lines.append(load + (f" setp.ne.b32 %{n}, %t, 0;" if k == "pred" else ""))
     for text in instructions:
         statement = text if ";" in text else f"{text} %d, {', '.join(f'%{n}' for n in letters)};"
-        store = "selp.b32 %t, 1, 0, %d; st.global.b32 [%to], %t;" if result == "pred" else f"st.global.b{8 * out} [%to], %d;"
+        store = (
+            "selp.b32 %t, 1, 0, %d; st.global.b32 [%to], %t;"
+            if result == "pred"
+            else f"st.global.b{8 * out} [%to], %d;"
+        )
         lines.append(f"{statement} {store} add.u64 %to, %to, %step;")
     tensors = [_tensor(c, BYTES[register(k)]) for c, k in zip(columns, kinds)]
     results = torch.zeros(len(instructions), count, dtype={2: torch.int16, 4: torch.int32, 8: torch.int64}[out])
-    run = launch("\n".join([*lines, "ret;\n}"]), grid=-(-count // 128), block=128, args=[*tensors, results, count], checks=False)
+    run = launch(
+        "\n".join([*lines, "ret;\n}"]), grid=-(-count // 128), block=128, args=[*tensors, results, count], checks=False
+    )
     assert not run.findings, run.findings[0].says
     return [row.view(VIEWS[out][0]).tolist() for row in results.numpy()]
 
@@ -120,5 +135,7 @@ def check(instructions, result, kinds, columns, models, **options):
     for text, model, got in zip(instructions, models, apply(instructions, result, kinds, columns, **options)):
         wanted = [model(*row) for row in zip(*columns)]
         wrong = [n for n, (g, x) in enumerate(zip(got, wanted)) if g != x]
-        rows = "\n".join(f"  {', '.join(hex(c[n]) for c in columns)}: {got[n]:#x}, expected {wanted[n]:#x}" for n in wrong[:5])
+        rows = "\n".join(
+            f"  {', '.join(hex(c[n]) for c in columns)}: {got[n]:#x}, expected {wanted[n]:#x}" for n in wrong[:5]
+        )
         assert not wrong, f"{text}: {len(wrong)} of {len(got)} differ\n{rows}"

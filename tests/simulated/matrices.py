@@ -98,12 +98,26 @@ def _step(a, b, c, types, fraction_bits, kept):
 def dot(a, b, c, types, arch, wgmma=False):
     """Bits of a . b + c on a tensor core: each step takes 16 (sm_80, sm_89) or 32 bytes of k."""
     size = size_of(types[0])
+    if size == 1 and arch >= 90 and not wgmma:
+        return _converted_dot(a, b, c, types, arch)
     coarse = size == 1 and (arch == 89 or (arch == 90 and wgmma))
     fraction_bits, kept = (13, 13) if coarse else (25 if arch >= 90 else 24, 23)
     step = (32 if arch >= 90 else 16) // size
     for k in range(0, len(a), step):
         c = _step(a[k : k + step], b[k : k + step], c, types, fraction_bits, kept)
     return c
+
+
+def _converted_dot(a, b, c, types, arch):
+    """fp8 in mma.sync on sm_90 and later, as an H200 does it: two sums in f16's way, then c added to nearest."""
+    a, b = (encode(decode(torch.as_tensor(x), t), "f16").tolist() for x, t in zip((a, b), types))
+    total = 0
+    for part in ((0, 1), (2, 3)):
+        at = [k for k in range(len(a)) if k % 4 in part]
+        total = dot([a[k] for k in at], [b[k] for k in at], total, ("f16", "f16", types[2]), arch)
+    values = decode(torch.tensor([total, c]), types[2])
+    wide = values.sum() if types[2] == "f16" else (values[0].float() + values[1].float())
+    return NAN[types[2]] if wide.isnan() else int(encode(wide[None], types[2]))
 
 
 def random_bits(shape, type_, generator, spread=4.0):

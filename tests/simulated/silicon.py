@@ -34,13 +34,22 @@ def runs_here(ptx):
 def tensors_of(args):
     """The tensors behind arguments: each once, by address."""
     found = [a.tensor if isinstance(a, TensorMap) else a for a in args if isinstance(a, torch.Tensor | TensorMap)]
-    return {t.data_ptr(): t for t in found if t.numel()}
+    return {t.data_ptr(): t for t in found if t is not None and t.numel()}
+
+
+def twin(t, device="cpu"):
+    """A copy with the same strides, and with what lies between its elements."""
+    whole = torch.empty(0, dtype=t.dtype).set_(t.untyped_storage())
+    if t.device.type != "cpu":
+        return t
+    return whole.to(device, copy=True).as_strided(t.shape, t.stride(), t.storage_offset())
 
 
 def both(ptx, kernel=None, *, args=(), **options):
     """launch(), and the same on the GPU unless something was found wrong."""
     plain = current_test and not isinstance(args, bytes | bytearray) and runs_here(ptx) and not UNSPECIFIED.search(ptx)
-    before = {at: t.clone() for at, t in tensors_of(args).items()} if plain else {}
+    plain = plain and not any(isinstance(a, TensorMap) and a.tensor is None for a in args)
+    before = {at: twin(t) for at, t in tensors_of(args).items()} if plain else {}
     run = simulate(ptx, kernel, args=args, **options)
     if not plain or run.findings or not run.counters["warp_instructions"]:
         return run
@@ -71,7 +80,7 @@ def triton(built, grid, arguments):
         built.launch(grid, *copies[0].values())
     assert not session.findings
     built.launch(grid, *there.values())
-    torch.cuda.synchronize()
+    finish(built.ptx)
     compare(built.ptx, *({n: x.cpu() for n, x in found.items() if isinstance(x, torch.Tensor)} for found in (copies[0], there)))
 
 
@@ -81,13 +90,22 @@ def restore(args, values):
 
 
 def on_gpu(ptx, name, args, before, options):
-    cuda = {at: t.cuda() for at, t in before.items()}
+    cuda = {at: twin(t, "cuda") for at, t in before.items()}
     launched = Kernel.of(name, ptx, None, target_of(ptx))
     given = [moved(a, cuda) for a in args]
     sizes = {k: options[k] for k in ("block", "cluster", "dynamic_shared") if k in options}
     launched.launch(options["grid"], *given, **sizes, tensors=[])
-    torch.cuda.synchronize()
+    finish(ptx)
     return {at: t.cpu() for at, t in cuda.items()}
+
+
+def finish(ptx):
+    """Waits for the GPU. After an error its context is dead, and with it all tests to come: the worker ends, and xdist starts another."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        log(ptx, 0, -1, 0.0, str(error).splitlines()[0])
+        os._exit(1)
 
 
 def target_of(ptx):
@@ -136,9 +154,9 @@ def compare(ptx, here, there):
     assert worst < 2.0**-6, f"an approximation is off by {worst:.2g}"
 
 
-def log(ptx, total, different, worst):
+def log(ptx, total, different, worst, error=""):
     if path := os.environ.get("KDA_ON_SILICON_LOG"):
         families = sorted({i.parts[0] for k in parse(ptx).kernels.values() for i in k.body})
-        line = dict(test=current_test, elements=total, different=different, worst=worst, opcodes=families)
+        line = dict(test=current_test, elements=total, different=different, worst=worst, opcodes=families, error=error)
         with open(f"{path}.{os.getpid()}", "a") as file:
             file.write(json.dumps(line) + "\n")

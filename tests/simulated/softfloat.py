@@ -1,7 +1,7 @@
 """Floating-point arithmetic on bits, from whole numbers alone: what the simulator is compared with.
 
-A finite value is n * 2**e with whole n; sums and products of them are exact, quotients and roots carry a last bit that says whether anything
-is missing. `Format.encode` rounds such a value once.
+A finite value is n * 2**e with whole n; sums and products of them are exact, quotients and roots carry a last bit that
+says whether anything is missing. `Format.encode` rounds such a value once.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Format:
         quantum = max(top, self.least) - self.mantissa
         code = _multiple(n, x.e, quantum, x.negative, mode) + (quantum + self.mantissa - self.least << self.mantissa)
         if code > self.most:
-            inwards = mode == "rz" or mode == "rm" and not x.negative or mode == "rp" and x.negative
+            inwards = mode == "rz" or (mode == "rm" and not x.negative) or (mode == "rp" and x.negative)
             code = self.most if satfinite or inwards or not self.infinite else self.most + 1
         return sign | code
 
@@ -91,7 +91,7 @@ def _multiple(n, e, quantum, negative, mode):
         return n << -shift
     kept, rest, half = n >> shift, n & (1 << shift) - 1, 1 << shift - 1
     up = {
-        "rn": rest > half or rest == half and kept & 1,
+        "rn": rest > half or (rest == half and kept & 1),
         "rna": rest >= half,
         "rz": False,
         "rm": rest and negative,
@@ -102,7 +102,7 @@ def _multiple(n, e, quantum, negative, mode):
 
 def _clamped(x):
     one = Number(1, 0, False)
-    if x.negative or x.kind == "finite" and not x.n:
+    if x.negative or (x.kind == "finite" and not x.n):
         return Number(0, 0, False)
     return one if x.kind == "inf" or less(one, x) else x
 
@@ -130,12 +130,12 @@ def _sum(n, e, negative_zero):
 
 
 def add(x, y, mode="rn"):
-    if "nan" in (x.kind, y.kind) or x.kind == y.kind == "inf" and x.n != y.n:
+    if "nan" in (x.kind, y.kind) or (x.kind == y.kind == "inf" and x.n != y.n):
         return NAN
     if "inf" in (x.kind, y.kind):
         return x if x.kind == "inf" else y
     e = min(x.e, y.e)
-    zero = x.negative and y.negative or (x.negative or y.negative or bool(x.n)) and mode == "rm"
+    zero = (x.negative and y.negative) or ((x.negative or y.negative or bool(x.n)) and mode == "rm")
     return _sum((x.n << x.e - e) + (y.n << y.e - e), e, zero)
 
 
@@ -148,7 +148,7 @@ def absolute(x):
 
 
 def multiply(x, y):
-    if "nan" in (x.kind, y.kind) or "inf" in (x.kind, y.kind) and (not x.n or not y.n):
+    if "nan" in (x.kind, y.kind) or ("inf" in (x.kind, y.kind) and (not x.n or not y.n)):
         return NAN
     if "inf" in (x.kind, y.kind):
         return infinity(x.negative != y.negative)
@@ -161,7 +161,7 @@ def fma(x, y, z, mode="rn"):
 
 def divide(x, y):
     negative = x.negative != y.negative
-    if "nan" in (x.kind, y.kind) or x.kind == y.kind == "inf" or x.kind == y.kind and not x.n and not y.n:
+    if "nan" in (x.kind, y.kind) or x.kind == y.kind == "inf" or (x.kind == y.kind and not x.n and not y.n):
         return NAN
     if x.kind == "inf" or not y.n:
         return infinity(negative)
@@ -174,7 +174,7 @@ def divide(x, y):
 
 
 def square_root(x):
-    if x.kind == "nan" or x.negative and x.n:
+    if x.kind == "nan" or (x.negative and x.n):
         return NAN
     if x.kind == "inf" or not x.n:
         return x
@@ -198,5 +198,5 @@ def to_whole(x, mode):
         return x.n << x.e
     low, rest = x.n >> -x.e, x.n & (1 << -x.e) - 1
     half = 1 << -x.e - 1
-    up = {"rni": rest > half or rest == half and low & 1, "rzi": rest and x.n < 0, "rmi": False, "rpi": rest}[mode]
+    up = {"rni": rest > half or (rest == half and low & 1), "rzi": rest and x.n < 0, "rmi": False, "rpi": rest}[mode]
     return low + bool(up)

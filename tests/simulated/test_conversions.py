@@ -7,8 +7,11 @@ import softfloat as sf
 from lanes import apply, check, edges, register, values
 from softfloat import FORMATS
 
+from kda.simulator.ptx import PtxError
+
 INTEGERS = [f"{s}{n}" for n in (8, 16, 32, 64) for s in "us"]
 WIDE = [k for k in INTEGERS if k[1:] != "8"]
+NEWEST = "sm_100a"  # for what came with it
 MODES, WHOLE = ("rn", "rz", "rm", "rp"), ("rni", "rzi", "rmi", "rpi")
 
 
@@ -38,7 +41,7 @@ def holder(kind):
 
 
 def held(kind, x, register_bits):
-    """What a register of that many bits holds of a result: signed ones are extended to its width, others filled with zeros."""
+    """What a register of that many bits holds of a result: its sign, or zeros, fill the rest."""
     return read(kind, x) & (1 << register_bits) - 1
 
 
@@ -63,8 +66,6 @@ def test_saturation_clamps_between_integers(source):
 
 
 def test_a_conversion_that_cannot_saturate_takes_no_sat():
-    from kda.simulator.ptx import PtxError
-
     with pytest.raises(PtxError, match=r"cvt\.sat\.u64\.u32"):
         apply(["cvt.sat.u64.u32"], "b64", ("b32",), [[1]])
 
@@ -73,10 +74,22 @@ def test_a_conversion_that_cannot_saturate_takes_no_sat():
 def test_a_source_register_may_be_wider_than_its_type(wide):
     columns = values(wide)
     narrow = [k for k in INTEGERS if bits_of(k) < int(wide[1:])]
-    texts = [f"cvt.{d}.{s} %d, %a;" for d, s in itertools.product(("u32", "s32"), narrow)] + [f"cvt.rn.f32.{s} %d, %a;" for s in narrow]
+    texts = [f"cvt.{d}.{s} %d, %a;" for d, s in itertools.product(("u32", "s32"), narrow)] + [
+        f"cvt.rn.f32.{s} %d, %a;" for s in narrow
+    ]
     models = [lambda a, d=d, s=s: held(d, read(s, a), 32) for d, s in itertools.product(("u32", "s32"), narrow)]
     models += [lambda a, s=s: sf.F32.encode(sf.whole(read(s, a))) for s in narrow]
     check(texts, "b32", (wide,), columns, models)
+
+
+def conversion(words, to, of):
+    """A cvt whose bytes lie in .b8 registers where the other side is bf16, which takes no wider ones."""
+    opcode = f"cvt.{words}.{to}.{of}"
+    if "bf16" not in (to, of) or "8" not in (to[1:], of[1:]):
+        return opcode
+    if of[1:] == "8":
+        return f"{{ .reg .b8 %y; cvt.u8.u16 %y, %a; {opcode} %d, %y; }}"
+    return f"{{ .reg .b8 %y; {opcode} %y, %a; cvt.{to[0]}16.{to} %d, %y; }}"
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -84,7 +97,8 @@ def test_integers_become_floats_with_one_rounding(kind):
     format_ = FORMATS[kind]
     for source in INTEGERS:
         models = [lambda a, s=source, m=m: format_.encode(sf.whole(read(s, a)), m) for m in MODES]
-        check([f"cvt.{m}.{kind}.{source}" for m in MODES], register(kind), (holder(source),), values(holder(source), count=3000), models)
+        texts = [conversion(m, kind, source) for m in MODES]
+        check(texts, register(kind), (holder(source),), values(holder(source), count=3000), models)
     if kind != "bf16":
         models = [lambda a, m=m: format_.encode(sf.whole(read("s32", a)), m, sat=True) for m in MODES]
         check([f"cvt.{m}.sat.{kind}.s32" for m in MODES], register(kind), ("b32",), values("b32", count=500), models)
@@ -109,7 +123,7 @@ def test_floats_become_integers_that_stop_at_their_limits(kind):
     for d in INTEGERS:
         models = [to_integer(d, format_, kind, m) for m in WHOLE]
         wide = [lambda a, m=m, d=d: held(d, m(a), int(holder(d)[1:])) for m in models]
-        check([f"cvt.{m}.{d}.{kind}" for m in WHOLE], holder(d), (kind,), columns, wide)
+        check([conversion(m, d, kind) for m in WHOLE], holder(d), (kind,), columns, wide)
 
 
 def test_ftz_makes_a_subnormal_round_as_zero_does():
@@ -128,15 +142,20 @@ def test_floats_become_other_floats_with_one_rounding(to, of):
     plain = [x for x in columns[0] if s.decode(x).kind != "nan"]
     modes = ["rn"] if exact else MODES
     check(texts, register(to), (of,), [plain], [lambda a, m=m: d.encode(s.decode(a), m) for m in modes])
-    if {to, of} == {"f16", "bf16"} or of == "f32" and to != "f64" or (to, of) == ("f32", "f16"):
+    if {to, of} == {"f16", "bf16"} or (of == "f32" and to != "f64") or (to, of) == ("f32", "f16"):
         nans = [x for x in columns[0] if s.decode(x).kind == "nan"]
         assert all(set(row) == {d.nan} for row in apply(texts, register(to), (of,), [nans]))
 
 
 def test_payloads_of_nan_survive_where_doubles_are_concerned():
-    (single,), (half,), (brain,) = (apply([f"cvt.rn.{k}.f64"], register(k), ("f64",), [[0xFFF4000020000001]]) for k in ("f32", "f16", "bf16"))
+    (single,), (half,), (brain,) = (
+        apply([f"cvt.rn.{k}.f64"], register(k), ("f64",), [[0xFFF4000020000001]]) for k in ("f32", "f16", "bf16")
+    )
     assert (single, half, brain) == ([0xFFE00001], [0xFF00], [0xFFE0])
-    assert apply(["cvt.f64.f32", "cvt.ftz.f64.f32"], "b64", ("f32",), [[0x7F800001]]) == [[0x7FF8000020000000], [0x7FFFFFFFE0000000]]
+    assert apply(["cvt.f64.f32", "cvt.ftz.f64.f32"], "b64", ("f32",), [[0x7F800001]]) == [
+        [0x7FF8000020000000],
+        [0x7FFFFFFFE0000000],
+    ]
     assert apply(["cvt.f32.bf16", "cvt.ftz.f32.bf16"], "b32", ("bf16",), [[0x7F81]]) == [[0x7F810000], [0x7FFFFFFF]]
     assert apply(["cvt.f32.f32"], "b32", ("f32",), [[0x7F800001]]) == [[0x7F800001]]
 
@@ -154,7 +173,9 @@ def test_ftz_and_sat_between_floats():
         lambda a: sf.BF16.encode(sf.F32.decode(a, True), "rz"),
     ]  # fmt: skip
     check(texts, "b16", ("f32",), columns, models)
-    models = [lambda a, f=f, s=s: sf.F32.encode(sf.F64.decode(a), ftz=f, sat=s) for f, s in ((True, False), (False, True))]
+    models = [
+        lambda a, f=f, s=s: sf.F32.encode(sf.F64.decode(a), ftz=f, sat=s) for f, s in ((True, False), (False, True))
+    ]
     plain = [x for x in values("f64", count=3000)[0] if sf.F64.decode(x).kind != "nan"]
     check(["cvt.rn.ftz.f32.f64", "cvt.rn.sat.f32.f64"], "b32", ("f64",), [plain], models)
 
@@ -178,7 +199,12 @@ def test_floats_round_to_whole_floats_of_their_own_sign(kind):
 
 # ---- narrow floats
 
-FLAGS = (("", {}), (".relu", {"relu": True}), (".satfinite", {"satfinite": True}), (".relu.satfinite", {"relu": True, "satfinite": True}))
+FLAGS = (
+    ("", {}),
+    (".relu", {"relu": True}),
+    (".satfinite", {"satfinite": True}),
+    (".relu.satfinite", {"relu": True, "satfinite": True}),
+)
 
 
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
@@ -204,7 +230,7 @@ def test_tf32_keeps_ten_bits_of_the_fraction():
     for mode, (words, finish) in itertools.product(("rn", "rz"), FLAGS):
         texts.append(f"cvt.{mode}{words}.tf32.f32")
         models.append(lambda a, m=mode, f=finish: sf.TF32.encode(sf.F32.decode(a), m, **f) << 13)
-    check(texts, "b32", ("f32",), columns, models)
+    check(texts, "b32", ("f32",), columns, models, target=NEWEST)
 
     def rna(a):
         magnitude = a & 0x7FFFFFFF
@@ -214,15 +240,15 @@ def test_tf32_keeps_ten_bits_of_the_fraction():
         x = sf.F32.decode(a)
         return 0x7FFFFFFF if x.kind == "nan" else sf.TF32.encode(x, "rna", satfinite=True) << 13
 
-    check(["cvt.rna.tf32.f32", "cvt.rna.satfinite.tf32.f32"], "b32", ("f32",), columns, [rna, satfinite])
+    check(["cvt.rna.tf32.f32"], "b32", ("f32",), columns, [rna])
+    check(["cvt.rna.satfinite.tf32.f32"], "b32", ("f32",), columns, [satfinite], target=NEWEST)
 
 
 SMALL = {"e4m3": (sf.E4M3, 8), "e5m2": (sf.E5M2, 8), "e2m3": (sf.E2M3, 8), "e3m2": (sf.E3M2, 8), "e2m1": (sf.E2M1, 4)}
 
 
-def narrowed(format_, x, relu):
-    """Saturating; e4m3 and e5m2 have a NaN, the others give their largest number for it."""
-    return format_.encode(x, relu=relu, satfinite=True)
+def introduced(kind):
+    return "sm_90a" if kind in ("e4m3", "e5m2") else NEWEST
 
 
 def on_byte(kind):
@@ -236,20 +262,26 @@ def on_byte(kind):
 def test_small_floats_saturate_and_pack_by_pairs(kind):
     format_, bits = SMALL[kind]
     text = on_byte(kind)
+
+    def narrow(x, relu):
+        """Saturating; e4m3 and e5m2 have a NaN, the others give their largest number for it."""
+        return format_.encode(x, relu=relu, satfinite=True)
+
     columns = values("f32", "f32")
     texts = [text.format(op=f"cvt.rn.satfinite{r}.{kind}x2.f32", sources="%a, %b") for r in ("", ".relu")]
     models = [
-        lambda a, b, r=r: narrowed(format_, sf.F32.decode(a), r) << bits | narrowed(format_, sf.F32.decode(b), r) for r in (False, True)
-    ]  # fmt: skip
-    check(texts, "b16", ("f32", "f32"), columns, models)
+        lambda a, b, r=r: narrow(sf.F32.decode(a), r) << bits | narrow(sf.F32.decode(b), r) for r in (False, True)
+    ]
+    check(texts, "b16", ("f32", "f32"), columns, models, target=introduced(kind))
     for source in ("f16", "bf16"):
         columns = values(f"{source}x2")
         s = FORMATS[source]
         models = [
-            lambda a, r=r, s=s: narrowed(format_, s.decode(a >> 16), r) << bits | narrowed(format_, s.decode(a & 0xFFFF), r) for r in (False, True)
-        ]  # fmt: skip
+            lambda a, r=r, s=s: narrow(s.decode(a >> 16), r) << bits | narrow(s.decode(a & 0xFFFF), r)
+            for r in (False, True)
+        ]
         texts = [text.format(op=f"cvt.rn.satfinite{r}.{kind}x2.{source}x2", sources="%a") for r in ("", ".relu")]
-        check(texts, "b16", (f"{source}x2",), columns, models)
+        check(texts, "b16", (f"{source}x2",), columns, models, target=introduced(kind) if source == "f16" else NEWEST)
 
 
 @pytest.mark.parametrize("kind", SMALL)
@@ -257,12 +289,26 @@ def test_small_floats_widen_exactly(kind):
     format_, bits = SMALL[kind]
     every = list(range(1 << format_.bits))
     columns = [[a << bits | b for a in every[:: max(1, len(every) // 64)] for b in every]]
-    text = "cvt.rn{r}.f16x2.{k}x2 %d, %a;" if kind != "e2m1" else "{{ .reg .b8 %y; cvt.u8.u16 %y, %a; cvt.rn{r}.f16x2.{k}x2 %d, %y; }}"
+    text = (
+        "cvt.rn{r}.f16x2.{k}x2 %d, %a;"
+        if kind != "e2m1"
+        else "{{ .reg .b8 %y; cvt.u8.u16 %y, %a; cvt.rn{r}.f16x2.{k}x2 %d, %y; }}"
+    )
 
     def model(relu):
-        return lambda a: sf.F16.encode(format_.decode(a >> bits), relu=relu) << 16 | sf.F16.encode(format_.decode(a & (1 << bits) - 1), relu=relu)
+        return lambda a: (
+            sf.F16.encode(format_.decode(a >> bits), relu=relu) << 16
+            | sf.F16.encode(format_.decode(a & (1 << bits) - 1), relu=relu)
+        )
 
-    check([text.format(r=r, k=kind) for r in ("", ".relu")], "b32", ("b16",), columns, [model(False), model(True)])
+    check(
+        [text.format(r=r, k=kind) for r in ("", ".relu")],
+        "b32",
+        ("b16",),
+        columns,
+        [model(False), model(True)],
+        target=introduced(kind),
+    )
 
 
 def test_powers_of_two_round_up_or_down_and_lose_their_sign():
@@ -279,16 +325,26 @@ def test_powers_of_two_round_up_or_down_and_lose_their_sign():
     combinations = list(itertools.product(("rz", "rp"), (False, True)))
     texts = [f"cvt.{m}{'.satfinite' * s}.ue8m0x2.f32" for m, s in combinations]
     models = [lambda a, b, m=m, s=s: ue8m0(a, m, s) << 8 | ue8m0(b, m, s) for m, s in combinations]
-    check(texts, "b16", ("f32", "f32"), values("f32", "f32"), models)
+    check(texts, "b16", ("f32", "f32"), values("f32", "f32"), models, target=NEWEST)
     texts = [f"cvt.{m}{'.satfinite' * s}.ue8m0x2.bf16x2" for m, s in combinations]
-    models = [lambda a, m=m, s=s: ue8m0(a & 0xFFFF0000, m, s) << 8 | ue8m0(a << 16 & 0xFFFFFFFF, m, s) for m, s in combinations]
-    check(texts, "b16", ("bf16x2",), values("bf16x2"), models)
+    models = [
+        lambda a, m=m, s=s: ue8m0(a & 0xFFFF0000, m, s) << 8 | ue8m0(a << 16 & 0xFFFFFFFF, m, s)
+        for m, s in combinations
+    ]
+    check(texts, "b16", ("bf16x2",), values("bf16x2"), models, target=NEWEST)
     every = [a << 8 | b for a in range(0, 256, 15) for b in range(256)]
 
     def back(a):
         return 0x7FFF if a == 0xFF else a << 7 if a else 0x40
 
-    check(["cvt.rn.bf16x2.ue8m0x2"], "b32", ("b16",), [every], [lambda a: back(a >> 8) << 16 | back(a & 255)])
+    check(
+        ["cvt.rn.bf16x2.ue8m0x2"],
+        "b32",
+        ("b16",),
+        [every],
+        [lambda a: back(a >> 8) << 16 | back(a & 255)],
+        target=NEWEST,
+    )
 
 
 def test_random_bits_decide_a_stochastic_rounding_by_their_carry():
@@ -307,7 +363,7 @@ def test_random_bits_decide_a_stochastic_rounding_by_their_carry():
         return format_.encode(sf.infinity(x.negative) if beyond else total, "rz")
 
     for kind, lost in (("f16", 13), ("bf16", 16)):
-        (got,) = apply([f"cvt.rs.{kind}x2.f32"], "b32", ("f32", "f32", "b32"), columns, target="sm_100a")
+        (got,) = apply([f"cvt.rs.{kind}x2.f32"], "b32", ("f32", "f32", "b32"), columns, target=NEWEST)
         seen = 0
         for a, b, r, g in zip(*columns, got):
             for source, half, random in ((a, g >> 16, r >> 16), (b, g & 0xFFFF, r & 0xFFFF)):
@@ -326,8 +382,8 @@ def test_cvt_pack_clamps_two_integers_above_what_it_keeps():
     def model(kind, keeps):
         n = bits_of(kind)
         mask = (1 << n) - 1
-        pack = lambda a, b: (clamped(kind, read("s32", a)) & mask) << n | clamped(kind, read("s32", b)) & mask  # noqa: E731
-        return lambda a, b, c: (pack(a, b) | (c << 2 * n if keeps else 0)) & 0xFFFFFFFF
+        low = lambda x: clamped(kind, read("s32", x)) & mask  # noqa: E731
+        return lambda a, b, c: (low(a) << n | low(b) | (c << 2 * n if keeps else 0)) & 0xFFFFFFFF
 
     models = [model(k, False) for k in ("u16", "s16")] + [model(t.split(".")[3], True) for t in three]
     check(two + three, "b32", ("s32", "s32", "b32"), columns, models)
@@ -335,6 +391,9 @@ def test_cvt_pack_clamps_two_integers_above_what_it_keeps():
 
 def test_the_reference_cases_of_pairs_saturation_and_tf32():
     assert apply(["cvt.rn.bf16x2.f32"], "b32", ("f32", "f32"), [[0x3F818000], [0x3F808000]]) == [[0x3F823F80]]
-    assert apply(["cvt.rn.bf16.f32", "cvt.rn.satfinite.bf16.f32"], "b16", ("f32",), [[0x7F7FFFFF]]) == [[0x7F80], [0x7F7F]]
+    assert apply(["cvt.rn.bf16.f32", "cvt.rn.satfinite.bf16.f32"], "b16", ("f32",), [[0x7F7FFFFF]]) == [
+        [0x7F80],
+        [0x7F7F],
+    ]
     columns = [[0x3F801000, 0x3F800FFF, 0xBF803000, 0x7F7FFFFF]]
     assert apply(["cvt.rna.tf32.f32"], "b32", ("f32",), columns) == [[0x3F802000, 0x3F800000, 0xBF804000, 0x7F800000]]

@@ -1,20 +1,28 @@
-"""Copies without a tensor map: cp.async, cp.async.bulk, st.async, clusterlaunchcontrol; what they bring, and the faults that are found."""
+"""What cp.async, cp.async.bulk, st.async and clusterlaunchcontrol bring, and the faults that are found."""
 
 import numpy as np
 import pytest
 import torch
-from assembly import SEEDS, kernel, kinds
-from transfers import BARRIER, THREADS, by_thread_0, each_word, expect, fill_shared, frame, load_shared, make_barrier, store_shared, wait
+from assembly import kinds
+from transfers import (
+    SCHEDULES,
+    THREADS,
+    by_thread_0,
+    each_word,
+    expect,
+    fill_shared,
+    frame,
+    load_shared,
+    make_barrier,
+    noise,
+    store_shared,
+    wait,
+)
 
 from kda.simulator.launches import launch
 
-SCHEDULES = [{"schedule": 0}, {"schedule": 0, "early": True}, *({"schedule": s} for s in list(SEEDS)[:3])]
 RACES = {"race-write-read", "race-read-write", "race-write-write"}
 everywhere = pytest.mark.parametrize("options", SCHEDULES)
-
-
-def noise(size, seed=3):
-    return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
 
 def run(text, *args, grid=1, block=THREADS, **options):
@@ -44,7 +52,9 @@ def cp_async(copies, after=SHOW, target="sm_80", **options):
 @pytest.mark.parametrize(("kind", "size"), [("ca", 4), ("ca", 8), ("ca", 16), ("cg", 16)])
 @everywhere
 def test_cp_async_brings_4_8_or_16_bytes(kind, size, options):
-    pieces = "".join(f"cp.async.{kind}.shared.global.L2::128B [%r10+{n}], [%rd9+{n}], {size};\n" for n in range(0, 16, size))
+    pieces = "".join(
+        f"cp.async.{kind}.shared.global.L2::128B [%r10+{n}], [%rd9+{n}], {size};\n" for n in range(0, 16, size)
+    )
     source, out, result = cp_async(pieces + "cp.async.commit_group;\ncp.async.wait_group 0;\n", **options)
     assert not result.findings
     assert torch.equal(out, source)
@@ -61,7 +71,9 @@ def test_a_shorter_source_is_filled_up_with_zeros(size):
 
 @pytest.mark.parametrize("predicate", ["%p4", "!%p4"])
 def test_an_ignored_source_gives_zeros_and_is_not_read(predicate):
-    copy = f"setp.lt.u32 %p4, %r0, 40;\ncp.async.ca.shared.global [%r10], [%rd9], 16, {predicate};\ncp.async.wait_all;\n"
+    copy = (
+        f"setp.lt.u32 %p4, %r0, 40;\ncp.async.ca.shared.global [%r10], [%rd9], 16, {predicate};\ncp.async.wait_all;\n"
+    )
     source, out, result = cp_async(copy)
     ignored = (torch.arange(THREADS) < 40) == (predicate == "%p4")
     assert not result.findings
@@ -69,14 +81,16 @@ def test_an_ignored_source_gives_zeros_and_is_not_read(predicate):
 
 
 def test_a_source_that_is_not_read_may_be_anywhere():
-    copy = "mov.u64 %rd11, 16;\nmov.u32 %r17, 0;\ncp.async.cg.shared.global [%r10], [%rd11], 16, %r17;\ncp.async.wait_all;\n"
-    _, out, result = cp_async(copy)
+    nowhere = "mov.u64 %rd11, 16;\nmov.u32 %r17, 0;\n"
+    _, out, result = cp_async(nowhere + "cp.async.cg.shared.global [%r10], [%rd11], 16, %r17;\ncp.async.wait_all;\n")
     assert not result.findings and not out.any()
 
 
 def in_groups(wait_for, shown):
     """Four groups of 4 bytes each; then some of the 16 bytes are shown."""
-    copies = "".join(f"cp.async.ca.shared.global [%r10+{4 * n}], [%rd9+{4 * n}], 4;\ncp.async.commit_group;\n" for n in range(4))
+    copies = "".join(
+        f"cp.async.ca.shared.global [%r10+{4 * n}], [%rd9+{4 * n}], 4;\ncp.async.commit_group;\n" for n in range(4)
+    )
     show = "".join(f"ld.shared.u32 %r11, [%r10+{4 * n}];\nst.global.u32 [%rd10+{4 * n}], %r11;\n" for n in shown)
     return copies + wait_for + show + "cp.async.wait_group 0;\n"
 
@@ -102,8 +116,15 @@ def test_reading_one_group_further_is_a_race(pending, options):
 def test_groups_are_remembered_for_as_long_as_a_wait_can_name_them(pending, clean, options):
     """Forty groups, each waited for, then three; what the first of these brings is shown."""
     group = "cp.async.ca.shared.global [%r10], [%rd9], 4;\ncp.async.commit_group;\n"
-    many = (group + "cp.async.wait_group 0;\n") * 40 + "".join(group.replace("%r10]", f"%r10+{n}]").replace("%rd9]", f"%rd9+{n}]") for n in (4, 8, 12))
-    show = f"cp.async.wait_group {pending};\nld.shared.u32 %r11, [%r10+4];\nst.global.u32 [%rd10+4], %r11;\ncp.async.wait_group 0;\n"
+    many = (group + "cp.async.wait_group 0;\n") * 40 + "".join(
+        group.replace("%r10]", f"%r10+{n}]").replace("%rd9]", f"%rd9+{n}]") for n in (4, 8, 12)
+    )
+    show = f"""
+    cp.async.wait_group {pending};
+    ld.shared.u32 %r11, [%r10+4];
+    st.global.u32 [%rd10+4], %r11;
+    cp.async.wait_group 0;
+    """
     source, out, result = cp_async(many, after=show, **options)
     assert clean == (not result.findings)
     if clean:
@@ -142,7 +163,10 @@ def test_the_next_tile_may_not_overwrite_what_others_still_read(between, clean, 
 @pytest.mark.parametrize(("noinc", "arrivals"), [(".noinc", 32), ("", 1)])
 def test_an_mbarrier_tells_another_warp_that_cp_async_is_done(noinc, arrivals, options):
     """Warp 0 copies and hands over; warp 1 waits and shows. Without .noinc one plain arrival completes the phase."""
-    text = make_barrier(arrivals) + SPOTS + f"""
+    text = (
+        make_barrier(arrivals)
+        + SPOTS
+        + f"""
     setp.lt.u32 %p4, %r0, 32;
     @!%p4 bra CONSUMER;
     cp.async.cg.shared.global [%r10], [%rd9], 16;
@@ -154,6 +178,7 @@ CONSUMER:
     {BY_NEIGHBOURS.replace("[%rd10]", "[%rd10+-512]")}
 END:
     """
+    )
     source, out = noise(512), torch.zeros(512, dtype=torch.uint8)
     result = run(frame(text, pointers=2, target="sm_90a"), source, out, **options)
     assert not result.findings
@@ -185,12 +210,20 @@ def test_a_cp_async_that_cannot_be_is_reported(copy, kind, says):
 @everywhere
 @pytest.mark.parametrize(("fence", "found"), [("fence.proxy.async.shared::cta;", []), ("", ["proxy"])])
 def test_what_cp_async_wrote_needs_a_fence_before_the_async_proxy_reads_it(fence, found, options):
-    text = SPOTS + f"""
+    text = (
+        SPOTS
+        + f"""
     cp.async.cg.shared.global [%r10], [%rd9], 16;
     cp.async.wait_all;
     {fence}
     bar.sync 0;
-    """ + by_thread_0("cp.async.bulk.global.shared::cta.bulk_group [%rd2], [%r20], 1024;\ncp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;")
+    """
+        + by_thread_0("""
+    cp.async.bulk.global.shared::cta.bulk_group [%rd2], [%r20], 1024;
+    cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group 0;
+    """)
+    )
     source, out = noise(1024), torch.zeros(1024, dtype=torch.uint8)
     result = run(frame(text, pointers=2), source, out, **options)
     assert kinds(result) == found
@@ -202,7 +235,7 @@ def test_what_cp_async_wrote_needs_a_fence_before_the_async_proxy_reads_it(fence
     ("cp.async.ca.shared.global [%r20], [%rd1], 12;", "4 or 8 or 16"),
     ("cp.async.ca.shared.global.evict_first [%r20], [%rd1], 16;", ".evict_first"),
     ("cp.async.wait_group 32;", "from 0 to 31"),
-    ("cp.async.bulk.shared::cta.shared::cta.mbarrier::complete_tx::bytes [%r20], [%r20], 16, [%r21];", "shared::cluster <- shared::cta"),
+    ("cp.async.bulk.shared::cta.shared::cta.mbarrier::complete_tx::bytes [%r20], [%r20], 16;", "cluster <- shared"),
     ("cp.async.bulk.global.shared::cta.bulk_group.cp_mask [%rd1], [%r20], 16, %h1;", "sm_100"),
     ("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f16 [%rd1], [%r20], 16;", "noftz"),
     ("cp.reduce.async.bulk.global.shared::cta.bulk_group.inc.s32 [%rd1], [%r20], 16;", "inc: u32"),
@@ -223,8 +256,10 @@ def test_bulk_copies_are_refused_before_sm_90():
 
 # ---- cp.async.bulk
 
+WAIT = wait()
 
-def bulk_load(size, space="shared::cta", after=wait(), count=None, operands="[%r20], [%rd2], {size}, [%r21]", fill=True):
+
+def bulk_load(size, space="shared::cta", after=WAIT, count=None, operands="[%r20], [%rd2], {size}, [%r21]", fill=True):
     body = (fill_shared(max(size, 4)) if fill else "") + make_barrier()
     body += by_thread_0(f"""
     mov.u32 %r53, 1000;
@@ -282,9 +317,12 @@ def test_a_bulk_multicast_reaches_every_cta(ctas, options):
     cvt.u64.u32 %rd22, %r41;
     add.s64 %rd22, %rd22, %rd2;
     mov.b16 %h1, {(1 << ctas) - 1};
-    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r42], [%rd22], {size}, [%r21], %h1;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster
+        [%r42], [%rd22], {size}, [%r21], %h1;
     """)
-    body += wait() + f"mul.wide.u32 %rd23, %r40, {ctas * size};\nadd.s64 %rd1, %rd1, %rd23;\n" + store_shared(ctas * size)
+    body += (
+        wait() + f"mul.wide.u32 %rd23, %r40, {ctas * size};\nadd.s64 %rd1, %rd1, %rd23;\n" + store_shared(ctas * size)
+    )
     body += "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
     source, out = noise(ctas * size), torch.zeros(ctas, ctas * size, dtype=torch.uint8)
     result = run(frame(body, pointers=2), out, source, grid=ctas, cluster=ctas, **options)
@@ -317,9 +355,20 @@ SEND = """
 
 
 def sending(copy, size=1024, before="", fence="fence.proxy.async;"):
-    """Each of two CTAs fills shared memory from its row of %rd1 and sends it to the other, 4096 bytes up; then shows what came."""
-    body = SEND + f"mul.wide.u32 %rd23, %r40, {size};\nadd.s64 %rd1, %rd1, %rd23;\n" + load_shared(size) + before + fence + make_barrier()
-    body += by_thread_0(expect(size), "EXPECTING") + "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n" + by_thread_0(copy)
+    """Each of two CTAs sends its row of %rd1 to the other's shared memory, 4096 bytes up; then shows what came."""
+    body = (
+        SEND
+        + f"mul.wide.u32 %rd23, %r40, {size};\nadd.s64 %rd1, %rd1, %rd23;\n"
+        + load_shared(size)
+        + before
+        + fence
+        + make_barrier()
+    )
+    body += (
+        by_thread_0(expect(size), "EXPECTING")
+        + "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n"
+        + by_thread_0(copy)
+    )
     body += wait() + "add.u32 %r20, %r20, 4096;\n" + store_shared(size)
     return frame(body + "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n")
 
@@ -342,21 +391,40 @@ def test_sending_needs_a_fence_after_the_generic_writes():
 
 
 def test_sending_to_itself_is_reported():
-    result = run(sending(SEND_COPY.replace("[%r43]", "[%r42]").replace("[%r44]", "[%r21]")), noise(2048), grid=2, cluster=2)
+    result = run(
+        sending(SEND_COPY.replace("[%r43]", "[%r42]").replace("[%r44]", "[%r21]")), noise(2048), grid=2, cluster=2
+    )
     assert "operand" in kinds(result)
 
 
-INTEGERS = {"u32": torch.uint32, "s32": torch.int32, "u64": torch.int64, "s64": torch.int64, "b32": torch.int32, "b64": torch.int64}
+INTEGERS = {
+    "u32": torch.uint32,
+    "s32": torch.int32,
+    "u64": torch.int64,
+    "s64": torch.int64,
+    "b32": torch.int32,
+    "b64": torch.int64,
+}
 FLOATS = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
-OPS = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
-       "inc": lambda a, b: np.where(a >= b, 0, a + 1).astype(a.dtype), "dec": lambda a, b: np.where((a == 0) | (a > b), b, a - 1).astype(a.dtype)}  # fmt: skip
+OPS = {
+    "add": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "inc": lambda a, b: np.where(a >= b, 0, a + 1).astype(a.dtype),
+    "dec": lambda a, b: np.where((a == 0) | (a > b), b, a - 1).astype(a.dtype),
+}
 NUMPY = {"u32": np.uint32, "s32": np.int32, "u64": np.uint64, "s64": np.int64, "b32": np.uint32, "b64": np.uint64}
 
 
 @everywhere
-@pytest.mark.parametrize(("op", "type_"), [("add", "u32"), ("add", "u64"), ("min", "s32"), ("max", "u32"), ("inc", "u32"), ("dec", "u32"),
-                                           ("and", "b32"), ("xor", "b32")])  # fmt: skip
-def test_a_reduction_into_another_ctas_memory(op, type_, options):
+@pytest.mark.parametrize(
+    "name", ["add.u32", "add.u64", "min.s32", "max.u32", "inc.u32", "dec.u32", "and.b32", "xor.b32"]
+)
+def test_a_reduction_into_another_ctas_memory(name, options):
+    op, type_ = name.split(".")
     data = noise(2048).reshape(2, 1024)
     own = each_word("START", 1024, "shl.b32 %r33, %r30, 20;\n    st.shared.u32 [%r31+4096], %r33;")
     copy = SEND_COPY.replace("cp.async", "cp.reduce.async").replace("bytes [", f"bytes.{op}.{type_} [")
@@ -368,8 +436,18 @@ def test_a_reduction_into_another_ctas_memory(op, type_, options):
         np.testing.assert_array_equal(row.numpy().view(NUMPY[type_]), right)
 
 
-def bulk_store(name, size, operands="[%rd2], [%r20], {size}", end="cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;", target="sm_90a"):
-    body = load_shared(size) + "fence.proxy.async.shared::cta;\nbar.sync 0;\n" + by_thread_0(f"{name} {operands.format(size=size)};\n{end}")
+def bulk_store(
+    name,
+    size,
+    operands="[%rd2], [%r20], {size}",
+    end="cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;",
+    target="sm_90a",
+):
+    body = (
+        load_shared(size)
+        + "fence.proxy.async.shared::cta;\nbar.sync 0;\n"
+        + by_thread_0(f"{name} {operands.format(size=size)};\n{end}")
+    )
     return frame(body, pointers=2, target=target)
 
 
@@ -387,7 +465,9 @@ def test_a_bulk_store_takes_its_bytes_out(options):
 
 def test_a_byte_mask_chooses_bytes_of_every_16():
     source, out = noise(256), torch.full((256,), 9, dtype=torch.uint8)
-    text = bulk_store(PLAIN + ".cp_mask", 256, "[%rd2], [%r20], {size}, %h1", target="sm_100a").replace("setp.ne.u32 %p1", "mov.b16 %h1, 0x80f1;\n    setp.ne.u32 %p1", 1)
+    text = bulk_store(PLAIN + ".cp_mask", 256, "[%rd2], [%r20], {size}, %h1", target="sm_100a").replace(
+        "setp.ne.u32 %p1", "mov.b16 %h1, 0x80f1;\n    setp.ne.u32 %p1", 1
+    )
     result = run(text, source, out)
     chosen = torch.tensor([0x80F1 >> n & 1 for n in range(16)], dtype=torch.bool).repeat(16)
     assert not result.findings
@@ -404,24 +484,36 @@ def test_what_is_not_committed_is_not_waited_for(options):
 @everywhere
 @pytest.mark.parametrize(("pending", "clean"), [(0, True), (1, True), (2, False)])
 def test_bulk_groups_complete_in_their_order(pending, clean, options):
-    end = "\n".join(["cp.async.bulk.commit_group;", f"{PLAIN} [%rd2+1024], [%r20], 1024;", "cp.async.bulk.commit_group;",
-                     f"cp.async.bulk.wait_group {pending};", "ld.global.u32 %r40, [%rd2];", "cp.async.bulk.wait_group 0;"])  # fmt: skip
+    end = f"""
+    cp.async.bulk.commit_group;
+    {PLAIN} [%rd2+1024], [%r20], 1024;
+    cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group {pending};
+    ld.global.u32 %r40, [%rd2];
+    cp.async.bulk.wait_group 0;
+    """
     result = run(bulk_store(PLAIN, 1024, end=end), noise(1024), torch.zeros(2048, dtype=torch.uint8), **options)
     assert clean == (not result.findings)
 
 
-@pytest.mark.parametrize(("op", "type_"), [(op, t) for op, types in {
-    "add": "u32 s32 u64", "min": "u32 s32 u64 s64", "max": "u32 s32 u64 s64", "inc": "u32", "dec": "u32", "and": "b32 b64", "or": "b32 b64",
-    "xor": "b32 b64"}.items() for t in types.split()])  # fmt: skip
-def test_integer_reductions_into_global_memory(op, type_):
+ALL_INTEGERS = """add.u32 add.s32 add.u64 min.u32 min.s32 min.u64 min.s64 max.u32 max.s32 max.u64 max.s64
+                  inc.u32 dec.u32 and.b32 and.b64 or.b32 or.b64 xor.b32 xor.b64"""
+
+
+@pytest.mark.parametrize("name", ALL_INTEGERS.split())
+def test_integer_reductions_into_global_memory(name):
+    op, type_ = name.split(".")
     source, out = noise(1024), noise(1024, seed=4)
     wanted = OPS[op](out.numpy().view(NUMPY[type_]), source.numpy().view(NUMPY[type_]))
-    result = run(bulk_store(f"cp.reduce.async.bulk.global.shared::cta.bulk_group.{op}.{type_}", 1024), source, out)
+    result = run(bulk_store(f"cp.reduce.async.bulk.global.shared::cta.bulk_group.{name}", 1024), source, out)
     assert not result.findings
     np.testing.assert_array_equal(out.numpy().view(NUMPY[type_]), wanted)
 
 
-@pytest.mark.parametrize(("op", "type_"), [("add", "f32"), ("add", "f64"), ("add.noftz", "f16"), ("add.noftz", "bf16"), ("min", "f16"), ("max", "bf16")])
+@pytest.mark.parametrize(
+    ("op", "type_"),
+    [("add", "f32"), ("add", "f64"), ("add.noftz", "f16"), ("add.noftz", "bf16"), ("min", "f16"), ("max", "bf16")],
+)
 def test_float_reductions_into_global_memory(op, type_):
     dtype = FLOATS[type_]
     source, out = (torch.randn(64, generator=torch.Generator().manual_seed(s)).to(dtype) for s in (1, 2))
@@ -446,7 +538,9 @@ def test_adding_f32_flushes_subnormals_and_f16_does_not():
 @everywhere
 def test_reductions_of_many_ctas_do_not_race_with_each_other(options):
     source, out = torch.ones(256), torch.zeros(256)
-    result = run(bulk_store("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32", 1024), source, out, grid=5, **options)
+    result = run(
+        bulk_store("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32", 1024), source, out, grid=5, **options
+    )
     assert not result.findings
     assert (out == 5).all()
 
@@ -455,14 +549,20 @@ def test_stores_of_two_ctas_onto_one_place_do_race():
     result = run(bulk_store(PLAIN, 1024), noise(2048), torch.zeros(1024, dtype=torch.uint8), grid=2, schedule=1)
     assert not result.findings  # the same values
     source = noise(2048)
-    text = bulk_store(PLAIN, 1024).replace("setp.ne.u32 %p1", "mov.u32 %r40, %ctaid.x;\nmul.wide.u32 %rd23, %r40, 1024;\nadd.s64 %rd1, %rd1, %rd23;\nsetp.ne.u32 %p1", 1)
+    text = bulk_store(PLAIN, 1024).replace(
+        "setp.ne.u32 %p1",
+        "mov.u32 %r40, %ctaid.x;\nmul.wide.u32 %rd23, %r40, 1024;\nadd.s64 %rd1, %rd1, %rd23;\nsetp.ne.u32 %p1",
+        1,
+    )
     result = run(text, source, torch.zeros(1024, dtype=torch.uint8), grid=2, schedule=1)
     assert kinds(result) == ["race-write-write"]
 
 
 def test_a_prefetch_has_no_effect_but_must_stay_inside():
     for size, found in ((1024, []), (1040, ["out-of-bounds"]), (1000, ["operand"])):
-        result = run(frame(by_thread_0(f"mov.u32 %r53, {size};\ncp.async.bulk.prefetch.L2.global [%rd1], %r53;")), noise(1024))
+        result = run(
+            frame(by_thread_0(f"mov.u32 %r53, {size};\ncp.async.bulk.prefetch.L2.global [%rd1], %r53;")), noise(1024)
+        )
         assert kinds(result) == found
         assert result.counters["global_bytes_read"] == 0
 
@@ -472,7 +572,7 @@ def test_a_prefetch_has_no_effect_but_must_stay_inside():
 
 def storing_async(store, size, target="sm_90a", before=""):
     """Each thread of two CTAs stores to the other, at 4096 + 16 * thread; then shows what came."""
-    body = SEND + f"""
+    body = SEND + """
     shl.b32 %r46, %r0, 4;
     add.u32 %r47, %r43, %r46;
     mov.u32 %r48, %r0;
@@ -483,8 +583,16 @@ def storing_async(store, size, target="sm_90a", before=""):
     """ + before + make_barrier() + by_thread_0(expect(size * THREADS), "EXPECTING")  # fmt: skip
     body += "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n" + store + wait()
     body += f"mul.wide.u32 %rd23, %r40, {16 * THREADS};\nadd.s64 %rd1, %rd1, %rd23;\nadd.u32 %r20, %r20, 4096;\n"
-    show = f"and.b32 %r51, %r30, 15;\nsetp.ge.u32 %p6, %r51, {size};\n    @!%p6 ld.shared.u32 %r32, [%r31];\n    @!%p6 st.global.u32 [%rd21], %r32;"
-    return frame(body + each_word("OUT", 16 * THREADS, show) + "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n", target=target)
+    show = f"""
+    and.b32 %r51, %r30, 15;
+    setp.ge.u32 %p6, %r51, {size};
+    @!%p6 ld.shared.u32 %r32, [%r31];
+    @!%p6 st.global.u32 [%rd21], %r32;
+    """
+    return frame(
+        body + each_word("OUT", 16 * THREADS, show) + "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n",
+        target=target,
+    )
 
 
 STORES = {
@@ -510,13 +618,19 @@ def test_st_async_puts_values_into_another_cta(store, options):
 
 
 @everywhere
-@pytest.mark.parametrize(("op", "wanted"), [("add.u32", lambda t: 7 + t), ("min.s32", lambda t: min(7, t)), ("max.u32", lambda t: max(7, t)),
-                                            ("xor.b32", lambda t: 7 ^ t), ("inc.u32", lambda t: 0 if t <= 7 else 8)])  # fmt: skip
+@pytest.mark.parametrize(("op", "wanted"), [
+    ("add.u32", lambda t: 7 + t), ("min.s32", lambda t: min(7, t)), ("max.u32", lambda t: max(7, t)),
+    ("xor.b32", lambda t: 7 ^ t), ("inc.u32", lambda t: 0 if t <= 7 else 8),
+])  # fmt: skip
 def test_red_async_combines_in_another_cta(op, wanted, options):
     start = "st.shared.u32 [%r52], 7;\nfence.proxy.async;\n"
     before = "add.u32 %r52, %r42, %r46;\n" + start
     out = torch.zeros(2, THREADS, 4, dtype=torch.int32)
-    text = storing_async(f"red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.{op} [%r47], %r48, [%r44];\n", 4, before=before)
+    text = storing_async(
+        f"red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.{op} [%r47], %r48, [%r44];\n",
+        4,
+        before=before,
+    )
     result = run(text, out, grid=2, cluster=2, **options)
     assert not result.findings
     assert out[:, :, 0].tolist() == [[wanted(t) for t in range(THREADS)]] * 2
@@ -524,7 +638,9 @@ def test_red_async_combines_in_another_cta(op, wanted, options):
 
 @everywhere
 def test_a_st_async_that_nobody_waits_for_is_found(options):
-    text = storing_async("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r47], %r50, [%r44];\n", 4).replace(wait(), "")
+    text = storing_async(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r47], %r50, [%r44];\n", 4
+    ).replace(wait(), "")
     result = run(text, torch.zeros(2, THREADS, 4, dtype=torch.int32), grid=2, cluster=2, **options)
     assert RACES & set(kinds(result))
 
@@ -542,7 +658,8 @@ def test_st_async_needs_a_cluster_and_an_mbarrier_beside_the_data():
 
 def taking_over(multicast="", wait_for=True, after_refusal=False, answer_first=False):
     """A persistent CTA: counts its tile in %rd1[ctaid], asks for another cluster's, and ends when there is none."""
-    request = f"clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes{multicast}.b128 [%r20], [%r21];"
+    request = "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes"
+    request += f"{multicast}.b128 [%r20], [%r21];"
     sync = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n"
     waiting = """
 WAIT:
@@ -582,7 +699,9 @@ NEXT:
 
 
 @everywhere
-@pytest.mark.parametrize(("multicast", "cluster"), [("", 1), (".multicast::cluster::all", 1), (".multicast::cluster::all", 2)])
+@pytest.mark.parametrize(
+    ("multicast", "cluster"), [("", 1), (".multicast::cluster::all", 1), (".multicast::cluster::all", 2)]
+)
 def test_every_tile_is_done_once_by_those_who_started(multicast, cluster, options):
     tiles = torch.zeros(12, dtype=torch.int32)
     result = run(taking_over(multicast), tiles, grid=12, cluster=cluster, **options)
@@ -592,7 +711,9 @@ def test_every_tile_is_done_once_by_those_who_started(multicast, cluster, option
 
 
 def test_the_first_ctaid_has_three_coordinates():
-    text = taking_over().replace("add.u32 %r43, %r43, %r44;", "mad.lo.u32 %r43, %r46, 2, %r43;\nmad.lo.u32 %r43, %r47, 6, %r43;")
+    text = taking_over().replace(
+        "add.u32 %r43, %r43, %r44;", "mad.lo.u32 %r43, %r46, 2, %r43;\nmad.lo.u32 %r43, %r47, 6, %r43;"
+    )
     tiles = torch.zeros(12, dtype=torch.int32)
     result = run(text, tiles, grid=(2, 3, 2))
     assert not result.findings

@@ -19,6 +19,7 @@ def test_a_correct_kernel_is_right_and_clean_under_twenty_schedules(name, early)
         assert right, f"schedule {seed}: a wrong answer"
 
 
+@pytest.mark.simulated_only
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f"{f.kernel}: {f.says}".replace(" ", "-"))
 def test_a_planted_fault_is_noticed_under_every_schedule(fault):
     for seed in range(3):

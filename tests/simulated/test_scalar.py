@@ -42,8 +42,14 @@ def remainder(a, b):
 
 KINDS = ("u16", "s16", "u32", "s32", "u64", "s64")
 BINARY = {
-    "add": operator.add, "sub": operator.sub, "mul.lo": operator.mul, "div": divided, "rem": remainder, "min": min, "max": max,
-}  # fmt: skip
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul.lo": operator.mul,
+    "div": divided,
+    "rem": remainder,
+    "min": min,
+    "max": max,
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -57,7 +63,13 @@ def test_arithmetic_wraps_at_the_width_of_its_type(kind):
         "mad.hi": lambda a, b, c: (a * b >> bits) + c,
         "sad": lambda a, b, c: c + abs(a - b),
     }
-    check([f"{op}.{kind}" for op in ternary], register(kind), (kind,) * 3, three, [of_kind(kind, f) for f in ternary.values()])
+    check(
+        [f"{op}.{kind}" for op in ternary],
+        register(kind),
+        (kind,) * 3,
+        three,
+        [of_kind(kind, f) for f in ternary.values()],
+    )
 
 
 @pytest.mark.parametrize("kind", ["u16", "s16", "u32", "s32"])
@@ -68,12 +80,24 @@ def test_wide_products_have_twice_the_bits(kind):
     def mad(a, b, c):
         return (of_kind(kind, operator.mul, 2 * bits)(a, b) + c) & (1 << 2 * bits) - 1
 
-    check([f"mad.wide.{kind}"], wide, (kind, kind, f"{kind[0]}{2 * bits}"), values(kind, kind, f"{kind[0]}{2 * bits}"), [mad])
+    check(
+        [f"mad.wide.{kind}"],
+        wide,
+        (kind, kind, f"{kind[0]}{2 * bits}"),
+        values(kind, kind, f"{kind[0]}{2 * bits}"),
+        [mad],
+    )
 
 
 @pytest.mark.parametrize("kind", ["s16", "s32", "s64"])
 def test_abs_and_neg_leave_the_least_number_as_it_is(kind):
-    check([f"abs.{kind}", f"neg.{kind}"], register(kind), (kind,), values(kind), [of_kind(kind, abs), of_kind(kind, operator.neg)])
+    check(
+        [f"abs.{kind}", f"neg.{kind}"],
+        register(kind),
+        (kind,),
+        values(kind),
+        [of_kind(kind, abs), of_kind(kind, operator.neg)],
+    )
 
 
 def test_saturation_stops_at_the_ends_of_s32():
@@ -95,7 +119,13 @@ def test_24_bit_products_ignore_the_upper_byte(kind):
     three = {"mad24.lo": lambda a, b, c: low(a) * low(b) + c, "mad24.hi": lambda a, b, c: (low(a) * low(b) >> 16) + c}
     for arity, table in ((2, two), (3, three)):
         kinds = (kind,) * arity
-        check([f"{op}.{kind}" for op in table], "b32", kinds, values(*kinds, count=3000), [of_kind(kind, f) for f in table.values()])
+        check(
+            [f"{op}.{kind}" for op in table],
+            "b32",
+            kinds,
+            values(*kinds, count=3000),
+            [of_kind(kind, f) for f in table.values()],
+        )
 
 
 def halves(model):
@@ -104,7 +134,16 @@ def halves(model):
 
 def test_packed_integers_do_not_carry_from_one_half_to_the_other():
     columns = values("u16x2", "u16x2")
-    texts = ["add.u16x2", "add.s16x2", "min.u16x2", "max.u16x2", "min.s16x2", "max.s16x2", "min.relu.s16x2", "max.relu.s16x2"]
+    texts = [
+        "add.u16x2",
+        "add.s16x2",
+        "min.u16x2",
+        "max.u16x2",
+        "min.s16x2",
+        "max.s16x2",
+        "min.relu.s16x2",
+        "max.relu.s16x2",
+    ]
     functions = [
         ("u16", operator.add), ("s16", operator.add), ("u16", min), ("u16", max), ("s16", min), ("s16", max),
         ("s16", lambda a, b: max(0, min(a, b))), ("s16", lambda a, b: max(0, a, b)),
@@ -163,7 +202,8 @@ def test_the_carry_flag_joins_words_into_longer_numbers(bits):
 
 def test_a_carry_belongs_to_its_lane_and_outlives_what_does_not_write_it():
     text = """add.cc.u32 %r1, %a, %b; add.u32 %r2, %a, %b; addc.u32 %r3, 0, 0;
-              setp.eq.u32 %p, %a, 0; @%p add.cc.u32 %r1, 1, 1; addc.u32 %r4, 0, 0; shl.b32 %r4, %r4, 4; or.b32 %d, %r3, %r4;"""
+              setp.eq.u32 %p, %a, 0; @%p add.cc.u32 %r1, 1, 1; addc.u32 %r4, 0, 0;
+              shl.b32 %r4, %r4, 4; or.b32 %d, %r3, %r4;"""
     model = lambda a, b: (a + b >> 32) | (0 if a == 0 else a + b >> 32) << 4  # noqa: E731
     check([text], "b32", ("u32", "u32"), values("u32", "u32", count=500), [model])
 
@@ -197,7 +237,9 @@ def test_counting_and_reversing_bits(bits):
         return model
 
     texts = [f"popc.b{bits}", f"clz.b{bits}"] + [f"bfind{s}.{t}{bits}" for s in ("", ".shiftamt") for t in "us"]
-    models = [lambda a: a.bit_count(), lambda a: bits - a.bit_length()] + [bfind(s, t) for s in (False, True) for t in (False, True)]
+    models = [lambda a: a.bit_count(), lambda a: bits - a.bit_length()] + [
+        bfind(s, t) for s in (False, True) for t in (False, True)
+    ]
     check(texts, "b32", (kind,), columns, models)
     check([f"brev.b{bits}"], kind, (kind,), columns, [lambda a: int(f"{a:0{bits}b}"[::-1], 2)])
 
@@ -234,7 +276,13 @@ def test_masks_extensions_and_the_nth_set_bit():
 
         return model
 
-    check(["bmsk.clamp.b32", "bmsk.wrap.b32"], "b32", ("small", "small"), values("small", "small"), [bmsk(True), bmsk(False)])
+    check(
+        ["bmsk.clamp.b32", "bmsk.wrap.b32"],
+        "b32",
+        ("small", "small"),
+        values("small", "small"),
+        [bmsk(True), bmsk(False)],
+    )
 
     def szext(clamp, is_signed):
         def model(a, n):
@@ -267,15 +315,29 @@ def test_masks_extensions_and_the_nth_set_bit():
 def test_logic_and_shifts(bits):
     kind, mask = f"b{bits}", (1 << bits) - 1
     two, shifts = values(kind, kind), values(kind, "small")
-    check([f"{op}.{kind}" for op in ("and", "or", "xor")], kind, (kind, kind), two, [operator.and_, operator.or_, operator.xor])
+    check(
+        [f"{op}.{kind}" for op in ("and", "or", "xor")],
+        kind,
+        (kind, kind),
+        two,
+        [operator.and_, operator.or_, operator.xor],
+    )
     check([f"not.{kind}", f"cnot.{kind}"], kind, (kind,), values(kind), [lambda a: ~a & mask, lambda a: int(a == 0)])
-    models = [lambda a, n: a << min(n, bits) & mask, lambda a, n: a >> min(n, bits), lambda a, n: signed(a, bits) >> min(n, bits) & mask]
+    models = [
+        lambda a, n: a << min(n, bits) & mask,
+        lambda a, n: a >> min(n, bits),
+        lambda a, n: signed(a, bits) >> min(n, bits) & mask,
+    ]
     check([f"shl.{kind}", f"shr.u{bits}", f"shr.s{bits}"], kind, (kind, "small"), shifts, models)
 
 
 def test_shifts_by_huge_amounts_are_clamped_too():
     columns = [[0x80000001] * 3, [0x80000000, 0xFFFFFFFF, 256]]
-    assert apply(["shl.b32", "shr.u32", "shr.s32"], "b32", ("b32", "b32"), columns) == [[0] * 3, [0] * 3, [0xFFFFFFFF] * 3]
+    assert apply(["shl.b32", "shr.u32", "shr.s32"], "b32", ("b32", "b32"), columns) == [
+        [0] * 3,
+        [0] * 3,
+        [0xFFFFFFFF] * 3,
+    ]
 
 
 def test_funnel_shifts():
@@ -293,7 +355,9 @@ def test_funnel_shifts():
 
 def test_lop3_looks_every_bit_up_in_its_table():
     def model(table):
-        return lambda a, b, c: sum((table >> (a >> n & 1) * 4 + (b >> n & 1) * 2 + (c >> n & 1) & 1) << n for n in range(32))
+        return lambda a, b, c: sum(
+            (table >> (a >> n & 1) * 4 + (b >> n & 1) * 2 + (c >> n & 1) & 1) << n for n in range(32)
+        )
 
     tables = [0x00, 0x1A, 0x40, 0x80, 0x96, 0xE8, 0xFE, 0xFF]
     texts = [f"lop3.b32 %d, %a, %b, %c, {t:#x};" for t in tables]
@@ -307,7 +371,11 @@ def test_lop3_also_tells_whether_anything_is_left():
         "lop3.and.b32 _|%d, %a, %b, %b, 0xc0, !%c;",
         "lop3.or.b32 %r1|%p, %a, %b, %b, 0xc0, %c; setp.eq.u32 %d, %r1, %a;",
     ]
-    models = [lambda a, b, c: int(a & b != 0 or c), lambda a, b, c: int(a & b != 0 and not c), lambda a, b, c: int(a & b == a)]
+    models = [
+        lambda a, b, c: int(a & b != 0 or c),
+        lambda a, b, c: int(a & b != 0 and not c),
+        lambda a, b, c: int(a & b == a),
+    ]
     check(texts, "pred", ("b32", "b32", "pred"), columns, models)
 
 
@@ -349,7 +417,14 @@ def test_the_reference_cases_of_permutes_fields_tables_and_funnels():
 
 # ---- comparisons and selections
 
-OF_INTEGERS = {"eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge}
+OF_INTEGERS = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+}
 UNSIGNED = {"lo": operator.lt, "ls": operator.le, "hi": operator.gt, "hs": operator.ge}
 
 
@@ -387,7 +462,9 @@ def float_comparisons(kind, ftz=False):
 
         return compare
 
-    table = {n: model(f, False) for n, f in OF_INTEGERS.items()} | {f"{n}u": model(f, True) for n, f in OF_INTEGERS.items()}
+    table = {n: model(f, False) for n, f in OF_INTEGERS.items()} | {
+        f"{n}u": model(f, True) for n, f in OF_INTEGERS.items()
+    }
     return table | {"num": model(lambda x, y: True, False), "nan": model(lambda x, y: False, True)}
 
 
@@ -396,7 +473,13 @@ def test_floats_compare_ordered_and_unordered(kind):
     columns = values(kind, kind)
     table = float_comparisons(kind)
     check([f"setp.{n}.{kind}" for n in table], "pred", (kind, kind), columns, list(table.values()))
-    check([f"set.{n}.u32.{kind}" for n in table], "b32", (kind, kind), columns, [lambda a, b, m=m: 0xFFFFFFFF * m(a, b) for m in table.values()])
+    check(
+        [f"set.{n}.u32.{kind}" for n in table],
+        "b32",
+        (kind, kind),
+        columns,
+        [lambda a, b, m=m: 0xFFFFFFFF * m(a, b) for m in table.values()],
+    )
     if kind in ("f16", "f32"):
         flushed = float_comparisons(kind, ftz=True)
         check([f"setp.{n}.ftz.{kind}" for n in flushed], "pred", (kind, kind), columns, list(flushed.values()))
@@ -408,7 +491,10 @@ def test_packed_floats_compare_half_by_half(kind):
     table = float_comparisons(kind)
     one = {"f16": 0x3C00, "bf16": 0x3F80}[kind]
     for dtype, true in ((f"{kind}x2", one), ("u32", 0xFFFF)):
-        models = [lambda a, b, m=m, true=true: true * m(a & 0xFFFF, b & 0xFFFF) | (true * m(a >> 16, b >> 16)) << 16 for m in table.values()]
+        models = [
+            lambda a, b, m=m, true=true: true * m(a & 0xFFFF, b & 0xFFFF) | (true * m(a >> 16, b >> 16)) << 16
+            for m in table.values()
+        ]
         check([f"set.{n}.{dtype}.{kind}x2" for n in table], "b32", (f"{kind}x2",) * 2, columns, models)
     low, high = (f"setp.lt.{kind}x2 %p|%q, %a, %b; mov.pred %d, {p};" for p in ("%p", "%q"))
     less = table["lt"]
@@ -424,7 +510,9 @@ def test_a_comparison_combines_with_a_predicate_and_gives_its_opposite():
             for opposite in (0, 1):
                 pair = "%p|%d" if opposite else "%d|%p"
                 texts.append(f"setp.lt.{name}.s32 {pair}, %a, %b, {'!' * negated}%c;")
-                models.append(lambda a, b, c, f=function, n=negated, o=opposite: f((signed(a, 32) < signed(b, 32)) ^ o, c ^ n))
+                models.append(
+                    lambda a, b, c, f=function, n=negated, o=opposite: f((signed(a, 32) < signed(b, 32)) ^ o, c ^ n)
+                )
     texts.append("setp.lt.s32 _|%d, %a, %b;")
     models.append(lambda a, b, c: int(signed(a, 32) >= signed(b, 32)))
     texts.append("set.lt.and.u32.s32 %r1, %a, %b, %c; setp.ne.u32 %d, %r1, 0;")
@@ -435,7 +523,10 @@ def test_a_comparison_combines_with_a_predicate_and_gives_its_opposite():
 @pytest.mark.parametrize("kind", ["b16", "b32", "b64", "f32", "f64"])
 def test_selections_leave_values_as_they_are(kind):
     columns = values(kind, kind, "pred", count=1000)
-    texts, models = [f"selp.{kind}", f"selp.{kind} %d, %a, %b, !%c;"], [lambda a, b, c: a if c else b, lambda a, b, c: b if c else a]
+    texts, models = (
+        [f"selp.{kind}", f"selp.{kind} %d, %a, %b, !%c;"],
+        [lambda a, b, c: a if c else b, lambda a, b, c: b if c else a],
+    )
     check(texts, register(kind), (kind, kind, "pred"), columns, models)
     columns = values(kind, kind, "s32", count=1000)
     check([f"slct.{kind}.s32"], register(kind), (kind, kind, "s32"), columns, [lambda a, b, c: b if c >> 31 else a])
@@ -443,7 +534,7 @@ def test_selections_leave_values_as_they_are(kind):
 
     def at_least_zero(c, ftz):
         negative, magnitude = c >> 31, c & 0x7FFFFFFF
-        return magnitude <= 0x7F800000 and (not negative or not magnitude or ftz and magnitude < 0x800000)
+        return magnitude <= 0x7F800000 and (not negative or not magnitude or (ftz and magnitude < 0x800000))
 
     texts = [f"slct.{kind}.f32", f"slct.ftz.{kind}.f32"]
     models = [lambda a, b, c, z=ftz: a if at_least_zero(c, z) else b for ftz in (False, True)]
@@ -452,7 +543,15 @@ def test_selections_leave_values_as_they_are(kind):
 
 def test_predicates_have_a_logic_of_their_own():
     columns = [[0, 0, 1, 1], [0, 1, 0, 1]]
-    texts = ["and.pred", "or.pred", "xor.pred", "not.pred %d, %a;", "mov.pred %d, %b;", "mov.pred %d, 1;", "and.pred %d, %a, 0;"]
+    texts = [
+        "and.pred",
+        "or.pred",
+        "xor.pred",
+        "not.pred %d, %a;",
+        "mov.pred %d, %b;",
+        "mov.pred %d, 1;",
+        "and.pred %d, %a, 0;",
+    ]
     got = apply(texts, "pred", ("pred", "pred"), columns)
     assert got == [[0, 0, 0, 1], [0, 1, 1, 1], [0, 1, 1, 0], [1, 1, 0, 0], [0, 1, 0, 1], [1] * 4, [0] * 4]
 
@@ -476,13 +575,17 @@ def test_registers_unpack_to_the_lowest_item_first_and_underscores_take_nothing(
         "mov.b64 {%r1, %r2}, %a; mov.b32 {%h1, _}, %r2; cvt.u32.u16 %d, %h1;",
     ]  # fmt: skip
     models = [
-        lambda a: a & 0xFFFFFFFF, lambda a: a >> 32, lambda a: a >> 48 | (a >> 16 & 0xFFFF) << 16, lambda a: a >> 32 & 0xFFFF,
-    ]  # fmt: skip
+        lambda a: a & 0xFFFFFFFF,
+        lambda a: a >> 32,
+        lambda a: a >> 48 | (a >> 16 & 0xFFFF) << 16,
+        lambda a: a >> 32 & 0xFFFF,
+    ]
     check(texts, "b32", ("b64",), columns, models)
 
 
 def test_128_bits_move_and_unpack():
-    text = """{{ .reg .b128 %w, %v; mov.b128 %w, {{%a, %b}}; mov.b128 %v, %w; mov.b128 {{%x1, %x2}}, %v; mov.b64 %d, {}; }}"""
+    text = """{{ .reg .b128 %w, %v; mov.b128 %w, {{%a, %b}}; mov.b128 %v, %w; mov.b128 {{%x1, %x2}}, %v;
+                 mov.b64 %d, {}; }}"""
     columns = values("b64", "b64", count=100)
     check([text.format("%x1"), text.format("%x2")], "b64", ("b64", "b64"), columns, [lambda a, b: a, lambda a, b: b])
     text = "{ .reg .b128 %w; mov.b128 %w, {%a, %b}; mov.b128 {%r1, %r2, %r3, %r4}, %w; mov.b64 %d, {%r2, %r3}; }"
@@ -490,27 +593,47 @@ def test_128_bits_move_and_unpack():
 
 
 def test_bytes_pack_into_words():
-    text = """{ .reg .b8 %y<4>; cvt.u8.u32 %y0, %a; cvt.u8.u32 %y1, %b; mov.b16 %h0, {%y0, %y1}; mov.b16 {%y2, %y3}, %h0;
+    text = """{ .reg .b8 %y<4>; cvt.u8.u32 %y0, %a; cvt.u8.u32 %y1, %b;
+                mov.b16 %h0, {%y0, %y1}; mov.b16 {%y2, %y3}, %h0;
                 mov.b32 %r1, {%y3, %y2, %y1, %y0}; mov.b32 %d, %r1; }"""
     model = lambda a, b: (b & 255) | (a & 255) << 8 | (b & 255) << 16 | (a & 255) << 24  # noqa: E731
     check([text], "b32", ("b32", "b32"), values("b32", "b32", count=200), [model])
 
 
 def test_immediates_are_read_as_their_type():
-    texts = ["mov.b64 %d, -1;", "mov.f64 %d, 0d3FF8000000000000;", "mov.b64 %d, 0x123456789ABCDEF0;", "add.s64 %d, %a, -2;", "mov.b64 %d, 1.5;",
-             "selp.f64 %d, 1.5, 2.0, 0;"]  # fmt: skip
+    texts = ["mov.b64 %d, -1;", "mov.f64 %d, 0d3FF8000000000000;", "mov.b64 %d, 0x123456789ABCDEF0;"]
+    texts += ["add.s64 %d, %a, -2;", "mov.b64 %d, 1.5;", "selp.f64 %d, 1.5, 2.0, 0;"]
     got = apply(texts, "b64", ("b64",), [[1]])
-    assert [g for (g,) in got] == [(1 << 64) - 1, 0x3FF8000000000000, 0x123456789ABCDEF0, (1 << 64) - 1, 0x3FF8000000000000, 2 << 61]
-    texts = ["mov.f32 %d, 0f7FC12345;", "mov.b32 %d, 0f3F800000;", "add.f32 %d, %a, 0fC0000000;", "add.s32 %d, %a, -5;", "mov.u16 %h0, -1; cvt.u32.u16 %d, %h0;"]
+    assert [g for (g,) in got] == [
+        (1 << 64) - 1,
+        0x3FF8000000000000,
+        0x123456789ABCDEF0,
+        (1 << 64) - 1,
+        0x3FF8000000000000,
+        2 << 61,
+    ]
+    texts = [
+        "mov.f32 %d, 0f7FC12345;",
+        "mov.b32 %d, 0f3F800000;",
+        "add.f32 %d, %a, 0fC0000000;",
+        "add.s32 %d, %a, -5;",
+        "mov.u16 %h0, -1; cvt.u32.u16 %d, %h0;",
+    ]
     got = apply(texts, "b32", ("b32",), [[0x3F800000]])
     assert [g for (g,) in got] == [0x7FC12345, 0x3F800000, 0xBF800000, 0x3F7FFFFB, 0xFFFF]
 
 
 def test_a_guard_keeps_the_other_lanes_registers():
-    texts = ["mov.b32 %d, 7; @%b add.u32 %d, %a, 1;", "mov.b32 %d, 7; @!%b mad.lo.u32 %d, 3, 5, %a;", "mov.b32 %d, 7; @%b bfe.u32 %d, %a, 3, 5;"]
+    texts = [
+        "mov.b32 %d, 7; @%b add.u32 %d, %a, 1;",
+        "mov.b32 %d, 7; @!%b mad.lo.u32 %d, 3, 5, %a;",
+        "mov.b32 %d, 7; @%b bfe.u32 %d, %a, 3, 5;",
+    ]
     models = [
-        lambda a, b: a + 1 & 0xFFFFFFFF if b else 7, lambda a, b: 7 if b else a + 15 & 0xFFFFFFFF, lambda a, b: a >> 3 & 31 if b else 7,
-    ]  # fmt: skip
+        lambda a, b: a + 1 & 0xFFFFFFFF if b else 7,
+        lambda a, b: 7 if b else a + 15 & 0xFFFFFFFF,
+        lambda a, b: a >> 3 & 31 if b else 7,
+    ]
     check(texts, "b32", ("b32", "pred"), values("b32", "pred", count=300), models)
     texts = ["mov.b64 %d, 7; @%b mov.b64 %d, {%r1, %r1};", "mov.b64 %d, 7; @!%b add.s64 %d, %a, %a;"]
     texts[0] = "mov.b32 %r1, 1; " + texts[0]
@@ -521,7 +644,10 @@ def test_a_guard_keeps_the_other_lanes_registers():
 
 
 def test_clocks_go_forwards():
-    texts = [f"mov.u64 %x1, {c}; add.u64 %x3, %a, 1; mov.u64 %x2, {c}; setp.lt.u64 %d, %x1, %x2;" for c in ("%clock64", "%globaltimer")]
+    texts = [
+        f"mov.u64 %x1, {c}; add.u64 %x3, %a, 1; mov.u64 %x2, {c}; setp.lt.u64 %d, %x1, %x2;"
+        for c in ("%clock64", "%globaltimer")
+    ]
     texts.append("mov.u32 %r1, %clock; add.u64 %x3, %a, 1; mov.u32 %r2, %clock; setp.lt.u32 %d, %r1, %r2;")
     assert apply(texts, "pred", ("b64",), [[1, 2]]) == [[1, 1]] * 3
 
@@ -552,9 +678,15 @@ def test_addresses_change_space_and_back():
 def test_registers_of_one_instruction_may_be_the_same():
     columns = values("b32", "b32", count=500)
     texts = [
-        "mov.b32 %d, %a; add.u32 %d, %d, %d;", "mov.b32 %d, %a; mad.lo.u32 %d, %d, %b, %d;", "mov.b32 %d, %a; shf.l.wrap.b32 %d, %d, %d, 16;",
-    ]  # fmt: skip
-    models = [lambda a, b: 2 * a & 0xFFFFFFFF, lambda a, b: a * b + a & 0xFFFFFFFF, lambda a, b: a >> 16 | (a & 0xFFFF) << 16]
+        "mov.b32 %d, %a; add.u32 %d, %d, %d;",
+        "mov.b32 %d, %a; mad.lo.u32 %d, %d, %b, %d;",
+        "mov.b32 %d, %a; shf.l.wrap.b32 %d, %d, %d, 16;",
+    ]
+    models = [
+        lambda a, b: 2 * a & 0xFFFFFFFF,
+        lambda a, b: a * b + a & 0xFFFFFFFF,
+        lambda a, b: a >> 16 | (a & 0xFFFF) << 16,
+    ]
     check(texts, "b32", ("b32", "b32"), columns, models)
 
 

@@ -1,4 +1,4 @@
-"""Floating-point arithmetic: bit for bit what exact arithmetic and one rounding give; approximations within PTX's bounds."""
+"""Floating-point arithmetic: bit for bit what exact arithmetic and one rounding give; approximations within bounds."""
 
 import itertools
 import math
@@ -10,6 +10,7 @@ from lanes import apply, check, register, values
 from softfloat import FORMATS
 
 MODES = ("rn", "rz", "rm", "rp")
+NEWEST = "sm_100a"  # for what came with it
 
 
 def binary(format_, operation, mode="rn", ftz=False, **finish):
@@ -51,13 +52,22 @@ def mode_aware(operation, mode):
 
 def test_an_operation_without_a_direction_rounds_to_nearest():
     columns = values("f32", "f32", count=1000)
-    check(["add.f32", "sub.f32", "mul.f32"], "b32", ("f32", "f32"), columns, [binary(sf.F32, ARITHMETIC[op]) for op in ("add", "sub", "mul")])
+    check(
+        ["add.f32", "sub.f32", "mul.f32"],
+        "b32",
+        ("f32", "f32"),
+        columns,
+        [binary(sf.F32, ARITHMETIC[op]) for op in ("add", "sub", "mul")],
+    )
 
 
 def test_ftz_looks_at_the_result_as_if_exponents_had_no_limit():
-    """(1 - 2^-24) 2^-126 needs no rounding to 24 bits and is flushed; (1 - 2^-26) 2^-126 rounds to a normal number first."""
+    """(1 - 2^-24) 2^-126 needs no rounding to 24 bits and is flushed; (1 - 2^-26) 2^-126 rounds to a normal first."""
     columns = [[0x0D800800, 0x0D800400], [0x327FF000, 0x327FF800]]  # (1 + 2^-k) 2^-100, (1 - 2^-k) 2^-26 for k = 12, 13
-    (kept,), (flushed,) = apply(["mul.f32"], "b32", ("f32", "f32"), columns), apply(["mul.ftz.f32"], "b32", ("f32", "f32"), columns)
+    (kept,), (flushed,) = (
+        apply(["mul.f32"], "b32", ("f32", "f32"), columns),
+        apply(["mul.ftz.f32"], "b32", ("f32", "f32"), columns),
+    )
     assert kept == [0x00800000, 0x00800000]
     assert flushed == [0, 0x00800000]
 
@@ -82,7 +92,7 @@ def compare(got, columns, models):
 
 
 def test_a_double_nan_keeps_the_payload_of_the_operand_that_an_h200_prefers():
-    """The second operand's first, then the third's (fma), then the first's; div prefers its first. All come out quiet."""
+    """The second operand's, then the third's of fma, then the first's; div prefers its first. All come out quiet."""
     a, b, c, one = 0x7FF00000000000A1, 0xFFF80000000000B2, 0x7FF80000000000C3, 0x3FF0000000000000
     quiet_a, made = 0x7FF80000000000A1, 0xFFF8000000000000
     (add, div, low), (fma,) = (
@@ -104,7 +114,13 @@ def test_halves_round_once(kind):
     format_, two, three = HALF[kind], values(kind, kind), values(kind, kind, kind)
     ops = ("add", "sub", "mul")
     check([f"{op}.{kind}" for op in ops], "b16", (kind,) * 2, two, [binary(format_, ARITHMETIC[op]) for op in ops])
-    check([f"fma.rn.{kind}", f"fma.rn.relu.{kind}"], "b16", (kind,) * 3, three, [binary(format_, sf.fma), binary(format_, sf.fma, relu=True)])
+    check(
+        [f"fma.rn.{kind}", f"fma.rn.relu.{kind}"],
+        "b16",
+        (kind,) * 3,
+        three,
+        [binary(format_, sf.fma), binary(format_, sf.fma, relu=True)],
+    )
 
 
 def test_half_precision_takes_ftz_and_sat():
@@ -131,13 +147,21 @@ def test_packed_types_are_two_separate_operations(kind):
     format_ = FORMATS[element]
     for op, arity in (("add", 2), ("mul", 2), ("fma.rn", 3)):
         model = binary(format_, ARITHMETIC[op[:3]])
-        check([f"{op}.{kind}"], register(kind), (kind,) * arity, values(*(kind,) * arity, count=2000), [paired(model, bits)])
+        columns = values(*(kind,) * arity, count=2000)
+        check(
+            [f"{op}.{kind}"],
+            register(kind),
+            (kind,) * arity,
+            columns,
+            [paired(model, bits)],
+            target=NEWEST if kind == "f32x2" else "sm_90a",
+        )
 
 
 def test_packed_single_precision_takes_directions_and_ftz():
     columns = values("f32x2", "f32x2", count=2000)
     models = [paired(binary(sf.F32, mode_aware(sf.add, m), m, ftz=True), 32) for m in MODES]
-    check([f"add.{m}.ftz.f32x2" for m in MODES], "b64", ("f32x2",) * 2, columns, models)
+    check([f"add.{m}.ftz.f32x2" for m in MODES], "b64", ("f32x2",) * 2, columns, models, target=NEWEST)
 
 
 @pytest.mark.parametrize("kind", HALF)
@@ -145,12 +169,21 @@ def test_mixed_precision_widens_exactly_and_rounds_once(kind):
     half = HALF[kind]
 
     def mixed(operation, mode, sat):
-        return lambda *bits: sf.F32.encode(operation(*map(half.decode, bits[:-1]), sf.F32.decode(bits[-1]), mode=mode), mode, sat=sat)
+        return lambda *bits: sf.F32.encode(
+            operation(*map(half.decode, bits[:-1]), sf.F32.decode(bits[-1]), mode=mode), mode, sat=sat
+        )
 
     combinations = list(itertools.product(MODES, (False, True)))
     for op, kinds in (("add", (kind, "f32")), ("sub", (kind, "f32")), ("fma", (kind, kind, "f32"))):
         texts = [spelled(op, m, "sat" * s, "f32", kind) for m, s in combinations]
-        check(texts, "b32", kinds, values(*kinds, count=2000), [mixed(ARITHMETIC[op], m, s) for m, s in combinations])
+        check(
+            texts,
+            "b32",
+            kinds,
+            values(*kinds, count=2000),
+            [mixed(ARITHMETIC[op], m, s) for m, s in combinations],
+            target=NEWEST,
+        )
 
 
 @pytest.mark.parametrize("op", ["div", "rcp", "sqrt"])
@@ -163,7 +196,9 @@ def test_division_and_roots_round_once_in_every_direction(op):
         texts = [spelled(op, m, "ftz" * ftz, "f32") for m in MODES]
         check(texts, "b32", ("f32",) * arity, single, [binary(sf.F32, operation, m, ftz) for m in MODES])
     got = apply([f"{op}.{m}.f64" for m in MODES], "b64", ("f64",) * arity, double)
-    compare([[without_payload_of(g) for g in row] for row in got], double, [binary(sf.F64, operation, m) for m in MODES])
+    compare(
+        [[without_payload_of(g) for g in row] for row in got], double, [binary(sf.F64, operation, m) for m in MODES]
+    )
 
 
 # ---- minimum, maximum, signs
@@ -175,10 +210,7 @@ def chosen(format_, largest, nan_wins=False, xorsign=False, abs_=False, ftz=Fals
     def of_two(x, y):
         if "nan" in (x.kind, y.kind):
             return sf.NAN if nan_wins or x.kind == y.kind else y if x.kind == "nan" else x
-        if not sf.less(x, y) and not sf.less(y, x):
-            first = x.negative
-        else:
-            first = sf.less(x, y)
+        first = sf.less(x, y) or (x.negative and not sf.less(y, x))
         return x if first != largest else y
 
     def model(*bits):
@@ -207,14 +239,25 @@ def test_min_and_max_order_zeros_and_treat_nan_as_their_modifiers_say(op, kind):
         models.append(chosen(FORMATS[kind], op == "max", nan, xorsign, xorsign, ftz))
     check(texts, register(kind), (kind,) * 2, values(kind, kind), models)
     if kind != "f32":
-        check([f"{op}.{kind}x2"], "b32", (f"{kind}x2",) * 2, values(*(f"{kind}x2",) * 2, count=1000), [paired(chosen(FORMATS[kind], op == "max"), 16)])
+        check(
+            [f"{op}.{kind}x2"],
+            "b32",
+            (f"{kind}x2",) * 2,
+            values(*(f"{kind}x2",) * 2, count=1000),
+            [paired(chosen(FORMATS[kind], op == "max"), 16)],
+        )
 
 
 def test_min_and_max_of_three():
     columns = values("f32", "f32", "f32")
     texts = ["min.f32", "max.NaN.f32", "min.ftz.abs.f32", "max.NaN.abs.f32"]
-    models = [chosen(sf.F32, False), chosen(sf.F32, True, True), chosen(sf.F32, False, abs_=True, ftz=True), chosen(sf.F32, True, True, abs_=True)]
-    check(texts, "b32", ("f32",) * 3, columns, models)
+    models = [
+        chosen(sf.F32, False),
+        chosen(sf.F32, True, True),
+        chosen(sf.F32, False, abs_=True, ftz=True),
+        chosen(sf.F32, True, True, abs_=True),
+    ]
+    check(texts, "b32", ("f32",) * 3, columns, models, target=NEWEST)
 
 
 @pytest.mark.parametrize("op", ["min", "max"])
@@ -230,7 +273,13 @@ def test_abs_and_neg_change_the_sign_alone_and_make_a_nan_canonical(kind):
     columns = [list(range(65536))] if kind != "f32" else values(kind)
     for ftz in (False, True)[: 1 + (kind != "bf16")]:
         models = [binary(format_, sf.absolute, ftz=ftz), binary(format_, sf.negated, ftz=ftz)]
-        check([spelled("abs", "ftz" * ftz, kind), spelled("neg", "ftz" * ftz, kind)], register(kind), (kind,), columns, models)
+        check(
+            [spelled("abs", "ftz" * ftz, kind), spelled("neg", "ftz" * ftz, kind)],
+            register(kind),
+            (kind,),
+            columns,
+            models,
+        )
 
 
 def test_copysign_puts_the_sign_of_the_first_on_the_second():
@@ -254,10 +303,16 @@ def test_testp_names_what_kind_of_number_it_is():
             "infinite": lambda e, m, top: e == top and not m,
             "number": lambda e, m, top: e < top or not m,
             "notanumber": lambda e, m, top: e == top and m > 0,
-            "normal": lambda e, m, top: 0 < e < top or not e and not m,
+            "normal": lambda e, m, top: 0 < e < top or (not e and not m),
             "subnormal": lambda e, m, top: not e and m > 0,
         }
-        check([f"testp.{n}.{kind}" for n in tests], "pred", (kind,), values(kind, count=2000), [model(t) for t in tests.values()])
+        check(
+            [f"testp.{n}.{kind}" for n in tests],
+            "pred",
+            (kind,),
+            values(kind, count=2000),
+            [model(t) for t in tests.values()],
+        )
 
 
 def test_fma_oob_gives_zero_for_the_special_nan_of_its_factors():
@@ -323,7 +378,15 @@ def test_logarithm_sine_and_cosine_are_within_their_bounds():
         assert abs(float_of(c) - math.cos(float_of(bits))) <= 2.0**-20.5
 
 
-ZERO, MINUS_ZERO, ONE, INF, MINUS_INF, NAN_, MINUS_ONE = 0, 1 << 31, 0x3F800000, 0x7F800000, 0xFF800000, 0x7FFFFFFF, 0xBF800000
+ZERO, MINUS_ZERO, ONE, INF, MINUS_INF, NAN_, MINUS_ONE = (
+    0,
+    1 << 31,
+    0x3F800000,
+    0x7F800000,
+    0xFF800000,
+    0x7FFFFFFF,
+    0xBF800000,
+)
 SPECIAL = {  # opcode -> results for -inf, -1, -0, +0, +inf, NaN; None: any number
     "rcp.approx.f32": (MINUS_ZERO, MINUS_ONE, MINUS_INF, INF, ZERO, NAN_),
     "sqrt.approx.f32": (NAN_, NAN_, MINUS_ZERO, ZERO, INF, NAN_),
@@ -370,14 +433,33 @@ def test_exponentials_and_tangents_of_halves_are_rounded_from_the_exact_value(ki
 
 def test_division_by_a_large_number_is_zero_where_it_is_approximate():
     """Above 2^126 the reciprocal that div.approx multiplies by is 0: infinity over it is no number."""
-    columns = [[0x7F800000, 0x3F800000, 0xBF800000, 0x7F800000, 0x40400000], [0x7F000000, 0x7F000000, 0x7F000000, 0x40000000, 0x40000000]]
+    columns = [
+        [0x7F800000, 0x3F800000, 0xBF800000, 0x7F800000, 0x40400000],
+        [0x7F000000, 0x7F000000, 0x7F000000, 0x40000000, 0x40000000],
+    ]
     approx, full = apply(["div.approx.f32", "div.full.f32"], "b32", ("f32", "f32"), columns)
     assert approx == [NAN_, ZERO, MINUS_ZERO, INF, 0x3FC00000]
     assert full == [INF, 0x00400000, 0x80400000, INF, 0x3FC00000]
 
 
 def test_the_coarse_approximations_of_doubles_fill_the_upper_half_alone():
-    columns = [[0x4000000000000000, 0x4010000012345678, 0x0000000000000001, 1 << 63, 0x7FF0000000000000, 0x7FF8000000000001]]
+    columns = [
+        [0x4000000000000000, 0x4010000012345678, 0x0000000000000001, 1 << 63, 0x7FF0000000000000, 0x7FF8000000000001]
+    ]
     rcp, rsqrt = apply(["rcp.approx.ftz.f64", "rsqrt.approx.ftz.f64"], "b64", ("f64",), columns)
-    assert rcp == [0x3FE0000000000000, 0x3FD0000000000000, 0x7FF0000000000000, 0xFFF0000000000000, 0, 0x7FFFFFFF00000000]
-    assert rsqrt == [0x3FE6A09E00000000, 0x3FE0000000000000, 0x7FF0000000000000, 0xFFF0000000000000, 0, 0x7FFFFFFF00000000]
+    assert rcp == [
+        0x3FE0000000000000,
+        0x3FD0000000000000,
+        0x7FF0000000000000,
+        0xFFF0000000000000,
+        0,
+        0x7FFFFFFF00000000,
+    ]
+    assert rsqrt == [
+        0x3FE6A09E00000000,
+        0x3FE0000000000000,
+        0x7FF0000000000000,
+        0xFFF0000000000000,
+        0,
+        0x7FFFFFFF00000000,
+    ]

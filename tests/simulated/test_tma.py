@@ -1,93 +1,38 @@
 """Tensor copies: where every byte lands, what the mbarrier and the groups say, and the faults that are found."""
 
-import itertools
+import re
 
 import numpy as np
 import pytest
 import torch
-from assembly import SEEDS, kinds
-from transfers import BARRIER, FILLER, THREADS, by_thread_0, expect, fill_shared, frame, load_shared, make_barrier, store_shared, wait
+from assembly import kinds
+from transfers import (
+    BARRIER,
+    FILLER,
+    PATTERNS,
+    SCHEDULES,
+    SPAN,
+    THREADS,
+    by_thread_0,
+    expect,
+    fill_shared,
+    frame,
+    image_of,
+    load,
+    loading,
+    make_barrier,
+    noise,
+    scattered,
+    store,
+    store_shared,
+    storing,
+    target_of,
+    tensor,
+    wait,
+)
 
 from kda.simulator.launches import launch
 from kda.simulator.tensormap import TensorMap, decode
-
-# The manual's patterns: which 16-byte piece lies at each place of a line of 128 bytes, line by line.
-PATTERNS = {
-    0: ["01234567"],
-    32: ["01234567", "10325476"],
-    64: ["01234567", "10325476", "23016745", "32107654"],
-    128: ["01234567", "10325476", "23016745", "32107654", "45670123", "54761032", "67452301", "76543210"],
-    "128/32": ["01234567", "23016745", "45670123", "67452301"],
-    "128/64": ["01234567", "45670123"],
-}
-PATTERNS["128/32+8"] = PATTERNS["128/32"]
-SPAN = {0: 128, 32: 32, 64: 64, 128: 128, "128/32": 128, "128/32+8": 128, "128/64": 128}
-SCHEDULES = [{"schedule": 0}, {"schedule": 0, "early": True}, *({"schedule": s} for s in list(SEEDS)[:3])]
-
-
-def target_of(swizzle):
-    return "sm_100a" if isinstance(swizzle, str) else "sm_90a"
-
-
-def swizzled(swizzle, at):
-    """Where the byte of a linear offset lands: the place that holds its piece."""
-    line, piece, byte = at // 128, at % 128 // 16, at % 16
-    pattern = PATTERNS[swizzle]
-    place = pattern[line % len(pattern)].index(str(piece))
-    if swizzle == "128/32+8" and line % 2:
-        byte ^= 8
-    return 128 * line + 16 * place + byte
-
-
-def tensor(*shape, dtype=torch.uint16):
-    """Every element tells its index; the last dimension is contiguous."""
-    count = int(np.prod(shape))
-    values = torch.arange(1, count + 1, dtype=torch.int64)
-    if dtype.is_floating_point:
-        return (values % 251).to(dtype).reshape(shape)
-    return (values % 251 if dtype == torch.uint8 else values).to(dtype).reshape(shape)
-
-
-def bytes_of(x):
-    return np.frombuffer(x.contiguous().view(torch.uint8).numpy().tobytes(), dtype=np.uint8)
-
-
-def image_of(x, m, start, size):
-    """Shared memory after the load of a box of x at `start`: NumPy's idea of it."""
-    image = np.full(size, FILLER, dtype=np.uint8)
-    item = m.itemsize
-    data = bytes_of(x).reshape(*x.shape, item) if x.dim() else bytes_of(x)
-    for row, index in enumerate(itertools.product(*(range(n) for n in m.steps[:0:-1]))):
-        place = [s + i * e for s, i, e in zip(start[:0:-1], index, m.element_strides[:0:-1])]
-        for k in range(m.steps[0]):
-            where = (*place, start[0] + k)
-            inside = all(0 <= c < n for c, n in zip(where, x.shape))
-            element = data[where] if inside else np.frombuffer(m.fill_bytes, dtype=np.uint8)
-            for b in range(item):
-                image[swizzled(m.swizzle, row * m.pitch + k * item + b)] = element[b]
-    return image
-
-
-def loading(m, start, size, options="", target="sm_90a", count=None, after=""):
-    """A kernel that fills shared memory, loads one box, waits, and writes `size` bytes of shared memory to its tensor."""
-    coordinates = ", ".join(map(str, start))
-    copy = f"""
-    {expect(m.box_bytes if count is None else count)}
-    mov.u64 %rd20, map1;
-    cvta.param.u64 %rd20, %rd20;
-    cp.async.bulk.tensor.{m.rank}d.shared::cta.global.tile.mbarrier::complete_tx::bytes{options} [%r20], [%rd20, {{{coordinates}}}], [%r21];
-    """
-    body = fill_shared(size) + make_barrier() + by_thread_0(copy) + wait() + after + store_shared(size)
-    return frame(body, maps=1, target=target)
-
-
-def load(x, m, start, size=None, **options):
-    size = size or int(np.prod(m.steps[1:])) * m.pitch
-    out = torch.zeros(size, dtype=torch.uint8)
-    made = {k: options.pop(k) for k in ("target", "count") if k in options}
-    run = launch(loading(m, start, size, **made), grid=1, block=THREADS, args=[m, out], **options)
-    return out.numpy(), run
-
 
 # ---- loads
 
@@ -132,7 +77,12 @@ def test_a_start_between_16_byte_boundaries_is_reported_and_lands_by_the_same_ru
     found, run = load(x, m, (6, -1))
     assert kinds(run) == ["misaligned"] and "12 bytes" in run.findings[0].says
     rows = found.view(np.uint16).reshape(4, 8).tolist()
-    assert rows == [[0] * 8, [6, 7, 8, 9, 0, 0, 0, 0], [106, 107, 108, 109, 0, 0, 0, 0], [206, 207, 208, 209, 0, 0, 0, 0]]
+    assert rows == [
+        [0] * 8,
+        [6, 7, 8, 9, 0, 0, 0, 0],
+        [106, 107, 108, 109, 0, 0, 0, 0],
+        [206, 207, 208, 209, 0, 0, 0, 0],
+    ]
 
 
 SHAPES = {1: ((40,), (16,)), 2: ((5, 40), (16, 3)), 3: ((3, 5, 40), (16, 3, 2)), 4: ((2, 3, 5, 40), (16, 3, 2, 2)),
@@ -148,7 +98,12 @@ def test_every_rank_on_each_side_of_every_dimension(rank, side):
     inside = (4, *(1,) * (rank - 1))
     for d in range(rank):
         n = shape[::-1][d]
-        beyond = {"inside": inside[d], "below": -4 if d == 0 else -1, "above": n - 4 if d == 0 else n - 1, "far away": 4 * n}[side]
+        beyond = {
+            "inside": inside[d],
+            "below": -4 if d == 0 else -1,
+            "above": n - 4 if d == 0 else n - 1,
+            "far away": 4 * n,
+        }[side]
         start = (*inside[:d], beyond, *inside[d + 1 :])
         found, run = load(x, m, start)
         assert not run.findings
@@ -191,7 +146,12 @@ def test_tf32_rounds_to_even_and_ftz_flushes_on_the_way_in():
     x = torch.tensor(bits, dtype=torch.int64).to(torch.int32).view(torch.float32)
     as_tf32 = [0x3F800000, 0x3F804000, 0x3F800000, 0x7F800000, 0x7F800000, 0x7FC00001, 0, 0x80000000]
     flushed = [0x3F801000, 0x3F803000, 0x3F800FFF, 0x7F7FFFFF, 0x7F800000, 0x7FC00001, 0, 0x80000000]
-    for dtype, wanted in (("tfloat32", as_tf32), ("float32_ftz", flushed), ("tfloat32_ftz", as_tf32), ("float32", bits)):
+    for dtype, wanted in (
+        ("tfloat32", as_tf32),
+        ("float32_ftz", flushed),
+        ("tfloat32_ftz", as_tf32),
+        ("float32", bits),
+    ):
         found, run = load(x, TensorMap(x, box=(8,), dtype=dtype), (0,))
         assert not run.findings
         assert found.view(np.uint32).tolist() == wanted, dtype
@@ -233,7 +193,11 @@ def multicast(m, ctas, size, target="sm_90a"):
     mul.wide.u32 %rd23, %r43, {size};
     add.s64 %rd1, %rd1, %rd23;
     """
-    return frame(body + store_shared(size) + "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;", maps=1, target=target)
+    return frame(
+        body + store_shared(size) + "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;",
+        maps=1,
+        target=target,
+    )
 
 
 @pytest.mark.parametrize("ctas", [2, 4])
@@ -284,10 +248,20 @@ def test_a_multicast_for_pairs_tells_the_even_cta_of_each(options):
     m = TensorMap(x, box=(64, 8), swizzle=128)
     whole = TensorMap(x, box=(64, 32), swizzle=128)
     text = multicast(m, 4, whole.box_bytes, "sm_100a").replace("L2::cache_hint", "L2::cache_hint.cta_group::2")
-    text = text.replace("[%r21], %h1", "[%r44], %h1").replace("mov.b16 %h1", "and.b32 %r44, %r21, 0xfeffffff;\n    mov.b16 %h1")
-    text = text.replace("setp.ne.u32 %p1, %r0, 0;", "setp.ne.u32 %p1, %r0, 0;\n    mov.u32 %r45, %cluster_ctarank;\n    and.b32 %r45, %r45, 1;\n    setp.ne.u32 %p5, %r45, 0;")
-    text = text.replace(expect(4 * m.box_bytes), "@!%p5 " + expect(8 * m.box_bytes))  # all four slices, in both CTAs of the pair
-    text = text.replace(wait(), f"@%p5 bra FOLLOWER;\n{wait()}FOLLOWER:\nbarrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n")
+    text = text.replace("[%r21], %h1", "[%r44], %h1").replace(
+        "mov.b16 %h1", "and.b32 %r44, %r21, 0xfeffffff;\n    mov.b16 %h1"
+    )
+    text = text.replace(
+        "setp.ne.u32 %p1, %r0, 0;",
+        "setp.ne.u32 %p1, %r0, 0;\nmov.u32 %r45, %cluster_ctarank;\nand.b32 %r45, %r45, 1;\nsetp.ne.u32 %p5, %r45, 0;",
+    )
+    text = text.replace(
+        expect(4 * m.box_bytes), "@!%p5 " + expect(8 * m.box_bytes)
+    )  # all four slices, in both CTAs of the pair
+    text = text.replace(
+        wait(),
+        f"@%p5 bra FOLLOWER;\n{wait()}FOLLOWER:\nbarrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;\n",
+    )
     out = torch.zeros(4, whole.box_bytes, dtype=torch.uint8)
     run = launch(text, grid=4, cluster=4, block=THREADS, args=[m, out], **options)
     assert not run.findings
@@ -314,43 +288,6 @@ def test_a_multicast_to_a_cta_that_is_not_there_is_reported():
 
 
 # ---- stores and reductions
-
-
-def storing(m, start, size, op="", wait_for="cp.async.bulk.wait_group 0;", fence="fence.proxy.async.shared::cta;", target="sm_90a", after=""):
-    """A kernel that copies its tensor to shared memory and stores one box of it."""
-    coordinates = ", ".join(map(str, start))
-    name = f"cp.reduce.async.bulk.tensor.{m.rank}d.global.shared::cta.{op}.tile" if op else f"cp.async.bulk.tensor.{m.rank}d.global.shared::cta.tile"
-    copy = f"""
-    mov.u64 %rd20, map1;
-    cvta.param.u64 %rd20, %rd20;
-    {name}.bulk_group [%rd20, {{{coordinates}}}], [%r20];
-    cp.async.bulk.commit_group;
-    {wait_for}
-    """
-    return frame(load_shared(size) + fence + "\nbar.sync 0;\n" + by_thread_0(copy) + after, maps=1, target=target)
-
-
-def store(x, m, start, source, **options):
-    made = {k: options.pop(k) for k in ("op", "wait_for", "fence", "target", "after") if k in options}
-    return launch(storing(m, start, source.numel(), **made), grid=1, block=THREADS, args=[m, source], **options)
-
-
-def scattered(x, m, start, source, reduce=lambda old, new: new):
-    """The tensor after the store of a box: NumPy's idea of it."""
-    result, item = x.clone(), m.itemsize
-    data = source.numpy()
-    for row, index in enumerate(itertools.product(*(range(n) for n in m.steps[:0:-1]))):
-        place = [s + i * e for s, i, e in zip(start[:0:-1], index, m.element_strides[:0:-1])]
-        for k in range(m.steps[0]):
-            where = (*place, start[0] + k)
-            if all(0 <= c < n for c, n in zip(where, x.shape)):
-                raw = bytes(data[swizzled(m.swizzle, row * m.pitch + k * item + b)] for b in range(item))
-                result[where] = reduce(result[where], torch.frombuffer(bytearray(raw), dtype=x.dtype)[0])
-    return result
-
-
-def noise(size, seed=3):
-    return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("swizzle", PATTERNS)
@@ -396,15 +333,21 @@ def test_a_negative_start_of_a_store_is_reported():
     assert "-1 of dimension 1" in run.findings[0].says
 
 
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-WRAPS = {torch.int32: "s32", torch.uint32: "u32", torch.int64: "s64"}
-OPS = {"add": lambda a, b: a + b, "min": torch.minimum, "max": torch.maximum, "and": torch.bitwise_and, "or": torch.bitwise_or,
-       "xor": torch.bitwise_xor}  # fmt: skip
+OPS = {
+    "add": torch.add,
+    "min": torch.minimum,
+    "max": torch.maximum,
+    "and": torch.bitwise_and,
+    "or": torch.bitwise_or,
+    "xor": torch.bitwise_xor,
+}
 
 
-@pytest.mark.parametrize(("op", "dtype"), [("add", torch.int32), ("add", torch.float32), ("add", torch.float16), ("add", torch.bfloat16),
-                                           ("min", torch.int32), ("max", torch.int64), ("min", torch.bfloat16), ("max", torch.float16),
-                                           ("and", torch.int32), ("or", torch.int64), ("xor", torch.int32)])  # fmt: skip
+@pytest.mark.parametrize(("op", "dtype"), [
+    ("add", torch.int32), ("add", torch.float32), ("add", torch.float16), ("add", torch.bfloat16), ("min", torch.int32),
+    ("max", torch.int64), ("min", torch.bfloat16), ("max", torch.float16), ("and", torch.int32), ("or", torch.int64),
+    ("xor", torch.int32),
+])  # fmt: skip
 @pytest.mark.parametrize("early", [False, True])
 def test_a_reduction_combines_each_element_inside(op, dtype, early):
     generator = torch.Generator().manual_seed(5)
@@ -462,7 +405,9 @@ def test_gather4_brings_four_rows_and_scatter4_takes_them_back():
 
     y = torch.zeros(40, 64, dtype=torch.bfloat16)
     to = TensorMap(y, box=(64, 1), swizzle=128)
-    text = storing(to, (0, *rows), 512, target="sm_100a").replace("global.shared::cta.tile.", "global.shared::cta.tile::scatter4.")
+    text = storing(to, (0, *rows), 512, target="sm_100a").replace(
+        "global.shared::cta.tile.", "global.shared::cta.tile::scatter4."
+    )
     run = launch(text, grid=1, block=THREADS, args=[to, out])
     assert not run.findings
     wanted = torch.zeros(40, 64, dtype=torch.bfloat16)
@@ -505,6 +450,7 @@ REPLACEMENTS = """
     tensormap.replace.tile.elemtype.shared::cta.b1024.b32 [%r45], 10;
     tensormap.replace.tile.swizzle_mode.shared::cta.b1024.b32 [%r45], 2;
     tensormap.replace.tile.fill_mode.shared::cta.b1024.b32 [%r45], 1;
+    tensormap.replace.tile.interleave_layout.shared::cta.b1024.b32 [%r45], 0;
 """
 MADE_LOAD = make_barrier() + by_thread_0(f"""
     {expect(256)}
@@ -547,9 +493,19 @@ SPIN:
     bar.sync 0;
     """ + MADE_LOAD + "END:\n", acquire="")  # fmt: skip
     text = text.replace("    setp.lt.u32 %p4, %r0, 32;", flag + "    setp.lt.u32 %p4, %r0, 32;", 1)
-    x, raw, out = tensor(20, 48, dtype=torch.bfloat16), torch.zeros(256, dtype=torch.uint8), torch.zeros(256, dtype=torch.uint8)
+    x, raw, out = (
+        tensor(20, 48, dtype=torch.bfloat16),
+        torch.zeros(256, dtype=torch.uint8),
+        torch.zeros(256, dtype=torch.uint8),
+    )
     place = -raw.data_ptr() % 64
-    run = launch(text, grid=2, block=THREADS, args=[out, raw[place : place + 132], x], **options | {"schedule": options["schedule"] or 11})
+    run = launch(
+        text,
+        grid=2,
+        block=THREADS,
+        args=[out, raw[place : place + 132], x],
+        **options | {"schedule": options["schedule"] or 11},
+    )
     assert not run.findings
     m = TensorMap(x, box=(32, 8), element_strides=(1, 2), swizzle=64, fill="nan")
     np.testing.assert_array_equal(out.numpy(), image_of(x, m, (32, 3), 256))
@@ -562,30 +518,40 @@ def test_a_long_stride_keeps_its_high_bits():
     assert decode(raw).strides == (0x9876543210,)
 
 
-@pytest.mark.parametrize(("change", "says"), [(("[%r45], 0, 96;", "[%r45], 0, 100;"), "multiple of 16"), (("[%r45], 1, 8;", "[%r45], 1, 257;"), "1 to 256")])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [(("[%r45], 0, 96;", "[%r45], 0, 100;"), "multiple of 16"), (("[%r45], 1, 8;", "[%r45], 1, 257;"), "1 to 256")],
+)
 def test_a_field_that_cannot_be_is_reported(change, says):
     _, _, _, run = run_making(making(REPLACEMENTS.replace(*change), ""))
     assert kinds(run) == ["tensor-map"]
     assert says in run.findings[0].says
 
 
-def test_type_and_swizzle_numbers_of_the_instruction_are_those_of_the_map():
-    names = {"elemtype": dict(enumerate(["uint8", "uint16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float32_ftz", "float64",
-                                         "bfloat16", "tfloat32", "tfloat32_ftz"])),
-             "swizzle_atomicity": {0: 128, 1: "128/32", 2: "128/32+8", 3: "128/64"}}  # fmt: skip
-    for number, name in names["elemtype"].items():
-        box = "[%r45], 0, 32;", "[%r45], 0, 16;"
-        text = making(REPLACEMENTS.replace("fill_mode.shared::cta.b1024.b32 [%r45], 1", "fill_mode.shared::cta.b1024.b32 [%r45], 0")
-                      .replace("[%r45], 10;", f"[%r45], {number};").replace(*box).replace("swizzle_mode.shared::cta.b1024.b32 [%r45], 2",
-                      "swizzle_mode.shared::cta.b1024.b32 [%r45], 3"), "")  # fmt: skip
-        _, raw, _, run = run_making(text)
-        assert not run.findings and decode(raw).dtype == name
-    for number, name in names["swizzle_atomicity"].items():
-        text = making(REPLACEMENTS.replace("[%r45], 2;\n    tensormap.replace.tile.fill_mode",
-                      f"[%r45], 3;\n    tensormap.replace.tile.swizzle_atomicity.shared::cta.b1024.b32 [%r45], {number};\n    tensormap.replace.tile.fill_mode"),
-                      "", target="sm_100a")  # fmt: skip
-        _, raw, _, run = run_making(text)
-        assert not run.findings and decode(raw).swizzle == name
+TYPES = ["uint8", "uint16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float32_ftz", "float64",
+         "bfloat16", "tfloat32", "tfloat32_ftz"]  # fmt: skip
+ATOMS = [128, "128/32", "128/32+8", "128/64"]
+
+
+def replacing(**fields):
+    """REPLACEMENTS with other values of some fields, in a map that is made and not used."""
+    text = REPLACEMENTS
+    for field, value in fields.items():
+        line = f"tensormap.replace.tile.{field}.shared::cta.b1024.b32 [%r45], {value};"
+        text = re.sub(rf"tensormap.replace.tile.{field}.*;", line, text) if field in text else text + line
+    return making(text, "", target="sm_100a")
+
+
+@pytest.mark.parametrize(("number", "dtype"), list(enumerate(TYPES)))
+def test_a_type_number_of_the_instruction_is_that_type_of_the_map(number, dtype):
+    _, raw, _, run = run_making(replacing(elemtype=number, fill_mode=0, swizzle_mode=0))
+    assert not run.findings and decode(raw).dtype == dtype
+
+
+@pytest.mark.parametrize(("number", "swizzle"), list(enumerate(ATOMS)))
+def test_an_atomicity_of_the_instruction_is_that_swizzle_of_the_map(number, swizzle):
+    _, raw, _, run = run_making(replacing(swizzle_mode=3, swizzle_atomicity=number))
+    assert not run.findings and decode(raw).swizzle == swizzle
 
 
 def test_a_map_written_by_plain_stores_and_not_fenced_is_found():
@@ -594,7 +560,11 @@ def test_a_map_written_by_plain_stores_and_not_fenced_is_found():
     {loads}
 COPIED:
     bar.sync 0;
-    """.format(loads="\n".join(f"    ld.global.u64 %rd24, [%rd1+{8 * n}];\n    st.global.u64 [%rd2+{8 * n}], %rd24;" for n in range(16)))
+    """.format(
+        loads="\n".join(
+            f"    ld.global.u64 %rd24, [%rd1+{8 * n}];\n    st.global.u64 [%rd2+{8 * n}], %rd24;" for n in range(16)
+        )
+    )
     load = make_barrier() + by_thread_0(f"""
     {expect(256)}
     cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r20], [%rd2, {{32, 3}}], [%r21];
@@ -602,7 +572,10 @@ COPIED:
     x = tensor(20, 48, dtype=torch.bfloat16)
     m = TensorMap(x, box=(32, 8), element_strides=(1, 2), swizzle=64)
     given = torch.frombuffer(bytearray(m.encode()), dtype=torch.uint8)
-    for fence, found in (("", ["proxy"]), ("fence.proxy.tensormap::generic.release.gpu; fence.proxy.tensormap::generic.acquire.gpu [%rd2], 128;", [])):
+    for fence, found in (
+        ("", ["proxy"]),
+        ("fence.proxy.tensormap::generic.release.gpu; fence.proxy.tensormap::generic.acquire.gpu [%rd2], 128;", []),
+    ):
         raw = torch.zeros(256, dtype=torch.uint8)
         place = -raw.data_ptr() % 64
         text = frame(copy + fence + load, pointers=2)
@@ -613,21 +586,21 @@ COPIED:
 # ---- planted faults
 
 
-def box(x=None, **fields):
-    x = tensor(64, 64, dtype=torch.bfloat16) if x is None else x
-    return x, TensorMap(x, **{"box": (64, 32), "swizzle": 128} | fields)
+def box():
+    x = tensor(64, 64, dtype=torch.bfloat16)
+    return x, TensorMap(x, box=(64, 32), swizzle=128)
 
 
 @pytest.mark.parametrize("options", SCHEDULES)
 def test_reading_before_the_wait_is_a_race_or_poison(options):
-    x, m = box()
+    _x, m = box()
     text = loading(m, (0, 0), 4096).replace(wait(), "")
     run = launch(text, grid=1, block=THREADS, args=[m, torch.zeros(4096, dtype=torch.uint8)], **options)
     assert {"race-write-read", "race-read-write"} & set(kinds(run))
 
 
 def test_without_a_wait_the_late_copy_leaves_the_old_bytes():
-    x, m = box()
+    _x, m = box()
     out = torch.zeros(4096, dtype=torch.uint8)
     text = loading(m, (0, 0), 4096).replace(wait(), "")
     launch(text, grid=1, block=THREADS, args=[m, out])
@@ -639,13 +612,15 @@ def test_without_a_wait_the_late_copy_leaves_the_old_bytes():
 
 @pytest.mark.parametrize("options", SCHEDULES)
 def test_the_wrong_parity_is_found(options):
-    x, m = box()
+    _x, m = box()
     text = loading(m, (0, 0), 4096).replace(wait(), wait(parity=1))
     run = launch(text, grid=1, block=THREADS, args=[m, torch.zeros(4096, dtype=torch.uint8)], **options)
     assert {"race-write-read", "race-read-write"} & set(kinds(run))
 
 
-@pytest.mark.parametrize(("count", "missing"), [(4096 + 64, "64 bytes are missing"), (4096 + 16, "16 bytes are missing")])
+@pytest.mark.parametrize(
+    ("count", "missing"), [(4096 + 64, "64 bytes are missing"), (4096 + 16, "16 bytes are missing")]
+)
 def test_too_many_expected_bytes_are_a_deadlock_that_says_how_many(count, missing):
     x, m = box()
     _, run = load(x, m, (0, 0), count=count)
@@ -654,18 +629,20 @@ def test_too_many_expected_bytes_are_a_deadlock_that_says_how_many(count, missin
 
 
 def test_too_few_expected_bytes_let_a_reader_through_too_early():
-    x, m = box()
+    _x, m = box()
     copy = "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
     text = loading(m, (0, 0), 8192, count=4096)
     start = text.index(copy)
     first = text[start : text.index(";", start) + 1]
-    text = text.replace(first, first + "add.u32 %r47, %r20, 4096;\n" + first.replace("[%r20]", "[%r47]").replace("{0, 0}", "{0, 32}"))
+    text = text.replace(
+        first, first + "add.u32 %r47, %r20, 4096;\n" + first.replace("[%r20]", "[%r47]").replace("{0, 0}", "{0, 32}")
+    )
     run = launch(text, grid=1, block=THREADS, args=[m, torch.zeros(8192, dtype=torch.uint8)])
     assert "race-read-write" in kinds(run)
 
 
 def test_shared_memory_that_was_written_needs_a_fence_before_a_load_overwrites_it():
-    x, m = box()
+    _x, m = box()
     text = loading(m, (0, 0), 4096).replace("fence.proxy.async.shared::cta;", "")
     run = launch(text, grid=1, block=THREADS, args=[m, torch.zeros(4096, dtype=torch.uint8)])
     assert kinds(run) == ["proxy"]
@@ -684,18 +661,25 @@ def test_a_store_without_the_fence_after_the_generic_writes_is_found(options):
 def test_shared_memory_may_be_overwritten_once_it_has_been_read(wait_for, clean, options):
     x, m = box()
     after = "bar.sync 0;\nst.shared.u32 [%r20], 1;\n" + by_thread_0("cp.async.bulk.wait_group 0;", "LAST")
-    run = store(x, m, (0, 0), noise(4096), wait_for=wait_for, after=after.replace("st.shared", "@!%p1 st.shared"), **options)
+    run = store(
+        x, m, (0, 0), noise(4096), wait_for=wait_for, after=after.replace("st.shared", "@!%p1 st.shared"), **options
+    )
     assert clean != bool({"race-write-read", "race-read-write"} & set(kinds(run)))
     assert clean == (not run.findings)
 
 
 @pytest.mark.parametrize("options", SCHEDULES)
-@pytest.mark.parametrize(("wait_for", "clean"), [("cp.async.bulk.wait_group 0;", True), ("cp.async.bulk.wait_group.read 0;", False), ("", False)])
+@pytest.mark.parametrize(
+    ("wait_for", "clean"),
+    [("cp.async.bulk.wait_group 0;", True), ("cp.async.bulk.wait_group.read 0;", False), ("", False)],
+)
 def test_global_memory_may_be_read_once_the_store_is_complete(wait_for, clean, options):
     x, m = box()
     after = "bar.sync 0;\nld.global.u32 %r47, [%rd2];\n" + by_thread_0("cp.async.bulk.wait_group 0;", "LAST")
     text = storing(m, (0, 0), 4096, wait_for=wait_for, after=after)
-    text = text.replace(".param .u64 p1)", ".param .u64 p1, .param .u64 p2)").replace("mov.u32 %r0, %tid.x;", "ld.param.u64 %rd2, [p2];\n    mov.u32 %r0, %tid.x;")
+    text = text.replace(".param .u64 p1)", ".param .u64 p1, .param .u64 p2)").replace(
+        "mov.u32 %r0, %tid.x;", "ld.param.u64 %rd2, [p2];\n    mov.u32 %r0, %tid.x;"
+    )
     run = launch(text, grid=1, block=THREADS, args=[m, noise(4096), x], **options)
     assert (not run.findings) == clean
     assert clean or {"race-write-read", "race-read-write"} & set(kinds(run))
@@ -711,40 +695,48 @@ def test_a_cta_that_ends_before_its_store_has_read_is_found():
     (("add.u32 %r47, %r20, 32768;", "add.u32 %r47, %r20, 64;"), "misaligned", "not a multiple of 128"),
 ])  # fmt: skip
 def test_a_box_must_lie_in_shared_memory_and_be_aligned(change, kind, says):
-    x, m = box()
-    text = loading(m, (0, 0), 4096).replace("    mov.u64 %rd20, map1;", "    add.u32 %r47, %r20, 32768;\n    mov.u64 %rd20, map1;")
+    _x, m = box()
+    text = loading(m, (0, 0), 4096).replace(
+        "    mov.u64 %rd20, map1;", "    add.u32 %r47, %r20, 32768;\n    mov.u64 %rd20, map1;"
+    )
     text = text.replace("[%r20], [%rd20", "[%r47], [%rd20").replace(*change)
     run = launch(text, grid=1, block=THREADS, args=[m, torch.zeros(4096, dtype=torch.uint8)])
     assert kind in kinds(run) and "deadlock" in kinds(run)
     assert any(says in f.says for f in run.findings if f.kind == kind)
 
 
-@pytest.mark.parametrize(("field", "value", "kind", "says"), [
-    ("box", (128, 8), "tensor-map", "longer than the span"),
-    ("swizzle", "128/32", "tensor-map", "sm_100"),
-    ("dims", (64,), "tensor-map", "rank 1"),
-    ("interleave", 16, "tensor-map", "interleaved"),
+@pytest.mark.parametrize(("flips", "says"), [
+    (64 << 440, "longer than the span"),
+    (1 << 83, "needs sm_100"),
+    (1 << 68, "rank 1"),
+    (1 << 75, "interleaved"),
 ])  # fmt: skip
-def test_a_map_that_does_not_fit_is_refused(field, value, kind, says):
+def test_a_map_that_does_not_fit_is_refused(flips, says):
     x, m = box()
-    raw = int.from_bytes(m.encode(), "little")
-    flips = {"box": 127 << 440 ^ 63 << 440, "swizzle": 1 << 83, "dims": 1 << 68, "interleave": 1 << 75}
-    changed = (raw ^ flips[field]).to_bytes(128, "little")
-    run = launch(loading(m, (0, 0), 4096), grid=1, block=THREADS, args=[changed, torch.zeros(4096, dtype=torch.uint8)], memory=[x])
-    assert kind in kinds(run)
-    assert any(says in f.says for f in run.findings)
+    changed = (int.from_bytes(m.encode(), "little") ^ flips).to_bytes(128, "little")
+    out = torch.zeros(4096, dtype=torch.uint8)
+    run = launch(loading(m, (0, 0), 4096), grid=1, block=THREADS, args=[changed, out], memory=[x])
+    assert any(says in f.says for f in run.findings if f.kind == "tensor-map")
 
 
 def test_memory_that_holds_no_map_is_refused():
     x, m = box()
     for raw in (b"\xff" * 128, bytes(range(128))):
-        run = launch(loading(m, (0, 0), 4096), grid=1, block=THREADS, args=[raw, torch.zeros(4096, dtype=torch.uint8)], memory=[x])
+        run = launch(
+            loading(m, (0, 0), 4096),
+            grid=1,
+            block=THREADS,
+            args=[raw, torch.zeros(4096, dtype=torch.uint8)],
+            memory=[x],
+        )
         assert "tensor-map" in kinds(run)
 
 
 def test_a_map_must_be_aligned_to_64_bytes():
-    x, m = box()
-    text = loading(m, (0, 0), 4096).replace("cvta.param.u64 %rd20, %rd20;", "cvta.param.u64 %rd20, %rd20;\n    add.s64 %rd20, %rd20, 32;")
+    _x, m = box()
+    text = loading(m, (0, 0), 4096).replace(
+        "cvta.param.u64 %rd20, %rd20;", "cvta.param.u64 %rd20, %rd20;\n    add.s64 %rd20, %rd20, 32;"
+    )
     run = launch(text, grid=1, block=THREADS, args=[m, torch.zeros(4096, dtype=torch.uint8)])
     assert "misaligned" in kinds(run)
 
@@ -758,15 +750,22 @@ def test_a_map_that_reaches_beyond_its_tensor_is_found():
 
 
 def test_a_load_without_an_mbarrier_is_found():
-    x, m = box()
+    _x, m = box()
     text = loading(m, (0, 0), 4096).replace("mbarrier.init.shared::cta.b64 [%r21], 1;", "")
     run = launch(text, grid=1, block=THREADS, args=[m, torch.zeros(4096, dtype=torch.uint8)])
     assert "mbarrier" in kinds(run)
 
 
 def test_a_box_that_lands_on_its_mbarrier_is_found():
-    x, m = box()
-    text = loading(m, (0, 0), 4096).replace("[%r20], [%rd20", "[%r47], [%rd20").replace("    mov.u64 %rd20, map1;", f"    add.u32 %r47, %r20, {BARRIER - 4096 + 128 - 128};\n    mov.u64 %rd20, map1;")
+    _x, m = box()
+    text = (
+        loading(m, (0, 0), 4096)
+        .replace("[%r20], [%rd20", "[%r47], [%rd20")
+        .replace(
+            "    mov.u64 %rd20, map1;",
+            f"    add.u32 %r47, %r20, {BARRIER - 4096};\n    mov.u64 %rd20, map1;",
+        )
+    )
     clean = launch(text, grid=1, block=THREADS, args=[m, torch.zeros(4096, dtype=torch.uint8)])
     assert not clean.findings
     text = text.replace(f"{BARRIER - 4096}", f"{BARRIER - 4096 + 128}").replace("smem[32832]", "smem[40960]")
@@ -774,13 +773,16 @@ def test_a_box_that_lands_on_its_mbarrier_is_found():
     assert "mbarrier-overwritten" in kinds(run)
 
 
+IN, BYTES = "cp.async.bulk.tensor.2d.shared::cta.global", "mbarrier::complete_tx::bytes"
+
+
 @pytest.mark.parametrize(("text", "says"), [
-    ("cp.async.bulk.tensor.3d.shared::cta.global.im2col.mbarrier::complete_tx::bytes [%r20], [%rd1, {0, 0, 0}], [%r21], {%h1};", "im2col"),
-    ("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r20], [%rd1, {0, 0, 0}], [%r21];", "3 coordinates"),
-    ("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes.cta_group::1 [%r20], [%rd1, {0, 0}], [%r21];", "sm_100"),
-    ("cp.async.bulk.tensor.2d.global.shared::cta.tile.mbarrier::complete_tx::bytes [%rd1, {0, 0}], [%r20];", "not known here"),
-    ("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%r20], [%rd1, {0, 0}], [%r21];", "operands"),
-    ("cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r20], [p1, {0, 0}], [%r21];", "generic address"),
+    (f"{IN}.im2col.{BYTES} [%r20], [%rd1, {{0, 0}}], [%r21], {{%h1}};", "im2col"),
+    (f"{IN}.tile.{BYTES} [%r20], [%rd1, {{0, 0, 0}}], [%r21];", "3 coordinates"),
+    (f"{IN}.tile.{BYTES}.cta_group::1 [%r20], [%rd1, {{0, 0}}], [%r21];", "sm_100"),
+    (f"cp.async.bulk.tensor.2d.global.shared::cta.tile.{BYTES} [%rd1, {{0, 0}}], [%r20];", "not known here"),
+    (f"{IN}.tile.{BYTES}.L2::cache_hint [%r20], [%rd1, {{0, 0}}], [%r21];", "operands"),
+    (f"{IN}.tile.{BYTES} [%r20], [p1, {{0, 0}}], [%r21];", "generic address"),
     ("tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [%r20], 5, 7;", "dimension 5"),
     ("tensormap.replace.tile.global_dim.shared::cta.b1024.b64 [%r20], 0, %rd1;", ".b64"),
 ])  # fmt: skip

@@ -41,7 +41,7 @@ void land(Work *work, const Landing *to, const u8 *data, u64 bytes); /* writes t
 
 enum { PLAIN = -1 }; /* in the place of an AtomicOp: a copy */
 /* x := op(old, x), element by element, as a copy that reduces does it */
-void combine_all(AtomicOp op, AtomicType t, u32 element, const u8 *old, u8 *x, u64 bytes);
+void combine_all(AtomicOp op, AtomicType t, u32 element, const u8 *old, u8 *x, u64 bytes, bool ftz);
 
 static inline void add_sectors(Warp *w, const Ins *i, u64 address, u64 bytes) {
     if (bytes) counter(w, i)->sectors += (address + bytes - 1) / 32 - address / 32 + 1;

@@ -140,7 +140,7 @@ static Outcome op_mma(Warp *w, const Ins *i, u32 lanes) {
             u32 x = *accumulator(w, c, n, l, packed, &shift) >> shift;
             D[(l / 4 + 8 * (n >> 1)) * COLUMNS + 2 * (l % 4) + (n & 1)] = packed ? x & 0xffff : x;
         }
-    multiply_tile(&(Tile){.arch = w->machine->launch->arch, .a = (MatrixType)m[M_A], .b = (MatrixType)m[M_B], .d = (MatrixType)m[M_D],
+    multiply_tile(&(Tile){.arch = w->machine->launch->arch, .by_warp = true, .a = (MatrixType)m[M_A], .b = (MatrixType)m[M_B], .d = (MatrixType)m[M_D],
                           .m = (int)rows, .n = COLUMNS, .k = (int)depth, .A = A, .B = B, .C = D, .D = D, .saturate = m[M_SATURATE]});
     for (u32 n = 0; n < rows / 4; n++)
         for (u32 l = 0; l < LANES; l++) {

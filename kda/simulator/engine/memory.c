@@ -387,7 +387,8 @@ void combine(AtomicOp op, AtomicType t, const u8 *old, const u8 *x, u8 *result, 
         r = b;
     else if (t == T_F32) {
         float fa = bits_float((u32)a), fb = bits_float((u32)b);
-        r = float_bits(ftz ? flush(combine_float(op, flush(fa), flush(fb))) : combine_float(op, fa, fb));
+        float sum = ftz ? flush(combine_float(op, flush(fa), flush(fb))) : combine_float(op, fa, fb);
+        r = sum != sum ? 0x7fffffffu : float_bits(sum);
     } else if (t == T_F64)
         r = double_bits(bits_double(a) + bits_double(b));
     else if (t == T_F16 || t == T_BF16)

@@ -3,7 +3,7 @@
  * One step takes `terms` products and the accumulator: products are exact, every term is cut (towards zero) to F bits below the largest
  * exponent among them, the sum is exact, and the result is cut to f32 or rounded to nearest even in f16. A longer k is a chain of steps.
  *   sm_80, sm_89: 16 bytes of A a step, F = 24 (fp8: 13, and f32 results keep 13 bits); sm_90 and later: 32 bytes, F = 25, except fp8 in
- *   wgmma: 13.
+ *   wgmma: 13. mma.sync has no fp8 of its own there: see multiply_converted.
  * A NaN, or inf - inf, gives 0x7fffffff (f16 0x7fff). Integers are exact; they wrap, or saturate once at the end.
  */
 #include "mma.h"
@@ -279,9 +279,44 @@ static FAST void multiply_integers(const Tile *t) {
     free(sum);
 }
 
+static u32 as_f16(MatrixType type, u32 bits) { /* exact */
+    if (type == MT_E5M2) return bits << 8;
+    Number x = decode(formats[type], bits, false);
+    return x.class != FINITE ? 0x7fff : (bits & 0x80) << 8 | to_f16(abs(x.significand), x.exponent - formats[type].mantissa);
+}
+
+static u32 add_nearest(MatrixType type, u32 a, u32 b) {
+    if (type == MT_F16) return float_to_half(half_to_float((u16)a) + half_to_float((u16)b));
+    float sum = bits_float(a) + bits_float(b);
+    return sum != sum ? 0x7fffffffu : float_bits(sum);
+}
+
+/* fp8 of mma.sync on sm_90, as an H200 does it: the elements become f16; those of k % 4 < 2 are multiplied and summed from zero, those of
+ * k % 4 >= 2 after them, in the format of D; then C is added to nearest. That sm_100 does the same is assumed. */
+static void multiply_converted(const Tile *t) {
+    s32 half = t->k / 2;
+    size_t cells = (size_t)t->m * t->n;
+    u32 *A = malloc((size_t)t->m * half * sizeof *A), *B = malloc((size_t)t->n * half * sizeof *B), *sum = malloc(cells * sizeof *sum);
+    for (s32 part = 0; part < 2; part++) {
+        for (s32 k = 0; k < half; k++) {
+            s32 from = k / 2 * 4 + k % 2 + 2 * part;
+            for (s32 m = 0; m < t->m; m++) A[m * half + k] = as_f16(t->a, t->A[(size_t)m * t->k + from]);
+            for (s32 n = 0; n < t->n; n++) B[n * half + k] = as_f16(t->b, t->B[(size_t)n * t->k + from]);
+        }
+        multiply_floats(&(Tile){.arch = t->arch, .a = MT_F16, .b = MT_F16, .d = t->d, .m = t->m, .n = t->n, .k = half, .A = A, .B = B,
+                                .C = part ? sum : NULL, .D = sum});
+    }
+    for (size_t i = 0; i < cells; i++) t->D[i] = add_nearest(t->d, sum[i], t->C ? t->C[i] : 0);
+    free(A);
+    free(B);
+    free(sum);
+}
+
 void multiply_tile(const Tile *t) {
     if (t->d == MT_S32)
         multiply_integers(t);
+    else if (t->by_warp && t->arch >= 90 && formats[t->a].bytes == 1)
+        multiply_converted(t);
     else
         multiply_floats(t);
 }

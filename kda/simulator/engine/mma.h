@@ -7,6 +7,7 @@ typedef enum { MT_F16, MT_BF16, MT_TF32, MT_F32, MT_F64, MT_E4M3, MT_E5M2, MT_E2
 typedef struct {
     u32 arch;            /* 80, 89, 90, 100, 103 */
     bool wgmma;          /* sm_90: fp8 rounds differently in wgmma */
+    bool by_warp;        /* mma.sync */
     MatrixType a, b, d;  /* d, the type of C and D: MT_F32, MT_F16 or MT_S32 */
     int m, n, k;
     const u32 *A;        /* [m][k], one element in each word's low bits */

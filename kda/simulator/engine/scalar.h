@@ -83,6 +83,7 @@ enum { MIN_u2 = 0, MAX_u2 = 3, MIN_s2 = -2, MAX_s2 = 1, MIN_u4 = 0, MAX_u4 = 15,
 /* ---- integers ----------------------------------------------------------------------------------------------------------- */
 
 INLINE s32 clamp_s32(s64 x) { return x < INT32_MIN ? INT32_MIN : x > INT32_MAX ? INT32_MAX : (s32)x; }
+INLINE u64 without_sign(s64 x) { return (u64)(x < 0 ? ~x : x); }
 INLINE u32 highest_bit(u64 x) { return x ? 63 - (u32)__builtin_clzll(x) : FULL; }
 INLINE u64 reverse_bits(u64 x) {
     x = (x >> 1 & 0x5555555555555555) | (x & 0x5555555555555555) << 1;

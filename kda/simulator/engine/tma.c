@@ -75,9 +75,9 @@ static const u32 REDUCIBLE[] = {
     [AT_ADD] = IN(T_U32) | IN(T_S32) | IN(T_U64) | IN(T_F32) | IN(T_F16) | IN(T_BF16),
     [AT_MIN] = IN(T_U32) | IN(T_S32) | IN(T_U64) | IN(T_S64) | IN(T_F16) | IN(T_BF16),
     [AT_MAX] = IN(T_U32) | IN(T_S32) | IN(T_U64) | IN(T_S64) | IN(T_F16) | IN(T_BF16),
-    [AT_AND] = IN(T_U32) | IN(T_S32) | IN(T_U64) | IN(T_S64),
-    [AT_OR] = IN(T_U32) | IN(T_S32) | IN(T_U64) | IN(T_S64),
-    [AT_XOR] = IN(T_U32) | IN(T_S32) | IN(T_U64) | IN(T_S64),
+    [AT_AND] = IN(T_U32) | IN(T_S32) | IN(T_U64),
+    [AT_OR] = IN(T_U32) | IN(T_S32) | IN(T_U64),
+    [AT_XOR] = IN(T_U32) | IN(T_S32) | IN(T_U64),
     [AT_INC] = IN(T_U32),
     [AT_DEC] = IN(T_U32),
 };
@@ -245,14 +245,16 @@ static void fill_row(const TensorMap *m, u8 *row, u32 bytes) {
     for (u32 k = 0; k < bytes; k += 2) memcpy(row + k, &fill, 2);
 }
 
-/* Types that change a value on its way in: .ftz flushes subnormals, tf32 rounds to nearest even at 10 bits of mantissa. */
+/* tf32 is rounded on its way in, to nearest even at 10 bits of mantissa; a NaN becomes the canonical one, cut. f32.ftz is not touched: it
+ * matters to reductions alone. So does an H200. */
 static void convert_row(const TensorMap *m, u8 *row, u32 bytes) {
-    bool flushes = m->type == MT_F32_FTZ;
-    for (u32 k = 0; (flushes || m->tf32) && k < bytes; k += 4) {
+    for (u32 k = 0; m->tf32 && k < bytes; k += 4) {
         u32 x;
         memcpy(&x, row + k, 4);
-        if (flushes) x = float_bits(flush(bits_float(x)));
-        if (m->tf32 && (x & 0x7f800000) != 0x7f800000) x = (x + 0xfff + (x >> 13 & 1)) & 0xffffe000;
+        if ((x & 0x7f800000) != 0x7f800000)
+            x = (x + 0xfff + (x >> 13 & 1)) & 0xffffe000;
+        else if (x & 0x7fffff)
+            x = 0x7fffe000;
         memcpy(row + k, &x, 4);
     }
 }
@@ -343,7 +345,7 @@ static void run_store(Work *work) {
         if (!n) continue;
         if (!read_row(work, t, r, in, row, line)) break;
         if (t->op != PLAIN && global_read(w, work->ins, &a, in.address, old, n, 1))
-            combine_all(t->op, TYPE[t->map.type].atomic, TYPE[t->map.type].bytes, old, row + in.from, n);
+            combine_all(t->op, TYPE[t->map.type].atomic, TYPE[t->map.type].bytes, old, row + in.from, n, t->map.type == MT_F32_FTZ);
         global_write(w, work->ins, &a, in.address, row + in.from, n, 1);
         add_sectors(w, work->ins, in.address, n);
     }
@@ -358,9 +360,9 @@ static Outcome op_tma_store(Warp *w, const Ins *i, u32 lanes) {
         Cta *cta;
         u32 at;
         if (!shared_operand(w, i, 0, 0, l, &t.shared) || !find_tile(w, i, l, 1, 3, 2, (int)i->mod[6], i->mod[7], &t)) continue;
-        if (t.op != PLAIN && (t.map.tf32 || !(REDUCIBLE[t.op] & IN(TYPE[t.map.type].atomic)))) {
+        if (t.op != PLAIN && !(REDUCIBLE[t.op] & IN(TYPE[t.map.type].atomic))) {
             find(w, i, l, BAD_TENSOR_MAP, address_operand(w, i, 1, 3, l), MAP_BYTES, "there is no such reduction of elements of type %s",
-                 t.map.tf32 ? "tf32" : TYPE[t.map.type].name);
+                 TYPE[t.map.type].name);
             continue;
         }
         if (!shared_bytes(w, i, l, t.shared, t.rows * t.pitch, TILE_ALIGN, &cta, &at)) continue;

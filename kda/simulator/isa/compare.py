@@ -53,7 +53,7 @@ def _comparison(b, ins, type_):
 
 
 def _compare(b, ins, types):
-    """(name of the C comparison, offsets of a, b, c, numbers for the engine) of a setp or set whose opcode ends in that many types."""
+    """(C comparison, offsets of a, b, c, numbers for the engine) of an opcode that ends in that many types."""
     type_ = ins.parts[-1]
     kind = FLOATS.get(type_) or INTEGERS.get(type_)
     words = ins.parts[2 : len(ins.parts) - types]
@@ -69,7 +69,13 @@ def _compare(b, ins, types):
     x, y = (source(b, o, type_) for o in ins.operands[1:3])
     c, c_negated = b.predicate(ins.operands[3]) if combined else (-1, False)
     args = [y, x, c] if exchanged else [x, y, c]
-    mods = [FLAGS["ftz"] if "ftz" in words else 0, int(negated), COMBINE[combined[0]] if combined else 0, int(c_negated), int(type_ in PACKED)]
+    mods = [
+        FLAGS["ftz"] if "ftz" in words else 0,
+        int(negated),
+        COMBINE[combined[0]] if combined else 0,
+        int(c_negated),
+        int(type_ in PACKED),
+    ]
     return f"{name}_{kind if kind in FLOATS or name != 'eq' else 'u' + kind[1:]}", args, mods
 
 
@@ -87,7 +93,10 @@ def lower_set(b, ins):
     type_, source_type = ins.parts[-2:]
     true = TRUE.get((type_, source_type in PACKED))
     if true is None:
-        b.fail(f"results of .{type_} from .{source_type}", ", ".join(sorted(t for t, packed in TRUE if packed == (source_type in PACKED))))
+        b.fail(
+            f"results of .{type_} from .{source_type}",
+            ", ".join(sorted(t for t, packed in TRUE if packed == (source_type in PACKED))),
+        )
     return Op(f"set_{handler}", [target(b, ins.operands[0], "b32"), *args], [*mods, true])
 
 

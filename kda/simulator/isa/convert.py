@@ -1,4 +1,7 @@
-"""cvt between all types. scalar.py cuts and extends registers that are wider than their type; `mask` keeps a small signed result in its register."""
+"""cvt between all types. Registers wider than their type are scalar.py's affair.
+
+A signed result of 8 or 16 bits fills its register: `mask` is what the register has of the 32-bit word.
+"""
 
 from kda.simulator.isa.rows import KINDS, rows
 
@@ -24,7 +27,7 @@ def _integer_to_integer(d, s):
     source = s if _bits(d) > _bits(s) else "u64" if _bits(s) == 64 else "u32"
     value, kind = _result(d, f"({d})a")
     yield "cvt", f"{d}.{s}", value, f"{kind} = {source}"
-    if d[0] == s[0] and _bits(d) >= _bits(s) or d[0] == "s" and _bits(d) > _bits(s):
+    if (d[0] == s[0] and _bits(d) >= _bits(s)) or (d[0] == "s" and _bits(d) > _bits(s)):
         return  # nothing to saturate
     if s[0] == "u":
         clamped = f"a > (u64)MAX_{d} ? ({d})MAX_{d} : ({d})a"
@@ -88,7 +91,10 @@ PACKED = (
     ("cvt.rnd3{.satfinite}", "ue8m0x2.bf16x2", "a", "T = S"),
     ("cvt.rn", "bf16x2.ue8m0x2", "a", "T = S"),
     *(("cvt.pack.sat", f"{t}.s32", f"pack(a, b, 0, 16, MIN_{t}, MAX_{t})", "u32 = s32, s32") for t in ("u16", "s16")),
-    *(("cvt.pack.sat", f"{t}.s32.b32", f"pack(a, b, c, {t[1:]}, MIN_{t}, MAX_{t})", "u32 = s32, s32, u32") for t in INSIDE),
+    *(
+        ("cvt.pack.sat", f"{t}.s32.b32", f"pack(a, b, c, {t[1:]}, MIN_{t}, MAX_{t})", "u32 = s32, s32, u32")
+        for t in INSIDE
+    ),
 )
 
 _PAIRS = (

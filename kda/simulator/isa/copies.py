@@ -1,4 +1,4 @@
-"""cp.async, cp.async.bulk, cp.reduce.async.bulk, st.async, red.async, clusterlaunchcontrol. Tensor copies are in tma.py."""
+"""cp.async, cp.async.bulk, cp.reduce.async.bulk, st.async, red.async, clusterlaunchcontrol; tma.py: tensor copies."""
 
 from kda.simulator.isa.common import SCOPES, SIZES, Op, one_of
 from kda.simulator.isa.memory import ATOMIC_TYPES, ATOMICS
@@ -12,12 +12,19 @@ REDUCTIONS = {op: n for op, n in ATOMICS.items() if op not in ("exch", "cas")}
 
 # what a bulk reduction may be of, by where it goes
 REDUCIBLE = {
-    "shared::cluster": {"add": {"u32", "s32", "u64"}, "min": {"u32", "s32"}, "max": {"u32", "s32"}, "inc": {"u32"}, "dec": {"u32"},
-                        "and": {"b32"}, "or": {"b32"}, "xor": {"b32"}},
-    "global": {"add": {"u32", "s32", "u64", "f32", "f64", "f16", "bf16"}, "min": {"u32", "s32", "u64", "s64", "f16", "bf16"},
-               "max": {"u32", "s32", "u64", "s64", "f16", "bf16"}, "inc": {"u32"}, "dec": {"u32"},
-               "and": {"b32", "b64"}, "or": {"b32", "b64"}, "xor": {"b32", "b64"}},
-}  # fmt: skip
+    "shared::cluster": {
+        "add": ("u32", "s32", "u64"),
+        **dict.fromkeys(("min", "max"), ("u32", "s32")),
+        **dict.fromkeys(("inc", "dec"), ("u32",)),
+        **dict.fromkeys(("and", "or", "xor"), ("b32",)),
+    },
+    "global": {
+        "add": ("u32", "s32", "u64", "f32", "f64", "f16", "bf16"),
+        **dict.fromkeys(("min", "max"), ("u32", "s32", "u64", "s64", "f16", "bf16")),
+        **dict.fromkeys(("inc", "dec"), ("u32",)),
+        **dict.fromkeys(("and", "or", "xor"), ("b32", "b64")),
+    },
+}
 
 
 def refuse_unknown(b, ins, known):
@@ -61,7 +68,9 @@ def small_number(b, ins, most):
 
 
 def lower_cp_async(b, ins):
-    refuse_unknown(b, ins, {"async", "ca", "cg", "shared", "shared::cta", "global", HINT, "L2::64B", "L2::128B", "L2::256B"})
+    refuse_unknown(
+        b, ins, {"async", "ca", "cg", "shared", "shared::cta", "global", HINT, "L2::64B", "L2::128B", "L2::256B"}
+    )
     to, source, size, *rest = ins.operands
     sizes = (16,) if "cg" in ins.parts else (4, 8, 16)
     if not isinstance(size, Immediate) or int(size.value) not in sizes:
@@ -69,9 +78,12 @@ def lower_cp_async(b, ins):
     if HINT in ins.parts:
         rest = rest[:-1]
     if len(rest) > 1:
-        b.fail(f"{len(ins.operands)} operands", "destination, source, size, and the source's size or a predicate that ignores it")
+        b.fail(
+            f"{len(ins.operands)} operands",
+            "destination, source, size, and the source's size or a predicate that ignores it",
+        )
     read, ignored, negated = -1, -1, False
-    if rest and (isinstance(rest[0], Negated) or isinstance(rest[0], Register) and b.type_of(rest[0]) == "pred"):
+    if rest and (isinstance(rest[0], Negated) or (isinstance(rest[0], Register) and b.type_of(rest[0]) == "pred")):
         ignored, negated = b.predicate(rest[0])
     elif rest:
         read = b.value(rest[0], "u32")
@@ -95,7 +107,9 @@ def lower_cp_async_wait_all(b, ins):
 
 def lower_cp_async_arrive(b, ins):
     refuse_unknown(b, ins, {"async", "mbarrier", "arrive", "noinc", "shared", "shared::cta", "b64"})
-    register, where = place(b, operands_of(b, ins, "mbarrier")["mbarrier"], generic=not {"shared", "shared::cta"} & set(ins.parts))
+    register, where = place(
+        b, operands_of(b, ins, "mbarrier")["mbarrier"], generic=not {"shared", "shared::cta"} & set(ins.parts)
+    )
     return Op("cp_async_arrive", [register], [*where, int("noinc" in ins.parts)])
 
 
@@ -117,7 +131,10 @@ def _reduction(b, ins, to):
         op, type_ = one_of(ins.parts, {o: o for o in REDUCTIONS}), ins.parts[-1]
         table = REDUCIBLE[to]
         if op not in table or type_ not in table[op]:
-            b.fail(f"no reduction .{op}.{type_} to {to}", "; ".join(f"{o}: {', '.join(sorted(t))}" for o, t in table.items()))
+            b.fail(
+                f"no reduction .{op}.{type_} to {to}",
+                "; ".join(f"{o}: {', '.join(t)}" for o, t in table.items()),
+            )
         if op == "add" and type_ in ("f16", "bf16") and "noftz" not in ins.parts:
             b.fail(f".add.{type_} without .noftz", f".add.noftz.{type_}")
         return [REDUCTIONS[op], ATOMIC_TYPES[type_], SIZES[type_]]
@@ -128,8 +145,19 @@ def _lower_bulk_load(b, ins):
     refuse_unknown(b, ins, {"async", "bulk", MBARRIER, MULTICAST, HINT, *SPACES})
     if MULTICAST in ins.parts and "shared::cta" in ins.parts:
         b.fail("a multicast to .shared::cta", ".shared::cluster")
-    found = operands_of(b, ins, "destination", "source", "size", "mbarrier", MULTICAST in ins.parts and "mask", HINT in ins.parts and "policy")
-    (to, to_place), (source, source_place), (barrier, barrier_place) = (place(b, found[n]) for n in ("destination", "source", "mbarrier"))
+    found = operands_of(
+        b,
+        ins,
+        "destination",
+        "source",
+        "size",
+        "mbarrier",
+        MULTICAST in ins.parts and "mask",
+        HINT in ins.parts and "policy",
+    )
+    (to, to_place), (source, source_place), (barrier, barrier_place) = (
+        place(b, found[n]) for n in ("destination", "source", "mbarrier")
+    )
     args = [to, source, b.value(found["size"], "u32"), barrier, cta_mask(b, found)]
     return Op("bulk_load", args, [*to_place, *source_place, *barrier_place, int("shared::cta" in ins.parts)])
 
@@ -137,7 +165,9 @@ def _lower_bulk_load(b, ins):
 def _lower_bulk_send(b, ins):
     refuse_unknown(b, ins, {"async", "bulk", "reduce", MBARRIER, *SPACES, *REDUCTIONS, "u32", "s32", "u64", "b32"})
     found = operands_of(b, ins, "destination", "source", "size", "mbarrier")
-    (to, to_place), (source, source_place), (barrier, barrier_place) = (place(b, found[n]) for n in ("destination", "source", "mbarrier"))
+    (to, to_place), (source, source_place), (barrier, barrier_place) = (
+        place(b, found[n]) for n in ("destination", "source", "mbarrier")
+    )
     mods = [*to_place, *source_place, *barrier_place, *_reduction(b, ins, "shared::cluster")]
     return Op("bulk_send", [to, source, b.value(found["size"], "u32"), barrier], mods)
 
@@ -147,10 +177,16 @@ def _lower_bulk_store(b, ins):
     refuse_unknown(b, ins, {"async", "bulk", "reduce", GROUP, HINT, "cp_mask", "noftz", *SPACES, *REDUCTIONS, *types})
     if "cp_mask" in ins.parts:
         needs(b, 100, ".cp_mask")
-    found = operands_of(b, ins, "destination", "source", "size", HINT in ins.parts and "policy", "cp_mask" in ins.parts and "byte mask")
+    found = operands_of(
+        b, ins, "destination", "source", "size", HINT in ins.parts and "policy", "cp_mask" in ins.parts and "byte mask"
+    )
     (to, to_place), (source, source_place) = (place(b, found[n]) for n in ("destination", "source"))
     mask = b.value(found["byte mask"], "b16") if "byte mask" in found else -1
-    return Op("bulk_store", [to, source, b.value(found["size"], "u32"), mask], [*to_place, *source_place, *_reduction(b, ins, "global")])
+    return Op(
+        "bulk_store",
+        [to, source, b.value(found["size"], "u32"), mask],
+        [*to_place, *source_place, *_reduction(b, ins, "global")],
+    )
 
 
 BULK = {
@@ -222,12 +258,19 @@ def _lower_store(b, ins, op, type_, count, scope):
     values = b.values(found["value"], type_)
     if len(values) != count:
         b.fail(f"{len(values)} registers for {count} elements")
-    return Op("st_async", [to, barrier, *values], [*to_place, *barrier_place, SIZES[type_], count, op, ATOMIC_TYPES.get(type_, 0), scope])
+    return Op(
+        "st_async",
+        [to, barrier, *values],
+        [*to_place, *barrier_place, SIZES[type_], count, op, ATOMIC_TYPES.get(type_, 0), scope],
+    )
 
 
 def lower_st_async(b, ins):
     if "global" in ins.parts or "release" in ins.parts:
-        b.fail("a st.async that releases to global memory is not simulated", "st.async{.weak}.shared::cluster with an mbarrier")
+        b.fail(
+            "a st.async that releases to global memory is not simulated",
+            "st.async{.weak}.shared::cluster with an mbarrier",
+        )
     types, vectors = {"b32", "b64", "u32", "u64", "s32", "s64", "f32", "f64"}, {"v2": 2, "v4": 4}
     refuse_unknown(b, ins, {"async", "weak", "cluster", "shared::cluster", MBARRIER, *vectors, *types})
     if ins.parts[-1] not in types:
@@ -238,12 +281,17 @@ def lower_st_async(b, ins):
 
 def lower_red_async(b, ins):
     if "global" in ins.parts or "release" in ins.parts:
-        b.fail("a red.async that releases to global memory is not simulated", "red.async.relaxed.cluster.shared::cluster with an mbarrier")
-    refuse_unknown(b, ins, {"async", "relaxed", "cluster", "shared::cluster", MBARRIER, *REDUCTIONS, "b32", "u32", "s32", "u64"})
+        b.fail(
+            "a red.async that releases to global memory is not simulated",
+            "red.async.relaxed.cluster.shared::cluster with an mbarrier",
+        )
+    refuse_unknown(
+        b, ins, {"async", "relaxed", "cluster", "shared::cluster", MBARRIER, *REDUCTIONS, "b32", "u32", "s32", "u64"}
+    )
     op, type_ = one_of(ins.parts, {o: o for o in REDUCTIONS}), ins.parts[-1]
     table = REDUCIBLE["shared::cluster"]
     if op not in table or type_ not in table[op]:
-        b.fail(f"no such reduction .{op}.{type_}", "; ".join(f"{o}: {', '.join(sorted(t))}" for o, t in table.items()))
+        b.fail(f"no such reduction .{op}.{type_}", "; ".join(f"{o}: {', '.join(t)}" for o, t in table.items()))
     return _lower_store(b, ins, REDUCTIONS[op], type_, 1, SCOPES["cluster"])
 
 
@@ -254,7 +302,9 @@ DIMENSIONS = {"get_first_ctaid::x": 0, "get_first_ctaid::y": 1, "get_first_ctaid
 
 def lower_launch_control(b, ins):
     needs(b, 100, "clusterlaunchcontrol")
-    return {"try_cancel": _lower_try_cancel, "query_cancel": _lower_query_cancel}.get(ins.parts[1], _no_launch_control)(b, ins)
+    return {"try_cancel": _lower_try_cancel, "query_cancel": _lower_query_cancel}.get(ins.parts[1], _no_launch_control)(
+        b, ins
+    )
 
 
 def _no_launch_control(b, ins):

@@ -1,7 +1,9 @@
-"""Floating-point arithmetic. A mul or add without `.rn` is rounded by itself: a compiler may fuse the two, this machine does not.
+"""Floating-point arithmetic.
 
-Subnormals are kept unless `.ftz` says otherwise; a NaN comes out as the canonical one (0x7fffffff, 0x7fff for 16 bits). What PTX only
-approximates is rounded to nearest from a double, which lies within the documented error but need not be the hardware's bits.
+A mul or add without `.rn` is rounded by itself: an assembler may fuse the two, this machine does not. Subnormals are
+kept unless `.ftz` says otherwise. A NaN comes out as the canonical one, 0x7fffffff or 0x7fff; that of a double keeps
+its payload, in the order of operands that an H200 has. What PTX only approximates is computed in double and rounded
+to nearest: within the documented error, though not always the hardware's bits.
 """
 
 from kda.simulator.isa.rows import rows

@@ -1,10 +1,27 @@
-"""Integer arithmetic, with and without the carry flag. Division by zero gives all ones, as an H200 does; PTX leaves it open."""
+"""Integer arithmetic, with and without the carry flag.
+
+Division by zero, which PTX leaves open, gives all ones as on an H200.
+"""
 
 from kda.simulator.isa.rows import rows
 
 ANY = "u16|s16 u32|s32 u64|s64"  # the sign makes no difference
 SIGNED_OR_NOT = "u16 s16 u32 s32 u64 s64"
 WORDS = "u32|s32 u64|s64"
+
+# The value is as wide as it takes: what lies above the type is the carry out, or the borrow. `carry` is the carry in.
+WITH_CARRY = tuple(
+    (f"{op}{suffix.format(half)}", types, value + (f" {sign} carry" if suffix[0] == "c" else ""))
+    for suffix in ("{}.cc", "c{}", "c{}.cc")
+    for op, half, types, sign, value in (
+        ("add", "", WORDS, "+", "(W)a + b"),
+        ("sub", "", WORDS, "-", "(W)a - b"),
+        ("mad", ".lo", WORDS, "+", "(W)(T)(a * b) + c"),
+        ("mad", ".hi", "u32 u64", "+", "((W)a * b >> BITS) + c"),
+        ("mad", ".hi", "s32", "+", "(u64)(u32)((s64)a * b >> 32) + (u32)c"),
+        ("mad", ".hi", "s64", "+", "(unsigned __int128)(u64)((__int128)a * b >> 64) + (u64)c"),
+    )
+)
 
 TABLE = rows(
     ("add", f"{ANY} u16x2|s16x2", "a + b"),
@@ -37,9 +54,9 @@ TABLE = rows(
     ("popc", "b32 b64", "(u32)__builtin_popcountll(a)", "u32 = T"),
     ("clz", "b32 b64", "a ? (u32)__builtin_clzll(a) - (64 - BITS) : BITS", "u32 = T"),
     ("bfind", "u32 u64", "highest_bit(a)", "u32 = T"),
-    ("bfind", "s32 s64", "highest_bit(a < 0 ? ~(s64)a : (s64)a)", "u32 = T"),
+    ("bfind", "s32 s64", "highest_bit(without_sign(a))", "u32 = T"),
     ("bfind.shiftamt", "u32 u64", "a ? BITS - 1 - highest_bit(a) : FULL", "u32 = T"),
-    ("bfind.shiftamt", "s32 s64", "a != 0 && a != -1 ? BITS - 1 - highest_bit(a < 0 ? ~(s64)a : (s64)a) : FULL", "u32 = T"),
+    ("bfind.shiftamt", "s32 s64", "without_sign(a) ? BITS - 1 - highest_bit(without_sign(a)) : FULL", "u32 = T"),
     ("brev", "b32", "(u32)(reverse_bits(a) >> 32)"),
     ("brev", "b64", "reverse_bits(a)"),
     ("fns", "b32", "nth_set_bit(a, b, (s32)c)"),
@@ -53,12 +70,5 @@ TABLE = rows(
     ("dp2a.lo", "u32.u32 u32.s32 s32.u32 s32.s32", "c + dot2(a, b, (T)-1 < 0, (S)-1 < 0)", "u32 = u32, u32, u32"),
     ("dp2a.hi", "u32.u32 u32.s32 s32.u32 s32.s32", "c + dot2(a, b >> 16, (T)-1 < 0, (S)-1 < 0)", "u32 = u32, u32, u32"),
     # with the carry flag: the value is as wide as it takes, what lies above the type is the carry out, or the borrow
-    *(row for suffix, plus, minus in (("{}.cc", "", ""), ("c{}", " + carry", " - carry"), ("c{}.cc", " + carry", " - carry")) for row in (
-        (f"add{suffix.format('')}", WORDS, f"(W)a + b{plus}"),
-        (f"sub{suffix.format('')}", WORDS, f"(W)a - b{minus}"),
-        (f"mad{suffix.format('.lo')}", WORDS, f"(W)(T)(a * b) + c{plus}"),
-        (f"mad{suffix.format('.hi')}", "u32 u64", f"((W)a * b >> BITS) + c{plus}"),
-        (f"mad{suffix.format('.hi')}", "s32", f"(u64)(u32)((s64)a * b >> 32) + (u32)c{plus}"),
-        (f"mad{suffix.format('.hi')}", "s64", f"(unsigned __int128)(u64)((__int128)a * b >> 64) + (u64)c{plus}"),
-    )),
+    *WITH_CARRY,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Instructions that move values: mov with vectors, clocks and predicates, cvta, createpolicy; and the logic of predicates."""
+"""What moves values: mov with vectors, clocks and predicates, cvta, createpolicy; and the logic of predicates."""
 
 from kda.simulator.isa.common import WIDTHS, Op, operands
 from kda.simulator.isa.registers import predicate_target, source, target
@@ -33,7 +33,12 @@ def _pack(b, type_, d, a):
     """{a, b} to one register, and back."""
     vector, whole = (d, a) if isinstance(d, Vector) else (a, d)
     count = len(vector.items)
-    if type_ not in BITS or isinstance(whole, Vector) or count not in (2, 4) or BITS[type_] // count not in (8, 16, 32, 64):
+    if (
+        type_ not in BITS
+        or isinstance(whole, Vector)
+        or count not in (2, 4)
+        or BITS[type_] // count not in (8, 16, 32, 64)
+    ):
         b.fail(f"a vector of {count} and .{type_}", ".b16, .b32, .b64 or .b128 with two or four items of 8 to 64 bits")
     bits = BITS[type_] // count
     item = f"b{bits}"
@@ -53,7 +58,11 @@ def lower_predicate_logic(b, ins):
     d, x, *rest = operands(b, ins, "d", "a", *(["b"] if COMBINE[how] else []))
     first, first_negated = b.predicate(x)
     second, second_negated = b.predicate(rest[0]) if rest else (-1, False)
-    return Op("predicate_logic", [target(b, d, "pred"), first, second], [COMBINE[how], int(first_negated), int(second_negated), int(how == "not")])
+    return Op(
+        "predicate_logic",
+        [target(b, d, "pred"), first, second],
+        [COMBINE[how], int(first_negated), int(second_negated), int(how == "not")],
+    )
 
 
 def lower_lop3(b, ins):
@@ -72,7 +81,16 @@ def lower_lop3(b, ins):
 
 # ---- addresses: the top byte of a generic address names its space (engine/machine.h)
 
-WINDOWS = {"shared": 2, "shared::cta": 2, "shared::cluster": 2, "local": 3, "param": 4, "param::entry": 4, "global": 0, "const": 0}
+WINDOWS = {
+    "shared": 2,
+    "shared::cta": 2,
+    "shared::cluster": 2,
+    "local": 3,
+    "param": 4,
+    "param::entry": 4,
+    "global": 0,
+    "const": 0,
+}
 
 
 def lower_cvta(b, ins):

@@ -46,4 +46,6 @@ def predicate_target(b, operand):
 
 def hidden(b, name, width):
     """Offset of a register that PTX does not see: the carry flag, or a stand-in."""
-    return b.registers.get(name) or b.registers.setdefault(name, b._room(width))
+    if name not in b.registers:
+        b.registers[name] = b.room(width)
+    return b.registers[name]

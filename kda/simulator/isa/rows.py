@@ -5,11 +5,12 @@ A row is `(name, types, value, operands)`:
     ("add{.rnd}{.ftz}{.sat}", "f32", "a + b")
     ("shl", "b16|u16 b32|u32 b64|u64", "b < BITS ? a << b : 0", "T = T, u32")
 
-`name` is the opcode as the PTX manual writes it: `{.ftz}` may be left out, `.rnd` stands for one of a group. `types` are the
-types that end the opcode, one entry for each handler; `|` joins spellings that share it, dots the parts of `f32.bf16`. `value` is C: a, b, c, e
-are the sources; T and S stand for the C types of the opcode's first and second type, W for T at twice the width, BITS for T's width. `operands` are
-how the destination and the sources are held: by default as many T as the value names. A packed type (f16x2) runs the value for each element.
-Modifiers may come in any order.
+`name`: the opcode as the PTX manual writes it. `{.ftz}` may be left out, `.rnd` stands for one of a group; the order of
+    modifiers is free.
+`types`: what ends the opcode, one entry for each handler. `|` joins spellings that share it, `f32.bf16` is two types.
+`value`: C. a, b, c, e are the sources; T and S stand for the C types of the opcode's first and second type, W for T at
+    twice the width, BITS for T's width. A packed type (f16x2) runs the value for each element.
+`operands`: how the destination and the sources are held; by default as many T as the value names.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class Row(NamedTuple):
         rounding, flags = self.constants
         for choice in self.choices:
             taken = [group for group in choice.words if rest >= {*group}]
-            if len(taken) > 1 or not taken and not choice.optional:
+            if len(taken) > 1 or (not taken and not choice.optional):
                 return None
             for word in taken[0] if taken else ():
                 rest.discard(word)
@@ -115,13 +116,13 @@ class Row(NamedTuple):
 
     @property
     def constants(self):
-        """(rounding, flags) of the handler that has both as constants: what the literals say, and the first word of a group."""
+        """(rounding, flags) of the handler that has both as constants: the literals' and the first of a group's."""
         words = [*self.literals, *(choice.words[0][0] for choice in self.choices if len(choice.words) > 1)]
         return next((ROUNDINGS[w] for w in words if w in ROUNDINGS), 0), sum(FLAGS.get(w, 0) for w in self.literals)
 
     @property
     def variants(self):
-        """The handlers it gets: suffix -> (rounding, flags) as constants, or None for one that takes them as numbers."""
+        """The handlers it gets: suffix -> (rounding, flags) as constants; None: it takes them as numbers."""
         rounding, flags = self.constants
         words = {w for choice in self.choices for group in choice.words for w in group}
         found = {"": (rounding, flags)}
@@ -134,7 +135,9 @@ class Row(NamedTuple):
     @property
     def handler(self):
         """The C name of the handler; its variants have a suffix."""
-        shape = "" if self.sources == (self.target,) * len(self.sources) else "_" + "_".join((self.target, *self.sources))
+        shape = (
+            "" if self.sources == (self.target,) * len(self.sources) else "_" + "_".join((self.target, *self.sources))
+        )
         words = [self.opcode, *(w for w in re.findall(r"\w+", re.sub(r"\{.*?\}", "", self.name))[1:])]
         arity = f"_{len(self.sources)}" if not shape else ""
         return re.sub(r"\W", "_", "_".join((*words, self.types[0]))) + arity + shape
@@ -164,7 +167,9 @@ def rows(*table):
             first, second = (*spelled[0].split("."), "")[:2]
             text = operands[0] if operands else "T = " + ", ".join("T" for v in "abce" if re.search(rf"\b{v}\b", value))
             kinds = [_kind(k, first, second) for k in re.findall(r"\w+", text)]
-            made.append(Row(name, literals, choices, spelled, _spelled_out(value, first, second), kinds[0], tuple(kinds[1:])))
+            made.append(
+                Row(name, literals, choices, spelled, _spelled_out(value, first, second), kinds[0], tuple(kinds[1:]))
+            )
     return tuple(made)
 
 
@@ -173,6 +178,11 @@ def _kind(name, first, second):
 
 
 def _spelled_out(value, first, second):
-    kind = KINDS[first] if first in KINDS else None
-    words = {"T": kind and kind.c, "S": second and KINDS[second].c, "BITS": kind and str(kind.bits // kind.count), "W": WIDER.get(first)}
+    kind = KINDS.get(first)
+    words = {
+        "T": kind and kind.c,
+        "S": second and KINDS[second].c,
+        "BITS": kind and str(kind.bits // kind.count),
+        "W": WIDER.get(first),
+    }
     return re.sub(r"\b(T|S|W|BITS)\b", lambda m: words[m[0]] or m[0], value)

@@ -1,4 +1,4 @@
-"""Instructions on a lane's own registers: the tables' rows matched against an opcode, and the lowerings that need more than a row."""
+"""Instructions on a lane's own registers: an opcode's row of the tables, and what takes more than a row."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from kda.simulator.ptx.syntax import Negated
 CARRY = "the carry flag"  # a hidden predicate
 STAND_INS = ("a wide destination's stand-in", "a wide source's stand-in")
 FULL = 0xFFFFFFFF
+PLACES = (target, source, source, source, source)
 MASKS = {"8": 0xFF, "16": 0xFFFF}  # the digits of a register's type -> what its word holds
 
 
@@ -30,12 +31,13 @@ def _index():
 
 @functools.lru_cache(maxsize=4096)
 def _find(parts, count):
-    """(row, rounding, flags) for an opcode with that many operands, or None."""
+    """(row, handler, its numbers) for an opcode with that many operands, or None."""
     types = tuple(p for p in parts[1:] if p in TYPES)
     words = frozenset(parts[1:]) - TYPES
     for row in _index().get((parts[0], types), ()):
-        if len(row.sources) == count - 1 and (found := row.match(words)):
-            return row, *found
+        if len(row.sources) == count - 1 and (asked := row.match(words)):
+            own = generate.handlers()[0].get((row, asked))
+            return row, own or generate.handlers()[0][row, None], () if own and not row.masked else asked
     return None
 
 
@@ -48,35 +50,28 @@ def lower_row(b, ins):
     found = _find(ins.parts, len(ins.operands))
     if not found:
         b.fail(f"{ins.opcode} with {len(ins.operands)} operands", _spellings(ins.parts[0]))
-    row, *asked = found
-    names = generate.handlers()[0]
-    name = names.get((row, tuple(asked)))
+    row, handler, mods = found
+    kinds = (row.target, *row.sources)
+    if row.opcode == "cvt" and len(kinds) == 2 and any(is_wide(b, o, k) for o, k in zip(ins.operands, kinds)):
+        return _through_wide_registers(b, ins, row, handler, mods)
+    args = [place(b, operand, kind) for place, operand, kind in zip(PLACES, ins.operands, kinds)]
     if row.carries:
-        return Op(name, [*_registers(b, ins, row), hidden(b, CARRY, 0)])
-    mods = [] if name else asked
-    name = name or names[row, None]
+        args.append(hidden(b, CARRY, 0))
     if row.masked:
-        mods = [*asked, MASKS.get(b.type_of(ins.operands[0])[1:], FULL)]
-    if row.opcode == "cvt" and len(row.sources) == 1 and any(map(is_wide, (b, b), ins.operands, (row.target, *row.sources))):
-        return _through_wide_registers(b, ins, row, name, mods)
-    return Op(name, _registers(b, ins, row), mods)
-
-
-def _registers(b, ins, row):
-    first, *rest = ins.operands
-    return [target(b, first, row.target), *(source(b, operand, kind) for operand, kind in zip(rest, row.sources))]
+        mods += (MASKS.get(b.type_of(ins.operands[0])[1:], FULL),)
+    return Op(handler, args, list(mods))
 
 
 def _through_wide_registers(b, ins, row, handler, mods):
-    """A cvt with a register of 64 bits where its type has fewer: a stand-in of 32 takes its place, and is cut or extended."""
+    """A cvt with a register of 64 bits where its type has fewer: a stand-in of 32 takes its place."""
     outer, inner = [], []
-    for operand, kind, place, name in zip(ins.operands, (row.target, *row.sources), (target, source), STAND_INS):
+    for operand, kind, place, name in zip(ins.operands, (row.target, *row.sources), PLACES, STAND_INS):
         wide = is_wide(b, operand, kind)
-        offset = hidden(b, name, 4) if wide else place(b, operand, kind)
-        outer += [b.register(operand.name), offset] if wide else [-1, -1]
-        inner.append(offset)
+        inner.append(hidden(b, name, 4) if wide else place(b, operand, kind))
+        outer += [b.register(operand.name), inner[-1]] if wide else [-1, -1]
     is_signed = next(p for p in ins.parts[1:] if p in TYPES)[0] == "s"
-    return Op("through_wide_registers", [*outer, *inner], [generate.order().index(handler), int(is_signed), *mods])
+    masks = [FULL] if row.masked else []
+    return Op("through_wide_registers", outer + inner, [generate.order().index(handler), int(is_signed), *mods, *masks])
 
 
 def lower_logic(b, ins):

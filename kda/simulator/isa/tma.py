@@ -1,8 +1,20 @@
 """cp.async.bulk.tensor, cp.reduce.async.bulk.tensor, their prefetch; tensormap.replace and tensormap.cp_fenceproxy."""
 
 from kda.simulator.isa.common import ALIGNED, Op, one_of
-from kda.simulator.isa.copies import (GROUP, HINT, MBARRIER, MULTICAST, PLAIN, REDUCTIONS, SPACES, cta_mask, needs, operands_of, place,
-                                      refuse_unknown)  # fmt: skip
+from kda.simulator.isa.copies import (
+    GROUP,
+    HINT,
+    MBARRIER,
+    MULTICAST,
+    PLAIN,
+    REDUCTIONS,
+    SPACES,
+    cta_mask,
+    needs,
+    operands_of,
+    place,
+    refuse_unknown,  # fmt: skip
+)
 from kda.simulator.ptx.syntax import Immediate
 
 RANKS = {f"{n}d": n for n in range(1, 6)}
@@ -21,7 +33,10 @@ def map_place(b, operand):
 def _coordinates(b, operand, rank, by_rows):
     wanted = 5 if by_rows else rank
     if len(operand.coordinates) != wanted:
-        b.fail(f"{len(operand.coordinates)} coordinates", f"{wanted}: {'{column, row, row, row, row}' if by_rows else 'one for each dimension'}")
+        b.fail(
+            f"{len(operand.coordinates)} coordinates",
+            f"{wanted}: {'{column, row, row, row, row}' if by_rows else 'one for each dimension'}",
+        )
     return [b.value(c, "s32") for c in operand.coordinates]
 
 
@@ -48,7 +63,9 @@ def lower_tensor(b, ins):
 
 
 def _lower_load(b, ins, rank, by_rows):
-    refuse_unknown(b, ins, {"async", "bulk", "tensor", "tile", "tile::gather4", MBARRIER, MULTICAST, HINT, *RANKS, *SPACES, *PAIRS})
+    refuse_unknown(
+        b, ins, {"async", "bulk", "tensor", "tile", "tile::gather4", MBARRIER, MULTICAST, HINT, *RANKS, *SPACES, *PAIRS}
+    )
     pair = one_of(ins.parts, PAIRS)
     if pair is not None:
         needs(b, 100, ".cta_group")
@@ -56,15 +73,25 @@ def _lower_load(b, ins, rank, by_rows):
         b.fail("a load without a way to tell that it is done", f".{MBARRIER}")
     if MULTICAST in ins.parts and "shared::cta" in ins.parts:
         b.fail("a multicast to .shared::cta", ".shared::cluster")
-    found = operands_of(b, ins, "destination", "map", "mbarrier", MULTICAST in ins.parts and "mask", HINT in ins.parts and "policy")
+    found = operands_of(
+        b, ins, "destination", "map", "mbarrier", MULTICAST in ins.parts and "mask", HINT in ins.parts and "policy"
+    )
     (to, to_place), (barrier, barrier_place) = (place(b, found[n]) for n in ("destination", "mbarrier"))
     tensor, tensor_place = map_place(b, found["map"])
     args = [to, tensor, barrier, cta_mask(b, found), *_coordinates(b, found["map"], rank, by_rows)]
-    return Op("tma_load", args, [*to_place, *tensor_place, *barrier_place, rank, by_rows, pair or 0, int("shared::cta" in ins.parts)])
+    return Op(
+        "tma_load",
+        args,
+        [*to_place, *tensor_place, *barrier_place, rank, by_rows, pair or 0, int("shared::cta" in ins.parts)],
+    )
 
 
 def _lower_store(b, ins, rank, by_rows):
-    refuse_unknown(b, ins, {"async", "bulk", "tensor", "reduce", "tile", "tile::scatter4", GROUP, HINT, *RANKS, *SPACES, *REDUCTIONS})
+    refuse_unknown(
+        b,
+        ins,
+        {"async", "bulk", "tensor", "reduce", "tile", "tile::scatter4", GROUP, HINT, *RANKS, *SPACES, *REDUCTIONS},
+    )
     if GROUP not in ins.parts:
         b.fail("a store without a way to tell that it is done", f".{GROUP}")
     reduces = ins.parts[1] == "reduce"
@@ -81,7 +108,9 @@ def _lower_store(b, ins, rank, by_rows):
 
 
 def _lower_prefetch(b, ins, rank, by_rows):
-    refuse_unknown(b, ins, {"async", "bulk", "prefetch", "tensor", "L2", "global", "tile", "tile::gather4", HINT, *RANKS})
+    refuse_unknown(
+        b, ins, {"async", "bulk", "prefetch", "tensor", "L2", "global", "tile", "tile::gather4", HINT, *RANKS}
+    )
     found = operands_of(b, ins, "map", HINT in ins.parts and "policy")
     tensor, tensor_place = map_place(b, found["map"])
     return Op("tma_prefetch", [tensor, *_coordinates(b, found["map"], rank, by_rows)], [*tensor_place, rank, by_rows])
@@ -130,13 +159,24 @@ def _lower_replace(b, ins):
     if not isinstance(ordinal, Immediate) or not 0 <= int(ordinal.value) < max(dimensions, 1):
         b.fail(f"dimension {getattr(ordinal, 'text', ordinal)} of {name}", f"an immediate from 0 to {dimensions - 1}")
     address, where = place(b, found["address"])
-    mods = [*where, one_of(ins.parts, MAP_SPACES, 0), number, int(ordinal.value), least, most, int(bits == 64), multiple]
+    mods = [
+        *where,
+        one_of(ins.parts, MAP_SPACES, 0),
+        number,
+        int(ordinal.value),
+        least,
+        most,
+        int(bits == 64),
+        multiple,
+    ]
     return Op("tensormap_replace", [address, b.value(found["value"], f"b{bits}")], mods)
 
 
 def _lower_copy(b, ins):
     scopes = {"cta", "cluster", "gpu", "sys"}
-    refuse_unknown(b, ins, {"cp_fenceproxy", "global", "shared::cta", "tensormap::generic", "release", "sync", "aligned", *scopes})
+    refuse_unknown(
+        b, ins, {"cp_fenceproxy", "global", "shared::cta", "tensormap::generic", "release", "sync", "aligned", *scopes}
+    )
     found = operands_of(b, ins, "destination", "source", "size")
     if not isinstance(found["size"], Immediate) or int(found["size"].value) != 128:
         b.fail(f"{getattr(found['size'], 'text', found['size'])} bytes", "128")
