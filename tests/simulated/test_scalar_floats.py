@@ -336,19 +336,19 @@ def float_of(bits):
     return struct.unpack("<f", bits.to_bytes(4, "little"))[0]
 
 
-# opcode -> (function, units in the last place)
-WITHIN_ULPS = {
-    "ex2.approx": (lambda x: 2.0**x, 2),
-    "rcp.approx": (lambda x: 1 / x, 1),
-    "rsqrt.approx": (lambda x: 1 / math.sqrt(x), 2),
-    "sqrt.approx": (math.sqrt, 1),
-    "tanh.approx": (math.tanh, 2**12),
+FUNCTIONS = {
+    "ex2.approx": lambda x: 2.0**x,
+    "rcp.approx": lambda x: 1 / x,
+    "rsqrt.approx": lambda x: 1 / math.sqrt(x),
+    "sqrt.approx": math.sqrt,
+    "tanh.approx": math.tanh,
 }
 
 
-@pytest.mark.parametrize("op", WITHIN_ULPS)
-def test_approximations_are_within_their_bounds(op):
-    function, ulps = WITHIN_ULPS[op]
+@pytest.mark.parametrize("op", FUNCTIONS)
+def test_approximations_are_the_nearest_float(op):
+    """PTX allows one to two units in the last place, tanh many more; half a unit is what a double leaves."""
+    function = FUNCTIONS[op]
     (got,) = apply([f"{op}.f32"], "b32", ("f32",), [F32_NUMBERS])
     seen = 0
     for bits, g in zip(F32_NUMBERS, got):
@@ -359,7 +359,7 @@ def test_approximations_are_within_their_bounds(op):
             continue
         if math.isfinite(x) and 2.0**-149 < abs(wanted) < 3.4e38:
             ulp = 2.0 ** max(math.frexp(wanted)[1] - 24, -149)
-            assert abs(float_of(g) - wanted) <= ulps * ulp, hex(bits)
+            assert abs(float_of(g) - wanted) <= 0.50001 * ulp, hex(bits)
             seen += 1
     assert seen > 1000
 
