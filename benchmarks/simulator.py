@@ -2,9 +2,9 @@
 
     python benchmarks/simulator.py
 
-Prints: warp-instructions a second in a loop of scalar arithmetic and in one of loads and stores, with and without the history
-that finds races; the time of a 128x128x64 tile on sm_100a (TMA in, tcgen05.mma, tensor memory, back to global memory), whose result
-is checked; and what it costs to build the engine and to take a kernel in.
+Prints: warp-instructions a second in a loop of scalar arithmetic and in one of loads and stores, with and without the
+history that finds races; the time of a 128x128x64 tile on sm_100a (TMA in, tcgen05.mma, tensor memory, back to global
+memory), whose result is checked; and what it costs to build the engine.
 """
 
 import os

@@ -451,7 +451,7 @@ def simulator_compiler(f: Facts) -> Finding | None:
     if f.c_compiler:
         return Finding("simulator.compiler", "ok", f"kda.simulator is built with {f.c_compiler}")
     says = "there is no C compiler: kda.simulator, and with it `kda selftest --arch`, cannot be built"
-    return Finding("simulator.compiler", "warn", says, ("apt-get install gcc libc6-dev   (or your system's way, or set CC)",))
+    return Finding("simulator.compiler", "warn", says, ("apt-get install gcc libc6-dev   (or set CC)",))
 
 
 @check("fla.present", "flash-linear-attention is there to compare with")

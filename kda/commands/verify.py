@@ -42,7 +42,7 @@ BAR = 10                                     # signs of a used-up budget
 
 @click.command()
 @click.option("--backend", metavar="NAME", help="The backend to verify; left out, the one that auto picks.")
-@click.option("--arch", metavar="ARCH", help="Run the backend's kernels on a simulated GPU of this arch, such as sm100.")
+@click.option("--arch", metavar="ARCH", help="Run its kernels on a simulated GPU of this arch, such as sm100.")
 @click.option("--against", metavar="NAME", default="definition", show_default=True,
               help="Compare whole calls with another backend, or with fla, too.")  # fmt: skip
 @shape_options(heads=2, lengths="Packed sequences.  [default: 65,0,63]")
@@ -203,7 +203,8 @@ def door_to(name: str, options: dict[str, Any]) -> Door:
     target = target_of(options)
     if target.name not in door.capability.archs:
         archs = ", ".join(door.capability.archs)
-        raise click.UsageError(f"--arch {options['arch']}: {name} has {f'kernels for {archs}' if archs else 'no kernels to simulate'}")
+        has = f"kernels for {archs}" if archs else "no kernels to simulate"
+        raise click.UsageError(f"--arch {options['arch']}: {name} has {has}")
     from kda.verify.simulated import SimulatedDoor
 
     return SimulatedDoor(name, target)

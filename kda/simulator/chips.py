@@ -15,11 +15,11 @@ class Chip(NamedTuple):
 
     name: str
     target: Target
-    sms: int                                 # multiprocessors
-    shared: int                              # shared memory of a CTA that asks for more than the 48 KiB everyone gets
-    shared_sm: int                           # of a multiprocessor
+    sms: int  # multiprocessors
+    shared: int  # shared memory of a CTA that asks for more than the 48 KiB everyone gets
+    shared_sm: int  # of a multiprocessor
     threads_sm: int
-    cluster: int                             # CTAs of a cluster, at most; 1: there are none
+    cluster: int  # CTAs of a cluster, at most; 1: there are none
     l2: int
 
 
@@ -49,6 +49,14 @@ def number_of(arch: str) -> int:
 def host_of(arch: str) -> Host:
     """What `kda.host.detect` shall see while CPU tensors stand for those of such a GPU."""
     chip = CHIPS[number_of(arch)]
-    return Host(device=f"simulated {chip.target.spelling}", name=f"simulated {chip.name}", cc=chip.target.cc, sms=chip.sms,
-                smem=chip.shared, memory=1 << 36, system=(platform.system(), platform.machine()), versions=installed_versions(),
-                simulated=True)  # fmt: skip
+    return Host(
+        device=f"simulated {chip.target.spelling}",
+        name=f"simulated {chip.name}",
+        cc=chip.target.cc,
+        sms=chip.sms,
+        smem=chip.shared,
+        memory=1 << 36,
+        system=(platform.system(), platform.machine()),
+        versions=installed_versions(),
+        simulated=True,
+    )

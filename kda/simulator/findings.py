@@ -11,7 +11,8 @@ class Kind(NamedTuple):
     says: str
 
 
-# by the engine's number (FindingKind); {t} is the engine's own text, {a} the address, {n} the size, {o} who else, {s} the space
+# by the engine's number (FindingKind); {t} is the engine's own text, {a} the address, {n} the size, {o} who else,
+# {s} the space, {w} {r} {x} what this one does
 KINDS = {
     1: Kind("out-of-bounds", "{t}"),
     2: Kind("misaligned", "{t}"),
@@ -19,8 +20,15 @@ KINDS = {
     4: Kind("race-write-write", "{w} {s} at {a}, which {o} wrote: nothing orders the two"),
     5: Kind("race-write-read", "{r} {s} at {a}, which {o} wrote: nothing orders this read after that write"),
     6: Kind("race-read-write", "{w} {s} at {a}, which {o} may still read: nothing orders this write after that read"),
-    7: Kind("proxy", "the async proxy {x} {s} at {a}, which {o} wrote through the generic proxy: fence.proxy.async is missing between"),
-    8: Kind("race-lanes", "{x} {s} at {a}, which another lane of the same warp used: bar.warp.sync (__syncwarp) is missing between"),
+    7: Kind(
+        "proxy",
+        "the async proxy {x} {s} at {a}, which {o} wrote through the generic proxy: "
+        "fence.proxy.async is missing between",
+    ),
+    8: Kind(
+        "race-lanes",
+        "{x} {s} at {a}, which another lane of the same warp used: bar.warp.sync (__syncwarp) is missing between",
+    ),
     9: Kind("barrier", "{t}"),
     10: Kind("mbarrier", "{t}"),
     11: Kind("deadlock", "nobody can go on: {t}"),
@@ -40,8 +48,17 @@ KINDS = {
     25: Kind("unsupported", "{t}"),
 }
 SPACES = ("shared memory", "global memory", "tensor memory")
-ACTORS = ("warp {n}", "a cp.async of warp {n}", "a bulk copy of warp {n}", "the source of a bulk copy of warp {n}", "a wgmma of warp {n}",
-          "a tcgen05 operation of warp {n}", "a tcgen05.ld of warp {n}", "a tcgen05.st of warp {n}", "a copy that an mbarrier tracks")  # fmt: skip
+ACTORS = (
+    "warp {n}",
+    "a cp.async of warp {n}",
+    "a bulk copy of warp {n}",
+    "the source of a bulk copy of warp {n}",
+    "a wgmma of warp {n}",
+    "a tcgen05 operation of warp {n}",
+    "a tcgen05.ld of warp {n}",
+    "a tcgen05.st of warp {n}",
+    "a copy that an mbarrier tracks",
+)
 RACES = {4, 5, 6, 7, 8}
 
 
@@ -72,7 +89,8 @@ class Finding:
 
     def __str__(self):
         times = f", {self.count} times" if self.count > 1 else ""
-        text = f"{self.kind}: {self.kernel}, CTA {self.cta}, warp {self.warp}, lane {self.lane}: {self.says}{times}\n    at {self.place}"
+        who = f"{self.kernel}, CTA {self.cta}, warp {self.warp}, lane {self.lane}"
+        text = f"{self.kind}: {who}: {self.says}{times}\n    at {self.place}"
         return text + (f"\n    and {self.other}" if self.other else "")
 
 
@@ -96,20 +114,35 @@ def worded(record, program, labels):
     """A Finding from the engine's record."""
     number = record.kind
     says = record.text.decode(errors="replace")
-    if number in (1, 2) and not says.strip() or (number == 1 and record.space == 1 and record.detail[0] >= 0):
+    if (number in (1, 2) and not says.strip()) or (number == 1 and record.space == 1 and record.detail[0] >= 0):
         says = _outside(record, labels, says)
     space = SPACES[record.space] if 0 <= record.space < len(SPACES) else "memory"
     who = "another CTA of the grid" if record.other_actor < 0 else ACTORS[record.other_actor].format(n=record.detail[0])
     async_ = bool(record.detail[2]) if number in RACES else False
     first = number if number < 7 else record.detail[3]
     words = dict(
-        t=says, a=hex(record.address), n=record.size, s=space, o=who,
-        w="an asynchronous write to" if async_ else "writes", r="an asynchronous read of" if async_ else "reads",
+        t=says,
+        a=hex(record.address),
+        n=record.size,
+        s=space,
+        o=who,
+        w="an asynchronous write to" if async_ else "writes",
+        r="an asynchronous read of" if async_ else "reads",
         x="reads" if first == 5 else "writes",
-    )  # fmt: skip
+    )
     other = place_of(program, record.other_ins) if record.other_ins >= 0 else None
-    return Finding(KINDS[number].id, KINDS[number].says.format(**words), program.kernel.name, record.cta, record.warp, record.lane,
-                   place_of(program, record.ins), other, record.count, record.address)  # fmt: skip
+    return Finding(
+        KINDS[number].id,
+        KINDS[number].says.format(**words),
+        program.kernel.name,
+        record.cta,
+        record.warp,
+        record.lane,
+        place_of(program, record.ins),
+        other,
+        record.count,
+        record.address,
+    )
 
 
 def _outside(record, labels, says):

@@ -31,10 +31,12 @@ def _module(ptx):
 
 @functools.lru_cache(maxsize=64)
 def program(ptx, kernel, arch):
-    """The kernel of that name (None: the only one), lowered for an arch such as "sm_100a" (None: the PTX's own target)."""
+    """The kernel of that name (None: the only one), lowered for an arch such as "sm_100a" (None: the PTX's own)."""
     module = _module(ptx)
     if kernel is None and len(module.kernels) != 1:
-        raise LaunchError(f"kernel=None, but the PTX holds {len(module.kernels)}: {', '.join(module.kernels)} -> name one")
+        raise LaunchError(
+            f"kernel=None, but the PTX holds {len(module.kernels)}: {', '.join(module.kernels)} -> name one"
+        )
     if kernel is not None and kernel not in module.kernels:
         raise LaunchError(f"kernel={kernel!r} is not in the PTX, which holds {', '.join(module.kernels) or 'none'}")
     try:
@@ -44,13 +46,27 @@ def program(ptx, kernel, arch):
     return Program(module, module.kernels[kernel or next(iter(module.kernels))], number)
 
 
-
-def launch(ptx, kernel=None, *, grid, block, cluster=(1, 1, 1), dynamic_shared=0, args=(), arch=None, schedule=0, early=False,
-           checks=True, strict=False, memory=None, limit=None):  # fmt: skip
+def launch(
+    ptx,
+    kernel=None,
+    *,
+    grid,
+    block,
+    cluster=(1, 1, 1),
+    dynamic_shared=0,
+    args=(),
+    arch=None,
+    schedule=0,
+    early=False,
+    checks=True,
+    strict=False,
+    memory=None,
+    limit=None,
+):
     """Runs a kernel on the CPU.
 
-    args: torch CPU tensors (pointers, written in place), numbers, TensorMaps; or the whole parameter buffer as bytes, with `memory`
-        listing the tensors (or (address, bytes, name)) that the kernel may touch.
+    args: torch CPU tensors (pointers, written in place), numbers, TensorMaps; or the whole parameter buffer as bytes,
+        with `memory` listing the tensors (or (address, bytes, name)) that the kernel may touch.
     schedule: 0 runs the warps in turns; another number is the seed of a random schedule.
     early: asynchronous work finishes at once, not as late as it may.
     checks: keep the history of every byte, for races, fences and uninitialised reads.
@@ -63,19 +79,39 @@ def launch(ptx, kernel=None, *, grid, block, cluster=(1, 1, 1), dynamic_shared=0
     _check_shape(p, grid, block, cluster, chip.cluster)
     shared_end = p.builder.dynamic_start + dynamic_shared
     if shared_end - p.builder.shared_base > chip.shared:
-        raise LaunchError(f"{shared_end - p.builder.shared_base} bytes of shared memory ({dynamic_shared} dynamic); "
-                          f"a CTA of sm_{p.arch} has {chip.shared}")  # fmt: skip
+        raise LaunchError(
+            f"{shared_end - p.builder.shared_base} bytes of shared memory ({dynamic_shared} dynamic); "
+            f"a CTA of sm_{p.arch} has {chip.shared}"
+        )
     kept, params, spans = _bind(p, args)
-    spans += [_span(m) for m in memory or ()] + [(at, size, f"variable {name}") for name, _, at, size in p.builder.buffers]
+    spans += [_span(m) for m in memory or ()] + [
+        (at, size, f"variable {name}") for name, _, at, size in p.builder.buffers
+    ]
     regions, labels, touched = _regions(spans)
 
     threads = block[0] * block[1] * block[2]
     record = binding.Launch(
-        program=p.handle, grid=grid, block=block, cluster=cluster, arch=p.arch, shared_base=p.builder.shared_base,
-        shared_end=align_up(shared_end, 8), params=params, params_size=len(params), sms=chip.sms, regions=regions, nregions=len(labels),
-        early=early, checks=checks, resident=4 if schedule else 1, seed=schedule, quantum=QUANTUM, limit=limit or 0,
-        max_registers=p.kernel.directives.get("maxnreg", (min(255, 65536 // max(threads, 1)) // 8 * 8,))[0], max_findings=MAX_FINDINGS,
-    )  # fmt: skip
+        program=p.handle,
+        grid=grid,
+        block=block,
+        cluster=cluster,
+        arch=p.arch,
+        shared_base=p.builder.shared_base,
+        shared_end=align_up(shared_end, 8),
+        params=params,
+        params_size=len(params),
+        sms=chip.sms,
+        regions=regions,
+        nregions=len(labels),
+        early=early,
+        checks=checks,
+        resident=4 if schedule else 1,
+        seed=schedule,
+        quantum=QUANTUM,
+        limit=limit or 0,
+        max_registers=p.kernel.directives.get("maxnreg", (min(255, 65536 // max(threads, 1)) // 8 * 8,))[0],
+        max_findings=MAX_FINDINGS,
+    )
     findings, counters = (binding.Finding * MAX_FINDINGS)(), (binding.Counter * p.count)()
     record.findings, record.counters = findings, counters
     if grid[0] * grid[1] * grid[2]:
@@ -107,7 +143,9 @@ def _check_shape(p, grid, block, cluster, most_ctas):
     if wanted and tuple(block) != (*wanted, 1, 1)[:3]:
         raise LaunchError(f"block={block}, but the kernel says .reqntid {', '.join(map(str, wanted))}")
     if most and threads > functools.reduce(lambda a, b: a * b, most):
-        raise LaunchError(f"block={block} has {threads} threads, but the kernel says .maxntid {', '.join(map(str, most))}")
+        raise LaunchError(
+            f"block={block} has {threads} threads, but the kernel says .maxntid {', '.join(map(str, most))}"
+        )
     wanted = p.kernel.directives.get("reqnctapercluster")
     if wanted and tuple(cluster) != (*wanted, 1, 1)[:3]:
         raise LaunchError(f"cluster={cluster}, but the kernel says .reqnctapercluster {', '.join(map(str, wanted))}")
@@ -126,7 +164,10 @@ def _bind(p, args):
         return args, bytes(args), []
     args = list(args)
     if len(args) != len(params):
-        raise LaunchError(f"{len(args)} arguments; {p.kernel.name} takes {len(params)}: {', '.join(f'{q.type} {q.name}' for q in params)}")
+        raise LaunchError(
+            f"{len(args)} arguments; {p.kernel.name} takes {len(params)}: "
+            + ", ".join(f"{q.type} {q.name}" for q in params)
+        )
     buffer, spans = bytearray(size), []
     for n, (param, value) in enumerate(zip(params, args)):
         data, touched = _encoded(n, param, value)
@@ -142,7 +183,9 @@ def _encoded(n, param, value):
             raise LaunchError(f"{what}: a tensor on {value.device}; the simulator takes CPU tensors -> .cpu()")
         if param.size != 8:
             raise LaunchError(f"{what}: a tensor is an 8-byte pointer; the parameter has {param.size} bytes")
-        return value.data_ptr().to_bytes(8, "little"), [_span(value, f"argument {n}, a tensor {tuple(value.shape)} {value.dtype},")]
+        return value.data_ptr().to_bytes(8, "little"), [
+            _span(value, f"argument {n}, a tensor {tuple(value.shape)} {value.dtype},")
+        ]
     if hasattr(value, "encode") and hasattr(value, "spans"):
         if param.size != 128:
             raise LaunchError(f"{what}: a TensorMap has 128 bytes; the parameter has {param.size}")
@@ -179,7 +222,11 @@ def _regions(spans):
     for address, size, label in sorted((s for s in spans if s[1]), key=lambda s: s[:2]):
         if merged and address < merged[-1][0] + merged[-1][1]:
             first, length, name = merged[-1]
-            merged[-1] = (first, max(first + length, address + size) - first, name if label in name else f"{name} and {label}")
+            merged[-1] = (
+                first,
+                max(first + length, address + size) - first,
+                name if label in name else f"{name} and {label}",
+            )
         else:
             merged.append((address, size, label))
     regions = (binding.Region * max(len(merged), 1))()

@@ -14,9 +14,25 @@ from kda.simulator.ptx.syntax import Address, Immediate, Negated, Register, Sink
 
 # special registers -> the engine's Source, in its order
 _XYZ = ("tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid")
-_PLAIN = ("cluster_ctarank", "cluster_nctarank", "is_explicit_cluster", "laneid", "warpid", "nwarpid", "smid", "nsmid", "gridid",
-          "lanemask_eq", "lanemask_le", "lanemask_lt", "lanemask_ge", "lanemask_gt", "total_smem_size", "dynamic_smem_size",
-          "aggr_smem_size")  # fmt: skip
+_PLAIN = (
+    "cluster_ctarank",
+    "cluster_nctarank",
+    "is_explicit_cluster",
+    "laneid",
+    "warpid",
+    "nwarpid",
+    "smid",
+    "nsmid",
+    "gridid",
+    "lanemask_eq",
+    "lanemask_le",
+    "lanemask_lt",
+    "lanemask_ge",
+    "lanemask_gt",
+    "total_smem_size",
+    "dynamic_smem_size",
+    "aggr_smem_size",
+)
 SOURCES = {f"%{name}.{axis}": 3 * n + a for n, name in enumerate(_XYZ) for a, axis in enumerate("xyz")}
 SOURCES |= {f"%{name}": 3 * len(_XYZ) + n for n, name in enumerate(_PLAIN)}
 CONSTANT, SHARED_ADDRESS = 3 * len(_XYZ) + len(_PLAIN), 3 * len(_XYZ) + len(_PLAIN) + 1
@@ -123,7 +139,7 @@ class Builder:
     # ---- operands
 
     def value(self, operand, type_):
-        """Offset of a source operand read as `type_`: a register, an immediate, a special register, the address of a variable."""
+        """Offset of a source operand read as `type_`: register, immediate, special register, address of a variable."""
         width = WIDTHS[type_]
         match operand:
             case Register(name=name):
@@ -202,7 +218,9 @@ class Builder:
         """Refuses the instruction at hand."""
         ins = self.current
         message = f"`{ins.text}`: {found}" if ins else found
-        raise PtxError(ins.line if ins else self.kernel.line, f"{message}{'; supported: ' + supported if supported else ''}")
+        raise PtxError(
+            ins.line if ins else self.kernel.line, f"{message}{'; supported: ' + supported if supported else ''}"
+        )
 
 
 def post_dominators(targets, count):
@@ -314,8 +332,19 @@ class Program:
             if op.handler not in handlers:
                 raise PtxError(self.lines[n], f"the engine has no handler {op.handler}")
             join = joins.get(n)
-            records.extend((handlers[op.handler], guard, negate, len(args), len(op.args), len(mods), len(op.mods),
-                            -1 if join is None else join, op.gather))  # fmt: skip
+            records.extend(
+                (
+                    handlers[op.handler],
+                    guard,
+                    negate,
+                    len(args),
+                    len(op.args),
+                    len(mods),
+                    len(op.mods),
+                    -1 if join is None else join,
+                    op.gather,
+                )
+            )
             args.extend(op.args)
             mods.extend(m - (1 << 64) if m >= 1 << 63 else m for m in op.mods)
         self.ops = ops

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-TOTALS = ("issued", "lanes", "global_read", "global_written", "sectors", "wavefronts", "wavefronts_needed", "shared_read",
-          "shared_written", "flops")  # fmt: skip
+TOTALS = (
+    "issued",
+    "lanes",
+    "global_read",
+    "global_written",
+    "sectors",
+    "wavefronts",
+    "wavefronts_needed",
+    "shared_read",
+    "shared_written",
+    "flops",
+)
 
 
 class Run:
@@ -56,11 +66,12 @@ class Run:
         """The table as text."""
         c = self.counters
         grid, block, cluster = ("x".join(map(str, d)) for d in (self.grid, self.block, self.cluster))
+        active = _share(c["thread_instructions"], 32 * c["warp_instructions"])
         rows = [(f"{self.kernel} on {self.arch}", f"grid {grid}, block {block}, cluster {cluster}"), None]
         rows += [
-            ("warp instructions", f"{c['warp_instructions']:,}  ({_share(c['thread_instructions'], 32 * c['warp_instructions'])} of the lanes active)"),
-            ("global read", f"{_bytes(c['global_bytes_read'])}, {_ratio(c['global_bytes_read'], c['global_floor_read'])} the {_bytes(c['global_floor_read'])} touched"),
-            ("global written", f"{_bytes(c['global_bytes_written'])}, {_ratio(c['global_bytes_written'], c['global_floor_written'])} the {_bytes(c['global_floor_written'])} touched"),
+            ("warp instructions", f"{c['warp_instructions']:,}  ({active} of the lanes active)"),
+            ("global read", _against(c["global_bytes_read"], c["global_floor_read"])),
+            ("global written", _against(c["global_bytes_written"], c["global_floor_written"])),
             ("global sectors", f"{c['global_sectors']:,}  ({_bytes(32 * c['global_sectors'])})"),
             ("shared read, written", f"{_bytes(c['shared_bytes_read'])}, {_bytes(c['shared_bytes_written'])}"),
             ("shared wavefronts", f"{c['shared_wavefronts']:,}, of them {c['bank_conflicts']:,} by bank conflicts"),
@@ -68,7 +79,7 @@ class Run:
             ("tensor memory", f"{c['tmem_columns']} columns"),
             ("waits, async operations", f"{c['barrier_waits']:,}, {c['async_operations']:,}"),
             None,
-        ]  # fmt: skip
+        ]
         rows += [(f"  {kind}", f"{n:,}") for kind, n in self.instructions.items() if n]
         conflicts = self.conflicts()
         if conflicts:
@@ -91,8 +102,9 @@ def _bytes(n):
         n /= 1024
 
 
-def _ratio(n, floor):
-    return f"{n / floor:.2f} times" if floor else "0 times"
+def _against(n, floor):
+    times = f"{n / floor:.2f} times" if floor else "0 times"
+    return f"{_bytes(n)}, {times} the {_bytes(floor)} touched"
 
 
 def _share(n, of):

@@ -1,4 +1,4 @@
-"""The evidence `simulated`: a backend's kernels run from their PTX on this CPU, and both what they give and how they behave is judged."""
+"""The evidence `simulated`: kernels run from their PTX on this CPU; what they give and how they behave is judged."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class SimulatedDoor(Door):
 
 
 def prove_simulated(backend: str, stage: str, target: Target | None) -> Proof:
-    """A backend's stage from its PTX, fed by the oracle: the numbers within budget, and nothing that the simulator objects to."""
+    """A stage from its PTX, fed by the oracle: the numbers within budget, nothing that the simulator objects to."""
     door = SimulatedDoor(backend, target or parse(Door(backend).capability.archs[0]))
     proof = prove(door, stage)
     if not door.launches:

@@ -6,8 +6,9 @@ REGISTERS = """
 
 
 def kernel(body, pointers=1, numbers=0, target="sm_90a", shared=4096, dynamic=False, directives="", align=1024):
-    """A kernel called k. Its tensors are in %rd1, %rd2, ...; its u32 numbers in %r1, ...; %tid.x is in %r0, shared memory is `smem`."""
-    params = [f".param .u64 p{n}" for n in range(1, pointers + 1)] + [f".param .u32 n{n}" for n in range(1, numbers + 1)]
+    """A kernel called k: tensors in %rd1, %rd2, ...; numbers in %r1, ...; %tid.x in %r0; shared memory is `smem`."""
+    params = [f".param .u64 p{n}" for n in range(1, pointers + 1)]
+    params += [f".param .u32 n{n}" for n in range(1, numbers + 1)]
     loads = [f"ld.param.u64 %rd{n}, [p{n}];" for n in range(1, pointers + 1)]
     loads += [f"ld.param.u32 %r{n}, [n{n}];" for n in range(1, numbers + 1)]
     outside = f".extern .shared .align {align} .b8 smem[];" if dynamic else ""

@@ -1,6 +1,7 @@
-"""KDA_ON_SILICON=1 repeats every launch of these tests on the GPU and compares what the two leave in memory, bit for bit.
+"""KDA_ON_SILICON=1 repeats every launch of these tests on the GPU and compares what the two leave in memory.
 
-Launches that find something wrong are not repeated: a GPU may hang on them. KDA_ON_SILICON_LOG names a file for one line of JSON a launch.
+Launches that find something wrong are not repeated: a GPU may hang on them. KDA_ON_SILICON_LOG names a file for one
+line of JSON a launch.
 """
 
 import os

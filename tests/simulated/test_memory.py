@@ -14,25 +14,33 @@ MY = """
 
 
 @pytest.mark.parametrize("space", ["global", "shared", "local", "generic"])
-@pytest.mark.parametrize("type_, size", [("u8", 1), ("b16", 2), ("u32", 4), ("b64", 8), ("v2.u32", 8), ("v4.b32", 16), ("v2.b64", 16)])
+@pytest.mark.parametrize(
+    "type_, size", [("u8", 1), ("b16", 2), ("u32", 4), ("b64", 8), ("v2.u32", 8), ("v4.b32", 16), ("v2.b64", 16)]
+)
 def test_bytes_go_through_every_space_unchanged(space, type_, size):
-    names = {"u8": "%h1", "b16": "%h1", "u32": "%r2", "b64": "%rd5", "v2.u32": "{%r2, %r3}", "v4.b32": "{%r2, %r3, %r4, %r5}",
-             "v2.b64": "{%rd5, %rd6}"}  # fmt: skip
+    names = {"u8": "%h1", "b16": "%h1", "u32": "%r2", "b64": "%rd5", "v2.u32": "{%r2, %r3}"}
+    names |= {"v4.b32": "{%r2, %r3, %r4, %r5}", "v2.b64": "{%rd5, %rd6}"}
     again = names[type_].replace("%r2", "%r12").replace("%r3", "%r13").replace("%r4", "%r14").replace("%r5", "%r15")
     again = again.replace("%h1", "%h2").replace("%rd5", "%rd15").replace("%rd6", "%rd16")
     through = {
-        "global": f"mov.b64 %rd20, %rd10; st.global.{type_} [%rd11], {names[type_]}; ld.global.{type_} {again}, [%rd11];",
-        "shared": f"cvt.u32.u64 %r20, %rd9; mov.u32 %r21, smem; add.u32 %r20, %r20, %r21; st.shared.{type_} [%r20], {names[type_]};"
+        "global": f"st.global.{type_} [%rd11], {names[type_]}; ld.global.{type_} {again}, [%rd11];",
+        "shared": "cvt.u32.u64 %r20, %rd9; mov.u32 %r21, smem; add.u32 %r20, %r20, %r21;"
+                  f"st.shared.{type_} [%r20], {names[type_]};"
                   f"ld.shared.{type_} {again}, [%r20];",
         "local": f"st.local.{type_} [depot+16], {names[type_]}; ld.local.{type_} {again}, [depot+16];",
-        "generic": f"mov.u64 %rd20, smem; cvta.shared.u64 %rd20, %rd20; add.s64 %rd20, %rd20, %rd9; st.{type_} [%rd20], {names[type_]};"
+        "generic": "mov.u64 %rd20, smem; cvta.shared.u64 %rd20, %rd20; add.s64 %rd20, %rd20, %rd9;"
+                   f"st.{type_} [%rd20], {names[type_]};"
                    f"ld.{type_} {again}, [%rd20];",
     }[space]  # fmt: skip
-    body = ".local .align 16 .b8 depot[64];" + MY.format(n=size) + f"""
+    body = (
+        ".local .align 16 .b8 depot[64];"
+        + MY.format(n=size)
+        + f"""
     ld.global.{type_} {names[type_]}, [%rd10];
     {through}
     st.global.{type_} [%rd11], {again};
 """
+    )
     source = torch.randint(0, 256, (32 * size,), dtype=torch.uint8)
     out = torch.zeros_like(source)
     result = launch(kernel(body, pointers=2), grid=1, block=32, args=[source, out])
@@ -48,7 +56,10 @@ def test_small_loads_extend_as_their_type_says(type_, expected):
     ld.global.{type_} %rd5, [%rd1];
     st.global.u64 [%rd2+8], %rd5;
 """
-    source, out = torch.full((8,), -3, dtype=torch.int16 if "16" in type_ else torch.int8), torch.zeros(2, dtype=torch.int64)
+    source, out = (
+        torch.full((8,), -3, dtype=torch.int16 if "16" in type_ else torch.int8),
+        torch.zeros(2, dtype=torch.int64),
+    )
     launch(kernel(body, pointers=2), grid=1, block=1, args=[source, out])
     assert out.tolist() == [expected & 0xFFFFFFFF, expected]
 
@@ -62,7 +73,11 @@ def access(what, **options):
 @pytest.mark.parametrize(
     "what, kind, says",
     [
-        ("ld.global.u32 %r2, [%rd1+256];", "out-of-bounds", "256 bytes into argument 0, a tensor (64,) torch.int32, of 256 bytes"),
+        (
+            "ld.global.u32 %r2, [%rd1+256];",
+            "out-of-bounds",
+            "256 bytes into argument 0, a tensor (64,) torch.int32, of 256 bytes",
+        ),
         ("st.global.u32 [%rd1+-4], 1;", "out-of-bounds", "writes 4 bytes"),
         ("ld.global.v4.u32 {%r2,%r3,%r4,%r5}, [%rd1+248];", "out-of-bounds", "reads 16 bytes"),
         ("ld.global.u32 %r2, [%rd1+2];", "misaligned", "not a multiple of 4"),
@@ -122,10 +137,13 @@ def test_atomics_of_all_warps_add_up(op, dtype, start, expected, seed):
     register = {"u32": "%r2", "s32": "%r2", "b32": "%r2", "u64": "%rd5", "f32": "%f1", "f64": "%fd1"}[op.split(".")[1]]
     type_ = op.split(".")[1]
     size = dtype.itemsize
-    body = MY.format(n=size) + f"""
+    body = (
+        MY.format(n=size)
+        + f"""
     ld.global.{type_} {register}, [%rd11];
     red.global.{op} [%rd1], {register};
 """
+    )
     out, xs = torch.full((1,), start, dtype=dtype), torch.arange(128).to(dtype)
     result = launch(kernel(body, pointers=2), grid=2, block=64, args=[out, xs], schedule=seed)
     numbers = xs[:64].tolist() * 2
@@ -170,12 +188,14 @@ TAKE:
 
 
 def test_bank_conflicts_are_counted_by_pass():
-    body = lambda stride: f"""
+    def body(stride):
+        return f"""
     mul.lo.u32 %r2, %r0, {stride};
     mov.u32 %r3, smem;
     add.u32 %r3, %r3, %r2;
     st.shared.u32 [%r3], %r0;
-"""  # noqa: E731
+"""
+
     for stride, passes in ((4, 1), (8, 2), (128, 32), (132, 1)):
         result = launch(kernel(body(stride), pointers=0, shared=8192), grid=1, block=32, args=[])
         assert result.counters["shared_wavefronts"] == passes

@@ -68,17 +68,11 @@ def test_without_a_commit_nobody_is_told(schedule):
     assert kinds(plain(commit="", **schedule)) == ["deadlock"]
 
 
-OTHER_COMMITS = f"""
-    bra.uni other;
-other:
-    setp.eq.u32 %p7, %r0, 1;
-    @%p7 {commit()}
-    bra told;
-"""
-
-
-def test_a_commit_by_another_thread_says_nothing_of_the_mma():
-    assert "deadlock" in kinds(plain(commit=OTHER_COMMITS, wait="told:" + WAIT))
+@UNDER_ANY_SCHEDULE
+def test_a_commit_by_another_thread_says_nothing_of_the_mma(schedule):
+    by_thread = "setp.eq.u32 %p7, %r0, {}; bar.warp.sync 0xffffffff; @%p7 " + commit() + WAIT
+    assert races(plain(commit="", wait=by_thread.format(1), **schedule))
+    assert not plain(commit="", wait=by_thread.format(0), **schedule).findings
 
 
 @UNDER_ANY_SCHEDULE
@@ -132,6 +126,44 @@ def test_operations_of_two_warps_are_ordered_by_what_orders_the_warps(between, s
         assert not result.findings and torch.equal(out, with_d(cells, 2 * a.x @ b.x.T, 128, 32))
     else:
         assert races(result)
+
+
+# thread 32 writes a word of A and tells thread 0, which multiplies; thread 64 knows of the commit alone
+HAND_OVER = f"""
+    setp.eq.u32 %p7, %r0, 32;
+    mov.u32 %r12, 0;
+    @%p7 st.shared.u32 [{A_AT}], %r12;
+    fence.proxy.async.shared::cta;
+    setp.gt.u32 %p8, %r2, 1;
+    @%p8 bra issued;
+    bar.sync 1, 64;
+"""
+
+
+@UNDER_ANY_SCHEDULE
+def test_who_sees_a_commit_knows_what_its_operations_knew(schedule):
+    a, b = operands("bf16", 128, 32)
+    overwrite = f"setp.eq.u32 %p7, %r0, 64;\n @%p7 st.shared.u32 [{A_AT}], %r0;\n"
+    text = source(mma("f16", (a.descriptor, b.descriptor), BF16), 64, 0x8000, wait=WAIT + overwrite)
+    text = text.replace("    @!%p3 bra issued;", HAND_OVER + "    @!%p3 bra issued;")
+    cells = pattern(1, 64)
+    result = launch(text, grid=1, block=128, args=[image_of(a, b), cells, cells.clone()], **schedule)
+    assert not result.findings
+
+
+@UNDER_ANY_SCHEDULE
+def test_a_commit_speaks_for_the_tensor_core_of_its_own_cta(schedule):
+    a, b = operands("bf16", 128, 32)
+    issue = mma("f16", (a.descriptor, b.descriptor), BF16)
+    meet = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
+    first = f"{meet} setp.ne.u32 %p7, %r4, 1; @%p7 bra met; @!%p2 bra met; {issue} met: {meet}"
+    tell = commit(2).replace("cta_group::2", "cta_group::1")  # CTA 0 tells CTA 1, which has committed nothing
+    cells, images = pattern(2, 64), torch.stack([image_of(a, b)] * 2)
+    text = source(issue, 64, 0x8000, 1, 2, sync=first, commit=tell)
+    assert races(launch(text, grid=2, block=128, cluster=2, args=[images, cells, cells.clone()], **schedule))
+    own = f"@%p7 bra told; @!%p2 bra told; {commit()} told:" + WAIT  # with its own commit the barrier counts two
+    text = source(issue, 64, 0x8000, 1, 2, sync=first, commit=commit(), wait=own)
+    assert not launch(text, grid=2, block=128, cluster=2, args=[images, cells, cells.clone()], **schedule).findings
 
 
 def test_columns_may_not_be_freed_under_a_running_mma():
@@ -245,13 +277,20 @@ def test_a_in_tensor_memory_cannot_be_transposed():
 
 
 @pytest.mark.parametrize(
-    "d, a, says",
-    [(1, None, "starts in lane 1"), (16, None, "starts in lane 16"), (0, 16, "A starts in lane 16")],
+    "m, d, a, says",
+    [
+        (128, 1, None, "D of M=128 starts in lane 1;"),
+        (128, 16, None, "D of M=128 starts in lane 16;"),
+        (64, 8, None, "D of M=64 starts in lane 8;"),
+        (128, 0, 16, "A starts in lane 16 and D in lane 0"),
+        (64, 16, 0, "A starts in lane 0 and D in lane 16"),
+    ],
 )
-def test_matrices_start_in_the_lanes_that_their_layout_has(d, a, says):
-    left, right = operands("bf16", 128, 32)
+def test_matrices_start_in_the_lanes_that_their_layout_has(m, d, a, says):
+    left, right = operands("bf16", m, 32)
     where = "%rd10" if a is None else f"[%r8+{(a << 16) + 40}]"
-    issue = mma("f16", (left.descriptor, right.descriptor), BF16, d=f"%r8+{d << 16}", a=where)
+    descriptors, number = (left.descriptor, right.descriptor), idesc("bf16", "bf16", m, 32)
+    issue = mma("f16", descriptors, number, d=f"%r8+{d << 16}", a=where)
     _, result = run(issue, image=image_of(left, right), strict=False)
     assert kinds(result) == ["tmem"] and says in result.findings[0].says
 
@@ -328,6 +367,29 @@ def test_a_commit_needs_a_barrier():
     _, result = run("", commit=commit().replace("smem+16", "smem+32"), strict=False)
     assert kinds(result) == ["mbarrier"]
     assert "there is no mbarrier at shared address 0x420" in result.findings[0].says
+
+
+def test_a_commit_needs_no_proxy_fence():
+    run("", fence="")
+
+
+def test_a_commit_that_nobody_waits_for_may_outlive_its_cta():
+    free = "@%p1 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r8, 64;"
+    run("", commit="", wait="", end=f"bar.sync 0; {free} @%p2 {commit()}")
+
+
+def test_a_commit_follows_the_initialisation_of_its_barrier():
+    late = "bar.sync 0; setp.eq.u32 %p7, %r0, 32; @%p7 mbarrier.init.shared::cta.b64 [smem+32], 1;"
+    to_it = commit().replace("smem+16", "smem+32")
+    assert kinds(run("", sync=late, commit=to_it, wait="", strict=False)[1]) == ["race-write-read"]
+    assert not run("", sync=late + "bar.sync 0;", commit=to_it, wait="")[1].findings
+
+
+@pytest.mark.parametrize("address, taken", [("cvta.shared.u64 %rd12, %rd13;", True), ("mov.u64 %rd12, %rd1;", False)])
+def test_a_commit_takes_a_generic_address_of_shared_memory(address, taken):
+    generic = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.b64 [%rd12+16];"
+    _, result = run("", commit=f"mov.u64 %rd13, smem; {address} {generic}", wait=WAIT if taken else "", strict=False)
+    assert kinds(result) == ([] if taken else ["out-of-bounds"])
 
 
 @UNDER_ANY_SCHEDULE

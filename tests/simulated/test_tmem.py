@@ -197,7 +197,7 @@ def test_a_warps_own_accesses_are_ordered_by_their_waits_alone(stored, expected,
 def test_a_race_in_tensor_memory_names_both_instructions():
     _, result = run("", stored=LOAD + LOADED + STORED, strict=False, **QUIET)
     race = result.findings[0]
-    assert "tensor memory" in race.says and "a tcgen05.st of warp" in race.says
+    assert "an asynchronous read of tensor memory" in race.says and "a tcgen05.st of warp" in race.says
     assert race.place.ptx.startswith("tcgen05.ld") and race.other.ptx.startswith("tcgen05.st")
 
 
@@ -226,9 +226,9 @@ def test_new_columns_hold_nothing():
 
 
 def test_columns_forget_what_they_held_when_they_are_freed():
-    load = f"bar.sync 0; {FREE} {ALLOC} bar.sync 0; {LOAD} {LOADED}"
-    _, result = run("", load=load, strict=False, **QUIET)
-    assert kinds(result) == ["uninitialised"]
+    load = f"bar.sync 0; {FREE} {ALLOC} bar.sync 0; {LOAD} {LOADED} st.global.v4.b32 [%rd7], {vector(32, 4)};"
+    out, result = run("", load=load, strict=False, **QUIET)
+    assert kinds(result) == ["uninitialised"] and out[0, :, :4].eq(-1).all()
 
 
 # ---- reach
@@ -246,6 +246,16 @@ def test_a_warp_reaches_its_slab_and_allocated_columns_alone(at, shape, says):
     load = f"setp.eq.u32 %p7, %r2, 3; {at} @%p7 tcgen05.ld.sync.aligned.{shape}.b32 {vector(0, 1)}, [%r10]; {LOADED}"
     _, result = run("", load=load, strict=False, **QUIET)
     assert kinds(result) == ["tmem"] and says in result.findings[0].says
+
+
+@pytest.mark.parametrize("at, expected", [("mov.u32 %r10, %r8;", []), ("xor.b32 %r10, %r9, 2097152;", ["tmem"])])
+def test_a_warp_stays_in_its_own_slab_which_lane_0_stands_for(at, expected):
+    store = at + AGAIN.replace("%r9", "%r10")
+    out, result = run("", stored=STORED + store + STORED, strict=False, **QUIET)
+    assert kinds(result) == expected
+    wanted = pattern(1, 64)
+    wanted[0, :, :32] = wanted[0, :, 32:]  # the registers hold what was stored last
+    assert torch.equal(out, wanted)
 
 
 def test_the_second_half_must_be_allocated_too():
@@ -360,6 +370,30 @@ done:
     assert not result.findings and result.counters["tmem_columns"] == 512
 
 
+def wait_for_room(n):
+    store = f"st.global.u32 [%rd3+{4 * n}], %r{20 + n};\n"
+    return f"bar.sync 1;\n {alloc(n, 256)} bar.sync 2, 64;\n {store} {dealloc(n, 256)} exit;\n"
+
+
+@UNDER_ANY_SCHEDULE
+def test_warps_that_wait_for_room_get_different_columns(schedule):
+    body = f"""
+    setp.eq.u32 %p4, %r2, 1;
+    @%p4 bra second;
+    @!%p1 bra third;
+    {alloc(0, 512)}
+    bar.sync 1;
+    {dealloc(0, 512)}
+    exit;
+second:
+    {wait_for_room(1)}
+third:
+    {wait_for_room(2)}
+    """
+    out, result = alone(body, block=96, **schedule)
+    assert not result.findings and sorted(out[0, 1:3].tolist()) == [0, 256]
+
+
 def test_an_allocation_that_never_finds_room_is_a_deadlock():
     _, result = alone(alloc(0, 512) + alloc(1, 32))
     assert kinds(result) == ["deadlock"]
@@ -369,10 +403,10 @@ def test_an_allocation_that_never_finds_room_is_a_deadlock():
 @pytest.mark.parametrize("body, says", [
     (alloc(0, 32) + alloc(1, 64) + dealloc(0, 32) + dealloc(1, 64), "64 columns after 32: a CTA's allocations"),
     (alloc(0, 32) + GIVE_UP + alloc(1, 32) + dealloc(0, 32) + dealloc(1, 32), "after relinquish_alloc_permit"),
-    (alloc(0, 32) + dealloc(0, 32) + dealloc(0, 32), "32 columns of cta_group::1 at 0x0, where nothing is allocated"),
-    (alloc(0, 64) + "mov.u32 %r21, 32;\n" + dealloc(1, 32) + dealloc(0, 64), "at 0x20, where nothing is allocated"),
-    ("mov.u32 %r21, 7;\n" + alloc(0, 64) + dealloc(1, 64) + dealloc(0, 64), "at 0x7, where nothing is allocated"),
-    (alloc(0, 64) + dealloc(0, 32) + dealloc(0, 64), "at 0x0, where 64 columns of cta_group::1 are allocated"),
+    (alloc(0, 32) + dealloc(0, 32) + dealloc(0, 32), "deallocates 32 columns at 0x0; an allocation of 0 columns"),
+    (alloc(0, 64) + "mov.u32 %r21, 32;\n" + dealloc(1, 32) + dealloc(0, 64), "at 0x20; an allocation of 0 columns"),
+    ("mov.u32 %r21, 7;\n" + alloc(0, 64) + dealloc(1, 64) + dealloc(0, 64), "at 0x7; an allocation of 0 columns"),
+    (alloc(0, 64) + dealloc(0, 32) + dealloc(0, 64), "deallocates 32 columns at 0x0; an allocation of 64 columns"),
 ])  # fmt: skip
 def test_misuse_of_the_allocator_is_described(body, says):
     _, result = alone(body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+
 from ...compile.target import Target
 
 _KB = 1 << 10

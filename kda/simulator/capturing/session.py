@@ -91,8 +91,8 @@ def capture(arch: str = "sm_100a", *, sms: int | None = None, **options: Any) ->
         assert not session.findings
 
     Taken are: kernels and host functions from `kda.compile`; functions of the CuTe DSL, called after the block began
-    (compiled before it as well, if they kept their PTX); and Triton's `fn[grid](...)`.  Dispatch sees the arch's GPU, so
-    `kda.chunk_kda` takes its backend.  `sms` answers for the number of
+    (compiled before it as well, if they kept their PTX); and Triton's `fn[grid](...)`.  Dispatch sees the arch's GPU,
+    so `kda.chunk_kda` takes its backend.  `sms` answers for the number of
     multiprocessors, so that a persistent kernel can be simulated on few; `options` are those of kda.simulator.launch.
     """
     chip = CHIPS[number_of(arch)]

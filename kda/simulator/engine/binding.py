@@ -7,7 +7,9 @@ import functools
 
 from kda.simulator.engine import build
 
-U8, U16, U32, U64, S32, S64 = (getattr(ctypes, f"c_{t}") for t in ("uint8", "uint16", "uint32", "uint64", "int32", "int64"))
+U8, U16, U32, U64, S32, S64 = (
+    getattr(ctypes, f"c_{t}") for t in ("uint8", "uint16", "uint32", "uint64", "int32", "int64")
+)
 
 
 class Finding(ctypes.Structure):
@@ -19,30 +21,66 @@ class Finding(ctypes.Structure):
 class Counter(ctypes.Structure):
     _fields_ = [
         (n, U64)
-        for n in ("issued", "lanes", "global_read", "global_written", "sectors", "wavefronts", "wavefronts_needed",
-                  "shared_read", "shared_written", "flops")
-    ]  # fmt: skip
+        for n in (
+            "issued",
+            "lanes",
+            "global_read",
+            "global_written",
+            "sectors",
+            "wavefronts",
+            "wavefronts_needed",
+            "shared_read",
+            "shared_written",
+            "flops",
+        )
+    ]
 
 
 class Region(ctypes.Structure):
-    _fields_ = [("address", U64), ("size", U64), ("host", ctypes.c_void_p), ("pages", ctypes.c_void_p), ("touched", ctypes.c_void_p),
-                ("writable", S32), ("label", S32)]
+    _fields_ = [
+        ("address", U64),
+        ("size", U64),
+        ("host", ctypes.c_void_p),
+        ("pages", ctypes.c_void_p),
+        ("touched", ctypes.c_void_p),
+        ("writable", S32),
+        ("label", S32),
+    ]
 
 
 class Launch(ctypes.Structure):
     _fields_ = [
         ("program", ctypes.c_void_p),
-        ("grid", U32 * 3), ("block", U32 * 3), ("cluster", U32 * 3),
-        ("arch", U32), ("shared_base", U32), ("shared_end", U32),
-        ("params", ctypes.c_char_p), ("params_size", U32), ("sms", U32),
-        ("regions", ctypes.POINTER(Region)), ("nregions", S32),
-        ("early", U32), ("checks", U32), ("resident", U32),
-        ("seed", U64), ("quantum", U64), ("limit", U64),
-        ("max_registers", S32), ("max_findings", S32), ("poison", ctypes.c_void_p),
-        ("findings", ctypes.POINTER(Finding)), ("nfindings", S32), ("stopped", S32),
+        ("grid", U32 * 3),
+        ("block", U32 * 3),
+        ("cluster", U32 * 3),
+        ("arch", U32),
+        ("shared_base", U32),
+        ("shared_end", U32),
+        ("params", ctypes.c_char_p),
+        ("params_size", U32),
+        ("sms", U32),
+        ("regions", ctypes.POINTER(Region)),
+        ("nregions", S32),
+        ("early", U32),
+        ("checks", U32),
+        ("resident", U32),
+        ("seed", U64),
+        ("quantum", U64),
+        ("limit", U64),
+        ("max_registers", S32),
+        ("max_findings", S32),
+        ("poison", ctypes.c_void_p),
+        ("findings", ctypes.POINTER(Finding)),
+        ("nfindings", S32),
+        ("stopped", S32),
         ("counters", ctypes.POINTER(Counter)),
-        ("issued", U64), ("launched_clusters", U64), ("async_work", U64), ("barrier_waits", U64), ("tmem_columns", U64),
-    ]  # fmt: skip
+        ("issued", U64),
+        ("launched_clusters", U64),
+        ("async_work", U64),
+        ("barrier_waits", U64),
+        ("tmem_columns", U64),
+    ]
 
 
 class ConstantRecord(ctypes.Structure):
@@ -58,7 +96,9 @@ def engine():
     lib.free_program.argtypes = [ctypes.c_void_p]
     lib.sizes.restype = U64
     for n, record in enumerate((Launch, Finding, Counter, Region)):
-        assert lib.sizes(n) == ctypes.sizeof(record), f"{record.__name__}: {lib.sizes(n)} bytes in C, {ctypes.sizeof(record)} here"
+        assert lib.sizes(n) == ctypes.sizeof(record), (
+            f"{record.__name__}: {lib.sizes(n)} bytes in C, {ctypes.sizeof(record)} here"
+        )
     return lib
 
 
@@ -86,9 +126,17 @@ def new_program(records, args, mods, constants, register_bytes, local_bytes):
         slot.offset, slot.width, slot.source = offset, width, source
         slot.value, slot.value2 = value & low, value >> 64 & low
     return engine().new_program(
-        _pointer(records), S32(len(records) // 9), _pointer(args), S32(len(args)), _pointer(mods), S32(len(mods)),
-        table, S32(len(constants)), U64(register_bytes), U64(local_bytes),
-    )  # fmt: skip
+        _pointer(records),
+        S32(len(records) // 9),
+        _pointer(args),
+        S32(len(args)),
+        _pointer(mods),
+        S32(len(mods)),
+        table,
+        S32(len(constants)),
+        U64(register_bytes),
+        U64(local_bytes),
+    )
 
 
 def free_program(handle):

@@ -11,8 +11,20 @@ import subprocess
 import tempfile
 
 FOLDER = pathlib.Path(__file__).parent
-FLAGS = ("-std=gnu11", "-O2", "-ftree-vectorize", "-march=native", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off",
-         "-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter")  # fmt: skip
+FLAGS = (
+    "-std=gnu11",
+    "-O2",
+    "-ftree-vectorize",
+    "-march=native",
+    "-fPIC",
+    "-fno-strict-aliasing",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+    "-Wno-unused-parameter",
+)
 
 
 class EngineError(RuntimeError):
@@ -32,7 +44,9 @@ def compiler():
 
 
 def cache_folder():
-    base = os.environ.get("KDA_CACHE_DIR") or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "kda")
+    base = os.environ.get("KDA_CACHE_DIR") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "kda"
+    )
     return pathlib.Path(base) / "simulator"
 
 
@@ -53,7 +67,9 @@ def _cpu():
 def library():
     """Path of the built engine; builds it if this content has not been built yet."""
     texts = sources()
-    key = hashlib.sha256("\0".join([compiler(), _cpu(), *FLAGS, *(f"{n}\0{t}" for n, t in texts.items())]).encode()).hexdigest()[:20]
+    key = hashlib.sha256(
+        "\0".join([compiler(), _cpu(), *FLAGS, *(f"{n}\0{t}" for n, t in texts.items())]).encode()
+    ).hexdigest()[:20]
     folder = cache_folder()
     path = folder / f"engine-{key}.so"
     if path.exists():
@@ -76,7 +92,11 @@ def _build(texts, scratch):
         (scratch / name).write_text(text)
     names = [n for n in texts if n.endswith(".c")]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        objects = list(pool.map(lambda name: _run([compiler(), *FLAGS, "-c", name, "-o", f"{name}.o"], scratch, f"{name}.o"), names))
+        objects = list(
+            pool.map(
+                lambda name: _run([compiler(), *FLAGS, "-c", name, "-o", f"{name}.o"], scratch, f"{name}.o"), names
+            )
+        )
     return _run([compiler(), "-shared", "-fPIC", *objects, "-lm", "-o", "engine.so"], scratch, scratch / "engine.so")
 
 

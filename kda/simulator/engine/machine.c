@@ -1,6 +1,7 @@
 /* A launch from start to end: clusters made and unmade, findings kept, and the entry that Python calls. */
 #include "machine.h"
 
+#include <fenv.h>
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -277,6 +278,9 @@ static void free_pages(Region *r) {
 void cancel_at_end(Machine *m); /* cancel.c: clusterlaunchcontrol */
 
 EXPORT void simulate(Launch *launch) {
+    fenv_t callers;
+    fegetenv(&callers);
+    fesetenv(FE_DFL_ENV); /* subnormals count, whatever the caller's thread flushes */
     Machine m = {.launch = launch, .program = launch->program, .events = 1, .progress = 1};
     m.random = launch->seed * 0x9e3779b97f4a7c15u | 1;
     m.total_clusters = 1;
@@ -291,6 +295,7 @@ EXPORT void simulate(Launch *launch) {
     free_sync_variables(&m);
     free_reader_sets();
     for (s32 k = 0; k < launch->nregions; k++) free_pages(&launch->regions[k]);
+    fesetenv(&callers);
 }
 
 EXPORT u64 sizes(s32 which) { /* so that Python can check its own idea of these records */

@@ -76,7 +76,7 @@ INLINE u32 narrow_random(float x, const SmallFloat f, Rounding rounding, int fla
 }
 INLINE u32 narrow(float x, const SmallFloat f, Rounding rounding, int flags) { return narrow_random(x, f, rounding, flags, 0); }
 
-/* The value of a code; formats that end in `over` below their all-ones code have infinities and NaN there. */
+/* The value of a code. Beyond the largest number lie infinities and NaN, which keep their payload; e4m3 has one NaN alone. */
 INLINE float widen(u32 code, const SmallFloat f) {
     const u32 sign = code >> (f.exponent + f.mantissa) << 31, magnitude = code & ((1u << (f.exponent + f.mantissa)) - 1);
     const float scaled = bits_float(magnitude << (23 - f.mantissa)) * bits_float((u32)(254 - ((1 << (f.exponent - 1)) - 1)) << 23);
@@ -107,7 +107,7 @@ INLINE u32 float_to_ue8m0(float x, Rounding rounding, int flags) {
     const u32 magnitude = float_bits(x) & 0x7fffffff, field = magnitude >> 23, up = rounding == RP && (magnitude & 0x7fffff);
     u32 code = field + up; /* below 2^-127 only RP goes up */
     if (!field) code = rounding == RP ? magnitude > 0x400000 : 0;
-    if (code > 0xfe) code = flags & SATFINITE || (rounding == RZ && magnitude < 0x7f800000) ? 0xfe : 0xff;
+    if (code > 0xfe) code = (flags & SATFINITE) || (rounding == RZ && magnitude < 0x7f800000) ? 0xfe : 0xff;
     return magnitude > 0x7f800000 ? 0xff : code;
 }
 INLINE float ue8m0_to_float(u32 code) { return bits_float(code == 0xff ? 0x7fffffff : code ? code << 23 : 0x400000); }
@@ -119,7 +119,6 @@ INLINE float flush(float f) { /* .ftz: subnormals become zeros of their sign */
     return bits_float(x & 0x7f800000 ? x : x & 0x80000000);
 }
 INLINE float absolute(float x) { return bits_float(float_bits(x) & 0x7fffffff); }
-INLINE double absolute_double(double x) { return bits_double(double_bits(x) & ~(1ull << 63)); }
 INLINE double quiet(double x) { return bits_double(double_bits(x) | 1ull << 51); }
 INLINE u32 flush_half(u32 h) { return h & 0x7c00 ? h : h & 0x8000; }
 INLINE float saturated(float f) { return f > 0 ? (f < 1 ? f : 1) : 0; } /* NaN becomes 0 */
@@ -160,13 +159,14 @@ INLINE bool out_of_bounds(float a, float b, u32 nan) { return float_bits(absolut
 
 /* ---- more than one rounding --------------------------------------------------------------------------------------------- */
 
+/* x rounded to odd: towards zero, and the last bit set if anything was lost. */
 INLINE float odd_float(double x) {
     const float f = (float)x;
     u32 bits = float_bits(f) - (fabs((double)f) > fabs(x));
     return bits_float(f == x ? bits : bits | 1);
 }
 
-/* a + b, where neither overflows. */
+/* a + b rounded to odd, where nothing overflows: the sum, and one step towards what it missed if its last bit is even. */
 INLINE double odd_sum(double a, double b) {
     const double s = a + b, t = s - a, error = (a - (s - t)) + (b - t);
     const u64 bits = double_bits(s), step = (error > 0) == (s > 0) ? 1 : ~0ull;

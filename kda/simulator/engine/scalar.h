@@ -9,13 +9,12 @@
 
 /* A lane reads and writes its own place of every register, so the loop may vectorise though registers may be the same. All 32 lanes are
  * computed; a warp that is not full computes them beside its register, and MERGE puts the running lanes' results there. */
-#define EVERY_LANE(...) \
-    _Pragma("GCC ivdep") for (int l = 0; l < LANES; l++) __VA_ARGS__
-#define RESULT(type, offset)                          \
-    type *const D = (type *)(w->regs + (offset));     \
+#define EVERY_LANE(...) _Pragma("GCC ivdep") for (int l = 0; l < LANES; l++) __VA_ARGS__
+#define RESULT(type, offset)                      \
+    type *const D = (type *)(w->regs + (offset)); \
     type beside[LANES], *const to = lanes == FULL ? D : beside
-#define MERGE()                                                    \
-    do {                                                           \
+#define MERGE()                                                                  \
+    do {                                                                         \
         if (lanes != FULL) EVERY_LANE(D[l] = lanes >> l & 1 ? beside[l] : D[l];) \
     } while (0)
 
@@ -155,7 +154,8 @@ INLINE u32 pick_bytes(u32 a, u32 b, u32 selector) {
 /* The same; a selector's fourth bit asks for the byte's sign instead. */
 INLINE u32 permute_bytes(u32 a, u32 b, u32 selector) {
     const u32 bytes = pick_bytes(a, b, selector), signs = (bytes >> 7 & 0x01010101) * 0xff;
-    const u32 spread = (selector >> 3 & 1) | (selector >> 7 & 1) << 8 | (selector >> 11 & 1) << 16 | (selector >> 15 & 1) << 24, whole = spread * 0xff;
+    const u32 low = (selector >> 3 & 1) | (selector >> 7 & 1) << 8, high = (selector >> 11 & 1) | (selector >> 15 & 1) << 8;
+    const u32 whole = (low | high << 16) * 0xff;
     return (signs & whole) | (bytes & ~whole);
 }
 
@@ -166,7 +166,9 @@ typedef enum { ALONE, AND, OR, XOR } Combine;
 INLINE u32 joined(u32 bits, s64 how, u32 other) {
     return how == AND ? bits & other : how == OR ? bits | other : how == XOR ? bits ^ other : bits;
 }
-INLINE u32 source_predicate(const Warp *w, s32 offset, s64 negated) { return offset < 0 ? 0 : negated ? ~*PRED(w, offset) : *PRED(w, offset); }
+INLINE u32 source_predicate(const Warp *w, s32 offset, s64 negated) {
+    return offset < 0 ? 0 : negated ? ~*PRED(w, offset) : *PRED(w, offset);
+}
 
 /* Two masks of lanes from a comparison's: of the lower and the upper element of a packed type, else of the comparison and its opposite,
  * each combined with the predicate c. arg: a, b, c; mod: flags, negate, Combine, c is negated, packed. */

@@ -28,15 +28,15 @@ static u32 units(u32 column, u32 columns) { /* a bit for each unit that these co
 }
 
 bool tmem_held(Warp *w, const Ins *i, int lane, const Cta *cta, u32 column, u32 columns, const char *what) {
-    if (cta->exited) {
+    if (cta->exited && cta != w->cta) {
         find(w, i, lane, PEER_EXITED, column, columns, "%s is in tensor memory of CTA rank %d, which has exited", what, cta->rank);
         return false;
     }
     const Tmem *t = cta->tmem;
     if (column + columns <= TMEM_COLUMNS && t && !(units(column, columns) & ~t->held)) return true;
     Finding *f = find(w, i, lane, TMEM_MISUSE, column, columns,
-                      "%s takes columns %u to %u of tensor memory, not all of them allocated (held are these units of 32, as bits: %04x)", what, column,
-                      column + columns - 1, t ? t->held : 0);
+                      "%s takes columns %u to %u of tensor memory, not all of them allocated (held are these units of 32, as bits: %04x)", what,
+                      column, column + columns - 1, t ? t->held : 0);
     if (f) f->space = SPACE_TMEM;
     return false;
 }
@@ -101,11 +101,11 @@ static bool first_fit(u32 held, u32 columns, u32 *column) {
     return false;
 }
 
-static void give(Cta *cta, u32 column, u32 columns, s32 group) {
+static void give(Cta *cta, u32 column, u32 columns) {
     Tmem *t = cta->tmem;
     Launch *launch = cta->machine->launch;
     const Request *r = &t->request[ALLOCATE];
-    t->allocation[column / TMEM_UNIT] = (Allocation){columns, group, r->warp, r->ins};
+    t->allocation[column / TMEM_UNIT] = (Allocation){columns, r->warp, r->ins};
     t->held |= units(column, columns);
     u64 all = (u64)__builtin_popcount(t->held) * TMEM_UNIT;
     if (all > launch->tmem_columns) launch->tmem_columns = all;
@@ -122,14 +122,14 @@ static void take_back(Cta *cta, u32 column, u32 columns) { /* what they held is 
 }
 
 /* Does what the CTAs (one, or both of a pair) ask for; false: there is no room yet. */
-static bool grant(Cta *const ctas[], int n, Wish wish, s32 group) {
-    const Tmem *first = ctas[0]->tmem, *last = ctas[n - 1]->tmem;
+static bool grant(Cta *const ctas[], int n, Wish wish) {
+    const Tmem *first = ctas[0]->tmem; /* a pair's are allocated alike */
     u32 columns = first->request[wish].columns, column = first->request[wish].column;
-    if (wish == ALLOCATE && !first_fit(first->held | last->held, columns, &column)) return false;
+    if (wish == ALLOCATE && !first_fit(first->held, columns, &column)) return false;
     for (int c = 0; c < n; c++) {
         Request *r = &((Tmem *)ctas[c]->tmem)->request[wish];
         if (wish == ALLOCATE)
-            give(ctas[c], column, columns, group);
+            give(ctas[c], column, columns);
         else
             take_back(ctas[c], column, columns);
         r->open = false;
@@ -150,17 +150,18 @@ static bool ask(Warp *w, const Ins *i, Wish wish, u32 column, u32 columns) { /* 
 }
 
 /* Waits until what this warp has asked for is granted (Split.ticket: its number among the CTA's wishes). */
-static Outcome await(Warp *w, const Ins *i, Cta *const ctas[], int n, Wish wish, s32 group) {
+static Outcome await(Warp *w, const Ins *i, Cta *const ctas[], int n, Wish wish) {
     const Request *mine = &tmem_of(w->cta)->request[wish], *other = &tmem_of(ctas[n == 2 && w->cta == ctas[0]])->request[wish];
     if (mine->granted >= current_split(w)->ticket) return NEXT;
     if (!other->open) return BLOCK;
     if (other->columns != mine->columns || other->column != mine->column) {
-        find(w, i, 0, TMEM_MISUSE, mine->column, mine->columns, "the CTAs of a pair must ask for the same: here %u columns (at %u), in the peer %u (at %u)",
-             mine->columns, mine->column, other->columns, other->column);
+        find(w, i, 0, TMEM_MISUSE, mine->column, mine->columns,
+             "the CTAs of a pair must ask for the same: here %u columns (at %u), in the peer %u (at %u)", mine->columns, mine->column,
+             other->columns, other->column);
         stop(w->machine);
         return YIELD;
     }
-    return grant(ctas, n, wish, group) ? NEXT : BLOCK;
+    return grant(ctas, n, wish) ? NEXT : BLOCK;
 }
 
 static bool good_size(Warp *w, const Ins *i, u32 columns) {
@@ -182,20 +183,20 @@ static void check_permit(Warp *w, const Ins *i, u32 columns) {
 static Outcome op_alloc(Warp *w, const Ins *i, u32 lanes) {
     Cta *ctas[2];
     u32 columns;
-    s32 group = (s32)i->mod[3];
     if (!full_warp(w, i, lanes) || !uniform(w, i, 1, "the number of columns", &columns) || !good_size(w, i, columns)) return YIELD;
-    int n = tensor_ctas(w, i, 0, group, ctas);
+    int n = tensor_ctas(w, i, 0, (int)i->mod[3], ctas);
     if (!n) return YIELD;
     Tmem *t = tmem_of(w->cta);
     if (!current_split(w)->ticket) {
         if (!ask(w, i, ALLOCATE, 0, columns)) return BLOCK;
         check_permit(w, i, columns);
     }
-    if (await(w, i, ctas, n, ALLOCATE, group) == BLOCK) return BLOCK;
+    if (await(w, i, ctas, n, ALLOCATE) == BLOCK) return BLOCK;
     u64 to = (i->mod[1] ? R64(w, i->arg[0])[0] : R32(w, i->arg[0])[0]) + (u64)i->mod[0];
     Access a = warp_access(w, i, 0, SPACE_SHARED);
     if (i->mod[2] && to >> 56 != WINDOW_SHARED)
-        find(w, i, 0, OUT_OF_BOUNDS, to, 4, "tcgen05.alloc writes its result to shared memory; generic address 0x%llx is elsewhere", (unsigned long long)to);
+        find(w, i, 0, OUT_OF_BOUNDS, to, 4, "tcgen05.alloc writes its result to shared memory; generic address 0x%llx is elsewhere",
+             (unsigned long long)to);
     else
         shared_write(w, i, &a, (u32)to, &t->request[ALLOCATE].result, 4, 4);
     return YIELD;
@@ -213,25 +214,23 @@ static void write_all(Warp *w, const Ins *i, u32 column, u32 columns) {
 static Outcome op_dealloc(Warp *w, const Ins *i, u32 lanes) {
     Cta *ctas[2];
     u32 taddr, columns;
-    s32 group = (s32)i->mod[0];
+    int group = (int)i->mod[0];
     if (!full_warp(w, i, lanes) || !uniform(w, i, 0, "the address", &taddr) || !uniform(w, i, 1, "the number of columns", &columns)) return YIELD;
     int n = tensor_ctas(w, i, 0, group, ctas);
     if (!n) return YIELD;
     Tmem *t = tmem_of(w->cta);
     if (!current_split(w)->ticket) {
-        Allocation there = {0};
-        if (taddr < TMEM_COLUMNS && taddr % TMEM_UNIT == 0) there = t->allocation[taddr / TMEM_UNIT];
-        if (there.columns != columns || there.group != group) {
-            char held[64] = "nothing is allocated";
-            if (there.columns) snprintf(held, sizeof held, "%u columns of cta_group::%d are allocated", there.columns, there.group);
-            find(w, i, 0, TMEM_MISUSE, taddr, columns, "deallocates %u columns of cta_group::%d at 0x%x, where %s", columns, group, taddr, held);
+        u32 there = taddr < TMEM_COLUMNS && taddr % TMEM_UNIT == 0 ? t->allocation[taddr / TMEM_UNIT].columns : 0;
+        if (there != columns) {
+            find(w, i, 0, TMEM_MISUSE, taddr, columns, "deallocates %u columns at 0x%x; an allocation of %u columns starts there", columns,
+                 taddr, there);
             return NEXT;
         }
         if (!ask(w, i, DEALLOCATE, taddr, columns)) return BLOCK;
         run_queue(queue_of(w->cta, group)); /* no later than now, so that what still runs is found to race */
         write_all(w, i, taddr, columns);
     }
-    return await(w, i, ctas, n, DEALLOCATE, group);
+    return await(w, i, ctas, n, DEALLOCATE);
 }
 
 static Outcome op_relinquish(Warp *w, const Ins *i, u32 lanes) {
@@ -247,7 +246,8 @@ bool tmem_explain_block(Warp *w, const Ins *i, char *text, size_t size) {
     if (r->warp != w->index)
         snprintf(text, size, "waits for warp %d of the CTA, which itself waits to be given tensor memory, or to give it back", r->warp);
     else if (i->run == op_alloc && !first_fit(t->held, r->columns, &column))
-        snprintf(text, size, "waits for %u columns of tensor memory; %d of %d are allocated", r->columns, __builtin_popcount(t->held) * TMEM_UNIT, TMEM_COLUMNS);
+        snprintf(text, size, "waits for %u columns of tensor memory; %d of %d are allocated", r->columns,
+                 __builtin_popcount(t->held) * TMEM_UNIT, TMEM_COLUMNS);
     else
         snprintf(text, size, "waits for a warp of the other CTA of the pair to ask for the same");
     return true;
@@ -325,7 +325,8 @@ static bool check_move(Warp *w, const Ins *i, u32 lanes, Move *m) {
     }
     m->lane = slab + within;
     if (second >> 16 != taddr >> 16) {
-        find(w, i, 0, UNSUPPORTED, second, 0, "the offset of the second half makes the address 0x%x, in another lane: what that does is not documented", second);
+        find(w, i, 0, UNSUPPORTED, second, 0, "the offset of the second half makes the address 0x%x, in another lane: its effect is not documented",
+             second);
         return false;
     }
     u32 columns = m->registers / move_shapes[m->shape].registers * move_shapes[m->shape].columns * m->cells;

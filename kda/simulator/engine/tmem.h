@@ -15,7 +15,7 @@ typedef struct {
 
 typedef struct {
     u32 columns; /* 0: none starts here */
-    s32 group, warp, ins;
+    s32 warp, ins;
 } Allocation;
 
 /* What a warp asks the allocator for: until there is room, and with cta_group::2 until a warp of the peer asks for the same. */

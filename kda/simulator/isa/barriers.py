@@ -41,9 +41,28 @@ def _lower_cluster(b, ins, parts):
     return Op("cluster_wait", [], [], ALIGNED)
 
 
-MBARRIER_MODIFIERS = {"shared", "shared::cta", "shared::cluster", "b64", "release", "acquire", "relaxed", "cta", "cluster", "parity",
-                      "expect_tx", "noComplete", "init", "inval", "arrive", "arrive_drop", "test_wait", "try_wait", "pending_count",
-                      "complete_tx"}  # fmt: skip
+MBARRIER_MODIFIERS = {
+    "shared",
+    "shared::cta",
+    "shared::cluster",
+    "b64",
+    "release",
+    "acquire",
+    "relaxed",
+    "cta",
+    "cluster",
+    "parity",
+    "expect_tx",
+    "noComplete",
+    "init",
+    "inval",
+    "arrive",
+    "arrive_drop",
+    "test_wait",
+    "try_wait",
+    "pending_count",
+    "complete_tx",
+}
 
 
 def lower_mbarrier(b, ins):
@@ -62,7 +81,7 @@ def lower_mbarrier(b, ins):
         return Op(what, args, [place.offset, int(place.wide), int(parity), relaxed])
     if what in ("arrive", "arrive_drop"):
         state = -1
-        if isinstance(operands[0], Sink) or len(operands) > 1 and not hasattr(operands[0], "base"):
+        if isinstance(operands[0], Sink) or (len(operands) > 1 and not hasattr(operands[0], "base")):
             state = b.target(operands.pop(0))
         place = b.place(operands.pop(0))
         expects = "expect_tx" in parts
@@ -89,7 +108,9 @@ def lower_fence(b, ins):
         if not parts & {"async", "async::generic"} and not any(p.startswith("async") for p in parts):
             b.fail("unknown proxy", "async, alias, tensormap::generic")
         spaces = [p.removeprefix("async::") for p in parts]
-        views = SHARED if any(p.startswith("shared") for p in spaces) else GLOBAL if "global" in spaces else SHARED | GLOBAL
+        views = (
+            SHARED if any(p.startswith("shared") for p in spaces) else GLOBAL if "global" in spaces else SHARED | GLOBAL
+        )
         return Op("fence", [], [views, 0])
     if parts & {"acq_rel", "sc"}:
         return Op("fence", [], [0, RELEASE | ACQUIRE])

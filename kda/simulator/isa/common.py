@@ -21,7 +21,12 @@ SIZES = {
     "b128": 16,
 }
 # type of a matrix's elements -> the engine's MatrixType
-MATRIX_TYPES = {t: n for n, t in enumerate(("f16", "bf16", "tf32", "f32", "f64", "e4m3", "e5m2", "e2m3", "e3m2", "e2m1", "u8", "s8", "s32"))}
+MATRIX_TYPES = {
+    t: n
+    for n, t in enumerate(
+        ("f16", "bf16", "tf32", "f32", "f64", "e4m3", "e5m2", "e2m3", "e3m2", "e2m1", "u8", "s8", "s32")
+    )
+}
 SCOPES = {"cta": 1, "cluster": 2, "gpu": 3, "sys": 4}
 SEMANTICS = {"weak": 0, "relaxed": 1, "acquire": 2, "release": 3, "acq_rel": 4}
 NOT_GATHERED, ALIGNED, SYNC = 0, 1, 2  # Ins.gather
@@ -39,7 +44,7 @@ class Op:
 
 @dataclass
 class Place:
-    """An address operand: the register (offset in the file) that holds its base, whether that is 64 bits, what to add."""
+    """An address operand: the register (its offset) that holds the base, whether that is 64 bits, what to add."""
 
     register: int
     wide: bool

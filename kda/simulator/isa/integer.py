@@ -69,6 +69,5 @@ TABLE = rows(
     ("dp4a", "u32.u32 u32.s32 s32.u32 s32.s32", "c + dot4(a, b, (T)-1 < 0, (S)-1 < 0)", "u32 = u32, u32, u32"),
     ("dp2a.lo", "u32.u32 u32.s32 s32.u32 s32.s32", "c + dot2(a, b, (T)-1 < 0, (S)-1 < 0)", "u32 = u32, u32, u32"),
     ("dp2a.hi", "u32.u32 u32.s32 s32.u32 s32.s32", "c + dot2(a, b >> 16, (T)-1 < 0, (S)-1 < 0)", "u32 = u32, u32, u32"),
-    # with the carry flag: the value is as wide as it takes, what lies above the type is the carry out, or the borrow
     *WITH_CARRY,
 )  # fmt: skip

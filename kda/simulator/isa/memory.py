@@ -3,11 +3,34 @@
 from kda.simulator.isa.common import SCOPES, SEMANTICS, SIZES, WIDTHS, Op, one_of
 from kda.simulator.ptx.syntax import Sink
 
-SPACES = {"global": 1, "shared": 2, "shared::cta": 2, "shared::cluster": 2, "local": 3, "param": 4, "const": 1,
-          "param::entry": 4, "param::func": 4}  # fmt: skip
+SPACES = {
+    "global": 1,
+    "shared": 2,
+    "shared::cta": 2,
+    "shared::cluster": 2,
+    "local": 3,
+    "param": 4,
+    "const": 1,
+    "param::entry": 4,
+    "param::func": 4,
+}
 ATOMICS = {"add": 0, "min": 1, "max": 2, "and": 3, "or": 4, "xor": 5, "exch": 6, "cas": 7, "inc": 8, "dec": 9}
-ATOMIC_TYPES = {"u32": 0, "s32": 1, "u64": 2, "s64": 3, "f32": 4, "f64": 5, "f16": 6, "bf16": 7, "b16": 8, "b128": 9, "f16x2": 10,
-                "bf16x2": 11, "b32": 0, "b64": 2}  # fmt: skip
+ATOMIC_TYPES = {
+    "u32": 0,
+    "s32": 1,
+    "u64": 2,
+    "s64": 3,
+    "f32": 4,
+    "f64": 5,
+    "f16": 6,
+    "bf16": 7,
+    "b16": 8,
+    "b128": 9,
+    "f16x2": 10,
+    "bf16x2": 11,
+    "b32": 0,
+    "b64": 2,
+}
 VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 STRONG = {"volatile": ("relaxed", "sys"), "mmio": ("relaxed", "sys")}
 CACHE = {"ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "noftz", "unified"}
@@ -70,7 +93,11 @@ def lower_st(b, ins):
 
 def _atomic(b, ins, target, address, operands):
     _refuse_unknown(b, ins, SPACES, VECTORS, ATOMIC_TYPES, SEMANTICS, SCOPES, ATOMICS, CACHE)
-    type_ = ins.parts[-1] if ins.parts[-1] in ATOMIC_TYPES else next((p for p in reversed(ins.parts) if p in ATOMIC_TYPES), None)
+    type_ = (
+        ins.parts[-1]
+        if ins.parts[-1] in ATOMIC_TYPES
+        else next((p for p in reversed(ins.parts) if p in ATOMIC_TYPES), None)
+    )
     if type_ is None:
         b.fail("the type of an atomic is missing", ", ".join(ATOMIC_TYPES))
     op = one_of(ins.parts, ATOMICS)
@@ -87,7 +114,17 @@ def _atomic(b, ins, target, address, operands):
     if len(values) != count or len(targets) != count:
         b.fail(f"{len(values)} values and {len(targets)} results for {count} elements")
     rest = [b.value(o, type_) for o in operands[1:] if op == ATOMICS["cas"]]
-    mods = [space, op, ATOMIC_TYPES[type_], SIZES[type_], count, sem, one_of(ins.parts, SCOPES, SCOPES["gpu"]), place.offset, int(place.wide)]
+    mods = [
+        space,
+        op,
+        ATOMIC_TYPES[type_],
+        SIZES[type_],
+        count,
+        sem,
+        one_of(ins.parts, SCOPES, SCOPES["gpu"]),
+        place.offset,
+        int(place.wide),
+    ]
     return Op("atom", [*targets, place.register, *values, *rest], mods)
 
 
@@ -107,7 +144,9 @@ def lower_mapa(b, ins):
     wide = ins.parts[-1] == "u64"
     generic = not any(p.startswith("shared") for p in ins.parts)
     target, address, rank = ins.operands
-    return Op("mapa", [b.target(target), b.value(address, ins.parts[-1]), b.value(rank, "u32")], [int(wide), int(generic)])
+    return Op(
+        "mapa", [b.target(target), b.value(address, ins.parts[-1]), b.value(rank, "u32")], [int(wide), int(generic)]
+    )
 
 
 def lower_getctarank(b, ins):
@@ -115,8 +154,16 @@ def lower_getctarank(b, ins):
     return Op("getctarank", [b.target(target), b.value(address, ins.parts[-1])], [int(ins.parts[-1] == "u64")])
 
 
-WINDOWS = {"global": (0, 0), "shared": (2, 1), "shared::cta": (2, 1), "shared::cluster": (2, 0), "local": (3, 0), "param": (4, 0),
-           "const": (0, 0), "param::entry": (4, 0)}  # fmt: skip
+WINDOWS = {
+    "global": (0, 0),
+    "shared": (2, 1),
+    "shared::cta": (2, 1),
+    "shared::cluster": (2, 0),
+    "local": (3, 0),
+    "param": (4, 0),
+    "const": (0, 0),
+    "param::entry": (4, 0),
+}
 
 
 def lower_isspacep(b, ins):

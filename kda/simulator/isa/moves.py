@@ -1,6 +1,6 @@
 """What moves values: mov with vectors, clocks and predicates, cvta, createpolicy; and the logic of predicates."""
 
-from kda.simulator.isa.common import WIDTHS, Op, operands
+from kda.simulator.isa.common import Op, operands
 from kda.simulator.isa.registers import predicate_target, source, target
 from kda.simulator.isa.rows import KINDS
 from kda.simulator.ptx.syntax import Pair, Sink, Special, Vector
@@ -23,7 +23,7 @@ def lower_mov(b, ins):
     if isinstance(d, Vector) or isinstance(a, Vector):
         return _pack(b, type_, d, a)
     if type_ == "b128":
-        return Op("mov_b128", [b.target(d), b.value(a, "b128")])
+        return Op("mov_b128", [target(b, d, type_), source(b, a, type_)])
     if isinstance(a, Special) and a.name in CLOCKS:
         return Op("read_clock", [target(b, d, type_)], [int(KINDS[type_].word == "u64"), CLOCKS[a.name]])
     return None
@@ -33,12 +33,8 @@ def _pack(b, type_, d, a):
     """{a, b} to one register, and back."""
     vector, whole = (d, a) if isinstance(d, Vector) else (a, d)
     count = len(vector.items)
-    if (
-        type_ not in BITS
-        or isinstance(whole, Vector)
-        or count not in (2, 4)
-        or BITS[type_] // count not in (8, 16, 32, 64)
-    ):
+    fits = count in (2, 4) and BITS.get(type_, 0) // count in (8, 16, 32, 64)
+    if not fits or isinstance(whole, Vector):
         b.fail(f"a vector of {count} and .{type_}", ".b16, .b32, .b64 or .b128 with two or four items of 8 to 64 bits")
     bits = BITS[type_] // count
     item = f"b{bits}"
@@ -46,10 +42,8 @@ def _pack(b, type_, d, a):
     mods = [bits // 8, count] if handler == "any" else []
     if vector is d:
         items = [-1 if isinstance(v, Sink) else target(b, v, item) for v in vector.items]
-        return Op(f"unpack_{handler}", [b.value(whole, type_), *items], mods)
-    if WIDTHS[b.type_of(whole)] != WIDTHS[type_]:
-        b.fail(f"{whole.name} is declared .{b.type_of(whole)}", f".{type_}")
-    return Op(f"pack_{handler}", [b.target(whole), *(source(b, v, item) for v in vector.items)], mods)
+        return Op(f"unpack_{handler}", [source(b, whole, type_), *items], mods)
+    return Op(f"pack_{handler}", [target(b, whole, type_), *(source(b, v, item) for v in vector.items)], mods)
 
 
 def lower_predicate_logic(b, ins):
@@ -81,24 +75,16 @@ def lower_lop3(b, ins):
 
 # ---- addresses: the top byte of a generic address names its space (engine/machine.h)
 
-WINDOWS = {
-    "shared": 2,
-    "shared::cta": 2,
-    "shared::cluster": 2,
-    "local": 3,
-    "param": 4,
-    "param::entry": 4,
-    "global": 0,
-    "const": 0,
-}
+WINDOWS = {"global": 0, "const": 0, "local": 3, "param": 4, "param::entry": 4}
+WINDOWS |= dict.fromkeys(("shared", "shared::cta", "shared::cluster"), 2)
 
 
 def lower_cvta(b, ins):
     """cvta{.to}.space.u64 d, a"""
-    space, size = ins.parts[-2:]
-    to = ins.parts[1] == "to"
-    if space not in WINDOWS or len(ins.parts) != 3 + to or size != "u64":
-        b.fail(".".join(ins.parts[1:]), f"{{.to}}.space.u64 with space one of {', '.join(WINDOWS)}")
+    to = "to" in ins.parts[1:2]
+    space, *size = ins.parts[1 + to :] or ("",)
+    if space not in WINDOWS or size != ["u64"]:
+        b.fail(".".join(ins.parts), f"cvta{{.to}}.space.u64 with space one of {', '.join(WINDOWS)}")
     d, a = operands(b, ins, "d", "a")
     kept = (1 << 32) - 1 if WINDOWS[space] == WINDOWS["shared"] else (1 << 56) - 1
     window = 0 if to else WINDOWS[space] << 56
@@ -110,6 +96,6 @@ def lower_cvta(b, ins):
 
 def lower_createpolicy(b, ins):
     """Cache policies have no effect here: the policy is 0."""
-    if ins.parts[1] not in ("fractional", "range", "cvt") or ins.parts[-1] != "b64":
-        b.fail(".".join(ins.parts[1:]), ".fractional, .range or .cvt, ending in .b64")
+    if ins.parts[1:2] not in (("fractional",), ("range",), ("cvt",)) or ins.parts[-1] != "b64":
+        b.fail(ins.opcode, "createpolicy with .fractional, .range or .cvt, ending in .b64")
     return Op(MOV_B64, [target(b, ins.operands[0], "b64"), b.constant(0, 8)])
