@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-TOTALS = (
-    "issued",
-    "lanes",
-    "global_read",
-    "global_written",
-    "sectors",
-    "wavefronts",
-    "wavefronts_needed",
-    "shared_read",
-    "shared_written",
-    "flops",
-)
+from kda.simulator.engine.binding import Counter
+
+TOTALS = tuple(name for name, _ in Counter._fields_)
 
 
 class Run:

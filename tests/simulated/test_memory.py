@@ -64,6 +64,23 @@ def test_small_loads_extend_as_their_type_says(type_, expected):
     assert out.tolist() == [expected & 0xFFFFFFFF, expected]
 
 
+def test_stores_take_the_low_bits_of_wider_registers():
+    body = """
+    ld.global.u64 %rd5, [%rd1];
+    cvt.u64.u32 %rd6, %r0;
+    add.s64 %rd5, %rd5, %rd6;
+    mul.wide.u32 %rd9, %r0, 8;
+    add.s64 %rd9, %rd2, %rd9;
+    st.global.b32 [%rd9], %rd5;
+    st.global.b16 [%rd9+4], %rd5;
+    st.global.u8 [%rd9+6], %r0;
+"""
+    out = torch.zeros(32, dtype=torch.int64)
+    launch(kernel(body, pointers=2), grid=1, block=32, args=[torch.tensor([0x1234567890ABCD00]), out])
+    wanted = [0x90ABCD00 + n | (0xCD00 + n) << 32 | n << 48 for n in range(32)]
+    assert out.tolist() == wanted
+
+
 def access(what, **options):
     data = torch.arange(64, dtype=torch.int32)
     result = launch(kernel(what, **options), grid=1, block=1, args=[data])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import tempfile
 
 from kda.simulator.engine import build
 
@@ -90,7 +91,10 @@ class ConstantRecord(ctypes.Structure):
 @functools.cache
 def engine():
     """The loaded library."""
-    lib = ctypes.CDLL(str(build.library()))
+    with tempfile.NamedTemporaryFile(suffix=".so") as file:  # a library can only be loaded by its name
+        file.write(build.library())
+        file.flush()
+        lib = ctypes.CDLL(file.name)
     lib.handler_name.restype = ctypes.c_char_p
     lib.new_program.restype = ctypes.c_void_p
     lib.free_program.argtypes = [ctypes.c_void_p]

@@ -1,29 +1,20 @@
-"""Builds the engine from its C files, once for each content and compiler, and keeps the library on disk."""
+"""Builds the engine from its C files, once for each content and compiler, and keeps it with the built kernels."""
 
 from __future__ import annotations
 
 import concurrent.futures
-import hashlib
 import os
 import pathlib
 import shutil
 import subprocess
 import tempfile
 
+from kda.compile import store
+
 FOLDER = pathlib.Path(__file__).parent
 FLAGS = (
-    "-std=gnu11",
-    "-O2",
-    "-ftree-vectorize",
-    "-march=native",
-    "-fPIC",
-    "-fno-strict-aliasing",
-    "-ffp-contract=off",
-    "-fno-math-errno",
-    "-fvisibility=hidden",
-    "-Wall",
-    "-Wextra",
-    "-Wno-unused-parameter",
+    *("-std=gnu11", "-O2", "-ftree-vectorize", "-march=native", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off"),
+    *("-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter"),
 )
 
 
@@ -43,13 +34,6 @@ def compiler():
     return found
 
 
-def cache_folder():
-    base = os.environ.get("KDA_CACHE_DIR") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "kda"
-    )
-    return pathlib.Path(base) / "simulator"
-
-
 def sources():
     """File name -> text: the C files beside this one, and the scalar handlers generated from the tables."""
     from kda.simulator.isa import generate
@@ -58,50 +42,39 @@ def sources():
     return texts | generate.sources()
 
 
-def _cpu():
-    """What -march=native stands for here: a library built on one machine may not run on another."""
-    out = subprocess.run([compiler(), "-march=native", "-Q", "--help=target"], capture_output=True, text=True)
-    return out.stdout
-
-
 def library():
-    """Path of the built engine; builds it if this content has not been built yet."""
+    """The built engine, as bytes."""
     texts = sources()
-    key = hashlib.sha256(
-        "\0".join([compiler(), _cpu(), *FLAGS, *(f"{n}\0{t}" for n, t in texts.items())]).encode()
-    ).hexdigest()[:20]
-    folder = cache_folder()
-    path = folder / f"engine-{key}.so"
-    if path.exists():
-        return path
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        scratch = tempfile.mkdtemp(dir=folder)
-    except OSError:  # a read-only home: build it for this process alone
-        scratch = tempfile.mkdtemp()
-        path = pathlib.Path(scratch) / path.name
-    built = _build(texts, pathlib.Path(scratch))
-    os.replace(built, path)
-    if path.parent == folder:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return path
+    key = store.digest("simulator engine", compiler(), _answers("-dumpfullversion"), _native(), FLAGS, texts)
+    return store.default().fetch(key, lambda: {"engine.so": _built(texts)})["engine.so"]
 
 
-def _build(texts, scratch):
-    for name, text in texts.items():
-        (scratch / name).write_text(text)
-    names = [n for n in texts if n.endswith(".c")]
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        objects = list(
-            pool.map(
-                lambda name: _run([compiler(), *FLAGS, "-c", name, "-o", f"{name}.o"], scratch, f"{name}.o"), names
-            )
-        )
-    return _run([compiler(), "-shared", "-fPIC", *objects, "-lm", "-o", "engine.so"], scratch, scratch / "engine.so")
+def _native():
+    """What -march=native stands for here: a library built on one machine may not run on another."""
+    return _answers("-march=native", "-Q", "--help=target")
 
 
-def _run(command, folder, result):
+def _answers(*asked):
+    return subprocess.run([compiler(), *asked], capture_output=True, text=True).stdout
+
+
+def _built(texts):
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        for file, text in texts.items():
+            (folder / file).write_text(text)
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            objects = list(pool.map(lambda file: _object(file, folder), (f for f in texts if f.endswith(".c"))))
+        _run([compiler(), "-shared", "-fPIC", *objects, "-lm", "-o", "engine.so"], folder)
+        return (folder / "engine.so").read_bytes()
+
+
+def _object(file, folder):
+    _run([compiler(), *FLAGS, "-c", file, "-o", f"{file}.o"], folder)
+    return f"{file}.o"
+
+
+def _run(command, folder):
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
         raise EngineError(f"kda.simulator: {command[0]} could not build the engine:\n{done.stderr.strip()}")
-    return result

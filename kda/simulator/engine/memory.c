@@ -210,7 +210,8 @@ typedef enum { GENERIC, GLOBAL, SHARED, LOCAL, PARAM } Space;
 enum { SEM_WEAK, SEM_RELAXED, SEM_ACQUIRE, SEM_RELEASE, SEM_ACQ_REL };
 
 /* operands: the values, then the address */
-enum { M_SPACE, M_BYTES, M_COUNT, M_SIGNED, M_SEM, M_SCOPE, M_OFFSET, M_WIDE };
+/* M_DECLARED: bytes of the registers, which may be wider than the elements */
+enum { M_SPACE, M_BYTES, M_COUNT, M_SIGNED, M_SEM, M_SCOPE, M_OFFSET, M_WIDE, M_DECLARED };
 
 static u64 lane_address(const Warp *w, const Ins *i, s32 operand, bool wide, s64 offset, int l) {
     return (wide ? R64(w, i->arg[operand])[l] : R32(w, i->arg[operand])[l]) + (u64)offset;
@@ -260,7 +261,6 @@ static void get_element(const Warp *w, s32 reg, int l, u8 *to, u32 bytes) {
         memcpy(to, &R32(w, reg)[l], bytes);
 }
 
-/* mod[8]: the destination registers hold 8 bytes though the elements are smaller (ld.u32 into a 64-bit register) */
 static Outcome op_ld(Warp *w, const Ins *i, u32 lanes) {
     const s64 *m = i->mod;
     u32 bytes = (u32)m[M_BYTES], count = (u32)m[M_COUNT], n = bytes * count;
@@ -295,7 +295,7 @@ static Outcome op_ld(Warp *w, const Ins *i, u32 lanes) {
         }
         for (u32 e = 0; e < count; e++) {
             s32 reg = i->arg[e];
-            if (reg >= 0 && m[8] == 8 && bytes < 8) {
+            if (reg >= 0 && m[M_DECLARED] == 8 && bytes < 8) {
                 u64 x = 0;
                 memcpy(&x, value + e * bytes, bytes);
                 if (m[M_SIGNED]) x = (u64)((s64)(x << (64 - 8 * bytes)) >> (64 - 8 * bytes));
@@ -319,7 +319,12 @@ static Outcome op_st(Warp *w, const Ins *i, u32 lanes) {
         u64 address = lane_address(w, i, count, m[M_WIDE], m[M_OFFSET], l);
         Space space = space_of(m[M_SPACE], &address);
         u8 value[128];
-        for (u32 e = 0; e < count; e++) get_element(w, i->arg[e], l, value + e * bytes, bytes);
+        for (u32 e = 0; e < count; e++) {
+            if (m[M_DECLARED] == 8 && bytes < 8)
+                memcpy(value + e * bytes, &R64(w, i->arg[e])[l], bytes);
+            else
+                get_element(w, i->arg[e], l, value + e * bytes, bytes);
+        }
         if (space == SHARED || space == GLOBAL) {
             Access a = warp_access(w, i, l, space == SHARED ? SPACE_SHARED : SPACE_GLOBAL);
             a.scope = m[M_SEM] ? (u8)m[M_SCOPE] : WEAK;

@@ -1,7 +1,7 @@
 """ld, st, atom, red and address arithmetic between spaces."""
 
 from kda.simulator.isa.common import SCOPES, SEMANTICS, SIZES, WIDTHS, Op, one_of
-from kda.simulator.ptx.syntax import Sink
+from kda.simulator.ptx.syntax import Register
 
 SPACES = {
     "global": 1,
@@ -65,12 +65,11 @@ def _access(b, ins, values, address, to_registers):
     count = one_of(ins.parts, VECTORS, 1)
     if len(registers) != count:
         b.fail(f"{len(registers)} registers for {count} elements")
-    declared = 4
-    if to_registers:
-        items = [v for v in getattr(values, "items", (values,)) if not isinstance(v, Sink)]
-        declared = WIDTHS[b.type_of(items[0])] if items else 4
-        if declared == 0:
-            b.fail("a predicate cannot be loaded")
+    held = [v for v in getattr(values, "items", (values,)) if isinstance(v, Register)]
+    widths = {WIDTHS[b.type_of(v)] for v in held} or {4}  # a register may be wider than what is moved
+    if 0 in widths or len(widths) > 1:
+        b.fail("predicates, or registers of several widths, cannot be loaded or stored together")
+    declared = widths.pop()
     sem, scope = _semantics(b, ins)
     signed = int(type_[0] == "s")
     mods = [space, size, count, signed, sem, scope, place.offset, int(place.wide), declared]
