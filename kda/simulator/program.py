@@ -90,7 +90,7 @@ class Builder:
                 shared = align_up(shared, max(v.align, 1))
                 self.symbols[v.name] = ("shared", shared)
                 shared += v.size
-            elif v.space == "local":
+            elif v.space in ("local", "param"):  # .param variables carry the arguments of calls
                 local = align_up(local, max(v.align, 1))
                 self.symbols[v.name] = ("local", local)
                 local += v.size

@@ -7,6 +7,7 @@ cutlass = pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not insta
 
 import cute_kernels as kernels  # noqa: E402
 from cuda.bindings.driver import CUstream  # noqa: E402
+from cutlass.cute.nvgpu.warpgroup import SmemLayoutAtomKind  # noqa: E402
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream  # noqa: E402
 
 from kda.compile import cutedsl  # noqa: E402
@@ -54,7 +55,41 @@ def assert_products(target, host, a, b, *constants):
         c.fill_(float("nan"))
 
 
-@pytest.mark.parametrize("majors", ["KK", "KN", "MK", "MN"])
-@pytest.mark.parametrize(("m", "n"), [(128, 64), (128, 128), (64, 64), (64, 96)])
+@pytest.mark.parametrize(("m", "n", "majors"), [
+    (128, 64, "KK"), (128, 64, "MN"), (128, 96, "KN"), (128, 128, "MK"),
+    (64, 64, "KK"), (64, 64, "MN"), (64, 96, "MK"), (64, 128, "KN"),
+])  # fmt: skip
 def test_a_product_of_tcgen05_from_shared_memory(m, n, majors):
-    assert_products("sm100", kernels.umma, matrix(m, 64, majors[0]), matrix(n, 64, majors[1]), True)
+    assert_products("sm100", kernels.umma, matrix(m, 64, majors[0]), matrix(n, 64, majors[1]), False, True)
+
+
+@pytest.mark.parametrize("b_major", ["K", "N"])
+def test_a_product_of_tcgen05_with_a_from_tensor_memory(b_major):
+    assert_products("sm100", kernels.umma, matrix(128, 64), matrix(64, 64, b_major), True, True)
+
+
+@pytest.mark.parametrize(("n", "majors"), [(64, "KK"), (96, "KN"), (64, "MN")])
+def test_a_product_of_wgmma_from_shared_memory(n, majors):
+    assert_products("sm90", kernels.wgmma, matrix(64, 64, majors[0]), matrix(n, 64, majors[1]), False, True)
+
+
+@pytest.mark.parametrize("b_major", ["K", "N"])
+def test_a_product_of_wgmma_with_a_from_registers(b_major):
+    assert_products("sm90", kernels.wgmma, matrix(64, 64), matrix(64, 64, b_major), True, True)
+
+
+@pytest.mark.parametrize(("from_registers", "b_major"), [(False, "K"), (False, "N"), (True, "K")])
+def test_a_cluster_shares_an_operand_by_multicast(from_registers, b_major):
+    assert_products("sm90", kernels.wgmma, matrix(128, 64), matrix(64, 64, b_major), from_registers, True)
+
+
+@pytest.mark.parametrize("target", ["sm90", "sm100"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("kind", ["K_INTER", "K_SW32", "K_SW64", "K_SW128"])
+def test_a_tile_goes_through_every_swizzle(kind, dtype, target):
+    x = torch.randint(8, (16, 64)).to(dtype)
+    y = torch.zeros_like(x)
+    expected = x * torch.arange(1, 65).to(dtype) + torch.arange(16).to(dtype)[:, None]
+    for session in sessions(target, kernels.through_shared, x, y, SmemLayoutAtomKind[kind], True):
+        assert session.findings == [] and torch.equal(y, expected)
+        y.zero_()

@@ -79,12 +79,13 @@ class Runtime:
         launches = answer in (self.launch, self.launch_ex)                   # some host functions abort where one fails
 
         def callback(*args):
-            if self._raised is None:
-                try:
-                    return answer(*args) or SUCCESS
-                except BaseException as error:
-                    self._raised = error                                     # `raised` hands it over
-            return SUCCESS if launches else LAUNCH_FAILURE
+            if self._raised is not None:                                     # the host function goes on regardless
+                return SUCCESS
+            try:
+                return answer(*args) or SUCCESS
+            except BaseException as error:
+                self._raised = error                                         # `raised` hands it over
+                return SUCCESS if launches else LAUNCH_FAILURE
 
         return callback
 

@@ -211,9 +211,10 @@ void end_cluster(Cluster *c) {
 
 /* ---- programs ----------------------------------------------------------------------------------------------------------- */
 
-extern const HandlerEntry warps_handlers[], memory_handlers[], barriers_handlers[], scalar_handlers[], collectives_handlers[],
+extern const HandlerEntry calls_handlers[], warps_handlers[], memory_handlers[], barriers_handlers[], scalar_handlers[], collectives_handlers[],
     copies_handlers[], tma_handlers[], cancel_handlers[], matrix_handlers[], wgmma_handlers[], tmem_handlers[], tcgen05_handlers[];
 static const HandlerEntry *const families[] = {
+    calls_handlers,
     warps_handlers,  memory_handlers, barriers_handlers, scalar_handlers,  collectives_handlers,
     copies_handlers, tma_handlers,    cancel_handlers,   matrix_handlers,  wgmma_handlers,        tmem_handlers,
     tcgen05_handlers,

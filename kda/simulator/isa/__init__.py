@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 
-FAMILIES = ("control", "memory", "barriers", "scalar", "collectives", "copies", "tma", "matrix", "wgmma", "tcgen05")
+FAMILIES = ("calls", "control", "memory", "barriers", "scalar", "collectives", "copies", "tma", "matrix", "wgmma", "tcgen05")
 
 
 @functools.cache

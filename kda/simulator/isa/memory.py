@@ -58,8 +58,8 @@ def _access(b, ins, values, address, to_registers):
         b.fail(f".{type_} cannot be loaded or stored", ", ".join(SIZES))
     place = b.place(address)
     space = one_of(ins.parts, SPACES, 0)
-    if not space and b.space_of(address) == "param":
-        space = SPACES["param"]
+    if b.space_of(address) in ("param", "local"):  # a kernel's parameter, or an argument of a call
+        space = SPACES[b.space_of(address)]
     size = SIZES[type_]
     registers = b.targets(values) if to_registers else b.values(values, type_)
     count = one_of(ins.parts, VECTORS, 1)
