@@ -62,6 +62,7 @@ def launch(
     strict=False,
     memory=None,
     limit=None,
+    registers=None,
 ):
     """Runs a kernel on the CPU.
 
@@ -72,6 +73,7 @@ def launch(
     checks: keep the history of every byte, for races, fences and uninitialised reads.
     strict: raise SimulationError if anything was found.
     limit: warp-instructions after which the launch is given up.
+    registers: of a thread at the start, as ptxas chose them; setmaxnreg is held against that.
     """
     p = program(ptx, kernel, arch)
     grid, block, cluster = (_three(n, v) for n, v in (("grid", grid), ("block", block), ("cluster", cluster)))
@@ -109,7 +111,7 @@ def launch(
         seed=schedule,
         quantum=QUANTUM,
         limit=limit or 0,
-        max_registers=p.kernel.directives.get("maxnreg", (min(255, 65536 // max(threads, 1)) // 8 * 8,))[0],
+        max_registers=-(-registers // 8) * 8 if registers else p.kernel.directives.get("maxnreg", (0,))[0],
         max_findings=MAX_FINDINGS,
     )
     findings, counters = (binding.Finding * MAX_FINDINGS)(), (binding.Counter * p.count)()

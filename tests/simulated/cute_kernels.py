@@ -9,7 +9,7 @@ import cutlass.utils.blackwell_helpers as sm100
 import cutlass.utils.hopper_helpers as sm90
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05, warpgroup
 from cutlass.memory import SmemAllocator
-from cutlass.utils import LayoutEnum
+from cutlass.tensor_utils import LayoutEnum
 
 BF16, F32 = cutlass.BFloat16, cutlass.Float32
 THREADS = 128
@@ -55,7 +55,6 @@ def umma_tile(
     layout_b: cute.ComposedLayout,
     waits: cutlass.Constexpr,
 ):
-    thread = cute.arch.thread_idx()[0]
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     smem = SmemAllocator()
     full = barriers(smem, (1, 1))
@@ -122,20 +121,67 @@ def umma_tile_from_tmem(
     free_tmem(warp, tmem)
 
 
-@cute.jit
-def allocate_tmem(warp, base):
+@cute.kernel
+def umma_tile_of_two(
+    mma: cute.TiledMma,
+    atom_a: cute.CopyAtom,
+    a: cute.Tensor,
+    atom_b: cute.CopyAtom,
+    b: cute.Tensor,
+    c: cute.Tensor,
+    layout_a: cute.ComposedLayout,
+    layout_b: cute.ComposedLayout,
+    waits: cutlass.Constexpr,
+):
+    """Each CTA of a pair loads its half of A and of B; the even one multiplies, and its mbarrier counts all copies."""
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
+    smem = SmemAllocator()
+    full = barriers(smem, (1, 1))
+    done = full + 1
+    base = smem.allocate_array(cutlass.Int32, 1)
+    shared_a = smem.allocate_tensor(BF16, layout_a.outer, byte_alignment=1024, swizzle=layout_a.inner)
+    shared_b = smem.allocate_tensor(BF16, layout_b.outer, byte_alignment=1024, swizzle=layout_b.inner)
+    tmem = allocate_tmem(warp, base, True)
+    cute.arch.cluster_arrive()
+    cute.arch.cluster_wait()
+
+    part = mma.get_slice(rank)
+    acc = cute.make_tensor(tmem, mma.make_fragment_C(mma.partition_shape_C(c.shape)).layout)
     if warp == 0:
-        cute.arch.alloc_tmem(COLUMNS, base)
+        to_a, from_a = whole_tile(shared_a, atom_a, part.partition_A(a), 3)
+        to_b, from_b = whole_tile(shared_b, atom_b, part.partition_B(b), 3)
+        if rank == 0:
+            with cute.arch.elect_one():
+                size = cute.size_in_bytes(BF16, layout_a) + cute.size_in_bytes(BF16, layout_b)
+                cute.arch.mbarrier_arrive_and_expect_tx(full, 2 * size)
+        cute.copy(atom_a, from_a, to_a[None, 0], tma_bar_ptr=full)
+        cute.copy(atom_b, from_b, to_b[None, 0], tma_bar_ptr=full)
+        if rank == 0:
+            cute.arch.mbarrier_wait(full, 0)
+            issue(mma, acc, mma.make_fragment_A(shared_a), mma.make_fragment_B(shared_b), done, True)
+    if cutlass.const_expr(waits):
+        cute.arch.mbarrier_wait(done, 0)
+    drain(part, acc, c)
+    cute.arch.cluster_arrive()
+    cute.arch.cluster_wait()
+    free_tmem(warp, tmem, True)
+
+
+@cute.jit
+def allocate_tmem(warp, base, pair: cutlass.Constexpr = False):
+    if warp == 0:
+        cute.arch.alloc_tmem(COLUMNS, base, is_two_cta=pair)
     cute.arch.sync_threads()
     return cute.arch.retrieve_tmem_ptr(F32, 16, base)
 
 
 @cute.jit
-def free_tmem(warp, tmem):
+def free_tmem(warp, tmem, pair: cutlass.Constexpr = False):
     cute.arch.sync_threads()
     if warp == 0:
-        cute.arch.relinquish_tmem_alloc_permit()
-        cute.arch.dealloc_tmem(tmem, COLUMNS)
+        cute.arch.relinquish_tmem_alloc_permit(is_two_cta=pair)
+        cute.arch.dealloc_tmem(tmem, COLUMNS, is_two_cta=pair)
 
 
 @cute.jit
@@ -152,40 +198,48 @@ def fill(tmem, a, thread):
 
 
 @cute.jit
-def issue(mma, acc, a, b, done):
-    """Queues the products along K from one warp; `done` completes after the last of them."""
+def issue(mma, acc, a, b, done, pair: cutlass.Constexpr = False):
+    """Queues the products along K from one warp; `done` completes after the last of them, of a pair in both CTAs."""
     mma.set(tcgen05.Field.ACCUMULATE, False)
     for k in cutlass.range_constexpr(cute.size(a, mode=[2])):
         cute.gemm(mma, acc, a[None, None, k, 0], b[None, None, k, 0], acc)
         mma.set(tcgen05.Field.ACCUMULATE, True)
     with cute.arch.elect_one():
-        tcgen05.commit(done)
+        if cutlass.const_expr(pair):
+            tcgen05.commit(done, cutlass.Int16(3), tcgen05.CtaGroup.TWO)
+        else:
+            tcgen05.commit(done)
 
 
 @cute.jit
 def drain(part, acc, c):
     """TMEM to registers to global memory; a 64-row accumulator lies in 16 of each warp's 32 lanes."""
-    rows, n = c.shape
-    power = n & -n
-    op = tcgen05.Ld32x32bOp(tcgen05.Repetition(power))
-    if cutlass.const_expr(rows == 64):
-        op = tcgen05.Ld16x256bOp(tcgen05.Repetition(power // 8))
-    copy = tcgen05.make_tmem_copy(cute.make_copy_atom(op, F32), acc[(None, None), 0, 0])
+    tile = acc[(None, None), 0, 0]
+    columns = cute.size(tile) // THREADS          # where all lanes are in use: a pair's 64 rows lie in two halves
+    op = tcgen05.Ld32x32bOp(tcgen05.Repetition(columns & -columns))
+    if cutlass.const_expr(c.shape[0] == 64):
+        op = tcgen05.Ld16x256bOp(tcgen05.Repetition((columns & -columns) // 4))
+    copy = tcgen05.make_tmem_copy(cute.make_copy_atom(op, F32), tile)
     mine = copy.get_slice(cute.arch.thread_idx()[0])
     there = mine.partition_D(part.partition_C(c)[(None, None), 0, 0])
     kept = cute.make_rmem_tensor(there.shape, F32)
-    cute.copy(copy, mine.partition_S(acc[(None, None), 0, 0]), kept)
+    cute.copy(copy, mine.partition_S(tile), kept)
     cute.autovec_copy(kept, there)
 
 
 @cute.jit
-def umma(a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, from_tmem: cutlass.Constexpr, waits: cutlass.Constexpr, stream):
+def umma(
+    a: cute.Tensor,
+    b: cute.Tensor,
+    c: cute.Tensor,
+    from_tmem: cutlass.Constexpr,
+    waits: cutlass.Constexpr,
+    stream,
+):
     """C = A B^T by tcgen05.mma. `waits`: for the products, or for A's way to TMEM."""
     tile = (*c.shape, a.shape[1])
     source = tcgen05.OperandSource.TMEM if from_tmem else tcgen05.OperandSource.SMEM
-    op = tcgen05.MmaF16BF16Op(
-        BF16, F32, (*c.shape, MMA_K), tcgen05.CtaGroup.ONE, source, major(a), major(b)
-    )
+    op = tcgen05.MmaF16BF16Op(BF16, F32, (*c.shape, MMA_K), tcgen05.CtaGroup.ONE, source, major(a), major(b))
     mma = cute.make_tiled_mma(op)
     layout_a, layout_b = sm100.make_smem_layout_a(mma, tile, BF16, 1), sm100.make_smem_layout_b(mma, tile, BF16, 1)
     load = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
@@ -201,6 +255,24 @@ def umma(a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, from_tmem: cutlass.Cons
         umma_tile(mma, atom_a, tma_a, atom_b, tma_b, c, layout_a, layout_b, waits).launch(
             grid=(1, 1, 1), block=(THREADS, 1, 1), stream=stream
         )
+
+
+@cute.jit
+def umma_of_two(a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, waits: cutlass.Constexpr, stream):
+    """C = A B^T by a pair of CTAs and its tcgen05.mma.cta_group::2."""
+    tile = (*c.shape, a.shape[1])
+    group, source = tcgen05.CtaGroup.TWO, tcgen05.OperandSource.SMEM
+    mma = cute.make_tiled_mma(
+        tcgen05.MmaF16BF16Op(BF16, F32, (*c.shape, MMA_K), group, source, major(a), major(b))
+    )
+    layout_a, layout_b = sm100.make_smem_layout_a(mma, tile, BF16, 1), sm100.make_smem_layout_b(mma, tile, BF16, 1)
+    load = cpasync.CopyBulkTensorTileG2SOp(group)
+    one_a, one_b = cute.select(layout_a, mode=[0, 1, 2]), cute.select(layout_b, mode=[0, 1, 2])
+    atom_a, tma_a = cute.nvgpu.make_tiled_tma_atom_A(load, a, one_a, tile, mma, (2, 1, 1, 1))
+    atom_b, tma_b = cute.nvgpu.make_tiled_tma_atom_B(load, b, one_b, tile, mma, (2, 1, 1, 1))
+    umma_tile_of_two(mma, atom_a, tma_a, atom_b, tma_b, c, layout_a, layout_b, waits).launch(
+        grid=(2, 1, 1), block=(THREADS, 1, 1), cluster=(2, 1, 1), stream=stream
+    )
 
 
 @cute.kernel
@@ -300,7 +372,7 @@ def through_tile(
     x: cute.Tensor,
     store: cute.CopyAtom,
     y: cute.Tensor,
-    layout: cutlass.Constexpr,
+    layout: cute.ComposedLayout,
     dtype: cutlass.Constexpr,
     fences: cutlass.Constexpr,
 ):
@@ -325,9 +397,10 @@ def through_tile(
     cute.arch.sync_threads()
     if warp == 0:
         inside, outside = whole_tile(shared, store, y, 2)
-        cute.copy(store, inside, outside)
-        cute.arch.cp_async_bulk_commit_group()
-        cute.arch.cp_async_bulk_wait_group(0)
+        with cute.arch.elect_one():                # the DSL elects a lane for loads, not for stores
+            cute.copy(store, inside, outside)
+            cute.arch.cp_async_bulk_commit_group()
+            cute.arch.cp_async_bulk_wait_group(0)
 
 
 @cute.jit

@@ -1,5 +1,7 @@
 """Kernels of the CuTe DSL, compiled for fake tensors and run on the CPU from their PTX, against torch."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -68,6 +70,11 @@ def test_a_product_of_tcgen05_with_a_from_tensor_memory(b_major):
     assert_products("sm100", kernels.umma, matrix(128, 64), matrix(64, 64, b_major), True, True)
 
 
+@pytest.mark.parametrize(("m", "n", "majors"), [(256, 64, "KK"), (256, 128, "MN"), (128, 64, "KK")])
+def test_a_product_of_tcgen05_by_a_pair_of_ctas(m, n, majors):
+    assert_products("sm100", kernels.umma_of_two, matrix(m, 64, majors[0]), matrix(n, 64, majors[1]), True)
+
+
 @pytest.mark.parametrize(("n", "majors"), [(64, "KK"), (96, "KN"), (64, "MN")])
 def test_a_product_of_wgmma_from_shared_memory(n, majors):
     assert_products("sm90", kernels.wgmma, matrix(64, 64, majors[0]), matrix(n, 64, majors[1]), False, True)
@@ -93,3 +100,41 @@ def test_a_tile_goes_through_every_swizzle(kind, dtype, target):
     for session in sessions(target, kernels.through_shared, x, y, SmemLayoutAtomKind[kind], True):
         assert session.findings == [] and torch.equal(y, expected)
         y.zero_()
+
+
+def source_line(place):
+    """The text of the line of cute_kernels.py that a finding names."""
+    file, line = place.source.rsplit(":", 1)
+    assert file == kernels.__file__
+    return Path(file).read_text().splitlines()[int(line) - 1].strip()
+
+
+GEMM = "cute.gemm(mma, acc, "
+FAULTS = {
+    "the products are not waited for": (
+        ("sm100", kernels.umma, matrix(128, 64), matrix(64, 64), torch.empty(128, 64), False, False),
+        ("race-read-write", GEMM, "cute.copy(copy, mine.partition_S(tile"),
+    ),
+    "A's way to tensor memory is not waited for": (
+        ("sm100", kernels.umma, matrix(128, 64), matrix(64, 64), torch.empty(128, 64), True, False),
+        ("race-write-read", GEMM, "cute.copy(copy, row, there)"),
+    ),
+    "no wait_group before the sums are read": (
+        ("sm90", kernels.wgmma, matrix(64, 64), matrix(64, 64), torch.empty(64, 64), False, False),
+        ("register-in-flight", "cute.autovec_copy(acc, held_c)", ""),      # the DSL's .loc of a wgmma is off by lines
+    ),
+    "no fence between the threads' writes and the TMA store": (
+        ("sm90", kernels.through_shared, matrix(16, 64), matrix(16, 64), SmemLayoutAtomKind.K_SW128, False),
+        ("proxy", "cute.copy(store, inside, outside)", "shared[row, column] = "),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found_where_it_is_in_the_source(fault):
+    launched, (kind, at, other) = FAULTS[fault]
+    for session in sessions(*launched):
+        found = [f for f in session.findings if f.kind == kind and f.other]
+        assert found, session.findings
+        assert source_line(found[0].place).startswith(at)
+        assert source_line(found[0].other).startswith(other)

@@ -22,7 +22,7 @@ from ..tensormap import INTERLEAVES, encode
 from .devices import ATTRIBUTES
 from .session import CaptureError, Session
 
-SUCCESS, LAUNCH_FAILURE = 0, 719
+SUCCESS = 0
 CLUSTER, COOPERATIVE, PDL = 4, 2, 6          # ids of launch attributes
 SHARED_SIZE = 1                              # CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
 # What cuTensorMapEncodeTiled calls them, in its own order.
@@ -76,16 +76,13 @@ class Runtime:
         return found
 
     def _guarded(self, answer: Callable) -> Callable:
-        launches = answer in (self.launch, self.launch_ex)                   # some host functions abort where one fails
-
         def callback(*args):
-            if self._raised is not None:                                     # the host function goes on regardless
-                return SUCCESS
-            try:
-                return answer(*args) or SUCCESS
-            except BaseException as error:
-                self._raised = error                                         # `raised` hands it over
-                return SUCCESS if launches else LAUNCH_FAILURE
+            if self._raised is None:
+                try:
+                    return answer(*args) or SUCCESS
+                except BaseException as error:
+                    self._raised = error                                     # `raised` hands it over
+            return SUCCESS                                                   # some host functions abort otherwise
 
         return callback
 

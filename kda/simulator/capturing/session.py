@@ -64,6 +64,7 @@ class Session:
             args=launch.args,
             arch=self.arch,
             memory=memory.regions(tensors),
+            registers=kernel.registers,
             **self.options,
         )
         self.runs.append(run)

@@ -396,7 +396,11 @@ static Outcome op_fence(Warp *w, const Ins *i, u32 lanes) {
 
 /* mod[0]: inc, mod[1]: registers a thread shall have */
 static Outcome op_setmaxnreg(Warp *w, const Ins *i, u32 lanes) {
+    u32 threads = w->cta->nwarps * LANES, most = 65536 / threads / 8 * 8; /* where the count is unknown: what can have been given */
+    bool known = w->max_registers > 0;
+    if (!known) w->max_registers = most < 256 ? (s32)most : 248;
     s32 wanted = (s32)i->mod[1], change = wanted - w->max_registers;
+    if (!known && i->mod[0] && change < 0) change = 0;
     if (wanted < 24 || wanted > 256 || wanted % 8 || (i->mod[0] ? change < 0 : change > 0)) {
         find(w, i, first_lane(lanes), BAD_OPERAND, 0, 0, "setmaxnreg.%s to %d registers from %d: 24 to 256, a multiple of 8, and %s", i->mod[0] ? "inc" : "dec",
              wanted, w->max_registers, i->mod[0] ? "no fewer than now" : "no more than now");

@@ -10,6 +10,7 @@
 
 /* ---- registers in flight ------------------------------------------------------------------------------------------------ */
 
+enum { RECENT = 16 };
 enum { SLOT = 64 }; /* no two registers of 32 bits or more start within 64 bytes of the file */
 typedef enum { WRITTEN, READ } Use;
 
@@ -28,6 +29,7 @@ typedef struct {
     u64 fence;            /* Warp.issued at the last one */
     u64 issued, trace;    /* wgmmas, and a digest of them: all four warps run the same ones */
     s32 last;             /* instruction */
+    u32 waited[RECENT];   /* by group: the last one that the warp had waited for when it issued this one */
 } Registers;
 
 static Registers *registers_of(Warp *w) {
@@ -287,6 +289,7 @@ static Outcome op_wgmma(Warp *w, const Ins *i, u32 lanes) {
     scatter_d(w, d, columns, m[W_D] == MT_F16, D);
     take_registers(w, i, r, clock);
     trace(r, i, a_descriptor, b_descriptor);
+    r->waited[clock % RECENT] = w->know.clock[SEEN][access.actor & 0xffff];
     counter(w, i)->flops += 2ull * ROWS * columns * depth;
     return NEXT;
 }
@@ -305,7 +308,21 @@ static Outcome op_fence(Warp *w, const Ins *i, u32 lanes) {
 static Outcome op_commit(Warp *w, const Ins *i, u32 lanes) {
     check_warpgroup(w, i, lanes);
     w->async_clock[BY_WGMMA]++;
+    machine_event(w->machine);
     return NEXT;
+}
+
+/* A group is over when all four warps have issued it; what they had waited for until then is over, too. */
+static bool wait_for_peers(Warp *w, u32 group) {
+    if ((w->index & ~3) + 4 > w->cta->nwarps) return true;
+    Warp *first = w - (w->index & 3);
+    for (Warp *peer = first; peer < first + 4; peer++)
+        if (peer->live && peer->async_clock[BY_WGMMA] < group) return false;
+    for (Warp *peer = first; peer < first + 4; peer++) {
+        const Registers *r = peer->wgmma;
+        if (r && peer->async_clock[BY_WGMMA] + 1 < group + RECENT) knows_of(&w->know, actor_of(peer, BY_WGMMA), r->waited[group % RECENT]);
+    }
+    return true;
 }
 
 /* mod[0]: groups that may stay */
@@ -313,9 +330,10 @@ static Outcome op_wait(Warp *w, const Ins *i, u32 lanes) {
     check_warpgroup(w, i, lanes);
     u32 committed = w->async_clock[BY_WGMMA], stay = (u32)i->mod[0];
     if (committed <= stay) return NEXT;
+    if (!wait_for_peers(w, committed - stay)) return BLOCK;
     knows_of(&w->know, actor_of(w, BY_WGMMA), committed - stay);
     in_flight_remove(w, BY_WGMMA, committed - stay);
-    return NEXT;
+    return YIELD;
 }
 
 /* The first warp of a warpgroup looks at the other three, while all still have their state. */
