@@ -59,6 +59,7 @@ ACTORS = (
     "a tcgen05.st of warp {n}",
     "a copy that an mbarrier tracks",
 )
+LONGEST = 200  # characters of an instruction: some list hundreds of registers
 RACES = {4, 5, 6, 7, 8}
 
 
@@ -107,7 +108,8 @@ def place_of(program, index):
     if ins is None:
         return Place(program.kernel.line, "the kernel's end", None)
     loc = ins.loc
-    return Place(ins.line, ins.text, f"{loc.file}:{loc.line}" if loc else None)
+    text = ins.text if len(ins.text) <= LONGEST else f"{ins.text[: LONGEST // 2]} ... {ins.text[-LONGEST // 4 :]}"
+    return Place(ins.line, text, f"{loc.file}:{loc.line}" if loc else None)
 
 
 def worded(record, program, labels):

@@ -91,7 +91,6 @@ def launch(
     ]
     regions, labels, touched = _regions(spans)
 
-    threads = block[0] * block[1] * block[2]
     record = binding.Launch(
         program=p.handle,
         grid=grid,

@@ -1,10 +1,13 @@
-"""Small kernels of the CuTe DSL, one tile each, for the simulator: every step by hand, no pipeline classes.
+"""Small kernels of the CuTe DSL, one tile of C each, for the simulator.
+
+Every step is by hand, with mbarriers of its own, except in the two that use the pipelines of the DSL.
 
 Operands are A (M, K) and B (N, K), the result is C (M, N); which mode is contiguous follows from the strides.
 """
 
 import cutlass
 import cutlass.cute as cute
+import cutlass.pipeline as pipeline
 import cutlass.utils.blackwell_helpers as sm100
 import cutlass.utils.hopper_helpers as sm90
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05, warpgroup
@@ -16,6 +19,7 @@ THREADS = 128
 MMA_K = 16
 COLUMNS = 256                                 # of TMEM: the accumulator, then A
 A_AT = 128
+STAGES, STEP = 2, 64                          # of the pipelines: stages, elements of k in each
 
 
 def major(x):
@@ -53,32 +57,40 @@ def umma_tile(
     c: cute.Tensor,
     layout_a: cute.ComposedLayout,
     layout_b: cute.ComposedLayout,
+    pair: cutlass.Constexpr,
     waits: cutlass.Constexpr,
 ):
+    """One CTA or a pair: each loads its part of A and of B; the even one multiplies, its mbarrier counts all copies."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
     smem = SmemAllocator()
     full = barriers(smem, (1, 1))
     done = full + 1
     base = smem.allocate_array(cutlass.Int32, 1)
     shared_a = smem.allocate_tensor(BF16, layout_a.outer, byte_alignment=1024, swizzle=layout_a.inner)
     shared_b = smem.allocate_tensor(BF16, layout_b.outer, byte_alignment=1024, swizzle=layout_b.inner)
-    tmem = allocate_tmem(warp, base)
-    part = mma.get_slice(0)
+    tmem = allocate_tmem(warp, base, pair)
+    sync_cluster(pair)
+
+    part = mma.get_slice(rank)
     acc = cute.make_tensor(tmem, mma.make_fragment_C(mma.partition_shape_C(c.shape)).layout)
     if warp == 0:
         to_a, from_a = whole_tile(shared_a, atom_a, part.partition_A(a), 3)
         to_b, from_b = whole_tile(shared_b, atom_b, part.partition_B(b), 3)
-        with cute.arch.elect_one():
-            size = cute.size_in_bytes(BF16, layout_a) + cute.size_in_bytes(BF16, layout_b)
-            cute.arch.mbarrier_arrive_and_expect_tx(full, size)
+        if rank == 0:
+            with cute.arch.elect_one():
+                size = cute.size_in_bytes(BF16, layout_a) + cute.size_in_bytes(BF16, layout_b)
+                cute.arch.mbarrier_arrive_and_expect_tx(full, size * (2 if pair else 1))
         cute.copy(atom_a, from_a, to_a[None, 0], tma_bar_ptr=full)
         cute.copy(atom_b, from_b, to_b[None, 0], tma_bar_ptr=full)
-        cute.arch.mbarrier_wait(full, 0)
-        issue(mma, acc, mma.make_fragment_A(shared_a), mma.make_fragment_B(shared_b), done)
+        if rank == 0:
+            cute.arch.mbarrier_wait(full, 0)
+            issue(mma, acc, mma.make_fragment_A(shared_a), mma.make_fragment_B(shared_b), done, pair)
     if cutlass.const_expr(waits):
         cute.arch.mbarrier_wait(done, 0)
     drain(part, acc, c)
-    free_tmem(warp, tmem)
+    sync_cluster(pair)
+    free_tmem(warp, tmem, pair)
 
 
 @cute.kernel
@@ -121,51 +133,11 @@ def umma_tile_from_tmem(
     free_tmem(warp, tmem)
 
 
-@cute.kernel
-def umma_tile_of_two(
-    mma: cute.TiledMma,
-    atom_a: cute.CopyAtom,
-    a: cute.Tensor,
-    atom_b: cute.CopyAtom,
-    b: cute.Tensor,
-    c: cute.Tensor,
-    layout_a: cute.ComposedLayout,
-    layout_b: cute.ComposedLayout,
-    waits: cutlass.Constexpr,
-):
-    """Each CTA of a pair loads its half of A and of B; the even one multiplies, and its mbarrier counts all copies."""
-    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
-    smem = SmemAllocator()
-    full = barriers(smem, (1, 1))
-    done = full + 1
-    base = smem.allocate_array(cutlass.Int32, 1)
-    shared_a = smem.allocate_tensor(BF16, layout_a.outer, byte_alignment=1024, swizzle=layout_a.inner)
-    shared_b = smem.allocate_tensor(BF16, layout_b.outer, byte_alignment=1024, swizzle=layout_b.inner)
-    tmem = allocate_tmem(warp, base, True)
-    cute.arch.cluster_arrive()
-    cute.arch.cluster_wait()
-
-    part = mma.get_slice(rank)
-    acc = cute.make_tensor(tmem, mma.make_fragment_C(mma.partition_shape_C(c.shape)).layout)
-    if warp == 0:
-        to_a, from_a = whole_tile(shared_a, atom_a, part.partition_A(a), 3)
-        to_b, from_b = whole_tile(shared_b, atom_b, part.partition_B(b), 3)
-        if rank == 0:
-            with cute.arch.elect_one():
-                size = cute.size_in_bytes(BF16, layout_a) + cute.size_in_bytes(BF16, layout_b)
-                cute.arch.mbarrier_arrive_and_expect_tx(full, 2 * size)
-        cute.copy(atom_a, from_a, to_a[None, 0], tma_bar_ptr=full)
-        cute.copy(atom_b, from_b, to_b[None, 0], tma_bar_ptr=full)
-        if rank == 0:
-            cute.arch.mbarrier_wait(full, 0)
-            issue(mma, acc, mma.make_fragment_A(shared_a), mma.make_fragment_B(shared_b), done, True)
-    if cutlass.const_expr(waits):
-        cute.arch.mbarrier_wait(done, 0)
-    drain(part, acc, c)
-    cute.arch.cluster_arrive()
-    cute.arch.cluster_wait()
-    free_tmem(warp, tmem, True)
+@cute.jit
+def sync_cluster(needed: cutlass.Constexpr):
+    if cutlass.const_expr(needed):
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
 
 
 @cute.jit
@@ -228,50 +200,184 @@ def drain(part, acc, c):
 
 
 @cute.jit
-def umma(
-    a: cute.Tensor,
-    b: cute.Tensor,
-    c: cute.Tensor,
-    from_tmem: cutlass.Constexpr,
-    waits: cutlass.Constexpr,
-    stream,
-):
-    """C = A B^T by tcgen05.mma. `waits`: for the products, or for A's way to TMEM."""
+def umma(a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, by: cutlass.Constexpr, waits: cutlass.Constexpr, stream):
+    """C = A B^T by tcgen05.mma, `by` "one" CTA, a "pair", or one with A in "tmem"."""
     tile = (*c.shape, a.shape[1])
+    pair, from_tmem = by == "pair", by == "tmem"
+    group = tcgen05.CtaGroup.TWO if pair else tcgen05.CtaGroup.ONE
     source = tcgen05.OperandSource.TMEM if from_tmem else tcgen05.OperandSource.SMEM
-    op = tcgen05.MmaF16BF16Op(BF16, F32, (*c.shape, MMA_K), tcgen05.CtaGroup.ONE, source, major(a), major(b))
-    mma = cute.make_tiled_mma(op)
+    mma = cute.make_tiled_mma(tcgen05.MmaF16BF16Op(BF16, F32, (*c.shape, MMA_K), group, source, major(a), major(b)))
     layout_a, layout_b = sm100.make_smem_layout_a(mma, tile, BF16, 1), sm100.make_smem_layout_b(mma, tile, BF16, 1)
-    load = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
+    load, cluster = cpasync.CopyBulkTensorTileG2SOp(group), (2 if pair else 1, 1, 1)
     one_b = cute.select(layout_b, mode=[0, 1, 2])
-    atom_b, tma_b = cute.nvgpu.make_tiled_tma_atom_B(load, b, one_b, tile, mma)
+    atom_b, tma_b = cute.nvgpu.make_tiled_tma_atom_B(load, b, one_b, tile, mma, (*cluster, 1))
     if cutlass.const_expr(from_tmem):
         umma_tile_from_tmem(mma, a, atom_b, tma_b, c, layout_a, layout_b, waits).launch(
-            grid=(1, 1, 1), block=(THREADS, 1, 1), stream=stream
+            grid=cluster, block=(THREADS, 1, 1), stream=stream
         )
     else:
         one_a = cute.select(layout_a, mode=[0, 1, 2])
-        atom_a, tma_a = cute.nvgpu.make_tiled_tma_atom_A(load, a, one_a, tile, mma)
-        umma_tile(mma, atom_a, tma_a, atom_b, tma_b, c, layout_a, layout_b, waits).launch(
-            grid=(1, 1, 1), block=(THREADS, 1, 1), stream=stream
+        atom_a, tma_a = cute.nvgpu.make_tiled_tma_atom_A(load, a, one_a, tile, mma, (*cluster, 1))
+        umma_tile(mma, atom_a, tma_a, atom_b, tma_b, c, layout_a, layout_b, pair, waits).launch(
+            grid=cluster, block=(THREADS, 1, 1), cluster=cluster, stream=stream
         )
 
 
+def threads(count=1):
+    return pipeline.CooperativeGroup(pipeline.Agent.Thread, count)
+
+
+@cute.kernel
+def umma_pipeline(
+    mma: cute.TiledMma,
+    atom_a: cute.CopyAtom,
+    a: cute.Tensor,
+    atom_b: cute.CopyAtom,
+    b: cute.Tensor,
+    c: cute.Tensor,
+    layout_a: cute.ComposedLayout,
+    layout_b: cute.ComposedLayout,
+    dtype: cutlass.Constexpr,
+):
+    """Warp 0 loads, warp 1 multiplies, all four store."""
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    smem = SmemAllocator()
+    base = smem.allocate_array(cutlass.Int32, 1)
+    shared_a = smem.allocate_tensor(dtype, layout_a.outer, byte_alignment=1024, swizzle=layout_a.inner)
+    shared_b = smem.allocate_tensor(dtype, layout_b.outer, byte_alignment=1024, swizzle=layout_b.inner)
+    size = (cute.size_in_bytes(dtype, layout_a) + cute.size_in_bytes(dtype, layout_b)) // STAGES
+    loads, operands = pipeline.PipelineTmaUmma.create(
+        num_stages=STAGES,
+        producer_group=threads(),
+        consumer_group=threads(),
+        tx_count=size,
+        barrier_storage=smem.allocate_array(cutlass.Int64, 2 * STAGES),
+    ).make_participants()
+    products, results = pipeline.PipelineUmmaAsync.create(
+        num_stages=1,
+        producer_group=threads(),
+        consumer_group=threads(THREADS),
+        barrier_storage=smem.allocate_array(cutlass.Int64, 2),
+    ).make_participants()
+    tmem = allocate_tmem(warp, base)
+
+    part = mma.get_slice(0)
+    acc = cute.make_tensor(tmem, mma.make_fragment_C(mma.partition_shape_C(c.shape)).layout)
+    tiles = cute.size(a, mode=[1]) // STEP
+    if warp == 0:
+        steps_a = part.partition_A(cute.local_tile(a, (c.shape[0], STEP), (0, None)))
+        steps_b = part.partition_B(cute.local_tile(b, (c.shape[1], STEP), (0, None)))
+        to_a, from_a = whole_tile(shared_a, atom_a, steps_a, 3)
+        to_b, from_b = whole_tile(shared_b, atom_b, steps_b, 3)
+        for tile in cutlass.range(tiles, unroll=1):
+            stage = loads.acquire_and_advance()
+            cute.copy(atom_a, from_a[None, tile], to_a[None, stage.index], tma_bar_ptr=stage.barrier)
+            cute.copy(atom_b, from_b[None, tile], to_b[None, stage.index], tma_bar_ptr=stage.barrier)
+        loads.tail()
+    if warp == 1:
+        held_a, held_b = mma.make_fragment_A(shared_a), mma.make_fragment_B(shared_b)
+        result = products.acquire_and_advance()
+        mma.set(tcgen05.Field.ACCUMULATE, False)
+        for _ in cutlass.range(tiles, unroll=1):
+            stage = operands.wait_and_advance()
+            for k in cutlass.range_constexpr(cute.size(held_a, mode=[2])):
+                cute.gemm(mma, acc, held_a[None, None, k, stage.index], held_b[None, None, k, stage.index], acc)
+                mma.set(tcgen05.Field.ACCUMULATE, True)
+            stage.release()
+        result.commit()
+    result = results.wait_and_advance()
+    drain(part, acc, c)
+    result.release()
+    free_tmem(warp, tmem)
+
+
 @cute.jit
-def umma_of_two(a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, waits: cutlass.Constexpr, stream):
-    """C = A B^T by a pair of CTAs and its tcgen05.mma.cta_group::2."""
-    tile = (*c.shape, a.shape[1])
-    group, source = tcgen05.CtaGroup.TWO, tcgen05.OperandSource.SMEM
-    mma = cute.make_tiled_mma(
-        tcgen05.MmaF16BF16Op(BF16, F32, (*c.shape, MMA_K), group, source, major(a), major(b))
-    )
-    layout_a, layout_b = sm100.make_smem_layout_a(mma, tile, BF16, 1), sm100.make_smem_layout_b(mma, tile, BF16, 1)
+def umma_pipelined(a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, stream):
+    """C = A B^T, any multiple of STEP along k, by the DSL's pipelines for tcgen05; fp32 counts as tf32."""
+    tile = (*c.shape, STEP)
+    group, source = tcgen05.CtaGroup.ONE, tcgen05.OperandSource.SMEM
+    dtype = a.element_type
+    if cutlass.const_expr(dtype is F32):
+        op = tcgen05.MmaTF32Op((*c.shape, MMA_K // 2), group, source, major(a), major(b))
+    else:
+        op = tcgen05.MmaF16BF16Op(dtype, F32, (*c.shape, MMA_K), group, source, major(a), major(b))
+    mma = cute.make_tiled_mma(op)
+    layout_a = sm100.make_smem_layout_a(mma, tile, dtype, STAGES)
+    layout_b = sm100.make_smem_layout_b(mma, tile, dtype, STAGES)
     load = cpasync.CopyBulkTensorTileG2SOp(group)
     one_a, one_b = cute.select(layout_a, mode=[0, 1, 2]), cute.select(layout_b, mode=[0, 1, 2])
-    atom_a, tma_a = cute.nvgpu.make_tiled_tma_atom_A(load, a, one_a, tile, mma, (2, 1, 1, 1))
-    atom_b, tma_b = cute.nvgpu.make_tiled_tma_atom_B(load, b, one_b, tile, mma, (2, 1, 1, 1))
-    umma_tile_of_two(mma, atom_a, tma_a, atom_b, tma_b, c, layout_a, layout_b, waits).launch(
-        grid=(2, 1, 1), block=(THREADS, 1, 1), cluster=(2, 1, 1), stream=stream
+    atom_a, tma_a = cute.nvgpu.make_tiled_tma_atom_A(load, a, one_a, tile, mma)
+    atom_b, tma_b = cute.nvgpu.make_tiled_tma_atom_B(load, b, one_b, tile, mma)
+    umma_pipeline(mma, atom_a, tma_a, atom_b, tma_b, c, layout_a, layout_b, dtype).launch(
+        grid=(1, 1, 1), block=(THREADS, 1, 1), stream=stream
+    )
+
+
+@cute.kernel
+def wgmma_pipeline(
+    mma: cute.TiledMma,
+    atom_a: cute.CopyAtom,
+    a: cute.Tensor,
+    atom_b: cute.CopyAtom,
+    b: cute.Tensor,
+    c: cute.Tensor,
+    layout_a: cute.ComposedLayout,
+    layout_b: cute.ComposedLayout,
+):
+    """Four warps multiply and store, a fifth loads."""
+    thread = cute.arch.thread_idx()[0]
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    smem = SmemAllocator()
+    shared_a = smem.allocate_tensor(BF16, layout_a.outer, byte_alignment=1024, swizzle=layout_a.inner)
+    shared_b = smem.allocate_tensor(BF16, layout_b.outer, byte_alignment=1024, swizzle=layout_b.inner)
+    size = (cute.size_in_bytes(BF16, layout_a) + cute.size_in_bytes(BF16, layout_b)) // STAGES
+    loads, operands = pipeline.PipelineTmaAsync.create(
+        num_stages=STAGES,
+        producer_group=threads(),
+        consumer_group=threads(THREADS // 32),
+        tx_count=size,
+        barrier_storage=smem.allocate_array(cutlass.Int64, 2 * STAGES),
+    ).make_participants()
+    tiles = cute.size(a, mode=[1]) // STEP
+    if warp == THREADS // 32:
+        to_a, from_a = whole_tile(shared_a, atom_a, cute.local_tile(a, (c.shape[0], STEP), (0, None)), 2)
+        to_b, from_b = whole_tile(shared_b, atom_b, cute.local_tile(b, (c.shape[1], STEP), (0, None)), 2)
+        for tile in cutlass.range(tiles, unroll=1):
+            stage = loads.acquire_and_advance()
+            cute.copy(atom_a, from_a[None, tile], to_a[None, stage.index], tma_bar_ptr=stage.barrier)
+            cute.copy(atom_b, from_b[None, tile], to_b[None, stage.index], tma_bar_ptr=stage.barrier)
+        loads.tail()
+    else:
+        held_c = mma.get_slice(thread).partition_C(c)
+        acc = cute.make_rmem_tensor(held_c.shape, F32)
+        held_a = mma.make_fragment_A(mma.get_slice(0).partition_A(shared_a))
+        held_b = mma.make_fragment_B(mma.get_slice(0).partition_B(shared_b))
+        mma.set(warpgroup.Field.ACCUMULATE, False)
+        for _ in cutlass.range(tiles, unroll=1):
+            stage = operands.wait_and_advance()
+            warpgroup.fence()
+            for k in cutlass.range_constexpr(STEP // MMA_K):
+                cute.gemm(mma, acc, held_a[None, None, k, stage.index], held_b[None, None, k, stage.index], acc)
+                mma.set(warpgroup.Field.ACCUMULATE, True)
+            warpgroup.commit_group()
+            warpgroup.wait_group(0)
+            stage.release()
+        cute.autovec_copy(acc, held_c)
+
+
+@cute.jit
+def wgmma_pipelined(a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, stream):
+    """C = A B^T, any multiple of STEP along k, by the DSL's pipeline for wgmma."""
+    m, n = c.shape
+    op = warpgroup.MmaF16BF16Op(BF16, F32, (64, n, MMA_K), warpgroup.OperandSource.SMEM, major(a), major(b))
+    mma = cute.make_tiled_mma(op)
+    layout_a = sm90.make_smem_layout_a(LayoutEnum.from_tensor(a), (m, n, STEP), BF16, STAGES)
+    layout_b = sm90.make_smem_layout_b(LayoutEnum.from_tensor(b), (m, n, STEP), BF16, STAGES)
+    load = cpasync.CopyBulkTensorTileG2SOp()
+    atom_a, tma_a = cpasync.make_tiled_tma_atom(load, a, cute.select(layout_a, mode=[0, 1]), (m, STEP))
+    atom_b, tma_b = cpasync.make_tiled_tma_atom(load, b, cute.select(layout_b, mode=[0, 1]), (n, STEP))
+    wgmma_pipeline(mma, atom_a, tma_a, atom_b, tma_b, c, layout_a, layout_b).launch(
+        grid=(1, 1, 1), block=(THREADS + 32, 1, 1), stream=stream
     )
 
 
@@ -296,9 +402,7 @@ def wgmma_tile(
     n, k = tma_b.shape
     smem = SmemAllocator()
     full = barriers(smem, (1,))
-    if cutlass.const_expr(ctas > 1):
-        cute.arch.cluster_arrive()
-        cute.arch.cluster_wait()
+    sync_cluster(ctas > 1)
     shared_a = smem.allocate_tensor(BF16, layout_a.outer, byte_alignment=1024, swizzle=layout_a.inner)
     shared_b = smem.allocate_tensor(BF16, layout_b.outer, byte_alignment=1024, swizzle=layout_b.inner)
     size = cute.size_in_bytes(BF16, layout_b)

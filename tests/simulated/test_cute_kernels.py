@@ -62,17 +62,17 @@ def assert_products(target, host, a, b, *constants):
     (64, 64, "KK"), (64, 64, "MN"), (64, 96, "MK"), (64, 128, "KN"),
 ])  # fmt: skip
 def test_a_product_of_tcgen05_from_shared_memory(m, n, majors):
-    assert_products("sm100", kernels.umma, matrix(m, 64, majors[0]), matrix(n, 64, majors[1]), False, True)
+    assert_products("sm100", kernels.umma, matrix(m, 64, majors[0]), matrix(n, 64, majors[1]), "one", True)
 
 
 @pytest.mark.parametrize("b_major", ["K", "N"])
 def test_a_product_of_tcgen05_with_a_from_tensor_memory(b_major):
-    assert_products("sm100", kernels.umma, matrix(128, 64), matrix(64, 64, b_major), True, True)
+    assert_products("sm100", kernels.umma, matrix(128, 64), matrix(64, 64, b_major), "tmem", True)
 
 
 @pytest.mark.parametrize(("m", "n", "majors"), [(256, 64, "KK"), (256, 128, "MN"), (128, 64, "KK")])
 def test_a_product_of_tcgen05_by_a_pair_of_ctas(m, n, majors):
-    assert_products("sm100", kernels.umma_of_two, matrix(m, 64, majors[0]), matrix(n, 64, majors[1]), True)
+    assert_products("sm100", kernels.umma, matrix(m, 64, majors[0]), matrix(n, 64, majors[1]), "pair", True)
 
 
 @pytest.mark.parametrize(("n", "majors"), [(64, "KK"), (96, "KN"), (64, "MN")])
@@ -88,6 +88,20 @@ def test_a_product_of_wgmma_with_a_from_registers(b_major):
 @pytest.mark.parametrize(("from_registers", "b_major"), [(False, "K"), (False, "N"), (True, "K")])
 def test_a_cluster_shares_an_operand_by_multicast(from_registers, b_major):
     assert_products("sm90", kernels.wgmma, matrix(128, 64), matrix(64, 64, b_major), from_registers, True)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+@pytest.mark.parametrize(("target", "m"), [("sm90", 64), ("sm90", 128), ("sm100", 128)])
+def test_a_product_through_the_pipelines_of_the_dsl(target, m, steps):
+    host = kernels.wgmma_pipelined if target == "sm90" else kernels.umma_pipelined
+    assert_products(target, host, matrix(m, 64 * steps), matrix(64, 64 * steps, "N"))
+
+
+@pytest.mark.parametrize("majors", ["KK", "MN"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_a_product_of_tcgen05_in_other_types(dtype, majors):
+    a, b = (matrix(rows, 128, contiguous) for rows, contiguous in zip((128, 64), majors))
+    assert_products("sm100", kernels.umma_pipelined, a.to(dtype), b.to(dtype))      # every bf16 is exact in tf32
 
 
 @pytest.mark.parametrize("target", ["sm90", "sm100"])
@@ -112,11 +126,11 @@ def source_line(place):
 GEMM = "cute.gemm(mma, acc, "
 FAULTS = {
     "the products are not waited for": (
-        ("sm100", kernels.umma, matrix(128, 64), matrix(64, 64), torch.empty(128, 64), False, False),
+        ("sm100", kernels.umma, matrix(128, 64), matrix(64, 64), torch.empty(128, 64), "one", False),
         ("race-read-write", GEMM, "cute.copy(copy, mine.partition_S(tile"),
     ),
     "A's way to tensor memory is not waited for": (
-        ("sm100", kernels.umma, matrix(128, 64), matrix(64, 64), torch.empty(128, 64), True, False),
+        ("sm100", kernels.umma, matrix(128, 64), matrix(64, 64), torch.empty(128, 64), "tmem", False),
         ("race-write-read", GEMM, "cute.copy(copy, row, there)"),
     ),
     "no wait_group before the sums are read": (

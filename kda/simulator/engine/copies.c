@@ -53,12 +53,13 @@ Access tracked_access(Work *work, const Mbarrier *b, HistorySpace space) {
     return work_access(work, (work->warp->cluster->serial & 0xffff) << 16 | b->actor, mbarrier_next_clock(b), space);
 }
 
-static u8 *ended_cta(Work *work, u32 address, u64 bytes, Cell **history) { /* NULL: it has not ended */
+/* Shared memory of a CTA that has ended; NULL: it has not. Its own stores may still read there: kernels that run on silicon leave them. */
+static u8 *ended_cta(Work *work, u32 address, u64 bytes, bool write, Cell **history) {
     Warp *w = work->warp;
     const Cta *cta = cta_at(w->cluster, address);
     if (!cta || !cta->exited) return NULL;
     u32 at = address & 0xffffff;
-    if (work->kind != BY_CP_ASYNC) /* its CTA waits for it */
+    if (work->kind != BY_CP_ASYNC && (write || cta != w->cta))
         find(w, work->ins, work->lane, PEER_EXITED, address, bytes, "CTA %d of the cluster ended while this copy from or to it was under way",
              cta->rank);
     *history = cta->shared_history ? cta->shared_history + at : NULL;
@@ -67,7 +68,7 @@ static u8 *ended_cta(Work *work, u32 address, u64 bytes, Cell **history) { /* NU
 
 bool copy_from_shared(Work *work, const Access *a, u32 address, void *to, u64 bytes) {
     Cell *history;
-    const u8 *p = ended_cta(work, address, bytes, &history);
+    const u8 *p = ended_cta(work, address, bytes, false, &history);
     if (!p) return shared_read(work->warp, work->ins, a, address, to, bytes, 1);
     if (history) history_read(history, bytes, a, address);
     memcpy(to, p, bytes);
@@ -76,7 +77,7 @@ bool copy_from_shared(Work *work, const Access *a, u32 address, void *to, u64 by
 
 bool copy_to_shared(Work *work, const Access *a, u32 address, const void *from, u64 bytes) {
     Cell *history;
-    u8 *p = ended_cta(work, address, bytes, &history);
+    u8 *p = ended_cta(work, address, bytes, true, &history);
     if (!p) return shared_write(work->warp, work->ins, a, address, from, bytes, 1);
     if (history) history_write(history, bytes, a, address, p, from);
     memcpy(p, from, bytes);

@@ -5,7 +5,10 @@ from __future__ import annotations
 import functools
 import importlib
 
-FAMILIES = ("calls", "control", "memory", "barriers", "scalar", "collectives", "copies", "tma", "matrix", "wgmma", "tcgen05")
+FAMILIES = (
+    *("control", "calls", "memory", "barriers", "scalar", "collectives"),
+    *("copies", "tma", "matrix", "wgmma", "tcgen05"),
+)
 
 
 @functools.cache
