@@ -196,6 +196,7 @@ def drain(part, acc, c):
     there = mine.partition_D(part.partition_C(c)[(None, None), 0, 0])
     kept = cute.make_rmem_tensor(there.shape, F32)
     cute.copy(copy, mine.partition_S(tile), kept)
+    cute.arch.fence_view_async_tmem_load()
     cute.autovec_copy(kept, there)
 
 

@@ -693,7 +693,7 @@ def test_a_cta_may_end_before_its_store_has_read():
     source = noise(4096)
     wanted = scattered(x.clone(), m, (0, 0), source)
     assert not store(x, m, (0, 0), source, wait_for="").findings
-    assert torch.equal(x, wanted)
+    assert torch.equal(x.view(torch.int16), wanted.view(torch.int16))
 
 
 @pytest.mark.parametrize(("change", "kind", "says"), [
