@@ -8,7 +8,7 @@
 #include "copies.h"
 #include "numerics.h"
 
-enum { MOST_RANK = 5, MAP_BYTES = 128, MAP_ALIGN = 64, TILE_ALIGN = 128, GATHERED_ROWS = 4 };
+enum { MOST_RANK = 5, MAP_BYTES = 128, MAP_USED = 64, MAP_ALIGN = 64, TILE_ALIGN = 128, GATHERED_ROWS = 4 };
 
 /* ---- the tensor map ----------------------------------------------------------------------------------------------------- */
 
@@ -395,7 +395,7 @@ static Outcome op_tma_prefetch(Warp *w, const Ins *i, u32 lanes) {
 enum { IN_ANY = 0, IN_GLOBAL = 1, IN_SHARED = 2 };
 
 static bool map_in_memory(Warp *w, const Ins *i, const Access *from, u64 address, u64 *map, bool write) {
-    u64 n = MAP_BYTES, align = MAP_ALIGN;
+    u64 n = MAP_USED, align = MAP_ALIGN; /* kernels leave the other half as it was */
     if (from->space == SPACE_SHARED)
         return write ? shared_write(w, i, from, (u32)address, map, n, align) : shared_read(w, i, from, (u32)address, map, n, align);
     return write ? global_write(w, i, from, address, map, n, align) : global_read(w, i, from, address, map, n, align);
@@ -444,7 +444,13 @@ static Outcome op_tensormap_copy(Warp *w, const Ins *i, u32 lanes) {
     u64 map[MAP_BYTES / 8];
     Access from = warp_access(w, i, l, SPACE_SHARED), to = warp_access(w, i, l, SPACE_GLOBAL);
     if (!map_in_memory(w, i, &from, address_operand(w, i, 1, 3, l), map, false)) return NEXT;
-    map_in_memory(w, i, &to, address_operand(w, i, 0, 0, l), map, true);
+    if (!map_in_memory(w, i, &to, address_operand(w, i, 0, 0, l), map, true)) return NEXT;
+    Cta *cta;
+    Region *r;
+    u32 at;
+    const u8 *unused = shared_bytes(w, i, l, (u32)address_operand(w, i, 1, 3, l) + MAP_USED, MAP_USED, MAP_ALIGN, &cta, &at);
+    u8 *copied = global_bytes(w, i, l, address_operand(w, i, 0, 0, l) + MAP_USED, MAP_USED, MAP_ALIGN, true, &r);
+    if (unused && copied) memcpy(copied, unused, MAP_USED);
     for (s32 a = 0; a < w->cluster->width; a++)
         if (w->know.clock[FENCED_GLOBAL][a] < w->know.clock[SEEN][a]) w->know.clock[FENCED_GLOBAL][a] = w->know.clock[SEEN][a];
     fence_release(w);
