@@ -64,6 +64,7 @@ ASSERT = """
 """
 
 
+@pytest.mark.simulated_only
 def test_printf_prints_what_each_lane_has(capfd):
     run = launch(program(PRINT), grid=1, block=32, args=[])
     assert capfd.readouterr().out == "lane 3: 2.50 words 100% 123456789a\n"
