@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import tempfile
+import threading
 
 from kda.simulator.engine import build
 
@@ -71,7 +72,6 @@ class Launch(ctypes.Structure):
         ("limit", U64),
         ("max_registers", S32),
         ("max_findings", S32),
-        ("poison", ctypes.c_void_p),
         ("findings", ctypes.POINTER(Finding)),
         ("nfindings", S32),
         ("stopped", S32),
@@ -85,7 +85,7 @@ class Launch(ctypes.Structure):
 
 
 class ConstantRecord(ctypes.Structure):
-    _fields_ = [("offset", S32), ("width", S32), ("source", S32), ("value_high", S32), ("value", U64), ("value2", U64)]
+    _fields_ = [("offset", S32), ("width", S32), ("source", S32), ("padding", S32), ("value", U64), ("value2", U64)]
 
 
 @functools.cache
@@ -147,5 +147,9 @@ def free_program(handle):
     engine().free_program(handle)
 
 
+_ONE = threading.Lock()  # the engine keeps the sets of readers for one launch at a time
+
+
 def simulate(launch):
-    engine().simulate(ctypes.byref(launch))
+    with _ONE:
+        engine().simulate(ctypes.byref(launch))

@@ -85,8 +85,7 @@ typedef enum {
 typedef struct {
     s32 offset; /* in the register file */
     s32 width;  /* 4, 8 or 16 bytes a lane; 0: a predicate, all lanes */
-    s32 source;
-    s32 value_high; /* unused */
+    s32 source, padding;
     u64 value, value2;
 } ConstantRecord;
 
@@ -303,9 +302,7 @@ struct Cluster {
     u64 generation; /* of barrier.cluster */
     Knowledge gathering, done;
     Queue queues;        /* head of the ring of its queues */
-    u8 *arena;
     Cluster *next;
-    Mbarrier *all_mbarriers;
 };
 
 typedef struct {
@@ -339,7 +336,6 @@ typedef struct {
     u64 limit;             /* warp-instructions in all */
     s32 max_registers;     /* a thread has at the start; 0: unknown */
     s32 max_findings;
-    const u8 *poison;      /* unused */
     /* results */
     Finding *findings;
     s32 nfindings;
@@ -353,7 +349,6 @@ struct Machine {
     Launch *launch;
     const Program *program;
     Cluster *clusters;  /* resident */
-    Cluster *finished;  /* kept for histories of global memory: only serial is used */
     u64 next_cluster, total_clusters;
     u64 events;   /* grows whenever something may have unblocked someone */
     u64 progress; /* grows whenever memory or a barrier changed */

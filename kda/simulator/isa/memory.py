@@ -70,6 +70,8 @@ def _access(b, ins, values, address, to_registers):
     if 0 in widths or len(widths) > 1:
         b.fail("predicates, or registers of several widths, cannot be loaded or stored together")
     declared = widths.pop()
+    if declared == 8 and size < 8 and len(held) < count and not to_registers:
+        b.fail("immediates beside registers that are wider than what is stored")
     sem, scope = _semantics(b, ins)
     signed = int(type_[0] == "s")
     mods = [space, size, count, signed, sem, scope, place.offset, int(place.wide), declared]
