@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import platform
-import re
 from typing import NamedTuple
 
-from kda.compile.target import TARGETS, Target
+from kda.compile.target import TARGETS, Target, parse
 from kda.host import Host, installed_versions
 
 
@@ -40,10 +39,12 @@ CHIPS = {
 
 def number_of(arch: str) -> int:
     """100 for "sm_100a", "sm100", "compute_100" or "100"; raises ValueError for an arch that is not simulated."""
-    found = re.fullmatch(r"(?:sm|compute)?_?(\d+)[af]?", str(arch).lower())
-    if not found or int(found[1]) not in CHIPS:
-        raise ValueError(f"arch={arch!r} is not simulated; there are {', '.join(f'sm_{n}' for n in CHIPS)}")
-    return int(found[1])
+    try:
+        cc = parse(str(arch).replace("compute", "sm")).cc
+    except ValueError:
+        known = ", ".join(f"sm_{n}" for n in CHIPS)
+        raise ValueError(f"arch={arch!r} is not simulated; there are {known}") from None
+    return 10 * cc[0] + cc[1]
 
 
 def host_of(arch: str) -> Host:

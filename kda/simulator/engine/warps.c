@@ -401,40 +401,46 @@ static void run_early_work(Machine *m) {
 
 /* ---- the schedule ------------------------------------------------------------------------------------------------------- */
 
+static Warp *warp_after(const Machine *m, Warp *w) { /* of all resident clusters, one after the other; from NULL to NULL */
+    const Cluster *c = w ? w->cluster : NULL;
+    if (w && w->index + 1 < w->cta->nwarps) return w + 1;
+    if (w && w->cta->rank + 1 < c->nctas) return c->cta[w->cta->rank + 1].warp;
+    c = c ? c->next : m->clusters;
+    return c ? c->cta[0].warp : NULL;
+}
+
 static bool give_up_a_wait(Machine *m) { /* a try_wait may return false after a while: once for each state of the machine */
-    for (Cluster *c = m->clusters; c; c = c->next)
-        for (s32 t = 0; t < c->nctas; t++)
-            for (s32 n = 0; n < c->cta[t].nwarps; n++) {
-                Warp *w = &c->cta[t].warp[n];
-                for (s32 k = 0; k < w->nsplits; k++) {
-                    Split *s = &w->split[k];
-                    const Ins *i = &m->program->ins[s->pc];
-                    if (!s->blocked || i->run != op_try_wait || s->timeout == m->progress) continue;
-                    s->timeout = m->progress;
-                    for (u32 rest = passing(w, s, i); rest; rest &= rest - 1) set_pred(w, i->arg[0], 1u << first_lane(rest), 0);
-                    finish(w, k, NEXT);
-                    return true;
-                }
-            }
+    for (Warp *w = warp_after(m, NULL); w; w = warp_after(m, w))
+        for (s32 k = 0; k < w->nsplits; k++) {
+            Split *s = &w->split[k];
+            const Ins *i = &m->program->ins[s->pc];
+            if (!s->blocked || i->run != op_try_wait || s->timeout == m->progress) continue;
+            s->timeout = m->progress;
+            set_pred(w, i->arg[0], passing(w, s, i), 0);
+            finish(w, k, NEXT);
+            return true;
+        }
     return false;
 }
 
 static void report_deadlock(Machine *m) {
-    for (Cluster *c = m->clusters; c; c = c->next)
-        for (s32 t = 0; t < c->nctas; t++)
-            for (s32 n = 0; n < c->cta[t].nwarps; n++) {
-                Warp *w = &c->cta[t].warp[n];
-                for (s32 k = 0; k < w->nsplits; k++) {
-                    Split *s = &w->split[k];
-                    const Ins *i = &m->program->ins[s->pc];
-                    FindingKind kind = s->gathering && i->gather == 1 ? DIVERGED : DEADLOCK;
-                    Finding *f = find_at(m, kind, w, first_lane(s->lanes), s->pc, -1, 0, 0);
-                    if (!f || f->count != 1) continue;
-                    f->detail[0] = s->lanes;
-                    f->detail[1] = w->live;
-                    explain_block(w, s, f->text, sizeof f->text);
-                }
-            }
+    for (Warp *w = warp_after(m, NULL); w; w = warp_after(m, w))
+        for (s32 k = 0; k < w->nsplits; k++) {
+            Split *s = &w->split[k];
+            const Ins *i = &m->program->ins[s->pc];
+            FindingKind kind = s->gathering && i->gather == 1 ? DIVERGED : DEADLOCK;
+            Finding *f = find_at(m, kind, w, first_lane(s->lanes), s->pc, -1, 0, 0);
+            if (!f || f->count != 1) continue;
+            f->detail[0] = s->lanes;
+            f->detail[1] = w->live;
+            explain_block(w, s, f->text, sizeof f->text);
+        }
+    stop(m);
+}
+
+static void report_limit(Machine *m) {
+    for (Warp *w = warp_after(m, NULL); w; w = warp_after(m, w))
+        if (w->nsplits) find_at(m, TOO_MANY_INSTRUCTIONS, w, 0, w->split[w->current].pc, -1, 0, m->launch->limit);
     stop(m);
 }
 
@@ -506,15 +512,7 @@ void run_machine(Machine *m) {
                 looked = m->clock;
                 if (!run_some_work(m) && m->next_cluster < m->total_clusters) add_cluster(m);
             }
-            if (launch->limit && launch->issued > launch->limit) {
-                for (Cluster *c = m->clusters; c; c = c->next)
-                    for (s32 t = 0; t < c->nctas; t++)
-                        for (s32 n = 0; n < c->cta[t].nwarps; n++) {
-                            Warp *w = &c->cta[t].warp[n];
-                            if (w->nsplits) find_at(m, TOO_MANY_INSTRUCTIONS, w, 0, w->split[w->current].pc, -1, 0, launch->limit);
-                        }
-                stop(m);
-            }
+            if (launch->limit && launch->issued > launch->limit) report_limit(m);
             continue;
         }
         reap(m);
