@@ -86,7 +86,7 @@ def launch(
             f"a CTA of sm_{p.arch} has {chip.shared}"
         )
     kept, params, spans = _bind(p, args)
-    spans += [_span(m) for m in memory or ()] + [
+    spans += [span(m) for m in memory or ()] + [
         (at, size, f"variable {name}") for name, _, at, size in p.builder.buffers
     ]
     regions, labels, touched = _regions(spans)
@@ -185,12 +185,12 @@ def _encoded(n, param, value):
         if param.size != 8:
             raise LaunchError(f"{what}: a tensor is an 8-byte pointer; the parameter has {param.size} bytes")
         return value.data_ptr().to_bytes(8, "little"), [
-            _span(value, f"argument {n}, a tensor {tuple(value.shape)} {value.dtype},")
+            span(value, f"argument {n}, a tensor {tuple(value.shape)} {value.dtype},")
         ]
     if hasattr(value, "encode") and hasattr(value, "spans"):
         if param.size != 128:
             raise LaunchError(f"{what}: a TensorMap has 128 bytes; the parameter has {param.size}")
-        return value.encode(), [_span(s, f"argument {n}, a tensor map's tensor,") for s in value.spans()]
+        return value.encode(), [span(s, f"argument {n}, a tensor map's tensor,") for s in value.spans()]
     if isinstance(value, (bytes, bytearray)):
         if len(value) != param.size:
             raise LaunchError(f"{what}: {len(value)} bytes; the parameter has {param.size}")
@@ -206,7 +206,7 @@ def _encoded(n, param, value):
     raise LaunchError(f"{what}: {type(value).__name__}; taken are CPU tensors, numbers, bytes and TensorMaps")
 
 
-def _span(what, label=None):
+def span(what, label=None):
     """(first address, bytes, label) of what a tensor, or a span given as such, covers."""
     if not isinstance(what, torch.Tensor):
         address, size, *name = what

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from ..launches import span
+
 Region = tuple[int, int, str]                # first address, bytes, what it is
 
 
@@ -18,10 +20,9 @@ def regions(tensors: Mapping[str, torch.Tensor]) -> list[Region]:
     found = {}
     for name, tensor in tensors.items():
         if tensor.numel():
-            last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
-            size = (last + 1) * tensor.element_size()
             label = f"{name}, {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-            found.setdefault((tensor.data_ptr(), size), (tensor.data_ptr(), size, label))
+            region = span(tensor, label)
+            found.setdefault(region[:2], region)
     return sorted(found.values())
 
 
