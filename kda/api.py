@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from . import autograd
-from .bundles import Grads, Outputs, Saved, saved_shapes
-from .checks import CALLER, GATE, KIND, WRITTEN_STATE, Call, GateCall, check, problem_of, records_gradients
+from .bundles import Grads, Outputs, Saved, saved_dtypes, saved_shapes
+from .checks import CALLER, GATE, KIND, WRITTEN_STATE, Call, GateCall, check, problem_of, records_gradients, wide_dtype
 from .dispatch import Choice, backend_asked, check_backend_name, weigh
 from .errors import InputError, InputTypeError, KdaError
 from .host import detect
@@ -267,10 +267,12 @@ def _check_saved(call: Call, saved: Any) -> None:
     check(call, (*CALLER, *KIND))
     packed, C = call.inputs.cu_seqlens is not None, call.options.chunk_size
     shapes = saved_shapes(call.B, call.T, call.N, call.HV, call.K, call.V, C, packed)
-    for name, x, shape in zip(Saved._fields, saved, shapes):
-        if tuple(x.shape) != shape:
-            found = f"{name} of shape {list(x.shape)}, not {list(shape)}"
-            raise refuse(found, "Pass both functions the same arguments.", "saved.shape")
+    dtypes = saved_dtypes(call.inputs.q.dtype, wide_dtype(call.inputs.q.dtype))
+    for name, x, shape, dtype in zip(Saved._fields, saved, shapes, dtypes):
+        for what, found, wanted in (("shape", list(x.shape), list(shape)), ("dtype", x.dtype, dtype)):
+            if found != wanted:
+                found = f"{name} of {what} {found}, not {wanted}"
+                raise refuse(found, "Pass both functions the same arguments.", "saved.shape")
 
 
 def _operate(operator: Any, call: Call, *arguments: Any) -> Any:

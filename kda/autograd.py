@@ -21,7 +21,7 @@ from types import ModuleType
 import torch
 
 from .backends.reference import gates
-from .bundles import Grads, Outputs, Saved, saved_shapes
+from .bundles import Grads, Outputs, Saved, saved_dtypes, saved_shapes
 from .checks import INTERMEDIATE_STATES, KIND, Call, check, problem_of, refuse, wide_dtype
 from .dispatch import backend_asked, choose, launcher
 from .errors import KdaError
@@ -103,7 +103,8 @@ def _chunk_forward_fake(*args):
     saved = []
     if save:
         shapes = saved_shapes(c.B, c.T, c.N, c.HV, c.K, c.V, o.chunk_size, packed)
-        saved = [q.new_empty(shape, dtype=wide_dtype(q.dtype)) for shape in shapes]
+        dtypes = saved_dtypes(q.dtype, wide_dtype(q.dtype))
+        saved = [q.new_empty(shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes)]
     return q.new_empty(c.B, c.T, c.HV, c.V), ht, h, saved
 
 

@@ -5,24 +5,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, dtype
 
 
 class Saved(NamedTuple):
-    """What `disable_recompute=True` keeps of the forward for the backward, one row a token.
+    """What `disable_recompute=True` keeps of the forward for the backward: a row for every token, or for every chunk.
 
-    dtype float32 (float64 for float64 inputs).  The rows of `h` past the last chunk are zero: T//C + N rows are sure to
-    hold the chunks of any N packed sequences, so that no length has to be read to allocate them.
+    dtype of q, so that a backend on a GPU keeps little; the reference rounds to it as well.  `gc_last` is float32
+    (float64 for float64 inputs).  Rows past the last chunk are zero: T//C + N rows are sure to hold the chunks of any
+    N packed sequences, so that no length has to be read to allocate them.
     """
 
     A_qk: Tensor                             # (B*T, HV, C)
     A_inv: Tensor                            # (B*T, HV, C)
     w: Tensor                                # (B*T, HV, K)
-    u: Tensor                                # (B*T, HV, V)
     qg: Tensor                               # (B*T, HV, K)
     kg: Tensor                               # (B*T, HV, K)
     v_new: Tensor                            # (B*T, HV, V)
     h: Tensor                                # (NC bound, HV, K, V)
+    gc_last: Tensor                          # (NC bound, HV, K)
 
 
 class Outputs(NamedTuple):
@@ -47,11 +48,16 @@ class Grads(NamedTuple):
 
 def saved_shapes(B: int, T: int, N: int, HV: int, K: int, V: int, C: int, packed: bool) -> Saved:
     """The shape of each field of `Saved`."""
-    rows = (B * T, HV)
+    rows, chunks = (B * T, HV), (chunk_bound(B, T, N, C, packed), HV)
     return Saved(
-        A_qk=(*rows, C), A_inv=(*rows, C), w=(*rows, K), u=(*rows, V), qg=(*rows, K), kg=(*rows, K), v_new=(*rows, V),
-        h=(chunk_bound(B, T, N, C, packed), HV, K, V),
+        A_qk=(*rows, C), A_inv=(*rows, C), w=(*rows, K), qg=(*rows, K), kg=(*rows, K), v_new=(*rows, V),
+        h=(*chunks, K, V), gc_last=(*chunks, K),
     )  # fmt: skip
+
+
+def saved_dtypes(dtype: dtype, wide: dtype) -> Saved:
+    """The dtype of each field of `Saved`, for q of `dtype`, whose states are `wide`."""
+    return Saved(**dict.fromkeys(Saved._fields, dtype) | {"gc_last": wide})
 
 
 def chunk_bound(B: int, T: int, N: int, C: int, packed: bool) -> int:

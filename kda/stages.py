@@ -22,7 +22,7 @@ class Stage(NamedTuple):
 
 SHAPES = {
     "q": "(C, K)", "k": "(C, K)", "v": "(C, V)", "g": "(C, K)", "beta": "(C)", "A_log": "()", "dt_bias": "(K)",
-    "qn": "(C, K)", "kn": "(C, K)", "b": "(C)", "g2": "(C, K)", "gc": "(C, K)", "A_qk": "(C, C)", "A_kk": "(C, C)",
+    "qn": "(C, K)", "kn": "(C, K)", "b": "(C)", "g2": "(C, K)", "gc_last": "(K)", "A_qk": "(C, C)", "A_kk": "(C, C)",
     "A_inv": "(C, C)", "w": "(C, K)", "u": "(C, V)", "qg": "(C, K)", "kb": "(C, K)", "kg": "(C, K)",
     "h": "(K, V)", "h0": "(K, V)", "ht": "(K, V)", "v_new": "(C, V)", "o": "(C, V)",
 }  # fmt: skip
@@ -31,8 +31,9 @@ SHAPES |= {"dv_local": "(C, V)", "dg2_local": "(C, K)", "db_local": "(C)", "dqn_
 
 FORWARD = (
     Stage("fwd/gate", "gate",
-          "qn, kn: q, k after their l2norm; b: beta after its sigmoid; g2 = log2(e) * decay <= 0; gc = cumsum(g2)",
-          ("q", "k", "g", "beta", "A_log", "dt_bias"), ("qn", "kn", "b", "g2", "gc")),
+          "qn, kn: q, k after their l2norm; b: beta after its sigmoid; g2 = log2(e) * decay <= 0; gc = cumsum(g2), of "
+          "which the last row is gc_last",
+          ("q", "k", "g", "beta", "A_log", "dt_bias"), ("qn", "kn", "b", "g2", "gc_last")),
     Stage("fwd/intra", "intra",
           "A_qk[i>=j] = scale sum_K qn_i kn_j 2^(gc_i - gc_j); A_kk[i>j] = b_i sum_K kn_i kn_j 2^(gc_i - gc_j); "
           "qg = qn 2^gc; kb = b kn 2^gc; kg = kn 2^(gc_last - gc)",
@@ -42,7 +43,7 @@ FORWARD = (
           ("A_kk", "kb", "v", "b"), ("A_inv", "w", "u")),
     Stage("fwd/state", "state",
           "h = state entering the chunk; v_new = u - w @ h; next h = 2^gc_last h + kg^T @ v_new",
-          ("w", "u", "kg", "gc", "h0"), ("h", "v_new", "ht")),
+          ("w", "u", "kg", "gc_last", "h0"), ("h", "v_new", "ht")),
     Stage("fwd/output", "output",
           "o = scale qg @ h + A_qk @ v_new",
           ("qg", "h", "A_qk", "v_new"), ("o",)),
@@ -50,19 +51,19 @@ FORWARD = (
 
 BACKWARD = (
     Stage("bwd/output", "output_bwd",
-          "dA_qk = scale tril(do @ v_new^T), the gradient of A_qk / scale; dv_local = A_qk^T @ do",
-          ("do", "v_new", "A_qk"), ("dA_qk", "dv_local")),
+          "dv_local = A_qk^T @ do",
+          ("do", "A_qk"), ("dv_local",)),
     Stage("bwd/state", "state_bwd",
           "dh = gradient of the state leaving the chunk; dv_new = dv_local + kg @ dh; "
           "next dh = 2^gc_last dh + scale qg^T @ do - w^T @ dv_new",
-          ("do", "dv_local", "qg", "kg", "w", "gc", "dht"), ("dh", "dv_new", "dh0")),
+          ("do", "dv_local", "qg", "kg", "w", "gc_last", "dht"), ("dh", "dv_new", "dh0")),
     Stage("bwd/wy", "wy_bwd",
-          "P = A_inv^T @ dv_new; Q = -A_inv^T @ (dv_new @ h^T); dv = b P; db_local = sum_V P v + sum_K Q kn 2^gc; "
+          "P = A_inv^T @ dv_new; Q = -P @ h^T; dv = b P; db_local = sum_V P v + sum_K Q kn 2^gc; "
           "dqn_local = scale 2^gc (do @ h^T); dkn_local = R + b 2^gc Q with R = 2^(gc_last - gc) (v_new @ dh^T); "
-          "dA_kk = -strict_tril(P @ u^T + Q @ w^T); dg2_local[t] = sum_(i>=t) (qn dqn_local + b kn 2^gc Q)_i "
-          "+ sum_(i<t) (kn R)_i + 2^gc_last sum_V h dh",
-          ("do", "h", "dh", "v_new", "dv_new", "A_inv", "w", "u", "qn", "kn", "v", "b", "g2"),
-          ("dv", "db_local", "dqn_local", "dkn_local", "dg2_local", "dA_kk")),
+          "dA_qk = scale tril(do @ v_new^T), the gradient of A_qk / scale; dA_kk = -strict_tril(P @ v_new^T); "
+          "dg2_local[t] = sum_(i>=t) (qn dqn_local + b kn 2^gc Q)_i + sum_(i<t) (kn R)_i + 2^gc_last sum_V h dh",
+          ("do", "h", "dh", "v_new", "dv_new", "A_inv", "qn", "kn", "v", "b", "g2"),
+          ("dv", "db_local", "dqn_local", "dkn_local", "dg2_local", "dA_qk", "dA_kk")),
     Stage("bwd/intra", "intra_bwd",
           "with D_ij = 2^(gc_i - gc_j): x_i = sum_(j<=i) dA_qk_ij kn_j D_ij; z_i = sum_(j<i) dA_kk_ij kn_j D_ij; "
           "y_j = sum_(i>=j) (dA_qk_ij qn_i + dA_kk_ij b_i kn_i) D_ij; dqn = local + x; dkn = local + b z + y; "

@@ -132,9 +132,9 @@ def _(x: Tensors, read: Tensors, layout: Layout, spec: Spec) -> None:
         x["o"][chunks[-1], :, layout.pieces[chunks[-1]].rows - 1] = 0
 
 
-@fault("dA-unscaled", "dA_qk lacks the scale", "bwd/output")
+@fault("diagonal-unlearned", "what a token reads of its own write has no gradient", "bwd/output")
 def _(x: Tensors, read: Tensors, layout: Layout, spec: Spec) -> None:
-    x["dA_qk"] /= spec.K**-0.5
+    x["dv_local"] -= read["A_qk"].diagonal(dim1=-2, dim2=-1).unsqueeze(-1) * read["do"]
 
 
 @fault("dh0-transposed", "the gradient of the initial state is (V, K)", "bwd/state", V=lambda spec: spec.K)
@@ -142,10 +142,14 @@ def _(x: Tensors, read: Tensors, layout: Layout, spec: Spec) -> None:
     x["dh0"] = x["dh0"].mT.contiguous()
 
 
+@fault("dA-unscaled", "dA_qk lacks the scale", "bwd/wy")
+def _(x: Tensors, read: Tensors, layout: Layout, spec: Spec) -> None:
+    x["dA_qk"] /= spec.K**-0.5
+
+
 @fault("decay-gradient-local", "dg2 lacks what comes through the next chunk's state", "bwd/wy")
 def _(x: Tensors, read: Tensors, layout: Layout, spec: Spec) -> None:
-    gc = read["g2"].cumsum(-2)
-    x["dg2_local"] -= gc[..., -1:, :].exp2() * (read["h"] * read["dh"]).sum(-1).unsqueeze(-2)
+    x["dg2_local"] -= read["g2"].sum(-2, keepdim=True).exp2() * (read["h"] * read["dh"]).sum(-1).unsqueeze(-2)
 
 
 @fault("half-tile-dropped", "rows from the half of every chunk have no dk from inside the chunk", "bwd/intra")

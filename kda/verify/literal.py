@@ -94,7 +94,7 @@ def gate(p: Problem, layout: Layout, q, k, g, beta, A_log, dt_bias):
     head = torch.arange(p.HV) // (p.HV // p.H)                                # the q/k head of a value head
     b = torch.where(layout.valid, step_size(p, beta), 0.0)
     g2 = torch.where(layout.valid, log_decay(p, g, A_log, dt_bias) * LOG2_E, 0.0)
-    return qn[:, head], kn[:, head], b, g2, g2.cumsum(-2)
+    return qn[:, head], kn[:, head], b, g2, g2.sum(-2, keepdim=True)
 
 
 def intra(p: Problem, layout: Layout, qn, kn, b, g2):
@@ -113,13 +113,13 @@ def wy(p: Problem, layout: Layout, A_kk, kb, v, b):
     return A_inv, A_inv @ kb, A_inv @ (b * v)
 
 
-def state(p: Problem, layout: Layout, w, u, kg, gc, h0):
+def state(p: Problem, layout: Layout, w, u, kg, gc_last, h0):
     h, v_new, ht = w.new_zeros(layout.NC, p.HV, p.K, p.V), torch.zeros_like(u), h0.clone()
     for n, chunks in enumerate(layout.chunks_of):
         for c in chunks:
             h[c] = ht[n]
             v_new[c] = u[c] - w[c] @ h[c]
-            ht[n] = gc[c, :, -1].exp2().unsqueeze(-1) * h[c] + kg[c].mT @ v_new[c]
+            ht[n] = gc_last[c].mT.exp2() * h[c] + kg[c].mT @ v_new[c]
     return h, v_new, ht
 
 
@@ -130,33 +130,33 @@ def output(p: Problem, layout: Layout, qg, h, A_qk, v_new):
 # backward
 
 
-def output_bwd(p: Problem, layout: Layout, do, v_new, A_qk):
-    return p.scale * (do @ v_new.mT) * tri(p.C, do), A_qk.mT @ do
+def output_bwd(p: Problem, layout: Layout, do, A_qk):
+    return (A_qk.mT @ do,)
 
 
-def state_bwd(p: Problem, layout: Layout, do, dv_local, qg, kg, w, gc, dht):
+def state_bwd(p: Problem, layout: Layout, do, dv_local, qg, kg, w, gc_last, dht):
     dh, dv_new, dh0 = w.new_zeros(layout.NC, p.HV, p.K, p.V), torch.zeros_like(dv_local), dht.clone()
     for n, chunks in enumerate(layout.chunks_of):
         for c in reversed(chunks):
             dh[c] = dh0[n]
             dv_new[c] = dv_local[c] + kg[c] @ dh[c]
-            decayed = gc[c, :, -1].exp2().unsqueeze(-1) * dh[c]
+            decayed = gc_last[c].mT.exp2() * dh[c]
             dh0[n] = decayed + p.scale * (qg[c].mT @ do[c]) - w[c].mT @ dv_new[c]
     return dh, dv_new, dh0
 
 
-def wy_bwd(p: Problem, layout: Layout, do, h, dh, v_new, dv_new, A_inv, w, u, qn, kn, v, b, g2):
+def wy_bwd(p: Problem, layout: Layout, do, h, dh, v_new, dv_new, A_inv, qn, kn, v, b, g2):
     E, E_after = edges(g2)
     P = A_inv.mT @ dv_new
-    Q = -A_inv.mT @ (dv_new @ h.mT)
+    Q = -P @ h.mT
     R = E_after * (v_new @ dh.mT)
     dqn = p.scale * E * (do @ h.mT)
     db = (P * v).sum(-1, keepdim=True) + (Q * kn * E).sum(-1, keepdim=True)
-    dA_kk = -(P @ u.mT + Q @ w.mT) * (tri(p.C, P) - torch.eye(p.C, dtype=P.dtype))
-    from_t, before_t = tri(p.C, P).mT, tri(p.C, P) - torch.eye(p.C, dtype=P.dtype)
+    lower, strictly = tri(p.C, P), tri(p.C, P) - torch.eye(p.C, dtype=P.dtype)
+    dA_qk, dA_kk = p.scale * (do @ v_new.mT) * lower, -(P @ v_new.mT) * strictly
     last = E[:, :, -1:] * (h * dh).sum(-1).unsqueeze(-2)
-    dg2 = from_t @ (qn * dqn + b * kn * E * Q) + before_t @ (kn * R) + last
-    return b * P, db, dqn, R + b * E * Q, dg2, dA_kk
+    dg2 = lower.mT @ (qn * dqn + b * kn * E * Q) + strictly @ (kn * R) + last
+    return b * P, db, dqn, R + b * E * Q, dg2, dA_qk, dA_kk
 
 
 def intra_bwd(p: Problem, layout: Layout, dA_qk, dA_kk, qn, kn, b, g2, dqn_local, dkn_local, dg2_local, db_local):

@@ -33,14 +33,14 @@ Tensors = dict[str, "Tensor | None"]
 FORWARD_STAGES, BACKWARD_STAGES = (tuple(stage.name for stage in stages) for stages in (FORWARD, BACKWARD))
 # What a tensor is made of, where that is not all that its stage reads.
 USES = {
-    "qn": ("q",), "kn": ("k",), "b": ("beta",), "g2": ("g", "A_log", "dt_bias"), "gc": ("g2",),
+    "qn": ("q",), "kn": ("k",), "b": ("beta",), "g2": ("g", "A_log", "dt_bias"), "gc_last": ("g2",),
     "A_qk": ("qn", "kn", "g2"), "A_kk": ("kn", "b", "g2"),
     "A_inv": ("A_kk",), "w": ("A_inv", "kb"), "u": ("A_inv", "v", "b"),
     "qg": ("qn", "g2"), "kb": ("kn", "b", "g2"), "kg": ("kn", "g2"),
-    "v_new": ("h", "u", "w"), "ht": ("h", "v_new", "kg", "gc"),
-    "dA_qk": ("do", "v_new"), "dv_local": ("do", "A_qk"),
-    "dv_new": ("dh", "dv_local", "kg"), "dh0": ("dh", "dv_new", "do", "qg", "w", "gc"),
-    "dv": ("dv_new", "A_inv", "b"), "dqn_local": ("do", "h", "g2"), "dA_kk": ("dv_new", "h", "A_inv", "u", "w"),
+    "v_new": ("h", "u", "w"), "ht": ("h", "v_new", "kg", "gc_last"),
+    "dv_new": ("dh", "dv_local", "kg"), "dh0": ("dh", "dv_new", "do", "qg", "w", "gc_last"),
+    "dA_qk": ("do", "v_new"), "dA_kk": ("dv_new", "v_new", "A_inv"),
+    "dv": ("dv_new", "A_inv", "b"), "dqn_local": ("do", "h", "g2"),
     "dkn_local": ("v_new", "dh", "dv_new", "h", "A_inv", "b", "g2"),
     "db_local": ("dv_new", "h", "A_inv", "v", "kn", "g2"),
     "dqn": ("dqn_local", "dA_qk", "kn", "g2"), "db": ("db_local", "dA_kk", "kn", "g2"),

@@ -22,6 +22,13 @@ def has_rows(name: str) -> bool:
     return SHAPES[name].startswith("(C")
 
 
+def axes_of(name: str) -> tuple[str, str]:
+    """Of the last two axes of a stage's tensor; "" for one that says nothing."""
+    if has_rows(name):
+        return "row", COLUMNS.get(SHAPES[name], "")
+    return ("", "k") if SHAPES[name] == "(K)" else ("k", "v")
+
+
 def place(name: str, index: tuple[int, ...] | None, case: Case, whole: bool) -> dict[str, int]:
     """{"seq": 0, "chunk": 1, "head": 3, "row": 2, "k": 64}; `whole`: an element of a call's results, not a stage's."""
     if index is None:
@@ -36,8 +43,7 @@ def place(name: str, index: tuple[int, ...] | None, case: Case, whole: bool) -> 
         return dict(zip(("seq", "head", "k", "v"), index))
     if not whole:
         piece = layout.pieces[index[0]]
-        axes = ("row", COLUMNS.get(SHAPES[name])) if has_rows(name) else ("k", "v")
-        within = {axis: i for axis, i in zip(axes, index[2:]) if axis}
+        within = {axis: i for axis, i in zip(axes_of(name), index[2:]) if axis}
         return {"seq": piece.seq, "chunk": piece.chunk, "head": index[1], **within}
     token = index[0] * case.spec.shape[1] + index[1]
     column = {COLUMNS[SHAPES[name]]: index[3]} if len(index) > 3 else {}
@@ -58,7 +64,7 @@ def pattern(name: str, wrong: Tensor, case: Case, whole: bool) -> str:
     if whole and name not in PER_SEQUENCE:
         heads = wrong.shape[2]
         wrong = layout.chunk(wrong.reshape(layout.tokens, heads, -1).to(torch.uint8)).bool()
-    axes = ("row", COLUMNS.get(SHAPES[name], "")) if has_rows(name) else ("k", "v")
+    axes = axes_of(name)
     hit = [wrong.any(dim=tuple(d for d in range(4) if d != axis)).nonzero().flatten().tolist() for axis in range(4)]
     if name in PER_SEQUENCE:
         where = run("seq", hit[0], wrong.shape[0], "every sequence")

@@ -78,6 +78,24 @@ def test_backward_without_autograd_gives_the_same_bits(options):
                 assert distance(grad, call.tensors[name].grad) < 1e-13, name
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
+def test_what_is_saved_has_the_dtype_of_q_but_for_the_sums_of_the_gate(dtype):
+    call = make([0, 33, 1], dtype=dtype, gate="bounded", disable_recompute=True)
+    saved = kda.chunk_kda_fwd(**call.arguments).saved
+    found = {name: x.dtype for name, x in saved._asdict().items()}
+    assert found.pop("gc_last") == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert set(found.values()) == {dtype}
+    assert saved.h.shape[0] == saved.gc_last.shape[0] == 34 // 32 + 3 and not saved.gc_last[3:].any()
+    assert (saved.gc_last[:3] < 0).all()
+
+
+def test_what_another_dtype_saved_is_refused():
+    call, other = (make([3], dtype=dtype, disable_recompute=True) for dtype in (torch.float32, torch.bfloat16))
+    saved = kda.chunk_kda_fwd(**other.arguments).saved
+    with pytest.raises(kda.InputError, match=r"A_qk of dtype torch\.bfloat16, not torch\.float32"):
+        kda.chunk_kda_bwd(do=call.do, saved=saved, **call.arguments)
+
+
 @pytest.mark.parametrize("gate", ["given", "softplus", "bounded"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("state", [torch.float32, None], ids=["float32 state", "state in the model dtype"])

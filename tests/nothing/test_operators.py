@@ -35,6 +35,11 @@ def test_opcheck_of_the_forward(options, save):
     opcheck(torch.ops.kda.chunk_forward.default, (*arguments(call, autograd.INPUTS, autograd.OPTIONS), save))
 
 
+def test_opcheck_of_what_is_saved_in_two_dtypes():
+    call = make([0, 33, 1], dtype=torch.bfloat16, gate="softplus", disable_recompute=True)
+    opcheck(torch.ops.kda.chunk_forward.default, (*arguments(call, autograd.INPUTS, autograd.OPTIONS), True))
+
+
 @every_call
 @pytest.mark.parametrize("save", [False, True])
 def test_opcheck_of_the_backward(options, save):

@@ -72,7 +72,7 @@ def gate(c: Setup, q: Tensor, k: Tensor, g: Tensor, beta: Tensor, A_log: Tensor 
     b = _masked(gates.beta_activation(beta, c.beta), c)
     if c.groups > 1:
         qn, kn = qn.repeat_interleave(c.groups, 1), kn.repeat_interleave(c.groups, 1)
-    return qn, kn, b, g2, g2.cumsum(-2)
+    return qn, kn, b, g2, g2.sum(-2, keepdim=True)
 
 
 @torch.no_grad()
@@ -89,9 +89,9 @@ def wy(c: Setup, A_kk: Tensor, kb: Tensor, v: Tensor, b: Tensor):
 
 
 @torch.no_grad()
-def state(c: Setup, w: Tensor, u: Tensor, kg: Tensor, gc: Tensor, h0: Tensor):
+def state(c: Setup, w: Tensor, u: Tensor, kg: Tensor, gc_last: Tensor, h0: Tensor):
     h, v_new, ht = w.new_empty(*w.shape[:2], *h0.shape[2:]), torch.empty_like(u), h0.clone()
-    decay, kgT = gc[..., -1, :, None].exp2(), kg.mT
+    decay, kgT = gc_last.mT.exp2(), kg.mT
     for sequences, chunks in c.table.waves():
         S = ht[sequences]
         h[chunks] = S
@@ -109,14 +109,16 @@ def output(c: Setup, qg: Tensor, h: Tensor, A_qk: Tensor, v_new: Tensor):
 
 
 @torch.no_grad()
-def output_bwd(c: Setup, do: Tensor, v_new: Tensor, A_qk: Tensor):
-    return (do @ v_new.mT).tril_().mul_(c.scale), A_qk.mT @ do
+def output_bwd(c: Setup, do: Tensor, A_qk: Tensor):
+    return (A_qk.mT @ do,)
 
 
 @torch.no_grad()
-def state_bwd(c: Setup, do: Tensor, dv_local: Tensor, qg: Tensor, kg: Tensor, w: Tensor, gc: Tensor, dht: Tensor):
+def state_bwd(
+    c: Setup, do: Tensor, dv_local: Tensor, qg: Tensor, kg: Tensor, w: Tensor, gc_last: Tensor, dht: Tensor
+):
     dh, dv_new, dh0 = w.new_empty(*w.shape[:2], *dht.shape[2:]), torch.empty_like(dv_local), dht.clone()
-    decay = gc[..., -1, :, None].exp2()
+    decay = gc_last.mT.exp2()
     from_o, wT = (qg.mT @ do).mul_(c.scale), w.mT
     for sequences, chunks in c.table.waves(reverse=True):
         dS = dh0[sequences]
@@ -128,21 +130,22 @@ def state_bwd(c: Setup, do: Tensor, dv_local: Tensor, qg: Tensor, kg: Tensor, w:
 
 @torch.no_grad()
 def wy_bwd(
-    c: Setup, do: Tensor, h: Tensor, dh: Tensor, v_new: Tensor, dv_new: Tensor, A_inv: Tensor, w: Tensor, u: Tensor,
+    c: Setup, do: Tensor, h: Tensor, dh: Tensor, v_new: Tensor, dv_new: Tensor, A_inv: Tensor,
     qn: Tensor, kn: Tensor, v: Tensor, b: Tensor, g2: Tensor,
 ):  # fmt: skip
     E, E_after = decays(g2)                                                   # 2^gc, 2^(gc_last - gc)
     P = A_inv.mT @ dv_new                                                     # gradient of b v
-    Q = A_inv.mT @ -(dv_new @ h.mT)                                           # gradient of b kn 2^gc
+    Q = (P @ h.mT).neg_()                                                     # gradient of b kn 2^gc
     QE = Q * E
     dqn_local = (do @ h.mT).mul_(E).mul_(c.scale)
     R = (v_new @ dh.mT).mul_(E_after)                                         # gradient of kn through kg
     db_local = (P * v).sum(-1, keepdim=True) + (QE * kn).sum(-1, keepdim=True)
     bQE = QE * b
-    dA_kk = (P @ u.mT).add_(Q @ w.mT).tril_(-1).neg_()
+    dA_qk = (do @ v_new.mT).tril_().mul_(c.scale)
+    dA_kk = (P @ v_new.mT).tril_(-1).neg_()
     d_last = E[..., -1:, :] * (h * dh).sum(-1).unsqueeze(-2)                  # through 2^gc_last, which sees all rows
     dg2_local = _sum_from(qn * dqn_local + kn * bQE) + _sum_before(kn * R) + d_last
-    return P * b, db_local, dqn_local, R.add_(bQE), dg2_local, dA_kk
+    return P * b, db_local, dqn_local, R.add_(bQE), dg2_local, dA_qk, dA_kk
 
 
 @torch.no_grad()

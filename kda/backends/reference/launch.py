@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from kda.bundles import Grads, Outputs, Saved, saved_shapes
+from kda.bundles import Grads, Outputs, Saved, saved_dtypes, saved_shapes
 from kda.checks import offsets_after_waiting, wide_dtype
 from kda.problem import Inputs, Problem
 from kda.stages import BACKWARD, FORWARD, STAGES
@@ -23,6 +23,7 @@ from .recurrent import steps
 
 Tensor = torch.Tensor
 
+SAVED_ROWS = Saved._fields[:-2]              # those with a row a token; h and gc_last have one a chunk
 SLAB_ELEMENTS = 1 << 18                      # of one tensor of a slab: 1 MiB of float32
 
 
@@ -72,8 +73,9 @@ class _Walk:
     def inputs(self, slab: Slab, h0: Tensor) -> dict[str, Tensor | None]:
         env = self.chunks(slab, **self.rows) | self.parameters | {"h0": h0}
         if self.saved is not None:
-            env |= self.chunks(slab, **{n: s for n, s in self.saved._asdict().items() if n != "h"})
-            env |= {"h": self.saved.h[slab.chunks]}
+            env |= self.chunks(slab, **{name: getattr(self.saved, name) for name in SAVED_ROWS})
+            env |= {"h": self.saved.h[slab.chunks].to(self.dtype)}
+            env |= {"gc_last": self.saved.gc_last[slab.chunks].unsqueeze(-2)}
         return env
 
 
@@ -85,7 +87,8 @@ def forward(p: Problem, x: Inputs, save: bool = False) -> Outputs:
     saved = None
     if save:
         shapes = saved_shapes(p.B, p.T, p.N, p.HV, p.K, p.V, p.C, p.packed)
-        saved = Saved(*(S.new_zeros(shape) for shape in shapes))
+        dtypes = saved_dtypes(x.q.dtype, walk.dtype)
+        saved = Saved(*(S.new_zeros(shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes)))
     want = ("o", "ht", "h", *(Saved._fields if save else ()))
     for slab in walk.slabs:
         env = run(FORWARD, _setup(p, slab.table), walk.inputs(slab, S[slab.sequences]), want)
@@ -94,8 +97,8 @@ def forward(p: Problem, x: Inputs, save: bool = False) -> Outputs:
         if h is not None:
             h[slab.chunks] = env["h"].to(h.dtype)
         if saved is not None:
-            saved.h[slab.chunks] = env["h"]
-            for name in Saved._fields[:-1]:
+            saved.h[slab.chunks], saved.gc_last[slab.chunks] = env["h"], env["gc_last"].squeeze(-2)
+            for name in SAVED_ROWS:
                 getattr(saved, name)[slab.tokens] = slab.table.unchunk(env[name])
     if h is not None:
         h = _states_out(p, h)
