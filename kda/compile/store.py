@@ -47,13 +47,15 @@ def digest(*parts: object) -> str:
     return found.hexdigest()
 
 
-def sources(*modules: ModuleType) -> str:
-    """One name for the source of modules; a package stands for every .py file in it."""
+def sources(*places: ModuleType | Path) -> str:
+    """One name for the source of modules, files and folders; a package stands for every .py file in it."""
     found = {}
-    for module in modules:
-        file = Path(module.__file__)
-        for path in sorted(file.parent.rglob("*.py")) if hasattr(module, "__path__") else [file]:
-            found[f"{module.__name__}/{path.relative_to(file.parent).as_posix()}"] = path.read_bytes()
+    for number, place in enumerate(places):
+        root = place if isinstance(place, Path) else Path(place.__file__)
+        if hasattr(place, "__path__"):
+            root = root.parent
+        for path in root.rglob("*.py") if root.is_dir() else [root]:
+            found[f"{number}/{path.relative_to(root.parent).as_posix()}"] = path.read_bytes()
     return digest(found)
 
 
@@ -96,6 +98,10 @@ class Store:
                     entry = dict(build())
                     self._write(key, entry)
         return entry
+
+    def find(self, key: str) -> Entry | None:
+        """The entry called `key`, if it is there and whole."""
+        return self._read(key)
 
     def forget(self, key: str) -> None:
         """An entry that reads well and still does not work is dropped."""

@@ -1,20 +1,28 @@
 """The door to Triton (3.6 to 3.9): a @triton.jit function and types of its arguments to a kernel, without a GPU.
 
-Triton keeps what it built on disk itself, keyed by source, options and version. A kernel takes the arguments of the
-source in order, constants left out, then two pointers that Triton adds: global scratch and profile scratch.
+`fetch` takes kernels by their recipes from the store of built kernels, and needs no Triton for those that are there;
+`compile` builds any function, and what it built Triton keeps on disk itself. A kernel takes the arguments of the source
+in order, constants left out, then two pointers that Triton adds: global scratch and profile scratch.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
+import json
+import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
 from typing import Any
 
+from . import store
+from .builders import Builders
 from .errors import BuildError, MissingCompilerError
 from .kernel import Kernel, dim3
 from .launching import taker, tensor_map
+from .recipes import Recipe
 from .target import Target, parse
 
 # CUtensorMapDataType by the number that Triton's metadata holds (PTX's own order).
@@ -23,6 +31,8 @@ _MAP_DTYPES = {
     8: "float32_ftz", 9: "float64", 10: "bfloat16",
 }  # fmt: skip
 _MAP_SWIZZLES = (0, 32, 64, 128)
+
+_FETCHED: dict[str, TritonKernel] = {}       # by the keys of their recipes
 
 
 @dataclass(frozen=True)
@@ -95,6 +105,10 @@ class TritonKernel(Kernel):
         return memory[-memory.data_ptr() % self.scratch_align :][:size]
 
 
+# What an entry of the store holds beside PTX and cubin.
+_KEPT = tuple(sorted({f.name for f in fields(TritonKernel)} - {f.name for f in fields(Kernel)}))
+
+
 def compile(
     fn: Any,
     signature: Mapping[str, Any],
@@ -156,6 +170,77 @@ def of(
         pdl=metadata.launch_pdl,
         cooperative=metadata.launch_cooperative_grid,
     )
+
+
+def fetch(recipe: Recipe) -> TritonKernel:
+    """The kernel of a recipe: of this process, of the store, or built and kept there."""
+    return fetch_all([recipe])[0]
+
+
+def fetch_all(recipes: Iterable[Recipe], workers: int | None = None) -> list[TritonKernel]:
+    """The kernels of some recipes; up to `workers` processes build what is missing.  [default: one a CPU]"""
+    recipes, kept = list(recipes), store.default()
+    wanted = {recipe.key: recipe for recipe in recipes}
+    for key in wanted.keys() - _FETCHED.keys():
+        if (kernel := _opened(kept, key)) is not None:
+            _FETCHED.setdefault(key, kernel)
+    if missing := [wanted[key] for key in wanted if key not in _FETCHED]:
+        _build_all(missing, kept, workers or _cpus())
+    return [_FETCHED[recipe.key] for recipe in recipes]
+
+
+def _build_all(recipes: Sequence[Recipe], kept: store.Store, workers: int) -> None:
+    def built(recipe: Recipe) -> None:
+        entry = kept.fetch(recipe.key, lambda: builders.build(recipe))
+        _FETCHED.setdefault(recipe.key, _of_entry(entry))
+
+    with Builders() as builders, ThreadPoolExecutor(min(workers, len(recipes))) as threads:
+        running = [threads.submit(built, recipe) for recipe in recipes]
+        try:
+            for each in running:
+                each.result()
+        except BaseException:                                                # a KeyboardInterrupt as well
+            threads.shutdown(wait=False, cancel_futures=True)
+            builders.stop()
+            raise
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _opened(kept: store.Store, key: str) -> TritonKernel | None:
+    """The kernel of an entry; one that reads well and holds something else is dropped."""
+    if (entry := kept.find(key)) is None:
+        return None
+    try:
+        return _of_entry(entry)
+    except (KeyError, TypeError, ValueError, BuildError):
+        kept.forget(key)
+        return None
+
+
+def build(recipe: Recipe) -> store.Entry:
+    """Build the kernel of a recipe in this process: what the store keeps of it."""
+    load()
+    try:
+        function = getattr(importlib.import_module(recipe.module), recipe.name)
+    except (ImportError, AttributeError) as error:
+        raise BuildError(f"{recipe.function} cannot be imported: {type(error).__name__}: {error}") from error
+    options = {"divisible": recipe.divisible, **recipe.options}
+    kernel = compile(function, recipe.signature, recipe.constants, target=recipe.target, **options)
+    about = {name: getattr(kernel, name) for name in ("name", *_KEPT)} | {"target": kernel.target.name}
+    return {"ptx": kernel.ptx.encode(), "cubin": kernel.cubin, "kernel": json.dumps(about).encode()}
+
+
+def _of_entry(entry: store.Entry) -> TritonKernel:
+    about = json.loads(entry["kernel"])
+    fields = {name: _tupled(about[name]) for name in _KEPT}
+    return TritonKernel.of(about["name"], entry["ptx"].decode(), entry["cubin"], parse(about["target"]), **fields)
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(map(_tupled, value)) if isinstance(value, list) else value
 
 
 def flatten(signature: Sequence[Any], args: Sequence[Any], maps: Iterator[Mapping[str, Any]]) -> list[Any]:

@@ -1,0 +1,172 @@
+"""Builds Triton kernels in Python processes of their own, several at a time.
+
+Triton lets go of the GIL, so threads would be as fast. But a compiler that crashes takes its process along, and Triton
+reads and writes a cache of its own, which may lie where others can write; a process of its own has an empty one. It
+imports what the caller could import, never the caller's script: no `if __name__ == "__main__"` is needed, and it works
+from a notebook, beside threads and CUDA. Where no process can be started, kernels are built in this one.
+
+A process reads recipes, one a line, and answers each with a line of JSON: an entry for the store, or what went wrong.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from .errors import BuildError, MissingCompilerError
+from .recipes import Recipe
+from .store import Entry
+
+# Like the `kda` command, so that `import kda` does not import torch.
+PROGRAM = "import sys as s; s.path[:] = s.argv[1:]; s.argv[:] = ['bin/kda']; import kda.compile.builders as b; b.main()"
+READY = b"ready\n"
+# What would make Triton interpret, take code from elsewhere or leave the PTX out.
+UNWANTED = (
+    "TRITON_INTERPRET", "TRITON_CACHE_MANAGER", "TRITON_REMOTE_CACHE_BACKEND", "TRITON_KERNEL_OVERRIDE",
+    "TRITON_STORE_BINARY_ONLY", "TRITON_ALWAYS_COMPILE",
+)  # fmt: skip
+
+
+class Builders:
+    """Processes that build.  `build` may be called from several threads, each of which then has one to itself."""
+
+    def __init__(self) -> None:
+        self._all: list[Builder] = []
+        self._idle: list[Builder] = []
+        self._stopped = False
+
+    def build(self, recipe: Recipe) -> Entry:
+        try:
+            builder = self._idle.pop()
+        except IndexError:
+            if (builder := Builder.started()) is None:
+                from . import triton
+
+                return triton.build(recipe)
+            self._all.append(builder)
+        if self._stopped:
+            builder.kill()
+        try:
+            return builder.build(recipe)
+        finally:
+            if builder.lives():
+                self._idle.append(builder)
+
+    def stop(self) -> None:
+        """Nobody waits any more for what is being built."""
+        self._stopped = True
+        for builder in self._all:
+            builder.kill()
+
+    def __enter__(self) -> Builders:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for builder in self._all:
+            builder.end()
+
+
+class Builder:
+    """One process."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="kda", ignore_cleanup_errors=True)
+        self._said = Path(self._folder.name, "said")
+        paths = [os.path.abspath(path) for path in sys.path]
+        environment = {name: value for name, value in os.environ.items() if name not in UNWANTED}
+        with open(self._said, "wb") as said:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, *paths],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                env={**environment, "TRITON_CACHE_DIR": str(Path(self._folder.name, "cache"))},
+            )
+
+    @classmethod
+    def started(cls) -> Builder | None:
+        """None where no process can be started that imports Triton."""
+        if "python" not in os.path.basename(sys.executable or ""):           # the program that Python is embedded in
+            return None
+        try:
+            builder = cls()
+        except OSError:
+            return None
+        if builder._process.stdout.readline() == READY:
+            return builder
+        builder.end()
+        return None
+
+    def build(self, recipe: Recipe) -> Entry:
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(recipe.text.encode() + b"\n")
+            self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line.endswith(b"\n"):
+            raise BuildError(f"building {recipe.function} for {recipe.target.spelling}: {self._death()}")
+        answer = json.loads(line)
+        if "missing" in answer:
+            raise MissingCompilerError(*answer["missing"])
+        if "error" in answer:
+            raise BuildError(answer["error"])
+        if answer["key"] != recipe.key:
+            raise BuildError(
+                f"the source of {recipe.module} is not what it was when this process read it. Start Python again."
+            )
+        return {name: base64.b64decode(data) for name, data in answer["entry"].items()}
+
+    def _death(self) -> str:
+        code = self._process.wait()
+        said = self._said.read_text(errors="replace").strip().splitlines()[-20:]
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return "\n".join([f"the process that built it died with {how}.", *said])
+
+    def lives(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def end(self) -> None:
+        """Nobody may be waiting in `build`."""
+        self.kill()                                                          # it holds nothing that is still wanted
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()
+        self._folder.cleanup()
+
+
+def main() -> None:
+    """Answer every recipe of stdin."""
+    from . import triton
+
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)                                                            # for what a compiler may print
+    triton.load()
+    answers.write(READY)
+    answers.flush()
+    for line in sys.stdin:
+        answers.write(json.dumps(_answer(line)).encode() + b"\n")
+        answers.flush()
+
+
+def _answer(line: str) -> dict[str, Any]:
+    from . import triton
+
+    recipe = Recipe.read(line)
+    try:
+        entry = triton.build(recipe)
+    except MissingCompilerError as error:
+        return {"missing": (error.asked, error.missing, error.get)}
+    except BuildError as error:
+        return {"error": str(error)}
+    return {"key": recipe.key, "entry": {name: base64.b64encode(data).decode() for name, data in entry.items()}}

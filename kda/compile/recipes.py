@@ -1,0 +1,125 @@
+"""What a Triton kernel is built from, by names alone: made, compared and looked up without importing Triton."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import importlib.util
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from . import store
+from .errors import BuildError
+from .target import Target, parse
+
+Constant = int | float | bool | str | None
+FORMAT = "triton 1"                          # of the entries; a new one when what they hold changes its meaning
+# Variables with which Triton, LLVM or ptxas give other code for the same source.
+VARIABLES = (
+    "ALLOW_LHS_TMEM_LAYOUT_CONVERSION", "DISABLE_LLVM_OPT", "DISABLE_MMA_V3", "DISABLE_MMA_V5", "DISABLE_PTXAS_OPT",
+    "LLVM_EXTRACT_DI_LOCAL_VARIABLES", "LLVM_PASS_PLUGIN_PATH", "PTXAS_OPTIONS", "TRITON_DISABLE_LINE_INFO",
+    "TRITON_ENABLE_ASAN", "TRITON_F32_DEFAULT", "TRITON_FORCE_DISABLE_FP_FUSION", "TRITON_INSTRUMENTATION_MODE",
+    "TRITON_LIBDEVICE_PATH", "TRITON_OVERRIDE_ARCH", "TRITON_PLUGIN_PATHS", "TRITON_PTXAS_BLACKWELL_PATH",
+    "TRITON_PTXAS_PATH",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Recipe:
+    """One kernel to be built; hashable.  Recipes are equal if they read alike: 1, 1.0 and True are three constants."""
+
+    function: str                            # "kda.backends.triton.fwd.prepare:prepare"
+    signature: Mapping[str, Any]             # argument -> Triton's type: "*bf16", "i32", a tuple for a tuple
+    constants: Mapping[str, Constant] = field(default_factory=dict)          # of its tl.constexpr arguments
+    _: KW_ONLY
+    target: str | Target                     # a Target from then on
+    divisible: Iterable[str] = ()            # arguments that will always be multiples of 16
+    options: Mapping[str, Constant] = field(default_factory=dict)            # Triton's: num_warps, num_stages, maxnreg
+
+    def __post_init__(self) -> None:
+        for name, value in {**self.constants, **self.options}.items():
+            if not isinstance(value, Constant):
+                raise BuildError(
+                    f"{self.function}: {name} must be an int, a float, a bool, a str or None, so that the kernel can "
+                    f"be found on disk; found {type(value).__name__} {value!r:.60}."
+                )
+        for name in ("signature", "constants", "options"):
+            mapping = {key: _frozen(value) for key, value in sorted(getattr(self, name).items())}
+            object.__setattr__(self, name, MappingProxyType(mapping))
+        object.__setattr__(self, "divisible", tuple(sorted(self.divisible)))
+        object.__setattr__(self, "target", parse(self.target) if isinstance(self.target, str) else self.target)
+
+    @classmethod
+    def read(cls, text: str) -> Recipe:
+        """The recipe with this `text`."""
+        return cls(**json.loads(text))
+
+    @functools.cached_property
+    def text(self) -> str:
+        """All of it on one line."""
+        fields = {"function": self.function, "target": self.target.name, "divisible": self.divisible}
+        mappings = {name: dict(getattr(self, name)) for name in ("signature", "constants", "options")}
+        return json.dumps(fields | mappings)
+
+    @property
+    def module(self) -> str:
+        return self.function.partition(":")[0]
+
+    @property
+    def name(self) -> str:
+        """Of the function."""
+        return self.function.partition(":")[2]
+
+    @functools.cached_property
+    def key(self) -> str:
+        """Its name in the store: a digest of the recipe and of all that a build of it depends on."""
+        changed = {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
+        return store.digest(FORMAT, _triton_version(), changed, source(self.module), self.text)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Recipe) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __repr__(self) -> str:
+        return f"Recipe({self.text})"
+
+    def __reduce__(self):
+        return Recipe.read, (self.text,)
+
+
+def source(module: str) -> str:
+    """One name for all source that a kernel in `module` can use: its backend and what backends share.
+
+    A module outside of kda stands for its whole top-level package.  Nothing of it is imported.
+    """
+    parts = module.split(".")
+    ours = parts[:2] == ["kda", "backends"] and len(parts) > 2
+    package = ".".join(parts[: 3 if ours else 1])
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or not (spec.has_location or spec.submodule_search_locations):
+        raise BuildError(f"there is no module {package} to build a kernel of {module} from. Name it as Python does.")
+    places = [Path(p) for p in spec.submodule_search_locations or [spec.origin]]
+    common = places[0].parent / "common"
+    return store.sources(*places, *([common] if ours and common.is_dir() else []))
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
+
+
+def _triton_version() -> str | None:
+    for distribution in ("triton", "pytorch-triton"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(distribution)
+    return None
