@@ -31,7 +31,8 @@ class Capability:
     rules: tuple[Rule, ...] = ()
     auto_rules: tuple[Rule, ...] = ()        # asked only when the backend was not named by the caller
     archs: tuple[str, ...] = ()              # targets its kernels are built for; empty: no compiled kernels
-    stages: tuple[str, ...] = ()             # stages that its launch module can run alone, "fwd/gate" ... "bwd/gate"
+    stages: tuple[str, ...] = ()             # of kda.stages, or runs of them, that its launch module can run alone
+    proof_dtypes: tuple[str, ...] = ("float32",)    # of q, k, v, in which the stages are proven
     # evidence word -> "module:function", called as function(backend, stage, target) -> verify.evidence.Proof
     provers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 

@@ -2,22 +2,32 @@
 
 Shapes are of one chunk and one value head: C rows, K and V head dims.  2^x is elementwise, * is elementwise, @ is a
 matrix product.  `kda.backends.reference.chunked` implements each stage under the function name given here; a backend
-that can run a stage alone declares its name, and `kda verify` walks this table to find the first wrong one.
+that can run a stage alone declares its name, and `kda verify` walks this table to find the first wrong one.  A backend
+that fuses consecutive stages declares their run, "fwd/gate+intra+wy", which `find` makes a stage of.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable
 from typing import NamedTuple
+
+from .bundles import Saved
 
 LOG2_E = 1.4426950408889634
 
 
 class Stage(NamedTuple):
     name: str
-    function: str                            # of kda.backends.reference.chunked
+    function: str                            # of kda.backends.reference.chunked; "" for a run of stages
     formula: str
     reads: tuple[str, ...]
     writes: tuple[str, ...]
+    run: tuple[Stage, ...] = ()              # the stages that a run consists of
+
+    @property
+    def members(self) -> tuple[Stage, ...]:
+        return self.run or (self,)
 
 
 SHAPES = {
@@ -28,6 +38,7 @@ SHAPES = {
 }  # fmt: skip
 SHAPES |= {"d" + name: shape for name, shape in SHAPES.items()}
 SHAPES |= {"dv_local": "(C, V)", "dg2_local": "(C, K)", "db_local": "(C)", "dqn_local": "(C, K)", "dkn_local": "(C, K)"}
+SHAPES |= {"P": "(C, V)"}                    # not written: bwd/wy multiplies it, so that a backend may round it
 
 FORWARD = (
     Stage("fwd/gate", "gate",
@@ -78,3 +89,42 @@ BACKWARD = (
 )  # fmt: skip
 
 STAGES = {stage.name: stage for stage in FORWARD + BACKWARD}
+RESULTS = ("o", "ht", "h", "dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "dh0")
+
+
+@functools.cache
+def find(name: str) -> Stage:
+    """The stage of that name, or the run of consecutive ones: "fwd/gate+intra+wy".
+
+    A run reads what none of its stages writes.  It writes what is of use after it: what a later stage of its direction
+    reads, what `Saved` keeps for the backward, and results of the call.
+    """
+    if name in STAGES:
+        return STAGES[name]
+    direction, _, words = name.partition("/")
+    table = {"fwd": FORWARD, "bwd": BACKWARD}.get(direction, ())
+    names, order = [f"{direction}/{word}" for word in words.split("+")], [stage.name for stage in table]
+    first = order.index(names[0]) if names[0] in order else 0
+    members, later = table[first : first + len(names)], table[first + len(names) :]
+    if [stage.name for stage in members] != names:
+        raise ValueError(f"no stage is called {name!r}; there are {', '.join(STAGES)}, and runs of consecutive ones "
+                         "of a direction, such as fwd/gate+intra+wy")  # fmt: skip
+    written = [n for stage in members for n in stage.writes]
+    wanted = {*RESULTS, *Saved._fields, *(n for stage in later for n in stage.reads)}
+    return Stage(
+        name, "", "; ".join(stage.formula for stage in members),
+        tuple(dict.fromkeys(n for stage in members for n in stage.reads if n not in written)),
+        tuple(n for n in written if n in wanted), members,
+    )  # fmt: skip
+
+
+def in_order(names: Iterable[str]) -> list[Stage]:
+    """Stages and runs by where they begin, then by where they end."""
+    order = list(STAGES)
+    return sorted(map(find, names), key=lambda stage: [order.index(member.name) for member in stage.members])
+
+
+def holder(name: str, names: Iterable[str]) -> str | None:
+    """The one of `names` that is the stage or has it as a part."""
+    parts = set(find(name).members)
+    return next((other for other in names if parts.issubset(find(other).members)), None)

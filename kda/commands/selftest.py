@@ -21,7 +21,7 @@ from kda.verify.evidence import Evidence, Proof
 
 from .options import known, no_kernels
 from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version, table
-from .verify import finite
+from .verify import finite, known_stage, not_alone
 
 LEVELS = {"trace": Evidence.TRACED, "assemble": Evidence.ASSEMBLED, "protocol": Evidence.PROTOCOL_CHECKED,
           "simulate": Evidence.SIMULATED, "execute": Evidence.EXECUTED}  # fmt: skip
@@ -93,9 +93,7 @@ def command(
     if backend:
         known("backend", backend, dispatch.backend_names())
     if stage:
-        from kda.stages import STAGES
-
-        known("stage", stage, list(STAGES))
+        known_stage(stage)
     target = target_of(arch)
     wanted = LEVELS[level] if level else None
     try:
@@ -198,7 +196,7 @@ def prove(
 ) -> Result:
     levels = levels_of(c, target, wanted)
     if stage and stage not in c.stages:
-        raise CannotJudge(f"{c.backend} cannot run {stage} alone; it runs {', '.join(c.stages) or 'whole calls only'}")
+        raise CannotJudge(f"{c.backend} {not_alone(stage, c.stages)}")
     executes = Evidence.EXECUTED in levels
     result = Result(c.backend, levels, "")
     with screen.progress(c.backend) as tell:

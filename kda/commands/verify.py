@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kda.dispatch import backend_asked, backend_names, weigh
-from kda.stages import STAGES
+from kda.stages import STAGES, find, holder
 
 from .options import known, no_kernels, shape_options
 from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version, table
@@ -86,11 +86,28 @@ def check_names(options: dict[str, Any]) -> None:
     if options["backend"]:
         known("backend", options["backend"], backend_names())
     known("backend", options["against"], ["definition", "fla", *backend_names()])
-    known("stage", options["stage"], ["all", *STAGES])
+    known_stage(options["stage"], "all")
     if options["fault"]:
         from kda.verify.faults import FAULTS
 
         known("fault", options["fault"], list(FAULTS))
+
+
+def known_stage(name: str, *others: str) -> None:
+    """Usage error for what is neither a stage, nor a run of stages, nor one of `others`."""
+    if "+" not in name:
+        return known("stage", name, [*others, *STAGES])
+    try:
+        find(name)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def not_alone(name: str, stages: Sequence[str]) -> str:
+    """Why a stage that is none of a backend's cannot be looked at."""
+    held = holder(name, stages)
+    part = f", which is a part of its {held}" if held else ""
+    return f"cannot run {name} alone{part}; it runs {', '.join(stages) or 'whole calls only'}"
 
 
 def check_combinations(options: dict[str, Any]) -> None:
@@ -158,8 +175,9 @@ def verify(screen: Screen, case: Case, options: dict[str, Any], planted) -> int:
         other = Fla() if options["against"] == "fla" else door_to(options["against"], options)
         if reasons := other.against(case):
             return cannot_judge(screen, case, other.name, reasons)
-    if planted and planted.at in STAGES and planted.at not in door.stages:
-        raise click.UsageError(f"--fault {options['fault']} sits in {planted.at}, which {name} does not run alone")
+    if planted and planted.at in STAGES and not holder(planted.at, door.stages):
+        why = not_alone(planted.at, door.stages)
+        raise click.UsageError(f"--fault {options['fault']} sits in {planted.at}; {name} {why}")
     simulated, door = door, Planted(door, planted) if planted else door
     stage = None if options["stage"] == "all" else options["stage"]
     with screen.progress(f"verifying {name}") as tell:
@@ -239,7 +257,7 @@ def unable(door: Door, case: Case, stage: str) -> tuple[str, ...]:
     if reasons := door.against(case):
         return reasons
     if stage != "all" and stage not in door.stages:
-        return (f"it cannot run {stage} alone; it runs {', '.join(door.stages) or 'whole calls only'}",)
+        return (f"it {not_alone(stage, door.stages)}",)
     return ()
 
 
@@ -336,8 +354,8 @@ def all_well(report: Report) -> str:
 def verdict(report: Report, door: Door) -> list[str]:
     """The first wrong stage, whose fault it is, and the shape of what is wrong."""
     first: Row = report.first
-    if first.stage not in STAGES:
-        looked = [row for row in report.rows if row.stage in STAGES]
+    if not first.of_stage:
+        looked = [row for row in report.rows if row.of_stage]
         if first.measure.kind == "bits":
             says = f"Not the same bits: {first.tensor}, {first.stage}, {first.measure.error:.2%} of the elements."
         elif looked:
@@ -345,13 +363,13 @@ def verdict(report: Report, door: Door) -> list[str]:
         else:
             says = f"{first.tensor} is over budget; {door.name} declares no stages to look into."
         return [says, *([first.pattern] if first.pattern else [])]
-    reads = ", ".join(STAGES[first.stage].reads)
+    reads = ", ".join(find(first.stage).reads)
     if first.itself:
         whose = f"Fed the oracle's {reads} it is still wrong: the stage itself, not its inputs."
     else:
         cause = f" ({first.follows_from})" if first.follows_from else ""
         whose = f"Fed the oracle's {reads} it is right: what it is given is wrong{cause}, not the stage."
-    before = [name for name in dict.fromkeys(row.stage for row in report.rows) if name in STAGES]
+    before = list(dict.fromkeys(row.stage for row in report.rows if row.of_stage))
     before = before[: before.index(first.stage)]
     fine = f"{' to '.join(dict.fromkeys((before[0], before[-1])))} within budget." if before else ""
     shape = "  ".join(filter(None, (first.pattern, fine)))
@@ -361,7 +379,7 @@ def verdict(report: Report, door: Door) -> list[str]:
 def replay(report: Report, options: dict[str, Any], small: Spec | None) -> str:
     first = report.first
     words = ["kda", "verify", "--backend", report.backend]
-    words += ["--stage", first.stage] if first.stage in STAGES and first.follows_from is None else []
+    words += ["--stage", first.stage] if first.of_stage and first.follows_from is None else []
     words += ["--fault", options["fault"]] if options["fault"] else []
     words += ["--arch", options["arch"]] if options["arch"] else []
     words += ["--exact"] if options["exact"] else []

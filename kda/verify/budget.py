@@ -138,10 +138,9 @@ def _ratio(error: float, budget: float) -> float:
 
 
 class Rounding(NamedTuple):
-    """Where a backend rounds: all sums in `compute`, what one stage hands to another stored as `stored` says.
-
-    A backend that rounds operands declares them in its launch module as plain data, by the names of `kda.stages`:
-    `ROUNDED_TO = {"w": "bfloat16", ...}`.
+    """Where a backend rounds: all sums in `compute`, what a stage writes stored as `stored` says, by the names of
+    `kda.stages`: {"w": "bfloat16", ...}.  A backend's launch module declares them as `ROUNDED_TO` or, where they
+    depend on the problem, as `rounded_to(problem)`.
     """
 
     compute: torch.dtype

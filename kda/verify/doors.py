@@ -14,6 +14,7 @@ from kda.checks import wide_dtype
 from kda.dispatch import capabilities, launcher, weigh
 from kda.host import detect
 from kda.problem import Problem
+from kda.stages import SHAPES
 
 from .budget import Rounding
 from .cases import Case
@@ -49,7 +50,13 @@ class Door:
         return dict(weigh(problem, detect(self.device), self.name).tried)[self.name]
 
     def rounding(self, case: Case) -> Rounding:
-        return Rounding(wide_dtype(case.inputs.q.dtype), getattr(launcher(self.name), "ROUNDED_TO", {}))
+        module = launcher(self.name)
+        stored = getattr(module, "ROUNDED_TO", {})
+        if hasattr(module, "rounded_to"):
+            stored = module.rounded_to(dataclasses.replace(case.problem(), device=self.device))
+        if unknown := set(stored) - set(SHAPES):
+            raise ValueError(f"{self.name} rounds {', '.join(sorted(unknown))}, of which kda.stages knows nothing")
+        return Rounding(wide_dtype(case.inputs.q.dtype), stored)
 
     def sees(self, case: Case) -> Case:
         """The inputs as they reach the backend."""

@@ -8,12 +8,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kda.stages import BACKWARD, FORWARD, STAGES
+from kda.problem import Problem
+from kda.stages import BACKWARD, FORWARD, STAGES, find
 
+from .budget import Rounding
 from .cases import Case, Spec
 from .definition import from_stages, stored_as
 from .doors import Door
 from .layout import Layout
+from .literal import run_stage
 
 Tensor = torch.Tensor
 Tensors = dict[str, "Tensor | None"]
@@ -177,11 +180,20 @@ def _(x: Tensors, spec: Spec) -> None:
 
 
 class Planted(Door):
-    """A door with a fault behind it; where a stage is at fault, calls are made of the stages."""
+    """A door with a fault behind it; where a stage is at fault, calls are made of the stages.
+
+    A run of stages cannot be opened: with the fault in one of its parts it is written out, rounded as the backend does.
+    """
 
     def __init__(self, door: Door, fault: Fault):
         self.__dict__.update(door.__dict__)
         self.door, self.fault = door, fault
+
+    def against_problem(self, problem: Problem) -> tuple[str, ...]:
+        return self.door.against_problem(problem)
+
+    def rounding(self, case: Case) -> Rounding:
+        return self.door.rounding(case)
 
     def sees(self, case: Case) -> Case:
         if self.fault.at != "inputs":
@@ -191,11 +203,22 @@ class Planted(Door):
         return dataclasses.replace(case, keywords=keywords)
 
     def stage(self, name: str, case: Case, tensors: Mapping[str, Tensor | None]) -> Tensors:
-        written = self.door.stage(name, case, tensors)
+        if self.fault.at in [part.name for part in find(name).run]:
+            return self._written_out(name, case, tensors)
+        return self._planted(name, self.door.stage(name, case, tensors), tensors, case)
+
+    def _planted(self, name: str, written: Tensors, read: Mapping[str, Tensor | None], case: Case) -> Tensors:
         if name == self.fault.at:
             written = {n: None if x is None else x.clone() for n, x in written.items()}
-            self.fault.plant(written, tensors, case.layout, case.spec)
+            self.fault.plant(written, read, case.layout, case.spec)
         return written
+
+    def _written_out(self, name: str, case: Case, tensors: Mapping[str, Tensor | None]) -> Tensors:
+        env, rounding = dict(tensors), self.rounding(case)
+        for part in find(name).members:
+            written = run_stage(part.name, case.problem(), case.layout, env, rounding.compute, rounding)
+            env |= self._planted(part.name, written, env, case)
+        return {n: env[n] for n in find(name).writes}
 
     def call(self, case: Case, backward: bool, **keywords) -> dict[str, Tensor]:
         if self.fault.at in STAGES:
@@ -208,5 +231,6 @@ class Planted(Door):
     def _call_of_stages(self, case: Case, backward: bool) -> dict[str, Tensor]:
         env = case.stage_tensors(self.rounding(case).compute)
         for stage in FORWARD + (BACKWARD if backward else ()):
-            env |= self.stage(stage.name, case, {name: env[name] for name in stage.reads})
+            run = self.stage if stage.name in self.stages else self._written_out
+            env |= run(stage.name, case, {name: env[name] for name in stage.reads})
         return {name: x.to(stored_as(case, name)) for name, x in from_stages(case, env).items()}

@@ -14,32 +14,41 @@ import torch
 import torch.nn.functional as F
 
 from kda.problem import Problem
-from kda.stages import LOG2_E, STAGES
+from kda.stages import LOG2_E, find
 
 from .layout import Layout
 
 Tensor = torch.Tensor
 Tensors = dict[str, "Tensor | None"]
+Round = Callable[[str, Tensor], Tensor]      # a tensor of kda.stages by its name -> what is kept of it
+
+
+def as_it_is(name: str, x: Tensor) -> Tensor:
+    return x
 
 
 def run_stage(
-    name: str, p: Problem, layout: Layout, tensors: Mapping[str, Tensor | None], dtype: torch.dtype
-) -> Tensors:
-    """What the stage writes, given what it reads."""
-    stage = STAGES[name]
-    reads = [None if tensors[n] is None else tensors[n].to(dtype) for n in stage.reads]
-    return dict(zip(stage.writes, FUNCTIONS[name](p, layout, *reads)))
+    name: str, p: Problem, layout: Layout, tensors: Mapping[str, Tensor | None], dtype: torch.dtype,
+    round_: Round = as_it_is,
+) -> Tensors:  # fmt: skip
+    """What the stage, or the run of stages, writes, given what it reads."""
+    env = chain([name], p, layout, tensors, dtype, round_)
+    return {n: env[n] for n in find(name).writes}
 
 
 def chain(
     names: Iterable[str], p: Problem, layout: Layout, tensors: Mapping[str, Tensor | None], dtype: torch.dtype,
-    round_: Callable[[str, Tensor], Tensor] = lambda name, x: x,
+    round_: Round = as_it_is,
 ) -> Tensors:  # fmt: skip
-    """The stages in order, each fed by those before it; `round_` is applied to everything that one hands to another."""
+    """All tensors after the stages in order, each fed by those before it, what runs of them keep inside included.
+
+    `round_` is applied to everything that a stage writes, also where that stage itself goes on with it.
+    """
     env = dict(tensors)
-    for name in names:
-        written = run_stage(name, p, layout, env, dtype)
-        env |= {n: None if x is None else round_(n, x) for n, x in written.items()}
+    for stage in (member for name in names for member in find(name).members):
+        reads = [None if env[n] is None else env[n].to(dtype) for n in stage.reads]
+        written = zip(stage.writes, FUNCTIONS[stage.name](p, layout, round_, *reads))
+        env |= {n: None if x is None else round_(n, x) for n, x in written}
     return env
 
 
@@ -89,7 +98,7 @@ def edges(g2: Tensor) -> tuple[Tensor, Tensor]:
 # forward
 
 
-def gate(p: Problem, layout: Layout, q, k, g, beta, A_log, dt_bias):
+def gate(p: Problem, layout: Layout, round_: Round, q, k, g, beta, A_log, dt_bias):
     qn, kn = (l2norm(q), l2norm(k)) if p.qk_l2norm else (q, k)
     head = torch.arange(p.HV) // (p.HV // p.H)                                # the q/k head of a value head
     b = torch.where(layout.valid, step_size(p, beta), 0.0)
@@ -97,7 +106,7 @@ def gate(p: Problem, layout: Layout, q, k, g, beta, A_log, dt_bias):
     return qn[:, head], kn[:, head], b, g2, g2.sum(-2, keepdim=True)
 
 
-def intra(p: Problem, layout: Layout, qn, kn, b, g2):
+def intra(p: Problem, layout: Layout, round_: Round, qn, kn, b, g2):
     A_qk, A_kk = (qn.new_zeros(*qn.shape[:2], p.C, p.C) for _ in range(2))
     for c in range(layout.NC):
         kD = kn[c].unsqueeze(1) * decay_of_pairs(g2[c])                       # (HV, i, j, K): kn_j D_ij
@@ -107,47 +116,48 @@ def intra(p: Problem, layout: Layout, qn, kn, b, g2):
     return A_qk, A_kk, qn * E, b * kn * E, kn * E_after
 
 
-def wy(p: Problem, layout: Layout, A_kk, kb, v, b):
+def wy(p: Problem, layout: Layout, round_: Round, A_kk, kb, v, b):
     eye = torch.eye(p.C, dtype=A_kk.dtype)
     A_inv = torch.linalg.solve_triangular(eye + A_kk, eye.expand_as(A_kk), upper=False, unitriangular=True)
+    A_inv = round_("A_inv", A_inv)
     return A_inv, A_inv @ kb, A_inv @ (b * v)
 
 
-def state(p: Problem, layout: Layout, w, u, kg, gc_last, h0):
+def state(p: Problem, layout: Layout, round_: Round, w, u, kg, gc_last, h0):
     h, v_new, ht = w.new_zeros(layout.NC, p.HV, p.K, p.V), torch.zeros_like(u), h0.clone()
     for n, chunks in enumerate(layout.chunks_of):
         for c in chunks:
-            h[c] = ht[n]
-            v_new[c] = u[c] - w[c] @ h[c]
-            ht[n] = gc_last[c].mT.exp2() * h[c] + kg[c].mT @ v_new[c]
+            h[c] = round_("h", ht[n])
+            v_new[c] = round_("v_new", u[c] - w[c] @ h[c])
+            ht[n] = gc_last[c].mT.exp2() * ht[n] + kg[c].mT @ v_new[c]
     return h, v_new, ht
 
 
-def output(p: Problem, layout: Layout, qg, h, A_qk, v_new):
+def output(p: Problem, layout: Layout, round_: Round, qg, h, A_qk, v_new):
     return (p.scale * (qg @ h) + A_qk @ v_new,)
 
 
 # backward
 
 
-def output_bwd(p: Problem, layout: Layout, do, A_qk):
+def output_bwd(p: Problem, layout: Layout, round_: Round, do, A_qk):
     return (A_qk.mT @ do,)
 
 
-def state_bwd(p: Problem, layout: Layout, do, dv_local, qg, kg, w, gc_last, dht):
+def state_bwd(p: Problem, layout: Layout, round_: Round, do, dv_local, qg, kg, w, gc_last, dht):
     dh, dv_new, dh0 = w.new_zeros(layout.NC, p.HV, p.K, p.V), torch.zeros_like(dv_local), dht.clone()
     for n, chunks in enumerate(layout.chunks_of):
         for c in reversed(chunks):
-            dh[c] = dh0[n]
-            dv_new[c] = dv_local[c] + kg[c] @ dh[c]
-            decayed = gc_last[c].mT.exp2() * dh[c]
+            dh[c] = round_("dh", dh0[n])
+            dv_new[c] = round_("dv_new", dv_local[c] + kg[c] @ dh[c])
+            decayed = gc_last[c].mT.exp2() * dh0[n]
             dh0[n] = decayed + p.scale * (qg[c].mT @ do[c]) - w[c].mT @ dv_new[c]
     return dh, dv_new, dh0
 
 
-def wy_bwd(p: Problem, layout: Layout, do, h, dh, v_new, dv_new, A_inv, qn, kn, v, b, g2):
+def wy_bwd(p: Problem, layout: Layout, round_: Round, do, h, dh, v_new, dv_new, A_inv, qn, kn, v, b, g2):
     E, E_after = edges(g2)
-    P = A_inv.mT @ dv_new
+    P = round_("P", A_inv.mT @ dv_new)
     Q = -P @ h.mT
     R = E_after * (v_new @ dh.mT)
     dqn = p.scale * E * (do @ h.mT)
@@ -159,7 +169,9 @@ def wy_bwd(p: Problem, layout: Layout, do, h, dh, v_new, dv_new, A_inv, qn, kn, 
     return b * P, db, dqn, R + b * E * Q, dg2, dA_qk, dA_kk
 
 
-def intra_bwd(p: Problem, layout: Layout, dA_qk, dA_kk, qn, kn, b, g2, dqn_local, dkn_local, dg2_local, db_local):
+def intra_bwd(
+    p: Problem, layout: Layout, round_: Round, dA_qk, dA_kk, qn, kn, b, g2, dqn_local, dkn_local, dg2_local, db_local
+):
     x, y, z = (torch.zeros_like(qn) for _ in range(3))
     for c in range(layout.NC):
         D = decay_of_pairs(g2[c])            # (HV, i, j, K)
@@ -171,10 +183,10 @@ def intra_bwd(p: Problem, layout: Layout, dA_qk, dA_kk, qn, kn, b, g2, dqn_local
     return dqn_local + x, dkn_local + b * z + y, dg2, db_local + (z * kn).sum(-1, keepdim=True)
 
 
-def gate_bwd(p: Problem, layout: Layout, dqn, dkn, dg2, db, q, k, g, beta, A_log, dt_bias):
+def gate_bwd(p: Problem, layout: Layout, round_: Round, dqn, dkn, dg2, db, q, k, g, beta, A_log, dt_bias):
     leaves = [None if x is None else x.detach().clone().requires_grad_() for x in (q, k, g, beta, A_log, dt_bias)]
     with torch.enable_grad():
-        qn, kn, b, g2, _ = gate(p, layout, *leaves)
+        qn, kn, b, g2, _ = gate(p, layout, as_it_is, *leaves)
         into = [x for x in leaves if x is not None]
         # dg2 is the gradient of g2 / log2(e)
         grads = torch.autograd.grad(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kda.compile.target import Target
-from kda.stages import BACKWARD, FORWARD, STAGES, Stage
+from kda.stages import BACKWARD, FORWARD, Stage, find, in_order
 
 from .budget import Budget, Measure, Rounding, shaken, shakes
 from .cases import Case, Spec, make
@@ -24,13 +24,12 @@ from .definition import budgets, summed
 from .doors import Door
 from .evidence import Proof
 from .faults import Fault
-from .literal import run_stage
+from .literal import chain, run_stage
 from .places import has_rows, pattern, place
 
 Tensor = torch.Tensor
 Tensors = dict[str, "Tensor | None"]
 
-FORWARD_STAGES, BACKWARD_STAGES = (tuple(stage.name for stage in stages) for stages in (FORWARD, BACKWARD))
 # What a tensor is made of, where that is not all that its stage reads.
 USES = {
     "qn": ("q",), "kn": ("k",), "b": ("beta",), "g2": ("g", "A_log", "dt_bias"), "gc_last": ("g2",),
@@ -65,6 +64,10 @@ class Row(NamedTuple):
     @property
     def wrong(self) -> bool:
         return not self.measure.used <= 1
+
+    @property
+    def of_stage(self) -> bool:
+        return "/" in self.stage
 
 
 @dataclass
@@ -107,20 +110,18 @@ class Oracle:
     def reach(self, stage: Stage) -> None:
         """Make what the stage reads."""
         for before in FORWARD + BACKWARD:
-            if before.name == stage.name:
+            if before == stage.members[0]:
                 return
             if before.writes[0] not in self.exact:
                 self.advance(before)
 
     def advance(self, stage: Stage) -> None:
-        self.exact |= run_stage(stage.name, self.p, self.layout, self.exact, torch.float64)
-        self.rounded |= self._rounded(stage, self.rounded)
-        for tensors in self.shaken:
-            tensors |= self._rounded(stage, tensors)
-
-    def _rounded(self, stage: Stage, read: Tensors) -> Tensors:
-        written = run_stage(stage.name, self.p, self.layout, read, self.rounding.compute)
-        return {n: None if x is None else self.rounding(n, x) for n, x in written.items()}
+        """Make what the stage writes and, of a run of stages, what it keeps inside."""
+        self.exact = chain([stage.name], self.p, self.layout, self.exact, torch.float64)
+        dtype, round_ = self.rounding.compute, self.rounding
+        self.rounded, *self.shaken = (
+            chain([stage.name], self.p, self.layout, x, dtype, round_) for x in (self.rounded, *self.shaken)
+        )
 
     def feed(self, stage: Stage) -> Tensors:
         """What the stage reads, as the oracle has it, rounded to what a backend can be given."""
@@ -128,9 +129,9 @@ class Oracle:
         return {n: None if x is None else self.rounding(n, x.to(self.rounding.compute)) for n, x in read.items()}
 
     def budgets_alone(self, stage: Stage, fed: Tensors) -> dict[str, Budget]:
-        exact = run_stage(stage.name, self.p, self.layout, fed, torch.float64)
-        shaken = [self._rounded(stage, shaken_all(fed, shake)) for shake in self.shakes]
-        return self._budgets(exact, self._rounded(stage, fed), *shaken)
+        run = functools.partial(run_stage, stage.name, self.p, self.layout)
+        given = [fed, *(shaken_all(fed, shake) for shake in self.shakes)]
+        return self._budgets(run(fed, torch.float64), *(run(x, self.rounding.compute, self.rounding) for x in given))
 
     def budgets_chained(self, stage: Stage) -> dict[str, Budget]:
         return self._budgets({n: self.exact[n] for n in stage.writes}, self.rounded, *self.shaken)
@@ -169,12 +170,15 @@ def alone(door: Door, case: Case, stage: Stage, oracle: Oracle) -> list[Row]:
 
 
 def walk(door: Door, case: Case, stages: Iterable[Stage], oracle: Oracle) -> Iterator[list[Row]]:
-    """The rows of each stage in turn; `stages` begin with the first one and leave none out."""
+    """The rows of each stage in turn; `stages` begin with the first one and leave none out.
+
+    What a run of stages keeps to itself and a later one asks for comes from the oracle.
+    """
     seen = door.sees(case)
     env, wrong = seen.stage_tensors(oracle.rounding.compute), _inputs_that_differ(seen, case)
     for stage in stages:
         by_itself = {row.tensor: row for row in alone(door, case, stage, oracle)}
-        env |= door.stage(stage.name, seen, {n: env[n] for n in stage.reads})
+        env |= door.stage(stage.name, seen, {n: env.get(n, x) for n, x in oracle.feed(stage).items()})
         oracle.advance(stage)
         rows = []
         for n, budget in oracle.budgets_chained(stage).items():
@@ -182,12 +186,21 @@ def walk(door: Door, case: Case, stages: Iterable[Stage], oracle: Oracle) -> Ite
             if by_itself[n].wrong:
                 row = row._replace(itself=True) if row.wrong else by_itself[n]
             if row.wrong:
-                causes = USES.get(n, stage.reads)
-                causes = [cause for cause in causes if cause in stage.writes] if row.itself else causes
-                row = row._replace(follows_from=next((cause for cause in causes if cause in wrong), None))
+                possible = [cause for cause in causes(n, stage) if cause in stage.writes or not row.itself]
+                row = row._replace(follows_from=next((cause for cause in possible if cause in wrong), None))
                 wrong.add(n)
             rows.append(row)
         yield rows
+
+
+def causes(name: str, stage: Stage) -> Iterator[str]:
+    """What a tensor is made of, among all that the stage reads and writes."""
+    reads = next(member.reads for member in stage.members if name in member.writes)
+    for cause in USES.get(name, reads):
+        if cause in stage.reads or cause in stage.writes:
+            yield cause
+        else:                                                                 # kept inside a run of stages
+            yield from causes(cause, stage)
 
 
 def _inputs_that_differ(seen: Case, case: Case) -> set[str]:
@@ -282,19 +295,19 @@ def examine(
         tell("run after run, packed and alone")
         report.rows = run_vs_run(door, case, backward) + packed_vs_alone(door, case, backward)
         return report
-    stages = [stage for stage in FORWARD + BACKWARD if stage.name in door.stages]
-    names = [stage.name for stage in stages]
+    stages = in_order(door.stages)
+    forward = [stage.name for stage in stages if stage.members[0] in FORWARD]
     if only_stage is not None:
-        stages = stages[: names.index(only_stage) + 1]
+        stages = stages[: stages.index(find(only_stage)) + 1]
     oracle = Oracle(case, door.rounding(case))
     if only_stage is not None and stages != _unbroken(stages):
-        report.rows = alone(door, case, STAGES[only_stage], oracle)           # nothing of its own can feed it
+        report.rows = alone(door, case, find(only_stage), oracle)             # nothing of its own can feed it
         return report
     for rows in walk(door, case, _unbroken(stages), oracle) if stages else ():
         tell(f"after {rows[0].stage}")
         if only_stage in (None, rows[0].stage):
             report.rows += rows
-        if only_stage is None and rows[0].stage == FORWARD_STAGES[-1] and report.wrong and not keep_going:
+        if only_stage is None and rows[0].stage == forward[-1] and report.wrong and not keep_going:
             report.stopped = True
             return report
     if only_stage is None:
@@ -309,13 +322,19 @@ def examine(
 
 def _unbroken(stages: list[Stage]) -> list[Stage]:
     """As many as have all their predecessors: what a gap leaves behind cannot be chained."""
-    return [stage for stage, expected in zip(stages, FORWARD + BACKWARD) if stage == expected]
+    kept, made, order = [], set(), FORWARD + BACKWARD
+    for stage in stages:
+        if not made.issuperset(order[: order.index(stage.members[0])]):
+            break
+        kept.append(stage)
+        made.update(stage.members)
+    return kept
 
 
 def smaller(door: Door, report: Report, fault: Fault | None, tries: int = 6) -> Spec | None:
     """A smaller case that is wrong in the same place, drawn from the same seed; None if none was found."""
     first, spec = report.first, report.case.spec
-    only_stage = first.stage if first.stage in STAGES else None
+    only_stage = first.stage if first.of_stage else None
     best = None
     for change in _reductions(spec, first)[:tries]:
         try_ = dataclasses.replace(best or spec, **change)
@@ -345,13 +364,13 @@ def _reductions(spec: Spec, first: Row) -> list[dict[str, Any]]:
 
 # ---------------------------------------------------------------------------------------------- proofs
 
-PROOFS = (
-    Spec(lengths=(65, 0, 1, 30), H=1, HV=2, dtype="float32", gate="bounded", regime="slow", seed=1),
-    Spec(T=64, H=2, dtype="float32", gate="softplus", regime="fast", beta="2*sigmoid", seed=2),
+PROOFS = (                                   # drawn in each of the backend's `proof_dtypes`
+    Spec(lengths=(65, 0, 1, 30), H=1, HV=2, gate="bounded", regime="slow", seed=1),
+    Spec(T=64, H=2, gate="softplus", regime="fast", beta="2*sigmoid", seed=2),
 )
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=8)
 def _oracle(spec: Spec, backend: str) -> Oracle:
     case = make(spec)
     return Oracle(case, Door(backend).rounding(case))
@@ -364,15 +383,20 @@ def prove_executed(backend: str, stage: str, target: Target | None) -> Proof:
 
 def prove(door: Door, stage: str) -> Proof:
     """A stage behind a door, fed by the oracle."""
-    oracles = [_oracle(spec, door.name) for spec in PROOFS]
-    rows = [row for oracle in oracles for row in alone(door, oracle.case, STAGES[stage], oracle)]
+    specs = [dataclasses.replace(spec, dtype=dtype) for dtype in door.capability.proof_dtypes for spec in PROOFS]
+    way = "forward" if stage.startswith("fwd") else "backward"
+    refused = {spec: door.against(make(spec), way) for spec in specs}
+    if all(refused.values()):
+        reasons = dict.fromkeys(reason for spec in specs for reason in refused[spec])
+        return Proof(False, "FAIL", tuple(f"{stage}: not taken: {reason}" for reason in reasons))
     used: dict[str, float] = {}
-    for row in rows:
-        used[row.tensor] = max(used.get(row.tensor, 0.0), row.measure.used)
+    wrong: list[str] = []
+    for oracle in (_oracle(spec, door.name) for spec in specs if not refused[spec]):
+        for row in alone(door, oracle.case, find(stage), oracle):
+            used[row.tensor] = max(used.get(row.tensor, 0.0), row.measure.used)
+            wrong += [f"{stage}: {describe(row)}, {oracle.case.spec.dtype}"] if row.wrong else []
     says = ", ".join(f"{n} {u:.2f}" for n, u in sorted(used.items(), key=lambda item: -item[1])[:3])
-    return Proof(
-        not any(row.wrong for row in rows), says, tuple(f"{stage}: {describe(row)}" for row in rows if row.wrong)
-    )
+    return Proof(not wrong, says, tuple(wrong))
 
 
 def describe(row: Row) -> str:

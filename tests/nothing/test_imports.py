@@ -16,7 +16,7 @@ ROOT = pathlib.Path(kda.__file__).parent
 ARROWS = {
     "errors": set(),
     "problem": set(),
-    "stages": set(),
+    "stages": {"bundles"},
     "bundles": set(),
     "host": set(),
     "compile": {"compile", "errors"},

@@ -52,7 +52,7 @@ def passed_through(x, target, barrier):
     return out.view(torch.uint8)[: x.numel() * x.element_size()].view(x.dtype).reshape(x.shape).clone()
 
 
-def made_up(monkeypatch, barrier="bar.sync 0;", wrong=1.0, launches=True):
+def made_up(monkeypatch, barrier="bar.sync 0;", wrong=1.0, launches=True, stages=("fwd/gate", "fwd/output")):
     """A backend called `mine`: the reference, whose stages' results pass through that kernel."""
     reference = launcher("reference")
     name = "kda.backends.mine.launch"
@@ -83,7 +83,7 @@ def made_up(monkeypatch, barrier="bar.sync 0;", wrong=1.0, launches=True):
     module.ROUNDED_TO = getattr(reference, "ROUNDED_TO", {})
     monkeypatch.setitem(sys.modules, name, module)
     mine = Capability(
-        "mine", 10, "made up", archs=("sm90", "sm100"), stages=("fwd/gate", "fwd/output"),
+        "mine", 10, "made up", archs=("sm90", "sm100"), stages=stages,
         rules=(Rule("mine.arch", lambda p, h: h.cc is not None and h.cc >= (9, 0), "needs 9.0, found {h.cc}", "none"),),
         provers={"simulated": "kda.verify.simulated:prove_simulated"},
     )  # fmt: skip
@@ -151,6 +151,25 @@ def test_verify_runs_a_backend_on_a_simulated_arch_and_says_so(monkeypatch):
         run(verify.command, "--arch", "sm100", "--stage", "fwd/output", "--lengths", "65,3", "--json").output
     )
     assert data["evidence"] == "simulated" and data["arch"] == "sm100" and data["objections"] == []
+
+
+@pytest.mark.parametrize(("barrier", "code"), [("bar.sync 0;", 0), ("", 1)])
+def test_a_run_of_fused_stages_is_simulated_as_one(monkeypatch, barrier, code):
+    made_up(monkeypatch, barrier, stages=("fwd/gate+intra+wy", "fwd/state+output"))
+    (backend,) = json.loads(run(selftest.command, "--arch", "sm100", "--json").output)["backends"]
+    assert [stage["stage"] for stage in backend["stages"]] == ["fwd/gate+intra+wy", "fwd/state+output"]
+    assert [stage["passed"] for stage in backend["stages"]] == [not code] * 2
+    args = ("--backend", "mine", "--arch", "sm100", "--stage", "fwd/state+output", "--lengths", "65,3", "--heads", "1")
+    result = run(verify.command, *args)
+    assert result.exit_code == code and ("race" in result.output) == bool(code)
+
+
+def test_a_planted_fault_is_noticed_on_the_simulated_arch(monkeypatch):
+    made_up(monkeypatch)
+    args = ("--backend", "mine", "--arch", "sm100", "--lengths", "65,3", "--heads", "1", "-K", "32", "-V", "32")
+    result = run(verify.command, *args, "--fault", "heads-swapped", "--json")
+    found = json.loads(result.output)
+    assert result.exit_code == 1 and found["first_wrong"]["stage"] == "fwd/gate" and not found["no_backward"]
 
 
 def test_verify_reports_what_the_simulator_objects_to(monkeypatch):

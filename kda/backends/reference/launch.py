@@ -14,10 +14,10 @@ import torch
 from kda.bundles import Grads, Outputs, Saved, saved_dtypes, saved_shapes
 from kda.checks import offsets_after_waiting, wide_dtype
 from kda.problem import Inputs, Problem
-from kda.stages import BACKWARD, FORWARD, STAGES
+from kda.stages import BACKWARD, FORWARD, find
 
 from . import gates
-from .chunked import Setup, run, run_stage
+from .chunked import Setup, run
 from .ragged import Ragged, Slab, ragged
 from .recurrent import steps
 
@@ -142,9 +142,12 @@ def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved
 def stage(
     name: str, p: Problem, offsets: list[int] | None, tensors: dict[str, Tensor | None]
 ) -> dict[str, Tensor | None]:
-    """One stage of kda.stages alone, on tensors as they lie in chunks (see chunked.py); `offsets` is cu_seqlens."""
+    """A stage of kda.stages alone, or a run of them, on tensors as they lie in chunks (see chunked.py); `offsets` is
+    cu_seqlens."""
+    stage = find(name)
     table = ragged((p.B, p.T), offsets, p.C, next(x.device for x in tensors.values() if x is not None))
-    return run_stage(STAGES[name], _setup(p, table), tensors)
+    env = run(stage.members, _setup(p, table), {n: tensors[n] for n in stage.reads}, stage.writes)
+    return {n: env[n] for n in stage.writes}
 
 
 def recurrent(p: Problem, x: Inputs) -> tuple[Tensor, Tensor | None]:
