@@ -1,17 +1,26 @@
-"""Launches on the GPU, through the driver as cuda-python shows it."""
+"""Launches on the GPU, through the driver's library.
+
+What does not change from one launch of a kernel to the next is made ready once: the loaded kernel, the configuration
+with its attributes, a buffer for the arguments and a pointer to each. A launch then fills in grid, stream and
+arguments. Numbers and layouts are those of the CUDA driver API; tests/compiler compiles its header against them.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import sys
-from typing import TYPE_CHECKING, Any
+import threading
+from ctypes import POINTER, c_char_p, c_int, c_uint, c_uint32, c_uint64, c_void_p
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .errors import BuildError, MissingCompilerError
+from .errors import BuildError
 
 if TYPE_CHECKING:
-    from .kernel import Kernel
-    from .launching import Launch
+    from collections.abc import Sequence
+
+    from .kernel import Dim3, Kernel
+    from .launching import Shape
 
 # The driver's own numbers.
 DTYPES = {
@@ -19,148 +28,252 @@ DTYPES = {
     "float64": 8, "bfloat16": 9, "float32_ftz": 10, "tfloat32": 11, "tfloat32_ftz": 12,
 }  # fmt: skip
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3, "128/32": 4, "128/32+8": 5, "128/64": 6}
+COOPERATIVE, CLUSTER, PDL = 2, 4, 6          # attributes of a launch
+DYNAMIC_SHARED, ANY_CLUSTER = 8, 14          # attributes of a kernel: most dynamic shared memory, clusters above 8
+CC_MAJOR, CC_MINOR = 75, 76                  # attributes of a device
+NO_CONTEXT = 201
+MAP_ALIGNMENT = 64                           # of a tensor map in memory
 
-# id of a kernel -> (the kernel, kept alive; its loaded library)
-_LIBRARIES: dict[int, tuple[Kernel, Any]] = {}
-# (id of a kernel, device) -> (its handle; what that device was told about it)
-_HANDLES: dict[tuple[int, int], tuple[Any, dict[Any, int]]] = {}
+_P, _HANDLE = c_void_p, POINTER(c_void_p)
+FUNCTIONS: dict[str, tuple] = {
+    "cuCtxGetDevice": (POINTER(c_int),),
+    "cuCtxSetCurrent": (_P,),
+    "cuDevicePrimaryCtxRetain": (_HANDLE, c_int),
+    "cuDeviceGetAttribute": (POINTER(c_int), c_int, c_int),
+    "cuGetErrorName": (c_int, POINTER(c_char_p)),
+    "cuKernelSetAttribute": (c_int, c_int, _P, c_int),
+    "cuLaunchKernelEx": (_P, _P, _P, _P),
+    "cuLibraryGetKernel": (_HANDLE, _P, c_char_p),
+    "cuLibraryLoadData": (_HANDLE, c_char_p, _P, _P, c_uint, _P, _P, c_uint),
+    "cuTensorMapEncodeTiled": (
+        _P, c_int, c_uint32, _P, *(POINTER(c_uint64),) * 2, *(POINTER(c_uint32),) * 2, *(c_int,) * 4,
+    ),
+}  # fmt: skip
 
 
-def launch(launch: Launch, stream: int | None = None) -> None:
-    """Start a kernel on the current device, on `stream` or on torch's current one."""
-    cu = _cuda()
-    config = cu.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
-    config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
-    config.sharedMemBytes = launch.dynamic_shared
-    config.hStream = cu.CUstream(_stream() if stream is None else stream)
-    config.attrs = attributes = _attributes(cu, launch)
-    config.numAttrs = len(attributes)
-    buffer = ctypes.create_string_buffer(launch.args, len(launch.args) + 128)
-    start = ctypes.addressof(buffer)
-    params = (ctypes.c_void_p * len(launch.kernel.params))(*(start + param.offset for param in launch.kernel.params))
-    function = cu.CUfunction(int(_handle(launch)))
-    _check(cu.cuLaunchKernelEx(config, function, ctypes.addressof(params), 0), f"launching {launch.kernel.name}")
+class Attribute(ctypes.Structure):
+    """CUlaunchAttribute: an id and a union of 64 bytes, of which at most three numbers matter here."""
+
+    _fields_ = (("id", c_uint), ("pad", c_uint), ("value", c_uint * 16))
+
+
+class Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid_x", c_uint),
+        ("grid_y", c_uint),
+        ("grid_z", c_uint),
+        ("block", c_uint * 3),
+        ("dynamic_shared", c_uint),
+        ("stream", c_void_p),
+        ("attributes", POINTER(Attribute)),
+        ("count", c_uint),
+    )
+
+
+class _Slot:
+    """What one launch hands to the driver; threads that launch at once have one each."""
+
+    def __init__(self, kernel: Kernel, shape: Shape):
+        size = kernel.layout.size
+        kept = ctypes.create_string_buffer(size + MAP_ALIGNMENT)
+        self.buffer = (ctypes.c_char * size).from_buffer(kept, -ctypes.addressof(kept) % MAP_ALIGNMENT)
+        at = ctypes.addressof(self.buffer)
+        self.params = (c_void_p * len(kernel.params))(*(at + param.offset for param in kernel.params))
+        attributes = _attributes(shape)
+        self.config = Config(
+            block=shape.block, dynamic_shared=shape.dynamic_shared, attributes=attributes, count=len(attributes)
+        )
+        self.pointers = ctypes.addressof(self.config), ctypes.addressof(self.params)
+
+
+class _Ready:
+    """A kernel that a device has loaded, for launches of one shape."""
+
+    def __init__(self, kernel: Kernel, shape: Shape, device: int):
+        self.kernel, self.shape, self.device = kernel, shape, device         # an id in _READY is of a kernel that lives
+        self.handle = _handle(kernel, device).allowing(shape)
+        self.call = _cuda().cuLaunchKernelEx
+        self.idle: list[_Slot] = []
+
+    def launch(self, grid: Dim3, values: Sequence[Any], args: Sequence[Any], stream: int) -> None:
+        try:
+            slot = self.idle.pop()
+        except IndexError:
+            slot = _Slot(self.kernel, self.shape)
+        config, (config_at, params_at) = slot.config, slot.pointers
+        config.grid_x, config.grid_y, config.grid_z = grid
+        config.stream = stream
+        self.kernel.write(slot.buffer, values, args)
+        code = self.call(config_at, self.handle, params_at, None)
+        if code == NO_CONTEXT:                                               # this thread has not used CUDA yet
+            _make_current(self.device)
+            code = self.call(config_at, self.handle, params_at, None)
+        self.idle.append(slot)
+        if code:
+            _check(code, f"launching {self.kernel.name}")
+
+
+class _Handle(NamedTuple):
+    """A kernel that a device has loaded."""
+
+    kernel: Kernel
+    device: int
+    handle: int
+    told: dict[int, int]                     # what the driver was told about it
+
+    def allowing(self, shape: Shape) -> int:
+        """Allow it the shared memory and the cluster of a launch."""
+        x, y, z = shape.cluster
+        for attribute, value in ((DYNAMIC_SHARED, shape.dynamic_shared), (ANY_CLUSTER, int(x * y * z > 8))):
+            if value > self.told.get(attribute, 0):
+                asked = f"allowing {self.kernel.name} {shape.dynamic_shared} bytes and clusters of {x * y * z}"
+                _check(_cuda().cuKernelSetAttribute(attribute, value, self.handle, self.device), asked)
+                self.told[attribute] = value
+        return self.handle
+
+
+# id of a kernel, device, shape of its launches
+_READY: dict[tuple[int, int, Shape], _Ready] = {}
+# id of a kernel, device
+_HANDLES: dict[tuple[int, int], _Handle] = {}
+_LOADING = threading.RLock()
+_torch: Any = None                           # torch._C, once torch uses CUDA
+
+
+def launch(
+    kernel: Kernel, grid: Dim3, shape: Shape, values: Sequence[Any], args: Sequence[Any], stream: int | None = None
+) -> None:
+    """Start a kernel on the current device, on `stream` or on torch's current one; `values` are `addresses(args)`."""
+    try:
+        device, stream = _place(stream)
+    except BuildError:
+        kernel.write(bytearray(kernel.layout.size), values, args)            # a wrong argument is named first
+        raise
+    try:
+        ready = _READY[id(kernel), device, shape]
+    except KeyError:
+        with _LOADING:
+            ready = _READY[id(kernel), device, shape] = _Ready(kernel, shape, device)
+    ready.launch(grid, values, args, stream)
 
 
 def tensor_map(
     *, address: int, dtype: str, dims, strides, box, element_strides=None, swizzle: int | str = 0, fill: str = "zero"
 ) -> bytes:
     """cuTensorMapEncodeTiled.  Dimension 0 is the contiguous one; strides are bytes, of dimensions 1 and up."""
-    cu = _cuda()
     rank = len(dims)
-    found = _check(
-        cu.cuTensorMapEncodeTiled(
-            cu.CUtensorMapDataType(DTYPES[dtype]),
-            rank,
-            address,
-            [cu.cuuint64_t(d) for d in dims],
-            [cu.cuuint64_t(s) for s in strides] or [cu.cuuint64_t(0)],
-            [cu.cuuint32_t(b) for b in box],
-            [cu.cuuint32_t(s) for s in element_strides or [1] * rank],
-            cu.CUtensorMapInterleave(0),
-            cu.CUtensorMapSwizzle(SWIZZLES[swizzle]),
-            cu.CUtensorMapL2promotion(2),                                    # 128 bytes, as Triton asks
-            cu.CUtensorMapFloatOOBfill(int(fill == "nan")),
-        ),
-        f"encoding a tensor map of {tuple(dims)} {dtype}",
+    kept = ctypes.create_string_buffer(128 + MAP_ALIGNMENT)
+    found = ctypes.addressof(kept) + -ctypes.addressof(kept) % MAP_ALIGNMENT
+    code = _cuda().cuTensorMapEncodeTiled(
+        found,
+        DTYPES[dtype],
+        rank,
+        address,
+        (c_uint64 * rank)(*dims),
+        (c_uint64 * rank)(*strides),
+        (c_uint32 * rank)(*box),
+        (c_uint32 * rank)(*(element_strides or [1] * rank)),
+        0,                                                                   # not interleaved
+        SWIZZLES[swizzle],
+        2,                                                                   # promoted to 128 bytes, as Triton asks
+        int(fill == "nan"),
     )
-    return ctypes.string_at(found.getPtr(), 128)
+    _check(code, f"encoding a tensor map of {tuple(dims)} {dtype}")
+    return ctypes.string_at(found, 128)
 
 
-def _handle(launch: Launch) -> Any:
-    """The loaded kernel, allowed the shared memory and the cluster that the launch asks for on the current device."""
-    cu, kernel = _cuda(), launch.kernel
-    device = int(_check(cu.cuCtxGetDevice(), "asking for the current device"))
-    if id(kernel) not in _LIBRARIES:
-        _LIBRARIES[id(kernel)] = (kernel, _load(cu, kernel, device))
+def _place(stream: int | None) -> tuple[int, int]:
+    """The current device, and the stream there: `stream`, or torch's current one."""
+    global _torch
+    if _torch is None:
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_initialized():
+            device = c_int()
+            _check(_cuda().cuCtxGetDevice(device), "asking for the current device")
+            return device.value, stream or 0
+        _torch = torch._C
+    device = _torch._cuda_getDevice()
+    return device, _torch._cuda_getCurrentRawStream(device) if stream is None else stream
+
+
+def _make_current(device: int) -> None:
+    """Give this thread the context that torch uses on the device."""
+    context = c_void_p()
+    _check(_cuda().cuDevicePrimaryCtxRetain(context, device), "asking for the device's context")
+    _check(_cuda().cuCtxSetCurrent(context), "making the device's context current")
+
+
+def _handle(kernel: Kernel, device: int) -> _Handle:
     if (id(kernel), device) not in _HANDLES:
-        library = _LIBRARIES[id(kernel)][1]
-        found = _check(cu.cuLibraryGetKernel(library, kernel.name.encode()), f"finding {kernel.name}")
-        _HANDLES[id(kernel), device] = (found, {})
-    handle, told = _HANDLES[id(kernel), device]
-    attributes, (x, y, z) = cu.CUfunction_attribute, launch.cluster
-    for attribute, value in (
-        (attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.dynamic_shared),
-        (attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, int(x * y * z > 8)),
-    ):
-        if value > told.get(attribute, 0):
-            result = cu.cuKernelSetAttribute(attribute, value, handle, cu.CUdevice(device))
-            _check(result, f"allowing {kernel.name} {launch.dynamic_shared} bytes and clusters of {x * y * z}")
-            told[attribute] = value
-    return handle
+        handle, library = c_void_p(), _load(kernel, device)
+        _check(_cuda().cuLibraryGetKernel(handle, library, kernel.name.encode()), f"finding {kernel.name}")
+        _HANDLES[id(kernel), device] = _Handle(kernel, device, handle.value, {})
+    return _HANDLES[id(kernel), device]
 
 
-def _load(cu: Any, kernel: Kernel, device: int) -> Any:
+def _load(kernel: Kernel, device: int) -> c_void_p:
     """The cubin where it was built for this very device; else the PTX, which the driver finishes itself."""
-    attributes = cu.CUdevice_attribute
-    cc = tuple(
-        _check(cu.cuDeviceGetAttribute(a, cu.CUdevice(device)), "asking for the compute capability")
-        for a in (
-            attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-            attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-        )
-    )
-    if kernel.target.spelling[-1] == "a" and cc != kernel.target.cc:
+    cc, value = [], c_int()
+    for attribute in (CC_MAJOR, CC_MINOR):
+        _check(_cuda().cuDeviceGetAttribute(value, attribute, device), "asking for the compute capability")
+        cc.append(value.value)
+    if kernel.target.spelling[-1] == "a" and tuple(cc) != kernel.target.cc:
         raise BuildError(
             f"{kernel.name} was built for {kernel.target.spelling}, which {kernel.target.examples} alone run; this GPU "
             f"is an sm_{cc[0]}{cc[1]}. Build it for that."
         )
-    image = kernel.cubin if kernel.cubin and cc == kernel.target.cc else kernel.ptx.encode() + b"\0"
-    result = cu.cuLibraryLoadData(image, [], [], 0, [], [], 0)
-    return _check(result, f"loading {kernel.name} for {kernel.target.spelling}")
+    image = kernel.cubin if kernel.cubin and tuple(cc) == kernel.target.cc else kernel.ptx.encode()
+    library = c_void_p()
+    code = _cuda().cuLibraryLoadData(library, image, None, None, 0, None, None, 0)
+    if code == NO_CONTEXT:
+        _make_current(device)
+        code = _cuda().cuLibraryLoadData(library, image, None, None, 0, None, None, 0)
+    _check(code, f"loading {kernel.name} for {kernel.target.spelling}")
+    return library
 
 
-def _attributes(cu: Any, launch: Launch) -> list[Any]:
-    kinds, found = cu.CUlaunchAttributeID, []
-    if launch.cluster != (1, 1, 1):
-        cluster = cu.CUlaunchAttribute()
-        cluster.id = kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = launch.cluster
-        found.append(cluster)
-    if launch.pdl:
-        pdl = cu.CUlaunchAttribute()
-        pdl.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        pdl.value.programmaticStreamSerializationAllowed = 1
-        found.append(pdl)
-    if launch.cooperative:
-        cooperative = cu.CUlaunchAttribute()
-        cooperative.id = kinds.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-        cooperative.value.cooperative = 1
-        found.append(cooperative)
-    return found
-
-
-def _stream() -> int:
-    torch = sys.modules.get("torch")
-    return torch.cuda.current_stream().cuda_stream if torch and torch.cuda.is_initialized() else 0
+def _attributes(shape: Shape) -> ctypes.Array:
+    found = []
+    if shape.cluster != (1, 1, 1):
+        found.append(Attribute(CLUSTER, 0, shape.cluster))
+    if shape.pdl:
+        found.append(Attribute(PDL, 0, (1,)))
+    if shape.cooperative:
+        found.append(Attribute(COOPERATIVE, 0, (1,)))
+    return (Attribute * len(found))(*found)
 
 
 @functools.cache
 def _cuda() -> Any:
+    """The driver's library."""
     try:
-        import cuda.bindings.driver as cu
-    except ImportError as error:
-        raise MissingCompilerError("launching a kernel", "cuda-python", "pip install cuda-python") from error
-    try:
-        cu.cuDriverGetVersion()
-    except RuntimeError as error:                                            # cuda-python is there, libcuda is not
+        cuda = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError as error:
         raise BuildError(
             "launching a kernel needs the NVIDIA driver; found no libcuda here. "
             "`with kda.simulator.capture(...)` runs launches on the CPU."
         ) from error
-    return cu
+    for name, types in FUNCTIONS.items():
+        try:
+            getattr(cuda, name).argtypes = types
+        except AttributeError as error:
+            raise BuildError(f"the NVIDIA driver here has no {name}: it is older than CUDA 12.0. Update it.") from error
+    return cuda
 
 
-def _check(result: tuple, asked: str) -> Any:
-    """The value that came with a result code; a code that is not success is an error."""
-    code, *values = result
-    if int(code) != 0:
+def _check(code: int, asked: str) -> None:
+    """A code that is not success is an error."""
+    if code != 0:
+        name = c_char_p()
+        _cuda().cuGetErrorName(code, name)
         hint = {
+            3: "CUDA is not in use: make a CUDA tensor first. `kda.simulator.capture` runs launches on the CPU.",
             100: "There is no GPU: `kda.simulator.capture` runs launches on the CPU.",
             201: "No CUDA context is current: make a CUDA tensor in this thread first.",
             209: "The kernel was built for another arch: build it for this GPU's.",
             222: "The driver is older than the compiler: update it, or install an older compiler.",
-        }.get(int(code), "See the CUDA driver API's error of that name.")
-        raise BuildError(f"{asked}: the driver answered {code.name} ({int(code)}). {hint}")
-    return values[0] if values else None
+        }.get(code, "See the CUDA driver API's error of that name.")
+        named = (name.value or b"an unknown error").decode()
+        raise BuildError(f"{asked}: the driver answered {named} ({code}). {hint}")

@@ -6,7 +6,6 @@ compilers' kernels are packed by it, so a launch through the driver and one in t
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import operator
 import re
@@ -15,8 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from . import driver
 from .elf import resources
 from .errors import BuildError
+from .launching import Launch, Shape, taker
 from .target import Target
 
 Dim3 = tuple[int, int, int]
@@ -29,6 +30,7 @@ _PARAM = re.compile(
 )
 _FORMATS = {"f16": "e", "f32": "f", "f64": "d"}
 _INTEGERS = {8: "q", 4: "i", 2: "h", 1: "b"}  # bytes -> format
+_TENSORS: set[type] = set()                  # types with a data_ptr(), as they come along: hasattr takes its time
 
 
 class Param(NamedTuple):
@@ -37,6 +39,12 @@ class Param(NamedTuple):
     offset: int
     size: int
     type: str                                # as PTX spells it: "u64", "f32", "b8" for bytes
+
+    @property
+    def form(self) -> str:
+        """As `struct` spells it."""
+        number = _INTEGERS.get(self.size) if self.type != "b8" or self.size == 1 else None
+        return _FORMATS.get(self.type) or number or f"{self.size}s"
 
 
 def entries(ptx: str) -> dict[str, tuple[Param, ...]]:
@@ -52,16 +60,6 @@ def entries(ptx: str) -> dict[str, tuple[Param, ...]]:
             at += size
         found[match[1]] = tuple(params)
     return found
-
-
-def layout(params: Sequence[Param]) -> struct.Struct:
-    """The parameter buffer as a struct: one value for each parameter, gaps left out."""
-    form, at = ["<"], 0
-    for offset, size, kind in params:
-        number = _FORMATS.get(kind) or (_INTEGERS.get(size) if kind != "b8" or size == 1 else None)
-        form.append(f"{offset - at}x" + (number or f"{size}s"))
-        at = offset + size
-    return struct.Struct("".join(form))
 
 
 def pack(kernel: str, params: Sequence[Param], args: Sequence[Any]) -> bytes:
@@ -151,32 +149,69 @@ class Kernel:
 
         `tensors` are those that the kernel may touch, by name, where the arguments do not show them all.
         """
-        from .launching import Launch, submit, taker
-
-        buffer = self._packed(args)
-        shape = (dim3(grid), dim3(block), dim3(cluster))
-        if tensors is None and taker() is not None:                          # the driver does not ask
+        shape = Shape(dim3(block), dim3(cluster), dynamic_shared, pdl, cooperative)
+        values = addresses(args)
+        if (found := taker()) is None:
+            return driver.launch(self, dim3(grid), shape, values, args, stream)
+        if tensors is None:
             tensors = {f"argument {i}": arg for i, arg in enumerate(args) if hasattr(arg, "data_ptr")}
-        return submit(Launch(self, *shape, dynamic_shared, buffer, tensors, pdl, cooperative), stream)
+        return found.launch(self._described(dim3(grid), shape, values, args, tensors))
 
+    def _described(
+        self, grid: Dim3, shape: Shape, values: Sequence[Any], args: Sequence[Any], tensors: Mapping[str, Any]
+    ) -> Launch:
+        """For whoever takes launches in the driver's place; `values` are `addresses(args)`."""
+        buffer = bytearray(self.layout.size)
+        self.write(buffer, values, args)
+        block, cluster, dynamic_shared, pdl, cooperative = shape
+        return Launch(self, grid, block, cluster, dynamic_shared, bytes(buffer), tensors, pdl, cooperative)
 
-    def _packed(self, args: Sequence[Any]) -> bytes:
+    def write(self, buffer: Any, values: Sequence[Any], args: Sequence[Any]) -> None:
         """`pack`, by one struct for the usual arguments; what that refuses is looked at one by one."""
-        values = [arg.data_ptr() if hasattr(arg, "data_ptr") else 0 if arg is None else arg for arg in args]
-        if bytes not in map(type, values):                                   # a struct would cut or fill them
-            with contextlib.suppress(struct.error, TypeError):
-                return self._layout.pack(*values)
-        return pack(self.name, self.params, args)
+        try:
+            for i, size in self._sized:                                      # a struct would cut or fill them
+                if len(values[i]) != size:
+                    raise TypeError
+            self.layout.pack_into(buffer, 0, *values)
+        except (struct.error, TypeError, IndexError):
+            memoryview(buffer).cast("B")[:] = pack(self.name, self.params, args)
 
     @functools.cached_property
-    def _layout(self) -> struct.Struct:
-        return layout(self.params)
+    def layout(self) -> struct.Struct:
+        """The parameter buffer as a struct: one value for each parameter, gaps left out."""
+        form, at = ["<"], 0
+        for param in self.params:
+            form.append(f"{param.offset - at}x{param.form}")
+            at = param.offset + param.size
+        return struct.Struct("".join(form))
+
+    @functools.cached_property
+    def _sized(self) -> tuple[tuple[int, int], ...]:
+        """(position, bytes) of the parameters that are given as bytes."""
+        return tuple((i, param.size) for i, param in enumerate(self.params) if param.form.endswith("s"))
+
+
+def addresses(args: Sequence[Any]) -> list[Any]:
+    """Arguments as a struct takes them: tensors by their address, None as a null pointer."""
+    return [
+        arg if (kind := type(arg)) is int else arg.data_ptr() if kind in _TENSORS else _address(arg) for arg in args
+    ]
+
+
+def _address(arg: Any) -> Any:
+    if hasattr(arg, "data_ptr"):
+        _TENSORS.add(type(arg))
+        return arg.data_ptr()
+    return 0 if arg is None else arg
 
 
 def dim3(size: Sequence[int] | int) -> Dim3:
     """1 to 3 sizes as 3."""
-    if type(size) is int and size > 0:
-        return (size, 1, 1)
+    sizes = (size,) if type(size) is int else size
+    if type(sizes) is tuple and 0 < len(sizes) < 4:                          # in all but a few launches
+        x, y, z = (*sizes, 1, 1)[:3]
+        if type(x) is type(y) is type(z) is int and x > 0 and y > 0 and z > 0:
+            return x, y, z
     sizes = (size,) if isinstance(size, int) else tuple(operator.index(s) for s in size)
     if not 1 <= len(sizes) <= 3 or min(sizes) < 1:
         raise BuildError(f"a grid, block or cluster has 1 to 3 sizes, each at least 1; found {size!r}.")

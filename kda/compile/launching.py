@@ -10,9 +10,22 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from .kernel import Dim3, Kernel
+from . import driver
+
+if TYPE_CHECKING:
+    from .kernel import Dim3, Kernel
+
+
+class Shape(NamedTuple):
+    """What launches share that differ in grid, arguments and stream alone."""
+
+    block: Dim3                              # threads of a CTA
+    cluster: Dim3 = (1, 1, 1)                # CTAs of a cluster
+    dynamic_shared: int = 0                  # bytes of a CTA
+    pdl: bool = False                        # may start before the launch ahead of it has ended
+    cooperative: bool = False                # all CTAs run at once
 
 
 @dataclass(frozen=True)
@@ -61,19 +74,7 @@ def redirect(to: Taker) -> Iterator[None]:
         _TAKER.reset(token)
 
 
-def submit(launch: Launch, stream: int | None = None) -> Any:
-    """Hand a launch to whoever takes it."""
-    if (found := taker()) is not None:
-        return found.launch(launch)
-    from . import driver
-
-    return driver.launch(launch, stream)
-
-
 def tensor_map(**fields: Any) -> bytes:
     """A tensor map for the launches to come, encoded by whoever takes them."""
-    if (found := taker()) is not None:
-        return found.tensor_map(**fields)
-    from . import driver
-
-    return driver.tensor_map(**fields)
+    found = taker()
+    return driver.tensor_map(**fields) if found is None else found.tensor_map(**fields)

@@ -17,11 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from typing import Any
 
-from . import store
+from . import driver, store
 from .builders import Builders
 from .errors import BuildError, MissingCompilerError
-from .kernel import Kernel, dim3
-from .launching import taker, tensor_map
+from .kernel import Kernel, addresses, dim3
+from .launching import Shape, taker, tensor_map
 from .recipes import Recipe
 from .target import Target, parse
 
@@ -56,31 +56,39 @@ class TritonKernel(Kernel):
         if len(args) != len(self.signature):
             names = ", ".join(self.names)
             raise BuildError(f"{self.name} takes {len(self.names)} arguments ({names}); found {len(args)}. Pass each.")
-        for i in self.divisible:
-            value = args[i].data_ptr() if hasattr(args[i], "data_ptr") else args[i]
-            if value % 16:
-                raise BuildError(
-                    f"{self.name} was built for a {self.names[i]} that is a multiple of 16; found {value:#x}. "
-                    "Pass an aligned tensor, or build it without that promise."
-                )
         x, y, z = dim3(grid)
-        scratch = self._scratch(args, x * y * z, stream)
-        tensors = None
-        if taker() is not None:                                              # the driver does not ask
-            tensors = dict(_tensors(zip(self.names, args)))
-            tensors |= {"global scratch": scratch} if scratch is not None else {}
-        return super().launch(
-            (x * self.num_ctas, y, z),
-            *self._flat(args),
-            scratch,
-            None,                                                            # no profile scratch
-            block=32 * self.num_warps,
-            cluster=self.num_ctas,
-            dynamic_shared=self.dynamic_shared,
-            stream=stream,
-            pdl=self.pdl,
-            cooperative=self.cooperative,
-            tensors=tensors,
+        grid = (x * self.num_ctas, y, z)
+        scratch = self._scratch(args, x * y * z, stream) if self.scratch else None
+        flat = [*(args if self._plain else flatten(self.signature, args, iter(self.maps))), scratch, None]
+        values = addresses(flat)                                             # the last is for a profile
+        self._hold(values if self._plain else addresses(args))
+        if (found := taker()) is None:
+            return driver.launch(self, grid, self._shape, values, flat, stream)
+        tensors = dict(_tensors(zip(self.names, args)))
+        tensors |= {"global scratch": scratch} if scratch is not None else {}
+        return found.launch(self._described(grid, self._shape, values, flat, tensors))
+
+    def _hold(self, values: Sequence[Any]) -> None:
+        """Hold what was promised of the arguments."""
+        bits = 0
+        try:
+            for i in self.divisible:
+                bits |= values[i]
+            if not bits & 15:
+                return
+        except TypeError:                                                    # not even whole numbers
+            pass
+        i = next(i for i in self.divisible if not isinstance(values[i], int) or values[i] % 16)
+        found = f"{values[i]:#x}" if isinstance(values[i], int) else f"{type(values[i]).__name__} {values[i]!r:.60}"
+        raise BuildError(
+            f"{self.name} was built for a {self.names[i]} that is a multiple of 16; found {found}. "
+            "Pass an aligned tensor, or build it without that promise."
+        )
+
+    @functools.cached_property
+    def _shape(self) -> Shape:
+        return Shape(
+            (32 * self.num_warps, 1, 1), (self.num_ctas, 1, 1), self.dynamic_shared, self.pdl, self.cooperative
         )
 
     @functools.cached_property
@@ -88,13 +96,8 @@ class TritonKernel(Kernel):
         """Whether arguments go to the kernel as they are."""
         return not any(isinstance(k, tuple) or k in ("fp16", "bf16") or "tensordesc" in k for k in self.signature)
 
-    def _flat(self, args: Sequence[Any]) -> Sequence[Any]:
-        return args if self._plain else flatten(self.signature, args, iter(self.maps))
-
     def _scratch(self, args: Sequence[Any], programs: int, stream: int | None) -> Any:
         """Memory that the kernel uses for itself (tensor maps made on the device); let go of once it is launched."""
-        if not self.scratch:
-            return None
         import torch
 
         _, first = next(_tensors(zip(self.names, args)))
