@@ -85,7 +85,9 @@ def compile(
         }
 
     name = store.digest("cutedsl 1", version, _cuda_version(), platform.machine(), target.spelling, options, key)
-    entry = (keep_in or store.default()).fetch(name, build)
+    kernel = getattr(host, "__name__", type(host).__name__)
+    about = {"kernel": kernel, "arch": target.name, "module": getattr(host, "__module__", None)}
+    entry = (keep_in or store.default()).fetch(name, build, about)
     return fresh[0] if fresh else _loaded(entry, target, options)
 
 

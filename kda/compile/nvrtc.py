@@ -45,7 +45,8 @@ def compile(
     ]
     headers = dict(headers or {})
     key = store.digest("nvrtc 1", version(), source, entry, flags, headers, file)
-    built = (keep_in or store.default()).fetch(key, lambda: _build(source, entry, flags, headers, file))
+    about = {"kernel": entry, "arch": target.name, "file": file}
+    built = (keep_in or store.default()).fetch(key, lambda: _build(source, entry, flags, headers, file), about)
     return Kernel.of(built["name"].decode(), built["ptx"].decode(), built["cubin"], target)
 
 

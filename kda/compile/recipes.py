@@ -80,7 +80,17 @@ class Recipe:
     def key(self) -> str:
         """Its name in the store: a digest of the recipe and of all that a build of it depends on."""
         changed = {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
-        return store.digest(FORMAT, _triton_version(), changed, source(self.module), self.text)
+        return store.digest(FORMAT, triton_version(), changed, self._source, self.text)
+
+    @functools.cached_property
+    def about(self) -> dict[str, Any]:
+        """What its entry says of it."""
+        known = {"kernel": self.name, "arch": self.target.name, "module": self.module, "recipe": self.text}
+        return known | {"source": self._source, "triton": triton_version()}
+
+    @functools.cached_property
+    def _source(self) -> str:
+        return source(self.module)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Recipe) and self.text == other.text
@@ -114,11 +124,24 @@ def source(module: str) -> str:
     return store.sources(*places, *([common] if ours and common.is_dir() else []))
 
 
+def outdated(about: Mapping[str, Any]) -> str | None:
+    """Why nobody will ask any more for an entry of the store, as far as it tells; None if somebody may."""
+    if about.get("triton") not in (None, triton_version()):
+        return f"Triton {about['triton']}"
+    if about.get("source") is None:
+        return None
+    try:
+        return None if source(about["module"]) == about["source"] else "other source"
+    except BuildError:
+        return "source that is gone"
+
+
 def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
 
 
-def _triton_version() -> str | None:
+def triton_version() -> str | None:
+    """Of the installed one."""
     for distribution in ("triton", "pytorch-triton"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(distribution)

@@ -1,9 +1,19 @@
 """Built kernels on disk: one file a key, checked whenever it is read, written once by whoever comes first.
 
-An entry is a few named byte strings (PTX, cubin, a host object). Its file holds a magic line, the SHA-256 of
-everything after it, a JSON line with names and sizes, and the bytes. Files appear by an atomic rename, so a reader
-sees a whole entry or none; a damaged one fails its digest and is built again. The folder is $KDA_CACHE_DIR, or `kda`
-in the user's cache folder; deleting it costs nothing but time.
+An entry is a few named byte strings (PTX, cubin, a host object) and a few words about them. Its file holds a magic
+line, the SHA-256 of its key and everything after it, a JSON line with words, names and sizes, and the bytes. Files
+appear by an atomic rename, so a reader sees a whole entry or none; one that is damaged, or lies under another's name,
+fails its digest and is built again. The folder is $KDA_CACHE_DIR, or `kda` in the user's cache folder; deleting it
+costs nothing but time.
+
+Who is trusted. A built kernel is code that will run, so an entry is read only if nobody but this user and root can have
+written it: the folder, its subfolder and the file belong to one of the two, and neither group nor others may write to
+them; a symbolic link to the folder belongs to one of the two, and an entry is never a link. The file is asked once it
+is open, so that nothing can be exchanged in between. What lies above the folder does not matter (it may be a shared
+disk, or /tmp): whoever can put another folder in its place cannot make files that belong to this user. Where the rule
+is broken nothing is read, one warning says what to do, and kernels are built in memory; an entry that breaks it in a
+folder that does not is written anew. Folders are made for this user alone. One that was made wider by hand (mode 0755,
+of root, for all users of a machine) stays so for what is put into it. Where files have no owners, no rule can hold.
 """
 
 from __future__ import annotations
@@ -12,15 +22,29 @@ import contextlib
 import hashlib
 import json
 import os
+import stat
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any, NamedTuple
 
-MAGIC = b"kda built kernel 1\n"
+MAGIC = b"kda built kernel 2\n"
+LEFT_BEHIND = 3600                           # seconds after which an unfinished file is nobody's any more
 Entry = dict[str, bytes]
+
+
+class Kept(NamedTuple):
+    """A file of the store."""
+
+    key: str
+    path: Path
+    bytes: int
+    used: float                              # when it was last fetched
+    about: Mapping[str, Any] | None          # what its builder said of it, "seconds" and "built"; None if damaged
 
 
 def cache_folder() -> Path:
@@ -79,68 +103,138 @@ def _feed(found, part: object) -> None:
         raise TypeError(f"a key is made of text, bytes, numbers, None and lists or dicts of them; found {part!r}")
 
 
+def exposed(found: os.stat_result) -> str | None:
+    """Why others than this user and root could have written a file or folder; None where they could not."""
+    if not hasattr(os, "geteuid"):
+        return None
+    if found.st_uid not in (os.geteuid(), 0):
+        return f"belongs to user {found.st_uid}"
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not stat.S_ISLNK(found.st_mode):
+        return f"can be written by others than its owner (mode {stat.S_IMODE(found.st_mode):04o})"
+    return None
+
+
+def distrusted(folder: Path) -> str | None:
+    """Why nothing is read from a folder, as the docstring above has it, with the way out; None if it is trusted."""
+    for found in (os.lstat(folder), os.stat(folder)):
+        if why := exposed(found):
+            way_out = "" if "belongs" in why else f"`chmod go-w {folder}` if nobody else has been there, or "
+            return f"{folder} {why}; {way_out}set KDA_CACHE_DIR to a folder of your own"
+    return None
+
+
 class Store:
     """A folder of entries.  `fetch` is all that a door needs."""
 
     def __init__(self, folder: str | os.PathLike | None = None):
         self.folder = Path(folder) if folder is not None else cache_folder()
-        self._warned = False
+        self._warned: set[str] = set()
 
-    def fetch(self, key: str, build: Callable[[], Mapping[str, bytes]]) -> Entry:
+    def fetch(
+        self, key: str, build: Callable[[], Mapping[str, bytes]], about: Mapping[str, Any] | None = None
+    ) -> Entry:
         """The entry called `key`; `build` makes it where it is missing or damaged.
 
         Processes that ask at once wait for one of them to build.  Where nothing can be written, everything is built
-        anew, after one warning.
+        anew, after one warning.  `about` says what it is, in JSON, to `kda cache`.
         """
-        if (entry := self._read(key)) is None:
+        if (entry := self.find(key)) is None:
             with self._locked(key):
-                if (entry := self._read(key)) is None:                       # nobody built it while this one waited
+                if (entry := self.find(key)) is None:                        # nobody built it while this one waited
+                    began = time.monotonic()
                     entry = dict(build())
-                    self._write(key, entry)
+                    seconds = round(time.monotonic() - began, 3)
+                    self._write(key, entry, {**(about or {}), "seconds": seconds, "built": int(time.time())})
         return entry
 
     def find(self, key: str) -> Entry | None:
-        """The entry called `key`, if it is there and whole."""
-        return self._read(key)
+        """The entry called `key`, if it is there, whole and trusted."""
+        path = self._path(key)
+        try:
+            if not (self._trusts(self.folder) and self._trusts(path.parent)):
+                return None
+            found = _parsed(key, self._read(path))
+            if found is not None:
+                with contextlib.suppress(OSError):
+                    os.utime(path)                                           # it is in use
+                return found[1]
+        except OSError:
+            pass
+        return None
 
     def forget(self, key: str) -> None:
         """An entry that reads well and still does not work is dropped."""
         with contextlib.suppress(OSError):
             self._path(key).unlink()
 
+    def entries(self) -> Iterator[Kept]:
+        """Every entry, damaged ones as well; reading them does not count as use."""
+        for path in sorted(self.folder.glob("[0-9a-f][0-9a-f]/*.kernel")):
+            with contextlib.suppress(OSError):
+                found = path.lstat()
+                raw = self._read(path)
+                parsed = _parsed(path.stem, raw)
+                yield Kept(path.stem, path, found.st_size, found.st_mtime, parsed and parsed[0])
+
+    def sweep(self) -> int:
+        """Remove what processes left behind that died; the bytes that it took."""
+        freed = 0
+        for path in [*self.folder.glob("[0-9a-f][0-9a-f]/*.part"), *self.folder.glob("[0-9a-f][0-9a-f]/*.lock")]:
+            with contextlib.suppress(OSError):
+                found = path.lstat()
+                if time.time() - found.st_mtime > LEFT_BEHIND and not path.with_suffix(".kernel").exists():
+                    path.unlink()
+                    freed += found.st_size
+        return freed
+
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.kernel"
 
-    def _read(self, key: str) -> Entry | None:
-        try:
-            raw = self._path(key).read_bytes()
-        except OSError:
-            return None
-        body = raw[len(MAGIC) + 32 :]
-        if raw[: len(MAGIC)] != MAGIC or hashlib.sha256(body).digest() != raw[len(MAGIC) : len(MAGIC) + 32]:
-            return None
-        line, _, rest = body.partition(b"\n")
-        entry, at = {}, 0
-        for name, size in json.loads(line):
-            entry[name] = rest[at : at + size]
-            at += size
-        return entry
+    def _trusts(self, folder: Path) -> bool:
+        """Whether what lies there may be read; raises OSError where it cannot be."""
+        if why := distrusted(folder):
+            self._warn(f"kda does not use the built kernels in {self.folder}: {why}")
+        return why is None
 
-    def _write(self, key: str, entry: Entry) -> None:
-        sizes = json.dumps([(name, len(data)) for name, data in entry.items()])
-        body = sizes.encode() + b"\n" + b"".join(entry.values())
+    def _read(self, path: Path) -> bytes:
+        """What the file holds; nothing if it is not trusted."""
+        flags = (getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
+        with open(os.open(path, os.O_RDONLY | sum(flags)), "rb") as file:
+            found = os.fstat(file.fileno())
+            if why := exposed(found):
+                self._warn(f"kda builds kernels anew of which the file in {self.folder} {why}")
+            return file.read() if why is None and stat.S_ISREG(found.st_mode) else b""
+
+    def _write(self, key: str, entry: Entry, about: Mapping[str, Any]) -> None:
+        parts = [(name, len(data)) for name, data in entry.items()]
+        body = json.dumps({"about": about, "parts": parts}).encode() + b"\n" + b"".join(entry.values())
         path, temporary = self._path(key), None
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            if not self._made(path.parent):
+                return
+            mode = stat.S_IMODE(os.stat(self.folder).st_mode)
             with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
                 temporary = file.name
-                file.write(MAGIC + hashlib.sha256(body).digest() + body)
+                file.write(MAGIC + _digest(key, body) + body)
+            os.chmod(temporary, mode & 0o644)
             os.replace(temporary, path)
         except OSError as error:
             if temporary is not None:
                 with contextlib.suppress(OSError):
                     os.unlink(temporary)
-            self._warn(error)
+            self._cannot_keep(error)
+
+    def _made(self, subfolder: Path) -> bool:
+        """Make what is missing of the folders; whether they are trusted."""
+        if not self.folder.is_dir():
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self.folder, 0o700)
+        if not self._trusts(self.folder):
+            return False
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(subfolder, stat.S_IMODE(os.stat(self.folder).st_mode) & 0o755)
+        return self._trusts(subfolder)
 
     @contextlib.contextmanager
     def _locked(self, key: str) -> Iterator[None]:
@@ -150,25 +244,44 @@ class Store:
                 import fcntl
 
                 path = self._path(key).with_suffix(".lock")
-                path.parent.mkdir(parents=True, exist_ok=True)
-                file = held.enter_context(open(path, "ab"))
-                with contextlib.suppress(OSError):                           # some network file systems have no locks
-                    fcntl.flock(file, fcntl.LOCK_EX)                         # let go when the file is closed
+                if self._made(path.parent):
+                    file = held.enter_context(open(path, "ab"))
+                    with contextlib.suppress(OSError):                       # some network file systems have no locks
+                        fcntl.flock(file, fcntl.LOCK_EX)                     # let go when the file is closed
             except ImportError:
                 pass
             except OSError as error:
-                self._warn(error)
+                self._cannot_keep(error)
             yield
 
-    def _warn(self, error: OSError) -> None:
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"kda cannot keep built kernels in {self.folder} ({error.strerror or error}): each process builds its "
-                "own. Set KDA_CACHE_DIR to a folder that can be written.",
-                RuntimeWarning,
-                stacklevel=4,
-            )
+    def _cannot_keep(self, error: OSError) -> None:
+        self._warn(
+            f"kda cannot keep built kernels in {self.folder} ({error.strerror or error}): each process builds its own. "
+            "Set KDA_CACHE_DIR to a folder that can be written"
+        )
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            warnings.warn(text + ".", RuntimeWarning, stacklevel=5)
+
+
+def _digest(key: str, body: bytes) -> bytes:
+    return hashlib.sha256(key.encode() + body).digest()
+
+
+def _parsed(key: str, raw: bytes) -> tuple[dict[str, Any], Entry] | None:
+    """What a file says of an entry, and the entry; None if it is damaged or another's."""
+    body = raw[len(MAGIC) + 32 :]
+    if raw[: len(MAGIC)] != MAGIC or _digest(key, body) != raw[len(MAGIC) : len(MAGIC) + 32]:
+        return None
+    line, _, rest = body.partition(b"\n")
+    header = json.loads(line)
+    entry, at = {}, 0
+    for name, size in header["parts"]:
+        entry[name] = rest[at : at + size]
+        at += size
+    return header["about"], entry
 
 
 _STORES: dict[Path, Store] = {}

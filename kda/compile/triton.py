@@ -194,7 +194,7 @@ def fetch_all(recipes: Iterable[Recipe], workers: int | None = None) -> list[Tri
 
 def _build_all(recipes: Sequence[Recipe], kept: store.Store, workers: int) -> None:
     def built(recipe: Recipe) -> None:
-        entry = kept.fetch(recipe.key, lambda: builders.build(recipe))
+        entry = kept.fetch(recipe.key, lambda: builders.build(recipe), recipe.about)
         _FETCHED.setdefault(recipe.key, _of_entry(entry))
 
     with Builders() as builders, ThreadPoolExecutor(min(workers, len(recipes))) as threads:

@@ -139,6 +139,19 @@ def test_a_module_that_does_not_exist_is_named():
         _ = Recipe("nowhere.kernels:scale", {}, target="sm90").key
 
 
+def test_an_entry_tells_whether_anybody_will_ask_for_it_again(made_up, monkeypatch):
+    about = recipe().about
+    assert (about["kernel"], about["arch"], about["module"]) == ("scale", "sm90", "made_up.kernels")
+    assert Recipe.read(about["recipe"]) == recipe() and recipes.outdated(about) is None
+    assert recipes.outdated({}) is recipes.outdated({"kernel": "of another door"}) is None
+    with monkeypatch.context() as other:
+        other.setattr(recipes.importlib.metadata, "version", lambda name: "3.99")
+        assert recipes.outdated(about) == f"Triton {about['triton']}"
+    (made_up / "parts.py").write_text("changed = True")
+    assert recipes.outdated(about) == "other source" and recipes.outdated(recipe().about) is None
+    assert recipes.outdated(about | {"module": "nowhere.kernels"}) == "source that is gone"
+
+
 # ---- building
 
 
@@ -148,6 +161,8 @@ def test_a_kernel_is_built_once_and_then_read_without_triton(made_up, monkeypatc
     assert built.name == "scale" and built.names == ("x", "y", "n") and built.divisible == (0,)
     assert built.cubin[:4] == b"\x7fELF" and built.registers > 0
     assert door.fetch(recipe()) is built
+    (kept,) = store.default().entries()
+    assert kept.key == recipe().key and kept.about.items() >= recipe().about.items() and kept.about["seconds"] > 0
     monkeypatch.setattr(door, "_FETCHED", {})
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.setattr(builders.Builder, "started", None)

@@ -5,6 +5,7 @@ import os
 import pathlib
 import time
 import types
+import warnings
 
 import pytest
 
@@ -119,11 +120,192 @@ def test_entries_of_a_read_only_folder_are_still_read(kept, monkeypatch):
     def refuse(*arguments, **more):
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(pathlib.Path, "mkdir", refuse)
+    monkeypatch.setattr(store.os, "mkdir", refuse)
+    monkeypatch.setattr(store.os, "utime", refuse)
     monkeypatch.setattr(store.tempfile, "NamedTemporaryFile", refuse)
     assert kept.fetch(key, builder(calls)) and len(calls) == 1
     with pytest.warns(RuntimeWarning, match="Read-only file system"):
         assert kept.fetch(digest("new"), builder(calls)) and len(calls) == 2
+
+
+def test_a_full_disk_means_one_warning_and_leaves_nothing_behind(kept):
+    resource = pytest.importorskip("resource")
+    calls, before = [], resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))  # bytes of any file
+    try:
+        with pytest.warns(RuntimeWarning, match=r"cannot keep built kernels .* KDA_CACHE_DIR") as warned:
+            for _ in range(2):
+                assert kept.fetch(digest("a"), builder(calls)) == builder([])()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert len(calls) == 2 and len(warned) == 1
+    assert not [path for path in kept.folder.rglob("*") if path.suffix in (".part", ".kernel")]
+
+
+# ---- who is trusted
+
+posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners here")
+
+
+def give_away(path, monkeypatch):
+    """The file belongs to somebody else."""
+    if os.geteuid() == 0:
+        os.chown(path, 12345, -1, follow_symlinks=False)
+    else:  # only root can: we are somebody else
+        own = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+
+
+def is_refused(kept, key, match):
+    """Nothing is read, there is one warning, and what is built stays in memory."""
+    calls, before = [], sorted(kept.folder.rglob("*"))
+    with pytest.warns(RuntimeWarning, match=match) as warned:
+        for _ in range(2):
+            assert kept.fetch(key, builder(calls)) == builder([])()
+    assert len(calls) == 2 and len(warned) == 1 and sorted(kept.folder.rglob("*")) == before
+
+
+@posix
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
+def test_a_folder_that_others_may_write_is_not_read(kept, mode):
+    kept.fetch(digest("a"), lambda: {"ptx": b"evil"})
+    kept.folder.chmod(mode)
+    is_refused(Store(kept.folder), digest("never built"), "can be written")
+    is_refused(kept, digest("a"), rf"{kept.folder} can be written by others .*{mode:04o}.*chmod go-w.*KDA_CACHE_DIR")
+    kept.folder.chmod(0o700)
+    assert kept.fetch(digest("a"), builder([])) == {"ptx": b"evil"}
+
+
+@posix
+def test_a_subfolder_that_others_may_write_is_not_read(kept):
+    kept.fetch(digest("a"), lambda: {"ptx": b"evil"})
+    file_of(kept, digest("a")).parent.chmod(0o777)
+    is_refused(kept, digest("a"), "can be written by others")
+    file_of(kept, digest("a")).unlink()
+    is_refused(Store(kept.folder), digest("a"), "can be written by others")
+
+
+@posix
+def test_a_folder_of_somebody_else_is_not_read(kept, monkeypatch):
+    kept.fetch(digest("a"), lambda: {"ptx": b"evil"})
+    give_away(kept.folder, monkeypatch)
+    is_refused(kept, digest("a"), r"belongs to user \d+; set KDA_CACHE_DIR to a folder of your own")
+
+
+@posix
+def test_a_link_to_the_folder_is_followed_if_it_is_ours(kept, tmp_path, monkeypatch):
+    kept.fetch(digest("a"), builder([]))
+    link = tmp_path / "link"
+    link.symlink_to(kept.folder)
+    calls = []
+    assert Store(link).fetch(digest("a"), builder(calls)) and not calls
+    kept.folder.chmod(0o777)
+    is_refused(Store(link), digest("a"), "can be written")
+    kept.folder.chmod(0o700)
+    give_away(link, monkeypatch)
+    is_refused(Store(link), digest("a"), "belongs to user")
+
+
+@posix
+@pytest.mark.parametrize("harm", ["written by all", "given away", "a link"])
+def test_an_entry_that_others_may_have_written_is_built_again_and_replaced(kept, tmp_path, monkeypatch, harm):
+    if harm == "given away" and os.geteuid():
+        pytest.skip("only root can give one file away")
+    key, path, calls = digest("a"), file_of(kept, digest("a")), []
+    kept.fetch(key, lambda: {"ptx": b"evil"})
+    if harm == "written by all":
+        path.chmod(0o666)
+    elif harm == "given away":
+        give_away(path, monkeypatch)
+    else:
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        assert kept.fetch(key, builder(calls)) == kept.fetch(key, builder(calls)) == builder([])()
+    assert len(calls) == 1 and len(warned) == (harm != "a link")
+    assert not path.is_symlink() and path.stat().st_mode & 0o777 == 0o600 and path.stat().st_uid == os.geteuid()
+
+
+@posix
+def test_what_root_keeps_for_all_is_read(kept, monkeypatch):
+    if os.geteuid():
+        pytest.skip("needs root")
+    kept.folder.mkdir(mode=0o755)
+    first = kept.fetch(digest("a"), builder([]))
+    path = file_of(kept, digest("a"))
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o644, 0o755)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    calls = []
+    assert kept.fetch(digest("a"), builder(calls)) == first and not calls
+
+
+@posix
+def test_folders_and_files_are_made_for_this_user_alone(kept):
+    before = os.umask(0)
+    try:
+        kept.fetch(digest("a"), builder([]))
+    finally:
+        os.umask(before)
+    modes = {path.suffix: path.stat().st_mode & 0o777 for path in [kept.folder, *kept.folder.rglob("*")]}
+    assert modes[""] == 0o700 and modes[".kernel"] == 0o600
+
+
+@posix
+def test_a_shared_disk_is_as_good_as_any_for_a_folder_of_our_own(tmp_path):
+    shared = tmp_path / "scratch"
+    shared.mkdir()
+    shared.chmod(0o1777)  # as /tmp
+    kept, calls = Store(shared / "mine"), []
+    kept.fetch(digest("a"), builder(calls))
+    assert kept.fetch(digest("a"), builder(calls)) and len(calls) == 1
+
+
+def test_an_entry_under_another_s_name_is_noticed(kept):
+    kept.fetch(digest("a"), lambda: {"ptx": b"of a"})
+    other = file_of(kept, digest("b"))
+    other.parent.mkdir(exist_ok=True)
+    file_of(kept, digest("a")).rename(other)
+    assert kept.fetch(digest("b"), lambda: {"ptx": b"of b"}) == {"ptx": b"of b"}
+
+
+def test_a_foreign_file_in_an_entry_s_place_is_noticed(kept):
+    key, path = digest("a"), file_of(kept, digest("a"))
+    path.parent.mkdir(parents=True)
+    for make in (path.mkdir, lambda: path.write_bytes(b"\x7fELF" * 100), lambda: os.mkfifo(path)):
+        make()
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter("always")  # a folder cannot be replaced
+            assert kept.fetch(key, builder([])) == builder([])()
+        path.rmdir() if path.is_dir() else path.unlink()
+
+
+# ---- what is there
+
+
+def test_entries_tell_what_they_are_and_when_they_were_used(kept):
+    kept.fetch(digest("a"), builder([]), about={"kernel": "scan", "arch": "sm90"})
+    kept.fetch(digest("b"), builder([]))
+    file_of(kept, digest("b")).write_bytes(b"damaged")
+    os.utime(file_of(kept, digest("a")), (1000, 1000))
+    entries = {entry.key: entry for entry in kept.entries()}
+    assert entries[digest("a")].about["kernel"] == "scan" and entries[digest("a")].about["seconds"] >= 0
+    assert entries[digest("a")].used == 1000 and entries[digest("b")].about is None
+    kept.find(digest("a"))
+    assert next(e for e in kept.entries() if e.key == digest("a")).used > 1000
+
+
+def test_what_dead_processes_left_is_swept_away_and_nothing_else(kept):
+    kept.fetch(digest("a"), builder([]))
+    folder = file_of(kept, digest("a")).parent
+    for name, age in (("old.part", 7200), ("new.part", 0), ("old.lock", 7200), ("old.txt", 7200)):
+        (folder / name).write_text("1234")
+        os.utime(folder / name, (time.time() - age,) * 2)
+    os.utime(file_of(kept, digest("a")).with_suffix(".lock"), (1, 1))
+    assert kept.sweep() == 8
+    assert not (folder / "old.part").exists() and not (folder / "old.lock").exists()
+    assert (folder / "new.part").exists() and (folder / "old.txt").exists()
+    assert file_of(kept, digest("a")).with_suffix(".lock").exists()
 
 
 def test_the_environment_says_where_kernels_are_kept(monkeypatch, tmp_path):
