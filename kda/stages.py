@@ -38,7 +38,9 @@ SHAPES = {
 }  # fmt: skip
 SHAPES |= {"d" + name: shape for name, shape in SHAPES.items()}
 SHAPES |= {"dv_local": "(C, V)", "dg2_local": "(C, K)", "db_local": "(C)", "dqn_local": "(C, K)", "dkn_local": "(C, K)"}
-SHAPES |= {"P": "(C, V)"}                    # not written: bwd/wy multiplies it, so that a backend may round it
+# Multiplied inside a stage and never written, and a backend may round them: b v in fwd/wy, P in bwd/wy, rows of q and k
+# under the decay D_ij of a pair in fwd/intra and bwd/intra.
+OPERANDS = ("bv", "kD", "P")
 
 FORWARD = (
     Stage("fwd/gate", "gate",

@@ -6,7 +6,8 @@ Measured twice, for a small error everywhere and a large one in a single place a
   peak   max |x - exact| / rms(exact)
 
 A rounding can be lucky, in small tensors above all.  So there are several, most of inputs that were shaken in their
-last bit, which also tells how far the maths itself carries an error; and a budget is never below what is known
+last bit, which also tells how far the maths itself carries an error; where less than `compute` is stored, each of them
+draws the error of that anew; and a budget is never below what is known
 beforehand: half an ulp for each of the sqrt(n) steps that a sum of n terms drifts, and half an ulp of what a result is
 stored in.
 The roundings are made on a CPU, whose exp2 is good to an ulp; two ulps are added, for that is what CUDA promises.
@@ -16,6 +17,7 @@ Where float64 itself is judged, the exact result is a rounding too, with a budge
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -39,9 +41,10 @@ class Measure(NamedTuple):
     want: float = math.nan
 
 
-def shakes(elements: int) -> range:
-    """How often to shake: few elements may all be lucky, many are not."""
-    return range(8 if elements < 8192 else 1)
+def shakes(elements: int, coarse: bool = False) -> range:
+    """How often to shake: few elements may all be lucky, many are not, but for the few sums over all of them, whose
+    luck shows where the roundings are `coarse`."""
+    return range(8 if elements < 8192 else 4 if coarse else 1)
 
 
 def shaken(x: Tensor, shake: int = 0) -> Tensor:
@@ -49,6 +52,14 @@ def shaken(x: Tensor, shake: int = 0) -> Tensor:
     which = torch.randint(8, x.shape, generator=torch.Generator().manual_seed(x.numel() + (shake << 40)))
     eps = torch.finfo(x.dtype).eps
     return torch.where(which == 0, x * (1 + eps), torch.where(which == 1, x * (1 - eps), x))
+
+
+def dithered(x: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
+    """x with an error as large as that of its rounding to `dtype`, drawn by `seed`; none where x needs no rounding."""
+    info, (_, exponent) = torch.finfo(dtype), torch.frexp(x)
+    ulp = torch.ldexp(torch.full_like(x, info.eps / 2), exponent).clamp(min=info.tiny * info.eps)
+    moved = ulp * (torch.rand(x.shape, generator=torch.Generator().manual_seed(seed), dtype=x.dtype) - 0.5)
+    return torch.where(x.to(dtype).to(x.dtype) == x, x, (x + moved).to(dtype).to(x.dtype) - moved)
 
 
 class Budget(NamedTuple):
@@ -145,9 +156,14 @@ class Rounding(NamedTuple):
 
     compute: torch.dtype
     stored: Mapping[str, str] = {}
+    shake: int | None = None                 # which of the `shakes` draws its errors
 
     def dtype_of(self, name: str) -> torch.dtype:
         return getattr(torch, self.stored[name]) if name in self.stored else self.compute
 
     def __call__(self, name: str, x: Tensor) -> Tensor:
-        return x.to(self.dtype_of(name)).to(self.compute) if name in self.stored else x
+        if name not in self.stored:
+            return x
+        if self.shake is None:
+            return x.to(self.dtype_of(name)).to(self.compute)
+        return dithered(x, self.dtype_of(name), zlib.crc32(f"{name} {self.shake}".encode()))

@@ -115,15 +115,20 @@ def summed(case: Case, name: str) -> int:
     return (p.K + p.V + p.C) * (p.B * p.T if name in ("dA_log", "ddt_bias") else 1)
 
 
+def shakes_of(case: Case, rounding: Rounding) -> range:
+    return shakes(case.inputs.g.numel(), coarse=bool(rounding.stored))
+
+
 def budgets(case: Case, rounding: Rounding, backward: bool = True) -> dict[str, Budget]:
     """Of every result of the call."""
     exact = definition(case, torch.float64, backward)
-    shaking = [functools.partial(shaken, shake=shake) for shake in shakes(case.inputs.g.numel())]
+    first, *others = shakes_of(case, rounding)
     if rounding.stored:
-        roundings = [_of_stages(case, rounding, backward, given) for given in (as_given, *shaking)]
+        roundings = [_of_stages(case, rounding, backward, shake) for shake in (None, first, *others)]
     else:
-        roundings = [definition(case, rounding.compute, backward, given) for given in (as_given, shaking[0])]
-        roundings += [_of_stages(case, rounding, backward, given) for given in (as_given, *shaking[1:])]
+        given = functools.partial(shaken, shake=first)
+        roundings = [definition(case, rounding.compute, backward, x) for x in (as_given, given)]
+        roundings += [_of_stages(case, rounding, backward, shake) for shake in (None, *others)]
     return {
         name: Budget.of(x, *(r[name].to(stored_as(case, name)) for r in roundings),
                         compute=rounding.compute, stored=stored_as(case, name), summed=summed(case, name))
@@ -131,8 +136,10 @@ def budgets(case: Case, rounding: Rounding, backward: bool = True) -> dict[str, 
     }  # fmt: skip
 
 
-def _of_stages(case: Case, rounding: Rounding, backward: bool, given: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+def _of_stages(case: Case, rounding: Rounding, backward: bool, shake: int | None) -> dict[str, Tensor]:
     """The call as the stages written out round it: chunks of nearly parallel keys cost more than single tokens."""
     names = [stage.name for stage in FORWARD + (BACKWARD if backward else ())]
+    rounding = rounding._replace(shake=shake)
+    given = as_given if shake is None else functools.partial(shaken, shake=shake)
     tensors = {n: None if x is None else given(x) for n, x in case.stage_tensors(rounding.compute).items()}
     return from_stages(case, chain(names, case.problem(), case.layout, tensors, rounding.compute, rounding))

@@ -14,7 +14,7 @@ from kda.checks import wide_dtype
 from kda.dispatch import capabilities, launcher, weigh
 from kda.host import detect
 from kda.problem import Problem
-from kda.stages import SHAPES
+from kda.stages import OPERANDS, SHAPES
 
 from .budget import Rounding
 from .cases import Case
@@ -54,7 +54,7 @@ class Door:
         stored = getattr(module, "ROUNDED_TO", {})
         if hasattr(module, "rounded_to"):
             stored = module.rounded_to(dataclasses.replace(case.problem(), device=self.device))
-        if unknown := set(stored) - set(SHAPES):
+        if unknown := set(stored) - {*SHAPES, *OPERANDS}:
             raise ValueError(f"{self.name} rounds {', '.join(sorted(unknown))}, of which kda.stages knows nothing")
         return Rounding(wide_dtype(case.inputs.q.dtype), stored)
 

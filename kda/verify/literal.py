@@ -46,9 +46,15 @@ def chain(
     """
     env = dict(tensors)
     for stage in (member for name in names for member in find(name).members):
+        done = set()
+
+        def inside(name: str, x: Tensor, done: set[str] = done) -> Tensor:
+            done.add(name)
+            return round_(name, x)
+
         reads = [None if env[n] is None else env[n].to(dtype) for n in stage.reads]
-        written = zip(stage.writes, FUNCTIONS[stage.name](p, layout, round_, *reads))
-        env |= {n: None if x is None else round_(n, x) for n, x in written}
+        written = zip(stage.writes, FUNCTIONS[stage.name](p, layout, inside, *reads))
+        env |= {n: x if x is None or n in done else round_(n, x) for n, x in written}
     return env
 
 
@@ -109,7 +115,7 @@ def gate(p: Problem, layout: Layout, round_: Round, q, k, g, beta, A_log, dt_bia
 def intra(p: Problem, layout: Layout, round_: Round, qn, kn, b, g2):
     A_qk, A_kk = (qn.new_zeros(*qn.shape[:2], p.C, p.C) for _ in range(2))
     for c in range(layout.NC):
-        kD = kn[c].unsqueeze(1) * decay_of_pairs(g2[c])                       # (HV, i, j, K): kn_j D_ij
+        kD = round_("kD", kn[c].unsqueeze(1) * decay_of_pairs(g2[c]))         # (HV, i, j, K): kn_j D_ij
         A_qk[c] = p.scale * (qn[c].unsqueeze(2) * kD).sum(-1)
         A_kk[c] = (b[c] * (kn[c].unsqueeze(2) * kD).sum(-1)).tril(-1)
     E, E_after = edges(g2)
@@ -120,7 +126,7 @@ def wy(p: Problem, layout: Layout, round_: Round, A_kk, kb, v, b):
     eye = torch.eye(p.C, dtype=A_kk.dtype)
     A_inv = torch.linalg.solve_triangular(eye + A_kk, eye.expand_as(A_kk), upper=False, unitriangular=True)
     A_inv = round_("A_inv", A_inv)
-    return A_inv, A_inv @ kb, A_inv @ (b * v)
+    return A_inv, A_inv @ kb, A_inv @ round_("bv", b * v)
 
 
 def state(p: Problem, layout: Layout, round_: Round, w, u, kg, gc_last, h0):
@@ -157,13 +163,14 @@ def state_bwd(p: Problem, layout: Layout, round_: Round, do, dv_local, qg, kg, w
 
 def wy_bwd(p: Problem, layout: Layout, round_: Round, do, h, dh, v_new, dv_new, A_inv, qn, kn, v, b, g2):
     E, E_after = edges(g2)
-    P = round_("P", A_inv.mT @ dv_new)
-    Q = -P @ h.mT
+    P = A_inv.mT @ dv_new
+    operand = round_("P", P)
+    Q = -operand @ h.mT
     R = E_after * (v_new @ dh.mT)
     dqn = p.scale * E * (do @ h.mT)
     db = (P * v).sum(-1, keepdim=True) + (Q * kn * E).sum(-1, keepdim=True)
     lower, strictly = tri(p.C, P), tri(p.C, P) - torch.eye(p.C, dtype=P.dtype)
-    dA_qk, dA_kk = p.scale * (do @ v_new.mT) * lower, -(P @ v_new.mT) * strictly
+    dA_qk, dA_kk = p.scale * (do @ v_new.mT) * lower, -(operand @ v_new.mT) * strictly
     last = E[:, :, -1:] * (h * dh).sum(-1).unsqueeze(-2)
     dg2 = lower.mT @ (qn * dqn + b * kn * E * Q) + strictly @ (kn * R) + last
     return b * P, db, dqn, R + b * E * Q, dg2, dA_qk, dA_kk
@@ -175,10 +182,11 @@ def intra_bwd(
     x, y, z = (torch.zeros_like(qn) for _ in range(3))
     for c in range(layout.NC):
         D = decay_of_pairs(g2[c])            # (HV, i, j, K)
-        dA_qkD, dA_kkD = dA_qk[c].unsqueeze(-1) * D, dA_kk[c].tril(-1).unsqueeze(-1) * D
-        x[c] = (dA_qkD * kn[c].unsqueeze(1)).sum(2)
-        z[c] = (dA_kkD * kn[c].unsqueeze(1)).sum(2)
-        y[c] = (dA_qkD * qn[c].unsqueeze(2) + dA_kkD * (b[c] * kn[c]).unsqueeze(2)).sum(1)
+        rows = kn[c].unsqueeze(1), qn[c].unsqueeze(2), (b[c] * kn[c]).unsqueeze(2)
+        kD, qD, bkD = (round_("kD", row * D) for row in rows)                 # kn_j D_ij, qn_i D_ij, b_i kn_i D_ij
+        dA_q, dA_k = dA_qk[c].unsqueeze(-1), dA_kk[c].tril(-1).unsqueeze(-1)
+        x[c], z[c] = (dA_q * kD).sum(2), (dA_k * kD).sum(2)
+        y[c] = (dA_q * qD + dA_k * bkD).sum(1)
     dg2 = dg2_local + tri(p.C, x).mT @ (qn * x + b * kn * z - kn * y)
     return dqn_local + x, dkn_local + b * z + y, dg2, db_local + (z * kn).sum(-1, keepdim=True)
 

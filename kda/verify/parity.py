@@ -18,9 +18,9 @@ import torch
 from kda.compile.target import Target
 from kda.stages import BACKWARD, FORWARD, Stage, find, in_order
 
-from .budget import Budget, Measure, Rounding, shaken, shakes
+from .budget import Budget, Measure, Rounding, shaken
 from .cases import Case, Spec, make
-from .definition import budgets, summed
+from .definition import budgets, shakes_of, summed
 from .doors import Door
 from .evidence import Proof
 from .faults import Fault
@@ -103,9 +103,9 @@ class Oracle:
         self.case, self.rounding = case, rounding
         self.p, self.layout = case.problem(), case.layout
         self.exact: Tensors = case.stage_tensors(torch.float64)
-        self.rounded: Tensors = case.stage_tensors(rounding.compute)
-        self.shakes = shakes(case.inputs.g.numel())
-        self.shaken = [shaken_all(self.rounded, shake) for shake in self.shakes]
+        given: Tensors = case.stage_tensors(rounding.compute)
+        self.roundings = [rounding, *(rounding._replace(shake=i) for i in shakes_of(case, rounding))]
+        self.rounded: list[Tensors] = [shaken_all(given, r.shake) for r in self.roundings]
 
     def reach(self, stage: Stage) -> None:
         """Make what the stage reads."""
@@ -118,10 +118,9 @@ class Oracle:
     def advance(self, stage: Stage) -> None:
         """Make what the stage writes and, of a run of stages, what it keeps inside."""
         self.exact = chain([stage.name], self.p, self.layout, self.exact, torch.float64)
-        dtype, round_ = self.rounding.compute, self.rounding
-        self.rounded, *self.shaken = (
-            chain([stage.name], self.p, self.layout, x, dtype, round_) for x in (self.rounded, *self.shaken)
-        )
+        self.rounded = [
+            chain([stage.name], self.p, self.layout, x, r.compute, r) for r, x in zip(self.roundings, self.rounded)
+        ]
 
     def feed(self, stage: Stage) -> Tensors:
         """What the stage reads, as the oracle has it, rounded to what a backend can be given."""
@@ -130,13 +129,13 @@ class Oracle:
 
     def budgets_alone(self, stage: Stage, fed: Tensors) -> dict[str, Budget]:
         run = functools.partial(run_stage, stage.name, self.p, self.layout)
-        given = [fed, *(shaken_all(fed, shake) for shake in self.shakes)]
-        return self._budgets(run(fed, torch.float64), *(run(x, self.rounding.compute, self.rounding) for x in given))
+        rounded = [run(shaken_all(fed, r.shake), r.compute, r) for r in self.roundings]
+        return self._budgets(run(fed, torch.float64), rounded)
 
     def budgets_chained(self, stage: Stage) -> dict[str, Budget]:
-        return self._budgets({n: self.exact[n] for n in stage.writes}, self.rounded, *self.shaken)
+        return self._budgets({n: self.exact[n] for n in stage.writes}, self.rounded)
 
-    def _budgets(self, exact: Tensors, *roundings: Tensors) -> dict[str, Budget]:
+    def _budgets(self, exact: Tensors, roundings: list[Tensors]) -> dict[str, Budget]:
         return {
             n: Budget.of(masked(n, x, self.case), *(masked(n, rounded[n], self.case) for rounded in roundings),
                          compute=self.rounding.compute, stored=self.rounding.dtype_of(n), summed=summed(self.case, n))
@@ -144,8 +143,8 @@ class Oracle:
         }  # fmt: skip
 
 
-def shaken_all(tensors: Tensors, shake: int) -> Tensors:
-    return {n: None if x is None else shaken(x, shake) for n, x in tensors.items()}
+def shaken_all(tensors: Tensors, shake: int | None) -> Tensors:
+    return tensors if shake is None else {n: None if x is None else shaken(x, shake) for n, x in tensors.items()}
 
 
 def judge(stage: str, name: str, budget: Budget, x: Tensor | None, case: Case, whole: bool = False) -> Row:

@@ -9,16 +9,17 @@ import types
 import pytest
 import torch
 from click.testing import CliRunner
+from torch.overrides import TorchFunctionMode
 
-from kda.backends.reference import launch
+from kda.backends.reference import chunked, launch
 from kda.capability import Capability, Rule
 from kda.commands import selftest, verify
 from kda.dispatch import capabilities, launcher
-from kda.stages import BACKWARD, FORWARD, STAGES, find, holder, in_order
+from kda.stages import BACKWARD, FORWARD, OPERANDS, STAGES, find, holder, in_order
 from kda.verify import literal, parity
 from kda.verify.budget import Rounding
 from kda.verify.cases import Spec, make, make_inputs
-from kda.verify.doors import Door
+from kda.verify.doors import ROUNDS_EVERY_OPERAND, Door
 from kda.verify.evidence import Evidence
 from kda.verify.faults import FAULTS, Planted
 
@@ -155,12 +156,15 @@ def test_what_is_rounded_between_two_stages_is_rounded_inside_their_run():
 @pytest.mark.parametrize(
     ("stage", "rounded", "off"),
     [
+        ("fwd/intra", "kD", {"A_qk", "A_kk"}),
+        ("fwd/wy", "bv", {"u"}),
         ("fwd/wy", "A_inv", {"A_inv", "w", "u"}),
         ("fwd/state", "h", {"h", "v_new", "ht"}),
         ("fwd/state", "v_new", {"h", "v_new", "ht"}),
         ("bwd/state", "dh", {"dh", "dv_new", "dh0"}),
         ("bwd/state", "dv_new", {"dh", "dv_new", "dh0"}),
-        ("bwd/wy", "P", {"dv", "db_local", "dkn_local", "dg2_local", "dA_kk"}),
+        ("bwd/wy", "P", {"db_local", "dkn_local", "dg2_local", "dA_kk"}),
+        ("bwd/intra", "kD", {"dqn", "dkn", "dg2", "db"}),
     ],
 )
 def test_what_a_stage_goes_on_with_is_what_it_rounded(stage, rounded, off):
@@ -193,6 +197,45 @@ def test_a_rounding_of_what_is_no_tensor_of_a_stage_is_refused(fused):
     door = fused(rounded_to=lambda problem: {"W": "bfloat16"})
     with pytest.raises(ValueError, match=r"fused rounds W, of which kda\.stages knows nothing"):
         door.rounding(make(EDGES))
+
+
+class Bfloat16Products(TorchFunctionMode):
+    """Rounds both operands of every matrix product, as tensor cores take them."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        first = {torch.Tensor.matmul: 0, torch.baddbmm: 1}.get(function)
+        if first is not None:
+            args = (*args[:first], *(x.bfloat16().to(x.dtype) for x in args[first : first + 2]), *args[first + 2 :])
+        return function(*args, **(kwargs or {}))
+
+
+class TensorCores(Door):
+    """The reference with such products, but for the inverse, as one that declares what it rounds."""
+
+    stages, rounds = FUSED, (*ROUNDS_EVERY_OPERAND, "dA_qk", "dA_kk", *OPERANDS)
+
+    def rounding(self, case):
+        return Rounding(torch.float32, dict.fromkeys(self.rounds, "bfloat16"))
+
+    def stage(self, name, case, tensors):
+        with Bfloat16Products():
+            found = super().stage(name, case, tensors)
+        return {n: None if x is None else self.rounding(case)(n, x) for n, x in found.items()}
+
+
+@pytest.mark.parametrize("regime", ["fast", "slow"])
+def test_products_in_bfloat16_are_within_the_budget_of_what_is_declared_and_not_of_less(regime, monkeypatch):
+    def exactly(A, inverse=chunked.inverse):
+        with torch._C.DisableTorchFunction():
+            return inverse(A)
+
+    monkeypatch.setattr(chunked, "inverse", exactly)
+    case = make(Spec(lengths=(65, 0, 30), H=1, HV=2, K=64, V=64, regime=regime, seed=7))
+    report = parity.examine(TensorCores("reference"), case)
+    assert not [row for row in report.rows if row.of_stage and row.wrong]
+    monkeypatch.setattr(TensorCores, "rounds", ROUNDS_EVERY_OPERAND)
+    wrong = {row.tensor for row in parity.examine(TensorCores("reference"), case).rows if row.of_stage and row.wrong}
+    assert {"dk", "dg", "dbeta"} <= wrong
 
 
 # ---------------------------------------------------------------------------------------------- kda verify

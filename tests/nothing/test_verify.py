@@ -20,12 +20,12 @@ from kda.capability import Capability, Rule
 from kda.commands.verify import command
 from kda.stages import BACKWARD, FORWARD, STAGES
 from kda.verify import parity, places
-from kda.verify.budget import Budget, Rounding
+from kda.verify.budget import Budget, Rounding, dithered
 from kda.verify.cases import Spec, load, make, make_inputs, save
 from kda.verify.definition import budgets
 from kda.verify.doors import ROUNDS_EVERY_OPERAND, Door
 from kda.verify.faults import FAULTS, Planted
-from kda.verify.literal import run_stage
+from kda.verify.literal import chain, run_stage
 from kda.verify.parity import examine, smaller
 
 EDGES = (65, 0, 63)
@@ -130,6 +130,31 @@ def test_budgets_of_rounded_operands_are_wider_than_those_of_float32():
     case = make_inputs(lengths=(40,), H=1, dtype="float32", seed=2)
     plain, rounded = (budgets(case, Rounding(torch.float32, where)) for where in ({}, ROUNDS_EVERY_OPERAND))
     assert all(rounded[n].norm > 10 * plain[n].norm for n in ("o", "ht", "dq", "dv", "dh0"))
+
+
+def test_a_rounding_drawn_anew_is_as_large_and_of_its_own():
+    x = torch.randn(5000, generator=torch.Generator().manual_seed(0))
+    errors = torch.stack([x.bfloat16().float() - x, *(dithered(x, torch.bfloat16, seed) - x for seed in (1, 2))])
+    norms = errors.norm(dim=1)
+    assert (errors.abs() <= torch.finfo(torch.bfloat16).eps / 2 * x.abs() * 1.001).all()
+    assert ((norms / norms[0] - 1).abs() < 0.05).all() and (torch.corrcoef(errors) - torch.eye(3)).abs().max() < 0.05
+    assert torch.equal(dithered(x, torch.bfloat16, 1), dithered(x, torch.bfloat16, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_what_needs_no_rounding_gets_no_error(dtype):
+    for x in (torch.tensor([0.0, 1.0, -3.0, torch.inf, 2.0**-20]), torch.rand(50).to(dtype).float()):
+        assert torch.equal(dithered(x, dtype, 0), x)
+    assert dithered(torch.tensor([torch.nan]), dtype, 0).isnan().all()
+
+
+def test_a_tensor_that_its_stage_goes_on_with_is_rounded_once():
+    case = make_inputs(lengths=(40, 60), H=1, K=32, V=32, seed=1)
+    p, layout, exact = case.problem(), case.layout, case.stage_tensors(torch.float64)
+    exact = chain(STAGES, p, layout, exact, torch.float64)
+    once = Rounding(torch.float64, {"h": "bfloat16"}, shake=0)
+    h, wanted = run_stage("fwd/state", p, layout, exact, torch.float64, once)["h"], exact["h"]
+    assert (h != wanted).any() and ((h - wanted).abs() <= wanted.abs() * 2.0**-8 * 1.001).all()
 
 
 def test_gradients_of_saved_intermediates_are_within_the_budget_of_their_rounding():
