@@ -119,7 +119,7 @@ def test_selftest_goes_as_far_as_simulated_without_the_gpu(monkeypatch, arch):
 
 def test_json_calls_it_simulated(monkeypatch):
     made_up(monkeypatch)
-    (backend,) = json.loads(run(selftest.command, "--arch", "sm100", "--json").output)["backends"]
+    (backend,) = json.loads(run(selftest.command, "--arch", "sm100", "--json").stdout)["backends"]
     assert {stage["evidence"] for stage in backend["stages"]} == {Evidence.SIMULATED.word}
     assert backend["device"] is None
 
@@ -148,7 +148,7 @@ def test_verify_runs_a_backend_on_a_simulated_arch_and_says_so(monkeypatch):
     assert result.exit_code == 0, result.output
     assert "backend  mine on a simulated sm_100a" in result.output
     data = json.loads(
-        run(verify.command, "--arch", "sm100", "--stage", "fwd/output", "--lengths", "65,3", "--json").output
+        run(verify.command, "--arch", "sm100", "--stage", "fwd/output", "--lengths", "65,3", "--json").stdout
     )
     assert data["evidence"] == "simulated" and data["arch"] == "sm100" and data["objections"] == []
 
@@ -156,7 +156,7 @@ def test_verify_runs_a_backend_on_a_simulated_arch_and_says_so(monkeypatch):
 @pytest.mark.parametrize(("barrier", "code"), [("bar.sync 0;", 0), ("", 1)])
 def test_a_run_of_fused_stages_is_simulated_as_one(monkeypatch, barrier, code):
     made_up(monkeypatch, barrier, stages=("fwd/gate+intra+wy", "fwd/state+output"))
-    (backend,) = json.loads(run(selftest.command, "--arch", "sm100", "--json").output)["backends"]
+    (backend,) = json.loads(run(selftest.command, "--arch", "sm100", "--json").stdout)["backends"]
     assert [stage["stage"] for stage in backend["stages"]] == ["fwd/gate+intra+wy", "fwd/state+output"]
     assert [stage["passed"] for stage in backend["stages"]] == [not code] * 2
     args = ("--backend", "mine", "--arch", "sm100", "--stage", "fwd/state+output", "--lengths", "65,3", "--heads", "1")
@@ -168,7 +168,7 @@ def test_a_planted_fault_is_noticed_on_the_simulated_arch(monkeypatch):
     made_up(monkeypatch)
     args = ("--backend", "mine", "--arch", "sm100", "--lengths", "65,3", "--heads", "1", "-K", "32", "-V", "32")
     result = run(verify.command, *args, "--fault", "heads-swapped", "--json")
-    found = json.loads(result.output)
+    found = json.loads(result.stdout)
     assert result.exit_code == 1 and found["first_wrong"]["stage"] == "fwd/gate" and not found["no_backward"]
 
 
