@@ -423,11 +423,10 @@ def cache_dir(f: Facts) -> Finding | None:
     remote = c.filesystem.startswith(NETWORK_FILESYSTEMS)
     if not c.path:
         return Finding("cache.dir", "fail", "there is no home directory to keep built kernels in", elsewhere)
-    size = f"{_bytes(c.bytes)}, {c.files} file{'s' * (c.files != 1)}" if c.exists else "not there yet"
+    size = f"{in_bytes(c.bytes)}, {c.files} file{'s' * (c.files != 1)}" if c.exists else "not there yet"
     for broken, status, why in (
         (not c.writable, "fail", "cannot be written" if c.exists else "cannot be made"),
-        (not c.mine, "fail", "belongs to somebody else"),
-        (c.free is not None and c.free < FULL_DISK, "fail", f"is on a full disk, {_bytes(c.free or 0)} left"),
+        (c.free is not None and c.free < FULL_DISK, "fail", f"is on a full disk, {in_bytes(c.free or 0)} left"),
         (remote, "warn", f"is on a network disk ({c.filesystem}): slow, and locks may not hold"),
     ):
         if broken:
@@ -435,14 +434,23 @@ def cache_dir(f: Facts) -> Finding | None:
     return Finding("cache.dir", "ok", f"{c.path}, {size}")
 
 
-@check("cache.stale", "the cache is small and readable", "cache")
+@check("cache.trust", "nobody else can put code into the cache", "cache")
+def cache_trust(f: Facts) -> Finding | None:
+    if not f.cache.distrusted:
+        return None
+    why, _, way_out = f.cache.distrusted.partition("; ")
+    fix = tuple(way_out.replace("`", "").split(", or "))
+    return Finding("cache.trust", "fail", f"{why}: nothing is read or kept there, each process builds anew", fix)
+
+
+@check("cache.stale", "the cache is readable, and what nobody asks for is small", "cache")
 def cache_stale(f: Facts) -> Finding | None:
-    c = f.cache
+    c, clean = f.cache, ("kda cache clean",)
     if c.unreadable:
-        return Finding("cache.stale", "warn", f"{c.unreadable} unreadable in {c.path}", (f"rm -r {c.path}",))
-    if c.bytes > GIB:
-        fix = f"rm -r {c.path}   (kernels are built again)"
-        return Finding("cache.stale", "warn", f"{c.path} holds {_bytes(c.bytes)}", (fix,))
+        return Finding("cache.stale", "warn", f"{c.unreadable} unreadable in {c.path}", clean)
+    if c.stale > GIB:
+        says = f"{c.path} holds {in_bytes(c.stale)} built from other source or by another compiler"
+        return Finding("cache.stale", "warn", says, clean)
     return None
 
 
@@ -470,5 +478,7 @@ def _dotted(numbers: tuple[int, ...]) -> str:
     return ".".join(map(str, numbers))
 
 
-def _bytes(number: int) -> str:
-    return f"{number / GIB:.1f} GiB" if number >= GIB else f"{number / (1 << 20):.0f} MiB"
+def in_bytes(number: int) -> str:
+    if number >= GIB:
+        return f"{number / GIB:.1f} GiB"
+    return f"{number / (1 << 20):.0f} MiB" if number >= 1 << 20 else f"{number / (1 << 10):.0f} KiB"

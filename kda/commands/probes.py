@@ -72,12 +72,13 @@ class Cache:
     path: str                                # "" without a home directory
     exists: bool = False
     writable: bool = True                    # it, or the folder it would be made in
-    mine: bool = True
+    distrusted: str = ""                     # why nothing is read there, and the way out
     free: int | None = None                  # bytes left on the disk
     filesystem: str = ""                     # "ext4", "nfs4"
     files: int = 0
     bytes: int = 0
-    unreadable: int = 0
+    unreadable: int = 0                      # files
+    stale: int = 0                           # bytes that nobody will ask for again
 
 
 @dataclass(frozen=True)
@@ -335,14 +336,17 @@ def look_at_cache() -> Cache:
     while not os.path.lexists(place):
         place = os.path.dirname(place)
     usable = os.path.isdir(place) and os.access(place, os.R_OK | os.W_OK | os.X_OK)
-    size = {"files": 0, "bytes": 0, "unreadable": 0}
+    size = {"files": 0, "bytes": 0, "unreadable": 0, "stale": 0}
     exists = place == path
-    if exists:
-        _measure(path, size)
-    return Cache(path, exists, usable, not exists or _is_mine(path), _free(place), filesystem_of(place), **size)
+    distrusted = _measure(path, size) if exists else ""
+    return Cache(path, exists, usable, distrusted, _free(place), filesystem_of(place), **size)
 
 
-def _measure(path: str, size: dict[str, int]) -> None:
+def _measure(path: str, size: dict[str, int]) -> str:
+    """Count what is there; why nothing of it is read, if that is so."""
+    from kda.compile.recipes import outdated  # here, as a child must not import kda
+    from kda.compile.store import Store
+
     def refuse(error: OSError) -> None:
         size["unreadable"] += 1
 
@@ -355,10 +359,11 @@ def _measure(path: str, size: dict[str, int]) -> None:
                 size["unreadable"] += not os.access(file, os.R_OK)
             except OSError as error:
                 refuse(error)
-
-
-def _is_mine(path: str) -> bool:
-    return not hasattr(os, "geteuid") or os.stat(path).st_uid == os.geteuid()
+    store = Store(path)
+    for entry in store.entries():
+        size["unreadable"] += entry.about is None
+        size["stale"] += entry.bytes if entry.about and outdated(entry.about) else 0
+    return store.distrusted() or ""
 
 
 def _free(path: str) -> int | None:

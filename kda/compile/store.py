@@ -162,10 +162,19 @@ class Store:
             pass
         return None
 
-    def forget(self, key: str) -> None:
-        """An entry that reads well and still does not work is dropped."""
-        with contextlib.suppress(OSError):
-            self._path(key).unlink()
+    def forget(self, key: str) -> bool:
+        """Drop an entry: an old one, or one that reads well and still does not work.  Whether it is gone."""
+        for path in (self._path(key).with_suffix(".lock"), self._path(key)):
+            with contextlib.suppress(OSError):                               # who waits for the lock builds it again
+                path.unlink()
+        return not os.path.lexists(path)
+
+    def distrusted(self) -> str | None:
+        """Why nothing is read there; None if it is, or if there is no folder yet."""
+        try:
+            return distrusted(self.folder)
+        except OSError:
+            return None
 
     def entries(self) -> Iterator[Kept]:
         """Every entry, damaged ones as well; reading them does not count as use."""

@@ -181,24 +181,39 @@ def fetch(recipe: Recipe) -> TritonKernel:
 
 
 def fetch_all(recipes: Iterable[Recipe], workers: int | None = None) -> list[TritonKernel]:
-    """The kernels of some recipes; up to `workers` processes build what is missing.  [default: one a CPU]"""
+    """The kernels of some recipes; up to `workers` processes build what is missing: one a CPU, at most 16."""
+    kernels = attempt_all(recipes, workers)
+    for each in kernels:
+        if isinstance(each, BuildError):
+            raise each
+    return kernels
+
+
+def attempt_all(recipes: Iterable[Recipe], workers: int | None = None) -> list[TritonKernel | BuildError]:
+    """The same, with an error in the place of each kernel that cannot be built."""
     recipes, kept = list(recipes), store.default()
     wanted = {recipe.key: recipe for recipe in recipes}
     for key in wanted.keys() - _FETCHED.keys():
         if (kernel := _opened(kept, key)) is not None:
             _FETCHED.setdefault(key, kernel)
-    if missing := [wanted[key] for key in wanted if key not in _FETCHED]:
-        _build_all(missing, kept, workers or _cpus())
-    return [_FETCHED[recipe.key] for recipe in recipes]
+    missing = {key: recipe for key, recipe in wanted.items() if key not in _FETCHED}
+    failed = _build_all(missing, kept, workers or min(_cpus(), 16)) if missing else {}
+    return [_FETCHED.get(recipe.key) or failed[recipe.key] for recipe in recipes]
 
 
-def _build_all(recipes: Sequence[Recipe], kept: store.Store, workers: int) -> None:
-    def built(recipe: Recipe) -> None:
-        entry = kept.fetch(recipe.key, lambda: builders.build(recipe), recipe.about)
-        _FETCHED.setdefault(recipe.key, _of_entry(entry))
+def _build_all(recipes: Mapping[str, Recipe], kept: store.Store, workers: int) -> dict[str, BuildError]:
+    """Build kernels by key; those that failed."""
+    failed = {}
+
+    def build_one(key: str, recipe: Recipe) -> None:
+        try:
+            entry = kept.fetch(key, lambda: builders.build(recipe), recipe.about)
+            _FETCHED.setdefault(key, _of_entry(entry))
+        except BuildError as error:
+            failed[key] = error
 
     with Builders() as builders, ThreadPoolExecutor(min(workers, len(recipes))) as threads:
-        running = [threads.submit(built, recipe) for recipe in recipes]
+        running = [threads.submit(build_one, *each) for each in recipes.items()]
         try:
             for each in running:
                 each.result()
@@ -206,6 +221,7 @@ def _build_all(recipes: Sequence[Recipe], kept: store.Store, workers: int) -> No
             threads.shutdown(wait=False, cancel_futures=True)
             builders.stop()
             raise
+    return failed
 
 
 def _cpus() -> int:

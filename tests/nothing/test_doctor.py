@@ -45,7 +45,7 @@ HEALTHY = Facts(
     smi_gpus=(H200,),
     torch_gpus=(H200,),
     ptxas=(Ptxas("/opt/cuda/bin/ptxas", (13, 4), False),),
-    cache=Cache("/home/a/.cache/kda", True, True, True, 1 << 40, "ext4", 38, 212 << 20),
+    cache=Cache("/home/a/.cache/kda", True, True, "", 1 << 40, "ext4", 38, 212 << 20),
     c_compiler="/usr/bin/gcc",
 )  # fmt: skip
 NO_GPU = {"smi_gpus": (), "torch_gpus": (), "smi": Probe("absent"), "device_files": False}
@@ -138,11 +138,13 @@ CASES = [
     ("cache.dir", cache(path="", writable=False), "fail", "no home directory"),
     ("cache.dir", cache(writable=False), "fail", "cannot be written"),
     ("cache.dir", cache(writable=False, exists=False), "fail", "cannot be made"),
-    ("cache.dir", cache(mine=False), "fail", "belongs to somebody else"),
     ("cache.dir", cache(free=1 << 20), "fail", "is on a full disk, 1 MiB left"),
     ("cache.dir", cache(filesystem="nfs4"), "warn", "export KDA_CACHE_DIR=/local/path"),
+    ("cache.trust", cache(distrusted="/c belongs to user 7; set X"), "fail", "/c belongs to user 7: nothing"),
+    ("cache.trust", cache(distrusted="/c is open (mode 0777); `chmod go-w /c`, or set X"), "fail", "chmod go-w /c"),
     ("cache.stale", cache(unreadable=3), "warn", "3 unreadable"),
-    ("cache.stale", cache(bytes=3 << 30), "warn", "holds 3.0 GiB"),
+    ("cache.stale", cache(stale=3 << 30), "warn", "holds 3.0 GiB"),
+    ("cache.stale", cache(bytes=3 << 30), "ok", ""),
     ("simulator.compiler", {"c_compiler": None}, "warn", "apt-get install gcc"),
     ("fla.present", {"versions": {}}, "info", "pip install flash-linear-attention"),
 ]  # fmt: skip
@@ -240,7 +242,7 @@ def test_the_cache_is_where_the_variables_say(monkeypatch, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "kernel").write_bytes(b"12345")
     cache = probes.look_at_cache()
-    assert (cache.exists, cache.writable, cache.mine, cache.files, cache.bytes) == (True, True, True, 1, 5)
+    assert (cache.exists, cache.writable, cache.distrusted, cache.files, cache.bytes) == (True, True, "", 1, 5)
 
 
 def test_a_cache_that_is_a_file_or_has_no_home_cannot_be_used(monkeypatch, tmp_path):

@@ -1,0 +1,160 @@
+"""`kda cache`: what is kept of built kernels, and how to be rid of it.  Imports no torch."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from kda.compile import store
+from kda.compile.recipes import outdated
+
+from .findings import in_bytes
+from .render import FINDING, OK, Screen, common_options, kda_version, table
+
+DAY = 86400
+ACTIONS = ("list", "path", "clean")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One entry."""
+
+    kept: store.Kept
+    status: str                              # "current", "stale", "unreadable"
+    why: str = ""                            # it is stale
+
+    @classmethod
+    def of(cls, kept: store.Kept) -> Line:
+        if kept.about is None:
+            return cls(kept, "unreadable")
+        why = outdated(kept.about)
+        return cls(kept, "stale", why) if why else cls(kept, "current")
+
+    @property
+    def sort(self) -> tuple[str, str, str]:
+        """Backend, arch, kernel; "-" where it does not tell."""
+        about = self.kept.about or {}
+        module = (about.get("module") or "").split(".")
+        backend = module[2] if module[:2] == ["kda", "backends"] and len(module) > 2 else "-"
+        return backend, about.get("arch") or "-", about.get("kernel") or "-"
+
+
+@click.command()
+@click.argument("action", type=click.Choice(ACTIONS), default="list")
+@click.option("--stale", is_flag=True, help="clean: what other source or another compiler built.  [default]")
+@click.option("--older-than", "days", type=click.FloatRange(0), metavar="DAYS", help="clean: what was not used since.")
+@click.option("--all", "everything", is_flag=True, help="clean: everything.")
+@common_options
+def command(screen: Screen, action: str, stale: bool, days: float | None, everything: bool) -> int:
+    """List the kernels that were built (list), print their folder (path), remove some (clean).
+
+    What is removed is built again when it is asked for.  Cleaning also removes what cannot be read, and what processes
+    left behind that died.  Exits with 1 if the folder is not trusted or an entry cannot be removed.
+    """
+    asked = [stale, days is not None, everything]
+    if sum(asked) > (action == "clean"):
+        raise click.UsageError("--stale, --older-than and --all are for `kda cache clean`, one of them at a time.")
+    kept = store.default()
+    if action == "path":
+        return show_path(screen, kept)
+    with screen.progress(f"reading {kept.folder}"):
+        lines = [Line.of(each) for each in kept.entries()]
+    if action == "clean":
+        return clean(screen, kept, [line for line in lines if goes(line, days, everything)], len(lines))
+    return show(screen, kept, lines)
+
+
+def show_path(screen: Screen, kept: store.Store) -> int:
+    if screen.json:
+        screen.emit_json({**json_heading(kept, OK), "action": "path"})
+    else:
+        screen.line(str(kept.folder))
+    return OK
+
+
+def goes(line: Line, days: float | None, everything: bool) -> bool:
+    if days is not None:
+        return line.status == "unreadable" or line.kept.used < time.time() - days * DAY
+    return everything or line.status != "current"
+
+
+def clean(screen: Screen, kept: store.Store, lines: Sequence[Line], count: int) -> int:
+    """Remove what `lines` hold."""
+    why = kept.distrusted()
+    gone = [] if why else [line for line in lines if kept.forget(line.kept.key)]
+    freed = sum(line.kept.bytes for line in gone) + (0 if why else kept.sweep())
+    code = FINDING if why or len(gone) < len(lines) else OK
+    if screen.json:
+        found = {"action": "clean", "removed": len(gone), "left": count - len(gone), "bytes": freed}
+        screen.emit_json({**json_heading(kept, code), **found})
+    elif why:
+        screen.line(f"{screen.mark('fail')} nothing is removed: {why}")
+    else:
+        screen.line(f"{kept.folder}: {entries(len(gone))} removed, {in_bytes(freed)}; {count - len(gone)} left")
+        if len(gone) < len(lines):
+            screen.line(f"{screen.mark('fail')} {entries(len(lines) - len(gone))} cannot be removed")
+    return code
+
+
+def show(screen: Screen, kept: store.Store, lines: Sequence[Line]) -> int:
+    why = kept.distrusted()
+    code = FINDING if why else OK
+    if screen.json:
+        found = {"action": "list", "bytes": size(lines), "entries": [line_json(line) for line in lines]}
+        screen.emit_json({**json_heading(kept, code), **found})
+        return code
+    screen.line(f"{kept.folder}: {entries(len(lines))}, {in_bytes(size(lines))}")
+    if why:
+        screen.line(f"{screen.mark('fail')} not used: {why}")
+    if lines:
+        header = ("backend", "arch", "kernel", "entries", "size", "last used", "stale")
+        for text in table(rows(lines), header=header, align="lllrrrr", indent=2):
+            screen.line(text)
+    if reasons := Counter(line.why or "unreadable" for line in lines if line.status != "current"):
+        words = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+        freed = in_bytes(size([line for line in lines if line.status != "current"]))
+        screen.line(f"Nobody will ask for {sum(reasons.values())} ({words}): `kda cache clean` frees {freed}.")
+    return code
+
+
+def rows(lines: Sequence[Line]) -> list[tuple[str, ...]]:
+    found = []
+    for sort in sorted({line.sort for line in lines}):
+        same = [line for line in lines if line.sort == sort]
+        stale = sum(line.status != "current" for line in same)
+        used = days_ago(max(line.kept.used for line in same))
+        found.append((*sort, str(len(same)), in_bytes(size(same)), used, str(stale or "")))
+    return found
+
+
+def days_ago(when: float) -> str:
+    days = int((time.time() - when) // DAY)
+    return "today" if days < 1 else f"{days} day{'s' * (days > 1)} ago"
+
+
+def entries(count: int) -> str:
+    return f"{count} {'entry' if count == 1 else 'entries'}"
+
+
+def size(lines: Sequence[Line]) -> int:
+    return sum(line.kept.bytes for line in lines)
+
+
+def json_heading(kept: store.Store, code: int) -> dict[str, Any]:
+    return {"schema": 1, "kda": kda_version(), "command": "cache", "exit": code, "folder": str(kept.folder),
+            "distrusted": kept.distrusted()}  # fmt: skip
+
+
+def line_json(line: Line) -> dict[str, Any]:
+    backend, arch, kernel = (None if word == "-" else word for word in line.sort)
+    about = line.kept.about or {}
+    return {
+        "key": line.kept.key, "backend": backend, "arch": arch, "kernel": kernel, "bytes": line.kept.bytes,
+        "used": int(line.kept.used), "built": about.get("built"), "seconds": about.get("seconds"),
+        "status": line.status, "why": line.why or None,
+    }  # fmt: skip

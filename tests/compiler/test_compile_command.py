@@ -1,0 +1,167 @@
+"""`kda compile`: kernels of a made-up backend, built ahead of time."""
+
+import json
+import sys
+import types
+
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from kda import dispatch
+from kda.capability import Capability, Rule
+from kda.cli import cli
+from kda.commands import compile as command
+from kda.compile import store
+from kda.compile import triton as door
+from kda.compile.recipes import Recipe
+from kda.problem import Problem
+
+KERNELS = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def scale(x, y, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(y + i, 2.0 * tl.load(x + i))
+
+@triton.jit
+def total(x, y, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(y, tl.sum(tl.load(x + i), axis=0))
+"""
+FAST = Capability(
+    backend="fast",
+    rank=1,
+    summary="for tests",
+    archs=("sm90",),
+    rules=(Rule("fast.head_dim", lambda p, h: p.K <= 128, "needs K <= 128, got {p.K}", "backend='reference'"),),
+)
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """The problems and hosts that the backend was asked about."""
+    asked = []
+
+    def recipes(problem, host):
+        asked.append((problem, host))
+        arch = "sm{}{}".format(*host.cc)
+        types = {"x": "*bf16" if problem.dtype == "bfloat16" else "*fp32", "y": "*fp32"}
+        names = {"forward": ["scale"], "backward": ["scale", "total"]}[problem.direction]
+        return [Recipe(f"made_up:{name}", types, {"BLOCK": problem.K}, target=arch) for name in names]
+
+    (tmp_path / "made_up.py").write_text(KERNELS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("KDA_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(door, "_FETCHED", {})
+    for name, content in {"fast": {"__path__": []}, "fast.plan": {"recipes": recipes}}.items():
+        module = types.ModuleType(f"kda.backends.{name}")
+        module.__dict__.update(content)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    others = dispatch.capabilities()
+    monkeypatch.setattr(dispatch, "capabilities", lambda: (FAST, *(c for c in others if not c.archs)))
+    return asked
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(cli, ["compile", *arguments])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_kernels_are_built_once_and_kept(asked):
+    words = ("--arch", "sm90", "--problem", "K=64 V=64 backward", "--problem", "K=64 V=64")
+    header, *rows, summary = run(*words).stdout.splitlines()
+    assert header.split() == ["backend", "arch", "kernel", "registers", "spills", "shared", "seconds"]
+    assert [row.split()[:3] for row in rows] == [["fast", "sm90", "scale"], ["fast", "sm90", "total"]]
+    folder = store.default().folder
+    assert summary == f"2 kernels, 0 were there, 2 were built; they are kept in {folder}"
+    assert run(*words).stdout.splitlines()[-1] == f"2 kernels, 2 were there, 0 were built; they are kept in {folder}"
+    assert len(list(store.default().entries())) == 2
+    again = json.loads(run(*words, "--json").stdout)
+    assert {k["kernel"] for k in again["kernels"]} == {"scale", "total"} and again["refused"] == {}
+    for k in again["kernels"]:
+        assert k["registers"] > 0 and k["spills"] == 0 and k["seconds"] > 0 and k["kept"] and not k["built"]
+
+
+def test_kernels_of_one_name_are_told_apart(asked):
+    words = ("K=64 V=64", "K=128 V=128", "K=128 V=128 float32")
+    rows = run("--arch", "sm80", *(f"--problem={w}" for w in words)).stdout.splitlines()[1:-1]
+    assert [row.split()[2:5] for row in rows] == [
+        ["scale", "BLOCK=64", rows[0].split()[4]],
+        ["scale", "BLOCK=128", "x=*bf16"],
+        ["scale", "BLOCK=128", "x=*fp32"],
+    ]
+
+
+def test_the_usual_problems_are_both_directions_and_decoding_with_every_gate():
+    problems = [Problem.parse(words) for words in command.USUAL]
+    assert len(set(problems)) == len(problems) == 18
+    assert {(p.op, p.direction) for p in problems} == {
+        ("chunk", "forward"), ("chunk", "backward"), ("recurrent", "forward")
+    }  # fmt: skip
+    for p in problems:
+        assert (p.K, p.V, p.dtype) == (128, 128, "bfloat16")
+    assert {(p.gate, p.A_log, p.dt_bias, p.qk_l2norm, p.beta) for p in problems} == {
+        ("given", False, False, False, "given"),
+        ("softplus", True, True, True, "sigmoid"),
+        ("bounded", True, True, True, "sigmoid"),
+    }
+
+
+def test_a_backend_sees_a_gpu_of_the_arch_that_was_named(asked):
+    run("--arch", "sm80", "--arch", "sm_90a", "--problem", "K=64")
+    assert [(host.cc, host.is_gpu, host.simulated) for _, host in asked] == [
+        ((8, 0), True, False), ((9, 0), True, False)
+    ]  # fmt: skip
+
+
+def test_a_problem_that_no_backend_takes_is_more_than_can_be_judged(asked):
+    words = ("--arch", "sm90", "--problem", "K=256")
+    assert "fast.head_dim: needs K <= 128, got 256" in run(*words, code=3).stderr
+    found = json.loads(run(*words, "--json", code=3).stdout)
+    assert found["exit"] == 3 and found["kernels"] == [] and "fast.head_dim" in found["why"][0]
+    assert "reference for sm90: it has no kernels" in run("--arch", "sm90", "--backend", "reference", code=3).stderr
+
+
+def test_what_cannot_be_built_is_named_and_the_rest_is_built(asked):
+    problems = ("--problem", "K=100", "--problem", "K=64 backward")  # a range is a power of two
+    printed = run("--arch", "sm90", *problems, code=1).stdout
+    assert "Triton" in printed and "cannot build scale for sm_90a" in printed
+    assert "3 kernels, 0 were there, 2 were built, 1 cannot be built" in printed
+    errors = [k["error"] for k in json.loads(run("--arch", "sm90", *problems, "--json", code=1).stdout)["kernels"]]
+    assert "cannot build scale" in errors[0] and errors[1:] == [None, None]
+
+
+def test_a_cache_that_keeps_nothing_is_a_finding(asked, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("KDA_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    with pytest.warns(RuntimeWarning, match="cannot keep built kernels"):
+        printed = run("--arch", "sm90", "--problem", "K=64", code=1).stdout
+    assert "not kept" in printed and "1 cannot be kept" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--arch", "sm42"), "no GPU arch is called 'sm42'"),
+        (("--arch", "sm90", "--problem", "K=big"), "--problem: 'K=big' wants K as int"),
+        (("--arch", "sm90", "--backend", "fsat"), "Did you mean 'fast'"),
+    ],
+)
+def test_a_wrong_use_is_refused(asked, arguments, says):
+    assert says in run(*arguments, code=2).stderr
+
+
+def test_without_an_arch_it_builds_for_this_machine(asked, monkeypatch):
+    monkeypatch.setattr("kda.verify.doors.here", lambda: "cpu")
+    assert "name an --arch" in run(code=2).stderr
+
+
+def test_without_triton_nothing_is_built_and_the_error_says_how_to_get_it(asked, monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.setattr(door.Builders, "build", lambda self, recipe: door.build(recipe))
+    assert "pip install triton" in run("--arch", "sm90", "--problem", "K=64", code=2).stderr

@@ -1,0 +1,142 @@
+"""`kda cache`: what is listed, what is removed, and what is left alone."""
+
+import json
+import os
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from kda.cli import cli
+from kda.commands.probes import look_at_cache
+from kda.compile import recipes
+from kda.compile.store import Store, digest
+
+DAY = 86400
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("KDA_CACHE_DIR", str(tmp_path / "cache"))
+    return Store(tmp_path / "cache")
+
+
+def keep(kept, name, days=0, size=2048, **about):
+    kept.fetch(digest(name), lambda: {"ptx": bytes(size)}, about)
+    os.utime(path_of(kept, name), (time.time() - days * DAY,) * 2)
+
+
+def path_of(kept, name):
+    return kept.folder / digest(name)[:2] / f"{digest(name)}.kernel"
+
+
+def fill(kept):
+    """Two kernels in use, one built from older source, one unreadable, one that does not tell what it is."""
+    now = {"module": "kda.backends.reference.kernels", "source": recipes.source("kda.backends.reference.kernels")}
+    keep(kept, "new", kernel="scan", arch="sm90", **now)
+    keep(kept, "unused", days=40, kernel="scan", arch="sm80", **now)
+    keep(kept, "old", days=3, kernel="scan", arch="sm90", **now | {"source": "of another day"})
+    keep(kept, "other")
+    path_of(kept, "damaged").parent.mkdir(exist_ok=True)
+    path_of(kept, "damaged").write_bytes(bytes(1000))
+    return kept
+
+
+def left(kept):
+    return {name for name in ("new", "unused", "old", "other", "damaged") if path_of(kept, name).exists()}
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(cli, ["cache", *arguments])
+    assert result.exit_code == code, result.output
+    return result.stdout
+
+
+def test_the_list_counts_kernels_by_backend_arch_and_name(kept):
+    fill(kept)
+    first, header, *rows, summary = run("list").splitlines()
+    assert first == f"{kept.folder}: 5 entries, 10 KiB"
+    assert [row.split() for row in rows] == [
+        ["-", "-", "-", "2", "3", "KiB", "today", "1"],
+        ["reference", "sm80", "scan", "1", "2", "KiB", "40", "days", "ago"],
+        ["reference", "sm90", "scan", "2", "5", "KiB", "today", "1"],
+    ]
+    assert header.split() == ["backend", "arch", "kernel", "entries", "size", "last", "used", "stale"]
+    assert summary.startswith("Nobody will ask for 2 (1 other source, 1 unreadable): `kda cache clean` frees")
+    assert run() == run("list")
+
+
+def test_the_list_of_an_empty_cache_is_one_line(kept):
+    assert run() == f"{kept.folder}: 0 entries, 0 KiB\n"
+
+
+def test_the_json_holds_every_entry(kept):
+    found = json.loads(run("--json"))
+    assert (found["command"], found["exit"], found["entries"]) == ("cache", 0, [])
+    fill(kept)
+    entries = {entry["key"]: entry for entry in json.loads(run("--json"))["entries"]}
+    assert entries[digest("old")] | {"used": 0, "built": 0, "seconds": 0} == {
+        "key": digest("old"), "backend": "reference", "arch": "sm90", "kernel": "scan",
+        "bytes": path_of(kept, "old").stat().st_size, "used": 0, "built": 0, "seconds": 0,
+        "status": "stale", "why": "other source",
+    }  # fmt: skip
+    assert entries[digest("damaged")]["status"] == "unreadable" and entries[digest("new")]["status"] == "current"
+
+
+def test_the_path_is_printed(kept):
+    assert run("path") == f"{kept.folder}\n"
+    assert json.loads(run("path", "--json"))["folder"] == str(kept.folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "stays"),
+    [
+        ((), {"new", "unused", "other"}),
+        (("--stale",), {"new", "unused", "other"}),
+        (("--older-than", "30"), {"new", "old", "other"}),
+        (("--older-than", "2.5"), {"new", "other"}),
+        (("--all",), set()),
+    ],
+)
+def test_cleaning_removes_what_was_named_and_what_cannot_be_read(kept, options, stays):
+    fill(kept)
+    (kept.folder / "ab").mkdir(exist_ok=True)
+    foreign = [kept.folder / "notes.txt", kept.folder / "ab" / "notes.txt", kept.folder / "x.kernel"]
+    for path in foreign:
+        path.write_text("mine")
+    said = json.loads(run("clean", *options, "--json"))
+    assert left(kept) == stays
+    assert (said["removed"], said["left"]) == (5 - len(stays), len(stays))
+    assert all(path.exists() for path in foreign)
+    assert len(list(kept.folder.rglob("*.lock"))) == len(stays)
+
+
+def test_cleaning_says_what_it_freed(kept):
+    assert run("clean") == f"{kept.folder}: 0 entries removed, 0 KiB; 0 left\n"
+    fill(kept)
+    assert run("clean") == f"{kept.folder}: 2 entries removed, 3 KiB; 3 left\n"
+
+
+@pytest.mark.parametrize("arguments", [["--all"], ["list", "--stale"], ["clean", "--all", "--stale"], ["clear"]])
+def test_a_wrong_use_is_refused_and_removes_nothing(kept, arguments):
+    fill(kept)
+    run(*arguments, code=2)
+    assert len(left(kept)) == 5
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners here")
+def test_a_folder_that_is_not_trusted_is_a_finding_and_left_alone(kept):
+    fill(kept)
+    kept.folder.chmod(0o777)
+    assert "not used" in run(code=1) and "chmod go-w" in run(code=1)
+    assert "nothing is removed" in run("clean", "--all", code=1) and len(left(kept)) == 5
+    assert "mode 0777" in json.loads(run("--json", code=1))["distrusted"]
+
+
+def test_the_doctor_sees_what_is_stale_unreadable_or_not_trusted(kept):
+    fill(kept)
+    found = look_at_cache()
+    assert (found.unreadable, found.stale, found.distrusted) == (1, path_of(kept, "old").stat().st_size, "")
+    if hasattr(os, "geteuid"):
+        kept.folder.chmod(0o777)
+        assert "can be written by others" in look_at_cache().distrusted
