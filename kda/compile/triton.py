@@ -32,7 +32,7 @@ _MAP_DTYPES = {
 }  # fmt: skip
 _MAP_SWIZZLES = (0, 32, 64, 128)
 
-_FETCHED: dict[str, TritonKernel] = {}       # by the keys of their recipes
+_FETCHED: dict[Recipe, TritonKernel] = {}    # by this process
 
 
 @dataclass(frozen=True)
@@ -192,28 +192,30 @@ def fetch_all(recipes: Iterable[Recipe], workers: int | None = None) -> list[Tri
 def attempt_all(recipes: Iterable[Recipe], workers: int | None = None) -> list[TritonKernel | BuildError]:
     """The same, with an error in the place of each kernel that cannot be built."""
     recipes, kept = list(recipes), store.default()
-    wanted = {recipe.key: recipe for recipe in recipes}
-    for key in wanted.keys() - _FETCHED.keys():
-        if (kernel := _opened(kept, key)) is not None:
-            _FETCHED.setdefault(key, kernel)
-    missing = {key: recipe for key, recipe in wanted.items() if key not in _FETCHED}
+    missing = []
+    for recipe in dict.fromkeys(recipes):
+        if recipe not in _FETCHED:
+            if (kernel := _opened(kept, recipe.key)) is not None:
+                _FETCHED.setdefault(recipe, kernel)
+            else:
+                missing.append(recipe)
     failed = _build_all(missing, kept, workers or min(_cpus(), 16)) if missing else {}
-    return [_FETCHED.get(recipe.key) or failed[recipe.key] for recipe in recipes]
+    return [_FETCHED.get(recipe) or failed[recipe] for recipe in recipes]
 
 
-def _build_all(recipes: Mapping[str, Recipe], kept: store.Store, workers: int) -> dict[str, BuildError]:
-    """Build kernels by key; those that failed."""
+def _build_all(recipes: Sequence[Recipe], kept: store.Store, workers: int) -> dict[Recipe, BuildError]:
+    """Build kernels; those that failed."""
     failed = {}
 
-    def build_one(key: str, recipe: Recipe) -> None:
+    def build_one(recipe: Recipe) -> None:
         try:
-            entry = kept.fetch(key, lambda: builders.build(recipe), recipe.about)
-            _FETCHED.setdefault(key, _of_entry(entry))
+            entry = kept.fetch(recipe.key, lambda: builders.build(recipe), recipe.about)
+            _FETCHED.setdefault(recipe, _of_entry(entry))
         except BuildError as error:
-            failed[key] = error
+            failed[recipe] = error
 
     with Builders() as builders, ThreadPoolExecutor(min(workers, len(recipes))) as threads:
-        running = [threads.submit(build_one, *each) for each in recipes.items()]
+        running = [threads.submit(build_one, recipe) for recipe in recipes]
         try:
             for each in running:
                 each.result()

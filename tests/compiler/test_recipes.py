@@ -139,14 +139,12 @@ def test_a_module_that_does_not_exist_is_named():
         _ = Recipe("nowhere.kernels:scale", {}, target="sm90").key
 
 
-def test_an_entry_tells_whether_anybody_will_ask_for_it_again(made_up, monkeypatch):
+def test_an_entry_tells_whether_anybody_will_ask_for_it_again(made_up):
     about = recipe().about
     assert (about["kernel"], about["arch"], about["module"]) == ("scale", "sm90", "made_up.kernels")
     assert Recipe.read(about["recipe"]) == recipe() and recipes.outdated(about) is None
     assert recipes.outdated({}) is recipes.outdated({"kernel": "of another door"}) is None
-    with monkeypatch.context() as other:
-        other.setattr(recipes.importlib.metadata, "version", lambda name: "3.99")
-        assert recipes.outdated(about) == f"Triton {about['triton']}"
+    assert recipes.outdated(about | {"triton": "3.1"}) == "Triton 3.1"
     (made_up / "parts.py").write_text("changed = True")
     assert recipes.outdated(about) == "other source" and recipes.outdated(recipe().about) is None
     assert recipes.outdated(about | {"module": "nowhere.kernels"}) == "source that is gone"
@@ -168,6 +166,14 @@ def test_a_kernel_is_built_once_and_then_read_without_triton(made_up, monkeypatc
     monkeypatch.setattr(builders.Builder, "started", None)
     again = door.fetch(recipe())
     assert again == built and again is not built and "made_up" not in sys.modules
+
+
+@needs_triton
+def test_a_kernel_of_this_process_costs_no_look_at_source_or_disk(made_up, monkeypatch):
+    built = door.fetch(recipe())
+    monkeypatch.setattr(recipes, "source", None)
+    monkeypatch.setattr(store.Store, "find", None)
+    assert [kernel is built for kernel in door.fetch_all([recipe(), recipe()])] == [True, True]
 
 
 @needs_triton
@@ -234,7 +240,7 @@ def test_a_process_that_dies_is_an_error_and_the_other_kernels_are_built(made_up
         door.fetch_all([recipe(module="deadly"), recipe()], workers=1)
     with pytest.raises(BuildError, match="SIGABRT"):
         door.fetch_all([recipe(), recipe(module="deadly")], workers=2)
-    assert recipe().key in door._FETCHED
+    assert recipe() in door._FETCHED
 
 
 @needs_triton
