@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kda.host import detect, installed_versions
-from kda.stages import BACKWARD, FORWARD
+from kda.stages import BACKWARD, in_order
 from kda.verify.budget import Budget, Scale
 from kda.verify.cases import Case
 from kda.verify.definition import GRADIENTS, budgets, stored_as
@@ -276,16 +276,22 @@ def measure(
 def stage_timings(
     door: Door, case: Case, directions: Sequence[str], clock: CpuClock | CudaClock, repeats: int, seconds: float
 ) -> dict[str, Timing]:
-    """Each stage that the backend can run alone, on what its own stages before it made."""
+    """Each stage that the backend can run alone, on what its own stages before it made; what a run of them keeps inside
+    and a later one reads is made by the reference."""
     compute = door.rounding(case).compute
     tensors = {n: None if x is None else x.to(door.device) for n, x in case.stage_tensors(compute).items()}
     timings = {}
-    for stage in FORWARD + (BACKWARD if "backward" in directions else ()):
-        if stage.name not in door.stages or not all(name in tensors for name in stage.reads):
+    reference = Door("reference", door.device)
+    for stage in in_order(door.stages):
+        if stage.members[0] in BACKWARD and "backward" not in directions:
             continue
-        call = functools.partial(door.stage_call(stage.name, case), tensors)
+        if not all(name in tensors for name in stage.reads):
+            continue
+        call = functools.partial(door.stage_call(stage.name, case), {name: tensors[name] for name in stage.reads})
         timings[stage.name], written = interleaved([call], clock, repeats, seconds)[0]
         tensors |= written
+        for part in stage.run:
+            tensors = reference.stage_call(part.name, case)(tensors) | tensors
     return timings
 
 

@@ -1,0 +1,38 @@
+"""The portable backend: everything that the API takes on a GPU, in Triton, from sm_80 up."""
+
+from kda.capability import Capability, Rule
+
+OTHERWISE = "backend='reference' runs anywhere"
+
+CAPABILITY = Capability(
+    backend="triton",
+    rank=100,
+    summary="portable Triton kernels, compute capability 8.0 and up",
+    rules=(
+        Rule(
+            "triton.gpu",
+            lambda p, h: h.cc is not None and h.cc >= (8, 0),
+            "needs an NVIDIA GPU of compute capability 8.0 or more, found {h}",
+            OTHERWISE,
+        ),
+        Rule(
+            "triton.installed",
+            lambda p, h: h.has("triton") and (h.has("cuda-python") or h.has("cuda-bindings")),
+            "needs the packages triton and cuda-python",
+            "pip install triton cuda-python",
+        ),
+        Rule(
+            "triton.dtype",
+            lambda p, h: p.dtype != "float64",
+            "needs bfloat16, float16 or float32 q, k and v, got {p.dtype}",
+            "cast them, or " + OTHERWISE,
+        ),
+        Rule("triton.head_dim", lambda p, h: p.K <= 256, "needs K <= 256, got K={p.K}", OTHERWISE),
+    ),
+    archs=("sm80", "sm90", "sm100"),
+    stages=("fwd/gate+intra+wy", "fwd/state+output"),
+    provers={
+        "simulated": "kda.verify.simulated:prove_simulated",
+        "executed": "kda.verify.parity:prove_executed",
+    },
+)

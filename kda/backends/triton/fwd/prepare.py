@@ -1,0 +1,174 @@
+"""fwd/gate, fwd/intra and fwd/wy of one chunk and one value head in one pass.
+
+  qn, kn, b, g2     l2norm, beta, gate (parts/gate.py);  gc = cumsum(g2)
+  A_qk, A_kk        by halving (parts/halving.py): any gate, every exponent <= 0
+  A_inv             (I + A_kk)^-1 (parts/inverse.py)
+  w, u              A_inv @ (b kn 2^gc), A_inv @ (b v);  qg = qn 2^gc;  kg = kn 2^(gc_last - gc)
+
+One program a chunk and value head; K is walked in slices of BK and V in slices of BV, which cost registers.  What the
+phases hand to each other (gc, kn 2^gc, A_kk) they find in memory, which is the SM's first cache by then: gc (chunks, HV,
+C, K) and A_kk (chunks, HV, C, C) are scratch.  What is stored has a row for each token, (tokens, HV, ..), but for gc_last
+(chunks, HV, K).
+"""
+
+import triton
+import triton.language as tl
+
+from ..parts.fast import exp2, times
+from ..parts.gate import inverse_norm, log2_decay, rate_of, step_size
+from ..parts.halving import LEVELS, cut_of, decay_to_cut, quarters
+from ..parts.memory import load_columns
+from ..parts.inverse import inverse
+from ..parts.sequences import clear, piece
+
+
+@triton.jit
+def operands(q, k, gc, step, rows, H, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr):
+    """The operands of both products for one slice of K and one level, one pair for two.
+
+    x has k in all rows and y has k in first halves and q in second ones, all under the decay to or from the cut: below
+    the diagonal x @ y^T is then A_kk / b, and above it A_qk^T / scale.
+    """
+    level = step % LEVELS(C)
+    i = tl.minimum(tl.arange(0, C), rows - 1)                                  # rows that are not there: the last one
+    d = step // LEVELS(C) * BK + tl.arange(0, BK)[None, :]
+    at = i[:, None] * K + d
+    cut = cut_of(i, level, rows)[:, None] * K + d
+    E = decay_to_cut(load_columns(gc + at, d, K, BK), load_columns(gc + cut, d, K, BK))
+    at = i[:, None] * (H * K) + d
+    x = load_columns(k + at, d, K, BK)
+    y = tl.where(((tl.arange(0, C) >> level) % 2 == 1)[:, None], load_columns(q + at, d, K, BK), x)
+    return times(x, E), times(y, E)
+
+
+@triton.jit
+def prepare(
+    q, k, v, g, beta, A_log, dt_bias, gc, q_norm, k_norm, A_qk, A_kk, A_inv, w, u, qg, kg, gc_last, o, cu_seqlens, first, owner,
+    T, chunks, N, H, HV, one, scale, lower_bound,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    BG: tl.constexpr, RUN: tl.constexpr, GATE: tl.constexpr, RATE: tl.constexpr, BIAS: tl.constexpr,
+    BETA: tl.constexpr, NORM: tl.constexpr, PACKED: tl.constexpr, BACKWARD: tl.constexpr, SUMS_ONLY: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A row of T tokens has `chunks` chunks; packed, first[N] counts all there are.
+
+    A program without a chunk clears o in its share of the tokens past the last sequence.  SUMS_ONLY: gc and the norms
+    alone, for a backward whose forward saved the rest.
+    """
+    DOT: tl.constexpr = q.dtype.element_ty
+    SUM: tl.constexpr = gc.dtype.element_ty
+    chunk, head = tl.program_id(0) // HV, tl.program_id(0) % HV
+    if PACKED:
+        idle = chunk - tl.load(first + N)
+        if idle >= 0:
+            if not BACKWARD:
+                begin = tl.load(cu_seqlens + N) + idle.to(tl.int64) * C
+                if head == 0:
+                    clear(o, begin, tl.minimum(begin + C, T), HV * V, 1024)
+            return
+    _, _, begin, rows, _ = piece(chunk, cu_seqlens, first, owner, T, C, chunks, PACKED)
+    # From here on tensors begin at the chunk's first row of this head, and offsets are small.
+    row = begin * HV + head
+    q += (begin * H + head // (HV // H)) * K
+    k += (begin * H + head // (HV // H)) * K
+    number = chunk.to(tl.int64) * HV + head
+    g, gc = g + row * K, gc + number * (C * K)
+    if not SUMS_ONLY:
+        v, u, w, qg, kg = v + row * V, u + row * V, w + row * K, qg + row * K, kg + row * K
+        A_qk, A_kk, gc_last = A_qk + row * C, A_kk + number * (C * C), gc_last + number * K
+    i = tl.arange(0, C)
+    valid = i < rows
+    at_qk, at_k, at_v = i[:, None] * (H * K), i[:, None] * (HV * K), i[:, None] * (HV * V)
+    at_c = i[:, None] * (HV * C) + i[None, :]                                  # (C, C)
+
+    rate = rate_of(A_log, head, RATE)
+    qq = tl.zeros((C,), tl.float32)
+    kk = tl.zeros((C,), tl.float32)
+    qk = tl.zeros((C,), tl.float32)
+    for k0 in tl.range(0, K, BK, num_stages=1):
+        d = k0 + tl.arange(0, BK)[None, :]
+        real = valid[:, None] & (d < K)
+        x = tl.load(q + at_qk + d, mask=real, other=0.0).to(tl.float32)
+        y = tl.load(k + at_qk + d, mask=real, other=0.0).to(tl.float32)
+        qk += tl.sum(x * y, 1)
+        if NORM:
+            qq += tl.sum(x * x, 1)
+            kk += tl.sum(y * y, 1)
+    qs = tl.full((C,), 1.0, tl.float32)
+    ks = tl.full((C,), 1.0, tl.float32)
+    if NORM:
+        qs, ks = inverse_norm(qq), inverse_norm(kk)
+        if BACKWARD:
+            tl.store(q_norm + row + i * HV, qs, mask=valid)
+            tl.store(k_norm + row + i * HV, ks, mask=valid)
+
+    # A thread has one channel and RUN rows, which it sums in registers: channels come first, and `one` hides that they
+    # are neighbours, or a thread would have several of them and few rows.
+    r = RUN * tl.arange(0, C // RUN)[:, None] + tl.arange(0, RUN)[None, :]     # (C / RUN, RUN)
+    for k0 in tl.range(0, K, BG, num_stages=1):
+        d = k0 + tl.arange(0, BG)
+        at = (d * one)[:, None, None] + r[None, :, :] * (HV * K)
+        real = (d < K)[:, None, None] & (r < rows)[None, :, :]
+        x = tl.load(g + at, mask=real, other=0.0).to(tl.float32)
+        if BIAS:
+            x += tl.load(dt_bias + head * K + d, mask=d < K, other=0.0).to(tl.float32)[:, None, None]
+        g2 = log2_decay(x, rate, lower_bound, GATE).to(SUM)
+        at = (d * one)[:, None, None] + r[None, :, :] * K
+        tl.store(gc + at, tl.cumsum(g2, 2), mask=real)                         # of each run of RUN rows
+    tl.debug_barrier()
+
+    for k0 in tl.range(0, K, BK, num_stages=1):
+        d = k0 + tl.arange(0, BK)[None, :]
+        real = valid[:, None] & (d < K)
+        sums = tl.load(gc + i[:, None] * K + d, mask=real, other=0.0)
+        last = tl.load(gc + (rows - 1) * K + d, mask=d < K, other=0.0)
+        for run in tl.static_range(RUN, C, RUN):
+            end = tl.load(gc + (run - 1) * K + d, mask=(d < K) & (run < rows), other=0.0)
+            sums += tl.where((i >= run)[:, None], end, 0.0)
+            last += end
+        if RUN < C:
+            tl.debug_barrier()                                                 # all of the slice was read
+            tl.store(gc + i[:, None] * K + d, sums, mask=real & (i >= RUN)[:, None])
+        if not SUMS_ONLY:
+            E = exp2(sums.to(tl.float32))
+            x = tl.load(q + at_qk + d, mask=real, other=0.0).to(tl.float32)
+            y = tl.load(k + at_qk + d, mask=real, other=0.0).to(tl.float32) * ks[:, None]
+            tl.store(qg + at_k + d, (x * (qs[:, None] * E)).to(DOT), mask=real)
+            tl.store(w + at_k + d, (y * E).to(DOT), mask=real)                 # until w itself is made
+            tl.store(kg + at_k + d, (y * exp2((last - sums).to(tl.float32))).to(DOT), mask=real)
+            tl.store(gc_last + d, last.to(tl.float32), mask=d < K)
+    if SUMS_ONLY:
+        return
+    tl.debug_barrier()                                                         # gc is there
+
+    b = tl.load(beta + row + i * HV, mask=valid, other=0.0).to(tl.float32)
+    b = tl.where(valid, step_size(b, BETA), 0.0)
+    A = tl.zeros((C, C), tl.float32)
+    steps: tl.constexpr = (K + BK - 1) // BK * LEVELS(C)
+    x, y = operands(q, k, gc, 0, rows, H, K, C, BK)
+    for step in tl.range(0, steps, num_stages=1):
+        # x and y are handed from step to step, so that the next pair is made while this one is multiplied
+        product = tl.dot(x, tl.trans(y), input_precision=PRECISION)
+        if step < steps - 1:
+            x, y = operands(q, k, gc, step + 1, rows, H, K, C, BK)
+        A += tl.where(quarters(i, step % LEVELS(C)), product, 0.0)
+    Aqk = tl.where((i[:, None] < i[None, :]), A, 0.0)
+    Aqk = tl.where(i[:, None] == i[None, :], qk[:, None], Aqk) * ((scale * qs)[None, :] * ks[:, None])
+    tl.store(A_qk + at_c, tl.trans(Aqk).to(DOT), mask=valid[:, None])
+    tl.store(A_kk + i[:, None] * C + i[None, :], (A * (b * ks)[:, None]) * ks[None, :], mask=valid[:, None])
+    tl.debug_barrier()                                                         # A_kk is there
+
+    X = inverse(A_kk, C, rows, C, PRECISION)
+    if BACKWARD:
+        tl.store(A_inv + row * C + at_c, X.to(DOT), mask=valid[:, None])
+    X = (X * b[None, :]).to(DOT)
+    for k0 in tl.range(0, K, BK, num_stages=1):
+        d = k0 + tl.arange(0, BK)[None, :]
+        real = valid[:, None] & (d < K)
+        y_ = tl.dot(X, tl.load(w + at_k + d, mask=real, other=0.0), input_precision=PRECISION)
+        tl.debug_barrier()                                                     # all of kn 2^gc was read
+        tl.store(w + at_k + d, y_.to(DOT), mask=real)
+    for v0 in tl.range(0, V, BV, num_stages=1):
+        d = v0 + tl.arange(0, BV)[None, :]
+        real = valid[:, None] & (d < V)
+        y_ = tl.dot(X, tl.load(v + at_v + d, mask=real, other=0.0), input_precision=PRECISION)
+        tl.store(u + at_v + d, y_.to(DOT), mask=real)

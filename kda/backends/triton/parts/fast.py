@@ -1,0 +1,30 @@
+"""Instructions that Triton would wrap in care for denormals, or not pair.  All flush denormals to zero."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def exp2(x):
+    """2^x within two ulps."""
+    return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def reciprocal(x):
+    """1 / x within an ulp; 0 for infinity."""
+    return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def times(x, E):
+    """x * E in the dtype of x; a float32 E is rounded to it first."""
+    if x.dtype == tl.bfloat16:
+        y = tl.inline_asm_elementwise("{.reg .b32 z; mov.b32 z, 0x80008000; fma.rn.bf16x2 $0, $1, $2, z;}", "=r,r,r",
+                                      [x, E.to(x.dtype)], dtype=x.dtype, is_pure=True, pack=2)  # fmt: skip
+    elif x.dtype == tl.float16:
+        y = tl.inline_asm_elementwise("mul.rn.f16x2 $0, $1, $2;", "=r,r,r", [x, E.to(x.dtype)], dtype=x.dtype,
+                                      is_pure=True, pack=2)  # fmt: skip
+    else:
+        y = x * E
+    return y

@@ -1,0 +1,40 @@
+"""Decays between the rows of one chunk, without an exponent above zero.
+
+  A[i, j] = sum_K x_i y_j 2^(gc_i - gc_j)        i > j
+
+Cut a block of 2S rows in halves: for i in the second half and j in the first, the decay is that from the cut to i times
+that from j to the cut, both in [0, 1], so this quarter of A is a product of two decayed matrices.  S = 2^level = 1 .. C/2
+covers every pair once, whatever the gates are.  All blocks of one S go through one product of C rows; what lies between
+two blocks is finite and is masked by `quarters`.
+
+The decay to or from the cut is 2^-|gc - gc_cut|, gc_cut the last row of the first half.  Where float32 asks for it gc is
+float64: a difference of long sums keeps the small decays that follow a large one.
+"""
+
+import triton
+import triton.language as tl
+
+from .fast import exp2
+
+
+@triton.jit
+def quarters(i, level):
+    """[i, j]: i and j lie in different halves of one block of 2^(level+1) rows."""
+    half = i >> level
+    return (half ^ 1)[:, None] == half[None, :]
+
+
+@triton.jit
+def cut_of(i, level, rows):
+    """The row before the cut of row i's block; in a chunk of `rows` rows a row that is there."""
+    return tl.minimum((i >> (level + 1) << (level + 1)) + (1 << level) - 1, rows - 1)
+
+
+@triton.jit
+def decay_to_cut(gc, gc_cut):
+    return exp2(tl.abs((gc - gc_cut).to(tl.float32)) * -1.0)                   # so, -|x| costs nothing; 0 - |x| does
+
+
+@triton.constexpr_function
+def LEVELS(C):
+    return C.bit_length() - 1

@@ -1,0 +1,25 @@
+"""Loads and addresses."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_columns(pointers, d, D: tl.constexpr, BD: tl.constexpr):
+    """Where columns d < D; slices of BD that cut D evenly need no mask."""
+    if D % BD == 0:
+        x = tl.load(pointers)
+    else:
+        x = tl.load(pointers, mask=d < D, other=0.0)
+    return x
+
+
+@triton.jit
+def state_at(states, number, d, e, K: tl.constexpr, V: tl.constexpr, V_FIRST: tl.constexpr):
+    """Addresses [d, e] in state `number` of many, each (K, V), or (V, K)."""
+    base = states + number.to(tl.int64) * (K * V)
+    if V_FIRST:
+        at = base + e[None, :] * K + d[:, None]
+    else:
+        at = base + d[:, None] * V + e[None, :]
+    return at

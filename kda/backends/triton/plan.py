@@ -1,0 +1,318 @@
+"""Problem and host to a plan: which kernels, in which configuration, and how sequences are cut.  No torch, no Triton.
+
+Nothing here looks at B, T, N or H but the rule that cuts sequences, which chooses among kernels that are built anyway.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from kda.bundles import chunk_bound
+from kda.compile.recipes import Recipe
+from kda.compile.target import TARGETS, Target
+from kda.host import Host
+from kda.problem import Problem
+
+TYPES = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32", "float64": "*fp64", "int32": "*i32",
+         "int64": "*i64"}  # fmt: skip
+
+
+def power_of_2(n: int) -> int:
+    """The next one up, at least the 16 that a product takes."""
+    return max(16, 1 << (n - 1).bit_length())
+
+
+def target_of(host: Host) -> Target:
+    """The newest arch whose code this GPU runs."""
+    assert host.cc is not None
+    fits = [t for t in TARGETS.values() if t.cc == host.cc or (t.spelling[-1] != "a" and t.cc <= host.cc)]
+    return max(fits, key=lambda t: t.cc)
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a kernel is cut and scheduled."""
+
+    warps: int = 4
+    stages: int = 1
+    BK: int = 128                            # slice of K in registers
+    BV: int = 64                             # and of V
+    maxnreg: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    problem: Problem
+    target: Target
+    sms: int
+    kernels: dict[str, Recipe]
+    segment: int                             # chunks that one program of `state` walks; 0: whole sequences
+    tiles: int                               # of V
+    k_tiles: int                             # of K, for the transitions
+
+    __hash__ = None                          # type: ignore[assignment]
+
+    @property
+    def chunks(self) -> int:
+        """Of a row of T tokens."""
+        return -(-self.problem.T // self.problem.C)
+
+    @property
+    def chunk_bound(self) -> int:
+        p = self.problem
+        return chunk_bound(p.B, p.T, p.N, p.C, p.packed)
+
+    @property
+    def segment_chunks(self) -> int:
+        return self.segment or max(self.chunks, 1)
+
+    @property
+    def pieces(self) -> int:
+        """Segments of a row of T tokens."""
+        return max(1, -(-self.chunks // self.segment_chunks))
+
+    @property
+    def segment_bound(self) -> int:
+        """The most segments there can be; every sequence has one."""
+        p = self.problem
+        if not p.packed:
+            return p.B * self.pieces
+        return p.T // (self.segment_chunks * p.C) + p.N if self.segment else p.N
+
+
+@functools.lru_cache(maxsize=1024)
+def plan(p: Problem, host: Host) -> Plan:
+    kernels = {r.name: r for r in ()}
+    make = _Recipes(p, target_of(host))
+    segment = split(p, host.sms, make.state.BV)
+    kernels = make.forward(segment) if p.direction == "forward" else make.backward(segment)
+    return Plan(p, make.target, host.sms, kernels, segment, -(-p.V // make.state.BV), -(-p.K // make.state.BV))
+
+
+def split(p: Problem, sms: int, BV: int) -> int:
+    """Chunks of a segment, 0 for whole sequences: cut where heads and sequences leave the chip idle.
+
+    With batch_invariant a sequence's cut does not depend on its neighbours.
+    """
+    programs = -(-p.V // BV) * p.HV * (1 if p.batch_invariant else p.N)
+    wanted = 2 * sms // programs
+    if wanted < 3:
+        return 0
+    if p.batch_invariant:
+        return 64
+    chunks = -(-p.T // p.C) // (p.N if p.packed else 1)
+    length = max(16, -(-chunks // wanted))
+    return length if chunks > 2 * length else 0
+
+
+class _Recipes:
+    """The kernels of one class of problems on one target."""
+
+    def __init__(self, p: Problem, target: Target):
+        self.p, self.target = p, target
+        wide = 2 if p.dtype == "float32" else 1
+        self.K = power_of_2(p.K)
+        self.sums = "float64" if p.dtype == "float32" else "float32"             # of log2 decays
+        self.prepare = Config(warps=4, BK=min(self.K, 64), BV=min(power_of_2(p.V), 64))
+        self.state = Config(warps=4, stages=3 if wide == 1 else 1, BV=min(power_of_2(p.V), 8192 // self.K // wide, 64))
+        self.chunk_bwd = Config(warps=8, BK=min(self.K, 32), BV=min(power_of_2(p.V), 64))
+        self.precision = {"joins": "tf32", "products": "tf32"} if wide == 1 else {"joins": "tf32x3", "products": "tf32x3"}
+
+    def recipe(self, function: str, tensors: str, numbers: str, constants: dict[str, Any], config: Config,
+               absent: Iterable[str] = ()) -> Recipe:  # fmt: skip
+        """`tensors` "name:type ..."; those in `absent` are None."""
+        signature = {}
+        for word in tensors.split():
+            name, _, kind = word.partition(":")
+            signature[name] = TYPES[{"q": self.p.dtype, "g": self.p.g_dtype, "b": self.p.beta_dtype}.get(kind, kind)]
+        left_out = list(absent)
+        for word in numbers.split():
+            name, _, kind = word.partition(":")
+            signature[name] = kind or "i32"
+        constants = dict(constants) | dict.fromkeys(left_out)
+        signature = {name: kind for name, kind in signature.items() if name not in left_out}
+        aligned = [n for n, kind in signature.items() if kind.startswith("*") and n not in UNALIGNED]
+        options = {"num_warps": config.warps, "num_stages": config.stages}
+        if config.maxnreg:
+            options["maxnreg"] = config.maxnreg
+        return Recipe(f"kda.backends.triton.{function}", signature, constants, target=self.target, divisible=aligned,
+                      options=options)  # fmt: skip
+
+    def tables(self, dtype: str) -> Recipe:
+        return self.recipe(
+            "parts.sequences:tables",
+            f"cu_seqlens:{dtype} bounds:int64 first_chunk:int32 chunk_owner:int32 first_segment:int32 segment_owner:int32",
+            "N C segment_rows", {"BLOCK": 1024, "RUN": 64}, Config(),
+        )  # fmt: skip
+
+    def forward(self, segment: int) -> dict[str, Recipe]:
+        p = self.p
+        kernels = self.states(segment, output=True, keep_h=p.intermediate_states, keep_v=False)
+        return {**self.sequences(), "prepare": self.preparation(backward=False), **kernels}
+
+    def sequences(self) -> dict[str, Recipe]:
+        return {f"tables {d}": self.tables(d) for d in ("int32", "int64")} if self.p.packed else {}
+
+    @staticmethod
+    def absent(**there: bool) -> list[str]:
+        return [name for name, needed in there.items() if not needed]
+
+    @property
+    def unpacked_chunks(self) -> list[str]:
+        return [] if self.p.packed else ["cu_seqlens", "first", "owner"]
+
+    @property
+    def unpacked(self) -> list[str]:
+        return [] if self.p.packed else ["cu_seqlens", "first_chunk", "first", "owner"]
+
+    def preparation(self, backward: bool, sums_only: bool = False) -> Recipe:
+        p, c = self.p, self.prepare
+        constants = {
+            "K": p.K, "V": p.V, "C": p.C, "BK": c.BK, "BV": c.BV, **self.channels(c.warps), "GATE": p.gate,
+            "RATE": p.A_log, "BIAS": p.dt_bias, "BETA": p.beta, "NORM": p.qk_l2norm, "PACKED": p.packed,
+            "BACKWARD": backward, "SUMS_ONLY": sums_only, "PRECISION": self.precision["products"],
+        }  # fmt: skip
+        norms, all_ = backward and p.qk_l2norm, not sums_only
+        absent = self.absent(A_log=p.A_log, dt_bias=p.dt_bias, A_inv=backward and all_, o=p.packed and not backward,
+                             q_norm=norms, k_norm=norms,
+                             **dict.fromkeys(("v", "beta", "A_qk", "A_kk", "w", "u", "qg", "kg", "gc_last"), all_))  # fmt: skip
+        return self.recipe(
+            "fwd.prepare:prepare",
+            f"q:q k:q v:q g:g beta:b A_log:float32 dt_bias:float32 gc:{self.sums} q_norm:float32 k_norm:float32 A_qk:q A_kk:float32 A_inv:q w:q u:q qg:q kg:q gc_last:float32 o:q "
+            "cu_seqlens:int64 first:int32 owner:int32",
+            "T chunks N H HV one scale:fp32 lower_bound:fp32", constants, c,
+            [*absent, *self.unpacked_chunks],
+        )  # fmt: skip
+
+    def channels(self, warps: int) -> dict[str, int]:
+        """Slices of K where a thread owns a channel, and the rows that it sums."""
+        BG = min(self.K, 128)
+        return {"BG": BG, "RUN": min(self.p.C, max(1, self.p.C * BG // (32 * warps)))}
+
+    def states(self, segment: int, output: bool, keep_h: bool, keep_v: bool) -> dict[str, Recipe]:
+        p = self.p
+        given = "zero" if p.state_dtype is None else "sequence"
+        final = "sequence" if p.final_state and output else "none"
+        kernels = {"state": self.state_kernel("segment" if segment else given, final, output, keep_h, keep_v)}
+        if segment:
+            kernels["added"] = self.state_kernel("zero", "segment", False, False, False)
+            kernels["transition"] = self.transition()
+            kernels["compose"] = self.compose(given, p.state_dtype, reverse=False)
+        return kernels
+
+    def state_kernel(self, start: str, finish: str, output: bool, keep_h: bool, keep_v: bool) -> Recipe:
+        p, c = self.p, self.state
+        constants = {
+            "K": p.K, "V": p.V, "C": p.C, "BK": self.K, "BV": c.BV, "START": start, "FINISH": finish,
+            "V_FIRST": p.state_v_first, "OUTPUT": output, "KEEP_H": keep_h, "KEEP_V": keep_v, "PACKED": p.packed,
+            "PRECISION": self.precision["products"], "STAGES": c.stages,
+        }  # fmt: skip
+        absent = self.absent(A_qk=output, qg=output, o=output, v_new=keep_v, h=keep_h, h0=start != "zero",
+                             ht=finish != "none")  # fmt: skip
+        h0 = p.state_dtype if start == "sequence" else "float32"
+        return self.recipe(
+            "fwd.state:state",
+            f"A_qk:q w:q u:q qg:q kg:q gc_last:float32 h0:{h0} o:q v_new:q h:q ht:float32 cu_seqlens:int64 "
+            "first_chunk:int32 first:int32 owner:int32",
+            "T N chunks pieces segment HV scale:fp32", constants, c, [*absent, *self.unpacked],
+        )  # fmt: skip
+
+    def transition(self) -> Recipe:
+        p, c = self.p, self.state
+        constants = {"K": p.K, "C": p.C, "BK": self.K, "BV": c.BV, "PACKED": p.packed,
+                     "PRECISION": self.precision["products"], "STAGES": c.stages}  # fmt: skip
+        return self.recipe(
+            "fwd.state:transition",
+            "w:q kg:q gc_last:float32 M:float32 cu_seqlens:int64 first_chunk:int32 first:int32 owner:int32",
+            "T N chunks pieces segment HV", constants, c, self.unpacked,
+        )  # fmt: skip
+
+    def compose(self, start: str, dtype: str | None, reverse: bool) -> Recipe:
+        p, c = self.p, self.state
+        constants = {"K": p.K, "V": p.V, "BK": self.K, "BV": min(c.BV, 32), "START": start, "V_FIRST": p.state_v_first,
+                     "REVERSE": reverse, "PACKED": p.packed, "PRECISION": "tf32x3"}  # fmt: skip
+        return self.recipe(
+            "fwd.state:compose", f"M:float32 added:float32 h0:{dtype or 'float32'} edge:float32 first:int32",
+            "pieces HV", constants, Config(warps=4), self.absent(h0=start != "zero", first=p.packed),
+        )  # fmt: skip
+
+
+    def backward(self, segment: int) -> dict[str, Recipe]:
+        p, c = self.p, self.chunk_bwd
+        kernels = self.sequences()
+        if p.disable_recompute:
+            kernels["sums"] = self.preparation(backward=True, sums_only=True)
+            if segment:
+                kernels["transition"] = self.transition()
+        else:
+            kernels["prepare"] = self.preparation(backward=True)
+            kernels |= self.states(segment, output=False, keep_h=True, keep_v=True)
+        if segment:
+            kernels["added_bwd"] = self.state_bwd("zero", "segment", keep=False)
+            kernels["compose_bwd"] = self.compose("sequence", "float32", reverse=True)
+            kernels["compose_bwd from zero"] = self.compose("zero", None, reverse=True)
+            kernels["state_bwd"] = self.state_bwd("segment", "none" if p.state_dtype is None else "sequence", keep=True)
+        else:
+            final = "none" if p.state_dtype is None else "sequence"
+            kernels["state_bwd"] = self.state_bwd("sequence", final, keep=True)
+            kernels["state_bwd from zero"] = self.state_bwd("zero", final, keep=True)
+        norms = self.absent(q_norm=p.qk_l2norm, k_norm=p.qk_l2norm)
+        constants = {"K": p.K, "V": p.V, "C": p.C, "BK": c.BK, "BV": c.BV, "BETA": p.beta, "NORM": p.qk_l2norm,
+                     "PACKED": p.packed, "PRECISION": self.precision["products"]}  # fmt: skip
+        kernels["chunk_bwd"] = self.recipe(
+            "bwd.chunk:chunk_bwd",
+            f"q:q k:q v:q beta:b gc:{self.sums} q_norm:float32 k_norm:float32 A_inv:q h:q dh:q v_new:q dv_new:q do:q P:q L1:q "
+            "L2:q dv:q dbeta:b dqn:float32 dkn:float32 dg2_row:float32 cu_seqlens:int64 first:int32 owner:int32",
+            "T chunks N H HV scale:fp32", constants, c, [*norms, *self.unpacked_chunks],
+        )  # fmt: skip
+        constants = {"K": p.K, "C": p.C, "BK": self.K, **self.channels(4), "GATE": p.gate, "RATE": p.A_log,
+                     "BIAS": p.dt_bias, "NORM": p.qk_l2norm, "PACKED": p.packed}  # fmt: skip
+        parameters = self.absent(A_log=p.A_log, dt_bias=p.dt_bias, of_A_log=p.A_log, of_dt_bias=p.dt_bias)
+        kernels["gate_bwd"] = self.recipe(
+            "bwd.gate:gate_bwd",
+            "q:q k:q g:g A_log:float32 dt_bias:float32 q_norm:float32 k_norm:float32 dqn:float32 dkn:float32 "
+            "dg2_row:float32 dq:q dk:q dg:g of_A_log:float32 of_dt_bias:float32 cu_seqlens:int64 first:int32 owner:int32",
+            "T chunks N H HV one lower_bound:fp32", constants, Config(warps=4),
+            [*norms, *parameters, *self.unpacked_chunks],
+        )  # fmt: skip
+        if p.A_log or p.dt_bias:
+            kernels["sum_chunks"] = self.recipe(
+                "bwd.gate:sum_chunks", "of_A_log:float32 of_dt_bias:float32 dA_log:float32 ddt_bias:float32", "chunks HV",
+                {"K": p.K, "BK": self.K, "ROWS": 32, "RATE": p.A_log, "BIAS": p.dt_bias}, Config(warps=4),
+                self.absent(of_A_log=p.A_log, of_dt_bias=p.dt_bias, dA_log=p.A_log, ddt_bias=p.dt_bias),
+            )  # fmt: skip
+        return kernels
+
+    def state_bwd(self, start: str, finish: str, keep: bool) -> Recipe:
+        p, c = self.p, self.state
+        constants = {
+            "K": p.K, "V": p.V, "C": p.C, "BK": self.K, "BV": c.BV, "START": start, "FINISH": finish,
+            "V_FIRST": p.state_v_first, "KEEP": keep, "PACKED": p.packed, "PRECISION": self.precision["products"],
+            "STAGES": min(c.stages, 2),
+        }  # fmt: skip
+        absent = self.absent(dht=start != "zero", dv_new=keep, dh=keep, dh0=finish != "none")
+        dh0 = p.state_dtype if finish == "sequence" else "float32"
+        return self.recipe(
+            "bwd.state:state_bwd",
+            f"A_qk:q w:q qg:q kg:q gc_last:float32 do:q dht:float32 dv_new:q dh:q dh0:{dh0} cu_seqlens:int64 "
+            "first_chunk:int32 first:int32 owner:int32",
+            "T N chunks pieces segment HV scale:fp32", constants, c, [*absent, *self.unpacked],
+        )  # fmt: skip
+
+
+UNALIGNED = ("beta", "A_log", "dt_bias", "cu_seqlens", "bounds", "first_chunk", "chunk_owner", "first_segment",
+             "segment_owner", "first", "owner", "dbeta", "q_norm", "k_norm", "dA_log", "ddt_bias")  # fmt: skip
+
+
+def recipes(p: Problem, host: Host) -> list[Recipe]:
+    """All kernels that a call of this class can want, however long its sequences are."""
+    if p.op == "recurrent":
+        from . import recurrent_plan
+
+        return recurrent_plan.recipes(p, host)
+    make = _Recipes(p, target_of(host))
+    both = [make.forward(segment) if p.direction == "forward" else make.backward(segment) for segment in (0, 64)]
+    return list(dict.fromkeys(recipe for kernels in both for recipe in kernels.values()))
