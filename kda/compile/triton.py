@@ -58,14 +58,14 @@ class TritonKernel(Kernel):
             raise BuildError(f"{self.name} takes {len(self.names)} arguments ({names}); found {len(args)}. Pass each.")
         x, y, z = dim3(grid)
         grid = (x * self.num_ctas, y, z)
-        scratch = self._scratch(args, x * y * z, stream) if self.scratch else None
-        flat = [*(args if self._plain else flatten(self.signature, args, iter(self.maps))), scratch, None]
-        values = addresses(flat)                                             # the last is for a profile
+        scratch = self._scratch(args, x * y * z, stream) if self.scratch else 0
+        flat = [*(args if self._plain else flatten(self.signature, args, iter(self.maps))), scratch, 0]
+        values = addresses(flat)                                             # no scratch for a profile
         self._hold(values if self._plain else addresses(args))
         if (found := taker()) is None:
             return driver.launch(self, grid, self._shape, values, flat, stream)
         tensors = dict(_tensors(zip(self.names, args)))
-        tensors |= {"global scratch": scratch} if scratch is not None else {}
+        tensors |= {"global scratch": scratch} if self.scratch else {}
         return found.launch(self._described(grid, self._shape, values, flat, tensors))
 
     def _hold(self, values: Sequence[Any]) -> None:

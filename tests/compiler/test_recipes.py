@@ -289,13 +289,14 @@ def test_an_interrupt_ends_the_builds(made_up):
     code = f"from kda.compile import triton as t, recipes as r; t.fetch_all(map(r.Recipe.read, {texts!r}), workers=2)"
     process = subprocess.Popen([sys.executable, "-c", code], env=environment(made_up), stderr=subprocess.PIPE)
     while not (made_up / "slow.py.began").exists():
+        assert process.poll() is None, process.stderr.read()
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)  # to that process alone, as a notebook does
     assert b"KeyboardInterrupt" in process.communicate(timeout=20)[1]
 
 
 def environment(made_up):
-    return os.environ | {"PYTHONPATH": os.pathsep.join([str(made_up.parent), str(ROOT)])}
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(made_up.parent), str(ROOT), *sys.path])}
 
 
 def script(code, made_up):
