@@ -118,7 +118,7 @@ class _Recipes:
         self.sums = "float64" if p.dtype == "float32" else "float32"             # of log2 decays
         self.prepare = Config(warps=4, BK=min(self.K, 64), BV=min(power_of_2(p.V), 64))
         self.state = Config(warps=4, stages=3 if wide == 1 else 1, BV=min(power_of_2(p.V), 8192 // self.K // wide, 64))
-        self.chunk_bwd = Config(warps=8, BK=min(self.K, 32), BV=min(power_of_2(p.V), 64))
+        self.chunk_bwd = Config(warps=8, BK=min(self.K, 64), BV=min(power_of_2(p.V), 64))
         self.precision = {"joins": "tf32", "products": "tf32"} if wide == 1 else {"joins": "tf32x3", "products": "tf32x3"}
 
     def recipe(self, function: str, tensors: str, numbers: str, constants: dict[str, Any], config: Config,

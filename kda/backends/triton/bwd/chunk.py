@@ -124,15 +124,14 @@ def chunk_bwd(
             at = near[:, None] * K + d[None, :]
             E = decay_to_cut(load_columns(gc + at, d[None, :], K, BK), cut)
             x = load_columns(k + at_qk + d[None, :], d[None, :], K, BK)
-            y = tl.where(second, load_columns(q + at_qk + d[None, :], d[None, :], K, BK), x)
+            y = load_columns(tl.where(second, q + at_qk, k + at_qk) + d[None, :], d[None, :], K, BK)
             here = quarters(i, level)
-            l1 = tl.load(L1 + at_c, mask=here, other=0.0)
-            l2 = tl.load(L2 + at_c, mask=here, other=0.0)
-            of_q = tl.dot(l1, times(y, E), input_precision=PRECISION) * E
-            of_k = tl.dot(l2, times(x, E), input_precision=PRECISION) * E
-            dq += tl.where(second, of_q, 0.0)
-            plus += tl.where(second, of_k, 0.0)
-            minus += tl.where(second, 0.0, of_q + of_k)
+            of_q = tl.dot(tl.where(here, tl.load(L1 + at_c), 0.0), times(y, E), input_precision=PRECISION)
+            of_k = tl.dot(tl.where(here, tl.load(L2 + at_c), 0.0), times(x, E), input_precision=PRECISION)
+            from_cut = tl.where(second, E, 0.0)
+            dq += of_q * from_cut
+            plus += of_k * from_cut
+            minus += (of_q + of_k) * (E - from_cut)
 
         kn = load_columns(k + at_qk + d[None, :], d[None, :], K, BK).to(tl.float32) * ks[:, None]
         qn = load_columns(q + at_qk + d[None, :], d[None, :], K, BK).to(tl.float32) * qs[:, None]

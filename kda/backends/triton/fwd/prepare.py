@@ -35,9 +35,9 @@ def operands(q, k, gc, step, rows, H, K: tl.constexpr, C: tl.constexpr, BK: tl.c
     at = i[:, None] * K + d
     cut = cut_of(i, level, rows)[:, None] * K + d
     E = decay_to_cut(load_columns(gc + at, d, K, BK), load_columns(gc + cut, d, K, BK))
-    at = i[:, None] * (H * K) + d
-    x = load_columns(k + at, d, K, BK)
-    y = tl.where(((tl.arange(0, C) >> level) % 2 == 1)[:, None], load_columns(q + at, d, K, BK), x)
+    at = i[:, None] * (H * K)
+    x = load_columns(k + at + d, d, K, BK)
+    y = load_columns(tl.where(((tl.arange(0, C) >> level) % 2 == 1)[:, None], q + at, k + at) + d, d, K, BK)
     return times(x, E), times(y, E)
 
 

@@ -11,6 +11,15 @@ def exp2(x):
 
 
 @triton.jit
+def exp2_of_distance(x, y):
+    """2^-|x - y|; signs cost nothing here."""
+    return tl.inline_asm_elementwise(
+        "{.reg .f32 t; sub.ftz.f32 t, $1, $2; abs.f32 t, t; neg.f32 t, t; ex2.approx.ftz.f32 $0, t;}", "=f,f,f",
+        [x, y], dtype=tl.float32, is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
 def reciprocal(x):
     """1 / x within an ulp; 0 for infinity."""
     return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)

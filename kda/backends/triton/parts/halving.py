@@ -14,7 +14,7 @@ float64: a difference of long sums keeps the small decays that follow a large on
 import triton
 import triton.language as tl
 
-from .fast import exp2
+from .fast import exp2, exp2_of_distance
 
 
 @triton.jit
@@ -32,7 +32,11 @@ def cut_of(i, level, rows):
 
 @triton.jit
 def decay_to_cut(gc, gc_cut):
-    return exp2(tl.abs((gc - gc_cut).to(tl.float32)) * -1.0)                   # so, -|x| costs nothing; 0 - |x| does
+    if gc.dtype == tl.float32:
+        E = exp2_of_distance(gc, gc_cut)
+    else:
+        E = exp2(tl.abs((gc - gc_cut).to(tl.float32)) * -1.0)
+    return E
 
 
 @triton.constexpr_function
