@@ -151,7 +151,7 @@ class _Recipes:
     def forward(self, segment: int) -> dict[str, Recipe]:
         p = self.p
         kernels = self.states(segment, output=True, keep_h=p.intermediate_states, keep_v=False)
-        return {**self.sequences(), "prepare": self.preparation(backward=False), **kernels}
+        return {**self.sequences(), "prepare": self.preparation("forward", output=True), **kernels}
 
     def sequences(self) -> dict[str, Recipe]:
         return {f"tables {d}": self.tables(d) for d in ("int32", "int64")} if self.p.packed else {}
@@ -168,23 +168,25 @@ class _Recipes:
     def unpacked(self) -> list[str]:
         return [] if self.p.packed else ["cu_seqlens", "first_chunk", "first", "owner"]
 
-    def preparation(self, backward: bool, sums_only: bool = False) -> Recipe:
+    def preparation(self, mode: str, output: bool) -> Recipe:
+        """The modes of fwd/prepare; `output`: of a call that gives o."""
         p, c = self.p, self.prepare
         constants = {
             "K": p.K, "V": p.V, "C": p.C, "BK": c.BK, "BV": c.BV, **self.channels(c.warps), "GATE": p.gate,
-            "RATE": p.A_log, "BIAS": p.dt_bias, "BETA": p.beta, "NORM": p.qk_l2norm, "PACKED": p.packed,
-            "BACKWARD": backward, "SUMS_ONLY": sums_only, "PRECISION": self.precision["products"],
+            "RATE": p.A_log, "BIAS": p.dt_bias, "BETA": p.beta, "NORM": p.qk_l2norm, "PACKED": p.packed, "MODE": mode,
+            "PRECISION": self.precision["products"],
         }  # fmt: skip
-        norms, all_ = backward and p.qk_l2norm, not sums_only
-        absent = self.absent(A_log=p.A_log, dt_bias=p.dt_bias, A_inv=backward and all_, o=p.packed and not backward,
-                             q_norm=norms, k_norm=norms,
-                             **dict.fromkeys(("v", "beta", "A_qk", "A_kk", "w", "u", "qg", "kg", "gc_last"), all_))  # fmt: skip
+        norms, rows = p.qk_l2norm and mode != "forward", mode != "sums"
+        absent = self.absent(
+            A_log=p.A_log, dt_bias=p.dt_bias, q_norm=norms, k_norm=norms, A_qk=mode in ("forward", "backward"),
+            A_kk=mode in ("forward", "backward"), A_inv=mode in ("backward", "saved"), o=p.packed and output,
+            **dict.fromkeys(("v", "beta", "w", "u", "qg", "kg", "gc_last"), rows),
+        )  # fmt: skip
         return self.recipe(
             "fwd.prepare:prepare",
-            f"q:q k:q v:q g:g beta:b A_log:float32 dt_bias:float32 gc:{self.sums} q_norm:float32 k_norm:float32 A_qk:q A_kk:float32 A_inv:q w:q u:q qg:q kg:q gc_last:float32 o:q "
-            "cu_seqlens:int64 first:int32 owner:int32",
-            "T chunks N H HV one scale:fp32 lower_bound:fp32", constants, c,
-            [*absent, *self.unpacked_chunks],
+            f"q:q k:q v:q g:g beta:b A_log:float32 dt_bias:float32 gc:{self.sums} q_norm:float32 k_norm:float32 A_qk:q "
+            "A_kk:float32 A_inv:q w:q u:q qg:q kg:q gc_last:float32 o:q cu_seqlens:int64 first:int32 owner:int32",
+            "T chunks N H HV one scale:fp32 lower_bound:fp32", constants, c, [*absent, *self.unpacked_chunks],
         )  # fmt: skip
 
     def channels(self, warps: int) -> dict[str, int]:
@@ -244,11 +246,12 @@ class _Recipes:
         p, c = self.p, self.chunk_bwd
         kernels = self.sequences()
         if p.disable_recompute:
-            kernels["sums"] = self.preparation(backward=True, sums_only=True)
+            kernels["sums"] = self.preparation("sums", output=False)
             if segment:
                 kernels["transition"] = self.transition()
         else:
-            kernels["prepare"] = self.preparation(backward=True)
+            kernels["prepare"] = self.preparation("backward", output=False)
+            kernels["prepare saved"] = self.preparation("saved", output=False)
             kernels |= self.states(segment, output=False, keep_h=True, keep_v=True)
         if segment:
             kernels["added_bwd"] = self.state_bwd("zero", "segment", keep=False)

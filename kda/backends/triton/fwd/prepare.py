@@ -23,7 +23,82 @@ from ..parts.sequences import clear, piece
 
 
 @triton.jit
-def operands(q, k, gc, step, rows, H, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr):
+def norms(q, k, stride, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, NORM: tl.constexpr):
+    """(C) 1 / |q|, 1 / |k| (1 without NORM) and q . k, of rows as they come."""
+    i = tl.arange(0, C)[:, None]
+    qq = tl.zeros((C,), tl.float32)
+    kk = tl.zeros((C,), tl.float32)
+    qk = tl.zeros((C,), tl.float32)
+    for k0 in tl.range(0, K, BK, num_stages=1):
+        d = k0 + tl.arange(0, BK)[None, :]
+        real = (i < rows) & (d < K)
+        x = tl.load(q + i * stride + d, mask=real, other=0.0).to(tl.float32)
+        y = tl.load(k + i * stride + d, mask=real, other=0.0).to(tl.float32)
+        qk += tl.sum(x * y, 1)
+        if NORM:
+            qq += tl.sum(x * x, 1)
+            kk += tl.sum(y * y, 1)
+    qs = tl.full((C,), 1.0, tl.float32)
+    ks = tl.full((C,), 1.0, tl.float32)
+    if NORM:
+        qs, ks = inverse_norm(qq), inverse_norm(kk)
+    return qs, ks, qk
+
+
+@triton.jit
+def sum_gates(
+    g, dt_bias, gc, rate, lower_bound, one, stride, rows, K: tl.constexpr, C: tl.constexpr, BG: tl.constexpr,
+    RUN: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """gc (C, K), sums of log2 decays over each run of RUN rows.
+
+    A thread has one channel and RUN rows, which it sums in registers: channels come first, and `one` hides that they are
+    neighbours, or a thread would have several of them and few rows.
+    """
+    r = RUN * tl.arange(0, C // RUN)[:, None] + tl.arange(0, RUN)[None, :]     # (C / RUN, RUN)
+    for k0 in tl.range(0, K, BG, num_stages=1):
+        d = k0 + tl.arange(0, BG)
+        at = (d * one)[:, None, None] + r[None, :, :] * stride
+        real = (d < K)[:, None, None] & (r < rows)[None, :, :]
+        x = tl.load(g + at, mask=real, other=0.0).to(tl.float32)
+        if BIAS:
+            x += tl.load(dt_bias + d, mask=d < K, other=0.0).to(tl.float32)[:, None, None]
+        g2 = log2_decay(x, rate, lower_bound, GATE).to(gc.dtype.element_ty)
+        tl.store(gc + (d * one)[:, None, None] + r[None, :, :] * K, tl.cumsum(g2, 2), mask=real)
+
+
+@triton.jit
+def decay_rows(
+    q, k, gc, qg, kE, kg, gc_last, qs, ks, q_stride, stride, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
+    RUN: tl.constexpr, SUMS_ONLY: tl.constexpr,
+):  # fmt: skip
+    """gc over all rows out of its runs, and from it qg, kn 2^gc, kg and gc_last."""
+    DOT: tl.constexpr = q.dtype.element_ty
+    i = tl.arange(0, C)[:, None]
+    for k0 in tl.range(0, K, BK, num_stages=1):
+        d = k0 + tl.arange(0, BK)[None, :]
+        real = (i < rows) & (d < K)
+        sums = tl.load(gc + i * K + d, mask=real, other=0.0)
+        last = tl.load(gc + (rows - 1) * K + d, mask=d < K, other=0.0)
+        for run in tl.static_range(RUN, C, RUN):
+            end = tl.load(gc + (run - 1) * K + d, mask=(d < K) & (run < rows), other=0.0)
+            sums += tl.where(i >= run, end, 0.0)
+            last += end
+        if RUN < C:
+            tl.debug_barrier()                                                 # all of the slice was read
+            tl.store(gc + i * K + d, sums, mask=real & (i >= RUN))
+        if not SUMS_ONLY:
+            E = exp2(sums.to(tl.float32))
+            x = tl.load(q + i * q_stride + d, mask=real, other=0.0).to(tl.float32)
+            y = tl.load(k + i * q_stride + d, mask=real, other=0.0).to(tl.float32) * ks[:, None]
+            tl.store(qg + i * stride + d, (x * (qs[:, None] * E)).to(DOT), mask=real)
+            tl.store(kE + i * stride + d, (y * E).to(DOT), mask=real)
+            tl.store(kg + i * stride + d, (y * exp2((last - sums).to(tl.float32))).to(DOT), mask=real)
+            tl.store(gc_last + d, last.to(tl.float32), mask=d < K)
+
+
+@triton.jit
+def operands(q, k, gc, step, rows, stride, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr):
     """The operands of both products for one slice of K and one level, one pair for two.
 
     x has k in all rows and y has k in first halves and q in second ones, all under the decay to or from the cut: below
@@ -35,140 +110,105 @@ def operands(q, k, gc, step, rows, H, K: tl.constexpr, C: tl.constexpr, BK: tl.c
     at = i[:, None] * K + d
     cut = cut_of(i, level, rows)[:, None] * K + d
     E = decay_to_cut(load_columns(gc + at, d, K, BK), load_columns(gc + cut, d, K, BK))
-    at = i[:, None] * (H * K)
+    at = i[:, None] * stride
     x = load_columns(k + at + d, d, K, BK)
     y = load_columns(tl.where(((tl.arange(0, C) >> level) % 2 == 1)[:, None], q + at, k + at) + d, d, K, BK)
     return times(x, E), times(y, E)
 
 
 @triton.jit
-def prepare(
-    q, k, v, g, beta, A_log, dt_bias, gc, q_norm, k_norm, A_qk, A_kk, A_inv, w, u, qg, kg, gc_last, o, cu_seqlens, first, owner,
-    T, chunks, N, H, HV, one, scale, lower_bound,
-    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    BG: tl.constexpr, RUN: tl.constexpr, GATE: tl.constexpr, RATE: tl.constexpr, BIAS: tl.constexpr,
-    BETA: tl.constexpr, NORM: tl.constexpr, PACKED: tl.constexpr, BACKWARD: tl.constexpr, SUMS_ONLY: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """A row of T tokens has `chunks` chunks; packed, first[N] counts all there are.
-
-    A program without a chunk clears o in its share of the tokens past the last sequence.  SUMS_ONLY: gc and the norms
-    alone, for a backward whose forward saved the rest.
-    """
-    DOT: tl.constexpr = q.dtype.element_ty
-    SUM: tl.constexpr = gc.dtype.element_ty
-    chunk, head = tl.program_id(0) // HV, tl.program_id(0) % HV
-    if PACKED:
-        idle = chunk - tl.load(first + N)
-        if idle >= 0:
-            if not BACKWARD:
-                begin = tl.load(cu_seqlens + N) + idle.to(tl.int64) * C
-                if head == 0:
-                    clear(o, begin, tl.minimum(begin + C, T), HV * V, 1024)
-            return
-    _, _, begin, rows, _ = piece(chunk, cu_seqlens, first, owner, T, C, chunks, PACKED)
-    # From here on tensors begin at the chunk's first row of this head, and offsets are small.
-    row = begin * HV + head
-    q += (begin * H + head // (HV // H)) * K
-    k += (begin * H + head // (HV // H)) * K
-    number = chunk.to(tl.int64) * HV + head
-    g, gc = g + row * K, gc + number * (C * K)
-    if not SUMS_ONLY:
-        v, u, w, qg, kg = v + row * V, u + row * V, w + row * K, qg + row * K, kg + row * K
-        A_qk, A_kk, gc_last = A_qk + row * C, A_kk + number * (C * C), gc_last + number * K
+def products(q, k, gc, stride, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr):
+    """(C, C): A_kk / b below the diagonal and A_qk^T / scale above it, of rows as they come."""
     i = tl.arange(0, C)
-    valid = i < rows
-    at_qk, at_k, at_v = i[:, None] * (H * K), i[:, None] * (HV * K), i[:, None] * (HV * V)
-    at_c = i[:, None] * (HV * C) + i[None, :]                                  # (C, C)
-
-    rate = rate_of(A_log, head, RATE)
-    qq = tl.zeros((C,), tl.float32)
-    kk = tl.zeros((C,), tl.float32)
-    qk = tl.zeros((C,), tl.float32)
-    for k0 in tl.range(0, K, BK, num_stages=1):
-        d = k0 + tl.arange(0, BK)[None, :]
-        real = valid[:, None] & (d < K)
-        x = tl.load(q + at_qk + d, mask=real, other=0.0).to(tl.float32)
-        y = tl.load(k + at_qk + d, mask=real, other=0.0).to(tl.float32)
-        qk += tl.sum(x * y, 1)
-        if NORM:
-            qq += tl.sum(x * x, 1)
-            kk += tl.sum(y * y, 1)
-    qs = tl.full((C,), 1.0, tl.float32)
-    ks = tl.full((C,), 1.0, tl.float32)
-    if NORM:
-        qs, ks = inverse_norm(qq), inverse_norm(kk)
-        if BACKWARD:
-            tl.store(q_norm + row + i * HV, qs, mask=valid)
-            tl.store(k_norm + row + i * HV, ks, mask=valid)
-
-    # A thread has one channel and RUN rows, which it sums in registers: channels come first, and `one` hides that they
-    # are neighbours, or a thread would have several of them and few rows.
-    r = RUN * tl.arange(0, C // RUN)[:, None] + tl.arange(0, RUN)[None, :]     # (C / RUN, RUN)
-    for k0 in tl.range(0, K, BG, num_stages=1):
-        d = k0 + tl.arange(0, BG)
-        at = (d * one)[:, None, None] + r[None, :, :] * (HV * K)
-        real = (d < K)[:, None, None] & (r < rows)[None, :, :]
-        x = tl.load(g + at, mask=real, other=0.0).to(tl.float32)
-        if BIAS:
-            x += tl.load(dt_bias + head * K + d, mask=d < K, other=0.0).to(tl.float32)[:, None, None]
-        g2 = log2_decay(x, rate, lower_bound, GATE).to(SUM)
-        at = (d * one)[:, None, None] + r[None, :, :] * K
-        tl.store(gc + at, tl.cumsum(g2, 2), mask=real)                         # of each run of RUN rows
-    tl.debug_barrier()
-
-    for k0 in tl.range(0, K, BK, num_stages=1):
-        d = k0 + tl.arange(0, BK)[None, :]
-        real = valid[:, None] & (d < K)
-        sums = tl.load(gc + i[:, None] * K + d, mask=real, other=0.0)
-        last = tl.load(gc + (rows - 1) * K + d, mask=d < K, other=0.0)
-        for run in tl.static_range(RUN, C, RUN):
-            end = tl.load(gc + (run - 1) * K + d, mask=(d < K) & (run < rows), other=0.0)
-            sums += tl.where((i >= run)[:, None], end, 0.0)
-            last += end
-        if RUN < C:
-            tl.debug_barrier()                                                 # all of the slice was read
-            tl.store(gc + i[:, None] * K + d, sums, mask=real & (i >= RUN)[:, None])
-        if not SUMS_ONLY:
-            E = exp2(sums.to(tl.float32))
-            x = tl.load(q + at_qk + d, mask=real, other=0.0).to(tl.float32)
-            y = tl.load(k + at_qk + d, mask=real, other=0.0).to(tl.float32) * ks[:, None]
-            tl.store(qg + at_k + d, (x * (qs[:, None] * E)).to(DOT), mask=real)
-            tl.store(w + at_k + d, (y * E).to(DOT), mask=real)                 # until w itself is made
-            tl.store(kg + at_k + d, (y * exp2((last - sums).to(tl.float32))).to(DOT), mask=real)
-            tl.store(gc_last + d, last.to(tl.float32), mask=d < K)
-    if SUMS_ONLY:
-        return
-    tl.debug_barrier()                                                         # gc is there
-
-    b = tl.load(beta + row + i * HV, mask=valid, other=0.0).to(tl.float32)
-    b = tl.where(valid, step_size(b, BETA), 0.0)
     A = tl.zeros((C, C), tl.float32)
     steps: tl.constexpr = (K + BK - 1) // BK * LEVELS(C)
-    x, y = operands(q, k, gc, 0, rows, H, K, C, BK)
+    x, y = operands(q, k, gc, 0, rows, stride, K, C, BK)
     for step in tl.range(0, steps, num_stages=1):
         # x and y are handed from step to step, so that the next pair is made while this one is multiplied
         product = tl.dot(x, tl.trans(y), input_precision=PRECISION)
         if step < steps - 1:
-            x, y = operands(q, k, gc, step + 1, rows, H, K, C, BK)
+            x, y = operands(q, k, gc, step + 1, rows, stride, K, C, BK)
         A += tl.where(quarters(i, step % LEVELS(C)), product, 0.0)
-    Aqk = tl.where((i[:, None] < i[None, :]), A, 0.0)
-    Aqk = tl.where(i[:, None] == i[None, :], qk[:, None], Aqk) * ((scale * qs)[None, :] * ks[:, None])
-    tl.store(A_qk + at_c, tl.trans(Aqk).to(DOT), mask=valid[:, None])
-    tl.store(A_kk + i[:, None] * C + i[None, :], (A * (b * ks)[:, None]) * ks[None, :], mask=valid[:, None])
-    tl.debug_barrier()                                                         # A_kk is there
+    return A
 
-    X = inverse(A_kk, C, rows, C, PRECISION)
-    if BACKWARD:
-        tl.store(A_inv + row * C + at_c, X.to(DOT), mask=valid[:, None])
-    X = (X * b[None, :]).to(DOT)
-    for k0 in tl.range(0, K, BK, num_stages=1):
-        d = k0 + tl.arange(0, BK)[None, :]
-        real = valid[:, None] & (d < K)
-        y_ = tl.dot(X, tl.load(w + at_k + d, mask=real, other=0.0), input_precision=PRECISION)
-        tl.debug_barrier()                                                     # all of kn 2^gc was read
-        tl.store(w + at_k + d, y_.to(DOT), mask=real)
-    for v0 in tl.range(0, V, BV, num_stages=1):
-        d = v0 + tl.arange(0, BV)[None, :]
-        real = valid[:, None] & (d < V)
-        y_ = tl.dot(X, tl.load(v + at_v + d, mask=real, other=0.0), input_precision=PRECISION)
-        tl.store(u + at_v + d, y_.to(DOT), mask=real)
+
+@triton.jit
+def multiply(X, x, y, stride, rows, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr, PRECISION: tl.constexpr):
+    """y = X @ x, rows of D elements; y may be x."""
+    i = tl.arange(0, C)[:, None]
+    for d0 in tl.range(0, D, BD, num_stages=1):
+        d = d0 + tl.arange(0, BD)[None, :]
+        real = (i < rows) & (d < D)
+        product = tl.dot(X, tl.load(x + i * stride + d, mask=real, other=0.0), input_precision=PRECISION)
+        tl.debug_barrier()                                                     # all of the slice was read
+        tl.store(y + i * stride + d, product.to(y.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def prepare(
+    q, k, v, g, beta, A_log, dt_bias, gc, q_norm, k_norm, A_qk, A_kk, A_inv, w, u, qg, kg, gc_last, o, cu_seqlens, first, owner,
+    T, chunks, N, H, HV, one, scale, lower_bound,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BG: tl.constexpr,
+    RUN: tl.constexpr, GATE: tl.constexpr, RATE: tl.constexpr, BIAS: tl.constexpr, BETA: tl.constexpr,
+    NORM: tl.constexpr, PACKED: tl.constexpr, MODE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A row of T tokens has `chunks` chunks; packed, first[N] counts all there are.
+
+    MODE  "forward": A_qk, w, u, qg, kg, gc_last.  "backward": A_inv and the norms too.  "saved": A_qk and A_inv are
+          there, the rest is made anew.  "sums": gc and the norms alone.
+    A program without a chunk clears o, where it is given, in its share of the tokens past the last sequence.
+    """
+    chunk, head = tl.program_id(0) // HV, tl.program_id(0) % HV
+    if PACKED:
+        idle = chunk - tl.load(first + N)
+        if idle >= 0:
+            if o is not None:
+                begin = tl.load(cu_seqlens + N) + idle.to(tl.int64) * C
+                if head == 0:
+                    clear(o, begin, tl.minimum(begin + C, T), HV * V, 1024)
+            return
+    n, number, begin, rows, end = piece(chunk, cu_seqlens, first, owner, T, C, chunks, PACKED)
+    # From here on tensors begin at the chunk's first row of this head, and offsets are small.
+    row, tile = begin * HV + head, chunk.to(tl.int64) * HV + head
+    q += (begin * H + head // (HV // H)) * K
+    k += (begin * H + head // (HV // H)) * K
+    gc += tile * (C * K)
+    i = tl.arange(0, C)
+    valid = i < rows
+
+    qs, ks, qk = norms(q, k, H * K, rows, K, C, BK, NORM)
+    if NORM and MODE != "forward":
+        tl.store(q_norm + row + i * HV, qs, mask=valid)
+        tl.store(k_norm + row + i * HV, ks, mask=valid)
+    if BIAS:
+        dt_bias += head * K
+    rate = rate_of(A_log, head, RATE)
+    sum_gates(g + row * K, dt_bias, gc, rate, lower_bound, one, HV * K, rows, K, C, BG, RUN, GATE, BIAS)
+    tl.debug_barrier()
+    if MODE == "sums":
+        decay_rows(q, k, gc, qg, w, kg, gc_last, qs, ks, H * K, HV * K, rows, K, C, BK, RUN, True)
+        return
+    w += row * K
+    decay_rows(q, k, gc, qg + row * K, w, kg + row * K, gc_last + tile * K, qs, ks, H * K, HV * K, rows, K, C, BK, RUN,
+               False)  # fmt: skip
+    tl.debug_barrier()                                                         # gc and, in w, kn 2^gc are there
+
+    b = tl.load(beta + row + i * HV, mask=valid, other=0.0).to(tl.float32)
+    b = tl.where(valid, step_size(b, BETA), 0.0)
+    at_c = i[:, None] * (HV * C) + i[None, :]
+    if MODE == "saved":
+        X = tl.load(A_inv + row * C + at_c, mask=valid[:, None], other=0.0).to(tl.float32)
+    else:
+        A = products(q, k, gc, H * K, rows, K, C, BK, PRECISION)
+        Aqk = tl.where(i[:, None] < i[None, :], A, 0.0)
+        Aqk = tl.where(i[:, None] == i[None, :], qk[:, None], Aqk) * ((scale * qs)[None, :] * ks[:, None])
+        tl.store(A_qk + row * C + at_c, tl.trans(Aqk).to(A_qk.dtype.element_ty), mask=valid[:, None])
+        A_kk += tile * (C * C)
+        tl.store(A_kk + i[:, None] * C + i[None, :], (A * (b * ks)[:, None]) * ks[None, :], mask=valid[:, None])
+        tl.debug_barrier()                                                     # A_kk is there
+        X = inverse(A_kk, C, rows, C, PRECISION)
+        if MODE == "backward":
+            tl.store(A_inv + row * C + at_c, X.to(A_inv.dtype.element_ty), mask=valid[:, None])
+    X = (X * b[None, :]).to(q.dtype.element_ty)
+    multiply(X, w, w, HV * K, rows, K, C, BK, PRECISION)
+    multiply(X, v + row * V, u + row * V, HV * V, rows, V, C, BV, PRECISION)
