@@ -119,7 +119,7 @@ class _Recipes:
         self.prepare = Config(warps=4, BK=min(self.K, 64), BV=min(power_of_2(p.V), 64))
         self.state = Config(warps=4, stages=3 if wide == 1 else 1, BV=min(power_of_2(p.V), 8192 // self.K // wide, 64))
         self.chunk_bwd = Config(warps=8, BK=min(self.K, 64), BV=min(power_of_2(p.V), 64))
-        self.precision = {"joins": "tf32", "products": "tf32"} if wide == 1 else {"joins": "tf32x3", "products": "tf32x3"}
+        self.precision = "tf32" if wide == 1 else "tf32x3"                     # of products of float32 operands
 
     def recipe(self, function: str, tensors: str, numbers: str, constants: dict[str, Any], config: Config,
                absent: Iterable[str] = ()) -> Recipe:  # fmt: skip
@@ -144,8 +144,8 @@ class _Recipes:
     def tables(self, dtype: str) -> Recipe:
         return self.recipe(
             "parts.sequences:tables",
-            f"cu_seqlens:{dtype} bounds:int64 first_chunk:int32 chunk_owner:int32 first_segment:int32 segment_owner:int32",
-            "N C segment_rows", {"BLOCK": 1024, "RUN": 64}, Config(),
+            f"cu_seqlens:{dtype} bounds:int64 first_chunk:int32 chunk_owner:int32 first_segment:int32 "
+            "segment_owner:int32", "N C segment_rows", {"BLOCK": 1024, "RUN": 64}, Config(),
         )  # fmt: skip
 
     def forward(self, segment: int) -> dict[str, Recipe]:
@@ -174,7 +174,7 @@ class _Recipes:
         constants = {
             "K": p.K, "V": p.V, "C": p.C, "BK": c.BK, "BV": c.BV, **self.channels(c.warps), "GATE": p.gate,
             "RATE": p.A_log, "BIAS": p.dt_bias, "BETA": p.beta, "NORM": p.qk_l2norm, "PACKED": p.packed, "MODE": mode,
-            "PRECISION": self.precision["products"],
+            "PRECISION": self.precision,
         }  # fmt: skip
         norms, rows = p.qk_l2norm and mode != "forward", mode != "sums"
         absent = self.absent(
@@ -210,7 +210,7 @@ class _Recipes:
         constants = {
             "K": p.K, "V": p.V, "C": p.C, "BK": self.K, "BV": c.BV, "START": start, "FINISH": finish,
             "V_FIRST": p.state_v_first, "OUTPUT": output, "KEEP_H": keep_h, "KEEP_V": keep_v, "PACKED": p.packed,
-            "PRECISION": self.precision["products"], "STAGES": c.stages,
+            "PRECISION": self.precision, "STAGES": c.stages,
         }  # fmt: skip
         absent = self.absent(A_qk=output, qg=output, o=output, v_new=keep_v, h=keep_h, h0=start != "zero",
                              ht=finish != "none")  # fmt: skip
@@ -225,7 +225,7 @@ class _Recipes:
     def transition(self) -> Recipe:
         p, c = self.p, self.state
         constants = {"K": p.K, "C": p.C, "BK": self.K, "BV": c.BV, "PACKED": p.packed,
-                     "PRECISION": self.precision["products"], "STAGES": c.stages}  # fmt: skip
+                     "PRECISION": self.precision, "STAGES": c.stages}  # fmt: skip
         return self.recipe(
             "fwd.state:transition",
             "w:q kg:q gc_last:float32 M:float32 cu_seqlens:int64 first_chunk:int32 first:int32 owner:int32",
@@ -264,11 +264,11 @@ class _Recipes:
             kernels["state_bwd from zero"] = self.state_bwd("zero", final, keep=True)
         norms = self.absent(q_norm=p.qk_l2norm, k_norm=p.qk_l2norm)
         constants = {"K": p.K, "V": p.V, "C": p.C, "BK": c.BK, "BV": c.BV, "BETA": p.beta, "NORM": p.qk_l2norm,
-                     "PACKED": p.packed, "PRECISION": self.precision["products"]}  # fmt: skip
+                     "PACKED": p.packed, "PRECISION": self.precision}  # fmt: skip
         kernels["chunk_bwd"] = self.recipe(
             "bwd.chunk:chunk_bwd",
-            f"q:q k:q v:q beta:b gc:{self.sums} q_norm:float32 k_norm:float32 A_inv:q h:q dh:q v_new:q dv_new:q do:q P:q L1:q "
-            "L2:q dv:q dbeta:b dqn:float32 dkn:float32 dg2_row:float32 cu_seqlens:int64 first:int32 owner:int32",
+            f"q:q k:q v:q beta:b gc:{self.sums} q_norm:float32 k_norm:float32 A_inv:q h:q dh:q v_new:q dv_new:q do:q "
+            "P:q L1:q L2:q dv:q dbeta:b dqn:float32 dkn:float32 dg2_row:float32 cu_seqlens:int64 first:int32 owner:int32",
             "T chunks N H HV scale:fp32", constants, c, [*norms, *self.unpacked_chunks],
         )  # fmt: skip
         constants = {"K": p.K, "C": p.C, "BK": self.K, **self.channels(4), "GATE": p.gate, "RATE": p.A_log,
@@ -277,14 +277,15 @@ class _Recipes:
         kernels["gate_bwd"] = self.recipe(
             "bwd.gate:gate_bwd",
             "q:q k:q g:g A_log:float32 dt_bias:float32 q_norm:float32 k_norm:float32 dqn:float32 dkn:float32 "
-            "dg2_row:float32 dq:q dk:q dg:g of_A_log:float32 of_dt_bias:float32 cu_seqlens:int64 first:int32 owner:int32",
+            "dg2_row:float32 dq:q dk:q dg:g of_A_log:float32 of_dt_bias:float32 cu_seqlens:int64 first:int32 "
+            "owner:int32",
             "T chunks N H HV one lower_bound:fp32", constants, Config(warps=4),
             [*norms, *parameters, *self.unpacked_chunks],
         )  # fmt: skip
         if p.A_log or p.dt_bias:
             kernels["sum_chunks"] = self.recipe(
-                "bwd.gate:sum_chunks", "of_A_log:float32 of_dt_bias:float32 dA_log:float32 ddt_bias:float32", "chunks HV",
-                {"K": p.K, "BK": self.K, "ROWS": 32, "RATE": p.A_log, "BIAS": p.dt_bias}, Config(warps=4),
+                "bwd.gate:sum_chunks", "of_A_log:float32 of_dt_bias:float32 dA_log:float32 ddt_bias:float32",
+                "chunks HV", {"K": p.K, "BK": self.K, "ROWS": 32, "RATE": p.A_log, "BIAS": p.dt_bias}, Config(warps=4),
                 self.absent(of_A_log=p.A_log, of_dt_bias=p.dt_bias, dA_log=p.A_log, ddt_bias=p.dt_bias),
             )  # fmt: skip
         return kernels
@@ -293,7 +294,7 @@ class _Recipes:
         p, c = self.p, self.state
         constants = {
             "K": p.K, "V": p.V, "C": p.C, "BK": self.K, "BV": c.BV, "START": start, "FINISH": finish,
-            "V_FIRST": p.state_v_first, "KEEP": keep, "PACKED": p.packed, "PRECISION": self.precision["products"],
+            "V_FIRST": p.state_v_first, "KEEP": keep, "PACKED": p.packed, "PRECISION": self.precision,
             "STAGES": min(c.stages, 2),
         }  # fmt: skip
         absent = self.absent(dht=start != "zero", dv_new=keep, dh=keep, dh0=finish != "none")

@@ -3,7 +3,7 @@
   P = A_inv^T @ dv_new;  dv = b P;  dA_qk = scale tril(do @ v_new^T);  dA_kk = -strict_tril(P @ v_new^T)
   dqn = scale 2^gc (do @ h^T) + x;  dkn = b plus + minus;  db = sum_V P v + sum_K kn plus
   plus = 2^gc (-P @ h^T) + z;  minus = 2^(gc_last - gc) (v_new @ dh^T) + y;  x, y, z from dA_qk and dA_kk by halving
-  dg2_row = qn dqn + kn (b plus - minus), whose sum over rows >= t is dg2; the last row also has what goes through gc_last
+  dg2_row = qn dqn + kn (b plus - minus), to be summed over rows >= t; the last row also has what goes through gc_last
 
 x, y, z: with S = 2^level rows in a half, L1 and L2 hold dA_qk and dA_kk below the diagonal and their transposes above
 it.  Then L1 @ (k in first halves, q in second ones) is x in second halves and its share of y in first ones, and L2 @ k
@@ -48,7 +48,8 @@ def chunk_bwd(
     q += (begin * H + head // (HV // H)) * K
     k += (begin * H + head // (HV // H)) * K
     dqn, dkn, dg2_row = dqn + row * K, dkn + row * K, dg2_row + row * K
-    v, v_new, dv_new, do, P, dv = v + row * V, v_new + row * V, dv_new + row * V, do + row * V, P + row * V, dv + row * V
+    v, v_new, dv_new = v + row * V, v_new + row * V, dv_new + row * V
+    do, P, dv = do + row * V, P + row * V, dv + row * V
     A_inv, gc, h, dh = A_inv + row * C, gc + number * (C * K), h + number * (K * V), dh + number * (K * V)
     L1, L2 = L1 + number * (C * C), L2 + number * (C * C)
     i = tl.arange(0, C)

@@ -28,8 +28,8 @@ def norm_bwd(x, dxn, dx, norm, rows, H, HV, K: tl.constexpr, C: tl.constexpr, BK
 
 @triton.jit
 def gate_bwd(
-    q, k, g, A_log, dt_bias, q_norm, k_norm, dqn, dkn, dg2_row, dq, dk, dg, of_A_log, of_dt_bias, cu_seqlens, first, owner,
-    T, chunks, N, H, HV, one, lower_bound,
+    q, k, g, A_log, dt_bias, q_norm, k_norm, dqn, dkn, dg2_row, dq, dk, dg, of_A_log, of_dt_bias, cu_seqlens,
+    first, owner, T, chunks, N, H, HV, one, lower_bound,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BG: tl.constexpr, RUN: tl.constexpr, GATE: tl.constexpr,
     RATE: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip

@@ -6,9 +6,9 @@
   w, u              A_inv @ (b kn 2^gc), A_inv @ (b v);  qg = qn 2^gc;  kg = kn 2^(gc_last - gc)
 
 One program a chunk and value head; K is walked in slices of BK and V in slices of BV, which cost registers.  What the
-phases hand to each other (gc, kn 2^gc, A_kk) they find in memory, which is the SM's first cache by then: gc (chunks, HV,
-C, K) and A_kk (chunks, HV, C, C) are scratch.  What is stored has a row for each token, (tokens, HV, ..), but for gc_last
-(chunks, HV, K).
+phases hand to each other (gc, kn 2^gc, A_kk) they find in memory, which is the SM's first cache by then: gc (chunks,
+HV, C, K) and A_kk (chunks, HV, C, C) are scratch.  What is stored has a row for each token, (tokens, HV, ..), but for
+gc_last (chunks, HV, K).
 """
 
 import triton
@@ -17,8 +17,8 @@ import triton.language as tl
 from ..parts.fast import exp2, times
 from ..parts.gate import inverse_norm, log2_decay, rate_of, step_size
 from ..parts.halving import LEVELS, cut_of, decay_to_cut, quarters
-from ..parts.memory import load_columns
 from ..parts.inverse import inverse
+from ..parts.memory import load_columns
 from ..parts.sequences import clear, piece
 
 
@@ -52,8 +52,8 @@ def sum_gates(
 ):  # fmt: skip
     """gc (C, K), sums of log2 decays over each run of RUN rows.
 
-    A thread has one channel and RUN rows, which it sums in registers: channels come first, and `one` hides that they are
-    neighbours, or a thread would have several of them and few rows.
+    A thread has one channel and RUN rows, which it sums in registers: channels come first, and `one` hides that they
+    are neighbours, or a thread would have several of them and few rows.
     """
     r = RUN * tl.arange(0, C // RUN)[:, None] + tl.arange(0, RUN)[None, :]     # (C / RUN, RUN)
     for k0 in tl.range(0, K, BG, num_stages=1):
@@ -64,7 +64,8 @@ def sum_gates(
         if BIAS:
             x += tl.load(dt_bias + d, mask=d < K, other=0.0).to(tl.float32)[:, None, None]
         g2 = log2_decay(x, rate, lower_bound, GATE).to(gc.dtype.element_ty)
-        tl.store(gc + (d * one)[:, None, None] + r[None, :, :] * K, tl.cumsum(g2, 2), mask=real)
+        at = (d * one).to(tl.int64)[:, None, None] + (r * K)[None, :, :]       # rows are constants to add to 64 bits
+        tl.store(gc + at, tl.cumsum(g2, 2), mask=real)
 
 
 @triton.jit
@@ -146,8 +147,8 @@ def multiply(X, x, y, stride, rows, D: tl.constexpr, C: tl.constexpr, BD: tl.con
 
 @triton.jit
 def prepare(
-    q, k, v, g, beta, A_log, dt_bias, gc, q_norm, k_norm, A_qk, A_kk, A_inv, w, u, qg, kg, gc_last, o, cu_seqlens, first, owner,
-    T, chunks, N, H, HV, one, scale, lower_bound,
+    q, k, v, g, beta, A_log, dt_bias, gc, q_norm, k_norm, A_qk, A_kk, A_inv, w, u, qg, kg, gc_last, o, cu_seqlens,
+    first, owner, T, chunks, N, H, HV, one, scale, lower_bound,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BG: tl.constexpr,
     RUN: tl.constexpr, GATE: tl.constexpr, RATE: tl.constexpr, BIAS: tl.constexpr, BETA: tl.constexpr,
     NORM: tl.constexpr, PACKED: tl.constexpr, MODE: tl.constexpr, PRECISION: tl.constexpr,

@@ -2,13 +2,13 @@
 
   A[i, j] = sum_K x_i y_j 2^(gc_i - gc_j)        i > j
 
-Cut a block of 2S rows in halves: for i in the second half and j in the first, the decay is that from the cut to i times
-that from j to the cut, both in [0, 1], so this quarter of A is a product of two decayed matrices.  S = 2^level = 1 .. C/2
-covers every pair once, whatever the gates are.  All blocks of one S go through one product of C rows; what lies between
-two blocks is finite and is masked by `quarters`.
+Cut a block of 2S rows in halves: for i in the second half and j in the first, the decay is that from the cut to i
+times that from j to the cut, both in [0, 1], so this quarter of A is a product of two decayed matrices.  S = 2^level =
+1 .. C/2 covers every pair once, whatever the gates are.  All blocks of one S go through one product of C rows; what
+lies between two blocks is finite and is masked by `quarters`.
 
-The decay to or from the cut is 2^-|gc - gc_cut|, gc_cut the last row of the first half.  Where float32 asks for it gc is
-float64: a difference of long sums keeps the small decays that follow a large one.
+The decay to or from the cut is 2^-|gc - gc_cut|, gc_cut the last row of the first half.  For float32 problems gc is
+float64: then a difference of long sums keeps the small decays that follow a large one.
 """
 
 import triton

@@ -19,7 +19,7 @@ def solve_diagonal(A, stride, rows, C: tl.constexpr):
         x = tl.where(column == i, 1.0, 0.0)
         for j in tl.static_range(i):
             x -= tl.load(A + (first + i) * stride + first + j, mask=first + i < rows, other=0.0) * found[j]
-        found = found + (x,)                                                   # noqa: RUF005
+        found = found + (x,)
     tl.debug_barrier()                                                         # all of A was read
     for i in tl.static_range(BLOCK):
         tl.store(A + (first + i) * stride + c, found[i], mask=first + i < rows)
