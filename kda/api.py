@@ -98,7 +98,7 @@ def chunk_kda(
         return_intermediate_states, state_v_first, cu_seqlens, cu_seqlens_cpu, cp_context, A_log, dt_bias, chunk_size,
         backend, batch_invariant, transpose_state_layout, unknown,
     )  # fmt: skip
-    out = _forward(inputs, options, save=options.disable_recompute and records_gradients(inputs))
+    out = _forward(inputs, options, _save(inputs, options) if records_gradients(inputs) else "nothing")
     return (out.o, out.final_state, out.h) if return_intermediate_states else (out.o, out.final_state)
 
 
@@ -113,7 +113,7 @@ def chunk_kda_fwd(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *arg
     """
     inputs, options = _bind("chunk_kda_fwd", q, k, v, g, beta, *args, **keywords)
     with torch.no_grad():
-        return _forward(inputs, options, save=options.disable_recompute)
+        return _forward(inputs, options, "all" if options.disable_recompute else "nothing")
 
 
 def chunk_kda_bwd(
@@ -251,12 +251,19 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
     return choices[0]
 
 
-def _forward(inputs: Inputs, options: Options, save: bool) -> Outputs:
+def _save(inputs: Inputs, options: Options) -> str:
+    """What a recorded forward keeps; on a CPU memory is all it would cost, for the reference makes everything anew."""
+    if options.disable_recompute:
+        return "all"
+    return "products" if isinstance(inputs.q, Tensor) and inputs.q.is_cuda else "nothing"
+
+
+def _forward(inputs: Inputs, options: Options, save: str) -> Outputs:
     settings = [getattr(options, name) for name in autograd.OPTIONS]
     call, tensors = Call("chunk_kda", inputs, options), inputs[: len(autograd.INPUTS)]
     o, ht, h, saved = _operate(torch.ops.kda.chunk_forward, call, *tensors, *settings, save)
     return Outputs(o, ht if options.output_final_state else None, h if options.return_intermediate_states else None,
-                   Saved(*saved) if save else None)  # fmt: skip
+                   Saved(*saved) if save == "all" else None)  # fmt: skip
 
 
 def _check_saved(call: Call, saved: Any) -> None:

@@ -9,7 +9,7 @@
 An output that was not asked for is an empty tensor, for an operator cannot return None.  What a call asks for is
 checked here, beneath autograd and torch.compile, so that every way in meets the same checks; the backend is chosen
 here too.
-`chunk_forward` keeps the inputs alone for its backward, unless `save` asks for the intermediates.
+`save` says what `chunk_forward` keeps for its backward beside the inputs: a key of bundles.SAVES.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from types import ModuleType
 import torch
 
 from .backends.reference import gates
-from .bundles import Grads, Outputs, Saved, saved_dtypes, saved_shapes
+from .bundles import SAVES, Grads, Outputs, Products, Saved, saved_dtypes, saved_shapes
 from .checks import INTERMEDIATE_STATES, KIND, Call, check, problem_of, refuse, wide_dtype
 from .dispatch import backend_asked, choose, launcher
 from .errors import KdaError
@@ -100,11 +100,11 @@ def _chunk_forward_fake(*args):
     if o.return_intermediate_states:
         chunks = torch.library.get_ctx().new_dynamic_size() if packed else (c.T + o.chunk_size - 1) // o.chunk_size
         h = q.new_empty(c.B, chunks, *c.states[1:])
-    saved = []
-    if save:
+    saved, kept = [], SAVES[save]
+    if kept is not None:
         shapes = saved_shapes(c.B, c.T, c.N, c.HV, c.K, c.V, o.chunk_size, packed)
         dtypes = saved_dtypes(q.dtype, wide_dtype(q.dtype))
-        saved = [q.new_empty(shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes)]
+        saved = [q.new_empty(getattr(shapes, name), dtype=getattr(dtypes, name)) for name in kept._fields]
     return q.new_empty(c.B, c.T, c.HV, c.V), ht, h, saved
 
 
@@ -133,13 +133,17 @@ def _chunk_link(ctx, do, dht, dh, dsaved):
 # chunk_backward
 
 
+def _bundled(saved: list[Tensor]) -> Saved | Products | None:
+    return next((kind(*saved) for kind in SAVES.values() if kind and len(kind._fields) == len(saved)), None)
+
+
 def _chunk_backward(*args):
     *args, do, dht, saved = args
     c = _call(args, "chunk_kda_bwd", do=do, dht=dht)
     problem = problem_of(c, "backward")
     do = torch.zeros_like(c.inputs.v) if do is None else do
     with _autocast_off(c.inputs.q.device.type):
-        grads: Grads = _launch(c, problem).backward(problem, c.inputs, do, dht, Saved(*saved) if saved else None)
+        grads: Grads = _launch(c, problem).backward(problem, c.inputs, do, dht, _bundled(saved))
     return tuple(_or_empty(g, c.inputs.q) for g in grads)
 
 
@@ -262,7 +266,7 @@ def _register() -> None:
     recurrent_options = _options(RECURRENT_OPTIONS)
     gate = "Tensor g, Tensor? A_log, Tensor? dt_bias, float? lower_bound"
     operators = {
-        f"chunk_forward({chunk}, bool save) -> (Tensor, Tensor, Tensor, Tensor[])":
+        f"chunk_forward({chunk}, str save) -> (Tensor, Tensor, Tensor, Tensor[])":
             (_chunk_forward, _chunk_forward_fake),
         f"chunk_backward({chunk}, Tensor? do, Tensor? dht, Tensor[] saved) -> ({', '.join(['Tensor'] * 8)})":
             (_chunk_backward, _chunk_backward_fake),

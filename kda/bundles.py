@@ -26,11 +26,22 @@ class Saved(NamedTuple):
     gc_last: Tensor                          # (NC bound, HV, K)
 
 
+class Products(NamedTuple):
+    """What a recorded forward on a GPU keeps unless asked for more: small, and dear to make again.  Fields of Saved."""
+
+    A_qk: Tensor
+    A_inv: Tensor
+
+
+# what the operator is asked to save -> what it saves
+SAVES: dict[str, type[Products] | type[Saved] | None] = {"nothing": None, "products": Products, "all": Saved}
+
+
 class Outputs(NamedTuple):
     o: Tensor                                # (B, T, HV, V), dtype of q
     final_state: Tensor | None               # (N, HV, K, V) or (N, HV, V, K), float32
     h: Tensor | None                         # (B, NC, HV, K, V) or (.., V, K), dtype of q: states entering the chunks
-    saved: Saved | None
+    saved: Saved | Products | None
 
 
 class Grads(NamedTuple):

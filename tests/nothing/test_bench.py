@@ -167,7 +167,7 @@ def test_what_spoils_a_number_is_said():
 def wrong_forward(monkeypatch):
     right = launch.forward
 
-    def forward(p, x, save=False):
+    def forward(p, x, save="nothing"):
         out = right(p, x, save)
         return out._replace(o=out.o * 1.01)
 
@@ -193,7 +193,7 @@ def test_wrong_results_are_not_saved(tmp_path):
 def test_a_launch_that_goes_wrong_while_it_is_timed_is_seen(monkeypatch):
     right, calls = launch.forward, []
 
-    def forward(p, x, save=False):
+    def forward(p, x, save="nothing"):
         calls.append(p)
         out = right(p, x, save)
         return out._replace(o=out.o * 1.01) if len(calls) > 3 else out
@@ -407,6 +407,6 @@ def test_stages_are_timed_alone_on_what_the_stages_before_them_made():
 
 def test_stages_of_a_wrong_backend_are_not_timed(monkeypatch):
     right = launch.forward
-    monkeypatch.setattr(launch, "forward", lambda p, x, save=False: right(p, x, save)._replace(o=right(p, x).o + 1))
+    monkeypatch.setattr(launch, "forward", lambda p, x, save="nothing": right(p, x, save)._replace(o=right(p, x).o + 1))
     result = run(*ONE, "--stages", "--json")
     assert result.exit_code == 1 and json.loads(result.stdout)["stages"] == []

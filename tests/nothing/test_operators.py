@@ -9,6 +9,7 @@ from torch.library import opcheck
 
 import kda
 from kda import autograd
+from kda.bundles import SAVES
 from kda.problem import Inputs, Options
 
 
@@ -29,21 +30,21 @@ every_call = pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
 
 
 @every_call
-@pytest.mark.parametrize("save", [False, True])
+@pytest.mark.parametrize("save", SAVES)
 def test_opcheck_of_the_forward(options, save):
-    call = make(dtype=torch.float32, disable_recompute=save, **options).requiring_grad()
+    call = make(dtype=torch.float32, disable_recompute=save == "all", **options).requiring_grad()
     opcheck(torch.ops.kda.chunk_forward.default, (*arguments(call, autograd.INPUTS, autograd.OPTIONS), save))
 
 
 def test_opcheck_of_what_is_saved_in_two_dtypes():
     call = make([0, 33, 1], dtype=torch.bfloat16, gate="softplus", disable_recompute=True)
-    opcheck(torch.ops.kda.chunk_forward.default, (*arguments(call, autograd.INPUTS, autograd.OPTIONS), True))
+    opcheck(torch.ops.kda.chunk_forward.default, (*arguments(call, autograd.INPUTS, autograd.OPTIONS), "all"))
 
 
 @every_call
-@pytest.mark.parametrize("save", [False, True])
+@pytest.mark.parametrize("save", SAVES)
 def test_opcheck_of_the_backward(options, save):
-    call = make(dtype=torch.float32, disable_recompute=save, **options)
+    call = make(dtype=torch.float32, disable_recompute=save == "all", **options)
     args = arguments(call, autograd.INPUTS, autograd.OPTIONS)
     saved = torch.ops.kda.chunk_forward(*args, save)[3]
     opcheck(torch.ops.kda.chunk_backward.default, (*args, call.do, call.dht, saved))
@@ -52,7 +53,7 @@ def test_opcheck_of_the_backward(options, save):
 def test_opcheck_of_intermediate_states():
     for options in (dict(B=2, T=40), dict(lengths=[33, 0, 7])):
         call = make(dtype=torch.float32, return_intermediate_states=True, **options)
-        opcheck(torch.ops.kda.chunk_forward.default, (*arguments(call, autograd.INPUTS, autograd.OPTIONS), False))
+        opcheck(torch.ops.kda.chunk_forward.default, (*arguments(call, autograd.INPUTS, autograd.OPTIONS), "nothing"))
 
 
 def test_opcheck_of_the_recurrence():

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from kda.bundles import Grads, Outputs, Saved, saved_dtypes, saved_shapes
+from kda.bundles import SAVES, Grads, Outputs, Products, Saved, saved_dtypes, saved_shapes
 from kda.checks import offsets_after_waiting, wide_dtype
 from kda.problem import Inputs, Problem
 from kda.stages import BACKWARD, FORWARD, find
@@ -79,31 +79,32 @@ class _Walk:
         return env
 
 
-def forward(p: Problem, x: Inputs, save: bool = False) -> Outputs:
+def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
     walk = _Walk(p, x)
     S = _states(p, x.initial_state, x.q)
     o = torch.zeros(x.v.shape[0] * x.v.shape[1], p.HV, p.V, dtype=x.q.dtype, device=x.q.device)
     h = S.new_empty(walk.table.NC, p.HV, p.K, p.V, dtype=x.q.dtype) if p.intermediate_states else None
-    saved = None
-    if save:
+    kept, saved = SAVES[save], {}
+    if kept is not None:
         shapes = saved_shapes(p.B, p.T, p.N, p.HV, p.K, p.V, p.C, p.packed)
         dtypes = saved_dtypes(x.q.dtype, walk.dtype)
-        saved = Saved(*(S.new_zeros(shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes)))
-    want = ("o", "ht", "h", *(Saved._fields if save else ()))
+        saved = {n: S.new_zeros(getattr(shapes, n), dtype=getattr(dtypes, n)) for n in kept._fields}
+    want = ("o", "ht", "h", *saved)
     for slab in walk.slabs:
         env = run(FORWARD, _setup(p, slab.table), walk.inputs(slab, S[slab.sequences]), want)
         S[slab.sequences] = env["ht"]
         o[slab.tokens] = slab.table.unchunk(env["o"]).to(o.dtype)
         if h is not None:
             h[slab.chunks] = env["h"].to(h.dtype)
-        if saved is not None:
-            saved.h[slab.chunks], saved.gc_last[slab.chunks] = env["h"], env["gc_last"].squeeze(-2)
-            for name in SAVED_ROWS:
-                getattr(saved, name)[slab.tokens] = slab.table.unchunk(env[name])
+        for name, kept_ in saved.items():
+            if name in SAVED_ROWS:
+                kept_[slab.tokens] = slab.table.unchunk(env[name]).to(kept_.dtype)
+            else:
+                kept_[slab.chunks] = env[name].view(-1, *kept_.shape[1:]).to(kept_.dtype)
     if h is not None:
         h = _states_out(p, h)
         h = h.view(p.B, walk.table.NC if p.packed else -(-p.T // p.C), *h.shape[1:])
-    return Outputs(o.view(p.B, p.T, p.HV, p.V), _states_out(p, S) if p.final_state else None, h, saved)
+    return Outputs(o.view(p.B, p.T, p.HV, p.V), _states_out(p, S) if p.final_state else None, h, kept and kept(**saved))
 
 
 def _edges(p: Problem, walk: _Walk, S: Tensor) -> Iterator[Tensor]:
@@ -117,7 +118,8 @@ def _edges(p: Problem, walk: _Walk, S: Tensor) -> Iterator[Tensor]:
 GRADIENTS = Grads._fields[:5]                # those with a row a token
 
 
-def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | None = None) -> Grads:
+def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | None = None) -> Grads:
+    saved = saved if isinstance(saved, Saved) else None                       # products alone would save it nothing
     walk = _Walk(p, x, saved)
     S, dS = _states(p, x.initial_state, x.q), _states(p, dht, x.q)
     edges = [S[slab.sequences] for slab in walk.slabs] if saved is not None else list(_edges(p, walk, S))

@@ -268,7 +268,8 @@ class _Recipes:
         kernels["chunk_bwd"] = self.recipe(
             "bwd.chunk:chunk_bwd",
             f"q:q k:q v:q beta:b gc:{self.sums} q_norm:float32 k_norm:float32 A_inv:q h:q dh:q v_new:q dv_new:q do:q "
-            "P:q L1:q L2:q dv:q dbeta:b dqn:float32 dkn:float32 dg2_row:float32 cu_seqlens:int64 first:int32 owner:int32",
+            "P:q L1:q L2:q dv:q dbeta:b dqn:float32 dkn:float32 dg2_row:float32 cu_seqlens:int64 first:int32 "
+            "owner:int32",
             "T chunks N H HV scale:fp32", constants, c, [*norms, *self.unpacked_chunks],
         )  # fmt: skip
         constants = {"K": p.K, "C": p.C, "BK": self.K, **self.channels(4), "GATE": p.gate, "RATE": p.A_log,
