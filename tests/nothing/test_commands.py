@@ -5,6 +5,7 @@ from click.testing import CliRunner
 
 from kda.cli import COMMANDS, cli
 from kda.compile.target import TARGETS
+from kda.dispatch import capabilities
 
 ASKING_FOR_A_BACKEND = {
     "doctor": ("doctor", "--require"),
@@ -27,8 +28,8 @@ def test_a_backend_that_does_not_exist_is_a_wrong_command_with_the_nearest_name(
     assert result.exit_code == 2 and "Did you mean 'reference'" in result.stderr
 
 
-@pytest.mark.parametrize("arch", TARGETS)
-def test_every_arch_can_be_asked_for(arch):
+@pytest.mark.parametrize("arch", [t for t in TARGETS if not any(t in c.archs for c in capabilities())])
+def test_an_arch_without_kernels_can_be_asked_for(arch):
     result = CliRunner().invoke(cli, ["selftest", "--arch", arch])
     assert result.exit_code == 3 and arch in result.stdout
 

@@ -27,7 +27,7 @@ ARROWS = {
     "autograd": {"backends", "bundles", "checks", "dispatch", "errors", "problem"},
     "api": {"autograd", "bundles", "checks", "dispatch", "errors", "host", "problem"},
     "__init__": {"api", "bundles", "dispatch", "errors", "problem"},
-    "backends": {"backends", "bundles", "capability", "checks", "compile", "problem", "stages"},
+    "backends": {"backends", "bundles", "capability", "checks", "compile", "host", "problem", "stages"},
     "verify": {"*"},
     "commands": {"*"},
     "cli": {"commands", "errors"},
