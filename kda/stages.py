@@ -38,9 +38,10 @@ SHAPES = {
 }  # fmt: skip
 SHAPES |= {"d" + name: shape for name, shape in SHAPES.items()}
 SHAPES |= {"dv_local": "(C, V)", "dg2_local": "(C, K)", "db_local": "(C)", "dqn_local": "(C, K)", "dkn_local": "(C, K)"}
-# Multiplied inside a stage and never written, and a backend may round them: b v in fwd/wy, P in bwd/wy, rows of q and k
-# under the decay D_ij of a pair in fwd/intra and bwd/intra.
-OPERANDS = ("bv", "kD", "P")
+# Multiplied inside a stage and never written, and a backend may round them: b v in fwd/wy; P in bwd/wy; the decay D_ij
+# of a pair, and under it rows of k in both intra stages (kD) and rows of q and b k in bwd/intra (qD); dA_qk and dA_kk
+# once more in bwd/intra, where they meet kD (dA_k) and where they meet qD (dA_q).
+OPERANDS = ("bv", "D", "kD", "qD", "dA_k", "dA_q", "P")
 
 FORWARD = (
     Stage("fwd/gate", "gate",

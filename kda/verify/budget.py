@@ -44,7 +44,7 @@ class Measure(NamedTuple):
 def shakes(elements: int, coarse: bool = False) -> range:
     """How often to shake: few elements may all be lucky, many are not, but for the few sums over all of them, whose
     luck shows where the roundings are `coarse`."""
-    return range(8 if elements < 8192 else 4 if coarse else 1)
+    return range(8 if coarse or elements < 8192 else 1)
 
 
 def shaken(x: Tensor, shake: int = 0) -> Tensor:

@@ -139,7 +139,8 @@ def budgets(case: Case, rounding: Rounding, backward: bool = True) -> dict[str, 
 def _of_stages(case: Case, rounding: Rounding, backward: bool, shake: int | None) -> dict[str, Tensor]:
     """The call as the stages written out round it: chunks of nearly parallel keys cost more than single tokens."""
     names = [stage.name for stage in FORWARD + (BACKWARD if backward else ())]
-    rounding = rounding._replace(shake=shake)
+    operands = {n: dtype for n, dtype in rounding.stored.items() if n != "o" and n not in GRADIENTS}
+    rounding = rounding._replace(shake=shake, stored=operands)               # results are rounded by who asks for them
     given = as_given if shake is None else functools.partial(shaken, shake=shake)
     tensors = {n: None if x is None else given(x) for n, x in case.stage_tensors(rounding.compute).items()}
     return from_stages(case, chain(names, case.problem(), case.layout, tensors, rounding.compute, rounding))

@@ -115,7 +115,8 @@ def gate(p: Problem, layout: Layout, round_: Round, q, k, g, beta, A_log, dt_bia
 def intra(p: Problem, layout: Layout, round_: Round, qn, kn, b, g2):
     A_qk, A_kk = (qn.new_zeros(*qn.shape[:2], p.C, p.C) for _ in range(2))
     for c in range(layout.NC):
-        kD = round_("kD", kn[c].unsqueeze(1) * decay_of_pairs(g2[c]))         # (HV, i, j, K): kn_j D_ij
+        D = round_("D", decay_of_pairs(g2[c]))                                # (HV, i, j, K)
+        kD = round_("kD", kn[c].unsqueeze(1) * D)                             # kn_j D_ij
         A_qk[c] = p.scale * (qn[c].unsqueeze(2) * kD).sum(-1)
         A_kk[c] = (b[c] * (kn[c].unsqueeze(2) * kD).sum(-1)).tril(-1)
     E, E_after = edges(g2)
@@ -181,12 +182,12 @@ def intra_bwd(
 ):
     x, y, z = (torch.zeros_like(qn) for _ in range(3))
     for c in range(layout.NC):
-        D = decay_of_pairs(g2[c])            # (HV, i, j, K)
-        rows = kn[c].unsqueeze(1), qn[c].unsqueeze(2), (b[c] * kn[c]).unsqueeze(2)
-        kD, qD, bkD = (round_("kD", row * D) for row in rows)                 # kn_j D_ij, qn_i D_ij, b_i kn_i D_ij
-        dA_q, dA_k = dA_qk[c].unsqueeze(-1), dA_kk[c].tril(-1).unsqueeze(-1)
-        x[c], z[c] = (dA_q * kD).sum(2), (dA_k * kD).sum(2)
-        y[c] = (dA_q * qD + dA_k * bkD).sum(1)
+        D = round_("D", decay_of_pairs(g2[c]))                                # (HV, i, j, K)
+        kD = round_("kD", kn[c].unsqueeze(1) * D)                             # kn_j D_ij
+        qD, bkD = (round_("qD", row.unsqueeze(2) * D) for row in (qn[c], b[c] * kn[c]))
+        both = dA_qk[c].unsqueeze(-1), dA_kk[c].tril(-1).unsqueeze(-1)
+        x[c], z[c] = ((round_("dA_k", dA) * kD).sum(2) for dA in both)
+        y[c] = sum((round_("dA_q", dA) * row).sum(1) for dA, row in zip(both, (qD, bkD)))
     dg2 = dg2_local + tri(p.C, x).mT @ (qn * x + b * kn * z - kn * y)
     return dqn_local + x, dkn_local + b * z + y, dg2, db_local + (z * kn).sum(-1, keepdim=True)
 

@@ -30,7 +30,8 @@ CAPABILITY = Capability(
         Rule("triton.head_dim", lambda p, h: p.K <= 256, "needs K <= 256, got K={p.K}", OTHERWISE),
     ),
     archs=("sm80", "sm90", "sm100"),
-    stages=("fwd/gate+intra+wy", "fwd/state+output"),
+    stages=("fwd/gate+intra+wy", "fwd/state+output", "bwd/output+state", "bwd/wy+intra+gate"),
+    proof_dtypes=("bfloat16", "float32"),
     provers={
         "simulated": "kda.verify.simulated:prove_simulated",
         "executed": "kda.verify.parity:prove_executed",

@@ -1,199 +1,236 @@
-"""Tensors in, tensors out: the doors that every backend has, on Triton kernels."""
+"""Tensors in, tensors out: the doors that every backend has, on Triton kernels.
+
+A call is four runs of stages. Each finds what it reads in the environment of a `Call` and leaves there what it writes;
+`stage` gives the same runs the tensors of `kda verify`. What is not wanted any more is dropped before the next is made:
+at B1 T8192 H64 K=V=128 in bfloat16 forward and backward of an autograd step never hold more than 3 GiB.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from collections.abc import Mapping
 
 import torch
 
-from kda.bundles import Grads, Outputs, Saved
+from kda.bundles import SAVES, Grads, Outputs, Products, Saved
 from kda.checks import offsets_after_waiting
-from kda.compile.triton import TritonKernel, fetch_all
-from kda.host import detect
 from kda.problem import Inputs, Problem
+from kda.stages import SHAPES, find
 
-from .plan import Plan, plan
+from .call import Call, aligned, dtype_of, on_its_device
 from .recurrent_launch import recurrent as recurrent
 
 Tensor = torch.Tensor
 
-_KERNELS: dict[int, dict[str, TritonKernel]] = {}
+
+OPERANDS = (
+    "A_qk", "A_inv", "w", "u", "qg", "kb", "kg", "h", "v_new", "dh", "dv_new", "P", "D", "kD", "qD", "dA_k", "dA_q",
+)  # fmt: skip
+RESULTS = ("o", "dq", "dk", "dv", "dg", "dbeta", "dh0")
 
 
 def rounded_to(p: Problem) -> dict[str, str]:
-    """What is stored, or enters a product, in the dtype of q."""
-    if p.dtype == "float32":
-        return {}
-    names = ("A_qk A_inv w u qg kb kg h v_new dv_local dh dv_new dv qn kn P dA_qk dA_kk bv kD").split()
-    return dict.fromkeys(names, p.dtype)
+    """Operands of products, in the dtype of q, and results."""
+    names = RESULTS if p.dtype == "float32" else (*OPERANDS, *RESULTS)
+    dtypes = {name: str(dtype_of(p, name)).removeprefix("torch.") for name in names}
+    return {name: dtype for name, dtype in dtypes.items() if dtype not in ("float32", "float64")}
 
 
-def _ready(x: Tensor | None) -> Tensor | None:
-    """Contiguous, at a multiple of 16 bytes."""
+# the runs
+
+
+def sums(c: Call) -> None:
+    """Memory for what the kernels of the backward find beside the inputs: gc, and the norms of q and k."""
+    p = c.p
+    # A difference of long float64 sums keeps the small decays that follow a large one.
+    c.env["gc"] = c.per_chunk(p.C, p.K, dtype=torch.float64 if p.dtype == "float32" else torch.float32)
+    if p.qk_l2norm:
+        c.env["q_norm"], c.env["k_norm"] = c.empty(2, p.B * p.T, p.HV, dtype=torch.float32)
+
+
+def gate_intra_wy(c: Call, keep: bool) -> None:
+    """A_qk, w, u, qg, kg, gc_last; for a backward A_inv, too."""
+    sums(c)
+    if "A_inv" in c.env:                                                       # and so is A_qk
+        c.make("w u qg kg gc_last")
+        c.over_chunks("prepare")
+        return
+    c.make("A_qk w u qg kg gc_last" + " A_inv" * keep)
+    c.over_chunks("prepare", A_kk=c.per_chunk(c.p.C, c.p.C, dtype=torch.float32))
+
+
+def state_output(c: Call) -> None:
+    """o, ht, h and v_new, those that there is memory for."""
+    h0 = c.env.get("h0")
+    if c.plan.segment:
+        added, h0 = c.per_segment(c.p.K, c.p.V), c.per_segment(c.p.K, c.p.V)
+        c.over_segments("added", ht=added)
+        transitions(c)
+        c.over_sequences("compose", edge=h0, added=added)
+    c.over_segments("state", h0=h0)
+
+
+def transitions(c: Call) -> None:
+    """M: the matrix that each segment multiplies a state by."""
+    if "M" not in c.env:
+        c.env["M"] = c.per_segment(c.p.K, c.p.K)
+        c.over_segments("transition")
+
+
+def output_state_bwd(c: Call) -> None:
+    """dh, dv_new and, where there is memory for it, dh0."""
+    c.make("dh dv_new")
+    dht = c.env["dht"]
+    start = " from zero" if dht is None else ""
+    if not c.plan.segment:
+        c.over_segments("state_bwd" + start)
+        return
+    transitions(c)
+    added, edge = c.per_segment(c.p.K, c.p.V), c.per_segment(c.p.K, c.p.V)
+    c.over_segments("added_bwd", dh0=added)
+    c.over_sequences("compose_bwd" + start, edge=edge, added=added, h0=dht)
+    c.over_segments("state_bwd", dht=edge)
+
+
+def wy_intra_gate_bwd(c: Call) -> None:
+    """The gradients of the inputs."""
+    p, env = c.p, c.env
+    c.make("dqn dkn dv dbeta")
+    scratch = {name: c.per_chunk(p.C, p.C, dtype=dtype_of(p, name)) for name in ("L1", "L2")}
+    c.over_chunks("chunk_bwd", P=torch.empty_like(env["dv"]), **scratch)
+    del scratch
+    c.drop("A_inv h dh v_new dv_new do")
+    c.make("dq dk dg")
+    for name, given, shape in (("A_log", p.A_log, ()), ("dt_bias", p.dt_bias, (p.K,))):
+        of_chunks = c.empty(c.chunks, p.HV, p.K, dtype=torch.float32) if given else None
+        env |= {"of_" + name: of_chunks, "d" + name: c.empty(p.HV, *shape, dtype=torch.float32) if given else None}
+    c.over_chunks("gate_bwd")
+    if p.A_log or p.dt_bias:
+        c.run("sum_chunks", p.HV, chunks=c.chunks)
+
+
+# calls
+
+
+@on_its_device
+def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
+    c = Call.of(p, save, x)
+    env, state, kept = c.env, (p.HV, p.V, p.K) if p.state_v_first else (p.HV, p.K, p.V), SAVES[save]
+    c.make("o" + " h v_new" * (kept is Saved))
+    chunks = _chunks(p, x) if p.intermediate_states else 0
+    if p.intermediate_states and kept is not Saved:
+        env["h"] = c.empty(p.B * chunks, *state, dtype=x.q.dtype)
+    if p.final_state:
+        env["ht"] = c.empty(p.N, *state, dtype=torch.float32)
+    gate_intra_wy(c, keep=kept is not None)
+    c.drop("gc q_norm k_norm")
+    state_output(c)
+    h = None
+    if p.intermediate_states:
+        h = env["h"]
+        if kept is Saved:                                                      # (K, V), of as many as there can be
+            h = h[: p.B * chunks]
+            h = (h.mT if p.state_v_first else h).clone(memory_format=torch.contiguous_format)
+        h = h.view(p.B, chunks, *state)
+    saved = kept and kept(*(env[name] for name in kept._fields))
+    return Outputs(env["o"].view(x.v.shape), env.get("ht"), h, saved)
+
+
+def _chunks(p: Problem, x: Inputs) -> int:
+    """Of a row; packed, offsets that only the GPU holds are waited for."""
+    ends = offsets_after_waiting(x) or [0, p.T]
+    return sum(-(-(end - start) // p.C) for start, end in zip(ends, ends[1:]))
+
+
+@on_its_device
+def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | None = None) -> Grads:
+    word = next(word for word, kind in SAVES.items() if type(saved) is (kind or type(None)))
+    kept = {} if saved is None else {name: aligned(t) for name, t in saved._asdict().items()}
+    c = Call.of(p, word, x, do=aligned(do, x.q.dtype), dht=aligned(dht, torch.float32), **kept)
+    env = c.env
+    if word == "all":
+        sums(c)
+        c.over_chunks("sums")
+    else:
+        gate_intra_wy(c, keep=True)
+        c.make("h v_new")
+        state_output(c)
+        c.drop("u")
+    env["dh0"] = None if x.initial_state is None else torch.empty_like(env["h0"])
+    output_state_bwd(c)
+    c.drop("A_qk w qg kg gc_last M")
+    wy_intra_gate_bwd(c)
+    names = zip(Grads._fields, (x.q, x.k, x.v, x.g, x.beta, x.A_log, x.dt_bias, x.initial_state))
+    return Grads(*(None if t is None else env[name].view(t.shape).to(t.dtype) for name, t in names))
+
+
+# stages alone
+
+
+class _Chunks:
+    """Rows of tokens as chunks (NC, heads, C, D), zero in rows of no token, and back."""
+
+    def __init__(self, p: Problem, offsets: list[int] | None, device: torch.device):
+        ends = torch.tensor(offsets if offsets is not None else [b * p.T for b in range(p.B + 1)])
+        starts, lengths = ends[:-1], ends.diff()
+        chunks = (lengths + p.C - 1) // p.C
+        self.C, self.NC, self.tokens = p.C, int(chunks.sum()), p.B * p.T
+        shift = (chunks.cumsum(0) - chunks) * p.C - starts
+        self.at = (torch.arange(int(ends[-1])) + shift.repeat_interleave(lengths)).to(device)
+
+    def rows(self, x: Tensor) -> Tensor:
+        out = x.new_zeros(self.tokens, x.shape[1], x.shape[3])
+        out[: len(self.at)] = x.transpose(1, 2).flatten(0, 1)[self.at]
+        return out
+
+    def chunks(self, x: Tensor) -> Tensor:
+        out = x.new_zeros(self.NC * self.C, *x.shape[1:])
+        out[self.at] = x[: len(self.at)]
+        return out.unflatten(0, (self.NC, self.C)).transpose(1, 2).contiguous()
+
+
+def stage(
+    name: str, p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]
+) -> dict[str, Tensor | None]:
+    """One of the four runs, on tensors as they lie in chunks: rows (NC, heads, C, D), states (NC or N, HV, K, V)."""
+    run = find(name)
+    p = dataclasses.replace(
+        p, direction="forward" if name.startswith("fwd") else "backward", final_state=True,
+        state_dtype=p.state_dtype or "float32", packed=offsets is not None,
+    )  # fmt: skip
+    device = next(x.device for x in tensors.values() if x is not None)
+    table, given = _Chunks(p, offsets, device), {}
+    for n in run.reads:
+        x = tensors[n]
+        given[n] = x if x is None else aligned(table.rows(x) if _has_rows(n) else x, dtype_of(p, n))
+    if offsets is not None:
+        given["cu_seqlens"] = torch.tensor(offsets, device=device)
+    c = Call(p, "all", device, given)
+    if name == "fwd/gate+intra+wy":
+        gate_intra_wy(c, keep=True)
+    elif name == "fwd/state+output":
+        c.make("o h v_new")
+        c.env["ht"] = torch.empty_like(tensors["h0"], dtype=torch.float32)
+        state_output(c)
+    elif name == "bwd/output+state":
+        c.env["dh0"] = torch.empty_like(tensors["dht"], dtype=dtype_of(p, "dh0"))
+        output_state_bwd(c)
+    else:
+        sums(c)
+        c.over_chunks("sums")
+        wy_intra_gate_bwd(c)
+    return {n: _written(c.env[n], n, table) for n in run.writes}
+
+
+def _has_rows(name: str) -> bool:
+    return SHAPES[name].startswith("(C")
+
+
+def _written(x: Tensor | None, name: str, table: _Chunks) -> Tensor | None:
     if x is None:
         return None
-    x = x.contiguous()
-    return x if x.data_ptr() % 16 == 0 else x.clone()
-
-
-class _Call:
-    """One call's tensors and numbers by the names that kernels give them."""
-
-    def __init__(self, p: Problem, x: Inputs):
-        self.p, self.plan = p, plan(p, detect(p.device))
-        self.kernels = _fetched(self.plan)
-        self.device, self.dtype = x.q.device, x.q.dtype
-        pl = self.plan
-        self.env: dict[str, Any] = {
-            **{name: _ready(t) for name, t in zip(("q", "k", "v", "g", "beta"), x)},
-            "A_log": None if x.A_log is None else x.A_log.float().contiguous(),
-            "dt_bias": None if x.dt_bias is None else x.dt_bias.float().contiguous(),
-            "h0": _ready(x.initial_state),
-            "T": p.T, "N": p.N, "H": p.H, "HV": p.HV, "C": p.C, "one": 1, "scale": p.scale, "lower_bound": p.lower_bound or 0.0,
-            "chunks": pl.chunks, "pieces": pl.pieces, "segment": pl.segment_chunks,
-            "segment_rows": pl.segment_chunks * p.C,
-        }  # fmt: skip
-        self.programs = {"chunks": pl.chunk_bound + p.packed, "segments": pl.segment_bound}
-        if p.packed:
-            self._tables(x.cu_seqlens)
-
-    def _tables(self, cu_seqlens: Tensor) -> None:
-        """Where chunks and segments lie, on the GPU."""
-        N, chunks, segments = self.p.N, self.programs["chunks"], self.programs["segments"]
-        cu_seqlens = cu_seqlens.to(self.device, non_blocking=True).contiguous()
-        self.env["bounds"] = self.empty(N + 1, dtype=torch.int64)
-        table = self.empty(2 * (N + 1) + chunks + segments, dtype=torch.int32)
-        names = ("first_chunk", "first_segment", "chunk_owner", "segment_owner")
-        self.env |= dict(zip(names, table.split((N + 1, N + 1, chunks, segments))))
-        kernel = "tables " + str(cu_seqlens.dtype).removeprefix("torch.")
-        self.run(kernel, max(1, -(-self.plan.chunks // 64)), cu_seqlens=cu_seqlens)
-        self.env["cu_seqlens"] = self.env["bounds"]
-
-    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
-
-    def run(self, name: str, grid: int, **own: Any) -> None:
-        """Launch a kernel; what it takes is looked up by name."""
-        if grid:
-            kernel, env = self.kernels[name], self.env
-            kernel.launch(grid, *[own[n] if n in own else env[n] for n in kernel.names])
-
-    def over_chunks(self, name: str, **own: Any) -> None:
-        env = self.env
-        if self.p.packed:
-            own |= {"first": env["first_chunk"], "owner": env["chunk_owner"]}
-        self.run(name, self.programs["chunks"] * self.p.HV, **own)
-
-    def over_segments(self, name: str, tiles: int, **own: Any) -> None:
-        env = self.env
-        if self.p.packed:
-            own |= {"first": env["first_segment"], "owner": env["segment_owner"]}
-        self.run(name, self.programs["segments"] * self.p.HV * tiles, **own)
-
-    def rows(self, *widths: int) -> list[Tensor]:
-        """Tensors with a row for each token and value head."""
-        p = self.p
-        return [self.empty(p.B * p.T, p.HV, width) for width in widths]
-
-    # stages
-
-    def prepare(self, backward: bool, **outputs: Tensor) -> None:
-        p, chunks = self.p, self.plan.chunk_bound
-        A_qk, w, u, qg, kg = self.rows(p.C, p.K, p.V, p.K, p.K)
-        self.env |= {"A_qk": A_qk, "w": w, "u": u, "qg": qg, "kg": kg}
-        self.env["gc_last"] = self.empty(chunks, p.HV, p.K, dtype=torch.float32)
-        wide = torch.float64 if p.dtype == "float32" else torch.float32
-        self.env["gc"] = self.empty(chunks, p.HV, p.C, p.K, dtype=wide)
-        A_kk = self.empty(chunks, p.HV, p.C, p.C, dtype=torch.float32)
-        if backward:
-            self.env["A_inv"] = self.rows(p.C)[0]
-            if p.qk_l2norm:
-                norms = self.empty(2, p.B * p.T, p.HV, dtype=torch.float32)
-                self.env |= {"q_norm": norms[0], "k_norm": norms[1]}
-        self.over_chunks("prepare", A_kk=A_kk, **outputs)
-
-    def states(self, **outputs: Tensor | None) -> None:
-        """fwd/state, and fwd/output where o is asked for."""
-        p, pl = self.p, self.plan
-        if pl.segment:
-            S, added, M = self._edges(p.V), self._edges(p.V), self._edges(p.K)
-            self.over_segments("added", pl.tiles, ht=added)
-            self.over_segments("transition", pl.k_tiles, M=M)
-            self.env["M"] = M
-            self.compose("compose", S, added=added)
-            outputs["h0"] = S
-        self.over_segments("state", pl.tiles, **outputs)
-
-    def states_bwd(self, do: Tensor, dht: Tensor | None, dh0: Tensor | None) -> None:
-        p, pl = self.p, self.plan
-        dh, (dv_new,) = self.empty(pl.chunk_bound, p.HV, p.K, p.V), self.rows(p.V)
-        self.env |= {"do": do, "dh": dh, "dv_new": dv_new}
-        start = "" if dht is not None else " from zero"
-        if not pl.segment:
-            self.over_segments("state_bwd" + start, pl.tiles, dht=dht, dh0=dh0)
-            return
-        dS, added = self._edges(p.V), self._edges(p.V)
-        self.over_segments("added_bwd", pl.tiles, dh0=added)
-        self.compose("compose_bwd" + start, dS, added=added, h0=dht)
-        self.over_segments("state_bwd", pl.tiles, dht=dS, dh0=dh0)
-
-    def _edges(self, width: int) -> Tensor:
-        return self.empty(self.plan.segment_bound, self.p.HV, self.p.K, width, dtype=torch.float32)
-
-    def compose(self, name: str, edge: Tensor, **own: Any) -> None:
-        p = self.p
-        if p.packed:
-            own["first"] = self.env["first_segment"]
-        self.run(name, p.N * p.HV * -(-p.V // 32), edge=edge, **own)
-
-
-def _fetched(pl: Plan) -> dict[str, TritonKernel]:
-    """A plan's kernels, built side by side at the first call."""
-    found = _KERNELS.get(id(pl))
-    if found is None:
-        found = _KERNELS[id(pl)] = dict(zip(pl.kernels, fetch_all(pl.kernels.values())))
-        found["plan"] = pl                                                     # type: ignore[assignment]
-    return found
-
-
-def forward(p: Problem, x: Inputs, save: bool = False) -> Outputs:
-    c = _Call(p, x)
-    o = c.empty(p.B, p.T, p.HV, p.V)
-    shape = (p.V, p.K) if p.state_v_first else (p.K, p.V)
-    ht = c.empty(p.N, p.HV, *shape, dtype=torch.float32) if p.final_state else None
-    h = c.empty(c.plan.chunk_bound, p.HV, *shape) if p.intermediate_states else None
-    c.prepare(backward=False, o=o)
-    c.states(o=o, ht=ht, h=h)
-    if h is not None:
-        ends = offsets_after_waiting(x)
-        if ends is not None:
-            h = h[: sum(-(-(b - a) // p.C) for a, b in zip(ends, ends[1:]))]
-        h = h.view(p.B, -1, p.HV, *shape)
-    return Outputs(o, ht, h, None)
-
-
-def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | None = None) -> Grads:
-    c = _Call(p, x)
-    env, rows = c.env, (p.B * p.T, p.HV)
-    c.prepare(backward=True)
-    env |= {"h": c.empty(c.plan.chunk_bound, p.HV, p.K, p.V), "v_new": c.rows(p.V)[0]}
-    c.states()
-    dh0 = None if x.initial_state is None else torch.empty_like(x.initial_state, memory_format=torch.contiguous_format)
-    c.states_bwd(_ready(do), _ready(dht), dh0)
-    chunks = c.programs["chunks"]
-    out = {"d" + name: torch.empty(t.shape, dtype=t.dtype, device=c.device) for name, t in zip(("q", "k", "v", "g", "beta"), x)}
-    dqn, dkn, dg2_row = (c.empty(*rows, p.K, dtype=torch.float32) for _ in range(3))
-    L1, L2 = (c.empty(c.plan.chunk_bound, p.HV, p.C, p.C) for _ in range(2))
-    c.over_chunks("chunk_bwd", P=env["u"], L1=L1, L2=L2, dv=out["dv"], dbeta=out["dbeta"], dqn=dqn, dkn=dkn, dg2_row=dg2_row)
-    of_A_log, of_dt_bias, dA_log, ddt_bias = None, None, None, None
-    if p.A_log:
-        of_A_log, dA_log = c.empty(chunks, p.HV, p.K, dtype=torch.float32), c.empty(p.HV, dtype=torch.float32)
-    if p.dt_bias:
-        of_dt_bias, ddt_bias = c.empty(chunks, p.HV, p.K, dtype=torch.float32), c.empty(p.HV, p.K, dtype=torch.float32)
-    sums = {"of_A_log": of_A_log, "of_dt_bias": of_dt_bias}
-    c.over_chunks("gate_bwd", dqn=dqn, dkn=dkn, dg2_row=dg2_row, dq=out["dq"], dk=out["dk"], dg=out["dg"], **sums)
-    if p.A_log or p.dt_bias:
-        c.run("sum_chunks", p.HV, chunks=chunks, dA_log=dA_log, ddt_bias=ddt_bias, **sums)
-    dA_log = None if x.A_log is None else dA_log.view(x.A_log.shape).to(x.A_log.dtype)
-    ddt_bias = None if x.dt_bias is None else ddt_bias.view(x.dt_bias.shape).to(x.dt_bias.dtype)
-    return Grads(*out.values(), dA_log, ddt_bias, dh0)
+    if _has_rows(name):
+        return table.chunks(x.view(*x.shape, *[1] * (3 - x.dim())))
+    if name in ("h", "dh"):
+        return x[: table.NC]
+    return x[: table.NC].unsqueeze(-2) if name == "gc_last" else x

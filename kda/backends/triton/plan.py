@@ -84,11 +84,11 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(p: Problem, host: Host) -> Plan:
-    kernels = {r.name: r for r in ()}
+def plan(p: Problem, host: Host, saved: str = "nothing") -> Plan:
+    """`saved`, of bundles.SAVES: by this forward, or by that of this backward."""
     make = _Recipes(p, target_of(host))
     segment = split(p, host.sms, make.state.BV)
-    kernels = make.forward(segment) if p.direction == "forward" else make.backward(segment)
+    kernels = (make.forward if p.direction == "forward" else make.backward)(segment, saved)
     return Plan(p, make.target, host.sms, kernels, segment, -(-p.V // make.state.BV), -(-p.K // make.state.BV))
 
 
@@ -98,7 +98,7 @@ def split(p: Problem, sms: int, BV: int) -> int:
     With batch_invariant a sequence's cut does not depend on its neighbours.
     """
     programs = -(-p.V // BV) * p.HV * (1 if p.batch_invariant else p.N)
-    wanted = 2 * sms // programs
+    wanted = 2 * sms // max(programs, 1)
     if wanted < 3:
         return 0
     if p.batch_invariant:
@@ -148,10 +148,11 @@ class _Recipes:
             "segment_owner:int32", "N C segment_rows", {"BLOCK": 1024, "RUN": 64}, Config(),
         )  # fmt: skip
 
-    def forward(self, segment: int) -> dict[str, Recipe]:
-        p = self.p
-        kernels = self.states(segment, output=True, keep_h=p.intermediate_states, keep_v=False)
-        return {**self.sequences(), "prepare": self.preparation("forward", output=True), **kernels}
+    def forward(self, segment: int, saved: str) -> dict[str, Recipe]:
+        p, all_ = self.p, saved == "all"
+        keep_h = "kv" if all_ else "none" if not p.intermediate_states else "vk" if p.state_v_first else "kv"
+        prepare = self.preparation("forward" if saved == "nothing" else "backward", output=True)
+        return {**self.sequences(), "prepare": prepare, **self.states(segment, True, keep_h, keep_v=all_)}
 
     def sequences(self) -> dict[str, Recipe]:
         return {f"tables {d}": self.tables(d) for d in ("int32", "int64")} if self.p.packed else {}
@@ -194,25 +195,25 @@ class _Recipes:
         BG = min(self.K, 128)
         return {"BG": BG, "RUN": min(self.p.C, max(1, self.p.C * BG // (32 * warps)))}
 
-    def states(self, segment: int, output: bool, keep_h: bool, keep_v: bool) -> dict[str, Recipe]:
+    def states(self, segment: int, output: bool, keep_h: str, keep_v: bool) -> dict[str, Recipe]:
         p = self.p
         given = "zero" if p.state_dtype is None else "sequence"
         final = "sequence" if p.final_state and output else "none"
         kernels = {"state": self.state_kernel("segment" if segment else given, final, output, keep_h, keep_v)}
         if segment:
-            kernels["added"] = self.state_kernel("zero", "segment", False, False, False)
+            kernels["added"] = self.state_kernel("zero", "segment", False, "none", False)
             kernels["transition"] = self.transition()
             kernels["compose"] = self.compose(given, p.state_dtype, reverse=False)
         return kernels
 
-    def state_kernel(self, start: str, finish: str, output: bool, keep_h: bool, keep_v: bool) -> Recipe:
+    def state_kernel(self, start: str, finish: str, output: bool, keep_h: str, keep_v: bool) -> Recipe:
         p, c = self.p, self.state
         constants = {
             "K": p.K, "V": p.V, "C": p.C, "BK": self.K, "BV": c.BV, "START": start, "FINISH": finish,
             "V_FIRST": p.state_v_first, "OUTPUT": output, "KEEP_H": keep_h, "KEEP_V": keep_v, "PACKED": p.packed,
             "PRECISION": self.precision, "STAGES": c.stages,
         }  # fmt: skip
-        absent = self.absent(A_qk=output, qg=output, o=output, v_new=keep_v, h=keep_h, h0=start != "zero",
+        absent = self.absent(A_qk=output, qg=output, o=output, v_new=keep_v, h=keep_h != "none", h0=start != "zero",
                              ht=finish != "none")  # fmt: skip
         h0 = p.state_dtype if start == "sequence" else "float32"
         return self.recipe(
@@ -242,17 +243,16 @@ class _Recipes:
         )  # fmt: skip
 
 
-    def backward(self, segment: int) -> dict[str, Recipe]:
+    def backward(self, segment: int, saved: str) -> dict[str, Recipe]:
         p, c = self.p, self.chunk_bwd
         kernels = self.sequences()
-        if p.disable_recompute:
+        if saved == "all":
             kernels["sums"] = self.preparation("sums", output=False)
             if segment:
                 kernels["transition"] = self.transition()
         else:
-            kernels["prepare"] = self.preparation("backward", output=False)
-            kernels["prepare saved"] = self.preparation("saved", output=False)
-            kernels |= self.states(segment, output=False, keep_h=True, keep_v=True)
+            kernels["prepare"] = self.preparation("backward" if saved == "nothing" else "saved", output=False)
+            kernels |= self.states(segment, output=False, keep_h="kv", keep_v=True)
         if segment:
             kernels["added_bwd"] = self.state_bwd("zero", "segment", keep=False)
             kernels["compose_bwd"] = self.compose("sequence", "float32", reverse=True)
@@ -263,22 +263,22 @@ class _Recipes:
             kernels["state_bwd"] = self.state_bwd("sequence", final, keep=True)
             kernels["state_bwd from zero"] = self.state_bwd("zero", final, keep=True)
         norms = self.absent(q_norm=p.qk_l2norm, k_norm=p.qk_l2norm)
+        summed = p.dtype == "float32"
         constants = {"K": p.K, "V": p.V, "C": p.C, "BK": c.BK, "BV": c.BV, "BETA": p.beta, "NORM": p.qk_l2norm,
-                     "PACKED": p.packed, "PRECISION": self.precision}  # fmt: skip
+                     "PACKED": p.packed, "SUMMED": summed, "PRECISION": self.precision}  # fmt: skip
         kernels["chunk_bwd"] = self.recipe(
             "bwd.chunk:chunk_bwd",
             f"q:q k:q v:q beta:b gc:{self.sums} q_norm:float32 k_norm:float32 A_inv:q h:q dh:q v_new:q dv_new:q do:q "
-            "P:q L1:q L2:q dv:q dbeta:b dqn:float32 dkn:float32 dg2_row:float32 cu_seqlens:int64 first:int32 "
-            "owner:int32",
+            "P:q L1:q L2:q dv:q dbeta:b dqn:float32 dkn:float32 cu_seqlens:int64 first:int32 owner:int32",
             "T chunks N H HV scale:fp32", constants, c, [*norms, *self.unpacked_chunks],
         )  # fmt: skip
         constants = {"K": p.K, "C": p.C, "BK": self.K, **self.channels(4), "GATE": p.gate, "RATE": p.A_log,
-                     "BIAS": p.dt_bias, "NORM": p.qk_l2norm, "PACKED": p.packed}  # fmt: skip
+                     "BIAS": p.dt_bias, "NORM": p.qk_l2norm, "PACKED": p.packed, "SUMMED": summed}  # fmt: skip
         parameters = self.absent(A_log=p.A_log, dt_bias=p.dt_bias, of_A_log=p.A_log, of_dt_bias=p.dt_bias)
         kernels["gate_bwd"] = self.recipe(
             "bwd.gate:gate_bwd",
             "q:q k:q g:g A_log:float32 dt_bias:float32 q_norm:float32 k_norm:float32 dqn:float32 dkn:float32 "
-            "dg2_row:float32 dq:q dk:q dg:g of_A_log:float32 of_dt_bias:float32 cu_seqlens:int64 first:int32 "
+            f"gc:{self.sums} dq:q dk:q dg:g of_A_log:float32 of_dt_bias:float32 cu_seqlens:int64 first:int32 "
             "owner:int32",
             "T chunks N H HV one lower_bound:fp32", constants, Config(warps=4),
             [*norms, *parameters, *self.unpacked_chunks],
@@ -319,5 +319,6 @@ def recipes(p: Problem, host: Host) -> list[Recipe]:
 
         return recurrent_plan.recipes(p, host)
     make = _Recipes(p, target_of(host))
-    both = [make.forward(segment) if p.direction == "forward" else make.backward(segment) for segment in (0, 64)]
-    return list(dict.fromkeys(recipe for kernels in both for recipe in kernels.values()))
+    way, kept = (make.forward, make.backward)[p.direction == "backward"], ("nothing", "products")
+    plans = [way(segment, saved) for segment in (0, 64) for saved in (("all",) if p.disable_recompute else kept)]
+    return list(dict.fromkeys(recipe for kernels in plans for recipe in kernels.values()))

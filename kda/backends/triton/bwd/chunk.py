@@ -3,7 +3,8 @@
   P = A_inv^T @ dv_new;  dv = b P;  dA_qk = scale tril(do @ v_new^T);  dA_kk = -strict_tril(P @ v_new^T)
   dqn = scale 2^gc (do @ h^T) + x;  dkn = b plus + minus;  db = sum_V P v + sum_K kn plus
   plus = 2^gc (-P @ h^T) + z;  minus = 2^(gc_last - gc) (v_new @ dh^T) + y;  x, y, z from dA_qk and dA_kk by halving
-  dg2_row = qn dqn + kn (b plus - minus), to be summed over rows >= t; the last row also has what goes through gc_last
+  dg2_row = qn dqn + kn (b plus - minus), to be summed over rows >= t; the last row also has what goes through gc_last.
+In float32 such differences would show: dg2 is summed here, of terms that all count, level by level.
 
 x, y, z: with S = 2^level rows in a half, L1 and L2 hold dA_qk and dA_kk below the diagonal and their transposes above
 it.  Then L1 @ (k in first halves, q in second ones) is x in second halves and its share of y in first ones, and L2 @ k
@@ -21,14 +22,21 @@ from ..parts.sequences import clear, piece
 
 
 @triton.jit
+def sum_where(here, x, PRECISION: tl.constexpr):
+    """[t]: the sum of rows i of x with here[t, i]."""
+    return tl.dot(tl.where(here, 1.0, 0.0), x, input_precision=PRECISION)
+
+
+@triton.jit
 def chunk_bwd(
-    q, k, v, beta, gc, q_norm, k_norm, A_inv, h, dh, v_new, dv_new, do, P, L1, L2, dv, dbeta, dqn, dkn, dg2_row,
+    q, k, v, beta, gc, q_norm, k_norm, A_inv, h, dh, v_new, dv_new, do, P, L1, L2, dv, dbeta, dqn, dkn,
     cu_seqlens, first, owner,
     T, chunks, N, H, HV, scale,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BETA: tl.constexpr,
-    NORM: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    NORM: tl.constexpr, PACKED: tl.constexpr, SUMMED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """P is scratch (tokens, HV, V), L1 and L2 (chunks, HV, C, C); gc is (chunks, HV, C, K).
+    """P is scratch (tokens, HV, V), L1 and L2 (chunks, HV, C, C); gc is (chunks, HV, C, K), and dg2_row in the end, or
+    dg2 itself where it is SUMMED.
 
     A program without a chunk clears dv and dbeta in its share of the tokens past the last sequence.
     """
@@ -47,7 +55,7 @@ def chunk_bwd(
     row, number = begin * HV + head, chunk.to(tl.int64) * HV + head
     q += (begin * H + head // (HV // H)) * K
     k += (begin * H + head // (HV // H)) * K
-    dqn, dkn, dg2_row = dqn + row * K, dkn + row * K, dg2_row + row * K
+    dqn, dkn = dqn + row * K, dkn + row * K
     v, v_new, dv_new = v + row * V, v_new + row * V, dv_new + row * V
     do, P, dv = do + row * V, P + row * V, dv + row * V
     A_inv, gc, h, dh = A_inv + row * C, gc + number * (C * K), h + number * (K * V), dh + number * (K * V)
@@ -117,7 +125,14 @@ def chunk_bwd(
         plus *= -E
         minus *= exp2((last[None, :] - sums).to(tl.float32))
         kn = load_columns(k + at_qk + d[None, :], d[None, :], K, BK).to(tl.float32) * ks[:, None]
-        through_last = through_last * exp2(last.to(tl.float32)) + tl.sum(kn * minus, 0)
+        through_last *= exp2(last.to(tl.float32))
+        dg2 = tl.zeros((C, BK), tl.float32)
+        if SUMMED:
+            qn = load_columns(q + at_qk + d[None, :], d[None, :], K, BK).to(tl.float32) * qs[:, None]
+            dg2 += through_last[None, :] + sum_where(i[:, None] > i[None, :], kn * minus, PRECISION)
+            dg2 += sum_where(i[:, None] <= i[None, :], qn * dq + kn * (b[:, None] * plus), PRECISION)
+        else:
+            through_last += tl.sum(kn * minus, 0)
 
         for level in tl.range(0, LEVELS(C), num_stages=1):
             second = ((i >> level) % 2 == 1)[:, None]
@@ -133,6 +148,10 @@ def chunk_bwd(
             dq += of_q * from_cut
             plus += of_k * from_cut
             minus += (of_q + of_k) * (E - from_cut)
+            if SUMMED:
+                half, after = i >> level, tl.where(second, i[:, None] <= i[None, :], i[:, None] > i[None, :])
+                of_pairs = tl.where(second, qn * of_q + kn * (b[:, None] * of_k), kn * (of_q + of_k)) * E
+                dg2 += sum_where((half[:, None] == half[None, :]) & after, of_pairs, PRECISION)
 
         kn = load_columns(k + at_qk + d[None, :], d[None, :], K, BK).to(tl.float32) * ks[:, None]
         qn = load_columns(q + at_qk + d[None, :], d[None, :], K, BK).to(tl.float32) * qs[:, None]
@@ -142,8 +161,10 @@ def chunk_bwd(
         plus *= b[:, None]
         tl.store(dqn + at_k + d[None, :], dq, mask=real)
         tl.store(dkn + at_k + d[None, :], plus + minus, mask=real)
-        of_row = qn * dq + kn * (plus - minus) + tl.where((i == rows - 1)[:, None], through_last[None, :], 0.0)
-        tl.store(dg2_row + at_k + d[None, :], of_row, mask=real)
+        if not SUMMED:
+            dg2 = qn * dq + kn * (plus - minus) + tl.where((i == rows - 1)[:, None], through_last[None, :], 0.0)
+        tl.debug_barrier()                                                     # all of the slice of gc was read
+        tl.store(gc + i[:, None] * K + d[None, :], dg2.to(gc.dtype.element_ty), mask=real)
 
     if BETA != "given":
         db *= step_size(logit, "sigmoid") * step_size(-logit, "sigmoid") * (2.0 if BETA == "2*sigmoid" else 1.0)

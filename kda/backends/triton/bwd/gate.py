@@ -28,12 +28,14 @@ def norm_bwd(x, dxn, dx, norm, rows, H, HV, K: tl.constexpr, C: tl.constexpr, BK
 
 @triton.jit
 def gate_bwd(
-    q, k, g, A_log, dt_bias, q_norm, k_norm, dqn, dkn, dg2_row, dq, dk, dg, of_A_log, of_dt_bias, cu_seqlens,
+    q, k, g, A_log, dt_bias, q_norm, k_norm, dqn, dkn, gc, dq, dk, dg, of_A_log, of_dt_bias, cu_seqlens,
     first, owner, T, chunks, N, H, HV, one, lower_bound,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BG: tl.constexpr, RUN: tl.constexpr, GATE: tl.constexpr,
-    RATE: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr, PACKED: tl.constexpr,
+    RATE: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr, PACKED: tl.constexpr, SUMMED: tl.constexpr,
 ):  # fmt: skip
-    """A program without a chunk clears dq, dk, dg in its share of the tokens past the last sequence."""
+    """gc is dg2_row (chunks, HV, C, K) of bwd/chunk, or dg2 where that is SUMMED.
+
+    A program without a chunk clears dq, dk, dg in its share of the tokens past the last sequence."""
     chunk, head = tl.program_id(0) // HV, tl.program_id(0) % HV
     if PACKED:
         idle = chunk - tl.load(first + N)
@@ -59,7 +61,7 @@ def gate_bwd(
         norm_bwd(q + at, dqn + row * K, dq + at, q_norm + row, rows, H, HV, K, C, BK, NORM)
         norm_bwd(k + at, dkn + row * K, dk + at, k_norm + row, rows, H, HV, K, C, BK, NORM)
 
-    g, dg, dg2_row = g + row * K, dg + row * K, dg2_row + row * K
+    g, dg, gc = g + row * K, dg + row * K, gc + number * (C * K)
     rate = rate_of(A_log, head, RATE)
     # One channel a thread, as in fwd/prepare.
     r = RUN * tl.arange(0, C // RUN)[:, None] + tl.arange(0, RUN)[None, :]     # (C / RUN, RUN)
@@ -67,10 +69,11 @@ def gate_bwd(
         d = k0 + tl.arange(0, BG)
         at = (d * one)[:, None, None] + r[None, :, :] * (HV * K)
         real = (d < K)[:, None, None] & (r < rows)[None, :, :]
-        x = tl.load(dg2_row + at, mask=real, other=0.0)
-        of_run = tl.sum(x, 2)                                                  # (BG, C / RUN)
-        after = tl.cumsum(of_run, 1, reverse=True) - of_run
-        dg2 = tl.cumsum(x, 2, reverse=True) + after[:, :, None]
+        dg2 = tl.load(gc + (d * one)[:, None, None] + (r * K)[None, :, :], mask=real, other=0.0).to(tl.float32)
+        if not SUMMED:
+            of_run = tl.sum(dg2, 2)                                            # (BG, C / RUN)
+            after = tl.cumsum(of_run, 1, reverse=True) - of_run
+            dg2 = tl.cumsum(dg2, 2, reverse=True) + after[:, :, None]
         if GATE == "given":
             tl.store(dg + at, dg2.to(dg.dtype.element_ty), mask=real)
         else:

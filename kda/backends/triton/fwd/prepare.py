@@ -188,7 +188,20 @@ def prepare(
     tl.debug_barrier()
     if MODE == "sums":
         decay_rows(q, k, gc, qg, w, kg, gc_last, qs, ks, H * K, HV * K, rows, K, C, BK, RUN, True)
-        return
+    else:
+        matrices(q, k, v, beta, gc, A_qk, A_kk, A_inv, w, u, qg, kg, gc_last, qs, ks, qk, row, tile, rows, H, HV, scale,
+                 K, V, C, BK, BV, RUN, BETA, MODE, PRECISION)  # fmt: skip
+
+
+@triton.jit
+def matrices(
+    q, k, v, beta, gc, A_qk, A_kk, A_inv, w, u, qg, kg, gc_last, qs, ks, qk, row, tile, rows, H, HV, scale,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, RUN: tl.constexpr,
+    BETA: tl.constexpr, MODE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """All but the gate of one chunk; q, k and gc begin at its first row."""
+    i = tl.arange(0, C)
+    valid = i < rows
     w += row * K
     decay_rows(q, k, gc, qg + row * K, w, kg + row * K, gc_last + tile * K, qs, ks, H * K, HV * K, rows, K, C, BK, RUN,
                False)  # fmt: skip

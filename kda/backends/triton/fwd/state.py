@@ -28,7 +28,8 @@ def state(
 
     START   "zero", "sequence" (h0 of each sequence) or "segment" (h0 of each segment)
     FINISH  "none", "sequence" (ht of each) or "segment" (ht of each but the last of a sequence)
-    KEEP_H, KEEP_V   h entering each chunk, v_new
+    KEEP_H  "none", or the layout of h entering each chunk, "kv" or "vk"
+    KEEP_V  v_new
     """
     tiles: tl.constexpr = (V + BV - 1) // BV
     tile, head, p = tl.program_id(0) % tiles, tl.program_id(0) // tiles % HV, tl.program_id(0) // tiles // HV
@@ -58,8 +59,8 @@ def state(
         at_k, at_v = row[:, None] * K + d[None, :], row[:, None] * V + e[None, :]
         k_real, v_real = valid[:, None] & (d < K)[None, :], valid[:, None] & (e < V)[None, :]
         at_chunk = (chunk + c) * HV + head
-        if KEEP_H:
-            tl.store(state_at(h, at_chunk, d, e, K, V, V_FIRST and OUTPUT), S.to(DOT), mask=real)
+        if KEEP_H != "none":
+            tl.store(state_at(h, at_chunk, d, e, K, V, KEEP_H == "vk"), S.to(DOT), mask=real)
         Sd = S.to(DOT)
         x = tl.dot(tl.load(w + at_k, mask=k_real, other=0.0), Sd, input_precision=PRECISION)
         x = (tl.load(u + at_v, mask=v_real, other=0.0).to(tl.float32) - x).to(DOT)

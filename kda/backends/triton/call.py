@@ -1,0 +1,158 @@
+"""One call: its tensors and numbers by the names that kernels give them, and the kernels that its plan names."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from kda.compile.triton import TritonKernel, fetch_all
+from kda.host import Host, detect
+from kda.problem import Inputs, Problem
+from kda.stages import SHAPES
+
+from .plan import Plan, plan
+
+Tensor = torch.Tensor
+
+
+def on_its_device(function: Callable) -> Callable:
+    """`function(p, x, ...)` on the GPU that x lies on: launches go to the current one."""
+
+    @functools.wraps(function)
+    def run(p: Problem, x: Inputs, *args: Any) -> Any:
+        device = x.q.device
+        if device.type != "cuda" or device.index == torch.cuda.current_device():
+            return function(p, x, *args)
+        with torch.cuda.device(device):
+            return function(p, x, *args)
+
+    return run
+
+
+@functools.lru_cache(maxsize=1024)
+def prepared(p: Problem, host: Host, saved: str) -> tuple[Plan, dict[str, TritonKernel]]:
+    """The plan and its kernels, those that are missing built side by side."""
+    found = plan(p, host, saved)
+    return found, dict(zip(found.kernels, fetch_all(found.kernels.values())))
+
+
+def aligned(x: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None:
+    """Contiguous, at a multiple of 16 bytes."""
+    if x is None:
+        return None
+    x = x.to(dtype or x.dtype).contiguous()
+    return x if x.data_ptr() % 16 == 0 else x.clone()
+
+
+# What is neither in the dtype of q nor in that of an input.
+FLOAT32 = {"A_log", "dt_bias", "gc_last", "ht", "dht", "dqn", "dkn", "dA_log", "ddt_bias"}
+
+
+def dtype_of(p: Problem, name: str) -> torch.dtype:
+    """What kernels have a tensor in."""
+    own = {"g": p.g_dtype, "beta": p.beta_dtype, "h0": p.state_dtype or "float32"}
+    own |= {"d" + n: dtype for n, dtype in own.items()}
+    return getattr(torch, own.get(name) or ("float32" if name in FLOAT32 else p.dtype))
+
+
+class Call:
+    """A tensor of rows is (tokens, heads, ..), one of chunks (chunks, HV, ..), in whatever shape it came: kernels get
+    addresses.
+    """
+
+    def __init__(self, p: Problem, saved: str, device: torch.device, tensors: Mapping[str, Tensor | None]):
+        self.p, self.device = p, device
+        # Packed, what a forward saves for anyone to see is zero where no token and no chunk is.
+        seen = p.packed and p.direction == "forward" and saved == "all"
+        self.memory = torch.zeros if seen else torch.empty
+        self.plan, self.kernels = prepared(p, detect(p.device), saved)
+        pl = self.plan
+        self.env: dict[str, Any] = {
+            **tensors,
+            "T": p.T, "N": p.N, "H": p.H, "HV": p.HV, "C": p.C, "one": 1, "scale": p.scale,
+            "lower_bound": p.lower_bound or 0.0, "chunks": pl.chunks, "pieces": pl.pieces,
+            "segment": pl.segment_chunks, "segment_rows": pl.segment_chunks * p.C,
+        }  # fmt: skip
+        # Packed, there may be fewer; programs without a chunk clear the tokens of nobody.
+        self.chunks, self.segments = pl.chunk_bound + p.packed, pl.segment_bound
+        if p.packed:
+            self._tables(tensors["cu_seqlens"])
+
+    @classmethod
+    def of(cls, p: Problem, saved: str, x: Inputs, **others: Tensor | None) -> Call:
+        """Of the arguments of a call that saves, or was saved, what a key of bundles.SAVES says."""
+        tensors = {name: aligned(getattr(x, name)) for name in ("q", "k", "v", "g", "beta")}
+        parameters = {name: aligned(getattr(x, name), torch.float32) for name in ("A_log", "dt_bias")}
+        states = {"h0": aligned(x.initial_state), "cu_seqlens": x.cu_seqlens}
+        return cls(p, saved, x.q.device, tensors | parameters | states | others)
+
+    def _tables(self, cu_seqlens: Tensor) -> None:
+        """Where chunks and segments lie, on the GPU."""
+        N, chunks, segments = self.p.N, self.chunks, self.segments
+        cu_seqlens = cu_seqlens.to(self.device, non_blocking=True).contiguous()
+        bounds = self.empty(N + 1, dtype=torch.int64)
+        table = self.empty(2 * (N + 1) + chunks + segments, dtype=torch.int32)
+        names = ("first_chunk", "first_segment", "chunk_owner", "segment_owner")
+        self.env |= {"bounds": bounds, **dict(zip(names, table.split((N + 1, N + 1, chunks, segments))))}
+        kernel = "tables " + str(cu_seqlens.dtype).removeprefix("torch.")
+        self.run(kernel, max(1, -(-self.plan.chunks // 64)), cu_seqlens=cu_seqlens)
+        self.env["cu_seqlens"] = bounds
+
+    # memory
+
+    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def per_chunk(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        return self.empty(self.plan.chunk_bound, self.p.HV, *shape, dtype=dtype)
+
+    def per_segment(self, *shape: int) -> Tensor:
+        return self.empty(self.segments, self.p.HV, *shape, dtype=torch.float32)
+
+    def make(self, names: str) -> None:
+        """Memory for tensors of `kda.stages`, of rows or of chunks."""
+        p = self.p
+        for name in names.split():
+            first, *others = SHAPES[name].strip("()").split(", ")
+            shape = [getattr(p, letter) for letter in others]
+            if first == "C":
+                shape = [p.B * p.T, p.H if name in ("dq", "dk") else p.HV, *shape]
+            else:
+                shape = [self.plan.chunk_bound, p.HV, getattr(p, first), *shape]
+            self.env[name] = self.memory(shape, dtype=dtype_of(p, name), device=self.device)
+
+    def drop(self, names: str) -> None:
+        """Give memory back, for what is made next."""
+        for name in names.split():
+            self.env.pop(name, None)
+
+    # launches
+
+    def run(self, name: str, grid: int, **own: Any) -> None:
+        """Launch a kernel; what it takes is looked up by name."""
+        if grid:
+            kernel, env = self.kernels[name], self.env
+            kernel.launch(grid, *[own[n] if n in own else env[n] for n in kernel.names])
+
+    def over_chunks(self, name: str, **own: Any) -> None:
+        if self.p.packed:
+            own |= {"first": self.env["first_chunk"], "owner": self.env["chunk_owner"]}
+        self.run(name, self.chunks * self.p.HV, **own)
+
+    def over_segments(self, name: str, **own: Any) -> None:
+        if self.p.packed:
+            own |= {"first": self.env["first_segment"], "owner": self.env["segment_owner"]}
+        self.run(name, self.segments * self.p.HV * self._tiles(name), **own)
+
+    def over_sequences(self, name: str, **own: Any) -> None:
+        if self.p.packed:
+            own["first"] = self.env["first_segment"]
+        self.run(name, self.p.N * self.p.HV * self._tiles(name), **own)
+
+    def _tiles(self, name: str) -> int:
+        """Slices of a state's columns."""
+        built_for = self.plan.kernels[name].constants
+        return -(-built_for.get("V", self.p.K) // built_for["BV"])
