@@ -207,6 +207,7 @@ def stage(
         given["cu_seqlens"] = torch.tensor(offsets, device=device)
     c = Call(p, "all", device, given)
     if name == "fwd/gate+intra+wy":
+        c.make("o")                                                            # cleared where nobody's tokens are
         gate_intra_wy(c, keep=True)
     elif name == "fwd/state+output":
         c.make("o h v_new")
