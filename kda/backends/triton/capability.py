@@ -17,9 +17,9 @@ CAPABILITY = Capability(
         ),
         Rule(
             "triton.installed",
-            lambda p, h: h.has("triton") and (h.has("cuda-python") or h.has("cuda-bindings")),
-            "needs the packages triton and cuda-python",
-            "pip install triton cuda-python",
+            lambda p, h: h.has("triton"),
+            "needs the package triton",
+            "pip install triton",
         ),
         Rule(
             "triton.dtype",
