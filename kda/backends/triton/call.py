@@ -48,7 +48,7 @@ def aligned(x: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None
 
 
 # What is neither in the dtype of q nor in that of an input.
-FLOAT32 = {"A_log", "dt_bias", "gc_last", "ht", "dht", "dqn", "dkn", "dA_log", "ddt_bias"}
+FLOAT32 = {"A_log", "dt_bias", "gc_last", "ht", "dht", "dA_log", "ddt_bias"}
 
 
 def dtype_of(p: Problem, name: str) -> torch.dtype:
@@ -72,7 +72,7 @@ class Call:
         pl = self.plan
         self.env: dict[str, Any] = {
             **tensors,
-            "T": p.T, "N": p.N, "H": p.H, "HV": p.HV, "C": p.C, "one": 1, "scale": p.scale,
+            "T": p.T, "tokens": p.B * p.T, "N": p.N, "H": p.H, "HV": p.HV, "C": p.C, "one": 1, "scale": p.scale,
             "lower_bound": p.lower_bound or 0.0, "chunks": pl.chunks, "pieces": pl.pieces,
             "segment": pl.segment_chunks, "segment_rows": pl.segment_chunks * p.C,
         }  # fmt: skip
@@ -137,22 +137,17 @@ class Call:
             kernel, env = self.kernels[name], self.env
             kernel.launch(grid, *[own[n] if n in own else env[n] for n in kernel.names])
 
-    def over_chunks(self, name: str, **own: Any) -> None:
+    def over_chunks(self, name: str, parts: int = 1, **own: Any) -> None:
         if self.p.packed:
             own |= {"first": self.env["first_chunk"], "owner": self.env["chunk_owner"]}
-        self.run(name, self.chunks * self.p.HV, **own)
+        self.run(name, self.chunks * self.p.HV * parts, **own)
 
     def over_segments(self, name: str, **own: Any) -> None:
         if self.p.packed:
             own |= {"first": self.env["first_segment"], "owner": self.env["segment_owner"]}
-        self.run(name, self.segments * self.p.HV * self._tiles(name), **own)
+        self.run(name, self.segments * self.p.HV * self.plan.tiles(name, "V"), **own)
 
     def over_sequences(self, name: str, **own: Any) -> None:
         if self.p.packed:
             own["first"] = self.env["first_segment"]
-        self.run(name, self.p.N * self.p.HV * self._tiles(name), **own)
-
-    def _tiles(self, name: str) -> int:
-        """Slices of a state's columns."""
-        built_for = self.plan.kernels[name].constants
-        return -(-built_for.get("V", self.p.K) // built_for["BV"])
+        self.run(name, self.p.N * self.p.HV * self.plan.tiles(name, "V"), **own)

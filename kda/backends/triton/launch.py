@@ -95,16 +95,23 @@ def output_state_bwd(c: Call) -> None:
 def wy_intra_gate_bwd(c: Call) -> None:
     """The gradients of the inputs."""
     p, env = c.p, c.env
-    c.make("dqn dkn dv dbeta")
-    scratch = {name: c.per_chunk(p.C, p.C, dtype=dtype_of(p, name)) for name in ("L1", "L2")}
-    c.over_chunks("chunk_bwd", P=torch.empty_like(env["dv"]), **scratch)
-    del scratch
-    c.drop("A_inv h dh v_new dv_new do")
-    c.make("dq dk dg")
+    tokens = (p.B * p.T, p.HV)
+    slices = c.plan.tiles("intra_bwd", "K")
+    c.make("dv")
+    env |= {name: c.per_chunk(p.C, p.C, dtype=dtype_of(p, "A_qk")) for name in ("L1", "L2", "U1", "U2")}
+    env |= {"P": torch.empty_like(env["dv"]), "diagonal": c.empty(*tokens, dtype=torch.float32),
+            "db": c.empty(1 + slices, *tokens, dtype=torch.float32)}  # fmt: skip
+    c.over_chunks("wy_bwd")
+    c.drop("A_inv dv_new")
+    c.make("dqn dkn dg")
     for name, given, shape in (("A_log", p.A_log, ()), ("dt_bias", p.dt_bias, (p.K,))):
         of_chunks = c.empty(c.chunks, p.HV, p.K, dtype=torch.float32) if given else None
         env |= {"of_" + name: of_chunks, "d" + name: c.empty(p.HV, *shape, dtype=torch.float32) if given else None}
-    c.over_chunks("gate_bwd")
+    c.over_chunks("intra_bwd", slices)
+    c.drop("h dh v_new do P L1 L2 U1 U2 diagonal gc")
+    c.make("dq dk dbeta")
+    rows = c.plan.kernels["norms_bwd"].constants["ROWS"]
+    c.run("norms_bwd", -(-p.B * p.T // rows) * p.H)
     if p.A_log or p.dt_bias:
         c.run("sum_chunks", p.HV, chunks=c.chunks)
 

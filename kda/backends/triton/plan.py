@@ -15,6 +15,7 @@ from kda.compile.recipes import Recipe
 from kda.compile.target import TARGETS, Target
 from kda.host import Host
 from kda.problem import Problem
+from kda.stages import LOG2_E
 
 TYPES = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32", "float64": "*fp64", "int32": "*i32",
          "int64": "*i64"}  # fmt: skip
@@ -50,10 +51,13 @@ class Plan:
     sms: int
     kernels: dict[str, Recipe]
     segment: int                             # chunks that one program of `state` walks; 0: whole sequences
-    tiles: int                               # of V
-    k_tiles: int                             # of K, for the transitions
 
     __hash__ = None                          # type: ignore[assignment]
+
+    def tiles(self, kernel: str, dim: str) -> int:
+        """Slices of K or V that programs of a kernel share out; a transition has K columns for V."""
+        built_for = self.kernels[kernel].constants
+        return -(-built_for.get(dim, self.problem.K) // built_for["B" + dim])
 
     @property
     def chunks(self) -> int:
@@ -89,7 +93,7 @@ def plan(p: Problem, host: Host, saved: str = "nothing") -> Plan:
     make = _Recipes(p, target_of(host))
     segment = split(p, host.sms, make.state.BV)
     kernels = (make.forward if p.direction == "forward" else make.backward)(segment, saved)
-    return Plan(p, make.target, host.sms, kernels, segment, -(-p.V // make.state.BV), -(-p.K // make.state.BV))
+    return Plan(p, make.target, host.sms, kernels, segment)
 
 
 def split(p: Problem, sms: int, BV: int) -> int:
@@ -108,6 +112,21 @@ def split(p: Problem, sms: int, BV: int) -> int:
     return length if chunks > 2 * length else 0
 
 
+# Rows of a diagonal block, whether of normalised q and k alone, and the most bits that half of its rows may decay by:
+# a normalised k is at most 1 and of no weight below 2^-19, others shall have room on both sides.
+SPANS = ((32, True, 116.0), (16, False, 64.0))
+
+
+def span(p: Problem) -> int:
+    """Rows of a diagonal block whose decays to and from its middle row bfloat16 holds; 1: no bound says so."""
+    if p.gate != "bounded" or p.dtype != "bfloat16":
+        return 1
+    bits = -p.lower_bound * LOG2_E
+    fits = (rows for rows, normalised, most in SPANS
+            if bits * rows / 2 <= most and rows < p.C and p.qk_l2norm >= normalised)  # fmt: skip
+    return next(fits, 1)
+
+
 class _Recipes:
     """The kernels of one class of problems on one target."""
 
@@ -118,7 +137,9 @@ class _Recipes:
         self.sums = "float64" if p.dtype == "float32" else "float32"             # of log2 decays
         self.prepare = Config(warps=4, BK=min(self.K, 64), BV=min(power_of_2(p.V), 64))
         self.state = Config(warps=4, stages=3 if wide == 1 else 1, BV=min(power_of_2(p.V), 8192 // self.K // wide, 64))
-        self.chunk_bwd = Config(warps=8, BK=min(self.K, 64), BV=min(power_of_2(p.V), 64))
+        self.wy = Config(warps=4, BV=min(power_of_2(p.V), 64))
+        self.intra = Config(warps=8, BK=min(self.K, 64), BV=min(power_of_2(p.V), 64))
+        self.span = span(p)
         self.precision = "tf32" if wide == 1 else "tf32x3"                     # of products of float32 operands
 
     def recipe(self, function: str, tensors: str, numbers: str, constants: dict[str, Any], config: Config,
@@ -173,9 +194,9 @@ class _Recipes:
         """The modes of fwd/prepare; `output`: of a call that gives o."""
         p, c = self.p, self.prepare
         constants = {
-            "K": p.K, "V": p.V, "C": p.C, "BK": c.BK, "BV": c.BV, **self.channels(c.warps), "GATE": p.gate,
-            "RATE": p.A_log, "BIAS": p.dt_bias, "BETA": p.beta, "NORM": p.qk_l2norm, "PACKED": p.packed, "MODE": mode,
-            "PRECISION": self.precision,
+            "K": p.K, "V": p.V, "C": p.C, "BK": c.BK, "BV": c.BV, **self.channels(c.warps), "SPAN": self.span,
+            "GATE": p.gate, "RATE": p.A_log, "BIAS": p.dt_bias, "BETA": p.beta, "NORM": p.qk_l2norm,
+            "PACKED": p.packed, "MODE": mode, "PRECISION": self.precision,
         }  # fmt: skip
         norms, rows = p.qk_l2norm and mode != "forward", mode != "sums"
         absent = self.absent(
@@ -244,7 +265,7 @@ class _Recipes:
 
 
     def backward(self, segment: int, saved: str) -> dict[str, Recipe]:
-        p, c = self.p, self.chunk_bwd
+        p = self.p
         kernels = self.sequences()
         if saved == "all":
             kernels["sums"] = self.preparation("sums", output=False)
@@ -262,27 +283,8 @@ class _Recipes:
             final = "none" if p.state_dtype is None else "sequence"
             kernels["state_bwd"] = self.state_bwd("sequence", final, keep=True)
             kernels["state_bwd from zero"] = self.state_bwd("zero", final, keep=True)
-        norms = self.absent(q_norm=p.qk_l2norm, k_norm=p.qk_l2norm)
-        summed = p.dtype == "float32"
-        constants = {"K": p.K, "V": p.V, "C": p.C, "BK": c.BK, "BV": c.BV, "BETA": p.beta, "NORM": p.qk_l2norm,
-                     "PACKED": p.packed, "SUMMED": summed, "PRECISION": self.precision}  # fmt: skip
-        kernels["chunk_bwd"] = self.recipe(
-            "bwd.chunk:chunk_bwd",
-            f"q:q k:q v:q beta:b gc:{self.sums} q_norm:float32 k_norm:float32 A_inv:q h:q dh:q v_new:q dv_new:q do:q "
-            "P:q L1:q L2:q dv:q dbeta:b dqn:float32 dkn:float32 cu_seqlens:int64 first:int32 owner:int32",
-            "T chunks N H HV scale:fp32", constants, c, [*norms, *self.unpacked_chunks],
-        )  # fmt: skip
-        constants = {"K": p.K, "C": p.C, "BK": self.K, **self.channels(4), "GATE": p.gate, "RATE": p.A_log,
-                     "BIAS": p.dt_bias, "NORM": p.qk_l2norm, "PACKED": p.packed, "SUMMED": summed}  # fmt: skip
-        parameters = self.absent(A_log=p.A_log, dt_bias=p.dt_bias, of_A_log=p.A_log, of_dt_bias=p.dt_bias)
-        kernels["gate_bwd"] = self.recipe(
-            "bwd.gate:gate_bwd",
-            "q:q k:q g:g A_log:float32 dt_bias:float32 q_norm:float32 k_norm:float32 dqn:float32 dkn:float32 "
-            f"gc:{self.sums} dq:q dk:q dg:g of_A_log:float32 of_dt_bias:float32 cu_seqlens:int64 first:int32 "
-            "owner:int32",
-            "T chunks N H HV one lower_bound:fp32", constants, Config(warps=4),
-            [*norms, *parameters, *self.unpacked_chunks],
-        )  # fmt: skip
+        kernels |= {"wy_bwd": self.wy_bwd(), "intra_bwd": self.intra_bwd()}
+        kernels["norms_bwd"] = self.norms_bwd()
         if p.A_log or p.dt_bias:
             kernels["sum_chunks"] = self.recipe(
                 "bwd.gate:sum_chunks", "of_A_log:float32 of_dt_bias:float32 dA_log:float32 ddt_bias:float32",
@@ -290,6 +292,52 @@ class _Recipes:
                 self.absent(of_A_log=p.A_log, of_dt_bias=p.dt_bias, dA_log=p.A_log, ddt_bias=p.dt_bias),
             )  # fmt: skip
         return kernels
+
+    def wy_bwd(self) -> Recipe:
+        p, c = self.p, self.wy
+        constants = {"V": p.V, "C": p.C, "BV": c.BV, "SPAN": self.span, "BETA": p.beta, "PACKED": p.packed,
+                     "PRECISION": self.precision}  # fmt: skip
+        return self.recipe(
+            "bwd.wy:wy_bwd",
+            "v:q beta:b A_inv:q v_new:q dv_new:q do:q P:q L1:q L2:q U1:q U2:q dv:q db:float32 diagonal:float32 "
+            "cu_seqlens:int64 first:int32 owner:int32",
+            "T chunks N HV scale:fp32", constants, c, [*self.blocks, *self.unpacked_chunks],
+        )  # fmt: skip
+
+    @property
+    def blocks(self) -> list[str]:
+        return self.absent(U1=self.span > 1, U2=self.span > 1)
+
+    def intra_bwd(self) -> Recipe:
+        p, c = self.p, self.intra
+        constants = {
+            "K": p.K, "V": p.V, "C": p.C, "BK": c.BK, "BV": c.BV, "SPAN": self.span,
+            "RUN": max(1, p.C * c.BK // (32 * c.warps)), "GATE": p.gate, "RATE": p.A_log, "BIAS": p.dt_bias,
+            "BETA": p.beta, "NORM": p.qk_l2norm, "PACKED": p.packed,
+            "SUMMED": p.dtype == "float32", "PRECISION": self.precision,
+        }  # fmt: skip
+        absent = self.absent(A_log=p.A_log, dt_bias=p.dt_bias, q_norm=p.qk_l2norm, k_norm=p.qk_l2norm,
+                             of_A_log=p.A_log, of_dt_bias=p.dt_bias)  # fmt: skip
+        return self.recipe(
+            "bwd.intra:intra_bwd",
+            f"q:q k:q g:g beta:b A_log:float32 dt_bias:float32 gc:{self.sums} q_norm:float32 k_norm:float32 h:q dh:q "
+            "v_new:q do:q P:q L1:q L2:q U1:q U2:q diagonal:float32 dqn:q dkn:q dg:g db:float32 of_A_log:float32 "
+            "of_dt_bias:float32 cu_seqlens:int64 first:int32 owner:int32",
+            "T tokens chunks N H HV one scale:fp32 lower_bound:fp32", constants, c,
+            [*absent, *self.blocks, *self.unpacked_chunks],
+        )  # fmt: skip
+
+    def norms_bwd(self) -> Recipe:
+        p = self.p
+        constants = {"K": p.K, "BK": self.K, "ROWS": max(1, 4096 // self.K), "SHARES": 1 + -(-p.K // self.intra.BK),
+                     "BETA": p.beta, "NORM": p.qk_l2norm, "PACKED": p.packed}  # fmt: skip
+        absent = self.absent(q=p.qk_l2norm, k=p.qk_l2norm, q_norm=p.qk_l2norm, k_norm=p.qk_l2norm,
+                             beta=p.beta != "given", cu_seqlens=p.packed)  # fmt: skip
+        return self.recipe(
+            "bwd.norms:norms_bwd",
+            "q:q k:q beta:b q_norm:float32 k_norm:float32 dqn:q dkn:q db:float32 dq:q dk:q dbeta:b cu_seqlens:int64",
+            "tokens N H HV", constants, Config(warps=4), absent,
+        )  # fmt: skip
 
     def state_bwd(self, start: str, finish: str, keep: bool) -> Recipe:
         p, c = self.p, self.state
@@ -309,7 +357,8 @@ class _Recipes:
 
 
 UNALIGNED = ("beta", "A_log", "dt_bias", "cu_seqlens", "bounds", "first_chunk", "chunk_owner", "first_segment",
-             "segment_owner", "first", "owner", "dbeta", "q_norm", "k_norm", "dA_log", "ddt_bias")  # fmt: skip
+             "segment_owner", "first", "owner", "dbeta", "db", "diagonal", "q_norm", "k_norm", "dA_log",
+             "ddt_bias")  # fmt: skip
 
 
 def recipes(p: Problem, host: Host) -> list[Recipe]:

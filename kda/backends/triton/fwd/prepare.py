@@ -1,7 +1,7 @@
 """fwd/gate, fwd/intra and fwd/wy of one chunk and one value head in one pass.
 
   qn, kn, b, g2     l2norm, beta, gate (parts/gate.py);  gc = cumsum(g2)
-  A_qk, A_kk        by halving (parts/halving.py): any gate, every exponent <= 0
+  A_qk, A_kk        by halving (parts/halving.py), down to blocks of SPAN rows: any gate, every exponent <= 0
   A_inv             (I + A_kk)^-1 (parts/inverse.py)
   w, u              A_inv @ (b kn 2^gc), A_inv @ (b v);  qg = qn 2^gc;  kg = kn 2^(gc_last - gc)
 
@@ -14,9 +14,9 @@ gc_last (chunks, HV, K).
 import triton
 import triton.language as tl
 
-from ..parts.fast import exp2, times
+from ..parts.fast import exp2, times, times_both
 from ..parts.gate import inverse_norm, log2_decay, rate_of, step_size
-from ..parts.halving import LEVELS, cut_of, decay_to_cut, quarters
+from ..parts.halving import FIRST, LEVELS, across_cut, cut_of, decay_to_cut, quarters
 from ..parts.inverse import inverse
 from ..parts.memory import load_columns
 from ..parts.sequences import clear, piece
@@ -24,7 +24,7 @@ from ..parts.sequences import clear, piece
 
 @triton.jit
 def norms(q, k, stride, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, NORM: tl.constexpr):
-    """(C) 1 / |q|, 1 / |k| (1 without NORM) and q . k, of rows as they come."""
+    """(C) 1 / |q|, 1 / |k| (1 without NORM) and normalised q . k."""
     i = tl.arange(0, C)[:, None]
     qq = tl.zeros((C,), tl.float32)
     kk = tl.zeros((C,), tl.float32)
@@ -42,7 +42,7 @@ def norms(q, k, stride, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr
     ks = tl.full((C,), 1.0, tl.float32)
     if NORM:
         qs, ks = inverse_norm(qq), inverse_norm(kk)
-    return qs, ks, qk
+    return qs, ks, qk * (qs * ks)
 
 
 @triton.jit
@@ -99,15 +99,15 @@ def decay_rows(
 
 
 @triton.jit
-def operands(q, k, gc, step, rows, stride, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr):
+def operands(q, k, gc, step, rows, stride, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, SPAN: tl.constexpr):
     """The operands of both products for one slice of K and one level, one pair for two.
 
     x has k in all rows and y has k in first halves and q in second ones, all under the decay to or from the cut: below
     the diagonal x @ y^T is then A_kk / b, and above it A_qk^T / scale.
     """
-    level = step % LEVELS(C)
     i = tl.minimum(tl.arange(0, C), rows - 1)                                  # rows that are not there: the last one
-    d = step // LEVELS(C) * BK + tl.arange(0, BK)[None, :]
+    level = FIRST(SPAN) + step % (LEVELS(C) - FIRST(SPAN))
+    d = step // (LEVELS(C) - FIRST(SPAN)) * BK + tl.arange(0, BK)[None, :]
     at = i[:, None] * K + d
     cut = cut_of(i, level, rows)[:, None] * K + d
     E = decay_to_cut(load_columns(gc + at, d, K, BK), load_columns(gc + cut, d, K, BK))
@@ -118,19 +118,57 @@ def operands(q, k, gc, step, rows, stride, K: tl.constexpr, C: tl.constexpr, BK:
 
 
 @triton.jit
-def products(q, k, gc, stride, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr):
-    """(C, C): A_kk / b below the diagonal and A_qk^T / scale above it, of rows as they come."""
+def block_operands(
+    q, k, gc, qs, ks, k0, rows, stride, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, SPAN: tl.constexpr,
+):  # fmt: skip
+    """Normalised k and q under the decay from the cut of a diagonal block of SPAN rows, and k under its inverse."""
+    d = k0 + tl.arange(0, BK)[None, :]
+    after, before = across_cut(gc, 1.0, d, rows, K, C, BK, SPAN)
+    at = tl.minimum(tl.arange(0, C), rows - 1)[:, None] * stride + d
+    x, y = load_columns(k + at, d, K, BK), load_columns(q + at, d, K, BK)
+    return times_both(x, ks[:, None], after), times_both(y, qs[:, None], after), times_both(x, ks[:, None], before)
+
+
+@triton.jit
+def block_products(
+    q, k, gc, qs, ks, stride, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, SPAN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """(C, C): the diagonal blocks of SPAN rows of A_kk / b and, transposed, A_qk / scale."""
     i = tl.arange(0, C)
+    below = tl.zeros((C, C), tl.float32)
+    above = tl.zeros((C, C), tl.float32)
+    ka, qa, kb = block_operands(q, k, gc, qs, ks, 0, rows, stride, K, C, BK, SPAN)
+    for k0 in tl.range(0, K, BK, num_stages=1):
+        below = tl.dot(ka, tl.trans(kb), below, input_precision=PRECISION)
+        above = tl.dot(kb, tl.trans(qa), above, input_precision=PRECISION)
+        if k0 + BK < K:
+            ka, qa, kb = block_operands(q, k, gc, qs, ks, k0 + BK, rows, stride, K, C, BK, SPAN)
+    A = tl.where(i[:, None] > i[None, :], below, above)
+    return tl.where((i // SPAN)[:, None] == (i // SPAN)[None, :], A, 0.0)
+
+
+@triton.jit
+def products(
+    q, k, gc, qs, ks, stride, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, SPAN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """(C, C): A_kk / b below the diagonal and A_qk^T / scale above it."""
+    i = tl.arange(0, C)
+    blocks = tl.zeros((C, C), tl.float32)
+    if SPAN > 1:
+        blocks = block_products(q, k, gc, qs, ks, stride, rows, K, C, BK, SPAN, PRECISION)
     A = tl.zeros((C, C), tl.float32)
-    steps: tl.constexpr = (K + BK - 1) // BK * LEVELS(C)
-    x, y = operands(q, k, gc, 0, rows, stride, K, C, BK)
+    levels: tl.constexpr = LEVELS(C) - FIRST(SPAN)
+    steps: tl.constexpr = (K + BK - 1) // BK * levels
+    x, y = operands(q, k, gc, 0, rows, stride, K, C, BK, SPAN)
     for step in tl.range(0, steps, num_stages=1):
         # x and y are handed from step to step, so that the next pair is made while this one is multiplied
         product = tl.dot(x, tl.trans(y), input_precision=PRECISION)
         if step < steps - 1:
-            x, y = operands(q, k, gc, step + 1, rows, stride, K, C, BK)
-        A += tl.where(quarters(i, step % LEVELS(C)), product, 0.0)
-    return A
+            x, y = operands(q, k, gc, step + 1, rows, stride, K, C, BK, SPAN)
+        A += tl.where(quarters(i, FIRST(SPAN) + step % levels), product, 0.0)
+    return A * ks[:, None] * tl.where(i[:, None] > i[None, :], ks[None, :], qs[None, :]) + blocks
 
 
 @triton.jit
@@ -150,8 +188,8 @@ def prepare(
     q, k, v, g, beta, A_log, dt_bias, gc, q_norm, k_norm, A_qk, A_kk, A_inv, w, u, qg, kg, gc_last, o, cu_seqlens,
     first, owner, T, chunks, N, H, HV, one, scale, lower_bound,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BG: tl.constexpr,
-    RUN: tl.constexpr, GATE: tl.constexpr, RATE: tl.constexpr, BIAS: tl.constexpr, BETA: tl.constexpr,
-    NORM: tl.constexpr, PACKED: tl.constexpr, MODE: tl.constexpr, PRECISION: tl.constexpr,
+    RUN: tl.constexpr, SPAN: tl.constexpr, GATE: tl.constexpr, RATE: tl.constexpr, BIAS: tl.constexpr,
+    BETA: tl.constexpr, NORM: tl.constexpr, PACKED: tl.constexpr, MODE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A row of T tokens has `chunks` chunks; packed, first[N] counts all there are.
 
@@ -190,14 +228,14 @@ def prepare(
         decay_rows(q, k, gc, qg, w, kg, gc_last, qs, ks, H * K, HV * K, rows, K, C, BK, RUN, True)
     else:
         matrices(q, k, v, beta, gc, A_qk, A_kk, A_inv, w, u, qg, kg, gc_last, qs, ks, qk, row, tile, rows, H, HV, scale,
-                 K, V, C, BK, BV, RUN, BETA, MODE, PRECISION)  # fmt: skip
+                 K, V, C, BK, BV, RUN, SPAN, BETA, MODE, PRECISION)  # fmt: skip
 
 
 @triton.jit
 def matrices(
     q, k, v, beta, gc, A_qk, A_kk, A_inv, w, u, qg, kg, gc_last, qs, ks, qk, row, tile, rows, H, HV, scale,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, RUN: tl.constexpr,
-    BETA: tl.constexpr, MODE: tl.constexpr, PRECISION: tl.constexpr,
+    SPAN: tl.constexpr, BETA: tl.constexpr, MODE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """All but the gate of one chunk; q, k and gc begin at its first row."""
     i = tl.arange(0, C)
@@ -213,12 +251,12 @@ def matrices(
     if MODE == "saved":
         X = tl.load(A_inv + row * C + at_c, mask=valid[:, None], other=0.0).to(tl.float32)
     else:
-        A = products(q, k, gc, H * K, rows, K, C, BK, PRECISION)
+        A = products(q, k, gc, qs, ks, H * K, rows, K, C, BK, SPAN, PRECISION)
         Aqk = tl.where(i[:, None] < i[None, :], A, 0.0)
-        Aqk = tl.where(i[:, None] == i[None, :], qk[:, None], Aqk) * ((scale * qs)[None, :] * ks[:, None])
+        Aqk = tl.where(i[:, None] == i[None, :], qk[:, None], Aqk) * scale
         tl.store(A_qk + row * C + at_c, tl.trans(Aqk).to(A_qk.dtype.element_ty), mask=valid[:, None])
         A_kk += tile * (C * C)
-        tl.store(A_kk + i[:, None] * C + i[None, :], (A * (b * ks)[:, None]) * ks[None, :], mask=valid[:, None])
+        tl.store(A_kk + i[:, None] * C + i[None, :], A * b[:, None], mask=valid[:, None])
         tl.debug_barrier()                                                     # A_kk is there
         X = inverse(A_kk, C, rows, C, PRECISION)
         if MODE == "backward":

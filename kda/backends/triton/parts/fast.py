@@ -37,3 +37,12 @@ def times(x, E):
     else:
         y = x * E
     return y
+
+
+@triton.jit
+def times_both(x, norm, E):
+    """x * norm * E, for an E as small or large as there is: the power of two of norm goes to x, the rest of it to E."""
+    bits = norm.to(tl.int32, bitcast=True)
+    power = (bits & 0x7F800000).to(tl.float32, bitcast=True)
+    rest = (bits & 0x007FFFFF | 0x3F800000).to(tl.float32, bitcast=True)
+    return times(times(x, power + tl.zeros_like(E)), E * rest)

@@ -47,6 +47,14 @@ def sigmoid(x):
 
 
 @triton.jit
+def sigmoid_slope(x):
+    """sigmoid(x) sigmoid(-x)."""
+    e = exp2(-LOG2_E * tl.abs(x))
+    s = reciprocal(1.0 + e)
+    return e * s * s
+
+
+@triton.jit
 def log1p(e):
     """log(1 + e) for e in [0, 1]: twice atanh(s) with s = e / (2 + e) <= 1/3, a series good to float32."""
     s = e * reciprocal(2.0 + e)
@@ -101,7 +109,7 @@ def log2_decay_bwd(dg2, x, rate, lower_bound, GATE: tl.constexpr):
         of_A = -(finite(rate * softplus(x)) * dg2)
     else:
         y = finite(rate * x)
-        dy = dg2 * lower_bound * sigmoid(y) * sigmoid(-y)
+        dy = dg2 * (lower_bound * sigmoid_slope(y))
         dx = dy * rate
         of_A = dy * y
     return dx, of_A

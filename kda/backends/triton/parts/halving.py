@@ -9,12 +9,16 @@ lies between two blocks is finite and is masked by `quarters`.
 
 The decay to or from the cut is 2^-|gc - gc_cut|, gc_cut the last row of the first half.  For float32 problems gc is
 float64: then a difference of long sums keeps the small decays that follow a large one.
+
+Where a gate has a bound, diagonal blocks of SPAN rows need no halving: to every row of a block goes 2^(gc - gc_cut) or
+its inverse, whichever side of the cut it lies on, and both stay within what bfloat16 holds.
 """
 
 import triton
 import triton.language as tl
 
 from .fast import exp2, exp2_of_distance
+from .memory import load_columns
 
 
 @triton.jit
@@ -42,3 +46,18 @@ def decay_to_cut(gc, gc_cut):
 @triton.constexpr_function
 def LEVELS(C):
     return C.bit_length() - 1
+
+
+@triton.constexpr_function
+def FIRST(SPAN):
+    """The first level, of blocks of 2 SPAN rows."""
+    return SPAN.bit_length() - 1
+
+
+@triton.jit
+def across_cut(gc, sign, d, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, SPAN: tl.constexpr):
+    """2^(sign (gc - gc_cut)) and its inverse; gc_cut of the row before the cut of a diagonal block of SPAN rows."""
+    i = tl.minimum(tl.arange(0, C), rows - 1)
+    gc_cut = load_columns(gc + cut_of(i, FIRST(SPAN) - 1, rows)[:, None] * K + d, d, K, BK)
+    x = (load_columns(gc + i[:, None] * K + d, d, K, BK) - gc_cut).to(tl.float32) * sign
+    return exp2(x), exp2(-x)

@@ -1,0 +1,56 @@
+"""What is left of bwd/gate, of ROWS tokens and one q/k head: back through the l2norms, and beta.
+
+  dq = q_norm (dqn - qn (qn . dqn)), dqn a sum over the value heads of the q/k head, dk alike
+  dbeta = db through its sigmoid, db a sum of shares
+
+Every token is a row: those past the last sequence get zeros.
+"""
+
+import triton
+import triton.language as tl
+
+from ..parts.gate import sigmoid_slope
+from ..parts.memory import load_columns
+
+
+@triton.jit
+def norm_bwd(
+    x, dxn, dx, norm, row, near, inside, H, HV, head, K: tl.constexpr, BK: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """`near` are rows that are there, `inside` those of a sequence."""
+    d, group = tl.arange(0, BK)[None, :], HV // H
+    dy = tl.zeros((row.shape[0], BK), tl.float32)
+    for j in range(group):
+        dy += load_columns(dxn + ((near * HV + head * group + j) * K)[:, None] + d, d, K, BK).to(tl.float32)
+    if NORM:
+        r = tl.load(norm + near * HV + head * group)[:, None]
+        y = load_columns(x + ((near * H + head) * K)[:, None] + d, d, K, BK).to(tl.float32) * r
+        dy = r * (dy - y * tl.sum(y * dy, 1)[:, None])
+    dy = tl.where(inside[:, None], dy, 0.0).to(dx.dtype.element_ty)
+    tl.store(dx + ((near * H + head) * K)[:, None] + d, dy, mask=(row == near)[:, None] & (d < K))
+
+
+@triton.jit
+def norms_bwd(
+    q, k, beta, q_norm, k_norm, dqn, dkn, db, dq, dk, dbeta, cu_seqlens, tokens, N, H, HV,
+    K: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr, SHARES: tl.constexpr, BETA: tl.constexpr, NORM: tl.constexpr,
+    PACKED: tl.constexpr,
+):  # fmt: skip
+    """dqn, dkn (tokens, HV, K), the norms (tokens, HV), db (SHARES, tokens, HV)."""
+    head = tl.program_id(0) % H
+    row = (tl.program_id(0) // H).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    near, end = tl.minimum(row, tokens - 1), tokens.to(tl.int64)
+    if PACKED:
+        end = tl.load(cu_seqlens + N)
+    norm_bwd(q, dqn, dq, q_norm, row, near, row < end, H, HV, head, K, BK, NORM)
+    norm_bwd(k, dkn, dk, k_norm, row, near, row < end, H, HV, head, K, BK, NORM)
+    for j in range(HV // H):
+        at = near * HV + head * (HV // H) + j
+        sum_ = tl.zeros((ROWS,), tl.float32)
+        for share in tl.static_range(SHARES):
+            sum_ += tl.load(db + tokens.to(tl.int64) * (share * HV) + at)
+        if BETA != "given":
+            logit = tl.load(beta + at).to(tl.float32)
+            sum_ *= sigmoid_slope(logit) * (2.0 if BETA == "2*sigmoid" else 1.0)
+        sum_ = tl.where(row < end, sum_, 0.0)
+        tl.store(dbeta + at, sum_.to(dbeta.dtype.element_ty), mask=row == near)
