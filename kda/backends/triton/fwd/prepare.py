@@ -25,15 +25,14 @@ from ..parts.sequences import clear, piece
 @triton.jit
 def norms(q, k, stride, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, NORM: tl.constexpr):
     """(C) 1 / |q|, 1 / |k| (1 without NORM) and normalised q . k."""
-    i = tl.arange(0, C)[:, None]
+    i = tl.minimum(tl.arange(0, C), rows - 1)[:, None]                         # rows that are not there: the last one
     qq = tl.zeros((C,), tl.float32)
     kk = tl.zeros((C,), tl.float32)
     qk = tl.zeros((C,), tl.float32)
     for k0 in tl.range(0, K, BK, num_stages=1):
         d = k0 + tl.arange(0, BK)[None, :]
-        real = (i < rows) & (d < K)
-        x = tl.load(q + i * stride + d, mask=real, other=0.0).to(tl.float32)
-        y = tl.load(k + i * stride + d, mask=real, other=0.0).to(tl.float32)
+        x = load_columns(q + i * stride + d, d, K, BK).to(tl.float32)
+        y = load_columns(k + i * stride + d, d, K, BK).to(tl.float32)
         qk += tl.sum(x * y, 1)
         if NORM:
             qq += tl.sum(x * x, 1)
@@ -75,23 +74,24 @@ def decay_rows(
 ):  # fmt: skip
     """gc over all rows out of its runs, and from it qg, kn 2^gc, kg and gc_last."""
     DOT: tl.constexpr = q.dtype.element_ty
-    i = tl.arange(0, C)[:, None]
+    r = tl.arange(0, C)[:, None]
+    i = tl.minimum(r, rows - 1)
     for k0 in tl.range(0, K, BK, num_stages=1):
         d = k0 + tl.arange(0, BK)[None, :]
-        real = (i < rows) & (d < K)
-        sums = tl.load(gc + i * K + d, mask=real, other=0.0)
-        last = tl.load(gc + (rows - 1) * K + d, mask=d < K, other=0.0)
+        real = (r < rows) & (d < K)
+        sums = load_columns(gc + i * K + d, d, K, BK)
+        last = load_columns(gc + (rows - 1) * K + d, d, K, BK)
         for run in tl.static_range(RUN, C, RUN):
             end = tl.load(gc + (run - 1) * K + d, mask=(d < K) & (run < rows), other=0.0)
             sums += tl.where(i >= run, end, 0.0)
             last += end
         if RUN < C:
             tl.debug_barrier()                                                 # all of the slice was read
-            tl.store(gc + i * K + d, sums, mask=real & (i >= RUN))
+            tl.store(gc + i * K + d, sums, mask=real & (r >= RUN))
         if not SUMS_ONLY:
             E = exp2(sums.to(tl.float32))
-            x = tl.load(q + i * q_stride + d, mask=real, other=0.0).to(tl.float32)
-            y = tl.load(k + i * q_stride + d, mask=real, other=0.0).to(tl.float32) * ks[:, None]
+            x = load_columns(q + i * q_stride + d, d, K, BK).to(tl.float32)
+            y = load_columns(k + i * q_stride + d, d, K, BK).to(tl.float32) * ks[:, None]
             tl.store(qg + i * stride + d, (x * (qs[:, None] * E)).to(DOT), mask=real)
             tl.store(kE + i * stride + d, (y * E).to(DOT), mask=real)
             tl.store(kg + i * stride + d, (y * exp2((last - sums).to(tl.float32))).to(DOT), mask=real)
@@ -256,9 +256,9 @@ def matrices(
         Aqk = tl.where(i[:, None] == i[None, :], qk[:, None], Aqk) * scale
         tl.store(A_qk + row * C + at_c, tl.trans(Aqk).to(A_qk.dtype.element_ty), mask=valid[:, None])
         A_kk += tile * (C * C)
-        tl.store(A_kk + i[:, None] * C + i[None, :], A * b[:, None], mask=valid[:, None])
+        tl.store(A_kk + i[:, None] * C + i[None, :], A * b[:, None])
         tl.debug_barrier()                                                     # A_kk is there
-        X = inverse(A_kk, C, rows, C, PRECISION)
+        X = inverse(A_kk, C, PRECISION)
         if MODE == "backward":
             tl.store(A_inv + row * C + at_c, X.to(A_inv.dtype.element_ty), mask=valid[:, None])
     X = (X * b[None, :]).to(q.dtype.element_ty)

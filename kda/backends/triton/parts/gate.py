@@ -81,7 +81,7 @@ def log2_decay(x, rate, lower_bound, GATE: tl.constexpr):
     elif GATE == "softplus":
         g2 = -LOG2_E * (rate * softplus(x))
     else:
-        g2 = (LOG2_E * lower_bound) * sigmoid(finite(rate * x))
+        g2 = (LOG2_E * lower_bound) * sigmoid(rate * x)
     return at_least(g2, FLOOR)
 
 
