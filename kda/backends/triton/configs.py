@@ -55,6 +55,7 @@ TABLE = (
     Row("compose", 32, 256, 99, Config(warps=8, BK=32, BV=32)),
     Row("wy", 16, 256, 99, Config(warps=4, BV=64)),
     Row("wy", 32, 256, 99, Config(warps=8, BV=32)),
+    Row("intra", 16, 256, 99, Config(warps=8, BK=32, BV=64), "mma.sync"),
     Row("intra", 16, 256, 99, Config(warps=8, BK=64, BV=64)),
     Row("intra", 32, 256, 99, Config(warps=8, BK=16, BV=32)),
 )
