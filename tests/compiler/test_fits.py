@@ -72,7 +72,10 @@ def test_every_row_serves_somebody():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row, arch", [(row, arch) for row in TABLE for arch in reached(row)], ids=str)
+@pytest.mark.parametrize(
+    "row, arch", [(row, arch) for row in TABLE for arch in reached(row)],
+    ids=lambda x: x if isinstance(x, str) else f"{x.kernel}-{x.bits}-{x.K}-{x.shared}",
+)  # fmt: skip
 def test_a_row_takes_no_more_than_it_says(row, arch, empty_store):
     pytest.importorskip("triton", reason="Triton is not installed")
     assert list(too_much(row, built(row, arch))) == []
