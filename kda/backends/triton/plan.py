@@ -17,13 +17,10 @@ from kda.host import Host
 from kda.problem import Problem
 from kda.stages import LOG2_E
 
+from .configs import Config, choose, power_of_2
+
 TYPES = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32", "float64": "*fp64", "int32": "*i32",
          "int64": "*i64"}  # fmt: skip
-
-
-def power_of_2(n: int) -> int:
-    """The next one up, at least the 16 that a product takes."""
-    return max(16, 1 << (n - 1).bit_length())
 
 
 def target_of(host: Host) -> Target:
@@ -31,17 +28,6 @@ def target_of(host: Host) -> Target:
     assert host.cc is not None
     fits = [t for t in TARGETS.values() if t.cc == host.cc or (t.spelling[-1] != "a" and t.cc <= host.cc)]
     return max(fits, key=lambda t: t.cc)
-
-
-@dataclass(frozen=True)
-class Config:
-    """How a kernel is cut and scheduled."""
-
-    warps: int = 4
-    stages: int = 1
-    BK: int = 128                            # slice of K in registers
-    BV: int = 64                             # and of V
-    maxnreg: int | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +76,7 @@ class Plan:
 @functools.lru_cache(maxsize=1024)
 def plan(p: Problem, host: Host, saved: str = "nothing") -> Plan:
     """`saved`, of bundles.SAVES: by this forward, or by that of this backward."""
-    make = _Recipes(p, target_of(host))
+    make = _Recipes(p, host)
     segment = split(p, host.sms, make.state.BV)
     kernels = (make.forward if p.direction == "forward" else make.backward)(segment, saved)
     return Plan(p, make.target, host.sms, kernels, segment)
@@ -130,15 +116,14 @@ def span(p: Problem) -> int:
 class _Recipes:
     """The kernels of one class of problems on one target."""
 
-    def __init__(self, p: Problem, target: Target):
-        self.p, self.target = p, target
+    def __init__(self, p: Problem, host: Host):
+        self.p, self.target = p, target_of(host)
         wide = 2 if p.dtype == "float32" else 1
         self.K = power_of_2(p.K)
         self.sums = "float64" if p.dtype == "float32" else "float32"             # of log2 decays
-        self.prepare = Config(warps=4, BK=min(self.K, 64), BV=min(power_of_2(p.V), 64))
-        self.state = Config(warps=4, stages=3 if wide == 1 else 1, BV=min(power_of_2(p.V), 8192 // self.K // wide, 64))
-        self.wy = Config(warps=4, BV=min(power_of_2(p.V), 64))
-        self.intra = Config(warps=8, BK=min(self.K, 64), BV=min(power_of_2(p.V), 64))
+        self.prepare, self.state = choose("prepare", p, host), choose("state", p, host)
+        self.wy, self.intra = choose("wy", p, host), choose("intra", p, host)
+        self.composing = choose("compose", p, host, bits=32)
         self.span = span(p)
         self.precision = "tf32" if wide == 1 else "tf32x3"                     # of products of float32 operands
 
@@ -230,7 +215,7 @@ class _Recipes:
     def state_kernel(self, start: str, finish: str, output: bool, keep_h: str, keep_v: bool) -> Recipe:
         p, c = self.p, self.state
         constants = {
-            "K": p.K, "V": p.V, "C": p.C, "BK": self.K, "BV": c.BV, "START": start, "FINISH": finish,
+            "K": p.K, "V": p.V, "C": p.C, "BK": c.BK, "BV": c.BV, "START": start, "FINISH": finish,
             "V_FIRST": p.state_v_first, "OUTPUT": output, "KEEP_H": keep_h, "KEEP_V": keep_v, "PACKED": p.packed,
             "PRECISION": self.precision, "STAGES": c.stages,
         }  # fmt: skip
@@ -246,7 +231,7 @@ class _Recipes:
 
     def transition(self) -> Recipe:
         p, c = self.p, self.state
-        constants = {"K": p.K, "C": p.C, "BK": self.K, "BV": c.BV, "PACKED": p.packed,
+        constants = {"K": p.K, "C": p.C, "BK": c.BK, "BV": c.BV, "PACKED": p.packed,
                      "PRECISION": self.precision, "STAGES": c.stages}  # fmt: skip
         return self.recipe(
             "fwd.state:transition",
@@ -255,12 +240,12 @@ class _Recipes:
         )  # fmt: skip
 
     def compose(self, start: str, dtype: str | None, reverse: bool) -> Recipe:
-        p, c = self.p, self.state
-        constants = {"K": p.K, "V": p.V, "BK": self.K, "BV": min(c.BV, 32), "START": start, "V_FIRST": p.state_v_first,
+        p, c = self.p, self.composing
+        constants = {"K": p.K, "V": p.V, "ROWS": self.K, "BK": c.BK, "BV": c.BV, "V_FIRST": p.state_v_first,
                      "REVERSE": reverse, "PACKED": p.packed, "PRECISION": "tf32x3"}  # fmt: skip
         return self.recipe(
             "fwd.state:compose", f"M:float32 added:float32 h0:{dtype or 'float32'} edge:float32 first:int32",
-            "pieces HV", constants, Config(warps=4), self.absent(h0=start != "zero", first=p.packed),
+            "pieces HV", constants, c, self.absent(h0=start != "zero", first=p.packed),
         )  # fmt: skip
 
 
@@ -342,7 +327,7 @@ class _Recipes:
     def state_bwd(self, start: str, finish: str, keep: bool) -> Recipe:
         p, c = self.p, self.state
         constants = {
-            "K": p.K, "V": p.V, "C": p.C, "BK": self.K, "BV": c.BV, "START": start, "FINISH": finish,
+            "K": p.K, "V": p.V, "C": p.C, "BK": c.BK, "BV": c.BV, "START": start, "FINISH": finish,
             "V_FIRST": p.state_v_first, "KEEP": keep, "PACKED": p.packed, "PRECISION": self.precision,
             "STAGES": min(c.stages, 2),
         }  # fmt: skip
@@ -367,7 +352,7 @@ def recipes(p: Problem, host: Host) -> list[Recipe]:
         from . import recurrent_plan
 
         return recurrent_plan.recipes(p, host)
-    make = _Recipes(p, target_of(host))
+    make = _Recipes(p, host)
     way, kept = (make.forward, make.backward)[p.direction == "backward"], ("nothing", "products")
     plans = [way(segment, saved) for segment in (0, 64) for saved in (("all",) if p.disable_recompute else kept)]
     return list(dict.fromkeys(recipe for kernels in plans for recipe in kernels.values()))

@@ -2,15 +2,16 @@
 
   dv_new = A_qk^T @ do + kg @ dh;  next dh = 2^gc_last dh + scale qg^T @ do - w^T @ dv_new
 
-dh (K, BV), the gradient of the state that leaves the chunk, stays in registers, float32.  Segments are those of the
-forward: `added` comes of a run from zero, and the transition of a segment is the forward's, transposed.
+dh (K, BV), the gradient of the state that leaves the chunk, stays in registers, float32, in slices of BK rows.
+Segments are those of the forward: `added` comes of a run from zero, and the transition of a segment is the forward's,
+transposed.
 """
 
 import triton
 import triton.language as tl
 
+from ..fwd.state import load_state, store_state
 from ..parts.fast import exp2
-from ..parts.memory import state_at
 from ..parts.sequences import piece
 
 
@@ -40,37 +41,41 @@ def state_bwd(
     else:
         chunk = n * chunks + number * segment
     DOT: tl.constexpr = w.dtype.element_ty
-    i, d, e = tl.arange(0, C), tl.arange(0, BK), tile * BV + tl.arange(0, BV)
-    real = (d < K)[:, None] & (e < V)[None, :]
-    if START == "sequence":
-        S = tl.load(state_at(dht, n * HV + head, d, e, K, V, V_FIRST), mask=real, other=0.0).to(tl.float32)
-    elif START == "segment":
-        S = tl.load(state_at(dht, p * HV + head, d, e, K, V, False), mask=real, other=0.0)
+    i, e = tl.arange(0, C), tile * BV + tl.arange(0, BV)
+    if START == "segment":
+        S = load_state(dht, p * HV + head, e, K, V, BK, False)
     else:
-        S = tl.zeros((BK, BV), tl.float32)
+        S = load_state(dht, n * HV + head, e, K, V, BK, V_FIRST)
     steps = tl.cdiv(tokens, C)
     for j in tl.range(0, steps, num_stages=STAGES):
         c = steps - 1 - j
         valid = c * C + i < tokens
         row = (begin + c * C + i) * HV + head
-        at_k, at_v = row[:, None] * K + d[None, :], row[:, None] * V + e[None, :]
-        k_real, v_real = valid[:, None] & (d < K)[None, :], valid[:, None] & (e < V)[None, :]
+        at_v, v_real = row[:, None] * V + e[None, :], valid[:, None] & (e < V)[None, :]
         at_chunk = (chunk + c) * HV + head
         if KEEP:
-            tl.store(state_at(dh, at_chunk, d, e, K, V, False), S.to(DOT), mask=real)
+            store_state(dh, at_chunk, S, e, K, V, BK, False)
         do_ = tl.load(do + at_v, mask=v_real, other=0.0)
         a = tl.trans(tl.load(A_qk + row[:, None] * C + i[None, :], mask=valid[:, None], other=0.0))
         x = tl.dot(a, do_, input_precision=PRECISION)
-        x = tl.dot(tl.load(kg + at_k, mask=k_real, other=0.0), S.to(DOT), x, input_precision=PRECISION)
+        for s in tl.static_range(len(S)):
+            d = s * BK + tl.arange(0, BK)
+            k_ = tl.load(kg + row[:, None] * K + d[None, :], mask=valid[:, None] & (d < K)[None, :], other=0.0)
+            x = tl.dot(k_, S[s].to(DOT), x, input_precision=PRECISION)
         if KEEP:
             tl.store(dv_new + at_v, x.to(DOT), mask=v_real)
-        decay = exp2(tl.load(gc_last + at_chunk.to(tl.int64) * K + d, mask=d < K, other=0.0))
-        q_ = tl.trans(tl.load(qg + at_k, mask=k_real, other=0.0))
-        w_ = tl.trans(tl.load(w + at_k, mask=k_real, other=0.0))
-        S = S * decay[:, None] + scale * tl.dot(q_, do_, input_precision=PRECISION)
-        S = tl.dot(w_, (-x).to(DOT), S, input_precision=PRECISION)
+        next_S = ()
+        for s in tl.static_range(len(S)):
+            d = s * BK + tl.arange(0, BK)
+            at, real = row[:, None] * K + d[None, :], valid[:, None] & (d < K)[None, :]
+            decay = exp2(tl.load(gc_last + at_chunk.to(tl.int64) * K + d, mask=d < K, other=0.0))
+            q_ = tl.trans(tl.load(qg + at, mask=real, other=0.0))
+            w_ = tl.trans(tl.load(w + at, mask=real, other=0.0))
+            y = S[s] * decay[:, None] + scale * tl.dot(q_, do_, input_precision=PRECISION)
+            next_S = next_S + (tl.dot(w_, (-x).to(DOT), y, input_precision=PRECISION),)
+        S = next_S
     if FINISH == "sequence":
         if number == 0:
-            tl.store(state_at(dh0, n * HV + head, d, e, K, V, V_FIRST), S, mask=real)
+            store_state(dh0, n * HV + head, S, e, K, V, BK, V_FIRST)
     elif FINISH == "segment":
-        tl.store(state_at(dh0, p * HV + head, d, e, K, V, False), S, mask=real)
+        store_state(dh0, p * HV + head, S, e, K, V, BK, False)

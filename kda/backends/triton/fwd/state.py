@@ -2,10 +2,10 @@
 
   v_new = u - w @ h;  o = scale qg @ h + A_qk @ v_new;  next h = 2^gc_last h + kg^T @ v_new
 
-h (K, BV) stays in registers, float32; it enters products in the dtype of q.  A program walks a segment of a sequence:
-the whole of it, or, where few heads would leave the chip idle, a run of chunks.  Then `state` without outputs first
-gives what each segment adds to a state of zero, `transition` the matrix that it multiplies a state by, and `compose`
-chains these to the states that enter the segments.
+h (K, BV) stays in registers, float32, in slices of BK rows; it enters products in the dtype of q.  A program walks a
+segment of a sequence: the whole of it, or, where few heads would leave the chip idle, a run of chunks.  Then `state`
+without outputs first gives what each segment adds to a state of zero, `transition` the matrix that it multiplies a
+state by, and `compose` chains these to the states that enter the segments.
 """
 
 import triton
@@ -14,6 +14,29 @@ import triton.language as tl
 from ..parts.fast import exp2
 from ..parts.memory import state_at
 from ..parts.sequences import piece
+
+
+@triton.jit
+def load_state(states, number, e, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, V_FIRST: tl.constexpr):
+    """Columns e of one state in slices of BK rows, float32; of zeros where `states` is None."""
+    S = ()
+    for d0 in tl.static_range(0, K, BK):
+        d = d0 + tl.arange(0, BK)
+        if states is None:
+            x = tl.zeros((BK, e.shape[0]), tl.float32)
+        else:
+            real = (d < K)[:, None] & (e < V)[None, :]
+            x = tl.load(state_at(states, number, d, e, K, V, V_FIRST), mask=real, other=0.0).to(tl.float32)
+        S = S + (x,)
+    return S
+
+
+@triton.jit
+def store_state(states, number, S, e, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, V_FIRST: tl.constexpr):
+    for s in tl.static_range(len(S)):
+        d = s * BK + tl.arange(0, BK)
+        real = (d < K)[:, None] & (e < V)[None, :]
+        tl.store(state_at(states, number, d, e, K, V, V_FIRST), S[s].to(states.dtype.element_ty), mask=real)
 
 
 @triton.jit
@@ -45,39 +68,46 @@ def state(
     else:
         chunk = n * chunks + number * segment
     DOT: tl.constexpr = w.dtype.element_ty
-    i, d, e = tl.arange(0, C), tl.arange(0, BK), tile * BV + tl.arange(0, BV)
-    real = (d < K)[:, None] & (e < V)[None, :]
-    if START == "sequence":
-        S = tl.load(state_at(h0, n * HV + head, d, e, K, V, V_FIRST), mask=real, other=0.0).to(tl.float32)
-    elif START == "segment":
-        S = tl.load(state_at(h0, p * HV + head, d, e, K, V, False), mask=real, other=0.0)
+    i, e = tl.arange(0, C), tile * BV + tl.arange(0, BV)
+    if START == "segment":
+        S = load_state(h0, p * HV + head, e, K, V, BK, False)
     else:
-        S = tl.zeros((BK, BV), tl.float32)
+        S = load_state(h0, n * HV + head, e, K, V, BK, V_FIRST)
     for c in tl.range(0, tl.cdiv(tokens, C), num_stages=STAGES):
         valid = c * C + i < tokens
         row = (begin + c * C + i) * HV + head
-        at_k, at_v = row[:, None] * K + d[None, :], row[:, None] * V + e[None, :]
-        k_real, v_real = valid[:, None] & (d < K)[None, :], valid[:, None] & (e < V)[None, :]
+        at_v, v_real = row[:, None] * V + e[None, :], valid[:, None] & (e < V)[None, :]
         at_chunk = (chunk + c) * HV + head
         if KEEP_H != "none":
-            tl.store(state_at(h, at_chunk, d, e, K, V, KEEP_H == "vk"), S.to(DOT), mask=real)
-        Sd = S.to(DOT)
-        x = tl.dot(tl.load(w + at_k, mask=k_real, other=0.0), Sd, input_precision=PRECISION)
+            store_state(h, at_chunk, S, e, K, V, BK, KEEP_H == "vk")
+        x = tl.zeros((C, BV), tl.float32)
+        for s in tl.static_range(len(S)):
+            d = s * BK + tl.arange(0, BK)
+            w_ = tl.load(w + row[:, None] * K + d[None, :], mask=valid[:, None] & (d < K)[None, :], other=0.0)
+            x = tl.dot(w_, S[s].to(DOT), x, input_precision=PRECISION)
         x = (tl.load(u + at_v, mask=v_real, other=0.0).to(tl.float32) - x).to(DOT)
         if KEEP_V:
             tl.store(v_new + at_v, x, mask=v_real)
         if OUTPUT:
-            y = scale * tl.dot(tl.load(qg + at_k, mask=k_real, other=0.0), Sd, input_precision=PRECISION)
+            y = tl.zeros((C, BV), tl.float32)
+            for s in tl.static_range(len(S)):
+                d = s * BK + tl.arange(0, BK)
+                q_ = tl.load(qg + row[:, None] * K + d[None, :], mask=valid[:, None] & (d < K)[None, :], other=0.0)
+                y = tl.dot(q_, S[s].to(DOT), y, input_precision=PRECISION)
             a = tl.load(A_qk + row[:, None] * C + i[None, :], mask=valid[:, None], other=0.0)
-            tl.store(o + at_v, tl.dot(a, x, y, input_precision=PRECISION).to(DOT), mask=v_real)
-        decay = exp2(tl.load(gc_last + at_chunk.to(tl.int64) * K + d, mask=d < K, other=0.0))
-        kg_ = tl.trans(tl.load(kg + at_k, mask=k_real, other=0.0))
-        S = tl.dot(kg_, x, S * decay[:, None], input_precision=PRECISION)
+            tl.store(o + at_v, tl.dot(a, x, scale * y, input_precision=PRECISION).to(DOT), mask=v_real)
+        next_S = ()
+        for s in tl.static_range(len(S)):
+            d = s * BK + tl.arange(0, BK)
+            decay = exp2(tl.load(gc_last + at_chunk.to(tl.int64) * K + d, mask=d < K, other=0.0))
+            k_ = tl.load(kg + row[:, None] * K + d[None, :], mask=valid[:, None] & (d < K)[None, :], other=0.0)
+            next_S = next_S + (tl.dot(tl.trans(k_), x, S[s] * decay[:, None], input_precision=PRECISION),)
+        S = next_S
     if FINISH == "sequence":
         if begin + tokens == end:
-            tl.store(state_at(ht, n * HV + head, d, e, K, V, V_FIRST), S, mask=real)
+            store_state(ht, n * HV + head, S, e, K, V, BK, V_FIRST)
     elif FINISH == "segment":
-        tl.store(state_at(ht, p * HV + head, d, e, K, V, False), S, mask=real)
+        store_state(ht, p * HV + head, S, e, K, V, BK, False)
 
 
 @triton.jit
@@ -101,28 +131,39 @@ def transition(
     else:
         chunk = n * chunks + number * segment
     DOT: tl.constexpr = w.dtype.element_ty
-    i, d, e = tl.arange(0, C), tl.arange(0, BK), tile * BV + tl.arange(0, BV)
-    X = tl.where(d[:, None] == e[None, :], 1.0, 0.0)
+    i, e = tl.arange(0, C), tile * BV + tl.arange(0, BV)
+    X = ()
+    for d0 in tl.static_range(0, K, BK):
+        X = X + (tl.where((d0 + tl.arange(0, BK))[:, None] == e[None, :], 1.0, 0.0),)
     for c in tl.range(0, tl.cdiv(tokens, C), num_stages=STAGES):
         valid = c * C + i < tokens
-        at = ((begin + c * C + i) * HV + head)[:, None] * K + d[None, :]
-        real = valid[:, None] & (d < K)[None, :]
-        y = tl.dot(tl.load(w + at, mask=real, other=0.0), X.to(DOT), input_precision=PRECISION)
-        decay = exp2(tl.load(gc_last + ((chunk + c) * HV + head).to(tl.int64) * K + d, mask=d < K, other=0.0))
-        kg_ = tl.trans(tl.load(kg + at, mask=real, other=0.0))
-        X = tl.dot(kg_, (-y).to(DOT), X * decay[:, None], input_precision=PRECISION)
-    tl.store(state_at(M, p * HV + head, d, e, K, K, False), X, mask=(d < K)[:, None] & (e < K)[None, :])
+        row, at_chunk = (begin + c * C + i) * HV + head, (chunk + c) * HV + head
+        y = tl.zeros((C, BV), tl.float32)
+        for s in tl.static_range(len(X)):
+            d = s * BK + tl.arange(0, BK)
+            w_ = tl.load(w + row[:, None] * K + d[None, :], mask=valid[:, None] & (d < K)[None, :], other=0.0)
+            y = tl.dot(w_, X[s].to(DOT), y, input_precision=PRECISION)
+        next_X = ()
+        for s in tl.static_range(len(X)):
+            d = s * BK + tl.arange(0, BK)
+            decay = exp2(tl.load(gc_last + at_chunk.to(tl.int64) * K + d, mask=d < K, other=0.0))
+            k_ = tl.load(kg + row[:, None] * K + d[None, :], mask=valid[:, None] & (d < K)[None, :], other=0.0)
+            product = tl.dot(tl.trans(k_), (-y).to(DOT), X[s] * decay[:, None], input_precision=PRECISION)
+            next_X = next_X + (product,)
+        X = next_X
+    store_state(M, p * HV + head, X, e, K, K, BK, False)
 
 
 @triton.jit
 def compose(
     M, added, h0, edge, first, pieces, HV,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, START: tl.constexpr, V_FIRST: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, V_FIRST: tl.constexpr,
     REVERSE: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The states at the edges of a sequence's segments: edge[p] = h entering p; next h = M[p] @ h + added[p].
 
-    REVERSE: the gradient of the state leaving p; next dh = M[p]^T @ dh + added[p].
+    REVERSE: the gradient of the state leaving p; next dh = M[p]^T @ dh + added[p].  BK columns of M at a time meet as
+    many rows of h, from memory, where it was just stored; ROWS is K as a power of 2.
     """
     tiles: tl.constexpr = (V + BV - 1) // BV
     tile, head, n = tl.program_id(0) % tiles, tl.program_id(0) // tiles % HV, tl.program_id(0) // tiles // HV
@@ -130,19 +171,21 @@ def compose(
         begin, end = tl.load(first + n), tl.load(first + n + 1)
     else:
         begin, end = n * pieces, n * pieces + pieces
-    d, e, f = tl.arange(0, BK), tile * BV + tl.arange(0, BV), tl.arange(0, BK)
+    d, e = tl.arange(0, ROWS), tile * BV + tl.arange(0, BV)
     real = (d < K)[:, None] & (e < V)[None, :]
-    if START == "sequence":
-        S = tl.load(state_at(h0, n * HV + head, d, e, K, V, V_FIRST), mask=real, other=0.0).to(tl.float32)
-    else:
-        S = tl.zeros((BK, BV), tl.float32)
+    (S,) = load_state(h0, n * HV + head, e, K, V, ROWS, V_FIRST)
     for j in tl.range(0, end - begin, num_stages=1):
         p = begin + j
         if REVERSE:
             p = end - 1 - j
         tl.store(state_at(edge, p * HV + head, d, e, K, V, False), S, mask=real)
         if j < end - begin - 1:
-            m = tl.load(state_at(M, p * HV + head, d, f, K, K, REVERSE), mask=(d < K)[:, None] & (f < K)[None, :],
-                        other=0.0)  # fmt: skip
-            S = tl.dot(m, S, input_precision=PRECISION)
-            S += tl.load(state_at(added, p * HV + head, d, e, K, V, False), mask=real, other=0.0)
+            tl.debug_barrier()                                                 # h is there
+            S = tl.load(state_at(added, p * HV + head, d, e, K, V, False), mask=real, other=0.0)
+            for k0 in tl.range(0, K, BK, num_stages=1):
+                f = k0 + tl.arange(0, BK)
+                there = (d < K)[:, None] & (f < K)[None, :]
+                m = tl.load(state_at(M, p * HV + head, d, f, K, K, REVERSE), mask=there, other=0.0)
+                there = (f < K)[:, None] & (e < V)[None, :]
+                h = tl.load(state_at(edge, p * HV + head, f, e, K, V, False), mask=there, other=0.0)
+                S = tl.dot(m, h, S, input_precision=PRECISION)

@@ -1,0 +1,82 @@
+"""How a kernel is cut and scheduled: the first row of TABLE that fits the head dims, the dtype and the GPU.
+
+A row names the shared memory that a block must be allowed.  benchmarks/fits.py builds the kernels of every row and
+prints what they take; tests/compiler/test_fits.py holds the table to that.  Every GPU from sm_80 up allows 99 KiB.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kda.compile.errors import BuildError
+from kda.host import Host
+from kda.problem import Problem
+
+SMALLEST = 99                                # KiB; what a GPU has that does not tell
+
+
+@dataclass(frozen=True)
+class Config:
+    warps: int = 4
+    stages: int = 1
+    BK: int = 256                            # slice of K in registers
+    BV: int = 64                             # and of V
+    maxnreg: int | None = None
+
+
+class Row(NamedTuple):
+    kernel: str
+    bits: int                                # of the elements of q, k and v
+    K: int                                   # the largest
+    shared: int                              # KiB that a block must be allowed
+    config: Config
+    products: str = "any"                    # "mma.sync": not wgmma and tcgen05, whose operands lie in shared memory
+
+
+# The rows of 227 KiB for K <= 128 were measured on an H200 (docs/measured.md); the others are built to fit.
+TABLE = (
+    Row("prepare", 16, 256, 99, Config(warps=4, BK=64, BV=64)),
+    Row("prepare", 32, 256, 99, Config(warps=8, BK=32, BV=32)),
+    Row("state", 16, 64, 227, Config(warps=4, stages=3, BV=64)),
+    Row("state", 16, 64, 99, Config(warps=4, stages=3, BV=64), "mma.sync"),
+    Row("state", 16, 64, 99, Config(warps=4, stages=2, BV=64)),
+    Row("state", 16, 128, 227, Config(warps=4, stages=3, BV=64)),
+    Row("state", 16, 128, 163, Config(warps=8, stages=3, BV=64), "mma.sync"),
+    Row("state", 16, 128, 99, Config(warps=8, stages=2, BV=64), "mma.sync"),
+    Row("state", 16, 128, 99, Config(warps=8, stages=1, BV=64)),
+    Row("state", 16, 256, 99, Config(warps=8, stages=2, BK=128, BV=32), "mma.sync"),
+    Row("state", 16, 256, 99, Config(warps=8, stages=1, BK=64, BV=64)),
+    Row("state", 32, 64, 99, Config(warps=8, BV=32)),
+    Row("state", 32, 256, 99, Config(warps=8, BK=64, BV=16), "mma.sync"),
+    Row("state", 32, 256, 99, Config(warps=4, BK=64, BV=16)),
+    Row("compose", 32, 64, 99, Config(warps=4, BK=32, BV=32)),
+    Row("compose", 32, 256, 99, Config(warps=8, BK=32, BV=32)),
+    Row("wy", 16, 256, 99, Config(warps=4, BV=64)),
+    Row("wy", 32, 256, 99, Config(warps=8, BV=32)),
+    Row("intra", 16, 256, 99, Config(warps=8, BK=32, BV=64), "mma.sync"),
+    Row("intra", 16, 256, 99, Config(warps=8, BK=64, BV=64)),
+    Row("intra", 32, 256, 99, Config(warps=8, BK=16, BV=32)),
+)
+
+
+def power_of_2(n: int) -> int:
+    """The next one up, at least the 16 that a product takes."""
+    return max(16, 1 << (n - 1).bit_length())
+
+
+def choose(kernel: str, p: Problem, host: Host, bits: int = 0) -> Config:
+    """`bits` of what the kernel multiplies, if that is not in the dtype of q."""
+    bits = bits or (32 if p.dtype == "float32" else 16)
+    allowed = host.smem or SMALLEST << 10
+    products = ("any",) if host.cc and host.cc[0] in (9, 10) else ("any", "mma.sync")
+    for row in TABLE:
+        asked = row.kernel == kernel and row.bits == bits and row.products in products
+        if asked and p.K <= row.K and row.shared << 10 <= allowed:
+            c = row.config
+            return dataclasses.replace(c, BK=min(c.BK, power_of_2(p.K)), BV=min(c.BV, power_of_2(p.V)))
+    raise BuildError(
+        f"{kernel} of K={p.K} V={p.V} {p.dtype} needs {SMALLEST} KiB of shared memory a block; {host} allows "
+        f"{allowed / 1024:g}. Use backend='reference'."
+    )
