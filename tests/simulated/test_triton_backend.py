@@ -450,9 +450,9 @@ FAULTS = {
         BATCH, FORWARD_CHUNK, "fwd/prepare", "i[None, :], qk[:, None], Aqk)", "i[None, :], 0.0, Aqk)"
     ),
     "a level takes its whole block": (
-        BATCH, BACKWARD_CHUNK, "parts/halving", "(half ^ 1)[:, None] == half", "(half | 1)[:, None] == (half | 1)"
+        GIVEN, BACKWARD_CHUNK, "parts/halving", "(half ^ 1)[:, None] == half", "(half | 1)[:, None] == (half | 1)"
     ),
-    "half a derivative of the gate": (BATCH, BACKWARD_CHUNK, "parts/gate", "sigmoid(y) * sigmoid(-y)", "sigmoid(y)"),
+    "the gate's derivative with the wrong sign": (BATCH, BACKWARD_CHUNK, "parts/gate", "dy = dg2 *", "dy = -dg2 *"),
     "a state that grows where it should decay": (
         BATCH, FORWARD_STATE, "fwd/state", "S * decay[:, None]", "S / decay[:, None]"
     ),
