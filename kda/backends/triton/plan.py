@@ -87,13 +87,13 @@ def split(p: Problem, sms: int, BV: int) -> int:
 
     With batch_invariant a sequence's cut does not depend on its neighbours.
     """
-    programs = -(-p.V // BV) * p.HV * (1 if p.batch_invariant else p.N)
-    wanted = 2 * sms // max(programs, 1)
+    sequences = max(p.N, 1)
+    wanted = 2 * sms // (-(-p.V // BV) * p.HV * (1 if p.batch_invariant else sequences))
     if wanted < 3:
         return 0
     if p.batch_invariant:
         return 64
-    chunks = -(-p.T // p.C) // (p.N if p.packed else 1)
+    chunks = -(-p.T // p.C) // (sequences if p.packed else 1)
     length = max(16, -(-chunks // wanted))
     return length if chunks > 2 * length else 0
 

@@ -12,7 +12,8 @@ from ..parts.gate import log2_decay_bwd, rate_of
 
 @triton.jit
 def gate_bwd(
-    g, A_log, dt_bias, dg2_row, dg, of_A_log, of_dt_bias, through_last, d, head, stride, rows, lower_bound, one,
+    g, A_log, dt_bias, dg2_row, dg, of_A_log, of_dt_bias, through_last, d, head, number, stride, rows, lower_bound,
+    one,
     K: tl.constexpr, C: tl.constexpr, RUN: tl.constexpr, GATE: tl.constexpr, RATE: tl.constexpr, BIAS: tl.constexpr,
     SUMMED: tl.constexpr,
 ):  # fmt: skip
@@ -39,9 +40,9 @@ def gate_bwd(
         dx, of_A = log2_decay_bwd(dg2, x, rate_of(A_log, head, RATE), lower_bound, GATE)
         tl.store(dg + at, dx.to(dg.dtype.element_ty), mask=real)
         if RATE:
-            tl.store(of_A_log + d, tl.sum(tl.sum(tl.where(real, of_A, 0.0), 2), 1), mask=d < K)
+            tl.store(of_A_log + number * K + d, tl.sum(tl.sum(tl.where(real, of_A, 0.0), 2), 1), mask=d < K)
         if BIAS:
-            tl.store(of_dt_bias + d, tl.sum(tl.sum(tl.where(real, dx, 0.0), 2), 1), mask=d < K)
+            tl.store(of_dt_bias + number * K + d, tl.sum(tl.sum(tl.where(real, dx, 0.0), 2), 1), mask=d < K)
 
 
 @triton.jit

@@ -14,7 +14,7 @@ U1 @ qn + U2 @ kn under the decay from it is y; what they give is under the inve
 import triton
 import triton.language as tl
 
-from ..parts.fast import exp2, times, times_both
+from ..parts.fast import exp2, rounded_product, times, times_both
 from ..parts.gate import step_size
 from ..parts.halving import FIRST, LEVELS, across_cut, cut_of, decay_to_cut, quarters
 from ..parts.memory import load_columns, load_tile
@@ -109,7 +109,7 @@ def intra_bwd(
         at = e[:, None] + d[None, :] * V                                       # (BV, BK): h^T
         h_ = load_tile(h + at, e[:, None], V, BV, d[None, :], K, BK)
         dh_ = load_tile(dh + at, e[:, None], V, BV, d[None, :], K, BK)
-        through_last += tl.sum(h_.to(tl.float32) * dh_.to(tl.float32), 0)
+        through_last += tl.sum(rounded_product(h_.to(tl.float32), dh_.to(tl.float32)), 0)
         x = tl.dot(load_columns(do + at_v + e[None, :], e[None, :], V, BV), h_, x, input_precision=PRECISION)
         plus = tl.dot(load_columns(P + at_v + e[None, :], e[None, :], V, BV), h_, plus, input_precision=PRECISION)
         minus = tl.dot(load_columns(v_new + at_v + e[None, :], e[None, :], V, BV), dh_, minus,
@@ -183,5 +183,5 @@ def intra_bwd(
     tl.debug_barrier()                                                         # all of the slice of gc was read
     tl.store(gc + at_gc, dg2.to(gc.dtype.element_ty), mask=real)
     tl.debug_barrier()                                                         # dg2 is there
-    gate_bwd(g, A_log, dt_bias, gc, dg, of_A_log + number * K, of_dt_bias + number * K, through_last, d, head, HV * K,
-             rows, lower_bound, one, K, C, RUN, GATE, RATE, BIAS, SUMMED)  # fmt: skip
+    gate_bwd(g, A_log, dt_bias, gc, dg, of_A_log, of_dt_bias, through_last, d, head, number, HV * K, rows, lower_bound,
+             one, K, C, RUN, GATE, RATE, BIAS, SUMMED)  # fmt: skip

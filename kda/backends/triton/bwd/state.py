@@ -10,8 +10,8 @@ transposed.
 import triton
 import triton.language as tl
 
-from ..fwd.state import load_state, store_state
 from ..parts.fast import exp2
+from ..parts.memory import load_state, store_state
 from ..parts.sequences import piece
 
 
@@ -46,6 +46,11 @@ def state_bwd(
         S = load_state(dht, p * HV + head, e, K, V, BK, False)
     else:
         S = load_state(dht, n * HV + head, e, K, V, BK, V_FIRST)
+    if PACKED:
+        if tokens == 0:                                                        # as in fwd/state
+            if FINISH == "sequence":
+                store_state(dh0, n * HV + head, S, e, K, V, BK, V_FIRST)
+            return
     steps = tl.cdiv(tokens, C)
     for j in tl.range(0, steps, num_stages=STAGES):
         c = steps - 1 - j

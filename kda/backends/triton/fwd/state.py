@@ -12,31 +12,8 @@ import triton
 import triton.language as tl
 
 from ..parts.fast import exp2
-from ..parts.memory import state_at
+from ..parts.memory import load_state, state_at, store_state
 from ..parts.sequences import piece
-
-
-@triton.jit
-def load_state(states, number, e, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, V_FIRST: tl.constexpr):
-    """Columns e of one state in slices of BK rows, float32; of zeros where `states` is None."""
-    S = ()
-    for d0 in tl.static_range(0, K, BK):
-        d = d0 + tl.arange(0, BK)
-        if states is None:
-            x = tl.zeros((BK, e.shape[0]), tl.float32)
-        else:
-            real = (d < K)[:, None] & (e < V)[None, :]
-            x = tl.load(state_at(states, number, d, e, K, V, V_FIRST), mask=real, other=0.0).to(tl.float32)
-        S = S + (x,)
-    return S
-
-
-@triton.jit
-def store_state(states, number, S, e, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, V_FIRST: tl.constexpr):
-    for s in tl.static_range(len(S)):
-        d = s * BK + tl.arange(0, BK)
-        real = (d < K)[:, None] & (e < V)[None, :]
-        tl.store(state_at(states, number, d, e, K, V, V_FIRST), S[s].to(states.dtype.element_ty), mask=real)
 
 
 @triton.jit
@@ -73,6 +50,11 @@ def state(
         S = load_state(h0, p * HV + head, e, K, V, BK, False)
     else:
         S = load_state(h0, n * HV + head, e, K, V, BK, V_FIRST)
+    if PACKED:
+        if tokens == 0:                                                        # tcgen05 would have no S without a step
+            if FINISH == "sequence":
+                store_state(ht, n * HV + head, S, e, K, V, BK, V_FIRST)
+            return
     for c in tl.range(0, tl.cdiv(tokens, C), num_stages=STAGES):
         valid = c * C + i < tokens
         row = (begin + c * C + i) * HV + head

@@ -20,6 +20,13 @@ def exp2_of_distance(x, y):
 
 
 @triton.jit
+def rounded_product(x, y):
+    """For sums that several threads hold: a multiplication fused with an addition would give each its own last bits."""
+    return tl.inline_asm_elementwise("mul.rn.ftz.f32 $0, $1, $2;", "=f,f,f", [x, y], dtype=tl.float32, is_pure=True,
+                                     pack=1)  # fmt: skip
+
+
+@triton.jit
 def reciprocal(x):
     """1 / x within an ulp; 0 for infinity."""
     return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
@@ -46,3 +53,10 @@ def times_both(x, norm, E):
     power = (bits & 0x7F800000).to(tl.float32, bitcast=True)
     rest = (bits & 0x007FFFFF | 0x3F800000).to(tl.float32, bitcast=True)
     return times(times(x, power + tl.zeros_like(E)), E * rest)
+
+
+@triton.jit
+def load_float(pointers):
+    """tl.load in whatever layout: Triton takes seconds to find one for a hundred loads that hang together."""
+    return tl.inline_asm_elementwise("ld.global.f32 $0, [$1];", "=f,l", [pointers], dtype=tl.float32, is_pure=False,
+                                     pack=1)  # fmt: skip

@@ -33,3 +33,26 @@ def state_at(states, number, d, e, K: tl.constexpr, V: tl.constexpr, V_FIRST: tl
     else:
         at = base + d[:, None] * V + e[None, :]
     return at
+
+
+@triton.jit
+def load_state(states, number, e, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, V_FIRST: tl.constexpr):
+    """Columns e of one state in slices of BK rows, float32; of zeros where `states` is None."""
+    S = ()
+    for d0 in tl.static_range(0, K, BK):
+        d = d0 + tl.arange(0, BK)
+        if states is None:
+            x = tl.zeros((BK, e.shape[0]), tl.float32)
+        else:
+            real = (d < K)[:, None] & (e < V)[None, :]
+            x = tl.load(state_at(states, number, d, e, K, V, V_FIRST), mask=real, other=0.0).to(tl.float32)
+        S = S + (x,)
+    return S
+
+
+@triton.jit
+def store_state(states, number, S, e, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, V_FIRST: tl.constexpr):
+    for s in tl.static_range(len(S)):
+        d = s * BK + tl.arange(0, BK)
+        real = (d < K)[:, None] & (e < V)[None, :]
+        tl.store(state_at(states, number, d, e, K, V, V_FIRST), S[s].to(states.dtype.element_ty), mask=real)
