@@ -1,0 +1,123 @@
+"""Which configuration of a Triton kernel is fastest on this GPU: where rows of backends/triton/configs.py come from.
+
+    python benchmarks/configs.py --kernel intra --warps 4,8 --BK 32,64 --BV 64 --stages 1 --maxnreg 0,168
+                                 [--tokens 8192] [--heads 64] [--dim 128] [--dtype bfloat16] [--regime slow]
+
+Every configuration runs one forward and one backward with the kernel in it.  Results are compared with those of the
+committed table first; then each launch is timed on its own, after the kernels that come before it in a call.  Medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+import kda
+from kda.backends.triton import call, configs, plan
+from kda.backends.triton.configs import Config, Row
+from kda.compile.errors import BuildError
+from kda.compile.triton import attempt_all
+from kda.verify.cases import make_inputs
+
+CALLS = 11
+CLOSE = 2e-2                                 # two right results differ by roundings of bfloat16 in another order
+COMMITTED = configs.TABLE
+
+
+class Calls:
+    """A forward and a backward, and what `kda.backends.triton.call` does for them."""
+
+    def __init__(self, case):
+        self.case = case
+        self.plans = set()                   # the arguments of plan.plan
+        self.events = defaultdict(list)
+        prepared, launch = call.prepared, call.Call.run
+
+        def seen(*arguments):
+            self.plans.add(arguments)
+            return prepared(*arguments)
+
+        def timed(this, name, *args, **own):
+            events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            events[0].record()
+            launch(this, name, *args, **own)
+            events[1].record()
+            self.events[f"{this.p.direction} {name}"].append(events)
+
+        self.forget, call.prepared, call.Call.run = prepared.cache_clear, seen, timed
+
+    def use(self, kernel: str, config: Config | None) -> None:
+        """From here on the kernel is in this configuration, or in that of the table."""
+        own = [Row(kernel, bits, 256, configs.SMALLEST, config) for bits in (16, 32)] if config else []
+        configs.TABLE = (*own, *COMMITTED)
+        self.forget()
+        plan.plan.cache_clear()
+
+    def build(self, kernel: str, choices: list[Config]) -> None:
+        """All kernels side by side."""
+        recipes = []
+        for config in choices:
+            self.use(kernel, config)
+            recipes += [recipe for arguments in self.plans for recipe in plan.plan(*arguments).kernels.values()]
+        attempt_all(recipes)
+
+    def run(self) -> tuple:
+        out = kda.chunk_kda_fwd(**self.case.keywords, backend="triton")
+        return out.o, *kda.chunk_kda_bwd(do=self.case.do, **self.case.keywords, backend="triton")
+
+    def times(self) -> dict[str, float]:
+        """Milliseconds of each kernel, medians."""
+        self.events.clear()
+        for _ in range(CALLS):
+            self.run()
+        torch.cuda.synchronize()
+        return {name: round(statistics.median(a.elapsed_time(b) for a, b in pairs), 4)
+                for name, pairs in self.events.items()}  # fmt: skip
+
+
+def off(found: tuple, expected: tuple) -> float:
+    """The largest relative error of a tensor."""
+    pairs = [(x.double(), y.double()) for x, y in zip(found, expected) if x is not None]
+    return max(((x - y).norm() / y.norm()).item() for x, y in pairs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kernel", default="intra", help="a name in configs.TABLE")
+    for name, default in (("warps", "4,8"), ("stages", "1"), ("BK", "64"), ("BV", "64"), ("maxnreg", "0")):
+        parser.add_argument("--" + name, default=default, type=lambda text: [int(x) for x in text.split(",")])
+    for name, default in (("tokens", 8192), ("heads", 64), ("dim", 128)):
+        parser.add_argument("--" + name, default=default, type=int)
+    for name, default in (("dtype", "bfloat16"), ("gate", "bounded"), ("regime", "slow"), ("json", None)):
+        parser.add_argument("--" + name, default=default)
+    a = parser.parse_args()
+    calls = Calls(make_inputs(T=a.tokens, H=a.heads, K=a.dim, V=a.dim, dtype=a.dtype, gate=a.gate, regime=a.regime,
+                              initial_state=False, device="cuda"))  # fmt: skip
+    expected = calls.run()
+    choices = [Config(*x[:4], x[4] or None) for x in itertools.product(a.warps, a.stages, a.BK, a.BV, a.maxnreg)]
+    calls.build(a.kernel, choices)
+    lines = []
+    for config in [None, *choices]:
+        calls.use(a.kernel, config)
+        try:
+            error = off(calls.run(), expected)
+            found = calls.times() if error < CLOSE else "wrong"
+        except (BuildError, RuntimeError) as failure:
+            error, found = None, str(failure).splitlines()[0]
+        lines.append({"config": str(config or "the table's"), "off": error, "ms": found})
+        print(json.dumps(lines[-1]), flush=True)
+    if a.json:
+        Path(a.json).write_text(json.dumps(lines, indent=1))
+
+
+if __name__ == "__main__":
+    main()
