@@ -281,7 +281,7 @@ class _Recipes:
     def wy_bwd(self) -> Recipe:
         p, c = self.p, self.wy
         constants = {"V": p.V, "C": p.C, "BV": c.BV, "SPAN": self.span, "BETA": p.beta, "PACKED": p.packed,
-                     "PRECISION": self.precision}  # fmt: skip
+                     "PRECISION": self.precision, "STAGES": c.stages}  # fmt: skip
         return self.recipe(
             "bwd.wy:wy_bwd",
             "v:q beta:b A_inv:q v_new:q dv_new:q do:q P:q L1:q L2:q U1:q U2:q dv:q db:float32 diagonal:float32 "
@@ -299,7 +299,7 @@ class _Recipes:
             "K": p.K, "V": p.V, "C": p.C, "BK": c.BK, "BV": c.BV, "SPAN": self.span,
             "RUN": max(1, p.C * c.BK // (32 * c.warps)), "GATE": p.gate, "RATE": p.A_log, "BIAS": p.dt_bias,
             "BETA": p.beta, "NORM": p.qk_l2norm, "PACKED": p.packed,
-            "SUMMED": p.dtype == "float32", "PRECISION": self.precision,
+            "SUMMED": p.dtype == "float32", "PRECISION": self.precision, "STAGES": c.stages,
         }  # fmt: skip
         absent = self.absent(A_log=p.A_log, dt_bias=p.dt_bias, q_norm=p.qk_l2norm, k_norm=p.qk_l2norm,
                              of_A_log=p.A_log, of_dt_bias=p.dt_bias)  # fmt: skip

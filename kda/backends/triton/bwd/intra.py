@@ -54,7 +54,7 @@ def intra_bwd(
     of_A_log, of_dt_bias, cu_seqlens, first, owner, T, tokens, chunks, N, H, HV, one, scale, lower_bound,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr,
     RUN: tl.constexpr, GATE: tl.constexpr, RATE: tl.constexpr, BIAS: tl.constexpr, BETA: tl.constexpr,
-    NORM: tl.constexpr, PACKED: tl.constexpr, SUMMED: tl.constexpr, PRECISION: tl.constexpr,
+    NORM: tl.constexpr, PACKED: tl.constexpr, SUMMED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """gc (chunks, HV, C, K) is dg2_row in the end, dg2 itself where it is SUMMED.  dqn, dkn (tokens, HV, K);
     db (1 + slices of K, tokens, HV), shares of it; of_A_log, of_dt_bias (chunks, HV, K).
@@ -104,7 +104,7 @@ def intra_bwd(
     plus = tl.zeros((C, BK), tl.float32)
     minus = tl.zeros((C, BK), tl.float32)
     through_last = tl.zeros((BK,), tl.float32)
-    for v0 in tl.range(0, V, BV, num_stages=1):
+    for v0 in tl.range(0, V, BV, num_stages=STAGES):
         e = v0 + tl.arange(0, BV)
         at = e[:, None] + d[None, :] * V                                       # (BV, BK): h^T
         h_ = load_tile(h + at, e[:, None], V, BV, d[None, :], K, BK)

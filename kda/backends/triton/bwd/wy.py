@@ -20,7 +20,7 @@ def wy_bwd(
     v, beta, A_inv, v_new, dv_new, do, P, L1, L2, U1, U2, dv, db, diagonal, cu_seqlens, first, owner,
     T, chunks, N, HV, scale,
     V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr, BETA: tl.constexpr, PACKED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Scratch: P (tokens, HV, V), diagonal and db, here db_local (tokens, HV), L1, L2, U1 and U2 (chunks, HV, C, C).
 
@@ -54,7 +54,7 @@ def wy_bwd(
     D2 = tl.zeros((C, C), tl.float32)
     at_inv = A_inv + row * C + i[:, None] * (HV * C) + i[None, :]
     At = tl.trans(tl.load(at_inv, mask=valid[:, None], other=0.0))
-    for v0 in tl.range(0, V, BV, num_stages=1):
+    for v0 in tl.range(0, V, BV, num_stages=STAGES):
         e = v0 + tl.arange(0, BV)[None, :]
         real = valid[:, None] & (e < V)
         p = tl.dot(At, tl.load(dv_new + at_v + e, mask=real, other=0.0), input_precision=PRECISION)
