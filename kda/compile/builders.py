@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from .store import Entry
 # Like the `kda` command, so that `import kda` does not import torch.
 PROGRAM = "import sys as s; s.path[:] = s.argv[1:]; s.argv[:] = ['bin/kda']; import kda.compile.builders as b; b.main()"
 READY = b"ready\n"
+_HERE = threading.Lock()                     # CPython 3.11 counts the depth of syntax trees for all threads together
 # What would make Triton interpret, take code from elsewhere or leave the PTX out.
 UNWANTED = (
     "TRITON_INTERPRET", "TRITON_CACHE_MANAGER", "TRITON_REMOTE_CACHE_BACKEND", "TRITON_KERNEL_OVERRIDE",
@@ -50,7 +52,8 @@ class Builders:
             if (builder := Builder.started()) is None:
                 from . import triton
 
-                return triton.build(recipe)
+                with _HERE:
+                    return triton.build(recipe)
             self._all.append(builder)
         if self._stopped:
             builder.kill()
