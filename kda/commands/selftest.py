@@ -79,7 +79,7 @@ class CannotJudge(Exception):
 @click.option("--backend", metavar="NAME", help="One backend; without --arch and --backend, the one that auto picks.")
 @click.option("--level", type=click.Choice(list(LEVELS)), help="How far to go; left out, as far as possible.")
 @click.option("--stage", metavar="NAME", help="One stage alone, such as fwd/state.")
-@click.option("--quick", is_flag=True, help="Fewer calls, in under ten seconds.")
+@click.option("--quick", is_flag=True, help="Fewer whole calls; stages are proven as always.")
 @common_options
 def command(
     screen: Screen, arch: str | None, backend: str | None, level: str | None, stage: str | None, quick: bool
