@@ -420,6 +420,39 @@ def test_inputs_far_from_one():
     check(large, row.trained(large))
 
 
+@pytest.mark.parametrize("size", [2.0**-12, 2.0**40])
+def test_pairs_without_decay_after_the_longest_one_whatever_the_norms(size):
+    """The decay of a block of rows uses up the range of bfloat16: nothing is left for norms."""
+    sized = dict.fromkeys(("q", "k"), lambda x: size * x)
+    last = (torch.arange(64) % 32 >= 28).view(-1, 1, 1)
+    case = make_inputs(T=64, H=1, K=32, V=16, gate="bounded")
+    case = changed(case, g=lambda x: torch.where(last, -1e9, 1e9).to(x.dtype).expand_as(x).contiguous(), **sized)
+    check(case, trained("sm90", case))
+
+
+def test_every_token_at_the_lower_bound_without_l2norm():
+    case = make_inputs(T=70, H=1, K=32, V=16, gate="bounded", l2norm=False)
+    case = changed(case, g=lambda x: torch.full_like(x, 1e9))
+    check(case, trained("sm90", case))
+
+
+@pytest.mark.parametrize(
+    "words, rows",
+    [
+        ("bfloat16 bounded lower_bound=-5 l2norm", 32),
+        ("bfloat16 bounded lower_bound=-5", 16),
+        ("bfloat16 bounded lower_bound=-8 l2norm", 1),
+        ("bfloat16 bounded lower_bound=-5 l2norm C=32", 16),
+        ("float16 bounded lower_bound=-5 l2norm", 1),
+        ("float32 bounded lower_bound=-5 l2norm", 1),
+        ("bfloat16 softplus l2norm", 1),
+        ("bfloat16 gate=given lower_bound=-5 l2norm", 1),
+    ],
+)
+def test_blocks_are_as_large_as_a_bound_allows(words, rows):
+    assert plan.span(Problem.parse(words)) == rows
+
+
 # nothing at all
 
 
