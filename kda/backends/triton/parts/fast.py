@@ -48,11 +48,8 @@ def times(x, E):
 
 @triton.jit
 def times_both(x, norm, E):
-    """x * norm * E, for an E as small or large as there is: the power of two of norm goes to x, the rest of it to E."""
-    bits = norm.to(tl.int32, bitcast=True)
-    power = (bits & 0x7F800000).to(tl.float32, bitcast=True)
-    rest = (bits & 0x007FFFFF | 0x3F800000).to(tl.float32, bitcast=True)
-    return times(times(x, power + tl.zeros_like(E)), E * rest)
+    """x * norm * E in the dtype of x, rounded once; E may be near 2^-126 or 2^127, x * norm is at most about 1."""
+    return (x.to(tl.float32) * norm * E).to(x.dtype)
 
 
 @triton.jit
