@@ -43,7 +43,7 @@ def test_short_calls_are_replayed_from_a_graph_and_their_memory_is_counted(token
     assert result.exit_code == 0 and found["not_captured"] == [], result.stdout
     assert found["settings"] == {"graph": True, "disable_recompute": bool(recompute)}
     forward, backward = found["rows"]
-    assert 0 < forward["memory"] < backward["memory"]
+    assert 0 < forward["memory"] <= backward["memory"]
     for row in (forward, backward):
         assert row["floor"] < row["median"] and not row["host_inside"]
         assert row["memory_with_inputs"] > row["memory"]
