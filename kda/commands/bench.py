@@ -1,7 +1,7 @@
 """`kda bench`: how fast a backend is, on inputs on which it was compared in the same process.
 
-`shapes` holds the named shapes and the formulas for FLOPs, bytes and the floor; `timing` compares and times; this file
-asks, refuses and prints.  Imports torch when it runs.
+`shapes` holds the named shapes and the formulas for FLOPs, bytes and the floor; `timing` compares and times, by the
+`clocks`; this file asks, refuses and prints.  Imports torch when it runs.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 REGIMES = ("fast", "slow")
 KEY = ("problem", "regime", "direction", "backend")             # of a timing in saved results
+SETTINGS = ("graph", "disable_recompute")                       # whose timings are not compared with each other's
 EXPLICIT = ("lengths", "batch", "tokens", "heads", "value_heads", "k", "v", "dtype")
 LAUNCHES = {"cpu": 20, "gpu": 200}
 OUTPUT = click.Path(dir_okay=False, writable=True)
@@ -58,6 +59,8 @@ class Percent(click.ParamType):
 @click.option("--regime", type=click.Choice([*REGIMES, "both"]), default="both", show_default=True,
               help="Gates that forget within 16 tokens, or remember for hundreds.")  # fmt: skip
 @click.option("--direction", type=click.Choice([*DIRECTIONS, "both"]), default="both", show_default=True)
+@click.option("--graph", is_flag=True, help="Replay calls from a CUDA graph.")
+@click.option("--disable-recompute", is_flag=True, help="Keep the forward's intermediates for the backward.")
 @click.option("--stages", is_flag=True, help="Time each stage that the backend can run alone, too.")
 @click.option("--repeats", type=click.IntRange(1), help="Launches of a timing.  [default: 20 on a CPU, 200 on a GPU]")
 @click.option("--seconds", type=click.FloatRange(0), default=10.0, show_default=True,
@@ -124,6 +127,8 @@ def check_usage(options: dict[str, Any]) -> None:
         raise click.UsageError(f"--value-heads must be a multiple of --heads {options['heads']}")
     if given("fail_above") and not options["compare"]:
         raise click.UsageError("--fail-above wants --compare FILE, results to be held against")
+    if options["graph"] and options["stages"]:
+        raise click.UsageError("--graph replays whole calls; leave out --stages")
     if options["plot"] and importlib.util.find_spec("matplotlib") is None:
         raise click.UsageError("--plot draws with matplotlib: pip install 'kimi-delta-attention[plot]'")
 
@@ -186,7 +191,8 @@ def doors_for(spec: Spec, options: dict[str, Any], device: str) -> list[Door]:
     from kda.verify.doors import Door, Fla
 
     asked, directions = options["backend"], both(options["direction"], DIRECTIONS)
-    problems = [problem_of(spec, direction, device) for direction in directions]
+    kept = options["disable_recompute"]
+    problems = [dataclasses.replace(problem_of(spec, way, device), disable_recompute=kept) for way in directions]
     try:
         for problem in problems:
             asked = choose(problem, backend_asked(asked)).backend
@@ -215,16 +221,21 @@ def bench(screen: Screen, options: dict[str, Any], old: dict[str, Any] | None) -
     from kda.verify.cases import make
     from kda.verify.doors import here
 
-    from .timing import Result, ask_clocks, clock_of, measure, this_machine
+    from .clocks import clock_of
+    from .timing import How, Result, ask_clocks, measure, this_machine
 
     device = here()
     machine = this_machine(device)
-    if old and (differs := machine.differs(old["host"])):
+    if options["graph"] and machine.kind == "cpu":
+        raise CannotJudge("--graph wants a GPU: there are no CUDA graphs on a CPU")
+    if old and (differs := machine.differs(old["host"]) or other_settings(options, old)):
         raise CannotJudge(f"{options['compare']} cannot be compared: {differs}")
     shapes, left_out = refuse_large(shapes_asked(options, machine.kind), options, device, machine.threads)
     cases = [(name, shape, regime) for name, shape in shapes.items() for regime in both(options["regime"], REGIMES)]
     doors = {case: doors_for(spec_of(*case[1:]), options, device) for case in cases}
     results, clock, directions = [], clock_of(device), both(options["direction"], DIRECTIONS)
+    how = How(options["repeats"] or LAUNCHES[machine.kind], options["seconds"], options["stages"], options["graph"],
+              options["disable_recompute"])  # fmt: skip
     with screen.progress("measuring the copy bandwidth" if machine.kind == "gpu" else "drawing inputs") as tell:
         if machine.kind == "gpu":
             machine = machine._replace(copy=clock.copy_bandwidth())
@@ -233,9 +244,7 @@ def bench(screen: Screen, options: dict[str, Any], old: dict[str, Any] | None) -
                 tell(f"{about}: {text}")
 
             say("drawing inputs")
-            found = measure(doors[name, shape, regime], make(spec_of(shape, regime)), directions, clock,
-                            options["repeats"] or LAUNCHES[machine.kind], options["seconds"], say,
-                            options["stages"])  # fmt: skip
+            found = measure(doors[name, shape, regime], make(spec_of(shape, regime)), directions, clock, how, say)
             results.append(Result(name, shape, regime, found))
         if machine.kind == "gpu":
             machine = ask_clocks(machine, clock, device)
@@ -260,11 +269,22 @@ def read_results(file: str) -> dict[str, Any]:
         old = json.loads(Path(file).read_text())
         good = old["command"] == "bench" and isinstance(old["host"], dict)
         good = good and all(key(row) and 0 < row["p20"] <= row["median"] <= row["p80"] for row in old["rows"])
+        good = good and isinstance(old.get("settings", {}), dict)
     except (OSError, ValueError, KeyError, TypeError):
         good = False
     if not good:
         raise click.UsageError(f"{file} holds no results that `kda bench --save` wrote")
     return old
+
+
+def other_settings(options: dict[str, Any], old: dict[str, Any]) -> str | None:
+    """What a file that was saved before there were settings says nothing of was off."""
+    for name in SETTINGS:
+        mine, theirs = options[name], bool(old.get("settings", {}).get(name))
+        if mine != theirs:
+            words = [f"{'with' if on else 'without'} {option_of(name)}" for on in (mine, theirs)]
+            return f"these timings are made {words[0]}, the saved ones {words[1]}"
+    return None
 
 
 def key(row: dict[str, Any]) -> tuple[str, ...]:
@@ -300,19 +320,21 @@ def report(
     right = all(result.measured.right for result in results)
     changes = compared(lines, old, options["fail_above"]) if old else []
     slower = [change for change in changes if change.verdict == "slower"]
-    code = FINDING if not right or slower else CANNOT_JUDGE if old and not changes else OK
-    data = as_json(machine, results, lines, changes, left_out, code)
-    notes = [*left_out, *remarks(machine, lines)]
+    refused = refused_captures(results)
+    code = FINDING if not right or slower else CANNOT_JUDGE if refused or (old and not changes) else OK
+    data = as_json(machine, results, lines, changes, left_out, code, options)
+    notes = [*left_out, *map(says_why, refused), *remarks(machine, lines)]
     if options["save"] and right:
         Path(options["save"]).write_text(json.dumps(data, indent=1) + "\n")
         notes.append(f"saved    {options['save']}")
     if options["plot"] and lines:
-        draw(options["plot"], machine, lines)
+        draw(options["plot"], machine, lines, flags(options))
         notes.append(f"drawn    {options['plot']}")
     if screen.json:
         screen.emit_json(data)
         return code
-    for text in [screen.paint(header(machine), bold=True), *parity_lines(screen, results), "", *timing_lines(lines)]:
+    head = "  ".join([header(machine), *flags(options)])
+    for text in [screen.paint(head, bold=True), *parity_lines(screen, results), "", *timing_lines(lines)]:
         screen.line(text)
     for text in stage_lines(results):
         screen.line(text)
@@ -334,6 +356,10 @@ def header(machine: Machine) -> str:
              f"kda {kda_version()}" + (f" ({machine.commit})" if machine.commit else ""),
              *(f"{name} {version}" for name, version in machine.versions.items())]  # fmt: skip
     return "  ".join(word for word in words if word)
+
+
+def flags(options: dict[str, Any]) -> list[str]:
+    return [option_of(name) for name in SETTINGS if options[name]]
 
 
 def parity_lines(screen: Screen, results: Sequence[Result]) -> list[str]:
@@ -368,16 +394,19 @@ def timing_lines(lines: Sequence[Line]) -> list[str]:
     if not lines:
         return []
     floor, against = any(line.floor for line in lines), baseline_of(lines)
+    counted = any(line.memory is not None for line in lines)
     head = ["", "", "gates", "backend", "median", "p20-p80", "TFLOP/s", "GB/s", *(["x floor"] if floor else [])]
+    head += ["memory", "with inputs"] if counted else []
     rows = []
     for line in lines:
         cells = [line.direction, line.problem, line.regime, line.backend, f"{ms(line.median)} ms",
                  f"{ms(line.p20)}-{ms(line.p80)}", f"{line.flops / line.median / 1e12:.3g}",
                  f"{line.bytes / line.median / 1e9:.3g}"]  # fmt: skip
         cells += [f"{line.x_floor:.1f}"] if line.x_floor else []
+        cells += [size(line.memory), size(line.memory_with_inputs)] if counted else []
         cells += [f"{ms(line.baseline['median'])} ms", f"{line.ratio:.2f}x"] if line.baseline else []
         rows.append(cells)
-    return table(rows, header=[*head, *([against, f"vs {against}"] if against else [])], align="llllrrrrrrr")
+    return table(rows, header=[*head, *([against, f"vs {against}"] if against else [])], align="llllrrrrrrrrr")
 
 
 def stage_lines(results: Sequence[Result]) -> Iterator[str]:
@@ -401,6 +430,21 @@ def ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3f}" if seconds < 0.1 else f"{seconds * 1e3:.1f}"
 
 
+def size(n: int | None) -> str:
+    return "" if n is None else f"{n / 2**20:.0f} MiB" if n < 2**30 else f"{n / 2**30:.2f} GiB"
+
+
+def refused_captures(results: Sequence[Result]) -> list[dict[str, str]]:
+    return [{"shape": result.name, "problem": result.shape.label, "regime": result.regime, "direction": direction,
+             "backend": backend, "reason": reason}
+            for result in results for direction, (backend, reason) in result.measured.not_captured.items()]  # fmt: skip
+
+
+def says_why(refused: dict[str, str]) -> str:
+    return ("{direction}, {problem}, {regime} gates: not timed, for a call of {backend} cannot be captured in a CUDA "
+            "graph: {reason}").format_map(refused)  # fmt: skip
+
+
 def remarks(machine: Machine, lines: Sequence[Line]) -> Iterator[str]:
     """What has to be known to read the numbers."""
     if machine.kind == "cpu" and lines:
@@ -411,6 +455,8 @@ def remarks(machine: Machine, lines: Sequence[Line]) -> Iterator[str]:
     if machine.clock and machine.highest_clock and machine.clock < 0.97 * machine.highest_clock:
         yield (f"the SMs ran at {machine.clock} of {machine.highest_clock} MHz: "
                f"`sudo nvidia-smi -lgc {machine.highest_clock}` asks for the highest (undo: -rgc)")  # fmt: skip
+    if any(line.direction == "backward" and line.memory is not None for line in lines):
+        yield "memory of a backward is that of a forward and its backward"
     for line in lines:
         for side in filter(None, (vars(line), line.baseline)):
             if side["host_inside"]:
@@ -431,7 +477,7 @@ def compare_lines(screen: Screen, changes: Sequence[Change], options: dict[str, 
     return [*table(rows, header=("", "", "gates", "backend", "before", "now", "", ""), align="llllrrrl"), end]
 
 
-def draw(file: str, machine: Machine, lines: Sequence[Line]) -> None:
+def draw(file: str, machine: Machine, lines: Sequence[Line], flags: Sequence[str] = ()) -> None:
     """Medians as dots, their spreads as whiskers, floors as ticks."""
     from matplotlib.figure import Figure
 
@@ -452,7 +498,7 @@ def draw(file: str, machine: Machine, lines: Sequence[Line]) -> None:
     axes.set_xscale("log")
     axes.grid(axis="x", which="both", alpha=0.3)
     axes.set_xlabel("ms (median, p20 to p80)")
-    axes.set_title(f"{machine.device}, kda {kda_version()}")
+    axes.set_title(", ".join([machine.device, f"kda {kda_version()}", *flags]))
     axes.legend()
     figure.savefig(file, dpi=150)
 
@@ -463,13 +509,14 @@ def heading(code: int) -> dict[str, Any]:
 
 def as_json(
     machine: Machine, results: Sequence[Result], lines: Sequence[Line], changes: Sequence[Change],
-    left_out: Sequence[str], code: int,
+    left_out: Sequence[str], code: int, options: dict[str, Any],
 ) -> dict[str, Any]:  # fmt: skip
-    """Times in seconds."""
+    """Times in seconds, memory in bytes."""
     from .timing import summary
 
     return {
         **heading(code), "host": machine._asdict(), "left_out": list(left_out),
+        "settings": {name: options[name] for name in SETTINGS}, "not_captured": refused_captures(results),
         "parity": [parity_json(result, check) for result in results for check in result.checks],
         "rows": [{**vars(line), "ratio": line.ratio, "x_floor": line.x_floor} for line in lines],
         "stages": [{"shape": result.name, "problem": result.shape.label, "regime": result.regime, "stage": name,

@@ -1,23 +1,17 @@
-"""How `kda bench` times calls: only those that are right, in turns, and what they return is looked at again.
+"""What `kda bench` times: only calls that are right, in turns, and what they return is looked at again.
 
-  CPU    perf_counter around a call, garbage collection off; caches and allocator are warm
-  CUDA   events around a call.  Ahead of them the device is given something to wait in, so that the host has issued all
-         of the call before it begins (`host_inside` where it had not), and a buffer larger than L2 is overwritten
-
-The calls that are compared alternate launch by launch, on the same tensors.
+The calls that are compared alternate launch by launch, on the same tensors; `clocks` holds the watch.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
 import math
 import os
 import platform
 import re
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,119 +28,14 @@ from kda.verify.doors import Door
 from kda.verify.parity import Row, judge
 from kda.verify.parity import direction as direction_of
 
+from .clocks import CannotCapture, CpuClock, CudaClock, Timing, interleaved
 from .probes import run
 from .shapes import Shape, bytes_moved, flops, walks_exactly
 
 Tensor = torch.Tensor
 Results = dict[str, Tensor]
 
-LEAST = 3                                    # launches, however long they take
 SAMPLE_TOKENS, SAMPLE_HEADS = 512, 4         # of a larger case, to see how large errors are
-
-
-# ---------------------------------------------------------------------------------------------- clocks
-
-
-class Timing(NamedTuple):
-    """Seconds of every launch."""
-
-    seconds: tuple[float, ...]
-    host_inside: bool = False                # the device ran dry before the host had issued the call
-
-    def quantile(self, share: float) -> float:
-        ordered, at = sorted(self.seconds), share * (len(self.seconds) - 1)
-        low, high = ordered[math.floor(at)], ordered[math.ceil(at)]
-        return low + (high - low) * (at - math.floor(at))
-
-    @property
-    def median(self) -> float:
-        return self.quantile(0.5)
-
-
-class CpuClock:
-    warmups = 1
-
-    def once(self, call: Callable[[], Any]) -> tuple[float, Any, bool]:
-        """Seconds, what the call returned, whether host time is inside though it should not be."""
-        began = time.perf_counter()
-        result = call()
-        return time.perf_counter() - began, result, False
-
-
-class CudaClock:
-    warmups = 5
-    longest_wait = 0.2
-
-    def __init__(self, device: str):
-        self.device = torch.device(device)
-        l2 = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 64 << 20)
-        self.flush = torch.empty(4 * l2, dtype=torch.uint8, device=device)
-        self.waits: dict[Callable[[], Any], float] = {}
-        cycles = 10_000_000
-        self._seconds(lambda: torch.cuda._sleep(cycles))
-        self.cycles_per_second = cycles / self._seconds(lambda: torch.cuda._sleep(cycles))
-
-    def _seconds(self, call: Callable[[], Any]) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / 1e3
-
-    def once(self, call: Callable[[], Any]) -> tuple[float, Any, bool]:
-        wait = self.waits.setdefault(call, 1e-3)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(int(wait * self.cycles_per_second))
-        self.flush.zero_()
-        start.record()
-        result = call()
-        end.record()
-        late = start.query()
-        end.synchronize()
-        if late:
-            self.waits[call] = min(2 * wait, self.longest_wait)
-        return start.elapsed_time(end) / 1e3, result, late
-
-    def copy_bandwidth(self) -> float:
-        """Bytes a second, read and written, of a large copy."""
-        n = min(2 << 30, torch.cuda.mem_get_info(self.device)[0] // 8)
-        a, b = (torch.empty(n, dtype=torch.uint8, device=self.device) for _ in range(2))
-        return 2 * n / sorted(self._seconds(lambda: b.copy_(a)) for _ in range(7))[3]
-
-    def busy(self, seconds: float) -> None:
-        """Give the device something to do, without waiting for it."""
-        torch.cuda._sleep(int(seconds * self.cycles_per_second))
-
-
-def clock_of(device: str) -> CpuClock | CudaClock:
-    return CudaClock(device) if device.startswith("cuda") else CpuClock()
-
-
-def interleaved(
-    calls: Sequence[Callable[[], Any]], clock: CpuClock | CudaClock, repeats: int, seconds: float
-) -> list[tuple[Timing, Any]]:
-    """The timing of each call, and what its last launch returned."""
-    taken: list[list[float]] = [[] for _ in calls]
-    late, results = [0] * len(calls), [None] * len(calls)
-    began, collects = time.perf_counter(), gc.isenabled()
-    gc.disable()
-    try:
-        for call in calls:
-            for _ in range(clock.warmups):
-                clock.once(call)
-        for launch in range(repeats):
-            if launch >= LEAST and time.perf_counter() - began > seconds * len(calls):
-                break
-            for n, call in enumerate(calls):
-                results[n] = None
-                took, results[n], was_late = clock.once(call)
-                taken[n].append(took)
-                late[n] += was_late
-    finally:
-        if collects:
-            gc.enable()
-    return [(Timing(tuple(t), 10 * n > len(t)), result) for t, n, result in zip(taken, late, results)]
 
 
 # ---------------------------------------------------------------------------------------------- right or wrong
@@ -231,12 +120,35 @@ class Checked(NamedTuple):
         return [row for row in self.rows if row.wrong]
 
 
+class How(NamedTuple):
+    """A case is measured this way."""
+
+    repeats: int
+    seconds: float
+    stages: bool = False                     # each stage alone, too
+    graph: bool = False                      # replay calls from a CUDA graph
+    disable_recompute: bool = False
+
+
+class Memory(NamedTuple):
+    """Bytes of a GPU."""
+
+    peak: int                                # at the peak of a call, beyond what was allocated before
+    given: int                               # in the tensors that the call was given
+
+    @property
+    def total(self) -> int:
+        return self.peak + self.given
+
+
 @dataclass
 class Measured:
     """One case: parity of each backend, then its timings by direction, in the order of the backends."""
 
     checks: list[Checked]
     timings: dict[str, list[Timing]] = field(default_factory=dict)
+    memory: dict[str, list[Memory | None]] = field(default_factory=dict)       # like the timings
+    not_captured: dict[str, tuple[str, str]] = field(default_factory=dict)     # by direction: a backend, why
     timed_wrong: list[Checked] = field(default_factory=list)    # timed launches that returned something else
     stages: dict[str, Timing] = field(default_factory=dict)     # of the first backend, each stage alone
 
@@ -246,30 +158,41 @@ class Measured:
 
 
 def measure(
-    doors: Sequence[Door], case: Case, directions: Sequence[str], clock: CpuClock | CudaClock, repeats: int,
-    seconds: float, tell: Callable[[str], None] = lambda text: None, stages: bool = False,
+    doors: Sequence[Door], case: Case, directions: Sequence[str], clock: CpuClock | CudaClock, how: How,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> Measured:  # fmt: skip
     """Parity first; a case on which a backend is wrong is not timed."""
     backward = "backward" in directions
+    options = {"disable_recompute": True} if how.disable_recompute else {}
     standards, checks = [], []
     for door in doors:
         tell(f"comparing {door.name}")
         standards.append(standard(door, case, backward))
-        checks.append(Checked(door.name, standards[-1].says, standards[-1].judge(door.call(case, backward), case)))
+        found = door.call(case, backward, **options)
+        checks.append(Checked(door.name, standards[-1].says, standards[-1].judge(found, case)))
     measured = Measured(checks)
     if not measured.right:
         return measured
     there = case.map(lambda x: x.to(doors[0].device))
+    there = dataclasses.replace(there, keywords=there.keywords | options)
     for way in directions:
         tell(f"timing {way}")
-        found = interleaved([launch(door, there, way) for door in doors], clock, repeats, seconds)
-        measured.timings[way] = [timing for timing, _ in found]
+        memory, calls = [memory_of(door, there, way, clock) for door in doors], []
+        try:
+            for door in doors:
+                make = functools.partial(launch, door, there, way)
+                calls.append(clock.captured(make) if how.graph else make())
+        except CannotCapture as refusal:
+            measured.not_captured[way] = (door.name, str(refusal))
+            continue
+        found = interleaved(calls, clock, how.repeats, how.seconds)
+        measured.memory[way], measured.timings[way] = memory, [timing for timing, _ in found]
         for door, held, (_, results) in zip(doors, standards, found):
             check = Checked(door.name, held.says, held.judge(results, case))
             measured.timed_wrong += [check] if check.wrong else []
-    if stages and measured.right:
+    if how.stages and measured.right:
         tell("timing stages")
-        measured.stages = stage_timings(doors[0], case, directions, clock, repeats, seconds)
+        measured.stages = stage_timings(doors[0], case, directions, clock, how.repeats, how.seconds)
     return measured
 
 
@@ -296,25 +219,45 @@ def stage_timings(
 
 
 def launch(door: Door, case: Case, direction: str) -> Callable[[], Results]:
-    """What is timed: the forward without autograd, or what autograd runs for the backward."""
+    """What is timed: the forward, or what autograd runs for the backward."""
     if direction == "forward":
         return functools.partial(_forward, door, case)
-    leaves = {name: x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
-              for name, x in case.keywords.items()}  # fmt: skip
-    outputs = door.chunk_kda(**leaves)
-    wanted = {name: leaves[leaf] for name, leaf in GRADIENTS.items() if leaf in leaves}
-    return functools.partial(_backward, outputs, wanted, (case.do, case.dht))
+    return functools.partial(_backward, *_recorded(door, case), (case.do, case.dht))
+
+
+def memory_of(door: Door, case: Case, direction: str, clock: CpuClock | CudaClock) -> Memory | None:
+    """Of a forward, or of a forward and its backward: o, the final states and all gradients are alive at the end."""
+    forward = direction == "forward"
+    peak = clock.peak_memory(functools.partial(_forward if forward else _step, door, case))
+    given = [*case.keywords.values(), *(() if forward else (case.do, case.dht))]
+    return None if peak is None else Memory(peak, sum(x.nbytes for x in given if isinstance(x, Tensor)))
 
 
 def _forward(door: Door, case: Case) -> Results:
+    """Without autograd, unless more is to be kept for the backward: only a forward that is recorded keeps anything."""
+    if case.keywords.get("disable_recompute"):
+        (o, ht), _ = _recorded(door, case)
+        return {"o": o.detach(), "ht": ht.detach()}
     with torch.no_grad():
         o, ht = door.chunk_kda(**case.keywords)
     return {"o": o, "ht": ht}
 
 
-def _backward(outputs: tuple[Tensor, ...], wanted: Results, cotangents: tuple[Tensor, ...]) -> Results:
-    grads = torch.autograd.grad(outputs, list(wanted.values()), cotangents, retain_graph=True)
+def _recorded(door: Door, case: Case) -> tuple[tuple[Tensor, ...], Results]:
+    """What a forward that autograd records returned, and the leaves by the names of their gradients."""
+    leaves = {name: x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
+              for name, x in case.keywords.items()}  # fmt: skip
+    outputs = door.chunk_kda(**leaves)
+    return outputs, {name: leaves[leaf] for name, leaf in GRADIENTS.items() if leaf in leaves}
+
+
+def _backward(outputs: tuple[Tensor, ...], wanted: Results, cotangents: tuple[Tensor, ...], again=True) -> Results:
+    grads = torch.autograd.grad(outputs, list(wanted.values()), cotangents, retain_graph=again)
     return dict(zip(wanted, grads))
+
+
+def _step(door: Door, case: Case) -> Results:
+    return _backward(*_recorded(door, case), (case.do, case.dht), again=False)
 
 
 # ---------------------------------------------------------------------------------------------- the machine
@@ -432,6 +375,8 @@ class Line:
     host_inside: bool
     floor: float | None                      # seconds
     baseline: dict[str, Any] | None          # None unless both were right
+    memory: int | None = None                # bytes at the peak, beyond what was allocated before; None on a CPU
+    memory_with_inputs: int | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -445,8 +390,8 @@ class Line:
 
 def lines_of(result: Result, machine: Machine) -> Iterator[Line]:
     for direction, timings in result.measured.timings.items() if result.measured.right else ():
-        backends = [check.backend for check in result.measured.checks]
-        mine, *others = (summary(backend, timing) for backend, timing in zip(backends, timings))
+        backends, memory = [check.backend for check in result.measured.checks], result.measured.memory[direction]
+        mine, *others = (summary(*side) | in_bytes(kept) for *side, kept in zip(backends, timings, memory))
         moved = bytes_moved(result.shape, direction)
         floor, baseline = moved / machine.copy if machine.copy else None, others[0] if others else None
         yield Line(shape=result.name, problem=result.shape.label, regime=result.regime, direction=direction, **mine,
@@ -456,3 +401,7 @@ def lines_of(result: Result, machine: Machine) -> Iterator[Line]:
 def summary(backend: str, timing: Timing) -> dict[str, Any]:
     return {"backend": backend, "launches": len(timing.seconds), "median": timing.median, "p20": timing.quantile(0.2),
             "p80": timing.quantile(0.8), "host_inside": timing.host_inside}  # fmt: skip
+
+
+def in_bytes(memory: Memory | None) -> dict[str, int | None]:
+    return {"memory": memory and memory.peak, "memory_with_inputs": memory and memory.total}

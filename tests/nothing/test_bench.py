@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import importlib.util
 import json
 import math
+import weakref
 
 import click
 import pytest
@@ -15,10 +18,11 @@ from click.testing import CliRunner
 import kda
 from kda.backends.reference import launch
 from kda.cli import cli
-from kda.commands import bench, timing
+from kda.commands import bench, clocks, timing
+from kda.commands.clocks import CpuClock, Timing
 from kda.commands.render import strip_ansi
 from kda.commands.shapes import SHAPES, Shape, bytes_moved, flops, too_large
-from kda.commands.timing import CpuClock, Line, Machine, Timing
+from kda.commands.timing import Line, Machine
 from kda.dispatch import weigh
 from kda.errors import NoBackendError
 from kda.host import Host
@@ -265,12 +269,27 @@ def test_results_of_other_shapes_cannot_be_compared(saved):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"command": "doctor", "host": {}, "rows": []}',
-                                  '{"command": "bench", "host": {}, "rows": [{}]}'])  # fmt: skip
+                                  '{"command": "bench", "host": {}, "rows": [{}]}',
+                                  '{"command": "bench", "host": {}, "rows": [], "settings": []}'])  # fmt: skip
 def test_a_file_that_holds_no_results_is_refused(tmp_path, text):
     file = tmp_path / "old.json"
     file.write_text(text)
     result = run(*ONE, "--compare", str(file))
     assert result.exit_code == 2 and "kda bench --save" in result.stderr
+
+
+def test_what_is_kept_for_the_backward_is_not_compared_with_what_is_recomputed(saved):
+    result = run(*ONE, "--disable-recompute", "--compare", str(saved[1]))
+    assert result.exit_code == 3
+    assert "made with --disable-recompute, the saved ones without --disable-recompute" in result.stdout
+
+
+def test_results_saved_before_there_were_settings_had_none_on(saved, tmp_path):
+    old = {name: x for name, x in saved[0].items() if name != "settings"}
+    file = tmp_path / "old.json"
+    file.write_text(json.dumps(old))
+    assert len(json.loads(run(*ONE, "--compare", str(file), "--json").stdout)["comparison"]) == 1
+    assert run(*ONE, "--disable-recompute", "--compare", str(file)).exit_code == 3
 
 
 # what is refused
@@ -289,6 +308,7 @@ def test_a_file_that_holds_no_results_is_refused(tmp_path, text):
         (("--lengths", "0,0"), "a token to time"),
         (("--lengths", "3,x"), "not a list of lengths"),
         (("--tokens", "8", "--heads", "2", "--value-heads", "3"), "a multiple of --heads 2"),
+        (("--graph", "--stages"), "leave out --stages"),
         (("--fail-above", "3%"), "--fail-above wants --compare"),
         (("--fail-above", "3 percent"), "is not a percentage"),
         (("--regime", "medium"), "'medium' is not one of"),
@@ -352,11 +372,11 @@ def test_a_baseline_that_cannot_run_here_is_refused():
 
 def test_calls_alternate_and_stop_at_the_limit():
     order, clock = [], CpuClock()
-    found = timing.interleaved([lambda: order.append("a"), lambda: order.append("b")], clock, 4, 10.0)
+    found = clocks.interleaved([lambda: order.append("a"), lambda: order.append("b")], clock, 4, 10.0)
     assert order == ["a", "b", *["a", "b"] * 4]
     assert [len(t.seconds) for t, _ in found] == [4, 4]
-    found = timing.interleaved([lambda: 7], clock, 1000, 0.0)
-    assert (len(found[0][0].seconds), found[0][1]) == (timing.LEAST, 7)
+    found = clocks.interleaved([lambda: 7], clock, 1000, 0.0)
+    assert (len(found[0][0].seconds), found[0][1]) == (clocks.LEAST, 7)
 
 
 def test_late_launches_are_reported():
@@ -364,7 +384,261 @@ def test_late_launches_are_reported():
         def once(self, call):
             return (*super().once(call)[:2], True)
 
-    assert timing.interleaved([int], Late(), 3, 1.0)[0][0].host_inside
+    assert clocks.interleaved([int], Late(), 3, 1.0)[0][0].host_inside
+
+
+# on a made-up GPU
+
+
+class MadeUpClock(CpuClock):
+    """Of a device on which a call takes 3 MiB; `refuses` counts down the captures to the one that is not made."""
+
+    def __init__(self, refuses=0):
+        self.refuses, self.asked = refuses, []
+
+    def copy_bandwidth(self):
+        return 1e12
+
+    def peak_memory(self, call):
+        self.asked.append(set(call()))
+        return 3 << 20
+
+    def captured(self, make):
+        self.refuses -= 1
+        if self.refuses == 0:
+            raise clocks.CannotCapture("it waits for the GPU")
+        return make()
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+    """Makes the clock that the next call of the command times by, on what it takes for an H200."""
+
+    def take(clock):
+        monkeypatch.setattr(clocks, "clock_of", lambda device: clock)
+        monkeypatch.setattr(timing, "this_machine", lambda device: H200._replace(copy=None))
+        monkeypatch.setattr(timing, "ask_clocks", lambda machine, clock, device: machine)
+        return clock
+
+    return take
+
+
+def test_memory_is_that_of_a_forward_and_of_a_forward_with_its_backward(made_up):
+    clock = made_up(MadeUpClock())
+    rows = json.loads(run(*QUICK, "--regime", "slow", "--json").stdout)["rows"]
+    assert clock.asked == [{"o", "ht"}, {"dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias"}]
+    row, state = 70 * 8 * 4, 8 * 8 * 4
+    inputs = 4 * row + 70 * 4 + 4 + 8 * 4                       # q, k, v, g; beta; A_log; dt_bias
+    assert [r["memory"] for r in rows] == [3 << 20] * 2
+    assert [r["memory_with_inputs"] - r["memory"] for r in rows] == [inputs, inputs + row + state]
+
+
+def test_memory_is_printed_beside_the_times(made_up):
+    made_up(MadeUpClock())
+    out = run(*QUICK, "--regime", "slow", "--against", "reference").stdout
+    assert "x floor  memory  with inputs  reference  vs reference" in out
+    assert out.count("3 MiB") == 4 and "memory of a backward is that of a forward and its backward" in out
+    assert [bench.size(n) for n in (37 << 20, 3 << 29, None)] == ["37 MiB", "1.50 GiB", ""]
+
+
+def test_a_cpu_counts_no_memory(saved):
+    assert all(row["memory"] is row["memory_with_inputs"] is None for row in saved[0]["rows"])
+    assert "memory" not in run(*ONE).stdout
+
+
+def test_a_cpu_has_no_graphs():
+    result = run(*ONE, "--graph")
+    assert result.exit_code == 3 and "--graph wants a GPU" in result.stdout
+    assert json.loads(run(*ONE, "--graph", "--json").stdout)["rows"] == []
+
+
+def test_replays_are_timed_and_said_to_be(made_up):
+    clock = made_up(MadeUpClock())
+    found = json.loads(run(*QUICK, "--regime", "slow", "--graph", "--json").stdout)
+    assert (found["exit"], len(found["rows"]), clock.refuses) == (0, 2, -2)
+    assert found["settings"] == {"graph": True, "disable_recompute": False} and found["not_captured"] == []
+    assert run(*ONE, "--graph").stdout.splitlines()[0].endswith("  --graph")
+
+
+def test_a_replay_that_returns_something_else_is_seen(made_up):
+    class Stale(MadeUpClock):
+        def captured(self, make):
+            results = {name: torch.zeros_like(x) for name, x in make()().items()}
+            return lambda: results
+
+    made_up(Stale())
+    result = run(*ONE, "--graph")
+    assert result.exit_code == 1 and "a timed launch" in result.stdout and "median" not in result.stdout
+
+
+def test_what_cannot_be_captured_is_not_timed_and_the_rest_is(made_up):
+    made_up(MadeUpClock(refuses=2))
+    result = run(*QUICK, "--regime", "slow", "--graph")
+    assert result.exit_code == 3
+    assert ("backward, B=1 T=70 H=1 K=V=8 fp32, slow gates: not timed, for a call of reference cannot be captured in a "
+            "CUDA graph: it waits for the GPU") in result.stdout  # fmt: skip
+    made_up(MadeUpClock(refuses=2))
+    found = json.loads(run(*QUICK, "--regime", "slow", "--graph", "--json").stdout)
+    assert ([row["direction"] for row in found["rows"]], found["exit"]) == (["forward"], 3)
+    assert [(x["direction"], x["reason"]) for x in found["not_captured"]] == [("backward", "it waits for the GPU")]
+
+
+def test_replays_are_not_compared_with_calls(made_up, saved, tmp_path):
+    made_up(MadeUpClock())
+    old = rewritten(saved, tmp_path, device=H200.device, threads=None)
+    result = run(*ONE, "--graph", "--compare", old)
+    assert result.exit_code == 3
+    assert "these timings are made with --graph, the saved ones without --graph" in result.stdout
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_every_call_is_asked_to_keep_what_the_backward_needs(monkeypatch, made_up, kept):
+    calls, right = [], doors.Door.chunk_kda
+
+    def chunk_kda(self, **keywords):
+        recorded = torch.is_grad_enabled() and keywords["q"].requires_grad
+        calls.append((keywords.get("disable_recompute", False), recorded))
+        return right(self, **keywords)
+
+    made_up(MadeUpClock())
+    monkeypatch.setattr(doors.Door, "chunk_kda", chunk_kda)
+    assert run(*ONE, *(["--disable-recompute"] if kept else [])).exit_code == 0
+    compared, *timed = calls
+    assert compared == (kept, False) and len(timed) > 3 and set(timed) == {(kept, kept)}
+
+
+# graphs and memory, with a torch.cuda that only takes notes
+
+
+class Notes(list):
+    """What a stubbed torch.cuda was told, in order."""
+
+    def context(self, name, leaves=lambda error: None):
+        @contextlib.contextmanager
+        def inside(*args, **keywords):
+            self.append(f"{name} {{")
+            try:
+                yield
+            except BaseException as error:
+                leaves(error)
+                raise
+            finally:
+                self.append("}")
+
+        return inside
+
+    def call(self, at=0, raises=None):
+        """A call that notes itself, and raises the `at`th time."""
+
+        def call():
+            self.append("call")
+            if self.count("call") == at:
+                raise raises
+            return {"o": self.count("call")}
+
+        return call
+
+
+@pytest.fixture
+def notes(monkeypatch):
+    notes = Notes()
+
+    class Stream:
+        def wait_stream(self, other):
+            notes.append("wait")
+
+    class Graph:
+        def replay(self):
+            notes.append("replay")
+
+    def broken(error):
+        raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+    stubs = {
+        "Stream": lambda device: Stream(), "current_stream": lambda device: Stream(), "CUDAGraph": Graph,
+        "stream": notes.context("stream"), "graph": notes.context("capture", broken),
+        "get_sync_debug_mode": lambda: 0, "set_sync_debug_mode": lambda mode: notes.append(f"mode {mode}"),
+    }  # fmt: skip
+    for name, stub in stubs.items():
+        monkeypatch.setattr(torch.cuda, name, stub)
+    return notes
+
+
+@pytest.fixture
+def cuda_clock():
+    clock = object.__new__(clocks.CudaClock)
+    clock.device, clock.failed = torch.device("cuda:0"), None
+    return clock
+
+
+WARMED_UP = ["wait", "stream {", "made", "call", "mode error", "call", "mode 0"]
+
+
+def test_a_call_is_made_and_captured_on_one_stream_and_replayed(notes, cuda_clock):
+    replay = cuda_clock.captured(lambda: notes.append("made") or notes.call())
+    assert notes == [*WARMED_UP, "capture {", "call", "}", "}", "wait"]
+    assert [replay(), replay()] == [{"o": 3}] * 2
+    assert notes[-2:] == ["replay"] * 2 and notes.count("call") == 3
+
+
+def test_a_call_that_waits_is_found_before_a_capture_breaks_off(notes, cuda_clock):
+    waits = notes.call(2, RuntimeError("called a synchronizing CUDA operation"))
+    with pytest.raises(clocks.CannotCapture, match="it waits for the GPU"):
+        cuda_clock.captured(lambda: notes.append("made") or waits)
+    assert notes == [*WARMED_UP, "}"]
+    cuda_clock.captured(notes.call)
+
+
+def test_a_bug_of_a_call_is_not_taken_for_waiting(notes, cuda_clock):
+    with pytest.raises(RuntimeError, match="a bug"):
+        cuda_clock.captured(lambda: notes.call(2, RuntimeError("a bug")))
+    assert notes[-2:] == ["mode 0", "}"]
+
+
+def test_after_a_capture_that_broke_off_no_other_is_tried(notes, cuda_clock):
+    says = "CUDA error: operation not permitted when stream is capturing\nSearch for it."
+    with pytest.raises(clocks.CannotCapture, match=r"not permitted when stream is capturing$"):
+        cuda_clock.captured(lambda: notes.call(3, RuntimeError(says)))
+    assert notes[-2:] == ["}", "}"]
+    with pytest.raises(clocks.CannotCapture, match="an earlier capture broke off: CUDA error"):
+        cuda_clock.captured(notes.call)
+
+
+def test_peak_memory_is_that_of_a_warm_call_beyond_what_was_there(monkeypatch, cuda_clock):
+    now, peak, built = 100, 5000, []
+
+    def call():
+        nonlocal now, peak
+        if not built:
+            built.append("a table that stays")
+            now += 1000
+        peak = max(peak, now + 30)
+
+    def forget(device):
+        nonlocal peak
+        peak = now
+
+    stubs = {"synchronize": lambda device: None, "memory_allocated": lambda device: now,
+             "reset_peak_memory_stats": forget, "max_memory_allocated": lambda device: peak}  # fmt: skip
+    for name, stub in stubs.items():
+        monkeypatch.setattr(torch.cuda, name, stub)
+    assert cuda_clock.peak_memory(call) == 30
+
+
+def test_a_clock_holds_no_call_that_is_over(monkeypatch):
+    class Event:
+        def __init__(self, enable_timing):
+            self.record = self.synchronize = lambda: None
+            self.query, self.elapsed_time = lambda: True, lambda other: 1.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
+    clock = object.__new__(clocks.CudaClock)
+    clock.waits, clock.flush, clock.cycles_per_second = weakref.WeakKeyDictionary(), torch.empty(1), 1
+    call = functools.partial(int)
+    assert clock.once(call) == (1e-3, 0, True) and clock.waits[call] == 2e-3
+    del call
+    assert not clock.waits
 
 
 # drawing
