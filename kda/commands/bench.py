@@ -58,7 +58,8 @@ class Percent(click.ParamType):
 @shape_options(heads=8, lengths="Packed sequences.", batch=1)
 @click.option("--regime", type=click.Choice([*REGIMES, "both"]), default="both", show_default=True,
               help="Gates that forget within 16 tokens, or remember for hundreds.")  # fmt: skip
-@click.option("--direction", type=click.Choice([*DIRECTIONS, "both"]), default="both", show_default=True)
+@click.option("--direction", type=click.Choice([*DIRECTIONS, "both", "step"]), default="both", show_default=True,
+              help="A step is a recorded forward and its backward in one.")  # fmt: skip
 @click.option("--graph", is_flag=True, help="Replay calls from a CUDA graph.")
 @click.option("--disable-recompute", is_flag=True, help="Keep the forward's intermediates for the backward.")
 @click.option("--stages", is_flag=True, help="Time each stage that the backend can run alone, too.")
@@ -192,7 +193,8 @@ def doors_for(spec: Spec, options: dict[str, Any], device: str) -> list[Door]:
 
     asked, directions = options["backend"], both(options["direction"], DIRECTIONS)
     kept = options["disable_recompute"]
-    problems = [dataclasses.replace(problem_of(spec, way, device), disable_recompute=kept) for way in directions]
+    ways = DIRECTIONS if directions == ("step",) else directions
+    problems = [dataclasses.replace(problem_of(spec, way, device), disable_recompute=kept) for way in ways]
     try:
         for problem in problems:
             asked = choose(problem, backend_asked(asked)).backend

@@ -10,6 +10,7 @@ Bytes are those that any kernel moves, each tensor once, in the dtype of q; beta
 
     forward    reads q, k, v, g and writes o
     backward   reads q, k, v, g, do and writes dq, dk, dv, dg
+    step       both
 
 The floor of a time is bytes over the bandwidth of a large copy on the same device, measured in the same run.
 """
@@ -89,10 +90,12 @@ SHAPES = {
 def flops(shape: Shape, direction: str) -> int:
     K, V = shape.K, shape.V
     forward = 6 * C * K + 4 * C * V + 6 * K * V
-    return shape.tokens * shape.heads * forward * (1 if direction == "forward" else 2)
+    return shape.tokens * shape.heads * forward * {"forward": 1, "backward": 2, "step": 3}[direction]
 
 
 def bytes_moved(shape: Shape, direction: str) -> int:
+    if direction == "step":
+        return sum(bytes_moved(shape, way) for way in DIRECTIONS)
     qk, g, v = 2 * shape.H * shape.K, shape.heads * shape.K, shape.heads * shape.V
     read, written = qk + g + v, v
     if direction == "backward":

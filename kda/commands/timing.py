@@ -162,7 +162,7 @@ def measure(
     tell: Callable[[str], None] = lambda text: None,
 ) -> Measured:  # fmt: skip
     """Parity first; a case on which a backend is wrong is not timed."""
-    backward = "backward" in directions
+    backward = set(directions) != {"forward"}
     options = {"disable_recompute": True} if how.disable_recompute else {}
     standards, checks = [], []
     for door in doors:
@@ -206,7 +206,7 @@ def stage_timings(
     timings = {}
     reference = Door("reference", door.device)
     for stage in in_order(door.stages):
-        if stage.members[0] in BACKWARD and "backward" not in directions:
+        if stage.members[0] in BACKWARD and tuple(directions) == ("forward",):
             continue
         if not all(name in tensors for name in stage.reads):
             continue
@@ -219,9 +219,11 @@ def stage_timings(
 
 
 def launch(door: Door, case: Case, direction: str) -> Callable[[], Results]:
-    """What is timed: the forward, or what autograd runs for the backward."""
+    """What is timed: the forward, what autograd runs for the backward, or both."""
     if direction == "forward":
         return functools.partial(_forward, door, case)
+    if direction == "step":
+        return functools.partial(_step, door, case)
     return functools.partial(_backward, *_recorded(door, case), (case.do, case.dht))
 
 

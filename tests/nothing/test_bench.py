@@ -79,6 +79,16 @@ def test_bytes_are_those_of_the_peers_floors():
     assert round(bytes_moved(shape, "forward") / 4.3e12 * 1e3, 3) == 0.156
 
 
+def test_a_step_is_a_forward_and_a_backward():
+    shape = SHAPES["h64-8k"]
+    for count in (flops, bytes_moved):
+        assert count(shape, "step") == count(shape, "forward") + count(shape, "backward")
+    result = run(*QUICK, "--regime", "slow", "--direction", "step", "--json")
+    (row,) = json.loads(result.output)["rows"]
+    assert result.exit_code == 0 and row["direction"] == "step" and row["median"] > 0
+    assert "dq" in json.dumps(json.loads(result.output))
+
+
 def test_shared_heads_are_read_once():
     assert bytes_moved(Shape(T=1, H=1, HV=4, K=2, V=2, dtype="float32"), "forward") == 4 * (2 + 2 + 8 + 8 + 8)
 
