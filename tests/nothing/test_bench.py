@@ -84,9 +84,8 @@ def test_a_step_is_a_forward_and_a_backward():
     for count in (flops, bytes_moved):
         assert count(shape, "step") == count(shape, "forward") + count(shape, "backward")
     result = run(*QUICK, "--regime", "slow", "--direction", "step", "--json")
-    (row,) = json.loads(result.output)["rows"]
+    (row,) = json.loads(result.stdout)["rows"]
     assert result.exit_code == 0 and row["direction"] == "step" and row["median"] > 0
-    assert "dq" in json.dumps(json.loads(result.output))
 
 
 def test_shared_heads_are_read_once():
