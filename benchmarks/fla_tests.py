@@ -1,0 +1,76 @@
+"""FLA's own tests of KDA, with kda behind FLA's names.
+
+    python benchmarks/fla_tests.py CHECKOUT [--device cuda] [pytest's options]
+
+CHECKOUT is one of flash-linear-attention, of which its tests, its definitions and its measure of closeness are read.
+FLA itself need not be installed; einops and pytest must be.  Nothing of it is kept here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parents[1]
+# A module of FLA: what stands there instead, and what is taken over, a file or functions of one.
+MODULES = {
+    "fla": ("", "", ()),
+    "fla.ops": ("", "", ()),
+    "fla.ops.utils": ("", "", ()),
+    "fla.ops.kda": ("from kda import chunk_kda, fused_recurrent_kda\n", "", ()),
+    "fla.ops.kda.fused_recurrent": ("from kda import fused_recurrent_kda as fused_recurrent_kda_fwd\n", "", ()),
+    "fla.ops.kda.naive": ("", "fla/ops/kda/naive.py", None),
+    "fla.ops.kda.gate": (
+        "import torch\nimport torch.nn.functional as F\nfrom kda import fused_kda_gate\n",
+        "fla/ops/kda/gate.py",
+        ("naive_kda_gate", "naive_kda_lowerbound_gate"),
+    ),
+    "fla.ops.utils.cache": ("class FLA_CACHE_MODE:\n    uses_default_config = staticmethod(lambda: False)\n", "", ()),
+    "fla.utils": (
+        "import logging, os, warnings\nimport torch\nlogger = logging.getLogger('fla')\n"
+        "IS_INTEL_ALCHEMIST = IS_NPU = FLA_CI_ENV = False\nIS_NVIDIA = True\ndevice = os.environ['KDA_TEST_DEVICE']\n",
+        "fla/utils/_testing.py",
+        ("get_abs_err", "get_err_ratio", "assert_close"),
+    ),
+}
+
+
+def taken(file: Path, names: tuple[str, ...] | None) -> str:
+    """The source of a file, or of some functions of it."""
+    source = file.read_text()
+    if names is None:
+        return source
+    functions = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name in names)
+    return "\n\n".join(ast.get_source_segment(source, node) for node in functions)
+
+
+def stand_in(checkout: Path, folder: Path) -> None:
+    """A package `fla` of kda and FLA's definitions, and the tests, in `folder`."""
+    packages = {name.rpartition(".")[0] for name in MODULES}
+    for module, (text, file, names) in MODULES.items():
+        path = folder / module.replace(".", "/")
+        path = path / "__init__.py" if module in packages else path.with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + (taken(checkout / file, names) if file else ""))
+    (folder / "test_kda.py").write_text((checkout / "tests/ops/test_kda.py").read_text())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkout", type=Path)
+    parser.add_argument("--device", default="cuda")
+    asked, options = parser.parse_known_args()
+    with tempfile.TemporaryDirectory() as folder:
+        stand_in(asked.checkout, Path(folder))
+        environment = os.environ | {"KDA_TEST_DEVICE": asked.device, "PYTHONPATH": f"{folder}{os.pathsep}{HERE}"}
+        pytest = [sys.executable, "-m", "pytest", "--rootdir", folder, "-p", "no:cacheprovider", folder]
+        sys.exit(subprocess.run([*pytest, *options], env=environment).returncode)
+
+
+if __name__ == "__main__":
+    main()
