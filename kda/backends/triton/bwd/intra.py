@@ -14,7 +14,7 @@ U1 @ qn + U2 @ kn under the decay from it is y; what they give is under the inve
 import triton
 import triton.language as tl
 
-from ..parts.fast import exp2, rounded_product, times, times_both
+from ..parts.fast import exp2, rounded_product, settled, times, times_both
 from ..parts.gate import step_size
 from ..parts.halving import FIRST, LEVELS, across_cut, cut_of, decay_to_cut, quarters
 from ..parts.memory import load_columns, load_tile
@@ -45,7 +45,8 @@ def level_bwd(
     y = load_columns(k + at + d, d, K, BK)
     of_k = tl.dot(M2, times(y, E * ks[:, None]), input_precision=PRECISION)
     from_cut = tl.where(second, E, 0.0)
-    return x + of_q * from_cut, plus + of_k * from_cut, minus + (of_q + of_k) * (E - from_cut), of_q, of_k, E
+    x, plus = settled(x + of_q * from_cut), settled(plus + of_k * from_cut)
+    return x, plus, settled(minus + (of_q + of_k) * (E - from_cut)), of_q, of_k, E
 
 
 @triton.jit
@@ -118,9 +119,8 @@ def intra_bwd(
     sums = load_columns(gc + at_gc, d[None, :], K, BK)
     last = load_columns(gc + (rows - 1) * K + d, d, K, BK)
     E = exp2(sums.to(tl.float32))
-    x *= scale * E
-    plus *= -E
-    minus *= exp2((last[None, :] - sums).to(tl.float32))
+    x, plus = settled(x * (scale * E)), settled(plus * -E)
+    minus = settled(minus * exp2((last[None, :] - sums).to(tl.float32)))
     kn = load_columns(k + at_qk, d[None, :], K, BK).to(tl.float32) * ks[:, None]
     through_last *= exp2(last.to(tl.float32))
     dg2 = tl.zeros((C, BK), tl.float32)
@@ -138,14 +138,14 @@ def intra_bwd(
         tl.debug_barrier()
         E, inverse = across_cut(gc, -1.0, d[None, :], rows, K, C, BK, SPAN)
         y = times_both(load_columns(k + at_qk, d[None, :], K, BK), ks[:, None], E)
-        x += tl.dot(tl.load(L1 + at_c, mask=same, other=0.0), y, input_precision=PRECISION) * inverse
-        plus += tl.dot(tl.load(L2 + at_c, mask=same, other=0.0), y, input_precision=PRECISION) * inverse
+        x = settled(x + tl.dot(tl.load(L1 + at_c, mask=same, other=0.0), y, input_precision=PRECISION) * inverse)
+        plus = settled(plus + tl.dot(tl.load(L2 + at_c, mask=same, other=0.0), y, input_precision=PRECISION) * inverse)
         tl.debug_barrier()
         E, inverse = across_cut(gc, 1.0, d[None, :], rows, K, C, BK, SPAN)
         y = times_both(load_columns(q + at_qk, d[None, :], K, BK), qs[:, None], E)
         product = tl.dot(tl.load(U1 + at_c), y, input_precision=PRECISION)
         y = times_both(load_columns(k + at_qk, d[None, :], K, BK), ks[:, None], E)
-        minus += tl.dot(tl.load(U2 + at_c), y, product, input_precision=PRECISION) * inverse
+        minus = settled(minus + tl.dot(tl.load(U2 + at_c), y, product, input_precision=PRECISION) * inverse)
         tl.debug_barrier()
         for level in tl.static_range(FIRST(SPAN), LEVELS(C)):
             half = i // (1 << level)

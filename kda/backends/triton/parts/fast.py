@@ -53,6 +53,12 @@ def times_both(x, norm, E):
 
 
 @triton.jit
+def settled(x):
+    """x, computed here: a sum of products otherwise waits until it is used, and both factors of each in registers."""
+    return tl.inline_asm_elementwise("mov.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=False, pack=1)
+
+
+@triton.jit
 def load_float(pointers):
     """tl.load in whatever layout: Triton takes seconds to find one for a hundred loads that hang together."""
     return tl.inline_asm_elementwise("ld.global.f32 $0, [$1];", "=f,l", [pointers], dtype=tl.float32, is_pure=False,
