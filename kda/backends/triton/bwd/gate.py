@@ -23,14 +23,15 @@ def gate_bwd(
     r = RUN * tl.arange(0, C // RUN)[:, None] + tl.arange(0, RUN)[None, :]     # (C / RUN, RUN)
     real = (d < K)[:, None, None] & (r < rows)[None, :, :]
     near = tl.minimum(r, rows - 1)
-    at = (d * one)[:, None, None] + (r * K)[None, :, :]
+    channel = tl.max_contiguous(d * one, d.shape[0])[:, None, None]
+    at = channel + (r * K)[None, :, :]
     dg2 = tl.load(dg2_row + at, mask=real, other=0.0).to(tl.float32)
     if not SUMMED:
         # Triton's reverse cumsum asks other threads for what it has.
         of_run = tl.sum(dg2, 2)                                                # (channels, C / RUN)
         after = (tl.sum(of_run, 1) + through_last)[:, None] - tl.cumsum(of_run, 1)
         dg2 += (after + of_run)[:, :, None] - tl.cumsum(dg2, 2)
-    at = (d * one)[:, None, None] + near[None, :, :] * stride
+    at = channel + near[None, :, :] * stride
     if GATE == "given":
         tl.store(dg + at, dg2.to(dg.dtype.element_ty), mask=real)
     else:

@@ -51,19 +51,20 @@ def sum_gates(
 ):  # fmt: skip
     """gc (C, K), sums of log2 decays over each run of RUN rows.
 
-    A thread has one channel and RUN rows, which it sums in registers: channels come first, and `one` hides that they
-    are neighbours, or a thread would have several of them and few rows.
+    A thread has one channel and RUN rows, which it sums in registers.  Lanes go along channels because these are said
+    to be neighbours, and have one each because `one` hides that rows of them begin at a multiple of 16 bytes.
     """
     r = RUN * tl.arange(0, C // RUN)[:, None] + tl.arange(0, RUN)[None, :]     # (C / RUN, RUN)
     for k0 in tl.range(0, K, BG, num_stages=1):
         d = k0 + tl.arange(0, BG)
-        at = (d * one)[:, None, None] + r[None, :, :] * stride
+        channel = tl.max_contiguous(d * one, BG)[:, None, None]
+        at = channel + r[None, :, :] * stride
         real = (d < K)[:, None, None] & (r < rows)[None, :, :]
         x = tl.load(g + at, mask=real, other=0.0).to(tl.float32)
         if BIAS:
             x += tl.load(dt_bias + d, mask=d < K, other=0.0).to(tl.float32)[:, None, None]
         g2 = log2_decay(x, rate, lower_bound, GATE).to(gc.dtype.element_ty)
-        at = (d * one).to(tl.int64)[:, None, None] + (r * K)[None, :, :]       # rows are constants to add to 64 bits
+        at = channel.to(tl.int64) + (r * K)[None, :, :]                        # rows are constants to add to 64 bits
         tl.store(gc + at, tl.cumsum(g2, 2), mask=real)
 
 
