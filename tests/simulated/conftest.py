@@ -7,6 +7,7 @@ line of JSON a launch.
 import os
 
 import pytest
+import torch
 
 if os.environ.get("KDA_ON_SILICON"):
     import silicon
@@ -18,3 +19,12 @@ if os.environ.get("KDA_ON_SILICON"):
         silicon.current_test = "" if request.node.get_closest_marker("simulated_only") else request.node.nodeid
         yield
         silicon.current_test = ""
+
+
+@pytest.fixture
+def one_thread():
+    """Operators are as small as can be: modules of such calls ask for it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -34,6 +34,8 @@ from kda.verify.simulated import SimulatedDoor
 FENCELESS = Version(triton.__version__) < Version("3.8")
 BACKEND = "kda.backends.triton"
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 # kernels
 
@@ -67,15 +69,6 @@ def kernels_built_here(monkeypatch):
 def forget_plans():
     call.prepared.cache_clear()
     plan.plan.cache_clear()
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Operators are as small as can be."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,7 @@ from kda.simulator.chips import host_of
 from kda.verify.budget import Budget, shaken, shakes
 from kda.verify.cases import make_inputs
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 OPTIONS = dict(scale=None, final=True, v_first=False, inplace=False, batch_invariant=False)
 
 
@@ -42,15 +43,6 @@ def kernels_built_here(monkeypatch):
     monkeypatch.setattr(recurrent_launch.door, "fetch", built_here)
     yield
     recurrent_launch._prepared.cache_clear()
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Operators are as small as can be."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)

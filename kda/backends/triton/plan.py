@@ -199,7 +199,11 @@ class _Recipes:
     def channels(self, warps: int) -> dict[str, int]:
         """Slices of K where a thread owns a channel, and the rows that it sums."""
         BG = min(self.K, 128)
-        return {"BG": BG, "RUN": min(self.p.C, max(1, self.p.C * BG // (32 * warps)))}
+        return {"BG": BG, "RUN": self.run(BG, warps)}
+
+    def run(self, channels: int, warps: int) -> int:
+        """Rows of a channel in one thread."""
+        return min(self.p.C, max(1, self.p.C * channels // (32 * warps)))
 
     def states(self, segment: int, output: bool, keep_h: str, keep_v: bool) -> dict[str, Recipe]:
         p = self.p
@@ -297,7 +301,7 @@ class _Recipes:
         p, c = self.p, self.intra
         constants = {
             "K": p.K, "V": p.V, "C": p.C, "BK": c.BK, "BV": c.BV, "SPAN": self.span,
-            "RUN": max(1, p.C * c.BK // (32 * c.warps)), "GATE": p.gate, "RATE": p.A_log, "BIAS": p.dt_bias,
+            "RUN": self.run(c.BK, c.warps), "GATE": p.gate, "RATE": p.A_log, "BIAS": p.dt_bias,
             "BETA": p.beta, "NORM": p.qk_l2norm, "PACKED": p.packed,
             "SUMMED": p.dtype == "float32", "PRECISION": self.precision, "STAGES": c.stages,
         }  # fmt: skip
