@@ -67,7 +67,8 @@ def main() -> None:
     asked, options = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
         stand_in(asked.checkout, Path(folder))
-        environment = os.environ | {"KDA_TEST_DEVICE": asked.device, "PYTHONPATH": f"{folder}{os.pathsep}{HERE}"}
+        path = os.pathsep.join(filter(None, (folder, str(HERE), os.environ.get("PYTHONPATH"))))
+        environment = os.environ | {"KDA_TEST_DEVICE": asked.device, "PYTHONPATH": path}
         pytest = [sys.executable, "-m", "pytest", "--rootdir", folder, "-p", "no:cacheprovider", folder]
         sys.exit(subprocess.run([*pytest, *options], env=environment).returncode)
 

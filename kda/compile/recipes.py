@@ -19,7 +19,7 @@ from .errors import BuildError
 from .target import Target, parse
 
 Constant = int | float | bool | str | None
-FORMAT = "triton 1"                          # of the entries; a new one when what they hold changes its meaning
+FORMAT = "triton 2"                          # of the entries; a new one when what they hold changes its meaning
 # Variables with which Triton, LLVM or ptxas give other code for the same source.
 VARIABLES = (
     "ALLOW_LHS_TMEM_LAYOUT_CONVERSION", "DISABLE_LLVM_OPT", "DISABLE_MMA_V3", "DISABLE_MMA_V5", "DISABLE_PTXAS_OPT",

@@ -44,12 +44,12 @@ class Measure(NamedTuple):
 def shakes(elements: int, coarse: bool = False) -> range:
     """How often to shake: few elements may all be lucky, many are not, but for the few sums over all of them, whose
     luck shows where the roundings are `coarse`."""
-    return range(8 if coarse or elements < 8192 else 1)
+    return range(8 if coarse or elements < 16384 else 1)
 
 
 def shaken(x: Tensor, shake: int = 0) -> Tensor:
     """An eighth of the elements one ulp larger and an eighth one smaller, always the same for one `shake`."""
-    which = torch.randint(8, x.shape, generator=torch.Generator().manual_seed(x.numel() + (shake << 40)))
+    which = torch.randint(8, x.shape, generator=torch.Generator().manual_seed(_seed(x.numel(), shake)))
     eps = torch.finfo(x.dtype).eps
     return torch.where(which == 0, x * (1 + eps), torch.where(which == 1, x * (1 - eps), x))
 
@@ -140,6 +140,11 @@ def distance(x: Tensor, exact: Tensor) -> Tensor:
     return error.masked_fill((x == exact) | (x.isnan() & exact.isnan()), 0.0)
 
 
+def _seed(*of: str | int) -> int:
+    """32 bits: of a longer seed torch takes the last 32."""
+    return zlib.crc32(" ".join(map(str, of)).encode())
+
+
 def _index(flat: int, shape: torch.Size) -> tuple[int, ...]:
     return tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), shape))
 
@@ -166,4 +171,4 @@ class Rounding(NamedTuple):
             return x
         if self.shake is None:
             return x.to(self.dtype_of(name)).to(self.compute)
-        return dithered(x, self.dtype_of(name), zlib.crc32(f"{name} {self.shake}".encode()))
+        return dithered(x, self.dtype_of(name), _seed(name, self.shake))

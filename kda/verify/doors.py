@@ -72,7 +72,7 @@ class Door:
         o, ht = self.chunk_kda(**leaves, **keywords)
         found = {"o": o.detach(), "ht": ht.detach()}
         if backward:
-            names = [name for name, leaf in GRADIENTS.items() if leaf in leaves]
+            names = [name for name, leaf in GRADIENTS.items() if leaves.get(leaf) is not None]
             wanted = [leaves[GRADIENTS[name]] for name in names]
             grads = torch.autograd.grad((o, ht), wanted, (case.do, case.dht), allow_unused=True, materialize_grads=True)
             found |= dict(zip(names, grads))

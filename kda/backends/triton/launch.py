@@ -30,8 +30,8 @@ RESULTS = ("o", "dq", "dk", "dv", "dg", "dbeta", "dh0")
 
 
 def rounded_to(p: Problem) -> dict[str, str]:
-    """Operands of products, in the dtype of q, and results."""
-    names = RESULTS if p.dtype == "float32" else (*OPERANDS, *RESULTS)
+    """Operands of products and what waits for the norms, in the dtype of q, and results."""
+    names = RESULTS if p.dtype == "float32" else (*OPERANDS, "dqn", "dkn", *RESULTS)
     dtypes = {name: str(dtype_of(p, name)).removeprefix("torch.") for name in names}
     return {name: dtype for name, dtype in dtypes.items() if dtype not in ("float32", "float64")}
 

@@ -104,7 +104,7 @@ SPANS = ((32, True, 116.0), (16, False, 64.0))
 
 
 def span(p: Problem) -> int:
-    """Rows of a diagonal block whose decays to and from its middle row bfloat16 holds; 1: no bound says so."""
+    """Rows of a diagonal block half of whose decay bfloat16 holds, and its inverse; 1: no bound says so."""
     if p.gate != "bounded" or p.dtype != "bfloat16":
         return 1
     bits = -p.lower_bound * LOG2_E

@@ -7,12 +7,12 @@
 import triton
 import triton.language as tl
 
-from ..parts.gate import log2_decay_bwd, rate_of
+from ..parts.gate import log2_decay_bwd
 
 
 @triton.jit
 def gate_bwd(
-    g, A_log, dt_bias, dg2_row, dg, of_A_log, of_dt_bias, through_last, d, head, number, stride, rows, lower_bound,
+    g, rate, dt_bias, dg2_row, dg, of_A_log, of_dt_bias, through_last, d, head, number, stride, rows, lower_bound,
     one,
     K: tl.constexpr, C: tl.constexpr, RUN: tl.constexpr, GATE: tl.constexpr, RATE: tl.constexpr, BIAS: tl.constexpr,
     SUMMED: tl.constexpr,
@@ -38,7 +38,7 @@ def gate_bwd(
         x = tl.load(g + at, mask=(d < K)[:, None, None], other=0.0).to(tl.float32)
         if BIAS:
             x += tl.load(dt_bias + head * K + d, mask=d < K, other=0.0).to(tl.float32)[:, None, None]
-        dx, of_A = log2_decay_bwd(dg2, x, rate_of(A_log, head, RATE), lower_bound, GATE)
+        dx, of_A = log2_decay_bwd(dg2, x, rate, lower_bound, GATE)
         tl.store(dg + at, dx.to(dg.dtype.element_ty), mask=real)
         if RATE:
             tl.store(of_A_log + number * K + d, tl.sum(tl.sum(tl.where(real, of_A, 0.0), 2), 1), mask=d < K)

@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 
 from ..parts.fast import exp2, rounded_product, settled, times, times_both
-from ..parts.gate import step_size
+from ..parts.gate import rate_of, step_size
 from ..parts.halving import FIRST, LEVELS, across_cut, cut_of, decay_to_cut, quarters
-from ..parts.memory import load_columns, load_tile
+from ..parts.memory import fetch_ahead, load_columns, load_tile
 from ..parts.sequences import clear, piece
 from .gate import gate_bwd
 
@@ -93,6 +93,23 @@ def intra_bwd(
     at_c = i[:, None] * C + i[None, :]
     at_v = near[:, None] * (HV * V)
 
+    d0, width = part * BK, K - part * BK
+    fetch_ahead(do, rows, V, HV * V, C, V)
+    fetch_ahead(P, rows, V, HV * V, C, V)
+    fetch_ahead(v_new, rows, V, HV * V, C, V)
+    fetch_ahead(h + d0 * V, width, V, V, BK, V)
+    fetch_ahead(dh + d0 * V, width, V, V, BK, V)
+    fetch_ahead(gc + d0, rows, width, K, C, BK)
+    fetch_ahead(q + d0, rows, width, H * K, C, BK)
+    fetch_ahead(k + d0, rows, width, H * K, C, BK)
+    fetch_ahead(g + d0, rows, width, HV * K, C, BK)
+    fetch_ahead(L1, C, C, C, C, C)
+    fetch_ahead(L2, C, C, C, C, C)
+    if SPAN > 1:
+        U1, U2 = U1 + number * (C * C), U2 + number * (C * C)
+        fetch_ahead(U1, C, C, C, C, C)
+        fetch_ahead(U2, C, C, C, C, C)
+    rate = rate_of(A_log, head, RATE)
     b = tl.load(beta + row + i * HV, mask=valid, other=0.0).to(tl.float32)
     b = tl.where(valid, step_size(b, BETA), 0.0)
     qs = tl.where(valid, 1.0, 0.0)
@@ -132,7 +149,6 @@ def intra_bwd(
         through_last += tl.sum(kn * minus, 0)
 
     if SPAN > 1:
-        U1, U2 = U1 + number * (C * C), U2 + number * (C * C)
         same = (i // SPAN)[:, None] == (i // SPAN)[None, :]
         # Barriers keep decays from being held for what comes later: registers are short.
         tl.debug_barrier()
@@ -183,5 +199,5 @@ def intra_bwd(
     tl.debug_barrier()                                                         # all of the slice of gc was read
     tl.store(gc + at_gc, dg2.to(gc.dtype.element_ty), mask=real)
     tl.debug_barrier()                                                         # dg2 is there
-    gate_bwd(g, A_log, dt_bias, gc, dg, of_A_log, of_dt_bias, through_last, d, head, number, HV * K, rows, lower_bound,
+    gate_bwd(g, rate, dt_bias, gc, dg, of_A_log, of_dt_bias, through_last, d, head, number, HV * K, rows, lower_bound,
              one, K, C, RUN, GATE, RATE, BIAS, SUMMED)  # fmt: skip

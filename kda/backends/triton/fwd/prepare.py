@@ -15,10 +15,10 @@ import triton
 import triton.language as tl
 
 from ..parts.fast import exp2, times, times_both
-from ..parts.gate import inverse_norm, log2_decay, rate_of, step_size
-from ..parts.halving import FIRST, LEVELS, across_cut, cut_of, decay_to_cut, quarters
+from ..parts.gate import LOG2_E, inverse_norm, log2_decay, rate_of, step_size
+from ..parts.halving import FIRST, LEVELS, cut_of, decay_to_cut, from_first, quarters
 from ..parts.inverse import inverse
-from ..parts.memory import load_columns
+from ..parts.memory import fetch_ahead, load_columns
 from ..parts.sequences import clear, piece
 
 
@@ -120,11 +120,11 @@ def operands(q, k, gc, step, rows, stride, K: tl.constexpr, C: tl.constexpr, BK:
 
 @triton.jit
 def block_operands(
-    q, k, gc, qs, ks, k0, rows, stride, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, SPAN: tl.constexpr,
+    q, k, gc, qs, ks, half, k0, rows, stride, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    """Normalised k and q under the decay from the cut of a diagonal block of SPAN rows, and k under its inverse."""
+    """Normalised k and q under 2^x of their row in a diagonal block of SPAN rows, and k under 2^-x."""
     d = k0 + tl.arange(0, BK)[None, :]
-    after, before = across_cut(gc, 1.0, d, rows, K, C, BK, SPAN)
+    after, before = from_first(gc, half, d, rows, K, C, BK, SPAN)
     at = tl.minimum(tl.arange(0, C), rows - 1)[:, None] * stride + d
     x, y = load_columns(k + at, d, K, BK), load_columns(q + at, d, K, BK)
     return times_both(x, ks[:, None], after), times_both(y, qs[:, None], after), times_both(x, ks[:, None], before)
@@ -132,33 +132,34 @@ def block_operands(
 
 @triton.jit
 def block_products(
-    q, k, gc, qs, ks, stride, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, SPAN: tl.constexpr,
+    q, k, gc, qs, ks, half, stride, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, SPAN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """(C, C): the diagonal blocks of SPAN rows of A_kk / b and, transposed, A_qk / scale."""
     i = tl.arange(0, C)
     below = tl.zeros((C, C), tl.float32)
     above = tl.zeros((C, C), tl.float32)
-    ka, qa, kb = block_operands(q, k, gc, qs, ks, 0, rows, stride, K, C, BK, SPAN)
+    ka, qa, kb = block_operands(q, k, gc, qs, ks, half, 0, rows, stride, K, C, BK, SPAN)
     for k0 in tl.range(0, K, BK, num_stages=1):
         below = tl.dot(ka, tl.trans(kb), below, input_precision=PRECISION)
         above = tl.dot(kb, tl.trans(qa), above, input_precision=PRECISION)
         if k0 + BK < K:
-            ka, qa, kb = block_operands(q, k, gc, qs, ks, k0 + BK, rows, stride, K, C, BK, SPAN)
+            ka, qa, kb = block_operands(q, k, gc, qs, ks, half, k0 + BK, rows, stride, K, C, BK, SPAN)
     A = tl.where(i[:, None] > i[None, :], below, above)
     return tl.where((i // SPAN)[:, None] == (i // SPAN)[None, :], A, 0.0)
 
 
 @triton.jit
 def products(
-    q, k, gc, qs, ks, stride, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, SPAN: tl.constexpr,
+    q, k, gc, qs, ks, lower_bound, stride, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, SPAN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """(C, C): A_kk / b below the diagonal and A_qk^T / scale above it."""
     i = tl.arange(0, C)
     blocks = tl.zeros((C, C), tl.float32)
     if SPAN > 1:
-        blocks = block_products(q, k, gc, qs, ks, stride, rows, K, C, BK, SPAN, PRECISION)
+        half = lower_bound * (-0.5 * LOG2_E * (SPAN - 1))
+        blocks = block_products(q, k, gc, qs, ks, half, stride, rows, K, C, BK, SPAN, PRECISION)
     A = tl.zeros((C, C), tl.float32)
     levels: tl.constexpr = LEVELS(C) - FIRST(SPAN)
     steps: tl.constexpr = (K + BK - 1) // BK * levels
@@ -173,15 +174,25 @@ def products(
 
 
 @triton.jit
-def multiply(X, x, y, stride, rows, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr, PRECISION: tl.constexpr):
-    """y = X @ x, rows of D elements; y may be x."""
+def load_rows(x, d, stride, rows, D: tl.constexpr, C: tl.constexpr):
     i = tl.arange(0, C)[:, None]
-    for d0 in tl.range(0, D, BD, num_stages=1):
+    return tl.load(x + i * stride + d, mask=(i < rows) & (d < D), other=0.0)
+
+
+@triton.jit
+def multiply(X, x, y, stride, rows, D: tl.constexpr, C: tl.constexpr, BD: tl.constexpr, PRECISION: tl.constexpr):
+    """y = X @ x, rows of D elements; y may be x.  Slices go in pairs: both are on their way at once."""
+    i = tl.arange(0, C)[:, None]
+    for d0 in tl.range(0, D, 2 * BD, num_stages=1):
         d = d0 + tl.arange(0, BD)[None, :]
-        real = (i < rows) & (d < D)
-        product = tl.dot(X, tl.load(x + i * stride + d, mask=real, other=0.0), input_precision=PRECISION)
-        tl.debug_barrier()                                                     # all of the slice was read
-        tl.store(y + i * stride + d, product.to(y.dtype.element_ty), mask=real)
+        pair = (load_rows(x, d, stride, rows, D, C),)
+        if D > BD:
+            pair = pair + (load_rows(x, d + BD, stride, rows, D, C),)
+        tl.debug_barrier()                                                     # all of both was read
+        for s in tl.static_range(len(pair)):
+            at = d + s * BD
+            product = tl.dot(X, pair[s], input_precision=PRECISION).to(y.dtype.element_ty)
+            tl.store(y + i * stride + at, product, mask=(i < rows) & (at < D))
 
 
 @triton.jit
@@ -212,33 +223,38 @@ def prepare(
     row, tile = begin * HV + head, chunk.to(tl.int64) * HV + head
     q += (begin * H + head // (HV // H)) * K
     k += (begin * H + head // (HV // H)) * K
+    g += row * K
     gc += tile * (C * K)
     i = tl.arange(0, C)
     valid = i < rows
 
+    fetch_ahead(g, rows, K, HV * K, C, K)
+    if MODE != "sums":
+        v += row * V
+        fetch_ahead(v, rows, V, HV * V, C, V)
+    rate = rate_of(A_log, head, RATE)
     qs, ks, qk = norms(q, k, H * K, rows, K, C, BK, NORM)
     if NORM and MODE != "forward":
         tl.store(q_norm + row + i * HV, qs, mask=valid)
         tl.store(k_norm + row + i * HV, ks, mask=valid)
     if BIAS:
         dt_bias += head * K
-    rate = rate_of(A_log, head, RATE)
-    sum_gates(g + row * K, dt_bias, gc, rate, lower_bound, one, HV * K, rows, K, C, BG, RUN, GATE, BIAS)
+    sum_gates(g, dt_bias, gc, rate, lower_bound, one, HV * K, rows, K, C, BG, RUN, GATE, BIAS)
     tl.debug_barrier()
     if MODE == "sums":
         decay_rows(q, k, gc, qg, w, kg, gc_last, qs, ks, H * K, HV * K, rows, K, C, BK, RUN, True)
     else:
         matrices(q, k, v, beta, gc, A_qk, A_kk, A_inv, w, u, qg, kg, gc_last, qs, ks, qk, row, tile, rows, H, HV, scale,
-                 K, V, C, BK, BV, RUN, SPAN, BETA, MODE, PRECISION)  # fmt: skip
+                 lower_bound, K, V, C, BK, BV, RUN, SPAN, BETA, MODE, PRECISION)  # fmt: skip
 
 
 @triton.jit
 def matrices(
-    q, k, v, beta, gc, A_qk, A_kk, A_inv, w, u, qg, kg, gc_last, qs, ks, qk, row, tile, rows, H, HV, scale,
+    q, k, v, beta, gc, A_qk, A_kk, A_inv, w, u, qg, kg, gc_last, qs, ks, qk, row, tile, rows, H, HV, scale, lower_bound,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, RUN: tl.constexpr,
     SPAN: tl.constexpr, BETA: tl.constexpr, MODE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """All but the gate of one chunk; q, k and gc begin at its first row."""
+    """All but the gate of one chunk; q, k, v and gc begin at its first row."""
     i = tl.arange(0, C)
     valid = i < rows
     w += row * K
@@ -252,7 +268,7 @@ def matrices(
     if MODE == "saved":
         X = tl.load(A_inv + row * C + at_c, mask=valid[:, None], other=0.0).to(tl.float32)
     else:
-        A = products(q, k, gc, qs, ks, H * K, rows, K, C, BK, SPAN, PRECISION)
+        A = products(q, k, gc, qs, ks, lower_bound, H * K, rows, K, C, BK, SPAN, PRECISION)
         Aqk = tl.where(i[:, None] < i[None, :], A, 0.0)
         Aqk = tl.where(i[:, None] == i[None, :], qk[:, None], Aqk) * scale
         tl.store(A_qk + row * C + at_c, tl.trans(Aqk).to(A_qk.dtype.element_ty), mask=valid[:, None])
@@ -264,4 +280,4 @@ def matrices(
             tl.store(A_inv + row * C + at_c, X.to(A_inv.dtype.element_ty), mask=valid[:, None])
     X = (X * b[None, :]).to(q.dtype.element_ty)
     multiply(X, w, w, HV * K, rows, K, C, BK, PRECISION)
-    multiply(X, v + row * V, u + row * V, HV * V, rows, V, C, BV, PRECISION)
+    multiply(X, v, u + row * V, HV * V, rows, V, C, BV, PRECISION)

@@ -10,8 +10,10 @@ lies between two blocks is finite and is masked by `quarters`.
 The decay to or from the cut is 2^-|gc - gc_cut|, gc_cut the last row of the first half.  For float32 problems gc is
 float64: then a difference of long sums keeps the small decays that follow a large one.
 
-Where a gate has a bound, diagonal blocks of SPAN rows need no halving: to every row of a block goes 2^(gc - gc_cut) or
-its inverse, whichever side of the cut it lies on, and both stay within what bfloat16 holds.
+Where a gate has a bound, diagonal blocks of SPAN rows need no halving: every row of a block has a factor 2^x and one
+2^-x, and both stay within what bfloat16 holds.  Forward, x = gc - gc_first + half, with half of what the bound lets a
+block decay by: no later token has a part in it, not even in the rounding.  Backward, x = gc - gc_cut, which is no
+further from 0 than gates are: gradients may be of any size.
 """
 
 import triton
@@ -52,6 +54,15 @@ def LEVELS(C):
 def FIRST(SPAN):
     """The first level, of blocks of 2 SPAN rows."""
     return SPAN.bit_length() - 1
+
+
+@triton.jit
+def from_first(gc, half, d, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, SPAN: tl.constexpr):
+    """2^x and 2^-x, x = gc - gc_first + half; gc_first of the first row of a diagonal block of SPAN rows."""
+    i = tl.minimum(tl.arange(0, C), rows - 1)
+    gc_first = load_columns(gc + (i // SPAN * SPAN)[:, None] * K + d, d, K, BK)
+    x = (load_columns(gc + i[:, None] * K + d, d, K, BK) - gc_first).to(tl.float32) + half
+    return exp2(x), exp2(-x)
 
 
 @triton.jit
