@@ -109,7 +109,7 @@ def test_what_was_measured_is_kept():
     assert choose("state", p, h200) == Config(warps=4, stages=3, BK=128, BV=64)
     assert choose("prepare", p, h200) == Config(warps=4, BK=64, BV=64)
     assert choose("wy", p, h200) == Config(warps=4, stages=2, BK=128, BV=64)
-    assert choose("intra", p, h200) == Config(warps=4, BK=64, BV=64)
+    assert choose("intra", p, h200) == Config(warps=4, BK=32, BV=64, maxnreg=168)
 
 
 @pytest.mark.parametrize("arch", FAMILIES)

@@ -20,7 +20,7 @@ from kda.capability import Capability, Rule
 from kda.commands.verify import command
 from kda.stages import BACKWARD, FORWARD, STAGES
 from kda.verify import parity, places
-from kda.verify.budget import Budget, Rounding, dithered
+from kda.verify.budget import Budget, Rounding, dithered, shaken
 from kda.verify.cases import Spec, load, make, make_inputs, save
 from kda.verify.definition import budgets
 from kda.verify.doors import ROUNDS_EVERY_OPERAND, Door
@@ -139,6 +139,12 @@ def test_a_rounding_drawn_anew_is_as_large_and_of_its_own():
     assert (errors.abs() <= torch.finfo(torch.bfloat16).eps / 2 * x.abs() * 1.001).all()
     assert ((norms / norms[0] - 1).abs() < 0.05).all() and (torch.corrcoef(errors) - torch.eye(3)).abs().max() < 0.05
     assert torch.equal(dithered(x, torch.bfloat16, 1), dithered(x, torch.bfloat16, 1))
+
+
+def test_every_shake_is_another_one_and_always_the_same():
+    x = torch.rand(100)
+    assert len({tuple(shaken(x, shake).tolist()) for shake in range(8)}) == 8
+    assert torch.equal(shaken(x, 3), shaken(x, 3))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -32,7 +32,7 @@ class Row(NamedTuple):
     K: int                                   # the largest
     shared: int                              # KiB that a block must be allowed
     config: Config
-    products: str = "any"                    # "mma.sync": not wgmma and tcgen05, whose operands lie in shared memory
+    products: str = "any"                    # "async": wgmma, tcgen05, operands in shared memory; "mma.sync": others
 
 
 # The rows of 227 KiB for K <= 128 were measured on an H200 (docs/measured.md); the others are built to fit.
@@ -56,7 +56,7 @@ TABLE = (
     Row("wy", 16, 128, 227, Config(warps=4, stages=2, BV=64)),
     Row("wy", 16, 256, 99, Config(warps=4, BV=64)),
     Row("wy", 32, 256, 99, Config(warps=8, BV=32)),
-    Row("intra", 16, 128, 227, Config(warps=4, BK=64, BV=64)),
+    Row("intra", 16, 128, 227, Config(warps=4, BK=32, BV=64, maxnreg=168), "async"),
     Row("intra", 16, 256, 99, Config(warps=8, BK=32, BV=64), "mma.sync"),
     Row("intra", 16, 256, 99, Config(warps=8, BK=64, BV=64)),
     Row("intra", 32, 256, 99, Config(warps=8, BK=16, BV=32)),
@@ -72,7 +72,7 @@ def choose(kernel: str, p: Problem, host: Host, bits: int = 0) -> Config:
     """`bits` of what the kernel multiplies, if that is not in the dtype of q."""
     bits = bits or (32 if p.dtype == "float32" else 16)
     allowed = host.smem or SMALLEST << 10
-    products = ("any",) if host.cc and host.cc[0] in (9, 10) else ("any", "mma.sync")
+    products = ("any", "async" if host.cc and host.cc[0] in (9, 10) else "mma.sync")
     for row in TABLE:
         asked = row.kernel == kernel and row.bits == bits and row.products in products
         if asked and p.K <= row.K and row.shared << 10 <= allowed:

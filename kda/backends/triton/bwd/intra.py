@@ -6,18 +6,19 @@
 In float32 such differences would show: dg2 is summed of terms that all count, level by level.
 
 x, y, z by halving (parts/halving.py): with S = 2^level rows in a half, L1 @ (kn in first halves, qn in second ones) is
-x in second halves and its share of y in first ones, and L2 @ kn is z and the other share, all operands under the decay
-to or from the cut.  Diagonal blocks of SPAN rows go at once: L1 and L2 @ kn under the decay to the cut are x and z, and
-U1 @ qn + U2 @ kn under the decay from it is y; what they give is under the inverse.
+x in second halves and its share of y in first ones, and L2 @ (kn in first halves, b kn in second ones) is z and the
+other share, all operands under the decay to or from the cut.  Diagonal blocks of SPAN rows go at once: L1 and L2 @ kn
+under the decay to the cut are x and z, and U1 @ qn + U2 @ b kn under the decay from it is y; what they give is under
+the inverse.
 """
 
 import triton
 import triton.language as tl
 
-from ..parts.fast import exp2, rounded_product, settled, times, times_both
+from ..parts.fast import exp2, rounded_product, settled
 from ..parts.gate import rate_of, step_size
 from ..parts.halving import FIRST, LEVELS, across_cut, cut_of, decay_to_cut, quarters
-from ..parts.memory import fetch_ahead, load_columns, load_tile
+from ..parts.memory import load_columns, load_tile
 from ..parts.sequences import clear, piece
 from .gate import gate_bwd
 
@@ -29,21 +30,40 @@ def sum_where(here, x, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def in_two(y, DOT: tl.constexpr):
+    """y, float32, as a sum of two of dtype DOT."""
+    high = y.to(DOT)
+    return high, (y - high.to(tl.float32)).to(DOT)
+
+
+@triton.jit
+def product(M, high, low, of, PRECISION: tl.constexpr):
+    """of + M @ (high + low); in float32, high alone."""
+    of = tl.dot(M, high, of, input_precision=PRECISION)
+    if M.dtype != tl.float32:
+        of = tl.dot(M, low, of)
+    return of
+
+
+@triton.jit
 def level_bwd(
-    x, plus, minus, q, k, gc, M1, M2, qs, ks, level, d, rows, stride,
+    x, plus, minus, q, k, gc, M1, M2, qs, ks, bks, level, d, rows, stride,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Adds the products of one level to x, plus and minus, and returns these products and their decay, too."""
     i = tl.arange(0, C)
     near = tl.minimum(i, rows - 1)                                             # rows that are not there: the last one
     second = ((i >> level) % 2 == 1)[:, None]
+    zero = tl.zeros((C, BK), tl.float32)
     gc_cut = load_columns(gc + cut_of(near, level, rows)[:, None] * K + d, d, K, BK)
     E = decay_to_cut(load_columns(gc + near[:, None] * K + d, d, K, BK), gc_cut)
     at = near[:, None] * stride
-    y = load_columns(tl.where(second, q + at, k + at) + d, d, K, BK)
-    of_q = tl.dot(M1, times(y, E * tl.where(second, qs[:, None], ks[:, None])), input_precision=PRECISION)
-    y = load_columns(k + at + d, d, K, BK)
-    of_k = tl.dot(M2, times(y, E * ks[:, None]), input_precision=PRECISION)
+    y = load_columns(tl.where(second, q + at, k + at) + d, d, K, BK).to(tl.float32)
+    high, low = in_two(y * (E * tl.where(second, qs[:, None], ks[:, None])), k.dtype.element_ty)
+    of_q = product(M1, high, low, zero, PRECISION)
+    y = load_columns(k + at + d, d, K, BK).to(tl.float32)
+    high, low = in_two(y * (E * tl.where(second, bks[:, None], ks[:, None])), k.dtype.element_ty)
+    of_k = product(M2, high, low, zero, PRECISION)
     from_cut = tl.where(second, E, 0.0)
     x, plus = settled(x + of_q * from_cut), settled(plus + of_k * from_cut)
     return x, plus, settled(minus + (of_q + of_k) * (E - from_cut)), of_q, of_k, E
@@ -62,6 +82,7 @@ def intra_bwd(
 
     A program without a chunk clears dg in its share of the tokens past the last sequence, and of_A_log and of_dt_bias.
     """
+    DOT: tl.constexpr = k.dtype.element_ty
     slices: tl.constexpr = (K + BK - 1) // BK
     part, head, chunk = tl.program_id(0) % slices, tl.program_id(0) // slices % HV, tl.program_id(0) // slices // HV
     d = part * BK + tl.arange(0, BK)
@@ -93,22 +114,8 @@ def intra_bwd(
     at_c = i[:, None] * C + i[None, :]
     at_v = near[:, None] * (HV * V)
 
-    d0, width = part * BK, K - part * BK
-    fetch_ahead(do, rows, V, HV * V, C, V)
-    fetch_ahead(P, rows, V, HV * V, C, V)
-    fetch_ahead(v_new, rows, V, HV * V, C, V)
-    fetch_ahead(h + d0 * V, width, V, V, BK, V)
-    fetch_ahead(dh + d0 * V, width, V, V, BK, V)
-    fetch_ahead(gc + d0, rows, width, K, C, BK)
-    fetch_ahead(q + d0, rows, width, H * K, C, BK)
-    fetch_ahead(k + d0, rows, width, H * K, C, BK)
-    fetch_ahead(g + d0, rows, width, HV * K, C, BK)
-    fetch_ahead(L1, C, C, C, C, C)
-    fetch_ahead(L2, C, C, C, C, C)
     if SPAN > 1:
         U1, U2 = U1 + number * (C * C), U2 + number * (C * C)
-        fetch_ahead(U1, C, C, C, C, C)
-        fetch_ahead(U2, C, C, C, C, C)
     rate = rate_of(A_log, head, RATE)
     b = tl.load(beta + row + i * HV, mask=valid, other=0.0).to(tl.float32)
     b = tl.where(valid, step_size(b, BETA), 0.0)
@@ -117,6 +124,7 @@ def intra_bwd(
     if NORM:
         qs = tl.load(q_norm + row + i * HV, mask=valid, other=0.0)
         ks = tl.load(k_norm + row + i * HV, mask=valid, other=0.0)
+    bks = b * ks
 
     x = tl.zeros((C, BK), tl.float32)
     plus = tl.zeros((C, BK), tl.float32)
@@ -152,30 +160,31 @@ def intra_bwd(
         same = (i // SPAN)[:, None] == (i // SPAN)[None, :]
         # Barriers keep decays from being held for what comes later: registers are short.
         tl.debug_barrier()
+        zero = tl.zeros((C, BK), tl.float32)
         E, inverse = across_cut(gc, -1.0, d[None, :], rows, K, C, BK, SPAN)
-        y = times_both(load_columns(k + at_qk, d[None, :], K, BK), ks[:, None], E)
-        x = settled(x + tl.dot(tl.load(L1 + at_c, mask=same, other=0.0), y, input_precision=PRECISION) * inverse)
-        plus = settled(plus + tl.dot(tl.load(L2 + at_c, mask=same, other=0.0), y, input_precision=PRECISION) * inverse)
+        high, low = in_two(load_columns(k + at_qk, d[None, :], K, BK).to(tl.float32) * ks[:, None] * E, DOT)
+        x = settled(x + product(tl.load(L1 + at_c, mask=same, other=0.0), high, low, zero, PRECISION) * inverse)
+        plus = settled(plus + product(tl.load(L2 + at_c, mask=same, other=0.0), high, low, zero, PRECISION) * inverse)
         tl.debug_barrier()
         E, inverse = across_cut(gc, 1.0, d[None, :], rows, K, C, BK, SPAN)
-        y = times_both(load_columns(q + at_qk, d[None, :], K, BK), qs[:, None], E)
-        product = tl.dot(tl.load(U1 + at_c), y, input_precision=PRECISION)
-        y = times_both(load_columns(k + at_qk, d[None, :], K, BK), ks[:, None], E)
-        minus = settled(minus + tl.dot(tl.load(U2 + at_c), y, product, input_precision=PRECISION) * inverse)
+        high, low = in_two(load_columns(q + at_qk, d[None, :], K, BK).to(tl.float32) * qs[:, None] * E, DOT)
+        y = product(tl.load(U1 + at_c), high, low, zero, PRECISION)
+        high, low = in_two(load_columns(k + at_qk, d[None, :], K, BK).to(tl.float32) * bks[:, None] * E, DOT)
+        minus = settled(minus + product(tl.load(U2 + at_c), high, low, y, PRECISION) * inverse)
         tl.debug_barrier()
         for level in tl.static_range(FIRST(SPAN), LEVELS(C)):
             half = i // (1 << level)
             here = (half ^ 1)[:, None] == half[None, :]
             M1, M2 = tl.load(L1 + at_c, mask=here, other=0.0), tl.load(L2 + at_c, mask=here, other=0.0)
             x, plus, minus, of_q, of_k, E = level_bwd(
-                x, plus, minus, q, k, gc, M1, M2, qs, ks, level, d[None, :], rows, H * K, K, C, BK, PRECISION
+                x, plus, minus, q, k, gc, M1, M2, qs, ks, bks, level, d[None, :], rows, H * K, K, C, BK, PRECISION
             )
     else:
         for level in tl.range(0, LEVELS(C), num_stages=1):
             here = quarters(i, level)
             M1, M2 = tl.where(here, tl.load(L1 + at_c), 0.0), tl.where(here, tl.load(L2 + at_c), 0.0)
             x, plus, minus, of_q, of_k, E = level_bwd(
-                x, plus, minus, q, k, gc, M1, M2, qs, ks, level, d[None, :], rows, H * K, K, C, BK, PRECISION
+                x, plus, minus, q, k, gc, M1, M2, qs, ks, bks, level, d[None, :], rows, H * K, K, C, BK, PRECISION
             )
             if SUMMED:
                 second = ((i >> level) % 2 == 1)[:, None]

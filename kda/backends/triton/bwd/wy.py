@@ -3,8 +3,8 @@
   P = A_inv^T @ dv_new;  dv = b P;  db_local = sum_V P v
   dA_qk = scale tril(do @ v_new^T);  dA_kk = -strict_tril(P @ v_new^T)
 
-bwd/intra takes dA_qk and dA_kk once by rows and once by columns.  So L1 has dA_qk below the diagonal and its transpose
-above it, L2 has dA_kk below and (b dA_kk)^T above, and the diagonal of dA_qk, whose pairs have no decay, is apart.
+bwd/intra takes dA_qk and dA_kk once by rows and once by columns, in the same rounding.  So L1 has dA_qk below the
+diagonal and its transpose above it, L2 has dA_kk alike, and the diagonal of dA_qk, whose pairs have no decay, is apart.
 Diagonal blocks of SPAN rows have what is above in U1 and U2 instead.
 """
 
@@ -71,7 +71,7 @@ def wy_bwd(
     below = i[:, None] > i[None, :]
     D1, D2 = tl.where(below, D1 * scale, 0.0), tl.where(below, -D2, 0.0)
     at = i[:, None] * C + i[None, :]
-    Q, K = tl.trans(D1), tl.trans(D2 * b[:, None])
+    Q, K = tl.trans(D1), tl.trans(D2)
     if SPAN > 1:
         same = (i // SPAN)[:, None] == (i // SPAN)[None, :]
         tl.store(U1 + at, tl.where(same, Q, 0.0).to(DOT))

@@ -18,7 +18,7 @@ from ..parts.fast import exp2, times, times_both
 from ..parts.gate import LOG2_E, inverse_norm, log2_decay, rate_of, step_size
 from ..parts.halving import FIRST, LEVELS, cut_of, decay_to_cut, from_first, quarters
 from ..parts.inverse import inverse
-from ..parts.memory import fetch_ahead, load_columns
+from ..parts.memory import load_columns
 from ..parts.sequences import clear, piece
 
 
@@ -223,15 +223,10 @@ def prepare(
     row, tile = begin * HV + head, chunk.to(tl.int64) * HV + head
     q += (begin * H + head // (HV // H)) * K
     k += (begin * H + head // (HV // H)) * K
-    g += row * K
     gc += tile * (C * K)
     i = tl.arange(0, C)
     valid = i < rows
 
-    fetch_ahead(g, rows, K, HV * K, C, K)
-    if MODE != "sums":
-        v += row * V
-        fetch_ahead(v, rows, V, HV * V, C, V)
     rate = rate_of(A_log, head, RATE)
     qs, ks, qk = norms(q, k, H * K, rows, K, C, BK, NORM)
     if NORM and MODE != "forward":
@@ -239,7 +234,7 @@ def prepare(
         tl.store(k_norm + row + i * HV, ks, mask=valid)
     if BIAS:
         dt_bias += head * K
-    sum_gates(g, dt_bias, gc, rate, lower_bound, one, HV * K, rows, K, C, BG, RUN, GATE, BIAS)
+    sum_gates(g + row * K, dt_bias, gc, rate, lower_bound, one, HV * K, rows, K, C, BG, RUN, GATE, BIAS)
     tl.debug_barrier()
     if MODE == "sums":
         decay_rows(q, k, gc, qg, w, kg, gc_last, qs, ks, H * K, HV * K, rows, K, C, BK, RUN, True)
@@ -254,7 +249,7 @@ def matrices(
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, RUN: tl.constexpr,
     SPAN: tl.constexpr, BETA: tl.constexpr, MODE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """All but the gate of one chunk; q, k, v and gc begin at its first row."""
+    """All but the gate of one chunk; q, k and gc begin at its first row."""
     i = tl.arange(0, C)
     valid = i < rows
     w += row * K
@@ -280,4 +275,4 @@ def matrices(
             tl.store(A_inv + row * C + at_c, X.to(A_inv.dtype.element_ty), mask=valid[:, None])
     X = (X * b[None, :]).to(q.dtype.element_ty)
     multiply(X, w, w, HV * K, rows, K, C, BK, PRECISION)
-    multiply(X, v, u + row * V, HV * V, rows, V, C, BV, PRECISION)
+    multiply(X, v + row * V, u + row * V, HV * V, rows, V, C, BV, PRECISION)

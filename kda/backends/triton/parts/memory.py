@@ -14,23 +14,6 @@ def load_columns(pointers, d, D: tl.constexpr, BD: tl.constexpr):
     return x
 
 
-@triton.constexpr_function
-def LINES(D, bits):
-    """Cache lines of 128 bytes that D elements lie in, as a power of 2."""
-    return 1 << (-(-D * bits // 1024) - 1).bit_length()
-
-
-@triton.jit
-def fetch_ahead(x, rows, width, stride, R: tl.constexpr, D: tl.constexpr):
-    """Send for a tile of R rows of D elements, of which `rows` and `width` are there: later loads find it in the second
-    cache."""
-    BITS: tl.constexpr = x.dtype.element_ty.primitive_bitwidth
-    line = tl.minimum(tl.arange(0, LINES(D, BITS)) * (1024 // BITS), width - 1)
-    at = x + tl.minimum(tl.arange(0, R), rows - 1)[:, None] * stride + line[None, :]
-    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False,
-                              pack=1)  # fmt: skip
-
-
 @triton.jit
 def load_tile(pointers, e, V: tl.constexpr, BV: tl.constexpr, d, K: tl.constexpr, BK: tl.constexpr):
     """load_columns both ways: where e < V and d < K."""
