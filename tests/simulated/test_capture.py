@@ -443,7 +443,8 @@ def test_tensors_are_found_inside_of_arguments():
     found = memory.tensors_among({"inputs": Inputs(x, (y, 3)), "more": {"z": z}, "n": 2, "stream": STREAM})
     assert list(found) == ["inputs.q", "inputs.sizes[0]", "more['z']"]
     assert [id(t) for t in found.values()] == [id(x), id(y), id(z)]
-    assert memory.tensors_among({"x": x, "pointer": y.data_ptr()}) is None
+    for pointer in (y.data_ptr(), 632459456):                                # what malloc gave once
+        assert memory.tensors_among({"x": x, "pointer": pointer}) is None
     assert memory.tensors_among({"x": x, "thing": object()}) is None
 
 

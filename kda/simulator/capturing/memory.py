@@ -15,6 +15,9 @@ from ..launches import span
 Region = tuple[int, int, str]                # first address, bytes, what it is
 
 
+LOWEST_ADDRESS = 1 << 22                     # programs lie there, their memory above; a larger number may be an address
+
+
 def regions(tensors: Mapping[str, torch.Tensor]) -> list[Region]:
     """What tensors cover, by address."""
     found = {}
@@ -49,7 +52,7 @@ def _collect(name: str, value: Any, found: dict[str, torch.Tensor]) -> bool:
     if value is None or isinstance(value, bool | float | str | torch.dtype):
         return True
     if isinstance(value, numbers.Number):
-        return abs(value) < 1 << 32                                          # larger ones may be addresses
+        return abs(value) < LOWEST_ADDRESS
     return type(value).__module__.startswith("cuda.")                        # streams
 
 

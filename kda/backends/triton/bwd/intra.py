@@ -15,7 +15,7 @@ the inverse.
 import triton
 import triton.language as tl
 
-from ..parts.fast import exp2, rounded_product, settled
+from ..parts.fast import exp2, in_two, rounded_product, settled
 from ..parts.gate import rate_of, step_size
 from ..parts.halving import FIRST, LEVELS, across_cut, cut_of, decay_to_cut, quarters
 from ..parts.memory import load_columns, load_tile
@@ -27,13 +27,6 @@ from .gate import gate_bwd
 def sum_where(here, x, PRECISION: tl.constexpr):
     """[t]: the sum of rows i of x with here[t, i]."""
     return tl.dot(tl.where(here, 1.0, 0.0), x, input_precision=PRECISION)
-
-
-@triton.jit
-def in_two(y, DOT: tl.constexpr):
-    """y, float32, as a sum of two of dtype DOT."""
-    high = y.to(DOT)
-    return high, (y - high.to(tl.float32)).to(DOT)
 
 
 @triton.jit

@@ -240,14 +240,14 @@ def prepare(
         decay_rows(q, k, gc, qg, w, kg, gc_last, qs, ks, H * K, HV * K, rows, K, C, BK, RUN, True)
     else:
         matrices(q, k, v, beta, gc, A_qk, A_kk, A_inv, w, u, qg, kg, gc_last, qs, ks, qk, row, tile, rows, H, HV, scale,
-                 lower_bound, K, V, C, BK, BV, RUN, SPAN, BETA, MODE, PRECISION)  # fmt: skip
+                 lower_bound, K, V, C, BK, BV, RUN, SPAN, BETA, NORM, MODE, PRECISION)  # fmt: skip
 
 
 @triton.jit
 def matrices(
     q, k, v, beta, gc, A_qk, A_kk, A_inv, w, u, qg, kg, gc_last, qs, ks, qk, row, tile, rows, H, HV, scale, lower_bound,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, RUN: tl.constexpr,
-    SPAN: tl.constexpr, BETA: tl.constexpr, MODE: tl.constexpr, PRECISION: tl.constexpr,
+    SPAN: tl.constexpr, BETA: tl.constexpr, NORM: tl.constexpr, MODE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """All but the gate of one chunk; q, k and gc begin at its first row."""
     i = tl.arange(0, C)
@@ -270,7 +270,7 @@ def matrices(
         A_kk += tile * (C * C)
         tl.store(A_kk + i[:, None] * C + i[None, :], A * b[:, None])
         tl.debug_barrier()                                                     # A_kk is there
-        X = inverse(A_kk, C, PRECISION)
+        X = inverse(A_kk, C, PRECISION, NORM and BETA != "given")
         if MODE == "backward":
             tl.store(A_inv + row * C + at_c, X.to(A_inv.dtype.element_ty), mask=valid[:, None])
     X = (X * b[None, :]).to(q.dtype.element_ty)

@@ -53,6 +53,13 @@ def times_both(x, norm, E):
 
 
 @triton.jit
+def in_two(x, DOT: tl.constexpr):
+    """x, float32, as a sum of two of dtype DOT."""
+    high = x.to(DOT)
+    return high, (x - high.to(tl.float32)).to(DOT)
+
+
+@triton.jit
 def settled(x):
     """x, computed here: a sum of products otherwise waits until it is used, and both factors of each in registers."""
     return tl.inline_asm_elementwise("mov.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=False, pack=1)

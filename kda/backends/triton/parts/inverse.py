@@ -6,7 +6,7 @@ A thread owns a column of a diagonal block of 16 rows; then blocks are joined: X
 import triton
 import triton.language as tl
 
-from .fast import load_float
+from .fast import in_two, load_float
 
 BLOCK: tl.constexpr = tl.constexpr(16)
 
@@ -28,18 +28,29 @@ def solve_diagonal(A, C: tl.constexpr):
 
 
 @triton.jit
-def joined(X, A, S: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr):
+def joined(X, A, S: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr, UNIT: tl.constexpr):
     """Inverses of diagonal blocks of S rows to those of 2S rows."""
     i = tl.arange(0, C)
     half = i // S
     first = tl.where(half % 2 == 1, half - 1, -1)
     A10 = tl.load(A + i[:, None] * C + i[None, :], mask=first[:, None] == half[None, :], other=0.0)
-    return X - tl.dot(X, tl.dot(A10, X, input_precision=PRECISION), input_precision=PRECISION)
+    if PRECISION != "tf32":
+        X -= tl.dot(X, tl.dot(A10, X, input_precision=PRECISION), input_precision=PRECISION)
+    elif UNIT:
+        x = X.to(tl.float16)
+        X -= tl.dot(x, tl.dot(A10.to(tl.float16), x).to(tl.float16))
+    else:
+        a, b = in_two(A10, tl.bfloat16)
+        x, y = in_two(X, tl.bfloat16)
+        a, b = in_two(tl.dot(b, x, tl.dot(a, y, tl.dot(a, x))), tl.bfloat16)
+        X -= tl.dot(y, a, tl.dot(x, b, tl.dot(x, a)))
+    return X
 
 
 @triton.jit
-def inverse(A, C: tl.constexpr, PRECISION: tl.constexpr):
-    """A is written."""
+def inverse(A, C: tl.constexpr, PRECISION: tl.constexpr, UNIT: tl.constexpr):
+    """A is written.  In place of tf32, whose operands must lie transposed: float16 where no element of A or its inverse
+    is above 2 (UNIT), else two bfloat16 each."""
     solve_diagonal(A, C)
     tl.debug_barrier()                                                         # the blocks are there
     i = tl.arange(0, C)
@@ -47,5 +58,5 @@ def inverse(A, C: tl.constexpr, PRECISION: tl.constexpr):
     X = tl.load(A + i[:, None] * C + i[None, :], mask=same, other=0.0)
     for k in tl.static_range(2):
         if 32 << k <= C:
-            X = joined(X, A, 16 << k, C, PRECISION)
+            X = joined(X, A, 16 << k, C, PRECISION, UNIT)
     return X
