@@ -11,7 +11,6 @@ import functools
 import importlib
 import json
 import os
-import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from .errors import BuildError, MissingCompilerError
 from .kernel import Kernel, addresses, dim3
 from .launching import Shape, taker, tensor_map
 from .recipes import Recipe
+from .repairs import repaired
 from .target import Target, parse
 
 # CUtensorMapDataType by the number that Triton's metadata holds (PTX's own order).
@@ -32,8 +32,6 @@ _MAP_DTYPES = {
     8: "float32_ftz", 9: "float64", 10: "bfloat16",
 }  # fmt: skip
 _MAP_SWIZZLES = (0, 32, 64, 128)
-
-ADD_OF_A_NEGATIVE = re.compile(r"add\.s64 \t(%rd\d+), (%rd\d+), (-\d{17,});")
 
 _FETCHED: dict[Recipe, TritonKernel] = {}    # by this process
 
@@ -146,32 +144,22 @@ def compile(
     try:
         source = ASTSource(fn, types, {(names.index(n),): value for n, value in constants.items()}, promised)
         built = triton.compile(source, target=gpu, options=options)
-        asm = assembled_anew(built.asm, gpu, options) if target.cc == (9, 0) else built.asm
+        asm = with_repairs(built.asm, triton.__version__, gpu, options)
     except Exception as error:
         asked = f"Triton {triton.__version__} cannot build {fn.__name__} for {target.spelling}"
         raise BuildError(f"{asked}: {error}") from error
     return of(asm, built.metadata, types, target, divisible)
 
 
-def assembled_anew(asm: Mapping[str, Any], gpu: Any, options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """PTX and cubin with descriptors of wgmma operands made in two steps, where they have the sign bit set.
-
-    The ptxas of CUDA 12.8 makes an add of such a constant out of registers that nobody wrote (docs/measured.md).
-    """
-    from triton.compiler.compiler import make_backend
-
-    ptx = ADD_OF_A_NEGATIVE.sub(added_in_two_steps, asm["ptx"])
+def with_repairs(asm: Mapping[str, Any], version: str, gpu: Any, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What Triton built, or PTX that was repaired and what its ptxas makes of that."""
+    ptx = repaired(asm["ptx"], version)
     if ptx == asm["ptx"]:
         return asm
+    from triton.compiler.compiler import make_backend
+
     backend = make_backend(gpu)
     return {"ptx": ptx, "cubin": backend.make_cubin(ptx, {}, backend.parse_options(dict(options)), gpu.arch)}
-
-
-def added_in_two_steps(add: re.Match[str]) -> str:
-    """The upper 48 bits first: the second step then carries nothing."""
-    to, x, constant = add[1], add[2], int(add[3])
-    low = constant & 0xFFFF
-    return f"add.s64 \t{to}, {x}, {constant - low};\n\tadd.s64 \t{to}, {to}, {low};"
 
 
 def of(

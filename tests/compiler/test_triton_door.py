@@ -1,6 +1,5 @@
 """Triton functions to kernels without a GPU, and launches to the bytes that a kernel reads."""
 
-import re
 import struct
 
 import pytest
@@ -80,46 +79,6 @@ def test_the_cubin_and_the_ptx_agree_on_every_parameter():
 
     kernel = door.compile(axpy, TYPES, {"BLOCK": 128}, target="sm90")
     assert resources(kernel.cubin)["axpy"].params == tuple((p.offset, p.size) for p in kernel.params)
-
-
-@pytest.mark.parametrize("constant", [-9223371899415822272, -1 << 63, -(1 << 57) - 1, -123456789012345678])
-def test_two_steps_add_what_one_did(constant):
-    text = door.ADD_OF_A_NEGATIVE.sub(door.added_in_two_steps, f"add.s64 \t%rd2, %rd1, {constant};")
-    (_, x, high), (to, also, low) = re.findall(r"add\.s64 \t(%rd\d), (%rd\d), (-?\d+);", text)
-    assert (x, to, also) == ("%rd1", "%rd2", "%rd2") and int(high) + int(low) == constant
-    assert int(high) % 2**16 == 0 <= int(low) < 2**16                        # nothing is carried
-
-
-ADDS = """
-.version 8.0
-.target sm_90a
-.address_size 64
-.visible .entry adds(.param .u64 out)
-{
-\t.reg .b64 %rd<4>;
-\tld.param.u64 %rd1, [out];
-\tor.b64 \t%rd2, %rd1, -9223371899415822336;
-\tadd.s64 \t%rd3, %rd1, -9223371899415822272;
-\tst.global.u64 [%rd1], %rd2;
-\tst.global.u64 [%rd1+8], %rd3;
-\tret;
-}
-"""
-
-
-def test_a_descriptor_with_the_sign_bit_is_assembled_anew_in_two_steps():
-    """In one, the ptxas of CUDA 12.8 adds to registers that nobody wrote: docs/measured.md."""
-    from triton.backends.compiler import GPUTarget
-
-    before = {"ptx": ADDS, "cubin": b"of one step", "ttir": "kept"}
-    after = door.assembled_anew(before, GPUTarget("cuda", 90, 32), {"enable_fp_fusion": True})
-    assert after["cubin"][:4] == b"\x7fELF" and "-9223371899415822272" not in after["ptx"]
-    assert "add.s64 \t%rd3, %rd3, 64;" in after["ptx"]
-
-
-def test_any_other_kernel_stays_as_triton_built_it():
-    asm = {"ptx": "add.s64 \t%rd1, %rd2, 2048;\nor.b64 \t%rd3, %rd2, -9223371899415822336;", "cubin": b"built"}
-    assert door.assembled_anew(asm, None, {}) is asm
 
 
 def test_a_launch_is_the_bytes_that_the_kernel_reads(notebook):

@@ -13,9 +13,6 @@ import torch
 
 pytest.importorskip("triton", reason="needs triton")
 
-import triton
-from packaging.version import Version
-
 import kda
 from kda.backends.triton import call, plan
 from kda.compile import triton as compiler
@@ -30,8 +27,6 @@ from kda.verify.doors import Door
 from kda.verify.parity import Oracle, alone, describe, judge, packed_vs_alone
 from kda.verify.simulated import SimulatedDoor
 
-# Before 3.8 Triton leaves out the fence.proxy.async between a cp.async and the wgmma or tcgen05.mma that reads it.
-FENCELESS = Version(triton.__version__) < Version("3.8")
 BACKEND = "kda.backends.triton"
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -101,7 +96,6 @@ def door(arch, **options):
 
 
 def assert_clean(findings):
-    findings = [f for f in findings if not (FENCELESS and f.kind == "proxy" and "cp.async" in f.says)]
     assert not findings, "\n".join(map(str, findings[:5]))
 
 
