@@ -22,21 +22,29 @@ from ..parts.memory import load_columns
 from ..parts.sequences import clear, piece
 
 
+@triton.constexpr_function
+def SLICES(K, BK, dtype):
+    """Channels that are loaded before the first are used; float32 would take twice as long to build."""
+    return 2 * BK if dtype.primitive_bitwidth == 16 and K % (2 * BK) == 0 else BK
+
+
 @triton.jit
 def norms(q, k, stride, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, NORM: tl.constexpr):
     """(C) 1 / |q|, 1 / |k| (1 without NORM) and normalised q . k."""
+    TOGETHER: tl.constexpr = SLICES(K, BK, q.dtype.element_ty)
     i = tl.minimum(tl.arange(0, C), rows - 1)[:, None]                         # rows that are not there: the last one
     qq = tl.zeros((C,), tl.float32)
     kk = tl.zeros((C,), tl.float32)
     qk = tl.zeros((C,), tl.float32)
-    for k0 in tl.range(0, K, BK, num_stages=1):
-        d = k0 + tl.arange(0, BK)[None, :]
-        x = load_columns(q + i * stride + d, d, K, BK).to(tl.float32)
-        y = load_columns(k + i * stride + d, d, K, BK).to(tl.float32)
-        qk += tl.sum(x * y, 1)
-        if NORM:
-            qq += tl.sum(x * x, 1)
-            kk += tl.sum(y * y, 1)
+    for first in tl.range(0, K, TOGETHER, num_stages=1):
+        for k0 in tl.static_range(0, TOGETHER, BK):
+            d = first + k0 + tl.arange(0, BK)[None, :]
+            x = load_columns(q + i * stride + d, d, K, BK).to(tl.float32)
+            y = load_columns(k + i * stride + d, d, K, BK).to(tl.float32)
+            qk += tl.sum(x * y, 1)
+            if NORM:
+                qq += tl.sum(x * x, 1)
+                kk += tl.sum(y * y, 1)
     qs = tl.full((C,), 1.0, tl.float32)
     ks = tl.full((C,), 1.0, tl.float32)
     if NORM:
@@ -75,28 +83,30 @@ def decay_rows(
 ):  # fmt: skip
     """gc over all rows out of its runs, and from it qg, kn 2^gc, kg and gc_last."""
     DOT: tl.constexpr = q.dtype.element_ty
+    TOGETHER: tl.constexpr = SLICES(K, BK, DOT)
     r = tl.arange(0, C)[:, None]
     i = tl.minimum(r, rows - 1)
-    for k0 in tl.range(0, K, BK, num_stages=1):
-        d = k0 + tl.arange(0, BK)[None, :]
-        real = (r < rows) & (d < K)
-        sums = load_columns(gc + i * K + d, d, K, BK)
-        last = load_columns(gc + (rows - 1) * K + d, d, K, BK)
-        for run in tl.static_range(RUN, C, RUN):
-            end = tl.load(gc + (run - 1) * K + d, mask=(d < K) & (run < rows), other=0.0)
-            sums += tl.where(i >= run, end, 0.0)
-            last += end
-        if RUN < C:
-            tl.debug_barrier()                                                 # all of the slice was read
-            tl.store(gc + i * K + d, sums, mask=real & (r >= RUN))
-        if not SUMS_ONLY:
-            E = exp2(sums.to(tl.float32))
-            x = load_columns(q + i * q_stride + d, d, K, BK).to(tl.float32)
-            y = load_columns(k + i * q_stride + d, d, K, BK).to(tl.float32) * ks[:, None]
-            tl.store(qg + i * stride + d, (x * (qs[:, None] * E)).to(DOT), mask=real)
-            tl.store(kE + i * stride + d, (y * E).to(DOT), mask=real)
-            tl.store(kg + i * stride + d, (y * exp2((last - sums).to(tl.float32))).to(DOT), mask=real)
-            tl.store(gc_last + d, last.to(tl.float32), mask=d < K)
+    for first in tl.range(0, K, TOGETHER, num_stages=1):
+        for k0 in tl.static_range(0, TOGETHER, BK):
+            d = first + k0 + tl.arange(0, BK)[None, :]
+            real = (r < rows) & (d < K)
+            sums = load_columns(gc + i * K + d, d, K, BK)
+            last = load_columns(gc + (rows - 1) * K + d, d, K, BK)
+            for run in tl.static_range(RUN, C, RUN):
+                end = tl.load(gc + (run - 1) * K + d, mask=(d < K) & (run < rows), other=0.0)
+                sums += tl.where(i >= run, end, 0.0)
+                last += end
+            if RUN < C:
+                tl.debug_barrier()                                             # all of the slice was read
+                tl.store(gc + i * K + d, sums, mask=real & (r >= RUN))
+            if not SUMS_ONLY:
+                E = exp2(sums.to(tl.float32))
+                x = load_columns(q + i * q_stride + d, d, K, BK).to(tl.float32)
+                y = load_columns(k + i * q_stride + d, d, K, BK).to(tl.float32) * ks[:, None]
+                tl.store(qg + i * stride + d, (x * (qs[:, None] * E)).to(DOT), mask=real)
+                tl.store(kE + i * stride + d, (y * E).to(DOT), mask=real)
+                tl.store(kg + i * stride + d, (y * exp2((last - sums).to(tl.float32))).to(DOT), mask=real)
+                tl.store(gc_last + d, last.to(tl.float32), mask=d < K)
 
 
 @triton.jit
