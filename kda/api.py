@@ -369,7 +369,7 @@ def _old_layout_name(op: str, state_v_first: bool, transpose_state_layout: bool)
     if state_v_first:
         raise InputError(op, "transpose_state_layout", "left out beside state_v_first", "both",
                          "state_v_first is its new name; pass that alone.", "state_layout.both")  # fmt: skip
-    warnings.warn(f"{op}: transpose_state_layout is now called state_v_first", FutureWarning, stacklevel=4)
+    warnings.warn(f"{op}: transpose_state_layout is now called state_v_first", DeprecationWarning, stacklevel=4)
     return bool(transpose_state_layout)
 
 

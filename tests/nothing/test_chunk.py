@@ -212,7 +212,7 @@ def test_positional_order_is_that_of_fla():
 def test_the_old_name_of_the_layout_works_and_warns():
     call = make([33], state_v_first=True)
     del call.options["state_v_first"]
-    with pytest.warns(FutureWarning, match="state_v_first"):
+    with pytest.warns(DeprecationWarning, match="state_v_first"):
         o, _ = kda.chunk_kda(**call.arguments, transpose_state_layout=True)
     assert distance(o, definition(call.with_options(state_v_first=True))[0]) < 1e-12
 
