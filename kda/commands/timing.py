@@ -23,7 +23,7 @@ from kda.host import detect, installed_versions
 from kda.stages import BACKWARD, in_order
 from kda.verify.budget import Budget, Scale
 from kda.verify.cases import Case
-from kda.verify.definition import GRADIENTS, budgets, stored_as
+from kda.verify.definition import budgets, by_gradient, stored_as
 from kda.verify.doors import Door
 from kda.verify.parity import Row, judge
 from kda.verify.parity import direction as direction_of
@@ -250,7 +250,7 @@ def _recorded(door: Door, case: Case) -> tuple[tuple[Tensor, ...], Results]:
     leaves = {name: x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
               for name, x in case.keywords.items()}  # fmt: skip
     outputs = door.chunk_kda(**leaves)
-    return outputs, {name: leaves[leaf] for name, leaf in GRADIENTS.items() if leaf in leaves}
+    return outputs, by_gradient(leaves)
 
 
 def _backward(outputs: tuple[Tensor, ...], wanted: Results, cotangents: tuple[Tensor, ...], again=True) -> Results:

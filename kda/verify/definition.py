@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -30,6 +30,11 @@ GRADIENTS = {
     "dh0": "initial_state",
 }
 SEGMENT = 32                                 # tokens whose states autograd holds at a time
+
+
+def by_gradient(leaves: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+    """Those that are there, by the names of their gradients."""
+    return {name: x for name, leaf in GRADIENTS.items() if (x := leaves.get(leaf)) is not None}
 
 
 def as_given(x: Tensor) -> Tensor:
@@ -78,8 +83,7 @@ def definition(
     cotangents = ((o, case.do.to(dtype).flatten(0, 1)[: ends[-1]]), (ht, case.dht.to(dtype)))
     outputs, cotangents = zip(*((x, dx) for x, dx in cotangents if x.requires_grad))
     grads = torch.autograd.grad(outputs, list(leaves.values()), cotangents, allow_unused=True, materialize_grads=True)
-    by_leaf = dict(zip(leaves, grads))
-    return found | {name: by_leaf[leaf] for name, leaf in GRADIENTS.items() if leaf in by_leaf}
+    return found | by_gradient(dict(zip(leaves, grads)))
 
 
 def _segment(scale: float, s: Tensor, *tokens: Tensor) -> tuple[Tensor, Tensor]:

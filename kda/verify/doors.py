@@ -18,7 +18,7 @@ from kda.stages import OPERANDS, SHAPES
 
 from .budget import Rounding
 from .cases import Case
-from .definition import GRADIENTS
+from .definition import by_gradient
 
 Tensor = torch.Tensor
 
@@ -72,10 +72,10 @@ class Door:
         o, ht = self.chunk_kda(**leaves, **keywords)
         found = {"o": o.detach(), "ht": ht.detach()}
         if backward:
-            names = [name for name, leaf in GRADIENTS.items() if leaves.get(leaf) is not None]
-            wanted = [leaves[GRADIENTS[name]] for name in names]
-            grads = torch.autograd.grad((o, ht), wanted, (case.do, case.dht), allow_unused=True, materialize_grads=True)
-            found |= dict(zip(names, grads))
+            wanted, cotangents = by_gradient(leaves), (case.do, case.dht)
+            grads = torch.autograd.grad((o, ht), list(wanted.values()), cotangents, allow_unused=True,
+                                        materialize_grads=True)  # fmt: skip
+            found |= dict(zip(wanted, grads))
         return {name: x.cpu() for name, x in found.items()}
 
     def chunk_kda(self, **keywords):

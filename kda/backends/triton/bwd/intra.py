@@ -10,6 +10,9 @@ x in second halves and its share of y in first ones, and L2 @ (kn in first halve
 other share, all operands under the decay to or from the cut.  Diagonal blocks of SPAN rows go at once: L1 and L2 @ kn
 under the decay to the cut are x and z, and U1 @ qn + U2 @ b kn under the decay from it is y; what they give is under
 the inverse.
+
+What row i gains of dg2_row by a pair of tokens row j loses, and for rows before both the two must cancel: so L1 and L2
+are the same numbers either way, and operands come in two parts, high and low.
 """
 
 import triton
@@ -107,8 +110,6 @@ def intra_bwd(
     at_c = i[:, None] * C + i[None, :]
     at_v = near[:, None] * (HV * V)
 
-    if SPAN > 1:
-        U1, U2 = U1 + number * (C * C), U2 + number * (C * C)
     rate = rate_of(A_log, head, RATE)
     b = tl.load(beta + row + i * HV, mask=valid, other=0.0).to(tl.float32)
     b = tl.where(valid, step_size(b, BETA), 0.0)
@@ -150,16 +151,17 @@ def intra_bwd(
         through_last += tl.sum(kn * minus, 0)
 
     if SPAN > 1:
+        U1, U2 = U1 + number * (C * C), U2 + number * (C * C)
         same = (i // SPAN)[:, None] == (i // SPAN)[None, :]
         # Barriers keep decays from being held for what comes later: registers are short.
         tl.debug_barrier()
         zero = tl.zeros((C, BK), tl.float32)
-        E, inverse = across_cut(gc, -1.0, d[None, :], rows, K, C, BK, SPAN)
+        inverse, E = across_cut(gc, d[None, :], rows, K, C, BK, SPAN)
         high, low = in_two(load_columns(k + at_qk, d[None, :], K, BK).to(tl.float32) * ks[:, None] * E, DOT)
         x = settled(x + product(tl.load(L1 + at_c, mask=same, other=0.0), high, low, zero, PRECISION) * inverse)
         plus = settled(plus + product(tl.load(L2 + at_c, mask=same, other=0.0), high, low, zero, PRECISION) * inverse)
         tl.debug_barrier()
-        E, inverse = across_cut(gc, 1.0, d[None, :], rows, K, C, BK, SPAN)
+        E, inverse = across_cut(gc, d[None, :], rows, K, C, BK, SPAN)
         high, low = in_two(load_columns(q + at_qk, d[None, :], K, BK).to(tl.float32) * qs[:, None] * E, DOT)
         y = product(tl.load(U1 + at_c), high, low, zero, PRECISION)
         high, low = in_two(load_columns(k + at_qk, d[None, :], K, BK).to(tl.float32) * bks[:, None] * E, DOT)

@@ -23,7 +23,7 @@ from ..parts.sequences import clear, piece
 
 
 @triton.constexpr_function
-def SLICES(K, BK, dtype):
+def AT_ONCE(K, BK, dtype):
     """Channels that are loaded before the first are used; float32 would take twice as long to build."""
     return 2 * BK if dtype.primitive_bitwidth == 16 and K % (2 * BK) == 0 else BK
 
@@ -31,7 +31,7 @@ def SLICES(K, BK, dtype):
 @triton.jit
 def norms(q, k, stride, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, NORM: tl.constexpr):
     """(C) 1 / |q|, 1 / |k| (1 without NORM) and normalised q . k."""
-    TOGETHER: tl.constexpr = SLICES(K, BK, q.dtype.element_ty)
+    TOGETHER: tl.constexpr = AT_ONCE(K, BK, q.dtype.element_ty)
     i = tl.minimum(tl.arange(0, C), rows - 1)[:, None]                         # rows that are not there: the last one
     qq = tl.zeros((C,), tl.float32)
     kk = tl.zeros((C,), tl.float32)
@@ -83,7 +83,7 @@ def decay_rows(
 ):  # fmt: skip
     """gc over all rows out of its runs, and from it qg, kn 2^gc, kg and gc_last."""
     DOT: tl.constexpr = q.dtype.element_ty
-    TOGETHER: tl.constexpr = SLICES(K, BK, DOT)
+    TOGETHER: tl.constexpr = AT_ONCE(K, BK, DOT)
     r = tl.arange(0, C)[:, None]
     i = tl.minimum(r, rows - 1)
     for first in tl.range(0, K, TOGETHER, num_stages=1):

@@ -57,18 +57,23 @@ def FIRST(SPAN):
 
 
 @triton.jit
+def since(gc, row, d, i, K: tl.constexpr, BK: tl.constexpr):
+    """gc of rows i less that of `row`, one for each."""
+    before = load_columns(gc + row[:, None] * K + d, d, K, BK)
+    return (load_columns(gc + i[:, None] * K + d, d, K, BK) - before).to(tl.float32)
+
+
+@triton.jit
 def from_first(gc, half, d, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, SPAN: tl.constexpr):
     """2^x and 2^-x, x = gc - gc_first + half; gc_first of the first row of a diagonal block of SPAN rows."""
     i = tl.minimum(tl.arange(0, C), rows - 1)
-    gc_first = load_columns(gc + (i // SPAN * SPAN)[:, None] * K + d, d, K, BK)
-    x = (load_columns(gc + i[:, None] * K + d, d, K, BK) - gc_first).to(tl.float32) + half
+    x = since(gc, i // SPAN * SPAN, d, i, K, BK) + half
     return exp2(x), exp2(-x)
 
 
 @triton.jit
-def across_cut(gc, sign, d, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, SPAN: tl.constexpr):
-    """2^(sign (gc - gc_cut)) and its inverse; gc_cut of the row before the cut of a diagonal block of SPAN rows."""
+def across_cut(gc, d, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, SPAN: tl.constexpr):
+    """2^x and 2^-x, x = gc - gc_cut; gc_cut of the row before the cut of a diagonal block of SPAN rows."""
     i = tl.minimum(tl.arange(0, C), rows - 1)
-    gc_cut = load_columns(gc + cut_of(i, FIRST(SPAN) - 1, rows)[:, None] * K + d, d, K, BK)
-    x = (load_columns(gc + i[:, None] * K + d, d, K, BK) - gc_cut).to(tl.float32) * sign
+    x = since(gc, cut_of(i, FIRST(SPAN) - 1, rows), d, i, K, BK)
     return exp2(x), exp2(-x)
