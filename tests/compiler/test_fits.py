@@ -107,9 +107,9 @@ def test_every_head_dim_has_a_configuration_on_every_gpu(number, dtype):
 def test_what_was_measured_is_kept():
     p, h200 = problem("K=128 V=128 bfloat16"), host_of("sm90")
     assert choose("state", p, h200) == Config(warps=4, stages=3, BK=128, BV=64)
-    assert choose("prepare", p, h200) == Config(warps=4, BK=64, BV=64)
+    assert choose("prepare", p, h200) == Config(warps=4, BK=64, BV=128)
     assert choose("wy", p, h200) == Config(warps=4, stages=2, BK=128, BV=64)
-    assert choose("intra", p, h200) == Config(warps=4, BK=32, BV=64, maxnreg=168)
+    assert choose("intra", p, h200) == Config(warps=4, stages=2, BK=32, BV=64, maxnreg=168)
 
 
 @pytest.mark.parametrize("arch", FAMILIES)

@@ -477,7 +477,7 @@ FAULTS = {
         BATCH, FORWARD_STATE, "fwd/state", "S[s] * decay[:, None]", "S[s] / decay[:, None]"
     ),
     "rows of the next sequence": (
-        PACKED, FORWARD_STATE, "parts/sequences", "tl.minimum(end - begin, rows)", "tl.minimum(rows, T - begin)"
+        PACKED, FORWARD_STATE, "fwd/state", "tl.minimum(left, segment * C)", "tl.minimum(segment * C, T - begin)"
     ),
     "dv_new goes back through w with the wrong sign": (BATCH, BACKWARD_STATE, "bwd/state", "(-x).to(DOT)", "x.to(DOT)"),
 }  # fmt: skip

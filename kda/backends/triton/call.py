@@ -74,7 +74,7 @@ class Call:
             **tensors,
             "T": p.T, "tokens": p.B * p.T, "N": p.N, "H": p.H, "HV": p.HV, "C": p.C, "one": 1, "scale": p.scale,
             "lower_bound": p.lower_bound or 0.0, "chunks": pl.chunks, "pieces": pl.pieces,
-            "segment": pl.segment_chunks, "segment_rows": pl.segment_chunks * p.C,
+            "segment": pl.segment_chunks,
         }  # fmt: skip
         # Packed, there may be fewer; programs without a chunk clear the tokens of nobody.
         self.chunks, self.segments = pl.chunk_bound + p.packed, pl.segment_bound
@@ -91,15 +91,13 @@ class Call:
 
     def _tables(self, cu_seqlens: Tensor) -> None:
         """Where chunks and segments lie, on the GPU."""
-        N, chunks, segments = self.p.N, self.chunks, self.segments
         cu_seqlens = cu_seqlens.to(self.device, non_blocking=True).contiguous()
-        bounds = self.empty(N + 1, dtype=torch.int64)
-        table = self.empty(2 * (N + 1) + chunks + segments, dtype=torch.int32)
-        names = ("first_chunk", "first_segment", "chunk_owner", "segment_owner")
-        self.env |= {"bounds": bounds, **dict(zip(names, table.split((N + 1, N + 1, chunks, segments))))}
-        kernel = "tables " + str(cu_seqlens.dtype).removeprefix("torch.")
-        self.run(kernel, max(1, -(-self.plan.chunks // 64)), cu_seqlens=cu_seqlens)
-        self.env["cu_seqlens"] = bounds
+        table = self.empty(2 * self.chunks + 5 * self.segments + 1, dtype=torch.int64)
+        names = ("chunk_table", "segment_table", "taken")
+        self.env |= dict(zip(names, table.split((2 * self.chunks, 5 * self.segments, 1))))
+        self.env["first_segment"] = self.empty(self.p.N + 1, dtype=torch.int32)
+        self.run("tables " + str(cu_seqlens.dtype).removeprefix("torch."), max(1, -(-self.plan.chunks // 64)),
+                 cu_seqlens=cu_seqlens, chunk_bound=self.chunks, segment_bound=self.segments)  # fmt: skip
 
     # memory
 
@@ -138,16 +136,10 @@ class Call:
             kernel.launch(grid, *[own[n] if n in own else env[n] for n in kernel.names])
 
     def over_chunks(self, name: str, parts: int = 1, **own: Any) -> None:
-        if self.p.packed:
-            own |= {"first": self.env["first_chunk"], "owner": self.env["chunk_owner"]}
         self.run(name, self.chunks * self.p.HV * parts, **own)
 
     def over_segments(self, name: str, **own: Any) -> None:
-        if self.p.packed:
-            own |= {"first": self.env["first_segment"], "owner": self.env["segment_owner"]}
         self.run(name, self.segments * self.p.HV * self.plan.tiles(name, "V"), **own)
 
     def over_sequences(self, name: str, **own: Any) -> None:
-        if self.p.packed:
-            own["first"] = self.env["first_segment"]
         self.run(name, self.p.N * self.p.HV * self.plan.tiles(name, "V"), **own)

@@ -129,12 +129,12 @@ class _Recipes:
 
     def recipe(self, function: str, tensors: str, numbers: str, constants: dict[str, Any], config: Config,
                absent: Iterable[str] = ()) -> Recipe:  # fmt: skip
-        """`tensors` "name:type ..."; those in `absent` are None."""
+        """`tensors` "name:type ..."; those in `absent` are None, and tables where nothing is packed."""
         signature = {}
         for word in tensors.split():
             name, _, kind = word.partition(":")
             signature[name] = TYPES[{"q": self.p.dtype, "g": self.p.g_dtype, "b": self.p.beta_dtype}.get(kind, kind)]
-        left_out = list(absent)
+        left_out = [*absent, *(name for name in TABLES if name in signature and not self.p.packed)]
         for word in numbers.split():
             name, _, kind = word.partition(":")
             signature[name] = kind or "i32"
@@ -150,8 +150,8 @@ class _Recipes:
     def tables(self, dtype: str) -> Recipe:
         return self.recipe(
             "parts.sequences:tables",
-            f"cu_seqlens:{dtype} bounds:int64 first_chunk:int32 chunk_owner:int32 first_segment:int32 "
-            "segment_owner:int32", "N C segment_rows", {"BLOCK": 1024, "RUN": 64}, Config(),
+            f"cu_seqlens:{dtype} chunk_table:int64 segment_table:int64 first_segment:int32 taken:int64",
+            "T N C segment chunk_bound segment_bound", {"BLOCK": 1024, "RUN": 64}, Config(),
         )  # fmt: skip
 
     def forward(self, segment: int, saved: str) -> dict[str, Recipe]:
@@ -167,21 +167,13 @@ class _Recipes:
     def absent(**there: bool) -> list[str]:
         return [name for name, needed in there.items() if not needed]
 
-    @property
-    def unpacked_chunks(self) -> list[str]:
-        return [] if self.p.packed else ["cu_seqlens", "first", "owner"]
-
-    @property
-    def unpacked(self) -> list[str]:
-        return [] if self.p.packed else ["cu_seqlens", "first_chunk", "first", "owner"]
-
     def preparation(self, mode: str, output: bool) -> Recipe:
         """The modes of fwd/prepare; `output`: of a call that gives o."""
         p, c = self.p, self.prepare
         constants = {
             "K": p.K, "V": p.V, "C": p.C, "BK": c.BK, "BV": c.BV, **self.channels(c.warps), "SPAN": self.span,
             "GATE": p.gate, "RATE": p.A_log, "BIAS": p.dt_bias, "BETA": p.beta, "NORM": p.qk_l2norm,
-            "PACKED": p.packed, "MODE": mode, "PRECISION": self.precision,
+            "MODE": mode, "PRECISION": self.precision,
         }  # fmt: skip
         norms, rows = p.qk_l2norm and mode != "forward", mode != "sums"
         absent = self.absent(
@@ -192,8 +184,8 @@ class _Recipes:
         return self.recipe(
             "fwd.prepare:prepare",
             f"q:q k:q v:q g:g beta:b A_log:float32 dt_bias:float32 gc:{self.sums} q_norm:float32 k_norm:float32 A_qk:q "
-            "A_kk:float32 A_inv:q w:q u:q qg:q kg:q gc_last:float32 o:q cu_seqlens:int64 first:int32 owner:int32",
-            "T chunks N H HV one scale:fp32 lower_bound:fp32", constants, c, [*absent, *self.unpacked_chunks],
+            "A_kk:float32 A_inv:q w:q u:q qg:q kg:q gc_last:float32 o:q chunk_table:int64",
+            "T chunks H HV one scale:fp32 lower_bound:fp32", constants, c, absent,
         )  # fmt: skip
 
     def channels(self, warps: int) -> dict[str, int]:
@@ -220,7 +212,7 @@ class _Recipes:
         p, c = self.p, self.state
         constants = {
             "K": p.K, "V": p.V, "C": p.C, "BK": c.BK, "BV": c.BV, "START": start, "FINISH": finish,
-            "V_FIRST": p.state_v_first, "OUTPUT": output, "KEEP_H": keep_h, "KEEP_V": keep_v, "PACKED": p.packed,
+            "V_FIRST": p.state_v_first, "OUTPUT": output, "KEEP_H": keep_h, "KEEP_V": keep_v,
             "PRECISION": self.precision, "STAGES": c.stages,
         }  # fmt: skip
         absent = self.absent(A_qk=output, qg=output, o=output, v_new=keep_v, h=keep_h != "none", h0=start != "zero",
@@ -228,28 +220,26 @@ class _Recipes:
         h0 = p.state_dtype if start == "sequence" else "float32"
         return self.recipe(
             "fwd.state:state",
-            f"A_qk:q w:q u:q qg:q kg:q gc_last:float32 h0:{h0} o:q v_new:q h:q ht:float32 cu_seqlens:int64 "
-            "first_chunk:int32 first:int32 owner:int32",
-            "T N chunks pieces segment HV scale:fp32", constants, c, [*absent, *self.unpacked],
+            f"A_qk:q w:q u:q qg:q kg:q gc_last:float32 h0:{h0} o:q v_new:q h:q ht:float32 segment_table:int64",
+            "T chunks pieces segment HV scale:fp32", constants, c, absent,
         )  # fmt: skip
 
     def transition(self) -> Recipe:
         p, c = self.p, self.state
-        constants = {"K": p.K, "C": p.C, "BK": c.BK, "BV": c.BV, "PACKED": p.packed,
-                     "PRECISION": self.precision, "STAGES": c.stages}  # fmt: skip
+        constants = {"K": p.K, "C": p.C, "BK": c.BK, "BV": c.BV, "PRECISION": self.precision, "STAGES": c.stages}
         return self.recipe(
             "fwd.state:transition",
-            "w:q kg:q gc_last:float32 M:float32 cu_seqlens:int64 first_chunk:int32 first:int32 owner:int32",
-            "T N chunks pieces segment HV", constants, c, self.unpacked,
+            "w:q kg:q gc_last:float32 M:float32 segment_table:int64",
+            "T chunks pieces segment HV", constants, c,
         )  # fmt: skip
 
     def compose(self, start: str, dtype: str | None, reverse: bool) -> Recipe:
         p, c = self.p, self.composing
         constants = {"K": p.K, "V": p.V, "ROWS": self.K, "BK": c.BK, "BV": c.BV, "V_FIRST": p.state_v_first,
-                     "REVERSE": reverse, "PACKED": p.packed, "PRECISION": "tf32x3"}  # fmt: skip
+                     "REVERSE": reverse, "PRECISION": "tf32x3"}  # fmt: skip
         return self.recipe(
-            "fwd.state:compose", f"M:float32 added:float32 h0:{dtype or 'float32'} edge:float32 first:int32",
-            "pieces HV", constants, c, self.absent(h0=start != "zero", first=p.packed),
+            "fwd.state:compose", f"M:float32 added:float32 h0:{dtype or 'float32'} edge:float32 first_segment:int32",
+            "pieces HV", constants, c, self.absent(h0=start != "zero"),
         )  # fmt: skip
 
 
@@ -284,13 +274,13 @@ class _Recipes:
 
     def wy_bwd(self) -> Recipe:
         p, c = self.p, self.wy
-        constants = {"V": p.V, "C": p.C, "BV": c.BV, "SPAN": self.span, "BETA": p.beta, "PACKED": p.packed,
+        constants = {"V": p.V, "C": p.C, "BV": c.BV, "SPAN": self.span, "BETA": p.beta,
                      "PRECISION": self.precision, "STAGES": c.stages}  # fmt: skip
         return self.recipe(
             "bwd.wy:wy_bwd",
             "v:q beta:b A_inv:q v_new:q dv_new:q do:q P:q L1:q L2:q U1:q U2:q dv:q db:float32 diagonal:float32 "
-            "cu_seqlens:int64 first:int32 owner:int32",
-            "T chunks N HV scale:fp32", constants, c, [*self.blocks, *self.unpacked_chunks],
+            "chunk_table:int64",
+            "T chunks HV scale:fp32", constants, c, self.blocks,
         )  # fmt: skip
 
     @property
@@ -302,7 +292,7 @@ class _Recipes:
         constants = {
             "K": p.K, "V": p.V, "C": p.C, "BK": c.BK, "BV": c.BV, "SPAN": self.span,
             "RUN": self.run(c.BK, c.warps), "GATE": p.gate, "RATE": p.A_log, "BIAS": p.dt_bias,
-            "BETA": p.beta, "NORM": p.qk_l2norm, "PACKED": p.packed,
+            "BETA": p.beta, "NORM": p.qk_l2norm,
             "SUMMED": p.dtype == "float32", "PRECISION": self.precision, "STAGES": c.stages,
         }  # fmt: skip
         absent = self.absent(A_log=p.A_log, dt_bias=p.dt_bias, q_norm=p.qk_l2norm, k_norm=p.qk_l2norm,
@@ -311,42 +301,41 @@ class _Recipes:
             "bwd.intra:intra_bwd",
             f"q:q k:q g:g beta:b A_log:float32 dt_bias:float32 gc:{self.sums} q_norm:float32 k_norm:float32 h:q dh:q "
             "v_new:q do:q P:q L1:q L2:q U1:q U2:q diagonal:float32 dqn:q dkn:q dg:g db:float32 of_A_log:float32 "
-            "of_dt_bias:float32 cu_seqlens:int64 first:int32 owner:int32",
-            "T tokens chunks N H HV one scale:fp32 lower_bound:fp32", constants, c,
-            [*absent, *self.blocks, *self.unpacked_chunks],
+            "of_dt_bias:float32 chunk_table:int64",
+            "T tokens chunks H HV one scale:fp32 lower_bound:fp32", constants, c,
+            [*absent, *self.blocks],
         )  # fmt: skip
 
     def norms_bwd(self) -> Recipe:
         p = self.p
         constants = {"K": p.K, "BK": self.K, "ROWS": max(1, 4096 // self.K), "SHARES": 1 + -(-p.K // self.intra.BK),
-                     "BETA": p.beta, "NORM": p.qk_l2norm, "PACKED": p.packed}  # fmt: skip
+                     "BETA": p.beta, "NORM": p.qk_l2norm}  # fmt: skip
         absent = self.absent(q=p.qk_l2norm, k=p.qk_l2norm, q_norm=p.qk_l2norm, k_norm=p.qk_l2norm,
-                             beta=p.beta != "given", cu_seqlens=p.packed)  # fmt: skip
+                             beta=p.beta != "given")  # fmt: skip
         return self.recipe(
             "bwd.norms:norms_bwd",
-            "q:q k:q beta:b q_norm:float32 k_norm:float32 dqn:q dkn:q db:float32 dq:q dk:q dbeta:b cu_seqlens:int64",
-            "tokens N H HV", constants, Config(warps=4), absent,
+            "q:q k:q beta:b q_norm:float32 k_norm:float32 dqn:q dkn:q db:float32 dq:q dk:q dbeta:b taken:int64",
+            "tokens H HV", constants, Config(warps=4), absent,
         )  # fmt: skip
 
     def state_bwd(self, start: str, finish: str, keep: bool) -> Recipe:
         p, c = self.p, self.state
         constants = {
             "K": p.K, "V": p.V, "C": p.C, "BK": c.BK, "BV": c.BV, "START": start, "FINISH": finish,
-            "V_FIRST": p.state_v_first, "KEEP": keep, "PACKED": p.packed, "PRECISION": self.precision,
+            "V_FIRST": p.state_v_first, "KEEP": keep, "PRECISION": self.precision,
             "STAGES": min(c.stages, 2),
         }  # fmt: skip
         absent = self.absent(dht=start != "zero", dv_new=keep, dh=keep, dh0=finish != "none")
         dh0 = p.state_dtype if finish == "sequence" else "float32"
         return self.recipe(
             "bwd.state:state_bwd",
-            f"A_qk:q w:q qg:q kg:q gc_last:float32 do:q dht:float32 dv_new:q dh:q dh0:{dh0} cu_seqlens:int64 "
-            "first_chunk:int32 first:int32 owner:int32",
-            "T N chunks pieces segment HV scale:fp32", constants, c, [*absent, *self.unpacked],
+            f"A_qk:q w:q qg:q kg:q gc_last:float32 do:q dht:float32 dv_new:q dh:q dh0:{dh0} segment_table:int64",
+            "T chunks pieces segment HV scale:fp32", constants, c, absent,
         )  # fmt: skip
 
 
-UNALIGNED = ("beta", "A_log", "dt_bias", "cu_seqlens", "bounds", "first_chunk", "chunk_owner", "first_segment",
-             "segment_owner", "first", "owner", "dbeta", "db", "diagonal", "q_norm", "k_norm", "dA_log",
+TABLES = ("chunk_table", "segment_table", "first_segment", "taken")           # parts/sequences.py
+UNALIGNED = ("beta", "A_log", "dt_bias", "cu_seqlens", *TABLES, "dbeta", "db", "diagonal", "q_norm", "k_norm", "dA_log",
              "ddt_bias")  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from ..parts.fast import exp2, in_two, rounded_product, settled
 from ..parts.gate import rate_of, step_size
 from ..parts.halving import FIRST, LEVELS, across_cut, cut_of, decay_to_cut, quarters
 from ..parts.memory import load_columns, load_tile
-from ..parts.sequences import clear, piece
+from ..parts.sequences import chunk_place, clear
 from .gate import gate_bwd
 
 
@@ -68,10 +68,10 @@ def level_bwd(
 @triton.jit
 def intra_bwd(
     q, k, g, beta, A_log, dt_bias, gc, q_norm, k_norm, h, dh, v_new, do, P, L1, L2, U1, U2, diagonal, dqn, dkn, dg, db,
-    of_A_log, of_dt_bias, cu_seqlens, first, owner, T, tokens, chunks, N, H, HV, one, scale, lower_bound,
+    of_A_log, of_dt_bias, chunk_table, T, tokens, chunks, H, HV, one, scale, lower_bound,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr,
     RUN: tl.constexpr, GATE: tl.constexpr, RATE: tl.constexpr, BIAS: tl.constexpr, BETA: tl.constexpr,
-    NORM: tl.constexpr, PACKED: tl.constexpr, SUMMED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    NORM: tl.constexpr, SUMMED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """gc (chunks, HV, C, K) is dg2_row in the end, dg2 itself where it is SUMMED.  dqn, dkn (tokens, HV, K);
     db (1 + slices of K, tokens, HV), shares of it; of_A_log, of_dt_bias (chunks, HV, K).
@@ -83,19 +83,17 @@ def intra_bwd(
     part, head, chunk = tl.program_id(0) % slices, tl.program_id(0) // slices % HV, tl.program_id(0) // slices // HV
     d = part * BK + tl.arange(0, BK)
     number = chunk.to(tl.int64) * HV + head
-    if PACKED:
-        idle = chunk - tl.load(first + N)
-        if idle >= 0:
-            begin = tl.load(cu_seqlens + N) + idle.to(tl.int64) * C
+    begin, rows = chunk_place(chunk, chunk_table, T, C, chunks)
+    if chunk_table is not None:
+        if rows <= 0:
             if head + part == 0:
-                clear(dg, begin, tl.minimum(begin + C, T), HV * K, 1024)
+                clear(dg, begin, -rows, HV * K, 1024)
             zero = tl.zeros((BK,), tl.float32)
             if RATE:
                 tl.store(of_A_log + number * K + d, zero, mask=d < K)
             if BIAS:
                 tl.store(of_dt_bias + number * K + d, zero, mask=d < K)
             return
-    n, _, begin, rows, _ = piece(chunk, cu_seqlens, first, owner, T, C, chunks, PACKED)
     # From here on tensors begin at the chunk's first row of this head, and offsets are small.
     row = begin * HV + head
     q += (begin * H + head // (HV // H)) * K

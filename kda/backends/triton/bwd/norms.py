@@ -32,16 +32,15 @@ def norm_bwd(
 
 @triton.jit
 def norms_bwd(
-    q, k, beta, q_norm, k_norm, dqn, dkn, db, dq, dk, dbeta, cu_seqlens, tokens, N, H, HV,
+    q, k, beta, q_norm, k_norm, dqn, dkn, db, dq, dk, dbeta, taken, tokens, H, HV,
     K: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr, SHARES: tl.constexpr, BETA: tl.constexpr, NORM: tl.constexpr,
-    PACKED: tl.constexpr,
 ):  # fmt: skip
     """dqn, dkn (tokens, HV, K), the norms (tokens, HV), db (SHARES, tokens, HV)."""
     head = tl.program_id(0) % H
     row = (tl.program_id(0) // H).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     near, end = tl.minimum(row, tokens - 1), tokens.to(tl.int64)
-    if PACKED:
-        end = tl.load(cu_seqlens + N)
+    if taken is not None:
+        end = tl.load(taken)
     norm_bwd(q, dqn, dq, q_norm, row, near, row < end, H, HV, head, K, BK, NORM)
     norm_bwd(k, dkn, dk, k_norm, row, near, row < end, H, HV, head, K, BK, NORM)
     for j in range(HV // H):

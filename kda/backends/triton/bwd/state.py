@@ -12,16 +12,15 @@ import triton.language as tl
 
 from ..parts.fast import exp2
 from ..parts.memory import load_state, store_state
-from ..parts.sequences import piece
+from ..parts.sequences import segment_place
 
 
 @triton.jit
 def state_bwd(
-    A_qk, w, qg, kg, gc_last, do, dht, dv_new, dh, dh0, cu_seqlens, first_chunk, first, owner,
-    T, N, chunks, pieces, segment, HV, scale,
+    A_qk, w, qg, kg, gc_last, do, dht, dv_new, dh, dh0, segment_table, T, chunks, pieces, segment, HV, scale,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     START: tl.constexpr, FINISH: tl.constexpr, V_FIRST: tl.constexpr, KEEP: tl.constexpr,
-    PACKED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """START and FINISH as in fwd/state, for dht and dh0; "segment" leaves out the first of a sequence.
 
@@ -29,24 +28,21 @@ def state_bwd(
     """
     tiles: tl.constexpr = (V + BV - 1) // BV
     tile, head, p = tl.program_id(0) % tiles, tl.program_id(0) // tiles % HV, tl.program_id(0) // tiles // HV
-    if PACKED:
-        if p >= tl.load(first + N):
+    n, number, begin, left, chunk = segment_place(p, segment_table, T, C, segment, chunks, pieces)
+    if segment_table is not None:
+        if n < 0:
             return
-    n, number, begin, tokens, end = piece(p, cu_seqlens, first, owner, T, segment * C, pieces, PACKED)
+    tokens = tl.minimum(left, segment * C)
     if FINISH == "segment":
         if number == 0:
             return
-    if PACKED:
-        chunk = tl.load(first_chunk + n) + number * segment
-    else:
-        chunk = n * chunks + number * segment
     DOT: tl.constexpr = w.dtype.element_ty
     i, e = tl.arange(0, C), tile * BV + tl.arange(0, BV)
     if START == "segment":
         S = load_state(dht, p * HV + head, e, K, V, BK, False)
     else:
         S = load_state(dht, n * HV + head, e, K, V, BK, V_FIRST)
-    if PACKED:
+    if segment_table is not None:
         if tokens == 0:                                                        # as in fwd/state
             if FINISH == "sequence":
                 store_state(dh0, n * HV + head, S, e, K, V, BK, V_FIRST)

@@ -12,14 +12,13 @@ import triton
 import triton.language as tl
 
 from ..parts.gate import step_size
-from ..parts.sequences import clear, piece
+from ..parts.sequences import chunk_place, clear
 
 
 @triton.jit
 def wy_bwd(
-    v, beta, A_inv, v_new, dv_new, do, P, L1, L2, U1, U2, dv, db, diagonal, cu_seqlens, first, owner,
-    T, chunks, N, HV, scale,
-    V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr, BETA: tl.constexpr, PACKED: tl.constexpr,
+    v, beta, A_inv, v_new, dv_new, do, P, L1, L2, U1, U2, dv, db, diagonal, chunk_table, T, chunks, HV, scale,
+    V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr, BETA: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Scratch: P (tokens, HV, V), diagonal and db, here db_local (tokens, HV), L1, L2, U1 and U2 (chunks, HV, C, C).
@@ -28,14 +27,12 @@ def wy_bwd(
     """
     DOT: tl.constexpr = v.dtype.element_ty
     chunk, head = tl.program_id(0) // HV, tl.program_id(0) % HV
-    if PACKED:
-        idle = chunk - tl.load(first + N)
-        if idle >= 0:
-            begin = tl.load(cu_seqlens + N) + idle.to(tl.int64) * C
+    begin, rows = chunk_place(chunk, chunk_table, T, C, chunks)
+    if chunk_table is not None:
+        if rows <= 0:
             if head == 0:
-                clear(dv, begin, tl.minimum(begin + C, T), HV * V, 1024)
+                clear(dv, begin, -rows, HV * V, 1024)
             return
-    _, _, begin, rows, _ = piece(chunk, cu_seqlens, first, owner, T, C, chunks, PACKED)
     # From here on tensors begin at the chunk's first row of this head, and offsets are small.
     row, number = begin * HV + head, chunk.to(tl.int64) * HV + head
     v, v_new, dv_new = v + row * V, v_new + row * V, dv_new + row * V

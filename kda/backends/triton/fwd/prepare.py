@@ -19,7 +19,7 @@ from ..parts.gate import LOG2_E, inverse_norm, log2_decay, rate_of, step_size
 from ..parts.halving import FIRST, LEVELS, cut_of, decay_to_cut, from_first, quarters
 from ..parts.inverse import inverse
 from ..parts.memory import load_columns
-from ..parts.sequences import clear, piece
+from ..parts.sequences import chunk_place, clear
 
 
 @triton.constexpr_function
@@ -207,28 +207,26 @@ def multiply(X, x, y, stride, rows, D: tl.constexpr, C: tl.constexpr, BD: tl.con
 
 @triton.jit
 def prepare(
-    q, k, v, g, beta, A_log, dt_bias, gc, q_norm, k_norm, A_qk, A_kk, A_inv, w, u, qg, kg, gc_last, o, cu_seqlens,
-    first, owner, T, chunks, N, H, HV, one, scale, lower_bound,
+    q, k, v, g, beta, A_log, dt_bias, gc, q_norm, k_norm, A_qk, A_kk, A_inv, w, u, qg, kg, gc_last, o, chunk_table,
+    T, chunks, H, HV, one, scale, lower_bound,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BG: tl.constexpr,
     RUN: tl.constexpr, SPAN: tl.constexpr, GATE: tl.constexpr, RATE: tl.constexpr, BIAS: tl.constexpr,
-    BETA: tl.constexpr, NORM: tl.constexpr, PACKED: tl.constexpr, MODE: tl.constexpr, PRECISION: tl.constexpr,
+    BETA: tl.constexpr, NORM: tl.constexpr, MODE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A row of T tokens has `chunks` chunks; packed, first[N] counts all there are.
+    """A row of T tokens has `chunks` chunks.
 
     MODE  "forward": A_qk, w, u, qg, kg, gc_last.  "backward": A_inv and the norms too.  "saved": A_qk and A_inv are
           there, the rest is made anew.  "sums": gc and the norms alone.
     A program without a chunk clears o, where it is given, in its share of the tokens past the last sequence.
     """
     chunk, head = tl.program_id(0) // HV, tl.program_id(0) % HV
-    if PACKED:
-        idle = chunk - tl.load(first + N)
-        if idle >= 0:
+    begin, rows = chunk_place(chunk, chunk_table, T, C, chunks)
+    if chunk_table is not None:
+        if rows <= 0:
             if o is not None:
-                begin = tl.load(cu_seqlens + N) + idle.to(tl.int64) * C
                 if head == 0:
-                    clear(o, begin, tl.minimum(begin + C, T), HV * V, 1024)
+                    clear(o, begin, -rows, HV * V, 1024)
             return
-    n, number, begin, rows, end = piece(chunk, cu_seqlens, first, owner, T, C, chunks, PACKED)
     # From here on tensors begin at the chunk's first row of this head, and offsets are small.
     row, tile = begin * HV + head, chunk.to(tl.int64) * HV + head
     q += (begin * H + head // (HV // H)) * K

@@ -13,16 +13,15 @@ import triton.language as tl
 
 from ..parts.fast import exp2
 from ..parts.memory import load_state, state_at, store_state
-from ..parts.sequences import piece
+from ..parts.sequences import segment_place
 
 
 @triton.jit
 def state(
-    A_qk, w, u, qg, kg, gc_last, h0, o, v_new, h, ht, cu_seqlens, first_chunk, first, owner,
-    T, N, chunks, pieces, segment, HV, scale,
+    A_qk, w, u, qg, kg, gc_last, h0, o, v_new, h, ht, segment_table, T, chunks, pieces, segment, HV, scale,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     START: tl.constexpr, FINISH: tl.constexpr, V_FIRST: tl.constexpr, OUTPUT: tl.constexpr, KEEP_H: tl.constexpr,
-    KEEP_V: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    KEEP_V: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One segment of `segment` chunks.  A row of T tokens has `pieces` segments and `chunks` chunks.
 
@@ -33,24 +32,21 @@ def state(
     """
     tiles: tl.constexpr = (V + BV - 1) // BV
     tile, head, p = tl.program_id(0) % tiles, tl.program_id(0) // tiles % HV, tl.program_id(0) // tiles // HV
-    if PACKED:
-        if p >= tl.load(first + N):
+    n, number, begin, left, chunk = segment_place(p, segment_table, T, C, segment, chunks, pieces)
+    if segment_table is not None:
+        if n < 0:
             return
-    n, number, begin, tokens, end = piece(p, cu_seqlens, first, owner, T, segment * C, pieces, PACKED)
+    tokens = tl.minimum(left, segment * C)
     if FINISH == "segment":
-        if begin + tokens == end:
+        if tokens == left:
             return
-    if PACKED:
-        chunk = tl.load(first_chunk + n) + number * segment
-    else:
-        chunk = n * chunks + number * segment
     DOT: tl.constexpr = w.dtype.element_ty
     i, e = tl.arange(0, C), tile * BV + tl.arange(0, BV)
     if START == "segment":
         S = load_state(h0, p * HV + head, e, K, V, BK, False)
     else:
         S = load_state(h0, n * HV + head, e, K, V, BK, V_FIRST)
-    if PACKED:
+    if segment_table is not None:
         if tokens == 0:                                                        # tcgen05 would have no S without a step
             if FINISH == "sequence":
                 store_state(ht, n * HV + head, S, e, K, V, BK, V_FIRST)
@@ -86,7 +82,7 @@ def state(
             next_S = next_S + (tl.dot(tl.trans(k_), x, S[s] * decay[:, None], input_precision=PRECISION),)
         S = next_S
     if FINISH == "sequence":
-        if begin + tokens == end:
+        if tokens == left:
             store_state(ht, n * HV + head, S, e, K, V, BK, V_FIRST)
     elif FINISH == "segment":
         store_state(ht, p * HV + head, S, e, K, V, BK, False)
@@ -94,24 +90,20 @@ def state(
 
 @triton.jit
 def transition(
-    w, kg, gc_last, M, cu_seqlens, first_chunk, first, owner,
-    T, N, chunks, pieces, segment, HV,
-    K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PACKED: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    w, kg, gc_last, M, segment_table, T, chunks, pieces, segment, HV,
+    K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """M (K, K) of one segment, BV columns: the product of its chunks' Diag(2^gc_last) - kg^T @ w."""
     tiles: tl.constexpr = (K + BV - 1) // BV
     tile, head, p = tl.program_id(0) % tiles, tl.program_id(0) // tiles % HV, tl.program_id(0) // tiles // HV
-    if PACKED:
-        if p >= tl.load(first + N):
+    n, number, begin, left, chunk = segment_place(p, segment_table, T, C, segment, chunks, pieces)
+    if segment_table is not None:
+        if n < 0:
             return
-    n, number, begin, tokens, end = piece(p, cu_seqlens, first, owner, T, segment * C, pieces, PACKED)
-    if (number == 0) & (begin + tokens == end):                                # the only one of its sequence
+    tokens = tl.minimum(left, segment * C)
+    if (number == 0) & (tokens == left):                                       # the only one of its sequence
         return
-    if PACKED:
-        chunk = tl.load(first_chunk + n) + number * segment
-    else:
-        chunk = n * chunks + number * segment
     DOT: tl.constexpr = w.dtype.element_ty
     i, e = tl.arange(0, C), tile * BV + tl.arange(0, BV)
     X = ()
@@ -138,9 +130,9 @@ def transition(
 
 @triton.jit
 def compose(
-    M, added, h0, edge, first, pieces, HV,
+    M, added, h0, edge, first_segment, pieces, HV,
     K: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, V_FIRST: tl.constexpr,
-    REVERSE: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    REVERSE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The states at the edges of a sequence's segments: edge[p] = h entering p; next h = M[p] @ h + added[p].
 
@@ -149,8 +141,8 @@ def compose(
     """
     tiles: tl.constexpr = (V + BV - 1) // BV
     tile, head, n = tl.program_id(0) % tiles, tl.program_id(0) // tiles % HV, tl.program_id(0) // tiles // HV
-    if PACKED:
-        begin, end = tl.load(first + n), tl.load(first + n + 1)
+    if first_segment is not None:
+        begin, end = tl.load(first_segment + n), tl.load(first_segment + n + 1)
     else:
         begin, end = n * pieces, n * pieces + pieces
     d, e = tl.arange(0, ROWS), tile * BV + tl.arange(0, BV)

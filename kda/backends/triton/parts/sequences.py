@@ -1,12 +1,15 @@
 """Where chunks and segments of the sequences lie, worked out on the GPU.
 
-Packed sequences [cu_seqlens[n], cu_seqlens[n+1]) are cut into pieces of `rows` tokens.  `tables` writes
+Packed sequences [cu_seqlens[n], cu_seqlens[n+1]) are cut into chunks of C tokens, and into segments of some chunks; an
+empty sequence has no chunk and one segment.  `tables` writes what a program of one has to know, so that it waits once:
 
-  first (N+1)       the number of the first piece of each sequence; first[N] is how many there are
-  owner (pieces)    the sequence of each piece
+  chunk_table (.., 2)      its first token and its tokens; n <= 0 tokens: no chunk, but -n tokens of no sequence
+  segment_table (.., 5)    its sequence (-1: no segment), which one it is there, its first token, the tokens from there
+                           to the end of the sequence, its first chunk
+  first_segment (N+1)      that of each sequence; first_segment[N] is how many there are
+  taken (1)                tokens of sequences
 
-for chunks and for segments in one launch; every sequence has a segment, an empty one too.  No length is read by the
-host: grids cover the most pieces there can be.  B rows of T tokens are the same without tables.
+No length is read by the host: grids cover the most pieces there can be.  B rows of T tokens need no tables.
 """
 
 import triton
@@ -14,62 +17,82 @@ import triton.language as tl
 
 
 @triton.jit
-def cut(cu_seqlens, first, owner, N, rows, LEAST: tl.constexpr, BLOCK: tl.constexpr, RUN: tl.constexpr):
-    """Program p writes the owners of pieces RUN*p .. RUN*p + RUN-1 of every sequence; program 0 writes `first`."""
+def tables(
+    cu_seqlens, chunk_table, segment_table, first_segment, taken, T, N, C, segment, chunk_bound, segment_bound,
+    BLOCK: tl.constexpr, RUN: tl.constexpr,
+):  # fmt: skip
+    """Program p writes pieces RUN*p .. RUN*p + RUN-1 of every sequence."""
     p = tl.program_id(0)
-    before = tl.zeros((), tl.int32)
+    chunks = tl.zeros((), tl.int32)
+    segments = tl.zeros((), tl.int32)
     for n0 in range(0, N, BLOCK):
         n = n0 + tl.arange(0, BLOCK)
         real = n < N
-        start = tl.load(cu_seqlens + n, mask=real, other=0)
-        length = tl.load(cu_seqlens + n + 1, mask=real, other=0) - start
-        pieces = tl.where(real, tl.maximum((length + rows - 1) // rows, LEAST), 0).to(tl.int32)
-        begin = before + tl.cumsum(pieces, 0) - pieces
+        start = tl.load(cu_seqlens + n, mask=real, other=0).to(tl.int64)
+        length = tl.load(cu_seqlens + n + 1, mask=real, other=0).to(tl.int64) - start
+        own = tl.cdiv(length, C).to(tl.int32)
+        own_segments = tl.where(real, tl.maximum(tl.cdiv(own, segment), 1), 0)
+        chunk = chunks + tl.cumsum(own, 0) - own
+        first = segments + tl.cumsum(own_segments, 0) - own_segments
+        for j in range(RUN * p, tl.minimum(tl.max(own, 0), RUN * p + RUN)):
+            at = chunk_table + (chunk + j) * 2
+            tl.store(at, start + j * C, mask=j < own)
+            tl.store(at + 1, tl.minimum(length - j * C, C), mask=j < own)
+        for j in range(RUN * p, tl.minimum(tl.max(own_segments, 0), RUN * p + RUN)):
+            at, here, skipped = segment_table + (first + j) * 5, j < own_segments, j * segment * C
+            tl.store(at, n, mask=here)
+            tl.store(at + 1, j, mask=here)
+            tl.store(at + 2, start + skipped, mask=here)
+            tl.store(at + 3, length - skipped, mask=here)
+            tl.store(at + 4, chunk + j * segment, mask=here)
         if p == 0:
-            tl.store(first + n, begin, mask=real)
-        most = tl.minimum(tl.max(pieces, 0), RUN * p + RUN)
-        for j in range(RUN * p, most):
-            tl.store(owner + begin + j, n, mask=j < pieces)
-        before += tl.sum(pieces, 0)
+            tl.store(first_segment + n, first, mask=real)
+        chunks += tl.sum(own, 0)
+        segments += tl.sum(own_segments, 0)
+    end = tl.load(cu_seqlens + N).to(tl.int64)
     if p == 0:
-        tl.store(first + N, before)
+        tl.store(first_segment + N, segments)
+        tl.store(taken, end)
+    for i0 in range(BLOCK * p, tl.maximum(chunk_bound - chunks, segment_bound - segments), BLOCK * tl.num_programs(0)):
+        i = i0 + tl.arange(0, BLOCK)
+        begin, at = tl.minimum(end + i.to(tl.int64) * C, T), chunk_table + (chunks + i) * 2
+        tl.store(at, begin, mask=chunks + i < chunk_bound)
+        tl.store(at + 1, begin - tl.minimum(begin + C, T), mask=chunks + i < chunk_bound)
+        tl.store(segment_table + (segments + i) * 5, -1, mask=segments + i < segment_bound)
 
 
 @triton.jit
-def tables(cu_seqlens, bounds, first_chunk, chunk_owner, first_segment, segment_owner, N, C, segment_rows,
-           BLOCK: tl.constexpr, RUN: tl.constexpr):  # fmt: skip
-    """`bounds` are the cu_seqlens as int64."""
-    cut(cu_seqlens, first_chunk, chunk_owner, N, C, 0, BLOCK, RUN)
-    cut(cu_seqlens, first_segment, segment_owner, N, segment_rows, 1, BLOCK, RUN)
-    if tl.program_id(0) == 0:
-        for n0 in range(0, N + 1, BLOCK):
-            n = n0 + tl.arange(0, BLOCK)
-            tl.store(bounds + n, tl.load(cu_seqlens + n, mask=n <= N, other=0).to(tl.int64), mask=n <= N)
-
-
-@triton.jit
-def clear(x, begin, end, width, BLOCK: tl.constexpr):
-    """Zero in `width` elements of each of the tokens from begin to end."""
-    for at in range(begin * width, end * width, BLOCK):
+def clear(x, begin, tokens, width, BLOCK: tl.constexpr):
+    """Zero in `width` elements of each of so many tokens."""
+    for at in range(begin * width, (begin + tokens) * width, BLOCK):
         i = at + tl.arange(0, BLOCK)
-        tl.store(x + i, tl.zeros((BLOCK,), x.dtype.element_ty), mask=i < end * width)
+        tl.store(x + i, tl.zeros((BLOCK,), x.dtype.element_ty), mask=i < (begin + tokens) * width)
 
 
 @triton.jit
-def piece(p, cu_seqlens, first, owner, T, rows, pieces, PACKED: tl.constexpr):
-    """(n, its number in sequence n, first token, tokens, end of the sequence) of piece p.
-
-    A row of T tokens has `pieces` of them.  Packed, p is one of those that exist.
-    """
-    if PACKED:
-        n = tl.load(owner + p)
-        start = tl.load(cu_seqlens + n).to(tl.int64)
-        end = tl.load(cu_seqlens + n + 1).to(tl.int64)
-        i = p - tl.load(first + n)
+def chunk_place(p, chunk_table, T, C, chunks):
+    """(first token, tokens) of chunk p.  Without a table a row of T tokens has `chunks` of them."""
+    if chunk_table is None:
+        skipped = p % chunks * C
+        begin, rows = (p // chunks).to(tl.int64) * T + skipped, T - skipped
     else:
-        n = p // pieces
-        i = p % pieces
-        start = n.to(tl.int64) * T
-        end = start + T
-    begin = start + i.to(tl.int64) * rows
-    return n, i, begin, tl.minimum(end - begin, rows).to(tl.int32), end
+        at = chunk_table + p * 2
+        begin, rows = tl.load(at), tl.load(at + 1).to(tl.int32)
+    return begin, tl.minimum(rows, C)
+
+
+@triton.jit
+def segment_place(p, segment_table, T, C, segment, chunks, pieces):
+    """(sequence, number, first token, tokens from there, first chunk) of segment p, of `segment` chunks.
+
+    Without a table a row of T tokens has `pieces` segments and `chunks` chunks.
+    """
+    if segment_table is None:
+        n, number = p // pieces, p % pieces
+        skipped = number * segment * C
+        begin, left, chunk = n.to(tl.int64) * T + skipped, T - skipped, n * chunks + number * segment
+    else:
+        at = segment_table + p * 5
+        n, number, begin = tl.load(at).to(tl.int32), tl.load(at + 1).to(tl.int32), tl.load(at + 2)
+        left, chunk = tl.load(at + 3).to(tl.int32), tl.load(at + 4).to(tl.int32)
+    return n, number, begin, left, chunk
