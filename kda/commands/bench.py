@@ -58,8 +58,9 @@ class Percent(click.ParamType):
 @shape_options(heads=8, lengths="Packed sequences.", batch=1)
 @click.option("--regime", type=click.Choice([*REGIMES, "both"]), default="both", show_default=True,
               help="Gates that forget within 16 tokens, or remember for hundreds.")  # fmt: skip
-@click.option("--direction", type=click.Choice([*DIRECTIONS, "both", "step"]), default="both", show_default=True,
-              help="A step is a recorded forward and its backward in one.")  # fmt: skip
+@click.option("--direction", "directions", type=click.Choice([*DIRECTIONS, "both", "step"]), multiple=True,
+              default=["both"], show_default=True,
+              help="A step is a recorded forward and its backward in one; may be repeated.")  # fmt: skip
 @click.option("--graph", is_flag=True, help="Replay calls from a CUDA graph.")
 @click.option("--disable-recompute", is_flag=True, help="Keep the forward's intermediates for the backward.")
 @click.option("--stages", is_flag=True, help="Time each stage that the backend can run alone, too.")
@@ -159,6 +160,11 @@ def both(choice: str, of: Sequence[str]) -> tuple[str, ...]:
     return tuple(of) if choice == "both" else (choice,)
 
 
+def ways(choices: Sequence[str]) -> tuple[str, ...]:
+    """The directions that are timed, each once."""
+    return tuple(dict.fromkeys(way for choice in choices for way in both(choice, DIRECTIONS)))
+
+
 # ---------------------------------------------------------------------------------------------- what is refused
 
 
@@ -168,7 +174,7 @@ def refuse_large(
     """The shapes that are run, and a sentence for each default one that is not; one that was asked for ends it all."""
     if options["force"]:
         return shapes, []
-    directions, memory = both(options["direction"], DIRECTIONS), detect(device).memory
+    directions, memory = ways(options["directions"]), detect(device).memory
     why = {name: says for name, shape in shapes.items() if (says := too_large(shape, directions, threads, memory))}
     left_out = [f"{name} ({shapes[name].label}) {says}; --force runs it all the same" for name, says in why.items()]
     kept = {name: shape for name, shape in shapes.items() if name not in why}
@@ -191,10 +197,9 @@ def doors_for(spec: Spec, options: dict[str, Any], device: str) -> list[Door]:
     from kda.verify.cases import make
     from kda.verify.doors import Door, Fla
 
-    asked, directions = options["backend"], both(options["direction"], DIRECTIONS)
-    kept = options["disable_recompute"]
-    ways = DIRECTIONS if directions == ("step",) else directions
-    problems = [dataclasses.replace(problem_of(spec, way, device), disable_recompute=kept) for way in ways]
+    asked, kept, directions = options["backend"], options["disable_recompute"], ways(options["directions"])
+    problems = [dataclasses.replace(problem_of(spec, way, device), disable_recompute=kept)
+                for way in DIRECTIONS if way in directions or "step" in directions]  # fmt: skip
     try:
         for problem in problems:
             asked = choose(problem, backend_asked(asked)).backend
@@ -235,7 +240,7 @@ def bench(screen: Screen, options: dict[str, Any], old: dict[str, Any] | None) -
     shapes, left_out = refuse_large(shapes_asked(options, machine.kind), options, device, machine.threads)
     cases = [(name, shape, regime) for name, shape in shapes.items() for regime in both(options["regime"], REGIMES)]
     doors = {case: doors_for(spec_of(*case[1:]), options, device) for case in cases}
-    results, clock, directions = [], clock_of(device), both(options["direction"], DIRECTIONS)
+    results, clock, directions = [], clock_of(device), ways(options["directions"])
     how = How(options["repeats"] or LAUNCHES[machine.kind], options["seconds"], options["stages"], options["graph"],
               options["disable_recompute"])  # fmt: skip
     with screen.progress("measuring the copy bandwidth" if machine.kind == "gpu" else "drawing inputs") as tell:

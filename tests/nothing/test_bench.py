@@ -88,6 +88,14 @@ def test_a_step_is_a_forward_and_a_backward():
     assert result.exit_code == 0 and row["direction"] == "step" and row["median"] > 0
 
 
+def test_directions_that_are_asked_for_together_share_their_comparison():
+    words = "--regime slow --direction step --direction both --direction step --json"
+    result = run(*QUICK, *words.split())
+    found = json.loads(result.stdout)
+    assert [row["direction"] for row in found["rows"]] == ["step", "forward", "backward"]
+    assert len(found["parity"]) == 1
+
+
 def test_shared_heads_are_read_once():
     assert bytes_moved(Shape(T=1, H=1, HV=4, K=2, V=2, dtype="float32"), "forward") == 4 * (2 + 2 + 8 + 8 + 8)
 
@@ -351,7 +359,7 @@ def test_what_a_machine_is_not_asked(monkeypatch, there, words):
 def test_a_default_shape_that_is_too_large_is_left_out_with_a_sentence(monkeypatch):
     monkeypatch.setattr("kda.commands.bench.detect", lambda device: Host(device, "a small GPU", memory=12 << 30))
     monkeypatch.setattr("kda.commands.shapes.host_memory", lambda: None)
-    options = {"names": (), "tokens": None, "lengths": None, "force": False, "direction": "both"}
+    options = {"names": (), "tokens": None, "lengths": None, "force": False, "directions": ("both",)}
     shapes = bench.shapes_asked(options, "gpu")
     kept, left_out = bench.refuse_large(shapes, options, "cuda:0", None)
     assert "h64-1k" in kept and "h96-8k" not in kept and len(kept) + len(left_out) == len(shapes)

@@ -557,3 +557,46 @@ def test_there_is_room_for_every_chunk_and_segment(T, N):
     chunks = [-(-n // 64) for n in lengths]
     assert sum(chunks) <= found.chunk_bound
     assert sum(max(1, -(-n // found.segment_chunks)) for n in chunks) <= found.segment_bound
+
+
+def tables_of(lengths, padding, segment):
+    """What chunks and segments of 64 rows are, in Python."""
+    T, chunks, segments, first, begin = sum(lengths) + padding, [], [], [], 0
+    for n, length in enumerate(lengths):
+        own = [(begin + at, min(length - at, 64)) for at in range(0, length, 64)]
+        first.append(len(segments))
+        for j in range(max(1, -(-len(own) // segment))):
+            skipped = j * segment * 64
+            segments.append((n, j, begin + skipped, length - skipped, len(chunks) + j * segment))
+        chunks += own
+        begin += length
+    idle = [(at, -min(T - at, 64)) for at in range(begin, T, 64)]
+    return T, chunks, idle, segments, [*first, len(segments)], begin
+
+
+MANY = [int(x) for x in torch.randint(0, 150, (300,), generator=torch.Generator().manual_seed(1))]
+
+
+@pytest.mark.parametrize("lengths, padding, segment", [
+    ([5000, 0, 64, 1], 0, 1000), ([5000, 0, 64, 1], 200, 16), ([], 130, 1), (MANY, 1, 2),
+], ids=["long", "in segments", "nobody", "many"])  # fmt: skip
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_tables_say_where_chunks_and_segments_lie(lengths, padding, segment, dtype):
+    T, chunks, idle, segments, first, taken = tables_of(lengths, padding, segment)
+    N, recipe = len(lengths), plan.plan(problem(packed=True), host_of("sm90")).kernels["tables " + dtype]
+    bounds = T // 64 + N + 1, len(segments) + 3
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).to(getattr(torch, dtype))
+    out = {"chunk_table": torch.full((bounds[0], 2), 77), "segment_table": torch.full((bounds[1], 5), 77),
+           "first_segment": torch.full((N + 1,), 77, dtype=torch.int32), "taken": torch.tensor([77])}  # fmt: skip
+    given = {"cu_seqlens": cu_seqlens, "T": T, "N": N, "C": 64, "segment": segment, "chunk_bound": bounds[0],
+             "segment_bound": bounds[1], **out}  # fmt: skip
+    kernel, programs = built_here(recipe), max(1, -(-T // (64 * recipe.constants["RUN"])))
+    with capture(arch="sm_90") as session:
+        kernel.launch(programs, *(given[name] for name in kernel.names))
+    assert_clean(session.findings)
+    found = [tuple(x) for x in out["chunk_table"].tolist()]
+    assert found[: len(chunks)] == chunks and found[len(chunks) :][: len(idle)] == idle
+    assert all(rows == 0 for _, rows in found[len(chunks) + len(idle) :])
+    found = [tuple(x) for x in out["segment_table"].tolist()]
+    assert found[: len(segments)] == segments and [x[0] for x in found[len(segments) :]] == [-1] * 3
+    assert out["first_segment"].tolist() == first and out["taken"].item() == taken

@@ -96,8 +96,9 @@ class Call:
         names = ("chunk_table", "segment_table", "taken")
         self.env |= dict(zip(names, table.split((2 * self.chunks, 5 * self.segments, 1))))
         self.env["first_segment"] = self.empty(self.p.N + 1, dtype=torch.int32)
-        self.run("tables " + str(cu_seqlens.dtype).removeprefix("torch."), max(1, -(-self.plan.chunks // 64)),
-                 cu_seqlens=cu_seqlens, chunk_bound=self.chunks, segment_bound=self.segments)  # fmt: skip
+        name = "tables " + str(cu_seqlens.dtype).removeprefix("torch.")
+        programs = max(1, -(-self.plan.chunks // self.plan.kernels[name].constants["RUN"]))
+        self.run(name, programs, cu_seqlens=cu_seqlens, chunk_bound=self.chunks, segment_bound=self.segments)
 
     # memory
 

@@ -151,7 +151,7 @@ class _Recipes:
         return self.recipe(
             "parts.sequences:tables",
             f"cu_seqlens:{dtype} chunk_table:int64 segment_table:int64 first_segment:int32 taken:int64",
-            "T N C segment chunk_bound segment_bound", {"BLOCK": 1024, "RUN": 64}, Config(),
+            "T N C segment chunk_bound segment_bound", {"BLOCK": 256, "RUN": 16}, Config(),
         )  # fmt: skip
 
     def forward(self, segment: int, saved: str) -> dict[str, Recipe]:

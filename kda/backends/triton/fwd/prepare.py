@@ -87,11 +87,20 @@ def decay_rows(
     r = tl.arange(0, C)[:, None]
     i = tl.minimum(r, rows - 1)
     for first in tl.range(0, K, TOGETHER, num_stages=1):
+        loaded = ()
         for k0 in tl.static_range(0, TOGETHER, BK):
             d = first + k0 + tl.arange(0, BK)[None, :]
-            real = (r < rows) & (d < K)
             sums = load_columns(gc + i * K + d, d, K, BK)
             last = load_columns(gc + (rows - 1) * K + d, d, K, BK)
+            x, y = sums, sums
+            if not SUMS_ONLY:
+                x = load_columns(q + i * q_stride + d, d, K, BK)
+                y = load_columns(k + i * q_stride + d, d, K, BK)
+            loaded = loaded + ((sums, last, x, y),)
+        for s in tl.static_range(len(loaded)):
+            sums, last, x, y = loaded[s]
+            d = first + s * BK + tl.arange(0, BK)[None, :]
+            real = (r < rows) & (d < K)
             for run in tl.static_range(RUN, C, RUN):
                 end = tl.load(gc + (run - 1) * K + d, mask=(d < K) & (run < rows), other=0.0)
                 sums += tl.where(i >= run, end, 0.0)
@@ -101,9 +110,8 @@ def decay_rows(
                 tl.store(gc + i * K + d, sums, mask=real & (r >= RUN))
             if not SUMS_ONLY:
                 E = exp2(sums.to(tl.float32))
-                x = load_columns(q + i * q_stride + d, d, K, BK).to(tl.float32)
-                y = load_columns(k + i * q_stride + d, d, K, BK).to(tl.float32) * ks[:, None]
-                tl.store(qg + i * stride + d, (x * (qs[:, None] * E)).to(DOT), mask=real)
+                y = y.to(tl.float32) * ks[:, None]
+                tl.store(qg + i * stride + d, (x.to(tl.float32) * (qs[:, None] * E)).to(DOT), mask=real)
                 tl.store(kE + i * stride + d, (y * E).to(DOT), mask=real)
                 tl.store(kg + i * stride + d, (y * exp2((last - sums).to(tl.float32))).to(DOT), mask=real)
                 tl.store(gc_last + d, last.to(tl.float32), mask=d < K)

@@ -23,6 +23,7 @@ def tables(
 ):  # fmt: skip
     """Program p writes pieces RUN*p .. RUN*p + RUN-1 of every sequence."""
     p = tl.program_id(0)
+    end = tl.load(cu_seqlens + N).to(tl.int64)
     chunks = tl.zeros((), tl.int32)
     segments = tl.zeros((), tl.int32)
     for n0 in range(0, N, BLOCK):
@@ -49,7 +50,6 @@ def tables(
             tl.store(first_segment + n, first, mask=real)
         chunks += tl.sum(own, 0)
         segments += tl.sum(own_segments, 0)
-    end = tl.load(cu_seqlens + N).to(tl.int64)
     if p == 0:
         tl.store(first_segment + N, segments)
         tl.store(taken, end)
