@@ -80,7 +80,7 @@ class Recipe:
     def key(self) -> str:
         """Its name in the store: a digest of the recipe and of all that a build of it depends on."""
         changed = {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
-        return store.digest(FORMAT, triton_version(), changed, self._source, self.text)
+        return store.digest(FORMAT, triton_version(), changed, repairs(), self._source, self.text)
 
     @functools.cached_property
     def about(self) -> dict[str, Any]:
@@ -103,6 +103,12 @@ class Recipe:
 
     def __reduce__(self):
         return Recipe.read, (self.text,)
+
+
+@functools.cache
+def repairs() -> str:
+    """One name for what is done to the PTX of kernels."""
+    return store.sources(Path(__file__).with_name("repairs.py"))
 
 
 def source(module: str) -> str:

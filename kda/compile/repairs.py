@@ -41,6 +41,12 @@ REPAIRS = (
         re.compile(r"(cp\.async\.wait_group \t\d+;\n)(?=\tbar\.sync)"),
         r"\1\tfence.proxy.async.shared::cta;\n",
     ),
+    Repair(
+        "The same between a store to shared memory and the tensor core, where one to tensor memory follows.",
+        Version("3.8"),
+        re.compile(r"(tcgen05\.wait::st\.sync\.aligned;\n)"),
+        r"\1\tfence.proxy.async.shared::cta;\n",
+    ),
 )
 
 

@@ -7,7 +7,7 @@ import pytest
 from kda.compile import triton as door
 from kda.compile.repairs import REPAIRS, added_in_two_steps, repaired
 
-DESCRIPTORS, FENCE = REPAIRS
+DESCRIPTORS, *_ = REPAIRS
 PTX = """
 .version 8.0
 .target sm_90a
@@ -47,6 +47,12 @@ def test_the_fence_stands_between_the_copies_and_the_barrier():
     text = repaired(PTX, "3.7.1")
     assert "cp.async.wait_group \t1;\n\tfence.proxy.async.shared::cta;\n\tbar.sync \t0;" in text
     assert text.count("fence.proxy.async") == 1                              # nobody waits for the last copies
+
+
+def test_stores_to_shared_memory_are_fenced_with_those_to_tensor_memory():
+    ptx = PTX.replace("cp.async.wait_group \t1", "tcgen05.wait::st.sync.aligned")
+    assert "tcgen05.wait::st.sync.aligned;\n\tfence.proxy.async.shared::cta;\n\tbar.sync" in repaired(ptx, "3.7.1")
+    assert repaired(ptx, "3.8.0").count("fence.proxy.async") == 0
 
 
 def test_a_kernel_without_the_tensor_cores_that_read_shared_memory_stays_as_it_is():

@@ -224,6 +224,17 @@ def test_tokens_of_no_sequence_have_zeros(row):
 # ways to the same numbers
 
 
+@pytest.mark.parametrize("padding", [0, 140])
+def test_what_is_kept_is_zero_where_no_token_and_no_chunk_is(padding):
+    case, lengths = make_inputs((65, 0, 128), padding=padding, H=1, HV=2, K=72, V=40), (65, 0, 128)
+    with capture(arch="sm90") as session:
+        saved = kda.chunk_kda_fwd(**case.keywords, disable_recompute=True, backend="triton").saved
+    assert_clean(session.findings)
+    for name, x in saved._asdict().items():
+        there = 4 if name in ("h", "gc_last") else sum(lengths)
+        assert x.isfinite().all() and x[:there].any() and not x[there:].any(), name
+
+
 def recorded(row, **options):
     """The call by way of autograd."""
     at = SimulatedDoor("triton", parse(row.arch))
@@ -440,6 +451,21 @@ def test_blocks_are_as_large_as_a_bound_allows(words, rows):
     assert plan.span(Problem.parse(words)) == rows
 
 
+TUNED = [
+    ("sm90", 128, "bounded", "bfloat16"), ("sm90", 128, "softplus", "bfloat16"), ("sm80", 128, "bounded", "bfloat16"),
+    ("sm100", 128, "bounded", "bfloat16"), ("sm90", 64, "bounded", "bfloat16"), ("sm90", 256, "bounded", "bfloat16"),
+    ("sm80", 256, "bounded", "bfloat16"), ("sm90", 128, "bounded", "float32"),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch, dim, gate, dtype", TUNED)
+def test_the_configurations_of_the_table_are_clean(arch, dim, gate, dtype):
+    """Head dims as large as rows are made for, and more chunks than a pipeline has stages: loops run round."""
+    case = make_inputs(T=200, H=1, K=dim, V=dim, gate=gate, dtype=dtype)
+    check(case, trained(arch, case, disable_recompute=False))
+
+
 # nothing at all
 
 
@@ -588,8 +614,8 @@ def test_tables_say_where_chunks_and_segments_lie(lengths, padding, segment, dty
     cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).to(getattr(torch, dtype))
     out = {"chunk_table": torch.full((bounds[0], 2), 77), "segment_table": torch.full((bounds[1], 5), 77),
            "first_segment": torch.full((N + 1,), 77, dtype=torch.int32), "taken": torch.tensor([77])}  # fmt: skip
-    given = {"cu_seqlens": cu_seqlens, "T": T, "N": N, "C": 64, "segment": segment, "chunk_bound": bounds[0],
-             "segment_bound": bounds[1], **out}  # fmt: skip
+    given = {"cu_seqlens": cu_seqlens, "T": T, "N": N, "C": 64, "segment": segment, "chunk_entries": bounds[0],
+             "segment_entries": bounds[1], **out}  # fmt: skip
     kernel, programs = built_here(recipe), max(1, -(-T // (64 * recipe.constants["RUN"])))
     with capture(arch="sm_90") as session:
         kernel.launch(programs, *(given[name] for name in kernel.names))

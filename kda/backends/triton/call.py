@@ -65,16 +65,13 @@ class Call:
 
     def __init__(self, p: Problem, saved: str, device: torch.device, tensors: Mapping[str, Tensor | None]):
         self.p, self.device = p, device
-        # Packed, what a forward saves for anyone to see is zero where no token and no chunk is.
-        seen = p.packed and p.direction == "forward" and saved == "all"
-        self.memory = torch.zeros if seen else torch.empty
         self.plan, self.kernels = prepared(p, detect(p.device), saved)
         pl = self.plan
         self.env: dict[str, Any] = {
             **tensors,
             "T": p.T, "tokens": p.B * p.T, "N": p.N, "H": p.H, "HV": p.HV, "C": p.C, "one": 1, "scale": p.scale,
             "lower_bound": p.lower_bound or 0.0, "chunks": pl.chunks, "pieces": pl.pieces,
-            "segment": pl.segment_chunks,
+            "segment": pl.segment_chunks, "chunk_bound": pl.chunk_bound,
         }  # fmt: skip
         # Packed, there may be fewer; programs without a chunk clear the tokens of nobody.
         self.chunks, self.segments = pl.chunk_bound + p.packed, pl.segment_bound
@@ -98,7 +95,7 @@ class Call:
         self.env["first_segment"] = self.empty(self.p.N + 1, dtype=torch.int32)
         name = "tables " + str(cu_seqlens.dtype).removeprefix("torch.")
         programs = max(1, -(-self.plan.chunks // self.plan.kernels[name].constants["RUN"]))
-        self.run(name, programs, cu_seqlens=cu_seqlens, chunk_bound=self.chunks, segment_bound=self.segments)
+        self.run(name, programs, cu_seqlens=cu_seqlens, chunk_entries=self.chunks, segment_entries=self.segments)
 
     # memory
 
@@ -121,7 +118,7 @@ class Call:
                 shape = [p.B * p.T, p.H if name in ("dq", "dk") else p.HV, *shape]
             else:
                 shape = [self.plan.chunk_bound, p.HV, getattr(p, first), *shape]
-            self.env[name] = self.memory(shape, dtype=dtype_of(p, name), device=self.device)
+            self.env[name] = self.empty(*shape, dtype=dtype_of(p, name))
 
     def drop(self, names: str) -> None:
         """Give memory back, for what is made next."""

@@ -132,6 +132,8 @@ def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
     gate_intra_wy(c, keep=kept is not None)
     c.drop("gc q_norm k_norm")
     state_output(c)
+    if "clear_kept" in c.kernels:
+        c.over_chunks("clear_kept")
     h = None
     if p.intermediate_states:
         h = env["h"]

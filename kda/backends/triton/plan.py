@@ -151,14 +151,21 @@ class _Recipes:
         return self.recipe(
             "parts.sequences:tables",
             f"cu_seqlens:{dtype} chunk_table:int64 segment_table:int64 first_segment:int32 taken:int64",
-            "T N C segment chunk_bound segment_bound", {"BLOCK": 256, "RUN": 16}, Config(),
+            "T N C segment chunk_entries segment_entries", {"BLOCK": 256, "RUN": 16}, Config(),
         )  # fmt: skip
 
     def forward(self, segment: int, saved: str) -> dict[str, Recipe]:
         p, all_ = self.p, saved == "all"
         keep_h = "kv" if all_ else "none" if not p.intermediate_states else "vk" if p.state_v_first else "kv"
         prepare = self.preparation("forward" if saved == "nothing" else "backward", output=True)
-        return {**self.sequences(), "prepare": prepare, **self.states(segment, True, keep_h, keep_v=all_)}
+        kernels = {**self.sequences(), "prepare": prepare, **self.states(segment, True, keep_h, keep_v=all_)}
+        if p.packed and all_:
+            kernels["clear_kept"] = self.recipe(
+                "parts.sequences:clear_kept",
+                "A_qk:q A_inv:q w:q qg:q kg:q v_new:q h:q gc_last:float32 chunk_table:int64", "chunk_bound HV",
+                {"K": p.K, "V": p.V, "C": p.C, "BLOCK": 64}, Config(),
+            )  # fmt: skip
+        return kernels
 
     def sequences(self) -> dict[str, Recipe]:
         return {f"tables {d}": self.tables(d) for d in ("int32", "int64")} if self.p.packed else {}

@@ -22,7 +22,7 @@ from ..parts.fast import exp2, in_two, rounded_product, settled
 from ..parts.gate import rate_of, step_size
 from ..parts.halving import FIRST, LEVELS, across_cut, cut_of, decay_to_cut, quarters
 from ..parts.memory import load_columns, load_tile
-from ..parts.sequences import chunk_place, clear
+from ..parts.sequences import chunk_place, clear_rows
 from .gate import gate_bwd
 
 
@@ -86,8 +86,7 @@ def intra_bwd(
     begin, rows = chunk_place(chunk, chunk_table, T, C, chunks)
     if chunk_table is not None:
         if rows <= 0:
-            if head + part == 0:
-                clear(dg, begin, -rows, HV * K, 1024)
+            clear_rows(dg, begin, -rows, head, HV, d, K, C)
             zero = tl.zeros((BK,), tl.float32)
             if RATE:
                 tl.store(of_A_log + number * K + d, zero, mask=d < K)
@@ -122,12 +121,18 @@ def intra_bwd(
     plus = tl.zeros((C, BK), tl.float32)
     minus = tl.zeros((C, BK), tl.float32)
     through_last = tl.zeros((BK,), tl.float32)
+    # A loop of its own: Triton has one buffer too few for an operand of a product that is used otherwise, too.
+    for v0 in tl.range(0, V, BV, num_stages=1):
+        e = v0 + tl.arange(0, BV)
+        at = e[:, None] + d[None, :] * V
+        h_ = load_tile(h + at, e[:, None], V, BV, d[None, :], K, BK).to(tl.float32)
+        dh_ = load_tile(dh + at, e[:, None], V, BV, d[None, :], K, BK).to(tl.float32)
+        through_last += tl.sum(rounded_product(h_, dh_), 0)
     for v0 in tl.range(0, V, BV, num_stages=STAGES):
         e = v0 + tl.arange(0, BV)
         at = e[:, None] + d[None, :] * V                                       # (BV, BK): h^T
         h_ = load_tile(h + at, e[:, None], V, BV, d[None, :], K, BK)
         dh_ = load_tile(dh + at, e[:, None], V, BV, d[None, :], K, BK)
-        through_last += tl.sum(rounded_product(h_.to(tl.float32), dh_.to(tl.float32)), 0)
         x = tl.dot(load_columns(do + at_v + e[None, :], e[None, :], V, BV), h_, x, input_precision=PRECISION)
         plus = tl.dot(load_columns(P + at_v + e[None, :], e[None, :], V, BV), h_, plus, input_precision=PRECISION)
         minus = tl.dot(load_columns(v_new + at_v + e[None, :], e[None, :], V, BV), dh_, minus,

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from ..parts.gate import step_size
-from ..parts.sequences import chunk_place, clear
+from ..parts.sequences import chunk_place, clear_rows
 
 
 @triton.jit
@@ -30,8 +30,8 @@ def wy_bwd(
     begin, rows = chunk_place(chunk, chunk_table, T, C, chunks)
     if chunk_table is not None:
         if rows <= 0:
-            if head == 0:
-                clear(dv, begin, -rows, HV * V, 1024)
+            for v0 in tl.range(0, V, BV):
+                clear_rows(dv, begin, -rows, head, HV, v0 + tl.arange(0, BV), V, C)
             return
     # From here on tensors begin at the chunk's first row of this head, and offsets are small.
     row, number = begin * HV + head, chunk.to(tl.int64) * HV + head

@@ -19,7 +19,7 @@ from ..parts.gate import LOG2_E, inverse_norm, log2_decay, rate_of, step_size
 from ..parts.halving import FIRST, LEVELS, cut_of, decay_to_cut, from_first, quarters
 from ..parts.inverse import inverse
 from ..parts.memory import load_columns
-from ..parts.sequences import chunk_place, clear
+from ..parts.sequences import chunk_place, clear_rows
 
 
 @triton.constexpr_function
@@ -232,8 +232,8 @@ def prepare(
     if chunk_table is not None:
         if rows <= 0:
             if o is not None:
-                if head == 0:
-                    clear(o, begin, -rows, HV * V, 1024)
+                for v0 in tl.range(0, V, BV):
+                    clear_rows(o, begin, -rows, head, HV, v0 + tl.arange(0, BV), V, C)
             return
     # From here on tensors begin at the chunk's first row of this head, and offsets are small.
     row, tile = begin * HV + head, chunk.to(tl.int64) * HV + head

@@ -18,7 +18,7 @@ import triton.language as tl
 
 @triton.jit
 def tables(
-    cu_seqlens, chunk_table, segment_table, first_segment, taken, T, N, C, segment, chunk_bound, segment_bound,
+    cu_seqlens, chunk_table, segment_table, first_segment, taken, T, N, C, segment, chunk_entries, segment_entries,
     BLOCK: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
     """Program p writes pieces RUN*p .. RUN*p + RUN-1 of every sequence."""
@@ -53,20 +53,49 @@ def tables(
     if p == 0:
         tl.store(first_segment + N, segments)
         tl.store(taken, end)
-    for i0 in range(BLOCK * p, tl.maximum(chunk_bound - chunks, segment_bound - segments), BLOCK * tl.num_programs(0)):
+    idle = tl.maximum(chunk_entries - chunks, segment_entries - segments)
+    for i0 in range(BLOCK * p, idle, BLOCK * tl.num_programs(0)):
         i = i0 + tl.arange(0, BLOCK)
         begin, at = tl.minimum(end + i.to(tl.int64) * C, T), chunk_table + (chunks + i) * 2
-        tl.store(at, begin, mask=chunks + i < chunk_bound)
-        tl.store(at + 1, begin - tl.minimum(begin + C, T), mask=chunks + i < chunk_bound)
-        tl.store(segment_table + (segments + i) * 5, -1, mask=segments + i < segment_bound)
+        tl.store(at, begin, mask=chunks + i < chunk_entries)
+        tl.store(at + 1, begin - tl.minimum(begin + C, T), mask=chunks + i < chunk_entries)
+        tl.store(segment_table + (segments + i) * 5, -1, mask=segments + i < segment_entries)
 
 
 @triton.jit
-def clear(x, begin, tokens, width, BLOCK: tl.constexpr):
-    """Zero in `width` elements of each of so many tokens."""
-    for at in range(begin * width, (begin + tokens) * width, BLOCK):
-        i = at + tl.arange(0, BLOCK)
-        tl.store(x + i, tl.zeros((BLOCK,), x.dtype.element_ty), mask=i < (begin + tokens) * width)
+def clear_rows(x, begin, rows, head, heads, d, D: tl.constexpr, C: tl.constexpr):
+    """Zero in columns d of up to C rows of one head; x (tokens, heads, D)."""
+    i = tl.arange(0, C)
+    at = ((begin + i) * heads + head)[:, None] * D + d[None, :]
+    zero = tl.zeros((C, d.shape[0]), x.dtype.element_ty)
+    tl.store(x + at, zero, mask=(i < rows)[:, None] & (d < D)[None, :])
+
+
+@triton.jit
+def clear_kept(
+    A_qk, A_inv, w, qg, kg, v_new, h, gc_last, chunk_table, chunk_bound, HV,
+    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Zero where no token and no chunk is, in what a packed forward keeps for anyone to see."""
+    chunk, head = tl.program_id(0) // HV, tl.program_id(0) % HV
+    begin, rows = chunk_place(chunk, chunk_table, 0, C, 0)
+    if rows > 0:
+        return
+    clear_rows(A_qk, begin, -rows, head, HV, tl.arange(0, C), C, C)
+    clear_rows(A_inv, begin, -rows, head, HV, tl.arange(0, C), C, C)
+    for d0 in tl.range(0, K, BLOCK):
+        d = d0 + tl.arange(0, BLOCK)
+        clear_rows(w, begin, -rows, head, HV, d, K, C)
+        clear_rows(qg, begin, -rows, head, HV, d, K, C)
+        clear_rows(kg, begin, -rows, head, HV, d, K, C)
+    for e0 in tl.range(0, V, BLOCK):
+        clear_rows(v_new, begin, -rows, head, HV, e0 + tl.arange(0, BLOCK), V, C)
+    if chunk < chunk_bound:
+        for d0 in tl.range(0, K, BLOCK):
+            clear_rows(gc_last, chunk.to(tl.int64), 1, head, HV, d0 + tl.arange(0, BLOCK), K, 1)
+        for row in tl.range(0, K, C):
+            for e0 in tl.range(0, V, BLOCK):
+                clear_rows(h, (chunk.to(tl.int64) * HV + head) * K + row, K - row, 0, 1, e0 + tl.arange(0, BLOCK), V, C)
 
 
 @triton.jit
