@@ -1,0 +1,75 @@
+"""What a first call of a training step costs, with an empty cache of kernels and with a warm one.
+
+    python benchmarks/first_call.py [--tokens 8192] [--heads 64] [--json FILE]
+
+Two processes, one after the other, with a cache of their own.  Seconds; torch and CUDA are awake before the call, and
+torch's first backward, which imports for a second, was one of torch's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(HERE))
+
+
+def one(tokens: int, heads: int) -> dict[str, float]:
+    import torch
+
+    import kda
+    from kda.verify.cases import make_inputs
+
+    x = torch.ones(1, device="cuda", requires_grad=True)
+    (2 * x).backward(torch.ones_like(x))
+    case = make_inputs(T=tokens, H=heads, K=128, V=128, initial_state=False, device="cuda")
+    leaves = {name: x.requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+              for name, x in case.keywords.items()}  # fmt: skip
+    forward, (o, _) = seconds(lambda: kda.chunk_kda(**leaves))
+    backward, _ = seconds(lambda: o.backward(case.do))
+    return {"forward": forward, "backward": backward}
+
+
+def seconds(call: Callable[[], Any]) -> tuple[float, Any]:
+    """Of a call until the GPU is done, and what it returned."""
+    import torch
+
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    found = call()
+    torch.cuda.synchronize()
+    return round(time.perf_counter() - start, 3), found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--heads", type=int, default=64)
+    parser.add_argument("--json", metavar="FILE", help="write what was found")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    a = parser.parse_args()
+    if a.one:
+        print(json.dumps(one(a.tokens, a.heads)))
+        return
+    found = {}
+    with tempfile.TemporaryDirectory() as cache:
+        for name in ("empty cache", "warm cache"):
+            again = [sys.executable, __file__, "--one", "--tokens", str(a.tokens), "--heads", str(a.heads)]
+            run = subprocess.run(again, env=os.environ | {"KDA_CACHE_DIR": cache}, stdout=subprocess.PIPE, check=True)
+            found[name] = json.loads(run.stdout.splitlines()[-1])
+            print(name, *(f"{way} {took:.2f} s" for way, took in found[name].items()), sep=", ", flush=True)
+    if a.json:
+        Path(a.json).write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
