@@ -11,13 +11,14 @@ cute.compile.
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import io
 import platform
 import re
 import shlex
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,37 @@ def compile(
     about = {"kernel": kernel, "arch": target.name, "module": getattr(host, "__module__", None)}
     entry = (keep_in or store.default()).fetch(name, build, about)
     return fresh[0] if fresh else _loaded(entry, target, options)
+
+
+def kernel(build: Callable[[], Compiled], target: Target, key: Any, name: str) -> Kernel:
+    """The one kernel that a host function launches, kept without it: once built, nothing of the DSL is imported.
+
+    `build` compiles; `key` names what the result depends on beside the DSL and the target.
+    """
+    fresh: list[Kernel] = []
+
+    def made() -> store.Entry:
+        (found,) = build().kernels.values()
+        fresh.append(found)
+        return {"name": found.name.encode(), "ptx": found.ptx.encode(), "cubin": found.cubin}
+
+    digest = store.digest("cutedsl kernel 1", version(), target.spelling, key)
+    entry = store.default().fetch(digest, made, {"kernel": name, "arch": target.name})
+    return fresh[0] if fresh else Kernel.of(entry["name"].decode(), entry["ptx"].decode(), entry["cubin"], target)
+
+
+def version() -> str:
+    """Of the DSL; found without importing it."""
+    try:
+        return importlib.metadata.version("nvidia-cutlass-dsl")
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def fake_stream() -> Any:
+    from cutlass.cute.runtime import make_fake_stream
+
+    return make_fake_stream()
 
 
 def _compiled(

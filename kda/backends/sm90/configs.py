@@ -1,0 +1,74 @@
+"""What each kernel is built for, and the shared memory that it takes.  No cutlass: a kept kernel needs none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .parts.tile import C, Tile
+
+# prepare
+WARPS = 8
+ROWS = C // WARPS                            # of a warp
+PAD = C + 4                                  # floats of a row of A_kk
+# chain
+COLUMNS = 64                                 # of the state, in one warpgroup
+PITCH = COLUMNS + 8                          # elements between rows of v and o: eight rows lie in other banks
+# tables
+THREADS = 256
+RUN = 16
+
+
+@dataclass(frozen=True)
+class PrepareConfig:
+    K: int
+    V: int
+    gate: str                                # "bounded", or "given" with a lower bound that the caller promises
+    rate: bool                               # A_log is there
+    bias: bool
+    beta: str                                # "given", "sigmoid", "2*sigmoid"
+    packed: bool
+    g_dtype: str
+    beta_dtype: str
+
+    @property
+    def block(self) -> int:
+        return 32 * WARPS
+
+    @property
+    def shared(self) -> int:
+        operands = 3 * C * self.K * 2
+        sums = 4 * (WARPS + 1) * self.K
+        return operands + sums + 4 * C * PAD + 2 * C * C + 4 * C
+
+
+@dataclass(frozen=True)
+class ChainConfig:
+    K: int
+    V: int
+    packed: bool
+    h0: str | None                           # dtype of initial states
+    ht: bool
+    v_first: bool                            # states are (V, K)
+    stages: int = 6
+
+    @property
+    def block(self) -> int:
+        return 160
+
+    @property
+    def shared(self) -> int:
+        rows = 2 * C * PITCH                                                 # v of a stage, or o
+        return self.stages * (Tile(self.K).bytes + rows + 16) + 2 * rows
+
+
+@dataclass(frozen=True)
+class TablesConfig:
+    dtype: str                               # of cu_seqlens
+
+    @property
+    def block(self) -> int:
+        return THREADS
+
+    @property
+    def shared(self) -> int:
+        return 4 * (THREADS // 32)

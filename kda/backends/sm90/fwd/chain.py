@@ -1,0 +1,253 @@
+"""fwd/state and fwd/output: the chunks of one sequence in turn, one value head, 64 columns of the state.
+
+  [P; O] = S^T @ [kn 2^gc; scale qn 2^gc]^T          S^T (64, K) float32 in registers, bfloat16 where it is multiplied
+  v_new^T = (v^T - P) @ TB^T
+  o^T = O + v_new^T @ A_qk^T
+  S^T = S^T 2^gc_last + v_new^T @ kg
+
+  warps  role   does
+  0-3    CHAIN  all products, from registers and shared memory; o to global memory
+  4      LOAD   a tile (parts/tile.py) by one bulk copy, rows of v by one each
+
+  pipeline  arrivals                                              says
+  full      1 and the bytes of the tile and of the rows of v      a chunk is there
+  empty     4, a lane of each warp of CHAIN                       nobody reads the stage any more
+  barrier 1 128                                                   o is in shared memory, and the o before last was read
+
+  shared memory of K = 128, a stage: the tile's 29 KiB, v 4.5;  o twice 4.5 KiB
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32, Int64, Uint32
+from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
+from cutlass.memory import SmemAllocator
+
+from kda.compile import cutedsl
+from kda.compile.target import Target
+
+from ..configs import COLUMNS, PITCH, ChainConfig
+from ..parts.copies import copy_16_bytes, load, load_one, load_transposed, pointers, store, store_transposed
+from ..parts.tile import C, Tile
+from ..parts.views import narrow_view, standing_view, wide_view
+
+
+class Chain:
+    def __init__(self, config: ChainConfig):
+        self.c = config
+        self.tile = Tile(config.K)
+
+    @cute.jit
+    def __call__(
+        self, tiles: cute.Pointer, v: cute.Pointer, h0: cute.Pointer, o: cute.Pointer, ht: cute.Pointer,
+        table: cute.Pointer, T: Int32, chunks: Int32, HV: Int32, N: Int32, stream,
+    ):  # fmt: skip
+        self.kernel(tiles, v, h0, o, ht, table, T, chunks, HV).launch(
+            grid=(self.c.V // COLUMNS, HV, N), block=(self.c.block, 1, 1), stream=stream)  # fmt: skip
+
+    @cute.kernel
+    def kernel(
+        self, tiles: cute.Pointer, v: cute.Pointer, h0: cute.Pointer, o: cute.Pointer, ht: cute.Pointer,
+        table: cute.Pointer, T: Int32, chunks: Int32, HV: Int32,
+    ):  # fmt: skip
+        c = self.c
+        part, head, n = cute.arch.block_idx()
+        begin, tokens, chunk = self.place(n, table, T, chunks)
+        smem = SmemAllocator()
+        stages = smem.allocate_array(cutlass.Uint8, c.stages * self.tile.bytes, byte_alignment=1024)
+        sV = smem.allocate_array(BFloat16, c.stages * C * PITCH, byte_alignment=16)
+        sO = smem.allocate_array(BFloat16, 2 * C * PITCH, byte_alignment=16)
+        full = smem.allocate_array(Int64, c.stages)
+        empty = smem.allocate_array(Int64, c.stages)
+        if cute.arch.thread_idx()[0] == 0:
+            for s in cutlass.range_constexpr(c.stages):
+                cute.arch.mbarrier_init(full + s, 1)
+                cute.arch.mbarrier_init(empty + s, 4)
+            cute.arch.mbarrier_init_fence()
+        cute.arch.sync_threads()
+        first_v = (Int64(begin) * HV + head) * c.V + part * COLUMNS
+        steps = (tokens + C - 1) // C
+        if cute.arch.warp_idx() == 4:
+            self.load(tiles, v, stages, sV, full, empty, first_v, tokens, chunk, head, steps, HV)
+        else:
+            S = self.chain(h0, o, stages, sV, sO, full, empty, first_v, tokens, steps, n, head, part, HV)
+            if cutlass.const_expr(c.ht):
+                self.states(ht, n * HV + head, part, S, to_memory=True)
+
+    @cute.jit
+    def place(self, n, table, T, chunks):
+        """First token, tokens and first chunk of a sequence."""
+        begin, tokens, chunk = Int64(0), Int32(0), Int32(0)
+        if cutlass.const_expr(self.c.packed):
+            of_n = table + 3 * n
+            begin, tokens, chunk = load_one(of_n), Int32(load_one(of_n + 1)), Int32(load_one(of_n + 2))
+        else:
+            begin, tokens, chunk = Int64(n) * T, T, n * chunks
+        return begin, tokens, chunk
+
+    @cute.jit
+    def load(self, tiles, v, stages, sV, full, empty, first_v, tokens, chunk, head, steps, HV):
+        lane = cute.arch.lane_idx()
+        stage, phase = Int32(0), Int32(0)
+        for i in cutlass.range(steps, unroll=1):
+            cute.arch.mbarrier_wait(empty + stage, phase ^ 1)
+            with cute.arch.elect_one():
+                size = self.tile.bytes + C * COLUMNS * 2
+                cute.arch.mbarrier_arrive_and_expect_tx(full + stage, size)
+                place = (Int64(chunk + i) * HV + head) * self.tile.bytes
+                bulk_copy(stages + stage * self.tile.bytes, tiles + place, self.tile.bytes, full + stage)
+            cute.arch.sync_warp()
+            token = cutlass.min(i * C + lane, tokens - 1)              # past the end: a row that counts for nothing
+            row = v + first_v + Int64(token) * HV * self.c.V
+            bulk_copy(sV + (stage * C + lane) * PITCH, row, COLUMNS * 2, full + stage)
+            stage, phase = advance(stage, phase, self.c.stages)
+
+    @cute.jit
+    def chain(
+        self, h0, o, stages, sV, sO, full, empty, first_v, tokens, steps, n, head, part, HV,
+    ):  # fmt: skip
+        c = self.c
+        along_K = OperandMajorMode.K
+        mma_P, mma_V = product(2 * C, along_K), product(C, along_K)
+        mma_S = product(c.K, OperandMajorMode.MN)
+        S = accumulator(mma_S, c.K)
+        S.fill(0.0)
+        if cutlass.const_expr(c.h0):
+            self.states(h0, n * HV + head, part, S, to_memory=False)
+        stage, phase = Int32(0), Int32(0)
+        for i in cutlass.range(steps, unroll=1):
+            rows = cutlass.min(tokens - i * C, C)
+            tile = stages + stage * self.tile.bytes
+            cute.arch.mbarrier_wait(full + stage, phase)
+            O = self.step(mma_P, mma_V, mma_S, S, tile, sV + stage * (C * PITCH))
+            cute.arch.sync_warp()
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive(empty + stage)
+            self.outputs(o, sO + i % 2 * (C * PITCH), O, first_v + Int64(i * C) * HV * c.V, rows, HV)
+            stage, phase = advance(stage, phase, c.stages)
+        return S
+
+    @cute.jit
+    def step(self, mma_P, mma_V, mma_S, S, tile, sV):
+        """One chunk: S goes on; o^T."""
+        c, lane, warp = self.c, cute.arch.lane_idx(), cute.arch.warp_idx()
+        # [P; O] = S^T @ [kE; qg]^T
+        PO = accumulator(mma_P, 2 * C)
+        operand = rounded(mma_P, S, c.K)
+        multiply(mma_P, PO, operand, wide_view(tile, 2 * C, c.K), accumulate=False)
+        # meanwhile, v^T as it lies in an operand, and what the state decays by
+        at = sV + (lane % 8 + lane // 16 * 8) * PITCH + warp * 16 + lane // 8 % 2 * 8
+        words = [*load_transposed(at), *load_transposed(at + 16 * PITCH)]
+        warpgroup.wait_group(0)
+        # v_new^T = (v^T - P) @ TB^T
+        left = cute.make_rmem_tensor(mma_V.make_fragment_A(mma_V.partition_shape_A((COLUMNS, C))).shape, BFloat16)
+        v_flat, PO_flat, left_flat = cute.make_rmem_tensor(8, Uint32), cute.coalesce(PO), cute.coalesce(left)
+        for w in cutlass.range_constexpr(8):
+            v_flat[w] = words[w]
+        v_flat = cute.recast_tensor(v_flat, BFloat16)
+        for e in cutlass.range_constexpr(16):
+            left_flat[e] = (v_flat[e].to(Float32) - PO_flat[e]).to(BFloat16)
+        v_new = accumulator(mma_V, C)
+        multiply(mma_V, v_new, left, narrow_view(tile + self.tile.TB), accumulate=False)
+        decay = cute.recast_ptr(tile + self.tile.DECAY, dtype=Float32)
+        S_flat = cute.coalesce(S)
+        for pair in cutlass.range_constexpr(c.K // 8):
+            d = load(decay + pair * 8 + lane % 4 * 2, 2)
+            for e in cutlass.range_constexpr(4):
+                S_flat[pair * 4 + e] = S_flat[pair * 4 + e] * d[e % 2]
+        warpgroup.wait_group(0)
+        # o^T = O + v_new^T @ A_qk^T;  S^T += v_new^T @ kg
+        operand = rounded(mma_V, v_new, C)
+        O = cute.make_tensor(PO.iterator + C // 2, v_new.layout)
+        multiply(mma_V, O, operand, narrow_view(tile + self.tile.A_qk), accumulate=True)
+        multiply(mma_S, S, operand, standing_view(tile + self.tile.KG, c.K), accumulate=True)
+        warpgroup.wait_group(0)
+        return O
+
+    @cute.jit
+    def outputs(self, o, sO, O, first_o, rows, HV):
+        """Rows of o through shared memory."""
+        lane, warp, thread = cute.arch.lane_idx(), cute.arch.warp_idx(), cute.arch.thread_idx()[0]
+        flat, packed = cute.coalesce(O), cute.make_rmem_tensor(16, BFloat16)
+        for e in cutlass.range_constexpr(16):
+            packed[e] = flat[e].to(BFloat16)
+        words = cute.recast_tensor(packed, Uint32)
+        at = sO + (lane % 8 + lane // 16 * 8) * PITCH + warp * 16 + lane // 8 % 2 * 8
+        store_transposed(at, [words[w] for w in range(4)])
+        store_transposed(at + 16 * PITCH, [words[w] for w in range(4, 8)])
+        cute.arch.barrier(barrier_id=1, number_of_threads=128)
+        for j in cutlass.range_constexpr(2):
+            row, column = thread // 8 + 16 * j, thread % 8 * 8
+            if row < rows:
+                copy_16_bytes(sO + row * PITCH + column, o + first_o + Int64(row) * HV * self.c.V + column)
+
+    @cute.jit
+    def states(self, x, number, part, S, to_memory: cutlass.Constexpr):
+        """S from or to its columns of one of many states in memory."""
+        c, flat = self.c, cute.coalesce(S)
+        lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
+        for i in cutlass.range_constexpr(c.K // 2):
+            d = i // 4 * 8 + lane % 4 * 2 + i % 2
+            e = part * COLUMNS + warp * 16 + lane // 4 + i // 2 % 2 * 8
+            at = Int64(number) * (c.K * c.V) + (e * c.K + d if cutlass.const_expr(c.v_first) else d * c.V + e)
+            if cutlass.const_expr(to_memory):
+                store(x + at, [flat[i]])
+            else:
+                flat[i] = load_one(x + at).to(Float32)
+
+
+@cute.jit
+def product(n: cutlass.Constexpr, major: cutlass.Constexpr):
+    """(64, n) out of registers and shared memory."""
+    source = warpgroup.OperandSource.RMEM
+    op = warpgroup.MmaF16BF16Op(BFloat16, Float32, (COLUMNS, n, 16), source, OperandMajorMode.K, major)
+    return cute.make_tiled_mma(op)
+
+
+@cute.jit
+def accumulator(mma, n: cutlass.Constexpr):
+    return cute.make_rmem_tensor(mma.partition_shape_C((COLUMNS, n)), Float32)
+
+
+@cute.jit
+def rounded(mma, acc, k: cutlass.Constexpr):
+    """An accumulator (64, k) as the operand from registers of the next product: the order of elements is the same."""
+    operand = cute.make_rmem_tensor(mma.partition_shape_A((COLUMNS, k)), BFloat16)
+    to, x = cute.coalesce(operand), cute.coalesce(acc)
+    for i in cutlass.range_constexpr(k // 2):
+        to[i] = x[i].to(BFloat16)
+    return operand
+
+
+@cute.jit
+def multiply(mma, acc, operand, b, accumulate: cutlass.Constexpr):
+    """Queues acc (+)= operand @ b^T."""
+    tBrB = mma.make_fragment_B(mma.get_slice(0).partition_B(b))
+    warpgroup.fence()
+    mma.set(warpgroup.Field.ACCUMULATE, accumulate)
+    for step in cutlass.range_constexpr(cute.size(tBrB, mode=[2])):
+        cute.gemm(mma, acc, operand[None, None, step], tBrB[None, None, step], acc)
+        mma.set(warpgroup.Field.ACCUMULATE, True)
+    warpgroup.commit_group()
+
+
+@cute.jit
+def advance(stage, phase, stages: cutlass.Constexpr):
+    stage += 1
+    wraps = stage == stages
+    return (Int32(0) if wraps else stage), (phase ^ 1 if wraps else phase)
+
+
+@cute.jit
+def bulk_copy(to, source, size, full):
+    cute.arch.inline_ptx(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{$r0}], [{$r1}], {$r2}, [{$r3}];",
+        read_only_args=[to.toint().to(Uint32), source.toint(), Int32(size), full.toint().to(Uint32)],
+    )
+
+
+def build(c: ChainConfig, target: Target) -> cutedsl.Compiled:
+    x = pointers(f"uint8 bfloat16 {c.h0 or 'float32'} bfloat16 float32 int64")
+    return cutedsl.compile(Chain(c), *x, *[Int32(1)] * 4, cutedsl.fake_stream(), target=target)

@@ -1,0 +1,271 @@
+"""fwd/gate, fwd/intra and fwd/wy of one chunk of C = 32 rows and one value head, into one tile (parts/tile.py).
+
+  gc = cumsum(g2);  x = gc - gc_first + half,  half the bits that a bounded gate lets 31 rows decay by
+  [A_kk / b; A_qk] = [kn 2^x; scale qn 2^x] @ (kn 2^-x)^T      one product, both factors within what bfloat16 holds
+  TB = (I + A_kk)^-1 b                                         by substitution, float32
+  kn 2^gc, scale qn 2^gc, kn 2^(gc_last - gc)                  out of the same two exponentials of an element
+
+  warps  do
+  0-7    warp w owns rows 4w .. 4w+3, a lane K / 32 channels: gate, sums, norms, decays, operands
+  0-3    the product;  warps 0, 1 hold A_kk, warps 2, 3 A_qk
+  0      the inverse, a lane a column
+
+A program without a chunk clears its share of the rows of o that are no sequence's.
+
+  barrier  arrivals  says
+  0        256       sums of decays of each warp's rows are there
+  0        256       both operands are there
+  1        128       A_kk is there
+
+  shared memory of K = 128: operands 16 + 8 KiB, sums 4.5, A_kk 4.5, TB 2
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32, Int64
+from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
+from cutlass.memory import SmemAllocator
+
+from kda.compile import cutedsl
+from kda.compile.target import Target
+
+from ..configs import PAD, ROWS, WARPS, PrepareConfig
+from ..parts import fast
+from ..parts.copies import copy_16_bytes, load, load_one, pointers, store
+from ..parts.tile import C, Tile, in_narrow_rows, in_wide_rows
+from ..parts.views import wide_view
+
+
+class Prepare:
+    def __init__(self, config: PrepareConfig):
+        self.c = config
+        self.tile = Tile(config.K)
+
+    @cute.jit
+    def __call__(
+        self, q: cute.Pointer, k: cute.Pointer, g: cute.Pointer, beta: cute.Pointer, A_log: cute.Pointer,
+        dt_bias: cute.Pointer, tiles: cute.Pointer, o: cute.Pointer, table: cute.Pointer, T: Int32, chunks: Int32,
+        H: Int32, HV: Int32, scale: Float32, lower_bound: Float32, programs: Int32, stream,
+    ):  # fmt: skip
+        self.kernel(q, k, g, beta, A_log, dt_bias, tiles, o, table, T, chunks, H, HV, scale, lower_bound).launch(
+            grid=(programs, 1, 1), block=(32 * WARPS, 1, 1), stream=stream)  # fmt: skip
+
+    @cute.kernel
+    def kernel(
+        self, q: cute.Pointer, k: cute.Pointer, g: cute.Pointer, beta: cute.Pointer, A_log: cute.Pointer,
+        dt_bias: cute.Pointer, tiles: cute.Pointer, o: cute.Pointer, table: cute.Pointer, T: Int32, chunks: Int32,
+        H: Int32, HV: Int32, scale: Float32, lower_bound: Float32,
+    ):  # fmt: skip
+        K = self.c.K
+        program = cute.arch.block_idx()[0]
+        chunk, head = program // HV, program % HV
+        begin, rows = self.place(chunk, table, T, chunks)
+        if rows > 0:
+            smem = SmemAllocator()
+            rows_of_x = smem.allocate_array(BFloat16, 2 * C * K, byte_alignment=1024)   # [ka; qa]
+            rows_of_y = smem.allocate_array(BFloat16, C * K, byte_alignment=1024)       # kb
+            sums = smem.allocate_array(Float32, (WARPS + 1) * K, byte_alignment=16)     # of each warp's rows; row 0
+            A_kk = smem.allocate_array(Float32, C * PAD, byte_alignment=16)
+            TB = smem.allocate_array(BFloat16, C * C, byte_alignment=16)
+            b = smem.allocate_array(Float32, C, byte_alignment=16)
+            tile = tiles + Int64(program) * self.tile.bytes
+
+            self.operands(q, k, g, beta, A_log, dt_bias, tile, rows_of_x, rows_of_y, sums, b, begin, rows, head, H, HV,
+                          scale, lower_bound)  # fmt: skip
+            if cute.arch.warp_idx() < 4:
+                self.product(rows_of_x, rows_of_y, A_kk, b, tile)
+                cute.arch.barrier(barrier_id=1, number_of_threads=128)
+                if cute.arch.warp_idx() == 0:
+                    self.inverse(A_kk, TB, b, tile)
+        elif cutlass.const_expr(self.c.packed):
+            self.clear(o, begin, -rows, head, HV)
+
+    @cute.jit
+    def place(self, chunk, table, T, chunks):
+        """First token and tokens of a chunk."""
+        begin, rows = Int64(0), Int32(0)
+        if cutlass.const_expr(self.c.packed):
+            begin, rows = load_one(table + 2 * chunk), Int32(load_one(table + 2 * chunk + 1))
+        else:
+            skipped = chunk % chunks * C
+            begin, rows = Int64(chunk // chunks) * T + skipped, cutlass.min(T - skipped, C)
+        return begin, rows
+
+    @cute.jit
+    def clear(self, o, begin, rows, head, HV):
+        """Zero where tokens are no sequence's."""
+        V = self.c.V
+        zero = [Float32(0.0)] * (V // 32)
+        for r in cutlass.range_constexpr(ROWS):
+            row = cute.arch.warp_idx() * ROWS + r
+            if row < rows:
+                store(o + ((begin + row) * HV + head) * V + cute.arch.lane_idx() * (V // 32), zero)
+
+    @cute.jit
+    def operands(
+        self, q, k, g, beta, A_log, dt_bias, tile, rows_of_x, rows_of_y, sums, b, begin, rows, head, H, HV, scale,
+        lower_bound,
+    ):  # fmt: skip
+        c, K, E = self.c, self.c.K, self.c.K // 32
+        lane, warp = cute.arch.lane_idx(), cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        first, d = warp * ROWS, lane * E
+        of_q = head // (HV // H)
+
+        # what this lane has of its rows; rows that are not there are the last one, without weight
+        raw_q, raw_k, raw_g = [], [], []
+        for r in cutlass.range_constexpr(ROWS):
+            token = begin + cutlass.min(first + r, rows - 1)
+            raw_q.append(load(q + (token * H + of_q) * K + d, E))
+            raw_k.append(load(k + (token * H + of_q) * K + d, E))
+            raw_g.append(load(g + (token * HV + head) * K + d, E))
+        if warp == 0:
+            b[lane] = self.step_size(beta, begin, rows, head, HV, lane)
+
+        # gc: sums over the warp's rows, then over warps
+        rate = Float32(1.0)
+        if cutlass.const_expr(c.rate):
+            rate = fast.finite(fast.exp2(load_one(A_log + head) * Float32(fast.LOG2_E)))
+        if cutlass.const_expr(c.bias):
+            bias = load(dt_bias + (head * K + d), E)
+        gc = []
+        for r in cutlass.range_constexpr(ROWS):
+            row = []
+            for e in cutlass.range_constexpr(E):
+                x = raw_g[r][e].to(Float32)
+                if cutlass.const_expr(c.bias):
+                    x += bias[e]
+                g2 = fast.log2_decay(x, rate, lower_bound, c.gate)
+                g2 = g2 if first + r < rows else Float32(0.0)
+                row.append(g2 + gc[r - 1][e] if cutlass.const_expr(r > 0) else g2)
+            gc.append(row)
+        store(sums + warp * K + d, gc[ROWS - 1])
+        if warp == 0:
+            store(sums + WARPS * K + d, gc[0])
+
+        qs, ks = self.norms(raw_q, raw_k)
+        cute.arch.sync_threads()
+        before = [Float32(0.0)] * E
+        last = [Float32(0.0)] * E
+        for w in cutlass.range_constexpr(WARPS):
+            of_w = load(sums + w * K + d, E)
+            for e in cutlass.range_constexpr(E):
+                before[e] = before[e] + (of_w[e] if w < warp else Float32(0.0))
+                last[e] = last[e] + of_w[e]
+        row0 = load(sums + WARPS * K + d, E)
+
+        # 2^gc = (2^x 2^-half) 2^gc_first;  2^(gc_last - gc) = 2^-x 2^(gc_last - gc_first + half)
+        half = lower_bound * Float32(-0.5 * fast.LOG2_E * (C - 1))
+        back = fast.exp2(-half)
+        from_zero, to_last = [], []
+        for e in cutlass.range_constexpr(E):
+            from_zero.append(fast.exp2(row0[e]))
+            to_last.append(fast.exp2(last[e] - row0[e] + half))
+        for r in cutlass.range_constexpr(ROWS):
+            row = first + r
+            kE, qE, kg, ka, qa, kb = [], [], [], [], [], []
+            here = Float32(1.0) if row < rows else Float32(0.0)
+            of_q, of_k = qs[r] * (scale * here), ks[r] * here
+            for e in cutlass.range_constexpr(E):
+                x = gc[r][e] + before[e] - row0[e] + half
+                up, down = fast.exp2(x), fast.exp2(-x)
+                E_gc = (up * back) * from_zero[e]
+                qn, kn = raw_q[r][e].to(Float32) * of_q, raw_k[r][e].to(Float32) * of_k
+                kE.append(kn * E_gc)
+                qE.append(qn * E_gc)
+                kg.append(kn * (down * to_last[e]))
+                ka.append(kn * up)
+                qa.append(qn * up)
+                kb.append(kn * down)
+            store(rows_of_x + in_wide_rows(row, d, 2 * C) // 2, ka)
+            store(rows_of_x + in_wide_rows(C + row, d, 2 * C) // 2, qa)
+            store(rows_of_y + in_wide_rows(row, d, C) // 2, kb)
+            operands = cute.recast_ptr(tile, dtype=BFloat16)
+            store(operands + in_wide_rows(row, d, 2 * C) // 2, kE)
+            store(operands + in_wide_rows(C + row, d, 2 * C) // 2, qE)
+            store(operands + (self.tile.KG + in_wide_rows(row, d, C)) // 2, kg)
+        if warp == 0:
+            store(cute.recast_ptr(tile + self.tile.DECAY, dtype=Float32) + d, [fast.exp2(x) for x in last])
+        cute.arch.fence_proxy("async.shared", space="cta")
+        cute.arch.sync_threads()
+
+    @cute.jit
+    def step_size(self, beta, begin, rows, head, HV, row):
+        x = load_one(beta + (begin + cutlass.min(row, rows - 1)) * HV + head).to(Float32)
+        if cutlass.const_expr(self.c.beta != "given"):
+            x = fast.sigmoid(x) * Float32(2.0 if self.c.beta == "2*sigmoid" else 1.0)
+        return x if row < rows else Float32(0.0)
+
+    @cute.jit
+    def norms(self, raw_q, raw_k):
+        """1 / |q|, 1 / |k| of the warp's rows."""
+        squares = []
+        for rows in (raw_q, raw_k):
+            for r in cutlass.range_constexpr(ROWS):
+                total = Float32(0.0)
+                for e in cutlass.range_constexpr(self.c.K // 32):
+                    x = rows[r][e].to(Float32)
+                    total += x * x
+                squares.append(total)
+        found = [fast.rsqrt(cute.arch.warp_reduction_sum(x) + Float32(fast.NORM_EPS)) for x in squares]
+        return found[:ROWS], found[ROWS:]
+
+    @cute.jit
+    def product(self, rows_of_x, rows_of_y, A_kk, b, tile):
+        """A_kk to shared memory, A_qk to the tile."""
+        thread = cute.arch.thread_idx()[0]
+        sX = wide_view(rows_of_x, 2 * C, self.c.K)
+        sY = wide_view(rows_of_y, C, self.c.K)
+        op = warpgroup.MmaF16BF16Op(BFloat16, Float32, (2 * C, C, 16), warpgroup.OperandSource.SMEM, OperandMajorMode.K,
+                                    OperandMajorMode.K)  # fmt: skip
+        mma = cute.make_tiled_mma(op)
+        part = mma.get_slice(thread)
+        at = part.partition_C(cute.make_identity_tensor((2 * C, C)))
+        acc = cute.make_rmem_tensor(at.shape, Float32)
+        tXrX = mma.make_fragment_A(mma.get_slice(0).partition_A(sX))
+        tYrY = mma.make_fragment_B(mma.get_slice(0).partition_B(sY))
+        warpgroup.fence()
+        mma.set(warpgroup.Field.ACCUMULATE, False)
+        for step in cutlass.range_constexpr(self.c.K // 16):
+            cute.gemm(mma, acc, tXrX[None, None, step], tYrY[None, None, step], acc)
+            mma.set(warpgroup.Field.ACCUMULATE, True)
+        warpgroup.commit_group()
+        warpgroup.wait_group(0)
+        flat, where = cute.coalesce(acc), at
+        if thread < 64:
+            for i in cutlass.range_constexpr(cute.size(acc)):
+                row, column = where[i]
+                A_kk[row * PAD + column] = flat[i] * b[row] if column < row else Float32(0.0)
+        else:
+            A_qk = cute.recast_ptr(tile + self.tile.A_qk, dtype=BFloat16)
+            for i in cutlass.range_constexpr(0, cute.size(acc), 2):
+                row, column = where[i]
+                row = row - C
+                pair = [flat[i] if column <= row else Float32(0.0), flat[i + 1] if column < row else Float32(0.0)]
+                store(A_qk + in_narrow_rows(row, column) // 2, pair)
+
+    @cute.jit
+    def inverse(self, A_kk, TB, b, tile):
+        """Column `lane` of (I + A_kk)^-1, from the first row to the last; times b of that column."""
+        lane = cute.arch.lane_idx()
+        mine = b[lane]
+        x = []
+        for i in cutlass.range_constexpr(C):
+            parts = [Float32(1.0) if lane == i else Float32(0.0)] + [Float32(0.0)] * 3
+            for j in cutlass.range_constexpr(0, i, 4):
+                a = load(A_kk + i * PAD + j, 4)
+                for s in cutlass.range_constexpr(min(4, i - j)):
+                    parts[s] = parts[s] - a[s] * x[j + s]
+            x.append((parts[0] + parts[1]) + (parts[2] + parts[3]))
+            TB[in_narrow_rows(i, lane) // 2] = (x[i] * mine).to(BFloat16)
+        cute.arch.sync_warp()
+        to = cute.recast_ptr(tile + self.tile.TB, dtype=BFloat16)
+        for i in cutlass.range_constexpr(C * C // 32 // 8):
+            copy_16_bytes(TB + (i * 32 + lane) * 8, to + (i * 32 + lane) * 8)
+
+
+def build(c: PrepareConfig, target: Target) -> cutedsl.Compiled:
+    x = pointers(f"bfloat16 bfloat16 {c.g_dtype} {c.beta_dtype} float32 float32 uint8 bfloat16 int64")
+    numbers = [Int32(1)] * 4 + [Float32(1)] * 2 + [Int32(1)]
+    return cutedsl.compile(Prepare(c), *x, *numbers, cutedsl.fake_stream(), target=target)

@@ -1,0 +1,87 @@
+"""Where chunks of C = 32 rows lie in packed sequences [cu_seqlens[n], cu_seqlens[n+1]), worked out on the GPU.
+
+  chunk_table (.., 2)     its first token and its tokens; n <= 0 tokens: no chunk, but -n tokens of no sequence
+  sequences (N, 3)        first token, tokens, first chunk
+
+One CTA of 256 threads writes chunks RUN p .. RUN p + RUN - 1 of every sequence, a thread a sequence; no length is read
+by the host, grids cover the most chunks there can be.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+from cutlass.memory import SmemAllocator
+
+from kda.compile import cutedsl
+from kda.compile.target import Target
+
+from ..configs import RUN, THREADS, TablesConfig
+from ..parts.copies import load_one, pointers, store
+from ..parts.tile import C
+
+
+class Tables:
+    @cute.jit
+    def __call__(
+        self, cu_seqlens: cute.Pointer, chunk_table: cute.Pointer, sequences: cute.Pointer, T: Int32, N: Int32,
+        entries: Int32, programs: Int32, stream,
+    ):  # fmt: skip
+        self.kernel(cu_seqlens, chunk_table, sequences, T, N, entries).launch(
+            grid=(programs, 1, 1), block=(THREADS, 1, 1), stream=stream)  # fmt: skip
+
+    @cute.kernel
+    def kernel(
+        self, cu_seqlens: cute.Pointer, chunk_table: cute.Pointer, sequences: cute.Pointer, T: Int32, N: Int32,
+        entries: Int32,
+    ):  # fmt: skip
+        thread, p = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
+        totals = SmemAllocator().allocate_array(Int32, THREADS // 32)
+        end = Int64(load_one(cu_seqlens + N))
+        chunks = Int32(0)
+        for n0 in cutlass.range(0, N, THREADS, unroll=1):
+            n = n0 + thread
+            here = cutlass.min(n, N - 1)
+            begin = Int64(load_one(cu_seqlens + here))
+            length = Int32(Int64(load_one(cu_seqlens + here + 1)) - begin) if n < N else Int32(0)
+            own = (length + C - 1) // C
+            before, total = scan(own, totals)
+            first = chunks + before
+            if n < N and p == 0:
+                store(sequences + 3 * n, [begin])
+                store(sequences + 3 * n + 1, [Int64(length)])
+                store(sequences + 3 * n + 2, [Int64(first)])
+            for j in cutlass.range(RUN * p, cutlass.min(own, RUN * p + RUN), unroll=1):
+                rows = cutlass.min(length - j * C, C)
+                store(chunk_table + Int64(first + j) * 2, [begin + j * C, Int64(rows)])
+            chunks += total
+        for i in cutlass.range(p * THREADS + thread, entries - chunks, THREADS * cute.arch.grid_dim()[0], unroll=1):
+            begin = cutlass.min(end + i * C, Int64(T))
+            none = begin - cutlass.min(begin + C, Int64(T))
+            store(chunk_table + Int64(chunks + i) * 2, [begin, none])
+
+
+@cute.jit
+def scan(x, totals):
+    """The sum over the threads before this one, and over all."""
+    lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
+    upto = x
+    for d in cutlass.range_constexpr(5):
+        other = cute.arch.shuffle_sync_up(upto, 1 << d, mask_and_clamp=0)
+        upto += other if lane >= 1 << d else Int32(0)
+    if lane == 31:
+        store(totals + warp, [upto])
+    cute.arch.sync_threads()
+    before, total = upto - x, Int32(0)
+    for w in cutlass.range_constexpr(THREADS // 32):
+        of_w = load_one(totals + w)
+        before += of_w if w < warp else Int32(0)
+        total += of_w
+    cute.arch.sync_threads()                                                   # totals may be written again
+    return before, total
+
+
+def build(c: TablesConfig, target: Target) -> cutedsl.Compiled:
+    x = pointers(f"{c.dtype} int64 int64")
+    return cutedsl.compile(Tables(), *x, *[Int32(1)] * 4, cutedsl.fake_stream(), target=target)

@@ -1,0 +1,68 @@
+"""Neighbours in memory to registers and back, and matrices that change their direction on the way."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Uint32
+from cutlass.cute.runtime import make_ptr
+
+TYPES = {
+    "bfloat16": cutlass.BFloat16, "float16": cutlass.Float16, "float32": cutlass.Float32, "int32": cutlass.Int32,
+    "int64": cutlass.Int64, "uint8": cutlass.Uint8,
+}  # fmt: skip
+
+
+def pointers(dtypes: str) -> list:
+    """What a compiler is told of tensors: "bfloat16 float32 ..."."""
+    kinds = [TYPES[name] for name in dtypes.split()]
+    return [make_ptr(kind, 1024, cute.AddressSpace.gmem, assumed_align=kind.width // 8) for kind in kinds]
+
+
+@cute.jit
+def neighbours(pointer, count: cutlass.Constexpr):
+    """`count` elements in memory, where so many together are aligned."""
+    return cute.make_tensor(pointer.align(count * pointer.dtype.width // 8), cute.make_layout(count))
+
+
+@cute.jit
+def load(pointer, count: cutlass.Constexpr = 1):
+    """So many neighbours."""
+    kept = cute.make_rmem_tensor(count, pointer.dtype)
+    cute.autovec_copy(neighbours(pointer, count), kept)
+    return kept
+
+
+@cute.jit
+def load_one(pointer):
+    return load(pointer)[0]
+
+
+@cute.jit
+def store(pointer, values):
+    """Neighbours, rounded to what lies there."""
+    kept = cute.make_rmem_tensor(len(values), pointer.dtype)
+    for i in cutlass.range_constexpr(len(values)):
+        kept[i] = values[i].to(pointer.dtype)
+    cute.autovec_copy(kept, neighbours(pointer, len(values)))
+
+
+@cute.jit
+def copy_16_bytes(source, to):
+    cute.autovec_copy(load(source, 128 // source.dtype.width), neighbours(to, 128 // to.dtype.width))
+
+
+@cute.jit
+def load_transposed(pointer):
+    """Of four 8 x 8 matrices, each lane giving the address of a row of one, [2 (lane % 4) + {0, 1}][lane / 4]."""
+    return cute.arch.inline_ptx(
+        "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+        write_only_types=[Uint32] * 4, read_only_args=[pointer.toint().to(Uint32)],
+    )  # fmt: skip
+
+
+@cute.jit
+def store_transposed(pointer, words):
+    """The way back."""
+    cute.arch.inline_ptx(
+        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+        read_only_args=[pointer.toint().to(Uint32), *words],
+    )

@@ -1,0 +1,62 @@
+"""What `prepare` hands to `chain` for one chunk and one value head: operands as they lie in shared memory.
+
+  KQ      [kn 2^gc; scale qn 2^gc]   (2 C, K)    halves of K one after the other, 128-byte rows, swizzled
+  KG      kn 2^(gc_last - gc)        (C, K)      the same
+  TB      A_inv b                    (C, C)      64-byte rows, swizzled
+  A_qk    with scale                 (C, C)      the same
+  DECAY   2^gc_last                  (K) float32
+
+A tile is contiguous and a multiple of 1 KiB, so that one bulk copy brings it where swizzles, which look at addresses,
+find it as it was made.  Rows of no token are zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+C = 32                                       # rows of a chunk
+HALF = 64                                    # channels in a row of 128 bytes
+BF16 = 2
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Byte offsets of the parts."""
+
+    K: int
+
+    @property
+    def halves(self) -> int:
+        return self.K // HALF
+
+    @property
+    def KG(self) -> int:
+        return 2 * C * self.K * BF16
+
+    @property
+    def TB(self) -> int:
+        return self.KG + C * self.K * BF16
+
+    @property
+    def A_qk(self) -> int:
+        return self.TB + C * C * BF16
+
+    @property
+    def DECAY(self) -> int:
+        return self.A_qk + C * C * BF16
+
+    @property
+    def bytes(self) -> int:
+        return -(-(self.DECAY + 4 * self.K) // 1024) * 1024
+
+
+def in_wide_rows(row, channel, rows: int):
+    """Bytes to a channel of a tile with `rows` rows of 128 bytes: 16-byte pieces change places within eight rows."""
+    piece = channel % HALF // 8 ^ row % 8
+    return channel // HALF * (rows * 128) + row * 128 + piece * 16 + channel % 8 * BF16
+
+
+def in_narrow_rows(row, column):
+    """The same for rows of 64 bytes."""
+    piece = column // 8 ^ row // 2 % 4
+    return row * 64 + piece * 16 + column % 8 * BF16
