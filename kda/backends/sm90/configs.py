@@ -16,6 +16,7 @@ PITCH = COLUMNS + 8                          # elements between rows of v and o:
 # tables
 THREADS = 256
 RUN = 16
+LIMIT = 65535                                # of grids in y and z
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class PrepareConfig:
     bias: bool
     beta: str                                # "given", "sigmoid", "2*sigmoid"
     packed: bool
+    grouped: bool                            # value heads share q and k
     g_dtype: str
     beta_dtype: str
 
@@ -37,7 +39,7 @@ class PrepareConfig:
     @property
     def shared(self) -> int:
         operands = 3 * C * self.K * 2
-        sums = 4 * (WARPS + 1) * self.K
+        sums = 4 * (WARPS + 2) * self.K
         return operands + sums + 4 * C * PAD + 2 * C * C + 4 * C
 
 

@@ -14,7 +14,7 @@ from kda.compile.kernel import Kernel
 from kda.compile.target import parse
 from kda.problem import Inputs, Problem
 
-from .configs import COLUMNS, RUN, ChainConfig, PrepareConfig, TablesConfig
+from .configs import COLUMNS, LIMIT, RUN, ChainConfig, PrepareConfig, TablesConfig
 from .parts.tile import C, Tile
 
 Tensor = torch.Tensor
@@ -50,7 +50,7 @@ def forward(p: Problem, x: Inputs) -> Outputs:
     ht = torch.empty(states, dtype=torch.float32, device=device) if p.final_state else None
     tiles = torch.empty(chunks * p.HV * Tile(p.K).bytes, dtype=torch.uint8, device=device)
     chunk_table = sequences = None
-    programs = chunks + p.packed                                             # packed, tokens of nobody may need one more
+    programs = chunks + p.packed                                             # tokens of no sequence may need one more
     if p.packed:
         table = torch.empty(2 * programs + 3 * p.N, dtype=torch.int64, device=device)
         chunk_table, sequences = table.split((2 * programs, 3 * p.N))
@@ -61,9 +61,10 @@ def forward(p: Problem, x: Inputs) -> Outputs:
     A_log, dt_bias = (t if t is None else t.to(torch.float32).contiguous() for t in (x.A_log, x.dt_bias))
     per_row = -(-p.T // C)
     prepare = PrepareConfig(p.K, p.V, p.gate, p.A_log, p.dt_bias, p.beta, g_dtype=p.g_dtype, beta_dtype=p.beta_dtype,
-                            **packed)  # fmt: skip
+                            grouped=p.HV != p.H, **packed)  # fmt: skip
+    grid = (min(programs, LIMIT), -(-programs // LIMIT)) if p.packed else (per_row, p.B)
     if programs * p.HV:
-        run(prepare, programs * p.HV, q, k, g, beta, A_log, dt_bias, tiles, o, chunk_table, p.T, per_row, p.H, p.HV,
+        run(prepare, (p.HV, *grid), q, k, g, beta, A_log, dt_bias, tiles, o, chunk_table, p.T, programs, p.H, p.HV,
             p.scale, p.lower_bound)  # fmt: skip
     chain = ChainConfig(p.K, p.V, h0=p.state_dtype, ht=p.final_state, v_first=p.state_v_first, **packed)
     h0 = None if x.initial_state is None else x.initial_state.contiguous()

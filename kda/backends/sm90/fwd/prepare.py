@@ -14,10 +14,11 @@ A program without a chunk clears its share of the rows of o that are no sequence
 
   barrier  arrivals  says
   0        256       sums of decays of each warp's rows are there
+  0        256       and those of the rows before them
   0        256       both operands are there
   1        128       A_kk is there
 
-  shared memory of K = 128: operands 16 + 8 KiB, sums 4.5, A_kk 4.5, TB 2
+  shared memory of K = 128: operands 16 + 8 KiB, sums 5, A_kk 4.5, TB 2
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from kda.compile.target import Target
 from ..configs import PAD, ROWS, WARPS, PrepareConfig
 from ..parts import fast
 from ..parts.copies import copy_16_bytes, load, load_one, pointers, store
-from ..parts.tile import C, Tile, in_narrow_rows, in_wide_rows
+from ..parts.tile import HALF, C, Tile, in_narrow_rows, in_wide_rows
 from ..parts.views import wide_view
 
 
@@ -47,10 +48,10 @@ class Prepare:
     def __call__(
         self, q: cute.Pointer, k: cute.Pointer, g: cute.Pointer, beta: cute.Pointer, A_log: cute.Pointer,
         dt_bias: cute.Pointer, tiles: cute.Pointer, o: cute.Pointer, table: cute.Pointer, T: Int32, chunks: Int32,
-        H: Int32, HV: Int32, scale: Float32, lower_bound: Float32, programs: Int32, stream,
+        H: Int32, HV: Int32, scale: Float32, lower_bound: Float32, grid_y: Int32, grid_z: Int32, stream,
     ):  # fmt: skip
         self.kernel(q, k, g, beta, A_log, dt_bias, tiles, o, table, T, chunks, H, HV, scale, lower_bound).launch(
-            grid=(programs, 1, 1), block=(32 * WARPS, 1, 1), stream=stream)  # fmt: skip
+            grid=(HV, grid_y, grid_z), block=(self.c.block, 1, 1), stream=stream)  # fmt: skip
 
     @cute.kernel
     def kernel(
@@ -59,18 +60,18 @@ class Prepare:
         H: Int32, HV: Int32, scale: Float32, lower_bound: Float32,
     ):  # fmt: skip
         K = self.c.K
-        program = cute.arch.block_idx()[0]
-        chunk, head = program // HV, program % HV
-        begin, rows = self.place(chunk, table, T, chunks)
+        head, y, z = cute.arch.block_idx()
+        chunk = z * cute.arch.grid_dim()[1] + y
+        begin, rows = self.place(chunk, y, z, table, T, chunks)
         if rows > 0:
             smem = SmemAllocator()
             rows_of_x = smem.allocate_array(BFloat16, 2 * C * K, byte_alignment=1024)   # [ka; qa]
             rows_of_y = smem.allocate_array(BFloat16, C * K, byte_alignment=1024)       # kb
-            sums = smem.allocate_array(Float32, (WARPS + 1) * K, byte_alignment=16)     # of each warp's rows; row 0
+            sums = smem.allocate_array(Float32, (WARPS + 2) * K, byte_alignment=16)     # of warps' rows; row 0; all
             A_kk = smem.allocate_array(Float32, C * PAD, byte_alignment=16)
             TB = smem.allocate_array(BFloat16, C * C, byte_alignment=16)
             b = smem.allocate_array(Float32, C, byte_alignment=16)
-            tile = tiles + Int64(program) * self.tile.bytes
+            tile = tiles + (Int64(chunk) * HV + head) * self.tile.bytes
 
             self.operands(q, k, g, beta, A_log, dt_bias, tile, rows_of_x, rows_of_y, sums, b, begin, rows, head, H, HV,
                           scale, lower_bound)  # fmt: skip
@@ -83,14 +84,14 @@ class Prepare:
             self.clear(o, begin, -rows, head, HV)
 
     @cute.jit
-    def place(self, chunk, table, T, chunks):
-        """First token and tokens of a chunk."""
+    def place(self, chunk, y, z, table, T, chunks):
+        """First token and tokens of a chunk; of a row of T tokens y is its number, of packed sequences `chunk`."""
         begin, rows = Int64(0), Int32(0)
         if cutlass.const_expr(self.c.packed):
-            begin, rows = load_one(table + 2 * chunk), Int32(load_one(table + 2 * chunk + 1))
+            if chunk < chunks:
+                begin, rows = load_one(table + 2 * chunk), Int32(load_one(table + 2 * chunk + 1))
         else:
-            skipped = chunk % chunks * C
-            begin, rows = Int64(chunk // chunks) * T + skipped, cutlass.min(T - skipped, C)
+            begin, rows = Int64(z) * T + y * C, cutlass.min(T - y * C, C)
         return begin, rows
 
     @cute.jit
@@ -108,87 +109,100 @@ class Prepare:
         self, q, k, g, beta, A_log, dt_bias, tile, rows_of_x, rows_of_y, sums, b, begin, rows, head, H, HV, scale,
         lower_bound,
     ):  # fmt: skip
-        c, K, E = self.c, self.c.K, self.c.K // 32
+        K, E = self.c.K, self.c.K // 32
         lane, warp = cute.arch.lane_idx(), cute.arch.make_warp_uniform(cute.arch.warp_idx())
         first, d = warp * ROWS, lane * E
-        of_q = head // (HV // H)
 
         # what this lane has of its rows; rows that are not there are the last one, without weight
-        raw_q, raw_k, raw_g = [], [], []
+        shared = head // (HV // H) if cutlass.const_expr(self.c.grouped) else head
+        q, k = q + (begin * H + shared) * K, k + (begin * H + shared) * K
+        g = g + (begin * HV + head) * K
+        raw_q, raw_k, raw_g, weight = [], [], [], []
         for r in cutlass.range_constexpr(ROWS):
-            token = begin + cutlass.min(first + r, rows - 1)
-            raw_q.append(load(q + (token * H + of_q) * K + d, E))
-            raw_k.append(load(k + (token * H + of_q) * K + d, E))
-            raw_g.append(load(g + (token * HV + head) * K + d, E))
+            row = cutlass.min(first + r, rows - 1)
+            raw_q.append(load(q + (row * (H * K) + d), E))
+            raw_k.append(load(k + (row * (H * K) + d), E))
+            raw_g.append(load(g + (row * (HV * K) + d), E))
+            weight.append(Float32(1.0) if first + r < rows else Float32(0.0))
         if warp == 0:
             b[lane] = self.step_size(beta, begin, rows, head, HV, lane)
+        gc = self.decays(raw_g, weight, A_log, dt_bias, head, d, lower_bound)
+        qs, ks = self.norms(raw_q, raw_k)
 
-        # gc: sums over the warp's rows, then over warps
+        # 2^gc = 2^x 2^(gc_first - half) and 2^(gc_last - gc) = 2^-x 2^(gc_last - gc_first + half)
+        before, row0, last = self.over_warps(gc, sums, warp, d)
+        half = lower_bound * Float32(-0.5 * fast.LOG2_E * (C - 1))
+        to_x, from_zero, to_last = [], [], []
+        for e in cutlass.range_constexpr(E):
+            to_x.append(before[e] - row0[e] + half)
+            from_zero.append(fast.exp2(row0[e] - half))
+            to_last.append(fast.exp2(last[e] - row0[e] + half))
+        operands = cute.recast_ptr(tile, dtype=BFloat16)
+        for r in cutlass.range_constexpr(ROWS):
+            of_q, of_k = qs[r] * (scale * weight[r]), ks[r] * weight[r]
+            ka, qa, kb = [], [], []
+            for e in cutlass.range_constexpr(E):
+                x = gc[r][e] + to_x[e]
+                up, down = fast.exp2(x), fast.exp2(-x)
+                kn = raw_k[r][e].to(Float32) * of_k
+                ka.append(kn * up)
+                qa.append(raw_q[r][e].to(Float32) * of_q * up)
+                kb.append(kn * down)
+            of_both = in_wide_rows(first + r, d, 2 * C) // 2
+            of_one = in_wide_rows(first + r, d, C) // 2
+            store(rows_of_x + of_both, ka)
+            store(rows_of_x + (of_both + C * HALF), qa)
+            store(rows_of_y + of_one, kb)
+            store(operands + of_both, times(ka, from_zero))
+            store(operands + (of_both + C * HALF), times(qa, from_zero))
+            store(operands + (of_one + self.tile.KG // 2), times(kb, to_last))
+        if warp == 0:
+            store(cute.recast_ptr(tile + self.tile.DECAY, dtype=Float32) + d, [fast.exp2(last[e]) for e in range(E)])
+        cute.arch.fence_proxy("async.shared", space="cta")
+        cute.arch.sync_threads()
+
+    @cute.jit
+    def decays(self, raw_g, weight, A_log, dt_bias, head, d, lower_bound):
+        """Sums of g2 over the warp's rows up to each of them."""
+        c, E = self.c, self.c.K // 32
         rate = Float32(1.0)
         if cutlass.const_expr(c.rate):
             rate = fast.finite(fast.exp2(load_one(A_log + head) * Float32(fast.LOG2_E)))
+        steep = -Float32(fast.LOG2_E) * rate
+        offset = [Float32(0.0)] * E
         if cutlass.const_expr(c.bias):
-            bias = load(dt_bias + (head * K + d), E)
+            bias = load(dt_bias + (head * c.K + d), E)
+            offset = [steep * bias[e] for e in range(E)]
         gc = []
         for r in cutlass.range_constexpr(ROWS):
-            row = []
+            row, bound = [], (Float32(fast.LOG2_E) * lower_bound) * weight[r]
             for e in cutlass.range_constexpr(E):
                 x = raw_g[r][e].to(Float32)
-                if cutlass.const_expr(c.bias):
-                    x += bias[e]
-                g2 = fast.log2_decay(x, rate, lower_bound, c.gate)
-                g2 = g2 if first + r < rows else Float32(0.0)
+                if cutlass.const_expr(c.gate == "given"):
+                    g2 = fast.at_least((Float32(fast.LOG2_E) * x) * weight[r], fast.FLOOR)
+                else:
+                    g2 = bound * fast.reciprocal(Float32(1.0) + fast.exp2(x * steep + offset[e]))
                 row.append(g2 + gc[r - 1][e] if cutlass.const_expr(r > 0) else g2)
             gc.append(row)
-        store(sums + warp * K + d, gc[ROWS - 1])
-        if warp == 0:
-            store(sums + WARPS * K + d, gc[0])
+        return gc
 
-        qs, ks = self.norms(raw_q, raw_k)
-        cute.arch.sync_threads()
-        before = [Float32(0.0)] * E
-        last = [Float32(0.0)] * E
-        for w in cutlass.range_constexpr(WARPS):
-            of_w = load(sums + w * K + d, E)
-            for e in cutlass.range_constexpr(E):
-                before[e] = before[e] + (of_w[e] if w < warp else Float32(0.0))
-                last[e] = last[e] + of_w[e]
-        row0 = load(sums + WARPS * K + d, E)
-
-        # 2^gc = (2^x 2^-half) 2^gc_first;  2^(gc_last - gc) = 2^-x 2^(gc_last - gc_first + half)
-        half = lower_bound * Float32(-0.5 * fast.LOG2_E * (C - 1))
-        back = fast.exp2(-half)
-        from_zero, to_last = [], []
-        for e in cutlass.range_constexpr(E):
-            from_zero.append(fast.exp2(row0[e]))
-            to_last.append(fast.exp2(last[e] - row0[e] + half))
-        for r in cutlass.range_constexpr(ROWS):
-            row = first + r
-            kE, qE, kg, ka, qa, kb = [], [], [], [], [], []
-            here = Float32(1.0) if row < rows else Float32(0.0)
-            of_q, of_k = qs[r] * (scale * here), ks[r] * here
-            for e in cutlass.range_constexpr(E):
-                x = gc[r][e] + before[e] - row0[e] + half
-                up, down = fast.exp2(x), fast.exp2(-x)
-                E_gc = (up * back) * from_zero[e]
-                qn, kn = raw_q[r][e].to(Float32) * of_q, raw_k[r][e].to(Float32) * of_k
-                kE.append(kn * E_gc)
-                qE.append(qn * E_gc)
-                kg.append(kn * (down * to_last[e]))
-                ka.append(kn * up)
-                qa.append(qn * up)
-                kb.append(kn * down)
-            store(rows_of_x + in_wide_rows(row, d, 2 * C) // 2, ka)
-            store(rows_of_x + in_wide_rows(C + row, d, 2 * C) // 2, qa)
-            store(rows_of_y + in_wide_rows(row, d, C) // 2, kb)
-            operands = cute.recast_ptr(tile, dtype=BFloat16)
-            store(operands + in_wide_rows(row, d, 2 * C) // 2, kE)
-            store(operands + in_wide_rows(C + row, d, 2 * C) // 2, qE)
-            store(operands + (self.tile.KG + in_wide_rows(row, d, C)) // 2, kg)
+    @cute.jit
+    def over_warps(self, gc, sums, warp, d):
+        """The sums of the warps before this one, g2 of row 0, and gc_last."""
+        K, E, thread = self.c.K, self.c.K // 32, cute.arch.thread_idx()[0]
+        store(sums + (warp * K + d), gc[ROWS - 1])
         if warp == 0:
-            store(cute.recast_ptr(tile + self.tile.DECAY, dtype=Float32) + d, [fast.exp2(x) for x in last])
-        cute.arch.fence_proxy("async.shared", space="cta")
+            store(sums + (WARPS * K + d), gc[0])
         cute.arch.sync_threads()
+        if thread < K:                                                         # a channel: sums before each warp
+            total = Float32(0.0)
+            for w in cutlass.range_constexpr(WARPS):
+                own = load_one(sums + (w * K + thread))
+                store(sums + (w * K + thread), [total])
+                total += own
+            store(sums + ((WARPS + 1) * K + thread), [total])
+        cute.arch.sync_threads()
+        return load(sums + (warp * K + d), E), load(sums + (WARPS * K + d), E), load(sums + ((WARPS + 1) * K + d), E)
 
     @cute.jit
     def step_size(self, beta, begin, rows, head, HV, row):
@@ -208,8 +222,21 @@ class Prepare:
                     x = rows[r][e].to(Float32)
                     total += x * x
                 squares.append(total)
-        found = [fast.rsqrt(cute.arch.warp_reduction_sum(x) + Float32(fast.NORM_EPS)) for x in squares]
-        return found[:ROWS], found[ROWS:]
+        # Eight sums over 32 lanes: lanes share them out, halving what each goes on with, then hand them round.
+        lane, width = cute.arch.lane_idx(), len(squares) // 2
+        for far in (16, 8, 4):
+            upper, mine = lane & far, []
+            for i in cutlass.range_constexpr(width):
+                low, high = squares[i], squares[i + width]
+                kept, sent = (high if upper != 0 else low), (low if upper != 0 else high)
+                mine.append(kept + cute.arch.shuffle_sync_bfly(sent, far))
+            squares, width = mine, width // 2
+        total = squares[0]
+        for far in (2, 1):
+            total += cute.arch.shuffle_sync_bfly(total, far)
+        found = fast.rsqrt(total + Float32(fast.NORM_EPS))
+        each = [cute.arch.shuffle_sync(found, 4 * i) for i in range(2 * ROWS)]
+        return each[:ROWS], each[ROWS:]
 
     @cute.jit
     def product(self, rows_of_x, rows_of_y, A_kk, b, tile):
@@ -233,10 +260,13 @@ class Prepare:
         warpgroup.commit_group()
         warpgroup.wait_group(0)
         flat, where = cute.coalesce(acc), at
-        if thread < 64:
-            for i in cutlass.range_constexpr(cute.size(acc)):
+        if thread < 2 * C:
+            for i in cutlass.range_constexpr(0, cute.size(acc), 2):
                 row, column = where[i]
-                A_kk[row * PAD + column] = flat[i] * b[row] if column < row else Float32(0.0)
+                of_row = b[row]
+                pair = [flat[i] * of_row if column < row else Float32(0.0),
+                        flat[i + 1] * of_row if column + 1 < row else Float32(0.0)]  # fmt: skip
+                store(A_kk + (row * PAD + column), pair)
         else:
             A_qk = cute.recast_ptr(tile + self.tile.A_qk, dtype=BFloat16)
             for i in cutlass.range_constexpr(0, cute.size(acc), 2):
@@ -265,7 +295,12 @@ class Prepare:
             copy_16_bytes(TB + (i * 32 + lane) * 8, to + (i * 32 + lane) * 8)
 
 
+@cute.jit
+def times(x, y):
+    return [a * b for a, b in zip(x, y)]
+
+
 def build(c: PrepareConfig, target: Target) -> cutedsl.Compiled:
     x = pointers(f"bfloat16 bfloat16 {c.g_dtype} {c.beta_dtype} float32 float32 uint8 bfloat16 int64")
-    numbers = [Int32(1)] * 4 + [Float32(1)] * 2 + [Int32(1)]
+    numbers = [Int32(1)] * 4 + [Float32(1)] * 2 + [Int32(1)] * 2
     return cutedsl.compile(Prepare(c), *x, *numbers, cutedsl.fake_stream(), target=target)

@@ -1,6 +1,5 @@
 """Single instructions; all flush denormals to zero."""
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
 
@@ -35,16 +34,6 @@ def at_least(x, low):
 @cute.jit
 def sigmoid(x):
     return reciprocal(Float32(1.0) + exp2(Float32(-LOG2_E) * x))
-
-
-@cute.jit
-def log2_decay(x, rate, lower_bound, gate: cutlass.Constexpr):
-    """g2 of logits (bias added), or of given decays."""
-    if cutlass.const_expr(gate == "given"):
-        g2 = Float32(LOG2_E) * x
-    else:
-        g2 = (Float32(LOG2_E) * lower_bound) * sigmoid(rate * x)
-    return at_least(g2, FLOOR)
 
 
 @cute.jit

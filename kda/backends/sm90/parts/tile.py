@@ -50,13 +50,14 @@ class Tile:
         return -(-(self.DECAY + 4 * self.K) // 1024) * 1024
 
 
+# Shifts and masks: a compiler does not know that numbers of threads are not negative.
 def in_wide_rows(row, channel, rows: int):
     """Bytes to a channel of a tile with `rows` rows of 128 bytes: 16-byte pieces change places within eight rows."""
-    piece = channel % HALF // 8 ^ row % 8
-    return channel // HALF * (rows * 128) + row * 128 + piece * 16 + channel % 8 * BF16
+    piece = (channel & HALF - 1) >> 3 ^ row & 7
+    return (channel >> 6) * (rows * 128) + row * 128 + piece * 16 + (channel & 7) * BF16
 
 
 def in_narrow_rows(row, column):
     """The same for rows of 64 bytes."""
-    piece = column // 8 ^ row // 2 % 4
-    return row * 64 + piece * 16 + column % 8 * BF16
+    piece = column >> 3 ^ row >> 1 & 3
+    return row * 64 + piece * 16 + (column & 7) * BF16
