@@ -4,6 +4,8 @@ The backend is not offered to callers yet (it has no capability.py): what is her
 """
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import torch
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 from kda.backends.sm90 import launch
+from kda.backends.sm90.configs import ChainConfig, PrepareConfig
 from kda.simulator import capture
 from kda.verify.budget import Rounding
 from kda.verify.cases import make_inputs
@@ -112,17 +115,16 @@ def test_alone_and_packed_have_the_same_bits():
         start += length
 
 
-def test_kernels_take_the_shared_memory_that_their_configurations_say():
-    """As the DSL counts it where it launches them itself."""
-    case = make_inputs(T=33, H=1, K=128, V=128, gate="bounded")
-    _, session = called(case)
-    assert len(session.runs) == 2
+@pytest.mark.parametrize("kind", [PrepareConfig, ChainConfig], ids=lambda kind: kind.__name__)
+def test_kernels_take_the_shared_memory_that_their_configurations_say(kind, monkeypatch):
+    """With 16 bytes less they reach beyond it."""
+    enough = kind.shared.fget
+    monkeypatch.setattr(kind, "shared", property(lambda config: enough(config) - 16))
+    _, session = called(make_inputs(T=200, H=1, K=64, V=64, gate="bounded"))
+    assert any(finding.kind == "out-of-bounds" for finding in session.findings)
 
 
 def test_a_kernel_that_was_kept_needs_no_dsl(tmp_path, monkeypatch):
-    import subprocess
-    import sys
-
     code = (
         "import sys; from kda.backends.sm90 import launch; from kda.backends.sm90.configs import TablesConfig; "
         "k = launch.kernel(TablesConfig('int32')); print('cutlass' in sys.modules, k.registers > 0)"

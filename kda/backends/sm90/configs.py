@@ -10,6 +10,7 @@ from .parts.tile import C, Tile
 WARPS = 8
 ROWS = C // WARPS                            # of a warp
 PAD = C + 4                                  # floats of a row of A_kk
+BLOCKS = 3                                   # at once on an SM: 80 registers
 # chain
 COLUMNS = 64                                 # of the state, in one warpgroup
 PITCH = COLUMNS + 8                          # elements between rows of v and o: eight rows lie in other banks

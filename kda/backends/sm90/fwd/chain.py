@@ -188,14 +188,16 @@ class Chain:
         """S from or to its columns of one of many states in memory."""
         c, flat = self.c, cute.coalesce(S)
         lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
-        for i in cutlass.range_constexpr(c.K // 2):
-            d = i // 4 * 8 + lane % 4 * 2 + i % 2
-            e = part * COLUMNS + warp * 16 + lane // 4 + i // 2 % 2 * 8
-            at = Int64(number) * (c.K * c.V) + (e * c.K + d if cutlass.const_expr(c.v_first) else d * c.V + e)
-            if cutlass.const_expr(to_memory):
-                store(x + at, [flat[i]])
-            else:
-                flat[i] = load_one(x + at).to(Float32)
+        x = x + Int64(number) * (c.K * c.V)
+        for block in cutlass.range_constexpr(c.K // 8):
+            for i in cutlass.range_constexpr(4):
+                d = block * 8 + lane % 4 * 2 + i % 2
+                e = part * COLUMNS + warp * 16 + lane // 4 + i // 2 * 8
+                at = e * c.K + d if cutlass.const_expr(c.v_first) else d * c.V + e
+                if cutlass.const_expr(to_memory):
+                    store(x + at, [flat[block * 4 + i]])
+                else:
+                    flat[block * 4 + i] = load_one(x + at).to(Float32)
 
 
 @cute.jit
@@ -216,8 +218,9 @@ def rounded(mma, acc, k: cutlass.Constexpr):
     """An accumulator (64, k) as the operand from registers of the next product: the order of elements is the same."""
     operand = cute.make_rmem_tensor(mma.partition_shape_A((COLUMNS, k)), BFloat16)
     to, x = cute.coalesce(operand), cute.coalesce(acc)
-    for i in cutlass.range_constexpr(k // 2):
-        to[i] = x[i].to(BFloat16)
+    for block in cutlass.range_constexpr(k // 8):
+        for i in cutlass.range_constexpr(4):
+            to[block * 4 + i] = x[block * 4 + i].to(BFloat16)
     return operand
 
 

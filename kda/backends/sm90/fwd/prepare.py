@@ -32,7 +32,7 @@ from cutlass.memory import SmemAllocator
 from kda.compile import cutedsl
 from kda.compile.target import Target
 
-from ..configs import PAD, ROWS, WARPS, PrepareConfig
+from ..configs import BLOCKS, PAD, ROWS, WARPS, PrepareConfig
 from ..parts import fast
 from ..parts.copies import copy_16_bytes, load, load_one, pointers, store
 from ..parts.tile import HALF, C, Tile, in_narrow_rows, in_wide_rows
@@ -51,7 +51,8 @@ class Prepare:
         H: Int32, HV: Int32, scale: Float32, lower_bound: Float32, grid_y: Int32, grid_z: Int32, stream,
     ):  # fmt: skip
         self.kernel(q, k, g, beta, A_log, dt_bias, tiles, o, table, T, chunks, H, HV, scale, lower_bound).launch(
-            grid=(HV, grid_y, grid_z), block=(self.c.block, 1, 1), stream=stream)  # fmt: skip
+            grid=(HV, grid_y, grid_z), block=(self.c.block, 1, 1), min_blocks_per_mp=BLOCKS, stream=stream,
+            preferred_smem_carveout=50)  # without it the DSL asks the driver
 
     @cute.kernel
     def kernel(
