@@ -59,6 +59,10 @@ OPTIONS = {
     "given beta": dict(T=40, beta="given"),
     "gates that forget": dict(T=100, regime="fast"),
     "one token": dict(T=1),
+    "softplus gate": dict(T=100, gate="softplus"),
+    "softplus gate that forgets, packed": dict(gate="softplus", regime="fast", HV=2, **RAGGED),
+    "given decays, no l2norm": dict(T=70, gate="given", l2norm=False),
+    "bounded gate, no l2norm, K = V = 64": dict(T=40, K=64, V=64, l2norm=False),
 }
 
 
@@ -67,9 +71,10 @@ def test_a_call_is_the_definition(name):
     check(make_inputs(**dict(H=1, K=128, V=128, gate="bounded") | OPTIONS[name]))
 
 
+@pytest.mark.parametrize("gate", ["bounded", "softplus"])
 @pytest.mark.parametrize("schedule", [1, 2, 3])
-def test_any_order_of_warps_gives_the_same_bits(schedule):
-    case = make_inputs(H=1, HV=2, K=128, V=128, gate="bounded", **RAGGED)
+def test_any_order_of_warps_gives_the_same_bits(schedule, gate):
+    case = make_inputs(H=1, HV=2, K=128, V=128, gate=gate, **RAGGED)
     (expected, _), (found, session) = called(case), called(case, schedule=schedule, early=True)
     assert not session.findings
     assert all(torch.equal(found[name], expected[name]) for name in found)
@@ -84,13 +89,15 @@ def test_any_order_of_warps_gives_the_same_bits(schedule):
     "identical keys": dict(k=lambda x: x[:, :1].expand(x.shape).contiguous(), g=lambda x: torch.full_like(x, -30.0)),
     "keys and values of 2^12": dict(k=lambda x: 4096 * x, v=lambda x: 4096 * x),
 }.items())  # fmt: skip
-def test_gates_and_keys_at_their_limits_are_the_definition(name, change):
-    found = check(changed(make_inputs(T=70, H=1, K=128, V=128, gate="bounded"), **change))
+@pytest.mark.parametrize("gate", ["bounded", "softplus"])
+def test_gates_and_keys_at_their_limits_are_the_definition(gate, name, change):
+    found = check(changed(make_inputs(T=70, H=1, K=128, V=128, gate=gate), **change))
     assert all(x.isfinite().all() for x in found.values())
 
 
-def test_no_output_depends_on_later_tokens():
-    case = make_inputs(T=70, H=1, K=128, V=128, gate="bounded")
+@pytest.mark.parametrize("gate", ["bounded", "softplus"])
+def test_no_output_depends_on_later_tokens(gate):
+    case = make_inputs(T=70, H=1, K=128, V=128, gate=gate)
     found = called(case)[0]["o"]
     for t in (1, 9, 31, 32, 50):
         def later(x, t=t):

@@ -9,8 +9,9 @@ from .parts.tile import C, Tile
 # prepare
 WARPS = 8
 ROWS = C // WARPS                            # of a warp
+LEVELS = C.bit_length() - 1                  # of halving
+BOUND = -5.02                                # gates that block takes: 31 rows of it are 2^-224
 PAD = C + 4                                  # floats of a row of A_kk
-BLOCKS = 3                                   # at once on an SM: 80 registers
 # chain
 COLUMNS = 64                                 # of the state, in one warpgroup
 PITCH = COLUMNS + 8                          # elements between rows of v and o: eight rows lie in other banks
@@ -24,7 +25,9 @@ LIMIT = 65535                                # of grids in y and z
 class PrepareConfig:
     K: int
     V: int
-    gate: str                                # "bounded", or "given" with a lower bound that the caller promises
+    gate: str                                # "bounded", "softplus", "given"
+    block: bool                              # all C rows at once: a bounded gate, normalised q and k
+    norm: bool
     rate: bool                               # A_log is there
     bias: bool
     beta: str                                # "given", "sigmoid", "2*sigmoid"
@@ -34,12 +37,22 @@ class PrepareConfig:
     beta_dtype: str
 
     @property
-    def block(self) -> int:
+    def threads(self) -> int:
         return 32 * WARPS
 
     @property
+    def on_an_sm(self) -> int:
+        """CTAs at once: 80 registers, or 128."""
+        return 3 if self.block else 2
+
+    @property
+    def rows_of_y(self) -> int:
+        """k under the decay before each row, or a second buffer of both."""
+        return C if self.block else 2 * C
+
+    @property
     def shared(self) -> int:
-        operands = 3 * C * self.K * 2
+        operands = (2 * C + self.rows_of_y) * self.K * 2
         sums = 4 * (WARPS + 2) * self.K
         return operands + sums + 4 * C * PAD + 2 * C * C + 4 * C
 
@@ -55,7 +68,7 @@ class ChainConfig:
     stages: int = 6
 
     @property
-    def block(self) -> int:
+    def threads(self) -> int:
         return 160
 
     @property
@@ -69,7 +82,7 @@ class TablesConfig:
     dtype: str                               # of cu_seqlens
 
     @property
-    def block(self) -> int:
+    def threads(self) -> int:
         return THREADS
 
     @property

@@ -14,7 +14,7 @@ from kda.compile.kernel import Kernel
 from kda.compile.target import parse
 from kda.problem import Inputs, Problem
 
-from .configs import COLUMNS, LIMIT, RUN, ChainConfig, PrepareConfig, TablesConfig
+from .configs import BOUND, COLUMNS, LIMIT, RUN, ChainConfig, PrepareConfig, TablesConfig
 from .parts.tile import C, Tile
 
 Tensor = torch.Tensor
@@ -38,12 +38,11 @@ def source() -> str:
 
 
 def run(config: TablesConfig | PrepareConfig | ChainConfig, grid: int | tuple[int, ...], *args: object) -> None:
-    kernel(config).launch(grid, *args, block=config.block, dynamic_shared=config.shared)
+    kernel(config).launch(grid, *args, block=config.threads, dynamic_shared=config.shared)
 
 
 def forward(p: Problem, x: Inputs) -> Outputs:
     device = x.q.device
-    packed = {"packed": p.packed}
     chunks = p.T // C + p.N if p.packed else p.B * -(-p.T // C)              # the most there can be
     o = torch.empty(p.B, p.T, p.HV, p.V, dtype=x.q.dtype, device=device)
     states = (p.N, p.HV, p.V, p.K) if p.state_v_first else (p.N, p.HV, p.K, p.V)
@@ -60,13 +59,16 @@ def forward(p: Problem, x: Inputs) -> Outputs:
     q, k, v, g, beta = (t.contiguous() for t in (x.q, x.k, x.v, x.g, x.beta))
     A_log, dt_bias = (t if t is None else t.to(torch.float32).contiguous() for t in (x.A_log, x.dt_bias))
     per_row = -(-p.T // C)
-    prepare = PrepareConfig(p.K, p.V, p.gate, p.A_log, p.dt_bias, p.beta, g_dtype=p.g_dtype, beta_dtype=p.beta_dtype,
-                            grouped=p.HV != p.H, **packed)  # fmt: skip
+    prepare = PrepareConfig(
+        p.K, p.V, p.gate, block=p.gate == "bounded" and p.lower_bound >= BOUND and p.qk_l2norm, norm=p.qk_l2norm,
+        rate=p.A_log, bias=p.dt_bias, beta=p.beta, packed=p.packed, grouped=p.HV != p.H, g_dtype=p.g_dtype,
+        beta_dtype=p.beta_dtype,
+    )  # fmt: skip
     grid = (min(programs, LIMIT), -(-programs // LIMIT)) if p.packed else (per_row, p.B)
     if programs * p.HV:
         run(prepare, (p.HV, *grid), q, k, g, beta, A_log, dt_bias, tiles, o, chunk_table, p.T, programs, p.H, p.HV,
-            p.scale, p.lower_bound)  # fmt: skip
-    chain = ChainConfig(p.K, p.V, h0=p.state_dtype, ht=p.final_state, v_first=p.state_v_first, **packed)
+            p.scale, p.lower_bound or 0.0)  # fmt: skip
+    chain = ChainConfig(p.K, p.V, h0=p.state_dtype, ht=p.final_state, v_first=p.state_v_first, packed=p.packed)
     h0 = None if x.initial_state is None else x.initial_state.contiguous()
     if p.N:
         run(chain, (p.V // COLUMNS, p.HV, p.N), tiles, v, h0, o, ht, sequences, p.T, per_row, p.HV)

@@ -45,7 +45,7 @@ class Chain:
         table: cute.Pointer, T: Int32, chunks: Int32, HV: Int32, N: Int32, stream,
     ):  # fmt: skip
         self.kernel(tiles, v, h0, o, ht, table, T, chunks, HV).launch(
-            grid=(self.c.V // COLUMNS, HV, N), block=(self.c.block, 1, 1), stream=stream)  # fmt: skip
+            grid=(self.c.V // COLUMNS, HV, N), block=(self.c.threads, 1, 1), stream=stream)  # fmt: skip
 
     @cute.kernel
     def kernel(

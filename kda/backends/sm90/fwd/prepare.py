@@ -2,6 +2,7 @@
 
   gc = cumsum(g2);  x = gc - gc_first + half,  half the bits that a bounded gate lets 31 rows decay by
   [A_kk / b; A_qk] = [kn 2^x; scale qn 2^x] @ (kn 2^-x)^T      one product, both factors within what bfloat16 holds
+                     other gates: by halving, six products     of factors that are at most 1 (`by_halving`)
   TB = (I + A_kk)^-1 b                                         by substitution, float32
   kn 2^gc, scale qn 2^gc, kn 2^(gc_last - gc)                  out of the same two exponentials of an element
 
@@ -18,7 +19,7 @@ A program without a chunk clears its share of the rows of o that are no sequence
   0        256       both operands are there
   1        128       A_kk is there
 
-  shared memory of K = 128: operands 16 + 8 KiB, sums 5, A_kk 4.5, TB 2
+  shared memory of K = 128: operands 16 + 8 KiB (by halving twice 16), sums 5, A_kk 4.5, TB 2
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from cutlass.memory import SmemAllocator
 from kda.compile import cutedsl
 from kda.compile.target import Target
 
-from ..configs import BLOCKS, PAD, ROWS, WARPS, PrepareConfig
+from ..configs import LEVELS, PAD, ROWS, WARPS, PrepareConfig
 from ..parts import fast
 from ..parts.copies import copy_16_bytes, load, load_one, pointers, store
 from ..parts.tile import HALF, C, Tile, in_narrow_rows, in_wide_rows
@@ -51,7 +52,7 @@ class Prepare:
         H: Int32, HV: Int32, scale: Float32, lower_bound: Float32, grid_y: Int32, grid_z: Int32, stream,
     ):  # fmt: skip
         self.kernel(q, k, g, beta, A_log, dt_bias, tiles, o, table, T, chunks, H, HV, scale, lower_bound).launch(
-            grid=(HV, grid_y, grid_z), block=(self.c.block, 1, 1), min_blocks_per_mp=BLOCKS, stream=stream,
+            grid=(HV, grid_y, grid_z), block=(self.c.threads, 1, 1), min_blocks_per_mp=self.c.on_an_sm, stream=stream,
             preferred_smem_carveout=50)  # without it the DSL asks the driver
 
     @cute.kernel
@@ -66,18 +67,26 @@ class Prepare:
         begin, rows = self.place(chunk, y, z, table, T, chunks)
         if rows > 0:
             smem = SmemAllocator()
-            rows_of_x = smem.allocate_array(BFloat16, 2 * C * K, byte_alignment=1024)   # [ka; qa]
-            rows_of_y = smem.allocate_array(BFloat16, C * K, byte_alignment=1024)       # kb
+            rows_of_x = smem.allocate_array(BFloat16, 2 * C * K, byte_alignment=1024)   # [k; q] under a decay
+            rows_of_y = smem.allocate_array(BFloat16, self.c.rows_of_y * K, byte_alignment=1024)
             sums = smem.allocate_array(Float32, (WARPS + 2) * K, byte_alignment=16)     # of warps' rows; row 0; all
             A_kk = smem.allocate_array(Float32, C * PAD, byte_alignment=16)
             TB = smem.allocate_array(BFloat16, C * C, byte_alignment=16)
             b = smem.allocate_array(Float32, C, byte_alignment=16)
             tile = tiles + (Int64(chunk) * HV + head) * self.tile.bytes
 
-            self.operands(q, k, g, beta, A_log, dt_bias, tile, rows_of_x, rows_of_y, sums, b, begin, rows, head, H, HV,
-                          scale, lower_bound)  # fmt: skip
+            if cute.arch.warp_idx() == 0:
+                b[cute.arch.lane_idx()] = self.step_size(beta, begin, rows, head, HV, cute.arch.lane_idx())
+            own = self.rows(q, k, g, A_log, dt_bias, begin, rows, head, H, HV, scale, lower_bound)
+            acc = accumulator(self.product())
+            if cutlass.const_expr(self.c.block):
+                self.at_once(*own, sums, rows_of_x, rows_of_y, tile, lower_bound)
+                if cute.arch.warp_idx() < 4:
+                    multiply(self.product(), acc, wide_view(rows_of_x, 2 * C, K), wide_view(rows_of_y, C, K))
+            else:
+                self.by_halving(*own, sums, rows_of_x, tile, acc)
             if cute.arch.warp_idx() < 4:
-                self.product(rows_of_x, rows_of_y, A_kk, b, tile)
+                self.matrices(acc, A_kk, b, tile)
                 cute.arch.barrier(barrier_id=1, number_of_threads=128)
                 if cute.arch.warp_idx() == 0:
                     self.inverse(A_kk, TB, b, tile)
@@ -106,61 +115,118 @@ class Prepare:
                 store(o + ((begin + row) * HV + head) * V + cute.arch.lane_idx() * (V // 32), zero)
 
     @cute.jit
-    def operands(
-        self, q, k, g, beta, A_log, dt_bias, tile, rows_of_x, rows_of_y, sums, b, begin, rows, head, H, HV, scale,
-        lower_bound,
-    ):  # fmt: skip
+    def rows(self, q, k, g, A_log, dt_bias, begin, rows, head, H, HV, scale, lower_bound):
+        """scale qn, kn and the sums of g2 up to each, of this lane's channels in the warp's rows."""
         K, E = self.c.K, self.c.K // 32
         lane, warp = cute.arch.lane_idx(), cute.arch.make_warp_uniform(cute.arch.warp_idx())
         first, d = warp * ROWS, lane * E
-
-        # what this lane has of its rows; rows that are not there are the last one, without weight
         shared = head // (HV // H) if cutlass.const_expr(self.c.grouped) else head
         q, k = q + (begin * H + shared) * K, k + (begin * H + shared) * K
         g = g + (begin * HV + head) * K
         raw_q, raw_k, raw_g, weight = [], [], [], []
         for r in cutlass.range_constexpr(ROWS):
-            row = cutlass.min(first + r, rows - 1)
+            row = cutlass.min(first + r, rows - 1)                             # rows that are not there: the last one,
             raw_q.append(load(q + (row * (H * K) + d), E))
             raw_k.append(load(k + (row * (H * K) + d), E))
             raw_g.append(load(g + (row * (HV * K) + d), E))
-            weight.append(Float32(1.0) if first + r < rows else Float32(0.0))
-        if warp == 0:
-            b[lane] = self.step_size(beta, begin, rows, head, HV, lane)
+            weight.append(Float32(1.0) if first + r < rows else Float32(0.0))  # without weight
         gc = self.decays(raw_g, weight, A_log, dt_bias, head, d, lower_bound)
-        qs, ks = self.norms(raw_q, raw_k)
-
-        # 2^gc = 2^x 2^(gc_first - half) and 2^(gc_last - gc) = 2^-x 2^(gc_last - gc_first + half)
-        before, row0, last = self.over_warps(gc, sums, warp, d)
-        half = lower_bound * Float32(-0.5 * fast.LOG2_E * (C - 1))
-        to_x, from_zero, to_last = [], [], []
-        for e in cutlass.range_constexpr(E):
-            to_x.append(before[e] - row0[e] + half)
-            from_zero.append(fast.exp2(row0[e] - half))
-            to_last.append(fast.exp2(last[e] - row0[e] + half))
-        operands = cute.recast_ptr(tile, dtype=BFloat16)
+        qs, ks = [Float32(1.0)] * ROWS, [Float32(1.0)] * ROWS
+        if cutlass.const_expr(self.c.norm):
+            qs, ks = self.norms(raw_q, raw_k)
+        qn, kn = [], []
         for r in cutlass.range_constexpr(ROWS):
             of_q, of_k = qs[r] * (scale * weight[r]), ks[r] * weight[r]
+            qn.append([raw_q[r][e].to(Float32) * of_q for e in range(E)])
+            kn.append([raw_k[r][e].to(Float32) * of_k for e in range(E)])
+        return qn, kn, gc
+
+    @cute.jit
+    def at_once(self, qn, kn, gc, sums, rows_of_x, rows_of_y, tile, lower_bound):
+        """Operands of the one product of a bounded gate, and from them those of the chain."""
+        E, d, first = self.c.K // 32, self.c.K // 32 * cute.arch.lane_idx(), ROWS * warp_number()
+        before, row0, last = self.over_warps(gc, sums, d)
+        half = lower_bound * Float32(-0.5 * fast.LOG2_E * (C - 1))
+        # 2^gc = 2^x 2^(gc_first - half) and 2^(gc_last - gc) = 2^-x 2^(gc_last - gc_first + half)
+        to_x = [before[e] - row0[e] + half for e in range(E)]
+        from_zero = [fast.exp2(row0[e] - half) for e in range(E)]
+        to_last = [fast.exp2(last[e] - row0[e] + half) for e in range(E)]
+        for r in cutlass.range_constexpr(ROWS):
             ka, qa, kb = [], [], []
             for e in cutlass.range_constexpr(E):
                 x = gc[r][e] + to_x[e]
                 up, down = fast.exp2(x), fast.exp2(-x)
-                kn = raw_k[r][e].to(Float32) * of_k
-                ka.append(kn * up)
-                qa.append(raw_q[r][e].to(Float32) * of_q * up)
-                kb.append(kn * down)
+                ka.append(kn[r][e] * up)
+                qa.append(qn[r][e] * up)
+                kb.append(kn[r][e] * down)
             of_both = in_wide_rows(first + r, d, 2 * C) // 2
-            of_one = in_wide_rows(first + r, d, C) // 2
             store(rows_of_x + of_both, ka)
             store(rows_of_x + (of_both + C * HALF), qa)
-            store(rows_of_y + of_one, kb)
-            store(operands + of_both, times(ka, from_zero))
-            store(operands + (of_both + C * HALF), times(qa, from_zero))
-            store(operands + (of_one + self.tile.KG // 2), times(kb, to_last))
-        if warp == 0:
-            store(cute.recast_ptr(tile + self.tile.DECAY, dtype=Float32) + d, [fast.exp2(last[e]) for e in range(E)])
+            store(rows_of_y + in_wide_rows(first + r, d, C) // 2, kb)
+            self.to_tile(tile, first + r, d, times(ka, from_zero), times(qa, from_zero), times(kb, to_last))
+        self.keep_last(tile, last, d)
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_threads()
+
+    @cute.jit
+    def by_halving(self, qn, kn, gc, sums, rows_of_x, tile, acc):
+        """Any gate, no exponent above 0: for blocks of 2S rows, S = 16 .. 1, a product of rows under the decay to or
+        from the block's cut, of which the pairs across it count; then one without decay for the diagonal."""
+        E, d, first = self.c.K // 32, self.c.K // 32 * cute.arch.lane_idx(), ROWS * warp_number()
+        before, _, last = self.over_warps(gc, sums, d)
+        for r in cutlass.range_constexpr(ROWS):
+            from_zero = [fast.exp2(gc[r][e] + before[e]) for e in range(E)]
+            to_last = [fast.exp2(last[e] - (gc[r][e] + before[e])) for e in range(E)]
+            self.to_tile(tile, first + r, d, times(kn[r], from_zero), times(qn[r], from_zero), times(kn[r], to_last))
+        self.keep_last(tile, last, d)
+        acc.fill(0.0)
+        for step in cutlass.range_constexpr(LEVELS + 1):
+            level = LEVELS - 1 - step
+            buffer = rows_of_x + step % 2 * (2 * C * self.c.K)
+            for r in cutlass.range_constexpr(ROWS):
+                decay = self.to_cut(gc, before, sums, r, level, d)
+                of_both = in_wide_rows(first + r, d, 2 * C) // 2
+                store(buffer + of_both, times(kn[r], decay))
+                store(buffer + (of_both + C * HALF), times(qn[r], decay))
+            cute.arch.fence_proxy("async.shared", space="cta")
+            cute.arch.sync_threads()                                           # the other buffer was read, too
+            if warp_number() < 4:
+                both = wide_view(buffer, 2 * C, self.c.K)
+                found = accumulator(self.product())
+                multiply(self.product(), found, both, cute.local_tile(both, (C, self.c.K), (0, 0)))
+                at = self.places()
+                for i in cutlass.range_constexpr(cute.size(acc)):
+                    row, column = at[i]
+                    apart = (row & C - 1) ^ column
+                    counts = apart == 0 if cutlass.const_expr(level < 0) else apart >> level == 1
+                    acc[i] = acc[i] + (found[i] if counts else Float32(0.0))
+
+    @cute.jit
+    def to_cut(self, gc, before, sums, r: cutlass.Constexpr, level: cutlass.Constexpr, d):
+        """2^-|gc - gc_cut| of a row, gc_cut of the last row of the first half of its block of 2^(level+1) rows."""
+        E = self.c.K // 32
+        if cutlass.const_expr(level < 0):
+            return [Float32(1.0)] * E
+        if cutlass.const_expr(level < 2):                                      # among the warp's own rows
+            cut = gc[r & 2] if cutlass.const_expr(level == 0) else gc[1]
+            return [fast.exp2(fast.distance(gc[r][e], cut[e])) for e in range(E)]
+        warps = 1 << level - 2                                                 # of a half
+        end = load(sums + ((warp_number() & -2 * warps) + warps) * self.c.K + d, E)
+        return [fast.exp2(fast.distance(gc[r][e] + before[e], end[e])) for e in range(E)]
+
+    @cute.jit
+    def to_tile(self, tile, row, d, kE, qE, kg):
+        operands = cute.recast_ptr(tile, dtype=BFloat16)
+        of_both = in_wide_rows(row, d, 2 * C) // 2
+        store(operands + of_both, kE)
+        store(operands + (of_both + C * HALF), qE)
+        store(operands + (in_wide_rows(row, d, C) // 2 + self.tile.KG // 2), kg)
+
+    @cute.jit
+    def keep_last(self, tile, last, d):
+        if warp_number() == 0:
+            decay = [fast.exp2(last[e]) for e in range(self.c.K // 32)]
+            store(cute.recast_ptr(tile + self.tile.DECAY, dtype=Float32) + d, decay)
 
     @cute.jit
     def decays(self, raw_g, weight, A_log, dt_bias, head, d, lower_bound):
@@ -169,28 +235,37 @@ class Prepare:
         rate = Float32(1.0)
         if cutlass.const_expr(c.rate):
             rate = fast.finite(fast.exp2(load_one(A_log + head) * Float32(fast.LOG2_E)))
-        steep = -Float32(fast.LOG2_E) * rate
-        offset = [Float32(0.0)] * E
         if cutlass.const_expr(c.bias):
             bias = load(dt_bias + (head * c.K + d), E)
-            offset = [steep * bias[e] for e in range(E)]
         gc = []
         for r in cutlass.range_constexpr(ROWS):
-            row, bound = [], (Float32(fast.LOG2_E) * lower_bound) * weight[r]
+            row = []
             for e in cutlass.range_constexpr(E):
                 x = raw_g[r][e].to(Float32)
-                if cutlass.const_expr(c.gate == "given"):
-                    g2 = fast.at_least((Float32(fast.LOG2_E) * x) * weight[r], fast.FLOOR)
-                else:
-                    g2 = bound * fast.reciprocal(Float32(1.0) + fast.exp2(x * steep + offset[e]))
+                if cutlass.const_expr(c.bias):
+                    x += bias[e]
+                g2 = self.log2_decay(x, rate, lower_bound, weight[r])
                 row.append(g2 + gc[r - 1][e] if cutlass.const_expr(r > 0) else g2)
             gc.append(row)
         return gc
 
     @cute.jit
-    def over_warps(self, gc, sums, warp, d):
-        """The sums of the warps before this one, g2 of row 0, and gc_last."""
-        K, E, thread = self.c.K, self.c.K // 32, cute.arch.thread_idx()[0]
+    def log2_decay(self, x, rate, lower_bound, weight):
+        """g2 of logits (bias added), or of given decays; 0 in a row without weight."""
+        gate = self.c.gate
+        if cutlass.const_expr(gate == "bounded"):
+            decay = fast.reciprocal(Float32(1.0) + fast.exp2(x * (Float32(-fast.LOG2_E) * rate)))
+            decay = (Float32(fast.LOG2_E) * lower_bound * weight) * decay
+            return decay if cutlass.const_expr(self.c.block) else fast.at_least(decay, fast.FLOOR)
+        if cutlass.const_expr(gate == "softplus"):
+            x = -(rate * fast.softplus(x))
+        decay = fast.at_least(Float32(fast.LOG2_E) * x, fast.FLOOR)
+        return decay if weight != Float32(0.0) else Float32(0.0)
+
+    @cute.jit
+    def over_warps(self, gc, sums, d):
+        """The sums of the warps before this one, g2 of row 0, and gc_last; in `sums`, those before each warp."""
+        K, E, thread, warp = self.c.K, self.c.K // 32, cute.arch.thread_idx()[0], warp_number()
         store(sums + (warp * K + d), gc[ROWS - 1])
         if warp == 0:
             store(sums + (WARPS * K + d), gc[0])
@@ -239,41 +314,35 @@ class Prepare:
         each = [cute.arch.shuffle_sync(found, 4 * i) for i in range(2 * ROWS)]
         return each[:ROWS], each[ROWS:]
 
+    def product(self):
+        """[k; q] @ k^T."""
+        source, along_K = warpgroup.OperandSource.SMEM, OperandMajorMode.K
+        op = warpgroup.MmaF16BF16Op(BFloat16, Float32, (2 * C, C, 16), source, along_K, along_K)
+        return cute.make_tiled_mma(op)
+
     @cute.jit
-    def product(self, rows_of_x, rows_of_y, A_kk, b, tile):
+    def places(self):
+        """(row of [k; q], row of k) of what a thread holds of the product, in pairs of neighbours."""
+        part = self.product().get_slice(cute.arch.thread_idx()[0])
+        return part.partition_C(cute.make_identity_tensor((2 * C, C)))
+
+    @cute.jit
+    def matrices(self, acc, A_kk, b, tile):
         """A_kk to shared memory, A_qk to the tile."""
-        thread = cute.arch.thread_idx()[0]
-        sX = wide_view(rows_of_x, 2 * C, self.c.K)
-        sY = wide_view(rows_of_y, C, self.c.K)
-        op = warpgroup.MmaF16BF16Op(BFloat16, Float32, (2 * C, C, 16), warpgroup.OperandSource.SMEM, OperandMajorMode.K,
-                                    OperandMajorMode.K)  # fmt: skip
-        mma = cute.make_tiled_mma(op)
-        part = mma.get_slice(thread)
-        at = part.partition_C(cute.make_identity_tensor((2 * C, C)))
-        acc = cute.make_rmem_tensor(at.shape, Float32)
-        tXrX = mma.make_fragment_A(mma.get_slice(0).partition_A(sX))
-        tYrY = mma.make_fragment_B(mma.get_slice(0).partition_B(sY))
-        warpgroup.fence()
-        mma.set(warpgroup.Field.ACCUMULATE, False)
-        for step in cutlass.range_constexpr(self.c.K // 16):
-            cute.gemm(mma, acc, tXrX[None, None, step], tYrY[None, None, step], acc)
-            mma.set(warpgroup.Field.ACCUMULATE, True)
-        warpgroup.commit_group()
-        warpgroup.wait_group(0)
-        flat, where = cute.coalesce(acc), at
-        if thread < 2 * C:
+        at = self.places()
+        if warp_number() < 2:
             for i in cutlass.range_constexpr(0, cute.size(acc), 2):
-                row, column = where[i]
+                row, column = at[i]
                 of_row = b[row]
-                pair = [flat[i] * of_row if column < row else Float32(0.0),
-                        flat[i + 1] * of_row if column + 1 < row else Float32(0.0)]  # fmt: skip
+                pair = [acc[i] * of_row if column < row else Float32(0.0),
+                        acc[i + 1] * of_row if column + 1 < row else Float32(0.0)]  # fmt: skip
                 store(A_kk + (row * PAD + column), pair)
         else:
             A_qk = cute.recast_ptr(tile + self.tile.A_qk, dtype=BFloat16)
             for i in cutlass.range_constexpr(0, cute.size(acc), 2):
-                row, column = where[i]
+                row, column = at[i]
                 row = row - C
-                pair = [flat[i] if column <= row else Float32(0.0), flat[i + 1] if column < row else Float32(0.0)]
+                pair = [acc[i] if column <= row else Float32(0.0), acc[i + 1] if column < row else Float32(0.0)]
                 store(A_qk + in_narrow_rows(row, column) // 2, pair)
 
     @cute.jit
@@ -294,6 +363,31 @@ class Prepare:
         to = cute.recast_ptr(tile + self.tile.TB, dtype=BFloat16)
         for i in cutlass.range_constexpr(C * C // 32 // 8):
             copy_16_bytes(TB + (i * 32 + lane) * 8, to + (i * 32 + lane) * 8)
+
+
+@cute.jit
+def warp_number():
+    return cute.arch.make_warp_uniform(cute.arch.warp_idx())
+
+
+@cute.jit
+def accumulator(mma):
+    return cute.coalesce(cute.make_rmem_tensor(mma.partition_shape_C((2 * C, C)), Float32))
+
+
+@cute.jit
+def multiply(mma, flat, x, y):
+    """flat = x @ y^T."""
+    acc = cute.make_tensor(flat.iterator, cute.make_rmem_tensor(mma.partition_shape_C((2 * C, C)), Float32).layout)
+    tXrX = mma.make_fragment_A(mma.get_slice(0).partition_A(x))
+    tYrY = mma.make_fragment_B(mma.get_slice(0).partition_B(y))
+    warpgroup.fence()
+    mma.set(warpgroup.Field.ACCUMULATE, False)
+    for step in cutlass.range_constexpr(cute.size(tXrX, mode=[2])):
+        cute.gemm(mma, acc, tXrX[None, None, step], tYrY[None, None, step], acc)
+        mma.set(warpgroup.Field.ACCUMULATE, True)
+    warpgroup.commit_group()
+    warpgroup.wait_group(0)
 
 
 @cute.jit
