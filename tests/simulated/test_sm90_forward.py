@@ -1,7 +1,4 @@
-"""The Hopper forward, run on the CPU from its PTX: whole calls against the definition, clean under several schedules.
-
-The backend is not offered to callers yet (it has no capability.py): what is here is called by itself.
-"""
+"""The Hopper forward, run on the CPU from its PTX: whole calls against the definition, clean in several schedules."""
 
 import dataclasses
 import subprocess
@@ -12,17 +9,23 @@ import torch
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
+import kda
 from kda.backends.sm90 import launch
 from kda.backends.sm90.configs import ChainConfig, PrepareConfig
+from kda.compile.target import parse
+from kda.dispatch import weigh
+from kda.errors import InputError
+from kda.problem import Problem
 from kda.simulator import capture
-from kda.verify.budget import Rounding
+from kda.simulator.chips import host_of
 from kda.verify.cases import make_inputs
 from kda.verify.definition import budgets
+from kda.verify.doors import Door
 from kda.verify.parity import describe, judge
+from kda.verify.simulated import SimulatedDoor
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-ROUNDED = dict.fromkeys(("A_qk", "A_inv", "qg", "kb", "kg", "h", "v_new", "o"), "bfloat16")
 RAGGED = dict(lengths=(65, 0, 1, 30))
 
 
@@ -31,18 +34,21 @@ def changed(case, **given):
     return dataclasses.replace(case, keywords=case.keywords | new)
 
 
-def called(case, **options):
+def called(case, state_v_first=False, **options):
     """o and ht, (K, V), of one call, and what the simulator objects to."""
-    problem = dataclasses.replace(case.problem(), final_state=True)
+    keywords = dict(case.keywords, state_v_first=state_v_first, backend="sm90")
+    if state_v_first:
+        keywords["initial_state"] = keywords["initial_state"].mT.contiguous()
     with capture(arch="sm90", **options) as session:
-        out = launch.forward(problem, case.inputs)
-    return {"o": out.o, "ht": out.final_state}, session
+        out = kda.chunk_kda_fwd(**keywords)
+    ht = out.final_state
+    return {"o": out.o, "ht": ht.mT if state_v_first else ht}, session
 
 
 def check(case, **options):
     found, session = called(case, **options)
     assert not session.findings, "\n".join(map(str, session.findings[:5]))
-    limits = budgets(case, Rounding(torch.float32, ROUNDED))
+    limits = budgets(case, Door("sm90", "cpu").rounding(case))
     rows = [judge("call", name, limits[name], found[name], case, whole=True) for name in found]
     assert not any(row.wrong for row in rows), "\n".join(describe(row) for row in rows if row.wrong)
     return found
@@ -69,6 +75,60 @@ OPTIONS = {
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_call_is_the_definition(name):
     check(make_inputs(**dict(H=1, K=128, V=128, gate="bounded") | OPTIONS[name]))
+
+
+def test_states_may_be_v_first():
+    check(make_inputs(T=40, H=1, HV=2, K=64, V=128, gate="bounded"), state_v_first=True)
+
+
+def test_g_and_beta_may_be_float32_and_states_bfloat16():
+    case = make_inputs(T=40, H=1, K=128, V=128, gate="bounded")
+    wide = dict.fromkeys(("g", "beta"), lambda x: x.float())
+    check(changed(case, initial_state=lambda x: x.bfloat16(), **wide))
+
+
+def test_memory_may_lie_in_any_order():
+    case = make_inputs(T=40, H=2, K=64, V=64, gate="bounded")
+    strided = {n: (lambda x: x.transpose(1, 2).contiguous().transpose(1, 2)) for n in ("q", "k", "v", "g", "beta")}
+    (found, _), (expected, _) = called(changed(case, **strided)), called(case)
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+@pytest.mark.parametrize("shape", [dict(B=2, T=0), dict(lengths=(0, 0), padding=40)], ids=str)
+def test_sequences_of_no_tokens_hand_their_states_through(shape):
+    case = make_inputs(H=1, HV=2, K=64, V=64, gate="bounded", **shape)
+    found, session = called(case)
+    assert not session.findings and not found["o"].any()
+    assert torch.equal(found["ht"], case.keywords["initial_state"])
+
+
+def test_a_simulated_backend_is_this_one_by_name_alone():
+    at = SimulatedDoor("sm90", parse("sm90"))
+    case = make_inputs(T=33, H=1, K=64, V=64, gate="bounded")
+    assert at.call(case, False).keys() == {"o", "ht"} and at.launches == 2 and not at.findings
+    choice = weigh(case.problem(), host_of("sm90"))
+    assert choice.backend == "triton" and choice.tried[0][0] == "sm90"
+
+
+REFUSED = {
+    "dtype=float16": "sm90.dtype", "K=96": "sm90.head_dim", "V=256": "sm90.head_dim", "backward": "sm90.forward",
+    "recurrent": "sm90.forward", "disable_recompute=true": "sm90.keeps", "N=70000 packed": "sm90.size",
+    "beta_per_value=true": "sm90.beta",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_it_cannot_do_is_refused_with_a_way_out(words):
+    p = Problem.parse(f"bounded lower_bound=-5 l2norm {words}")
+    reasons = dict(weigh(p, host_of("sm90"), "sm90").tried)["sm90"]
+    assert [r.split(":")[0] for r in reasons] == [REFUSED[words]] and all("-> " in r for r in reasons)
+
+
+def test_a_call_that_wants_gradients_is_refused():
+    """On a GPU a recorded forward is asked to keep A_qk and A_inv."""
+    case = make_inputs(T=33, H=1, K=64, V=64, gate="bounded")
+    with pytest.raises(InputError, match=r"keeps what gradients need.*no_grad"):
+        launch.forward(case.problem(), case.inputs, "products")
 
 
 @pytest.mark.parametrize("gate", ["bounded", "softplus"])

@@ -1,0 +1,60 @@
+"""Hopper: the forward in CuTe DSL.  In the making: right in the simulator, not measured, so `auto` leaves it out."""
+
+from kda.capability import Capability, Rule
+
+LIMIT = 65535                                # of a grid in y and z
+OTHERWISE = "backend='triton' takes it"
+
+CAPABILITY = Capability(
+    backend="sm90",
+    rank=20,
+    summary="Hopper kernels in the CuTe DSL, forward without gradients; in the making",
+    rules=(
+        Rule(
+            "sm90.gpu",
+            lambda p, h: h.cc == (9, 0),
+            "needs a GPU of compute capability 9.0 (H100, H200, H20), found {h}",
+            OTHERWISE,
+        ),
+        Rule(
+            "sm90.installed",
+            lambda p, h: h.has("nvidia-cutlass-dsl"),
+            "needs the package nvidia-cutlass-dsl",
+            "pip install 'nvidia-cutlass-dsl[cu13]'",
+        ),
+        Rule(
+            "sm90.forward",
+            lambda p, h: p.op == "chunk" and p.direction == "forward",
+            "has chunk forwards only, asked for {p.op} {p.direction}",
+            OTHERWISE,
+        ),
+        Rule("sm90.dtype", lambda p, h: p.dtype == "bfloat16", "needs bfloat16 q, k and v, got {p.dtype}", OTHERWISE),
+        Rule(
+            "sm90.head_dim",
+            lambda p, h: p.K in (64, 128) and p.V in (64, 128),
+            "needs K and V of 64 or 128, got K={p.K} V={p.V}",
+            OTHERWISE,
+        ),
+        Rule(
+            "sm90.size",
+            lambda p, h: max(p.HV, p.N) <= LIMIT and (p.packed or p.T <= 32 * LIMIT),
+            "takes up to 65,535 value heads and sequences, and 2,097,120 tokens in a row of a batch",
+            "pass one long sequence with cu_seqlens, or " + OTHERWISE,
+        ),
+        Rule(
+            "sm90.beta",
+            lambda p, h: not p.beta_per_value,
+            "takes one beta for a token and value head",
+            OTHERWISE,
+        ),
+        Rule(
+            "sm90.keeps",
+            lambda p, h: not (p.disable_recompute or p.intermediate_states),
+            "keeps nothing beside o and the final states",
+            "leave out disable_recompute and return_intermediate_states, or " + OTHERWISE,
+        ),
+    ),
+    auto_rules=(
+        Rule("sm90.auto", lambda p, h: False, "is in the making", "backend='sm90' asks for it by name"),
+    ),
+)
