@@ -1,8 +1,11 @@
 """The Hopper forward, run on the CPU from its PTX: whole calls against the definition, clean in several schedules."""
 
 import dataclasses
+import importlib
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -108,6 +111,42 @@ def test_a_simulated_backend_is_this_one_by_name_alone():
     assert at.call(case, False).keys() == {"o", "ht"} and at.launches == 2 and not at.findings
     choice = weigh(case.problem(), host_of("sm90"))
     assert choice.backend == "triton" and choice.tried[0][0] == "sm90"
+
+
+FAULTS = {
+    "a token does not read what it wrote": ("fwd/prepare", "if column <= row else", "if column < row else"),
+    "the product does not see the operands": ("fwd/prepare", 'cute.arch.fence_proxy("async.shared", space="cta")', ""),
+    "the inverse begins before A_kk is there": (
+        "fwd/prepare", "cute.arch.barrier(barrier_id=1, number_of_threads=128)", ""
+    ),
+    "a stage is handed back before all have read it": (
+        "fwd/chain", "mbarrier_init(empty + s, 4)", "mbarrier_init(empty + s, 1)"
+    ),
+    "a state that grows where it should decay": ("fwd/chain", "+ e] * d[e % 2]", "+ e] / d[e % 2]"),
+    "o is read before it is there": ("fwd/chain", "cute.arch.barrier(barrier_id=1, number_of_threads=128)", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
+    file, old, new = FAULTS[fault]
+    package = "broken_" + tmp_path.name.replace("-", "_")
+    shutil.copytree(Path(launch.__file__).parent, tmp_path / package)
+    source = tmp_path / package / f"{file}.py"
+    assert old in source.read_text(), f"{old!r} is not in {file}.py"
+    source.write_text(source.read_text().replace(old, new))
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def broken(config):
+        build = importlib.import_module(f"{package}.fwd.{launch.KERNELS[type(config)]}").build
+        (kernel,) = build(config, launch.TARGET).kernels.values()
+        return kernel
+
+    monkeypatch.setattr(launch, "kernel", broken)
+    case = make_inputs(T=260, H=1, K=64, V=64, gate="bounded")
+    with pytest.raises(AssertionError):
+        for schedule in (0, 1, 2):
+            check(case, schedule=schedule, early=bool(schedule))
 
 
 REFUSED = {
