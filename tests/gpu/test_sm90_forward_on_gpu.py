@@ -1,0 +1,110 @@
+"""The Hopper forward on a GPU that it is made for: every option in both gate regimes against float64, the same bits
+where they are promised, CUDA graphs, nothing that waits, lengths of models.
+"""
+
+import dataclasses
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
+
+import kda
+from kda.host import detect
+from kda.verify.cases import REGIMES, make_inputs
+from kda.verify.doors import Door
+from kda.verify.parity import describe, packed_vs_alone, run_vs_run, whole_call
+
+DEVICE = "cuda"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available() or detect(DEVICE).cc != (9, 0), reason="needs a Hopper GPU"),
+]
+
+OPTIONS = {
+    "one token": dict(T=1),
+    "a batch, GVA": dict(B=2, T=70, HV=2),
+    "K = V = 64": dict(T=300, K=64, V=64),
+    "K = 64, V = 128": dict(T=40, K=64),
+    "packed, many tokens of none": dict(lengths=(65, 0, 1, 300), HV=2, padding=140),
+    "no initial state, beta up to 2": dict(T=300, initial_state=False, beta="2*sigmoid"),
+    "softplus gate": dict(T=300, gate="softplus"),
+    "given decays, no l2norm": dict(T=300, gate="given", l2norm=False),
+    "a long sequence": dict(T=4100, H=2),
+}
+SERVED = dict(lengths=(1300, 547, 0, 1, 963), padding=3, H=2, HV=4, K=128, V=128)
+
+
+def assert_right(rows):
+    assert not any(row.wrong for row in rows), "\n".join(describe(row) for row in rows if row.wrong)
+
+
+@pytest.fixture(autouse=True)
+def fresh_memory_is_poisoned():
+    """What nobody has written is nan."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_is_the_definition(name, regime):
+    case = make_inputs(**dict(H=1, K=128, V=128, gate="bounded", regime=regime) | OPTIONS[name])
+    assert_right(whole_call(Door("sm90", DEVICE), case, backward=False)[0])
+
+
+@pytest.mark.parametrize("gate", ["bounded", "softplus"])
+def test_two_runs_give_the_same_bits(gate):
+    assert_right(run_vs_run(Door("sm90", DEVICE), make_inputs(**SERVED, gate=gate), backward=False))
+
+
+def test_alone_and_packed_have_the_same_bits():
+    assert_right(packed_vs_alone(Door("sm90", DEVICE), make_inputs(**SERVED, gate="bounded"), backward=False))
+
+
+@pytest.mark.parametrize("gate", ["bounded", "softplus"])
+def test_no_output_depends_on_later_tokens(gate):
+    x = make_inputs(T=300, H=2, K=128, V=128, gate=gate).map(lambda x: x.to(DEVICE)).keywords | {"backend": "sm90"}
+    o = kda.chunk_kda_fwd(**x).o
+    random = torch.Generator().manual_seed(1)
+    for t in (1, 16, 31, 32, 33, 64, 255, 299):
+        later = {name: x[name].clone() for name in ("q", "k", "v", "g", "beta")}
+        for other in later.values():
+            other[:, t:] = 3 * torch.randn(other[:, t:].shape, generator=random).to(other)
+        assert torch.equal(kda.chunk_kda_fwd(**x | later).o[:, :t], o[:, :t]), t
+
+
+def test_a_graph_replays_with_other_numbers_and_lengths():
+    x = make_inputs(**SERVED, gate="bounded").map(lambda x: x.to(DEVICE)).keywords | {"backend": "sm90"}
+    kda.chunk_kda_fwd(**x)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = kda.chunk_kda_fwd(**x)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    random = torch.Generator(DEVICE).manual_seed(1)
+    for step in range(3):
+        for name in ("q", "k", "v", "g", "beta"):
+            x[name].copy_(torch.randn(x[name].shape, generator=random, device=DEVICE))
+        lengths = x["cu_seqlens"].diff().roll(1)
+        lengths[step] //= 2
+        x["cu_seqlens"][1:] = lengths.cumsum(0)
+        graph.replay()
+        expected = kda.chunk_kda_fwd(**x)
+        assert torch.equal(found.o, expected.o) and torch.equal(found.final_state, expected.final_state)
+
+
+def test_it_agrees_with_the_portable_backend_at_the_size_of_a_model():
+    x = make_inputs(T=8192, H=16, K=128, V=128, gate="bounded", initial_state=False, device=DEVICE).keywords
+    o, expected = (kda.chunk_kda_fwd(**x | {"backend": name}).o.double() for name in ("sm90", "triton"))
+    assert (o - expected).norm() < 1e-2 * expected.norm()
+
+
+def test_it_takes_the_gpu_that_the_tensors_are_on():
+    case = make_inputs(T=33, H=1, K=64, V=64, gate="bounded")
+    last = f"cuda:{torch.cuda.device_count() - 1}"
+    on_last = dataclasses.replace(case, keywords=case.map(lambda x: x.to(last)).keywords | {"backend": "sm90"})
+    assert kda.chunk_kda_fwd(**on_last.keywords).o.device == torch.device(last)
