@@ -15,9 +15,9 @@ pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 import kda
 from kda.backends.sm90 import launch
 from kda.backends.sm90.configs import ChainConfig, PrepareConfig
+from kda.compile.errors import BuildError
 from kda.compile.target import parse
 from kda.dispatch import weigh
-from kda.errors import InputError
 from kda.problem import Problem
 from kda.simulator import capture
 from kda.simulator.chips import host_of
@@ -166,7 +166,7 @@ def test_what_it_cannot_do_is_refused_with_a_way_out(words):
 def test_a_call_that_wants_gradients_is_refused():
     """On a GPU a recorded forward is asked to keep A_qk and A_inv."""
     case = make_inputs(T=33, H=1, K=64, V=64, gate="bounded")
-    with pytest.raises(InputError, match=r"keeps what gradients need.*no_grad"):
+    with pytest.raises(BuildError, match=r"keep what gradients need.*no_grad"):
         launch.forward(case.problem(), case.inputs, "products")
 
 

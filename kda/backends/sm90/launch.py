@@ -10,11 +10,12 @@ import torch
 
 from kda.bundles import Outputs
 from kda.compile import cutedsl, store
+from kda.compile.errors import BuildError
 from kda.compile.kernel import Kernel
 from kda.compile.target import parse
-from kda.errors import InputError
 from kda.problem import Inputs, Problem
 
+from ..common.tensors import aligned, on_its_device
 from .configs import BOUND, COLUMNS, LIMIT, RUN, ChainConfig, PrepareConfig, TablesConfig
 from .parts.tile import C, Tile
 
@@ -46,22 +47,14 @@ def run(config: TablesConfig | PrepareConfig | ChainConfig, grid: int | tuple[in
 ROUNDED_TO = dict.fromkeys(("A_qk", "A_inv", "qg", "kb", "kg", "h", "v_new", "o"), "bfloat16")
 
 
-def aligned(x: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None:
-    """Contiguous, at a multiple of 16 bytes."""
-    if x is None:
-        return None
-    x = x.to(dtype or x.dtype).contiguous()
-    return x if x.data_ptr() % 16 == 0 else x.clone()
-
-
+@on_its_device
 def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
     if save != "nothing":
-        raise InputError("chunk_kda", "backend", "one that keeps what gradients need", "'sm90', which does not yet",
-                         "Leave backend out, or call it under torch.no_grad().", "sm90.gradients")  # fmt: skip
+        raise BuildError(
+            "chunk_kda: backend='sm90' has no kernels yet that keep what gradients need. Leave backend out, or call it "
+            "under torch.no_grad()."
+        )
     device = x.q.device
-    if device.type == "cuda" and device.index != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            return forward(p, x)
     chunks = p.T // C + p.N if p.packed else p.B * -(-p.T // C)              # the most there can be
     entries = chunks + p.packed                                              # tokens of no sequence may need one more
     o = torch.empty(p.B, p.T, p.HV, p.V, dtype=x.q.dtype, device=device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,23 +13,10 @@ from kda.host import Host, detect
 from kda.problem import Inputs, Problem
 from kda.stages import SHAPES
 
+from ..common.tensors import aligned
 from .plan import Plan, plan
 
 Tensor = torch.Tensor
-
-
-def on_its_device(function: Callable) -> Callable:
-    """`function(p, x, ...)` on the GPU that x lies on: launches go to the current one."""
-
-    @functools.wraps(function)
-    def run(p: Problem, x: Inputs, *args: Any) -> Any:
-        device = x.q.device
-        if device.type != "cuda" or device.index == torch.cuda.current_device():
-            return function(p, x, *args)
-        with torch.cuda.device(device):
-            return function(p, x, *args)
-
-    return run
 
 
 @functools.lru_cache(maxsize=1024)
@@ -37,14 +24,6 @@ def prepared(p: Problem, host: Host, saved: str) -> tuple[Plan, dict[str, Triton
     """The plan and its kernels, those that are missing built side by side."""
     found = plan(p, host, saved)
     return found, dict(zip(found.kernels, fetch_all(found.kernels.values())))
-
-
-def aligned(x: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None:
-    """Contiguous, at a multiple of 16 bytes."""
-    if x is None:
-        return None
-    x = x.to(dtype or x.dtype).contiguous()
-    return x if x.data_ptr() % 16 == 0 else x.clone()
 
 
 # What is neither in the dtype of q nor in that of an input.

@@ -17,7 +17,8 @@ from kda.checks import offsets_after_waiting
 from kda.problem import Inputs, Problem
 from kda.stages import SHAPES, find
 
-from .call import Call, aligned, dtype_of, on_its_device
+from ..common.tensors import aligned, on_its_device
+from .call import Call, dtype_of
 from .recurrent_launch import recurrent as recurrent
 
 Tensor = torch.Tensor
