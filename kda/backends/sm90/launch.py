@@ -21,11 +21,12 @@ from .parts.tile import C, Tile
 
 Tensor = torch.Tensor
 TARGET = parse("sm90")
+Config = TablesConfig | PrepareConfig | ChainConfig
 KERNELS = {TablesConfig: "tables", PrepareConfig: "prepare", ChainConfig: "chain"}
 
 
 @functools.cache
-def kernel(config: TablesConfig | PrepareConfig | ChainConfig) -> Kernel:
+def kernel(config: Config) -> Kernel:
     name = KERNELS[type(config)]
 
     def build() -> cutedsl.Compiled:
@@ -39,7 +40,7 @@ def source() -> str:
     return store.sources(Path(__file__).parent)
 
 
-def run(config: TablesConfig | PrepareConfig | ChainConfig, grid: int | tuple[int, ...], *args: object) -> None:
+def run(config: Config, grid: int | tuple[int, ...], *args: object) -> None:
     kernel(config).launch(grid, *args, block=config.threads, dynamic_shared=config.shared)
 
 

@@ -30,6 +30,7 @@ from kda.compile.target import Target
 
 from ..configs import COLUMNS, PITCH, ChainConfig
 from ..parts.copies import copy_16_bytes, load, load_one, load_transposed, pointers, store, store_transposed
+from ..parts.product import accumulator, queue
 from ..parts.tile import C, Tile
 from ..parts.views import narrow_view, standing_view, wide_view
 
@@ -79,7 +80,6 @@ class Chain:
     @cute.jit
     def place(self, n, table, T, chunks):
         """First token, tokens and first chunk of a sequence."""
-        begin, tokens, chunk = Int64(0), Int32(0), Int32(0)
         if cutlass.const_expr(self.c.packed):
             of_n = table + 3 * n
             begin, tokens, chunk = load_one(of_n), Int32(load_one(of_n + 1)), Int32(load_one(of_n + 2))
@@ -112,7 +112,7 @@ class Chain:
         along_K = OperandMajorMode.K
         mma_P, mma_V = product(2 * C, along_K), product(C, along_K)
         mma_S = product(c.K, OperandMajorMode.MN)
-        S = accumulator(mma_S, c.K)
+        S = accumulator(mma_S, (COLUMNS, c.K))
         S.fill(0.0)
         if cutlass.const_expr(c.h0):
             self.states(h0, n * HV + head, part, S, to_memory=False)
@@ -132,13 +132,13 @@ class Chain:
     @cute.jit
     def step(self, mma_P, mma_V, mma_S, S, tile, sV):
         """One chunk: S goes on; o^T."""
-        c, lane, warp = self.c, cute.arch.lane_idx(), cute.arch.warp_idx()
+        c, lane = self.c, cute.arch.lane_idx()
         # [P; O] = S^T @ [kE; qg]^T
-        PO = accumulator(mma_P, 2 * C)
+        PO = accumulator(mma_P, (COLUMNS, 2 * C))
         operand = rounded(mma_P, S, c.K)
         multiply(mma_P, PO, operand, wide_view(tile, 2 * C, c.K), accumulate=False)
         # meanwhile, v^T as it lies in an operand, and what the state decays by
-        at = sV + (lane % 8 + lane // 16 * 8) * PITCH + warp * 16 + lane // 8 % 2 * 8
+        at = sV + own_matrices()
         words = [*load_transposed(at), *load_transposed(at + 16 * PITCH)]
         warpgroup.wait_group(0)
         # v_new^T = (v^T - P) @ TB^T
@@ -149,7 +149,7 @@ class Chain:
         v_flat = cute.recast_tensor(v_flat, BFloat16)
         for e in cutlass.range_constexpr(16):
             left_flat[e] = (v_flat[e].to(Float32) - PO_flat[e]).to(BFloat16)
-        v_new = accumulator(mma_V, C)
+        v_new = accumulator(mma_V, (COLUMNS, C))
         multiply(mma_V, v_new, left, narrow_view(tile + self.tile.TB), accumulate=False)
         decay = cute.recast_ptr(tile + self.tile.DECAY, dtype=Float32)
         S_flat = cute.coalesce(S)
@@ -169,12 +169,12 @@ class Chain:
     @cute.jit
     def outputs(self, o, sO, O, first_o, rows, HV):
         """Rows of o through shared memory."""
-        lane, warp, thread = cute.arch.lane_idx(), cute.arch.warp_idx(), cute.arch.thread_idx()[0]
+        thread = cute.arch.thread_idx()[0]
         flat, packed = cute.coalesce(O), cute.make_rmem_tensor(16, BFloat16)
         for e in cutlass.range_constexpr(16):
             packed[e] = flat[e].to(BFloat16)
         words = cute.recast_tensor(packed, Uint32)
-        at = sO + (lane % 8 + lane // 16 * 8) * PITCH + warp * 16 + lane // 8 % 2 * 8
+        at = sO + own_matrices()
         store_transposed(at, [words[w] for w in range(4)])
         store_transposed(at + 16 * PITCH, [words[w] for w in range(4, 8)])
         cute.arch.barrier(barrier_id=1, number_of_threads=128)
@@ -209,8 +209,10 @@ def product(n: cutlass.Constexpr, major: cutlass.Constexpr):
 
 
 @cute.jit
-def accumulator(mma, n: cutlass.Constexpr):
-    return cute.make_rmem_tensor(mma.partition_shape_C((COLUMNS, n)), Float32)
+def own_matrices():
+    """Where in 16 rows of v or o this lane's row begins, of the four 8 x 8 matrices that are its warp's 16 columns."""
+    lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
+    return (lane % 8 + lane // 16 * 8) * PITCH + warp * 16 + lane // 8 % 2 * 8
 
 
 @cute.jit
@@ -227,13 +229,7 @@ def rounded(mma, acc, k: cutlass.Constexpr):
 @cute.jit
 def multiply(mma, acc, operand, b, accumulate: cutlass.Constexpr):
     """Queues acc (+)= operand @ b^T."""
-    tBrB = mma.make_fragment_B(mma.get_slice(0).partition_B(b))
-    warpgroup.fence()
-    mma.set(warpgroup.Field.ACCUMULATE, accumulate)
-    for step in cutlass.range_constexpr(cute.size(tBrB, mode=[2])):
-        cute.gemm(mma, acc, operand[None, None, step], tBrB[None, None, step], acc)
-        mma.set(warpgroup.Field.ACCUMULATE, True)
-    warpgroup.commit_group()
+    queue(mma, acc, operand, mma.make_fragment_B(mma.get_slice(0).partition_B(b)), accumulate)
 
 
 @cute.jit

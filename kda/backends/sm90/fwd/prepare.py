@@ -36,8 +36,11 @@ from kda.compile.target import Target
 from ..configs import LEVELS, PAD, ROWS, WARPS, PrepareConfig
 from ..parts import fast
 from ..parts.copies import copy_16_bytes, load, load_one, pointers, store
+from ..parts.product import accumulator, queue
 from ..parts.tile import HALF, C, Tile, in_narrow_rows, in_wide_rows
 from ..parts.views import wide_view
+
+PAIRS = (2 * C, C)                           # rows of [k; q] and of k
 
 
 class Prepare:
@@ -78,11 +81,11 @@ class Prepare:
             if cute.arch.warp_idx() == 0:
                 b[cute.arch.lane_idx()] = self.step_size(beta, begin, rows, head, HV, cute.arch.lane_idx())
             own = self.rows(q, k, g, A_log, dt_bias, begin, rows, head, H, HV, scale, lower_bound)
-            acc = accumulator(self.product())
+            acc = accumulator(product(), PAIRS)
             if cutlass.const_expr(self.c.block):
                 self.at_once(*own, sums, rows_of_x, rows_of_y, tile, lower_bound)
                 if cute.arch.warp_idx() < 4:
-                    multiply(self.product(), acc, wide_view(rows_of_x, 2 * C, K), wide_view(rows_of_y, C, K))
+                    multiply(acc, wide_view(rows_of_x, 2 * C, K), wide_view(rows_of_y, C, K))
             else:
                 self.by_halving(*own, sums, rows_of_x, tile, acc)
             if cute.arch.warp_idx() < 4:
@@ -118,8 +121,7 @@ class Prepare:
     def rows(self, q, k, g, A_log, dt_bias, begin, rows, head, H, HV, scale, lower_bound):
         """scale qn, kn and the sums of g2 up to each, of this lane's channels in the warp's rows."""
         K, E = self.c.K, self.c.K // 32
-        lane, warp = cute.arch.lane_idx(), cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        first, d = warp * ROWS, lane * E
+        first, d = ROWS * warp_number(), E * cute.arch.lane_idx()
         shared = head // (HV // H) if cutlass.const_expr(self.c.grouped) else head
         q, k = q + (begin * H + shared) * K, k + (begin * H + shared) * K
         g = g + (begin * HV + head) * K
@@ -192,9 +194,9 @@ class Prepare:
             cute.arch.sync_threads()                                           # the other buffer was read, too
             if warp_number() < 4:
                 both = wide_view(buffer, 2 * C, self.c.K)
-                found = accumulator(self.product())
-                multiply(self.product(), found, both, cute.local_tile(both, (C, self.c.K), (0, 0)))
-                at = self.places()
+                found = accumulator(product(), PAIRS)
+                multiply(found, both, cute.local_tile(both, (C, self.c.K), (0, 0)))
+                at = places()
                 for i in cutlass.range_constexpr(cute.size(acc)):
                     row, column = at[i]
                     apart = (row & C - 1) ^ column
@@ -314,22 +316,10 @@ class Prepare:
         each = [cute.arch.shuffle_sync(found, 4 * i) for i in range(2 * ROWS)]
         return each[:ROWS], each[ROWS:]
 
-    def product(self):
-        """[k; q] @ k^T."""
-        source, along_K = warpgroup.OperandSource.SMEM, OperandMajorMode.K
-        op = warpgroup.MmaF16BF16Op(BFloat16, Float32, (2 * C, C, 16), source, along_K, along_K)
-        return cute.make_tiled_mma(op)
-
-    @cute.jit
-    def places(self):
-        """(row of [k; q], row of k) of what a thread holds of the product, in pairs of neighbours."""
-        part = self.product().get_slice(cute.arch.thread_idx()[0])
-        return part.partition_C(cute.make_identity_tensor((2 * C, C)))
-
     @cute.jit
     def matrices(self, acc, A_kk, b, tile):
         """A_kk to shared memory, A_qk to the tile."""
-        at = self.places()
+        at = places()
         if warp_number() < 2:
             for i in cutlass.range_constexpr(0, cute.size(acc), 2):
                 row, column = at[i]
@@ -371,22 +361,25 @@ def warp_number():
 
 
 @cute.jit
-def accumulator(mma):
-    return cute.coalesce(cute.make_rmem_tensor(mma.partition_shape_C((2 * C, C)), Float32))
+def product():
+    """[k; q] @ k^T, from shared memory."""
+    source, along_K = warpgroup.OperandSource.SMEM, OperandMajorMode.K
+    return cute.make_tiled_mma(warpgroup.MmaF16BF16Op(BFloat16, Float32, (*PAIRS, 16), source, along_K, along_K))
 
 
 @cute.jit
-def multiply(mma, flat, x, y):
-    """flat = x @ y^T."""
-    acc = cute.make_tensor(flat.iterator, cute.make_rmem_tensor(mma.partition_shape_C((2 * C, C)), Float32).layout)
-    tXrX = mma.make_fragment_A(mma.get_slice(0).partition_A(x))
-    tYrY = mma.make_fragment_B(mma.get_slice(0).partition_B(y))
-    warpgroup.fence()
-    mma.set(warpgroup.Field.ACCUMULATE, False)
-    for step in cutlass.range_constexpr(cute.size(tXrX, mode=[2])):
-        cute.gemm(mma, acc, tXrX[None, None, step], tYrY[None, None, step], acc)
-        mma.set(warpgroup.Field.ACCUMULATE, True)
-    warpgroup.commit_group()
+def places():
+    """(row of [k; q], row of k) of what a thread holds of the product, in pairs of neighbours."""
+    part = product().get_slice(cute.arch.thread_idx()[0])
+    return part.partition_C(cute.make_identity_tensor(PAIRS))
+
+
+@cute.jit
+def multiply(acc, x, y):
+    """acc = x @ y^T."""
+    mma = product()
+    part = mma.get_slice(0)
+    queue(mma, acc, mma.make_fragment_A(part.partition_A(x)), mma.make_fragment_B(part.partition_B(y)), False)
     warpgroup.wait_group(0)
 
 

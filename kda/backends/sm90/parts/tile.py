@@ -26,10 +26,6 @@ class Tile:
     K: int
 
     @property
-    def halves(self) -> int:
-        return self.K // HALF
-
-    @property
     def KG(self) -> int:
         return 2 * C * self.K * BF16
 
