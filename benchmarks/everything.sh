@@ -19,26 +19,12 @@ times() {
     python benchmarks/launch.py --json "$out/launch.json"
 }
 
-# What is out of bounds, what no barrier orders: every kernel of a call, packed, with tokens of nobody.
-sanitized() {
-    python - <<'P'
-import torch, kda
-from kda.verify.cases import make_inputs
-for gate in ("bounded", "softplus"):
-    case = make_inputs((100, 0, 65), padding=70, H=1, HV=2, K=128, V=128, gate=gate, device="cuda")
-    kda.chunk_kda_fwd(**case.keywords, backend="triton")
-    kda.chunk_kda_bwd(do=case.do, dht=case.dht, **case.keywords, backend="triton")
-torch.cuda.synchronize()
-P
-}
-
 checks() {
-    export -f sanitized
-    sanitized                                                            # builds what the others run
+    python benchmarks/sanitized.py                                       # builds what the others run
     [ -z "$fla" ] || python benchmarks/fla_tests.py "$fla" -q -n 5 > "$out/fla.log" 2>&1 &
     python -m pytest -q -n 9 tests/gpu > "$out/tests.log" 2>&1 &
     for tool in memcheck racecheck; do
-        compute-sanitizer --tool $tool bash -c sanitized > "$out/$tool.log" 2>&1 &
+        compute-sanitizer --tool $tool python benchmarks/sanitized.py > "$out/$tool.log" 2>&1 &
     done
     wait
     python -m pytest -q tests/gpu -k "int32" > "$out/large.log" 2>&1            # these want the GPU's memory for themselves

@@ -83,6 +83,7 @@ def called(case, **options):
 
 
 def needs(gibibytes):
+    torch.cuda.empty_cache()
     if torch.cuda.mem_get_info()[0] < gibibytes << 30:
         pytest.skip(f"needs {gibibytes} GiB of free GPU memory")
 

@@ -128,6 +128,7 @@ def test_batch_invariant_gives_the_same_bits_alone_and_packed(v_first):
 
 
 def needs(gibibytes):
+    torch.cuda.empty_cache()
     if torch.cuda.mem_get_info()[0] < gibibytes << 30:
         pytest.skip(f"needs {gibibytes} GiB of free GPU memory")
 

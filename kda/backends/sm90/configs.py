@@ -11,7 +11,9 @@ WARPS = 8
 ROWS = C // WARPS                            # of a warp
 LEVELS = C.bit_length() - 1                  # of halving
 BOUND = -5.02                                # gates that block takes: 31 rows of it are 2^-224
+BLOCK = 16                                   # rows that are inverted by substitution
 PAD = C + 4                                  # floats of a row of A_kk
+PITCH_X = BLOCK + 4                          # floats of a column of an inverse
 # chain
 COLUMNS = 64                                 # of the state, in one warpgroup
 PITCH = COLUMNS + 8                          # elements between rows of v and o: eight rows lie in other banks
@@ -54,7 +56,7 @@ class PrepareConfig:
     def shared(self) -> int:
         operands = (2 * C + self.rows_of_y) * self.K * 2
         sums = 4 * (WARPS + 2) * self.K
-        return operands + sums + 4 * C * PAD + 2 * C * C + 4 * C
+        return operands + sums + 4 * C * (PAD + PITCH_X) + 2 * C * C + 4 * C
 
 
 @dataclass(frozen=True)

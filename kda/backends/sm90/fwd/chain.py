@@ -160,11 +160,14 @@ class Chain:
         warpgroup.wait_group(0)
         # o^T = O + v_new^T @ A_qk^T;  S^T += v_new^T @ kg
         operand = rounded(mma_V, v_new, C)
-        O = cute.make_tensor(PO.iterator + C // 2, v_new.layout)
-        multiply(mma_V, O, operand, narrow_view(tile + self.tile.A_qk), accumulate=True)
-        multiply(mma_S, S, operand, standing_view(tile + self.tile.KG, c.K), accumulate=True)
+        within = accumulator(mma_V, (COLUMNS, C))                    # of its own: half of an accumulator is none to ptxas,
+        multiply(mma_V, within, operand, narrow_view(tile + self.tile.A_qk), accumulate=False)    # which then waits for
+        multiply(mma_S, S, operand, standing_view(tile + self.tile.KG, c.K), accumulate=True)     # each product
         warpgroup.wait_group(0)
-        return O
+        within_flat = cute.coalesce(within)
+        for e in cutlass.range_constexpr(16):
+            within_flat[e] = within_flat[e] + PO_flat[16 + e]
+        return within
 
     @cute.jit
     def outputs(self, o, sO, O, first_o, rows, HV):

@@ -33,10 +33,10 @@ from cutlass.memory import SmemAllocator
 from kda.compile import cutedsl
 from kda.compile.target import Target
 
-from ..configs import LEVELS, PAD, ROWS, WARPS, PrepareConfig
+from ..configs import BLOCK, LEVELS, PAD, PITCH_X, ROWS, WARPS, PrepareConfig
 from ..parts import fast
 from ..parts.copies import copy_16_bytes, load, load_one, pointers, store
-from ..parts.product import accumulator, queue
+from ..parts.product import accumulator, mma_tf32, queue, tf32s
 from ..parts.tile import HALF, C, Tile, in_narrow_rows, in_wide_rows
 from ..parts.views import wide_view
 
@@ -74,6 +74,7 @@ class Prepare:
             rows_of_y = smem.allocate_array(BFloat16, self.c.rows_of_y * K, byte_alignment=1024)
             sums = smem.allocate_array(Float32, (WARPS + 2) * K, byte_alignment=16)     # of warps' rows; row 0; all
             A_kk = smem.allocate_array(Float32, C * PAD, byte_alignment=16)
+            columns = smem.allocate_array(Float32, C * PITCH_X, byte_alignment=16)                # of the inverse's blocks
             TB = smem.allocate_array(BFloat16, C * C, byte_alignment=16)
             b = smem.allocate_array(Float32, C, byte_alignment=16)
             tile = tiles + (Int64(chunk) * HV + head) * self.tile.bytes
@@ -92,7 +93,7 @@ class Prepare:
                 self.matrices(acc, A_kk, b, tile)
                 cute.arch.barrier(barrier_id=1, number_of_threads=128)
                 if cute.arch.warp_idx() == 0:
-                    self.inverse(A_kk, TB, b, tile)
+                    self.inverse(A_kk, columns, TB, b, tile)
         elif cutlass.const_expr(self.c.packed):
             self.clear(o, begin, -rows, head, HV)
 
@@ -336,23 +337,53 @@ class Prepare:
                 store(A_qk + in_narrow_rows(row, column) // 2, pair)
 
     @cute.jit
-    def inverse(self, A_kk, TB, b, tile):
-        """Column `lane` of (I + A_kk)^-1, from the first row to the last; times b of that column."""
+    def inverse(self, A_kk, columns, TB, b, tile):
+        """(I + A_kk)^-1 b of one warp: [X 0; -Y A X, Y], X and Y of 16 rows by substitution, A what lies between them."""
         lane = cute.arch.lane_idx()
-        mine = b[lane]
-        x = []
-        for i in cutlass.range_constexpr(C):
-            parts = [Float32(1.0) if lane == i else Float32(0.0)] + [Float32(0.0)] * 3
+        half, column, mine = lane >> 4, lane & 15, b[lane]
+        x = []                                                                 # a column of X, or of Y
+        for i in cutlass.range_constexpr(BLOCK):
+            parts = [Float32(1.0) if column == i else Float32(0.0)] + [Float32(0.0)] * 3
             for j in cutlass.range_constexpr(0, i, 4):
-                a = load(A_kk + i * PAD + j, 4)
+                a = load(A_kk + half * (BLOCK * PAD + BLOCK) + (i * PAD + j), 4)
                 for s in cutlass.range_constexpr(min(4, i - j)):
                     parts[s] = parts[s] - a[s] * x[j + s]
             x.append((parts[0] + parts[1]) + (parts[2] + parts[3]))
-            TB[in_narrow_rows(i, lane) // 2] = (x[i] * mine).to(BFloat16)
+        for i in cutlass.range_constexpr(0, BLOCK, 4):
+            store(columns + (lane * PITCH_X + i), x[i : i + 4])
+        for i in cutlass.range_constexpr(BLOCK):
+            TB[in_narrow_rows(i, lane) // 2] = (x[i] * mine if half == 0 else Float32(0.0)).to(BFloat16)
+            if half == 1:
+                TB[in_narrow_rows(BLOCK + i, lane) // 2] = (x[i] * mine).to(BFloat16)
+        cute.arch.sync_warp()
+        self.below(A_kk, columns, TB, b)
         cute.arch.sync_warp()
         to = cute.recast_ptr(tile + self.tile.TB, dtype=BFloat16)
         for i in cutlass.range_constexpr(C * C // 32 // 8):
             copy_16_bytes(TB + (i * 32 + lane) * 8, to + (i * 32 + lane) * 8)
+
+    @cute.jit
+    def below(self, A_kk, columns, TB, b):
+        """-Y (A X) b.  (A X)^T = X^T A^T comes out as the other operand of the product with Y, where rows of A X, that is
+        columns of Y, are counted in pairs."""
+        row, pair = cute.arch.lane_idx() // 4, cute.arch.lane_idx() % 4 * 2
+        AX, YAX = [[Float32(0.0)] * 4, [Float32(0.0)] * 4], [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
+        for step in cutlass.range_constexpr(0, BLOCK, 8):
+            upper, lower = [load(columns + ((row + r) * PITCH_X + step + pair), 2) for r in (0, 8)]
+            x = tf32s(upper[0], lower[0], upper[1], lower[1])
+            for n in cutlass.range_constexpr(2):
+                a = load(A_kk + ((BLOCK + 8 * n + row) * PAD + step + pair), 2)
+                AX[n] = mma_tf32(AX[n], x, tf32s(a[0], a[1]))
+        for step in cutlass.range_constexpr(2):
+            of_Y = columns + ((BLOCK + 8 * step + pair) * PITCH_X + row)
+            y = tf32s(*[load_one(of_Y + at) for at in (0, 8, PITCH_X, PITCH_X + 8)])
+            for n in cutlass.range_constexpr(2):
+                YAX[n] = mma_tf32(YAX[n], y, tf32s(AX[step][2 * n], AX[step][2 * n + 1]))
+        for n in cutlass.range_constexpr(2):
+            by = load(b + (8 * n + pair), 2)
+            for r in cutlass.range_constexpr(2):
+                values = [-YAX[n][2 * r + e] * by[e] for e in range(2)]
+                store(TB + in_narrow_rows(BLOCK + 8 * r + row, 8 * n + pair) // 2, values)
 
 
 @cute.jit

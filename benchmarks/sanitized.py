@@ -1,0 +1,24 @@
+"""Every kernel of a call, packed, with tokens of nobody: what compute-sanitizer looks at.
+
+    compute-sanitizer --tool memcheck|racecheck python benchmarks/sanitized.py [BACKEND]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+import kda
+from kda.verify.cases import make_inputs
+
+backend = (sys.argv[1:] or ["triton"])[0]
+for gate in ("bounded", "softplus"):
+    case = make_inputs((100, 0, 65), padding=70, H=1, HV=2, K=128, V=128, gate=gate, device="cuda")
+    kda.chunk_kda_fwd(**case.keywords, backend=backend)
+    if backend == "triton":
+        kda.chunk_kda_bwd(do=case.do, dht=case.dht, **case.keywords, backend=backend)
+torch.cuda.synchronize()
