@@ -1,7 +1,7 @@
 """The kernels of the Hopper forward, each on its own: `python benchmarks/hopper.py --shape h64-8k [--stages 3,6]`.
 
-Results are held against the portable backend first; then a call is timed as a whole, and with events around each kernel.
-Milliseconds, medians.
+Results are held against the portable backend first; then a call is timed as a whole, from a graph, and with events
+around each kernel.  Milliseconds, medians.
 """
 
 from __future__ import annotations
@@ -61,23 +61,43 @@ def replayed(call) -> float:
     return whole(graph.replay)
 
 
-def each(call) -> dict[str, float]:
-    run, found = launch.run, defaultdict(list)
+def each(call, run) -> dict[str, float]:
+    """Kernels of a call, by `run`, which launches one."""
+    found = defaultdict(list)
 
     def timed(config, *args):
         pair = events()
         pair[0].record()
         run(config, *args)
         pair[1].record()
-        found[launch.KERNELS[type(config)]].append(pair)
+        found[" ".join((launch.KERNELS[type(config)], getattr(config, "walk", "")))].append(pair)
 
     launch.run = timed
+    for _ in range(CALLS):
+        call()
+    launch.run = run
+    return {name.strip(): median(pairs) for name, pairs in found.items()}
+
+
+def measured(case, stages: int | None) -> dict[str, float]:
+    """Of calls whose chains have so many stages; None: as planned."""
+    plain = launch.run
+
+    def changed(config, *args):
+        given = stages and isinstance(config, ChainConfig)
+        plain(dataclasses.replace(config, stages=stages) if given else config, *args)
+
+    def call():
+        return kda.chunk_kda_fwd(**case.keywords, backend="sm90").o
+
+    launch.run = changed
     try:
-        for _ in range(CALLS):
-            call()
+        found = call().float()
+        expected = kda.chunk_kda_fwd(**case.keywords, backend="triton").o.float()
+        error = float((found - expected).norm() / expected.norm())
+        return dict(error=error, **each(call, changed), call=whole(call), graph=replayed(call))
     finally:
-        launch.run = run
-    return {name: median(pairs) for name, pairs in found.items()}
+        launch.run = plain
 
 
 def main() -> None:
@@ -85,29 +105,19 @@ def main() -> None:
     parser.add_argument("--shape", action="append", choices=SHAPES)
     parser.add_argument("--regime", default="slow")
     parser.add_argument("--gate", default="bounded")
-    parser.add_argument("--stages", default="6", help="of chain")
+    parser.add_argument("--stages", default="0", help="of chain; 0: as planned")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     rows = []
     for name in asked.shape or SHAPES:
         case = make_inputs(K=128, V=128, gate=asked.gate, regime=asked.regime, initial_state=False, device="cuda",
                            **SHAPES[name])  # fmt: skip
-        call = lambda: kda.chunk_kda_fwd(**case.keywords, backend="sm90").o  # noqa: E731
-        expected = kda.chunk_kda_fwd(**case.keywords, backend="triton").o.float()
         for stages in map(int, asked.stages.split(",")):
-
-            def changed(config, *args):
-                run(dataclasses.replace(config, stages=stages) if isinstance(config, ChainConfig) else config, *args)
-
-            run, launch.run = launch.run, changed
-            kernels = each(call)
-            error = float((call().float() - expected).norm() / expected.norm())
-            rows.append(dict(shape=name, gate=asked.gate, regime=asked.regime, stages=stages, error=error, call=whole(call),
-                             graph=replayed(call), **kernels))  # fmt: skip
-            launch.run = run
-            print(json.dumps(rows[-1]), flush=True)
-            if not error < CLOSE:
-                raise SystemExit(f"{name}: off by {error}")
+            row = dict(shape=name, gate=asked.gate, regime=asked.regime, stages=stages) | measured(case, stages)
+            print(json.dumps(row), flush=True)
+            rows.append(row)
+            if not row["error"] < CLOSE:
+                raise SystemExit(f"{name}: off by {row['error']}")
     if asked.json:
         asked.json.write_text(json.dumps(rows, indent=1))
 

@@ -9,53 +9,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from hopper import RAGGED, called, changed, check
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
-import kda
 from kda.backends.sm90 import launch
 from kda.backends.sm90.configs import ChainConfig, PrepareConfig
 from kda.compile.errors import BuildError
 from kda.compile.target import parse
 from kda.dispatch import weigh
 from kda.problem import Problem
-from kda.simulator import capture
 from kda.simulator.chips import host_of
 from kda.verify.cases import make_inputs
-from kda.verify.definition import budgets
-from kda.verify.doors import Door
-from kda.verify.parity import describe, judge
 from kda.verify.simulated import SimulatedDoor
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-RAGGED = dict(lengths=(65, 0, 1, 30))
-
-
-def changed(case, **given):
-    new = {name: change(case.keywords[name]) for name, change in given.items()}
-    return dataclasses.replace(case, keywords=case.keywords | new)
-
-
-def called(case, state_v_first=False, **options):
-    """o and ht, (K, V), of one call, and what the simulator objects to."""
-    keywords = dict(case.keywords, state_v_first=state_v_first, backend="sm90")
-    if state_v_first:
-        keywords["initial_state"] = keywords["initial_state"].mT.contiguous()
-    with capture(arch="sm90", **options) as session:
-        out = kda.chunk_kda_fwd(**keywords)
-    ht = out.final_state
-    return {"o": out.o, "ht": ht.mT if state_v_first else ht}, session
-
-
-def check(case, **options):
-    found, session = called(case, **options)
-    assert not session.findings, "\n".join(map(str, session.findings[:5]))
-    limits = budgets(case, Door("sm90", "cpu").rounding(case))
-    rows = [judge("call", name, limits[name], found[name], case, whole=True) for name in found]
-    assert not any(row.wrong for row in rows), "\n".join(describe(row) for row in rows if row.wrong)
-    return found
-
 
 OPTIONS = {
     "one chunk and a part of one": dict(T=33),

@@ -17,6 +17,8 @@ PITCH_X = BLOCK + 4                          # floats of a column of an inverse
 # chain
 COLUMNS = 64                                 # of the state, in one warpgroup
 PITCH = COLUMNS + 8                          # elements between rows of v and o: eight rows lie in other banks
+# compose
+STRIP = 8                                    # columns of the states
 # tables
 THREADS = 256
 RUN = 16
@@ -64,10 +66,25 @@ class ChainConfig:
     K: int
     V: int
     packed: bool
-    h0: str | None                           # dtype of initial states
+    walk: str                                # "sequences", "carry", "segments"
+    h0: str | None                           # dtype of the states that they start from
     ht: bool
-    v_first: bool                            # states are (V, K)
-    stages: int = 6
+    v_first: bool                            # states of sequences are (V, K)
+    stages: int
+
+    @property
+    def carry(self) -> bool:
+        return self.walk == "carry"
+
+    @property
+    def rows(self) -> int:
+        """Of [kn 2^gc; scale qn 2^gc] that are multiplied."""
+        return C if self.carry else 2 * C
+
+    @property
+    def parts(self) -> int:
+        """CTAs of a head: columns of states, and of M."""
+        return (self.V + self.K * self.carry) // COLUMNS
 
     @property
     def threads(self) -> int:
@@ -76,7 +93,28 @@ class ChainConfig:
     @property
     def shared(self) -> int:
         rows = 2 * C * PITCH                                                 # v of a stage, or o
-        return self.stages * (Tile(self.K).bytes + rows + 16) + 2 * rows
+        return self.stages * (Tile(self.K).bytes + rows + 16) + (0 if self.carry else 2 * rows)
+
+
+@dataclass(frozen=True)
+class ComposeConfig:
+    K: int
+    V: int
+    packed: bool
+    h0: str | None
+    v_first: bool
+
+    @property
+    def parts(self) -> int:
+        return self.V // STRIP
+
+    @property
+    def threads(self) -> int:
+        return 2 * self.K
+
+    @property
+    def shared(self) -> int:
+        return 2 * 4 * self.K * STRIP
 
 
 @dataclass(frozen=True)

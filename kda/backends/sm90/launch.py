@@ -13,16 +13,18 @@ from kda.compile import cutedsl, store
 from kda.compile.errors import BuildError
 from kda.compile.kernel import Kernel
 from kda.compile.target import parse
+from kda.host import detect
 from kda.problem import Inputs, Problem
 
 from ..common.tensors import aligned, on_its_device
-from .configs import BOUND, COLUMNS, LIMIT, RUN, ChainConfig, PrepareConfig, TablesConfig
+from .configs import LIMIT, RUN, ChainConfig, ComposeConfig, PrepareConfig, TablesConfig
 from .parts.tile import C, Tile
+from .plan import Plan, plan
 
 Tensor = torch.Tensor
 TARGET = parse("sm90")
-Config = TablesConfig | PrepareConfig | ChainConfig
-KERNELS = {TablesConfig: "tables", PrepareConfig: "prepare", ChainConfig: "chain"}
+Config = TablesConfig | PrepareConfig | ChainConfig | ComposeConfig
+KERNELS = {TablesConfig: "tables", PrepareConfig: "prepare", ChainConfig: "chain", ComposeConfig: "compose"}
 
 
 @functools.cache
@@ -55,41 +57,53 @@ def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
             "chunk_kda: backend='sm90' has no kernels yet that keep what gradients need. Leave backend out, or call it "
             "under torch.no_grad()."
         )
-    device = x.q.device
-    chunks = p.T // C + p.N if p.packed else p.B * -(-p.T // C)              # the most there can be
-    entries = chunks + p.packed                                              # tokens of no sequence may need one more
-    o = torch.empty(p.B, p.T, p.HV, p.V, dtype=x.q.dtype, device=device)
+    device, pl = x.q.device, plan(p, detect(p.device).sms)
+    empty = functools.partial(torch.empty, device=device)
+    o = empty(p.B, p.T, p.HV, p.V, dtype=x.q.dtype)
     states = (p.N, p.HV, p.V, p.K) if p.state_v_first else (p.N, p.HV, p.K, p.V)
-    ht = torch.empty(states, dtype=torch.float32, device=device) if p.final_state else None
-    tiles = torch.empty(chunks * p.HV * Tile(p.K).bytes, dtype=torch.uint8, device=device)
-    chunk_table, sequences = tables(p, x.cu_seqlens, entries, device) if p.packed else (None, None)
+    ht = empty(states, dtype=torch.float32) if p.final_state else None
+    tiles = empty(pl.all_chunks * p.HV * Tile(p.K).bytes, dtype=torch.uint8)
+    entries = pl.all_chunks + p.packed                                       # tokens of no sequence may need one more
+    chunk_table, *segments = tables(p, pl, x.cu_seqlens, entries, device) if p.packed else (None, None, None)
     if entries * p.HV:
-        grid = (min(entries, LIMIT), -(-entries // LIMIT)) if p.packed else (-(-p.T // C), p.B)
+        grid = (min(entries, LIMIT), -(-entries // LIMIT)) if p.packed else (pl.chunks, p.B)
         run(
-            prepare_config(p), (p.HV, *grid), *map(aligned, (x.q, x.k, x.g, x.beta)),
-            aligned(x.A_log, torch.float32), aligned(x.dt_bias, torch.float32), tiles, o, chunk_table, p.T, entries,
-            p.H, p.HV, p.scale, p.lower_bound or 0.0,
+            pl.prepare, (p.HV, *grid), *map(aligned, (x.q, x.k, x.g, x.beta)), aligned(x.A_log, torch.float32),
+            aligned(x.dt_bias, torch.float32), tiles, o, chunk_table, p.T, entries, p.H, p.HV, p.scale,
+            p.lower_bound or 0.0,
         )  # fmt: skip
     if p.N * p.HV:
-        chain = ChainConfig(p.K, p.V, packed=p.packed, h0=p.state_dtype, ht=p.final_state, v_first=p.state_v_first)
-        run(chain, (p.V // COLUMNS, p.HV, p.N), tiles, aligned(x.v), aligned(x.initial_state), o, ht, sequences, p.T,
-            -(-p.T // C), p.HV)  # fmt: skip
+        chains(p, pl, tiles, aligned(x.v), aligned(x.initial_state), o, ht, *segments)
     return Outputs(o, ht, None, None)
 
 
-def prepare_config(p: Problem) -> PrepareConfig:
-    block = p.gate == "bounded" and p.lower_bound >= BOUND and p.qk_l2norm
-    return PrepareConfig(
-        p.K, p.V, p.gate, block=block, norm=p.qk_l2norm, rate=p.A_log, bias=p.dt_bias, beta=p.beta, packed=p.packed,
-        grouped=p.HV != p.H, g_dtype=p.g_dtype, beta_dtype=p.beta_dtype,
-    )  # fmt: skip
+def chains(
+    p: Problem, pl: Plan, tiles: Tensor, v: Tensor, h0: Tensor | None, o: Tensor, ht: Tensor | None,
+    segment_table: Tensor | None, first_segment: Tensor | None,
+) -> None:  # fmt: skip
+    """o and ht of tiles; where sequences are cut, first the states that enter their segments."""
+
+    def walk(config: ChainConfig, h0: Tensor | None, ht: Tensor | None, M: Tensor | None = None) -> None:
+        run(config, (config.parts, p.HV, pl.all_segments), tiles, v, h0, o, ht, M, segment_table, p.T, pl.chunks,
+            pl.pieces, pl.segment, p.HV)  # fmt: skip
+
+    if pl.carry and pl.compose:
+        of_segments = functools.partial(torch.empty, dtype=torch.float32, device=v.device)
+        M, added = (of_segments(pl.all_segments, p.HV, p.K, columns) for columns in (p.K, p.V))
+        edge = torch.empty_like(added)
+        walk(pl.carry, None, added, M)
+        run(pl.compose, (pl.compose.parts, p.HV, p.N), M, added, h0, edge, first_segment, pl.pieces, p.HV)
+        h0 = edge
+    walk(pl.chain, h0, ht)
 
 
-def tables(p: Problem, cu_seqlens: Tensor, entries: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where chunks and sequences lie, on the GPU."""
-    sizes = (2 * entries, 3 * p.N)
-    chunk_table, sequences = torch.empty(sum(sizes), dtype=torch.int64, device=device).split(sizes)
+def tables(p: Problem, pl: Plan, cu_seqlens: Tensor, entries: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Where chunks and segments lie, on the GPU."""
+    sizes = (2 * entries, 5 * pl.all_segments)
+    chunk_table, segment_table = torch.empty(sum(sizes), dtype=torch.int64, device=device).split(sizes)
+    first_segment = torch.empty(p.N + 1, dtype=torch.int32, device=device)
     cu_seqlens = cu_seqlens.to(device, non_blocking=True).contiguous()
     config = TablesConfig(str(cu_seqlens.dtype).removeprefix("torch."))
-    run(config, max(1, -(-p.T // (C * RUN))), cu_seqlens, chunk_table, sequences, p.T, p.N, entries)
-    return chunk_table, sequences
+    run(config, max(1, -(-p.T // (C * RUN))), cu_seqlens, chunk_table, segment_table, first_segment, p.T, p.N,
+        pl.segment, entries, pl.all_segments)  # fmt: skip
+    return chunk_table, segment_table, first_segment

@@ -1,9 +1,13 @@
-"""fwd/state and fwd/output: the chunks of one sequence in turn, one value head, 64 columns of the state.
+"""fwd/state and fwd/output: the chunks of one segment of a sequence in turn, one value head, 64 columns of the state.
 
   [P; O] = S^T @ [kn 2^gc; scale qn 2^gc]^T          S^T (64, K) float32 in registers, bfloat16 where it is multiplied
   v_new^T = (v^T - P) @ TB^T
   o^T = O + v_new^T @ A_qk^T
   S^T = S^T 2^gc_last + v_new^T @ kg
+
+A segment is the whole of a sequence, or, where few heads would leave the chip idle, a run of chunks.  Then `carry`
+walks first: from zero to what a segment adds to a state, and, with v = 0, from the columns of 1 to those of M (K, K),
+the matrix that it multiplies a state by.  It has no outputs; fwd/compose.py makes the states between segments of both.
 
   warps  role   does
   0-3    CHAIN  all products, from registers and shared memory; o to global memory
@@ -43,103 +47,131 @@ class Chain:
     @cute.jit
     def __call__(
         self, tiles: cute.Pointer, v: cute.Pointer, h0: cute.Pointer, o: cute.Pointer, ht: cute.Pointer,
-        table: cute.Pointer, T: Int32, chunks: Int32, HV: Int32, N: Int32, stream,
+        M: cute.Pointer, table: cute.Pointer, T: Int32, chunks: Int32, pieces: Int32, segment: Int32, HV: Int32,
+        parts: Int32, segments: Int32, stream,
     ):  # fmt: skip
-        self.kernel(tiles, v, h0, o, ht, table, T, chunks, HV).launch(
-            grid=(self.c.V // COLUMNS, HV, N), block=(self.c.threads, 1, 1), stream=stream)  # fmt: skip
+        self.kernel(tiles, v, h0, o, ht, M, table, T, chunks, pieces, segment, HV).launch(
+            grid=(parts, HV, segments), block=(self.c.threads, 1, 1), stream=stream)  # fmt: skip
 
     @cute.kernel
     def kernel(
         self, tiles: cute.Pointer, v: cute.Pointer, h0: cute.Pointer, o: cute.Pointer, ht: cute.Pointer,
-        table: cute.Pointer, T: Int32, chunks: Int32, HV: Int32,
+        M: cute.Pointer, table: cute.Pointer, T: Int32, chunks: Int32, pieces: Int32, segment: Int32, HV: Int32,
     ):  # fmt: skip
         c = self.c
-        part, head, n = cute.arch.block_idx()
-        begin, tokens, chunk = self.place(n, table, T, chunks)
-        smem = SmemAllocator()
-        stages = smem.allocate_array(cutlass.Uint8, c.stages * self.tile.bytes, byte_alignment=1024)
-        sV = smem.allocate_array(BFloat16, c.stages * C * PITCH, byte_alignment=16)
-        sO = smem.allocate_array(BFloat16, 2 * C * PITCH, byte_alignment=16)
-        full = smem.allocate_array(Int64, c.stages)
-        empty = smem.allocate_array(Int64, c.stages)
-        if cute.arch.thread_idx()[0] == 0:
-            for s in cutlass.range_constexpr(c.stages):
-                cute.arch.mbarrier_init(full + s, 1)
-                cute.arch.mbarrier_init(empty + s, 4)
-            cute.arch.mbarrier_init_fence()
-        cute.arch.sync_threads()
-        first_v = (Int64(begin) * HV + head) * c.V + part * COLUMNS
-        steps = (tokens + C - 1) // C
-        if cute.arch.warp_idx() == 4:
-            self.load(tiles, v, stages, sV, full, empty, first_v, tokens, chunk, head, steps, HV)
-        else:
-            S = self.chain(h0, o, stages, sV, sO, full, empty, first_v, tokens, steps, n, head, part, HV)
-            if cutlass.const_expr(c.ht):
-                self.states(ht, n * HV + head, part, S, to_memory=True)
+        part, head, p = cute.arch.block_idx()
+        n, begin, left, chunk = self.place(p, table, T, chunks, pieces, segment)
+        tokens = cutlass.min(left, segment * C)
+        last = tokens == left                                                  # of its sequence
+        if n >= 0 and not (cutlass.const_expr(c.carry) and last):
+            smem = SmemAllocator()
+            stages = smem.allocate_array(cutlass.Uint8, c.stages * self.tile.bytes, byte_alignment=1024)
+            sV = smem.allocate_array(BFloat16, c.stages * C * PITCH, byte_alignment=16)
+            sO = sV if cutlass.const_expr(c.carry) else smem.allocate_array(BFloat16, 2 * C * PITCH, byte_alignment=16)
+            full = smem.allocate_array(Int64, c.stages)
+            empty = smem.allocate_array(Int64, c.stages)
+            if cute.arch.thread_idx()[0] == 0:
+                for s in cutlass.range_constexpr(c.stages):
+                    cute.arch.mbarrier_init(full + s, 1)
+                    cute.arch.mbarrier_init(empty + s, 4)
+                cute.arch.mbarrier_init_fence()
+            cute.arch.sync_threads()
+            first_v = (begin * HV + head) * c.V + part * COLUMNS
+            steps = (tokens + C - 1) // C
+            of_M = c.carry and part >= c.V // COLUMNS
+            if cute.arch.warp_idx() == 4:
+                self.load(tiles, v, stages, sV, full, empty, first_v, tokens, chunk, head, steps, HV, of_M)
+            else:
+                S = accumulator(product(c.K, OperandMajorMode.MN), (COLUMNS, c.K))
+                S.fill(0.0)
+                if cutlass.const_expr(c.walk == "segments"):
+                    self.states(h0, p * HV + head, part, c.V, False, S, to_memory=False)
+                elif cutlass.const_expr(c.h0):
+                    self.states(h0, n * HV + head, part, c.V, c.v_first, S, to_memory=False)
+                if of_M:
+                    self.columns_of_one(S, part - c.V // COLUMNS)
+                self.chain(S, o, stages, sV, sO, full, empty, first_v, tokens, steps, HV, of_M)
+                if cutlass.const_expr(c.carry):
+                    if of_M:
+                        self.states(M, p * HV + head, part - c.V // COLUMNS, c.K, False, S, to_memory=True)
+                    else:
+                        self.states(ht, p * HV + head, part, c.V, False, S, to_memory=True)
+                elif cutlass.const_expr(c.ht) and last:
+                    self.states(ht, n * HV + head, part, c.V, c.v_first, S, to_memory=True)
 
     @cute.jit
-    def place(self, n, table, T, chunks):
-        """First token, tokens and first chunk of a sequence."""
+    def place(self, p, table, T, chunks, pieces, segment):
+        """Sequence, first token, tokens from there to the sequence's end, first chunk of segment p; a row of T tokens
+        has `pieces` of them and `chunks` chunks."""
         if cutlass.const_expr(self.c.packed):
-            of_n = table + 3 * n
-            begin, tokens, chunk = load_one(of_n), Int32(load_one(of_n + 1)), Int32(load_one(of_n + 2))
+            at = table + 5 * p
+            n, begin, left, chunk = [load_one(at + i) for i in (0, 2, 3, 4)]
+            n, left, chunk = Int32(n), Int32(left), Int32(chunk)
         else:
-            begin, tokens, chunk = Int64(n) * T, T, n * chunks
-        return begin, tokens, chunk
+            n = p // pieces
+            skipped = (p - n * pieces) * segment
+            begin, left, chunk = Int64(n) * T + skipped * C, T - skipped * C, n * chunks + skipped
+        return n, begin, left, chunk
 
     @cute.jit
-    def load(self, tiles, v, stages, sV, full, empty, first_v, tokens, chunk, head, steps, HV):
+    def load(self, tiles, v, stages, sV, full, empty, first_v, tokens, chunk, head, steps, HV, of_M):
         lane = cute.arch.lane_idx()
         stage, phase = Int32(0), Int32(0)
+        rows_of_v = Int32(0) if of_M else Int32(C * COLUMNS * 2)
         for i in cutlass.range(steps, unroll=1):
             cute.arch.mbarrier_wait(empty + stage, phase ^ 1)
             with cute.arch.elect_one():
-                size = self.tile.bytes + C * COLUMNS * 2
-                cute.arch.mbarrier_arrive_and_expect_tx(full + stage, size)
+                cute.arch.mbarrier_arrive_and_expect_tx(full + stage, self.tile.bytes + rows_of_v)
                 place = (Int64(chunk + i) * HV + head) * self.tile.bytes
                 bulk_copy(stages + stage * self.tile.bytes, tiles + place, self.tile.bytes, full + stage)
             cute.arch.sync_warp()
-            token = cutlass.min(i * C + lane, tokens - 1)              # past the end: a row that counts for nothing
-            row = v + first_v + Int64(token) * HV * self.c.V
-            bulk_copy(sV + (stage * C + lane) * PITCH, row, COLUMNS * 2, full + stage)
+            if not of_M:
+                token = cutlass.min(i * C + lane, tokens - 1)          # past the end: a row that counts for nothing
+                row = v + first_v + Int64(token) * HV * self.c.V
+                bulk_copy(sV + (stage * C + lane) * PITCH, row, COLUMNS * 2, full + stage)
             stage, phase = advance(stage, phase, self.c.stages)
 
     @cute.jit
-    def chain(
-        self, h0, o, stages, sV, sO, full, empty, first_v, tokens, steps, n, head, part, HV,
-    ):  # fmt: skip
+    def chain(self, S, o, stages, sV, sO, full, empty, first_v, tokens, steps, HV, of_M):
         c = self.c
         along_K = OperandMajorMode.K
-        mma_P, mma_V = product(2 * C, along_K), product(C, along_K)
+        mma_P, mma_V = product(c.rows, along_K), product(C, along_K)
         mma_S = product(c.K, OperandMajorMode.MN)
-        S = accumulator(mma_S, (COLUMNS, c.K))
-        S.fill(0.0)
-        if cutlass.const_expr(c.h0):
-            self.states(h0, n * HV + head, part, S, to_memory=False)
         stage, phase = Int32(0), Int32(0)
         for i in cutlass.range(steps, unroll=1):
             rows = cutlass.min(tokens - i * C, C)
             tile = stages + stage * self.tile.bytes
             cute.arch.mbarrier_wait(full + stage, phase)
-            O = self.step(mma_P, mma_V, mma_S, S, tile, sV + stage * (C * PITCH))
+            O = self.step(mma_P, mma_V, mma_S, S, tile, sV + stage * (C * PITCH), of_M)
             cute.arch.sync_warp()
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive(empty + stage)
-            self.outputs(o, sO + i % 2 * (C * PITCH), O, first_v + Int64(i * C) * HV * c.V, rows, HV)
+            if cutlass.const_expr(not c.carry):
+                self.outputs(o, sO + i % 2 * (C * PITCH), O, first_v + Int64(i * C) * HV * c.V, rows, HV)
             stage, phase = advance(stage, phase, c.stages)
-        return S
 
     @cute.jit
-    def step(self, mma_P, mma_V, mma_S, S, tile, sV):
+    def columns_of_one(self, S, part):
+        """Columns of the matrix (K, K) that changes nothing."""
+        flat = cute.coalesce(S)
+        for i in range(cute.size(flat)):
+            d, e = self.place_in_state(i, part)
+            flat[i] = Float32(1.0) if d == e else Float32(0.0)
+
+    @cute.jit
+    def step(self, mma_P, mma_V, mma_S, S, tile, sV, of_M):
         """One chunk: S goes on; o^T."""
         c, lane = self.c, cute.arch.lane_idx()
         # [P; O] = S^T @ [kE; qg]^T
-        PO = accumulator(mma_P, (COLUMNS, 2 * C))
+        PO = accumulator(mma_P, (COLUMNS, c.rows))
         operand = rounded(mma_P, S, c.K)
-        multiply(mma_P, PO, operand, wide_view(tile, 2 * C, c.K), accumulate=False)
+        of_k_and_q = cute.local_tile(wide_view(tile, 2 * C, c.K), (c.rows, c.K), (0, 0))
+        multiply(mma_P, PO, operand, of_k_and_q, accumulate=False)
         # meanwhile, v^T as it lies in an operand, and what the state decays by
         at = sV + own_matrices()
-        words = [*load_transposed(at), *load_transposed(at + 16 * PITCH)]
+        words = [Uint32(0)] * 8
+        if not of_M:
+            words = [*load_transposed(at), *load_transposed(at + 16 * PITCH)]
         warpgroup.wait_group(0)
         # v_new^T = (v^T - P) @ TB^T
         left = cute.make_rmem_tensor(mma_V.make_fragment_A(mma_V.partition_shape_A((COLUMNS, C))).shape, BFloat16)
@@ -160,13 +192,15 @@ class Chain:
         warpgroup.wait_group(0)
         # o^T = O + v_new^T @ A_qk^T;  S^T += v_new^T @ kg
         operand = rounded(mma_V, v_new, C)
-        within = accumulator(mma_V, (COLUMNS, C))                    # of its own: half of an accumulator is none to ptxas,
-        multiply(mma_V, within, operand, narrow_view(tile + self.tile.A_qk), accumulate=False)    # which then waits for
-        multiply(mma_S, S, operand, standing_view(tile + self.tile.KG, c.K), accumulate=True)     # each product
+        within = accumulator(mma_V, (COLUMNS, C))                              # half of PO would be no accumulator to
+        if cutlass.const_expr(not c.carry):                                    # ptxas, and each product would wait
+            multiply(mma_V, within, operand, narrow_view(tile + self.tile.A_qk), accumulate=False)
+        multiply(mma_S, S, operand, standing_view(tile + self.tile.KG, c.K), accumulate=True)
         warpgroup.wait_group(0)
-        within_flat = cute.coalesce(within)
-        for e in cutlass.range_constexpr(16):
-            within_flat[e] = within_flat[e] + PO_flat[16 + e]
+        if cutlass.const_expr(not c.carry):
+            within_flat = cute.coalesce(within)
+            for e in cutlass.range_constexpr(16):
+                within_flat[e] = within_flat[e] + PO_flat[16 + e]
         return within
 
     @cute.jit
@@ -187,20 +221,26 @@ class Chain:
                 copy_16_bytes(sO + row * PITCH + column, o + first_o + Int64(row) * HV * self.c.V + column)
 
     @cute.jit
-    def states(self, x, number, part, S, to_memory: cutlass.Constexpr):
-        """S from or to its columns of one of many states in memory."""
-        c, flat = self.c, cute.coalesce(S)
+    def place_in_state(self, i: cutlass.Constexpr, part):
+        """(channel, column) of a thread's element i of S^T."""
         lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
-        x = x + Int64(number) * (c.K * c.V)
-        for block in cutlass.range_constexpr(c.K // 8):
-            for i in cutlass.range_constexpr(4):
-                d = block * 8 + lane % 4 * 2 + i % 2
-                e = part * COLUMNS + warp * 16 + lane // 4 + i // 2 * 8
-                at = e * c.K + d if cutlass.const_expr(c.v_first) else d * c.V + e
-                if cutlass.const_expr(to_memory):
-                    store(x + at, [flat[block * 4 + i]])
-                else:
-                    flat[block * 4 + i] = load_one(x + at).to(Float32)
+        return i // 4 * 8 + lane % 4 * 2 + i % 2, part * COLUMNS + warp * 16 + lane // 4 + i % 4 // 2 * 8
+
+    @cute.jit
+    def states(
+        self, x, number, part, columns: cutlass.Constexpr, transposed: cutlass.Constexpr, S,
+        to_memory: cutlass.Constexpr,
+    ):  # fmt: skip
+        """S from or to its columns of one of many matrices (K, columns) in memory."""
+        c, flat = self.c, cute.coalesce(S)
+        x = x + Int64(number) * (c.K * columns)
+        for i in range(cute.size(flat)):
+            d, e = self.place_in_state(i, part)
+            at = e * c.K + d if cutlass.const_expr(transposed) else d * columns + e
+            if cutlass.const_expr(to_memory):
+                store(x + at, [flat[i]])
+            else:
+                flat[i] = load_one(x + at).to(Float32)
 
 
 @cute.jit
@@ -251,5 +291,5 @@ def bulk_copy(to, source, size, full):
 
 
 def build(c: ChainConfig, target: Target) -> cutedsl.Compiled:
-    x = pointers(f"uint8 bfloat16 {c.h0 or 'float32'} bfloat16 float32 int64")
-    return cutedsl.compile(Chain(c), *x, *[Int32(1)] * 4, cutedsl.fake_stream(), target=target)
+    x = pointers(f"uint8 bfloat16 {c.h0 or 'float32'} bfloat16 float32 float32 int64")
+    return cutedsl.compile(Chain(c), *x, *[Int32(1)] * 7, cutedsl.fake_stream(), target=target)

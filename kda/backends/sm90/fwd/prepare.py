@@ -74,7 +74,7 @@ class Prepare:
             rows_of_y = smem.allocate_array(BFloat16, self.c.rows_of_y * K, byte_alignment=1024)
             sums = smem.allocate_array(Float32, (WARPS + 2) * K, byte_alignment=16)     # of warps' rows; row 0; all
             A_kk = smem.allocate_array(Float32, C * PAD, byte_alignment=16)
-            columns = smem.allocate_array(Float32, C * PITCH_X, byte_alignment=16)                # of the inverse's blocks
+            columns = smem.allocate_array(Float32, C * PITCH_X, byte_alignment=16)      # of inverses
             TB = smem.allocate_array(BFloat16, C * C, byte_alignment=16)
             b = smem.allocate_array(Float32, C, byte_alignment=16)
             tile = tiles + (Int64(chunk) * HV + head) * self.tile.bytes
@@ -338,7 +338,7 @@ class Prepare:
 
     @cute.jit
     def inverse(self, A_kk, columns, TB, b, tile):
-        """(I + A_kk)^-1 b of one warp: [X 0; -Y A X, Y], X and Y of 16 rows by substitution, A what lies between them."""
+        """(I + A_kk)^-1 b of one warp: [X 0; -Y A X, Y], X and Y of 16 rows by substitution, A between them."""
         lane = cute.arch.lane_idx()
         half, column, mine = lane >> 4, lane & 15, b[lane]
         x = []                                                                 # a column of X, or of Y
@@ -364,8 +364,8 @@ class Prepare:
 
     @cute.jit
     def below(self, A_kk, columns, TB, b):
-        """-Y (A X) b.  (A X)^T = X^T A^T comes out as the other operand of the product with Y, where rows of A X, that is
-        columns of Y, are counted in pairs."""
+        """-Y (A X) b.  (A X)^T = X^T A^T comes out as the other operand of the product with Y, where rows of A X, that
+        is columns of Y, are counted in pairs."""
         row, pair = cute.arch.lane_idx() // 4, cute.arch.lane_idx() % 4 * 2
         AX, YAX = [[Float32(0.0)] * 4, [Float32(0.0)] * 4], [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
         for step in cutlass.range_constexpr(0, BLOCK, 8):

@@ -1,10 +1,12 @@
-"""Where chunks of C = 32 rows lie in packed sequences [cu_seqlens[n], cu_seqlens[n+1]), worked out on the GPU.
+"""Where chunks of C = 32 rows, and segments of some chunks, lie in packed sequences [cu_seqlens[n], cu_seqlens[n+1]).
 
   chunk_table (.., 2)     its first token and its tokens; n <= 0 tokens: no chunk, but -n tokens of no sequence
-  sequences (N, 3)        first token, tokens, first chunk
+  segment_table (.., 5)   its sequence (-1: no segment), which one it is there, its first token, the tokens from there
+                          to the end of the sequence, its first chunk; an empty sequence has one segment
+  first_segment (N + 1)   that of each sequence; the last says how many there are
 
-One CTA of 256 threads writes chunks RUN p .. RUN p + RUN - 1 of every sequence, a thread a sequence; no length is read
-by the host, grids cover the most chunks there can be.
+One CTA of 256 threads writes pieces RUN p .. RUN p + RUN - 1 of every sequence, a thread a sequence; no length is read
+by the host, grids cover the most pieces there can be.
 """
 
 from __future__ import annotations
@@ -25,41 +27,54 @@ from ..parts.tile import C
 class Tables:
     @cute.jit
     def __call__(
-        self, cu_seqlens: cute.Pointer, chunk_table: cute.Pointer, sequences: cute.Pointer, T: Int32, N: Int32,
-        entries: Int32, programs: Int32, stream,
+        self, cu_seqlens: cute.Pointer, chunk_table: cute.Pointer, segment_table: cute.Pointer,
+        first_segment: cute.Pointer, T: Int32, N: Int32, segment: Int32, chunk_entries: Int32, segment_entries: Int32,
+        programs: Int32, stream,
     ):  # fmt: skip
-        self.kernel(cu_seqlens, chunk_table, sequences, T, N, entries).launch(
-            grid=(programs, 1, 1), block=(THREADS, 1, 1), stream=stream)  # fmt: skip
+        self.kernel(
+            cu_seqlens, chunk_table, segment_table, first_segment, T, N, segment, chunk_entries, segment_entries,
+        ).launch(grid=(programs, 1, 1), block=(THREADS, 1, 1), stream=stream)  # fmt: skip
 
     @cute.kernel
     def kernel(
-        self, cu_seqlens: cute.Pointer, chunk_table: cute.Pointer, sequences: cute.Pointer, T: Int32, N: Int32,
-        entries: Int32,
+        self, cu_seqlens: cute.Pointer, chunk_table: cute.Pointer, segment_table: cute.Pointer,
+        first_segment: cute.Pointer, T: Int32, N: Int32, segment: Int32, chunk_entries: Int32, segment_entries: Int32,
     ):  # fmt: skip
         thread, p = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
         totals = SmemAllocator().allocate_array(Int32, THREADS // 32)
         end = Int64(load_one(cu_seqlens + N))
-        chunks = Int32(0)
+        chunks, segments = Int32(0), Int32(0)
         for n0 in cutlass.range(0, N, THREADS, unroll=1):
             n = n0 + thread
             here = cutlass.min(n, N - 1)
             begin = Int64(load_one(cu_seqlens + here))
             length = Int32(Int64(load_one(cu_seqlens + here + 1)) - begin) if n < N else Int32(0)
             own = (length + C - 1) // C
+            own_segments = cutlass.max((own + segment - 1) // segment, 1) if n < N else Int32(0)
             before, total = scan(own, totals)
-            first = chunks + before
+            chunk = chunks + before
+            before, more = scan(own_segments, totals)
+            first = segments + before
             if n < N and p == 0:
-                store(sequences + 3 * n, [begin])
-                store(sequences + 3 * n + 1, [Int64(length)])
-                store(sequences + 3 * n + 2, [Int64(first)])
+                store(first_segment + n, [first])
             for j in cutlass.range(RUN * p, cutlass.min(own, RUN * p + RUN), unroll=1):
                 rows = cutlass.min(length - j * C, C)
-                store(chunk_table + Int64(first + j) * 2, [begin + j * C, Int64(rows)])
+                store(chunk_table + Int64(chunk + j) * 2, [begin + j * C, Int64(rows)])
+            for j in cutlass.range(RUN * p, cutlass.min(own_segments, RUN * p + RUN), unroll=1):
+                skipped, at = j * segment * C, segment_table + Int64(first + j) * 5
+                for i, x in enumerate((n, j, begin + skipped, length - skipped, chunk + j * segment)):
+                    store(at + i, [Int64(x)])
             chunks += total
-        for i in cutlass.range(p * THREADS + thread, entries - chunks, THREADS * cute.arch.grid_dim()[0], unroll=1):
+            segments += more
+        if p == 0 and thread == 0:
+            store(first_segment + N, [segments])
+        every = THREADS * cute.arch.grid_dim()[0]
+        for i in cutlass.range(p * THREADS + thread, chunk_entries - chunks, every, unroll=1):
             begin = cutlass.min(end + i * C, Int64(T))
             none = begin - cutlass.min(begin + C, Int64(T))
             store(chunk_table + Int64(chunks + i) * 2, [begin, none])
+        for i in cutlass.range(p * THREADS + thread, segment_entries - segments, every, unroll=1):
+            store(segment_table + Int64(segments + i) * 5, [Int64(-1)])
 
 
 @cute.jit
@@ -83,5 +98,5 @@ def scan(x, totals):
 
 
 def build(c: TablesConfig, target: Target) -> cutedsl.Compiled:
-    x = pointers(f"{c.dtype} int64 int64")
-    return cutedsl.compile(Tables(), *x, *[Int32(1)] * 4, cutedsl.fake_stream(), target=target)
+    x = pointers(f"{c.dtype} int64 int64 int32")
+    return cutedsl.compile(Tables(), *x, *[Int32(1)] * 6, cutedsl.fake_stream(), target=target)

@@ -1,0 +1,78 @@
+"""Problem and number of SMs to what is launched: configurations, and how sequences are cut.  No torch, no cutlass."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+
+from kda.problem import Problem
+
+from .configs import BOUND, COLUMNS, ChainConfig, ComposeConfig, PrepareConfig
+from .parts.tile import C
+
+SHORTEST = 32                                # chunks of a segment
+INVARIANT = 128                              # the same with batch_invariant
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the shapes of a call say.  Packed, there may be fewer chunks and segments."""
+
+    chunks: int                              # of a row of T tokens
+    pieces: int                              # segments of a row
+    segment: int                             # chunks of a segment
+    all_chunks: int
+    all_segments: int
+    prepare: PrepareConfig
+    chain: ChainConfig
+    carry: ChainConfig | None                # where sequences are cut
+    compose: ComposeConfig | None
+
+
+@functools.lru_cache(maxsize=1024)
+def plan(p: Problem, sms: int) -> Plan:
+    length, chunks = split(p, sms), -(-p.T // C)
+    segment = length or max(chunks, 1)
+    pieces = max(1, -(-chunks // segment))
+    if p.packed:
+        all_chunks, all_segments = p.T // C + p.N, p.N + (p.T // (length * C) if length else 0)
+    else:
+        all_chunks, all_segments = p.B * chunks, p.B * pieces
+
+    def chain(walk: str, h0: str | None, ht: bool) -> ChainConfig:
+        config = ChainConfig(p.K, p.V, p.packed, walk, h0, ht, v_first=p.state_v_first, stages=3)
+        alone = config.parts * p.HV * all_segments <= sms                      # on an SM; else two are there
+        return dataclasses.replace(config, stages=6) if alone else config
+
+    cut = length > 0
+    return Plan(
+        chunks, pieces, segment, all_chunks, all_segments, prepare_config(p),
+        chain("segments", "float32", p.final_state) if cut else chain("sequences", p.state_dtype, p.final_state),
+        chain("carry", None, False) if cut else None,
+        ComposeConfig(p.K, p.V, p.packed, p.state_dtype, v_first=p.state_v_first) if cut else None,
+    )  # fmt: skip
+
+
+def split(p: Problem, sms: int) -> int:
+    """Chunks of a segment, 0 for whole sequences: cut where heads and sequences leave the chip idle.
+
+    With batch_invariant a sequence's cut does not depend on its neighbours.
+    """
+    sequences = max(p.N, 1)
+    wanted = sms // (p.V // COLUMNS * p.HV * (1 if p.batch_invariant else sequences))
+    if wanted < 3:
+        return 0
+    if p.batch_invariant:
+        return INVARIANT
+    chunks = -(-p.T // C) // (sequences if p.packed else 1)
+    length = max(SHORTEST, -(-chunks // wanted))
+    return length if chunks > 2 * length else 0
+
+
+def prepare_config(p: Problem) -> PrepareConfig:
+    block = p.gate == "bounded" and p.lower_bound >= BOUND and p.qk_l2norm
+    return PrepareConfig(
+        p.K, p.V, p.gate, block=block, norm=p.qk_l2norm, rate=p.A_log, bias=p.dt_bias, beta=p.beta, packed=p.packed,
+        grouped=p.HV != p.H, g_dtype=p.g_dtype, beta_dtype=p.beta_dtype,
+    )  # fmt: skip
