@@ -79,13 +79,16 @@ def _call(args: tuple, op: str = "chunk_kda", **others: Tensor | None) -> Call:
     return Call(op, Inputs(*args[: len(INPUTS)]), options, **others)
 
 
+def forward(c: Call, save: str) -> Outputs:
+    problem = problem_of(c)
+    with _autocast_off(c.inputs.q.device.type):
+        return _launch(c, problem).forward(problem, c.inputs, save)
+
+
 def _chunk_forward(*args):
     *args, save = args
     c = _call(args)
-    problem = problem_of(c)
-    with _autocast_off(c.inputs.q.device.type):
-        out: Outputs = _launch(c, problem).forward(problem, c.inputs, save)
-    q = c.inputs.q
+    out, q = forward(c, save), c.inputs.q
     return out.o, _or_empty(out.final_state, q), _or_empty(out.h, q), list(out.saved or ())
 
 

@@ -600,7 +600,7 @@ def problem_of(c: Call, direction: str = "forward") -> Problem:
     key = (c.op, direction, c.options, *(x if x is None else (x.shape, x.dtype, x.device) for x in tensors))
     problem = _known.get(key)
     if problem is None:
-        check(c, KIND)
+        check(c, (*CALLER, *KIND))                                             # an operator's arguments pass the first
         if len(_known) >= 4096:
             _known.clear()
         problem = _known[key] = _describe(c, direction)

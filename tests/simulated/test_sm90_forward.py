@@ -13,12 +13,14 @@ from hopper import RAGGED, called, changed, check
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
+import kda
 from kda.backends.sm90 import launch
 from kda.backends.sm90.configs import ChainConfig, PrepareConfig
 from kda.compile.errors import BuildError
 from kda.compile.target import parse
 from kda.dispatch import weigh
 from kda.problem import Problem
+from kda.simulator import capture
 from kda.simulator.chips import host_of
 from kda.verify.cases import make_inputs
 from kda.verify.simulated import SimulatedDoor
@@ -50,6 +52,30 @@ def test_a_call_is_the_definition(name):
 
 def test_states_may_be_v_first():
     check(make_inputs(T=40, H=1, HV=2, K=64, V=128, gate="bounded"), state_v_first=True)
+
+
+@pytest.mark.parametrize("v_first", [False, True])
+@pytest.mark.parametrize("C", [32, 64])
+def test_states_that_enter_chunks_are_final_states_of_what_comes_before(C, v_first):
+    options = dict(state_v_first=v_first, chunk_size=C, return_intermediate_states=True, backend="sm90")
+
+    def of(**x):
+        with capture(arch="sm90") as session:
+            out = kda.chunk_kda_fwd(**x | options)
+        assert not session.findings
+        return out
+
+    lengths = (130, 0, 1, 64)
+    x = make_inputs(lengths, padding=9, H=1, HV=2, K=64, V=64, gate="bounded", initial_state=False).keywords
+    found, start, at = of(**x).h, 0, 0
+    assert found.shape == (1, sum(-(-n // C) for n in lengths), 2, 64, 64) and found.dtype == torch.bfloat16
+    for length in lengths:
+        for before in range(0, length, C):
+            rows = {name: x[name][:, start : start + before] for name in ("q", "k", "v", "g", "beta")}
+            alone = of(**x | rows | {"cu_seqlens": None})
+            assert torch.equal(found[0, at], alone.final_state[0].to(found.dtype))
+            at += 1
+        start += length
 
 
 def test_g_and_beta_may_be_float32_and_states_bfloat16():

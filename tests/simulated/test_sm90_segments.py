@@ -54,13 +54,17 @@ def test_any_order_of_warps_gives_the_same_bits(schedule):
     assert all(torch.equal(found[name], expected[name]) for name in found)
 
 
-def test_a_state_of_heads_that_remember_is_whole_or_cut_the_same_but_for_roundings(monkeypatch):
+def test_states_of_heads_that_remember_are_whole_or_cut_the_same_but_for_roundings(monkeypatch):
     case = make_inputs(T=256, H=1, K=64, V=64, gate="bounded", regime="slow")
-    cut = called(case)[0]["ht"]
+    case.keywords["return_intermediate_states"] = True
+    cut = called(case)[0]
     monkeypatch.setattr(plan, "split", lambda p, sms: 0)
     plan.plan.cache_clear()
-    whole = called(case)[0]["ht"]
-    assert not torch.equal(cut, whole) and (cut - whole).norm() < 5e-3 * whole.norm()
+    whole = called(case)[0]
+    assert whole["h"].shape == (1, 4, 1, 64, 64)
+    for name in ("ht", "h"):
+        assert not torch.equal(cut[name], whole[name])
+        assert (cut[name] - whole[name]).norm() < 5e-3 * whole[name].norm()
 
 
 @pytest.mark.parametrize("words, length", {

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kda.checks import offsets_after_waiting
 from kda.problem import Inputs, Problem
 
 Tensor = torch.Tensor
@@ -31,5 +32,14 @@ def aligned(x: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None
     """Contiguous, at a multiple of 16 bytes."""
     if x is None:
         return None
-    x = x.to(dtype or x.dtype).contiguous()
+    if dtype is not None and x.dtype != dtype:
+        x = x.to(dtype)
+    if not x.is_contiguous():
+        x = x.contiguous()
     return x if x.data_ptr() % 16 == 0 else x.clone()
+
+
+def chunks_of_a_row(p: Problem, x: Inputs) -> int:
+    """Packed, offsets that only the GPU holds are waited for."""
+    ends = offsets_after_waiting(x) or [0, p.T]
+    return sum(-(-(end - start) // p.C) for start, end in zip(ends, ends[1:]))

@@ -49,9 +49,9 @@ CAPABILITY = Capability(
         ),
         Rule(
             "sm90.keeps",
-            lambda p, h: not (p.disable_recompute or p.intermediate_states),
-            "keeps nothing beside o and the final states",
-            "leave out disable_recompute and return_intermediate_states, or " + OTHERWISE,
+            lambda p, h: not p.disable_recompute,
+            "does not keep what disable_recompute asks for",
+            "leave it out, or " + OTHERWISE,
         ),
     ),
     auto_rules=(

@@ -69,7 +69,9 @@ class ChainConfig:
     walk: str                                # "sequences", "carry", "segments"
     h0: str | None                           # dtype of the states that they start from
     ht: bool
-    v_first: bool                            # states of sequences are (V, K)
+    v_first: bool                            # states of sequences are (V, K), and those that are kept
+    h: bool                                  # states are kept, of those that enter chunks
+    every: int                               # so many chunks
     stages: int
 
     @property

@@ -16,7 +16,7 @@ from kda.compile.target import parse
 from kda.host import detect
 from kda.problem import Inputs, Problem
 
-from ..common.tensors import aligned, on_its_device
+from ..common.tensors import aligned, chunks_of_a_row, on_its_device
 from .configs import LIMIT, RUN, ChainConfig, ComposeConfig, PrepareConfig, TablesConfig
 from .parts.tile import C, Tile
 from .plan import Plan, plan
@@ -72,20 +72,21 @@ def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
             aligned(x.dt_bias, torch.float32), tiles, o, chunk_table, p.T, entries, p.H, p.HV, p.scale,
             p.lower_bound or 0.0,
         )  # fmt: skip
+    h = empty(p.B, chunks_of_a_row(p, x), *states[1:], dtype=x.q.dtype) if p.intermediate_states else None
     if p.N * p.HV:
-        chains(p, pl, tiles, aligned(x.v), aligned(x.initial_state), o, ht, *segments)
-    return Outputs(o, ht, None, None)
+        chains(p, pl, tiles, aligned(x.v), aligned(x.initial_state), o, ht, h, *segments)
+    return Outputs(o, ht, h, None)
 
 
 def chains(
     p: Problem, pl: Plan, tiles: Tensor, v: Tensor, h0: Tensor | None, o: Tensor, ht: Tensor | None,
-    segment_table: Tensor | None, first_segment: Tensor | None,
+    h: Tensor | None, segment_table: Tensor | None, first_segment: Tensor | None,
 ) -> None:  # fmt: skip
-    """o and ht of tiles; where sequences are cut, first the states that enter their segments."""
+    """o, ht and h of tiles; where sequences are cut, first the states that enter their segments."""
 
     def walk(config: ChainConfig, h0: Tensor | None, ht: Tensor | None, M: Tensor | None = None) -> None:
-        run(config, (config.parts, p.HV, pl.all_segments), tiles, v, h0, o, ht, M, segment_table, p.T, pl.chunks,
-            pl.pieces, pl.segment, p.HV)  # fmt: skip
+        run(config, (config.parts, p.HV, pl.all_segments), tiles, v, h0, o, ht, M, h, segment_table, p.T,
+            pl.chunks, pl.pieces, pl.segment, p.HV)  # fmt: skip
 
     if pl.carry and pl.compose:
         of_segments = functools.partial(torch.empty, dtype=torch.float32, device=v.device)
@@ -99,11 +100,11 @@ def chains(
 
 def tables(p: Problem, pl: Plan, cu_seqlens: Tensor, entries: int, device: torch.device) -> tuple[Tensor, ...]:
     """Where chunks and segments lie, on the GPU."""
-    sizes = (2 * entries, 5 * pl.all_segments)
+    sizes = (2 * entries, 6 * pl.all_segments)
     chunk_table, segment_table = torch.empty(sum(sizes), dtype=torch.int64, device=device).split(sizes)
     first_segment = torch.empty(p.N + 1, dtype=torch.int32, device=device)
     cu_seqlens = cu_seqlens.to(device, non_blocking=True).contiguous()
     config = TablesConfig(str(cu_seqlens.dtype).removeprefix("torch."))
     run(config, max(1, -(-p.T // (C * RUN))), cu_seqlens, chunk_table, segment_table, first_segment, p.T, p.N,
-        pl.segment, entries, pl.all_segments)  # fmt: skip
+        pl.segment, p.C // C, entries, pl.all_segments)  # fmt: skip
     return chunk_table, segment_table, first_segment

@@ -41,7 +41,8 @@ def plan(p: Problem, sms: int) -> Plan:
         all_chunks, all_segments = p.B * chunks, p.B * pieces
 
     def chain(walk: str, h0: str | None, ht: bool) -> ChainConfig:
-        config = ChainConfig(p.K, p.V, p.packed, walk, h0, ht, v_first=p.state_v_first, stages=3)
+        kept = p.intermediate_states and walk != "carry"
+        config = ChainConfig(p.K, p.V, p.packed, walk, h0, ht, p.state_v_first, kept, p.C // C, stages=3)
         alone = config.parts * p.HV * all_segments <= sms                      # on an SM; else two are there
         return dataclasses.replace(config, stages=6) if alone else config
 
@@ -66,7 +67,7 @@ def split(p: Problem, sms: int) -> int:
     if p.batch_invariant:
         return INVARIANT
     chunks = -(-p.T // C) // (sequences if p.packed else 1)
-    length = max(SHORTEST, -(-chunks // wanted))
+    length = max(SHORTEST, -(-chunks // wanted) + 1 & -2)                      # whole chunks of 64
     return length if chunks > 2 * length else 0
 
 

@@ -13,11 +13,10 @@ from collections.abc import Mapping
 import torch
 
 from kda.bundles import SAVES, Grads, Outputs, Products, Saved
-from kda.checks import offsets_after_waiting
 from kda.problem import Inputs, Problem
 from kda.stages import SHAPES, find
 
-from ..common.tensors import aligned, on_its_device
+from ..common.tensors import aligned, chunks_of_a_row, on_its_device
 from .call import Call, dtype_of
 from .recurrent_launch import recurrent as recurrent
 
@@ -125,7 +124,7 @@ def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
     c = Call.of(p, save, x)
     env, state, kept = c.env, (p.HV, p.V, p.K) if p.state_v_first else (p.HV, p.K, p.V), SAVES[save]
     c.make("o" + " h v_new" * (kept is Saved))
-    chunks = _chunks(p, x) if p.intermediate_states else 0
+    chunks = chunks_of_a_row(p, x) if p.intermediate_states else 0
     if p.intermediate_states and kept is not Saved:
         env["h"] = c.empty(p.B * chunks, *state, dtype=x.q.dtype)
     if p.final_state:
@@ -144,12 +143,6 @@ def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
         h = h.view(p.B, chunks, *state)
     saved = kept and kept(*(env[name] for name in kept._fields))
     return Outputs(env["o"].view(x.v.shape), env.get("ht"), h, saved)
-
-
-def _chunks(p: Problem, x: Inputs) -> int:
-    """Of a row; packed, offsets that only the GPU holds are waited for."""
-    ends = offsets_after_waiting(x) or [0, p.T]
-    return sum(-(-(end - start) // p.C) for start, end in zip(ends, ends[1:]))
 
 
 @on_its_device

@@ -47,20 +47,21 @@ class Chain:
     @cute.jit
     def __call__(
         self, tiles: cute.Pointer, v: cute.Pointer, h0: cute.Pointer, o: cute.Pointer, ht: cute.Pointer,
-        M: cute.Pointer, table: cute.Pointer, T: Int32, chunks: Int32, pieces: Int32, segment: Int32, HV: Int32,
-        parts: Int32, segments: Int32, stream,
+        M: cute.Pointer, h: cute.Pointer, table: cute.Pointer, T: Int32, chunks: Int32, pieces: Int32, segment: Int32,
+        HV: Int32, parts: Int32, segments: Int32, stream,
     ):  # fmt: skip
-        self.kernel(tiles, v, h0, o, ht, M, table, T, chunks, pieces, segment, HV).launch(
+        self.kernel(tiles, v, h0, o, ht, M, h, table, T, chunks, pieces, segment, HV).launch(
             grid=(parts, HV, segments), block=(self.c.threads, 1, 1), stream=stream)  # fmt: skip
 
     @cute.kernel
     def kernel(
         self, tiles: cute.Pointer, v: cute.Pointer, h0: cute.Pointer, o: cute.Pointer, ht: cute.Pointer,
-        M: cute.Pointer, table: cute.Pointer, T: Int32, chunks: Int32, pieces: Int32, segment: Int32, HV: Int32,
+        M: cute.Pointer, h: cute.Pointer, table: cute.Pointer, T: Int32, chunks: Int32, pieces: Int32, segment: Int32,
+        HV: Int32,
     ):  # fmt: skip
         c = self.c
         part, head, p = cute.arch.block_idx()
-        n, begin, left, chunk = self.place(p, table, T, chunks, pieces, segment)
+        n, begin, left, chunk, state = self.place(p, table, T, chunks, pieces, segment)
         tokens = cutlass.min(left, segment * C)
         last = tokens == left                                                  # of its sequence
         if n >= 0 and not (cutlass.const_expr(c.carry) and last):
@@ -90,7 +91,8 @@ class Chain:
                     self.states(h0, n * HV + head, part, c.V, c.v_first, S, to_memory=False)
                 if of_M:
                     self.columns_of_one(S, part - c.V // COLUMNS)
-                self.chain(S, o, stages, sV, sO, full, empty, first_v, tokens, steps, HV, of_M)
+                first_h = (Int64(state) * HV + head) * (c.K * c.V)
+                self.chain(S, o, h, stages, sV, sO, full, empty, first_v, first_h, part, tokens, steps, HV, of_M)
                 if cutlass.const_expr(c.carry):
                     if of_M:
                         self.states(M, p * HV + head, part - c.V // COLUMNS, c.K, False, S, to_memory=True)
@@ -101,17 +103,19 @@ class Chain:
 
     @cute.jit
     def place(self, p, table, T, chunks, pieces, segment):
-        """Sequence, first token, tokens from there to the sequence's end, first chunk of segment p; a row of T tokens
-        has `pieces` of them and `chunks` chunks."""
+        """Sequence, first token, tokens from there to the sequence's end, first chunk and first kept state of segment
+        p; a row of T tokens has `pieces` of them and `chunks` chunks."""
+        every = self.c.every
         if cutlass.const_expr(self.c.packed):
-            at = table + 5 * p
-            n, begin, left, chunk = [load_one(at + i) for i in (0, 2, 3, 4)]
-            n, left, chunk = Int32(n), Int32(left), Int32(chunk)
+            at = table + 6 * p
+            n, begin, left, chunk, state = [load_one(at + i) for i in (0, 2, 3, 4, 5)]
+            n, left, chunk, state = Int32(n), Int32(left), Int32(chunk), Int32(state)
         else:
             n = p // pieces
             skipped = (p - n * pieces) * segment
             begin, left, chunk = Int64(n) * T + skipped * C, T - skipped * C, n * chunks + skipped
-        return n, begin, left, chunk
+            state = n * ((chunks + every - 1) // every) + skipped // every
+        return n, begin, left, chunk, state
 
     @cute.jit
     def load(self, tiles, v, stages, sV, full, empty, first_v, tokens, chunk, head, steps, HV, of_M):
@@ -132,7 +136,7 @@ class Chain:
             stage, phase = advance(stage, phase, self.c.stages)
 
     @cute.jit
-    def chain(self, S, o, stages, sV, sO, full, empty, first_v, tokens, steps, HV, of_M):
+    def chain(self, S, o, h, stages, sV, sO, full, empty, first_v, first_h, part, tokens, steps, HV, of_M):
         c = self.c
         along_K = OperandMajorMode.K
         mma_P, mma_V = product(c.rows, along_K), product(C, along_K)
@@ -141,6 +145,9 @@ class Chain:
         for i in cutlass.range(steps, unroll=1):
             rows = cutlass.min(tokens - i * C, C)
             tile = stages + stage * self.tile.bytes
+            if cutlass.const_expr(c.h) and i % c.every == 0:
+                at = h + (first_h + Int64(i // c.every) * HV * (c.K * c.V))
+                self.states(at, 0, part, c.V, c.v_first, S, to_memory=True)
             cute.arch.mbarrier_wait(full + stage, phase)
             O = self.step(mma_P, mma_V, mma_S, S, tile, sV + stage * (C * PITCH), of_M)
             cute.arch.sync_warp()
@@ -291,5 +298,5 @@ def bulk_copy(to, source, size, full):
 
 
 def build(c: ChainConfig, target: Target) -> cutedsl.Compiled:
-    x = pointers(f"uint8 bfloat16 {c.h0 or 'float32'} bfloat16 float32 float32 int64")
+    x = pointers(f"uint8 bfloat16 {c.h0 or 'float32'} bfloat16 float32 float32 bfloat16 int64")
     return cutedsl.compile(Chain(c), *x, *[Int32(1)] * 7, cutedsl.fake_stream(), target=target)

@@ -1,8 +1,9 @@
 """Where chunks of C = 32 rows, and segments of some chunks, lie in packed sequences [cu_seqlens[n], cu_seqlens[n+1]).
 
   chunk_table (.., 2)     its first token and its tokens; n <= 0 tokens: no chunk, but -n tokens of no sequence
-  segment_table (.., 5)   its sequence (-1: no segment), which one it is there, its first token, the tokens from there
-                          to the end of the sequence, its first chunk; an empty sequence has one segment
+  segment_table (.., 6)   its sequence (-1: no segment), which one it is there, its first token, the tokens from there
+                          to the end of the sequence, its first chunk, the first of its states that are kept, one for
+                          `every` chunks; an empty sequence has one segment
   first_segment (N + 1)   that of each sequence; the last says how many there are
 
 One CTA of 256 threads writes pieces RUN p .. RUN p + RUN - 1 of every sequence, a thread a sequence; no length is read
@@ -28,22 +29,24 @@ class Tables:
     @cute.jit
     def __call__(
         self, cu_seqlens: cute.Pointer, chunk_table: cute.Pointer, segment_table: cute.Pointer,
-        first_segment: cute.Pointer, T: Int32, N: Int32, segment: Int32, chunk_entries: Int32, segment_entries: Int32,
-        programs: Int32, stream,
+        first_segment: cute.Pointer, T: Int32, N: Int32, segment: Int32, every: Int32, chunk_entries: Int32,
+        segment_entries: Int32, programs: Int32, stream,
     ):  # fmt: skip
         self.kernel(
-            cu_seqlens, chunk_table, segment_table, first_segment, T, N, segment, chunk_entries, segment_entries,
+            cu_seqlens, chunk_table, segment_table, first_segment, T, N, segment, every, chunk_entries,
+            segment_entries,
         ).launch(grid=(programs, 1, 1), block=(THREADS, 1, 1), stream=stream)  # fmt: skip
 
     @cute.kernel
     def kernel(
         self, cu_seqlens: cute.Pointer, chunk_table: cute.Pointer, segment_table: cute.Pointer,
-        first_segment: cute.Pointer, T: Int32, N: Int32, segment: Int32, chunk_entries: Int32, segment_entries: Int32,
+        first_segment: cute.Pointer, T: Int32, N: Int32, segment: Int32, every: Int32, chunk_entries: Int32,
+        segment_entries: Int32,
     ):  # fmt: skip
         thread, p = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
         totals = SmemAllocator().allocate_array(Int32, THREADS // 32)
         end = Int64(load_one(cu_seqlens + N))
-        chunks, segments = Int32(0), Int32(0)
+        chunks, segments, states = Int32(0), Int32(0), Int32(0)
         for n0 in cutlass.range(0, N, THREADS, unroll=1):
             n = n0 + thread
             here = cutlass.min(n, N - 1)
@@ -55,17 +58,21 @@ class Tables:
             chunk = chunks + before
             before, more = scan(own_segments, totals)
             first = segments + before
+            before, kept = scan((own + every - 1) // every, totals)
+            state = states + before
             if n < N and p == 0:
                 store(first_segment + n, [first])
             for j in cutlass.range(RUN * p, cutlass.min(own, RUN * p + RUN), unroll=1):
                 rows = cutlass.min(length - j * C, C)
                 store(chunk_table + Int64(chunk + j) * 2, [begin + j * C, Int64(rows)])
             for j in cutlass.range(RUN * p, cutlass.min(own_segments, RUN * p + RUN), unroll=1):
-                skipped, at = j * segment * C, segment_table + Int64(first + j) * 5
-                for i, x in enumerate((n, j, begin + skipped, length - skipped, chunk + j * segment)):
+                skipped, at = j * segment * C, segment_table + Int64(first + j) * 6
+                place = (begin + skipped, length - skipped, chunk + j * segment, state + j * segment // every)
+                for i, x in enumerate((n, j, *place)):
                     store(at + i, [Int64(x)])
             chunks += total
             segments += more
+            states += kept
         if p == 0 and thread == 0:
             store(first_segment + N, [segments])
         every = THREADS * cute.arch.grid_dim()[0]
@@ -74,7 +81,7 @@ class Tables:
             none = begin - cutlass.min(begin + C, Int64(T))
             store(chunk_table + Int64(chunks + i) * 2, [begin, none])
         for i in cutlass.range(p * THREADS + thread, segment_entries - segments, every, unroll=1):
-            store(segment_table + Int64(segments + i) * 5, [Int64(-1)])
+            store(segment_table + Int64(segments + i) * 6, [Int64(-1)])
 
 
 @cute.jit
@@ -99,4 +106,4 @@ def scan(x, totals):
 
 def build(c: TablesConfig, target: Target) -> cutedsl.Compiled:
     x = pointers(f"{c.dtype} int64 int64 int32")
-    return cutedsl.compile(Tables(), *x, *[Int32(1)] * 6, cutedsl.fake_stream(), target=target)
+    return cutedsl.compile(Tables(), *x, *[Int32(1)] * 7, cutedsl.fake_stream(), target=target)
