@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import re
 import shutil
 import subprocess
 import sys
@@ -222,6 +223,18 @@ def test_kernels_take_the_shared_memory_that_their_configurations_say(kind, monk
     monkeypatch.setattr(kind, "shared", property(lambda config: enough(config) - 16))
     _, session = called(make_inputs(T=200, H=1, K=64, V=64, gate="bounded"))
     assert any(finding.kind == "out-of-bounds" for finding in session.findings)
+
+
+def test_a_kernel_reads_nothing_before_the_kernel_ahead_of_it_is_done():
+    """The simulator runs one launch after the other: what a GPU may let overlap is seen in the PTX."""
+    with capture(arch="sm90") as session:
+        kda.chunk_kda_fwd(**make_inputs(**RAGGED, H=1, K=64, V=64, gate="bounded").keywords, backend="sm90")
+    kernels = [launched.kernel for launched in session.launches]
+    assert [launched.pdl for launched in session.launches] == [False, True, True]
+    for kernel in kernels:
+        before, wait, after = kernel.ptx.partition("griddepcontrol.wait")
+        assert wait and re.search(r"ld\.global|bulk", after)
+        assert not re.search(r"(ld|st)\.global|bulk|@%p\d+ bra", before)
 
 
 def test_a_kernel_that_was_kept_needs_no_dsl(tmp_path, monkeypatch):

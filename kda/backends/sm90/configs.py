@@ -45,6 +45,11 @@ class PrepareConfig:
         return 32 * WARPS
 
     @property
+    def follows(self) -> bool:
+        """Launched after another kernel of its call."""
+        return self.packed
+
+    @property
     def on_an_sm(self) -> int:
         """CTAs at once: 80 registers, or 128."""
         return 3 if self.block else 2
@@ -122,6 +127,7 @@ class ComposeConfig:
 @dataclass(frozen=True)
 class TablesConfig:
     dtype: str                               # of cu_seqlens
+    follows = False
 
     @property
     def threads(self) -> int:

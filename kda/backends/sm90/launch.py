@@ -43,7 +43,9 @@ def source() -> str:
 
 
 def run(config: Config, grid: int | tuple[int, ...], *args: object) -> None:
-    kernel(config).launch(grid, *args, block=config.threads, dynamic_shared=config.shared)
+    kernel(config).launch(
+        grid, *args, block=config.threads, dynamic_shared=config.shared, pdl=getattr(config, "follows", True)
+    )
 
 
 # Operands of products, and results; decays, norms, the inverse and the state stay float32.

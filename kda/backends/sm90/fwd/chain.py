@@ -34,6 +34,7 @@ from kda.compile.target import Target
 
 from ..configs import COLUMNS, PITCH, ChainConfig
 from ..parts.copies import copy_16_bytes, load, load_one, load_transposed, pointers, store, store_transposed
+from ..parts.order import after_the_kernel_before
 from ..parts.product import accumulator, queue
 from ..parts.tile import C, Tile
 from ..parts.views import narrow_view, standing_view, wide_view
@@ -61,6 +62,7 @@ class Chain:
     ):  # fmt: skip
         c = self.c
         part, head, p = cute.arch.block_idx()
+        after_the_kernel_before()
         n, begin, left, chunk, state = self.place(p, table, T, chunks, pieces, segment)
         tokens = cutlass.min(left, segment * C)
         last = tokens == left                                                  # of its sequence

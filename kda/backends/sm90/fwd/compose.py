@@ -18,6 +18,7 @@ from kda.compile.target import Target
 
 from ..configs import STRIP, ComposeConfig
 from ..parts.copies import load, load_one, pointers, store
+from ..parts.order import after_the_kernel_before
 
 
 class Compose:
@@ -39,6 +40,7 @@ class Compose:
     ):  # fmt: skip
         K, V = self.c.K, self.c.V
         part, head, n = cute.arch.block_idx()
+        after_the_kernel_before()
         row, half = cute.arch.thread_idx()[0] % K, cute.arch.thread_idx()[0] // K
         smem = SmemAllocator()
         h = smem.allocate_array(Float32, K * STRIP, byte_alignment=32)

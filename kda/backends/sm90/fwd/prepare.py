@@ -36,6 +36,7 @@ from kda.compile.target import Target
 from ..configs import BLOCK, LEVELS, PAD, PITCH_X, ROWS, WARPS, PrepareConfig
 from ..parts import fast
 from ..parts.copies import copy_16_bytes, load, load_one, pointers, store
+from ..parts.order import after_the_kernel_before
 from ..parts.product import accumulator, mma_tf32, queue, tf32s
 from ..parts.tile import HALF, C, Tile, in_narrow_rows, in_wide_rows
 from ..parts.views import wide_view
@@ -66,6 +67,7 @@ class Prepare:
     ):  # fmt: skip
         K = self.c.K
         head, y, z = cute.arch.block_idx()
+        after_the_kernel_before()
         chunk = z * cute.arch.grid_dim()[1] + y
         begin, rows = self.place(chunk, y, z, table, T, chunks)
         if rows > 0:

@@ -22,6 +22,7 @@ from kda.compile.target import Target
 
 from ..configs import RUN, THREADS, TablesConfig
 from ..parts.copies import load_one, pointers, store
+from ..parts.order import after_the_kernel_before
 from ..parts.tile import C
 
 
@@ -44,6 +45,7 @@ class Tables:
         segment_entries: Int32,
     ):  # fmt: skip
         thread, p = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
+        after_the_kernel_before()
         totals = SmemAllocator().allocate_array(Int32, THREADS // 32)
         end = Int64(load_one(cu_seqlens + N))
         chunks, segments, states = Int32(0), Int32(0), Int32(0)
