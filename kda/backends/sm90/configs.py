@@ -45,8 +45,8 @@ class PrepareConfig:
         return 32 * WARPS
 
     @property
-    def follows(self) -> bool:
-        """Launched after another kernel of its call."""
+    def early(self) -> bool:
+        """Comes onto the SM before the kernel ahead of it in its call is done."""
         return self.packed
 
     @property
@@ -80,6 +80,10 @@ class ChainConfig:
     stages: int
 
     @property
+    def early(self) -> bool:
+        return not self.carry                                                # many of those would meet on a few SMs
+
+    @property
     def carry(self) -> bool:
         return self.walk == "carry"
 
@@ -110,6 +114,7 @@ class ComposeConfig:
     packed: bool
     h0: str | None
     v_first: bool
+    early = False
 
     @property
     def parts(self) -> int:
@@ -127,7 +132,7 @@ class ComposeConfig:
 @dataclass(frozen=True)
 class TablesConfig:
     dtype: str                               # of cu_seqlens
-    follows = False
+    early = False
 
     @property
     def threads(self) -> int:

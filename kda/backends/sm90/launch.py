@@ -44,7 +44,7 @@ def source() -> str:
 
 def run(config: Config, grid: int | tuple[int, ...], *args: object) -> None:
     kernel(config).launch(
-        grid, *args, block=config.threads, dynamic_shared=config.shared, pdl=getattr(config, "follows", True)
+        grid, *args, block=config.threads, dynamic_shared=config.shared, pdl=config.early
     )
 
 

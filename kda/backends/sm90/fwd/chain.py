@@ -11,10 +11,11 @@ the matrix that it multiplies a state by.  It has no outputs; fwd/compose.py mak
 
   warps  role   does
   0-3    CHAIN  all products, from registers and shared memory; o to global memory
-  4      LOAD   a tile (parts/tile.py) by one bulk copy, rows of v by one each
+  4      LOAD   a tile (parts/tile.py) by one bulk copy, rows of v in pieces of 16 bytes: bulk copies of rows would be
+                issued by one lane after the other, 50 clocks each
 
   pipeline  arrivals                                              says
-  full      1 and the bytes of the tile and of the rows of v      a chunk is there
+  full      1 and the bytes of the tile; 32, a lane's pieces of v a chunk is there
   empty     4, a lane of each warp of CHAIN                       nobody reads the stage any more
   barrier 1 128                                                   o is in shared memory, and the o before last was read
 
@@ -33,6 +34,7 @@ from kda.compile import cutedsl
 from kda.compile.target import Target
 
 from ..configs import COLUMNS, PITCH, ChainConfig
+from ..parts.async_copies import arrive_when_copied, bulk_copy, copy_16_bytes_later
 from ..parts.copies import copy_16_bytes, load, load_one, load_transposed, pointers, store, store_transposed
 from ..parts.order import after_the_kernel_before
 from ..parts.product import accumulator, queue
@@ -75,7 +77,7 @@ class Chain:
             empty = smem.allocate_array(Int64, c.stages)
             if cute.arch.thread_idx()[0] == 0:
                 for s in cutlass.range_constexpr(c.stages):
-                    cute.arch.mbarrier_init(full + s, 1)
+                    cute.arch.mbarrier_init(full + s, 33)
                     cute.arch.mbarrier_init(empty + s, 4)
                 cute.arch.mbarrier_init_fence()
             cute.arch.sync_threads()
@@ -123,18 +125,20 @@ class Chain:
     def load(self, tiles, v, stages, sV, full, empty, first_v, tokens, chunk, head, steps, HV, of_M):
         lane = cute.arch.lane_idx()
         stage, phase = Int32(0), Int32(0)
-        rows_of_v = Int32(0) if of_M else Int32(C * COLUMNS * 2)
         for i in cutlass.range(steps, unroll=1):
             cute.arch.mbarrier_wait(empty + stage, phase ^ 1)
             with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive_and_expect_tx(full + stage, self.tile.bytes + rows_of_v)
+                cute.arch.mbarrier_arrive_and_expect_tx(full + stage, self.tile.bytes)
                 place = (Int64(chunk + i) * HV + head) * self.tile.bytes
                 bulk_copy(stages + stage * self.tile.bytes, tiles + place, self.tile.bytes, full + stage)
             cute.arch.sync_warp()
             if not of_M:
-                token = cutlass.min(i * C + lane, tokens - 1)          # past the end: a row that counts for nothing
-                row = v + first_v + Int64(token) * HV * self.c.V
-                bulk_copy(sV + (stage * C + lane) * PITCH, row, COLUMNS * 2, full + stage)
+                for j in cutlass.range_constexpr(C // 4):
+                    row, column = 4 * j + lane // 8, lane % 8 * 8
+                    token = cutlass.min(i * C + row, tokens - 1)       # past the end: a row that counts for nothing
+                    source = v + first_v + Int64(token) * HV * self.c.V + column
+                    copy_16_bytes_later(source, sV + ((stage * C + row) * PITCH + column))
+            arrive_when_copied(full + stage)
             stage, phase = advance(stage, phase, self.c.stages)
 
     @cute.jit
@@ -289,14 +293,6 @@ def advance(stage, phase, stages: cutlass.Constexpr):
     stage += 1
     wraps = stage == stages
     return (Int32(0) if wraps else stage), (phase ^ 1 if wraps else phase)
-
-
-@cute.jit
-def bulk_copy(to, source, size, full):
-    cute.arch.inline_ptx(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{$r0}], [{$r1}], {$r2}, [{$r3}];",
-        read_only_args=[to.toint().to(Uint32), source.toint(), Int32(size), full.toint().to(Uint32)],
-    )
 
 
 def build(c: ChainConfig, target: Target) -> cutedsl.Compiled:

@@ -51,28 +51,27 @@ class Compose:
         own, first = row * STRIP, part * STRIP
         if half == 0:
             store(h + own, self.start(h0, n * HV + head, row, first))
-        for p in cutlass.range(begin, end, unroll=1):
-            cute.arch.sync_threads()
+        for p in cutlass.range(begin, end - 1, unroll=1):
+            of_row = M + (Int64(p * HV + head) * (K * K) + row * K + half * (K // 2))
+            m = [load(of_row + i, 4) for i in range(0, K // 2, 4)]             # all on their way before h is waited for
             at = Int64(p * HV + head) * (K * V) + row * V + first
+            new = [Float32(0.0)] * STRIP
             if half == 0:
+                new = [load(added + at, STRIP)[e] for e in range(STRIP)]
                 store(edge + at, [load(h + own, STRIP)[e] for e in range(STRIP)])
-            if p < end - 1:
-                new = [Float32(0.0)] * STRIP
-                if half == 0:
-                    new = [load(added + at, STRIP)[e] for e in range(STRIP)]
-                of_row = M + (Int64(p * HV + head) * (K * K) + row * K)
-                for i in cutlass.range_constexpr(0, K // 2, 4):
-                    d = half * (K // 2) + i
-                    m = load(of_row + d, 4)
-                    for j in cutlass.range_constexpr(4):
-                        other = load(h + (d + j) * STRIP, STRIP)
-                        new = [new[e] + m[j] * other[e] for e in range(STRIP)]
-                if half == 1:
-                    store(halves + own, new)
-                cute.arch.sync_threads()
-                if half == 0:
-                    rest = load(halves + own, STRIP)
-                    store(h + own, [new[e] + rest[e] for e in range(STRIP)])
+            cute.arch.sync_threads()
+            for i in cutlass.range_constexpr(K // 2):
+                other = load(h + (half * (K // 2) + i) * STRIP, STRIP)
+                new = [new[e] + m[i // 4][i % 4] * other[e] for e in range(STRIP)]
+            if half == 1:
+                store(halves + own, new)
+            cute.arch.sync_threads()
+            if half == 0:
+                rest = load(halves + own, STRIP)
+                store(h + own, [new[e] + rest[e] for e in range(STRIP)])
+        if half == 0:
+            at = Int64((end - 1) * HV + head) * (K * V) + row * V + first
+            store(edge + at, [load(h + own, STRIP)[e] for e in range(STRIP)])
 
     @cute.jit
     def start(self, h0, number, row, first):

@@ -1,0 +1,28 @@
+"""Copies from global to shared memory that end later, and what says so."""
+
+import cutlass.cute as cute
+from cutlass import Int32, Uint32
+
+
+@cute.jit
+def bulk_copy(to, source, size, full):
+    """Its bytes are counted by the barrier."""
+    cute.arch.inline_ptx(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{$r0}], [{$r1}], {$r2}, [{$r3}];",
+        read_only_args=[to.toint().to(Uint32), source.toint(), Int32(size), full.toint().to(Uint32)],
+    )
+
+
+@cute.jit
+def copy_16_bytes_later(source, to):
+    cute.arch.inline_ptx(
+        "cp.async.cg.shared.global [{$r0}], [{$r1}], 16;", read_only_args=[to.toint().to(Uint32), source.toint()]
+    )
+
+
+@cute.jit
+def arrive_when_copied(full):
+    """This thread's copies of 16 bytes so far: one of the arrivals that the barrier waits for."""
+    cute.arch.inline_ptx(
+        "cp.async.mbarrier.arrive.noinc.shared.b64 [{$r0}];", read_only_args=[full.toint().to(Uint32)]
+    )
