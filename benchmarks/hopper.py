@@ -7,6 +7,7 @@ around each kernel.  Milliseconds, medians.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import statistics
@@ -61,43 +62,56 @@ def replayed(call) -> float:
     return whole(graph.replay)
 
 
-def each(call, run) -> dict[str, float]:
-    """Kernels of a call, by `run`, which launches one."""
+@contextlib.contextmanager
+def stepping(step):
+    """`step` in place of what makes kernels ready."""
+    plain, launch.step = launch.step, step
+    launch.steps.cache_clear()
+    try:
+        yield
+    finally:
+        launch.step = plain
+        launch.steps.cache_clear()
+
+
+def each(call, step) -> dict[str, float]:
+    """Kernels of a call."""
     found = defaultdict(list)
 
-    def timed(config, *args):
-        pair = events()
-        pair[0].record()
-        run(config, *args)
-        pair[1].record()
-        found[" ".join((launch.KERNELS[type(config)], getattr(config, "walk", "")))].append(pair)
+    def timed(config):
+        ready, name = step(config), " ".join((launch.KERNELS[type(config)], getattr(config, "walk", "")))
 
-    launch.run = timed
-    for _ in range(CALLS):
-        call()
-    launch.run = run
-    return {name.strip(): median(pairs) for name, pairs in found.items()}
+        def launched(*args):
+            pair = events()
+            pair[0].record()
+            ready(*args)
+            pair[1].record()
+            found[name.strip()].append(pair)
+
+        return launched
+
+    with stepping(timed):
+        for _ in range(CALLS):
+            call()
+    return {name: median(pairs) for name, pairs in found.items()}
 
 
-def measured(case, stages: int | None) -> dict[str, float]:
-    """Of calls whose chains have so many stages; None: as planned."""
-    plain = launch.run
+def measured(case, stages: int) -> dict[str, float]:
+    """Of calls whose chains have so many stages; 0: as planned."""
+    plain = launch.step
 
-    def changed(config, *args):
+    def changed(config):
         given = stages and isinstance(config, ChainConfig)
-        plain(dataclasses.replace(config, stages=stages) if given else config, *args)
+        return plain(dataclasses.replace(config, stages=stages) if given else config)
 
     def call():
         return kda.chunk_kda_fwd(**case.keywords, backend="sm90").o
 
-    launch.run = changed
-    try:
-        found = call().float()
-        expected = kda.chunk_kda_fwd(**case.keywords, backend="triton").o.float()
-        error = float((found - expected).norm() / expected.norm())
-        return dict(error=error, **each(call, changed), call=whole(call), graph=replayed(call))
-    finally:
-        launch.run = plain
+    expected = kda.chunk_kda_fwd(**case.keywords, backend="triton").o.float()
+    with stepping(changed):
+        error = float((call().float() - expected).norm() / expected.norm())
+        found = dict(error=error, call=whole(call), graph=replayed(call))
+    return found | each(call, changed)
 
 
 def main() -> None:

@@ -347,28 +347,28 @@ def _prepare(
         q, k, v = (_autocast(x, torch.get_autocast_dtype(device_type)) for x in (q, k, v))
     if scale is None:
         scale = float(q.shape[-1]) ** -0.5 if isinstance(q, Tensor) and q.dim() and q.shape[-1] else 1.0
-    flag = functools.partial(_flag, op)
+    flags = (
+        output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval,
+        safe_gate, disable_recompute, return_intermediate_states, state_v_first, inplace_final_state, batch_invariant,
+    )  # fmt: skip
+    if {type(x) for x in flags} != {bool}:
+        flags = [_flag(op, name, x) for name, x in zip(_FLAGS, flags)]
+    o, n, gate, sigmoid, neg, safe, keep, states, v_first, inplace, invariant = flags
     options = Options(
-        scale,
-        flag("output_final_state", output_final_state),
-        flag("use_qk_l2norm_in_kernel", use_qk_l2norm_in_kernel),
-        flag("use_gate_in_kernel", use_gate_in_kernel),
-        flag("use_beta_sigmoid_in_kernel", use_beta_sigmoid_in_kernel),
-        flag("allow_neg_eigval", allow_neg_eigval),
-        flag("safe_gate", safe_gate),
-        lower_bound,
-        flag("disable_recompute", disable_recompute),
-        flag("return_intermediate_states", return_intermediate_states),
-        flag("state_v_first", state_v_first),
-        flag("inplace_final_state", inplace_final_state),
-        chunk_size,
-        flag("batch_invariant", batch_invariant),
+        scale, o, n, gate, sigmoid, neg, safe, lower_bound, keep, states, v_first, inplace, chunk_size, invariant,
         backend,
-    )
+    )  # fmt: skip
     return Inputs(
         q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens, cu_seqlens_cpu, ssm_state_indices,
         num_accepted_tokens,
     ), options  # fmt: skip
+
+
+_FLAGS = (
+    "output_final_state", "use_qk_l2norm_in_kernel", "use_gate_in_kernel", "use_beta_sigmoid_in_kernel",
+    "allow_neg_eigval", "safe_gate", "disable_recompute", "return_intermediate_states", "state_v_first",
+    "inplace_final_state", "batch_invariant",
+)  # fmt: skip
 
 
 def _flag(op: str, name: str, x: Any) -> bool:

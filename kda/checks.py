@@ -13,6 +13,7 @@ docs/errors.md lists all rows, and tests/nothing/test_errors.py breaks each.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, NoReturn
 
@@ -592,12 +593,13 @@ def offsets_after_waiting(x: Inputs) -> list[int] | None:
 
 
 _known: dict[tuple, Problem] = {}
+_SEEN = operator.attrgetter("shape", "dtype", "device")
 
 
 def problem_of(c: Call, direction: str = "forward") -> Problem:
     """The checked Problem of a call; a kind of call that was seen before costs one look-up and the VALUES."""
     tensors = c.inputs if c.do is c.dht is c.out is None else (*c.inputs, c.do, c.dht, c.out)
-    key = (c.op, direction, c.options, *(x if x is None else (x.shape, x.dtype, x.device) for x in tensors))
+    key = (c.op, direction, c.options, *[x if x is None else _SEEN(x) for x in tensors])
     problem = _known.get(key)
     if problem is None:
         check(c, (*CALLER, *KIND))                                             # an operator's arguments pass the first

@@ -143,19 +143,25 @@ _torch: Any = None                           # torch._C, once torch uses CUDA
 
 
 def launch(
-    kernel: Kernel, grid: Dim3, shape: Shape, values: Sequence[Any], args: Sequence[Any], stream: int | None = None
-) -> None:
-    """Start a kernel on the current device, on `stream` or on torch's current one; `values` are `addresses(args)`."""
+    kernel: Kernel, grid: Dim3, shape: Shape, values: Sequence[Any], args: Sequence[Any], stream: int | None = None,
+    kept: dict[int, _Ready] | None = None,
+) -> None:  # fmt: skip
+    """Start a kernel on the current device, on `stream` or on torch's current one; `values` are `addresses(args)`.
+
+    `kept` are what this kernel's launches of this shape keep, by device.
+    """
     try:
         device, stream = _place(stream)
     except BuildError:
         kernel.write(bytearray(kernel.layout.size), values, args)            # a wrong argument is named first
         raise
     try:
-        ready = _READY[id(kernel), device, shape]
+        ready = kept[device] if kept is not None else _READY[id(kernel), device, shape]
     except KeyError:
         with _LOADING:
             ready = _READY[id(kernel), device, shape] = _Ready(kernel, shape, device)
+            if kept is not None:
+                kept[device] = ready
     ready.launch(grid, values, args, stream)
 
 

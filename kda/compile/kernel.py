@@ -157,6 +157,17 @@ class Kernel:
             tensors = {f"argument {i}": arg for i, arg in enumerate(args) if hasattr(arg, "data_ptr")}
         return found.launch(self._described(dim3(grid), shape, values, args, tensors))
 
+    def bound(
+        self,
+        block: Sequence[int] | int,
+        cluster: Sequence[int] | int = 1,
+        dynamic_shared: int = 0,
+        pdl: bool = False,
+        cooperative: bool = False,
+    ) -> Bound:
+        """What `launch` would look at each time, looked at once: to be called with a grid of three and arguments."""
+        return Bound(self, Shape(dim3(block), dim3(cluster), dynamic_shared, pdl, cooperative))
+
     def _described(
         self, grid: Dim3, shape: Shape, values: Sequence[Any], args: Sequence[Any], tensors: Mapping[str, Any]
     ) -> Launch:
@@ -189,6 +200,21 @@ class Kernel:
     def _sized(self) -> tuple[tuple[int, int], ...]:
         """(position, bytes) of the parameters that are given as bytes."""
         return tuple((i, param.size) for i, param in enumerate(self.params) if param.form.endswith("s"))
+
+
+class Bound:
+    """Launches of a kernel that differ in grid and arguments alone."""
+
+    def __init__(self, kernel: Kernel, shape: Shape):
+        self.kernel, self.shape = kernel, shape
+        self._ready: dict[int, Any] = {}                                     # device -> the driver's part
+
+    def __call__(self, grid: Dim3, *args: Any) -> Any:
+        values = addresses(args)
+        if (found := taker()) is None:
+            return driver.launch(self.kernel, grid, self.shape, values, args, None, self._ready)
+        tensors = {f"argument {i}": arg for i, arg in enumerate(args) if hasattr(arg, "data_ptr")}
+        return found.launch(self.kernel._described(dim3(grid), self.shape, values, args, tensors))
 
 
 def addresses(args: Sequence[Any]) -> list[Any]:

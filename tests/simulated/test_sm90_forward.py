@@ -138,6 +138,8 @@ def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
         return kernel
 
     monkeypatch.setattr(launch, "kernel", broken)
+    monkeypatch.setattr(launch, "step", launch.step.__wrapped__)
+    monkeypatch.setattr(launch, "steps", launch.steps.__wrapped__)
     case = make_inputs(T=260, H=1, K=64, V=64, gate="bounded")
     with pytest.raises(AssertionError):
         for schedule in (0, 1, 2):
@@ -221,6 +223,8 @@ def test_kernels_take_the_shared_memory_that_their_configurations_say(kind, monk
     """With 16 bytes less they reach beyond it."""
     enough = kind.shared.fget
     monkeypatch.setattr(kind, "shared", property(lambda config: enough(config) - 16))
+    monkeypatch.setattr(launch, "step", launch.step.__wrapped__)
+    monkeypatch.setattr(launch, "steps", launch.steps.__wrapped__)
     _, session = called(make_inputs(T=200, H=1, K=64, V=64, gate="bounded"))
     assert any(finding.kind == "out-of-bounds" for finding in session.findings)
 

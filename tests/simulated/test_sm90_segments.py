@@ -6,11 +6,16 @@ from hopper import called, check
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
-from kda.backends.sm90 import plan
+from kda.backends.sm90 import launch, plan
 from kda.problem import Problem
 from kda.verify.cases import make_inputs
 
 pytestmark = pytest.mark.usefixtures("one_thread", "short_segments")
+
+
+def forget():
+    plan.plan.cache_clear()
+    launch.steps.cache_clear()
 
 
 @pytest.fixture
@@ -18,9 +23,9 @@ def short_segments(monkeypatch):
     """Of two chunks, so that little is simulated."""
     monkeypatch.setattr(plan, "SHORTEST", 2)
     monkeypatch.setattr(plan, "INVARIANT", 2)
-    plan.plan.cache_clear()
+    forget()
     yield
-    plan.plan.cache_clear()
+    forget()
 
 
 CASES = {
@@ -59,7 +64,7 @@ def test_states_of_heads_that_remember_are_whole_or_cut_the_same_but_for_roundin
     case.keywords["return_intermediate_states"] = True
     cut = called(case)[0]
     monkeypatch.setattr(plan, "split", lambda p, sms: 0)
-    plan.plan.cache_clear()
+    forget()
     whole = called(case)[0]
     assert whole["h"].shape == (1, 4, 1, 64, 64)
     for name in ("ht", "h"):

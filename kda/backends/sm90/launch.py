@@ -5,19 +5,20 @@ from __future__ import annotations
 import functools
 import importlib
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from kda.bundles import Outputs
 from kda.compile import cutedsl, store
 from kda.compile.errors import BuildError
-from kda.compile.kernel import Kernel
+from kda.compile.kernel import Bound, Kernel
 from kda.compile.target import parse
 from kda.host import detect
 from kda.problem import Inputs, Problem
 
 from ..common.tensors import aligned, chunks_of_a_row, on_its_device
-from .configs import LIMIT, RUN, ChainConfig, ComposeConfig, PrepareConfig, TablesConfig
+from .configs import RUN, ChainConfig, ComposeConfig, PrepareConfig, TablesConfig
 from .parts.tile import C, Tile
 from .plan import Plan, plan
 
@@ -42,10 +43,25 @@ def source() -> str:
     return store.sources(Path(__file__).parent)
 
 
-def run(config: Config, grid: int | tuple[int, ...], *args: object) -> None:
-    kernel(config).launch(
-        grid, *args, block=config.threads, dynamic_shared=config.shared, pdl=config.early
-    )
+@functools.cache
+def step(config: Config) -> Bound:
+    return kernel(config).bound(config.threads, dynamic_shared=config.shared, pdl=config.early)
+
+
+class Steps(NamedTuple):
+    """A plan and what launches its kernels."""
+
+    plan: Plan
+    prepare: Bound
+    chain: Bound
+    carry: Bound | None
+    compose: Bound | None
+
+
+@functools.lru_cache(maxsize=1024)
+def steps(p: Problem, sms: int) -> Steps:
+    pl = plan(p, sms)
+    return Steps(pl, *(config and step(config) for config in (pl.prepare, pl.chain, pl.carry, pl.compose)))
 
 
 # Operands of products, and results; decays, norms, the inverse and the state stay float32.
@@ -59,54 +75,51 @@ def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
             "chunk_kda: backend='sm90' has no kernels yet that keep what gradients need. Leave backend out, or call it "
             "under torch.no_grad()."
         )
-    device, pl = x.q.device, plan(p, detect(p.device).sms)
-    empty = functools.partial(torch.empty, device=device)
-    o = empty(p.B, p.T, p.HV, p.V, dtype=x.q.dtype)
+    at = steps(p, detect(p.device).sms)
+    device, pl = x.q.device, at.plan
+    o = torch.empty(p.B, p.T, p.HV, p.V, dtype=x.q.dtype, device=device)
     states = (p.N, p.HV, p.V, p.K) if p.state_v_first else (p.N, p.HV, p.K, p.V)
-    ht = empty(states, dtype=torch.float32) if p.final_state else None
-    tiles = empty(pl.all_chunks * p.HV * Tile(p.K).bytes, dtype=torch.uint8)
-    entries = pl.all_chunks + p.packed                                       # tokens of no sequence may need one more
-    chunk_table, *segments = tables(p, pl, x.cu_seqlens, entries, device) if p.packed else (None, None, None)
-    if entries * p.HV:
-        grid = (min(entries, LIMIT), -(-entries // LIMIT)) if p.packed else (pl.chunks, p.B)
-        run(
-            pl.prepare, (p.HV, *grid), *map(aligned, (x.q, x.k, x.g, x.beta)), aligned(x.A_log, torch.float32),
-            aligned(x.dt_bias, torch.float32), tiles, o, chunk_table, p.T, entries, p.H, p.HV, p.scale,
-            p.lower_bound or 0.0,
+    ht = torch.empty(states, dtype=torch.float32, device=device) if p.final_state else None
+    h = None
+    if p.intermediate_states:
+        h = torch.empty(p.B, chunks_of_a_row(p, x), *states[1:], dtype=x.q.dtype, device=device)
+    tiles = torch.empty(pl.all_chunks * p.HV * Tile(p.K).bytes, dtype=torch.uint8, device=device)
+    chunk_table, *segments = tables(p, pl, x.cu_seqlens, device) if p.packed else (None, None, None)
+    if pl.entries * p.HV:
+        at.prepare(
+            (p.HV, *pl.entries_grid), aligned(x.q), aligned(x.k), aligned(x.g), aligned(x.beta),
+            aligned(x.A_log, torch.float32), aligned(x.dt_bias, torch.float32), tiles, o, chunk_table, p.T, pl.entries,
+            p.H, p.HV, p.scale, p.lower_bound or 0.0,
         )  # fmt: skip
-    h = empty(p.B, chunks_of_a_row(p, x), *states[1:], dtype=x.q.dtype) if p.intermediate_states else None
     if p.N * p.HV:
-        chains(p, pl, tiles, aligned(x.v), aligned(x.initial_state), o, ht, h, *segments)
+        chains(p, at, tiles, aligned(x.v), aligned(x.initial_state), o, ht, h, *segments)
     return Outputs(o, ht, h, None)
 
 
 def chains(
-    p: Problem, pl: Plan, tiles: Tensor, v: Tensor, h0: Tensor | None, o: Tensor, ht: Tensor | None,
+    p: Problem, at: Steps, tiles: Tensor, v: Tensor, h0: Tensor | None, o: Tensor, ht: Tensor | None,
     h: Tensor | None, segment_table: Tensor | None, first_segment: Tensor | None,
 ) -> None:  # fmt: skip
     """o, ht and h of tiles; where sequences are cut, first the states that enter their segments."""
-
-    def walk(config: ChainConfig, h0: Tensor | None, ht: Tensor | None, M: Tensor | None = None) -> None:
-        run(config, (config.parts, p.HV, pl.all_segments), tiles, v, h0, o, ht, M, h, segment_table, p.T,
-            pl.chunks, pl.pieces, pl.segment, p.HV)  # fmt: skip
-
-    if pl.carry and pl.compose:
+    pl = at.plan
+    place = (segment_table, p.T, pl.chunks, pl.pieces, pl.segment, p.HV)
+    if at.carry and at.compose:
         of_segments = functools.partial(torch.empty, dtype=torch.float32, device=v.device)
         M, added = (of_segments(pl.all_segments, p.HV, p.K, columns) for columns in (p.K, p.V))
         edge = torch.empty_like(added)
-        walk(pl.carry, None, added, M)
-        run(pl.compose, (pl.compose.parts, p.HV, p.N), M, added, h0, edge, first_segment, pl.pieces, p.HV)
+        at.carry((pl.carry.parts, p.HV, pl.all_segments), tiles, v, None, None, added, M, None, *place)
+        at.compose((pl.compose.parts, p.HV, p.N), M, added, h0, edge, first_segment, pl.pieces, p.HV)
         h0 = edge
-    walk(pl.chain, h0, ht)
+    at.chain((pl.chain.parts, p.HV, pl.all_segments), tiles, v, h0, o, ht, None, h, *place)
 
 
-def tables(p: Problem, pl: Plan, cu_seqlens: Tensor, entries: int, device: torch.device) -> tuple[Tensor, ...]:
+def tables(p: Problem, pl: Plan, cu_seqlens: Tensor, device: torch.device) -> tuple[Tensor, ...]:
     """Where chunks and segments lie, on the GPU."""
-    sizes = (2 * entries, 6 * pl.all_segments)
+    sizes = (2 * pl.entries, 6 * pl.all_segments)
     chunk_table, segment_table = torch.empty(sum(sizes), dtype=torch.int64, device=device).split(sizes)
     first_segment = torch.empty(p.N + 1, dtype=torch.int32, device=device)
     cu_seqlens = cu_seqlens.to(device, non_blocking=True).contiguous()
-    config = TablesConfig(str(cu_seqlens.dtype).removeprefix("torch."))
-    run(config, max(1, -(-p.T // (C * RUN))), cu_seqlens, chunk_table, segment_table, first_segment, p.T, p.N,
-        pl.segment, p.C // C, entries, pl.all_segments)  # fmt: skip
+    launch = step(TablesConfig(str(cu_seqlens.dtype).removeprefix("torch.")))
+    launch((max(1, -(-p.T // (C * RUN))), 1, 1), cu_seqlens, chunk_table, segment_table, first_segment, p.T, p.N,
+           pl.segment, p.C // C, pl.entries, pl.all_segments)  # fmt: skip
     return chunk_table, segment_table, first_segment

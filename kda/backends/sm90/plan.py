@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kda.problem import Problem
 
-from .configs import BOUND, COLUMNS, ChainConfig, ComposeConfig, PrepareConfig
+from .configs import BOUND, COLUMNS, LIMIT, ChainConfig, ComposeConfig, PrepareConfig
 from .parts.tile import C
 
 SHORTEST = 32                                # chunks of a segment
@@ -24,6 +24,8 @@ class Plan:
     segment: int                             # chunks of a segment
     all_chunks: int
     all_segments: int
+    entries: int                             # of the table of chunks
+    entries_grid: tuple[int, int]            # y and z of a grid over them
     prepare: PrepareConfig
     chain: ChainConfig
     carry: ChainConfig | None                # where sequences are cut
@@ -46,9 +48,10 @@ def plan(p: Problem, sms: int) -> Plan:
         alone = config.parts * p.HV * all_segments <= sms                      # on an SM; else two are there
         return dataclasses.replace(config, stages=6) if alone else config
 
-    cut = length > 0
+    cut, entries = length > 0, all_chunks + p.packed                           # tokens of no sequence may need one more
     return Plan(
-        chunks, pieces, segment, all_chunks, all_segments, prepare_config(p),
+        chunks, pieces, segment, all_chunks, all_segments, entries,
+        (min(entries, LIMIT), -(-entries // LIMIT)) if p.packed else (chunks, p.B), prepare_config(p),
         chain("segments", "float32", p.final_state) if cut else chain("sequences", p.state_dtype, p.final_state),
         chain("carry", None, False) if cut else None,
         ComposeConfig(p.K, p.V, p.packed, p.state_dtype, v_first=p.state_v_first) if cut else None,
