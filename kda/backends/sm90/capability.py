@@ -9,6 +9,7 @@ CAPABILITY = Capability(
     backend="sm90",
     rank=20,
     summary="Hopper kernels in the CuTe DSL, forward without gradients; in the making",
+    backward=False,
     rules=(
         Rule(
             "sm90.gpu",
