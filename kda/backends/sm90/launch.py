@@ -1,4 +1,4 @@
-"""Tensors in, tensors out: tables of packed sequences, tiles of all chunks, chains over them."""
+"""Tensors in, tensors out: tables of packed sequences, tiles of all chunks, chains over them; what is kept."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from kda.bundles import Outputs
+from kda.bundles import Outputs, Products
 from kda.compile import cutedsl, store
 from kda.compile.errors import BuildError
 from kda.compile.kernel import Kernel
@@ -17,14 +17,17 @@ from kda.host import detect
 from kda.problem import Inputs, Problem
 
 from ..common.tensors import aligned, chunks_of_a_row, on_its_device
-from .configs import LIMIT, RUN, ChainConfig, ComposeConfig, PrepareConfig, TablesConfig
+from .configs import LIMIT, RUN, ChainConfig, ComposeConfig, PairsConfig, PrepareConfig, TablesConfig
 from .parts.tile import C, Tile
 from .plan import Plan, plan
 
 Tensor = torch.Tensor
 TARGET = parse("sm90")
-Config = TablesConfig | PrepareConfig | ChainConfig | ComposeConfig
-KERNELS = {TablesConfig: "tables", PrepareConfig: "prepare", ChainConfig: "chain", ComposeConfig: "compose"}
+Config = TablesConfig | PrepareConfig | PairsConfig | ChainConfig | ComposeConfig
+KERNELS = {
+    TablesConfig: "tables", PrepareConfig: "prepare", PairsConfig: "pairs", ChainConfig: "chain",
+    ComposeConfig: "compose",
+}  # fmt: skip
 
 
 @functools.cache
@@ -54,30 +57,37 @@ ROUNDED_TO = dict.fromkeys(("A_qk", "A_inv", "qg", "kb", "kg", "h", "v_new", "o"
 
 @on_its_device
 def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
-    if save != "nothing":
+    if save == "all":
         raise BuildError(
-            "chunk_kda: backend='sm90' has no kernels yet that keep what gradients need. Leave backend out, or call it "
-            "under torch.no_grad()."
+            "chunk_kda: backend='sm90' keeps A_qk and A_inv for a backward, and has no kernels for more. Leave out "
+            "disable_recompute, or backend."
         )
-    device, pl = x.q.device, plan(p, detect(p.device).sms)
+    kept = save == "products"
+    device, pl = x.q.device, plan(p, detect(p.device).sms, kept)
     empty = functools.partial(torch.empty, device=device)
     o = empty(p.B, p.T, p.HV, p.V, dtype=x.q.dtype)
     states = (p.N, p.HV, p.V, p.K) if p.state_v_first else (p.N, p.HV, p.K, p.V)
     ht = empty(states, dtype=torch.float32) if p.final_state else None
     tiles = empty(pl.all_chunks * p.HV * Tile(p.K).bytes, dtype=torch.uint8)
+    A_qk, A_inv = (empty(p.B * p.T, p.HV, p.C, dtype=x.q.dtype) if kept else None for _ in range(2))
     entries = pl.all_chunks + p.packed                                       # tokens of no sequence may need one more
     chunk_table, *segments = tables(p, pl, x.cu_seqlens, entries, device) if p.packed else (None, None, None)
     if entries * p.HV:
         grid = (min(entries, LIMIT), -(-entries // LIMIT)) if p.packed else (pl.chunks, p.B)
+        beta = aligned(x.beta)
         run(
-            pl.prepare, (p.HV, *grid), *map(aligned, (x.q, x.k, x.g, x.beta)), aligned(x.A_log, torch.float32),
-            aligned(x.dt_bias, torch.float32), tiles, o, chunk_table, p.T, entries, p.H, p.HV, p.scale,
+            pl.prepare, (p.HV, *grid), *map(aligned, (x.q, x.k, x.g)), beta, aligned(x.A_log, torch.float32),
+            aligned(x.dt_bias, torch.float32), tiles, A_qk, A_inv, o, chunk_table, p.T, entries, p.H, p.HV, p.scale,
             p.lower_bound or 0.0,
         )  # fmt: skip
+        halves = (entries + 1) // 2 if p.packed else pl.chunks // 2          # of two neighbours one is a second at most
+        if pl.pairs and halves:
+            grid = (min(halves, LIMIT), -(-halves // LIMIT)) if p.packed else (halves, p.B)
+            run(pl.pairs, (p.HV, *grid), tiles, beta, A_qk, A_inv, chunk_table, p.T, entries, p.HV)
     h = empty(p.B, chunks_of_a_row(p, x), *states[1:], dtype=x.q.dtype) if p.intermediate_states else None
     if p.N * p.HV:
         chains(p, pl, tiles, aligned(x.v), aligned(x.initial_state), o, ht, h, *segments)
-    return Outputs(o, ht, h, None)
+    return Outputs(o, ht, h, Products(A_qk, A_inv) if kept else None)
 
 
 def chains(
@@ -102,7 +112,7 @@ def chains(
 
 def tables(p: Problem, pl: Plan, cu_seqlens: Tensor, entries: int, device: torch.device) -> tuple[Tensor, ...]:
     """Where chunks and segments lie, on the GPU."""
-    sizes = (2 * entries, 6 * pl.all_segments)
+    sizes = (3 * entries, 6 * pl.all_segments)
     chunk_table, segment_table = torch.empty(sum(sizes), dtype=torch.int64, device=device).split(sizes)
     first_segment = torch.empty(p.N + 1, dtype=torch.int32, device=device)
     cu_seqlens = cu_seqlens.to(device, non_blocking=True).contiguous()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kda.problem import Problem
 
-from .configs import BOUND, COLUMNS, ChainConfig, ComposeConfig, PrepareConfig
+from .configs import BOUND, COLUMNS, ChainConfig, ComposeConfig, PairsConfig, PrepareConfig
 from .parts.tile import C
 
 SHORTEST = 32                                # chunks of a segment
@@ -25,13 +25,14 @@ class Plan:
     all_chunks: int
     all_segments: int
     prepare: PrepareConfig
+    pairs: PairsConfig | None                # where chunks of 64 are kept
     chain: ChainConfig
     carry: ChainConfig | None                # where sequences are cut
     compose: ComposeConfig | None
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(p: Problem, sms: int) -> Plan:
+def plan(p: Problem, sms: int, kept: bool = False) -> Plan:
     length, chunks = split(p, sms), -(-p.T // C)
     segment = length or max(chunks, 1)
     pieces = max(1, -(-chunks // segment))
@@ -48,7 +49,8 @@ def plan(p: Problem, sms: int) -> Plan:
 
     cut = length > 0
     return Plan(
-        chunks, pieces, segment, all_chunks, all_segments, prepare_config(p),
+        chunks, pieces, segment, all_chunks, all_segments, prepare_config(p, kept),
+        PairsConfig(p.K, p.beta, p.packed, p.beta_dtype) if kept and p.C > C else None,
         chain("segments", "float32", p.final_state) if cut else chain("sequences", p.state_dtype, p.final_state),
         chain("carry", None, False) if cut else None,
         ComposeConfig(p.K, p.V, p.packed, p.state_dtype, v_first=p.state_v_first) if cut else None,
@@ -71,9 +73,9 @@ def split(p: Problem, sms: int) -> int:
     return length if chunks > 2 * length else 0
 
 
-def prepare_config(p: Problem) -> PrepareConfig:
+def prepare_config(p: Problem, kept: bool) -> PrepareConfig:
     block = p.gate == "bounded" and p.lower_bound >= BOUND and p.qk_l2norm
     return PrepareConfig(
         p.K, p.V, p.gate, block=block, norm=p.qk_l2norm, rate=p.A_log, bias=p.dt_bias, beta=p.beta, packed=p.packed,
-        grouped=p.HV != p.H, g_dtype=p.g_dtype, beta_dtype=p.beta_dtype,
+        grouped=p.HV != p.H, g_dtype=p.g_dtype, beta_dtype=p.beta_dtype, keep=p.C * kept,
     )  # fmt: skip
