@@ -22,7 +22,7 @@ import torch
 from . import autograd
 from .bundles import Grads, Outputs, Saved, saved_dtypes, saved_shapes
 from .checks import CALLER, GATE, KIND, WRITTEN_STATE, Call, GateCall, check, problem_of, records_gradients, wide_dtype
-from .dispatch import Choice, backend_asked, check_backend_name, weigh
+from .dispatch import Choice, backend_asked, backend_of_backward, check_backend_name, weigh
 from .errors import InputError, InputTypeError, KdaError
 from .host import detect
 from .problem import Inputs, Options
@@ -248,7 +248,8 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
     choices = []
     for direction in directions:
         problem = problem_of(Call("explain", inputs, options), direction)
-        choices.append(weigh(problem, detect(problem.device), asked))
+        name = asked if direction == "forward" else backend_of_backward(asked)
+        choices.append(weigh(problem, detect(problem.device), name))
         print(choices[-1])
     return choices[0]
 

@@ -23,7 +23,7 @@ import torch
 from .backends.reference import gates
 from .bundles import SAVES, Grads, Outputs, Products, Saved, saved_dtypes, saved_shapes
 from .checks import INTERMEDIATE_STATES, KIND, Call, check, problem_of, refuse, wide_dtype
-from .dispatch import backend_asked, choose, launcher
+from .dispatch import backend_asked, backend_of_backward, choose, launcher
 from .errors import KdaError
 from .problem import Inputs, Options, Problem
 
@@ -117,7 +117,8 @@ def _chunk_setup(ctx, inputs, output):
     if options.return_intermediate_states:
         refuse(Call("chunk_kda", Inputs(*args[: len(INPUTS)]), options), INTERMEDIATE_STATES, "gradients recorded")
     saved = output[3]
-    ctx.options = options._replace(backend=backend_asked(options.backend))   # a backward may run in another thread
+    asked = backend_of_backward(backend_asked(options.backend))              # a backward may run in another thread
+    ctx.options = options._replace(backend=asked)
     ctx.mark_non_differentiable(*saved)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*args[: len(INPUTS)], *saved)

@@ -30,6 +30,7 @@ class Capability:
     summary: str
     rules: tuple[Rule, ...] = ()
     auto_rules: tuple[Rule, ...] = ()        # asked only when the backend was not named by the caller
+    backward: bool = True                    # False: to its forwards "auto" finds a backward
     archs: tuple[str, ...] = ()              # targets its kernels are built for; empty: no compiled kernels
     stages: tuple[str, ...] = ()             # of kda.stages, or runs of them, that its launch module can run alone
     proof_dtypes: tuple[str, ...] = ("float32",)    # of q, k, v, in which the stages are proven

@@ -67,6 +67,12 @@ def backend_asked(argument: str | None = None) -> str:
     return _named_by_context.get() or os.environ.get("KDA_BACKEND") or "auto"
 
 
+def backend_of_backward(asked: str) -> str:
+    """The name in force for the backward of a recorded forward: the same, or "auto" if that has forwards alone."""
+    alone = any(c.backend == asked and not c.backward for c in capabilities())
+    return "auto" if alone else asked
+
+
 def check_backend_name(name: object, source: str) -> None:
     known = ["auto", *backend_names()]
     if name not in known:

@@ -1,8 +1,12 @@
 """Calls of the Hopper backend in the simulator, held against the definition."""
 
 import dataclasses
+import importlib
+import shutil
+from pathlib import Path
 
 import kda
+from kda.backends.sm90 import launch
 from kda.simulator import capture
 from kda.verify.definition import budgets
 from kda.verify.doors import Door
@@ -35,3 +39,27 @@ def check(case, **options):
     rows = [judge("call", name, limits[name], found[name], case, whole=True) for name in found]
     assert not any(row.wrong for row in rows), "\n".join(describe(row) for row in rows if row.wrong)
     return found
+
+
+def plant(file, old, new, folder, monkeypatch):
+    """Kernels come from a copy of the backend in `folder`, where `new` stands in place of `old`."""
+    package = "broken_" + folder.name.replace("-", "_")
+    shutil.copytree(Path(launch.__file__).parent, folder / package)
+    source = folder / package / f"{file}.py"
+    assert old in source.read_text(), f"{old!r} is not in {file}.py"
+    source.write_text(source.read_text().replace(old, new))
+    monkeypatch.syspath_prepend(folder)
+
+    def broken(config):
+        build = importlib.import_module(f"{package}.fwd.{launch.KERNELS[type(config)]}").build
+        (kernel,) = build(config, launch.TARGET).kernels.values()
+        return kernel
+
+    monkeypatch.setattr(launch, "kernel", broken)
+    kept_nowhere(monkeypatch)
+
+
+def kept_nowhere(monkeypatch):
+    """Kernels are made ready for each call."""
+    for name in ("step", "steps"):
+        monkeypatch.setattr(launch, name, getattr(launch, name).__wrapped__)

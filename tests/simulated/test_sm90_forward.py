@@ -1,16 +1,13 @@
 """The Hopper forward, run on the CPU from its PTX: whole calls against the definition, clean in several schedules."""
 
 import dataclasses
-import importlib
 import re
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-from hopper import RAGGED, called, changed, check
+from hopper import RAGGED, called, changed, check, kept_nowhere, plant
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
@@ -124,22 +121,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
-    file, old, new = FAULTS[fault]
-    package = "broken_" + tmp_path.name.replace("-", "_")
-    shutil.copytree(Path(launch.__file__).parent, tmp_path / package)
-    source = tmp_path / package / f"{file}.py"
-    assert old in source.read_text(), f"{old!r} is not in {file}.py"
-    source.write_text(source.read_text().replace(old, new))
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def broken(config):
-        build = importlib.import_module(f"{package}.fwd.{launch.KERNELS[type(config)]}").build
-        (kernel,) = build(config, launch.TARGET).kernels.values()
-        return kernel
-
-    monkeypatch.setattr(launch, "kernel", broken)
-    monkeypatch.setattr(launch, "step", launch.step.__wrapped__)
-    monkeypatch.setattr(launch, "steps", launch.steps.__wrapped__)
+    plant(*FAULTS[fault], tmp_path, monkeypatch)
     case = make_inputs(T=260, H=1, K=64, V=64, gate="bounded")
     with pytest.raises(AssertionError):
         for schedule in (0, 1, 2):
@@ -160,11 +142,10 @@ def test_what_it_cannot_do_is_refused_with_a_way_out(words):
     assert [r.split(":")[0] for r in reasons] == [REFUSED[words]] and all("-> " in r for r in reasons)
 
 
-def test_a_call_that_wants_gradients_is_refused():
-    """On a GPU a recorded forward is asked to keep A_qk and A_inv."""
+def test_no_kernel_keeps_all_that_a_backward_reads():
     case = make_inputs(T=33, H=1, K=64, V=64, gate="bounded")
-    with pytest.raises(BuildError, match=r"keep what gradients need.*no_grad"):
-        launch.forward(case.problem(), case.inputs, "products")
+    with pytest.raises(BuildError, match=r"keeps A_qk and A_inv.*disable_recompute"):
+        launch.forward(case.problem(), case.inputs, "all")
 
 
 @pytest.mark.parametrize("gate", ["bounded", "softplus"])
@@ -223,18 +204,18 @@ def test_kernels_take_the_shared_memory_that_their_configurations_say(kind, monk
     """With 16 bytes less they reach beyond it."""
     enough = kind.shared.fget
     monkeypatch.setattr(kind, "shared", property(lambda config: enough(config) - 16))
-    monkeypatch.setattr(launch, "step", launch.step.__wrapped__)
-    monkeypatch.setattr(launch, "steps", launch.steps.__wrapped__)
+    kept_nowhere(monkeypatch)
     _, session = called(make_inputs(T=200, H=1, K=64, V=64, gate="bounded"))
     assert any(finding.kind == "out-of-bounds" for finding in session.findings)
 
 
 def test_a_kernel_reads_nothing_before_the_kernel_ahead_of_it_is_done():
     """The simulator runs one launch after the other: what a GPU may let overlap is seen in the PTX."""
+    case = make_inputs(**RAGGED, H=1, K=64, V=64, gate="bounded")
     with capture(arch="sm90") as session:
-        kda.chunk_kda_fwd(**make_inputs(**RAGGED, H=1, K=64, V=64, gate="bounded").keywords, backend="sm90")
+        launch.forward(case.problem(), case.inputs, "products")
     kernels = [launched.kernel for launched in session.launches]
-    assert [launched.pdl for launched in session.launches] == [False, True, True]
+    assert [launched.pdl for launched in session.launches] == [False, True, False, True]
     for kernel in kernels:
         before, wait, after = kernel.ptx.partition("griddepcontrol.wait")
         assert wait and re.search(r"ld\.global|bulk", after)

@@ -8,7 +8,8 @@ OTHERWISE = "backend='triton' takes it"
 CAPABILITY = Capability(
     backend="sm90",
     rank=20,
-    summary="Hopper kernels in the CuTe DSL, forward without gradients; in the making",
+    summary="Hopper kernels in the CuTe DSL: the forward, beside Triton's backward; in the making",
+    backward=False,
     rules=(
         Rule(
             "sm90.gpu",
@@ -50,7 +51,7 @@ CAPABILITY = Capability(
         Rule(
             "sm90.keeps",
             lambda p, h: not p.disable_recompute,
-            "does not keep what disable_recompute asks for",
+            "keeps of intermediates A_qk and A_inv, not all that disable_recompute asks for",
             "leave it out, or " + OTHERWISE,
         ),
     ),

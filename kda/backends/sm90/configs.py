@@ -14,6 +14,8 @@ BOUND = -5.02                                # gates that block takes: 31 rows o
 BLOCK = 16                                   # rows that are inverted by substitution
 PAD = C + 4                                  # floats of a row of A_kk
 PITCH_X = BLOCK + 4                          # floats of a column of an inverse
+# pairs
+PITCH_KEPT = C + 8                       # elements of a row of a half's A_inv: eight rows lie in other banks
 # chain
 COLUMNS = 64                                 # of the state, in one warpgroup
 PITCH = COLUMNS + 8                          # elements between rows of v and o: eight rows lie in other banks
@@ -39,6 +41,7 @@ class PrepareConfig:
     grouped: bool                            # value heads share q and k
     g_dtype: str
     beta_dtype: str
+    keep: int = 0                            # rows of the chunks whose A_qk and A_inv are kept; 0: of none
 
     @property
     def threads(self) -> int:
@@ -64,6 +67,23 @@ class PrepareConfig:
         operands = (2 * C + self.rows_of_y) * self.K * 2
         sums = 4 * (WARPS + 2) * self.K
         return operands + sums + 4 * C * (PAD + PITCH_X) + 2 * C * C + 4 * C
+
+
+@dataclass(frozen=True)
+class PairsConfig:
+    K: int
+    beta: str
+    packed: bool
+    beta_dtype: str
+    early = False
+
+    @property
+    def threads(self) -> int:
+        return 128
+
+    @property
+    def shared(self) -> int:
+        return 3 * C * self.K * 2 + 2 * C * PITCH_KEPT * 2 + 4 * C * PAD + 8
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Tensors in, tensors out: tables of packed sequences, tiles of all chunks, chains over them."""
+"""Tensors in, tensors out: tables of packed sequences, tiles of all chunks, chains over them; what is kept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from kda.bundles import Outputs
+from kda.bundles import Outputs, Products
 from kda.compile import cutedsl, store
 from kda.compile.errors import BuildError
 from kda.compile.kernel import Bound, Kernel
@@ -18,14 +18,17 @@ from kda.host import detect
 from kda.problem import Inputs, Problem
 
 from ..common.tensors import aligned, chunks_of_a_row, on_its_device
-from .configs import RUN, ChainConfig, ComposeConfig, PrepareConfig, TablesConfig
+from .configs import RUN, ChainConfig, ComposeConfig, PairsConfig, PrepareConfig, TablesConfig
 from .parts.tile import C, Tile
 from .plan import Plan, plan
 
 Tensor = torch.Tensor
 TARGET = parse("sm90")
-Config = TablesConfig | PrepareConfig | ChainConfig | ComposeConfig
-KERNELS = {TablesConfig: "tables", PrepareConfig: "prepare", ChainConfig: "chain", ComposeConfig: "compose"}
+Config = TablesConfig | PrepareConfig | PairsConfig | ChainConfig | ComposeConfig
+KERNELS = {
+    TablesConfig: "tables", PrepareConfig: "prepare", PairsConfig: "pairs", ChainConfig: "chain",
+    ComposeConfig: "compose",
+}  # fmt: skip
 
 
 @functools.cache
@@ -53,15 +56,17 @@ class Steps(NamedTuple):
 
     plan: Plan
     prepare: Bound
+    pairs: Bound | None
     chain: Bound
     carry: Bound | None
     compose: Bound | None
 
 
 @functools.lru_cache(maxsize=1024)
-def steps(p: Problem, sms: int) -> Steps:
-    pl = plan(p, sms)
-    return Steps(pl, *(config and step(config) for config in (pl.prepare, pl.chain, pl.carry, pl.compose)))
+def steps(p: Problem, sms: int, kept: bool) -> Steps:
+    pl = plan(p, sms, kept)
+    configs = (pl.prepare, pl.pairs, pl.chain, pl.carry, pl.compose)
+    return Steps(pl, *(config and step(config) for config in configs))
 
 
 # Operands of products, and results; decays, norms, the inverse and the state stay float32.
@@ -70,12 +75,13 @@ ROUNDED_TO = dict.fromkeys(("A_qk", "A_inv", "qg", "kb", "kg", "h", "v_new", "o"
 
 @on_its_device
 def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
-    if save != "nothing":
+    if save == "all":
         raise BuildError(
-            "chunk_kda: backend='sm90' has no kernels yet that keep what gradients need. Leave backend out, or call it "
-            "under torch.no_grad()."
+            "chunk_kda: backend='sm90' keeps A_qk and A_inv for a backward, and has no kernels for more. Leave out "
+            "disable_recompute, or backend."
         )
-    at = steps(p, detect(p.device).sms)
+    kept = save == "products"
+    at = steps(p, detect(p.device).sms, kept)
     device, pl = x.q.device, at.plan
     o = torch.empty(p.B, p.T, p.HV, p.V, dtype=x.q.dtype, device=device)
     states = (p.N, p.HV, p.V, p.K) if p.state_v_first else (p.N, p.HV, p.K, p.V)
@@ -84,16 +90,22 @@ def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
     if p.intermediate_states:
         h = torch.empty(p.B, chunks_of_a_row(p, x), *states[1:], dtype=x.q.dtype, device=device)
     tiles = torch.empty(pl.all_chunks * p.HV * Tile(p.K).bytes, dtype=torch.uint8, device=device)
+    A_qk = A_inv = None
+    if kept:
+        A_qk, A_inv = (torch.empty(p.B * p.T, p.HV, p.C, dtype=x.q.dtype, device=device) for _ in range(2))
     chunk_table, *segments = tables(p, pl, x.cu_seqlens, device) if p.packed else (None, None, None)
     if pl.entries * p.HV:
+        beta = aligned(x.beta)
         at.prepare(
-            (p.HV, *pl.entries_grid), aligned(x.q), aligned(x.k), aligned(x.g), aligned(x.beta),
-            aligned(x.A_log, torch.float32), aligned(x.dt_bias, torch.float32), tiles, o, chunk_table, p.T, pl.entries,
-            p.H, p.HV, p.scale, p.lower_bound or 0.0,
+            (p.HV, *pl.entries_grid), aligned(x.q), aligned(x.k), aligned(x.g), beta, aligned(x.A_log, torch.float32),
+            aligned(x.dt_bias, torch.float32), tiles, A_qk, A_inv, o, chunk_table, p.T, pl.entries, p.H, p.HV, p.scale,
+            p.lower_bound or 0.0,
         )  # fmt: skip
+        if at.pairs:
+            at.pairs((p.HV, *pl.halves_grid), tiles, beta, A_qk, A_inv, chunk_table, p.T, pl.entries, p.HV)
     if p.N * p.HV:
         chains(p, at, tiles, aligned(x.v), aligned(x.initial_state), o, ht, h, *segments)
-    return Outputs(o, ht, h, None)
+    return Outputs(o, ht, h, Products(A_qk, A_inv) if kept else None)
 
 
 def chains(
@@ -115,7 +127,7 @@ def chains(
 
 def tables(p: Problem, pl: Plan, cu_seqlens: Tensor, device: torch.device) -> tuple[Tensor, ...]:
     """Where chunks and segments lie, on the GPU."""
-    sizes = (2 * pl.entries, 6 * pl.all_segments)
+    sizes = (3 * pl.entries, 6 * pl.all_segments)
     chunk_table, segment_table = torch.empty(sum(sizes), dtype=torch.int64, device=device).split(sizes)
     first_segment = torch.empty(p.N + 1, dtype=torch.int32, device=device)
     cu_seqlens = cu_seqlens.to(device, non_blocking=True).contiguous()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kda.problem import Problem
 
-from .configs import BOUND, COLUMNS, LIMIT, ChainConfig, ComposeConfig, PrepareConfig
+from .configs import BOUND, COLUMNS, LIMIT, ChainConfig, ComposeConfig, PairsConfig, PrepareConfig
 from .parts.tile import C
 
 SHORTEST = 32                                # chunks of a segment
@@ -26,14 +26,16 @@ class Plan:
     all_segments: int
     entries: int                             # of the table of chunks
     entries_grid: tuple[int, int]            # y and z of a grid over them
+    halves_grid: tuple[int, int]             # the same over second halves of chunks of 64
     prepare: PrepareConfig
+    pairs: PairsConfig | None                # where chunks of 64 are kept
     chain: ChainConfig
     carry: ChainConfig | None                # where sequences are cut
     compose: ComposeConfig | None
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(p: Problem, sms: int) -> Plan:
+def plan(p: Problem, sms: int, kept: bool = False) -> Plan:
     length, chunks = split(p, sms), -(-p.T // C)
     segment = length or max(chunks, 1)
     pieces = max(1, -(-chunks // segment))
@@ -49,9 +51,12 @@ def plan(p: Problem, sms: int) -> Plan:
         return dataclasses.replace(config, stages=6) if alone else config
 
     cut, entries = length > 0, all_chunks + p.packed                           # tokens of no sequence may need one more
+    halves = (entries + 1) // 2 if p.packed else chunks // 2                   # of two neighbours one is a second
     return Plan(
         chunks, pieces, segment, all_chunks, all_segments, entries,
-        (min(entries, LIMIT), -(-entries // LIMIT)) if p.packed else (chunks, p.B), prepare_config(p),
+        grid(entries) if p.packed else (chunks, p.B), grid(halves) if p.packed else (halves, p.B),
+        prepare_config(p, kept),
+        PairsConfig(p.K, p.beta, p.packed, p.beta_dtype) if kept and p.C > C and halves else None,
         chain("segments", "float32", p.final_state) if cut else chain("sequences", p.state_dtype, p.final_state),
         chain("carry", None, False) if cut else None,
         ComposeConfig(p.K, p.V, p.packed, p.state_dtype, v_first=p.state_v_first) if cut else None,
@@ -74,9 +79,13 @@ def split(p: Problem, sms: int) -> int:
     return length if chunks > 2 * length else 0
 
 
-def prepare_config(p: Problem) -> PrepareConfig:
+def prepare_config(p: Problem, kept: bool) -> PrepareConfig:
     block = p.gate == "bounded" and p.lower_bound >= BOUND and p.qk_l2norm
     return PrepareConfig(
         p.K, p.V, p.gate, block=block, norm=p.qk_l2norm, rate=p.A_log, bias=p.dt_bias, beta=p.beta, packed=p.packed,
-        grouped=p.HV != p.H, g_dtype=p.g_dtype, beta_dtype=p.beta_dtype,
+        grouped=p.HV != p.H, g_dtype=p.g_dtype, beta_dtype=p.beta_dtype, keep=p.C * kept,
     )  # fmt: skip
+
+
+def grid(programs: int) -> tuple[int, int]:
+    return min(programs, LIMIT), -(-programs // LIMIT)

@@ -10,6 +10,10 @@
   0-7    warp w owns rows 4w .. 4w+3, a lane K / 32 channels: gate, sums, norms, decays, operands
   0-3    the product;  warps 0, 1 hold A_kk, warps 2, 3 A_qk
   0      the inverse, a lane a column
+  4-7    zeros right of the diagonal blocks of A_qk and A_inv, where those are kept
+
+What is kept has a row for each token, (tokens, HV, keep).  Of a chunk of 64 this one is a half, and `pairs` adds what
+lies between halves.
 
 A program without a chunk clears its share of the rows of o that are no sequence's.
 
@@ -27,7 +31,6 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64
-from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.memory import SmemAllocator
 
 from kda.compile import cutedsl
@@ -37,11 +40,10 @@ from ..configs import BLOCK, LEVELS, PAD, PITCH_X, ROWS, WARPS, PrepareConfig
 from ..parts import fast
 from ..parts.copies import copy_16_bytes, load, load_one, pointers, store
 from ..parts.order import after_the_kernel_before
-from ..parts.product import accumulator, mma_tf32, queue, tf32s
+from ..parts.product import accumulator, mma_tf32, tf32s
+from ..parts.rows import PAIRS, multiply, places, product, step_size
 from ..parts.tile import HALF, C, Tile, in_narrow_rows, in_wide_rows
 from ..parts.views import wide_view
-
-PAIRS = (2 * C, C)                           # rows of [k; q] and of k
 
 
 class Prepare:
@@ -52,24 +54,27 @@ class Prepare:
     @cute.jit
     def __call__(
         self, q: cute.Pointer, k: cute.Pointer, g: cute.Pointer, beta: cute.Pointer, A_log: cute.Pointer,
-        dt_bias: cute.Pointer, tiles: cute.Pointer, o: cute.Pointer, table: cute.Pointer, T: Int32, chunks: Int32,
-        H: Int32, HV: Int32, scale: Float32, lower_bound: Float32, grid_y: Int32, grid_z: Int32, stream,
+        dt_bias: cute.Pointer, tiles: cute.Pointer, A_qk: cute.Pointer, A_inv: cute.Pointer, o: cute.Pointer,
+        table: cute.Pointer, T: Int32, chunks: Int32, H: Int32, HV: Int32, scale: Float32, lower_bound: Float32,
+        grid_y: Int32, grid_z: Int32, stream,
     ):  # fmt: skip
-        self.kernel(q, k, g, beta, A_log, dt_bias, tiles, o, table, T, chunks, H, HV, scale, lower_bound).launch(
+        self.kernel(
+            q, k, g, beta, A_log, dt_bias, tiles, A_qk, A_inv, o, table, T, chunks, H, HV, scale, lower_bound
+        ).launch(
             grid=(HV, grid_y, grid_z), block=(self.c.threads, 1, 1), min_blocks_per_mp=self.c.on_an_sm, stream=stream,
             preferred_smem_carveout=50)  # without it the DSL asks the driver
 
     @cute.kernel
     def kernel(
         self, q: cute.Pointer, k: cute.Pointer, g: cute.Pointer, beta: cute.Pointer, A_log: cute.Pointer,
-        dt_bias: cute.Pointer, tiles: cute.Pointer, o: cute.Pointer, table: cute.Pointer, T: Int32, chunks: Int32,
-        H: Int32, HV: Int32, scale: Float32, lower_bound: Float32,
+        dt_bias: cute.Pointer, tiles: cute.Pointer, A_qk: cute.Pointer, A_inv: cute.Pointer, o: cute.Pointer,
+        table: cute.Pointer, T: Int32, chunks: Int32, H: Int32, HV: Int32, scale: Float32, lower_bound: Float32,
     ):  # fmt: skip
         K = self.c.K
         head, y, z = cute.arch.block_idx()
         after_the_kernel_before()
         chunk = z * cute.arch.grid_dim()[1] + y
-        begin, rows = self.place(chunk, y, z, table, T, chunks)
+        begin, rows, number = self.place(chunk, y, z, table, T, chunks)
         if rows > 0:
             smem = SmemAllocator()
             rows_of_x = smem.allocate_array(BFloat16, 2 * C * K, byte_alignment=1024)   # [k; q] under a decay
@@ -82,7 +87,7 @@ class Prepare:
             tile = tiles + (Int64(chunk) * HV + head) * self.tile.bytes
 
             if cute.arch.warp_idx() == 0:
-                b[cute.arch.lane_idx()] = self.step_size(beta, begin, rows, head, HV, cute.arch.lane_idx())
+                b[cute.arch.lane_idx()] = step_size(beta, self.c.beta, begin, rows, head, HV, cute.arch.lane_idx())
             own = self.rows(q, k, g, A_log, dt_bias, begin, rows, head, H, HV, scale, lower_bound)
             acc = accumulator(product(), PAIRS)
             if cutlass.const_expr(self.c.block):
@@ -91,24 +96,32 @@ class Prepare:
                     multiply(acc, wide_view(rows_of_x, 2 * C, K), wide_view(rows_of_y, C, K))
             else:
                 self.by_halving(*own, sums, rows_of_x, tile, acc)
+            keep = self.c.keep
+            if cutlass.const_expr(keep):                                       # to where the diagonal block is kept
+                of_block = (begin * HV + head) * keep + (number * C & keep - C)
+                A_qk, A_inv = A_qk + of_block, A_inv + of_block
             if cute.arch.warp_idx() < 4:
-                self.matrices(acc, A_kk, b, tile)
+                self.matrices(acc, A_kk, b, tile, A_qk, rows, HV * keep)
                 cute.arch.barrier(barrier_id=1, number_of_threads=128)
                 if cute.arch.warp_idx() == 0:
-                    self.inverse(A_kk, columns, TB, b, tile)
+                    self.inverse(A_kk, columns, TB, rows_of_x, b, tile, A_inv, rows, HV * keep)
+            elif cutlass.const_expr(keep > C):
+                if number & 1 == 0:
+                    self.clear_right(A_qk, A_inv, rows, HV * keep)
         elif cutlass.const_expr(self.c.packed):
             self.clear(o, begin, -rows, head, HV)
 
     @cute.jit
     def place(self, chunk, y, z, table, T, chunks):
-        """First token and tokens of a chunk; of a row of T tokens y is its number, of packed sequences `chunk`."""
-        begin, rows = Int64(0), Int32(0)
+        """First token, tokens and number in its sequence of a chunk; in a row of T tokens that is y."""
+        begin, rows, number = Int64(0), Int32(0), y
         if cutlass.const_expr(self.c.packed):
             if chunk < chunks:
-                begin, rows = load_one(table + 2 * chunk), Int32(load_one(table + 2 * chunk + 1))
+                entry = table + 3 * chunk
+                begin, rows, number = load_one(entry), Int32(load_one(entry + 1)), Int32(load_one(entry + 2))
         else:
             begin, rows = Int64(z) * T + y * C, cutlass.min(T - y * C, C)
-        return begin, rows
+        return begin, rows, number
 
     @cute.jit
     def clear(self, o, begin, rows, head, HV):
@@ -119,6 +132,15 @@ class Prepare:
             row = cute.arch.warp_idx() * ROWS + r
             if row < rows:
                 store(o + ((begin + row) * HV + head) * V + cute.arch.lane_idx() * (V // 32), zero)
+
+    @cute.jit
+    def clear_right(self, A_qk, A_inv, rows, stride):
+        """Zero right of the diagonal blocks of a first half, by warps 4 to 7."""
+        thread = cute.arch.thread_idx()[0] - 128
+        row, column = thread >> 2, (thread & 3) * 8
+        if row < rows:
+            for x in (A_qk, A_inv):
+                store(x + (row * stride + C + column), [Float32(0.0)] * 8)
 
     @cute.jit
     def rows(self, q, k, g, A_log, dt_bias, begin, rows, head, H, HV, scale, lower_bound):
@@ -286,13 +308,6 @@ class Prepare:
         return load(sums + (warp * K + d), E), load(sums + (WARPS * K + d), E), load(sums + ((WARPS + 1) * K + d), E)
 
     @cute.jit
-    def step_size(self, beta, begin, rows, head, HV, row):
-        x = load_one(beta + (begin + cutlass.min(row, rows - 1)) * HV + head).to(Float32)
-        if cutlass.const_expr(self.c.beta != "given"):
-            x = fast.sigmoid(x) * Float32(2.0 if self.c.beta == "2*sigmoid" else 1.0)
-        return x if row < rows else Float32(0.0)
-
-    @cute.jit
     def norms(self, raw_q, raw_k):
         """1 / |q|, 1 / |k| of the warp's rows."""
         squares = []
@@ -320,8 +335,8 @@ class Prepare:
         return each[:ROWS], each[ROWS:]
 
     @cute.jit
-    def matrices(self, acc, A_kk, b, tile):
-        """A_kk to shared memory, A_qk to the tile."""
+    def matrices(self, acc, A_kk, b, tile, A_qk, rows, stride):
+        """A_kk to shared memory, A_qk to the tile, and to where it is kept."""
         at = places()
         if warp_number() < 2:
             for i in cutlass.range_constexpr(0, cute.size(acc), 2):
@@ -331,16 +346,20 @@ class Prepare:
                         acc[i + 1] * of_row if column + 1 < row else Float32(0.0)]  # fmt: skip
                 store(A_kk + (row * PAD + column), pair)
         else:
-            A_qk = cute.recast_ptr(tile + self.tile.A_qk, dtype=BFloat16)
+            to = cute.recast_ptr(tile + self.tile.A_qk, dtype=BFloat16)
             for i in cutlass.range_constexpr(0, cute.size(acc), 2):
                 row, column = at[i]
                 row = row - C
                 pair = [acc[i] if column <= row else Float32(0.0), acc[i + 1] if column < row else Float32(0.0)]
-                store(A_qk + in_narrow_rows(row, column) // 2, pair)
+                store(to + in_narrow_rows(row, column) // 2, pair)
+                if cutlass.const_expr(self.c.keep):
+                    if row < rows:
+                        store(A_qk + (row * stride + column), pair)
 
     @cute.jit
-    def inverse(self, A_kk, columns, TB, b, tile):
-        """(I + A_kk)^-1 b of one warp: [X 0; -Y A X, Y], X and Y of 16 rows by substitution, A between them."""
+    def inverse(self, A_kk, columns, TB, whole, b, tile, A_inv, rows, stride):
+        """(I + A_kk)^-1 b of one warp: [X 0; -Y A X, Y], X and Y of 16 rows by substitution, A between them.  Without b
+        in `whole`, and from there to where it is kept."""
         lane = cute.arch.lane_idx()
         half, column, mine = lane >> 4, lane & 15, b[lane]
         x = []                                                                 # a column of X, or of Y
@@ -357,15 +376,24 @@ class Prepare:
             TB[in_narrow_rows(i, lane) // 2] = (x[i] * mine if half == 0 else Float32(0.0)).to(BFloat16)
             if half == 1:
                 TB[in_narrow_rows(BLOCK + i, lane) // 2] = (x[i] * mine).to(BFloat16)
+            if cutlass.const_expr(self.c.keep):
+                whole[in_narrow_rows(i, lane) // 2] = (x[i] if half == 0 else Float32(0.0)).to(BFloat16)
+                if half == 1:
+                    whole[in_narrow_rows(BLOCK + i, lane) // 2] = x[i].to(BFloat16)
         cute.arch.sync_warp()
-        self.below(A_kk, columns, TB, b)
+        self.below(A_kk, columns, TB, whole, b)
         cute.arch.sync_warp()
         to = cute.recast_ptr(tile + self.tile.TB, dtype=BFloat16)
         for i in cutlass.range_constexpr(C * C // 32 // 8):
-            copy_16_bytes(TB + (i * 32 + lane) * 8, to + (i * 32 + lane) * 8)
+            piece = i * 32 + lane
+            copy_16_bytes(TB + piece * 8, to + piece * 8)
+            if cutlass.const_expr(self.c.keep):
+                row, column = piece >> 2, (piece & 3) * 8
+                if row < rows:
+                    copy_16_bytes(whole + in_narrow_rows(row, column) // 2, A_inv + (row * stride + column))
 
     @cute.jit
-    def below(self, A_kk, columns, TB, b):
+    def below(self, A_kk, columns, TB, whole, b):
         """-Y (A X) b.  (A X)^T = X^T A^T comes out as the other operand of the product with Y, where rows of A X, that
         is columns of Y, are counted in pairs."""
         row, pair = cute.arch.lane_idx() // 4, cute.arch.lane_idx() % 4 * 2
@@ -384,8 +412,11 @@ class Prepare:
         for n in cutlass.range_constexpr(2):
             by = load(b + (8 * n + pair), 2)
             for r in cutlass.range_constexpr(2):
-                values = [-YAX[n][2 * r + e] * by[e] for e in range(2)]
-                store(TB + in_narrow_rows(BLOCK + 8 * r + row, 8 * n + pair) // 2, values)
+                values = [-YAX[n][2 * r + e] for e in range(2)]
+                at = in_narrow_rows(BLOCK + 8 * r + row, 8 * n + pair) // 2
+                store(TB + at, [values[e] * by[e] for e in range(2)])
+                if cutlass.const_expr(self.c.keep):
+                    store(whole + at, values)
 
 
 @cute.jit
@@ -394,34 +425,11 @@ def warp_number():
 
 
 @cute.jit
-def product():
-    """[k; q] @ k^T, from shared memory."""
-    source, along_K = warpgroup.OperandSource.SMEM, OperandMajorMode.K
-    return cute.make_tiled_mma(warpgroup.MmaF16BF16Op(BFloat16, Float32, (*PAIRS, 16), source, along_K, along_K))
-
-
-@cute.jit
-def places():
-    """(row of [k; q], row of k) of what a thread holds of the product, in pairs of neighbours."""
-    part = product().get_slice(cute.arch.thread_idx()[0])
-    return part.partition_C(cute.make_identity_tensor(PAIRS))
-
-
-@cute.jit
-def multiply(acc, x, y):
-    """acc = x @ y^T."""
-    mma = product()
-    part = mma.get_slice(0)
-    queue(mma, acc, mma.make_fragment_A(part.partition_A(x)), mma.make_fragment_B(part.partition_B(y)), False)
-    warpgroup.wait_group(0)
-
-
-@cute.jit
 def times(x, y):
     return [a * b for a, b in zip(x, y)]
 
 
 def build(c: PrepareConfig, target: Target) -> cutedsl.Compiled:
-    x = pointers(f"bfloat16 bfloat16 {c.g_dtype} {c.beta_dtype} float32 float32 uint8 bfloat16 int64")
+    x = pointers(f"bfloat16 bfloat16 {c.g_dtype} {c.beta_dtype} float32 float32 uint8 bfloat16 bfloat16 bfloat16 int64")
     numbers = [Int32(1)] * 4 + [Float32(1)] * 2 + [Int32(1)] * 2
     return cutedsl.compile(Prepare(c), *x, *numbers, cutedsl.fake_stream(), target=target)

@@ -1,6 +1,7 @@
 """Where chunks of C = 32 rows, and segments of some chunks, lie in packed sequences [cu_seqlens[n], cu_seqlens[n+1]).
 
-  chunk_table (.., 2)     its first token and its tokens; n <= 0 tokens: no chunk, but -n tokens of no sequence
+  chunk_table (.., 3)     its first token, its tokens, its number in its sequence; n <= 0 tokens: no chunk, but -n
+                          tokens of no sequence
   segment_table (.., 6)   its sequence (-1: no segment), which one it is there, its first token, the tokens from there
                           to the end of the sequence, its first chunk, the first of its states that are kept, one for
                           `every` chunks; an empty sequence has one segment
@@ -65,8 +66,7 @@ class Tables:
             if n < N and p == 0:
                 store(first_segment + n, [first])
             for j in cutlass.range(RUN * p, cutlass.min(own, RUN * p + RUN), unroll=1):
-                rows = cutlass.min(length - j * C, C)
-                store(chunk_table + Int64(chunk + j) * 2, [begin + j * C, Int64(rows)])
+                put(chunk_table, chunk + j, begin + j * C, cutlass.min(length - j * C, C), j)
             for j in cutlass.range(RUN * p, cutlass.min(own_segments, RUN * p + RUN), unroll=1):
                 skipped, at = j * segment * C, segment_table + Int64(first + j) * 6
                 place = (begin + skipped, length - skipped, chunk + j * segment, state + j * segment // every)
@@ -81,9 +81,15 @@ class Tables:
         for i in cutlass.range(p * THREADS + thread, chunk_entries - chunks, every, unroll=1):
             begin = cutlass.min(end + i * C, Int64(T))
             none = begin - cutlass.min(begin + C, Int64(T))
-            store(chunk_table + Int64(chunks + i) * 2, [begin, none])
+            put(chunk_table, chunks + i, begin, none, 0)
         for i in cutlass.range(p * THREADS + thread, segment_entries - segments, every, unroll=1):
             store(segment_table + Int64(segments + i) * 6, [Int64(-1)])
+
+
+@cute.jit
+def put(chunk_table, chunk, *entry):
+    for i, x in enumerate(entry):
+        store(chunk_table + Int64(chunk) * 3 + i, [Int64(x)])
 
 
 @cute.jit

@@ -1,0 +1,177 @@
+"""What the Hopper forward keeps of A_qk and A_inv, run on the CPU from its PTX, and the Triton backward on that."""
+
+import functools
+
+import pytest
+import torch
+from hopper import RAGGED, kept_nowhere, plant
+
+pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
+
+import kda
+from kda.backends.sm90 import launch
+from kda.backends.sm90.configs import PairsConfig
+from kda.compile.target import parse
+from kda.host import standing_in
+from kda.simulator import capture
+from kda.simulator.chips import host_of
+from kda.stages import find
+from kda.verify.budget import Budget
+from kda.verify.cases import make_inputs
+from kda.verify.definition import budgets
+from kda.verify.doors import Door
+from kda.verify.parity import Oracle, describe, judge, masked
+from kda.verify.simulated import SimulatedDoor
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+MADE = find("fwd/gate+intra+wy")
+
+
+@pytest.fixture(autouse=True)
+def fresh_memory_is_poisoned(monkeypatch):
+    """What a kernel does not write is nan."""
+    empty = torch.empty
+
+    def make(*size, **how):
+        x = empty(*size, **how)
+        return x.fill_(torch.nan) if x.is_floating_point() else x
+
+    monkeypatch.setattr(torch, "empty", make)
+
+
+def drawn(**words):
+    return make_inputs(**dict(H=1, K=128, V=64, gate="bounded") | words)
+
+
+def forward(case, save="products", **options):
+    with capture(arch="sm90", **options) as session:
+        out = launch.forward(case.problem(), case.inputs, save)
+    assert not session.findings, "\n".join(map(str, session.findings[:5]))
+    return out
+
+
+def kept(case, **options):
+    """In chunks, by name."""
+    return {name: case.layout.chunk(x) for name, x in forward(case, **options).saved._asdict().items()}
+
+
+def oracle_of(case):
+    oracle = Oracle(case, Door("sm90", "cpu").rounding(case))
+    oracle.advance(MADE)
+    return oracle
+
+
+def check(case, limits=None, **options):
+    limits = limits or oracle_of(case).budgets_chained(MADE)
+    rows = [judge("kept", name, limits[name], x, case) for name, x in kept(case, **options).items()]
+    assert not any(row.wrong for row in rows), "\n".join(describe(row) for row in rows if row.wrong)
+
+
+CASES = {
+    "a batch, GVA": dict(B=2, T=70, HV=2),
+    "packed, GVA": dict(HV=2, **RAGGED),
+    "packed, many tokens of none": dict(lengths=(30, 130, 0, 33), padding=70, K=64),
+    "one token": dict(T=1),
+    "gates that forget": dict(T=130, regime="fast"),
+    "softplus gate that forgets, packed": dict(gate="softplus", regime="fast", **RAGGED),
+    "given decays and beta, no l2norm": dict(T=70, gate="given", beta="given", l2norm=False),
+    "beta up to 2": dict(T=128, beta="2*sigmoid"),
+    "chunks of 32": dict(B=2, T=70, C=32),
+    "chunks of 32, packed, GVA": dict(C=32, HV=2, **RAGGED),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_kept_is_the_definition(name):
+    check(drawn(**CASES[name]))
+
+
+@pytest.mark.parametrize("name", ["A_qk", "A_inv"])
+def test_what_lies_between_halves_is_the_definition(name):
+    """By itself: beside the ones on A_inv's diagonal it is small."""
+    case = drawn(T=100, beta="2*sigmoid")
+    oracle = oracle_of(case)
+    exact, *rounded = (masked(name, x[name], case)[..., 32:, :32] for x in (oracle.exact, *oracle.rounded))
+    limit = Budget.of(exact, *rounded, compute=torch.float32, stored=torch.bfloat16, summed=case.spec.K)
+    assert limit.excess(kept(case)[name][..., 32:, :32]) <= 1
+
+
+def test_keeping_changes_no_bit_of_the_results():
+    case = drawn(HV=2, **RAGGED)
+    out, alone = forward(case), forward(case, "nothing")
+    assert alone.saved is None and torch.equal(out.o, alone.o) and torch.equal(out.final_state, alone.final_state)
+
+
+@pytest.mark.parametrize("gate", ["bounded", "softplus"])
+def test_any_order_of_warps_gives_the_same_bits(gate):
+    case = drawn(lengths=(70, 40), K=64, gate=gate)
+    expected = kept(case)
+    for schedule in (1, 2, 3):
+        found = kept(case, schedule=schedule, early=True)
+        assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def test_tokens_of_other_sequences_and_of_none_are_left_alone():
+    case = drawn(lengths=(40, 33), padding=50, K=64)
+    for x in forward(case).saved:
+        assert x[:73].isfinite().all() and x[73:].isnan().all()
+
+
+FAULTS = {
+    "a chunk does not know its number": ("fwd/tables", "length - j * C, C), j)", "length - j * C, C), 0)"),
+    "nothing clears the right of the diagonal": ("fwd/prepare", "if number & 1 == 0:", "if number < 0:"),
+    "A_inv is kept with b": ("fwd/prepare", "(whole + at, values)", "(whole + at, [x * by[0] for x in values])"),
+    "rows of A_kk without b": ("fwd/pairs", "of_row = b[i // 2 % 2]", "of_row = Float32(1.0)"),
+    "the other half's A_inv is not waited for": (
+        "fwd/pairs", "arrive_when_copied(full)", "cute.arch.mbarrier_arrive(full)"
+    ),
+    "A_kk is read before it is there": ("fwd/pairs", "cute.arch.barrier(barrier_id=1, number_of_threads=64)", ""),
+    "rows of the next sequence are written": ("fwd/pairs", "if row + 8 * r < rows:", "if row < C:"),
+}  # fmt: skip
+
+
+@functools.cache
+def of_faults():
+    case = drawn(lengths=(60, 70), K=64)
+    return case, oracle_of(case).budgets_chained(MADE)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
+    plant(*FAULTS[fault], tmp_path, monkeypatch)
+    case, limits = of_faults()
+    with pytest.raises(AssertionError):
+        for schedule in (0, 1, 2):
+            check(case, limits, schedule=schedule, early=bool(schedule))
+
+
+def test_pairs_takes_the_shared_memory_that_its_configuration_says(monkeypatch):
+    """With 16 bytes less it reaches beyond it."""
+    enough = PairsConfig.shared.fget
+    monkeypatch.setattr(PairsConfig, "shared", property(lambda config: enough(config) - 16))
+    kept_nowhere(monkeypatch)
+    with pytest.raises(AssertionError, match="out-of-bounds"):
+        forward(drawn(T=64, K=64))
+
+
+def test_a_recorded_call_by_name_is_told_of_both_its_backends(capsys):
+    keywords = drawn(T=33).keywords
+    with standing_in(host_of("sm90")):
+        kda.explain(**keywords | {"q": keywords["q"].requires_grad_()}, backend="sm90")
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("* ")] == [
+        "* sm90       takes it", "* triton     takes it"]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [dict(T=70), dict(lengths=(40, 0, 25), C=32)], ids=["T=70", "packed, chunks of 32"])
+def test_the_triton_backward_takes_what_is_kept(words, monkeypatch):
+    """As on a GPU, where a recorded forward keeps A_qk and A_inv."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr("kda.api._save", lambda inputs, options: "products")
+    case, at = drawn(K=64, **words), SimulatedDoor("sm90", parse("sm90"))
+    found = at.call(case, True)
+    assert not at.findings, "\n".join(map(str, at.findings[:5]))
+    limits = budgets(case, Door("triton", "cpu").rounding(case))
+    assert found.keys() == limits.keys()
+    rows = [judge("call", name, limit, found[name], case, whole=True) for name, limit in limits.items()]
+    assert not any(row.wrong for row in rows), "\n".join(describe(row) for row in rows if row.wrong)
