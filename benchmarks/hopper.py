@@ -31,6 +31,8 @@ SHAPES = {
     "h64-mixed": dict(lengths=(1300, 547, 2048, 963, 271, 3063), H=64),
     "h8-32k": dict(T=32768, H=8),
     "h16-8k": dict(T=8192, H=16),
+    "h32-8k": dict(T=8192, H=32),
+    "h96-8k": dict(T=8192, H=96),
     "h64-1k": dict(T=1024, H=64),
     "h64-64x128": dict(lengths=(128,) * 64, H=64),
 }
@@ -114,18 +116,40 @@ def measured(case, stages: int) -> dict[str, float]:
     return found | each(call, changed)
 
 
+def step(case, backend: str) -> dict[str, float]:
+    leaves = {n: x.detach().requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+              for n, x in case.keywords.items()}  # fmt: skip
+    wanted = [x for x in leaves.values() if isinstance(x, torch.Tensor) and x.requires_grad]
+
+    def forward():
+        return kda.chunk_kda(**leaves, backend=backend)[0]
+
+    def both():
+        return torch.autograd.grad(forward(), wanted, case.do)
+
+    both()
+    torch.cuda.reset_peak_memory_stats()
+    norms = [float(x.float().norm()) for x in both()]
+    peak = torch.cuda.max_memory_allocated() / 2**30
+    return dict(forward=whole(forward), both=whole(both), GiB=round(peak, 2), norms=norms[:4])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--shape", action="append", choices=SHAPES)
     parser.add_argument("--regime", default="slow")
     parser.add_argument("--gate", default="bounded")
     parser.add_argument("--stages", default="0", help="of chain; 0: as planned")
+    parser.add_argument("--step", action="store_true", help="a recorded forward and its backward, against Triton's")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     rows = []
     for name in asked.shape or SHAPES:
         case = make_inputs(K=128, V=128, gate=asked.gate, regime=asked.regime, initial_state=False, device="cuda",
                            **SHAPES[name])  # fmt: skip
+        if asked.step:
+            print(json.dumps(dict(shape=name, **{b: step(case, b) for b in ("sm90", "triton")})), flush=True)
+            continue
         for stages in map(int, asked.stages.split(",")):
             row = dict(shape=name, gate=asked.gate, regime=asked.regime, stages=stages) | measured(case, stages)
             print(json.dumps(row), flush=True)

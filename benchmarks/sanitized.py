@@ -19,6 +19,9 @@ backend = (sys.argv[1:] or ["triton"])[0]
 for gate in ("bounded", "softplus"):
     case = make_inputs((100, 0, 65), padding=70, H=1, HV=2, K=128, V=128, gate=gate, device="cuda")
     kda.chunk_kda_fwd(**case.keywords, backend=backend)
-    if backend == "triton":
-        kda.chunk_kda_bwd(do=case.do, dht=case.dht, **case.keywords, backend=backend)
+    leaves = case.keywords | {name: case.keywords[name].detach().requires_grad_() for name in ("q", "k", "v", "g")}
+    o, ht = kda.chunk_kda(**leaves, backend=backend)
+    torch.autograd.backward((o, ht), (case.do, case.dht))
+case = make_inputs(T=4200, H=1, K=128, V=128, gate="bounded", device="cuda")               # cut into segments
+kda.chunk_kda_fwd(**case.keywords, backend=backend)
 torch.cuda.synchronize()

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from .bundles import Saved
+from .bundles import Products, Saved
 
 LOG2_E = 1.4426950408889634
 
@@ -100,7 +100,7 @@ def find(name: str) -> Stage:
     """The stage of that name, or the run of consecutive ones: "fwd/gate+intra+wy".
 
     A run reads what none of its stages writes.  It writes what is of use after it: what a later stage of its direction
-    reads, what `Saved` keeps for the backward, and results of the call.
+    reads, what `Saved` keeps for the backward, and results of the call; a forward in one piece keeps `Products` alone.
     """
     if name in STAGES:
         return STAGES[name]
@@ -113,7 +113,8 @@ def find(name: str) -> Stage:
         raise ValueError(f"no stage is called {name!r}; there are {', '.join(STAGES)}, and runs of consecutive ones "
                          "of a direction, such as fwd/gate+intra+wy")  # fmt: skip
     written = [n for stage in members for n in stage.writes]
-    wanted = {*RESULTS, *Saved._fields, *(n for stage in later for n in stage.reads)}
+    kept = Products if members == FORWARD else Saved
+    wanted = {*RESULTS, *kept._fields, *(n for stage in later for n in stage.reads)}
     return Stage(
         name, "", "; ".join(stage.formula for stage in members),
         tuple(dict.fromkeys(n for stage in members for n in stage.reads if n not in written)),

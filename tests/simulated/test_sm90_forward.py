@@ -97,12 +97,12 @@ def test_sequences_of_no_tokens_hand_their_states_through(shape):
     assert torch.equal(found["ht"], case.keywords["initial_state"])
 
 
-def test_a_simulated_backend_is_this_one_by_name_alone():
+def test_a_hopper_gpu_takes_it_by_itself_and_the_backward_by_triton():
     at = SimulatedDoor("sm90", parse("sm90"))
     case = make_inputs(T=33, H=1, K=64, V=64, gate="bounded")
     assert at.call(case, False).keys() == {"o", "ht"} and at.launches == 2 and not at.findings
-    choice = weigh(case.problem(), host_of("sm90"))
-    assert choice.backend == "triton" and choice.tried[0][0] == "sm90"
+    taken = [weigh(case.problem(direction), host_of("sm90")).backend for direction in ("forward", "backward")]
+    assert taken == ["sm90", "triton"]
 
 
 FAULTS = {

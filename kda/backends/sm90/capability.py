@@ -1,4 +1,4 @@
-"""Hopper: the forward in CuTe DSL.  In the making: right in the simulator, not measured, so `auto` leaves it out."""
+"""Hopper: the forward in the CuTe DSL."""
 
 from kda.capability import Capability, Rule
 
@@ -8,7 +8,7 @@ OTHERWISE = "backend='triton' takes it"
 CAPABILITY = Capability(
     backend="sm90",
     rank=20,
-    summary="Hopper kernels in the CuTe DSL: the forward, beside Triton's backward; in the making",
+    summary="Hopper kernels in the CuTe DSL: the forward, beside Triton's backward",
     backward=False,
     rules=(
         Rule(
@@ -55,7 +55,11 @@ CAPABILITY = Capability(
             "leave it out, or " + OTHERWISE,
         ),
     ),
-    auto_rules=(
-        Rule("sm90.auto", lambda p, h: False, "is in the making", "backend='sm90' asks for it by name"),
-    ),
+    archs=("sm90",),
+    stages=("fwd/gate+intra+wy+state+output",),
+    proof_dtypes=("bfloat16",),
+    provers={
+        "simulated": "kda.verify.simulated:prove_simulated",
+        "executed": "kda.verify.parity:prove_executed",
+    },
 )

@@ -14,8 +14,9 @@ import torch
 
 from kda.bundles import SAVES, Grads, Outputs, Products, Saved
 from kda.problem import Inputs, Problem
-from kda.stages import SHAPES, find
+from kda.stages import find
 
+from ..common.chunks import Chunks, has_rows
 from ..common.tensors import aligned, chunks_of_a_row, on_its_device
 from .call import Call, dtype_of
 from .recurrent_launch import recurrent as recurrent
@@ -170,28 +171,6 @@ def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved
 # stages alone
 
 
-class _Chunks:
-    """Rows of tokens as chunks (NC, heads, C, D), zero in rows of no token, and back."""
-
-    def __init__(self, p: Problem, offsets: list[int] | None, device: torch.device):
-        ends = torch.tensor(offsets if offsets is not None else [b * p.T for b in range(p.B + 1)])
-        starts, lengths = ends[:-1], ends.diff()
-        chunks = (lengths + p.C - 1) // p.C
-        self.C, self.NC, self.tokens = p.C, int(chunks.sum()), p.B * p.T
-        shift = (chunks.cumsum(0) - chunks) * p.C - starts
-        self.at = (torch.arange(int(ends[-1])) + shift.repeat_interleave(lengths)).to(device)
-
-    def rows(self, x: Tensor) -> Tensor:
-        out = x.new_zeros(self.tokens, x.shape[1], x.shape[3])
-        out[: len(self.at)] = x.transpose(1, 2).flatten(0, 1)[self.at]
-        return out
-
-    def chunks(self, x: Tensor) -> Tensor:
-        out = x.new_zeros(self.NC * self.C, *x.shape[1:])
-        out[self.at] = x[: len(self.at)]
-        return out.unflatten(0, (self.NC, self.C)).transpose(1, 2).contiguous()
-
-
 def stage(
     name: str, p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]
 ) -> dict[str, Tensor | None]:
@@ -202,10 +181,10 @@ def stage(
         state_dtype=p.state_dtype or "float32", packed=offsets is not None,
     )  # fmt: skip
     device = next(x.device for x in tensors.values() if x is not None)
-    table, given = _Chunks(p, offsets, device), {}
+    table, given = Chunks(p, offsets, device), {}
     for n in run.reads:
         x = tensors[n]
-        given[n] = x if x is None else aligned(table.rows(x) if _has_rows(n) else x, dtype_of(p, n))
+        given[n] = x if x is None else aligned(table.rows(x) if has_rows(n) else x, dtype_of(p, n))
     if offsets is not None:
         given["cu_seqlens"] = torch.tensor(offsets, device=device)
     c = Call(p, "all", device, given)
@@ -226,14 +205,10 @@ def stage(
     return {n: _written(c.env[n], n, table) for n in run.writes}
 
 
-def _has_rows(name: str) -> bool:
-    return SHAPES[name].startswith("(C")
-
-
-def _written(x: Tensor | None, name: str, table: _Chunks) -> Tensor | None:
+def _written(x: Tensor | None, name: str, table: Chunks) -> Tensor | None:
     if x is None:
         return None
-    if _has_rows(name):
+    if has_rows(name):
         return table.chunks(x.view(*x.shape, *[1] * (3 - x.dim())))
     if name in ("h", "dh"):
         return x[: table.NC]

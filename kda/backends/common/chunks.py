@@ -1,0 +1,36 @@
+"""Between tensors of a call and those of `kda.stages`."""
+
+from __future__ import annotations
+
+import torch
+
+from kda.problem import Problem
+from kda.stages import SHAPES
+
+Tensor = torch.Tensor
+
+
+class Chunks:
+    """Rows of tokens as chunks (NC, heads, C, D), zero in rows of no token, and back."""
+
+    def __init__(self, p: Problem, offsets: list[int] | None, device: torch.device):
+        ends = torch.tensor(offsets if offsets is not None else [b * p.T for b in range(p.B + 1)])
+        starts, lengths = ends[:-1], ends.diff()
+        chunks = (lengths + p.C - 1) // p.C
+        self.C, self.NC, self.tokens = p.C, int(chunks.sum()), p.B * p.T
+        shift = (chunks.cumsum(0) - chunks) * p.C - starts
+        self.at = (torch.arange(int(ends[-1])) + shift.repeat_interleave(lengths)).to(device)
+
+    def rows(self, x: Tensor) -> Tensor:
+        out = x.new_zeros(self.tokens, x.shape[1], x.shape[3])
+        out[: len(self.at)] = x.transpose(1, 2).flatten(0, 1)[self.at]
+        return out
+
+    def chunks(self, x: Tensor) -> Tensor:
+        out = x.new_zeros(self.NC * self.C, *x.shape[1:])
+        out[self.at] = x[: len(self.at)]
+        return out.unflatten(0, (self.NC, self.C)).transpose(1, 2).contiguous()
+
+
+def has_rows(name: str) -> bool:
+    return SHAPES[name].startswith("(C")
