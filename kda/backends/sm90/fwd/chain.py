@@ -7,7 +7,8 @@
 
 A segment is the whole of a sequence, or, where few heads would leave the chip idle, a run of chunks.  Then `carry`
 walks first: from zero to what a segment adds to a state, and, with v = 0, from the columns of 1 to those of M (K, K),
-the matrix that it multiplies a state by.  It has no outputs; fwd/compose.py makes the states between segments of both.
+the matrix that it multiplies a state by, kept transposed.  It has no outputs; fwd/compose.py makes the states between
+segments of both.
 
   warps  role   does
   0-3    CHAIN  all products, from registers and shared memory; o to global memory
@@ -99,7 +100,7 @@ class Chain:
                 self.chain(S, o, h, stages, sV, sO, full, empty, first_v, first_h, part, tokens, steps, HV, of_M)
                 if cutlass.const_expr(c.carry):
                     if of_M:
-                        self.states(M, p * HV + head, part - c.V // COLUMNS, c.K, False, S, to_memory=True)
+                        self.states(M, p * HV + head, part - c.V // COLUMNS, c.K, True, S, to_memory=True)
                     else:
                         self.states(ht, p * HV + head, part, c.V, False, S, to_memory=True)
                 elif cutlass.const_expr(c.ht) and last:

@@ -1,7 +1,8 @@
 """The states that enter the segments of a sequence, one value head, 8 columns: edge[p] = h, h = M[p] @ h + added[p].
 
 In float32, so that a sequence that is cut has the state of one that is not but for the order of sums.  A thread has a
-row of h and half of the sum; h is handed round in shared memory, twice (K, 8) with the other halves.
+row of h and half of the sum; M comes transposed, so that threads are neighbours in it; h is handed round in shared
+memory, twice (K, 8) with the other halves.
 
   barrier 0  2 K threads   h is there, and nobody reads the one before;  the other halves are there
 """
@@ -52,8 +53,8 @@ class Compose:
         if half == 0:
             store(h + own, self.start(h0, n * HV + head, row, first))
         for p in cutlass.range(begin, end - 1, unroll=1):
-            of_row = M + (Int64(p * HV + head) * (K * K) + row * K + half * (K // 2))
-            m = [load(of_row + i, 4) for i in range(0, K // 2, 4)]             # all on their way before h is waited for
+            of_row = M + (Int64(p * HV + head) * (K * K) + half * (K * K // 2) + row)
+            m = [load_one(of_row + i * K) for i in range(K // 2)]              # all on their way before h is waited for
             at = Int64(p * HV + head) * (K * V) + row * V + first
             new = [Float32(0.0)] * STRIP
             if half == 0:
@@ -62,7 +63,7 @@ class Compose:
             cute.arch.sync_threads()
             for i in cutlass.range_constexpr(K // 2):
                 other = load(h + (half * (K // 2) + i) * STRIP, STRIP)
-                new = [new[e] + m[i // 4][i % 4] * other[e] for e in range(STRIP)]
+                new = [new[e] + m[i] * other[e] for e in range(STRIP)]
             if half == 1:
                 store(halves + own, new)
             cute.arch.sync_threads()
