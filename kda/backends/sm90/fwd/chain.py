@@ -247,10 +247,11 @@ class Chain:
     ):  # fmt: skip
         """S from or to its columns of one of many matrices (K, columns) in memory."""
         c, flat = self.c, cute.coalesce(S)
-        x = x + Int64(number) * (c.K * columns)
+        over_channels, over_columns = (1, c.K) if cutlass.const_expr(transposed) else (columns, 1)
+        first_d, first_e = self.place_in_state(0, part)                        # all others at constants from there
+        x = x + (Int64(number) * (c.K * columns) + first_d * over_channels + first_e * over_columns)
         for i in range(cute.size(flat)):
-            d, e = self.place_in_state(i, part)
-            at = e * c.K + d if cutlass.const_expr(transposed) else d * columns + e
+            at = (i // 4 * 8 + i % 2) * over_channels + i % 4 // 2 * 8 * over_columns
             if cutlass.const_expr(to_memory):
                 store(x + at, [flat[i]])
             else:

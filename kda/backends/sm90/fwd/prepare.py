@@ -102,7 +102,7 @@ class Prepare:
                 A_qk, A_inv = A_qk + of_block, A_inv + of_block
             if cute.arch.warp_idx() < 4:
                 self.matrices(acc, A_kk, b, tile, A_qk, rows, HV * keep)
-                cute.arch.barrier(barrier_id=1, number_of_threads=128)
+                self.meet_first()
                 if cute.arch.warp_idx() == 0:
                     self.inverse(A_kk, columns, TB, rows_of_x, b, tile, A_inv, rows, HV * keep)
             elif cutlass.const_expr(keep > C):
@@ -110,6 +110,25 @@ class Prepare:
                     self.clear_right(A_qk, A_inv, rows, HV * keep)
         elif cutlass.const_expr(self.c.packed):
             self.clear(o, begin, -rows, head, HV)
+
+    @cute.jit
+    def thread(self):
+        """Of the eight warps that make a chunk."""
+        return cute.arch.thread_idx()[0]
+
+    @cute.jit
+    def warp(self):
+        return cute.arch.make_warp_uniform(cute.arch.warp_idx())
+
+    @cute.jit
+    def meet(self):
+        """All eight."""
+        cute.arch.sync_threads()
+
+    @cute.jit
+    def meet_first(self):
+        """The first four."""
+        cute.arch.barrier(barrier_id=1, number_of_threads=128)
 
     @cute.jit
     def place(self, chunk, y, z, table, T, chunks):
@@ -146,7 +165,7 @@ class Prepare:
     def rows(self, q, k, g, A_log, dt_bias, begin, rows, head, H, HV, scale, lower_bound):
         """scale qn, kn and the sums of g2 up to each, of this lane's channels in the warp's rows."""
         K, E = self.c.K, self.c.K // 32
-        first, d = ROWS * warp_number(), E * cute.arch.lane_idx()
+        first, d = ROWS * self.warp(), E * cute.arch.lane_idx()
         shared = head // (HV // H) if cutlass.const_expr(self.c.grouped) else head
         q, k = q + (begin * H + shared) * K, k + (begin * H + shared) * K
         g = g + (begin * HV + head) * K
@@ -171,7 +190,7 @@ class Prepare:
     @cute.jit
     def at_once(self, qn, kn, gc, sums, rows_of_x, rows_of_y, tile, lower_bound):
         """Operands of the one product of a bounded gate, and from them those of the chain."""
-        E, d, first = self.c.K // 32, self.c.K // 32 * cute.arch.lane_idx(), ROWS * warp_number()
+        E, d, first = self.c.K // 32, self.c.K // 32 * cute.arch.lane_idx(), ROWS * self.warp()
         before, row0, last = self.over_warps(gc, sums, d)
         half = lower_bound * Float32(-0.5 * fast.LOG2_E * (C - 1))
         # 2^gc = 2^x 2^(gc_first - half) and 2^(gc_last - gc) = 2^-x 2^(gc_last - gc_first + half)
@@ -193,13 +212,13 @@ class Prepare:
             self.to_tile(tile, first + r, d, times(ka, from_zero), times(qa, from_zero), times(kb, to_last))
         self.keep_last(tile, last, d)
         cute.arch.fence_proxy("async.shared", space="cta")
-        cute.arch.sync_threads()
+        self.meet()
 
     @cute.jit
     def by_halving(self, qn, kn, gc, sums, rows_of_x, tile, acc):
         """Any gate, no exponent above 0: for blocks of 2S rows, S = 16 .. 1, a product of rows under the decay to or
         from the block's cut, of which the pairs across it count; then one without decay for the diagonal."""
-        E, d, first = self.c.K // 32, self.c.K // 32 * cute.arch.lane_idx(), ROWS * warp_number()
+        E, d, first = self.c.K // 32, self.c.K // 32 * cute.arch.lane_idx(), ROWS * self.warp()
         before, _, last = self.over_warps(gc, sums, d)
         for r in cutlass.range_constexpr(ROWS):
             from_zero = [fast.exp2(gc[r][e] + before[e]) for e in range(E)]
@@ -216,12 +235,12 @@ class Prepare:
                 store(buffer + of_both, times(kn[r], decay))
                 store(buffer + (of_both + C * HALF), times(qn[r], decay))
             cute.arch.fence_proxy("async.shared", space="cta")
-            cute.arch.sync_threads()                                           # the other buffer was read, too
-            if warp_number() < 4:
+            self.meet()                                                        # the other buffer was read, too
+            if self.warp() < 4:
                 both = wide_view(buffer, 2 * C, self.c.K)
                 found = accumulator(product(), PAIRS)
                 multiply(found, both, cute.local_tile(both, (C, self.c.K), (0, 0)))
-                at = places()
+                at = places(self.thread())
                 for i in cutlass.range_constexpr(cute.size(acc)):
                     row, column = at[i]
                     apart = (row & C - 1) ^ column
@@ -238,7 +257,7 @@ class Prepare:
             cut = gc[r & 2] if cutlass.const_expr(level == 0) else gc[1]
             return [fast.exp2(fast.distance(gc[r][e], cut[e])) for e in range(E)]
         warps = 1 << level - 2                                                 # of a half
-        end = load(sums + ((warp_number() & -2 * warps) + warps) * self.c.K + d, E)
+        end = load(sums + ((self.warp() & -2 * warps) + warps) * self.c.K + d, E)
         return [fast.exp2(fast.distance(gc[r][e] + before[e], end[e])) for e in range(E)]
 
     @cute.jit
@@ -251,7 +270,7 @@ class Prepare:
 
     @cute.jit
     def keep_last(self, tile, last, d):
-        if warp_number() == 0:
+        if self.warp() == 0:
             decay = [fast.exp2(last[e]) for e in range(self.c.K // 32)]
             store(cute.recast_ptr(tile + self.tile.DECAY, dtype=Float32) + d, decay)
 
@@ -292,11 +311,11 @@ class Prepare:
     @cute.jit
     def over_warps(self, gc, sums, d):
         """The sums of the warps before this one, g2 of row 0, and gc_last; in `sums`, those before each warp."""
-        K, E, thread, warp = self.c.K, self.c.K // 32, cute.arch.thread_idx()[0], warp_number()
+        K, E, thread, warp = self.c.K, self.c.K // 32, self.thread(), self.warp()
         store(sums + (warp * K + d), gc[ROWS - 1])
         if warp == 0:
             store(sums + (WARPS * K + d), gc[0])
-        cute.arch.sync_threads()
+        self.meet()
         if thread < K:                                                         # a channel: sums before each warp
             total = Float32(0.0)
             for w in cutlass.range_constexpr(WARPS):
@@ -304,7 +323,7 @@ class Prepare:
                 store(sums + (w * K + thread), [total])
                 total += own
             store(sums + ((WARPS + 1) * K + thread), [total])
-        cute.arch.sync_threads()
+        self.meet()
         return load(sums + (warp * K + d), E), load(sums + (WARPS * K + d), E), load(sums + ((WARPS + 1) * K + d), E)
 
     @cute.jit
@@ -337,8 +356,8 @@ class Prepare:
     @cute.jit
     def matrices(self, acc, A_kk, b, tile, A_qk, rows, stride):
         """A_kk to shared memory, A_qk to the tile, and to where it is kept."""
-        at = places()
-        if warp_number() < 2:
+        at = places(self.thread())
+        if self.warp() < 2:
             for i in cutlass.range_constexpr(0, cute.size(acc), 2):
                 row, column = at[i]
                 of_row = b[row]
@@ -383,6 +402,12 @@ class Prepare:
         cute.arch.sync_warp()
         self.below(A_kk, columns, TB, whole, b)
         cute.arch.sync_warp()
+        self.from_shared(TB, whole, tile, A_inv, rows, stride)
+
+    @cute.jit
+    def from_shared(self, TB, whole, tile, A_inv, rows, stride):
+        """TB to the tile, A_inv to where it is kept, by one warp."""
+        lane = cute.arch.lane_idx()
         to = cute.recast_ptr(tile + self.tile.TB, dtype=BFloat16)
         for i in cutlass.range_constexpr(C * C // 32 // 8):
             piece = i * 32 + lane
@@ -417,11 +442,6 @@ class Prepare:
                 store(TB + at, [values[e] * by[e] for e in range(2)])
                 if cutlass.const_expr(self.c.keep):
                     store(whole + at, values)
-
-
-@cute.jit
-def warp_number():
-    return cute.arch.make_warp_uniform(cute.arch.warp_idx())
 
 
 @cute.jit

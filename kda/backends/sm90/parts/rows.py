@@ -20,9 +20,9 @@ def product():
 
 
 @cute.jit
-def places():
+def places(thread):
     """(row of [k; q], row of k) of what a thread holds of the product, in pairs of neighbours."""
-    part = product().get_slice(cute.arch.thread_idx()[0])
+    part = product().get_slice(thread)
     return part.partition_C(cute.make_identity_tensor(PAIRS))
 
 
