@@ -19,6 +19,9 @@ PITCH_KEPT = C + 8                       # elements of a row of a half's A_inv: 
 # chain
 COLUMNS = 64                                 # of the state, in one warpgroup
 PITCH = COLUMNS + 8                          # elements between rows of v and o: eight rows lie in other banks
+# fused
+GROUPS = 2                                   # of WARPS warps, in a CTA
+STAGES = 2 * GROUPS                          # one for each group of the cluster
 # compose
 STRIP = 8                                    # columns of the states
 # tables
@@ -125,6 +128,26 @@ class ChainConfig:
     def shared(self) -> int:
         rows = 2 * C * PITCH                                                 # v of a stage, or o
         return self.stages * (Tile(self.K).bytes + rows + 16) + (0 if self.carry else 2 * rows)
+
+
+@dataclass(frozen=True)
+class FusedConfig:
+    prepare: PrepareConfig
+    chain: ChainConfig
+    cluster = (2, 1, 1)
+
+    @property
+    def early(self) -> bool:
+        return self.chain.packed
+
+    @property
+    def threads(self) -> int:
+        return 128 + GROUPS * self.prepare.threads
+
+    @property
+    def shared(self) -> int:
+        group = self.prepare.shared - 2 * C * C                              # TB is made where it is read
+        return self.chain.shared + GROUPS * group
 
 
 @dataclass(frozen=True)

@@ -21,16 +21,16 @@ from kda.problem import Inputs, Problem
 
 from ..common.chunks import Chunks
 from ..common.tensors import aligned, chunks_of_a_row, on_its_device
-from .configs import RUN, ChainConfig, ComposeConfig, PairsConfig, PrepareConfig, TablesConfig
+from .configs import RUN, ChainConfig, ComposeConfig, FusedConfig, PairsConfig, PrepareConfig, TablesConfig
 from .parts.tile import C, Tile
 from .plan import Plan, plan
 
 Tensor = torch.Tensor
 TARGET = parse("sm90")
-Config = TablesConfig | PrepareConfig | PairsConfig | ChainConfig | ComposeConfig
+Config = TablesConfig | PrepareConfig | PairsConfig | ChainConfig | ComposeConfig | FusedConfig
 KERNELS = {
     TablesConfig: "tables", PrepareConfig: "prepare", PairsConfig: "pairs", ChainConfig: "chain",
-    ComposeConfig: "compose",
+    ComposeConfig: "compose", FusedConfig: "fused",
 }  # fmt: skip
 
 
@@ -51,25 +51,27 @@ def source() -> str:
 
 @functools.cache
 def step(config: Config) -> Bound:
-    return kernel(config).bound(config.threads, dynamic_shared=config.shared, pdl=config.early)
+    cluster = config.cluster if isinstance(config, FusedConfig) else 1
+    return kernel(config).bound(config.threads, cluster, dynamic_shared=config.shared, pdl=config.early)
 
 
 class Steps(NamedTuple):
     """A plan and what launches its kernels."""
 
     plan: Plan
-    prepare: Bound
+    prepare: Bound | None
     pairs: Bound | None
-    chain: Bound
+    chain: Bound | None
     carry: Bound | None
     compose: Bound | None
+    fused: Bound | None                      # then no other is there
 
 
 @functools.lru_cache(maxsize=1024)
 def steps(p: Problem, sms: int, kept: bool) -> Steps:
     pl = plan(p, sms, kept)
-    configs = (pl.prepare, pl.pairs, pl.chain, pl.carry, pl.compose)
-    return Steps(pl, *(config and step(config) for config in configs))
+    configs = (None,) * 5 if pl.fused else (pl.prepare, pl.pairs, pl.chain, pl.carry, pl.compose)
+    return Steps(pl, *(config and step(config) for config in (*configs, pl.fused)))
 
 
 # Operands of products, and results; decays, norms, the inverse and the state stay float32.
@@ -92,11 +94,18 @@ def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
     h = None
     if p.intermediate_states:
         h = torch.empty(p.B, chunks_of_a_row(p, x), *states[1:], dtype=x.q.dtype, device=device)
+    chunk_table, *segments = tables(p, pl, x.cu_seqlens, device) if p.packed else (None, None, None)
+    if at.fused:
+        at.fused(
+            (2, p.HV, p.N), aligned(x.q), aligned(x.k), aligned(x.v), aligned(x.g), aligned(x.beta),
+            aligned(x.A_log, torch.float32), aligned(x.dt_bias, torch.float32), aligned(x.initial_state), o, ht,
+            segments[0], p.T, p.H, p.HV, p.scale, p.lower_bound,
+        )  # fmt: skip
+        return Outputs(o, ht, None, None)
     tiles = torch.empty(pl.all_chunks * p.HV * Tile(p.K).bytes, dtype=torch.uint8, device=device)
     A_qk = A_inv = None
     if kept:
         A_qk, A_inv = (torch.empty(p.B * p.T, p.HV, p.C, dtype=x.q.dtype, device=device) for _ in range(2))
-    chunk_table, *segments = tables(p, pl, x.cu_seqlens, device) if p.packed else (None, None, None)
     if pl.entries * p.HV:
         beta = aligned(x.beta)
         at.prepare(

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 
 from kda.problem import Problem
 
-from .configs import BOUND, COLUMNS, LIMIT, ChainConfig, ComposeConfig, PairsConfig, PrepareConfig
+from .configs import (
+    BOUND, COLUMNS, LIMIT, STAGES, ChainConfig, ComposeConfig, FusedConfig, PairsConfig, PrepareConfig,
+)  # fmt: skip
 from .parts.tile import C
 
 SHORTEST = 32                                # chunks of a segment
 INVARIANT = 128                              # the same with batch_invariant
+FUSED = False                                # one kernel where it can be: not measured yet
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Plan:
     chain: ChainConfig
     carry: ChainConfig | None                # where sequences are cut
     compose: ComposeConfig | None
+    fused: FusedConfig | None                # in place of all but the tables
 
 
 @functools.lru_cache(maxsize=1024)
@@ -60,6 +64,7 @@ def plan(p: Problem, sms: int, kept: bool = False) -> Plan:
         chain("segments", "float32", p.final_state) if cut else chain("sequences", p.state_dtype, p.final_state),
         chain("carry", None, False) if cut else None,
         ComposeConfig(p.K, p.V, p.packed, p.state_dtype, v_first=p.state_v_first) if cut else None,
+        fused_config(p, cut, kept),
     )  # fmt: skip
 
 
@@ -85,6 +90,18 @@ def prepare_config(p: Problem, kept: bool) -> PrepareConfig:
         p.K, p.V, p.gate, block=block, norm=p.qk_l2norm, rate=p.A_log, bias=p.dt_bias, beta=p.beta, packed=p.packed,
         grouped=p.HV != p.H, g_dtype=p.g_dtype, beta_dtype=p.beta_dtype, keep=p.C * kept,
     )  # fmt: skip
+
+
+def fused_config(p: Problem, cut: bool, kept: bool) -> FusedConfig | None:
+    """Where prepare makes one product of a chunk, two CTAs share a head, and nothing but o and final states goes out."""
+    prepare = prepare_config(p, kept)
+    fits = prepare.block and p.K == p.V == 2 * COLUMNS and p.N * p.HV > 0
+    if not FUSED or not fits or cut or kept or p.intermediate_states:
+        return None
+    chain = ChainConfig(
+        p.K, p.V, p.packed, "sequences", p.state_dtype, p.final_state, p.state_v_first, h=False, every=1, stages=STAGES
+    )
+    return FusedConfig(prepare, chain)
 
 
 def grid(programs: int) -> tuple[int, int]:

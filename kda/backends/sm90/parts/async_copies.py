@@ -1,4 +1,4 @@
-"""Copies from global to shared memory that end later, and what says so."""
+"""Copies to shared memory that end later, and what says so."""
 
 import cutlass.cute as cute
 from cutlass import Int32, Uint32
@@ -25,4 +25,14 @@ def arrive_when_copied(full):
     """This thread's copies of 16 bytes so far: one of the arrivals that the barrier waits for."""
     cute.arch.inline_ptx(
         "cp.async.mbarrier.arrive.noinc.shared.b64 [{$r0}];", read_only_args=[full.toint().to(Uint32)]
+    )
+
+
+@cute.jit
+def bulk_copy_to_neighbour(source, size, full, rank):
+    """To the same place in the shared memory of another CTA of the cluster, where its barrier counts the bytes."""
+    cute.arch.inline_ptx(
+        "{.reg .b32 to, full; mapa.shared::cluster.u32 to, {$r0}, {$r3}; mapa.shared::cluster.u32 full, {$r2}, {$r3}; "
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [{$r0}], {$r1}, [full];}",
+        read_only_args=[source.toint().to(Uint32), Int32(size), full.toint().to(Uint32), Int32(rank)],
     )

@@ -1,0 +1,263 @@
+"""fwd/gate to fwd/output in one kernel: a cluster of two CTAs walks the chunks of one sequence and value head, and what
+`prepare` would hand to `chain` through memory goes from shared memory to shared memory.
+
+Each CTA has 64 columns of the state and makes every second tile, for both: what a group of eight warps makes is what
+prepare's CTA makes, straight into a stage, from where one bulk copy brings it to the same stage of the neighbour.
+
+  warps  registers  role     does
+  0-3    160        CHAIN    as in fwd/chain.py; and its own rows of v, a warp those of its 16 columns, three chunks ahead
+  4-11   80         PREPARE  as in fwd/prepare.py, chunks 4 i + rank, into stage rank
+  12-19  80         PREPARE  chunks 4 i + 2 + rank, into stage 2 + rank
+
+A stage has one producer: chunk c lies in stage c mod 4, which group (c >> 1) & 1 of CTA c & 1 makes.  Of a group, warp
+0 goes on to the inverse when the others go on to the rows of their next chunk; they meet at its sums.
+
+  pipeline    arrivals                                              says
+  full        1, of PREPARE's warp 0; in the neighbour with the     a tile is there
+              bytes of the copy
+  empty       8, a lane of each warp of both CHAINs, in the CTA     nobody reads the stage any more, in either CTA, and
+              that makes the stage's tiles                          the copy is done
+  barrier 1   128                                                   o is in shared memory, the o before last was read
+  barrier 2+  256 and 128, of each group                            prepare's 0 and 1
+  cluster     640 x 2                                               first: mbarriers are there; last: nobody looks here
+
+Registers are shared out of what the launch has, 640 x 96: a warp of its own to load would, in the warpgroup that it
+needs, leave CHAIN 136.
+
+Tokens of no sequence are cleared by all CTAs' PREPAREs, at the end.
+
+  shared memory of K = 128: stages 4 x 29 KiB, a group's operands, sums and A_kk 36, v 4 x 4.5, o 2 x 4.5
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32, Int64
+from cutlass.cute.nvgpu import OperandMajorMode
+from cutlass.memory import SmemAllocator
+
+from kda.compile import cutedsl
+from kda.compile.target import Target
+
+from ..configs import COLUMNS, GROUPS, PAD, PITCH, PITCH_X, STAGES, WARPS, FusedConfig
+from ..parts.async_copies import bulk_copy_to_neighbour, copy_16_bytes_later
+from ..parts.copies import load_one, pointers, store
+from ..parts.order import after_the_kernel_before
+from ..parts.product import accumulator
+from ..parts.rows import PAIRS, multiply, step_size
+from ..parts.rows import product as product_of_rows
+from ..parts.tile import C
+from ..parts.views import wide_view
+from .chain import Chain, product
+from .prepare import Prepare
+
+FIRST = 4                                    # warp of the first group
+
+
+class Producer(Prepare):
+    """Eight of the CTA's warps, and a tile in shared memory."""
+
+    @cute.jit
+    def thread(self):
+        return cute.arch.thread_idx()[0] - 32 * FIRST & 32 * WARPS - 1
+
+    @cute.jit
+    def warp(self):
+        return cute.arch.make_warp_uniform(cute.arch.warp_idx()) - FIRST & WARPS - 1
+
+    @cute.jit
+    def group(self):
+        return (cute.arch.make_warp_uniform(cute.arch.warp_idx()) - FIRST) >> 3
+
+    @cute.jit
+    def meet(self):
+        cute.arch.barrier(barrier_id=2 + 2 * self.group(), number_of_threads=32 * WARPS)
+
+    @cute.jit
+    def meet_first(self):
+        cute.arch.fence_proxy("async.shared", space="cta")                     # A_qk
+        cute.arch.barrier(barrier_id=3 + 2 * self.group(), number_of_threads=128)
+
+    @cute.jit
+    def from_shared(self, TB, whole, tile, A_inv, rows, stride):
+        """It lies in the tile."""
+        cute.arch.fence_proxy("async.shared", space="cta")
+        cute.arch.sync_warp()
+
+    @cute.jit
+    def produce(
+        self, q, k, g, beta, A_log, dt_bias, space, full, empty, begin, tokens, head, H, HV, scale, lower_bound, rank
+    ):
+        """Every fourth chunk of the sequence."""
+        K, group = self.c.K, self.group()
+        stage = 2 * group + rank
+        stages, operands, floats = space
+        tile = stages + stage * self.tile.bytes
+        rows_of_x = operands + group * (3 * C * K)
+        rows_of_y = rows_of_x + 2 * C * K
+        sums = floats + group * floats_of_a_group(K)
+        A_kk = sums + (WARPS + 2) * K
+        columns = A_kk + C * PAD
+        b = columns + C * PITCH_X
+        TB = cute.recast_ptr(tile + self.tile.TB, dtype=BFloat16)
+        phase = Int32(1)
+        for chunk in cutlass.range(stage, (tokens + C - 1) // C, STAGES, unroll=1):
+            first, rows = begin + chunk * C, cutlass.min(tokens - chunk * C, C)
+            if self.warp() == 0:
+                b[cute.arch.lane_idx()] = step_size(beta, self.c.beta, first, rows, head, HV, cute.arch.lane_idx())
+            own = self.rows(q, k, g, A_log, dt_bias, first, rows, head, H, HV, scale, lower_bound)
+            cute.arch.mbarrier_wait(empty + stage, phase)
+            phase = phase ^ 1
+            self.at_once(*own, sums, rows_of_x, rows_of_y, tile, lower_bound)
+            if self.warp() < 4:
+                acc = accumulator(product_of_rows(), PAIRS)
+                multiply(acc, wide_view(rows_of_x, 2 * C, K), wide_view(rows_of_y, C, K))
+                self.matrices(acc, A_kk, b, tile, None, rows, 0)
+                self.meet_first()
+                if self.warp() == 0:
+                    self.inverse(A_kk, columns, TB, None, b, tile, None, rows, 0)
+                    with cute.arch.elect_one():
+                        self.hand_over(tile, full + stage, rank ^ 1)
+
+    @cute.jit
+    def hand_over(self, tile, full, neighbour):
+        size = self.tile.DECAY + 4 * self.c.K
+        cute.arch.mbarrier_arrive(full)
+        cute.arch.mbarrier_arrive_and_expect_tx(full, size, peer_cta_rank_in_cluster=neighbour)
+        bulk_copy_to_neighbour(tile, size, full, neighbour)
+
+    @cute.jit
+    def clear_from(self, o, end, T, head, HV):
+        """Zero where tokens are no sequence's, a row a warp."""
+        V, group = self.c.V, self.group()
+        part, _, n = cute.arch.block_idx()
+        own = ((n * 2 + part) * GROUPS + group) * WARPS + self.warp()
+        zero = [Float32(0.0)] * (V // 32)
+        for row in cutlass.range(Int32(end) + own, T, cute.arch.grid_dim()[2] * (2 * GROUPS * WARPS), unroll=1):
+            store(o + (Int64(row) * HV + head) * V + cute.arch.lane_idx() * (V // 32), zero)
+
+
+class Consumer(Chain):
+    """A state's walk over tiles that two CTAs make."""
+
+    @cute.jit
+    def walk(self, S, v, o, stages, sV, sO, full, empty, first_v, part, tokens, HV):
+        c, along_K = self.c, OperandMajorMode.K
+        mma_P, mma_V = product(c.rows, along_K), product(C, along_K)
+        mma_S = product(c.K, OperandMajorMode.MN)
+        v, steps = v + first_v, (tokens + C - 1) // C
+        for i in cutlass.range_constexpr(STAGES - 1):
+            self.bring(v, sV, Int32(i), tokens, HV)
+        for i in cutlass.range(steps, unroll=1):
+            self.bring(v, sV, i + STAGES - 1, tokens, HV)                      # where this warp has read chunk i - 1
+            stage, phase = i & STAGES - 1, i // STAGES & 1
+            cute.arch.cp_async_wait_group(STAGES - 1)
+            cute.arch.sync_warp()
+            cute.arch.mbarrier_wait(full + stage, phase)
+            O = self.step(
+                mma_P, mma_V, mma_S, S, stages + stage * self.tile.bytes, sV + stage * (C * PITCH), of_M=False
+            )
+            cute.arch.sync_warp()
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive(empty + stage, peer_cta_rank_in_cluster=stage & 1)
+            rows = cutlass.min(tokens - i * C, C)
+            self.outputs(o, sO + i % 2 * (C * PITCH), O, first_v + Int64(i * C) * HV * c.V, rows, HV)
+
+    @cute.jit
+    def bring(self, v, sV, i, tokens, HV):
+        """A warp's 16 columns of v of chunk i, if there is one."""
+        lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
+        if i * C < tokens:
+            for j in cutlass.range_constexpr(2):
+                row, column = 16 * j + lane // 2, warp * 16 + lane % 2 * 8
+                token = cutlass.min(i * C + row, tokens - 1)           # past the end: a row that counts for nothing
+                to = sV + (((i & STAGES - 1) * C + row) * PITCH + column)
+                copy_16_bytes_later(v + (Int64(token) * HV * self.c.V + column), to)
+        cute.arch.cp_async_commit_group()
+
+
+class Fused:
+    def __init__(self, config: FusedConfig):
+        self.c = config
+        self.producer, self.consumer = Producer(config.prepare), Consumer(config.chain)
+        self.tile = self.producer.tile
+
+    @cute.jit
+    def __call__(
+        self, q: cute.Pointer, k: cute.Pointer, v: cute.Pointer, g: cute.Pointer, beta: cute.Pointer,
+        A_log: cute.Pointer, dt_bias: cute.Pointer, h0: cute.Pointer, o: cute.Pointer, ht: cute.Pointer,
+        table: cute.Pointer, T: Int32, H: Int32, HV: Int32, scale: Float32, lower_bound: Float32, N: Int32, stream,
+    ):  # fmt: skip
+        self.kernel(q, k, v, g, beta, A_log, dt_bias, h0, o, ht, table, T, H, HV, scale, lower_bound).launch(
+            grid=(2, HV, N), cluster=self.c.cluster, block=(self.c.threads, 1, 1), min_blocks_per_mp=1, stream=stream)
+
+    @cute.kernel
+    def kernel(
+        self, q: cute.Pointer, k: cute.Pointer, v: cute.Pointer, g: cute.Pointer, beta: cute.Pointer,
+        A_log: cute.Pointer, dt_bias: cute.Pointer, h0: cute.Pointer, o: cute.Pointer, ht: cute.Pointer,
+        table: cute.Pointer, T: Int32, H: Int32, HV: Int32, scale: Float32, lower_bound: Float32,
+    ):  # fmt: skip
+        c, K = self.c.chain, self.c.chain.K
+        rank, head, n = cute.arch.block_idx()
+        after_the_kernel_before()
+        begin, tokens = self.place(table, n, T)
+        smem = SmemAllocator()
+        stages = smem.allocate_array(cutlass.Uint8, STAGES * self.tile.bytes, byte_alignment=1024)
+        operands = smem.allocate_array(BFloat16, GROUPS * 3 * C * K, byte_alignment=1024)
+        floats = smem.allocate_array(Float32, GROUPS * floats_of_a_group(K), byte_alignment=16)
+        sV = smem.allocate_array(BFloat16, STAGES * C * PITCH, byte_alignment=16)
+        sO = smem.allocate_array(BFloat16, 2 * C * PITCH, byte_alignment=16)
+        full = smem.allocate_array(Int64, STAGES)
+        empty = smem.allocate_array(Int64, STAGES)
+        if cute.arch.thread_idx()[0] == 0:
+            for s in cutlass.range_constexpr(STAGES):
+                cute.arch.mbarrier_init(full + s, 1)
+                cute.arch.mbarrier_init(empty + s, 8)
+            cute.arch.mbarrier_init_fence()
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+        if cute.arch.make_warp_uniform(cute.arch.warp_idx()) < FIRST:
+            cute.arch.setmaxregister_increase(160)
+            S = accumulator(product(K, OperandMajorMode.MN), (COLUMNS, K))
+            S.fill(0.0)
+            if cutlass.const_expr(c.h0):
+                self.consumer.states(h0, n * HV + head, rank, c.V, c.v_first, S, to_memory=False)
+            first_v = (begin * HV + head) * c.V + rank * COLUMNS
+            self.consumer.walk(S, v, o, stages, sV, sO, full, empty, first_v, rank, tokens, HV)
+            if cutlass.const_expr(c.ht):
+                self.consumer.states(ht, n * HV + head, rank, c.V, c.v_first, S, to_memory=True)
+        else:
+            cute.arch.setmaxregister_decrease(80)
+            space = (stages, operands, floats)
+            self.producer.produce(
+                q, k, g, beta, A_log, dt_bias, space, full, empty, begin, tokens, head, H, HV, scale, lower_bound, rank
+            )
+            if cutlass.const_expr(c.packed):
+                begin, tokens = self.place(table, cute.arch.grid_dim()[2] - 1, T)
+                self.producer.clear_from(o, begin + tokens, T, head, HV)
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+
+    @cute.jit
+    def place(self, table, n, T):
+        """First token and tokens of a sequence."""
+        begin, tokens = Int64(n) * T, T
+        if cutlass.const_expr(self.c.chain.packed):
+            begin, tokens = load_one(table + 6 * n + 2), Int32(load_one(table + 6 * n + 3))
+        return begin, tokens
+
+
+def floats_of_a_group(K: int) -> int:
+    """Sums of warps' rows, row 0 and all; A_kk; columns of inverses; b."""
+    return (WARPS + 2) * K + C * (PAD + PITCH_X + 1)
+
+
+def build(c: FusedConfig, target: Target) -> cutedsl.Compiled:
+    of = c.prepare
+    x = pointers(
+        f"bfloat16 bfloat16 bfloat16 {of.g_dtype} {of.beta_dtype} float32 float32 {c.chain.h0 or 'float32'} bfloat16 "
+        "float32 int64"
+    )
+    numbers = [Int32(1)] * 3 + [Float32(1)] * 2 + [Int32(1)]
+    return cutedsl.compile(Fused(c), *x, *numbers, cutedsl.fake_stream(), target=target)
