@@ -146,7 +146,7 @@ class FusedConfig:
 
     @property
     def shared(self) -> int:
-        group = self.prepare.shared - 2 * C * C                              # TB is made where it is read
+        group = -(-(self.prepare.shared - 2 * C * C) // 1024) * 1024           # TB is made where it is read
         return self.chain.shared + GROUPS * group
 
 

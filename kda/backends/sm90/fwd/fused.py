@@ -40,14 +40,14 @@ from cutlass.memory import SmemAllocator
 from kda.compile import cutedsl
 from kda.compile.target import Target
 
-from ..configs import COLUMNS, GROUPS, PAD, PITCH, PITCH_X, STAGES, WARPS, FusedConfig
+from ..configs import COLUMNS, GROUPS, PAD, PITCH, PITCH_X, STAGES, WARPS, FusedConfig, PrepareConfig
 from ..parts.async_copies import bulk_copy_to_neighbour, copy_16_bytes_later
 from ..parts.copies import load_one, pointers, store
 from ..parts.order import after_the_kernel_before
 from ..parts.product import accumulator
 from ..parts.rows import PAIRS, multiply, step_size
 from ..parts.rows import product as product_of_rows
-from ..parts.tile import C
+from ..parts.tile import C, Tile
 from ..parts.views import wide_view
 from .chain import Chain, product
 from .prepare import Prepare
@@ -87,16 +87,15 @@ class Producer(Prepare):
 
     @cute.jit
     def produce(
-        self, q, k, g, beta, A_log, dt_bias, space, full, empty, begin, tokens, head, H, HV, scale, lower_bound, rank
-    ):
+        self, q, k, g, beta, A_log, dt_bias, shared, full, empty, begin, tokens, head, H, HV, scale, lower_bound, rank
+    ):  # fmt: skip
         """Every fourth chunk of the sequence."""
         K, group = self.c.K, self.group()
         stage = 2 * group + rank
-        stages, operands, floats = space
-        tile = stages + stage * self.tile.bytes
-        rows_of_x = operands + group * (3 * C * K)
+        tile = shared + group * of_a_group(self.c)
+        rows_of_x = cute.recast_ptr(tile + 2 * self.tile.bytes, dtype=BFloat16)
         rows_of_y = rows_of_x + 2 * C * K
-        sums = floats + group * floats_of_a_group(K)
+        sums = cute.recast_ptr(tile + (2 * self.tile.bytes + 6 * C * K), dtype=Float32)
         A_kk = sums + (WARPS + 2) * K
         columns = A_kk + C * PAD
         b = columns + C * PITCH_X
@@ -125,7 +124,7 @@ class Producer(Prepare):
         size = self.tile.DECAY + 4 * self.c.K
         cute.arch.mbarrier_arrive(full)
         cute.arch.mbarrier_arrive_and_expect_tx(full, size, peer_cta_rank_in_cluster=neighbour)
-        bulk_copy_to_neighbour(tile, size, full, neighbour)
+        bulk_copy_to_neighbour(tile, tile + self.tile.bytes, size, full, neighbour)
 
     @cute.jit
     def clear_from(self, o, end, T, head, HV):
@@ -142,7 +141,7 @@ class Consumer(Chain):
     """A state's walk over tiles that two CTAs make."""
 
     @cute.jit
-    def walk(self, S, v, o, stages, sV, sO, full, empty, first_v, part, tokens, HV):
+    def walk(self, S, v, o, shared, of_group: cutlass.Constexpr, sV, sO, full, empty, first_v, rank, tokens, HV):
         c, along_K = self.c, OperandMajorMode.K
         mma_P, mma_V = product(c.rows, along_K), product(C, along_K)
         mma_S = product(c.K, OperandMajorMode.MN)
@@ -155,9 +154,8 @@ class Consumer(Chain):
             cute.arch.cp_async_wait_group(STAGES - 1)
             cute.arch.sync_warp()
             cute.arch.mbarrier_wait(full + stage, phase)
-            O = self.step(
-                mma_P, mma_V, mma_S, S, stages + stage * self.tile.bytes, sV + stage * (C * PITCH), of_M=False
-            )
+            tile = shared + ((stage >> 1) * of_group + ((stage ^ rank) & 1) * self.tile.bytes)
+            O = self.step(mma_P, mma_V, mma_S, S, tile, sV + stage * (C * PITCH), of_M=False)
             cute.arch.sync_warp()
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive(empty + stage, peer_cta_rank_in_cluster=stage & 1)
@@ -203,9 +201,8 @@ class Fused:
         after_the_kernel_before()
         begin, tokens = self.place(table, n, T)
         smem = SmemAllocator()
-        stages = smem.allocate_array(cutlass.Uint8, STAGES * self.tile.bytes, byte_alignment=1024)
-        operands = smem.allocate_array(BFloat16, GROUPS * 3 * C * K, byte_alignment=1024)
-        floats = smem.allocate_array(Float32, GROUPS * floats_of_a_group(K), byte_alignment=16)
+        of_group = of_a_group(self.c.prepare)
+        shared = smem.allocate_array(cutlass.Uint8, GROUPS * of_group, byte_alignment=1024)
         sV = smem.allocate_array(BFloat16, STAGES * C * PITCH, byte_alignment=16)
         sO = smem.allocate_array(BFloat16, 2 * C * PITCH, byte_alignment=16)
         full = smem.allocate_array(Int64, STAGES)
@@ -224,15 +221,14 @@ class Fused:
             if cutlass.const_expr(c.h0):
                 self.consumer.states(h0, n * HV + head, rank, c.V, c.v_first, S, to_memory=False)
             first_v = (begin * HV + head) * c.V + rank * COLUMNS
-            self.consumer.walk(S, v, o, stages, sV, sO, full, empty, first_v, rank, tokens, HV)
+            self.consumer.walk(S, v, o, shared, of_group, sV, sO, full, empty, first_v, rank, tokens, HV)
             if cutlass.const_expr(c.ht):
                 self.consumer.states(ht, n * HV + head, rank, c.V, c.v_first, S, to_memory=True)
         else:
             cute.arch.setmaxregister_decrease(80)
-            space = (stages, operands, floats)
             self.producer.produce(
-                q, k, g, beta, A_log, dt_bias, space, full, empty, begin, tokens, head, H, HV, scale, lower_bound, rank
-            )
+                q, k, g, beta, A_log, dt_bias, shared, full, empty, begin, tokens, head, H, HV, scale, lower_bound, rank
+            )  # fmt: skip
             if cutlass.const_expr(c.packed):
                 begin, tokens = self.place(table, cute.arch.grid_dim()[2] - 1, T)
                 self.producer.clear_from(o, begin + tokens, T, head, HV)
@@ -248,9 +244,9 @@ class Fused:
         return begin, tokens
 
 
-def floats_of_a_group(K: int) -> int:
-    """Sums of warps' rows, row 0 and all; A_kk; columns of inverses; b."""
-    return (WARPS + 2) * K + C * (PAD + PITCH_X + 1)
+def of_a_group(c: PrepareConfig) -> int:
+    """Bytes: the tile that it makes, the neighbour's; operands; sums, A_kk, columns of inverses, b."""
+    return 2 * Tile(c.K).bytes + -(-(c.shared - 2 * C * C) // 1024) * 1024
 
 
 def build(c: FusedConfig, target: Target) -> cutedsl.Compiled:

@@ -29,10 +29,10 @@ def arrive_when_copied(full):
 
 
 @cute.jit
-def bulk_copy_to_neighbour(source, size, full, rank):
-    """To the same place in the shared memory of another CTA of the cluster, where its barrier counts the bytes."""
+def bulk_copy_to_neighbour(source, to, size, full, rank):
+    """To the shared memory of another CTA of the cluster, where its barrier counts the bytes."""
     cute.arch.inline_ptx(
-        "{.reg .b32 to, full; mapa.shared::cluster.u32 to, {$r0}, {$r3}; mapa.shared::cluster.u32 full, {$r2}, {$r3}; "
-        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [{$r0}], {$r1}, [full];}",
-        read_only_args=[source.toint().to(Uint32), Int32(size), full.toint().to(Uint32), Int32(rank)],
-    )
+        "{.reg .b32 to, full; mapa.shared::cluster.u32 to, {$r1}, {$r4}; mapa.shared::cluster.u32 full, {$r3}, {$r4}; "
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [{$r0}], {$r2}, [full];}",
+        read_only_args=[*[x.toint().to(Uint32) for x in (source, to)], Int32(size), full.toint().to(Uint32), Int32(rank)],
+    )  # fmt: skip
