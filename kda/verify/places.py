@@ -64,6 +64,8 @@ def pattern(name: str, wrong: Tensor, case: Case, whole: bool) -> str:
     if whole and name not in PER_SEQUENCE:
         heads = wrong.shape[2]
         wrong = layout.chunk(wrong.reshape(layout.tokens, heads, -1).to(torch.uint8)).bool()
+        if not wrong.any():
+            return "Only tokens of no sequence are wrong."
     axes = axes_of(name)
     hit = [wrong.any(dim=tuple(d for d in range(4) if d != axis)).nonzero().flatten().tolist() for axis in range(4)]
     if name in PER_SEQUENCE:

@@ -43,9 +43,6 @@ def case_of(**options):
     return make_inputs(**dict(H=1, K=128, V=128, gate="bounded") | options)
 
 
-def kernels(session):
-    return [launched.kernel.name for launched in session.launches]
-
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_call_is_the_definition_and_has_the_bits_of_two_kernels(name, fused):
@@ -61,3 +58,88 @@ def test_it_is_one_kernel(fused):
     assert len(session.launches) == 1
     _, session = called(case_of(**RAGGED))
     assert len(session.launches) == 2                                          # and the tables
+
+
+def test_states_may_be_v_first_and_bfloat16(fused):
+    case = changed(case_of(T=70), initial_state=lambda x: x.bfloat16())
+    found, session = called(case, state_v_first=True)
+    fused(False)
+    expected, _ = called(case)
+    assert not session.findings and all(torch.equal(found[x], expected[x]) for x in expected)
+
+
+@pytest.mark.parametrize("shape", [dict(B=2, T=0), dict(lengths=(0, 0), padding=40)], ids=str)
+def test_sequences_of_no_tokens_hand_their_states_through(shape, fused):
+    case = case_of(HV=2, **shape)
+    found, session = called(case)
+    assert not session.findings and not found["o"].any()
+    assert torch.equal(found["ht"], case.keywords["initial_state"])
+
+
+@pytest.mark.parametrize("shape", [dict(T=390), RAGGED | dict(padding=9)], ids=["one", "packed"])
+@pytest.mark.parametrize("schedule", [1, 2, 3])
+def test_any_order_of_warps_gives_the_same_bits(schedule, shape, fused):
+    case = case_of(**shape)
+    (expected, _), (found, session) = called(case), called(case, schedule=schedule, early=True)
+    assert not session.findings, "\n".join(map(str, session.findings[:5]))
+    assert all(torch.equal(found[x], expected[x]) for x in expected)
+
+
+@pytest.mark.parametrize("change", [dict(gate="softplus"), dict(K=64, V=64), dict(V=64), dict(K=64), dict(l2norm=False)],
+                         ids=str)  # fmt: skip
+def test_what_it_cannot_do_stays_with_two_kernels(change, fused):
+    p = case_of(T=33, **change).problem()
+    assert plan.plan(p, 132).fused is None
+
+
+def test_short_of_heads_or_asked_for_more_two_kernels_do_it(fused):
+    p = case_of(T=8192).problem()
+    assert plan.plan(p, 132).carry and plan.plan(p, 132).fused is None          # cut into segments
+    p = case_of(T=33).problem()
+    assert plan.plan(p, 132).fused and plan.plan(p, 132, kept=True).fused is None
+    fused(False)
+    assert plan.plan(p, 132).fused is None
+
+
+FAULTS = {
+    "a stage is handed back before both CTAs have read it": ("mbarrier_init(empty + s, 8)", "mbarrier_init(empty + s, 4)"),
+    "the neighbour's group does not hear that a stage is free": ("peer_cta_rank_in_cluster=stage & 1", ""),
+    "TB leaves before it is there": (
+        'in the tile."""\n        cute.arch.fence_proxy("async.shared", space="cta")', 'in the tile."""'
+    ),
+    "groups meet at one barrier": ("barrier_id=2 + 2 * self.group()", "barrier_id=2"),
+    "rows of v are overwritten before they are read": ("i + STAGES - 1, tokens", "i + STAGES, tokens"),
+    "rows of v are read before they are there": ("cp_async_wait_group(STAGES - 1)", "cp_async_wait_group(STAGES)"),
+    "a CTA is gone before the neighbour is done": (
+        "T, head, HV)\n        cute.arch.cluster_arrive()\n        cute.arch.cluster_wait()", "T, head, HV)"
+    ),
+    "the neighbour's barrier is not there yet": (
+        "cute.arch.mbarrier_init_fence()\n        cute.arch.cluster_arrive()\n        cute.arch.cluster_wait()",
+        "cute.arch.mbarrier_init_fence()\n        cute.arch.sync_threads()",
+    ),
+    "a token of none is left as it is": ("Int32(end) + own, T", "Int32(end) + own, T - 1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch, fused):
+    plant("fwd/fused", *FAULTS[fault], tmp_path, monkeypatch)
+    cases = [case_of(T=390), case_of(padding=9, **RAGGED)]
+    with pytest.raises(AssertionError):
+        for schedule in (0, 1, 2):
+            for case in cases:
+                check(case, schedule=schedule, early=bool(schedule))
+
+
+def test_it_takes_the_shared_memory_that_its_configuration_says(monkeypatch, fused):
+    """With 16 bytes less it reaches beyond it."""
+    enough = FusedConfig.shared.fget
+    monkeypatch.setattr(FusedConfig, "shared", property(lambda config: enough(config) - 16))
+    kept_nowhere(monkeypatch)
+    _, session = called(case_of(T=100))
+    assert any(finding.kind == "out-of-bounds" for finding in session.findings)
+
+
+def test_roles_share_out_the_registers_of_the_launch(fused):
+    kernel = launch.kernel(plan.plan(case_of(T=33).problem(), 132).fused)
+    assert not kernel.spills and 128 * 160 + 512 * 80 <= 640 * kernel.registers <= 65536
