@@ -10,6 +10,7 @@ CAPABILITY = Capability(
     rank=20,
     summary="Hopper kernels in the CuTe DSL: the forward, beside Triton's backward; in the making",
     backward=False,
+    archs=("sm90",),
     rules=(
         Rule(
             "sm90.gpu",
