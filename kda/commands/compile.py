@@ -197,12 +197,13 @@ def cells(screen: Screen, line: Line, name: dict[AnyRecipe, str]) -> tuple[str, 
 
 
 def names(lines: Sequence[Line]) -> dict[AnyRecipe, str]:
-    """Kernels by name, and by what tells those of one name apart: constants, or else types."""
+    """Kernels by name, and by what tells those of a backend of one name apart: constants, or else types."""
     found = {line.recipe: line.recipe.name for line in lines}
+    backends = {line.recipe: line.backend for line in lines}
     for facts in (lambda r: {**r.constants, **r.options}, lambda r: dict(r.signature)):
         alike: dict[tuple, list[AnyRecipe]] = {}
         for recipe, name in found.items():
-            alike.setdefault((name, recipe.target), []).append(recipe)
+            alike.setdefault((name, recipe.target, backends[recipe]), []).append(recipe)
         for same in alike.values():
             for recipe in same:
                 apart = [word for word in facts(recipe).items() if any(word not in facts(r).items() for r in same)]
