@@ -22,6 +22,7 @@ import torch
 import kda
 from kda.backends.sm90 import launch
 from kda.backends.sm90.configs import ChainConfig
+from kda.backends.sm90.plan import KERNELS
 from kda.verify.cases import make_inputs
 
 CALLS, CLOSE = 31, 1e-2
@@ -81,7 +82,7 @@ def each(call, step) -> dict[str, float]:
     found = defaultdict(list)
 
     def timed(config):
-        ready, name = step(config), " ".join((launch.KERNELS[type(config)], getattr(config, "walk", "")))
+        ready, name = step(config), " ".join((KERNELS[type(config)], getattr(config, "walk", "")))
 
         def launched(*args):
             pair = events()
@@ -107,7 +108,7 @@ def timeline(call) -> dict[str, float]:
     found, before = defaultdict(list), None
     for event in sorted((e for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA),
                         key=lambda e: e.time_range.start):  # fmt: skip
-        name = next((n for n in launch.KERNELS.values() if n + n.capitalize() in event.name), event.name[:20])
+        name = next((n for n in KERNELS.values() if n + n.capitalize() in event.name), event.name[:20])
         found[name].append(event.time_range.end - event.time_range.start)
         if before is not None:
             found["before " + name].append(event.time_range.start - before)
