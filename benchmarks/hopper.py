@@ -116,16 +116,16 @@ def timeline(call) -> dict[str, float]:
     return {name: round(statistics.median(us) / 1e3, 4) for name, us in found.items()}
 
 
-def measured(case, stages: int, plain: bool = False) -> dict[str, float]:
-    """Of calls whose chains have so many stages; 0: as planned.  `plain`: each kernel after the end of the other."""
-    made = launch.step
+def measured(case, stages: int, plain: bool = False, cluster: int = 1) -> dict[str, float]:
+    """Of calls whose chains have so many stages; 0: as planned.  `plain`: each kernel after the end of the other.
+    `cluster`: so many CTAs of a chain, which read the same tiles, are neighbours."""
 
     def changed(config):
         if stages and isinstance(config, ChainConfig):
             config = dataclasses.replace(config, stages=stages)
-        if plain:
-            return launch.kernel(config).bound(config.threads, dynamic_shared=config.shared)
-        return made(config)
+        near = cluster if isinstance(config, ChainConfig) else 1
+        early = config.early and not plain
+        return launch.kernel(config).bound(config.threads, (near, 1, 1), config.shared, pdl=early)
 
     def call():
         return kda.chunk_kda_fwd(**case.keywords, backend="sm90").o
@@ -162,6 +162,7 @@ def main() -> None:
     parser.add_argument("--gate", default="bounded")
     parser.add_argument("--stages", default="0", help="of chain; 0: as planned")
     parser.add_argument("--plain", action="store_true", help="no kernel starts before the one ahead of it has ended")
+    parser.add_argument("--cluster", type=int, default=1, help="CTAs of a chain that lie together on the GPU")
     parser.add_argument("--step", action="store_true", help="a recorded forward and its backward, against Triton's")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
@@ -173,8 +174,9 @@ def main() -> None:
             print(json.dumps(dict(shape=name, **{b: step(case, b) for b in ("sm90", "triton")})), flush=True)
             continue
         for stages in map(int, asked.stages.split(",")):
-            row = dict(shape=name, gate=asked.gate, regime=asked.regime, stages=stages, plain=asked.plain)
-            row |= measured(case, stages, asked.plain)
+            row = dict(shape=name, gate=asked.gate, regime=asked.regime, stages=stages, plain=asked.plain,
+                       cluster=asked.cluster)  # fmt: skip
+            row |= measured(case, stages, asked.plain, asked.cluster)
             print(json.dumps(row), flush=True)
             rows.append(row)
             if not row["error"] < CLOSE:
