@@ -25,7 +25,7 @@ import kda
 from kda.backends.triton import call, configs, plan
 from kda.backends.triton.configs import Config, Row
 from kda.compile.errors import BuildError
-from kda.compile.triton import attempt_all
+from kda.compile.fetching import attempt_all
 from kda.verify.cases import make_inputs
 
 CALLS = 11

@@ -8,11 +8,11 @@ mkdir -p "$out"
 export PYTHONPATH=${PYTHONPATH:-.}
 
 times() {
-    python benchmarks/first_call.py --json "$out/first_call.json"
-    python -m kda bench --shape h64-8k --shape h64-8x1k --shape h8-32k --direction forward --direction step \
+    python benchmarks/first_call.py --backend triton --json "$out/first_call.json"
+    python -m kda bench --backend triton --shape h64-8k --shape h64-8x1k --shape h8-32k --direction forward --direction step \
         --save "$out/h200-triton.json"
-    python -m kda bench --shape h64-1k --graph --direction forward --direction step --save "$out/h200-triton-graph.json"
-    python -m kda bench --shape h64-8k --shape h64-8x1k --regime slow --disable-recompute --direction forward \
+    python -m kda bench --backend triton --shape h64-1k --graph --direction forward --direction step --save "$out/h200-triton-graph.json"
+    python -m kda bench --backend triton --shape h64-8k --shape h64-8x1k --regime slow --disable-recompute --direction forward \
         --direction step --save "$out/h200-triton-kept.json"
     python benchmarks/configs.py --gate softplus --kernel state --warps 4 --stages 3 --BK 128 --json "$out/softplus.json"
     python benchmarks/decode.py --json "$out/decode.json"

@@ -22,6 +22,7 @@ import torch
 import kda
 from kda.backends.sm90 import launch
 from kda.backends.sm90.configs import ChainConfig
+from kda.backends.sm90.plan import KERNELS
 from kda.verify.cases import make_inputs
 
 CALLS, CLOSE = 31, 1e-2
@@ -81,7 +82,7 @@ def each(call, step) -> dict[str, float]:
     found = defaultdict(list)
 
     def timed(config):
-        ready, name = step(config), " ".join((launch.KERNELS[type(config)], getattr(config, "walk", "")))
+        ready, name = step(config), " ".join((KERNELS[type(config)], getattr(config, "walk", "")))
 
         def launched(*args):
             pair = events()
@@ -98,13 +99,33 @@ def each(call, step) -> dict[str, float]:
     return {name: median(pairs) for name, pairs in found.items()}
 
 
-def measured(case, stages: int) -> dict[str, float]:
-    """Of calls whose chains have so many stages; 0: as planned."""
-    plain = launch.step
+def timeline(call) -> dict[str, float]:
+    """Kernels of calls one after the other, as they lie on the GPU, and what lies between them."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        for _ in range(CALLS):
+            call()
+        torch.cuda.synchronize()
+    found, before = defaultdict(list), None
+    for event in sorted((e for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA),
+                        key=lambda e: e.time_range.start):  # fmt: skip
+        name = next((n for n in KERNELS.values() if n + n.capitalize() in event.name), event.name[:20])
+        found[name].append(event.time_range.end - event.time_range.start)
+        if before is not None:
+            found["before " + name].append(event.time_range.start - before)
+        before = event.time_range.end
+    return {name: round(statistics.median(us) / 1e3, 4) for name, us in found.items()}
+
+
+def measured(case, stages: int, plain: bool = False, cluster: int = 1) -> dict[str, float]:
+    """Of calls whose chains have so many stages; 0: as planned.  `plain`: each kernel after the end of the other.
+    `cluster`: so many CTAs of a chain, which read the same tiles, are neighbours."""
 
     def changed(config):
-        given = stages and isinstance(config, ChainConfig)
-        return plain(dataclasses.replace(config, stages=stages) if given else config)
+        if stages and isinstance(config, ChainConfig):
+            config = dataclasses.replace(config, stages=stages)
+        near = cluster if isinstance(config, ChainConfig) else 1
+        early = config.early and not plain
+        return launch.kernel(config).bound(config.threads, (near, 1, 1), config.shared, pdl=early)
 
     def call():
         return kda.chunk_kda_fwd(**case.keywords, backend="sm90").o
@@ -112,7 +133,7 @@ def measured(case, stages: int) -> dict[str, float]:
     expected = kda.chunk_kda_fwd(**case.keywords, backend="triton").o.float()
     with stepping(changed):
         error = float((call().float() - expected).norm() / expected.norm())
-        found = dict(error=error, call=whole(call), graph=replayed(call))
+        found = dict(error=error, call=whole(call), graph=replayed(call), timeline=timeline(call))
     return found | each(call, changed)
 
 
@@ -140,6 +161,8 @@ def main() -> None:
     parser.add_argument("--regime", default="slow")
     parser.add_argument("--gate", default="bounded")
     parser.add_argument("--stages", default="0", help="of chain; 0: as planned")
+    parser.add_argument("--plain", action="store_true", help="no kernel starts before the one ahead of it has ended")
+    parser.add_argument("--cluster", type=int, default=1, help="CTAs of a chain that lie together on the GPU")
     parser.add_argument("--step", action="store_true", help="a recorded forward and its backward, against Triton's")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
@@ -151,7 +174,9 @@ def main() -> None:
             print(json.dumps(dict(shape=name, **{b: step(case, b) for b in ("sm90", "triton")})), flush=True)
             continue
         for stages in map(int, asked.stages.split(",")):
-            row = dict(shape=name, gate=asked.gate, regime=asked.regime, stages=stages) | measured(case, stages)
+            row = dict(shape=name, gate=asked.gate, regime=asked.regime, stages=stages, plain=asked.plain,
+                       cluster=asked.cluster)  # fmt: skip
+            row |= measured(case, stages, asked.plain, asked.cluster)
             print(json.dumps(row), flush=True)
             rows.append(row)
             if not row["error"] < CLOSE:

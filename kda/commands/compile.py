@@ -17,9 +17,11 @@ import click
 
 from kda import dispatch
 from kda.capability import Capability
-from kda.compile import store, triton
+from kda.compile import store
 from kda.compile.errors import BuildError, MissingCompilerError
-from kda.compile.recipes import Recipe
+from kda.compile.fetching import attempt_all
+from kda.compile.kernel import Kernel
+from kda.compile.recipes import AnyRecipe
 from kda.compile.target import Target, parse
 from kda.host import Host, detect
 from kda.problem import Problem
@@ -39,11 +41,16 @@ class Line:
     """One kernel of a backend."""
 
     backend: str
-    recipe: Recipe
-    kernel: triton.TritonKernel | None = None
+    recipe: AnyRecipe
+    kernel: Kernel | None = None
     error: str = ""
     about: dict[str, Any] = field(default_factory=dict)                      # of its entry, if it was kept
     there: bool = False                      # before this command
+
+    @property
+    def shared(self) -> int | None:
+        """Bytes of a CTA."""
+        return self.kernel and (self.kernel.shared or 0) + self.recipe.dynamic_shared(self.kernel)
 
 
 @click.command()
@@ -120,7 +127,7 @@ def offered(
     targets: Sequence[Target], backend: str | None, problems: Sequence[Problem]
 ) -> tuple[list[Line], dict[str, str]]:
     """The kernels, each once; and for the backends that offer none, why."""
-    lines: dict[tuple[str, Recipe], Line] = {}
+    lines: dict[tuple[str, AnyRecipe], Line] = {}
     refused: dict[str, str] = {}
     for target, c in itertools.product(targets, dispatch.capabilities()):
         if backend not in (None, c.backend):
@@ -133,7 +140,7 @@ def offered(
     return list(lines.values()), refused
 
 
-def offers(c: Capability, target: Target, problems: Iterable[Problem]) -> tuple[list[Recipe], str]:
+def offers(c: Capability, target: Target, problems: Iterable[Problem]) -> tuple[list[AnyRecipe], str]:
     if not c.archs:
         return [], "it has no kernels"
     offer = getattr(importlib.import_module(f"{c.launch_module.rpartition('.')[0]}.plan"), "recipes", None)
@@ -157,9 +164,10 @@ def fill(lines: Sequence[Line], workers: int | None, tell: Any) -> None:
     for line in lines:
         line.there = kept.find(line.recipe.key) is not None
     tell(f"building {sum(not line.there for line in lines)} kernels")
-    for line, found in zip(lines, triton.attempt_all([line.recipe for line in lines], workers)):
-        if isinstance(found, MissingCompilerError):
-            raise found
+    kernels = attempt_all([line.recipe for line in lines], workers)
+    if all(isinstance(found, MissingCompilerError) for found in kernels):
+        raise kernels[0]
+    for line, found in zip(lines, kernels):
         if isinstance(found, BuildError):
             line.error = str(found)
         else:
@@ -175,31 +183,27 @@ def fill(lines: Sequence[Line], workers: int | None, tell: Any) -> None:
 def text_lines(screen: Screen, lines: Sequence[Line], refused: dict[str, str]) -> list[str]:
     header, named = ("backend", "arch", "kernel", "registers", "spills", "shared", "seconds", ""), names(lines)
     printed = table([cells(screen, line, named) for line in lines], header=header, align="lllrrrrl")
-    errors = [f"{screen.sign('fail')} {line.error}" for line in lines if line.error]
+    errors = [f"{screen.sign('fail')} {error}" for error in dict.fromkeys(line.error for line in lines) if error]
     return [*printed, *errors, *(f"{who}: {why}" for who, why in refused.items()), summary(screen, lines)]
 
 
-def cells(screen: Screen, line: Line, name: dict[Recipe, str]) -> tuple[str, ...]:
+def cells(screen: Screen, line: Line, name: dict[AnyRecipe, str]) -> tuple[str, ...]:
     first = (line.backend, line.recipe.target.name, name[line.recipe])
     if line.kernel is None:
         return (*first, "-", "-", "-", "-", screen.paint("FAIL", "red"))
     k, seconds = line.kernel, line.about.get("seconds")
-    numbers = (k.registers, k.spills, shared(k), "-" if seconds is None else f"{seconds:.1f}")
+    numbers = (k.registers, k.spills, line.shared, "-" if seconds is None else f"{seconds:.1f}")
     return (*first, *map(str, numbers), "was there" if line.there else "" if line.about else "not kept")
 
 
-def shared(kernel: triton.TritonKernel) -> int:
-    """Bytes of a CTA."""
-    return (kernel.shared or 0) + kernel.dynamic_shared
-
-
-def names(lines: Sequence[Line]) -> dict[Recipe, str]:
-    """Kernels by name, and by what tells those of one name apart: constants, or else types."""
+def names(lines: Sequence[Line]) -> dict[AnyRecipe, str]:
+    """Kernels by name, and by what tells those of a backend of one name apart: constants, or else types."""
     found = {line.recipe: line.recipe.name for line in lines}
+    backends = {line.recipe: line.backend for line in lines}
     for facts in (lambda r: {**r.constants, **r.options}, lambda r: dict(r.signature)):
-        alike: dict[tuple, list[Recipe]] = {}
+        alike: dict[tuple, list[AnyRecipe]] = {}
         for recipe, name in found.items():
-            alike.setdefault((name, recipe.target), []).append(recipe)
+            alike.setdefault((name, recipe.target, backends[recipe]), []).append(recipe)
         for same in alike.values():
             for recipe in same:
                 apart = [word for word in facts(recipe).items() if any(word not in facts(r).items() for r in same)]
@@ -244,7 +248,7 @@ def line_json(line: Line) -> dict[str, Any]:
     return {
         "backend": line.backend, "kernel": r.name, "arch": r.target.name, "key": r.key,
         "function": r.function, "constants": dict(r.constants), "options": dict(r.options),
-        "registers": k and k.registers, "spills": k and k.spills, "shared": k and shared(k),
+        "registers": k and k.registers, "spills": k and k.spills, "shared": line.shared,
         "seconds": line.about.get("seconds"), "built": k is not None and not line.there, "kept": bool(line.about),
         "error": line.error or None,
     }  # fmt: skip

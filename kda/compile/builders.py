@@ -1,33 +1,41 @@
-"""Builds Triton kernels in Python processes of their own, several at a time.
+"""Builds kernels in Python processes of their own, several at a time.
 
-Triton lets go of the GIL, so threads would be as fast. But a compiler that crashes takes its process along, and Triton
-reads and writes a cache of its own, which may lie where others can write; a process of its own has an empty one. It
-imports what the caller could import, never the caller's script: no `if __name__ == "__main__"` is needed, and it works
-from a notebook, beside threads and CUDA. Where no process can be started, kernels are built in this one.
+Triton lets go of the GIL, tracing in the CuTe DSL does not. And a compiler that crashes takes its process along, and
+Triton reads and writes a cache of its own, which may lie where others can write; a process of its own has an empty one.
+It imports one compiler and what the caller could import, never the caller's script: no `if __name__ == "__main__"` is
+needed, and it works from a notebook, beside threads and CUDA. Where no process can be started, kernels are built in
+this one.
 
-A process reads recipes, one a line, and answers each with a line of JSON: an entry for the store, or what went wrong.
+A process reads pickled recipes, one a line, and answers each with a line of JSON: an entry for the store, or what went
+wrong.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import importlib
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from .errors import BuildError, MissingCompilerError
-from .recipes import Recipe
+from .recipes import AnyRecipe
 from .store import Entry
 
 # Like the `kda` command, so that `import kda` does not import torch.
-PROGRAM = "import sys as s; s.path[:] = s.argv[1:]; s.argv[:] = ['bin/kda']; import kda.compile.builders as b; b.main()"
+PROGRAM = (
+    "import sys as s; door, *s.path[:] = s.argv[1:]; s.argv[:] = ['bin/kda']; "
+    "import kda.compile.builders as b; b.main(door)"
+)
 READY = b"ready\n"
 _HERE = threading.Lock()                     # CPython 3.11 counts the depth of syntax trees for all threads together
 # What would make Triton interpret, take code from elsewhere or leave the PTX out.
@@ -42,18 +50,16 @@ class Builders:
 
     def __init__(self) -> None:
         self._all: list[Builder] = []
-        self._idle: list[Builder] = []
+        self._idle: defaultdict[str, list[Builder]] = defaultdict(list)      # door -> those with its compiler
         self._stopped = False
 
-    def build(self, recipe: Recipe) -> Entry:
+    def build(self, recipe: AnyRecipe) -> Entry:
         try:
-            builder = self._idle.pop()
+            builder = self._idle[recipe.door].pop()
         except IndexError:
-            if (builder := Builder.started()) is None:
-                from . import triton
-
+            if (builder := Builder.started(recipe.door)) is None:
                 with _HERE:
-                    return triton.build(recipe)
+                    return recipe.build()
             self._all.append(builder)
         if self._stopped:
             builder.kill()
@@ -61,7 +67,7 @@ class Builders:
             return builder.build(recipe)
         finally:
             if builder.lives():
-                self._idle.append(builder)
+                self._idle[recipe.door].append(builder)
 
     def stop(self) -> None:
         """Nobody waits any more for what is being built."""
@@ -80,14 +86,14 @@ class Builders:
 class Builder:
     """One process."""
 
-    def __init__(self) -> None:
+    def __init__(self, door: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="kda", ignore_cleanup_errors=True)
         self._said = Path(self._folder.name, "said")
         paths = [os.path.abspath(path) for path in sys.path]
         environment = {name: value for name, value in os.environ.items() if name not in UNWANTED}
         with open(self._said, "wb") as said:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, *paths],
+                [sys.executable, "-c", PROGRAM, door, *paths],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=said,
@@ -95,12 +101,12 @@ class Builder:
             )
 
     @classmethod
-    def started(cls) -> Builder | None:
-        """None where no process can be started that imports Triton."""
+    def started(cls, door: str) -> Builder | None:
+        """None where no process can be started that imports the compiler of this door."""
         if "python" not in os.path.basename(sys.executable or ""):           # the program that Python is embedded in
             return None
         try:
-            builder = cls()
+            builder = cls(door)
         except OSError:
             return None
         if builder._process.stdout.readline() == READY:
@@ -108,9 +114,9 @@ class Builder:
         builder.end()
         return None
 
-    def build(self, recipe: Recipe) -> Entry:
+    def build(self, recipe: AnyRecipe) -> Entry:
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(recipe.text.encode() + b"\n")
+            self._process.stdin.write(base64.b64encode(pickle.dumps(recipe)) + b"\n")
             self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line.endswith(b"\n"):
@@ -122,7 +128,7 @@ class Builder:
             raise BuildError(answer["error"])
         if answer["key"] != recipe.key:
             raise BuildError(
-                f"the source of {recipe.module} is not what it was when this process read it. Start Python again."
+                f"the source of {recipe.function} is not what it was when this process read it. Start Python again."
             )
         return {name: base64.b64decode(data) for name, data in answer["entry"].items()}
 
@@ -148,13 +154,11 @@ class Builder:
         self._folder.cleanup()
 
 
-def main() -> None:
+def main(door: str) -> None:
     """Answer every recipe of stdin."""
-    from . import triton
-
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)                                                            # for what a compiler may print
-    triton.load()
+    importlib.import_module(door).load()
     answers.write(READY)
     answers.flush()
     for line in sys.stdin:
@@ -163,11 +167,9 @@ def main() -> None:
 
 
 def _answer(line: str) -> dict[str, Any]:
-    from . import triton
-
-    recipe = Recipe.read(line)
+    recipe = pickle.loads(base64.b64decode(line))
     try:
-        entry = triton.build(recipe)
+        entry = recipe.build()
     except MissingCompilerError as error:
         return {"missing": (error.asked, error.missing, error.get)}
     except BuildError as error:

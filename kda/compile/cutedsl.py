@@ -5,28 +5,32 @@ compile, under a lock, so that one process can build for several. PTX and cubin 
 
 Tracing and compiling takes 0.15 to 6 s. With a `key` that names everything a build depends on, the host object is
 kept on disk beside PTX and cubin, and loading it takes milliseconds; the DSL itself caches nothing that went through
-cute.compile.
+cute.compile. Of a `Recipe` the one kernel that its host function launches is kept, without the host object: where
+that is there, nothing of the DSL is imported.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
+import dataclasses
+import functools
 import io
 import platform
 import re
 import shlex
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from . import store
 from .errors import BuildError, MissingCompilerError
 from .kernel import Kernel, entries
 from .launching import taker
+from .recipes import Constant, cutedsl_version, imported, source
 from .target import Target, parse
 
 PREFIX = "kda"                               # of the symbols in a host object
@@ -92,29 +96,58 @@ def compile(
     return fresh[0] if fresh else _loaded(entry, target, options)
 
 
-def kernel(build: Callable[[], Compiled], target: Target, key: Any, name: str) -> Kernel:
-    """The one kernel that a host function launches, kept without it: once built, nothing of the DSL is imported.
+@dataclass(frozen=True)
+class Recipe:
+    """One kernel to be built, and what it is launched with; hashable."""
 
-    `build` compiles; `key` names what the result depends on beside the DSL and the target.
-    """
-    fresh: list[Kernel] = []
+    function: str                            # "kda.backends.sm90.fwd.chain:build": of config and target, gives Compiled
+    config: Any                              # a frozen dataclass whose repr tells all of it; `shared` bytes of a CTA
+    target: Target
+    door = "kda.compile.cutedsl"
+    options = signature = MappingProxyType({})
 
-    def made() -> store.Entry:
-        (found,) = build().kernels.values()
-        fresh.append(found)
+    @property
+    def module(self) -> str:
+        return self.function.partition(":")[0]
+
+    @property
+    def name(self) -> str:
+        """Of the file of the kernel."""
+        return self.module.rpartition(".")[2]
+
+    @property
+    def constants(self) -> Mapping[str, Constant]:
+        return dataclasses.asdict(self.config)
+
+    @functools.cached_property
+    def key(self) -> str:
+        """Its name in the store: a digest of the recipe and of all that a build of it depends on."""
+        parts = (self.function, repr(self.config), self.target.spelling)
+        return store.digest("cutedsl kernel 2", cutedsl_version(), self._source, parts)
+
+    @functools.cached_property
+    def about(self) -> dict[str, Any]:
+        """What its entry says of it."""
+        known = {"kernel": self.name, "arch": self.target.name, "module": self.module, "config": repr(self.config)}
+        return known | {"source": self._source, "cutedsl": cutedsl_version()}
+
+    @functools.cached_property
+    def _source(self) -> str:
+        return source(self.module)
+
+    def build(self) -> store.Entry:
+        load()
+        (found,) = imported(self.function)(self.config, self.target).kernels.values()
         return {"name": found.name.encode(), "ptx": found.ptx.encode(), "cubin": found.cubin}
 
-    digest = store.digest("cutedsl kernel 1", version(), target.spelling, key)
-    entry = store.default().fetch(digest, made, {"kernel": name, "arch": target.name})
-    return fresh[0] if fresh else Kernel.of(entry["name"].decode(), entry["ptx"].decode(), entry["cubin"], target)
+    def opened(self, entry: store.Entry) -> Kernel:
+        return Kernel.of(entry["name"].decode(), entry["ptx"].decode(), entry["cubin"], self.target)
 
+    def dynamic_shared(self, kernel: Kernel) -> int:
+        return self.config.shared
 
-def version() -> str:
-    """Of the DSL; found without importing it."""
-    try:
-        return importlib.metadata.version("nvidia-cutlass-dsl")
-    except importlib.metadata.PackageNotFoundError:
-        return "none"
+    def __reduce__(self):
+        return Recipe, (self.function, self.config, self.target)             # less the key of this process
 
 
 def fake_stream() -> Any:

@@ -1,9 +1,13 @@
-"""What a Triton kernel is built from, by names alone: made, compared and looked up without importing Triton."""
+"""What a kernel is built from, by names alone: made, compared and looked up without importing a compiler.
+
+`Recipe` is that of a Triton kernel; `cutedsl.Recipe` that of a kernel in the CuTe DSL.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import importlib.metadata
 import importlib.util
 import json
@@ -12,10 +16,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 from . import store
 from .errors import BuildError
+from .kernel import Kernel
 from .target import Target, parse
 
 Constant = int | float | bool | str | None
@@ -30,6 +35,33 @@ VARIABLES = (
 )  # fmt: skip
 
 
+class AnyRecipe(Protocol):
+    """A kernel that `kda.compile.fetching` gives: hashable, equal to what reads alike, and pickled by its names."""
+
+    function: str                            # "module:name": what makes it
+    target: Target
+    door: str                                # the module of this package that loads its compiler
+    # What tells kernels of one name apart, to people.
+    constants: Mapping[str, Constant]
+    options: Mapping[str, Constant]
+    signature: Mapping[str, Any]
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def key(self) -> str: ...                # in the store
+
+    @property
+    def about(self) -> dict[str, Any]: ...   # what its entry says of it
+
+    def build(self) -> store.Entry: ...      # in this process
+
+    def opened(self, entry: store.Entry) -> Kernel: ...
+
+    def dynamic_shared(self, kernel: Any) -> int: ...
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Recipe:
     """One kernel to be built; hashable.  Recipes are equal if they read alike: 1, 1.0 and True are three constants."""
@@ -41,6 +73,7 @@ class Recipe:
     target: str | Target                     # a Target from then on
     divisible: Iterable[str] = ()            # arguments that will always be multiples of 16
     options: Mapping[str, Constant] = field(default_factory=dict)            # Triton's: num_warps, num_stages, maxnreg
+    door = "kda.compile.triton"
 
     def __post_init__(self) -> None:
         for name, value in {**self.constants, **self.options}.items():
@@ -92,6 +125,21 @@ class Recipe:
     def _source(self) -> str:
         return source(self.module)
 
+    def build(self) -> store.Entry:
+        from . import triton
+
+        return triton.build(self)
+
+    @staticmethod
+    def opened(entry: store.Entry) -> Kernel:
+        from . import triton
+
+        return triton.opened(entry)
+
+    @staticmethod
+    def dynamic_shared(kernel: Any) -> int:
+        return kernel.dynamic_shared
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Recipe) and self.text == other.text
 
@@ -130,10 +178,20 @@ def source(module: str) -> str:
     return store.sources(*places, *([common] if ours and common.is_dir() else []))
 
 
+def imported(function: str) -> Any:
+    """What "module:name" names."""
+    module, _, name = function.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise BuildError(f"{function} cannot be imported: {type(error).__name__}: {error}") from error
+
+
 def outdated(about: Mapping[str, Any]) -> str | None:
     """Why nobody will ask any more for an entry of the store, as far as it tells; None if somebody may."""
-    if about.get("triton") not in (None, triton_version()):
-        return f"Triton {about['triton']}"
+    for compiler, (name, version) in COMPILERS.items():
+        if about.get(compiler) not in (None, version()):
+            return f"{name} {about[compiler]}"
     if about.get("source") is None:
         return None
     try:
@@ -148,7 +206,19 @@ def _frozen(value: Any) -> Any:
 
 def triton_version() -> str | None:
     """Of the installed one."""
-    for distribution in ("triton", "pytorch-triton"):
+    return _version("triton", "pytorch-triton")
+
+
+def cutedsl_version() -> str | None:
+    return _version("nvidia-cutlass-dsl")
+
+
+def _version(*distributions: str) -> str | None:
+    for distribution in distributions:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(distribution)
     return None
+
+
+# What an entry calls a compiler whose version it names -> what people call it.
+COMPILERS = {"triton": ("Triton", triton_version), "cutedsl": ("CuTe DSL", cutedsl_version)}

@@ -1,28 +1,24 @@
 """The door to Triton (3.6 to 3.9): a @triton.jit function and types of its arguments to a kernel, without a GPU.
 
-`fetch` takes kernels by their recipes from the store of built kernels, and needs no Triton for those that are there;
-`compile` builds any function, and what it built Triton keeps on disk itself. A kernel takes the arguments of the source
-in order, constants left out, then two pointers that Triton adds: global scratch and profile scratch.
+`build` makes what the store keeps of a recipe (fetching.py); `compile` builds any function, and what it built Triton
+keeps on disk itself. A kernel takes the arguments of the source in order, constants left out, then two pointers that
+Triton adds: global scratch and profile scratch.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 import json
-import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from typing import Any
 
 from . import driver, store
-from .builders import Builders
 from .errors import BuildError, MissingCompilerError
 from .kernel import Kernel, addresses, dim3
 from .launching import Shape, taker, tensor_map
-from .recipes import Recipe
+from .recipes import Recipe, imported
 from .repairs import repaired
 from .target import Target, parse
 
@@ -32,8 +28,6 @@ _MAP_DTYPES = {
     8: "float32_ftz", 9: "float64", 10: "bfloat16",
 }  # fmt: skip
 _MAP_SWIZZLES = (0, 32, 64, 128)
-
-_FETCHED: dict[Recipe, TritonKernel] = {}    # by this process
 
 
 @dataclass(frozen=True)
@@ -186,86 +180,17 @@ def of(
     )
 
 
-def fetch(recipe: Recipe) -> TritonKernel:
-    """The kernel of a recipe: of this process, of the store, or built and kept there."""
-    return fetch_all([recipe])[0]
-
-
-def fetch_all(recipes: Iterable[Recipe], workers: int | None = None) -> list[TritonKernel]:
-    """The kernels of some recipes; up to `workers` processes build what is missing: one a CPU, at most 16."""
-    kernels = attempt_all(recipes, workers)
-    for each in kernels:
-        if isinstance(each, BuildError):
-            raise each
-    return kernels
-
-
-def attempt_all(recipes: Iterable[Recipe], workers: int | None = None) -> list[TritonKernel | BuildError]:
-    """The same, with an error in the place of each kernel that cannot be built."""
-    recipes, kept = list(recipes), store.default()
-    missing = []
-    for recipe in dict.fromkeys(recipes):
-        if recipe not in _FETCHED:
-            if (kernel := _opened(kept, recipe.key)) is not None:
-                _FETCHED.setdefault(recipe, kernel)
-            else:
-                missing.append(recipe)
-    failed = _build_all(missing, kept, workers or min(_cpus(), 16)) if missing else {}
-    return [_FETCHED.get(recipe) or failed[recipe] for recipe in recipes]
-
-
-def _build_all(recipes: Sequence[Recipe], kept: store.Store, workers: int) -> dict[Recipe, BuildError]:
-    """Build kernels; those that failed."""
-    failed = {}
-
-    def build_one(recipe: Recipe) -> None:
-        try:
-            entry = kept.fetch(recipe.key, lambda: builders.build(recipe), recipe.about)
-            _FETCHED.setdefault(recipe, _of_entry(entry))
-        except BuildError as error:
-            failed[recipe] = error
-
-    with Builders() as builders, ThreadPoolExecutor(min(workers, len(recipes))) as threads:
-        running = [threads.submit(build_one, recipe) for recipe in recipes]
-        try:
-            for each in running:
-                each.result()
-        except BaseException:                                                # a KeyboardInterrupt as well
-            threads.shutdown(wait=False, cancel_futures=True)
-            builders.stop()
-            raise
-    return failed
-
-
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _opened(kept: store.Store, key: str) -> TritonKernel | None:
-    """The kernel of an entry; one that reads well and holds something else is dropped."""
-    if (entry := kept.find(key)) is None:
-        return None
-    try:
-        return _of_entry(entry)
-    except (KeyError, TypeError, ValueError, BuildError):
-        kept.forget(key)
-        return None
-
-
 def build(recipe: Recipe) -> store.Entry:
     """Build the kernel of a recipe in this process: what the store keeps of it."""
     load()
-    try:
-        function = getattr(importlib.import_module(recipe.module), recipe.name)
-    except (ImportError, AttributeError) as error:
-        raise BuildError(f"{recipe.function} cannot be imported: {type(error).__name__}: {error}") from error
     options = {"divisible": recipe.divisible, **recipe.options}
-    kernel = compile(function, recipe.signature, recipe.constants, target=recipe.target, **options)
+    kernel = compile(imported(recipe.function), recipe.signature, recipe.constants, target=recipe.target, **options)
     about = {name: getattr(kernel, name) for name in ("name", *_KEPT)} | {"target": kernel.target.name}
     return {"ptx": kernel.ptx.encode(), "cubin": kernel.cubin, "kernel": json.dumps(about).encode()}
 
 
-def _of_entry(entry: store.Entry) -> TritonKernel:
+def opened(entry: store.Entry) -> TritonKernel:
+    """What `build` left in the store."""
     about = json.loads(entry["kernel"])
     fields = {name: _tupled(about[name]) for name in _KEPT}
     return TritonKernel.of(about["name"], entry["ptx"].decode(), entry["cubin"], parse(about["target"]), **fields)

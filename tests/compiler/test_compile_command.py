@@ -13,8 +13,7 @@ from kda import dispatch
 from kda.capability import Capability, Rule
 from kda.cli import cli
 from kda.commands import compile as command
-from kda.compile import store
-from kda.compile import triton as door
+from kda.compile import fetching, store
 from kda.compile.recipes import Recipe
 from kda.problem import Problem
 
@@ -56,7 +55,7 @@ def asked(tmp_path, monkeypatch):
     (tmp_path / "made_up.py").write_text(KERNELS)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("KDA_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(door, "_FETCHED", {})
+    monkeypatch.setattr(fetching, "_FETCHED", {})
     for name, content in {"fast": {"__path__": []}, "fast.plan": {"recipes": recipes}}.items():
         module = types.ModuleType(f"kda.backends.{name}")
         module.__dict__.update(content)
@@ -163,5 +162,5 @@ def test_without_an_arch_it_builds_for_this_machine(asked, monkeypatch):
 
 def test_without_triton_nothing_is_built_and_the_error_says_how_to_get_it(asked, monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.setattr(door.Builders, "build", lambda self, recipe: door.build(recipe))
+    monkeypatch.setattr(fetching.Builders, "build", lambda self, recipe: recipe.build())
     assert "pip install triton" in run("--arch", "sm90", "--problem", "K=64", code=2).stderr

@@ -9,7 +9,7 @@ from kda.backends.triton import configs
 from kda.backends.triton.configs import SMALLEST, TABLE, Config, Row, choose, power_of_2
 from kda.backends.triton.plan import recipes
 from kda.compile.errors import BuildError
-from kda.compile.triton import fetch_all
+from kda.compile.fetching import fetch_all
 from kda.problem import Problem
 from kda.simulator.chips import CHIPS, host_of
 

@@ -12,7 +12,7 @@ import time
 import pytest
 
 import kda
-from kda.compile import builders, recipes, store
+from kda.compile import builders, fetching, recipes, store
 from kda.compile import triton as door
 from kda.compile.errors import BuildError, MissingCompilerError
 from kda.compile.recipes import Recipe
@@ -49,7 +49,7 @@ def made_up(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(folder.parent)
     monkeypatch.setenv("KDA_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
-    monkeypatch.setattr(door, "_FETCHED", {})
+    monkeypatch.setattr(fetching, "_FETCHED", {})
     yield folder
     for name in [n for n in sys.modules if n.partition(".")[0] == "made_up"]:
         del sys.modules[name]
@@ -155,25 +155,25 @@ def test_an_entry_tells_whether_anybody_will_ask_for_it_again(made_up):
 
 @needs_triton
 def test_a_kernel_is_built_once_and_then_read_without_triton(made_up, monkeypatch):
-    built = door.fetch(recipe())
+    built = fetching.fetch(recipe())
     assert built.name == "scale" and built.names == ("x", "y", "n") and built.divisible == (0,)
     assert built.cubin[:4] == b"\x7fELF" and built.registers > 0
-    assert door.fetch(recipe()) is built
+    assert fetching.fetch(recipe()) is built
     (kept,) = store.default().entries()
     assert kept.key == recipe().key and kept.about.items() >= recipe().about.items() and kept.about["seconds"] > 0
-    monkeypatch.setattr(door, "_FETCHED", {})
+    monkeypatch.setattr(fetching, "_FETCHED", {})
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.setattr(builders.Builder, "started", None)
-    again = door.fetch(recipe())
+    again = fetching.fetch(recipe())
     assert again == built and again is not built and "made_up" not in sys.modules
 
 
 @needs_triton
 def test_a_kernel_of_this_process_costs_no_look_at_source_or_disk(made_up, monkeypatch):
-    built = door.fetch(recipe())
+    built = fetching.fetch(recipe())
     monkeypatch.setattr(recipes, "source", None)
     monkeypatch.setattr(store.Store, "find", None)
-    assert [kernel is built for kernel in door.fetch_all([recipe(), recipe()])] == [True, True]
+    assert [kernel is built for kernel in fetching.fetch_all([recipe(), recipe()])] == [True, True]
 
 
 @needs_triton
@@ -181,37 +181,37 @@ def test_a_fetched_kernel_is_the_one_that_compile_gives(made_up):
     import made_up.kernels
 
     here = door.compile(made_up.kernels.scale, TYPES, {"FACTOR": 3.0, "BLOCK": 128}, target="sm90", divisible=["x"])
-    assert door.fetch(recipe()) == here
+    assert fetching.fetch(recipe()) == here
 
 
 @needs_triton
 def test_several_are_built_at_once_each_once_and_come_in_order(made_up):
     blocks = [32, 64, 32, 128]
-    kernels = door.fetch_all([recipe(block=block) for block in blocks], workers=2)
+    kernels = fetching.fetch_all([recipe(block=block) for block in blocks], workers=2)
     assert kernels[0] is kernels[2] and len({k.ptx for k in kernels}) == 3
-    assert kernels[3] == door.fetch(recipe(block=128))
+    assert kernels[3] == fetching.fetch(recipe(block=128))
 
 
 @needs_triton
 def test_building_leaves_triton_s_cache_and_the_environment_alone(made_up, monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # would leave nothing to be built
     before = dict(os.environ)
-    assert door.fetch(recipe()).name == "scale"
+    assert fetching.fetch(recipe()).name == "scale"
     assert dict(os.environ) == before and not (tmp_path / "triton").exists()
 
 
 @needs_triton
 def test_a_script_without_a_main_guard_may_build(made_up):
     texts = [recipe(block=block).text for block in (32, 64)]
-    code = "print('once'); from kda.compile import triton as t, recipes as r; "
-    code += f"print(len(t.fetch_all(map(r.Recipe.read, {texts!r}), workers=2)))"
+    code = "print('once'); from kda.compile import fetching as f, recipes as r; "
+    code += f"print(len(f.fetch_all(map(r.Recipe.read, {texts!r}), workers=2)))"
     assert script(code, made_up).stdout.split() == ["once", "2"]
 
 
 @needs_triton
 def test_what_a_kernel_s_file_prints_disturbs_nobody(made_up):
     (made_up / "kernels.py").write_text("import os; os.write(1, b'{}\\n'); print('hello')\n" + KERNELS)
-    assert door.fetch(recipe()).name == "scale"
+    assert fetching.fetch(recipe()).name == "scale"
 
 
 # ---- what goes wrong
@@ -224,44 +224,44 @@ def test_the_error_is_the_one_that_compile_raises(made_up):
     with pytest.raises(BuildError, match="cannot build scale for sm_90a") as here:
         door.compile(made_up.kernels.scale, TYPES, {"FACTOR": 3.0, "BLOCK": 100}, target="sm90", divisible=["x"])
     with pytest.raises(BuildError) as there:
-        door.fetch(recipe(block=100))
+        fetching.fetch(recipe(block=100))
     assert str(there.value) == str(here.value)
     with pytest.raises(BuildError, match="no type for BLOCK"):
-        door.fetch(Recipe("made_up.kernels:scale", TYPES, {"FACTOR": 3.0}, target="sm90"))
+        fetching.fetch(Recipe("made_up.kernels:scale", TYPES, {"FACTOR": 3.0}, target="sm90"))
     with pytest.raises(BuildError, match=r"made_up\.kernels:scales cannot be imported: AttributeError"):
-        door.fetch(recipe(name="scales"))
-    assert door.fetch(recipe()).name == "scale"
+        fetching.fetch(recipe(name="scales"))
+    assert fetching.fetch(recipe()).name == "scale"
 
 
 @needs_triton
 def test_a_process_that_dies_is_an_error_and_the_other_kernels_are_built(made_up):
     (made_up / "deadly.py").write_text("import os, sys; print('going down', file=sys.stderr, flush=True); os.abort()")
     with pytest.raises(BuildError, match=r"building made_up\.deadly:scale .* died with SIGABRT\.\ngoing down"):
-        door.fetch_all([recipe(module="deadly"), recipe()], workers=1)
+        fetching.fetch_all([recipe(module="deadly"), recipe()], workers=1)
     with pytest.raises(BuildError, match="SIGABRT"):
-        door.fetch_all([recipe(), recipe(module="deadly")], workers=2)
-    assert recipe() in door._FETCHED
+        fetching.fetch_all([recipe(), recipe(module="deadly")], workers=2)
+    assert recipe() in fetching._FETCHED
 
 
 @needs_triton
 @pytest.mark.parametrize("executable", ["/bin/true", "/nowhere/python", None], ids=["no python", "gone", "unknown"])
 def test_where_no_process_can_be_started_kernels_are_built_here(made_up, monkeypatch, executable):
     monkeypatch.setattr(sys, "executable", executable)
-    assert len(door.fetch_all([recipe(block=32), recipe(block=64)])) == 2
+    assert len(fetching.fetch_all([recipe(block=32), recipe(block=64)])) == 2
     assert "made_up.kernels" in sys.modules
 
 
 @needs_triton
 def test_a_python_that_cannot_import_triton_builds_nothing(made_up, monkeypatch, tmp_path):
     (tmp_path / "path" / "triton.py").write_text("raise ImportError('libcuda is gone')")
-    assert builders.Builder.started() is None
+    assert builders.Builder.started("kda.compile.triton") is None
 
 
 def test_without_triton_the_error_says_how_to_get_it(made_up, monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.setattr(builders.Builder, "started", lambda: None)
+    monkeypatch.setattr(builders.Builder, "started", lambda door: None)
     with pytest.raises(MissingCompilerError, match="pip install triton"):
-        door.fetch(recipe())
+        fetching.fetch(recipe())
 
 
 @needs_triton
@@ -270,15 +270,15 @@ def test_source_that_changed_after_its_key_was_made_is_not_kept_under_that_key(m
     assert old.key
     (made_up / "parts.py").write_text(PARTS.replace("x * FACTOR", "x + FACTOR"))
     with pytest.raises(BuildError, match="Start Python again"):
-        door.fetch(old)
+        fetching.fetch(old)
     assert store.default().find(old.key) is None
-    assert "add" in door.fetch(recipe()).ptx
+    assert "add" in fetching.fetch(recipe()).ptx
 
 
 @needs_triton
 def test_an_entry_that_is_whole_and_holds_something_else_is_built_again(made_up):
     store.default().fetch(recipe().key, lambda: {"ptx": b"of another format"})
-    assert door.fetch(recipe()).name == "scale"
+    assert fetching.fetch(recipe()).name == "scale"
     assert b"scale" in store.default().find(recipe().key)["ptx"]
 
 
@@ -286,7 +286,7 @@ def test_an_entry_that_is_whole_and_holds_something_else_is_built_again(made_up)
 def test_an_interrupt_ends_the_builds(made_up):
     (made_up / "slow.py").write_text("import time, pathlib\npathlib.Path(__file__ + '.began').touch()\ntime.sleep(100)")
     texts = [recipe(module="slow", block=block).text for block in (32, 64, 128)]
-    code = f"from kda.compile import triton as t, recipes as r; t.fetch_all(map(r.Recipe.read, {texts!r}), workers=2)"
+    code = f"from kda.compile import fetching as f, recipes as r; f.fetch_all(map(r.Recipe.read, {texts!r}), workers=2)"
     process = subprocess.Popen([sys.executable, "-c", code], env=environment(made_up), stderr=subprocess.PIPE)
     while not (made_up / "slow.py.began").exists():
         assert process.poll() is None, process.stderr.read()

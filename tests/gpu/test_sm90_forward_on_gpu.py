@@ -54,6 +54,22 @@ def test_every_option_is_the_definition(name, regime):
     assert_right(whole_call(Door("sm90", DEVICE), case, backward=False)[0])
 
 
+@pytest.mark.parametrize("name", ["a batch, GVA", "K = V = 64", "packed, many tokens of none", "softplus gate"])
+def test_gradients_are_the_definition_made_by_triton_of_what_is_kept(name):
+    case = make_inputs(**dict(H=1, K=128, V=128, gate="bounded") | OPTIONS[name])
+    assert_right(whole_call(Door("sm90", DEVICE), case, backward=True)[0])
+
+
+@pytest.mark.parametrize("T, H", [(300, 2), (4100, 1)])
+def test_states_that_enter_chunks_are_those_of_the_portable_backend(T, H):
+    x = make_inputs(T=T, H=H, K=128, V=128, gate="bounded", device=DEVICE).keywords
+    h, expected = (
+        kda.chunk_kda_fwd(**x | {"backend": name, "return_intermediate_states": True}).h.float()
+        for name in ("sm90", "triton")
+    )
+    assert h.shape == expected.shape and (h - expected).norm() < 1e-2 * expected.norm()
+
+
 @pytest.mark.parametrize("gate", ["bounded", "softplus"])
 def test_two_runs_give_the_same_bits(gate):
     assert_right(run_vs_run(Door("sm90", DEVICE), make_inputs(**SERVED, gate=gate), backward=False))

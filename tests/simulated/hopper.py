@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import kda
-from kda.backends.sm90 import launch
+from kda.backends.sm90 import launch, plan
 from kda.simulator import capture
 from kda.verify.definition import budgets
 from kda.verify.doors import Door
@@ -51,8 +51,8 @@ def plant(file, old, new, folder, monkeypatch):
     monkeypatch.syspath_prepend(folder)
 
     def broken(config):
-        build = importlib.import_module(f"{package}.fwd.{launch.KERNELS[type(config)]}").build
-        (kernel,) = build(config, launch.TARGET).kernels.values()
+        build = importlib.import_module(f"{package}.fwd.{plan.KERNELS[type(config)]}").build
+        (kernel,) = build(config, plan.TARGET).kernels.values()
         return kernel
 
     monkeypatch.setattr(launch, "kernel", broken)

@@ -85,8 +85,10 @@ def test_any_order_of_warps_gives_the_same_bits(schedule, shape, fused):
     assert all(torch.equal(found[x], expected[x]) for x in expected)
 
 
-@pytest.mark.parametrize("change", [dict(gate="softplus"), dict(K=64, V=64), dict(V=64), dict(K=64), dict(l2norm=False)],
-                         ids=str)  # fmt: skip
+OTHERS = [dict(gate="softplus"), dict(K=64, V=64), dict(V=64), dict(K=64), dict(l2norm=False)]
+
+
+@pytest.mark.parametrize("change", OTHERS, ids=str)
 def test_what_it_cannot_do_stays_with_two_kernels(change, fused):
     p = case_of(T=33, **change).problem()
     assert plan.plan(p, 132).fused is None
@@ -102,14 +104,16 @@ def test_short_of_heads_or_asked_for_more_two_kernels_do_it(fused):
 
 
 FAULTS = {
-    "a stage is handed back before both CTAs have read it": ("mbarrier_init(empty + s, 8)", "mbarrier_init(empty + s, 4)"),
+    "a stage is handed back before both CTAs have read it": (
+        "mbarrier_init(empty + s, 8)", "mbarrier_init(empty + s, 4)"
+    ),
     "the neighbour's group does not hear that a stage is free": ("peer_cta_rank_in_cluster=stage & 1", ""),
     "TB leaves before it is there": (
         'in the tile."""\n        cute.arch.fence_proxy("async.shared", space="cta")', 'in the tile."""'
     ),
     "groups meet at one barrier": ("barrier_id=2 + 2 * self.group()", "barrier_id=2"),
-    "rows of v are overwritten before they are read": ("i + STAGES - 1, tokens", "i + STAGES, tokens"),
-    "rows of v are read before they are there": ("cp_async_wait_group(STAGES - 1)", "cp_async_wait_group(STAGES)"),
+    "rows of v are overwritten before they are read": ("i + RING - 1, tokens", "i + RING, tokens"),
+    "rows of v are read before they are there": ("cp_async_wait_group(RING - 1)", "cp_async_wait_group(RING)"),
     "a CTA is gone before the neighbour is done": (
         "T, head, HV)\n        cute.arch.cluster_arrive()\n        cute.arch.cluster_wait()", "T, head, HV)"
     ),

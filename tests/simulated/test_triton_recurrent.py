@@ -27,7 +27,7 @@ OPTIONS = dict(scale=None, final=True, v_first=False, inplace=False, batch_invar
 
 @functools.cache
 def built_here(recipe):
-    """As `door.fetch`, by the Triton of this process: that is faster, and it keeps what it built from run to run."""
+    """As `fetch`, by the Triton of this process: that is faster, and it keeps what it built from run to run."""
     function = getattr(importlib.import_module(recipe.module), recipe.name)
     return compiled(function, recipe)
 
@@ -40,7 +40,7 @@ def compiled(function, recipe):
 @pytest.fixture(autouse=True)
 def kernels_built_here(monkeypatch):
     recurrent_launch._prepared.cache_clear()
-    monkeypatch.setattr(recurrent_launch.door, "fetch", built_here)
+    monkeypatch.setattr(recurrent_launch, "fetch", built_here)
     yield
     recurrent_launch._prepared.cache_clear()
 
@@ -484,7 +484,7 @@ def broken(tmp_path, monkeypatch):
         spec = importlib.util.spec_from_file_location("kda.backends.triton.fwd.broken", tmp_path / "broken.py")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        monkeypatch.setattr(recurrent_launch.door, "fetch", functools.partial(compiled, module.recurrent))
+        monkeypatch.setattr(recurrent_launch, "fetch", functools.partial(compiled, module.recurrent))
 
     return plant
 

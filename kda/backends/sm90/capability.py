@@ -10,6 +10,7 @@ CAPABILITY = Capability(
     rank=20,
     summary="Hopper kernels in the CuTe DSL: the forward, beside Triton's backward",
     backward=False,
+    archs=("sm90",),
     rules=(
         Rule(
             "sm90.gpu",
@@ -55,7 +56,6 @@ CAPABILITY = Capability(
             "leave it out, or " + OTHERWISE,
         ),
     ),
-    archs=("sm90",),
     stages=("fwd/gate+intra+wy+state+output",),
     proof_dtypes=("bfloat16",),
     provers={

@@ -21,7 +21,7 @@ COLUMNS = 64                                 # of the state, in one warpgroup
 PITCH = COLUMNS + 8                          # elements between rows of v and o: eight rows lie in other banks
 # fused
 GROUPS = 2                                   # of WARPS warps, in a CTA
-STAGES = 2 * GROUPS                          # one for each group of the cluster
+RING = 2 * GROUPS                            # one for each group of the cluster
 # compose
 STRIP = 8                                    # columns of the states
 # tables

@@ -4,49 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from kda.bundles import Outputs, Products
-from kda.compile import cutedsl, store
 from kda.compile.errors import BuildError
+from kda.compile.fetching import fetch_here
 from kda.compile.kernel import Bound, Kernel
-from kda.compile.target import parse
 from kda.host import detect
 from kda.problem import Inputs, Problem
 
 from ..common.chunks import Chunks
 from ..common.tensors import aligned, chunks_of_a_row, on_its_device
-from .configs import RUN, ChainConfig, ComposeConfig, FusedConfig, PairsConfig, PrepareConfig, TablesConfig
+from .configs import RUN, FusedConfig, TablesConfig
 from .parts.tile import C, Tile
-from .plan import Plan, plan
+from .plan import Config, Plan, plan, recipe
 
 Tensor = torch.Tensor
-TARGET = parse("sm90")
-Config = TablesConfig | PrepareConfig | PairsConfig | ChainConfig | ComposeConfig | FusedConfig
-KERNELS = {
-    TablesConfig: "tables", PrepareConfig: "prepare", PairsConfig: "pairs", ChainConfig: "chain",
-    ComposeConfig: "compose", FusedConfig: "fused",
-}  # fmt: skip
 
 
 @functools.cache
 def kernel(config: Config) -> Kernel:
-    name = KERNELS[type(config)]
-
-    def build() -> cutedsl.Compiled:
-        return importlib.import_module(f"kda.backends.sm90.fwd.{name}").build(config, TARGET)
-
-    return cutedsl.kernel(build, TARGET, [source(), repr(config)], name)
-
-
-@functools.cache
-def source() -> str:
-    return store.sources(Path(__file__).parent)
+    return fetch_here(recipe(config))
 
 
 @functools.cache

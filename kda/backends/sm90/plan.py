@@ -6,13 +6,33 @@ import dataclasses
 import functools
 from dataclasses import dataclass
 
+from kda.compile import cutedsl
+from kda.compile.target import parse
+from kda.host import Host
 from kda.problem import Problem
 
 from .configs import (
-    BOUND, COLUMNS, LIMIT, STAGES, ChainConfig, ComposeConfig, FusedConfig, PairsConfig, PrepareConfig,
-)  # fmt: skip
+    BOUND,
+    COLUMNS,
+    LIMIT,
+    RING,
+    ChainConfig,
+    ComposeConfig,
+    FusedConfig,
+    PairsConfig,
+    PrepareConfig,
+    TablesConfig,
+)
 from .parts.tile import C
 
+TARGET = parse("sm90")
+Config = TablesConfig | PrepareConfig | PairsConfig | ChainConfig | ComposeConfig | FusedConfig
+KERNELS = {
+    TablesConfig: "tables", PrepareConfig: "prepare", PairsConfig: "pairs", ChainConfig: "chain",
+    ComposeConfig: "compose", FusedConfig: "fused",
+}  # fmt: skip
+OFFSETS = ("int32", "int64")                 # dtypes of cu_seqlens
+STAGES = (6, 3)                              # of a chain: where a CTA is alone on an SM, and where two are there
 SHORTEST = 32                                # chunks of a segment
 INVARIANT = 128                              # the same with batch_invariant
 FUSED = False                                # one kernel where it can be: not measured yet
@@ -48,11 +68,9 @@ def plan(p: Problem, sms: int, kept: bool = False) -> Plan:
     else:
         all_chunks, all_segments = p.B * chunks, p.B * pieces
 
-    def chain(walk: str, h0: str | None, ht: bool) -> ChainConfig:
-        kept = p.intermediate_states and walk != "carry"
-        config = ChainConfig(p.K, p.V, p.packed, walk, h0, ht, p.state_v_first, kept, p.C // C, stages=3)
-        alone = config.parts * p.HV * all_segments <= sms                      # on an SM; else two are there
-        return dataclasses.replace(config, stages=6) if alone else config
+    def chain(walk: str) -> ChainConfig:
+        alone, several = (chain_config(p, walk, stages) for stages in STAGES)
+        return alone if alone.parts * p.HV * all_segments <= sms else several
 
     cut, entries = length > 0, all_chunks + p.packed                           # tokens of no sequence may need one more
     halves = (entries + 1) // 2 if p.packed else chunks // 2                   # of two neighbours one is a second
@@ -60,12 +78,27 @@ def plan(p: Problem, sms: int, kept: bool = False) -> Plan:
         chunks, pieces, segment, all_chunks, all_segments, entries,
         grid(entries) if p.packed else (chunks, p.B), grid(halves) if p.packed else (halves, p.B),
         prepare_config(p, kept),
-        PairsConfig(p.K, p.beta, p.packed, p.beta_dtype) if kept and p.C > C and halves else None,
-        chain("segments", "float32", p.final_state) if cut else chain("sequences", p.state_dtype, p.final_state),
-        chain("carry", None, False) if cut else None,
-        ComposeConfig(p.K, p.V, p.packed, p.state_dtype, v_first=p.state_v_first) if cut else None,
-        fused_config(p, cut, kept),
+        pairs_config(p) if kept and p.C > C and halves else None,
+        chain("segments" if cut else "sequences"), chain("carry") if cut else None,
+        compose_config(p) if cut else None, fused_config(p, cut, kept),
     )  # fmt: skip
+
+
+def recipe(config: Config) -> cutedsl.Recipe:
+    return cutedsl.Recipe(f"kda.backends.sm90.fwd.{KERNELS[type(config)]}:build", config, TARGET)
+
+
+def recipes(p: Problem, host: Host) -> list[cutedsl.Recipe]:
+    """All kernels that a call of this class can want, whatever B, T, N and the number of heads.
+
+    Whether heads share q and k is of the class.
+    """
+    configs: list[Config] = [TablesConfig(dtype) for dtype in OFFSETS if p.packed]
+    configs += [prepare_config(p, kept) for kept in (False, True)]
+    configs += [pairs_config(p)] * (p.C > C)
+    configs += [chain_config(p, walk, stages) for walk in ("sequences", "carry", "segments") for stages in STAGES]
+    fused = fused_config(p, cut=False, kept=False)
+    return [recipe(config) for config in (*configs, compose_config(p), fused) if config]
 
 
 def split(p: Problem, sms: int) -> int:
@@ -93,15 +126,29 @@ def prepare_config(p: Problem, kept: bool) -> PrepareConfig:
 
 
 def fused_config(p: Problem, cut: bool, kept: bool) -> FusedConfig | None:
-    """Where prepare makes one product of a chunk, two CTAs share a head, and nothing but o and final states goes out."""
+    """Where prepare makes one product of a chunk, two CTAs share a head, and only o and final states are asked for."""
     prepare = prepare_config(p, kept)
     fits = prepare.block and p.K == p.V == 2 * COLUMNS and p.N * p.HV > 0
     if not FUSED or not fits or cut or kept or p.intermediate_states:
         return None
-    chain = ChainConfig(
-        p.K, p.V, p.packed, "sequences", p.state_dtype, p.final_state, p.state_v_first, h=False, every=1, stages=STAGES
-    )
-    return FusedConfig(prepare, chain)
+    return FusedConfig(prepare, dataclasses.replace(chain_config(p, "sequences", RING), every=1))
+
+
+def pairs_config(p: Problem) -> PairsConfig:
+    return PairsConfig(p.K, p.beta, p.packed, p.beta_dtype)
+
+
+def chain_config(p: Problem, walk: str, stages: int) -> ChainConfig:
+    h0 = {"sequences": p.state_dtype, "carry": None, "segments": "float32"}[walk]
+    ends = walk != "carry"                                                     # at states that are asked for
+    return ChainConfig(
+        p.K, p.V, p.packed, walk, h0, ht=ends and p.final_state, v_first=p.state_v_first,
+        h=ends and p.intermediate_states, every=p.C // C, stages=stages,
+    )  # fmt: skip
+
+
+def compose_config(p: Problem) -> ComposeConfig:
+    return ComposeConfig(p.K, p.V, p.packed, p.state_dtype, v_first=p.state_v_first)
 
 
 def grid(programs: int) -> tuple[int, int]:

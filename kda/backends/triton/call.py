@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from kda.compile.triton import TritonKernel, fetch_all
+from kda.compile.fetching import fetch_all
+from kda.compile.triton import TritonKernel
 from kda.host import Host, detect
 from kda.problem import Inputs, Problem
 from kda.stages import SHAPES

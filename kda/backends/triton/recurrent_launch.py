@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from kda.compile import triton as door
+from kda.compile.fetching import fetch
+from kda.compile.triton import TritonKernel
 from kda.host import Host, detect
 from kda.problem import Inputs, Problem
 
@@ -20,7 +21,7 @@ Tensor = torch.Tensor
 class Prepared(NamedTuple):
     """What calls share whose tensors lie alike."""
 
-    kernel: door.TritonKernel
+    kernel: TritonKernel
     programs: int
     numbers: dict[str, float]                # arguments that are no tensors
 
@@ -60,7 +61,7 @@ def _prepared(p: Problem, names: tuple[str, ...], lie: tuple, host: Host) -> Pre
         name: Memory(str(found[0]).removeprefix("torch."), *found[1:]) for name, found in zip(names, lie) if found
     }
     found, c = numbers(p, memory), config(p, host.sms)
-    return Prepared(door.fetch(recipe(p, tensors(p, memory, found), c, target_of(host))), grid(p, c), found)
+    return Prepared(fetch(recipe(p, tensors(p, memory, found), c, target_of(host))), grid(p, c), found)
 
 
 def _dense(x: Tensor | None, device: torch.device | None = None) -> Tensor | None:

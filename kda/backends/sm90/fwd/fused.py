@@ -5,7 +5,7 @@ Each CTA has 64 columns of the state and makes every second tile, for both: what
 prepare's CTA makes, straight into a stage, from where one bulk copy brings it to the same stage of the neighbour.
 
   warps  registers  role     does
-  0-3    160        CHAIN    as in fwd/chain.py; and its own rows of v, a warp those of its 16 columns, three chunks ahead
+  0-3    160        CHAIN    as in fwd/chain.py; its rows of v, a warp those of its 16 columns, three chunks ahead
   4-11   80         PREPARE  as in fwd/prepare.py, chunks 4 i + rank, into stage rank
   12-19  80         PREPARE  chunks 4 i + 2 + rank, into stage 2 + rank
 
@@ -40,7 +40,7 @@ from cutlass.memory import SmemAllocator
 from kda.compile import cutedsl
 from kda.compile.target import Target
 
-from ..configs import COLUMNS, GROUPS, PAD, PITCH, PITCH_X, STAGES, WARPS, FusedConfig, PrepareConfig
+from ..configs import COLUMNS, GROUPS, PAD, PITCH, PITCH_X, RING, WARPS, FusedConfig, PrepareConfig
 from ..parts.async_copies import bulk_copy_to_neighbour, copy_16_bytes_later
 from ..parts.copies import load_one, pointers, store
 from ..parts.order import after_the_kernel_before
@@ -101,7 +101,7 @@ class Producer(Prepare):
         b = columns + C * PITCH_X
         TB = cute.recast_ptr(tile + self.tile.TB, dtype=BFloat16)
         phase = Int32(1)
-        for chunk in cutlass.range(stage, (tokens + C - 1) // C, STAGES, unroll=1):
+        for chunk in cutlass.range(stage, (tokens + C - 1) // C, RING, unroll=1):
             first, rows = begin + chunk * C, cutlass.min(tokens - chunk * C, C)
             if self.warp() == 0:
                 b[cute.arch.lane_idx()] = step_size(beta, self.c.beta, first, rows, head, HV, cute.arch.lane_idx())
@@ -146,12 +146,12 @@ class Consumer(Chain):
         mma_P, mma_V = product(c.rows, along_K), product(C, along_K)
         mma_S = product(c.K, OperandMajorMode.MN)
         v, steps = v + first_v, (tokens + C - 1) // C
-        for i in cutlass.range_constexpr(STAGES - 1):
+        for i in cutlass.range_constexpr(RING - 1):
             self.bring(v, sV, Int32(i), tokens, HV)
         for i in cutlass.range(steps, unroll=1):
-            self.bring(v, sV, i + STAGES - 1, tokens, HV)                      # where this warp has read chunk i - 1
-            stage, phase = i & STAGES - 1, i // STAGES & 1
-            cute.arch.cp_async_wait_group(STAGES - 1)
+            self.bring(v, sV, i + RING - 1, tokens, HV)                      # where this warp has read chunk i - 1
+            stage, phase = i & RING - 1, i // RING & 1
+            cute.arch.cp_async_wait_group(RING - 1)
             cute.arch.sync_warp()
             cute.arch.mbarrier_wait(full + stage, phase)
             tile = shared + ((stage >> 1) * of_group + ((stage ^ rank) & 1) * self.tile.bytes)
@@ -170,7 +170,7 @@ class Consumer(Chain):
             for j in cutlass.range_constexpr(2):
                 row, column = 16 * j + lane // 2, warp * 16 + lane % 2 * 8
                 token = cutlass.min(i * C + row, tokens - 1)           # past the end: a row that counts for nothing
-                to = sV + (((i & STAGES - 1) * C + row) * PITCH + column)
+                to = sV + (((i & RING - 1) * C + row) * PITCH + column)
                 copy_16_bytes_later(v + (Int64(token) * HV * self.c.V + column), to)
         cute.arch.cp_async_commit_group()
 
@@ -203,12 +203,12 @@ class Fused:
         smem = SmemAllocator()
         of_group = of_a_group(self.c.prepare)
         shared = smem.allocate_array(cutlass.Uint8, GROUPS * of_group, byte_alignment=1024)
-        sV = smem.allocate_array(BFloat16, STAGES * C * PITCH, byte_alignment=16)
+        sV = smem.allocate_array(BFloat16, RING * C * PITCH, byte_alignment=16)
         sO = smem.allocate_array(BFloat16, 2 * C * PITCH, byte_alignment=16)
-        full = smem.allocate_array(Int64, STAGES)
-        empty = smem.allocate_array(Int64, STAGES)
+        full = smem.allocate_array(Int64, RING)
+        empty = smem.allocate_array(Int64, RING)
         if cute.arch.thread_idx()[0] == 0:
-            for s in cutlass.range_constexpr(STAGES):
+            for s in cutlass.range_constexpr(RING):
                 cute.arch.mbarrier_init(full + s, 1)
                 cute.arch.mbarrier_init(empty + s, 8)
             cute.arch.mbarrier_init_fence()

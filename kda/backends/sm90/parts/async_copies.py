@@ -34,5 +34,7 @@ def bulk_copy_to_neighbour(source, to, size, full, rank):
     cute.arch.inline_ptx(
         "{.reg .b32 to, full; mapa.shared::cluster.u32 to, {$r1}, {$r4}; mapa.shared::cluster.u32 full, {$r3}, {$r4}; "
         "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [{$r0}], {$r2}, [full];}",
-        read_only_args=[*[x.toint().to(Uint32) for x in (source, to)], Int32(size), full.toint().to(Uint32), Int32(rank)],
+        read_only_args=[
+            source.toint().to(Uint32), to.toint().to(Uint32), Int32(size), full.toint().to(Uint32), Int32(rank)
+        ],
     )  # fmt: skip

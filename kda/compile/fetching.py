@@ -1,0 +1,91 @@
+"""Kernels by their recipes: of this process, of the store of built kernels, or built and kept there.
+
+What is in the store needs no compiler.  What is missing is built in processes, several at a time (builders.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from . import store
+from .builders import Builders
+from .errors import BuildError
+from .kernel import Kernel
+from .recipes import AnyRecipe
+
+_FETCHED: dict[AnyRecipe, Kernel] = {}       # by this process
+
+
+def fetch(recipe: AnyRecipe) -> Any:
+    """The kernel of a recipe."""
+    return fetch_all([recipe])[0]
+
+
+def fetch_all(recipes: Iterable[AnyRecipe], workers: int | None = None) -> list[Any]:
+    """The kernels of some recipes; up to `workers` processes build what is missing: one a CPU, at most 16."""
+    kernels = attempt_all(recipes, workers)
+    for each in kernels:
+        if isinstance(each, BuildError):
+            raise each
+    return kernels
+
+
+def attempt_all(recipes: Iterable[AnyRecipe], workers: int | None = None) -> list[Any]:
+    """The same, with a BuildError in the place of each kernel that cannot be built."""
+    recipes, kept = list(recipes), store.default()
+    missing = []
+    for recipe in dict.fromkeys(recipes):
+        if recipe not in _FETCHED:
+            if (kernel := _opened(kept, recipe)) is not None:
+                _FETCHED.setdefault(recipe, kernel)
+            else:
+                missing.append(recipe)
+    failed = _build_all(missing, kept, workers or min(_cpus(), 16)) if missing else {}
+    return [_FETCHED.get(recipe) or failed[recipe] for recipe in recipes]
+
+
+def fetch_here(recipe: AnyRecipe) -> Any:
+    """The kernel of a recipe, built in this process if it is missing, and not remembered."""
+    kept = store.default()
+    return _opened(kept, recipe) or recipe.opened(kept.fetch(recipe.key, recipe.build, recipe.about))
+
+
+def _build_all(recipes: Sequence[AnyRecipe], kept: store.Store, workers: int) -> dict[AnyRecipe, BuildError]:
+    """Build kernels; those that failed."""
+    failed = {}
+
+    def build_one(recipe: AnyRecipe) -> None:
+        try:
+            entry = kept.fetch(recipe.key, lambda: builders.build(recipe), recipe.about)
+            _FETCHED.setdefault(recipe, recipe.opened(entry))
+        except BuildError as error:
+            failed[recipe] = error
+
+    with Builders() as builders, ThreadPoolExecutor(min(workers, len(recipes))) as threads:
+        running = [threads.submit(build_one, recipe) for recipe in recipes]
+        try:
+            for each in running:
+                each.result()
+        except BaseException:                                                # a KeyboardInterrupt as well
+            threads.shutdown(wait=False, cancel_futures=True)
+            builders.stop()
+            raise
+    return failed
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _opened(kept: store.Store, recipe: AnyRecipe) -> Kernel | None:
+    """The kernel of an entry; one that reads well and holds something else is dropped."""
+    if (entry := kept.find(recipe.key)) is None:
+        return None
+    try:
+        return recipe.opened(entry)
+    except (KeyError, TypeError, ValueError, BuildError):
+        kept.forget(recipe.key)
+        return None

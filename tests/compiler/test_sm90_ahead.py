@@ -1,0 +1,218 @@
+"""Hopper's kernels ahead of time: `kda compile` builds all that calls want, and calls find it without the DSL."""
+
+import dataclasses
+import importlib.util
+import itertools
+import json
+import pickle
+import subprocess
+import sys
+import types
+
+import pytest
+from click.testing import CliRunner
+
+from kda import dispatch
+from kda.backends.sm90.capability import CAPABILITY as SM90
+from kda.backends.sm90.configs import TablesConfig
+from kda.backends.sm90.plan import OFFSETS, TARGET, plan, recipe, recipes
+from kda.capability import Capability
+from kda.cli import cli
+from kda.commands import compile as command
+from kda.compile import fetching
+from kda.compile.errors import BuildError
+from kda.compile.recipes import outdated
+from kda.problem import Problem
+from kda.simulator.chips import host_of
+
+CLASSES = (
+    "", "C=32", "packed bounded l2norm dt_bias=true beta=sigmoid", "K=64 V=64 softplus beta=2*sigmoid C=32 packed",
+    "V=64 state_dtype=bfloat16 final_state=true g_dtype=float32",
+    "K=64 intermediate_states=true state_v_first=true packed", "batch_invariant=true state_dtype=float32",
+    "batch_invariant=true packed H=2 HV=4 beta_dtype=float32",
+)  # fmt: skip
+WORDS = "K=64 V=64 packed bounded l2norm dt_bias=true beta=sigmoid state_dtype=float32 final_state=true"
+NAMES = ["tables"] * 2 + ["prepare"] * 2 + ["pairs"] + ["chain"] * 6 + ["compose"]
+needs_dsl = pytest.mark.skipif(not importlib.util.find_spec("cutlass"), reason="nvidia-cutlass-dsl is not installed")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("KDA_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(fetching, "_FETCHED", {})
+    command.host_of.cache_clear()
+    yield tmp_path / "cache"
+    command.host_of.cache_clear()
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(cli, [*arguments])
+    assert result.exit_code == code, result.output
+    return result
+
+
+# ---- what is offered
+
+
+def wanted(p):
+    """The kernels of calls, long and short, few and many, of the class of `p`."""
+    found = {recipe(TablesConfig(dtype)) for dtype in OFFSETS if p.packed}
+    sizes = itertools.product((0, 1, 33, 3000, 10**6), (1, 3, 70), (1, 4, 64), (16, 132))
+    for (T, N, H, sms), kept in itertools.product(sizes, (False, True)):
+        call = dataclasses.replace(p, T=T, N=N, B=1 if p.packed else N, H=H, HV=H * p.HV // p.H)
+        at = plan(call, sms, kept)
+        found |= {recipe(c) for c in (at.prepare, at.pairs, at.chain, at.carry, at.compose) if c}
+    return found
+
+
+@pytest.mark.parametrize("words", CLASSES)
+def test_all_is_offered_that_calls_of_a_class_want(words):
+    p = Problem.parse(words)
+    offered, needed = recipes(p, host_of("sm90")), wanted(p)
+    assert needed <= set(offered) and len(set(offered)) == len(offered)
+    if p.packed or p.batch_invariant:                                        # else a CTA of segments is alone on an SM
+        assert needed == set(offered)
+
+
+def test_offering_imports_neither_torch_nor_the_dsl():
+    code = (
+        "import sys; sys.argv[:] = ['bin/kda']; from kda.backends.sm90.plan import recipes; "
+        "from kda.problem import Problem; from kda.simulator.chips import host_of; "
+        "print(len(recipes(Problem(), host_of('sm90'))[0].key), *({'torch', 'cutlass'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split() == ["64"]
+
+
+def test_a_recipe_can_be_sent_and_leaves_its_key_behind():
+    one = recipe(TablesConfig("int32"))
+    assert one.key and one.about["source"]
+    sent = pickle.loads(pickle.dumps(one))
+    assert sent == one and hash(sent) == hash(one) and not {"key", "about", "_source"} & set(vars(sent))
+    others = (dataclasses.replace(one, function="kda.backends.sm90.fwd.chain:build"), recipe(TablesConfig("int64")))
+    assert sent.key == one.key and len({one.key, *(other.key for other in others)}) == 3
+
+
+def test_an_entry_tells_whether_anybody_will_ask_for_it_again():
+    about = recipe(TablesConfig("int32")).about
+    assert (about["kernel"], about["arch"], about["module"]) == ("tables", "sm90", "kda.backends.sm90.fwd.tables")
+    assert outdated(about) is None and outdated(about | {"cutedsl": "4.0"}) == "CuTe DSL 4.0"
+    assert outdated(about | {"source": "of another day"}) == "other source"
+
+
+# ---- what is built
+
+# Calls without a GPU and without the DSL; launches are noted and forgotten.
+CALLS = """
+import sys
+class Ban:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("cutlass", "triton"):
+            raise ImportError(name + " is banned")
+sys.meta_path.insert(0, Ban())
+
+import kda
+from kda.backends.sm90 import launch
+from kda.compile import launching, store
+from kda.host import standing_in
+from kda.simulator.chips import host_of
+from kda.verify.cases import make_inputs
+
+class Notes(list):
+    def launch(self, launch):
+        self.append(launch)
+
+notes, kept = Notes(), store.default()
+before = {entry.key for entry in kept.entries()}
+with launching.redirect(notes), standing_in(host_of("sm90")):
+    for lengths, H in (((65, 0, 1), 1), ((5000,), 1), ((4000,) * 5, 8), ((1,) * 70, 8)):
+        case = make_inputs(lengths, H=H, K=64, V=64, gate="bounded")
+        for offsets in (case.inputs.cu_seqlens, case.inputs.cu_seqlens.int()):
+            kda.chunk_kda(**{**case.keywords, "cu_seqlens": offsets}, backend="sm90")
+        launch.forward(case.problem(), case.inputs, "products")              # as a recorded call has it on a GPU
+assert {entry.key for entry in kept.entries()} == before
+print(len({note.kernel.cubin for note in notes}))
+"""
+
+
+@needs_dsl
+def test_what_was_built_ahead_is_what_calls_find(cache):
+    words = ("compile", "--arch", "sm90", "--backend", "sm90", "--problem", WORDS)
+    found = json.loads(run(*words, "--json").stdout)["kernels"]
+    assert [k["kernel"] for k in found] == NAMES
+    for k in found:
+        assert k["built"] and k["kept"] and k["registers"] > 0 and k["spills"] == 0 and k["seconds"] > 0
+    carries = {k["constants"]["stages"]: k["shared"] for k in found if k["constants"].get("walk") == "carry"}
+    assert carries[6] == 2 * carries[3] > 0
+    again = run(*words).stdout.splitlines()
+    assert again[-1].startswith("12 kernels, 12 were there, 0 were built")
+    entries = json.loads(run("cache", "--json").stdout)["entries"]
+    assert sorted(e["kernel"] for e in entries) == sorted(NAMES)
+    assert {(e["backend"], e["arch"], e["status"]) for e in entries} == {("sm90", "sm90", "current")}
+    called = subprocess.run([sys.executable, "-c", CALLS], capture_output=True, text=True)
+    assert called.stdout == "12\n", called.stderr
+
+
+@needs_dsl
+def test_a_call_builds_what_the_command_builds(cache):
+    one = recipe(TablesConfig("int32"))
+    here = fetching.fetch_here(one)
+    (cache / one.key[:2] / f"{one.key}.kernel").unlink()
+    assert fetching.fetch(one) == here                                       # in a process of its own
+
+
+@needs_dsl
+def test_what_cannot_be_built_is_named(cache):
+    one = recipe(TablesConfig("int32"))
+    wrong = [dataclasses.replace(one, function=f"kda.backends.sm90.fwd.{x}") for x in ("tables:biuld", "none:build")]
+    *errors, kernel = fetching.attempt_all([*wrong, one])
+    assert [isinstance(error, BuildError) for error in errors] == [True, True] and kernel.registers > 0
+    assert "fwd.tables:biuld cannot be imported: AttributeError" in str(errors[0])
+    assert "fwd.none:build cannot be imported: ModuleNotFoundError" in str(errors[1])
+
+
+@pytest.fixture
+def beside(cache, monkeypatch):
+    """A backend whose kernels need no compiler is asked, too."""
+
+    class Plain:
+        function, name, target, key, door = "plain:scale", "scale", TARGET, "ab" * 32, "json"
+        constants = options = signature = about = types.MappingProxyType({})
+        build = staticmethod(lambda: {"ptx": b""})
+        opened = staticmethod(lambda entry: types.SimpleNamespace(registers=8, spills=0, shared=0))
+        dynamic_shared = staticmethod(lambda kernel: 64)
+
+    plain = Capability("plain", 200, "for tests", archs=("sm90",))
+    for name, content in {"plain": {"__path__": []}, "plain.plan": {"recipes": lambda p, host: [Plain]}}.items():
+        module = types.ModuleType(f"kda.backends.{name}")
+        module.__dict__.update(content)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(dispatch, "capabilities", lambda: (SM90, plain))
+    monkeypatch.setattr(fetching.Builders, "build", lambda self, recipe: recipe.build())
+    return cache
+
+
+WITHOUT = ("compile", "--arch", "sm90", "--problem", WORDS)
+
+
+def test_without_the_dsl_the_others_are_built_and_it_says_how_to_get_it(beside, monkeypatch):
+    monkeypatch.setattr("kda.simulator.chips.installed_versions", lambda: ())
+    _, row, refused, summary = run(*WITHOUT).stdout.splitlines()
+    assert row.split() == ["plain", "sm90", "scale", "8", "0", "64", "0.0"]
+    assert refused.startswith("sm90 for sm90: ") and "needs the package nvidia-cutlass-dsl" in refused
+    assert refused.endswith("pip install 'nvidia-cutlass-dsl[cu13]'")
+    assert summary.startswith("1 kernels, 0 were there, 1 were built")
+    assert "pip install" in run(*WITHOUT, "--backend", "sm90", code=3).stderr
+
+
+@needs_dsl
+def test_with_a_broken_dsl_the_others_are_built_and_it_says_so_once(beside, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cutlass", None)
+    printed = run(*WITHOUT, code=1).stdout
+    assert printed.count("pip install 'nvidia-cutlass-dsl[cu13]'") == 1 and printed.count("FAIL") == len(NAMES)
+    assert "13 kernels, 0 were there, 1 were built, 12 cannot be built" in printed
+    assert "pip install" in run(*WITHOUT, "--backend", "sm90", code=2).stderr
+
+
+def test_kernels_of_one_name_in_two_backends_need_no_more_words():
+    found = [command.Line(backend, recipe(TablesConfig(dtype))) for backend, dtype in zip(("one", "other"), OFFSETS)]
+    assert set(command.names(found).values()) == {"tables"}
