@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 import kda
-from kda.backends.sm90 import launch
+from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.configs import ChainConfig
 from kda.backends.sm90.plan import KERNELS
 from kda.verify.cases import make_inputs
@@ -123,9 +123,9 @@ def measured(case, stages: int, plain: bool = False, cluster: int = 1) -> dict[s
     def changed(config):
         if stages and isinstance(config, ChainConfig):
             config = dataclasses.replace(config, stages=stages)
-        near = cluster if isinstance(config, ChainConfig) else 1
+        near = (cluster, 1, 1) if isinstance(config, ChainConfig) else getattr(config, "cluster", 1)
         early = config.early and not plain
-        return launch.kernel(config).bound(config.threads, (near, 1, 1), config.shared, pdl=early)
+        return launch.kernel(config).bound(config.threads, near, config.shared, pdl=early)
 
     def call():
         return kda.chunk_kda_fwd(**case.keywords, backend="sm90").o
@@ -163,9 +163,11 @@ def main() -> None:
     parser.add_argument("--stages", default="0", help="of chain; 0: as planned")
     parser.add_argument("--plain", action="store_true", help="no kernel starts before the one ahead of it has ended")
     parser.add_argument("--cluster", type=int, default=1, help="CTAs of a chain that lie together on the GPU")
+    parser.add_argument("--fused", action="store_true", help="prepare and chain as one kernel, where it can be")
     parser.add_argument("--step", action="store_true", help="a recorded forward and its backward, against Triton's")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
+    plan.FUSED = asked.fused
     rows = []
     for name in asked.shape or SHAPES:
         case = make_inputs(K=128, V=128, gate=asked.gate, regime=asked.regime, initial_state=False, device="cuda",
@@ -175,7 +177,7 @@ def main() -> None:
             continue
         for stages in map(int, asked.stages.split(",")):
             row = dict(shape=name, gate=asked.gate, regime=asked.regime, stages=stages, plain=asked.plain,
-                       cluster=asked.cluster)  # fmt: skip
+                       cluster=asked.cluster, fused=asked.fused)  # fmt: skip
             row |= measured(case, stages, asked.plain, asked.cluster)
             print(json.dumps(row), flush=True)
             rows.append(row)
