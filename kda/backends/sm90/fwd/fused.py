@@ -40,8 +40,8 @@ from cutlass.memory import SmemAllocator
 from kda.compile import cutedsl
 from kda.compile.target import Target
 
-from ..configs import COLUMNS, GROUPS, PAD, PITCH, PITCH_X, RING, WARPS, FusedConfig, PrepareConfig
-from ..parts.async_copies import bulk_copy_to_neighbour, copy_16_bytes_later
+from ..configs import COLUMNS, GROUPS, PAD, PITCH, PITCH_X, RING, ROWS, WARPS, FusedConfig, PrepareConfig
+from ..parts.async_copies import bulk_copy_to_neighbour, copy_16_bytes_later, prefetch
 from ..parts.copies import load_one, pointers, store
 from ..parts.order import after_the_kernel_before
 from ..parts.product import accumulator
@@ -100,6 +100,7 @@ class Producer(Prepare):
         columns = A_kk + C * PAD
         b = columns + C * PITCH_X
         TB = cute.recast_ptr(tile + self.tile.TB, dtype=BFloat16)
+        lines, apart, row = self.lines_ahead(q, k, g, begin, stage + RING, head, H, HV)
         phase = Int32(1)
         for chunk in cutlass.range(stage, (tokens + C - 1) // C, RING, unroll=1):
             first, rows = begin + chunk * C, cutlass.min(tokens - chunk * C, C)
@@ -108,6 +109,9 @@ class Producer(Prepare):
             own = self.rows(q, k, g, A_log, dt_bias, first, rows, head, H, HV, scale, lower_bound)
             cute.arch.mbarrier_wait(empty + stage, phase)
             phase = phase ^ 1
+            if row < tokens:
+                prefetch(lines)
+            lines, row = lines + apart, row + RING * C
             self.at_once(*own, sums, rows_of_x, rows_of_y, tile, lower_bound)
             if self.warp() < 4:
                 acc = accumulator(product_of_rows(), PAIRS)
@@ -118,6 +122,21 @@ class Producer(Prepare):
                     self.inverse(A_kk, columns, TB, None, b, tile, None, rows, 0)
                     with cute.arch.elect_one():
                         self.hand_over(tile, full + stage, rank ^ 1)
+
+    @cute.jit
+    def lines_ahead(self, q, k, g, begin, chunk, head, H, HV):
+        """The address of a lane's line of 128 bytes of a row of q, k or g that its warp reads of a chunk (24 lanes have
+        one), bytes from there to that of its next chunk, and the row's number in the sequence."""
+        lane = cute.arch.lane_idx()
+        shared = head // (HV // H) if cutlass.const_expr(self.c.grouped) else head
+        of_g = lane >= 16
+        source = k.toint() if lane >= 8 else q.toint()
+        source = g.toint() if of_g else source
+        heads, head = (HV if of_g else H), (head if of_g else shared)
+        size = Int32(g.dtype.width // 8 if of_g else 2) * self.c.K
+        row = chunk * C + ROWS * self.warp() + (lane >> 1 & 3)
+        lines = source + ((begin + row) * heads + head) * size + (lane & 1) * 128
+        return lines, RING * C * heads * size, (row if lane < 24 else Int32(2**30))
 
     @cute.jit
     def hand_over(self, tile, full, neighbour):

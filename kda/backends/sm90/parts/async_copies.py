@@ -38,3 +38,9 @@ def bulk_copy_to_neighbour(source, to, size, full, rank):
             source.toint().to(Uint32), to.toint().to(Uint32), Int32(size), full.toint().to(Uint32), Int32(rank)
         ],
     )  # fmt: skip
+
+
+@cute.jit
+def prefetch(address):
+    """128 bytes of global memory, into L2."""
+    cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[address])
