@@ -10,7 +10,8 @@ prepare's CTA makes, straight into a stage, from where one bulk copy brings it t
   12-19  80         PREPARE  chunks 4 i + 2 + rank, into stage 2 + rank
 
 A stage has one producer: chunk c lies in stage c mod 4, which group (c >> 1) & 1 of CTA c & 1 makes.  Of a group, warp
-0 goes on to the inverse when the others go on to the rows of their next chunk; they meet at its sums.
+0 goes on to the inverse when the others go on to the rows of their next chunk; they meet at its sums.  Before it writes
+a tile each warp asks for the rows of its next one, into L2: registers to hold them are not there.
 
   pipeline    arrivals                                              says
   full        1, of PREPARE's warp 0; in the neighbour with the     a tile is there
