@@ -551,7 +551,7 @@ def test_a_kernel_is_built_for_a_class_of_calls():
 
 def test_kernels_built_ahead_of_time_are_those_that_calls_ask_for(monkeypatch):
     wanted = []
-    monkeypatch.setattr(recurrent_launch.door, "fetch", lambda recipe: wanted.append(recipe) or built_here(recipe))
+    monkeypatch.setattr(recurrent_launch, "fetch", lambda recipe: wanted.append(recipe) or built_here(recipe))
     for name in ("a slot for each sequence", "accepted tokens", "int64 slots, states (V, K)", "left alone"):
         p, x = pool_call(**POOLS[name])
         run("sm90", p, x)
