@@ -10,6 +10,7 @@ import torch
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 import kda
+from kda.backends.sm90 import launch, plan
 from kda.host import detect
 from kda.verify.cases import REGIMES, make_inputs
 from kda.verify.doors import Door
@@ -68,6 +69,25 @@ def test_states_that_enter_chunks_are_those_of_the_portable_backend(T, H):
         for name in ("sm90", "triton")
     )
     assert h.shape == expected.shape and (h - expected).norm() < 1e-2 * expected.norm()
+
+
+@pytest.mark.parametrize("shape", [dict(T=33), dict(T=2100, H=40), dict(B=3, T=700, H=70), SERVED], ids=str)
+def test_one_kernel_has_the_bits_of_two(shape, monkeypatch):
+    case = make_inputs(**dict(H=1, K=128, V=128, gate="bounded", device=DEVICE) | shape)
+
+    def found(fused):
+        monkeypatch.setattr(plan, "FUSED", fused)
+        for kept in (plan.plan, launch.steps):
+            kept.cache_clear()
+        assert bool(plan.plan(case.problem(), detect(DEVICE).sms).fused) == fused
+        out = kda.chunk_kda_fwd(**case.keywords, backend="sm90")
+        return out.o, out.final_state
+
+    try:
+        runs = [found(True) for _ in range(5)]
+    finally:
+        expected = found(False)
+    assert all(torch.equal(a, b) for run in runs for a, b in zip(run, expected))
 
 
 @pytest.mark.parametrize("gate", ["bounded", "softplus"])
