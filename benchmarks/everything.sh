@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # All that docs/measured.md says of the Triton backend on a GPU: `benchmarks/everything.sh times FOLDER` in 6 minutes, alone
-# on the GPU; `benchmarks/everything.sh checks FOLDER [CHECKOUT OF FLA]` in 3, several at a time.
+# on the GPU; `benchmarks/everything.sh checks FOLDER [CHECKOUT OF FLA]` in 3, several at a time.  And of the Hopper
+# forward: `benchmarks/everything.sh hopper FOLDER`, in 5, what is least known first; all that is printed is in FOLDER.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-what=${1:?times or checks} out=${2:?a folder for the results} fla=${3:-}
+what=${1:?times, checks or hopper} out=${2:?a folder for the results} fla=${3:-}
 mkdir -p "$out"
 export PYTHONPATH=${PYTHONPATH:-.}
 
@@ -17,6 +18,27 @@ times() {
     python benchmarks/configs.py --gate softplus --kernel state --warps 4 --stages 3 --BK 128 --json "$out/softplus.json"
     python benchmarks/decode.py --json "$out/decode.json"
     python benchmarks/launch.py --json "$out/launch.json"
+}
+
+hopper() {
+    run() { timeout "$2" "${@:3}" > "$out/$1.log" 2>&1; tail -n 12 "$out/$1.log"; }
+    run tests 120 python -m pytest -q tests/gpu/test_sm90_forward_on_gpu.py
+    for options in "" --fused --plain "--cluster 2"; do
+        # shellcheck disable=SC2086
+        run "h64${options// /}" 60 python benchmarks/hopper.py --shape h64-8k --shape h96-8k $options
+    done
+    run fused 60 python benchmarks/hopper.py --fused --shape h64-8x1k --shape h64-mixed --shape h64-1k --shape h32-8k
+    run kernels 120 python benchmarks/hopper.py --json "$out/h200-sm90-kernels.json"
+    run step 60 python benchmarks/hopper.py --shape h64-8k --shape h64-8x1k --step
+    run softplus 60 python benchmarks/hopper.py --shape h64-8k --gate softplus
+    run first 60 python benchmarks/first_call.py --backend sm90
+    for tool in memcheck racecheck; do
+        run $tool 100 compute-sanitizer --report-api-errors no --tool $tool python benchmarks/sanitized.py sm90
+    done
+    run selftest 60 python -m kda selftest --backend sm90 --quick
+    run graph 60 python -m kda bench --backend sm90 --shape h64-1k --graph --direction forward
+    run bench 300 python -m kda bench --backend sm90 --direction forward --shape h64-8k --shape h64-8x1k --shape h64-mixed \
+        --shape h8-32k --shape h16-8k --shape h64-1k --save "$out/h200-sm90.json"
 }
 
 checks() {
