@@ -27,7 +27,7 @@ hopper() {
         # shellcheck disable=SC2086
         run "h64${options// /}" 60 python benchmarks/hopper.py --shape h64-8k --shape h96-8k $options
     done
-    run fused 60 python benchmarks/hopper.py --fused --shape h64-8x1k --shape h64-mixed --shape h64-1k --shape h32-8k
+    run fused 60 python benchmarks/hopper.py --fused --shape h64-8x1k --shape h64-mixed --shape h64-1k --shape kimi-8k
     run kernels 120 python benchmarks/hopper.py --json "$out/h200-sm90-kernels.json"
     run step 60 python benchmarks/hopper.py --shape h64-8k --shape h64-8x1k --step
     run softplus 60 python benchmarks/hopper.py --shape h64-8k --gate softplus

@@ -23,20 +23,13 @@ import kda
 from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.configs import ChainConfig
 from kda.backends.sm90.plan import KERNELS
+from kda.commands.shapes import SHAPES, Shape
 from kda.verify.cases import make_inputs
 
 CALLS, CLOSE = 31, 1e-2
-SHAPES = {
-    "h64-8k": dict(T=8192, H=64),
-    "h64-8x1k": dict(lengths=(1024,) * 8, H=64),
-    "h64-mixed": dict(lengths=(1300, 547, 2048, 963, 271, 3063), H=64),
-    "h8-32k": dict(T=32768, H=8),
-    "h16-8k": dict(T=8192, H=16),
-    "h32-8k": dict(T=8192, H=32),
-    "h96-8k": dict(T=8192, H=96),
-    "h64-1k": dict(T=1024, H=64),
-    "h64-64x128": dict(lengths=(128,) * 64, H=64),
-}
+NAMED = SHAPES | {"h64-64x128": Shape("many short ones", H=64, lengths=(128,) * 64)}
+EVERY = ("h64-8k", "h64-8x1k", "h64-mixed", "h8-32k", "h16-8k", "kimi-8k", "h96-8k", "h64-1k",
+         "h64-64x128")  # fmt: skip
 
 
 def events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
@@ -123,7 +116,7 @@ def measured(case, stages: int, plain: bool = False, cluster: int = 1) -> dict[s
     def changed(config):
         if stages and isinstance(config, ChainConfig):
             config = dataclasses.replace(config, stages=stages)
-        near = (cluster, 1, 1) if isinstance(config, ChainConfig) else getattr(config, "cluster", 1)
+        near = (cluster, 1, 1) if isinstance(config, ChainConfig) else config.cluster
         early = config.early and not plain
         return launch.kernel(config).bound(config.threads, near, config.shared, pdl=early)
 
@@ -157,7 +150,7 @@ def step(case, backend: str) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--shape", action="append", choices=SHAPES)
+    parser.add_argument("--shape", action="append", choices=NAMED)
     parser.add_argument("--regime", default="slow")
     parser.add_argument("--gate", default="bounded")
     parser.add_argument("--stages", default="0", help="of chain; 0: as planned")
@@ -169,20 +162,22 @@ def main() -> None:
     asked = parser.parse_args()
     plan.FUSED = asked.fused
     rows = []
-    for name in asked.shape or SHAPES:
-        case = make_inputs(K=128, V=128, gate=asked.gate, regime=asked.regime, initial_state=False, device="cuda",
-                           **SHAPES[name])  # fmt: skip
+    for label in asked.shape or EVERY:
+        shape = NAMED[label]
+        sizes = {name: getattr(shape, name) for name in ("B", "T", "H", "K", "V")}
+        case = make_inputs(shape.lengths or None, **sizes, gate=asked.gate, regime=asked.regime, initial_state=False,
+                           device="cuda")  # fmt: skip
         if asked.step:
-            print(json.dumps(dict(shape=name, **{b: step(case, b) for b in ("sm90", "triton")})), flush=True)
+            print(json.dumps(dict(shape=label, **{b: step(case, b) for b in ("sm90", "triton")})), flush=True)
             continue
         for stages in map(int, asked.stages.split(",")):
-            row = dict(shape=name, gate=asked.gate, regime=asked.regime, stages=stages, plain=asked.plain,
+            row = dict(shape=label, gate=asked.gate, regime=asked.regime, stages=stages, plain=asked.plain,
                        cluster=asked.cluster, fused=asked.fused)  # fmt: skip
             row |= measured(case, stages, asked.plain, asked.cluster)
             print(json.dumps(row), flush=True)
             rows.append(row)
             if not row["error"] < CLOSE:
-                raise SystemExit(f"{name}: off by {row['error']}")
+                raise SystemExit(f"{label}: off by {row['error']}")
     if asked.json:
         asked.json.write_text(json.dumps(rows, indent=1))
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import typing
 import warnings
 from typing import Any
 
@@ -99,7 +100,8 @@ def chunk_kda(
         return_intermediate_states, state_v_first, cu_seqlens, cu_seqlens_cpu, cp_context, A_log, dt_bias, chunk_size,
         backend, batch_invariant, transpose_state_layout, unknown,
     )  # fmt: skip
-    out = _forward(inputs, options, _save(inputs, options) if records_gradients(inputs) else "nothing")
+    recorded = records_gradients(inputs)
+    out = _forward(inputs, options, _save(inputs, options) if recorded else "nothing", recorded)
     return (out.o, out.final_state, out.h) if return_intermediate_states else (out.o, out.final_state)
 
 
@@ -261,9 +263,9 @@ def _save(inputs: Inputs, options: Options) -> str:
     return "products" if isinstance(inputs.q, Tensor) and inputs.q.is_cuda else "nothing"
 
 
-def _forward(inputs: Inputs, options: Options, save: str) -> Outputs:
+def _forward(inputs: Inputs, options: Options, save: str, recorded: bool = False) -> Outputs:
     call = Call("chunk_kda", inputs, options)
-    if _unseen(inputs):                                                        # an operator takes 20 microseconds more
+    if not recorded and _unseen(inputs):                                       # an operator takes 20 microseconds more
         return _operate(autograd.forward, call, call, save)
     settings = [getattr(options, name) for name in autograd.OPTIONS]
     o, ht, h, saved = _operate(torch.ops.kda.chunk_forward, call, *inputs[: len(autograd.INPUTS)], *settings, save)
@@ -272,14 +274,13 @@ def _forward(inputs: Inputs, options: Options, save: str) -> Outputs:
 
 
 def _unseen(inputs: Inputs) -> bool:
-    """Whether plain tensors are all that a call meets: no mode, transform, trace, profile or gradient."""
+    """Whether plain tensors are all that a call meets: no mode, transform, trace or profile."""
     return (
         not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()
         and not torch.autograd._profiler_enabled()
         and not torch._C._len_torch_dispatch_stack()
         and torch._C._functorch.peek_interpreter_stack() is None
-        and not records_gradients(inputs)
         and all(x is None or type(x) in _PLAIN for x in inputs)
         and not (inputs.q is None or inputs.q.is_meta)
     )
@@ -348,28 +349,21 @@ def _prepare(
         q, k, v = (_autocast(x, torch.get_autocast_dtype(device_type)) for x in (q, k, v))
     if scale is None:
         scale = float(q.shape[-1]) ** -0.5 if isinstance(q, Tensor) and q.dim() and q.shape[-1] else 1.0
-    flags = (
-        output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval,
-        safe_gate, disable_recompute, return_intermediate_states, state_v_first, inplace_final_state, batch_invariant,
-    )  # fmt: skip
-    if {type(x) for x in flags} != {bool}:
-        flags = [_flag(op, name, x) for name, x in zip(_FLAGS, flags)]
-    o, n, gate, sigmoid, neg, safe, keep, states, v_first, inplace, invariant = flags
     options = Options(
-        scale, o, n, gate, sigmoid, neg, safe, lower_bound, keep, states, v_first, inplace, chunk_size, invariant,
-        backend,
+        scale, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel,
+        allow_neg_eigval, safe_gate, lower_bound, disable_recompute, return_intermediate_states, state_v_first,
+        inplace_final_state, chunk_size, batch_invariant, backend,
     )  # fmt: skip
+    flags = [getattr(options, name) for name in _FLAGS]
+    if {type(x) for x in flags} != {bool}:
+        options = options._replace(**{name: _flag(op, name, x) for name, x in zip(_FLAGS, flags)})
     return Inputs(
         q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens, cu_seqlens_cpu, ssm_state_indices,
         num_accepted_tokens,
     ), options  # fmt: skip
 
 
-_FLAGS = (
-    "output_final_state", "use_qk_l2norm_in_kernel", "use_gate_in_kernel", "use_beta_sigmoid_in_kernel",
-    "allow_neg_eigval", "safe_gate", "disable_recompute", "return_intermediate_states", "state_v_first",
-    "inplace_final_state", "batch_invariant",
-)  # fmt: skip
+_FLAGS = [name for name, kind in typing.get_type_hints(Options).items() if kind is bool]
 
 
 def _flag(op: str, name: str, x: Any) -> bool:

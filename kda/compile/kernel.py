@@ -150,12 +150,18 @@ class Kernel:
         `tensors` are those that the kernel may touch, by name, where the arguments do not show them all.
         """
         shape = Shape(dim3(block), dim3(cluster), dynamic_shared, pdl, cooperative)
+        return self._start(dim3(grid), shape, args, stream, tensors)
+
+    def _start(
+        self, grid: Dim3, shape: Shape, args: Sequence[Any], stream: int | None = None,
+        tensors: Mapping[str, Any] | None = None, kept: dict[int, Any] | None = None,
+    ) -> Any:  # fmt: skip
         values = addresses(args)
         if (found := taker()) is None:
-            return driver.launch(self, dim3(grid), shape, values, args, stream)
+            return driver.launch(self, grid, shape, values, args, stream, kept)
         if tensors is None:
             tensors = {f"argument {i}": arg for i, arg in enumerate(args) if hasattr(arg, "data_ptr")}
-        return found.launch(self._described(dim3(grid), shape, values, args, tensors))
+        return found.launch(self._described(grid, shape, values, args, tensors))
 
     def bound(
         self,
@@ -210,11 +216,7 @@ class Bound:
         self._ready: dict[int, Any] = {}                                     # device -> the driver's part
 
     def __call__(self, grid: Dim3, *args: Any) -> Any:
-        values = addresses(args)
-        if (found := taker()) is None:
-            return driver.launch(self.kernel, grid, self.shape, values, args, None, self._ready)
-        tensors = {f"argument {i}": arg for i, arg in enumerate(args) if hasattr(arg, "data_ptr")}
-        return found.launch(self.kernel._described(dim3(grid), self.shape, values, args, tensors))
+        return self.kernel._start(grid, self.shape, args, kept=self._ready)
 
 
 def addresses(args: Sequence[Any]) -> list[Any]:

@@ -7,6 +7,7 @@ import gc
 
 import pytest
 import torch
+from memory import needs
 
 pytest.importorskip("triton", reason="needs triton")
 
@@ -80,12 +81,6 @@ def called(case, **options):
     """The arguments of `trained`, on the GPU."""
     case = case.map(lambda x: x.to(DEVICE))
     return case.keywords | dict(backend="triton", disable_recompute=True) | options, case.do, case.dht
-
-
-def needs(gibibytes):
-    torch.cuda.empty_cache()
-    if torch.cuda.mem_get_info()[0] < gibibytes << 30:
-        pytest.skip(f"needs {gibibytes} GiB of free GPU memory")
 
 
 # every option

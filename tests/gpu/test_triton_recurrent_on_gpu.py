@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from memory import needs
 
 pytest.importorskip("triton", reason="needs triton")
 
@@ -125,12 +126,6 @@ def test_batch_invariant_gives_the_same_bits_alone_and_packed(v_first):
         o_alone, pool_alone = run(x | alone)
         slot = int(x["ssm_state_indices"][n])
         assert torch.equal(o_alone, o[n : n + 1]) and torch.equal(pool_alone[slot], pool[slot])
-
-
-def needs(gibibytes):
-    torch.cuda.empty_cache()
-    if torch.cuda.mem_get_info()[0] < gibibytes << 30:
-        pytest.skip(f"needs {gibibytes} GiB of free GPU memory")
 
 
 def test_a_pool_of_more_elements_than_an_int32_counts():

@@ -1,9 +1,13 @@
 """Calls of the Hopper backend in the simulator, held against the definition."""
 
 import dataclasses
-import importlib
+import importlib.util
+import re
 import shutil
+import subprocess
 from pathlib import Path
+
+import pytest
 
 import kda
 from kda.backends.sm90 import launch, plan
@@ -57,6 +61,25 @@ def plant(file, old, new, folder, monkeypatch):
 
     monkeypatch.setattr(launch, "kernel", broken)
     kept_nowhere(monkeypatch)
+
+
+def reads_nothing_before_the_kernel_ahead_is_done(kernel):
+    """The simulator runs one launch after the other: what a GPU may let overlap is seen in the PTX."""
+    before, wait, after = kernel.ptx.partition("griddepcontrol.wait")
+    assert wait and re.search(r"ld\.global|bulk", after)
+    assert not re.search(r"(ld|st)\.global|bulk|@%p\d+ bra", before)
+
+
+def has_products_that_wait_for_no_other(kernel, folder):
+    """ptxas runs wgmmas one by one where it cannot keep their accumulators apart, with no more than a remark."""
+    nvdisasm = Path(importlib.util.find_spec("triton").origin).parent / "backends/nvidia/bin/nvdisasm"
+    if not nvdisasm.exists():
+        pytest.skip("this Triton brings no nvdisasm")
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(kernel.cubin)
+    sass = subprocess.run([nvdisasm, "-c", cubin], capture_output=True, text=True, check=True).stdout
+    waits = kernel.ptx.count("wgmma.wait_group")
+    assert sass.count("HGMMA") > waits > 0 and sass.count("WARPGROUP.DEPBAR") == waits
 
 
 def kept_nowhere(monkeypatch):

@@ -1,11 +1,17 @@
 """The Hopper forward in one kernel, clusters of two: calls against the definition, and the bits of the two kernels."""
 
-import re
-import subprocess
-
 import pytest
 import torch
-from hopper import RAGGED, called, changed, check, kept_nowhere, plant
+from hopper import (
+    RAGGED,
+    called,
+    changed,
+    check,
+    has_products_that_wait_for_no_other,
+    kept_nowhere,
+    plant,
+    reads_nothing_before_the_kernel_ahead_is_done,
+)
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
@@ -44,7 +50,6 @@ OPTIONS = {
 
 def case_of(**options):
     return make_inputs(**dict(H=1, K=128, V=128, gate="bounded") | options)
-
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -153,20 +158,11 @@ def test_roles_share_out_the_registers_of_the_launch(fused):
 
 
 def test_no_product_waits_for_another(tmp_path, fused):
-    """ptxas runs products one by one where it does not understand their accumulators."""
-    nvdisasm = pytest.importorskip("triton").knobs.nvidia.nvdisasm.path
     kernel = launch.kernel(plan.plan(case_of(T=33).problem(), 132).fused)
-    cubin = tmp_path / "kernel.cubin"
-    cubin.write_bytes(kernel.cubin)
-    sass = subprocess.run([nvdisasm, "-c", cubin], capture_output=True, text=True, check=True).stdout
-    waits = kernel.ptx.count("wgmma.wait_group")
-    assert sass.count("HGMMA") > waits > 0 and sass.count("WARPGROUP.DEPBAR") == waits
+    has_products_that_wait_for_no_other(kernel, tmp_path)
 
 
 def test_it_reads_nothing_before_the_tables_are_there(fused):
-    """The simulator runs one launch after the other: what a GPU may let overlap is seen in the PTX."""
     _, session = called(case_of(**RAGGED))
     assert [launched.pdl for launched in session.launches] == [False, True]
-    before, wait, after = session.launches[1].kernel.ptx.partition("griddepcontrol.wait")
-    assert wait and re.search(r"ld\.global|bulk", after)
-    assert not re.search(r"(ld|st)\.global|bulk|@%p\d+ bra", before)
+    reads_nothing_before_the_kernel_ahead_is_done(session.launches[1].kernel)

@@ -15,7 +15,7 @@ BLOCK = 16                                   # rows that are inverted by substit
 PAD = C + 4                                  # floats of a row of A_kk
 PITCH_X = BLOCK + 4                          # floats of a column of an inverse
 # pairs
-PITCH_KEPT = C + 8                       # elements of a row of a half's A_inv: eight rows lie in other banks
+PITCH_KEPT = C + 8                           # elements of a row of a half's A_inv: eight rows lie in other banks
 # chain
 COLUMNS = 64                                 # of the state, in one warpgroup
 PITCH = COLUMNS + 8                          # elements between rows of v and o: eight rows lie in other banks
@@ -30,8 +30,15 @@ RUN = 16
 LIMIT = 65535                                # of grids in y and z
 
 
+class Launched:
+    """What every kernel's launch has, and most alike."""
+
+    cluster: tuple[int, int, int] | int = 1
+    early: bool = False                      # comes onto the SM before the kernel ahead of it in its call is done
+
+
 @dataclass(frozen=True)
-class PrepareConfig:
+class PrepareConfig(Launched):
     K: int
     V: int
     gate: str                                # "bounded", "softplus", "given"
@@ -52,7 +59,6 @@ class PrepareConfig:
 
     @property
     def early(self) -> bool:
-        """Comes onto the SM before the kernel ahead of it in its call is done."""
         return self.packed
 
     @property
@@ -73,12 +79,11 @@ class PrepareConfig:
 
 
 @dataclass(frozen=True)
-class PairsConfig:
+class PairsConfig(Launched):
     K: int
     beta: str
     packed: bool
     beta_dtype: str
-    early = False
 
     @property
     def threads(self) -> int:
@@ -90,7 +95,7 @@ class PairsConfig:
 
 
 @dataclass(frozen=True)
-class ChainConfig:
+class ChainConfig(Launched):
     K: int
     V: int
     packed: bool
@@ -131,7 +136,7 @@ class ChainConfig:
 
 
 @dataclass(frozen=True)
-class FusedConfig:
+class FusedConfig(Launched):
     prepare: PrepareConfig
     chain: ChainConfig
     cluster = (2, 1, 1)
@@ -151,13 +156,12 @@ class FusedConfig:
 
 
 @dataclass(frozen=True)
-class ComposeConfig:
+class ComposeConfig(Launched):
     K: int
     V: int
     packed: bool
     h0: str | None
     v_first: bool
-    early = False
 
     @property
     def parts(self) -> int:
@@ -173,9 +177,8 @@ class ComposeConfig:
 
 
 @dataclass(frozen=True)
-class TablesConfig:
+class TablesConfig(Launched):
     dtype: str                               # of cu_seqlens
-    early = False
 
     @property
     def threads(self) -> int:

@@ -18,7 +18,7 @@ from kda.problem import Inputs, Problem
 
 from ..common.chunks import Chunks
 from ..common.tensors import aligned, chunks_of_a_row, on_its_device
-from .configs import RUN, FusedConfig, TablesConfig
+from .configs import RUN, TablesConfig
 from .parts.tile import C, Tile
 from .plan import Config, Plan, plan, recipe
 
@@ -32,8 +32,7 @@ def kernel(config: Config) -> Kernel:
 
 @functools.cache
 def step(config: Config) -> Bound:
-    cluster = config.cluster if isinstance(config, FusedConfig) else 1
-    return kernel(config).bound(config.threads, cluster, dynamic_shared=config.shared, pdl=config.early)
+    return kernel(config).bound(config.threads, config.cluster, config.shared, pdl=config.early)
 
 
 class Steps(NamedTuple):

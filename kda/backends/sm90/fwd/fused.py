@@ -43,7 +43,7 @@ from kda.compile.target import Target
 
 from ..configs import COLUMNS, GROUPS, PAD, PITCH, PITCH_X, RING, ROWS, WARPS, FusedConfig, PrepareConfig
 from ..parts.async_copies import bulk_copy_to_neighbour, copy_16_bytes_later, prefetch
-from ..parts.copies import load_one, pointers, store
+from ..parts.copies import pointers, store
 from ..parts.order import after_the_kernel_before
 from ..parts.product import accumulator
 from ..parts.rows import PAIRS, multiply, step_size
@@ -219,7 +219,7 @@ class Fused:
         c, K = self.c.chain, self.c.chain.K
         rank, head, n = cute.arch.block_idx()
         after_the_kernel_before()
-        begin, tokens = self.place(table, n, T)
+        _, begin, tokens, _, _ = self.consumer.place(n, table, T, 0, 1, 0)
         smem = SmemAllocator()
         of_group = of_a_group(self.c.prepare)
         shared = smem.allocate_array(cutlass.Uint8, GROUPS * of_group, byte_alignment=1024)
@@ -250,18 +250,10 @@ class Fused:
                 q, k, g, beta, A_log, dt_bias, shared, full, empty, begin, tokens, head, H, HV, scale, lower_bound, rank
             )  # fmt: skip
             if cutlass.const_expr(c.packed):
-                begin, tokens = self.place(table, cute.arch.grid_dim()[2] - 1, T)
+                _, begin, tokens, _, _ = self.consumer.place(cute.arch.grid_dim()[2] - 1, table, T, 0, 1, 0)
                 self.producer.clear_from(o, begin + tokens, T, head, HV)
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
-
-    @cute.jit
-    def place(self, table, n, T):
-        """First token and tokens of a sequence."""
-        begin, tokens = Int64(n) * T, T
-        if cutlass.const_expr(self.c.chain.packed):
-            begin, tokens = load_one(table + 6 * n + 2), Int32(load_one(table + 6 * n + 3))
-        return begin, tokens
 
 
 def of_a_group(c: PrepareConfig) -> int:
