@@ -162,9 +162,15 @@ class Rounding(NamedTuple):
     compute: torch.dtype
     stored: Mapping[str, str] = {}
     shake: int | None = None                 # which of the `shakes` draws its errors
+    gradients: Mapping[str, str] | None = None    # `stored` of the backend that makes them, where that is another
 
     def dtype_of(self, name: str) -> torch.dtype:
         return getattr(torch, self.stored[name]) if name in self.stored else self.compute
+
+    @property
+    def of_gradients(self) -> Rounding:
+        """Of all stages: a backward makes again what it is not handed, and that is in q's dtype whoever made it."""
+        return self if self.gradients is None else self._replace(stored=self.gradients, gradients=None)
 
     def __call__(self, name: str, x: Tensor) -> Tensor:
         if name not in self.stored:

@@ -125,19 +125,25 @@ def shakes_of(case: Case, rounding: Rounding) -> range:
 
 def budgets(case: Case, rounding: Rounding, backward: bool = True) -> dict[str, Budget]:
     """Of every result of the call."""
-    exact = definition(case, torch.float64, backward)
-    first, *others = shakes_of(case, rounding)
-    if rounding.stored:
-        roundings = [_of_stages(case, rounding, backward, shake) for shake in (None, first, *others)]
-    else:
-        given = functools.partial(shaken, shake=first)
-        roundings = [definition(case, rounding.compute, backward, x) for x in (as_given, given)]
-        roundings += [_of_stages(case, rounding, backward, shake) for shake in (None, *others)]
+    exact, apart = definition(case, torch.float64, backward), backward and rounding.gradients is not None
+    of_outputs = _roundings(case, rounding, backward and not apart)
+    of_gradients = _roundings(case, rounding.of_gradients, backward) if apart else of_outputs
+    roundings = {name: of_gradients if name in GRADIENTS else of_outputs for name in exact}
     return {
-        name: Budget.of(x, *(r[name].to(stored_as(case, name)) for r in roundings),
+        name: Budget.of(x, *(r[name].to(stored_as(case, name)) for r in roundings[name]),
                         compute=rounding.compute, stored=stored_as(case, name), summed=summed(case, name))
         for name, x in exact.items()
     }  # fmt: skip
+
+
+def _roundings(case: Case, rounding: Rounding, backward: bool) -> list[dict[str, Tensor]]:
+    """Independent ones of the call."""
+    first, *others = shakes_of(case, rounding)
+    if rounding.stored:
+        return [_of_stages(case, rounding, backward, shake) for shake in (None, first, *others)]
+    given = functools.partial(shaken, shake=first)
+    found = [definition(case, rounding.compute, backward, x) for x in (as_given, given)]
+    return found + [_of_stages(case, rounding, backward, shake) for shake in (None, *others)]
 
 
 def _of_stages(case: Case, rounding: Rounding, backward: bool, shake: int | None) -> dict[str, Tensor]:

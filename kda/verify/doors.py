@@ -11,7 +11,7 @@ import torch
 
 import kda
 from kda.checks import wide_dtype
-from kda.dispatch import capabilities, launcher, weigh
+from kda.dispatch import Choice, backend_of_backward, capabilities, launcher, weigh
 from kda.host import detect
 from kda.problem import Problem
 from kda.stages import OPERANDS, SHAPES
@@ -33,6 +33,15 @@ def here() -> str:
     return "cuda:0" if torch.cuda.is_available() else "cpu"
 
 
+def stored_by(backend: str, problem: Problem) -> Mapping[str, str]:
+    """Where a backend rounds, as it declares."""
+    module = launcher(backend)
+    stored = module.rounded_to(problem) if hasattr(module, "rounded_to") else getattr(module, "ROUNDED_TO", {})
+    if unknown := set(stored) - {*SHAPES, *OPERANDS}:
+        raise ValueError(f"{backend} rounds {', '.join(sorted(unknown))}, of which kda.stages knows nothing")
+    return stored
+
+
 class Door:
     def __init__(self, name: str, device: str | None = None):
         self.name, self.device = name, device or here()
@@ -47,16 +56,18 @@ class Door:
         return self.against_problem(dataclasses.replace(case.problem(direction), device=self.device))
 
     def against_problem(self, problem: Problem) -> tuple[str, ...]:
-        return dict(weigh(problem, detect(self.device), self.name).tried)[self.name]
+        return dict(self.weighed(problem, self.name).tried)[self.name]
+
+    def weighed(self, problem: Problem, asked: str) -> Choice:
+        return weigh(problem, detect(self.device), asked)
 
     def rounding(self, case: Case) -> Rounding:
-        module = launcher(self.name)
-        stored = getattr(module, "ROUNDED_TO", {})
-        if hasattr(module, "rounded_to"):
-            stored = module.rounded_to(dataclasses.replace(case.problem(), device=self.device))
-        if unknown := set(stored) - {*SHAPES, *OPERANDS}:
-            raise ValueError(f"{self.name} rounds {', '.join(sorted(unknown))}, of which kda.stages knows nothing")
-        return Rounding(wide_dtype(case.inputs.q.dtype), stored)
+        """Of outputs as this backend declares it; of gradients as the one does that makes them here."""
+        forward, backward = (dataclasses.replace(case.problem(d), device=self.device) for d in ("forward", "backward"))
+        asked, gradients = backend_of_backward(self.name), None
+        if asked != self.name and (other := self.weighed(backward, asked).backend):
+            gradients = stored_by(other, backward)
+        return Rounding(wide_dtype(case.inputs.q.dtype), stored_by(self.name, forward), gradients=gradients)
 
     def sees(self, case: Case) -> Case:
         """The inputs as they reach the backend."""

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from kda.compile.target import Target, parse
+from kda.dispatch import Choice
 from kda.host import standing_in
+from kda.problem import Problem
 from kda.simulator.chips import host_of
 
 from .cases import Case
@@ -31,9 +33,9 @@ class SimulatedDoor(Door):
     def __str__(self) -> str:
         return f"{self.name} on a simulated {self.target.spelling}"
 
-    def against_problem(self, problem):
+    def weighed(self, problem: Problem, asked: str) -> Choice:
         with standing_in(host_of(self.target.spelling)):
-            return super().against_problem(problem)
+            return super().weighed(problem, asked)
 
     def call(self, case: Case, backward: bool, **keywords) -> dict[str, Tensor]:
         with self.simulated():

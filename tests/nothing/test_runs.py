@@ -19,6 +19,7 @@ from kda.stages import BACKWARD, FORWARD, OPERANDS, STAGES, find, holder, in_ord
 from kda.verify import literal, parity
 from kda.verify.budget import Rounding
 from kda.verify.cases import Spec, make, make_inputs
+from kda.verify.definition import budgets
 from kda.verify.doors import ROUNDS_EVERY_OPERAND, Door
 from kda.verify.evidence import Evidence
 from kda.verify.faults import FAULTS, Planted
@@ -196,6 +197,19 @@ def test_a_backend_may_round_differently_in_each_dtype(fused):
     assert not parity.examine(door, narrow).wrong
     first = parity.examine(door, wide).first
     assert (first.stage, first.tensor, first.itself) == ("fwd/gate+intra+wy", "w", True)
+
+
+def test_gradients_have_the_room_of_the_backend_that_makes_them(fused):
+    forwards = Rule("fused.forward", lambda p, h: p.direction == "forward", "has forwards alone", "leave out backend")
+    door = fused(rounded_to=bfloat16_alone, backward=False, rules=(forwards,))
+    case = make(Spec(lengths=(65, 3), H=1, K=32, V=32, seed=1))
+    rounding, plain = door.rounding(case), Door("reference").rounding(case)
+    assert rounding.stored and rounding.gradients == plain.stored == {}
+    mixed, mine, theirs = (budgets(case, r) for r in (rounding, rounding._replace(gradients=None), plain))
+    for name, limit in mixed.items():
+        assert limit[1:] == (mine if name in ("o", "ht") else theirs)[name][1:], name
+    assert all(mine[name].norm > 10 * theirs[name].norm for name in ("ht", "dh0"))
+    assert not [row for row in parity.whole_call(door, case, backward=True)[0] if row.wrong]
 
 
 def test_a_rounding_of_what_is_no_tensor_of_a_stage_is_refused(fused):
