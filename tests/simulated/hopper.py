@@ -39,7 +39,7 @@ def called(case, state_v_first=False, **options):
 def check(case, **options):
     found, session = called(case, **options)
     assert not session.findings, "\n".join(map(str, session.findings[:5]))
-    limits = budgets(case, Door("sm90", "cpu").rounding(case))
+    limits = budgets(case, Door("sm90", "cpu").rounding(case), backward=False)
     rows = [judge("call", name, limits[name], found[name], case, whole=True) for name in found]
     assert not any(row.wrong for row in rows), "\n".join(describe(row) for row in rows if row.wrong)
     return found

@@ -163,15 +163,78 @@ def test_a_recorded_call_by_name_is_told_of_both_its_backends(capsys):
         "* sm90       takes it", "* triton     takes it"]  # fmt: skip
 
 
-@pytest.mark.parametrize("words", [dict(T=70), dict(lengths=(40, 0, 25), C=32)], ids=["T=70", "packed, chunks of 32"])
-def test_the_triton_backward_takes_what_is_kept(words, monkeypatch):
-    """As on a GPU, where a recorded forward keeps A_qk and A_inv."""
+# gradients, made by Triton of what is kept
+
+RECORDED = {
+    "T=70": dict(T=70),
+    "gates that forget": dict(T=70, regime="fast", seed=1),
+    "packed, chunks of 32": dict(lengths=(40, 0, 25), C=32),
+}
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """A recorded call as on a GPU, where it keeps A_qk and A_inv: the case, what was found, and the budgets."""
     pytest.importorskip("triton")
     monkeypatch.setattr("kda.api._save", lambda inputs, options: "products")
-    case, at = drawn(K=64, **words), SimulatedDoor("sm90", parse("sm90"))
-    found = at.call(case, True)
-    assert not at.findings, "\n".join(map(str, at.findings[:5]))
-    limits = budgets(case, Door("triton", "cpu").rounding(case))
+
+    def call(name):
+        case, at = drawn(K=64, **RECORDED[name]), SimulatedDoor("sm90", parse("sm90"))
+        found = at.call(case, True)
+        assert not at.findings, "\n".join(map(str, at.findings[:5]))
+        return case, found, limits_of_recorded(name)
+
+    return call
+
+
+@functools.cache
+def limits_of_recorded(name):
+    case = drawn(K=64, **RECORDED[name])
+    return budgets(case, SimulatedDoor("sm90", parse("sm90")).rounding(case))
+
+
+def wrong(found, limits):
+    return {name for name, limit in limits.items() if not limit.excess(found[name]) <= 1}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_gradients_are_the_definition(name, recorded):
+    case, found, limits = recorded(name)
     assert found.keys() == limits.keys()
     rows = [judge("call", name, limit, found[name], case, whole=True) for name, limit in limits.items()]
     assert not any(row.wrong for row in rows), "\n".join(describe(row) for row in rows if row.wrong)
+
+
+def test_what_the_forward_rounds_is_too_little_room_for_gradients_and_all_that_o_and_ht_have(recorded):
+    case, found, limits = recorded("gates that forget")
+    rounding = Door("sm90", "cpu").rounding(case)
+    narrow = budgets(case, rounding._replace(gradients=None))
+    assert {"o", "ht"}.isdisjoint(wrong(found, narrow)) and wrong(found, narrow)
+    assert all(narrow[name][1:] == limits[name][1:] for name in ("o", "ht"))
+    theirs = budgets(case, Door("triton", "cpu").rounding(case))
+    assert all(theirs[name][1:] == limits[name][1:] for name in limits if name not in ("o", "ht"))
+
+
+SPOILT = {
+    "a half of A_qk is missing": lambda A_qk, A_inv: A_qk[32:64, :, :32].zero_(),
+    "a half of A_inv is missing": lambda A_qk, A_inv: A_inv[32:64, :, :32].zero_(),
+    "a half of A_inv has the wrong sign": lambda A_qk, A_inv: A_inv[32:64, :, :32].neg_(),
+    "a row of A_inv is late": lambda A_qk, A_inv: A_inv[40:41].copy_(A_inv[39:40]),
+    "a row of A_qk is late": lambda A_qk, A_inv: A_qk[40:41].copy_(A_qk[39:40]),
+    "a tail's A_qk is missing": lambda A_qk, A_inv: A_qk[64:].zero_(),
+    "A_inv is 2% too small": lambda A_qk, A_inv: A_inv.mul_(0.98),
+}
+
+
+@pytest.mark.parametrize("fault", SPOILT)
+def test_gradients_tell_of_what_was_kept_wrong(fault, recorded, monkeypatch):
+    made = launch.forward
+
+    def spoilt(*args, **options):
+        out = made(*args, **options)
+        SPOILT[fault](*out.saved)
+        return out
+
+    monkeypatch.setattr(launch, "forward", spoilt)
+    _, found, limits = recorded("T=70")
+    assert wrong(found, limits)
