@@ -122,8 +122,12 @@ FAULTS = {
     "a stage is handed back before all have read it": (
         "fwd/chain", "mbarrier_init(empty + s, 4)", "mbarrier_init(empty + s, 1)"
     ),
-    "a state that grows where it should decay": ("fwd/chain", "+ e] * d[e % 2]", "+ e] / d[e % 2]"),
-    "o is read before it is there": ("fwd/chain", "cute.arch.barrier(barrier_id=1, number_of_threads=128)", ""),
+    "a state that grows where it should decay": (
+        "fwd/chain", "+ e] * d[e // 4 * 2 + e % 2]", "+ e] / d[e // 4 * 2 + e % 2]"
+    ),
+    "o is read before it is there": (
+        "fwd/chain", "cute.arch.sync_warp()\n            with cute", "with cute"
+    ),
 }  # fmt: skip
 
 

@@ -154,7 +154,7 @@ def test_it_takes_the_shared_memory_that_its_configuration_says(monkeypatch, fus
 
 def test_roles_share_out_the_registers_of_the_launch(fused):
     kernel = launch.kernel(plan.plan(case_of(T=33).problem(), 132).fused)
-    assert not kernel.spills and 128 * 160 + 512 * 80 <= 640 * kernel.registers <= 65536
+    assert not kernel.spills and 128 * 192 + 512 * 72 <= 640 * kernel.registers <= 65536
 
 
 def test_no_product_waits_for_another(tmp_path, fused):

@@ -72,7 +72,7 @@ CASES = {
     "a batch, GVA": dict(B=2, T=70, HV=2),
     "packed, GVA": dict(HV=2, **RAGGED),
     "packed, many tokens of none": dict(lengths=(30, 130, 0, 33), padding=70, K=64),
-    "one token": dict(T=1),
+    "one token": dict(T=1, H=8),                               # of one number alone eight draws are no budget
     "gates that forget": dict(T=130, regime="fast"),
     "softplus gate that forgets, packed": dict(gate="softplus", regime="fast", **RAGGED),
     "given decays and beta, no l2norm": dict(T=70, gate="given", beta="given", l2norm=False),

@@ -132,7 +132,7 @@ class ChainConfig(Launched):
     @property
     def shared(self) -> int:
         rows = 2 * C * PITCH                                                 # v of a stage, or o
-        return self.stages * (Tile(self.K).bytes + rows + 16) + (0 if self.carry else 2 * rows)
+        return self.stages * (Tile(self.K).bytes + rows + 16) + (0 if self.carry else rows)
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,11 @@ segments of both.
   pipeline  arrivals                                              says
   full      1 and the bytes of the tile; 32, a lane's pieces of v a chunk is there
   empty     4, a lane of each warp of CHAIN                       nobody reads the stage any more
-  barrier 1 128                                                   o is in shared memory, and the o before last was read
 
-  shared memory of K = 128, a stage: the tile's 29 KiB, v 4.5;  o twice 4.5 KiB
+The state's way from chunk to chunk is what binds: S rounded, P, v - P rounded, v_new, S.  While P is made, warps write
+o of the chunk before, each its 16 columns; O and o's other product stand in the queue behind P and S.
+
+  shared memory of K = 128, a stage: the tile's 29 KiB, v 4.5;  o 4.5 KiB
 """
 
 from __future__ import annotations
@@ -35,8 +37,9 @@ from kda.compile import cutedsl
 from kda.compile.target import Target
 
 from ..configs import COLUMNS, PITCH, ChainConfig
+from ..parts import fast
 from ..parts.async_copies import arrive_when_copied, bulk_copy, copy_16_bytes_later
-from ..parts.copies import copy_16_bytes, load, load_one, load_transposed, pointers, store, store_transposed
+from ..parts.copies import copy_16_bytes, floats, load, load_one, load_transposed, pointers, store, store_transposed
 from ..parts.order import after_the_kernel_before
 from ..parts.product import accumulator, queue
 from ..parts.tile import C, Tile
@@ -73,7 +76,7 @@ class Chain:
             smem = SmemAllocator()
             stages = smem.allocate_array(cutlass.Uint8, c.stages * self.tile.bytes, byte_alignment=1024)
             sV = smem.allocate_array(BFloat16, c.stages * C * PITCH, byte_alignment=16)
-            sO = sV if cutlass.const_expr(c.carry) else smem.allocate_array(BFloat16, 2 * C * PITCH, byte_alignment=16)
+            sO = sV if cutlass.const_expr(c.carry) else smem.allocate_array(BFloat16, C * PITCH, byte_alignment=16)
             full = smem.allocate_array(Int64, c.stages)
             empty = smem.allocate_array(Int64, c.stages)
             if cute.arch.thread_idx()[0] == 0:
@@ -137,7 +140,7 @@ class Chain:
                 for j in cutlass.range_constexpr(C // 4):
                     row, column = 4 * j + lane // 8, lane % 8 * 8
                     token = cutlass.min(i * C + row, tokens - 1)       # past the end: a row that counts for nothing
-                    source = v + first_v + Int64(token) * HV * self.c.V + column
+                    source = fast.row((v + first_v + column).toint(), token, HV * Int32(2 * self.c.V))
                     copy_16_bytes_later(source, sV + ((stage * C + row) * PITCH + column))
             arrive_when_copied(full + stage)
             stage, phase = advance(stage, phase, self.c.stages)
@@ -145,24 +148,25 @@ class Chain:
     @cute.jit
     def chain(self, S, o, h, stages, sV, sO, full, empty, first_v, first_h, part, tokens, steps, HV, of_M):
         c = self.c
-        along_K = OperandMajorMode.K
-        mma_P, mma_V = product(c.rows, along_K), product(C, along_K)
-        mma_S = product(c.K, OperandMajorMode.MN)
+        mma, mma_S = product(C, OperandMajorMode.K), product(c.K, OperandMajorMode.MN)
+        operand, own = rounded(mma, S, c.K), first_v + own_column()
         stage, phase = Int32(0), Int32(0)
         for i in cutlass.range(steps, unroll=1):
-            rows = cutlass.min(tokens - i * C, C)
             tile = stages + stage * self.tile.bytes
             if cutlass.const_expr(c.h) and i % c.every == 0:
                 at = h + (first_h + Int64(i // c.every) * HV * (c.K * c.V))
                 self.states(at, 0, part, c.V, c.v_first, S, to_memory=True)
             cute.arch.mbarrier_wait(full + stage, phase)
-            O = self.step(mma_P, mma_V, mma_S, S, tile, sV + stage * (C * PITCH), of_M)
+            P, O = self.ask(mma, operand, tile)
+            if cutlass.const_expr(not c.carry) and i > 0:
+                self.write(o, sO, own, (i - 1) * C, Int32(C), HV)
+            self.go_on(mma, mma_S, S, operand, P, O, tile, sV + stage * (C * PITCH), sO, of_M)
             cute.arch.sync_warp()
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive(empty + stage)
-            if cutlass.const_expr(not c.carry):
-                self.outputs(o, sO + i % 2 * (C * PITCH), O, first_v + Int64(i * C) * HV * c.V, rows, HV)
             stage, phase = advance(stage, phase, c.stages)
+        if cutlass.const_expr(not c.carry) and steps > 0:
+            self.write(o, sO, own, (steps - 1) * C, tokens - (steps - 1) * C, HV)
 
     @cute.jit
     def columns_of_one(self, S, part):
@@ -173,66 +177,62 @@ class Chain:
             flat[i] = Float32(1.0) if d == e else Float32(0.0)
 
     @cute.jit
-    def step(self, mma_P, mma_V, mma_S, S, tile, sV, of_M):
-        """One chunk: S goes on; o^T."""
-        c, lane = self.c, cute.arch.lane_idx()
-        # [P; O] = S^T @ [kE; qg]^T
-        PO = accumulator(mma_P, (COLUMNS, c.rows))
-        operand = rounded(mma_P, S, c.K)
-        of_k_and_q = cute.local_tile(wide_view(tile, 2 * C, c.K), (c.rows, c.K), (0, 0))
-        multiply(mma_P, PO, operand, of_k_and_q, accumulate=False)
-        # meanwhile, v^T as it lies in an operand, and what the state decays by
-        at = sV + own_matrices()
-        words = [Uint32(0)] * 8
-        if not of_M:
-            words = [*load_transposed(at), *load_transposed(at + 16 * PITCH)]
-        warpgroup.wait_group(0)
-        # v_new^T = (v^T - P) @ TB^T
-        left = cute.make_rmem_tensor(mma_V.make_fragment_A(mma_V.partition_shape_A((COLUMNS, C))).shape, BFloat16)
-        v_flat, PO_flat, left_flat = cute.make_rmem_tensor(8, Uint32), cute.coalesce(PO), cute.coalesce(left)
-        for w in cutlass.range_constexpr(8):
-            v_flat[w] = words[w]
-        v_flat = cute.recast_tensor(v_flat, BFloat16)
-        for e in cutlass.range_constexpr(16):
-            left_flat[e] = (v_flat[e].to(Float32) - PO_flat[e]).to(BFloat16)
-        v_new = accumulator(mma_V, (COLUMNS, C))
-        multiply(mma_V, v_new, left, narrow_view(tile + self.tile.TB), accumulate=False)
-        decay = cute.recast_ptr(tile + self.tile.DECAY, dtype=Float32)
-        S_flat = cute.coalesce(S)
-        for pair in cutlass.range_constexpr(c.K // 8):
-            d = load(decay + pair * 8 + lane % 4 * 2, 2)
-            for e in cutlass.range_constexpr(4):
-                S_flat[pair * 4 + e] = S_flat[pair * 4 + e] * d[e % 2]
-        warpgroup.wait_group(0)
-        # o^T = O + v_new^T @ A_qk^T;  S^T += v_new^T @ kg
-        operand = rounded(mma_V, v_new, C)
-        within = accumulator(mma_V, (COLUMNS, C))                              # half of PO would be no accumulator to
-        if cutlass.const_expr(not c.carry):                                    # ptxas, and each product would wait
-            multiply(mma_V, within, operand, narrow_view(tile + self.tile.A_qk), accumulate=False)
-        multiply(mma_S, S, operand, standing_view(tile + self.tile.KG, c.K), accumulate=True)
-        warpgroup.wait_group(0)
-        if cutlass.const_expr(not c.carry):
-            within_flat = cute.coalesce(within)
-            for e in cutlass.range_constexpr(16):
-                within_flat[e] = within_flat[e] + PO_flat[16 + e]
-        return within
+    def ask(self, mma, operand, tile):
+        """Queues P = S^T @ kE^T, and O = S^T @ qg^T behind it."""
+        both = wide_view(tile, 2 * C, self.c.K)
+        P, O = accumulator(mma, (COLUMNS, C)), accumulator(mma, (COLUMNS, C))
+        multiply(mma, P, operand, cute.local_tile(both, (C, self.c.K), (0, 0)), accumulate=False)
+        if cutlass.const_expr(not self.c.carry):
+            multiply(mma, O, operand, cute.local_tile(both, (C, self.c.K), (1, 0)), accumulate=False)
+        return P, O
 
     @cute.jit
-    def outputs(self, o, sO, O, first_o, rows, HV):
-        """Rows of o through shared memory."""
-        thread = cute.arch.thread_idx()[0]
-        flat, packed = cute.coalesce(O), cute.make_rmem_tensor(16, BFloat16)
+    def go_on(self, mma, mma_S, S, operand, P, O, tile, sV, sO, of_M):
+        """From P and O of a chunk to the state after it, rounded, too, and to o in shared memory."""
+        c, lane = self.c, cute.arch.lane_idx()
+        at, words = sV + own_matrices(), [Uint32(0)] * 8
+        if not of_M:
+            words = [*load_transposed(at), *load_transposed(at + 16 * PITCH)]
+        warpgroup.wait_group(0 if cutlass.const_expr(c.carry) else 1)
+        # v_new^T = (v^T - P) @ TB^T
+        left = cute.make_rmem_tensor(mma.make_fragment_A(mma.partition_shape_A((COLUMNS, C))).shape, BFloat16)
+        own, P_flat, left_flat = cute.make_rmem_tensor(8, Uint32), cute.coalesce(P), cute.coalesce(left)
+        for w in cutlass.range_constexpr(8):
+            own[w] = words[w]
+        own = floats(cute.recast_tensor(own, BFloat16))
         for e in cutlass.range_constexpr(16):
-            packed[e] = flat[e].to(BFloat16)
-        words = cute.recast_tensor(packed, Uint32)
-        at = sO + own_matrices()
-        store_transposed(at, [words[w] for w in range(4)])
-        store_transposed(at + 16 * PITCH, [words[w] for w in range(4, 8)])
-        cute.arch.barrier(barrier_id=1, number_of_threads=128)
+            left_flat[e] = (own[e] - P_flat[e]).to(BFloat16)
+        v_new = accumulator(mma, (COLUMNS, C))
+        multiply(mma, v_new, left, narrow_view(tile + self.tile.TB), accumulate=False)
+        decay = cute.recast_ptr(tile + self.tile.DECAY, dtype=Float32)
+        S_flat = cute.coalesce(S)
+        for block in cutlass.range_constexpr(c.K // 16):
+            d = load(decay + block * 16 + lane % 4 * 4, 4)
+            for e in cutlass.range_constexpr(8):
+                S_flat[block * 8 + e] = S_flat[block * 8 + e] * d[e // 4 * 2 + e % 2]
+        warpgroup.wait_group(0)
+        # S^T += v_new^T @ kg;  o^T = O + v_new^T @ A_qk^T
+        added = rounded(mma, v_new, C)
+        multiply(mma_S, S, added, standing_view(tile + self.tile.KG, c.K), accumulate=True)
+        if cutlass.const_expr(not c.carry):
+            multiply(mma, O, added, narrow_view(tile + self.tile.A_qk), accumulate=True)
+        warpgroup.wait_group(0 if cutlass.const_expr(c.carry) else 1)
+        round_to(operand, S)
+        if cutlass.const_expr(not c.carry):
+            warpgroup.wait_group(0)
+            words, at = cute.recast_tensor(rounded(mma, O, C), Uint32), sO + own_matrices()
+            store_transposed(at, [words[w] for w in range(4)])
+            store_transposed(at + 16 * PITCH, [words[w] for w in range(4, 8)])
+
+    @cute.jit
+    def write(self, o, sO, own, first, rows, HV):
+        """Rows of o out of a warp's columns of shared memory."""
         for j in cutlass.range_constexpr(2):
-            row, column = thread // 8 + 16 * j, thread % 8 * 8
+            row = 16 * j + cute.arch.lane_idx() % 16
             if row < rows:
-                copy_16_bytes(sO + row * PITCH + column, o + first_o + Int64(row) * HV * self.c.V + column)
+                to = fast.row(o.toint() + own * 2, first + row, HV * Int32(2 * self.c.V))
+                copy_16_bytes(sO + (row * PITCH + own_column()), cute.make_ptr(BFloat16, to, cute.AddressSpace.gmem))
+        cute.arch.sync_warp()
 
     @cute.jit
     def place_in_state(self, i: cutlass.Constexpr, part):
@@ -274,14 +274,24 @@ def own_matrices():
 
 
 @cute.jit
+def own_column():
+    """Of rows of v or o, the first of the eight of its warp's 16 that a lane has; a lane 16 further has the others."""
+    return cute.arch.warp_idx() * 16 + cute.arch.lane_idx() // 16 * 8
+
+
+@cute.jit
 def rounded(mma, acc, k: cutlass.Constexpr):
     """An accumulator (64, k) as the operand from registers of the next product: the order of elements is the same."""
     operand = cute.make_rmem_tensor(mma.partition_shape_A((COLUMNS, k)), BFloat16)
-    to, x = cute.coalesce(operand), cute.coalesce(acc)
-    for block in cutlass.range_constexpr(k // 8):
-        for i in cutlass.range_constexpr(4):
-            to[block * 4 + i] = x[block * 4 + i].to(BFloat16)
+    round_to(operand, acc)
     return operand
+
+
+@cute.jit
+def round_to(operand, acc):
+    to, x = cute.coalesce(operand), cute.coalesce(acc)
+    for i in cutlass.range_constexpr(cute.size(x)):
+        to[i] = x[i].to(BFloat16)
 
 
 @cute.jit

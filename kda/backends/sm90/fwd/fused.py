@@ -5,9 +5,9 @@ Each CTA has 64 columns of the state and makes every second tile, for both: what
 prepare's CTA makes, straight into a stage, from where one bulk copy brings it to the same stage of the neighbour.
 
   warps  registers  role     does
-  0-3    160        CHAIN    as in fwd/chain.py; its rows of v, a warp those of its 16 columns, three chunks ahead
-  4-11   80         PREPARE  as in fwd/prepare.py, chunks 4 i + rank, into stage rank
-  12-19  80         PREPARE  chunks 4 i + 2 + rank, into stage 2 + rank
+  0-3    192        CHAIN    as in fwd/chain.py; its rows of v, a warp those of its 16 columns, three chunks ahead
+  4-11   72         PREPARE  as in fwd/prepare.py, chunks 4 i + rank, into stage rank
+  12-19  72         PREPARE  chunks 4 i + 2 + rank, into stage 2 + rank
 
 A stage has one producer: chunk c lies in stage c mod 4, which group (c >> 1) & 1 of CTA c & 1 makes.  Of a group, warp
 0 goes on to the inverse when the others go on to the rows of their next chunk; they meet at its sums.  Before it writes
@@ -18,7 +18,6 @@ a tile each warp asks for the rows of its next one, into L2: registers to hold t
               bytes of the copy
   empty       8, a lane of each warp of both CHAINs, in the CTA     nobody reads the stage any more, in either CTA, and
               that makes the stage's tiles                          the copy is done
-  barrier 1   128                                                   o is in shared memory, the o before last was read
   barrier 2+  256 and 128, of each group                            prepare's 0 and 1
   cluster     640 x 2                                               first: mbarriers are there; last: nobody looks here
 
@@ -27,7 +26,7 @@ needs, leave CHAIN 136.
 
 Tokens of no sequence are cleared by all CTAs' PREPAREs, at the end.
 
-  shared memory of K = 128: stages 4 x 29 KiB, a group's operands, sums and A_kk 36, v 4 x 4.5, o 2 x 4.5
+  shared memory of K = 128: stages 4 x 29 KiB, a group's operands, sums and A_kk 36, v 4 x 4.5, o 4.5
 """
 
 from __future__ import annotations
@@ -41,7 +40,8 @@ from cutlass.memory import SmemAllocator
 from kda.compile import cutedsl
 from kda.compile.target import Target
 
-from ..configs import COLUMNS, GROUPS, PAD, PITCH, PITCH_X, RING, ROWS, WARPS, FusedConfig, PrepareConfig
+from ..configs import COLUMNS, GROUPS, PAD, PITCH, PITCH_X, RING, WARPS, FusedConfig, PrepareConfig
+from ..parts import fast
 from ..parts.async_copies import bulk_copy_to_neighbour, copy_16_bytes_later, prefetch
 from ..parts.copies import pointers, store
 from ..parts.order import after_the_kernel_before
@@ -50,7 +50,7 @@ from ..parts.rows import PAIRS, multiply, step_size
 from ..parts.rows import product as product_of_rows
 from ..parts.tile import C, Tile
 from ..parts.views import wide_view
-from .chain import Chain, product
+from .chain import Chain, own_column, product, rounded
 from .prepare import Prepare
 
 FIRST = 4                                    # warp of the first group
@@ -101,18 +101,12 @@ class Producer(Prepare):
         columns = A_kk + C * PAD
         b = columns + C * PITCH_X
         TB = cute.recast_ptr(tile + self.tile.TB, dtype=BFloat16)
-        lines, apart, row = self.lines_ahead(q, k, g, begin, stage + RING, head, H, HV)
-        phase = Int32(1)
         for chunk in cutlass.range(stage, (tokens + C - 1) // C, RING, unroll=1):
             first, rows = begin + chunk * C, cutlass.min(tokens - chunk * C, C)
             if self.warp() == 0:
                 b[cute.arch.lane_idx()] = step_size(beta, self.c.beta, first, rows, head, HV, cute.arch.lane_idx())
             own = self.rows(q, k, g, A_log, dt_bias, first, rows, head, H, HV, scale, lower_bound)
-            cute.arch.mbarrier_wait(empty + stage, phase)
-            phase = phase ^ 1
-            if row < tokens:
-                prefetch(lines)
-            lines, row = lines + apart, row + RING * C
+            cute.arch.mbarrier_wait(empty + stage, chunk >> RING.bit_length() - 1 & 1 ^ 1)
             self.at_once(*own, sums, rows_of_x, rows_of_y, tile, lower_bound)
             if self.warp() < 4:
                 acc = accumulator(product_of_rows(), PAIRS)
@@ -123,11 +117,12 @@ class Producer(Prepare):
                     self.inverse(A_kk, columns, TB, None, b, tile, None, rows, 0)
                     with cute.arch.elect_one():
                         self.hand_over(tile, full + stage, rank ^ 1)
+            elif self.warp() == WARPS - 1 and (chunk + RING) * C < tokens:
+                self.ask_for_rows(q, k, g, first + RING * C, tokens - (chunk + RING) * C, head, H, HV)
 
     @cute.jit
-    def lines_ahead(self, q, k, g, begin, chunk, head, H, HV):
-        """The address of a lane's line of 128 bytes of a row of q, k or g that its warp reads of a chunk (24 lanes have
-        one), bytes from there to that of its next chunk, and the row's number in the sequence."""
+    def ask_for_rows(self, q, k, g, first, rows, head, H, HV):
+        """The rows of q, k and g that warp 0 reads of a chunk, into L2: 24 lanes have a line of 128 bytes."""
         lane = cute.arch.lane_idx()
         shared = head // (HV // H) if cutlass.const_expr(self.c.grouped) else head
         of_g = lane >= 16
@@ -135,9 +130,9 @@ class Producer(Prepare):
         source = g.toint() if of_g else source
         heads, head = (HV if of_g else H), (head if of_g else shared)
         size = Int32(g.dtype.width // 8 if of_g else 2) * self.c.K
-        row = chunk * C + ROWS * self.warp() + (lane >> 1 & 3)
-        lines = source + ((begin + row) * heads + head) * size + (lane & 1) * 128
-        return lines, RING * C * heads * size, (row if lane < 24 else Int32(2**30))
+        row = cutlass.min(lane >> 1 & 3, rows - 1)
+        if lane < 24:
+            prefetch(source + ((first + row) * heads + head) * size + (lane & 1) * 128)
 
     @cute.jit
     def hand_over(self, tile, full, neighbour):
@@ -162,36 +157,38 @@ class Consumer(Chain):
 
     @cute.jit
     def walk(self, S, v, o, shared, of_group: cutlass.Constexpr, sV, sO, full, empty, first_v, rank, tokens, HV):
-        c, along_K = self.c, OperandMajorMode.K
-        mma_P, mma_V = product(c.rows, along_K), product(C, along_K)
-        mma_S = product(c.K, OperandMajorMode.MN)
-        v, steps = v + first_v, (tokens + C - 1) // C
+        c = self.c
+        mma, mma_S = product(C, OperandMajorMode.K), product(c.K, OperandMajorMode.MN)
+        operand = rounded(mma, S, c.K)
+        own, steps = first_v + own_column(), (tokens + C - 1) // C
         for i in cutlass.range_constexpr(RING - 1):
-            self.bring(v, sV, Int32(i), tokens, HV)
+            self.bring(v, sV, own, Int32(i), tokens, HV)
         for i in cutlass.range(steps, unroll=1):
-            self.bring(v, sV, i + RING - 1, tokens, HV)                      # where this warp has read chunk i - 1
             stage, phase = i & RING - 1, i // RING & 1
+            tile = shared + ((stage >> 1) * of_group + ((stage ^ rank) & 1) * self.tile.bytes)
+            cute.arch.mbarrier_wait(full + stage, phase)
+            P, O = self.ask(mma, operand, tile)
+            if i > 0:
+                self.write(o, sO, own, (i - 1) * C, Int32(C), HV)
+            self.bring(v, sV, own, i + RING - 1, tokens, HV)                   # where this warp has read chunk i - 1
             cute.arch.cp_async_wait_group(RING - 1)
             cute.arch.sync_warp()
-            cute.arch.mbarrier_wait(full + stage, phase)
-            tile = shared + ((stage >> 1) * of_group + ((stage ^ rank) & 1) * self.tile.bytes)
-            O = self.step(mma_P, mma_V, mma_S, S, tile, sV + stage * (C * PITCH), of_M=False)
+            self.go_on(mma, mma_S, S, operand, P, O, tile, sV + stage * (C * PITCH), sO, of_M=False)
             cute.arch.sync_warp()
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive(empty + stage, peer_cta_rank_in_cluster=stage & 1)
-            rows = cutlass.min(tokens - i * C, C)
-            self.outputs(o, sO + i % 2 * (C * PITCH), O, first_v + Int64(i * C) * HV * c.V, rows, HV)
+        if steps > 0:
+            self.write(o, sO, own, (steps - 1) * C, tokens - (steps - 1) * C, HV)
 
     @cute.jit
-    def bring(self, v, sV, i, tokens, HV):
+    def bring(self, v, sV, own, i, tokens, HV):
         """A warp's 16 columns of v of chunk i, if there is one."""
-        lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
         if i * C < tokens:
             for j in cutlass.range_constexpr(2):
-                row, column = 16 * j + lane // 2, warp * 16 + lane % 2 * 8
+                row = 16 * j + cute.arch.lane_idx() % 16
                 token = cutlass.min(i * C + row, tokens - 1)           # past the end: a row that counts for nothing
-                to = sV + (((i & RING - 1) * C + row) * PITCH + column)
-                copy_16_bytes_later(v + (Int64(token) * HV * self.c.V + column), to)
+                to = sV + (((i & RING - 1) * C + row) * PITCH + own_column())
+                copy_16_bytes_later(fast.row(v.toint() + own * 2, token, HV * Int32(2 * self.c.V)), to)
         cute.arch.cp_async_commit_group()
 
 
@@ -224,7 +221,7 @@ class Fused:
         of_group = of_a_group(self.c.prepare)
         shared = smem.allocate_array(cutlass.Uint8, GROUPS * of_group, byte_alignment=1024)
         sV = smem.allocate_array(BFloat16, RING * C * PITCH, byte_alignment=16)
-        sO = smem.allocate_array(BFloat16, 2 * C * PITCH, byte_alignment=16)
+        sO = smem.allocate_array(BFloat16, C * PITCH, byte_alignment=16)
         full = smem.allocate_array(Int64, RING)
         empty = smem.allocate_array(Int64, RING)
         if cute.arch.thread_idx()[0] == 0:
@@ -235,7 +232,7 @@ class Fused:
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) < FIRST:
-            cute.arch.setmaxregister_increase(160)
+            cute.arch.setmaxregister_increase(192)
             S = accumulator(product(K, OperandMajorMode.MN), (COLUMNS, K))
             S.fill(0.0)
             if cutlass.const_expr(c.h0):
@@ -245,7 +242,7 @@ class Fused:
             if cutlass.const_expr(c.ht):
                 self.consumer.states(ht, n * HV + head, rank, c.V, c.v_first, S, to_memory=True)
         else:
-            cute.arch.setmaxregister_decrease(80)
+            cute.arch.setmaxregister_decrease(72)
             self.producer.produce(
                 q, k, g, beta, A_log, dt_bias, shared, full, empty, begin, tokens, head, H, HV, scale, lower_bound, rank
             )  # fmt: skip

@@ -28,9 +28,9 @@ from kda.compile.target import Target
 
 from ..configs import PAD, PITCH_KEPT, PairsConfig
 from ..parts.async_copies import arrive_when_copied, bulk_copy, copy_16_bytes_later
-from ..parts.copies import load, load_one, load_transposed, pointers, store
+from ..parts.copies import both_halves, load, load_one, load_transposed, pointers, store
 from ..parts.order import after_the_kernel_before
-from ..parts.product import accumulator, both_halves, mma_tf32, tf32s
+from ..parts.product import accumulator, mma_tf32, tf32s
 from ..parts.rows import PAIRS, multiply, product, step_size
 from ..parts.tile import C, Tile
 from ..parts.views import wide_view
@@ -124,8 +124,8 @@ class Pairs:
         for i in cutlass.range_constexpr(C // 8):
             row, column = 8 * i + lane // 4, lane % 4 * 8
             own = cutlass.min(row, rows - 1)                           # past the end: a row that counts for nothing
-            copy_16_bytes_later(A_inv + ((row - C) * (HV * KEPT) + column), X + (row * PITCH_KEPT + column))
-            copy_16_bytes_later(A_inv + (own * (HV * KEPT) + C + column), Y + (row * PITCH_KEPT + column))
+            copy_16_bytes_later((A_inv + ((row - C) * (HV * KEPT) + column)).toint(), X + (row * PITCH_KEPT + column))
+            copy_16_bytes_later((A_inv + (own * (HV * KEPT) + C + column)).toint(), Y + (row * PITCH_KEPT + column))
         arrive_when_copied(full)
 
     @cute.jit

@@ -1,6 +1,6 @@
 """fwd/gate, fwd/intra and fwd/wy of one chunk of C = 32 rows and one value head, into one tile (parts/tile.py).
 
-  gc = cumsum(g2);  x = gc - gc_first + half,  half the bits that a bounded gate lets 31 rows decay by
+  gc = cumsum(g2);  x = gc - anchor,  an integer near gc_first - half of the bits that a bounded gate lets 31 rows lose
   [A_kk / b; A_qk] = [kn 2^x; scale qn 2^x] @ (kn 2^-x)^T      one product, both factors within what bfloat16 holds
                      other gates: by halving, six products     of factors that are at most 1 (`by_halving`)
   TB = (I + A_kk)^-1 b                                         by substitution, float32
@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32, Int64
+from cutlass import BFloat16, Float32, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
 from kda.compile import cutedsl
@@ -38,11 +38,11 @@ from kda.compile.target import Target
 
 from ..configs import BLOCK, LEVELS, PAD, PITCH_X, ROWS, WARPS, PrepareConfig
 from ..parts import fast
-from ..parts.copies import copy_16_bytes, load, load_one, pointers, store
+from ..parts.copies import copy_16_bytes, floats, load, load_one, pointers, store, words_of
 from ..parts.order import after_the_kernel_before
 from ..parts.product import accumulator, mma_tf32, tf32s
 from ..parts.rows import PAIRS, multiply, places, product, step_size
-from ..parts.tile import HALF, C, Tile, in_narrow_rows, in_wide_rows
+from ..parts.tile import HALF, C, Tile, in_decays, in_narrow_rows, in_wide_rows, row_below
 from ..parts.views import wide_view
 
 
@@ -172,9 +172,9 @@ class Prepare:
         raw_q, raw_k, raw_g, weight = [], [], [], []
         for r in cutlass.range_constexpr(ROWS):
             row = cutlass.min(first + r, rows - 1)                             # rows that are not there: the last one,
-            raw_q.append(load(q + (row * (H * K) + d), E))
-            raw_k.append(load(k + (row * (H * K) + d), E))
-            raw_g.append(load(g + (row * (HV * K) + d), E))
+            raw_q.append(floats(load(q + (row * (H * K) + d), E)))
+            raw_k.append(floats(load(k + (row * (H * K) + d), E)))
+            raw_g.append(floats(load(g + (row * (HV * K) + d), E)))
             weight.append(Float32(1.0) if first + r < rows else Float32(0.0))  # without weight
         gc = self.decays(raw_g, weight, A_log, dt_bias, head, d, lower_bound)
         qs, ks = [Float32(1.0)] * ROWS, [Float32(1.0)] * ROWS
@@ -183,8 +183,8 @@ class Prepare:
         qn, kn = [], []
         for r in cutlass.range_constexpr(ROWS):
             of_q, of_k = qs[r] * (scale * weight[r]), ks[r] * weight[r]
-            qn.append([raw_q[r][e].to(Float32) * of_q for e in range(E)])
-            kn.append([raw_k[r][e].to(Float32) * of_k for e in range(E)])
+            qn.append([x * of_q for x in raw_q[r]])
+            kn.append([x * of_k for x in raw_k[r]])
         return qn, kn, gc
 
     @cute.jit
@@ -193,10 +193,12 @@ class Prepare:
         E, d, first = self.c.K // 32, self.c.K // 32 * cute.arch.lane_idx(), ROWS * self.warp()
         before, row0, last = self.over_warps(gc, sums, d)
         half = lower_bound * Float32(-0.5 * fast.LOG2_E * (C - 1))
-        # 2^gc = 2^x 2^(gc_first - half) and 2^(gc_last - gc) = 2^-x 2^(gc_last - gc_first + half)
-        to_x = [before[e] - row0[e] + half for e in range(E)]
-        from_zero = [fast.exp2(row0[e] - half) for e in range(E)]
-        to_last = [fast.exp2(last[e] - row0[e] + half) for e in range(E)]
+        # 2^gc = 2^x 2^anchor, an exact product; 2^(gc_last - gc) = 2^-x 2^(gc_last - anchor)
+        anchor = [fast.whole(row0[e] - half) for e in range(E)]
+        to_x = [before[e] - anchor[e] for e in range(E)]
+        from_zero = words_of([fast.exp2(anchor[e]) for e in range(E)])
+        to_last = [fast.exp2(last[e] - anchor[e]) for e in range(E)]
+        of_both, of_one = in_wide_rows(first, d, 2 * C), in_wide_rows(first, d, C)
         for r in cutlass.range_constexpr(ROWS):
             ka, qa, kb = [], [], []
             for e in cutlass.range_constexpr(E):
@@ -205,11 +207,13 @@ class Prepare:
                 ka.append(kn[r][e] * up)
                 qa.append(qn[r][e] * up)
                 kb.append(kn[r][e] * down)
-            of_both = in_wide_rows(first + r, d, 2 * C) // 2
-            store(rows_of_x + of_both, ka)
-            store(rows_of_x + (of_both + C * HALF), qa)
-            store(rows_of_y + in_wide_rows(first + r, d, C) // 2, kb)
-            self.to_tile(tile, first + r, d, times(ka, from_zero), times(qa, from_zero), times(kb, to_last))
+            in_both, in_one = row_below(of_both, r), row_below(of_one, r)
+            for words, to in ((words_of(ka), 0), (words_of(qa), C * 128)):
+                store(cute.recast_ptr(rows_of_x, dtype=Uint32) + (in_both + to) // 4, words)
+                kept = [fast.times_pair(words[w], from_zero[w]) for w in range(E // 2)]
+                store(cute.recast_ptr(tile, dtype=Uint32) + (in_both + to) // 4, kept)
+            store(rows_of_y + in_one // 2, kb)
+            store(cute.recast_ptr(tile + self.tile.KG, dtype=BFloat16) + in_one // 2, times(kb, to_last))
         self.keep_last(tile, last, d)
         cute.arch.fence_proxy("async.shared", space="cta")
         self.meet()
@@ -272,7 +276,8 @@ class Prepare:
     def keep_last(self, tile, last, d):
         if self.warp() == 0:
             decay = [fast.exp2(last[e]) for e in range(self.c.K // 32)]
-            store(cute.recast_ptr(tile + self.tile.DECAY, dtype=Float32) + d, decay)
+            for e in cutlass.range_constexpr(0, self.c.K // 32, 2):
+                store(cute.recast_ptr(tile + self.tile.DECAY, dtype=Float32) + in_decays(d + e), decay[e : e + 2])
 
     @cute.jit
     def decays(self, raw_g, weight, A_log, dt_bias, head, d, lower_bound):
@@ -287,7 +292,7 @@ class Prepare:
         for r in cutlass.range_constexpr(ROWS):
             row = []
             for e in cutlass.range_constexpr(E):
-                x = raw_g[r][e].to(Float32)
+                x = raw_g[r][e]
                 if cutlass.const_expr(c.bias):
                     x += bias[e]
                 g2 = self.log2_decay(x, rate, lower_bound, weight[r])
@@ -334,8 +339,7 @@ class Prepare:
             for r in cutlass.range_constexpr(ROWS):
                 total = Float32(0.0)
                 for e in cutlass.range_constexpr(self.c.K // 32):
-                    x = rows[r][e].to(Float32)
-                    total += x * x
+                    total += rows[r][e] * rows[r][e]
                 squares.append(total)
         # Eight sums over 32 lanes: lanes share them out, halving what each goes on with, then hand them round.
         lane, width = cute.arch.lane_idx(), len(squares) // 2

@@ -14,9 +14,10 @@ def bulk_copy(to, source, size, full):
 
 
 @cute.jit
-def copy_16_bytes_later(source, to):
+def copy_16_bytes_later(address, to):
+    """Of global memory."""
     cute.arch.inline_ptx(
-        "cp.async.cg.shared.global [{$r0}], [{$r1}], 16;", read_only_args=[to.toint().to(Uint32), source.toint()]
+        "cp.async.cg.shared.global [{$r0}], [{$r1}], 16;", read_only_args=[to.toint().to(Uint32), address]
     )
 
 

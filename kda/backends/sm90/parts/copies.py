@@ -2,7 +2,7 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Uint32
+from cutlass import BFloat16, Float32, Uint32
 from cutlass.cute.runtime import make_ptr
 
 TYPES = {
@@ -45,6 +45,33 @@ def store(pointer, values):
     for i in cutlass.range_constexpr(len(values)):
         kept[i] = values[i].to(pointer.dtype)
     cute.autovec_copy(kept, neighbours(pointer, len(values)))
+
+
+@cute.jit
+def floats(kept):
+    """float32 of what `load` has brought."""
+    if cutlass.const_expr(kept.element_type is BFloat16):
+        words, wide = cute.recast_tensor(kept, Uint32), cute.make_rmem_tensor(cute.size(kept), Uint32)
+        for w in cutlass.range_constexpr(cute.size(words)):
+            wide[2 * w], wide[2 * w + 1] = both_halves(words[w])
+        kept = cute.recast_tensor(wide, Float32)
+    return [kept[i].to(Float32) for i in range(cute.size(kept))]
+
+
+@cute.jit
+def both_halves(word):
+    """Two bfloat16 of a word as float32."""
+    return word << Uint32(16), word & Uint32(0xFFFF0000)
+
+
+@cute.jit
+def words_of(values):
+    """Words of two bfloat16."""
+    kept = cute.make_rmem_tensor(len(values), BFloat16)
+    for i in cutlass.range_constexpr(len(values)):
+        kept[i] = values[i].to(BFloat16)
+    words = cute.recast_tensor(kept, Uint32)
+    return [words[w] for w in range(len(values) // 2)]
 
 
 @cute.jit

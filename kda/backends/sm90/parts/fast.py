@@ -1,7 +1,7 @@
 """Single instructions; all flush denormals to zero."""
 
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import Float32, Int64, Uint32
 
 LOG2_E = 1.4426950408889634
 FLOOR = -127.0                               # 2^FLOOR is nothing, and sums of a chunk stay finite
@@ -29,6 +29,18 @@ def at_least(x, low):
     return cute.arch.inline_ptx(
         "max.NaN.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[x, Float32(low)]
     )
+
+
+@cute.jit
+def whole(x):
+    """The nearest integer."""
+    return cute.arch.inline_ptx("cvt.rni.f32.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[x])
+
+
+@cute.jit
+def times_pair(x, y):
+    """Of words of two bfloat16."""
+    return cute.arch.inline_ptx("mul.rn.bf16x2 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32], read_only_args=[x, y])
 
 
 @cute.jit
@@ -63,3 +75,11 @@ def softplus(x):
     for n in (11, 9, 7, 5, 3):
         p = p * t + Float32(1.0 / n)
     return at_least(x, 0.0) + Float32(2.0) * s * (p * t + Float32(1.0))
+
+
+@cute.jit
+def row(address, number, size):
+    """The address of row `number`, of `size` bytes each."""
+    return cute.arch.inline_ptx(
+        "mad.wide.s32 {$w0}, {$r0}, {$r1}, {$r2};", write_only_types=[Int64], read_only_args=[number, size, address]
+    )

@@ -32,12 +32,6 @@ def tf32s(*values):
 
 
 @cute.jit
-def both_halves(word):
-    """Two bfloat16 of a word as operands of mma_tf32."""
-    return word << Uint32(16), word & Uint32(0xFFFF0000)
-
-
-@cute.jit
 def mma_tf32(acc, a, b):
     """acc + a @ b, (16, 8) = (16, 8) @ (8, 8), as lanes of a warp hold them."""
     return cute.arch.inline_ptx(

@@ -4,7 +4,7 @@
   KG      kn 2^(gc_last - gc)        (C, K)      the same
   TB      A_inv b                    (C, C)      64-byte rows, swizzled
   A_qk    with scale                 (C, C)      the same
-  DECAY   2^gc_last                  (K) float32
+  DECAY   2^gc_last                  (K) float32, in the order of `in_decays`
 
 A tile is contiguous and a multiple of 1 KiB, so that one bulk copy brings it where swizzles, which look at addresses,
 find it as it was made.  Rows of no token are zero.
@@ -51,6 +51,16 @@ def in_wide_rows(row, channel, rows: int):
     """Bytes to a channel of a tile with `rows` rows of 128 bytes: 16-byte pieces change places within eight rows."""
     piece = (channel & HALF - 1) >> 3 ^ row & 7
     return (channel >> 6) * (rows * 128) + row * 128 + piece * 16 + (channel & 7) * BF16
+
+
+def row_below(offset, r: int):
+    """From there, in the first of four rows, to the row r below."""
+    return (offset ^ r * 16) + r * 128
+
+
+def in_decays(channel):
+    """Floats to a channel: of 16 channels, the four that a lane of an accumulator's columns has lie together."""
+    return (channel & -16) + (channel >> 1 & 3) * 4 + (channel >> 3 & 1) * 2 + (channel & 1)
 
 
 def in_narrow_rows(row, column):
