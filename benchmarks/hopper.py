@@ -74,17 +74,18 @@ def each(call, step) -> dict[str, float]:
     """Kernels of a call."""
     found = defaultdict(list)
 
-    def timed(config):
-        ready, name = step(config), " ".join((KERNELS[type(config)], getattr(config, "walk", "")))
+    def timed(config, *others):
+        ready = step(config, *others)
+        name = " ".join((KERNELS[type(config)], getattr(config, "walk", "")))
 
-        def launched(*args):
+        def launched(*tensors):
             pair = events()
             pair[0].record()
-            ready(*args)
+            ready(*tensors)
             pair[1].record()
             found[name.strip()].append(pair)
 
-        return launched
+        return ready and launched
 
     with stepping(timed):
         for _ in range(CALLS):
@@ -113,12 +114,16 @@ def measured(case, stages: int, plain: bool = False, cluster: int = 1) -> dict[s
     """Of calls whose chains have so many stages; 0: as planned.  `plain`: each kernel after the end of the other.
     `cluster`: so many CTAs of a chain, which read the same tiles, are neighbours."""
 
-    def changed(config):
+    planned = launch.step
+
+    def changed(config, *others):
         if stages and isinstance(config, ChainConfig):
             config = dataclasses.replace(config, stages=stages)
-        near = (cluster, 1, 1) if isinstance(config, ChainConfig) else config.cluster
-        early = config.early and not plain
-        return launch.kernel(config).bound(config.threads, near, config.shared, pdl=early)
+        ready = planned(config, *others)
+        if ready:
+            near = (cluster, 1, 1) if isinstance(config, ChainConfig) else ready.shape.cluster
+            ready.shape = ready.shape._replace(cluster=near, pdl=ready.shape.pdl and not plain)
+        return ready
 
     def call():
         return kda.chunk_kda_fwd(**case.keywords, backend="sm90").o

@@ -14,7 +14,6 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-import typing
 import warnings
 from typing import Any
 
@@ -22,14 +21,26 @@ import torch
 
 from . import autograd
 from .bundles import Grads, Outputs, Saved, saved_dtypes, saved_shapes
-from .checks import CALLER, GATE, KIND, WRITTEN_STATE, Call, GateCall, check, problem_of, records_gradients, wide_dtype
+from .checks import (
+    CALLER,
+    GATE,
+    KIND,
+    WRITTEN_STATE,
+    Call,
+    GateCall,
+    autocasts,
+    check,
+    problem_of,
+    records_gradients,
+    wide_dtype,
+)
 from .dispatch import Choice, backend_asked, backend_of_backward, check_backend_name, weigh
 from .errors import InputError, InputTypeError, KdaError
 from .host import detect
 from .problem import Inputs, Options
 
 Tensor = torch.Tensor
-_PLAIN = (Tensor, torch.nn.Parameter)
+_PLAIN = {Tensor, torch.nn.Parameter, type(None)}
 
 
 def chunk_kda(
@@ -116,7 +127,7 @@ def chunk_kda_fwd(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *arg
     `saved` holds the intermediates with `disable_recompute=True` and is None without; give it to `chunk_kda_bwd`.
     """
     inputs, options = _bind("chunk_kda_fwd", q, k, v, g, beta, *args, **keywords)
-    with torch.no_grad():
+    with torch.no_grad() if records_gradients(inputs) else autograd.AS_IT_IS:
         return _forward(inputs, options, "all" if options.disable_recompute else "nothing")
 
 
@@ -281,7 +292,7 @@ def _unseen(inputs: Inputs) -> bool:
         and not torch.autograd._profiler_enabled()
         and not torch._C._len_torch_dispatch_stack()
         and torch._C._functorch.peek_interpreter_stack() is None
-        and all(x is None or type(x) in _PLAIN for x in inputs)
+        and _PLAIN.issuperset(map(type, inputs))
         and not (inputs.q is None or inputs.q.is_meta)
     )
 
@@ -344,26 +355,26 @@ def _prepare(
                          "output_final_state.", "cp_context.none")  # fmt: skip
     if transpose_state_layout is not None:
         state_v_first = _old_layout_name(op, state_v_first, transpose_state_layout)
-    device_type = q.device.type if isinstance(q, Tensor) else "cpu"
-    if device_type != "meta" and torch.is_autocast_enabled(device_type):
-        q, k, v = (_autocast(x, torch.get_autocast_dtype(device_type)) for x in (q, k, v))
+    if isinstance(q, Tensor) and autocasts(q):
+        q, k, v = (_autocast(x, torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
     if scale is None:
-        scale = float(q.shape[-1]) ** -0.5 if isinstance(q, Tensor) and q.dim() and q.shape[-1] else 1.0
+        K = q.shape[-1] if isinstance(q, Tensor) and q.dim() else 0
+        scale = float(K) ** -0.5 if K else 1.0
     options = Options(
-        scale, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel,
-        allow_neg_eigval, safe_gate, lower_bound, disable_recompute, return_intermediate_states, state_v_first,
-        inplace_final_state, chunk_size, batch_invariant, backend,
+        scale, lower_bound, chunk_size, backend, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel,
+        use_beta_sigmoid_in_kernel, allow_neg_eigval, safe_gate, disable_recompute, return_intermediate_states,
+        state_v_first, inplace_final_state, batch_invariant,
     )  # fmt: skip
-    flags = [getattr(options, name) for name in _FLAGS]
-    if {type(x) for x in flags} != {bool}:
-        options = options._replace(**{name: _flag(op, name, x) for name, x in zip(_FLAGS, flags)})
+    if not _BOOL.issuperset(map(type, options[-len(_FLAGS):])):
+        options = options._replace(**{name: _flag(op, name, getattr(options, name)) for name in _FLAGS})
     return Inputs(
         q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens, cu_seqlens_cpu, ssm_state_indices,
         num_accepted_tokens,
     ), options  # fmt: skip
 
 
-_FLAGS = [name for name, kind in typing.get_type_hints(Options).items() if kind is bool]
+_FLAGS = Options._fields[Options._fields.index("output_final_state"):]
+_BOOL = {bool}
 
 
 def _flag(op: str, name: str, x: Any) -> bool:

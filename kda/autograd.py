@@ -22,7 +22,7 @@ import torch
 
 from .backends.reference import gates
 from .bundles import SAVES, Grads, Outputs, Products, Saved, saved_dtypes, saved_shapes
-from .checks import INTERMEDIATE_STATES, KIND, Call, check, problem_of, refuse, wide_dtype
+from .checks import INTERMEDIATE_STATES, KIND, Call, autocasts, check, problem_of, refuse, wide_dtype
 from .dispatch import backend_asked, backend_of_backward, choose, launcher
 from .errors import KdaError
 from .problem import Inputs, Options, Problem
@@ -37,6 +37,7 @@ RECURRENT_OPTIONS = (
     "allow_neg_eigval", "lower_bound", "state_v_first", "batch_invariant", "backend",
 )  # fmt: skip
 
+AS_IT_IS = contextlib.nullcontext()
 _SCHEMA_TYPES = {"float": "float", "bool": "bool", "int": "int", "float | None": "float?", "str | None": "str?"}
 
 
@@ -51,11 +52,11 @@ def _options(names: tuple[str, ...]) -> str:
     return ", ".join(f"{_SCHEMA_TYPES[spelled[name]]} {name}" for name in names)
 
 
-def _autocast_off(device_type: str) -> contextlib.AbstractContextManager:
+def _autocast_off(x: Tensor) -> contextlib.AbstractContextManager:
     """Inside an operator a product must not be recast."""
-    if torch.is_autocast_enabled(device_type):
-        return torch.autocast(device_type, enabled=False)
-    return contextlib.nullcontext()
+    if autocasts(x):
+        return torch.autocast(x.device.type, enabled=False)
+    return AS_IT_IS
 
 
 def _launch(c: Call, problem: Problem) -> ModuleType:
@@ -81,7 +82,7 @@ def _call(args: tuple, op: str = "chunk_kda", **others: Tensor | None) -> Call:
 
 def forward(c: Call, save: str) -> Outputs:
     problem = problem_of(c)
-    with _autocast_off(c.inputs.q.device.type):
+    with _autocast_off(c.inputs.q):
         return _launch(c, problem).forward(problem, c.inputs, save)
 
 
@@ -146,7 +147,7 @@ def _chunk_backward(*args):
     c = _call(args, "chunk_kda_bwd", do=do, dht=dht)
     problem = problem_of(c, "backward")
     do = torch.zeros_like(c.inputs.v) if do is None else do
-    with _autocast_off(c.inputs.q.device.type):
+    with _autocast_off(c.inputs.q):
         grads: Grads = _launch(c, problem).backward(problem, c.inputs, do, dht, _bundled(saved))
     return tuple(_or_empty(g, c.inputs.q) for g in grads)
 
@@ -171,7 +172,7 @@ def _recurrent_call(args: tuple, inplace: bool) -> Call:
 
 def _run_recurrent(c: Call) -> tuple[Tensor, Tensor | None]:
     problem = problem_of(c)
-    with _autocast_off(c.inputs.q.device.type):
+    with _autocast_off(c.inputs.q):
         return _launch(c, problem).recurrent(problem, c.inputs)
 
 
@@ -213,7 +214,7 @@ def _gate_tensors(g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None):
 
 
 def _gate(g, A_log, dt_bias, lower_bound, dtype):
-    with _autocast_off(g.device.type):
+    with _autocast_off(g):
         return gates.decay(*_gate_tensors(g, A_log, dt_bias), lower_bound).to(dtype).contiguous()
 
 
@@ -222,7 +223,7 @@ def _gate_fake(g, A_log, dt_bias, lower_bound, dtype):
 
 
 def _gate_backward(dy, g, A_log, dt_bias, lower_bound):
-    with _autocast_off(g.device.type):
+    with _autocast_off(g):
         x, rate, bias = _gate_tensors(g, A_log, dt_bias)
         dx, dA_terms = gates.decay_bwd(dy.to(x.dtype), x, rate, bias, lower_bound)
         heads = dx.reshape(-1, *g.shape[-2:])

@@ -111,7 +111,12 @@ def on_cpu(x: Any) -> bool:
 
 
 def records_gradients(inputs: Inputs) -> bool:
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs[:8])
+    return torch.is_grad_enabled() and True in [getattr(x, "requires_grad", False) for x in inputs[:8]]
+
+
+def autocasts(x: torch.Tensor) -> bool:
+    """Whether torch.autocast is on where `x` lies."""
+    return torch._C._is_any_autocast_enabled() and not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
 def _when(broken: Any, found: str) -> str | None:

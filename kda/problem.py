@@ -31,23 +31,23 @@ class Inputs(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What a call asks for, under the names of the public keywords."""
+    """What a call asks for, under the names of the public keywords; flags last."""
 
     scale: float
+    lower_bound: float | None = None
+    chunk_size: int = 64
+    backend: str | None = None
     output_final_state: bool = False
     use_qk_l2norm_in_kernel: bool = False
     use_gate_in_kernel: bool = False
     use_beta_sigmoid_in_kernel: bool = False
     allow_neg_eigval: bool = False
     safe_gate: bool = False
-    lower_bound: float | None = None
     disable_recompute: bool = False
     return_intermediate_states: bool = False
     state_v_first: bool = False
     inplace_final_state: bool = False
-    chunk_size: int = 64
     batch_invariant: bool = False
-    backend: str | None = None
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import gc
 import io
 import platform
 import re
 import shlex
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -136,8 +138,9 @@ class Recipe:
         return source(self.module)
 
     def build(self) -> store.Entry:
-        load()
-        (found,) = imported(self.function)(self.config, self.target).kernels.values()
+        with _without_collections():
+            load()
+            (found,) = imported(self.function)(self.config, self.target).kernels.values()
         return {"name": found.name.encode(), "ptx": found.ptx.encode(), "cubin": found.cubin}
 
     def opened(self, entry: store.Entry) -> Kernel:
@@ -163,7 +166,7 @@ def _compiled(
 
     with tempfile.TemporaryDirectory(prefix="kda") as folder:
         kept = f"--generate-line-info --keep-ptx --keep-cubin --dump-dir {shlex.quote(folder)} {options}"
-        with compiling_for(target.spelling):
+        with compiling_for(target.spelling), _lines_kept():
             try:
                 function = cute.compile(host, *args, options=kept, **kwargs)
             except Exception as error:
@@ -216,6 +219,46 @@ def compiling_for(arch: str, **settings: Any) -> Iterator[None]:
                 undo.callback(setattr, dsl.envar, name, getattr(dsl.envar, name))
                 setattr(dsl.envar, name, value)
         yield
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """What an import and a trace make is there to stay: to look for garbage, in all that torch made too, is a tenth of
+    a build.
+    """
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def _lines_kept() -> Iterator[None]:
+    """The DSL looks up the source line of every operation that it traces, walking all of its function each time: a
+    quarter of a build. Inside the block it walks once for each place.
+    """
+    op = sys.modules.get("cutlass._mlir_helpers.op")
+    look_up = getattr(op, "_fast_frameinfo", None)
+    if look_up is None:                                                      # another version of the DSL
+        yield
+        return
+    found: dict[tuple[int, int], tuple[Any, Any]] = {}                       # holds the code, whose id is a key
+
+    def kept(frame: Any) -> Any:
+        code = frame.f_code
+        place = id(code), frame.f_lasti
+        if place not in found:
+            found[place] = look_up(frame), code
+        return found[place][0]
+
+    op._fast_frameinfo = kept
+    try:
+        yield
+    finally:
+        op._fast_frameinfo = look_up
 
 
 def _dsls() -> list[Any]:

@@ -148,21 +148,27 @@ def launch(
 ) -> None:  # fmt: skip
     """Start a kernel on the current device, on `stream` or on torch's current one; `values` are `addresses(args)`.
 
-    `kept` are what this kernel's launches of this shape keep, by device.
+    `kept` is where launches that share kernel and shape find what is ready, by device.
     """
     try:
         device, stream = _place(stream)
     except BuildError:
         kernel.write(bytearray(kernel.layout.size), values, args)            # a wrong argument is named first
         raise
+    ready = None if kept is None else kept.get(device)
+    if ready is None:
+        ready = _ready(kernel, shape, device)
+        if kept is not None:
+            kept[device] = ready
+    ready.launch(grid, values, args, stream)
+
+
+def _ready(kernel: Kernel, shape: Shape, device: int) -> _Ready:
     try:
-        ready = kept[device] if kept is not None else _READY[id(kernel), device, shape]
+        return _READY[id(kernel), device, shape]
     except KeyError:
         with _LOADING:
-            ready = _READY[id(kernel), device, shape] = _Ready(kernel, shape, device)
-            if kept is not None:
-                kept[device] = ready
-    ready.launch(grid, values, args, stream)
+            return _READY.setdefault((id(kernel), device, shape), _Ready(kernel, shape, device))
 
 
 def tensor_map(

@@ -150,29 +150,26 @@ class Kernel:
         `tensors` are those that the kernel may touch, by name, where the arguments do not show them all.
         """
         shape = Shape(dim3(block), dim3(cluster), dynamic_shared, pdl, cooperative)
-        return self._start(dim3(grid), shape, args, stream, tensors)
-
-    def _start(
-        self, grid: Dim3, shape: Shape, args: Sequence[Any], stream: int | None = None,
-        tensors: Mapping[str, Any] | None = None, kept: dict[int, Any] | None = None,
-    ) -> Any:  # fmt: skip
-        values = addresses(args)
+        grid, values = dim3(grid), addresses(args)
         if (found := taker()) is None:
-            return driver.launch(self, grid, shape, values, args, stream, kept)
+            return driver.launch(self, grid, shape, values, args, stream)
         if tensors is None:
             tensors = {f"argument {i}": arg for i, arg in enumerate(args) if hasattr(arg, "data_ptr")}
         return found.launch(self._described(grid, shape, values, args, tensors))
 
     def bound(
         self,
+        grid: Sequence[int] | int,
+        *numbers: Any,
         block: Sequence[int] | int,
         cluster: Sequence[int] | int = 1,
         dynamic_shared: int = 0,
         pdl: bool = False,
         cooperative: bool = False,
     ) -> Bound:
-        """What `launch` would look at each time, looked at once: to be called with a grid of three and arguments."""
-        return Bound(self, Shape(dim3(block), dim3(cluster), dynamic_shared, pdl, cooperative))
+        """`launch` with all but the tensors, which come before the numbers: to be called with those."""
+        shape = Shape(dim3(block), dim3(cluster), dynamic_shared, pdl, cooperative)
+        return Bound(self, dim3(grid), numbers, shape)
 
     def _described(
         self, grid: Dim3, shape: Shape, values: Sequence[Any], args: Sequence[Any], tensors: Mapping[str, Any]
@@ -209,14 +206,18 @@ class Kernel:
 
 
 class Bound:
-    """Launches of a kernel that differ in grid and arguments alone."""
+    """Launches of a kernel that differ in tensors alone."""
 
-    def __init__(self, kernel: Kernel, shape: Shape):
-        self.kernel, self.shape = kernel, shape
+    def __init__(self, kernel: Kernel, grid: Dim3, numbers: Sequence[Any], shape: Shape):
+        self.kernel, self.grid, self.numbers, self.shape = kernel, grid, [*numbers], shape
         self._ready: dict[int, Any] = {}                                     # device -> the driver's part
 
-    def __call__(self, grid: Dim3, *args: Any) -> Any:
-        return self.kernel._start(grid, self.shape, args, kept=self._ready)
+    def __call__(self, *tensors: Any) -> Any:
+        """`tensors` may be None."""
+        if taker() is not None:
+            return self.kernel.launch(self.grid, *tensors, *self.numbers, **self.shape._asdict())
+        values = [0 if x is None else x.data_ptr() for x in tensors] + self.numbers
+        return driver.launch(self.kernel, self.grid, self.shape, values, values, kept=self._ready)
 
 
 def addresses(args: Sequence[Any]) -> list[Any]:

@@ -1,5 +1,6 @@
 """CuTe DSL host functions compiled without a GPU, for several archs in one process, and kept on disk."""
 
+import contextlib
 import subprocess
 import sys
 import textwrap
@@ -79,6 +80,16 @@ def test_every_kernel_of_a_host_function_is_there():
 def test_line_information_names_this_file():
     compiled = cutedsl.compile(doubled, *fakes(), target="sm100")
     assert ".loc" in compiled.ptx and "test_cutedsl_door.py" in compiled.ptx
+
+
+def test_lines_are_those_that_the_dsl_finds_by_itself(monkeypatch):
+    op = sys.modules["cutlass._mlir_helpers.op"]
+    look_up, asked = op._fast_frameinfo, []
+    monkeypatch.setattr(op, "_fast_frameinfo", lambda frame: asked.append(frame.f_lineno) or look_up(frame))
+    kept, once = cutedsl.compile(twice_doubled, *fakes(), target="sm90"), len(asked)
+    monkeypatch.setattr(cutedsl, "_lines_kept", contextlib.nullcontext)
+    assert cutedsl.compile(twice_doubled, *fakes(), target="sm90").ptx == kept.ptx
+    assert 0 < once < len(asked) - once
 
 
 def test_a_key_keeps_the_host_function_on_disk(tmp_path):

@@ -29,6 +29,7 @@ PTX = """
 .target sm_90a
 .visible .entry many(.param .u64 a, .param .u32 b, .param .f32 c, .param .align 64 .b8 map[128], .param .u64 d) {}
 .visible .entry none() {}
+.visible .entry bound(.param .u64 a, .param .u64 b, .param .u32 c, .param .f32 d) {}
 """
 
 
@@ -162,6 +163,22 @@ def test_a_kernel_without_parameters_is_launched(libcuda):
     libcuda.expect(kernel)
     kernel.launch(1, block=32)
     assert libcuda.launches[0].size == 0
+
+
+def test_what_is_bound_is_called_with_tensors(libcuda, monkeypatch):
+    kernel, x = kernel_of("bound"), torch.zeros(4)
+    libcuda.expect(kernel)
+    twice = [kernel.bound((8, n), -5, 1.5, block=128, dynamic_shared=1000) for n in (2, 3)]
+    for device, tensors, start in ((0, (x, None), twice[0]), (0, (None, x), twice[1]), (1, (x, x), twice[0])):
+        use_torch(monkeypatch, device)
+        start(*tensors)
+        launch = libcuda.launches[-1]
+        assert (*launch.grid, *launch.block) == (*start.grid, 128, 1, 1) and launch.stream == 0x7F0000077000 + device
+        addresses = [0 if t is None else x.data_ptr() for t in tensors]
+        assert bytes(launch.params[: launch.size]) == struct.pack("<QQif", *addresses, -5, 1.5)
+    assert len(driver._READY) == 2 and [told[-1] for told in libcuda.told] == [0, 1]
+    with pytest.raises(BuildError, match="takes 4 arguments; found 3"):
+        twice[0](x)
 
 
 def test_threads_that_launch_at_once_do_not_share_a_buffer(libcuda):

@@ -36,6 +36,13 @@ def test_a_sparse_tensor_is_named():
 
 
 @pytest.mark.parametrize("function", [kda.chunk_kda, kda.fused_recurrent_kda, kda.chunk_kda_fwd])
+def test_a_list_is_named_where_gradients_would_be_recorded(function):
+    call = make(B=1, T=3, chunk_size=None)
+    del call.options["chunk_size"]
+    assert message(lambda: function(**call.arguments | {"q": [1.0]})).check == "q.type"
+
+
+@pytest.mark.parametrize("function", [kda.chunk_kda, kda.fused_recurrent_kda, kda.chunk_kda_fwd])
 def test_an_unknown_keyword_suggests_the_nearest(function):
     call = make(B=1, T=3, chunk_size=None)
     del call.options["chunk_size"]

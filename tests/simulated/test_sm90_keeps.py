@@ -31,13 +31,16 @@ MADE = find("fwd/gate+intra+wy")
 @pytest.fixture(autouse=True)
 def fresh_memory_is_poisoned(monkeypatch):
     """What a kernel does not write is nan."""
-    empty = torch.empty
 
-    def make(*size, **how):
-        x = empty(*size, **how)
-        return x.fill_(torch.nan) if x.is_floating_point() else x
+    def poisoned(empty):
+        def make(*args, **how):
+            x = empty(*args, **how)
+            return x.fill_(torch.nan) if x.is_floating_point() else x
 
-    monkeypatch.setattr(torch, "empty", make)
+        return make
+
+    for home, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+        monkeypatch.setattr(home, name, poisoned(getattr(home, name)))
 
 
 def drawn(**words):

@@ -19,10 +19,9 @@ def on_its_device(function: Callable) -> Callable:
 
     @functools.wraps(function)
     def run(p: Problem, x: Inputs, *args: Any) -> Any:
-        device = x.q.device
-        if device.type != "cuda" or device.index == torch.cuda.current_device():
+        if not x.q.is_cuda or x.q.get_device() == torch._C._cuda_getDevice():
             return function(p, x, *args)
-        with torch.cuda.device(device):
+        with torch.cuda.device(x.q.device):
             return function(p, x, *args)
 
     return run
@@ -37,6 +36,12 @@ def aligned(x: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None
     if not x.is_contiguous():
         x = x.contiguous()
     return x if x.data_ptr() % 16 == 0 else x.clone()
+
+
+def laid_out(x: Inputs) -> list[Tensor | None]:
+    """What kernels get of q, k, v, g, beta, A_log, dt_bias and initial_state."""
+    parameters = aligned(x.A_log, torch.float32), aligned(x.dt_bias, torch.float32)
+    return [*map(aligned, x[:5]), *parameters, aligned(x.initial_state)]
 
 
 def chunks_of_a_row(p: Problem, x: Inputs) -> int:

@@ -17,9 +17,9 @@ from kda.host import detect
 from kda.problem import Inputs, Problem
 
 from ..common.chunks import Chunks
-from ..common.tensors import aligned, chunks_of_a_row, on_its_device
+from ..common.tensors import chunks_of_a_row, laid_out, on_its_device
 from .configs import RUN, TablesConfig
-from .parts.tile import C, Tile
+from .parts.tile import C
 from .plan import Config, Plan, plan, recipe
 
 Tensor = torch.Tensor
@@ -30,28 +30,48 @@ def kernel(config: Config) -> Kernel:
     return fetch_here(recipe(config))
 
 
-@functools.cache
-def step(config: Config) -> Bound:
-    return kernel(config).bound(config.threads, config.cluster, config.shared, pdl=config.early)
+def step(config: Config | None, grid: tuple[int, int, int], *numbers: float) -> Bound | None:
+    """What launches a kernel, where there is one and something to do."""
+    if config is None or 0 in grid:
+        return None
+    return kernel(config).bound(
+        grid, *numbers, block=config.threads, cluster=config.cluster, dynamic_shared=config.shared, pdl=config.early
+    )
 
 
 class Steps(NamedTuple):
-    """A plan and what launches its kernels."""
+    """A plan, and what launches its kernels: called with tensors."""
 
     plan: Plan
+    tables: Bound | None
     prepare: Bound | None
     pairs: Bound | None
     chain: Bound | None
     carry: Bound | None
     compose: Bound | None
-    fused: Bound | None                      # then no other is there
+    fused: Bound | None                      # then there are tables alone beside it
 
 
 @functools.lru_cache(maxsize=1024)
-def steps(p: Problem, sms: int, kept: bool) -> Steps:
+def steps(p: Problem, sms: int, kept: bool, offsets: torch.dtype | None) -> Steps:
+    """For `cu_seqlens` of dtype `offsets`."""
     pl = plan(p, sms, kept)
-    configs = (None,) * 5 if pl.fused else (pl.prepare, pl.pairs, pl.chain, pl.carry, pl.compose)
-    return Steps(pl, *(config and step(config) for config in (*configs, pl.fused)))
+    runs, walks = max(1, -(-p.T // (C * RUN))), pl.all_segments if p.N else 0
+    gate = (p.H, p.HV, p.scale, p.lower_bound or 0.0)
+    place = (p.T, pl.chunks, pl.pieces, pl.segment, p.HV)
+    tables = TablesConfig(str(offsets).removeprefix("torch.")) if p.packed else None
+    tables = step(tables, (runs, 1, 1), p.T, p.N, pl.segment, p.C // C, pl.entries, pl.all_segments)
+    if pl.fused:
+        return Steps(pl, tables, *[None] * 5, step(pl.fused, (2, p.HV, p.N), p.T, *gate))
+    return Steps(
+        pl, tables,
+        step(pl.prepare, (p.HV, *pl.entries_grid), p.T, pl.entries, *gate),
+        step(pl.pairs, (p.HV, *pl.halves_grid), p.T, pl.entries, p.HV),
+        step(pl.chain, (pl.chain.parts, p.HV, walks), *place),
+        pl.carry and step(pl.carry, (pl.carry.parts, p.HV, walks), *place),
+        pl.compose and step(pl.compose, (pl.compose.parts, p.HV, p.N), pl.pieces, p.HV),
+        None,
+    )  # fmt: skip
 
 
 # Operands of products, and results; decays, norms, the inverse and the state stay float32.
@@ -66,66 +86,43 @@ def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
             "disable_recompute, or backend."
         )
     kept = save == "products"
-    at = steps(p, detect(p.device).sms, kept)
-    device, pl = x.q.device, at.plan
-    o = torch.empty(p.B, p.T, p.HV, p.V, dtype=x.q.dtype, device=device)
+    at = steps(p, detect(p.device).sms, kept, x.cu_seqlens.dtype if p.packed else None)
+    q, k, v, g, beta, A_log, dt_bias, h0 = laid_out(x)
+    o, ht, h = q.new_empty(p.B, p.T, p.HV, p.V), None, None
     states = (p.N, p.HV, p.V, p.K) if p.state_v_first else (p.N, p.HV, p.K, p.V)
-    ht = torch.empty(states, dtype=torch.float32, device=device) if p.final_state else None
-    h = None
+    if p.final_state:
+        ht = q.new_empty(states, dtype=torch.float32)
     if p.intermediate_states:
-        h = torch.empty(p.B, chunks_of_a_row(p, x), *states[1:], dtype=x.q.dtype, device=device)
-    chunk_table, *segments = tables(p, pl, x.cu_seqlens, device) if p.packed else (None, None, None)
+        h = q.new_empty(p.B, chunks_of_a_row(p, x), *states[1:])
+    chunk_table, segment_table, first_segment = tables(p, at, x.cu_seqlens, q.device) if p.packed else (None,) * 3
     if at.fused:
-        at.fused(
-            (2, p.HV, p.N), aligned(x.q), aligned(x.k), aligned(x.v), aligned(x.g), aligned(x.beta),
-            aligned(x.A_log, torch.float32), aligned(x.dt_bias, torch.float32), aligned(x.initial_state), o, ht,
-            segments[0], p.T, p.H, p.HV, p.scale, p.lower_bound,
-        )  # fmt: skip
+        at.fused(q, k, v, g, beta, A_log, dt_bias, h0, o, ht, segment_table)
         return Outputs(o, ht, None, None)
-    tiles = torch.empty(pl.all_chunks * p.HV * Tile(p.K).bytes, dtype=torch.uint8, device=device)
+    tiles = q.new_empty(at.plan.scratch, dtype=torch.uint8)
     A_qk = A_inv = None
     if kept:
-        A_qk, A_inv = (torch.empty(p.B * p.T, p.HV, p.C, dtype=x.q.dtype, device=device) for _ in range(2))
-    if pl.entries * p.HV:
-        beta = aligned(x.beta)
-        at.prepare(
-            (p.HV, *pl.entries_grid), aligned(x.q), aligned(x.k), aligned(x.g), beta, aligned(x.A_log, torch.float32),
-            aligned(x.dt_bias, torch.float32), tiles, A_qk, A_inv, o, chunk_table, p.T, pl.entries, p.H, p.HV, p.scale,
-            p.lower_bound or 0.0,
-        )  # fmt: skip
-        if at.pairs:
-            at.pairs((p.HV, *pl.halves_grid), tiles, beta, A_qk, A_inv, chunk_table, p.T, pl.entries, p.HV)
-    if p.N * p.HV:
-        chains(p, at, tiles, aligned(x.v), aligned(x.initial_state), o, ht, h, *segments)
+        A_qk, A_inv = (q.new_empty(p.B * p.T, p.HV, p.C) for _ in range(2))
+    if at.prepare:
+        at.prepare(q, k, g, beta, A_log, dt_bias, tiles, A_qk, A_inv, o, chunk_table)
+    if at.pairs:
+        at.pairs(tiles, beta, A_qk, A_inv, chunk_table)
+    if at.carry:                                                               # states that enter segments come first
+        M, added = (q.new_empty(at.plan.all_segments, p.HV, p.K, n, dtype=torch.float32) for n in (p.K, p.V))
+        edge = torch.empty_like(added)
+        at.carry(tiles, v, None, None, added, M, None, segment_table)
+        at.compose(M, added, h0, edge, first_segment)
+        h0 = edge
+    if at.chain:
+        at.chain(tiles, v, h0, o, ht, None, h, segment_table)
     return Outputs(o, ht, h, Products(A_qk, A_inv) if kept else None)
 
 
-def chains(
-    p: Problem, at: Steps, tiles: Tensor, v: Tensor, h0: Tensor | None, o: Tensor, ht: Tensor | None,
-    h: Tensor | None, segment_table: Tensor | None, first_segment: Tensor | None,
-) -> None:  # fmt: skip
-    """o, ht and h of tiles; where sequences are cut, first the states that enter their segments."""
-    pl = at.plan
-    place = (segment_table, p.T, pl.chunks, pl.pieces, pl.segment, p.HV)
-    if at.carry and at.compose:
-        of_segments = functools.partial(torch.empty, dtype=torch.float32, device=v.device)
-        M, added = (of_segments(pl.all_segments, p.HV, p.K, columns) for columns in (p.K, p.V))
-        edge = torch.empty_like(added)
-        at.carry((pl.carry.parts, p.HV, pl.all_segments), tiles, v, None, None, added, M, None, *place)
-        at.compose((pl.compose.parts, p.HV, p.N), M, added, h0, edge, first_segment, pl.pieces, p.HV)
-        h0 = edge
-    at.chain((pl.chain.parts, p.HV, pl.all_segments), tiles, v, h0, o, ht, None, h, *place)
-
-
-def tables(p: Problem, pl: Plan, cu_seqlens: Tensor, device: torch.device) -> tuple[Tensor, ...]:
+def tables(p: Problem, at: Steps, cu_seqlens: Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Where chunks and segments lie, on the GPU."""
-    sizes = (3 * pl.entries, 6 * pl.all_segments)
+    sizes = (3 * at.plan.entries, 6 * at.plan.all_segments)
     chunk_table, segment_table = torch.empty(sum(sizes), dtype=torch.int64, device=device).split(sizes)
     first_segment = torch.empty(p.N + 1, dtype=torch.int32, device=device)
-    cu_seqlens = cu_seqlens.to(device, non_blocking=True).contiguous()
-    launch = step(TablesConfig(str(cu_seqlens.dtype).removeprefix("torch.")))
-    launch((max(1, -(-p.T // (C * RUN))), 1, 1), cu_seqlens, chunk_table, segment_table, first_segment, p.T, p.N,
-           pl.segment, p.C // C, pl.entries, pl.all_segments)  # fmt: skip
+    at.tables(cu_seqlens.to(device, non_blocking=True).contiguous(), chunk_table, segment_table, first_segment)
     return chunk_table, segment_table, first_segment
 
 

@@ -23,7 +23,7 @@ from .configs import (
     PrepareConfig,
     TablesConfig,
 )
-from .parts.tile import C
+from .parts.tile import C, Tile
 
 TARGET = parse("sm90")
 Config = TablesConfig | PrepareConfig | PairsConfig | ChainConfig | ComposeConfig | FusedConfig
@@ -50,6 +50,7 @@ class Plan:
     entries: int                             # of the table of chunks
     entries_grid: tuple[int, int]            # y and z of a grid over them
     halves_grid: tuple[int, int]             # the same over second halves of chunks of 64
+    scratch: int                             # bytes of all tiles
     prepare: PrepareConfig
     pairs: PairsConfig | None                # where chunks of 64 are kept
     chain: ChainConfig
@@ -77,6 +78,7 @@ def plan(p: Problem, sms: int, kept: bool = False) -> Plan:
     return Plan(
         chunks, pieces, segment, all_chunks, all_segments, entries,
         grid(entries) if p.packed else (chunks, p.B), grid(halves) if p.packed else (halves, p.B),
+        all_chunks * p.HV * Tile(p.K).bytes,
         prepare_config(p, kept),
         pairs_config(p) if kept and p.C > C and halves else None,
         chain("segments" if cut else "sequences"), chain("carry") if cut else None,

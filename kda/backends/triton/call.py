@@ -14,7 +14,7 @@ from kda.host import Host, detect
 from kda.problem import Inputs, Problem
 from kda.stages import SHAPES
 
-from ..common.tensors import aligned
+from ..common.tensors import laid_out
 from .plan import Plan, plan
 
 Tensor = torch.Tensor
@@ -61,10 +61,8 @@ class Call:
     @classmethod
     def of(cls, p: Problem, saved: str, x: Inputs, **others: Tensor | None) -> Call:
         """Of the arguments of a call that saves, or was saved, what a key of bundles.SAVES says."""
-        tensors = {name: aligned(getattr(x, name)) for name in ("q", "k", "v", "g", "beta")}
-        parameters = {name: aligned(getattr(x, name), torch.float32) for name in ("A_log", "dt_bias")}
-        states = {"h0": aligned(x.initial_state), "cu_seqlens": x.cu_seqlens}
-        return cls(p, saved, x.q.device, tensors | parameters | states | others)
+        tensors = dict(zip(("q", "k", "v", "g", "beta", "A_log", "dt_bias", "h0"), laid_out(x)))
+        return cls(p, saved, x.q.device, tensors | {"cu_seqlens": x.cu_seqlens} | others)
 
     def _tables(self, cu_seqlens: Tensor) -> None:
         """Where chunks and segments lie, on the GPU."""
