@@ -125,9 +125,7 @@ FAULTS = {
     "a state that grows where it should decay": (
         "fwd/chain", "+ e] * d[e // 4 * 2 + e % 2]", "+ e] / d[e // 4 * 2 + e % 2]"
     ),
-    "o is read before it is there": (
-        "fwd/chain", "cute.arch.sync_warp()\n            with cute", "with cute"
-    ),
+    "o goes to the rows of the chunk after": ("fwd/chain", "(i - 1) * C, Int32(C)", "i * C, Int32(C)"),
 }  # fmt: skip
 
 
