@@ -76,7 +76,7 @@ def each(call, step) -> dict[str, float]:
 
     def timed(config, *others):
         ready = step(config, *others)
-        name = " ".join((KERNELS[type(config)], getattr(config, "walk", "")))
+        name = " ".join((KERNELS[type(config)], getattr(config, "walk", ""))) if ready else ""
 
         def launched(*tensors):
             pair = events()

@@ -121,7 +121,7 @@ FAULTS = {
     ),
     "groups meet at one barrier": ("barrier_id=2 + 2 * self.group()", "barrier_id=2"),
     "rows of v are overwritten before they are read": ("i + RING - 1, tokens", "i + RING, tokens"),
-    "rows of v are read before they are there": ("cp_async_wait_group(RING - 1)", "cp_async_wait_group(RING)"),
+    "rows of v are read before they are there": ("cp_async_wait_group(RING - 2)", "cp_async_wait_group(RING)"),
     "a CTA is gone before the neighbour is done": (
         "T, head, HV)\n        cute.arch.cluster_arrive()\n        cute.arch.cluster_wait()", "T, head, HV)"
     ),

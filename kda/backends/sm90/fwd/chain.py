@@ -157,10 +157,11 @@ class Chain:
                 at = h + (first_h + Int64(i // c.every) * HV * (c.K * c.V))
                 self.states(at, 0, part, c.V, c.v_first, S, to_memory=True)
             cute.arch.mbarrier_wait(full + stage, phase)
+            words = self.own_v(sV + stage * (C * PITCH), of_M)                 # before o: it is waited for first
             P, O = self.ask(mma, operand, tile)
             if cutlass.const_expr(not c.carry) and i > 0:
                 self.write(o, sO, own, (i - 1) * C, Int32(C), HV)
-            self.go_on(mma, mma_S, S, operand, P, O, tile, sV + stage * (C * PITCH), sO, of_M)
+            self.go_on(mma, mma_S, S, operand, P, O, tile, words, sO)
             cute.arch.sync_warp()
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive(empty + stage)
@@ -187,12 +188,17 @@ class Chain:
         return P, O
 
     @cute.jit
-    def go_on(self, mma, mma_S, S, operand, P, O, tile, sV, sO, of_M):
-        """From P and O of a chunk to the state after it, rounded, too, and to o in shared memory."""
-        c, lane = self.c, cute.arch.lane_idx()
+    def own_v(self, sV, of_M):
+        """v^T of the warp's columns as it lies in an operand, in words of two."""
         at, words = sV + own_matrices(), [Uint32(0)] * 8
         if not of_M:
             words = [*load_transposed(at), *load_transposed(at + 16 * PITCH)]
+        return words
+
+    @cute.jit
+    def go_on(self, mma, mma_S, S, operand, P, O, tile, words, sO):
+        """From P and O of a chunk to the state after it, rounded, too, and to o in shared memory."""
+        c, lane = self.c, cute.arch.lane_idx()
         warpgroup.wait_group(0 if cutlass.const_expr(c.carry) else 1)
         # v_new^T = (v^T - P) @ TB^T
         left = cute.make_rmem_tensor(mma.make_fragment_A(mma.partition_shape_A((COLUMNS, C))).shape, BFloat16)

@@ -2,7 +2,8 @@
 `prepare` would hand to `chain` through memory goes from shared memory to shared memory.
 
 Each CTA has 64 columns of the state and makes every second tile, for both: what a group of eight warps makes is what
-prepare's CTA makes, straight into a stage, from where one bulk copy brings it to the same stage of the neighbour.
+prepare's CTA makes, straight into a stage, from where bulk copies bring it to the same stage of the neighbour: operands
+as soon as they are there, for 25 KiB take 2,000 clocks, TB and A_qk after them.
 
   warps  registers  role     does
   0-3    192        CHAIN    as in fwd/chain.py; its rows of v, a warp those of its 16 columns, three chunks ahead
@@ -14,8 +15,8 @@ A stage has one producer: chunk c lies in stage c mod 4, which group (c >> 1) & 
 a tile each warp asks for the rows of its next one, into L2: registers to hold them are not there.
 
   pipeline    arrivals                                              says
-  full        1, of PREPARE's warp 0; in the neighbour with the     a tile is there
-              bytes of the copy
+  full        2, of PREPARE's warps 7, when operands are there,     a tile is there
+              and 0; in the neighbour with the bytes of the copies
   empty       8, a lane of each warp of both CHAINs, in the CTA     nobody reads the stage any more, in either CTA, and
               that makes the stage's tiles                          the copy is done
   barrier 2+  256 and 128, of each group                            prepare's 0 and 1
@@ -108,17 +109,18 @@ class Producer(Prepare):
             own = self.rows(q, k, g, A_log, dt_bias, first, rows, head, H, HV, scale, lower_bound)
             cute.arch.mbarrier_wait(empty + stage, chunk >> RING.bit_length() - 1 & 1 ^ 1)
             self.at_once(*own, sums, rows_of_x, rows_of_y, tile, lower_bound)
-            if self.warp() < 4:
+            if self.warp() == WARPS - 1:                                       # nothing else to do
+                self.hand_over(tile, 0, self.tile.TB, full + stage, rank ^ 1)
+                if (chunk + RING) * C < tokens:
+                    self.ask_for_rows(q, k, g, first + RING * C, tokens - (chunk + RING) * C, head, H, HV)
+            elif self.warp() < 4:
                 acc = accumulator(product_of_rows(), PAIRS)
                 multiply(acc, wide_view(rows_of_x, 2 * C, K), wide_view(rows_of_y, C, K))
                 self.matrices(acc, A_kk, b, tile, None, rows, 0)
                 self.meet_first()
                 if self.warp() == 0:
                     self.inverse(A_kk, columns, TB, None, b, tile, None, rows, 0)
-                    with cute.arch.elect_one():
-                        self.hand_over(tile, full + stage, rank ^ 1)
-            elif self.warp() == WARPS - 1 and (chunk + RING) * C < tokens:
-                self.ask_for_rows(q, k, g, first + RING * C, tokens - (chunk + RING) * C, head, H, HV)
+                    self.hand_over(tile, self.tile.TB, self.tile.end, full + stage, rank ^ 1)
 
     @cute.jit
     def ask_for_rows(self, q, k, g, first, rows, head, H, HV):
@@ -135,11 +137,12 @@ class Producer(Prepare):
             prefetch(source + ((first + row) * heads + head) * size + (lane & 1) * 128)
 
     @cute.jit
-    def hand_over(self, tile, full, neighbour):
-        size = self.tile.DECAY + 4 * self.c.K
-        cute.arch.mbarrier_arrive(full)
-        cute.arch.mbarrier_arrive_and_expect_tx(full, size, peer_cta_rank_in_cluster=neighbour)
-        bulk_copy_to_neighbour(tile, tile + self.tile.bytes, size, full, neighbour)
+    def hand_over(self, tile, begin: cutlass.Constexpr, end: cutlass.Constexpr, full, neighbour):
+        """A part of the tile to both CHAINs, by one warp."""
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(full)
+            cute.arch.mbarrier_arrive_and_expect_tx(full, end - begin, peer_cta_rank_in_cluster=neighbour)
+            bulk_copy_to_neighbour(tile + begin, tile + (self.tile.bytes + begin), end - begin, full, neighbour)
 
     @cute.jit
     def clear_from(self, o, end, T, head, HV):
@@ -166,14 +169,15 @@ class Consumer(Chain):
         for i in cutlass.range(steps, unroll=1):
             stage, phase = i & RING - 1, i // RING & 1
             tile = shared + ((stage >> 1) * of_group + ((stage ^ rank) & 1) * self.tile.bytes)
+            cute.arch.cp_async_wait_group(RING - 2)
+            cute.arch.sync_warp()
+            words = self.own_v(sV + stage * (C * PITCH), of_M=False)
             cute.arch.mbarrier_wait(full + stage, phase)
             P, O = self.ask(mma, operand, tile)
             if i > 0:
                 self.write(o, sO, own, (i - 1) * C, Int32(C), HV)
             self.bring(v, sV, own, i + RING - 1, tokens, HV)                   # where this warp has read chunk i - 1
-            cute.arch.cp_async_wait_group(RING - 1)
-            cute.arch.sync_warp()
-            self.go_on(mma, mma_S, S, operand, P, O, tile, sV + stage * (C * PITCH), sO, of_M=False)
+            self.go_on(mma, mma_S, S, operand, P, O, tile, words, sO)
             cute.arch.sync_warp()
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive(empty + stage, peer_cta_rank_in_cluster=stage & 1)
@@ -226,7 +230,7 @@ class Fused:
         empty = smem.allocate_array(Int64, RING)
         if cute.arch.thread_idx()[0] == 0:
             for s in cutlass.range_constexpr(RING):
-                cute.arch.mbarrier_init(full + s, 1)
+                cute.arch.mbarrier_init(full + s, 2)
                 cute.arch.mbarrier_init(empty + s, 8)
             cute.arch.mbarrier_init_fence()
         cute.arch.cluster_arrive()

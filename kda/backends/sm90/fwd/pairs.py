@@ -116,10 +116,10 @@ class Pairs:
     def load(self, tiles, A_inv, KQ, KG, X, Y, full, chunk, rows, head, HV):
         tile, lane = tiles + (Int64(chunk) * HV + head) * self.tile.bytes, cute.arch.lane_idx()
         with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(full, self.tile.TB)
+            cute.arch.mbarrier_arrive_and_expect_tx(full, self.tile.DECAY)
             bulk_copy(KQ, tile, self.tile.KG, full)
             before = tile - Int64(HV) * self.tile.bytes + self.tile.KG
-            bulk_copy(KG, before, self.tile.TB - self.tile.KG, full)
+            bulk_copy(KG, before, self.tile.DECAY - self.tile.KG, full)
         cute.arch.sync_warp()
         for i in cutlass.range_constexpr(C // 8):
             row, column = 8 * i + lane // 4, lane % 4 * 8

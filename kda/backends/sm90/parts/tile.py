@@ -2,9 +2,9 @@
 
   KQ      [kn 2^gc; scale qn 2^gc]   (2 C, K)    halves of K one after the other, 128-byte rows, swizzled
   KG      kn 2^(gc_last - gc)        (C, K)      the same
+  DECAY   2^gc_last                  (K) float32, in the order of `in_decays`
   TB      A_inv b                    (C, C)      64-byte rows, swizzled
   A_qk    with scale                 (C, C)      the same
-  DECAY   2^gc_last                  (K) float32, in the order of `in_decays`
 
 A tile is contiguous and a multiple of 1 KiB, so that one bulk copy brings it where swizzles, which look at addresses,
 find it as it was made.  Rows of no token are zero.
@@ -30,20 +30,24 @@ class Tile:
         return 2 * C * self.K * BF16
 
     @property
-    def TB(self) -> int:
+    def DECAY(self) -> int:
         return self.KG + C * self.K * BF16
+
+    @property
+    def TB(self) -> int:
+        return self.DECAY + max(4 * self.K, 512)                               # eight rows of 64 bytes
 
     @property
     def A_qk(self) -> int:
         return self.TB + C * C * BF16
 
     @property
-    def DECAY(self) -> int:
+    def end(self) -> int:
         return self.A_qk + C * C * BF16
 
     @property
     def bytes(self) -> int:
-        return -(-(self.DECAY + 4 * self.K) // 1024) * 1024
+        return -(-self.end // 1024) * 1024
 
 
 # Shifts and masks: a compiler does not know that numbers of threads are not negative.
