@@ -19,8 +19,8 @@ segments of both.
   full      1 and the bytes of the tile; 32, a lane's pieces of v a chunk is there
   empty     4, a lane of each warp of CHAIN                       nobody reads the stage any more
 
-The state's way from chunk to chunk is what binds: S rounded, P, v - P rounded, v_new, S.  While P is made, warps write
-o of the chunk before, each its 16 columns; O and o's other product stand in the queue behind P and S.
+The state's way from chunk to chunk is what binds: S rounded, P, v - P rounded, v_new, S.  While P and O are made, warps
+write o of the chunk before, each its 16 columns; o's other product stands in the queue behind S.
 
   shared memory of K = 128, a stage: the tile's 29 KiB, v 4.5;  o 4.5 KiB
 """
@@ -148,8 +148,7 @@ class Chain:
     @cute.jit
     def chain(self, S, o, h, stages, sV, sO, full, empty, first_v, first_h, part, tokens, steps, HV, of_M):
         c = self.c
-        mma, mma_S = product(C, OperandMajorMode.K), product(c.K, OperandMajorMode.MN)
-        operand, own = rounded(mma, S, c.K), first_v + own_column()
+        operand, own = rounded(product(C, OperandMajorMode.K), S, c.K), first_v + own_column()
         stage, phase = Int32(0), Int32(0)
         for i in cutlass.range(steps, unroll=1):
             tile = stages + stage * self.tile.bytes
@@ -158,10 +157,10 @@ class Chain:
                 self.states(at, 0, part, c.V, c.v_first, S, to_memory=True)
             cute.arch.mbarrier_wait(full + stage, phase)
             words = self.own_v(sV + stage * (C * PITCH), of_M)                 # before o: it is waited for first
-            P, O = self.ask(mma, operand, tile)
+            PO = self.ask(operand, tile)
             if cutlass.const_expr(not c.carry) and i > 0:
                 self.write(o, sO, own, (i - 1) * C, Int32(C), HV)
-            self.go_on(mma, mma_S, S, operand, P, O, tile, words, sO)
+            self.go_on(S, operand, PO, tile, words, sO)
             cute.arch.sync_warp()
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive(empty + stage)
@@ -178,14 +177,13 @@ class Chain:
             flat[i] = Float32(1.0) if d == e else Float32(0.0)
 
     @cute.jit
-    def ask(self, mma, operand, tile):
-        """Queues P = S^T @ kE^T, and O = S^T @ qg^T behind it."""
-        both = wide_view(tile, 2 * C, self.c.K)
-        P, O = accumulator(mma, (COLUMNS, C)), accumulator(mma, (COLUMNS, C))
-        multiply(mma, P, operand, cute.local_tile(both, (C, self.c.K), (0, 0)), accumulate=False)
-        if cutlass.const_expr(not self.c.carry):
-            multiply(mma, O, operand, cute.local_tile(both, (C, self.c.K), (1, 0)), accumulate=False)
-        return P, O
+    def ask(self, operand, tile):
+        """Queues [P; O] = S^T @ [kE; qg]^T: a product with 32 columns would take as long as one with 64."""
+        mma, rows = product(self.c.rows, OperandMajorMode.K), (self.c.rows, self.c.K)
+        PO = accumulator(mma, (COLUMNS, self.c.rows))
+        of_k_and_q = cute.local_tile(wide_view(tile, 2 * C, self.c.K), rows, (0, 0))
+        multiply(mma, PO, operand, of_k_and_q, accumulate=False)
+        return PO
 
     @cute.jit
     def own_v(self, sV, of_M):
@@ -196,18 +194,19 @@ class Chain:
         return words
 
     @cute.jit
-    def go_on(self, mma, mma_S, S, operand, P, O, tile, words, sO):
+    def go_on(self, S, operand, PO, tile, words, sO):
         """From P and O of a chunk to the state after it, rounded, too, and to o in shared memory."""
         c, lane = self.c, cute.arch.lane_idx()
-        warpgroup.wait_group(0 if cutlass.const_expr(c.carry) else 1)
+        mma, mma_S = product(C, OperandMajorMode.K), product(c.K, OperandMajorMode.MN)
+        warpgroup.wait_group(0)
         # v_new^T = (v^T - P) @ TB^T
         left = cute.make_rmem_tensor(mma.make_fragment_A(mma.partition_shape_A((COLUMNS, C))).shape, BFloat16)
-        own, P_flat, left_flat = cute.make_rmem_tensor(8, Uint32), cute.coalesce(P), cute.coalesce(left)
+        own, PO_flat, left_flat = cute.make_rmem_tensor(8, Uint32), cute.coalesce(PO), cute.coalesce(left)
         for w in cutlass.range_constexpr(8):
             own[w] = words[w]
         own = floats(cute.recast_tensor(own, BFloat16))
         for e in cutlass.range_constexpr(16):
-            left_flat[e] = (own[e] - P_flat[e]).to(BFloat16)
+            left_flat[e] = (own[e] - PO_flat[e]).to(BFloat16)
         v_new = accumulator(mma, (COLUMNS, C))
         multiply(mma, v_new, left, narrow_view(tile + self.tile.TB), accumulate=False)
         decay = cute.recast_ptr(tile + self.tile.DECAY, dtype=Float32)
@@ -220,13 +219,17 @@ class Chain:
         # S^T += v_new^T @ kg;  o^T = O + v_new^T @ A_qk^T
         added = rounded(mma, v_new, C)
         multiply(mma_S, S, added, standing_view(tile + self.tile.KG, c.K), accumulate=True)
-        if cutlass.const_expr(not c.carry):
-            multiply(mma, O, added, narrow_view(tile + self.tile.A_qk), accumulate=True)
+        within = accumulator(mma, (COLUMNS, C))                                # half of PO would be no accumulator to
+        if cutlass.const_expr(not c.carry):                                    # ptxas, and each product would wait
+            multiply(mma, within, added, narrow_view(tile + self.tile.A_qk), accumulate=False)
         warpgroup.wait_group(0 if cutlass.const_expr(c.carry) else 1)
         round_to(operand, S)
         if cutlass.const_expr(not c.carry):
             warpgroup.wait_group(0)
-            words, at = cute.recast_tensor(rounded(mma, O, C), Uint32), sO + own_matrices()
+            of_o = cute.coalesce(within)
+            for e in cutlass.range_constexpr(16):
+                of_o[e] = of_o[e] + PO_flat[16 + e]
+            words, at = cute.recast_tensor(rounded(mma, within, C), Uint32), sO + own_matrices()
             store_transposed(at, [words[w] for w in range(4)])
             store_transposed(at + 16 * PITCH, [words[w] for w in range(4, 8)])
 

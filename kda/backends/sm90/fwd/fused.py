@@ -160,9 +160,7 @@ class Consumer(Chain):
 
     @cute.jit
     def walk(self, S, v, o, shared, of_group: cutlass.Constexpr, sV, sO, full, empty, first_v, rank, tokens, HV):
-        c = self.c
-        mma, mma_S = product(C, OperandMajorMode.K), product(c.K, OperandMajorMode.MN)
-        operand = rounded(mma, S, c.K)
+        operand = rounded(product(C, OperandMajorMode.K), S, self.c.K)
         own, steps = first_v + own_column(), (tokens + C - 1) // C
         for i in cutlass.range_constexpr(RING - 1):
             self.bring(v, sV, own, Int32(i), tokens, HV)
@@ -173,11 +171,11 @@ class Consumer(Chain):
             cute.arch.sync_warp()
             words = self.own_v(sV + stage * (C * PITCH), of_M=False)
             cute.arch.mbarrier_wait(full + stage, phase)
-            P, O = self.ask(mma, operand, tile)
+            PO = self.ask(operand, tile)
             if i > 0:
                 self.write(o, sO, own, (i - 1) * C, Int32(C), HV)
             self.bring(v, sV, own, i + RING - 1, tokens, HV)                   # where this warp has read chunk i - 1
-            self.go_on(mma, mma_S, S, operand, P, O, tile, words, sO)
+            self.go_on(S, operand, PO, tile, words, sO)
             cute.arch.sync_warp()
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive(empty + stage, peer_cta_rank_in_cluster=stage & 1)

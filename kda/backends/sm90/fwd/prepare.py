@@ -362,9 +362,10 @@ class Prepare:
         """A_kk to shared memory, A_qk to the tile, and to where it is kept."""
         at = places(self.thread())
         if self.warp() < 2:
+            of_rows = [b[at[2 * r][0]] for r in range(2)]                      # a thread has two rows
             for i in cutlass.range_constexpr(0, cute.size(acc), 2):
                 row, column = at[i]
-                of_row = b[row]
+                of_row = of_rows[i // 2 % 2]
                 pair = [acc[i] * of_row if column < row else Float32(0.0),
                         acc[i + 1] * of_row if column + 1 < row else Float32(0.0)]  # fmt: skip
                 store(A_kk + (row * PAD + column), pair)
