@@ -11,9 +11,8 @@ WARPS = 8
 ROWS = C // WARPS                            # of a warp
 LEVELS = C.bit_length() - 1                  # of halving
 BOUND = -5.02                                # gates that block takes: 31 rows of it are 2^-224
-BLOCK = 16                                   # rows that are inverted by substitution
 PAD = C + 4                                  # floats of a row of A_kk
-PITCH_X = BLOCK + 4                          # floats of a column of an inverse
+PITCH_X = 16 + 4                             # floats of a column of an inverse of 16 rows
 # pairs
 PITCH_KEPT = C + 8                           # elements of a row of a half's A_inv: eight rows lie in other banks
 # chain
@@ -152,7 +151,7 @@ class FusedConfig(Launched):
     @property
     def shared(self) -> int:
         group = -(-(self.prepare.shared - 2 * C * C) // 1024) * 1024           # TB is made where it is read
-        return self.chain.shared + GROUPS * group
+        return self.chain.shared + 8 * RING + GROUPS * group
 
 
 @dataclass(frozen=True)

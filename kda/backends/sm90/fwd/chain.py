@@ -43,7 +43,7 @@ from ..parts.copies import copy_16_bytes, floats, load, load_one, load_transpose
 from ..parts.order import after_the_kernel_before
 from ..parts.product import accumulator, queue
 from ..parts.tile import C, Tile
-from ..parts.views import narrow_view, standing_view, wide_view
+from ..parts.views import narrow_standing_view, narrow_view, standing_view, wide_view
 
 
 class Chain:
@@ -197,7 +197,8 @@ class Chain:
     def go_on(self, S, operand, PO, tile, words, sO):
         """From P and O of a chunk to the state after it, rounded, too, and to o in shared memory."""
         c, lane = self.c, cute.arch.lane_idx()
-        mma, mma_S = product(C, OperandMajorMode.K), product(c.K, OperandMajorMode.MN)
+        standing = OperandMajorMode.MN
+        mma, mma_V, mma_S = product(C, OperandMajorMode.K), product(C, standing), product(c.K, standing)
         warpgroup.wait_group(0)
         # v_new^T = (v^T - P) @ TB^T
         left = cute.make_rmem_tensor(mma.make_fragment_A(mma.partition_shape_A((COLUMNS, C))).shape, BFloat16)
@@ -208,7 +209,7 @@ class Chain:
         for e in cutlass.range_constexpr(16):
             left_flat[e] = (own[e] - PO_flat[e]).to(BFloat16)
         v_new = accumulator(mma, (COLUMNS, C))
-        multiply(mma, v_new, left, narrow_view(tile + self.tile.TB), accumulate=False)
+        multiply(mma_V, v_new, left, narrow_standing_view(tile + self.tile.TB), accumulate=False)
         decay = cute.recast_ptr(tile + self.tile.DECAY, dtype=Float32)
         S_flat = cute.coalesce(S)
         for block in cutlass.range_constexpr(c.K // 16):

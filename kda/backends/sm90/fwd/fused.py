@@ -15,8 +15,9 @@ A stage has one producer: chunk c lies in stage c mod 4, which group (c >> 1) & 
 a tile each warp asks for the rows of its next one, into L2: registers to hold them are not there.
 
   pipeline    arrivals                                              says
-  full        2, of PREPARE's warps 7, when operands are there,     a tile is there
-              and 0; in the neighbour with the bytes of the copies
+  ready       1, of PREPARE's warp 7; in the neighbour with the     a tile's operands and decays are there
+              bytes of the copy
+  full        the same of warp 0                                    and TB and A_qk
   empty       8, a lane of each warp of both CHAINs, in the CTA     nobody reads the stage any more, in either CTA, and
               that makes the stage's tiles                          the copy is done
   barrier 2+  256 and 128, of each group                            prepare's 0 and 1
@@ -89,7 +90,8 @@ class Producer(Prepare):
 
     @cute.jit
     def produce(
-        self, q, k, g, beta, A_log, dt_bias, shared, full, empty, begin, tokens, head, H, HV, scale, lower_bound, rank
+        self, q, k, g, beta, A_log, dt_bias, shared, ready, full, empty, begin, tokens, head, H, HV, scale,
+        lower_bound, rank
     ):  # fmt: skip
         """Every fourth chunk of the sequence."""
         K, group = self.c.K, self.group()
@@ -110,7 +112,7 @@ class Producer(Prepare):
             cute.arch.mbarrier_wait(empty + stage, chunk >> RING.bit_length() - 1 & 1 ^ 1)
             self.at_once(*own, sums, rows_of_x, rows_of_y, tile, lower_bound)
             if self.warp() == WARPS - 1:                                       # nothing else to do
-                self.hand_over(tile, 0, self.tile.TB, full + stage, rank ^ 1)
+                self.hand_over(tile, 0, self.tile.TB, ready + stage, rank ^ 1)
                 if (chunk + RING) * C < tokens:
                     self.ask_for_rows(q, k, g, first + RING * C, tokens - (chunk + RING) * C, head, H, HV)
             elif self.warp() < 4:
@@ -138,7 +140,7 @@ class Producer(Prepare):
 
     @cute.jit
     def hand_over(self, tile, begin: cutlass.Constexpr, end: cutlass.Constexpr, full, neighbour):
-        """A part of the tile to both CHAINs, by one warp."""
+        """Bytes of the tile to both CHAINs, by one warp."""
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(full)
             cute.arch.mbarrier_arrive_and_expect_tx(full, end - begin, peer_cta_rank_in_cluster=neighbour)
@@ -159,7 +161,9 @@ class Consumer(Chain):
     """A state's walk over tiles that two CTAs make."""
 
     @cute.jit
-    def walk(self, S, v, o, shared, of_group: cutlass.Constexpr, sV, sO, full, empty, first_v, rank, tokens, HV):
+    def walk(
+        self, S, v, o, shared, of_group: cutlass.Constexpr, sV, sO, ready, full, empty, first_v, rank, tokens, HV
+    ):  # fmt: skip
         operand = rounded(product(C, OperandMajorMode.K), S, self.c.K)
         own, steps = first_v + own_column(), (tokens + C - 1) // C
         for i in cutlass.range_constexpr(RING - 1):
@@ -170,11 +174,12 @@ class Consumer(Chain):
             cute.arch.cp_async_wait_group(RING - 2)
             cute.arch.sync_warp()
             words = self.own_v(sV + stage * (C * PITCH), of_M=False)
-            cute.arch.mbarrier_wait(full + stage, phase)
+            cute.arch.mbarrier_wait(ready + stage, phase)
             PO = self.ask(operand, tile)
             if i > 0:
                 self.write(o, sO, own, (i - 1) * C, Int32(C), HV)
             self.bring(v, sV, own, i + RING - 1, tokens, HV)                   # where this warp has read chunk i - 1
+            cute.arch.mbarrier_wait(full + stage, phase)
             self.go_on(S, operand, PO, tile, words, sO)
             cute.arch.sync_warp()
             with cute.arch.elect_one():
@@ -224,11 +229,13 @@ class Fused:
         shared = smem.allocate_array(cutlass.Uint8, GROUPS * of_group, byte_alignment=1024)
         sV = smem.allocate_array(BFloat16, RING * C * PITCH, byte_alignment=16)
         sO = smem.allocate_array(BFloat16, C * PITCH, byte_alignment=16)
+        ready = smem.allocate_array(Int64, RING)
         full = smem.allocate_array(Int64, RING)
         empty = smem.allocate_array(Int64, RING)
         if cute.arch.thread_idx()[0] == 0:
             for s in cutlass.range_constexpr(RING):
-                cute.arch.mbarrier_init(full + s, 2)
+                cute.arch.mbarrier_init(ready + s, 1)
+                cute.arch.mbarrier_init(full + s, 1)
                 cute.arch.mbarrier_init(empty + s, 8)
             cute.arch.mbarrier_init_fence()
         cute.arch.cluster_arrive()
@@ -240,13 +247,14 @@ class Fused:
             if cutlass.const_expr(c.h0):
                 self.consumer.states(h0, n * HV + head, rank, c.V, c.v_first, S, to_memory=False)
             first_v = (begin * HV + head) * c.V + rank * COLUMNS
-            self.consumer.walk(S, v, o, shared, of_group, sV, sO, full, empty, first_v, rank, tokens, HV)
+            self.consumer.walk(S, v, o, shared, of_group, sV, sO, ready, full, empty, first_v, rank, tokens, HV)
             if cutlass.const_expr(c.ht):
                 self.consumer.states(ht, n * HV + head, rank, c.V, c.v_first, S, to_memory=True)
         else:
             cute.arch.setmaxregister_decrease(72)
             self.producer.produce(
-                q, k, g, beta, A_log, dt_bias, shared, full, empty, begin, tokens, head, H, HV, scale, lower_bound, rank
+                q, k, g, beta, A_log, dt_bias, shared, ready, full, empty, begin, tokens, head, H, HV, scale,
+                lower_bound, rank
             )  # fmt: skip
             if cutlass.const_expr(c.packed):
                 _, begin, tokens, _, _ = self.consumer.place(cute.arch.grid_dim()[2] - 1, table, T, 0, 1, 0)

@@ -3,7 +3,7 @@
   gc = cumsum(g2);  x = gc - anchor,  an integer near gc_first - half of the bits that a bounded gate lets 31 rows lose
   [A_kk / b; A_qk] = [kn 2^x; scale qn 2^x] @ (kn 2^-x)^T      one product, both factors within what bfloat16 holds
                      other gates: by halving, six products     of factors that are at most 1 (`by_halving`)
-  TB = (I + A_kk)^-1 b                                         by substitution, float32
+  TB = (I + A_kk)^-1 b                                         by substitution, float32, and TF32
   kn 2^gc, scale qn 2^gc, kn 2^(gc_last - gc)                  out of the same two exponentials of an element
 
   warps  do
@@ -36,7 +36,7 @@ from cutlass.memory import SmemAllocator
 from kda.compile import cutedsl
 from kda.compile.target import Target
 
-from ..configs import BLOCK, LEVELS, PAD, PITCH_X, ROWS, WARPS, PrepareConfig
+from ..configs import LEVELS, PAD, PITCH_X, ROWS, WARPS, PrepareConfig
 from ..parts import fast
 from ..parts.copies import copy_16_bytes, floats, load, load_one, pointers, store, words_of
 from ..parts.order import after_the_kernel_before
@@ -382,32 +382,80 @@ class Prepare:
 
     @cute.jit
     def inverse(self, A_kk, columns, TB, whole, b, tile, A_inv, rows, stride):
-        """(I + A_kk)^-1 b of one warp: [X 0; -Y A X, Y], X and Y of 16 rows by substitution, A between them.  Without b
-        in `whole`, and from there to where it is kept."""
+        """(I + A_kk)^-1 b, transposed, of one warp: blocks of 8 rows by substitution, a lane a column; then pairs of them
+        as [X 0; -Y A X, Y], and the two of 16 rows.  Without b in `whole`, and from there to where it is kept."""
         lane = cute.arch.lane_idx()
-        half, column, mine = lane >> 4, lane & 15, b[lane]
-        x = []                                                                 # a column of X, or of Y
-        for i in cutlass.range_constexpr(BLOCK):
-            parts = [Float32(1.0) if column == i else Float32(0.0)] + [Float32(0.0)] * 3
+        block, column, zero = lane >> 3, lane & 7, [Float32(0.0)] * 8
+        x = []
+        for i in cutlass.range_constexpr(8):
+            parts = [Float32(1.0) if column == i else Float32(0.0), Float32(0.0)]
             for j in cutlass.range_constexpr(0, i, 4):
-                a = load(A_kk + half * (BLOCK * PAD + BLOCK) + (i * PAD + j), 4)
+                a = load(A_kk + (block * (8 * PAD + 8) + (i * PAD + j)), 4)
                 for s in cutlass.range_constexpr(min(4, i - j)):
-                    parts[s] = parts[s] - a[s] * x[j + s]
-            x.append((parts[0] + parts[1]) + (parts[2] + parts[3]))
-        for i in cutlass.range_constexpr(0, BLOCK, 4):
-            store(columns + (lane * PITCH_X + i), x[i : i + 4])
-        for i in cutlass.range_constexpr(BLOCK):
-            TB[in_narrow_rows(i, lane) // 2] = (x[i] * mine if half == 0 else Float32(0.0)).to(BFloat16)
-            if half == 1:
-                TB[in_narrow_rows(BLOCK + i, lane) // 2] = (x[i] * mine).to(BFloat16)
-            if cutlass.const_expr(self.c.keep):
-                whole[in_narrow_rows(i, lane) // 2] = (x[i] if half == 0 else Float32(0.0)).to(BFloat16)
-                if half == 1:
-                    whole[in_narrow_rows(BLOCK + i, lane) // 2] = x[i].to(BFloat16)
+                    parts[s % 2] = parts[s % 2] - a[s] * x[j + s]
+            x.append(parts[0] + parts[1])
+        own = columns + (lane * PITCH_X + (lane & 8))
+        for i in cutlass.range_constexpr(0, 8, 4):
+            store(own + i, x[i : i + 4])
+            if lane & 8 != 0:
+                store(own + (i - 8), zero[:4])
+        self.put(TB, whole, b, lane, block * 8, x)
+        for above in cutlass.range_constexpr(3):
+            if above < block:
+                self.put(TB, whole, b, lane, above * 8, zero)
         cute.arch.sync_warp()
-        self.below(A_kk, columns, TB, whole, b)
+        self.merge_pairs(A_kk, columns, TB, whole, b)
+        cute.arch.sync_warp()
+        self.merge(A_kk, columns, TB, whole, b)
         cute.arch.sync_warp()
         self.from_shared(TB, whole, tile, A_inv, rows, stride)
+
+    # Both merges make Y A first: its rows come out as columns of the other operand of X^T (Y A)^T, where columns of Y A,
+    # that is rows of X, are counted in pairs.
+
+    @cute.jit
+    def merge_pairs(self, A_kk, columns, TB, whole, b):
+        """-Y A X of 8 rows each: the upper 8 rows of products are of the first pair, the lower 8 of the second."""
+        row, k = cute.arch.lane_idx() // 4, cute.arch.lane_idx() % 4
+        of_Y = columns + ((8 + k) * PITCH_X + 8 + row)
+        y = tf32s(*[load_one(of_Y + at) for at in (0, 16 * PITCH_X, 4 * PITCH_X, 20 * PITCH_X)])
+        of_X = [load(columns + ((row + 16 * p) * PITCH_X + 2 * k), 2) for p in range(2)]
+        x = tf32s(of_X[0][0], of_X[1][0], of_X[0][1], of_X[1][1])
+        for p in cutlass.range_constexpr(2):
+            of_A = A_kk + ((16 * p + 8 + k) * PAD + 16 * p + row)
+            YA = mma_tf32([Float32(0.0)] * 4, y, tf32s(load_one(of_A), load_one(of_A + 4 * PAD)))
+            found = mma_tf32([Float32(0.0)] * 4, x, tf32s(-YA[2 * p], -YA[2 * p + 1]))[2 * p : 2 * p + 2]
+            store(columns + ((16 * p + row) * PITCH_X + 8 + 2 * k), found)
+            self.put(TB, whole, b, 16 * p + row, 16 * p + 8 + 2 * k, found)
+
+    @cute.jit
+    def merge(self, A_kk, columns, TB, whole, b):
+        """The same of 16 rows."""
+        row, k = cute.arch.lane_idx() // 4, cute.arch.lane_idx() % 4
+        YA, found = [[Float32(0.0)] * 4, [Float32(0.0)] * 4], [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
+        for step in cutlass.range_constexpr(0, 16, 8):
+            of_Y = columns + ((16 + step + k) * PITCH_X + row)
+            y = tf32s(*[load_one(of_Y + at) for at in (0, 8, 4 * PITCH_X, 4 * PITCH_X + 8)])
+            for n in cutlass.range_constexpr(2):
+                of_A = A_kk + ((16 + step + k) * PAD + 8 * n + row)
+                YA[n] = mma_tf32(YA[n], y, tf32s(load_one(of_A), load_one(of_A + 4 * PAD)))
+        for step in cutlass.range_constexpr(2):
+            upper, lower = [load(columns + ((row + r) * PITCH_X + 8 * step + 2 * k), 2) for r in (0, 8)]
+            x = tf32s(upper[0], lower[0], upper[1], lower[1])
+            for n in cutlass.range_constexpr(2):
+                found[n] = mma_tf32(found[n], x, tf32s(-YA[step][2 * n], -YA[step][2 * n + 1]))
+        for n in cutlass.range_constexpr(2):
+            for r in cutlass.range_constexpr(2):
+                self.put(TB, whole, b, row + 8 * r, 16 + 8 * n + 2 * k, found[n][2 * r : 2 * r + 2])
+
+    @cute.jit
+    def put(self, TB, whole, b, column, row, values):
+        """Of a column of the inverse, some rows."""
+        of_column = b[column]
+        store(TB + in_narrow_rows(column, row) // 2, [x * of_column for x in values])
+        if cutlass.const_expr(self.c.keep):
+            for i in cutlass.range_constexpr(len(values)):
+                whole[in_narrow_rows(row + i, column) // 2] = values[i].to(BFloat16)
 
     @cute.jit
     def from_shared(self, TB, whole, tile, A_inv, rows, stride):
@@ -421,32 +469,6 @@ class Prepare:
                 row, column = piece >> 2, (piece & 3) * 8
                 if row < rows:
                     copy_16_bytes(whole + in_narrow_rows(row, column) // 2, A_inv + (row * stride + column))
-
-    @cute.jit
-    def below(self, A_kk, columns, TB, whole, b):
-        """-Y (A X) b.  (A X)^T = X^T A^T comes out as the other operand of the product with Y, where rows of A X, that
-        is columns of Y, are counted in pairs."""
-        row, pair = cute.arch.lane_idx() // 4, cute.arch.lane_idx() % 4 * 2
-        AX, YAX = [[Float32(0.0)] * 4, [Float32(0.0)] * 4], [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
-        for step in cutlass.range_constexpr(0, BLOCK, 8):
-            upper, lower = [load(columns + ((row + r) * PITCH_X + step + pair), 2) for r in (0, 8)]
-            x = tf32s(upper[0], lower[0], upper[1], lower[1])
-            for n in cutlass.range_constexpr(2):
-                a = load(A_kk + ((BLOCK + 8 * n + row) * PAD + step + pair), 2)
-                AX[n] = mma_tf32(AX[n], x, tf32s(a[0], a[1]))
-        for step in cutlass.range_constexpr(2):
-            of_Y = columns + ((BLOCK + 8 * step + pair) * PITCH_X + row)
-            y = tf32s(*[load_one(of_Y + at) for at in (0, 8, PITCH_X, PITCH_X + 8)])
-            for n in cutlass.range_constexpr(2):
-                YAX[n] = mma_tf32(YAX[n], y, tf32s(AX[step][2 * n], AX[step][2 * n + 1]))
-        for n in cutlass.range_constexpr(2):
-            by = load(b + (8 * n + pair), 2)
-            for r in cutlass.range_constexpr(2):
-                values = [-YAX[n][2 * r + e] for e in range(2)]
-                at = in_narrow_rows(BLOCK + 8 * r + row, 8 * n + pair) // 2
-                store(TB + at, [values[e] * by[e] for e in range(2)])
-                if cutlass.const_expr(self.c.keep):
-                    store(whole + at, values)
 
 
 @cute.jit

@@ -3,7 +3,7 @@
   KQ      [kn 2^gc; scale qn 2^gc]   (2 C, K)    halves of K one after the other, 128-byte rows, swizzled
   KG      kn 2^(gc_last - gc)        (C, K)      the same
   DECAY   2^gc_last                  (K) float32, in the order of `in_decays`
-  TB      A_inv b                    (C, C)      64-byte rows, swizzled
+  TB      (A_inv b)^T                (C, C)      64-byte rows, swizzled
   A_qk    with scale                 (C, C)      the same
 
 A tile is contiguous and a multiple of 1 KiB, so that one bulk copy brings it where swizzles, which look at addresses,

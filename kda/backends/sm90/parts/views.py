@@ -31,3 +31,9 @@ def standing_view(pointer, K: cutlass.Constexpr):
 def narrow_view(pointer):
     """(C, C) in rows of 64 bytes."""
     return view(pointer, SmemLayoutAtomKind.K_SW64, (C, C), (0, 1))
+
+
+@cute.jit
+def narrow_standing_view(pointer):
+    """The transpose of such a (C, C)."""
+    return view(pointer, SmemLayoutAtomKind.MN_SW64, (C, C), (1, 0))
