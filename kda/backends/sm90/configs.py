@@ -107,8 +107,9 @@ class ChainConfig(Launched):
     stages: int
 
     @property
-    def early(self) -> bool:
-        return not self.carry                                                # many of those would meet on a few SMs
+    def cluster(self) -> tuple[int, int, int] | int:
+        """Two CTAs that read the same tiles lie together, and come to them together."""
+        return (2, 1, 1) if not self.carry and self.parts == 2 else 1
 
     @property
     def carry(self) -> bool:
@@ -131,7 +132,7 @@ class ChainConfig(Launched):
     @property
     def shared(self) -> int:
         rows = 2 * C * PITCH                                                 # v of a stage, or o
-        return self.stages * (Tile(self.K).bytes + rows + 16) + (0 if self.carry else rows)
+        return self.stages * (Tile(self.K).bytes + rows + 16) + (0 if self.carry else 2 * rows)
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ class FusedConfig(Launched):
     @property
     def shared(self) -> int:
         group = -(-(self.prepare.shared - 2 * C * C) // 1024) * 1024           # TB is made where it is read
-        return self.chain.shared + 8 * RING + GROUPS * group
+        return self.chain.shared + GROUPS * group
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,12 @@ segments of both.
   pipeline  arrivals                                              says
   full      1 and the bytes of the tile; 32, a lane's pieces of v a chunk is there
   empty     4, a lane of each warp of CHAIN                       nobody reads the stage any more
+  barrier 1 128                                                   o is in shared memory, the o before last was read
 
-The state's way from chunk to chunk is what binds: S rounded, P, v - P rounded, v_new, S.  While P and O are made, warps
-write o of the chunk before, each its 16 columns; o's other product stands in the queue behind S.
+The state's way from chunk to chunk is what binds: S rounded, P, v - P rounded, v_new, S.  While P and O are made, o of
+the chunk before is written; o's other product stands in the queue behind S.
 
-  shared memory of K = 128, a stage: the tile's 29 KiB, v 4.5;  o 4.5 KiB
+  shared memory of K = 128, a stage: the tile's 29 KiB, v 4.5;  o twice 4.5 KiB
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Chain:
             smem = SmemAllocator()
             stages = smem.allocate_array(cutlass.Uint8, c.stages * self.tile.bytes, byte_alignment=1024)
             sV = smem.allocate_array(BFloat16, c.stages * C * PITCH, byte_alignment=16)
-            sO = sV if cutlass.const_expr(c.carry) else smem.allocate_array(BFloat16, C * PITCH, byte_alignment=16)
+            sO = sV if cutlass.const_expr(c.carry) else smem.allocate_array(BFloat16, 2 * C * PITCH, byte_alignment=16)
             full = smem.allocate_array(Int64, c.stages)
             empty = smem.allocate_array(Int64, c.stages)
             if cute.arch.thread_idx()[0] == 0:
@@ -148,7 +149,7 @@ class Chain:
     @cute.jit
     def chain(self, S, o, h, stages, sV, sO, full, empty, first_v, first_h, part, tokens, steps, HV, of_M):
         c = self.c
-        operand, own = rounded(product(C, OperandMajorMode.K), S, c.K), first_v + own_column()
+        operand, own = rounded(product(C, OperandMajorMode.K), S, c.K), first_v + own_piece(0)[1]
         stage, phase = Int32(0), Int32(0)
         for i in cutlass.range(steps, unroll=1):
             tile = stages + stage * self.tile.bytes
@@ -159,14 +160,16 @@ class Chain:
             words = self.own_v(sV + stage * (C * PITCH), of_M)                 # before o: it is waited for first
             PO = self.ask(operand, tile)
             if cutlass.const_expr(not c.carry) and i > 0:
-                self.write(o, sO, own, (i - 1) * C, Int32(C), HV)
-            self.go_on(S, operand, PO, tile, words, sO)
+                cute.arch.barrier(barrier_id=1, number_of_threads=128)
+                self.write(o, sO, own, i - 1, Int32(C), HV)
+            self.go_on(S, operand, PO, tile, words, sO + (i & 1) * (C * PITCH))
             cute.arch.sync_warp()
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive(empty + stage)
             stage, phase = advance(stage, phase, c.stages)
         if cutlass.const_expr(not c.carry) and steps > 0:
-            self.write(o, sO, own, (steps - 1) * C, tokens - (steps - 1) * C, HV)
+            cute.arch.barrier(barrier_id=1, number_of_threads=128)
+            self.write(o, sO, own, steps - 1, tokens - (steps - 1) * C, HV)
 
     @cute.jit
     def columns_of_one(self, S, part):
@@ -235,14 +238,14 @@ class Chain:
             store_transposed(at + 16 * PITCH, [words[w] for w in range(4, 8)])
 
     @cute.jit
-    def write(self, o, sO, own, first, rows, HV):
-        """Rows of o out of a warp's columns of shared memory."""
+    def write(self, o, sO, own, i, rows, HV):
+        """Rows of o of chunk i out of shared memory, as whole lines."""
         for j in cutlass.range_constexpr(2):
-            row = 16 * j + cute.arch.lane_idx() % 16
+            row, column = own_piece(j)
             if row < rows:
-                to = fast.row(o.toint() + own * 2, first + row, HV * Int32(2 * self.c.V))
-                copy_16_bytes(sO + (row * PITCH + own_column()), cute.make_ptr(BFloat16, to, cute.AddressSpace.gmem))
-        cute.arch.sync_warp()
+                to = fast.row(o.toint() + own * 2, i * C + row, HV * Int32(2 * self.c.V))
+                source = sO + ((i & 1) * (C * PITCH) + row * PITCH + column)
+                copy_16_bytes(source, cute.make_ptr(BFloat16, to, cute.AddressSpace.gmem))
 
     @cute.jit
     def place_in_state(self, i: cutlass.Constexpr, part):
@@ -284,9 +287,10 @@ def own_matrices():
 
 
 @cute.jit
-def own_column():
-    """Of rows of v or o, the first of the eight of its warp's 16 that a lane has; a lane 16 further has the others."""
-    return cute.arch.warp_idx() * 16 + cute.arch.lane_idx() // 16 * 8
+def own_piece(j: cutlass.Constexpr):
+    """Row and first column of the eight that a thread moves of half j of 32 rows of v or o."""
+    thread = cute.arch.thread_idx()[0]
+    return 16 * j + thread // 8, thread % 8 * 8
 
 
 @cute.jit

@@ -2,11 +2,10 @@
 `prepare` would hand to `chain` through memory goes from shared memory to shared memory.
 
 Each CTA has 64 columns of the state and makes every second tile, for both: what a group of eight warps makes is what
-prepare's CTA makes, straight into a stage, from where bulk copies bring it to the same stage of the neighbour: operands
-as soon as they are there, for 25 KiB take 2,000 clocks, TB and A_qk after them.
+prepare's CTA makes, straight into a stage, from where one bulk copy brings it to the same stage of the neighbour.
 
   warps  registers  role     does
-  0-3    192        CHAIN    as in fwd/chain.py; its rows of v, a warp those of its 16 columns, three chunks ahead
+  0-3    192        CHAIN    as in fwd/chain.py, and its rows of v, three chunks ahead
   4-11   72         PREPARE  as in fwd/prepare.py, chunks 4 i + rank, into stage rank
   12-19  72         PREPARE  chunks 4 i + 2 + rank, into stage 2 + rank
 
@@ -15,11 +14,11 @@ A stage has one producer: chunk c lies in stage c mod 4, which group (c >> 1) & 
 a tile each warp asks for the rows of its next one, into L2: registers to hold them are not there.
 
   pipeline    arrivals                                              says
-  ready       1, of PREPARE's warp 7; in the neighbour with the     a tile's operands and decays are there
+  full        1, of PREPARE's warp 0; in the neighbour with the     a tile is there
               bytes of the copy
-  full        the same of warp 0                                    and TB and A_qk
   empty       8, a lane of each warp of both CHAINs, in the CTA     nobody reads the stage any more, in either CTA, and
               that makes the stage's tiles                          the copy is done
+  barrier 1   128                                                   rows of v and o are in shared memory
   barrier 2+  256 and 128, of each group                            prepare's 0 and 1
   cluster     640 x 2                                               first: mbarriers are there; last: nobody looks here
 
@@ -28,7 +27,7 @@ needs, leave CHAIN 136.
 
 Tokens of no sequence are cleared by all CTAs' PREPAREs, at the end.
 
-  shared memory of K = 128: stages 4 x 29 KiB, a group's operands, sums and A_kk 36, v 4 x 4.5, o 4.5
+  shared memory of K = 128: stages 4 x 29 KiB, a group's operands, sums and A_kk 36, v 4 x 4.5, o 2 x 4.5
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ from ..parts.rows import PAIRS, multiply, step_size
 from ..parts.rows import product as product_of_rows
 from ..parts.tile import C, Tile
 from ..parts.views import wide_view
-from .chain import Chain, own_column, product, rounded
+from .chain import Chain, own_piece, product, rounded
 from .prepare import Prepare
 
 FIRST = 4                                    # warp of the first group
@@ -90,7 +89,7 @@ class Producer(Prepare):
 
     @cute.jit
     def produce(
-        self, q, k, g, beta, A_log, dt_bias, shared, ready, full, empty, begin, tokens, head, H, HV, scale,
+        self, q, k, g, beta, A_log, dt_bias, shared, full, empty, begin, tokens, head, H, HV, scale,
         lower_bound, rank
     ):  # fmt: skip
         """Every fourth chunk of the sequence."""
@@ -111,10 +110,8 @@ class Producer(Prepare):
             own = self.rows(q, k, g, A_log, dt_bias, first, rows, head, H, HV, scale, lower_bound)
             cute.arch.mbarrier_wait(empty + stage, chunk >> RING.bit_length() - 1 & 1 ^ 1)
             self.at_once(*own, sums, rows_of_x, rows_of_y, tile, lower_bound)
-            if self.warp() == WARPS - 1:                                       # nothing else to do
-                self.hand_over(tile, 0, self.tile.TB, ready + stage, rank ^ 1)
-                if (chunk + RING) * C < tokens:
-                    self.ask_for_rows(q, k, g, first + RING * C, tokens - (chunk + RING) * C, head, H, HV)
+            if self.warp() == WARPS - 1 and (chunk + RING) * C < tokens:        # it has nothing else to do
+                self.ask_for_rows(q, k, g, first + RING * C, tokens - (chunk + RING) * C, head, H, HV)
             elif self.warp() < 4:
                 acc = accumulator(product_of_rows(), PAIRS)
                 multiply(acc, wide_view(rows_of_x, 2 * C, K), wide_view(rows_of_y, C, K))
@@ -122,7 +119,7 @@ class Producer(Prepare):
                 self.meet_first()
                 if self.warp() == 0:
                     self.inverse(A_kk, columns, TB, None, b, tile, None, rows, 0)
-                    self.hand_over(tile, self.tile.TB, self.tile.end, full + stage, rank ^ 1)
+                    self.hand_over(tile, full + stage, rank ^ 1)
 
     @cute.jit
     def ask_for_rows(self, q, k, g, first, rows, head, H, HV):
@@ -139,12 +136,12 @@ class Producer(Prepare):
             prefetch(source + ((first + row) * heads + head) * size + (lane & 1) * 128)
 
     @cute.jit
-    def hand_over(self, tile, begin: cutlass.Constexpr, end: cutlass.Constexpr, full, neighbour):
-        """Bytes of the tile to both CHAINs, by one warp."""
+    def hand_over(self, tile, full, neighbour):
+        """The tile to both CHAINs, by one warp."""
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(full)
-            cute.arch.mbarrier_arrive_and_expect_tx(full, end - begin, peer_cta_rank_in_cluster=neighbour)
-            bulk_copy_to_neighbour(tile + begin, tile + (self.tile.bytes + begin), end - begin, full, neighbour)
+            cute.arch.mbarrier_arrive_and_expect_tx(full, self.tile.end, peer_cta_rank_in_cluster=neighbour)
+            bulk_copy_to_neighbour(tile, tile + self.tile.bytes, self.tile.end, full, neighbour)
 
     @cute.jit
     def clear_from(self, o, end, T, head, HV):
@@ -161,42 +158,46 @@ class Consumer(Chain):
     """A state's walk over tiles that two CTAs make."""
 
     @cute.jit
-    def walk(
-        self, S, v, o, shared, of_group: cutlass.Constexpr, sV, sO, ready, full, empty, first_v, rank, tokens, HV
-    ):  # fmt: skip
+    def walk(self, S, v, o, shared, of_group: cutlass.Constexpr, sV, sO, full, empty, first_v, rank, tokens, HV):
         operand = rounded(product(C, OperandMajorMode.K), S, self.c.K)
-        own, steps = first_v + own_column(), (tokens + C - 1) // C
+        own, steps = first_v + own_piece(0)[1], (tokens + C - 1) // C
         for i in cutlass.range_constexpr(RING - 1):
             self.bring(v, sV, own, Int32(i), tokens, HV)
+        self.brought()
         for i in cutlass.range(steps, unroll=1):
             stage, phase = i & RING - 1, i // RING & 1
             tile = shared + ((stage >> 1) * of_group + ((stage ^ rank) & 1) * self.tile.bytes)
-            cute.arch.cp_async_wait_group(RING - 2)
-            cute.arch.sync_warp()
             words = self.own_v(sV + stage * (C * PITCH), of_M=False)
-            cute.arch.mbarrier_wait(ready + stage, phase)
-            PO = self.ask(operand, tile)
-            if i > 0:
-                self.write(o, sO, own, (i - 1) * C, Int32(C), HV)
-            self.bring(v, sV, own, i + RING - 1, tokens, HV)                   # where this warp has read chunk i - 1
             cute.arch.mbarrier_wait(full + stage, phase)
-            self.go_on(S, operand, PO, tile, words, sO)
+            PO = self.ask(operand, tile)
+            self.bring(v, sV, own, i + RING - 1, tokens, HV)                   # where all have read chunk i - 1
+            self.brought()
+            if i > 0:
+                self.write(o, sO, own, i - 1, Int32(C), HV)
+            self.go_on(S, operand, PO, tile, words, sO + (i & 1) * (C * PITCH))
             cute.arch.sync_warp()
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive(empty + stage, peer_cta_rank_in_cluster=stage & 1)
         if steps > 0:
-            self.write(o, sO, own, (steps - 1) * C, tokens - (steps - 1) * C, HV)
+            self.brought()
+            self.write(o, sO, own, steps - 1, tokens - (steps - 1) * C, HV)
 
     @cute.jit
     def bring(self, v, sV, own, i, tokens, HV):
-        """A warp's 16 columns of v of chunk i, if there is one."""
+        """Rows of v of chunk i, if there is one."""
         if i * C < tokens:
             for j in cutlass.range_constexpr(2):
-                row = 16 * j + cute.arch.lane_idx() % 16
+                row, column = own_piece(j)
                 token = cutlass.min(i * C + row, tokens - 1)           # past the end: a row that counts for nothing
-                to = sV + (((i & RING - 1) * C + row) * PITCH + own_column())
+                to = sV + (((i & RING - 1) * C + row) * PITCH + column)
                 copy_16_bytes_later(fast.row(v.toint() + own * 2, token, HV * Int32(2 * self.c.V)), to)
         cute.arch.cp_async_commit_group()
+
+    @cute.jit
+    def brought(self):
+        """All four warps' rows of the next chunk, and of o of the last."""
+        cute.arch.cp_async_wait_group(RING - 2)
+        cute.arch.barrier(barrier_id=1, number_of_threads=128)
 
 
 class Fused:
@@ -228,13 +229,11 @@ class Fused:
         of_group = of_a_group(self.c.prepare)
         shared = smem.allocate_array(cutlass.Uint8, GROUPS * of_group, byte_alignment=1024)
         sV = smem.allocate_array(BFloat16, RING * C * PITCH, byte_alignment=16)
-        sO = smem.allocate_array(BFloat16, C * PITCH, byte_alignment=16)
-        ready = smem.allocate_array(Int64, RING)
+        sO = smem.allocate_array(BFloat16, 2 * C * PITCH, byte_alignment=16)
         full = smem.allocate_array(Int64, RING)
         empty = smem.allocate_array(Int64, RING)
         if cute.arch.thread_idx()[0] == 0:
             for s in cutlass.range_constexpr(RING):
-                cute.arch.mbarrier_init(ready + s, 1)
                 cute.arch.mbarrier_init(full + s, 1)
                 cute.arch.mbarrier_init(empty + s, 8)
             cute.arch.mbarrier_init_fence()
@@ -247,13 +246,13 @@ class Fused:
             if cutlass.const_expr(c.h0):
                 self.consumer.states(h0, n * HV + head, rank, c.V, c.v_first, S, to_memory=False)
             first_v = (begin * HV + head) * c.V + rank * COLUMNS
-            self.consumer.walk(S, v, o, shared, of_group, sV, sO, ready, full, empty, first_v, rank, tokens, HV)
+            self.consumer.walk(S, v, o, shared, of_group, sV, sO, full, empty, first_v, rank, tokens, HV)
             if cutlass.const_expr(c.ht):
                 self.consumer.states(ht, n * HV + head, rank, c.V, c.v_first, S, to_memory=True)
         else:
             cute.arch.setmaxregister_decrease(72)
             self.producer.produce(
-                q, k, g, beta, A_log, dt_bias, shared, ready, full, empty, begin, tokens, head, H, HV, scale,
+                q, k, g, beta, A_log, dt_bias, shared, full, empty, begin, tokens, head, H, HV, scale,
                 lower_bound, rank
             )  # fmt: skip
             if cutlass.const_expr(c.packed):

@@ -382,8 +382,8 @@ class Prepare:
 
     @cute.jit
     def inverse(self, A_kk, columns, TB, whole, b, tile, A_inv, rows, stride):
-        """(I + A_kk)^-1 b, transposed, of one warp: blocks of 8 rows by substitution, a lane a column; then pairs of them
-        as [X 0; -Y A X, Y], and the two of 16 rows.  Without b in `whole`, and from there to where it is kept."""
+        """(I + A_kk)^-1 b, transposed, of one warp: blocks of 8 rows by substitution, a lane a column; then pairs of
+        them as [X 0; -Y A X, Y], and the two of 16 rows.  Without b in `whole`, and from there to where it is kept."""
         lane = cute.arch.lane_idx()
         block, column, zero = lane >> 3, lane & 7, [Float32(0.0)] * 8
         x = []
@@ -410,8 +410,8 @@ class Prepare:
         cute.arch.sync_warp()
         self.from_shared(TB, whole, tile, A_inv, rows, stride)
 
-    # Both merges make Y A first: its rows come out as columns of the other operand of X^T (Y A)^T, where columns of Y A,
-    # that is rows of X, are counted in pairs.
+    # Both merges make Y A first: its rows come out as columns of the other operand of X^T (Y A)^T, where columns of
+    # Y A, that is rows of X, are counted in pairs.
 
     @cute.jit
     def merge_pairs(self, A_kk, columns, TB, whole, b):
