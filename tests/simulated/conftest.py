@@ -28,3 +28,16 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def kernels_apart(monkeypatch):
+    """The Hopper forward's kernels one by one, though so short a call would take the one that does all."""
+    from kda.backends.sm90 import launch, plan
+
+    monkeypatch.setattr(plan, "FUSED", False)
+    for kept in (plan.plan, launch.steps):
+        getattr(kept, "cache_clear", lambda: None)()
+    yield
+    for kept in (plan.plan, launch.steps):
+        getattr(kept, "cache_clear", lambda: None)()

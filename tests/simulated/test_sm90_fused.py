@@ -1,5 +1,7 @@
 """The Hopper forward in one kernel, clusters of two: calls against the definition, and the bits of the two kernels."""
 
+import dataclasses
+
 import pytest
 import torch
 from hopper import (
@@ -46,6 +48,21 @@ OPTIONS = {
     "packed, many tokens of none": dict(padding=140, **RAGGED),
     "no initial state": dict(T=70, initial_state=False),
 }
+
+
+@pytest.mark.parametrize(
+    "T, H, lengths, one",
+    [
+        (8192, 64, (), True), (8192, 128, (), True), (1024, 64, (), True), (64, 8, (), True),
+        (8192, 32, (), False), (8192, 96, (), False), (32768, 8, (), False),
+        (8192, 64, (1024,) * 8, True), (8192, 64, (128,) * 64, False),
+    ],
+)  # fmt: skip
+def test_one_kernel_is_taken_where_its_clusters_fill_an_h200(T, H, lengths, one):
+    """As measured."""
+    p = case_of(**(dict(lengths=(1,) * len(lengths)) if lengths else dict(T=1)), initial_state=False).problem()
+    p = dataclasses.replace(p, T=T, H=H, HV=H)
+    assert bool(plan.plan(p, 132).fused) == one and not plan.plan(p, 132, kept=True).fused
 
 
 def case_of(**options):

@@ -23,7 +23,7 @@ from kda.verify.doors import Door
 from kda.verify.parity import Oracle, describe, judge, masked
 from kda.verify.simulated import SimulatedDoor
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "kernels_apart")
 
 MADE = find("fwd/gate+intra+wy")
 

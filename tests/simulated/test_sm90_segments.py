@@ -10,7 +10,7 @@ from kda.backends.sm90 import launch, plan
 from kda.problem import Problem
 from kda.verify.cases import make_inputs
 
-pytestmark = pytest.mark.usefixtures("one_thread", "short_segments")
+pytestmark = pytest.mark.usefixtures("one_thread", "kernels_apart", "short_segments")
 
 
 def forget():

@@ -35,7 +35,10 @@ OFFSETS = ("int32", "int64")                 # dtypes of cu_seqlens
 STAGES = (6, 3)                              # of a chain: where a CTA is alone on an SM, and where two are there
 SHORTEST = 32                                # chunks of a segment
 INVARIANT = 128                              # the same with batch_invariant
-FUSED = False                                # one kernel where it can be: not measured yet
+FUSED = None                                 # one kernel where that is sooner; True, False: where it can be, nowhere
+CHUNKS = 57                                  # that prepare and chain make while a cluster makes one of its sequence
+FIRST = 4                                    # more chunks that a cluster's first one takes
+LAUNCH = 400                                 # chunks that a second launch takes
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,8 @@ def plan(p: Problem, sms: int, kept: bool = False) -> Plan:
         prepare_config(p, kept),
         pairs_config(p) if kept and p.C > C and halves else None,
         chain("segments" if cut else "sequences"), chain("carry") if cut else None,
-        compose_config(p) if cut else None, fused_config(p, cut, kept),
+        compose_config(p) if cut else None,
+        None if cut or kept or not one_kernel(p, sms, all_chunks) else fused_config(p),
     )  # fmt: skip
 
 
@@ -99,8 +103,7 @@ def recipes(p: Problem, host: Host) -> list[cutedsl.Recipe]:
     configs += [prepare_config(p, kept) for kept in (False, True)]
     configs += [pairs_config(p)] * (p.C > C)
     configs += [chain_config(p, walk, stages) for walk in ("sequences", "carry", "segments") for stages in STAGES]
-    fused = fused_config(p, cut=False, kept=False)
-    return [recipe(config) for config in (*configs, compose_config(p), fused) if config]
+    return [recipe(config) for config in (*configs, compose_config(p), fused_config(p)) if config]
 
 
 def split(p: Problem, sms: int) -> int:
@@ -127,13 +130,22 @@ def prepare_config(p: Problem, kept: bool) -> PrepareConfig:
     )  # fmt: skip
 
 
-def fused_config(p: Problem, cut: bool, kept: bool) -> FusedConfig | None:
+def fused_config(p: Problem) -> FusedConfig | None:
     """Where prepare makes one product of a chunk, two CTAs share a head, and only o and final states are asked for."""
-    prepare = prepare_config(p, kept)
-    fits = prepare.block and p.K == p.V == 2 * COLUMNS and p.N * p.HV > 0
-    if not FUSED or not fits or cut or kept or p.intermediate_states:
+    prepare = prepare_config(p, kept=False)
+    if not prepare.block or not p.K == p.V == 2 * COLUMNS or p.intermediate_states:
         return None
     return FusedConfig(prepare, dataclasses.replace(chain_config(p, "sequences", RING), every=1))
+
+
+def one_kernel(p: Problem, sms: int, all_chunks: int) -> bool:
+    """Whether a cluster of two for each sequence and head is sooner than two kernels: where waves of them are full, and
+    sequences not short."""
+    clusters, at_once = p.N * p.HV, sms // 2
+    if FUSED is not None or not clusters:
+        return bool(FUSED and clusters)
+    of_one = -(-all_chunks // p.N)
+    return -(-clusters // at_once) * (of_one + FIRST) * CHUNKS <= all_chunks * p.HV + LAUNCH
 
 
 def pairs_config(p: Problem) -> PairsConfig:
