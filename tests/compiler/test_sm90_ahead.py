@@ -61,7 +61,7 @@ def wanted(p):
     for (T, N, H, sms), kept in itertools.product(sizes, (False, True)):
         call = dataclasses.replace(p, T=T, N=N, B=1 if p.packed else N, H=H, HV=H * p.HV // p.H)
         at = plan(call, sms, kept)
-        found |= {recipe(c) for c in (at.prepare, at.pairs, at.chain, at.carry, at.compose) if c}
+        found |= {recipe(c) for c in (at.prepare, at.pairs, at.chain, at.carry, at.compose, at.fused) if c}
     return found
 
 

@@ -82,6 +82,10 @@ class Producer(Prepare):
         cute.arch.barrier(barrier_id=3 + 2 * self.group(), number_of_threads=128)
 
     @cute.jit
+    def until_free(self, empty, phase):
+        cute.arch.mbarrier_wait(empty, phase)
+
+    @cute.jit
     def from_shared(self, TB, whole, tile, A_inv, rows, stride):
         """It lies in the tile."""
         cute.arch.fence_proxy("async.shared", space="cta")
@@ -108,8 +112,8 @@ class Producer(Prepare):
             if self.warp() == 0:
                 b[cute.arch.lane_idx()] = step_size(beta, self.c.beta, first, rows, head, HV, cute.arch.lane_idx())
             own = self.rows(q, k, g, A_log, dt_bias, first, rows, head, H, HV, scale, lower_bound)
-            cute.arch.mbarrier_wait(empty + stage, chunk >> RING.bit_length() - 1 & 1 ^ 1)
-            self.at_once(*own, sums, rows_of_x, rows_of_y, tile, lower_bound)
+            phase = chunk >> RING.bit_length() - 1 & 1 ^ 1
+            self.at_once(*own, sums, rows_of_x, rows_of_y, tile, lower_bound, empty + stage, phase)
             if self.warp() == WARPS - 1 and (chunk + RING) * C < tokens:        # it has nothing else to do
                 self.ask_for_rows(q, k, g, first + RING * C, tokens - (chunk + RING) * C, head, H, HV)
             elif self.warp() < 4:

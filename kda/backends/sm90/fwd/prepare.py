@@ -131,6 +131,10 @@ class Prepare:
         cute.arch.barrier(barrier_id=1, number_of_threads=128)
 
     @cute.jit
+    def until_free(self):
+        """The tile is nobody else's."""
+
+    @cute.jit
     def place(self, chunk, y, z, table, T, chunks):
         """First token, tokens and number in its sequence of a chunk; in a row of T tokens that is y."""
         begin, rows, number = Int64(0), Int32(0), y
@@ -188,10 +192,12 @@ class Prepare:
         return qn, kn, gc
 
     @cute.jit
-    def at_once(self, qn, kn, gc, sums, rows_of_x, rows_of_y, tile, lower_bound):
+    def at_once(self, qn, kn, gc, sums, rows_of_x, rows_of_y, tile, lower_bound, *free):
         """Operands of the one product of a bounded gate, and from them those of the chain."""
         E, d, first = self.c.K // 32, self.c.K // 32 * cute.arch.lane_idx(), ROWS * self.warp()
-        before, row0, last = self.over_warps(gc, sums, d)
+        self.over_warps(gc, sums, d)
+        self.until_free(*free)
+        before, row0, last = self.of_all(sums, d)
         half = lower_bound * Float32(-0.5 * fast.LOG2_E * (C - 1))
         # 2^gc = 2^x 2^anchor, an exact product; 2^(gc_last - gc) = 2^-x 2^(gc_last - anchor)
         anchor = [fast.whole(row0[e] - half) for e in range(E)]
@@ -223,7 +229,8 @@ class Prepare:
         """Any gate, no exponent above 0: for blocks of 2S rows, S = 16 .. 1, a product of rows under the decay to or
         from the block's cut, of which the pairs across it count; then one without decay for the diagonal."""
         E, d, first = self.c.K // 32, self.c.K // 32 * cute.arch.lane_idx(), ROWS * self.warp()
-        before, _, last = self.over_warps(gc, sums, d)
+        self.over_warps(gc, sums, d)
+        before, _, last = self.of_all(sums, d)
         for r in cutlass.range_constexpr(ROWS):
             from_zero = [fast.exp2(gc[r][e] + before[e]) for e in range(E)]
             to_last = [fast.exp2(last[e] - (gc[r][e] + before[e])) for e in range(E)]
@@ -315,8 +322,8 @@ class Prepare:
 
     @cute.jit
     def over_warps(self, gc, sums, d):
-        """The sums of the warps before this one, g2 of row 0, and gc_last; in `sums`, those before each warp."""
-        K, E, thread, warp = self.c.K, self.c.K // 32, self.thread(), self.warp()
+        """Sums of decays before each warp, g2 of row 0 and gc_last, in `sums`."""
+        K, thread, warp = self.c.K, self.thread(), self.warp()
         store(sums + (warp * K + d), gc[ROWS - 1])
         if warp == 0:
             store(sums + (WARPS * K + d), gc[0])
@@ -329,7 +336,11 @@ class Prepare:
                 total += own
             store(sums + ((WARPS + 1) * K + thread), [total])
         self.meet()
-        return load(sums + (warp * K + d), E), load(sums + (WARPS * K + d), E), load(sums + ((WARPS + 1) * K + d), E)
+
+    @cute.jit
+    def of_all(self, sums, d):
+        """The sums of the warps before this one, g2 of row 0, and gc_last."""
+        return [load(sums + (row * self.c.K + d), self.c.K // 32) for row in (self.warp(), WARPS, WARPS + 1)]
 
     @cute.jit
     def norms(self, raw_q, raw_k):
