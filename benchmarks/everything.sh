@@ -23,18 +23,16 @@ times() {
 hopper() {
     run() { timeout "$2" "${@:3}" > "$out/$1.log" 2>&1; tail -n 12 "$out/$1.log"; }
     run tests 120 python -m pytest -q tests/gpu/test_sm90_forward_on_gpu.py
-    for options in "" --fused --plain "--cluster 2"; do
-        # shellcheck disable=SC2086
-        run "h64${options// /}" 60 python benchmarks/hopper.py --shape h64-8k --shape h96-8k $options
+    for tool in memcheck racecheck; do
+        run $tool 100 compute-sanitizer --report-api-errors no --tool $tool python benchmarks/sanitized.py sm90
     done
-    run fused 60 python benchmarks/hopper.py --fused --shape h64-8x1k --shape h64-mixed --shape h64-1k --shape kimi-8k
+    for options in --fused --no-fused; do
+        run "h64$options" 60 python benchmarks/hopper.py --shape h64-8k --shape h96-8k --shape h64-64x128 $options
+    done
     run kernels 120 python benchmarks/hopper.py --json "$out/h200-sm90-kernels.json"
     run step 60 python benchmarks/hopper.py --shape h64-8k --shape h64-8x1k --step
     run softplus 60 python benchmarks/hopper.py --shape h64-8k --gate softplus
     run first 60 python benchmarks/first_call.py --backend sm90
-    for tool in memcheck racecheck; do
-        run $tool 100 compute-sanitizer --report-api-errors no --tool $tool python benchmarks/sanitized.py sm90
-    done
     run selftest 60 python -m kda selftest --backend sm90 --quick
     run graph 60 python -m kda bench --backend sm90 --shape h64-1k --graph --direction forward
     run bench 300 python -m kda bench --backend sm90 --direction forward --shape h64-8k --shape h64-8x1k --shape h64-mixed \

@@ -110,9 +110,9 @@ def timeline(call) -> dict[str, float]:
     return {name: round(statistics.median(us) / 1e3, 4) for name, us in found.items()}
 
 
-def measured(case, stages: int, plain: bool = False, cluster: int = 1) -> dict[str, float]:
+def measured(case, stages: int, plain: bool = False, cluster: int = 0) -> dict[str, float]:
     """Of calls whose chains have so many stages; 0: as planned.  `plain`: each kernel after the end of the other.
-    `cluster`: so many CTAs of a chain, which read the same tiles, are neighbours."""
+    `cluster`: so many CTAs of a chain, which read the same tiles, are neighbours; 0: as planned."""
 
     planned = launch.step
 
@@ -121,7 +121,7 @@ def measured(case, stages: int, plain: bool = False, cluster: int = 1) -> dict[s
             config = dataclasses.replace(config, stages=stages)
         ready = planned(config, *others)
         if ready:
-            near = (cluster, 1, 1) if isinstance(config, ChainConfig) else ready.shape.cluster
+            near = (cluster, 1, 1) if cluster and isinstance(config, ChainConfig) else ready.shape.cluster
             ready.shape = ready.shape._replace(cluster=near, pdl=ready.shape.pdl and not plain)
         return ready
 
@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--gate", default="bounded")
     parser.add_argument("--stages", default="0", help="of chain; 0: as planned")
     parser.add_argument("--plain", action="store_true", help="no kernel starts before the one ahead of it has ended")
-    parser.add_argument("--cluster", type=int, default=1, help="CTAs of a chain that lie together on the GPU")
+    parser.add_argument("--cluster", type=int, default=0, help="CTAs of a chain that lie together on the GPU; 0: as planned")
     parser.add_argument("--fused", action=argparse.BooleanOptionalAction,
                         help="prepare and chain as one kernel, where that can be; without: where it is sooner")
     parser.add_argument("--step", action="store_true", help="a recorded forward and its backward, against Triton's")
