@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--gate", default="bounded")
     parser.add_argument("--stages", default="0", help="of chain; 0: as planned")
     parser.add_argument("--plain", action="store_true", help="no kernel starts before the one ahead of it has ended")
-    parser.add_argument("--cluster", type=int, default=0, help="CTAs of a chain that lie together on the GPU; 0: as planned")
+    parser.add_argument("--cluster", type=int, default=0, help="CTAs of a chain that lie together; 0: as planned")
     parser.add_argument("--fused", action=argparse.BooleanOptionalAction,
                         help="prepare and chain as one kernel, where that can be; without: where it is sooner")
     parser.add_argument("--step", action="store_true", help="a recorded forward and its backward, against Triton's")

@@ -107,6 +107,8 @@ class Producer(Prepare):
         columns = A_kk + C * PAD
         b = columns + C * PITCH_X
         TB = cute.recast_ptr(tile + self.tile.TB, dtype=BFloat16)
+        if self.warp() == WARPS - 1:
+            self.zeros(columns, TB)
         for chunk in cutlass.range(stage, (tokens + C - 1) // C, RING, unroll=1):
             first, rows = begin + chunk * C, cutlass.min(tokens - chunk * C, C)
             if self.warp() == 0:

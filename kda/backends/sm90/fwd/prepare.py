@@ -88,6 +88,8 @@ class Prepare:
 
             if cute.arch.warp_idx() == 0:
                 b[cute.arch.lane_idx()] = step_size(beta, self.c.beta, begin, rows, head, HV, cute.arch.lane_idx())
+            elif cute.arch.warp_idx() == WARPS - 1:
+                self.zeros(columns, TB)
             own = self.rows(q, k, g, A_log, dt_bias, begin, rows, head, H, HV, scale, lower_bound)
             acc = accumulator(product(), PAIRS)
             if cutlass.const_expr(self.c.block):
@@ -396,7 +398,7 @@ class Prepare:
         """(I + A_kk)^-1 b, transposed, of one warp: blocks of 8 rows by substitution, a lane a column; then pairs of
         them as [X 0; -Y A X, Y], and the two of 16 rows.  Without b in `whole`, and from there to where it is kept."""
         lane = cute.arch.lane_idx()
-        block, column, zero = lane >> 3, lane & 7, [Float32(0.0)] * 8
+        block, column = lane >> 3, lane & 7
         x = []
         for i in cutlass.range_constexpr(8):
             parts = [Float32(1.0) if column == i else Float32(0.0), Float32(0.0)]
@@ -405,15 +407,13 @@ class Prepare:
                 for s in cutlass.range_constexpr(min(4, i - j)):
                     parts[s % 2] = parts[s % 2] - a[s] * x[j + s]
             x.append(parts[0] + parts[1])
-        own = columns + (lane * PITCH_X + (lane & 8))
         for i in cutlass.range_constexpr(0, 8, 4):
-            store(own + i, x[i : i + 4])
-            if lane & 8 != 0:
-                store(own + (i - 8), zero[:4])
+            store(columns + (lane * PITCH_X + (lane & 8) + i), x[i : i + 4])
         self.put(TB, whole, b, lane, block * 8, x)
-        for above in cutlass.range_constexpr(3):
-            if above < block:
-                self.put(TB, whole, b, lane, above * 8, zero)
+        if cutlass.const_expr(self.c.keep):
+            for above in cutlass.range_constexpr(3):
+                if above < block:
+                    self.keep_column(whole, lane, above * 8, [Float32(0.0)] * 8)
         cute.arch.sync_warp()
         self.merge_pairs(A_kk, columns, TB, whole, b)
         cute.arch.sync_warp()
@@ -465,8 +465,23 @@ class Prepare:
         of_column = b[column]
         store(TB + in_narrow_rows(column, row) // 2, [x * of_column for x in values])
         if cutlass.const_expr(self.c.keep):
-            for i in cutlass.range_constexpr(len(values)):
-                whole[in_narrow_rows(row + i, column) // 2] = values[i].to(BFloat16)
+            self.keep_column(whole, column, row, values)
+
+    @cute.jit
+    def keep_column(self, whole, column, row, values):
+        for i in cutlass.range_constexpr(len(values)):
+            whole[in_narrow_rows(row + i, column) // 2] = values[i].to(BFloat16)
+
+    @cute.jit
+    def zeros(self, columns, TB):
+        """What is zero in every inverse, by one warp: above the blocks of 8 rows."""
+        lane, zero = cute.arch.lane_idx(), [Float32(0.0)] * 8
+        for above in cutlass.range_constexpr(3):
+            if above < lane >> 3:
+                store(TB + in_narrow_rows(lane, above * 8) // 2, zero)
+        if lane & 8 != 0:
+            for i in cutlass.range_constexpr(0, 8, 4):
+                store(columns + (lane * PITCH_X + i), zero[:4])
 
     @cute.jit
     def from_shared(self, TB, whole, tile, A_inv, rows, stride):
