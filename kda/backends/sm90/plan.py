@@ -36,8 +36,8 @@ STAGES = (6, 3)                              # of a chain: where a CTA is alone 
 SHORTEST = 32                                # chunks of a segment
 INVARIANT = 128                              # the same with batch_invariant
 FUSED = None                                 # one kernel where that is sooner; True, False: where it can be, nowhere
-CHUNKS = 57                                  # that prepare and chain make while a cluster makes one of its sequence
-FIRST = 4                                    # more chunks that a cluster's first one takes
+CHUNKS = 50                                  # that prepare and chain make while a cluster makes one of its sequence
+FIRST = 5                                    # more chunks that a cluster's first one takes
 LAUNCH = 400                                 # chunks that a second launch takes
 
 

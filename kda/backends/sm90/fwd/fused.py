@@ -11,7 +11,7 @@ prepare's CTA makes, straight into a stage, from where one bulk copy brings it t
 
 A stage has one producer: chunk c lies in stage c mod 4, which group (c >> 1) & 1 of CTA c & 1 makes, and waits for after
 its sums.  Of a group, warp 0 goes on to the inverse when the others go on to the rows of their next chunk; they meet at
-its sums.  Warp 7, which has least to do, asks for warp 0's next rows, into L2: registers to hold them are not there.
+the sums.  Warp 7 has least to do and asks for warp 0's next rows, into L2: registers to hold them are not there.
 
   pipeline    arrivals                                              says
   full        1, of PREPARE's warp 0; in the neighbour with the     a tile is there
