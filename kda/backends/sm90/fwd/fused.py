@@ -9,9 +9,9 @@ prepare's CTA makes, straight into a stage, from where one bulk copy brings it t
   4-11   72         PREPARE  as in fwd/prepare.py, chunks 4 i + rank, into stage rank
   12-19  72         PREPARE  chunks 4 i + 2 + rank, into stage 2 + rank
 
-A stage has one producer: chunk c lies in stage c mod 4, which group (c >> 1) & 1 of CTA c & 1 makes, and waits for after
-its sums.  Of a group, warp 0 goes on to the inverse when the others go on to the rows of their next chunk; they meet at
-the sums.  Warp 7 has least to do and asks for warp 0's next rows, into L2: registers to hold them are not there.
+A stage has one producer: chunk c lies in stage c mod 4, which group (c >> 1) & 1 of CTA c & 1 makes, and waits for
+after its sums.  Of a group, warp 0 goes on to the inverse when the others go on to the rows of their next chunk; they
+meet at the sums.  Warp 7 has least to do and asks for warp 0's next rows, into L2: no registers are there to hold them.
 
   pipeline    arrivals                                              says
   full        1, of PREPARE's warp 0; in the neighbour with the     a tile is there
