@@ -33,11 +33,9 @@ def one_thread():
 @pytest.fixture
 def kernels_apart(monkeypatch):
     """The Hopper forward's kernels one by one, though so short a call would take the one that does all."""
-    from kda.backends.sm90 import launch, plan
+    from hopper import forget_plans, plan
 
     monkeypatch.setattr(plan, "FUSED", False)
-    for kept in (plan.plan, launch.steps):
-        getattr(kept, "cache_clear", lambda: None)()
+    forget_plans()
     yield
-    for kept in (plan.plan, launch.steps):
-        getattr(kept, "cache_clear", lambda: None)()
+    forget_plans()

@@ -9,6 +9,7 @@ from hopper import (
     called,
     changed,
     check,
+    forget_plans,
     has_products_that_wait_for_no_other,
     kept_nowhere,
     plant,
@@ -30,8 +31,7 @@ def fused(monkeypatch):
 
     def ask(on=True):
         monkeypatch.setattr(plan, "FUSED", on)
-        for kept in (plan.plan, launch.steps):
-            getattr(kept, "cache_clear", lambda: None)()
+        forget_plans()
 
     ask()
     yield ask

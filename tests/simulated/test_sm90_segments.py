@@ -2,20 +2,15 @@
 
 import pytest
 import torch
-from hopper import called, check
+from hopper import called, check, forget_plans
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
-from kda.backends.sm90 import launch, plan
+from kda.backends.sm90 import plan
 from kda.problem import Problem
 from kda.verify.cases import make_inputs
 
 pytestmark = pytest.mark.usefixtures("one_thread", "kernels_apart", "short_segments")
-
-
-def forget():
-    plan.plan.cache_clear()
-    launch.steps.cache_clear()
 
 
 @pytest.fixture
@@ -23,9 +18,9 @@ def short_segments(monkeypatch):
     """Of two chunks, so that little is simulated."""
     monkeypatch.setattr(plan, "SHORTEST", 2)
     monkeypatch.setattr(plan, "INVARIANT", 2)
-    forget()
+    forget_plans()
     yield
-    forget()
+    forget_plans()
 
 
 CASES = {
@@ -64,7 +59,7 @@ def test_states_of_heads_that_remember_are_whole_or_cut_the_same_but_for_roundin
     case.keywords["return_intermediate_states"] = True
     cut = called(case)[0]
     monkeypatch.setattr(plan, "split", lambda p, sms: 0)
-    forget()
+    forget_plans()
     whole = called(case)[0]
     assert whole["h"].shape == (1, 4, 1, 64, 64)
     for name in ("ht", "h"):

@@ -141,8 +141,8 @@ class Chain:
                 for j in cutlass.range_constexpr(C // 4):
                     row, column = 4 * j + lane // 8, lane % 8 * 8
                     token = cutlass.min(i * C + row, tokens - 1)       # past the end: a row that counts for nothing
-                    source = fast.row((v + first_v + column).toint(), token, HV * Int32(2 * self.c.V))
-                    copy_16_bytes_later(source, sV + ((stage * C + row) * PITCH + column))
+                    to = sV + ((stage * C + row) * PITCH + column)
+                    copy_16_bytes_later(self.row(v, first_v + column, token, HV), to)
             arrive_when_copied(full + stage)
             stage, phase = advance(stage, phase, self.c.stages)
 
@@ -243,9 +243,14 @@ class Chain:
         for j in cutlass.range_constexpr(2):
             row, column = own_piece(j)
             if row < rows:
-                to = fast.row(o.toint() + own * 2, i * C + row, HV * Int32(2 * self.c.V))
+                to = self.row(o, own, i * C + row, HV)
                 source = sO + ((i & 1) * (C * PITCH) + row * PITCH + column)
                 copy_16_bytes(source, cute.make_ptr(BFloat16, to, cute.AddressSpace.gmem))
+
+    @cute.jit
+    def row(self, x, own, token, HV):
+        """The address in v or o, `token` rows below element `own`."""
+        return fast.row(x.toint() + own * 2, token, HV * Int32(2 * self.c.V))
 
     @cute.jit
     def place_in_state(self, i: cutlass.Constexpr, part):

@@ -42,7 +42,6 @@ from kda.compile import cutedsl
 from kda.compile.target import Target
 
 from ..configs import COLUMNS, GROUPS, PAD, PITCH, PITCH_X, RING, WARPS, FusedConfig, PrepareConfig
-from ..parts import fast
 from ..parts.async_copies import bulk_copy_to_neighbour, copy_16_bytes_later, prefetch
 from ..parts.copies import pointers, store
 from ..parts.order import after_the_kernel_before
@@ -196,7 +195,7 @@ class Consumer(Chain):
                 row, column = own_piece(j)
                 token = cutlass.min(i * C + row, tokens - 1)           # past the end: a row that counts for nothing
                 to = sV + (((i & RING - 1) * C + row) * PITCH + column)
-                copy_16_bytes_later(fast.row(v.toint() + own * 2, token, HV * Int32(2 * self.c.V)), to)
+                copy_16_bytes_later(self.row(v, own, token, HV), to)
         cute.arch.cp_async_commit_group()
 
     @cute.jit
