@@ -54,6 +54,7 @@ from .chain import Chain, own_piece, product, rounded
 from .prepare import Prepare
 
 FIRST = 4                                    # warp of the first group
+LEAST = WARPS - 1                            # of a group's warps the one that has least to do
 
 
 class Producer(Prepare):
@@ -81,8 +82,10 @@ class Producer(Prepare):
         cute.arch.barrier(barrier_id=3 + 2 * self.group(), number_of_threads=128)
 
     @cute.jit
-    def until_free(self, empty, phase):
+    def until_free(self, empty, phase, b, step):
         cute.arch.mbarrier_wait(empty, phase)
+        if self.warp() == LEAST:
+            b[cute.arch.lane_idx()] = step                                     # the chunk before needs b no more
 
     @cute.jit
     def from_shared(self, TB, whole, tile, A_inv, rows, stride):
@@ -106,16 +109,17 @@ class Producer(Prepare):
         columns = A_kk + C * PAD
         b = columns + C * PITCH_X
         TB = cute.recast_ptr(tile + self.tile.TB, dtype=BFloat16)
-        if self.warp() == WARPS - 1:
+        if self.warp() == LEAST:
             self.zeros(columns, TB)
         for chunk in cutlass.range(stage, (tokens + C - 1) // C, RING, unroll=1):
             first, rows = begin + chunk * C, cutlass.min(tokens - chunk * C, C)
-            if self.warp() == 0:
-                b[cute.arch.lane_idx()] = step_size(beta, self.c.beta, first, rows, head, HV, cute.arch.lane_idx())
+            step = Float32(0.0)
+            if self.warp() == LEAST:
+                step = step_size(beta, self.c.beta, first, rows, head, HV, cute.arch.lane_idx())
             own = self.rows(q, k, g, A_log, dt_bias, first, rows, head, H, HV, scale, lower_bound)
             phase = chunk >> RING.bit_length() - 1 & 1 ^ 1
-            self.at_once(*own, sums, rows_of_x, rows_of_y, tile, lower_bound, empty + stage, phase)
-            if self.warp() == WARPS - 1 and (chunk + RING) * C < tokens:        # it has nothing else to do
+            self.at_once(*own, sums, rows_of_x, rows_of_y, tile, lower_bound, empty + stage, phase, b, step)
+            if self.warp() == LEAST and (chunk + RING) * C < tokens:
                 self.ask_for_rows(q, k, g, first + RING * C, tokens - (chunk + RING) * C, head, H, HV)
             elif self.warp() < 4:
                 acc = accumulator(product_of_rows(), PAIRS)

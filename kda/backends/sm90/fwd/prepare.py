@@ -88,9 +88,9 @@ class Prepare:
 
             if cute.arch.warp_idx() == 0:
                 b[cute.arch.lane_idx()] = step_size(beta, self.c.beta, begin, rows, head, HV, cute.arch.lane_idx())
-            elif cute.arch.warp_idx() == WARPS - 1:
-                self.zeros(columns, TB)
             own = self.rows(q, k, g, A_log, dt_bias, begin, rows, head, H, HV, scale, lower_bound)
+            if cute.arch.warp_idx() == WARPS - 1:
+                self.zeros(columns, TB)
             acc = accumulator(product(), PAIRS)
             if cutlass.const_expr(self.c.block):
                 self.at_once(*own, sums, rows_of_x, rows_of_y, tile, lower_bound)
@@ -283,7 +283,7 @@ class Prepare:
 
     @cute.jit
     def keep_last(self, tile, last, d):
-        if self.warp() == 0:
+        if self.warp() == WARPS - 1:                                           # others have more to do
             decay = [fast.exp2(last[e]) for e in range(self.c.K // 32)]
             for e in cutlass.range_constexpr(0, self.c.K // 32, 2):
                 store(cute.recast_ptr(tile + self.tile.DECAY, dtype=Float32) + in_decays(d + e), decay[e : e + 2])
