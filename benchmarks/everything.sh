@@ -23,9 +23,8 @@ times() {
 hopper() {
     run() { timeout "$2" "${@:3}" > "$out/$1.log" 2>&1; tail -n 12 "$out/$1.log"; }
     run tests 120 python -m pytest -q tests/gpu/test_sm90_forward_on_gpu.py
-    for tool in memcheck racecheck; do
-        run $tool 100 compute-sanitizer --report-api-errors no --tool $tool python benchmarks/sanitized.py sm90
-    done
+    run memcheck 100 compute-sanitizer --report-api-errors no --tool memcheck python benchmarks/sanitized.py sm90
+    run racecheck 100 compute-sanitizer --report-api-errors no --tool racecheck python benchmarks/sanitized.py sm90 --followed
     for options in --fused --no-fused; do
         run "h64$options" 60 python benchmarks/hopper.py --shape h64-8k --shape h96-8k --shape h64-64x128 $options
     done

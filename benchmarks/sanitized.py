@@ -1,11 +1,22 @@
 """Every kernel of a call, packed, with tokens of nobody: what compute-sanitizer looks at.
 
-    compute-sanitizer --tool memcheck|racecheck python benchmarks/sanitized.py [BACKEND]
+    compute-sanitizer --tool memcheck|racecheck python benchmarks/sanitized.py [BACKEND] [--followed]
+
+racecheck (CUDA 13.0) reports hazards of the Hopper kernels that are none, of two kinds:
+- one lane arrives on an mbarrier for its warp, which met before: what the other lanes did counts as not ordered;
+- in `fused` four warps of a group meet once a chunk without the other four: from then on the meetings of all eight
+  count as not ordered, as if meetings were told apart by their number alone.
+`--followed`: the kernels with what makes up for both and orders nothing else. All lanes arrive, and the other four
+warps meet among themselves.
 """
 
 from __future__ import annotations
 
+import argparse
+import importlib
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -13,21 +24,82 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 import kda
-from kda.backends.sm90 import plan
+from kda.backends.sm90 import launch, plan
 from kda.verify.cases import make_inputs
 
-backend = (sys.argv[1:] or ["triton"])[0]
-plan.FUSED = False
-for gate in ("bounded", "softplus"):
-    case = make_inputs((100, 0, 65), padding=70, H=1, HV=2, K=128, V=128, gate=gate, device="cuda")
+FOLLOWED = {
+    "fwd/chain.py": {
+        "mbarrier_init(empty + s, 4)": "mbarrier_init(empty + s, 128)",
+        """with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive(empty + stage)""": "cute.arch.mbarrier_arrive(empty + stage)",
+    },
+    "fwd/fused.py": {
+        "mbarrier_init(full + s, 1)": "mbarrier_init(full + s, 32)",
+        "mbarrier_init(empty + s, 8)": "mbarrier_init(empty + s, 8 * 32)",
+        """with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive(empty + stage""": """if True:
+                cute.arch.mbarrier_arrive(empty + stage""",
+        """with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(full)
+""": """cute.arch.mbarrier_arrive(full)
+        if cute.arch.lane_idx() != 0:
+            cute.arch.mbarrier_arrive(full, peer_cta_rank_in_cluster=neighbour)
+        else:
+""",
+        """if self.warp() == LEAST and (chunk""": """if self.warp() >= 4:
+                cute.arch.barrier(barrier_id=6 + self.group(), number_of_threads=128)
+            if self.warp() == LEAST and (chunk""",
+    },
+}  # fmt: skip
+
+
+def follow(folder: Path) -> None:
+    """Kernels of the Hopper backend come from a copy in `folder`, as FOLLOWED says."""
+    copy = folder / "followed_sm90"
+    shutil.copytree(Path(launch.__file__).parent, copy)
+    for name, changes in FOLLOWED.items():
+        text = (copy / name).read_text()
+        for old, new in changes.items():
+            assert text.count(old) == 1, f"{old!r} is {text.count(old)} times in {name}"
+            text = text.replace(old, new)
+        (copy / name).write_text(text)
+    sys.path.insert(0, str(folder))
+
+    def kernel(config):
+        build = importlib.import_module(f"{copy.name}.fwd.{plan.KERNELS[type(config)]}").build
+        (kernel,) = build(config, plan.TARGET).kernels.values()
+        return kernel
+
+    launch.kernel = kernel
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("backend", nargs="?", default="triton")
+    parser.add_argument("--followed", action="store_true", help="Hopper's kernels in a form that racecheck follows")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if asked.followed:
+            follow(Path(folder))
+        calls(asked.backend)
+
+
+def calls(backend: str) -> None:
+    plan.FUSED = False
+    for gate in ("bounded", "softplus"):
+        case = make_inputs((100, 0, 65), padding=70, H=1, HV=2, K=128, V=128, gate=gate, device="cuda")
+        kda.chunk_kda_fwd(**case.keywords, backend=backend)
+        leaves = case.keywords | {name: case.keywords[name].detach().requires_grad_() for name in ("q", "k", "v", "g")}
+        o, ht = kda.chunk_kda(**leaves, backend=backend)
+        torch.autograd.backward((o, ht), (case.do, case.dht))
+    case = make_inputs(T=4200, H=1, K=128, V=128, gate="bounded", device="cuda")               # cut into segments
     kda.chunk_kda_fwd(**case.keywords, backend=backend)
-    leaves = case.keywords | {name: case.keywords[name].detach().requires_grad_() for name in ("q", "k", "v", "g")}
-    o, ht = kda.chunk_kda(**leaves, backend=backend)
-    torch.autograd.backward((o, ht), (case.do, case.dht))
-case = make_inputs(T=4200, H=1, K=128, V=128, gate="bounded", device="cuda")               # cut into segments
-kda.chunk_kda_fwd(**case.keywords, backend=backend)
-if backend == "sm90":                                                                       # other plans than those
-    plan.FUSED = True
-    case = make_inputs((300, 0, 165), padding=5, H=1, HV=3, K=128, V=128, gate="bounded", device="cuda")
-    kda.chunk_kda_fwd(**case.keywords, backend=backend)
-torch.cuda.synchronize()
+    if backend == "sm90":                                                                       # other plans than those
+        plan.FUSED = True
+        case = make_inputs((300, 0, 165), padding=5, H=1, HV=3, K=128, V=128, gate="bounded", device="cuda")
+        kda.chunk_kda_fwd(**case.keywords, backend=backend)
+    torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,9 @@
 """The Hopper forward in one kernel, clusters of two: calls against the definition, and the bits of the two kernels."""
 
 import dataclasses
+import importlib
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +25,7 @@ from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.configs import FusedConfig
 from kda.verify.cases import make_inputs
 
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -148,6 +152,17 @@ FAULTS = {
     ),
     "a token of none is left as it is": ("Int32(end) + own, T", "Int32(end) + own, T - 1"),
 }  # fmt: skip
+
+
+def test_the_form_that_racecheck_follows_is_this_kernel(tmp_path, monkeypatch, fused):
+    for x, name in ((launch, "kernel"), (sys, "path")):                         # `follow` changes both
+        monkeypatch.setattr(x, name, getattr(x, name))
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    kept_nowhere(monkeypatch)
+    case = case_of(T=390)
+    expected, _ = called(case)
+    importlib.import_module("sanitized").follow(tmp_path)
+    assert all(torch.equal(x, expected[name]) for name, x in check(case).items())
 
 
 @pytest.mark.parametrize("fault", FAULTS)
