@@ -55,18 +55,19 @@ FOLLOWED = {
 
 def follow(folder: Path) -> None:
     """Kernels of the Hopper backend come from a copy in `folder`, as FOLLOWED says."""
-    copy = folder / "followed_sm90"
-    shutil.copytree(Path(launch.__file__).parent, copy)
+    copy, backends = folder / "followed", Path(launch.__file__).parents[1]
+    for part in ("sm90", "common"):
+        shutil.copytree(backends / part, copy / part)
     for name, changes in FOLLOWED.items():
-        text = (copy / name).read_text()
+        text = (copy / "sm90" / name).read_text()
         for old, new in changes.items():
             assert text.count(old) == 1, f"{old!r} is {text.count(old)} times in {name}"
             text = text.replace(old, new)
-        (copy / name).write_text(text)
+        (copy / "sm90" / name).write_text(text)
     sys.path.insert(0, str(folder))
 
     def kernel(config):
-        build = importlib.import_module(f"{copy.name}.fwd.{plan.KERNELS[type(config)]}").build
+        build = importlib.import_module(f"{copy.name}.sm90.fwd.{plan.KERNELS[type(config)]}").build
         (kernel,) = build(config, plan.TARGET).kernels.values()
         return kernel
 

@@ -46,16 +46,18 @@ def check(case, **options):
 
 
 def plant(file, old, new, folder, monkeypatch):
-    """Kernels come from a copy of the backend in `folder`, where `new` stands in place of `old`."""
+    """Kernels come from a copy of the backend in `folder`; `new` stands for `old` in `file` ("sm90/fwd/chain")."""
     package = "broken_" + folder.name.replace("-", "_")
-    shutil.copytree(Path(launch.__file__).parent, folder / package)
+    backends = Path(launch.__file__).parents[1]
+    for part in ("sm90", "common"):
+        shutil.copytree(backends / part, folder / package / part)
     source = folder / package / f"{file}.py"
     assert old in source.read_text(), f"{old!r} is not in {file}.py"
     source.write_text(source.read_text().replace(old, new))
     monkeypatch.syspath_prepend(folder)
 
     def broken(config):
-        build = importlib.import_module(f"{package}.fwd.{plan.KERNELS[type(config)]}").build
+        build = importlib.import_module(f"{package}.sm90.fwd.{plan.KERNELS[type(config)]}").build
         (kernel,) = build(config, plan.TARGET).kernels.values()
         return kernel
 

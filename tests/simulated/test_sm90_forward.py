@@ -114,18 +114,20 @@ def test_a_hopper_gpu_takes_it_by_itself_and_the_backward_by_triton():
 
 
 FAULTS = {
-    "a token does not read what it wrote": ("fwd/prepare", "if column <= row else", "if column < row else"),
-    "the product does not see the operands": ("fwd/prepare", 'cute.arch.fence_proxy("async.shared", space="cta")', ""),
+    "a token does not read what it wrote": ("common/cute/chunk", "if column <= row else", "if column < row else"),
+    "the product does not see the operands": (
+        "common/cute/chunk", 'cute.arch.fence_proxy("async.shared", space="cta")', ""
+    ),
     "the inverse begins before A_kk is there": (
-        "fwd/prepare", "cute.arch.barrier(barrier_id=1, number_of_threads=128)", ""
+        "sm90/fwd/prepare", "cute.arch.barrier(barrier_id=1, number_of_threads=128)", ""
     ),
     "a stage is handed back before all have read it": (
-        "fwd/chain", "mbarrier_init(empty + s, 4)", "mbarrier_init(empty + s, 1)"
+        "sm90/fwd/chain", "mbarrier_init(empty + s, 4)", "mbarrier_init(empty + s, 1)"
     ),
     "a state that grows where it should decay": (
-        "fwd/chain", "+ e] * d[e // 4 * 2 + e % 2]", "+ e] / d[e // 4 * 2 + e % 2]"
+        "sm90/fwd/chain", "+ e] * d[e // 4 * 2 + e % 2]", "+ e] / d[e // 4 * 2 + e % 2]"
     ),
-    "o goes to the rows of the chunk after": ("fwd/chain", "i - 1, Int32(C)", "i, Int32(C)"),
+    "o goes to the rows of the chunk after": ("sm90/fwd/chain", "i - 1, Int32(C)", "i, Int32(C)"),
 }  # fmt: skip
 
 

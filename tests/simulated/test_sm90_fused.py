@@ -167,7 +167,7 @@ def test_the_form_that_racecheck_follows_is_this_kernel(tmp_path, monkeypatch, f
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch, fused):
-    plant("fwd/fused", *FAULTS[fault], tmp_path, monkeypatch)
+    plant("sm90/fwd/fused", *FAULTS[fault], tmp_path, monkeypatch)
     cases = [case_of(T=390), case_of(padding=9, **RAGGED)]
     with pytest.raises(AssertionError):
         for schedule in (0, 1, 2):

@@ -122,17 +122,18 @@ def test_tokens_of_other_sequences_and_of_none_are_left_alone():
 
 
 FAULTS = {
-    "a chunk does not know its number": ("fwd/tables", "length - j * C, C), j)", "length - j * C, C), 0)"),
-    "nothing clears the right of the diagonal": ("fwd/prepare", "if number & 1 == 0:", "if number < 0:"),
+    "a chunk does not know its number": ("sm90/fwd/tables", "length - j * C, C), j)", "length - j * C, C), 0)"),
+    "nothing clears the right of the diagonal": ("sm90/fwd/prepare", "if number & 1 == 0:", "if number < 0:"),
     "A_inv is kept with b": (
-        "fwd/prepare", "whole, column, row, values)\n\n", "whole, column, row, [x * of_column for x in values])\n\n"
+        "common/cute/chunk", "whole, column, row, values)\n\n",
+        "whole, column, row, [x * of_column for x in values])\n\n",
     ),
-    "rows of A_kk without b": ("fwd/pairs", "of_row = b[i // 2 % 2]", "of_row = Float32(1.0)"),
+    "rows of A_kk without b": ("sm90/fwd/pairs", "of_row = b[i // 2 % 2]", "of_row = Float32(1.0)"),
     "the other half's A_inv is not waited for": (
-        "fwd/pairs", "arrive_when_copied(full)", "cute.arch.mbarrier_arrive(full)"
+        "sm90/fwd/pairs", "arrive_when_copied(full)", "cute.arch.mbarrier_arrive(full)"
     ),
-    "A_kk is read before it is there": ("fwd/pairs", "cute.arch.barrier(barrier_id=1, number_of_threads=64)", ""),
-    "rows of the next sequence are written": ("fwd/pairs", "if row + 8 * r < rows:", "if row < C:"),
+    "A_kk is read before it is there": ("sm90/fwd/pairs", "cute.arch.barrier(barrier_id=1, number_of_threads=64)", ""),
+    "rows of the next sequence are written": ("sm90/fwd/pairs", "if row + 8 * r < rows:", "if row < C:"),
 }  # fmt: skip
 
 

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .parts.tile import C, Tile
+from ..common.cute.tile import PAD, PITCH_X, WARPS, C, Tile
 
-# prepare
-WARPS = 8
-ROWS = C // WARPS                            # of a warp
-LEVELS = C.bit_length() - 1                  # of halving
-BOUND = -5.02                                # gates that block takes: 31 rows of it are 2^-224
-PAD = C + 4                                  # floats of a row of A_kk
-PITCH_X = 16 + 4                             # floats of a column of an inverse of 16 rows
 # pairs
 PITCH_KEPT = C + 8                           # elements of a row of a half's A_inv: eight rows lie in other banks
 # chain

@@ -17,9 +17,9 @@ from kda.host import detect
 from kda.problem import Inputs, Problem
 
 from ..common.chunks import Chunks
+from ..common.cute.tile import C
 from ..common.tensors import chunks_of_a_row, laid_out, on_its_device
 from .configs import RUN, TablesConfig
-from .parts.tile import C
 from .plan import Config, Plan, plan, recipe
 
 Tensor = torch.Tensor

@@ -11,8 +11,8 @@ from kda.compile.target import parse
 from kda.host import Host
 from kda.problem import Problem
 
+from ..common.cute.tile import BOUND, C, Tile
 from .configs import (
-    BOUND,
     COLUMNS,
     LIMIT,
     RING,
@@ -23,7 +23,6 @@ from .configs import (
     PrepareConfig,
     TablesConfig,
 )
-from .parts.tile import C, Tile
 
 TARGET = parse("sm90")
 Config = TablesConfig | PrepareConfig | PairsConfig | ChainConfig | ComposeConfig | FusedConfig

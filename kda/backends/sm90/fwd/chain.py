@@ -12,8 +12,8 @@ segments of both.
 
   warps  role   does
   0-3    CHAIN  all products, from registers and shared memory; o to global memory
-  4      LOAD   a tile (parts/tile.py) by one bulk copy, rows of v in pieces of 16 bytes: bulk copies of rows would be
-                issued by one lane after the other, 50 clocks each
+  4      LOAD   a tile (common/cute/tile.py) by one bulk copy, rows of v in pieces of 16 bytes: bulk copies of rows
+                would be issued by one lane after the other, 50 clocks each
 
   pipeline  arrivals                                              says
   full      1 and the bytes of the tile; 32, a lane's pieces of v a chunk is there
@@ -37,13 +37,22 @@ from cutlass.memory import SmemAllocator
 from kda.compile import cutedsl
 from kda.compile.target import Target
 
+from ...common.cute import fast
+from ...common.cute.async_copies import arrive_when_copied, bulk_copy, copy_16_bytes_later
+from ...common.cute.copies import (
+    copy_16_bytes,
+    floats,
+    load,
+    load_one,
+    load_transposed,
+    pointers,
+    store,
+    store_transposed,
+)
+from ...common.cute.order import after_the_kernel_before
+from ...common.cute.tile import C, Tile
 from ..configs import COLUMNS, PITCH, ChainConfig
-from ..parts import fast
-from ..parts.async_copies import arrive_when_copied, bulk_copy, copy_16_bytes_later
-from ..parts.copies import copy_16_bytes, floats, load, load_one, load_transposed, pointers, store, store_transposed
-from ..parts.order import after_the_kernel_before
 from ..parts.product import accumulator, queue
-from ..parts.tile import C, Tile
 from ..parts.views import narrow_standing_view, narrow_view, standing_view, wide_view
 
 

@@ -17,9 +17,9 @@ from cutlass.memory import SmemAllocator
 from kda.compile import cutedsl
 from kda.compile.target import Target
 
+from ...common.cute.copies import load, load_one, pointers, store
+from ...common.cute.order import after_the_kernel_before
 from ..configs import STRIP, ComposeConfig
-from ..parts.copies import load, load_one, pointers, store
-from ..parts.order import after_the_kernel_before
 
 
 class Compose:

@@ -41,15 +41,13 @@ from cutlass.memory import SmemAllocator
 from kda.compile import cutedsl
 from kda.compile.target import Target
 
-from ..configs import COLUMNS, GROUPS, PAD, PITCH, PITCH_X, RING, WARPS, FusedConfig, PrepareConfig
-from ..parts.async_copies import bulk_copy_to_neighbour, copy_16_bytes_later, prefetch
-from ..parts.copies import pointers, store
-from ..parts.order import after_the_kernel_before
+from ...common.cute.async_copies import bulk_copy_to_neighbour, copy_16_bytes_later, prefetch
+from ...common.cute.chunk import step_size
+from ...common.cute.copies import pointers, store
+from ...common.cute.order import after_the_kernel_before
+from ...common.cute.tile import PAD, PITCH_X, WARPS, C, Tile
+from ..configs import COLUMNS, GROUPS, PITCH, RING, FusedConfig, PrepareConfig
 from ..parts.product import accumulator
-from ..parts.rows import PAIRS, multiply, step_size
-from ..parts.rows import product as product_of_rows
-from ..parts.tile import C, Tile
-from ..parts.views import wide_view
 from .chain import Chain, own_piece, product, rounded
 from .prepare import Prepare
 
@@ -122,8 +120,8 @@ class Producer(Prepare):
             if self.warp() == LEAST and (chunk + RING) * C < tokens:
                 self.ask_for_rows(q, k, g, first + RING * C, tokens - (chunk + RING) * C, head, H, HV)
             elif self.warp() < 4:
-                acc = accumulator(product_of_rows(), PAIRS)
-                multiply(acc, wide_view(rows_of_x, 2 * C, K), wide_view(rows_of_y, C, K))
+                acc = self.accumulator()
+                self.products(acc, rows_of_x, rows_of_y, C)
                 self.matrices(acc, A_kk, b, tile, None, rows, 0)
                 self.meet_first()
                 if self.warp() == 0:

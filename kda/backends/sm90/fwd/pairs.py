@@ -1,7 +1,7 @@
 """fwd/intra and fwd/wy of a chunk of 2 C = 64 rows between its halves: columns 0 .. C-1 of rows C .. 2C-1 of what is
 kept for a backward.
 
-  [A_kk / b; A_qk] = KQ of the second half @ (KG of the first)^T      one product, of tiles (parts/tile.py)
+  [A_kk / b; A_qk] = KQ of the second half @ (KG of the first)^T      one product, of tiles (common/cute/tile.py)
   A_inv = -Y A_kk X                                                   X, Y: the halves' own A_inv, as they are kept
 
   warps  do
@@ -26,13 +26,14 @@ from cutlass.memory import SmemAllocator
 from kda.compile import cutedsl
 from kda.compile.target import Target
 
-from ..configs import PAD, PITCH_KEPT, PairsConfig
-from ..parts.async_copies import arrive_when_copied, bulk_copy, copy_16_bytes_later
-from ..parts.copies import both_halves, load, load_one, load_transposed, pointers, store
-from ..parts.order import after_the_kernel_before
-from ..parts.product import accumulator, mma_tf32, tf32s
-from ..parts.rows import PAIRS, multiply, product, step_size
-from ..parts.tile import C, Tile
+from ...common.cute.async_copies import arrive_when_copied, bulk_copy, copy_16_bytes_later
+from ...common.cute.chunk import mma_tf32, step_size, tf32s
+from ...common.cute.copies import both_halves, load, load_one, load_transposed, pointers, store
+from ...common.cute.order import after_the_kernel_before
+from ...common.cute.tile import PAD, C, Tile
+from ..configs import PITCH_KEPT, PairsConfig
+from ..parts.product import accumulator
+from ..parts.rows import PAIRS, multiply, product
 from ..parts.views import wide_view
 
 KEPT = 2 * C                                 # columns of what is kept

@@ -1,15 +1,7 @@
-"""fwd/gate, fwd/intra and fwd/wy of one chunk of C = 32 rows and one value head, into one tile (parts/tile.py).
+"""fwd/gate, fwd/intra and fwd/wy of one chunk of C = 32 rows and one value head, into one tile
+(common/cute/tile.py): formulas and what each of the eight warps does are those of common/cute/chunk.py.
 
-  gc = cumsum(g2);  x = gc - anchor,  an integer near gc_first - half of the bits that a bounded gate lets 31 rows lose
-  [A_kk / b; A_qk] = [kn 2^x; scale qn 2^x] @ (kn 2^-x)^T      one product, both factors within what bfloat16 holds
-                     other gates: by halving, six products     of factors that are at most 1 (`by_halving`)
-  TB = (I + A_kk)^-1 b                                         by substitution, float32, and TF32
-  kn 2^gc, scale qn 2^gc, kn 2^(gc_last - gc)                  out of the same two exponentials of an element
-
-  warps  do
-  0-7    warp w owns rows 4w .. 4w+3, a lane K / 32 channels: gate, sums, norms, decays, operands
-  0-3    the product;  warps 0, 1 hold A_kk, warps 2, 3 A_qk
-  0      the inverse, a lane a column
+  warps  do, too
   4-7    zeros right of the diagonal blocks of A_qk and A_inv, where those are kept
 
 What is kept has a row for each token, (tokens, HV, keep).  Of a chunk of 64 this one is a half, and `pairs` adds what
@@ -30,27 +22,23 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32, Int64, Uint32
+from cutlass import BFloat16, Float32, Int32, Int64
 from cutlass.memory import SmemAllocator
 
 from kda.compile import cutedsl
 from kda.compile.target import Target
 
-from ..configs import LEVELS, PAD, PITCH_X, ROWS, WARPS, PrepareConfig
-from ..parts import fast
-from ..parts.copies import copy_16_bytes, floats, load, load_one, pointers, store, words_of
-from ..parts.order import after_the_kernel_before
-from ..parts.product import accumulator, mma_tf32, tf32s
-from ..parts.rows import PAIRS, multiply, places, product, step_size
-from ..parts.tile import HALF, C, Tile, in_decays, in_narrow_rows, in_wide_rows, row_below
+from ...common.cute.chunk import ChunkRows, step_size
+from ...common.cute.copies import copy_16_bytes, load_one, pointers, store
+from ...common.cute.order import after_the_kernel_before
+from ...common.cute.tile import PAD, PITCH_X, ROWS, WARPS, C, in_narrow_rows
+from ..configs import PrepareConfig
+from ..parts.product import accumulator
+from ..parts.rows import PAIRS, multiply, product
 from ..parts.views import wide_view
 
 
-class Prepare:
-    def __init__(self, config: PrepareConfig):
-        self.c = config
-        self.tile = Tile(config.K)
-
+class Prepare(ChunkRows):
     @cute.jit
     def __call__(
         self, q: cute.Pointer, k: cute.Pointer, g: cute.Pointer, beta: cute.Pointer, A_log: cute.Pointer,
@@ -95,7 +83,7 @@ class Prepare:
             if cutlass.const_expr(self.c.block):
                 self.at_once(*own, sums, rows_of_x, rows_of_y, tile, lower_bound)
                 if cute.arch.warp_idx() < 4:
-                    multiply(acc, wide_view(rows_of_x, 2 * C, K), wide_view(rows_of_y, C, K))
+                    self.products(acc, rows_of_x, rows_of_y, C)
             else:
                 self.by_halving(*own, sums, rows_of_x, tile, acc)
             keep = self.c.keep
@@ -114,13 +102,13 @@ class Prepare:
             self.clear(o, begin, -rows, head, HV)
 
     @cute.jit
-    def thread(self):
-        """Of the eight warps that make a chunk."""
-        return cute.arch.thread_idx()[0]
+    def products(self, acc, x, y, rows_of_y: cutlass.Constexpr):
+        K = self.c.K
+        multiply(acc, wide_view(x, 2 * C, K), cute.local_tile(wide_view(y, rows_of_y, K), (C, K), (0, 0)))
 
     @cute.jit
-    def warp(self):
-        return cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    def accumulator(self):
+        return accumulator(product(), PAIRS)
 
     @cute.jit
     def meet(self):
@@ -131,10 +119,6 @@ class Prepare:
     def meet_first(self):
         """The first four."""
         cute.arch.barrier(barrier_id=1, number_of_threads=128)
-
-    @cute.jit
-    def until_free(self):
-        """The tile is nobody else's."""
 
     @cute.jit
     def place(self, chunk, y, z, table, T, chunks):
@@ -168,322 +152,6 @@ class Prepare:
                 store(x + (row * stride + C + column), [Float32(0.0)] * 8)
 
     @cute.jit
-    def rows(self, q, k, g, A_log, dt_bias, begin, rows, head, H, HV, scale, lower_bound):
-        """scale qn, kn and the sums of g2 up to each, of this lane's channels in the warp's rows."""
-        K, E = self.c.K, self.c.K // 32
-        first, d = ROWS * self.warp(), E * cute.arch.lane_idx()
-        shared = head // (HV // H) if cutlass.const_expr(self.c.grouped) else head
-        q, k = q + (begin * H + shared) * K, k + (begin * H + shared) * K
-        g = g + (begin * HV + head) * K
-        raw_q, raw_k, raw_g, weight = [], [], [], []
-        for r in cutlass.range_constexpr(ROWS):
-            row = cutlass.min(first + r, rows - 1)                             # rows that are not there: the last one,
-            raw_q.append(floats(load(q + (row * (H * K) + d), E)))
-            raw_k.append(floats(load(k + (row * (H * K) + d), E)))
-            raw_g.append(floats(load(g + (row * (HV * K) + d), E)))
-            weight.append(Float32(1.0) if first + r < rows else Float32(0.0))  # without weight
-        gc = self.decays(raw_g, weight, A_log, dt_bias, head, d, lower_bound)
-        qs, ks = [Float32(1.0)] * ROWS, [Float32(1.0)] * ROWS
-        if cutlass.const_expr(self.c.norm):
-            qs, ks = self.norms(raw_q, raw_k)
-        qn, kn = [], []
-        for r in cutlass.range_constexpr(ROWS):
-            of_q, of_k = qs[r] * (scale * weight[r]), ks[r] * weight[r]
-            qn.append([x * of_q for x in raw_q[r]])
-            kn.append([x * of_k for x in raw_k[r]])
-        return qn, kn, gc
-
-    @cute.jit
-    def at_once(self, qn, kn, gc, sums, rows_of_x, rows_of_y, tile, lower_bound, *free):
-        """Operands of the one product of a bounded gate, and from them those of the chain."""
-        E, d, first = self.c.K // 32, self.c.K // 32 * cute.arch.lane_idx(), ROWS * self.warp()
-        self.over_warps(gc, sums, d)
-        self.until_free(*free)
-        before, row0, last = self.of_all(sums, d)
-        half = lower_bound * Float32(-0.5 * fast.LOG2_E * (C - 1))
-        # 2^gc = 2^x 2^anchor, an exact product; 2^(gc_last - gc) = 2^-x 2^(gc_last - anchor)
-        anchor = [fast.whole(row0[e] - half) for e in range(E)]
-        to_x = [before[e] - anchor[e] for e in range(E)]
-        from_zero = words_of([fast.exp2(anchor[e]) for e in range(E)])
-        to_last = [fast.exp2(last[e] - anchor[e]) for e in range(E)]
-        of_both, of_one = in_wide_rows(first, d, 2 * C), in_wide_rows(first, d, C)
-        for r in cutlass.range_constexpr(ROWS):
-            ka, qa, kb = [], [], []
-            for e in cutlass.range_constexpr(E):
-                x = gc[r][e] + to_x[e]
-                up, down = fast.exp2(x), fast.exp2(-x)
-                ka.append(kn[r][e] * up)
-                qa.append(qn[r][e] * up)
-                kb.append(kn[r][e] * down)
-            in_both, in_one = row_below(of_both, r), row_below(of_one, r)
-            for words, to in ((words_of(ka), 0), (words_of(qa), C * 128)):
-                store(cute.recast_ptr(rows_of_x, dtype=Uint32) + (in_both + to) // 4, words)
-                kept = [fast.times_pair(words[w], from_zero[w]) for w in range(E // 2)]
-                store(cute.recast_ptr(tile, dtype=Uint32) + (in_both + to) // 4, kept)
-            store(rows_of_y + in_one // 2, kb)
-            store(cute.recast_ptr(tile + self.tile.KG, dtype=BFloat16) + in_one // 2, times(kb, to_last))
-        self.keep_last(tile, last, d)
-        cute.arch.fence_proxy("async.shared", space="cta")
-        self.meet()
-
-    @cute.jit
-    def by_halving(self, qn, kn, gc, sums, rows_of_x, tile, acc):
-        """Any gate, no exponent above 0: for blocks of 2S rows, S = 16 .. 1, a product of rows under the decay to or
-        from the block's cut, of which the pairs across it count; then one without decay for the diagonal."""
-        E, d, first = self.c.K // 32, self.c.K // 32 * cute.arch.lane_idx(), ROWS * self.warp()
-        self.over_warps(gc, sums, d)
-        before, _, last = self.of_all(sums, d)
-        for r in cutlass.range_constexpr(ROWS):
-            from_zero = [fast.exp2(gc[r][e] + before[e]) for e in range(E)]
-            to_last = [fast.exp2(last[e] - (gc[r][e] + before[e])) for e in range(E)]
-            self.to_tile(tile, first + r, d, times(kn[r], from_zero), times(qn[r], from_zero), times(kn[r], to_last))
-        self.keep_last(tile, last, d)
-        acc.fill(0.0)
-        for step in cutlass.range_constexpr(LEVELS + 1):
-            level = LEVELS - 1 - step
-            buffer = rows_of_x + step % 2 * (2 * C * self.c.K)
-            for r in cutlass.range_constexpr(ROWS):
-                decay = self.to_cut(gc, before, sums, r, level, d)
-                of_both = in_wide_rows(first + r, d, 2 * C) // 2
-                store(buffer + of_both, times(kn[r], decay))
-                store(buffer + (of_both + C * HALF), times(qn[r], decay))
-            cute.arch.fence_proxy("async.shared", space="cta")
-            self.meet()                                                        # the other buffer was read, too
-            if self.warp() < 4:
-                both = wide_view(buffer, 2 * C, self.c.K)
-                found = accumulator(product(), PAIRS)
-                multiply(found, both, cute.local_tile(both, (C, self.c.K), (0, 0)))
-                at = places(self.thread())
-                for i in cutlass.range_constexpr(cute.size(acc)):
-                    row, column = at[i]
-                    apart = (row & C - 1) ^ column
-                    counts = apart == 0 if cutlass.const_expr(level < 0) else apart >> level == 1
-                    acc[i] = acc[i] + (found[i] if counts else Float32(0.0))
-
-    @cute.jit
-    def to_cut(self, gc, before, sums, r: cutlass.Constexpr, level: cutlass.Constexpr, d):
-        """2^-|gc - gc_cut| of a row, gc_cut of the last row of the first half of its block of 2^(level+1) rows."""
-        E = self.c.K // 32
-        if cutlass.const_expr(level < 0):
-            return [Float32(1.0)] * E
-        if cutlass.const_expr(level < 2):                                      # among the warp's own rows
-            cut = gc[r & 2] if cutlass.const_expr(level == 0) else gc[1]
-            return [fast.exp2(fast.distance(gc[r][e], cut[e])) for e in range(E)]
-        warps = 1 << level - 2                                                 # of a half
-        end = load(sums + ((self.warp() & -2 * warps) + warps) * self.c.K + d, E)
-        return [fast.exp2(fast.distance(gc[r][e] + before[e], end[e])) for e in range(E)]
-
-    @cute.jit
-    def to_tile(self, tile, row, d, kE, qE, kg):
-        operands = cute.recast_ptr(tile, dtype=BFloat16)
-        of_both = in_wide_rows(row, d, 2 * C) // 2
-        store(operands + of_both, kE)
-        store(operands + (of_both + C * HALF), qE)
-        store(operands + (in_wide_rows(row, d, C) // 2 + self.tile.KG // 2), kg)
-
-    @cute.jit
-    def keep_last(self, tile, last, d):
-        if self.warp() == WARPS - 1:                                           # others have more to do
-            decay = [fast.exp2(last[e]) for e in range(self.c.K // 32)]
-            for e in cutlass.range_constexpr(0, self.c.K // 32, 2):
-                store(cute.recast_ptr(tile + self.tile.DECAY, dtype=Float32) + in_decays(d + e), decay[e : e + 2])
-
-    @cute.jit
-    def decays(self, raw_g, weight, A_log, dt_bias, head, d, lower_bound):
-        """Sums of g2 over the warp's rows up to each of them."""
-        c, E = self.c, self.c.K // 32
-        rate = Float32(1.0)
-        if cutlass.const_expr(c.rate):
-            rate = fast.finite(fast.exp2(load_one(A_log + head) * Float32(fast.LOG2_E)))
-        if cutlass.const_expr(c.bias):
-            bias = load(dt_bias + (head * c.K + d), E)
-        gc = []
-        for r in cutlass.range_constexpr(ROWS):
-            row = []
-            for e in cutlass.range_constexpr(E):
-                x = raw_g[r][e]
-                if cutlass.const_expr(c.bias):
-                    x += bias[e]
-                g2 = self.log2_decay(x, rate, lower_bound, weight[r])
-                row.append(g2 + gc[r - 1][e] if cutlass.const_expr(r > 0) else g2)
-            gc.append(row)
-        return gc
-
-    @cute.jit
-    def log2_decay(self, x, rate, lower_bound, weight):
-        """g2 of logits (bias added), or of given decays; 0 in a row without weight."""
-        gate = self.c.gate
-        if cutlass.const_expr(gate == "bounded"):
-            decay = fast.reciprocal(Float32(1.0) + fast.exp2(x * (Float32(-fast.LOG2_E) * rate)))
-            decay = (Float32(fast.LOG2_E) * lower_bound * weight) * decay
-            return decay if cutlass.const_expr(self.c.block) else fast.at_least(decay, fast.FLOOR)
-        if cutlass.const_expr(gate == "softplus"):
-            x = -(rate * fast.softplus(x))
-        decay = fast.at_least(Float32(fast.LOG2_E) * x, fast.FLOOR)
-        return decay if weight != Float32(0.0) else Float32(0.0)
-
-    @cute.jit
-    def over_warps(self, gc, sums, d):
-        """Sums of decays before each warp, g2 of row 0 and gc_last, in `sums`."""
-        K, thread, warp = self.c.K, self.thread(), self.warp()
-        store(sums + (warp * K + d), gc[ROWS - 1])
-        if warp == 0:
-            store(sums + (WARPS * K + d), gc[0])
-        self.meet()
-        if thread < K:                                                         # a channel: sums before each warp
-            total = Float32(0.0)
-            for w in cutlass.range_constexpr(WARPS):
-                own = load_one(sums + (w * K + thread))
-                store(sums + (w * K + thread), [total])
-                total += own
-            store(sums + ((WARPS + 1) * K + thread), [total])
-        self.meet()
-
-    @cute.jit
-    def of_all(self, sums, d):
-        """The sums of the warps before this one, g2 of row 0, and gc_last."""
-        return [load(sums + (row * self.c.K + d), self.c.K // 32) for row in (self.warp(), WARPS, WARPS + 1)]
-
-    @cute.jit
-    def norms(self, raw_q, raw_k):
-        """1 / |q|, 1 / |k| of the warp's rows."""
-        squares = []
-        for rows in (raw_q, raw_k):
-            for r in cutlass.range_constexpr(ROWS):
-                total = Float32(0.0)
-                for e in cutlass.range_constexpr(self.c.K // 32):
-                    total += rows[r][e] * rows[r][e]
-                squares.append(total)
-        # Eight sums over 32 lanes: lanes share them out, halving what each goes on with, then hand them round.
-        lane, width = cute.arch.lane_idx(), len(squares) // 2
-        for far in (16, 8, 4):
-            upper, mine = lane & far, []
-            for i in cutlass.range_constexpr(width):
-                low, high = squares[i], squares[i + width]
-                kept, sent = (high if upper != 0 else low), (low if upper != 0 else high)
-                mine.append(kept + cute.arch.shuffle_sync_bfly(sent, far))
-            squares, width = mine, width // 2
-        total = squares[0]
-        for far in (2, 1):
-            total += cute.arch.shuffle_sync_bfly(total, far)
-        found = fast.rsqrt(total + Float32(fast.NORM_EPS))
-        each = [cute.arch.shuffle_sync(found, 4 * i) for i in range(2 * ROWS)]
-        return each[:ROWS], each[ROWS:]
-
-    @cute.jit
-    def matrices(self, acc, A_kk, b, tile, A_qk, rows, stride):
-        """A_kk to shared memory, A_qk to the tile, and to where it is kept."""
-        at = places(self.thread())
-        if self.warp() < 2:
-            of_rows = [b[at[2 * r][0]] for r in range(2)]                      # a thread has two rows
-            for i in cutlass.range_constexpr(0, cute.size(acc), 2):
-                row, column = at[i]
-                of_row = of_rows[i // 2 % 2]
-                pair = [acc[i] * of_row if column < row else Float32(0.0),
-                        acc[i + 1] * of_row if column + 1 < row else Float32(0.0)]  # fmt: skip
-                store(A_kk + (row * PAD + column), pair)
-        else:
-            to = cute.recast_ptr(tile + self.tile.A_qk, dtype=BFloat16)
-            for i in cutlass.range_constexpr(0, cute.size(acc), 2):
-                row, column = at[i]
-                row = row - C
-                pair = [acc[i] if column <= row else Float32(0.0), acc[i + 1] if column < row else Float32(0.0)]
-                store(to + in_narrow_rows(row, column) // 2, pair)
-                if cutlass.const_expr(self.c.keep):
-                    if row < rows:
-                        store(A_qk + (row * stride + column), pair)
-
-    @cute.jit
-    def inverse(self, A_kk, columns, TB, whole, b, tile, A_inv, rows, stride):
-        """(I + A_kk)^-1 b, transposed, of one warp: blocks of 8 rows by substitution, a lane a column; then pairs of
-        them as [X 0; -Y A X, Y], and the two of 16 rows.  Without b in `whole`, and from there to where it is kept."""
-        lane = cute.arch.lane_idx()
-        block, column = lane >> 3, lane & 7
-        x = []
-        for i in cutlass.range_constexpr(8):
-            parts = [Float32(1.0) if column == i else Float32(0.0), Float32(0.0)]
-            for j in cutlass.range_constexpr(0, i, 4):
-                a = load(A_kk + (block * (8 * PAD + 8) + (i * PAD + j)), 4)
-                for s in cutlass.range_constexpr(min(4, i - j)):
-                    parts[s % 2] = parts[s % 2] - a[s] * x[j + s]
-            x.append(parts[0] + parts[1])
-        for i in cutlass.range_constexpr(0, 8, 4):
-            store(columns + (lane * PITCH_X + (lane & 8) + i), x[i : i + 4])
-        self.put(TB, whole, b, lane, block * 8, x)
-        if cutlass.const_expr(self.c.keep):
-            for above in cutlass.range_constexpr(3):
-                if above < block:
-                    self.keep_column(whole, lane, above * 8, [Float32(0.0)] * 8)
-        cute.arch.sync_warp()
-        self.merge_pairs(A_kk, columns, TB, whole, b)
-        cute.arch.sync_warp()
-        self.merge(A_kk, columns, TB, whole, b)
-        cute.arch.sync_warp()
-        self.from_shared(TB, whole, tile, A_inv, rows, stride)
-
-    # Both merges make Y A first: its rows come out as columns of the other operand of X^T (Y A)^T, where columns of
-    # Y A, that is rows of X, are counted in pairs.
-
-    @cute.jit
-    def merge_pairs(self, A_kk, columns, TB, whole, b):
-        """-Y A X of 8 rows each: the upper 8 rows of products are of the first pair, the lower 8 of the second."""
-        row, k = cute.arch.lane_idx() // 4, cute.arch.lane_idx() % 4
-        of_Y = columns + ((8 + k) * PITCH_X + 8 + row)
-        y = tf32s(*[load_one(of_Y + at) for at in (0, 16 * PITCH_X, 4 * PITCH_X, 20 * PITCH_X)])
-        of_X = [load(columns + ((row + 16 * p) * PITCH_X + 2 * k), 2) for p in range(2)]
-        x = tf32s(of_X[0][0], of_X[1][0], of_X[0][1], of_X[1][1])
-        for p in cutlass.range_constexpr(2):
-            of_A = A_kk + ((16 * p + 8 + k) * PAD + 16 * p + row)
-            YA = mma_tf32([Float32(0.0)] * 4, y, tf32s(load_one(of_A), load_one(of_A + 4 * PAD)))
-            found = mma_tf32([Float32(0.0)] * 4, x, tf32s(-YA[2 * p], -YA[2 * p + 1]))[2 * p : 2 * p + 2]
-            store(columns + ((16 * p + row) * PITCH_X + 8 + 2 * k), found)
-            self.put(TB, whole, b, 16 * p + row, 16 * p + 8 + 2 * k, found)
-
-    @cute.jit
-    def merge(self, A_kk, columns, TB, whole, b):
-        """The same of 16 rows."""
-        row, k = cute.arch.lane_idx() // 4, cute.arch.lane_idx() % 4
-        YA, found = [[Float32(0.0)] * 4, [Float32(0.0)] * 4], [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
-        for step in cutlass.range_constexpr(0, 16, 8):
-            of_Y = columns + ((16 + step + k) * PITCH_X + row)
-            y = tf32s(*[load_one(of_Y + at) for at in (0, 8, 4 * PITCH_X, 4 * PITCH_X + 8)])
-            for n in cutlass.range_constexpr(2):
-                of_A = A_kk + ((16 + step + k) * PAD + 8 * n + row)
-                YA[n] = mma_tf32(YA[n], y, tf32s(load_one(of_A), load_one(of_A + 4 * PAD)))
-        for step in cutlass.range_constexpr(2):
-            upper, lower = [load(columns + ((row + r) * PITCH_X + 8 * step + 2 * k), 2) for r in (0, 8)]
-            x = tf32s(upper[0], lower[0], upper[1], lower[1])
-            for n in cutlass.range_constexpr(2):
-                found[n] = mma_tf32(found[n], x, tf32s(-YA[step][2 * n], -YA[step][2 * n + 1]))
-        for n in cutlass.range_constexpr(2):
-            for r in cutlass.range_constexpr(2):
-                self.put(TB, whole, b, row + 8 * r, 16 + 8 * n + 2 * k, found[n][2 * r : 2 * r + 2])
-
-    @cute.jit
-    def put(self, TB, whole, b, column, row, values):
-        """Of a column of the inverse, some rows."""
-        of_column = b[column]
-        store(TB + in_narrow_rows(column, row) // 2, [x * of_column for x in values])
-        if cutlass.const_expr(self.c.keep):
-            self.keep_column(whole, column, row, values)
-
-    @cute.jit
-    def keep_column(self, whole, column, row, values):
-        for i in cutlass.range_constexpr(len(values)):
-            whole[in_narrow_rows(row + i, column) // 2] = values[i].to(BFloat16)
-
-    @cute.jit
-    def zeros(self, columns, TB):
-        """What is zero in every inverse, by one warp: above the blocks of 8 rows."""
-        lane, zero = cute.arch.lane_idx(), [Float32(0.0)] * 8
-        for above in cutlass.range_constexpr(3):
-            if above < lane >> 3:
-                store(TB + in_narrow_rows(lane, above * 8) // 2, zero)
-        if lane & 8 != 0:
-            for i in cutlass.range_constexpr(0, 8, 4):
-                store(columns + (lane * PITCH_X + i), zero[:4])
-
-    @cute.jit
     def from_shared(self, TB, whole, tile, A_inv, rows, stride):
         """TB to the tile, A_inv to where it is kept, by one warp."""
         lane = cute.arch.lane_idx()
@@ -495,11 +163,6 @@ class Prepare:
                 row, column = piece >> 2, (piece & 3) * 8
                 if row < rows:
                     copy_16_bytes(whole + in_narrow_rows(row, column) // 2, A_inv + (row * stride + column))
-
-
-@cute.jit
-def times(x, y):
-    return [a * b for a, b in zip(x, y)]
 
 
 def build(c: PrepareConfig, target: Target) -> cutedsl.Compiled:

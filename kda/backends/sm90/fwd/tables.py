@@ -21,10 +21,10 @@ from cutlass.memory import SmemAllocator
 from kda.compile import cutedsl
 from kda.compile.target import Target
 
+from ...common.cute.copies import load_one, pointers, store
+from ...common.cute.order import after_the_kernel_before
+from ...common.cute.tile import C
 from ..configs import RUN, THREADS, TablesConfig
-from ..parts.copies import load_one, pointers, store
-from ..parts.order import after_the_kernel_before
-from ..parts.tile import C
 
 
 class Tables:

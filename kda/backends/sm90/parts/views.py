@@ -6,7 +6,7 @@ from cutlass import BFloat16
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.cute.nvgpu.warpgroup import SmemLayoutAtomKind
 
-from .tile import C
+from ...common.cute.tile import C
 
 
 @cute.jit

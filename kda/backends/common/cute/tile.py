@@ -1,4 +1,5 @@
-"""What `prepare` hands to `chain` for one chunk and one value head: operands as they lie in shared memory.
+"""What those who make a chunk's operands hand to those who walk over chunks, for one chunk and one value head: operands
+as they lie in shared memory.
 
   KQ      [kn 2^gc; scale qn 2^gc]   (2 C, K)    halves of K one after the other, 128-byte rows, swizzled
   KG      kn 2^(gc_last - gc)        (C, K)      the same
@@ -15,6 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 C = 32                                       # rows of a chunk
+WARPS = 8                                    # that make one
+ROWS = C // WARPS                            # of a warp
+LEVELS = C.bit_length() - 1                  # of halving
+BOUND = -5.02                                # gates that need one product: 31 rows of it are 2^-224
+PAD = C + 4                                  # floats of a row of A_kk
+PITCH_X = 16 + 4                             # floats of a column of an inverse of 16 rows
 HALF = 64                                    # channels in a row of 128 bytes
 BF16 = 2
 
