@@ -34,10 +34,12 @@ class ChunkRows:
         self.tile = Tile(config.K)
 
     # What an arch adds:
-    #   products(acc, x, y, rows_of_y)   acc = [2 C rows at x] @ [C rows at y, of so many]^T, by warps 0 to 3 (`places`)
-    #   accumulator()                    of that
-    #   meet(), meet_first()             all eight warps; warps 0 to 3, where A_qk is for others to read
-    #   from_shared(...)                 after the inverse, by warp 0
+    #   products(acc, x, y, rows_of_y, phase)   acc = [2 C rows at x] @ [C rows at y, of so many]^T, by warps 0 to 3, as
+    #                                           `places` has it; `phase` of products, one after the other
+    #   accumulator()                           of that
+    #   meet(), meet_first()                    all eight warps; warps 0 to 3, where A_qk is for others to read
+    #   until_free(...)                         the tile is nobody else's
+    #   from_shared(...)                        after the inverse, by warp 0
 
     @cute.jit
     def thread(self):
@@ -116,11 +118,12 @@ class ChunkRows:
         self.meet()
 
     @cute.jit
-    def by_halving(self, qn, kn, gc, sums, rows_of_x, tile, acc):
+    def by_halving(self, qn, kn, gc, sums, rows_of_x, tile, acc, *free):
         """Any gate, no exponent above 0: for blocks of 2S rows, S = 16 .. 1, a product of rows under the decay to or
         from the block's cut, of which the pairs across it count; then one without decay for the diagonal."""
         E, d, first = self.c.K // 32, self.c.K // 32 * cute.arch.lane_idx(), ROWS * self.warp()
         self.over_warps(gc, sums, d)
+        self.until_free(*free)
         before, _, last = self.of_all(sums, d)
         for r in cutlass.range_constexpr(ROWS):
             from_zero = [fast.exp2(gc[r][e] + before[e]) for e in range(E)]
@@ -143,7 +146,7 @@ class ChunkRows:
             self.meet()                                                        # the other buffer was read, too
             if self.warp() < 4:
                 found = self.accumulator()
-                self.products(found, buffer, buffer, 2 * C)
+                self.products(found, buffer, buffer, 2 * C, step & 1)
                 for i in cutlass.range_constexpr(cute.size(acc)):
                     row, column = at[i]
                     apart = (row & C - 1) ^ column

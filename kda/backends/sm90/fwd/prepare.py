@@ -102,7 +102,7 @@ class Prepare(ChunkRows):
             self.clear(o, begin, -rows, head, HV)
 
     @cute.jit
-    def products(self, acc, x, y, rows_of_y: cutlass.Constexpr):
+    def products(self, acc, x, y, rows_of_y: cutlass.Constexpr, phase=0):
         K = self.c.K
         multiply(acc, wide_view(x, 2 * C, K), cute.local_tile(wide_view(y, rows_of_y, K), (C, K), (0, 0)))
 

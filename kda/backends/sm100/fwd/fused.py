@@ -1,0 +1,518 @@
+"""fwd/gate to fwd/output in one kernel: a cluster of two CTAs walks the chunks of C = 32 rows of one sequence and value
+head after the other, each CTA with 64 columns of the state, and makes every second chunk's operands, for both.
+
+  A1 = [TB; A_qk TB]                    TB = A_inv b, as all of a chunk's matrices: common/cute/chunk.py
+  WQ = A1 @ kE + [0; -1] @ qg           [w; -Q]: what v_new and o take from the state, w = TB kE, Q = qg - A_qk w
+  [v_new; o] = A1 @ v - WQ @ S
+  S = 2^gc_last S + kg^T @ v_new
+
+So two products stand between a state and the next one, and A1 @ v is queued before the state is there.
+
+  warps  registers  role     does
+  0-3    192        CHAIN    thread k has row k of S (K, 64), float32.  warp 0: issues products; warps 0, 1: v_new, and
+                             rows of v two chunks ahead; warps 2, 3: o, to global memory
+  4-11   72         PREPARE  chunks 4 i + rank, into stage rank;  of the eight, warps 0-3: the product and A1 (warp 0 the
+                             inverse, warps 2, 3 A_qk TB), warps 4-7: WQ out of tensor memory, and to both CHAINs
+  12-19  72         PREPARE  chunks 4 i + 2 + rank, into stage 2 + rank
+
+Chunks are counted through all that a cluster walks over: chunk c lies in stage c mod 4, which group (c >> 1) & 1 of CTA
+c & 1 makes.  PREPAREs of a cluster's next sequence do not wait for the end of the one before.
+
+  pipeline     arrivals                                              says
+  full         1, of a PREPARE's warp 4; in the neighbour with the   a tile is there: WQ, kg, 2^gc_last, A1
+               bytes of the copy
+  empty        8, a lane of each warp of both CHAINs, in the CTA     nobody reads the stage any more, in either CTA, and
+               that makes the stage's tiles                          the copy is done
+  out          1, a commit                                           [v_new; o] are there, S was read
+  added        1, a commit                                           kg^T @ v_new is there; v_new and the tile were read
+  made         1, a commit; two of each group                        its product is there; its WQ is
+  barrier 1    128                                                   S is in shared memory
+  barrier 2    64, warps 0 and 1                                     v_new is, and rows of v of the next chunk
+  barrier 3    64, warps 2 and 3                                     o is
+  barrier 4+   256, 128, 128; of each group                          all eight; warps 0-3; warps 4-7
+
+  shared memory: configs.Shared;  tensor memory, columns: configs.Columns.  M = 64 takes half the lanes of its columns.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32, Int64, Uint8, Uint32
+from cutlass.memory import SmemAllocator
+
+from kda.compile import cutedsl
+from kda.compile.target import Target
+
+from ...common.cute import fast
+from ...common.cute.async_copies import bulk_copy_to_neighbour, copy_16_bytes_later
+from ...common.cute.chunk import ChunkRows, places, step_size
+from ...common.cute.copies import copy_16_bytes, load, load_one, pointers, store, words_of
+from ...common.cute.tile import HALF, WARPS, C, in_decays, in_wide_rows
+from ..configs import AHEAD, COLUMNS, CTAS, GROUPS, RING, TMEM, Columns, FusedConfig, K, Shared, Tile, V
+from ..parts import umma
+from ..parts.matrices import load_matrices, mma_bf16, store_matrices
+
+FIRST = 4                                    # warp of the first group
+LEAST = WARPS - 1                            # of a group's warps the one that has least to do
+BARRIERS = 3                                 # of a group
+
+PAIRS = umma.Product(2 * C, C, umma.along(2 * C), umma.along(C), range(K // 16))
+HALVES = umma.Product(2 * C, C, umma.along(2 * C), umma.along(2 * C), range(K // 16))
+ON_KE = umma.Product(2 * C, K, umma.across(C), umma.across(2 * C), range(C // 16))
+ON_V = umma.Product(2 * C, COLUMNS, umma.across(C), umma.across(C), range(C // 16))
+ON_STATE = umma.Product(2 * C, COLUMNS, umma.along(2 * C), umma.across(K), range(K // 16), negated=True)
+ADDED = umma.Product(K, COLUMNS, umma.across(C), umma.across(C), range(C // 16))
+
+
+class Producer(ChunkRows):
+    """Eight of the CTA's warps, and a tile."""
+
+    BUFFERS = 1
+
+    def __init__(self, config: FusedConfig):
+        self.c, self.tile = config, Tile
+
+    @cute.jit
+    def thread(self):
+        return cute.arch.thread_idx()[0] - 32 * FIRST & 32 * WARPS - 1
+
+    @cute.jit
+    def warp(self):
+        return cute.arch.make_warp_uniform(cute.arch.warp_idx()) - FIRST & WARPS - 1
+
+    @cute.jit
+    def group(self):
+        return (cute.arch.make_warp_uniform(cute.arch.warp_idx()) - FIRST) >> 3
+
+    @cute.jit
+    def meet(self):
+        umma.before_others()
+        cute.arch.barrier(barrier_id=4 + BARRIERS * self.group(), number_of_threads=32 * WARPS)
+        umma.after_others()
+
+    @cute.jit
+    def meet_first(self):
+        cute.arch.barrier(barrier_id=5 + BARRIERS * self.group(), number_of_threads=128)
+
+    @cute.jit
+    def meet_last(self):
+        cute.arch.barrier(barrier_id=6 + BARRIERS * self.group(), number_of_threads=128)
+
+    @cute.jit
+    def until_free(self, empty, phase, b, step):
+        cute.arch.mbarrier_wait(empty, phase)
+        if self.warp() == LEAST:
+            b[cute.arch.lane_idx()] = step                                     # the chunk before needs b no more
+
+    def in_TB(self, column, row):
+        return in_wide_rows(column, row, C)
+
+    @cute.jit
+    def from_shared(self, TB, whole, tile, A_inv, rows, stride):
+        """It lies in the tile."""
+
+    @cute.jit
+    def accumulator(self):
+        return cute.make_rmem_tensor(C // 2, Float32)
+
+    @cute.jit
+    def products(self, acc, x, y, rows_of_y: cutlass.Constexpr, phase):
+        to = self.tmem + Columns.pairs + self.group() * C
+        if self.warp() == 0:
+            with cute.arch.elect_one():
+                umma.multiply(PAIRS if cutlass.const_expr(rows_of_y == C) else HALVES, to, x, y, False)
+                umma.commit(self.made)
+        cute.arch.mbarrier_wait(self.made, phase)
+        umma.after_others()
+        found = umma.load_matrices(to + (self.warp() << 21), C)
+        for i in cutlass.range_constexpr(C // 2):
+            acc[i] = found[i]
+
+    @cute.jit
+    def produce(
+        self, q, k, g, beta, A_log, dt_bias, cu_seqlens, shared, tmem, full, empty, made, T, H, HV, items, scale,
+        lower_bound, rank
+    ):  # fmt: skip
+        """Every fourth chunk of all that the cluster walks over."""
+        group = self.group()
+        stage = CTAS * group + rank
+        tile = shared + group * Shared.group
+        rows_of_x, rows_of_y = [cute.recast_ptr(tile + at, dtype=BFloat16) for at in (Shared.X, Shared.Y)]
+        sums, A_kk, columns, b = [
+            cute.recast_ptr(tile + at, dtype=Float32) for at in (Shared.sums, Shared.A_kk, Shared.columns, Shared.b)
+        ]
+        A1 = cute.recast_ptr(tile + self.tile.TB, dtype=BFloat16)
+        minus_one = shared + Shared.minus_one
+        self.tmem, self.made, made = tmem, made + group, made + GROUPS + group
+        if self.warp() == LEAST:
+            self.zeros(columns, A1)
+        before, turn = Int32(0), Int32(0)
+        for item in cutlass.range(cute.arch.block_idx()[0] // CTAS, items, cute.arch.grid_dim()[0] // CTAS, unroll=1):
+            head = item % HV
+            begin, tokens = place(self.c.offsets, cu_seqlens, item // HV, T)
+            for chunk in cutlass.range(stage - before & RING - 1, (tokens + C - 1) // C, RING, unroll=1):
+                first, rows = begin + chunk * C, cutlass.min(tokens - chunk * C, C)
+                step = Float32(0.0)
+                if self.warp() == LEAST:
+                    step = step_size(beta, self.c.beta, first, rows, head, HV, cute.arch.lane_idx())
+                own = self.rows(q, k, g, A_log, dt_bias, first, rows, head, H, HV, scale, lower_bound)
+                free = (empty + stage, turn & 1 ^ 1, b, step)
+                acc = self.accumulator()
+                if cutlass.const_expr(self.c.block):
+                    self.at_once(*own, sums, rows_of_x, rows_of_y, tile, lower_bound, *free)
+                    if self.warp() < 4:
+                        self.products(acc, rows_of_x, rows_of_y, C, turn & 1)
+                else:
+                    self.by_halving(*own, sums, rows_of_x, tile, acc, *free)
+                if self.warp() < 4:
+                    self.make_A1(acc, A_kk, columns, A1, b, rows)
+                    if self.warp() == 0:
+                        self.ask_for_WQ(tile, A1, minus_one, tmem, made)
+                else:
+                    self.fetch_WQ(tile, tmem, made, turn & 1)
+                    if self.warp() == 4:
+                        self.hand_over(tile, full + stage, rank ^ 1)
+                turn += 1
+            before += (tokens + C - 1) // C
+
+    @cute.jit
+    def make_A1(self, acc, A_kk, columns, A1, b, rows):
+        """TB and A_qk TB, transposed, next to each other, by warps 0 to 3."""
+        if self.warp() < 2:
+            self.A_kk_to_shared(acc, A_kk, b)
+        self.meet_first()
+        if self.warp() == 0:
+            self.inverse(A_kk, columns, A1, None, b, None, None, rows, 0)
+        self.meet_first()
+        if self.warp() >= 2:
+            self.A_qk_times_TB(acc, A1)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        self.meet_first()
+
+    @cute.jit
+    def A_qk_times_TB(self, acc, A1):
+        """(A_qk TB)^T = TB^T @ A_qk^T: a warp has 16 columns, rows of A_qk as the product left them."""
+        lane, at = cute.arch.lane_idx(), places(self.thread())
+        pairs = [words_of(self.without_later(acc, at, i))[0] for i in range(0, C // 2, 2)]
+        row, piece = lane & 15, lane >> 4
+        to = COLUMNS // 2 // 8 + 2 * (self.warp() - 2)                         # piece of the warp's first column
+        for m in cutlass.range_constexpr(2):
+            found = [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
+            for step in cutlass.range_constexpr(2):
+                a = load_matrices(A1 + in_wide_rows(16 * m + row, (2 * step + piece) * 8, C) // 2)
+                for n in cutlass.range_constexpr(2):
+                    found[n] = mma_bf16(found[n], a, [pairs[4 * step + n], pairs[4 * step + 2 + n]])
+            words = [word for n in range(2) for word in words_of(found[n])]
+            store_matrices(A1 + in_wide_rows(16 * m + row, (to + piece) * 8, C) // 2, words)
+
+    @cute.jit
+    def ask_for_WQ(self, tile, A1, minus_one, tmem, made):
+        """WQ = A1 @ kE + [0; -1] @ qg, by warp 0."""
+        to = tmem + Columns.WQ + self.group() * K
+        with cute.arch.elect_one():
+            umma.multiply(ON_KE, to, A1, tile, False)
+            umma.multiply(ON_KE, to, minus_one, tile + C * 128, True)
+            umma.commit(made)
+
+    @cute.jit
+    def fetch_WQ(self, tile, tmem, made, phase):
+        """WQ, rounded, in place of [kE; qg], by warps 4 to 7: 16 rows each."""
+        lane, warp = cute.arch.lane_idx(), self.warp() - 4
+        source = tmem + Columns.WQ + self.group() * K + (warp << 21)
+        row, piece = 16 * warp + (lane & 15), lane >> 4
+        cute.arch.mbarrier_wait(made, phase)
+        umma.after_others()
+        for half in cutlass.range_constexpr(K // HALF):
+            words = words_of(umma.load_matrices(source + half * HALF, HALF))
+            for pair in cutlass.range_constexpr(HALF // 16):
+                at = in_wide_rows(row, half * HALF + (2 * pair + piece) * 8, 2 * C)
+                store_matrices(cute.recast_ptr(tile, dtype=BFloat16) + at // 2, words[4 * pair : 4 * pair + 4])
+        cute.arch.fence_proxy("async.shared", space="cta")
+        self.meet_last()
+
+    @cute.jit
+    def hand_over(self, tile, full, neighbour):
+        """The tile to both CHAINs, by one warp."""
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(full)
+            cute.arch.mbarrier_arrive_and_expect_tx(full, self.tile.end, peer_cta_rank_in_cluster=neighbour)
+            bulk_copy_to_neighbour(tile, tile + self.tile.bytes, self.tile.end, full, neighbour)
+
+    @cute.jit
+    def clear(self, o, end, T, HV):
+        """Zero where tokens are no sequence's, a row and value head a warp."""
+        own = (cute.arch.block_idx()[0] * GROUPS + self.group()) * WARPS + self.warp()
+        warps, zero = cute.arch.grid_dim()[0] * (GROUPS * WARPS), [Float32(0.0)] * (V // 32)
+        for row in cutlass.range(end * HV + own, Int64(T) * HV, Int64(warps), unroll=1):
+            store(o + row * V + cute.arch.lane_idx() * (V // 32), zero)
+
+
+class Consumer:
+    """A state's walk over tiles that two CTAs make."""
+
+    def __init__(self, config: FusedConfig):
+        self.c = config
+
+    @cute.jit
+    def walk(self, v, h0, o, ht, h, cu_seqlens, shared, tmem, full, empty, out, added, T, HV, items, rank):
+        c = self.c
+        S, chunk = cute.make_rmem_tensor(COLUMNS, Float32), Int32(0)           # counted through all items
+        states = Int32(0)                                                      # that were kept before
+        for item in cutlass.range(cute.arch.block_idx()[0] // CTAS, items, cute.arch.grid_dim()[0] // CTAS, unroll=1):
+            n, head = item // HV, item % HV
+            begin, tokens = place(c.offsets, cu_seqlens, n, T)
+            steps = (tokens + C - 1) // C
+            S.fill(0.0)
+            if cutlass.const_expr(c.h0):
+                self.state(h0, Int64(n) * HV + head, rank, S, to_memory=False)
+            if cutlass.const_expr(c.h):
+                states = self.states_before(cu_seqlens, n, T)
+            own = (begin * HV + head) * V + rank * COLUMNS
+            if cute.arch.warp_idx() < 2:
+                for i in cutlass.range_constexpr(AHEAD - 1):
+                    self.bring(v, shared, own, i, chunk + i, tokens, HV)
+                self.brought()
+            cute.arch.barrier(barrier_id=1, number_of_threads=128)             # rows of v
+            if cute.arch.warp_idx() == 0 and steps > 0:
+                self.ask_for_A1_v(shared, tmem, full, chunk, rank)
+            for i in cutlass.range(steps, unroll=1):
+                if cutlass.const_expr(c.h):
+                    if i % c.every == 0:
+                        self.state(h, Int64(states + i // c.every) * HV + head, rank, S, to_memory=True)
+                self.round_state(S, shared)
+                cute.arch.barrier(barrier_id=1, number_of_threads=128)
+                self.step(S, v, o, shared, tmem, full, empty, out, added, own, i, chunk, steps, tokens, HV, rank)
+                chunk += 1
+            if cutlass.const_expr(c.ht):
+                self.state(ht, Int64(n) * HV + head, rank, S, to_memory=True)
+
+    @cute.jit
+    def step(self, S, v, o, shared, tmem, full, empty, out, added, own, i, chunk, steps, tokens, HV, rank):
+        """One chunk, once S is in shared memory."""
+        warp, lane = cute.arch.make_warp_uniform(cute.arch.warp_idx()), cute.arch.lane_idx()
+        tile, phase = self.stage(shared, chunk, rank), chunk & 1
+        to = tmem + Columns.out + phase * COLUMNS
+        if warp == 0:
+            umma.after_others()
+            with cute.arch.elect_one():
+                umma.multiply(ON_STATE, to, tile, shared + Shared.S, True)
+                umma.commit(out)
+        cute.arch.mbarrier_wait(out, phase)
+        umma.after_others()
+        words = words_of(umma.load_matrices(to + (warp << 21), COLUMNS))
+        of_v = Shared.v + chunk % AHEAD * (C * 128)
+        target = cute.recast_ptr(shared + (of_v if warp < 2 else Int32(Shared.o)), dtype=BFloat16)
+        row, piece = 16 * (warp & 1) + (lane & 15), lane >> 4
+        for pair in cutlass.range_constexpr(COLUMNS // 16):
+            at = in_wide_rows(row, (2 * pair + piece) * 8, C)
+            store_matrices(target + at // 2, words[4 * pair : 4 * pair + 4])
+        if warp < 2:
+            self.brought()                                                     # v of the next chunk, too
+            umma.before_others()
+            cute.arch.barrier(barrier_id=2, number_of_threads=64)
+            if warp == 0:
+                umma.after_others()
+                with cute.arch.elect_one():
+                    umma.multiply(ADDED, tmem + Columns.added, tile + Tile.KG, shared + of_v, False)
+                    umma.commit(added)
+                if i + 1 < steps:
+                    self.ask_for_A1_v(shared, tmem, full, chunk + 1, rank)
+            self.bring(v, shared, own, i + AHEAD - 1, chunk + AHEAD - 1, tokens, HV)
+        else:
+            cute.arch.barrier(barrier_id=3, number_of_threads=64)
+            self.write(o, shared, own, i, tokens, HV)
+        # S = 2^gc_last S + kg^T @ v_new
+        cute.arch.mbarrier_wait(full + (chunk & RING - 1), chunk // RING & 1)
+        decay = load_one(cute.recast_ptr(tile + Tile.DECAY, dtype=Float32) + in_decays(self.channel()))
+        cute.arch.mbarrier_wait(added, phase)
+        umma.after_others()
+        for half in cutlass.range_constexpr(2):
+            found = umma.load_row(tmem + Columns.added + half * (COLUMNS // 2) + (warp << 21), COLUMNS // 2)
+            for e in cutlass.range_constexpr(COLUMNS // 2):
+                at = half * (COLUMNS // 2) + e
+                S[at] = S[at] * decay + found[e]
+        umma.before_others()
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(empty + (chunk & RING - 1), peer_cta_rank_in_cluster=chunk & 1)
+
+    @cute.jit
+    def ask_for_A1_v(self, shared, tmem, full, chunk, rank):
+        """A1 @ v of a chunk, by warp 0, once its tile is there."""
+        cute.arch.mbarrier_wait(full + (chunk & RING - 1), chunk // RING & 1)
+        to, A1 = tmem + Columns.out + (chunk & 1) * COLUMNS, self.stage(shared, chunk, rank) + Tile.TB
+        umma.after_others()
+        with cute.arch.elect_one():
+            umma.multiply(ON_V, to, A1, shared + Shared.v + chunk % AHEAD * (C * 128), False)
+
+    @cute.jit
+    def stage(self, shared, chunk, rank):
+        """The tile of a chunk: of the group that makes it, or that gets it from the neighbour."""
+        return shared + (chunk >> 1 & 1) * Shared.group + ((chunk ^ rank) & 1) * Tile.bytes
+
+    @cute.jit
+    def channel(self):
+        return cute.arch.thread_idx()[0]
+
+    @cute.jit
+    def round_state(self, S, shared):
+        """To shared memory, as ON_STATE reads it: a thread a row."""
+        words = words_of([S[e] for e in range(COLUMNS)])
+        to = cute.recast_ptr(shared + Shared.S, dtype=Uint32)
+        for piece in cutlass.range_constexpr(COLUMNS // 8):
+            store(to + in_wide_rows(self.channel(), piece * 8, K) // 4, words[4 * piece : 4 * piece + 4])
+        cute.arch.fence_proxy("async.shared", space="cta")
+
+    @cute.jit
+    def bring(self, v, shared, own, i, chunk, tokens, HV):
+        """Rows of v of chunk i, if there is one, by 64 threads."""
+        if i * C < tokens:
+            for j in cutlass.range_constexpr(C // 8):
+                row, piece = own_piece(cute.arch.thread_idx()[0], j)
+                token = cutlass.min(i * C + row, tokens - 1)           # past the end: a row that counts for nothing
+                to = shared + Shared.v + chunk % AHEAD * (C * 128) + in_wide_rows(row, piece * 8, C)
+                copy_16_bytes_later(self.row(v, own + piece * 8, token, HV), to)
+        cute.arch.cp_async_commit_group()
+
+    @cute.jit
+    def brought(self):
+        """This thread's rows of the next chunk, where products see them."""
+        cute.arch.cp_async_wait_group(0)
+        cute.arch.fence_proxy("async.shared", space="cta")
+
+    @cute.jit
+    def write(self, o, shared, own, i, tokens, HV):
+        """Rows of o out of shared memory, as whole lines, by warps 2 and 3."""
+        for j in cutlass.range_constexpr(C // 8):
+            row, piece = own_piece(cute.arch.thread_idx()[0] - 64, j)
+            if i * C + row < tokens:
+                to = self.row(o, own + piece * 8, i * C + row, HV)
+                source = cute.recast_ptr(shared + Shared.o, dtype=BFloat16) + in_wide_rows(row, piece * 8, C) // 2
+                copy_16_bytes(source, cute.make_ptr(BFloat16, to, cute.AddressSpace.gmem))
+
+    @cute.jit
+    def row(self, x, own, token, HV):
+        """The address in v or o, `token` rows below element `own`."""
+        return fast.row(x.toint() + own * 2, token, HV * Int32(2 * V))
+
+    @cute.jit
+    def states_before(self, cu_seqlens, n, T):
+        """States that are kept of sequences before n."""
+        each = self.c.every * C
+        if cutlass.const_expr(self.c.offsets):
+            lane, found = cute.arch.lane_idx(), Int32(0)
+            for m in cutlass.range(lane, n, 32, unroll=1):
+                found += Int32((load_one(cu_seqlens + m + 1) - load_one(cu_seqlens + m) + each - 1) // each)
+            for far in (16, 8, 4, 2, 1):
+                found += cute.arch.shuffle_sync_bfly(found, far)
+        else:
+            found = n * ((T + each - 1) // each)
+        return found
+
+    @cute.jit
+    def state(self, x, number, rank, S, to_memory: cutlass.Constexpr):
+        """S from or to its columns of one of many states."""
+        c, d, e = self.c, self.channel(), rank * COLUMNS
+        over_channels, over_columns = (1, K) if cutlass.const_expr(c.v_first) else (V, 1)
+        x = x + (number * (K * V) + d * over_channels + e * over_columns)
+        for i in range(COLUMNS):
+            if cutlass.const_expr(to_memory):
+                store(x + i * over_columns, [S[i]])
+            else:
+                S[i] = load_one(x + i * over_columns).to(Float32)
+
+
+class Fused:
+    def __init__(self, config: FusedConfig):
+        self.c = config
+        self.producer, self.consumer = Producer(config), Consumer(config)
+
+    @cute.jit
+    def __call__(
+        self, q: cute.Pointer, k: cute.Pointer, v: cute.Pointer, g: cute.Pointer, beta: cute.Pointer,
+        A_log: cute.Pointer, dt_bias: cute.Pointer, h0: cute.Pointer, o: cute.Pointer, ht: cute.Pointer,
+        h: cute.Pointer, cu_seqlens: cute.Pointer, T: Int32, N: Int32, H: Int32, HV: Int32, scale: Float32,
+        lower_bound: Float32, ctas: Int32, stream,
+    ):  # fmt: skip
+        self.kernel(q, k, v, g, beta, A_log, dt_bias, h0, o, ht, h, cu_seqlens, T, N, H, HV, scale, lower_bound).launch(
+            grid=(ctas, 1, 1), cluster=self.c.cluster, block=(self.c.threads, 1, 1), min_blocks_per_mp=1, stream=stream)
+
+    @cute.kernel
+    def kernel(
+        self, q: cute.Pointer, k: cute.Pointer, v: cute.Pointer, g: cute.Pointer, beta: cute.Pointer,
+        A_log: cute.Pointer, dt_bias: cute.Pointer, h0: cute.Pointer, o: cute.Pointer, ht: cute.Pointer,
+        h: cute.Pointer, cu_seqlens: cute.Pointer, T: Int32, N: Int32, H: Int32, HV: Int32, scale: Float32,
+        lower_bound: Float32,
+    ):  # fmt: skip
+        rank, warp = cute.arch.block_idx()[0] % CTAS, cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        shared = SmemAllocator().allocate_array(Uint8, Shared.end, byte_alignment=1024)
+        full = cute.recast_ptr(shared + Shared.barriers, dtype=Int64)
+        empty, out, added, made = full + RING, full + 2 * RING, full + 2 * RING + 1, full + 2 * RING + 2
+        tmem = cute.recast_ptr(shared + Shared.tmem, dtype=Uint32)
+        if cute.arch.thread_idx()[0] == 0:
+            for s in cutlass.range_constexpr(RING):
+                cute.arch.mbarrier_init(full + s, 1)
+                cute.arch.mbarrier_init(empty + s, 4 * CTAS)
+            for s in cutlass.range_constexpr(2 + 2 * GROUPS):
+                cute.arch.mbarrier_init(out + s, 1)
+            cute.arch.mbarrier_init_fence()
+        if warp == 0:
+            umma.allocate(tmem, TMEM)
+        self.minus_one(cute.recast_ptr(shared + Shared.minus_one, dtype=BFloat16))
+        umma.before_others()
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+        umma.after_others()
+        tmem, items = tmem[0], N * HV
+        if warp < FIRST:
+            cute.arch.setmaxregister_increase(192)
+            self.consumer.walk(v, h0, o, ht, h, cu_seqlens, shared, tmem, full, empty, out, added, T, HV, items, rank)
+        else:
+            cute.arch.setmaxregister_decrease(72)
+            self.producer.produce(
+                q, k, g, beta, A_log, dt_bias, cu_seqlens, shared, tmem, full, empty, made, T, H, HV, items, scale,
+                lower_bound, rank
+            )  # fmt: skip
+            if cutlass.const_expr(self.c.offsets):
+                begin, tokens = place(self.c.offsets, cu_seqlens, N - 1, T)
+                self.producer.clear(o, begin + tokens, T, HV)
+        umma.before_others()
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+        if warp == 0:
+            umma.free(tmem, TMEM)
+
+    @cute.jit
+    def minus_one(self, to):
+        """[0; -1] (2 C, C), across: row j of 2 C elements has -1 at C + j."""
+        row, piece = cute.arch.thread_idx()[0] >> 3, cute.arch.thread_idx()[0] & 7
+        if row < C:
+            one = [Float32(-1.0) if piece * 8 + e == C + row else Float32(0.0) for e in range(8)]
+            store(to + in_wide_rows(row, piece * 8, C) // 2, one)
+        cute.arch.fence_proxy("async.shared", space="cta")
+
+
+@cute.jit
+def place(packed: cutlass.Constexpr, cu_seqlens, n, T):
+    """First token of a sequence, and tokens."""
+    begin, tokens = Int64(n) * T, T
+    if cutlass.const_expr(packed):
+        begin = load_one(cu_seqlens + n).to(Int64)
+        tokens = Int32(load_one(cu_seqlens + n + 1).to(Int64) - begin)
+    return begin, tokens
+
+
+@cute.jit
+def own_piece(thread, j: cutlass.Constexpr):
+    """Row and 16-byte piece of it that one of 64 threads moves, of rows 8 j to 8 j + 7."""
+    return 8 * j + (thread >> 3), thread & 7
+
+
+def build(c: FusedConfig, target: Target) -> cutedsl.Compiled:
+    x = pointers(
+        f"bfloat16 bfloat16 bfloat16 {c.g_dtype} {c.beta_dtype} float32 float32 {c.h0 or 'float32'} bfloat16 "
+        f"float32 bfloat16 {c.offsets or 'int64'}"
+    )
+    numbers = [Int32(1)] * 4 + [Float32(1)] * 2 + [Int32(1)]
+    return cutedsl.compile(Fused(c), *x, *numbers, cutedsl.fake_stream(), target=target)

@@ -1,0 +1,101 @@
+"""Tensors in, tensors out: one kernel a call."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from kda.bundles import Outputs
+from kda.compile.errors import BuildError
+from kda.compile.fetching import fetch_here
+from kda.compile.kernel import Bound, Kernel
+from kda.compile.target import Target
+from kda.host import detect
+from kda.problem import Inputs, Problem
+
+from ..common.chunks import Chunks
+from ..common.tensors import chunks_of_a_row, laid_out, on_its_device
+from .configs import FusedConfig
+from .plan import plan, recipe, target
+
+Tensor = torch.Tensor
+
+# Operands of products, and results; decays, norms, the inverse and the state stay float32.
+ROUNDED_TO = dict.fromkeys(("A_qk", "A_inv", "qg", "kb", "kg", "h", "v_new", "o"), "bfloat16")
+
+
+@functools.cache
+def kernel(config: FusedConfig, arch: Target) -> Kernel:
+    return fetch_here(recipe(config, arch))
+
+
+class Step(NamedTuple):
+    """What launches the kernel: called with tensors; None where there is no sequence."""
+
+    fused: Bound | None
+
+
+@functools.lru_cache(maxsize=1024)
+def step(p: Problem, cc: tuple[int, int], sms: int, offsets: torch.dtype | None) -> Step:
+    """For `cu_seqlens` of dtype `offsets`."""
+    pl = plan(p, sms, str(offsets).removeprefix("torch.") if p.packed else None)
+    if not pl.ctas:
+        return Step(None)
+    numbers = (p.T, p.N, p.H, p.HV, p.scale, p.lower_bound or 0.0)
+    config = pl.fused
+    return Step(
+        kernel(config, target(cc)).bound(
+            (pl.ctas, 1, 1), *numbers, block=config.threads, cluster=config.cluster, dynamic_shared=config.shared
+        )
+    )
+
+
+@on_its_device
+def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
+    if save != "nothing":
+        raise BuildError(
+            "chunk_kda: backend='sm100' keeps nothing for a backward. Leave out disable_recompute, or backend."
+        )
+    host = detect(p.device)
+    at = step(p, host.cc, host.sms, x.cu_seqlens.dtype if p.packed else None)
+    q, k, v, g, beta, A_log, dt_bias, h0 = laid_out(x)
+    o, ht, h = q.new_empty(p.B, p.T, p.HV, p.V), None, None
+    states = (p.N, p.HV, p.V, p.K) if p.state_v_first else (p.N, p.HV, p.K, p.V)
+    if p.final_state:
+        ht = q.new_empty(states, dtype=torch.float32)
+    if p.intermediate_states:
+        h = q.new_empty(p.B, chunks_of_a_row(p, x), *states[1:])
+    offsets = x.cu_seqlens.to(q.device, non_blocking=True).contiguous() if p.packed else None
+    if at.fused:
+        at.fused(q, k, v, g, beta, A_log, dt_bias, h0, o, ht, h, offsets)
+    else:
+        o.zero_()                                                              # tokens of no sequence
+    return Outputs(o, ht, h, None)
+
+
+WHOLE = "fwd/gate+intra+wy+state+output"
+
+
+def stage(
+    name: str, p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]
+) -> dict[str, Tensor | None]:
+    """The forward in one piece, on tensors as they lie in chunks: rows (NC, heads, C, D), states (N, HV, K, V)."""
+    assert name == WHOLE
+    p = dataclasses.replace(
+        p, final_state=True, intermediate_states=True, state_v_first=False, state_dtype=p.state_dtype or "float32",
+        packed=offsets is not None,
+    )  # fmt: skip
+    device = next(x.device for x in tensors.values() if x is not None)
+    table = Chunks(p, offsets, device)
+    types = dict.fromkeys(("q", "k", "v"), p.dtype) | {"g": p.g_dtype, "beta": p.beta_dtype}
+    rows = {n: table.rows(tensors[n]).to(getattr(torch, dtype)) for n, dtype in types.items()}
+    rows = {n: x.view(p.B, p.T, *(x.shape[1:] if n != "beta" else x.shape[1:2])) for n, x in rows.items()}
+    flat = {n: None if tensors[n] is None else tensors[n].flatten() for n in ("A_log", "dt_bias")}
+    cu_seqlens = None if offsets is None else torch.tensor(offsets, device=device)
+    h0 = tensors["h0"].to(getattr(torch, p.state_dtype))
+    out = forward(p, Inputs(**rows, **flat, initial_state=h0, cu_seqlens=cu_seqlens))
+    return {"o": table.chunks(out.o.flatten(0, 1)), "ht": out.final_state, "h": out.h.flatten(0, 1)}

@@ -1,0 +1,143 @@
+"""Products on the tensor cores of Blackwell: operands in shared memory, results in tensor memory.
+
+All operands are bfloat16 in rows of 128 bytes whose 16-byte pieces change places within eight rows (128B swizzle).  An
+operand is a Layout and where it begins; a step of a product takes 16 of its K indices.
+
+  along    a row lies along K, as of [kn; qn] (rows, channels): panels of 64 indices one after the other
+  across   a row lies along M or N, as of v (tokens, columns): panels of 64 of those, each with all of K
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint32
+
+ROW, EIGHT_ROWS = 128, 1024                  # bytes
+STEP = 16                                    # indices of K
+SWIZZLE_128B, VERSION = 2, 1
+
+
+class Layout(NamedTuple):
+    """Of one operand."""
+
+    across: bool
+    panel: int                               # bytes from 64 elements of a row to the next 64
+
+    def constant(self) -> int:
+        """What a descriptor says beside the address."""
+        return (self.panel >> 4) << 16 | (EIGHT_ROWS >> 4) << 32 | VERSION << 46 | SWIZZLE_128B << 61
+
+    def step(self, number: int) -> int:
+        """Bytes to a step."""
+        if self.across:
+            return number * STEP * ROW
+        return number * STEP // 64 * self.panel + number * STEP % 64 * 2
+
+
+def along(rows: int) -> Layout:
+    return Layout(False, rows * ROW)
+
+
+def across(rows: int) -> Layout:
+    return Layout(True, rows * ROW)
+
+
+class Product(NamedTuple):
+    """D (M, N) float32 (+)= A @ B^T over some steps of K."""
+
+    M: int
+    N: int
+    A: Layout
+    B: Layout
+    steps: range
+    negated: bool = False                    # A
+
+    def instruction(self) -> int:
+        kinds = 1 << 4 | 1 << 7 | 1 << 10                                      # float32, bfloat16, bfloat16
+        directions = self.A.across << 15 | self.B.across << 16
+        return kinds | self.negated << 13 | directions | self.N >> 3 << 17 | self.M >> 4 << 24
+
+
+@cute.jit
+def multiply(product: cutlass.Constexpr, d, a, b, accumulate: cutlass.Constexpr):
+    """By one thread: queued behind all that it queued before."""
+    of_a, of_b = descriptor(product.A, a), descriptor(product.B, b)
+    for number in cutlass.range_constexpr(len(product.steps)):
+        step = product.steps[number]
+        cute.arch.inline_ptx(
+            "{.reg .pred p; setp.ne.b32 p, {$r4}, 0; "
+            "tcgen05.mma.cta_group::1.kind::f16 [{$r0}], {$r1}, {$r2}, {$r3}, p;}",
+            read_only_args=[
+                d, of_a + Int64(product.A.step(step) >> 4), of_b + Int64(product.B.step(step) >> 4),
+                Int32(product.instruction()), Int32(accumulate or number > 0),
+            ],
+        )  # fmt: skip
+
+
+@cute.jit
+def descriptor(layout: cutlass.Constexpr, pointer):
+    constant = layout.constant()
+    return (pointer.toint().to(Int64) & 0x3FFFF) >> 4 | Int64(constant - (constant >> 63 << 64))
+
+
+@cute.jit
+def commit(barrier):
+    """By the thread that queued products: one arrival when all of them are done."""
+    cute.arch.inline_ptx(
+        "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [{$r0}];",
+        read_only_args=[barrier.toint().to(Uint32)],
+    )
+
+
+@cute.jit
+def before_others():
+    """What this thread did with tensor memory comes before what others do with it once they have met."""
+    cute.arch.inline_ptx("tcgen05.fence::before_thread_sync;")
+
+
+@cute.jit
+def after_others():
+    cute.arch.inline_ptx("tcgen05.fence::after_thread_sync;")
+
+
+@cute.jit
+def allocate(to, columns: cutlass.Constexpr):
+    """By one warp: its address goes to shared memory, and no more is asked for."""
+    cute.arch.inline_ptx(
+        f"tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [{{$r0}}], {columns}; "
+        "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;",
+        read_only_args=[to.toint().to(Uint32)],
+    )
+
+
+@cute.jit
+def free(address, columns: cutlass.Constexpr):
+    cute.arch.inline_ptx(
+        f"tcgen05.dealloc.cta_group::1.sync.aligned.b32 {{$r0}}, {columns};", read_only_args=[address]
+    )
+
+
+@cute.jit
+def load_matrices(address, columns: cutlass.Constexpr):
+    """So many columns of 16 rows, as mma.sync would have them: a thread has rows lane / 4 and that + 8, columns
+    2 (lane % 4) + {0, 1} of every eight."""
+    return load(f"16x256b.x{columns // 8}", address, columns // 2)
+
+
+@cute.jit
+def load_row(address, columns: cutlass.Constexpr):
+    """So many columns of a lane's row."""
+    return load(f"32x32b.x{columns}", address, columns)
+
+
+@cute.jit
+def load(shape: cutlass.Constexpr, address, count: cutlass.Constexpr):
+    to = ", ".join(f"{{$w{i}}}" for i in range(count))
+    found = cute.arch.inline_ptx(
+        f"{{tcgen05.ld.sync.aligned.{shape}.b32 {{{to}}}, [{{$r0}}]; tcgen05.wait::ld.sync.aligned;}}",
+        write_only_types=[Float32] * count, read_only_args=[address],
+    )  # fmt: skip
+    return list(found)
