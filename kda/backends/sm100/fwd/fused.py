@@ -9,11 +9,11 @@ head after the other, each CTA with 64 columns of the state, and makes every sec
 So two products stand between a state and the next one, and A1 @ v is queued before the state is there.
 
   warps  registers  role     does
-  0-3    192        CHAIN    thread k has row k of S (K, 64), float32.  warp 0: issues products; warps 0, 1: v_new, and
+  0-3    160        CHAIN    thread k has row k of S (K, 64), float32.  warp 0: issues products; warps 0, 1: v_new, and
                              rows of v two chunks ahead; warps 2, 3: o, to global memory
-  4-11   72         PREPARE  chunks 4 i + rank, into stage rank;  of the eight, warps 0-3: the product and A1 (warp 0 the
+  4-11   80         PREPARE  chunks 4 i + rank, into stage rank;  of the eight, warps 0-3: the product and A1 (warp 0 the
                              inverse, warps 2, 3 A_qk TB), warps 4-7: WQ out of tensor memory, and to both CHAINs
-  12-19  72         PREPARE  chunks 4 i + 2 + rank, into stage 2 + rank
+  12-19  80         PREPARE  chunks 4 i + 2 + rank, into stage 2 + rank
 
 Chunks are counted through all that a cluster walks over: chunk c lies in stage c mod 4, which group (c >> 1) & 1 of CTA
 c & 1 makes.  PREPAREs of a cluster's next sequence do not wait for the end of the one before.
@@ -31,7 +31,8 @@ c & 1 makes.  PREPAREs of a cluster's next sequence do not wait for the end of t
   barrier 3    64, warps 2 and 3                                     o is
   barrier 4+   256, 128, 128; of each group                          all eight; warps 0-3; warps 4-7
 
-  shared memory: configs.Shared;  tensor memory, columns: configs.Columns.  M = 64 takes half the lanes of its columns.
+  shared memory: configs.Shared;  tensor memory: configs.Columns, all there are, so that they begin at 0.  A product of
+  M = 64 rows takes half the lanes of its columns.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class Producer(ChunkRows):
 
     @cute.jit
     def products(self, acc, x, y, rows_of_y: cutlass.Constexpr, phase):
-        to = self.tmem + Columns.pairs + self.group() * C
+        to = Columns.pairs + self.group() * C
         if self.warp() == 0:
             with cute.arch.elect_one():
                 umma.multiply(PAIRS if cutlass.const_expr(rows_of_y == C) else HALVES, to, x, y, False)
@@ -131,7 +132,7 @@ class Producer(ChunkRows):
 
     @cute.jit
     def produce(
-        self, q, k, g, beta, A_log, dt_bias, cu_seqlens, shared, tmem, full, empty, made, T, H, HV, items, scale,
+        self, q, k, g, beta, A_log, dt_bias, cu_seqlens, shared, full, empty, made, T, H, HV, items, scale,
         lower_bound, rank
     ):  # fmt: skip
         """Every fourth chunk of all that the cluster walks over."""
@@ -143,11 +144,10 @@ class Producer(ChunkRows):
             cute.recast_ptr(tile + at, dtype=Float32) for at in (Shared.sums, Shared.A_kk, Shared.columns, Shared.b)
         ]
         A1 = cute.recast_ptr(tile + self.tile.TB, dtype=BFloat16)
-        minus_one = shared + Shared.minus_one
-        self.tmem, self.made, made = tmem, made + group, made + GROUPS + group
+        self.made, made = made + group, made + GROUPS + group
         if self.warp() == LEAST:
             self.zeros(columns, A1)
-        before, turn = Int32(0), Int32(0)
+        before = Int32(0)
         for item in cutlass.range(cute.arch.block_idx()[0] // CTAS, items, cute.arch.grid_dim()[0] // CTAS, unroll=1):
             head = item % HV
             begin, tokens = place(self.c.offsets, cu_seqlens, item // HV, T)
@@ -157,23 +157,23 @@ class Producer(ChunkRows):
                 if self.warp() == LEAST:
                     step = step_size(beta, self.c.beta, first, rows, head, HV, cute.arch.lane_idx())
                 own = self.rows(q, k, g, A_log, dt_bias, first, rows, head, H, HV, scale, lower_bound)
-                free = (empty + stage, turn & 1 ^ 1, b, step)
+                turn = before + chunk >> RING.bit_length() - 1 & 1
+                free = (empty + stage, turn ^ 1, b, step)
                 acc = self.accumulator()
                 if cutlass.const_expr(self.c.block):
                     self.at_once(*own, sums, rows_of_x, rows_of_y, tile, lower_bound, *free)
                     if self.warp() < 4:
-                        self.products(acc, rows_of_x, rows_of_y, C, turn & 1)
+                        self.products(acc, rows_of_x, rows_of_y, C, turn)
                 else:
                     self.by_halving(*own, sums, rows_of_x, tile, acc, *free)
                 if self.warp() < 4:
                     self.make_A1(acc, A_kk, columns, A1, b, rows)
                     if self.warp() == 0:
-                        self.ask_for_WQ(tile, A1, minus_one, tmem, made)
+                        self.ask_for_WQ(tile, A1, shared + Shared.minus_one, made)
                 else:
-                    self.fetch_WQ(tile, tmem, made, turn & 1)
+                    self.fetch_WQ(tile, made, turn)
                     if self.warp() == 4:
                         self.hand_over(tile, full + stage, rank ^ 1)
-                turn += 1
             before += (tokens + C - 1) // C
 
     @cute.jit
@@ -207,19 +207,19 @@ class Producer(ChunkRows):
             store_matrices(A1 + in_wide_rows(16 * m + row, (to + piece) * 8, C) // 2, words)
 
     @cute.jit
-    def ask_for_WQ(self, tile, A1, minus_one, tmem, made):
+    def ask_for_WQ(self, tile, A1, minus_one, made):
         """WQ = A1 @ kE + [0; -1] @ qg, by warp 0."""
-        to = tmem + Columns.WQ + self.group() * K
+        to = Columns.WQ + self.group() * K
         with cute.arch.elect_one():
             umma.multiply(ON_KE, to, A1, tile, False)
             umma.multiply(ON_KE, to, minus_one, tile + C * 128, True)
             umma.commit(made)
 
     @cute.jit
-    def fetch_WQ(self, tile, tmem, made, phase):
+    def fetch_WQ(self, tile, made, phase):
         """WQ, rounded, in place of [kE; qg], by warps 4 to 7: 16 rows each."""
         lane, warp = cute.arch.lane_idx(), self.warp() - 4
-        source = tmem + Columns.WQ + self.group() * K + (warp << 21)
+        source = Columns.WQ + self.group() * K + (warp << 21)
         row, piece = 16 * warp + (lane & 15), lane >> 4
         cute.arch.mbarrier_wait(made, phase)
         umma.after_others()
@@ -241,11 +241,13 @@ class Producer(ChunkRows):
 
     @cute.jit
     def clear(self, o, end, T, HV):
-        """Zero where tokens are no sequence's, a row and value head a warp."""
+        """Zero where tokens are no sequence's, a token a warp."""
         own = (cute.arch.block_idx()[0] * GROUPS + self.group()) * WARPS + self.warp()
         warps, zero = cute.arch.grid_dim()[0] * (GROUPS * WARPS), [Float32(0.0)] * (V // 32)
-        for row in cutlass.range(end * HV + own, Int64(T) * HV, Int64(warps), unroll=1):
-            store(o + row * V + cute.arch.lane_idx() * (V // 32), zero)
+        for token in cutlass.range(Int32(end) + own, T, warps, unroll=1):
+            row = o + Int64(token) * HV * V + cute.arch.lane_idx() * (V // 32)
+            for head in cutlass.range(HV, unroll=1):
+                store(row + head * V, zero)
 
 
 class Consumer:
@@ -255,7 +257,7 @@ class Consumer:
         self.c = config
 
     @cute.jit
-    def walk(self, v, h0, o, ht, h, cu_seqlens, shared, tmem, full, empty, out, added, T, HV, items, rank):
+    def walk(self, v, h0, o, ht, h, cu_seqlens, shared, full, empty, out, added, T, HV, items, rank):
         c = self.c
         S, chunk = cute.make_rmem_tensor(COLUMNS, Float32), Int32(0)           # counted through all items
         states = Int32(0)                                                      # that were kept before
@@ -275,24 +277,24 @@ class Consumer:
                 self.brought()
             cute.arch.barrier(barrier_id=1, number_of_threads=128)             # rows of v
             if cute.arch.warp_idx() == 0 and steps > 0:
-                self.ask_for_A1_v(shared, tmem, full, chunk, rank)
+                self.ask_for_A1_v(shared, full, chunk, rank)
             for i in cutlass.range(steps, unroll=1):
                 if cutlass.const_expr(c.h):
                     if i % c.every == 0:
                         self.state(h, Int64(states + i // c.every) * HV + head, rank, S, to_memory=True)
                 self.round_state(S, shared)
                 cute.arch.barrier(barrier_id=1, number_of_threads=128)
-                self.step(S, v, o, shared, tmem, full, empty, out, added, own, i, chunk, steps, tokens, HV, rank)
+                self.step(S, v, o, shared, full, empty, out, added, own, i, chunk, steps, tokens, HV, rank)
                 chunk += 1
             if cutlass.const_expr(c.ht):
                 self.state(ht, Int64(n) * HV + head, rank, S, to_memory=True)
 
     @cute.jit
-    def step(self, S, v, o, shared, tmem, full, empty, out, added, own, i, chunk, steps, tokens, HV, rank):
+    def step(self, S, v, o, shared, full, empty, out, added, own, i, chunk, steps, tokens, HV, rank):
         """One chunk, once S is in shared memory."""
         warp, lane = cute.arch.make_warp_uniform(cute.arch.warp_idx()), cute.arch.lane_idx()
         tile, phase = self.stage(shared, chunk, rank), chunk & 1
-        to = tmem + Columns.out + phase * COLUMNS
+        to = Columns.out + phase * COLUMNS
         if warp == 0:
             umma.after_others()
             with cute.arch.elect_one():
@@ -314,10 +316,10 @@ class Consumer:
             if warp == 0:
                 umma.after_others()
                 with cute.arch.elect_one():
-                    umma.multiply(ADDED, tmem + Columns.added, tile + Tile.KG, shared + of_v, False)
+                    umma.multiply(ADDED, Columns.added, tile + Tile.KG, shared + of_v, False)
                     umma.commit(added)
                 if i + 1 < steps:
-                    self.ask_for_A1_v(shared, tmem, full, chunk + 1, rank)
+                    self.ask_for_A1_v(shared, full, chunk + 1, rank)
             self.bring(v, shared, own, i + AHEAD - 1, chunk + AHEAD - 1, tokens, HV)
         else:
             cute.arch.barrier(barrier_id=3, number_of_threads=64)
@@ -328,7 +330,7 @@ class Consumer:
         cute.arch.mbarrier_wait(added, phase)
         umma.after_others()
         for half in cutlass.range_constexpr(2):
-            found = umma.load_row(tmem + Columns.added + half * (COLUMNS // 2) + (warp << 21), COLUMNS // 2)
+            found = umma.load_row(Columns.added + half * (COLUMNS // 2) + (warp << 21), COLUMNS // 2)
             for e in cutlass.range_constexpr(COLUMNS // 2):
                 at = half * (COLUMNS // 2) + e
                 S[at] = S[at] * decay + found[e]
@@ -338,10 +340,10 @@ class Consumer:
             cute.arch.mbarrier_arrive(empty + (chunk & RING - 1), peer_cta_rank_in_cluster=chunk & 1)
 
     @cute.jit
-    def ask_for_A1_v(self, shared, tmem, full, chunk, rank):
+    def ask_for_A1_v(self, shared, full, chunk, rank):
         """A1 @ v of a chunk, by warp 0, once its tile is there."""
         cute.arch.mbarrier_wait(full + (chunk & RING - 1), chunk // RING & 1)
-        to, A1 = tmem + Columns.out + (chunk & 1) * COLUMNS, self.stage(shared, chunk, rank) + Tile.TB
+        to, A1 = Columns.out + (chunk & 1) * COLUMNS, self.stage(shared, chunk, rank) + Tile.TB
         umma.after_others()
         with cute.arch.elect_one():
             umma.multiply(ON_V, to, A1, shared + Shared.v + chunk % AHEAD * (C * 128), False)
@@ -464,14 +466,14 @@ class Fused:
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
         umma.after_others()
-        tmem, items = tmem[0], N * HV
+        items = N * HV
         if warp < FIRST:
-            cute.arch.setmaxregister_increase(192)
-            self.consumer.walk(v, h0, o, ht, h, cu_seqlens, shared, tmem, full, empty, out, added, T, HV, items, rank)
+            cute.arch.setmaxregister_increase(160)
+            self.consumer.walk(v, h0, o, ht, h, cu_seqlens, shared, full, empty, out, added, T, HV, items, rank)
         else:
-            cute.arch.setmaxregister_decrease(72)
+            cute.arch.setmaxregister_decrease(80)
             self.producer.produce(
-                q, k, g, beta, A_log, dt_bias, cu_seqlens, shared, tmem, full, empty, made, T, H, HV, items, scale,
+                q, k, g, beta, A_log, dt_bias, cu_seqlens, shared, full, empty, made, T, H, HV, items, scale,
                 lower_bound, rank
             )  # fmt: skip
             if cutlass.const_expr(self.c.offsets):
@@ -481,7 +483,7 @@ class Fused:
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
         if warp == 0:
-            umma.free(tmem, TMEM)
+            umma.free(TMEM)
 
     @cute.jit
     def minus_one(self, to):

@@ -26,9 +26,14 @@ class Layout(NamedTuple):
     across: bool
     panel: int                               # bytes from 64 elements of a row to the next 64
 
-    def constant(self) -> int:
-        """What a descriptor says beside the address."""
-        return (self.panel >> 4) << 16 | (EIGHT_ROWS >> 4) << 32 | VERSION << 46 | SWIZZLE_128B << 61
+    @property
+    def low(self) -> int:
+        """What a descriptor's low word says beside the address, and its high word."""
+        return self.panel >> 4 << 16
+
+    @property
+    def high(self) -> int:
+        return EIGHT_ROWS >> 4 | VERSION << 14 | SWIZZLE_128B << 29
 
     def step(self, number: int) -> int:
         """Bytes to a step."""
@@ -63,24 +68,20 @@ class Product(NamedTuple):
 
 @cute.jit
 def multiply(product: cutlass.Constexpr, d, a, b, accumulate: cutlass.Constexpr):
-    """By one thread: queued behind all that it queued before."""
-    of_a, of_b = descriptor(product.A, a), descriptor(product.B, b)
+    """By one thread: queued behind all that it queued before.  Descriptors are made here, of 32-bit addresses, for what a
+    loop does not change is kept from turn to turn, and spilled."""
+    of_A, of_B = product.A, product.B
     for number in cutlass.range_constexpr(len(product.steps)):
         step = product.steps[number]
         cute.arch.inline_ptx(
-            "{.reg .pred p; setp.ne.b32 p, {$r4}, 0; "
-            "tcgen05.mma.cta_group::1.kind::f16 [{$r0}], {$r1}, {$r2}, {$r3}, p;}",
-            read_only_args=[
-                d, of_a + Int64(product.A.step(step) >> 4), of_b + Int64(product.B.step(step) >> 4),
-                Int32(product.instruction()), Int32(accumulate or number > 0),
-            ],
-        )  # fmt: skip
-
-
-@cute.jit
-def descriptor(layout: cutlass.Constexpr, pointer):
-    constant = layout.constant()
-    return (pointer.toint().to(Int64) & 0x3FFFF) >> 4 | Int64(constant - (constant >> 63 << 64))
+            "{.reg .pred p; .reg .b32 d, low; .reg .b64 a, b; mov.b32 d, {$r0}; "
+            f"bfe.u32 low, {{$r1}}, 4, 14; add.u32 low, low, {of_A.low + (of_A.step(step) >> 4)}; "
+            f"mov.b64 a, {{low, {of_A.high}}}; "
+            f"bfe.u32 low, {{$r2}}, 4, 14; add.u32 low, low, {of_B.low + (of_B.step(step) >> 4)}; "
+            f"mov.b64 b, {{low, {of_B.high}}}; setp.ne.b32 p, {int(accumulate or number > 0)}, 0; "
+            f"tcgen05.mma.cta_group::1.kind::f16 [d], a, b, {product.instruction()}, p;}}",
+            read_only_args=[Int32(d), a.toint().to(Uint32), b.toint().to(Uint32)],
+        )
 
 
 @cute.jit
@@ -105,7 +106,7 @@ def after_others():
 
 @cute.jit
 def allocate(to, columns: cutlass.Constexpr):
-    """By one warp: its address goes to shared memory, and no more is asked for."""
+    """By one warp: where they begin goes to shared memory, and no more is asked for."""
     cute.arch.inline_ptx(
         f"tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [{{$r0}}], {columns}; "
         "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;",
@@ -114,9 +115,10 @@ def allocate(to, columns: cutlass.Constexpr):
 
 
 @cute.jit
-def free(address, columns: cutlass.Constexpr):
+def free(columns: cutlass.Constexpr):
+    """By that warp, what begins at 0."""
     cute.arch.inline_ptx(
-        f"tcgen05.dealloc.cta_group::1.sync.aligned.b32 {{$r0}}, {columns};", read_only_args=[address]
+        f"{{.reg .b32 first; mov.b32 first, 0; tcgen05.dealloc.cta_group::1.sync.aligned.b32 first, {columns};}}"
     )
 
 
@@ -138,6 +140,6 @@ def load(shape: cutlass.Constexpr, address, count: cutlass.Constexpr):
     to = ", ".join(f"{{$w{i}}}" for i in range(count))
     found = cute.arch.inline_ptx(
         f"{{tcgen05.ld.sync.aligned.{shape}.b32 {{{to}}}, [{{$r0}}]; tcgen05.wait::ld.sync.aligned;}}",
-        write_only_types=[Float32] * count, read_only_args=[address],
+        write_only_types=[Float32] * count, read_only_args=[Int32(address)],
     )  # fmt: skip
     return list(found)
