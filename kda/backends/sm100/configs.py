@@ -74,8 +74,9 @@ class Shared:
     o = v + AHEAD * C * COLUMNS * 2
     minus_one = o + C * COLUMNS * 2
     barriers = minus_one + 2 * C * C * 2
-    tmem = barriers + 8 * (2 * RING + 2 + 2 * GROUPS)
-    end = tmem + 8
+    begin = barriers + 8 * (2 * RING + 2 + 2 * GROUPS)                         # a 16th of the address of all this
+    tmem = begin + 4
+    end = tmem + 4
 
 
 class Columns:

@@ -119,10 +119,13 @@ class Producer(ChunkRows):
 
     @cute.jit
     def products(self, acc, x, y, rows_of_y: cutlass.Constexpr, phase):
-        to = Columns.pairs + self.group() * C
+        to, of_group = Columns.pairs + self.group() * C, self.group() * Shared.group
         if self.warp() == 0:
             with cute.arch.elect_one():
-                umma.multiply(PAIRS if cutlass.const_expr(rows_of_y == C) else HALVES, to, x, y, False)
+                if cutlass.const_expr(rows_of_y == C):
+                    umma.multiply(PAIRS, to, self.begin, of_group + Shared.X, of_group + Shared.Y, False)
+                else:
+                    umma.multiply(HALVES, to, self.begin, of_group + Shared.X, of_group + Shared.X, False)
                 umma.commit(self.made)
         cute.arch.mbarrier_wait(self.made, phase)
         umma.after_others()
@@ -145,6 +148,7 @@ class Producer(ChunkRows):
         ]
         A1 = cute.recast_ptr(tile + self.tile.TB, dtype=BFloat16)
         self.made, made = made + group, made + GROUPS + group
+        self.begin = cute.recast_ptr(shared + Shared.begin, dtype=Uint32)
         if self.warp() == LEAST:
             self.zeros(columns, A1)
         before = Int32(0)
@@ -169,7 +173,7 @@ class Producer(ChunkRows):
                 if self.warp() < 4:
                     self.make_A1(acc, A_kk, columns, A1, b, rows)
                     if self.warp() == 0:
-                        self.ask_for_WQ(tile, A1, shared + Shared.minus_one, made)
+                        self.ask_for_WQ(made)
                 else:
                     self.fetch_WQ(tile, made, turn)
                     if self.warp() == 4:
@@ -207,12 +211,12 @@ class Producer(ChunkRows):
             store_matrices(A1 + in_wide_rows(16 * m + row, (to + piece) * 8, C) // 2, words)
 
     @cute.jit
-    def ask_for_WQ(self, tile, A1, minus_one, made):
+    def ask_for_WQ(self, made):
         """WQ = A1 @ kE + [0; -1] @ qg, by warp 0."""
-        to = Columns.WQ + self.group() * K
+        to, tile = Columns.WQ + self.group() * K, self.group() * Shared.group
         with cute.arch.elect_one():
-            umma.multiply(ON_KE, to, A1, tile, False)
-            umma.multiply(ON_KE, to, minus_one, tile + C * 128, True)
+            umma.multiply(ON_KE, to, self.begin, tile + Tile.TB, tile, False)
+            umma.multiply(ON_KE, to, self.begin, Shared.minus_one, tile + C * umma.ROW, True)
             umma.commit(made)
 
     @cute.jit
@@ -293,17 +297,18 @@ class Consumer:
     def step(self, S, v, o, shared, full, empty, out, added, own, i, chunk, steps, tokens, HV, rank):
         """One chunk, once S is in shared memory."""
         warp, lane = cute.arch.make_warp_uniform(cute.arch.warp_idx()), cute.arch.lane_idx()
-        tile, phase = self.stage(shared, chunk, rank), chunk & 1
+        tile, phase = self.stage(chunk, rank), chunk & 1
+        begin = cute.recast_ptr(shared + Shared.begin, dtype=Uint32)
         to = Columns.out + phase * COLUMNS
         if warp == 0:
             umma.after_others()
             with cute.arch.elect_one():
-                umma.multiply(ON_STATE, to, tile, shared + Shared.S, True)
+                umma.multiply(ON_STATE, to, begin, tile, Shared.S, True)
                 umma.commit(out)
         cute.arch.mbarrier_wait(out, phase)
         umma.after_others()
         words = words_of(umma.load_matrices(to + (warp << 21), COLUMNS))
-        of_v = Shared.v + chunk % AHEAD * (C * 128)
+        of_v = Shared.v + chunk % AHEAD * (C * umma.ROW)
         target = cute.recast_ptr(shared + (of_v if warp < 2 else Int32(Shared.o)), dtype=BFloat16)
         row, piece = 16 * (warp & 1) + (lane & 15), lane >> 4
         for pair in cutlass.range_constexpr(COLUMNS // 16):
@@ -316,7 +321,7 @@ class Consumer:
             if warp == 0:
                 umma.after_others()
                 with cute.arch.elect_one():
-                    umma.multiply(ADDED, Columns.added, tile + Tile.KG, shared + of_v, False)
+                    umma.multiply(ADDED, Columns.added, begin, tile + Tile.KG, of_v, False)
                     umma.commit(added)
                 if i + 1 < steps:
                     self.ask_for_A1_v(shared, full, chunk + 1, rank)
@@ -326,7 +331,7 @@ class Consumer:
             self.write(o, shared, own, i, tokens, HV)
         # S = 2^gc_last S + kg^T @ v_new
         cute.arch.mbarrier_wait(full + (chunk & RING - 1), chunk // RING & 1)
-        decay = load_one(cute.recast_ptr(tile + Tile.DECAY, dtype=Float32) + in_decays(self.channel()))
+        decay = load_one(cute.recast_ptr(shared + (tile + Tile.DECAY), dtype=Float32) + in_decays(self.channel()))
         cute.arch.mbarrier_wait(added, phase)
         umma.after_others()
         for half in cutlass.range_constexpr(2):
@@ -343,15 +348,16 @@ class Consumer:
     def ask_for_A1_v(self, shared, full, chunk, rank):
         """A1 @ v of a chunk, by warp 0, once its tile is there."""
         cute.arch.mbarrier_wait(full + (chunk & RING - 1), chunk // RING & 1)
-        to, A1 = Columns.out + (chunk & 1) * COLUMNS, self.stage(shared, chunk, rank) + Tile.TB
+        to, A1 = Columns.out + (chunk & 1) * COLUMNS, self.stage(chunk, rank) + Tile.TB
+        begin, of_v = cute.recast_ptr(shared + Shared.begin, dtype=Uint32), Shared.v + chunk % AHEAD * (C * umma.ROW)
         umma.after_others()
         with cute.arch.elect_one():
-            umma.multiply(ON_V, to, A1, shared + Shared.v + chunk % AHEAD * (C * 128), False)
+            umma.multiply(ON_V, to, begin, A1, of_v, False)
 
     @cute.jit
-    def stage(self, shared, chunk, rank):
-        """The tile of a chunk: of the group that makes it, or that gets it from the neighbour."""
-        return shared + (chunk >> 1 & 1) * Shared.group + ((chunk ^ rank) & 1) * Tile.bytes
+    def stage(self, chunk, rank):
+        """Where the tile of a chunk is: with the group that makes it, or that gets it from the neighbour."""
+        return (chunk >> 1 & 1) * Shared.group + ((chunk ^ rank) & 1) * Tile.bytes
 
     @cute.jit
     def channel(self):
@@ -373,7 +379,7 @@ class Consumer:
             for j in cutlass.range_constexpr(C // 8):
                 row, piece = own_piece(cute.arch.thread_idx()[0], j)
                 token = cutlass.min(i * C + row, tokens - 1)           # past the end: a row that counts for nothing
-                to = shared + Shared.v + chunk % AHEAD * (C * 128) + in_wide_rows(row, piece * 8, C)
+                to = shared + Shared.v + chunk % AHEAD * (C * umma.ROW) + in_wide_rows(row, piece * 8, C)
                 copy_16_bytes_later(self.row(v, own + piece * 8, token, HV), to)
         cute.arch.cp_async_commit_group()
 
@@ -451,7 +457,6 @@ class Fused:
         shared = SmemAllocator().allocate_array(Uint8, Shared.end, byte_alignment=1024)
         full = cute.recast_ptr(shared + Shared.barriers, dtype=Int64)
         empty, out, added, made = full + RING, full + 2 * RING, full + 2 * RING + 1, full + 2 * RING + 2
-        tmem = cute.recast_ptr(shared + Shared.tmem, dtype=Uint32)
         if cute.arch.thread_idx()[0] == 0:
             for s in cutlass.range_constexpr(RING):
                 cute.arch.mbarrier_init(full + s, 1)
@@ -459,8 +464,9 @@ class Fused:
             for s in cutlass.range_constexpr(2 + 2 * GROUPS):
                 cute.arch.mbarrier_init(out + s, 1)
             cute.arch.mbarrier_init_fence()
+            store(cute.recast_ptr(shared + Shared.begin, dtype=Uint32), [(shared.toint().to(Uint32) & 0x3FFFF) >> 4])
         if warp == 0:
-            umma.allocate(tmem, TMEM)
+            umma.allocate(cute.recast_ptr(shared + Shared.tmem, dtype=Uint32), TMEM)
         self.minus_one(cute.recast_ptr(shared + Shared.minus_one, dtype=BFloat16))
         umma.before_others()
         cute.arch.cluster_arrive()

@@ -13,7 +13,9 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32
+from cutlass import Float32, Int32, Uint32
+
+from ...common.cute.copies import load_one
 
 ROW, EIGHT_ROWS = 128, 1024                  # bytes
 STEP = 16                                    # indices of K
@@ -67,20 +69,21 @@ class Product(NamedTuple):
 
 
 @cute.jit
-def multiply(product: cutlass.Constexpr, d, a, b, accumulate: cutlass.Constexpr):
-    """By one thread: queued behind all that it queued before.  Descriptors are made here, of 32-bit addresses, for what a
-    loop does not change is kept from turn to turn, and spilled."""
+def multiply(product: cutlass.Constexpr, d, shared, a, b, accumulate: cutlass.Constexpr):
+    """By one thread: queued behind all that it queued before.  `a` and `b` lie so many bytes behind an address of which
+    a 16th is in shared memory: what a loop does not change would be kept from turn to turn, and spilled."""
+    begin = load_one(shared)
+    a, b = begin + Uint32(a >> 4), begin + Uint32(b >> 4)
     of_A, of_B = product.A, product.B
     for number in cutlass.range_constexpr(len(product.steps)):
         step = product.steps[number]
         cute.arch.inline_ptx(
             "{.reg .pred p; .reg .b32 d, low; .reg .b64 a, b; mov.b32 d, {$r0}; "
-            f"bfe.u32 low, {{$r1}}, 4, 14; add.u32 low, low, {of_A.low + (of_A.step(step) >> 4)}; "
-            f"mov.b64 a, {{low, {of_A.high}}}; "
-            f"bfe.u32 low, {{$r2}}, 4, 14; add.u32 low, low, {of_B.low + (of_B.step(step) >> 4)}; "
-            f"mov.b64 b, {{low, {of_B.high}}}; setp.ne.b32 p, {int(accumulate or number > 0)}, 0; "
+            f"add.u32 low, {{$r1}}, {of_A.low + (of_A.step(step) >> 4)}; mov.b64 a, {{low, {of_A.high}}}; "
+            f"add.u32 low, {{$r2}}, {of_B.low + (of_B.step(step) >> 4)}; mov.b64 b, {{low, {of_B.high}}}; "
+            f"setp.ne.b32 p, {int(accumulate or number > 0)}, 0; "
             f"tcgen05.mma.cta_group::1.kind::f16 [d], a, b, {product.instruction()}, p;}}",
-            read_only_args=[Int32(d), a.toint().to(Uint32), b.toint().to(Uint32)],
+            read_only_args=[Int32(d), a, b],
         )
 
 
