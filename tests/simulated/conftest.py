@@ -33,7 +33,7 @@ def one_thread():
 @pytest.fixture
 def kernels_apart(monkeypatch):
     """The Hopper forward's kernels one by one, though so short a call would take the one that does all."""
-    from hopper import forget_plans, plan
+    from cute_calls import forget_plans, plan
 
     monkeypatch.setattr(plan, "FUSED", False)
     forget_plans()

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from hopper import (
+from cute_calls import (
     RAGGED,
     called,
     changed,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hopper import (
+from cute_calls import (
     RAGGED,
     called,
     changed,

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from hopper import RAGGED, kept_nowhere, plant
+from cute_calls import RAGGED, kept_nowhere, plant
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hopper import called, check, forget_plans
+from cute_calls import called, check, forget_plans
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 

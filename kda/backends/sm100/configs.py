@@ -1,4 +1,4 @@
-"""What the kernel is built for, and the shared and tensor memory that it takes.  No cutlass: a kept kernel needs none."""
+"""What the kernel is built for, and its shared and tensor memory.  No cutlass: a kept kernel needs none."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ class FusedConfig:
 
 
 class Tile:
-    """Bytes in what PREPAREs hand to CHAINs, of a chunk: [kE; qg], then WQ (2 C, K); kg (C, K); A1^T (C, 2 C); 2^gc_last."""
+    """Bytes in what PREPAREs hand to CHAINs of a chunk: WQ, where [kE; qg] was (2 C, K); kg (C, K); A1^T (C, 2 C);
+    2^gc_last (K) float32."""
 
     KG = 2 * C * K * 2
     TB = KG + C * K * 2                      # where A1 is

@@ -11,8 +11,8 @@ So two products stand between a state and the next one, and A1 @ v is queued bef
   warps  registers  role     does
   0-3    160        CHAIN    thread k has row k of S (K, 64), float32.  warp 0: issues products; warps 0, 1: v_new, and
                              rows of v two chunks ahead; warps 2, 3: o, to global memory
-  4-11   80         PREPARE  chunks 4 i + rank, into stage rank;  of the eight, warps 0-3: the product and A1 (warp 0 the
-                             inverse, warps 2, 3 A_qk TB), warps 4-7: WQ out of tensor memory, and to both CHAINs
+  4-11   80         PREPARE  chunks 4 i + rank, into stage rank;  of the eight, warps 0-3: the product and A1 (warp 0
+                             the inverse, warps 2, 3 A_qk TB), warps 4-7: WQ, and the tile to both CHAINs
   12-19  80         PREPARE  chunks 4 i + 2 + rank, into stage 2 + rank
 
 Chunks are counted through all that a cluster walks over: chunk c lies in stage c mod 4, which group (c >> 1) & 1 of CTA
@@ -48,7 +48,7 @@ from kda.compile.target import Target
 from ...common.cute import fast
 from ...common.cute.async_copies import bulk_copy_to_neighbour, copy_16_bytes_later
 from ...common.cute.chunk import ChunkRows, places, step_size
-from ...common.cute.copies import copy_16_bytes, load, load_one, pointers, store, words_of
+from ...common.cute.copies import copy_16_bytes, load_one, pointers, store, words_of
 from ...common.cute.tile import HALF, WARPS, C, in_decays, in_wide_rows
 from ..configs import AHEAD, COLUMNS, CTAS, GROUPS, RING, TMEM, Columns, FusedConfig, K, Shared, Tile, V
 from ..parts import umma

@@ -1,4 +1,4 @@
-"""Calls of the Hopper backend in the simulator, held against the definition."""
+"""Calls of the Hopper and Blackwell backends in the simulator, held against the definition."""
 
 import dataclasses
 import importlib.util
@@ -24,22 +24,22 @@ def changed(case, **given):
     return dataclasses.replace(case, keywords=case.keywords | new)
 
 
-def called(case, state_v_first=False, **options):
+def called(case, state_v_first=False, backend="sm90", arch=None, **options):
     """o and ht, (K, V), of one call, and what the simulator objects to."""
-    keywords = dict(case.keywords, state_v_first=state_v_first, backend="sm90")
+    keywords = dict(case.keywords, state_v_first=state_v_first, backend=backend)
     if state_v_first:
         keywords["initial_state"] = keywords["initial_state"].mT.contiguous()
-    with capture(arch="sm90", **options) as session:
+    with capture(arch=arch or backend, **options) as session:
         out = kda.chunk_kda_fwd(**keywords)
     found = {"o": out.o, "ht": out.final_state, "h": out.h}
     found = {name: x.mT if state_v_first and name != "o" else x for name, x in found.items() if x is not None}
     return found, session
 
 
-def check(case, **options):
-    found, session = called(case, **options)
+def check(case, backend="sm90", **options):
+    found, session = called(case, backend=backend, **options)
     assert not session.findings, "\n".join(map(str, session.findings[:5]))
-    limits = budgets(case, Door("sm90", "cpu").rounding(case), backward=False)
+    limits = budgets(case, Door(backend, "cpu").rounding(case), backward=False)
     rows = [judge("call", name, limits[name], found[name], case, whole=True) for name in found]
     assert not any(row.wrong for row in rows), "\n".join(describe(row) for row in rows if row.wrong)
     return found
@@ -47,14 +47,7 @@ def check(case, **options):
 
 def plant(file, old, new, folder, monkeypatch):
     """Kernels come from a copy of the backend in `folder`; `new` stands for `old` in `file` ("sm90/fwd/chain")."""
-    package = "broken_" + folder.name.replace("-", "_")
-    backends = Path(launch.__file__).parents[1]
-    for part in ("sm90", "common"):
-        shutil.copytree(backends / part, folder / package / part)
-    source = folder / package / f"{file}.py"
-    assert old in source.read_text(), f"{old!r} is not in {file}.py"
-    source.write_text(source.read_text().replace(old, new))
-    monkeypatch.syspath_prepend(folder)
+    package = copy_backend("sm90", file, old, new, folder, monkeypatch)
 
     def broken(config):
         build = importlib.import_module(f"{package}.sm90.fwd.{plan.KERNELS[type(config)]}").build
@@ -63,6 +56,19 @@ def plant(file, old, new, folder, monkeypatch):
 
     monkeypatch.setattr(launch, "kernel", broken)
     kept_nowhere(monkeypatch)
+
+
+def copy_backend(backend, file, old, new, folder, monkeypatch):
+    """The package that has it, and what it shares with others."""
+    package = "broken_" + folder.name.replace("-", "_")
+    backends = Path(launch.__file__).parents[1]
+    for part in (backend, "common"):
+        shutil.copytree(backends / part, folder / package / part)
+    source = folder / package / f"{file}.py"
+    assert old in source.read_text(), f"{old!r} is not in {file}.py"
+    source.write_text(source.read_text().replace(old, new))
+    monkeypatch.syspath_prepend(folder)
+    return package
 
 
 def reads_nothing_before_the_kernel_ahead_is_done(kernel):

@@ -1,0 +1,303 @@
+"""The Blackwell forward on the CPU, from its PTX: whole calls against the definition, clean in several schedules."""
+
+import importlib
+
+import pytest
+import torch
+from cute_calls import RAGGED, called, changed, check, copy_backend
+
+pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
+
+import kda
+from kda.backends.sm100 import launch, plan
+from kda.backends.sm100.configs import TMEM, Columns, FusedConfig, Shared
+from kda.compile.errors import BuildError
+from kda.compile.target import parse
+from kda.dispatch import weigh
+from kda.problem import Problem
+from kda.simulator import capture
+from kda.simulator.chips import host_of
+from kda.verify.cases import make_inputs
+from kda.verify.simulated import SimulatedDoor
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+MANY = dict(lengths=(5, 33) * 20, HV=2)      # more sequences and heads than 74 clusters
+WALK = dict(lengths=(130, 1, 0, 70, 200))
+
+
+def case_of(**options):
+    return make_inputs(**dict(H=1, K=128, V=128, gate="bounded") | options)
+
+
+def seen(case, **options):
+    return called(case, backend="sm100", **options)
+
+
+def proven(case, **options):
+    return check(case, backend="sm100", **options)
+
+
+def by_one_cluster(monkeypatch):
+    """All sequences and heads, one after the other."""
+    monkeypatch.setattr(launch, "plan", lambda p, sms, offsets: plan.plan(p, 2, offsets))
+    monkeypatch.setattr(launch, "step", launch.step.__wrapped__)
+
+
+OPTIONS = {
+    "one chunk and a part of one": dict(T=33),
+    "stages used several times, GVA": dict(T=390, HV=2),
+    "one token": dict(T=1),
+    "a batch": dict(B=2, T=70),
+    "packed, GVA": dict(HV=2, **RAGGED),
+    "packed, many tokens of none": dict(HV=2, padding=140, **RAGGED),
+    "sequence after sequence": MANY,
+    "no initial state, beta up to 2": dict(T=40, initial_state=False, beta="2*sigmoid"),
+    "given beta": dict(T=40, beta="given"),
+    "gates that forget": dict(T=100, regime="fast"),
+    "softplus gate": dict(T=100, gate="softplus"),
+    "softplus gate that forgets, packed": dict(gate="softplus", regime="fast", HV=2, **RAGGED),
+    "given decays, no l2norm": dict(T=70, gate="given", l2norm=False),
+    "bounded gate, no l2norm": dict(T=40, l2norm=False),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_call_is_the_definition(name):
+    proven(case_of(**OPTIONS[name]))
+
+
+@pytest.mark.parametrize("shape", [WALK, dict(T=140, HV=3), dict(B=3, T=70, gate="softplus")], ids=str)
+def test_one_cluster_walks_over_one_sequence_and_head_after_the_other(shape, monkeypatch):
+    case = case_of(**shape)
+    expected, _ = seen(case)
+    by_one_cluster(monkeypatch)
+    for schedule in range(3):
+        found = proven(case, schedule=schedule, early=bool(schedule))
+        assert all(torch.equal(found[x], expected[x]) for x in expected)
+
+
+@pytest.mark.parametrize("arch", ["sm100", "sm103"])
+def test_it_is_one_kernel_for_either_arch(arch):
+    found, session = seen(case_of(T=70), arch=arch)
+    assert len(session.launches) == 1 and not session.findings
+    assert session.launches[0].kernel.target.spelling == parse(arch).spelling
+    assert torch.equal(found["o"], seen(case_of(T=70))[0]["o"])
+
+
+def test_states_may_be_v_first_and_bfloat16():
+    case = changed(case_of(T=70, HV=2), initial_state=lambda x: x.bfloat16())
+    found, expected = proven(case, state_v_first=True), proven(case)
+    assert all(torch.equal(found[x], expected[x]) for x in expected)
+
+
+def test_g_and_beta_may_be_float32():
+    proven(changed(case_of(T=40), **dict.fromkeys(("g", "beta"), lambda x: x.float())))
+
+
+def test_offsets_may_be_int64():
+    case = case_of(**RAGGED)
+    wide = changed(case, cu_seqlens=lambda x: x.long())
+    narrow = changed(case, cu_seqlens=lambda x: x.int())
+    assert torch.equal(seen(wide)[0]["o"], seen(narrow)[0]["o"])
+
+
+def test_memory_may_lie_in_any_order():
+    case = case_of(T=40, H=2)
+    strided = {n: (lambda x: x.transpose(1, 2).contiguous().transpose(1, 2)) for n in ("q", "k", "v", "g", "beta")}
+    (found, _), (expected, _) = seen(changed(case, **strided)), seen(case)
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+@pytest.mark.parametrize("v_first", [False, True])
+@pytest.mark.parametrize("C", [32, 64])
+def test_states_that_enter_chunks_are_final_states_of_what_comes_before(C, v_first):
+    options = dict(state_v_first=v_first, chunk_size=C, return_intermediate_states=True, backend="sm100")
+
+    def of(**x):
+        with capture(arch="sm100") as session:
+            out = kda.chunk_kda_fwd(**x | options)
+        assert not session.findings
+        return out
+
+    lengths = (130, 0, 1, 64)
+    x = case_of(lengths=lengths, padding=9, HV=2, initial_state=False).keywords
+    found, start, at = of(**x).h, 0, 0
+    assert found.shape == (1, sum(-(-n // C) for n in lengths), 2, 128, 128) and found.dtype == torch.bfloat16
+    for length in lengths:
+        for before in range(0, length, C):
+            rows = {name: x[name][:, start : start + before] for name in ("q", "k", "v", "g", "beta")}
+            alone = of(**x | rows | {"cu_seqlens": None})
+            assert torch.equal(found[0, at], alone.final_state[0].to(found.dtype))
+            at += 1
+        start += length
+
+
+@pytest.mark.parametrize("shape", [dict(B=2, T=0), dict(lengths=(0, 0), padding=40)], ids=str)
+def test_sequences_of_no_tokens_hand_their_states_through(shape):
+    case = case_of(HV=2, **shape)
+    found, session = seen(case)
+    assert not session.findings and not found["o"].any()
+    assert torch.equal(found["ht"], case.keywords["initial_state"])
+
+
+def test_a_value_head_of_its_own_has_the_bits_of_one_that_shares_q_and_k():
+    case = case_of(T=70, HV=2)
+    apart = changed(case, q=lambda x: x.repeat_interleave(2, 2), k=lambda x: x.repeat_interleave(2, 2))
+    (found, _), (expected, _) = seen(apart), seen(case)
+    assert all(torch.equal(found[x], expected[x]) for x in expected)
+
+
+SHAPES = {"one": dict(T=390), "packed": RAGGED | dict(padding=9), "many": MANY, "halving": dict(T=130, gate="softplus")}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("schedule", [1, 2, 3, 4, 5])
+def test_any_order_of_warps_gives_the_same_bits(schedule, shape):
+    case = case_of(**SHAPES[shape])
+    (expected, _), (found, session) = seen(case), seen(case, schedule=schedule, early=schedule % 2 == 1)
+    assert not session.findings, "\n".join(map(str, session.findings[:5]))
+    assert all(torch.equal(found[x], expected[x]) for x in expected)
+
+
+@pytest.mark.parametrize("gate", ["bounded", "softplus"])
+def test_no_output_depends_on_later_tokens(gate):
+    case, at = case_of(T=150, gate=gate), 75
+    later = {n: (lambda x: torch.cat((x[:, :at], x[:, at:].flip(1) * 3), 1)) for n in ("q", "k", "v", "g", "beta")}
+    (found, _), (expected, _) = seen(changed(case, **later)), seen(case)
+    assert torch.equal(found["o"][:, :at], expected["o"][:, :at])
+    assert not torch.equal(found["o"][:, at:], expected["o"][:, at:])
+
+
+def test_a_sequence_has_the_bits_that_it_has_alone_whatever_its_neighbours_hold():
+    lengths = (33, 40, 21)
+    case = case_of(lengths=lengths, initial_state=False)
+    spoiled = {n: (lambda x: torch.cat((x[:, :33] * float("nan"), x[:, 33:73], x[:, 73:] * float("inf")), 1))
+               for n in ("q", "k", "v", "g", "beta")}  # fmt: skip
+    (found, _), x = seen(changed(case, **spoiled)), case.keywords
+    rows = {name: x[name][:, 33:73] for name in ("q", "k", "v", "g", "beta")}
+    with capture(arch="sm100"):
+        alone = kda.chunk_kda_fwd(**x | rows | {"cu_seqlens": None}, backend="sm100")
+    assert torch.equal(found["o"][:, 33:73], alone.o) and torch.equal(found["ht"][1], alone.final_state[0])
+    assert alone.o.isfinite().all()
+
+
+HARD = {
+    "identical keys": dict(k=lambda x: x[:, :1].expand_as(x).contiguous()),
+    "identical keys, beta near 1, gates open": dict(
+        k=lambda x: x[:, :1].expand_as(x).contiguous(), beta=lambda x: torch.full_like(x, 8),
+        g=lambda x: torch.full_like(x, -30),
+    ),
+    "saturated gates": dict(g=lambda x: torch.where(x > 0, 1e4, -1e4).to(x.dtype)),
+    "keys of zero": dict(k=torch.zeros_like),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_hard_inputs_are_within_budget(name):
+    proven(changed(case_of(T=100), **HARD[name]))
+
+
+def test_decays_of_minus_1000_are_finite_and_right():
+    proven(changed(case_of(T=100, gate="given"), g=lambda x: torch.where(x < x.median(), -1000.0, x).to(x.dtype)))
+
+
+FAULTS = {
+    "the product does not see the operands": (
+        "common/cute/chunk", 'cute.arch.fence_proxy("async.shared", space="cta")', ""
+    ),
+    "a stage is handed back before both CTAs have read it": (
+        "sm100/fwd/fused", "mbarrier_init(empty + s, 4 * CTAS)", "mbarrier_init(empty + s, 4)"
+    ),
+    "the neighbour's group does not hear that a stage is free": (
+        "sm100/fwd/fused", ", peer_cta_rank_in_cluster=chunk & 1", ""
+    ),
+    "A_qk TB is made before TB is there": (
+        "sm100/fwd/fused", "None, rows, 0)\n        self.meet_first()", "None, rows, 0)"
+    ),
+    "a tile is handed over before all of WQ is there": ("sm100/fwd/fused", "        self.meet_last()\n", ""),
+    "rows of v are read before they are there": ("sm100/fwd/fused", "cp_async_wait_group(0)", "cp_async_wait_group(2)"),
+    "v_new is read before both warps have written it": (
+        "sm100/fwd/fused", "cute.arch.barrier(barrier_id=2, number_of_threads=64)", ""
+    ),
+    "o is written before both warps have it": (
+        "sm100/fwd/fused", "cute.arch.barrier(barrier_id=3, number_of_threads=64)", ""
+    ),
+    "what is added is read before it is there": ("sm100/fwd/fused", "cute.arch.mbarrier_wait(added, phase)", ""),
+    "the state is read before all of it is rounded": (
+        "sm100/fwd/fused", "self.round_state(S, shared)\n                cute.arch.barrier(barrier_id=1, "
+        "number_of_threads=128)", "self.round_state(S, shared)"
+    ),
+    "what is taken from the state is added": ("sm100/fwd/fused", "negated=True", "negated=False"),
+    "[v_new; o] of both parities in one place": (
+        "sm100/fwd/fused", "Columns.out + (chunk & 1) * COLUMNS", "Columns.out"
+    ),
+    "tensor memory is not given back": ("sm100/fwd/fused", "            umma.free(TMEM)", "            pass"),
+    "a CTA is gone before the neighbour is done": (
+        "sm100/fwd/fused", "cute.arch.cluster_arrive()\n        cute.arch.cluster_wait()\n        if warp == 0:",
+        "if warp == 0:"
+    ),
+    "a token of none is left as it is": ("sm100/fwd/fused", "Int32(end) + own, T,", "Int32(end) + own, T - 1,"),
+    "a stage's phase is that of its sequence alone": ("sm100/fwd/fused", "turn = before + chunk", "turn = chunk"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
+    package = copy_backend("sm100", *FAULTS[fault], tmp_path, monkeypatch)
+
+    def broken(config, arch):
+        (kernel,) = importlib.import_module(f"{package}.sm100.fwd.fused").build(config, arch).kernels.values()
+        return kernel
+
+    monkeypatch.setattr(launch, "kernel", broken)
+    by_one_cluster(monkeypatch)
+    cases = [case_of(T=390), case_of(padding=9, **RAGGED), case_of(**WALK)]
+    with pytest.raises(AssertionError):
+        for schedule in (0, 1, 2):
+            for case in cases:
+                proven(case, schedule=schedule, early=bool(schedule))
+
+
+def test_its_memory_is_what_its_configuration_says():
+    assert Shared.end <= 232448 and Columns.end <= TMEM == 512
+    (of_bounded,) = plan.recipes(case_of(T=33).problem(), host_of("sm100"))
+    kernel = launch.kernel(of_bounded.config, parse("sm100"))
+    assert 128 * 160 + 512 * 80 <= 640 * kernel.registers <= 65536
+
+
+def test_it_takes_the_shared_memory_that_its_configuration_says(monkeypatch):
+    """With 16 bytes less it reaches beyond it."""
+    enough = FusedConfig.shared.fget
+    monkeypatch.setattr(FusedConfig, "shared", property(lambda config: enough(config) - 16))
+    monkeypatch.setattr(launch, "step", launch.step.__wrapped__)
+    _, session = seen(case_of(T=100))
+    assert any(finding.kind == "out-of-bounds" for finding in session.findings)
+
+
+def test_a_blackwell_gpu_takes_it_by_itself_and_the_backward_by_triton():
+    case = case_of(T=33)
+    for arch in ("sm100", "sm103"):
+        at = SimulatedDoor("sm100", parse(arch))
+        assert at.call(case, False).keys() == {"o", "ht"} and at.launches == 1 and not at.findings
+        taken = [weigh(case.problem(direction), host_of(arch)).backend for direction in ("forward", "backward")]
+        assert taken == ["sm100", "triton"]
+
+
+REFUSED = {
+    "dtype=float16": "sm100.dtype", "K=64": "sm100.head_dim", "V=256": "sm100.head_dim", "backward": "sm100.forward",
+    "recurrent": "sm100.forward", "disable_recompute=true": "sm100.keeps", "N=70000 HV=40000 packed": "sm100.size",
+    "beta_per_value=true": "sm100.beta",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_it_cannot_do_is_refused_with_a_way_out(words):
+    p = Problem.parse(f"bounded lower_bound=-5 l2norm {words}")
+    reasons = dict(weigh(p, host_of("sm100"), "sm100").tried)["sm100"]
+    assert [r.split(":")[0] for r in reasons] == [REFUSED[words]] and all("-> " in r for r in reasons)
+
+
+def test_no_kernel_keeps_all_that_a_backward_reads():
+    case = case_of(T=33)
+    with capture(arch="sm100"), pytest.raises(BuildError, match="Leave out disable_recompute"):
+        launch.forward(case.problem(), case.inputs, "all")
