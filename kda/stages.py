@@ -92,6 +92,7 @@ BACKWARD = (
 )  # fmt: skip
 
 STAGES = {stage.name: stage for stage in FORWARD + BACKWARD}
+ONLY = " only"
 RESULTS = ("o", "ht", "h", "dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "dh0")
 
 
@@ -100,11 +101,12 @@ def find(name: str) -> Stage:
     """The stage of that name, or the run of consecutive ones: "fwd/gate+intra+wy".
 
     A run reads what none of its stages writes.  It writes what is of use after it: what a later stage of its direction
-    reads, what `Saved` keeps for the backward, and results of the call; a forward in one piece keeps `Products` alone.
+    reads, what `Saved` keeps for the backward, and results of the call; a forward in one piece keeps `Products` alone,
+    and with "only" behind its name, nothing: "fwd/gate+intra+wy+state+output only".
     """
     if name in STAGES:
         return STAGES[name]
-    direction, _, words = name.partition("/")
+    direction, _, words = name.removesuffix(ONLY).partition("/")
     table = {"fwd": FORWARD, "bwd": BACKWARD}.get(direction, ())
     names, order = [f"{direction}/{word}" for word in words.split("+")], [stage.name for stage in table]
     first = order.index(names[0]) if names[0] in order else 0
@@ -113,8 +115,8 @@ def find(name: str) -> Stage:
         raise ValueError(f"no stage is called {name!r}; there are {', '.join(STAGES)}, and runs of consecutive ones "
                          "of a direction, such as fwd/gate+intra+wy")  # fmt: skip
     written = [n for stage in members for n in stage.writes]
-    kept = Products if members == FORWARD else Saved
-    wanted = {*RESULTS, *kept._fields, *(n for stage in later for n in stage.reads)}
+    kept = () if name.endswith(ONLY) else (Products if members == FORWARD else Saved)._fields
+    wanted = {*RESULTS, *kept, *(n for stage in later for n in stage.reads)}
     return Stage(
         name, "", "; ".join(stage.formula for stage in members),
         tuple(dict.fromkeys(n for stage in members for n in stage.reads if n not in written)),

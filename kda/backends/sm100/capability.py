@@ -50,7 +50,7 @@ CAPABILITY = Capability(
             "leave it out, or " + OTHERWISE,
         ),
     ),
-    stages=("fwd/gate+intra+wy+state+output",),
+    stages=("fwd/gate+intra+wy+state+output only",),
     proof_dtypes=("bfloat16",),
     provers={
         "simulated": "kda.verify.simulated:prove_simulated",

@@ -80,7 +80,7 @@ def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
     return Outputs(o, ht, h, None)
 
 
-WHOLE = "fwd/gate+intra+wy+state+output"
+WHOLE = "fwd/gate+intra+wy+state+output only"
 
 
 def stage(
