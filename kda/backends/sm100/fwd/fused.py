@@ -336,9 +336,10 @@ class Consumer:
         umma.after_others()
         for half in cutlass.range_constexpr(2):
             found = umma.load_row(Columns.added + half * (COLUMNS // 2) + (warp << 21), COLUMNS // 2)
-            for e in cutlass.range_constexpr(COLUMNS // 2):
+            for e in cutlass.range_constexpr(0, COLUMNS // 2, 2):
                 at = half * (COLUMNS // 2) + e
-                S[at] = S[at] * decay + found[e]
+                pair, added_to = (S[at], S[at + 1]), (found[e], found[e + 1])
+                S[at], S[at + 1] = cute.arch.fma_packed_f32x2(pair, (decay, decay), added_to)
         umma.before_others()
         cute.arch.sync_warp()
         with cute.arch.elect_one():
