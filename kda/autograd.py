@@ -23,7 +23,7 @@ import torch
 from .backends.reference import gates
 from .bundles import SAVES, Grads, Outputs, Products, Saved, saved_dtypes, saved_shapes
 from .checks import INTERMEDIATE_STATES, KIND, Call, autocasts, check, problem_of, refuse, wide_dtype
-from .dispatch import backend_asked, backend_of_backward, choose, launcher
+from .dispatch import backend_asked, backend_of_backward, choose, launcher, recorder
 from .errors import KdaError
 from .problem import Inputs, Options, Problem
 
@@ -59,8 +59,9 @@ def _autocast_off(x: Tensor) -> contextlib.AbstractContextManager:
     return AS_IT_IS
 
 
-def _launch(c: Call, problem: Problem) -> ModuleType:
-    return launcher(choose(problem, backend_asked(c.options.backend)).backend)
+def _launch(c: Call, problem: Problem, recorded: bool = False) -> ModuleType:
+    chosen = choose(problem, backend_asked(c.options.backend)).backend
+    return launcher(recorder(problem, chosen) if recorded else chosen)
 
 
 def _or_empty(x: Tensor | None, like: Tensor) -> Tensor:
@@ -83,7 +84,7 @@ def _call(args: tuple, op: str = "chunk_kda", **others: Tensor | None) -> Call:
 def forward(c: Call, save: str) -> Outputs:
     problem = problem_of(c)
     with _autocast_off(c.inputs.q):
-        return _launch(c, problem).forward(problem, c.inputs, save)
+        return _launch(c, problem, recorded=save == "products").forward(problem, c.inputs, save)
 
 
 def _chunk_forward(*args):

@@ -31,6 +31,7 @@ class Capability:
     rules: tuple[Rule, ...] = ()
     auto_rules: tuple[Rule, ...] = ()        # asked only when the backend was not named by the caller
     backward: bool = True                    # False: to its forwards "auto" finds a backward
+    keeps: bool = True                       # False: who takes its backward takes recorded forwards, too
     archs: tuple[str, ...] = ()              # targets its kernels are built for; empty: no compiled kernels
     stages: tuple[str, ...] = ()             # of kda.stages, or runs of them, that its launch module can run alone
     proof_dtypes: tuple[str, ...] = ("float32",)    # of q, k, v, in which the stages are proven

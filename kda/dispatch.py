@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 import difflib
 import functools
 import importlib
@@ -124,6 +125,14 @@ def choose(problem: Problem, asked: str = "auto") -> Choice:
         _decided.clear()
     _decided[call] = choice
     return choice
+
+
+@functools.lru_cache(maxsize=1024)
+def recorder(problem: Problem, backend: str) -> str:
+    """Who makes a forward that is recorded: `backend`, or who takes the backward if that keeps nothing for it."""
+    if next(c for c in capabilities() if c.backend == backend).keeps:
+        return backend
+    return choose(dataclasses.replace(problem, direction="backward")).backend
 
 
 @functools.cache

@@ -13,7 +13,8 @@ from kda.backends.sm100 import launch, plan
 from kda.backends.sm100.configs import TMEM, Columns, FusedConfig, Shared
 from kda.compile.errors import BuildError
 from kda.compile.target import parse
-from kda.dispatch import weigh
+from kda.dispatch import recorder, weigh
+from kda.host import standing_in
 from kda.problem import Problem
 from kda.simulator import capture
 from kda.simulator.chips import host_of
@@ -281,6 +282,14 @@ def test_a_blackwell_gpu_takes_it_by_itself_and_the_backward_by_triton():
         assert at.call(case, False).keys() == {"o", "ht"} and at.launches == 1 and not at.findings
         taken = [weigh(case.problem(direction), host_of(arch)).backend for direction in ("forward", "backward")]
         assert taken == ["sm100", "triton"]
+
+
+def test_a_forward_that_is_recorded_is_made_by_who_takes_the_backward():
+    problem = case_of(T=33).problem()
+    with standing_in(host_of("sm100")):
+        assert recorder(problem, "sm100") == "triton"
+    with standing_in(host_of("sm90")):
+        assert recorder(problem, "sm90") == "sm90"
 
 
 REFUSED = {

@@ -9,6 +9,7 @@ CAPABILITY = Capability(
     rank=10,
     summary="one Blackwell kernel in the CuTe DSL: the forward, beside Triton's backward",
     backward=False,
+    keeps=False,
     archs=("sm100", "sm103"),
     rules=(
         Rule(

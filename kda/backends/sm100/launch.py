@@ -14,7 +14,6 @@ from kda.compile.errors import BuildError
 from kda.compile.fetching import fetch_here
 from kda.compile.kernel import Bound, Kernel
 from kda.compile.target import Target
-from kda.dispatch import launcher
 from kda.host import detect
 from kda.problem import Inputs, Problem
 
@@ -57,12 +56,10 @@ def step(p: Problem, cc: tuple[int, int], sms: int, offsets: torch.dtype | None)
 
 @on_its_device
 def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
-    if save == "all":
+    if save != "nothing":
         raise BuildError(
             "chunk_kda: backend='sm100' has no kernels that keep intermediates. Leave out disable_recompute or backend."
         )
-    if save == "products":                                                     # A_qk and A_inv, for Triton's backward
-        return launcher("triton").forward(p, x, save)
     host = detect(p.device)
     at = step(p, host.cc, host.sms, x.cu_seqlens.dtype if p.packed else None)
     q, k, v, g, beta, A_log, dt_bias, h0 = laid_out(x)
