@@ -34,7 +34,7 @@ from .checks import (
     records_gradients,
     wide_dtype,
 )
-from .dispatch import Choice, backend_asked, backend_of_backward, check_backend_name, weigh
+from .dispatch import Choice, backend_asked, backend_of_backward, check_backend_name, recorder, weigh
 from .errors import InputError, InputTypeError, KdaError
 from .host import detect
 from .problem import Inputs, Options
@@ -251,7 +251,8 @@ def fused_kda_gate(
 def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any, **keywords: Any) -> Choice:
     """Print which backend takes this call of `chunk_kda` and why each other one does not; returns the Choice.
 
-    If an input requires a gradient the backward's choice is printed too. Nothing is computed.
+    If an input requires a gradient the backward's choice is printed too, and who then makes the forward if that is
+    another one. Nothing is computed.
     """
     inputs, options = _bind("explain", q, k, v, g, beta, *args, **keywords)
     check(Call("explain", inputs, options), CALLER)
@@ -264,6 +265,11 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
         name = asked if direction == "forward" else backend_of_backward(asked)
         choices.append(weigh(problem, detect(problem.device), name))
         print(choices[-1])
+    takers = [choice.backend for choice in choices]
+    if len(takers) == 2 and all(takers) and _save(inputs, options) == "products":
+        made = recorder(choices[0].problem, takers[0])
+        if made != takers[0]:
+            print(f"{made} makes the forward, too, as gradients are recorded: {takers[0]} keeps nothing for them")
     return choices[0]
 
 

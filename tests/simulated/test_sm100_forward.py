@@ -9,6 +9,7 @@ from cute_calls import RAGGED, called, changed, check, copy_backend
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 import kda
+from kda import api
 from kda.backends.sm100 import launch, plan
 from kda.backends.sm100.configs import TMEM, Columns, FusedConfig, Shared
 from kda.compile.errors import BuildError
@@ -290,6 +291,18 @@ def test_a_forward_that_is_recorded_is_made_by_who_takes_the_backward():
         assert recorder(problem, "sm100") == "triton"
     with standing_in(host_of("sm90")):
         assert recorder(problem, "sm90") == "sm90"
+
+
+@pytest.mark.parametrize(("save", "said"), [("products", True), ("nothing", False)])
+def test_explain_says_who_makes_a_forward_that_is_recorded(save, said, monkeypatch, capsys):
+    monkeypatch.setattr(api, "_save", lambda inputs, options: save)             # as on a GPU; as here
+    case = case_of(T=33)
+    with standing_in(host_of("sm100")):
+        kda.explain(**case.keywords | {"q": case.keywords["q"].detach().requires_grad_()})
+    lines = capsys.readouterr().out.splitlines()
+    assert all(any(line.startswith(f"{name} takes") for line in lines) for name in ("sm100", "triton"))
+    line = "triton makes the forward, too, as gradients are recorded: sm100 keeps nothing for them"
+    assert (line in lines) == said
 
 
 REFUSED = {
