@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -17,7 +16,7 @@ from kda.compile.target import Target
 from kda.host import detect
 from kda.problem import Inputs, Problem
 
-from ..common.chunks import Chunks
+from ..common.chunks import whole_call
 from ..common.tensors import chunks_of_a_row, laid_out, on_its_device
 from .configs import FusedConfig
 from .plan import plan, recipe, target
@@ -83,19 +82,8 @@ WHOLE = "fwd/gate+intra+wy+state+output only"
 def stage(
     name: str, p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]
 ) -> dict[str, Tensor | None]:
-    """The forward in one piece, on tensors as they lie in chunks: rows (NC, heads, C, D), states (N, HV, K, V)."""
+    """The forward in one piece, on tensors as they lie in chunks."""
     assert name == WHOLE
-    p = dataclasses.replace(
-        p, final_state=True, intermediate_states=True, state_v_first=False, state_dtype=p.state_dtype or "float32",
-        packed=offsets is not None,
-    )  # fmt: skip
-    device = next(x.device for x in tensors.values() if x is not None)
-    table = Chunks(p, offsets, device)
-    types = dict.fromkeys(("q", "k", "v"), p.dtype) | {"g": p.g_dtype, "beta": p.beta_dtype}
-    rows = {n: table.rows(tensors[n]).to(getattr(torch, dtype)) for n, dtype in types.items()}
-    rows = {n: x.view(p.B, p.T, *(x.shape[1:] if n != "beta" else x.shape[1:2])) for n, x in rows.items()}
-    flat = {n: None if tensors[n] is None else tensors[n].flatten() for n in ("A_log", "dt_bias")}
-    cu_seqlens = None if offsets is None else torch.tensor(offsets, device=device)
-    h0 = tensors["h0"].to(getattr(torch, p.state_dtype))
-    out = forward(p, Inputs(**rows, **flat, initial_state=h0, cu_seqlens=cu_seqlens))
+    p, x, table = whole_call(p, offsets, tensors)
+    out = forward(p, x)
     return {"o": table.chunks(out.o.flatten(0, 1)), "ht": out.final_state, "h": out.h.flatten(0, 1)}
