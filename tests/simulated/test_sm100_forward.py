@@ -226,8 +226,7 @@ FAULTS = {
     ),
     "what is added is read before it is there": ("sm100/fwd/fused", "cute.arch.mbarrier_wait(added, phase)", ""),
     "the state is read before all of it is rounded": (
-        "sm100/fwd/fused", "self.round_state(S, shared)\n                cute.arch.barrier(barrier_id=1, "
-        "number_of_threads=128)", "self.round_state(S, shared)"
+        "sm100/fwd/fused", "arch.barrier(barrier_id=1, number_of_threads=128)\n        to = Columns", "to = Columns"
     ),
     "what is taken from the state is added": ("sm100/fwd/fused", "negated=True", "negated=False"),
     "[v_new; o] of both parities in one place": (
@@ -239,7 +238,13 @@ FAULTS = {
         "if warp == 0:"
     ),
     "a token of none is left as it is": ("sm100/fwd/fused", "Int32(end) + own, T,", "Int32(end) + own, T - 1,"),
-    "a stage's phase is that of its sequence alone": ("sm100/fwd/fused", "turn = before + chunk", "turn = chunk"),
+    "a stage's phase is that of its sequence alone": ("sm100/fwd/fused", "before + chunk >>", "chunk >>"),
+    "both groups have their products in the same columns": (
+        "sm100/fwd/fused", "(level - 1) * C + self.group() * K", "(level - 1) * C"
+    ),
+    "a row of A_qk has another's diagonal": (
+        "common/cute/chunk", "lane // each) * PAD + C", "lane // each ^ 1) * PAD + C"
+    ),
 }  # fmt: skip
 
 
@@ -253,7 +258,7 @@ def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
 
     monkeypatch.setattr(launch, "kernel", broken)
     by_one_cluster(monkeypatch)
-    cases = [case_of(T=390), case_of(padding=9, **RAGGED), case_of(**WALK)]
+    cases = [case_of(T=390), case_of(padding=9, **RAGGED), case_of(**WALK), case_of(T=70, gate="softplus")]
     with pytest.raises(AssertionError):
         for schedule in (0, 1, 2):
             for case in cases:
@@ -264,7 +269,7 @@ def test_its_memory_is_what_its_configuration_says():
     assert Shared.end <= 232448 and Columns.end <= TMEM == 512
     (of_bounded,) = plan.recipes(case_of(T=33).problem(), host_of("sm100"))
     kernel = launch.kernel(of_bounded.config, parse("sm100"))
-    assert 128 * 160 + 512 * 80 <= 640 * kernel.registers <= 65536
+    assert 128 * 128 + 512 * 88 <= 640 * kernel.registers <= 65536
 
 
 def test_it_takes_the_shared_memory_that_its_configuration_says(monkeypatch):

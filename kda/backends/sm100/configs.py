@@ -12,6 +12,7 @@ GROUPS = 2                                   # of WARPS warps, in a CTA
 RING = CTAS * GROUPS                         # stages: one for each group of the cluster
 AHEAD = 3                                    # rows of v of so many chunks are there or on their way
 K = V = 128
+NOTE = 24                                    # bytes that a warp keeps for itself
 TMEM = 512                                   # columns: all there are
 
 
@@ -77,7 +78,8 @@ class Shared:
     barriers = minus_one + 2 * C * C * 2
     begin = barriers + 8 * (2 * RING + 2 + 2 * GROUPS)                         # a 16th of the address of all this
     tmem = begin + 4
-    end = tmem + 4
+    notes = tmem + 4                         # of each warp: begin, int64, number, tokens, head, head of q
+    end = notes + NOTE * (4 + GROUPS * WARPS)
 
 
 class Columns:

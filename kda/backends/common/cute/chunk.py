@@ -3,7 +3,7 @@ are made of.
 
   gc = cumsum(g2);  x = gc - anchor,  an integer near gc_first - half of the bits that a bounded gate lets 31 rows lose
   [A_kk / b; A_qk] = [kn 2^x; scale qn 2^x] @ (kn 2^-x)^T      one product, both factors within what bfloat16 holds
-                     other gates: by halving, six products     of factors that are at most 1 (`by_halving`)
+                     other gates: by halving, five products    of factors that are at most 1 (`by_halving`)
   TB = (I + A_kk)^-1 b                                         by substitution, float32, and TF32
   kn 2^gc, scale qn 2^gc, kn 2^(gc_last - gc)                  out of the same two exponentials of an element
 
@@ -59,12 +59,15 @@ class ChunkRows:
         """Nobody else has the tile."""
 
     @cute.jit
-    def rows(self, q, k, g, A_log, dt_bias, begin, rows, head, H, HV, scale, lower_bound):
+    def head_of_q(self, head, H, HV):
+        return head // (HV // H) if cutlass.const_expr(self.c.grouped) else head
+
+    @cute.jit
+    def rows(self, q, k, g, A_log, dt_bias, begin, rows, head, of_q, H, HV, scale, lower_bound):
         """scale qn, kn and the sums of g2 up to each, of this lane's channels in the warp's rows."""
         K, E = self.c.K, self.c.K // 32
         first, d = ROWS * self.warp(), E * cute.arch.lane_idx()
-        shared = head // (HV // H) if cutlass.const_expr(self.c.grouped) else head
-        q, k = q + (begin * H + shared) * K, k + (begin * H + shared) * K
+        q, k = q + (begin * H + of_q) * K, k + (begin * H + of_q) * K
         g = g + (begin * HV + head) * K
         raw_q, raw_k, raw_g, weight = [], [], [], []
         for r in cutlass.range_constexpr(ROWS):
@@ -118,61 +121,92 @@ class ChunkRows:
         self.meet()
 
     @cute.jit
-    def by_halving(self, qn, kn, gc, sums, rows_of_x, tile, acc, *free):
+    def by_halving(self, qn, kn, gc, sums, rows_of_x, A_kk, tile, acc, phase, *free):
         """Any gate, no exponent above 0: for blocks of 2S rows, S = 16 .. 1, a product of rows under the decay to or
-        from the block's cut, of which the pairs across it count; then one without decay for the diagonal."""
+        from the block's cut, of which the pairs across it count.  Rows with themselves are sums over channels."""
         E, d, first = self.c.K // 32, self.c.K // 32 * cute.arch.lane_idx(), ROWS * self.warp()
+        operands = cute.recast_ptr(tile, dtype=BFloat16)
+        self.with_themselves(qn, kn, A_kk)
         self.over_warps(gc, sums, d)
         self.until_free(*free)
         before, _, last = self.of_all(sums, d)
+        of_both, of_one = in_wide_rows(first, d, 2 * C), in_wide_rows(first, d, C)
         for r in cutlass.range_constexpr(ROWS):
+            in_both, in_one = row_below(of_both, r) // 2, row_below(of_one, r) // 2
             from_zero = [fast.exp2(gc[r][e] + before[e]) for e in range(E)]
             to_last = [fast.exp2(last[e] - (gc[r][e] + before[e])) for e in range(E)]
-            self.to_tile(tile, first + r, d, times(kn[r], from_zero), times(qn[r], from_zero), times(kn[r], to_last))
+            store(operands + in_both, times(kn[r], from_zero))
+            store(operands + (in_both + C * HALF), times(qn[r], from_zero))
+            store(operands + (in_one + self.tile.KG // 2), times(kn[r], to_last))
         self.keep_last(tile, last, d)
         acc.fill(0.0)
-        at = places(self.thread())
-        for step in cutlass.range_constexpr(LEVELS + 1):
+        for step in cutlass.range_constexpr(LEVELS):
             level = LEVELS - 1 - step
             buffer = rows_of_x + step % self.BUFFERS * (2 * C * self.c.K)
             if cutlass.const_expr(self.BUFFERS == 1 and step > 0):
                 self.meet()                                                    # it was read
             for r in cutlass.range_constexpr(ROWS):
                 decay = self.to_cut(gc, before, sums, r, level, d)
-                of_both = in_wide_rows(first + r, d, 2 * C) // 2
-                store(buffer + of_both, times(kn[r], decay))
-                store(buffer + (of_both + C * HALF), times(qn[r], decay))
+                in_both = row_below(of_both, r) // 2
+                store(buffer + in_both, times(kn[r], decay))
+                store(buffer + (in_both + C * HALF), times(qn[r], decay))
             cute.arch.fence_proxy("async.shared", space="cta")
             self.meet()                                                        # the other buffer was read, too
             if self.warp() < 4:
-                found = self.accumulator()
-                self.products(found, buffer, buffer, 2 * C, step & 1)
+                self.of_level(acc, buffer, level, phase ^ step & 1)
+        if self.warp() < 4:
+            self.of_levels(acc)
+            if self.warp() >= 2:
+                at = places(self.thread())
+                own = [A_kk[(at[2 * r][0] - C) * PAD + C] for r in range(2)]   # a thread has two rows
                 for i in cutlass.range_constexpr(cute.size(acc)):
                     row, column = at[i]
-                    apart = (row & C - 1) ^ column
-                    counts = apart == 0 if cutlass.const_expr(level < 0) else apart >> level == 1
-                    acc[i] = acc[i] + (found[i] if counts else Float32(0.0))
+                    acc[i] = own[i // 2 % 2] if column == row - C else acc[i]
+
+    @cute.jit
+    def of_level(self, acc, x, level: cutlass.Constexpr, phase):
+        """A level's product, by warps 0 to 3."""
+        found = self.accumulator()
+        self.products(found, x, x, 2 * C, phase)
+        self.add_level(acc, found, level)
+
+    @cute.jit
+    def of_levels(self, acc):
+        """What was not added by then."""
+
+    @cute.jit
+    def add_level(self, acc, found, level: cutlass.Constexpr):
+        """What counts of a product: pairs in one block and different halves of it."""
+        at = places(self.thread())
+        for i in cutlass.range_constexpr(cute.size(acc)):
+            row, column = at[i]
+            counts = ((row & C - 1) ^ column) >> level == 1
+            acc[i] = acc[i] + (found[i] if counts else Float32(0.0))
+
+    @cute.jit
+    def with_themselves(self, qn, kn, A_kk):
+        """A_qk of each row with itself, to what a row of A_kk has behind its end."""
+        pairs = []
+        for r in cutlass.range_constexpr(ROWS):
+            total = Float32(0.0)
+            for e in cutlass.range_constexpr(self.c.K // 32):
+                total += qn[r][e] * kn[r][e]
+            pairs.append(total)
+        total, each = over_lanes(pairs), 32 // ROWS
+        lane = cute.arch.lane_idx()
+        if lane % each == 0:
+            A_kk[(ROWS * self.warp() + lane // each) * PAD + C] = total
 
     @cute.jit
     def to_cut(self, gc, before, sums, r: cutlass.Constexpr, level: cutlass.Constexpr, d):
         """2^-|gc - gc_cut| of a row, gc_cut of the last row of the first half of its block of 2^(level+1) rows."""
         E = self.c.K // 32
-        if cutlass.const_expr(level < 0):
-            return [Float32(1.0)] * E
         if cutlass.const_expr(level < 2):                                      # among the warp's own rows
             cut = gc[r & 2] if cutlass.const_expr(level == 0) else gc[1]
             return [fast.exp2(fast.distance(gc[r][e], cut[e])) for e in range(E)]
         warps = 1 << level - 2                                                 # of a half
         end = load(sums + ((self.warp() & -2 * warps) + warps) * self.c.K + d, E)
-        return [fast.exp2(fast.distance(gc[r][e] + before[e], end[e])) for e in range(E)]
-
-    @cute.jit
-    def to_tile(self, tile, row, d, kE, qE, kg):
-        operands = cute.recast_ptr(tile, dtype=BFloat16)
-        of_both = in_wide_rows(row, d, 2 * C) // 2
-        store(operands + of_both, kE)
-        store(operands + (of_both + C * HALF), qE)
-        store(operands + (in_wide_rows(row, d, C) // 2 + self.tile.KG // 2), kg)
+        return [fast.exp2(fast.distance(gc[r][e], end[e] - before[e])) for e in range(E)]
 
     @cute.jit
     def keep_last(self, tile, last, d):
@@ -226,6 +260,8 @@ class ChunkRows:
         if thread < K:                                                         # a channel: sums before each warp
             total = Float32(0.0)
             for w in cutlass.range_constexpr(WARPS):
+                if cutlass.const_expr(w == WARPS // 2):
+                    cute.arch.sync_warp()                                      # else all are loaded first: registers
                 own = load_one(sums + (w * K + thread))
                 store(sums + (w * K + thread), [total])
                 total += own
@@ -247,18 +283,7 @@ class ChunkRows:
                 for e in cutlass.range_constexpr(self.c.K // 32):
                     total += rows[r][e] * rows[r][e]
                 squares.append(total)
-        # Eight sums over 32 lanes: lanes share them out, halving what each goes on with, then hand them round.
-        lane, width = cute.arch.lane_idx(), len(squares) // 2
-        for far in (16, 8, 4):
-            upper, mine = lane & far, []
-            for i in cutlass.range_constexpr(width):
-                low, high = squares[i], squares[i + width]
-                kept, sent = (high if upper != 0 else low), (low if upper != 0 else high)
-                mine.append(kept + cute.arch.shuffle_sync_bfly(sent, far))
-            squares, width = mine, width // 2
-        total = squares[0]
-        for far in (2, 1):
-            total += cute.arch.shuffle_sync_bfly(total, far)
+        total = over_lanes(squares)
         found = fast.rsqrt(total + Float32(fast.NORM_EPS))
         each = [cute.arch.shuffle_sync(found, 4 * i) for i in range(2 * ROWS)]
         return each[:ROWS], each[ROWS:]
@@ -396,6 +421,21 @@ def places(thread):
 
 
 @cute.jit
+def over_lanes(values):
+    """Sums over the lanes of a warp, the i-th in lanes 32 / n * i and on: lanes share them out, halving what each goes
+    on with, then hand them round."""
+    lane = cute.arch.lane_idx()
+    for far in (16, 8, 4, 2, 1):
+        width, upper, mine = len(values) // 2, lane & far, []
+        for i in cutlass.range_constexpr(width):
+            low, high = values[i], values[i + width]
+            kept, sent = (high if upper != 0 else low), (low if upper != 0 else high)
+            mine.append(kept + cute.arch.shuffle_sync_bfly(sent, far))
+        values = mine if width else [values[0] + cute.arch.shuffle_sync_bfly(values[0], far)]
+    return values[0]
+
+
+@cute.jit
 def times(x, y):
     return [a * b for a, b in zip(x, y)]
 
@@ -413,7 +453,7 @@ def step_size(beta, kind: cutlass.Constexpr, begin, rows, head, HV, row):
 def tf32s(*values):
     """Operands of mma_tf32, to nearest: the product alone would cut them off."""
     return [
-        cute.arch.inline_ptx("cvt.rna.tf32.f32 {$w0}, {$r0};", write_only_types=[Uint32], read_only_args=[x])
+        cute.arch.inline_ptx("cvt.rn.tf32.f32 {$w0}, {$r0};", write_only_types=[Uint32], read_only_args=[x])
         for x in values
     ]
 

@@ -9,11 +9,11 @@ head after the other, each CTA with 64 columns of the state, and makes every sec
 So two products stand between a state and the next one, and A1 @ v is queued before the state is there.
 
   warps  registers  role     does
-  0-3    160        CHAIN    thread k has row k of S (K, 64), float32.  warp 0: issues products; warps 0, 1: v_new, and
+  0-3    128        CHAIN    thread k has row k of S (K, 64), float32.  warp 0: issues products; warps 0, 1: v_new, and
                              rows of v two chunks ahead; warps 2, 3: o, to global memory
-  4-11   80         PREPARE  chunks 4 i + rank, into stage rank;  of the eight, warps 0-3: the product and A1 (warp 0
+  4-11   88         PREPARE  chunks 4 i + rank, into stage rank;  of the eight, warps 0-3: the product and A1 (warp 0
                              the inverse, warps 2, 3 A_qk TB), warps 4-7: WQ, and the tile to both CHAINs
-  12-19  80         PREPARE  chunks 4 i + 2 + rank, into stage 2 + rank
+  12-19  88         PREPARE  chunks 4 i + 2 + rank, into stage 2 + rank
 
 Chunks are counted through all that a cluster walks over: chunk c lies in stage c mod 4, which group (c >> 1) & 1 of CTA
 c & 1 makes.  PREPAREs of a cluster's next sequence do not wait for the end of the one before.
@@ -48,9 +48,9 @@ from kda.compile.target import Target
 from ...common.cute import fast
 from ...common.cute.async_copies import bulk_copy_to_neighbour, copy_16_bytes_later
 from ...common.cute.chunk import ChunkRows, places, step_size
-from ...common.cute.copies import copy_16_bytes, load_one, pointers, store, words_of
-from ...common.cute.tile import HALF, WARPS, C, in_decays, in_wide_rows
-from ..configs import AHEAD, COLUMNS, CTAS, GROUPS, RING, TMEM, Columns, FusedConfig, K, Shared, Tile, V
+from ...common.cute.copies import copy_16_bytes, halves_of, load_one, pointers, store, words_of
+from ...common.cute.tile import HALF, LEVELS, WARPS, C, in_decays, in_wide_rows
+from ..configs import AHEAD, COLUMNS, CTAS, GROUPS, NOTE, RING, TMEM, Columns, FusedConfig, K, Shared, Tile, V
 from ..parts import umma
 from ..parts.matrices import load_matrices, mma_bf16, store_matrices
 
@@ -80,11 +80,11 @@ class Producer(ChunkRows):
 
     @cute.jit
     def warp(self):
-        return cute.arch.make_warp_uniform(cute.arch.warp_idx()) - FIRST & WARPS - 1
+        return self.number & WARPS - 1
 
     @cute.jit
     def group(self):
-        return (cute.arch.make_warp_uniform(cute.arch.warp_idx()) - FIRST) >> 3
+        return self.number >> 3
 
     @cute.jit
     def meet(self):
@@ -119,26 +119,94 @@ class Producer(ChunkRows):
 
     @cute.jit
     def products(self, acc, x, y, rows_of_y: cutlass.Constexpr, phase):
-        to, of_group = Columns.pairs + self.group() * C, self.group() * Shared.group
+        to = self.columns_of_pairs(0)
+        self.ask_for_pairs(PAIRS, to, Shared.Y, phase)
+        self.fetch_pairs(acc, to)
+
+    @cute.jit
+    def of_level(self, acc, x, level: cutlass.Constexpr, phase):
+        """Each has its own columns, the first those of WQ: acc begins when rows have gone."""
+        self.ask_for_pairs(HALVES, self.columns_of_pairs(level), Shared.X, phase)
+
+    @cute.jit
+    def of_levels(self, acc):
+        for level in cutlass.range_constexpr(LEVELS):
+            found = self.accumulator()
+            self.fetch_pairs(found, self.columns_of_pairs(level))
+            self.add_level(acc, found, level)
+        umma.before_others()
+
+    @cute.jit
+    def columns_of_pairs(self, level: cutlass.Constexpr):
+        if cutlass.const_expr(level == 0):
+            return Columns.pairs + self.group() * C
+        return Columns.WQ + (level - 1) * C + self.group() * K
+
+    @cute.jit
+    def ask_for_pairs(self, product: cutlass.Constexpr, to, y: cutlass.Constexpr, phase):
+        """[k; q] @ k^T under decays, by warps 0 to 3."""
+        of_group = self.group() * Shared.group
         if self.warp() == 0:
             with cute.arch.elect_one():
-                if cutlass.const_expr(rows_of_y == C):
-                    umma.multiply(PAIRS, to, self.begin, of_group + Shared.X, of_group + Shared.Y, False)
-                else:
-                    umma.multiply(HALVES, to, self.begin, of_group + Shared.X, of_group + Shared.X, False)
+                umma.multiply(product, to, self.begin, of_group + Shared.X, of_group + y, False)
                 umma.commit(self.made)
         cute.arch.mbarrier_wait(self.made, phase)
         umma.after_others()
+
+    @cute.jit
+    def fetch_pairs(self, acc, to):
         found = umma.load_matrices(to + (self.warp() << 21), C)
         for i in cutlass.range_constexpr(C // 2):
             acc[i] = found[i]
 
     @cute.jit
     def produce(
-        self, q, k, g, beta, A_log, dt_bias, cu_seqlens, shared, full, empty, made, T, H, HV, items, scale,
+        self, q, k, g, beta, A_log, dt_bias, cu_seqlens, shared, full, empty, made, T, H, HV, N, scale,
         lower_bound, rank
     ):  # fmt: skip
         """Every fourth chunk of all that the cluster walks over."""
+        self.number = cute.arch.make_warp_uniform(cute.arch.warp_idx()) - FIRST
+        stage = CTAS * self.group() + rank
+        if self.warp() == LEAST:
+            of_group = shared + self.group() * Shared.group
+            self.zeros(cute.recast_ptr(of_group + Shared.columns, dtype=Float32),
+                       cute.recast_ptr(of_group + Tile.TB, dtype=BFloat16))  # fmt: skip
+        before = Int32(0)
+        n, head = first_item(HV)
+        while n < N:
+            begin, tokens = place(self.c.offsets, cu_seqlens, n, T)
+            self.keep_item(shared, begin, tokens, head, self.head_of_q(head, H, HV))
+            for chunk in cutlass.range(stage - before & RING - 1, chunks_of(tokens), RING, unroll=1):
+                self.produce_one(
+                    q, k, g, beta, A_log, dt_bias, shared, full, empty, made, chunk, H, HV,
+                    before + chunk >> RING.bit_length() - 1 & 1, scale, lower_bound, rank
+                )  # fmt: skip
+            before += chunks_of(tokens)
+            n, head = next_item(n, head, HV)
+
+    @cute.jit
+    def keep_item(self, shared, begin, tokens, head, of_q):
+        """What a warp is at, where it finds it again."""
+        cute.arch.sync_warp()                                                  # it was read
+        with cute.arch.elect_one():
+            store(cute.recast_ptr(note(shared), dtype=Int64), [begin])
+            store(note(shared) + 3, [tokens])
+            store(note(shared) + 4, [head])
+            store(note(shared) + 5, [of_q])
+        cute.arch.sync_warp()
+
+    @cute.jit
+    def item(self, shared):
+        begin = load_one(cute.recast_ptr(note(shared), dtype=Int64))
+        return begin, *[cute.arch.make_warp_uniform(load_one(note(shared) + at)) for at in (3, 4, 5)]
+
+    @cute.jit
+    def produce_one(
+        self, q, k, g, beta, A_log, dt_bias, shared, full, empty, made, chunk, H, HV, turn, scale, lower_bound, rank
+    ):  # fmt: skip
+        self.number = number_of_warp(shared) - FIRST
+        begin, tokens, head, of_q = self.item(shared)
+        first, rows = begin + chunk * C, cutlass.min(tokens - chunk * C, C)
         group = self.group()
         stage = CTAS * group + rank
         tile = shared + group * Shared.group
@@ -149,36 +217,26 @@ class Producer(ChunkRows):
         A1 = cute.recast_ptr(tile + self.tile.TB, dtype=BFloat16)
         self.made, made = made + group, made + GROUPS + group
         self.begin = cute.recast_ptr(shared + Shared.begin, dtype=Uint32)
+        step = Float32(0.0)
         if self.warp() == LEAST:
-            self.zeros(columns, A1)
-        before = Int32(0)
-        for item in cutlass.range(cute.arch.block_idx()[0] // CTAS, items, cute.arch.grid_dim()[0] // CTAS, unroll=1):
-            head = item % HV
-            begin, tokens = place(self.c.offsets, cu_seqlens, item // HV, T)
-            for chunk in cutlass.range(stage - before & RING - 1, (tokens + C - 1) // C, RING, unroll=1):
-                first, rows = begin + chunk * C, cutlass.min(tokens - chunk * C, C)
-                step = Float32(0.0)
-                if self.warp() == LEAST:
-                    step = step_size(beta, self.c.beta, first, rows, head, HV, cute.arch.lane_idx())
-                own = self.rows(q, k, g, A_log, dt_bias, first, rows, head, H, HV, scale, lower_bound)
-                turn = before + chunk >> RING.bit_length() - 1 & 1
-                free = (empty + stage, turn ^ 1, b, step)
-                acc = self.accumulator()
-                if cutlass.const_expr(self.c.block):
-                    self.at_once(*own, sums, rows_of_x, rows_of_y, tile, lower_bound, *free)
-                    if self.warp() < 4:
-                        self.products(acc, rows_of_x, rows_of_y, C, turn)
-                else:
-                    self.by_halving(*own, sums, rows_of_x, tile, acc, *free)
-                if self.warp() < 4:
-                    self.make_A1(acc, A_kk, columns, A1, b, rows)
-                    if self.warp() == 0:
-                        self.ask_for_WQ(made)
-                else:
-                    self.fetch_WQ(tile, made, turn)
-                    if self.warp() == 4:
-                        self.hand_over(tile, full + stage, rank ^ 1)
-            before += (tokens + C - 1) // C
+            step = step_size(beta, self.c.beta, first, rows, head, HV, cute.arch.lane_idx())
+        own = self.rows(q, k, g, A_log, dt_bias, first, rows, head, of_q, H, HV, scale, lower_bound)
+        free = (empty + stage, turn ^ 1, b, step)
+        acc = self.accumulator()
+        if cutlass.const_expr(self.c.block):
+            self.at_once(*own, sums, rows_of_x, rows_of_y, tile, lower_bound, *free)
+            if self.warp() < 4:
+                self.products(acc, rows_of_x, rows_of_y, C, turn)
+        else:
+            self.by_halving(*own, sums, rows_of_x, A_kk, tile, acc, turn, *free)
+        if self.warp() < 4:
+            self.make_A1(acc, A_kk, columns, A1, b, rows)
+            if self.warp() == 0:
+                self.ask_for_WQ(made)
+        else:
+            self.fetch_WQ(tile, made, turn)
+            if self.warp() == 4:
+                self.hand_over(shared, full, rank)
 
     @cute.jit
     def make_A1(self, acc, A_kk, columns, A1, b, rows):
@@ -214,6 +272,7 @@ class Producer(ChunkRows):
     def ask_for_WQ(self, made):
         """WQ = A1 @ kE + [0; -1] @ qg, by warp 0."""
         to, tile = Columns.WQ + self.group() * K, self.group() * Shared.group
+        umma.after_others()
         with cute.arch.elect_one():
             umma.multiply(ON_KE, to, self.begin, tile + Tile.TB, tile, False)
             umma.multiply(ON_KE, to, self.begin, Shared.minus_one, tile + C * umma.ROW, True)
@@ -236,8 +295,10 @@ class Producer(ChunkRows):
         self.meet_last()
 
     @cute.jit
-    def hand_over(self, tile, full, neighbour):
+    def hand_over(self, shared, full, rank):
         """The tile to both CHAINs, by one warp."""
+        group = number_of_warp(shared) - FIRST >> 3
+        tile, full, neighbour = shared + group * Shared.group, full + (CTAS * group + rank), rank ^ 1
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(full)
             cute.arch.mbarrier_arrive_and_expect_tx(full, self.tile.end, peer_cta_rank_in_cluster=neighbour)
@@ -246,7 +307,7 @@ class Producer(ChunkRows):
     @cute.jit
     def clear(self, o, end, T, HV):
         """Zero where tokens are no sequence's, a token a warp."""
-        own = (cute.arch.block_idx()[0] * GROUPS + self.group()) * WARPS + self.warp()
+        own = cute.arch.block_idx()[0] * (GROUPS * WARPS) + cute.arch.warp_idx() - FIRST
         warps, zero = cute.arch.grid_dim()[0] * (GROUPS * WARPS), [Float32(0.0)] * (V // 32)
         for token in cutlass.range(Int32(end) + own, T, warps, unroll=1):
             row = o + Int64(token) * HV * V + cute.arch.lane_idx() * (V // 32)
@@ -261,44 +322,55 @@ class Consumer:
         self.c = config
 
     @cute.jit
-    def walk(self, v, h0, o, ht, h, cu_seqlens, shared, full, empty, out, added, T, HV, items, rank):
+    def walk(self, v, h0, o, ht, h, cu_seqlens, shared, full, empty, out, added, T, HV, N, rank):
         c = self.c
         S, chunk = cute.make_rmem_tensor(COLUMNS, Float32), Int32(0)           # counted through all items
         states = Int32(0)                                                      # that were kept before
-        for item in cutlass.range(cute.arch.block_idx()[0] // CTAS, items, cute.arch.grid_dim()[0] // CTAS, unroll=1):
-            n, head = item // HV, item % HV
+        n, head = first_item(HV)
+        while n < N:
+            warp, thread = self.who(shared)
             begin, tokens = place(c.offsets, cu_seqlens, n, T)
-            steps = (tokens + C - 1) // C
+            steps = chunks_of(tokens)
             S.fill(0.0)
             if cutlass.const_expr(c.h0):
-                self.state(h0, Int64(n) * HV + head, rank, S, to_memory=False)
+                self.bring_state(h0, Int64(n) * HV + head, rank, thread, S)
             if cutlass.const_expr(c.h):
                 states = self.states_before(cu_seqlens, n, T)
             own = (begin * HV + head) * V + rank * COLUMNS
-            if cute.arch.warp_idx() < 2:
+            if warp < 2:
                 for i in cutlass.range_constexpr(AHEAD - 1):
-                    self.bring(v, shared, own, i, chunk + i, tokens, HV)
+                    self.bring(v, shared, thread, own, i, chunk + i, tokens, HV)
                 self.brought()
             cute.arch.barrier(barrier_id=1, number_of_threads=128)             # rows of v
-            if cute.arch.warp_idx() == 0 and steps > 0:
+            if warp == 0 and steps > 0:
                 self.ask_for_A1_v(shared, full, chunk, rank)
             for i in cutlass.range(steps, unroll=1):
+                number = Int32(0)
                 if cutlass.const_expr(c.h):
-                    if i % c.every == 0:
-                        self.state(h, Int64(states + i // c.every) * HV + head, rank, S, to_memory=True)
-                self.round_state(S, shared)
-                cute.arch.barrier(barrier_id=1, number_of_threads=128)
-                self.step(S, v, o, shared, full, empty, out, added, own, i, chunk, steps, tokens, HV, rank)
+                    number = states + i // c.every
+                self.step(
+                    S, v, h, o, shared, full, empty, out, added, own, i, chunk, steps, tokens, number, head, HV, rank
+                )  # fmt: skip
                 chunk += 1
             if cutlass.const_expr(c.ht):
-                self.state(ht, Int64(n) * HV + head, rank, S, to_memory=True)
+                self.keep_state(ht, Int64(n) * HV + head, rank, self.who(shared)[1], [S[e] for e in range(COLUMNS)])
+            n, head = next_item(n, head, HV)
 
     @cute.jit
-    def step(self, S, v, o, shared, full, empty, out, added, own, i, chunk, steps, tokens, HV, rank):
-        """One chunk, once S is in shared memory."""
-        warp, lane = cute.arch.make_warp_uniform(cute.arch.warp_idx()), cute.arch.lane_idx()
+    def step(
+        self, S, v, h, o, shared, full, empty, out, added, own, i, chunk, steps, tokens, number, head, HV, rank
+    ):  # fmt: skip
+        """One chunk."""
+        warp, thread = self.who(shared)
+        lane = thread & 31
         tile, phase = self.stage(chunk, rank), chunk & 1
         begin = cute.recast_ptr(shared + Shared.begin, dtype=Uint32)
+        words = words_of([S[e] for e in range(COLUMNS)])
+        self.round_state(words, shared, thread)
+        if cutlass.const_expr(self.c.h):
+            if i % self.c.every == 0:
+                self.keep_state(h, Int64(number) * HV + head, rank, thread, halves_of(words))
+        cute.arch.barrier(barrier_id=1, number_of_threads=128)
         to = Columns.out + phase * COLUMNS
         if warp == 0:
             umma.after_others()
@@ -325,13 +397,13 @@ class Consumer:
                     umma.commit(added)
                 if i + 1 < steps:
                     self.ask_for_A1_v(shared, full, chunk + 1, rank)
-            self.bring(v, shared, own, i + AHEAD - 1, chunk + AHEAD - 1, tokens, HV)
+            self.bring(v, shared, thread, own, i + AHEAD - 1, chunk + AHEAD - 1, tokens, HV)
         else:
             cute.arch.barrier(barrier_id=3, number_of_threads=64)
-            self.write(o, shared, own, i, tokens, HV)
+            self.write(o, shared, thread - 64, own, i, tokens, HV)
         # S = 2^gc_last S + kg^T @ v_new
         cute.arch.mbarrier_wait(full + (chunk & RING - 1), chunk // RING & 1)
-        decay = load_one(cute.recast_ptr(shared + (tile + Tile.DECAY), dtype=Float32) + in_decays(self.channel()))
+        decay = load_one(cute.recast_ptr(shared + (tile + Tile.DECAY), dtype=Float32) + in_decays(thread))
         cute.arch.mbarrier_wait(added, phase)
         umma.after_others()
         for half in cutlass.range_constexpr(2):
@@ -361,24 +433,25 @@ class Consumer:
         return (chunk >> 1 & 1) * Shared.group + ((chunk ^ rank) & 1) * Tile.bytes
 
     @cute.jit
-    def channel(self):
-        return cute.arch.thread_idx()[0]
+    def who(self, shared):
+        """This thread's warp, and it."""
+        warp = number_of_warp(shared)
+        return warp, 32 * warp + cute.arch.lane_idx()
 
     @cute.jit
-    def round_state(self, S, shared):
-        """To shared memory, as ON_STATE reads it: a thread a row."""
-        words = words_of([S[e] for e in range(COLUMNS)])
+    def round_state(self, words, shared, thread):
+        """S to shared memory, as ON_STATE reads it: a thread a row."""
         to = cute.recast_ptr(shared + Shared.S, dtype=Uint32)
         for piece in cutlass.range_constexpr(COLUMNS // 8):
-            store(to + in_wide_rows(self.channel(), piece * 8, K) // 4, words[4 * piece : 4 * piece + 4])
+            store(to + in_wide_rows(thread, piece * 8, K) // 4, words[4 * piece : 4 * piece + 4])
         cute.arch.fence_proxy("async.shared", space="cta")
 
     @cute.jit
-    def bring(self, v, shared, own, i, chunk, tokens, HV):
+    def bring(self, v, shared, thread, own, i, chunk, tokens, HV):
         """Rows of v of chunk i, if there is one, by 64 threads."""
         if i * C < tokens:
             for j in cutlass.range_constexpr(C // 8):
-                row, piece = own_piece(cute.arch.thread_idx()[0], j)
+                row, piece = own_piece(thread, j)
                 token = cutlass.min(i * C + row, tokens - 1)           # past the end: a row that counts for nothing
                 to = shared + Shared.v + chunk % AHEAD * (C * umma.ROW) + in_wide_rows(row, piece * 8, C)
                 copy_16_bytes_later(self.row(v, own + piece * 8, token, HV), to)
@@ -391,10 +464,10 @@ class Consumer:
         cute.arch.fence_proxy("async.shared", space="cta")
 
     @cute.jit
-    def write(self, o, shared, own, i, tokens, HV):
+    def write(self, o, shared, thread, own, i, tokens, HV):
         """Rows of o out of shared memory, as whole lines, by warps 2 and 3."""
         for j in cutlass.range_constexpr(C // 8):
-            row, piece = own_piece(cute.arch.thread_idx()[0] - 64, j)
+            row, piece = own_piece(thread, j)
             if i * C + row < tokens:
                 to = self.row(o, own + piece * 8, i * C + row, HV)
                 source = cute.recast_ptr(shared + Shared.o, dtype=BFloat16) + in_wide_rows(row, piece * 8, C) // 2
@@ -420,16 +493,27 @@ class Consumer:
         return found
 
     @cute.jit
-    def state(self, x, number, rank, S, to_memory: cutlass.Constexpr):
-        """S from or to its columns of one of many states."""
-        c, d, e = self.c, self.channel(), rank * COLUMNS
-        over_channels, over_columns = (1, K) if cutlass.const_expr(c.v_first) else (V, 1)
-        x = x + (number * (K * V) + d * over_channels + e * over_columns)
-        for i in range(COLUMNS):
-            if cutlass.const_expr(to_memory):
-                store(x + i * over_columns, [S[i]])
-            else:
-                S[i] = load_one(x + i * over_columns).to(Float32)
+    def bring_state(self, x, number, rank, thread, S):
+        """S from its columns of one of many states."""
+        x, apart = self.place_of_state(x, number, rank, thread)
+        for first in cutlass.range_constexpr(0, COLUMNS, 16):
+            for e in cutlass.range_constexpr(first, first + 16):
+                S[e] = load_one(x + e * apart).to(Float32)
+
+    @cute.jit
+    def keep_state(self, x, number, rank, thread, values):
+        """The other way."""
+        x, apart = self.place_of_state(x, number, rank, thread)
+        for first in cutlass.range_constexpr(0, COLUMNS, 16):
+            for e in cutlass.range_constexpr(first, first + 16):
+                store(x + e * apart, [values[e]])
+
+    @cute.jit
+    def place_of_state(self, x, number, rank, thread):
+        """Where this thread's row begins, and how far columns are apart."""
+        over_channels, over_columns = (1, K) if cutlass.const_expr(self.c.v_first) else (V, 1)
+        of_row = thread * over_channels + rank * COLUMNS * over_columns
+        return x + (number * (K * V) + of_row), over_columns
 
 
 class Fused:
@@ -466,6 +550,8 @@ class Fused:
                 cute.arch.mbarrier_init(out + s, 1)
             cute.arch.mbarrier_init_fence()
             store(cute.recast_ptr(shared + Shared.begin, dtype=Uint32), [(shared.toint().to(Uint32) & 0x3FFFF) >> 4])
+        with cute.arch.elect_one():
+            store(note(shared) + 2, [warp])
         if warp == 0:
             umma.allocate(cute.recast_ptr(shared + Shared.tmem, dtype=Uint32), TMEM)
         self.minus_one(cute.recast_ptr(shared + Shared.minus_one, dtype=BFloat16))
@@ -473,14 +559,13 @@ class Fused:
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
         umma.after_others()
-        items = N * HV
         if warp < FIRST:
-            cute.arch.setmaxregister_increase(160)
-            self.consumer.walk(v, h0, o, ht, h, cu_seqlens, shared, full, empty, out, added, T, HV, items, rank)
+            cute.arch.setmaxregister_increase(128)
+            self.consumer.walk(v, h0, o, ht, h, cu_seqlens, shared, full, empty, out, added, T, HV, N, rank)
         else:
-            cute.arch.setmaxregister_decrease(80)
+            cute.arch.setmaxregister_decrease(88)
             self.producer.produce(
-                q, k, g, beta, A_log, dt_bias, cu_seqlens, shared, full, empty, made, T, H, HV, items, scale,
+                q, k, g, beta, A_log, dt_bias, cu_seqlens, shared, full, empty, made, T, H, HV, N, scale,
                 lower_bound, rank
             )  # fmt: skip
             if cutlass.const_expr(self.c.offsets):
@@ -503,6 +588,34 @@ class Fused:
 
 
 @cute.jit
+def first_item(HV):
+    """Sequence and value head that a cluster begins with."""
+    item = cute.arch.block_idx()[0] // CTAS
+    return item // HV, item % HV
+
+
+@cute.jit
+def next_item(n, head, HV):
+    head += cute.arch.grid_dim()[0] // CTAS
+    while head >= HV:
+        n, head = n + 1, head - HV
+    return n, head
+
+
+@cute.jit
+def note(shared):
+    """A warp's own words in shared memory."""
+    return cute.recast_ptr(shared + Shared.notes, dtype=Int32) + cute.arch.warp_idx() * (NOTE // 4)
+
+
+@cute.jit
+def number_of_warp(shared):
+    """Out of its note: what is known to stay the same would be worked out once, addresses first of all, and kept from
+    chunk to chunk, where there are no registers for it."""
+    return cute.arch.make_warp_uniform(load_one(note(shared) + 2))
+
+
+@cute.jit
 def place(packed: cutlass.Constexpr, cu_seqlens, n, T):
     """First token of a sequence, and tokens."""
     begin, tokens = Int64(n) * T, T
@@ -510,6 +623,11 @@ def place(packed: cutlass.Constexpr, cu_seqlens, n, T):
         begin = load_one(cu_seqlens + n).to(Int64)
         tokens = Int32(load_one(cu_seqlens + n + 1).to(Int64) - begin)
     return begin, tokens
+
+
+@cute.jit
+def chunks_of(tokens):
+    return tokens + C - 1 >> C.bit_length() - 1
 
 
 @cute.jit

@@ -114,7 +114,8 @@ class Producer(Prepare):
             step = Float32(0.0)
             if self.warp() == LEAST:
                 step = step_size(beta, self.c.beta, first, rows, head, HV, cute.arch.lane_idx())
-            own = self.rows(q, k, g, A_log, dt_bias, first, rows, head, H, HV, scale, lower_bound)
+            of_q = self.head_of_q(head, H, HV)
+            own = self.rows(q, k, g, A_log, dt_bias, first, rows, head, of_q, H, HV, scale, lower_bound)
             phase = chunk >> RING.bit_length() - 1 & 1 ^ 1
             self.at_once(*own, sums, rows_of_x, rows_of_y, tile, lower_bound, empty + stage, phase, b, step)
             if self.warp() == LEAST and (chunk + RING) * C < tokens:
@@ -132,11 +133,11 @@ class Producer(Prepare):
     def ask_for_rows(self, q, k, g, first, rows, head, H, HV):
         """The rows of q, k and g that warp 0 reads of a chunk, into L2: 24 lanes have a line of 128 bytes."""
         lane = cute.arch.lane_idx()
-        shared = head // (HV // H) if cutlass.const_expr(self.c.grouped) else head
+        of_q = self.head_of_q(head, H, HV)
         of_g = lane >= 16
         source = k.toint() if lane >= 8 else q.toint()
         source = g.toint() if of_g else source
-        heads, head = (HV if of_g else H), (head if of_g else shared)
+        heads, head = (HV if of_g else H), (head if of_g else of_q)
         size = Int32(g.dtype.width // 8 if of_g else 2) * self.c.K
         row = cutlass.min(lane >> 1 & 3, rows - 1)
         if lane < 24:

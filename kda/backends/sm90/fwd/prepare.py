@@ -76,7 +76,8 @@ class Prepare(ChunkRows):
 
             if cute.arch.warp_idx() == 0:
                 b[cute.arch.lane_idx()] = step_size(beta, self.c.beta, begin, rows, head, HV, cute.arch.lane_idx())
-            own = self.rows(q, k, g, A_log, dt_bias, begin, rows, head, H, HV, scale, lower_bound)
+            of_q = self.head_of_q(head, H, HV)
+            own = self.rows(q, k, g, A_log, dt_bias, begin, rows, head, of_q, H, HV, scale, lower_bound)
             if cute.arch.warp_idx() == WARPS - 1:
                 self.zeros(columns, TB)
             acc = accumulator(product(), PAIRS)
@@ -85,7 +86,7 @@ class Prepare(ChunkRows):
                 if cute.arch.warp_idx() < 4:
                     self.products(acc, rows_of_x, rows_of_y, C)
             else:
-                self.by_halving(*own, sums, rows_of_x, tile, acc)
+                self.by_halving(*own, sums, rows_of_x, A_kk, tile, acc, 0)
             keep = self.c.keep
             if cutlass.const_expr(keep):                                       # to where the diagonal block is kept
                 of_block = (begin * HV + head) * keep + (number * C & keep - C)
