@@ -1,6 +1,7 @@
 """The Blackwell forward on the CPU, from its PTX: whole calls against the definition, clean in several schedules."""
 
 import importlib
+import itertools
 
 import pytest
 import torch
@@ -228,6 +229,12 @@ FAULTS = {
     "the state is read before all of it is rounded": (
         "sm100/fwd/fused", "arch.barrier(barrier_id=1, number_of_threads=128)\n        to = Columns", "to = Columns"
     ),
+    "2^gc_last S is not there yet when more is added": (
+        "sm100/fwd/fused", "        umma.until_stored()\n        cute", "        cute"
+    ),
+    "a sequence and head are another's before all know them": (
+        "sm100/fwd/fused", "self.meet()                                                            # all", "# all"
+    ),
     "what is taken from the state is added": ("sm100/fwd/fused", "negated=True", "negated=False"),
     "[v_new; o] of both parities in one place": (
         "sm100/fwd/fused", "Columns.out + (chunk & 1) * COLUMNS", "Columns.out"
@@ -268,8 +275,31 @@ def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
 def test_its_memory_is_what_its_configuration_says():
     assert Shared.end <= 232448 and Columns.end <= TMEM == 512
     (of_bounded,) = plan.recipes(case_of(T=33).problem(), host_of("sm100"))
-    kernel = launch.kernel(of_bounded.config, parse("sm100"))
-    assert 128 * 128 + 512 * 88 <= 640 * kernel.registers <= 65536
+    assert 640 * launch.kernel(of_bounded.config, parse("sm100")).registers <= 65536
+
+
+GATES = (
+    "bounded l2norm dt_bias=true beta=sigmoid", "bounded", "bounded l2norm beta=2*sigmoid beta_dtype=float32",
+    "softplus l2norm dt_bias=true beta=sigmoid", "gate=given g_dtype=float32", "bounded lower_bound=-9 l2norm",
+    "softplus A_log=false",
+)  # fmt: skip
+HEADS = "H=2 HV=2", "H=2 HV=4", "H=1 HV=3 packed", "H=4 packed", "H=1 HV=2 B=2"
+STATES = (
+    "", "final_state=true", "state_dtype=float32 final_state=true", "intermediate_states=true final_state=true",
+    "state_dtype=bfloat16 final_state=true intermediate_states=true state_v_first=true", "state_dtype=float32",
+)  # fmt: skip
+CLASSES = [" ".join(words) for words in itertools.product(GATES, HEADS, STATES)]
+
+
+@pytest.mark.parametrize("arch", ["sm100", "sm103"])
+def test_no_kernel_spills(arch):
+    """A part of all classes, that has each word many times."""
+    recipes = {}
+    for words in CLASSES[:: 12 if arch == "sm100" else 36]:
+        for recipe in plan.recipes(Problem.parse(f"K=128 V=128 bfloat16 {words}"), host_of(arch)):
+            recipes.setdefault(recipe.key, recipe)
+    spilt = [recipe.config for recipe in recipes.values() if launch.kernel(recipe.config, recipe.target).spills]
+    assert len(recipes) > 8 and not spilt
 
 
 def test_it_takes_the_shared_memory_that_its_configuration_says(monkeypatch):

@@ -12,7 +12,7 @@ GROUPS = 2                                   # of WARPS warps, in a CTA
 RING = CTAS * GROUPS                         # stages: one for each group of the cluster
 AHEAD = 3                                    # rows of v of so many chunks are there or on their way
 K = V = 128
-NOTE = 24                                    # bytes that a warp keeps for itself
+ITEM = 64                                    # bytes that a group keeps of a sequence and head
 TMEM = 512                                   # columns: all there are
 
 
@@ -78,15 +78,16 @@ class Shared:
     barriers = minus_one + 2 * C * C * 2
     begin = barriers + 8 * (2 * RING + 2 + 2 * GROUPS)                         # a 16th of the address of all this
     tmem = begin + 4
-    notes = tmem + 4                         # of each warp: begin, int64, number, tokens, head, head of q
-    end = notes + NOTE * (4 + GROUPS * WARPS)
+    items = -(-(tmem + 4) // 16) * 16        # of each group: where its rows are, tokens, rate
+    numbers = items + GROUPS * ITEM          # of warps
+    end = numbers + 4 * (4 + GROUPS * WARPS)
 
 
 class Columns:
     """Of tensor memory."""
 
     out = 0                                  # [v_new; o] of even and of odd chunks
-    added = 2 * COLUMNS                      # to the state
+    S = 2 * COLUMNS
     pairs = 3 * COLUMNS                      # of each group: [A_kk / b; A_qk]
     WQ = pairs + GROUPS * C                  # of each group: [w; -Q]
     end = WQ + GROUPS * K

@@ -50,6 +50,7 @@ class ChunkRows:
     def warp(self):
         return cute.arch.make_warp_uniform(cute.arch.warp_idx())
 
+    @cute.jit
     def in_TB(self, column, row):
         """Bytes to an element of TB, transposed."""
         return in_narrow_rows(column, row)
@@ -59,16 +60,23 @@ class ChunkRows:
         """Nobody else has the tile."""
 
     @cute.jit
-    def head_of_q(self, head, H, HV):
-        return head // (HV // H) if cutlass.const_expr(self.c.grouped) else head
+    def of_head(self, q, k, g, beta, A_log, dt_bias, begin, head, H, HV):
+        """Where a token's rows of one value head are, its rate and where its bias is."""
+        K, of_q = self.c.K, head
+        if cutlass.const_expr(self.c.grouped):
+            of_q = head // (HV // H)
+        rate = Float32(1.0)
+        if cutlass.const_expr(self.c.rate):
+            rate = fast.finite(fast.exp2(load_one(A_log + head) * Float32(fast.LOG2_E)))
+        q, k = q + (begin * H + of_q) * K, k + (begin * H + of_q) * K
+        return q, k, g + (begin * HV + head) * K, beta + (begin * HV + head), rate, dt_bias + head * K
 
     @cute.jit
-    def rows(self, q, k, g, A_log, dt_bias, begin, rows, head, of_q, H, HV, scale, lower_bound):
-        """scale qn, kn and the sums of g2 up to each, of this lane's channels in the warp's rows."""
+    def rows(self, q, k, g, rate, bias, rows, H, HV, scale, lower_bound):
+        """scale qn, kn and the sums of g2 up to each, of this lane's channels in the warp's rows of those that begin at
+        q, k and g."""
         K, E = self.c.K, self.c.K // 32
         first, d = ROWS * self.warp(), E * cute.arch.lane_idx()
-        q, k = q + (begin * H + of_q) * K, k + (begin * H + of_q) * K
-        g = g + (begin * HV + head) * K
         raw_q, raw_k, raw_g, weight = [], [], [], []
         for r in cutlass.range_constexpr(ROWS):
             row = cutlass.min(first + r, rows - 1)                             # rows that are not there: the last one,
@@ -76,7 +84,7 @@ class ChunkRows:
             raw_k.append(floats(load(k + (row * (H * K) + d), E)))
             raw_g.append(floats(load(g + (row * (HV * K) + d), E)))
             weight.append(Float32(1.0) if first + r < rows else Float32(0.0))  # without weight
-        gc = self.decays(raw_g, weight, A_log, dt_bias, head, d, lower_bound)
+        gc = self.decays(raw_g, weight, rate, bias, d, lower_bound)
         qs, ks = [Float32(1.0)] * ROWS, [Float32(1.0)] * ROWS
         if cutlass.const_expr(self.c.norm):
             qs, ks = self.norms(raw_q, raw_k)
@@ -102,6 +110,8 @@ class ChunkRows:
         to_last = [fast.exp2(last[e] - anchor[e]) for e in range(E)]
         of_both, of_one = in_wide_rows(first, d, 2 * C), in_wide_rows(first, d, C)
         for r in cutlass.range_constexpr(ROWS):
+            if cutlass.const_expr(r == ROWS // 2):
+                self.keep_last(tile, last, d)                                  # its branch parts rows: registers
             ka, qa, kb = [], [], []
             for e in cutlass.range_constexpr(E):
                 x = gc[r][e] + to_x[e]
@@ -116,7 +126,6 @@ class ChunkRows:
                 store(cute.recast_ptr(tile, dtype=Uint32) + (in_both + to) // 4, kept)
             store(rows_of_y + in_one // 2, kb)
             store(cute.recast_ptr(tile + self.tile.KG, dtype=BFloat16) + in_one // 2, times(kb, to_last))
-        self.keep_last(tile, last, d)
         cute.arch.fence_proxy("async.shared", space="cta")
         self.meet()
 
@@ -216,14 +225,11 @@ class ChunkRows:
                 store(cute.recast_ptr(tile + self.tile.DECAY, dtype=Float32) + in_decays(d + e), decay[e : e + 2])
 
     @cute.jit
-    def decays(self, raw_g, weight, A_log, dt_bias, head, d, lower_bound):
+    def decays(self, raw_g, weight, rate, bias, d, lower_bound):
         """Sums of g2 over the warp's rows up to each of them."""
         c, E = self.c, self.c.K // 32
-        rate = Float32(1.0)
-        if cutlass.const_expr(c.rate):
-            rate = fast.finite(fast.exp2(load_one(A_log + head) * Float32(fast.LOG2_E)))
         if cutlass.const_expr(c.bias):
-            bias = load(dt_bias + (head * c.K + d), E)
+            bias = load(bias + d, E)
         gc = []
         for r in cutlass.range_constexpr(ROWS):
             row = []
@@ -441,9 +447,9 @@ def times(x, y):
 
 
 @cute.jit
-def step_size(beta, kind: cutlass.Constexpr, begin, rows, head, HV, row):
-    """b of a row; 0 where there is no token."""
-    x = load_one(beta + (begin + cutlass.min(row, rows - 1)) * HV + head).to(Float32)
+def step_size(beta, kind: cutlass.Constexpr, rows, HV, row):
+    """b of a row of those that begin at beta; 0 where there is no token."""
+    x = load_one(beta + cutlass.min(row, rows - 1) * HV).to(Float32)
     if cutlass.const_expr(kind != "given"):
         x = fast.sigmoid(x) * Float32(2.0 if kind == "2*sigmoid" else 1.0)
     return x if row < rows else Float32(0.0)

@@ -8,12 +8,12 @@ head after the other, each CTA with 64 columns of the state, and makes every sec
 
 So two products stand between a state and the next one, and A1 @ v is queued before the state is there.
 
-  warps  registers  role     does
-  0-3    128        CHAIN    thread k has row k of S (K, 64), float32.  warp 0: issues products; warps 0, 1: v_new, and
-                             rows of v two chunks ahead; warps 2, 3: o, to global memory
-  4-11   88         PREPARE  chunks 4 i + rank, into stage rank;  of the eight, warps 0-3: the product and A1 (warp 0
-                             the inverse, warps 2, 3 A_qk TB), warps 4-7: WQ, and the tile to both CHAINs
-  12-19  88         PREPARE  chunks 4 i + 2 + rank, into stage 2 + rank
+  warps  role     does
+  0-3    CHAIN    has S (K, 64) in tensor memory, thread k row k.  warp 0: issues products; warps 0, 1: v_new, and rows
+                  of v two chunks ahead; warps 2, 3: o, to global memory
+  4-11   PREPARE  chunks 4 i + rank, into stage rank;  of the eight, warps 0-3: the product and A1 (warp 0 the inverse,
+                  warps 2, 3 A_qk TB), warps 4-7: WQ, and the tile to both CHAINs
+  12-19  PREPARE  chunks 4 i + 2 + rank, into stage 2 + rank
 
 Chunks are counted through all that a cluster walks over: chunk c lies in stage c mod 4, which group (c >> 1) & 1 of CTA
 c & 1 makes.  PREPAREs of a cluster's next sequence do not wait for the end of the one before.
@@ -24,9 +24,9 @@ c & 1 makes.  PREPAREs of a cluster's next sequence do not wait for the end of t
   empty        8, a lane of each warp of both CHAINs, in the CTA     nobody reads the stage any more, in either CTA, and
                that makes the stage's tiles                          the copy is done
   out          1, a commit                                           [v_new; o] are there, S was read
-  added        1, a commit                                           kg^T @ v_new is there; v_new and the tile were read
+  added        1, a commit                                           S has kg^T @ v_new; v_new and the tile were read
   made         1, a commit; two of each group                        its product is there; its WQ is
-  barrier 1    128                                                   S is in shared memory
+  barrier 1    128                                                   S is in shared memory, 2^gc_last S where it was
   barrier 2    64, warps 0 and 1                                     v_new is, and rows of v of the next chunk
   barrier 3    64, warps 2 and 3                                     o is
   barrier 4+   256, 128, 128; of each group                          all eight; warps 0-3; warps 4-7
@@ -48,9 +48,9 @@ from kda.compile.target import Target
 from ...common.cute import fast
 from ...common.cute.async_copies import bulk_copy_to_neighbour, copy_16_bytes_later
 from ...common.cute.chunk import ChunkRows, places, step_size
-from ...common.cute.copies import copy_16_bytes, halves_of, load_one, pointers, store, words_of
+from ...common.cute.copies import TYPES, copy_16_bytes, halves_of, load, load_one, pointers, store, words_of
 from ...common.cute.tile import HALF, LEVELS, WARPS, C, in_decays, in_wide_rows
-from ..configs import AHEAD, COLUMNS, CTAS, GROUPS, NOTE, RING, TMEM, Columns, FusedConfig, K, Shared, Tile, V
+from ..configs import AHEAD, COLUMNS, CTAS, GROUPS, ITEM, RING, TMEM, Columns, FusedConfig, K, Shared, Tile, V
 from ..parts import umma
 from ..parts.matrices import load_matrices, mma_bf16, store_matrices
 
@@ -73,6 +73,11 @@ class Producer(ChunkRows):
 
     def __init__(self, config: FusedConfig):
         self.c, self.tile = config, Tile
+
+    @cute.jit
+    def look(self, shared):
+        """Which thread this is, in what follows."""
+        self.number = number_of_warp(shared) - FIRST
 
     @cute.jit
     def thread(self):
@@ -165,8 +170,7 @@ class Producer(ChunkRows):
         lower_bound, rank
     ):  # fmt: skip
         """Every fourth chunk of all that the cluster walks over."""
-        self.number = cute.arch.make_warp_uniform(cute.arch.warp_idx()) - FIRST
-        stage = CTAS * self.group() + rank
+        self.look(shared)
         if self.warp() == LEAST:
             of_group = shared + self.group() * Shared.group
             self.zeros(cute.recast_ptr(of_group + Shared.columns, dtype=Float32),
@@ -174,39 +178,69 @@ class Producer(ChunkRows):
         before = Int32(0)
         n, head = first_item(HV)
         while n < N:
+            self.look(shared)
             begin, tokens = place(self.c.offsets, cu_seqlens, n, T)
-            self.keep_item(shared, begin, tokens, head, self.head_of_q(head, H, HV))
+            self.keep_item(
+                shared, n, head, tokens, scale, lower_bound,
+                *self.of_head(q, k, g, beta, A_log, dt_bias, begin, head, H, HV)
+            )  # fmt: skip
+            stage = CTAS * self.group() + rank
             for chunk in cutlass.range(stage - before & RING - 1, chunks_of(tokens), RING, unroll=1):
                 self.produce_one(
-                    q, k, g, beta, A_log, dt_bias, shared, full, empty, made, chunk, H, HV,
-                    before + chunk >> RING.bit_length() - 1 & 1, scale, lower_bound, rank
+                    shared, full, empty, made, chunk, H, HV, before + chunk >> RING.bit_length() - 1 & 1, rank
                 )  # fmt: skip
+            self.look(shared)
             before += chunks_of(tokens)
-            n, head = next_item(n, head, HV)
+            n, head = next_item(*self.place_of_item(shared), HV)
 
     @cute.jit
-    def keep_item(self, shared, begin, tokens, head, of_q):
-        """What a warp is at, where it finds it again."""
-        cute.arch.sync_warp()                                                  # it was read
-        with cute.arch.elect_one():
-            store(cute.recast_ptr(note(shared), dtype=Int64), [begin])
-            store(note(shared) + 3, [tokens])
-            store(note(shared) + 4, [head])
-            store(note(shared) + 5, [of_q])
-        cute.arch.sync_warp()
+    def item(self, shared, at: cutlass.Constexpr, dtype: cutlass.Constexpr):
+        """What is known of the sequence and head that a group is at."""
+        return cute.recast_ptr(shared + (Shared.items + at) + self.group() * ITEM, dtype=dtype)
 
     @cute.jit
-    def item(self, shared):
-        begin = load_one(cute.recast_ptr(note(shared), dtype=Int64))
-        return begin, *[cute.arch.make_warp_uniform(load_one(note(shared) + at)) for at in (3, 4, 5)]
+    def keep_item(self, shared, n, head, tokens, scale, lower_bound, q, k, g, beta, rate, bias):
+        """By all of a group."""
+        self.meet()                                                            # all have read what was there
+        if self.warp() == 0:
+            with cute.arch.elect_one():
+                store(self.item(shared, 0, Int64), [q.toint(), k.toint()])
+                store(self.item(shared, 16, Int64), [g.toint(), beta.toint()])
+                store(self.item(shared, 32, Int64), [bias.toint()])
+                store(self.item(shared, 40, Int32), [n, head])
+                store(self.item(shared, 48, Int32), [tokens])
+                store(self.item(shared, 52, Float32), [rate])
+                store(self.item(shared, 56, Float32), [scale, lower_bound])
+        self.meet()
 
     @cute.jit
-    def produce_one(
-        self, q, k, g, beta, A_log, dt_bias, shared, full, empty, made, chunk, H, HV, turn, scale, lower_bound, rank
-    ):  # fmt: skip
-        self.number = number_of_warp(shared) - FIRST
-        begin, tokens, head, of_q = self.item(shared)
-        first, rows = begin + chunk * C, cutlass.min(tokens - chunk * C, C)
+    def place_of_item(self, shared):
+        return [load_one(self.item(shared, 40 + 4 * i, Int32)) for i in range(2)]
+
+    @cute.jit
+    def chunk_of_item(self, shared, chunk, H, HV):
+        """Where its rows of a chunk begin, and its bias."""
+        c = self.c
+        of_qk, of_rest = load(self.item(shared, 0, Int64), 2), load(self.item(shared, 16, Int64), 2)
+        found = []
+        for x, kind, elements in (
+            (of_qk[0], "bfloat16", H * K), (of_qk[1], "bfloat16", H * K),
+            (of_rest[0], c.g_dtype, HV * K), (of_rest[1], c.beta_dtype, HV),
+        ):  # fmt: skip
+            dtype = TYPES[kind]
+            row = fast.row(x, chunk, elements * Int32(C * dtype.width // 8))
+            found.append(cute.make_ptr(dtype, row, cute.AddressSpace.gmem))
+        bias = cute.make_ptr(Float32, load_one(self.item(shared, 32, Int64)), cute.AddressSpace.gmem)
+        return *found, bias
+
+    @cute.jit
+    def produce_one(self, shared, full, empty, made, chunk, H, HV, turn, rank):
+        self.look(shared)
+        q, k, g, beta, bias = self.chunk_of_item(shared, chunk, H, HV)
+        tokens, rate, scale, lower_bound = [
+            load_one(self.item(shared, 48 + 4 * i, Float32 if i else Int32)) for i in range(4)
+        ]
+        rows = cutlass.min(tokens - chunk * C, C)
         group = self.group()
         stage = CTAS * group + rank
         tile = shared + group * Shared.group
@@ -219,8 +253,8 @@ class Producer(ChunkRows):
         self.begin = cute.recast_ptr(shared + Shared.begin, dtype=Uint32)
         step = Float32(0.0)
         if self.warp() == LEAST:
-            step = step_size(beta, self.c.beta, first, rows, head, HV, cute.arch.lane_idx())
-        own = self.rows(q, k, g, A_log, dt_bias, first, rows, head, of_q, H, HV, scale, lower_bound)
+            step = step_size(beta, self.c.beta, rows, HV, cute.arch.lane_idx())
+        own = self.rows(q, k, g, rate, bias, rows, H, HV, scale, lower_bound)
         free = (empty + stage, turn ^ 1, b, step)
         acc = self.accumulator()
         if cutlass.const_expr(self.c.block):
@@ -324,16 +358,13 @@ class Consumer:
     @cute.jit
     def walk(self, v, h0, o, ht, h, cu_seqlens, shared, full, empty, out, added, T, HV, N, rank):
         c = self.c
-        S, chunk = cute.make_rmem_tensor(COLUMNS, Float32), Int32(0)           # counted through all items
-        states = Int32(0)                                                      # that were kept before
+        chunk, states = Int32(0), Int32(0)                                     # of all items; kept before
         n, head = first_item(HV)
         while n < N:
             warp, thread = self.who(shared)
             begin, tokens = place(c.offsets, cu_seqlens, n, T)
             steps = chunks_of(tokens)
-            S.fill(0.0)
-            if cutlass.const_expr(c.h0):
-                self.bring_state(h0, Int64(n) * HV + head, rank, thread, S)
+            self.bring_state(h0, Int64(n) * HV + head, rank, thread)
             if cutlass.const_expr(c.h):
                 states = self.states_before(cu_seqlens, n, T)
             own = (begin * HV + head) * V + rank * COLUMNS
@@ -349,27 +380,35 @@ class Consumer:
                 if cutlass.const_expr(c.h):
                     number = states + i // c.every
                 self.step(
-                    S, v, h, o, shared, full, empty, out, added, own, i, chunk, steps, tokens, number, head, HV, rank
+                    v, h, o, shared, full, empty, out, added, own, i, chunk, steps, tokens, number, head, HV, rank
                 )  # fmt: skip
                 chunk += 1
             if cutlass.const_expr(c.ht):
-                self.keep_state(ht, Int64(n) * HV + head, rank, self.who(shared)[1], [S[e] for e in range(COLUMNS)])
+                self.keep_state(ht, Int64(n) * HV + head, rank, self.who(shared)[1])
             n, head = next_item(n, head, HV)
 
     @cute.jit
     def step(
-        self, S, v, h, o, shared, full, empty, out, added, own, i, chunk, steps, tokens, number, head, HV, rank
+        self, v, h, o, shared, full, empty, out, added, own, i, chunk, steps, tokens, number, head, HV, rank
     ):  # fmt: skip
         """One chunk."""
         warp, thread = self.who(shared)
         lane = thread & 31
         tile, phase = self.stage(chunk, rank), chunk & 1
         begin = cute.recast_ptr(shared + Shared.begin, dtype=Uint32)
-        words = words_of([S[e] for e in range(COLUMNS)])
-        self.round_state(words, shared, thread)
-        if cutlass.const_expr(self.c.h):
-            if i % self.c.every == 0:
-                self.keep_state(h, Int64(number) * HV + head, rank, thread, halves_of(words))
+        cute.arch.mbarrier_wait(full + (chunk & RING - 1), chunk // RING & 1)
+        decay = load_one(cute.recast_ptr(shared + (tile + Tile.DECAY), dtype=Float32) + in_decays(thread))
+        for first in cutlass.range_constexpr(0, COLUMNS, COLUMNS // 4):
+            S = umma.load_row(self.own_row(thread, first), COLUMNS // 4)
+            words = words_of(S)
+            self.round_state(words, first, shared, thread)
+            if cutlass.const_expr(self.c.h):
+                if i % self.c.every == 0:
+                    self.write_state(h, Int64(number) * HV + head, rank, thread, first, halves_of(words))
+            umma.store_row(self.own_row(thread, first), [x * decay for x in S])
+        umma.until_stored()
+        cute.arch.fence_proxy("async.shared", space="cta")
+        umma.before_others()
         cute.arch.barrier(barrier_id=1, number_of_threads=128)
         to = Columns.out + phase * COLUMNS
         if warp == 0:
@@ -393,7 +432,7 @@ class Consumer:
             if warp == 0:
                 umma.after_others()
                 with cute.arch.elect_one():
-                    umma.multiply(ADDED, Columns.added, begin, tile + Tile.KG, of_v, False)
+                    umma.multiply(ADDED, Columns.S, begin, tile + Tile.KG, of_v, True)
                     umma.commit(added)
                 if i + 1 < steps:
                     self.ask_for_A1_v(shared, full, chunk + 1, rank)
@@ -401,18 +440,8 @@ class Consumer:
         else:
             cute.arch.barrier(barrier_id=3, number_of_threads=64)
             self.write(o, shared, thread - 64, own, i, tokens, HV)
-        # S = 2^gc_last S + kg^T @ v_new
-        cute.arch.mbarrier_wait(full + (chunk & RING - 1), chunk // RING & 1)
-        decay = load_one(cute.recast_ptr(shared + (tile + Tile.DECAY), dtype=Float32) + in_decays(thread))
         cute.arch.mbarrier_wait(added, phase)
         umma.after_others()
-        for half in cutlass.range_constexpr(2):
-            found = umma.load_row(Columns.added + half * (COLUMNS // 2) + (warp << 21), COLUMNS // 2)
-            for e in cutlass.range_constexpr(0, COLUMNS // 2, 2):
-                at = half * (COLUMNS // 2) + e
-                pair, added_to = (S[at], S[at + 1]), (found[e], found[e + 1])
-                S[at], S[at + 1] = cute.arch.fma_packed_f32x2(pair, (decay, decay), added_to)
-        umma.before_others()
         cute.arch.sync_warp()
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(empty + (chunk & RING - 1), peer_cta_rank_in_cluster=chunk & 1)
@@ -439,12 +468,16 @@ class Consumer:
         return warp, 32 * warp + cute.arch.lane_idx()
 
     @cute.jit
-    def round_state(self, words, shared, thread):
-        """S to shared memory, as ON_STATE reads it: a thread a row."""
+    def own_row(self, thread, first: cutlass.Constexpr):
+        """Of S in tensor memory, from a column on."""
+        return Columns.S + first + (thread >> 5 << 21)
+
+    @cute.jit
+    def round_state(self, words, first: cutlass.Constexpr, shared, thread):
+        """Half a row of S to shared memory, as ON_STATE reads it."""
         to = cute.recast_ptr(shared + Shared.S, dtype=Uint32)
-        for piece in cutlass.range_constexpr(COLUMNS // 8):
-            store(to + in_wide_rows(thread, piece * 8, K) // 4, words[4 * piece : 4 * piece + 4])
-        cute.arch.fence_proxy("async.shared", space="cta")
+        for piece in cutlass.range_constexpr(COLUMNS // 32):
+            store(to + in_wide_rows(thread, first + piece * 8, K) // 4, words[4 * piece : 4 * piece + 4])
 
     @cute.jit
     def bring(self, v, shared, thread, own, i, chunk, tokens, HV):
@@ -493,26 +526,34 @@ class Consumer:
         return found
 
     @cute.jit
-    def bring_state(self, x, number, rank, thread, S):
-        """S from its columns of one of many states."""
-        x, apart = self.place_of_state(x, number, rank, thread)
-        for first in cutlass.range_constexpr(0, COLUMNS, 16):
-            for e in cutlass.range_constexpr(first, first + 16):
-                S[e] = load_one(x + e * apart).to(Float32)
+    def bring_state(self, x, number, rank, thread):
+        """S from its columns of one of many states, or 0."""
+        for first in cutlass.range_constexpr(0, COLUMNS, COLUMNS // 4):
+            values = [Float32(0.0)] * (COLUMNS // 4)
+            if cutlass.const_expr(self.c.h0):
+                own, apart = self.place_of_state(x, number, rank, thread, first)
+                values = [load_one(own + e * apart).to(Float32) for e in range(COLUMNS // 4)]
+            umma.store_row(self.own_row(thread, first), values)
+        umma.until_stored()
 
     @cute.jit
-    def keep_state(self, x, number, rank, thread, values):
+    def keep_state(self, x, number, rank, thread):
         """The other way."""
-        x, apart = self.place_of_state(x, number, rank, thread)
-        for first in cutlass.range_constexpr(0, COLUMNS, 16):
-            for e in cutlass.range_constexpr(first, first + 16):
-                store(x + e * apart, [values[e]])
+        for first in cutlass.range_constexpr(0, COLUMNS, COLUMNS // 4):
+            S = umma.load_row(self.own_row(thread, first), COLUMNS // 4)
+            self.write_state(x, number, rank, thread, first, S)
 
     @cute.jit
-    def place_of_state(self, x, number, rank, thread):
-        """Where this thread's row begins, and how far columns are apart."""
+    def write_state(self, x, number, rank, thread, first: cutlass.Constexpr, values):
+        own, apart = self.place_of_state(x, number, rank, thread, first)
+        for e in cutlass.range_constexpr(len(values)):
+            store(own + e * apart, [values[e]])
+
+    @cute.jit
+    def place_of_state(self, x, number, rank, thread, first: cutlass.Constexpr):
+        """Where this thread's row is at a column, and how far columns are apart."""
         over_channels, over_columns = (1, K) if cutlass.const_expr(self.c.v_first) else (V, 1)
-        of_row = thread * over_channels + rank * COLUMNS * over_columns
+        of_row = thread * over_channels + (rank * COLUMNS + first) * over_columns
         return x + (number * (K * V) + of_row), over_columns
 
 
@@ -551,7 +592,7 @@ class Fused:
             cute.arch.mbarrier_init_fence()
             store(cute.recast_ptr(shared + Shared.begin, dtype=Uint32), [(shared.toint().to(Uint32) & 0x3FFFF) >> 4])
         with cute.arch.elect_one():
-            store(note(shared) + 2, [warp])
+            store(cute.recast_ptr(shared + Shared.numbers, dtype=Int32) + warp, [warp])
         if warp == 0:
             umma.allocate(cute.recast_ptr(shared + Shared.tmem, dtype=Uint32), TMEM)
         self.minus_one(cute.recast_ptr(shared + Shared.minus_one, dtype=BFloat16))
@@ -560,10 +601,8 @@ class Fused:
         cute.arch.cluster_wait()
         umma.after_others()
         if warp < FIRST:
-            cute.arch.setmaxregister_increase(128)
             self.consumer.walk(v, h0, o, ht, h, cu_seqlens, shared, full, empty, out, added, T, HV, N, rank)
         else:
-            cute.arch.setmaxregister_decrease(88)
             self.producer.produce(
                 q, k, g, beta, A_log, dt_bias, cu_seqlens, shared, full, empty, made, T, H, HV, N, scale,
                 lower_bound, rank
@@ -603,16 +642,11 @@ def next_item(n, head, HV):
 
 
 @cute.jit
-def note(shared):
-    """A warp's own words in shared memory."""
-    return cute.recast_ptr(shared + Shared.notes, dtype=Int32) + cute.arch.warp_idx() * (NOTE // 4)
-
-
-@cute.jit
 def number_of_warp(shared):
-    """Out of its note: what is known to stay the same would be worked out once, addresses first of all, and kept from
-    chunk to chunk, where there are no registers for it."""
-    return cute.arch.make_warp_uniform(load_one(note(shared) + 2))
+    """Out of shared memory: what is known to stay the same would be worked out once, addresses first of all, and kept
+    from chunk to chunk, where there are no registers for it."""
+    numbers = cute.recast_ptr(shared + Shared.numbers, dtype=Int32)
+    return cute.arch.make_warp_uniform(load_one(numbers + cute.arch.warp_idx()))
 
 
 @cute.jit

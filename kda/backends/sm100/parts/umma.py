@@ -139,6 +139,21 @@ def load_row(address, columns: cutlass.Constexpr):
 
 
 @cute.jit
+def store_row(address, values):
+    """The way back: there after `until_stored`."""
+    found = ", ".join(f"{{$r{i + 1}}}" for i in range(len(values)))
+    cute.arch.inline_ptx(
+        f"tcgen05.st.sync.aligned.32x32b.x{len(values)}.b32 [{{$r0}}], {{{found}}};",
+        read_only_args=[Int32(address), *values],
+    )
+
+
+@cute.jit
+def until_stored():
+    cute.arch.inline_ptx("tcgen05.wait::st.sync.aligned;")
+
+
+@cute.jit
 def load(shape: cutlass.Constexpr, address, count: cutlass.Constexpr):
     to = ", ".join(f"{{$w{i}}}" for i in range(count))
     found = cute.arch.inline_ptx(

@@ -111,11 +111,13 @@ class Producer(Prepare):
             self.zeros(columns, TB)
         for chunk in cutlass.range(stage, (tokens + C - 1) // C, RING, unroll=1):
             first, rows = begin + chunk * C, cutlass.min(tokens - chunk * C, C)
+            of_q, of_k, of_g, of_beta, rate, bias = self.of_head(
+                q, k, g, beta, A_log, dt_bias, first, head, H, HV
+            )  # fmt: skip
             step = Float32(0.0)
             if self.warp() == LEAST:
-                step = step_size(beta, self.c.beta, first, rows, head, HV, cute.arch.lane_idx())
-            of_q = self.head_of_q(head, H, HV)
-            own = self.rows(q, k, g, A_log, dt_bias, first, rows, head, of_q, H, HV, scale, lower_bound)
+                step = step_size(of_beta, self.c.beta, rows, HV, cute.arch.lane_idx())
+            own = self.rows(of_q, of_k, of_g, rate, bias, rows, H, HV, scale, lower_bound)
             phase = chunk >> RING.bit_length() - 1 & 1 ^ 1
             self.at_once(*own, sums, rows_of_x, rows_of_y, tile, lower_bound, empty + stage, phase, b, step)
             if self.warp() == LEAST and (chunk + RING) * C < tokens:
@@ -133,7 +135,7 @@ class Producer(Prepare):
     def ask_for_rows(self, q, k, g, first, rows, head, H, HV):
         """The rows of q, k and g that warp 0 reads of a chunk, into L2: 24 lanes have a line of 128 bytes."""
         lane = cute.arch.lane_idx()
-        of_q = self.head_of_q(head, H, HV)
+        of_q = head // (HV // H) if cutlass.const_expr(self.c.grouped) else head
         of_g = lane >= 16
         source = k.toint() if lane >= 8 else q.toint()
         source = g.toint() if of_g else source

@@ -78,7 +78,7 @@ class Pairs:
             if warp == 0:
                 self.load(tiles, A_inv + to, KQ, KG, X, Y, full, chunk, rows, head, HV)
             row = warp % 2 * 16 + cute.arch.lane_idx() // 4                    # and row + 8: what this thread has of A
-            b = [step_size(beta, self.c.beta, begin, rows, head, HV, row + r) for r in (0, 8)]
+            b = [step_size(beta + (begin * HV + head), self.c.beta, rows, HV, row + r) for r in (0, 8)]
             cute.arch.mbarrier_wait(full, 0)
             acc = accumulator(product(), PAIRS)
             multiply(acc, wide_view(KQ, 2 * C, K), wide_view(KG, C, K))

@@ -74,10 +74,10 @@ class Prepare(ChunkRows):
             b = smem.allocate_array(Float32, C, byte_alignment=16)
             tile = tiles + (Int64(chunk) * HV + head) * self.tile.bytes
 
+            q, k, g, beta, rate, bias = self.of_head(q, k, g, beta, A_log, dt_bias, begin, head, H, HV)
             if cute.arch.warp_idx() == 0:
-                b[cute.arch.lane_idx()] = step_size(beta, self.c.beta, begin, rows, head, HV, cute.arch.lane_idx())
-            of_q = self.head_of_q(head, H, HV)
-            own = self.rows(q, k, g, A_log, dt_bias, begin, rows, head, of_q, H, HV, scale, lower_bound)
+                b[cute.arch.lane_idx()] = step_size(beta, self.c.beta, rows, HV, cute.arch.lane_idx())
+            own = self.rows(q, k, g, rate, bias, rows, H, HV, scale, lower_bound)
             if cute.arch.warp_idx() == WARPS - 1:
                 self.zeros(columns, TB)
             acc = accumulator(product(), PAIRS)
