@@ -50,7 +50,7 @@ def plant(file, old, new, folder, monkeypatch):
     package = copy_backend("sm90", file, old, new, folder, monkeypatch)
 
     def broken(config):
-        build = importlib.import_module(f"{package}.sm90.fwd.{plan.KERNELS[type(config)]}").build
+        build = importlib.import_module(f"{package}.{plan.KERNELS[type(config)]}").build
         (kernel,) = build(config, plan.TARGET).kernels.values()
         return kernel
 

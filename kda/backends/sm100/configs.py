@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..common.cute.configs import Launched
 from ..common.cute.tile import PAD, PITCH_X, WARPS, C
 
 COLUMNS = 64                                 # of the state, in a CTA
@@ -13,11 +14,12 @@ RING = CTAS * GROUPS                         # stages: one for each group of the
 AHEAD = 3                                    # rows of v of so many chunks are there or on their way
 K = V = 128
 ITEM = 64                                    # bytes that a group keeps of a sequence and head
+ROWS = 256                                   # of o, that a CTA of join has
 TMEM = 512                                   # columns: all there are
 
 
 @dataclass(frozen=True)
-class FusedConfig:
+class FusedConfig(Launched):
     gate: str                                # "bounded", "softplus", "given"
     block: bool                              # all C rows at once: a bounded gate, normalised q and k
     norm: bool
@@ -30,9 +32,8 @@ class FusedConfig:
     offsets: str | None                      # dtype of cu_seqlens
     h0: str | None                           # dtype of initial states
     ht: bool
-    h: bool                                  # states that enter chunks of `every` * C tokens are kept
-    every: int
     v_first: bool                            # states are (V, K)
+    cut: bool = False                        # sequences are walked over in segments
     K: int = K
     V: int = V
     keep: int = 0                            # nothing is kept for a backward
@@ -48,6 +49,22 @@ class FusedConfig:
     @property
     def shared(self) -> int:
         return Shared.end
+
+
+@dataclass(frozen=True)
+class JoinConfig(Launched):
+    offsets: str | None                      # dtype of cu_seqlens
+    K: int = K
+    V: int = V
+    early = True
+
+    @property
+    def threads(self) -> int:
+        return 32 * WARPS
+
+    @property
+    def shared(self) -> int:
+        return self.K * self.V * 2
 
 
 class Tile:

@@ -1,4 +1,4 @@
-"""Problem and number of SMs to what is launched.  No torch, no cutlass."""
+"""Problem and number of SMs to what is launched, and how sequences are cut.  No torch, no cutlass."""
 
 from __future__ import annotations
 
@@ -9,39 +9,83 @@ from kda.compile.target import Target, parse
 from kda.host import Host
 from kda.problem import Problem
 
+from ..common.cute.configs import ComposeConfig
 from ..common.cute.tile import BOUND, C
-from .configs import CTAS, FusedConfig
+from .configs import CTAS, ROWS, FusedConfig, JoinConfig
 
+Config = FusedConfig | ComposeConfig | JoinConfig
+KERNELS = {
+    FusedConfig: "sm100.fwd.fused", ComposeConfig: "common.cute.compose", JoinConfig: "sm100.fwd.join",
+}  # fmt: skip
 OFFSETS = ("int32", "int64")                 # dtypes of cu_seqlens
+PIECES = None                                # segments of every sequence, where a test says so
+
+# Chunks that a cluster walks over in the time of two more launches, and of a segment more in compose.
+LAUNCHES, EDGE = 16, 2
 
 
 @dataclass(frozen=True)
 class Plan:
     fused: FusedConfig
     ctas: int                                # two for each that walks, over one sequence and head after the other
+    pieces: int                              # segments of a sequence; more than one: the others follow
+    compose: ComposeConfig | None
+    join: JoinConfig | None
+    blocks: int                              # of ROWS rows, in a segment
 
 
 def plan(p: Problem, sms: int, offsets: str | None) -> Plan:
-    return Plan(fused_config(p, offsets), CTAS * min(p.N * p.HV, sms // CTAS))
+    pieces = segments(p, sms)
+    cut, walks = pieces > 1, p.N * p.HV * (2 * pieces - 1)
+    chunks = -(-p.T // C)
+    length = -(-chunks // pieces) * C                                          # of the longest that there can be
+    return Plan(
+        fused_config(p, offsets, cut), CTAS * min(walks, sms // CTAS), pieces,
+        compose_config(p) if cut else None, JoinConfig(offsets) if cut else None, -(-length // ROWS),
+    )  # fmt: skip
 
 
-def fused_config(p: Problem, offsets: str | None) -> FusedConfig:
+def segments(p: Problem, sms: int) -> int:
+    """Of every sequence: where few heads would leave clusters idle, two walks over a part of it are sooner than one
+    over all.  Roundings are others then, and states that enter chunks are not made."""
+    if PIECES or p.batch_invariant or p.intermediate_states or not p.N:
+        return PIECES or 1
+    clusters, chunks = sms // CTAS, max(-(-p.T // C) // (p.N if p.packed else 1), 1)
+
+    def time(pieces: int) -> int:
+        waves = -(-p.N * p.HV * (2 * pieces - 1) // clusters)
+        return waves * -(-chunks // pieces) + (LAUNCHES + EDGE * pieces if pieces > 1 else 0)
+
+    return min(range(1, 2 + clusters // (2 * p.N * p.HV)), key=time)
+
+
+def fused_config(p: Problem, offsets: str | None, cut: bool = False) -> FusedConfig:
     block = p.gate == "bounded" and p.lower_bound >= BOUND and p.qk_l2norm
     return FusedConfig(
         p.gate, block=block, norm=p.qk_l2norm, rate=p.A_log, bias=p.dt_bias, beta=p.beta, grouped=p.HV != p.H,
-        g_dtype=p.g_dtype, beta_dtype=p.beta_dtype, offsets=offsets, h0=p.state_dtype, ht=p.final_state,
-        h=p.intermediate_states, every=p.C // C, v_first=p.state_v_first,
+        g_dtype=p.g_dtype, beta_dtype=p.beta_dtype, offsets=offsets, h0=p.state_dtype, ht=p.final_state and not cut,
+        v_first=p.state_v_first, cut=cut,
     )  # fmt: skip
+
+
+def compose_config(p: Problem) -> ComposeConfig:
+    return ComposeConfig(p.K, p.V, packed=False, h0=None, v_first=p.state_v_first, begun=True, ht=p.final_state)
 
 
 def target(cc: tuple[int, int]) -> Target:
     return parse(f"sm{cc[0]}{cc[1]}")
 
 
-def recipe(config: FusedConfig, arch: Target) -> cutedsl.Recipe:
-    return cutedsl.Recipe("kda.backends.sm100.fwd.fused:build", config, arch)
+def recipe(config: Config, arch: Target) -> cutedsl.Recipe:
+    return cutedsl.Recipe(f"kda.backends.{KERNELS[type(config)]}:build", config, arch)
 
 
 def recipes(p: Problem, host: Host) -> list[cutedsl.Recipe]:
     """All kernels that a call of this class can want, whatever B, T, N and the number of heads."""
-    return [recipe(fused_config(p, offsets), target(host.cc)) for offsets in (OFFSETS if p.packed else (None,))]
+    configs: list[Config] = []
+    cut = not (p.batch_invariant or p.intermediate_states)
+    for offsets in OFFSETS if p.packed else (None,):
+        configs += [fused_config(p, offsets)]
+        configs += [fused_config(p, offsets, cut), JoinConfig(offsets)] * cut
+    configs += [compose_config(p)] * cut
+    return [recipe(config, target(host.cc)) for config in configs]

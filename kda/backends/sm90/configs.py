@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..common.cute.configs import Launched
 from ..common.cute.tile import PAD, PITCH_X, WARPS, C, Tile
 
 # pairs
@@ -14,19 +15,10 @@ PITCH = COLUMNS + 8                          # elements between rows of v and o:
 # fused
 GROUPS = 2                                   # of WARPS warps, in a CTA
 RING = 2 * GROUPS                            # one for each group of the cluster
-# compose
-STRIP = 8                                    # columns of the states
 # tables
 THREADS = 256
 RUN = 16
 LIMIT = 65535                                # of grids in y and z
-
-
-class Launched:
-    """What every kernel's launch has, and most alike."""
-
-    cluster: tuple[int, int, int] | int = 1
-    early: bool = False                      # comes onto the SM before the kernel ahead of it in its call is done
 
 
 @dataclass(frozen=True)
@@ -146,27 +138,6 @@ class FusedConfig(Launched):
     def shared(self) -> int:
         group = -(-(self.prepare.shared - 2 * C * C) // 1024) * 1024           # TB is made where it is read
         return self.chain.shared + GROUPS * group
-
-
-@dataclass(frozen=True)
-class ComposeConfig(Launched):
-    K: int
-    V: int
-    packed: bool
-    h0: str | None
-    v_first: bool
-
-    @property
-    def parts(self) -> int:
-        return self.V // STRIP
-
-    @property
-    def threads(self) -> int:
-        return 2 * self.K
-
-    @property
-    def shared(self) -> int:
-        return 2 * 4 * self.K * STRIP
 
 
 @dataclass(frozen=True)

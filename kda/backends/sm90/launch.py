@@ -109,7 +109,7 @@ def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
         M, added = (q.new_empty(at.plan.all_segments, p.HV, p.K, n, dtype=torch.float32) for n in (p.K, p.V))
         edge = torch.empty_like(added)
         at.carry(tiles, v, None, None, added, M, None, segment_table)
-        at.compose(M, added, h0, edge, first_segment)
+        at.compose(M, added, h0, edge, None, first_segment)
         h0 = edge
     if at.chain:
         at.chain(tiles, v, h0, o, ht, None, h, segment_table)

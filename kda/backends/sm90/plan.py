@@ -11,13 +11,13 @@ from kda.compile.target import parse
 from kda.host import Host
 from kda.problem import Problem
 
+from ..common.cute.configs import ComposeConfig
 from ..common.cute.tile import BOUND, C, Tile
 from .configs import (
     COLUMNS,
     LIMIT,
     RING,
     ChainConfig,
-    ComposeConfig,
     FusedConfig,
     PairsConfig,
     PrepareConfig,
@@ -27,8 +27,8 @@ from .configs import (
 TARGET = parse("sm90")
 Config = TablesConfig | PrepareConfig | PairsConfig | ChainConfig | ComposeConfig | FusedConfig
 KERNELS = {
-    TablesConfig: "tables", PrepareConfig: "prepare", PairsConfig: "pairs", ChainConfig: "chain",
-    ComposeConfig: "compose", FusedConfig: "fused",
+    TablesConfig: "sm90.fwd.tables", PrepareConfig: "sm90.fwd.prepare", PairsConfig: "sm90.fwd.pairs",
+    ChainConfig: "sm90.fwd.chain", ComposeConfig: "common.cute.compose", FusedConfig: "sm90.fwd.fused",
 }  # fmt: skip
 OFFSETS = ("int32", "int64")                 # dtypes of cu_seqlens
 STAGES = (6, 3)                              # of a chain: where a CTA is alone on an SM, and where two are there
@@ -90,7 +90,7 @@ def plan(p: Problem, sms: int, kept: bool = False) -> Plan:
 
 
 def recipe(config: Config) -> cutedsl.Recipe:
-    return cutedsl.Recipe(f"kda.backends.sm90.fwd.{KERNELS[type(config)]}:build", config, TARGET)
+    return cutedsl.Recipe(f"kda.backends.{KERNELS[type(config)]}:build", config, TARGET)
 
 
 def recipes(p: Problem, host: Host) -> list[cutedsl.Recipe]:

@@ -75,16 +75,6 @@ def words_of(values):
 
 
 @cute.jit
-def halves_of(words):
-    """The bfloat16 of such words."""
-    kept = cute.make_rmem_tensor(len(words), Uint32)
-    for w in cutlass.range_constexpr(len(words)):
-        kept[w] = words[w]
-    halves = cute.recast_tensor(kept, BFloat16)
-    return [halves[i] for i in range(2 * len(words))]
-
-
-@cute.jit
 def copy_16_bytes(source, to):
     cute.autovec_copy(load(source, 128 // source.dtype.width), neighbours(to, 128 // to.dtype.width))
 

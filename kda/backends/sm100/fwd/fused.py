@@ -15,6 +15,11 @@ So two products stand between a state and the next one, and A1 @ v is queued bef
                   warps 2, 3 A_qk TB), warps 4-7: WQ, and the tile to both CHAINs
   12-19  PREPARE  chunks 4 i + 2 + rank, into stage 2 + rank
 
+Where sequences are cut (`cut`), a cluster walks over a segment, and that twice: with v and from 0, the first segment
+from the state that enters the sequence; and, but for the first segment, with v = 0 and from the identity.  What then
+leaves the chain is `response`, the rows of o of a state that enters the segment, and M, by which it is multiplied.
+common/cute/compose.py goes from state to state, fwd/join.py adds what o has of them.
+
 Chunks are counted through all that a cluster walks over: chunk c lies in stage c mod 4, which group (c >> 1) & 1 of CTA
 c & 1 makes.  PREPAREs of a cluster's next sequence do not wait for the end of the one before.
 
@@ -48,11 +53,12 @@ from kda.compile.target import Target
 from ...common.cute import fast
 from ...common.cute.async_copies import bulk_copy_to_neighbour, copy_16_bytes_later
 from ...common.cute.chunk import ChunkRows, places, step_size
-from ...common.cute.copies import TYPES, copy_16_bytes, halves_of, load, load_one, pointers, store, words_of
+from ...common.cute.copies import TYPES, copy_16_bytes, load, load_one, pointers, store, words_of
 from ...common.cute.tile import HALF, LEVELS, WARPS, C, in_decays, in_wide_rows
 from ..configs import AHEAD, COLUMNS, CTAS, GROUPS, ITEM, RING, TMEM, Columns, FusedConfig, K, Shared, Tile, V
 from ..parts import umma
 from ..parts.matrices import load_matrices, mma_bf16, store_matrices
+from ..parts.segments import chunks_of, place, segment
 
 FIRST = 4                                    # warp of the first group
 LEAST = WARPS - 1                            # of a group's warps the one that has least to do
@@ -166,7 +172,7 @@ class Producer(ChunkRows):
 
     @cute.jit
     def produce(
-        self, q, k, g, beta, A_log, dt_bias, cu_seqlens, shared, full, empty, made, T, H, HV, N, scale,
+        self, q, k, g, beta, A_log, dt_bias, cu_seqlens, shared, full, empty, made, T, H, HV, walks, pieces, scale,
         lower_bound, rank
     ):  # fmt: skip
         """Every fourth chunk of all that the cluster walks over."""
@@ -176,12 +182,12 @@ class Producer(ChunkRows):
             self.zeros(cute.recast_ptr(of_group + Shared.columns, dtype=Float32),
                        cute.recast_ptr(of_group + Tile.TB, dtype=BFloat16))  # fmt: skip
         before = Int32(0)
-        n, head = first_item(HV)
-        while n < N:
+        walk, head = first_item(HV)
+        while walk < walks:
             self.look(shared)
-            begin, tokens = place(self.c.offsets, cu_seqlens, n, T)
+            begin, tokens = part(self.c, cu_seqlens, walk, T, pieces)[:2]
             self.keep_item(
-                shared, n, head, tokens, scale, lower_bound,
+                shared, walk, head, tokens, scale, lower_bound,
                 *self.of_head(q, k, g, beta, A_log, dt_bias, begin, head, H, HV)
             )  # fmt: skip
             stage = CTAS * self.group() + rank
@@ -191,7 +197,7 @@ class Producer(ChunkRows):
                 )  # fmt: skip
             self.look(shared)
             before += chunks_of(tokens)
-            n, head = next_item(*self.place_of_item(shared), HV)
+            walk, head = next_item(*self.place_of_item(shared), HV)
 
     @cute.jit
     def item(self, shared, at: cutlass.Constexpr, dtype: cutlass.Constexpr):
@@ -199,7 +205,7 @@ class Producer(ChunkRows):
         return cute.recast_ptr(shared + (Shared.items + at) + self.group() * ITEM, dtype=dtype)
 
     @cute.jit
-    def keep_item(self, shared, n, head, tokens, scale, lower_bound, q, k, g, beta, rate, bias):
+    def keep_item(self, shared, walk, head, tokens, scale, lower_bound, q, k, g, beta, rate, bias):
         """By all of a group."""
         self.meet()                                                            # all have read what was there
         if self.warp() == 0:
@@ -207,7 +213,7 @@ class Producer(ChunkRows):
                 store(self.item(shared, 0, Int64), [q.toint(), k.toint()])
                 store(self.item(shared, 16, Int64), [g.toint(), beta.toint()])
                 store(self.item(shared, 32, Int64), [bias.toint()])
-                store(self.item(shared, 40, Int32), [n, head])
+                store(self.item(shared, 40, Int32), [walk, head])
                 store(self.item(shared, 48, Int32), [tokens])
                 store(self.item(shared, 52, Float32), [rate])
                 store(self.item(shared, 56, Float32), [scale, lower_bound])
@@ -356,40 +362,52 @@ class Consumer:
         self.c = config
 
     @cute.jit
-    def walk(self, v, h0, o, ht, h, cu_seqlens, shared, full, empty, out, added, T, HV, N, rank):
+    def walk(
+        self, v, h0, o, response, ht, M, h, cu_seqlens, shared, full, empty, out, added, T, HV, walks, pieces, every,
+        rank
+    ):  # fmt: skip
         c = self.c
         chunk, states = Int32(0), Int32(0)                                     # of all items; kept before
-        n, head = first_item(HV)
-        while n < N:
+        walk, head = first_item(HV)
+        while walk < walks:
             warp, thread = self.who(shared)
-            begin, tokens = place(c.offsets, cu_seqlens, n, T)
+            begin, tokens, n, piece, answers = part(c, cu_seqlens, walk, T, pieces)
             steps = chunks_of(tokens)
-            self.bring_state(h0, Int64(n) * HV + head, rank, thread)
-            if cutlass.const_expr(c.h):
-                states = self.states_before(cu_seqlens, n, T)
+            self.enter(h0, Int64(n) * HV + head, rank, thread, piece, answers)
+            if every > 0:
+                states = self.states_before(cu_seqlens, n, T, every)
+            to = response.toint() if answers else o.toint()
             own = (begin * HV + head) * V + rank * COLUMNS
             if warp < 2:
                 for i in cutlass.range_constexpr(AHEAD - 1):
-                    self.bring(v, shared, thread, own, i, chunk + i, tokens, HV)
+                    self.bring(v, shared, thread, own, i, chunk + i, tokens, HV, answers)
                 self.brought()
             cute.arch.barrier(barrier_id=1, number_of_threads=128)             # rows of v
             if warp == 0 and steps > 0:
                 self.ask_for_A1_v(shared, full, chunk, rank)
             for i in cutlass.range(steps, unroll=1):
-                number = Int32(0)
-                if cutlass.const_expr(c.h):
-                    number = states + i // c.every
+                kept = Int32(-1)                                               # the state's number, if it is
+                if every > 0 and (i & every - 1) == 0:
+                    kept = states + i // every
                 self.step(
-                    v, h, o, shared, full, empty, out, added, own, i, chunk, steps, tokens, number, head, HV, rank
+                    v, h, to, shared, full, empty, out, added, own, i, chunk, steps, tokens, kept, head, HV, rank,
+                    answers
                 )  # fmt: skip
                 chunk += 1
-            if cutlass.const_expr(c.ht):
-                self.keep_state(ht, Int64(n) * HV + head, rank, self.who(shared)[1])
-            n, head = next_item(n, head, HV)
+            thread = self.who(shared)[1]
+            if cutlass.const_expr(c.cut):
+                number = Int64(n * pieces + piece) * HV + head
+                if answers:
+                    self.keep_state(M, number, rank, thread, True)             # transposed, as compose reads it
+                else:
+                    self.keep_state(ht, number, rank, thread, False)
+            elif cutlass.const_expr(c.ht):
+                self.keep_state(ht, Int64(n) * HV + head, rank, thread, c.v_first)
+            walk, head = next_item(walk, head, HV)
 
     @cute.jit
     def step(
-        self, v, h, o, shared, full, empty, out, added, own, i, chunk, steps, tokens, number, head, HV, rank
+        self, v, h, o, shared, full, empty, out, added, own, i, chunk, steps, tokens, kept, head, HV, rank, answers
     ):  # fmt: skip
         """One chunk."""
         warp, thread = self.who(shared)
@@ -402,9 +420,8 @@ class Consumer:
             S = umma.load_row(self.own_row(thread, first), COLUMNS // 4)
             words = words_of(S)
             self.round_state(words, first, shared, thread)
-            if cutlass.const_expr(self.c.h):
-                if i % self.c.every == 0:
-                    self.write_state(h, Int64(number) * HV + head, rank, thread, first, halves_of(words))
+            if kept >= 0:
+                self.write_state(h, Int64(kept) * HV + head, rank, thread, first, self.c.v_first, S)
             umma.store_row(self.own_row(thread, first), [x * decay for x in S])
         umma.until_stored()
         cute.arch.fence_proxy("async.shared", space="cta")
@@ -436,7 +453,7 @@ class Consumer:
                     umma.commit(added)
                 if i + 1 < steps:
                     self.ask_for_A1_v(shared, full, chunk + 1, rank)
-            self.bring(v, shared, thread, own, i + AHEAD - 1, chunk + AHEAD - 1, tokens, HV)
+            self.bring(v, shared, thread, own, i + AHEAD - 1, chunk + AHEAD - 1, tokens, HV, answers)
         else:
             cute.arch.barrier(barrier_id=3, number_of_threads=64)
             self.write(o, shared, thread - 64, own, i, tokens, HV)
@@ -480,14 +497,17 @@ class Consumer:
             store(to + in_wide_rows(thread, first + piece * 8, K) // 4, words[4 * piece : 4 * piece + 4])
 
     @cute.jit
-    def bring(self, v, shared, thread, own, i, chunk, tokens, HV):
-        """Rows of v of chunk i, if there is one, by 64 threads."""
+    def bring(self, v, shared, thread, own, i, chunk, tokens, HV, answers):
+        """Rows of v of chunk i, if there is one, by 64 threads; zeros where it answers."""
         if i * C < tokens:
             for j in cutlass.range_constexpr(C // 8):
                 row, piece = own_piece(thread, j)
                 token = cutlass.min(i * C + row, tokens - 1)           # past the end: a row that counts for nothing
                 to = shared + Shared.v + chunk % AHEAD * (C * umma.ROW) + in_wide_rows(row, piece * 8, C)
-                copy_16_bytes_later(self.row(v, own + piece * 8, token, HV), to)
+                if answers:
+                    store(cute.recast_ptr(to, dtype=Int32), [Int32(0)] * 4)
+                else:
+                    copy_16_bytes_later(self.row(v.toint(), own + piece * 8, token, HV), to)
         cute.arch.cp_async_commit_group()
 
     @cute.jit
@@ -508,13 +528,13 @@ class Consumer:
 
     @cute.jit
     def row(self, x, own, token, HV):
-        """The address in v or o, `token` rows below element `own`."""
-        return fast.row(x.toint() + own * 2, token, HV * Int32(2 * V))
+        """The address in what begins at x, v or o, `token` rows below element `own`."""
+        return fast.row(x + own * 2, token, HV * Int32(2 * V))
 
     @cute.jit
-    def states_before(self, cu_seqlens, n, T):
+    def states_before(self, cu_seqlens, n, T, every):
         """States that are kept of sequences before n."""
-        each = self.c.every * C
+        each = every * C
         if cutlass.const_expr(self.c.offsets):
             lane, found = cute.arch.lane_idx(), Int32(0)
             for m in cutlass.range(lane, n, 32, unroll=1):
@@ -526,33 +546,38 @@ class Consumer:
         return found
 
     @cute.jit
-    def bring_state(self, x, number, rank, thread):
-        """S from its columns of one of many states, or 0."""
+    def enter(self, h0, number, rank, thread, piece, answers):
+        """S of a walk's first token: its columns of a state that was given, 0, or the identity."""
         for first in cutlass.range_constexpr(0, COLUMNS, COLUMNS // 4):
             values = [Float32(0.0)] * (COLUMNS // 4)
             if cutlass.const_expr(self.c.h0):
-                own, apart = self.place_of_state(x, number, rank, thread, first)
-                values = [load_one(own + e * apart).to(Float32) for e in range(COLUMNS // 4)]
+                if piece == 0:
+                    own, apart = self.place_of_state(h0, number, rank, thread, first, self.c.v_first)
+                    values = [load_one(own + e * apart).to(Float32) for e in range(COLUMNS // 4)]
+            if cutlass.const_expr(self.c.cut):
+                column = thread - rank * COLUMNS - first                       # of the identity
+                one = [Float32(1.0) if column == e else Float32(0.0) for e in range(COLUMNS // 4)]
+                values = [one[e] if answers else values[e] for e in range(COLUMNS // 4)]
             umma.store_row(self.own_row(thread, first), values)
         umma.until_stored()
 
     @cute.jit
-    def keep_state(self, x, number, rank, thread):
-        """The other way."""
+    def keep_state(self, x, number, rank, thread, v_first: cutlass.Constexpr):
+        """S to its columns of one of many states."""
         for first in cutlass.range_constexpr(0, COLUMNS, COLUMNS // 4):
             S = umma.load_row(self.own_row(thread, first), COLUMNS // 4)
-            self.write_state(x, number, rank, thread, first, S)
+            self.write_state(x, number, rank, thread, first, v_first, S)
 
     @cute.jit
-    def write_state(self, x, number, rank, thread, first: cutlass.Constexpr, values):
-        own, apart = self.place_of_state(x, number, rank, thread, first)
+    def write_state(self, x, number, rank, thread, first: cutlass.Constexpr, v_first: cutlass.Constexpr, values):
+        own, apart = self.place_of_state(x, number, rank, thread, first, v_first)
         for e in cutlass.range_constexpr(len(values)):
             store(own + e * apart, [values[e]])
 
     @cute.jit
-    def place_of_state(self, x, number, rank, thread, first: cutlass.Constexpr):
+    def place_of_state(self, x, number, rank, thread, first: cutlass.Constexpr, v_first: cutlass.Constexpr):
         """Where this thread's row is at a column, and how far columns are apart."""
-        over_channels, over_columns = (1, K) if cutlass.const_expr(self.c.v_first) else (V, 1)
+        over_channels, over_columns = (1, K) if cutlass.const_expr(v_first) else (V, 1)
         of_row = thread * over_channels + (rank * COLUMNS + first) * over_columns
         return x + (number * (K * V) + of_row), over_columns
 
@@ -565,19 +590,22 @@ class Fused:
     @cute.jit
     def __call__(
         self, q: cute.Pointer, k: cute.Pointer, v: cute.Pointer, g: cute.Pointer, beta: cute.Pointer,
-        A_log: cute.Pointer, dt_bias: cute.Pointer, h0: cute.Pointer, o: cute.Pointer, ht: cute.Pointer,
-        h: cute.Pointer, cu_seqlens: cute.Pointer, T: Int32, N: Int32, H: Int32, HV: Int32, scale: Float32,
-        lower_bound: Float32, ctas: Int32, stream,
+        A_log: cute.Pointer, dt_bias: cute.Pointer, h0: cute.Pointer, o: cute.Pointer, response: cute.Pointer,
+        ht: cute.Pointer, M: cute.Pointer, h: cute.Pointer, cu_seqlens: cute.Pointer, T: Int32, N: Int32, H: Int32,
+        HV: Int32, pieces: Int32, every: Int32, scale: Float32, lower_bound: Float32, ctas: Int32, stream,
     ):  # fmt: skip
-        self.kernel(q, k, v, g, beta, A_log, dt_bias, h0, o, ht, h, cu_seqlens, T, N, H, HV, scale, lower_bound).launch(
+        self.kernel(
+            q, k, v, g, beta, A_log, dt_bias, h0, o, response, ht, M, h, cu_seqlens, T, N, H, HV, pieces, every, scale,
+            lower_bound
+        ).launch(
             grid=(ctas, 1, 1), cluster=self.c.cluster, block=(self.c.threads, 1, 1), min_blocks_per_mp=1, stream=stream)
 
     @cute.kernel
     def kernel(
         self, q: cute.Pointer, k: cute.Pointer, v: cute.Pointer, g: cute.Pointer, beta: cute.Pointer,
-        A_log: cute.Pointer, dt_bias: cute.Pointer, h0: cute.Pointer, o: cute.Pointer, ht: cute.Pointer,
-        h: cute.Pointer, cu_seqlens: cute.Pointer, T: Int32, N: Int32, H: Int32, HV: Int32, scale: Float32,
-        lower_bound: Float32,
+        A_log: cute.Pointer, dt_bias: cute.Pointer, h0: cute.Pointer, o: cute.Pointer, response: cute.Pointer,
+        ht: cute.Pointer, M: cute.Pointer, h: cute.Pointer, cu_seqlens: cute.Pointer, T: Int32, N: Int32, H: Int32,
+        HV: Int32, pieces: Int32, every: Int32, scale: Float32, lower_bound: Float32,
     ):  # fmt: skip
         rank, warp = cute.arch.block_idx()[0] % CTAS, cute.arch.make_warp_uniform(cute.arch.warp_idx())
         shared = SmemAllocator().allocate_array(Uint8, Shared.end, byte_alignment=1024)
@@ -600,11 +628,15 @@ class Fused:
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
         umma.after_others()
+        walks = N * (2 * pieces - 1) if cutlass.const_expr(self.c.cut) else N
         if warp < FIRST:
-            self.consumer.walk(v, h0, o, ht, h, cu_seqlens, shared, full, empty, out, added, T, HV, N, rank)
+            self.consumer.walk(
+                v, h0, o, response, ht, M, h, cu_seqlens, shared, full, empty, out, added, T, HV, walks, pieces,
+                every, rank
+            )  # fmt: skip
         else:
             self.producer.produce(
-                q, k, g, beta, A_log, dt_bias, cu_seqlens, shared, full, empty, made, T, H, HV, N, scale,
+                q, k, g, beta, A_log, dt_bias, cu_seqlens, shared, full, empty, made, T, H, HV, walks, pieces, scale,
                 lower_bound, rank
             )  # fmt: skip
             if cutlass.const_expr(self.c.offsets):
@@ -650,18 +682,17 @@ def number_of_warp(shared):
 
 
 @cute.jit
-def place(packed: cutlass.Constexpr, cu_seqlens, n, T):
-    """First token of a sequence, and tokens."""
-    begin, tokens = Int64(n) * T, T
-    if cutlass.const_expr(packed):
-        begin = load_one(cu_seqlens + n).to(Int64)
-        tokens = Int32(load_one(cu_seqlens + n + 1).to(Int64) - begin)
-    return begin, tokens
-
-
-@cute.jit
-def chunks_of(tokens):
-    return tokens + C - 1 >> C.bit_length() - 1
+def part(c: cutlass.Constexpr, cu_seqlens, walk, T, pieces):
+    """First token and tokens of a walk; the sequence, its segment, and whether it is the segment's second walk."""
+    n, piece, answers = walk, Int32(0), False
+    if cutlass.const_expr(c.cut):
+        n = walk // (2 * pieces - 1)
+        number = walk - n * (2 * pieces - 1)
+        piece, answers = number + 1 >> 1, (number & 1) < cutlass.min(number, 1)
+    begin, tokens = place(c.offsets, cu_seqlens, n, T)
+    if cutlass.const_expr(c.cut):
+        begin, tokens = segment(begin, tokens, piece, pieces)
+    return begin, tokens, n, piece, answers
 
 
 @cute.jit
@@ -673,7 +704,7 @@ def own_piece(thread, j: cutlass.Constexpr):
 def build(c: FusedConfig, target: Target) -> cutedsl.Compiled:
     x = pointers(
         f"bfloat16 bfloat16 bfloat16 {c.g_dtype} {c.beta_dtype} float32 float32 {c.h0 or 'float32'} bfloat16 "
-        f"float32 bfloat16 {c.offsets or 'int64'}"
+        f"bfloat16 float32 float32 bfloat16 {c.offsets or 'int64'}"
     )
-    numbers = [Int32(1)] * 4 + [Float32(1)] * 2 + [Int32(1)]
+    numbers = [Int32(1)] * 6 + [Float32(1)] * 2 + [Int32(1)]
     return cutedsl.compile(Fused(c), *x, *numbers, cutedsl.fake_stream(), target=target)

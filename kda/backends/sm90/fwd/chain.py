@@ -7,8 +7,8 @@
 
 A segment is the whole of a sequence, or, where few heads would leave the chip idle, a run of chunks.  Then `carry`
 walks first: from zero to what a segment adds to a state, and, with v = 0, from the columns of 1 to those of M (K, K),
-the matrix that it multiplies a state by, kept transposed.  It has no outputs; fwd/compose.py makes the states between
-segments of both.
+the matrix that it multiplies a state by, kept transposed.  It has no outputs; common/cute/compose.py makes the states
+between segments of both.
 
   warps  role   does
   0-3    CHAIN  all products, from registers and shared memory; o to global memory

@@ -1,0 +1,113 @@
+"""What the Blackwell forward costs on paper: counted in the simulator, at published rates.  No GPU:
+
+    python benchmarks/counted.py
+
+A chunk's counts are those of a longer sequence less those of a shorter one, over the chunks between them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import kda
+from kda.backends.common.cute.tile import C
+from kda.backends.sm100 import plan
+from kda.backends.sm100.configs import CTAS
+from kda.problem import Problem
+from kda.simulator import capture
+from kda.verify.cases import make_inputs
+
+SMS, GHZ, HBM = 148, 1.85, 8e12              # of a B200: multiprocessors, clock, bytes a second
+ISSUED = 2.4                                 # instructions a clock, as Hopper's kernel of the same code on an H200
+MUFU = 16                                    # lanes a clock
+BANKS = 128                                  # bytes of shared memory a clock
+MMA = {64: 4096, 128: 8192}                  # FLOP a clock of products with so many rows
+HOPS, HOP, PRODUCTS = 4, 80, 256 + 64 + 360  # of the chain: who waits for whom, clocks of that, products and loads
+LAUNCH, EDGE = 8e-6, 2.4e-6                  # seconds of two kernels more, and of a segment in compose (as on an H200)
+HEADS = 8, 16, 32, 64, 96
+
+
+class Chunk(NamedTuple):
+    """Clocks of a CTA, that a chunk of one value head takes of each resource; bytes of both."""
+
+    instructions: float
+    exponentials: float
+    tensor: float
+    shared: float
+    memory: float
+    chain: float
+    bytes: float
+
+    @property
+    def clocks(self) -> float:
+        return max(self[:-1])
+
+    @property
+    def binds(self) -> str:
+        return max(self._fields[:-1], key=lambda name: getattr(self, name))
+
+
+def counters(T: int) -> dict[str, float]:
+    case = make_inputs(T=T, H=1, K=128, V=128, gate="bounded", initial_state=False)
+    keywords = case.keywords | {"output_final_state": False, "backend": "sm100", "batch_invariant": True}
+    with capture(arch="sm100") as session:
+        kda.chunk_kda_fwd(**keywords)
+    (run,) = session.runs
+    found = dict(run.counters)
+    found["mufu"] = sum(run.instructions.get(name, 0) for name in ("ex2", "rcp", "rsqrt", "lg2"))
+    found["bytes"] = found["global_bytes_read"] + found["global_bytes_written"]
+    return found
+
+
+def of_a_chunk(shorter: int = 512, longer: int = 1024) -> dict[str, float]:
+    a, b = counters(shorter), counters(longer)
+    return {name: (b[name] - a[name]) / ((longer - shorter) / C) for name in b}
+
+
+def tensor_clocks() -> float:
+    """Of the products of fwd/fused.py: the chain's in each CTA, those ahead of it in every second chunk."""
+
+    def clocks(M: int, N: int, K: int) -> float:
+        return 2 * M * N * K / MMA[M]
+
+    chain = clocks(64, 64, 32) + clocks(64, 64, 128) + clocks(128, 64, 32)
+    return chain + (clocks(64, 32, 128) + 2 * clocks(64, 128, 32)) / CTAS
+
+
+def operand_bytes() -> float:
+    """That those read of shared memory."""
+    chain = 2 * ((64 + 64) * 32 + (64 + 64) * 128 + (128 + 64) * 32)
+    return chain + 2 * ((64 + 32) * 128 + 2 * (64 + 128) * 32) / CTAS
+
+
+def chunk(found: dict[str, float]) -> Chunk:
+    return Chunk(
+        found["warp_instructions"] / CTAS / ISSUED, found["mufu"] / CTAS * 32 / MUFU, tensor_clocks(),
+        found["shared_wavefronts"] / CTAS + operand_bytes() / BANKS,
+        found["bytes"] / CTAS / (HBM / SMS / (GHZ * 1e9)), HOPS * HOP + PRODUCTS, found["bytes"],
+    )  # fmt: skip
+
+
+def seconds(one: Chunk, T: int, H: int) -> tuple[float, int]:
+    """Of B = 1, and segments."""
+    p = Problem.parse(f"bounded l2norm bfloat16 K=128 V=128 T={T} H={H}")
+    pieces, chunks = plan.segments(p, SMS), -(-T // C)
+    waves = -(-H * (2 * pieces - 1) // (SMS // CTAS))
+    walked = waves * -(-chunks // pieces) * one.clocks / (GHZ * 1e9)
+    joined = LAUNCH + EDGE * pieces + 6 * 256 * H * T / HBM if pieces > 1 else 0.0
+    return walked + joined, pieces
+
+
+def main() -> None:
+    found = of_a_chunk()
+    one = chunk(found)
+    print({name: round(value, 1) for name, value in found.items()})
+    print({name: round(value) for name, value in one._asdict().items()}, "binds:", one.binds)
+    for T in (8192, 32768):
+        for H in HEADS:
+            time, pieces = seconds(one, T, H)
+            print(f"B1 T{T} H{H}: {time * 1e3:.3f} ms, {pieces} segments")
+
+
+if __name__ == "__main__":
+    main()
