@@ -1,7 +1,9 @@
 """The Blackwell forward on the CPU, from its PTX: whole calls against the definition, clean in several schedules."""
 
-import importlib
+import importlib.util
 import itertools
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 import kda
 from kda import api
+from kda.backends.common.cute.tile import C
 from kda.backends.sm100 import launch, plan
 from kda.backends.sm100.configs import TMEM, Columns, FusedConfig, Shared
 from kda.compile.errors import BuildError
@@ -273,9 +276,29 @@ def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
                 proven(case, schedule=schedule, early=bool(schedule))
 
 
+def test_its_page_says_what_is_counted():
+    """Bytes are at most 1.6 times what q, k, v, g, beta and o are."""
+    file = Path(__file__).parents[2] / "benchmarks" / "counted.py"
+    spec = importlib.util.spec_from_file_location("counted", file)
+    counted = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(counted)
+    found = counted.of_a_chunk(256, 512)
+    page = (file.parents[1] / "docs" / "stages" / "sm100_forward.md").read_text()
+    assert found["bytes"] / C <= 1.6 * 1282
+    for name, said in {
+        "warp_instructions": "{:,.0f} warp instructions", "shared_wavefronts": "{:,.0f} wavefronts",
+        "bank_conflicts": "{:.0f} of conflicts", "bytes": "{:,.0f} asked for",
+    }.items():  # fmt: skip
+        assert said.format(found[name] / (C if name == "bytes" else 1)) in page
+    one = counted.chunk(found)
+    for H in counted.HEADS:
+        time, pieces = counted.seconds(one, 8192, H)
+        assert re.search(rf"H = {H} \| {pieces} \|.*\| {time * 1e3:.3f} \|", page)
+
+
 def test_its_memory_is_what_its_configuration_says():
     assert Shared.end <= 232448 and Columns.end <= TMEM == 512
-    (of_bounded,) = plan.recipes(case_of(T=33).problem(), host_of("sm100"))
+    of_bounded, *_ = plan.recipes(case_of(T=33).problem(), host_of("sm100"))
     assert 640 * launch.kernel(of_bounded.config, parse("sm100")).registers <= 65536
 
 

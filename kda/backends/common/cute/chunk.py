@@ -28,6 +28,7 @@ from .tile import HALF, LEVELS, PAD, PITCH_X, ROWS, WARPS, C, Tile, in_decays, i
 
 class ChunkRows:
     BUFFERS = 2                              # of operands, by halving
+    PARTED = ROWS                            # before which row `keep_last` is: its branch keeps apart what ptxas mixes
 
     def __init__(self, config):
         self.c = config
@@ -110,8 +111,8 @@ class ChunkRows:
         to_last = [fast.exp2(last[e] - anchor[e]) for e in range(E)]
         of_both, of_one = in_wide_rows(first, d, 2 * C), in_wide_rows(first, d, C)
         for r in cutlass.range_constexpr(ROWS):
-            if cutlass.const_expr(r == ROWS // 2):
-                self.keep_last(tile, last, d)                                  # its branch parts rows: registers
+            if cutlass.const_expr(r == self.PARTED):
+                self.keep_last(tile, last, d)
             ka, qa, kb = [], [], []
             for e in cutlass.range_constexpr(E):
                 x = gc[r][e] + to_x[e]
@@ -126,6 +127,8 @@ class ChunkRows:
                 store(cute.recast_ptr(tile, dtype=Uint32) + (in_both + to) // 4, kept)
             store(rows_of_y + in_one // 2, kb)
             store(cute.recast_ptr(tile + self.tile.KG, dtype=BFloat16) + in_one // 2, times(kb, to_last))
+        if cutlass.const_expr(self.PARTED == ROWS):
+            self.keep_last(tile, last, d)
         cute.arch.fence_proxy("async.shared", space="cta")
         self.meet()
 

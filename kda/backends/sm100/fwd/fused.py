@@ -54,7 +54,7 @@ from ...common.cute import fast
 from ...common.cute.async_copies import bulk_copy_to_neighbour, copy_16_bytes_later
 from ...common.cute.chunk import ChunkRows, places, step_size
 from ...common.cute.copies import TYPES, copy_16_bytes, load, load_one, pointers, store, words_of
-from ...common.cute.tile import HALF, LEVELS, WARPS, C, in_decays, in_wide_rows
+from ...common.cute.tile import HALF, LEVELS, ROWS, WARPS, C, in_decays, in_wide_rows
 from ..configs import AHEAD, COLUMNS, CTAS, GROUPS, ITEM, RING, TMEM, Columns, FusedConfig, K, Shared, Tile, V
 from ..parts import umma
 from ..parts.matrices import load_matrices, mma_bf16, store_matrices
@@ -76,6 +76,7 @@ class Producer(ChunkRows):
     """Eight of the CTA's warps, and a tile."""
 
     BUFFERS = 1
+    PARTED = ROWS // 2
 
     def __init__(self, config: FusedConfig):
         self.c, self.tile = config, Tile
@@ -190,13 +191,13 @@ class Producer(ChunkRows):
                 shared, walk, head, tokens, scale, lower_bound,
                 *self.of_head(q, k, g, beta, A_log, dt_bias, begin, head, H, HV)
             )  # fmt: skip
-            stage = CTAS * self.group() + rank
-            for chunk in cutlass.range(stage - before & RING - 1, chunks_of(tokens), RING, unroll=1):
+            chunk = CTAS * self.group() + rank - before & RING - 1
+            while chunk < self.chunks_of_item(shared):
                 self.produce_one(
                     shared, full, empty, made, chunk, H, HV, before + chunk >> RING.bit_length() - 1 & 1, rank
                 )  # fmt: skip
-            self.look(shared)
-            before += chunks_of(tokens)
+                chunk += RING
+            before += self.chunks_of_item(shared)
             walk, head = next_item(*self.place_of_item(shared), HV)
 
     @cute.jit
@@ -220,7 +221,13 @@ class Producer(ChunkRows):
         self.meet()
 
     @cute.jit
+    def chunks_of_item(self, shared):
+        self.look(shared)
+        return chunks_of(load_one(self.item(shared, 48, Int32)))
+
+    @cute.jit
     def place_of_item(self, shared):
+        self.look(shared)
         return [load_one(self.item(shared, 40 + 4 * i, Int32)) for i in range(2)]
 
     @cute.jit
