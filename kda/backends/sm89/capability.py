@@ -1,0 +1,82 @@
+"""float32 on every GPU from sm_89 up: CUDA C++ through NVRTC."""
+
+from kda.bundles import chunk_bound
+from kda.capability import Capability, Rule
+
+GRID = 2**31 - 1                             # CTAs of a launch
+NARROWEST = 8                                # columns of the state in a CTA
+SHAPES = {(64, 64), (128, 128)}
+OTHERWISE = "backend='triton' takes it"
+
+
+def ctas(p) -> int:
+    """The most that a launch has: one a chunk and value head, one a sequence, value head and 8 columns."""
+    chunks = chunk_bound(p.B, p.T, p.N, p.C, p.packed) + p.packed
+    return max(chunks * p.HV, p.N * p.HV * (p.V // NARROWEST))
+
+
+CAPABILITY = Capability(
+    backend="sm89",
+    rank=30,
+    summary="float32 in CUDA C++ through NVRTC, compute capability 8.9 and up: the forward, beside Triton's backward",
+    backward=False,
+    keeps=False,
+    archs=("sm89",),
+    rules=(
+        Rule(
+            "sm89.gpu",
+            lambda p, h: h.cc is not None and h.cc >= (8, 9),
+            "needs an NVIDIA GPU of compute capability 8.9 or more, found {h}",
+            OTHERWISE,
+        ),
+        Rule(
+            "sm89.installed",
+            lambda p, h: h.has("cuda-python"),
+            "needs the package cuda-python",
+            "pip install cuda-python nvidia-cuda-nvrtc",
+        ),
+        Rule(
+            "sm89.forward",
+            lambda p, h: p.op == "chunk" and p.direction == "forward",
+            "has chunk forwards only, asked for {p.op} {p.direction}",
+            OTHERWISE,
+        ),
+        Rule(
+            "sm89.dtype",
+            lambda p, h: p.dtype == p.g_dtype == p.beta_dtype == "float32" and p.state_dtype in (None, "float32"),
+            "needs float32 q, k, v, g, beta and states, got {p.dtype}, g {p.g_dtype}, beta {p.beta_dtype}, "
+            "states {p.state_dtype}",
+            "cast them, or " + OTHERWISE,
+        ),
+        Rule(
+            "sm89.head_dim",
+            lambda p, h: (p.K, p.V) in SHAPES and p.C in (32, 64),
+            "needs K=V=64 or K=V=128 and chunks of 32 or 64, got K={p.K} V={p.V} and chunks of {p.C}",
+            OTHERWISE,
+        ),
+        Rule(
+            "sm89.size",
+            lambda p, h: ctas(p) <= GRID,
+            f"launches up to {GRID:,} CTAs: one for each chunk and value head, one for each {NARROWEST} columns of the "
+            "state of each sequence and value head; got T={p.T} in {p.B} rows, {p.N} sequences, {p.HV} value heads",
+            "split the batch, or " + OTHERWISE,
+        ),
+        Rule(
+            "sm89.beta",
+            lambda p, h: not p.beta_per_value,
+            "takes one beta for a token and value head",
+            OTHERWISE,
+        ),
+        Rule(
+            "sm89.keeps",
+            lambda p, h: not p.disable_recompute,
+            "keeps no intermediates, which disable_recompute asks for",
+            "leave it out, or " + OTHERWISE,
+        ),
+    ),
+    stages=("fwd/gate+intra+wy", "fwd/state+output"),
+    provers={
+        "simulated": "kda.verify.simulated:prove_simulated",
+        "executed": "kda.verify.parity:prove_executed",
+    },
+)

@@ -1,0 +1,256 @@
+// fwd/gate, fwd/intra and fwd/wy of one chunk and one value head.
+//
+//   qn, kn, b, g2      l2norm, beta, gate (numbers.cuh)
+//   A_qk, A_kk         IEEE products inside 8 rows, 3xTF32 products by halving beyond (pairs.cuh)
+//   A_inv              (I + A_kk)^-1, by substitution (inverse.cuh)
+//   w, u               A_inv @ (b kn 2^gc), A_inv @ (b v): 3xTF32
+//   qg = qn 2^gc;  kg = kn 2^(gc_last - gc);  gc_last
+//
+// A CTA has C / 8 warps, a warp 8 rows; lanes go along 32 channels of K, slice after slice.  Tiles are (chunk, head)
+// with all of a chunk's rows: w, qg (C, K), kg_t (K, C), u (C, V), A_qk (C, C), gc_last (K); rows past the end are 0.
+// With KEEP, A_qk and A_inv go to rows of tokens (tokens, HV, C) as well.
+//
+// Barriers: two a slice (totals of warps are there; decayed rows are there), then A, the inverse's, v.
+// Shared memory: kE (C, K + 4), and in one place decayed rows of a slice, then X, A_kk, A_qk (C, C + 8), then X and v:
+// 90,880 bytes at K = 128, C = 64.
+#include "copies.cuh"
+#include "inverse.cuh"
+#include "pairs.cuh"
+#include "places.cuh"
+
+constexpr int K = HEAD_K, V = HEAD_V, C = CHUNK, WARPS = C / 8, THREADS = 32 * WARPS, LEVELS = C == 64 ? 3 : 2;
+constexpr int P = C + 8;
+
+struct Shared {
+  float kE[C][K + 4];  // kn 2^gc
+  union {
+    struct {
+      float x[LEVELS][C][PITCH], y[LEVELS][C / 2][PITCH];
+    };
+    struct {
+      float X[C][P];
+      union {
+        struct {
+          float A_kk[C][P], A_qk[C][P];
+        };
+        float v[C][V + 4];
+      };
+    };
+  };
+  float total[WARPS][SLICE], qs[C], ks[C], b[C];
+};
+
+struct Inputs {
+  const float *q, *k, *v, *g, *beta, *A_log, *dt_bias;  // q .. beta begin at the chunk's first row
+};
+
+struct Tiles {
+  float *w, *qg, *kg_t, *u, *A_qk, *gc_last;
+};
+
+// 1 / |q| and 1 / |k| of a warp's rows, and their step sizes.
+__device__ __forceinline__ void norms(Shared& s, const Inputs& x, i64 q_stride, i64 HV, int rows, int warp, Lane l) {
+#pragma unroll
+  for (int r = 8 * warp; r < 8 * warp + 8; ++r) {
+    float qq = 0.0f, kk = 0.0f;
+    if (NORM && r < rows) {
+#pragma unroll
+      for (int d = l.lane; d < K; d += 32) {
+        const float a = x.q[r * q_stride + d], b = x.k[r * q_stride + d];
+        qq = fmaf(a, a, qq), kk = fmaf(b, b, kk);
+      }
+    }
+    if (NORM) {
+#pragma unroll
+      for (int by = 16; by > 0; by /= 2) {
+        qq += __shfl_xor_sync(~0u, qq, by);
+        kk += __shfl_xor_sync(~0u, kk, by);
+      }
+    }
+    if (l.lane == 0) {
+      s.qs[r] = NORM ? inverse_norm(qq) : 1.0f;
+      s.ks[r] = NORM ? inverse_norm(kk) : 1.0f;
+      s.b[r] = r < rows ? step_size<BETA_IS>(x.beta[r * HV]) : 0.0f;
+    }
+  }
+  __syncwarp();
+}
+
+// Decayed rows of one slice: for the products of each level, and what leaves the chunk.
+__device__ __forceinline__ void decay_rows(Shared& s, const Tiles& to, const Rows& e, const float (&q)[8],
+                                           const float (&k)[8], int d, int warp, Lane l) {
+#pragma unroll
+  for (int level = 0; level < LEVELS; ++level) {
+    const Around around(s.total, warp, 1 << level, l.lane);
+    const bool second = warp >> level & 1;
+    const float rest = exp2_(second ? around.before : around.after);
+    const int half = 8 << level, row = 8 * warp, of_q = row / (2 * half) * half + row % half;
+#pragma unroll
+    for (int r = 0; r < 8; ++r) {
+      const float decay = (second ? e.after[r] : e.before[r]) * rest;
+      s.x[level][row + r][l.lane] = k[r] * decay;
+      if (second) s.y[level][of_q + r][l.lane] = q[r] * decay;
+    }
+  }
+  const Around around(s.total, warp, WARPS, l.lane);
+  const float before = exp2_(around.before), after = exp2_(around.after);
+  float kg[8];
+#pragma unroll
+  for (int r = 0; r < 8; ++r) {
+    const int row = 8 * warp + r;
+    const float kn = k[r] * s.ks[row], decay = e.after[r] * before;
+    s.kE[row][d] = kn * decay;
+    to.qg[row * K + d] = q[r] * s.qs[row] * decay;
+    kg[r] = kn * (e.before[r] * after);
+  }
+  float4* kg_t = (float4*)&to.kg_t[d * C + 8 * warp];
+  kg_t[0] = make_float4(kg[0], kg[1], kg[2], kg[3]);
+  kg_t[1] = make_float4(kg[4], kg[5], kg[6], kg[7]);
+  if (warp == WARPS - 1) to.gc_last[d] = around.before + e.total;
+}
+
+// Tiles of pairs that lie 8 rows apart and more; a warp has some of each level.
+struct Far {
+  float of8[4] = {}, of16[4] = {}, of32[2][4] = {};
+  __device__ __forceinline__ void add(const Shared& s, int warp, Lane l) {
+    if (warp < C / 16) FarTile<8>(warp).add(of8, s.x[0], s.y[0], l);
+    FarTile<16>(warp).add(of16, s.x[1], s.y[1], l);
+    if (C == 64) {
+      FarTile<32>(2 * warp).add(of32[0], s.x[LEVELS - 1], s.y[LEVELS - 1], l);
+      FarTile<32>(2 * warp + 1).add(of32[1], s.x[LEVELS - 1], s.y[LEVELS - 1], l);
+    }
+  }
+};
+
+template <int S>
+__device__ __forceinline__ void put_far(Shared& s, const FarTile<S>& at, const float (&sum)[4], float scale, Lane l) {
+  const int i = at.i + l.g, j = at.j + 2 * l.t;
+  const float of_k = s.ks[i] * s.b[i], of_q = s.qs[i] * scale, k0 = s.ks[j], k1 = s.ks[j + 1];
+  *(float2*)&s.A_kk[i][j] = make_float2(sum[0] * of_k * k0, sum[1] * of_k * k1);
+  *(float2*)&s.A_qk[i][j] = make_float2(sum[2] * of_q * k0, sum[3] * of_q * k1);
+}
+
+// A_kk below the diagonal and A_qk on it as well; above there is anything.
+__device__ __forceinline__ void put_pairs(Shared& s, float (&near)[64], Far& far, float scale, int warp, Lane l) {
+  sum_lanes(near, l.lane);
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    const int a = 8 * warp + l.lane / 4, b = 8 * warp + l.lane % 4 * 2 + n;
+    if (a > b) s.A_kk[a][b] = near[n] * s.ks[a] * s.ks[b] * s.b[a];
+    else s.A_qk[b][a] = near[n] * s.qs[b] * s.ks[a] * scale, s.A_kk[a][b] = 0.0f;  // read along with what is below
+  }
+  if (warp < C / 16) put_far(s, FarTile<8>(warp), far.of8, scale, l);
+  put_far(s, FarTile<16>(warp), far.of16, scale, l);
+  if (C == 64) {
+    put_far(s, FarTile<32>(2 * warp), far.of32[0], scale, l);
+    put_far(s, FarTile<32>(2 * warp + 1), far.of32[1], scale, l);
+  }
+}
+
+// to = (X b) @ x: a warp has some columns of D.
+template <int D>
+__device__ __forceinline__ void times_inverse(const Shared& s, const float (*x)[D + 4], float* to, int warp, Lane l) {
+  constexpr int TILES = D / 8 / WARPS;
+#pragma unroll 1
+  for (int row = 0; row < C; row += 16) {
+    Tile tile[TILES];
+#pragma unroll 1
+    for (int k = 0; k <= row; k += 16) {
+#pragma unroll
+      for (int step = k; step < k + 16; step += 8) {
+        const int at = step + 2 * l.t;
+        const float2 g = *(const float2*)&s.X[row + l.g][at], h = *(const float2*)&s.X[row + l.g + 8][at];
+        const float b0 = s.b[at], b1 = s.b[at + 1];
+        const A a(g.x * b0, h.x * b0, g.y * b1, h.y * b1);
+#pragma unroll
+        for (int n = 0; n < TILES; ++n) {
+          const int column = 8 * (TILES * warp + n) + l.g;
+          tile[n].add(a, B(x[at][column], x[at + 1][column]));
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < TILES; ++n) tile[n].settle();
+    }
+#pragma unroll
+    for (int n = 0; n < TILES; ++n) {
+      tile[n].finish();
+      float* out = to + (row + l.g) * D + 8 * (TILES * warp + n) + 2 * l.t;
+      *(float2*)out = make_float2(tile[n].sum[0], tile[n].sum[1]);
+      *(float2*)(out + 8 * D) = make_float2(tile[n].sum[2], tile[n].sum[3]);
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    prepare(const float* q, const float* k, const float* v, const float* g, const float* beta, const float* A_log,
+            const float* dt_bias, const Offset* cu_seqlens, const i64* first_chunk, float* w, float* qg, float* kg_t,
+            float* u, float* A_qk, float* gc_last, float* kept_A_qk, float* kept_A_inv, float* o, i64 T, i64 N,
+            i64 chunks, i64 H, i64 HV, float scale, float lower_bound) {
+  extern __shared__ __align__(16) char memory[];
+  Shared& s = *(Shared*)memory;
+  const Lane l;
+  const int warp = threadIdx.x / 32;
+  const i64 chunk = blockIdx.x / HV, head = blockIdx.x % HV, tile = blockIdx.x;
+  const Place place = chunk_place(chunk, cu_seqlens, first_chunk, T, N, chunks, C);
+  if (PACKED && place.rows == 0) {  // o is zero where no sequence is
+    for (int r = warp; o && r < C && place.begin + r < T; r += WARPS)
+      for (int e = l.lane; e < V; e += 32) o[((place.begin + r) * HV + head) * V + e] = 0.0f;
+    return;
+  }
+  const int rows = place.rows;
+  const i64 row = place.begin * HV + head, q_row = place.begin * H + head / (HV / H), q_stride = H * K;
+  const Inputs x = {q + q_row * K, k + q_row * K, v + row * V, g + row * K, beta + row, A_log, dt_bias};
+  const Tiles to = {w + tile * (C * K),    qg + tile * (C * K),   kg_t + tile * (C * K),
+                    u + tile * (C * V),    A_qk + tile * (C * C), gc_last + tile * K};
+  norms(s, x, q_stride, HV, rows, warp, l);
+
+  const float rate = RATE ? finite(exp_(A_log[head])) : 1.0f;
+  float near[64] = {};
+  Far far;
+#pragma unroll 1
+  for (int d = l.lane; d < K; d += SLICE) {
+    float qr[8], kr[8], g2[8];
+    const float bias = BIAS ? dt_bias[head * K + d] : 0.0f;
+#pragma unroll
+    for (int r = 0; r < 8; ++r) {
+      const int at = 8 * warp + r;
+      const bool here = at < rows;
+      qr[r] = here ? x.q[at * q_stride + d] : 0.0f;
+      kr[r] = here ? x.k[at * q_stride + d] : 0.0f;
+      g2[r] = here ? x.g[at * HV * K + d] + bias : 0.0f;
+    }
+#pragma unroll
+    for (int r = 0; r < 8; ++r) g2[r] = 8 * warp + r < rows ? log2_decay<GATE_IS>(g2[r], rate, lower_bound) : 0.0f;
+    near_pairs(near, qr, kr, g2);
+    const Rows e(g2);
+    s.total[warp][l.lane] = e.total;
+    __syncthreads();  // totals are there, and the slice before was multiplied
+    decay_rows(s, to, e, qr, kr, d, warp, l);
+    __syncthreads();  // decayed rows are there
+    far.add(s, warp, l);
+  }
+  __syncthreads();  // the last slice was multiplied: A takes its place
+  put_pairs(s, near, far, scale, warp, l);
+  __syncthreads();  // A is there
+  inverse<C, P>(s.X, s.A_kk, warp, l);
+  for (int at = threadIdx.x; at < C * C; at += THREADS) {
+    const int i = at / C, j = at % C;
+    const float of = j <= i ? s.A_qk[i][j] : 0.0f;
+    to.A_qk[at] = of;
+    if (KEEP && i < rows) {
+      kept_A_qk[(row + i * HV) * C + j] = of;
+      kept_A_inv[(row + i * HV) * C + j] = j <= i ? s.X[i][j] : 0.0f;
+    }
+  }
+  __syncthreads();  // A was read: v takes its place
+  for (int at = threadIdx.x; at < C * V / 4; at += THREADS) {
+    const int i = at / (V / 4), e = at % (V / 4) * 4;
+    const bool here = i < rows;
+    copy16(&s.v[i][e], x.v + (here ? i * HV * V + e : 0), here ? 16 : 0);
+  }
+  commit();
+  times_inverse<K>(s, s.kE, to.w, warp, l);
+  wait<0>();
+  __syncthreads();  // v is there
+  times_inverse<V>(s, s.v, to.u, warp, l);
+}
