@@ -97,7 +97,7 @@ class ChainConfig:
     def defines(self) -> dict[str, Any]:
         return {
             "HEAD_K": self.K, "HEAD_V": self.V, "CHUNK": self.C, "COLUMNS": self.columns, "STAGES": self.stages,
-            "PACKED": self.packed, "V_FIRST": int(self.v_first), "OUTPUT": int(self.output),
+            "PACKED": self.packed, "STATES_V_FIRST": int(self.v_first), "OUTPUT": int(self.output),
         }  # fmt: skip
 
 

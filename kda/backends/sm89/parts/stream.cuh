@@ -26,6 +26,44 @@ struct Ring {
   }
 };
 
+// Stages of one matrix in every chunk: its rows from `at`, the lane's own element, in tiles of 16 rows, `wide` stages each.
+struct Part {
+  const float* at;
+  i64 by;  // to the next chunk
+  int pitch, wide, stages;
+};
+
+// The stages of one warp, chunk after chunk: of up to three matrices, one after the other.
+struct Stream {
+  Part part[3];
+  i64 left;  // chunks
+  int stage, ends[3];
+  __device__ __forceinline__ Stream(const Part& a, const Part& b, const Part& c, i64 chunks)
+      : part{a, b, c}, left(chunks), stage(0),
+        ends{a.stages, a.stages + b.stages, a.stages + b.stages + c.stages} {
+    if (ends[2] == 0) left = 0;
+  }
+  template <int DEPTH>
+  __device__ __forceinline__ static void ask_of(Ring<DEPTH>& ring, const Part& of, int stage) {
+    ring.ask(of.at + stage / of.wide * (16 * of.pitch) + stage % of.wide * 16, of.pitch);
+  }
+  // Asks for the next stage; a group is made even of nothing.
+  template <int DEPTH>
+  __device__ __forceinline__ void ask(Ring<DEPTH>& ring) {
+    if (left > 0) {
+      if (stage < ends[0]) ask_of(ring, part[0], stage);
+      else if (stage < ends[1]) ask_of(ring, part[1], stage - ends[0]);
+      else ask_of(ring, part[2], stage - ends[1]);
+      if (++stage == ends[2]) {
+        stage = 0, --left;
+#pragma unroll
+        for (int i = 0; i < 3; ++i) part[i].at += part[i].by;
+      }
+    }
+    commit();
+  }
+};
+
 // tiles += a stage @ 16 rows of x from `row`, which is in its parts: TILES times 8 columns.
 template <int TILES, int PITCH>
 __device__ __forceinline__ void multiply(Tile (&tile)[TILES], const float4& g, const float4& h, const float2* x, int row,
