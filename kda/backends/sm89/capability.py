@@ -5,22 +5,22 @@ from kda.capability import Capability, Rule
 
 GRID = 2**31 - 1                             # CTAs of a launch
 NARROWEST = 8                                # columns of the state in a CTA
+SLICE = 32                                   # channels of K in a CTA of a backward
 SHAPES = {(64, 64), (128, 128)}
 OTHERWISE = "backend='triton' takes it"
 
 
 def ctas(p) -> int:
-    """The most that a launch has: one a chunk and value head, one a sequence, value head and 8 columns."""
+    """The most that a launch has."""
     chunks = chunk_bound(p.B, p.T, p.N, p.C, p.packed) + p.packed
-    return max(chunks * p.HV, p.N * p.HV * (p.V // NARROWEST))
+    slices = p.K // SLICE if p.direction == "backward" else 1
+    return max(chunks * p.HV * slices, p.N * p.HV * (p.V // NARROWEST))
 
 
 CAPABILITY = Capability(
     backend="sm89",
     rank=30,
-    summary="float32 in CUDA C++ through NVRTC, compute capability 8.9 and up: the forward, beside Triton's backward",
-    backward=False,
-    keeps=False,
+    summary="float32 in CUDA C++ through NVRTC, compute capability 8.9 and up",
     archs=("sm89",),
     rules=(
         Rule(
@@ -36,9 +36,9 @@ CAPABILITY = Capability(
             "pip install cuda-python nvidia-cuda-nvrtc",
         ),
         Rule(
-            "sm89.forward",
-            lambda p, h: p.op == "chunk" and p.direction == "forward",
-            "has chunk forwards only, asked for {p.op} {p.direction}",
+            "sm89.chunks",
+            lambda p, h: p.op == "chunk",
+            "works in chunks, asked for {p.op} {p.direction}",
             OTHERWISE,
         ),
         Rule(
@@ -57,8 +57,9 @@ CAPABILITY = Capability(
         Rule(
             "sm89.size",
             lambda p, h: ctas(p) <= GRID,
-            f"launches up to {GRID:,} CTAs: one for each chunk and value head, one for each {NARROWEST} columns of the "
-            "state of each sequence and value head; got T={p.T} in {p.B} rows, {p.N} sequences, {p.HV} value heads",
+            f"launches up to {GRID:,} CTAs: one for each chunk and value head, in a backward for each {SLICE} channels "
+            f"of them, and one for each {NARROWEST} columns of the state of each sequence and value head; "
+            "got T={p.T} in {p.B} rows, {p.N} sequences, {p.HV} value heads",
             "split the batch, or " + OTHERWISE,
         ),
         Rule(
@@ -70,11 +71,11 @@ CAPABILITY = Capability(
         Rule(
             "sm89.keeps",
             lambda p, h: not p.disable_recompute,
-            "keeps no intermediates, which disable_recompute asks for",
+            "keeps of intermediates A_qk and A_inv, not all that disable_recompute asks for",
             "leave it out, or " + OTHERWISE,
         ),
     ),
-    stages=("fwd/gate+intra+wy", "fwd/state+output"),
+    stages=("fwd/gate+intra+wy", "fwd/state+output", "bwd/output+state", "bwd/wy+intra+gate"),
     provers={
         "simulated": "kda.verify.simulated:prove_simulated",
         "executed": "kda.verify.parity:prove_executed",

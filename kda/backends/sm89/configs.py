@@ -38,7 +38,7 @@ class PrepareConfig:
     bias: bool
     beta: str                                # "given", "sigmoid", "2*sigmoid"
     packed: int                              # bits of cu_seqlens, 0 without
-    keep: bool                               # A_qk and A_inv go to rows of tokens, too
+    keep: int                                # 1: A_qk and A_inv go to rows of tokens, too; 2: what a backward reads
     kernel = "prepare"
     file = "fwd/prepare.cu"
 
@@ -101,4 +101,127 @@ class ChainConfig:
         }  # fmt: skip
 
 
-Config = TablesConfig | PrepareConfig | ChainConfig
+@dataclass(frozen=True)
+class ChainBwdConfig:
+    K: int
+    V: int
+    C: int
+    columns: int                             # of the state's gradient, in a CTA
+    packed: int
+    v_first: bool                            # states are (V, K)
+    kernel = "chain_bwd"
+    file = "bwd/chain.cu"
+    stages = 6                               # KiB of a warp's ring
+
+    @property
+    def threads(self) -> int:
+        return 4 * self.C
+
+    @property
+    def parts(self) -> int:
+        """CTAs that share a state."""
+        return self.V // self.columns
+
+    @property
+    def shared(self) -> int:
+        pitch = self.columns + 1
+        return self.C // 8 * self.stages * 1024 + 8 * (self.K + 2 * self.C) * pitch + 4 * self.C * pitch
+
+    @property
+    def defines(self) -> dict[str, Any]:
+        return {
+            "HEAD_K": self.K, "HEAD_V": self.V, "CHUNK": self.C, "COLUMNS": self.columns, "STAGES": self.stages,
+            "PACKED": self.packed, "STATES_V_FIRST": int(self.v_first),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class WyConfig:
+    V: int
+    C: int
+    packed: int
+    kernel = "wy_bwd"
+    file = "bwd/wy.cu"
+
+    @property
+    def K(self) -> int:
+        return self.V
+
+    @property
+    def threads(self) -> int:
+        return 4 * self.C
+
+    @property
+    def shared(self) -> int:
+        return 4 * self.C * (self.C + 4 + SLICE + 4 + 3 * (SLICE + 8) + 2)
+
+    @property
+    def defines(self) -> dict[str, Any]:
+        return {"HEAD_V": self.V, "CHUNK": self.C, "PACKED": self.packed}
+
+
+@dataclass(frozen=True)
+class IntraConfig:
+    K: int
+    V: int
+    C: int
+    gate: str
+    rate: bool
+    bias: bool
+    packed: int
+    kernel = "intra_bwd"
+    file = "bwd/intra.cu"
+
+    @property
+    def threads(self) -> int:
+        return 4 * self.C
+
+    @property
+    def shared(self) -> int:
+        C, warps, levels = self.C, self.C // 8, self.C.bit_length() - 4
+        place = max((3 * C + 2 * SLICE) * (SLICE + 8), 2 * C * (C + 4) + 3 * C * (SLICE + 4))
+        return 4 * (place + SLICE * (warps * (levels + 5) + 1))
+
+    @property
+    def defines(self) -> dict[str, Any]:
+        return {
+            "HEAD_K": self.K, "HEAD_V": self.V, "CHUNK": self.C, "GATE_IS": WORDS[self.gate], "RATE": int(self.rate),
+            "BIAS": int(self.bias), "PACKED": self.packed,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class NormsConfig:
+    K: int
+    norm: bool
+    beta: str
+    packed: int
+    kernel = "norms_bwd"
+    file = "bwd/norms.cu"
+    threads = 256
+    shared = 0
+
+    @property
+    def defines(self) -> dict[str, Any]:
+        return {"HEAD_K": self.K, "NORM": int(self.norm), "BETA_IS": BETAS[self.beta], "PACKED": self.packed}
+
+
+@dataclass(frozen=True)
+class SumsConfig:
+    K: int
+    rate: bool
+    bias: bool
+    packed: int
+    kernel = "sum_chunks"
+    file = "bwd/sums.cu"
+    threads = 512
+    shared = 0
+
+    @property
+    def defines(self) -> dict[str, Any]:
+        return {"HEAD_K": self.K, "RATE": int(self.rate), "BIAS": int(self.bias), "PACKED": self.packed}
+
+
+Config = (
+    TablesConfig | PrepareConfig | ChainConfig | ChainBwdConfig | WyConfig | IntraConfig | NormsConfig | SumsConfig
+)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import functools
+import dataclasses
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +14,24 @@ from kda.compile.target import parse
 from kda.host import Host
 from kda.problem import Problem
 
-from .configs import SMALLEST, ChainConfig, Config, PrepareConfig, TablesConfig
+from .configs import (
+    SLICE,
+    SMALLEST,
+    ChainBwdConfig,
+    ChainConfig,
+    Config,
+    IntraConfig,
+    NormsConfig,
+    PrepareConfig,
+    SumsConfig,
+    TablesConfig,
+    WyConfig,
+)
 
 TARGET = parse("sm89")                       # the PTX of it runs on every later GPU
 OFFSETS = {"int32": 32, "int64": 64}         # dtypes of cu_seqlens
 COLUMNS = (32, 16, 8)                        # of a state in a CTA: the first that leaves few SMs idle
+WIDEST_BACK = 16                             # in a backward: more would not fit
 BUSY = 0.75                                  # of all SMs
 HERE = Path(__file__).parent
 
@@ -28,22 +42,31 @@ class Plan:
 
     chunks: int                              # of a row of T tokens
     tiles: int                               # chunks and value heads, at most
-    prepare_grid: int                        # packed, one more chunk may be needed for tokens of no sequence
-    chain_grid: int
-    tables: TablesConfig | None
-    prepare: PrepareConfig
-    chain: ChainConfig
+    steps: dict[str, tuple[Config, int]]     # kernel -> its configuration, and CTAs; without a CTA it is left out
+
+    __hash__ = None                          # type: ignore[assignment]
 
 
-def plan(p: Problem, sms: int, offsets: str | None, keep: bool = False) -> Plan:
-    """`offsets`: dtype of cu_seqlens."""
+def plan(p: Problem, sms: int, offsets: str | None, keep: int = 0) -> Plan:
+    """`offsets`: dtype of cu_seqlens; `keep` as in PrepareConfig: 2 for a backward."""
     packed = OFFSETS[offsets] if p.packed else 0
-    chunks = chunk_bound(p.B, p.T, p.N, p.C, p.packed)
-    chain = chain_config(p, columns(p, sms), packed)
-    return Plan(
-        -(-p.T // p.C), chunks * p.HV, (chunks + p.packed) * p.HV, p.N * p.HV * chain.parts,
-        TablesConfig(p.C, packed) if packed else None, prepare_config(p, packed, keep), chain,
-    )  # fmt: skip
+    chunks, states = chunk_bound(p.B, p.T, p.N, p.C, p.packed), p.N * p.HV
+    places = (chunks + p.packed) * p.HV                                        # one may be needed for tokens of nobody
+    chain = chain_config(p, columns(p, sms), packed, output=keep < 2)
+    steps = {"prepare": (prepare_config(p, packed, keep), places), "chain": (chain, states * chain.parts)}
+    if packed:
+        steps["tables"] = TablesConfig(p.C, packed), 1
+    if keep == 2:
+        back = ChainBwdConfig(p.K, p.V, p.C, min(chain.columns, WIDEST_BACK), packed, p.state_v_first)
+        steps |= {
+            "chain_bwd": (back, states * back.parts),
+            "wy_bwd": (WyConfig(p.V, p.C, packed), places),
+            "intra_bwd": (IntraConfig(p.K, p.V, p.C, p.gate, p.A_log, p.dt_bias, packed), places * (p.K // SLICE)),
+            "norms_bwd": (NormsConfig(p.K, p.qk_l2norm, p.beta, packed), -(-p.B * p.T * p.H // 8)),
+        }  # fmt: skip
+        if p.A_log or p.dt_bias:
+            steps["sum_chunks"] = SumsConfig(p.K, p.A_log, p.dt_bias, packed), p.HV
+    return Plan(-(-p.T // p.C), chunks * p.HV, {name: step for name, step in steps.items() if step[1]})
 
 
 def columns(p: Problem, sms: int) -> int:
@@ -51,12 +74,13 @@ def columns(p: Problem, sms: int) -> int:
     return next((c for c in COLUMNS if states // c >= BUSY * sms), COLUMNS[-1])
 
 
-def prepare_config(p: Problem, packed: int, keep: bool = False) -> PrepareConfig:
+def prepare_config(p: Problem, packed: int, keep: int = 0) -> PrepareConfig:
     return PrepareConfig(p.K, p.V, p.C, p.gate, p.qk_l2norm, p.A_log, p.dt_bias, p.beta, packed, keep)
 
 
-def chain_config(p: Problem, columns: int, packed: int) -> ChainConfig:
-    return ChainConfig(p.K, p.V, p.C, columns, packed, p.state_v_first)
+def chain_config(p: Problem, columns: int, packed: int, output: bool = True) -> ChainConfig:
+    """Without `output`, for a backward, whose kept states are (K, V) and initial ones as they come."""
+    return ChainConfig(p.K, p.V, p.C, columns, packed, p.state_v_first, output)
 
 
 def source_of(config: Config) -> nvrtc.Source:
@@ -70,11 +94,13 @@ def recipe(config: Config) -> nvrtc.Recipe:
 
 def recipes(p: Problem, host: Host) -> list[nvrtc.Recipe]:
     """All kernels that a call of this class can want, whatever B, T, N and the number of heads."""
-    configs: list[Config] = []
-    for packed in OFFSETS.values() if p.packed else (0,):
-        configs += [TablesConfig(p.C, packed)] if packed else []
-        configs += [prepare_config(p, packed), *(chain_config(p, c, packed) for c in COLUMNS)]
-    return [recipe(config) for config in configs]
+    small = dataclasses.replace(p, B=1, T=1, N=1, H=1, HV=1)
+    found = {}
+    for offsets, c in itertools.product(OFFSETS if p.packed else (None,), COLUMNS):
+        for keep in (2,) if p.direction == "backward" else (0, 1):
+            sms = int(p.V / c / BUSY)                                          # that take c columns of one state
+            found |= {config: None for config, _ in plan(small, sms, offsets, keep).steps.values()}
+    return [recipe(config) for config in found]
 
 
 def check_memory(config: Config, host: Host) -> None:
@@ -87,8 +113,13 @@ def check_memory(config: Config, host: Host) -> None:
         )
 
 
-@functools.cache
-def sizes(p: Problem) -> dict[str, int]:
-    """Elements of a tile of each operand that `prepare` hands to `chain`."""
+FORWARD = ("w", "qg", "kg_t", "u", "A_qk", "gc_last")
+BACKWARD = (*FORWARD, "w_t", "kg")
+WITHIN = ("A_inv", "of_rows")                # what a backward wants to the end
+
+
+def sizes(p: Problem, names: tuple[str, ...]) -> dict[str, int]:
+    """Elements of a tile of each operand."""
     K, V, C = p.K, p.V, p.C
-    return {"w": C * K, "qg": C * K, "kg_t": K * C, "u": C * V, "A_qk": C * C, "gc_last": K}
+    of = {"u": C * V, "A_qk": C * C, "A_inv": C * C, "gc_last": K, "of_rows": 3 * C}
+    return {name: of.get(name, C * K) for name in names}

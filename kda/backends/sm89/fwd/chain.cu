@@ -8,6 +8,8 @@
 // read by one warp each and come through its own ring (stream.cuh); the state and v_new, which all warps read, lie in
 // shared memory in their tf32 parts.
 //
+// h and v_new are kept where asked for; for a backward (without OUTPUT) h is (K, V), and there is no o.
+//
 // Two barriers a chunk: the state is there (and v_new was read); v_new is there (and the state was read).
 // Shared memory: state (K, BV + 1) and v_new (C, BV + 1), 8 bytes an element; rings of DEPTH KiB a warp: 91,648 bytes
 // at K = 128, C = 64, BV = 16.
@@ -55,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const i64 begin = sequence.begin + done * C, rows = sequence.tokens - done * C;
     if (keeps) {
       S.share(s.state, warp, l);
-      if (h) S.store(h + tile * (K * V), part, warp, l);
+      if (h) ((State<K, V, BV, OWN, OUTPUT && STATES_V_FIRST>&)S).store(h + tile * (K * V), part, warp, l);
     }
     float2 of_u[TILES][2];
     if (!upper) {

@@ -8,7 +8,8 @@
 //
 // A CTA has C / 8 warps, a warp 8 rows; lanes go along 32 channels of K, slice after slice.  Tiles are (chunk, head)
 // with all of a chunk's rows: w, qg (C, K), kg_t (K, C), u (C, V), A_qk (C, C), gc_last (K); rows past the end are 0.
-// With KEEP, A_qk and A_inv go to rows of tokens (tokens, HV, C) as well.
+// KEEP 1: A_qk and A_inv go to rows of tokens (tokens, HV, C) as well.  KEEP 2, for a backward: kg (C, K), w_t (K, C),
+// A_inv (C, C) and 1 / |q|, 1 / |k| and b (3, C) too, and transposed qg (K, C) and A_qk (C, C) in place of qg and A_qk.
 //
 // Barriers: two a slice (totals of warps are there; decayed rows are there), then A, the inverse's, v.
 // Shared memory: kE (C, K + 4), and in one place decayed rows of a slice, then X, A_kk, A_qk (C, C + 8), then X and v:
@@ -45,8 +46,14 @@ struct Inputs {
 };
 
 struct Tiles {
-  float *w, *qg, *kg_t, *u, *A_qk, *gc_last;
+  float *w, *qg, *kg_t, *u, *A_qk, *gc_last, *w_t, *kg, *A_inv, *of_rows;
 };
+
+// 8 rows of a channel, in a transposed tile.
+__device__ __forceinline__ void put_channel(float* to, const float (&x)[8]) {
+  ((float4*)to)[0] = make_float4(x[0], x[1], x[2], x[3]);
+  ((float4*)to)[1] = make_float4(x[4], x[5], x[6], x[7]);
+}
 
 // 1 / |q| and 1 / |k| of a warp's rows, and their step sizes.
 __device__ __forceinline__ void norms(Shared& s, const Inputs& x, i64 q_stride, i64 HV, int rows, int warp, Lane l) {
@@ -94,18 +101,19 @@ __device__ __forceinline__ void decay_rows(Shared& s, const Tiles& to, const Row
   }
   const Around around(s.total, warp, WARPS, l.lane);
   const float before = exp2_(around.before), after = exp2_(around.after);
-  float kg[8];
+  float kg[8], qg[8];
 #pragma unroll
   for (int r = 0; r < 8; ++r) {
     const int row = 8 * warp + r;
     const float kn = k[r] * s.ks[row], decay = e.after[r] * before;
     s.kE[row][d] = kn * decay;
-    to.qg[row * K + d] = q[r] * s.qs[row] * decay;
+    qg[r] = q[r] * s.qs[row] * decay;
     kg[r] = kn * (e.before[r] * after);
+    if (KEEP != 2) to.qg[row * K + d] = qg[r];
+    else to.kg[row * K + d] = kg[r];
   }
-  float4* kg_t = (float4*)&to.kg_t[d * C + 8 * warp];
-  kg_t[0] = make_float4(kg[0], kg[1], kg[2], kg[3]);
-  kg_t[1] = make_float4(kg[4], kg[5], kg[6], kg[7]);
+  put_channel(&to.kg_t[d * C + 8 * warp], kg);
+  if (KEEP == 2) put_channel(&to.qg[d * C + 8 * warp], qg);
   if (warp == WARPS - 1) to.gc_last[d] = around.before + e.total;
 }
 
@@ -147,9 +155,10 @@ __device__ __forceinline__ void put_pairs(Shared& s, float (&near)[64], Far& far
   }
 }
 
-// to = (X b) @ x: a warp has some columns of D.
+// to = (X b) @ x, and transposed where asked for: a warp has some columns of D.
 template <int D>
-__device__ __forceinline__ void times_inverse(const Shared& s, const float (*x)[D + 4], float* to, int warp, Lane l) {
+__device__ __forceinline__ void times_inverse(const Shared& s, const float (*x)[D + 4], float* to, float* transposed,
+                                              int warp, Lane l) {
   constexpr int TILES = D / 8 / WARPS;
 #pragma unroll 1
   for (int row = 0; row < C; row += 16) {
@@ -177,6 +186,10 @@ __device__ __forceinline__ void times_inverse(const Shared& s, const float (*x)[
       float* out = to + (row + l.g) * D + 8 * (TILES * warp + n) + 2 * l.t;
       *(float2*)out = make_float2(tile[n].sum[0], tile[n].sum[1]);
       *(float2*)(out + 8 * D) = make_float2(tile[n].sum[2], tile[n].sum[3]);
+      if (transposed) {
+        float* at = transposed + (8 * (TILES * warp + n) + 2 * l.t) * C + row + l.g;
+        at[0] = tile[n].sum[0], at[C] = tile[n].sum[1], at[8] = tile[n].sum[2], at[C + 8] = tile[n].sum[3];
+      }
     }
   }
 }
@@ -184,7 +197,8 @@ __device__ __forceinline__ void times_inverse(const Shared& s, const float (*x)[
 extern "C" __global__ void __launch_bounds__(THREADS)
     prepare(const float* q, const float* k, const float* v, const float* g, const float* beta, const float* A_log,
             const float* dt_bias, const Offset* cu_seqlens, const i64* first_chunk, float* w, float* qg, float* kg_t,
-            float* u, float* A_qk, float* gc_last, float* kept_A_qk, float* kept_A_inv, float* o, i64 T, i64 N,
+            float* u, float* A_qk, float* gc_last, float* kept_A_qk, float* kept_A_inv, float* o,
+            float* w_t, float* kg, float* A_inv, float* of_rows, i64 T, i64 N,
             i64 chunks, i64 H, i64 HV, float scale, float lower_bound) {
   extern __shared__ __align__(16) char memory[];
   Shared& s = *(Shared*)memory;
@@ -201,7 +215,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const i64 row = place.begin * HV + head, q_row = place.begin * H + head / (HV / H), q_stride = H * K;
   const Inputs x = {q + q_row * K, k + q_row * K, v + row * V, g + row * K, beta + row, A_log, dt_bias};
   const Tiles to = {w + tile * (C * K),    qg + tile * (C * K),   kg_t + tile * (C * K),
-                    u + tile * (C * V),    A_qk + tile * (C * C), gc_last + tile * K};
+                    u + tile * (C * V),    A_qk + tile * (C * C), gc_last + tile * K,
+                    w_t + tile * (C * K),  kg + tile * (C * K),   A_inv + tile * (C * C), of_rows + tile * (3 * C)};
   norms(s, x, q_stride, HV, rows, warp, l);
 
   const float rate = RATE ? finite(exp_(A_log[head])) : 1.0f;
@@ -236,12 +251,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   for (int at = threadIdx.x; at < C * C; at += THREADS) {
     const int i = at / C, j = at % C;
     const float of = j <= i ? s.A_qk[i][j] : 0.0f;
-    to.A_qk[at] = of;
-    if (KEEP && i < rows) {
+    if (KEEP == 2) {
+      to.A_qk[at] = i <= j ? s.A_qk[j][i] : 0.0f;
+      to.A_inv[at] = j <= i ? s.X[i][j] : 0.0f;
+    } else {
+      to.A_qk[at] = of;
+    }
+    if (KEEP == 1 && i < rows) {
       kept_A_qk[(row + i * HV) * C + j] = of;
       kept_A_inv[(row + i * HV) * C + j] = j <= i ? s.X[i][j] : 0.0f;
     }
   }
+  if (KEEP == 2)
+    for (int i = threadIdx.x; i < C; i += THREADS)
+      to.of_rows[i] = s.qs[i], to.of_rows[C + i] = s.ks[i], to.of_rows[2 * C + i] = s.b[i];
   __syncthreads();  // A was read: v takes its place
   for (int at = threadIdx.x; at < C * V / 4; at += THREADS) {
     const int i = at / (V / 4), e = at % (V / 4) * 4;
@@ -249,8 +272,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     copy16(&s.v[i][e], x.v + (here ? i * HV * V + e : 0), here ? 16 : 0);
   }
   commit();
-  times_inverse<K>(s, s.kE, to.w, warp, l);
+  times_inverse<K>(s, s.kE, to.w, KEEP == 2 ? to.w_t : nullptr, warp, l);
   wait<0>();
   __syncthreads();  // v is there
-  times_inverse<V>(s, s.v, to.u, warp, l);
+  times_inverse<V>(s, s.v, to.u, nullptr, warp, l);
 }
