@@ -1,26 +1,22 @@
 """The float32 forward on the CPU, from its PTX: whole calls against the definition, clean in several schedules."""
 
 import dataclasses
-import functools
-import shutil
-from pathlib import Path
 
 import pytest
 import torch
-from cute_calls import RAGGED, called, changed, check
+from cute_calls import RAGGED, changed
+from sm89_calls import D128, case_of, need_libnvrtc, plant, poison_fresh_memory, proven, seen
 
 import kda
 from kda.backends.sm89 import launch, plan
-from kda.backends.sm89.configs import SMALLEST, ChainConfig
-from kda.compile import nvrtc
-from kda.compile.errors import BuildError, MissingCompilerError
+from kda.backends.sm89.configs import SMALLEST
+from kda.compile.errors import BuildError
 from kda.compile.fetching import fetch_here
 from kda.dispatch import recorder, weigh
 from kda.host import standing_in
 from kda.problem import Problem
 from kda.simulator import capture
 from kda.simulator.chips import host_of
-from kda.verify.cases import make_inputs
 from kda.verify.definition import definition
 from kda.verify.simulated import SimulatedDoor
 
@@ -29,36 +25,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(scope="module", autouse=True)
 def libnvrtc():
-    try:
-        nvrtc.version()
-    except MissingCompilerError as error:
-        pytest.skip(str(error))
+    need_libnvrtc()
 
 
 @pytest.fixture(autouse=True)
 def fresh_memory_is_poisoned(monkeypatch):
-    """What a kernel does not write is nan, or a number far outside of every tensor."""
-
-    def poisoned(*size, **how):
-        x = empty(*size, **how)
-        return x.fill_(torch.nan if x.is_floating_point() else torch.iinfo(x.dtype).max)
-
-    empty = torch.empty
-    monkeypatch.setattr(torch, "empty", poisoned)
-    monkeypatch.setattr(torch.Tensor, "new_empty", lambda x, *shape, **how: torch.empty(
-        *shape, **{"dtype": x.dtype, "device": x.device} | how))  # fmt: skip
-
-
-def case_of(**options):
-    return make_inputs(**dict(H=1, K=64, V=64, dtype="float32", gate="bounded") | options)
-
-
-def seen(case, **options):
-    return called(case, backend="sm89", **options)
-
-
-def proven(case, **options):
-    return check(case, backend="sm89", **options)
+    poison_fresh_memory(monkeypatch)
 
 
 def forget_steps():
@@ -81,7 +53,6 @@ def in_columns(monkeypatch):
 
 # every option
 
-D128 = dict(K=128, V=128)
 OPTIONS = {
     "one chunk and a part of one": dict(T=70),
     "the same, K=V=128": dict(T=70, **D128),
@@ -211,10 +182,10 @@ def test_more_sequences_than_threads_count_them():
     lengths = [int(n) for n in torch.randint(0, 90, (600,), generator=torch.Generator().manual_seed(1))]
     for C, dtype in ((32, torch.int32), (64, torch.int64)):
         at = launch.steps(Problem(K=64, V=64, C=C, N=600, T=sum(lengths), packed=True, dtype="float32"),
-                          host_of("sm89"), dtype, False)  # fmt: skip
+                          host_of("sm89"), dtype, 0)  # fmt: skip
         found = torch.full((601,), 77)
         with capture(arch="sm89") as session:
-            at.tables(torch.tensor([0, *lengths]).cumsum(0).to(dtype), found)
+            at("tables", torch.tensor([0, *lengths]).cumsum(0).to(dtype), found)
         assert not session.findings
         assert found.tolist() == torch.tensor([0, *(-(-n // C) for n in lengths)]).cumsum(0).tolist()
 
@@ -367,15 +338,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
-    file, old, new = FAULTS[fault]
-    copy = tmp_path / "sm89"
-    shutil.copytree(Path(plan.__file__).parent, copy)
-    text = (copy / file).read_text()
-    assert text.count(old) == 1, f"{text.count(old)} places hold {old!r}"
-    (copy / file).write_text(text.replace(old, new))
-    monkeypatch.setattr(plan, "HERE", copy)
-    monkeypatch.setattr(launch, "kernel", functools.cache(built))
-    launch.steps.cache_clear()
+    plant(*FAULTS[fault], tmp_path, monkeypatch)
     cases = [case_of(T=150), case_of(padding=9, lengths=(130, 0, 1, 30)), case_of(T=70, **D128)]
     try:
         with pytest.raises(AssertionError):
@@ -385,11 +348,6 @@ def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
             assert max(relative_errors(case_of(**LONG | dict(T=600))).values()) < 4e-7
     finally:
         launch.steps.cache_clear()
-
-
-def built(config):
-    source = plan.source_of(config)
-    return nvrtc.compile(source.text, source.entry, defines=source.defines, headers=source.headers, file=source.file)
 
 
 # the plan
@@ -402,10 +360,11 @@ def offered(p):
     return plan.recipes(p, host_of("sm89"))
 
 
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("direction, packed", [("forward", False), ("forward", True), ("backward", True)])
 @pytest.mark.parametrize("words", OFFERED, ids=str)
-def test_no_kernel_spills_or_asks_for_more_than_every_gpu_has(words, packed):
-    p = Problem(dtype="float32", A_log=True, dt_bias=True, beta="sigmoid", qk_l2norm=True, packed=packed, **words)
+def test_no_kernel_spills_or_asks_for_more_than_every_gpu_has(words, packed, direction):
+    p = Problem(direction=direction, dtype="float32", A_log=True, dt_bias=True, beta="sigmoid", qk_l2norm=True,
+                packed=packed, **words)  # fmt: skip
     for recipe in offered(p):
         kernel = fetch_here(recipe)
         assert kernel.spills == 0 and kernel.registers <= 255, recipe
@@ -414,18 +373,16 @@ def test_no_kernel_spills_or_asks_for_more_than_every_gpu_has(words, packed):
         assert ".target sm_89" in kernel.ptx
 
 
-def test_sizes_and_offsets_are_64_bits_wide():
-    for recipe in offered(Problem(K=64, V=64, dtype="float32", packed=True)):
-        kernel = fetch_here(recipe)
-        assert {param.type for param in kernel.params} <= {"u64", "f32"}
-        assert not any(line.split()[0].startswith("cvt.s64.s32") and "%ctaid" in line
-                       for line in kernel.ptx.splitlines() if line.split())  # fmt: skip
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_sizes_are_64_bits_wide(direction):
+    for recipe in offered(Problem(K=64, V=64, dtype="float32", packed=True, direction=direction)):
+        assert {param.type for param in fetch_here(recipe).params} <= {"u64", "f32"}
 
 
 @pytest.mark.parametrize("config", ["prepare", "chain"])
 def test_shared_memory_is_what_the_configuration_says(config, monkeypatch):
     """With 16 bytes less a kernel reaches beyond it."""
-    kind = type(getattr(plan.plan(case_of(T=1).problem(), 1, None), config))
+    kind = type(plan.plan(case_of(T=1).problem(), 1, None).steps[config][0])
     enough = kind.shared.fget
     monkeypatch.setattr(kind, "shared", property(lambda c: enough(c) - 16))
     launch.steps.cache_clear()
@@ -438,7 +395,7 @@ def test_a_gpu_with_too_little_shared_memory_is_told_what_was_asked_for():
     host = dataclasses.replace(host_of("sm89"), smem=48 << 10)
     case = case_of(T=10)
     with pytest.raises(BuildError, match=r"prepare of K=64 V=64 C=64 asks for [\d,]+ bytes .* allows 49,152.*triton"):
-        launch.steps(case.problem(), host, None, False)
+        launch.steps(case.problem(), host, None, 0)
 
 
 def test_kernels_built_ahead_are_those_of_calls_of_any_size():
@@ -447,12 +404,7 @@ def test_kernels_built_ahead_are_those_of_calls_of_any_size():
             p = Problem(**dict(K=64, V=64, dtype="float32", packed=packed) | words)
             for dtype in offsets:
                 found = plan.plan(p, 132, dtype)
-                wanted = {plan.recipe(c) for c in (found.tables, found.prepare, found.chain) if c}
-                assert wanted <= set(offered(p))
-
-
-def test_a_ring_is_as_deep_as_shared_memory_allows():
-    assert all(ChainConfig(128, 128, 64, c, 64, False).shared <= SMALLEST for c in plan.COLUMNS)
+                assert {plan.recipe(config) for config, _ in found.steps.values()} <= set(offered(p))
 
 
 # dispatch
@@ -462,9 +414,9 @@ def test_a_ring_is_as_deep_as_shared_memory_allows():
 def test_every_gpu_from_sm89_up_takes_float32_by_itself(arch):
     p = dataclasses.replace(case_of(T=33).problem(), device="cuda:0")
     assert weigh(p, host_of(arch)).backend == "sm89"
-    assert weigh(dataclasses.replace(p, direction="backward"), host_of(arch)).backend == "triton"
+    assert weigh(dataclasses.replace(p, direction="backward"), host_of(arch)).backend == "sm89"
     with standing_in(host_of(arch)):
-        assert recorder(p, "sm89") == "triton"
+        assert recorder(p, "sm89") == "sm89"
 
 
 def test_a_call_launches_two_kernels_and_a_packed_one_three():
@@ -475,7 +427,8 @@ def test_a_call_launches_two_kernels_and_a_packed_one_three():
 
 REFUSED = {
     "bfloat16": "sm89.dtype", "g_dtype=bfloat16": "sm89.dtype", "state_dtype=bfloat16": "sm89.dtype",
-    "K=128": "sm89.head_dim", "V=32": "sm89.head_dim", "backward": "sm89.forward", "recurrent": "sm89.forward",
+    "K=128": "sm89.head_dim", "V=32": "sm89.head_dim", "recurrent": "sm89.chunks",
+    "backward T=1000000000 HV=80": "sm89.size",
     "disable_recompute=true": "sm89.keeps", "N=70000 HV=40000 packed": "sm89.size", "T=1000000000 HV=200": "sm89.size",
     "beta_per_value=true": "sm89.beta",
 }  # fmt: skip
@@ -493,7 +446,7 @@ def test_an_older_gpu_is_refused():
     assert [r.split(":")[0] for r in reasons] == ["sm89.gpu"]
 
 
-def test_no_kernel_keeps_what_a_backward_reads():
+def test_no_kernel_keeps_all_that_a_backward_reads():
     case = case_of(T=33)
     with capture(arch="sm89"), pytest.raises(BuildError, match="Leave out disable_recompute"):
         launch.forward(case.problem(), case.inputs, "all")

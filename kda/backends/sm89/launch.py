@@ -219,4 +219,5 @@ def _wy_bwd(at: Steps, p: Problem, table: Chunks, where: list, tensors: Mapping[
     found = {n: table.chunks(grads[n].view(p.B * p.T, *x.shape[1:])) for n, x in zip(
         ("dq", "dk", "dv", "dg"), inputs)}  # fmt: skip
     found["dbeta"] = table.chunks(grads["dbeta"].view(p.B * p.T, p.HV, 1))
-    return found | {n: grads[n] for n in ("dA_log", "ddt_bias")}
+    bias = grads["ddt_bias"]
+    return found | {"dA_log": grads["dA_log"], "ddt_bias": None if bias is None else bias.view(p.HV, p.K)}
