@@ -312,7 +312,7 @@ FAULTS = {
     "decayed rows are read before they are there": (
         "fwd/prepare.cu", "    __syncthreads();  // decayed rows are there\n", ""
     ),
-    "v is read before it is there": ("fwd/prepare.cu", "  wait<0>();\n", ""),
+    "v is read before it is there": ("fwd/prepare.cu", "  __syncthreads();  // v is there\n", ""),
     "v overwrites A": ("fwd/prepare.cu", "  __syncthreads();  // A was read: v takes its place\n", ""),
     "blocks are joined before they are there": (
         "parts/inverse.cuh", "  __syncthreads();  // the diagonal blocks are there\n", ""

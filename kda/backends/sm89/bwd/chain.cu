@@ -44,13 +44,12 @@ struct Share {
   }
 };
 
-template <int stages>
-__device__ __forceinline__ void product(Tile (&tile)[TILES], Ring<DEPTH>& ring, Stream& stream,
-                                        const float2 (*x)[PITCH], Lane l) {
+template <int stages, typename Stream>
+__device__ __forceinline__ void product(Tile (&tile)[TILES], Stream& stream, const float2 (*x)[PITCH], Lane l) {
 #pragma unroll 1
   for (int k = 0; k < 16 * stages; k += 32) {
-    step(tile, ring, stream, x, k, l);
-    step(tile, ring, stream, x, k + 16, l);
+    step(tile, stream, x, k, l);
+    step(tile, stream, x, k + 16, l);
     settle(tile);
   }
   finish(tile);
@@ -73,14 +72,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const int row = warp % HALF * 16;
   const i64 of_rows = tile * (C * K) + (row + l.g) * K + 4 * l.t, by = -HV * (C * K);
   const i64 of_channels = tile * (C * K) + (OWN * warp * 16 + l.g) * C + 4 * l.t;
-  const Part of_kg = {kg + of_rows, by, K, K / 16, K / 16};
-  const Part of_A = {A_qk_t + tile * (C * C) + (row + l.g) * C + row + 4 * l.t, -HV * (C * C), C, C / 16,
-                     (C - row) / 16};
-  Stream stream(upper ? of_A : of_kg, {qg_t + of_channels, by, C, C / 16, keeps ? OWN * C / 16 : 0},
-                {w_t + of_channels, by, C, C / 16, keeps ? OWN * C / 16 : 0}, count);
-  Ring<DEPTH> ring(&s.ring[warp][0][0][0], l);
-#pragma unroll 1
-  for (int i = 0; i < DEPTH; ++i) stream.ask(ring);
+  using Rows = Part<K>;
+  using Inside = Part<C>;
+  using Channels = Part<C, OWN == 1 ? 0 : C / 16>;
+  const int of_own = keeps ? OWN * C / 16 : 0;
+  Stream<DEPTH, Rows, Inside, Channels, Channels> stream(
+      &s.ring[warp][0][0][0], {kg + of_rows, by, upper ? 0 : K / 16},
+      {A_qk_t + tile * (C * C) + (row + l.g) * C + row + 4 * l.t, -HV * (C * C), upper ? (C - row) / 16 : 0},
+      {qg_t + of_channels, by, of_own}, {w_t + of_channels, by, of_own}, count, l);
 
   State<K, V, BV, OWN, STATES_V_FIRST> S;
   if (keeps) S.load(dht ? dht + number * (K * V) : nullptr, part, warp, l);
@@ -106,11 +105,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();  // dh and do are there, dv_new was read
     Tile mine[TILES];
     if (!upper) {
-      product<K / 16>(mine, ring, stream, s.dh, l);
+      product<K / 16>(mine, stream, s.dh, l);
     } else {
 #pragma unroll 1
       for (int k = row; k < C; k += 16) {
-        step(mine, ring, stream, s.d_o, k, l);
+        step(mine, stream, s.d_o, k, l);
         settle(mine);
       }
       finish(mine);
@@ -123,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
       for (int m = 0; m < OWN; ++m) {
         Tile added[TILES];
-        product<C / 16>(added, ring, stream, s.d_o, l);
+        product<C / 16>(added, stream, s.d_o, l);
 #pragma unroll
         for (int n = 0; n < TILES; ++n)
 #pragma unroll
@@ -152,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
       for (int m = 0; m < OWN; ++m) {
         Tile taken[TILES];
-        product<C / 16>(taken, ring, stream, s.dv_new, l);
+        product<C / 16>(taken, stream, s.dv_new, l);
 #pragma unroll
         for (int n = 0; n < TILES; ++n)
 #pragma unroll

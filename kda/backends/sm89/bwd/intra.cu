@@ -361,16 +361,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (i > warp) others += s.terms[LEVELS][i][l.lane];
     if (i < warp) others += s.terms[LEVELS + 1][i][l.lane];
   }
-  float of_A = 0.0f, of_bias = 0.0f;
+  float of_A = 0.0f, of_bias = 0.0f, of_b[8];
+#pragma unroll
+  for (int r = 0; r < 8; ++r) of_b[r] = c.kn[r] * c.plus[r];
+  sum_lanes<8>(of_b, l.lane);  // lane 4 r has that of r
+  if (const int at = 8 * warp + l.lane / 4; l.lane % 4 == 0 && at < rows)
+    db[(slice + 1) * tokens * HV + row + at * HV] = of_b[0];
 #pragma unroll
   for (int r = 0; r < 8; ++r) {
     const int at = 8 * warp + r;
-    float of_b = c.kn[r] * c.plus[r];
-#pragma unroll
-    for (int by = 16; by > 0; by /= 2) of_b += __shfl_xor_sync(~0u, of_b, by);
     if (at < rows) {
       const i64 to = row + at * HV;
-      if (l.lane == 0) db[(slice + 1) * tokens * HV + to] = of_b;
       dqn[to * K + d] = c.x[r];
       dkn[to * K + d] = fmaf(c.b[r], c.plus[r], c.minus[r]);
       float dx, of_rate;

@@ -39,16 +39,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const i64 count = (sequence.tokens + C - 1) / C;
   i64 tile = sequence.first_chunk * HV + head;
 
-  Ring<DEPTH> ring(&s.ring[warp][0][0][0], l);
   const int row = warp % HALF * 16;
   const i64 of_rows = tile * (C * K) + (row + l.g) * K + 4 * l.t, by = HV * (C * K);
-  Stream stream({(upper ? qg : w) + of_rows, by, K, K / 16, OUTPUT || !upper ? K / 16 : 0},
-                {kg_t + tile * (C * K) + (OWN * warp * 16 + l.g) * C + 4 * l.t, by, C, C / 16, keeps ? OWN * C / 16 : 0},
-                {A_qk + tile * (C * C) + (row + l.g) * C + 4 * l.t, HV * (C * C), C, C / 16,
-                 OUTPUT && upper ? row / 16 + 1 : 0},
-                count);
-#pragma unroll 1
-  for (int i = 0; i < DEPTH; ++i) stream.ask(ring);
+  using Rows = Part<K>;
+  using Channels = Part<C, OWN == 1 ? 0 : C / 16>;
+  using Inside = Part<C>;
+  Stream<DEPTH, Rows, Channels, Inside, Part<0>> stream(
+      &s.ring[warp][0][0][0], {(upper ? qg : w) + of_rows, by, OUTPUT || !upper ? K / 16 : 0},
+      {kg_t + tile * (C * K) + (OWN * warp * 16 + l.g) * C + 4 * l.t, by, keeps ? OWN * C / 16 : 0},
+      {A_qk + tile * (C * C) + (row + l.g) * C + 4 * l.t, HV * (C * C), OUTPUT && upper ? row / 16 + 1 : 0},
+      {nullptr, 0, 0}, count, l);
 
   State<K, V, BV, OWN, STATES_V_FIRST> S;
   if (keeps) S.load(h0 ? h0 + number * (K * V) : nullptr, part, warp, l);
@@ -77,8 +77,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (OUTPUT || !upper) {
 #pragma unroll 1
       for (int k = 0; k < K; k += 32) {
-        step(mine, ring, stream, s.state, k, l);
-        step(mine, ring, stream, s.state, k + 16, l);
+        step(mine, stream, s.state, k, l);
+        step(mine, stream, s.state, k + 16, l);
         settle(mine);
       }
       finish(mine);
@@ -101,8 +101,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         Tile added[TILES];
 #pragma unroll 1
         for (int k = 0; k < C; k += 32) {
-          step(added, ring, stream, s.v_new, k, l);
-          step(added, ring, stream, s.v_new, k + 16, l);
+          step(added, stream, s.v_new, k, l);
+          step(added, stream, s.v_new, k + 16, l);
           settle(added);
         }
         finish(added);
@@ -117,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       Tile inside[TILES];
 #pragma unroll 1
       for (int k = 0; k <= row; k += 16) {
-        step(inside, ring, stream, s.v_new, k, l);
+        step(inside, stream, s.v_new, k, l);
         settle(inside);
       }
       finish(inside);

@@ -14,7 +14,6 @@
 // Barriers: two a slice (totals of warps are there; decayed rows are there), then A, the inverse's, v.
 // Shared memory: kE (C, K + 4), and in one place decayed rows of a slice, then X, A_kk, A_qk (C, C + 8), then X and v:
 // 90,880 bytes at K = 128, C = 64.
-#include "copies.cuh"
 #include "inverse.cuh"
 #include "pairs.cuh"
 #include "places.cuh"
@@ -57,28 +56,24 @@ __device__ __forceinline__ void put_channel(float* to, const float (&x)[8]) {
 
 // 1 / |q| and 1 / |k| of a warp's rows, and their step sizes.
 __device__ __forceinline__ void norms(Shared& s, const Inputs& x, i64 q_stride, i64 HV, int rows, int warp, Lane l) {
+  if (NORM) {
+    float squares[16] = {};  // q, k
 #pragma unroll
-  for (int r = 8 * warp; r < 8 * warp + 8; ++r) {
-    float qq = 0.0f, kk = 0.0f;
-    if (NORM && r < rows) {
+    for (int r = 0; r < 8; ++r) {
+      const i64 at = min(8 * warp + r, rows - 1) * q_stride + l.lane;
 #pragma unroll
-      for (int d = l.lane; d < K; d += 32) {
-        const float a = x.q[r * q_stride + d], b = x.k[r * q_stride + d];
-        qq = fmaf(a, a, qq), kk = fmaf(b, b, kk);
+      for (int d = 0; d < K; d += 32) {
+        const float a = x.q[at + d], b = x.k[at + d];
+        squares[r] = fmaf(a, a, squares[r]), squares[r + 8] = fmaf(b, b, squares[r + 8]);
       }
     }
-    if (NORM) {
-#pragma unroll
-      for (int by = 16; by > 0; by /= 2) {
-        qq += __shfl_xor_sync(~0u, qq, by);
-        kk += __shfl_xor_sync(~0u, kk, by);
-      }
-    }
-    if (l.lane == 0) {
-      s.qs[r] = NORM ? inverse_norm(qq) : 1.0f;
-      s.ks[r] = NORM ? inverse_norm(kk) : 1.0f;
-      s.b[r] = r < rows ? step_size<BETA_IS>(x.beta[r * HV]) : 0.0f;
-    }
+    sum_lanes<16>(squares, l.lane);  // lane 2 i has that of i
+    if (l.lane % 2 == 0) (l.lane < 16 ? s.qs : s.ks)[8 * warp + l.lane / 2 % 8] = inverse_norm(squares[0]);
+  }
+  if (l.lane < 8) {
+    const int r = 8 * warp + l.lane;
+    if (!NORM) s.qs[r] = s.ks[r] = 1.0f;
+    s.b[r] = r < rows ? step_size<BETA_IS>(x.beta[r * HV]) : 0.0f;
   }
   __syncwarp();
 }
@@ -140,7 +135,7 @@ __device__ __forceinline__ void put_far(Shared& s, const FarTile<S>& at, const f
 
 // A_kk below the diagonal and A_qk on it as well; above there is anything.
 __device__ __forceinline__ void put_pairs(Shared& s, float (&near)[64], Far& far, float scale, int warp, Lane l) {
-  sum_lanes(near, l.lane);
+  sum_lanes<64>(near, l.lane);
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
     const int a = 8 * warp + l.lane / 4, b = 8 * warp + l.lane % 4 * 2 + n;
@@ -155,43 +150,100 @@ __device__ __forceinline__ void put_pairs(Shared& s, float (&near)[64], Far& far
   }
 }
 
-// to = (X b) @ x, and transposed where asked for: a warp has some columns of D.
+// 16 rows and 8 columns of a tile (C, D), and transposed where asked for.
 template <int D>
-__device__ __forceinline__ void times_inverse(const Shared& s, const float (*x)[D + 4], float* to, float* transposed,
-                                              int warp, Lane l) {
-  constexpr int TILES = D / 8 / WARPS;
+__device__ __forceinline__ void put_tile(Tile& tile, float* to, float* transposed, int row, int column, Lane l) {
+  tile.finish();
+  float* out = to + (row + l.g) * D + column + 2 * l.t;
+  *(float2*)out = make_float2(tile.sum[0], tile.sum[1]);
+  *(float2*)(out + 8 * D) = make_float2(tile.sum[2], tile.sum[3]);
+  if (transposed) {
+    float* at = transposed + (column + 2 * l.t) * C + row + l.g;
+    at[0] = tile.sum[0], at[C] = tile.sum[1], at[8] = tile.sum[2], at[C + 8] = tile.sum[3];
+  }
+}
+
+// w, u = (X b) @ kE, (X b) @ v: a warp has some columns of both.
+__device__ __forceinline__ void times_inverse(const Shared& s, const Tiles& to, int warp, Lane l) {
+  constexpr int OF_K = K / 8 / WARPS, OF_V = V / 8 / WARPS;
 #pragma unroll 1
   for (int row = 0; row < C; row += 16) {
-    Tile tile[TILES];
+    Tile of_w[OF_K], of_u[OF_V];
 #pragma unroll 1
     for (int k = 0; k <= row; k += 16) {
 #pragma unroll
       for (int step = k; step < k + 16; step += 8) {
         const int at = step + 2 * l.t;
         const float2 g = *(const float2*)&s.X[row + l.g][at], h = *(const float2*)&s.X[row + l.g + 8][at];
-        const float b0 = s.b[at], b1 = s.b[at + 1];
-        const A a(g.x * b0, h.x * b0, g.y * b1, h.y * b1);
+        const float2 b = *(const float2*)&s.b[at];
+        const A a(g.x * b.x, h.x * b.x, g.y * b.y, h.y * b.y);
+        const float* x = &s.kE[at][8 * OF_K * warp + l.g];
+        const float* y = &s.v[at][8 * OF_V * warp + l.g];
 #pragma unroll
-        for (int n = 0; n < TILES; ++n) {
-          const int column = 8 * (TILES * warp + n) + l.g;
-          tile[n].add(a, B(x[at][column], x[at + 1][column]));
-        }
+        for (int n = 0; n < OF_K; ++n) of_w[n].add(a, B(x[8 * n], x[8 * n + K + 4]));
+#pragma unroll
+        for (int n = 0; n < OF_V; ++n) of_u[n].add(a, B(y[8 * n], y[8 * n + V + 4]));
       }
 #pragma unroll
-      for (int n = 0; n < TILES; ++n) tile[n].settle();
+      for (int n = 0; n < OF_K; ++n) of_w[n].settle();
+#pragma unroll
+      for (int n = 0; n < OF_V; ++n) of_u[n].settle();
     }
 #pragma unroll
-    for (int n = 0; n < TILES; ++n) {
-      tile[n].finish();
-      float* out = to + (row + l.g) * D + 8 * (TILES * warp + n) + 2 * l.t;
-      *(float2*)out = make_float2(tile[n].sum[0], tile[n].sum[1]);
-      *(float2*)(out + 8 * D) = make_float2(tile[n].sum[2], tile[n].sum[3]);
-      if (transposed) {
-        float* at = transposed + (8 * (TILES * warp + n) + 2 * l.t) * C + row + l.g;
-        at[0] = tile[n].sum[0], at[C] = tile[n].sum[1], at[8] = tile[n].sum[2], at[C + 8] = tile[n].sum[3];
-      }
+    for (int n = 0; n < OF_K; ++n)
+      put_tile<K>(of_w[n], to.w, KEEP == 2 ? to.w_t : nullptr, row, 8 * (OF_K * warp + n), l);
+#pragma unroll
+    for (int n = 0; n < OF_V; ++n) put_tile<V>(of_u[n], to.u, nullptr, row, 8 * (OF_V * warp + n), l);
+  }
+}
+
+// A thread's share of v (C, V): fetched early, shared late.
+struct Share {
+  static constexpr int EACH = C * V / 4 / THREADS;
+  float4 of[EACH];
+  __device__ __forceinline__ void fetch(const float* v, i64 stride, int rows) {
+#pragma unroll
+    for (int n = 0; n < EACH; ++n) {
+      const int at = threadIdx.x + n * THREADS, i = at / (V / 4), e = at % (V / 4) * 4;
+      of[n] = i < rows ? *(const float4*)(v + i * stride + e) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
   }
+  __device__ __forceinline__ void share(Shared& s) const {
+#pragma unroll
+    for (int n = 0; n < EACH; ++n) {
+      const int at = threadIdx.x + n * THREADS;
+      *(float4*)&s.v[at / (V / 4)][at % (V / 4) * 4] = of[n];
+    }
+  }
+};
+
+__device__ __forceinline__ float4 lower(const float (*x)[P], int i, int j) {
+  const float4 y = *(const float4*)&x[i][j];
+  return make_float4(j <= i ? y.x : 0.0f, j + 1 <= i ? y.y : 0.0f, j + 2 <= i ? y.z : 0.0f, j + 3 <= i ? y.w : 0.0f);
+}
+
+// A_qk, and where it is kept A_inv, with zeros above the diagonal.
+__device__ __forceinline__ void put_matrices(const Shared& s, const Tiles& to, float* kept_A_qk, float* kept_A_inv,
+                                             i64 row, i64 HV, int rows) {
+#pragma unroll 1
+  for (int at = 4 * threadIdx.x; at < C * C; at += 4 * THREADS) {
+    const int i = at / C, j = at % C;
+    const float4 of = lower(s.A_qk, i, j);
+    if (KEEP == 2) {
+      *(float4*)&to.A_inv[at] = lower(s.X, i, j);
+      *(float4*)&to.A_qk[at] = make_float4(i <= j ? s.A_qk[j][i] : 0.0f, i <= j + 1 ? s.A_qk[j + 1][i] : 0.0f,
+                                           i <= j + 2 ? s.A_qk[j + 2][i] : 0.0f, i <= j + 3 ? s.A_qk[j + 3][i] : 0.0f);
+    } else {
+      *(float4*)&to.A_qk[at] = of;
+    }
+    if (KEEP == 1 && i < rows) {
+      *(float4*)&kept_A_qk[(row + i * HV) * C + j] = of;
+      *(float4*)&kept_A_inv[(row + i * HV) * C + j] = lower(s.X, i, j);
+    }
+  }
+  if (KEEP == 2)
+    for (int i = threadIdx.x; i < C; i += THREADS)
+      to.of_rows[i] = s.qs[i], to.of_rows[C + i] = s.ks[i], to.of_rows[2 * C + i] = s.b[i];
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -247,33 +299,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   __syncthreads();  // the last slice was multiplied: A takes its place
   put_pairs(s, near, far, scale, warp, l);
   __syncthreads();  // A is there
+  Share of_v;
+  of_v.fetch(x.v, HV * V, rows);
   inverse<C, P>(s.X, s.A_kk, warp, l);
-  for (int at = threadIdx.x; at < C * C; at += THREADS) {
-    const int i = at / C, j = at % C;
-    const float of = j <= i ? s.A_qk[i][j] : 0.0f;
-    if (KEEP == 2) {
-      to.A_qk[at] = i <= j ? s.A_qk[j][i] : 0.0f;
-      to.A_inv[at] = j <= i ? s.X[i][j] : 0.0f;
-    } else {
-      to.A_qk[at] = of;
-    }
-    if (KEEP == 1 && i < rows) {
-      kept_A_qk[(row + i * HV) * C + j] = of;
-      kept_A_inv[(row + i * HV) * C + j] = j <= i ? s.X[i][j] : 0.0f;
-    }
-  }
-  if (KEEP == 2)
-    for (int i = threadIdx.x; i < C; i += THREADS)
-      to.of_rows[i] = s.qs[i], to.of_rows[C + i] = s.ks[i], to.of_rows[2 * C + i] = s.b[i];
+  put_matrices(s, to, kept_A_qk, kept_A_inv, row, HV, rows);
   __syncthreads();  // A was read: v takes its place
-  for (int at = threadIdx.x; at < C * V / 4; at += THREADS) {
-    const int i = at / (V / 4), e = at % (V / 4) * 4;
-    const bool here = i < rows;
-    copy16(&s.v[i][e], x.v + (here ? i * HV * V + e : 0), here ? 16 : 0);
-  }
-  commit();
-  times_inverse<K>(s, s.kE, to.w, KEEP == 2 ? to.w_t : nullptr, warp, l);
-  wait<0>();
+  of_v.share(s);
   __syncthreads();  // v is there
-  times_inverse<V>(s, s.v, to.u, nullptr, warp, l);
+  times_inverse(s, to, warp, l);
 }

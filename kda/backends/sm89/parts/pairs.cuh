@@ -15,16 +15,21 @@
 constexpr int SLICE = 32;          // channels, one a lane
 constexpr int PITCH = SLICE + 8;   // of rows of a slice: pairs of floats of 4 rows lie in different banks
 
-// Sums over the lanes of 64 values: lane L has those of 2 L and 2 L + 1 in the end.
-template <int half = 32>
-__device__ __forceinline__ void sum_lanes(float (&x)[64], int lane) {
-  const bool upper = lane & (half / 2);
+// Sums over the lanes of COUNT values, each in some lanes in the end: of 64, lane L has those of 2 L and 2 L + 1 in x[0]
+// and x[1]; of 32 / n, lane L has that of L / n in x[0].
+template <int COUNT, int BY = 16, int SIZE>
+__device__ __forceinline__ void sum_lanes(float (&x)[SIZE], int lane) {
+  if constexpr (COUNT > 1) {
+    const bool upper = lane & BY;
 #pragma unroll
-  for (int i = 0; i < half; ++i) {
-    const float mine = upper ? x[i + half] : x[i], other = upper ? x[i] : x[i + half];
-    x[i] = mine + __shfl_xor_sync(~0u, other, half / 2);
+    for (int i = 0; i < COUNT / 2; ++i) {
+      const float mine = upper ? x[i + COUNT / 2] : x[i], other = upper ? x[i] : x[i + COUNT / 2];
+      x[i] = mine + __shfl_xor_sync(~0u, other, BY);
+    }
+  } else {
+    x[0] += __shfl_xor_sync(~0u, x[0], BY);
   }
-  if constexpr (half > 2) sum_lanes<half / 2>(x, lane);
+  if constexpr (BY > 1) sum_lanes<(COUNT > 1 ? COUNT / 2 : 1), BY / 2>(x, lane);
 }
 
 // Decays of a warp's 8 rows in one channel, in powers of two.

@@ -4,12 +4,10 @@
 #include "stream.cuh"
 
 // A stage of the stream times rows of x.
-template <int TILES, int DEPTH, int PITCH, typename Stream>
-__device__ __forceinline__ void step(Tile (&tile)[TILES], Ring<DEPTH>& ring, Stream& stream, const float2 (*x)[PITCH],
-                                     int row, Lane l) {
+template <int TILES, int PITCH, typename Stream>
+__device__ __forceinline__ void step(Tile (&tile)[TILES], Stream& stream, const float2 (*x)[PITCH], int row, Lane l) {
   float4 g, h;
-  ring.take(g, h);
-  stream.ask(ring);
+  stream.take(g, h);
   multiply<TILES, PITCH>(tile, g, h, &x[0][0], row, l);
 }
 

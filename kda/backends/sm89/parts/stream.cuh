@@ -7,60 +7,65 @@
 #include "copies.cuh"
 #include "products.cuh"
 
-template <int DEPTH>
-struct Ring {
-  float4* mine;  // of this lane: [DEPTH][2][32]
-  int in, out;
-  __device__ __forceinline__ Ring(float4* of_warp, Lane l) : mine(of_warp + l.lane), in(0), out(0) {}
-  // `from` is the lane's own element of row g.
-  __device__ __forceinline__ void ask(const float* from, int pitch) {
-    copy16(mine + 64 * in, from);
-    copy16(mine + 64 * in + 32, from + 8 * pitch);
-    in = in + 1 == DEPTH ? 0 : in + 1;
-  }
-  // The stage asked for DEPTH groups ago.
-  __device__ __forceinline__ void take(float4& g, float4& h) {
-    wait<DEPTH - 1>();
-    g = mine[64 * out], h = mine[64 * out + 32];
-    out = out + 1 == DEPTH ? 0 : out + 1;
-  }
-};
-
-// Stages of one matrix in every chunk: its rows from `at`, the lane's own element, in tiles of 16 rows, `wide` stages each.
+// A matrix of which a warp has stages in every chunk: PITCH elements a row; WIDE stages a tile of 16 rows, 0 where there
+// is but one tile.
+template <int PITCH_, int WIDE_ = 0>
 struct Part {
-  const float* at;
-  i64 by;  // to the next chunk
-  int pitch, wide, stages;
+  static constexpr int PITCH = PITCH_, WIDE = WIDE_;
+  const float* at;  // the lane's own element of the next stage
+  i64 by;           // to the next chunk
+  int stages;
+  // Asks for stage `stage` of this chunk.
+  __device__ __forceinline__ void ask(float4* slot, int stage) {
+    copy16(slot, at);
+    copy16(slot + 32, at + 8 * PITCH);
+    at += 16;
+    if (WIDE && stage % (WIDE ? WIDE : 1) == WIDE - 1) at += 16 * PITCH - 16 * WIDE;
+  }
+  __device__ __forceinline__ void next_chunk() {
+    at += by - (WIDE ? stages / (WIDE ? WIDE : 1) * (16 * PITCH) : 16 * stages);
+  }
 };
 
-// The stages of one warp, chunk after chunk: of up to three matrices, one after the other.
+// The stages of one warp, chunk after chunk: of some matrices, one after the other.
+template <int DEPTH, typename First, typename Second, typename Third, typename Fourth>
 struct Stream {
-  Part part[3];
-  i64 left;  // chunks
-  int stage, ends[3];
-  __device__ __forceinline__ Stream(const Part& a, const Part& b, const Part& c, i64 chunks)
-      : part{a, b, c}, left(chunks), stage(0),
-        ends{a.stages, a.stages + b.stages, a.stages + b.stages + c.stages} {
-    if (ends[2] == 0) left = 0;
-  }
-  template <int DEPTH>
-  __device__ __forceinline__ static void ask_of(Ring<DEPTH>& ring, const Part& of, int stage) {
-    ring.ask(of.at + stage / of.wide * (16 * of.pitch) + stage % of.wide * 16, of.pitch);
+  First a;
+  Second b;
+  Third c;
+  Fourth d;
+  i64 chunks;  // left
+  int stage;
+  float4* slot;  // of this lane, in the ring: what is asked for lies where DEPTH stages ago something was
+  float4* const ring;
+
+  __device__ __forceinline__ Stream(float4* of_warp, First a, Second b, Third c, Fourth d, i64 chunks, Lane l)
+      : a(a), b(b), c(c), d(d), chunks(a.stages + b.stages + c.stages + d.stages ? chunks : 0), stage(0),
+        slot(of_warp + l.lane), ring(of_warp + l.lane) {
+#pragma unroll 1
+    for (int i = 0; i < DEPTH; ++i) ask();
   }
   // Asks for the next stage; a group is made even of nothing.
-  template <int DEPTH>
-  __device__ __forceinline__ void ask(Ring<DEPTH>& ring) {
-    if (left > 0) {
-      if (stage < ends[0]) ask_of(ring, part[0], stage);
-      else if (stage < ends[1]) ask_of(ring, part[1], stage - ends[0]);
-      else ask_of(ring, part[2], stage - ends[1]);
-      if (++stage == ends[2]) {
-        stage = 0, --left;
-#pragma unroll
-        for (int i = 0; i < 3; ++i) part[i].at += part[i].by;
+  __device__ __forceinline__ void ask() {
+    const int of_b = a.stages, of_c = of_b + b.stages, of_d = of_c + c.stages;
+    if (chunks > 0) {
+      if (stage < of_b) a.ask(slot, stage);
+      else if (stage < of_c) b.ask(slot, stage - of_b);
+      else if (stage < of_d) c.ask(slot, stage - of_c);
+      else if (Fourth::PITCH) d.ask(slot, stage - of_d);
+      if (++stage == of_d + d.stages) {
+        stage = 0, --chunks;
+        a.next_chunk(), b.next_chunk(), c.next_chunk(), d.next_chunk();
       }
     }
     commit();
+    slot = slot == ring + 64 * (DEPTH - 1) ? ring : slot + 64;
+  }
+  // The stage asked for DEPTH groups ago; and asks for another.
+  __device__ __forceinline__ void take(float4& g, float4& h) {
+    wait<DEPTH - 1>();
+    g = slot[0], h = slot[32];
+    ask();
   }
 };
 
