@@ -78,6 +78,22 @@ __device__ __forceinline__ void norms(Shared& s, const Inputs& x, i64 q_stride, 
   __syncwarp();
 }
 
+// A warp's rows of one channel, as they come; zero past the end.
+struct Slice {
+  float q[8], k[8], g[8], bias;
+  __device__ __forceinline__ void load(const Inputs& x, i64 head, i64 q_stride, i64 HV, int rows, int d, int warp) {
+    bias = BIAS ? x.dt_bias[head * K + d] : 0.0f;
+#pragma unroll
+    for (int r = 0; r < 8; ++r) {
+      const int at = 8 * warp + r;
+      const bool here = at < rows;
+      q[r] = here ? x.q[at * q_stride + d] : 0.0f;
+      k[r] = here ? x.k[at * q_stride + d] : 0.0f;
+      g[r] = here ? x.g[at * HV * K + d] : 0.0f;
+    }
+  }
+};
+
 // Decayed rows of one slice: for the products of each level, and what leaves the chunk.
 __device__ __forceinline__ void decay_rows(Shared& s, const Tiles& to, const Rows& e, const float (&q)[8],
                                            const float (&k)[8], int d, int warp, Lane l) {
@@ -274,25 +290,21 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const float rate = RATE ? finite(exp_(A_log[head])) : 1.0f;
   float near[64] = {};
   Far far;
+  Slice next;
+  next.load(x, head, q_stride, HV, rows, l.lane, warp);
 #pragma unroll 1
   for (int d = l.lane; d < K; d += SLICE) {
-    float qr[8], kr[8], g2[8];
-    const float bias = BIAS ? dt_bias[head * K + d] : 0.0f;
+    const Slice now = next;
+    if (d + SLICE < K) next.load(x, head, q_stride, HV, rows, d + SLICE, warp);
+    float g2[8];
 #pragma unroll
-    for (int r = 0; r < 8; ++r) {
-      const int at = 8 * warp + r;
-      const bool here = at < rows;
-      qr[r] = here ? x.q[at * q_stride + d] : 0.0f;
-      kr[r] = here ? x.k[at * q_stride + d] : 0.0f;
-      g2[r] = here ? x.g[at * HV * K + d] + bias : 0.0f;
-    }
-#pragma unroll
-    for (int r = 0; r < 8; ++r) g2[r] = 8 * warp + r < rows ? log2_decay<GATE_IS>(g2[r], rate, lower_bound) : 0.0f;
-    near_pairs(near, qr, kr, g2);
+    for (int r = 0; r < 8; ++r)
+      g2[r] = 8 * warp + r < rows ? log2_decay<GATE_IS>(now.g[r] + now.bias, rate, lower_bound) : 0.0f;
+    near_pairs(near, now.q, now.k, g2);
     const Rows e(g2);
     s.total[warp][l.lane] = e.total;
     __syncthreads();  // totals are there, and the slice before was multiplied
-    decay_rows(s, to, e, qr, kr, d, warp, l);
+    decay_rows(s, to, e, now.q, now.k, d, warp, l);
     __syncthreads();  // decayed rows are there
     far.add(s, warp, l);
   }
