@@ -220,7 +220,7 @@ FAULTS = {
     "dA_kk with the wrong sign": ("bwd/wy.cu", "? -1.0f : scale", "? 1.0f : scale"),
     "half of the columns are in db": ("bwd/wy.cu", "s.db[0][i] + s.db[1][i]", "2 * s.db[0][i]"),
     "slices of states are not waited for": (
-        "bwd/intra.cu", "    wait<0>();\n    __syncthreads();  // the slice", "    __syncthreads();  // the slice"
+        "bwd/intra.cu", "load(e0 + SLICE), wait<1>();", "load(e0 + SLICE), wait<2>();"
     ),
     "results of a level are read before they are there": (
         "bwd/intra.cu", "  __syncthreads();  // results are there\n", ""

@@ -153,7 +153,7 @@ class WyConfig:
 
     @property
     def shared(self) -> int:
-        return 4 * self.C * (self.C + 4 + SLICE + 4 + 3 * (SLICE + 8) + 2)
+        return 4 * self.C * (self.C + 4 + SLICE + 8 + 2 * (SLICE + 4 + 2 * (SLICE + 8)) + 2)
 
     @property
     def defines(self) -> dict[str, Any]:
@@ -179,7 +179,7 @@ class IntraConfig:
     @property
     def shared(self) -> int:
         C, warps, levels = self.C, self.C // 8, self.C.bit_length() - 4
-        place = max((3 * C + 2 * SLICE) * (SLICE + 8), 2 * C * (C + 4) + 3 * C * (SLICE + 4))
+        place = max(2 * (3 * C + 2 * SLICE) * (SLICE + 8), 2 * C * (C + 4) + 3 * C * (SLICE + 4))
         return 4 * (place + SLICE * (warps * (levels + 5) + 1))
 
     @property

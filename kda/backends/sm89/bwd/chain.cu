@@ -17,7 +17,7 @@
 constexpr int K = HEAD_K, V = HEAD_V, C = CHUNK, WARPS = C / 8, THREADS = 32 * WARPS, HALF = WARPS / 2;
 constexpr int BV = COLUMNS, DEPTH = STAGES, TILES = BV / 8, PITCH = BV + 1;
 constexpr int OWNERS = K / 16 < WARPS ? K / 16 : WARPS, OWN = K / 16 / OWNERS;  // warps that keep dh; their tiles
-constexpr int EACH = C * BV / THREADS;                                         // elements of do of a thread
+constexpr int EACH = C * BV / THREADS;  // elements of do of a thread
 
 struct Shared {
   float4 ring[WARPS][DEPTH][2][32];

@@ -1,21 +1,21 @@
-// bwd/intra of one chunk, one value head and 32 channels of K, what bwd/wy takes from states, and back through the gate.
+// bwd/intra of one chunk, one value head and 32 channels of K, with what bwd/wy takes from states and the gate.
 //
 //   x = scale 2^gc (do @ h^T) + sum_j dA_qk_ij kn_j D_ij          dqn = x
 //   plus = -2^gc (P @ h^T) + sum_j dA_kk_ij kn_j D_ij             dkn = b plus + minus;  db = db_local + sum_K kn plus
 //   minus = 2^(gc_last - gc) (v_new @ dh^T) + sum_i (dA_qk_ij qn_i + dA_kk_ij b_i kn_i) D_ij
-//   dg2[t] = what each decay over t gains: sums over rows i >= t of qn x + b kn plus, over rows i < t of kn minus, block
-//            by block (pairs.cuh), and 2^gc_last sum_V h dh.  No term is subtracted that was added before.
+//   dg2[t] = what each decay over t gains: sums over rows i >= t of qn x + b kn plus, over rows i < t of kn minus,
+//            block by block (pairs.cuh), and 2^gc_last sum_V h dh.  No term is subtracted that was added before.
 //
-// A CTA has C / 8 warps.  Products with states: a warp has 16 rows and 16 of the channels, V in slices of 32.  After that
-// a warp has 8 rows and a lane a channel: pairs inside 8 rows are IEEE products in registers; those of halves of blocks
-// of 16, 32 and 64 rows are 3xTF32 products of decayed rows, whose results come back through shared memory.
+// A CTA has C / 8 warps.  Products with states: a warp has 16 rows and 16 of the channels, V in slices of 32.  After
+// that a warp has 8 rows and a lane a channel: pairs inside 8 rows are IEEE products in registers; those of halves of
+// blocks of 16, 32 and 64 rows are 3xTF32 products of decayed rows, whose results come back through shared memory.
 //
 // dqn, dkn (tokens, HV, K); dg (tokens, HV, K); db (1 + K / 32, tokens, HV), shares of it, of which wy_bwd makes the
 // first; of_A_log, of_dt_bias (chunks, HV, K), sums over a chunk.
 //
 // Barriers: two a slice of V; results are there; two a level (decayed rows are there; results are there); totals.
-// Shared memory: slices of do, P, v_new (C, 40), h and dh (32, 40), in one place with dA_qk, dA_kk (C, C + 4) and six
-// halves of rows (C / 2, 36), or three wholes: 63,488 bytes at C = 64.
+// Shared memory: two slices of do, P, v_new (C, 40), h and dh (32, 40), one on its way, in one place with dA_qk, dA_kk
+// (C, C + 4) and six halves of rows (C / 2, 36), or three wholes: 90,240 bytes at C = 64.
 #include "copies.cuh"
 #include "pairs.cuh"
 #include "places.cuh"
@@ -23,11 +23,13 @@
 constexpr int K = HEAD_K, V = HEAD_V, C = CHUNK, WARPS = C / 8, THREADS = 32 * WARPS, M = C / 16;
 constexpr int LEVELS = C == 64 ? 3 : 2, P36 = SLICE + 4, PA = C + 4, SLICES = K / SLICE;
 
+struct Columns {
+  float d_o[C][PITCH], P[C][PITCH], v_new[C][PITCH], h[SLICE][PITCH], dh[SLICE][PITCH];
+};
+
 struct Shared {
   union {
-    struct {
-      float d_o[C][PITCH], P[C][PITCH], v_new[C][PITCH], h[SLICE][PITCH], dh[SLICE][PITCH];
-    };
+    Columns slice[2];
     struct {
       float dA_qk[C][PA], dA_kk[C][PA];
       union {
@@ -50,8 +52,9 @@ __device__ __forceinline__ int packed(int row) {
 
 template <int ROWS>
 __device__ __forceinline__ void load_slice(float (*to)[PITCH], const float* from, i64 stride, int rows) {
-  for (int at = threadIdx.x; at < ROWS * SLICE / 4; at += THREADS) {
-    const int i = at / (SLICE / 4), e = at % (SLICE / 4) * 4;
+#pragma unroll
+  for (int n = 0; n < ROWS * SLICE / 4 / THREADS; ++n) {
+    const int at = threadIdx.x + n * THREADS, i = at / (SLICE / 4), e = at % (SLICE / 4) * 4;
     const bool here = i < rows;
     copy16(&to[i][e], from + (here ? i * stride + e : 0), here ? 16 : 0);
   }
@@ -65,15 +68,21 @@ struct Matrices {
 __device__ __forceinline__ void of_states(Shared& s, const Matrices& x, i64 stride, int rows, int warp, Lane l) {
   const int row = warp % M * 16, column = warp / M * 16;
   float sum[3][2][4] = {}, last[SLICE / WARPS] = {};
+  const auto load = [&](int e) {
+    Columns& to = s.slice[e / SLICE % 2];
+    load_slice<C>(to.d_o, x.d_o + e, stride, rows);
+    load_slice<C>(to.P, x.P + e, stride, rows);
+    load_slice<C>(to.v_new, x.v_new + e, stride, rows);
+    load_slice<SLICE>(to.h, x.h + e, V, SLICE);
+    load_slice<SLICE>(to.dh, x.dh + e, V, SLICE);
+    commit();
+  };
+  load(0);
 #pragma unroll 1
   for (int e0 = 0; e0 < V; e0 += SLICE) {
-    load_slice<C>(s.d_o, x.d_o + e0, stride, rows);
-    load_slice<C>(s.P, x.P + e0, stride, rows);
-    load_slice<C>(s.v_new, x.v_new + e0, stride, rows);
-    load_slice<SLICE>(s.h, x.h + e0, V, SLICE);
-    load_slice<SLICE>(s.dh, x.dh + e0, V, SLICE);
-    commit();
-    wait<0>();
+    if (e0 + SLICE < V) load(e0 + SLICE), wait<1>();
+    else wait<0>();
+    const Columns& y = s.slice[e0 / SLICE % 2];
     __syncthreads();  // the slice is there
     Tile of[3][2];
 #pragma unroll
@@ -81,12 +90,13 @@ __device__ __forceinline__ void of_states(Shared& s, const Matrices& x, i64 stri
       B of_h[2] = {B(0.0f, 0.0f), B(0.0f, 0.0f)}, of_dh[2] = {B(0.0f, 0.0f), B(0.0f, 0.0f)};
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        const float2 a = *(const float2*)&s.h[column + 8 * n + l.g][e], b = *(const float2*)&s.dh[column + 8 * n + l.g][e];
+        const int d = column + 8 * n + l.g;
+        const float2 a = *(const float2*)&y.h[d][e], b = *(const float2*)&y.dh[d][e];
         of_h[n] = B(a.x, a.y), of_dh[n] = B(b.x, b.y);
       }
 #pragma unroll
       for (int m = 0; m < 3; ++m) {
-        const float (*left)[PITCH] = m == 0 ? s.d_o : m == 1 ? s.P : s.v_new;
+        const float (*left)[PITCH] = m == 0 ? y.d_o : m == 1 ? y.P : y.v_new;
         const float2 g = *(const float2*)&left[row + l.g][e], h = *(const float2*)&left[row + l.g + 8][e];
         const A a(g.x, h.x, g.y, h.y);
 #pragma unroll
@@ -104,7 +114,7 @@ __device__ __forceinline__ void of_states(Shared& s, const Matrices& x, i64 stri
 #pragma unroll
     for (int i = 0; i < SLICE / WARPS; ++i) {
       const int d = warp + WARPS * i;
-      last[i] = fmaf(s.h[d][l.lane], s.dh[d][l.lane], last[i]);
+      last[i] = fmaf(y.h[d][l.lane], y.dh[d][l.lane], last[i]);
     }
     __syncthreads();  // and was read
   }
@@ -281,8 +291,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     intra_bwd(const float* q, const float* k, const float* g, const float* A_log, const float* dt_bias,
               const float* of_rows, const float* h, const float* dh, const float* v_new, const float* d_o,
               const float* P, const float* dA_qk, const float* dA_kk, const Offset* cu_seqlens, const i64* first_chunk,
-              float* dqn, float* dkn, float* dg, float* db, float* of_A_log, float* of_dt_bias, i64 T, i64 tokens, i64 N,
-              i64 chunks, i64 H, i64 HV, float scale, float lower_bound) {
+              float* dqn, float* dkn, float* dg, float* db, float* of_A_log, float* of_dt_bias, i64 T, i64 tokens,
+              i64 N, i64 chunks, i64 H, i64 HV, float scale, float lower_bound) {
   extern __shared__ __align__(16) char memory[];
   Shared& s = *(Shared*)memory;
   const Lane l;
@@ -296,21 +306,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const int rows = place.rows;
   const i64 row = place.begin * HV + head, q_row = place.begin * H + head / (HV / H), q_stride = H * K;
   const i64 state = tile * (K * V) + (i64)slice * (SLICE * V);
-  of_states(s, {d_o + row * V, P + row * V, v_new + row * V, h + state, dh + state}, HV * V, rows, warp, l);
-
+  const float bias = BIAS ? dt_bias[head * K + d] : 0.0f, rate = RATE ? finite(exp_(A_log[head])) : 1.0f;
   Channel c;
   float g2[8], logit[8];
-  const float bias = BIAS ? dt_bias[head * K + d] : 0.0f, rate = RATE ? finite(exp_(A_log[head])) : 1.0f;
 #pragma unroll
-  for (int r = 0; r < 8; ++r) {
+  for (int r = 0; r < 8; ++r) {  // on their way meanwhile
     const int at = 8 * warp + r;
     const bool here = at < rows;
-    const float* of = of_rows + tile * (3 * C) + at;
-    c.qn[r] = here ? q[q_row * K + at * q_stride + d] * of[0] : 0.0f;
-    c.kn[r] = here ? k[q_row * K + at * q_stride + d] * of[C] : 0.0f;
-    c.b[r] = of[2 * C];
-    logit[r] = here ? g[(row + at * HV) * K + d] + bias : 0.0f;
-    g2[r] = here ? log2_decay<GATE_IS>(logit[r], rate, lower_bound) : 0.0f;
+    c.qn[r] = here ? q[q_row * K + at * q_stride + d] : 0.0f;
+    c.kn[r] = here ? k[q_row * K + at * q_stride + d] : 0.0f;
+    logit[r] = here ? g[(row + at * HV) * K + d] : 0.0f;
+  }
+  of_states(s, {d_o + row * V, P + row * V, v_new + row * V, h + state, dh + state}, HV * V, rows, warp, l);
+
+#pragma unroll
+  for (int r = 0; r < 8; ++r) {
+    const float* of = of_rows + tile * (3 * C) + 8 * warp + r;
+    c.qn[r] *= of[0], c.kn[r] *= of[C], c.b[r] = of[2 * C];
+    logit[r] += bias;
+    g2[r] = 8 * warp + r < rows ? log2_decay<GATE_IS>(logit[r], rate, lower_bound) : 0.0f;
   }
   const Rows e(g2);
   s.total[warp][l.lane] = e.total;

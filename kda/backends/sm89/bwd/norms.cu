@@ -15,7 +15,8 @@ __device__ __forceinline__ float sum_of(float x) {
 }
 
 // Gradient of x (K), whose normalised gradients by `group` value heads are dxn (group, K).
-__device__ __forceinline__ void norm_bwd(const float* x, const float* dxn, float* dx, i64 group, bool inside, int lane) {
+__device__ __forceinline__ void norm_bwd(const float* x, const float* dxn, float* dx, i64 group, bool inside,
+                                         int lane) {
   float y[EACH], dy[EACH] = {}, squares = 0.0f, along = 0.0f;
 #pragma unroll
   for (int i = 0; i < EACH; ++i) {

@@ -1,7 +1,7 @@
 // dA_log and ddt_bias of one value head: sums over all chunks, always in one order.
 //
-// A CTA of 512 threads: thread K j + d has channel d of every (512 / K)th chunk.  One barrier: sums of threads are there.
-// Shared memory: 4 KiB.
+// A CTA of 512 threads: thread K j + d has channel d of every (512 / K)th chunk.
+// One barrier: sums of threads are there.  Shared memory: 4 KiB.
 #include "places.cuh"
 
 constexpr int K = HEAD_K, THREADS = 512, GROUPS = THREADS / K;

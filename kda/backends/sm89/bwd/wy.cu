@@ -4,14 +4,16 @@
 //   dA_qk = scale tril(do @ v_new^T);  dA_kk = -strict_tril(P @ v_new^T)
 //
 // A CTA has C / 8 warps and walks V in slices of 32 columns.  Of P a warp has a tile of 16 rows and 16 columns of a
-// slice; of dA_qk (even warps) or dA_kk (odd ones) some tiles (16, 8) at or below the diagonal, in registers throughout.
+// slice; of dA_qk (even warps) or dA_kk (odd ones) some tiles (16, 8) at or below the diagonal, in registers.
 // All products are 3xTF32.
 //
 // do, v_new, dv_new, v, dv and P are rows of tokens (tokens, HV, V), db (tokens, HV); A_inv, dA_qk and dA_kk tiles
 // (C, C), of which nothing is written in blocks above the diagonal.  b comes from fwd/prepare.
 //
-// Barriers: two a slice (do, v_new and dv_new are there; P is there), one before each (the slice was read).
-// Shared memory: A_inv (C, C + 4), dv_new (C, 36), do, v_new and P (C, 40): 57,856 bytes at C = 64.
+// Barriers: three a slice (the one before was read; do, v_new and dv_new are there; P is there).  The next slice is on
+// its way meanwhile.
+// Shared memory: A_inv (C, C + 4), P (C, 40), two slices of dv_new (C, 36), do and v_new (C, 40): 87,552 bytes at
+// C = 64.
 #include "copies.cuh"
 #include "pairs.cuh"
 #include "places.cuh"
@@ -19,16 +21,22 @@
 constexpr int V = HEAD_V, C = CHUNK, WARPS = C / 8, THREADS = 32 * WARPS, M = C / 16;
 constexpr int MATRIX = M * (M + 1), TILES = MATRIX / (WARPS / 2);  // tiles of dA_qk; of a warp
 
+struct Columns {
+  float dv_new[C][SLICE + 4], d_o[C][PITCH], v_new[C][PITCH];
+};
+
 struct Shared {
-  float A_inv[C][C + 4], dv_new[C][SLICE + 4], d_o[C][PITCH], v_new[C][PITCH], P[C][PITCH];
+  float A_inv[C][C + 4], P[C][PITCH];
+  Columns slice[2];
   float db[2][C];
 };
 
 // 32 columns of rows of tokens, zero past the end.
 template <int Q>
 __device__ __forceinline__ void load_slice(float (*to)[Q], const float* from, i64 stride, int rows) {
-  for (int at = threadIdx.x; at < C * SLICE / 4; at += THREADS) {
-    const int i = at / (SLICE / 4), e = at % (SLICE / 4) * 4;
+#pragma unroll
+  for (int n = 0; n < C * SLICE / 4 / THREADS; ++n) {
+    const int at = threadIdx.x + n * THREADS, i = at / (SLICE / 4), e = at % (SLICE / 4) * 4;
     const bool here = i < rows;
     copy16(&to[i][e], from + (here ? i * stride + e : 0), here ? 16 : 0);
   }
@@ -54,18 +62,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const float* from = A_inv + tile * (C * C);
   for (int at = threadIdx.x; at < C * C / 4; at += THREADS)
     copy16(&s.A_inv[at / (C / 4)][at % (C / 4) * 4], from + 4 * at);
-  commit();
+  const auto load = [&](int e) {
+    Columns& to = s.slice[e / SLICE % 2];
+    load_slice(to.d_o, d_o + token * V + e, stride, rows);
+    load_slice(to.v_new, v_new + token * V + e, stride, rows);
+    load_slice(to.dv_new, dv_new + token * V + e, stride, rows);
+    commit();
+  };
+  load(0);
 
   float matrix[TILES][4] = {}, of_P[2] = {};
   const float b[2] = {of_rows[tile * (3 * C) + 2 * C + row + l.g], of_rows[tile * (3 * C) + 2 * C + row + l.g + 8]};
 #pragma unroll 1
   for (int e0 = 0; e0 < V; e0 += SLICE) {
     __syncthreads();  // the slice before was read
-    load_slice(s.d_o, d_o + token * V + e0, stride, rows);
-    load_slice(s.v_new, v_new + token * V + e0, stride, rows);
-    load_slice(s.dv_new, dv_new + token * V + e0, stride, rows);
-    commit();
-    wait<0>();
+    if (e0 + SLICE < V) load(e0 + SLICE), wait<1>();
+    else wait<0>();
+    const Columns& x = s.slice[e0 / SLICE % 2];
     __syncthreads();  // do, v_new and dv_new are there
 
     Tile of[2];
@@ -78,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
           const int e = column + 8 * n + l.g;
-          of[n].add(a, B(s.dv_new[at][e], s.dv_new[at + 1][e]));
+          of[n].add(a, B(x.dv_new[at][e], x.dv_new[at + 1][e]));
         }
       }
       of[0].settle(), of[1].settle();
@@ -101,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       }
     }
     __syncthreads();  // P is there
-    const float (*left)[PITCH] = warp % 2 ? s.P : s.d_o;
+    const float (*left)[PITCH] = warp % 2 ? s.P : x.d_o;
 #pragma unroll
     for (int n = 0; n < TILES; ++n) {
       const int at = warp / 2 * TILES + n, m = (at >= 2) + (at >= 6) + (at >= 12), j = 8 * (at - m * (m + 1));
@@ -110,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       for (int e = 0; e < SLICE; e += 8) {
         const float2 g = *(const float2*)&left[16 * m + l.g][e + 2 * l.t];
         const float2 h = *(const float2*)&left[16 * m + l.g + 8][e + 2 * l.t];
-        const float2 of_j = *(const float2*)&s.v_new[j + l.g][e + 2 * l.t];
+        const float2 of_j = *(const float2*)&x.v_new[j + l.g][e + 2 * l.t];
         one.add(A(g.x, h.x, g.y, h.y), B(of_j.x, of_j.y));
       }
       one.finish();

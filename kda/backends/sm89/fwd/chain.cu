@@ -18,7 +18,8 @@
 
 constexpr int K = HEAD_K, V = HEAD_V, C = CHUNK, WARPS = C / 8, THREADS = 32 * WARPS, HALF = WARPS / 2;
 constexpr int BV = COLUMNS, DEPTH = STAGES, TILES = BV / 8, PITCH = BV + 1;
-constexpr int OWNERS = K / 16 < WARPS ? K / 16 : WARPS, OWN = K / 16 / OWNERS;  // warps that keep the state; their tiles
+// Warps that keep the state, and their tiles of 16 rows.
+constexpr int OWNERS = K / 16 < WARPS ? K / 16 : WARPS, OWN = K / 16 / OWNERS;
 
 struct Shared {
   float4 ring[WARPS][DEPTH][2][32];
@@ -27,8 +28,8 @@ struct Shared {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     chain(const float* w, const float* qg, const float* kg_t, const float* u, const float* A_qk, const float* gc_last,
-          const float* h0, const Offset* cu_seqlens, const i64* first_chunk, float* o, float* v_new, float* h, float* ht,
-          i64 T, i64 chunks, i64 HV, float scale) {
+          const float* h0, const Offset* cu_seqlens, const i64* first_chunk, float* o, float* v_new, float* h,
+          float* ht, i64 T, i64 chunks, i64 HV, float scale) {
   extern __shared__ __align__(16) char memory[];
   Shared& s = *(Shared*)memory;
   const Lane l;

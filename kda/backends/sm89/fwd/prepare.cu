@@ -149,14 +149,14 @@ __device__ __forceinline__ void put_far(Shared& s, const FarTile<S>& at, const f
   *(float2*)&s.A_qk[i][j] = make_float2(sum[2] * of_q * k0, sum[3] * of_q * k1);
 }
 
-// A_kk below the diagonal and A_qk on it as well; above there is anything.
+// A_kk below the diagonal and A_qk on it as well; above it, 0 inside 8 rows, which are read together.
 __device__ __forceinline__ void put_pairs(Shared& s, float (&near)[64], Far& far, float scale, int warp, Lane l) {
   sum_lanes<64>(near, l.lane);
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
     const int a = 8 * warp + l.lane / 4, b = 8 * warp + l.lane % 4 * 2 + n;
-    if (a > b) s.A_kk[a][b] = near[n] * s.ks[a] * s.ks[b] * s.b[a];
-    else s.A_qk[b][a] = near[n] * s.qs[b] * s.ks[a] * scale, s.A_kk[a][b] = 0.0f;  // read along with what is below
+    if (a > b) s.A_kk[a][b] = near[n] * s.ks[a] * s.ks[b] * s.b[a], s.A_qk[b][a] = 0.0f;
+    else s.A_qk[b][a] = near[n] * s.qs[b] * s.ks[a] * scale, s.A_kk[a][b] = 0.0f;
   }
   if (warp < C / 16) put_far(s, FarTile<8>(warp), far.of8, scale, l);
   put_far(s, FarTile<16>(warp), far.of16, scale, l);
@@ -234,7 +234,7 @@ struct Share {
 };
 
 __device__ __forceinline__ float4 lower(const float (*x)[P], int i, int j) {
-  const float4 y = *(const float4*)&x[i][j];
+  const float4 y = j <= i ? *(const float4*)&x[i][j] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   return make_float4(j <= i ? y.x : 0.0f, j + 1 <= i ? y.y : 0.0f, j + 2 <= i ? y.z : 0.0f, j + 3 <= i ? y.w : 0.0f);
 }
 

@@ -15,8 +15,8 @@
 constexpr int SLICE = 32;          // channels, one a lane
 constexpr int PITCH = SLICE + 8;   // of rows of a slice: pairs of floats of 4 rows lie in different banks
 
-// Sums over the lanes of COUNT values, each in some lanes in the end: of 64, lane L has those of 2 L and 2 L + 1 in x[0]
-// and x[1]; of 32 / n, lane L has that of L / n in x[0].
+// Sums over the lanes of COUNT values, each in some lanes in the end: of 64, lane L has those of 2 L and 2 L + 1 in
+// x[0] and x[1]; of 32 / n, lane L has that of L / n in x[0].
 template <int COUNT, int BY = 16, int SIZE>
 __device__ __forceinline__ void sum_lanes(float (&x)[SIZE], int lane) {
   if constexpr (COUNT > 1) {

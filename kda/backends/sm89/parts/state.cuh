@@ -1,4 +1,4 @@
-// What a chain over chunks keeps: a warp's rows of a state (K, BV) in registers, and its way to global and shared memory.
+// What a chain over chunks keeps: a warp's rows of a state (K, BV), in registers.
 #pragma once
 
 #include "stream.cuh"

@@ -1,14 +1,15 @@
 // Operands that one warp alone reads, on their way from global memory: a ring of stages in shared memory, 1 KiB each.
 //
-// A stage is a tile (16, 16) of a row-major matrix: lane 4 g + t asks for columns 4 t .. 4 t + 3 of rows g and g + 8 and
-// reads back what it asked for itself, so there is no barrier.  For mma the four columns are k t and t + 4 of two steps.
+// A stage is a tile (16, 16) of a row-major matrix: lane 4 g + t asks for columns 4 t .. 4 t + 3 of rows g and g + 8
+// and reads back what it asked for itself, so there is no barrier.  For mma the four columns are k t and t + 4 of two
+// steps.
 #pragma once
 
 #include "copies.cuh"
 #include "products.cuh"
 
-// A matrix of which a warp has stages in every chunk: PITCH elements a row; WIDE stages a tile of 16 rows, 0 where there
-// is but one tile.
+// A matrix of which a warp has stages in every chunk: PITCH elements a row; WIDE stages a tile of 16 rows, 0 where
+// there is but one tile.
 template <int PITCH_, int WIDE_ = 0>
 struct Part {
   static constexpr int PITCH = PITCH_, WIDE = WIDE_;
@@ -71,8 +72,8 @@ struct Stream {
 
 // tiles += a stage @ 16 rows of x from `row`, which is in its parts: TILES times 8 columns.
 template <int TILES, int PITCH>
-__device__ __forceinline__ void multiply(Tile (&tile)[TILES], const float4& g, const float4& h, const float2* x, int row,
-                                         Lane l) {
+__device__ __forceinline__ void multiply(Tile (&tile)[TILES], const float4& g, const float4& h, const float2* x,
+                                         int row, Lane l) {
 #pragma unroll
   for (int step = 0; step < 2; ++step) {
     const A a = step ? A(g.z, h.z, g.w, h.w) : A(g.x, h.x, g.y, h.y);
