@@ -240,13 +240,12 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
     plant(*FAULTS[fault], tmp_path, monkeypatch)
-    case = case_of(lengths=(130, 0, 30), HV=2, gate="softplus", seed=3)
-    exact = definition(case, torch.float64)
+    cases = [case_of(lengths=(130, 0, 30), HV=2, gate="softplus", seed=3), case_of(T=40, **D128)]
     try:
         with pytest.raises(AssertionError):
-            for schedule in (0, 1):
-                found = trained(case, dict(schedule=schedule, early=bool(schedule)))
-                for name, x in exact.items():
+            for schedule, case in ((0, cases[0]), (1, cases[0]), (1, cases[1]), (2, cases[1])):
+                found = trained(case, dict(schedule=schedule, early=schedule == 1))
+                for name, x in definition(case, torch.float64).items():
                     assert (found[name].double() - x).norm() < 3e-6 * x.norm(), name
     finally:
         launch.steps.cache_clear()
