@@ -10,9 +10,10 @@ from sm89_calls import D128, case_of, need_libnvrtc, plant, poison_fresh_memory,
 import kda
 from kda.backends.sm89 import launch, plan
 from kda.backends.sm89.configs import SMALLEST
+from kda.commands.selftest import is_here
 from kda.compile.errors import BuildError
 from kda.compile.fetching import fetch_here
-from kda.dispatch import recorder, weigh
+from kda.dispatch import capabilities, recorder, weigh
 from kda.host import standing_in
 from kda.problem import Problem
 from kda.simulator import capture
@@ -417,6 +418,13 @@ def test_every_gpu_from_sm89_up_takes_float32_by_itself(arch):
     assert weigh(dataclasses.replace(p, direction="backward"), host_of(arch)).backend == "sm89"
     with standing_in(host_of(arch)):
         assert recorder(p, "sm89") == "sm89"
+
+
+@pytest.mark.parametrize("arch, here", [("sm86", False), ("sm89", True), ("sm90", True), ("sm120", True)])
+def test_what_is_built_for_sm89_is_executed_on_later_gpus(arch, here):
+    (c,) = (c for c in capabilities() if c.backend == "sm89")
+    with standing_in(host_of(arch)):
+        assert is_here(c, plan.TARGET) is here
 
 
 def test_a_call_launches_two_kernels_and_a_packed_one_three():
