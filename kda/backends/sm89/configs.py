@@ -49,7 +49,8 @@ class PrepareConfig:
     @property
     def shared(self) -> int:
         C, levels = self.C, self.C.bit_length() - 4
-        slices = levels * (C + C // 2) * (SLICE + 8)
+        far = levels - 1 + C // 32                                             # tiles of pairs of a warp
+        slices = levels * (C + C // 2) * (SLICE + 8) + far * 4 * self.threads
         matrix = C * (C + 8)
         place = max(slices, matrix + max(2 * matrix, C * (self.V + 4)))
         return 4 * (C * (self.K + 4) + place + C // 8 * SLICE + 3 * C)

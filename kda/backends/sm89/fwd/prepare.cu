@@ -19,6 +19,7 @@
 #include "places.cuh"
 
 constexpr int K = HEAD_K, V = HEAD_V, C = CHUNK, WARPS = C / 8, THREADS = 32 * WARPS, LEVELS = C == 64 ? 3 : 2;
+constexpr int TOP = C / 32, FAR = LEVELS - 1 + TOP;  // tiles of the last level in a warp, and of all
 constexpr int P = C + 8;
 
 struct Shared {
@@ -26,6 +27,7 @@ struct Shared {
   union {
     struct {
       float x[LEVELS][C][PITCH], y[LEVELS][C / 2][PITCH];
+      float4 far[FAR][THREADS];  // sums of a warp's tiles of pairs, which would not fit in registers
     };
     struct {
       float X[C][P];
@@ -41,18 +43,18 @@ struct Shared {
 };
 
 struct Inputs {
-  const float *q, *k, *v, *g, *beta, *A_log, *dt_bias;  // q .. beta begin at the chunk's first row
+  const float *q, *k, *g, *beta, *A_log, *dt_bias;  // q .. beta begin at the chunk's first row
 };
+
+// x, of which a compiler knows nothing: what is made of it is made there, and not held in registers until then.
+__device__ __forceinline__ i64 hidden(i64 x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
 
 struct Tiles {
   float *w, *qg, *kg_t, *u, *A_qk, *gc_last, *w_t, *kg, *A_inv, *of_rows;
 };
-
-// 8 rows of a channel, in a transposed tile.
-__device__ __forceinline__ void put_channel(float* to, const float (&x)[8]) {
-  ((float4*)to)[0] = make_float4(x[0], x[1], x[2], x[3]);
-  ((float4*)to)[1] = make_float4(x[4], x[5], x[6], x[7]);
-}
 
 // 1 / |q| and 1 / |k| of a warp's rows, and their step sizes.
 __device__ __forceinline__ void norms(Shared& s, const Inputs& x, i64 q_stride, i64 HV, int rows, int warp, Lane l) {
@@ -83,13 +85,15 @@ struct Slice {
   float q[8], k[8], g[8], bias;
   __device__ __forceinline__ void load(const Inputs& x, i64 head, i64 q_stride, i64 HV, int rows, int d, int warp) {
     bias = BIAS ? x.dt_bias[head * K + d] : 0.0f;
+    const i64 of_q = hidden(q_stride), of_g = hidden(HV * K);
+    const float *from_q = x.q + 8 * warp * of_q + d, *from_k = x.k + 8 * warp * of_q + d;
+    const float* from_g = x.g + 8 * warp * of_g + d;
 #pragma unroll
-    for (int r = 0; r < 8; ++r) {
-      const int at = 8 * warp + r;
-      const bool here = at < rows;
-      q[r] = here ? x.q[at * q_stride + d] : 0.0f;
-      k[r] = here ? x.k[at * q_stride + d] : 0.0f;
-      g[r] = here ? x.g[at * HV * K + d] : 0.0f;
+    for (int r = 0; r < 8; ++r, from_q += of_q, from_k += of_q, from_g += of_g) {
+      const bool here = 8 * warp + r < rows;
+      q[r] = here ? *from_q : 0.0f;
+      k[r] = here ? *from_k : 0.0f;
+      g[r] = here ? *from_g : 0.0f;
     }
   }
 };
@@ -112,34 +116,50 @@ __device__ __forceinline__ void decay_rows(Shared& s, const Tiles& to, const Row
   }
   const Around around(s.total, warp, WARPS, l.lane);
   const float before = exp2_(around.before), after = exp2_(around.after);
-  float kg[8], qg[8];
 #pragma unroll
-  for (int r = 0; r < 8; ++r) {
-    const int row = 8 * warp + r;
-    const float kn = k[r] * s.ks[row], decay = e.after[r] * before;
-    s.kE[row][d] = kn * decay;
-    qg[r] = q[r] * s.qs[row] * decay;
-    kg[r] = kn * (e.before[r] * after);
-    if (KEEP != 2) to.qg[row * K + d] = qg[r];
-    else to.kg[row * K + d] = kg[r];
+  for (int r0 = 0; r0 < 8; r0 += 4) {
+    float kg[4], qg[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int r = r0 + i, row = 8 * warp + r;
+      const float kn = k[r] * s.ks[row], decay = e.after[r] * before;
+      s.kE[row][d] = kn * decay;
+      qg[i] = q[r] * s.qs[row] * decay;
+      kg[i] = kn * (e.before[r] * after);
+      if (KEEP != 2) to.qg[row * K + d] = qg[i];
+      else to.kg[row * K + d] = kg[i];
+    }
+    const int at = d * C + 8 * warp + r0;
+    *(float4*)&to.kg_t[at] = make_float4(kg[0], kg[1], kg[2], kg[3]);
+    if (KEEP == 2) *(float4*)&to.qg[at] = make_float4(qg[0], qg[1], qg[2], qg[3]);
   }
-  put_channel(&to.kg_t[d * C + 8 * warp], kg);
-  if (KEEP == 2) put_channel(&to.qg[d * C + 8 * warp], qg);
   if (warp == WARPS - 1) to.gc_last[d] = around.before + e.total;
 }
 
-// Tiles of pairs that lie 8 rows apart and more; a warp has some of each level.
-struct Far {
-  float of8[4] = {}, of16[4] = {}, of32[2][4] = {};
-  __device__ __forceinline__ void add(const Shared& s, int warp, Lane l) {
-    if (warp < C / 16) FarTile<8>(warp).add(of8, s.x[0], s.y[0], l);
-    FarTile<16>(warp).add(of16, s.x[1], s.y[1], l);
-    if (C == 64) {
-      FarTile<32>(2 * warp).add(of32[0], s.x[LEVELS - 1], s.y[LEVELS - 1], l);
-      FarTile<32>(2 * warp + 1).add(of32[1], s.x[LEVELS - 1], s.y[LEVELS - 1], l);
-    }
-  }
+struct Sum {
+  float of[4];
 };
+
+__device__ __forceinline__ Sum far_sum(const Shared& s, int n) {
+  const float4 x = s.far[n][threadIdx.x];
+  return {x.x, x.y, x.z, x.w};
+}
+
+// A slice of one tile of pairs.
+template <int S>
+__device__ __forceinline__ void add_far(Shared& s, int n, int level, FarTile<S> tile, bool first, Lane l) {
+  Sum sum = first ? Sum{} : far_sum(s, n);
+  tile.add(sum.of, s.x[level], s.y[level], l);
+  s.far[n][threadIdx.x] = make_float4(sum.of[0], sum.of[1], sum.of[2], sum.of[3]);
+}
+
+// Pairs that lie 8 rows apart and more; a warp has some tiles of each level.
+__device__ __forceinline__ void far_pairs(Shared& s, bool first, int warp, Lane l) {
+  if (warp < C / 16) add_far(s, 0, 0, FarTile<8>(warp), first, l);
+  if (C == 64) add_far(s, 1, 1, FarTile<16>(warp), first, l);
+#pragma unroll 1
+  for (int n = 0; n < TOP; ++n) add_far(s, LEVELS - 1 + n, LEVELS - 1, FarTile<C / 2>(TOP * warp + n), first, l);
+}
 
 template <int S>
 __device__ __forceinline__ void put_far(Shared& s, const FarTile<S>& at, const float (&sum)[4], float scale, Lane l) {
@@ -150,7 +170,12 @@ __device__ __forceinline__ void put_far(Shared& s, const FarTile<S>& at, const f
 }
 
 // A_kk below the diagonal and A_qk on it as well; above it, 0 inside 8 rows, which are read together.
-__device__ __forceinline__ void put_pairs(Shared& s, float (&near)[64], Far& far, float scale, int warp, Lane l) {
+__device__ __forceinline__ void put_pairs(Shared& s, float (&near)[64], float scale, int warp, Lane l) {
+  Sum far[FAR];
+#pragma unroll
+  for (int n = 0; n < FAR; ++n)
+    if (n > 0 || warp < C / 16) far[n] = far_sum(s, n);
+  __syncthreads();  // the last slice was multiplied, and its sums are in registers: A takes its place
   sum_lanes<64>(near, l.lane);
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
@@ -158,12 +183,10 @@ __device__ __forceinline__ void put_pairs(Shared& s, float (&near)[64], Far& far
     if (a > b) s.A_kk[a][b] = near[n] * s.ks[a] * s.ks[b] * s.b[a], s.A_qk[b][a] = 0.0f;
     else s.A_qk[b][a] = near[n] * s.qs[b] * s.ks[a] * scale, s.A_kk[a][b] = 0.0f;
   }
-  if (warp < C / 16) put_far(s, FarTile<8>(warp), far.of8, scale, l);
-  put_far(s, FarTile<16>(warp), far.of16, scale, l);
-  if (C == 64) {
-    put_far(s, FarTile<32>(2 * warp), far.of32[0], scale, l);
-    put_far(s, FarTile<32>(2 * warp + 1), far.of32[1], scale, l);
-  }
+  if (warp < C / 16) put_far(s, FarTile<8>(warp), far[0].of, scale, l);
+  if (C == 64) put_far(s, FarTile<16>(warp), far[1].of, scale, l);
+#pragma unroll
+  for (int n = 0; n < TOP; ++n) put_far(s, FarTile<C / 2>(TOP * warp + n), far[LEVELS - 1 + n].of, scale, l);
 }
 
 // 16 rows and 8 columns of a tile (C, D), and transposed where asked for.
@@ -262,7 +285,7 @@ __device__ __forceinline__ void put_matrices(const Shared& s, const Tiles& to, f
       to.of_rows[i] = s.qs[i], to.of_rows[C + i] = s.ks[i], to.of_rows[2 * C + i] = s.b[i];
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, C == 64 ? 2 : 3)
     prepare(const float* q, const float* k, const float* v, const float* g, const float* beta, const float* A_log,
             const float* dt_bias, const Offset* cu_seqlens, const i64* first_chunk, float* w, float* qg, float* kg_t,
             float* u, float* A_qk, float* gc_last, float* kept_A_qk, float* kept_A_inv, float* o,
@@ -281,39 +304,40 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
   const int rows = place.rows;
   const i64 row = place.begin * HV + head, q_row = place.begin * H + head / (HV / H), q_stride = H * K;
-  const Inputs x = {q + q_row * K, k + q_row * K, v + row * V, g + row * K, beta + row, A_log, dt_bias};
-  const Tiles to = {w + tile * (C * K),    qg + tile * (C * K),   kg_t + tile * (C * K),
-                    u + tile * (C * V),    A_qk + tile * (C * C), gc_last + tile * K,
-                    w_t + tile * (C * K),  kg + tile * (C * K),   A_inv + tile * (C * C), of_rows + tile * (3 * C)};
+  const Inputs x = {q + q_row * K, k + q_row * K, g + row * K, beta + row, A_log, dt_bias};
+  const auto tiles = [&](i64 tile) {
+    return Tiles{w + tile * (C * K),    qg + tile * (C * K),   kg_t + tile * (C * K),
+                 u + tile * (C * V),    A_qk + tile * (C * C), gc_last + tile * K,
+                 w_t + tile * (C * K),  kg + tile * (C * K),   A_inv + tile * (C * C), of_rows + tile * (3 * C)};
+  };
   norms(s, x, q_stride, HV, rows, warp, l);
 
   const float rate = RATE ? finite(exp_(A_log[head])) : 1.0f;
   float near[64] = {};
-  Far far;
-  Slice next;
-  next.load(x, head, q_stride, HV, rows, l.lane, warp);
 #pragma unroll 1
   for (int d = l.lane; d < K; d += SLICE) {
-    const Slice now = next;
-    if (d + SLICE < K) next.load(x, head, q_stride, HV, rows, d + SLICE, warp);
+    Slice now;
+    now.load(x, head, q_stride, HV, rows, d, warp);
     float g2[8];
 #pragma unroll
     for (int r = 0; r < 8; ++r)
-      g2[r] = 8 * warp + r < rows ? log2_decay<GATE_IS>(now.g[r] + now.bias, rate, lower_bound) : 0.0f;
+      g2[r] = GATE_IS == GIVEN || 8 * warp + r < rows  // a decay of 0 was loaded
+                  ? log2_decay<GATE_IS>(now.g[r] + now.bias, rate, lower_bound)
+                  : 0.0f;
     near_pairs(near, now.q, now.k, g2);
     const Rows e(g2);
     s.total[warp][l.lane] = e.total;
     __syncthreads();  // totals are there, and the slice before was multiplied
-    decay_rows(s, to, e, now.q, now.k, d, warp, l);
+    decay_rows(s, tiles(hidden(tile)), e, now.q, now.k, d, warp, l);
     __syncthreads();  // decayed rows are there
-    far.add(s, warp, l);
+    far_pairs(s, d < SLICE, warp, l);
   }
-  __syncthreads();  // the last slice was multiplied: A takes its place
-  put_pairs(s, near, far, scale, warp, l);
+  put_pairs(s, near, scale, warp, l);
   __syncthreads();  // A is there
   Share of_v;
-  of_v.fetch(x.v, HV * V, rows);
+  of_v.fetch(v + hidden(row) * V, HV * V, rows);
   inverse<C, P>(s.X, s.A_kk, warp, l);
+  const Tiles to = tiles(hidden(tile));
   put_matrices(s, to, kept_A_qk, kept_A_inv, row, HV, rows);
   __syncthreads();  // A was read: v takes its place
   of_v.share(s);
