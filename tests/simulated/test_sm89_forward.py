@@ -320,7 +320,7 @@ FAULTS = {
     ),
     "a joined block with the wrong sign": ("parts/inverse.cuh", "-1.0f, l);", "1.0f, l);"),
     "rows past the end of a sequence": (
-        "fwd/prepare.cu", "const bool here = at < rows;", "const bool here = at < rows + 1;"
+        "fwd/prepare.cu", "const bool here = 8 * warp + r < rows;", "const bool here = 8 * warp + r < rows + 1;"
     ),
     "an operand is read before it is there": ("parts/stream.cuh", "wait<DEPTH - 1>();", "wait<DEPTH>();"),
     "the state is read before it is there": (

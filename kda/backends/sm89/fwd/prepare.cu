@@ -11,9 +11,10 @@
 // KEEP 1: A_qk and A_inv go to rows of tokens (tokens, HV, C) as well.  KEEP 2, for a backward: kg (C, K), w_t (K, C),
 // A_inv (C, C) and 1 / |q|, 1 / |k| and b (3, C) too, and transposed qg (K, C) and A_qk (C, C) in place of qg and A_qk.
 //
-// Barriers: two a slice (totals of warps are there; decayed rows are there), then A, the inverse's, v.
-// Shared memory: kE (C, K + 4), and in one place decayed rows of a slice, then X, A_kk, A_qk (C, C + 8), then X and v:
-// 90,880 bytes at K = 128, C = 64.
+// Barriers: two a slice (totals of warps are there; decayed rows are there), then A, the inverse's, A was read, v.
+// Shared memory: kE (C, K + 4), and in one place decayed rows of a slice with sums of pairs, then X, A_kk, A_qk
+// (C, C + 8), then X and v: 98,048 bytes at K = 128, C = 64.  128 registers at C = 64: two CTAs an SM where there is
+// shared memory for them.
 #include "inverse.cuh"
 #include "pairs.cuh"
 #include "places.cuh"
