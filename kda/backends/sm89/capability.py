@@ -32,9 +32,9 @@ CAPABILITY = Capability(
         ),
         Rule(
             "sm89.installed",
-            lambda p, h: h.has("cuda-python"),
-            "needs the package cuda-python",
-            "pip install cuda-python nvidia-cuda-nvrtc",
+            lambda p, h: h.has("cuda-bindings"),
+            "needs the package cuda-bindings",
+            "pip install cuda-python",
         ),
         Rule(
             "sm89.chunks",
