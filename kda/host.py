@@ -10,7 +10,7 @@ import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-PACKAGES = ("torch", "triton", "nvidia-cutlass-dsl", "cuda-python", "apache-tvm-ffi")
+PACKAGES = ("torch", "triton", "nvidia-cutlass-dsl", "cuda-bindings", "apache-tvm-ffi")
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,7 @@ def is_here(c: Capability, target: Target | None) -> bool:
         return True
     cc = detect(here()).cc
     wanted = [target] if target else [parse(arch) for arch in c.archs]
-    return cc is not None and any(cc == t.cc for t in wanted)
+    return cc is not None and any(cc == t.cc or (c.portable and cc > t.cc) for t in wanted)
 
 
 def levels_of(c: Capability, target: Target | None, wanted: Evidence | None) -> tuple[Evidence, ...]:

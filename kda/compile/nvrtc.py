@@ -7,12 +7,17 @@ wheel nvidia-cuda-nvrtc, which a CUDA build of PyTorch brings along.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from . import store
 from .errors import BuildError, MissingCompilerError
 from .kernel import Kernel
+from .recipes import Constant, imported, nvrtc_version, source
 from .target import Target, parse
 
 _WHEEL = "`pip install nvidia-cuda-nvrtc` has it (a CUDA build of PyTorch brings it along; so does a CUDA toolkit)."
@@ -36,18 +41,79 @@ def compile(
     and, for structs, bytes.
     """
     target = parse(target) if isinstance(target, str) else target
-    flags = [
-        f"--gpu-architecture={target.spelling}",
-        "--std=c++17",
-        "-lineinfo",
-        *(f"-D{name}={value}" for name, value in (defines or {}).items()),
-        *options,
-    ]
-    headers = dict(headers or {})
+    flags, headers = _flags(target, defines, options), dict(headers or {})
     key = store.digest("nvrtc 1", version(), source, entry, flags, headers, file)
     about = {"kernel": entry, "arch": target.name, "file": file}
     built = (keep_in or store.default()).fetch(key, lambda: _build(source, entry, flags, headers, file), about)
     return Kernel.of(built["name"].decode(), built["ptx"].decode(), built["cubin"], target)
+
+
+class Source(NamedTuple):
+    """What NVRTC is given, in the words of `compile`."""
+
+    text: str
+    entry: str
+    defines: Mapping[str, Any]
+    headers: Mapping[str, str]
+    file: str
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One kernel to be built, and what it is launched with; hashable."""
+
+    function: str                            # "kda.backends.sm89.plan:source_of": of a config, gives a Source
+    config: Any                              # a frozen dataclass whose repr tells all of it; `kernel` is its name,
+    target: Target                           # `shared` the dynamic shared memory of a CTA
+    door = "kda.compile.nvrtc"
+    options = signature = MappingProxyType({})
+
+    @property
+    def module(self) -> str:
+        return self.function.partition(":")[0]
+
+    @property
+    def name(self) -> str:
+        return self.config.kernel
+
+    @property
+    def constants(self) -> Mapping[str, Constant]:
+        return dataclasses.asdict(self.config)
+
+    @functools.cached_property
+    def key(self) -> str:
+        """Its name in the store: a digest of the recipe and of all that a build of it depends on."""
+        parts = (self.function, repr(self.config), self.target.spelling)
+        return store.digest("nvrtc kernel 1", nvrtc_version(), self._source, parts)
+
+    @functools.cached_property
+    def about(self) -> dict[str, Any]:
+        """What its entry says of it."""
+        known = {"kernel": self.name, "arch": self.target.name, "module": self.module, "config": repr(self.config)}
+        return known | {"source": self._source, "nvrtc": nvrtc_version()}
+
+    @functools.cached_property
+    def _source(self) -> str:
+        return source(self.module)
+
+    def build(self) -> store.Entry:
+        load()
+        text, entry, defines, headers, file = imported(self.function)(self.config)
+        return _build(text, entry, _flags(self.target, defines, ()), dict(headers), file)
+
+    def opened(self, entry: store.Entry) -> Kernel:
+        return Kernel.of(entry["name"].decode(), entry["ptx"].decode(), entry["cubin"], self.target)
+
+    def dynamic_shared(self, kernel: Kernel) -> int:
+        return self.config.shared
+
+    def __reduce__(self):
+        return Recipe, (self.function, self.config, self.target)             # less the key of this process
+
+
+def load() -> None:
+    """Whether there is a libnvrtc."""
+    version()
 
 
 def version() -> tuple[int, int]:
@@ -61,6 +127,11 @@ def version() -> tuple[int, int]:
     except RuntimeError as error:                                            # cuda-python is there, libnvrtc is not
         raise MissingCompilerError("building CUDA C++", "libnvrtc", _WHEEL) from error
     return _checked(nvrtc, code) or (major, minor)
+
+
+def _flags(target: Target, defines: Mapping[str, Any] | None, options: Sequence[str]) -> list[str]:
+    given = [f"-D{name}={value}" for name, value in (defines or {}).items()]
+    return [f"--gpu-architecture={target.spelling}", "--std=c++17", "-lineinfo", *given, *options]
 
 
 def _build(source: str, entry: str, flags: list[str], headers: dict[str, str], file: str) -> store.Entry:

@@ -1,6 +1,6 @@
 """What a kernel is built from, by names alone: made, compared and looked up without importing a compiler.
 
-`Recipe` is that of a Triton kernel; `cutedsl.Recipe` that of a kernel in the CuTe DSL.
+`Recipe` is that of a Triton kernel; `cutedsl.Recipe` that of a kernel in the CuTe DSL, `nvrtc.Recipe` in CUDA C++.
 """
 
 from __future__ import annotations
@@ -213,6 +213,11 @@ def cutedsl_version() -> str | None:
     return _version("nvidia-cutlass-dsl")
 
 
+def nvrtc_version() -> str | None:
+    """Of the wheel of libnvrtc; of cuda-python, where a CUDA toolkit has the library."""
+    return _version("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu13", "nvidia-cuda-nvrtc-cu12", "cuda-python")
+
+
 def _version(*distributions: str) -> str | None:
     for distribution in distributions:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -221,4 +226,6 @@ def _version(*distributions: str) -> str | None:
 
 
 # What an entry calls a compiler whose version it names -> what people call it.
-COMPILERS = {"triton": ("Triton", triton_version), "cutedsl": ("CuTe DSL", cutedsl_version)}
+COMPILERS = {
+    "triton": ("Triton", triton_version), "cutedsl": ("CuTe DSL", cutedsl_version), "nvrtc": ("NVRTC", nvrtc_version),
+}  # fmt: skip

@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 
 MAGIC = b"kda built kernel 2\n"
 LEFT_BEHIND = 3600                           # seconds after which an unfinished file is nobody's any more
+SOURCES = {".py", ".cu", ".cuh"}             # what kernels are written in
 Entry = dict[str, bytes]
 
 
@@ -72,15 +73,19 @@ def digest(*parts: object) -> str:
 
 
 def sources(*places: ModuleType | Path) -> str:
-    """One name for the source of modules, files and folders; a package stands for every .py file in it."""
+    """One name for the source of modules, files and folders; a package stands for every file of SOURCES in it."""
     found = {}
     for number, place in enumerate(places):
         root = place if isinstance(place, Path) else Path(place.__file__)
         if hasattr(place, "__path__"):
             root = root.parent
-        for path in root.rglob("*.py") if root.is_dir() else [root]:
+        for path in filter(_is_source, root.rglob("*")) if root.is_dir() else [root]:
             found[f"{number}/{path.relative_to(root.parent).as_posix()}"] = path.read_bytes()
     return digest(found)
+
+
+def _is_source(path: Path) -> bool:
+    return path.suffix in SOURCES
 
 
 def _feed(found, part: object) -> None:

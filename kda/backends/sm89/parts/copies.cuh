@@ -1,0 +1,18 @@
+// cp.async: 16 bytes from global to shared memory, in groups.
+#pragma once
+
+#include "numbers.cuh"
+
+// `bytes` of the 16 are read, the others are zero.
+__device__ __forceinline__ void copy16(void* to, const void* from, int bytes = 16) {
+  const u32 at = (u32)__cvta_generic_to_shared(to);
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// All groups but the last `still` are there, for the thread that asked for them.
+template <int still>
+__device__ __forceinline__ void wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(still) : "memory");
+}

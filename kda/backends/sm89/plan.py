@@ -1,0 +1,125 @@
+"""Problem and number of SMs to what is launched: configurations, grids and the workspace.  No torch, no CUDA."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+
+from kda.bundles import chunk_bound
+from kda.compile import nvrtc
+from kda.compile.errors import BuildError
+from kda.compile.target import parse
+from kda.host import Host
+from kda.problem import Problem
+
+from .configs import (
+    SLICE,
+    SMALLEST,
+    ChainBwdConfig,
+    ChainConfig,
+    Config,
+    IntraConfig,
+    NormsConfig,
+    PrepareConfig,
+    SumsConfig,
+    TablesConfig,
+    WyConfig,
+)
+
+TARGET = parse("sm89")                       # the PTX of it runs on every later GPU
+OFFSETS = {"int32": 32, "int64": 64}         # dtypes of cu_seqlens
+COLUMNS = (32, 16, 8)                        # of a state in a CTA: the first that leaves few SMs idle
+WIDEST_BACK = 16                             # in a backward: more would not fit
+BUSY = 0.75                                  # of all SMs
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the shapes of a call say.  Packed, there may be fewer chunks."""
+
+    chunks: int                              # of a row of T tokens
+    tiles: int                               # chunks and value heads, at most
+    steps: dict[str, tuple[Config, int]]     # kernel -> its configuration, and CTAs; without a CTA it is left out
+
+    __hash__ = None                          # type: ignore[assignment]
+
+
+def plan(p: Problem, sms: int, offsets: str | None, keep: int = 0) -> Plan:
+    """`offsets`: dtype of cu_seqlens; `keep` as in PrepareConfig: 2 for a backward."""
+    packed = OFFSETS[offsets] if p.packed else 0
+    chunks, states = chunk_bound(p.B, p.T, p.N, p.C, p.packed), p.N * p.HV
+    places = (chunks + p.packed) * p.HV                                        # one may be needed for tokens of nobody
+    chain = chain_config(p, columns(p, sms), packed, output=keep < 2)
+    steps = {"prepare": (prepare_config(p, packed, keep), places), "chain": (chain, states * chain.parts)}
+    if packed:
+        steps["tables"] = TablesConfig(p.C, packed), 1
+    if keep == 2:
+        back = ChainBwdConfig(p.K, p.V, p.C, min(chain.columns, WIDEST_BACK), packed, p.state_v_first)
+        steps |= {
+            "chain_bwd": (back, states * back.parts),
+            "wy_bwd": (WyConfig(p.V, p.C, packed), places),
+            "intra_bwd": (IntraConfig(p.K, p.V, p.C, p.gate, p.A_log, p.dt_bias, packed), places * (p.K // SLICE)),
+            "norms_bwd": (NormsConfig(p.K, p.qk_l2norm, p.beta, packed), -(-p.B * p.T * p.H // 8)),
+        }  # fmt: skip
+        if p.A_log or p.dt_bias:
+            steps["sum_chunks"] = SumsConfig(p.K, p.A_log, p.dt_bias, packed), p.HV
+    return Plan(-(-p.T // p.C), chunks * p.HV, {name: step for name, step in steps.items() if step[1]})
+
+
+def columns(p: Problem, sms: int) -> int:
+    states = p.N * p.HV * p.V
+    return next((c for c in COLUMNS if states // c >= BUSY * sms), COLUMNS[-1])
+
+
+def prepare_config(p: Problem, packed: int, keep: int = 0) -> PrepareConfig:
+    return PrepareConfig(p.K, p.V, p.C, p.gate, p.qk_l2norm, p.A_log, p.dt_bias, p.beta, packed, keep)
+
+
+def chain_config(p: Problem, columns: int, packed: int, output: bool = True) -> ChainConfig:
+    """Without `output`, for a backward, whose kept states are (K, V) and initial ones as they come."""
+    return ChainConfig(p.K, p.V, p.C, columns, packed, p.state_v_first, output)
+
+
+def source_of(config: Config) -> nvrtc.Source:
+    headers = {path.name: path.read_text() for path in sorted((HERE / "parts").glob("*.cuh"))}
+    return nvrtc.Source((HERE / config.file).read_text(), config.kernel, config.defines, headers, config.file)
+
+
+def recipe(config: Config) -> nvrtc.Recipe:
+    return nvrtc.Recipe("kda.backends.sm89.plan:source_of", config, TARGET)
+
+
+def recipes(p: Problem, host: Host) -> list[nvrtc.Recipe]:
+    """All kernels that a call of this class can want, whatever B, T, N and the number of heads."""
+    small = dataclasses.replace(p, B=1, T=1, N=1, H=1, HV=1)
+    found = {}
+    for offsets, c in itertools.product(OFFSETS if p.packed else (None,), COLUMNS):
+        for keep in (2,) if p.direction == "backward" else (0, 1):
+            sms = int(p.V / c / BUSY)                                          # that take c columns of one state
+            found |= {config: None for config, _ in plan(small, sms, offsets, keep).steps.values()}
+    return [recipe(config) for config in found]
+
+
+def check_memory(config: Config, host: Host) -> None:
+    """A GPU may allow a CTA less than a kernel asks for."""
+    allowed = host.smem or SMALLEST
+    if config.shared > allowed:
+        raise BuildError(
+            f"{config.kernel} of K={config.K} V={config.V} C={config.C} asks for {config.shared:,} bytes of shared "
+            f"memory a CTA; {host} allows {allowed:,}. Use backend='triton'."
+        )
+
+
+FORWARD = ("w", "qg", "kg_t", "u", "A_qk", "gc_last")
+BACKWARD = (*FORWARD, "w_t", "kg")
+WITHIN = ("A_inv", "of_rows")                # what a backward wants to the end
+
+
+def sizes(p: Problem, names: tuple[str, ...]) -> dict[str, int]:
+    """Elements of a tile of each operand."""
+    K, V, C = p.K, p.V, p.C
+    of = {"u": C * V, "A_qk": C * C, "A_inv": C * C, "gc_last": K, "of_rows": 3 * C}
+    return {name: of.get(name, C * K) for name in names}

@@ -1,0 +1,95 @@
+"""Calls of the float32 backend in the simulator: what its tests share."""
+
+import functools
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from cute_calls import called, check
+
+import kda
+from kda.backends.sm89 import launch, plan
+from kda.compile import nvrtc
+from kda.simulator import capture
+from kda.verify.cases import make_inputs
+from kda.verify.definition import budgets
+from kda.verify.doors import Door
+from kda.verify.parity import describe, judge
+
+D128 = dict(K=128, V=128)
+
+
+def case_of(**options):
+    return make_inputs(**dict(H=1, K=64, V=64, dtype="float32", gate="bounded") | options)
+
+
+def seen(case, **options):
+    return called(case, backend="sm89", **options)
+
+
+def proven(case, **options):
+    return check(case, backend="sm89", **options)
+
+
+def trained(case, simulator=None, **options):
+    """o, the final states and all gradients by name, states as (K, V), and what the simulator objects to."""
+    turned = (lambda x: x.mT.contiguous()) if options.get("state_v_first") else (lambda x: x)
+    keywords = case.keywords | {"backend": "sm89"} | options
+    if keywords.get("initial_state") is not None:
+        keywords["initial_state"] = turned(keywords["initial_state"])
+    with capture(arch="sm89", **simulator or {}) as session:
+        out = kda.chunk_kda_fwd(**keywords)
+        grads = kda.chunk_kda_bwd(do=case.do, dht=turned(case.dht), **keywords)
+    assert not session.findings, "\n".join(map(str, session.findings[:5]))
+    found = {"o": out.o, "ht": out.final_state, **grads._asdict()}
+    found |= {name: turned(found[name]) for name in ("ht", "dh0") if found[name] is not None}
+    return {name: x for name, x in found.items() if x is not None}
+
+
+def proven_trained(case, **options):
+    found, limits = trained(case, **options), budgets(case, Door("sm89", "cpu").rounding(case))
+    assert found.keys() == limits.keys()
+    rows = [judge("call", name, limit, found[name], case, whole=True) for name, limit in limits.items()]
+    assert not any(row.wrong for row in rows), "\n".join(describe(row) for row in rows if row.wrong)
+    return found
+
+
+def need_libnvrtc():
+    try:
+        nvrtc.version()
+    except nvrtc.MissingCompilerError as error:
+        pytest.skip(str(error))
+
+
+def poison_fresh_memory(monkeypatch):
+    """What a kernel does not write is nan, or a number far outside of every tensor."""
+
+    def poisoned(*size, **how):
+        x = empty(*size, **how)
+        return x.fill_(torch.nan if x.is_floating_point() else torch.iinfo(x.dtype).max)
+
+    def like(x, *shape, **how):
+        return torch.empty(*shape, **{"dtype": x.dtype, "device": x.device} | how)
+
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", poisoned)
+    monkeypatch.setattr(torch, "empty_like", lambda x: like(x, x.shape))
+    monkeypatch.setattr(torch.Tensor, "new_empty", like)
+
+
+def built(config):
+    source = plan.source_of(config)
+    return nvrtc.compile(source.text, source.entry, defines=source.defines, headers=source.headers, file=source.file)
+
+
+def plant(file, old, new, folder, monkeypatch):
+    """Kernels come from a copy of the backend; `new` stands for `old` in `file`."""
+    copy = folder / "sm89"
+    shutil.copytree(Path(plan.__file__).parent, copy)
+    text = (copy / file).read_text()
+    assert text.count(old) == 1, f"{text.count(old)} places hold {old!r}"
+    (copy / file).write_text(text.replace(old, new))
+    monkeypatch.setattr(plan, "HERE", copy)
+    monkeypatch.setattr(launch, "kernel", functools.cache(built))
+    launch.steps.cache_clear()

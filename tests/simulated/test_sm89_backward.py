@@ -1,0 +1,251 @@
+"""The float32 backward on the CPU, from its PTX: gradients against the definition, clean in several schedules."""
+
+import dataclasses
+
+import pytest
+import torch
+from cute_calls import RAGGED, changed
+from sm89_calls import (
+    D128,
+    case_of,
+    need_libnvrtc,
+    plant,
+    poison_fresh_memory,
+    proven_trained,
+    trained,
+)
+
+import kda
+from kda.backends.sm89 import launch, plan
+from kda.simulator import capture
+from kda.stages import find
+from kda.verify.definition import definition
+from kda.verify.doors import Door
+from kda.verify.parity import Oracle, alone, describe
+from kda.verify.simulated import SimulatedDoor
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def libnvrtc():
+    need_libnvrtc()
+
+
+@pytest.fixture(autouse=True)
+def fresh_memory_is_poisoned(monkeypatch):
+    poison_fresh_memory(monkeypatch)
+
+
+# every option
+
+OPTIONS = {
+    "one chunk and a part of one, GVA": dict(T=70, H=2, HV=4),
+    "chunks of 32": dict(T=70, C=32),
+    "packed, many tokens of none, GVA": dict(HV=2, padding=70, **RAGGED),
+    "a batch, beta up to 2": dict(B=2, T=33, beta="2*sigmoid"),
+    "no initial state": dict(T=70, initial_state=False),
+    "softplus gate that forgets": dict(T=100, gate="softplus", regime="fast"),
+    "softplus gate, packed, chunks of 32": dict(C=32, gate="softplus", **RAGGED),
+    "given decays and beta, no l2norm": dict(T=70, gate="given", beta="given", l2norm=False),
+}
+LARGE = {
+    "K=V=128, GVA": dict(T=130, HV=2, **D128),
+    "K=V=128, chunks of 32, packed": dict(C=32, gate="softplus", padding=9, **D128, **RAGGED),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_gradients_are_those_of_the_definition(name):
+    proven_trained(case_of(**OPTIONS[name]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LARGE)
+def test_gradients_of_large_heads_are_those_of_the_definition(name):
+    proven_trained(case_of(**LARGE[name]))
+
+
+@pytest.mark.parametrize("without", ["A_log", "dt_bias"])
+def test_a_bounded_gate_may_lack_its_parameters(without):
+    case = case_of(T=40)
+    keywords = {name: x for name, x in case.keywords.items() if name != without}
+    proven_trained(dataclasses.replace(case, keywords=keywords))
+
+
+def test_states_may_be_v_first():
+    case = case_of(T=70, HV=2)
+    found, expected = trained(case, state_v_first=True), trained(case)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_the_final_state_may_have_no_gradient():
+    case = case_of(T=40)
+    zero = dataclasses.replace(case, dht=torch.zeros_like(case.dht))
+    with capture(arch="sm89") as session:
+        found = kda.chunk_kda_bwd(do=case.do, dht=None, backend="sm89", **case.keywords)._asdict()
+    assert not session.findings
+    expected = trained(zero)
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+NOTHING = [dict(B=2, T=0), dict(lengths=(0, 0), padding=10), dict(lengths=(), padding=9)]
+
+
+@pytest.mark.parametrize("shape", NOTHING, ids=str)
+def test_sequences_of_no_tokens_hand_their_gradients_through(shape):
+    case = case_of(HV=2, **shape)
+    found = trained(case)
+    assert torch.equal(found.pop("ht"), case.keywords["initial_state"]) and torch.equal(found.pop("dh0"), case.dht)
+    assert not any(x.any() for x in found.values())
+
+
+def test_memory_may_lie_in_any_order():
+    case = case_of(T=40, H=2)
+    apart = case.map(lambda x: torch.stack([x, x], -1).flatten(-2)[..., ::2] if x.is_floating_point() else x)
+    found, expected = trained(apart), trained(case)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+# what a recorded forward keeps
+
+
+def test_a_recorded_forward_keeps_the_two_products():
+    case = case_of(T=70, HV=2)
+    p, C = case.problem(), 64
+    with capture(arch="sm89") as session:
+        kept = launch.forward(p, case.inputs, "products").saved
+        grads = launch.backward(dataclasses.replace(p, direction="backward"), case.inputs, case.do, case.dht, kept)
+    assert not session.findings
+    expected = trained(case)
+    assert all(torch.equal(x.view(expected[n].shape), expected[n]) for n, x in grads._asdict().items() if x is not None)
+    oracle = Oracle(case, Door("sm89", "cpu").rounding(case))
+    for stage in ("fwd/gate", "fwd/intra", "fwd/wy"):
+        oracle.advance(find(stage))
+    for name, x in kept._asdict().items():
+        exact = oracle.exact[name]
+        for chunk, rows in enumerate((64, 6)):
+            found = x[64 * chunk : 64 * chunk + rows].transpose(0, 1).double()
+            assert (found - exact[chunk, :, :rows, :C]).norm() < 1e-6 * exact[chunk].norm()
+
+
+@pytest.mark.parametrize("stage", Door("sm89", "cpu").stages)
+def test_a_run_of_stages_is_what_is_written_out(stage):
+    case = case_of(lengths=(70, 0, 1), HV=2, gate="softplus")
+    at = SimulatedDoor("sm89", plan.TARGET)
+    rows = alone(at, case, find(stage), Oracle(case, at.rounding(case)))
+    assert not any(row.wrong for row in rows), "\n".join(describe(row) for row in rows if row.wrong)
+    assert not at.findings
+
+
+def test_autograd_takes_a_call_through_seven_kernels_after_two():
+    at = SimulatedDoor("sm89", plan.TARGET)
+    found = at.call(case_of(T=33), True)
+    assert at.launches == 9 and not at.findings and {"o", "dq", "dA_log", "dh0"} <= found.keys()
+
+
+# the same bits
+
+SHAPES = {"one": dict(T=130), "packed, chunks of 32": RAGGED | dict(C=32, padding=9)}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("schedule", [1, 2])
+def test_any_order_of_warps_gives_the_same_bits(schedule, shape):
+    case = case_of(**SHAPES[shape])
+    found, expected = trained(case, dict(schedule=schedule, early=schedule == 1)), trained(case)
+    assert all(torch.equal(found[x], expected[x]) for x in expected)
+
+
+def test_a_sequence_has_the_bits_that_it_has_alone():
+    case = case_of(lengths=(33, 70, 21))
+    found, x = trained(case), case.keywords
+    at = slice(33, 103)
+    rows = {n: x[n][:, at] for n in ("q", "k", "v", "g", "beta")} | {"initial_state": x["initial_state"][1:2]}
+    keywords = {n: y for n, y in x.items() if n != "cu_seqlens"} | rows
+    alone = trained(dataclasses.replace(case, keywords=keywords, do=case.do[:, at], dht=case.dht[1:2]))
+    for name in ("o", "dq", "dk", "dv", "dg", "dbeta"):
+        assert torch.equal(found[name][:, at], alone[name]), name
+    assert torch.equal(found["dh0"][1:2], alone["dh0"])
+
+
+# hard inputs
+
+HARD = {
+    "identical keys": dict(k=lambda x: x[:, :1].expand_as(x).contiguous()),
+    "saturated gates": dict(g=lambda x: torch.where(x > 0, 1e4, -1e4).to(x.dtype)),
+    "keys of zero": dict(k=torch.zeros_like),
+    "rates of e^50": dict(A_log=lambda x: x + 50),
+}
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_hard_inputs_are_within_budget(name):
+    proven_trained(changed(case_of(T=70), **HARD[name]))
+
+
+@pytest.mark.parametrize("size", [-1000.0, -torch.inf])
+def test_decays_whose_products_vanish_have_gradients(size):
+    case = changed(case_of(T=70, gate="given"), g=lambda x: (0.01 * x).index_fill(1, torch.arange(3, 70, 9), size))
+    found = trained(case)
+    assert all(x.isfinite().all() for x in found.values())
+    if size > -torch.inf:
+        proven_trained(case)
+
+
+@pytest.mark.parametrize("regime", ["slow", "fast"])
+def test_ordinary_inputs_have_errors_below_3e_6(regime):
+    case = case_of(T=130, gate="softplus", regime=regime)
+    found, exact = trained(case), definition(case, torch.float64)
+    errors = {n: float((found[n].double() - x).norm() / x.norm()) for n, x in exact.items()}
+    assert max(errors.values()) < 3e-6, errors
+
+
+# faults
+
+FAULTS = {
+    "dh is read before it is there": (
+        "bwd/chain.cu", "    __syncthreads();  // dh and do are there, dv_new was read\n", ""
+    ),
+    "A_qk^T do is read before it is there": (
+        "bwd/chain.cu", "    __syncthreads();  // A_qk^T @ do is there, dh and do were read\n", ""
+    ),
+    "dv_new is read before it is there": (
+        "bwd/chain.cu", "    __syncthreads();  // dv_new is there, A_qk^T @ do was read\n", ""
+    ),
+    "what w gives back is added": ("bwd/chain.cu", "S.of[m][n][i] -= taken", "S.of[m][n][i] += taken"),
+    "dh without its scale": ("bwd/chain.cu", "scale * added[n]", "added[n]"),
+    "P is read before it is there": ("bwd/wy.cu", "    __syncthreads();  // P is there\n", ""),
+    "a slice overwrites the one before": ("bwd/wy.cu", "    __syncthreads();  // the slice before was read\n", ""),
+    "dA_kk with the wrong sign": ("bwd/wy.cu", "? -1.0f : scale", "? 1.0f : scale"),
+    "half of the columns are in db": ("bwd/wy.cu", "s.db[0][i] + s.db[1][i]", "2 * s.db[0][i]"),
+    "slices of states are not waited for": (
+        "bwd/intra.cu", "load(e0 + SLICE), wait<1>();", "load(e0 + SLICE), wait<2>();"
+    ),
+    "results of a level are read before they are there": (
+        "bwd/intra.cu", "  __syncthreads();  // results are there\n", ""
+    ),
+    "matrices overwrite what is read": ("bwd/intra.cu", "    __syncthreads();  // and was read\n", ""),
+    "decays inside 8 rows gain nothing": ("bwd/intra.cu", "sum += pairs[i], dg2[i] += sum;", ";"),
+    "decays of other warps' rows are left out": ("bwd/intra.cu", "if (i > warp) others +=", "if (i > 8) others +="),
+    "the last decay gains nothing": ("bwd/intra.cu", "float others = through_last;", "float others = 0.0f;"),
+    "the diagonal is left out": ("bwd/intra.cu", "minus[j] = fmaf(on, qn[j], minus[j]);", ""),
+    "the l2norm is left out": ("bwd/norms.cu", "fmaf(-y[i], along, dy[i])", "dy[i]"),
+    "one value head of two": ("bwd/norms.cu", "j < group; ++j) dy", "j < 1; ++j) dy"),
+    "a chunk is left out of the sums": ("bwd/sums.cu", "c < all;", "c < all - 1;"),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
+    plant(*FAULTS[fault], tmp_path, monkeypatch)
+    cases = [case_of(lengths=(130, 0, 30), HV=2, gate="softplus", seed=3), case_of(T=40, **D128)]
+    try:
+        with pytest.raises(AssertionError):
+            for schedule, case in ((0, cases[0]), (1, cases[0]), (1, cases[1]), (2, cases[1])):
+                found = trained(case, dict(schedule=schedule, early=schedule == 1))
+                for name, x in definition(case, torch.float64).items():
+                    assert (found[name].double() - x).norm() < 3e-6 * x.norm(), name
+    finally:
+        launch.steps.cache_clear()
