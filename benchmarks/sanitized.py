@@ -67,7 +67,7 @@ def follow(folder: Path) -> None:
     sys.path.insert(0, str(folder))
 
     def kernel(config):
-        build = importlib.import_module(f"{copy.name}.sm90.fwd.{plan.KERNELS[type(config)]}").build
+        build = importlib.import_module(f"{copy.name}.{plan.KERNELS[type(config)]}").build
         (kernel,) = build(config, plan.TARGET).kernels.values()
         return kernel
 
