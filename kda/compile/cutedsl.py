@@ -12,8 +12,6 @@ that is there, nothing of the DSL is imported.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import gc
 import io
 import platform
@@ -22,17 +20,16 @@ import shlex
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from . import store
 from .errors import BuildError, MissingCompilerError
 from .kernel import Kernel, entries
 from .launching import taker
-from .recipes import Constant, cutedsl_version, imported, source
+from .recipes import ConfiguredRecipe, imported
 from .target import Target, parse
 
 PREFIX = "kda"                               # of the symbols in a host object
@@ -98,59 +95,22 @@ def compile(
     return fresh[0] if fresh else _loaded(entry, target, options)
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """One kernel to be built, and what it is launched with; hashable."""
+class Recipe(ConfiguredRecipe):
+    """`function` ("kda.backends.sm90.fwd.chain:build") gives Compiled of a config and a target."""
 
-    function: str                            # "kda.backends.sm90.fwd.chain:build": of config and target, gives Compiled
-    config: Any                              # a frozen dataclass whose repr tells all of it; `shared` bytes of a CTA
-    target: Target
     door = "kda.compile.cutedsl"
-    options = signature = MappingProxyType({})
-
-    @property
-    def module(self) -> str:
-        return self.function.partition(":")[0]
+    compiler, form = "cutedsl", "cutedsl kernel 2"
 
     @property
     def name(self) -> str:
         """Of the file of the kernel."""
         return self.module.rpartition(".")[2]
 
-    @property
-    def constants(self) -> Mapping[str, Constant]:
-        return dataclasses.asdict(self.config)
-
-    @functools.cached_property
-    def key(self) -> str:
-        """Its name in the store: a digest of the recipe and of all that a build of it depends on."""
-        parts = (self.function, repr(self.config), self.target.spelling)
-        return store.digest("cutedsl kernel 2", cutedsl_version(), self._source, parts)
-
-    @functools.cached_property
-    def about(self) -> dict[str, Any]:
-        """What its entry says of it."""
-        known = {"kernel": self.name, "arch": self.target.name, "module": self.module, "config": repr(self.config)}
-        return known | {"source": self._source, "cutedsl": cutedsl_version()}
-
-    @functools.cached_property
-    def _source(self) -> str:
-        return source(self.module)
-
     def build(self) -> store.Entry:
         with _without_collections():
             load()
             (found,) = imported(self.function)(self.config, self.target).kernels.values()
         return {"name": found.name.encode(), "ptx": found.ptx.encode(), "cubin": found.cubin}
-
-    def opened(self, entry: store.Entry) -> Kernel:
-        return Kernel.of(entry["name"].decode(), entry["ptx"].decode(), entry["cubin"], self.target)
-
-    def dynamic_shared(self, kernel: Kernel) -> int:
-        return self.config.shared
-
-    def __reduce__(self):
-        return Recipe, (self.function, self.config, self.target)             # less the key of this process
 
 
 def fake_stream() -> Any:

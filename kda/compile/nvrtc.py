@@ -7,17 +7,13 @@ wheel nvidia-cuda-nvrtc, which a CUDA build of PyTorch brings along.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from . import store
 from .errors import BuildError, MissingCompilerError
 from .kernel import Kernel
-from .recipes import Constant, imported, nvrtc_version, source
+from .recipes import ConfiguredRecipe, imported
 from .target import Target, parse
 
 _WHEEL = "`pip install nvidia-cuda-nvrtc` has it (a CUDA build of PyTorch brings it along; so does a CUDA toolkit)."
@@ -58,57 +54,20 @@ class Source(NamedTuple):
     file: str
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """One kernel to be built, and what it is launched with; hashable."""
+class Recipe(ConfiguredRecipe):
+    """`function` ("kda.backends.sm89.plan:source_of") gives a Source of a config, whose `kernel` is its name."""
 
-    function: str                            # "kda.backends.sm89.plan:source_of": of a config, gives a Source
-    config: Any                              # a frozen dataclass whose repr tells all of it; `kernel` is its name,
-    target: Target                           # `shared` the dynamic shared memory of a CTA
     door = "kda.compile.nvrtc"
-    options = signature = MappingProxyType({})
-
-    @property
-    def module(self) -> str:
-        return self.function.partition(":")[0]
+    compiler, form = "nvrtc", "nvrtc kernel 1"
 
     @property
     def name(self) -> str:
         return self.config.kernel
 
-    @property
-    def constants(self) -> Mapping[str, Constant]:
-        return dataclasses.asdict(self.config)
-
-    @functools.cached_property
-    def key(self) -> str:
-        """Its name in the store: a digest of the recipe and of all that a build of it depends on."""
-        parts = (self.function, repr(self.config), self.target.spelling)
-        return store.digest("nvrtc kernel 1", nvrtc_version(), self._source, parts)
-
-    @functools.cached_property
-    def about(self) -> dict[str, Any]:
-        """What its entry says of it."""
-        known = {"kernel": self.name, "arch": self.target.name, "module": self.module, "config": repr(self.config)}
-        return known | {"source": self._source, "nvrtc": nvrtc_version()}
-
-    @functools.cached_property
-    def _source(self) -> str:
-        return source(self.module)
-
     def build(self) -> store.Entry:
         load()
         text, entry, defines, headers, file = imported(self.function)(self.config)
         return _build(text, entry, _flags(self.target, defines, ()), dict(headers), file)
-
-    def opened(self, entry: store.Entry) -> Kernel:
-        return Kernel.of(entry["name"].decode(), entry["ptx"].decode(), entry["cubin"], self.target)
-
-    def dynamic_shared(self, kernel: Kernel) -> int:
-        return self.config.shared
-
-    def __reduce__(self):
-        return Recipe, (self.function, self.config, self.target)             # less the key of this process
 
 
 def load() -> None:

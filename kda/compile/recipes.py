@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import importlib.metadata
@@ -229,3 +230,50 @@ def _version(*distributions: str) -> str | None:
 COMPILERS = {
     "triton": ("Triton", triton_version), "cutedsl": ("CuTe DSL", cutedsl_version), "nvrtc": ("NVRTC", nvrtc_version),
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ConfiguredRecipe:
+    """One kernel that a function makes of a configuration, and what it is launched with; hashable.
+
+    A door's own says what is built (`build`), what the kernel is called (`name`), and of itself:
+    """
+
+    function: str                            # "module:function"
+    config: Any                              # a frozen dataclass whose repr tells all of it; `shared` bytes of a CTA
+    target: Target
+    options = signature = MappingProxyType({})
+    # door: its module;  compiler: its name in COMPILERS;  form: of what is kept, a new one where that changes
+
+    @property
+    def module(self) -> str:
+        return self.function.partition(":")[0]
+
+    @property
+    def constants(self) -> Mapping[str, Constant]:
+        return dataclasses.asdict(self.config)
+
+    @functools.cached_property
+    def key(self) -> str:
+        """Its name in the store: a digest of the recipe and of all that a build of it depends on."""
+        parts = (self.function, repr(self.config), self.target.spelling)
+        return store.digest(self.form, COMPILERS[self.compiler][1](), self._source, parts)
+
+    @functools.cached_property
+    def about(self) -> dict[str, Any]:
+        """What its entry says of it."""
+        known = {"kernel": self.name, "arch": self.target.name, "module": self.module, "config": repr(self.config)}
+        return known | {"source": self._source, self.compiler: COMPILERS[self.compiler][1]()}
+
+    @functools.cached_property
+    def _source(self) -> str:
+        return source(self.module)
+
+    def opened(self, entry: store.Entry) -> Kernel:
+        return Kernel.of(entry["name"].decode(), entry["ptx"].decode(), entry["cubin"], self.target)
+
+    def dynamic_shared(self, kernel: Kernel) -> int:
+        return self.config.shared
+
+    def __reduce__(self):
+        return type(self), (self.function, self.config, self.target)          # less the key of this process

@@ -49,9 +49,7 @@ def steps(p: Problem, cc: tuple[int, int], sms: int, offsets: torch.dtype | None
     def step(config: Config | None, grid: tuple[int, int, int], *numbers: float) -> Bound | None:
         if config is None or 0 in grid:
             return None
-        return kernel(config, target(cc)).bound(
-            grid, *numbers, block=config.threads, cluster=config.cluster, dynamic_shared=config.shared, pdl=config.early
-        )
+        return config.bound(kernel(config, target(cc)), grid, *numbers)
 
     every = p.C // C if p.intermediate_states else 0                           # of so many chunks a state is kept
     gate = (p.scale, p.lower_bound or 0.0)

@@ -33,9 +33,7 @@ def step(config: Config | None, grid: tuple[int, int, int], *numbers: float) -> 
     """What launches a kernel, where there is one and something to do."""
     if config is None or 0 in grid:
         return None
-    return kernel(config).bound(
-        grid, *numbers, block=config.threads, cluster=config.cluster, dynamic_shared=config.shared, pdl=config.early
-    )
+    return config.bound(kernel(config), grid, *numbers)
 
 
 class Steps(NamedTuple):

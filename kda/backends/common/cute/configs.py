@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kda.compile.kernel import Bound, Kernel
 
 STRIP = 8                                    # columns of the states
 
@@ -12,6 +16,12 @@ class Launched:
 
     cluster: tuple[int, int, int] | int = 1
     early: bool = False                      # comes onto the SM before the kernel ahead of it in its call is done
+
+    def bound(self, kernel: Kernel, grid: tuple[int, int, int], *numbers: float) -> Bound:
+        """The launch of a kernel that was built for this, of all but its tensors."""
+        return kernel.bound(
+            grid, *numbers, block=self.threads, cluster=self.cluster, dynamic_shared=self.shared, pdl=self.early
+        )
 
 
 @dataclass(frozen=True)
