@@ -8,14 +8,19 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 import kda
 from kda.backends.sm90 import launch, plan
+from kda.dispatch import weigh
+from kda.problem import Problem
 from kda.simulator import capture
+from kda.simulator.chips import host_of
 from kda.verify.definition import budgets
 from kda.verify.doors import Door
 from kda.verify.parity import describe, judge
 
+TOKENS = ("q", "k", "v", "g", "beta")
 RAGGED = dict(lengths=(65, 0, 1, 30))
 
 
@@ -45,17 +50,45 @@ def check(case, backend="sm90", **options):
     return found
 
 
-def plant(file, old, new, folder, monkeypatch):
-    """Kernels come from a copy of the backend in `folder`; `new` stands for `old` in `file` ("sm90/fwd/chain")."""
-    package = copy_backend("sm90", file, old, new, folder, monkeypatch)
+def looks_at_no_later_token(case, at, backend):
+    later = {n: (lambda x: torch.cat((x[:, :at], x[:, at:].flip(1) * 3), 1)) for n in TOKENS}
+    (found, _), (expected, _) = called(changed(case, **later), backend=backend), called(case, backend=backend)
+    assert torch.equal(found["o"][:, :at], expected["o"][:, :at])
+    assert not torch.equal(found["o"][:, at:], expected["o"][:, at:])
 
-    def broken(config):
-        build = importlib.import_module(f"{package}.{plan.KERNELS[type(config)]}").build
-        (kernel,) = build(config, plan.TARGET).kernels.values()
+
+def has_the_bits_that_it_has_alone(case, begin, end, backend):
+    """The second of three sequences, tokens `begin` to `end`, between nan and inf; what is found, and o alone."""
+    nan, inf = float("nan"), float("inf")
+    spoiled = {n: (lambda x: torch.cat((x[:, :begin] * nan, x[:, begin:end], x[:, end:] * inf), 1)) for n in TOKENS}
+    (found, _), x = called(changed(case, **spoiled), backend=backend), case.keywords
+    rows = {name: x[name][:, begin:end] for name in TOKENS}
+    with capture(arch=backend):
+        alone = kda.chunk_kda_fwd(**x | rows | {"cu_seqlens": None}, backend=backend)
+    assert torch.equal(found["o"][:, begin:end], alone.o) and torch.equal(found["ht"][1], alone.final_state[0])
+    assert alone.o.isfinite().all()
+    return found["o"]
+
+
+def refusals(words, backend):
+    """Ids of the rules by which it does not take a problem; each says what to do."""
+    reasons = dict(weigh(Problem.parse(words), host_of(backend), backend).tried)[backend]
+    assert all("-> " in reason for reason in reasons)
+    return [reason.split(":")[0] for reason in reasons]
+
+
+def plant(file, old, new, folder, monkeypatch, backend="sm90"):
+    """Kernels come from a copy of the backend in `folder`; `new` stands for `old` in `file` ("sm90/fwd/chain")."""
+    package = copy_backend(backend, file, old, new, folder, monkeypatch)
+    of = {name: importlib.import_module(f"kda.backends.{backend}.{name}") for name in ("launch", "plan")}
+
+    def broken(config, arch=plan.TARGET):
+        build = importlib.import_module(f"{package}.{of['plan'].KERNELS[type(config)]}").build
+        (kernel,) = build(config, arch).kernels.values()
         return kernel
 
-    monkeypatch.setattr(launch, "kernel", broken)
-    kept_nowhere(monkeypatch)
+    monkeypatch.setattr(of["launch"], "kernel", broken)
+    kept_nowhere(monkeypatch, of["launch"])
 
 
 def copy_backend(backend, file, old, new, folder, monkeypatch):
@@ -90,9 +123,9 @@ def has_products_that_wait_for_no_other(kernel, folder):
     assert sass.count("HGMMA") > waits > 0 and sass.count("WARPGROUP.DEPBAR") == waits
 
 
-def kept_nowhere(monkeypatch):
+def kept_nowhere(monkeypatch, of=launch):
     """Kernels are made ready for each call."""
-    monkeypatch.setattr(launch, "steps", launch.steps.__wrapped__)
+    monkeypatch.setattr(of, "steps", getattr(of.steps, "__wrapped__", of.steps))
 
 
 def forget_plans():

@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from cute_calls import RAGGED, called, changed, check, copy_backend
+from cute_calls import (
+    RAGGED,
+    called,
+    changed,
+    check,
+    has_the_bits_that_it_has_alone,
+    kept_nowhere,
+    looks_at_no_later_token,
+    plant,
+    refusals,
+)
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
@@ -46,7 +56,7 @@ def proven(case, **options):
 def by_one_cluster(monkeypatch):
     """All sequences and heads, one after the other."""
     monkeypatch.setattr(launch, "plan", lambda p, sms, offsets: plan.plan(p, 2, offsets))
-    monkeypatch.setattr(launch, "steps", launch.steps.__wrapped__)
+    kept_nowhere(monkeypatch, launch)
 
 
 OPTIONS = {
@@ -168,23 +178,13 @@ def test_any_order_of_warps_gives_the_same_bits(schedule, shape):
 @pytest.mark.parametrize("gate", ["bounded", "softplus"])
 def test_no_output_depends_on_later_tokens(gate):
     case, at = case_of(T=150, gate=gate), 75
-    later = {n: (lambda x: torch.cat((x[:, :at], x[:, at:].flip(1) * 3), 1)) for n in ("q", "k", "v", "g", "beta")}
-    (found, _), (expected, _) = seen(changed(case, **later)), seen(case)
-    assert torch.equal(found["o"][:, :at], expected["o"][:, :at])
-    assert not torch.equal(found["o"][:, at:], expected["o"][:, at:])
+    looks_at_no_later_token(case, at, "sm100")
 
 
 def test_a_sequence_has_the_bits_that_it_has_alone_whatever_its_neighbours_hold():
     lengths = (33, 40, 21)
     case = case_of(lengths=lengths, initial_state=False)
-    spoiled = {n: (lambda x: torch.cat((x[:, :33] * float("nan"), x[:, 33:73], x[:, 73:] * float("inf")), 1))
-               for n in ("q", "k", "v", "g", "beta")}  # fmt: skip
-    (found, _), x = seen(changed(case, **spoiled)), case.keywords
-    rows = {name: x[name][:, 33:73] for name in ("q", "k", "v", "g", "beta")}
-    with capture(arch="sm100"):
-        alone = kda.chunk_kda_fwd(**x | rows | {"cu_seqlens": None}, backend="sm100")
-    assert torch.equal(found["o"][:, 33:73], alone.o) and torch.equal(found["ht"][1], alone.final_state[0])
-    assert alone.o.isfinite().all()
+    has_the_bits_that_it_has_alone(case, 33, 73, "sm100")
 
 
 HARD = {
@@ -260,14 +260,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
-    package = copy_backend("sm100", *FAULTS[fault], tmp_path, monkeypatch)
-
-    def broken(config, arch):
-        module = importlib.import_module(f"{package}.{plan.KERNELS[type(config)]}")
-        (kernel,) = module.build(config, arch).kernels.values()
-        return kernel
-
-    monkeypatch.setattr(launch, "kernel", broken)
+    plant(*FAULTS[fault], tmp_path, monkeypatch, "sm100")
     by_one_cluster(monkeypatch)
     cases = [case_of(T=390), case_of(padding=9, **RAGGED), case_of(**WALK), case_of(T=70, gate="softplus")]
     with pytest.raises(AssertionError):
@@ -330,7 +323,7 @@ def test_it_takes_the_shared_memory_that_its_configuration_says(monkeypatch):
     """With 16 bytes less it reaches beyond it."""
     enough = FusedConfig.shared.fget
     monkeypatch.setattr(FusedConfig, "shared", property(lambda config: enough(config) - 16))
-    monkeypatch.setattr(launch, "steps", launch.steps.__wrapped__)
+    kept_nowhere(monkeypatch, launch)
     _, session = seen(case_of(T=100))
     assert any(finding.kind == "out-of-bounds" for finding in session.findings)
 
@@ -373,9 +366,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("words", REFUSED)
 def test_what_it_cannot_do_is_refused_with_a_way_out(words):
-    p = Problem.parse(f"bounded lower_bound=-5 l2norm {words}")
-    reasons = dict(weigh(p, host_of("sm100"), "sm100").tried)["sm100"]
-    assert [r.split(":")[0] for r in reasons] == [REFUSED[words]] and all("-> " in r for r in reasons)
+    assert refusals(f"bounded lower_bound=-5 l2norm {words}", "sm100") == [REFUSED[words]]
 
 
 def test_no_kernel_keeps_all_that_a_backward_reads():

@@ -1,10 +1,17 @@
 """The Blackwell forward of few heads: sequences cut into segments, on the CPU from PTX."""
 
-import importlib
 
 import pytest
 import torch
-from cute_calls import called, changed, check, copy_backend, reads_nothing_before_the_kernel_ahead_is_done
+from cute_calls import (
+    called,
+    changed,
+    check,
+    kept_nowhere,
+    looks_at_no_later_token,
+    plant,
+    reads_nothing_before_the_kernel_ahead_is_done,
+)
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
@@ -19,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "three_segments")
 @pytest.fixture
 def three_segments(monkeypatch):
     monkeypatch.setattr(plan, "PIECES", 3)
-    monkeypatch.setattr(launch, "steps", launch.steps.__wrapped__)
+    kept_nowhere(monkeypatch, launch)
 
 
 def case_of(**options):
@@ -59,14 +66,7 @@ def test_any_order_of_warps_gives_the_same_bits(schedule):
 
 
 def test_nothing_depends_on_later_tokens():
-    case = case_of(T=200)
-    expected = called(case, backend="sm100")[0]["o"]
-
-    def others(x):
-        return torch.cat((x[:, :100], -2 * x[:, 100:]), 1)
-
-    found = called(changed(case, **dict.fromkeys(("q", "k", "v", "g", "beta"), others)), backend="sm100")[0]["o"]
-    assert torch.equal(found[:, :100], expected[:, :100]) and not torch.equal(found[:, 100:], expected[:, 100:])
+    looks_at_no_later_token(case_of(T=200), 100, "sm100")
 
 
 @pytest.mark.parametrize("options", ["batch_invariant=true", "intermediate_states=true", "N=0 packed"])
@@ -119,14 +119,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
-    package = copy_backend("sm100", *FAULTS[fault], tmp_path, monkeypatch)
-
-    def broken(config, arch):
-        module = importlib.import_module(f"{package}.{plan.KERNELS[type(config)]}")
-        (kernel,) = module.build(config, arch).kernels.values()
-        return kernel
-
-    monkeypatch.setattr(launch, "kernel", broken)
+    plant(*FAULTS[fault], tmp_path, monkeypatch, "sm100")
     with pytest.raises(AssertionError):
         for schedule in (0, 1):
             check(case_of(T=200), backend="sm100", schedule=schedule, early=bool(schedule))

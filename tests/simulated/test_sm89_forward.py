@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from cute_calls import RAGGED, changed
+from cute_calls import RAGGED, changed, has_the_bits_that_it_has_alone, looks_at_no_later_token, refusals
 from sm89_calls import D128, case_of, need_libnvrtc, plant, poison_fresh_memory, proven, seen
 
 import kda
@@ -217,23 +217,13 @@ def test_any_order_of_warps_gives_the_same_bits(schedule, shape):
 @pytest.mark.parametrize("at", [1, 9, 33, 75])
 def test_no_output_depends_on_later_tokens(gate, at):
     case = case_of(T=100, gate=gate)
-    later = {n: (lambda x: torch.cat((x[:, :at], x[:, at:].flip(1) * 3), 1)) for n in ("q", "k", "v", "g", "beta")}
-    (found, _), (expected, _) = seen(changed(case, **later)), seen(case)
-    assert torch.equal(found["o"][:, :at], expected["o"][:, :at])
-    assert not torch.equal(found["o"][:, at:], expected["o"][:, at:])
+    looks_at_no_later_token(case, at, "sm89")
 
 
 def test_a_sequence_has_the_bits_that_it_has_alone_whatever_its_neighbours_hold():
     lengths = (33, 70, 21)
     case = case_of(lengths=lengths, initial_state=False)
-    spoiled = {n: (lambda x: torch.cat((x[:, :33] * float("nan"), x[:, 33:103], x[:, 103:] * float("inf")), 1))
-               for n in ("q", "k", "v", "g", "beta")}  # fmt: skip
-    (found, _), x = seen(changed(case, **spoiled)), case.keywords
-    rows = {name: x[name][:, 33:103] for name in ("q", "k", "v", "g", "beta")}
-    with capture(arch="sm89"):
-        alone = kda.chunk_kda_fwd(**x | rows | {"cu_seqlens": None}, backend="sm89")
-    assert torch.equal(found["o"][:, 33:103], alone.o) and torch.equal(found["ht"][1], alone.final_state[0])
-    assert alone.o.isfinite().all() and found["o"][:, :33].isnan().all()
+    assert has_the_bits_that_it_has_alone(case, 33, 103, "sm89")[:, :33].isnan().all()
 
 
 # hard inputs, and how large the error is
@@ -444,9 +434,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("words", REFUSED)
 def test_what_it_cannot_do_is_refused_with_a_way_out(words):
-    p = Problem.parse(f"float32 K=64 V=64 bounded lower_bound=-5 l2norm {words}")
-    reasons = dict(weigh(p, host_of("sm89"), "sm89").tried)["sm89"]
-    assert [r.split(":")[0] for r in reasons] == [REFUSED[words]] and all("-> " in r for r in reasons)
+    assert refusals(f"float32 K=64 V=64 bounded lower_bound=-5 l2norm {words}", "sm89") == [REFUSED[words]]
 
 
 def test_an_older_gpu_is_refused():
