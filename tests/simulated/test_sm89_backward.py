@@ -204,17 +204,19 @@ def test_ordinary_inputs_have_errors_below_3e_6(regime):
 # faults
 
 FAULTS = {
-    "dh is read before it is there": (
-        "bwd/chain.cu", "    __syncthreads();  // dh and do are there, dv_new was read\n", ""
+    "the first do is read before it is there": (
+        "bwd/chain.cu", "  __syncthreads();  // the first do is there\n", ""
     ),
-    "A_qk^T do is read before it is there": (
-        "bwd/chain.cu", "    __syncthreads();  // A_qk^T @ do is there, dh and do were read\n", ""
+    "dh is read before it is there": (
+        "bwd/chain.cu", "    __syncthreads();  // dh and A_qk^T @ do are there, dv_new was read\n", ""
     ),
     "dv_new is read before it is there": (
-        "bwd/chain.cu", "    __syncthreads();  // dv_new is there, A_qk^T @ do was read\n", ""
+        "bwd/chain.cu",
+        "    __syncthreads();  // dv_new, the next do and qg^T @ do are there; dh and A_qk^T @ do were read\n", "",
     ),
+    "the next do overwrites this": ("bwd/chain.cu", "of_do.share(s.d_o[1 - now])", "of_do.share(s.d_o[now])"),
     "what w gives back is added": ("bwd/chain.cu", "S.of[m][n][i] -= taken", "S.of[m][n][i] += taken"),
-    "dh without its scale": ("bwd/chain.cu", "scale * added[n]", "added[n]"),
+    "dh without its scale": ("bwd/chain.cu", "x.scale * added[n].sum[i]", "added[n].sum[i]"),
     "P is read before it is there": ("bwd/wy.cu", "    __syncthreads();  // P is there\n", ""),
     "a slice overwrites the one before": ("bwd/wy.cu", "    __syncthreads();  // the slice before was read\n", ""),
     "dA_kk with the wrong sign": ("bwd/wy.cu", "? -1.0f : scale", "? 1.0f : scale"),

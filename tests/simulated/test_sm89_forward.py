@@ -294,7 +294,7 @@ FAULTS = {
     ),
     "lo is left out": ("parts/products.cuh", "mma(small, a.lo, b.hi);", ""),
     "the tensor core adds it all up": (
-        "parts/products.cuh", "sum[i] += large[i], large[i] = 0.0f;", ";"
+        "parts/stream.cuh", "if (n % 2)  // two", "if (n == COUNT - 1)  // two"
     ),
     "hi is cut, and lo as well": ("parts/products.cuh", "+ 0x1000u) & 0xffffe000u", ") & 0xfffff000u"),
     "slices are not kept apart": (
@@ -312,7 +312,10 @@ FAULTS = {
     "rows past the end of a sequence": (
         "fwd/prepare.cu", "const bool here = 8 * warp + r < rows;", "const bool here = 8 * warp + r < rows + 1;"
     ),
-    "an operand is read before it is there": ("parts/stream.cuh", "wait<DEPTH - 1>();", "wait<DEPTH>();"),
+    "an operand is taken before its turn": (
+        "parts/stream.cuh", "now = waiting[n % DEPTH];", "now = waiting[(n + 1) % DEPTH];"
+    ),
+    "operands of the next chunk are those of this": ("parts/stream.cuh", "(of_next ? by : 0)", "(of_next ? 0 : 0)"),
     "the state is read before it is there": (
         "fwd/chain.cu", "    __syncthreads();  // the state is there, v_new was read\n", ""
     ),

@@ -86,18 +86,18 @@ class ChainConfig:
         return self.V // self.columns
 
     @property
-    def stages(self) -> int:
-        """KiB of a warp's ring: as many as are on their way at once."""
+    def ahead(self) -> int:
+        """Stages of left operands on their way to a warp, 8 registers each."""
         return 4 if self.columns == 32 else 8
 
     @property
     def shared(self) -> int:
-        return self.C // 8 * self.stages * 1024 + 8 * (self.K + self.C) * (self.columns + 1)
+        return 8 * (self.K + self.C) * (self.columns + 1)
 
     @property
     def defines(self) -> dict[str, Any]:
         return {
-            "HEAD_K": self.K, "HEAD_V": self.V, "CHUNK": self.C, "COLUMNS": self.columns, "STAGES": self.stages,
+            "HEAD_K": self.K, "HEAD_V": self.V, "CHUNK": self.C, "COLUMNS": self.columns, "AHEAD": self.ahead,
             "PACKED": self.packed, "STATES_V_FIRST": int(self.v_first), "OUTPUT": int(self.output),
         }  # fmt: skip
 
@@ -112,7 +112,7 @@ class ChainBwdConfig:
     v_first: bool                            # states are (V, K)
     kernel = "chain_bwd"
     file = "bwd/chain.cu"
-    stages = 6                               # KiB of a warp's ring
+    ahead = 8                                # stages of left operands on their way to a warp
 
     @property
     def threads(self) -> int:
@@ -125,13 +125,13 @@ class ChainBwdConfig:
 
     @property
     def shared(self) -> int:
-        pitch = self.columns + 1
-        return self.C // 8 * self.stages * 1024 + 8 * (self.K + 2 * self.C) * pitch + 4 * self.C * pitch
+        handed = self.K if self.K // 16 <= self.C // 16 else 1
+        return 4 * (self.columns + 1) * (2 * self.K + 7 * self.C + handed)
 
     @property
     def defines(self) -> dict[str, Any]:
         return {
-            "HEAD_K": self.K, "HEAD_V": self.V, "CHUNK": self.C, "COLUMNS": self.columns, "STAGES": self.stages,
+            "HEAD_K": self.K, "HEAD_V": self.V, "CHUNK": self.C, "COLUMNS": self.columns, "AHEAD": self.ahead,
             "PACKED": self.packed, "STATES_V_FIRST": int(self.v_first),
         }  # fmt: skip
 

@@ -2,27 +2,29 @@
 //
 //   dv_new = A_qk^T @ do + kg @ dh;  next dh = 2^gc_last dh + scale qg^T @ do - w^T @ dv_new
 //
-// A CTA has C / 8 warps.  First the lower half of the warps has 16 rows each of kg @ dh, the upper half of A_qk^T @ do,
-// which is handed over in shared memory; and the warps that keep 16 or 32 rows of dh have qg^T @ do for these.  Then
-// these have w^T @ dv_new.  As in fwd/chain.cu, products are 3xTF32 into fresh accumulators, dh is kept by IEEE sums,
-// left operands come through a ring for each warp, and dh, do and dv_new lie in shared memory in their tf32 parts.
+// A CTA has C / 8 warps, of which some keep 16 or 32 rows of dh each.  What waits for dh is kg @ dh and then
+// w^T @ dv_new.  The lower half of the warps makes kg @ dh, 16 rows each; the upper half qg^T @ do meanwhile, for its
+// own rows or, where it keeps none, for those of the lower half.  Then who keeps rows makes w^T @ dv_new, and qg^T @ do
+// where it is not done, and the upper half A_qk^T @ do of the chunk that comes next.  As in fwd/chain.cu, products are
+// 3xTF32 into fresh accumulators, dh is kept by IEEE sums, left operands are in registers a chunk ahead, and dh, do and
+// dv_new lie in shared memory in their tf32 parts; do twice, for this chunk and the next.
 //
-// Three barriers a chunk: dh and do are there (dv_new was read); A_qk^T @ do is there (dh and do were read); dv_new is
-// there (A_qk^T @ do was read).
-// Shared memory: dh (K, BV + 1), do and dv_new (C, BV + 1), 8 bytes an element; A_qk^T @ do (C, BV + 1), 4 bytes; rings
-// of DEPTH KiB a warp: 88,320 bytes at K = 128, C = 64, BV = 16.
+// Two barriers a chunk: dh and A_qk^T @ do are there (dv_new was read); dv_new, the next do and qg^T @ do are there (dh
+// and A_qk^T @ do were read).
+// Shared memory: dh (K, BV + 1), dv_new and two do (C, BV + 1), 8 bytes an element; A_qk^T @ do (C, BV + 1) and
+// qg^T @ do (K, BV + 1), 4 bytes: 56,576 bytes at K = 128, C = 64, BV = 16.
 #include "places.cuh"
 #include "state.cuh"
 
 constexpr int K = HEAD_K, V = HEAD_V, C = CHUNK, WARPS = C / 8, THREADS = 32 * WARPS, HALF = WARPS / 2;
-constexpr int BV = COLUMNS, DEPTH = STAGES, TILES = BV / 8, PITCH = BV + 1;
+constexpr int BV = COLUMNS, TILES = BV / 8, PITCH = BV + 1;
 constexpr int OWNERS = K / 16 < WARPS ? K / 16 : WARPS, OWN = K / 16 / OWNERS;  // warps that keep dh; their tiles
+constexpr bool HANDS = OWNERS <= HALF;  // the upper half keeps no rows
 constexpr int EACH = C * BV / THREADS;  // elements of do of a thread
 
 struct Shared {
-  float4 ring[WARPS][DEPTH][2][32];
-  float2 dh[K][PITCH], d_o[C][PITCH], dv_new[C][PITCH];
-  float local[C][PITCH];
+  float2 dh[K][PITCH], d_o[2][C][PITCH], dv_new[C][PITCH];
+  float inside[C][PITCH], handed[HANDS ? K : 1][PITCH];
 };
 
 // A thread's share of do (C, BV) of a chunk: fetched early, shared late.
@@ -35,24 +37,149 @@ struct Share {
       of[i] = row < rows ? d_o[((begin + row) * HV + head) * V + part * BV + at % BV] : 0.0f;
     }
   }
-  __device__ __forceinline__ void share(Shared& s) const {
+  __device__ __forceinline__ void share(float2 (*to)[PITCH]) const {
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
       const int at = threadIdx.x + i * THREADS;
-      s.d_o[at / BV][at % BV] = parts_of(of[i]);
+      to[at / BV][at % BV] = parts_of(of[i]);
     }
   }
 };
 
-template <int stages, typename Stream>
-__device__ __forceinline__ void product(Tile (&tile)[TILES], Stream& stream, const float2 (*x)[PITCH], Lane l) {
-#pragma unroll 1
-  for (int k = 0; k < 16 * stages; k += 32) {
-    step(tile, stream, x, k, l);
-    step(tile, stream, x, k + 16, l);
-    settle(tile);
+// 16 rows of sums, to be handed over and back.
+__device__ __forceinline__ void put(float (*to)[PITCH], int row, const Tile (&tiles)[TILES], Lane l) {
+#pragma unroll
+  for (int n = 0; n < TILES; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[row + l.g + i / 2 * 8][8 * n + 2 * l.t + i % 2] = tiles[n].sum[i];
+}
+
+__device__ __forceinline__ void get(Tile (&tiles)[TILES], const float (*from)[PITCH], int row, Lane l) {
+#pragma unroll
+  for (int n = 0; n < TILES; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) tiles[n].sum[i] = from[row + l.g + i / 2 * 8][8 * n + 2 * l.t + i % 2];
+}
+
+struct Arguments {
+  const float *A_qk_t, *qg_t, *kg, *w_t, *gc_last, *d_o, *dht;
+  float *dv_new, *dh, *dh0;
+  i64 HV;
+  float scale;
+};
+
+// A half of the warps.
+template <bool UPPER>
+__device__ __forceinline__ void walk(Shared& s, const Arguments& x, const Sequence& sequence, i64 number, i64 part) {
+  constexpr bool KEEPS = !UPPER || !HANDS;
+  constexpr int FIRST = UPPER ? C / 16 : K / 16, OF_OWN = OWN * C / 16;
+  const Lane l;
+  const int warp = threadIdx.x / 32, row = warp % HALF * 16, owned = OWN * 16 * (HANDS ? warp % HALF : warp);
+  const i64 head = number % x.HV, count = (sequence.tokens + C - 1) / C;
+  i64 tile = (sequence.first_chunk + count - 1) * x.HV + head;
+
+  const i64 of_channels = tile * (C * K) + (owned + l.g) * C + 4 * l.t, by = -x.HV * (C * K);
+  const float* of_rows = UPPER ? x.A_qk_t + tile * (C * C) + (row + l.g) * C + row + 4 * l.t
+                               : x.kg + tile * (C * K) + (row + l.g) * K + 4 * l.t;
+  Stream<AHEAD, Part<UPPER ? C : K, FIRST, FIRST>, Part<C, C / 16, UPPER || !HANDS ? OF_OWN : 0>,
+         Part<C, C / 16, KEEPS ? OF_OWN : 0>>
+      stream({of_rows, UPPER ? -x.HV * (C * C) : by, UPPER ? (C - row) / 16 : FIRST}, {x.qg_t + of_channels, by},
+             {x.w_t + of_channels, by}, count);
+  State<K, V, BV, OWN, STATES_V_FIRST> S;
+  if (KEEPS) S.load(x.dht ? x.dht + number * (K * V) : nullptr, part, warp, l);
+  Share of_do;
+  const auto fetch = [&](i64 chunk) {
+    of_do.fetch(x.d_o, sequence.begin + chunk * C, sequence.tokens - chunk * C, head, x.HV, part);
+  };
+  float last[OWN][2];
+  const auto look_at_last = [&](i64 tile) {
+#pragma unroll
+    for (int m = 0; m < OWN; ++m)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) last[m][i] = x.gc_last[tile * K + owned + 16 * m + l.g + 8 * i];
+  };
+  const auto decay_and_add = [&](int m, const Tile (&added)[TILES]) {
+    const float decay[2] = {exp2_(last[m][0]), exp2_(last[m][1])};
+#pragma unroll
+    for (int n = 0; n < TILES; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) S.of[m][n][i] = fmaf(S.of[m][n][i], decay[i / 2], x.scale * added[n].sum[i]);
+  };
+  const auto qg_times_do = [&](int m, Tile (&added)[TILES], int chunk) {
+    product<C / 16>(added, stream, stream.SECOND + m * (C / 16), s.d_o[chunk], l);
+  };
+  TokenRows<V, BV> out(sequence.begin + (count - 1) * C, head, x.HV, part, row, l);
+  int rows = sequence.tokens - (count - 1) * C;
+  if (count > 0) {
+    fetch(count - 1);
+    of_do.share(s.d_o[(count - 1) % 2]);
+    if (KEEPS) look_at_last(tile);
+    if (count > 1) fetch(count - 2);
   }
-  finish(tile);
+  __syncthreads();  // the first do is there
+#pragma unroll 1
+  for (; stream.chunks > 0; stream.next_chunk(), tile -= x.HV, out.move(-C), rows = C) {
+    const i64 left = stream.chunks - 1;
+    const int now = left % 2;
+    if (KEEPS) {
+      S.share(s.dh, warp, l);
+      ((State<K, V, BV, OWN, false>&)S).store(x.dh + tile * (K * V), part, warp, l);
+    }
+    Tile mine[TILES];
+    if (UPPER) {
+      product<C / 16>(mine, stream, 0, s.d_o[now], l, (C - row) / 16, row);
+      put(s.inside, row, mine, l);
+    }
+    __syncthreads();  // dh and A_qk^T @ do are there, dv_new was read
+    if (left > 0) of_do.share(s.d_o[1 - now]);
+    if (left > 1) fetch(left - 2);
+    if (UPPER) {
+#pragma unroll
+      for (int m = 0; m < OWN; ++m) {
+        Tile added[TILES];
+        qg_times_do(m, added, now);
+        if (KEEPS) decay_and_add(m, added);
+        else put(s.handed, owned + 16 * m, added, l);
+      }
+    } else {
+      Tile inside[TILES];
+      get(inside, s.inside, row, l);
+      product<K / 16>(mine, stream, 0, s.dh, l);
+#pragma unroll
+      for (int n = 0; n < TILES; ++n) {
+        float y[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int at = row + l.g + i / 2 * 8, e = 8 * n + 2 * l.t + i % 2;
+          y[i] = inside[n].sum[i] + mine[n].sum[i];
+          s.dv_new[at][e] = parts_of(y[i]);
+        }
+        out.put(x.dv_new, n, rows, y);
+      }
+    }
+    __syncthreads();  // dv_new, the next do and qg^T @ do are there; dh and A_qk^T @ do were read
+    if (KEEPS) {
+#pragma unroll
+      for (int m = 0; m < OWN; ++m) {
+        if (UPPER) continue;
+        Tile added[TILES];
+        if (!HANDS) qg_times_do(m, added, now);
+        else get(added, s.handed, owned + 16 * m, l);
+        decay_and_add(m, added);
+      }
+#pragma unroll
+      for (int m = 0; m < OWN; ++m) {
+        Tile taken[TILES];
+        product<C / 16>(taken, stream, stream.THIRD + m * (C / 16), s.dv_new, l);
+#pragma unroll
+        for (int n = 0; n < TILES; ++n)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) S.of[m][n][i] -= taken[n].sum[i];
+      }
+      if (left > 0) look_at_last(tile - x.HV);
+    }
+  }
+  if (x.dh0 && KEEPS) S.store(x.dh0 + number * (K * V), part, warp, l);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -61,103 +188,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
               float* dh, float* dh0, i64 T, i64 chunks, i64 HV, float scale) {
   extern __shared__ __align__(16) char memory[];
   Shared& s = *(Shared*)memory;
-  const Lane l;
-  const int warp = threadIdx.x / 32;
-  const i64 part = blockIdx.x % (V / BV), number = blockIdx.x / (V / BV), head = number % HV;
+  const i64 part = blockIdx.x % (V / BV), number = blockIdx.x / (V / BV);
   const Sequence sequence = sequence_place(number / HV, cu_seqlens, first_chunk, T, chunks);
-  const bool keeps = warp < OWNERS, upper = warp >= HALF;
-  const i64 count = (sequence.tokens + C - 1) / C;
-  i64 tile = (sequence.first_chunk + count - 1) * HV + head;
-
-  const int row = warp % HALF * 16;
-  const i64 of_rows = tile * (C * K) + (row + l.g) * K + 4 * l.t, by = -HV * (C * K);
-  const i64 of_channels = tile * (C * K) + (OWN * warp * 16 + l.g) * C + 4 * l.t;
-  using Rows = Part<K>;
-  using Inside = Part<C>;
-  using Channels = Part<C, OWN == 1 ? 0 : C / 16>;
-  const int of_own = keeps ? OWN * C / 16 : 0;
-  Stream<DEPTH, Rows, Inside, Channels, Channels> stream(
-      &s.ring[warp][0][0][0], {kg + of_rows, by, upper ? 0 : K / 16},
-      {A_qk_t + tile * (C * C) + (row + l.g) * C + row + 4 * l.t, -HV * (C * C), upper ? (C - row) / 16 : 0},
-      {qg_t + of_channels, by, of_own}, {w_t + of_channels, by, of_own}, count, l);
-
-  State<K, V, BV, OWN, STATES_V_FIRST> S;
-  if (keeps) S.load(dht ? dht + number * (K * V) : nullptr, part, warp, l);
-  Share of_do;
-  if (count > 0) {
-    of_do.fetch(d_o, sequence.begin + (count - 1) * C, sequence.tokens - (count - 1) * C, head, HV, part);
-    of_do.share(s);
-  }
-#pragma unroll 1
-  for (i64 left = count - 1; left >= 0; --left, tile -= HV) {
-    const i64 begin = sequence.begin + left * C, rows = sequence.tokens - left * C;
-    if (keeps) {
-      S.share(s.dh, warp, l);
-      ((State<K, V, BV, OWN, false>&)S).store(dh + tile * (K * V), part, warp, l);
-    }
-    if (left > 0) of_do.fetch(d_o, begin - C, C, head, HV, part);
-    float decay[OWN][2];
-#pragma unroll
-    for (int m = 0; m < OWN; ++m)
-#pragma unroll
-      for (int i = 0; i < 2; ++i)
-        decay[m][i] = keeps ? exp2_(gc_last[tile * K + 16 * (OWN * warp + m) + l.g + 8 * i]) : 0.0f;
-    __syncthreads();  // dh and do are there, dv_new was read
-    Tile mine[TILES];
-    if (!upper) {
-      product<K / 16>(mine, stream, s.dh, l);
-    } else {
-#pragma unroll 1
-      for (int k = row; k < C; k += 16) {
-        step(mine, stream, s.d_o, k, l);
-        settle(mine);
-      }
-      finish(mine);
-#pragma unroll
-      for (int n = 0; n < TILES; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) s.local[row + l.g + i / 2 * 8][8 * n + 2 * l.t + i % 2] = mine[n].sum[i];
-    }
-    if (keeps) {
-#pragma unroll
-      for (int m = 0; m < OWN; ++m) {
-        Tile added[TILES];
-        product<C / 16>(added, stream, s.d_o, l);
-#pragma unroll
-        for (int n = 0; n < TILES; ++n)
-#pragma unroll
-          for (int i = 0; i < 4; ++i)
-            S.of[m][n][i] = fmaf(S.of[m][n][i], decay[m][i / 2], scale * added[n].sum[i]);
-      }
-    }
-    __syncthreads();  // A_qk^T @ do is there, dh and do were read
-    if (!upper) {
-      const TokenRows<V, BV> out(begin, head, HV, part, row, rows, l);
-#pragma unroll
-      for (int n = 0; n < TILES; ++n) {
-        float x[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int at = row + l.g + i / 2 * 8, e = 8 * n + 2 * l.t + i % 2;
-          x[i] = s.local[at][e] + mine[n].sum[i];
-          s.dv_new[at][e] = parts_of(x[i]);
-        }
-        out.put(dv_new, n, x[0], x[1], x[2], x[3]);
-      }
-    }
-    if (left > 0) of_do.share(s);
-    __syncthreads();  // dv_new is there, A_qk^T @ do was read
-    if (keeps) {
-#pragma unroll
-      for (int m = 0; m < OWN; ++m) {
-        Tile taken[TILES];
-        product<C / 16>(taken, stream, s.dv_new, l);
-#pragma unroll
-        for (int n = 0; n < TILES; ++n)
-#pragma unroll
-          for (int i = 0; i < 4; ++i) S.of[m][n][i] -= taken[n].sum[i];
-      }
-    }
-  }
-  if (dh0 && keeps) S.store(dh0 + number * (K * V), part, warp, l);
+  const Arguments x = {A_qk_t, qg_t, kg, w_t, gc_last, d_o, dht, dv_new, dh, dh0, HV, scale};
+  if (threadIdx.x / 32 < HALF) walk<false>(s, x, sequence, number, part);
+  else walk<true>(s, x, sequence, number, part);
 }

@@ -13,7 +13,7 @@
 // Barriers: three a slice (the one before was read; do, v_new and dv_new are there; P is there).  The next slice is on
 // its way meanwhile.
 // Shared memory: A_inv (C, C + 4), P (C, 40), two slices of dv_new (C, 36), do and v_new (C, 40): 87,552 bytes at
-// C = 64.
+// C = 64.  128 registers: two CTAs an SM where there is shared memory for them.
 #include "copies.cuh"
 #include "pairs.cuh"
 #include "places.cuh"
@@ -42,7 +42,7 @@ __device__ __forceinline__ void load_slice(float (*to)[Q], const float* from, i6
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     wy_bwd(const float* v, const float* A_inv, const float* of_rows, const float* v_new, const float* dv_new,
            const float* d_o, const Offset* cu_seqlens, const i64* first_chunk, float* P, float* dv, float* dA_qk,
            float* dA_kk, float* db, i64 T, i64 N, i64 chunks, i64 HV, float scale) {
@@ -119,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     for (int n = 0; n < TILES; ++n) {
       const int at = warp / 2 * TILES + n, m = (at >= 2) + (at >= 6) + (at >= 12), j = 8 * (at - m * (m + 1));
       Tile one;
-#pragma unroll
+#pragma unroll 2
       for (int e = 0; e < SLICE; e += 8) {
         const float2 g = *(const float2*)&left[16 * m + l.g][e + 2 * l.t];
         const float2 h = *(const float2*)&left[16 * m + l.g + 8][e + 2 * l.t];

@@ -3,26 +3,6 @@
 
 #include "stream.cuh"
 
-// A stage of the stream times rows of x.
-template <int TILES, int PITCH, typename Stream>
-__device__ __forceinline__ void step(Tile (&tile)[TILES], Stream& stream, const float2 (*x)[PITCH], int row, Lane l) {
-  float4 g, h;
-  stream.take(g, h);
-  multiply<TILES, PITCH>(tile, g, h, &x[0][0], row, l);
-}
-
-template <int TILES>
-__device__ __forceinline__ void settle(Tile (&tile)[TILES]) {
-#pragma unroll
-  for (int n = 0; n < TILES; ++n) tile[n].settle();
-}
-
-template <int TILES>
-__device__ __forceinline__ void finish(Tile (&tile)[TILES]) {
-#pragma unroll
-  for (int n = 0; n < TILES; ++n) tile[n].finish();
-}
-
 // A warp's rows of the state.
 template <int K, int V, int BV, int OWN, bool V_FIRST>
 struct State {
@@ -56,13 +36,14 @@ struct State {
 // Rows of tokens (.., HV, V) at a warp's 16 rows of a chunk: a pair of columns a lane.
 template <int V, int BV>
 struct TokenRows {
-  i64 at, stride;  // of the lane's row g
-  bool g, h;       // its rows are there
-  __device__ __forceinline__ TokenRows(i64 begin, i64 head, i64 HV, i64 part, int row, i64 rows, Lane l)
-      : at(((begin + row + l.g) * HV + head) * V + part * BV + 2 * l.t), stride(HV * V * 8), g(row + l.g < rows),
-        h(row + l.g + 8 < rows) {}
-  __device__ __forceinline__ void put(float* to, int n, float x0, float x1, float x2, float x3) const {
-    if (g) *(float2*)(to + at + 8 * n) = make_float2(x0, x1);
-    if (h) *(float2*)(to + at + stride + 8 * n) = make_float2(x2, x3);
+  i64 at, stride;  // of the lane's row g; of 8 rows
+  int row;
+  __device__ __forceinline__ TokenRows(i64 begin, i64 head, i64 HV, i64 part, int row, Lane l)
+      : at(((begin + row + l.g) * HV + head) * V + part * BV + 2 * l.t), stride(HV * V * 8), row(row + l.g) {}
+  // Of a chunk of `rows`.
+  __device__ __forceinline__ void put(float* to, int n, int rows, const float (&x)[4]) const {
+    if (row < rows) *(float2*)(to + at + 8 * n) = make_float2(x[0], x[1]);
+    if (row + 8 < rows) *(float2*)(to + at + stride + 8 * n) = make_float2(x[2], x[3]);
   }
+  __device__ __forceinline__ void move(int chunk) { at += chunk / 8 * stride; }
 };
