@@ -313,9 +313,9 @@ FAULTS = {
         "fwd/prepare.cu", "const bool here = 8 * warp + r < rows;", "const bool here = 8 * warp + r < rows + 1;"
     ),
     "an operand is taken before its turn": (
-        "parts/stream.cuh", "now = waiting[n % DEPTH];", "now = waiting[(n + 1) % DEPTH];"
+        "parts/stream.cuh", "return waiting[n % DEPTH];", "return waiting[(n + 1) % DEPTH];"
     ),
-    "operands of the next chunk are those of this": ("parts/stream.cuh", "(of_next ? by : 0)", "(of_next ? 0 : 0)"),
+    "operands of the next chunk are those of this": ("parts/stream.cuh", "(of_next ? first.by : 0)", "0"),
     "the state is read before it is there": (
         "fwd/chain.cu", "    __syncthreads();  // the state is there, v_new was read\n", ""
     ),

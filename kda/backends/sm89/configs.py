@@ -86,18 +86,19 @@ class ChainConfig:
         return self.V // self.columns
 
     @property
-    def ahead(self) -> int:
-        """Stages of left operands on their way to a warp, 8 registers each."""
+    def slots(self) -> int:
+        """KiB of a warp's ring."""
         return 4 if self.columns == 32 else 8
 
     @property
     def shared(self) -> int:
-        return 8 * (self.K + self.C) * (self.columns + 1)
+        of_o = 4 * self.C * self.columns if self.output else 256 * self.C // 8
+        return self.C // 8 * self.slots * 1024 + 8 * (self.K + self.C) * (self.columns + 1) + of_o
 
     @property
     def defines(self) -> dict[str, Any]:
         return {
-            "HEAD_K": self.K, "HEAD_V": self.V, "CHUNK": self.C, "COLUMNS": self.columns, "AHEAD": self.ahead,
+            "HEAD_K": self.K, "HEAD_V": self.V, "CHUNK": self.C, "COLUMNS": self.columns, "RING": self.slots,
             "PACKED": self.packed, "STATES_V_FIRST": int(self.v_first), "OUTPUT": int(self.output),
         }  # fmt: skip
 
@@ -112,7 +113,6 @@ class ChainBwdConfig:
     v_first: bool                            # states are (V, K)
     kernel = "chain_bwd"
     file = "bwd/chain.cu"
-    ahead = 8                                # stages of left operands on their way to a warp
 
     @property
     def threads(self) -> int:
@@ -124,14 +124,19 @@ class ChainBwdConfig:
         return self.V // self.columns
 
     @property
+    def slots(self) -> int:
+        """KiB of a warp's ring: as many as there is room for."""
+        return 8 if self.columns == 8 else 6
+
+    @property
     def shared(self) -> int:
         handed = self.K if self.K // 16 <= self.C // 16 else 1
-        return 4 * (self.columns + 1) * (2 * self.K + 7 * self.C + handed)
+        return self.C // 8 * self.slots * 1024 + 4 * (self.columns + 1) * (2 * self.K + 7 * self.C + handed)
 
     @property
     def defines(self) -> dict[str, Any]:
         return {
-            "HEAD_K": self.K, "HEAD_V": self.V, "CHUNK": self.C, "COLUMNS": self.columns, "AHEAD": self.ahead,
+            "HEAD_K": self.K, "HEAD_V": self.V, "CHUNK": self.C, "COLUMNS": self.columns, "RING": self.slots,
             "PACKED": self.packed, "STATES_V_FIRST": int(self.v_first),
         }  # fmt: skip
 

@@ -6,42 +6,45 @@
 // w^T @ dv_new.  The lower half of the warps makes kg @ dh, 16 rows each; the upper half qg^T @ do meanwhile, for its
 // own rows or, where it keeps none, for those of the lower half.  Then who keeps rows makes w^T @ dv_new, and qg^T @ do
 // where it is not done, and the upper half A_qk^T @ do of the chunk that comes next.  As in fwd/chain.cu, products are
-// 3xTF32 into fresh accumulators, dh is kept by IEEE sums, left operands are in registers a chunk ahead, and dh, do and
-// dv_new lie in shared memory in their tf32 parts; do twice, for this chunk and the next.
+// 3xTF32 into fresh accumulators, dh is kept by IEEE sums, left operands come through rings, and dh, do and dv_new lie
+// in shared memory; do twice, for this chunk and the next.
 //
 // Two barriers a chunk: dh and A_qk^T @ do are there (dv_new was read); dv_new, the next do and qg^T @ do are there (dh
 // and A_qk^T @ do were read).
-// Shared memory: dh (K, BV + 1), dv_new and two do (C, BV + 1), 8 bytes an element; A_qk^T @ do (C, BV + 1) and
-// qg^T @ do (K, BV + 1), 4 bytes: 56,576 bytes at K = 128, C = 64, BV = 16.
+// Shared memory: rings of SLOTS KiB a warp; dh (K, BV + 1), dv_new and two do (C, BV + 1), 8 bytes an element;
+// A_qk^T @ do (C, BV + 1) and qg^T @ do (K, BV + 1), 4 bytes: 97,092 bytes at K = 128, C = 64, BV = 16.
 #include "places.cuh"
 #include "state.cuh"
 
 constexpr int K = HEAD_K, V = HEAD_V, C = CHUNK, WARPS = C / 8, THREADS = 32 * WARPS, HALF = WARPS / 2;
-constexpr int BV = COLUMNS, TILES = BV / 8, PITCH = BV + 1;
+constexpr int BV = COLUMNS, TILES = BV / 8, PITCH = BV + 1, SLOTS = RING;
 constexpr int OWNERS = K / 16 < WARPS ? K / 16 : WARPS, OWN = K / 16 / OWNERS;  // warps that keep dh; their tiles
 constexpr bool HANDS = OWNERS <= HALF;  // the upper half keeps no rows
-constexpr int EACH = C * BV / THREADS;  // elements of do of a thread
+constexpr int EACH = C / 2 * BV / THREADS;  // pairs of rows of do of a thread
 
 struct Shared {
-  float2 dh[K][PITCH], d_o[2][C][PITCH], dv_new[C][PITCH];
+  float4 ring[WARPS][SLOTS][2][32];
+  float4 dh[K / 2][PITCH], d_o[2][C / 2][PITCH], dv_new[C / 2][PITCH];
   float inside[C][PITCH], handed[HANDS ? K : 1][PITCH];
 };
 
 // A thread's share of do (C, BV) of a chunk: fetched early, shared late.
 struct Share {
-  float of[EACH];
+  float of[EACH][2];
   __device__ __forceinline__ void fetch(const float* d_o, i64 begin, i64 rows, i64 head, i64 HV, i64 part) {
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
-      const int at = threadIdx.x + i * THREADS, row = at / BV;
-      of[i] = row < rows ? d_o[((begin + row) * HV + head) * V + part * BV + at % BV] : 0.0f;
+      const int at = threadIdx.x + i * THREADS, row = at / BV * 2;
+      const float* from = d_o + ((begin + row) * HV + head) * V + part * BV + at % BV;
+      of[i][0] = row < rows ? *from : 0.0f;
+      of[i][1] = row + 1 < rows ? from[HV * V] : 0.0f;
     }
   }
-  __device__ __forceinline__ void share(float2 (*to)[PITCH]) const {
+  __device__ __forceinline__ void share(float4 (*to)[PITCH]) const {
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
       const int at = threadIdx.x + i * THREADS;
-      to[at / BV][at % BV] = parts_of(of[i]);
+      to[at / BV][at % BV] = parts_of(of[i][0], of[i][1]);
     }
   }
 };
@@ -79,42 +82,40 @@ __device__ __forceinline__ void walk(Shared& s, const Arguments& x, const Sequen
   i64 tile = (sequence.first_chunk + count - 1) * x.HV + head;
 
   const i64 of_channels = tile * (C * K) + (owned + l.g) * C + 4 * l.t, by = -x.HV * (C * K);
-  const float* of_rows = UPPER ? x.A_qk_t + tile * (C * C) + (row + l.g) * C + row + 4 * l.t
+  const float* of_rows = UPPER ? x.A_qk_t + tile * (C * C) + (row + l.g) * C + 4 * l.t
                                : x.kg + tile * (C * K) + (row + l.g) * K + 4 * l.t;
-  Stream<AHEAD, Part<UPPER ? C : K, FIRST, FIRST>, Part<C, C / 16, UPPER || !HANDS ? OF_OWN : 0>,
+  Stream<SLOTS / 2, Part<UPPER ? C : K, FIRST, FIRST>, Part<C, C / 16, UPPER || !HANDS ? OF_OWN : 0>,
          Part<C, C / 16, KEEPS ? OF_OWN : 0>>
-      stream({of_rows, UPPER ? -x.HV * (C * C) : by, UPPER ? (C - row) / 16 : FIRST}, {x.qg_t + of_channels, by},
+      stream(&s.ring[warp][0][0][0], {of_rows, UPPER ? -x.HV * (C * C) : by, UPPER ? row / 16 : 0}, {x.qg_t + of_channels, by},
              {x.w_t + of_channels, by}, count);
   State<K, V, BV, OWN, STATES_V_FIRST> S;
   if (KEEPS) S.load(x.dht ? x.dht + number * (K * V) : nullptr, part, warp, l);
-  Share of_do;
+  Share of_do;         // of the chunk before
+  float last[OWN][2];  // both a chunk ahead
   const auto fetch = [&](i64 chunk) {
     of_do.fetch(x.d_o, sequence.begin + chunk * C, sequence.tokens - chunk * C, head, x.HV, part);
   };
-  float last[OWN][2];
-  const auto look_at_last = [&](i64 tile) {
+  const auto look_ahead = [&](i64 chunk) {
+    if (chunk > 0) fetch(chunk - 1);
+    const float* from = x.gc_last + ((sequence.first_chunk + chunk) * x.HV + head) * K + owned + l.g;
 #pragma unroll
     for (int m = 0; m < OWN; ++m)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) last[m][i] = x.gc_last[tile * K + owned + 16 * m + l.g + 8 * i];
+      for (int i = 0; i < 2; ++i) last[m][i] = KEEPS ? from[16 * m + 8 * i] : 0.0f;
   };
+  float decay[OWN][2];
   const auto decay_and_add = [&](int m, const Tile (&added)[TILES]) {
-    const float decay[2] = {exp2_(last[m][0]), exp2_(last[m][1])};
 #pragma unroll
     for (int n = 0; n < TILES; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) S.of[m][n][i] = fmaf(S.of[m][n][i], decay[i / 2], x.scale * added[n].sum[i]);
-  };
-  const auto qg_times_do = [&](int m, Tile (&added)[TILES], int chunk) {
-    product<C / 16>(added, stream, stream.SECOND + m * (C / 16), s.d_o[chunk], l);
+      for (int i = 0; i < 4; ++i) S.of[m][n][i] = fmaf(S.of[m][n][i], decay[m][i / 2], x.scale * added[n].sum[i]);
   };
   TokenRows<V, BV> out(sequence.begin + (count - 1) * C, head, x.HV, part, row, l);
   int rows = sequence.tokens - (count - 1) * C;
   if (count > 0) {
     fetch(count - 1);
     of_do.share(s.d_o[(count - 1) % 2]);
-    if (KEEPS) look_at_last(tile);
-    if (count > 1) fetch(count - 2);
+    look_ahead(count - 1);
   }
   __syncthreads();  // the first do is there
 #pragma unroll 1
@@ -127,17 +128,21 @@ __device__ __forceinline__ void walk(Shared& s, const Arguments& x, const Sequen
     }
     Tile mine[TILES];
     if (UPPER) {
-      product<C / 16>(mine, stream, 0, s.d_o[now], l, (C - row) / 16, row);
+      product<C / 16>(mine, stream, 0, s.d_o[now], l);
       put(s.inside, row, mine, l);
     }
     __syncthreads();  // dh and A_qk^T @ do are there, dv_new was read
     if (left > 0) of_do.share(s.d_o[1 - now]);
-    if (left > 1) fetch(left - 2);
+#pragma unroll
+    for (int m = 0; m < OWN; ++m)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) decay[m][i] = exp2_(last[m][i]);
+    if (left > 0) look_ahead(left - 1);
     if (UPPER) {
 #pragma unroll
       for (int m = 0; m < OWN; ++m) {
         Tile added[TILES];
-        qg_times_do(m, added, now);
+        product<C / 16>(added, stream, stream.SECOND + m * (C / 16), s.d_o[now], l);
         if (KEEPS) decay_and_add(m, added);
         else put(s.handed, owned + 16 * m, added, l);
       }
@@ -149,11 +154,8 @@ __device__ __forceinline__ void walk(Shared& s, const Arguments& x, const Sequen
       for (int n = 0; n < TILES; ++n) {
         float y[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int at = row + l.g + i / 2 * 8, e = 8 * n + 2 * l.t + i % 2;
-          y[i] = inside[n].sum[i] + mine[n].sum[i];
-          s.dv_new[at][e] = parts_of(y[i]);
-        }
+        for (int i = 0; i < 4; ++i) y[i] = inside[n].sum[i] + mine[n].sum[i];
+        shelve(s.dv_new, row, 8 * n, y, l);
         out.put(x.dv_new, n, rows, y);
       }
     }
@@ -163,7 +165,7 @@ __device__ __forceinline__ void walk(Shared& s, const Arguments& x, const Sequen
       for (int m = 0; m < OWN; ++m) {
         if (UPPER) continue;
         Tile added[TILES];
-        if (!HANDS) qg_times_do(m, added, now);
+        if (!HANDS) product<C / 16>(added, stream, stream.SECOND + m * (C / 16), s.d_o[now], l);
         else get(added, s.handed, owned + 16 * m, l);
         decay_and_add(m, added);
       }
@@ -176,7 +178,6 @@ __device__ __forceinline__ void walk(Shared& s, const Arguments& x, const Sequen
 #pragma unroll
           for (int i = 0; i < 4; ++i) S.of[m][n][i] -= taken[n].sum[i];
       }
-      if (left > 0) look_at_last(tile - x.HV);
     }
   }
   if (x.dh0 && KEEPS) S.store(x.dh0 + number * (K * V), part, warp, l);

@@ -3,25 +3,27 @@
 //   v_new = u - w @ h;  next h = 2^gc_last h + kg^T @ v_new;  o = scale qg @ h + A_qk @ v_new
 //
 // A CTA has C / 8 warps.  First a warp has 16 rows of [w; qg] @ h: the lower half of the warps v_new, the upper half o.
-// Then one that keeps rows of the state has 16 or 32 rows of the state, in registers, kg^T @ v_new, and the upper half A_qk @ v_new as well.  All
-// products are 3xTF32 into fresh accumulators; the state is kept by IEEE sums.  Left operands (w, qg, kg_t, A_qk) are
-// read by one warp each, in registers of its own (stream.cuh), a chunk ahead as u and gc_last are; the state and v_new,
-// which all warps read, lie in shared memory in their tf32 parts.
+// Then a warp that keeps rows of the state has 16 or 32 of kg^T @ v_new, and the upper half A_qk @ v_new.  All products
+// are 3xTF32 into fresh accumulators; the state is kept by IEEE sums.  Left operands (w, qg, kg_t, A_qk) are read by one
+// warp each, through its own ring (stream.cuh); the state and v_new, which all warps read, lie in shared memory.
 //
 // h and v_new are kept where asked for; for a backward (without OUTPUT) h is (K, V), and there is no o.
 //
 // Two barriers a chunk: the state is there (and v_new was read); v_new is there (and the state was read).
-// Shared memory: state (K, BV + 1) and v_new (C, BV + 1), 8 bytes an element: 26,112 bytes at K = 128, C = 64, BV = 16.
+// Shared memory: rings of SLOTS KiB a warp; state (K, BV + 1) and v_new (C, BV + 1), 8 bytes an element; qg @ h (C, BV):
+// 95,744 bytes at K = 128, C = 64, BV = 16.
 #include "places.cuh"
 #include "state.cuh"
 
 constexpr int K = HEAD_K, V = HEAD_V, C = CHUNK, WARPS = C / 8, THREADS = 32 * WARPS, HALF = WARPS / 2;
-constexpr int BV = COLUMNS, TILES = BV / 8, PITCH = BV + 1;
+constexpr int BV = COLUMNS, TILES = BV / 8, PITCH = BV + 1, SLOTS = RING;
 // Warps that keep the state, and their tiles of 16 rows.
 constexpr int OWNERS = K / 16 < WARPS ? K / 16 : WARPS, OWN = K / 16 / OWNERS;
 
 struct Shared {
-  float2 state[K][PITCH], v_new[C][PITCH];
+  float4 ring[WARPS][SLOTS][2][32];
+  float4 state[K / 2][PITCH], v_new[C / 2][PITCH];
+  float4 of_o[OUTPUT ? TILES : 1][HALF * 32];  // qg @ h, of a lane of the upper half
 };
 
 struct Arguments {
@@ -43,28 +45,26 @@ __device__ __forceinline__ void walk(Shared& s, const Arguments& x, const Sequen
   using Rows = Part<K, K / 16, READS ? K / 16 : 0>;
   using Channels = Part<C, C / 16, KEEPS ? OWN * C / 16 : 0>;
   using Inside = Part<C, C / 16, OUTPUT && UPPER ? C / 16 : 0>;
-  Stream<AHEAD, Rows, Inside, Channels> stream(
-      {(UPPER ? x.qg : x.w) + tile * (C * K) + (row + l.g) * K + 4 * l.t, x.HV * (C * K)},
-      {x.A_qk + tile * (C * C) + (row + l.g) * C + 4 * l.t, x.HV * (C * C), row / 16 + 1},
+  Stream<SLOTS / 2, Rows, Inside, Channels> stream(
+      &s.ring[warp][0][0][0], {(UPPER ? x.qg : x.w) + tile * (C * K) + (row + l.g) * K + 4 * l.t, x.HV * (C * K)},
+      {x.A_qk + tile * (C * C) + (row + l.g) * C + 4 * l.t, x.HV * (C * C), 0, row / 16},
       {x.kg_t + tile * (C * K) + (OWN * warp * 16 + l.g) * C + 4 * l.t, x.HV * (C * K)}, count);
   float2 of_u[TILES][2];  // both a chunk ahead
   float last[OWN][2];
-  const auto look_at_u = [&](i64 tile) {
+  const auto look_ahead = [&](i64 tile) {
     const float* from = x.u + tile * (C * V) + (row + l.g) * V + part * BV + 2 * l.t;
 #pragma unroll
     for (int n = 0; n < TILES; ++n)
-      of_u[n][0] = *(const float2*)(from + 8 * n), of_u[n][1] = *(const float2*)(from + 8 * V + 8 * n);
-  };
-  const auto look_at_last = [&](i64 tile) {
+      if (!UPPER) of_u[n][0] = *(const float2*)(from + 8 * n), of_u[n][1] = *(const float2*)(from + 8 * V + 8 * n);
 #pragma unroll
     for (int m = 0; m < OWN; ++m)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) last[m][i] = x.gc_last[tile * K + 16 * (OWN * warp + m) + l.g + 8 * i];
+      for (int i = 0; i < 2; ++i)
+        if (KEEPS) last[m][i] = x.gc_last[tile * K + 16 * (OWN * warp + m) + l.g + 8 * i];
   };
   TokenRows<V, BV> out(sequence.begin, head, x.HV, part, row, l);
   const int rows_of_last = sequence.tokens - (count - 1) * C;
-  if (count > 0 && !UPPER) look_at_u(tile);
-  if (count > 0 && KEEPS) look_at_last(tile);
+  if (count > 0) look_ahead(tile);
 
   State<K, V, BV, OWN, STATES_V_FIRST> S;
   if (KEEPS) S.load(x.h0 ? x.h0 + number * (K * V) : nullptr, part, warp, l);
@@ -84,22 +84,32 @@ __device__ __forceinline__ void walk(Shared& s, const Arguments& x, const Sequen
       for (int n = 0; n < TILES; ++n) {
         const float v[4] = {of_u[n][0].x - mine[n].sum[0], of_u[n][0].y - mine[n].sum[1],
                             of_u[n][1].x - mine[n].sum[2], of_u[n][1].y - mine[n].sum[3]};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) s.v_new[row + l.g + i / 2 * 8][8 * n + 2 * l.t + i % 2] = parts_of(v[i]);
+        shelve(s.v_new, row, 8 * n, v, l);
         if (x.v_new) out.put(x.v_new, n, rows, v);
       }
-      if (more) look_at_u(tile + x.HV);
+    } else if (OUTPUT) {  // laid aside, or a compiler would make it behind the barrier, where v_new is waited for
+#pragma unroll
+      for (int n = 0; n < TILES; ++n) {
+        const float* y = mine[n].sum;
+        s.of_o[n][threadIdx.x - HALF * 32] = make_float4(y[0], y[1], y[2], y[3]);
+      }
     }
+    float decay[OWN][2];
+#pragma unroll
+    for (int m = 0; m < OWN; ++m)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) decay[m][i] = KEEPS ? exp2_(last[m][i]) : 0.0f;
+    if (more) look_ahead(tile + x.HV);
     __syncthreads();  // v_new is there, the state was read
     if (OUTPUT && UPPER) {
       Tile within[TILES];
-      product<C / 16>(within, stream, stream.SECOND, s.v_new, l, row / 16 + 1);
+      product<C / 16>(within, stream, stream.SECOND, s.v_new, l);
 #pragma unroll
       for (int n = 0; n < TILES; ++n) {
-        float y[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) y[i] = fmaf(x.scale, mine[n].sum[i], within[n].sum[i]);
-        out.put(x.o, n, rows, y);
+        const float4 of = s.of_o[n][threadIdx.x - HALF * 32];
+        const float* y = within[n].sum;
+        out.put(x.o, n, rows, {fmaf(x.scale, of.x, y[0]), fmaf(x.scale, of.y, y[1]), fmaf(x.scale, of.z, y[2]),
+                               fmaf(x.scale, of.w, y[3])});
       }
     }
     if (KEEPS) {
@@ -107,13 +117,11 @@ __device__ __forceinline__ void walk(Shared& s, const Arguments& x, const Sequen
       for (int m = 0; m < OWN; ++m) {
         Tile added[TILES];
         product<C / 16>(added, stream, stream.THIRD + m * (C / 16), s.v_new, l);
-        const float decay[2] = {exp2_(last[m][0]), exp2_(last[m][1])};
 #pragma unroll
         for (int n = 0; n < TILES; ++n)
 #pragma unroll
-          for (int i = 0; i < 4; ++i) S.of[m][n][i] = fmaf(S.of[m][n][i], decay[i / 2], added[n].sum[i]);
+          for (int i = 0; i < 4; ++i) S.of[m][n][i] = fmaf(S.of[m][n][i], decay[m][i / 2], added[n].sum[i]);
       }
-      if (more) look_at_last(tile + x.HV);
     }
   }
   if (x.ht && KEEPS) S.store(x.ht + number * (K * V), part, warp, l);

@@ -35,16 +35,17 @@ struct B {
     split(x0, hi[0], lo[0]);
     split(x4, hi[1], lo[1]);
   }
-  __device__ __forceinline__ B(float2 x0, float2 x4) {  // in their parts already
-    hi[0] = __float_as_uint(x0.x), lo[0] = __float_as_uint(x0.y);
-    hi[1] = __float_as_uint(x4.x), lo[1] = __float_as_uint(x4.y);
+  __device__ __forceinline__ B(float4 parts) {
+    hi[0] = __float_as_uint(parts.x), hi[1] = __float_as_uint(parts.y);
+    lo[0] = __float_as_uint(parts.z), lo[1] = __float_as_uint(parts.w);
   }
 };
 
-__device__ __forceinline__ float2 parts_of(float x) {
-  u32 hi, lo;
-  split(x, hi, lo);
-  return make_float2(__uint_as_float(hi), __uint_as_float(lo));
+// hi of both, lo of both.
+__device__ __forceinline__ float4 parts_of(float x, float y) {
+  const B b(x, y);
+  return make_float4(__uint_as_float(b.hi[0]), __uint_as_float(b.hi[1]), __uint_as_float(b.lo[0]),
+                     __uint_as_float(b.lo[1]));
 }
 
 __device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {

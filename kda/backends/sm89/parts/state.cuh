@@ -25,8 +25,11 @@ struct State {
   __device__ __forceinline__ void store(float* to, i64 part, int warp, Lane l) {
     each(warp, l, [&](float& x, int row, int column) { to[at(row, column, part)] = x; });
   }
-  __device__ __forceinline__ void share(float2 (*to)[BV + 1], int warp, Lane l) {
-    each(warp, l, [&](float& x, int row, int column) { to[row][column] = parts_of(x); });
+  __device__ __forceinline__ void share(float4 (*to)[BV + 1], int warp, Lane l) {
+#pragma unroll
+    for (int m = 0; m < OWN; ++m)
+#pragma unroll
+      for (int n = 0; n < TILES; ++n) shelve(to, 16 * (OWN * warp + m), 8 * n, of[m][n], l);
   }
   __device__ __forceinline__ static i64 at(int row, int column, i64 part) {
     return V_FIRST ? (part * BV + column) * K + row : row * V + part * BV + column;

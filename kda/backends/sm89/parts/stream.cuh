@@ -1,10 +1,15 @@
-// Left operands, each read by one warp alone, on their way from global memory to its registers.
+// Left operands, each read by one warp alone, on their way from global memory through a ring of the warp's own; right
+// ones in shared memory, in their parts: of rows 2 r and 2 r + 1 both hi, then both lo.
 //
-// A stage is a tile (16, 16) of a row-major matrix: lane 4 g + t has columns 4 t .. 4 t + 3 of rows g and g + 8, which
-// for mma are k t and t + 4 of two steps.  It is asked for DEPTH stages before it is taken, in the chunk before if need
-// be.  Numbers of stages are known where loops are unrolled, so what is on its way has registers of its own.
+// A stage is a tile (16, 16) of a row-major matrix, 1 KiB: lane 4 g + t asks for columns 4 t .. 4 t + 3 of rows g and
+// g + 8 and reads back what it asked for itself, so there is no barrier; for mma they are k t and t + 4 of two steps.
+// Stages come in batches.  When the first of a batch is taken, all of it goes to registers and the one after the next is
+// asked for in its place, so two are on their way, in the chunk that comes next if need be.
+//
+// Not in registers alone: a warp counts its loads together, and who waits for one waits for the youngest.
 #pragma once
 
+#include "copies.cuh"
 #include "products.cuh"
 
 struct Stage {
@@ -15,44 +20,61 @@ struct Stage {
 template <int PITCH, int WIDE, int COUNT_>
 struct Part {
   static constexpr int COUNT = COUNT_;
-  const float* at;     // the lane's own element of the first stage of this chunk
-  i64 by;              // to the next chunk
-  int stages = COUNT;  // that are not zero
-  __device__ __forceinline__ void load(Stage& to, int stage, bool of_next) const {
-    if (stage < 0 || stage >= COUNT || stage >= stages) return;
+  const float* at;                 // the lane's own element of the first stage of this chunk
+  i64 by;                          // to the next chunk
+  int begin = 0, end = COUNT - 1;  // the first and the last stage that are not zero
+  __device__ __forceinline__ void ask(float4* slot, int stage, bool of_next) const {
+    if (stage < 0 || stage >= COUNT) return;
     const float* from = at + (of_next ? by : 0) + stage / WIDE * (16 * PITCH) + stage % WIDE * 16;
-    to.g = *(const float4*)from, to.h = *(const float4*)(from + 8 * PITCH);
+    const int bytes = begin <= stage && stage <= end ? 16 : 0;
+    copy16(slot, from, bytes);
+    copy16(slot + 32, from + 8 * PITCH, bytes);
   }
 };
 
-// Stages of three matrices, chunk after chunk, taken in the order of their numbers.
-template <int DEPTH, typename First, typename Second, typename Third>
+// Stages of three matrices, chunk after chunk, taken in the order of their numbers; an even number of batches a chunk,
+// of MOST stages or fewer.
+template <int MOST, typename First, typename Second, typename Third>
 struct Stream {
   static constexpr int SECOND = First::COUNT, THIRD = SECOND + Second::COUNT, END = THIRD + Third::COUNT;
-  static constexpr int ALL = (END + DEPTH - 1) / DEPTH * DEPTH;
+  static constexpr int PAIRS = END > 2 * MOST ? (END + 2 * MOST - 1) / (2 * MOST) : 1;
+  static constexpr int BATCH = END ? (END + 2 * PAIRS - 1) / (2 * PAIRS) : 1, DEPTH = 2 * BATCH, ALL = DEPTH * PAIRS;
+  float4* const ring;  // the lane's own element of the first slot
   First first;
   Second second;
   Third third;
   i64 chunks;  // left, with this one
-  Stage waiting[DEPTH];
+  Stage batch[BATCH] = {};
 
-  __device__ __forceinline__ Stream(const First& first, const Second& second, const Third& third, i64 chunks)
-      : first(first), second(second), third(third), chunks(chunks) {
-#pragma unroll
-    for (int n = 0; n < DEPTH; ++n) {
-      waiting[n] = {};
-      if (chunks > 0) load(n, false);
-    }
+  __device__ __forceinline__ Stream(float4* of_warp, const First& first, const Second& second, const Third& third,
+                                    i64 chunks)
+      : ring(of_warp + threadIdx.x % 32), first(first), second(second), third(third), chunks(chunks) {
+    ask(0, chunks > 0);
+    ask(BATCH, chunks > 0);
   }
-  __device__ __forceinline__ void load(int n, bool of_next) {
-    Stage& to = waiting[n % DEPTH];
-    first.load(to, n, of_next), second.load(to, n - SECOND, of_next), third.load(to, n - THIRD, of_next);
+  // For the batch that begins with stage n of this chunk, or with n - ALL of the next.  A group is made even of nothing.
+  __device__ __forceinline__ void ask(int n, bool there) {
+#pragma unroll
+    for (int i = n; i < n + BATCH; ++i) {
+      if (!there) continue;
+      float4* slot = ring + i % DEPTH * 64;
+      const bool of_next = i >= ALL;
+      const int stage = i % ALL;
+      first.ask(slot, stage, of_next), second.ask(slot, stage - SECOND, of_next), third.ask(slot, stage - THIRD, of_next);
+    }
+    commit();
   }
   __device__ __forceinline__ Stage take(int n) {
-    const Stage now = waiting[n % DEPTH];
-    if (n + DEPTH < ALL) load(n + DEPTH, false);
-    else if (chunks > 1) load(n + DEPTH - ALL, true);
-    return now;
+    if (n % BATCH == 0) {
+      wait<1>();
+#pragma unroll
+      for (int i = 0; i < BATCH && n + i < END; ++i) {
+        const float4* slot = ring + (n + i) % DEPTH * 64;
+        batch[i].g = slot[0], batch[i].h = slot[32];
+      }
+      ask(n + DEPTH, n + DEPTH < ALL || chunks > 1);
+    }
+    return batch[n % BATCH];
   }
   __device__ __forceinline__ void next_chunk() {
 #pragma unroll
@@ -61,27 +83,38 @@ struct Stream {
   }
 };
 
-// tiles += a stage @ 16 rows of x from `row`, which is in its parts: TILES times 8 columns.
+// 16 rows and 8 columns, as mma leaves them, to a right operand.  Lanes of rows 2 r and 2 r + 1 swap, and each has both
+// rows of one column.
+template <int PITCH>
+__device__ __forceinline__ void shelve(float4 (*to)[PITCH], int row, int column, const float (&x)[4], Lane l) {
+  const int odd = l.g % 2;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float got = __shfl_xor_sync(~0u, odd ? x[2 * h] : x[2 * h + 1], 4);
+    to[(row + l.g) / 2 + 4 * h][column + 2 * l.t + odd] =
+        odd ? parts_of(got, x[2 * h + 1]) : parts_of(x[2 * h], got);
+  }
+}
+
+// tiles += a stage @ 16 rows of x from `row`: TILES times 8 columns.
 template <int TILES, int PITCH>
-__device__ __forceinline__ void multiply(Tile (&tile)[TILES], const Stage& of, const float2 (*x)[PITCH], int row,
+__device__ __forceinline__ void multiply(Tile (&tile)[TILES], const Stage& of, const float4 (*x)[PITCH], int row,
                                          Lane l) {
 #pragma unroll
   for (int step = 0; step < 2; ++step) {
     const A a = step ? A(of.g.z, of.h.z, of.g.w, of.h.w) : A(of.g.x, of.h.x, of.g.y, of.h.y);
-    const float2* at = &x[row + 4 * l.t + 2 * step][l.g];
 #pragma unroll
-    for (int n = 0; n < TILES; ++n) tile[n].add(a, B(at[8 * n], at[PITCH + 8 * n]));
+    for (int n = 0; n < TILES; ++n) tile[n].add(a, B(x[row / 2 + 2 * l.t + step][8 * n + l.g]));
   }
 }
 
-// tiles = COUNT stages from number `first` on @ x from `row` on; those past `stages` are zero.
+// tiles = COUNT stages from number `first` on @ x.
 template <int COUNT, int TILES, int PITCH, typename Stream>
-__device__ __forceinline__ void product(Tile (&tile)[TILES], Stream& stream, int first, const float2 (*x)[PITCH],
-                                        Lane l, int stages = COUNT, int row = 0) {
+__device__ __forceinline__ void product(Tile (&tile)[TILES], Stream& stream, int first, const float4 (*x)[PITCH],
+                                        Lane l) {
 #pragma unroll
   for (int n = 0; n < COUNT; ++n) {
-    const Stage of = stream.take(first + n);
-    if (n < stages) multiply(tile, of, x, row + 16 * n, l);
+    multiply(tile, stream.take(first + n), x, 16 * n, l);
     if (n % 2)  // two stages do not wait for the two before
 #pragma unroll
       for (int i = 0; i < TILES; ++i) tile[i].finish();
