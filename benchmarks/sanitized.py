@@ -87,14 +87,16 @@ def main() -> None:
 
 def calls(backend: str) -> None:
     plan.FUSED = False
-    for gate in ("bounded", "softplus"):
-        case = make_inputs((100, 0, 65), padding=70, H=1, HV=2, K=128, V=128, gate=gate, device="cuda")
+    dtype = "float32" if backend == "sm89" else "bfloat16"
+    for gate, D in (("bounded", 128), ("softplus", 128), ("bounded", 64)):
+        case = make_inputs((100, 0, 65), padding=70, H=1, HV=2, K=D, V=D, dtype=dtype, gate=gate, device="cuda")
         kda.chunk_kda_fwd(**case.keywords, backend=backend)
         leaves = case.keywords | {name: case.keywords[name].detach().requires_grad_() for name in ("q", "k", "v", "g")}
         o, ht = kda.chunk_kda(**leaves, backend=backend)
         torch.autograd.backward((o, ht), (case.do, case.dht))
-    case = make_inputs(T=4200, H=1, K=128, V=128, gate="bounded", device="cuda")               # cut into segments
-    kda.chunk_kda_fwd(**case.keywords, backend=backend)
+    if backend != "sm89":                                                                       # cut into segments
+        case = make_inputs(T=4200, H=1, K=128, V=128, gate="bounded", device="cuda")
+        kda.chunk_kda_fwd(**case.keywords, backend=backend)
     if backend == "sm90":                                                                       # other plans than those
         plan.FUSED = True
         case = make_inputs((300, 0, 165), padding=5, H=1, HV=3, K=128, V=128, gate="bounded", device="cuda")

@@ -312,17 +312,16 @@ FAULTS = {
     "rows past the end of a sequence": (
         "fwd/prepare.cu", "const bool here = 8 * warp + r < rows;", "const bool here = 8 * warp + r < rows + 1;"
     ),
-    "an operand is taken before its turn": (
-        "parts/stream.cuh", "return waiting[n % DEPTH];", "return waiting[(n + 1) % DEPTH];"
-    ),
-    "operands of the next chunk are those of this": ("parts/stream.cuh", "(of_next ? first.by : 0)", "0"),
+    "an operand is read before it is there": ("parts/stream.cuh", "wait<1>();", "wait<2>();"),
+    "operands of the next chunk are those of this": ("parts/stream.cuh", "(of_next ? by : 0)", "0"),
+    "columns of A_qk behind the diagonal are read": ("fwd/chain.cu", "0, row / 16}", "1, 3}"),
     "the state is read before it is there": (
         "fwd/chain.cu", "    __syncthreads();  // the state is there, v_new was read\n", ""
     ),
     "v_new is read before it is there": (
         "fwd/chain.cu", "    __syncthreads();  // v_new is there, the state was read\n", ""
     ),
-    "the state does not decay": ("fwd/chain.cu", "fmaf(S.of[m][n][i], decay[i / 2], added", "(S.of[m][n][i] + added"),
+    "the state does not decay": ("fwd/chain.cu", "fmaf(S.of[m][n][i], decay[m][i / 2], added", "(S.of[m][n][i] + added"),
     "tokens of no sequence keep what was there": ("fwd/prepare.cu", "o && r < C", "o && r < 0"),
     "a sequence begins with the chunk of its neighbour": (
         "parts/places.cuh", "(i64)cu_seqlens[n + 1] - begin, first_chunk[n]}", "(i64)cu_seqlens[n + 1] - begin, n}"

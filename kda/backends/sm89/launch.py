@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -52,11 +53,14 @@ def steps(p: Problem, host: Host, offsets: torch.dtype | None, keep: int) -> Ste
         "T": p.T, "N": p.N, "H": p.H, "HV": p.HV, "scale": p.scale, "lower_bound": p.lower_bound or 0.0,
         "chunks": pl.chunks, "tokens": p.B * p.T, "all": p.B * pl.chunks,
     }  # fmt: skip
+    for config, _ in pl.steps.values():
+        check_memory(config, host)
+    with ThreadPoolExecutor() as threads:  # NVRTC builds what is missing side by side
+        kernels = dict(zip(pl.steps, threads.map(kernel, [config for config, _ in pl.steps.values()])))
     bound = {}
     for name, (config, grid) in pl.steps.items():
-        check_memory(config, host)
         given = [known[word] for word in numbers[name].split()]
-        bound[name] = kernel(config).bound(grid, *given, block=config.threads, dynamic_shared=config.shared)
+        bound[name] = kernels[name].bound(grid, *given, block=config.threads, dynamic_shared=config.shared)
     return Steps(pl, bound)
 
 
