@@ -110,15 +110,19 @@ def test_memory_may_lie_in_any_order():
 # what a recorded forward keeps
 
 
-def test_a_recorded_forward_keeps_the_two_products():
-    case = case_of(T=70, HV=2)
-    p, C = case.problem(), 64
+def trained_from_products(case):
+    """What a recorded forward keeps, and the gradients made of it."""
+    p = case.problem()
     with capture(arch="sm89") as session:
         kept = launch.forward(p, case.inputs, "products").saved
         grads = launch.backward(dataclasses.replace(p, direction="backward"), case.inputs, case.do, case.dht, kept)
     assert not session.findings
-    expected = trained(case)
-    assert all(torch.equal(x.view(expected[n].shape), expected[n]) for n, x in grads._asdict().items() if x is not None)
+    return kept, grads
+
+
+def test_a_recorded_forward_keeps_the_two_products():
+    case, C = case_of(T=70, HV=2), 64
+    kept, _ = trained_from_products(case)
     oracle = Oracle(case, Door("sm89", "cpu").rounding(case))
     for stage in ("fwd/gate", "fwd/intra", "fwd/wy"):
         oracle.advance(find(stage))
@@ -127,6 +131,17 @@ def test_a_recorded_forward_keeps_the_two_products():
         for chunk, rows in enumerate((64, 6)):
             found = x[64 * chunk : 64 * chunk + rows].transpose(0, 1).double()
             assert (found - exact[chunk, :, :rows, :C]).norm() < 1e-6 * exact[chunk].norm()
+
+
+KEPT = {"a part of a chunk, GVA": dict(T=70, HV=2), "packed, chunks of 32": dict(C=32, padding=9, **RAGGED),
+        "large heads": dict(T=70, **D128)}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_was_kept_changes_no_bit_of_a_gradient(name):
+    case = case_of(gate="softplus", **KEPT[name])
+    grads, expected = trained_from_products(case)[1], trained(case)
+    assert all(torch.equal(x.view(expected[n].shape), expected[n]) for n, x in grads._asdict().items() if x is not None)
 
 
 @pytest.mark.parametrize("stage", Door("sm89", "cpu").stages)

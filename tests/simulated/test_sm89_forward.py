@@ -321,7 +321,9 @@ FAULTS = {
     "v_new is read before it is there": (
         "fwd/chain.cu", "    __syncthreads();  // v_new is there, the state was read\n", ""
     ),
-    "the state does not decay": ("fwd/chain.cu", "fmaf(S.of[m][n][i], decay[m][i / 2], added", "(S.of[m][n][i] + added"),
+    "the state does not decay": (
+        "fwd/chain.cu", "fmaf(S.of[m][n][i], decay[m][i / 2], added", "(S.of[m][n][i] + added"
+    ),
     "tokens of no sequence keep what was there": ("fwd/prepare.cu", "o && r < C", "o && r < 0"),
     "a sequence begins with the chunk of its neighbour": (
         "parts/places.cuh", "(i64)cu_seqlens[n + 1] - begin, first_chunk[n]}", "(i64)cu_seqlens[n + 1] - begin, n}"

@@ -38,7 +38,8 @@ class PrepareConfig:
     bias: bool
     beta: str                                # "given", "sigmoid", "2*sigmoid"
     packed: int                              # bits of cu_seqlens, 0 without
-    keep: int                                # 1: A_qk and A_inv go to rows of tokens, too; 2: what a backward reads
+    keep: int                                # 1: A_qk and A_inv go to rows of tokens, too; 2: what a backward reads;
+                                             # 3: the same, from A_qk and A_inv as 1 kept them
     kernel = "prepare"
     file = "fwd/prepare.cu"
 

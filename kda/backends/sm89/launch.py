@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -107,12 +107,13 @@ def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
 
 @on_its_device
 def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Products | None = None) -> Grads:
-    """What was saved is made again: two thirds of it, beside A_qk and A_inv, have to be."""
-    at = steps(p, detect(p.device), x.cu_seqlens.dtype if p.packed else None, 2)
+    """A_qk and A_inv are taken where they were kept; the rest is made again."""
+    kept = [aligned(each) for each in saved] if isinstance(saved, Products) else [None, None]
+    at = steps(p, detect(p.device), x.cu_seqlens.dtype if p.packed else None, 2 if kept[0] is None else 3)
     *inputs, h0 = laid_out(x)
     where = located(at, p, x.cu_seqlens, x.q.device)
     do, dht = aligned(do, torch.float32), aligned(dht, torch.float32)
-    room, within = _prepared_for_backward(at, p, inputs, where)
+    room, within = _prepared_for_backward(at, p, inputs, where, kept)
     states = (at.plan.tiles * p.K * p.V,)
     h, v_new = do.new_empty(states), torch.empty_like(do)
     at("chain", *(room[n] for n in FORWARD), h0, *where, None, v_new, h, None)
@@ -123,11 +124,11 @@ def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Produ
 
 
 def _prepared_for_backward(
-    at: Steps, p: Problem, inputs: list[Tensor | None], where: list
+    at: Steps, p: Problem, inputs: list[Tensor | None], where: list, kept: Sequence[Tensor | None] = (None, None)
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """What the chains read, and what is wanted to the end."""
     room, within = (workspace(p, at.plan.tiles, names, inputs[0].device) for names in (BACKWARD, WITHIN))
-    at("prepare", *inputs, *where, *(room[n] for n in FORWARD), None, None, None, room["w_t"], room["kg"],
+    at("prepare", *inputs, *where, *(room[n] for n in FORWARD), *kept, None, room["w_t"], room["kg"],
        *within.values())  # fmt: skip
     return room, within
 

@@ -48,7 +48,7 @@ class Plan:
 
 
 def plan(p: Problem, sms: int, offsets: str | None, keep: int = 0) -> Plan:
-    """`offsets`: dtype of cu_seqlens; `keep` as in PrepareConfig: 2 for a backward."""
+    """`offsets`: dtype of cu_seqlens; `keep` as in PrepareConfig: 2 or 3 for a backward."""
     packed = OFFSETS[offsets] if p.packed else 0
     chunks, states = chunk_bound(p.B, p.T, p.N, p.C, p.packed), p.N * p.HV
     places = (chunks + p.packed) * p.HV                                        # one may be needed for tokens of nobody
@@ -56,7 +56,7 @@ def plan(p: Problem, sms: int, offsets: str | None, keep: int = 0) -> Plan:
     steps = {"prepare": (prepare_config(p, packed, keep), places), "chain": (chain, states * chain.parts)}
     if packed:
         steps["tables"] = TablesConfig(p.C, packed), 1
-    if keep == 2:
+    if keep >= 2:
         back = ChainBwdConfig(p.K, p.V, p.C, min(chain.columns, WIDEST_BACK), packed, p.state_v_first)
         steps |= {
             "chain_bwd": (back, states * back.parts),
@@ -97,7 +97,7 @@ def recipes(p: Problem, host: Host) -> list[nvrtc.Recipe]:
     small = dataclasses.replace(p, B=1, T=1, N=1, H=1, HV=1)
     found = {}
     for offsets, c in itertools.product(OFFSETS if p.packed else (None,), COLUMNS):
-        for keep in (2,) if p.direction == "backward" else (0, 1):
+        for keep in (2, 3) if p.direction == "backward" else (0, 1):
             sms = int(p.V / c / BUSY)                                          # that take c columns of one state
             found |= {config: None for config, _ in plan(small, sms, offsets, keep).steps.values()}
     return [recipe(config) for config in found]

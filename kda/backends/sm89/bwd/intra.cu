@@ -279,8 +279,9 @@ __device__ __forceinline__ void gate_bwd(float dg2, float x, float rate, float l
   if (GATE_IS == GIVEN) {
     dx = dg2, of_A = 0.0f;
   } else if (GATE_IS == SOFTPLUS) {
-    dx = -(rate * (sigmoid(x) * dg2));
-    of_A = -(finite(rate * softplus(x)) * dg2);
+    const float e = exp_(-fabsf(x)), s = reciprocal(1.0f + e);
+    dx = -(rate * ((x < 0.0f ? e * s : s) * dg2));
+    of_A = -(finite(rate * (fmaxf(x, 0.0f) + log1p_(e))) * dg2);
   } else {
     const float y = finite(rate * x), dy = dg2 * (lower_bound * sigmoid_slope(y));
     dx = dy * rate, of_A = dy * y;
@@ -309,13 +310,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const float bias = BIAS ? dt_bias[head * K + d] : 0.0f, rate = RATE ? finite(exp_(A_log[head])) : 1.0f;
   Channel c;
   float g2[8], logit[8];
+  const i64 g_stride = HV * K, of_d = (row + 8 * warp * HV) * K + d;  // of the lane's first row in g and its like
+  const float *from_q = q + q_row * K + 8 * warp * q_stride + d, *from_k = k + (from_q - q), *from_g = g + of_d;
 #pragma unroll
-  for (int r = 0; r < 8; ++r) {  // on their way meanwhile
-    const int at = 8 * warp + r;
-    const bool here = at < rows;
-    c.qn[r] = here ? q[q_row * K + at * q_stride + d] : 0.0f;
-    c.kn[r] = here ? k[q_row * K + at * q_stride + d] : 0.0f;
-    logit[r] = here ? g[(row + at * HV) * K + d] : 0.0f;
+  for (int r = 0; r < 8; ++r, from_q += q_stride, from_k += q_stride, from_g += g_stride) {  // on their way meanwhile
+    const bool here = 8 * warp + r < rows;
+    c.qn[r] = here ? *from_q : 0.0f;
+    c.kn[r] = here ? *from_k : 0.0f;
+    logit[r] = here ? *from_g : 0.0f;
   }
   of_states(s, {d_o + row * V, P + row * V, v_new + row * V, h + state, dh + state}, HV * V, rows, warp, l);
 
@@ -381,16 +383,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   sum_lanes<8>(of_b, l.lane);  // lane 4 r has that of r
   if (const int at = 8 * warp + l.lane / 4; l.lane % 4 == 0 && at < rows)
     db[(slice + 1) * tokens * HV + row + at * HV] = of_b[0];
+  i64 to = of_d;
 #pragma unroll
-  for (int r = 0; r < 8; ++r) {
-    const int at = 8 * warp + r;
-    if (at < rows) {
-      const i64 to = row + at * HV;
-      dqn[to * K + d] = c.x[r];
-      dkn[to * K + d] = fmaf(c.b[r], c.plus[r], c.minus[r]);
+  for (int r = 0; r < 8; ++r, to += g_stride) {
+    if (8 * warp + r < rows) {
+      dqn[to] = c.x[r];
+      dkn[to] = fmaf(c.b[r], c.plus[r], c.minus[r]);
       float dx, of_rate;
       gate_bwd(c.dg2[r] + others, logit[r], rate, lower_bound, dx, of_rate);
-      dg[to * K + d] = dx;
+      dg[to] = dx;
       of_A += of_rate, of_bias += dx;
     }
   }

@@ -10,15 +10,18 @@
 // with all of a chunk's rows: w, qg (C, K), kg_t (K, C), u (C, V), A_qk (C, C), gc_last (K); rows past the end are 0.
 // KEEP 1: A_qk and A_inv go to rows of tokens (tokens, HV, C) as well.  KEEP 2, for a backward: kg (C, K), w_t (K, C),
 // A_inv (C, C) and 1 / |q|, 1 / |k| and b (3, C) too, and transposed qg (K, C) and A_qk (C, C) in place of qg and A_qk.
+// KEEP 3: the same, and A_qk and A_inv are not made but read where KEEP 1 left them.
 //
 // Barriers: two a slice (totals of warps are there; decayed rows are there), then A, the inverse's, A was read, v.
 // Shared memory: kE (C, K + 4), and in one place decayed rows of a slice with sums of pairs, then X, A_kk, A_qk
 // (C, C + 8), then X and v: 98,048 bytes at K = 128, C = 64.  128 registers at C = 64: two CTAs an SM where there is
 // shared memory for them.
+#include "copies.cuh"
 #include "inverse.cuh"
 #include "pairs.cuh"
 #include "places.cuh"
 
+constexpr bool MADE = KEEP != 3, FOR_BACKWARD = KEEP >= 2;
 constexpr int K = HEAD_K, V = HEAD_V, C = CHUNK, WARPS = C / 8, THREADS = 32 * WARPS, LEVELS = C == 64 ? 3 : 2;
 constexpr int TOP = C / 32, FAR = LEVELS - 1 + TOP;  // tiles of the last level in a warp, and of all
 constexpr int P = C + 8;
@@ -103,7 +106,7 @@ struct Slice {
 __device__ __forceinline__ void decay_rows(Shared& s, const Tiles& to, const Rows& e, const float (&q)[8],
                                            const float (&k)[8], int d, int warp, Lane l) {
 #pragma unroll
-  for (int level = 0; level < LEVELS; ++level) {
+  for (int level = 0; MADE && level < LEVELS; ++level) {
     const Around around(s.total, warp, 1 << level, l.lane);
     const bool second = warp >> level & 1;
     const float rest = exp2_(second ? around.before : around.after);
@@ -127,12 +130,12 @@ __device__ __forceinline__ void decay_rows(Shared& s, const Tiles& to, const Row
       s.kE[row][d] = kn * decay;
       qg[i] = q[r] * s.qs[row] * decay;
       kg[i] = kn * (e.before[r] * after);
-      if (KEEP != 2) to.qg[row * K + d] = qg[i];
+      if (!FOR_BACKWARD) to.qg[row * K + d] = qg[i];
       else to.kg[row * K + d] = kg[i];
     }
     const int at = d * C + 8 * warp + r0;
     *(float4*)&to.kg_t[at] = make_float4(kg[0], kg[1], kg[2], kg[3]);
-    if (KEEP == 2) *(float4*)&to.qg[at] = make_float4(qg[0], qg[1], qg[2], qg[3]);
+    if (FOR_BACKWARD) *(float4*)&to.qg[at] = make_float4(qg[0], qg[1], qg[2], qg[3]);
   }
   if (warp == WARPS - 1) to.gc_last[d] = around.before + e.total;
 }
@@ -231,7 +234,7 @@ __device__ __forceinline__ void times_inverse(const Shared& s, const Tiles& to, 
     }
 #pragma unroll
     for (int n = 0; n < OF_K; ++n)
-      put_tile<K>(of_w[n], to.w, KEEP == 2 ? to.w_t : nullptr, row, 8 * (OF_K * warp + n), l);
+      put_tile<K>(of_w[n], to.w, FOR_BACKWARD ? to.w_t : nullptr, row, 8 * (OF_K * warp + n), l);
 #pragma unroll
     for (int n = 0; n < OF_V; ++n) put_tile<V>(of_u[n], to.u, nullptr, row, 8 * (OF_V * warp + n), l);
   }
@@ -262,6 +265,19 @@ __device__ __forceinline__ float4 lower(const float (*x)[P], int i, int j) {
   return make_float4(j <= i ? y.x : 0.0f, j + 1 <= i ? y.y : 0.0f, j + 2 <= i ? y.z : 0.0f, j + 3 <= i ? y.w : 0.0f);
 }
 
+// A_qk and A_inv as a forward kept them; zero past the end.
+__device__ __forceinline__ void get_matrices(Shared& s, const float* kept_A_qk, const float* kept_A_inv, i64 row,
+                                             i64 HV, int rows) {
+#pragma unroll 1
+  for (int at = 4 * threadIdx.x; at < C * C; at += 4 * THREADS) {
+    const int i = at / C, j = at % C, bytes = i < rows ? 16 : 0;
+    const i64 from = (row + (i < rows ? i * HV : 0)) * C + j;
+    copy16(&s.A_qk[i][j], kept_A_qk + from, bytes);
+    copy16(&s.X[i][j], kept_A_inv + from, bytes);
+  }
+  commit();
+}
+
 // A_qk, and where it is kept A_inv, with zeros above the diagonal.
 __device__ __forceinline__ void put_matrices(const Shared& s, const Tiles& to, float* kept_A_qk, float* kept_A_inv,
                                              i64 row, i64 HV, int rows) {
@@ -269,7 +285,7 @@ __device__ __forceinline__ void put_matrices(const Shared& s, const Tiles& to, f
   for (int at = 4 * threadIdx.x; at < C * C; at += 4 * THREADS) {
     const int i = at / C, j = at % C;
     const float4 of = lower(s.A_qk, i, j);
-    if (KEEP == 2) {
+    if (FOR_BACKWARD) {
       *(float4*)&to.A_inv[at] = lower(s.X, i, j);
       *(float4*)&to.A_qk[at] = make_float4(i <= j ? s.A_qk[j][i] : 0.0f, i <= j + 1 ? s.A_qk[j + 1][i] : 0.0f,
                                            i <= j + 2 ? s.A_qk[j + 2][i] : 0.0f, i <= j + 3 ? s.A_qk[j + 3][i] : 0.0f);
@@ -281,7 +297,7 @@ __device__ __forceinline__ void put_matrices(const Shared& s, const Tiles& to, f
       *(float4*)&kept_A_inv[(row + i * HV) * C + j] = lower(s.X, i, j);
     }
   }
-  if (KEEP == 2)
+  if (FOR_BACKWARD)
     for (int i = threadIdx.x; i < C; i += THREADS)
       to.of_rows[i] = s.qs[i], to.of_rows[C + i] = s.ks[i], to.of_rows[2 * C + i] = s.b[i];
 }
@@ -311,6 +327,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, C == 64 ? 2 : 3)
                  u + tile * (C * V),    A_qk + tile * (C * C), gc_last + tile * K,
                  w_t + tile * (C * K),  kg + tile * (C * K),   A_inv + tile * (C * C), of_rows + tile * (3 * C)};
   };
+  if (!MADE) get_matrices(s, kept_A_qk, kept_A_inv, row, HV, rows);
   norms(s, x, q_stride, HV, rows, warp, l);
 
   const float rate = RATE ? finite(exp_(A_log[head])) : 1.0f;
@@ -325,19 +342,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, C == 64 ? 2 : 3)
       g2[r] = GATE_IS == GIVEN || 8 * warp + r < rows  // a decay of 0 was loaded
                   ? log2_decay<GATE_IS>(now.g[r] + now.bias, rate, lower_bound)
                   : 0.0f;
-    near_pairs(near, now.q, now.k, g2);
+    if (MADE) near_pairs(near, now.q, now.k, g2);
     const Rows e(g2);
     s.total[warp][l.lane] = e.total;
     __syncthreads();  // totals are there, and the slice before was multiplied
     decay_rows(s, tiles(hidden(tile)), e, now.q, now.k, d, warp, l);
     __syncthreads();  // decayed rows are there
-    far_pairs(s, d < SLICE, warp, l);
+    if (MADE) far_pairs(s, d < SLICE, warp, l);
   }
-  put_pairs(s, near, scale, warp, l);
+  if (MADE) put_pairs(s, near, scale, warp, l);
+  else wait<0>();
   __syncthreads();  // A is there
   Share of_v;
   of_v.fetch(v + hidden(row) * V, HV * V, rows);
-  inverse<C, P>(s.X, s.A_kk, warp, l);
+  if (MADE) inverse<C, P>(s.X, s.A_kk, warp, l);
   const Tiles to = tiles(hidden(tile));
   put_matrices(s, to, kept_A_qk, kept_A_inv, row, HV, rows);
   __syncthreads();  // A was read: v takes its place
