@@ -1,6 +1,6 @@
 """What a first call of a training step costs, with an empty cache of kernels and with a warm one.
 
-    python benchmarks/first_call.py [--tokens 8192] [--heads 64] [--backend auto] [--json FILE]
+    python benchmarks/first_call.py [--tokens 8192] [--heads 64] [--backend auto] [--dtype bfloat16] [--json FILE]
 
 Two processes, one after the other, with a cache of their own.  Seconds; torch and CUDA are awake before the call, and
 torch's first backward, which imports for a second, was one of torch's own.
@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(HERE))
 
 
-def one(tokens: int, heads: int, backend: str) -> dict[str, float]:
+def one(tokens: int, heads: int, backend: str, dtype: str) -> dict[str, float]:
     import torch
 
     import kda
@@ -31,7 +31,7 @@ def one(tokens: int, heads: int, backend: str) -> dict[str, float]:
 
     x = torch.ones(1, device="cuda", requires_grad=True)
     (2 * x).backward(torch.ones_like(x))
-    case = make_inputs(T=tokens, H=heads, K=128, V=128, initial_state=False, device="cuda")
+    case = make_inputs(T=tokens, H=heads, K=128, V=128, dtype=dtype, initial_state=False, device="cuda")
     leaves = {name: x.requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
               for name, x in case.keywords.items()}  # fmt: skip
     forward, (o, _) = seconds(lambda: kda.chunk_kda(**leaves, backend=backend))
@@ -55,17 +55,18 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--heads", type=int, default=64)
     parser.add_argument("--backend", default="auto")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--json", metavar="FILE", help="write what was found")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     a = parser.parse_args()
     if a.one:
-        print(json.dumps(one(a.tokens, a.heads, a.backend)))
+        print(json.dumps(one(a.tokens, a.heads, a.backend, a.dtype)))
         return
     found = {}
     with tempfile.TemporaryDirectory() as cache:
         for name in ("empty cache", "warm cache"):
             again = [sys.executable, __file__, "--one", "--tokens", str(a.tokens), "--heads", str(a.heads),
-                     "--backend", a.backend]  # fmt: skip
+                     "--backend", a.backend, "--dtype", a.dtype]  # fmt: skip
             run = subprocess.run(again, env=os.environ | {"KDA_CACHE_DIR": cache}, stdout=subprocess.PIPE, check=True)
             found[name] = json.loads(run.stdout.splitlines()[-1])
             print(name, *(f"{way} {took:.2f} s" for way, took in found[name].items()), sep=", ", flush=True)
