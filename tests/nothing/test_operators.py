@@ -197,6 +197,24 @@ def test_inference_mode_gives_the_same_bits():
     assert inferred.is_inference() and not inferred.requires_grad and torch.equal(o.detach(), inferred)
 
 
+@every_call
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_watched_call_goes_through_operators_and_trains_to_the_same_bits(options, keep):
+    def trained():
+        call = make(dtype=torch.float32, disable_recompute=keep, **options).requiring_grad()
+        o, ht = kda.chunk_kda(**call.arguments)
+        leaves = {n: x for n, x in call.tensors.items() if x.requires_grad}
+        grads = torch.autograd.grad(o.sum() if ht is None else o.sum() + ht.sum(), list(leaves.values()))
+        return [o.grad_fn.name(), o, *grads]
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as watched:
+        (operator, *expected) = trained()
+    seen = {event.name for event in watched.events()}
+    function, *found = trained()
+    assert {"kda::chunk_forward", "kda::chunk_backward"} <= seen and operator != function == "RecordedBackward"
+    assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_activation_checkpointing_gives_the_same_gradients(reentrant):
     layer, x = layer_and_input(disable_recompute=True)

@@ -1,0 +1,83 @@
+"""What the float32 kernels take, without a GPU: `python benchmarks/static.py` prints the table of docs/stages/sm89.md.
+
+Registers are ptxas' for sm_89.  Instructions (PTX, without mov) and bytes are counted in the simulator, those of 192
+tokens less those of 64: a chunk of a value head, all CTAs that share it, in a recorded step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from kda.backends.sm89 import launch, plan
+from kda.problem import Problem
+from kda.simulator import capture
+from kda.simulator.report import Run
+from kda.verify.cases import Case, make_inputs
+
+LONG, SHORT, C = 192, 64, 64
+HEADS, SMS = 16, 132                         # whose columns of a state are counted
+AGAIN = {"chain": "chain, backward", "prepare": "prepare, backward"}
+
+
+def case_of(T: int, D: int) -> Case:
+    return make_inputs(T=T, H=1, K=D, V=D, dtype="float32", gate="softplus")
+
+
+def runs(case: Case) -> dict[str, Run]:
+    """The launches of a recorded step by name."""
+    p = case.problem()
+    with capture(arch="sm89") as session:
+        kept = launch.forward(p, case.inputs, "products").saved
+        launch.backward(dataclasses.replace(p, direction="backward"), case.inputs, case.do, case.dht, kept)
+    found: dict[str, Run] = {}
+    for run in session.runs:
+        found[AGAIN[run.kernel] if run.kernel in found else run.kernel] = run
+    return found
+
+
+def kernels(p: Problem) -> dict:
+    forward, backward = (plan.plan(p, SMS, None, keep).steps for keep in (1, 3))
+    configs = {AGAIN.get(name, name): config for name, (config, _) in backward.items()}
+    return configs | {name: config for name, (config, _) in forward.items()}
+
+
+def row(name: str, config, long: Run, short: Run) -> str:
+    chunks = (LONG - SHORT) // C
+
+    def each(of) -> float:
+        return (of(long) - of(short)) / chunks
+
+    words = [each(lambda run, word=word: run.instructions.get(word, 0)) for word in ("mma", "fma")]
+    instructions = each(lambda run: sum(run.instructions.values()) - run.instructions.get("mov", 0))
+    read, touched, written = (
+        each(lambda run, word=word: run.counters[f"global_{word}"]) / C
+        for word in ("bytes_read", "floor_read", "bytes_written")
+    )
+    built = launch.kernel(config)
+    cells = [f"`{name}` {config.K}", built.registers, f"{config.shared / 1024:.1f}", f"{instructions:,.0f}",
+             *(f"{word:,.0f}" for word in words), f"{read:,.0f}, {touched:,.0f}", f"{written:,.0f}"]  # fmt: skip
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def main() -> None:
+    print("| launch | registers | shared, KiB | instructions | mma | fma | bytes a token: read, touched | written |")
+    print("|" + "---|" * 8)
+    planned = plan.columns
+    for D in (64, 128):
+        few = case_of(SHORT, D).problem()
+        columns = planned(dataclasses.replace(few, H=HEADS, HV=HEADS), SMS)
+        plan.columns = lambda p, sms, columns=columns: columns
+        launch.steps.cache_clear()
+        long, short, configs = runs(case_of(LONG, D)), runs(case_of(SHORT, D)), kernels(few)
+        for name, run in long.items():
+            if name in configs and name != "sum_chunks":
+                print(row(name, configs[name], run, short[name]), flush=True)
+    plan.columns = planned
+
+
+if __name__ == "__main__":
+    main()
