@@ -19,8 +19,8 @@
 constexpr int K = HEAD_K, V = HEAD_V, C = CHUNK, WARPS = C / 8, THREADS = 32 * WARPS, HALF = WARPS / 2;
 constexpr int BV = COLUMNS, TILES = BV / 8, PITCH = BV + 1, SLOTS = RING;
 constexpr int OWNERS = K / 16 < WARPS ? K / 16 : WARPS, OWN = K / 16 / OWNERS;  // warps that keep dh; their tiles
-constexpr bool HANDS = OWNERS <= HALF;  // the upper half keeps no rows
-constexpr int EACH = C / 2 * BV / THREADS;  // pairs of rows of do of a thread
+constexpr bool HANDS = OWNERS <= HALF;                                          // the upper half keeps no rows
+constexpr int EACH = C / 2 * BV / THREADS;                                      // pairs of rows of do of a thread
 
 struct Shared {
   float4 ring[WARPS][SLOTS][2][32];
@@ -71,7 +71,7 @@ struct Arguments {
   float scale;
 };
 
-// A half of the warps.
+// A half of the warps.  The upper half's first matrix is zero before its diagonal.
 template <bool UPPER>
 __device__ __forceinline__ void walk(Shared& s, const Arguments& x, const Sequence& sequence, i64 number, i64 part) {
   constexpr bool KEEPS = !UPPER || !HANDS;
@@ -86,8 +86,8 @@ __device__ __forceinline__ void walk(Shared& s, const Arguments& x, const Sequen
                                : x.kg + tile * (C * K) + (row + l.g) * K + 4 * l.t;
   Stream<SLOTS / 2, Part<UPPER ? C : K, FIRST, FIRST>, Part<C, C / 16, UPPER || !HANDS ? OF_OWN : 0>,
          Part<C, C / 16, KEEPS ? OF_OWN : 0>>
-      stream(&s.ring[warp][0][0][0], {of_rows, UPPER ? -x.HV * (C * C) : by, UPPER ? row / 16 : 0}, {x.qg_t + of_channels, by},
-             {x.w_t + of_channels, by}, count);
+      stream(&s.ring[warp][0][0][0], {of_rows, UPPER ? -x.HV * (C * C) : by, UPPER ? row / 16 : 0},
+             {x.qg_t + of_channels, by}, {x.w_t + of_channels, by}, count);
   State<K, V, BV, OWN, STATES_V_FIRST> S;
   if (KEEPS) S.load(x.dht ? x.dht + number * (K * V) : nullptr, part, warp, l);
   Share of_do;         // of the chunk before

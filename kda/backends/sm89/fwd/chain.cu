@@ -4,14 +4,14 @@
 //
 // A CTA has C / 8 warps.  First a warp has 16 rows of [w; qg] @ h: the lower half of the warps v_new, the upper half o.
 // Then a warp that keeps rows of the state has 16 or 32 of kg^T @ v_new, and the upper half A_qk @ v_new.  All products
-// are 3xTF32 into fresh accumulators; the state is kept by IEEE sums.  Left operands (w, qg, kg_t, A_qk) are read by one
-// warp each, through its own ring (stream.cuh); the state and v_new, which all warps read, lie in shared memory.
+// are 3xTF32 into fresh accumulators; the state is kept by IEEE sums.  Left operands (w, qg, kg_t, A_qk) are read by
+// one warp each, through its own ring (stream.cuh); the state and v_new, which all warps read, lie in shared memory.
 //
 // h and v_new are kept where asked for; for a backward (without OUTPUT) h is (K, V), and there is no o.
 //
 // Two barriers a chunk: the state is there (and v_new was read); v_new is there (and the state was read).
-// Shared memory: rings of SLOTS KiB a warp; state (K, BV + 1) and v_new (C, BV + 1), 8 bytes an element; qg @ h (C, BV):
-// 95,744 bytes at K = 128, C = 64, BV = 16.
+// Shared memory: rings of SLOTS KiB a warp; state (K, BV + 1) and v_new (C, BV + 1), 8 bytes an element; qg @ h
+// (C, BV), 4 bytes: 95,744 bytes at K = 128, C = 64, BV = 16.
 #include "places.cuh"
 #include "state.cuh"
 

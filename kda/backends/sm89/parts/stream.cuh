@@ -3,8 +3,8 @@
 //
 // A stage is a tile (16, 16) of a row-major matrix, 1 KiB: lane 4 g + t asks for columns 4 t .. 4 t + 3 of rows g and
 // g + 8 and reads back what it asked for itself, so there is no barrier; for mma they are k t and t + 4 of two steps.
-// Stages come in batches.  When the first of a batch is taken, all of it goes to registers and the one after the next is
-// asked for in its place, so two are on their way, in the chunk that comes next if need be.
+// Stages come in batches.  When the first of a batch is taken, all of it goes to registers and the one after the next
+// is asked for in its place, so two are on their way, in the chunk that comes next if need be.
 //
 // Not in registers alone: a warp counts its loads together, and who waits for one waits for the youngest.
 #pragma once
@@ -52,7 +52,7 @@ struct Stream {
     ask(0, chunks > 0);
     ask(BATCH, chunks > 0);
   }
-  // For the batch that begins with stage n of this chunk, or with n - ALL of the next.  A group is made even of nothing.
+  // For the batch that begins with stage n of this chunk, or with n - ALL of the next.  A group may be of nothing.
   __device__ __forceinline__ void ask(int n, bool there) {
 #pragma unroll
     for (int i = n; i < n + BATCH; ++i) {
@@ -60,7 +60,9 @@ struct Stream {
       float4* slot = ring + i % DEPTH * 64;
       const bool of_next = i >= ALL;
       const int stage = i % ALL;
-      first.ask(slot, stage, of_next), second.ask(slot, stage - SECOND, of_next), third.ask(slot, stage - THIRD, of_next);
+      first.ask(slot, stage, of_next);
+      second.ask(slot, stage - SECOND, of_next);
+      third.ask(slot, stage - THIRD, of_next);
     }
     commit();
   }
