@@ -71,7 +71,7 @@ class Recipe(ConfiguredRecipe):
 
 
 def load() -> None:
-    """Whether there is a libnvrtc."""
+    """That there is a libnvrtc; a MissingCompilerError where there is none."""
     version()
 
 

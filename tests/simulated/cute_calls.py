@@ -45,9 +45,54 @@ def check(case, backend="sm90", **options):
     found, session = called(case, backend=backend, **options)
     assert not session.findings, "\n".join(map(str, session.findings[:5]))
     limits = budgets(case, Door(backend, "cpu").rounding(case), backward=False)
-    rows = [judge("call", name, limits[name], found[name], case, whole=True) for name in found]
-    assert not any(row.wrong for row in rows), "\n".join(describe(row) for row in rows if row.wrong)
+    assert_right(judge("call", name, limits[name], found[name], case, whole=True) for name in found)
     return found
+
+
+def assert_right(rows):
+    wrong = [row for row in rows if row.wrong]
+    assert not wrong, "\n".join(map(describe, wrong))
+
+
+def enters_chunks_with_the_final_states_of_what_comes_before(case, backend, **options):
+    """Of packed sequences that begin without a state; the states that it says enter."""
+    options |= dict(return_intermediate_states=True, backend=backend)
+
+    def of(**x):
+        with capture(arch=backend) as session:
+            out = kda.chunk_kda_fwd(**x | options)
+        assert not session.findings
+        return out
+
+    x = case.keywords
+    found, start, at = of(**x).h, 0, 0
+    for length in case.spec.lengths:
+        for before in range(0, length, options["chunk_size"]):
+            rows = {name: x[name][:, start : start + before] for name in TOKENS}
+            alone = of(**x | rows | {"cu_seqlens": None})
+            assert torch.equal(found[0, at], alone.final_state[0].to(found.dtype))
+            at += 1
+        start += length
+    assert found.shape[:2] == (1, at)
+    return found
+
+
+def hands_states_through_sequences_of_no_tokens(case, backend="sm90"):
+    found, session = called(case, backend=backend)
+    assert not session.findings and not found["o"].any()
+    assert torch.equal(found["ht"], case.keywords["initial_state"])
+
+
+def has_the_bits_of_value_heads_with_q_and_k_of_their_own(case, backend):
+    apart = changed(case, q=lambda x: x.repeat_interleave(2, 2), k=lambda x: x.repeat_interleave(2, 2))
+    (found, _), (expected, _) = called(apart, backend=backend), called(case, backend=backend)
+    assert all(torch.equal(found[x], expected[x]) for x in expected)
+
+
+def has_the_same_bits_in_any_order_of_warps(case, backend="sm90", **order):
+    (expected, _), (found, session) = called(case, backend=backend), called(case, backend=backend, **order)
+    assert not session.findings, "\n".join(map(str, session.findings[:5]))
+    assert all(torch.equal(found[x], expected[x]) for x in expected)
 
 
 def looks_at_no_later_token(case, at, backend):
@@ -58,7 +103,7 @@ def looks_at_no_later_token(case, at, backend):
 
 
 def has_the_bits_that_it_has_alone(case, begin, end, backend):
-    """The second of three sequences, tokens `begin` to `end`, between nan and inf; what is found, and o alone."""
+    """The second of three sequences, tokens `begin` to `end`, between nan and inf; o of all three."""
     nan, inf = float("nan"), float("inf")
     spoiled = {n: (lambda x: torch.cat((x[:, :begin] * nan, x[:, begin:end], x[:, end:] * inf), 1)) for n in TOKENS}
     (found, _), x = called(changed(case, **spoiled), backend=backend), case.keywords

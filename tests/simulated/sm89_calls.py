@@ -1,12 +1,11 @@
 """Calls of the float32 backend in the simulator: what its tests share."""
 
+import dataclasses
 import functools
 import shutil
 from pathlib import Path
 
-import pytest
-import torch
-from cute_calls import called, check
+from cute_calls import assert_right, called, check
 
 import kda
 from kda.backends.sm89 import launch, plan
@@ -15,7 +14,7 @@ from kda.simulator import capture
 from kda.verify.cases import make_inputs
 from kda.verify.definition import budgets
 from kda.verify.doors import Door
-from kda.verify.parity import describe, judge
+from kda.verify.parity import judge
 
 D128 = dict(K=128, V=128)
 
@@ -50,32 +49,13 @@ def trained(case, simulator=None, **options):
 def proven_trained(case, **options):
     found, limits = trained(case, **options), budgets(case, Door("sm89", "cpu").rounding(case))
     assert found.keys() == limits.keys()
-    rows = [judge("call", name, limit, found[name], case, whole=True) for name, limit in limits.items()]
-    assert not any(row.wrong for row in rows), "\n".join(describe(row) for row in rows if row.wrong)
+    assert_right(judge("call", name, limit, found[name], case, whole=True) for name, limit in limits.items())
     return found
 
 
-def need_libnvrtc():
-    try:
-        nvrtc.version()
-    except nvrtc.MissingCompilerError as error:
-        pytest.skip(str(error))
-
-
-def poison_fresh_memory(monkeypatch):
-    """What a kernel does not write is nan, or a number far outside of every tensor."""
-
-    def poisoned(*size, **how):
-        x = empty(*size, **how)
-        return x.fill_(torch.nan if x.is_floating_point() else torch.iinfo(x.dtype).max)
-
-    def like(x, *shape, **how):
-        return torch.empty(*shape, **{"dtype": x.dtype, "device": x.device} | how)
-
-    empty = torch.empty
-    monkeypatch.setattr(torch, "empty", poisoned)
-    monkeypatch.setattr(torch, "empty_like", lambda x: like(x, x.shape))
-    monkeypatch.setattr(torch.Tensor, "new_empty", like)
+def lacking(case, name):
+    """The same call without an input."""
+    return dataclasses.replace(case, keywords={n: x for n, x in case.keywords.items() if n != name})
 
 
 def built(config):

@@ -12,7 +12,11 @@ from cute_calls import (
     called,
     changed,
     check,
+    enters_chunks_with_the_final_states_of_what_comes_before,
+    hands_states_through_sequences_of_no_tokens,
+    has_the_bits_of_value_heads_with_q_and_k_of_their_own,
     has_the_bits_that_it_has_alone,
+    has_the_same_bits_in_any_order_of_warps,
     kept_nowhere,
     looks_at_no_later_token,
     plant,
@@ -127,40 +131,22 @@ def test_memory_may_lie_in_any_order():
 @pytest.mark.parametrize("v_first", [False, True])
 @pytest.mark.parametrize("C", [32, 64])
 def test_states_that_enter_chunks_are_final_states_of_what_comes_before(C, v_first):
-    options = dict(state_v_first=v_first, chunk_size=C, return_intermediate_states=True, backend="sm100")
-
-    def of(**x):
-        with capture(arch="sm100") as session:
-            out = kda.chunk_kda_fwd(**x | options)
-        assert not session.findings
-        return out
-
     lengths = (130, 0, 1, 64)
-    x = case_of(lengths=lengths, padding=9, HV=2, initial_state=False).keywords
-    found, start, at = of(**x).h, 0, 0
+    case = case_of(lengths=lengths, padding=9, HV=2, initial_state=False)
+    found = enters_chunks_with_the_final_states_of_what_comes_before(
+        case, "sm100", chunk_size=C, state_v_first=v_first
+    )
     assert found.shape == (1, sum(-(-n // C) for n in lengths), 2, 128, 128) and found.dtype == torch.bfloat16
-    for length in lengths:
-        for before in range(0, length, C):
-            rows = {name: x[name][:, start : start + before] for name in ("q", "k", "v", "g", "beta")}
-            alone = of(**x | rows | {"cu_seqlens": None})
-            assert torch.equal(found[0, at], alone.final_state[0].to(found.dtype))
-            at += 1
-        start += length
 
 
 @pytest.mark.parametrize("shape", [dict(B=2, T=0), dict(lengths=(0, 0), padding=40)], ids=str)
 def test_sequences_of_no_tokens_hand_their_states_through(shape):
     case = case_of(HV=2, **shape)
-    found, session = seen(case)
-    assert not session.findings and not found["o"].any()
-    assert torch.equal(found["ht"], case.keywords["initial_state"])
+    hands_states_through_sequences_of_no_tokens(case, "sm100")
 
 
 def test_a_value_head_of_its_own_has_the_bits_of_one_that_shares_q_and_k():
-    case = case_of(T=70, HV=2)
-    apart = changed(case, q=lambda x: x.repeat_interleave(2, 2), k=lambda x: x.repeat_interleave(2, 2))
-    (found, _), (expected, _) = seen(apart), seen(case)
-    assert all(torch.equal(found[x], expected[x]) for x in expected)
+    has_the_bits_of_value_heads_with_q_and_k_of_their_own(case_of(T=70, HV=2), "sm100")
 
 
 SHAPES = {"one": dict(T=390), "packed": RAGGED | dict(padding=9), "many": MANY, "halving": dict(T=130, gate="softplus")}
@@ -170,9 +156,7 @@ SHAPES = {"one": dict(T=390), "packed": RAGGED | dict(padding=9), "many": MANY, 
 @pytest.mark.parametrize("schedule", [1, 2, 3, 4, 5])
 def test_any_order_of_warps_gives_the_same_bits(schedule, shape):
     case = case_of(**SHAPES[shape])
-    (expected, _), (found, session) = seen(case), seen(case, schedule=schedule, early=schedule % 2 == 1)
-    assert not session.findings, "\n".join(map(str, session.findings[:5]))
-    assert all(torch.equal(found[x], expected[x]) for x in expected)
+    has_the_same_bits_in_any_order_of_warps(case, "sm100", schedule=schedule, early=schedule % 2 == 1)
 
 
 @pytest.mark.parametrize("gate", ["bounded", "softplus"])

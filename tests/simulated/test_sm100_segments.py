@@ -1,6 +1,5 @@
 """The Blackwell forward of few heads: sequences cut into segments, on the CPU from PTX."""
 
-
 import pytest
 import torch
 from cute_calls import (

@@ -4,13 +4,12 @@ import dataclasses
 
 import pytest
 import torch
-from cute_calls import RAGGED, changed
+from cute_calls import RAGGED, TOKENS, assert_right, changed
 from sm89_calls import (
     D128,
     case_of,
-    need_libnvrtc,
+    lacking,
     plant,
-    poison_fresh_memory,
     proven_trained,
     trained,
 )
@@ -21,20 +20,10 @@ from kda.simulator import capture
 from kda.stages import find
 from kda.verify.definition import definition
 from kda.verify.doors import Door
-from kda.verify.parity import Oracle, alone, describe
+from kda.verify.parity import Oracle, alone
 from kda.verify.simulated import SimulatedDoor
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def libnvrtc():
-    need_libnvrtc()
-
-
-@pytest.fixture(autouse=True)
-def fresh_memory_is_poisoned(monkeypatch):
-    poison_fresh_memory(monkeypatch)
+pytestmark = pytest.mark.usefixtures("one_thread", "libnvrtc", "fresh_memory_is_poisoned")
 
 
 # every option
@@ -68,9 +57,7 @@ def test_gradients_of_large_heads_are_those_of_the_definition(name):
 
 @pytest.mark.parametrize("without", ["A_log", "dt_bias"])
 def test_a_bounded_gate_may_lack_its_parameters(without):
-    case = case_of(T=40)
-    keywords = {name: x for name, x in case.keywords.items() if name != without}
-    proven_trained(dataclasses.replace(case, keywords=keywords))
+    proven_trained(lacking(case_of(T=40), without))
 
 
 def test_states_may_be_v_first():
@@ -149,7 +136,7 @@ def test_a_run_of_stages_is_what_is_written_out(stage):
     case = case_of(lengths=(70, 0, 1), HV=2, gate="softplus")
     at = SimulatedDoor("sm89", plan.TARGET)
     rows = alone(at, case, find(stage), Oracle(case, at.rounding(case)))
-    assert not any(row.wrong for row in rows), "\n".join(describe(row) for row in rows if row.wrong)
+    assert_right(rows)
     assert not at.findings
 
 
@@ -176,7 +163,7 @@ def test_a_sequence_has_the_bits_that_it_has_alone():
     case = case_of(lengths=(33, 70, 21))
     found, x = trained(case), case.keywords
     at = slice(33, 103)
-    rows = {n: x[n][:, at] for n in ("q", "k", "v", "g", "beta")} | {"initial_state": x["initial_state"][1:2]}
+    rows = {n: x[n][:, at] for n in TOKENS} | {"initial_state": x["initial_state"][1:2]}
     keywords = {n: y for n, y in x.items() if n != "cu_seqlens"} | rows
     alone = trained(dataclasses.replace(case, keywords=keywords, do=case.do[:, at], dht=case.dht[1:2]))
     for name in ("o", "dq", "dk", "dv", "dg", "dbeta"):

@@ -4,10 +4,19 @@ import dataclasses
 
 import pytest
 import torch
-from cute_calls import RAGGED, changed, has_the_bits_that_it_has_alone, looks_at_no_later_token, refusals
-from sm89_calls import D128, case_of, need_libnvrtc, plant, poison_fresh_memory, proven, seen
+from cute_calls import (
+    RAGGED,
+    changed,
+    enters_chunks_with_the_final_states_of_what_comes_before,
+    hands_states_through_sequences_of_no_tokens,
+    has_the_bits_of_value_heads_with_q_and_k_of_their_own,
+    has_the_bits_that_it_has_alone,
+    has_the_same_bits_in_any_order_of_warps,
+    looks_at_no_later_token,
+    refusals,
+)
+from sm89_calls import D128, case_of, lacking, plant, proven, seen
 
-import kda
 from kda.backends.sm89 import launch, plan
 from kda.backends.sm89.configs import SMALLEST
 from kda.commands.selftest import is_here
@@ -21,17 +30,7 @@ from kda.simulator.chips import host_of
 from kda.verify.definition import definition
 from kda.verify.simulated import SimulatedDoor
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def libnvrtc():
-    need_libnvrtc()
-
-
-@pytest.fixture(autouse=True)
-def fresh_memory_is_poisoned(monkeypatch):
-    poison_fresh_memory(monkeypatch)
+pytestmark = pytest.mark.usefixtures("one_thread", "libnvrtc", "fresh_memory_is_poisoned")
 
 
 def forget_steps():
@@ -81,9 +80,7 @@ def test_a_call_is_the_definition(name):
 
 @pytest.mark.parametrize("without", ["A_log", "dt_bias"])
 def test_a_bounded_gate_may_lack_its_parameters(without):
-    case = case_of(T=70)
-    keywords = {name: x for name, x in case.keywords.items() if name != without}
-    proven(dataclasses.replace(case, keywords=keywords))
+    proven(lacking(case_of(T=70), without))
 
 
 def test_a_scale_of_its_own():
@@ -147,25 +144,12 @@ def test_inputs_are_left_alone():
 @pytest.mark.parametrize("v_first", [False, True])
 @pytest.mark.parametrize("C", [32, 64])
 def test_states_that_enter_chunks_are_final_states_of_what_comes_before(C, v_first):
-    options = dict(state_v_first=v_first, chunk_size=C, return_intermediate_states=True, backend="sm89")
-
-    def of(**x):
-        with capture(arch="sm89") as session:
-            out = kda.chunk_kda_fwd(**x | options)
-        assert not session.findings
-        return out
-
     lengths = (70, 0, 1, 64)
-    x = case_of(lengths=lengths, padding=9, HV=2, initial_state=False).keywords
-    found, start, at = of(**x).h, 0, 0
+    case = case_of(lengths=lengths, padding=9, HV=2, initial_state=False)
+    found = enters_chunks_with_the_final_states_of_what_comes_before(
+        case, "sm89", chunk_size=C, state_v_first=v_first
+    )
     assert found.shape == (1, sum(-(-n // C) for n in lengths), 2, 64, 64)
-    for length in lengths:
-        for before in range(0, length, C):
-            rows = {name: x[name][:, start : start + before] for name in ("q", "k", "v", "g", "beta")}
-            alone = of(**x | rows | {"cu_seqlens": None})
-            assert torch.equal(found[0, at], alone.final_state[0])
-            at += 1
-        start += length
 
 
 NOTHING = [dict(B=2, T=0), dict(lengths=(0, 0), padding=40), dict(lengths=(), padding=9)]
@@ -174,9 +158,7 @@ NOTHING = [dict(B=2, T=0), dict(lengths=(0, 0), padding=40), dict(lengths=(), pa
 @pytest.mark.parametrize("shape", NOTHING, ids=str)
 def test_sequences_of_no_tokens_hand_their_states_through(shape):
     case = case_of(HV=2, **shape)
-    found, session = seen(case)
-    assert not session.findings and not found["o"].any()
-    assert torch.equal(found["ht"], case.keywords["initial_state"])
+    hands_states_through_sequences_of_no_tokens(case, "sm89")
 
 
 def test_more_sequences_than_threads_count_them():
@@ -195,10 +177,7 @@ def test_more_sequences_than_threads_count_them():
 
 
 def test_a_value_head_of_its_own_has_the_bits_of_one_that_shares_q_and_k():
-    case = case_of(T=70, HV=2)
-    apart = changed(case, q=lambda x: x.repeat_interleave(2, 2), k=lambda x: x.repeat_interleave(2, 2))
-    (found, _), (expected, _) = seen(apart), seen(case)
-    assert all(torch.equal(found[x], expected[x]) for x in expected)
+    has_the_bits_of_value_heads_with_q_and_k_of_their_own(case_of(T=70, HV=2), "sm89")
 
 
 SHAPES = {"one": dict(T=140), "packed": RAGGED | dict(padding=9), "32, K=V=128": dict(T=70, C=32, **D128)}
@@ -208,9 +187,7 @@ SHAPES = {"one": dict(T=140), "packed": RAGGED | dict(padding=9), "32, K=V=128":
 @pytest.mark.parametrize("schedule", [1, 2, 3])
 def test_any_order_of_warps_gives_the_same_bits(schedule, shape):
     case = case_of(**SHAPES[shape])
-    (expected, _), (found, session) = seen(case), seen(case, schedule=schedule, early=schedule % 2 == 1)
-    assert not session.findings, "\n".join(map(str, session.findings[:5]))
-    assert all(torch.equal(found[x], expected[x]) for x in expected)
+    has_the_same_bits_in_any_order_of_warps(case, "sm89", schedule=schedule, early=schedule % 2 == 1)
 
 
 @pytest.mark.parametrize("gate", ["bounded", "softplus"])

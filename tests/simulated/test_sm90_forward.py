@@ -11,7 +11,10 @@ from cute_calls import (
     called,
     changed,
     check,
+    enters_chunks_with_the_final_states_of_what_comes_before,
+    hands_states_through_sequences_of_no_tokens,
     has_products_that_wait_for_no_other,
+    has_the_same_bits_in_any_order_of_warps,
     kept_nowhere,
     plant,
     reads_nothing_before_the_kernel_ahead_is_done,
@@ -63,25 +66,12 @@ def test_states_may_be_v_first():
 @pytest.mark.parametrize("v_first", [False, True])
 @pytest.mark.parametrize("C", [32, 64])
 def test_states_that_enter_chunks_are_final_states_of_what_comes_before(C, v_first):
-    options = dict(state_v_first=v_first, chunk_size=C, return_intermediate_states=True, backend="sm90")
-
-    def of(**x):
-        with capture(arch="sm90") as session:
-            out = kda.chunk_kda_fwd(**x | options)
-        assert not session.findings
-        return out
-
     lengths = (130, 0, 1, 64)
-    x = make_inputs(lengths, padding=9, H=1, HV=2, K=64, V=64, gate="bounded", initial_state=False).keywords
-    found, start, at = of(**x).h, 0, 0
+    case = make_inputs(lengths, padding=9, H=1, HV=2, K=64, V=64, gate="bounded", initial_state=False)
+    found = enters_chunks_with_the_final_states_of_what_comes_before(
+        case, "sm90", chunk_size=C, state_v_first=v_first
+    )
     assert found.shape == (1, sum(-(-n // C) for n in lengths), 2, 64, 64) and found.dtype == torch.bfloat16
-    for length in lengths:
-        for before in range(0, length, C):
-            rows = {name: x[name][:, start : start + before] for name in ("q", "k", "v", "g", "beta")}
-            alone = of(**x | rows | {"cu_seqlens": None})
-            assert torch.equal(found[0, at], alone.final_state[0].to(found.dtype))
-            at += 1
-        start += length
 
 
 def test_g_and_beta_may_be_float32_and_states_bfloat16():
@@ -100,9 +90,7 @@ def test_memory_may_lie_in_any_order():
 @pytest.mark.parametrize("shape", [dict(B=2, T=0), dict(lengths=(0, 0), padding=40)], ids=str)
 def test_sequences_of_no_tokens_hand_their_states_through(shape):
     case = make_inputs(H=1, HV=2, K=64, V=64, gate="bounded", **shape)
-    found, session = called(case)
-    assert not session.findings and not found["o"].any()
-    assert torch.equal(found["ht"], case.keywords["initial_state"])
+    hands_states_through_sequences_of_no_tokens(case)
 
 
 def test_a_hopper_gpu_takes_it_by_itself_and_the_backward_by_triton():
@@ -162,9 +150,7 @@ def test_no_kernel_keeps_all_that_a_backward_reads():
 @pytest.mark.parametrize("schedule", [1, 2, 3])
 def test_any_order_of_warps_gives_the_same_bits(schedule, gate):
     case = make_inputs(H=1, HV=2, K=128, V=128, gate=gate, **RAGGED)
-    (expected, _), (found, session) = called(case), called(case, schedule=schedule, early=True)
-    assert not session.findings
-    assert all(torch.equal(found[name], expected[name]) for name in found)
+    has_the_same_bits_in_any_order_of_warps(case, schedule=schedule, early=True)
 
 
 @pytest.mark.parametrize("name, change", {

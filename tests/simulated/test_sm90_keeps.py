@@ -23,24 +23,9 @@ from kda.verify.doors import Door
 from kda.verify.parity import Oracle, describe, judge, masked
 from kda.verify.simulated import SimulatedDoor
 
-pytestmark = pytest.mark.usefixtures("one_thread", "kernels_apart")
+pytestmark = pytest.mark.usefixtures("one_thread", "kernels_apart", "fresh_memory_is_poisoned")
 
 MADE = find("fwd/gate+intra+wy")
-
-
-@pytest.fixture(autouse=True)
-def fresh_memory_is_poisoned(monkeypatch):
-    """What a kernel does not write is nan."""
-
-    def poisoned(empty):
-        def make(*args, **how):
-            x = empty(*args, **how)
-            return x.fill_(torch.nan) if x.is_floating_point() else x
-
-        return make
-
-    for home, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
-        monkeypatch.setattr(home, name, poisoned(getattr(home, name)))
 
 
 def drawn(**words):

@@ -29,7 +29,7 @@ from kda.verify.simulated import SimulatedDoor
 
 BACKEND = "kda.backends.triton"
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
 
 
 # kernels
@@ -64,21 +64,6 @@ def kernels_built_here(monkeypatch):
 def forget_plans():
     call.prepared.cache_clear()
     plan.plan.cache_clear()
-
-
-@pytest.fixture(autouse=True)
-def fresh_memory_is_poisoned(monkeypatch):
-    """What a kernel does not write is nan, or a number far outside of every tensor."""
-    monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
-    monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
-
-
-def poisoned(empty):
-    def make(*size, **how):
-        x = empty(*size, **how)
-        return x.fill_(torch.nan if x.is_floating_point() else torch.iinfo(x.dtype).max)
-
-    return make
 
 
 # calls

@@ -21,7 +21,7 @@ from kda.simulator.chips import host_of
 from kda.verify.budget import Budget, shaken, shakes
 from kda.verify.cases import make_inputs
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
 OPTIONS = dict(scale=None, final=True, v_first=False, inplace=False, batch_invariant=False)
 
 
@@ -43,13 +43,6 @@ def kernels_built_here(monkeypatch):
     monkeypatch.setattr(recurrent_launch, "fetch", built_here)
     yield
     recurrent_launch._prepared.cache_clear()
-
-
-@pytest.fixture(autouse=True)
-def fresh_memory_is_poisoned(monkeypatch):
-    """What a kernel does not write is nan."""
-    empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *size, **how: empty(*size, **how).fill_(torch.nan))
 
 
 # calls

@@ -27,8 +27,18 @@ class TablesConfig:
         return {"CHUNK": self.C, "PACKED": self.packed}
 
 
+class OfChunks:
+    """A CTA has a warp for 8 rows of a chunk."""
+
+    C: int
+
+    @property
+    def threads(self) -> int:
+        return 4 * self.C
+
+
 @dataclass(frozen=True)
-class PrepareConfig:
+class PrepareConfig(OfChunks):
     K: int
     V: int
     C: int
@@ -42,10 +52,6 @@ class PrepareConfig:
                                              # 3: the same, from A_qk and A_inv as 1 kept them
     kernel = "prepare"
     file = "fwd/prepare.cu"
-
-    @property
-    def threads(self) -> int:
-        return 4 * self.C
 
     @property
     def shared(self) -> int:
@@ -66,20 +72,15 @@ class PrepareConfig:
 
 
 @dataclass(frozen=True)
-class ChainConfig:
+class _Chain(OfChunks):
+    """A walk over the chunks of a sequence."""
+
     K: int
     V: int
     C: int
-    columns: int                             # of the state, in a CTA
+    columns: int                             # of the state, or of its gradient, in a CTA
     packed: int
     v_first: bool                            # states are (V, K)
-    output: bool = True                      # o is asked for
-    kernel = "chain"
-    file = "fwd/chain.cu"
-
-    @property
-    def threads(self) -> int:
-        return 4 * self.C
 
     @property
     def parts(self) -> int:
@@ -87,52 +88,9 @@ class ChainConfig:
         return self.V // self.columns
 
     @property
-    def slots(self) -> int:
-        """KiB of a warp's ring."""
-        return 4 if self.columns == 32 else 8
-
-    @property
-    def shared(self) -> int:
-        of_o = 4 * self.C * self.columns if self.output else 256 * self.C // 8
-        return self.C // 8 * self.slots * 1024 + 8 * (self.K + self.C) * (self.columns + 1) + of_o
-
-    @property
-    def defines(self) -> dict[str, Any]:
-        return {
-            "HEAD_K": self.K, "HEAD_V": self.V, "CHUNK": self.C, "COLUMNS": self.columns, "RING": self.slots,
-            "PACKED": self.packed, "STATES_V_FIRST": int(self.v_first), "OUTPUT": int(self.output),
-        }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ChainBwdConfig:
-    K: int
-    V: int
-    C: int
-    columns: int                             # of the state's gradient, in a CTA
-    packed: int
-    v_first: bool                            # states are (V, K)
-    kernel = "chain_bwd"
-    file = "bwd/chain.cu"
-
-    @property
-    def threads(self) -> int:
-        return 4 * self.C
-
-    @property
-    def parts(self) -> int:
-        """CTAs that share a state."""
-        return self.V // self.columns
-
-    @property
-    def slots(self) -> int:
-        """KiB of a warp's ring: as many as there is room for."""
-        return 8 if self.columns == 8 else 6
-
-    @property
-    def shared(self) -> int:
-        handed = self.K if self.K // 16 <= self.C // 16 else 1
-        return self.C // 8 * self.slots * 1024 + 4 * (self.columns + 1) * (2 * self.K + 7 * self.C + handed)
+    def rings(self) -> int:
+        """Bytes of those of all warps."""
+        return self.C // 8 * self.slots * 1024
 
     @property
     def defines(self) -> dict[str, Any]:
@@ -143,7 +101,44 @@ class ChainBwdConfig:
 
 
 @dataclass(frozen=True)
-class WyConfig:
+class ChainConfig(_Chain):
+    output: bool = True                      # o is asked for
+    kernel = "chain"
+    file = "fwd/chain.cu"
+
+    @property
+    def slots(self) -> int:
+        """KiB of a warp's ring."""
+        return 4 if self.columns == 32 else 8
+
+    @property
+    def shared(self) -> int:
+        of_o = 4 * self.C * self.columns if self.output else 256 * self.C // 8
+        return self.rings + 8 * (self.K + self.C) * (self.columns + 1) + of_o
+
+    @property
+    def defines(self) -> dict[str, Any]:
+        return super().defines | {"OUTPUT": int(self.output)}
+
+
+@dataclass(frozen=True)
+class ChainBwdConfig(_Chain):
+    kernel = "chain_bwd"
+    file = "bwd/chain.cu"
+
+    @property
+    def slots(self) -> int:
+        """KiB of a warp's ring: as many as there is room for."""
+        return 8 if self.columns == 8 else 6
+
+    @property
+    def shared(self) -> int:
+        handed = self.K if self.K // 16 <= self.C // 16 else 1
+        return self.rings + 4 * (self.columns + 1) * (2 * self.K + 7 * self.C + handed)
+
+
+@dataclass(frozen=True)
+class WyConfig(OfChunks):
     V: int
     C: int
     packed: int
@@ -155,10 +150,6 @@ class WyConfig:
         return self.V
 
     @property
-    def threads(self) -> int:
-        return 4 * self.C
-
-    @property
     def shared(self) -> int:
         return 4 * self.C * (self.C + 4 + SLICE + 8 + 2 * (SLICE + 4 + 2 * (SLICE + 8)) + 2)
 
@@ -168,7 +159,7 @@ class WyConfig:
 
 
 @dataclass(frozen=True)
-class IntraConfig:
+class IntraConfig(OfChunks):
     K: int
     V: int
     C: int
@@ -178,10 +169,6 @@ class IntraConfig:
     packed: int
     kernel = "intra_bwd"
     file = "bwd/intra.cu"
-
-    @property
-    def threads(self) -> int:
-        return 4 * self.C
 
     @property
     def shared(self) -> int:

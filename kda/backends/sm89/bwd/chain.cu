@@ -16,11 +16,8 @@
 #include "places.cuh"
 #include "state.cuh"
 
-constexpr int K = HEAD_K, V = HEAD_V, C = CHUNK, WARPS = C / 8, THREADS = 32 * WARPS, HALF = WARPS / 2;
-constexpr int BV = COLUMNS, TILES = BV / 8, PITCH = BV + 1, SLOTS = RING;
-constexpr int OWNERS = K / 16 < WARPS ? K / 16 : WARPS, OWN = K / 16 / OWNERS;  // warps that keep dh; their tiles
-constexpr bool HANDS = OWNERS <= HALF;                                          // the upper half keeps no rows
-constexpr int EACH = C / 2 * BV / THREADS;                                      // pairs of rows of do of a thread
+constexpr bool HANDS = OWNERS <= HALF;          // the upper half keeps no rows
+constexpr int EACH = C / 2 * BV / THREADS;      // pairs of rows of do of a thread
 
 struct Shared {
   float4 ring[WARPS][SLOTS][2][32];
@@ -88,7 +85,7 @@ __device__ __forceinline__ void walk(Shared& s, const Arguments& x, const Sequen
          Part<C, C / 16, KEEPS ? OF_OWN : 0>>
       stream(&s.ring[warp][0][0][0], {of_rows, UPPER ? -x.HV * (C * C) : by, UPPER ? row / 16 : 0},
              {x.qg_t + of_channels, by}, {x.w_t + of_channels, by}, count);
-  State<K, V, BV, OWN, STATES_V_FIRST> S;
+  State<STATES_V_FIRST> S;
   if (KEEPS) S.load(x.dht ? x.dht + number * (K * V) : nullptr, part, warp, l);
   Share of_do;         // of the chunk before
   float last[OWN][2];  // both a chunk ahead
@@ -110,7 +107,7 @@ __device__ __forceinline__ void walk(Shared& s, const Arguments& x, const Sequen
 #pragma unroll
       for (int i = 0; i < 4; ++i) S.of[m][n][i] = fmaf(S.of[m][n][i], decay[m][i / 2], x.scale * added[n].sum[i]);
   };
-  TokenRows<V, BV> out(sequence.begin + (count - 1) * C, head, x.HV, part, row, l);
+  TokenRows out(sequence.begin + (count - 1) * C, head, x.HV, part, row, l);
   int rows = sequence.tokens - (count - 1) * C;
   if (count > 0) {
     fetch(count - 1);
@@ -119,12 +116,12 @@ __device__ __forceinline__ void walk(Shared& s, const Arguments& x, const Sequen
   }
   __syncthreads();  // the first do is there
 #pragma unroll 1
-  for (; stream.chunks > 0; stream.next_chunk(), tile -= x.HV, out.move(-C), rows = C) {
+  for (; stream.chunks > 0; stream.next_chunk(), tile -= x.HV, out.move(-1), rows = C) {
     const i64 left = stream.chunks - 1;
     const int now = left % 2;
     if (KEEPS) {
       S.share(s.dh, warp, l);
-      ((State<K, V, BV, OWN, false>&)S).store(x.dh + tile * (K * V), part, warp, l);
+      ((State<false>&)S).store(x.dh + tile * (K * V), part, warp, l);
     }
     Tile mine[TILES];
     if (UPPER) {

@@ -50,16 +50,6 @@ __device__ __forceinline__ int packed(int row) {
   return row / (2 * S) * S + row % S;
 }
 
-template <int ROWS>
-__device__ __forceinline__ void load_slice(float (*to)[PITCH], const float* from, i64 stride, int rows) {
-#pragma unroll
-  for (int n = 0; n < ROWS * SLICE / 4 / THREADS; ++n) {
-    const int at = threadIdx.x + n * THREADS, i = at / (SLICE / 4), e = at % (SLICE / 4) * 4;
-    const bool here = i < rows;
-    copy16(&to[i][e], from + (here ? i * stride + e : 0), here ? 16 : 0);
-  }
-}
-
 struct Matrices {
   const float *d_o, *P, *v_new, *h, *dh;  // the chunk's first row; the first of the channels
 };
@@ -70,11 +60,11 @@ __device__ __forceinline__ void of_states(Shared& s, const Matrices& x, i64 stri
   float sum[3][2][4] = {}, last[SLICE / WARPS] = {};
   const auto load = [&](int e) {
     Columns& to = s.slice[e / SLICE % 2];
-    load_slice<C>(to.d_o, x.d_o + e, stride, rows);
-    load_slice<C>(to.P, x.P + e, stride, rows);
-    load_slice<C>(to.v_new, x.v_new + e, stride, rows);
-    load_slice<SLICE>(to.h, x.h + e, V, SLICE);
-    load_slice<SLICE>(to.dh, x.dh + e, V, SLICE);
+    copy_rows<C, SLICE, THREADS>(to.d_o, x.d_o + e, stride, rows);
+    copy_rows<C, SLICE, THREADS>(to.P, x.P + e, stride, rows);
+    copy_rows<C, SLICE, THREADS>(to.v_new, x.v_new + e, stride, rows);
+    copy_rows<SLICE, SLICE, THREADS>(to.h, x.h + e, V, SLICE);
+    copy_rows<SLICE, SLICE, THREADS>(to.dh, x.dh + e, V, SLICE);
     commit();
   };
   load(0);

@@ -31,17 +31,6 @@ struct Shared {
   float db[2][C];
 };
 
-// 32 columns of rows of tokens, zero past the end.
-template <int Q>
-__device__ __forceinline__ void load_slice(float (*to)[Q], const float* from, i64 stride, int rows) {
-#pragma unroll
-  for (int n = 0; n < C * SLICE / 4 / THREADS; ++n) {
-    const int at = threadIdx.x + n * THREADS, i = at / (SLICE / 4), e = at % (SLICE / 4) * 4;
-    const bool here = i < rows;
-    copy16(&to[i][e], from + (here ? i * stride + e : 0), here ? 16 : 0);
-  }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     wy_bwd(const float* v, const float* A_inv, const float* of_rows, const float* v_new, const float* dv_new,
            const float* d_o, const Offset* cu_seqlens, const i64* first_chunk, float* P, float* dv, float* dA_qk,
@@ -64,9 +53,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     copy16(&s.A_inv[at / (C / 4)][at % (C / 4) * 4], from + 4 * at);
   const auto load = [&](int e) {
     Columns& to = s.slice[e / SLICE % 2];
-    load_slice(to.d_o, d_o + token * V + e, stride, rows);
-    load_slice(to.v_new, v_new + token * V + e, stride, rows);
-    load_slice(to.dv_new, dv_new + token * V + e, stride, rows);
+    copy_rows<C, SLICE, THREADS>(to.d_o, d_o + token * V + e, stride, rows);
+    copy_rows<C, SLICE, THREADS>(to.v_new, v_new + token * V + e, stride, rows);
+    copy_rows<C, SLICE, THREADS>(to.dv_new, dv_new + token * V + e, stride, rows);
     commit();
   };
   load(0);

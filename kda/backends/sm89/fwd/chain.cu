@@ -15,11 +15,6 @@
 #include "places.cuh"
 #include "state.cuh"
 
-constexpr int K = HEAD_K, V = HEAD_V, C = CHUNK, WARPS = C / 8, THREADS = 32 * WARPS, HALF = WARPS / 2;
-constexpr int BV = COLUMNS, TILES = BV / 8, PITCH = BV + 1, SLOTS = RING;
-// Warps that keep the state, and their tiles of 16 rows.
-constexpr int OWNERS = K / 16 < WARPS ? K / 16 : WARPS, OWN = K / 16 / OWNERS;
-
 struct Shared {
   float4 ring[WARPS][SLOTS][2][32];
   float4 state[K / 2][PITCH], v_new[C / 2][PITCH];
@@ -62,19 +57,19 @@ __device__ __forceinline__ void walk(Shared& s, const Arguments& x, const Sequen
       for (int i = 0; i < 2; ++i)
         if (KEEPS) last[m][i] = x.gc_last[tile * K + 16 * (OWN * warp + m) + l.g + 8 * i];
   };
-  TokenRows<V, BV> out(sequence.begin, head, x.HV, part, row, l);
+  TokenRows out(sequence.begin, head, x.HV, part, row, l);
   const int rows_of_last = sequence.tokens - (count - 1) * C;
   if (count > 0) look_ahead(tile);
 
-  State<K, V, BV, OWN, STATES_V_FIRST> S;
+  State<STATES_V_FIRST> S;
   if (KEEPS) S.load(x.h0 ? x.h0 + number * (K * V) : nullptr, part, warp, l);
 #pragma unroll 1
-  for (; stream.chunks > 0; stream.next_chunk(), tile += x.HV, out.move(C)) {
+  for (; stream.chunks > 0; stream.next_chunk(), tile += x.HV, out.move(1)) {
     const bool more = stream.chunks > 1;
     const int rows = more ? C : rows_of_last;
     if (KEEPS) {
       S.share(s.state, warp, l);
-      if (x.h) ((State<K, V, BV, OWN, OUTPUT && STATES_V_FIRST>&)S).store(x.h + tile * (K * V), part, warp, l);
+      if (x.h) ((State<OUTPUT && STATES_V_FIRST>&)S).store(x.h + tile * (K * V), part, warp, l);
     }
     __syncthreads();  // the state is there, v_new was read
     Tile mine[TILES];

@@ -9,6 +9,17 @@ __device__ __forceinline__ void copy16(void* to, const void* from, int bytes = 1
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
 }
 
+// WIDE elements of each of ROWS rows, `stride` apart, by the ALL threads of a CTA; zero from row `rows` on.
+template <int ROWS, int WIDE, int ALL, int PITCH>
+__device__ __forceinline__ void copy_rows(float (*to)[PITCH], const float* from, i64 stride, int rows) {
+#pragma unroll
+  for (int n = 0; n < ROWS * WIDE / 4 / ALL; ++n) {
+    const int at = threadIdx.x + n * ALL, i = at / (WIDE / 4), e = at % (WIDE / 4) * 4;
+    const bool here = i < rows;
+    copy16(&to[i][e], from + (here ? i * stride + e : 0), here ? 16 : 0);
+  }
+}
+
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // All groups but the last `still` are there, for the thread that asked for them.

@@ -1,12 +1,16 @@
-// What a chain over chunks keeps: a warp's rows of a state (K, BV), in registers.
+// What both chains over chunks have in common: their sizes, and what a warp keeps of a state (K, BV), in registers.
 #pragma once
 
 #include "stream.cuh"
 
+constexpr int K = HEAD_K, V = HEAD_V, C = CHUNK, WARPS = C / 8, THREADS = 32 * WARPS, HALF = WARPS / 2;
+constexpr int BV = COLUMNS, TILES = BV / 8, PITCH = BV + 1, SLOTS = RING;
+// Warps that keep the state, and their tiles of 16 rows.
+constexpr int OWNERS = K / 16 < WARPS ? K / 16 : WARPS, OWN = K / 16 / OWNERS;
+
 // A warp's rows of the state.
-template <int K, int V, int BV, int OWN, bool V_FIRST>
+template <bool V_FIRST>
 struct State {
-  static constexpr int TILES = BV / 8;
   float of[OWN][TILES][4];
   // Element [n][i] of tile m is row 16 m + g + 8 (i / 2), column 8 n + 2 t + i % 2.  `at` begins at the warp's columns.
   template <typename Each>
@@ -25,7 +29,7 @@ struct State {
   __device__ __forceinline__ void store(float* to, i64 part, int warp, Lane l) {
     each(warp, l, [&](float& x, int row, int column) { to[at(row, column, part)] = x; });
   }
-  __device__ __forceinline__ void share(float4 (*to)[BV + 1], int warp, Lane l) {
+  __device__ __forceinline__ void share(float4 (*to)[PITCH], int warp, Lane l) {
 #pragma unroll
     for (int m = 0; m < OWN; ++m)
 #pragma unroll
@@ -37,7 +41,6 @@ struct State {
 };
 
 // Rows of tokens (.., HV, V) at a warp's 16 rows of a chunk: a pair of columns a lane.
-template <int V, int BV>
 struct TokenRows {
   i64 at, stride;  // of the lane's row g; of 8 rows
   int row;
@@ -48,5 +51,5 @@ struct TokenRows {
     if (row < rows) *(float2*)(to + at + 8 * n) = make_float2(x[0], x[1]);
     if (row + 8 < rows) *(float2*)(to + at + stride + 8 * n) = make_float2(x[2], x[3]);
   }
-  __device__ __forceinline__ void move(int chunk) { at += chunk / 8 * stride; }
+  __device__ __forceinline__ void move(int chunks) { at += chunks * (C / 8) * stride; }
 };
