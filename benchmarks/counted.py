@@ -91,7 +91,7 @@ def chunk(found: dict[str, float]) -> Chunk:
 def seconds(one: Chunk, T: int, H: int) -> tuple[float, int]:
     """Of B = 1, and segments."""
     p = Problem.parse(f"bounded l2norm bfloat16 K=128 V=128 T={T} H={H}")
-    pieces, chunks = plan.segments(p, SMS), -(-T // C)
+    pieces, chunks = plan.segments_of(p, SMS), -(-T // C)
     waves = -(-H * (2 * pieces - 1) // (SMS // CTAS))
     walked = waves * -(-chunks // pieces) * one.clocks / (GHZ * 1e9)
     joined = LAUNCH + EDGE * pieces + 6 * 256 * H * T / HBM if pieces > 1 else 0.0

@@ -29,16 +29,16 @@ from kda.verify.cases import make_inputs
 
 FOLLOWED = {
     "fwd/chain.py": {
-        "mbarrier_init(empty + s, 4)": "mbarrier_init(empty + s, 128)",
+        "mbarrier_init(s.empty + stage, 4)": "mbarrier_init(s.empty + stage, 128)",
         """with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive(empty + stage)""": "cute.arch.mbarrier_arrive(empty + stage)",
+                cute.arch.mbarrier_arrive(s.empty + stage)""": "cute.arch.mbarrier_arrive(s.empty + stage)",
     },
     "fwd/fused.py": {
-        "mbarrier_init(full + s, 1)": "mbarrier_init(full + s, 32)",
-        "mbarrier_init(empty + s, 8)": "mbarrier_init(empty + s, 8 * 32)",
+        "mbarrier_init(ring.full + stage, 1)": "mbarrier_init(ring.full + stage, 32)",
+        "mbarrier_init(ring.empty + stage, 4 * CTAS)": "mbarrier_init(ring.empty + stage, 4 * CTAS * 32)",
         """with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive(empty + stage""": """if True:
-                cute.arch.mbarrier_arrive(empty + stage""",
+                cute.arch.mbarrier_arrive(ring.empty + stage""": """if True:
+                cute.arch.mbarrier_arrive(ring.empty + stage""",
         """with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(full)
 """: """cute.arch.mbarrier_arrive(full)
@@ -46,9 +46,9 @@ FOLLOWED = {
             cute.arch.mbarrier_arrive(full, peer_cta_rank_in_cluster=neighbour)
         else:
 """,
-        """if self.warp() == LEAST and (chunk""": """if self.warp() >= 4:
-                cute.arch.barrier(barrier_id=6 + self.group(), number_of_threads=128)
-            if self.warp() == LEAST and (chunk""",
+        """if self.team.warp() == IDLEST and (chunk""": """if self.team.warp() >= 4:
+                cute.arch.barrier(barrier_id=6 + self.team.number(), number_of_threads=128)
+            if self.team.warp() == IDLEST and (chunk""",
     },
 }  # fmt: skip
 

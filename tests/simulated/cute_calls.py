@@ -1,11 +1,13 @@
 """Calls of the Hopper and Blackwell backends in the simulator, held against the definition."""
 
 import dataclasses
+import functools
 import importlib.util
 import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -122,11 +124,24 @@ def refusals(words, backend):
     return [reason.split(":")[0] for reason in reasons]
 
 
-def plant(file, old, new, folder, monkeypatch, backend="sm90"):
-    """Kernels come from a copy of the backend in `folder`; `new` stands for `old` in `file` ("sm90/fwd/chain")."""
-    package = copy_backend(backend, file, old, new, folder, monkeypatch)
+class Fault(NamedTuple):
+    """A text of a kernel's source that stands there once, what stands there instead, and how a call notices it: by the
+    kind of a finding, or as a "wrong answer"."""
+
+    file: str                                # "sm90/fwd/chain"
+    old: str
+    new: str
+    noticed: str
+    case: str = "long"                       # of the test's cases
+    schedule: int = 0                        # others than 0 are early, too
+
+
+def plant(fault, folder, monkeypatch, backend="sm90"):
+    """Kernels come from a copy of the backend in `folder`, each built once."""
+    package = copy_backend(backend, *fault[:3], folder, monkeypatch)
     of = {name: importlib.import_module(f"kda.backends.{backend}.{name}") for name in ("launch", "plan")}
 
+    @functools.cache
     def broken(config, arch=plan.TARGET):
         build = importlib.import_module(f"{package}.{of['plan'].KERNELS[type(config)]}").build
         (kernel,) = build(config, arch).kernels.values()
@@ -136,6 +151,14 @@ def plant(file, old, new, folder, monkeypatch, backend="sm90"):
     kept_nowhere(monkeypatch, of["launch"])
 
 
+def ways_of_noticing(case, backend="sm90", schedule=0):
+    """The kinds of what the simulator objects to in a call, and "wrong answer"."""
+    found, session = called(case, backend=backend, schedule=schedule, early=bool(schedule))
+    limits = budgets(case, Door(backend, "cpu").rounding(case), backward=False)
+    rows = [judge("call", name, limits[name], found[name], case, whole=True) for name in found if name in limits]
+    return {finding.kind for finding in session.findings} | {"wrong answer" for row in rows if row.wrong}
+
+
 def copy_backend(backend, file, old, new, folder, monkeypatch):
     """The package that has it, and what it shares with others."""
     package = "broken_" + folder.name.replace("-", "_")
@@ -143,7 +166,8 @@ def copy_backend(backend, file, old, new, folder, monkeypatch):
     for part in (backend, "common"):
         shutil.copytree(backends / part, folder / package / part)
     source = folder / package / f"{file}.py"
-    assert old in source.read_text(), f"{old!r} is not in {file}.py"
+    times = source.read_text().count(old)
+    assert times == 1, f"{old!r} stands {times} times in {file}.py"
     source.write_text(source.read_text().replace(old, new))
     monkeypatch.syspath_prepend(folder)
     return package

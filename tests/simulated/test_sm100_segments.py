@@ -3,6 +3,7 @@
 import pytest
 import torch
 from cute_calls import (
+    Fault,
     called,
     changed,
     check,
@@ -10,6 +11,7 @@ from cute_calls import (
     looks_at_no_later_token,
     plant,
     reads_nothing_before_the_kernel_ahead_is_done,
+    ways_of_noticing,
 )
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
@@ -24,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "three_segments")
 
 @pytest.fixture
 def three_segments(monkeypatch):
-    monkeypatch.setattr(plan, "PIECES", 3)
+    monkeypatch.setattr(plan, "SEGMENTS", 3)
     kept_nowhere(monkeypatch, launch)
 
 
@@ -70,8 +72,8 @@ def test_nothing_depends_on_later_tokens():
 
 @pytest.mark.parametrize("options", ["batch_invariant=true", "intermediate_states=true", "N=0 packed"])
 def test_who_asks_for_the_bits_or_states_of_whole_sequences_has_them(options, monkeypatch):
-    monkeypatch.setattr(plan, "PIECES", None)
-    assert plan.segments(Problem.parse(f"bounded l2norm T=32768 H=4 {options}"), 148) == 1
+    monkeypatch.setattr(plan, "SEGMENTS", None)
+    assert plan.segments_of(Problem.parse(f"bounded l2norm T=32768 H=4 {options}"), 148) == 1
 
 
 @pytest.mark.parametrize("words, pieces", {
@@ -79,8 +81,8 @@ def test_who_asks_for_the_bits_or_states_of_whole_sequences_has_them(options, mo
     "T=32768 H=1": 21, "T=8192 H=8 N=4 packed": 1, "T=65536 H=8 N=2 packed": 2,
 }.items())  # fmt: skip
 def test_shapes_alone_say_how_many_segments_there_are(words, pieces, monkeypatch):
-    monkeypatch.setattr(plan, "PIECES", None)
-    assert plan.segments(Problem.parse(f"bounded l2norm {words}"), 148) == pieces
+    monkeypatch.setattr(plan, "SEGMENTS", None)
+    assert plan.segments_of(Problem.parse(f"bounded l2norm {words}"), 148) == pieces
 
 
 def test_kernels_that_follow_read_nothing_before_the_kernel_ahead_is_done():
@@ -100,25 +102,29 @@ def test_all_kernels_of_a_class_are_known_ahead():
         assert names == {"": once, "packed": sorted(once + once[1:]), "batch_invariant=true": ["fused"]}[words]
 
 
-FUSED, JOIN = "sm100/fwd/fused", "sm100/fwd/join"
+CHAIN, WALKS, JOIN = "sm100/fwd/chain", "sm100/parts/walks", "sm100/fwd/join"
 FAULTS = {
-    "a first segment begins with nothing": (FUSED, "if piece == 0:", "if piece < 0:"),
-    "all segments begin with the state that enters the sequence": (FUSED, "if piece == 0:", "if piece >= 0:"),
-    "M is not transposed": (FUSED, "rank, thread, True)", "rank, thread, False)"),
-    "the second walk has v": (
-        FUSED, "    if answers:\n                    store", "    if False:\n                    store"
+    "a first segment begins with nothing": Fault(CHAIN, "if segment == 0:", "if segment < 0:", "wrong answer"),
+    "all segments begin with the state that enters the sequence": Fault(
+        CHAIN, "if segment == 0:", "if segment >= 0:", "wrong answer"
     ),
-    "second walks write o": (FUSED, "response.toint() if answers", "o.toint() if answers"),
-    "the last rows of o are left": (JOIN, "if own[r] < rows:", "if own[r] < rows - 1:"),
-    "the state is read before all of it is there": (JOIN, "            cute.arch.sync_threads()\n", ""),
-    "the segment before is left out": ("common/cute/compose", "begin + 1, end + 1", "begin + 1, end"),
-    "a segment's tokens are another's": ("sm100/parts/segments", "begin + first,", "begin,"),
+    "M is not transposed": Fault(CHAIN, "rank, thread, True)", "rank, thread, False)", "wrong answer"),
+    "the second walk has v": Fault(
+        CHAIN, "if at.is_transition:\n                    store", "if False:\n                    store", "wrong answer"
+    ),
+    "second walks write o": Fault(CHAIN, "x.response.toint() if", "x.o.toint() if", "wrong answer"),
+    "the last rows of o are left": Fault(JOIN, "if own[r] < rows:", "if own[r] < rows - 1:", "wrong answer"),
+    "the state is read before all of it is there": Fault(
+        JOIN, "            cute.arch.sync_threads()\n", "", "race-write-read"
+    ),
+    "the segment before is left out": Fault(
+        "common/cute/compose", "begin + 1, end + 1", "begin + 1, end", "wrong answer"
+    ),
+    "a segment's tokens are another's": Fault(WALKS, "return begin + first,", "return begin,", "wrong answer"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
-    plant(*FAULTS[fault], tmp_path, monkeypatch, "sm100")
-    with pytest.raises(AssertionError):
-        for schedule in (0, 1):
-            check(case_of(T=200), backend="sm100", schedule=schedule, early=bool(schedule))
+    plant(fault, tmp_path, monkeypatch, "sm100")
+    assert fault.noticed in ways_of_noticing(case_of(T=200), "sm100", schedule=fault.schedule)

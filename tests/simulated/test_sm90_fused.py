@@ -9,6 +9,7 @@ import pytest
 import torch
 from cute_calls import (
     RAGGED,
+    Fault,
     called,
     changed,
     check,
@@ -17,6 +18,7 @@ from cute_calls import (
     kept_nowhere,
     plant,
     reads_nothing_before_the_kernel_ahead_is_done,
+    ways_of_noticing,
 )
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
@@ -132,25 +134,38 @@ def test_short_of_heads_or_asked_for_more_two_kernels_do_it(fused):
     assert plan.plan(p, 132).fused is None
 
 
+FUSED = "sm90/fwd/fused"
 FAULTS = {
-    "a stage is handed back before both CTAs have read it": (
-        "mbarrier_init(empty + s, 8)", "mbarrier_init(empty + s, 4)"
+    "a stage is handed back before both CTAs have read it": Fault(
+        FUSED, "mbarrier_init(ring.empty + stage, 4 * CTAS)", "mbarrier_init(ring.empty + stage, 4)", "race-write-read"
     ),
-    "the neighbour's group does not hear that a stage is free": ("peer_cta_rank_in_cluster=stage & 1", ""),
-    "TB leaves before it is there": (
-        'in the tile."""\n        cute.arch.fence_proxy("async.shared", space="cta")', 'in the tile."""'
+    "the neighbour's group does not hear that a stage is free": Fault(
+        FUSED, ", peer_cta_rank_in_cluster=stage & 1", "", "deadlock"
     ),
-    "groups meet at one barrier": ("barrier_id=2 + 2 * self.group()", "barrier_id=2"),
-    "rows of v are overwritten before they are read": ("i + RING - 1, tokens", "i + RING, tokens"),
-    "rows of v are read before they are there": ("cp_async_wait_group(RING - 2)", "cp_async_wait_group(RING)"),
-    "a CTA is gone before the neighbour is done": (
-        "T, head, HV)\n        cute.arch.cluster_arrive()\n        cute.arch.cluster_wait()", "T, head, HV)"
+    "TB leaves before it is there": Fault(
+        FUSED, 'cute.arch.fence_proxy("async.shared", space="cta")         # TB is in the tile', "pass", "proxy"
     ),
-    "the neighbour's barrier is not there yet": (
-        "cute.arch.mbarrier_init_fence()\n        cute.arch.cluster_arrive()\n        cute.arch.cluster_wait()",
-        "cute.arch.mbarrier_init_fence()\n        cute.arch.sync_threads()",
+    "groups meet at one barrier": Fault(
+        "sm90/parts/teams", "GROUP = NamedBarrier(2, 32 * WARPS, ids_per_group=2)",
+        "GROUP = NamedBarrier(2, 32 * WARPS)", "race-write-read"
     ),
-    "a token of none is left as it is": ("Int32(end) + own, T", "Int32(end) + own, T - 1"),
+    "rows of v are overwritten before they are read": Fault(
+        FUSED, "i + RING - 1, tokens", "i + RING, tokens", "race-read-write"
+    ),
+    "rows of v are read before they are there": Fault(
+        FUSED, "cp_async_wait_group(RING - 2)", "cp_async_wait_group(RING)", "race-write-read"
+    ),
+    "a CTA is gone before the neighbour is done": Fault(
+        FUSED, "clear(x, begin + tokens, head)\n        cute.arch.cluster_arrive()\n        cute.arch.cluster_wait()",
+        "clear(x, begin + tokens, head)", "peer-exited"
+    ),
+    "the neighbour's barrier is not there yet": Fault(
+        FUSED, "cute.arch.mbarrier_init_fence()\n        cute.arch.cluster_arrive()\n        cute.arch.cluster_wait()",
+        "cute.arch.mbarrier_init_fence()\n        cute.arch.sync_threads()", "race-write-read"
+    ),
+    "a token of none is left as it is": Fault(
+        FUSED, "Int32(end) + own, x.T", "Int32(end) + own, x.T - 1", "wrong answer", case="packed"
+    ),
 }  # fmt: skip
 
 
@@ -165,14 +180,13 @@ def test_the_form_that_racecheck_follows_is_this_kernel(tmp_path, monkeypatch, f
     assert all(torch.equal(x, expected[name]) for name, x in check(case).items())
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+FAULTY = {"long": dict(T=390), "packed": dict(padding=9, **RAGGED)}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch, fused):
-    plant("sm90/fwd/fused", *FAULTS[fault], tmp_path, monkeypatch)
-    cases = [case_of(T=390), case_of(padding=9, **RAGGED)]
-    with pytest.raises(AssertionError):
-        for schedule in (0, 1, 2):
-            for case in cases:
-                check(case, schedule=schedule, early=bool(schedule))
+    plant(fault, tmp_path, monkeypatch)
+    assert fault.noticed in ways_of_noticing(case_of(**FAULTY[fault.case]), schedule=fault.schedule)
 
 
 def test_it_takes_the_shared_memory_that_its_configuration_says(monkeypatch, fused):

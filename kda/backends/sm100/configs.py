@@ -1,103 +1,83 @@
-"""What the kernel is built for, and its shared and tensor memory.  No cutlass: a kept kernel needs none."""
+"""What the kernels are built for, their arguments, and their shared and tensor memory.  No cutlass: a kept kernel needs
+none."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from ..common.cute.configs import Launched
-from ..common.cute.tile import PAD, PITCH_X, WARPS, C
+from ..common.cute.arguments import Arguments, number, tensor
+from ..common.cute.configs import ChunkConfig, Launched
+from ..common.cute.fields import Struct, array, several
+from ..common.cute.tile import PITCH_A, PITCH_INVERSE, WARPS, C
 
 COLUMNS = 64                                 # of the state, in a CTA
 CTAS = 2                                     # of a cluster: all columns
 GROUPS = 2                                   # of WARPS warps, in a CTA
 RING = CTAS * GROUPS                         # stages: one for each group of the cluster
 AHEAD = 3                                    # rows of v of so many chunks are there or on their way
+CHAIN_WARPS = 4
+FIRST_PRODUCER = CHAIN_WARPS                 # warp of the first group
 K = V = 128
-ITEM = 64                                    # bytes that a group keeps of a sequence and head
-ROWS = 256                                   # of o, that a CTA of join has
+JOIN_ROWS = 256                              # of o, that a CTA of join has
 TMEM = 512                                   # columns: all there are
 
+# What PREPAREs hand to CHAINs of a chunk.
+TILE = Struct(
+    align=1024,
+    WQ=array("bfloat16", 2 * C, K),          # where [kE; qg] was
+    KG=array("bfloat16", C, K),
+    A1=array("bfloat16", C, 2 * C),          # transposed
+    decay=array("float32", K),               # 2^gc_last
+)
 
-@dataclass(frozen=True)
-class FusedConfig(Launched):
-    gate: str                                # "bounded", "softplus", "given"
-    block: bool                              # all C rows at once: a bounded gate, normalised q and k
-    norm: bool
-    rate: bool                               # A_log is there
-    bias: bool
-    beta: str                                # "given", "sigmoid", "2*sigmoid"
-    grouped: bool                            # value heads share q and k
-    g_dtype: str
-    beta_dtype: str
-    offsets: str | None                      # dtype of cu_seqlens
-    h0: str | None                           # dtype of initial states
-    ht: bool
-    v_first: bool                            # states are (V, K)
-    cut: bool = False                        # sequences are walked over in segments
-    K: int = K
-    V: int = V
-    keep: int = 0                            # nothing is kept for a backward
+# Of one group of warps.
+GROUP = Struct(
+    align=1024,
+    tile=several(TILE, 1),                   # that the group makes
+    neighbour=several(TILE, 1),              # that the neighbour's group makes
+    X=array("bfloat16", 2 * C, K),           # operands of its products
+    Y=array("bfloat16", C, K),
+    sums=array("float32", WARPS + 2, K),     # common/cute/gate.py
+    A_kk=array("float32", C, PITCH_A),
+    columns=array("float32", C, PITCH_INVERSE),
+    b=array("float32", C),
+)
 
-    @property
-    def threads(self) -> int:
-        return 128 + GROUPS * 32 * WARPS
+# What a group keeps of the sequence and value head that it works on: addresses of rows, and numbers.
+ITEM = Struct(
+    q=array("int64", 1, align=8),
+    k=array("int64", 1, align=8),
+    g=array("int64", 1, align=8),
+    beta=array("int64", 1, align=8),
+    bias=array("int64", 1, align=8),
+    walk=array("int32", 1, align=4),
+    head=array("int32", 1, align=4),
+    tokens=array("int32", 1, align=4),
+    rate=array("float32", 1, align=4),
+    scale=array("float32", 1, align=4),
+    lower_bound=array("float32", 1, align=4),
+)
 
-    @property
-    def cluster(self) -> tuple[int, int, int]:
-        return (CTAS, 1, 1)
-
-    @property
-    def shared(self) -> int:
-        return Shared.end
-
-
-@dataclass(frozen=True)
-class JoinConfig(Launched):
-    offsets: str | None                      # dtype of cu_seqlens
-    K: int = K
-    V: int = V
-    early = True
-
-    @property
-    def threads(self) -> int:
-        return 32 * WARPS
-
-    @property
-    def shared(self) -> int:
-        return self.K * self.V * 2
-
-
-class Tile:
-    """Bytes in what PREPAREs hand to CHAINs of a chunk: WQ, where [kE; qg] was (2 C, K); kg (C, K); A1^T (C, 2 C);
-    2^gc_last (K) float32."""
-
-    KG = 2 * C * K * 2
-    TB = KG + C * K * 2                      # where A1 is
-    DECAY = TB + 2 * C * C * 2
-    end = DECAY + 4 * K
-    bytes = -(-end // 1024) * 1024
-
-
-class Shared:
-    """Bytes from the first, which is a multiple of 1 KiB."""
-
-    X = 2 * Tile.bytes                       # of a group: its tile, the neighbour's, operands of its product
-    Y = X + 2 * C * K * 2
-    sums = Y + C * K * 2
-    A_kk = sums + 4 * (WARPS + 2) * K
-    columns = A_kk + 4 * C * PAD
-    b = columns + 4 * C * PITCH_X
-    group = -(-(b + 4 * C) // 1024) * 1024
-    S = GROUPS * group                       # of the CTA: the state, rounded; rows of v, and v_new; of o; [0; -1]
-    v = S + K * COLUMNS * 2
-    o = v + AHEAD * C * COLUMNS * 2
-    minus_one = o + C * COLUMNS * 2
-    barriers = minus_one + 2 * C * C * 2
-    begin = barriers + 8 * (2 * RING + 2 + 2 * GROUPS)                         # a 16th of the address of all this
-    tmem = begin + 4
-    items = -(-(tmem + 4) // 16) * 16        # of each group: where its rows are, tokens, rate
-    numbers = items + GROUPS * ITEM          # of warps
-    end = numbers + 4 * (4 + GROUPS * WARPS)
+# Of a CTA.
+SHARED = Struct(
+    align=1024,
+    groups=several(GROUP, GROUPS),
+    S=array("bfloat16", K, COLUMNS),         # the state, rounded
+    v=array("bfloat16", AHEAD, C, COLUMNS),  # rows of v, and v_new in their place
+    o=array("bfloat16", C, COLUMNS),
+    minus_one=array("bfloat16", C, 2 * C),   # [0; -1], transposed
+    full=array("int64", RING, align=8),
+    empty=array("int64", RING, align=8),
+    out=array("int64", 1, align=8),
+    added=array("int64", 1, align=8),
+    pairs_done=array("int64", GROUPS, align=8),
+    WQ_done=array("int64", GROUPS, align=8),
+    base_desc=array("uint32", 1, align=4),   # the address of all this / 16, as descriptors have it
+    tmem=array("uint32", 1, align=4),        # where tensor memory begins: at 0
+    items=several(ITEM, GROUPS),
+    warp_indices=array("int32", FIRST_PRODUCER + GROUPS * WARPS),
+)
 
 
 class Columns:
@@ -106,5 +86,68 @@ class Columns:
     out = 0                                  # [v_new; o] of even and of odd chunks
     S = 2 * COLUMNS
     pairs = 3 * COLUMNS                      # of each group: [A_kk / b; A_qk]
-    WQ = pairs + GROUPS * C                  # of each group: [w; -Q]
+    WQ = pairs + GROUPS * C                  # of each group: [w; -Q]; by halving, pairs of levels above 0
     end = WQ + GROUPS * K
+
+
+class FusedArguments(Arguments):
+    q = tensor("bfloat16")                   # (B, T, H, K)
+    k = tensor("bfloat16")
+    v = tensor("bfloat16")                   # (B, T, HV, V)
+    g = tensor(of="g_dtype")                 # (B, T, HV, K)
+    beta = tensor(of="beta_dtype")           # (B, T, HV)
+    A_log = tensor("float32")                # (HV)
+    dt_bias = tensor("float32")              # (HV, K)
+    h0 = tensor(of="h0")                     # (N, HV, K, V) in the caller's layout
+    o = tensor("bfloat16")                   # (B, T, HV, V)
+    response = tensor("bfloat16")            # as o: rows of o of a state that enters the segment
+    ht = tensor("float32")                   # as h0; of segments what one adds, (N * segments, HV, K, V)
+    M = tensor("float32")                    # (N * segments, HV, K, K), transposed
+    h = tensor("bfloat16")                   # (states, HV, K, V): those that enter every so many chunks
+    cu_seqlens = tensor("int64", of="offsets")    # (N + 1), of packed sequences
+    T = number("int32")
+    N = number("int32")
+    H = number("int32")
+    HV = number("int32")
+    segments = number("int32")               # of every sequence
+    every = number("int32")                  # chunks of a kept state; 0: none is kept
+    scale = number("float32")
+    lower_bound = number("float32")
+
+
+@dataclass(frozen=True)
+class FusedConfig(ChunkConfig):
+    offsets: str | None                      # dtype of cu_seqlens, of packed sequences
+    h0: str | None                           # dtype of initial states
+    ht: bool
+    v_first: bool                            # states are (V, K)
+    cut: bool = False                        # sequences are walked over in segments
+    arguments = FusedArguments
+    threads = 32 * (FIRST_PRODUCER + GROUPS * WARPS)
+    cluster = (CTAS, 1, 1)
+    launch_options = MappingProxyType({"min_blocks_per_mp": 1})
+    shared = SHARED.end
+
+
+class JoinArguments(Arguments):
+    response = tensor("bfloat16")            # (B, T, HV, K)
+    edge = tensor("float32")                 # (N * segments, HV, K, V)
+    o = tensor("bfloat16")                   # (B, T, HV, V)
+    cu_seqlens = tensor("int64", of="offsets")
+    T = number("int32")
+    HV = number("int32")
+    segments = number("int32")
+
+
+@dataclass(frozen=True)
+class JoinConfig(Launched):
+    offsets: str | None                      # dtype of cu_seqlens, of packed sequences
+    K: int = K
+    V: int = V
+    pdl = True
+    arguments = JoinArguments
+    threads = 32 * WARPS
+
+    @property
+    def shared(self) -> int:
+        return self.K * self.V * 2

@@ -1,4 +1,4 @@
-"""Tensors in, tensors out: one kernel a call; of few heads, three."""
+"""Tensors in, tensors out: one kernel per call; for few heads, three."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ import torch
 from kda.bundles import Outputs
 from kda.compile.errors import BuildError
 from kda.compile.fetching import fetch_here
-from kda.compile.kernel import Bound, Kernel
+from kda.compile.kernel import Kernel
 from kda.compile.target import Target
 from kda.host import detect
 from kda.problem import Inputs, Problem
 
-from ..common.chunks import whole_call
+from ..common.cute.arguments import Launch
+from ..common.cute.configs import ROUNDED_TO
 from ..common.cute.tile import C
-from ..common.tensors import chunks_of_a_row, laid_out, on_its_device
+from ..common.launcher import forward_as_stage, launch_of, offsets_dtype, outputs
+from ..common.tensors import laid_out, on_its_device
 from .plan import Config, Plan, plan, recipe, target
 
 Tensor = torch.Tensor
 
-# Operands of products, and results; decays, norms, the inverse and the state stay float32.
-ROUNDED_TO = dict.fromkeys(("A_qk", "A_inv", "qg", "kb", "kg", "h", "v_new", "o"), "bfloat16")
+
+def rounded_to(p: Problem) -> dict[str, str]:
+    return ROUNDED_TO
 
 
 @functools.cache
@@ -36,28 +39,24 @@ class Steps(NamedTuple):
     """A plan, and what launches its kernels: called with tensors; None where there is no sequence, or none is cut."""
 
     plan: Plan
-    fused: Bound | None
-    compose: Bound | None
-    join: Bound | None
+    fused: Launch | None
+    compose: Launch | None
+    join: Launch | None
 
 
 @functools.lru_cache(maxsize=1024)
-def steps(p: Problem, cc: tuple[int, int], sms: int, offsets: torch.dtype | None) -> Steps:
+def steps(p: Problem, cc: tuple[int, int], sms: int, offsets: str | None) -> Steps:
     """For `cu_seqlens` of dtype `offsets`."""
-    pl = plan(p, sms, str(offsets).removeprefix("torch.") if p.packed else None)
-
-    def step(config: Config | None, grid: tuple[int, int, int], *numbers: float) -> Bound | None:
-        if config is None or 0 in grid:
-            return None
-        return config.bound(kernel(config, target(cc)), grid, *numbers)
-
+    pl = plan(p, sms, offsets)
+    step = functools.partial(launch_of, lambda config: kernel(config, target(cc)))
     every = p.C // C if p.intermediate_states else 0                           # of so many chunks a state is kept
-    gate = (p.scale, p.lower_bound or 0.0)
+    shape = dict(T=p.T, HV=p.HV, segments=pl.segments)
+    gate = dict(scale=p.scale, lower_bound=p.lower_bound or 0.0)
     return Steps(
         pl,
-        step(pl.fused, (pl.ctas, 1, 1), p.T, p.N, p.H, p.HV, pl.pieces, every, *gate),
-        pl.compose and step(pl.compose, (pl.compose.parts, p.HV, p.N), pl.pieces, p.HV),
-        step(pl.join, (pl.blocks, p.HV, p.N * (pl.pieces - 1)), p.T, p.HV, pl.pieces),
+        step(pl.fused, (pl.ctas, 1, 1), N=p.N, H=p.H, every=every, **shape, **gate),
+        pl.compose and step(pl.compose, (pl.compose.strips, p.HV, p.N), segments=pl.segments, HV=p.HV),
+        step(pl.join, (pl.blocks, p.HV, p.N * (pl.segments - 1)), **shape),
     )
 
 
@@ -68,38 +67,28 @@ def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
             "chunk_kda: backend='sm100' has no kernels that keep intermediates. Leave out disable_recompute or backend."
         )
     host = detect(p.device)
-    at = steps(p, host.cc, host.sms, x.cu_seqlens.dtype if p.packed else None)
-    inputs = laid_out(x)
-    q = inputs[0]
-    o, ht, h = q.new_empty(p.B, p.T, p.HV, p.V), None, None
-    states = (p.N, p.HV, p.V, p.K) if p.state_v_first else (p.N, p.HV, p.K, p.V)
-    if p.final_state:
-        ht = q.new_empty(states, dtype=torch.float32)
-    if p.intermediate_states:
-        h = q.new_empty(p.B, chunks_of_a_row(p, x), *states[1:])
+    at = steps(p, host.cc, host.sms, offsets_dtype(x))
+    q, k, v, g, beta, A_log, dt_bias, h0 = laid_out(x)
+    out = outputs(p, x)
+    o, ht, h, _ = out
     offsets = x.cu_seqlens.to(q.device, non_blocking=True).contiguous() if p.packed else None
+    inputs = dict(q=q, k=k, v=v, g=g, beta=beta, A_log=A_log, dt_bias=dt_bias, h0=h0, cu_seqlens=offsets)
     if not at.fused:
         o.zero_()                                                              # tokens of no sequence
     elif not at.compose:
-        at.fused(*inputs, o, None, ht, None, h, offsets)
+        at.fused(**inputs, o=o, ht=ht, h=h)
     else:
-        response, pieces = torch.empty_like(o), p.N * at.plan.pieces
-        added, M, edge = q.new_empty(3, pieces, p.HV, p.K, p.V, dtype=torch.float32)
-        at.fused(*inputs, o, response, added, M, None, offsets)
-        at.compose(M, added, None, edge, ht, None)
+        response, segments = torch.empty_like(o), p.N * at.plan.segments
+        added, M, edge = q.new_empty(3, segments, p.HV, p.K, p.V, dtype=torch.float32)
+        at.fused(**inputs, o=o, response=response, ht=added, M=M)
+        at.compose(M=M, added=added, edge=edge, ht=ht)
         if at.join:
-            at.join(response, edge, o, offsets)
-    return Outputs(o, ht, h, None)
-
-
-WHOLE = "fwd/gate+intra+wy+state+output only"
+            at.join(response=response, edge=edge, o=o, cu_seqlens=offsets)
+    return out
 
 
 def stage(
     name: str, p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]
 ) -> dict[str, Tensor | None]:
-    """The forward in one piece, on tensors as they lie in chunks."""
-    assert name == WHOLE
-    p, x, table = whole_call(p, offsets, tensors)
-    out = forward(p, x)
-    return {"o": table.chunks(out.o.flatten(0, 1)), "ht": out.final_state, "h": out.h.flatten(0, 1)}
+    """The only one: the forward in one piece."""
+    return forward_as_stage(forward, "nothing", p, offsets, tensors)

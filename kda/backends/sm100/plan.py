@@ -9,16 +9,16 @@ from kda.compile.target import Target, parse
 from kda.host import Host
 from kda.problem import Problem
 
-from ..common.cute.configs import ComposeConfig
-from ..common.cute.tile import BOUND, C
-from .configs import CTAS, ROWS, FusedConfig, JoinConfig
+from ..common.cute.configs import ComposeConfig, chunk_options
+from ..common.cute.tile import C
+from .configs import CTAS, JOIN_ROWS, FusedConfig, JoinConfig
 
 Config = FusedConfig | ComposeConfig | JoinConfig
 KERNELS = {
     FusedConfig: "sm100.fwd.fused", ComposeConfig: "common.cute.compose", JoinConfig: "sm100.fwd.join",
 }  # fmt: skip
 OFFSETS = ("int32", "int64")                 # dtypes of cu_seqlens
-PIECES = None                                # segments of every sequence, where a test says so
+SEGMENTS = None                              # of every sequence, where a test says so
 
 # Chunks that a cluster walks over in the time of two more launches, and of a segment more in compose.
 LAUNCHES, EDGE = 16, 2
@@ -28,43 +28,41 @@ LAUNCHES, EDGE = 16, 2
 class Plan:
     fused: FusedConfig
     ctas: int                                # two for each that walks, over one sequence and head after the other
-    pieces: int                              # segments of a sequence; more than one: the others follow
+    segments: int                            # of a sequence; more than one: the others follow
     compose: ComposeConfig | None
     join: JoinConfig | None
-    blocks: int                              # of ROWS rows, in a segment
+    blocks: int                              # of JOIN_ROWS rows, in a segment
 
 
 def plan(p: Problem, sms: int, offsets: str | None) -> Plan:
-    pieces = segments(p, sms)
-    cut, walks = pieces > 1, p.N * p.HV * (2 * pieces - 1)
+    segments = segments_of(p, sms)
+    cut, walks = segments > 1, p.N * p.HV * (2 * segments - 1)
     chunks = -(-p.T // C)
-    length = -(-chunks // pieces) * C                                          # of the longest that there can be
+    length = -(-chunks // segments) * C                                        # of the longest that there can be
     return Plan(
-        fused_config(p, offsets, cut), CTAS * min(walks, sms // CTAS), pieces,
-        compose_config(p) if cut else None, JoinConfig(offsets) if cut else None, -(-length // ROWS),
+        fused_config(p, offsets, cut), CTAS * min(walks, sms // CTAS), segments,
+        compose_config(p) if cut else None, JoinConfig(offsets) if cut else None, -(-length // JOIN_ROWS),
     )  # fmt: skip
 
 
-def segments(p: Problem, sms: int) -> int:
+def segments_of(p: Problem, sms: int) -> int:
     """Of every sequence: where few heads would leave clusters idle, two walks over a part of it are sooner than one
     over all.  Roundings are others then, and states that enter chunks are not made."""
-    if PIECES or p.batch_invariant or p.intermediate_states or not p.N:
-        return PIECES or 1
+    if SEGMENTS or p.batch_invariant or p.intermediate_states or not p.N:
+        return SEGMENTS or 1
     clusters, chunks = sms // CTAS, max(-(-p.T // C) // (p.N if p.packed else 1), 1)
 
-    def time(pieces: int) -> int:
-        waves = -(-p.N * p.HV * (2 * pieces - 1) // clusters)
-        return waves * -(-chunks // pieces) + (LAUNCHES + EDGE * pieces if pieces > 1 else 0)
+    def time(segments: int) -> int:
+        waves = -(-p.N * p.HV * (2 * segments - 1) // clusters)
+        return waves * -(-chunks // segments) + (LAUNCHES + EDGE * segments if segments > 1 else 0)
 
     return min(range(1, 2 + clusters // (2 * p.N * p.HV)), key=time)
 
 
 def fused_config(p: Problem, offsets: str | None, cut: bool = False) -> FusedConfig:
-    block = p.gate == "bounded" and p.lower_bound >= BOUND and p.qk_l2norm
     return FusedConfig(
-        p.gate, block=block, norm=p.qk_l2norm, rate=p.A_log, bias=p.dt_bias, beta=p.beta, grouped=p.HV != p.H,
-        g_dtype=p.g_dtype, beta_dtype=p.beta_dtype, offsets=offsets, h0=p.state_dtype, ht=p.final_state and not cut,
-        v_first=p.state_v_first, cut=cut,
+        **chunk_options(p), offsets=offsets, h0=p.state_dtype, ht=p.final_state and not cut, v_first=p.state_v_first,
+        cut=cut,
     )  # fmt: skip
 
 

@@ -1,65 +1,128 @@
-"""What each kernel is built for, and the shared memory that it takes.  No cutlass: a kept kernel needs none."""
+"""What each kernel is built for, its arguments, and its shared memory.  No cutlass: a kept kernel needs none."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
 
-from ..common.cute.configs import Launched
-from ..common.cute.tile import PAD, PITCH_X, WARPS, C, Tile
+from ..common.cute.arguments import Arguments, number, tensor
+from ..common.cute.configs import ChunkConfig, Launched
+from ..common.cute.fields import Struct, array, several
+from ..common.cute.tile import PITCH_A, PITCH_INVERSE, WARPS, C
 
 # pairs
 PITCH_KEPT = C + 8                           # elements of a row of a half's A_inv: eight rows lie in other banks
 # chain
 COLUMNS = 64                                 # of the state, in one warpgroup
-PITCH = COLUMNS + 8                          # elements between rows of v and o: eight rows lie in other banks
+PITCH_V = COLUMNS + 8                        # elements between rows of v and o: eight rows lie in other banks
+LOAD_WARP = 4                                # the others are the chain's
 # fused
 GROUPS = 2                                   # of WARPS warps, in a CTA
-RING = 2 * GROUPS                            # one for each group of the cluster
+RING = 2 * GROUPS                            # stages: one for each group of the cluster
+FIRST_PRODUCER = 4                           # warp of the first group
 # tables
 THREADS = 256
-RUN = 16
+RUN = 16                                     # chunks of every sequence that a program writes
 LIMIT = 65535                                # of grids in y and z
 
 
+class ChunkTable:
+    """Columns of the table of chunks (fwd/tables.py)."""
+
+    TOKEN, TOKENS, NUMBER = range(3)
+    WIDTH = 3
+
+
+class SegmentTable:
+    """Columns of the table of segments (fwd/tables.py)."""
+
+    SEQUENCE, NUMBER, TOKEN, TOKENS_LEFT, CHUNK, STATE = range(6)
+    WIDTH = 6
+
+
+def tile(K: int) -> Struct:
+    """What PREPARE hands to CHAIN of one chunk and value head: operands as they lie in shared memory.  It is contiguous
+    and a multiple of 1 KiB, so that one bulk copy puts it where swizzles, which look at addresses, find it as it was
+    made.  Rows of no token are zero."""
+    return Struct(
+        align=1024,
+        KQ=array("bfloat16", 2 * C, K),      # [kn 2^gc; scale qn 2^gc], swizzle_128B: halves of K one after the other
+        KG=array("bfloat16", C, K),          # kn 2^(gc_last - gc), the same
+        decay=array("float32", max(K, 128)),  # 2^gc_last, in the order of `decay_index`; at least 512 bytes
+        TB=array("bfloat16", C, C),          # (A_inv b)^T, swizzle_64B
+        A_qk=array("bfloat16", C, C),        # with scale, the same
+    )
+
+
+class PrepareArguments(Arguments):
+    q = tensor("bfloat16")                   # (B, T, H, K)
+    k = tensor("bfloat16")
+    g = tensor(of="g_dtype")                 # (B, T, HV, K)
+    beta = tensor(of="beta_dtype")           # (B, T, HV)
+    A_log = tensor("float32")                # (HV)
+    dt_bias = tensor("float32")              # (HV, K)
+    tiles = tensor("uint8")                  # (chunks, HV) tiles
+    A_qk = tensor("bfloat16")                # (B * T, HV, kept_C), kept for a backward
+    A_inv = tensor("bfloat16")
+    o = tensor("bfloat16")                   # (B, T, HV, V): cleared where tokens are no sequence's
+    chunk_table = tensor("int64")            # (chunks, 3), of packed sequences
+    T = number("int32")
+    chunks = number("int32")                 # entries of the table
+    H = number("int32")
+    HV = number("int32")
+    scale = number("float32")
+    lower_bound = number("float32")
+
+
 @dataclass(frozen=True)
-class PrepareConfig(Launched):
-    K: int
-    V: int
-    gate: str                                # "bounded", "softplus", "given"
-    block: bool                              # all C rows at once: a bounded gate, normalised q and k
-    norm: bool
-    rate: bool                               # A_log is there
-    bias: bool
-    beta: str                                # "given", "sigmoid", "2*sigmoid"
-    packed: bool
-    grouped: bool                            # value heads share q and k
-    g_dtype: str
-    beta_dtype: str
-    keep: int = 0                            # rows of the chunks whose A_qk and A_inv are kept; 0: of none
+class PrepareConfig(ChunkConfig):
+    packed: bool                             # chunks are found in the table
+    kept_C: int = 0                          # rows of the chunks whose A_qk and A_inv are kept; 0: of none
+    arguments = PrepareArguments
+    threads = 32 * WARPS
 
     @property
-    def threads(self) -> int:
-        return 32 * WARPS
-
-    @property
-    def early(self) -> bool:
+    def pdl(self) -> bool:
         return self.packed
 
     @property
-    def on_an_sm(self) -> int:
-        """CTAs at once: 80 registers, or 128."""
-        return 3 if self.block else 2
+    def launch_options(self) -> dict[str, int]:
+        """CTAs of an SM at once: 80 registers, or 128.  Without the carve-out the DSL asks the driver."""
+        return {"min_blocks_per_mp": 3 if self.one_product else 2, "preferred_smem_carveout": 50}
 
     @property
-    def rows_of_y(self) -> int:
+    def rows_of_Y(self) -> int:
         """k under the decay before each row, or a second buffer of both."""
-        return C if self.block else 2 * C
+        return C if self.one_product else 2 * C
+
+    @cached_property
+    def struct(self) -> Struct:
+        return Struct(
+            align=1024,
+            X=array("bfloat16", 2 * C, self.K, align=1024),                    # [k; q] under a decay
+            Y=array("bfloat16", self.rows_of_Y, self.K, align=1024),
+            sums=array("float32", WARPS + 2, self.K),                          # common/cute/gate.py
+            A_kk=array("float32", C, PITCH_A),
+            columns=array("float32", C, PITCH_INVERSE),                        # of inverses
+            TB=array("bfloat16", C, C),
+            b=array("float32", C),
+        )
 
     @property
     def shared(self) -> int:
-        operands = (2 * C + self.rows_of_y) * self.K * 2
-        sums = 4 * (WARPS + 2) * self.K
-        return operands + sums + 4 * C * (PAD + PITCH_X) + 2 * C * C + 4 * C
+        return self.struct.end
+
+
+class PairsArguments(Arguments):
+    tiles = tensor("uint8")                  # (chunks, HV) tiles
+    beta = tensor(of="beta_dtype")           # (B, T, HV)
+    A_qk = tensor("bfloat16")                # (B * T, HV, 2 C)
+    A_inv = tensor("bfloat16")
+    chunk_table = tensor("int64")
+    T = number("int32")
+    chunks = number("int32")
+    HV = number("int32")
 
 
 @dataclass(frozen=True)
@@ -68,21 +131,47 @@ class PairsConfig(Launched):
     beta: str
     packed: bool
     beta_dtype: str
+    arguments = PairsArguments
+    threads = 128
 
-    @property
-    def threads(self) -> int:
-        return 128
+    @cached_property
+    def struct(self) -> Struct:
+        return Struct(
+            align=1024,
+            KQ=array("bfloat16", 2 * C, self.K, align=1024),                   # of the second half's tile
+            KG=array("bfloat16", C, self.K, align=1024),                       # of the first
+            X=array("bfloat16", C, PITCH_KEPT),                                # A_inv of the first half
+            Y=array("bfloat16", C, PITCH_KEPT),                                # of the second
+            A_kk=array("float32", C, PITCH_A),
+            full=array("int64", 1, align=8),
+        )
 
     @property
     def shared(self) -> int:
-        return 3 * C * self.K * 2 + 2 * C * PITCH_KEPT * 2 + 4 * C * PAD + 8
+        return self.struct.end
+
+
+class ChainArguments(Arguments):
+    tiles = tensor("uint8")                  # (chunks, HV) tiles
+    v = tensor("bfloat16")                   # (B, T, HV, V)
+    h0 = tensor(of="h0")                     # (N, HV, K, V) in the caller's layout; (segments, HV, K, V) of segments
+    o = tensor("bfloat16")                   # (B, T, HV, V)
+    ht = tensor("float32")                   # as h0; of `carry` what a segment adds, (segments, HV, K, V)
+    M = tensor("float32")                    # (segments, HV, K, K), transposed
+    h = tensor("bfloat16")                   # (states, HV, K, V): those that enter every so many chunks
+    segment_table = tensor("int64")          # (segments, 6), of packed sequences
+    T = number("int32")
+    chunks = number("int32")                 # of a row of T tokens
+    segments = number("int32")               # of a row
+    segment = number("int32")                # chunks of a segment
+    HV = number("int32")
 
 
 @dataclass(frozen=True)
 class ChainConfig(Launched):
     K: int
     V: int
-    packed: bool
+    packed: bool                             # segments are found in the table
     walk: str                                # "sequences", "carry", "segments"
     h0: str | None                           # dtype of the states that they start from
     ht: bool
@@ -90,11 +179,13 @@ class ChainConfig(Launched):
     h: bool                                  # states are kept, of those that enter chunks
     every: int                               # so many chunks
     stages: int
+    arguments = ChainArguments
+    threads = 32 * (LOAD_WARP + 1)
 
     @property
     def cluster(self) -> tuple[int, int, int] | int:
         """Two CTAs that read the same tiles lie together, and come to them together."""
-        return (2, 1, 1) if not self.carry and self.parts == 2 else 1
+        return (2, 1, 1) if not self.carry and self.strips == 2 else 1
 
     @property
     def carry(self) -> bool:
@@ -106,18 +197,45 @@ class ChainConfig(Launched):
         return C if self.carry else 2 * C
 
     @property
-    def parts(self) -> int:
-        """CTAs of a head: columns of states, and of M."""
+    def strips(self) -> int:
+        """CTAs of a head: COLUMNS columns each of states, and of M."""
         return (self.V + self.K * self.carry) // COLUMNS
 
-    @property
-    def threads(self) -> int:
-        return 160
+    @cached_property
+    def struct(self) -> Struct:
+        fields = dict(
+            tiles=several(tile(self.K), self.stages),
+            v=array("bfloat16", self.stages, C, PITCH_V),
+            o=array("bfloat16", 2, C, PITCH_V),
+            full=array("int64", self.stages, align=8),
+            empty=array("int64", self.stages, align=8),
+        )
+        if self.carry:                                                         # it has no outputs
+            del fields["o"]
+        return Struct(align=1024, **fields)
 
     @property
     def shared(self) -> int:
-        rows = 2 * C * PITCH                                                 # v of a stage, or o
-        return self.stages * (Tile(self.K).bytes + rows + 16) + (0 if self.carry else 2 * rows)
+        return self.struct.end
+
+
+class FusedArguments(Arguments):
+    q = tensor("bfloat16")                   # (B, T, H, K)
+    k = tensor("bfloat16")
+    v = tensor("bfloat16")                   # (B, T, HV, V)
+    g = tensor(of="prepare.g_dtype")         # (B, T, HV, K)
+    beta = tensor(of="prepare.beta_dtype")   # (B, T, HV)
+    A_log = tensor("float32")                # (HV)
+    dt_bias = tensor("float32")              # (HV, K)
+    h0 = tensor(of="chain.h0")               # (N, HV, K, V) in the caller's layout
+    o = tensor("bfloat16")                   # (B, T, HV, V)
+    ht = tensor("float32")                   # as h0
+    segment_table = tensor("int64")          # (N, 6), of packed sequences
+    T = number("int32")
+    H = number("int32")
+    HV = number("int32")
+    scale = number("float32")
+    lower_bound = number("float32")
 
 
 @dataclass(frozen=True)
@@ -125,29 +243,62 @@ class FusedConfig(Launched):
     prepare: PrepareConfig
     chain: ChainConfig
     cluster = (2, 1, 1)
+    arguments = FusedArguments
+    threads = 32 * (FIRST_PRODUCER + GROUPS * WARPS)
+    launch_options = MappingProxyType({"min_blocks_per_mp": 1})
 
     @property
-    def early(self) -> bool:
+    def pdl(self) -> bool:
         return self.chain.packed
 
-    @property
-    def threads(self) -> int:
-        return 128 + GROUPS * self.prepare.threads
+    @cached_property
+    def group(self) -> Struct:
+        """Of one group of warps."""
+        own = tile(self.prepare.K)
+        return Struct(
+            align=1024,
+            tile=several(own, 1),                                              # that the group makes
+            neighbour=several(own, 1),                                         # that the neighbour's group makes
+            X=array("bfloat16", 2 * C, self.prepare.K),
+            Y=array("bfloat16", C, self.prepare.K),
+            sums=array("float32", WARPS + 2, self.prepare.K),
+            A_kk=array("float32", C, PITCH_A),
+            columns=array("float32", C, PITCH_INVERSE),
+            b=array("float32", C),
+        )
+
+    @cached_property
+    def struct(self) -> Struct:
+        return Struct(
+            align=1024,
+            groups=several(self.group, GROUPS),
+            v=array("bfloat16", RING, C, PITCH_V),
+            o=array("bfloat16", 2, C, PITCH_V),
+            full=array("int64", RING, align=8),
+            empty=array("int64", RING, align=8),
+        )
 
     @property
     def shared(self) -> int:
-        group = -(-(self.prepare.shared - 2 * C * C) // 1024) * 1024           # TB is made where it is read
-        return self.chain.shared + GROUPS * group
+        return self.struct.end
+
+
+class TablesArguments(Arguments):
+    cu_seqlens = tensor(of="offsets")        # (N + 1)
+    chunk_table = tensor("int64")
+    segment_table = tensor("int64")
+    first_segment = tensor("int32")          # (N + 1)
+    T = number("int32")
+    N = number("int32")
+    segment = number("int32")                # chunks of a segment
+    every = number("int32")                  # chunks of a kept state
+    chunk_entries = number("int32")          # of the tables
+    segment_entries = number("int32")
 
 
 @dataclass(frozen=True)
 class TablesConfig(Launched):
-    dtype: str                               # of cu_seqlens
-
-    @property
-    def threads(self) -> int:
-        return THREADS
-
-    @property
-    def shared(self) -> int:
-        return 4 * (THREADS // 32)
+    offsets: str                             # dtype of cu_seqlens
+    arguments = TablesArguments
+    threads = THREADS
+    shared = 4 * (THREADS // 32)

@@ -11,17 +11,23 @@ import torch
 from kda.bundles import Outputs, Products
 from kda.compile.errors import BuildError
 from kda.compile.fetching import fetch_here
-from kda.compile.kernel import Bound, Kernel
+from kda.compile.kernel import Kernel
 from kda.host import detect
 from kda.problem import Inputs, Problem
 
-from ..common.chunks import whole_call
+from ..common.cute.arguments import Launch
+from ..common.cute.configs import ROUNDED_TO
 from ..common.cute.tile import C
-from ..common.tensors import chunks_of_a_row, laid_out, on_its_device
-from .configs import RUN, TablesConfig
+from ..common.launcher import forward_as_stage, launch_of, offsets_dtype, outputs
+from ..common.tensors import laid_out, on_its_device
+from .configs import RUN, ChunkTable, SegmentTable, TablesConfig
 from .plan import Config, Plan, plan, recipe
 
 Tensor = torch.Tensor
+
+
+def rounded_to(p: Problem) -> dict[str, str]:
+    return ROUNDED_TO
 
 
 @functools.cache
@@ -29,50 +35,42 @@ def kernel(config: Config) -> Kernel:
     return fetch_here(recipe(config))
 
 
-def step(config: Config | None, grid: tuple[int, int, int], *numbers: float) -> Bound | None:
-    """What launches a kernel, where there is one and something to do."""
-    if config is None or 0 in grid:
-        return None
-    return config.bound(kernel(config), grid, *numbers)
-
-
 class Steps(NamedTuple):
-    """A plan, and what launches its kernels: called with tensors."""
+    """A plan, and what launches its kernels: called with tensors; None where there is nothing to do."""
 
     plan: Plan
-    tables: Bound | None
-    prepare: Bound | None
-    pairs: Bound | None
-    chain: Bound | None
-    carry: Bound | None
-    compose: Bound | None
-    fused: Bound | None                      # then there are tables alone beside it
+    tables: Launch | None
+    prepare: Launch | None
+    pairs: Launch | None
+    chain: Launch | None
+    carry: Launch | None
+    compose: Launch | None
+    fused: Launch | None                     # then there are tables alone beside it
 
 
 @functools.lru_cache(maxsize=1024)
-def steps(p: Problem, sms: int, kept: bool, offsets: torch.dtype | None) -> Steps:
+def steps(p: Problem, sms: int, kept: bool, offsets: str | None) -> Steps:
     """For `cu_seqlens` of dtype `offsets`."""
     pl = plan(p, sms, kept)
+    step = functools.partial(launch_of, lambda config: kernel(config))
     runs, walks = max(1, -(-p.T // (C * RUN))), pl.all_segments if p.N else 0
-    gate = (p.H, p.HV, p.scale, p.lower_bound or 0.0)
-    place = (p.T, pl.chunks, pl.pieces, pl.segment, p.HV)
-    tables = TablesConfig(str(offsets).removeprefix("torch.")) if p.packed else None
-    tables = step(tables, (runs, 1, 1), p.T, p.N, pl.segment, p.C // C, pl.entries, pl.all_segments)
+    gate = dict(T=p.T, H=p.H, HV=p.HV, scale=p.scale, lower_bound=p.lower_bound or 0.0)
+    walk = dict(T=p.T, chunks=pl.chunks, segments=pl.segments, segment=pl.segment, HV=p.HV)
+    tables = step(
+        TablesConfig(offsets) if offsets else None, (runs, 1, 1), T=p.T, N=p.N, segment=pl.segment, every=p.C // C,
+        chunk_entries=pl.entries, segment_entries=pl.all_segments,
+    )  # fmt: skip
     if pl.fused:
-        return Steps(pl, tables, *[None] * 5, step(pl.fused, (2, p.HV, p.N), p.T, *gate))
+        return Steps(pl, tables, *[None] * 5, step(pl.fused, (2, p.HV, p.N), **gate))
     return Steps(
         pl, tables,
-        step(pl.prepare, (p.HV, *pl.entries_grid), p.T, pl.entries, *gate),
-        step(pl.pairs, (p.HV, *pl.halves_grid), p.T, pl.entries, p.HV),
-        step(pl.chain, (pl.chain.parts, p.HV, walks), *place),
-        pl.carry and step(pl.carry, (pl.carry.parts, p.HV, walks), *place),
-        pl.compose and step(pl.compose, (pl.compose.parts, p.HV, p.N), pl.pieces, p.HV),
+        step(pl.prepare, (p.HV, *pl.entries_grid), chunks=pl.entries, **gate),
+        step(pl.pairs, (p.HV, *pl.halves_grid), T=p.T, chunks=pl.entries, HV=p.HV),
+        step(pl.chain, (pl.chain.strips, p.HV, walks), **walk),
+        pl.carry and step(pl.carry, (pl.carry.strips, p.HV, walks), **walk),
+        pl.compose and step(pl.compose, (pl.compose.strips, p.HV, p.N), segments=pl.segments, HV=p.HV),
         None,
     )  # fmt: skip
-
-
-# Operands of products, and results; decays, norms, the inverse and the state stay float32.
-ROUNDED_TO = dict.fromkeys(("A_qk", "A_inv", "qg", "kb", "kg", "h", "v_new", "o"), "bfloat16")
 
 
 @on_its_device
@@ -83,55 +81,48 @@ def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
             "disable_recompute, or backend."
         )
     kept = save == "products"
-    at = steps(p, detect(p.device).sms, kept, x.cu_seqlens.dtype if p.packed else None)
+    at = steps(p, detect(p.device).sms, kept, offsets_dtype(x))
     q, k, v, g, beta, A_log, dt_bias, h0 = laid_out(x)
-    o, ht, h = q.new_empty(p.B, p.T, p.HV, p.V), None, None
-    states = (p.N, p.HV, p.V, p.K) if p.state_v_first else (p.N, p.HV, p.K, p.V)
-    if p.final_state:
-        ht = q.new_empty(states, dtype=torch.float32)
-    if p.intermediate_states:
-        h = q.new_empty(p.B, chunks_of_a_row(p, x), *states[1:])
+    gate = dict(q=q, k=k, g=g, beta=beta, A_log=A_log, dt_bias=dt_bias)
+    out = outputs(p, x)
+    o, ht, h, _ = out
     chunk_table, segment_table, first_segment = tables(p, at, x.cu_seqlens, q.device) if p.packed else (None,) * 3
     if at.fused:
-        at.fused(q, k, v, g, beta, A_log, dt_bias, h0, o, ht, segment_table)
-        return Outputs(o, ht, None, None)
+        at.fused(**gate, v=v, h0=h0, o=o, ht=ht, segment_table=segment_table)
+        return out
     tiles = q.new_empty(at.plan.scratch, dtype=torch.uint8)
     A_qk = A_inv = None
     if kept:
         A_qk, A_inv = (q.new_empty(p.B * p.T, p.HV, p.C) for _ in range(2))
     if at.prepare:
-        at.prepare(q, k, g, beta, A_log, dt_bias, tiles, A_qk, A_inv, o, chunk_table)
+        at.prepare(**gate, tiles=tiles, A_qk=A_qk, A_inv=A_inv, o=o, chunk_table=chunk_table)
     if at.pairs:
-        at.pairs(tiles, beta, A_qk, A_inv, chunk_table)
+        at.pairs(tiles=tiles, beta=beta, A_qk=A_qk, A_inv=A_inv, chunk_table=chunk_table)
     if at.carry:                                                               # states that enter segments come first
         M, added = (q.new_empty(at.plan.all_segments, p.HV, p.K, n, dtype=torch.float32) for n in (p.K, p.V))
         edge = torch.empty_like(added)
-        at.carry(tiles, v, None, None, added, M, None, segment_table)
-        at.compose(M, added, h0, edge, None, first_segment)
+        at.carry(tiles=tiles, v=v, ht=added, M=M, segment_table=segment_table)
+        at.compose(M=M, added=added, h0=h0, edge=edge, first_segment=first_segment)
         h0 = edge
     if at.chain:
-        at.chain(tiles, v, h0, o, ht, None, h, segment_table)
-    return Outputs(o, ht, h, Products(A_qk, A_inv) if kept else None)
+        at.chain(tiles=tiles, v=v, h0=h0, o=o, ht=ht, h=h, segment_table=segment_table)
+    return out._replace(saved=Products(A_qk, A_inv) if kept else None)
 
 
 def tables(p: Problem, at: Steps, cu_seqlens: Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Where chunks and segments lie, on the GPU."""
-    sizes = (3 * at.plan.entries, 6 * at.plan.all_segments)
+    sizes = (ChunkTable.WIDTH * at.plan.entries, SegmentTable.WIDTH * at.plan.all_segments)
     chunk_table, segment_table = torch.empty(sum(sizes), dtype=torch.int64, device=device).split(sizes)
     first_segment = torch.empty(p.N + 1, dtype=torch.int32, device=device)
-    at.tables(cu_seqlens.to(device, non_blocking=True).contiguous(), chunk_table, segment_table, first_segment)
+    cu_seqlens = cu_seqlens.to(device, non_blocking=True).contiguous()
+    at.tables(
+        cu_seqlens=cu_seqlens, chunk_table=chunk_table, segment_table=segment_table, first_segment=first_segment
+    )
     return chunk_table, segment_table, first_segment
-
-
-WHOLE = "fwd/gate+intra+wy+state+output"
 
 
 def stage(
     name: str, p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]
 ) -> dict[str, Tensor | None]:
-    """The forward in one piece, on tensors as they lie in chunks."""
-    assert name == WHOLE
-    p, x, table = whole_call(p, offsets, tensors)
-    out = forward(p, x, "products")
-    kept = {n: table.chunks(x) for n, x in out.saved._asdict().items()}
-    return {"o": table.chunks(out.o.flatten(0, 1)), "ht": out.final_state, "h": out.h.flatten(0, 1), **kept}
+    """The only one: the forward in one piece, with what it keeps."""
+    return forward_as_stage(forward, "products", p, offsets, tensors)

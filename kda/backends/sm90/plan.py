@@ -11,8 +11,8 @@ from kda.compile.target import parse
 from kda.host import Host
 from kda.problem import Problem
 
-from ..common.cute.configs import ComposeConfig
-from ..common.cute.tile import BOUND, C, Tile
+from ..common.cute.configs import ComposeConfig, chunk_options
+from ..common.cute.tile import C
 from .configs import (
     COLUMNS,
     LIMIT,
@@ -22,6 +22,7 @@ from .configs import (
     PairsConfig,
     PrepareConfig,
     TablesConfig,
+    tile,
 )
 
 TARGET = parse("sm90")
@@ -36,7 +37,7 @@ SHORTEST = 32                                # chunks of a segment
 INVARIANT = 128                              # the same with batch_invariant
 FUSED = None                                 # one kernel where that is sooner; True, False: where it can be, nowhere
 CHUNKS = 50                                  # that prepare and chain make while a cluster makes one of its sequence
-FIRST = 5                                    # more chunks that a cluster's first one takes
+FIRST_CHUNK = 5                              # more chunks that a cluster's first one takes
 LAUNCH = 400                                 # chunks that a second launch takes
 
 
@@ -45,7 +46,7 @@ class Plan:
     """What the shapes of a call say.  Packed, there may be fewer chunks and segments."""
 
     chunks: int                              # of a row of T tokens
-    pieces: int                              # segments of a row
+    segments: int                            # of a row
     segment: int                             # chunks of a segment
     all_chunks: int
     all_segments: int
@@ -58,29 +59,29 @@ class Plan:
     chain: ChainConfig
     carry: ChainConfig | None                # where sequences are cut
     compose: ComposeConfig | None
-    fused: FusedConfig | None                # in place of all but the tables
+    fused: FusedConfig | None                # instead of all but the tables
 
 
 @functools.lru_cache(maxsize=1024)
 def plan(p: Problem, sms: int, kept: bool = False) -> Plan:
     length, chunks = split(p, sms), -(-p.T // C)
     segment = length or max(chunks, 1)
-    pieces = max(1, -(-chunks // segment))
+    segments = max(1, -(-chunks // segment))
     if p.packed:
         all_chunks, all_segments = p.T // C + p.N, p.N + (p.T // (length * C) if length else 0)
     else:
-        all_chunks, all_segments = p.B * chunks, p.B * pieces
+        all_chunks, all_segments = p.B * chunks, p.B * segments
 
     def chain(walk: str) -> ChainConfig:
         alone, several = (chain_config(p, walk, stages) for stages in STAGES)
-        return alone if alone.parts * p.HV * all_segments <= sms else several
+        return alone if alone.strips * p.HV * all_segments <= sms else several
 
     cut, entries = length > 0, all_chunks + p.packed                           # tokens of no sequence may need one more
     halves = (entries + 1) // 2 if p.packed else chunks // 2                   # of two neighbours one is a second
     return Plan(
-        chunks, pieces, segment, all_chunks, all_segments, entries,
+        chunks, segments, segment, all_chunks, all_segments, entries,
         grid(entries) if p.packed else (chunks, p.B), grid(halves) if p.packed else (halves, p.B),
-        all_chunks * p.HV * Tile(p.K).bytes,
+        all_chunks * p.HV * tile(p.K).bytes,
         prepare_config(p, kept),
         pairs_config(p) if kept and p.C > C and halves else None,
         chain("segments" if cut else "sequences"), chain("carry") if cut else None,
@@ -122,17 +123,13 @@ def split(p: Problem, sms: int) -> int:
 
 
 def prepare_config(p: Problem, kept: bool) -> PrepareConfig:
-    block = p.gate == "bounded" and p.lower_bound >= BOUND and p.qk_l2norm
-    return PrepareConfig(
-        p.K, p.V, p.gate, block=block, norm=p.qk_l2norm, rate=p.A_log, bias=p.dt_bias, beta=p.beta, packed=p.packed,
-        grouped=p.HV != p.H, g_dtype=p.g_dtype, beta_dtype=p.beta_dtype, keep=p.C * kept,
-    )  # fmt: skip
+    return PrepareConfig(**chunk_options(p), packed=p.packed, kept_C=p.C * kept)
 
 
 def fused_config(p: Problem) -> FusedConfig | None:
     """Where prepare makes one product of a chunk, two CTAs share a head, and only o and final states are asked for."""
     prepare = prepare_config(p, kept=False)
-    if not prepare.block or not p.K == p.V == 2 * COLUMNS or p.intermediate_states:
+    if not prepare.one_product or not p.K == p.V == 2 * COLUMNS or p.intermediate_states:
         return None
     return FusedConfig(prepare, dataclasses.replace(chain_config(p, "sequences", RING), every=1))
 
@@ -144,7 +141,7 @@ def one_kernel(p: Problem, sms: int, all_chunks: int) -> bool:
     if FUSED is not None or not clusters:
         return bool(FUSED and clusters)
     of_one = -(-all_chunks // p.N)
-    return -(-clusters // at_once) * (of_one + FIRST) * CHUNKS <= all_chunks * p.HV + LAUNCH
+    return -(-clusters // at_once) * (of_one + FIRST_CHUNK) * CHUNKS <= all_chunks * p.HV + LAUNCH
 
 
 def pairs_config(p: Problem) -> PairsConfig:

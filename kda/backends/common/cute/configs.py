@@ -3,29 +3,81 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from kda.problem import Problem
+
+from .arguments import Arguments, Launch, number, tensor
+from .tile import MIN_GATE_ONE_PRODUCT
 
 if TYPE_CHECKING:
-    from kda.compile.kernel import Bound, Kernel
+    from kda.compile.kernel import Kernel
 
 STRIP = 8                                    # columns of the states
 
+# What the forwards round: operands of products, and results; decays, norms, the inverse and the state stay float32.
+ROUNDED_TO = dict.fromkeys(("A_qk", "A_inv", "qg", "kb", "kg", "h", "v_new", "o"), "bfloat16")
+
 
 class Launched:
-    """What every kernel's launch has, and most alike."""
+    """What a kernel is built for, and how it is launched: a subclass has `threads`, `shared` bytes and `arguments`."""
 
+    arguments: type[Arguments]
     cluster: tuple[int, int, int] | int = 1
-    early: bool = False                      # comes onto the SM before the kernel ahead of it in its call is done
+    pdl: bool = False                        # programmatic: it may come onto the SM before the kernel ahead has ended
+    launch_options = MappingProxyType({})    # of the DSL's launch, that change the code
 
-    def bound(self, kernel: Kernel, grid: tuple[int, int, int], *numbers: float) -> Bound:
-        """The launch of a kernel that was built for this, of all but its tensors."""
-        return kernel.bound(
-            grid, *numbers, block=self.threads, cluster=self.cluster, dynamic_shared=self.shared, pdl=self.early
+    def bound(self, kernel: Kernel, grid: tuple[int, int, int], **numbers: float) -> Launch:
+        """The launch of a kernel that was built for this, all but its tensors."""
+        values = [numbers.pop(name) for name in self.arguments.numbers()]
+        assert not numbers, f"{type(self).__name__} has no numbers {sorted(numbers)}"
+        bound = kernel.bound(
+            grid, *values, block=self.threads, cluster=self.cluster, dynamic_shared=self.shared, pdl=self.pdl
         )
+        return Launch(bound, tuple(self.arguments.tensors()))
+
+
+@dataclass(frozen=True)
+class ChunkConfig(Launched):
+    """What a chunk's operands are made of (gate.py, pairs.py, inverse.py)."""
+
+    K: int
+    V: int
+    gate: str                                # "bounded", "softplus", "given"
+    one_product: bool                        # all C rows at once: a bounded gate, normalised q and k
+    norm: bool
+    rate: bool                               # A_log is there
+    bias: bool                               # dt_bias is there
+    beta: str                                # "given", "sigmoid", "2*sigmoid"
+    grouped: bool                            # value heads share q and k
+    g_dtype: str
+    beta_dtype: str
+
+
+def chunk_options(p: Problem) -> dict[str, Any]:
+    """The fields of ChunkConfig for a problem."""
+    one_product = p.gate == "bounded" and p.lower_bound >= MIN_GATE_ONE_PRODUCT and p.qk_l2norm
+    return dict(
+        K=p.K, V=p.V, gate=p.gate, one_product=one_product, norm=p.qk_l2norm, rate=p.A_log, bias=p.dt_bias,
+        beta=p.beta, grouped=p.HV != p.H, g_dtype=p.g_dtype, beta_dtype=p.beta_dtype,
+    )  # fmt: skip
+
+
+class ComposeArguments(Arguments):
+    M = tensor("float32")                    # (segments, HV, K, K), transposed
+    added = tensor("float32")                # (segments, HV, K, V)
+    h0 = tensor(of="h0")                     # (N, HV, K, V), or (N, HV, V, K)
+    edge = tensor("float32")                 # (segments, HV, K, V)
+    ht = tensor("float32")                   # as h0
+    first_segment = tensor("int32")          # (N + 1), of packed sequences
+    segments = number("int32")               # of each sequence, unless packed
+    HV = number("int32")
 
 
 @dataclass(frozen=True)
 class ComposeConfig(Launched):
+    arguments = ComposeArguments
     K: int
     V: int
     packed: bool
@@ -35,7 +87,7 @@ class ComposeConfig(Launched):
     ht: bool = False                         # the state that leaves the last segment, too
 
     @property
-    def parts(self) -> int:
+    def strips(self) -> int:
         return self.V // STRIP
 
     @property
@@ -43,7 +95,7 @@ class ComposeConfig(Launched):
         return 2 * self.K
 
     @property
-    def early(self) -> bool:
+    def pdl(self) -> bool:
         return self.begun
 
     @property

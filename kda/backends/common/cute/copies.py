@@ -1,20 +1,38 @@
-"""Neighbours in memory to registers and back, and matrices that change their direction on the way."""
+"""Neighbours in memory to registers and back; pointers to fields."""
+
+import math
+from collections import namedtuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Uint32
-from cutlass.cute.runtime import make_ptr
+from cutlass.memory import SmemAllocator
 
 TYPES = {
     "bfloat16": cutlass.BFloat16, "float16": cutlass.Float16, "float32": cutlass.Float32, "int32": cutlass.Int32,
-    "int64": cutlass.Int64, "uint8": cutlass.Uint8,
+    "uint32": cutlass.Uint32, "int64": cutlass.Int64, "uint8": cutlass.Uint8,
 }  # fmt: skip
 
 
-def pointers(dtypes: str) -> list:
-    """What a compiler is told of tensors: "bfloat16 float32 ..."."""
-    kinds = [TYPES[name] for name in dtypes.split()]
-    return [make_ptr(kind, 1024, cute.AddressSpace.gmem, assumed_align=kind.width // 8) for kind in kinds]
+def field_at(base, field):
+    """A field (fields.py) of the struct whose bytes begin at `base`."""
+    return cute.make_ptr(
+        TYPES[field.dtype], (base + field.offset).toint(), base.memspace, assumed_align=field.align
+    )  # fmt: skip
+
+
+def allocate(struct):
+    """A struct's fields in shared memory, by name: pointers."""
+    memory, found = SmemAllocator(), {}
+    for name, field in struct.fields.items():
+        dtype, count = TYPES[field.dtype], math.prod(field.shape)
+        found[name] = memory.allocate_array(dtype, count, byte_alignment=field.align)
+    return namedtuple("Shared", found)(**found)
+
+
+def in_global(address, dtype):
+    """A pointer from an address in global memory."""
+    return cute.make_ptr(dtype, address, cute.AddressSpace.gmem)
 
 
 @cute.jit
@@ -77,21 +95,3 @@ def words_of(values):
 @cute.jit
 def copy_16_bytes(source, to):
     cute.autovec_copy(load(source, 128 // source.dtype.width), neighbours(to, 128 // to.dtype.width))
-
-
-@cute.jit
-def load_transposed(pointer):
-    """Of four 8 x 8 matrices, each lane giving the address of a row of one, [2 (lane % 4) + {0, 1}][lane / 4]."""
-    return cute.arch.inline_ptx(
-        "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
-        write_only_types=[Uint32] * 4, read_only_args=[pointer.toint().to(Uint32)],
-    )  # fmt: skip
-
-
-@cute.jit
-def store_transposed(pointer, words):
-    """The way back."""
-    cute.arch.inline_ptx(
-        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
-        read_only_args=[pointer.toint().to(Uint32), *words],
-    )

@@ -1,62 +1,50 @@
 """o += response @ edge: what a row of o has of the state that enters its segment (fwd/fused.py, `cut`).  Of a segment,
-not the first of its sequence, one value head and at most ROWS rows.
+not the first of its sequence, one value head and at most JOIN_ROWS rows.
 
   edge      (K, V) float32, rounded into shared memory: panels of 64 columns, rows of 128 bytes, swizzled
   response  (tokens, HV, K), as operands of mma.sync straight from where it is
   warps     16 rows each, and those 128 below
 
-  barrier 0  256  edge is there
+  barrier  threads  says
+  0        256      edge is in shared memory
 """
 
 from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32, Int64, Uint32
+from cutlass import BFloat16, Float32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
 from kda.compile import cutedsl
 from kda.compile.target import Target
 
-from ...common.cute.copies import both_halves, load, load_one, load_transposed, pointers, store
+from ...common.cute import entry
+from ...common.cute.copies import both_halves, load, load_one, store
+from ...common.cute.fragments import load_matrices, mma_bf16
 from ...common.cute.order import after_the_kernel_before
-from ...common.cute.tile import in_wide_rows
-from ..configs import ROWS, JoinConfig
-from ..parts.matrices import mma_bf16
-from ..parts.segments import place, segment
+from ...common.cute.tile import swizzle_128B
+from ..configs import JOIN_ROWS, JoinConfig
+from ..parts.walks import locate_segment, locate_sequence
 
 
-class Join:
-    def __init__(self, config: JoinConfig):
-        self.c = config
-
-    @cute.jit
-    def __call__(
-        self, response: cute.Pointer, edge: cute.Pointer, o: cute.Pointer, cu_seqlens: cute.Pointer, T: Int32,
-        HV: Int32, pieces: Int32, blocks: Int32, N: Int32, stream,
-    ):  # fmt: skip
-        self.kernel(response, edge, o, cu_seqlens, T, HV, pieces).launch(
-            grid=(blocks, HV, N * (pieces - 1)), block=(self.c.threads, 1, 1), stream=stream)  # fmt: skip
-
+class Join(entry.Entry):
     @cute.kernel
-    def kernel(
-        self, response: cute.Pointer, edge: cute.Pointer, o: cute.Pointer, cu_seqlens: cute.Pointer, T: Int32,
-        HV: Int32, pieces: Int32,
-    ):  # fmt: skip
+    def kernel(self, x):
         block, head, z = cute.arch.block_idx()
         after_the_kernel_before()
-        n = z // (pieces - 1)
-        piece = z - n * (pieces - 1) + 1
-        begin, tokens = segment(*place(self.c.offsets, cu_seqlens, n, T), piece, pieces)
-        rows = cutlass.min(tokens - block * ROWS, ROWS)
+        n = z // (x.segments - 1)
+        number = z - n * (x.segments - 1) + 1
+        begin, tokens = locate_segment(*locate_sequence(self.c.offsets, x, n), number, x.segments)
+        rows = cutlass.min(tokens - block * JOIN_ROWS, JOIN_ROWS)
         if rows > 0:
             K, V, warp = self.c.K, self.c.V, cute.arch.make_warp_uniform(cute.arch.warp_idx())
             B = SmemAllocator().allocate_array(BFloat16, K * V, byte_alignment=1024)
-            self.round_edge(edge + (Int64(n * pieces + piece) * HV + head) * (K * V), B)
+            self.round_edge(x.edge + (Int64(n * x.segments + number) * x.HV + head) * (K * V), B)
             cute.arch.sync_threads()
-            first = (begin + block * ROWS) * HV + head
+            first = (begin + block * JOIN_ROWS) * x.HV + head
             for row in cutlass.range(16 * warp, rows, self.c.threads // 32 * 16, unroll=1):
-                self.add(response + first * K, o + first * V, B, row, rows, HV)
+                self.add(x.response + first * K, x.o + first * V, B, row, rows, x.HV)
 
     @cute.jit
     def round_edge(self, edge, B):
@@ -66,7 +54,7 @@ class Join:
             number = i * threads + cute.arch.thread_idx()[0]
             row, column = number // (V // 8), number % (V // 8) * 8
             parts = [load(edge + (row * V + column + at), 4) for at in (0, 4)]
-            store(B + in_wide_rows(row, column, K) // 2, [part[e] for part in parts for e in range(4)])
+            store(B + swizzle_128B(row, column, K) // 2, [part[e] for part in parts for e in range(4)])
 
     @cute.jit
     def add(self, response, o, B, row, rows, HV):
@@ -85,7 +73,7 @@ class Join:
             acc = [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
             for step in cutlass.range_constexpr(K // 16):
                 channel, column = 16 * step + (lane & 15), 16 * panel + 8 * (lane >> 4)
-                b = load_transposed(B + in_wide_rows(channel, column, K) // 2)
+                b = load_matrices(B + swizzle_128B(channel, column, K) // 2, transposed=True)
                 for side in cutlass.range_constexpr(2):
                     acc[side] = mma_bf16(acc[side], a[4 * step : 4 * step + 4], b[2 * side : 2 * side + 2])
             for side in cutlass.range_constexpr(2):
@@ -98,5 +86,4 @@ class Join:
 
 
 def build(c: JoinConfig, target: Target) -> cutedsl.Compiled:
-    x = pointers(f"bfloat16 float32 bfloat16 {c.offsets or 'int64'}")
-    return cutedsl.compile(Join(c), *x, *[Int32(1)] * 5, cutedsl.fake_stream(), target=target)
+    return entry.compile(Join, c, target)

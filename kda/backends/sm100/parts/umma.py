@@ -1,7 +1,7 @@
 """Products on the tensor cores of Blackwell: operands in shared memory, results in tensor memory.
 
 All operands are bfloat16 in rows of 128 bytes whose 16-byte pieces change places within eight rows (128B swizzle).  An
-operand is a Layout and where it begins; a step of a product takes 16 of its K indices.
+operand is a Layout and where it begins; a step of a product reads 16 of its K indices.
 
   along    a row lies along K, as of [kn; qn] (rows, channels): panels of 64 indices one after the other
   across   a row lies along M or N, as of v (tokens, columns): panels of 64 of those, each with all of K
@@ -19,7 +19,8 @@ from ...common.cute.copies import load_one
 
 ROW, EIGHT_ROWS = 128, 1024                  # bytes
 STEP = 16                                    # indices of K
-SWIZZLE_128B, VERSION = 2, 1
+SWIZZLE_128B, VERSION = 2, 1                 # fields of a descriptor
+WARP_LANES = 32 << 16                        # from one warp's lanes of tensor memory to the next warp's
 
 
 class Layout(NamedTuple):
@@ -69,11 +70,12 @@ class Product(NamedTuple):
 
 
 @cute.jit
-def multiply(product: cutlass.Constexpr, d, shared, a, b, accumulate: cutlass.Constexpr):
-    """By one thread: queued behind all that it queued before.  `a` and `b` lie so many bytes behind an address of which
-    a 16th is in shared memory: what a loop does not change would be kept from turn to turn, and spilled."""
-    begin = load_one(shared)
-    a, b = begin + Uint32(a >> 4), begin + Uint32(b >> 4)
+def multiply(product: cutlass.Constexpr, d, base_desc, a, b, accumulate: cutlass.Constexpr):
+    """By one thread: issued behind all that it issued before.  `a` and `b` are bytes from the CTA's first.  `base_desc`
+    points to that address / 16, the unit of descriptors, in shared memory: it is loaded anew for every product, so that
+    ptxas does not keep the sums from turn to turn of a loop, and spill them."""
+    base = load_one(base_desc)
+    a, b = base + Uint32(a >> 4), base + Uint32(b >> 4)
     of_A, of_B = product.A, product.B
     for number in cutlass.range_constexpr(len(product.steps)):
         step = product.steps[number]
@@ -89,7 +91,7 @@ def multiply(product: cutlass.Constexpr, d, shared, a, b, accumulate: cutlass.Co
 
 @cute.jit
 def commit(barrier):
-    """By the thread that queued products: one arrival when all of them are done."""
+    """By the thread that issued products: one arrival when all of them are done."""
     cute.arch.inline_ptx(
         "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [{$r0}];",
         read_only_args=[barrier.toint().to(Uint32)],
@@ -97,19 +99,20 @@ def commit(barrier):
 
 
 @cute.jit
-def before_others():
-    """What this thread did with tensor memory comes before what others do with it once they have met."""
+def fence_before_thread_sync():
+    """What this thread did with tensor memory comes before what other threads do with it behind the next barrier."""
     cute.arch.inline_ptx("tcgen05.fence::before_thread_sync;")
 
 
 @cute.jit
-def after_others():
+def fence_after_thread_sync():
+    """What other threads did with tensor memory before the last barrier comes before what this thread does with it."""
     cute.arch.inline_ptx("tcgen05.fence::after_thread_sync;")
 
 
 @cute.jit
 def allocate(to, columns: cutlass.Constexpr):
-    """By one warp: where they begin goes to shared memory, and no more is asked for."""
+    """By one warp: where they begin goes to shared memory; the CTA allocates no more."""
     cute.arch.inline_ptx(
         f"tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [{{$r0}}], {columns}; "
         "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;",
@@ -119,15 +122,15 @@ def allocate(to, columns: cutlass.Constexpr):
 
 @cute.jit
 def free(columns: cutlass.Constexpr):
-    """By that warp, what begins at 0."""
+    """By that warp: the columns that begin at 0."""
     cute.arch.inline_ptx(
         f"{{.reg .b32 first; mov.b32 first, 0; tcgen05.dealloc.cta_group::1.sync.aligned.b32 first, {columns};}}"
     )
 
 
 @cute.jit
-def load_matrices(address, columns: cutlass.Constexpr):
-    """So many columns of 16 rows, as mma.sync would have them: a thread has rows lane / 4 and that + 8, columns
+def load_fragments(address, columns: cutlass.Constexpr):
+    """So many columns of 16 rows, as fragments of mma.sync: a thread has rows lane / 4 and that + 8, columns
     2 (lane % 4) + {0, 1} of every eight."""
     return load(f"16x256b.x{columns // 8}", address, columns // 2)
 
@@ -140,7 +143,7 @@ def load_row(address, columns: cutlass.Constexpr):
 
 @cute.jit
 def store_row(address, values):
-    """The way back: there after `until_stored`."""
+    """The reverse of `load_row`: done after `wait_for_stores`."""
     found = ", ".join(f"{{$r{i + 1}}}" for i in range(len(values)))
     cute.arch.inline_ptx(
         f"tcgen05.st.sync.aligned.32x32b.x{len(values)}.b32 [{{$r0}}], {{{found}}};",
@@ -149,7 +152,7 @@ def store_row(address, values):
 
 
 @cute.jit
-def until_stored():
+def wait_for_stores():
     cute.arch.inline_ptx("tcgen05.wait::st.sync.aligned;")
 
 

@@ -9,6 +9,9 @@
 
 One CTA of 256 threads writes pieces RUN p .. RUN p + RUN - 1 of every sequence, a thread a sequence; no length is read
 by the host, grids cover the most pieces there can be.
+
+  barrier  threads  says
+  0        256      the sums of the warps are there;  they were read
 """
 
 from __future__ import annotations
@@ -21,89 +24,75 @@ from cutlass.memory import SmemAllocator
 from kda.compile import cutedsl
 from kda.compile.target import Target
 
-from ...common.cute.copies import load_one, pointers, store
+from ...common.cute import entry
+from ...common.cute.copies import load_one, store
 from ...common.cute.order import after_the_kernel_before
 from ...common.cute.tile import C
-from ..configs import RUN, THREADS, TablesConfig
+from ..configs import RUN, THREADS, ChunkTable, SegmentTable, TablesConfig
 
 
-class Tables:
-    @cute.jit
-    def __call__(
-        self, cu_seqlens: cute.Pointer, chunk_table: cute.Pointer, segment_table: cute.Pointer,
-        first_segment: cute.Pointer, T: Int32, N: Int32, segment: Int32, every: Int32, chunk_entries: Int32,
-        segment_entries: Int32, programs: Int32, stream,
-    ):  # fmt: skip
-        self.kernel(
-            cu_seqlens, chunk_table, segment_table, first_segment, T, N, segment, every, chunk_entries,
-            segment_entries,
-        ).launch(grid=(programs, 1, 1), block=(THREADS, 1, 1), stream=stream)  # fmt: skip
-
+class Tables(entry.Entry):
     @cute.kernel
-    def kernel(
-        self, cu_seqlens: cute.Pointer, chunk_table: cute.Pointer, segment_table: cute.Pointer,
-        first_segment: cute.Pointer, T: Int32, N: Int32, segment: Int32, every: Int32, chunk_entries: Int32,
-        segment_entries: Int32,
-    ):  # fmt: skip
+    def kernel(self, x):
         thread, p = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
         after_the_kernel_before()
         totals = SmemAllocator().allocate_array(Int32, THREADS // 32)
-        end = Int64(load_one(cu_seqlens + N))
+        end = Int64(load_one(x.cu_seqlens + x.N))
         chunks, segments, states = Int32(0), Int32(0), Int32(0)
-        for n0 in cutlass.range(0, N, THREADS, unroll=1):
+        for n0 in cutlass.range(0, x.N, THREADS, unroll=1):
             n = n0 + thread
-            here = cutlass.min(n, N - 1)
-            begin = Int64(load_one(cu_seqlens + here))
-            length = Int32(Int64(load_one(cu_seqlens + here + 1)) - begin) if n < N else Int32(0)
+            here = cutlass.min(n, x.N - 1)
+            begin = Int64(load_one(x.cu_seqlens + here))
+            length = Int32(Int64(load_one(x.cu_seqlens + here + 1)) - begin) if n < x.N else Int32(0)
             own = (length + C - 1) // C
-            own_segments = cutlass.max((own + segment - 1) // segment, 1) if n < N else Int32(0)
+            own_segments = cutlass.max((own + x.segment - 1) // x.segment, 1) if n < x.N else Int32(0)
             before, total = scan(own, totals)
             chunk = chunks + before
             before, more = scan(own_segments, totals)
             first = segments + before
-            before, kept = scan((own + every - 1) // every, totals)
+            before, kept = scan((own + x.every - 1) // x.every, totals)
             state = states + before
-            if n < N and p == 0:
-                store(first_segment + n, [first])
+            if n < x.N and p == 0:
+                store(x.first_segment + n, [first])
             for j in cutlass.range(RUN * p, cutlass.min(own, RUN * p + RUN), unroll=1):
-                put(chunk_table, chunk + j, begin + j * C, cutlass.min(length - j * C, C), j)
+                put(x.chunk_table, chunk + j, begin + j * C, cutlass.min(length - j * C, C), j)
             for j in cutlass.range(RUN * p, cutlass.min(own_segments, RUN * p + RUN), unroll=1):
-                skipped, at = j * segment * C, segment_table + Int64(first + j) * 6
-                place = (begin + skipped, length - skipped, chunk + j * segment, state + j * segment // every)
-                for i, x in enumerate((n, j, *place)):
-                    store(at + i, [Int64(x)])
+                skipped, at = j * x.segment * C, x.segment_table + Int64(first + j) * SegmentTable.WIDTH
+                place = (begin + skipped, length - skipped, chunk + j * x.segment, state + j * x.segment // x.every)
+                for i, value in enumerate((n, j, *place)):
+                    store(at + i, [Int64(value)])
             chunks += total
             segments += more
             states += kept
         if p == 0 and thread == 0:
-            store(first_segment + N, [segments])
+            store(x.first_segment + x.N, [segments])
         every = THREADS * cute.arch.grid_dim()[0]
-        for i in cutlass.range(p * THREADS + thread, chunk_entries - chunks, every, unroll=1):
-            begin = cutlass.min(end + i * C, Int64(T))
-            none = begin - cutlass.min(begin + C, Int64(T))
-            put(chunk_table, chunks + i, begin, none, 0)
-        for i in cutlass.range(p * THREADS + thread, segment_entries - segments, every, unroll=1):
-            store(segment_table + Int64(segments + i) * 6, [Int64(-1)])
+        for i in cutlass.range(p * THREADS + thread, x.chunk_entries - chunks, every, unroll=1):
+            begin = cutlass.min(end + i * C, Int64(x.T))
+            none = begin - cutlass.min(begin + C, Int64(x.T))
+            put(x.chunk_table, chunks + i, begin, none, 0)
+        for i in cutlass.range(p * THREADS + thread, x.segment_entries - segments, every, unroll=1):
+            store(x.segment_table + Int64(segments + i) * SegmentTable.WIDTH, [Int64(-1)])
 
 
 @cute.jit
 def put(chunk_table, chunk, *entry):
-    for i, x in enumerate(entry):
-        store(chunk_table + Int64(chunk) * 3 + i, [Int64(x)])
+    for i, value in enumerate(entry):
+        store(chunk_table + Int64(chunk) * ChunkTable.WIDTH + i, [Int64(value)])
 
 
 @cute.jit
-def scan(x, totals):
+def scan(value, totals):
     """The sum over the threads before this one, and over all."""
     lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
-    upto = x
+    upto = value
     for d in cutlass.range_constexpr(5):
         other = cute.arch.shuffle_sync_up(upto, 1 << d, mask_and_clamp=0)
         upto += other if lane >= 1 << d else Int32(0)
     if lane == 31:
         store(totals + warp, [upto])
-    cute.arch.sync_threads()
-    before, total = upto - x, Int32(0)
+    cute.arch.sync_threads()                                                   # the sums of the warps are there
+    before, total = upto - value, Int32(0)
     for w in cutlass.range_constexpr(THREADS // 32):
         of_w = load_one(totals + w)
         before += of_w if w < warp else Int32(0)
@@ -113,5 +102,4 @@ def scan(x, totals):
 
 
 def build(c: TablesConfig, target: Target) -> cutedsl.Compiled:
-    x = pointers(f"{c.dtype} int64 int64 int32")
-    return cutedsl.compile(Tables(), *x, *[Int32(1)] * 7, cutedsl.fake_stream(), target=target)
+    return entry.compile(Tables, c, target)

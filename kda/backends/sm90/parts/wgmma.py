@@ -1,4 +1,4 @@
-"""Products of a warpgroup, and of a warp."""
+"""Products of a warpgroup."""
 
 import cutlass
 import cutlass.cute as cute
@@ -12,8 +12,8 @@ def accumulator(mma, shape: cutlass.Constexpr):
 
 
 @cute.jit
-def queue(mma, acc, a, b, accumulate: cutlass.Constexpr):
-    """acc (+)= a @ b^T, both as the product takes them; wait_group says that it is done."""
+def issue(mma, acc, a, b, accumulate: cutlass.Constexpr):
+    """acc (+)= a @ b^T, both as the product reads them; done after a `wait_group` by the same warps."""
     warpgroup.fence()
     mma.set(warpgroup.Field.ACCUMULATE, accumulate)
     for step in cutlass.range_constexpr(cute.size(b, mode=[2])):

@@ -1,0 +1,75 @@
+"""The arguments of a kernel, declared once: the parameter that the kernel reads them from, what the compiler is told of
+them, and the order in which a launch passes them.  No cutlass: a kept kernel needs none.
+
+    class ComposeArguments(Arguments):
+        M = tensor("float32")                # (segments, HV, K, K)
+        h0 = tensor(of="h0")                 # (N, HV, K, V), of the dtype that the configuration names
+        segments = number("int32")           # of a sequence
+
+In a kernel `x.M` is a pointer and `x.segments` a number; `config.bound(kernel, grid, segments=2)(M=M)` launches it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from kda.compile.kernel import Bound
+
+
+class Argument(NamedTuple):
+    """A tensor's address, or a number."""
+
+    is_tensor: bool
+    dtype: str                               # of its elements, also where the configuration names none
+    of: str                                  # "prepare.g_dtype": the configuration's field that names its dtype
+
+    def dtype_in(self, config: Any) -> str:
+        return (operator.attrgetter(self.of)(config) if self.of else None) or self.dtype
+
+
+def tensor(dtype: str = "float32", of: str = "") -> Any:
+    return Argument(True, dtype, of)
+
+
+def number(dtype: str) -> Any:
+    return Argument(False, dtype, "")
+
+
+class Arguments:
+    """A subclass is a frozen dataclass with the declared fields, tensors first."""
+
+    declared: dict[str, Argument]
+
+    def __init_subclass__(cls) -> None:
+        cls.declared = {name: value for name, value in vars(cls).items() if isinstance(value, Argument)}
+        kinds = [argument.is_tensor for argument in cls.declared.values()]
+        assert kinds == sorted(kinds, reverse=True), f"{cls.__name__}: a tensor is declared behind a number"
+        for name in cls.declared:
+            delattr(cls, name)
+        cls.__annotations__ = dict.fromkeys(cls.declared, Any)
+        dataclasses.dataclass(frozen=True)(cls)
+
+    @classmethod
+    def tensors(cls) -> list[str]:
+        return [name for name, argument in cls.declared.items() if argument.is_tensor]
+
+    @classmethod
+    def numbers(cls) -> list[str]:
+        return [name for name, argument in cls.declared.items() if not argument.is_tensor]
+
+
+class Launch(NamedTuple):
+    """A kernel's launch, all but its tensors: to be called with those, by name.  One that is left out is null."""
+
+    bound: Bound
+    names: tuple[str, ...]
+
+    def __call__(self, **tensors: Any) -> None:
+        unknown = tensors.keys() - set(self.names)
+        if unknown:
+            known = ", ".join(self.names)
+            raise TypeError(f"{self.bound.kernel.name} has no tensors {sorted(unknown)}; it has {known}")
+        self.bound(*map(tensors.get, self.names))

@@ -1,0 +1,39 @@
+"""Barriers by name, and rings of stages.  No cutlass but in what a kernel calls.
+
+A named barrier of the hardware has an id (0 is `sync_threads`) and a number of threads that meet there.  A ring has one
+mbarrier `full` and one `empty` for each stage: chunk c lies in stage c mod stages, for the (c div stages)-th time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import cutlass.cute as cute
+
+
+class NamedBarrier(NamedTuple):
+    id: int
+    threads: int
+    ids_per_group: int = 0                   # every group of warps has its own barrier, at so many ids from the last
+
+    @cute.jit
+    def sync(self, group=0):
+        number = self.id if self.ids_per_group == 0 else self.id + self.ids_per_group * group
+        cute.arch.barrier(barrier_id=number, number_of_threads=self.threads)
+
+
+class Ring(NamedTuple):
+    """The mbarriers of some stages."""
+
+    full: Any
+    empty: Any
+
+
+def stage_of(chunk, stages: int):
+    """The stage in which a chunk lies, of a power of two."""
+    return chunk & stages - 1
+
+
+def phase_of(chunk, stages: int):
+    """The parity of the stage's phase in which it holds the chunk."""
+    return chunk >> stages.bit_length() - 1 & 1

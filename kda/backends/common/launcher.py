@@ -1,0 +1,64 @@
+"""What the launchers of several GPUs share: memory for results, a kernel's launch, a whole forward as a stage."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import torch
+
+from kda.bundles import Outputs
+from kda.compile.kernel import Kernel
+from kda.problem import Inputs, Problem
+
+from .chunks import Chunks
+from .cute.arguments import Launch
+from .cute.configs import Launched
+from .tensors import chunks_of_a_row
+
+Tensor = torch.Tensor
+
+
+def outputs(p: Problem, x: Inputs) -> Outputs:
+    """Memory for o and for the states that are asked for."""
+    like, state = x.q, (p.V, p.K) if p.state_v_first else (p.K, p.V)
+    final_state = like.new_empty(p.N, p.HV, *state, dtype=torch.float32) if p.final_state else None
+    h = like.new_empty(p.B, chunks_of_a_row(p, x), p.HV, *state) if p.intermediate_states else None
+    return Outputs(like.new_empty(p.B, p.T, p.HV, p.V), final_state, h, None)
+
+
+def offsets_dtype(x: Inputs) -> str | None:
+    """The dtype of cu_seqlens, of packed sequences."""
+    return None if x.cu_seqlens is None else str(x.cu_seqlens.dtype).removeprefix("torch.")
+
+
+def launch_of(
+    kernel: Callable[[Launched], Kernel], config: Launched | None, grid: tuple[int, int, int], **numbers: float
+) -> Launch | None:
+    """What launches a kernel; None where there is none, or no CTA of it."""
+    if config is None or 0 in grid:
+        return None
+    return config.bound(kernel(config), grid, **numbers)
+
+
+def forward_as_stage(
+    forward: Callable[..., Outputs], save: str, p: Problem, offsets: list[int] | None,
+    tensors: Mapping[str, Tensor | None],
+) -> dict[str, Tensor | None]:
+    """A forward in one piece, asked for all its results, on tensors as they lie in chunks: rows (NC, heads, C, D),
+    states (N, HV, K, V)."""
+    p = dataclasses.replace(
+        p, final_state=True, intermediate_states=True, state_v_first=False, state_dtype=p.state_dtype or "float32",
+        packed=offsets is not None,
+    )  # fmt: skip
+    device = next(x.device for x in tensors.values() if x is not None)
+    table = Chunks(p, offsets, device)
+    types = dict.fromkeys(("q", "k", "v"), p.dtype) | {"g": p.g_dtype, "beta": p.beta_dtype}
+    rows = {n: table.rows(tensors[n]).to(getattr(torch, dtype)) for n, dtype in types.items()}
+    rows = {n: x.view(p.B, p.T, *(x.shape[1:] if n != "beta" else x.shape[1:2])) for n, x in rows.items()}
+    flat = {n: None if tensors[n] is None else tensors[n].flatten() for n in ("A_log", "dt_bias")}
+    cu_seqlens = None if offsets is None else torch.tensor(offsets, device=device)
+    h0 = tensors["h0"].to(getattr(torch, p.state_dtype))
+    out = forward(p, Inputs(**rows, **flat, initial_state=h0, cu_seqlens=cu_seqlens), save)
+    kept = {} if out.saved is None else {n: table.chunks(x) for n, x in out.saved._asdict().items()}
+    return {"o": table.chunks(out.o.flatten(0, 1)), "ht": out.final_state, "h": out.h.flatten(0, 1), **kept}

@@ -1,0 +1,281 @@
+"""CHAIN of fwd/fused.py: four warps walk from chunk to chunk with 64 columns of the state, over tiles that the PREPAREs
+of both CTAs make.
+
+  [v_new; o] = A1 @ v - WQ @ S
+  S = 2^gc_last S + kg^T @ v_new
+
+  warps  do
+  0-3    S (K, 64) in tensor memory: thread k has row k, and rounds and decays it
+  0      issues products: A1 @ v of the next chunk before its state is there
+  0, 1   v_new to shared memory; rows of v, two chunks ahead
+  2, 3   o to shared memory, then to global memory as whole lines
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32, Int64, Uint32
+
+from ...common.cute import fast
+from ...common.cute.async_copies import copy_16_bytes_later
+from ...common.cute.barriers import phase_of, stage_of
+from ...common.cute.copies import copy_16_bytes, field_at, in_global, load_one, store, words_of
+from ...common.cute.fragments import store_matrices
+from ...common.cute.tile import C, decay_index, swizzle_128B
+from ..configs import AHEAD, COLUMNS, GROUP, RING, SHARED, TILE, Columns, FusedConfig, K, V
+from ..parts import umma
+from ..parts.teams import O_THERE, STATE_ROUNDED, V_NEW_THERE, warp_index
+from ..parts.walks import chunks_of, first_item, locate_walk, next_item
+
+STATE_PIECE = COLUMNS // 4                   # columns of a row that a thread has in registers at a time
+
+ON_V = umma.Product(2 * C, COLUMNS, umma.across(C), umma.across(C), range(C // 16))
+ON_STATE = umma.Product(2 * C, COLUMNS, umma.along(2 * C), umma.across(K), range(K // 16), negated=True)
+ADDED = umma.Product(K, COLUMNS, umma.across(C), umma.across(C), range(C // 16))
+
+
+class Walk(NamedTuple):
+    """What a CTA walks over: one sequence, or segment, of one value head."""
+
+    head: Any
+    tokens: Any
+    own: Any                                 # element of v and o: the first token's, of this CTA's columns
+    o: Any                                   # address that rows of o go to: `o`, or `response`
+    is_transition: Any                       # v = 0, from the identity: its final state is M
+
+
+class Consumer:
+    def __init__(self, config: FusedConfig):
+        self.c = config
+
+    @cute.jit
+    def walk(self, x, shared, barriers, walks, rank):
+        c = self.c
+        chunk, states = Int32(0), Int32(0)                                     # of all items; kept before
+        walk, head = first_item(x.HV)
+        while walk < walks:
+            warp, thread = self.warp_and_thread(shared)
+            begin, tokens, n, segment, is_transition = locate_walk(c, x, walk)
+            steps = chunks_of(tokens)
+            self.enter(x.h0, Int64(n) * x.HV + head, rank, thread, segment, is_transition)
+            if x.every > 0:
+                states = self.states_before(x, n)
+            to = x.response.toint() if is_transition else x.o.toint()
+            own = (begin * x.HV + head) * V + rank * COLUMNS
+            at = Walk(head, tokens, own, to, is_transition)
+            if warp < 2:
+                for i in cutlass.range_constexpr(AHEAD - 1):
+                    self.load_v(x, shared, at, thread, i, chunk + i)
+                self.wait_for_v()
+            STATE_ROUNDED.sync()                                               # rows of v are there
+            if warp == 0 and steps > 0:
+                self.issue_A1_v(shared, barriers.full, chunk, rank)
+            for i in cutlass.range(steps, unroll=1):
+                snapshot = Int32(-1)                                           # the number of the kept state, if it is
+                if x.every > 0 and (i & x.every - 1) == 0:
+                    snapshot = states + i // x.every
+                self.step(x, shared, barriers, at, i, chunk, steps, snapshot, rank)
+                chunk += 1
+            thread = self.warp_and_thread(shared)[1]
+            if cutlass.const_expr(c.cut):
+                number = Int64(n * x.segments + segment) * x.HV + head
+                if is_transition:
+                    self.store_state(x.M, number, rank, thread, True)          # transposed, as compose reads it
+                else:
+                    self.store_state(x.ht, number, rank, thread, False)
+            elif cutlass.const_expr(c.ht):
+                self.store_state(x.ht, Int64(n) * x.HV + head, rank, thread, c.v_first)
+            walk, head = next_item(walk, head, x.HV)
+
+    @cute.jit
+    def step(self, x, shared, barriers, at, i, chunk, steps, snapshot, rank):
+        """Chunk i of the walk, `chunk` of all."""
+        warp, thread = self.warp_and_thread(shared)
+        tile, parity = self.tile_of(chunk, rank), chunk & 1
+        base_desc = field_at(shared, SHARED.base_desc)
+        cute.arch.mbarrier_wait(barriers.full + stage_of(chunk, RING), phase_of(chunk, RING))
+        self.round_and_decay(x, shared, at, tile, snapshot, rank, thread)
+        to = Columns.out + parity * COLUMNS
+        if warp == 0:
+            umma.fence_after_thread_sync()
+            with cute.arch.elect_one():
+                umma.multiply(ON_STATE, to, base_desc, tile, SHARED.S.offset, True)
+                umma.commit(barriers.out)
+        cute.arch.mbarrier_wait(barriers.out, parity)
+        umma.fence_after_thread_sync()
+        of_v = SHARED.v.offset + chunk % AHEAD * (C * umma.ROW)
+        self.store_out(shared, to, of_v, warp, thread)
+        if warp < 2:
+            self.wait_for_v()                                                  # of the next chunk, and v_new
+            umma.fence_before_thread_sync()
+            V_NEW_THERE.sync()
+            if warp == 0:
+                umma.fence_after_thread_sync()
+                with cute.arch.elect_one():
+                    umma.multiply(ADDED, Columns.S, base_desc, tile + TILE.KG.offset, of_v, True)
+                    umma.commit(barriers.added)
+                if i + 1 < steps:
+                    self.issue_A1_v(shared, barriers.full, chunk + 1, rank)
+            self.load_v(x, shared, at, thread, i + AHEAD - 1, chunk + AHEAD - 1)
+        else:
+            O_THERE.sync()
+            self.store_o(x, shared, at, thread - 64, i)
+        cute.arch.mbarrier_wait(barriers.added, parity)
+        umma.fence_after_thread_sync()
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(barriers.empty + stage_of(chunk, RING), peer_cta_rank_in_cluster=chunk & 1)
+
+    @cute.jit
+    def round_and_decay(self, x, shared, at, tile, snapshot, rank, thread):
+        """All four warps: S, rounded, to shared memory, 2^gc_last S to where S was."""
+        decay = load_one(field_at(shared + tile, TILE.decay) + decay_index(thread))
+        for first in cutlass.range_constexpr(0, COLUMNS, STATE_PIECE):
+            S = umma.load_row(self.own_row(thread, first), STATE_PIECE)
+            words = words_of(S)
+            self.round_state(words, first, shared, thread)
+            if snapshot >= 0:
+                number = Int64(snapshot) * x.HV + at.head
+                self.write_state(x.h, number, rank, thread, first, self.c.v_first, S)
+            umma.store_row(self.own_row(thread, first), [element * decay for element in S])
+        umma.wait_for_stores()
+        cute.arch.fence_proxy("async.shared", space="cta")
+        umma.fence_before_thread_sync()
+        STATE_ROUNDED.sync()
+
+    @cute.jit
+    def store_out(self, shared, columns, of_v, warp, thread):
+        """[v_new; o], rounded, out of tensor memory: warps 0 and 1 v_new over v, warps 2 and 3 o."""
+        lane = thread & 31
+        words = words_of(umma.load_fragments(columns + warp * umma.WARP_LANES, COLUMNS))
+        target = cute.recast_ptr(shared + (of_v if warp < 2 else Int32(SHARED.o.offset)), dtype=BFloat16)
+        row, piece = 16 * (warp & 1) + (lane & 15), lane >> 4
+        for pair in cutlass.range_constexpr(COLUMNS // 16):
+            at = swizzle_128B(row, (2 * pair + piece) * 8, C)
+            store_matrices(target + at // 2, words[4 * pair : 4 * pair + 4])
+
+    @cute.jit
+    def issue_A1_v(self, shared, full, chunk, rank):
+        """A1 @ v of a chunk, by warp 0, once its tile is there."""
+        cute.arch.mbarrier_wait(full + stage_of(chunk, RING), phase_of(chunk, RING))
+        to, A1 = Columns.out + (chunk & 1) * COLUMNS, self.tile_of(chunk, rank) + TILE.A1.offset
+        base_desc, of_v = field_at(shared, SHARED.base_desc), SHARED.v.offset + chunk % AHEAD * (C * umma.ROW)
+        umma.fence_after_thread_sync()
+        with cute.arch.elect_one():
+            umma.multiply(ON_V, to, base_desc, A1, of_v, False)
+
+    @cute.jit
+    def tile_of(self, chunk, rank):
+        """Bytes to the tile of a chunk: with the group that makes it, or that gets it from the neighbour."""
+        return (chunk >> 1 & 1) * GROUP.bytes + ((chunk ^ rank) & 1) * TILE.bytes
+
+    @cute.jit
+    def warp_and_thread(self, shared):
+        warp = warp_index(shared)
+        return warp, 32 * warp + cute.arch.lane_idx()
+
+    @cute.jit
+    def own_row(self, thread, first: cutlass.Constexpr):
+        """Of S in tensor memory, from a column on."""
+        return Columns.S + first + (thread >> 5) * umma.WARP_LANES
+
+    @cute.jit
+    def round_state(self, words, first: cutlass.Constexpr, shared, thread):
+        """A piece of a row of S to shared memory, as ON_STATE reads it."""
+        to = cute.recast_ptr(shared + SHARED.S.offset, dtype=Uint32)
+        for piece in cutlass.range_constexpr(COLUMNS // 32):
+            store(to + swizzle_128B(thread, first + piece * 8, K) // 4, words[4 * piece : 4 * piece + 4])
+
+    @cute.jit
+    def load_v(self, x, shared, at, thread, i, chunk):
+        """Asks for rows of v of chunk i, if there is one, by 64 threads; zeros in a transition's walk."""
+        if i * C < at.tokens:
+            for j in cutlass.range_constexpr(C // 8):
+                row, piece = own_piece(thread, j)
+                token = cutlass.min(i * C + row, at.tokens - 1)        # past the end: a row that counts for nothing
+                to = shared + SHARED.v.offset + chunk % AHEAD * (C * umma.ROW) + swizzle_128B(row, piece * 8, C)
+                if at.is_transition:
+                    store(cute.recast_ptr(to, dtype=Int32), [Int32(0)] * 4)
+                else:
+                    copy_16_bytes_later(self.row(x.v.toint(), at.own + piece * 8, token, x.HV), to)
+        cute.arch.cp_async_commit_group()
+
+    @cute.jit
+    def wait_for_v(self):
+        """This thread's rows of the next chunk are there, for products."""
+        cute.arch.cp_async_wait_group(0)
+        cute.arch.fence_proxy("async.shared", space="cta")
+
+    @cute.jit
+    def store_o(self, x, shared, at, thread, i):
+        """Rows of o out of shared memory, as whole lines, by warps 2 and 3."""
+        for j in cutlass.range_constexpr(C // 8):
+            row, piece = own_piece(thread, j)
+            if i * C + row < at.tokens:
+                to = self.row(at.o, at.own + piece * 8, i * C + row, x.HV)
+                source = field_at(shared, SHARED.o) + swizzle_128B(row, piece * 8, C) // 2
+                copy_16_bytes(source, in_global(to, BFloat16))
+
+    @cute.jit
+    def row(self, first, own, token, HV):
+        """The address in what begins at `first`, v or o, `token` rows below element `own`."""
+        return fast.row(first + own * 2, token, HV * Int32(2 * V))
+
+    @cute.jit
+    def states_before(self, x, n):
+        """States that are kept of sequences before n."""
+        each = x.every * C
+        if cutlass.const_expr(self.c.offsets):
+            lane, found = cute.arch.lane_idx(), Int32(0)
+            for m in cutlass.range(lane, n, 32, unroll=1):
+                found += Int32((load_one(x.cu_seqlens + m + 1) - load_one(x.cu_seqlens + m) + each - 1) // each)
+            for far in (16, 8, 4, 2, 1):
+                found += cute.arch.shuffle_sync_bfly(found, far)
+        else:
+            found = n * ((x.T + each - 1) // each)
+        return found
+
+    @cute.jit
+    def enter(self, h0, number, rank, thread, segment, is_transition):
+        """S of a walk's first token: its columns of a state that was given, 0, or the identity."""
+        for first in cutlass.range_constexpr(0, COLUMNS, STATE_PIECE):
+            values = [Float32(0.0)] * STATE_PIECE
+            if cutlass.const_expr(self.c.h0):
+                if segment == 0:
+                    own, apart = self.place_of_state(h0, number, rank, thread, first, self.c.v_first)
+                    values = [load_one(own + e * apart).to(Float32) for e in range(STATE_PIECE)]
+            if cutlass.const_expr(self.c.cut):
+                column = thread - rank * COLUMNS - first                       # of the identity
+                one = [Float32(1.0) if column == e else Float32(0.0) for e in range(STATE_PIECE)]
+                values = [one[e] if is_transition else values[e] for e in range(STATE_PIECE)]
+            umma.store_row(self.own_row(thread, first), values)
+        umma.wait_for_stores()
+
+    @cute.jit
+    def store_state(self, to, number, rank, thread, v_first: cutlass.Constexpr):
+        """S to its columns of one of many states."""
+        for first in cutlass.range_constexpr(0, COLUMNS, STATE_PIECE):
+            S = umma.load_row(self.own_row(thread, first), STATE_PIECE)
+            self.write_state(to, number, rank, thread, first, v_first, S)
+
+    @cute.jit
+    def write_state(self, to, number, rank, thread, first: cutlass.Constexpr, v_first: cutlass.Constexpr, values):
+        own, apart = self.place_of_state(to, number, rank, thread, first, v_first)
+        for e in cutlass.range_constexpr(len(values)):
+            store(own + e * apart, [values[e]])
+
+    @cute.jit
+    def place_of_state(self, x, number, rank, thread, first: cutlass.Constexpr, v_first: cutlass.Constexpr):
+        """Where this thread's row is at a column, and how far columns are apart."""
+        over_channels, over_columns = (1, K) if cutlass.const_expr(v_first) else (V, 1)
+        of_row = thread * over_channels + (rank * COLUMNS + first) * over_columns
+        return x + (number * (K * V) + of_row), over_columns
+
+
+@cute.jit
+def own_piece(thread, j: cutlass.Constexpr):
+    """Row and 16-byte piece of it that one of 64 threads moves, of rows 8 j to 8 j + 7."""
+    return 8 * j + (thread >> 3), thread & 7

@@ -1,0 +1,60 @@
+"""The eight warps that make a chunk: which thread and warp of them one is, and where they meet."""
+
+import cutlass.cute as cute
+
+from ...common.cute.barriers import NamedBarrier
+from ...common.cute.copies import field_at, load_one
+from ...common.cute.tile import WARPS
+from ..configs import FIRST_PRODUCER, SHARED
+from . import umma
+
+# Of CHAIN's four warps:
+STATE_ROUNDED = NamedBarrier(1, 128)         # S is in shared memory, 2^gc_last S in tensor memory; first: rows of v are
+V_NEW_THERE = NamedBarrier(2, 64)            # warps 0 and 1: v_new is in shared memory, and rows of v of the next chunk
+O_THERE = NamedBarrier(3, 64)                # warps 2 and 3: o is in shared memory
+# Of each group of PREPARE:
+GROUP = NamedBarrier(4, 32 * WARPS, ids_per_group=3)
+GROUP_FIRST_FOUR = NamedBarrier(5, 128, ids_per_group=3)
+GROUP_LAST_FOUR = NamedBarrier(6, 128, ids_per_group=3)
+
+
+@cute.jit
+def warp_index(shared):
+    """Reloaded from shared memory, so that ptxas cannot hoist address arithmetic out of the loop over chunks, where
+    there are no registers for it."""
+    return cute.arch.make_warp_uniform(load_one(field_at(shared, SHARED.warp_indices) + cute.arch.warp_idx()))
+
+
+class Group:
+    """One of the groups that follow CHAIN's warps."""
+
+    @cute.jit
+    def refresh_warp_index(self, shared):
+        """Before each use of `warp` and `number` behind a branch or in a loop."""
+        self.index = warp_index(shared) - FIRST_PRODUCER
+
+    @cute.jit
+    def thread(self):
+        return cute.arch.thread_idx()[0] - 32 * FIRST_PRODUCER & 32 * WARPS - 1
+
+    @cute.jit
+    def warp(self):
+        return self.index & WARPS - 1
+
+    @cute.jit
+    def number(self):
+        return self.index >> 3
+
+    @cute.jit
+    def meet(self):
+        umma.fence_before_thread_sync()
+        GROUP.sync(self.number())
+        umma.fence_after_thread_sync()
+
+    @cute.jit
+    def meet_first_four(self):
+        GROUP_FIRST_FOUR.sync(self.number())
+
+    @cute.jit
+    def meet_last_four(self):
+        GROUP_LAST_FOUR.sync(self.number())

@@ -1,0 +1,68 @@
+"""The sequence and value head that a group of PREPARE works on, in shared memory: where its rows begin, and numbers.
+
+There are no registers to keep them from chunk to chunk.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from ...common.cute import fast
+from ...common.cute.copies import TYPES, in_global, load, load_one, store
+from ...common.cute.gate import HeadRows
+from ...common.cute.tile import C
+from ..configs import ITEM, SHARED, FusedConfig, K
+from .walks import chunks_of
+
+
+class WorkItem:
+    def __init__(self, config: FusedConfig, team):
+        self.c, self.team = config, team
+
+    @cute.jit
+    def field(self, shared, field: cutlass.Constexpr):
+        """A pointer to a field of this group's item."""
+        first = shared + (SHARED.items.offset + field.offset)
+        return cute.recast_ptr(first + self.team.number() * ITEM.bytes, dtype=TYPES[field.dtype])
+
+    @cute.jit
+    def publish(self, shared, walk, head, tokens, at):
+        """Called by all eight warps, of the walk's rows `at`."""
+        self.team.meet()                                                       # all have read the item before
+        if self.team.warp() == 0:
+            with cute.arch.elect_one():
+                store(self.field(shared, ITEM.q), [at.q.toint(), at.k.toint()])
+                store(self.field(shared, ITEM.g), [at.g.toint(), at.beta.toint()])
+                store(self.field(shared, ITEM.bias), [at.bias.toint()])
+                store(self.field(shared, ITEM.walk), [walk, head])
+                store(self.field(shared, ITEM.tokens), [tokens])
+                store(self.field(shared, ITEM.rate), [at.rate])
+                store(self.field(shared, ITEM.scale), [at.scale, at.lower_bound])
+        self.team.meet()                                                       # it is there
+
+    @cute.jit
+    def chunks(self, shared):
+        self.team.refresh_warp_index(shared)
+        return chunks_of(load_one(self.field(shared, ITEM.tokens)))
+
+    @cute.jit
+    def walk_and_head(self, shared):
+        self.team.refresh_warp_index(shared)
+        return [load_one(self.field(shared, field)) for field in (ITEM.walk, ITEM.head)]
+
+    @cute.jit
+    def chunk(self, shared, chunk, H, HV):
+        """The rows of one of its chunks, and its tokens."""
+        c = self.c
+        of_qk, of_rest = load(self.field(shared, ITEM.q), 2), load(self.field(shared, ITEM.g), 2)
+        rows = []
+        for first, kind, elements in (
+            (of_qk[0], "bfloat16", H * K), (of_qk[1], "bfloat16", H * K),
+            (of_rest[0], c.g_dtype, HV * K), (of_rest[1], c.beta_dtype, HV),
+        ):  # fmt: skip
+            dtype = TYPES[kind]
+            rows.append(in_global(fast.row(first, chunk, elements * Int32(C * dtype.width // 8)), dtype))
+        bias = in_global(load_one(self.field(shared, ITEM.bias)), Float32)
+        numbers = (ITEM.tokens, ITEM.rate, ITEM.scale, ITEM.lower_bound)
+        tokens, rate, scale, lower_bound = [load_one(self.field(shared, field)) for field in numbers]
+        return HeadRows(*rows, rate, bias, scale, lower_bound), tokens

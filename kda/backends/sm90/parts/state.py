@@ -1,0 +1,223 @@
+"""The state of one value head, 64 columns of it, on its way from chunk to chunk, by the four warps of CHAIN.
+
+  [P; O] = S^T @ [kn 2^gc; scale qn 2^gc]^T          S^T (64, K) float32 in registers, bfloat16 where it is multiplied
+  v_new^T = (v^T - P) @ TB^T
+  o^T = O + v_new^T @ A_qk^T
+  S^T = S^T 2^gc_last + v_new^T @ kg
+
+fwd/chain.py walks over tiles in memory, fwd/fused.py over those that the cluster makes.  Rows of v and o lie in shared
+memory PITCH_V elements apart.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32, Int64, Uint32
+from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
+
+from ...common.cute import fast
+from ...common.cute.copies import copy_16_bytes, field_at, floats, in_global, load, load_one, store
+from ...common.cute.fragments import load_matrices, store_matrices
+from ...common.cute.tile import C
+from ..configs import COLUMNS, PITCH_V, ChainConfig, SegmentTable, tile
+from .views import narrow_standing_view, narrow_view, standing_view, wide_view
+from .wgmma import accumulator, issue
+
+
+class State:
+    def __init__(self, config: ChainConfig):
+        self.c, self.tile = config, tile(config.K)
+
+    @cute.jit
+    def zero(self):
+        """S^T of nothing."""
+        S = accumulator(register_mma(self.c.K, OperandMajorMode.MN), (COLUMNS, self.c.K))
+        S.fill(0.0)
+        return S
+
+    @cute.jit
+    def operand(self, S):
+        """S^T as [P; O] is multiplied by it."""
+        return rounded(register_mma(C, OperandMajorMode.K), S, self.c.K)
+
+    @cute.jit
+    def issue_PO(self, operand, tile):
+        """[P; O] of a chunk, not waited for: a product with 32 columns would take as long as one with 64."""
+        mma, rows = register_mma(self.c.rows, OperandMajorMode.K), (self.c.rows, self.c.K)
+        PO = accumulator(mma, (COLUMNS, self.c.rows))
+        of_k_and_q = cute.local_tile(wide_view(tile, 2 * C, self.c.K), rows, (0, 0))
+        multiply(mma, PO, operand, of_k_and_q, accumulate=False)
+        return PO
+
+    @cute.jit
+    def load_v(self, rows_of_v, zero=False):
+        """v^T of the warp's columns as it lies in an operand, in words of two."""
+        at, words = rows_of_v + own_matrices(), [Uint32(0)] * 8
+        if not zero:
+            words = [*load_matrices(at, transposed=True), *load_matrices(at + 16 * PITCH_V, transposed=True)]
+        return words
+
+    @cute.jit
+    def update(self, S, operand, PO, tile, words_of_v, rows_of_o):
+        """From P and O of a chunk to the state after it, rounded, too, and to o in shared memory."""
+        c, lane = self.c, cute.arch.lane_idx()
+        standing = OperandMajorMode.MN
+        mma, mma_V = register_mma(C, OperandMajorMode.K), register_mma(C, standing)
+        mma_S = register_mma(c.K, standing)
+        warpgroup.wait_group(0)
+        # v_new^T = (v^T - P) @ TB^T
+        left = cute.make_rmem_tensor(mma.make_fragment_A(mma.partition_shape_A((COLUMNS, C))).shape, BFloat16)
+        own, PO_flat, left_flat = cute.make_rmem_tensor(8, Uint32), cute.coalesce(PO), cute.coalesce(left)
+        for w in cutlass.range_constexpr(8):
+            own[w] = words_of_v[w]
+        own = floats(cute.recast_tensor(own, BFloat16))
+        for e in cutlass.range_constexpr(16):
+            left_flat[e] = (own[e] - PO_flat[e]).to(BFloat16)
+        v_new = accumulator(mma, (COLUMNS, C))
+        multiply(mma_V, v_new, left, narrow_standing_view(tile + self.tile.TB.offset), accumulate=False)
+        decay = field_at(tile, self.tile.decay)
+        S_flat = cute.coalesce(S)
+        for block in cutlass.range_constexpr(c.K // 16):
+            d = load(decay + block * 16 + lane % 4 * 4, 4)
+            for e in cutlass.range_constexpr(8):
+                S_flat[block * 8 + e] = S_flat[block * 8 + e] * d[e // 4 * 2 + e % 2]
+        warpgroup.wait_group(0)
+        # S^T += v_new^T @ kg;  o^T = O + v_new^T @ A_qk^T
+        added = rounded(mma, v_new, C)
+        multiply(mma_S, S, added, standing_view(tile + self.tile.KG.offset, c.K), accumulate=True)
+        within = accumulator(mma, (COLUMNS, C))                                # half of PO would be no accumulator to
+        if cutlass.const_expr(not c.carry):                                    # ptxas, and each product would wait
+            multiply(mma, within, added, narrow_view(tile + self.tile.A_qk.offset), accumulate=False)
+        warpgroup.wait_group(0 if cutlass.const_expr(c.carry) else 1)
+        round_to(operand, S)
+        if cutlass.const_expr(not c.carry):
+            warpgroup.wait_group(0)
+            of_o = cute.coalesce(within)
+            for e in cutlass.range_constexpr(16):
+                of_o[e] = of_o[e] + PO_flat[16 + e]
+            words, at = cute.recast_tensor(rounded(mma, within, C), Uint32), rows_of_o + own_matrices()
+            store_matrices(at, [words[w] for w in range(4)], transposed=True)
+            store_matrices(at + 16 * PITCH_V, [words[w] for w in range(4, 8)], transposed=True)
+
+    @cute.jit
+    def store_o(self, o, rows_of_o, own, i, tokens, HV):
+        """Rows of o of chunk i out of shared memory, as whole lines."""
+        for j in cutlass.range_constexpr(2):
+            row, column = own_piece(j)
+            if row < tokens:
+                to = self.row(o, own, i * C + row, HV)
+                source = rows_of_o + ((i & 1) * (C * PITCH_V) + row * PITCH_V + column)
+                copy_16_bytes(source, in_global(to, BFloat16))
+
+    @cute.jit
+    def row(self, x, own, token, HV):
+        """The address in v or o, `token` rows below element `own`."""
+        return fast.row(x.toint() + own * 2, token, HV * Int32(2 * self.c.V))
+
+    @cute.jit
+    def place_in_state(self, i: cutlass.Constexpr, strip):
+        """(channel, column) of a thread's element i of S^T."""
+        lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
+        return i // 4 * 8 + lane % 4 * 2 + i % 2, strip * COLUMNS + warp * 16 + lane // 4 + i % 4 // 2 * 8
+
+    @cute.jit
+    def load(self, x, number, strip, columns: cutlass.Constexpr, transposed: cutlass.Constexpr, S):
+        """S from a strip of one of many matrices (K, columns) in memory."""
+        flat = cute.coalesce(S)
+        own = self.own_elements(x, number, strip, columns, transposed)
+        for i in range(cute.size(flat)):
+            flat[i] = load_one(own + self.to_element(i, columns, transposed)).to(Float32)
+
+    @cute.jit
+    def store(self, x, number, strip, columns: cutlass.Constexpr, transposed: cutlass.Constexpr, S):
+        """The reverse of `load`."""
+        flat = cute.coalesce(S)
+        own = self.own_elements(x, number, strip, columns, transposed)
+        for i in range(cute.size(flat)):
+            store(own + self.to_element(i, columns, transposed), [flat[i]])
+
+    def strides(self, columns: int, transposed: bool):
+        """Elements from channel to channel, and from column to column."""
+        return (1, self.c.K) if transposed else (columns, 1)
+
+    @cute.jit
+    def own_elements(self, x, number, strip, columns: cutlass.Constexpr, transposed: cutlass.Constexpr):
+        """Where this thread's first element is: the others are at constants from there (`to_element`)."""
+        over_channels, over_columns = self.strides(columns, transposed)
+        channel, column = self.place_in_state(0, strip)
+        return x + (Int64(number) * (self.c.K * columns) + channel * over_channels + column * over_columns)
+
+    def to_element(self, i, columns: int, transposed: bool):
+        over_channels, over_columns = self.strides(columns, transposed)
+        return (i // 4 * 8 + i % 2) * over_channels + i % 4 // 2 * 8 * over_columns
+
+    @cute.jit
+    def identity(self, S, strip):
+        """S = columns of the matrix (K, K) that changes nothing."""
+        flat = cute.coalesce(S)
+        for i in range(cute.size(flat)):
+            d, e = self.place_in_state(i, strip)
+            flat[i] = Float32(1.0) if d == e else Float32(0.0)
+
+
+@cute.jit
+def register_mma(n: cutlass.Constexpr, major: cutlass.Constexpr):
+    """(64, n) out of registers and shared memory."""
+    source = warpgroup.OperandSource.RMEM
+    op = warpgroup.MmaF16BF16Op(BFloat16, Float32, (COLUMNS, n, 16), source, OperandMajorMode.K, major)
+    return cute.make_tiled_mma(op)
+
+
+@cute.jit
+def own_matrices():
+    """Where in 16 rows of v or o this lane's row begins, of the four 8 x 8 matrices that are its warp's 16 columns."""
+    lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
+    return (lane % 8 + lane // 16 * 8) * PITCH_V + warp * 16 + lane // 8 % 2 * 8
+
+
+@cute.jit
+def own_piece(j: cutlass.Constexpr):
+    """Row and first column of the eight that a thread moves of half j of 32 rows of v or o."""
+    thread = cute.arch.thread_idx()[0]
+    return 16 * j + thread // 8, thread % 8 * 8
+
+
+@cute.jit
+def rounded(mma, acc, k: cutlass.Constexpr):
+    """An accumulator (64, k) as the operand from registers of the next product: the order of elements is the same."""
+    operand = cute.make_rmem_tensor(mma.partition_shape_A((COLUMNS, k)), BFloat16)
+    round_to(operand, acc)
+    return operand
+
+
+@cute.jit
+def round_to(operand, acc):
+    to, x = cute.coalesce(operand), cute.coalesce(acc)
+    for i in cutlass.range_constexpr(cute.size(x)):
+        to[i] = x[i].to(BFloat16)
+
+
+@cute.jit
+def multiply(mma, acc, operand, b, accumulate: cutlass.Constexpr):
+    """Issues acc (+)= operand @ b^T, and does not wait."""
+    issue(mma, acc, operand, mma.make_fragment_B(mma.get_slice(0).partition_B(b)), accumulate)
+
+
+@cute.jit
+def place_of_segment(c: cutlass.Constexpr, x, p, chunks, segments, segment):
+    """Sequence, first token, tokens from there to the sequence's end, first chunk and first kept state of segment p; a
+    row of T tokens has so many `segments` of `segment` chunks, and `chunks` chunks."""
+    every = c.every
+    if cutlass.const_expr(c.packed):
+        entry = x.segment_table + SegmentTable.WIDTH * p
+        of = SegmentTable
+        columns = of.SEQUENCE, of.TOKEN, of.TOKENS_LEFT, of.CHUNK, of.STATE
+        n, begin, left, chunk, state = [load_one(entry + column) for column in columns]
+        n, left, chunk, state = Int32(n), Int32(left), Int32(chunk), Int32(state)
+    else:
+        n = p // segments
+        skipped = (p - n * segments) * segment
+        begin, left, chunk = Int64(n) * x.T + skipped * C, x.T - skipped * C, n * chunks + skipped
+        state = n * ((chunks + every - 1) // every) + skipped // every
+    return n, begin, left, chunk, state

@@ -1,0 +1,56 @@
+"""The eight warps that make a chunk: which thread and warp of them one is, and where they meet."""
+
+import cutlass.cute as cute
+
+from ...common.cute.barriers import NamedBarrier
+from ...common.cute.tile import WARPS
+from ..configs import FIRST_PRODUCER
+
+# barrier 0 is sync_threads;  who meets there
+FIRST_FOUR = NamedBarrier(1, 128)            # of a CTA of eight warps
+CHAIN = NamedBarrier(1, 128)                 # where there is one: CHAIN's warps
+GROUP = NamedBarrier(2, 32 * WARPS, ids_per_group=2)
+GROUP_FIRST_FOUR = NamedBarrier(3, 128, ids_per_group=2)
+
+
+class WholeCta:
+    @cute.jit
+    def thread(self):
+        return cute.arch.thread_idx()[0]
+
+    @cute.jit
+    def warp(self):
+        return cute.arch.make_warp_uniform(cute.arch.warp_idx())
+
+    @cute.jit
+    def meet(self):
+        cute.arch.sync_threads()
+
+    @cute.jit
+    def meet_first_four(self):
+        FIRST_FOUR.sync()
+
+
+class Group:
+    """One of the groups that follow CHAIN's warps."""
+
+    @cute.jit
+    def thread(self):
+        return cute.arch.thread_idx()[0] - 32 * FIRST_PRODUCER & 32 * WARPS - 1
+
+    @cute.jit
+    def warp(self):
+        return cute.arch.make_warp_uniform(cute.arch.warp_idx()) - FIRST_PRODUCER & WARPS - 1
+
+    @cute.jit
+    def number(self):
+        return (cute.arch.make_warp_uniform(cute.arch.warp_idx()) - FIRST_PRODUCER) >> 3
+
+    @cute.jit
+    def meet(self):
+        GROUP.sync(self.number())
+
+    @cute.jit
+    def meet_first_four(self):
+        cute.arch.fence_proxy("async.shared", space="cta")                     # A_qk is in the tile
+        GROUP_FIRST_FOUR.sync(self.number())
