@@ -18,6 +18,7 @@ import warnings
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from . import autograd
 from .bundles import Grads, Outputs, Saved, saved_dtypes, saved_shapes
@@ -158,7 +159,7 @@ def chunk_kda_bwd(
     settings = [getattr(options, name) for name in autograd.OPTIONS]
     tensors = inputs[: len(autograd.INPUTS)]
     with torch.no_grad():
-        grads = _operate(torch.ops.kda.chunk_backward, call, *tensors, *settings, do, dht, list(saved or ()))
+        grads = _operate(autograd.call, call, "chunk_backward", *tensors, *settings, do, dht, *(saved or ()))
     return Grads(*(None if x is None else grad for x, grad in zip(inputs, grads)))
 
 
@@ -227,7 +228,7 @@ def fused_recurrent_kda(
     if options.inplace_final_state:
         o, final_state = _operate(torch.ops.kda.recurrent_, call, *inputs, *settings), initial_state
     else:
-        o, final_state = _operate(torch.ops.kda.recurrent, call, *inputs, *settings)
+        o, final_state = _operate(autograd.call, call, "recurrent", *inputs, *settings)
         final_state = final_state if options.output_final_state else None
     return (o if out is None else out.copy_(o)), final_state
 
@@ -245,7 +246,7 @@ def fused_kda_gate(
     A_log may be None (a factor of 1). A_log has HV elements, dt_bias HV * K or None.
     """
     check(GateCall("fused_kda_gate", g, A_log, dt_bias, lower_bound, output_dtype), GATE)
-    return torch.ops.kda.gate(g, A_log, dt_bias, lower_bound, output_dtype)
+    return autograd.call("gate", g, A_log, dt_bias, lower_bound, output_dtype)[0]
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any, **keywords: Any) -> Choice:
@@ -289,7 +290,7 @@ def _forward(inputs: Inputs, options: Options, save: str, recorded: bool = False
     if unseen:
         o, ht, h = _operate(autograd.Recorded.apply, call, *arguments)
         return Outputs(o, ht if options.output_final_state else None, None, None)
-    o, ht, h, saved = _operate(torch.ops.kda.chunk_forward, call, *arguments)
+    o, ht, h, *saved = _operate(autograd.call, call, "chunk_forward", *arguments)
     return Outputs(o, ht if options.output_final_state else None, h if options.return_intermediate_states else None,
                    Saved(*saved) if save == "all" else None)  # fmt: skip
 
@@ -302,6 +303,7 @@ def _unseen(inputs: Inputs) -> bool:
         and not torch.autograd._profiler_enabled()
         and not torch._C._len_torch_dispatch_stack()
         and torch._C._functorch.peek_interpreter_stack() is None
+        and forward_ad._current_level < 0
         and _PLAIN.issuperset(map(type, inputs))
         and not (inputs.q is None or inputs.q.is_meta)
     )
