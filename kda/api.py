@@ -218,19 +218,20 @@ def fused_recurrent_kda(
         state_v_first, cu_seqlens, cu_seqlens_cpu, None, A_log, dt_bias, 64, backend, batch_invariant,
         transpose_state_layout, unknown, inplace_final_state, ssm_state_indices, num_accepted_tokens,
     )  # fmt: skip
-    settings = [getattr(options, name) for name in autograd.RECURRENT_OPTIONS]
-    call = Call("fused_recurrent_kda", inputs, options, out=out)
+    call, inplace = Call("fused_recurrent_kda", inputs, options, out=out), options.inplace_final_state
+    recorded = records_gradients(inputs)
     if not torch.compiler.is_compiling():
-        if options.inplace_final_state:
+        if recorded and inplace:
             _operate(check, call, call, (WRITTEN_STATE,))
         if out is not None:                                                   # the operator does not see it
             _operate(problem_of, call, call)
-    if options.inplace_final_state:
-        o, final_state = _operate(torch.ops.kda.recurrent_, call, *inputs, *settings), initial_state
+    if _unseen(inputs) and not recorded:
+        o, ht = _operate(autograd.recurrent, call, call)
     else:
-        o, final_state = _operate(autograd.call, call, "recurrent", *inputs, *settings)
-        final_state = final_state if options.output_final_state else None
-    return (o if out is None else out.copy_(o)), final_state
+        settings = [getattr(options, name) for name in autograd.RECURRENT_OPTIONS]
+        o, *ht = _operate(autograd.call, call, "recurrent_" if inplace else "recurrent", *inputs, *settings)
+        ht = ht[0] if options.output_final_state and not inplace else None
+    return (o if out is None else out.copy_(o)), initial_state if inplace else ht
 
 
 def fused_kda_gate(

@@ -25,7 +25,18 @@ import torch
 from . import transforms
 from .backends.reference import gates
 from .bundles import SAVES, Grads, Outputs, Products, Saved, saved_dtypes, saved_shapes
-from .checks import INTERMEDIATE_STATES, KIND, Call, autocasts, check, problem_of, refuse, wide_dtype
+from .checks import (
+    INTERMEDIATE_STATES,
+    KIND,
+    WRITTEN_STATE,
+    Call,
+    autocasts,
+    check,
+    problem_of,
+    records_gradients,
+    refuse,
+    wide_dtype,
+)
 from .dispatch import backend_asked, backend_of_backward, capability, choose, launcher, recorder
 from .errors import KdaError
 from .problem import Inputs, Options, Problem
@@ -220,20 +231,33 @@ def _recurrent_call(args: tuple, inplace: bool) -> Call:
     return Call("fused_recurrent_kda", Inputs(*args[: len(RECURRENT_INPUTS)]), options)
 
 
-def _run_recurrent(c: Call) -> tuple[Tensor, Tensor | None]:
+def recurrent(c: Call) -> tuple[Tensor, Tensor | None]:
     problem = problem_of(c)
     with _autocast_off(c.inputs.q):
-        return _launch(c, problem).recurrent(problem, c.inputs)
+        found = _launch(c, problem).recurrent(problem, c.inputs)
+    if problem.inplace and not c.inputs.initial_state.is_inference():
+        torch.autograd.graph.increment_version(c.inputs.initial_state)        # a kernel writes where torch does not see
+    return found
 
 
 def _recurrent(*args):
     c = _recurrent_call(args, inplace=False)
-    o, ht = _run_recurrent(c)
+    o, ht = recurrent(c)
     return o, _or_empty(ht, c.inputs.q)
 
 
 def _recurrent_(*args):
-    return _run_recurrent(_recurrent_call(args, inplace=True))[0]
+    return recurrent(_recurrent_call(args, inplace=True))[0]
+
+
+def _recurrent_autograd_(*args):
+    """An operator that writes into an argument cannot have torch.library.register_autograd."""
+    c = _recurrent_call(args, inplace=True)
+    if records_gradients(c.inputs):
+        check(c, (WRITTEN_STATE,))
+        return _FUNCTIONS["recurrent_"].apply(*args)[0]
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.kda.recurrent_(*args)
 
 
 def _recurrent_fake(*args):
@@ -322,8 +346,11 @@ def _gate_tangent(g, A_log, dt_bias, lower_bound, dtype, *tangents):
 # what has no derivative says so, or autograd would leave the gradient out in silence
 
 _NO_DERIVATIVE = {
-    "recurrent": "fused_recurrent_kda is for inference and has no derivative. Train with chunk_kda, its equal; "
-    "decode under torch.no_grad().",
+    **dict.fromkeys(
+        ("recurrent", "recurrent_"),
+        "fused_recurrent_kda is for inference and has no derivative. Train with chunk_kda, its equal; decode under "
+        "torch.no_grad().",
+    ),
     **dict.fromkeys(("chunk_backward", "chunk_tangent"), "chunk_kda has no second derivative."),
     **dict.fromkeys(("gate_backward", "gate_tangent"), "fused_kda_gate has no second derivative."),
 }
@@ -380,13 +407,17 @@ _FLAT = {
     "chunk_forward": _flat_chunk_forward,
     "chunk_backward": _flat_chunk_backward,
     "recurrent": lambda *args: torch.ops.kda.recurrent(*args),
+    "recurrent_": lambda *args: (torch.ops.kda.recurrent_(*args),),
     "gate": lambda *args: (torch.ops.kda.gate(*args),),
     "gate_backward": lambda *args: torch.ops.kda.gate_backward(*args),
     "chunk_tangent": _chunk_tangent,
     "gate_tangent": _gate_tangent,
 }
 _FLAT_LINKS = _LINKS | {"chunk_forward": _LINKS["chunk_forward"]._replace(setup=_flat_chunk_setup)}
-_FUNCTIONS = {name: transforms.function(name, run, *_FLAT_LINKS[name]) for name, run in _FLAT.items()}
+_WRITTEN = {"recurrent_": RECURRENT_INPUTS.index("initial_state")}
+_FUNCTIONS = {
+    name: transforms.function(name, run, *_FLAT_LINKS[name], written=_WRITTEN.get(name)) for name, run in _FLAT.items()
+}
 
 
 def call(name: str, *args):
@@ -417,7 +448,9 @@ def _register() -> None:
         torch.library.define("kda::" + name, schema[schema.index("("):])
         torch.library.impl("kda::" + name, "CompositeExplicitAutograd")(real)
         torch.library.register_fake("kda::" + name)(fake)
-        if name in _LINKS:
+        if name in _WRITTEN:
+            torch.library.impl("kda::" + name, "Autograd")(_recurrent_autograd_)
+        elif name in _LINKS:
             links = _LINKS[name]
             torch.library.register_autograd("kda::" + name, links.backward, setup_context=links.setup)
 

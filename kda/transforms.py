@@ -20,6 +20,12 @@ _Kind = torch._C._functorch.TransformType
 _KINDS = (_Kind.Grad, _Kind.Jvp, _Kind.Vmap)
 
 
+ONE_STATE = (
+    "fused_recurrent_kda: under torch.func.vmap all calls would write into one initial_state. Map over initial_state "
+    "as well, or pass inplace_final_state=False."
+)
+
+
 def active() -> bool:
     """Whether a tensor may carry a tangent, or may be that of a transform of torch.func."""
     if forward_ad._current_level >= 0:
@@ -45,13 +51,19 @@ def pushforward(function: Callable, primals: Sequence, tangents: Sequence[Tensor
     return tuple(torch.zeros_like(y.primal) if y.tangent is None else y.tangent for y in outputs)
 
 
-def function(name: str, run: Callable, setup: Callable, backward: Callable, jvp: Callable) -> type[Function]:
-    """`run` returns a tuple of tensors; the others are what torch.autograd.Function documents.
+def function(
+    name: str, run: Callable, setup: Callable, backward: Callable, jvp: Callable, written: int | None = None
+) -> type[Function]:  # fmt: skip
+    """`run` returns a tuple of tensors; the others are what torch.autograd.Function documents; `written` is the number
+    of the argument that is changed.
 
     vmap makes its calls one by one: the rows of a batch and packed sequences are the fast way to make many.
     """
 
     def vmap(info, in_dims, *args):
+        if written is not None and in_dims[written] is None:
+            raise KdaError(ONE_STATE)
+
         def of(i):
             return [x if dim is None else x.select(dim, i) for x, dim in zip(args, in_dims)]
 
