@@ -38,6 +38,8 @@ SAVES: dict[str, type[Products] | type[Saved] | None] = {"nothing": None, "produ
 
 
 class Outputs(NamedTuple):
+    """No one is a view of another tensor: autograd refuses to change a view in place, and a caller may."""
+
     o: Tensor                                # (B, T, HV, V), dtype of q
     final_state: Tensor | None               # (N, HV, K, V) or (N, HV, V, K), float32
     h: Tensor | None                         # (B, NC, HV, K, V) or (.., V, K), dtype of q: states entering the chunks
@@ -45,7 +47,7 @@ class Outputs(NamedTuple):
 
 
 class Grads(NamedTuple):
-    """Each of the shape and dtype of its input; None where there was no input."""
+    """Each of the shape and dtype of its input, and no view; None where there was no input."""
 
     dq: Tensor
     dk: Tensor

@@ -120,7 +120,11 @@ def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Produ
     dh, dv_new, dh0 = do.new_empty(states), torch.empty_like(do), None if h0 is None else torch.empty_like(h0)
     _chain_bwd(at, room, do, dht, where, dv_new, dh, dh0)
     del room                                                                   # makes place for what comes
-    return _within_chunks(at, p, inputs, where, do, within, h, dh, v_new, dv_new, dh0)
+    grads = _within_chunks(at, p, inputs, where, do, within, h, dh, v_new, dv_new, dh0)
+    dA_log, ddt_bias = (
+        None if t is None else grad.to(t.dtype) for grad, t in ((grads.dA_log, x.A_log), (grads.ddt_bias, x.dt_bias))
+    )
+    return grads._replace(dA_log=dA_log, ddt_bias=ddt_bias)
 
 
 def _prepared_for_backward(
@@ -153,8 +157,7 @@ def _within_chunks(
        of_A_log, of_dt_bias)  # fmt: skip
     dq, dk, dbeta = torch.empty_like(q), torch.empty_like(k), torch.empty_like(beta)
     at("norms_bwd", q, k, beta, dqn, dkn, db, where[0], dq, dk, dbeta)
-    dA_log = v.new_empty(p.HV) if p.A_log else None
-    ddt_bias = v.new_empty(p.HV * p.K) if p.dt_bias else None
+    dA_log, ddt_bias = (None if given is None else torch.empty_like(given) for given in (A_log, dt_bias))
     at("sum_chunks", of_A_log, of_dt_bias, where[1], dA_log, ddt_bias)
     return Grads(dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dh0)
 
