@@ -1,7 +1,11 @@
 """Problem, Host, Capability, Choice: who takes a call, who does not, and why."""
 
+import copy
 import dataclasses
+import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
 
@@ -73,6 +77,17 @@ def test_when_nobody_takes_a_call_the_error_lists_everyone(with_fast):
     assert text.startswith("no backend takes chunk forward B=1 T=4096")
     assert "fast.arch" in text and "fast.head_dim" in text and "dispatch.asked" in text
     assert str(pickle.loads(pickle.dumps(caught.value))) == text
+
+
+def test_a_problem_from_another_process_has_the_hash_of_this_one():
+    code = "import pickle, sys; from kda.problem import Problem; sys.stdout.buffer.write(pickle.dumps(Problem(T=5)))"
+    for seed in ("1", "2"):
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", code]
+        written = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment).stdout
+        found = pickle.loads(written)
+        assert found == Problem(T=5) and hash(found) == hash(Problem(T=5)) and {found: 1}[Problem(T=5)]
+        assert copy.deepcopy(found) == found
 
 
 def test_a_rule_that_raises_is_a_bug_and_propagates(monkeypatch):
