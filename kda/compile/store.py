@@ -169,9 +169,13 @@ class Store:
 
     def forget(self, key: str) -> bool:
         """Drop an entry: an old one, or one that reads well and still does not work.  Whether it is gone."""
-        for path in (self._path(key).with_suffix(".lock"), self._path(key)):
+        return self.remove(self._path(key))
+
+    def remove(self, path: Path) -> bool:
+        """Drop a file of `entries`, wherever it lies, and its lock.  Whether it is gone."""
+        for file in (path.with_suffix(".lock"), path):
             with contextlib.suppress(OSError):                               # who waits for the lock builds it again
-                path.unlink()
+                file.unlink()
         return not os.path.lexists(path)
 
     def distrusted(self) -> str | None:
@@ -182,12 +186,12 @@ class Store:
             return None
 
     def entries(self) -> Iterator[Kept]:
-        """Every entry, damaged ones as well; reading them does not count as use."""
+        """Every entry, damaged and misplaced ones as well; reading them does not count as use."""
         for path in sorted(self.folder.glob("[0-9a-f][0-9a-f]/*.kernel")):
             with contextlib.suppress(OSError):
                 found = path.lstat()
                 raw = self._read(path)
-                parsed = _parsed(path.stem, raw)
+                parsed = _parsed(path.stem, raw) if path == self._path(path.stem) else None
                 yield Kept(path.stem, path, found.st_size, found.st_mtime, parsed and parsed[0])
 
     def sweep(self) -> int:
