@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -33,8 +34,20 @@ class Products(NamedTuple):
     A_inv: Tensor
 
 
-# what the operator is asked to save -> what it saves
-SAVES: dict[str, type[Products] | type[Saved] | None] = {"nothing": None, "products": Products, "all": Saved}
+class Save(str, Enum):
+    """What a forward saves for its backward, and what a backward finds: the operator is given the word."""
+
+    NOTHING = "nothing"
+    PRODUCTS = "products"
+    ALL = "all"
+
+    @property
+    def kind(self) -> type[Products] | type[Saved] | None:
+        return {"products": Products, "all": Saved}.get(self.value)
+
+    @classmethod
+    def of(cls, saved: Saved | Products | None) -> Save:
+        return next(save for save in cls if type(saved) is (save.kind or type(None)))
 
 
 class Outputs(NamedTuple):

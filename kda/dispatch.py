@@ -16,11 +16,15 @@ import os
 import pkgutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .capability import Capability
 from .errors import InputError, NoBackendError
 from .host import Host, detect, stand_in
 from .problem import Problem
+
+if TYPE_CHECKING:
+    from .backends.protocol import Launcher
 
 _named_by_context: contextvars.ContextVar[str | None] = contextvars.ContextVar("kda_backend", default=None)
 
@@ -136,7 +140,7 @@ def recorder(problem: Problem, backend: str) -> str:
 
 
 @functools.cache
-def launcher(backend: str):
+def launcher(backend: str) -> Launcher:
     """The backend's launch module: imported at its first use, never before."""
     capability = next(c for c in capabilities() if c.backend == backend)
     return importlib.import_module(capability.launch_module)

@@ -188,7 +188,7 @@ def test_what_spoils_a_number_is_said():
 def wrong_forward(monkeypatch):
     right = launch.forward
 
-    def forward(p, x, save="nothing"):
+    def forward(p, x, save):
         out = right(p, x, save)
         return out._replace(o=out.o * 1.01)
 
@@ -214,7 +214,7 @@ def test_wrong_results_are_not_saved(tmp_path):
 def test_a_launch_that_goes_wrong_while_it_is_timed_is_seen(monkeypatch):
     right, calls = launch.forward, []
 
-    def forward(p, x, save="nothing"):
+    def forward(p, x, save):
         calls.append(p)
         out = right(p, x, save)
         return out._replace(o=out.o * 1.01) if len(calls) > 3 else out

@@ -59,8 +59,7 @@ def fused(monkeypatch):
         module = types.ModuleType(name)
         module.forward, module.backward, module.recurrent = launch.forward, launch.backward, launch.recurrent
         module.stage = stage
-        if rounded_to:
-            module.rounded_to = rounded_to
+        module.rounded_to = rounded_to or launch.rounded_to
         monkeypatch.setitem(sys.modules, name, module)
         provers = {"executed": "kda.verify.parity:prove_executed"}
         mine = Capability("fused", 10, "made up", stages=stages, provers=provers, **declared)

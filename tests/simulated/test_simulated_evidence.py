@@ -80,7 +80,7 @@ def made_up(monkeypatch, barrier="bar.sync 0;", wrong=1.0, launches=True, stages
         reference.backward,
         reference.recurrent,
     )
-    module.ROUNDED_TO = getattr(reference, "ROUNDED_TO", {})
+    module.rounded_to = reference.rounded_to
     monkeypatch.setitem(sys.modules, name, module)
     mine = Capability(
         "mine", 10, "made up", archs=("sm90", "sm100"), stages=stages,

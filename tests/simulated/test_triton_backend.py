@@ -15,6 +15,7 @@ pytest.importorskip("triton", reason="needs triton")
 
 import kda
 from kda.backends.triton import call, plan
+from kda.bundles import Save
 from kda.compile import triton as compiler
 from kda.compile.target import parse
 from kda.problem import Problem
@@ -229,7 +230,7 @@ def recorded(row, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kept", ["nothing", "products"])
+@pytest.mark.parametrize("kept", [Save.NOTHING, Save.PRODUCTS])
 def test_what_is_not_kept_is_made_again(kept, monkeypatch):
     """`products` is what a recorded forward on a GPU keeps."""
     row = row_of(BATCH)
@@ -542,7 +543,7 @@ def test_kernels_built_ahead_of_time_are_those_of_calls_of_any_size(direction, w
     built = set(plan.recipes(problem(direction=direction, **words), host))
     for size in SIZES:
         p = problem(direction=direction, **words | size)
-        for saved in ("all",) if p.disable_recompute else ("nothing", "products"):
+        for saved in (Save.ALL,) if p.disable_recompute else (Save.NOTHING, Save.PRODUCTS):
             assert set(plan.plan(p, host, saved).kernels.values()) <= built
 
 

@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from kda.bundles import Outputs
+from kda.bundles import Outputs, Save
 from kda.compile.kernel import Kernel
 from kda.problem import Inputs, Problem
 
+from .arguments import Launch, Launched
 from .chunks import Chunks
-from .cute.arguments import Launch
-from .cute.configs import Launched
 from .tensors import chunks_of_a_row
 
 Tensor = torch.Tensor
@@ -42,7 +41,7 @@ def launch_of(
 
 
 def forward_as_stage(
-    forward: Callable[..., Outputs], save: str, p: Problem, offsets: list[int] | None,
+    forward: Callable[..., Outputs], save: Save, p: Problem, offsets: list[int] | None,
     tensors: Mapping[str, Tensor | None],
 ) -> dict[str, Tensor | None]:
     """A forward in one piece, asked for all its results, on tensors as they lie in chunks: rows (NC, heads, C, D),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from kda.bundles import Outputs
+from kda.bundles import Outputs, Save
 from kda.compile.errors import BuildError
 from kda.compile.fetching import fetch_here
 from kda.compile.kernel import Kernel
@@ -16,7 +16,7 @@ from kda.compile.target import Target
 from kda.host import detect
 from kda.problem import Inputs, Problem
 
-from ..common.cute.arguments import Launch
+from ..common.arguments import Launch
 from ..common.cute.configs import ROUNDED_TO
 from ..common.cute.tile import C
 from ..common.launcher import forward_as_stage, launch_of, offsets_dtype, outputs
@@ -61,8 +61,8 @@ def steps(p: Problem, cc: tuple[int, int], sms: int, offsets: str | None) -> Ste
 
 
 @on_its_device
-def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
-    if save != "nothing":
+def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
+    if save is not Save.NOTHING:
         raise BuildError(
             "chunk_kda: backend='sm100' has no kernels that keep intermediates. Leave out disable_recompute or backend."
         )

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import torch
 
-from kda.bundles import SAVES, Grads, Outputs, Products, Saved
+from kda.bundles import Grads, Outputs, Products, Save, Saved
 from kda.problem import Inputs, Problem
 from kda.stages import find
 
@@ -121,9 +121,9 @@ def wy_intra_gate_bwd(c: Call) -> None:
 
 
 @on_its_device
-def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
+def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
     c = Call.of(p, save, x)
-    env, state, kept = c.env, (p.HV, p.V, p.K) if p.state_v_first else (p.HV, p.K, p.V), SAVES[save]
+    env, state, kept = c.env, (p.HV, p.V, p.K) if p.state_v_first else (p.HV, p.K, p.V), save.kind
     c.make("o" + " h v_new" * (kept is Saved))
     chunks = chunks_of_a_row(p, x) if p.intermediate_states else 0
     if p.intermediate_states and kept is not Saved:
@@ -148,11 +148,11 @@ def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
 
 @on_its_device
 def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | None = None) -> Grads:
-    word = next(word for word, kind in SAVES.items() if type(saved) is (kind or type(None)))
+    save = Save.of(saved)
     kept = {} if saved is None else {name: aligned(t) for name, t in saved._asdict().items()}
-    c = Call.of(p, word, x, do=aligned(do, x.q.dtype), dht=aligned(dht, torch.float32), **kept)
+    c = Call.of(p, save, x, do=aligned(do, x.q.dtype), dht=aligned(dht, torch.float32), **kept)
     env = c.env
-    if word == "all":
+    if save is Save.ALL:
         sums(c)
         c.over_chunks("sums")
     else:
@@ -187,7 +187,7 @@ def stage(
         given[n] = x if x is None else aligned(table.rows(x) if has_rows(n) else x, dtype_of(p, n))
     if offsets is not None:
         given["cu_seqlens"] = torch.tensor(offsets, device=device)
-    c = Call(p, "all", device, given)
+    c = Call(p, Save.ALL, device, given)
     if name == "fwd/gate+intra+wy":
         c.make("o")                                                            # cleared where nobody's tokens are
         gate_intra_wy(c, keep=True)
