@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from .host import Host
@@ -36,8 +35,6 @@ class Capability:
     portable: bool = False                   # GPUs later than these archs run the same kernels, from their PTX
     stages: tuple[str, ...] = ()             # of kda.stages, or runs of them, that its launch module can run alone
     proof_dtypes: tuple[str, ...] = ("float32",)    # of q, k, v, in which the stages are proven
-    # evidence word -> "module:function", called as function(backend, stage, target) -> verify.evidence.Proof
-    provers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def rejections(self, p: Problem, h: Host, named: bool = False) -> list[str]:
         """Every broken rule, worded for a person; empty means this backend takes the call."""

@@ -77,8 +77,4 @@ CAPABILITY = Capability(
         ),
     ),
     stages=("fwd/gate+intra+wy", "fwd/state+output", "bwd/output+state", "bwd/wy+intra+gate"),
-    provers={
-        "simulated": "kda.verify.simulated:prove_simulated",
-        "executed": "kda.verify.parity:prove_executed",
-    },
 )

@@ -58,8 +58,4 @@ CAPABILITY = Capability(
     ),
     stages=("fwd/gate+intra+wy+state+output",),
     proof_dtypes=("bfloat16",),
-    provers={
-        "simulated": "kda.verify.simulated:prove_simulated",
-        "executed": "kda.verify.parity:prove_executed",
-    },
 )

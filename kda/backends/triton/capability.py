@@ -32,8 +32,4 @@ CAPABILITY = Capability(
     archs=("sm80", "sm90", "sm100"),
     stages=("fwd/gate+intra+wy", "fwd/state+output", "bwd/output+state", "bwd/wy+intra+gate"),
     proof_dtypes=("bfloat16", "float32"),
-    provers={
-        "simulated": "kda.verify.simulated:prove_simulated",
-        "executed": "kda.verify.parity:prove_executed",
-    },
 )
