@@ -14,7 +14,12 @@ class Rule(NamedTuple):
     id: str                                  # stable: tests, --json and docs quote it
     holds: Callable[[Problem, Host], bool]
     why: str                                 # format string over p (Problem) and h (Host)
-    fix: str                                 # the same
+    fix: str = ""                            # the same; empty where only another backend helps
+
+    def broken(self, p: Problem, h: Host) -> str:
+        """What is said where it does not hold."""
+        fix = f" -> {self.fix.format(p=p, h=h)}" if self.fix else ""
+        return f"{self.id}: {self.why.format(p=p, h=h)}{fix}"
 
 
 @dataclass(frozen=True)
@@ -37,9 +42,9 @@ class Capability:
     proof_dtypes: tuple[str, ...] = ("float32",)    # of q, k, v, in which the stages are proven
 
     def rejections(self, p: Problem, h: Host, named: bool = False) -> list[str]:
-        """Every broken rule, worded for a person; empty means this backend takes the call."""
+        """Every broken rule, worded for a person; empty means this backend accepts the call."""
         rules = self.rules if named else self.rules + self.auto_rules
-        return [f"{r.id}: {r.why.format(p=p, h=h)} -> {r.fix.format(p=p, h=h)}" for r in rules if not r.holds(p, h)]
+        return [r.broken(p, h) for r in rules if not r.holds(p, h)]
 
     @property
     def launch_module(self) -> str:
