@@ -20,11 +20,12 @@ from types import ModuleType
 
 import torch
 
-from .backends.reference import gates
+from . import gates
 from .bundles import Grads, Outputs, Products, Save, Saved, saved_dtypes, saved_shapes
-from .checks import INTERMEDIATE_STATES, KIND, Call, autocasts, check, problem_of, refuse, wide_dtype
+from .checks import INTERMEDIATE_STATES, KIND, Call, autocasts, check, problem_of, refuse
 from .dispatch import backend_asked, backend_of_backward, choose, launcher, recorder
 from .errors import KdaError
+from .gates import wide_dtype
 from .problem import Inputs, Options, Problem
 
 Tensor = torch.Tensor

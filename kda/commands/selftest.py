@@ -1,6 +1,6 @@
 """`kda selftest`: proof of the kernels of an arch or a backend, as far as this host goes.  Imports torch when it runs.
 
-Driven by declarations: the provers of a `Capability` make the columns, its stages the rows.
+Driven by declarations: what can be proven of a `Capability` makes the columns, its stages the rows.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from kda import dispatch
 from kda.capability import Capability
 from kda.compile.target import Target, parse
 from kda.problem import Problem
+from kda.verify import evidence
 from kda.verify.evidence import Evidence, Proof
 
 from .options import known, no_kernels
 from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version, table
 from .verify import finite, known_stage, not_alone
 
-LEVELS = {"trace": Evidence.TRACED, "assemble": Evidence.ASSEMBLED, "protocol": Evidence.PROTOCOL_CHECKED,
-          "simulate": Evidence.SIMULATED, "execute": Evidence.EXECUTED}  # fmt: skip
-HEADERS = {Evidence.PROTOCOL_CHECKED: "protocol", Evidence.SIMULATED: "simulated (vs float64)",
-           Evidence.EXECUTED: "executed (of budget)"}  # fmt: skip
+LEVELS = {"simulate": Evidence.SIMULATED, "execute": Evidence.EXECUTED}
+HEADERS = {Evidence.SIMULATED: "simulated (vs float64)", Evidence.EXECUTED: "executed (of budget)"}
 
 
 @dataclass
@@ -177,14 +176,12 @@ def is_here(c: Capability, target: Target | None) -> bool:
 
 
 def levels_of(c: Capability, target: Target | None, wanted: Evidence | None) -> tuple[Evidence, ...]:
-    declared = sorted(Evidence.of(word) for word in c.provers)
-    present = is_here(c, target)
-    possible = [e for e in declared if present or e is not Evidence.EXECUTED]
+    provable, present = evidence.provable(c), is_here(c, target)
+    possible = [e for e in provable if present or e is not Evidence.EXECUTED]
     if wanted is None:
         return tuple(possible)
-    if wanted not in declared:
-        words = ", ".join(e.word for e in declared) or "nothing"
-        raise CannotJudge(f"{c.backend} cannot be {wanted.word}: it declares provers for {words}")
+    if wanted not in provable:
+        raise CannotJudge(f"{c.backend} cannot be {wanted.word}: it has no {'kernels' if c.stages else 'stages'}")
     if wanted not in possible:
         where = target.spelling if target else ", ".join(c.archs)
         raise CannotJudge(f"{c.backend} cannot be executed here: this host has no {where}")
@@ -222,12 +219,10 @@ def prove(
 
 def proof(c: Capability, level: Evidence, stage: str, target: Target | None) -> Proof:
     """What the prover found; a prover that breaks is a proof that failed."""
-    place = next(place for word, place in c.provers.items() if Evidence.of(word) is level)
-    module, _, function = place.partition(":")
     try:
-        return getattr(importlib.import_module(module), function)(c.backend, stage, target)
+        return evidence.prove(level, c.backend, stage, target)
     except Exception as error:
-        return Proof(False, "CRASH", (f"{place}({c.backend!r}, {stage!r}): {type(error).__name__}: {error}",))
+        return Proof(False, "CRASH", (f"{c.backend}, {stage}: {type(error).__name__}: {error}",))
 
 
 def tried(backend: str, quick: bool, tell):

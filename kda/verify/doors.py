@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 import torch
 
 import kda
-from kda.checks import wide_dtype
 from kda.dispatch import Choice, backend_of_backward, capabilities, launcher, weigh
+from kda.gates import wide_dtype
 from kda.host import detect
 from kda.problem import Problem
 from kda.stages import OPERANDS, SHAPES

@@ -356,7 +356,7 @@ def test_a_problem_prints_every_reason_and_exits_with_0(machine):
     machine(made_up(**CPU_ONLY))
     result = kda_doctor("--problem", "K=64 float32 cuda backward")
     assert result.exit_code == 0
-    assert "no backend takes chunk backward" in result.stdout
+    assert "no backend accepts chunk backward" in result.stdout
     for reason in ("swift.arch: ", "swift.backward: ", "plain.auto: "):
         assert reason in result.stdout
     assert kda_doctor("--problem", "K=x").exit_code == 2

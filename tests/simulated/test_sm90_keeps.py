@@ -162,7 +162,7 @@ def test_a_recorded_call_by_name_is_told_of_both_its_backends(capsys):
     with standing_in(host_of("sm90")):
         kda.explain(**keywords | {"q": keywords["q"].requires_grad_()}, backend="sm90")
     assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("* ")] == [
-        "* sm90       takes it", "* triton     takes it"]  # fmt: skip
+        "* sm90       accepts it", "* triton     accepts it"]  # fmt: skip
 
 
 # gradients, made by Triton of what is kept

@@ -16,5 +16,4 @@ CAPABILITY = Capability(
         ),
     ),
     stages=tuple(STAGES),
-    provers={"executed": "kda.verify.parity:prove_executed"},
 )

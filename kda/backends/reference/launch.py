@@ -11,12 +11,13 @@ from collections.abc import Iterator
 
 import torch
 
+from kda import gates
 from kda.bundles import Grads, Outputs, Products, Save, Saved, saved_dtypes, saved_shapes
-from kda.checks import offsets_after_waiting, wide_dtype
+from kda.gates import wide_dtype
+from kda.offsets import offsets_after_waiting
 from kda.problem import Inputs, Problem
 from kda.stages import BACKWARD, FORWARD, find
 
-from . import gates
 from .chunked import Setup, run
 from .ragged import Ragged, Slab, ragged
 from .recurrent import steps
