@@ -33,12 +33,13 @@ __device__ __forceinline__ float reciprocal(float x) {
   return y;
 }
 
-// e^x.  x log2(e) in two parts: rounded to one, an exponent of 20 would cost ten ulps.
+// e^x.  x log2(e) in two parts: rounded to one, an exponent of 20 would cost ten ulps.  From 2^128 on y is infinity,
+// which the low part would turn into nan.
 __device__ __forceinline__ float exp_(float x) {
   const float high = x * LOG2_E;
   const float low = fmaf(x, LOG2_E_LOW, fmaf(x, LOG2_E, -high));
   const float y = exp2_(high);
-  return fabsf(high) < 200.0f ? fmaf(y, low * LN_2, y) : y;
+  return fabsf(high) < 128.0f ? fmaf(y, low * LN_2, y) : y;
 }
 
 __device__ __forceinline__ float finite(float x) {
