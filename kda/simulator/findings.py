@@ -9,6 +9,7 @@ from typing import NamedTuple
 class Kind(NamedTuple):
     id: str  # stable: tests, --json and docs quote it
     says: str
+    forgiven: bool = False  # silicon and compilers forgive it: a note, unless the launch is strict
 
 
 # by the engine's number (FindingKind); {t} is the engine's own text, {a} the address, {n} the size, {o} who else,
@@ -87,16 +88,18 @@ class Finding:
     other: Place | None
     count: int
     address: int = 0
+    grade: str = "error"  # or "note"
 
     def __str__(self):
         times = f", {self.count} times" if self.count > 1 else ""
         who = f"{self.kernel}, CTA {self.cta}, warp {self.warp}, lane {self.lane}"
-        text = f"{self.kind}: {who}: {self.says}{times}\n    at {self.place}"
+        kind = self.kind if self.grade == "error" else f"{self.grade}: {self.kind}"
+        text = f"{kind}: {who}: {self.says}{times}\n    at {self.place}"
         return text + (f"\n    and {self.other}" if self.other else "")
 
 
 class SimulationError(RuntimeError):
-    """Raised by a strict launch for its first finding."""
+    """What a launch that raises found."""
 
     def __init__(self, findings):
         super().__init__("\n".join(map(str, findings)))
@@ -112,9 +115,10 @@ def place_of(program, index):
     return Place(ins.line, text, f"{loc.file}:{loc.line}" if loc else None)
 
 
-def worded(record, program, labels):
+def worded(record, program, labels, strict=False):
     """A Finding from the engine's record."""
     number = record.kind
+    kind = KINDS[number]
     says = record.text.decode(errors="replace")
     if (number in (1, 2) and not says.strip()) or (number == 1 and record.space == 1 and record.detail[0] >= 0):
         says = _outside(record, labels, says)
@@ -134,8 +138,8 @@ def worded(record, program, labels):
     )
     other = place_of(program, record.other_ins) if record.other_ins >= 0 else None
     return Finding(
-        KINDS[number].id,
-        KINDS[number].says.format(**words),
+        kind.id,
+        kind.says.format(**words),
         program.kernel.name,
         record.cta,
         record.warp,
@@ -144,6 +148,7 @@ def worded(record, program, labels):
         other,
         record.count,
         record.address,
+        "note" if kind.forgiven and not strict else "error",
     )
 
 
