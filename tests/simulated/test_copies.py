@@ -463,6 +463,20 @@ def test_a_bulk_store_takes_its_bytes_out(options):
     assert result.counters["global_bytes_written"] == 4096
 
 
+@everywhere
+def test_a_bulk_store_that_a_whole_warp_asks_for_is_made_once(options):
+    """Any of its lanes can wait for it."""
+    source, out = noise(4096), torch.zeros(4096, dtype=torch.uint8)
+    text = bulk_store(PLAIN, 4096, end="bar.warp.sync 0xffffffff; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;")
+    alone = run(text, source, out, **options)
+    all_of_them = text.replace("setp.ne.u32 %p1, %r0, 0;", "setp.ge.u32 %p1, %r0, 32;", 1)
+    result = run(all_of_them, source, out, **options)
+    assert not result.findings and torch.equal(out, source)
+    assert result.counters["thread_instructions"] > alone.counters["thread_instructions"] + 3 * 31
+    for name in ("global_bytes_written", "async_operations", "global_sectors"):
+        assert result.counters[name] == alone.counters[name], name
+
+
 def test_a_byte_mask_chooses_bytes_of_every_16():
     source, out = noise(256), torch.full((256,), 9, dtype=torch.uint8)
     text = bulk_store(PLAIN + ".cp_mask", 256, "[%rd2], [%r20], {size}, %h1", target="sm_100a").replace(

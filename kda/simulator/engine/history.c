@@ -283,13 +283,16 @@ static void forget_readers(Cell *c) {
     c->reader_clock = 0;
 }
 
-static void remember_read(Cell *c, const Access *a) {
-    Reader now = {a->actor, a->clock, a->ins, a->lane, a->async, a->scope};
+enum { REWRITES = 2 }; /* in the place of `async`: a reader that has written the value that was there */
+
+static void remember_read(Cell *c, const Access *a, bool rewrites) {
+    u8 how = rewrites ? REWRITES : a->async;
+    Reader now = {a->actor, a->clock, a->ins, a->lane, how, a->scope};
     if (c->reader == MANY_READERS) {
         add_reader(&sets[c->reader_clock], now);
         return;
     }
-    bool covered = !c->reader_clock || c->reader == a->actor || (!c->reader_async && knows(a, SEEN, c->reader, c->reader_clock));
+    bool covered = !c->reader_clock || c->reader == a->actor || (c->reader_async != 1 && knows(a, SEEN, c->reader, c->reader_clock));
     if (!covered) {
         Reader before = {c->reader, c->reader_clock, c->reader_ins, c->reader_lane, c->reader_async, c->reader_scope};
         u32 set = new_set();
@@ -303,7 +306,7 @@ static void remember_read(Cell *c, const Access *a) {
     c->reader_clock = a->clock;
     c->reader_ins = a->ins;
     c->reader_lane = a->lane;
-    c->reader_async = a->async;
+    c->reader_async = how;
     c->reader_scope = a->scope;
 }
 
@@ -344,8 +347,9 @@ void history_read(Cell *cell, u64 n, const Access *a, u64 address) {
             if (f) f->space = a->space;
         }
         Order o = after_writer(a, c);
+        if (o == UNORDERED && c->rewritten) o = ORDERED; /* it may follow the other writer of this value */
         if (o != ORDERED) conflict(a, o, RACE_WRITE_READ, c->writer, c->writer_ins, c->writer_lane, address + k);
-        remember_read(c, a);
+        remember_read(c, a, false);
         repeat(&last, c, there && o == ORDERED);
     }
 }
@@ -361,9 +365,11 @@ static bool after_readers(const Access *a, Cell *c, u64 address) {
     bool clean = true;
     for (s32 i = 0; i < count; i++) {
         Reader *r = &readers[i];
-        Order o = order_after(a, r->actor, r->clock, r->lane, r->async, r->scope, r->ins, false);
+        bool wrote = r->async == REWRITES;
+        Order o = order_after(a, r->actor, r->clock, r->lane, r->async == 1, r->scope, r->ins, false);
+        if (wrote && r->actor == a->actor && r->clock == a->clock && r->ins == (u32)a->ins && r->lane != a->lane) o = LANES_UNORDERED;
         if (o == ORDERED) continue;
-        conflict(a, o, RACE_READ_WRITE, r->actor, r->ins, r->lane, address);
+        conflict(a, o, wrote ? RACE_WRITE_WRITE : RACE_READ_WRITE, r->actor, r->ins, r->lane, address);
         clean = false;
     }
     forget_readers(c);
@@ -374,12 +380,17 @@ void history_write(Cell *cell, u64 n, const Access *a, u64 address, const u8 *ol
     Repeat last = {.usable = false};
     for (u64 k = 0; k < n; k++) {
         Cell *c = &cell[k];
+        bool same_value = old_value && new_value && old_value[k] == new_value[k];
+        if (same_value && a->space == SPACE_GLOBAL && !a->async && !a->scope) { /* nothing changes: it only must not be changed meanwhile */
+            if (after_writer(a, c) != ORDERED) c->rewritten = 1;
+            remember_read(c, a, true);
+            continue;
+        }
         if (repeated(&last, c)) continue;
         Order o = after_writer(a, c);
         bool same_instruction = c->writer_clock && c->writer == a->actor && c->writer_clock == a->clock && c->writer_ins == (u32)a->ins;
         if (o == ORDERED && same_instruction && c->writer_lane != a->lane && !a->async && !a->scope)
             o = LANES_UNORDERED; /* two lanes of one instruction */
-        bool same_value = old_value && new_value && old_value[k] == new_value[k];
         if (o != ORDERED && !(same_value && o != UNFENCED))
             conflict(a, o, RACE_WRITE_WRITE, c->writer, c->writer_ins, c->writer_lane, address + k);
         bool clean = after_readers(a, c, address + k) && o == ORDERED;
@@ -390,6 +401,7 @@ void history_write(Cell *cell, u64 n, const Access *a, u64 address, const u8 *ol
         c->writer_async = a->async;
         c->writer_scope = a->scope;
         c->written = 1;
+        c->rewritten = 0;
         repeat(&last, c, clean);
     }
 }

@@ -125,10 +125,10 @@ typedef struct {
     u32 reader, reader_clock; /* reader == MANY_READERS: reader_clock is the index of a set */
     u32 writer_ins, reader_ins;
     u8 writer_lane, reader_lane;
-    u8 writer_async, reader_async;
+    u8 writer_async, reader_async; /* reader_async: or REWRITES, a write of the value that was there */
     u8 writer_scope, reader_scope;
     u8 written; /* 1: by the program; 2: it was there before */
-    u8 unused;
+    u8 rewritten; /* somebody not ordered after the writer has written the same value */
 } Cell;
 
 typedef struct {
@@ -183,7 +183,8 @@ struct Work {
     Knowledge know;  /* what the sender knew */
     ActorKind kind;  /* whose clock the accesses are left under: a group of its warp's, or BY_TENSOR's own count */
     u32 clock;
-    u8 lane;
+    u32 lanes;       /* who sent it off; one piece of work if several lanes ask for the same */
+    u8 lane;         /* the first of them */
     u8 data[] __attribute__((aligned(16))); /* the family's own */
 };
 
