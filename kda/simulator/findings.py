@@ -47,6 +47,7 @@ KINDS = {
     23: Kind("mbarrier-overwritten", "{t}"),
     24: Kind("too-many-instructions", "the launch ran {n} warp-instructions and has not ended; `limit=` allows more"),
     25: Kind("unsupported", "{t}"),
+    26: Kind("tcgen05-fence", "uses tensor memory at {a}, which {o} {u}: {t} is missing between", forgiven=True),
 }
 SPACES = ("shared memory", "global memory", "tensor memory")
 ACTORS = (
@@ -58,6 +59,7 @@ ACTORS = (
     "a tcgen05 operation of warp {n}",
     "a tcgen05.ld of warp {n}",
     "a tcgen05.st of warp {n}",
+    "",  # what a warp has sent, of which there are no accesses
     "a copy that an mbarrier tracks",
 )
 LONGEST = 200  # characters of an instruction: some list hundreds of registers
@@ -125,7 +127,7 @@ def worded(record, program, labels, strict=False):
     space = SPACES[record.space] if 0 <= record.space < len(SPACES) else "memory"
     who = "another CTA of the grid" if record.other_actor < 0 else ACTORS[record.other_actor].format(n=record.detail[0])
     async_ = bool(record.detail[2]) if number in RACES else False
-    first = number if number < 7 else record.detail[3]
+    first = number if number < 7 else record.detail[3]  # the race, were it one
     words = dict(
         t=says,
         a=hex(record.address),
@@ -135,6 +137,7 @@ def worded(record, program, labels, strict=False):
         w="an asynchronous write to" if async_ else "writes",
         r="an asynchronous read of" if async_ else "reads",
         x="reads" if first == 5 else "writes",
+        u="used" if record.other_actor else "allocated",
     )
     other = place_of(program, record.other_ins) if record.other_ins >= 0 else None
     return Finding(

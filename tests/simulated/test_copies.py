@@ -467,7 +467,8 @@ def test_a_bulk_store_takes_its_bytes_out(options):
 def test_a_bulk_store_that_a_whole_warp_asks_for_is_made_once(options):
     """Any of its lanes can wait for it."""
     source, out = noise(4096), torch.zeros(4096, dtype=torch.uint8)
-    text = bulk_store(PLAIN, 4096, end="bar.warp.sync 0xffffffff; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;")
+    end = "bar.warp.sync 0xffffffff; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;"
+    text = bulk_store(PLAIN, 4096, end=end)
     alone = run(text, source, out, **options)
     all_of_them = text.replace("setp.ne.u32 %p1, %r0, 0;", "setp.ge.u32 %p1, %r0, 32;", 1)
     result = run(all_of_them, source, out, **options)

@@ -148,7 +148,8 @@ READ = "ld.global.u32 %r3, [%rd1];"
 @pytest.mark.parametrize("seed", [0, *SEEDS])
 @pytest.mark.parametrize(("first", "second", "then"), [
     ("st.global.u32 [%rd1], 7;", READ, ""), (READ, "st.global.u32 [%rd1], 7;", ""),
-    ("st.global.u32 [%rd1], 7;", "st.global.u32 [%rd1], 7;", READ), ("st.global.u32 [%rd1], 5;", "st.global.u32 [%rd1], 5;", READ),
+    ("st.global.u32 [%rd1], 7;", "st.global.u32 [%rd1], 7;", READ),
+    ("st.global.u32 [%rd1], 5;", "st.global.u32 [%rd1], 5;", READ),
 ])  # fmt: skip
 def test_who_writes_the_value_that_is_there_disturbs_no_reader(first, second, then, seed):
     body = rewriting(first, second, then)

@@ -105,12 +105,19 @@ typedef struct {
 
 /* An actor's accesses are numbered by its clock. Actors of a cluster: its warps; what each warp has sent off asynchronously, by
  * kind; its mbarriers, whose clock is the number of completed phases and which stand for the copies they track. */
-typedef enum { BY_WARP, BY_CP_ASYNC, BY_BULK_WRITE, BY_BULK_READ, BY_WGMMA, BY_TENSOR, BY_TMEM, BY_TMEM_STORE, KINDS_OF_ACTOR } ActorKind;
+typedef enum {
+    BY_WARP, BY_CP_ASYNC, BY_BULK_WRITE, BY_BULK_READ, BY_WGMMA, BY_TENSOR, BY_TMEM, BY_TMEM_STORE,
+    SENT_TO_TENSOR, /* no accesses of its own: how many operations of BY_TENSOR have been sent, done or not; an allocation counts as one */
+    KINDS_OF_ACTOR
+} ActorKind;
 
 typedef struct Foreign Foreign; /* what is known of other clusters' actors */
 
-/* View 0: accesses that happened before. Views 1, 2: those also fenced towards the async proxy, in shared and in global memory. */
-enum { SEEN, FENCED_SHARED, FENCED_GLOBAL, VIEWS };
+/* SEEN: accesses that happened before. FENCED_*: those also fenced towards the async proxy, in shared and in global memory. Of accesses to
+ * tensor memory: BEFORE_SYNC, those ordered before the knower's next synchronisation (tcgen05.fence::before_thread_sync), and BEFORE_TENSOR,
+ * those ordered before its next tcgen05 operation (its own that are done; others' by tcgen05.fence::after_thread_sync). The last view is
+ * the knower's own: nothing hands it on. */
+enum { SEEN, FENCED_SHARED, FENCED_GLOBAL, BEFORE_SYNC, VIEWS_HANDED_ON, BEFORE_TENSOR = VIEWS_HANDED_ON, VIEWS };
 typedef struct {
     u32 *clock[VIEWS]; /* [view][actor] */
     Foreign *foreign;
@@ -150,6 +157,7 @@ typedef enum {
     OUT_OF_BOUNDS = 1, MISALIGNED, UNINITIALISED, RACE_WRITE_WRITE, RACE_WRITE_READ, RACE_READ_WRITE, PROXY_RACE, LANE_RACE,
     BAD_BARRIER, BAD_MBARRIER, DEADLOCK, LIVELOCK, DIVERGED, BAD_LANE, TMEM_LEAK, TMEM_MISUSE, BAD_DESCRIPTOR, BAD_TENSOR_MAP,
     BAD_OPERAND, PEER_EXITED, REGISTER_IN_FLIGHT, GROUP_MISUSE, MBARRIER_OVERWRITTEN, TOO_MANY_INSTRUCTIONS, UNSUPPORTED,
+    TENSOR_UNFENCED,
 } FindingKind;
 
 typedef struct {
@@ -415,6 +423,7 @@ void tick(Warp *w);                                                /* its later 
 void release_to(Warp *w, Knowledge *object);                       /* object learns what the warp knows; the warp ticks */
 void acquire_from(Warp *w, const Knowledge *object);
 void knows_of(Knowledge *k, u32 actor, u32 clock);                 /* of the knower's own cluster: completed asynchronous work */
+void fence_view(const Cluster *c, Knowledge *k, int view, int from); /* view := join(view, from) */
 Access warp_access(Warp *w, const Ins *i, int lane, HistorySpace space); /* a generic, weak access of the warp */
 Access work_access(Work *work, u32 actor, u32 clock, HistorySpace space); /* an access of the async proxy, for what the sender knew */
 void history_read(Cell *cell, u64 n, const Access *a, u64 address);
