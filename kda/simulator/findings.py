@@ -48,6 +48,7 @@ KINDS = {
     24: Kind("too-many-instructions", "the launch ran {n} warp-instructions and has not ended; `limit=` allows more"),
     25: Kind("unsupported", "{t}"),
     26: Kind("tcgen05-fence", "uses tensor memory at {a}, which {o} {u}: {t} is missing between", forgiven=True),
+    27: Kind("mbarrier-fence", "{t}", forgiven=True),
 }
 SPACES = ("shared memory", "global memory", "tensor memory")
 ACTORS = (

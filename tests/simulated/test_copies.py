@@ -286,6 +286,20 @@ def test_a_bulk_copy_that_nobody_waits_for_is_found(options):
     assert RACES & set(kinds(result))
 
 
+@everywhere
+@pytest.mark.parametrize(("fence", "found"), [
+    ("fence.mbarrier_init.release.cluster;", []), ("fence.proxy.async;", []), ("", ["mbarrier-fence"]),
+    ("fence.proxy.async.global;", ["mbarrier-fence"]),
+])  # fmt: skip
+def test_a_copy_sees_an_mbarrier_whose_initialisation_is_fenced(fence, found, options):
+    text = bulk_load(1008).replace("fence.mbarrier_init.release.cluster;", fence)
+    for strict in (True, False):
+        result = run(text, torch.zeros(1008, dtype=torch.uint8), noise(1008), strict=strict, **options)
+        grades = {f.grade for f in result.findings + result.notes}
+        assert {f.kind for f in result.findings + result.notes} == set(found)
+        assert grades <= {"error" if strict else "note"}
+
+
 def test_expecting_other_bytes_than_come_is_found():
     result = run(bulk_load(1024, count=1040), torch.zeros(1024, dtype=torch.uint8), noise(1024))
     assert "deadlock" in kinds(result) and any("16 bytes are missing" in f.says for f in result.findings)

@@ -22,6 +22,7 @@ static bool find_landing(Warp *w, const Ins *i, int l, u32 address, u32 barrier,
     if (bytes && !shared_bytes(w, i, l, address, bytes, target->align, &cta, &at)) return false;
     Mbarrier *b = mbarrier_at(w, i, l, barrier, true);
     if (!b) return false;
+    if (b->cta == w->cta) mbarrier_fenced(b, w, i, l, &w->know);
     found->at[found->count++] = (Landing){address, b};
     return true;
 }

@@ -157,7 +157,7 @@ typedef enum {
     OUT_OF_BOUNDS = 1, MISALIGNED, UNINITIALISED, RACE_WRITE_WRITE, RACE_WRITE_READ, RACE_READ_WRITE, PROXY_RACE, LANE_RACE,
     BAD_BARRIER, BAD_MBARRIER, DEADLOCK, LIVELOCK, DIVERGED, BAD_LANE, TMEM_LEAK, TMEM_MISUSE, BAD_DESCRIPTOR, BAD_TENSOR_MAP,
     BAD_OPERAND, PEER_EXITED, REGISTER_IN_FLIGHT, GROUP_MISUSE, MBARRIER_OVERWRITTEN, TOO_MANY_INSTRUCTIONS, UNSUPPORTED,
-    TENSOR_UNFENCED,
+    TENSOR_UNFENCED, MBARRIER_UNFENCED,
 } FindingKind;
 
 typedef struct {
@@ -255,6 +255,7 @@ struct Warp {
     u64 issued;
     s32 nin_flight;     /* registers that asynchronous work has; one more where uses of registers are watched (wgmma.c) */
     s32 max_registers;  /* setmaxnreg */
+    Mbarrier *unfenced; /* those that it has initialised since its last fence for them */
     u64 cluster_ticket; /* the generation of barrier.cluster that it has arrived for, plus one; 0: has not */
     void *wgmma;        /* owned by wgmma.c */
 };
@@ -278,6 +279,9 @@ struct Mbarrier {
     s64 expected, pending, tx;
     s32 actor;   /* its index in clocks */
     s32 ins;     /* that initialised it */
+    Warp *by;    /* that did so, */
+    u32 fenced[2]; /* and its clock at the fence that followed, 0: none yet; [0] for the async proxy, [1] for other CTAs */
+    Mbarrier *next_unfenced;
     Knowledge arriving, done;
 };
 
@@ -461,6 +465,8 @@ void count_sectors(Warp *w, const Ins *i, u32 lanes, const u64 *address, u32 byt
 Mbarrier *mbarrier_at(Warp *w, const Ins *i, int lane, u32 address, bool must_live); /* finding if there is none */
 void mbarrier_arrive(Mbarrier *b, u32 count, const Knowledge *from);                 /* from may be NULL (relaxed) */
 void mbarrier_complete_tx(Mbarrier *b, s64 bytes, const Knowledge *from);
+/* A finding if a copy or a commit, or another CTA than its own, knows of no fence behind its initialisation. */
+void mbarrier_fenced(const Mbarrier *b, Warp *w, const Ins *i, int lane, const Knowledge *know);
 u32 mbarrier_next_clock(const Mbarrier *b); /* the clock of accesses that its current phase tracks */
 void free_cta_barriers(Cta *cta);
 

@@ -568,6 +568,7 @@ static void arrive_at(Work *work, u32 address, const Knowledge *done) {
         return;
     }
     check_initialised(work, cta, at);
+    mbarrier_fenced(b, w, work->ins, work->lane, &work->know);
     mbarrier_arrive(b, 1, done);
 }
 
