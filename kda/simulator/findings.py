@@ -9,6 +9,7 @@ from typing import NamedTuple
 class Kind(NamedTuple):
     id: str  # stable: tests, --json and docs quote it
     says: str
+    forgiven: bool = False  # silicon and compilers forgive it: a note, unless the launch is strict
 
 
 # by the engine's number (FindingKind); {t} is the engine's own text, {a} the address, {n} the size, {o} who else,
@@ -46,6 +47,8 @@ KINDS = {
     23: Kind("mbarrier-overwritten", "{t}"),
     24: Kind("too-many-instructions", "the launch ran {n} warp-instructions and has not ended; `limit=` allows more"),
     25: Kind("unsupported", "{t}"),
+    26: Kind("tcgen05-fence", "uses tensor memory at {a}, which {o} {u}: {t} is missing between", forgiven=True),
+    27: Kind("mbarrier-fence", "{t}", forgiven=True),
 }
 SPACES = ("shared memory", "global memory", "tensor memory")
 ACTORS = (
@@ -57,6 +60,7 @@ ACTORS = (
     "a tcgen05 operation of warp {n}",
     "a tcgen05.ld of warp {n}",
     "a tcgen05.st of warp {n}",
+    "",  # what a warp has sent, of which there are no accesses
     "a copy that an mbarrier tracks",
 )
 LONGEST = 200  # characters of an instruction: some list hundreds of registers
@@ -87,16 +91,18 @@ class Finding:
     other: Place | None
     count: int
     address: int = 0
+    grade: str = "error"  # or "note"
 
     def __str__(self):
         times = f", {self.count} times" if self.count > 1 else ""
         who = f"{self.kernel}, CTA {self.cta}, warp {self.warp}, lane {self.lane}"
-        text = f"{self.kind}: {who}: {self.says}{times}\n    at {self.place}"
+        kind = self.kind if self.grade == "error" else f"{self.grade}: {self.kind}"
+        text = f"{kind}: {who}: {self.says}{times}\n    at {self.place}"
         return text + (f"\n    and {self.other}" if self.other else "")
 
 
 class SimulationError(RuntimeError):
-    """Raised by a strict launch for its first finding."""
+    """What a launch that raises found."""
 
     def __init__(self, findings):
         super().__init__("\n".join(map(str, findings)))
@@ -112,16 +118,17 @@ def place_of(program, index):
     return Place(ins.line, text, f"{loc.file}:{loc.line}" if loc else None)
 
 
-def worded(record, program, labels):
+def worded(record, program, labels, strict=False):
     """A Finding from the engine's record."""
     number = record.kind
+    kind = KINDS[number]
     says = record.text.decode(errors="replace")
     if (number in (1, 2) and not says.strip()) or (number == 1 and record.space == 1 and record.detail[0] >= 0):
         says = _outside(record, labels, says)
     space = SPACES[record.space] if 0 <= record.space < len(SPACES) else "memory"
     who = "another CTA of the grid" if record.other_actor < 0 else ACTORS[record.other_actor].format(n=record.detail[0])
     async_ = bool(record.detail[2]) if number in RACES else False
-    first = number if number < 7 else record.detail[3]
+    first = number if number < 7 else record.detail[3]  # the race, were it one
     words = dict(
         t=says,
         a=hex(record.address),
@@ -131,11 +138,12 @@ def worded(record, program, labels):
         w="an asynchronous write to" if async_ else "writes",
         r="an asynchronous read of" if async_ else "reads",
         x="reads" if first == 5 else "writes",
+        u="used" if record.other_actor else "allocated",
     )
     other = place_of(program, record.other_ins) if record.other_ins >= 0 else None
     return Finding(
-        KINDS[number].id,
-        KINDS[number].says.format(**words),
+        kind.id,
+        kind.says.format(**words),
         program.kernel.name,
         record.cta,
         record.warp,
@@ -144,6 +152,7 @@ def worded(record, program, labels):
         other,
         record.count,
         record.address,
+        "note" if kind.forgiven and not strict else "error",
     )
 
 

@@ -10,12 +10,13 @@ TOTALS = tuple(name for name, _ in Counter._fields_)
 
 
 class Run:
-    """The result of a launch: `findings` (empty when clean), `counters`, `report()`."""
+    """The result of a launch: `findings` (its errors; empty when clean), `notes`, `counters`, `report()`."""
 
     def __init__(self, program, record, counters, touched, findings):
         self.kernel, self.arch = program.kernel.name, f"sm_{program.arch}"
         self.grid, self.block, self.cluster = tuple(record.grid), tuple(record.block), tuple(record.cluster)
-        self.findings = findings
+        self.findings = [f for f in findings if f.grade == "error"]
+        self.notes = [f for f in findings if f.grade == "note"]
         self._lines = _by_instruction(program, counters)
         total = {name: sum(line[name] for _, line in self._lines) for name in TOTALS}
         flags = b"".join(t.raw for t in touched)
@@ -76,10 +77,10 @@ class Run:
         if conflicts:
             rows += [None, ("bank conflicts", "passes, needed")]
             rows += [(f"  {at}", f"{passes:,}, {needed:,}") for at, passes, needed in conflicts[:10]]
-        rows += [None, ("findings", str(len(self.findings)))]
+        rows += [None, ("findings, notes", f"{len(self.findings)}, {len(self.notes)}")]
         width = max(len(row[0]) for row in rows if row)
         lines = ["" if row is None else f"{row[0]:<{width}}  {row[1]}".rstrip() for row in rows]
-        return "\n".join([*lines, *(f"  {line}" for f in self.findings for line in str(f).splitlines())])
+        return "\n".join([*lines, *(f"  {line}" for f in self.findings + self.notes for line in str(f).splitlines())])
 
 
 def _by_instruction(program, counters):

@@ -36,7 +36,7 @@ def called(case, state_v_first=False, backend="sm90", arch=None, **options):
     keywords = dict(case.keywords, state_v_first=state_v_first, backend=backend)
     if state_v_first:
         keywords["initial_state"] = keywords["initial_state"].mT.contiguous()
-    with capture(arch=arch or backend, **options) as session:
+    with capture(arch=arch or backend, **dict(strict=True) | options) as session:
         out = kda.chunk_kda_fwd(**keywords)
     found = {"o": out.o, "ht": out.final_state, "h": out.h}
     found = {name: x.mT if state_v_first and name != "o" else x for name, x in found.items() if x is not None}
@@ -61,7 +61,7 @@ def enters_chunks_with_the_final_states_of_what_comes_before(case, backend, **op
     options |= dict(return_intermediate_states=True, backend=backend)
 
     def of(**x):
-        with capture(arch=backend) as session:
+        with capture(arch=backend, strict=True) as session:
             out = kda.chunk_kda_fwd(**x | options)
         assert not session.findings
         return out

@@ -264,7 +264,10 @@ def test_a_misused_mbarrier_is_reported(what, wrong):
 # ---- clusters
 
 
-def remote(wait_at_end=True, scope=".cluster", rank_of="xor.b32 %r21, %r20, 1;"):
+FENCE, MEET = "fence.mbarrier_init.release.cluster;", "barrier.cluster.arrive.relaxed.aligned;"
+
+
+def remote(wait_at_end=True, scope=".cluster", rank_of="xor.b32 %r21, %r20, 1;", fence=FENCE, meet=MEET):
     """Each CTA of a pair writes into the other's shared memory and tells it through the other's mbarrier."""
     return f"""
     mov.u32 %r20, %cluster_ctarank;
@@ -274,9 +277,9 @@ def remote(wait_at_end=True, scope=".cluster", rank_of="xor.b32 %r21, %r20, 1;")
     setp.ne.u32 %p1, %r0, 0;
     @%p1 bra READY;
     mbarrier.init.shared::cta.b64 [smem], 1;
-    fence.mbarrier_init.release.cluster;
+    {fence}
 READY:
-    barrier.cluster.arrive.relaxed.aligned;
+    {meet}
     barrier.cluster.wait.acquire.aligned;
     @%p1 bra RECEIVE;
     add.u32 %r24, %r20, 70;
@@ -300,6 +303,37 @@ def test_two_ctas_of_a_cluster_exchange_through_shared_memory(seed):
     result = launch(kernel(remote()), grid=2, block=64, cluster=2, args=[out], schedule=seed)
     assert out.tolist() == [71, 70]
     assert not result.findings
+
+
+ORDERED = "barrier.cluster.arrive.release.aligned;"
+
+
+@pytest.mark.parametrize("seed", [0, *SEEDS])
+@pytest.mark.parametrize(("fence", "meet", "strict", "found"), [
+    (FENCE, ORDERED, True, []), ("fence.acq_rel.cluster;", ORDERED, True, []), ("", MEET, False, ["race-write-read"]),
+    ("", ORDERED, True, ["mbarrier-fence"]), ("fence.acq_rel.cta;", ORDERED, True, ["mbarrier-fence"]),
+    ("fence.proxy.async.shared::cta;", ORDERED, True, ["mbarrier-fence"]), ("", ORDERED, False, []),
+])  # fmt: skip
+def test_another_cta_sees_an_mbarrier_whose_initialisation_is_fenced(fence, meet, strict, found, seed):
+    text = kernel(remote(fence=fence, meet=meet))
+    out = torch.zeros(2, dtype=torch.int32)
+    result = launch(text, grid=2, block=64, cluster=2, args=[out], schedule=seed, strict=strict)
+    assert kinds(result) == found and (strict or found or {n.kind for n in result.notes} == {"mbarrier-fence"})
+
+
+@pytest.mark.parametrize("seed", [0, *SEEDS])
+def test_threads_of_a_cta_see_an_mbarrier_behind_a_barrier_without_any_fence(seed):
+    _, result = run(handover(), schedule=seed, strict=True)
+    assert not result.findings
+
+
+def test_an_mbarrier_that_is_initialised_again_awaits_another_fence():
+    again = f"mbarrier.inval.shared::cta.b64 [smem]; mbarrier.init.shared::cta.b64 [smem], 1; {FENCE}"
+    out = torch.zeros(2, dtype=torch.int32)
+    for then, found in ((again, []), (again.replace(FENCE, ""), ["mbarrier-fence"])):
+        text = kernel(remote(fence=FENCE + then, meet=ORDERED))
+        result = launch(text, grid=2, block=64, cluster=2, args=[out], strict=True)
+        assert kinds(result) == found
 
 
 def test_a_rank_outside_the_cluster_is_reported():

@@ -36,8 +36,13 @@ class Session:
 
     @property
     def findings(self) -> list[Any]:
-        """What the simulator found in all runs."""
+        """The errors that the simulator found in all runs."""
         return [finding for run in self.runs for finding in run.findings]
+
+    @property
+    def notes(self) -> list[Any]:
+        """Rules broken in all runs that silicon and compilers forgive; errors, if the capture is strict."""
+        return [note for run in self.runs for note in run.notes]
 
     def launch(self, launch: Launch) -> Any:
         """Simulate a launch; its tensors are written in place."""

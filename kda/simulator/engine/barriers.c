@@ -140,6 +140,36 @@ static Mbarrier **mbarrier_slot(Warp *w, const Ins *i, int lane, u32 address, Ct
     return p ? &(*cta)->mbarrier[*at / 8] : NULL;
 }
 
+void mbarrier_fenced(const Mbarrier *b, Warp *w, const Ins *i, int lane, const Knowledge *know) {
+    bool remote = b->cta != w->cta;
+    u32 fenced = b->fenced[remote];
+    if (!w->machine->launch->checks || (fenced && know->clock[SEEN][b->by->actor] >= fenced)) return;
+    Finding *f = find_at(w->machine, MBARRIER_UNFENCED, w, lane, i->index, b->ins, shared_address(b->cta, b->address), 8);
+    if (f && f->count == 1)
+        snprintf(f->text, sizeof f->text, "the mbarrier at shared address 0x%x is used by %s: fence.mbarrier_init is missing behind its initialisation",
+                 b->address, remote ? "another CTA" : "the async proxy");
+}
+
+static void await_fence(Mbarrier *b, Warp *w) { /* that has initialised it */
+    for (Mbarrier **at = b->by ? &b->by->unfenced : NULL; at && *at; at = &(*at)->next_unfenced)
+        if (*at == b) {
+            *at = b->next_unfenced;
+            break;
+        }
+    b->by = w;
+    b->fenced[0] = b->fenced[1] = 0;
+    b->next_unfenced = w->unfenced;
+    w->unfenced = b;
+}
+
+static void fence_initialisations(Warp *w, bool for_other_ctas) {
+    for (Mbarrier *b = w->unfenced; b; b = b->next_unfenced) {
+        if (!b->fenced[0]) b->fenced[0] = warp_clock(w);
+        if (for_other_ctas) b->fenced[1] = warp_clock(w);
+    }
+    if (for_other_ctas) w->unfenced = NULL;
+}
+
 Mbarrier *mbarrier_at(Warp *w, const Ins *i, int lane, u32 address, bool must_live) {
     Cta *cta;
     u32 at;
@@ -155,6 +185,7 @@ Mbarrier *mbarrier_at(Warp *w, const Ins *i, int lane, u32 address, bool must_li
         a.scope = SCOPE_SYS;
         history_read(cta->shared_history + at, 8, &a, shared_address(cta, at));
     }
+    if (b && cta != w->cta) mbarrier_fenced(b, w, i, lane, &w->know);
     return b;
 }
 
@@ -246,6 +277,7 @@ static Outcome op_mbarrier_init(Warp *w, const Ins *i, u32 lanes) {
         b->expected = b->pending = count;
         b->tx = 0;
         b->ins = i->index;
+        await_fence(b, w);
     }
     w->machine->progress++;
     return NEXT;
@@ -378,7 +410,8 @@ void free_cta_barriers(Cta *cta) {
 
 /* ---- fences ------------------------------------------------------------------------------------------------------------- */
 
-/* mod[0]: views to fence, as bits; mod[1]: releases and acquires, as bits 1 and 2 */
+/* mod[0]: views to fence, as bits; mod[1]: releases and acquires, as bits 1 and 2; mod[2]: 1 makes initialised
+ * mbarriers known to the async proxy, 2 to other CTAs, too */
 static Outcome op_fence(Warp *w, const Ins *i, u32 lanes) {
     (void)lanes;
     Knowledge *k = &w->know;
@@ -388,6 +421,7 @@ static Outcome op_fence(Warp *w, const Ins *i, u32 lanes) {
             for (s32 a = 0; a < w->cluster->width; a++)
                 if (k->clock[v][a] < k->clock[SEEN][a]) k->clock[v][a] = k->clock[SEEN][a];
     if (i->mod[1] & 1) fence_release(w);
+    if (i->mod[2]) fence_initialisations(w, i->mod[2] == 2);
     tick(w);
     return NEXT;
 }

@@ -352,8 +352,15 @@ static void run_store(Work *work) {
     free(row);
 }
 
+/* Lanes that ask for one and the same store get one, as on silicon. */
+static bool same_store(const Tile *a, const Tile *b) {
+    return a->op == PLAIN && a->shared == b->shared && !memcmp(&a->map, &b->map, sizeof a->map) && !memcmp(a->start, b->start, sizeof a->start) &&
+           !memcmp(a->row, b->row, sizeof a->row);
+}
+
 /* operands: source, map, coordinates; mod[0], mod[3]: the places, mod[6]: rank, mod[7]: by rows, mod[8]: AtomicOp or PLAIN */
 static Outcome op_tma_store(Warp *w, const Ins *i, u32 lanes) {
+    Work *sent = NULL;
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
         Tile t = {.op = (s32)i->mod[8]};
@@ -374,9 +381,13 @@ static Outcome op_tma_store(Warp *w, const Ins *i, u32 lanes) {
         for (int d = 0; d < t.map.rank; d++)
             if (t.start[d] < 0)
                 find(w, i, l, BAD_OPERAND, 0, 0, "a store starts at coordinate %d of dimension %d: it must not be negative", t.start[d], d);
-        Work *work = send_work(w, i, l, NULL, run_store, sizeof t);
-        join_group(w, work);
-        memcpy(work->data, &t, sizeof t);
+        if (sent && same_store(&t, (const Tile *)sent->data)) {
+            sent->lanes |= 1u << l;
+            continue;
+        }
+        sent = send_work(w, i, l, NULL, run_store, sizeof t);
+        join_group(w, sent);
+        memcpy(sent->data, &t, sizeof t);
     }
     return NEXT;
 }

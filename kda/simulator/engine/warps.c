@@ -352,6 +352,7 @@ Work *send_work(Warp *w, const Ins *i, int lane, Queue *queue, void (*run)(Work 
     work->warp = w;
     work->ins = i;
     work->lane = lane;
+    work->lanes = 1u << lane;
     work->know = new_knowledge(w->cluster);
     copy_knowledge(w->cluster, &work->know, &w->know);
     tick(w);
@@ -370,7 +371,7 @@ void run_groups(Warp *w, ActorKind kind, int lane, u32 clock) {
     for (Queue *q = ring->next, *next; q != ring; q = next) {
         next = q->next;
         Work *work = q->first;
-        if (work && !q->keep && work->warp == w && work->kind == kind && (lane == ALL || work->lane == lane) && work->clock <= clock)
+        if (work && !q->keep && work->warp == w && work->kind == kind && (lane == ALL || lane_in(work->lanes, lane)) && work->clock <= clock)
             run_first(q);
     }
 }
