@@ -43,6 +43,11 @@ class Run:
             kinds[ins.parts[0] if ins else "exit"] += line["issued"]
         self.instructions = dict(sorted(kinds.items(), key=lambda item: -item[1]))
 
+    @property
+    def executed(self):
+        """Lines of the PTX whose instruction some warp ran."""
+        return {ins.line for ins, line in self._lines if ins and line["issued"]}
+
     def conflicts(self):
         """(source line or PTX line, passes over shared memory, passes needed), worst first."""
         lines = defaultdict(lambda: [0, 0])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ...compile.launching import Launch, redirect
@@ -29,6 +30,8 @@ class Session:
         self.launches: list[Launch] = []
         self.runs: list[Any] = []            # kda.simulator.Run
         self.hosts: dict[int, Any] = {}      # host functions of the CuTe DSL, linked for this session
+        self.instead: dict[str, str] = {}    # the PTX that runs in the place of a kernel's own
+        self.after: Callable[[Any], None] = lambda run: None                 # each launch, with its run
 
     @property
     def arch(self) -> str:
@@ -55,7 +58,7 @@ class Session:
                 )
         self.launches.append(launch)
         run = launches.launch(
-            kernel.ptx,
+            self.instead.get(kernel.ptx, kernel.ptx),
             kernel.name,
             grid=launch.grid,
             block=launch.block,
@@ -68,6 +71,7 @@ class Session:
             **self.options,
         )
         self.runs.append(run)
+        self.after(run)
         return run
 
     def call(self, compiled: Any, args: tuple, kwargs: dict) -> Any:
@@ -93,12 +97,14 @@ def capture(arch: str = "sm_100a", *, sms: int | None = None, **options: Any) ->
 
     Taken are: kernels and host functions from `kda.compile`; functions of the CuTe DSL, called after the block began
     (compiled before it as well, if they kept their PTX); and Triton's `fn[grid](...)`.  Dispatch sees the arch's GPU,
-    so `kda.chunk_kda` takes its backend.  `sms` answers for the number of
-    multiprocessors, so that a persistent kernel can be simulated on few; `options` are those of kda.simulator.launch.
+    so `kda.chunk_kda` takes its backend.  `sms` answers for the number of multiprocessors, to dispatch and to host
+    code, so that a persistent kernel can be simulated on few; `options` are those of kda.simulator.launch.
     """
-    chip = CHIPS[number_of(arch)]
-    session = Session(chip if sms is None else chip._replace(sms=sms), options)
-    with _ONE, redirect(session), standing_in(host_of(arch)), contextlib.ExitStack() as doors:
+    chip, host = CHIPS[number_of(arch)], host_of(arch)
+    if sms is not None:
+        chip, host = chip._replace(sms=sms), dataclasses.replace(host, sms=sms)
+    session = Session(chip, options)
+    with _ONE, redirect(session), standing_in(host), contextlib.ExitStack() as doors:
         for door in (_cutedsl, _triton):
             doors.enter_context(door(session))
         yield session

@@ -1,0 +1,225 @@
+"""Runs calls with one kernel changed at a time, until something is noticed or all schedules are through."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from ...errors import KdaError
+from ..capturing import capture, memory
+from ..findings import SimulationError
+from ..ptx import PtxError
+from .rules import RULES, Rule
+from .sites import Mutant, mutants_of
+from .table import Mutants, Outcome
+
+# What each mutant runs under: asynchronous work late and early, warps in turns and in two random orders.
+SCHEDULES = (
+    {"schedule": 0}, {"schedule": 0, "early": True}, {"schedule": 1, "early": True}, {"schedule": 2},
+)  # fmt: skip
+WRONG = "wrong result"
+PATIENCE, SPARE = 4, 10_000                  # a launch that runs so many times as long as any should never ends
+Verdict = tuple[tuple[str, ...], int | None]
+
+
+class MutantsError(KdaError, RuntimeError):
+    """Calls that mutants cannot be judged by."""
+
+
+@dataclass(frozen=True)
+class Standard:
+    """The calls as they are, under one schedule."""
+
+    options: dict[str, Any]                  # of `capture`
+    results: list[torch.Tensor]
+    executed: dict[tuple[str, str], set[int]]  # (PTX, kernel) -> lines of the PTX
+
+
+def mutants(
+    run_it: Callable[[], Any],
+    *,
+    arch: str = "sm_100a",
+    schedules: Sequence[dict[str, Any]] = SCHEDULES,
+    rules: Sequence[Rule] = RULES,
+    sample: int = 1,
+    workers: int = 1,
+    tell: Callable[[str], Any] = lambda words: None,
+    **options: Any,
+) -> Mutants:
+    """Removes or weakens every synchronising instruction of the kernels that `run_it()` launches, one at a time, and
+    says which of these mutants are noticed.
+
+        def run_it():
+            x = torch.arange(4096.0)
+            my_kernel(x, out := torch.empty(4096))
+            return out
+
+        found = kda.simulator.mutants(run_it, arch="sm_90a")
+        print(found)                                     # a row for each source line and mutation
+        assert not found.survivors
+
+    `run_it` launches kernels as inside of `capture`, which is opened for it.  It returns its outputs (tensors, alone or
+    in lists, tuples, dicts and dataclasses), compared bit for bit with those of the unchanged kernels, or raises
+    AssertionError where they are wrong.  It must do the same every time.  Fresh tensors of torch are filled with nan or
+    the largest integer meanwhile, so that a result that nobody writes is not right by luck.
+
+    A mutant runs under one of `schedules` after the other, up to the first that notices it: by a finding, a wrong
+    result, an exception, a deadlock, or because it does not end.  Its survival is accepted where a comment
+    `# redundant: reason` (`// redundant: reason`) stands on its source line or right above.
+    `sample=n` looks at every n-th mutant; `workers` are processes.  `options` are those of `capture`.
+    """
+    with _fresh_memory_filled():
+        standards = [_standard(run_it, arch, each | options) for each in schedules]
+        _check_repeats(run_it, arch, standards[0])
+        kernels = {key: set().union(*(each.executed[key] for each in standards)) for key in standards[0].executed}
+        found = [(mutant, reached) for key, reached in kernels.items() for mutant in mutants_of(*key, rules)][::sample]
+        job = _Job(run_it, arch, standards, [mutant for mutant, reached in found if mutant.line in reached])
+        verdicts, outcomes, survived = _verdicts(job, workers), [], 0
+        for mutant, reached in found:
+            ran = mutant.line in reached
+            noticed, schedule = next(verdicts) if ran else ((), None)
+            outcomes.append(Outcome(mutant, noticed, schedule, ran))
+            survived += not noticed
+            tell(f"mutant {len(outcomes)} of {len(found)}, {survived} survived")
+    return Mutants(arch, outcomes, sample)
+
+
+# ---- calls with the kernels as they are
+
+
+def _standard(run_it: Callable[[], Any], arch: str, options: dict[str, Any]) -> Standard:
+    with capture(arch=arch, **options) as session:
+        results = _tensors(run_it())
+    if errors := _errors(session.findings):
+        raise SimulationError(errors)
+    if not session.runs:
+        raise MutantsError(
+            "kda.simulator.mutants: run_it() launched no kernel that a capture takes. Launch kernels without opening a "
+            "capture of your own."
+        )
+    executed: dict[tuple[str, str], set[int]] = {}
+    for launch, run in zip(session.launches, session.runs):
+        executed.setdefault((launch.kernel.ptx, launch.kernel.name), set()).update(run.executed)
+    most = max(run.counters["warp_instructions"] for run in session.runs)
+    return Standard({"limit": PATIENCE * most + SPARE} | options, results, executed)
+
+
+def _check_repeats(run_it: Callable[[], Any], arch: str, standard: Standard) -> None:
+    with capture(arch=arch, **standard.options):
+        again = _tensors(run_it())
+    if not _equal(again, standard.results):
+        raise MutantsError(
+            "kda.simulator.mutants: run_it() gives other results when it runs again, so a mutant's cannot be judged. "
+            "Make its inputs anew each time, or assert what must hold and return nothing."
+        )
+
+
+# ---- calls with one of them changed
+
+
+class _Job(NamedTuple):
+    run_it: Callable[[], Any]
+    arch: str
+    standards: list[Standard]
+    mutants: list[Mutant]
+
+    def verdict(self, number: int) -> Verdict:
+        """What notices a mutant, and under which schedule; () and None where it survives all of them."""
+        mutant = self.mutants[number]
+        for schedule, standard in enumerate(self.standards):
+            if noticed := self._noticed(mutant, standard):
+                return noticed, schedule
+        return (), None
+
+    def _noticed(self, mutant: Mutant, standard: Standard) -> tuple[str, ...]:
+        with capture(arch=self.arch, **standard.options) as session:
+            session.instead = {mutant.ptx: mutant.changed}
+            session.after = _raise_for_errors
+            try:
+                right = _equal(_tensors(self.run_it()), standard.results)
+            except SimulationError as error:
+                return tuple(sorted({finding.kind for finding in error.findings}))
+            except PtxError:                                                 # a rule writes what does not parse
+                raise
+            except AssertionError:
+                right = False
+            except Exception as error:
+                return (type(error).__name__,)
+        return () if right else (WRONG,)
+
+
+_JOB: list[_Job] = []                        # of a worker: forked, since calls need not be pickled
+
+
+def _verdicts(job: _Job, workers: int) -> Iterator[Verdict]:
+    if workers == 1:
+        yield from map(job.verdict, range(len(job.mutants)))
+        return
+    _JOB.append(job)
+    try:
+        with ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _start) as pool:
+            yield from pool.map(_work, range(len(job.mutants)))
+    finally:
+        _JOB.pop()
+
+
+def _start() -> None:
+    torch.set_num_threads(1)                 # a forked process has none of its parent's threads
+
+
+def _work(number: int) -> Verdict:
+    return _JOB[-1].verdict(number)
+
+
+# ---- findings and results
+
+
+def _errors(findings: Sequence[Any]) -> list[Any]:
+    return [finding for finding in findings if getattr(finding, "grade", "error") == "error"]
+
+
+def _raise_for_errors(run: Any) -> None:
+    """Whatever follows the first launch that went wrong need not run."""
+    if errors := _errors(run.findings):
+        raise SimulationError(errors)
+
+
+def _tensors(result: Any) -> list[torch.Tensor]:
+    found = memory.tensors_among({"the result": result})
+    if found is None:
+        raise MutantsError(
+            f"kda.simulator.mutants: run_it() returned {type(result).__name__}, which holds more than tensors. Return "
+            "tensors, in lists, tuples, dicts or dataclasses, or nothing."
+        )
+    return [x.detach().clone() for x in found.values()]
+
+
+def _equal(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
+    """In every bit: a nan is equal to itself."""
+    return len(found) == len(expected) and all(
+        x.shape == y.shape and x.dtype == y.dtype and torch.equal(_bits(x), _bits(y)) for x, y in zip(found, expected)
+    )
+
+
+def _bits(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous().flatten().view(torch.uint8)
+
+
+@contextlib.contextmanager
+def _fresh_memory_filled() -> Iterator[None]:
+    """What no kernel writes must not hold the right numbers of a call before: torch fills it with nan."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.utils.deterministic.fill_uninitialized_memory = filled
