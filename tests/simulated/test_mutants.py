@@ -64,9 +64,9 @@ def kernel_of(ptx, name="reversed"):
     return Kernel.of(name, ptx, None, target("sm90"))
 
 
-def calls(ptx, block=64):
+def calls(ptx, block=64, name="reversed"):
     """A call of the kernel, as a program makes it."""
-    kernel, x = kernel_of(ptx), torch.arange(64.0)
+    kernel, x = kernel_of(ptx, name), torch.arange(64.0)
 
     def run_it():
         y = torch.empty(64)
@@ -168,6 +168,24 @@ def test_kernels_of_one_name_are_told_apart(source):
 
     found = kda.simulator.mutants(run_it, arch="sm_90a", rules=(REMOVED,))
     assert list(found.counts) == ["reversed", "reversed 2"] and len(found.outcomes) == 6
+
+
+def test_a_mutant_runs_in_the_calls_that_execute_it_alone(source):
+    times, one, other = [0, 0], source(), source().replace("reversed", "mirrored")
+    first, second = calls(one), calls(other, name="mirrored")
+
+    def counted(number, call):
+        def run_it():
+            times[number] += 1
+            return call()
+
+        return run_it
+
+    found = kda.simulator.mutants(
+        counted(0, first), counted(1, lambda: (first(), second())), arch="sm_90a", rules=(REMOVED,), schedules=({},)
+    )
+    assert list(found.counts) == ["reversed", "mirrored"] and len(found.outcomes) == 6
+    assert times == [2 + 3, 2 + 2 + 3]  # a survivor of the first call runs in the second, too
 
 
 def test_every_nth_mutant_is_a_sample_and_processes_give_the_same_table(source):

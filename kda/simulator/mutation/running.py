@@ -34,16 +34,16 @@ class MutantsError(KdaError, RuntimeError):
 
 @dataclass(frozen=True)
 class Standard:
-    """The calls as they are, under one schedule."""
+    """A call as it is, under one schedule."""
 
+    run_it: Callable[[], Any]
     options: dict[str, Any]                  # of `capture`
     results: list[torch.Tensor]
     executed: dict[tuple[str, str], set[int]]  # (PTX, kernel) -> lines of the PTX
 
 
 def mutants(
-    run_it: Callable[[], Any],
-    *,
+    *calls: Callable[[], Any],
     arch: str = "sm_100a",
     schedules: Sequence[dict[str, Any]] = SCHEDULES,
     rules: Sequence[Rule] = RULES,
@@ -52,42 +52,49 @@ def mutants(
     tell: Callable[[str], Any] = lambda words: None,
     **options: Any,
 ) -> Mutants:
-    """Removes or weakens every synchronising instruction of the kernels that `run_it()` launches, one at a time, and
-    says which of these mutants are noticed.
+    """Removes or weakens every synchronising instruction of the kernels that `calls` launch, one at a time, and says
+    which of these mutants are noticed.
 
-        def run_it():
+        def call():
             x = torch.arange(4096.0)
             my_kernel(x, out := torch.empty(4096))
             return out
 
-        found = kda.simulator.mutants(run_it, arch="sm_90a")
+        found = kda.simulator.mutants(call, arch="sm_90a")
         print(found)                                     # a row for each source line and mutation
         assert not found.survivors
 
-    `run_it` launches kernels as inside of `capture`, which is opened for it.  It returns its outputs (tensors, alone or
+    A call launches kernels as inside of `capture`, which is opened for it.  It returns its outputs (tensors, alone or
     in lists, tuples, dicts and dataclasses), compared bit for bit with those of the unchanged kernels, or raises
-    AssertionError where they are wrong.  It must do the same every time.  Fresh tensors of torch are filled with nan or
-    the largest integer meanwhile, so that a result that nobody writes is not right by luck.
+    AssertionError where they are wrong.  It must do the same every time.  Meanwhile torch fills fresh tensors with nan
+    or the largest integer, so that a result that nobody writes is not correct by luck.
 
-    A mutant runs under one of `schedules` after the other, up to the first that notices it: by a finding, a wrong
-    result, an exception, a deadlock, or because it does not end.  Its survival is accepted where a comment
-    `# redundant: reason` (`// redundant: reason`) stands on its source line or right above.
+    A mutant runs in the calls that execute the instruction, under one of `schedules` after the other, up to the first
+    that notices it: by a finding, a wrong result, an exception, a deadlock, or because it does not end.  Its survival
+    is accepted where a comment `# redundant: reason` (`// redundant: reason`) stands on its source line or right above.
     `sample=n` looks at every n-th mutant; `workers` are processes.  `options` are those of `capture`.
     """
     with _fresh_memory_filled():
-        standards = [_standard(run_it, arch, each | options) for each in schedules]
-        _check_repeats(run_it, arch, standards[0])
-        kernels = {key: set().union(*(each.executed[key] for each in standards)) for key in standards[0].executed}
-        found = [(mutant, reached) for key, reached in kernels.items() for mutant in mutants_of(*key, rules)][::sample]
-        job = _Job(run_it, arch, standards, [mutant for mutant, reached in found if mutant.line in reached])
+        standards = [[_standard(call, arch, each | options) for call in calls] for each in schedules]
+        for standard in standards[0]:
+            _check_repeats(arch, standard)
+        kernels = dict.fromkeys(key for standard in standards[0] for key in standard.executed)
+        found = [mutant for key in kernels for mutant in mutants_of(*key, rules)][::sample]
+        tasks = [(mutant, _calls_of(mutant, standards)) for mutant in found]
+        job = _Job(arch, standards, [task for task in tasks if task[1]])
         verdicts, outcomes, survived = _verdicts(job, workers), [], 0
-        for mutant, reached in found:
-            ran = mutant.line in reached
-            noticed, schedule = next(verdicts) if ran else ((), None)
-            outcomes.append(Outcome(mutant, noticed, schedule, ran))
+        for mutant, reached in tasks:
+            noticed, schedule = next(verdicts) if reached else ((), None)
+            outcomes.append(Outcome(mutant, noticed, schedule, bool(reached)))
             survived += not noticed
             tell(f"mutant {len(outcomes)} of {len(found)}, {survived} survived")
     return Mutants(arch, outcomes, sample)
+
+
+def _calls_of(mutant: Mutant, standards: list[list[Standard]]) -> tuple[int, ...]:
+    """Numbers of the calls that execute the instruction under some schedule."""
+    executed = [[mutant.line in each.executed.get((mutant.ptx, mutant.kernel), ()) for each in of] for of in standards]
+    return tuple(number for number, somewhere in enumerate(map(any, zip(*executed))) if somewhere)
 
 
 # ---- calls with the kernels as they are
@@ -100,22 +107,22 @@ def _standard(run_it: Callable[[], Any], arch: str, options: dict[str, Any]) -> 
         raise SimulationError(errors)
     if not session.runs:
         raise MutantsError(
-            "kda.simulator.mutants: run_it() launched no kernel that a capture takes. Launch kernels without opening a "
+            "kda.simulator.mutants: a call launched no kernel that a capture accepts. Launch kernels without opening a "
             "capture of your own."
         )
     executed: dict[tuple[str, str], set[int]] = {}
     for launch, run in zip(session.launches, session.runs):
         executed.setdefault((launch.kernel.ptx, launch.kernel.name), set()).update(run.executed)
     most = max(run.counters["warp_instructions"] for run in session.runs)
-    return Standard({"limit": PATIENCE * most + SPARE} | options, results, executed)
+    return Standard(run_it, {"limit": PATIENCE * most + SPARE} | options, results, executed)
 
 
-def _check_repeats(run_it: Callable[[], Any], arch: str, standard: Standard) -> None:
+def _check_repeats(arch: str, standard: Standard) -> None:
     with capture(arch=arch, **standard.options):
-        again = _tensors(run_it())
+        again = _tensors(standard.run_it())
     if not _equal(again, standard.results):
         raise MutantsError(
-            "kda.simulator.mutants: run_it() gives other results when it runs again, so a mutant's cannot be judged. "
+            "kda.simulator.mutants: a call gives other results when it runs again, so a mutant's cannot be judged. "
             "Make its inputs anew each time, or assert what must hold and return nothing."
         )
 
@@ -124,17 +131,17 @@ def _check_repeats(run_it: Callable[[], Any], arch: str, standard: Standard) -> 
 
 
 class _Job(NamedTuple):
-    run_it: Callable[[], Any]
     arch: str
-    standards: list[Standard]
-    mutants: list[Mutant]
+    standards: list[list[Standard]]          # [schedule][call]
+    tasks: list[tuple[Mutant, tuple[int, ...]]]  # and the calls that a mutant runs in
 
     def verdict(self, number: int) -> Verdict:
         """What notices a mutant, and under which schedule; () and None where it survives all of them."""
-        mutant = self.mutants[number]
-        for schedule, standard in enumerate(self.standards):
-            if noticed := self._noticed(mutant, standard):
-                return noticed, schedule
+        mutant, calls = self.tasks[number]
+        for schedule, standards in enumerate(self.standards):
+            for call in calls:
+                if noticed := self._noticed(mutant, standards[call]):
+                    return noticed, schedule
         return (), None
 
     def _noticed(self, mutant: Mutant, standard: Standard) -> tuple[str, ...]:
@@ -142,7 +149,7 @@ class _Job(NamedTuple):
             session.instead = {mutant.ptx: mutant.changed}
             session.after = _raise_for_errors
             try:
-                right = _equal(_tensors(self.run_it()), standard.results)
+                right = _equal(_tensors(standard.run_it()), standard.results)
             except SimulationError as error:
                 return tuple(sorted({finding.kind for finding in error.findings}))
             except PtxError:                                                 # a rule writes what does not parse
@@ -159,12 +166,12 @@ _JOB: list[_Job] = []                        # of a worker: forked, since calls 
 
 def _verdicts(job: _Job, workers: int) -> Iterator[Verdict]:
     if workers == 1:
-        yield from map(job.verdict, range(len(job.mutants)))
+        yield from map(job.verdict, range(len(job.tasks)))
         return
     _JOB.append(job)
     try:
         with ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _start) as pool:
-            yield from pool.map(_work, range(len(job.mutants)))
+            yield from pool.map(_work, range(len(job.tasks)))
     finally:
         _JOB.pop()
 
@@ -194,7 +201,7 @@ def _tensors(result: Any) -> list[torch.Tensor]:
     found = memory.tensors_among({"the result": result})
     if found is None:
         raise MutantsError(
-            f"kda.simulator.mutants: run_it() returned {type(result).__name__}, which holds more than tensors. Return "
+            f"kda.simulator.mutants: a call returned {type(result).__name__}, which holds more than tensors. Return "
             "tensors, in lists, tuples, dicts or dataclasses, or nothing."
         )
     return [x.detach().clone() for x in found.values()]

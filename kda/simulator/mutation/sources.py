@@ -20,7 +20,7 @@ def _own_files() -> tuple[Path, ...]:
 def located(file: str) -> Path:
     """The file here: a kernel of this package may have been built where the package lay elsewhere."""
     path = Path(file)
-    for length in range(len(path.parts), 1, -1):
+    for length in range(len(path.parts), 0, -1):
         same = [own for own in _own_files() if own.parts[-length:] == path.parts[-length:]]
         if len(same) == 1:
             return same[0]
