@@ -50,7 +50,7 @@ class Session:
                 f"{kernel.name} was built for {kernel.target.spelling}; this capture stands in for {self.arch}, which "
                 f"cannot run it. Build it for {self.arch}, or capture(arch={kernel.target.spelling!r})."
             )
-        tensors = memory.live() if launch.tensors is None else launch.tensors
+        tensors = memory.live() if launch.tensors is None else memory.with_pointees(launch.tensors)
         for name, tensor in tensors.items():
             if tensor.device.type != "cpu":
                 raise CaptureError(
