@@ -7,11 +7,13 @@ cutlass = pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not insta
 
 import cutlass.cute as cute  # noqa: E402
 from cuda.bindings.driver import CUstream  # noqa: E402
-from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor, make_fake_stream  # noqa: E402
+from cutlass.cute.nvgpu import cpasync  # noqa: E402
+from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor, make_fake_stream, make_ptr  # noqa: E402
 
 from kda.compile import cutedsl  # noqa: E402
 from kda.simulator.capturing import capture, memory  # noqa: E402
 from kda.simulator.capturing.aligned import aligned  # noqa: E402
+from kda.simulator.tensormap import TensorMapError, decode  # noqa: E402
 
 STREAM = CUstream(0)
 pytestmark = pytest.mark.filterwarnings("ignore:Cache is disabled")
@@ -125,6 +127,30 @@ def test_a_function_whose_name_is_too_long_for_a_file_keeps_its_ptx(xy, name):
         cutedsl.compile(named, *arguments, target="sm100")(*xy, STREAM)
     assert len(inside.function_name.encode()) > 255
     assert len(session.runs) == 2 and torch.equal(xy[1], 2 * xy[0])
+
+
+@cute.kernel
+def hold_map(atom: cute.CopyAtom, tensor: cute.Tensor):
+    """The map is a parameter; nothing is copied."""
+    cpasync.prefetch_descriptor(atom)
+
+
+@cute.jit
+def mapped(rows: cute.Pointer, stream):
+    x = cute.make_tensor(rows, cute.make_layout((256, 512), stride=(512, 1)))
+    tile = cute.make_layout((8, 128), stride=(128, 1))
+    atom, tensor = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), x, tile, (8, 128))
+    hold_map(atom, tensor).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
+
+
+@pytest.mark.parametrize("dtype, code", [("Int4", 11), ("Float4E2M1FN", 11), ("Float6E3M2FN", 13)])
+def test_the_codes_of_packed_elements_are_those_of_the_compiler(dtype, code):
+    x = torch.zeros(1 << 17, dtype=torch.uint8)
+    with capture() as session:
+        mapped(make_ptr(getattr(cutlass, dtype), x.data_ptr(), cute.AddressSpace.gmem, assumed_align=32), STREAM)
+    with pytest.raises(TensorMapError, match="packed elements"):
+        decode(session.launches[0].args[:128])
+    assert int.from_bytes(session.launches[0].args[8:16], "little") >> 7 & 15 == code
 
 
 # ---- through tvm-ffi
