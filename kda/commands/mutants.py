@@ -18,8 +18,9 @@ def report(screen: Screen, target, options: dict[str, Any]) -> int:
         raise click.UsageError(f"--mutants: --arch {target.name} has no kernels of its own; {', '.join(CALLS)} have")
     with screen.progress(f"looking for the mutants of {target.name}") as tell:
         found = simulator.mutants(
-            *calls(target.name), arch=target.spelling, sample=options["sample"], workers=options["workers"], tell=tell
-        )
+            *calls(target.name), arch=target.spelling, strict=True, sample=options["sample"],
+            workers=options["workers"], tell=tell,
+        )  # fmt: skip
     code = FINDING if found.survivors else OK
     if screen.json:
         heading = {"schema": 1, "kda": kda_version(), "command": "verify", "exit": code}

@@ -34,14 +34,14 @@ FLOAT32 = dict(dtype="float32", K=64, V=64)
 CALLS = {
     "sm100": {
         "clusters of two, one walk after the other": Call(Spec((130, 0, 70), **GROUPED), sms=2),
-        "sequences cut into segments": Call(Spec((200, 0, 65), **GROUPED), dict(SEGMENTS=3)),
+        "sequences cut into segments": Call(Spec((130, 40), **GROUPED), dict(SEGMENTS=3), sms=2),
     },
     "sm90": {
         "one kernel, clusters of two": Call(Spec((300, 0, 65), **GROUPED), dict(FUSED=True)),
         "kernels one by one, with what is kept": Call(
             Spec((300, 0, 65), **GROUPED), dict(FUSED=False), does="products"
         ),
-        "sequences cut into segments": Call(Spec((300, 0, 200), **GROUPED), dict(FUSED=False, SHORTEST=2)),
+        "sequences cut into segments": Call(Spec((300, 70), **GROUPED), dict(FUSED=False, SHORTEST=2)),
     },
     "sm89": {
         "forward": Call(Spec((200, 0, 30), **GROUPED, **FLOAT32)),

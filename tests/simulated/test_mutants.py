@@ -9,6 +9,7 @@ import torch
 import kda.simulator
 from kda.compile.kernel import Kernel
 from kda.compile.target import parse as target
+from kda.simulator import launches
 from kda.simulator.mutation import RULES, MutantsError, Rule, mutants_of, sources
 from kda.simulator.ptx import parse
 
@@ -186,6 +187,43 @@ def test_a_mutant_runs_in_the_calls_that_execute_it_alone(source):
     )
     assert list(found.counts) == ["reversed", "mirrored"] and len(found.outcomes) == 6
     assert times == [2 + 3, 2 + 2 + 3]  # a survivor of the first call runs in the second, too
+
+
+@pytest.fixture
+def simulated(monkeypatch):
+    """Names of the kernels whose launches are simulated, in order."""
+    names, launch = [], launches.launch
+    monkeypatch.setattr(launches, "launch", lambda ptx, name, **how: names.append(name) or launch(ptx, name, **how))
+    return names
+
+
+def in_turn(*kernels):
+    """Each reads what the one before wrote."""
+
+    def run_it():
+        rows = [torch.arange(64.0)]
+        for kernel in kernels:
+            rows.append(torch.empty(64))
+            kernel.launch(1, *rows[-2:], block=64)
+        return rows[-1]
+
+    return run_it
+
+
+def test_launches_of_other_kernels_are_not_simulated_again(source, simulated):
+    kernels = [kernel_of(source().replace("reversed", name), name) for name in ("first", "second", "third")]
+    found = kda.simulator.mutants(in_turn(*kernels), arch="sm_90a", rules=(REMOVED,), schedules=({},))
+    assert simulated[:6] == ["first", "second", "third"] * 2               # as they are, and once more
+    assert simulated[6:] == ["first"] * 3 + ["second"] * 3 + ["third"] * 3  # three barriers in each
+    assert [outcome.status for outcome in found.outcomes] == ["noticed", "survived", "survived"] * 3
+
+
+def test_what_follows_a_wrong_launch_is_simulated(source, simulated):
+    kernels = [kernel_of(source().replace("reversed", name), name) for name in ("first", "second", "third")]
+    rules = (Rule("one", "ld.shared", lambda site: "mov.f32 %f2, 0f3F800000;"),)
+    found = kda.simulator.mutants(in_turn(*kernels), arch="sm_90a", rules=rules, schedules=({},))
+    assert simulated[6:] == ["first", "second", "third", "second", "third", "third"]
+    assert {outcome.noticed for outcome in found.outcomes} == {("wrong result",)}
 
 
 def test_every_nth_mutant_is_a_sample_and_processes_give_the_same_table(source):

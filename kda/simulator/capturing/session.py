@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -30,8 +31,8 @@ class Session:
         self.launches: list[Launch] = []
         self.runs: list[Any] = []            # kda.simulator.Run
         self.hosts: dict[int, Any] = {}      # host functions of the CuTe DSL, linked for this session
-        self.instead: dict[str, str] = {}    # the PTX that runs in the place of a kernel's own
-        self.after: Callable[[Any], None] = lambda run: None                 # each launch, with its run
+        # who decides about each launch: is given what simulates it, from its own PTX or another; None: it did not run
+        self.around: Callable[[Launch, Callable[..., Any]], Any] = lambda launch, simulate: simulate()
 
     @property
     def arch(self) -> str:
@@ -57,8 +58,15 @@ class Session:
                     f"{kernel.name} was given {name} on {tensor.device}; a capture takes CPU tensors. Use .cpu()."
                 )
         self.launches.append(launch)
-        run = launches.launch(
-            self.instead.get(kernel.ptx, kernel.ptx),
+        run = self.around(launch, functools.partial(self._simulated, launch, memory.regions(tensors)))
+        if run is not None:
+            self.runs.append(run)
+        return run
+
+    def _simulated(self, launch: Launch, regions: list[memory.Region], ptx: str | None = None) -> Any:
+        kernel = launch.kernel
+        return launches.launch(
+            ptx or kernel.ptx,
             kernel.name,
             grid=launch.grid,
             block=launch.block,
@@ -66,13 +74,10 @@ class Session:
             dynamic_shared=launch.dynamic_shared,
             args=launch.args,
             arch=self.arch,
-            memory=memory.regions(tensors),
+            memory=regions,
             registers=kernel.registers,
             **self.options,
         )
-        self.runs.append(run)
-        self.after(run)
-        return run
 
     def call(self, compiled: Any, args: tuple, kwargs: dict) -> Any:
         """Call a host function that `kda.compile.cutedsl` compiled."""

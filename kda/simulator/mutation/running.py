@@ -6,7 +6,6 @@ import contextlib
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +14,7 @@ from ...errors import KdaError
 from ..capturing import capture, memory
 from ..findings import SimulationError
 from ..ptx import PtxError
+from .replay import Player, Recorded, Recorder, equal
 from .rules import RULES, Rule
 from .sites import Mutant, mutants_of
 from .table import Mutants, Outcome
@@ -32,14 +32,17 @@ class MutantsError(KdaError, RuntimeError):
     """Calls that mutants cannot be judged by."""
 
 
-@dataclass(frozen=True)
-class Standard:
+class Standard(NamedTuple):
     """A call as it is, under one schedule."""
 
     run_it: Callable[[], Any]
     options: dict[str, Any]                  # of `capture`
     results: list[torch.Tensor]
-    executed: dict[tuple[str, str], set[int]]  # (PTX, kernel) -> lines of the PTX
+    launches: list[Recorded]
+
+    def executes(self, mutant: Mutant) -> bool:
+        of = (launch for launch in self.launches if launch.kernel == (mutant.ptx, mutant.kernel))
+        return any(mutant.line in launch.executed for launch in of)
 
 
 def mutants(
@@ -78,7 +81,7 @@ def mutants(
         standards = [[_standard(call, arch, each | options) for call in calls] for each in schedules]
         for standard in standards[0]:
             _check_repeats(arch, standard)
-        kernels = dict.fromkeys(key for standard in standards[0] for key in standard.executed)
+        kernels = dict.fromkeys(launch.kernel for standard in standards[0] for launch in standard.launches)
         found = [mutant for key in kernels for mutant in mutants_of(*key, rules)][::sample]
         tasks = [(mutant, _calls_of(mutant, standards)) for mutant in found]
         job = _Job(arch, standards, [task for task in tasks if task[1]])
@@ -93,8 +96,8 @@ def mutants(
 
 def _calls_of(mutant: Mutant, standards: list[list[Standard]]) -> tuple[int, ...]:
     """Numbers of the calls that execute the instruction under some schedule."""
-    executed = [[mutant.line in each.executed.get((mutant.ptx, mutant.kernel), ()) for each in of] for of in standards]
-    return tuple(number for number, somewhere in enumerate(map(any, zip(*executed))) if somewhere)
+    by_call = zip(*standards)
+    return tuple(number for number, of in enumerate(by_call) if any(each.executes(mutant) for each in of))
 
 
 # ---- calls with the kernels as they are
@@ -102,19 +105,17 @@ def _calls_of(mutant: Mutant, standards: list[list[Standard]]) -> tuple[int, ...
 
 def _standard(run_it: Callable[[], Any], arch: str, options: dict[str, Any]) -> Standard:
     with capture(arch=arch, **options) as session:
+        session.around = recorder = Recorder()
         results = _tensors(run_it())
-    if errors := _errors(session.findings):
-        raise SimulationError(errors)
+    if session.findings:
+        raise SimulationError(session.findings)
     if not session.runs:
         raise MutantsError(
             "kda.simulator.mutants: a call launched no kernel that a capture accepts. Launch kernels without opening a "
             "capture of your own."
         )
-    executed: dict[tuple[str, str], set[int]] = {}
-    for launch, run in zip(session.launches, session.runs):
-        executed.setdefault((launch.kernel.ptx, launch.kernel.name), set()).update(run.executed)
     most = max(run.counters["warp_instructions"] for run in session.runs)
-    return Standard(run_it, {"limit": PATIENCE * most + SPARE} | options, results, executed)
+    return Standard(run_it, {"limit": PATIENCE * most + SPARE} | options, results, recorder.launches)
 
 
 def _check_repeats(arch: str, standard: Standard) -> None:
@@ -146,8 +147,7 @@ class _Job(NamedTuple):
 
     def _noticed(self, mutant: Mutant, standard: Standard) -> tuple[str, ...]:
         with capture(arch=self.arch, **standard.options) as session:
-            session.instead = {mutant.ptx: mutant.changed}
-            session.after = _raise_for_errors
+            session.around = Player(mutant, standard.launches)
             try:
                 right = _equal(_tensors(standard.run_it()), standard.results)
             except SimulationError as error:
@@ -184,17 +184,7 @@ def _work(number: int) -> Verdict:
     return _JOB[-1].verdict(number)
 
 
-# ---- findings and results
-
-
-def _errors(findings: Sequence[Any]) -> list[Any]:
-    return [finding for finding in findings if getattr(finding, "grade", "error") == "error"]
-
-
-def _raise_for_errors(run: Any) -> None:
-    """Whatever follows the first launch that went wrong need not run."""
-    if errors := _errors(run.findings):
-        raise SimulationError(errors)
+# ---- results
 
 
 def _tensors(result: Any) -> list[torch.Tensor]:
@@ -208,14 +198,7 @@ def _tensors(result: Any) -> list[torch.Tensor]:
 
 
 def _equal(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
-    """In every bit: a nan is equal to itself."""
-    return len(found) == len(expected) and all(
-        x.shape == y.shape and x.dtype == y.dtype and torch.equal(_bits(x), _bits(y)) for x, y in zip(found, expected)
-    )
-
-
-def _bits(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous().flatten().view(torch.uint8)
+    return len(found) == len(expected) and all(map(equal, found, expected))
 
 
 @contextlib.contextmanager
