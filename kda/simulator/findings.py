@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 
@@ -12,7 +12,7 @@ class Kind(NamedTuple):
 
 
 # by the engine's number (FindingKind); {t} is the engine's own text, {a} the address, {n} the size, {o} who else,
-# {s} the space, {w} {r} {x} what this one does
+# {s} the space, {w} {r} {x} what this one does, {b} what to do about two lanes
 KINDS = {
     1: Kind("out-of-bounds", "{t}"),
     2: Kind("misaligned", "{t}"),
@@ -27,7 +27,7 @@ KINDS = {
     ),
     8: Kind(
         "race-lanes",
-        "{x} {s} at {a}, which another lane of the same warp used: bar.warp.sync (__syncwarp) is missing between",
+        "{x} {s} at {a}, which another lane of the same warp used: {b}",
     ),
     9: Kind("barrier", "{t}"),
     10: Kind("mbarrier", "{t}"),
@@ -60,6 +60,8 @@ ACTORS = (
     "a copy that an mbarrier tracks",
 )
 LONGEST = 200  # characters of an instruction: some list hundreds of registers
+LONGEST_NAME = 80  # characters of a kernel's name
+AT_ONE_SITE = 4  # findings of one kind at one instruction
 RACES = {4, 5, 6, 7, 8}
 
 
@@ -90,9 +92,25 @@ class Finding:
 
     def __str__(self):
         times = f", {self.count} times" if self.count > 1 else ""
-        who = f"{self.kernel}, CTA {self.cta}, warp {self.warp}, lane {self.lane}"
+        who = f"{shortened(self.kernel)}, CTA {self.cta}, warp {self.warp}, lane {self.lane}"
         text = f"{self.kind}: {who}: {self.says}{times}\n    at {self.place}"
         return text + (f"\n    and {self.other}" if self.other else "")
+
+
+def shortened(name):
+    """A kernel's name, cut where it is a mangled one: some list the types of all arguments."""
+    return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..."
+
+
+def folded(findings):
+    """At most a few of one kind at one instruction; the last of them says how many more there are."""
+    sites = {}
+    for finding in findings:
+        sites.setdefault((finding.kind, finding.place.line), []).append(finding)
+    kept = {id(finding) for of in sites.values() for finding in of[:AT_ONE_SITE]}
+    left = {id(of[AT_ONE_SITE - 1]): len(of) - AT_ONE_SITE for of in sites.values() if len(of) > AT_ONE_SITE}
+    more = {key: f" (and {n} more of this kind at this instruction)" for key, n in left.items()}
+    return [replace(f, says=f.says + more[id(f)]) if id(f) in more else f for f in findings if id(f) in kept]
 
 
 class SimulationError(RuntimeError):
@@ -122,7 +140,9 @@ def worded(record, program, labels):
     who = "another CTA of the grid" if record.other_actor < 0 else ACTORS[record.other_actor].format(n=record.detail[0])
     async_ = bool(record.detail[2]) if number in RACES else False
     first = number if number < 7 else record.detail[3]
+    between = "bar.warp.sync (__syncwarp) is missing between"
     words = dict(
+        b="give each lane its own address, or let one of them do it" if record.ins == record.other_ins else between,
         t=says,
         a=hex(record.address),
         n=record.size,
