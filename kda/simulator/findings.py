@@ -92,7 +92,7 @@ class Finding:
 
     def __str__(self):
         times = f", {self.count} times" if self.count > 1 else ""
-        who = f"{shortened(self.kernel)}, CTA {self.cta}, warp {self.warp}, lane {self.lane}"
+        who = f"{self.kernel}, CTA {self.cta}, warp {self.warp}, lane {self.lane}"
         text = f"{self.kind}: {who}: {self.says}{times}\n    at {self.place}"
         return text + (f"\n    and {self.other}" if self.other else "")
 
