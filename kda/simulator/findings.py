@@ -61,6 +61,8 @@ ACTORS = (
 )
 LONGEST = 200  # characters of an instruction: some list hundreds of registers
 LONGEST_NAME = 80  # characters of a kernel's name
+IN_TURN = "bar.warp.sync (__syncwarp) is missing between"
+AT_ONCE = "give each lane an address of its own, or let one lane do it"
 AT_ONE_SITE = 4  # findings of one kind at one instruction
 RACES = {4, 5, 6, 7, 8}
 
@@ -140,12 +142,11 @@ def worded(record, program, labels):
     who = "another CTA of the grid" if record.other_actor < 0 else ACTORS[record.other_actor].format(n=record.detail[0])
     async_ = bool(record.detail[2]) if number in RACES else False
     first = number if number < 7 else record.detail[3]
-    between = "bar.warp.sync (__syncwarp) is missing between"
     words = dict(
-        b="give each lane its own address, or let one of them do it" if record.ins == record.other_ins else between,
         t=says,
         a=hex(record.address),
         n=record.size,
+        b=AT_ONCE if record.ins == record.other_ins else IN_TURN,
         s=space,
         o=who,
         w="an asynchronous write to" if async_ else "writes",
