@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 
@@ -13,7 +13,7 @@ class Kind(NamedTuple):
 
 
 # by the engine's number (FindingKind); {t} is the engine's own text, {a} the address, {n} the size, {o} who else,
-# {s} the space, {w} {r} {x} what this one does
+# {s} the space, {w} {r} {x} what this one does, {b} what to do about two lanes
 KINDS = {
     1: Kind("out-of-bounds", "{t}"),
     2: Kind("misaligned", "{t}"),
@@ -28,7 +28,7 @@ KINDS = {
     ),
     8: Kind(
         "race-lanes",
-        "{x} {s} at {a}, which another lane of the same warp used: bar.warp.sync (__syncwarp) is missing between",
+        "{x} {s} at {a}, which another lane of the same warp used: {b}",
     ),
     9: Kind("barrier", "{t}"),
     10: Kind("mbarrier", "{t}"),
@@ -64,6 +64,10 @@ ACTORS = (
     "a copy that an mbarrier tracks",
 )
 LONGEST = 200  # characters of an instruction: some list hundreds of registers
+LONGEST_NAME = 80  # characters of a kernel's name
+IN_TURN = "bar.warp.sync (__syncwarp) is missing between"
+AT_ONCE = "give each lane an address of its own, or let one lane do it"
+AT_ONE_SITE = 4  # findings of one kind at one instruction
 RACES = {4, 5, 6, 7, 8}
 
 
@@ -101,6 +105,22 @@ class Finding:
         return text + (f"\n    and {self.other}" if self.other else "")
 
 
+def shortened(name):
+    """A kernel's name, cut where it is a mangled one: some list the types of all arguments."""
+    return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..."
+
+
+def folded(findings):
+    """At most a few of one kind at one instruction; the last of them says how many more there are."""
+    sites = {}
+    for finding in findings:
+        sites.setdefault((finding.kind, finding.place.line), []).append(finding)
+    kept = {id(finding) for of in sites.values() for finding in of[:AT_ONE_SITE]}
+    left = {id(of[AT_ONE_SITE - 1]): len(of) - AT_ONE_SITE for of in sites.values() if len(of) > AT_ONE_SITE}
+    more = {key: f" (and {n} more of this kind at this instruction)" for key, n in left.items()}
+    return [replace(f, says=f.says + more[id(f)]) if id(f) in more else f for f in findings if id(f) in kept]
+
+
 class SimulationError(RuntimeError):
     """What a launch that raises found."""
 
@@ -133,6 +153,7 @@ def worded(record, program, labels, strict=False):
         t=says,
         a=hex(record.address),
         n=record.size,
+        b=AT_ONCE if record.ins == record.other_ins else IN_TURN,
         s=space,
         o=who,
         w="an asynchronous write to" if async_ else "writes",

@@ -737,6 +737,15 @@ def test_a_map_that_does_not_fit_is_refused(flips, says):
     assert any(says in f.says for f in run.findings if f.kind == "tensor-map")
 
 
+@pytest.mark.parametrize(("code", "bits"), [(11, 4), (12, 4), (13, 6)])
+def test_a_map_of_packed_elements_is_refused_by_name(code, bits):
+    x, m = box()
+    changed = int.from_bytes(m.encode(), "little") & ~(15 << 71) | code << 71
+    args = [changed.to_bytes(128, "little"), torch.zeros(4096, dtype=torch.uint8)]
+    run = launch(loading(m, (0, 0), 4096), grid=1, block=THREADS, args=args, memory=[x])
+    assert any(f"packed elements of {bits} bits" in f.says for f in run.findings if f.kind == "tensor-map")
+
+
 def test_memory_that_holds_no_map_is_refused():
     x, m = box()
     for raw in (b"\xff" * 128, bytes(range(128))):
