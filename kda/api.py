@@ -18,6 +18,7 @@ import warnings
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from . import autograd
 from .bundles import Grads, Outputs, Saved, saved_dtypes, saved_shapes
@@ -158,7 +159,7 @@ def chunk_kda_bwd(
     settings = [getattr(options, name) for name in autograd.OPTIONS]
     tensors = inputs[: len(autograd.INPUTS)]
     with torch.no_grad():
-        grads = _operate(torch.ops.kda.chunk_backward, call, *tensors, *settings, do, dht, list(saved or ()))
+        grads = _operate(autograd.call, call, "chunk_backward", *tensors, *settings, do, dht, *(saved or ()))
     return Grads(*(None if x is None else grad for x, grad in zip(inputs, grads)))
 
 
@@ -217,19 +218,20 @@ def fused_recurrent_kda(
         state_v_first, cu_seqlens, cu_seqlens_cpu, None, A_log, dt_bias, 64, backend, batch_invariant,
         transpose_state_layout, unknown, inplace_final_state, ssm_state_indices, num_accepted_tokens,
     )  # fmt: skip
-    settings = [getattr(options, name) for name in autograd.RECURRENT_OPTIONS]
-    call = Call("fused_recurrent_kda", inputs, options, out=out)
+    call, inplace = Call("fused_recurrent_kda", inputs, options, out=out), options.inplace_final_state
+    recorded = records_gradients(inputs)
     if not torch.compiler.is_compiling():
-        if options.inplace_final_state:
+        if recorded and inplace:
             _operate(check, call, call, (WRITTEN_STATE,))
         if out is not None:                                                   # the operator does not see it
             _operate(problem_of, call, call)
-    if options.inplace_final_state:
-        o, final_state = _operate(torch.ops.kda.recurrent_, call, *inputs, *settings), initial_state
+    if _unseen(inputs) and not recorded:
+        o, ht = _operate(autograd.recurrent, call, call)
     else:
-        o, final_state = _operate(torch.ops.kda.recurrent, call, *inputs, *settings)
-        final_state = final_state if options.output_final_state else None
-    return (o if out is None else out.copy_(o)), final_state
+        settings = [getattr(options, name) for name in autograd.RECURRENT_OPTIONS]
+        o, *ht = _operate(autograd.call, call, "recurrent_" if inplace else "recurrent", *inputs, *settings)
+        ht = ht[0] if options.output_final_state and not inplace else None
+    return (o if out is None else out.copy_(o)), initial_state if inplace else ht
 
 
 def fused_kda_gate(
@@ -245,7 +247,7 @@ def fused_kda_gate(
     A_log may be None (a factor of 1). A_log has HV elements, dt_bias HV * K or None.
     """
     check(GateCall("fused_kda_gate", g, A_log, dt_bias, lower_bound, output_dtype), GATE)
-    return torch.ops.kda.gate(g, A_log, dt_bias, lower_bound, output_dtype)
+    return autograd.call("gate", g, A_log, dt_bias, lower_bound, output_dtype)[0]
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any, **keywords: Any) -> Choice:
@@ -289,7 +291,7 @@ def _forward(inputs: Inputs, options: Options, save: str, recorded: bool = False
     if unseen:
         o, ht, h = _operate(autograd.Recorded.apply, call, *arguments)
         return Outputs(o, ht if options.output_final_state else None, None, None)
-    o, ht, h, saved = _operate(torch.ops.kda.chunk_forward, call, *arguments)
+    o, ht, h, *saved = _operate(autograd.call, call, "chunk_forward", *arguments)
     return Outputs(o, ht if options.output_final_state else None, h if options.return_intermediate_states else None,
                    Saved(*saved) if save == "all" else None)  # fmt: skip
 
@@ -302,6 +304,7 @@ def _unseen(inputs: Inputs) -> bool:
         and not torch.autograd._profiler_enabled()
         and not torch._C._len_torch_dispatch_stack()
         and torch._C._functorch.peek_interpreter_stack() is None
+        and forward_ad._current_level < 0
         and _PLAIN.issuperset(map(type, inputs))
         and not (inputs.q is None or inputs.q.is_meta)
     )

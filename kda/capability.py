@@ -36,6 +36,7 @@ class Capability:
     auto_rules: tuple[Rule, ...] = ()        # asked only when the backend was not named by the caller
     backward: bool = True                    # False: to its forwards "auto" finds a backward
     keeps: bool = True                       # False: who takes its backward takes recorded forwards, too
+    composite: bool = False                  # made of torch operations alone, which forward-mode AD follows
     archs: tuple[str, ...] = ()              # targets its kernels are built for; empty: no compiled kernels
     portable: bool = False                   # GPUs later than these archs run the same kernels, from their PTX
     stages: tuple[str, ...] = ()             # of kda.stages, or runs of them, that its launch module can run alone

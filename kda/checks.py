@@ -148,7 +148,7 @@ def _shape_row(name: str, letters: str, fix: str, states: bool = False) -> Check
 
 def _numel_row(name: str, letters: str, fix: str, id: str | None = None) -> Check:
     def wanted(c: Any) -> int:
-        return math.prod(getattr(c, letter) for letter in letters.split("*"))
+        return math.prod([getattr(c, letter) for letter in letters.split("*")])     # torch.compile traces the gate's
 
     def found(c: Any) -> str | None:
         x = c.tensor(name)

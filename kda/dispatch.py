@@ -141,10 +141,14 @@ def choose(problem: Problem, asked: str = "auto") -> Choice:
     return choice
 
 
+def capability(backend: str) -> Capability:
+    return next(c for c in capabilities() if c.backend == backend)
+
+
 @functools.lru_cache(maxsize=1024)
 def recorder(problem: Problem, backend: str) -> str:
     """Who makes a forward that is recorded: `backend`, or who takes the backward if that keeps nothing for it."""
-    if next(c for c in capabilities() if c.backend == backend).keeps:
+    if capability(backend).keeps:
         return backend
     return choose(dataclasses.replace(problem, direction="backward")).backend
 
@@ -152,5 +156,4 @@ def recorder(problem: Problem, backend: str) -> str:
 @functools.cache
 def launcher(backend: str) -> Launcher:
     """The backend's launch module: imported at its first use, never before."""
-    capability = next(c for c in capabilities() if c.backend == backend)
-    return importlib.import_module(capability.launch_module)
+    return importlib.import_module(capability(backend).launch_module)

@@ -193,8 +193,74 @@ def test_states_of_a_lower_dtype_are_rounded_once():
     assert state.dtype == torch.bfloat16 and distance(state, exact) < 2**-8
 
 
-def test_its_missing_backward_says_what_to_use():
-    call = make([3]).requiring_grad()
-    o, _ = recurrent(call)
+def in_place(call, **options):
+    """A call that may write into its pool, none of its other tensors, and what is differentiable."""
+    pool = torch.zeros(3, 2, 5, 3, dtype=torch.float64)
+    return pool, recurrent(call, initial_state=pool, ssm_state_indices=torch.tensor([1]), **options)
+
+
+def compiled(function):
+    torch._dynamo.reset()
+    return torch.compile(function, fullgraph=True, backend="aot_eager")
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["states returned", "states in place"])
+@pytest.mark.parametrize("name", ["q", "g", "beta", "A_log"])
+def test_its_missing_backward_says_what_to_use(written, name):
+    call = make([3], gate="softplus", initial_state=False)
+    call.tensors[name].requires_grad_()
+    o, _ = in_place(call)[1] if written else recurrent(call)
+    assert o.requires_grad
     with pytest.raises(kda.KdaError, match="Train with chunk_kda"):
         o.sum().backward()
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["states returned", "states in place"])
+def test_compiled_it_says_so_too(written):
+    call = make([3], initial_state=False)
+    call.tensors["k"].requires_grad_()
+    with pytest.raises(Exception, match="Train with chunk_kda"):
+        compiled(lambda: in_place(call)[1] if written else recurrent(call))()[0].sum().backward()
+
+
+def test_a_pool_never_comes_to_require_a_gradient():
+    call = make([3], initial_state=False).requiring_grad()
+    pool, (expected, _) = in_place(call)
+    again, (o, returned) = in_place(call)
+    assert returned is again and torch.equal(o, expected) and pool[1].any() and torch.equal(pool, again)
+    for _ in range(2):                                                         # and the next step may follow
+        recurrent(call, initial_state=pool, ssm_state_indices=torch.tensor([1]))
+        assert not pool.requires_grad and pool.grad_fn is None and pool.is_leaf
+
+
+def test_compiled_a_pool_that_requires_a_gradient_is_refused():
+    call = make([3])
+    call.tensors["initial_state"].requires_grad_()
+    with pytest.raises(Exception, match="without gradients to be written in place"):
+        compiled(lambda: recurrent(call, inplace_final_state=True))()
+
+
+def test_autograd_notices_that_a_state_it_kept_was_written():
+    call = make([3])
+    w = torch.ones_like(call.tensors["initial_state"], requires_grad=True)
+    kept = w * call.tensors["initial_state"]
+    with torch.no_grad():
+        recurrent(call, inplace_final_state=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        kept.sum().backward()
+
+
+def test_vmap_over_states_writes_each_of_them():
+    call = make([3])
+    several = torch.randn(4, *call.tensors["initial_state"].shape, dtype=torch.float64)
+    one_by_one = several.clone()
+    expected = torch.stack([recurrent(call, initial_state=state, inplace_final_state=True)[0] for state in one_by_one])
+    found = torch.func.vmap(lambda state: recurrent(call, initial_state=state, inplace_final_state=True)[0])(several)
+    assert torch.equal(found, expected) and torch.equal(several, one_by_one)
+
+
+def test_vmap_over_q_alone_would_write_one_state_and_is_refused():
+    call = make([3])
+    several = torch.stack([call.tensors["q"]] * 2)
+    with pytest.raises(kda.KdaError, match="Map over initial_state as well"):
+        torch.func.vmap(lambda q: recurrent(call, q=q, inplace_final_state=True)[0])(several)

@@ -243,6 +243,20 @@ def test_autograd_gives_what_the_two_functions_give():
     assert_same_bits(recorded(row), row.found)
 
 
+def test_torch_func_gives_the_same_gradients_and_refuses_tangents():
+    row = row_of(BATCH)
+    keywords = row.case.keywords | {"disable_recompute": True, "backend": "triton"}
+
+    def outputs(q):
+        return kda.chunk_kda(**keywords | {"q": q})
+
+    with capture(arch=row.arch):
+        _, pull = torch.func.vjp(outputs, keywords["q"])
+        assert same_bits(pull((row.case.do, row.case.dht))[0], row.found["dq"])
+        with pytest.raises(kda.KdaError, match="found backend 'triton', whose kernels have no such derivative"):
+            torch.func.jvp(outputs, (keywords["q"],), (keywords["q"],))
+
+
 def test_a_loss_on_the_outputs_alone_has_gradients():
     row = row_of(GIVEN)
     silent = dataclasses.replace(row.case, dht=torch.zeros_like(row.case.dht))

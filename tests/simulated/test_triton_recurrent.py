@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs triton")
 
+import kda
 from kda.backends.reference import launch as reference
 from kda.backends.triton import recurrent_launch, recurrent_plan
 from kda.backends.triton.plan import target_of
@@ -422,6 +423,22 @@ def test_tokens_one_by_one_give_the_bits_of_all_at_once():
         o_t, state = run("sm90", dataclasses.replace(p, T=1), x._replace(**token, initial_state=state))
         assert same_bits(o_t, o[:, t : t + 1])
     assert same_bits(state, states)
+
+
+def test_a_call_in_place_has_no_backward_and_autograd_knows_that_it_wrote():
+    p, x = call((3,))
+    pool = torch.zeros(2, p.HV, p.K, p.V)
+    q, k = x.q.clone().requires_grad_(), torch.ones(1, requires_grad=True)
+    kept = (k * pool).sum()
+    with capture(arch="sm_90"):
+        o, returned = kda.fused_recurrent_kda(
+            q, *x[1:5], initial_state=pool, ssm_state_indices=torch.tensor([1]), backend="triton"
+        )
+    assert returned is pool and pool[1].any() and not pool.requires_grad
+    with pytest.raises(kda.KdaError, match="Train with chunk_kda"):
+        o.float().sum().backward()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        kept.backward()
 
 
 def test_no_output_depends_on_later_tokens():
