@@ -15,7 +15,7 @@ import kda
 from kda.compile import builders, fetching, recipes, store
 from kda.compile import triton as door
 from kda.compile.errors import BuildError, MissingCompilerError
-from kda.compile.recipes import Recipe
+from kda.compile.triton import Recipe
 
 ROOT = pathlib.Path(kda.__file__).parents[1]
 TYPES = {"x": "*fp32", "y": "*fp32", "n": "i32"}
@@ -89,7 +89,7 @@ def test_a_constant_that_cannot_be_written_down_is_refused():
 
 
 def test_neither_a_recipe_nor_its_key_imports_triton_or_the_kernel(made_up):
-    code = "import sys; from kda.compile.recipes import Recipe; "
+    code = "import sys; from kda.compile.triton import Recipe; "
     code += "print(len(Recipe('made_up.kernels:scale', {}, target='sm90').key)); print(*sys.modules)"
     length, modules = script(code, made_up).stdout.splitlines()
     assert length == "64" and not {"triton", "made_up", "made_up.kernels"} & set(modules.split())
@@ -110,7 +110,7 @@ def test_the_key_holds_all_that_a_build_depends_on(made_up, monkeypatch):
     differs()
     monkeypatch.setenv("DISABLE_PTXAS_OPT", "1")
     differs()
-    monkeypatch.setattr(recipes, "FORMAT", "triton 0")
+    monkeypatch.setattr(door, "FORMAT", "triton 0")
     differs()
     monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
     (made_up / "notes.txt").write_text("not source")

@@ -35,8 +35,9 @@ ARROWS = {
     "backends": {"bundles", "capability", "compile", "gates", "host", "offsets", "problem", "stages"},
     "verify": {"__init__", "backends", "capability", "compile", "dispatch", "gates", "host", "problem", "simulator",
                "stages"},
-    "commands": {"__init__", "capability", "compile", "dispatch", "errors", "host", "problem", "simulator", "stages",
-                 "verify"},
+    "measure": {"host", "stages", "verify"},
+    "commands": {"__init__", "capability", "compile", "dispatch", "errors", "host", "measure", "problem", "simulator",
+                 "stages", "verify"},
     "cli": {"commands"},
     "__main__": {"cli"},
 }  # fmt: skip

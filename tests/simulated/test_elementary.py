@@ -12,7 +12,7 @@ from elementary import DOCUMENTED, EPS, LOG2_E, LOWER_BOUND, SIMULATED, Backend,
 
 from kda.backends.reference import gates, halving
 from kda.backends.sm89 import plan
-from kda.backends.triton.plan import target_of
+from kda.backends.triton.targets import target_of
 from kda.compile import nvrtc
 from kda.compile.target import parse
 from kda.host import detect

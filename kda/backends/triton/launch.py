@@ -19,7 +19,7 @@ from kda.stages import find
 from ..common.chunks import Chunks, has_rows
 from ..common.tensors import aligned, chunks_of_a_row, on_its_device
 from .call import Call, dtype_of
-from .recurrent_launch import recurrent as recurrent
+from .decode.launch import recurrent as recurrent
 
 Tensor = torch.Tensor
 

@@ -11,23 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from kda.bundles import Save, chunk_bound
-from kda.compile.recipes import Recipe
-from kda.compile.target import TARGETS, Target
+from kda.compile.target import Target
+from kda.compile.triton import Recipe
 from kda.host import Host
 from kda.problem import Problem
 from kda.stages import LOG2_E
 
 from .configs import Config, choose, power_of_2
-
-TYPES = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32", "float64": "*fp64", "int32": "*i32",
-         "int64": "*i64"}  # fmt: skip
-
-
-def target_of(host: Host) -> Target:
-    """The newest arch whose code this GPU runs."""
-    assert host.cc is not None
-    fits = [t for t in TARGETS.values() if t.cc == host.cc or (t.spelling[-1] != "a" and t.cc <= host.cc)]
-    return max(fits, key=lambda t: t.cc)
+from .decode.plan import recipes as decode_recipes
+from .targets import TYPES, target_of
 
 
 @dataclass(frozen=True)
@@ -349,9 +341,7 @@ UNALIGNED = ("beta", "A_log", "dt_bias", "cu_seqlens", *TABLES, "dbeta", "db", "
 def recipes(p: Problem, host: Host) -> list[Recipe]:
     """All kernels that a call of this class can want, however long its sequences are."""
     if p.op == "recurrent":
-        from . import recurrent_plan
-
-        return recurrent_plan.recipes(p, host)
+        return decode_recipes(p, host)
     make = _Recipes(p, host)
     way, kept = (make.forward, make.backward)[p.direction == "backward"], (Save.NOTHING, Save.PRODUCTS)
     plans = [way(segment, saved) for segment in (0, 64) for saved in ((Save.ALL,) if p.disable_recompute else kept)]
