@@ -155,6 +155,12 @@ def test_identical_instructions_of_one_line_are_mutants_of_one_row(source):
     assert "SURVIVED (PTX line 21)" in str(found)
 
 
+def test_a_helper_in_another_file_says_what_stands_around_it(source):
+    text = source().replace(".loc 1 7 0", ".loc 2 30 0") + '.file 2 "helper.py"\n'
+    (row,) = [row for row in judged(text, rules=(REMOVED,)).rows if row.source.endswith("helper.py:30")]
+    assert row.says == "SURVIVED (PTX line 21 between reversed.py:5 and reversed.py:8)"
+
+
 def test_an_instruction_that_the_calls_do_not_execute_survives_and_says_so(source):
     found = judged(source().replace("ret;", "ret;\nbar.sync 0;"), rules=(REMOVED,))
     (row,) = [row for row in found.rows if row.source.endswith(":8")]
@@ -236,8 +242,8 @@ def test_the_table_is_json(source):
     found = json.loads(json.dumps(judged(source()).as_json()))
     assert found["kernels"]["reversed"]["mutants"] == 3 and found["rows"][0]["symbol"] == "reversed"
     assert found["rows"][0]["mutants"][0] == dict(
-        line=18, status="noticed", noticed=["race-read-write", "race-write-read", "uninitialised"], schedule=0,
-        reached=True, reason=None,
+        line=18, place="18", status="noticed", noticed=["race-read-write", "race-write-read", "uninitialised"],
+        schedule=0, reached=True, reason=None,
     )  # fmt: skip
 
 
