@@ -171,7 +171,7 @@ def test_a_kernel_is_built_once_and_then_read_without_triton(made_up, monkeypatc
 @needs_triton
 def test_a_kernel_of_this_process_costs_no_look_at_source_or_disk(made_up, monkeypatch):
     built = fetching.fetch(recipe())
-    monkeypatch.setattr(recipes, "source", None)
+    monkeypatch.setattr(door, "source", None)
     monkeypatch.setattr(store.Store, "find", None)
     assert [kernel is built for kernel in fetching.fetch_all([recipe(), recipe()])] == [True, True]
 
@@ -203,7 +203,7 @@ def test_building_leaves_triton_s_cache_and_the_environment_alone(made_up, monke
 @needs_triton
 def test_a_script_without_a_main_guard_may_build(made_up):
     texts = [recipe(block=block).text for block in (32, 64)]
-    code = "print('once'); from kda.compile import fetching as f, recipes as r; "
+    code = "print('once'); from kda.compile import fetching as f, triton as r; "
     code += f"print(len(f.fetch_all(map(r.Recipe.read, {texts!r}), workers=2)))"
     assert script(code, made_up).stdout.split() == ["once", "2"]
 
@@ -286,7 +286,7 @@ def test_an_entry_that_is_whole_and_holds_something_else_is_built_again(made_up)
 def test_an_interrupt_ends_the_builds(made_up):
     (made_up / "slow.py").write_text("import time, pathlib\npathlib.Path(__file__ + '.began').touch()\ntime.sleep(100)")
     texts = [recipe(module="slow", block=block).text for block in (32, 64, 128)]
-    code = f"from kda.compile import fetching as f, recipes as r; f.fetch_all(map(r.Recipe.read, {texts!r}), workers=2)"
+    code = f"from kda.compile import fetching as f, triton as r; f.fetch_all(map(r.Recipe.read, {texts!r}), workers=2)"
     process = subprocess.Popen([sys.executable, "-c", code], env=environment(made_up), stderr=subprocess.PIPE)
     while not (made_up / "slow.py.began").exists():
         assert process.poll() is None, process.stderr.read()
