@@ -37,7 +37,6 @@ class Capability:
     backward: bool = True                    # False: to its forwards "auto" finds a backward
     keeps: bool = True                       # False: who takes its backward takes recorded forwards, too
     archs: tuple[str, ...] = ()              # targets its kernels are built for; empty: no compiled kernels
-    portable: bool = False                   # GPUs later than these archs run the same kernels, from their PTX
     stages: tuple[str, ...] = ()             # of kda.stages, or runs of them, that its launch module can run alone
     proof_dtypes: tuple[str, ...] = ("float32",)    # of q, k, v, in which the stages are proven
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from kda.bundles import chunk_bound
 from kda.compile.recipes import Recipe
-from kda.compile.target import TARGETS, Target
+from kda.compile.target import Target, code_for
 from kda.host import Host
 from kda.problem import Problem
 from kda.stages import LOG2_E
@@ -24,10 +24,9 @@ TYPES = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32", "float64":
 
 
 def target_of(host: Host) -> Target:
-    """The newest arch whose code this GPU runs."""
-    assert host.cc is not None
-    fits = [t for t in TARGETS.values() if t.cc == host.cc or (t.spelling[-1] != "a" and t.cc <= host.cc)]
-    return max(fits, key=lambda t: t.cc)
+    target = code_for(host.cc) if host.cc else None
+    assert target is not None
+    return target
 
 
 @dataclass(frozen=True)
