@@ -38,7 +38,6 @@ class Capability:
     keeps: bool = True                       # False: who takes its backward takes recorded forwards, too
     composite: bool = False                  # made of torch operations alone, which forward-mode AD follows
     archs: tuple[str, ...] = ()              # targets its kernels are built for; empty: no compiled kernels
-    portable: bool = False                   # GPUs later than these archs run the same kernels, from their PTX
     stages: tuple[str, ...] = ()             # of kda.stages, or runs of them, that its launch module can run alone
     proof_dtypes: tuple[str, ...] = ("float32",)    # of q, k, v, in which the stages are proven
 

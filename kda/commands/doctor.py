@@ -23,7 +23,7 @@ from kda.problem import Problem
 from kda.verify.evidence import Evidence
 
 from . import probes
-from .findings import CHECKS, Finding
+from .findings import CHECKS, Finding, backends_with_kernels
 from .options import known
 from .probes import Facts, Probe
 from .render import FINDING, OK, Screen, common_options, kda_version, strip_ansi, table
@@ -144,8 +144,7 @@ def live_finding(name: str, call: Probe) -> Finding:
 
 
 def archs_without_kernels(backends: Sequence[Capability]) -> list[str]:
-    built = {arch for backend in backends for arch in backend.archs}
-    return [arch for arch in TARGETS if arch not in built]
+    return [name for name, target in TARGETS.items() if not backends_with_kernels(target.cc, tuple(backends))]
 
 
 # ---------------------------------------------------------------------------------------------- examination

@@ -16,7 +16,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from kda.capability import Capability
-from kda.compile.target import TARGETS
+from kda.compile.target import code_for
 from kda.dispatch import backend_names, capabilities
 
 from .probes import Facts, Gpu, Probe, Ptxas, release
@@ -175,7 +175,7 @@ def gpu_capability(f: Facts) -> Finding | None:
 
 
 def backends_with_kernels(cc: tuple[int, int], backends: tuple[Capability, ...]) -> list[str]:
-    return [b.backend for b in backends if any(TARGETS[arch].cc == cc for arch in b.archs)]
+    return [b.backend for b in backends if code_for(cc, b.archs)]
 
 
 @check("gpu.busy", "nobody else computes on the GPU", "torch", "smi")

@@ -15,12 +15,12 @@ import click
 
 from kda import dispatch
 from kda.capability import Capability
-from kda.compile.target import Target, parse
+from kda.compile.target import Target, code_for, parse
 from kda.problem import Problem
 from kda.verify import evidence
 from kda.verify.evidence import Evidence, Proof
 
-from .options import known, no_kernels
+from .options import built_for, known, no_kernels
 from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version, table
 from .verify import finite, known_stage, not_alone
 
@@ -117,14 +117,13 @@ def target_of(arch: str | None) -> Target | None:
 
 
 def chosen_backends(screen: Screen, target: Target | None, backend: str | None) -> list[Capability]:
-    every = dispatch.capabilities()
     if target is not None:
-        found = [c for c in every if target.name in c.archs]
+        found = built_for(target)
         if not found:
             raise CannotJudge(no_kernels(target))
         return found
     name = backend or auto(screen)
-    return [c for c in every if c.backend == name]
+    return [c for c in dispatch.capabilities() if c.backend == name]
 
 
 def auto(screen: Screen) -> str:
@@ -171,8 +170,8 @@ def is_here(c: Capability, target: Target | None) -> bool:
     if not c.archs:
         return True
     cc = detect(here()).cc
-    wanted = [target] if target else [parse(arch) for arch in c.archs]
-    return cc is not None and any(cc == t.cc or (c.portable and cc > t.cc) for t in wanted)
+    found = code_for(cc, c.archs) if cc else None
+    return found is not None and target in (None, found)
 
 
 def levels_of(c: Capability, target: Target | None, wanted: Evidence | None) -> tuple[Evidence, ...]:

@@ -14,7 +14,7 @@ from kda.dispatch import backend_asked, backend_names, weigh
 from kda.stages import STAGES, find, holder
 
 from . import mutants
-from .options import known, no_kernels, shape_options
+from .options import NoKernelsYet, built_for, known, shape_options
 from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version, table
 
 if TYPE_CHECKING:
@@ -244,13 +244,11 @@ def door_to(name: str, options: dict[str, Any]) -> Door:
 
 
 def first_with_kernels(options: dict[str, Any]) -> str:
-    from kda.dispatch import capabilities
-
     target = target_of(options)
-    found = [c.backend for c in capabilities() if target.name in c.archs]
+    found = built_for(target)
     if not found:
-        raise click.UsageError(no_kernels(target))
-    return found[0]
+        raise NoKernelsYet(target)
+    return found[0].backend
 
 
 def auto(case: Case, device: str) -> str | None:

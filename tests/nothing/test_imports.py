@@ -2,7 +2,6 @@
 
 import ast
 import functools
-import os
 import pathlib
 import re
 import subprocess
@@ -127,10 +126,9 @@ def test_no_backend_imports_a_sibling():
                 assert module.split(".")[2] in (own, "common"), f"{path} imports {module}"
 
 
-def fresh(code, **environment):
-    variables = {n: x for n, x in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"} | environment
+def fresh(code):
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=variables)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
 BAN = """
@@ -150,24 +148,18 @@ def test_import_kda_needs_torch_alone():
     )
     result = fresh(code)
     assert result.stdout.strip() == "chunk_kda", result.stderr
-    loaded = fresh("import torch, sys; before = set(sys.modules); import kda; print(*(set(sys.modules) - before))")
-    assert not {name.split(".")[0] for name in loaded.stdout.split()} & {
-        "triton",
-        "cutlass",
-        "cuda",
-        "click",
-        "packaging",
-    }
 
 
 def test_import_kda_registers_its_operators():
     assert fresh("import kda, torch; print(torch.ops.kda.chunk_forward)").stdout.strip() == "kda.chunk_forward"
 
 
-def test_import_kda_costs_at_most_50_ms_over_import_torch(tmp_path):
-    """Once its bytecode is there, as after an installation."""
-    code = "import time, torch; t = time.perf_counter(); import kda; print(time.perf_counter() - t)"
-    assert min(float(fresh(code, PYTHONPYCACHEPREFIX=str(tmp_path)).stdout) for _ in range(4)) < 0.05
+def test_import_kda_costs_a_few_files_of_its_own_over_import_torch():
+    """None that belongs to a backend, a compiler, the simulator or a command, and no other package."""
+    loaded = fresh("import torch, sys; before = set(sys.modules); import kda; print(*(set(sys.modules) - before))")
+    parts = ("api", "autograd", "bundles", "capability", "checks", "dispatch", "errors", "gates", "host", "offsets",
+             "problem")  # fmt: skip
+    assert set(loaded.stdout.split()) == {"kda", *(f"kda.{part}" for part in parts)}
 
 
 def test_a_broken_torch_breaks_the_import_and_not_the_command(tmp_path):

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 from click.testing import CliRunner
@@ -170,14 +169,13 @@ def test_a_backend_without_stages_cannot_be_judged(made_up):
 
 def test_an_arch_without_kernels_exits_with_3_and_needs_no_torch():
     code = (
-        "import sys; sys.argv = ['/bin/kda', 'selftest', '--arch', 'sm120']; import kda.cli, atexit;"
+        "import sys; sys.argv = ['/bin/kda', 'selftest', '--arch', 'sm120']; import kda.cli, kda.dispatch, atexit;"
+        "kda.dispatch.capabilities = tuple;"
         "atexit.register(lambda: print('torch' in sys.modules)); kda.cli.main()"
     )
     ran = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
-    built = {arch for c in capabilities() for arch in c.archs}
-    if "sm120" not in built:
-        assert ran.returncode == 3 and ran.stdout.splitlines()[-1] == "False", ran.stderr
-        assert ran.stdout.startswith("sm120 (RTX 50, RTX PRO 6000): no backend has kernels for it yet")
+    assert ran.returncode == 3 and ran.stdout.splitlines()[-1] == "False", ran.stderr
+    assert ran.stdout.startswith("sm120 (RTX 50, RTX PRO 6000): no backend has kernels for it yet")
 
 
 @pytest.mark.parametrize(
@@ -195,13 +193,11 @@ def test_wrong_options_exit_with_2_and_say_what_is_right(args, says):
     assert result.exit_code == 2 and says in result.stderr and not result.stdout
 
 
-def test_the_reference_passes_quickly():
-    began = time.monotonic()
+def test_the_reference_passes():
     result = kda_selftest("--backend", "reference", "--quick")
     assert result.exit_code == 0, result.output
     last = result.stdout.splitlines()[-1]
     assert last.startswith("reference: 10 of 10 stages and 4 of 4 cases within budget; executed on ")
-    assert time.monotonic() - began < 60
 
 
 def test_every_case_of_the_reference_is_within_budget():

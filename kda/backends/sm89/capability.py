@@ -21,7 +21,6 @@ CAPABILITY = Capability(
     rank=30,
     summary="float32 in CUDA C++ through NVRTC, compute capability 8.9 and up",
     archs=("sm89",),
-    portable=True,
     rules=(
         Rule(
             "sm89.gpu",

@@ -1,6 +1,7 @@
 """The portable backend: everything that the API takes on a GPU, in Triton, from sm_80 up."""
 
 from kda.capability import Capability, Rule
+from kda.compile.target import TARGETS
 
 CAPABILITY = Capability(
     backend="triton",
@@ -26,7 +27,7 @@ CAPABILITY = Capability(
         ),
         Rule("triton.head_dim", lambda p, h: p.K <= 256, "needs K <= 256, got K={p.K}"),
     ),
-    archs=("sm80", "sm90", "sm100"),
+    archs=tuple(TARGETS),
     stages=("fwd/gate+intra+wy", "fwd/state+output", "bwd/output+state", "bwd/wy+intra+gate"),
     proof_dtypes=("bfloat16", "float32"),
 )
