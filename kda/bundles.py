@@ -70,6 +70,16 @@ class Grads(NamedTuple):
     dh0: Tensor | None
 
 
+class SegmentSummary(NamedTuple):
+    """What a segment of a sequence does to the state that enters it, in float32: S -> M S + added.  Two neighbouring
+    segments do (M2 M1) S + (M2 added1 + added2), so summaries of segments, and of what several GPUs hold, are composed
+    alike; for a gradient that enters from behind, S is dS and M is transposed."""
+
+    M: Tensor                                # (segments, HV, K, K); its transpose where `transposed`
+    added: Tensor                            # (segments, HV, K, V)
+    transposed: bool = False
+
+
 def saved_shapes(B: int, T: int, N: int, HV: int, K: int, V: int, C: int, packed: bool) -> Saved:
     """The shape of each field of `Saved`."""
     rows, chunks = (B * T, HV), (chunk_bound(B, T, N, C, packed), HV)

@@ -158,7 +158,7 @@ def test_import_kda_costs_a_few_files_of_its_own_over_import_torch():
     """None that belongs to a backend, a compiler, the simulator or a command, and no other package."""
     loaded = fresh("import torch, sys; before = set(sys.modules); import kda; print(*(set(sys.modules) - before))")
     parts = ("api", "autograd", "bundles", "capability", "checks", "dispatch", "errors", "gates", "host", "offsets",
-             "problem")  # fmt: skip
+             "problem", "transforms")  # fmt: skip
     assert set(loaded.stdout.split()) == {"kda", *(f"kda.{part}" for part in parts)}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from kda.bundles import Outputs, Save
+from kda.bundles import Outputs, Save, SegmentSummary
 from kda.compile.kernel import Kernel
 from kda.problem import Inputs, Problem
 
@@ -24,6 +24,12 @@ def outputs(p: Problem, x: Inputs) -> Outputs:
     final_state = like.new_empty(p.N, p.HV, *state, dtype=torch.float32) if p.final_state else None
     h = like.new_empty(p.B, chunks_of_a_row(p, x), p.HV, *state) if p.intermediate_states else None
     return Outputs(like.new_empty(p.B, p.T, p.HV, p.V), final_state, h, None)
+
+
+def segment_summary(p: Problem, like: Tensor, segments: int) -> SegmentSummary:
+    """Memory for what chains and `compose` of the CuTe DSL pass on."""
+    M, added = (like.new_empty(segments, p.HV, p.K, n, dtype=torch.float32) for n in (p.K, p.V))
+    return SegmentSummary(M, added, transposed=True)
 
 
 def offsets_dtype(x: Inputs) -> str | None:

@@ -18,7 +18,7 @@ from kda.problem import Inputs, Problem
 from ..common.arguments import Launch
 from ..common.cute.configs import ROUNDED_TO
 from ..common.cute.tile import C
-from ..common.launcher import forward_as_stage, launch_of, offsets_dtype, outputs
+from ..common.launcher import forward_as_stage, launch_of, offsets_dtype, outputs, segment_summary
 from ..common.tensors import laid_out, on_its_device
 from .configs import RUN, ChunkTable, SegmentTable, TablesConfig
 from .plan import Config, Plan, plan, recipe
@@ -99,10 +99,10 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
     if at.pairs:
         at.pairs(tiles=tiles, beta=beta, A_qk=A_qk, A_inv=A_inv, chunk_table=chunk_table)
     if at.carry:                                                               # states that enter segments come first
-        M, added = (q.new_empty(at.plan.all_segments, p.HV, p.K, n, dtype=torch.float32) for n in (p.K, p.V))
-        edge = torch.empty_like(added)
-        at.carry(tiles=tiles, v=v, ht=added, M=M, segment_table=segment_table)
-        at.compose(M=M, added=added, h0=h0, edge=edge, first_segment=first_segment)
+        summary = segment_summary(p, q, at.plan.all_segments)
+        edge = torch.empty_like(summary.added)
+        at.carry(tiles=tiles, v=v, ht=summary.added, M=summary.M, segment_table=segment_table)
+        at.compose(M=summary.M, added=summary.added, h0=h0, edge=edge, first_segment=first_segment)
         h0 = edge
     if at.chain:
         at.chain(tiles=tiles, v=v, h0=h0, o=o, ht=ht, h=h, segment_table=segment_table)

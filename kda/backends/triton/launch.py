@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import torch
 
-from kda.bundles import Grads, Outputs, Products, Save, Saved
+from kda.bundles import Grads, Outputs, Products, Save, Saved, SegmentSummary
 from kda.problem import Inputs, Problem
 from kda.stages import find
 
@@ -64,15 +64,21 @@ def state_output(c: Call) -> None:
     """o, ht, h and v_new, those that there is memory for."""
     h0 = c.env.get("h0")
     if c.plan.segment:
-        added, h0 = c.per_segment(c.p.K, c.p.V), c.per_segment(c.p.K, c.p.V)
-        c.over_segments("added", ht=added)
-        transitions(c)
-        c.over_sequences("compose", edge=h0, added=added)
+        summary, h0 = summarised(c), c.per_segment(c.p.K, c.p.V)
+        c.over_sequences("compose", edge=h0, added=summary.added)
     c.over_segments("state", h0=h0)
 
 
+def summarised(c: Call) -> SegmentSummary:
+    """Of each segment of the forward; M stays in the environment, for a backward."""
+    added = c.per_segment(c.p.K, c.p.V)
+    c.over_segments("added", ht=added)
+    transitions(c)
+    return SegmentSummary(c.env["M"], added)
+
+
 def transitions(c: Call) -> None:
-    """M: the matrix that each segment multiplies a state by."""
+    """M: the matrix that each segment multiplies a state by, and its transpose the gradient of one."""
     if "M" not in c.env:
         c.env["M"] = c.per_segment(c.p.K, c.p.K)
         c.over_segments("transition")
