@@ -15,6 +15,7 @@ import click
 
 from kda import dispatch
 from kda.capability import Capability
+from kda.compile.errors import MissingCompilerError
 from kda.compile.target import Target, code_for, parse
 from kda.problem import Problem
 from kda.verify import evidence
@@ -73,6 +74,10 @@ class CannotJudge(Exception):
     """Asked for what this host or backend cannot do."""
 
 
+class NotInstalled(CannotJudge):
+    """What it takes to judge a backend is not installed here."""
+
+
 @click.command()
 @click.option("--arch", metavar="ARCH", help="The backends with kernels for this arch, such as sm100.")
 @click.option("--backend", metavar="NAME", help="One backend; without --arch and --backend, the one that auto picks.")
@@ -85,7 +90,7 @@ def command(
 ) -> int:
     """Prove the kernels of an arch or a backend, as far as this host can.
 
-    Exits with 1 if a proof failed, with 3 if there is nothing here that can be judged.
+    Exits with 1 if a proof failed, with 3 if nothing here can be judged or a compiler is not installed.
     """
     if arch and backend:
         raise click.UsageError("--arch picks backends by their kernels; leave out --backend")
@@ -100,13 +105,19 @@ def command(
         results, unable = prove_all(screen, chosen, target, wanted, stage, quick)
     except CannotJudge as error:
         return cannot_judge(screen, target, str(error))
-    code = OK if all(result.passed for result in results) else FINDING
+    code = exit_code(results, unable)
     if screen.json:
-        screen.emit_json({**as_json(results, target, code), "unable": unable})
+        screen.emit_json({**as_json(results, target, code), "unable": list(map(str, unable))})
     else:
-        for line in text(screen, results, target) + unable:
+        for line in [*text(screen, results, target), *map(str, unable)]:
             screen.line(line)
     return code
+
+
+def exit_code(results: Sequence[Result], unable: Sequence[CannotJudge]) -> int:
+    if not all(result.passed for result in results):
+        return FINDING
+    return CANNOT_JUDGE if any(isinstance(error, NotInstalled) for error in unable) else OK
 
 
 def target_of(arch: str | None) -> Target | None:
@@ -148,17 +159,17 @@ def auto(screen: Screen) -> str:
 def prove_all(
     screen: Screen, chosen: Sequence[Capability], target: Target | None, wanted: Evidence | None, stage: str | None,
     quick: bool,
-) -> tuple[list[Result], list[str]]:  # fmt: skip
+) -> tuple[list[Result], list[CannotJudge]]:  # fmt: skip
     """The results, and why some backends have none; raises CannotJudge if all have none."""
     results, unable = [], []
     for c in chosen:
         try:
             results.append(prove(screen, c, target, wanted, stage, quick))
         except CannotJudge as error:
-            unable.append(str(error))
-    unable += [refusal(result) for result in results if not result.judged]
+            unable.append(error)
+    unable += [CannotJudge(refusal(result)) for result in results if not result.judged]
     if not any(result.judged for result in results):
-        raise CannotJudge("\n".join(unable))
+        raise CannotJudge("\n".join(map(str, unable)))
     return results, unable
 
 
@@ -193,6 +204,8 @@ def prove(
     levels = levels_of(c, target, wanted)
     if stage and stage not in c.stages:
         raise CannotJudge(f"{c.backend} {not_alone(stage, c.stages)}")
+    if reasons := missing_packages(c):
+        raise NotInstalled(f"{c.backend} cannot be judged here: {'; '.join(reasons)}")
     executes = Evidence.EXECUTED in levels
     result = Result(c.backend, levels, "")
     with screen.progress(c.backend) as tell:
@@ -216,10 +229,20 @@ def prove(
     return result
 
 
+def missing_packages(c: Capability) -> list[str]:
+    """The broken rules of a backend that ask for packages."""
+    from kda.host import detect
+
+    host, rules = detect(), (rule for rule in c.rules if rule.id == f"{c.backend}.installed")
+    return [rule.broken(Problem(), host) for rule in rules if not rule.holds(Problem(), host)]
+
+
 def proof(c: Capability, level: Evidence, stage: str, target: Target | None) -> Proof:
-    """What the prover found; a prover that breaks is a proof that failed."""
+    """What the prover found; a prover that breaks is a proof that failed, one without its compiler is none."""
     try:
         return evidence.prove(level, c.backend, stage, target)
+    except MissingCompilerError as error:
+        raise NotInstalled(f"{c.backend} cannot be {level.word} here: {error}") from error
     except Exception as error:
         return Proof(False, "CRASH", (f"{c.backend}, {stage}: {type(error).__name__}: {error}",))
 

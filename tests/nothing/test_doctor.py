@@ -41,6 +41,7 @@ HEALTHY = Facts(
     triton=Probe("ok", {"version": "3.9.0", "driver": True, "why": ""}),
     cutlass=Probe("ok", {"version": "4.8.1"}),
     trace=TRACE,
+    nvrtc=Probe("ok", {"version": [13, 0]}),
     smi=SMI,
     smi_gpus=(H200,),
     torch_gpus=(H200,),
@@ -54,6 +55,7 @@ BROKEN = Probe("failed", says="ImportError: libcuda.so.1: cannot open shared obj
 DEAD = Probe("crashed", says="died with SIGSEGV")
 SLOW = Probe("crashed", says="took longer than 30 s")
 ABSENT = Probe("absent", {"absent": True})
+NO_NVRTC = Probe("ok", {"version": None, "why": "Failed to dlopen libnvrtc"})
 
 
 def made_up(**changes) -> Facts:
@@ -120,6 +122,11 @@ CASES = [
     ("triton.import",
      {"triton": Probe("ok", {"driver": False, "why": "0 active drivers ([]). There should only be one."})}, "fail",
      "no GPU driver visible to Triton"),
+    ("nvrtc.library", {"nvrtc": ABSENT}, "warn", "cuda-python is not installed"),
+    ("nvrtc.library", {"nvrtc": ABSENT, **CPU_ONLY}, "info", "neither built nor simulated"),
+    ("nvrtc.library", {"nvrtc": NO_NVRTC, **CPU_ONLY}, "warn", "pip install nvidia-cuda-nvrtc   ("),
+    ("nvrtc.library", {"nvrtc": NO_NVRTC, **versions(cuda_bindings="12.9.1")}, "warn", "nvidia-cuda-nvrtc-cu12"),
+    ("nvrtc.library", {"nvrtc": BROKEN}, "fail", "13.0.1 is installed; importing cuda.bindings failed"),
     ("cuda_python.skew", versions(cuda_bindings="14.1.0"), "warn", "pip install 'cuda-bindings==13.*'"),
     ("cuda_python.skew", CPU_ONLY, "info", "no driver"),
     ("cuda_python.skew", {"versions": {}}, "info", "not installed"),

@@ -10,10 +10,11 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from kda.capability import Capability
+from kda.capability import Capability, Rule
 from kda.commands import selftest
 from kda.commands.render import strip_ansi
 from kda.commands.selftest import LEVELS, command
+from kda.compile.errors import MissingCompilerError
 from kda.compile.target import TARGETS
 from kda.dispatch import capabilities
 from kda.stages import STAGES
@@ -162,6 +163,43 @@ def test_a_backend_without_stages_cannot_be_judged(made_up):
     made_up(BARE)
     result = kda_selftest("--backend", "bare")
     assert result.exit_code == 3 and "bare declares nothing that can be proven here" in result.stdout
+
+
+def without_its_compiler(*args):
+    raise MissingCompilerError("building CUDA C++", "libnvrtc", "`pip install nvidia-cuda-nvrtc` has it.")
+
+
+def test_a_compiler_that_is_not_installed_is_named_and_exits_with_3(made_up, monkeypatch):
+    made_up(BLACKWELL)
+    monkeypatch.setattr(sys.modules[__name__], "prove_simulated", without_its_compiler)
+    result = kda_selftest("--arch", "sm100")
+    assert result.exit_code == 3 and "CRASH" not in result.stdout
+    assert result.stdout == (
+        "blackwell cannot be simulated here: building CUDA C++ needs libnvrtc, which is not installed here. "
+        "`pip install nvidia-cuda-nvrtc` has it.\n"
+    )
+
+
+def test_a_backend_that_lacks_its_compiler_keeps_the_exit_code_from_saying_that_all_is_well(made_up, monkeypatch):
+    other = dataclasses.replace(BLACKWELL, backend="other", rank=20, stages=("fwd/gate",))
+    made_up(BLACKWELL, other)
+    right = Proof(True, "o 0.1")
+    proofs = {"blackwell": lambda: right, "other": without_its_compiler}
+    monkeypatch.setattr(sys.modules[__name__], "prove_simulated", lambda backend, *args: proofs[backend]())
+    result = kda_selftest("--arch", "sm100")
+    assert result.exit_code == 3 and "blackwell: 10 of 10 stages pass" in result.stdout
+    assert result.stdout.splitlines()[-1].startswith("other cannot be simulated here: building CUDA C++ needs libnvrtc")
+    proofs["blackwell"] = lambda: Proof(False, "stuck")
+    assert kda_selftest("--arch", "sm100").exit_code == 1
+
+
+def test_a_package_that_is_not_installed_is_named_and_exits_with_3(made_up):
+    rule = Rule("blackwell.installed", lambda p, h: h.has("no-such-dsl"), "needs no-such-dsl", "pip install it")
+    made_up(dataclasses.replace(BLACKWELL, rules=(rule,)))
+    result = kda_selftest("--arch", "sm100")
+    assert result.exit_code == 3 and not asked
+    says = "blackwell cannot be judged here: blackwell.installed: needs no-such-dsl -> pip install it\n"
+    assert result.stdout == says
 
 
 # ---------------------------------------------------------------------------------------------- the reference
