@@ -26,6 +26,7 @@ from .checks import (
     CALLER,
     GATE,
     KIND,
+    RECORDED_OUT,
     WRITTEN_STATE,
     Call,
     GateCall,
@@ -204,7 +205,7 @@ def fused_recurrent_kda(
         num_accepted_tokens: (N,), with (N, S) slots: start from slot [n, num_accepted_tokens[n] - 1] instead.
         inplace_final_state: write the final states into `initial_state`; None means True with a pool, else False.
             False with a pool leaves the pool alone and returns the last states, zero for skipped sequences.
-        out: takes o.
+        out: o is written there; without gradients alone.
 
     Returns:
         o (B, T, HV, V) and the final states: `initial_state` itself if written in place, else float32 ones if
@@ -220,18 +221,20 @@ def fused_recurrent_kda(
     )  # fmt: skip
     call, inplace = Call("fused_recurrent_kda", inputs, options, out=out), options.inplace_final_state
     recorded = records_gradients(inputs)
-    if not torch.compiler.is_compiling():
-        if recorded and inplace:
-            _operate(check, call, call, (WRITTEN_STATE,))
-        if out is not None:                                                   # the operator does not see it
-            _operate(problem_of, call, call)
+    compiling = torch.compiler.is_compiling()
+    if recorded and not compiling:
+        _operate(check, call, call, (WRITTEN_STATE, RECORDED_OUT))
+    if out is not None and not compiling:                                     # the operator does not see it
+        _operate(problem_of, call, call)
     if _unseen(inputs) and not recorded:
         o, ht = _operate(autograd.recurrent, call, call)
     else:
         settings = [getattr(options, name) for name in autograd.RECURRENT_OPTIONS]
         o, *ht = _operate(autograd.call, call, "recurrent_" if inplace else "recurrent", *inputs, *settings)
         ht = ht[0] if options.output_final_state and not inplace else None
-    return (o if out is None else out.copy_(o)), initial_state if inplace else ht
+    if out is not None:
+        torch.ops.kda.put(out, o, recorded) if compiling else out.copy_(o)
+    return (o if out is None else out), initial_state if inplace else ht
 
 
 def fused_kda_gate(

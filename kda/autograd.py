@@ -4,6 +4,7 @@
   chunk_backward  the same with do, dht and Saved     -> Grads
   recurrent       of fused_recurrent_kda              -> o, final states
   recurrent_      the same, states written in place   -> o
+  put             of fused_recurrent_kda compiled: o -> out
   gate            of fused_kda_gate, with gate_backward
 
 An output that was not asked for is an empty tensor, for an operator cannot return None.  What a call asks for is
@@ -27,6 +28,8 @@ from .bundles import Grads, Outputs, Products, Save, Saved, saved_dtypes, saved_
 from .checks import (
     INTERMEDIATE_STATES,
     KIND,
+    OUT,
+    RECORDED_OUT,
     WRITTEN_STATE,
     Call,
     autocasts,
@@ -273,6 +276,18 @@ def _recurrent_fake_(*args):
     return c.inputs.q.new_empty(c.B, c.T, c.HV, c.V)
 
 
+def _put(out, o, recorded):
+    c = Call("fused_recurrent_kda", Inputs(o, o, o, o, o), Options(1.0), out=out)
+    if recorded:
+        refuse(c, RECORDED_OUT, "gradients recorded")
+    check(c, OUT)
+
+
+def _put_real(out, o, recorded):
+    _put(out, o, recorded)
+    out.copy_(o)
+
+
 # gate
 
 
@@ -439,6 +454,8 @@ def _register() -> None:
             (_recurrent, _recurrent_fake),
         f"recurrent_({_tensors(RECURRENT_INPUTS, 'initial_state')}, {recurrent_options}) -> Tensor":
             (_recurrent_, _recurrent_fake_),
+        "put(Tensor(a!) out, Tensor o, bool recorded) -> ()":
+            (_put_real, _put),
         f"gate({gate}, ScalarType dtype) -> Tensor": (_gate, _gate_fake),
         f"gate_backward(Tensor dy, {gate}) -> (Tensor, Tensor, Tensor)": (_gate_backward, _gate_backward_fake),
     }  # fmt: skip

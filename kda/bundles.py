@@ -51,6 +51,8 @@ class Save(str, Enum):
 
 
 class Outputs(NamedTuple):
+    """No one is a view of another tensor: autograd refuses to change a view in place, and a caller may."""
+
     o: Tensor                                # (B, T, HV, V), dtype of q
     final_state: Tensor | None               # (N, HV, K, V) or (N, HV, V, K), float32
     h: Tensor | None                         # (B, NC, HV, K, V) or (.., V, K), dtype of q: states entering the chunks
@@ -58,7 +60,7 @@ class Outputs(NamedTuple):
 
 
 class Grads(NamedTuple):
-    """Each of the shape and dtype of its input; None where there was no input."""
+    """Each of the shape and dtype of its input, and no view; None where there was no input."""
 
     dq: Tensor
     dk: Tensor

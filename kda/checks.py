@@ -222,7 +222,7 @@ def _recording_state(c: Call) -> str | None:
                  "requires_grad=True")  # fmt: skip
 
 
-# These two see whether autograd records.
+# These see whether autograd records.
 INTERMEDIATE_STATES = Check(
     "return_intermediate_states.grad", "return_intermediate_states", "used under torch.no_grad()",
     lambda c: _when(c.options.return_intermediate_states and records_gradients(c.inputs), "gradients recorded"),
@@ -233,6 +233,12 @@ WRITTEN_STATE = Check(
     "Use torch.no_grad(), or inplace_final_state=False.",
 )  # fmt: skip
 
+RECORDED_OUT = Check(
+    "out.grad", "out", "used under torch.no_grad()",
+    lambda c: _when(c.out is not None and records_gradients(c.inputs), "gradients recorded"),
+    "No gradient flows through out; leave it away to record gradients.",
+)  # fmt: skip
+
 CALLER: tuple[Check, ...] = (
     *(_type_row(name, needed=name in REQUIRED) for name in ARGUMENTS),
     _option_row("scale", "a number or None", int, float),
@@ -241,6 +247,7 @@ CALLER: tuple[Check, ...] = (
     _option_row("backend", "a str or None", str, type(None)),
     INTERMEDIATE_STATES,
     WRITTEN_STATE,
+    RECORDED_OUT,
 )  # fmt: skip
 
 
@@ -497,6 +504,8 @@ VALUES: tuple[Check, ...] = (
     _own_memory_row("initial_state", "inplace_final_state.overlap", lambda c: c.options.inplace_final_state),
     _own_memory_row("out", "out.overlap", lambda c: True),
 )  # fmt: skip
+
+OUT = tuple(row for row in (*CALLER, *KIND, *VALUES) if row.argument == "out")
 
 
 # GATE

@@ -19,6 +19,11 @@ OPTIONS = {
 }
 
 
+def compiled(function):
+    torch._dynamo.reset()
+    return torch.compile(function, fullgraph=True, backend="aot_eager")
+
+
 def recurrent(call, **options):
     arguments = call.arguments | options
     arguments.pop("chunk_size")
@@ -101,6 +106,43 @@ def test_out_takes_the_output():
     out = torch.full_like(call.tensors["v"], float("nan"))
     o, _ = recurrent(call, out=out)
     assert o is out and distance(out, definition(call)[0]) < 1e-13
+
+
+WRONG = {
+    "another batch": lambda out: torch.cat([out, out]),
+    "one row to be broadcast from": lambda out: out[:1],
+    "another dtype": lambda out: out.half(),
+    "another device": lambda out: out.to("meta"),
+    "overlapping": lambda out: out[..., :1].expand(out.shape),
+}
+
+
+@pytest.mark.parametrize("change", WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize("compiling", [False, True], ids=["eager", "compiled"])
+def test_a_wrong_out_is_refused_and_left_alone(change, compiling):
+    call = make(B=2, T=3)
+    out = change(torch.zeros_like(call.tensors["v"]))
+    step = compiled(recurrent) if compiling else recurrent
+    with pytest.raises(Exception, match="out must be"):
+        step(call, out=out)
+    assert out.is_meta or not out.any()
+
+
+def test_compiled_out_takes_the_output():
+    call = make(B=2, T=3)
+    out = torch.full_like(call.tensors["v"], float("nan"))
+    o, _ = compiled(recurrent)(call, out=out)
+    assert o is out and torch.equal(out, recurrent(call)[0])
+
+
+@pytest.mark.parametrize("compiling", [False, True], ids=["eager", "compiled"])
+def test_out_is_refused_where_gradients_are_recorded(compiling):
+    call = make(B=2, T=3).requiring_grad()
+    out = torch.zeros_like(call.tensors["v"]).detach()
+    step = compiled(recurrent) if compiling else recurrent
+    with pytest.raises(Exception, match=r"out must be used under torch.no_grad\(\)"):
+        step(call, out=out)
+    assert not out.requires_grad and not out.any()
 
 
 def pooled(call, slots, indices, seed=1):
@@ -197,11 +239,6 @@ def in_place(call, **options):
     """A call that may write into its pool, none of its other tensors, and what is differentiable."""
     pool = torch.zeros(3, 2, 5, 3, dtype=torch.float64)
     return pool, recurrent(call, initial_state=pool, ssm_state_indices=torch.tensor([1]), **options)
-
-
-def compiled(function):
-    torch._dynamo.reset()
-    return torch.compile(function, fullgraph=True, backend="aot_eager")
 
 
 @pytest.mark.parametrize("written", [False, True], ids=["states returned", "states in place"])

@@ -29,6 +29,7 @@ from kda.verify.parity import Oracle, alone, describe, judge, packed_vs_alone
 from kda.verify.simulated import SimulatedDoor
 
 BACKEND = "kda.backends.triton"
+DIFFERENTIABLE = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state")
 
 pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
 
@@ -255,6 +256,20 @@ def test_torch_func_gives_the_same_gradients_and_refuses_tangents():
         assert same_bits(pull((row.case.do, row.case.dht))[0], row.found["dq"])
         with pytest.raises(kda.KdaError, match="found backend 'triton', whose kernels have no such derivative"):
             torch.func.jvp(outputs, (keywords["q"],), (keywords["q"],))
+
+
+def test_results_have_the_shapes_of_inputs_and_are_no_views():
+    row = row_of(PACKED)
+    case = changed(row.case, A_log=lambda x: x.view(1, 1, -1, 1).bfloat16(), dt_bias=lambda x: x.view(x.numel(), 1))
+    leaves = [x for n in DIFFERENTIABLE if (x := case.keywords[n]) is not None]
+    with capture(arch=row.arch):
+        keywords = case.keywords | dict(backend="triton", disable_recompute=True)
+        out = kda.chunk_kda_fwd(**keywords)
+        grads = kda.chunk_kda_bwd(do=case.do, saved=out.saved, **keywords)
+        *_, h = kda.chunk_kda(**keywords, return_intermediate_states=True)
+    for x, grad in zip(leaves, (grad for grad in grads if grad is not None), strict=True):
+        assert grad.shape == x.shape and grad.dtype == x.dtype
+    assert not [x for x in (out.o, out.final_state, h, *out.saved, *grads) if x is not None and x._is_view()]
 
 
 def test_a_loss_on_the_outputs_alone_has_gradients():

@@ -131,7 +131,11 @@ def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Produ
     dh, dv_new, dh0 = do.new_empty(states), torch.empty_like(do), None if h0 is None else torch.empty_like(h0)
     _chain_bwd(at, room, where, d_o=do, dht=dht, dv_new=dv_new, dh=dh, dh0=dh0)
     del room                                                                   # makes place for what comes
-    return _within_chunks(at, p, inputs, where, within, do=do, h=h, dh=dh, v_new=v_new, dv_new=dv_new, dh0=dh0)
+    grads = _within_chunks(at, p, inputs, where, within, do=do, h=h, dh=dh, v_new=v_new, dv_new=dv_new, dh0=dh0)
+    dA_log, ddt_bias = (
+        None if t is None else grad.to(t.dtype) for grad, t in ((grads.dA_log, x.A_log), (grads.ddt_bias, x.dt_bias))
+    )
+    return grads._replace(dA_log=dA_log, ddt_bias=ddt_bias)
 
 
 def _prepared_for_backward(
@@ -170,8 +174,8 @@ def _within_chunks(
         "norms_bwd", q=q, k=k, beta=beta, dqn=dqn, dkn=dkn, db=db, cu_seqlens=where.get("cu_seqlens"), dq=dq, dk=dk,
         dbeta=dbeta,
     )  # fmt: skip
-    dA_log = v.new_empty(p.HV) if p.A_log else None
-    ddt_bias = v.new_empty(p.HV * p.K) if p.dt_bias else None
+    of_parameters = (inputs["A_log"], inputs["dt_bias"])
+    dA_log, ddt_bias = (None if given is None else torch.empty_like(given) for given in of_parameters)
     at(
         "sum_chunks", of_A_log=of_A_log, of_dt_bias=of_dt_bias, first_chunk=where.get("first_chunk"), dA_log=dA_log,
         ddt_bias=ddt_bias,

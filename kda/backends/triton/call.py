@@ -13,7 +13,7 @@ from kda.compile.fetching import fetch_all
 from kda.compile.triton import TritonKernel
 from kda.host import Host, detect
 from kda.problem import Inputs, Problem
-from kda.stages import SHAPES
+from kda.stages import RESULTS, SHAPES
 
 from ..common.tensors import laid_out
 from .plan import Plan, plan
@@ -94,7 +94,8 @@ class Call:
             first, *others = SHAPES[name].strip("()").split(", ")
             shape = [getattr(p, letter) for letter in others]
             if first == "C":
-                shape = [p.B * p.T, p.H if name in ("dq", "dk") else p.HV, *shape]
+                tokens = (p.B, p.T) if name in RESULTS else (p.B * p.T,)
+                shape = [*tokens, p.H if name in ("dq", "dk") else p.HV, *shape]
             else:
                 shape = [self.plan.chunk_bound, p.HV, getattr(p, first), *shape]
             self.env[name] = self.empty(*shape, dtype=dtype_of(p, name))

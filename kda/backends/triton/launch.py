@@ -14,7 +14,7 @@ import torch
 
 from kda.bundles import Grads, Outputs, Products, Save, Saved, SegmentSummary
 from kda.problem import Inputs, Problem
-from kda.stages import find
+from kda.stages import SHAPES, find
 
 from ..common.chunks import Chunks, has_rows
 from ..common.tensors import aligned, chunks_of_a_row, on_its_device
@@ -111,9 +111,10 @@ def wy_intra_gate_bwd(c: Call) -> None:
     c.over_chunks("wy_bwd")
     c.drop("A_inv dv_new")
     c.make("dqn dkn dg")
-    for name, given, shape in (("A_log", p.A_log, ()), ("dt_bias", p.dt_bias, (p.K,))):
-        of_chunks = c.empty(c.chunks, p.HV, p.K, dtype=torch.float32) if given else None
-        env |= {"of_" + name: of_chunks, "d" + name: c.empty(p.HV, *shape, dtype=torch.float32) if given else None}
+    for name in ("A_log", "dt_bias"):
+        given = env[name]
+        of_chunks = None if given is None else c.empty(c.chunks, p.HV, p.K, dtype=torch.float32)
+        env |= {"of_" + name: of_chunks, "d" + name: None if given is None else torch.empty_like(given)}
     c.over_chunks("intra_bwd", slices)
     c.drop("h dh v_new do P L1 L2 U1 U2 diagonal gc")
     c.make("dq dk dbeta")
@@ -133,7 +134,7 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
     c.make("o" + " h v_new" * (kept is Saved))
     chunks = chunks_of_a_row(p, x) if p.intermediate_states else 0
     if p.intermediate_states and kept is not Saved:
-        env["h"] = c.empty(p.B * chunks, *state, dtype=x.q.dtype)
+        env["h"] = c.empty(p.B, chunks, *state, dtype=x.q.dtype)
     if p.final_state:
         env["ht"] = c.empty(p.N, *state, dtype=torch.float32)
     gate_intra_wy(c, keep=kept is not None)
@@ -145,11 +146,10 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
     if p.intermediate_states:
         h = env["h"]
         if kept is Saved:                                                      # (K, V), of as many as there can be
-            h = h[: p.B * chunks]
+            h = h[: p.B * chunks].unflatten(0, (p.B, chunks))
             h = (h.mT if p.state_v_first else h).clone(memory_format=torch.contiguous_format)
-        h = h.view(p.B, chunks, *state)
     saved = kept and kept(*(env[name] for name in kept._fields))
-    return Outputs(env["o"].view(x.v.shape), env.get("ht"), h, saved)
+    return Outputs(env["o"], env.get("ht"), h, saved)
 
 
 @on_its_device
@@ -171,7 +171,7 @@ def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved
     c.drop("A_qk w qg kg gc_last M")
     wy_intra_gate_bwd(c)
     names = zip(Grads._fields, (x.q, x.k, x.v, x.g, x.beta, x.A_log, x.dt_bias, x.initial_state))
-    return Grads(*(None if t is None else env[name].view(t.shape).to(t.dtype) for name, t in names))
+    return Grads(*(None if t is None else env[name].to(t.dtype) for name, t in names))
 
 
 # stages alone
@@ -191,6 +191,9 @@ def stage(
     for n in run.reads:
         x = tensors[n]
         given[n] = x if x is None else aligned(table.rows(x) if has_rows(n) else x, dtype_of(p, n))
+    for n, shape in (("A_log", (p.HV,)), ("dt_bias", (p.HV, p.K))):
+        if given.get(n) is not None:
+            given[n] = given[n].view(shape)
     if offsets is not None:
         given["cu_seqlens"] = torch.tensor(offsets, device=device)
     c = Call(p, Save.ALL, device, given)
@@ -215,7 +218,9 @@ def _written(x: Tensor | None, name: str, table: Chunks) -> Tensor | None:
     if x is None:
         return None
     if has_rows(name):
-        return table.chunks(x.view(*x.shape, *[1] * (3 - x.dim())))
+        channels = SHAPES[name].count(",")
+        rows = x.flatten(0, -2 - channels)
+        return table.chunks(rows if channels else rows.unsqueeze(-1))
     if name in ("h", "dh"):
         return x[: table.NC]
     return x[: table.NC].unsqueeze(-2) if name == "gc_last" else x
