@@ -49,6 +49,12 @@ KINDS = {
     25: Kind("unsupported", "{t}"),
     26: Kind("tcgen05-fence", "uses tensor memory at {a}, which {o} {u}: {t} is missing between", forgiven=True),
     27: Kind("mbarrier-fence", "{t}", forgiven=True),
+    28: Kind(
+        "race-lanes",
+        "{x} {s} at {a}, which {o} used by lane {l}: bar.warp.sync is missing between that and what tells of it",
+        forgiven=True,
+    ),
+    29: Kind("wgmma-fence", "{t}", forgiven=True),
 }
 SPACES = ("shared memory", "global memory", "tensor memory")
 ACTORS = (
@@ -159,6 +165,7 @@ def worded(record, program, labels, strict=False):
         w="an asynchronous write to" if async_ else "writes",
         r="an asynchronous read of" if async_ else "reads",
         x="reads" if first == 5 else "writes",
+        l=record.detail[1],
         u="used" if record.other_actor else "allocated",
     )
     other = place_of(program, record.other_ins) if record.other_ins >= 0 else None

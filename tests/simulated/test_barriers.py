@@ -81,6 +81,77 @@ def test_lanes_of_a_warp_need_a_warp_barrier():
     assert not together.findings and out.tolist() == [n ^ 1 for n in range(32)]
 
 
+def among_lanes(between, far=1):
+    """Each lane of a warp reads what the lane so far away has written."""
+    return ADDRESS + f"""
+    setp.eq.u32 %p1, %r0, 0;
+    @%p1 mbarrier.init.shared::cta.b64 [smem+1024], 32;
+    st.shared.u32 [%r11], %r0;
+    {between}
+    xor.b32 %r12, %r10, {4 * far};
+    mov.u32 %r13, smem;
+    add.u32 %r13, %r13, %r12;
+    ld.shared.u32 %r9, [%r13];
+""" + STORE
+
+
+SYNC, INSTANT = "bar.warp.sync 0xffffffff;", "fence.acq_rel.cta;"              # the latter is for each lane by itself
+HALF = "setp.lt.u32 %p3, %r0, 16; @%p3 bar.warp.sync 0xffff; @!%p3 bar.warp.sync 0xffff0000;"
+CLUSTER_ARRIVE, CLUSTER_WAIT = "barrier.cluster.arrive.aligned;", "barrier.cluster.wait.aligned;"
+THROUGH_AN_MBARRIER = f"""
+    {SYNC}
+    st.shared.u32 [%r11], %r0;
+    mbarrier.arrive.shared::cta.b64 %rd5, [smem+1024];
+AGAIN:
+    mbarrier.test_wait.shared::cta.b64 %p2, [smem+1024], %rd5;
+    @!%p2 bra AGAIN;
+"""
+MEETINGS = {
+    "bar.warp.sync": (SYNC, 1, True), "bar.warp.sync after a fence": (INSTANT + SYNC, 1, True),
+    "a fence alone": (INSTANT, 1, False), "bar.sync": ("bar.sync 0;", 1, True),
+    "bar.arrive": ("bar.arrive 0, 32;", 1, False), "half a warp": (HALF, 1, True), "the other half": (HALF, 16, False),
+    "halves, then all": (HALF + SYNC, 16, True),
+    "barrier.cluster": (CLUSTER_ARRIVE + CLUSTER_WAIT, 1, True), "an arrival": (CLUSTER_ARRIVE, 1, False),
+    "a shuffle": (f"shfl.sync.bfly.b32 %r14, %r0, 1, 31, -1; {INSTANT}", 1, False),
+    "an mbarrier": (THROUGH_AN_MBARRIER, 1, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(("between", "far", "met"), MEETINGS.values(), ids=MEETINGS)
+def test_lanes_must_meet_whatever_else_lies_between(between, far, met, strict):
+    """A note, if there is at least something in between."""
+    for seed in (0, *SEEDS):
+        out, result = run(among_lanes(between, far), threads=32, schedule=seed, strict=strict)
+        assert out.tolist() == [n ^ far for n in range(32)]
+        assert {f.kind for f in result.findings + result.notes} == (set() if met else {"race-lanes"})
+        assert all(f.grade == ("error" if strict else "note") for f in result.findings + result.notes)
+
+
+@pytest.mark.parametrize("seed", [0, *SEEDS])
+@pytest.mark.parametrize(("between", "count", "found"), [
+    (SYNC + "@%p4 ", 1, []), ("@%p4 ", 1, ["race-lanes"]), ("", 32, []), (HALF + "@%p4 ", 1, ["race-lanes"]),
+])  # fmt: skip
+def test_a_lane_that_arrives_speaks_for_those_that_it_has_met(between, count, found, seed):
+    body = handover(count=count, arrive=f"setp.eq.u32 %p4, %r0, 0; {between}{ARRIVE}")
+    assert "@%p4" in body or count == 32
+    _, result = run(body, schedule=seed, strict=True)
+    assert kinds(result) == found
+    assert all("bar.warp.sync" in f.says and f.other.ptx.startswith("st.shared") for f in result.findings)
+    assert not run(body, schedule=seed)[1].findings
+
+
+def test_what_two_lanes_have_told_each_for_itself_is_known_of_both():
+    """Lanes 0 and 1 arrive one after the other, at an mbarrier that counts two."""
+    arrive = "".join(f"setp.eq.u32 %p4, %r0, {lane}; @%p4 {ARRIVE}" for lane in range(2))
+    body = handover(count=2, arrive=arrive)
+    for access, below in (("st.shared.u32 [%r11+256]", 2), ("ld.shared.u32 %r9", 34)):
+        assert access in body
+        body = body.replace(access, f"setp.lt.u32 %p4, %r0, {below}; @%p4 {access}")
+    out, result = run(body, strict=True)
+    assert not result.findings and out[32:34].tolist() == [0, 1]
+
+
 def test_arrive_lets_one_side_run_ahead():
     """Warp 0 produces and arrives; warp 1 waits: ordered that way alone."""
     body = ADDRESS + """

@@ -62,6 +62,7 @@ static Outcome op_bar(Warp *w, const Ins *i, u32 lanes) {
         b->arrived += LANES;
         b->arrived_warps |= 1ull << w->index;
         b->ins = i->index;
+        if (op != BAR_ARRIVE) lanes_meet(w, lanes);
         release_to(w, &b->gathering);
         s->ticket = b->generation + 1;
         w->machine->progress++;
@@ -79,7 +80,8 @@ static Outcome op_bar(Warp *w, const Ins *i, u32 lanes) {
 
 /* bar.warp.sync: its lanes have been gathered; memory between them is ordered. */
 static Outcome op_warp_sync(Warp *w, const Ins *i, u32 lanes) {
-    (void)i, (void)lanes;
+    (void)i;
+    lanes_meet(w, lanes);
     tick(w);
     return NEXT;
 }
@@ -107,6 +109,7 @@ static Outcome op_cluster_arrive(Warp *w, const Ins *i, u32 lanes) {
         return YIELD;
     }
     w->cluster_ticket = c->generation + 1;
+    w->cluster_clock = warp_clock(w);
     if (!i->mod[0])
         release_to(w, &c->gathering);
     else if (w->has_released) /* a fence before it: what that fence released */
@@ -126,6 +129,7 @@ static Outcome op_cluster_wait(Warp *w, const Ins *i, u32 lanes) {
     if (c->generation < w->cluster_ticket) complete_cluster_barrier(c); /* warps may have exited since */
     if (c->generation < w->cluster_ticket) return BLOCK;
     w->cluster_ticket = 0;
+    w->lanes_met = w->cluster_clock;
     w->machine->launch->barrier_waits++;
     acquire_from(w, &c->done);
     return YIELD;
@@ -306,6 +310,7 @@ static Outcome op_mbarrier_inval(Warp *w, const Ins *i, u32 lanes) {
 /* operands: state (-1), address, count (-1), bytes to expect (-1); mod[2]: drop, mod[3]: relaxed, mod[4]: noComplete */
 static Outcome op_mbarrier_arrive(Warp *w, const Ins *i, u32 lanes) {
     bool released = false;
+    speak_for_lanes(w);
     const Mbarrier *ended = NULL; /* whose phase an earlier lane of this instruction has ended */
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);

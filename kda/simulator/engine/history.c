@@ -4,7 +4,8 @@
  * barrier, an mbarrier's phase or a published address gathers what its releasers know and hands it to those who acquire.
  * An access of the async proxy asks for more: an earlier write by the generic proxy must have been fenced (views FENCED_*). So does an
  * access to tensor memory: threads' tcgen05 operations are ordered by fences on both sides of what synchronises the threads (BEFORE_*).
- * Lanes of a warp share a clock. Two lanes that touch a byte without anything between them that ticks the clock are a race too.
+ * Lanes of a warp share a clock, and two lanes that touch a byte must have met in between (bar.warp.sync, or a barrier). A lane that
+ * releases or sends off something speaks for itself, and for the others up to when they last met.
  */
 #include "machine.h"
 
@@ -21,8 +22,10 @@ struct Foreign {
 
 Knowledge new_knowledge(Cluster *c) {
     Knowledge k = {0};
-    u32 *clocks = calloc((size_t)VIEWS * c->capacity, sizeof(u32));
+    u32 *clocks = calloc((size_t)VIEWS * c->capacity + 2 * c->nwarps, sizeof(u32));
     for (int v = 0; v < VIEWS; v++) k.clock[v] = clocks + (size_t)v * c->capacity;
+    k.met = clocks + (size_t)VIEWS * c->capacity;
+    k.lanes = k.met + c->nwarps;
     return k;
 }
 
@@ -65,14 +68,28 @@ static void learn_foreign(Foreign **list, u32 serial, u32 *const clock[VIEWS], s
     for (int v = 0; v < VIEWS; v++) join(f->clock[v], clock[v], width);
 }
 
+/* Who knows of a later clock knows of those lanes; and of those that the other one knows of, unless they all have met since. */
+static void join_lanes(s32 nwarps, Knowledge *restrict k, const Knowledge *restrict from) {
+    for (s32 w = 0; w < nwarps; w++) {
+        u32 seen = k->clock[SEEN][w], other_seen = from->clock[SEEN][w];
+        bool later = other_seen > seen;
+        u32 met = later ? from->met[w] : k->met[w], lanes = later ? from->lanes[w] : k->lanes[w];
+        u32 others = later ? k->lanes[w] : from->lanes[w], until = later ? seen : other_seen;
+        k->lanes[w] = lanes | (until > met ? others : 0);
+        k->met[w] = k->met[w] > from->met[w] ? k->met[w] : from->met[w];
+    }
+}
+
 void learn(Cluster *c, Knowledge *k, const Knowledge *from) {
     if (k == from) return;
+    join_lanes(c->nwarps, k, from);
     for (int v = 0; v < VIEWS_HANDED_ON; v++) join(k->clock[v], from->clock[v], c->width);
     for (Foreign *f = from->foreign; f; f = f->next) learn_foreign(&k->foreign, f->serial, f->clock, f->width);
 }
 
 void copy_knowledge(Cluster *c, Knowledge *k, const Knowledge *from) {
     for (int v = 0; v < VIEWS; v++) memcpy(k->clock[v], from->clock[v], c->width * sizeof(u32));
+    memcpy(k->met, from->met, 2 * c->nwarps * sizeof(u32));
     free_foreign(k->foreign);
     k->foreign = NULL;
     for (Foreign *f = from->foreign; f; f = f->next) learn_foreign(&k->foreign, f->serial, f->clock, f->width);
@@ -80,12 +97,43 @@ void copy_knowledge(Cluster *c, Knowledge *k, const Knowledge *from) {
 
 void tick(Warp *w) { w->know.clock[SEEN][w->actor]++; }
 
+void speak_for_lanes(Warp *w) {
+    w->know.lanes[w->actor] = w->acting;
+    w->know.met[w->actor] = w->live & ~w->acting ? w->lanes_met : warp_clock(w);
+}
+
+static void some_meet(Warp *w, u32 lanes) {
+    u32 all[LANES] = {0};
+    if (!w->met) w->met = calloc(LANES, sizeof *w->met);
+    for (int other = 0; other < LANES; other++) {
+        EACH_LANE(lanes, { all[other] = w->met[l][other] > all[other] ? w->met[l][other] : all[other]; });
+        if (lane_in(lanes, other)) all[other] = warp_clock(w);
+    }
+    EACH_LANE(lanes, { memcpy(w->met[l], all, sizeof all); });
+}
+
+void lanes_meet(Warp *w, u32 lanes) {
+    if (w->live & ~lanes)
+        some_meet(w, lanes);
+    else
+        w->lanes_met = warp_clock(w);
+}
+
 void release_to(Warp *w, Knowledge *object) {
+    speak_for_lanes(w);
     learn(w->cluster, object, &w->know);
     tick(w);
 }
 
-void acquire_from(Warp *w, const Knowledge *object) { learn(w->cluster, &w->know, object); }
+/* What an acquire tells a warp of its own lanes orders them, too: all of them, or none. */
+static void hear_of_itself(Warp *w, u32 clock) {
+    if (w->lanes_met < clock) w->lanes_met = clock;
+}
+
+void acquire_from(Warp *w, const Knowledge *object) {
+    hear_of_itself(w, w->live & ~object->lanes[w->actor] ? object->met[w->actor] : object->clock[SEEN][w->actor]);
+    learn(w->cluster, &w->know, object);
+}
 
 void knows_of(Knowledge *k, u32 actor, u32 clock) {
     u32 index = actor & 0xffff;
@@ -159,6 +207,8 @@ static void learn_published(Warp *w, Knowledge *k, const SyncVariable *s) {
     for (Foreign *f = s->known; f; f = f->next)
         if (f->serial == (w->cluster->serial & 0xffff)) {
             for (int v = 0; v < VIEWS_HANDED_ON; v++) join(k->clock[v], f->clock[v], f->width);
+            join(k->met, f->clock[SEEN], w->cluster->nwarps); /* as if all lanes had spoken */
+            if (k == &w->know) hear_of_itself(w, f->clock[SEEN][w->actor]);
         } else
             learn_foreign(&k->foreign, f->serial, f->clock, f->width);
 }
@@ -177,6 +227,7 @@ void observe(Warp *w, u64 key, bool acquire) {
 
 void fence_release(Warp *w) {
     if (!w->released.clock[0]) w->released = new_knowledge(w->cluster);
+    speak_for_lanes(w);
     copy_knowledge(w->cluster, &w->released, &w->know);
     w->has_released = true;
     tick(w);
@@ -199,11 +250,21 @@ Access work_access(Work *work, u32 actor, u32 clock, HistorySpace space) {
                     .ins = work->ins->index, .warp = w->index, .lane = work->lane, .async = true, .space = space};
 }
 
-typedef enum { ORDERED, UNORDERED, UNFENCED, LANES_UNORDERED, TENSOR_UNORDERED } Order;
+typedef enum { ORDERED, UNORDERED, UNFENCED, LANES_UNORDERED, LANES_NOT_MET, TENSOR_UNORDERED } Order;
 
 /* Of an access to tensor memory, which only dealloc makes synchronously: needs it no fence behind the last synchronisation. */
 static bool before_tensor(const Access *a, u32 index, u32 clock) {
     return a->know->clock[BEFORE_TENSOR][index] >= clock || (!a->async && a->know->clock[BEFORE_SYNC][index] >= clock);
+}
+
+/* After an access of a lane of a warp of this cluster, which this one knows of. */
+static Order after_lane(const Access *a, u32 warp, u32 clock, u8 lane, s32 ins) {
+    const Warp *w = &a->cta->warp[a->warp];
+    if (warp != (u32)w->actor || a->know != &w->know)
+        return clock <= a->know->met[warp] || lane_in(a->know->lanes[warp], lane) ? ORDERED : LANES_NOT_MET;
+    bool collective = a->async; /* wgmma: all lanes take part */
+    if (lane == a->lane || collective || clock <= w->lanes_met || (w->met && clock <= w->met[a->lane][lane])) return ORDERED;
+    return clock != a->clock ? LANES_NOT_MET : ins != a->ins ? LANES_UNORDERED : ORDERED;
 }
 
 static Order order_after(const Access *a, u32 actor, u32 clock, u8 lane, u8 async, u8 scope, s32 ins, bool earlier_was_write) {
@@ -212,10 +273,10 @@ static Order order_after(const Access *a, u32 actor, u32 clock, u8 lane, u8 asyn
     if (scope && a->scope && actor >> 16 == a->actor >> 16 && a->cluster->nctas == 1) return ORDERED;
     if (!knows(a, SEEN, actor, clock)) return UNORDERED;
     if (a->space == SPACE_TMEM) return before_tensor(a, actor & 0xffff, clock) ? ORDERED : TENSOR_UNORDERED;
-    if (actor == a->actor) {
-        bool apart = !async && !a->async && clock == a->clock && lane != a->lane && ins != a->ins;
-        return apart ? LANES_UNORDERED : ORDERED;
-    }
+    if (actor == a->actor && async) return ORDERED;
+    bool by_lane = !async && (actor & 0xffff) < (u32)a->cluster->nwarps && actor >> 16 == a->actor >> 16;
+    Order lanes = by_lane ? after_lane(a, actor & 0xffff, clock, lane, ins) : ORDERED;
+    if (lanes != ORDERED || actor == a->actor) return lanes;
     if (a->async && !async && earlier_was_write && !knows(a, a->space == SPACE_GLOBAL ? FENCED_GLOBAL : FENCED_SHARED, actor, clock))
         return UNFENCED;
     return ORDERED;
@@ -235,7 +296,7 @@ static const char *missing_between(const Access *a, u32 index, u32 clock) {
 static void conflict(const Access *a, Order order, FindingKind race, u32 actor, u32 other_clock, s32 other_ins, u8 other_lane, u64 address) {
     Machine *m = a->cluster->machine;
     const Warp *w = &a->cta->warp[a->warp];
-    static const FindingKind kinds[] = {[UNFENCED] = PROXY_RACE, [LANES_UNORDERED] = LANE_RACE, [TENSOR_UNORDERED] = TENSOR_UNFENCED};
+    static const FindingKind kinds[] = {[UNFENCED] = PROXY_RACE, [LANES_UNORDERED] = LANE_RACE, [LANES_NOT_MET] = LANES_APART, [TENSOR_UNORDERED] = TENSOR_UNFENCED};
     Finding *f = find_at(m, order == UNORDERED ? race : kinds[order], w, a->lane, a->ins, other_ins, address, 1);
     if (f && f->count == 1) {
         u32 index = actor & 0xffff, nwarps = a->cluster->nwarps;

@@ -120,6 +120,7 @@ typedef struct Foreign Foreign; /* what is known of other clusters' actors */
 enum { SEEN, FENCED_SHARED, FENCED_GLOBAL, BEFORE_SYNC, VIEWS_HANDED_ON, BEFORE_TENSOR = VIEWS_HANDED_ON, VIEWS };
 typedef struct {
     u32 *clock[VIEWS]; /* [view][actor] */
+    u32 *met, *lanes;  /* of a warp: its clock up to which all of its lanes are spoken for, and the lanes that are beyond, up to SEEN */
     Foreign *foreign;
 } Knowledge;
 
@@ -157,7 +158,7 @@ typedef enum {
     OUT_OF_BOUNDS = 1, MISALIGNED, UNINITIALISED, RACE_WRITE_WRITE, RACE_WRITE_READ, RACE_READ_WRITE, PROXY_RACE, LANE_RACE,
     BAD_BARRIER, BAD_MBARRIER, DEADLOCK, LIVELOCK, DIVERGED, BAD_LANE, TMEM_LEAK, TMEM_MISUSE, BAD_DESCRIPTOR, BAD_TENSOR_MAP,
     BAD_OPERAND, PEER_EXITED, REGISTER_IN_FLIGHT, GROUP_MISUSE, MBARRIER_OVERWRITTEN, TOO_MANY_INSTRUCTIONS, UNSUPPORTED,
-    TENSOR_UNFENCED, MBARRIER_UNFENCED,
+    TENSOR_UNFENCED, MBARRIER_UNFENCED, LANES_APART, REGISTER_UNFENCED,
 } FindingKind;
 
 typedef struct {
@@ -251,12 +252,16 @@ struct Warp {
     Knowledge to_acquire; /* what relaxed loads have read: an acquire fence takes it in */
     bool has_released, has_to_acquire;
     u32 async_clock[KINDS_OF_ACTOR]; /* the last number given to work of that kind */
+    u32 acting;     /* the lanes of the instruction that runs */
+    u32 lanes_met;  /* its clock when all lanes last met: what they had done by then is ordered before what each of them does */
+    u32 (*met)[LANES]; /* [lane][other lane]: the same of those that met without the others; NULL: none have */
     Groups cp_async, bulk; /* copies.c */
     u64 issued;
     s32 nin_flight;     /* registers that asynchronous work has; one more where uses of registers are watched (wgmma.c) */
     s32 max_registers;  /* setmaxnreg */
     Mbarrier *unfenced; /* those that it has initialised since its last fence for them */
     u64 cluster_ticket; /* the generation of barrier.cluster that it has arrived for, plus one; 0: has not */
+    u32 cluster_clock;  /* its clock then */
     void *wgmma;        /* owned by wgmma.c */
 };
 
@@ -423,6 +428,8 @@ void learn(Cluster *c, Knowledge *k, const Knowledge *from);       /* k := join(
 void copy_knowledge(Cluster *c, Knowledge *k, const Knowledge *from);
 static inline u32 actor_of(const Warp *w, ActorKind kind) { return (w->cluster->serial & 0xffff) << 16 | (kind * w->cluster->nwarps + w->actor); }
 static inline u32 warp_clock(const Warp *w) { return w->know.clock[SEEN][w->actor]; }
+void lanes_meet(Warp *w, u32 lanes);                               /* bar.warp.sync, or a barrier: memory between them is ordered */
+void speak_for_lanes(Warp *w);                                     /* w->know says what its acting lanes release */
 void tick(Warp *w);                                                /* its later accesses are not covered by what it knew until now */
 void release_to(Warp *w, Knowledge *object);                       /* object learns what the warp knows; the warp ticks */
 void acquire_from(Warp *w, const Knowledge *object);

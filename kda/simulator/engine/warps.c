@@ -189,6 +189,7 @@ static Outcome run_counted(Warp *w, const Ins *i, u32 lanes) {
         c->lanes += __builtin_popcount(lanes);
         w->issued++;
     }
+    w->acting = lanes;
     if (w->nin_flight) registers_touched(w, i);
     return i->run(w, i, lanes);
 }
@@ -354,6 +355,7 @@ Work *send_work(Warp *w, const Ins *i, int lane, Queue *queue, void (*run)(Work 
     work->lane = lane;
     work->lanes = 1u << lane;
     work->know = new_knowledge(w->cluster);
+    speak_for_lanes(w);
     copy_knowledge(w->cluster, &work->know, &w->know);
     tick(w);
     if (!queue) queue = new_queue(w->cluster, false);
