@@ -6,7 +6,7 @@ are compared with the reference in float32 before anything is timed.  Bytes are 
 beside them stands what a large copy reaches in the same run.
 
     python benchmarks/decode.py --heads 32 --sequences 1,8,64 --tokens 1 --states kv,vk
-    python benchmarks/decode.py --columns 8,16,32 --warps 1,2,4          # in place of the plan's own choice
+    python benchmarks/decode.py --columns 8,16,32 --warps 1,2,4          # instead of the plan's own choice
 """
 
 from __future__ import annotations

@@ -341,7 +341,7 @@ KIND: tuple[Check, ...] = (
     Check(
         "beta.shape", "beta",
         lambda c: f"[B={c.B}, T={c.T}, HV={c.HV}]" + (f" or [.., V={c.V}]" if c.recurrent else ""), _bad_beta,
-        "One beta a token and value head; only fused_recurrent_kda takes one a value channel.",
+        "One beta per token and value head; only fused_recurrent_kda accepts one per value channel.",
     ),
     _dtype_row("beta", "of a float dtype"),
     _numel_row("A_log", "HV", "One rate a value head."),

@@ -1,4 +1,4 @@
-"""`kda doctor`: what works on this machine, and how to mend the rest.
+"""`kda doctor`: what works on this machine, and how to fix the rest.
 
 This process imports neither torch, triton nor cutlass: `probes` asks children, `findings` judges, this file prints.
 """
@@ -344,7 +344,7 @@ def check_problem(text: str | None) -> None:
 @common_options
 def command(screen: Screen, checks: tuple[str, ...], verbose: bool, only_list: bool, problem: str | None,
             require: tuple[str, ...], strict: bool, paste: bool) -> int:  # fmt: skip
-    """Say what works on this machine, and how to mend the rest.
+    """Say what works on this machine, and how to fix the rest.
 
     Exits with 1 if a check failed; a warning counts under --strict.
     """

@@ -158,7 +158,7 @@ _NO_GPU = (
      "run `nvidia-smi`; if it fails too, reload the driver or restart the machine"),
     (lambda f: f.torch.ok, "no CUDA device: {why}", "run `nvidia-smi`, and `kda doctor driver.version`"),
     (lambda f: True,
-     "no CUDA device that torch or nvidia-smi could name", "mend torch.import first, or run `nvidia-smi`"),
+     "no CUDA device that torch or nvidia-smi could name", "fix torch.import first, or run `nvidia-smi`"),
 )  # fmt: skip
 
 

@@ -48,7 +48,7 @@ def built_for(target: Target) -> list[Capability]:
 
 
 def known(kind: str, name: str, names: Sequence[str]) -> None:
-    """Usage error for a name that does not exist, such as that of an arch in place of a backend's."""
+    """Usage error for a name that does not exist, such as that of an arch instead of a backend's."""
     if name not in names:
         if kind == "backend" and name in TARGETS:
             builders = ", ".join(c.backend for c in built_for(TARGETS[name]))
@@ -64,8 +64,8 @@ def shape_options(heads: int, lengths: str, batch: int | None = None) -> Callabl
     options = (
         click.option("--lengths", type=Lengths(), help=lengths),
         click.option("--batch", type=click.IntRange(1), default=batch, show_default=batch is not None,
-                     help="Rows of a batch, in place of packed sequences."),
-        click.option("--tokens", type=click.IntRange(1), help="Tokens of a row, in place of packed sequences."),
+                     help="Rows of a batch, instead of packed sequences."),
+        click.option("--tokens", type=click.IntRange(1), help="Tokens of a row, instead of packed sequences."),
         click.option("--heads", type=click.IntRange(1), default=heads, show_default=True, help="Query/key heads."),
         click.option("--value-heads", type=click.IntRange(1),
                      help="Value heads, a multiple of --heads.  [default: as many]"),

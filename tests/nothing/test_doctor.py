@@ -88,7 +88,7 @@ CASES = [
     ("gpu.visible", {**NO_GPU, "device_files": True, "smi": BROKEN}, "warn", "the driver does not answer"),
     ("gpu.visible", {**NO_GPU, "device_files": True, "smi": SLOW}, "warn", "took longer than"),
     ("gpu.visible", {**NO_GPU, "device_files": None}, "warn", "torch names no reason"),
-    ("gpu.visible", {**NO_GPU, "device_files": None, "torch": BROKEN}, "warn", "mend torch.import first"),
+    ("gpu.visible", {**NO_GPU, "device_files": None, "torch": BROKEN}, "warn", "fix torch.import first"),
     ("gpu.capability", {"torch_gpus": (dataclasses.replace(H200, cc=(7, 5)),)}, "warn", "7.5 (NVIDIA H200) has no"),
     ("gpu.capability", CPU_ONLY, "info", "no GPU"),
     ("gpu.busy", CPU_ONLY, "info", "no GPU"),

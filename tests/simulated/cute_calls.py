@@ -198,6 +198,6 @@ def kept_nowhere(monkeypatch, of=launch):
 
 
 def forget_plans():
-    """What a constant of `plan` says counts from now on; a test may have put a plain function in place of one."""
+    """What a constant of `plan` says counts from now on; a test may have put a plain function instead of one."""
     for kept in (plan.plan, launch.steps):
         getattr(kept, "cache_clear", lambda: None)()

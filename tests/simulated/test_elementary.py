@@ -44,7 +44,7 @@ SM89 = {
 
 
 def sm89(target, count, header=None):
-    """`header` in place of parts/numbers.cuh."""
+    """`header` instead of parts/numbers.cuh."""
     rows = "".join(f"\n  out[{row} * count + i] = {text};" for row, text in enumerate(SM89.values()))
     source = f"""#include "numbers.cuh"
 extern "C" __global__ void functions(const float* at, float* out, i64 count, float rate, float lower_bound) {{

@@ -36,7 +36,7 @@ CAPABILITY = Capability(
         Rule(
             "sm100.beta",
             lambda p, h: not p.beta_per_value,
-            "takes one beta for a token and value head",
+            "accepts one beta per token and value head",
         ),
         Rule(
             "sm100.keeps",

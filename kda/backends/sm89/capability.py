@@ -61,12 +61,12 @@ CAPABILITY = Capability(
         Rule(
             "sm89.beta",
             lambda p, h: not p.beta_per_value,
-            "takes one beta for a token and value head",
+            "accepts one beta per token and value head",
         ),
         Rule(
             "sm89.keeps",
             lambda p, h: not p.disable_recompute,
-            "keeps of intermediates A_qk and A_inv, not all that disable_recompute asks for",
+            "keeps A_qk and A_inv, not all intermediates that disable_recompute asks for",
             "leave it out",
         ),
     ),

@@ -36,18 +36,18 @@ CAPABILITY = Capability(
         Rule(
             "sm90.size",
             lambda p, h: max(p.HV, p.N) <= LIMIT and (p.packed or p.T <= 32 * LIMIT),
-            "takes up to 65,535 value heads and sequences, and 2,097,120 tokens in a row of a batch",
+            "accepts up to 65,535 value heads and sequences, and 2,097,120 tokens per row of a batch",
             "pass one long sequence with cu_seqlens",
         ),
         Rule(
             "sm90.beta",
             lambda p, h: not p.beta_per_value,
-            "takes one beta for a token and value head",
+            "accepts one beta per token and value head",
         ),
         Rule(
             "sm90.keeps",
             lambda p, h: not p.disable_recompute,
-            "keeps of intermediates A_qk and A_inv, not all that disable_recompute asks for",
+            "keeps A_qk and A_inv, not all intermediates that disable_recompute asks for",
             "leave it out",
         ),
     ),
