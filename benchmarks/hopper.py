@@ -23,7 +23,7 @@ import kda
 from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.configs import ChainConfig
 from kda.backends.sm90.plan import KERNELS
-from kda.commands.shapes import SHAPES, Shape
+from kda.measure.shapes import SHAPES, Shape
 from kda.verify.cases import make_inputs
 
 CALLS, CLOSE = 31, 1e-2

@@ -18,6 +18,7 @@ import warnings
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from . import autograd
 from .bundles import Grads, Outputs, Saved, saved_dtypes, saved_shapes
@@ -25,6 +26,7 @@ from .checks import (
     CALLER,
     GATE,
     KIND,
+    RECORDED_OUT,
     WRITTEN_STATE,
     Call,
     GateCall,
@@ -32,10 +34,10 @@ from .checks import (
     check,
     problem_of,
     records_gradients,
-    wide_dtype,
 )
 from .dispatch import Choice, backend_asked, backend_of_backward, check_backend_name, recorder, weigh
 from .errors import InputError, InputTypeError, KdaError
+from .gates import wide_dtype
 from .host import detect
 from .problem import Inputs, Options
 
@@ -158,7 +160,7 @@ def chunk_kda_bwd(
     settings = [getattr(options, name) for name in autograd.OPTIONS]
     tensors = inputs[: len(autograd.INPUTS)]
     with torch.no_grad():
-        grads = _operate(torch.ops.kda.chunk_backward, call, *tensors, *settings, do, dht, list(saved or ()))
+        grads = _operate(autograd.call, call, "chunk_backward", *tensors, *settings, do, dht, *(saved or ()))
     return Grads(*(None if x is None else grad for x, grad in zip(inputs, grads)))
 
 
@@ -203,7 +205,7 @@ def fused_recurrent_kda(
         num_accepted_tokens: (N,), with (N, S) slots: start from slot [n, num_accepted_tokens[n] - 1] instead.
         inplace_final_state: write the final states into `initial_state`; None means True with a pool, else False.
             False with a pool leaves the pool alone and returns the last states, zero for skipped sequences.
-        out: takes o.
+        out: o is written there; without gradients alone.
 
     Returns:
         o (B, T, HV, V) and the final states: `initial_state` itself if written in place, else float32 ones if
@@ -217,19 +219,22 @@ def fused_recurrent_kda(
         state_v_first, cu_seqlens, cu_seqlens_cpu, None, A_log, dt_bias, 64, backend, batch_invariant,
         transpose_state_layout, unknown, inplace_final_state, ssm_state_indices, num_accepted_tokens,
     )  # fmt: skip
-    settings = [getattr(options, name) for name in autograd.RECURRENT_OPTIONS]
-    call = Call("fused_recurrent_kda", inputs, options, out=out)
-    if not torch.compiler.is_compiling():
-        if options.inplace_final_state:
-            _operate(check, call, call, (WRITTEN_STATE,))
-        if out is not None:                                                   # the operator does not see it
-            _operate(problem_of, call, call)
-    if options.inplace_final_state:
-        o, final_state = _operate(torch.ops.kda.recurrent_, call, *inputs, *settings), initial_state
+    call, inplace = Call("fused_recurrent_kda", inputs, options, out=out), options.inplace_final_state
+    recorded = records_gradients(inputs)
+    compiling = torch.compiler.is_compiling()
+    if recorded and not compiling:
+        _operate(check, call, call, (WRITTEN_STATE, RECORDED_OUT))
+    if out is not None and not compiling:                                     # the operator does not see it
+        _operate(problem_of, call, call)
+    if _unseen(inputs) and not recorded:
+        o, ht = _operate(autograd.recurrent, call, call)
     else:
-        o, final_state = _operate(torch.ops.kda.recurrent, call, *inputs, *settings)
-        final_state = final_state if options.output_final_state else None
-    return (o if out is None else out.copy_(o)), final_state
+        settings = [getattr(options, name) for name in autograd.RECURRENT_OPTIONS]
+        o, *ht = _operate(autograd.call, call, "recurrent_" if inplace else "recurrent", *inputs, *settings)
+        ht = ht[0] if options.output_final_state and not inplace else None
+    if out is not None:
+        torch.ops.kda.put(out, o, recorded) if compiling else out.copy_(o)
+    return (o if out is None else out), initial_state if inplace else ht
 
 
 def fused_kda_gate(
@@ -245,7 +250,7 @@ def fused_kda_gate(
     A_log may be None (a factor of 1). A_log has HV elements, dt_bias HV * K or None.
     """
     check(GateCall("fused_kda_gate", g, A_log, dt_bias, lower_bound, output_dtype), GATE)
-    return torch.ops.kda.gate(g, A_log, dt_bias, lower_bound, output_dtype)
+    return autograd.call("gate", g, A_log, dt_bias, lower_bound, output_dtype)[0]
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any, **keywords: Any) -> Choice:
@@ -289,7 +294,7 @@ def _forward(inputs: Inputs, options: Options, save: str, recorded: bool = False
     if unseen:
         o, ht, h = _operate(autograd.Recorded.apply, call, *arguments)
         return Outputs(o, ht if options.output_final_state else None, None, None)
-    o, ht, h, saved = _operate(torch.ops.kda.chunk_forward, call, *arguments)
+    o, ht, h, *saved = _operate(autograd.call, call, "chunk_forward", *arguments)
     return Outputs(o, ht if options.output_final_state else None, h if options.return_intermediate_states else None,
                    Saved(*saved) if save == "all" else None)  # fmt: skip
 
@@ -302,6 +307,7 @@ def _unseen(inputs: Inputs) -> bool:
         and not torch.autograd._profiler_enabled()
         and not torch._C._len_torch_dispatch_stack()
         and torch._C._functorch.peek_interpreter_stack() is None
+        and forward_ad._current_level < 0
         and _PLAIN.issuperset(map(type, inputs))
         and not (inputs.q is None or inputs.q.is_meta)
     )

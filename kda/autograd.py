@@ -4,27 +4,43 @@
   chunk_backward  the same with do, dht and Saved     -> Grads
   recurrent       of fused_recurrent_kda              -> o, final states
   recurrent_      the same, states written in place   -> o
+  put             of fused_recurrent_kda compiled: o -> out
   gate            of fused_kda_gate, with gate_backward
 
 An output that was not asked for is an empty tensor, for an operator cannot return None.  What a call asks for is
 checked here, beneath autograd and torch.compile, so that every way in meets the same checks; the backend is chosen
 here too.
-`save` says what `chunk_forward` keeps for its backward beside the inputs: a key of bundles.SAVES.
+`save` says what `chunk_forward` keeps for its backward beside the inputs: a word of bundles.Save.
 """
 
 from __future__ import annotations
 
 import contextlib
 import typing
+from collections.abc import Callable
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 
-from .backends.reference import gates
-from .bundles import SAVES, Grads, Outputs, Products, Saved, saved_dtypes, saved_shapes
-from .checks import INTERMEDIATE_STATES, KIND, Call, autocasts, check, problem_of, refuse, wide_dtype
-from .dispatch import backend_asked, backend_of_backward, choose, launcher, recorder
+from . import gates, transforms
+from .bundles import Grads, Outputs, Products, Save, Saved, saved_dtypes, saved_shapes
+from .checks import (
+    INTERMEDIATE_STATES,
+    KIND,
+    OUT,
+    RECORDED_OUT,
+    WRITTEN_STATE,
+    Call,
+    autocasts,
+    check,
+    problem_of,
+    records_gradients,
+    refuse,
+)
+from .dispatch import backend_asked, backend_of_backward, capability, choose, launcher, recorder
 from .errors import KdaError
+from .gates import wide_dtype
 from .problem import Inputs, Options, Problem
 
 Tensor = torch.Tensor
@@ -77,14 +93,15 @@ def _or_none(x: Tensor | None) -> Tensor | None:
 
 
 def _call(args: tuple, op: str = "chunk_kda", **others: Tensor | None) -> Call:
+    transforms.refuse_tangents(op)
     options = Options(**dict(zip(OPTIONS, args[len(INPUTS):])))
     return Call(op, Inputs(*args[: len(INPUTS)]), options, **others)
 
 
-def forward(c: Call, save: str) -> Outputs:
+def forward(c: Call, save: Save | str) -> Outputs:
     problem = problem_of(c)
     with _autocast_off(c.inputs.q):
-        return _launch(c, problem, recorded=save == "products").forward(problem, c.inputs, save)
+        return _launch(c, problem, recorded=save == Save.PRODUCTS).forward(problem, c.inputs, Save(save))
 
 
 def _chunk_forward(*args):
@@ -105,7 +122,7 @@ def _chunk_forward_fake(*args):
     if o.return_intermediate_states:
         chunks = torch.library.get_ctx().new_dynamic_size() if packed else (c.T + o.chunk_size - 1) // o.chunk_size
         h = q.new_empty(c.B, chunks, *c.states[1:])
-    saved, kept = [], SAVES[save]
+    saved, kept = [], Save(save).kind
     if kept is not None:
         shapes = saved_shapes(c.B, c.T, c.N, c.HV, c.K, c.V, o.chunk_size, packed)
         dtypes = saved_dtypes(q.dtype, wide_dtype(q.dtype))
@@ -121,22 +138,49 @@ def _chunk_setup(ctx, inputs, output):
 def _keep(ctx, inputs, saved):
     *args, _ = inputs
     options = Options(**dict(zip(OPTIONS, args[len(INPUTS):])))
-    if options.return_intermediate_states:
+    if options.return_intermediate_states and any(ctx.needs_input_grad):
         refuse(Call("chunk_kda", Inputs(*args[: len(INPUTS)]), options), INTERMEDIATE_STATES, "gradients recorded")
     asked = backend_of_backward(backend_asked(options.backend))              # a backward may run in another thread
     ctx.options = options._replace(backend=asked)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*args[: len(INPUTS)], *saved)
+    if transforms.active():
+        ctx.save_for_forward(*args[: len(INPUTS)], *saved)
 
 
-def _chunk_link(ctx, do, dht, dh, dsaved):
+def _chunk_link(ctx, do, dht, dh, *dsaved):
     tensors = ctx.saved_tensors
     inputs, saved = tensors[: len(INPUTS)], tensors[len(INPUTS):]
     options = [getattr(ctx.options, name) for name in OPTIONS]
-    grads = torch.ops.kda.chunk_backward(*inputs, *options, do, _or_none(dht), list(saved))
+    grads = call("chunk_backward", *inputs, *options, do, _or_none(dht), *saved)
     by_input = dict(zip(INPUTS, grads))
     wanted = zip(INPUTS, ctx.needs_input_grad)
     return (*(by_input.get(name) if need else None for name, need in wanted), *([None] * (len(OPTIONS) + 1)))
+
+
+def _chunk_jvp(ctx, *tangents):
+    tensors = ctx.saved_tensors
+    inputs, saved = tensors[: len(INPUTS)], tensors[len(INPUTS):]
+    options = [getattr(ctx.options, name) for name in OPTIONS]
+    found = call("chunk_tangent", *inputs, *options, *tangents[: len(INPUTS)])
+    return *found, *map(torch.zeros_like, saved)
+
+
+def _chunk_tangent(*args):
+    """The tangents of o, of the final states and of the intermediate ones."""
+    *args, tangents = *args[: -len(INPUTS)], args[-len(INPUTS):]
+    c = _call(args)
+    problem = problem_of(c)
+    chosen = choose(problem, backend_asked(c.options.backend)).backend
+    if not capability(chosen).composite:
+        raise KdaError(_NO_TANGENT.format(chosen))
+
+    def outputs(*tensors):
+        out = launcher(chosen).forward(problem, Inputs(*tensors))
+        return [_or_empty(x, c.inputs.q) for x in (out.o, out.final_state, out.h)]
+
+    with _autocast_off(c.inputs.q):
+        return transforms.pushforward(outputs, args[: len(INPUTS)], tangents)
 
 
 class Recorded(torch.autograd.Function):
@@ -150,14 +194,14 @@ class Recorded(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, do, dht, dh):
-        return _chunk_link(ctx, do, dht, dh, None)
+        return _chunk_link(ctx, do, dht, dh)
 
 
 # chunk_backward
 
 
 def _bundled(saved: list[Tensor]) -> Saved | Products | None:
-    return next((kind(*saved) for kind in SAVES.values() if kind and len(kind._fields) == len(saved)), None)
+    return next((save.kind(*saved) for save in Save if save.kind and len(save.kind._fields) == len(saved)), None)
 
 
 def _chunk_backward(*args):
@@ -184,24 +228,38 @@ def _chunk_backward_fake(*args):
 
 
 def _recurrent_call(args: tuple, inplace: bool) -> Call:
+    transforms.refuse_tangents("fused_recurrent_kda")
     options = Options(**dict(zip(RECURRENT_OPTIONS, args[len(RECURRENT_INPUTS):])), inplace_final_state=inplace)
     return Call("fused_recurrent_kda", Inputs(*args[: len(RECURRENT_INPUTS)]), options)
 
 
-def _run_recurrent(c: Call) -> tuple[Tensor, Tensor | None]:
+def recurrent(c: Call) -> tuple[Tensor, Tensor | None]:
     problem = problem_of(c)
     with _autocast_off(c.inputs.q):
-        return _launch(c, problem).recurrent(problem, c.inputs)
+        found = _launch(c, problem).recurrent(problem, c.inputs)
+    if problem.inplace and not c.inputs.initial_state.is_inference():
+        torch.autograd.graph.increment_version(c.inputs.initial_state)        # a kernel writes where torch does not see
+    return found
 
 
 def _recurrent(*args):
     c = _recurrent_call(args, inplace=False)
-    o, ht = _run_recurrent(c)
+    o, ht = recurrent(c)
     return o, _or_empty(ht, c.inputs.q)
 
 
 def _recurrent_(*args):
-    return _run_recurrent(_recurrent_call(args, inplace=True))[0]
+    return recurrent(_recurrent_call(args, inplace=True))[0]
+
+
+def _recurrent_autograd_(*args):
+    """An operator that writes into an argument cannot have torch.library.register_autograd."""
+    c = _recurrent_call(args, inplace=True)
+    if records_gradients(c.inputs):
+        check(c, (WRITTEN_STATE,))
+        return _FUNCTIONS["recurrent_"].apply(*args)[0]
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.kda.recurrent_(*args)
 
 
 def _recurrent_fake(*args):
@@ -218,6 +276,18 @@ def _recurrent_fake_(*args):
     return c.inputs.q.new_empty(c.B, c.T, c.HV, c.V)
 
 
+def _put(out, o, recorded):
+    c = Call("fused_recurrent_kda", Inputs(o, o, o, o, o), Options(1.0), out=out)
+    if recorded:
+        refuse(c, RECORDED_OUT, "gradients recorded")
+    check(c, OUT)
+
+
+def _put_real(out, o, recorded):
+    _put(out, o, recorded)
+    out.copy_(o)
+
+
 # gate
 
 
@@ -232,11 +302,17 @@ def _gate_tensors(g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None):
 
 
 def _gate(g, A_log, dt_bias, lower_bound, dtype):
+    transforms.refuse_tangents("fused_kda_gate")
+    return _gate_formula(g, A_log, dt_bias, lower_bound, dtype)
+
+
+def _gate_formula(g, A_log, dt_bias, lower_bound, dtype):
     with _autocast_off(g):
         return gates.decay(*_gate_tensors(g, A_log, dt_bias), lower_bound).to(dtype).contiguous()
 
 
 def _gate_fake(g, A_log, dt_bias, lower_bound, dtype):
+    transforms.refuse_tangents("fused_kda_gate")
     return torch.empty_like(g, dtype=dtype, memory_format=torch.contiguous_format)
 
 
@@ -259,29 +335,110 @@ def _gate_backward_fake(dy, g, A_log, dt_bias, lower_bound):
 
 
 def _gate_setup(ctx, inputs, output):
-    *tensors, ctx.lower_bound, _ = inputs
+    *tensors, ctx.lower_bound, ctx.dtype = inputs
     ctx.save_for_backward(*tensors)
+    if transforms.active():
+        ctx.save_for_forward(*tensors)
 
 
 def _gate_link(ctx, dy):
-    grads = torch.ops.kda.gate_backward(dy, *ctx.saved_tensors, ctx.lower_bound)
+    grads = call("gate_backward", dy, *ctx.saved_tensors, ctx.lower_bound)
     return (*(g if need else None for g, need in zip(grads, ctx.needs_input_grad)), None, None)
+
+
+def _gate_jvp(ctx, *tangents):
+    return call("gate_tangent", *ctx.saved_tensors, ctx.lower_bound, ctx.dtype, *tangents[:3])
+
+
+def _gate_tangent(g, A_log, dt_bias, lower_bound, dtype, *tangents):
+    def output(*tensors):
+        return (_gate_formula(*tensors, lower_bound, dtype),)
+
+    return transforms.pushforward(output, (g, A_log, dt_bias), tangents)
 
 
 # what has no derivative says so, or autograd would leave the gradient out in silence
 
-_NO_BACKWARD = {
-    "recurrent": "fused_recurrent_kda is for inference and has no backward. Train with chunk_kda, its equal.",
-    "chunk_backward": "chunk_kda has no second derivative.",
-    "gate_backward": "fused_kda_gate has no second derivative.",
+_NO_DERIVATIVE = {
+    **dict.fromkeys(
+        ("recurrent", "recurrent_"),
+        "fused_recurrent_kda is for inference and has no derivative. Train with chunk_kda, its equal; decode under "
+        "torch.no_grad().",
+    ),
+    **dict.fromkeys(("chunk_backward", "chunk_tangent"), "chunk_kda has no second derivative."),
+    **dict.fromkeys(("gate_backward", "gate_tangent"), "fused_kda_gate has no second derivative."),
+}
+_NO_TANGENT = (
+    "chunk_kda: forward-mode AD was asked for; found backend {!r}, whose kernels have no such derivative. Pass "
+    "backend='reference', or use reverse mode: backward(), torch.func.vjp or torch.func.jacrev."
+)
+
+
+def _refusing(message: str) -> Callable:
+    def link(ctx, *grads):
+        raise KdaError(message)
+
+    return link
+
+
+class Links(NamedTuple):
+    """What torch.autograd.Function documents under these names."""
+
+    setup: Callable
+    backward: Callable
+    jvp: Callable
+
+    @classmethod
+    def none(cls, message: str) -> Links:
+        return cls(lambda ctx, inputs, output: None, _refusing(message), _refusing(message))
+
+
+_LINKS = {
+    "chunk_forward": Links(_chunk_setup, _chunk_link, _chunk_jvp),
+    "gate": Links(_gate_setup, _gate_link, _gate_jvp),
+    **{name: Links.none(message) for name, message in _NO_DERIVATIVE.items()},
 }
 
 
-def _refuse_backward(name: str) -> None:
-    def link(ctx, *grads):
-        raise KdaError(_NO_BACKWARD[name])
+# under torch.func and forward-mode AD: operators without lists of tensors, and what computes tangents
 
-    torch.library.register_autograd(f"kda::{name}", link, setup_context=lambda ctx, inputs, output: None)
+
+def _flat_chunk_forward(*args):
+    o, ht, h, saved = torch.ops.kda.chunk_forward(*args)
+    return o, ht, h, *saved
+
+
+def _flat_chunk_backward(*args):
+    last = len(INPUTS) + len(OPTIONS) + 2
+    return torch.ops.kda.chunk_backward(*args[:last], list(args[last:]))
+
+
+def _flat_chunk_setup(ctx, inputs, output):
+    _chunk_setup(ctx, inputs, (*output[:3], output[3:]))
+
+
+_FLAT = {
+    "chunk_forward": _flat_chunk_forward,
+    "chunk_backward": _flat_chunk_backward,
+    "recurrent": lambda *args: torch.ops.kda.recurrent(*args),
+    "recurrent_": lambda *args: (torch.ops.kda.recurrent_(*args),),
+    "gate": lambda *args: (torch.ops.kda.gate(*args),),
+    "gate_backward": lambda *args: torch.ops.kda.gate_backward(*args),
+    "chunk_tangent": _chunk_tangent,
+    "gate_tangent": _gate_tangent,
+}
+_FLAT_LINKS = _LINKS | {"chunk_forward": _LINKS["chunk_forward"]._replace(setup=_flat_chunk_setup)}
+_WRITTEN = {"recurrent_": RECURRENT_INPUTS.index("initial_state")}
+_FUNCTIONS = {
+    name: transforms.function(name, run, *_FLAT_LINKS[name], written=_WRITTEN.get(name)) for name, run in _FLAT.items()
+}
+
+
+def call(name: str, *args):
+    """The outputs of an operator, through an autograd.Function where torch.func or forward-mode AD is active."""
+    if torch.compiler.is_compiling() or not transforms.active():
+        return _FLAT[name](*args)
+    return _FUNCTIONS[name].apply(*args)
 
 
 def _register() -> None:
@@ -297,18 +454,21 @@ def _register() -> None:
             (_recurrent, _recurrent_fake),
         f"recurrent_({_tensors(RECURRENT_INPUTS, 'initial_state')}, {recurrent_options}) -> Tensor":
             (_recurrent_, _recurrent_fake_),
+        "put(Tensor(a!) out, Tensor o, bool recorded) -> ()":
+            (_put_real, _put),
         f"gate({gate}, ScalarType dtype) -> Tensor": (_gate, _gate_fake),
         f"gate_backward(Tensor dy, {gate}) -> (Tensor, Tensor, Tensor)": (_gate_backward, _gate_backward_fake),
     }  # fmt: skip
     for schema, (real, fake) in operators.items():
-        name = "kda::" + schema.partition("(")[0]
-        torch.library.define(name, schema[schema.index("("):])
-        torch.library.impl(name, "CompositeExplicitAutograd")(real)
-        torch.library.register_fake(name)(fake)
-    torch.library.register_autograd("kda::chunk_forward", _chunk_link, setup_context=_chunk_setup)
-    torch.library.register_autograd("kda::gate", _gate_link, setup_context=_gate_setup)
-    for name in _NO_BACKWARD:
-        _refuse_backward(name)
+        name = schema.partition("(")[0]
+        torch.library.define("kda::" + name, schema[schema.index("("):])
+        torch.library.impl("kda::" + name, "CompositeExplicitAutograd")(real)
+        torch.library.register_fake("kda::" + name)(fake)
+        if name in _WRITTEN:
+            torch.library.impl("kda::" + name, "Autograd")(_recurrent_autograd_)
+        elif name in _LINKS:
+            links = _LINKS[name]
+            torch.library.register_autograd("kda::" + name, links.backward, setup_context=links.setup)
 
 
 _register()

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
+from . import offsets
 from .errors import InputError, InputTypeError
 from .problem import DTYPES, Inputs, Options, Problem
 
@@ -101,11 +102,6 @@ def is_float(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype.itemsize >= 2
 
 
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Of states, sums and the gate: float32, and float64 beside float64."""
-    return torch.promote_types(dtype, torch.float32)
-
-
 def on_cpu(x: Any) -> bool:
     return x is not None and x.device.type == "cpu"
 
@@ -152,7 +148,7 @@ def _shape_row(name: str, letters: str, fix: str, states: bool = False) -> Check
 
 def _numel_row(name: str, letters: str, fix: str, id: str | None = None) -> Check:
     def wanted(c: Any) -> int:
-        return math.prod(getattr(c, letter) for letter in letters.split("*"))
+        return math.prod([getattr(c, letter) for letter in letters.split("*")])     # torch.compile traces the gate's
 
     def found(c: Any) -> str | None:
         x = c.tensor(name)
@@ -226,7 +222,7 @@ def _recording_state(c: Call) -> str | None:
                  "requires_grad=True")  # fmt: skip
 
 
-# These two see whether autograd records.
+# These see whether autograd records.
 INTERMEDIATE_STATES = Check(
     "return_intermediate_states.grad", "return_intermediate_states", "used under torch.no_grad()",
     lambda c: _when(c.options.return_intermediate_states and records_gradients(c.inputs), "gradients recorded"),
@@ -237,6 +233,12 @@ WRITTEN_STATE = Check(
     "Use torch.no_grad(), or inplace_final_state=False.",
 )  # fmt: skip
 
+RECORDED_OUT = Check(
+    "out.grad", "out", "used under torch.no_grad()",
+    lambda c: _when(c.out is not None and records_gradients(c.inputs), "gradients recorded"),
+    "No gradient flows through out; leave it away to record gradients.",
+)  # fmt: skip
+
 CALLER: tuple[Check, ...] = (
     *(_type_row(name, needed=name in REQUIRED) for name in ARGUMENTS),
     _option_row("scale", "a number or None", int, float),
@@ -245,6 +247,7 @@ CALLER: tuple[Check, ...] = (
     _option_row("backend", "a str or None", str, type(None)),
     INTERMEDIATE_STATES,
     WRITTEN_STATE,
+    RECORDED_OUT,
 )  # fmt: skip
 
 
@@ -338,7 +341,7 @@ KIND: tuple[Check, ...] = (
     Check(
         "beta.shape", "beta",
         lambda c: f"[B={c.B}, T={c.T}, HV={c.HV}]" + (f" or [.., V={c.V}]" if c.recurrent else ""), _bad_beta,
-        "One beta a token and value head; only fused_recurrent_kda takes one a value channel.",
+        "One beta per token and value head; only fused_recurrent_kda accepts one per value channel.",
     ),
     _dtype_row("beta", "of a float dtype"),
     _numel_row("A_log", "HV", "One rate a value head."),
@@ -425,16 +428,7 @@ KIND: tuple[Check, ...] = (
 
 def _bad_offsets(c: Call, name: str) -> str | None:
     x = c.tensor(name)
-    return bad_offsets(x.tolist(), c.T) if on_cpu(x) else None
-
-
-def bad_offsets(ends: list[int], T: int) -> str | None:
-    if ends[0] != 0:
-        return f"a first offset of {ends[0]}"
-    for n, (start, end) in enumerate(zip(ends, ends[1:], strict=False)):
-        if end < start:
-            return f"sequence {n} from {start} to {end}"
-    return _when(ends[-1] > T, f"a last offset of {ends[-1]}")
+    return offsets.bad_offsets(x.tolist(), c.T) if on_cpu(x) else None
 
 
 def _differing(c: Call) -> str | None:
@@ -465,7 +459,7 @@ def _shared_slot(c: Call) -> str | None:
 
 
 def _too_few_slots(c: Call) -> str | None:
-    x, ends = c.inputs.ssm_state_indices, host_offsets(c.inputs)
+    x, ends = c.inputs.ssm_state_indices, offsets.host_offsets(c.inputs)
     if x is None or x.dim() != 2 or not c.options.inplace_final_state:
         return None
     if c.inputs.cu_seqlens is not None and ends is None:
@@ -482,15 +476,12 @@ def _bad_count(c: Call) -> str | None:
     return next((f"{n} for sequence {i} with S={S}" for i, n in enumerate(x.tolist()) if not 1 <= n <= S), None)
 
 
-_OFFSETS = "offsets from 0, never falling, to at most T"
-
 VALUES: tuple[Check, ...] = (
     Check(
-        "cu_seqlens.values", "cu_seqlens", _OFFSETS, lambda c: _bad_offsets(c, "cu_seqlens"),
-        "Offsets are cumulative sums of the lengths.",
+        offsets.CHECK, "cu_seqlens", offsets.ASKED, lambda c: _bad_offsets(c, "cu_seqlens"), offsets.FIX,
     ),
     Check(
-        "cu_seqlens_cpu.values", "cu_seqlens_cpu", _OFFSETS, lambda c: _bad_offsets(c, "cu_seqlens_cpu"),
+        "cu_seqlens_cpu.values", "cu_seqlens_cpu", offsets.ASKED, lambda c: _bad_offsets(c, "cu_seqlens_cpu"),
         "Pass cu_seqlens.cpu().",
     ),
     Check("cu_seqlens_cpu.differs", "cu_seqlens_cpu", "equal to cu_seqlens", _differing, "Pass cu_seqlens.cpu()."),
@@ -513,6 +504,8 @@ VALUES: tuple[Check, ...] = (
     _own_memory_row("initial_state", "inplace_final_state.overlap", lambda c: c.options.inplace_final_state),
     _own_memory_row("out", "out.overlap", lambda c: True),
 )  # fmt: skip
+
+OUT = tuple(row for row in (*CALLER, *KIND, *VALUES) if row.argument == "out")
 
 
 # GATE
@@ -579,22 +572,6 @@ ELSEWHERE = {
 
 
 # from a call to its Problem
-
-
-def host_offsets(x: Inputs) -> list[int] | None:
-    """cu_seqlens as a list, if a CPU holds it."""
-    source = x.cu_seqlens_cpu if x.cu_seqlens_cpu is not None else x.cu_seqlens
-    return source.tolist() if on_cpu(source) else None
-
-
-def offsets_after_waiting(x: Inputs) -> list[int] | None:
-    """cu_seqlens as a list, from the GPU if need be, and checked; None without cu_seqlens."""
-    ends = host_offsets(x)
-    if ends is None and x.cu_seqlens is not None:
-        on_host = x._replace(cu_seqlens=x.cu_seqlens.cpu())
-        check(Call("kda", on_host, Options(1.0)), VALUES[:1])
-        ends = on_host.cu_seqlens.tolist()
-    return ends
 
 
 _known: dict[tuple, Problem] = {}

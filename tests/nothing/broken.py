@@ -63,6 +63,13 @@ def recording_state():
     return kda.fused_recurrent_kda(**call.arguments, inplace_final_state=True)
 
 
+def recording_into_out():
+    call = make(B=1, T=8, dtype=torch.float32, chunk_size=None)
+    call.tensors["q"].requires_grad_()
+    del call.options["chunk_size"]
+    return kda.fused_recurrent_kda(**call.arguments, out=zeros(1, 8, 2, 3))
+
+
 def gate(**replaced):
     return kda.fused_kda_gate(**({"g": zeros(3, 2, 5), "A_log": zeros(2), "dt_bias": zeros(10)} | replaced))
 
@@ -106,6 +113,7 @@ CASES = {
     "backend.type": lambda: chunk(backend=90),
     "return_intermediate_states.grad": lambda: recording(return_intermediate_states=True),
     "inplace_final_state.grad": recording_state,
+    "out.grad": recording_into_out,
     "q.shape": lambda: chunk(q=zeros(8, 2, 5)),
     "q.dtype": lambda: chunk(q=zeros(1, 8, 2, 5, dtype=torch.int32)),
     "q.head_dim": lambda: chunk(q=zeros(1, 8, 2, 257)),

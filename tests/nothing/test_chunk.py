@@ -238,3 +238,41 @@ def test_a_loss_on_the_final_state_alone_has_gradients():
     for name, exact in gradients(call).items():
         assert distance(call.tensors[name].grad, exact) < 1e-11, name
     assert distance(kda.chunk_kda_bwd(do=None, dht=call.dht, **call.arguments).dk, call.tensors["k"].grad) < 1e-13
+
+
+@pytest.mark.parametrize("change", [lambda x: x.mul_(2), lambda x: x[:, :1].zero_(), torch.relu_])
+def test_what_a_recorded_call_returns_may_be_changed_in_place(change):
+    def gradients_of(changed):
+        call = make([33, 3]).requiring_grad()
+        o, ht = (changed(x) for x in run(call))
+        ((o * call.do).sum() + (ht * call.dht).sum()).backward()
+        return [call.tensors[n].grad for n in DIFFERENTIABLE if n in call.tensors]
+
+    def aside(x):
+        x = x.clone()
+        change(x)
+        return x
+
+    def in_place(x):
+        change(x)
+        return x
+
+    assert all(torch.equal(x, y) for x, y in zip(gradients_of(in_place), gradients_of(aside), strict=True))
+
+
+ONE = {"K": 1, "V": 1}
+
+
+@pytest.mark.parametrize("sizes", [{}, ONE, {"state_v_first": True}, {"state_v_first": True, **ONE}], ids=str)
+def test_what_was_made_without_gradients_may_be_changed_with_them(sizes):
+    call = make([33, 3], gate="softplus", **sizes)
+    with torch.no_grad():
+        made = [*kda.chunk_kda(**call.arguments, output_final_state=True, return_intermediate_states=True)]
+        out = kda.chunk_kda_fwd(**call.arguments, disable_recompute=True, output_final_state=True)
+        made += [out.o, out.final_state, *out.saved]
+        made += kda.chunk_kda_bwd(**call.arguments, disable_recompute=True, do=call.do, saved=out.saved)
+        del call.options["chunk_size"]
+        made += kda.fused_recurrent_kda(**call.arguments, output_final_state=True)
+    factor = torch.ones((), dtype=torch.float64, requires_grad=True)
+    for x in made:
+        x.mul_(factor).sum().backward()

@@ -71,3 +71,10 @@ def test_precomputed_and_in_kernel_gates_agree():
     a, _ = kda.chunk_kda(q, k, v, g, beta, use_gate_in_kernel=True, A_log=A_log, dt_bias=dt_bias)
     b, _ = kda.chunk_kda(q, k, v, fused_kda_gate(g, A_log, dt_bias, output_dtype=torch.float64), beta)
     torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
+
+
+def test_it_compiles_in_one_graph():
+    torch._dynamo.reset()
+    g, A_log, dt_bias = inputs(2)
+    compiled = torch.compile(fused_kda_gate, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(g, A_log, dt_bias), fused_kda_gate(g, A_log, dt_bias))

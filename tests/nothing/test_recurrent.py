@@ -19,6 +19,11 @@ OPTIONS = {
 }
 
 
+def compiled(function):
+    torch._dynamo.reset()
+    return torch.compile(function, fullgraph=True, backend="aot_eager")
+
+
 def recurrent(call, **options):
     arguments = call.arguments | options
     arguments.pop("chunk_size")
@@ -101,6 +106,43 @@ def test_out_takes_the_output():
     out = torch.full_like(call.tensors["v"], float("nan"))
     o, _ = recurrent(call, out=out)
     assert o is out and distance(out, definition(call)[0]) < 1e-13
+
+
+WRONG = {
+    "another batch": lambda out: torch.cat([out, out]),
+    "one row to be broadcast from": lambda out: out[:1],
+    "another dtype": lambda out: out.half(),
+    "another device": lambda out: out.to("meta"),
+    "overlapping": lambda out: out[..., :1].expand(out.shape),
+}
+
+
+@pytest.mark.parametrize("change", WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize("compiling", [False, True], ids=["eager", "compiled"])
+def test_a_wrong_out_is_refused_and_left_alone(change, compiling):
+    call = make(B=2, T=3)
+    out = change(torch.zeros_like(call.tensors["v"]))
+    step = compiled(recurrent) if compiling else recurrent
+    with pytest.raises(Exception, match="out must be"):
+        step(call, out=out)
+    assert out.is_meta or not out.any()
+
+
+def test_compiled_out_takes_the_output():
+    call = make(B=2, T=3)
+    out = torch.full_like(call.tensors["v"], float("nan"))
+    o, _ = compiled(recurrent)(call, out=out)
+    assert o is out and torch.equal(out, recurrent(call)[0])
+
+
+@pytest.mark.parametrize("compiling", [False, True], ids=["eager", "compiled"])
+def test_out_is_refused_where_gradients_are_recorded(compiling):
+    call = make(B=2, T=3).requiring_grad()
+    out = torch.zeros_like(call.tensors["v"]).detach()
+    step = compiled(recurrent) if compiling else recurrent
+    with pytest.raises(Exception, match=r"out must be used under torch.no_grad\(\)"):
+        step(call, out=out)
+    assert not out.requires_grad and not out.any()
 
 
 def pooled(call, slots, indices, seed=1):
@@ -193,8 +235,69 @@ def test_states_of_a_lower_dtype_are_rounded_once():
     assert state.dtype == torch.bfloat16 and distance(state, exact) < 2**-8
 
 
-def test_its_missing_backward_says_what_to_use():
-    call = make([3]).requiring_grad()
-    o, _ = recurrent(call)
+def in_place(call, **options):
+    """A call that may write into its pool, none of its other tensors, and what is differentiable."""
+    pool = torch.zeros(3, 2, 5, 3, dtype=torch.float64)
+    return pool, recurrent(call, initial_state=pool, ssm_state_indices=torch.tensor([1]), **options)
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["states returned", "states in place"])
+@pytest.mark.parametrize("name", ["q", "g", "beta", "A_log"])
+def test_its_missing_backward_says_what_to_use(written, name):
+    call = make([3], gate="softplus", initial_state=False)
+    call.tensors[name].requires_grad_()
+    o, _ = in_place(call)[1] if written else recurrent(call)
+    assert o.requires_grad
     with pytest.raises(kda.KdaError, match="Train with chunk_kda"):
         o.sum().backward()
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["states returned", "states in place"])
+def test_compiled_it_says_so_too(written):
+    call = make([3], initial_state=False)
+    call.tensors["k"].requires_grad_()
+    with pytest.raises(Exception, match="Train with chunk_kda"):
+        compiled(lambda: in_place(call)[1] if written else recurrent(call))()[0].sum().backward()
+
+
+def test_a_pool_never_comes_to_require_a_gradient():
+    call = make([3], initial_state=False).requiring_grad()
+    pool, (expected, _) = in_place(call)
+    again, (o, returned) = in_place(call)
+    assert returned is again and torch.equal(o, expected) and pool[1].any() and torch.equal(pool, again)
+    for _ in range(2):                                                         # and the next step may follow
+        recurrent(call, initial_state=pool, ssm_state_indices=torch.tensor([1]))
+        assert not pool.requires_grad and pool.grad_fn is None and pool.is_leaf
+
+
+def test_compiled_a_pool_that_requires_a_gradient_is_refused():
+    call = make([3])
+    call.tensors["initial_state"].requires_grad_()
+    with pytest.raises(Exception, match="without gradients to be written in place"):
+        compiled(lambda: recurrent(call, inplace_final_state=True))()
+
+
+def test_autograd_notices_that_a_state_it_kept_was_written():
+    call = make([3])
+    w = torch.ones_like(call.tensors["initial_state"], requires_grad=True)
+    kept = w * call.tensors["initial_state"]
+    with torch.no_grad():
+        recurrent(call, inplace_final_state=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        kept.sum().backward()
+
+
+def test_vmap_over_states_writes_each_of_them():
+    call = make([3])
+    several = torch.randn(4, *call.tensors["initial_state"].shape, dtype=torch.float64)
+    one_by_one = several.clone()
+    expected = torch.stack([recurrent(call, initial_state=state, inplace_final_state=True)[0] for state in one_by_one])
+    found = torch.func.vmap(lambda state: recurrent(call, initial_state=state, inplace_final_state=True)[0])(several)
+    assert torch.equal(found, expected) and torch.equal(several, one_by_one)
+
+
+def test_vmap_over_q_alone_would_write_one_state_and_is_refused():
+    call = make([3])
+    several = torch.stack([call.tensors["q"]] * 2)
+    with pytest.raises(kda.KdaError, match="Map over initial_state as well"):
+        torch.func.vmap(lambda q: recurrent(call, q=q, inplace_final_state=True)[0])(several)

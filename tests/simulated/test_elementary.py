@@ -12,7 +12,7 @@ from elementary import DOCUMENTED, EPS, LOG2_E, LOWER_BOUND, SIMULATED, Backend,
 
 from kda.backends.reference import gates, halving
 from kda.backends.sm89 import plan
-from kda.backends.triton.plan import target_of
+from kda.backends.triton.targets import target_of
 from kda.compile import nvrtc
 from kda.compile.target import parse
 from kda.host import detect
@@ -44,7 +44,7 @@ SM89 = {
 
 
 def sm89(target, count, header=None):
-    """`header` in place of parts/numbers.cuh."""
+    """`header` instead of parts/numbers.cuh."""
     rows = "".join(f"\n  out[{row} * count + i] = {text};" for row, text in enumerate(SM89.values()))
     source = f"""#include "numbers.cuh"
 extern "C" __global__ void functions(const float* at, float* out, i64 count, float rate, float lower_bound) {{

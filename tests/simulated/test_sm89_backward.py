@@ -16,6 +16,7 @@ from sm89_calls import (
 
 import kda
 from kda.backends.sm89 import launch, plan
+from kda.bundles import Save
 from kda.simulator import capture
 from kda.stages import find
 from kda.verify.definition import definition
@@ -101,7 +102,7 @@ def trained_from_products(case):
     """What a recorded forward keeps, and the gradients made of it."""
     p = case.problem()
     with capture(arch="sm89") as session:
-        kept = launch.forward(p, case.inputs, "products").saved
+        kept = launch.forward(p, case.inputs, Save.PRODUCTS).saved
         grads = launch.backward(dataclasses.replace(p, direction="backward"), case.inputs, case.do, case.dht, kept)
     assert not session.findings
     return kept, grads
@@ -253,3 +254,16 @@ def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
                     assert (found[name].double() - x).norm() < 3e-6 * x.norm(), name
     finally:
         launch.steps.cache_clear()
+
+
+def test_gradients_have_the_shapes_and_dtypes_of_parameters_and_are_no_views():
+    case = changed(case_of(T=40), A_log=lambda x: x.view(1, 1, -1, 1).bfloat16(), dt_bias=lambda x: x.view(2, -1))
+    x = {n: case.keywords[n].clone().requires_grad_() for n in ("A_log", "dt_bias")}
+    with capture(arch="sm89"):
+        o, _ = kda.chunk_kda(**case.keywords | x, backend="sm89")
+        o.mul_(1)
+        (o * case.do).sum().backward()
+        grads = kda.chunk_kda_bwd(do=case.do, **case.keywords, backend="sm89")
+    for n, ours in (("A_log", grads.dA_log), ("dt_bias", grads.ddt_bias)):
+        assert x[n].grad.shape == ours.shape == x[n].shape and ours.dtype == x[n].dtype
+    assert not [grad for grad in grads if grad is not None and grad._is_view()]

@@ -15,6 +15,7 @@ pytest.importorskip("triton", reason="needs triton")
 
 import kda
 from kda.backends.triton import call, plan
+from kda.bundles import Save
 from kda.compile import triton as compiler
 from kda.compile.target import parse
 from kda.problem import Problem
@@ -28,6 +29,7 @@ from kda.verify.parity import Oracle, alone, describe, judge, packed_vs_alone
 from kda.verify.simulated import SimulatedDoor
 
 BACKEND = "kda.backends.triton"
+DIFFERENTIABLE = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state")
 
 pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
 
@@ -229,7 +231,7 @@ def recorded(row, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kept", ["nothing", "products"])
+@pytest.mark.parametrize("kept", [Save.NOTHING, Save.PRODUCTS])
 def test_what_is_not_kept_is_made_again(kept, monkeypatch):
     """`products` is what a recorded forward on a GPU keeps."""
     row = row_of(BATCH)
@@ -240,6 +242,34 @@ def test_what_is_not_kept_is_made_again(kept, monkeypatch):
 def test_autograd_gives_what_the_two_functions_give():
     row = row_of(BATCH)
     assert_same_bits(recorded(row), row.found)
+
+
+def test_torch_func_gives_the_same_gradients_and_refuses_tangents():
+    row = row_of(BATCH)
+    keywords = row.case.keywords | {"disable_recompute": True, "backend": "triton"}
+
+    def outputs(q):
+        return kda.chunk_kda(**keywords | {"q": q})
+
+    with capture(arch=row.arch):
+        _, pull = torch.func.vjp(outputs, keywords["q"])
+        assert same_bits(pull((row.case.do, row.case.dht))[0], row.found["dq"])
+        with pytest.raises(kda.KdaError, match="found backend 'triton', whose kernels have no such derivative"):
+            torch.func.jvp(outputs, (keywords["q"],), (keywords["q"],))
+
+
+def test_results_have_the_shapes_of_inputs_and_are_no_views():
+    row = row_of(PACKED)
+    case = changed(row.case, A_log=lambda x: x.view(1, 1, -1, 1).bfloat16(), dt_bias=lambda x: x.view(x.numel(), 1))
+    leaves = [x for n in DIFFERENTIABLE if (x := case.keywords[n]) is not None]
+    with capture(arch=row.arch):
+        keywords = case.keywords | dict(backend="triton", disable_recompute=True)
+        out = kda.chunk_kda_fwd(**keywords)
+        grads = kda.chunk_kda_bwd(do=case.do, saved=out.saved, **keywords)
+        *_, h = kda.chunk_kda(**keywords, return_intermediate_states=True)
+    for x, grad in zip(leaves, (grad for grad in grads if grad is not None), strict=True):
+        assert grad.shape == x.shape and grad.dtype == x.dtype
+    assert not [x for x in (out.o, out.final_state, h, *out.saved, *grads) if x is not None and x._is_view()]
 
 
 def test_a_loss_on_the_outputs_alone_has_gradients():
@@ -572,7 +602,7 @@ def test_kernels_built_ahead_of_time_are_those_of_calls_of_any_size(direction, w
     built = set(plan.recipes(problem(direction=direction, **words), host))
     for size in SIZES:
         p = problem(direction=direction, **words | size)
-        for saved in ("all",) if p.disable_recompute else ("nothing", "products"):
+        for saved in (Save.ALL,) if p.disable_recompute else (Save.NOTHING, Save.PRODUCTS):
             assert set(plan.plan(p, host, saved).kernels.values()) <= built
 
 

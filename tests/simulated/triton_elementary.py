@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from kda.backends.triton.fwd.recurrent import decay_of
+from kda.backends.triton.decode.kernel import decay_of
 from kda.backends.triton.parts import fast, gate
 
 ROWS = (

@@ -7,6 +7,7 @@ CAPABILITY = Capability(
     backend="reference",
     rank=1000,
     summary="pure torch, any device, any float dtype",
+    composite=True,
     auto_rules=(
         Rule(
             "reference.auto",
@@ -16,5 +17,4 @@ CAPABILITY = Capability(
         ),
     ),
     stages=tuple(STAGES),
-    provers={"executed": "kda.verify.parity:prove_executed"},
 )

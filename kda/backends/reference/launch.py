@@ -11,12 +11,13 @@ from collections.abc import Iterator
 
 import torch
 
-from kda.bundles import SAVES, Grads, Outputs, Products, Saved, saved_dtypes, saved_shapes
-from kda.checks import offsets_after_waiting, wide_dtype
+from kda import gates
+from kda.bundles import Grads, Outputs, Products, Save, Saved, saved_dtypes, saved_shapes
+from kda.gates import wide_dtype
+from kda.offsets import offsets_after_waiting
 from kda.problem import Inputs, Problem
 from kda.stages import BACKWARD, FORWARD, find
 
-from . import gates
 from .chunked import Setup, run
 from .ragged import Ragged, Slab, ragged
 from .recurrent import steps
@@ -25,6 +26,10 @@ Tensor = torch.Tensor
 
 SAVED_ROWS = Saved._fields[:-2]              # those with a row a token; h and gc_last have one a chunk
 SLAB_ELEMENTS = 1 << 18                      # of one tensor of a slab: 1 MiB of float32
+
+
+def rounded_to(p: Problem) -> dict[str, str]:
+    return {}                                                                  # to float32, whatever comes
 
 
 def _table(p: Problem, x: Inputs, C: int) -> Ragged:
@@ -39,7 +44,8 @@ def _states(p: Problem, x: Tensor | None, like: Tensor) -> Tensor:
 
 
 def _states_out(p: Problem, x: Tensor) -> Tensor:
-    return (x.mT if p.state_v_first else x).contiguous()
+    """In the caller's layout, and no view."""
+    return x.mT.clone(memory_format=torch.contiguous_format) if p.state_v_first else x
 
 
 def _setup(p: Problem, table: Ragged) -> Setup:
@@ -79,12 +85,16 @@ class _Walk:
         return env
 
 
-def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
+def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
     walk = _Walk(p, x)
     S = _states(p, x.initial_state, x.q)
-    o = torch.zeros(x.v.shape[0] * x.v.shape[1], p.HV, p.V, dtype=x.q.dtype, device=x.q.device)
-    h = S.new_empty(walk.table.NC, p.HV, p.K, p.V, dtype=x.q.dtype) if p.intermediate_states else None
-    kept, saved = SAVES[save], {}
+    o, h = torch.zeros(p.B, p.T, p.HV, p.V, dtype=x.q.dtype, device=x.q.device), None
+    rows = o.flatten(0, 1)
+    if p.intermediate_states:
+        chunks = walk.table.NC if p.packed else -(-p.T // p.C)
+        h = S.new_empty(p.B, chunks, p.HV, p.K, p.V, dtype=x.q.dtype)
+        states = h.flatten(0, 1)
+    kept, saved = save.kind, {}
     if kept is not None:
         shapes = saved_shapes(p.B, p.T, p.N, p.HV, p.K, p.V, p.C, p.packed)
         dtypes = saved_dtypes(x.q.dtype, walk.dtype)
@@ -93,18 +103,16 @@ def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
     for slab in walk.slabs:
         env = run(FORWARD, _setup(p, slab.table), walk.inputs(slab, S[slab.sequences]), want)
         S[slab.sequences] = env["ht"]
-        o[slab.tokens] = slab.table.unchunk(env["o"]).to(o.dtype)
+        rows[slab.tokens] = slab.table.unchunk(env["o"]).to(o.dtype)
         if h is not None:
-            h[slab.chunks] = env["h"].to(h.dtype)
+            states[slab.chunks] = env["h"].to(h.dtype)
         for name, kept_ in saved.items():
             if name in SAVED_ROWS:
                 kept_[slab.tokens] = slab.table.unchunk(env[name]).to(kept_.dtype)
             else:
                 kept_[slab.chunks] = env[name].view(-1, *kept_.shape[1:]).to(kept_.dtype)
-    if h is not None:
-        h = _states_out(p, h)
-        h = h.view(p.B, walk.table.NC if p.packed else -(-p.T // p.C), *h.shape[1:])
-    return Outputs(o.view(p.B, p.T, p.HV, p.V), _states_out(p, S) if p.final_state else None, h, kept and kept(**saved))
+    ht, h = _states_out(p, S) if p.final_state else None, None if h is None else _states_out(p, h)
+    return Outputs(o, ht, h, kept and kept(**saved))
 
 
 def _edges(p: Problem, walk: _Walk, S: Tensor) -> Iterator[Tensor]:
@@ -123,8 +131,11 @@ def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved
     walk = _Walk(p, x, saved)
     S, dS = _states(p, x.initial_state, x.q), _states(p, dht, x.q)
     edges = [S[slab.sequences] for slab in walk.slabs] if saved is not None else list(_edges(p, walk, S))
-    out = {"d" + name: rows.new_zeros(rows.shape) for name, rows in walk.rows.items()}
-    sums = {name: t.new_zeros(t.numel()) for name, t in walk.parameters.items() if t is not None}
+    contiguous = torch.contiguous_format
+    grads = [torch.zeros_like(t, memory_format=contiguous) for t in (x.q, x.k, x.v, x.g, x.beta)]
+    out = {n: t.view(rows.shape) for n, t, rows in zip(GRADIENTS, grads, walk.rows.values())}
+    given = {name: t for name, t in (("A_log", x.A_log), ("dt_bias", x.dt_bias)) if t is not None}
+    sums = {name: torch.zeros_like(t, dtype=walk.dtype, memory_format=contiguous) for name, t in given.items()}
     do = do.flatten(0, 1)
     for slab, h0 in zip(reversed(walk.slabs), reversed(edges)):
         env = walk.inputs(slab, h0) | walk.chunks(slab, do=do) | {"dht": dS[slab.sequences]}
@@ -133,12 +144,10 @@ def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved
         for name in GRADIENTS:
             out[name][slab.tokens] = slab.table.unchunk(env[name]).to(out[name].dtype)
         for name in sums:
-            sums[name] += env["d" + name].flatten()
-    dq, dk, dv, dg, dbeta = (out[n].view(t.shape) for n, t in zip(GRADIENTS, (x.q, x.k, x.v, x.g, x.beta)))
-    parameters = {"A_log": x.A_log, "dt_bias": x.dt_bias}.items()
-    dA_log, ddt_bias = (None if t is None else sums[name].view(t.shape).to(t.dtype) for name, t in parameters)
+            sums[name] += env["d" + name].view(sums[name].shape)
+    dA_log, ddt_bias = (sums[n].to(given[n].dtype) if n in given else None for n in ("A_log", "dt_bias"))
     dh0 = None if x.initial_state is None else _states_out(p, dS).to(x.initial_state.dtype)
-    return Grads(dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dh0)
+    return Grads(*grads, dA_log, ddt_bias, dh0)
 
 
 def stage(
@@ -166,17 +175,17 @@ def recurrent(p: Problem, x: Inputs) -> tuple[Tensor, Tensor | None]:
         S = _states(p, x.initial_state[first.clamp(min=0)], x.q)
         S[first < 0] = 0
         lengths = [0 if slot < 0 else n for n, slot in zip(lengths, first.tolist())]
-    o, tokens = torch.zeros(p.B * p.T, p.HV, p.V, dtype=x.q.dtype, device=x.q.device), _tokens(p, x)
+    o, tokens = torch.zeros(p.B, p.T, p.HV, p.V, dtype=x.q.dtype, device=x.q.device), _tokens(p, x)
+    o_rows = o.flatten(0, 1)
     groups = [slice(n, n + 1) for n in range(p.N)] if p.batch_invariant else [slice(0, p.N)]
     for group in groups:                                                      # sequences that are walked together
         table = Ragged(starts[group], lengths[group], p.B * p.T, 1, x.q.device)
         states = S[group]
         for i, (sequences, rows, o_i, s) in enumerate(steps(*_rows(p, x, tokens, table), states, p.scale, table)):
-            o[table.rows[rows]] = o_i.squeeze(-2).to(o.dtype)
+            o_rows[table.rows[rows]] = o_i.squeeze(-2).to(o.dtype)
             if p.slots_per_token and p.inplace:
                 _store(p, x.initial_state, slots[group][sequences, i], s)
             states[sequences] = s
-    o = o.view(p.B, p.T, p.HV, p.V)
     if not p.inplace:
         return o, _states_out(p, S) if p.final_state else None
     if first is None:

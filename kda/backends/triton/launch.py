@@ -12,14 +12,14 @@ from collections.abc import Mapping
 
 import torch
 
-from kda.bundles import SAVES, Grads, Outputs, Products, Saved
+from kda.bundles import Grads, Outputs, Products, Save, Saved, SegmentSummary
 from kda.problem import Inputs, Problem
-from kda.stages import find
+from kda.stages import SHAPES, find
 
 from ..common.chunks import Chunks, has_rows
 from ..common.tensors import aligned, chunks_of_a_row, on_its_device
 from .call import Call, dtype_of
-from .recurrent_launch import recurrent as recurrent
+from .decode.launch import recurrent as recurrent
 
 Tensor = torch.Tensor
 
@@ -64,15 +64,21 @@ def state_output(c: Call) -> None:
     """o, ht, h and v_new, those that there is memory for."""
     h0 = c.env.get("h0")
     if c.plan.segment:
-        added, h0 = c.per_segment(c.p.K, c.p.V), c.per_segment(c.p.K, c.p.V)
-        c.over_segments("added", ht=added)
-        transitions(c)
-        c.over_sequences("compose", edge=h0, added=added)
+        summary, h0 = summarised(c), c.per_segment(c.p.K, c.p.V)
+        c.over_sequences("compose", edge=h0, added=summary.added)
     c.over_segments("state", h0=h0)
 
 
+def summarised(c: Call) -> SegmentSummary:
+    """Of each segment of the forward; M stays in the environment, for a backward."""
+    added = c.per_segment(c.p.K, c.p.V)
+    c.over_segments("added", ht=added)
+    transitions(c)
+    return SegmentSummary(c.env["M"], added)
+
+
 def transitions(c: Call) -> None:
-    """M: the matrix that each segment multiplies a state by."""
+    """M: the matrix that each segment multiplies a state by, and its transpose the gradient of one."""
     if "M" not in c.env:
         c.env["M"] = c.per_segment(c.p.K, c.p.K)
         c.over_segments("transition")
@@ -106,9 +112,10 @@ def wy_intra_gate_bwd(c: Call) -> None:
     c.over_chunks("wy_bwd")
     c.drop("A_inv dv_new")
     c.make("dqn dkn dg")
-    for name, given, shape in (("A_log", p.A_log, ()), ("dt_bias", p.dt_bias, (p.K,))):
-        of_chunks = c.empty(c.chunks, p.HV, p.K, dtype=torch.float32) if given else None
-        env |= {"of_" + name: of_chunks, "d" + name: c.empty(p.HV, *shape, dtype=torch.float32) if given else None}
+    for name in ("A_log", "dt_bias"):
+        given = env[name]
+        of_chunks = None if given is None else c.empty(c.chunks, p.HV, p.K, dtype=torch.float32)
+        env |= {"of_" + name: of_chunks, "d" + name: None if given is None else torch.empty_like(given)}
     c.over_chunks("intra_bwd", slices)
     c.drop("h dh v_new do P L1 L2 U1 U2 units diagonal gc")
     c.make("dq dk dbeta")
@@ -122,13 +129,13 @@ def wy_intra_gate_bwd(c: Call) -> None:
 
 
 @on_its_device
-def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
+def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
     c = Call.of(p, save, x)
-    env, state, kept = c.env, (p.HV, p.V, p.K) if p.state_v_first else (p.HV, p.K, p.V), SAVES[save]
+    env, state, kept = c.env, (p.HV, p.V, p.K) if p.state_v_first else (p.HV, p.K, p.V), save.kind
     c.make("o" + " h v_new" * (kept is Saved))
     chunks = chunks_of_a_row(p, x) if p.intermediate_states else 0
     if p.intermediate_states and kept is not Saved:
-        env["h"] = c.empty(p.B * chunks, *state, dtype=x.q.dtype)
+        env["h"] = c.empty(p.B, chunks, *state, dtype=x.q.dtype)
     if p.final_state:
         env["ht"] = c.empty(p.N, *state, dtype=torch.float32)
     gate_intra_wy(c, keep=kept is not None)
@@ -140,20 +147,19 @@ def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
     if p.intermediate_states:
         h = env["h"]
         if kept is Saved:                                                      # (K, V), of as many as there can be
-            h = h[: p.B * chunks]
+            h = h[: p.B * chunks].unflatten(0, (p.B, chunks))
             h = (h.mT if p.state_v_first else h).clone(memory_format=torch.contiguous_format)
-        h = h.view(p.B, chunks, *state)
     saved = kept and kept(*(env[name] for name in kept._fields))
-    return Outputs(env["o"].view(x.v.shape), env.get("ht"), h, saved)
+    return Outputs(env["o"], env.get("ht"), h, saved)
 
 
 @on_its_device
 def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | None = None) -> Grads:
-    word = next(word for word, kind in SAVES.items() if type(saved) is (kind or type(None)))
+    save = Save.of(saved)
     kept = {} if saved is None else {name: aligned(t) for name, t in saved._asdict().items()}
-    c = Call.of(p, word, x, do=aligned(do, x.q.dtype), dht=aligned(dht, torch.float32), **kept)
+    c = Call.of(p, save, x, do=aligned(do, x.q.dtype), dht=aligned(dht, torch.float32), **kept)
     env = c.env
-    if word == "all":
+    if save is Save.ALL:
         sums(c)
         c.over_chunks("sums")
     else:
@@ -166,7 +172,7 @@ def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved
     c.drop("A_qk w qg kg gc_last M")
     wy_intra_gate_bwd(c)
     names = zip(Grads._fields, (x.q, x.k, x.v, x.g, x.beta, x.A_log, x.dt_bias, x.initial_state))
-    return Grads(*(None if t is None else env[name].view(t.shape).to(t.dtype) for name, t in names))
+    return Grads(*(None if t is None else env[name].to(t.dtype) for name, t in names))
 
 
 # stages alone
@@ -186,9 +192,12 @@ def stage(
     for n in run.reads:
         x = tensors[n]
         given[n] = x if x is None else aligned(table.rows(x) if has_rows(n) else x, dtype_of(p, n))
+    for n, shape in (("A_log", (p.HV,)), ("dt_bias", (p.HV, p.K))):
+        if given.get(n) is not None:
+            given[n] = given[n].view(shape)
     if offsets is not None:
         given["cu_seqlens"] = torch.tensor(offsets, device=device)
-    c = Call(p, "all", device, given)
+    c = Call(p, Save.ALL, device, given)
     if name == "fwd/gate+intra+wy":
         c.make("o")                                                            # cleared where nobody's tokens are
         gate_intra_wy(c, keep=True)
@@ -210,7 +219,9 @@ def _written(x: Tensor | None, name: str, table: Chunks) -> Tensor | None:
     if x is None:
         return None
     if has_rows(name):
-        return table.chunks(x.view(*x.shape, *[1] * (3 - x.dim())))
+        channels = SHAPES[name].count(",")
+        rows = x.flatten(0, -2 - channels)
+        return table.chunks(rows if channels else rows.unsqueeze(-1))
     if name in ("h", "dh"):
         return x[: table.NC]
     return x[: table.NC].unsqueeze(-2) if name == "gc_last" else x
