@@ -409,6 +409,36 @@ def test_a_saturated_gate_is_the_definition(name):
     check(case, row_of(which).trained(case))
 
 
+SATURATED = dict(g=lambda x: torch.full_like(x, 20.0))    # every token at the lower bound, and its slope still normal
+LOSSES = {
+    "blocks of 32 rows": (PACKED, SATURATED), "blocks of 32 rows, open gates": (PACKED, {}),
+    "by halving": (SOFTPLUS, {}), "float32": (FLOAT32, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_of_any_size_have_the_same_bits(name):
+    """A loss times 2^60 or 2^-60, before or after: nothing overflows or vanishes on the way."""
+    which, given = LOSSES[name]
+    row = row_of(which)
+    case = changed(row.case, **given)
+    expected = row.trained(case) if given else row.found
+    for size in (2.0**60, 2.0**-60):
+        found = row.trained(dataclasses.replace(case, do=size * case.do, dht=size * case.dht))
+        for gradient, x in found.items():
+            there = size if gradient.startswith("d") else 1.0
+            assert torch.equal(x, there * expected[gradient]), (size, gradient)
+
+
+def test_gradients_without_l2norm_of_any_size_have_the_same_bits():
+    """Blocks of 16 rows, all of whose tokens are at the lower bound."""
+    case = changed(make_inputs(T=70, H=1, K=32, V=16, gate="bounded", l2norm=False), **SATURATED)
+    expected = trained("sm90", case)
+    for size in (2.0**60, 2.0**-60):
+        found = trained("sm90", dataclasses.replace(case, do=size * case.do, dht=size * case.dht))
+        assert all(torch.equal(found[name], size * expected[name]) for name in found if name.startswith("d"))
+
+
 def test_a_given_decay_of_minus_infinity_forgets():
     row = row_of(GIVEN)
     forgetting = changed(row.case, g=lambda x: x.index_fill(1, torch.tensor([20]), -torch.inf))

@@ -106,6 +106,7 @@ def wy_intra_gate_bwd(c: Call) -> None:
     slices = c.plan.tiles("intra_bwd", "K")
     c.make("dv")
     env |= {name: c.per_chunk(p.C, p.C, dtype=dtype_of(p, "A_qk")) for name in ("L1", "L2", "U1", "U2")}
+    env["units"] = c.per_chunk(dtype=torch.float32)
     env |= {"P": torch.empty_like(env["dv"]), "diagonal": c.empty(*tokens, dtype=torch.float32),
             "db": c.empty(1 + slices, *tokens, dtype=torch.float32)}  # fmt: skip
     c.over_chunks("wy_bwd")
@@ -116,7 +117,7 @@ def wy_intra_gate_bwd(c: Call) -> None:
         of_chunks = None if given is None else c.empty(c.chunks, p.HV, p.K, dtype=torch.float32)
         env |= {"of_" + name: of_chunks, "d" + name: None if given is None else torch.empty_like(given)}
     c.over_chunks("intra_bwd", slices)
-    c.drop("h dh v_new do P L1 L2 U1 U2 diagonal gc")
+    c.drop("h dh v_new do P L1 L2 U1 U2 units diagonal gc")
     c.make("dq dk dbeta")
     rows = c.plan.kernels["norms_bwd"].constants["ROWS"]
     c.run("norms_bwd", -(-p.B * p.T // rows) * p.H)

@@ -277,14 +277,14 @@ class _Recipes:
                      "PRECISION": self.precision, "STAGES": c.stages}  # fmt: skip
         return self.recipe(
             "bwd.wy:wy_bwd",
-            "v:q beta:b A_inv:q v_new:q dv_new:q do:q P:q L1:q L2:q U1:q U2:q dv:q db:float32 diagonal:float32 "
-            "chunk_table:int64",
+            "v:q beta:b A_inv:q v_new:q dv_new:q do:q P:q L1:q L2:q U1:q U2:q units:float32 dv:q db:float32 "
+            "diagonal:float32 chunk_table:int64",
             "T chunks HV scale:fp32", constants, c, self.blocks,
         )  # fmt: skip
 
     @property
     def blocks(self) -> list[str]:
-        return self.absent(U1=self.span > 1, U2=self.span > 1)
+        return self.absent(**dict.fromkeys(("U1", "U2", "units"), self.span > 1))
 
     def intra_bwd(self) -> Recipe:
         p, c = self.p, self.intra
@@ -299,8 +299,8 @@ class _Recipes:
         return self.recipe(
             "bwd.intra:intra_bwd",
             f"q:q k:q g:g beta:b A_log:float32 dt_bias:float32 gc:{self.sums} q_norm:float32 k_norm:float32 h:q dh:q "
-            "v_new:q do:q P:q L1:q L2:q U1:q U2:q diagonal:float32 dqn:q dkn:q dg:g db:float32 of_A_log:float32 "
-            "of_dt_bias:float32 chunk_table:int64",
+            "v_new:q do:q P:q L1:q L2:q U1:q U2:q units:float32 diagonal:float32 dqn:q dkn:q dg:g db:float32 "
+            "of_A_log:float32 of_dt_bias:float32 chunk_table:int64",
             "T tokens chunks H HV one scale:fp32 lower_bound:fp32", constants, c,
             [*absent, *self.blocks],
         )  # fmt: skip
@@ -334,8 +334,8 @@ class _Recipes:
 
 
 TABLES = ("chunk_table", "segment_table", "first_segment", "taken")           # parts/sequences.py
-UNALIGNED = ("beta", "A_log", "dt_bias", "cu_seqlens", *TABLES, "dbeta", "db", "diagonal", "q_norm", "k_norm", "dA_log",
-             "ddt_bias")  # fmt: skip
+UNALIGNED = ("beta", "A_log", "dt_bias", "cu_seqlens", *TABLES, "dbeta", "db", "units", "diagonal", "q_norm", "k_norm",
+             "dA_log", "ddt_bias")  # fmt: skip
 
 
 def recipes(p: Problem, host: Host) -> list[Recipe]:
