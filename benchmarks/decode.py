@@ -6,7 +6,7 @@ are compared with the reference in float32 before anything is timed.  Bytes are 
 beside them stands what a large copy reaches in the same run.
 
     python benchmarks/decode.py --heads 32 --sequences 1,8,64 --tokens 1 --states kv,vk
-    python benchmarks/decode.py --columns 8,16,32 --warps 1,2,4          # in place of the plan's own choice
+    python benchmarks/decode.py --columns 8,16,32 --warps 1,2,4          # instead of the plan's own choice
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from kda.backends.reference import launch as reference
-from kda.backends.triton import recurrent_launch, recurrent_plan
+from kda.backends.triton.decode import launch, plan
 from kda.checks import Call, problem_of
 from kda.commands.render import table
 from kda.problem import Inputs, Options, Problem
@@ -65,7 +65,7 @@ def moved(x: Inputs, T: int) -> int:
 def error(p: Problem, x: Inputs) -> float:
     """The largest difference from the reference, over what is allowed: 1 is too much."""
     ours, exact = (x._replace(initial_state=x.initial_state.clone()) for _ in range(2))
-    o, _ = recurrent_launch.recurrent(p, ours)
+    o, _ = launch.recurrent(p, ours)
     floats = {n: t.float() for n, t in exact._asdict().items() if t is not None and t.is_floating_point()}
     exact = exact._replace(**floats)
     o_exact, _ = reference.recurrent(p, exact)
@@ -114,13 +114,13 @@ def measure(p: Problem, x: Inputs) -> float:
     states = x.initial_state.numel() * x.initial_state.element_size()
     L2 = torch.cuda.get_device_properties(x.q.device).L2_cache_size
     pools = [torch.randn_like(x.initial_state) for _ in range(max(4, -(-L2_TIMES * L2 // states)))]
-    return seconds([lambda pool=pool: recurrent_launch.recurrent(p, x._replace(initial_state=pool)) for pool in pools])
+    return seconds([lambda pool=pool: launch.recurrent(p, x._replace(initial_state=pool)) for pool in pools])
 
 
-def chosen(columns: int | None, warps: int | None) -> Callable[[Problem, int], recurrent_plan.Config]:
-    def config(p: Problem, sms: int) -> recurrent_plan.Config:
-        found = recurrent_plan.config(p, sms)
-        return recurrent_plan.Config(columns or found.BV, warps or found.num_warps)
+def chosen(columns: int | None, warps: int | None) -> Callable[[Problem, int], plan.Config]:
+    def config(p: Problem, sms: int) -> plan.Config:
+        found = plan.config(p, sms)
+        return plan.Config(columns or found.BV, warps or found.num_warps)
 
     return config
 
@@ -145,10 +145,10 @@ def main() -> None:
     found = []
     shapes = itertools.product(args.heads, args.sequences, args.tokens, args.states, args.columns, args.warps)
     for HV, N, T, order, columns, warps in shapes:
-        recurrent_launch.config = chosen(columns, warps)
-        recurrent_launch._prepared.cache_clear()
+        launch.config = chosen(columns, warps)
+        launch._prepared.cache_clear()
         p, x = make(N, HV, T, order, getattr(torch, args.state_dtype), str(device))
-        wrong, c = error(p, x), recurrent_launch.config(p, sms)
+        wrong, c = error(p, x), launch.config(p, sms)
         if wrong > 1:
             raise SystemExit(f"{p}, {c}: the result is {wrong:.1f} times as far off as allowed; nothing was timed.")
         taken = measure(p, x)

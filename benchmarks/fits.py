@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from kda.backends.triton.plan import recipes
 from kda.compile import triton as door
-from kda.compile.recipes import Recipe
+from kda.compile.triton import Recipe
 from kda.problem import Problem
 from kda.simulator.chips import host_of
 

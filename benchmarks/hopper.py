@@ -23,7 +23,7 @@ import kda
 from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.configs import ChainConfig
 from kda.backends.sm90.plan import KERNELS
-from kda.commands.shapes import SHAPES, Shape
+from kda.measure.shapes import SHAPES, Shape
 from kda.verify.cases import make_inputs
 
 CALLS, CLOSE = 31, 1e-2
@@ -59,35 +59,35 @@ def replayed(call) -> float:
 
 
 @contextlib.contextmanager
-def stepping(step):
-    """`step` in place of what makes kernels ready."""
-    plain, launch.step = launch.step, step
+def launching(launch_of):
+    """`launch_of` instead of what makes the launches of a call."""
+    plain, launch.launch_of = launch.launch_of, launch_of
     launch.steps.cache_clear()
     try:
         yield
     finally:
-        launch.step = plain
+        launch.launch_of = plain
         launch.steps.cache_clear()
 
 
-def each(call, step) -> dict[str, float]:
+def each(call, launch_of) -> dict[str, float]:
     """Kernels of a call."""
     found = defaultdict(list)
 
-    def timed(config, *others):
-        ready = step(config, *others)
+    def timed(kernel, config, grid, **numbers):
+        ready = launch_of(kernel, config, grid, **numbers)
         name = " ".join((KERNELS[type(config)], getattr(config, "walk", ""))) if ready else ""
 
-        def launched(*tensors):
+        def launched(**tensors):
             pair = events()
             pair[0].record()
-            ready(*tensors)
+            ready(**tensors)
             pair[1].record()
             found[name.strip()].append(pair)
 
         return ready and launched
 
-    with stepping(timed):
+    with launching(timed):
         for _ in range(CALLS):
             call()
     return {name: median(pairs) for name, pairs in found.items()}
@@ -114,22 +114,23 @@ def measured(case, stages: int, plain: bool = False, cluster: int = 0) -> dict[s
     """Of calls whose chains have so many stages; 0: as planned.  `plain`: each kernel after the end of the other.
     `cluster`: so many CTAs of a chain, which read the same tiles, are neighbours; 0: as planned."""
 
-    planned = launch.step
+    planned = launch.launch_of
 
-    def changed(config, *others):
+    def changed(kernel, config, grid, **numbers):
         if stages and isinstance(config, ChainConfig):
             config = dataclasses.replace(config, stages=stages)
-        ready = planned(config, *others)
+        ready = planned(kernel, config, grid, **numbers)
         if ready:
-            near = (cluster, 1, 1) if cluster and isinstance(config, ChainConfig) else ready.shape.cluster
-            ready.shape = ready.shape._replace(cluster=near, pdl=ready.shape.pdl and not plain)
+            shape = ready.bound.shape
+            near = (cluster, 1, 1) if cluster and isinstance(config, ChainConfig) else shape.cluster
+            ready.bound.shape = shape._replace(cluster=near, pdl=shape.pdl and not plain)
         return ready
 
     def call():
         return kda.chunk_kda_fwd(**case.keywords, backend="sm90").o
 
     expected = kda.chunk_kda_fwd(**case.keywords, backend="triton").o.float()
-    with stepping(changed):
+    with launching(changed):
         error = float((call().float() - expected).norm() / expected.norm())
         found = dict(error=error, call=whole(call), graph=replayed(call), timeline=timeline(call))
     return found | each(call, changed)

@@ -13,6 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from kda.backends.sm89 import launch, plan
+from kda.bundles import Save
 from kda.problem import Problem
 from kda.simulator import capture
 from kda.simulator.report import Run
@@ -31,7 +32,7 @@ def runs(case: Case) -> dict[str, Run]:
     """The launches of a recorded step by name."""
     p = case.problem()
     with capture(arch="sm89") as session:
-        kept = launch.forward(p, case.inputs, "products").saved
+        kept = launch.forward(p, case.inputs, Save.PRODUCTS).saved
         launch.backward(dataclasses.replace(p, direction="backward"), case.inputs, case.do, case.dht, kept)
     found: dict[str, Run] = {}
     for run in session.runs:
@@ -40,7 +41,8 @@ def runs(case: Case) -> dict[str, Run]:
 
 
 def kernels(p: Problem) -> dict:
-    forward, backward = (plan.plan(p, SMS, None, keep).steps for keep in (1, 3))
+    directions = (dataclasses.replace(p, direction=direction) for direction in ("forward", "backward"))
+    forward, backward = (plan.plan(each, SMS, None, Save.PRODUCTS).steps for each in directions)
     configs = {AGAIN.get(name, name): config for name, (config, _) in backward.items()}
     return configs | {name: config for name, (config, _) in forward.items()}
 

@@ -14,9 +14,11 @@ _WHERE = {
     "Grads": "bundles", "Outputs": "bundles", "Saved": "bundles",
     "KdaError": "errors", "InputError": "errors", "InputTypeError": "errors", "NoBackendError": "errors",
 }  # fmt: skip
+_MODULES = ("simulator",)                   # reached as kda.simulator, imported at their first use
 __all__ = ["__version__", *_WHERE]
 
 if TYPE_CHECKING:
+    from . import simulator
     from .api import chunk_kda, chunk_kda_bwd, chunk_kda_fwd, explain, fused_kda_gate, fused_recurrent_kda
     from .bundles import Grads, Outputs, Saved
     from .dispatch import Choice, use_backend
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str):
+    if name in _MODULES:
+        return importlib.import_module(f".{name}", __name__)
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{_WHERE[name]}", __name__), name)
@@ -33,7 +37,7 @@ def __getattr__(name: str):
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_WHERE})
+    return sorted({*globals(), *_WHERE, *_MODULES})
 
 
 def _is_own_command() -> bool:

@@ -35,10 +35,10 @@ from .checks import (
     check,
     problem_of,
     records_gradients,
-    wide_dtype,
 )
 from .dispatch import Choice, backend_asked, backend_of_backward, check_backend_name, recorder, weigh
 from .errors import InputError, InputTypeError, KdaError
+from .gates import wide_dtype
 from .host import detect
 from .problem import Inputs, Options
 

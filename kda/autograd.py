@@ -10,7 +10,7 @@
 An output that was not asked for is an empty tensor, for an operator cannot return None.  What a call asks for is
 checked here, beneath autograd and torch.compile, so that every way in meets the same checks; the backend is chosen
 here too.
-`save` says what `chunk_forward` keeps for its backward beside the inputs: a key of bundles.SAVES.
+`save` says what `chunk_forward` keeps for its backward beside the inputs: a word of bundles.Save.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from typing import NamedTuple
 
 import torch
 
-from . import transforms
-from .backends.reference import gates
-from .bundles import SAVES, Grads, Outputs, Products, Saved, saved_dtypes, saved_shapes
+from . import gates, transforms
+from .bundles import Grads, Outputs, Products, Save, Saved, saved_dtypes, saved_shapes
 from .checks import (
     INTERMEDIATE_STATES,
     KIND,
@@ -38,10 +37,10 @@ from .checks import (
     problem_of,
     records_gradients,
     refuse,
-    wide_dtype,
 )
 from .dispatch import backend_asked, backend_of_backward, capability, choose, launcher, recorder
 from .errors import KdaError
+from .gates import wide_dtype
 from .problem import Inputs, Options, Problem
 
 Tensor = torch.Tensor
@@ -99,10 +98,10 @@ def _call(args: tuple, op: str = "chunk_kda", **others: Tensor | None) -> Call:
     return Call(op, Inputs(*args[: len(INPUTS)]), options, **others)
 
 
-def forward(c: Call, save: str) -> Outputs:
+def forward(c: Call, save: Save | str) -> Outputs:
     problem = problem_of(c)
     with _autocast_off(c.inputs.q):
-        return _launch(c, problem, recorded=save == "products").forward(problem, c.inputs, save)
+        return _launch(c, problem, recorded=save == Save.PRODUCTS).forward(problem, c.inputs, Save(save))
 
 
 def _chunk_forward(*args):
@@ -123,7 +122,7 @@ def _chunk_forward_fake(*args):
     if o.return_intermediate_states:
         chunks = torch.library.get_ctx().new_dynamic_size() if packed else (c.T + o.chunk_size - 1) // o.chunk_size
         h = q.new_empty(c.B, chunks, *c.states[1:])
-    saved, kept = [], SAVES[save]
+    saved, kept = [], Save(save).kind
     if kept is not None:
         shapes = saved_shapes(c.B, c.T, c.N, c.HV, c.K, c.V, o.chunk_size, packed)
         dtypes = saved_dtypes(q.dtype, wide_dtype(q.dtype))
@@ -202,7 +201,7 @@ class Recorded(torch.autograd.Function):
 
 
 def _bundled(saved: list[Tensor]) -> Saved | Products | None:
-    return next((kind(*saved) for kind in SAVES.values() if kind and len(kind._fields) == len(saved)), None)
+    return next((save.kind(*saved) for save in Save if save.kind and len(save.kind._fields) == len(saved)), None)
 
 
 def _chunk_backward(*args):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -33,8 +34,20 @@ class Products(NamedTuple):
     A_inv: Tensor
 
 
-# what the operator is asked to save -> what it saves
-SAVES: dict[str, type[Products] | type[Saved] | None] = {"nothing": None, "products": Products, "all": Saved}
+class Save(str, Enum):
+    """What a forward saves for its backward, and what a backward finds: the operator is given the word."""
+
+    NOTHING = "nothing"
+    PRODUCTS = "products"
+    ALL = "all"
+
+    @property
+    def kind(self) -> type[Products] | type[Saved] | None:
+        return {"products": Products, "all": Saved}.get(self.value)
+
+    @classmethod
+    def of(cls, saved: Saved | Products | None) -> Save:
+        return next(save for save in cls if type(saved) is (save.kind or type(None)))
 
 
 class Outputs(NamedTuple):
@@ -57,6 +70,16 @@ class Grads(NamedTuple):
     dA_log: Tensor | None
     ddt_bias: Tensor | None
     dh0: Tensor | None
+
+
+class SegmentSummary(NamedTuple):
+    """What a segment of a sequence does to the state that enters it, in float32: S -> M S + added.  Two neighbouring
+    segments do (M2 M1) S + (M2 added1 + added2), so summaries of segments, and of what several GPUs hold, are composed
+    alike; for a gradient that enters from behind, S is dS and M is transposed."""
+
+    M: Tensor                                # (segments, HV, K, K); its transpose where `transposed`
+    added: Tensor                            # (segments, HV, K, V)
+    transposed: bool = False
 
 
 def saved_shapes(B: int, T: int, N: int, HV: int, K: int, V: int, C: int, packed: bool) -> Saved:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from .host import Host
@@ -15,7 +14,12 @@ class Rule(NamedTuple):
     id: str                                  # stable: tests, --json and docs quote it
     holds: Callable[[Problem, Host], bool]
     why: str                                 # format string over p (Problem) and h (Host)
-    fix: str                                 # the same
+    fix: str = ""                            # the same; empty where only another backend helps
+
+    def broken(self, p: Problem, h: Host) -> str:
+        """What is said where it does not hold."""
+        fix = f" -> {self.fix.format(p=p, h=h)}" if self.fix else ""
+        return f"{self.id}: {self.why.format(p=p, h=h)}{fix}"
 
 
 @dataclass(frozen=True)
@@ -34,16 +38,13 @@ class Capability:
     keeps: bool = True                       # False: who takes its backward takes recorded forwards, too
     composite: bool = False                  # made of torch operations alone, which forward-mode AD follows
     archs: tuple[str, ...] = ()              # targets its kernels are built for; empty: no compiled kernels
-    portable: bool = False                   # GPUs later than these archs run the same kernels, from their PTX
     stages: tuple[str, ...] = ()             # of kda.stages, or runs of them, that its launch module can run alone
     proof_dtypes: tuple[str, ...] = ("float32",)    # of q, k, v, in which the stages are proven
-    # evidence word -> "module:function", called as function(backend, stage, target) -> verify.evidence.Proof
-    provers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def rejections(self, p: Problem, h: Host, named: bool = False) -> list[str]:
-        """Every broken rule, worded for a person; empty means this backend takes the call."""
+        """Every broken rule, worded for a person; empty means this backend accepts the call."""
         rules = self.rules if named else self.rules + self.auto_rules
-        return [f"{r.id}: {r.why.format(p=p, h=h)} -> {r.fix.format(p=p, h=h)}" for r in rules if not r.holds(p, h)]
+        return [r.broken(p, h) for r in rules if not r.holds(p, h)]
 
     @property
     def launch_module(self) -> str:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
+from . import offsets
 from .errors import InputError, InputTypeError
 from .problem import DTYPES, Inputs, Options, Problem
 
@@ -99,11 +100,6 @@ def is_index(dtype: torch.dtype) -> bool:
 
 def is_float(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype.itemsize >= 2
-
-
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Of states, sums and the gate: float32, and float64 beside float64."""
-    return torch.promote_types(dtype, torch.float32)
 
 
 def on_cpu(x: Any) -> bool:
@@ -355,7 +351,7 @@ KIND: tuple[Check, ...] = (
     Check(
         "beta.shape", "beta",
         lambda c: f"[B={c.B}, T={c.T}, HV={c.HV}]" + (f" or [.., V={c.V}]" if c.recurrent else ""), _bad_beta,
-        "One beta a token and value head; only fused_recurrent_kda takes one a value channel.",
+        "One beta per token and value head; only fused_recurrent_kda accepts one per value channel.",
     ),
     _dtype_row("beta", "of a float dtype"),
     _numel_row("A_log", "HV", "One rate a value head."),
@@ -442,16 +438,7 @@ KIND: tuple[Check, ...] = (
 
 def _bad_offsets(c: Call, name: str) -> str | None:
     x = c.tensor(name)
-    return bad_offsets(x.tolist(), c.T) if on_cpu(x) else None
-
-
-def bad_offsets(ends: list[int], T: int) -> str | None:
-    if ends[0] != 0:
-        return f"a first offset of {ends[0]}"
-    for n, (start, end) in enumerate(zip(ends, ends[1:], strict=False)):
-        if end < start:
-            return f"sequence {n} from {start} to {end}"
-    return _when(ends[-1] > T, f"a last offset of {ends[-1]}")
+    return offsets.bad_offsets(x.tolist(), c.T) if on_cpu(x) else None
 
 
 def _differing(c: Call) -> str | None:
@@ -482,7 +469,7 @@ def _shared_slot(c: Call) -> str | None:
 
 
 def _too_few_slots(c: Call) -> str | None:
-    x, ends = c.inputs.ssm_state_indices, host_offsets(c.inputs)
+    x, ends = c.inputs.ssm_state_indices, offsets.host_offsets(c.inputs)
     if x is None or x.dim() != 2 or not c.options.inplace_final_state:
         return None
     if c.inputs.cu_seqlens is not None and ends is None:
@@ -499,15 +486,12 @@ def _bad_count(c: Call) -> str | None:
     return next((f"{n} for sequence {i} with S={S}" for i, n in enumerate(x.tolist()) if not 1 <= n <= S), None)
 
 
-_OFFSETS = "offsets from 0, never falling, to at most T"
-
 VALUES: tuple[Check, ...] = (
     Check(
-        "cu_seqlens.values", "cu_seqlens", _OFFSETS, lambda c: _bad_offsets(c, "cu_seqlens"),
-        "Offsets are cumulative sums of the lengths.",
+        offsets.CHECK, "cu_seqlens", offsets.ASKED, lambda c: _bad_offsets(c, "cu_seqlens"), offsets.FIX,
     ),
     Check(
-        "cu_seqlens_cpu.values", "cu_seqlens_cpu", _OFFSETS, lambda c: _bad_offsets(c, "cu_seqlens_cpu"),
+        "cu_seqlens_cpu.values", "cu_seqlens_cpu", offsets.ASKED, lambda c: _bad_offsets(c, "cu_seqlens_cpu"),
         "Pass cu_seqlens.cpu().",
     ),
     Check("cu_seqlens_cpu.differs", "cu_seqlens_cpu", "equal to cu_seqlens", _differing, "Pass cu_seqlens.cpu()."),
@@ -598,22 +582,6 @@ ELSEWHERE = {
 
 
 # from a call to its Problem
-
-
-def host_offsets(x: Inputs) -> list[int] | None:
-    """cu_seqlens as a list, if a CPU holds it."""
-    source = x.cu_seqlens_cpu if x.cu_seqlens_cpu is not None else x.cu_seqlens
-    return source.tolist() if on_cpu(source) else None
-
-
-def offsets_after_waiting(x: Inputs) -> list[int] | None:
-    """cu_seqlens as a list, from the GPU if need be, and checked; None without cu_seqlens."""
-    ends = host_offsets(x)
-    if ends is None and x.cu_seqlens is not None:
-        on_host = x._replace(cu_seqlens=x.cu_seqlens.cpu())
-        check(Call("kda", on_host, Options(1.0)), VALUES[:1])
-        ends = on_host.cu_seqlens.tolist()
-    return ends
 
 
 _known: dict[tuple, Problem] = {}

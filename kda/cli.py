@@ -12,7 +12,7 @@ from kda.commands.render import ERROR, OutputError, explain_error, kda_version
 
 # name -> (module that exports `command`, line of --help)
 COMMANDS = {
-    "doctor": ("kda.commands.doctor", "Say what works on this machine, and how to mend the rest."),
+    "doctor": ("kda.commands.doctor", "Say what works on this machine, and how to fix the rest."),
     "selftest": ("kda.commands.selftest", "Prove the kernels of an arch, as far as this host can."),
     "verify": ("kda.commands.verify", "Compare a backend with another and find the first wrong stage."),
     "bench": ("kda.commands.bench", "Time a backend, on inputs on which it was compared."),

@@ -14,13 +14,17 @@ import functools
 import importlib
 import os
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .capability import Capability
 from .errors import InputError, NoBackendError
 from .host import Host, detect, stand_in
 from .problem import Problem
+
+if TYPE_CHECKING:
+    from .backends.protocol import Launcher
 
 _named_by_context: contextvars.ContextVar[str | None] = contextvars.ContextVar("kda_backend", default=None)
 
@@ -46,19 +50,29 @@ class Choice:
     problem: Problem
     host: Host
     asked: str                                           # "auto" or a backend's name
-    backend: str | None                                  # None: nobody takes it
+    backend: str | None                                  # None: nobody who was asked accepts it
     tried: tuple[tuple[str, tuple[str, ...]], ...]       # (name, reasons against it), all backends in order of rank
+    able: tuple[str, ...] = ()                           # who accepts it, once named
 
     def __str__(self) -> str:
+        """Who accepts the call and why the others do not; of a named backend that does not, its own reasons alone."""
         where = f"{self.problem} on {self.host}"
-        lines = [f"{self.backend} takes {where}" if self.backend else f"no backend takes {where}"]
-        if self.asked != "auto":
-            lines[0] += f" (asked for backend={self.asked!r})"
-        for name, reasons in self.tried:
+        if self.backend:
+            named = "" if self.asked == "auto" else f" (asked for backend={self.asked!r})"
+            return "\n".join([f"{self.backend} accepts {where}{named}", *self._reasons(self.tried)])
+        who = "no backend accepts" if self.asked == "auto" else f"backend={self.asked!r} does not accept"
+        asked = [(name, reasons) for name, reasons in self.tried if self.asked in ("auto", name)]
+        return "\n".join([f"{who} {where}", *self._reasons(asked), *self._ways_out()])
+
+    def _reasons(self, tried: Iterable[tuple[str, tuple[str, ...]]]) -> Iterator[str]:
+        for name, reasons in tried:
             mark = "*" if name == self.backend else " "
-            for i, reason in enumerate(reasons or ("takes it",)):
-                lines.append(f"{mark if i == 0 else ' '} {name if i == 0 else '':<10} {reason}")
-        return "\n".join(lines)
+            for i, reason in enumerate(reasons or ("accepts it",)):
+                yield f"{mark if i == 0 else ' '} {name if i == 0 else '':<10} {reason}"
+
+    def _ways_out(self) -> list[str]:
+        names = [f"backend={name!r}" for name in self.able]
+        return [f"{' and '.join(names)} accept{'s' * (len(names) == 1)} it"] if names else []
 
 
 def backend_asked(argument: str | None = None) -> str:
@@ -98,24 +112,24 @@ def use_backend(name: str) -> Iterator[None]:
 
 
 def weigh(problem: Problem, host: Host, asked: str = "auto") -> Choice:
-    """Ask every backend's rules; never raises for a call that nobody takes."""
-    tried, winner = [], None
+    """Ask every backend's rules; never raises for a call that nobody accepts."""
+    tried, able, winner = [], [], None
     for capability in capabilities():
-        named = asked == capability.backend
-        reasons = capability.rejections(problem, host, named=named)
-        if asked not in ("auto", capability.backend):
-            reasons.append(f"dispatch.asked: the caller asked for {asked!r} -> backend='auto' lets every backend try")
-        elif not reasons and winner is None:
-            winner = capability.backend
-        tried.append((capability.backend, tuple(reasons)))
-    return Choice(problem, host, asked, winner, tuple(tried))
+        name = capability.backend
+        if not capability.rejections(problem, host, named=True):
+            able.append(name)
+        reasons = capability.rejections(problem, host, named=asked == name)
+        if not reasons and winner is None and asked in ("auto", name):
+            winner = name
+        tried.append((name, tuple(reasons)))
+    return Choice(problem, host, asked, winner, tuple(tried), tuple(able))
 
 
 _decided: dict[tuple[Problem, str, Host | None], Choice] = {}
 
 
 def choose(problem: Problem, asked: str = "auto") -> Choice:
-    """The decision for one call on this machine, cached; raises NoBackendError when nobody takes it."""
+    """The decision for one call on this machine, cached; raises NoBackendError when nobody accepts it."""
     call = problem, asked, stand_in()
     try:
         return _decided[call]
@@ -144,6 +158,6 @@ def recorder(problem: Problem, backend: str) -> str:
 
 
 @functools.cache
-def launcher(backend: str):
+def launcher(backend: str) -> Launcher:
     """The backend's launch module: imported at its first use, never before."""
     return importlib.import_module(capability(backend).launch_module)

@@ -23,7 +23,7 @@ class InputTypeError(InputError, TypeError):
 
 
 class NoBackendError(KdaError, RuntimeError):
-    """No backend takes the call; the message lists every backend with every reason."""
+    """No backend accepts the call: the message has every reason, of the named backend or else of each."""
 
     def __init__(self, choice):
         super().__init__(str(choice))

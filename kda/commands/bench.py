@@ -20,17 +20,16 @@ import click
 from kda.dispatch import backend_asked, backend_names, choose
 from kda.errors import NoBackendError
 from kda.host import detect
+from kda.measure.shapes import DIRECTIONS, SHAPES, Shape, too_large
 
 from .options import known, shape_options
 from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version, table
-from .shapes import DIRECTIONS, SHAPES, Shape, too_large
 
 if TYPE_CHECKING:
+    from kda.measure.timing import Checked, Line, Machine, Result
     from kda.problem import Problem
     from kda.verify.cases import Spec
     from kda.verify.doors import Door
-
-    from .timing import Checked, Line, Machine, Result
 
 REGIMES = ("fast", "slow")
 KEY = ("problem", "regime", "direction", "backend")             # of a timing in saved results
@@ -225,11 +224,10 @@ def doors_for(spec: Spec, options: dict[str, Any], device: str) -> list[Door]:
 
 
 def bench(screen: Screen, options: dict[str, Any], old: dict[str, Any] | None) -> int:
+    from kda.measure.clocks import clock_of
+    from kda.measure.timing import How, Result, ask_clocks, measure, this_machine
     from kda.verify.cases import make
     from kda.verify.doors import here
-
-    from .clocks import clock_of
-    from .timing import How, Result, ask_clocks, measure, this_machine
 
     device = here()
     machine = this_machine(device)
@@ -321,7 +319,7 @@ def report(
     screen: Screen, options: dict[str, Any], machine: Machine, results: Sequence[Result], left_out: Sequence[str],
     old: dict[str, Any] | None,
 ) -> int:  # fmt: skip
-    from .timing import lines_of
+    from kda.measure.timing import lines_of
 
     lines = [line for result in results for line in lines_of(result, machine)]
     right = all(result.measured.right for result in results)
@@ -519,7 +517,7 @@ def as_json(
     left_out: Sequence[str], code: int, options: dict[str, Any],
 ) -> dict[str, Any]:  # fmt: skip
     """Times in seconds, memory in bytes."""
-    from .timing import summary
+    from kda.measure.timing import summary
 
     return {
         **heading(code), "host": machine._asdict(), "left_out": list(left_out),

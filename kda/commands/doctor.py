@@ -1,4 +1,4 @@
-"""`kda doctor`: what works on this machine, and how to mend the rest.
+"""`kda doctor`: what works on this machine, and how to fix the rest.
 
 This process imports neither torch, triton nor cutlass: `probes` asks children, `findings` judges, this file prints.
 """
@@ -23,7 +23,7 @@ from kda.problem import Problem
 from kda.verify.evidence import Evidence
 
 from . import probes
-from .findings import CHECKS, Finding
+from .findings import CHECKS, Finding, backends_with_kernels
 from .options import known
 from .probes import Facts, Probe
 from .render import FINDING, OK, Screen, common_options, kda_version, strip_ansi, table
@@ -144,8 +144,7 @@ def live_finding(name: str, call: Probe) -> Finding:
 
 
 def archs_without_kernels(backends: Sequence[Capability]) -> list[str]:
-    built = {arch for backend in backends for arch in backend.archs}
-    return [arch for arch in TARGETS if arch not in built]
+    return [name for name, target in TARGETS.items() if not backends_with_kernels(target.cc, tuple(backends))]
 
 
 # ---------------------------------------------------------------------------------------------- examination
@@ -345,7 +344,7 @@ def check_problem(text: str | None) -> None:
 @common_options
 def command(screen: Screen, checks: tuple[str, ...], verbose: bool, only_list: bool, problem: str | None,
             require: tuple[str, ...], strict: bool, paste: bool) -> int:  # fmt: skip
-    """Say what works on this machine, and how to mend the rest.
+    """Say what works on this machine, and how to fix the rest.
 
     Exits with 1 if a check failed; a warning counts under --strict.
     """

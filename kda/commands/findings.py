@@ -16,7 +16,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from kda.capability import Capability
-from kda.compile.target import TARGETS
+from kda.compile.target import code_for
 from kda.dispatch import backend_names, capabilities
 
 from .probes import Facts, Gpu, Probe, Ptxas, release
@@ -158,7 +158,7 @@ _NO_GPU = (
      "run `nvidia-smi`; if it fails too, reload the driver or restart the machine"),
     (lambda f: f.torch.ok, "no CUDA device: {why}", "run `nvidia-smi`, and `kda doctor driver.version`"),
     (lambda f: True,
-     "no CUDA device that torch or nvidia-smi could name", "mend torch.import first, or run `nvidia-smi`"),
+     "no CUDA device that torch or nvidia-smi could name", "fix torch.import first, or run `nvidia-smi`"),
 )  # fmt: skip
 
 
@@ -175,7 +175,7 @@ def gpu_capability(f: Facts) -> Finding | None:
 
 
 def backends_with_kernels(cc: tuple[int, int], backends: tuple[Capability, ...]) -> list[str]:
-    return [b.backend for b in backends if any(TARGETS[arch].cc == cc for arch in b.archs)]
+    return [b.backend for b in backends if code_for(cc, b.archs)]
 
 
 @check("gpu.busy", "nobody else computes on the GPU", "torch", "smi")
@@ -276,6 +276,20 @@ def triton_import(f: Facts) -> Finding | None:
     return Finding("triton.import", "ok", version)
 
 
+@check("nvrtc.library", "CUDA C++ kernels can be built: there is a libnvrtc", "nvrtc", "torch", "smi")
+def nvrtc_library(f: Facts) -> Finding | None:
+    without = "the float32 kernels of sm89 can be neither built nor simulated"
+    if f.nvrtc.state == "absent":
+        return _not_there("nvrtc.library", "cuda-python", without, f)
+    if not f.nvrtc.ok:
+        return _broken("nvrtc.library", f.nvrtc, "cuda.bindings", f, _install(f, "cuda-python"))
+    if f.nvrtc.data.get("version"):
+        return Finding("nvrtc.library", "ok", _dotted(tuple(f.nvrtc.data["version"])))
+    old = f.versions.get("cuda-bindings", "").startswith("12.")
+    fix = f"pip install nvidia-cuda-nvrtc{'-cu12' * old}   (a CUDA build of torch has it; so has a CUDA toolkit)"
+    return Finding("nvrtc.library", "warn", f"libnvrtc is not installed: {without}", (fix,))
+
+
 def _triton_fix(why: str, f: Facts) -> tuple[str, ...]:
     if "libcuda" in why or "driver" in why:
         mount = "mount the driver (`docker run --gpus all`), or install the package that has libcuda.so.1"
@@ -303,7 +317,7 @@ def _not_there(id: str, package: str, without: str, f: Facts, extra: str = "") -
 
 
 def _broken(id: str, probe: Probe, module: str, f: Facts, *fix: str) -> Finding:
-    version = f.versions.get({"cutlass": "nvidia-cutlass-dsl"}.get(module, module))
+    version = f.versions.get({"cutlass": "nvidia-cutlass-dsl", "cuda.bindings": "cuda-bindings"}.get(module, module))
     there = f"{version} is installed; " if version else ""
     return Finding(id, _status(probe), f"{there}importing {module} {_how(probe)}", fix)
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from kda import dispatch
+from kda.capability import Capability
 from kda.compile.target import TARGETS, Target
 from kda.problem import DTYPES
 
@@ -40,11 +42,19 @@ def no_kernels(target: Target) -> str:
     return f"{target.name} ({target.examples}): no backend has kernels for it yet"
 
 
+def built_for(target: Target) -> list[Capability]:
+    """The backends with kernels for an arch."""
+    return [c for c in dispatch.capabilities() if target.name in c.archs]
+
+
 def known(kind: str, name: str, names: Sequence[str]) -> None:
-    """Usage error for a name that does not exist; a backend named like an arch does not exist yet."""
+    """Usage error for a name that does not exist, such as that of an arch instead of a backend's."""
     if name not in names:
         if kind == "backend" and name in TARGETS:
-            raise NoKernelsYet(TARGETS[name])
+            builders = ", ".join(c.backend for c in built_for(TARGETS[name]))
+            if not builders:
+                raise NoKernelsYet(TARGETS[name])
+            raise click.UsageError(f"{name} is an arch, and no backend is called so; kernels for it: {builders}.")
         near = difflib.get_close_matches(name, names, n=1, cutoff=0)
         raise click.UsageError(f"there is no {kind} {name!r}. Did you mean {near[0]!r}? There are {', '.join(names)}.")
 
@@ -54,8 +64,8 @@ def shape_options(heads: int, lengths: str, batch: int | None = None) -> Callabl
     options = (
         click.option("--lengths", type=Lengths(), help=lengths),
         click.option("--batch", type=click.IntRange(1), default=batch, show_default=batch is not None,
-                     help="Rows of a batch, in place of packed sequences."),
-        click.option("--tokens", type=click.IntRange(1), help="Tokens of a row, in place of packed sequences."),
+                     help="Rows of a batch, instead of packed sequences."),
+        click.option("--tokens", type=click.IntRange(1), help="Tokens of a row, instead of packed sequences."),
         click.option("--heads", type=click.IntRange(1), default=heads, show_default=True, help="Query/key heads."),
         click.option("--value-heads", type=click.IntRange(1),
                      help="Value heads, a multiple of --heads.  [default: as many]"),

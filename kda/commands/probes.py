@@ -30,7 +30,8 @@ PACKAGES = ("torch", "triton", "nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-cu
             "packaging")  # fmt: skip
 ENVIRONMENT = ("KDA_", "CUTE_DSL_", "TRITON_", "CUDA_")          # prefixes of the variables that doctor looks at
 TRACE_ARCHS = ("sm_90a", "sm_100a")
-TIMEOUTS = {"torch": 60, "triton": 60, "cutlass": 60, "trace": 30, "smi": 15, "ptxas": 10, "backend": 120}    # seconds
+TIMEOUTS = {"torch": 60, "triton": 60, "cutlass": 60, "trace": 30, "nvrtc": 60, "smi": 15, "ptxas": 10,
+            "backend": 120}                                         # seconds
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class Facts:
     triton: Probe = Probe()
     cutlass: Probe = Probe()
     trace: Probe = Probe()
+    nvrtc: Probe = Probe()
     smi: Probe = Probe()
     smi_gpus: tuple[Gpu, ...] = ()
     torch_gpus: tuple[Gpu, ...] = ()
@@ -127,7 +129,7 @@ class Facts:
         return release(self.torch.data.get("cuda") or "")
 
 
-PROBES = ("torch", "triton", "cutlass", "trace", "smi", "ptxas", "cache")
+PROBES = ("torch", "triton", "cutlass", "trace", "nvrtc", "smi", "ptxas", "cache")
 
 
 def gather(wanted: Collection[str] = PROBES) -> Facts:
@@ -160,6 +162,7 @@ def _jobs() -> dict[str, Callable]:
         "triton": lambda: child("triton"),
         "cutlass": lambda: child("cutlass"),
         "trace": lambda: child("trace", *TRACE_ARCHS),
+        "nvrtc": lambda: child("nvrtc"),
         "smi": nvidia_smi,
         "ptxas": find_ptxas,
         "cache": look_at_cache,
@@ -456,8 +459,21 @@ def child_trace(*archs: str) -> dict:
     return {"built": built, "ptx": [int(ptx[1]), int(ptx[2])] if ptx else None, "seconds": time.monotonic() - began}
 
 
-CHILDREN = {"torch": child_torch, "triton": child_triton, "cutlass": child_cutlass, "trace": child_trace}
-IMPORTS = {"trace": "cutlass"}
+def child_nvrtc() -> dict:
+    try:
+        from cuda.bindings import nvrtc
+    except ModuleNotFoundError:
+        return {"absent": True}
+    try:
+        _, major, minor = nvrtc.nvrtcVersion()
+    except RuntimeError as error:                         # cuda-python is there, libnvrtc is not
+        return {"version": None, "why": str(error).partition("\n")[0]}
+    return {"version": [major, minor]}
+
+
+CHILDREN = {"torch": child_torch, "triton": child_triton, "cutlass": child_cutlass, "trace": child_trace,
+            "nvrtc": child_nvrtc}  # fmt: skip
+IMPORTS = {"trace": "cutlass", "nvrtc": "cuda"}
 
 
 def main(name: str, *args: str) -> None:

@@ -1,4 +1,4 @@
-"""All printing of the `kda` commands.  Imports click and the standard library alone.
+"""All printing of the `kda` commands.  Beside kda's errors it imports click and the standard library alone.
 
 A command looks like this; what it returns is its exit code (None is 0):
 
@@ -18,7 +18,8 @@ A command looks like this; what it returns is its exit code (None is 0):
 
 `mark` gives "[ok]"-like marks for ok, info, warn, fail and crash; `sign` the same without brackets.  Cells of a table
 may be painted.  A KdaError ends a command with its message on stderr and exit code 2, any other exception too, with
-a traceback under --debug.  Output that nobody reads any more (`| head -1`) is dropped; the exit code stays.
+a traceback under --debug; a compiler that is not installed ends it with exit code 3.  Output that nobody reads any
+more (`| head -1`) is dropped; the exit code stays.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from dataclasses import dataclass
 import click
 
 import kda
+from kda.compile.errors import MissingCompilerError
 from kda.errors import KdaError
 
 OK, FINDING, ERROR, CANNOT_JUDGE = range(4)          # exit codes; the last: asked for what this host cannot judge
@@ -200,7 +202,7 @@ def common_options(function: Callable) -> Callable:
             raise
         except Exception as error:
             screen.line(explain_error(error, debug), err=True)
-            code = ERROR
+            code = CANNOT_JUDGE if isinstance(error, MissingCompilerError) else ERROR
         click.get_current_context().exit(code or OK)
 
     return run

@@ -1,6 +1,6 @@
 """`kda selftest`: proof of the kernels of an arch or a backend, as far as this host goes.  Imports torch when it runs.
 
-Driven by declarations: the provers of a `Capability` make the columns, its stages the rows.
+Driven by declarations: what can be proven of a `Capability` makes the columns, its stages the rows.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import click
 
 from kda import dispatch
 from kda.capability import Capability
-from kda.compile.target import Target, parse
+from kda.compile.errors import MissingCompilerError
+from kda.compile.target import Target, code_for, parse
 from kda.problem import Problem
+from kda.verify import evidence
 from kda.verify.evidence import Evidence, Proof
 
-from .options import known, no_kernels
+from .options import built_for, known, no_kernels
 from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version, table
 from .verify import finite, known_stage, not_alone
 
-LEVELS = {"trace": Evidence.TRACED, "assemble": Evidence.ASSEMBLED, "protocol": Evidence.PROTOCOL_CHECKED,
-          "simulate": Evidence.SIMULATED, "execute": Evidence.EXECUTED}  # fmt: skip
-HEADERS = {Evidence.PROTOCOL_CHECKED: "protocol", Evidence.SIMULATED: "simulated (vs float64)",
-           Evidence.EXECUTED: "executed (of budget)"}  # fmt: skip
+LEVELS = {"simulate": Evidence.SIMULATED, "execute": Evidence.EXECUTED}
+HEADERS = {Evidence.SIMULATED: "simulated (vs float64)", Evidence.EXECUTED: "executed (of budget)"}
 
 
 @dataclass
@@ -74,6 +74,10 @@ class CannotJudge(Exception):
     """Asked for what this host or backend cannot do."""
 
 
+class NotInstalled(CannotJudge):
+    """What it takes to judge a backend is not installed here."""
+
+
 @click.command()
 @click.option("--arch", metavar="ARCH", help="The backends with kernels for this arch, such as sm100.")
 @click.option("--backend", metavar="NAME", help="One backend; without --arch and --backend, the one that auto picks.")
@@ -86,7 +90,7 @@ def command(
 ) -> int:
     """Prove the kernels of an arch or a backend, as far as this host can.
 
-    Exits with 1 if a proof failed, with 3 if there is nothing here that can be judged.
+    Exits with 1 if a proof failed, with 3 if nothing here can be judged or a compiler is not installed.
     """
     if arch and backend:
         raise click.UsageError("--arch picks backends by their kernels; leave out --backend")
@@ -101,13 +105,19 @@ def command(
         results, unable = prove_all(screen, chosen, target, wanted, stage, quick)
     except CannotJudge as error:
         return cannot_judge(screen, target, str(error))
-    code = OK if all(result.passed for result in results) else FINDING
+    code = exit_code(results, unable)
     if screen.json:
-        screen.emit_json({**as_json(results, target, code), "unable": unable})
+        screen.emit_json({**as_json(results, target, code), "unable": list(map(str, unable))})
     else:
-        for line in text(screen, results, target) + unable:
+        for line in [*text(screen, results, target), *map(str, unable)]:
             screen.line(line)
     return code
+
+
+def exit_code(results: Sequence[Result], unable: Sequence[CannotJudge]) -> int:
+    if not all(result.passed for result in results):
+        return FINDING
+    return CANNOT_JUDGE if any(isinstance(error, NotInstalled) for error in unable) else OK
 
 
 def target_of(arch: str | None) -> Target | None:
@@ -118,14 +128,13 @@ def target_of(arch: str | None) -> Target | None:
 
 
 def chosen_backends(screen: Screen, target: Target | None, backend: str | None) -> list[Capability]:
-    every = dispatch.capabilities()
     if target is not None:
-        found = [c for c in every if target.name in c.archs]
+        found = built_for(target)
         if not found:
             raise CannotJudge(no_kernels(target))
         return found
     name = backend or auto(screen)
-    return [c for c in every if c.backend == name]
+    return [c for c in dispatch.capabilities() if c.backend == name]
 
 
 def auto(screen: Screen) -> str:
@@ -150,17 +159,17 @@ def auto(screen: Screen) -> str:
 def prove_all(
     screen: Screen, chosen: Sequence[Capability], target: Target | None, wanted: Evidence | None, stage: str | None,
     quick: bool,
-) -> tuple[list[Result], list[str]]:  # fmt: skip
+) -> tuple[list[Result], list[CannotJudge]]:  # fmt: skip
     """The results, and why some backends have none; raises CannotJudge if all have none."""
     results, unable = [], []
     for c in chosen:
         try:
             results.append(prove(screen, c, target, wanted, stage, quick))
         except CannotJudge as error:
-            unable.append(str(error))
-    unable += [refusal(result) for result in results if not result.judged]
+            unable.append(error)
+    unable += [CannotJudge(refusal(result)) for result in results if not result.judged]
     if not any(result.judged for result in results):
-        raise CannotJudge("\n".join(unable))
+        raise CannotJudge("\n".join(map(str, unable)))
     return results, unable
 
 
@@ -172,19 +181,17 @@ def is_here(c: Capability, target: Target | None) -> bool:
     if not c.archs:
         return True
     cc = detect(here()).cc
-    wanted = [target] if target else [parse(arch) for arch in c.archs]
-    return cc is not None and any(cc == t.cc or (c.portable and cc > t.cc) for t in wanted)
+    found = code_for(cc, c.archs) if cc else None
+    return found is not None and target in (None, found)
 
 
 def levels_of(c: Capability, target: Target | None, wanted: Evidence | None) -> tuple[Evidence, ...]:
-    declared = sorted(Evidence.of(word) for word in c.provers)
-    present = is_here(c, target)
-    possible = [e for e in declared if present or e is not Evidence.EXECUTED]
+    provable, present = evidence.provable(c), is_here(c, target)
+    possible = [e for e in provable if present or e is not Evidence.EXECUTED]
     if wanted is None:
         return tuple(possible)
-    if wanted not in declared:
-        words = ", ".join(e.word for e in declared) or "nothing"
-        raise CannotJudge(f"{c.backend} cannot be {wanted.word}: it declares provers for {words}")
+    if wanted not in provable:
+        raise CannotJudge(f"{c.backend} cannot be {wanted.word}: it has no {'kernels' if c.stages else 'stages'}")
     if wanted not in possible:
         where = target.spelling if target else ", ".join(c.archs)
         raise CannotJudge(f"{c.backend} cannot be executed here: this host has no {where}")
@@ -197,6 +204,8 @@ def prove(
     levels = levels_of(c, target, wanted)
     if stage and stage not in c.stages:
         raise CannotJudge(f"{c.backend} {not_alone(stage, c.stages)}")
+    if reasons := missing_packages(c):
+        raise NotInstalled(f"{c.backend} cannot be judged here: {'; '.join(reasons)}")
     executes = Evidence.EXECUTED in levels
     result = Result(c.backend, levels, "")
     with screen.progress(c.backend) as tell:
@@ -220,14 +229,22 @@ def prove(
     return result
 
 
+def missing_packages(c: Capability) -> list[str]:
+    """The broken rules of a backend that ask for packages."""
+    from kda.host import detect
+
+    host, rules = detect(), (rule for rule in c.rules if rule.id == f"{c.backend}.installed")
+    return [rule.broken(Problem(), host) for rule in rules if not rule.holds(Problem(), host)]
+
+
 def proof(c: Capability, level: Evidence, stage: str, target: Target | None) -> Proof:
-    """What the prover found; a prover that breaks is a proof that failed."""
-    place = next(place for word, place in c.provers.items() if Evidence.of(word) is level)
-    module, _, function = place.partition(":")
+    """What the prover found; a prover that breaks is a proof that failed, one without its compiler is none."""
     try:
-        return getattr(importlib.import_module(module), function)(c.backend, stage, target)
+        return evidence.prove(level, c.backend, stage, target)
+    except MissingCompilerError as error:
+        raise NotInstalled(f"{c.backend} cannot be {level.word} here: {error}") from error
     except Exception as error:
-        return Proof(False, "CRASH", (f"{place}({c.backend!r}, {stage!r}): {type(error).__name__}: {error}",))
+        return Proof(False, "CRASH", (f"{c.backend}, {stage}: {type(error).__name__}: {error}",))
 
 
 def tried(backend: str, quick: bool, tell):

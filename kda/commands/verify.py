@@ -13,7 +13,8 @@ import click
 from kda.dispatch import backend_asked, backend_names, weigh
 from kda.stages import STAGES, find, holder
 
-from .options import known, no_kernels, shape_options
+from . import mutants
+from .options import NoKernelsYet, built_for, known, shape_options
 from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version, table
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ DRAWN = (
     "chunk_size",
     "seed",
 )
+OF_MUTANTS = ("arch", "mutants", "sample", "workers", "as_json", "color", "debug")
 BAR = 10                                     # signs of a used-up budget
 
 
@@ -54,6 +56,10 @@ BAR = 10                                     # signs of a used-up budget
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--exact", is_flag=True, help="Ask for equal bits: run after run, and packed against alone.")
 @click.option("--fault", metavar="NAME", help="Plant a known fault; `--fault list` lists them.")
+@click.option("--mutants", is_flag=True,
+              help="Weaken each synchronising instruction of the kernels of --arch, and say what notices.")  # fmt: skip
+@click.option("--sample", type=click.IntRange(1), default=1, show_default=True, help="Every n-th mutant alone.")
+@click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes that run mutants.")
 @click.option("--dump", metavar="FILE", type=click.Path(dir_okay=False, writable=True), help="Save the case's tensors.")
 @click.option("--load", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Take the case from a file.")
 @click.option("--keep-going", is_flag=True, help="Go on to the backward though the forward is wrong.")
@@ -69,6 +75,8 @@ def command(screen: Screen, **options: Any) -> int:
         return list_faults(screen)
     check_names(options)
     check_combinations(options)
+    if options["mutants"]:
+        return mutants.report(screen, target_of(options), options)
     from kda.verify import cases, faults
 
     planted = faults.FAULTS[fault] if fault else None
@@ -113,6 +121,13 @@ def not_alone(name: str, stages: Sequence[str]) -> str:
 def check_combinations(options: dict[str, Any]) -> None:
     source = click.get_current_context().get_parameter_source
     given = [name for name in DRAWN if source(name) is click.core.ParameterSource.COMMANDLINE]
+    others = [name for name, _ in click.get_current_context().params.items()
+              if name not in OF_MUTANTS and source(name) is click.core.ParameterSource.COMMANDLINE]  # fmt: skip
+    if options["mutants"] and (others or not options["arch"]):
+        wrong = f"leave out --{others[0].replace('_', '-')}" if others else "name their GPU with --arch"
+        raise click.UsageError(f"--mutants weakens all kernels of an arch in calls of its own; {wrong}")
+    if not options["mutants"] and (options["sample"] > 1 or options["workers"] > 1):
+        raise click.UsageError("--sample and --workers go with --mutants")
     if options["load"] and given:
         raise click.UsageError(f"--load brings its own problem; leave out --{given[0].replace('_', '-')}")
     if options["lengths"] is not None and (options["batch"] or options["tokens"]):
@@ -229,13 +244,11 @@ def door_to(name: str, options: dict[str, Any]) -> Door:
 
 
 def first_with_kernels(options: dict[str, Any]) -> str:
-    from kda.dispatch import capabilities
-
     target = target_of(options)
-    found = [c.backend for c in capabilities() if target.name in c.archs]
+    found = built_for(target)
     if not found:
-        raise click.UsageError(no_kernels(target))
-    return found[0]
+        raise NoKernelsYet(target)
+    return found[0].backend
 
 
 def auto(case: Case, device: str) -> str | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
 import io
 import platform
 import re
@@ -34,6 +35,7 @@ from .target import Target, parse
 
 PREFIX = "kda"                               # of the symbols in a host object
 TVM_FFI = "--enable-tvm-ffi"
+FILE_NAME = 200                              # bytes of a file's name, less what the DSL adds: a folder allows 255
 
 _COMPILING = threading.RLock()
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
@@ -173,12 +175,35 @@ def _made(target: Target, ptx: str, cubin: bytes, function: Any, symbol: str, mo
 @contextlib.contextmanager
 def compiling_for(arch: str, **settings: Any) -> Iterator[None]:
     """The DSL compiles for `arch` ("sm_100a") inside the block, with more of its settings changed alike."""
-    with _COMPILING, contextlib.ExitStack() as undo:
+    with _COMPILING, _short_file_names(), contextlib.ExitStack() as undo:
         for dsl in _dsls():
             for name, value in {"arch": arch, **settings}.items():
                 undo.callback(setattr, dsl.envar, name, getattr(dsl.envar, name))
                 setattr(dsl.envar, name, value)
         yield
+
+
+@contextlib.contextmanager
+def _short_file_names() -> Iterator[None]:
+    """The DSL keeps PTX and cubin in files named after a function, and finds none again whose name no file can have."""
+    compiler = sys.modules.get("cutlass.base_dsl.compiler")
+    options = getattr(compiler, "CompileOptions", None)
+    name_files = getattr(options, "_set_artifact_dump_paths", None)
+    if name_files is None:                                                   # another version of the DSL
+        yield
+        return
+
+    def named(option: Any, folder: str, function_name: str, *more: Any) -> None:
+        name = function_name
+        if len(name.encode()) > FILE_NAME:
+            name = hashlib.sha256(name.encode()).hexdigest()
+        name_files(option, folder, name, *more)
+
+    options._set_artifact_dump_paths = staticmethod(named)
+    try:
+        yield
+    finally:
+        options._set_artifact_dump_paths = staticmethod(name_files)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """What a kernel is built from, by names alone: made, compared and looked up without importing a compiler.
 
-`Recipe` is that of a Triton kernel; `cutedsl.Recipe` that of a kernel in the CuTe DSL, `nvrtc.Recipe` in CUDA C++.
+`triton.Recipe` is that of a Triton kernel, `cutedsl.Recipe` in the CuTe DSL, `nvrtc.Recipe` in CUDA C++.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
-import json
-import os
-from collections.abc import Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -22,18 +20,9 @@ from typing import Any, Protocol
 from . import store
 from .errors import BuildError
 from .kernel import Kernel
-from .target import Target, parse
+from .target import Target
 
 Constant = int | float | bool | str | None
-FORMAT = "triton 2"                          # of the entries; a new one when what they hold changes its meaning
-# Variables with which Triton, LLVM or ptxas give other code for the same source.
-VARIABLES = (
-    "ALLOW_LHS_TMEM_LAYOUT_CONVERSION", "DISABLE_LLVM_OPT", "DISABLE_MMA_V3", "DISABLE_MMA_V5", "DISABLE_PTXAS_OPT",
-    "LLVM_EXTRACT_DI_LOCAL_VARIABLES", "LLVM_PASS_PLUGIN_PATH", "PTXAS_OPTIONS", "TRITON_DISABLE_LINE_INFO",
-    "TRITON_ENABLE_ASAN", "TRITON_F32_DEFAULT", "TRITON_FORCE_DISABLE_FP_FUSION", "TRITON_INSTRUMENTATION_MODE",
-    "TRITON_LIBDEVICE_PATH", "TRITON_OVERRIDE_ARCH", "TRITON_PLUGIN_PATHS", "TRITON_PTXAS_BLACKWELL_PATH",
-    "TRITON_PTXAS_PATH",
-)  # fmt: skip
 
 
 class AnyRecipe(Protocol):
@@ -61,103 +50,6 @@ class AnyRecipe(Protocol):
     def opened(self, entry: store.Entry) -> Kernel: ...
 
     def dynamic_shared(self, kernel: Any) -> int: ...
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Recipe:
-    """One kernel to be built; hashable.  Recipes are equal if they read alike: 1, 1.0 and True are three constants."""
-
-    function: str                            # "kda.backends.triton.fwd.prepare:prepare"
-    signature: Mapping[str, Any]             # argument -> Triton's type: "*bf16", "i32", a tuple for a tuple
-    constants: Mapping[str, Constant] = field(default_factory=dict)          # of its tl.constexpr arguments
-    _: KW_ONLY
-    target: str | Target                     # a Target from then on
-    divisible: Iterable[str] = ()            # arguments that will always be multiples of 16
-    options: Mapping[str, Constant] = field(default_factory=dict)            # Triton's: num_warps, num_stages, maxnreg
-    door = "kda.compile.triton"
-
-    def __post_init__(self) -> None:
-        for name, value in {**self.constants, **self.options}.items():
-            if not isinstance(value, Constant):
-                raise BuildError(
-                    f"{self.function}: {name} must be an int, a float, a bool, a str or None, so that the kernel can "
-                    f"be found on disk; found {type(value).__name__} {value!r:.60}."
-                )
-        for name in ("signature", "constants", "options"):
-            mapping = {key: _frozen(value) for key, value in sorted(getattr(self, name).items())}
-            object.__setattr__(self, name, MappingProxyType(mapping))
-        object.__setattr__(self, "divisible", tuple(sorted(self.divisible)))
-        object.__setattr__(self, "target", parse(self.target) if isinstance(self.target, str) else self.target)
-
-    @classmethod
-    def read(cls, text: str) -> Recipe:
-        """The recipe with this `text`."""
-        return cls(**json.loads(text))
-
-    @functools.cached_property
-    def text(self) -> str:
-        """All of it on one line."""
-        fields = {"function": self.function, "target": self.target.name, "divisible": self.divisible}
-        mappings = {name: dict(getattr(self, name)) for name in ("signature", "constants", "options")}
-        return json.dumps(fields | mappings)
-
-    @property
-    def module(self) -> str:
-        return self.function.partition(":")[0]
-
-    @property
-    def name(self) -> str:
-        """Of the function."""
-        return self.function.partition(":")[2]
-
-    @functools.cached_property
-    def key(self) -> str:
-        """Its name in the store: a digest of the recipe and of all that a build of it depends on."""
-        changed = {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
-        return store.digest(FORMAT, triton_version(), changed, repairs(), self._source, self.text)
-
-    @functools.cached_property
-    def about(self) -> dict[str, Any]:
-        """What its entry says of it."""
-        known = {"kernel": self.name, "arch": self.target.name, "module": self.module, "recipe": self.text}
-        return known | {"source": self._source, "triton": triton_version()}
-
-    @functools.cached_property
-    def _source(self) -> str:
-        return source(self.module)
-
-    def build(self) -> store.Entry:
-        from . import triton
-
-        return triton.build(self)
-
-    @staticmethod
-    def opened(entry: store.Entry) -> Kernel:
-        from . import triton
-
-        return triton.opened(entry)
-
-    @staticmethod
-    def dynamic_shared(kernel: Any) -> int:
-        return kernel.dynamic_shared
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Recipe) and self.text == other.text
-
-    def __hash__(self) -> int:
-        return hash(self.text)
-
-    def __repr__(self) -> str:
-        return f"Recipe({self.text})"
-
-    def __reduce__(self):
-        return Recipe.read, (self.text,)
-
-
-@functools.cache
-def repairs() -> str:
-    """One name for what is done to the PTX of kernels."""
-    return store.sources(Path(__file__).with_name("repairs.py"))
 
 
 def source(module: str) -> str:
@@ -199,10 +91,6 @@ def outdated(about: Mapping[str, Any]) -> str | None:
         return None if source(about["module"]) == about["source"] else "other source"
     except BuildError:
         return "source that is gone"
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
 
 
 def triton_version() -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -34,3 +35,9 @@ def parse(text: str) -> Target:
     if name not in TARGETS:
         raise ValueError(f"no GPU arch is called {text!r}; kda knows {', '.join(TARGETS)}")
     return TARGETS[name]
+
+
+def code_for(cc: tuple[int, int], archs: Iterable[str] = TARGETS) -> Target | None:
+    """Of code for these archs, what a GPU runs: that for its own arch, else the newest of those that later ones run."""
+    fits = [t for t in map(TARGETS.__getitem__, archs) if t.cc == cc or (t.spelling[-1] != "a" and t.cc < cc)]
+    return max(fits, key=lambda t: t.cc, default=None)

@@ -9,25 +9,134 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from . import driver, store
 from .errors import BuildError, MissingCompilerError
 from .kernel import Kernel, addresses, dim3
 from .launching import Shape, taker, tensor_map
-from .recipes import Recipe, imported
+from .recipes import Constant, imported, source, triton_version
 from .repairs import repaired
 from .target import Target, parse
 
+FORMAT = "triton 2"                          # of the entries; a new one when what they hold changes its meaning
+# Variables with which Triton, LLVM or ptxas give other code for the same source.
+VARIABLES = (
+    "ALLOW_LHS_TMEM_LAYOUT_CONVERSION", "DISABLE_LLVM_OPT", "DISABLE_MMA_V3", "DISABLE_MMA_V5", "DISABLE_PTXAS_OPT",
+    "LLVM_EXTRACT_DI_LOCAL_VARIABLES", "LLVM_PASS_PLUGIN_PATH", "PTXAS_OPTIONS", "TRITON_DISABLE_LINE_INFO",
+    "TRITON_ENABLE_ASAN", "TRITON_F32_DEFAULT", "TRITON_FORCE_DISABLE_FP_FUSION", "TRITON_INSTRUMENTATION_MODE",
+    "TRITON_LIBDEVICE_PATH", "TRITON_OVERRIDE_ARCH", "TRITON_PLUGIN_PATHS", "TRITON_PTXAS_BLACKWELL_PATH",
+    "TRITON_PTXAS_PATH",
+)  # fmt: skip
 # CUtensorMapDataType by the number that Triton's metadata holds (PTX's own order).
 _MAP_DTYPES = {
     0: "uint8", 1: "uint16", 2: "uint32", 3: "int32", 4: "uint64", 5: "int64", 6: "float16", 7: "float32",
     8: "float32_ftz", 9: "float64", 10: "bfloat16",
 }  # fmt: skip
 _MAP_SWIZZLES = (0, 32, 64, 128)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Recipe:
+    """One kernel to be built; hashable.  Recipes are equal if they read alike: 1, 1.0 and True are three constants."""
+
+    function: str                            # "kda.backends.triton.fwd.prepare:prepare"
+    signature: Mapping[str, Any]             # argument -> Triton's type: "*bf16", "i32", a tuple for a tuple
+    constants: Mapping[str, Constant] = field(default_factory=dict)          # of its tl.constexpr arguments
+    _: KW_ONLY
+    target: str | Target                     # a Target from then on
+    divisible: Iterable[str] = ()            # arguments that will always be multiples of 16
+    options: Mapping[str, Constant] = field(default_factory=dict)            # Triton's: num_warps, num_stages, maxnreg
+    door = __name__
+
+    def __post_init__(self) -> None:
+        for name, value in {**self.constants, **self.options}.items():
+            if not isinstance(value, Constant):
+                raise BuildError(
+                    f"{self.function}: {name} must be an int, a float, a bool, a str or None, so that the kernel can "
+                    f"be found on disk; found {type(value).__name__} {value!r:.60}."
+                )
+        for name in ("signature", "constants", "options"):
+            mapping = {key: _frozen(value) for key, value in sorted(getattr(self, name).items())}
+            object.__setattr__(self, name, MappingProxyType(mapping))
+        object.__setattr__(self, "divisible", tuple(sorted(self.divisible)))
+        object.__setattr__(self, "target", parse(self.target) if isinstance(self.target, str) else self.target)
+
+    @classmethod
+    def read(cls, text: str) -> Recipe:
+        """The recipe with this `text`."""
+        return cls(**json.loads(text))
+
+    @functools.cached_property
+    def text(self) -> str:
+        """All of it on one line."""
+        fields = {"function": self.function, "target": self.target.name, "divisible": self.divisible}
+        mappings = {name: dict(getattr(self, name)) for name in ("signature", "constants", "options")}
+        return json.dumps(fields | mappings)
+
+    @property
+    def module(self) -> str:
+        return self.function.partition(":")[0]
+
+    @property
+    def name(self) -> str:
+        """Of the function."""
+        return self.function.partition(":")[2]
+
+    @functools.cached_property
+    def key(self) -> str:
+        """Its name in the store: a digest of the recipe and of all that a build of it depends on."""
+        changed = {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
+        return store.digest(FORMAT, triton_version(), changed, repairs(), self._source, self.text)
+
+    @functools.cached_property
+    def about(self) -> dict[str, Any]:
+        """What its entry says of it."""
+        known = {"kernel": self.name, "arch": self.target.name, "module": self.module, "recipe": self.text}
+        return known | {"source": self._source, "triton": triton_version()}
+
+    @functools.cached_property
+    def _source(self) -> str:
+        return source(self.module)
+
+    def build(self) -> store.Entry:
+        return build(self)
+
+    @staticmethod
+    def opened(entry: store.Entry) -> Kernel:
+        return opened(entry)
+
+    @staticmethod
+    def dynamic_shared(kernel: Any) -> int:
+        return kernel.dynamic_shared
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Recipe) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __repr__(self) -> str:
+        return f"Recipe({self.text})"
+
+    def __reduce__(self):
+        return Recipe.read, (self.text,)
+
+
+@functools.cache
+def repairs() -> str:
+    """One name for what is done to the PTX of kernels."""
+    return store.sources(Path(__file__).with_name("repairs.py"))
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ _HOMES = {
     "TensorMap": "tensormap",
     "capture": "capturing",
     "CaptureError": "capturing",
+    "mutants": "mutation",
+    "MutantsError": "mutation",
     "EngineError": "engine.build",
     "PtxError": "ptx",
 }

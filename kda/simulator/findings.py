@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 
 class Kind(NamedTuple):
     id: str  # stable: tests, --json and docs quote it
     says: str
+    forgiven: bool = False  # silicon and compilers forgive it: a note, unless the launch is strict
 
 
 # by the engine's number (FindingKind); {t} is the engine's own text, {a} the address, {n} the size, {o} who else,
-# {s} the space, {w} {r} {x} what this one does
+# {s} the space, {w} {r} {x} what this one does, {b} what to do about two lanes
 KINDS = {
     1: Kind("out-of-bounds", "{t}"),
     2: Kind("misaligned", "{t}"),
@@ -27,7 +28,7 @@ KINDS = {
     ),
     8: Kind(
         "race-lanes",
-        "{x} {s} at {a}, which another lane of the same warp used: bar.warp.sync (__syncwarp) is missing between",
+        "{x} {s} at {a}, which another lane of the same warp used: {b}",
     ),
     9: Kind("barrier", "{t}"),
     10: Kind("mbarrier", "{t}"),
@@ -46,6 +47,14 @@ KINDS = {
     23: Kind("mbarrier-overwritten", "{t}"),
     24: Kind("too-many-instructions", "the launch ran {n} warp-instructions and has not ended; `limit=` allows more"),
     25: Kind("unsupported", "{t}"),
+    26: Kind("tcgen05-fence", "uses tensor memory at {a}, which {o} {u}: {t} is missing between", forgiven=True),
+    27: Kind("mbarrier-fence", "{t}", forgiven=True),
+    28: Kind(
+        "race-lanes",
+        "{x} {s} at {a}, which {o} used by lane {l}: bar.warp.sync is missing between that and what tells of it",
+        forgiven=True,
+    ),
+    29: Kind("wgmma-fence", "{t}", forgiven=True),
 }
 SPACES = ("shared memory", "global memory", "tensor memory")
 ACTORS = (
@@ -57,9 +66,14 @@ ACTORS = (
     "a tcgen05 operation of warp {n}",
     "a tcgen05.ld of warp {n}",
     "a tcgen05.st of warp {n}",
+    "",  # what a warp has sent, of which there are no accesses
     "a copy that an mbarrier tracks",
 )
 LONGEST = 200  # characters of an instruction: some list hundreds of registers
+LONGEST_NAME = 80  # characters of a kernel's name
+IN_TURN = "bar.warp.sync (__syncwarp) is missing between"
+AT_ONCE = "give each lane an address of its own, or let one lane do it"
+AT_ONE_SITE = 4  # findings of one kind at one instruction
 RACES = {4, 5, 6, 7, 8}
 
 
@@ -87,16 +101,34 @@ class Finding:
     other: Place | None
     count: int
     address: int = 0
+    grade: str = "error"  # or "note"
 
     def __str__(self):
         times = f", {self.count} times" if self.count > 1 else ""
         who = f"{self.kernel}, CTA {self.cta}, warp {self.warp}, lane {self.lane}"
-        text = f"{self.kind}: {who}: {self.says}{times}\n    at {self.place}"
+        kind = self.kind if self.grade == "error" else f"{self.grade}: {self.kind}"
+        text = f"{kind}: {who}: {self.says}{times}\n    at {self.place}"
         return text + (f"\n    and {self.other}" if self.other else "")
 
 
+def shortened(name):
+    """A kernel's name, cut where it is a mangled one: some list the types of all arguments."""
+    return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..."
+
+
+def folded(findings):
+    """At most a few of one kind at one instruction; the last of them says how many more there are."""
+    sites = {}
+    for finding in findings:
+        sites.setdefault((finding.kind, finding.place.line), []).append(finding)
+    kept = {id(finding) for of in sites.values() for finding in of[:AT_ONE_SITE]}
+    left = {id(of[AT_ONE_SITE - 1]): len(of) - AT_ONE_SITE for of in sites.values() if len(of) > AT_ONE_SITE}
+    more = {key: f" (and {n} more of this kind at this instruction)" for key, n in left.items()}
+    return [replace(f, says=f.says + more[id(f)]) if id(f) in more else f for f in findings if id(f) in kept]
+
+
 class SimulationError(RuntimeError):
-    """Raised by a strict launch for its first finding."""
+    """What a launch that raises found."""
 
     def __init__(self, findings):
         super().__init__("\n".join(map(str, findings)))
@@ -112,30 +144,34 @@ def place_of(program, index):
     return Place(ins.line, text, f"{loc.file}:{loc.line}" if loc else None)
 
 
-def worded(record, program, labels):
+def worded(record, program, labels, strict=False):
     """A Finding from the engine's record."""
     number = record.kind
+    kind = KINDS[number]
     says = record.text.decode(errors="replace")
     if (number in (1, 2) and not says.strip()) or (number == 1 and record.space == 1 and record.detail[0] >= 0):
         says = _outside(record, labels, says)
     space = SPACES[record.space] if 0 <= record.space < len(SPACES) else "memory"
     who = "another CTA of the grid" if record.other_actor < 0 else ACTORS[record.other_actor].format(n=record.detail[0])
     async_ = bool(record.detail[2]) if number in RACES else False
-    first = number if number < 7 else record.detail[3]
+    first = number if number < 7 else record.detail[3]  # the race, were it one
     words = dict(
         t=says,
         a=hex(record.address),
         n=record.size,
+        b=AT_ONCE if record.ins == record.other_ins else IN_TURN,
         s=space,
         o=who,
         w="an asynchronous write to" if async_ else "writes",
         r="an asynchronous read of" if async_ else "reads",
         x="reads" if first == 5 else "writes",
+        l=record.detail[1],
+        u="used" if record.other_actor else "allocated",
     )
     other = place_of(program, record.other_ins) if record.other_ins >= 0 else None
     return Finding(
-        KINDS[number].id,
-        KINDS[number].says.format(**words),
+        kind.id,
+        kind.says.format(**words),
         program.kernel.name,
         record.cta,
         record.warp,
@@ -144,6 +180,7 @@ def worded(record, program, labels):
         other,
         record.count,
         record.address,
+        "note" if kind.forgiven and not strict else "error",
     )
 
 

@@ -60,6 +60,7 @@ def launch(
     early=False,
     checks=True,
     strict=False,
+    raises=False,
     memory=None,
     limit=None,
     registers=None,
@@ -71,7 +72,8 @@ def launch(
     schedule: 0 runs the warps in turns; another number is the seed of a random schedule.
     early: asynchronous work finishes at once, not as late as it may.
     checks: keep the history of every byte, for races, fences and uninitialised reads.
-    strict: raise SimulationError if anything was found.
+    strict: a broken rule that silicon and compilers forgive is an error, too, instead of a note.
+    raises: raise SimulationError if an error was found; a note never raises.
     limit: warp-instructions after which the launch is given up.
     registers: of a thread at the start, as ptxas chose them; setmaxnreg is held against that.
     """
@@ -117,9 +119,10 @@ def launch(
     record.findings, record.counters = findings, counters
     if grid[0] * grid[1] * grid[2]:
         binding.simulate(record)
-    run = Run(p, record, counters, touched, [worded(f, p, labels) for f in findings[: record.nfindings]])
+    found = [worded(f, p, labels, strict) for f in findings[: record.nfindings]]
+    run = Run(p, record, counters, touched, found)
     del kept
-    if strict and run.findings:
+    if raises and run.findings:
         raise SimulationError(run.findings)
     return run
 

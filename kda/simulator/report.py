@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections import defaultdict
 
 from kda.simulator.engine.binding import Counter
+from kda.simulator.findings import folded, shortened
 
 TOTALS = tuple(name for name, _ in Counter._fields_)
 
 
 class Run:
-    """The result of a launch: `findings` (empty when clean), `counters`, `report()`."""
+    """The result of a launch: `findings` (its errors; empty when clean), `notes`, `counters`, `report()`."""
 
     def __init__(self, program, record, counters, touched, findings):
+        findings = folded(findings)
         self.kernel, self.arch = program.kernel.name, f"sm_{program.arch}"
         self.grid, self.block, self.cluster = tuple(record.grid), tuple(record.block), tuple(record.cluster)
-        self.findings = findings
+        self.findings = [f for f in findings if f.grade == "error"]
+        self.notes = [f for f in findings if f.grade == "note"]
         self._lines = _by_instruction(program, counters)
         total = {name: sum(line[name] for _, line in self._lines) for name in TOTALS}
         flags = b"".join(t.raw for t in touched)
@@ -43,6 +46,11 @@ class Run:
             kinds[ins.parts[0] if ins else "exit"] += line["issued"]
         self.instructions = dict(sorted(kinds.items(), key=lambda item: -item[1]))
 
+    @property
+    def executed(self):
+        """Lines of the PTX whose instruction some warp ran."""
+        return {ins.line for ins, line in self._lines if ins and line["issued"]}
+
     def conflicts(self):
         """(source line or PTX line, passes over shared memory, passes needed), worst first."""
         lines = defaultdict(lambda: [0, 0])
@@ -58,7 +66,7 @@ class Run:
         c = self.counters
         grid, block, cluster = ("x".join(map(str, d)) for d in (self.grid, self.block, self.cluster))
         active = _share(c["thread_instructions"], 32 * c["warp_instructions"])
-        rows = [(f"{self.kernel} on {self.arch}", f"grid {grid}, block {block}, cluster {cluster}"), None]
+        rows = [(f"{shortened(self.kernel)} on {self.arch}", f"grid {grid}, block {block}, cluster {cluster}"), None]
         rows += [
             ("warp instructions", f"{c['warp_instructions']:,}  ({active} of the lanes active)"),
             ("global read", _against(c["global_bytes_read"], c["global_floor_read"])),
@@ -76,10 +84,10 @@ class Run:
         if conflicts:
             rows += [None, ("bank conflicts", "passes, needed")]
             rows += [(f"  {at}", f"{passes:,}, {needed:,}") for at, passes, needed in conflicts[:10]]
-        rows += [None, ("findings", str(len(self.findings)))]
+        rows += [None, ("findings, notes", f"{len(self.findings)}, {len(self.notes)}")]
         width = max(len(row[0]) for row in rows if row)
         lines = ["" if row is None else f"{row[0]:<{width}}  {row[1]}".rstrip() for row in rows]
-        return "\n".join([*lines, *(f"  {line}" for f in self.findings for line in str(f).splitlines())])
+        return "\n".join([*lines, *(f"  {line}" for f in self.findings + self.notes for line in str(f).splitlines())])
 
 
 def _by_instruction(program, counters):

@@ -76,6 +76,9 @@ DTYPES = {
     "tfloat32_ftz": Dtype(8, 1, 4, True),
 }  # fmt: skip
 
+# Their codes in a map, as the CuTe DSL writes the first and the last one; none of these is simulated.
+PACKED = {11: "16U4_ALIGN8B, of 4 bits", 12: "16U4_ALIGN16B, of 4 bits", 13: "16U6_ALIGN16B, of 6 bits"}
+
 
 class Swizzle(NamedTuple):
     code: int
@@ -241,6 +244,11 @@ def decode(raw: bytes) -> TensorMap:
     def read(field: Field) -> int:
         return whole >> field.at & (1 << field.bits) - 1
 
+    if (packed := PACKED.get(read(DTYPE))) and not whole & ~KNOWN:
+        raise TensorMapError(
+            f"a tensor map of packed elements, {packed}, is not simulated. Use elements of whole bytes: "
+            f"{', '.join(DTYPES)}. [map.dtype]"
+        )
     if unknown := whole & ~KNOWN:
         where = ", ".join(str(i) for i in range(512) if unknown >> i & 1)
         raise TensorMapError(f"no tensor map: bits {where} have no meaning. Was this memory ever written? [map.bits]")
@@ -268,7 +276,7 @@ def _key(what: str, table: dict, matches: Callable[[Any], bool]) -> Any:
         if matches(row):
             return key
     known = ", ".join(map(str, table))
-    raise TensorMapError(f"no tensor map that can be simulated: its {what} is none of {known}. [map.{what}]")
+    raise TensorMapError(f"no tensor map: its {what} is none of {known}. Was this memory ever written? [map.{what}]")
 
 
 def _of_tensor(tensor: Any) -> dict[str, Any]:

@@ -155,8 +155,7 @@ def _ratio(error: float, budget: float) -> float:
 
 class Rounding(NamedTuple):
     """Where a backend rounds: all sums in `compute`, what a stage writes stored as `stored` says, by the names of
-    `kda.stages`: {"w": "bfloat16", ...}.  A backend's launch module declares them as `ROUNDED_TO` or, where they
-    depend on the problem, as `rounded_to(problem)`.
+    `kda.stages`: {"w": "bfloat16", ...}.  A backend's launch module declares them: `rounded_to(problem)`.
     """
 
     compute: torch.dtype

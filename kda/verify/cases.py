@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kda.checks import wide_dtype
+from kda.gates import wide_dtype
 from kda.problem import Inputs, Problem
 
 from .layout import Layout

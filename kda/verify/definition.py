@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from kda.backends.reference.ragged import Ragged
 from kda.backends.reference.recurrent import recurrent
-from kda.checks import wide_dtype
+from kda.gates import wide_dtype
 from kda.stages import BACKWARD, FORWARD
 
 from .budget import Budget, Rounding, shaken, shakes

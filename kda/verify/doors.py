@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 import torch
 
 import kda
-from kda.checks import wide_dtype
 from kda.dispatch import Choice, backend_of_backward, capabilities, launcher, weigh
+from kda.gates import wide_dtype
 from kda.host import detect
 from kda.problem import Problem
 from kda.stages import OPERANDS, SHAPES
@@ -35,8 +35,7 @@ def here() -> str:
 
 def stored_by(backend: str, problem: Problem) -> Mapping[str, str]:
     """Where a backend rounds, as it declares."""
-    module = launcher(backend)
-    stored = module.rounded_to(problem) if hasattr(module, "rounded_to") else getattr(module, "ROUNDED_TO", {})
+    stored = launcher(backend).rounded_to(problem)
     if unknown := set(stored) - {*SHAPES, *OPERANDS}:
         raise ValueError(f"{backend} rounds {', '.join(sorted(unknown))}, of which kda.stages knows nothing")
     return stored

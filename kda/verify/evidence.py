@@ -1,28 +1,22 @@
-"""How far something was proven.  The words are ordered and never confused; `simulated` is not `executed`."""
+"""How far something was proven, and by whom.  The words are never confused: `simulated` is not `executed`."""
 
 from __future__ import annotations
 
 import enum
+import importlib
 from typing import NamedTuple
+
+from kda.capability import Capability
+from kda.compile.target import Target
 
 
 class Evidence(enum.IntEnum):
-    TRACED = 1                               # the DSL accepted the kernel
-    ASSEMBLED = 2                            # an assembler made machine code of it: registers, spills, shared memory
-    PROTOCOL_CHECKED = 3                     # barriers and pipelines can neither deadlock nor race
-    SIMULATED = 4                            # its PTX ran on a CPU and the numbers agree
-    EXECUTED = 5                             # it ran on the hardware it is for and the numbers agree
+    SIMULATED = 1                            # its PTX ran on a CPU: the numbers agree, and nothing races or deadlocks
+    EXECUTED = 2                             # it ran on the hardware it is for and the numbers agree
 
     @property
     def word(self) -> str:
-        return self.name.lower().replace("_", "-")
-
-    @classmethod
-    def of(cls, word: str) -> Evidence:
-        by_word = {e.word: e for e in cls}
-        if word not in by_word:
-            raise ValueError(f"no level of evidence is called {word!r}; there are {', '.join(e.word for e in cls)}")
-        return by_word[word]
+        return self.name.lower()
 
 
 class Proof(NamedTuple):
@@ -31,3 +25,20 @@ class Proof(NamedTuple):
     passed: bool
     says: str                                # the cell of the table: "64 regs, 0 spill", "o 0.31 of budget"
     details: tuple[str, ...] = ()            # lines under the row when it failed
+
+
+# Who proves a stage: module and function, called with (backend, stage, target); both import torch.
+PROVERS = {
+    Evidence.SIMULATED: ("kda.verify.simulated", "prove_simulated"),
+    Evidence.EXECUTED: ("kda.verify.parity", "prove_executed"),
+}
+
+
+def provable(c: Capability) -> tuple[Evidence, ...]:
+    """What there is to prove of a backend: each stage can be executed, and simulated where it consists of kernels."""
+    return tuple(level for level in Evidence if c.stages and (c.archs or level is not Evidence.SIMULATED))
+
+
+def prove(level: Evidence, backend: str, stage: str, target: Target | None) -> Proof:
+    module, function = PROVERS[level]
+    return getattr(importlib.import_module(module), function)(backend, stage, target)

@@ -92,7 +92,7 @@ def _(x: Tensors, spec: Spec) -> None:
     x["scale"] = 1.0
 
 
-@fault("heads-swapped", "value heads read q/k head i % H in place of i // (HV / H)", "fwd/gate",
+@fault("heads-swapped", "value heads read q/k head i % H instead of i // (HV / H)", "fwd/gate",
        H=lambda spec: max(spec.H, 2), HV=_groups)  # fmt: skip
 def _(x: Tensors, read: Tensors, layout: Layout, spec: Spec) -> None:
     by_value_head = torch.arange(spec.heads) // (spec.heads // spec.H)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 import kda
-from kda.checks import wide_dtype
+from kda.gates import wide_dtype
 from kda.problem import Problem
 
 from .budget import Budget

@@ -89,7 +89,7 @@ _COMMENTS = re.compile(r"/\*.*?\*/", re.DOTALL)
 _NOT_CODE = re.compile(r"//[^\n]*|^[ \t]*\.(?:loc|file)\b[^\n]*|^[ \t]*\$L__(?:tmp|func|info)\w*:", re.MULTILINE)
 _SECTION = re.compile(r"^[ \t]*\.section[^{]*\{.*?^[ \t]*\}", re.MULTILINE | re.DOTALL)
 _ENTRY = re.compile(r"\.entry\s+([\w$%]+)")
-_OPCODE = re.compile(r"^[ \t]*(?:\{\s*)?(?:@!?%\w+\s+)?([a-z]\w*)[.\w:]*[ \t]", re.MULTILINE)
+_OPCODE = re.compile(r"^[ \t]*(?:\{\s*)?(?:@!?%\w+\s+)?([a-z]\w*)[.\w:]*[ \t;]", re.MULTILINE)
 
 
 def normalised(ptx: str) -> str:

@@ -14,7 +14,7 @@ from kda.capability import Capability, Rule
 from kda.cli import cli
 from kda.commands import compile as command
 from kda.compile import fetching, store
-from kda.compile.recipes import Recipe
+from kda.compile.triton import Recipe
 from kda.problem import Problem
 
 KERNELS = """

@@ -112,6 +112,7 @@ sys.meta_path.insert(0, Ban())
 
 import kda
 from kda.backends.sm90 import launch
+from kda.bundles import Save
 from kda.compile import launching, store
 from kda.host import standing_in
 from kda.simulator.chips import host_of
@@ -128,7 +129,7 @@ with launching.redirect(notes), standing_in(host_of("sm90")):
         case = make_inputs(lengths, H=H, K=64, V=64, gate="bounded")
         for offsets in (case.inputs.cu_seqlens, case.inputs.cu_seqlens.int()):
             kda.chunk_kda(**{**case.keywords, "cu_seqlens": offsets}, backend="sm90")
-        launch.forward(case.problem(), case.inputs, "products")              # as a recorded call has it on a GPU
+        launch.forward(case.problem(), case.inputs, Save.PRODUCTS)              # as a recorded call has it on a GPU
 assert {entry.key for entry in kept.entries()} == before
 print(len({note.kernel.cubin for note in notes}))
 """

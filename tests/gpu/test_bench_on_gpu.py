@@ -7,7 +7,7 @@ import torch
 from click.testing import CliRunner
 
 from kda.cli import cli
-from kda.commands import clocks
+from kda.measure import clocks
 
 pytestmark = pytest.mark.gpu
 

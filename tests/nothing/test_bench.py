@@ -18,14 +18,15 @@ from click.testing import CliRunner
 import kda
 from kda.backends.reference import launch
 from kda.cli import cli
-from kda.commands import bench, clocks, timing
-from kda.commands.clocks import CpuClock, Timing
+from kda.commands import bench
 from kda.commands.render import strip_ansi
-from kda.commands.shapes import SHAPES, Shape, bytes_moved, flops, too_large
-from kda.commands.timing import Line, Machine
 from kda.dispatch import weigh
 from kda.errors import NoBackendError
 from kda.host import Host
+from kda.measure import clocks, timing
+from kda.measure.clocks import CpuClock, Timing
+from kda.measure.shapes import SHAPES, Shape, bytes_moved, flops, too_large
+from kda.measure.timing import Line, Machine
 from kda.verify import cases, doors
 
 QUICK = ("--tokens", "70", "--heads", "1", "-K", "8", "-V", "8", "--dtype", "float32", "--repeats", "3")
@@ -188,7 +189,7 @@ def test_what_spoils_a_number_is_said():
 def wrong_forward(monkeypatch):
     right = launch.forward
 
-    def forward(p, x, save="nothing"):
+    def forward(p, x, save):
         out = right(p, x, save)
         return out._replace(o=out.o * 1.01)
 
@@ -214,7 +215,7 @@ def test_wrong_results_are_not_saved(tmp_path):
 def test_a_launch_that_goes_wrong_while_it_is_timed_is_seen(monkeypatch):
     right, calls = launch.forward, []
 
-    def forward(p, x, save="nothing"):
+    def forward(p, x, save):
         calls.append(p)
         out = right(p, x, save)
         return out._replace(o=out.o * 1.01) if len(calls) > 3 else out
@@ -351,14 +352,14 @@ def test_a_shape_too_large_for_a_cpu_is_refused_with_an_estimate():
      ({"threads": None, "device_memory": 80 << 30}, None)],
 )  # fmt: skip
 def test_what_a_machine_is_not_asked(monkeypatch, there, words):
-    monkeypatch.setattr("kda.commands.shapes.host_memory", lambda: 64 << 30)
+    monkeypatch.setattr("kda.measure.shapes.host_memory", lambda: 64 << 30)
     says = too_large(SHAPES["h64-8k"], ("forward", "backward"), **there)
     assert says is None if words is None else words in says
 
 
 def test_a_default_shape_that_is_too_large_is_left_out_with_a_sentence(monkeypatch):
     monkeypatch.setattr("kda.commands.bench.detect", lambda device: Host(device, "a small GPU", memory=12 << 30))
-    monkeypatch.setattr("kda.commands.shapes.host_memory", lambda: None)
+    monkeypatch.setattr("kda.measure.shapes.host_memory", lambda: None)
     options = {"names": (), "tokens": None, "lengths": None, "force": False, "directions": ("both",)}
     shapes = bench.shapes_asked(options, "gpu")
     kept, left_out = bench.refuse_large(shapes, options, "cuda:0", None)
@@ -376,7 +377,8 @@ def test_where_nobody_takes_the_call_the_reasons_are_printed(monkeypatch):
     monkeypatch.setattr(bench, "problem_of", lambda spec, way, device: kda.Problem(direction=way))
     result = run(*ONE)
     assert result.exit_code == 3
-    assert "no backend takes" in result.stdout and "reference.auto: auto never takes a call on cuda:0" in result.stdout
+    assert "no backend accepts" in result.stdout
+    assert "reference.auto: auto never takes a call on cuda:0" in result.stdout
 
 
 def test_a_baseline_that_cannot_run_here_is_refused():

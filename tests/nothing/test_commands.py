@@ -4,6 +4,8 @@ import pytest
 from click.testing import CliRunner
 
 from kda.cli import COMMANDS, cli
+from kda.commands.doctor import archs_without_kernels
+from kda.commands.findings import backends_with_kernels
 from kda.compile.target import TARGETS
 from kda.dispatch import capabilities
 
@@ -15,12 +17,24 @@ ASKING_FOR_A_BACKEND = {
 }
 
 
+@pytest.fixture
+def no_kernels(monkeypatch):
+    reference = [c for c in capabilities() if c.backend == "reference"]
+    monkeypatch.setattr("kda.dispatch.capabilities", lambda: tuple(reference))
+
+
 @pytest.mark.parametrize("command", ASKING_FOR_A_BACKEND)
-def test_an_arch_without_kernels_is_said_to_have_none_with_exit_3(command):
-    arch = next(t for t in TARGETS if not any(t in c.archs for c in capabilities()))
-    result = CliRunner().invoke(cli, [*ASKING_FOR_A_BACKEND[command], arch])
+def test_an_arch_without_kernels_is_said_to_have_none_with_exit_3(command, no_kernels):
+    result = CliRunner().invoke(cli, [*ASKING_FOR_A_BACKEND[command], "sm120"])
     assert result.exit_code == 3
-    assert f"{arch} ({TARGETS[arch].examples}): no backend has kernels for it yet" in result.stderr
+    assert "sm120 (RTX 50, RTX PRO 6000): no backend has kernels for it yet" in result.stderr
+
+
+@pytest.mark.parametrize("command", ASKING_FOR_A_BACKEND)
+def test_an_arch_that_is_named_as_a_backend_is_told_who_has_kernels_for_it(command):
+    result = CliRunner().invoke(cli, [*ASKING_FOR_A_BACKEND[command], "sm103"])
+    assert result.exit_code == 2
+    assert "sm103 is an arch, and no backend is called so; kernels for it: sm100, triton." in result.stderr
 
 
 @pytest.mark.parametrize("command", ASKING_FOR_A_BACKEND)
@@ -29,10 +43,20 @@ def test_a_backend_that_does_not_exist_is_a_wrong_command_with_the_nearest_name(
     assert result.exit_code == 2 and "Did you mean 'reference'" in result.stderr
 
 
-@pytest.mark.parametrize("arch", [t for t in TARGETS if not any(t in c.archs for c in capabilities())])
-def test_an_arch_without_kernels_can_be_asked_for(arch):
+@pytest.mark.parametrize("arch", TARGETS)
+def test_an_arch_without_kernels_can_be_asked_for(arch, no_kernels):
     result = CliRunner().invoke(cli, ["selftest", "--arch", arch])
     assert result.exit_code == 3 and arch in result.stdout
+
+
+def test_doctor_names_the_archs_that_no_backend_covers_and_those_alone():
+    """Triton builds its kernels for every arch from sm_80 on, and code for sm_89 runs on all later GPUs."""
+    assert archs_without_kernels(capabilities()) == []
+    assert "triton" in backends_with_kernels((8, 6), capabilities())
+    assert set(backends_with_kernels((12, 0), capabilities())) == {"sm89", "triton"}
+    assert set(backends_with_kernels((12, 1), capabilities())) == {"sm89", "triton"}
+    assert backends_with_kernels((7, 5), capabilities()) == []
+    assert "sm90" not in backends_with_kernels((10, 0), capabilities())
 
 
 @pytest.mark.parametrize("command", COMMANDS)

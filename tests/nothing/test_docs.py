@@ -10,13 +10,33 @@ from kda.backends.reference import chunked
 from kda.stages import BACKWARD, FORWARD, SHAPES, STAGES
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmarks").rglob("*.md"))]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_links_lead_to_files(page):
-    for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-        assert (page.parent / link).exists(), link
+def anchors(page):
+    """What a heading is called in a link."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(page, text):
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        file, _, anchor = link.partition("#")
+        target = page.parent / file if file else page
+        if "://" not in link and not (target.exists() and (not anchor or anchor in anchors(target))):
+            yield link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(page):
+    assert list(broken_links(page, page.read_text())) == []
+
+
+def test_a_broken_link_is_noticed():
+    page = ROOT / "docs" / "stages" / "sm89.md"
+    assert page in PAGES
+    text = "[a](sm89.md) [b](#nowhere) [c](../nobody.md) [d](sm90_forward.md#why-chunks-of-32) [e](sm89.md#no)"
+    assert list(broken_links(page, text)) == ["#nowhere", "../nobody.md", "sm89.md#no"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

@@ -42,6 +42,7 @@ HEALTHY = Facts(
     triton=Probe("ok", {"version": "3.9.0", "driver": True, "why": ""}),
     cutlass=Probe("ok", {"version": "4.8.1"}),
     trace=TRACE,
+    nvrtc=Probe("ok", {"version": [13, 0]}),
     smi=SMI,
     smi_gpus=(H200,),
     torch_gpus=(H200,),
@@ -55,6 +56,7 @@ BROKEN = Probe("failed", says="ImportError: libcuda.so.1: cannot open shared obj
 DEAD = Probe("crashed", says="died with SIGSEGV")
 SLOW = Probe("crashed", says="took longer than 30 s")
 ABSENT = Probe("absent", {"absent": True})
+NO_NVRTC = Probe("ok", {"version": None, "why": "Failed to dlopen libnvrtc"})
 
 
 def made_up(**changes) -> Facts:
@@ -87,7 +89,7 @@ CASES = [
     ("gpu.visible", {**NO_GPU, "device_files": True, "smi": BROKEN}, "warn", "the driver does not answer"),
     ("gpu.visible", {**NO_GPU, "device_files": True, "smi": SLOW}, "warn", "took longer than"),
     ("gpu.visible", {**NO_GPU, "device_files": None}, "warn", "torch names no reason"),
-    ("gpu.visible", {**NO_GPU, "device_files": None, "torch": BROKEN}, "warn", "mend torch.import first"),
+    ("gpu.visible", {**NO_GPU, "device_files": None, "torch": BROKEN}, "warn", "fix torch.import first"),
     ("gpu.capability", {"torch_gpus": (dataclasses.replace(H200, cc=(7, 5)),)}, "warn", "7.5 (NVIDIA H200) has no"),
     ("gpu.capability", CPU_ONLY, "info", "no GPU"),
     ("gpu.busy", CPU_ONLY, "info", "no GPU"),
@@ -121,6 +123,11 @@ CASES = [
     ("triton.import",
      {"triton": Probe("ok", {"driver": False, "why": "0 active drivers ([]). There should only be one."})}, "fail",
      "no GPU driver visible to Triton"),
+    ("nvrtc.library", {"nvrtc": ABSENT}, "warn", "cuda-python is not installed"),
+    ("nvrtc.library", {"nvrtc": ABSENT, **CPU_ONLY}, "info", "neither built nor simulated"),
+    ("nvrtc.library", {"nvrtc": NO_NVRTC, **CPU_ONLY}, "warn", "pip install nvidia-cuda-nvrtc   ("),
+    ("nvrtc.library", {"nvrtc": NO_NVRTC, **versions(cuda_bindings="12.9.1")}, "warn", "nvidia-cuda-nvrtc-cu12"),
+    ("nvrtc.library", {"nvrtc": BROKEN}, "fail", "13.0.1 is installed; importing cuda.bindings failed"),
     ("cuda_python.skew", versions(cuda_bindings="14.1.0"), "warn", "pip install 'cuda-bindings==13.*'"),
     ("cuda_python.skew", CPU_ONLY, "info", "no driver"),
     ("cuda_python.skew", {"versions": {}}, "info", "not installed"),
@@ -207,7 +214,7 @@ def test_a_child_that_segfaults_becomes_a_crash():
 
 def test_a_child_that_hangs_is_ended_and_says_how_long_it_had():
     probe = probes.run([sys.executable, "-c", "import time; time.sleep(60)"], 0.2)
-    assert (probe.state, probe.says) == ("crashed", "took longer than 0.2 s") and probe.seconds < 5
+    assert (probe.state, probe.says) == ("crashed", "took longer than 0.2 s")
 
 
 def test_a_child_that_raises_shows_its_last_line_without_colour():
@@ -358,7 +365,7 @@ def test_a_problem_prints_every_reason_and_exits_with_0(machine):
     machine(made_up(**CPU_ONLY))
     result = kda_doctor("--problem", "K=64 float32 cuda backward")
     assert result.exit_code == 0
-    assert "no backend takes chunk backward" in result.stdout
+    assert "no backend accepts chunk backward" in result.stdout
     for reason in ("swift.arch: ", "swift.backward: ", "plain.auto: "):
         assert reason in result.stdout
     assert kda_doctor("--problem", "K=x").exit_code == 2
@@ -404,6 +411,7 @@ def test_paste_leaves_home_and_host_out(machine, monkeypatch):
 
 def test_every_arch_is_either_declared_or_said_to_be_missing():
     assert doctor.archs_without_kernels([SWIFT]) == [name for name in TARGETS if name != "sm90"]
+    assert doctor.archs_without_kernels([Capability("later", 1, "", archs=("sm89",))]) == ["sm80", "sm86"]
     assert doctor.archs_without_kernels([Capability("all", 1, "", archs=tuple(TARGETS))]) == []
 
 
@@ -434,7 +442,7 @@ def run_kda(*args: str, **env: str):
     path = os.pathsep.join([env.pop("first", ""), str(ROOT)]).strip(os.pathsep)
     env = {**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8", **env}
     argv = [sys.executable, "-c", BAN, *args]
-    return subprocess.run(argv, check=False, capture_output=True, encoding="utf-8", timeout=100, env=env)
+    return subprocess.run(argv, check=False, capture_output=True, encoding="utf-8", timeout=600, env=env)
 
 
 def test_the_real_machine_gets_a_report_from_a_parent_that_never_imports_torch():

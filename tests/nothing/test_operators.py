@@ -9,7 +9,7 @@ from torch.library import opcheck
 
 import kda
 from kda import autograd
-from kda.bundles import SAVES
+from kda.bundles import Save
 from kda.problem import Inputs, Options
 
 
@@ -30,7 +30,7 @@ every_call = pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
 
 
 @every_call
-@pytest.mark.parametrize("save", SAVES)
+@pytest.mark.parametrize("save", [save.value for save in Save])
 def test_opcheck_of_the_forward(options, save):
     call = make(dtype=torch.float32, disable_recompute=save == "all", **options).requiring_grad()
     opcheck(torch.ops.kda.chunk_forward.default, (*arguments(call, autograd.INPUTS, autograd.OPTIONS), save))
@@ -42,7 +42,7 @@ def test_opcheck_of_what_is_saved_in_two_dtypes():
 
 
 @every_call
-@pytest.mark.parametrize("save", SAVES)
+@pytest.mark.parametrize("save", [save.value for save in Save])
 def test_opcheck_of_the_backward(options, save):
     call = make(dtype=torch.float32, disable_recompute=save == "all", **options)
     args = arguments(call, autograd.INPUTS, autograd.OPTIONS)

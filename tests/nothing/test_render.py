@@ -17,6 +17,7 @@ from kda.cli import COMMANDS, cli
 from kda.commands import render
 from kda.commands.render import Screen, common_options, speaks_utf8, strip_ansi, table, wants_color
 from kda.errors import KdaError
+from kda.simulator.engine.build import compiler
 
 
 @pytest.mark.parametrize(
@@ -113,6 +114,14 @@ def is_broken(screen):
 def test_errors_of_kda_print_their_message_and_exit_with_2():
     result = CliRunner().invoke(make_command(fails_on_purpose), [])
     assert (result.exit_code, result.stdout, result.stderr) == (2, "", "asked, found, do\n")
+
+
+def test_a_compiler_that_is_not_installed_exits_with_3_for_this_host_cannot_judge(monkeypatch):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    result = CliRunner().invoke(make_command(lambda screen: compiler()), [])
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert "kda.simulator needs a C compiler (gcc or cc), which is not installed here. Install gcc" in result.stderr
 
 
 def test_other_errors_exit_with_2_and_a_traceback_only_under_debug():

@@ -21,7 +21,7 @@ from kda.verify.budget import Rounding
 from kda.verify.cases import Spec, make, make_inputs
 from kda.verify.definition import budgets
 from kda.verify.doors import ROUNDS_EVERY_OPERAND, Door
-from kda.verify.evidence import Evidence
+from kda.verify.evidence import Evidence, provable
 from kda.verify.faults import FAULTS, Planted
 
 FUSED = ("fwd/gate+intra+wy", "fwd/state+output", "bwd/output+state", "bwd/wy+intra+gate")
@@ -59,11 +59,9 @@ def fused(monkeypatch):
         module = types.ModuleType(name)
         module.forward, module.backward, module.recurrent = launch.forward, launch.backward, launch.recurrent
         module.stage = stage
-        if rounded_to:
-            module.rounded_to = rounded_to
+        module.rounded_to = rounded_to or launch.rounded_to
         monkeypatch.setitem(sys.modules, name, module)
-        provers = {"executed": "kda.verify.parity:prove_executed"}
-        mine = Capability("fused", 10, "made up", stages=stages, provers=provers, **declared)
+        mine = Capability("fused", 10, "made up", stages=stages, **declared)
         every = (mine, *(c for c in capabilities() if c.backend == "reference"))
         for place in ("kda.dispatch", "kda.verify.doors"):
             monkeypatch.setattr(f"{place}.capabilities", lambda: every)
@@ -367,5 +365,5 @@ def test_stages_are_proven_in_the_dtypes_that_the_backend_declares_and_takes(fus
 def test_what_every_backend_declares_is_there():
     for c in capabilities():
         assert all(find(name).name == name for name in c.stages)
-        assert not c.provers or set(c.proof_dtypes) <= {"bfloat16", "float16", "float32", "float64"}
-        assert all(Evidence.of(word) for word in c.provers)
+        assert set(c.proof_dtypes) <= {"bfloat16", "float16", "float32", "float64"}
+        assert provable(c) == (tuple(Evidence) if c.archs else (Evidence.EXECUTED,))

@@ -8,6 +8,7 @@ from kda.simulator.tensormap import (
     CHECKS,
     DTYPES,
     FIELDS,
+    PACKED,
     SIZE,
     SWIZZLES,
     TensorMap,
@@ -279,6 +280,13 @@ def test_memory_that_holds_no_map_is_refused():
         decode((6 << 68).to_bytes(SIZE, "little"))
     with pytest.raises(TensorMapError, match=r"map\.inner"):
         decode(bytes(SIZE))  # a box of one byte
+
+
+@pytest.mark.parametrize("code, name", PACKED.items())
+def test_a_map_of_packed_elements_is_refused_by_name(code, name):
+    raw = int.from_bytes(encode(**a_map()), "little") & ~(15 << 71) | code << 71
+    with pytest.raises(TensorMapError, match=rf"{name}, is not simulated"):
+        decode(raw.to_bytes(SIZE, "little"))
 
 
 def test_every_single_bit_changes_the_map_or_is_refused():

@@ -459,3 +459,15 @@ def test_a_spec_prints_the_options_that_draw_it_again():
         "--regime fast --seed 3"
     )
     assert dataclasses.replace(spec, lengths=(3, 0)).arguments()[:2] == ["--lengths", "3,0"]
+
+
+@pytest.mark.parametrize("words, says", [
+    (("--mutants",), "name their GPU with --arch"),
+    (("--mutants", "--arch", "sm90", "--seed", "3"), "leave out --seed"),
+    (("--mutants", "--arch", "sm90", "--value-heads", "2"), "leave out --value-heads"),
+    (("--mutants", "--arch", "sm80"), "has no kernels of its own; sm100, sm90, sm89 have"),
+    (("--arch", "sm90", "--sample", "3"), "--sample and --workers go with --mutants"),
+], ids=" ".join)  # fmt: skip
+def test_mutants_are_those_of_an_arch_and_of_nothing_else(words, says):
+    result = kda_verify(*words, small=False)
+    assert result.exit_code == 2 and says in " ".join(result.output.split())

@@ -36,7 +36,7 @@ def called(case, state_v_first=False, backend="sm90", arch=None, **options):
     keywords = dict(case.keywords, state_v_first=state_v_first, backend=backend)
     if state_v_first:
         keywords["initial_state"] = keywords["initial_state"].mT.contiguous()
-    with capture(arch=arch or backend, **options) as session:
+    with capture(arch=arch or backend, **dict(strict=True) | options) as session:
         out = kda.chunk_kda_fwd(**keywords)
     found = {"o": out.o, "ht": out.final_state, "h": out.h}
     found = {name: x.mT if state_v_first and name != "o" else x for name, x in found.items() if x is not None}
@@ -61,7 +61,7 @@ def enters_chunks_with_the_final_states_of_what_comes_before(case, backend, **op
     options |= dict(return_intermediate_states=True, backend=backend)
 
     def of(**x):
-        with capture(arch=backend) as session:
+        with capture(arch=backend, strict=True) as session:
             out = kda.chunk_kda_fwd(**x | options)
         assert not session.findings
         return out
@@ -118,10 +118,10 @@ def has_the_bits_that_it_has_alone(case, begin, end, backend):
 
 
 def refusals(words, backend):
-    """Ids of the rules by which it does not take a problem; each says what to do."""
-    reasons = dict(weigh(Problem.parse(words), host_of(backend), backend).tried)[backend]
-    assert all("-> " in reason for reason in reasons)
-    return [reason.split(":")[0] for reason in reasons]
+    """Ids of the rules by which it refuses a problem; the refusal ends with who accepts it."""
+    choice = weigh(Problem.parse(words), host_of(backend), backend)
+    assert "backend='triton'" in str(choice).splitlines()[-1]
+    return [reason.split(":")[0] for reason in dict(choice.tried)[backend]]
 
 
 class Fault(NamedTuple):
@@ -198,6 +198,6 @@ def kept_nowhere(monkeypatch, of=launch):
 
 
 def forget_plans():
-    """What a constant of `plan` says counts from now on; a test may have put a plain function in place of one."""
+    """What a constant of `plan` says counts from now on; a test may have put a plain function instead of one."""
     for kept in (plan.plan, launch.steps):
         getattr(kept, "cache_clear", lambda: None)()

@@ -59,7 +59,7 @@ def both(ptx, kernel=None, *, args=(), **options):
     ):  # tensor cores of the chip at hand: how they round goes by it, not by the PTX
         after = {at: t.clone() for at, t in tensors_of(args).items()}
         restore(args, before)
-        simulate(ptx, kernel, args=args, **(options | {"arch": f"sm_{10 * major + minor}", "strict": True}))
+        simulate(ptx, kernel, args=args, **(options | {"arch": f"sm_{10 * major + minor}", "raises": True}))
         here = {at: t.clone() for at, t in tensors_of(args).items()}
         restore(args, after)
     else:

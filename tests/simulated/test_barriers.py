@@ -4,6 +4,7 @@ import pytest
 import torch
 from assembly import SEEDS, kernel, kinds
 
+from kda.simulator.findings import Finding, Place, folded, shortened
 from kda.simulator.launches import launch
 
 STORE = """
@@ -78,6 +79,77 @@ def test_lanes_of_a_warp_need_a_warp_barrier():
     assert kinds(apart) == ["race-lanes"]
     out, together = run(body("bar.warp.sync 0xffffffff;"), threads=32)
     assert not together.findings and out.tolist() == [n ^ 1 for n in range(32)]
+
+
+def among_lanes(between, far=1):
+    """Each lane of a warp reads what the lane so far away has written."""
+    return ADDRESS + f"""
+    setp.eq.u32 %p1, %r0, 0;
+    @%p1 mbarrier.init.shared::cta.b64 [smem+1024], 32;
+    st.shared.u32 [%r11], %r0;
+    {between}
+    xor.b32 %r12, %r10, {4 * far};
+    mov.u32 %r13, smem;
+    add.u32 %r13, %r13, %r12;
+    ld.shared.u32 %r9, [%r13];
+""" + STORE
+
+
+SYNC, INSTANT = "bar.warp.sync 0xffffffff;", "fence.acq_rel.cta;"              # the latter is for each lane by itself
+HALF = "setp.lt.u32 %p3, %r0, 16; @%p3 bar.warp.sync 0xffff; @!%p3 bar.warp.sync 0xffff0000;"
+CLUSTER_ARRIVE, CLUSTER_WAIT = "barrier.cluster.arrive.aligned;", "barrier.cluster.wait.aligned;"
+THROUGH_AN_MBARRIER = f"""
+    {SYNC}
+    st.shared.u32 [%r11], %r0;
+    mbarrier.arrive.shared::cta.b64 %rd5, [smem+1024];
+AGAIN:
+    mbarrier.test_wait.shared::cta.b64 %p2, [smem+1024], %rd5;
+    @!%p2 bra AGAIN;
+"""
+MEETINGS = {
+    "bar.warp.sync": (SYNC, 1, True), "bar.warp.sync after a fence": (INSTANT + SYNC, 1, True),
+    "a fence alone": (INSTANT, 1, False), "bar.sync": ("bar.sync 0;", 1, True),
+    "bar.arrive": ("bar.arrive 0, 32;", 1, False), "half a warp": (HALF, 1, True), "the other half": (HALF, 16, False),
+    "halves, then all": (HALF + SYNC, 16, True),
+    "barrier.cluster": (CLUSTER_ARRIVE + CLUSTER_WAIT, 1, True), "an arrival": (CLUSTER_ARRIVE, 1, False),
+    "a shuffle": (f"shfl.sync.bfly.b32 %r14, %r0, 1, 31, -1; {INSTANT}", 1, False),
+    "an mbarrier": (THROUGH_AN_MBARRIER, 1, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(("between", "far", "met"), MEETINGS.values(), ids=MEETINGS)
+def test_lanes_must_meet_whatever_else_lies_between(between, far, met, strict):
+    """A note, if there is at least something in between."""
+    for seed in (0, *SEEDS):
+        out, result = run(among_lanes(between, far), threads=32, schedule=seed, strict=strict)
+        assert out.tolist() == [n ^ far for n in range(32)]
+        assert {f.kind for f in result.findings + result.notes} == (set() if met else {"race-lanes"})
+        assert all(f.grade == ("error" if strict else "note") for f in result.findings + result.notes)
+
+
+@pytest.mark.parametrize("seed", [0, *SEEDS])
+@pytest.mark.parametrize(("between", "count", "found"), [
+    (SYNC + "@%p4 ", 1, []), ("@%p4 ", 1, ["race-lanes"]), ("", 32, []), (HALF + "@%p4 ", 1, ["race-lanes"]),
+])  # fmt: skip
+def test_a_lane_that_arrives_speaks_for_those_that_it_has_met(between, count, found, seed):
+    body = handover(count=count, arrive=f"setp.eq.u32 %p4, %r0, 0; {between}{ARRIVE}")
+    assert "@%p4" in body or count == 32
+    _, result = run(body, schedule=seed, strict=True)
+    assert kinds(result) == found
+    assert all("bar.warp.sync" in f.says and f.other.ptx.startswith("st.shared") for f in result.findings)
+    assert not run(body, schedule=seed)[1].findings
+
+
+def test_what_two_lanes_have_told_each_for_itself_is_known_of_both():
+    """Lanes 0 and 1 arrive one after the other, at an mbarrier that counts two."""
+    arrive = "".join(f"setp.eq.u32 %p4, %r0, {lane}; @%p4 {ARRIVE}" for lane in range(2))
+    body = handover(count=2, arrive=arrive)
+    for access, below in (("st.shared.u32 [%r11+256]", 2), ("ld.shared.u32 %r9", 34)):
+        assert access in body
+        body = body.replace(access, f"setp.lt.u32 %p4, %r0, {below}; @%p4 {access}")
+    out, result = run(body, strict=True)
+    assert not result.findings and out[32:34].tolist() == [0, 1]
 
 
 def test_arrive_lets_one_side_run_ahead():
@@ -264,7 +336,10 @@ def test_a_misused_mbarrier_is_reported(what, wrong):
 # ---- clusters
 
 
-def remote(wait_at_end=True, scope=".cluster", rank_of="xor.b32 %r21, %r20, 1;"):
+FENCE, MEET = "fence.mbarrier_init.release.cluster;", "barrier.cluster.arrive.relaxed.aligned;"
+
+
+def remote(wait_at_end=True, scope=".cluster", rank_of="xor.b32 %r21, %r20, 1;", fence=FENCE, meet=MEET):
     """Each CTA of a pair writes into the other's shared memory and tells it through the other's mbarrier."""
     return f"""
     mov.u32 %r20, %cluster_ctarank;
@@ -274,9 +349,9 @@ def remote(wait_at_end=True, scope=".cluster", rank_of="xor.b32 %r21, %r20, 1;")
     setp.ne.u32 %p1, %r0, 0;
     @%p1 bra READY;
     mbarrier.init.shared::cta.b64 [smem], 1;
-    fence.mbarrier_init.release.cluster;
+    {fence}
 READY:
-    barrier.cluster.arrive.relaxed.aligned;
+    {meet}
     barrier.cluster.wait.acquire.aligned;
     @%p1 bra RECEIVE;
     add.u32 %r24, %r20, 70;
@@ -300,6 +375,37 @@ def test_two_ctas_of_a_cluster_exchange_through_shared_memory(seed):
     result = launch(kernel(remote()), grid=2, block=64, cluster=2, args=[out], schedule=seed)
     assert out.tolist() == [71, 70]
     assert not result.findings
+
+
+ORDERED = "barrier.cluster.arrive.release.aligned;"
+
+
+@pytest.mark.parametrize("seed", [0, *SEEDS])
+@pytest.mark.parametrize(("fence", "meet", "strict", "found"), [
+    (FENCE, ORDERED, True, []), ("fence.acq_rel.cluster;", ORDERED, True, []), ("", MEET, False, ["race-write-read"]),
+    ("", ORDERED, True, ["mbarrier-fence"]), ("fence.acq_rel.cta;", ORDERED, True, ["mbarrier-fence"]),
+    ("fence.proxy.async.shared::cta;", ORDERED, True, ["mbarrier-fence"]), ("", ORDERED, False, []),
+])  # fmt: skip
+def test_another_cta_sees_an_mbarrier_whose_initialisation_is_fenced(fence, meet, strict, found, seed):
+    text = kernel(remote(fence=fence, meet=meet))
+    out = torch.zeros(2, dtype=torch.int32)
+    result = launch(text, grid=2, block=64, cluster=2, args=[out], schedule=seed, strict=strict)
+    assert kinds(result) == found and (strict or found or {n.kind for n in result.notes} == {"mbarrier-fence"})
+
+
+@pytest.mark.parametrize("seed", [0, *SEEDS])
+def test_threads_of_a_cta_see_an_mbarrier_behind_a_barrier_without_any_fence(seed):
+    _, result = run(handover(), schedule=seed, strict=True)
+    assert not result.findings
+
+
+def test_an_mbarrier_that_is_initialised_again_awaits_another_fence():
+    again = f"mbarrier.inval.shared::cta.b64 [smem]; mbarrier.init.shared::cta.b64 [smem], 1; {FENCE}"
+    out = torch.zeros(2, dtype=torch.int32)
+    for then, found in ((again, []), (again.replace(FENCE, ""), ["mbarrier-fence"])):
+        text = kernel(remote(fence=FENCE + then, meet=ORDERED))
+        result = launch(text, grid=2, block=64, cluster=2, args=[out], strict=True)
+        assert kinds(result) == found
 
 
 def test_a_rank_outside_the_cluster_is_reported():
@@ -336,3 +442,38 @@ END:
 def test_an_impossible_setmaxnreg_is_reported(wrong):
     _, result = run(f"setmaxnreg.{wrong};", threads=512)
     assert "operand" in kinds(result)
+
+
+def test_two_lanes_of_one_instruction_are_told_to_part_not_to_wait():
+    body = ADDRESS + "mov.u32 %r13, smem;\nst.shared.u32 [%r13], %r0;\nmov.u32 %r9, 0;\n" + STORE
+    _, result = run(body, threads=32)
+    (race,) = result.findings
+    assert race.kind == "race-lanes" and race.place == race.other
+    assert "an address of its own" in race.says and "syncwarp" not in race.says
+
+
+def test_many_findings_of_a_kind_at_one_instruction_are_a_few_that_say_how_many_there_are():
+    """Lane n of warp 1 overwrites the word that the nth instruction of warp 0 has read."""
+    reads = "\n".join(f"ld.shared.u32 %r9, [%r13+{4 * n}];" for n in range(9))
+    lane = "mov.u32 %r12, %laneid;\nshl.b32 %r12, %r12, 2;\nadd.u32 %r12, %r12, %r13;\n"
+    lane += ".reg .pred %late;\nsetp.ge.u32 %late, %r0, 32;\n@%late st.shared.u32 [%r12], %r0;\n"
+    _, result = run("mov.u32 %r13, smem;\n" + reads + lane + STORE)
+    found = [finding for finding in result.findings if finding.kind == "race-read-write"]
+    assert len(found) == 4 and found[-1].says.endswith("(and 5 more of this kind at this instruction)")
+
+
+def test_findings_are_folded_by_kind_and_instruction():
+    def finding(kind, line, says):
+        return Finding(kind, says, "k", 0, 0, 0, Place(line, "st", None), None, 1)
+
+    many = [finding("deadlock", line, f"warp {n}") for n in range(9) for line in (7, 8)]
+    one = finding("barrier", 7, "alone")
+    kept = folded([*many, one])
+    assert [f.says for f in kept if f.place.line == 7] == [
+        "warp 0", "warp 1", "warp 2", "warp 3 (and 5 more of this kind at this instruction)", "alone"
+    ]  # fmt: skip
+    assert len(kept) == 9 and folded(many[:8]) == many[:8]
+
+
+def test_a_mangled_name_is_cut():
+    assert shortened("gemm") == "gemm" and shortened("k" * 300) == "k" * 80 + "..."

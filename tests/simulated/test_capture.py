@@ -24,6 +24,7 @@ import kda.simulator  # noqa: E402
 from kda.compile import cutedsl, nvrtc  # noqa: E402
 from kda.compile.errors import MissingCompilerError  # noqa: E402
 from kda.compile.store import Store  # noqa: E402
+from kda.host import detect  # noqa: E402
 from kda.simulator.capturing import CaptureError, capture, memory  # noqa: E402
 from kda.simulator.capturing.devices import ATTRIBUTES, runs  # noqa: E402
 from kda.simulator.chips import CHIPS  # noqa: E402
@@ -370,6 +371,7 @@ def test_plain_triton_launches_are_taken(noted, xy, arch):
         axpy[(2, 3)](x, y, 100, 2.5, BLOCK=64, num_warps=2)
         axpy[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](x, y, 100, 2.5, BLOCK=64, num_warps=2)
         assert triton.runtime.driver.active.utils.get_device_properties(0)["multiprocessor_count"] == 3
+        assert detect().sms == 3
     first, second = session.runs
     assert (first.grid, first.block, second.grid) == ((2, 3, 1), (64, 1, 1), (2, 1, 1))
     assert first.args == struct.pack("<QQifQQ", x.data_ptr(), y.data_ptr(), 100, 2.5, 0, 0)

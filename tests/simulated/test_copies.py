@@ -286,6 +286,20 @@ def test_a_bulk_copy_that_nobody_waits_for_is_found(options):
     assert RACES & set(kinds(result))
 
 
+@everywhere
+@pytest.mark.parametrize(("fence", "found"), [
+    ("fence.mbarrier_init.release.cluster;", []), ("fence.proxy.async;", []), ("", ["mbarrier-fence"]),
+    ("fence.proxy.async.global;", ["mbarrier-fence"]),
+])  # fmt: skip
+def test_a_copy_sees_an_mbarrier_whose_initialisation_is_fenced(fence, found, options):
+    text = bulk_load(1008).replace("fence.mbarrier_init.release.cluster;", fence)
+    for strict in (True, False):
+        result = run(text, torch.zeros(1008, dtype=torch.uint8), noise(1008), strict=strict, **options)
+        grades = {f.grade for f in result.findings + result.notes}
+        assert {f.kind for f in result.findings + result.notes} == set(found)
+        assert grades <= {"error" if strict else "note"}
+
+
 def test_expecting_other_bytes_than_come_is_found():
     result = run(bulk_load(1024, count=1040), torch.zeros(1024, dtype=torch.uint8), noise(1024))
     assert "deadlock" in kinds(result) and any("16 bytes are missing" in f.says for f in result.findings)
@@ -461,6 +475,21 @@ def test_a_bulk_store_takes_its_bytes_out(options):
     assert not result.findings
     assert torch.equal(out, source)
     assert result.counters["global_bytes_written"] == 4096
+
+
+@everywhere
+def test_a_bulk_store_that_a_whole_warp_asks_for_is_made_once(options):
+    """Any of its lanes can wait for it."""
+    source, out = noise(4096), torch.zeros(4096, dtype=torch.uint8)
+    end = "bar.warp.sync 0xffffffff; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;"
+    text = bulk_store(PLAIN, 4096, end=end)
+    alone = run(text, source, out, **options)
+    all_of_them = text.replace("setp.ne.u32 %p1, %r0, 0;", "setp.ge.u32 %p1, %r0, 32;", 1)
+    result = run(all_of_them, source, out, **options)
+    assert not result.findings and torch.equal(out, source)
+    assert result.counters["thread_instructions"] > alone.counters["thread_instructions"] + 3 * 31
+    for name in ("global_bytes_written", "async_operations", "global_sectors"):
+        assert result.counters[name] == alone.counters[name], name
 
 
 def test_a_byte_mask_chooses_bytes_of_every_16():

@@ -113,11 +113,11 @@ def test_an_access_that_must_not_be_is_reported_and_goes_nowhere(what, kind, say
     assert data.tolist() == list(range(64))
 
 
-def test_strict_raises_the_findings():
+def test_a_launch_may_raise_its_errors():
     from kda.simulator.findings import SimulationError
 
     with pytest.raises(SimulationError, match="out-of-bounds"):
-        launch(kernel("ld.global.u32 %r2, [%rd1+256];"), grid=1, block=1, args=[torch.zeros(64)], strict=True)
+        launch(kernel("ld.global.u32 %r2, [%rd1+256];"), grid=1, block=1, args=[torch.zeros(64)], raises=True)
 
 
 def test_two_ctas_that_write_one_place_race():
@@ -129,6 +129,44 @@ def test_two_ctas_that_write_one_place_race():
 def test_equal_values_written_twice_are_no_race():
     result = launch(kernel("st.global.u32 [%rd1], 5;"), grid=2, block=64, args=[torch.zeros(1, dtype=torch.int32)])
     assert not result.findings
+
+
+def rewriting(first, second, then=""):
+    """The first CTA writes one value where 7 was, the second one another; then both may do more."""
+    return f"""
+    mov.u32 %r2, %ctaid.x;
+    setp.eq.u32 %p1, %r2, 0;
+    @%p1 {first}
+    @!%p1 {second}
+    {then}
+"""
+
+
+READ = "ld.global.u32 %r3, [%rd1];"
+
+
+@pytest.mark.parametrize("seed", [0, *SEEDS])
+@pytest.mark.parametrize(("first", "second", "then"), [
+    ("st.global.u32 [%rd1], 7;", READ, ""), (READ, "st.global.u32 [%rd1], 7;", ""),
+    ("st.global.u32 [%rd1], 7;", "st.global.u32 [%rd1], 7;", READ),
+    ("st.global.u32 [%rd1], 5;", "st.global.u32 [%rd1], 5;", READ),
+])  # fmt: skip
+def test_who_writes_the_value_that_is_there_disturbs_no_reader(first, second, then, seed):
+    body = rewriting(first, second, then)
+    result = launch(kernel(body), grid=2, block=1, args=[torch.full((1,), 7, dtype=torch.int32)], schedule=seed)
+    assert not result.findings, result.findings[0]
+
+
+@pytest.mark.parametrize("seed", [0, *SEEDS])
+def test_the_value_that_is_there_and_another_one_race(seed):
+    body = rewriting("st.global.u32 [%rd1], 7;", "st.global.u32 [%rd1], 5;")
+    result = launch(kernel(body), grid=2, block=1, args=[torch.full((1,), 7, dtype=torch.int32)], schedule=seed)
+    assert kinds(result) == ["race-write-write"]
+
+
+def test_lanes_that_write_different_values_race_even_if_one_was_there():
+    result = launch(kernel("st.global.u32 [%rd1], %r0;"), grid=1, block=2, args=[torch.zeros(1, dtype=torch.int32)])
+    assert kinds(result) == ["race-lanes"]
 
 
 def test_one_launch_is_ordered_after_another():

@@ -80,12 +80,11 @@ def made_up(monkeypatch, barrier="bar.sync 0;", wrong=1.0, launches=True, stages
         reference.backward,
         reference.recurrent,
     )
-    module.ROUNDED_TO = getattr(reference, "ROUNDED_TO", {})
+    module.rounded_to = reference.rounded_to
     monkeypatch.setitem(sys.modules, name, module)
     mine = Capability(
         "mine", 10, "made up", archs=("sm90", "sm100"), stages=stages,
         rules=(Rule("mine.arch", lambda p, h: h.cc is not None and h.cc >= (9, 0), "needs 9.0, found {h.cc}", "none"),),
-        provers={"simulated": "kda.verify.simulated:prove_simulated"},
     )  # fmt: skip
     every = (mine, *(c for c in capabilities() if c.backend == "reference"))
     for place in ("kda.dispatch", "kda.verify.doors"):

@@ -32,6 +32,7 @@ from kda import api
 from kda.backends.common.cute.tile import C
 from kda.backends.sm100 import launch, plan
 from kda.backends.sm100.configs import SHARED, TMEM, Columns, FusedConfig
+from kda.bundles import Save
 from kda.compile.errors import BuildError
 from kda.compile.target import parse
 from kda.dispatch import recorder, weigh
@@ -371,4 +372,4 @@ def test_what_it_cannot_do_is_refused_with_a_way_out(words):
 def test_no_kernel_keeps_all_that_a_backward_reads():
     case = case_of(T=33)
     with capture(arch="sm100"), pytest.raises(BuildError, match="Leave out disable_recompute"):
-        launch.forward(case.problem(), case.inputs, "all")
+        launch.forward(case.problem(), case.inputs, Save.ALL)

@@ -90,7 +90,7 @@ def test_kernels_that_follow_read_nothing_before_the_kernel_ahead_is_done():
     configs = plan.plan(case.problem(), 148, None)
     for config in (configs.compose, configs.join):
         kernel = launch.kernel(config, plan.target((10, 0)))
-        assert config.early and not kernel.spills
+        assert config.pdl and not kernel.spills
         reads_nothing_before_the_kernel_ahead_is_done(kernel)
 
 

@@ -16,6 +16,7 @@ from sm89_calls import (
 
 import kda
 from kda.backends.sm89 import launch, plan
+from kda.bundles import Save
 from kda.simulator import capture
 from kda.stages import find
 from kda.verify.definition import definition
@@ -101,7 +102,7 @@ def trained_from_products(case):
     """What a recorded forward keeps, and the gradients made of it."""
     p = case.problem()
     with capture(arch="sm89") as session:
-        kept = launch.forward(p, case.inputs, "products").saved
+        kept = launch.forward(p, case.inputs, Save.PRODUCTS).saved
         grads = launch.backward(dataclasses.replace(p, direction="backward"), case.inputs, case.do, case.dht, kept)
     assert not session.findings
     return kept, grads

@@ -19,6 +19,7 @@ from sm89_calls import D128, case_of, lacking, plant, proven, seen
 
 from kda.backends.sm89 import launch, plan
 from kda.backends.sm89.configs import SMALLEST
+from kda.bundles import Save
 from kda.commands.selftest import is_here
 from kda.compile.errors import BuildError
 from kda.compile.fetching import fetch_here
@@ -165,10 +166,10 @@ def test_more_sequences_than_threads_count_them():
     lengths = [int(n) for n in torch.randint(0, 90, (600,), generator=torch.Generator().manual_seed(1))]
     for C, dtype in ((32, torch.int32), (64, torch.int64)):
         at = launch.steps(Problem(K=64, V=64, C=C, N=600, T=sum(lengths), packed=True, dtype="float32"),
-                          host_of("sm89"), dtype, 0)  # fmt: skip
+                          host_of("sm89"), str(dtype).removeprefix("torch."), Save.NOTHING)  # fmt: skip
         found = torch.full((601,), 77)
         with capture(arch="sm89") as session:
-            at("tables", torch.tensor([0, *lengths]).cumsum(0).to(dtype), found)
+            at("tables", cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).to(dtype), first_chunk=found)
         assert not session.findings
         assert found.tolist() == torch.tensor([0, *(-(-n // C) for n in lengths)]).cumsum(0).tolist()
 
@@ -367,7 +368,7 @@ def test_a_gpu_with_too_little_shared_memory_is_told_what_was_asked_for():
     host = dataclasses.replace(host_of("sm89"), smem=48 << 10)
     case = case_of(T=10)
     with pytest.raises(BuildError, match=r"prepare of K=64 V=64 C=64 asks for [\d,]+ bytes .* allows 49,152.*triton"):
-        launch.steps(case.problem(), host, None, 0)
+        launch.steps(case.problem(), host, None, Save.NOTHING)
 
 
 def test_kernels_built_ahead_are_those_of_calls_of_any_size():
@@ -426,4 +427,4 @@ def test_an_older_gpu_is_refused():
 def test_no_kernel_keeps_all_that_a_backward_reads():
     case = case_of(T=33)
     with capture(arch="sm89"), pytest.raises(BuildError, match="Leave out disable_recompute"):
-        launch.forward(case.problem(), case.inputs, "all")
+        launch.forward(case.problem(), case.inputs, Save.ALL)

@@ -28,6 +28,7 @@ pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 import kda
 from kda.backends.sm90 import launch
 from kda.backends.sm90.configs import ChainConfig, PrepareConfig
+from kda.bundles import Save
 from kda.compile.errors import BuildError
 from kda.compile.target import parse
 from kda.dispatch import weigh
@@ -147,7 +148,7 @@ def test_what_it_cannot_do_is_refused_with_a_way_out(words):
 def test_no_kernel_keeps_all_that_a_backward_reads():
     case = make_inputs(T=33, H=1, K=64, V=64, gate="bounded")
     with pytest.raises(BuildError, match=r"keeps A_qk and A_inv.*disable_recompute"):
-        launch.forward(case.problem(), case.inputs, "all")
+        launch.forward(case.problem(), case.inputs, Save.ALL)
 
 
 @pytest.mark.parametrize("gate", ["bounded", "softplus"])
@@ -212,7 +213,7 @@ def test_kernels_take_the_shared_memory_that_their_configurations_say(kind, monk
 def test_a_kernel_reads_nothing_before_the_kernel_ahead_of_it_is_done():
     case = make_inputs(**RAGGED, H=1, K=64, V=64, gate="bounded")
     with capture(arch="sm90") as session:
-        launch.forward(case.problem(), case.inputs, "products")
+        launch.forward(case.problem(), case.inputs, Save.PRODUCTS)
     assert [launched.pdl for launched in session.launches] == [False, True, False, False]
     for launched in session.launches:
         reads_nothing_before_the_kernel_ahead_is_done(launched.kernel)

@@ -11,6 +11,7 @@ pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 import kda
 from kda.backends.sm90 import launch
 from kda.backends.sm90.configs import PairsConfig
+from kda.bundles import Save
 from kda.compile.target import parse
 from kda.host import standing_in
 from kda.simulator import capture
@@ -87,7 +88,7 @@ def test_what_lies_between_halves_is_the_definition(name):
 
 def test_keeping_changes_no_bit_of_the_results():
     case = drawn(HV=2, **RAGGED)
-    out, alone = forward(case), forward(case, "nothing")
+    out, alone = forward(case), forward(case, Save.NOTHING)
     assert alone.saved is None and torch.equal(out.o, alone.o) and torch.equal(out.final_state, alone.final_state)
 
 
@@ -141,7 +142,7 @@ def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
     plant(fault, tmp_path, monkeypatch)
     case, limits = of_faults()
     with capture(arch="sm90", schedule=fault.schedule, early=bool(fault.schedule)) as session:
-        found = launch.forward(case.problem(), case.inputs, "products").saved._asdict()
+        found = launch.forward(case.problem(), case.inputs, Save.PRODUCTS).saved._asdict()
     rows = [judge("kept", name, limits[name], case.layout.chunk(x), case) for name, x in found.items()]
     wrong = {"wrong answer" for row in rows if row.wrong}
     assert fault.noticed in {finding.kind for finding in session.findings} | wrong
@@ -161,7 +162,7 @@ def test_a_recorded_call_by_name_is_told_of_both_its_backends(capsys):
     with standing_in(host_of("sm90")):
         kda.explain(**keywords | {"q": keywords["q"].requires_grad_()}, backend="sm90")
     assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("* ")] == [
-        "* sm90       takes it", "* triton     takes it"]  # fmt: skip
+        "* sm90       accepts it", "* triton     accepts it"]  # fmt: skip
 
 
 # gradients, made by Triton of what is kept

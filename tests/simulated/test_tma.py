@@ -315,6 +315,18 @@ def test_a_store_leaves_out_what_lies_beyond_the_tensor(start, swizzle):
     assert torch.equal(around, wanted)
 
 
+def test_a_store_that_a_whole_warp_asks_for_is_made_once():
+    x, source = tensor(16, 64, dtype=torch.uint16), noise(2048)
+    m = TensorMap(x, box=(64, 16), swizzle=128)
+    by_one = storing(m, (0, 0), 2048)
+    by_a_warp = by_one.replace("setp.ne.u32 %p1, %r0, 0;", "setp.ge.u32 %p1, %r0, 32;", 1)
+    one, warp = (launch(text, grid=1, block=64, args=[m, source]) for text in (by_one, by_a_warp))
+    assert not warp.findings and torch.equal(x, scattered(x, m, (0, 0), source))
+    assert warp.counters["thread_instructions"] > one.counters["thread_instructions"] + 3 * 31
+    assert warp.counters["async_operations"] == one.counters["async_operations"] == 1
+    assert warp.counters["global_bytes_written"] == 2048
+
+
 def test_a_clipped_store_reads_no_more_shared_memory_than_it_stores():
     x = tensor(4, 64, dtype=torch.uint16)
     m = TensorMap(x, box=(64, 16), swizzle=128)
@@ -723,6 +735,15 @@ def test_a_map_that_does_not_fit_is_refused(flips, says):
     out = torch.zeros(4096, dtype=torch.uint8)
     run = launch(loading(m, (0, 0), 4096), grid=1, block=THREADS, args=[changed, out], memory=[x])
     assert any(says in f.says for f in run.findings if f.kind == "tensor-map")
+
+
+@pytest.mark.parametrize(("code", "bits"), [(11, 4), (12, 4), (13, 6)])
+def test_a_map_of_packed_elements_is_refused_by_name(code, bits):
+    x, m = box()
+    changed = int.from_bytes(m.encode(), "little") & ~(15 << 71) | code << 71
+    args = [changed.to_bytes(128, "little"), torch.zeros(4096, dtype=torch.uint8)]
+    run = launch(loading(m, (0, 0), 4096), grid=1, block=THREADS, args=args, memory=[x])
+    assert any(f"packed elements of {bits} bits" in f.says for f in run.findings if f.kind == "tensor-map")
 
 
 def test_memory_that_holds_no_map_is_refused():

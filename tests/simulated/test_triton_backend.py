@@ -15,6 +15,7 @@ pytest.importorskip("triton", reason="needs triton")
 
 import kda
 from kda.backends.triton import call, plan
+from kda.bundles import Save
 from kda.compile import triton as compiler
 from kda.compile.target import parse
 from kda.problem import Problem
@@ -230,7 +231,7 @@ def recorded(row, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kept", ["nothing", "products"])
+@pytest.mark.parametrize("kept", [Save.NOTHING, Save.PRODUCTS])
 def test_what_is_not_kept_is_made_again(kept, monkeypatch):
     """`products` is what a recorded forward on a GPU keeps."""
     row = row_of(BATCH)
@@ -408,6 +409,36 @@ def test_a_saturated_gate_is_the_definition(name):
     check(case, row_of(which).trained(case))
 
 
+SATURATED = dict(g=lambda x: torch.full_like(x, 20.0))    # every token at the lower bound, and its slope still normal
+LOSSES = {
+    "blocks of 32 rows": (PACKED, SATURATED), "blocks of 32 rows, open gates": (PACKED, {}),
+    "by halving": (SOFTPLUS, {}), "float32": (FLOAT32, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_of_any_size_have_the_same_bits(name):
+    """A loss times 2^60 or 2^-60, before or after: nothing overflows or vanishes on the way."""
+    which, given = LOSSES[name]
+    row = row_of(which)
+    case = changed(row.case, **given)
+    expected = row.trained(case) if given else row.found
+    for size in (2.0**60, 2.0**-60):
+        found = row.trained(dataclasses.replace(case, do=size * case.do, dht=size * case.dht))
+        for gradient, x in found.items():
+            there = size if gradient.startswith("d") else 1.0
+            assert torch.equal(x, there * expected[gradient]), (size, gradient)
+
+
+def test_gradients_without_l2norm_of_any_size_have_the_same_bits():
+    """Blocks of 16 rows, all of whose tokens are at the lower bound."""
+    case = changed(make_inputs(T=70, H=1, K=32, V=16, gate="bounded", l2norm=False), **SATURATED)
+    expected = trained("sm90", case)
+    for size in (2.0**60, 2.0**-60):
+        found = trained("sm90", dataclasses.replace(case, do=size * case.do, dht=size * case.dht))
+        assert all(torch.equal(found[name], size * expected[name]) for name in found if name.startswith("d"))
+
+
 def test_a_given_decay_of_minus_infinity_forgets():
     row = row_of(GIVEN)
     forgetting = changed(row.case, g=lambda x: x.index_fill(1, torch.tensor([20]), -torch.inf))
@@ -571,7 +602,7 @@ def test_kernels_built_ahead_of_time_are_those_of_calls_of_any_size(direction, w
     built = set(plan.recipes(problem(direction=direction, **words), host))
     for size in SIZES:
         p = problem(direction=direction, **words | size)
-        for saved in ("all",) if p.disable_recompute else ("nothing", "products"):
+        for saved in (Save.ALL,) if p.disable_recompute else (Save.NOTHING, Save.PRODUCTS):
             assert set(plan.plan(p, host, saved).kernels.values()) <= built
 
 

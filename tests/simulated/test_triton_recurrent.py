@@ -12,8 +12,8 @@ pytest.importorskip("triton", reason="needs triton")
 
 import kda
 from kda.backends.reference import launch as reference
-from kda.backends.triton import recurrent_launch, recurrent_plan
-from kda.backends.triton.plan import target_of
+from kda.backends.triton.decode import launch, plan
+from kda.backends.triton.targets import target_of
 from kda.checks import Call, problem_of
 from kda.compile import triton as door
 from kda.problem import Options, Problem
@@ -40,10 +40,10 @@ def compiled(function, recipe):
 
 @pytest.fixture(autouse=True)
 def kernels_built_here(monkeypatch):
-    recurrent_launch._prepared.cache_clear()
-    monkeypatch.setattr(recurrent_launch, "fetch", built_here)
+    launch._prepared.cache_clear()
+    monkeypatch.setattr(launch, "fetch", built_here)
     yield
-    recurrent_launch._prepared.cache_clear()
+    launch._prepared.cache_clear()
 
 
 # calls
@@ -90,7 +90,7 @@ def run(arch, p, x, **options):
     if p.inplace:
         x = x._replace(initial_state=x.initial_state.clone())
     with capture(arch=arch, **options) as session:
-        o, ht = recurrent_launch.recurrent(p, x)
+        o, ht = launch.recurrent(p, x)
     assert not session.findings, "\n".join(map(str, session.findings[:5]))
     assert len(session.launches) == 1 and (ht is None) == (p.inplace or not p.final_state)
     return o, x.initial_state if p.inplace else ht
@@ -170,7 +170,7 @@ CASES = {
 def test_it_is_the_definition(name):
     p, x = call(**CASES[name])
     if not p.N:
-        o, ht = recurrent_launch.recurrent(p, x)
+        o, ht = launch.recurrent(p, x)
         assert not o.any() and ht.shape == (0, p.HV, p.K, p.V)
         return
     check(p, x, run("sm90", p, x))
@@ -178,7 +178,7 @@ def test_it_is_the_definition(name):
 
 @pytest.mark.parametrize("arch,wide", [("sm80", 0), ("sm80", 1), ("sm90", 1), ("sm100", 0), ("sm100", 1)])
 def test_it_is_the_definition_on_every_arch_and_in_every_tile(arch, wide, monkeypatch):
-    monkeypatch.setattr(recurrent_launch, "config", lambda p, sms: recurrent_plan.configs(p)[wide])
+    monkeypatch.setattr(launch, "config", lambda p, sms: plan.configs(p)[wide])
     p, x = call(K=64, V=40, HV=4, gate="softplus", v_first=arch == "sm80")
     check(p, x, run(arch, p, x))
 
@@ -305,7 +305,7 @@ def test_a_pool_may_have_any_strides(layout):
     outside = memory.clone()
     view(outside).zero_()
     with capture(arch="sm90") as session:
-        o, _ = recurrent_launch.recurrent(p, x._replace(initial_state=view(memory)))
+        o, _ = launch.recurrent(p, x._replace(initial_state=view(memory)))
     assert not session.findings, "\n".join(map(str, session.findings[:5]))
     check(p, x, (o, view(memory)))
     assert same_bits(o, plain[0])
@@ -356,7 +356,7 @@ def test_a_sequence_longer_than_its_slots_drops_the_last_states():
 def test_offsets_out_of_range_touch_no_other_memory(offsets):
     p, x = call(padding=0)
     with capture(arch="sm90") as session:
-        recurrent_launch.recurrent(p, x._replace(cu_seqlens=torch.tensor(offsets)))
+        launch.recurrent(p, x._replace(cu_seqlens=torch.tensor(offsets)))
     assert {f.kind for f in session.findings} <= {"race-write-write"}    # two sequences may claim one token
 
 
@@ -393,7 +393,7 @@ def test_memory_is_read_in_whole_sectors():
     for v_first in (False, True):
         p, x = call(lengths=None, B=1, T=1, K=128, V=128, inplace=True, v_first=v_first)
         with capture(arch="sm90") as session:
-            recurrent_launch.recurrent(p, x._replace(initial_state=x.initial_state.clone()))
+            launch.recurrent(p, x._replace(initial_state=x.initial_state.clone()))
         bytes_of_states = x.initial_state.numel() * 4
         assert 32 * session.runs[0].counters["global_sectors"] < 1.25 * 2 * bytes_of_states
 
@@ -483,7 +483,7 @@ def broken(tmp_path, monkeypatch):
     """Plants a fault in the kernel's source."""
 
     def plant(old, new):
-        source = importlib.util.find_spec("kda.backends.triton.fwd.recurrent").origin
+        source = importlib.util.find_spec("kda.backends.triton.decode.kernel").origin
         with open(source) as file:
             text = file.read()
         assert text.count(old) >= 1, f"{old!r} is not in the kernel"
@@ -494,7 +494,7 @@ def broken(tmp_path, monkeypatch):
         spec = importlib.util.spec_from_file_location("kda.backends.triton.fwd.broken", tmp_path / "broken.py")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        monkeypatch.setattr(recurrent_launch, "fetch", functools.partial(compiled, module.recurrent))
+        monkeypatch.setattr(launch, "fetch", functools.partial(compiled, module.recurrent))
 
     return plant
 
@@ -532,37 +532,37 @@ def decode(N, HV=32, **words):
 
 
 def test_wide_tiles_are_for_calls_that_fill_the_chip():
-    narrow, wide = recurrent_plan.configs(decode(1))
+    narrow, wide = plan.configs(decode(1))
     assert narrow.BV == 8 and wide.BV == 16
-    assert [recurrent_plan.config(decode(N), 132) for N in (1, 2, 3, 256)] == [narrow, narrow, wide, wide]
-    assert recurrent_plan.grid(decode(2), narrow) == 2 * 32 * 16 and recurrent_plan.grid(decode(3), wide) == 3 * 32 * 8
+    assert [plan.config(decode(N), 132) for N in (1, 2, 3, 256)] == [narrow, narrow, wide, wide]
+    assert plan.grid(decode(2), narrow) == 2 * 32 * 16 and plan.grid(decode(3), wide) == 3 * 32 * 8
 
 
 def test_under_batch_invariant_the_other_sequences_choose_nothing():
-    assert {recurrent_plan.config(decode(N, batch_invariant=True), 132) for N in (1, 2, 3, 256)} == {
-        recurrent_plan.config(decode(1), 132)
+    assert {plan.config(decode(N, batch_invariant=True), 132) for N in (1, 2, 3, 256)} == {
+        plan.config(decode(1), 132)
     }
 
 
 @pytest.mark.parametrize("K,V", [(1, 1), (16, 7), (60, 100), (128, 128), (256, 8), (256, 512)])
 def test_a_program_holds_no_more_than_its_registers(K, V):
-    for c in recurrent_plan.configs(decode(4, K=K, V=V)):
-        assert c.BV * recurrent_plan.width(K) <= 64 * 32 * c.num_warps and c.BV < 2 * V
+    for c in plan.configs(decode(4, K=K, V=V)):
+        assert c.BV * plan.width(K) <= 64 * 32 * c.num_warps and c.BV < 2 * V
 
 
 def test_a_kernel_is_built_for_a_class_of_calls():
     """Never for B, T, N, H, HV, the size of a pool, or numbers."""
-    x = recurrent_plan.Tensors(slots="int32", order="kv")
-    c, target = recurrent_plan.configs(decode(1))[0], target_of(host_of("sm90"))
-    one = recurrent_plan.recipe(decode(1, slots=3, scale=0.5), x, c, target)
-    assert one == recurrent_plan.recipe(decode(7, HV=96, slots=900, scale=0.1), x, c, target)
-    assert one != recurrent_plan.recipe(decode(1, slots=3, V=64), x, c, target)
+    x = plan.Tensors(slots="int32", order="kv")
+    c, target = plan.configs(decode(1))[0], target_of(host_of("sm90"))
+    one = plan.recipe(decode(1, slots=3, scale=0.5), x, c, target)
+    assert one == plan.recipe(decode(7, HV=96, slots=900, scale=0.1), x, c, target)
+    assert one != plan.recipe(decode(1, slots=3, V=64), x, c, target)
 
 
 def test_kernels_built_ahead_of_time_are_those_that_calls_ask_for(monkeypatch):
     wanted = []
-    monkeypatch.setattr(recurrent_launch, "fetch", lambda recipe: wanted.append(recipe) or built_here(recipe))
+    monkeypatch.setattr(launch, "fetch", lambda recipe: wanted.append(recipe) or built_here(recipe))
     for name in ("a slot for each sequence", "accepted tokens", "int64 slots, states (V, K)", "left alone"):
         p, x = pool_call(**POOLS[name])
         run("sm90", p, x)
-        assert wanted[-1] in recurrent_plan.recipes(p, host_of("sm90"))
+        assert wanted[-1] in plan.recipes(p, host_of("sm90"))

@@ -445,11 +445,22 @@ def test_registers_used_between_two_wgmmas_need_a_fence():
 
 
 def test_the_setting_of_registers_may_slip_behind_the_fence():
-    """CuTe DSL's kernels have their zeros there: the compiler moves them."""
+    """CuTe DSL's kernels have their zeros there: the compiler moves them.  The manual forbids it."""
     zeros = "".join(f"mov.b32 %d{r}, 0;\n" for r in range(8))
-    got, result = run_chain(FENCE + zeros + step(0, "1") + step(1, "1") + COMMIT + WAIT)
+    late = FENCE + zeros + step(0, "1") + step(1, "1") + COMMIT + WAIT
+    got, result = run_chain(late)
     assert torch.equal(got, chain()[2])
+    assert not result.findings and {note.kind for note in result.notes} == {"wgmma-fence"}
+    assert kinds(run_chain(late, strict=True)[1]) == ["wgmma-fence"]
+    _, result = run_chain(FENCE + zeros + FENCE + step(0, "1") + step(1, "1") + COMMIT + WAIT, strict=True)
     assert not result.findings
+
+
+def test_registers_that_no_wgmma_has_had_need_a_fence_all_the_same():
+    """The first product's registers are fenced; the second one's, read before, are not."""
+    first, second = FENCE + step(0, "0") + "mov.b32 %r30, %e3;\n", step(1, "0", "e") + COMMIT + WAIT
+    assert kinds(run_chain(first + second, strict=True)[1]) == ["wgmma-fence"]
+    assert not run_chain(first + FENCE + second, strict=True)[1].findings
 
 
 def test_another_shape_on_the_same_accumulator_must_wait():

@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from kda.bundles import Outputs
+from kda.bundles import Outputs, Save, SegmentSummary
 from kda.compile.kernel import Kernel
 from kda.problem import Inputs, Problem
 
+from .arguments import Launch, Launched
 from .chunks import Chunks
-from .cute.arguments import Launch
-from .cute.configs import Launched
 from .tensors import chunks_of_a_row
 
 Tensor = torch.Tensor
@@ -25,6 +24,12 @@ def outputs(p: Problem, x: Inputs) -> Outputs:
     final_state = like.new_empty(p.N, p.HV, *state, dtype=torch.float32) if p.final_state else None
     h = like.new_empty(p.B, chunks_of_a_row(p, x), p.HV, *state) if p.intermediate_states else None
     return Outputs(like.new_empty(p.B, p.T, p.HV, p.V), final_state, h, None)
+
+
+def segment_summary(p: Problem, like: Tensor, segments: int) -> SegmentSummary:
+    """Memory for what chains and `compose` of the CuTe DSL pass on."""
+    M, added = (like.new_empty(segments, p.HV, p.K, n, dtype=torch.float32) for n in (p.K, p.V))
+    return SegmentSummary(M, added, transposed=True)
 
 
 def offsets_dtype(x: Inputs) -> str | None:
@@ -42,7 +47,7 @@ def launch_of(
 
 
 def forward_as_stage(
-    forward: Callable[..., Outputs], save: str, p: Problem, offsets: list[int] | None,
+    forward: Callable[..., Outputs], save: Save, p: Problem, offsets: list[int] | None,
     tensors: Mapping[str, Tensor | None],
 ) -> dict[str, Tensor | None]:
     """A forward in one piece, asked for all its results, on tensors as they lie in chunks: rows (NC, heads, C, D),

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kda.checks import offsets_after_waiting
+from kda.offsets import offsets_after_waiting
 from kda.problem import Inputs, Problem
 
 Tensor = torch.Tensor

@@ -17,5 +17,4 @@ CAPABILITY = Capability(
         ),
     ),
     stages=tuple(STAGES),
-    provers={"executed": "kda.verify.parity:prove_executed"},
 )

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import torch
 
+from kda import gates
 from kda.stages import LOG2_E, Stage
 
-from . import gates
 from .halving import decayed_products, decayed_products_bwd, decays, inverse
 from .ragged import Ragged
 

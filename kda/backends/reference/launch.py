@@ -11,12 +11,13 @@ from collections.abc import Iterator
 
 import torch
 
-from kda.bundles import SAVES, Grads, Outputs, Products, Saved, saved_dtypes, saved_shapes
-from kda.checks import offsets_after_waiting, wide_dtype
+from kda import gates
+from kda.bundles import Grads, Outputs, Products, Save, Saved, saved_dtypes, saved_shapes
+from kda.gates import wide_dtype
+from kda.offsets import offsets_after_waiting
 from kda.problem import Inputs, Problem
 from kda.stages import BACKWARD, FORWARD, find
 
-from . import gates
 from .chunked import Setup, run
 from .ragged import Ragged, Slab, ragged
 from .recurrent import steps
@@ -25,6 +26,10 @@ Tensor = torch.Tensor
 
 SAVED_ROWS = Saved._fields[:-2]              # those with a row a token; h and gc_last have one a chunk
 SLAB_ELEMENTS = 1 << 18                      # of one tensor of a slab: 1 MiB of float32
+
+
+def rounded_to(p: Problem) -> dict[str, str]:
+    return {}                                                                  # to float32, whatever comes
 
 
 def _table(p: Problem, x: Inputs, C: int) -> Ragged:
@@ -80,7 +85,7 @@ class _Walk:
         return env
 
 
-def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
+def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
     walk = _Walk(p, x)
     S = _states(p, x.initial_state, x.q)
     o, h = torch.zeros(p.B, p.T, p.HV, p.V, dtype=x.q.dtype, device=x.q.device), None
@@ -89,7 +94,7 @@ def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
         chunks = walk.table.NC if p.packed else -(-p.T // p.C)
         h = S.new_empty(p.B, chunks, p.HV, p.K, p.V, dtype=x.q.dtype)
         states = h.flatten(0, 1)
-    kept, saved = SAVES[save], {}
+    kept, saved = save.kind, {}
     if kept is not None:
         shapes = saved_shapes(p.B, p.T, p.N, p.HV, p.K, p.V, p.C, p.packed)
         dtypes = saved_dtypes(x.q.dtype, walk.dtype)

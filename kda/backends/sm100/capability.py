@@ -2,8 +2,6 @@
 
 from kda.capability import Capability, Rule
 
-OTHERWISE = "backend='triton' takes it"
-
 CAPABILITY = Capability(
     backend="sm100",
     rank=10,
@@ -16,7 +14,6 @@ CAPABILITY = Capability(
             "sm100.gpu",
             lambda p, h: h.cc in ((10, 0), (10, 3)),
             "needs a GPU of compute capability 10.0 or 10.3 (B200, GB200, B300, GB300), found {h}",
-            OTHERWISE,
         ),
         Rule(
             "sm100.installed",
@@ -28,33 +25,26 @@ CAPABILITY = Capability(
             "sm100.forward",
             lambda p, h: p.op == "chunk" and p.direction == "forward",
             "has chunk forwards only, asked for {p.op} {p.direction}",
-            OTHERWISE,
         ),
-        Rule("sm100.dtype", lambda p, h: p.dtype == "bfloat16", "needs bfloat16 q, k and v, got {p.dtype}", OTHERWISE),
-        Rule("sm100.head_dim", lambda p, h: p.K == p.V == 128, "needs K=V=128, got K={p.K} V={p.V}", OTHERWISE),
+        Rule("sm100.dtype", lambda p, h: p.dtype == "bfloat16", "needs bfloat16 q, k and v, got {p.dtype}"),
+        Rule("sm100.head_dim", lambda p, h: p.K == p.V == 128, "needs K=V=128, got K={p.K} V={p.V}"),
         Rule(
             "sm100.size",
             lambda p, h: p.N * p.HV < 2**31,
             "counts sequences and value heads in 32 bits, got {p.N} x {p.HV}",
-            OTHERWISE,
         ),
         Rule(
             "sm100.beta",
             lambda p, h: not p.beta_per_value,
-            "takes one beta for a token and value head",
-            OTHERWISE,
+            "accepts one beta per token and value head",
         ),
         Rule(
             "sm100.keeps",
             lambda p, h: not p.disable_recompute,
             "keeps no intermediates, which disable_recompute asks for",
-            "leave it out, or " + OTHERWISE,
+            "leave it out",
         ),
     ),
     stages=("fwd/gate+intra+wy+state+output only",),
     proof_dtypes=("bfloat16",),
-    provers={
-        "simulated": "kda.verify.simulated:prove_simulated",
-        "executed": "kda.verify.parity:prove_executed",
-    },
 )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from kda.bundles import Outputs
+from kda.bundles import Outputs, Save
 from kda.compile.errors import BuildError
 from kda.compile.fetching import fetch_here
 from kda.compile.kernel import Kernel
@@ -16,10 +16,10 @@ from kda.compile.target import Target
 from kda.host import detect
 from kda.problem import Inputs, Problem
 
-from ..common.cute.arguments import Launch
+from ..common.arguments import Launch
 from ..common.cute.configs import ROUNDED_TO
 from ..common.cute.tile import C
-from ..common.launcher import forward_as_stage, launch_of, offsets_dtype, outputs
+from ..common.launcher import forward_as_stage, launch_of, offsets_dtype, outputs, segment_summary
 from ..common.tensors import laid_out, on_its_device
 from .plan import Config, Plan, plan, recipe, target
 
@@ -61,8 +61,8 @@ def steps(p: Problem, cc: tuple[int, int], sms: int, offsets: str | None) -> Ste
 
 
 @on_its_device
-def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
-    if save != "nothing":
+def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
+    if save is not Save.NOTHING:
         raise BuildError(
             "chunk_kda: backend='sm100' has no kernels that keep intermediates. Leave out disable_recompute or backend."
         )
@@ -78,10 +78,11 @@ def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
     elif not at.compose:
         at.fused(**inputs, o=o, ht=ht, h=h)
     else:
-        response, segments = torch.empty_like(o), p.N * at.plan.segments
-        added, M, edge = q.new_empty(3, segments, p.HV, p.K, p.V, dtype=torch.float32)
-        at.fused(**inputs, o=o, response=response, ht=added, M=M)
-        at.compose(M=M, added=added, edge=edge, ht=ht)
+        response = torch.empty_like(o)
+        summary = segment_summary(p, q, p.N * at.plan.segments)
+        edge = torch.empty_like(summary.added)
+        at.fused(**inputs, o=o, response=response, ht=summary.added, M=summary.M)
+        at.compose(M=summary.M, added=summary.added, edge=edge, ht=ht)
         if at.join:
             at.join(response=response, edge=edge, o=o, cu_seqlens=offsets)
     return out
@@ -91,4 +92,4 @@ def stage(
     name: str, p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]
 ) -> dict[str, Tensor | None]:
     """The only one: the forward in one piece."""
-    return forward_as_stage(forward, "nothing", p, offsets, tensors)
+    return forward_as_stage(forward, Save.NOTHING, p, offsets, tensors)

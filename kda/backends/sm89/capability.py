@@ -7,7 +7,6 @@ GRID = 2**31 - 1                             # CTAs of a launch
 NARROWEST = 8                                # columns of the state in a CTA
 SLICE = 32                                   # channels of K in a CTA of a backward
 SHAPES = {(64, 64), (128, 128)}
-OTHERWISE = "backend='triton' takes it"
 
 
 def ctas(p) -> int:
@@ -22,13 +21,11 @@ CAPABILITY = Capability(
     rank=30,
     summary="float32 in CUDA C++ through NVRTC, compute capability 8.9 and up",
     archs=("sm89",),
-    portable=True,
     rules=(
         Rule(
             "sm89.gpu",
             lambda p, h: h.cc is not None and h.cc >= (8, 9),
             "needs an NVIDIA GPU of compute capability 8.9 or more, found {h}",
-            OTHERWISE,
         ),
         Rule(
             "sm89.installed",
@@ -40,20 +37,18 @@ CAPABILITY = Capability(
             "sm89.chunks",
             lambda p, h: p.op == "chunk",
             "works in chunks, asked for {p.op} {p.direction}",
-            OTHERWISE,
         ),
         Rule(
             "sm89.dtype",
             lambda p, h: p.dtype == p.g_dtype == p.beta_dtype == "float32" and p.state_dtype in (None, "float32"),
             "needs float32 q, k, v, g, beta and states, got {p.dtype}, g {p.g_dtype}, beta {p.beta_dtype}, "
             "states {p.state_dtype}",
-            "cast them, or " + OTHERWISE,
+            "cast them",
         ),
         Rule(
             "sm89.head_dim",
             lambda p, h: (p.K, p.V) in SHAPES and p.C in (32, 64),
             "needs K=V=64 or K=V=128 and chunks of 32 or 64, got K={p.K} V={p.V} and chunks of {p.C}",
-            OTHERWISE,
         ),
         Rule(
             "sm89.size",
@@ -61,24 +56,19 @@ CAPABILITY = Capability(
             f"launches up to {GRID:,} CTAs: one for each chunk and value head, in a backward for each {SLICE} channels "
             f"of them, and one for each {NARROWEST} columns of the state of each sequence and value head; "
             "got T={p.T} in {p.B} rows, {p.N} sequences, {p.HV} value heads",
-            "split the batch, or " + OTHERWISE,
+            "split the batch",
         ),
         Rule(
             "sm89.beta",
             lambda p, h: not p.beta_per_value,
-            "takes one beta for a token and value head",
-            OTHERWISE,
+            "accepts one beta per token and value head",
         ),
         Rule(
             "sm89.keeps",
             lambda p, h: not p.disable_recompute,
-            "keeps of intermediates A_qk and A_inv, not all that disable_recompute asks for",
-            "leave it out, or " + OTHERWISE,
+            "keeps A_qk and A_inv, not all intermediates that disable_recompute asks for",
+            "leave it out",
         ),
     ),
     stages=("fwd/gate+intra+wy", "fwd/state+output", "bwd/output+state", "bwd/wy+intra+gate"),
-    provers={
-        "simulated": "kda.verify.simulated:prove_simulated",
-        "executed": "kda.verify.parity:prove_executed",
-    },
 )

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from kda.bundles import Grads, Outputs, Products
+from kda.bundles import Grads, Outputs, Products, Save
 from kda.compile.errors import BuildError
 from kda.compile.fetching import fetch_here
-from kda.compile.kernel import Bound, Kernel
+from kda.compile.kernel import Kernel
 from kda.host import Host, detect
 from kda.problem import Inputs, Problem
 
+from ..common.arguments import Launch
 from ..common.chunks import Chunks
-from ..common.tensors import aligned, chunks_of_a_row, laid_out, on_its_device
+from ..common.launcher import offsets_dtype, outputs
+from ..common.tensors import aligned, laid_out, on_its_device
 from .configs import SLICE, Config
 from .plan import BACKWARD, FORWARD, WITHIN, Plan, check_memory, plan, recipe, sizes
 
 Tensor = torch.Tensor
+Tensors = Mapping[str, Tensor | None]
+
+
+def rounded_to(p: Problem) -> dict[str, str]:
+    return {}                                                                  # all is float32
 
 
 @functools.cache
@@ -30,38 +37,35 @@ def kernel(config: Config) -> Kernel:
 
 
 class Steps:
-    """What launches the kernels of a call: each called with tensors, by name; nothing where it has nothing to do."""
+    """A plan, and what launches its kernels: called with a kernel's name and its tensors; nothing happens where that
+    kernel has nothing to do."""
 
-    def __init__(self, plan: Plan, bound: dict[str, Bound]):
-        self.plan, self.bound = plan, bound
+    def __init__(self, plan: Plan, launches: dict[str, Launch]):
+        self.plan, self.launches = plan, launches
 
-    def __call__(self, name: str, *tensors: Tensor | None) -> None:
-        if name in self.bound:
-            self.bound[name](*tensors)
+    def __call__(self, name: str, **tensors: Tensor | None) -> None:
+        if name in self.launches:
+            self.launches[name](**tensors)
 
 
 @functools.lru_cache(maxsize=1024)
-def steps(p: Problem, host: Host, offsets: torch.dtype | None, keep: int) -> Steps:
-    """For `cu_seqlens` of dtype `offsets`; `keep` as in PrepareConfig."""
-    pl = plan(p, host.sms, str(offsets).removeprefix("torch.") if p.packed else None, keep)
+def steps(p: Problem, host: Host, offsets: str | None, save: Save) -> Steps:
+    """For `cu_seqlens` of dtype `offsets`; `save`: by this forward, or by that of this backward."""
+    pl = plan(p, host.sms, offsets, save)
     numbers = {
-        "tables": "N", "prepare": "T N chunks H HV scale lower_bound", "chain": "T chunks HV scale",
-        "chain_bwd": "T chunks HV scale", "wy_bwd": "T N chunks HV scale",
-        "intra_bwd": "T tokens N chunks H HV scale lower_bound", "norms_bwd": "tokens N H HV", "sum_chunks": "N all HV",
-    }  # fmt: skip
-    known = {
         "T": p.T, "N": p.N, "H": p.H, "HV": p.HV, "scale": p.scale, "lower_bound": p.lower_bound or 0.0,
-        "chunks": pl.chunks, "tokens": p.B * p.T, "all": p.B * pl.chunks,
+        "chunks": pl.chunks, "tokens": p.B * p.T,
     }  # fmt: skip
     for config, _ in pl.steps.values():
         check_memory(config, host)
     with ThreadPoolExecutor() as threads:  # NVRTC builds what is missing side by side
         kernels = dict(zip(pl.steps, threads.map(kernel, [config for config, _ in pl.steps.values()])))
-    bound = {}
-    for name, (config, grid) in pl.steps.items():
-        given = [known[word] for word in numbers[name].split()]
-        bound[name] = kernels[name].bound(grid, *given, block=config.threads, dynamic_shared=config.shared)
-    return Steps(pl, bound)
+    launches = {}
+    for name, (config, ctas) in pl.steps.items():
+        own = numbers | ({"chunks": p.B * pl.chunks} if name == "sum_chunks" else {})
+        given = {number: own[number] for number in config.arguments.numbers()}
+        launches[name] = config.bound(kernels[name], (ctas, 1, 1), **given)
+    return Steps(pl, launches)
 
 
 def workspace(p: Problem, tiles: int, names: tuple[str, ...], device: torch.device) -> dict[str, Tensor]:
@@ -71,56 +75,63 @@ def workspace(p: Problem, tiles: int, names: tuple[str, ...], device: torch.devi
     return dict(zip(names, memory.split(list(of.values()))))
 
 
-def located(at: Steps, p: Problem, cu_seqlens: Tensor | None, device: torch.device) -> list[Tensor | None]:
-    """cu_seqlens on the GPU, and the first chunk of each sequence, counted there."""
+def located(at: Steps, p: Problem, cu_seqlens: Tensor | None, device: torch.device) -> dict[str, Tensor]:
+    """cu_seqlens on the GPU, and the first chunk of each sequence, counted there; nothing if there are none."""
     if not p.packed:
-        return [None, None]
-    offsets = cu_seqlens.to(device, non_blocking=True).contiguous()
-    first_chunk = torch.empty(p.N + 1, dtype=torch.int64, device=device)
-    at("tables", offsets, first_chunk)
-    return [offsets, first_chunk]
+        return {}
+    where = {
+        "cu_seqlens": cu_seqlens.to(device, non_blocking=True).contiguous(),
+        "first_chunk": torch.empty(p.N + 1, dtype=torch.int64, device=device),
+    }
+    at("tables", **where)
+    return where
+
+
+INPUTS = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "h0")
+
+
+def taking(given: Tensors, *names: str) -> dict[str, Tensor | None]:
+    return {name: given[name] for name in names}
 
 
 @on_its_device
-def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
-    if save == "all":
+def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
+    if save is Save.ALL:
         raise BuildError(
             "chunk_kda: backend='sm89' has no kernels that keep all intermediates. Leave out disable_recompute or "
             "backend."
         )
-    keep = save == "products"
-    at = steps(p, detect(p.device), x.cu_seqlens.dtype if p.packed else None, int(keep))
-    *inputs, h0 = laid_out(x)
-    q, ht, h = inputs[0], None, None
-    o, states = q.new_empty(p.B, p.T, p.HV, p.V), (p.N, p.HV, p.V, p.K) if p.state_v_first else (p.N, p.HV, p.K, p.V)
-    if p.final_state:
-        ht = q.new_empty(states)
-    if p.intermediate_states:
-        h = q.new_empty(p.B, chunks_of_a_row(p, x), *states[1:])
-    kept = [q.new_empty(p.B * p.T, p.HV, p.C) if keep else None for _ in Products._fields]
+    at = steps(p, detect(p.device), offsets_dtype(x), save)
+    inputs = dict(zip(INPUTS, laid_out(x)))
+    h0, q, saved, products = inputs.pop("h0"), inputs["q"], None, {}
+    o, ht, h, _ = outputs(p, x)
+    if save is Save.PRODUCTS:
+        saved = Products(*(q.new_empty(p.B * p.T, p.HV, p.C) for _ in Products._fields))
+        products = {"saved_" + name: made for name, made in saved._asdict().items()}
     where = located(at, p, x.cu_seqlens, q.device)
-    room = list(workspace(p, at.plan.tiles, FORWARD, q.device).values())
-    at("prepare", *inputs, *where, *room, *kept, o, None, None, None, None)
-    at("chain", *room, h0, *where, o, None, h, ht)
-    return Outputs(o, ht, h, Products(*kept) if keep else None)
+    room = workspace(p, at.plan.tiles, FORWARD, q.device)
+    at("prepare", **inputs, **where, **room, **products, o=o)
+    at("chain", **room, **where, h0=h0, o=o, h=h, ht=ht)
+    return Outputs(o, ht, h, saved)
 
 
 @on_its_device
 def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Products | None = None) -> Grads:
-    """A_qk and A_inv are taken where they were kept; the rest is made again."""
-    kept = [aligned(each) for each in saved] if isinstance(saved, Products) else [None, None]
-    at = steps(p, detect(p.device), x.cu_seqlens.dtype if p.packed else None, 2 if kept[0] is None else 3)
-    *inputs, h0 = laid_out(x)
+    """A_qk and A_inv are read where they were saved; the rest is made again."""
+    saved = saved if isinstance(saved, Products) else None
+    at = steps(p, detect(p.device), offsets_dtype(x), Save.of(saved))
+    inputs = dict(zip(INPUTS, laid_out(x)))
+    h0 = inputs.pop("h0")
     where = located(at, p, x.cu_seqlens, x.q.device)
     do, dht = aligned(do, torch.float32), aligned(dht, torch.float32)
-    room, within = _prepared_for_backward(at, p, inputs, where, kept)
+    room, within = _prepared_for_backward(at, p, inputs, where, saved)
     states = (at.plan.tiles * p.K * p.V,)
     h, v_new = do.new_empty(states), torch.empty_like(do)
-    at("chain", *(room[n] for n in FORWARD), h0, *where, None, v_new, h, None)
+    at("chain", **taking(room, *FORWARD), **where, h0=h0, v_new=v_new, h=h)
     dh, dv_new, dh0 = do.new_empty(states), torch.empty_like(do), None if h0 is None else torch.empty_like(h0)
-    _chain_bwd(at, room, do, dht, where, dv_new, dh, dh0)
+    _chain_bwd(at, room, where, d_o=do, dht=dht, dv_new=dv_new, dh=dh, dh0=dh0)
     del room                                                                   # makes place for what comes
-    grads = _within_chunks(at, p, inputs, where, do, within, h, dh, v_new, dv_new, dh0)
+    grads = _within_chunks(at, p, inputs, where, within, do=do, h=h, dh=dh, v_new=v_new, dv_new=dv_new, dh0=dh0)
     dA_log, ddt_bias = (
         None if t is None else grad.to(t.dtype) for grad, t in ((grads.dA_log, x.A_log), (grads.ddt_bias, x.dt_bias))
     )
@@ -128,37 +139,47 @@ def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Produ
 
 
 def _prepared_for_backward(
-    at: Steps, p: Problem, inputs: list[Tensor | None], where: list, kept: Sequence[Tensor | None] = (None, None)
+    at: Steps, p: Problem, inputs: Tensors, where: Tensors, saved: Products | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """What the chains read, and what is wanted to the end."""
-    room, within = (workspace(p, at.plan.tiles, names, inputs[0].device) for names in (BACKWARD, WITHIN))
-    at("prepare", *inputs, *where, *(room[n] for n in FORWARD), *kept, None, room["w_t"], room["kg"],
-       *within.values())  # fmt: skip
+    room, within = (workspace(p, at.plan.tiles, names, inputs["q"].device) for names in (BACKWARD, WITHIN))
+    products = {} if saved is None else {"saved_" + name: aligned(made) for name, made in saved._asdict().items()}
+    at("prepare", **inputs, **where, **room, **products, **within)
     return room, within
 
 
-def _chain_bwd(at: Steps, room: Mapping[str, Tensor], do: Tensor, dht: Tensor | None, where: list, *out: Tensor | None):
-    at("chain_bwd", *(room[n] for n in ("A_qk", "qg", "kg", "w_t", "gc_last")), do, dht, *where, *out)
+def _chain_bwd(at: Steps, room: Tensors, where: Tensors, **others: Tensor | None) -> None:
+    """`prepare` wrote A_qk and qg transposed, for a backward."""
+    at("chain_bwd", A_qk_t=room["A_qk"], qg_t=room["qg"], **taking(room, "kg", "w_t", "gc_last"), **where, **others)
 
 
 def _within_chunks(
-    at: Steps, p: Problem, inputs: list[Tensor | None], where: list, do: Tensor,
-    within: Mapping[str, Tensor], h: Tensor, dh: Tensor, v_new: Tensor, dv_new: Tensor, dh0: Tensor | None,
+    at: Steps, p: Problem, inputs: Tensors, where: Tensors, within: Tensors, *, do: Tensor, h: Tensor, dh: Tensor,
+    v_new: Tensor, dv_new: Tensor, dh0: Tensor | None,
 ) -> Grads:  # fmt: skip
-    q, k, v, g, beta, A_log, dt_bias = inputs
+    q, k, v, g, beta = taking(inputs, "q", "k", "v", "g", "beta").values()
     tokens, tiles = p.B * p.T, at.plan.tiles
     P, dv, db = torch.empty_like(v), torch.empty_like(v), v.new_empty(1 + p.K // SLICE, tokens, p.HV)
     dA_qk, dA_kk = (v.new_empty(tiles, p.C, p.C) for _ in range(2))
-    rows = within["of_rows"]
-    at("wy_bwd", v, within["A_inv"], rows, v_new, dv_new, do, *where, P, dv, dA_qk, dA_kk, db)
+    made = dict(P=P, dA_qk=dA_qk, dA_kk=dA_kk, db=db)
+    at("wy_bwd", v=v, **within, v_new=v_new, dv_new=dv_new, d_o=do, **where, **made, dv=dv)
     dqn, dkn, dg = (torch.empty_like(g) for _ in range(3))
     of_A_log, of_dt_bias = (v.new_empty(tiles, p.K) if there else None for there in (p.A_log, p.dt_bias))
-    at("intra_bwd", q, k, g, A_log, dt_bias, rows, h, dh, v_new, do, P, dA_qk, dA_kk, *where, dqn, dkn, dg, db,
-       of_A_log, of_dt_bias)  # fmt: skip
+    at(
+        "intra_bwd", **taking(inputs, "q", "k", "g", "A_log", "dt_bias"), of_rows=within["of_rows"], h=h, dh=dh,
+        v_new=v_new, d_o=do, **where, **made, dqn=dqn, dkn=dkn, dg=dg, of_A_log=of_A_log, of_dt_bias=of_dt_bias,
+    )  # fmt: skip
     dq, dk, dbeta = torch.empty_like(q), torch.empty_like(k), torch.empty_like(beta)
-    at("norms_bwd", q, k, beta, dqn, dkn, db, where[0], dq, dk, dbeta)
-    dA_log, ddt_bias = (None if given is None else torch.empty_like(given) for given in (A_log, dt_bias))
-    at("sum_chunks", of_A_log, of_dt_bias, where[1], dA_log, ddt_bias)
+    at(
+        "norms_bwd", q=q, k=k, beta=beta, dqn=dqn, dkn=dkn, db=db, cu_seqlens=where.get("cu_seqlens"), dq=dq, dk=dk,
+        dbeta=dbeta,
+    )  # fmt: skip
+    of_parameters = (inputs["A_log"], inputs["dt_bias"])
+    dA_log, ddt_bias = (None if given is None else torch.empty_like(given) for given in of_parameters)
+    at(
+        "sum_chunks", of_A_log=of_A_log, of_dt_bias=of_dt_bias, first_chunk=where.get("first_chunk"), dA_log=dA_log,
+        ddt_bias=ddt_bias,
+    )  # fmt: skip
     return Grads(dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dh0)
 
 
@@ -166,7 +187,7 @@ def _within_chunks(
 
 
 def stage(
-    name: str, p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]
+    name: str, p: Problem, offsets: list[int] | None, tensors: Tensors
 ) -> dict[str, Tensor | None]:
     """A run of stages on tensors as they lie in chunks: rows (NC, HV, C, D), states (NC or N, HV, K, V)."""
     p = dataclasses.replace(
@@ -176,56 +197,57 @@ def stage(
     device = next(x.device for x in tensors.values() if x is not None)
     run = {"fwd/gate+intra+wy": _prepare, "fwd/state+output": _chain, "bwd/output+state": _state_bwd,
            "bwd/wy+intra+gate": _wy_bwd}[name]  # fmt: skip
-    at = steps(p, detect(p.device), torch.int64 if p.packed else None, 1 if name.startswith("fwd") else 2)
+    save = Save.PRODUCTS if p.direction == "forward" else Save.NOTHING
+    at = steps(p, detect(p.device), "int64" if p.packed else None, save)
     cu_seqlens = None if offsets is None else torch.tensor(offsets, device=device)
     return run(at, p, Chunks(p, offsets, device), located(at, p, cu_seqlens, device), tensors)
 
 
-def _inputs(table: Chunks, tensors: Mapping[str, Tensor | None]) -> list[Tensor | None]:
-    rows = [table.rows(tensors[n]) for n in ("q", "k", "v", "g", "beta")]
-    return rows + [None if tensors[n] is None else aligned(tensors[n].flatten()) for n in ("A_log", "dt_bias")]
+def _inputs(table: Chunks, tensors: Tensors) -> dict[str, Tensor | None]:
+    rows = {n: table.rows(tensors[n]) for n in ("q", "k", "v", "g", "beta")}
+    return rows | {n: None if tensors[n] is None else aligned(tensors[n].flatten()) for n in ("A_log", "dt_bias")}
 
 
 def _tiles(x: Tensor, table: Chunks, p: Problem, *shape: int) -> Tensor:
     return x[: table.NC * p.HV * shape[0] * shape[1]].view(table.NC, p.HV, *shape)
 
 
-def _prepare(at: Steps, p: Problem, table: Chunks, where: list, tensors: Mapping[str, Tensor | None]) -> dict:
+def _prepare(at: Steps, p: Problem, table: Chunks, where: Tensors, tensors: Tensors) -> dict[str, Tensor]:
     inputs = _inputs(table, tensors)
     room = workspace(p, at.plan.tiles, FORWARD, table.at.device)
-    kept = [inputs[0].new_zeros(p.B * p.T, p.HV, p.C) for _ in range(2)]
-    at("prepare", *inputs, *where, *room.values(), *kept, None, None, None, None, None)
+    saved = Products(*(inputs["q"].new_zeros(p.B * p.T, p.HV, p.C) for _ in Products._fields))
+    at("prepare", **inputs, **where, **room, saved_A_qk=saved.A_qk, saved_A_inv=saved.A_inv)
     shapes = {"w": (p.C, p.K), "qg": (p.C, p.K), "u": (p.C, p.V), "gc_last": (1, p.K), "kg_t": (p.K, p.C)}
     found = {name: _tiles(room[name], table, p, *shape) for name, shape in shapes.items()}
-    return found | {"kg": found["kg_t"].mT, "A_qk": table.chunks(kept[0]), "A_inv": table.chunks(kept[1])}
+    return found | {"kg": found["kg_t"].mT, **{name: table.chunks(x) for name, x in saved._asdict().items()}}
 
 
-def _chain(at: Steps, p: Problem, table: Chunks, where: list, tensors: Mapping[str, Tensor | None]) -> dict:
-    given = [aligned(tensors[n].mT if n == "kg" else tensors[n]) for n in ("w", "qg", "kg", "u", "A_qk", "gc_last")]
-    h0 = aligned(tensors["h0"])
-    o, v_new = (h0.new_zeros(p.B * p.T, p.HV, p.V) for _ in range(2))
-    h, ht = h0.new_empty(table.NC, p.HV, p.K, p.V), torch.empty_like(h0)
-    at("chain", *given, h0, *where, o, v_new, h, ht)
+def _chain(at: Steps, p: Problem, table: Chunks, where: Tensors, tensors: Tensors) -> dict[str, Tensor]:
+    given = {n: aligned(tensors[n]) for n in ("w", "qg", "u", "A_qk", "gc_last", "h0")}
+    o, v_new = (given["h0"].new_zeros(p.B * p.T, p.HV, p.V) for _ in range(2))
+    h, ht = o.new_empty(table.NC, p.HV, p.K, p.V), torch.empty_like(given["h0"])
+    at("chain", **given, kg_t=aligned(tensors["kg"].mT), **where, o=o, v_new=v_new, h=h, ht=ht)
     return {"h": h, "v_new": table.chunks(v_new), "ht": ht, "o": table.chunks(o)}
 
 
-def _state_bwd(at: Steps, p: Problem, table: Chunks, where: list, tensors: Mapping[str, Tensor | None]) -> dict:
+def _state_bwd(at: Steps, p: Problem, table: Chunks, where: Tensors, tensors: Tensors) -> dict[str, Tensor]:
     given = {n: aligned(tensors[n].mT) for n in ("A_qk", "qg")}
     given |= {"w_t": aligned(tensors["w"].mT), "kg": aligned(tensors["kg"]), "gc_last": aligned(tensors["gc_last"])}
     do, dht = table.rows(tensors["do"]), aligned(tensors["dht"])
     dv_new, dh, dh0 = torch.zeros_like(do), do.new_empty(table.NC, p.HV, p.K, p.V), torch.empty_like(dht)
-    _chain_bwd(at, given, do, dht, where, dv_new, dh, dh0)
+    _chain_bwd(at, given, where, d_o=do, dht=dht, dv_new=dv_new, dh=dh, dh0=dh0)
     return {"dh": dh, "dv_new": table.chunks(dv_new), "dh0": dh0}
 
 
-def _wy_bwd(at: Steps, p: Problem, table: Chunks, where: list, tensors: Mapping[str, Tensor | None]) -> dict:
+def _wy_bwd(at: Steps, p: Problem, table: Chunks, where: Tensors, tensors: Tensors) -> dict[str, Tensor | None]:
     inputs = _inputs(table, tensors)
     _, within = _prepared_for_backward(at, p, inputs, where)
-    within["A_inv"], *states = (aligned(tensors[n]) for n in ("A_inv", "h", "dh"))
-    do, v_new, dv_new = (table.rows(tensors[n]) for n in ("do", "v_new", "dv_new"))
-    grads = _within_chunks(at, p, inputs, where, do, within, *states, v_new, dv_new, None)._asdict()
+    within |= {"A_inv": aligned(tensors["A_inv"])}
+    states = {n: aligned(tensors[n]) for n in ("h", "dh")}
+    rows = {n: table.rows(tensors[n]) for n in ("do", "v_new", "dv_new")}
+    grads = _within_chunks(at, p, inputs, where, within, **states, **rows, dh0=None)._asdict()
     found = {n: table.chunks(grads[n].view(p.B * p.T, *x.shape[1:])) for n, x in zip(
-        ("dq", "dk", "dv", "dg"), inputs)}  # fmt: skip
+        ("dq", "dk", "dv", "dg"), inputs.values())}  # fmt: skip
     found["dbeta"] = table.chunks(grads["dbeta"].view(p.B * p.T, p.HV, 1))
     bias = grads["ddt_bias"]
     return found | {"dA_log": grads["dA_log"], "ddt_bias": None if bias is None else bias.view(p.HV, p.K)}

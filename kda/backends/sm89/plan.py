@@ -7,7 +7,7 @@ import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
-from kda.bundles import chunk_bound
+from kda.bundles import Save, chunk_bound
 from kda.compile import nvrtc
 from kda.compile.errors import BuildError
 from kda.compile.target import parse
@@ -15,6 +15,7 @@ from kda.host import Host
 from kda.problem import Problem
 
 from .configs import (
+    OFFSETS,
     SLICE,
     SMALLEST,
     ChainBwdConfig,
@@ -29,7 +30,6 @@ from .configs import (
 )
 
 TARGET = parse("sm89")                       # the PTX of it runs on every later GPU
-OFFSETS = {"int32": 32, "int64": 64}         # dtypes of cu_seqlens
 COLUMNS = (32, 16, 8)                        # of a state in a CTA: the first that leaves few SMs idle
 WIDEST_BACK = 16                             # in a backward: more would not fit
 BUSY = 0.75                                  # of all SMs
@@ -47,25 +47,24 @@ class Plan:
     __hash__ = None                          # type: ignore[assignment]
 
 
-def plan(p: Problem, sms: int, offsets: str | None, keep: int = 0) -> Plan:
-    """`offsets`: dtype of cu_seqlens; `keep` as in PrepareConfig: 2 or 3 for a backward."""
-    packed = OFFSETS[offsets] if p.packed else 0
-    chunks, states = chunk_bound(p.B, p.T, p.N, p.C, p.packed), p.N * p.HV
+def plan(p: Problem, sms: int, offsets: str | None, save: Save = Save.NOTHING) -> Plan:
+    """`offsets`: dtype of cu_seqlens; `save`: by this forward, or by that of this backward."""
+    chunks, states, backward = chunk_bound(p.B, p.T, p.N, p.C, p.packed), p.N * p.HV, p.direction == "backward"
     places = (chunks + p.packed) * p.HV                                        # one may be needed for tokens of nobody
-    chain = chain_config(p, columns(p, sms), packed, output=keep < 2)
-    steps = {"prepare": (prepare_config(p, packed, keep), places), "chain": (chain, states * chain.parts)}
-    if packed:
-        steps["tables"] = TablesConfig(p.C, packed), 1
-    if keep >= 2:
-        back = ChainBwdConfig(p.K, p.V, p.C, min(chain.columns, WIDEST_BACK), packed, p.state_v_first)
+    chain = chain_config(p, columns(p, sms), offsets, output=not backward)
+    steps = {"prepare": (prepare_config(p, offsets, save), places), "chain": (chain, states * chain.parts)}
+    if offsets:
+        steps["tables"] = TablesConfig(p.C, offsets), 1
+    if backward:
+        back = ChainBwdConfig(p.K, p.V, p.C, min(chain.columns, WIDEST_BACK), offsets, p.state_v_first)
         steps |= {
             "chain_bwd": (back, states * back.parts),
-            "wy_bwd": (WyConfig(p.V, p.C, packed), places),
-            "intra_bwd": (IntraConfig(p.K, p.V, p.C, p.gate, p.A_log, p.dt_bias, packed), places * (p.K // SLICE)),
-            "norms_bwd": (NormsConfig(p.K, p.qk_l2norm, p.beta, packed), -(-p.B * p.T * p.H // 8)),
+            "wy_bwd": (WyConfig(p.V, p.C, offsets), places),
+            "intra_bwd": (IntraConfig(p.K, p.V, p.C, p.gate, p.A_log, p.dt_bias, offsets), places * (p.K // SLICE)),
+            "norms_bwd": (NormsConfig(p.K, p.qk_l2norm, p.beta, offsets), -(-p.B * p.T * p.H // 8)),
         }  # fmt: skip
         if p.A_log or p.dt_bias:
-            steps["sum_chunks"] = SumsConfig(p.K, p.A_log, p.dt_bias, packed), p.HV
+            steps["sum_chunks"] = SumsConfig(p.K, p.A_log, p.dt_bias, offsets), p.HV
     return Plan(-(-p.T // p.C), chunks * p.HV, {name: step for name, step in steps.items() if step[1]})
 
 
@@ -74,13 +73,16 @@ def columns(p: Problem, sms: int) -> int:
     return next((c for c in COLUMNS if states // c >= BUSY * sms), COLUMNS[-1])
 
 
-def prepare_config(p: Problem, packed: int, keep: int = 0) -> PrepareConfig:
-    return PrepareConfig(p.K, p.V, p.C, p.gate, p.qk_l2norm, p.A_log, p.dt_bias, p.beta, packed, keep)
+def prepare_config(p: Problem, offsets: str | None, save: Save = Save.NOTHING) -> PrepareConfig:
+    backward = p.direction == "backward"
+    return PrepareConfig(
+        p.K, p.V, p.C, p.gate, p.qk_l2norm, p.A_log, p.dt_bias, p.beta, offsets, save, backward
+    )
 
 
-def chain_config(p: Problem, columns: int, packed: int, output: bool = True) -> ChainConfig:
+def chain_config(p: Problem, columns: int, offsets: str | None, output: bool = True) -> ChainConfig:
     """Without `output`, for a backward, whose kept states are (K, V) and initial ones as they come."""
-    return ChainConfig(p.K, p.V, p.C, columns, packed, p.state_v_first, output)
+    return ChainConfig(p.K, p.V, p.C, columns, offsets, p.state_v_first, output)
 
 
 def source_of(config: Config) -> nvrtc.Source:
@@ -96,10 +98,10 @@ def recipes(p: Problem, host: Host) -> list[nvrtc.Recipe]:
     """All kernels that a call of this class can want, whatever B, T, N and the number of heads."""
     small = dataclasses.replace(p, B=1, T=1, N=1, H=1, HV=1)
     found = {}
-    for offsets, c in itertools.product(OFFSETS if p.packed else (None,), COLUMNS):
-        for keep in (2, 3) if p.direction == "backward" else (0, 1):
+    for offsets, c in itertools.product(filter(None, OFFSETS) if p.packed else (None,), COLUMNS):
+        for save in (Save.NOTHING, Save.PRODUCTS):
             sms = int(p.V / c / BUSY)                                          # that take c columns of one state
-            found |= {config: None for config, _ in plan(small, sms, offsets, keep).steps.values()}
+            found |= {config: None for config, _ in plan(small, sms, offsets, save).steps.values()}
     return [recipe(config) for config in found]
 
 

@@ -3,7 +3,6 @@
 from kda.capability import Capability, Rule
 
 LIMIT = 65535                                # of a grid in y and z
-OTHERWISE = "backend='triton' takes it"
 
 CAPABILITY = Capability(
     backend="sm90",
@@ -16,7 +15,6 @@ CAPABILITY = Capability(
             "sm90.gpu",
             lambda p, h: h.cc == (9, 0),
             "needs a GPU of compute capability 9.0 (H100, H200, H20), found {h}",
-            OTHERWISE,
         ),
         Rule(
             "sm90.installed",
@@ -28,38 +26,31 @@ CAPABILITY = Capability(
             "sm90.forward",
             lambda p, h: p.op == "chunk" and p.direction == "forward",
             "has chunk forwards only, asked for {p.op} {p.direction}",
-            OTHERWISE,
         ),
-        Rule("sm90.dtype", lambda p, h: p.dtype == "bfloat16", "needs bfloat16 q, k and v, got {p.dtype}", OTHERWISE),
+        Rule("sm90.dtype", lambda p, h: p.dtype == "bfloat16", "needs bfloat16 q, k and v, got {p.dtype}"),
         Rule(
             "sm90.head_dim",
             lambda p, h: p.K in (64, 128) and p.V in (64, 128),
             "needs K and V of 64 or 128, got K={p.K} V={p.V}",
-            OTHERWISE,
         ),
         Rule(
             "sm90.size",
             lambda p, h: max(p.HV, p.N) <= LIMIT and (p.packed or p.T <= 32 * LIMIT),
-            "takes up to 65,535 value heads and sequences, and 2,097,120 tokens in a row of a batch",
-            "pass one long sequence with cu_seqlens, or " + OTHERWISE,
+            "accepts up to 65,535 value heads and sequences, and 2,097,120 tokens per row of a batch",
+            "pass one long sequence with cu_seqlens",
         ),
         Rule(
             "sm90.beta",
             lambda p, h: not p.beta_per_value,
-            "takes one beta for a token and value head",
-            OTHERWISE,
+            "accepts one beta per token and value head",
         ),
         Rule(
             "sm90.keeps",
             lambda p, h: not p.disable_recompute,
-            "keeps of intermediates A_qk and A_inv, not all that disable_recompute asks for",
-            "leave it out, or " + OTHERWISE,
+            "keeps A_qk and A_inv, not all intermediates that disable_recompute asks for",
+            "leave it out",
         ),
     ),
     stages=("fwd/gate+intra+wy+state+output",),
     proof_dtypes=("bfloat16",),
-    provers={
-        "simulated": "kda.verify.simulated:prove_simulated",
-        "executed": "kda.verify.parity:prove_executed",
-    },
 )

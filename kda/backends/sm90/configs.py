@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 
-from ..common.cute.arguments import Arguments, number, tensor
-from ..common.cute.configs import ChunkConfig, Launched
+from ..common.arguments import Arguments, Launched, number, tensor
+from ..common.cute.configs import ChunkConfig
 from ..common.cute.fields import Struct, array, several
 from ..common.cute.tile import PITCH_A, PITCH_INVERSE, WARPS, C
 

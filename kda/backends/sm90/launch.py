@@ -8,17 +8,17 @@ from typing import NamedTuple
 
 import torch
 
-from kda.bundles import Outputs, Products
+from kda.bundles import Outputs, Products, Save
 from kda.compile.errors import BuildError
 from kda.compile.fetching import fetch_here
 from kda.compile.kernel import Kernel
 from kda.host import detect
 from kda.problem import Inputs, Problem
 
-from ..common.cute.arguments import Launch
+from ..common.arguments import Launch
 from ..common.cute.configs import ROUNDED_TO
 from ..common.cute.tile import C
-from ..common.launcher import forward_as_stage, launch_of, offsets_dtype, outputs
+from ..common.launcher import forward_as_stage, launch_of, offsets_dtype, outputs, segment_summary
 from ..common.tensors import laid_out, on_its_device
 from .configs import RUN, ChunkTable, SegmentTable, TablesConfig
 from .plan import Config, Plan, plan, recipe
@@ -74,13 +74,13 @@ def steps(p: Problem, sms: int, kept: bool, offsets: str | None) -> Steps:
 
 
 @on_its_device
-def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
-    if save == "all":
+def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
+    if save is Save.ALL:
         raise BuildError(
             "chunk_kda: backend='sm90' keeps A_qk and A_inv for a backward, and has no kernels for more. Leave out "
             "disable_recompute, or backend."
         )
-    kept = save == "products"
+    kept = save is Save.PRODUCTS
     at = steps(p, detect(p.device).sms, kept, offsets_dtype(x))
     q, k, v, g, beta, A_log, dt_bias, h0 = laid_out(x)
     gate = dict(q=q, k=k, g=g, beta=beta, A_log=A_log, dt_bias=dt_bias)
@@ -99,10 +99,10 @@ def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
     if at.pairs:
         at.pairs(tiles=tiles, beta=beta, A_qk=A_qk, A_inv=A_inv, chunk_table=chunk_table)
     if at.carry:                                                               # states that enter segments come first
-        M, added = (q.new_empty(at.plan.all_segments, p.HV, p.K, n, dtype=torch.float32) for n in (p.K, p.V))
-        edge = torch.empty_like(added)
-        at.carry(tiles=tiles, v=v, ht=added, M=M, segment_table=segment_table)
-        at.compose(M=M, added=added, h0=h0, edge=edge, first_segment=first_segment)
+        summary = segment_summary(p, q, at.plan.all_segments)
+        edge = torch.empty_like(summary.added)
+        at.carry(tiles=tiles, v=v, ht=summary.added, M=summary.M, segment_table=segment_table)
+        at.compose(M=summary.M, added=summary.added, h0=h0, edge=edge, first_segment=first_segment)
         h0 = edge
     if at.chain:
         at.chain(tiles=tiles, v=v, h0=h0, o=o, ht=ht, h=h, segment_table=segment_table)
@@ -125,4 +125,4 @@ def stage(
     name: str, p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]
 ) -> dict[str, Tensor | None]:
     """The only one: the forward in one piece, with what it keeps."""
-    return forward_as_stage(forward, "products", p, offsets, tensors)
+    return forward_as_stage(forward, Save.PRODUCTS, p, offsets, tensors)

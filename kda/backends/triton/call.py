@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kda.bundles import Save
 from kda.compile.fetching import fetch_all
 from kda.compile.triton import TritonKernel
 from kda.host import Host, detect
@@ -21,7 +22,7 @@ Tensor = torch.Tensor
 
 
 @functools.lru_cache(maxsize=1024)
-def prepared(p: Problem, host: Host, saved: str) -> tuple[Plan, dict[str, TritonKernel]]:
+def prepared(p: Problem, host: Host, saved: Save) -> tuple[Plan, dict[str, TritonKernel]]:
     """The plan and its kernels, those that are missing built side by side."""
     found = plan(p, host, saved)
     return found, dict(zip(found.kernels, fetch_all(found.kernels.values())))
@@ -43,7 +44,7 @@ class Call:
     addresses.
     """
 
-    def __init__(self, p: Problem, saved: str, device: torch.device, tensors: Mapping[str, Tensor | None]):
+    def __init__(self, p: Problem, saved: Save, device: torch.device, tensors: Mapping[str, Tensor | None]):
         self.p, self.device = p, device
         self.plan, self.kernels = prepared(p, detect(p.device), saved)
         pl = self.plan
@@ -59,8 +60,8 @@ class Call:
             self._tables(tensors["cu_seqlens"])
 
     @classmethod
-    def of(cls, p: Problem, saved: str, x: Inputs, **others: Tensor | None) -> Call:
-        """Of the arguments of a call that saves, or was saved, what a key of bundles.SAVES says."""
+    def of(cls, p: Problem, saved: Save, x: Inputs, **others: Tensor | None) -> Call:
+        """Of the arguments of a call that saves, or was saved, what `saved` says."""
         tensors = dict(zip(("q", "k", "v", "g", "beta", "A_log", "dt_bias", "h0"), laid_out(x)))
         return cls(p, saved, x.q.device, tensors | {"cu_seqlens": x.cu_seqlens} | others)
 

@@ -1,8 +1,7 @@
 """The portable backend: everything that the API takes on a GPU, in Triton, from sm_80 up."""
 
 from kda.capability import Capability, Rule
-
-OTHERWISE = "backend='reference' runs anywhere"
+from kda.compile.target import TARGETS
 
 CAPABILITY = Capability(
     backend="triton",
@@ -13,7 +12,6 @@ CAPABILITY = Capability(
             "triton.gpu",
             lambda p, h: h.cc is not None and h.cc >= (8, 0),
             "needs an NVIDIA GPU of compute capability 8.0 or more, found {h}",
-            OTHERWISE,
         ),
         Rule(
             "triton.installed",
@@ -25,15 +23,11 @@ CAPABILITY = Capability(
             "triton.dtype",
             lambda p, h: p.dtype != "float64",
             "needs bfloat16, float16 or float32 q, k and v, got {p.dtype}",
-            "cast them, or " + OTHERWISE,
+            "cast them",
         ),
-        Rule("triton.head_dim", lambda p, h: p.K <= 256, "needs K <= 256, got K={p.K}", OTHERWISE),
+        Rule("triton.head_dim", lambda p, h: p.K <= 256, "needs K <= 256, got K={p.K}"),
     ),
-    archs=("sm80", "sm90", "sm100"),
+    archs=tuple(TARGETS),
     stages=("fwd/gate+intra+wy", "fwd/state+output", "bwd/output+state", "bwd/wy+intra+gate"),
     proof_dtypes=("bfloat16", "float32"),
-    provers={
-        "simulated": "kda.verify.simulated:prove_simulated",
-        "executed": "kda.verify.parity:prove_executed",
-    },
 )

@@ -12,14 +12,14 @@ from collections.abc import Mapping
 
 import torch
 
-from kda.bundles import SAVES, Grads, Outputs, Products, Saved
+from kda.bundles import Grads, Outputs, Products, Save, Saved, SegmentSummary
 from kda.problem import Inputs, Problem
 from kda.stages import SHAPES, find
 
 from ..common.chunks import Chunks, has_rows
 from ..common.tensors import aligned, chunks_of_a_row, on_its_device
 from .call import Call, dtype_of
-from .recurrent_launch import recurrent as recurrent
+from .decode.launch import recurrent as recurrent
 
 Tensor = torch.Tensor
 
@@ -64,15 +64,21 @@ def state_output(c: Call) -> None:
     """o, ht, h and v_new, those that there is memory for."""
     h0 = c.env.get("h0")
     if c.plan.segment:
-        added, h0 = c.per_segment(c.p.K, c.p.V), c.per_segment(c.p.K, c.p.V)
-        c.over_segments("added", ht=added)
-        transitions(c)
-        c.over_sequences("compose", edge=h0, added=added)
+        summary, h0 = summarised(c), c.per_segment(c.p.K, c.p.V)
+        c.over_sequences("compose", edge=h0, added=summary.added)
     c.over_segments("state", h0=h0)
 
 
+def summarised(c: Call) -> SegmentSummary:
+    """Of each segment of the forward; M stays in the environment, for a backward."""
+    added = c.per_segment(c.p.K, c.p.V)
+    c.over_segments("added", ht=added)
+    transitions(c)
+    return SegmentSummary(c.env["M"], added)
+
+
 def transitions(c: Call) -> None:
-    """M: the matrix that each segment multiplies a state by."""
+    """M: the matrix that each segment multiplies a state by, and its transpose the gradient of one."""
     if "M" not in c.env:
         c.env["M"] = c.per_segment(c.p.K, c.p.K)
         c.over_segments("transition")
@@ -100,6 +106,7 @@ def wy_intra_gate_bwd(c: Call) -> None:
     slices = c.plan.tiles("intra_bwd", "K")
     c.make("dv")
     env |= {name: c.per_chunk(p.C, p.C, dtype=dtype_of(p, "A_qk")) for name in ("L1", "L2", "U1", "U2")}
+    env["units"] = c.per_chunk(dtype=torch.float32)
     env |= {"P": torch.empty_like(env["dv"]), "diagonal": c.empty(*tokens, dtype=torch.float32),
             "db": c.empty(1 + slices, *tokens, dtype=torch.float32)}  # fmt: skip
     c.over_chunks("wy_bwd")
@@ -110,7 +117,7 @@ def wy_intra_gate_bwd(c: Call) -> None:
         of_chunks = None if given is None else c.empty(c.chunks, p.HV, p.K, dtype=torch.float32)
         env |= {"of_" + name: of_chunks, "d" + name: None if given is None else torch.empty_like(given)}
     c.over_chunks("intra_bwd", slices)
-    c.drop("h dh v_new do P L1 L2 U1 U2 diagonal gc")
+    c.drop("h dh v_new do P L1 L2 U1 U2 units diagonal gc")
     c.make("dq dk dbeta")
     rows = c.plan.kernels["norms_bwd"].constants["ROWS"]
     c.run("norms_bwd", -(-p.B * p.T // rows) * p.H)
@@ -122,9 +129,9 @@ def wy_intra_gate_bwd(c: Call) -> None:
 
 
 @on_its_device
-def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
+def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
     c = Call.of(p, save, x)
-    env, state, kept = c.env, (p.HV, p.V, p.K) if p.state_v_first else (p.HV, p.K, p.V), SAVES[save]
+    env, state, kept = c.env, (p.HV, p.V, p.K) if p.state_v_first else (p.HV, p.K, p.V), save.kind
     c.make("o" + " h v_new" * (kept is Saved))
     chunks = chunks_of_a_row(p, x) if p.intermediate_states else 0
     if p.intermediate_states and kept is not Saved:
@@ -148,11 +155,11 @@ def forward(p: Problem, x: Inputs, save: str = "nothing") -> Outputs:
 
 @on_its_device
 def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | None = None) -> Grads:
-    word = next(word for word, kind in SAVES.items() if type(saved) is (kind or type(None)))
+    save = Save.of(saved)
     kept = {} if saved is None else {name: aligned(t) for name, t in saved._asdict().items()}
-    c = Call.of(p, word, x, do=aligned(do, x.q.dtype), dht=aligned(dht, torch.float32), **kept)
+    c = Call.of(p, save, x, do=aligned(do, x.q.dtype), dht=aligned(dht, torch.float32), **kept)
     env = c.env
-    if word == "all":
+    if save is Save.ALL:
         sums(c)
         c.over_chunks("sums")
     else:
@@ -190,7 +197,7 @@ def stage(
             given[n] = given[n].view(shape)
     if offsets is not None:
         given["cu_seqlens"] = torch.tensor(offsets, device=device)
-    c = Call(p, "all", device, given)
+    c = Call(p, Save.ALL, device, given)
     if name == "fwd/gate+intra+wy":
         c.make("o")                                                            # cleared where nobody's tokens are
         gate_intra_wy(c, keep=True)

@@ -10,24 +10,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from kda.bundles import chunk_bound
-from kda.compile.recipes import Recipe
-from kda.compile.target import TARGETS, Target
+from kda.bundles import Save, chunk_bound
+from kda.compile.target import Target
+from kda.compile.triton import Recipe
 from kda.host import Host
 from kda.problem import Problem
 from kda.stages import LOG2_E
 
 from .configs import Config, choose, power_of_2
-
-TYPES = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32", "float64": "*fp64", "int32": "*i32",
-         "int64": "*i64"}  # fmt: skip
-
-
-def target_of(host: Host) -> Target:
-    """The newest arch whose code this GPU runs."""
-    assert host.cc is not None
-    fits = [t for t in TARGETS.values() if t.cc == host.cc or (t.spelling[-1] != "a" and t.cc <= host.cc)]
-    return max(fits, key=lambda t: t.cc)
+from .decode.plan import recipes as decode_recipes
+from .targets import TYPES, target_of
 
 
 @dataclass(frozen=True)
@@ -74,8 +66,8 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(p: Problem, host: Host, saved: str = "nothing") -> Plan:
-    """`saved`, of bundles.SAVES: by this forward, or by that of this backward."""
+def plan(p: Problem, host: Host, saved: Save = Save.NOTHING) -> Plan:
+    """`saved`: by this forward, or by that of this backward."""
     make = _Recipes(p, host)
     segment = split(p, host.sms, make.state.BV)
     kernels = (make.forward if p.direction == "forward" else make.backward)(segment, saved)
@@ -154,10 +146,10 @@ class _Recipes:
             "T N C segment chunk_entries segment_entries", {"BLOCK": 256, "RUN": 16}, Config(),
         )  # fmt: skip
 
-    def forward(self, segment: int, saved: str) -> dict[str, Recipe]:
-        p, all_ = self.p, saved == "all"
+    def forward(self, segment: int, saved: Save) -> dict[str, Recipe]:
+        p, all_ = self.p, saved is Save.ALL
         keep_h = "kv" if all_ else "none" if not p.intermediate_states else "vk" if p.state_v_first else "kv"
-        prepare = self.preparation("forward" if saved == "nothing" else "backward", output=True)
+        prepare = self.preparation("forward" if saved is Save.NOTHING else "backward", output=True)
         kernels = {**self.sequences(), "prepare": prepare, **self.states(segment, True, keep_h, keep_v=all_)}
         if p.packed and all_:
             kernels["clear_kept"] = self.recipe(
@@ -250,15 +242,15 @@ class _Recipes:
         )  # fmt: skip
 
 
-    def backward(self, segment: int, saved: str) -> dict[str, Recipe]:
+    def backward(self, segment: int, saved: Save) -> dict[str, Recipe]:
         p = self.p
         kernels = self.sequences()
-        if saved == "all":
+        if saved is Save.ALL:
             kernels["sums"] = self.preparation("sums", output=False)
             if segment:
                 kernels["transition"] = self.transition()
         else:
-            kernels["prepare"] = self.preparation("backward" if saved == "nothing" else "saved", output=False)
+            kernels["prepare"] = self.preparation("backward" if saved is Save.NOTHING else "saved", output=False)
             kernels |= self.states(segment, output=False, keep_h="kv", keep_v=True)
         if segment:
             kernels["added_bwd"] = self.state_bwd("zero", "segment", keep=False)
@@ -285,14 +277,14 @@ class _Recipes:
                      "PRECISION": self.precision, "STAGES": c.stages}  # fmt: skip
         return self.recipe(
             "bwd.wy:wy_bwd",
-            "v:q beta:b A_inv:q v_new:q dv_new:q do:q P:q L1:q L2:q U1:q U2:q dv:q db:float32 diagonal:float32 "
-            "chunk_table:int64",
+            "v:q beta:b A_inv:q v_new:q dv_new:q do:q P:q L1:q L2:q U1:q U2:q units:float32 dv:q db:float32 "
+            "diagonal:float32 chunk_table:int64",
             "T chunks HV scale:fp32", constants, c, self.blocks,
         )  # fmt: skip
 
     @property
     def blocks(self) -> list[str]:
-        return self.absent(U1=self.span > 1, U2=self.span > 1)
+        return self.absent(**dict.fromkeys(("U1", "U2", "units"), self.span > 1))
 
     def intra_bwd(self) -> Recipe:
         p, c = self.p, self.intra
@@ -307,8 +299,8 @@ class _Recipes:
         return self.recipe(
             "bwd.intra:intra_bwd",
             f"q:q k:q g:g beta:b A_log:float32 dt_bias:float32 gc:{self.sums} q_norm:float32 k_norm:float32 h:q dh:q "
-            "v_new:q do:q P:q L1:q L2:q U1:q U2:q diagonal:float32 dqn:q dkn:q dg:g db:float32 of_A_log:float32 "
-            "of_dt_bias:float32 chunk_table:int64",
+            "v_new:q do:q P:q L1:q L2:q U1:q U2:q units:float32 diagonal:float32 dqn:q dkn:q dg:g db:float32 "
+            "of_A_log:float32 of_dt_bias:float32 chunk_table:int64",
             "T tokens chunks H HV one scale:fp32 lower_bound:fp32", constants, c,
             [*absent, *self.blocks],
         )  # fmt: skip
@@ -342,17 +334,15 @@ class _Recipes:
 
 
 TABLES = ("chunk_table", "segment_table", "first_segment", "taken")           # parts/sequences.py
-UNALIGNED = ("beta", "A_log", "dt_bias", "cu_seqlens", *TABLES, "dbeta", "db", "diagonal", "q_norm", "k_norm", "dA_log",
-             "ddt_bias")  # fmt: skip
+UNALIGNED = ("beta", "A_log", "dt_bias", "cu_seqlens", *TABLES, "dbeta", "db", "units", "diagonal", "q_norm", "k_norm",
+             "dA_log", "ddt_bias")  # fmt: skip
 
 
 def recipes(p: Problem, host: Host) -> list[Recipe]:
     """All kernels that a call of this class can want, however long its sequences are."""
     if p.op == "recurrent":
-        from . import recurrent_plan
-
-        return recurrent_plan.recipes(p, host)
+        return decode_recipes(p, host)
     make = _Recipes(p, host)
-    way, kept = (make.forward, make.backward)[p.direction == "backward"], ("nothing", "products")
-    plans = [way(segment, saved) for segment in (0, 64) for saved in (("all",) if p.disable_recompute else kept)]
+    way, kept = (make.forward, make.backward)[p.direction == "backward"], (Save.NOTHING, Save.PRODUCTS)
+    plans = [way(segment, saved) for segment in (0, 64) for saved in ((Save.ALL,) if p.disable_recompute else kept)]
     return list(dict.fromkeys(recipe for kernels in plans for recipe in kernels.values()))

@@ -13,7 +13,7 @@ import copy
 import ctypes
 import importlib.util
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,9 +22,11 @@ from ...compile import cutedsl as door
 from ...compile.errors import MissingCompilerError
 from ...compile.kernel import Kernel, entries
 from . import memory
+from .aligned import aligned
 from .runtime import FUNCTIONS, Runtime
 from .session import CaptureError, Session
 
+MISALIGNED = "Misaligned Tensor data"        # what host code by tvm-ffi says
 OPTIMISE = 2                                 # the DSL's own level for host code
 
 
@@ -51,7 +53,7 @@ class Host:
         self.runtime.tensors = None
         return self._checked(lambda: self.executor.run_compiled_program(packed))
 
-    def _named(self, args: tuple) -> dict[str, Any]:
+    def _named(self, args: Sequence[Any]) -> dict[str, Any]:
         """Arguments by the host function's own names for them."""
         execution = getattr(self.function, "execution_args", None)
         names = list(execution.signature.parameters) if execution else []
@@ -82,7 +84,6 @@ class Host:
         self._checked(twin._load_cuda_library)
         twin.jit_module = CudaDialectJitModule(self.engine, twin.capi_func, twin.execution_args, [])
         self.executor = twin._default_executor = JitExecutor(twin.jit_module, None, False, spec=twin._pyir_spec)
-        self.executor.captured = True
         return lambda *args, **kwargs: _ORIGINAL["__call__"](twin, *args, **kwargs)
 
     def _by_tvm_ffi(self, symbol: str) -> Any:
@@ -101,7 +102,21 @@ class Host:
         self.safe_call = ctypes.CFUNCTYPE(*types)(call)                      # lives as long as this object
         address = ctypes.cast(self.safe_call, ctypes.c_void_p).value
         function = tvm_ffi.Function.__from_extern_c__(address, keep_alive_object=self.engine)
-        return lambda *args, **kwargs: function(*(_as_cuda(a) for a in (*args, *kwargs.values())))
+
+        def checked(*args, **kwargs):
+            """Memory is copied where the host code finds it not aligned as it was compiled for, before it launches."""
+            values = [*args, *kwargs.values()]
+            try:
+                return function(*map(_as_cuda, values))
+            except ValueError as error:
+                if MISALIGNED not in str(error):
+                    raise
+            with aligned(values) as copies:
+                given = self._named(copies[: len(args)]) | dict(zip(kwargs, copies[len(args) :]))
+                self.runtime.tensors = memory.tensors_among(given)
+                return function(*map(_as_cuda, copies))
+
+        return checked
 
 
 def call(session: Session, compiled: door.Compiled, args: tuple, kwargs: dict) -> Any:
@@ -172,18 +187,32 @@ def _takers(session: Session) -> Iterator[tuple[type, str, Any]]:
     """(class, method, what stands in for it) for every way to compile and to call a function."""
     from cutlass.base_dsl.compiler import CompileCallable
     from cutlass.base_dsl.jit_executor import JitExecutor
+    from cutlass.cute.runtime import _Tensor
     from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction as Function
 
     _ORIGINAL.setdefault("__call__", Function.__call__)
-    run = JitExecutor.run_compiled_program
+    run, run_function, to = JitExecutor.run_compiled_program, Function.run_compiled_program, Function.to
 
     def call(self, *args, **kwargs):
         return _host(session, self)(args, kwargs)
 
+    def run_packed(self, packed):
+        return _host(session, self).run(packed) if self.has_gpu_module else run_function(self, packed)
+
+    def executor(self, device=None):
+        return _host(session, self).executor if self.has_gpu_module else to(self, device)
+
     def run_made_before(self, packed):
-        if not getattr(self, "captured", False):
+        if getattr(self.jit_module, "cuda_library", None) != []:             # neither ours nor of the host alone
             raise CaptureError("this executor was made before the capture began. Call the compiled function itself.")
         return run(self, packed)
+
+    make_tensor = _Tensor.__init__
+
+    def tensor_of_the_gpu(self, tensor, *args, **kwargs):
+        """Host code is compiled for the kind of memory that its arguments lie in."""
+        ours = isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu"
+        make_tensor(self, _Disguised(tensor) if ours else tensor, *args, **kwargs)
 
     compile_with = CompileCallable._compile
 
@@ -196,15 +225,26 @@ def _takers(session: Session) -> Iterator[tuple[type, str, Any]]:
             self._compile_options = own
 
     yield CompileCallable, "_compile", compile_with_a_copy
-    yield Function, "__call__", call
-    yield Function, "run_compiled_program", lambda self, packed: _host(session, self).run(packed)
-    yield Function, "to", lambda self, device=None: _host(session, self).executor
+    yield Function, "__call__", _unless_of_the_host_alone(call, Function.__call__)
+    yield Function, "run_compiled_program", run_packed
+    yield Function, "to", executor
     yield JitExecutor, "run_compiled_program", run_made_before
+    yield _Tensor, "__init__", tensor_of_the_gpu
     if importlib.util.find_spec("tvm_ffi") is not None:
         from cutlass.cutlass_dsl import tvm_ffi_provider
 
         for name in ("TVMFFIJitCompiledFunction", "TVMFFIJitCompiledFunctionWithKwargs"):
-            yield getattr(tvm_ffi_provider, name), "__call__", call
+            owner = getattr(tvm_ffi_provider, name)
+            yield owner, "__call__", _unless_of_the_host_alone(call, owner.__call__)
+
+
+def _unless_of_the_host_alone(taker: Any, original: Any) -> Any:
+    """A function that launches no kernel is called as it is."""
+
+    def call(self, *args, **kwargs):
+        return (taker if self.has_gpu_module else original)(self, *args, **kwargs)
+
+    return call
 
 
 def _externals(module: Any) -> list[str]:

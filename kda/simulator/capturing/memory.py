@@ -56,12 +56,35 @@ def _collect(name: str, value: Any, found: dict[str, torch.Tensor]) -> bool:
     return type(value).__module__.startswith("cuda.")                        # streams
 
 
+def with_pointees(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors, and the storages that addresses lie in which they hold: a kernel may follow a table of those."""
+    found, storages = dict(tensors), None
+    for name, tensor in tensors.items():
+        if tensor.dtype not in (torch.int64, torch.uint64) or tensor.device.type != "cpu":
+            continue
+        numbers = tensor.detach().reshape(-1).view(torch.int64)
+        numbers = numbers[numbers >= LOWEST_ADDRESS]
+        if not numbers.numel():
+            continue
+        storages = _storages() if storages is None else storages
+        for storage in storages:
+            first = storage.data_ptr()
+            if ((numbers >= first) & (numbers < first + storage.numel())).any():
+                found[f"memory behind {name} at {first:#x}"] = storage
+    return found
+
+
 def live() -> dict[str, torch.Tensor]:
     """Every CPU storage that Python can reach: what remains where the arguments do not tell."""
+    return {f"storage {i}": whole for i, whole in enumerate(_storages())}
+
+
+def _storages() -> list[torch.Tensor]:
+    """As bytes."""
     found = {}
     for thing in gc.get_objects():
         plain = type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.layout == torch.strided
         if plain and thing.device.type == "cpu" and (size := thing.untyped_storage().nbytes()):
             whole = torch.empty(0, dtype=torch.uint8).set_(thing.untyped_storage(), 0, (size,))
             found.setdefault(whole.data_ptr(), whole)
-    return {f"storage {i}": whole for i, whole in enumerate(found.values())}
+    return list(found.values())

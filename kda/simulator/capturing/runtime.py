@@ -30,6 +30,7 @@ DRIVER_DTYPES = (
     "uint8", "uint16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64", "bfloat16", "float32_ftz",
     "tfloat32", "tfloat32_ftz",
 )  # fmt: skip
+DRIVER_PACKED = {13: "16U4_ALIGN8B elements", 14: "16U4_ALIGN16B elements", 15: "16U6_ALIGN16B elements"}
 DRIVER_SWIZZLES = (0, 32, 64, 128, "128/32", "128/32+8", "128/64")
 
 
@@ -168,9 +169,10 @@ class Runtime:
         self, found, dtype, rank, address, dims, strides, box, steps, interleave, swizzle, promotion, fill
     ):
         if dtype >= len(DRIVER_DTYPES) or swizzle >= len(DRIVER_SWIZZLES):
+            asked = DRIVER_PACKED.get(dtype) or f"dtype {dtype} and swizzle {swizzle}, in the driver's numbers,"
             raise CaptureError(
-                f"a tensor map of dtype {dtype} and swizzle {swizzle}, in the driver's numbers, cannot be simulated. "
-                f"Dtypes below {len(DRIVER_DTYPES)} and swizzles below {len(DRIVER_SWIZZLES)} can."
+                f"a tensor map of {asked} is not simulated. Use one of {', '.join(DRIVER_DTYPES)} and a swizzle among "
+                f"{', '.join(map(str, DRIVER_SWIZZLES))}."
             )
         raw = encode(
             address=address or 0,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ...compile.launching import Launch, redirect
@@ -29,6 +31,8 @@ class Session:
         self.launches: list[Launch] = []
         self.runs: list[Any] = []            # kda.simulator.Run
         self.hosts: dict[int, Any] = {}      # host functions of the CuTe DSL, linked for this session
+        # who decides about each launch: is given what simulates it, from its own PTX or another; None: it did not run
+        self.around: Callable[[Launch, Callable[..., Any]], Any] = lambda launch, simulate: simulate()
 
     @property
     def arch(self) -> str:
@@ -36,8 +40,13 @@ class Session:
 
     @property
     def findings(self) -> list[Any]:
-        """What the simulator found in all runs."""
+        """The errors that the simulator found in all runs."""
         return [finding for run in self.runs for finding in run.findings]
+
+    @property
+    def notes(self) -> list[Any]:
+        """Rules broken in all runs that silicon and compilers forgive; errors, if the capture is strict."""
+        return [note for run in self.runs for note in run.notes]
 
     def launch(self, launch: Launch) -> Any:
         """Simulate a launch; its tensors are written in place."""
@@ -47,15 +56,22 @@ class Session:
                 f"{kernel.name} was built for {kernel.target.spelling}; this capture stands in for {self.arch}, which "
                 f"cannot run it. Build it for {self.arch}, or capture(arch={kernel.target.spelling!r})."
             )
-        tensors = memory.live() if launch.tensors is None else launch.tensors
+        tensors = memory.live() if launch.tensors is None else memory.with_pointees(launch.tensors)
         for name, tensor in tensors.items():
             if tensor.device.type != "cpu":
                 raise CaptureError(
                     f"{kernel.name} was given {name} on {tensor.device}; a capture takes CPU tensors. Use .cpu()."
                 )
         self.launches.append(launch)
-        run = launches.launch(
-            kernel.ptx,
+        run = self.around(launch, functools.partial(self._simulated, launch, memory.regions(tensors)))
+        if run is not None:
+            self.runs.append(run)
+        return run
+
+    def _simulated(self, launch: Launch, regions: list[memory.Region], ptx: str | None = None) -> Any:
+        kernel = launch.kernel
+        return launches.launch(
+            ptx or kernel.ptx,
             kernel.name,
             grid=launch.grid,
             block=launch.block,
@@ -63,12 +79,10 @@ class Session:
             dynamic_shared=launch.dynamic_shared,
             args=launch.args,
             arch=self.arch,
-            memory=memory.regions(tensors),
+            memory=regions,
             registers=kernel.registers,
             **self.options,
         )
-        self.runs.append(run)
-        return run
 
     def call(self, compiled: Any, args: tuple, kwargs: dict) -> Any:
         """Call a host function that `kda.compile.cutedsl` compiled."""
@@ -93,12 +107,14 @@ def capture(arch: str = "sm_100a", *, sms: int | None = None, **options: Any) ->
 
     Taken are: kernels and host functions from `kda.compile`; functions of the CuTe DSL, called after the block began
     (compiled before it as well, if they kept their PTX); and Triton's `fn[grid](...)`.  Dispatch sees the arch's GPU,
-    so `kda.chunk_kda` takes its backend.  `sms` answers for the number of
-    multiprocessors, so that a persistent kernel can be simulated on few; `options` are those of kda.simulator.launch.
+    so `kda.chunk_kda` takes its backend.  `sms` answers for the number of multiprocessors, to dispatch and to host
+    code, so that a persistent kernel can be simulated on few; `options` are those of kda.simulator.launch.
     """
-    chip = CHIPS[number_of(arch)]
-    session = Session(chip if sms is None else chip._replace(sms=sms), options)
-    with _ONE, redirect(session), standing_in(host_of(arch)), contextlib.ExitStack() as doors:
+    chip, host = CHIPS[number_of(arch)], host_of(arch)
+    if sms is not None:
+        chip, host = chip._replace(sms=sms), dataclasses.replace(host, sms=sms)
+    session = Session(chip, options)
+    with _ONE, redirect(session), standing_in(host), contextlib.ExitStack() as doors:
         for door in (_cutedsl, _triton):
             doors.enter_context(door(session))
         yield session

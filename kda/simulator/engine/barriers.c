@@ -62,6 +62,7 @@ static Outcome op_bar(Warp *w, const Ins *i, u32 lanes) {
         b->arrived += LANES;
         b->arrived_warps |= 1ull << w->index;
         b->ins = i->index;
+        if (op != BAR_ARRIVE) lanes_meet(w, lanes);
         release_to(w, &b->gathering);
         s->ticket = b->generation + 1;
         w->machine->progress++;
@@ -79,7 +80,8 @@ static Outcome op_bar(Warp *w, const Ins *i, u32 lanes) {
 
 /* bar.warp.sync: its lanes have been gathered; memory between them is ordered. */
 static Outcome op_warp_sync(Warp *w, const Ins *i, u32 lanes) {
-    (void)i, (void)lanes;
+    (void)i;
+    lanes_meet(w, lanes);
     tick(w);
     return NEXT;
 }
@@ -107,6 +109,7 @@ static Outcome op_cluster_arrive(Warp *w, const Ins *i, u32 lanes) {
         return YIELD;
     }
     w->cluster_ticket = c->generation + 1;
+    w->cluster_clock = warp_clock(w);
     if (!i->mod[0])
         release_to(w, &c->gathering);
     else if (w->has_released) /* a fence before it: what that fence released */
@@ -126,6 +129,7 @@ static Outcome op_cluster_wait(Warp *w, const Ins *i, u32 lanes) {
     if (c->generation < w->cluster_ticket) complete_cluster_barrier(c); /* warps may have exited since */
     if (c->generation < w->cluster_ticket) return BLOCK;
     w->cluster_ticket = 0;
+    w->lanes_met = w->cluster_clock;
     w->machine->launch->barrier_waits++;
     acquire_from(w, &c->done);
     return YIELD;
@@ -138,6 +142,36 @@ enum { MOST_ARRIVALS = (1 << 20) - 1 };
 static Mbarrier **mbarrier_slot(Warp *w, const Ins *i, int lane, u32 address, Cta **cta, u32 *at) {
     u8 *p = shared_bytes(w, i, lane, address, 8, 8, cta, at);
     return p ? &(*cta)->mbarrier[*at / 8] : NULL;
+}
+
+void mbarrier_fenced(const Mbarrier *b, Warp *w, const Ins *i, int lane, const Knowledge *know) {
+    bool remote = b->cta != w->cta;
+    u32 fenced = b->fenced[remote];
+    if (!w->machine->launch->checks || (fenced && know->clock[SEEN][b->by->actor] >= fenced)) return;
+    Finding *f = find_at(w->machine, MBARRIER_UNFENCED, w, lane, i->index, b->ins, shared_address(b->cta, b->address), 8);
+    if (f && f->count == 1)
+        snprintf(f->text, sizeof f->text, "the mbarrier at shared address 0x%x is used by %s: fence.mbarrier_init is missing behind its initialisation",
+                 b->address, remote ? "another CTA" : "the async proxy");
+}
+
+static void await_fence(Mbarrier *b, Warp *w) { /* that has initialised it */
+    for (Mbarrier **at = b->by ? &b->by->unfenced : NULL; at && *at; at = &(*at)->next_unfenced)
+        if (*at == b) {
+            *at = b->next_unfenced;
+            break;
+        }
+    b->by = w;
+    b->fenced[0] = b->fenced[1] = 0;
+    b->next_unfenced = w->unfenced;
+    w->unfenced = b;
+}
+
+static void fence_initialisations(Warp *w, bool for_other_ctas) {
+    for (Mbarrier *b = w->unfenced; b; b = b->next_unfenced) {
+        if (!b->fenced[0]) b->fenced[0] = warp_clock(w);
+        if (for_other_ctas) b->fenced[1] = warp_clock(w);
+    }
+    if (for_other_ctas) w->unfenced = NULL;
 }
 
 Mbarrier *mbarrier_at(Warp *w, const Ins *i, int lane, u32 address, bool must_live) {
@@ -155,6 +189,7 @@ Mbarrier *mbarrier_at(Warp *w, const Ins *i, int lane, u32 address, bool must_li
         a.scope = SCOPE_SYS;
         history_read(cta->shared_history + at, 8, &a, shared_address(cta, at));
     }
+    if (b && cta != w->cta) mbarrier_fenced(b, w, i, lane, &w->know);
     return b;
 }
 
@@ -246,6 +281,7 @@ static Outcome op_mbarrier_init(Warp *w, const Ins *i, u32 lanes) {
         b->expected = b->pending = count;
         b->tx = 0;
         b->ins = i->index;
+        await_fence(b, w);
     }
     w->machine->progress++;
     return NEXT;
@@ -274,6 +310,7 @@ static Outcome op_mbarrier_inval(Warp *w, const Ins *i, u32 lanes) {
 /* operands: state (-1), address, count (-1), bytes to expect (-1); mod[2]: drop, mod[3]: relaxed, mod[4]: noComplete */
 static Outcome op_mbarrier_arrive(Warp *w, const Ins *i, u32 lanes) {
     bool released = false;
+    speak_for_lanes(w);
     const Mbarrier *ended = NULL; /* whose phase an earlier lane of this instruction has ended */
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
@@ -378,7 +415,8 @@ void free_cta_barriers(Cta *cta) {
 
 /* ---- fences ------------------------------------------------------------------------------------------------------------- */
 
-/* mod[0]: views to fence, as bits; mod[1]: releases and acquires, as bits 1 and 2 */
+/* mod[0]: views to fence, as bits; mod[1]: releases and acquires, as bits 1 and 2; mod[2]: 1 makes initialised
+ * mbarriers known to the async proxy, 2 to other CTAs, too */
 static Outcome op_fence(Warp *w, const Ins *i, u32 lanes) {
     (void)lanes;
     Knowledge *k = &w->know;
@@ -388,6 +426,7 @@ static Outcome op_fence(Warp *w, const Ins *i, u32 lanes) {
             for (s32 a = 0; a < w->cluster->width; a++)
                 if (k->clock[v][a] < k->clock[SEEN][a]) k->clock[v][a] = k->clock[SEEN][a];
     if (i->mod[1] & 1) fence_release(w);
+    if (i->mod[2]) fence_initialisations(w, i->mod[2] == 2);
     tick(w);
     return NEXT;
 }

@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 
 from kda.compile import store
+from kda.compile.errors import MissingCompilerError
 
 FOLDER = pathlib.Path(__file__).parent
 FLAGS = (
@@ -22,15 +23,19 @@ class EngineError(RuntimeError):
     """The simulator's engine could not be built."""
 
 
+class NoCompilerError(EngineError, MissingCompilerError):
+    """There is no C compiler to build it with."""
+
+
 def compiler():
     """The C compiler's path."""
     wanted = os.environ.get("CC") or "gcc"
     found = shutil.which(wanted) or shutil.which("cc")
     if not found:
-        raise EngineError(
-            f"kda.simulator: its engine is C and needs a compiler; looked for {wanted} and cc, found neither -> "
-            "install gcc (Debian and Ubuntu: `apt-get install gcc libc6-dev`; Fedora: `dnf install gcc`), or set CC"
-        )
+        raise NoCompilerError(
+            "The engine of kda.simulator", f"a C compiler ({wanted} or cc)",
+            "Install gcc (Debian and Ubuntu: `apt-get install gcc libc6-dev`; Fedora: `dnf install gcc`), or set CC.",
+        )  # fmt: skip
     return found
 
 

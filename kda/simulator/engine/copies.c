@@ -22,6 +22,7 @@ static bool find_landing(Warp *w, const Ins *i, int l, u32 address, u32 barrier,
     if (bytes && !shared_bytes(w, i, l, address, bytes, target->align, &cta, &at)) return false;
     Mbarrier *b = mbarrier_at(w, i, l, barrier, true);
     if (!b) return false;
+    if (b->cta == w->cta) mbarrier_fenced(b, w, i, l, &w->know);
     found->at[found->count++] = (Landing){address, b};
     return true;
 }
@@ -386,9 +387,10 @@ static void run_bulk_store(Work *work) {
     free(data);
 }
 
-/* shared to global. operands: destination, source, size, byte mask (-1); mod[0], mod[3]: the places, mod[6]: AtomicOp or PLAIN,
- * mod[7]: AtomicType, mod[8]: bytes of an element */
+/* shared to global; lanes that ask for one and the same copy get one, as on silicon. operands: destination, source, size, byte mask (-1);
+ * mod[0], mod[3]: the places, mod[6]: AtomicOp or PLAIN, mod[7]: AtomicType, mod[8]: bytes of an element */
 static Outcome op_bulk_store(Warp *w, const Ins *i, u32 lanes) {
+    Work *sent = NULL;
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
         Bulk c = {.global = address_operand(w, i, 0, 0, l), .op = (s32)i->mod[6], .type = (s32)i->mod[7], .element = (s32)i->mod[8]};
@@ -397,7 +399,13 @@ static Outcome op_bulk_store(Warp *w, const Ins *i, u32 lanes) {
         if (!bulk_size(w, i, 2, l, &c.size) || !shared_operand(w, i, 1, 3, l, &c.shared)) continue;
         if (!own_shared(w, i, l, c.shared, c.size, "source")) continue;
         if (c.size && !global_bytes(w, i, l, c.global, c.size, 16, true, &region)) continue;
-        join_group(w, send_bulk(w, i, l, run_bulk_store, &c));
+        const Bulk *other = sent ? (const Bulk *)sent->data : NULL;
+        if (other && c.op == PLAIN && other->global == c.global && other->shared == c.shared && other->size == c.size &&
+            other->byte_mask == c.byte_mask) {
+            sent->lanes |= 1u << l;
+            continue;
+        }
+        join_group(w, sent = send_bulk(w, i, l, run_bulk_store, &c));
     }
     return NEXT;
 }

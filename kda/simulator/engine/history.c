@@ -2,8 +2,10 @@
  *
  * An access is ordered after an earlier one if its actor knows that one's clock. Knowledge spreads by releases and acquires: a
  * barrier, an mbarrier's phase or a published address gathers what its releasers know and hands it to those who acquire.
- * An access of the async proxy asks for more: an earlier write by the generic proxy must have been fenced (views FENCED_*).
- * Lanes of a warp share a clock. Two lanes that touch a byte without anything between them that ticks the clock are a race too.
+ * An access of the async proxy asks for more: an earlier write by the generic proxy must have been fenced (views FENCED_*). So does an
+ * access to tensor memory: threads' tcgen05 operations are ordered by fences on both sides of what synchronises the threads (BEFORE_*).
+ * Lanes of a warp share a clock, and two lanes that touch a byte must have met in between (bar.warp.sync, or a barrier). A lane that
+ * releases or sends off something speaks for itself, and for the others up to when they last met.
  */
 #include "machine.h"
 
@@ -20,8 +22,10 @@ struct Foreign {
 
 Knowledge new_knowledge(Cluster *c) {
     Knowledge k = {0};
-    u32 *clocks = calloc((size_t)VIEWS * c->capacity, sizeof(u32));
+    u32 *clocks = calloc((size_t)VIEWS * c->capacity + 2 * c->nwarps, sizeof(u32));
     for (int v = 0; v < VIEWS; v++) k.clock[v] = clocks + (size_t)v * c->capacity;
+    k.met = clocks + (size_t)VIEWS * c->capacity;
+    k.lanes = k.met + c->nwarps;
     return k;
 }
 
@@ -64,14 +68,28 @@ static void learn_foreign(Foreign **list, u32 serial, u32 *const clock[VIEWS], s
     for (int v = 0; v < VIEWS; v++) join(f->clock[v], clock[v], width);
 }
 
+/* Who knows of a later clock knows of those lanes; and of those that the other one knows of, unless they all have met since. */
+static void join_lanes(s32 nwarps, Knowledge *restrict k, const Knowledge *restrict from) {
+    for (s32 w = 0; w < nwarps; w++) {
+        u32 seen = k->clock[SEEN][w], other_seen = from->clock[SEEN][w];
+        bool later = other_seen > seen;
+        u32 met = later ? from->met[w] : k->met[w], lanes = later ? from->lanes[w] : k->lanes[w];
+        u32 others = later ? k->lanes[w] : from->lanes[w], until = later ? seen : other_seen;
+        k->lanes[w] = lanes | (until > met ? others : 0);
+        k->met[w] = k->met[w] > from->met[w] ? k->met[w] : from->met[w];
+    }
+}
+
 void learn(Cluster *c, Knowledge *k, const Knowledge *from) {
     if (k == from) return;
-    for (int v = 0; v < VIEWS; v++) join(k->clock[v], from->clock[v], c->width);
+    join_lanes(c->nwarps, k, from);
+    for (int v = 0; v < VIEWS_HANDED_ON; v++) join(k->clock[v], from->clock[v], c->width);
     for (Foreign *f = from->foreign; f; f = f->next) learn_foreign(&k->foreign, f->serial, f->clock, f->width);
 }
 
 void copy_knowledge(Cluster *c, Knowledge *k, const Knowledge *from) {
     for (int v = 0; v < VIEWS; v++) memcpy(k->clock[v], from->clock[v], c->width * sizeof(u32));
+    memcpy(k->met, from->met, 2 * c->nwarps * sizeof(u32));
     free_foreign(k->foreign);
     k->foreign = NULL;
     for (Foreign *f = from->foreign; f; f = f->next) learn_foreign(&k->foreign, f->serial, f->clock, f->width);
@@ -79,18 +97,51 @@ void copy_knowledge(Cluster *c, Knowledge *k, const Knowledge *from) {
 
 void tick(Warp *w) { w->know.clock[SEEN][w->actor]++; }
 
+void speak_for_lanes(Warp *w) {
+    w->know.lanes[w->actor] = w->acting;
+    w->know.met[w->actor] = w->live & ~w->acting ? w->lanes_met : warp_clock(w);
+}
+
+static void some_meet(Warp *w, u32 lanes) {
+    u32 all[LANES] = {0};
+    if (!w->met) w->met = calloc(LANES, sizeof *w->met);
+    for (int other = 0; other < LANES; other++) {
+        EACH_LANE(lanes, { all[other] = w->met[l][other] > all[other] ? w->met[l][other] : all[other]; });
+        if (lane_in(lanes, other)) all[other] = warp_clock(w);
+    }
+    EACH_LANE(lanes, { memcpy(w->met[l], all, sizeof all); });
+}
+
+void lanes_meet(Warp *w, u32 lanes) {
+    if (w->live & ~lanes)
+        some_meet(w, lanes);
+    else
+        w->lanes_met = warp_clock(w);
+}
+
 void release_to(Warp *w, Knowledge *object) {
+    speak_for_lanes(w);
     learn(w->cluster, object, &w->know);
     tick(w);
 }
 
-void acquire_from(Warp *w, const Knowledge *object) { learn(w->cluster, &w->know, object); }
+/* What an acquire tells a warp of its own lanes orders them, too: all of them, or none. */
+static void hear_of_itself(Warp *w, u32 clock) {
+    if (w->lanes_met < clock) w->lanes_met = clock;
+}
+
+void acquire_from(Warp *w, const Knowledge *object) {
+    hear_of_itself(w, w->live & ~object->lanes[w->actor] ? object->met[w->actor] : object->clock[SEEN][w->actor]);
+    learn(w->cluster, &w->know, object);
+}
 
 void knows_of(Knowledge *k, u32 actor, u32 clock) {
     u32 index = actor & 0xffff;
     for (int v = 0; v < VIEWS; v++)
-        if (k->clock[v][index] < clock) k->clock[v][index] = clock;
+        if (v != BEFORE_SYNC && k->clock[v][index] < clock) k->clock[v][index] = clock;
 }
+
+void fence_view(const Cluster *c, Knowledge *k, int view, int from) { join(k->clock[view], k->clock[from], c->width); }
 
 static bool knows(const Access *a, int view, u32 actor, u32 clock) {
     if (actor >> 16 == (a->cluster->serial & 0xffff)) return a->know->clock[view][actor & 0xffff] >= clock;
@@ -155,7 +206,9 @@ void publish(Warp *w, u64 key, bool release, bool keep) {
 static void learn_published(Warp *w, Knowledge *k, const SyncVariable *s) {
     for (Foreign *f = s->known; f; f = f->next)
         if (f->serial == (w->cluster->serial & 0xffff)) {
-            for (int v = 0; v < VIEWS; v++) join(k->clock[v], f->clock[v], f->width);
+            for (int v = 0; v < VIEWS_HANDED_ON; v++) join(k->clock[v], f->clock[v], f->width);
+            join(k->met, f->clock[SEEN], w->cluster->nwarps); /* as if all lanes had spoken */
+            if (k == &w->know) hear_of_itself(w, f->clock[SEEN][w->actor]);
         } else
             learn_foreign(&k->foreign, f->serial, f->clock, f->width);
 }
@@ -174,6 +227,7 @@ void observe(Warp *w, u64 key, bool acquire) {
 
 void fence_release(Warp *w) {
     if (!w->released.clock[0]) w->released = new_knowledge(w->cluster);
+    speak_for_lanes(w);
     copy_knowledge(w->cluster, &w->released, &w->know);
     w->has_released = true;
     tick(w);
@@ -196,29 +250,57 @@ Access work_access(Work *work, u32 actor, u32 clock, HistorySpace space) {
                     .ins = work->ins->index, .warp = w->index, .lane = work->lane, .async = true, .space = space};
 }
 
-typedef enum { ORDERED, UNORDERED, UNFENCED, LANES_UNORDERED } Order;
+typedef enum { ORDERED, UNORDERED, UNFENCED, LANES_UNORDERED, LANES_NOT_MET, TENSOR_UNORDERED } Order;
+
+/* Of an access to tensor memory, which only dealloc makes synchronously: needs it no fence behind the last synchronisation. */
+static bool before_tensor(const Access *a, u32 index, u32 clock) {
+    return a->know->clock[BEFORE_TENSOR][index] >= clock || (!a->async && a->know->clock[BEFORE_SYNC][index] >= clock);
+}
+
+/* After an access of a lane of a warp of this cluster, which this one knows of. */
+static Order after_lane(const Access *a, u32 warp, u32 clock, u8 lane, s32 ins) {
+    const Warp *w = &a->cta->warp[a->warp];
+    if (warp != (u32)w->actor || a->know != &w->know)
+        return clock <= a->know->met[warp] || lane_in(a->know->lanes[warp], lane) ? ORDERED : LANES_NOT_MET;
+    bool collective = a->async; /* wgmma: all lanes take part */
+    if (lane == a->lane || collective || clock <= w->lanes_met || (w->met && clock <= w->met[a->lane][lane])) return ORDERED;
+    return clock != a->clock ? LANES_NOT_MET : ins != a->ins ? LANES_UNORDERED : ORDERED;
+}
 
 static Order order_after(const Access *a, u32 actor, u32 clock, u8 lane, u8 async, u8 scope, s32 ins, bool earlier_was_write) {
     if (scope && a->scope && (scope >= SCOPE_CLUSTER || actor == a->actor) && (a->scope >= SCOPE_CLUSTER || actor == a->actor))
         return ORDERED;
     if (scope && a->scope && actor >> 16 == a->actor >> 16 && a->cluster->nctas == 1) return ORDERED;
     if (!knows(a, SEEN, actor, clock)) return UNORDERED;
-    if (actor == a->actor) {
-        bool apart = !async && !a->async && clock == a->clock && lane != a->lane && ins != a->ins;
-        return apart ? LANES_UNORDERED : ORDERED;
-    }
+    if (a->space == SPACE_TMEM) return before_tensor(a, actor & 0xffff, clock) ? ORDERED : TENSOR_UNORDERED;
+    if (actor == a->actor && async) return ORDERED;
+    bool by_lane = !async && (actor & 0xffff) < (u32)a->cluster->nwarps && actor >> 16 == a->actor >> 16;
+    Order lanes = by_lane ? after_lane(a, actor & 0xffff, clock, lane, ins) : ORDERED;
+    if (lanes != ORDERED || actor == a->actor) return lanes;
     if (a->async && !async && earlier_was_write && !knows(a, a->space == SPACE_GLOBAL ? FENCED_GLOBAL : FENCED_SHARED, actor, clock))
-        return a->space == SPACE_TMEM ? ORDERED : UNFENCED;
+        return UNFENCED;
     return ORDERED;
 }
 
-static void conflict(const Access *a, Order order, FindingKind race, u32 actor, s32 other_ins, u8 other_lane, u64 address) {
+/* What would order a tcgen05 operation of this access after another one that it knows to have been sent off. */
+static const char *missing_between(const Access *a, u32 index, u32 clock) {
+    const Cluster *c = a->cluster;
+    u32 kind = index / c->nwarps, n = index % c->nwarps, sent = SENT_TO_TENSOR * c->nwarps + n, each = c->nwarps / c->nctas;
+    const Warp *other = &c->cta[n / each].warp[n % each];
+    if (kind != BY_TENSOR && other->know.clock[BEFORE_TENSOR][index] < clock) return kind == BY_TMEM ? "tcgen05.wait::ld" : "tcgen05.wait::st";
+    const u32 *passed = a->know->clock[BEFORE_SYNC];
+    bool handed_on = passed[index] >= clock || (kind == BY_TENSOR && passed[sent] >= clock);
+    return handed_on ? "tcgen05.fence::after_thread_sync" : "tcgen05.fence::before_thread_sync";
+}
+
+static void conflict(const Access *a, Order order, FindingKind race, u32 actor, u32 other_clock, s32 other_ins, u8 other_lane, u64 address) {
     Machine *m = a->cluster->machine;
     const Warp *w = &a->cta->warp[a->warp];
-    FindingKind kind = order == UNFENCED ? PROXY_RACE : order == LANES_UNORDERED ? LANE_RACE : race;
-    Finding *f = find_at(m, kind, w, a->lane, a->ins, other_ins, address, 1);
+    static const FindingKind kinds[] = {[UNFENCED] = PROXY_RACE, [LANES_UNORDERED] = LANE_RACE, [LANES_NOT_MET] = LANES_APART, [TENSOR_UNORDERED] = TENSOR_UNFENCED};
+    Finding *f = find_at(m, order == UNORDERED ? race : kinds[order], w, a->lane, a->ins, other_ins, address, 1);
     if (f && f->count == 1) {
         u32 index = actor & 0xffff, nwarps = a->cluster->nwarps;
+        if (order == TENSOR_UNORDERED) strcpy(f->text, missing_between(a, index, other_clock));
         bool here = actor >> 16 == (a->cluster->serial & 0xffff);
         f->space = a->space;
         f->other_actor = here ? (index < KINDS_OF_ACTOR * nwarps ? index / nwarps : KINDS_OF_ACTOR) : -1;
@@ -283,13 +365,16 @@ static void forget_readers(Cell *c) {
     c->reader_clock = 0;
 }
 
-static void remember_read(Cell *c, const Access *a) {
-    Reader now = {a->actor, a->clock, a->ins, a->lane, a->async, a->scope};
+enum { REWRITES = 2 }; /* in the place of `async`: a reader that has written the value that was there */
+
+static void remember_read(Cell *c, const Access *a, bool rewrites) {
+    u8 how = rewrites ? REWRITES : a->async;
+    Reader now = {a->actor, a->clock, a->ins, a->lane, how, a->scope};
     if (c->reader == MANY_READERS) {
         add_reader(&sets[c->reader_clock], now);
         return;
     }
-    bool covered = !c->reader_clock || c->reader == a->actor || (!c->reader_async && knows(a, SEEN, c->reader, c->reader_clock));
+    bool covered = !c->reader_clock || c->reader == a->actor || (c->reader_async != 1 && knows(a, SEEN, c->reader, c->reader_clock));
     if (!covered) {
         Reader before = {c->reader, c->reader_clock, c->reader_ins, c->reader_lane, c->reader_async, c->reader_scope};
         u32 set = new_set();
@@ -303,7 +388,7 @@ static void remember_read(Cell *c, const Access *a) {
     c->reader_clock = a->clock;
     c->reader_ins = a->ins;
     c->reader_lane = a->lane;
-    c->reader_async = a->async;
+    c->reader_async = how;
     c->reader_scope = a->scope;
 }
 
@@ -344,8 +429,9 @@ void history_read(Cell *cell, u64 n, const Access *a, u64 address) {
             if (f) f->space = a->space;
         }
         Order o = after_writer(a, c);
-        if (o != ORDERED) conflict(a, o, RACE_WRITE_READ, c->writer, c->writer_ins, c->writer_lane, address + k);
-        remember_read(c, a);
+        if (o == UNORDERED && c->rewritten) o = ORDERED; /* it may follow the other writer of this value */
+        if (o != ORDERED) conflict(a, o, RACE_WRITE_READ, c->writer, c->writer_clock, c->writer_ins, c->writer_lane, address + k);
+        remember_read(c, a, false);
         repeat(&last, c, there && o == ORDERED);
     }
 }
@@ -361,9 +447,11 @@ static bool after_readers(const Access *a, Cell *c, u64 address) {
     bool clean = true;
     for (s32 i = 0; i < count; i++) {
         Reader *r = &readers[i];
-        Order o = order_after(a, r->actor, r->clock, r->lane, r->async, r->scope, r->ins, false);
+        bool wrote = r->async == REWRITES;
+        Order o = order_after(a, r->actor, r->clock, r->lane, r->async == 1, r->scope, r->ins, false);
+        if (wrote && r->actor == a->actor && r->clock == a->clock && r->ins == (u32)a->ins && r->lane != a->lane) o = LANES_UNORDERED;
         if (o == ORDERED) continue;
-        conflict(a, o, RACE_READ_WRITE, r->actor, r->ins, r->lane, address);
+        conflict(a, o, wrote ? RACE_WRITE_WRITE : RACE_READ_WRITE, r->actor, r->clock, r->ins, r->lane, address);
         clean = false;
     }
     forget_readers(c);
@@ -374,14 +462,19 @@ void history_write(Cell *cell, u64 n, const Access *a, u64 address, const u8 *ol
     Repeat last = {.usable = false};
     for (u64 k = 0; k < n; k++) {
         Cell *c = &cell[k];
+        bool same_value = old_value && new_value && old_value[k] == new_value[k];
+        if (same_value && a->space == SPACE_GLOBAL && !a->async && !a->scope) { /* nothing changes: it only must not be changed meanwhile */
+            if (after_writer(a, c) != ORDERED) c->rewritten = 1;
+            remember_read(c, a, true);
+            continue;
+        }
         if (repeated(&last, c)) continue;
         Order o = after_writer(a, c);
         bool same_instruction = c->writer_clock && c->writer == a->actor && c->writer_clock == a->clock && c->writer_ins == (u32)a->ins;
         if (o == ORDERED && same_instruction && c->writer_lane != a->lane && !a->async && !a->scope)
             o = LANES_UNORDERED; /* two lanes of one instruction */
-        bool same_value = old_value && new_value && old_value[k] == new_value[k];
         if (o != ORDERED && !(same_value && o != UNFENCED))
-            conflict(a, o, RACE_WRITE_WRITE, c->writer, c->writer_ins, c->writer_lane, address + k);
+            conflict(a, o, RACE_WRITE_WRITE, c->writer, c->writer_clock, c->writer_ins, c->writer_lane, address + k);
         bool clean = after_readers(a, c, address + k) && o == ORDERED;
         c->writer = a->actor;
         c->writer_clock = a->clock;
@@ -390,6 +483,7 @@ void history_write(Cell *cell, u64 n, const Access *a, u64 address, const u8 *ol
         c->writer_async = a->async;
         c->writer_scope = a->scope;
         c->written = 1;
+        c->rewritten = 0;
         repeat(&last, c, clean);
     }
 }

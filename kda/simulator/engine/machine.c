@@ -181,6 +181,7 @@ static void end_warp(Warp *w) {
     free_knowledge(&w->know);
     free_knowledge(&w->released);
     free_knowledge(&w->to_acquire);
+    free(w->met);
 }
 
 void end_cluster(Cluster *c) {

@@ -105,14 +105,22 @@ typedef struct {
 
 /* An actor's accesses are numbered by its clock. Actors of a cluster: its warps; what each warp has sent off asynchronously, by
  * kind; its mbarriers, whose clock is the number of completed phases and which stand for the copies they track. */
-typedef enum { BY_WARP, BY_CP_ASYNC, BY_BULK_WRITE, BY_BULK_READ, BY_WGMMA, BY_TENSOR, BY_TMEM, BY_TMEM_STORE, KINDS_OF_ACTOR } ActorKind;
+typedef enum {
+    BY_WARP, BY_CP_ASYNC, BY_BULK_WRITE, BY_BULK_READ, BY_WGMMA, BY_TENSOR, BY_TMEM, BY_TMEM_STORE,
+    SENT_TO_TENSOR, /* no accesses of its own: how many operations of BY_TENSOR have been sent, done or not; an allocation counts as one */
+    KINDS_OF_ACTOR
+} ActorKind;
 
 typedef struct Foreign Foreign; /* what is known of other clusters' actors */
 
-/* View 0: accesses that happened before. Views 1, 2: those also fenced towards the async proxy, in shared and in global memory. */
-enum { SEEN, FENCED_SHARED, FENCED_GLOBAL, VIEWS };
+/* SEEN: accesses that happened before. FENCED_*: those also fenced towards the async proxy, in shared and in global memory. Of accesses to
+ * tensor memory: BEFORE_SYNC, those ordered before the knower's next synchronisation (tcgen05.fence::before_thread_sync), and BEFORE_TENSOR,
+ * those ordered before its next tcgen05 operation (its own that are done; others' by tcgen05.fence::after_thread_sync). The last view is
+ * the knower's own: nothing hands it on. */
+enum { SEEN, FENCED_SHARED, FENCED_GLOBAL, BEFORE_SYNC, VIEWS_HANDED_ON, BEFORE_TENSOR = VIEWS_HANDED_ON, VIEWS };
 typedef struct {
     u32 *clock[VIEWS]; /* [view][actor] */
+    u32 *met, *lanes;  /* of a warp: its clock up to which all of its lanes are spoken for, and the lanes that are beyond, up to SEEN */
     Foreign *foreign;
 } Knowledge;
 
@@ -125,10 +133,10 @@ typedef struct {
     u32 reader, reader_clock; /* reader == MANY_READERS: reader_clock is the index of a set */
     u32 writer_ins, reader_ins;
     u8 writer_lane, reader_lane;
-    u8 writer_async, reader_async;
+    u8 writer_async, reader_async; /* reader_async: or REWRITES, a write of the value that was there */
     u8 writer_scope, reader_scope;
     u8 written; /* 1: by the program; 2: it was there before */
-    u8 unused;
+    u8 rewritten; /* somebody not ordered after the writer has written the same value */
 } Cell;
 
 typedef struct {
@@ -150,6 +158,7 @@ typedef enum {
     OUT_OF_BOUNDS = 1, MISALIGNED, UNINITIALISED, RACE_WRITE_WRITE, RACE_WRITE_READ, RACE_READ_WRITE, PROXY_RACE, LANE_RACE,
     BAD_BARRIER, BAD_MBARRIER, DEADLOCK, LIVELOCK, DIVERGED, BAD_LANE, TMEM_LEAK, TMEM_MISUSE, BAD_DESCRIPTOR, BAD_TENSOR_MAP,
     BAD_OPERAND, PEER_EXITED, REGISTER_IN_FLIGHT, GROUP_MISUSE, MBARRIER_OVERWRITTEN, TOO_MANY_INSTRUCTIONS, UNSUPPORTED,
+    TENSOR_UNFENCED, MBARRIER_UNFENCED, LANES_APART, REGISTER_UNFENCED,
 } FindingKind;
 
 typedef struct {
@@ -183,7 +192,8 @@ struct Work {
     Knowledge know;  /* what the sender knew */
     ActorKind kind;  /* whose clock the accesses are left under: a group of its warp's, or BY_TENSOR's own count */
     u32 clock;
-    u8 lane;
+    u32 lanes;       /* who sent it off; one piece of work if several lanes ask for the same */
+    u8 lane;         /* the first of them */
     u8 data[] __attribute__((aligned(16))); /* the family's own */
 };
 
@@ -242,11 +252,16 @@ struct Warp {
     Knowledge to_acquire; /* what relaxed loads have read: an acquire fence takes it in */
     bool has_released, has_to_acquire;
     u32 async_clock[KINDS_OF_ACTOR]; /* the last number given to work of that kind */
+    u32 acting;     /* the lanes of the instruction that runs */
+    u32 lanes_met;  /* its clock when all lanes last met: what they had done by then is ordered before what each of them does */
+    u32 (*met)[LANES]; /* [lane][other lane]: the same of those that met without the others; NULL: none have */
     Groups cp_async, bulk; /* copies.c */
     u64 issued;
     s32 nin_flight;     /* registers that asynchronous work has; one more where uses of registers are watched (wgmma.c) */
     s32 max_registers;  /* setmaxnreg */
+    Mbarrier *unfenced; /* those that it has initialised since its last fence for them */
     u64 cluster_ticket; /* the generation of barrier.cluster that it has arrived for, plus one; 0: has not */
+    u32 cluster_clock;  /* its clock then */
     void *wgmma;        /* owned by wgmma.c */
 };
 
@@ -269,6 +284,9 @@ struct Mbarrier {
     s64 expected, pending, tx;
     s32 actor;   /* its index in clocks */
     s32 ins;     /* that initialised it */
+    Warp *by;    /* that did so, */
+    u32 fenced[2]; /* and its clock at the fence that followed, 0: none yet; [0] for the async proxy, [1] for other CTAs */
+    Mbarrier *next_unfenced;
     Knowledge arriving, done;
 };
 
@@ -410,10 +428,13 @@ void learn(Cluster *c, Knowledge *k, const Knowledge *from);       /* k := join(
 void copy_knowledge(Cluster *c, Knowledge *k, const Knowledge *from);
 static inline u32 actor_of(const Warp *w, ActorKind kind) { return (w->cluster->serial & 0xffff) << 16 | (kind * w->cluster->nwarps + w->actor); }
 static inline u32 warp_clock(const Warp *w) { return w->know.clock[SEEN][w->actor]; }
+void lanes_meet(Warp *w, u32 lanes);                               /* bar.warp.sync, or a barrier: memory between them is ordered */
+void speak_for_lanes(Warp *w);                                     /* w->know says what its acting lanes release */
 void tick(Warp *w);                                                /* its later accesses are not covered by what it knew until now */
 void release_to(Warp *w, Knowledge *object);                       /* object learns what the warp knows; the warp ticks */
 void acquire_from(Warp *w, const Knowledge *object);
 void knows_of(Knowledge *k, u32 actor, u32 clock);                 /* of the knower's own cluster: completed asynchronous work */
+void fence_view(const Cluster *c, Knowledge *k, int view, int from); /* view := join(view, from) */
 Access warp_access(Warp *w, const Ins *i, int lane, HistorySpace space); /* a generic, weak access of the warp */
 Access work_access(Work *work, u32 actor, u32 clock, HistorySpace space); /* an access of the async proxy, for what the sender knew */
 void history_read(Cell *cell, u64 n, const Access *a, u64 address);
@@ -451,6 +472,8 @@ void count_sectors(Warp *w, const Ins *i, u32 lanes, const u64 *address, u32 byt
 Mbarrier *mbarrier_at(Warp *w, const Ins *i, int lane, u32 address, bool must_live); /* finding if there is none */
 void mbarrier_arrive(Mbarrier *b, u32 count, const Knowledge *from);                 /* from may be NULL (relaxed) */
 void mbarrier_complete_tx(Mbarrier *b, s64 bytes, const Knowledge *from);
+/* A finding if a copy or a commit, or another CTA than its own, knows of no fence behind its initialisation. */
+void mbarrier_fenced(const Mbarrier *b, Warp *w, const Ins *i, int lane, const Knowledge *know);
 u32 mbarrier_next_clock(const Mbarrier *b); /* the clock of accesses that its current phase tracks */
 void free_cta_barriers(Cta *cta);
 

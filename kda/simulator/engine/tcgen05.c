@@ -2,7 +2,8 @@
  *
  * One thread sends an operation off; it runs in the queue of its CTA (cta_group::1) or of its pair (::2: the even CTA's), in order and as
  * late as possible. Its accesses are the async proxy's, left under the thread's warp (BY_TENSOR) and the operation's number. It follows
- * all that its sender knew, and every earlier operation of the queue that the sender knew to have been sent. commit hands on what
+ * all that its sender knew, and every earlier operation of the queue that the sender knew to have been sent (as fences order it, where
+ * it touches tensor memory). commit hands on what
  * follows from the end of its thread's operations; it does not release what the thread has done besides.
  * Not documented, and decided here: how D rounds (mma.c); an f16 D leaves poison in the upper half of its cells; shift moves the slab of
  * 32 lanes that its address names.
@@ -34,7 +35,7 @@ static void send(Warp *w, const Ins *i, int lane, int group, void (*run)(Work *)
     }
     t->queue = queue_of(w->cta, group);
     t->sent[t->count].clock = warp_clock(w);
-    t->sent[t->count++].number = ++w->async_clock[BY_TENSOR];
+    t->sent[t->count++].number = next_number(w);
     Work *work = send_work(w, i, lane, t->queue, run, n);
     work->kind = BY_TENSOR;
     work->clock = w->async_clock[BY_TENSOR];
@@ -65,13 +66,20 @@ static void begin(Work *work) {
         for (s32 n = 0; t && n < cta->nwarps * LANES; n++) {
             const Warp *sender = &cta->warp[n / LANES];
             const Issuer *other = t->issuer[n];
-            if (other && other->queue == queue && sender != w)
-                knows_of(&work->know, actor_of(sender, BY_TENSOR), sent_by(other, work->know.clock[SEEN][sender->actor]));
+            if (!other || other->queue != queue || sender == w) continue;
+            u32 actor = actor_of(sender, BY_TENSOR), *ordered = work->know.clock[BEFORE_TENSOR], fenced = ordered[actor_of(sender, SENT_TO_TENSOR) & 0xffff];
+            u32 before = ordered[actor & 0xffff];
+            knows_of(&work->know, actor, sent_by(other, work->know.clock[SEEN][sender->actor]));
+            ordered[actor & 0xffff] = fenced > before ? fenced : before;
         }
     }
 }
 
-static void end(Work *work) { learn(work->warp->cluster, &issuer_of(work->warp, work->lane)->done, &work->know); }
+/* What has been done hands itself on: commit needs no tcgen05.fence::before_thread_sync. */
+static void end(Work *work) {
+    fence_view(work->warp->cluster, &work->know, BEFORE_SYNC, BEFORE_TENSOR);
+    learn(work->warp->cluster, &issuer_of(work->warp, work->lane)->done, &work->know);
+}
 
 static Access tensor_access(Work *work, HistorySpace space) { return work_access(work, actor_of(work->warp, BY_TENSOR), work->clock, space); }
 
@@ -390,8 +398,8 @@ static void run_mma(Work *work) {
     u32 parts = m->layout->parts;
     begin(work);
     for (int c = 0; c < group; c++) {
-        if (!tmem_held(w, work->ins, work->lane, ctas[c], m->d_address & 0xffff, m->n / parts, "D")) return;
-        if (m->a_in_tmem && !tmem_held(w, work->ins, work->lane, ctas[c], m->a_address & 0xffff, K_BYTES / 4, "A")) return;
+        if (!tmem_held(w, work->ins, work->lane, ctas[c], m->d_address & 0xffff, m->n / parts, &work->know, "D")) return;
+        if (m->a_in_tmem && !tmem_held(w, work->ins, work->lane, ctas[c], m->a_address & 0xffff, K_BYTES / 4, &work->know, "A")) return;
         if (!m->a_in_tmem) gather(work, ctas[c], &m->a, &elements[m->a_type], m->m / group, tile_a + c * (m->m / group) * m->k);
         gather(work, ctas[c], &m->b, &elements[m->b_type], m->n / group, tile_b + c * (m->n / group) * m->k);
     }
@@ -449,7 +457,7 @@ static void run_cp(Work *work) {
     begin(work);
     Access from = tensor_access(work, SPACE_SHARED), to = tensor_access(work, SPACE_TMEM);
     for (int n = 0; n < group; n++) {
-        if (!tmem_held(work->warp, work->ins, work->lane, ctas[n], c->column, 4 * s->groups, "the destination")) return;
+        if (!tmem_held(work->warp, work->ins, work->lane, ctas[n], c->column, 4 * s->groups, &work->know, "the destination")) return;
         for (u32 row = 0; row < s->rows; row++)
             for (u32 g = 0; g < s->groups; g++) {
                 u32 element[GROUP], word[4] = {0};
@@ -501,7 +509,7 @@ static void run_shift(Work *work) {
     begin(work);
     Access a = tensor_access(work, SPACE_TMEM);
     for (int n = 0; n < group; n++) {
-        if (!tmem_held(work->warp, work->ins, work->lane, ctas[n], s->column, SHIFTED_COLUMNS, "the matrix")) return;
+        if (!tmem_held(work->warp, work->ins, work->lane, ctas[n], s->column, SHIFTED_COLUMNS, &work->know, "the matrix")) return;
         for (u32 lane = s->lane; lane < s->lane + SLAB - 1; lane++) {
             u32 word[SHIFTED_COLUMNS];
             tmem_read(ctas[n], &a, lane + 1, s->column, SHIFTED_COLUMNS, word);
@@ -560,6 +568,7 @@ static void arrive_at(Work *work, u32 address, const Knowledge *done) {
         return;
     }
     check_initialised(work, cta, at);
+    mbarrier_fenced(b, w, work->ins, work->lane, &work->know);
     mbarrier_arrive(b, 1, done);
 }
 

@@ -67,7 +67,7 @@ static const struct {
     {"u64", 8, false, T_U64}, {"s64", 8, false, T_S64}, {"f16", 2, true, T_F16}, {"f32", 4, true, T_F32},
     {"f32.ftz", 4, true, T_F32}, {"f64", 8, true, T_F64}, {"bf16", 2, true, T_BF16},
 };
-enum { TYPES = sizeof TYPE / sizeof *TYPE };
+enum { TYPES = sizeof TYPE / sizeof *TYPE, LAST_PACKED = TYPES + 2 }; /* of elements of 4 bits, twice, and of 6 */
 
 /* What a tensor reduction may be of: a bit for each AtomicType. */
 #define IN(t) (1u << (t))
@@ -200,7 +200,9 @@ static Row row_of(const Tile *t, u32 r) {
 #define REFUSE(...) return find(w, i, l, BAD_TENSOR_MAP, address, MAP_BYTES, __VA_ARGS__), false
 
 static bool is_sound(Warp *w, const Ins *i, int l, u64 address, const u64 *raw, const TensorMap *m, int rank, bool by_rows) {
-    if (has_unknown_bits(raw) || m->rank > MOST_RANK || m->type >= TYPES) REFUSE("these 128 bytes are no tensor map that can be simulated");
+    if (has_unknown_bits(raw) || m->rank > MOST_RANK || m->type > LAST_PACKED) REFUSE("these 128 bytes are no tensor map");
+    if (m->type >= TYPES)
+        REFUSE("a tensor map of packed elements of %d bits (type %d of a map) is not simulated", m->type == LAST_PACKED ? 6 : 4, m->type);
     if (m->rank != rank) REFUSE("a tensor map of rank %d for coordinates of rank %d", m->rank, rank);
     if (get_field(raw, F_INTERLEAVE, 0)) REFUSE("an interleaved tensor map is not simulated");
     if (m->address % 16) REFUSE("the tensor at 0x%llx is not aligned to 16 bytes", (unsigned long long)m->address);
@@ -352,8 +354,15 @@ static void run_store(Work *work) {
     free(row);
 }
 
+/* Lanes that ask for one and the same store get one, as on silicon. */
+static bool same_store(const Tile *a, const Tile *b) {
+    return a->op == PLAIN && a->shared == b->shared && !memcmp(&a->map, &b->map, sizeof a->map) && !memcmp(a->start, b->start, sizeof a->start) &&
+           !memcmp(a->row, b->row, sizeof a->row);
+}
+
 /* operands: source, map, coordinates; mod[0], mod[3]: the places, mod[6]: rank, mod[7]: by rows, mod[8]: AtomicOp or PLAIN */
 static Outcome op_tma_store(Warp *w, const Ins *i, u32 lanes) {
+    Work *sent = NULL;
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
         Tile t = {.op = (s32)i->mod[8]};
@@ -374,9 +383,13 @@ static Outcome op_tma_store(Warp *w, const Ins *i, u32 lanes) {
         for (int d = 0; d < t.map.rank; d++)
             if (t.start[d] < 0)
                 find(w, i, l, BAD_OPERAND, 0, 0, "a store starts at coordinate %d of dimension %d: it must not be negative", t.start[d], d);
-        Work *work = send_work(w, i, l, NULL, run_store, sizeof t);
-        join_group(w, work);
-        memcpy(work->data, &t, sizeof t);
+        if (sent && same_store(&t, (const Tile *)sent->data)) {
+            sent->lanes |= 1u << l;
+            continue;
+        }
+        sent = send_work(w, i, l, NULL, run_store, sizeof t);
+        join_group(w, sent);
+        memcpy(sent->data, &t, sizeof t);
     }
     return NEXT;
 }

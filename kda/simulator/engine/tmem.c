@@ -27,13 +27,38 @@ static u32 units(u32 column, u32 columns) { /* a bit for each unit that these co
     return ((2u << last) - 1) & ~((1u << first) - 1);
 }
 
-bool tmem_held(Warp *w, const Ins *i, int lane, const Cta *cta, u32 column, u32 columns, const char *what) {
+u32 next_number(Warp *w) {
+    u32 number = ++w->async_clock[BY_TENSOR];
+    w->know.clock[BEFORE_TENSOR][actor_of(w, SENT_TO_TENSOR) & 0xffff] = number;
+    return number;
+}
+
+/* Its own operations come after an allocation; another thread's only behind a fence, as they are asynchronous. */
+static void after_allocation(Warp *w, const Ins *i, int lane, const Cta *cta, u32 column, const Knowledge *know) {
+    const Tmem *t = cta->tmem;
+    u32 unit = column / TMEM_UNIT;
+    while (unit && !t->allocation[unit].columns) unit--;
+    const Allocation *a = &t->allocation[unit];
+    const Warp *by = &cta->warp[a->warp];
+    if (!t->history || know->clock[BEFORE_TENSOR][actor_of(by, SENT_TO_TENSOR) & 0xffff] >= a->number) return;
+    Finding *f = find_at(w->machine, TENSOR_UNFENCED, w, lane, i->index, a->ins, column, 0);
+    if (!f || f->count != 1) return;
+    f->space = SPACE_TMEM;
+    f->other_actor = BY_WARP;
+    f->detail[0] = a->warp;
+    strcpy(f->text, "tcgen05.fence::after_thread_sync");
+}
+
+bool tmem_held(Warp *w, const Ins *i, int lane, const Cta *cta, u32 column, u32 columns, const Knowledge *know, const char *what) {
     if (cta->exited && cta != w->cta) {
         find(w, i, lane, PEER_EXITED, column, columns, "%s is in tensor memory of CTA rank %d, which has exited", what, cta->rank);
         return false;
     }
     const Tmem *t = cta->tmem;
-    if (column + columns <= TMEM_COLUMNS && t && !(units(column, columns) & ~t->held)) return true;
+    if (column + columns <= TMEM_COLUMNS && t && !(units(column, columns) & ~t->held)) {
+        after_allocation(w, i, lane, cta, column, know);
+        return true;
+    }
     Finding *f = find(w, i, lane, TMEM_MISUSE, column, columns,
                       "%s takes columns %u to %u of tensor memory, not all of them allocated (held are these units of 32, as bits: %04x)", what,
                       column, column + columns - 1, t ? t->held : 0);
@@ -105,7 +130,10 @@ static void give(Cta *cta, u32 column, u32 columns) {
     Tmem *t = cta->tmem;
     Launch *launch = cta->machine->launch;
     const Request *r = &t->request[ALLOCATE];
-    t->allocation[column / TMEM_UNIT] = (Allocation){columns, r->warp, r->ins};
+    Warp *w = &cta->warp[r->warp];
+    u32 number = next_number(w); /* synchronous: it comes before what the warp's next release orders */
+    w->know.clock[BEFORE_SYNC][actor_of(w, SENT_TO_TENSOR) & 0xffff] = number;
+    t->allocation[column / TMEM_UNIT] = (Allocation){columns, r->warp, r->ins, number};
     t->held |= units(column, columns);
     u64 all = (u64)__builtin_popcount(t->held) * TMEM_UNIT;
     if (all > launch->tmem_columns) launch->tmem_columns = all;
@@ -330,7 +358,8 @@ static bool check_move(Warp *w, const Ins *i, u32 lanes, Move *m) {
         return false;
     }
     u32 columns = m->registers / move_shapes[m->shape].registers * move_shapes[m->shape].columns * m->cells;
-    return tmem_held(w, i, 0, w->cta, m->column[0], columns, "this") && tmem_held(w, i, 0, w->cta, m->column[1], columns, "its second half");
+    return tmem_held(w, i, 0, w->cta, m->column[0], columns, &w->know, "this") &&
+           tmem_held(w, i, 0, w->cta, m->column[1], columns, &w->know, "its second half");
 }
 
 /* A thread's cells, in the order of its registers; neighbours in a lane go together. */
@@ -420,9 +449,21 @@ static Outcome op_tmem_wait(Warp *w, const Ins *i, u32 lanes) {
     return NEXT;
 }
 
-void tmem_load_used(Warp *w, u32 clock) { knows_of(&w->know, actor_of(w, BY_TMEM), clock); }
+/* The data has come; but only wait::ld orders anything after the load. */
+void tmem_load_used(Warp *w, u32 clock) {
+    u32 *ordered = &w->know.clock[BEFORE_TENSOR][actor_of(w, BY_TMEM) & 0xffff], before = *ordered;
+    knows_of(&w->know, actor_of(w, BY_TMEM), clock);
+    *ordered = before;
+}
+
+/* mod[0]: after_thread_sync, not before_thread_sync */
+static Outcome op_tmem_fence(Warp *w, const Ins *i, u32 lanes) {
+    (void)lanes;
+    fence_view(w->cluster, &w->know, i->mod[0] ? BEFORE_TENSOR : BEFORE_SYNC, i->mod[0] ? BEFORE_SYNC : BEFORE_TENSOR);
+    return NEXT;
+}
 
 const HandlerEntry tmem_handlers[] = {
     {"tmem_alloc", op_alloc}, {"tmem_dealloc", op_dealloc}, {"tmem_relinquish", op_relinquish},
-    {"tmem_ld", op_tmem_ld},  {"tmem_st", op_tmem_st},      {"tmem_wait", op_tmem_wait},        {0},
+    {"tmem_ld", op_tmem_ld},  {"tmem_st", op_tmem_st},      {"tmem_wait", op_tmem_wait},        {"tmem_fence", op_tmem_fence}, {0},
 };

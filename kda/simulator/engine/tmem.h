@@ -16,6 +16,7 @@ typedef struct {
 typedef struct {
     u32 columns; /* 0: none starts here */
     s32 warp, ins;
+    u32 number;  /* among its warp's operations (SENT_TO_TENSOR) */
 } Allocation;
 
 /* What a warp asks the allocator for: until there is room, and with cta_group::2 until a warp of the peer asks for the same. */
@@ -43,8 +44,10 @@ Tmem *tmem_of(Cta *cta); /* made when first asked for */
 /* The CTAs that an instruction with .cta_group::1 or ::2 acts on, even rank first; 0 after a finding. */
 int tensor_ctas(Warp *w, const Ins *i, int lane, int group, Cta *ctas[2]);
 static inline Queue *queue_of(Cta *cta, int group) { return (group == 2 ? &cta->cluster->cta[cta->rank & ~1] : cta)->tensor_queue; }
-/* Are these columns allocated, and does the CTA still run? A finding if not. `what`: D, A, the source, ... */
-bool tmem_held(Warp *w, const Ins *i, int lane, const Cta *cta, u32 column, u32 columns, const char *what);
+/* Are these columns allocated, and does the CTA still run? A finding if not, or if `know` does not order it after the allocation. `what`: D,
+ * A, the source, ... */
+bool tmem_held(Warp *w, const Ins *i, int lane, const Cta *cta, u32 column, u32 columns, const Knowledge *know, const char *what);
+u32 next_number(Warp *w); /* of an operation that the warp sends to the tensor core, or of an allocation */
 /* n cells of a lane, which the caller knows to be held */
 typedef void (*Transfer)(Cta *cta, const Access *a, u32 lane, u32 column, u32 n, u32 *value);
 void tmem_read(Cta *cta, const Access *a, u32 lane, u32 column, u32 n, u32 *value);

@@ -189,6 +189,7 @@ static Outcome run_counted(Warp *w, const Ins *i, u32 lanes) {
         c->lanes += __builtin_popcount(lanes);
         w->issued++;
     }
+    w->acting = lanes;
     if (w->nin_flight) registers_touched(w, i);
     return i->run(w, i, lanes);
 }
@@ -352,7 +353,9 @@ Work *send_work(Warp *w, const Ins *i, int lane, Queue *queue, void (*run)(Work 
     work->warp = w;
     work->ins = i;
     work->lane = lane;
+    work->lanes = 1u << lane;
     work->know = new_knowledge(w->cluster);
+    speak_for_lanes(w);
     copy_knowledge(w->cluster, &work->know, &w->know);
     tick(w);
     if (!queue) queue = new_queue(w->cluster, false);
@@ -370,7 +373,7 @@ void run_groups(Warp *w, ActorKind kind, int lane, u32 clock) {
     for (Queue *q = ring->next, *next; q != ring; q = next) {
         next = q->next;
         Work *work = q->first;
-        if (work && !q->keep && work->warp == w && work->kind == kind && (lane == ALL || work->lane == lane) && work->clock <= clock)
+        if (work && !q->keep && work->warp == w && work->kind == kind && (lane == ALL || lane_in(work->lanes, lane)) && work->clock <= clock)
             run_first(q);
     }
 }

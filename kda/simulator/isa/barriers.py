@@ -6,6 +6,7 @@ from kda.simulator.ptx.syntax import Immediate, Sink
 BAR = {"sync": 0, "arrive": 1, "popc": 2, "and": 3, "or": 4}
 SHARED, GLOBAL = 1 << 1, 1 << 2  # the engine's views FENCED_SHARED and FENCED_GLOBAL
 RELEASE, ACQUIRE = 1, 2
+TO_ASYNC, TO_CTAS = 1, 2  # to whom a fence makes mbarriers known
 
 
 def lower_bar(b, ins):
@@ -101,30 +102,31 @@ def lower_mbarrier(b, ins):
 def lower_fence(b, ins):
     parts = set(ins.parts[1:])
     if "mbarrier_init" in parts:
-        return Op("fence", [], [0, RELEASE])
+        return Op("fence", [], [0, RELEASE, TO_CTAS])
     if "proxy" in parts:
         if parts & {"tensormap::generic", "alias"}:
-            return Op("fence", [], [SHARED | GLOBAL, RELEASE | ACQUIRE])
+            return Op("fence", [], [SHARED | GLOBAL, RELEASE | ACQUIRE, 0])
         if not parts & {"async", "async::generic"} and not any(p.startswith("async") for p in parts):
             b.fail("unknown proxy", "async, alias, tensormap::generic")
         spaces = [p.removeprefix("async::") for p in parts]
         views = (
             SHARED if any(p.startswith("shared") for p in spaces) else GLOBAL if "global" in spaces else SHARED | GLOBAL
         )
-        return Op("fence", [], [views, 0])
+        return Op("fence", [], [views, 0, TO_ASYNC if views & SHARED else 0])
+    known = 0 if "cta" in parts else TO_CTAS
     if parts & {"acq_rel", "sc"}:
-        return Op("fence", [], [0, RELEASE | ACQUIRE])
+        return Op("fence", [], [0, RELEASE | ACQUIRE, known])
     if parts & {"acquire", "release"}:
-        return Op("fence", [], [0, RELEASE if "release" in parts else ACQUIRE])
+        return Op("fence", [], [0, RELEASE, known] if "release" in parts else [0, ACQUIRE, 0])
     if not parts <= {"cta", "cluster", "gpu", "sys"}:
         b.fail(f"unknown modifiers {sorted(parts)}", "acq_rel, sc, acquire, release, proxy.async, mbarrier_init")
-    return Op("fence", [], [0, RELEASE | ACQUIRE])
+    return Op("fence", [], [0, RELEASE | ACQUIRE, known])
 
 
 def lower_membar(b, ins):
     if "proxy" in ins.parts:
         return lower_fence(b, ins)
-    return Op("fence", [], [0, RELEASE | ACQUIRE])
+    return Op("fence", [], [0, RELEASE | ACQUIRE, 0 if "cta" in ins.parts else TO_CTAS])
 
 
 def lower_setmaxnreg(b, ins):

@@ -56,11 +56,6 @@ def one_of(parts, table, default=None):
     return next((table[p] for p in parts if p in table), default)
 
 
-def leftover(ins, *known):
-    """Modifiers after the first part that none of the sets knows: a lowering refuses them."""
-    return [p for p in ins.parts[1:] if not any(p in k for k in known)]
-
-
 def operands(b, ins, *names):
     """The operands of an instruction, which must be as many as their names."""
     if len(ins.operands) != len(names):

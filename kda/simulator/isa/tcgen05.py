@@ -157,9 +157,8 @@ def lower_wait(b, ins, parts):
 
 
 def lower_fence(b, ins, parts):
-    """Nothing: what synchronises threads orders their tcgen05 operations too, and compiled kernels rely on that."""
     _all_known(b, parts)
-    return Op("nop")
+    return Op("tmem_fence", [], [int(ins.parts[1] == "fence::after_thread_sync")])
 
 
 # ---- the tensor core

@@ -44,6 +44,7 @@ class Statement(NamedTuple):
     kind: str  # a key of STATEMENTS
     text: str
     line: int  # of its first character, from 1
+    start: int = 0  # its place in the text
 
 
 def without_comments(text: str) -> str:
@@ -58,7 +59,7 @@ def statements(text: str) -> Iterator[Statement]:
         start = match.start()
         line += text.count("\n", counted, start)
         counted = start
-        yield Statement(match.lastgroup, match[0], line)
+        yield Statement(match.lastgroup, match[0], line, start)
 
 
 def split_list(text: str) -> list[str] | None:

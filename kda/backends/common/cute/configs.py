@@ -3,39 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kda.problem import Problem
 
-from .arguments import Arguments, Launch, number, tensor
+from ..arguments import Arguments, Launched, number, tensor
 from .tile import MIN_GATE_ONE_PRODUCT
-
-if TYPE_CHECKING:
-    from kda.compile.kernel import Kernel
 
 STRIP = 8                                    # columns of the states
 
 # What the forwards round: operands of products, and results; decays, norms, the inverse and the state stay float32.
 ROUNDED_TO = dict.fromkeys(("A_qk", "A_inv", "qg", "kb", "kg", "h", "v_new", "o"), "bfloat16")
-
-
-class Launched:
-    """What a kernel is built for, and how it is launched: a subclass has `threads`, `shared` bytes and `arguments`."""
-
-    arguments: type[Arguments]
-    cluster: tuple[int, int, int] | int = 1
-    pdl: bool = False                        # programmatic: it may come onto the SM before the kernel ahead has ended
-    launch_options = MappingProxyType({})    # of the DSL's launch, that change the code
-
-    def bound(self, kernel: Kernel, grid: tuple[int, int, int], **numbers: float) -> Launch:
-        """The launch of a kernel that was built for this, all but its tensors."""
-        values = [numbers.pop(name) for name in self.arguments.numbers()]
-        assert not numbers, f"{type(self).__name__} has no numbers {sorted(numbers)}"
-        bound = kernel.bound(
-            grid, *values, block=self.threads, cluster=self.cluster, dynamic_shared=self.shared, pdl=self.pdl
-        )
-        return Launch(bound, tuple(self.arguments.tensors()))
 
 
 @dataclass(frozen=True)

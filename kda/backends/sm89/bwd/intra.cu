@@ -264,20 +264,6 @@ __device__ __forceinline__ void far(Shared& s, Channel& c, const Rows& e, int wa
   s.terms[LEVEL][warp][l.lane] = second ? c.pass_back(row) : c.pass_on(row);
 }
 
-// Back through the gate: the gradients of a logit and of A_log by one token.
-__device__ __forceinline__ void gate_bwd(float dg2, float x, float rate, float lower_bound, float& dx, float& of_A) {
-  if (GATE_IS == GIVEN) {
-    dx = dg2, of_A = 0.0f;
-  } else if (GATE_IS == SOFTPLUS) {
-    const float e = exp_(-fabsf(x)), s = reciprocal(1.0f + e);
-    dx = -(rate * ((x < 0.0f ? e * s : s) * dg2));
-    of_A = -(finite(rate * (fmaxf(x, 0.0f) + log1p_(e))) * dg2);
-  } else {
-    const float y = finite(rate * x), dy = dg2 * (lower_bound * sigmoid_slope(y));
-    dx = dy * rate, of_A = dy * y;
-  }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     intra_bwd(const float* q, const float* k, const float* g, const float* A_log, const float* dt_bias,
               const float* of_rows, const float* h, const float* dh, const float* v_new, const float* d_o,
@@ -380,7 +366,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       dqn[to] = c.x[r];
       dkn[to] = fmaf(c.b[r], c.plus[r], c.minus[r]);
       float dx, of_rate;
-      gate_bwd(c.dg2[r] + others, logit[r], rate, lower_bound, dx, of_rate);
+      log2_decay_bwd<GATE_IS>(c.dg2[r] + others, logit[r], rate, lower_bound, dx, of_rate);
       dg[to] = dx;
       of_A += of_rate, of_bias += dx;
     }

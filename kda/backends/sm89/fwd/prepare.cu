@@ -8,9 +8,9 @@
 //
 // A CTA has C / 8 warps, a warp 8 rows; lanes go along 32 channels of K, slice after slice.  Tiles are (chunk, head)
 // with all of a chunk's rows: w, qg (C, K), kg_t (K, C), u (C, V), A_qk (C, C), gc_last (K); rows past the end are 0.
-// KEEP 1: A_qk and A_inv go to rows of tokens (tokens, HV, C) as well.  KEEP 2, for a backward: kg (C, K), w_t (K, C),
-// A_inv (C, C) and 1 / |q|, 1 / |k| and b (3, C) too, and transposed qg (K, C) and A_qk (C, C) in place of qg and A_qk.
-// KEEP 3: the same, and A_qk and A_inv are not made but read where KEEP 1 left them.
+// A forward that saves PRODUCTS also writes A_qk and A_inv to rows of tokens (tokens, HV, C).  FOR_BACKWARD: kg (C, K),
+// w_t (K, C), A_inv (C, C) and 1 / |q|, 1 / |k| and b (3, C) too, and transposed qg (K, C) and A_qk (C, C) instead of
+// qg and A_qk; with PRODUCTS, A_qk and A_inv are not made but read where the forward left them.
 //
 // Barriers: two a slice (totals of warps are there; decayed rows are there), then A, the inverse's, A was read, v.
 // Shared memory: kE (C, K + 4), and in one place decayed rows of a slice with sums of pairs, then X, A_kk, A_qk
@@ -21,7 +21,7 @@
 #include "pairs.cuh"
 #include "places.cuh"
 
-constexpr bool MADE = KEEP != 3, FOR_BACKWARD = KEEP >= 2;
+constexpr bool MADE = !(FOR_BACKWARD && PRODUCTS), SAVES = PRODUCTS && !FOR_BACKWARD;
 constexpr int K = HEAD_K, V = HEAD_V, C = CHUNK, WARPS = C / 8, THREADS = 32 * WARPS, LEVELS = C == 64 ? 3 : 2;
 constexpr int TOP = C / 32, FAR = LEVELS - 1 + TOP;  // tiles of the last level in a warp, and of all
 constexpr int P = C + 8;
@@ -266,20 +266,20 @@ __device__ __forceinline__ float4 lower(const float (*x)[P], int i, int j) {
 }
 
 // A_qk and A_inv as a forward kept them; zero past the end.
-__device__ __forceinline__ void get_matrices(Shared& s, const float* kept_A_qk, const float* kept_A_inv, i64 row,
+__device__ __forceinline__ void get_matrices(Shared& s, const float* saved_A_qk, const float* saved_A_inv, i64 row,
                                              i64 HV, int rows) {
 #pragma unroll 1
   for (int at = 4 * threadIdx.x; at < C * C; at += 4 * THREADS) {
     const int i = at / C, j = at % C, bytes = i < rows ? 16 : 0;
     const i64 from = (row + (i < rows ? i * HV : 0)) * C + j;
-    copy16(&s.A_qk[i][j], kept_A_qk + from, bytes);
-    copy16(&s.X[i][j], kept_A_inv + from, bytes);
+    copy16(&s.A_qk[i][j], saved_A_qk + from, bytes);
+    copy16(&s.X[i][j], saved_A_inv + from, bytes);
   }
   commit();
 }
 
 // A_qk, and where it is kept A_inv, with zeros above the diagonal.
-__device__ __forceinline__ void put_matrices(const Shared& s, const Tiles& to, float* kept_A_qk, float* kept_A_inv,
+__device__ __forceinline__ void put_matrices(const Shared& s, const Tiles& to, float* saved_A_qk, float* saved_A_inv,
                                              i64 row, i64 HV, int rows) {
 #pragma unroll 1
   for (int at = 4 * threadIdx.x; at < C * C; at += 4 * THREADS) {
@@ -292,9 +292,9 @@ __device__ __forceinline__ void put_matrices(const Shared& s, const Tiles& to, f
     } else {
       *(float4*)&to.A_qk[at] = of;
     }
-    if (KEEP == 1 && i < rows) {
-      *(float4*)&kept_A_qk[(row + i * HV) * C + j] = of;
-      *(float4*)&kept_A_inv[(row + i * HV) * C + j] = lower(s.X, i, j);
+    if (SAVES && i < rows) {
+      *(float4*)&saved_A_qk[(row + i * HV) * C + j] = of;
+      *(float4*)&saved_A_inv[(row + i * HV) * C + j] = lower(s.X, i, j);
     }
   }
   if (FOR_BACKWARD)
@@ -305,7 +305,7 @@ __device__ __forceinline__ void put_matrices(const Shared& s, const Tiles& to, f
 extern "C" __global__ void __launch_bounds__(THREADS, C == 64 ? 2 : 3)
     prepare(const float* q, const float* k, const float* v, const float* g, const float* beta, const float* A_log,
             const float* dt_bias, const Offset* cu_seqlens, const i64* first_chunk, float* w, float* qg, float* kg_t,
-            float* u, float* A_qk, float* gc_last, float* kept_A_qk, float* kept_A_inv, float* o,
+            float* u, float* A_qk, float* gc_last, float* saved_A_qk, float* saved_A_inv, float* o,
             float* w_t, float* kg, float* A_inv, float* of_rows, i64 T, i64 N,
             i64 chunks, i64 H, i64 HV, float scale, float lower_bound) {
   extern __shared__ __align__(16) char memory[];
@@ -327,7 +327,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, C == 64 ? 2 : 3)
                  u + tile * (C * V),    A_qk + tile * (C * C), gc_last + tile * K,
                  w_t + tile * (C * K),  kg + tile * (C * K),   A_inv + tile * (C * C), of_rows + tile * (3 * C)};
   };
-  if (!MADE) get_matrices(s, kept_A_qk, kept_A_inv, row, HV, rows);
+  if (!MADE) get_matrices(s, saved_A_qk, saved_A_inv, row, HV, rows);
   norms(s, x, q_stride, HV, rows, warp, l);
 
   const float rate = RATE ? finite(exp_(A_log[head])) : 1.0f;
@@ -357,7 +357,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, C == 64 ? 2 : 3)
   of_v.fetch(v + hidden(row) * V, HV * V, rows);
   if (MADE) inverse<C, P>(s.X, s.A_kk, warp, l);
   const Tiles to = tiles(hidden(tile));
-  put_matrices(s, to, kept_A_qk, kept_A_inv, row, HV, rows);
+  put_matrices(s, to, saved_A_qk, saved_A_inv, row, HV, rows);
   __syncthreads();  // A was read: v takes its place
   of_v.share(s);
   __syncthreads();  // v is there

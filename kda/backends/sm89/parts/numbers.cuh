@@ -33,12 +33,13 @@ __device__ __forceinline__ float reciprocal(float x) {
   return y;
 }
 
-// e^x.  x log2(e) in two parts: rounded to one, an exponent of 20 would cost ten ulps.
+// e^x.  x log2(e) in two parts: rounded to one, an exponent of 20 would cost ten ulps.  From 2^128 on y is infinity,
+// which the low part would turn into nan.
 __device__ __forceinline__ float exp_(float x) {
   const float high = x * LOG2_E;
   const float low = fmaf(x, LOG2_E_LOW, fmaf(x, LOG2_E, -high));
   const float y = exp2_(high);
-  return fabsf(high) < 200.0f ? fmaf(y, low * LN_2, y) : y;
+  return fabsf(high) < 128.0f ? fmaf(y, low * LN_2, y) : y;
 }
 
 __device__ __forceinline__ float finite(float x) {
@@ -72,7 +73,23 @@ template <int GATE>
 __device__ __forceinline__ float log2_decay(float x, float rate, float lower_bound) {
   if (GATE == GIVEN) return LOG2_E * x;
   if (GATE == SOFTPLUS) return -LOG2_E * (rate * softplus(x));
-  return LOG2_E * lower_bound * sigmoid(finite(rate * x));
+  return LOG2_E * lower_bound * sigmoid(rate * x);
+}
+
+// Back through the gate: the gradients of a logit and of A_log by one token.
+template <int GATE>
+__device__ __forceinline__ void log2_decay_bwd(float dg2, float x, float rate, float lower_bound, float& dx,
+                                               float& of_A) {
+  if (GATE == GIVEN) {
+    dx = dg2, of_A = 0.0f;
+  } else if (GATE == SOFTPLUS) {
+    const float e = exp_(-fabsf(x)), s = reciprocal(1.0f + e);
+    dx = -(rate * ((x < 0.0f ? e * s : s) * dg2));
+    of_A = -(finite(rate * (fmaxf(x, 0.0f) + log1p_(e))) * dg2);
+  } else {
+    const float y = finite(rate * x), dy = dg2 * (lower_bound * sigmoid_slope(y));
+    dx = dy * rate, of_A = dy * y;
+  }
 }
 
 template <int BETA>

@@ -9,7 +9,7 @@ x, y, z by halving (parts/halving.py): with S = 2^level rows in a half, L1 @ (kn
 x in second halves and its share of y in first ones, and L2 @ (kn in first halves, b kn in second ones) is z and the
 other share, all operands under the decay to or from the cut.  Diagonal blocks of SPAN rows go at once: L1 and L2 @ kn
 under the decay to the cut are x and z, and U1 @ qn + U2 @ b kn under the decay from it is y; what they give is under
-the inverse.
+the inverse.  Where there are such blocks, all four matrices are over `unit` (bwd/wy.py).
 
 What row i gains of dg2_row by a pair of tokens row j loses, and for rows before both the two must cancel: so L1 and L2
 are the same numbers either way, and operands come in two parts, high and low.
@@ -43,10 +43,13 @@ def product(M, high, low, of, PRECISION: tl.constexpr):
 
 @triton.jit
 def level_bwd(
-    x, plus, minus, q, k, gc, M1, M2, qs, ks, bks, level, d, rows, stride,
+    x, plus, minus, q, k, gc, M1, M2, unit, qs, ks, bks, level, d, rows, stride,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Adds the products of one level to x, plus and minus, and returns these products and their decay, too."""
+    """Adds the products of one level to x, plus and minus, and returns these products and their decay, too.
+
+    `unit` may be None, for 1.
+    """
     i = tl.arange(0, C)
     near = tl.minimum(i, rows - 1)                                             # rows that are not there: the last one
     second = ((i >> level) % 2 == 1)[:, None]
@@ -60,6 +63,8 @@ def level_bwd(
     y = load_columns(k + at + d, d, K, BK).to(tl.float32)
     high, low = in_two(y * (E * tl.where(second, bks[:, None], ks[:, None])), k.dtype.element_ty)
     of_k = product(M2, high, low, zero, PRECISION)
+    if unit is not None:
+        E *= unit
     from_cut = tl.where(second, E, 0.0)
     x, plus = settled(x + of_q * from_cut), settled(plus + of_k * from_cut)
     return x, plus, settled(minus + (of_q + of_k) * (E - from_cut)), of_q, of_k, E
@@ -67,8 +72,8 @@ def level_bwd(
 
 @triton.jit
 def intra_bwd(
-    q, k, g, beta, A_log, dt_bias, gc, q_norm, k_norm, h, dh, v_new, do, P, L1, L2, U1, U2, diagonal, dqn, dkn, dg, db,
-    of_A_log, of_dt_bias, chunk_table, T, tokens, chunks, H, HV, one, scale, lower_bound,
+    q, k, g, beta, A_log, dt_bias, gc, q_norm, k_norm, h, dh, v_new, do, P, L1, L2, U1, U2, units, diagonal,
+    dqn, dkn, dg, db, of_A_log, of_dt_bias, chunk_table, T, tokens, chunks, H, HV, one, scale, lower_bound,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr,
     RUN: tl.constexpr, GATE: tl.constexpr, RATE: tl.constexpr, BIAS: tl.constexpr, BETA: tl.constexpr,
     NORM: tl.constexpr, SUMMED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
@@ -155,34 +160,36 @@ def intra_bwd(
 
     if SPAN > 1:
         U1, U2 = U1 + number * (C * C), U2 + number * (C * C)
-        same = (i // SPAN)[:, None] == (i // SPAN)[None, :]
+        same, unit = (i // SPAN)[:, None] == (i // SPAN)[None, :], tl.load(units + number)
         # Barriers keep decays from being held for what comes later: registers are short.
         tl.debug_barrier()
         zero = tl.zeros((C, BK), tl.float32)
         inverse, E = across_cut(gc, d[None, :], rows, K, C, BK, SPAN)
         high, low = in_two(load_columns(k + at_qk, d[None, :], K, BK).to(tl.float32) * ks[:, None] * E, DOT)
-        x = settled(x + product(tl.load(L1 + at_c, mask=same, other=0.0), high, low, zero, PRECISION) * inverse)
-        plus = settled(plus + product(tl.load(L2 + at_c, mask=same, other=0.0), high, low, zero, PRECISION) * inverse)
+        y = product(tl.load(L1 + at_c, mask=same, other=0.0), high, low, zero, PRECISION)
+        x = settled(x + y * inverse * unit)                                    # inverse * unit may not be finite
+        y = product(tl.load(L2 + at_c, mask=same, other=0.0), high, low, zero, PRECISION)
+        plus = settled(plus + y * inverse * unit)
         tl.debug_barrier()
         E, inverse = across_cut(gc, d[None, :], rows, K, C, BK, SPAN)
         high, low = in_two(load_columns(q + at_qk, d[None, :], K, BK).to(tl.float32) * qs[:, None] * E, DOT)
         y = product(tl.load(U1 + at_c), high, low, zero, PRECISION)
         high, low = in_two(load_columns(k + at_qk, d[None, :], K, BK).to(tl.float32) * bks[:, None] * E, DOT)
-        minus = settled(minus + product(tl.load(U2 + at_c), high, low, y, PRECISION) * inverse)
+        minus = settled(minus + product(tl.load(U2 + at_c), high, low, y, PRECISION) * inverse * unit)
         tl.debug_barrier()
         for level in tl.static_range(FIRST(SPAN), LEVELS(C)):
             half = i // (1 << level)
             here = (half ^ 1)[:, None] == half[None, :]
             M1, M2 = tl.load(L1 + at_c, mask=here, other=0.0), tl.load(L2 + at_c, mask=here, other=0.0)
             x, plus, minus, of_q, of_k, E = level_bwd(
-                x, plus, minus, q, k, gc, M1, M2, qs, ks, bks, level, d[None, :], rows, H * K, K, C, BK, PRECISION
+                x, plus, minus, q, k, gc, M1, M2, unit, qs, ks, bks, level, d[None, :], rows, H * K, K, C, BK, PRECISION
             )
     else:
         for level in tl.range(0, LEVELS(C), num_stages=1):
             here = quarters(i, level)
             M1, M2 = tl.where(here, tl.load(L1 + at_c), 0.0), tl.where(here, tl.load(L2 + at_c), 0.0)
             x, plus, minus, of_q, of_k, E = level_bwd(
-                x, plus, minus, q, k, gc, M1, M2, qs, ks, bks, level, d[None, :], rows, H * K, K, C, BK, PRECISION
+                x, plus, minus, q, k, gc, M1, M2, None, qs, ks, bks, level, d[None, :], rows, H * K, K, C, BK, PRECISION
             )
             if SUMMED:
                 second = ((i >> level) % 2 == 1)[:, None]

@@ -6,6 +6,9 @@
 bwd/intra takes dA_qk and dA_kk once by rows and once by columns, in the same rounding.  So L1 has dA_qk below the
 diagonal and its transpose above it, L2 has dA_kk alike, and the diagonal of dA_qk, whose pairs have no decay, is apart.
 Diagonal blocks of SPAN rows have what is above in U1 and U2 instead.
+
+bwd/intra multiplies such blocks with factors of up to 2^115, and what gradients leave of the range of float32 is then
+little.  So there L1, L2, U1 and U2 are over a power of two for each chunk, `units`, that leaves them near 1 at most.
 """
 
 import triton
@@ -16,12 +19,20 @@ from ..parts.sequences import chunk_place, clear_rows
 
 
 @triton.jit
+def unit_of(size):
+    """A power of two near `size` >= 0, but none below 2^-100, and 1 over it."""
+    exponent = tl.minimum(tl.maximum(size.to(tl.int32, bitcast=True) >> 23, 127 - 100), 253)
+    return (exponent << 23).to(tl.float32, bitcast=True), ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def wy_bwd(
-    v, beta, A_inv, v_new, dv_new, do, P, L1, L2, U1, U2, dv, db, diagonal, chunk_table, T, chunks, HV, scale,
+    v, beta, A_inv, v_new, dv_new, do, P, L1, L2, U1, U2, units, dv, db, diagonal, chunk_table, T, chunks, HV, scale,
     V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr, BETA: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Scratch: P (tokens, HV, V), diagonal and db, here db_local (tokens, HV), L1, L2, U1 and U2 (chunks, HV, C, C).
+    """Scratch: P (tokens, HV, V), diagonal and db, here db_local (tokens, HV), L1, L2, U1 and U2 (chunks, HV, C, C),
+    units (chunks, HV).
 
     A program without a chunk clears dv in its share of the tokens past the last sequence.
     """
@@ -67,6 +78,10 @@ def wy_bwd(
     tl.store(diagonal + row + i * HV, on_diagonal * scale, mask=valid)
     below = i[:, None] > i[None, :]
     D1, D2 = tl.where(below, D1 * scale, 0.0), tl.where(below, -D2, 0.0)
+    if SPAN > 1:
+        unit, over = unit_of(tl.max(tl.maximum(tl.abs(D1), tl.abs(D2))))
+        tl.store(units + number, unit)
+        D1, D2 = D1 * over, D2 * over
     at = i[:, None] * C + i[None, :]
     Q, K = tl.trans(D1), tl.trans(D2)
     if SPAN > 1:

@@ -1,4 +1,4 @@
-"""What the recurrent kernel (fwd/recurrent.py) is built and launched for: plain Python, no torch, no Triton."""
+"""What the recurrent kernel (kernel.py) is built and launched for: plain Python, no torch, no Triton."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from kda.compile.recipes import Recipe
 from kda.compile.target import Target
+from kda.compile.triton import Recipe
 from kda.host import Host
 from kda.problem import Problem
 
-from .plan import TYPES, target_of
+from ..targets import TYPES, target_of
 
-FUNCTION = "kda.backends.triton.fwd.recurrent:recurrent"
+FUNCTION = "kda.backends.triton.decode.kernel:recurrent"
 ROWS = ("q", "k", "v", "g", "beta")
 STRIDES = (
     *(f"{row}_{axis}" for row in ROWS for axis in "bthd"),

@@ -1,4 +1,4 @@
-"""fused_recurrent_kda on the kernel of fwd/recurrent.py: one launch a call, nothing read back from the GPU."""
+"""fused_recurrent_kda on the kernel of kernel.py: one launch a call, nothing read back from the GPU."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from kda.compile.triton import TritonKernel
 from kda.host import Host, detect
 from kda.problem import Inputs, Problem
 
-from .plan import target_of
-from .recurrent_plan import ROWS, Memory, config, grid, numbers, recipe, tensors
+from ..targets import target_of
+from .plan import ROWS, Memory, config, grid, numbers, recipe, tensors
 
 Tensor = torch.Tensor
 
@@ -29,7 +29,7 @@ class Prepared(NamedTuple):
 def recurrent(p: Problem, x: Inputs) -> tuple[Tensor, Tensor | None]:
     """o and the final states; with p.inplace they go into x.initial_state instead, and None is returned for them.
 
-    Slots, counts and offsets on a GPU are taken as fwd/recurrent.py says, if they are out of range.
+    Slots, counts and offsets on a GPU are taken as kernel.py says, if they are out of range.
     """
     device = x.q.device
     if device.type == "cuda" and device.index != torch.cuda.current_device():

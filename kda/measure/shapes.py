@@ -41,7 +41,7 @@ class Shape(NamedTuple):
     K: int = 128
     V: int = 128
     dtype: str = "bfloat16"
-    lengths: tuple[int, ...] = ()            # packed sequences, in place of B and T
+    lengths: tuple[int, ...] = ()            # packed sequences, instead of B and T
     on: str = "gpu"                          # where it is a default
 
     @property

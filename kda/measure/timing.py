@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +30,6 @@ from kda.verify.parity import Row, judge
 from kda.verify.parity import direction as direction_of
 
 from .clocks import CannotCapture, CpuClock, CudaClock, Timing, interleaved
-from .probes import run
 from .shapes import Shape, bytes_moved, flops, walks_exactly
 
 Tensor = torch.Tensor
@@ -315,13 +315,22 @@ def cpu_name() -> str:
     return found[1].strip() if found else platform.processor() or platform.machine()
 
 
+def output_of(argv: Sequence[str], timeout: float) -> str:
+    """What a program prints; nothing if it fails."""
+    how = dict(capture_output=True, text=True, errors="replace", timeout=timeout, check=True)
+    try:
+        return subprocess.run(argv, **how).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
 def commit() -> str | None:
     """Of the checkout that this file lies in."""
     root, git = Path(__file__).parents[2], shutil.which("git")
     if git is None or not (root / ".git").exists():
         return None
     asked = (["rev-parse", "--short", "HEAD"], ["status", "--porcelain"])
-    head, changed = (run([git, "-C", str(root), *words], 10).data.get("out", "").strip() for words in asked)
+    head, changed = (output_of([git, "-C", str(root), *words], 10).strip() for words in asked)
     return (head + ", changed" if changed else head) or None
 
 
@@ -334,9 +343,9 @@ def ask_clocks(machine: Machine, clock: CudaClock, device: str) -> Machine:
     which = [f"--id=GPU-{uuid}"] if uuid else []
     clock.busy(1.0)
     fields = "--query-gpu=driver_version,clocks.sm,clocks.max.sm"
-    asked = run([program, *which, fields, "--format=csv,noheader,nounits"], 15)
+    asked = output_of([program, *which, fields, "--format=csv,noheader,nounits"], 15)
     torch.cuda.synchronize(device)
-    lines = asked.data.get("out", "").splitlines()
+    lines = asked.splitlines()
     words = [word.strip() for word in lines[0].split(",")] if len(lines) == 1 else []
     if len(words) != 3:
         return machine

@@ -1,5 +1,5 @@
 """The arguments of a kernel, declared once: the parameter that the kernel reads them from, what the compiler is told of
-them, and the order in which a launch passes them.  No cutlass: a kept kernel needs none.
+them, and the order in which a launch passes them.  No compiler and no torch: a kept kernel needs neither.
 
     class ComposeArguments(Arguments):
         M = tensor("float32")                # (segments, HV, K, K)
@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from kda.compile.kernel import Bound
+    from kda.compile.kernel import Bound, Kernel
 
 
 class Argument(NamedTuple):
@@ -73,3 +74,21 @@ class Launch(NamedTuple):
             known = ", ".join(self.names)
             raise TypeError(f"{self.bound.kernel.name} has no tensors {sorted(unknown)}; it has {known}")
         self.bound(*map(tensors.get, self.names))
+
+
+class Launched:
+    """What a kernel is built for, and how it is launched: a subclass has `threads`, `shared` bytes and `arguments`."""
+
+    arguments: type[Arguments]
+    cluster: tuple[int, int, int] | int = 1
+    pdl: bool = False                        # programmatic: it may come onto the SM before the kernel ahead has ended
+    launch_options = MappingProxyType({})    # of the DSL's launch, that change the code
+
+    def bound(self, kernel: Kernel, grid: tuple[int, int, int], **numbers: float) -> Launch:
+        """The launch of a kernel that was built for this, all but its tensors."""
+        values = [numbers.pop(name) for name in self.arguments.numbers()]
+        assert not numbers, f"{type(self).__name__} has no numbers {sorted(numbers)}"
+        bound = kernel.bound(
+            grid, *values, block=self.threads, cluster=self.cluster, dynamic_shared=self.shared, pdl=self.pdl
+        )
+        return Launch(bound, tuple(self.arguments.tensors()))

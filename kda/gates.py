@@ -16,6 +16,11 @@ import torch
 L2NORM_EPS = 1e-6
 
 
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Of states, sums and the gate: float32, and float64 beside float64."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def _logits(g, A_log, dt_bias):
     """x and e^A."""
     x = g if dt_bias is None else g + dt_bias

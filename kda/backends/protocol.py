@@ -1,0 +1,54 @@
+"""What a backend's modules have to have, beside `capability.py`: the functions that dispatch, `kda verify` and
+`kda compile` call.  docs/backends.md says what must hold of what they return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kda.capability import Capability
+from kda.host import Host
+from kda.problem import Inputs, Problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kda.bundles import Grads, Outputs, Products, Save, Saved
+
+
+class Launcher(Protocol):
+    """`launch.py`: imported at its first use; it may import torch and the compiler."""
+
+    def forward(self, p: Problem, x: Inputs, save: Save) -> Outputs:
+        """`save`: what to save for the backward, in `Outputs.saved`."""
+
+    def backward(
+        self, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | None
+    ) -> Grads:
+        """What was not saved is made again.  Of backends that declare `backward`."""
+
+    def recurrent(self, p: Problem, x: Inputs) -> tuple[Tensor, Tensor | None]:
+        """o and the final states; none where `p.inplace` puts them into x.initial_state.  Of backends whose rules
+        let such calls pass."""
+
+    def stage(
+        self, name: str, p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]
+    ) -> Mapping[str, Tensor | None]:
+        """A stage, or a run of them, that the capability declares, alone."""
+
+    def rounded_to(self, p: Problem) -> Mapping[str, str]:
+        """Names of tensors of kda.stages that are rounded to less than float32 -> dtypes."""
+
+
+class Planner(Protocol):
+    """`plan.py`: without torch and without a compiler.  Of backends that declare `archs`."""
+
+    def recipes(self, p: Problem, host: Host) -> Sequence[Any]:
+        """Every kernel that a call of this class can want, however long and many its sequences are."""
+
+
+def functions_of(capability: Capability) -> dict[str, tuple[str, ...]]:
+    """Module -> functions that a backend of this capability has in any case."""
+    of_launch = ("forward", "stage", "rounded_to", *(("backward",) if capability.backward else ()))
+    return {"launch": of_launch} | ({"plan": ("recipes",)} if capability.archs else {})

@@ -1,0 +1,15 @@
+"""What all plans of this backend say in Triton's words.  No torch, no Triton."""
+
+from __future__ import annotations
+
+from kda.compile.target import Target, code_for
+from kda.host import Host
+
+TYPES = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32", "float64": "*fp64", "int32": "*i32",
+         "int64": "*i64"}  # fmt: skip
+
+
+def target_of(host: Host) -> Target:
+    target = code_for(host.cc) if host.cc else None
+    assert target is not None
+    return target

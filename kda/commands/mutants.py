@@ -1,0 +1,37 @@
+"""`kda verify --mutants`: which losses of synchronisation the simulator notices in an arch's kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from .render import FINDING, OK, Screen, kda_version
+
+
+def report(screen: Screen, target, options: dict[str, Any]) -> int:
+    """Weakens the kernels of a target, prints what became of each mutant; 1 if one survives without a reason."""
+    from kda import simulator
+    from kda.verify.mutants import CALLS, calls
+
+    if target.name not in CALLS:
+        raise click.UsageError(f"--mutants: --arch {target.name} has no kernels of its own; {', '.join(CALLS)} have")
+    with screen.progress(f"looking for the mutants of {target.name}") as tell:
+        found = simulator.mutants(
+            *calls(target.name), arch=target.spelling, strict=True, sample=options["sample"],
+            workers=options["workers"], tell=tell,
+        )  # fmt: skip
+    code = FINDING if found.survivors else OK
+    if screen.json:
+        heading = {"schema": 1, "kda": kda_version(), "command": "verify", "exit": code}
+        screen.emit_json({**heading, "mutants": found.as_json()})
+        return code
+    for line in found.lines():
+        screen.line(line)
+    part = f" (every {options['sample']}th was looked at)" if options["sample"] > 1 else ""
+    screen.line()
+    screen.line(
+        f"{len(found.outcomes)} mutants{part}: {found.share:.1%} of those that matter were noticed, "
+        f"{len(found.survivors)} survived."
+    )
+    return code

@@ -1,0 +1,45 @@
+"""Copies of tensors that are aligned as CUDA aligns memory, for host code that asks for it; results go back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+ALIGNMENT = 512                              # of CUDA's memory; torch aligns to 64 bytes on a CPU
+
+
+class Copies:
+    """Of whole storages, so that tensors that share memory still do."""
+
+    def __init__(self):
+        self._made: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}  # (own bytes, copy, as it was)
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same tensor in memory whose storage is aligned."""
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._made:
+            own = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),))
+            room = torch.empty(storage.nbytes() + ALIGNMENT, dtype=torch.uint8)
+            copy = room[-room.data_ptr() % ALIGNMENT :][: storage.nbytes()]
+            self._made[storage.data_ptr()] = own, copy.copy_(own), own.clone()
+        _, copy, _ = self._made[storage.data_ptr()]
+        first = copy.data_ptr() - copy.untyped_storage().data_ptr()
+        at = first // tensor.itemsize + tensor.storage_offset()
+        return torch.empty(0, dtype=tensor.dtype).set_(copy.untyped_storage(), at, tensor.shape, tensor.stride())
+
+    def give_back(self) -> None:
+        """What was written into copies; a storage that was not stays as it is, for others may have written it."""
+        for own, copy, before in self._made.values():
+            if not torch.equal(copy, before):
+                own.copy_(copy)
+
+
+@contextlib.contextmanager
+def aligned(values: Sequence[Any]) -> Iterator[list[Any]]:
+    """Arguments with copies for tensors; what is written into those is in the tensors at the end of the block."""
+    copies = Copies()
+    yield [copies.of(value.detach()) if isinstance(value, torch.Tensor) else value for value in values]
+    copies.give_back()

@@ -1,0 +1,8 @@
+"""Weakens every synchronising instruction of a kernel, one at a time, and says which losses the simulator notices."""
+
+from .rules import RULES, Rule
+from .running import SCHEDULES, MutantsError, mutants
+from .sites import Mutant, mutants_of
+from .table import Mutants, Outcome, Row
+
+__all__ = ["RULES", "SCHEDULES", "Mutant", "Mutants", "MutantsError", "Outcome", "Row", "Rule", "mutants", "mutants_of"]

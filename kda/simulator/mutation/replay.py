@@ -1,0 +1,95 @@
+"""Launches that a mutant does not change are not simulated again: what they wrote the first time is put in place.
+
+Calls repeat themselves, so until a changed kernel leaves other memory behind than the unchanged one, every launch of
+another kernel does what it did when it was recorded, under the same schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from ...compile.launching import Launch
+from ..capturing import memory
+from ..findings import SimulationError
+from .sites import Mutant
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class Recorded(NamedTuple):
+    """One launch of a kernel as it is."""
+
+    kernel: tuple[str, str]                  # PTX and name
+    pdl: bool                                # may overlap the launch ahead of it
+    executed: frozenset[int]                 # lines of the PTX
+    wrote: dict[str, torch.Tensor] | None    # its tensors afterwards; None where they are not known
+
+    def holds(self, tensors: Tensors | None) -> bool:
+        """Whether a launch with these tensors left behind what this one did."""
+        if self.wrote is None or tensors is None or self.wrote.keys() != tensors.keys():
+            return False
+        return all(equal(x, self.wrote[name]) for name, x in tensors.items())
+
+    def repeat(self, tensors: Tensors | None) -> bool:
+        """Put in place what it wrote, if that is known."""
+        known = self.wrote is not None and tensors is not None and self.wrote.keys() == tensors.keys()
+        if known:
+            for name, x in tensors.items():
+                x.detach().copy_(self.wrote[name])
+        return known
+
+
+class Recorder:
+    """Stands around the launches of a session, and notes each."""
+
+    def __init__(self):
+        self.launches: list[Recorded] = []
+
+    def __call__(self, launch: Launch, simulate: Callable[..., Any]) -> Any:
+        run, tensors = simulate(), launch.tensors
+        known = tensors is not None and memory.with_pointees(tensors).keys() == tensors.keys()
+        wrote = {name: x.detach().clone() for name, x in tensors.items()} if known else None
+        key = launch.kernel.ptx, launch.kernel.name
+        self.launches.append(Recorded(key, launch.pdl, frozenset(run.executed), wrote))
+        return run
+
+
+class Player:
+    """Stands around the launches of a session, one of whose kernels is changed; raises what a launch finds."""
+
+    def __init__(self, mutant: Mutant, recorded: list[Recorded]):
+        self.mutant, self.recorded = mutant, recorded
+        self.at = -1
+        self.same = True                     # the memory is what it was when the launches were recorded
+
+    def __call__(self, launch: Launch, simulate: Callable[..., Any]) -> Any:
+        self.at += 1
+        before = self.recorded[self.at] if self.at < len(self.recorded) else None
+        changed = self._is_changed(launch.kernel.ptx, launch.kernel.name)
+        if self.same and before and not changed and not self._next_overlaps() and before.repeat(launch.tensors):
+            return None
+        run = simulate(self.mutant.changed if changed else None)
+        if run.findings:
+            raise SimulationError(run.findings)
+        self.same = self.same and before is not None and before.holds(launch.tensors)
+        return run
+
+    def _is_changed(self, ptx: str, kernel: str) -> bool:
+        return (ptx, kernel) == (self.mutant.ptx, self.mutant.kernel)
+
+    def _next_overlaps(self) -> bool:
+        """A changed kernel that may start early meets the launch ahead of it."""
+        after = self.recorded[self.at + 1 : self.at + 2]
+        return any(each.pdl and self._is_changed(*each.kernel) for each in after)
+
+
+def equal(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """In every bit: a nan is equal to itself."""
+    return x.shape == y.shape and x.dtype == y.dtype and torch.equal(_bits(x), _bits(y))
+
+
+def _bits(x: torch.Tensor) -> torch.Tensor:
+    return x.detach().contiguous().flatten().view(torch.uint8)

@@ -1,0 +1,130 @@
+"""What is done to a synchronising instruction: a table of patterns, and what stands there instead.
+
+A rule's `change` sees a `Site` and returns the text that replaces the instruction, "" where it goes, or a pair: that
+text, and the earlier statement in front of which the instruction now stands.  None: the rule has nothing to do there.
+
+Not in the table: `griddepcontrol.launch_dependents` (without it the next launch starts later, and nothing else is
+different), `elect`, `vote` and `shfl` (they move values), `setmaxnreg` and the allocation of tensor memory (resources).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from .sites import Site
+
+WGMMA_GROUPS = 7                             # that a wait may leave in flight, at most
+SCOPES = (".sys", ".gpu", ".cluster")
+ORDERED = r"(ld|st|atom|red|mbarrier|fence)\b.*\.(acquire|release|acq_rel|sc)\b"
+ASYNC_WORK = {                               # what a commit gathers
+    "cp.async.commit_group": r"cp\.async\.(ca|cg)\b",
+    "cp.async.bulk.commit_group": r"cp\.(reduce\.)?async\.bulk\.(?!commit|wait|prefetch)",
+    "wgmma.commit_group": r"wgmma\.mma_async\b",
+    "tcgen05.commit": r"tcgen05\.(mma|cp|shift)\b",
+}
+
+
+class Rule(NamedTuple):
+    name: str                                # of the mutation: stable, --json and docs quote it
+    pattern: str                             # of the opcode, from its first character
+    change: Callable[[Site], str | tuple[str, int] | None]
+
+
+def removed(site: Site) -> str:
+    return ""
+
+
+def satisfied(site: Site) -> str:
+    """The answer of a wait without the wait."""
+    return site.written("setp.eq.u32", [site.operands[0], "0", "0"])
+
+
+def arriving(site: Site) -> str | None:
+    """A barrier that this thread does not wait at; only one that names its number of threads can be arrived at."""
+    return site.written(re.sub(r"\bsync\b", "arrive", site.opcode)) if len(site.operands) == 2 else None
+
+
+def one_arrival_less(site: Site) -> str:
+    address, count = site.operands
+    fewer = site.written(site.opcode, [address, "kda_fewer"])
+    return f"{{ .reg .b32 kda_fewer; sub.u32 kda_fewer, {count}, 1; {fewer} }}"
+
+
+def arriving_once_less(site: Site) -> str | None:
+    """Of an arrival that counts for several."""
+    *first, count = site.operands
+    several = len(first) > 1 and count.isdigit() and int(count) > 1
+    return site.written(site.opcode, [*first, str(int(count) - 1)]) if several else None
+
+
+def expecting_no_bytes(site: Site) -> str:
+    return site.written(site.opcode.replace(".expect_tx", ""), site.operands[:-1])
+
+
+def one_group_more(site: Site) -> str:
+    """A wait that leaves one group more in flight; one that already leaves the most goes."""
+    stay = int(site.operands[0]) + 1
+    too_many = site.opcode.startswith("wgmma") and stay > WGMMA_GROUPS
+    return "" if too_many else site.written(site.opcode, [str(stay)])
+
+
+def reads_alone(site: Site) -> str:
+    return site.written(site.opcode + ".read")
+
+
+def without(semantics: str, instead: str) -> Callable[[Site], str]:
+    return lambda site: site.written(site.opcode.replace(f".{semantics}", f".{instead}"))
+
+
+def said_relaxed(behind: str) -> Callable[[Site], str]:
+    """`.relaxed.cta` where nothing is said, which stands for .acquire or .release: behind a modifier."""
+    return lambda site: site.written(re.sub(rf"({behind})", r"\1.relaxed.cta", site.opcode, count=1))
+
+
+def for_the_cta_alone(site: Site) -> str | None:
+    opcode = site.opcode
+    for scope in SCOPES:
+        opcode = re.sub(rf"{re.escape(scope)}(?=\.|$)", ".cta", opcode, count=1)
+    return site.written(opcode) if opcode != site.opcode else None
+
+
+def before_the_last_one(site: Site) -> tuple[str, int] | None:
+    """A commit in front of the last operation that it should gather, where that stands in the same straight line."""
+    (work,) = (work for commit, work in ASYNC_WORK.items() if site.opcode.startswith(commit))
+    at = site.earlier(work)
+    return None if at is None else (site.text, at)
+
+
+UNSAID = r"(?!.*\.(acquire|release|relaxed)\b)"
+RULES = (
+    Rule("does not wait", r"mbarrier\.(try|test)_wait\b", satisfied),
+    Rule("relaxed", rf"mbarrier\.(try|test)_wait\b{UNSAID}", said_relaxed(r"_wait(?:\.parity)?")),
+    Rule("relaxed", rf"mbarrier\.arrive(_drop)?\b{UNSAID}", said_relaxed(r"arrive(?:_drop)?(?:\.expect_tx)?")),
+    Rule("relaxed", rf"barrier\.cluster\.arrive\b{UNSAID}", lambda site: site.written(f"{site.opcode}.relaxed")),
+    Rule("relaxed", r"(ld|mbarrier)\b.*\.acquire\b", without("acquire", "relaxed")),
+    Rule("relaxed", r"(st|red|atom|mbarrier|barrier)\b.*\.release\b", without("release", "relaxed")),
+    Rule("relaxed", r"atom\b.*\.acquire\b", without("acquire", "relaxed")),
+    Rule("acquires nothing", r"(atom|red|fence)\b.*\.acq_rel\b", without("acq_rel", "release")),
+    Rule("releases nothing", r"(atom|red|fence)\b.*\.acq_rel\b", without("acq_rel", "acquire")),
+    Rule("for the CTA alone", rf"(?!fence\.(mbarrier_init|proxy)){ORDERED}", for_the_cta_alone),
+    Rule("one arrival less", r"mbarrier\.init\b", one_arrival_less),
+    Rule("one arrival less", r"mbarrier\.arrive(_drop)?\b(?!.*expect_tx)", arriving_once_less),
+    Rule("expects no bytes", r"mbarrier\.arrive(_drop)?\.expect_tx\b", expecting_no_bytes),
+    Rule("removed", r"mbarrier\.(arrive|arrive_drop|expect_tx|complete_tx)\b", removed),
+    Rule("removed", r"cp\.async\.mbarrier\.arrive\b", removed),
+    Rule("does not wait", r"(bar|barrier)(\.cta)?\.sync\b", arriving),
+    Rule("removed", r"(bar|barrier)(\.cta)?\.(sync|arrive)\b", removed),
+    Rule("removed", r"bar\.warp\.sync\b", removed),
+    Rule("removed", r"barrier\.cluster\.(arrive|wait)\b", removed),
+    Rule("removed", r"(fence|membar)\b", removed),
+    Rule("one group more in flight", r"(cp\.async|cp\.async\.bulk|wgmma)\.wait_group\b", one_group_more),
+    Rule("waits for reads alone", r"cp\.async\.bulk\.wait_group(?!\.read)", reads_alone),
+    Rule("removed", r"cp\.async\.wait_all\b", removed),
+    Rule("removed", "|".join(map(re.escape, ASYNC_WORK)), removed),
+    Rule("too early", "|".join(map(re.escape, ASYNC_WORK)), before_the_last_one),
+    Rule("removed", r"wgmma\.fence\b", removed),
+    Rule("removed", r"tcgen05\.(wait|fence)\b", removed),
+    Rule("removed", r"griddepcontrol\.wait\b", removed),
+)

@@ -1,0 +1,59 @@
+"""Source lines that PTX names: where the file lies here, and what a comment there says about a redundant one."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[2]
+SUFFIXES = (".py", ".cu", ".cuh")
+_REDUNDANT = re.compile(r"(?:#|//)\s*redundant:\s*(\S.*?)\s*$")
+
+
+@functools.cache
+def _own_files() -> tuple[Path, ...]:
+    return tuple(path for path in sorted(PACKAGE.rglob("*")) if path.suffix in SUFFIXES)
+
+
+@functools.cache
+def located(file: str) -> Path:
+    """The file here: a kernel of this package may have been built where the package lay elsewhere."""
+    path = Path(file)
+    for length in range(len(path.parts), 0, -1):
+        same = [own for own in _own_files() if own.parts[-length:] == path.parts[-length:]]
+        if len(same) == 1:
+            return same[0]
+        if length == len(path.parts) and path.exists() and PACKAGE.name not in path.parts:
+            return path
+    return path
+
+
+@functools.cache
+def shown(file: str) -> str:
+    """A file's name for people: from the package's folder or the current one on, where it lies there."""
+    path = located(file)
+    for home in (PACKAGE.parent, Path.cwd()):
+        if path.is_relative_to(home):
+            return str(path.relative_to(home))
+    return str(path)
+
+
+@functools.cache
+def _lines(file: str) -> tuple[str, ...]:
+    try:
+        return tuple(located(file).read_text(errors="replace").splitlines())
+    except OSError:
+        return ()
+
+
+def reason(file: str, line: int) -> str | None:
+    """What `# redundant: ...` (`// ...`) on a line, or in a comment right above, says; lines count from 1."""
+    text = _lines(file)
+    if not 0 < line <= len(text):
+        return None
+    above = text[line - 2].strip() if line > 1 else ""
+    for words in (text[line - 1], above if above.startswith(("#", "//")) else ""):
+        if found := _REDUNDANT.search(words):
+            return found[1]
+    return None

@@ -1,0 +1,88 @@
+"""Calls that launch the kernels that ship, small, packed and grouped: what `kda verify --mutants` weakens them in."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+import kda
+from kda.bundles import Save
+from kda.dispatch import launcher
+from kda.host import stand_in, standing_in
+
+from .cases import Case, Spec, make
+
+Tensor = torch.Tensor
+
+
+class Call(NamedTuple):
+    """A problem, and what makes so small a one take the way of a large one."""
+
+    spec: Spec
+    told: Mapping[str, Any] = {}             # constants of the backend's plan
+    sms: int | None = None                   # of the GPU, where fewer are there
+    does: str = "forward"                    # or "backward"; "products": the forward that keeps what a backward wants
+
+
+GROUPED = dict(H=1, HV=2)
+FLOAT32 = dict(dtype="float32", K=64, V=64)
+CALLS = {
+    "sm100": {
+        "clusters of two, one walk after the other": Call(Spec((130, 0, 70), **GROUPED), sms=2),
+        "sequences cut into segments": Call(Spec((130, 40), **GROUPED), dict(SEGMENTS=3), sms=2),
+    },
+    "sm90": {
+        "one kernel, clusters of two": Call(Spec((300, 0, 65), **GROUPED), dict(FUSED=True)),
+        "kernels one by one, with what is kept": Call(
+            Spec((300, 0, 65), **GROUPED), dict(FUSED=False), does="products"
+        ),
+        "sequences cut into segments": Call(Spec((300, 70), **GROUPED), dict(FUSED=False, SHORTEST=2)),
+    },
+    "sm89": {
+        "forward": Call(Spec((200, 0, 30), **GROUPED, **FLOAT32)),
+        "backward": Call(Spec((150, 0, 30), **GROUPED, **FLOAT32), does="backward"),
+    },
+}  # fmt: skip
+
+
+def calls(backend: str) -> list[Callable[[], Mapping[str, Tensor | None]]]:
+    """Each to be called inside of a capture."""
+    return [functools.partial(made, backend, call, make(call.spec)) for call in CALLS[backend].values()]
+
+
+def made(backend: str, call: Call, case: Case) -> dict[str, Tensor | None]:
+    """Its results, by name."""
+    with told(backend, call):
+        if call.does == "products":
+            out = launcher(backend).forward(case.problem(), case.inputs, Save.PRODUCTS)
+            return out._replace(saved=None)._asdict() | out.saved._asdict()
+        if call.does == "backward":
+            return kda.chunk_kda_bwd(do=case.do, dht=case.dht, **case.keywords, backend=backend)._asdict()
+        return kda.chunk_kda_fwd(**case.keywords, backend=backend)._asdict()
+
+
+@contextlib.contextmanager
+def told(backend: str, call: Call) -> Iterator[None]:
+    """Inside of the block the backend plans as the call says."""
+    plan, host = importlib.import_module(f"kda.backends.{backend}.plan"), stand_in()
+    before = {name: getattr(plan, name) for name in call.told}
+    forget = [of.cache_clear for of in (plan.plan, launcher(backend).steps) if hasattr(of, "cache_clear")]
+
+    def tell(constants: Mapping[str, Any]) -> None:
+        for name, value in constants.items():
+            setattr(plan, name, value)
+        for cleared in forget:
+            cleared()
+
+    tell(call.told)
+    try:
+        with standing_in(dataclasses.replace(host, sms=call.sms or host.sms)):
+            yield
+    finally:
+        tell(before)

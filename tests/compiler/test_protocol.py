@@ -1,0 +1,57 @@
+"""Every backend has the functions that dispatch, `kda verify` and `kda compile` call, with the arguments they pass."""
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from kda.backends.protocol import Launcher, Planner, functions_of
+from kda.capability import Capability
+from kda.dispatch import capabilities
+
+pytest.importorskip("triton")
+
+DECLARED = {"launch": Launcher, "plan": Planner}
+
+
+def arguments(function):
+    return [name for name in inspect.signature(function).parameters if name != "self"]
+
+
+@pytest.mark.parametrize("capability", capabilities(), ids=lambda c: c.backend)
+def test_a_backend_has_the_functions_that_its_capability_promises(capability):
+    folder = capability.launch_module.rpartition(".")[0]
+    for module, functions in functions_of(capability).items():
+        found = importlib.import_module(f"{folder}.{module}")
+        for name in functions:
+            assert arguments(getattr(found, name)) == arguments(getattr(DECLARED[module], name)), f"{module}.{name}"
+
+
+@pytest.mark.parametrize("backend", ["reference", "triton"])
+def test_who_decodes_has_the_function_for_it(backend):
+    (capability,) = (c for c in capabilities() if c.backend == backend)
+    assert arguments(importlib.import_module(capability.launch_module).recurrent) == arguments(Launcher.recurrent)
+
+
+def test_a_backend_of_forwards_alone_needs_no_backward():
+    of = functions_of(Capability("mine", 10, "made up", backward=False))
+    assert of == {"launch": ("forward", "stage", "rounded_to")}
+
+
+def declared_in_cuda(config):
+    """Names of a kernel's parameters, from its source."""
+    from kda.backends.sm89 import plan
+
+    text = (Path(plan.__file__).parent / config.file).read_text()
+    parameters = re.search(rf"\b{config.kernel}\(([^)]*)\)", text[text.index("__global__") :])[1]
+    return [re.search(r"\w+$", parameter.strip())[0] for parameter in parameters.split(",")]
+
+
+def test_arguments_of_float32_kernels_are_declared_in_the_order_of_their_sources():
+    from kda.backends.sm89 import configs
+
+    for config in vars(configs).values():
+        if isinstance(config, type) and hasattr(config, "kernel"):
+            assert list(config.arguments.declared) == declared_in_cuda(config), config.kernel
