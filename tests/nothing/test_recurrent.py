@@ -260,6 +260,29 @@ def test_a_padding_slot_in_the_middle_drops_that_state_alone():
     assert not torch.equal(pool[0], before[0]) and not torch.equal(pool[2], before[2])
 
 
+@pytest.mark.parametrize("K", [257, 600])
+def test_a_head_may_have_any_number_of_channels(K):
+    call = make([5, 0, 3], K=K, V=2, gate="softplus")
+    o, ht = recurrent(call, output_final_state=True)
+    exact = definition(call)
+    assert distance(o, exact[0]) < 1e-13 and distance(ht, exact[1]) < 1e-13
+
+
+@pytest.mark.parametrize("q_dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_states_of_any_dtype_are_rounded_once(q_dtype, dtype):
+    call = make([3, 2], dtype=q_dtype)
+    call.tensors["initial_state"] = call.tensors["initial_state"].to(dtype)
+    o, ht = recurrent(call, output_final_state=True)
+    exact, computed = definition(call), 1e-6
+    assert ht.dtype == torch.float32 and distance(ht, exact[1]) < computed
+    pool = torch.zeros(4, *call.tensors["initial_state"].shape[1:], dtype=dtype)
+    pool[[3, 1]] = call.tensors["initial_state"]
+    pooled_o, written = recurrent(call, initial_state=pool, ssm_state_indices=torch.tensor([3, 1]))
+    assert written.dtype == dtype and torch.equal(pooled_o, o) and not written[[0, 2]].any()
+    assert distance(written[[3, 1]], exact[1]) < torch.finfo(dtype).eps / 2 + computed
+
+
 def test_states_of_a_lower_dtype_are_rounded_once():
     call = make([3], dtype=torch.bfloat16)
     call.tensors["initial_state"] = call.tensors["initial_state"].bfloat16()
