@@ -585,6 +585,8 @@ ELSEWHERE = {
     "flag.type": "any flag",
     "state_layout.both": "transpose_state_layout",
     "cp_context.none": "cp_context",
+    "max_num_seqs.type": "max_num_seqs",
+    "max_num_seqs.value": "max_num_seqs",
     "saved.kind": "saved",
     "saved.shape": "saved",
     "backend.name": "backend",

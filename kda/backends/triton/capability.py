@@ -27,7 +27,7 @@ CAPABILITY = Capability(
         ),
         Rule(
             "triton.head_dim",
-            lambda p, h: p.K <= (1024 if p.op == "recurrent" else 256),
+            lambda p, h: p.K <= 256 or (p.op == "recurrent" and p.K <= 1024),
             "needs K <= 256, in fused_recurrent_kda K <= 1024, got K={p.K}",
         ),
     ),
