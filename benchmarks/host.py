@@ -64,7 +64,7 @@ def calls() -> dict[str, Callable[[], Any]]:
         "a decision made before: choose(problem, backend_asked())": lambda: choose(problem, backend_asked()),
         "problem_of a kind of call seen before": lambda: problem_of(call),
         "launch.forward of the reference, T=1": lambda: launcher("reference").forward(problem, inputs),
-        "torch.ops.kda.chunk_forward, T=1": lambda: torch.ops.kda.chunk_forward(*tensors, *settings, False),
+        "torch.ops.kda.chunk_forward, T=1": lambda: torch.ops.kda.chunk_forward(*tensors, *settings, "nothing"),
         "kda.chunk_kda, T=1": lambda: kda.chunk_kda(*rows),
         "kda.fused_recurrent_kda, T=1": lambda: kda.fused_recurrent_kda(*rows),
     }

@@ -348,7 +348,7 @@ def _unseen(inputs: Inputs) -> bool:
     """Whether plain tensors are all that a call meets: no mode, transform, trace or profile."""
     return (
         not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()
+        and not torch._C._is_tracing()
         and not torch.autograd._profiler_enabled()
         and not torch._C._len_torch_dispatch_stack()
         and torch._C._functorch.peek_interpreter_stack() is None
@@ -421,11 +421,15 @@ def _prepare(
         state_v_first = _old_layout_name(op, state_v_first, transpose_state_layout)
     if isinstance(q, Tensor) and autocasts(q):
         q, k, v = (_autocast(x, torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
-    if not _NUMBERS.issuperset((type(scale), type(lower_bound), type(chunk_size))):
-        scale, lower_bound, chunk_size = map(_number, (scale, lower_bound, chunk_size))
     if scale is None:
         K = q.shape[-1] if isinstance(q, Tensor) and q.dim() else 0
         scale = float(K) ** -0.5 if K else 1.0
+    elif type(scale) is not float:
+        scale = _number(scale)
+    if lower_bound is not None and type(lower_bound) is not float:
+        lower_bound = _number(lower_bound)
+    if type(chunk_size) is not int:
+        chunk_size = _number(chunk_size)
     options = Options(
         scale, lower_bound, chunk_size, backend, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel,
         use_beta_sigmoid_in_kernel, allow_neg_eigval, safe_gate, disable_recompute, return_intermediate_states,
@@ -441,7 +445,6 @@ def _prepare(
 
 _FLAGS = Options._fields[Options._fields.index("output_final_state"):]
 _BOOL = {bool}
-_NUMBERS = {int, float, type(None)}
 
 
 def _number(x: Any) -> Any:

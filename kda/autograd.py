@@ -98,10 +98,13 @@ def _call(args: tuple, op: str = "chunk_kda", **others: Tensor | None) -> Call:
     return Call(op, Inputs(*args[: len(INPUTS)]), options, **others)
 
 
-def forward(c: Call, save: Save | str) -> Outputs:
-    problem = problem_of(c)
+_SAVES = {save.value: save for save in Save}
+
+
+def forward(c: Call, word: str) -> Outputs:
+    problem, save = problem_of(c), _SAVES[word]
     with _autocast_off(c.inputs.q):
-        return _launch(c, problem, recorded=save == Save.PRODUCTS).forward(problem, c.inputs, Save(save))
+        return _launch(c, problem, recorded=word == "products").forward(problem, c.inputs, save)
 
 
 def _chunk_forward(*args):
