@@ -110,10 +110,8 @@ class Consumer:
         self.store_out(shared, to, of_v, warp, thread)
         if warp < 2:
             self.wait_for_v()                                                  # of the next chunk, and v_new
-            umma.fence_before_thread_sync()
             V_NEW_THERE.sync()
             if warp == 0:
-                umma.fence_after_thread_sync()
                 with cute.arch.elect_one():
                     umma.multiply(ADDED, Columns.S, base_desc, tile + TILE.KG.offset, of_v, True)
                     umma.commit(barriers.added)
@@ -163,7 +161,6 @@ class Consumer:
         cute.arch.mbarrier_wait(full + stage_of(chunk, RING), phase_of(chunk, RING))
         to, A1 = Columns.out + (chunk & 1) * COLUMNS, self.tile_of(chunk, rank) + TILE.A1.offset
         base_desc, of_v = field_at(shared, SHARED.base_desc), SHARED.v.offset + chunk % AHEAD * (C * umma.ROW)
-        umma.fence_after_thread_sync()
         with cute.arch.elect_one():
             umma.multiply(ON_V, to, base_desc, A1, of_v, False)
 

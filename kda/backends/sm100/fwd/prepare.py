@@ -153,7 +153,8 @@ class Producer:
         """WQ = A1 @ kE + [0; -1] @ qg, by warp 0."""
         to, tile = Columns.WQ + self.team.number() * K, self.team.number() * GROUP.bytes
         base_desc = self.tensor_core.base_desc
-        umma.fence_after_thread_sync()
+        if cutlass.const_expr(not self.c.one_product):
+            umma.fence_after_thread_sync()                                     # columns of WQ held pairs, which were read
         with cute.arch.elect_one():
             umma.multiply(ON_KE, to, base_desc, tile + TILE.A1.offset, tile, False)
             umma.multiply(ON_KE, to, base_desc, SHARED.minus_one.offset, tile + C * umma.ROW, True)
