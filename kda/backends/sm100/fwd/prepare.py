@@ -154,7 +154,7 @@ class Producer:
         to, tile = Columns.WQ + self.team.number() * K, self.team.number() * GROUP.bytes
         base_desc = self.tensor_core.base_desc
         if cutlass.const_expr(not self.c.one_product):
-            umma.fence_after_thread_sync()                                     # columns of WQ held pairs, which were read
+            umma.fence_after_thread_sync()                                     # pairs were read from columns of WQ
         with cute.arch.elect_one():
             umma.multiply(ON_KE, to, base_desc, tile + TILE.A1.offset, tile, False)
             umma.multiply(ON_KE, to, base_desc, SHARED.minus_one.offset, tile + C * umma.ROW, True)
