@@ -14,6 +14,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import numbers
 import warnings
 from typing import Any
 
@@ -249,6 +250,7 @@ def fused_kda_gate(
     With x = g + dt_bias: -exp(A_log) softplus(x), or lower_bound * sigmoid(exp(A_log) x) given a `lower_bound`, where
     A_log may be None (a factor of 1). A_log has HV elements, dt_bias HV * K or None.
     """
+    lower_bound = _number(lower_bound)
     check(GateCall("fused_kda_gate", g, A_log, dt_bias, lower_bound, output_dtype), GATE)
     return autograd.call("gate", g, A_log, dt_bias, lower_bound, output_dtype)[0]
 
@@ -373,6 +375,8 @@ def _prepare(
         state_v_first = _old_layout_name(op, state_v_first, transpose_state_layout)
     if isinstance(q, Tensor) and autocasts(q):
         q, k, v = (_autocast(x, torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
+    if not _NUMBERS.issuperset((type(scale), type(lower_bound), type(chunk_size))):
+        scale, lower_bound, chunk_size = map(_number, (scale, lower_bound, chunk_size))
     if scale is None:
         K = q.shape[-1] if isinstance(q, Tensor) and q.dim() else 0
         scale = float(K) ** -0.5 if K else 1.0
@@ -391,22 +395,40 @@ def _prepare(
 
 _FLAGS = Options._fields[Options._fields.index("output_final_state"):]
 _BOOL = {bool}
+_NUMBERS = {int, float, type(None)}
+
+
+def _number(x: Any) -> Any:
+    """Numbers of numpy as those of Python."""
+    if isinstance(x, numbers.Real):
+        return int(x) if isinstance(x, numbers.Integral) else float(x)
+    return x
 
 
 def _flag(op: str, name: str, x: Any) -> bool:
-    """True and False as they are; None, 0 and 1, as configurations hold them, are taken too."""
+    """True and False as they are; None, 0 and 1, as configurations hold them, and those of numpy as well."""
     if x is True or x is False:
         return x
-    if x is None or (isinstance(x, int) and x in (0, 1)):
+    of_numpy = type(x).__module__ == "numpy" and type(x).__name__ in ("bool", "bool_")
+    if x is None or of_numpy or (isinstance(x, numbers.Integral) and x in (0, 1)):
         return bool(x)
     raise InputTypeError(op, name, "True or False", f"{type(x).__name__} {x!r:.60}", "Pass a bool.", "flag.type")
 
 
 def _refuse_unknown(op: str, name: str) -> None:
+    fix = _nearest_keyword(op, name)
+    if torch.compiler.is_compiling():                                          # which knows no errors of ours
+        raise TypeError(f"{op}: {name} is no keyword. {fix}")
+    raise InputTypeError(op, name, "a keyword that exists", "an unknown one", fix, "keyword.unknown")
+
+
+def _nearest_keyword(op: str, name: str) -> str:
     known = list(inspect.signature(globals()[op]).parameters) if op == "fused_recurrent_kda" else _KEYWORDS
     near = difflib.get_close_matches(name, known, n=1)
-    fix = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
-    raise InputTypeError(op, name, "a keyword that exists", "an unknown one", fix, "keyword.unknown")
+    return f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
+
+
+_nearest_keyword._dynamo_marked_constant = True                                # torch.compile calls it untraced
 
 
 def _old_layout_name(op: str, state_v_first: bool, transpose_state_layout: bool) -> bool:

@@ -203,12 +203,22 @@ def _logits_only_row(name: str) -> Check:
     )  # fmt: skip
 
 
+def _may_overlap(x: torch.Tensor) -> bool:
+    """Whether one step along some axis is shorter than all that the axes with smaller steps reach."""
+    reach = 0
+    for stride, size in sorted((s, n) for s, n in zip(x.stride(), x.shape) if n > 1):
+        if stride <= reach:
+            return x.numel() > 0
+        reach += stride * (size - 1)
+    return False
+
+
 def _own_memory_row(name: str, id: str, written: Callable[[Call], bool]) -> Check:
     def found(c: Call) -> str | None:
         x = c.tensor(name)
-        if x is None or not written(c):
+        if x is None or not written(c) or x.is_contiguous():
             return None
-        return _when(any(s == 0 and n > 1 for s, n in zip(x.stride(), x.shape)), f"strides {x.stride()}")
+        return _when(_may_overlap(x), f"strides {tuple(x.stride())} of shape {shape_of(x)}")
 
     return Check(id, name, "memory of its own to be written", found, f"Use {name}.contiguous().")
 

@@ -276,3 +276,17 @@ def test_what_was_made_without_gradients_may_be_changed_with_them(sizes):
     factor = torch.ones((), dtype=torch.float64, requires_grad=True)
     for x in made:
         x.mul_(factor).sum().backward()
+
+
+def test_numbers_and_flags_of_numpy_are_those_of_python():
+    numpy = pytest.importorskip("numpy")
+    call = make([33, 3], gate="bounded")
+    ours = {"scale": 0.25, "lower_bound": -4.0, "chunk_size": 32, "state_v_first": False, "output_final_state": True}
+    theirs = {"scale": numpy.float32, "lower_bound": numpy.float64, "chunk_size": numpy.int64}
+    others = {name: theirs.get(name, numpy.bool_)(x) for name, x in ours.items()}
+    for x, y in zip(kda.chunk_kda(**call.arguments | ours), kda.chunk_kda(**call.arguments | others), strict=True):
+        assert torch.equal(x, y)
+    x = call.tensors["g"]
+    assert torch.equal(kda.fused_kda_gate(x, lower_bound=numpy.float32(-4)), kda.fused_kda_gate(x, lower_bound=-4.0))
+    with pytest.raises(kda.InputTypeError, match="True or False"):
+        kda.chunk_kda(**call.arguments, output_final_state=numpy.float32(1.0))

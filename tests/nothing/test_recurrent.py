@@ -181,6 +181,39 @@ def test_padding_slots_are_skipped():
     assert not torch.equal(pool[4], before[4]) and not torch.equal(pool[1], before[1])
 
 
+OVERLAPPING = {
+    "one state for both heads": (1, 0, 3, 1),
+    "windows over a row": (30, 15, 1, 1),
+    "a head begins within another": (30, 7, 3, 1),
+    "a slot begins within another": (15, 15, 3, 1),
+}
+APART = {
+    "one after the other": (30, 15, 3, 1),
+    "in pages": (100, 20, 4, 1),
+    "(V, K)": (30, 15, 1, 5),
+    "heads last": (30, 1, 6, 2),
+}
+
+
+@pytest.mark.parametrize("strides", OVERLAPPING.values(), ids=OVERLAPPING)
+def test_states_that_share_memory_are_not_written(strides):
+    call = make([3])
+    pool = torch.zeros(500, dtype=torch.float64).as_strided((3, 2, 5, 3), strides)
+    with pytest.raises(kda.InputError, match="memory of its own"):
+        recurrent(call, initial_state=pool, ssm_state_indices=torch.tensor([1]))
+    assert not pool.any()
+
+
+@pytest.mark.parametrize("strides", APART.values(), ids=APART)
+def test_states_may_lie_in_any_order_and_with_gaps(strides):
+    call = make([3])
+    pool = torch.zeros(500, dtype=torch.float64).as_strided((3, 2, 5, 3), strides)
+    dense = torch.zeros(3, 2, 5, 3, dtype=torch.float64)
+    for states in (pool, dense):
+        recurrent(call, initial_state=states, ssm_state_indices=torch.tensor([1]))
+    assert dense.any() and torch.equal(pool, dense)
+
+
 def test_a_pool_may_be_left_alone():
     call = make([3, 2, 4])
     indices = torch.tensor([4, -1, 1])
