@@ -41,7 +41,7 @@ CALLS = {
         "kernels one by one, with what is kept": Call(
             Spec((600, 0, 65), **GROUPED), dict(FUSED=False), does="products"
         ),
-        "sequences cut into segments": Call(Spec((900, 70), **GROUPED), dict(FUSED=False, SHORTEST=12)),
+        "sequences cut into segments": Call(Spec((930,), **GROUPED), dict(FUSED=False, SHORTEST=14)),
     },
     "sm89": {
         "forward": Call(Spec((200, 0, 30), **GROUPED, **FLOAT32)),
