@@ -20,7 +20,7 @@ import triton.language as tl
 
 from ..parts.fast import exp2, in_two, rounded_product, settled
 from ..parts.gate import rate_of, step_size
-from ..parts.halving import FIRST, LEVELS, across_cut, cut_of, decay_to_cut, quarters
+from ..parts.halving import FIRST, LEVELS, across_cut, decay_to_cut, quarters
 from ..parts.memory import load_columns, load_tile
 from ..parts.sequences import chunk_place, clear_rows
 from .gate import gate_bwd
@@ -54,8 +54,7 @@ def level_bwd(
     near = tl.minimum(i, rows - 1)                                             # rows that are not there: the last one
     second = ((i >> level) % 2 == 1)[:, None]
     zero = tl.zeros((C, BK), tl.float32)
-    gc_cut = load_columns(gc + cut_of(near, level, rows)[:, None] * K + d, d, K, BK)
-    E = decay_to_cut(load_columns(gc + near[:, None] * K + d, d, K, BK), gc_cut)
+    E = decay_to_cut(gc, near, level, d, rows, K, BK)
     at = near[:, None] * stride
     y = load_columns(tl.where(second, q + at, k + at) + d, d, K, BK).to(tl.float32)
     high, low = in_two(y * (E * tl.where(second, qs[:, None], ks[:, None])), k.dtype.element_ty)
@@ -72,8 +71,8 @@ def level_bwd(
 
 @triton.jit
 def intra_bwd(
-    q, k, g, beta, A_log, dt_bias, gc, q_norm, k_norm, h, dh, v_new, do, P, L1, L2, U1, U2, units, diagonal, dqn, dkn, dg,
-    db, of_A_log, of_dt_bias, chunk_table, T, tokens, chunks, H, HV, one, scale, lower_bound,
+    q, k, g, beta, A_log, dt_bias, gc, q_norm, k_norm, h, dh, v_new, do, P, L1, L2, U1, U2, units, diagonal, dqn, dkn,
+    dg, db, of_A_log, of_dt_bias, chunk_table, T, tokens, chunks, H, HV, one, scale, lower_bound,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr,
     RUN: tl.constexpr, GATE: tl.constexpr, RATE: tl.constexpr, BIAS: tl.constexpr, BETA: tl.constexpr,
     NORM: tl.constexpr, SUMMED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
