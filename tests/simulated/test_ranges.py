@@ -86,6 +86,6 @@ def test_gradients_of_any_size_have_the_same_bits(backend, gate):
 @pytest.mark.parametrize("backend", ARCHS)
 def test_decays_that_grow_by_e8_in_a_chunk_are_the_definition(backend):
     """What is given as a decay shall not be positive; but what follows from it is right where it is representable."""
-    growing = case_of(backend, "given", dict(T=64), dict(g=lambda x: spread(0, 0.25)(x.float()).to(x.dtype)))
-    assert growing.keywords["g"].sum(1).min() > 7
+    growing = case_of(backend, "given", dict(T=64), dict(g=spread(0, 0.25)))
+    assert growing.keywords["g"].float().sum(1).mean() > 7.9
     assert_is_the_definition(backend, growing)
