@@ -93,6 +93,10 @@ class Problem:
     def __hash__(self) -> int:
         return self._hash                    # dispatch looks a Problem up on every call
 
+    def __reduce__(self):
+        """Without the hash: that of a string differs between processes."""
+        return type(self), tuple(getattr(self, f.name) for f in dataclasses.fields(self))
+
     @property
     def is_gpu(self) -> bool:
         return self.device.startswith("cuda")

@@ -86,7 +86,7 @@ def goes(line: Line, days: float | None, everything: bool) -> bool:
 def clean(screen: Screen, kept: store.Store, lines: Sequence[Line], count: int) -> int:
     """Remove what `lines` hold."""
     why = kept.distrusted()
-    gone = [] if why else [line for line in lines if kept.forget(line.kept.key)]
+    gone = [] if why else [line for line in lines if kept.remove(line.kept.path)]
     freed = sum(line.kept.bytes for line in gone) + (0 if why else kept.sweep())
     code = FINDING if why or len(gone) < len(lines) else OK
     if screen.json:

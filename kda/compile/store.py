@@ -30,10 +30,11 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 MAGIC = b"kda built kernel 2\n"
-LEFT_BEHIND = 3600                           # seconds after which an unfinished file is nobody's any more
+LEFT_BEHIND = 3600                           # seconds after which an unfinished file is nobody's any more,
+UNLOCKED = 60                                # and where its writer no longer holds a lock on it
 SOURCES = {".py", ".cu", ".cuh"}             # what kernels are written in
 Entry = dict[str, bytes]
 
@@ -169,9 +170,13 @@ class Store:
 
     def forget(self, key: str) -> bool:
         """Drop an entry: an old one, or one that reads well and still does not work.  Whether it is gone."""
-        for path in (self._path(key).with_suffix(".lock"), self._path(key)):
+        return self.remove(self._path(key))
+
+    def remove(self, path: Path) -> bool:
+        """Drop a file of `entries`, wherever it lies, and its lock.  Whether it is gone."""
+        for file in (path.with_suffix(".lock"), path):
             with contextlib.suppress(OSError):                               # who waits for the lock builds it again
-                path.unlink()
+                file.unlink()
         return not os.path.lexists(path)
 
     def distrusted(self) -> str | None:
@@ -182,18 +187,19 @@ class Store:
             return None
 
     def entries(self) -> Iterator[Kept]:
-        """Every entry, damaged ones as well; reading them does not count as use."""
+        """Every entry, damaged and misplaced ones as well; reading them does not count as use."""
         for path in sorted(self.folder.glob("[0-9a-f][0-9a-f]/*.kernel")):
             with contextlib.suppress(OSError):
                 found = path.lstat()
                 raw = self._read(path)
-                parsed = _parsed(path.stem, raw)
+                parsed = _parsed(path.stem, raw) if path == self._path(path.stem) else None
                 yield Kept(path.stem, path, found.st_size, found.st_mtime, parsed and parsed[0])
 
     def sweep(self) -> int:
         """Remove what processes left behind that died; the bytes that it took."""
-        freed = 0
-        for path in [*self.folder.glob("[0-9a-f][0-9a-f]/*.part"), *self.folder.glob("[0-9a-f][0-9a-f]/*.lock")]:
+        subfolders = [*self.folder.glob("[0-9a-f][0-9a-f]")]
+        freed = sum(map(_sweep_unfinished, subfolders))
+        for path in (path for subfolder in subfolders for path in subfolder.glob("*.lock")):
             with contextlib.suppress(OSError):
                 found = path.lstat()
                 if time.time() - found.st_mtime > LEFT_BEHIND and not path.with_suffix(".kernel").exists():
@@ -226,9 +232,11 @@ class Store:
         try:
             if not self._made(path.parent):
                 return
+            _sweep_unfinished(path.parent)
             mode = stat.S_IMODE(os.stat(self.folder).st_mode)
             with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
                 temporary = file.name
+                _lock(file, wait=False)
                 file.write(MAGIC + _digest(key, body) + body)
             os.chmod(temporary, mode & 0o644)
             os.replace(temporary, path)
@@ -255,15 +263,9 @@ class Store:
         """Alone among processes and threads.  Without locks (no folder, no fcntl) a kernel may be built twice."""
         with contextlib.ExitStack() as held:
             try:
-                import fcntl
-
                 path = self._path(key).with_suffix(".lock")
                 if self._made(path.parent):
-                    file = held.enter_context(open(path, "ab"))
-                    with contextlib.suppress(OSError):                       # some network file systems have no locks
-                        fcntl.flock(file, fcntl.LOCK_EX)                     # let go when the file is closed
-            except ImportError:
-                pass
+                    _lock(held.enter_context(open(path, "ab")))
             except OSError as error:
                 self._cannot_keep(error)
             yield
@@ -278,6 +280,30 @@ class Store:
         if text not in self._warned:
             self._warned.add(text)
             warnings.warn(text + ".", RuntimeWarning, stacklevel=5)
+
+
+def _lock(file: IO[bytes], wait: bool = True) -> bool:
+    """Lock a file until it is closed.  False if another has it, or where there are no locks."""
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except (ImportError, OSError):                                           # some network file systems have none
+        return False
+
+
+def _sweep_unfinished(folder: Path) -> int:
+    """Remove files whose writers died; the bytes that they took."""
+    freed = 0
+    for path in folder.glob("*.part"):
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            found = os.fstat(file.fileno())
+            age = time.time() - found.st_mtime
+            if age > LEFT_BEHIND or (age > UNLOCKED and _lock(file, wait=False)):
+                path.unlink()
+                freed += found.st_size
+    return freed
 
 
 def _digest(key: str, body: bytes) -> bytes:

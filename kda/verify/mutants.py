@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 import kda
+from kda.bundles import Save
 from kda.dispatch import launcher
 from kda.host import stand_in, standing_in
 
@@ -59,7 +60,7 @@ def made(backend: str, call: Call, case: Case) -> dict[str, Tensor | None]:
     """Its results, by name."""
     with told(backend, call):
         if call.does == "products":
-            out = launcher(backend).forward(case.problem(), case.inputs, "products")
+            out = launcher(backend).forward(case.problem(), case.inputs, Save.PRODUCTS)
             return out._replace(saved=None)._asdict() | out.saved._asdict()
         if call.does == "backward":
             return kda.chunk_kda_bwd(do=case.do, dht=case.dht, **case.keywords, backend=backend)._asdict()

@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import pathlib
+import subprocess
+import sys
 import time
 import types
 import warnings
@@ -306,6 +308,34 @@ def test_what_dead_processes_left_is_swept_away_and_nothing_else(kept):
     assert not (folder / "old.part").exists() and not (folder / "old.lock").exists()
     assert (folder / "new.part").exists() and (folder / "old.txt").exists()
     assert file_of(kept, digest("a")).with_suffix(".lock").exists()
+
+
+def unfinished(kept, key, age):
+    """A file that a process, which still runs, has begun to write."""
+    path = file_of(kept, key).with_name("begun.part")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = subprocess.Popen(
+        [sys.executable, "-c", "import fcntl, sys; file = open(sys.argv[1], 'ab'); fcntl.flock(file, fcntl.LOCK_EX)\n"
+         "file.write(bytes(9)); file.flush(); print(flush=True); input()", path],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    writer.stdout.readline()
+    os.utime(path, (time.time() - age,) * 2)
+    return path, writer
+
+
+@pytest.mark.parametrize("sweep", [lambda kept: kept.sweep(), lambda kept: kept.fetch(digest("a"), builder([]))])
+def test_what_a_killed_process_left_goes_with_the_next_build_and_what_is_being_written_stays(kept, sweep):
+    kept.folder.mkdir(mode=0o700)
+    path, writer = unfinished(kept, digest("a"), age=120)
+    path.parent.chmod(0o700)
+    sweep(kept)
+    assert path.exists()
+    kept.forget(digest("a"))
+    writer.kill()
+    writer.communicate()
+    sweep(kept)
+    assert not path.exists()
 
 
 def test_the_environment_says_where_kernels_are_kept(monkeypatch, tmp_path):

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -140,3 +141,30 @@ def test_the_doctor_sees_what_is_stale_unreadable_or_not_trusted(kept):
     if hasattr(os, "geteuid"):
         kept.folder.chmod(0o777)
         assert "can be written by others" in look_at_cache().distrusted
+
+
+def test_a_file_that_no_key_names_is_called_unreadable_and_removed(kept):
+    keep(kept, "new")
+    foreign, misplaced = kept.folder / "ab" / "foreign.kernel", kept.folder / "ab" / path_of(kept, "new").name
+    foreign.parent.mkdir()
+    foreign.write_bytes(b"somebody's")
+    misplaced.write_bytes(path_of(kept, "new").read_bytes())
+    statuses = [entry["status"] for entry in json.loads(run("list", "--json"))["entries"]]
+    assert sorted(statuses) == ["current", "unreadable", "unreadable"]
+    assert "2 entries removed" in run("clean") and "0 entries removed" in run("clean")
+    assert not foreign.exists() and not misplaced.exists() and path_of(kept, "new").exists()
+
+
+def test_a_file_that_cannot_be_removed_is_said_to_stay(kept, monkeypatch):
+    fill(kept)
+    unlink = Path.unlink
+
+    def refusing(path, **options):
+        if path == path_of(kept, "old"):
+            raise PermissionError(path)
+        return unlink(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", refusing)
+    said = run("clean", code=1)
+    assert "1 entry removed" in said and "4 left" in said and "1 entry cannot be removed" in said
+    assert left(kept) == {"new", "unused", "old", "other"}

@@ -1,9 +1,13 @@
 """Problem, Host, Capability, Choice: who takes a call, who does not, and why."""
 
+import copy
 import dataclasses
 import itertools
+import os
 import pickle
 import re
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -111,6 +115,17 @@ def test_chunk_kda_and_explain_refuse_a_named_backend_alike(capsys):
     kda.explain(**call.arguments, backend="triton")
     assert capsys.readouterr().out.strip() == str(caught.value)
     assert str(caught.value).splitlines()[1].split()[:2] == ["triton", "triton.gpu:"]
+
+
+def test_a_problem_from_another_process_has_the_hash_of_this_one():
+    code = "import pickle, sys; from kda.problem import Problem; sys.stdout.buffer.write(pickle.dumps(Problem(T=5)))"
+    for seed in ("1", "2"):
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", code]
+        written = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment).stdout
+        found = pickle.loads(written)
+        assert found == Problem(T=5) and hash(found) == hash(Problem(T=5)) and {found: 1}[Problem(T=5)]
+        assert copy.deepcopy(found) == found
 
 
 def test_a_rule_that_raises_is_a_bug_and_propagates(monkeypatch):

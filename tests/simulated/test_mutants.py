@@ -10,7 +10,7 @@ import kda.simulator
 from kda.compile.kernel import Kernel
 from kda.compile.target import parse as target
 from kda.simulator import launches
-from kda.simulator.mutation import RULES, MutantsError, Rule, mutants_of, sources
+from kda.simulator.mutation import RULES, MutantsError, Outcome, Rule, mutants_of, sources
 from kda.simulator.ptx import parse
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.simulated_only]
@@ -87,7 +87,8 @@ def test_a_barrier_that_is_needed_is_noticed_and_one_that_is_not_survives(source
     assert set(by_line[":5"].noticed) == {"race-read-write", "race-write-read", "uninitialised"}
     assert [o.mutant.mutation for o in by_line[":7"].survivors] == ["removed"]
     assert {o.mutant.instruction for o in found.survivors} == {"bar.sync 0;", "bar.warp.sync 0xffffffff;"}
-    assert found.counts == {"reversed": dict(mutants=3, noticed=1, redundant=0, survived=2)}
+    counts = dict(mutants=3, noticed=1, redundant=0, survived=2, race=1, deadlock=0, rule=0, result=0)
+    assert found.counts == {"reversed": counts}
     assert found.share == 1 / 3
 
 
@@ -236,6 +237,15 @@ def test_every_nth_mutant_is_a_sample_and_processes_give_the_same_table(source):
     every = judged(source())
     assert [o.mutant for o in judged(source(), sample=2).outcomes] == [o.mutant for o in every.outcomes][::2]
     assert str(judged(source(), workers=2)) == str(every)
+
+
+@pytest.mark.parametrize("noticed, way", [
+    (("deadlock", "race-lanes"), "race"), (("deadlock", "proxy"), "deadlock"), (("too-many-instructions",), "deadlock"),
+    (("proxy", "uninitialised"), "rule"), (("wrong result",), "result"), (("IndexError",), "result"), ((), None),
+], ids=str)  # fmt: skip
+def test_a_mutant_is_counted_once_by_what_says_most(noticed, way):
+    (mutant,) = mutants_of(module("bar.warp.sync 1;"), "k")
+    assert Outcome(mutant, noticed).way == way
 
 
 def test_the_table_is_json(source):

@@ -78,12 +78,12 @@ def mutants(
     `sample=n` looks at every n-th mutant; `workers` are processes.  `options` are those of `capture`.
     """
     with _fresh_memory_filled():
-        standards = [[_standard(call, arch, each | options) for call in calls] for each in schedules]
-        for standard in standards[0]:
-            _check_repeats(arch, standard)
-        kernels = dict.fromkeys(launch.kernel for standard in standards[0] for launch in standard.launches)
+        standards = _Standards(calls, schedules, arch, options)
+        for first in standards.of_schedule(0):
+            _check_repeats(arch, first)
+        kernels = dict.fromkeys(each.kernel for first in standards.of_schedule(0) for each in first.launches)
         found = [mutant for key in kernels for mutant in mutants_of(*key, rules)][::sample]
-        tasks = [(mutant, _calls_of(mutant, standards)) for mutant in found]
+        tasks = [(mutant, standards.calls_that_execute(mutant)) for mutant in found]
         job = _Job(arch, standards, [task for task in tasks if task[1]])
         verdicts, outcomes, survived = _verdicts(job, workers), [], 0
         for mutant, reached in tasks:
@@ -94,13 +94,31 @@ def mutants(
     return Mutants(arch, outcomes, sample)
 
 
-def _calls_of(mutant: Mutant, standards: list[list[Standard]]) -> tuple[int, ...]:
-    """Numbers of the calls that execute the instruction under some schedule."""
-    by_call = zip(*standards)
-    return tuple(number for number, of in enumerate(by_call) if any(each.executes(mutant) for each in of))
-
-
 # ---- calls with the kernels as they are
+
+
+class _Standards:
+    """Each is made when it is first asked for: most mutants are noticed under the first schedule."""
+
+    def __init__(self, calls: Sequence[Callable[[], Any]], schedules: Sequence[dict], arch: str, options: dict):
+        self.calls, self.schedules, self.arch, self.options = calls, schedules, arch, options
+        self._made: dict[tuple[int, int], Standard] = {}
+
+    def of(self, schedule: int, call: int) -> Standard:
+        key = schedule, call
+        if key not in self._made:
+            self._made[key] = _standard(self.calls[call], self.arch, self.schedules[schedule] | self.options)
+        return self._made[key]
+
+    def of_schedule(self, schedule: int) -> list[Standard]:
+        return [self.of(schedule, call) for call in range(len(self.calls))]
+
+    def calls_that_execute(self, mutant: Mutant) -> tuple[int, ...]:
+        """Numbers of the calls that execute the instruction: under the first schedule that does."""
+        for schedule in range(len(self.schedules)):
+            if found := [n for n, each in enumerate(self.of_schedule(schedule)) if each.executes(mutant)]:
+                return tuple(found)
+        return ()
 
 
 def _standard(run_it: Callable[[], Any], arch: str, options: dict[str, Any]) -> Standard:
@@ -133,15 +151,15 @@ def _check_repeats(arch: str, standard: Standard) -> None:
 
 class _Job(NamedTuple):
     arch: str
-    standards: list[list[Standard]]          # [schedule][call]
+    standards: _Standards
     tasks: list[tuple[Mutant, tuple[int, ...]]]  # and the calls that a mutant runs in
 
     def verdict(self, number: int) -> Verdict:
         """What notices a mutant, and under which schedule; () and None where it survives all of them."""
         mutant, calls = self.tasks[number]
-        for schedule, standards in enumerate(self.standards):
+        for schedule in range(len(self.standards.schedules)):
             for call in calls:
-                if noticed := self._noticed(mutant, standards[call]):
+                if noticed := self._noticed(mutant, self.standards.of(schedule, call)):
                     return noticed, schedule
         return (), None
 

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+from ..findings import KINDS
 from ..ptx import Loc, parse
 from .sites import Mutant
 from .sources import reason, shown
 
 SHORT = 40                                   # characters of a kernel's name, or of an instruction
+ENDLESS = {"deadlock", "livelock", "too-many-instructions"}
+WAYS = ("race", "deadlock", "rule", "result")  # how a mutant is noticed: the first of these; rule: any other finding
 NOT_REACHED = "the calls never execute it"
 
 
@@ -29,6 +32,17 @@ class Outcome:
     def reason(self) -> str | None:
         """Why its survival is accepted."""
         return next((found for at in frames(self.mutant.loc) if (found := reason(at.file, at.line))), None)
+
+    @property
+    def way(self) -> str | None:
+        """One of WAYS."""
+        if not self.noticed:
+            return None
+        if any(kind.startswith("race") for kind in self.noticed):
+            return "race"
+        if ENDLESS & set(self.noticed):
+            return "deadlock"
+        return "rule" if set(self.noticed) <= {kind.id for kind in KINDS.values()} else "result"
 
     @property
     def status(self) -> str:
@@ -96,13 +110,13 @@ class Mutants:
 
     @property
     def counts(self) -> dict[str, dict[str, int]]:
-        """By kernel: mutants, noticed, redundant, survived."""
+        """By kernel: mutants, noticed, redundant, survived; of those noticed, how."""
         found: dict[str, dict[str, int]] = {}
         for outcome in self.outcomes:
-            name = self._label(outcome.mutant)
-            of = found.setdefault(name, dict.fromkeys(("mutants", "noticed", "redundant", "survived"), 0))
-            of["mutants"] += 1
-            of[outcome.status] += 1
+            columns = ("mutants", "noticed", "redundant", "survived", *WAYS)
+            of = found.setdefault(self._label(outcome.mutant), dict.fromkeys(columns, 0))
+            for column in filter(None, ("mutants", outcome.status, outcome.way)):
+                of[column] += 1
         return found
 
     @property
@@ -138,7 +152,9 @@ class Mutants:
         rows = [row for row in self.rows if row.survivors or not survivors_alone]
         width = max((len(row.source) for row in rows), default=0)
         for kernel, c in self.counts.items():
-            numbers = ", ".join(f"{n} {what}" for what, n in c.items())
+            ways = ", ".join(f"{c[way]} by {way}" for way in WAYS)
+            numbers = f"{c['mutants']} mutants, {c['noticed']} noticed ({ways}), "
+            numbers += f"{c['redundant']} redundant, {c['survived']} survived"
             yield f"{kernel}: {numbers}"
             for row in rows:
                 if row.kernel == kernel:

@@ -71,8 +71,8 @@ def level_bwd(
 
 @triton.jit
 def intra_bwd(
-    q, k, g, beta, A_log, dt_bias, gc, q_norm, k_norm, h, dh, v_new, do, P, L1, L2, U1, U2, units, diagonal, dqn, dkn,
-    dg, db, of_A_log, of_dt_bias, chunk_table, T, tokens, chunks, H, HV, one, scale, lower_bound,
+    q, k, g, beta, A_log, dt_bias, gc, q_norm, k_norm, h, dh, v_new, do, P, L1, L2, U1, U2, units, diagonal,
+    dqn, dkn, dg, db, of_A_log, of_dt_bias, chunk_table, T, tokens, chunks, H, HV, one, scale, lower_bound,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SPAN: tl.constexpr,
     RUN: tl.constexpr, GATE: tl.constexpr, RATE: tl.constexpr, BIAS: tl.constexpr, BETA: tl.constexpr,
     NORM: tl.constexpr, SUMMED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
