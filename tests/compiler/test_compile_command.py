@@ -18,7 +18,6 @@ from kda.compile import fetching, store
 from kda.compile.target import parse
 from kda.compile.triton import Recipe
 from kda.dispatch import capabilities
-from kda.problem import Problem
 
 KERNELS = """
 import triton
