@@ -34,8 +34,8 @@ class Capability:
     summary: str
     rules: tuple[Rule, ...] = ()
     auto_rules: tuple[Rule, ...] = ()        # asked only when the backend was not named by the caller
-    backward: bool = True                    # False: to its forwards "auto" finds a backward
-    keeps: bool = True                       # False: who takes its backward takes recorded forwards, too
+    backward: bool = True                    # False: "auto" picks another backend for the backward pass
+    keeps: bool = True                       # False: that other backend makes recorded forwards, too
     composite: bool = False                  # made of torch operations alone, which forward-mode AD follows
     archs: tuple[str, ...] = ()              # targets its kernels are built for; empty: no compiled kernels
     stages: tuple[str, ...] = ()             # of kda.stages, or runs of them, that its launch module can run alone
