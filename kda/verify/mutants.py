@@ -31,7 +31,8 @@ class Call(NamedTuple):
 
 
 GROUPED = dict(H=1, HV=2)
-FLOAT32 = dict(dtype="float32", K=64, V=64)
+FLOAT32 = dict(dtype="float32", K=64, V=128)
+MANY = (0,) * 256 + (33,)                    # sequences, more than a CTA has threads
 CALLS = {
     "sm100": {
         "clusters of two, one walk after the other": Call(Spec((430, 0, 70), **GROUPED), sms=2),
@@ -43,10 +44,12 @@ CALLS = {
             Spec((600, 0, 65), **GROUPED), dict(FUSED=False), does="products"
         ),
         "sequences cut into segments": Call(Spec((930,), **GROUPED), dict(FUSED=False, SHORTEST=14)),
+        "more sequences than threads": Call(Spec(MANY, H=1), dict(FUSED=False)),
     },
     "sm89": {
         "forward": Call(Spec((200, 0, 30), **GROUPED, **FLOAT32)),
         "backward": Call(Spec((150, 0, 30), **GROUPED, **FLOAT32), does="backward"),
+        "more sequences than threads": Call(Spec(MANY, H=1, **FLOAT32)),
     },
 }  # fmt: skip
 
