@@ -23,7 +23,7 @@ MODULES = {
     "fla.ops": ("", "", ()),
     "fla.ops.utils": ("", "", ()),
     "fla.ops.kda": ("from kda import chunk_kda, fused_recurrent_kda\n", "", ()),
-    "fla.ops.kda.fused_recurrent": ("from kda import fused_recurrent_kda as fused_recurrent_kda_fwd\n", "", ()),
+    "fla.ops.kda.fused_recurrent": ("from kda import fused_recurrent_kda_fwd\n", "", ()),
     "fla.ops.kda.naive": ("", "fla/ops/kda/naive.py", None),
     "fla.ops.kda.gate": (
         "import torch\nimport torch.nn.functional as F\nfrom kda import fused_kda_gate\n",

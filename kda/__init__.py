@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "chunk_kda": "api", "chunk_kda_fwd": "api", "chunk_kda_bwd": "api", "fused_recurrent_kda": "api",
+    "fused_recurrent_kda_fwd": "api",
     "fused_kda_gate": "api", "explain": "api", "use_backend": "dispatch", "Choice": "dispatch", "Problem": "problem",
     "Grads": "bundles", "Outputs": "bundles", "Saved": "bundles",
     "KdaError": "errors", "InputError": "errors", "InputTypeError": "errors", "NoBackendError": "errors",
@@ -19,7 +20,15 @@ __all__ = ["__version__", *_WHERE]
 
 if TYPE_CHECKING:
     from . import simulator
-    from .api import chunk_kda, chunk_kda_bwd, chunk_kda_fwd, explain, fused_kda_gate, fused_recurrent_kda
+    from .api import (
+        chunk_kda,
+        chunk_kda_bwd,
+        chunk_kda_fwd,
+        explain,
+        fused_kda_gate,
+        fused_recurrent_kda,
+        fused_recurrent_kda_fwd,
+    )
     from .bundles import Grads, Outputs, Saved
     from .dispatch import Choice, use_backend
     from .errors import InputError, InputTypeError, KdaError, NoBackendError

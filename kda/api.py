@@ -14,6 +14,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import numbers
 import warnings
 from typing import Any
 
@@ -66,6 +67,8 @@ def chunk_kda(
     cu_seqlens: Tensor | None = None,
     cu_seqlens_cpu: Tensor | None = None,
     cp_context: None = None,
+    use_graph: bool = False,
+    max_num_seqs: int | None = None,
     *,
     A_log: Tensor | None = None,
     dt_bias: Tensor | None = None,
@@ -98,7 +101,10 @@ def chunk_kda(
         cu_seqlens: (N + 1,) int32 or int64 offsets of sequences packed in one row (B = 1), on the CPU or the GPU.
             Tokens past the last offset belong to no sequence: outputs and gradients are zero there.
         cu_seqlens_cpu: a copy on the CPU, so that nothing has to wait for the GPU where lengths must be known.
-        cp_context: not supported; must be None.
+        cp_context: must be None: a sequence on several GPUs is not supported yet.
+        use_graph, max_num_seqs: accepted without effect. No launch depends on offsets that a GPU holds, so that a CUDA
+            graph may be replayed with other offsets, unless it returns intermediate states. `max_num_seqs` must be at
+            least N.
         A_log: HV elements.  dt_bias: HV * K elements.
         chunk_size: 32 or 64.
         backend: a backend's name; None asks `use_backend`, then KDA_BACKEND, then takes the fastest that can.
@@ -111,8 +117,8 @@ def chunk_kda(
     inputs, options = _prepare(
         "chunk_kda", q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
         use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, safe_gate, lower_bound, disable_recompute,
-        return_intermediate_states, state_v_first, cu_seqlens, cu_seqlens_cpu, cp_context, A_log, dt_bias, chunk_size,
-        backend, batch_invariant, transpose_state_layout, unknown,
+        return_intermediate_states, state_v_first, cu_seqlens, cu_seqlens_cpu, cp_context, use_graph, max_num_seqs,
+        A_log, dt_bias, chunk_size, backend, batch_invariant, transpose_state_layout, unknown,
     )  # fmt: skip
     recorded = records_gradients(inputs)
     out = _forward(inputs, options, _save(inputs, options) if recorded else "nothing", recorded)
@@ -197,6 +203,8 @@ def fused_recurrent_kda(
     """Kimi Delta Attention token by token, for inference; a drop-in for `fla.ops.kda.fused_recurrent_kda`.
 
     The arguments of `chunk_kda`, and:
+        q, k: any K.
+        initial_state: of any float dtype.
         beta: also (B, T, HV, V), a step size for every value channel.
         ssm_state_indices: `initial_state` is a pool (slots, HV, K, V). (N,): sequence n starts from slot [n] and its
             last state goes back there. (N, S): it starts from slot [n, 0] and the state after its token t goes to
@@ -217,7 +225,7 @@ def fused_recurrent_kda(
     inputs, options = _prepare(
         "fused_recurrent_kda", q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
         use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, False, lower_bound, False, False,
-        state_v_first, cu_seqlens, cu_seqlens_cpu, None, A_log, dt_bias, 64, backend, batch_invariant,
+        state_v_first, cu_seqlens, cu_seqlens_cpu, None, False, None, A_log, dt_bias, 64, backend, batch_invariant,
         transpose_state_layout, unknown, inplace_final_state, ssm_state_indices, num_accepted_tokens,
     )  # fmt: skip
     call, inplace = Call("fused_recurrent_kda", inputs, options, out=out), options.inplace_final_state
@@ -238,6 +246,42 @@ def fused_recurrent_kda(
     return (o if out is None else out), initial_state if inplace else ht
 
 
+def fused_recurrent_kda_fwd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    scale: float | None = None,
+    output_final_state: bool = False,
+    inplace_final_state: bool = True,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+    ssm_state_indices: Tensor | None = None,
+    num_accepted_tokens: Tensor | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    lower_bound: float | None = None,
+    out: Tensor | None = None,
+    **keywords: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """`fused_recurrent_kda` with the order and defaults of `fla.ops.kda.fused_recurrent.fused_recurrent_kda_fwd`.
+
+    States are written in place unless `inplace_final_state=False`. Other keywords are those of `fused_recurrent_kda`.
+    """
+    return fused_recurrent_kda(
+        q, k, v, g, beta, A_log, dt_bias, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
+        use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound, state_v_first, cu_seqlens,
+        ssm_state_indices=ssm_state_indices, num_accepted_tokens=num_accepted_tokens,
+        inplace_final_state=inplace_final_state, out=out, **keywords,
+    )  # fmt: skip
+
+
 def fused_kda_gate(
     g: Tensor,
     A_log: Tensor | None = None,
@@ -250,6 +294,7 @@ def fused_kda_gate(
     With x = g + dt_bias: -exp(A_log) softplus(x), or lower_bound * sigmoid(exp(A_log) x) given a `lower_bound`, where
     A_log may be None (a factor of 1). A_log has HV elements, dt_bias HV * K or None.
     """
+    lower_bound = _number(lower_bound)
     check(GateCall("fused_kda_gate", g, A_log, dt_bias, lower_bound, output_dtype), GATE)
     return autograd.call("gate", g, A_log, dt_bias, lower_bound, output_dtype)[0]
 
@@ -360,20 +405,25 @@ def _bind(op: str, *args: Any, **keywords: Any) -> tuple[Inputs, Options]:
 def _prepare(
     op, q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel,
     use_beta_sigmoid_in_kernel, allow_neg_eigval, safe_gate, lower_bound, disable_recompute, return_intermediate_states,
-    state_v_first, cu_seqlens, cu_seqlens_cpu, cp_context, A_log, dt_bias, chunk_size, backend, batch_invariant,
-    transpose_state_layout, unknown, inplace_final_state=False, ssm_state_indices=None, num_accepted_tokens=None,
+    state_v_first, cu_seqlens, cu_seqlens_cpu, cp_context, use_graph, max_num_seqs, A_log, dt_bias, chunk_size,
+    backend, batch_invariant, transpose_state_layout, unknown, inplace_final_state=False, ssm_state_indices=None,
+    num_accepted_tokens=None,
 ) -> tuple[Inputs, Options]:  # fmt: skip
     """What every function does first: keywords that are no tensors."""
     if unknown:
         _refuse_unknown(op, next(iter(unknown)))
     if cp_context is not None:
         raise InputError(op, "cp_context", "None", type(cp_context).__name__,
-                         "Context parallelism is not built yet; pass states between ranks with initial_state and "
-                         "output_final_state.", "cp_context.none")  # fmt: skip
+                         "A sequence on several GPUs is not supported yet; pass states between ranks with "
+                         "initial_state and output_final_state.", "cp_context.none")  # fmt: skip
+    if use_graph or max_num_seqs is not None:
+        _check_graph(op, use_graph, max_num_seqs, cu_seqlens)
     if transpose_state_layout is not None:
         state_v_first = _old_layout_name(op, state_v_first, transpose_state_layout)
     if isinstance(q, Tensor) and autocasts(q):
         q, k, v = (_autocast(x, torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
+    if not _NUMBERS.issuperset((type(scale), type(lower_bound), type(chunk_size))):
+        scale, lower_bound, chunk_size = map(_number, (scale, lower_bound, chunk_size))
     if scale is None:
         K = q.shape[-1] if isinstance(q, Tensor) and q.dim() else 0
         scale = float(K) ** -0.5 if K else 1.0
@@ -392,22 +442,53 @@ def _prepare(
 
 _FLAGS = Options._fields[Options._fields.index("output_final_state"):]
 _BOOL = {bool}
+_NUMBERS = {int, float, type(None)}
+
+
+def _number(x: Any) -> Any:
+    """Numbers of numpy as those of Python."""
+    if isinstance(x, numbers.Real):
+        return int(x) if isinstance(x, numbers.Integral) else float(x)
+    return x
 
 
 def _flag(op: str, name: str, x: Any) -> bool:
-    """True and False as they are; None, 0 and 1, as configurations hold them, are taken too."""
+    """True and False as they are; None, 0 and 1, as configurations hold them, and those of numpy as well."""
     if x is True or x is False:
         return x
-    if x is None or (isinstance(x, int) and x in (0, 1)):
+    of_numpy = type(x).__module__ == "numpy" and type(x).__name__ in ("bool", "bool_")
+    if x is None or of_numpy or (isinstance(x, numbers.Integral) and x in (0, 1)):
         return bool(x)
     raise InputTypeError(op, name, "True or False", f"{type(x).__name__} {x!r:.60}", "Pass a bool.", "flag.type")
 
 
+def _check_graph(op: str, use_graph: Any, max_num_seqs: Any, cu_seqlens: Any) -> None:
+    """What has no effect must still be what it is elsewhere."""
+    _flag(op, "use_graph", use_graph)
+    most = _number(max_num_seqs)
+    if not isinstance(most, int | None):
+        raise InputTypeError(op, "max_num_seqs", "an int or None", f"{type(most).__name__} {most!r:.60}",
+                             "Leave it out: kda does not need it.", "max_num_seqs.type")  # fmt: skip
+    N = cu_seqlens.numel() - 1 if isinstance(cu_seqlens, Tensor) else 0
+    if most is not None and most < N:
+        raise InputError(op, "max_num_seqs", f"at least the number of sequences, {N}", str(most),
+                         "Raise it, or leave it out: kda does not need it.", "max_num_seqs.value")  # fmt: skip
+
+
 def _refuse_unknown(op: str, name: str) -> None:
+    fix = _nearest_keyword(op, name)
+    if torch.compiler.is_compiling():                                          # which knows no errors of ours
+        raise TypeError(f"{op}: {name} is no keyword. {fix}")
+    raise InputTypeError(op, name, "a keyword that exists", "an unknown one", fix, "keyword.unknown")
+
+
+def _nearest_keyword(op: str, name: str) -> str:
     known = list(inspect.signature(globals()[op]).parameters) if op == "fused_recurrent_kda" else _KEYWORDS
     near = difflib.get_close_matches(name, known, n=1)
-    fix = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
-    raise InputTypeError(op, name, "a keyword that exists", "an unknown one", fix, "keyword.unknown")
+    return f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
+
+
+_nearest_keyword._dynamo_marked_constant = True                                # torch.compile calls it untraced
 
 
 def _old_layout_name(op: str, state_v_first: bool, transpose_state_layout: bool) -> bool:

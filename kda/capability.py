@@ -16,7 +16,7 @@ class Rule(NamedTuple):
     why: str                                 # format string over p (Problem) and h (Host)
     fix: str = ""                            # the same; empty where only another backend helps
 
-    def broken(self, p: Problem, h: Host) -> str:
+    def refusal(self, p: Problem, h: Host) -> str:
         """What is said where it does not hold."""
         fix = f" -> {self.fix.format(p=p, h=h)}" if self.fix else ""
         return f"{self.id}: {self.why.format(p=p, h=h)}{fix}"
@@ -44,7 +44,17 @@ class Capability:
     def rejections(self, p: Problem, h: Host, named: bool = False) -> list[str]:
         """Every broken rule, worded for a person; empty means this backend accepts the call."""
         rules = self.rules if named else self.rules + self.auto_rules
-        return [r.broken(p, h) for r in rules if not r.holds(p, h)]
+        return [r.refusal(p, h) for r in rules if not r.holds(p, h)]
+
+    def broken(self, kind: str, p: Problem, h: Host) -> list[str]:
+        """What its rule of this kind says where it does not hold: "dtype" of sm90 is the rule sm90.dtype."""
+        rules = [r for r in self.rules if r.id == f"{self.backend}.{kind}"]
+        return [r.refusal(p, h) for r in rules if not r.holds(p, h)]
+
+    @property
+    def usual_dtype(self) -> str:
+        """What commands draw where no dtype is named: bfloat16, or else what the backend is proven in."""
+        return self.proof_dtypes[0] if self.broken("dtype", Problem(), Host()) else Problem.dtype
 
     @property
     def launch_module(self) -> str:

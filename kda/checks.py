@@ -23,7 +23,7 @@ from . import offsets
 from .errors import InputError, InputTypeError
 from .problem import DTYPES, Inputs, Options, Problem
 
-MAX_K = 256
+MAX_K = 256                                  # of chunk_kda; fused_recurrent_kda has no limit of its own
 CHUNK_SIZES = (32, 64)
 
 
@@ -161,7 +161,6 @@ _DTYPE_KINDS: dict[str, tuple[Callable[[Any, torch.dtype], bool], str]] = {
     "of q's dtype": (lambda c, dtype: dtype == c.inputs.q.dtype, "Use {}.to(q.dtype)."),
     "of a float dtype": (lambda c, dtype: is_float(dtype), "Use {}.float()."),
     "of dtype int32 or int64": (lambda c, dtype: is_index(dtype), "Use {}.long()."),
-    "of dtype float32 or q's": (lambda c, dtype: dtype in (torch.float32, c.inputs.q.dtype), "Use {}.float()."),
 }
 
 
@@ -203,12 +202,22 @@ def _logits_only_row(name: str) -> Check:
     )  # fmt: skip
 
 
+def _may_overlap(x: torch.Tensor) -> bool:
+    """Whether one step along some axis is shorter than all that the axes with smaller steps reach."""
+    reach = 0
+    for stride, size in sorted((s, n) for s, n in zip(x.stride(), x.shape) if n > 1):
+        if stride <= reach:
+            return x.numel() > 0
+        reach += stride * (size - 1)
+    return False
+
+
 def _own_memory_row(name: str, id: str, written: Callable[[Call], bool]) -> Check:
     def found(c: Call) -> str | None:
         x = c.tensor(name)
-        if x is None or not written(c):
+        if x is None or not written(c) or x.is_contiguous():
             return None
-        return _when(any(s == 0 and n > 1 for s, n in zip(x.stride(), x.shape)), f"strides {x.stride()}")
+        return _when(_may_overlap(x), f"strides {tuple(x.stride())} of shape {shape_of(x)}")
 
     return Check(id, name, "memory of its own to be written", found, f"Use {name}.contiguous().")
 
@@ -299,6 +308,12 @@ def _bad_state(c: Call) -> str | None:
     return _when(tuple(x.shape) != expected, f"shape {shape_of(x)}")
 
 
+def _bad_state_dtype(c: Call) -> str | None:
+    x = c.inputs.initial_state
+    good = x is None or (is_float(x.dtype) if c.recurrent else x.dtype in (torch.float32, c.inputs.q.dtype))
+    return None if good else dtype_name(x)
+
+
 def _bad_slots(c: Call) -> str | None:
     x = c.inputs.ssm_state_indices
     right = x is None or (x.dim() in (1, 2) and x.shape[0] == c.N and (x.dim() == 1 or x.shape[1] > 0))
@@ -321,8 +336,9 @@ KIND: tuple[Check, ...] = (
         lambda c: _when(dtype_name(c.inputs.q) not in DTYPES, dtype_name(c.inputs.q)), "Cast q, k and v.",
     ),
     Check(
-        "q.head_dim", "q", f"of 1 <= K <= {MAX_K}", lambda c: _when(not 1 <= c.K <= MAX_K, f"K={c.K}"),
-        "Split the head into several.",
+        "q.head_dim", "q", lambda c: "of K >= 1" if c.recurrent else f"of 1 <= K <= {MAX_K}",
+        lambda c: _when(c.K < 1 or not (c.recurrent or c.K <= MAX_K), f"K={c.K}"),
+        "Split the head into several; fused_recurrent_kda accepts any K.",
     ),
     *(_device_row(name) for name in ARGUMENTS[1:]),
     _shape_row("k", "B T H K", "q and k share heads and head dim; only v, g and beta may have more heads."),
@@ -392,7 +408,11 @@ KIND: tuple[Check, ...] = (
         _states_asked,
         _bad_state, "One state a sequence and value head, in one layout throughout.",
     ),
-    _dtype_row("initial_state", "of dtype float32 or q's"),
+    Check(
+        "initial_state.dtype", "initial_state",
+        lambda c: "of a float dtype" if c.recurrent else "of dtype float32 or q's",
+        _bad_state_dtype, "Use initial_state.float().",
+    ),
     _shape_row("do", "B T HV V", "do is the gradient of o."),
     _dtype_row("do", "of a float dtype"),
     _shape_row("dht", "N HV K V", "dht is the gradient of the final states, in their layout.", states=True),
@@ -565,6 +585,8 @@ ELSEWHERE = {
     "flag.type": "any flag",
     "state_layout.both": "transpose_state_layout",
     "cp_context.none": "cp_context",
+    "max_num_seqs.type": "max_num_seqs",
+    "max_num_seqs.value": "max_num_seqs",
     "saved.kind": "saved",
     "saved.shape": "saved",
     "backend.name": "backend",

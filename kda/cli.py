@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import sys
 
 import click
 
-from kda.commands.render import ERROR, explain_error, kda_version
+from kda.commands.render import ERROR, OutputError, explain_error, kda_version
 
 # name -> (module that exports `command`, line of --help)
 COMMANDS = {
@@ -56,4 +57,8 @@ def cli() -> None:
 
 
 def main() -> None:
-    cli(prog_name="kda")
+    try:
+        cli(prog_name="kda")
+    except OSError as error:                 # of --help and --version; commands print their own
+        click.echo(str(OutputError(error)), err=True)
+        sys.exit(ERROR)

@@ -99,6 +99,10 @@ def check_backend_name(name: object, source: str) -> None:
 @contextlib.contextmanager
 def use_backend(name: str) -> Iterator[None]:
     """Name the backend for every call of this thread or task inside the `with`; an argument still wins."""
+    from torch.compiler import is_compiling
+
+    if is_compiling():                       # with fullgraph=True this is the message; otherwise the graph ends here
+        raise RuntimeError("use_backend must be entered outside of what torch.compile traces. Or pass backend=...")
     check_backend_name(name, "use_backend(name)")
     token = _named_by_context.set(name)
     try:

@@ -410,8 +410,8 @@ def env_overrides(f: Facts) -> Finding | None:
     told = [_override(name, f.env[name]) for name in sorted(names)]
     if not told:
         return None
-    status = "warn" if any(t[0] == "warn" for t in told) else "info"
-    fix = tuple(fix for level, _, fix in told if level == "warn")
+    status = next((word for word in ("fail", "warn") if word in [t[0] for t in told]), "info")
+    fix = tuple(fix for level, _, fix in told if level != "info")
     return Finding("env.overrides", status, "; ".join(says for _, says, _ in told), fix)
 
 
@@ -423,7 +423,7 @@ def _override(name: str, value: str) -> tuple[str, str, str]:
     backends = ["auto", *backend_names()]
     if name == "KDA_BACKEND" and value not in backends:
         near = difflib.get_close_matches(value, backends, n=1, cutoff=0)
-        return "warn", f"KDA_BACKEND={value}: no such backend, every call fails", f"export KDA_BACKEND={near[0]}"
+        return "fail", f"KDA_BACKEND={value}: no such backend, every call fails", f"export KDA_BACKEND={near[0]}"
     status, does = VARIABLES[name]
     return status, f"{name}={value}: {does}", f"unset {name}"
 

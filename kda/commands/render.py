@@ -105,6 +105,13 @@ def _padded(cell: str, width: int, align: str) -> str:
     return space + cell if align == "r" else cell + space
 
 
+class OutputError(KdaError):
+    """A full disk, mostly."""
+
+    def __init__(self, error: OSError):
+        super().__init__(f"kda: the output cannot be written ({error.strerror or error}). Send it elsewhere.")
+
+
 @dataclass
 class Screen:
     """Where one command prints, and how."""
@@ -125,6 +132,8 @@ class Screen:
             click.echo(text.encode(encoding, "replace").decode(encoding), err=err, color=self.color)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        except OSError as error:
+            raise OutputError(error) from error
 
     def paint(self, text: str, color: str | None = None, **style) -> str:
         return click.style(text, fg=color, **style) if self.color and text else text

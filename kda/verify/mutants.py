@@ -34,15 +34,15 @@ GROUPED = dict(H=1, HV=2)
 FLOAT32 = dict(dtype="float32", K=64, V=64)
 CALLS = {
     "sm100": {
-        "clusters of two, one walk after the other": Call(Spec((130, 0, 70), **GROUPED), sms=2),
-        "sequences cut into segments": Call(Spec((130, 40), **GROUPED), dict(SEGMENTS=3), sms=2),
+        "clusters of two, one walk after the other": Call(Spec((430, 0, 70), **GROUPED), sms=2),
+        "sequences cut into segments": Call(Spec((400, 40), **GROUPED), dict(SEGMENTS=3), sms=2),
     },
     "sm90": {
-        "one kernel, clusters of two": Call(Spec((300, 0, 65), **GROUPED), dict(FUSED=True)),
+        "one kernel, clusters of two": Call(Spec((600, 0, 65), **GROUPED), dict(FUSED=True)),
         "kernels one by one, with what is kept": Call(
-            Spec((300, 0, 65), **GROUPED), dict(FUSED=False), does="products"
+            Spec((600, 0, 65), **GROUPED), dict(FUSED=False), does="products"
         ),
-        "sequences cut into segments": Call(Spec((300, 70), **GROUPED), dict(FUSED=False, SHORTEST=2)),
+        "sequences cut into segments": Call(Spec((930,), **GROUPED), dict(FUSED=False, SHORTEST=14)),
     },
     "sm89": {
         "forward": Call(Spec((200, 0, 30), **GROUPED, **FLOAT32)),

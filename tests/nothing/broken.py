@@ -196,6 +196,8 @@ CASES = {
     "flag.type": lambda: chunk(output_final_state="no"),
     "state_layout.both": both_layouts,
     "cp_context.none": lambda: chunk(cp_context=object()),
+    "max_num_seqs.type": lambda: chunk(max_num_seqs="4"),
+    "max_num_seqs.value": lambda: chunk([3, 5], max_num_seqs=1),
     "saved.kind": lambda: backward(saved=(1, 2)),
     "saved.shape": other_saved,
     "backend.name": lambda: chunk(backend="refrence"),

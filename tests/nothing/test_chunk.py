@@ -203,7 +203,7 @@ def test_positional_order_is_that_of_fla():
     x = call.tensors
     o, ht = kda.chunk_kda(
         x["q"], x["k"], x["v"], x["g"], x["beta"], 0.3, x["initial_state"], True, True, True, True, True, True, -5.0,
-        False, False, True, x["cu_seqlens"], x["cu_seqlens"], None, A_log=x["A_log"], dt_bias=x["dt_bias"],
+        False, False, True, x["cu_seqlens"], x["cu_seqlens"], None, True, 1, A_log=x["A_log"], dt_bias=x["dt_bias"],
     )  # fmt: skip
     exact = definition(call.with_options(scale=0.3))
     assert distance(o, exact[0]) < 1e-12 and distance(ht, exact[1]) < 1e-12
@@ -215,6 +215,26 @@ def test_the_old_name_of_the_layout_works_and_warns():
     with pytest.warns(DeprecationWarning, match="state_v_first"):
         o, _ = kda.chunk_kda(**call.arguments, transpose_state_layout=True)
     assert distance(o, definition(call.with_options(state_v_first=True))[0]) < 1e-12
+
+
+@pytest.mark.parametrize("use_graph", [False, True, None, 0, 1])
+@pytest.mark.parametrize("max_num_seqs", [None, 3, 100])
+@pytest.mark.parametrize("function", [kda.chunk_kda, kda.chunk_kda_fwd])
+def test_use_graph_and_max_num_seqs_change_nothing(function, use_graph, max_num_seqs):
+    call = make([3, 0, 2], tail=1)
+    found = function(**call.arguments, use_graph=use_graph, max_num_seqs=max_num_seqs)
+    assert torch.equal(found[0], function(**call.arguments)[0]) and found[0].isfinite().all()
+
+
+def test_max_num_seqs_counts_nothing_without_offsets():
+    call = make(B=3, T=4)
+    assert torch.equal(run(call, max_num_seqs=1)[0], run(call)[0])
+
+
+@pytest.mark.parametrize("wrong", [{"use_graph": "yes"}, {"max_num_seqs": 1.5}])
+def test_what_has_no_effect_must_still_be_of_its_type(wrong):
+    with pytest.raises(TypeError, match=f"{next(iter(wrong))} must be"):
+        run(make([3, 2]), **wrong)
 
 
 def test_flags_may_be_none_as_configurations_hold_them():
@@ -276,3 +296,17 @@ def test_what_was_made_without_gradients_may_be_changed_with_them(sizes):
     factor = torch.ones((), dtype=torch.float64, requires_grad=True)
     for x in made:
         x.mul_(factor).sum().backward()
+
+
+def test_numbers_and_flags_of_numpy_are_those_of_python():
+    numpy = pytest.importorskip("numpy")
+    call = make([33, 3], gate="bounded")
+    ours = {"scale": 0.25, "lower_bound": -4.0, "chunk_size": 32, "state_v_first": False, "output_final_state": True}
+    theirs = {"scale": numpy.float32, "lower_bound": numpy.float64, "chunk_size": numpy.int64}
+    others = {name: theirs.get(name, numpy.bool_)(x) for name, x in ours.items()}
+    for x, y in zip(kda.chunk_kda(**call.arguments | ours), kda.chunk_kda(**call.arguments | others), strict=True):
+        assert torch.equal(x, y)
+    x = call.tensors["g"]
+    assert torch.equal(kda.fused_kda_gate(x, lower_bound=numpy.float32(-4)), kda.fused_kda_gate(x, lower_bound=-4.0))
+    with pytest.raises(kda.InputTypeError, match="True or False"):
+        kda.chunk_kda(**call.arguments, output_final_state=numpy.float32(1.0))

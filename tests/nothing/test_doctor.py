@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from kda.capability import Capability, Rule
@@ -140,7 +141,8 @@ CASES = [
     ("env.overrides", {"env": {"CUTE_DSL_PTXAS_PATH": "/x"}}, "warn", "assembles with it"),
     ("env.overrides", {"env": {"KDA_CACHE_DIR": "/x"}}, "info", "built kernels are kept there"),
     ("env.overrides", {"env": {"KDA_BACKEND": "reference"}}, "info", "use this backend or fail"),
-    ("env.overrides", {"env": {"KDA_BACKEND": "refrence"}}, "warn", "export KDA_BACKEND=reference"),
+    ("env.overrides", {"env": {"KDA_BACKEND": "refrence"}}, "fail", "export KDA_BACKEND=reference"),
+    ("env.overrides", {"env": {"KDA_BACKEND": "x", "KDA_BAKEND": "x"}}, "fail", "unset KDA_BAKEND"),
     ("env.overrides", {"env": {"KDA_BAKEND": "reference"}}, "warn", "did you mean KDA_BACKEND?"),
     ("cache.dir", cache(path="", writable=False), "fail", "no home directory"),
     ("cache.dir", cache(writable=False), "fail", "cannot be written"),
@@ -479,3 +481,17 @@ def test_a_reader_that_leaves_early_changes_neither_the_exit_code_nor_stderr():
     ran = subprocess.run(argv, check=False, stdout=write, stderr=subprocess.PIPE, env=env, text=True)
     os.close(write)
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_the_small_live_call_runs_on_one_thread(monkeypatch, capsys):
+    """On a busy machine it took twelve times as long on two."""
+    from kda.commands import probe_backend
+
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(probe_backend, "probe", lambda name: {"backend": name, "threads": torch.get_num_threads()})
+    try:
+        torch.set_num_threads(2)
+        probe_backend.main("reference")
+    finally:
+        torch.set_num_threads(threads)
+    assert json.loads(capsys.readouterr().out) == {"backend": "reference", "threads": 1}

@@ -158,6 +158,37 @@ def test_a_compiled_call_meets_the_same_checks():
         torch.compile(lambda: kda.chunk_kda(**call.arguments), fullgraph=True, backend="aot_eager")()
 
 
+@pytest.mark.parametrize("function", [kda.chunk_kda, kda.fused_recurrent_kda])
+def test_a_compiled_call_with_a_misspelt_keyword_is_told_the_nearest(function):
+    torch._dynamo.reset()
+    call = make(B=1, T=3, chunk_size=None)
+    del call.options["chunk_size"]
+
+    def misspelt():
+        return function(**call.arguments, output_final_stat=True)
+
+    with pytest.raises(Exception, match="Did you mean 'output_final_state'"):
+        torch.compile(misspelt, fullgraph=True, backend="aot_eager")()
+    with pytest.raises(kda.InputTypeError, match="Did you mean 'output_final_state'"):
+        torch.compile(misspelt, backend="aot_eager")()
+
+
+def test_use_backend_within_a_compiled_function_leaves_the_graph_or_says_so():
+    torch._dynamo.reset()
+    call = make(B=1, T=3)
+
+    def named(name):
+        with kda.use_backend(name):
+            return kda.chunk_kda(**call.arguments)[0]
+
+    with pytest.raises(Exception, match="use_backend must be entered outside of what"):
+        torch.compile(named, fullgraph=True, backend="aot_eager")("reference")
+    compiled = torch.compile(named, backend="aot_eager")
+    assert torch.equal(compiled("reference"), named("reference"))
+    with pytest.raises(kda.NoBackendError, match="asked for backend='sm90'"):
+        compiled("sm90")
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_autocast_casts_q_k_v_alone(dtype):
     call = make([40, 3], dtype=torch.float32, gate="softplus", beta="sigmoid").requiring_grad()

@@ -66,6 +66,31 @@ def test_positional_order_is_that_of_fla():
     assert distance(o, exact[0]) < 1e-13 and distance(ht, exact[1]) < 1e-13
 
 
+def test_the_inner_function_of_fla_has_its_order_and_writes_in_place():
+    call = make([9, 2], gate="bounded", beta="2*sigmoid", state_v_first=True)
+    x, pool = call.tensors, torch.zeros(4, 2, 3, 5, dtype=torch.float64)
+    slots = torch.tensor([3, 1])
+    pool[slots] = x["initial_state"]
+    o, states = kda.fused_recurrent_kda_fwd(
+        x["q"], x["k"], x["v"], x["g"], x["beta"], x["A_log"], x["dt_bias"], pool, 0.3, True, True, True,
+        x["cu_seqlens"], slots, None, True, True, True, True, -5.0, None,
+    )  # fmt: skip
+    exact = definition(call.with_options(scale=0.3))
+    assert states is pool and distance(o, exact[0]) < 1e-13 and distance(pool[slots], exact[1]) < 1e-13
+
+
+def test_the_inner_function_of_fla_wants_a_state_unless_told_otherwise():
+    call = make([9], initial_state=False)
+    del call.options["chunk_size"]
+    with pytest.raises(kda.InputError, match="used with an initial_state"):
+        kda.fused_recurrent_kda_fwd(**call.arguments)
+    o, ht = kda.fused_recurrent_kda_fwd(**call.arguments, inplace_final_state=False, output_final_state=True)
+    expected = kda.fused_recurrent_kda(**call.arguments, output_final_state=True)
+    assert torch.equal(o, expected[0]) and torch.equal(ht, expected[1])
+    with pytest.raises(TypeError, match="Did you mean 'backend'"):
+        kda.fused_recurrent_kda_fwd(**call.arguments, backen="reference")
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_dtypes(dtype):
     call = make([5, 1], dtype=dtype)
@@ -181,6 +206,39 @@ def test_padding_slots_are_skipped():
     assert not torch.equal(pool[4], before[4]) and not torch.equal(pool[1], before[1])
 
 
+OVERLAPPING = {
+    "one state for both heads": (1, 0, 3, 1),
+    "windows over a row": (30, 15, 1, 1),
+    "a head begins within another": (30, 7, 3, 1),
+    "a slot begins within another": (15, 15, 3, 1),
+}
+APART = {
+    "one after the other": (30, 15, 3, 1),
+    "in pages": (100, 20, 4, 1),
+    "(V, K)": (30, 15, 1, 5),
+    "heads last": (30, 1, 6, 2),
+}
+
+
+@pytest.mark.parametrize("strides", OVERLAPPING.values(), ids=OVERLAPPING)
+def test_states_that_share_memory_are_not_written(strides):
+    call = make([3])
+    pool = torch.zeros(500, dtype=torch.float64).as_strided((3, 2, 5, 3), strides)
+    with pytest.raises(kda.InputError, match="memory of its own"):
+        recurrent(call, initial_state=pool, ssm_state_indices=torch.tensor([1]))
+    assert not pool.any()
+
+
+@pytest.mark.parametrize("strides", APART.values(), ids=APART)
+def test_states_may_lie_in_any_order_and_with_gaps(strides):
+    call = make([3])
+    pool = torch.zeros(500, dtype=torch.float64).as_strided((3, 2, 5, 3), strides)
+    dense = torch.zeros(3, 2, 5, 3, dtype=torch.float64)
+    for states in (pool, dense):
+        recurrent(call, initial_state=states, ssm_state_indices=torch.tensor([1]))
+    assert dense.any() and torch.equal(pool, dense)
+
+
 def test_a_pool_may_be_left_alone():
     call = make([3, 2, 4])
     indices = torch.tensor([4, -1, 1])
@@ -225,6 +283,29 @@ def test_a_padding_slot_in_the_middle_drops_that_state_alone():
     assert not o[:, 3:].any()
     assert torch.equal(pool[[1, 3, 4, 5]], before[[1, 3, 4, 5]])
     assert not torch.equal(pool[0], before[0]) and not torch.equal(pool[2], before[2])
+
+
+@pytest.mark.parametrize("K", [257, 600])
+def test_a_head_may_have_any_number_of_channels(K):
+    call = make([5, 0, 3], K=K, V=2, gate="softplus")
+    o, ht = recurrent(call, output_final_state=True)
+    exact = definition(call)
+    assert distance(o, exact[0]) < 1e-13 and distance(ht, exact[1]) < 1e-13
+
+
+@pytest.mark.parametrize("q_dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_states_of_any_dtype_are_rounded_once(q_dtype, dtype):
+    call = make([3, 2], dtype=q_dtype)
+    call.tensors["initial_state"] = call.tensors["initial_state"].to(dtype)
+    o, ht = recurrent(call, output_final_state=True)
+    exact, computed = definition(call), 1e-6
+    assert ht.dtype == torch.float32 and distance(ht, exact[1]) < computed
+    pool = torch.zeros(4, *call.tensors["initial_state"].shape[1:], dtype=dtype)
+    pool[[3, 1]] = call.tensors["initial_state"]
+    pooled_o, written = recurrent(call, initial_state=pool, ssm_state_indices=torch.tensor([3, 1]))
+    assert written.dtype == dtype and torch.equal(pooled_o, o) and not written[[0, 2]].any()
+    assert distance(written[[3, 1]], exact[1]) < torch.finfo(dtype).eps / 2 + computed
 
 
 def test_states_of_a_lower_dtype_are_rounded_once():

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
 import time
 
 import click
@@ -157,3 +160,15 @@ def test_a_command_that_cannot_be_imported_exits_with_2_and_points_to_doctor(mon
 
 def test_version_is_printed():
     assert CliRunner().invoke(cli, ["--version"]).stdout.startswith("kda ")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", [["cache"], ["cache", "--json"], ["--help"], ["cache", "--help"]], ids=" ".join)
+def test_a_full_disk_under_the_output_is_said_in_one_line(arguments, tmp_path):
+    with open("/dev/full", "wb") as full:
+        found = subprocess.run(
+            [sys.executable, "-m", "kda", *arguments], stdout=full, stderr=subprocess.PIPE, text=True,
+            env=os.environ | {"KDA_CACHE_DIR": str(tmp_path)},
+        )  # fmt: skip
+    assert found.returncode == 2
+    assert found.stderr == "kda: the output cannot be written (No space left on device). Send it elsewhere.\n"

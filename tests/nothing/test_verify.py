@@ -471,3 +471,14 @@ def test_a_spec_prints_the_options_that_draw_it_again():
 def test_mutants_are_those_of_an_arch_and_of_nothing_else(words, says):
     result = kda_verify(*words, small=False)
     assert result.exit_code == 2 and says in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("backend", "arch", "dtype"),
+    [(None, None, "bfloat16"), (None, "sm89", "float32"), ("sm89", None, "float32"), ("triton", "sm89", "bfloat16"),
+     (None, "sm90", "bfloat16"), ("reference", None, "bfloat16")],
+)  # fmt: skip
+def test_where_no_dtype_is_named_a_backend_gets_one_that_it_handles(backend, arch, dtype):
+    from kda.commands import verify
+
+    assert verify.usual_dtype({"backend": backend, "arch": arch}) == dtype

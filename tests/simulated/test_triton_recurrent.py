@@ -163,6 +163,13 @@ CASES = {
     "K=100 V=60, states (V, K)": dict(K=100, V=60, H=1, v_first=True),
     "K=1 V=1": dict(K=1, V=1),
     "K=256": dict(K=256, V=3, H=1),
+    "K=300, two warps": dict(K=300, V=12, H=1, dtype="float32"),
+    "K=512, states (V, K) in place": dict(K=512, V=9, H=1, inplace=True, v_first=True),
+    "K=1024, four warps": dict(lengths=None, B=1, T=2, K=1024, V=8, H=1, gate="softplus"),
+    "bfloat16 states beside float32, in place": dict(
+        inplace=True, dtype="float32", given=dict(initial_state=cast("bfloat16"))
+    ),
+    "float64 states beside bfloat16": dict(given=dict(initial_state=cast("float64"))),
 }
 
 
@@ -184,8 +191,9 @@ def test_it_is_the_definition_on_every_arch_and_in_every_tile(arch, wide, monkey
 
 
 @pytest.mark.parametrize("schedule", [1, 2])
-def test_any_order_of_warps_gives_the_same_bits(schedule):
-    p, x = call()
+@pytest.mark.parametrize("words", [{}, dict(K=512, V=12, H=1)], ids=["one warp", "two warps"])
+def test_any_order_of_warps_gives_the_same_bits(words, schedule):
+    p, x = call(**words)
     for a, b in zip(run("sm90", p, x), run("sm90", p, x, schedule=schedule, early=True)):
         assert same_bits(a, b)
 
@@ -244,6 +252,8 @@ POOLS = {
     "padding": dict(slots=[4, -1, -1, 0]),
     "int64 slots, states (V, K)": dict(slots=[4, 0, -1, 5], index=torch.int64, v_first=True),
     "states in q's dtype": dict(slots=[4, 0, 2, 5], dtype=torch.bfloat16),
+    "states in another dtype than q's": dict(slots=[4, 0, 2, 5], dtype=torch.float16),
+    "states in float64": dict(slots=[4, 0, -1, 5], dtype=torch.float64),
     "left alone": dict(slots=[4, -1, 2, 5], inplace=False, final_state=True),
     "slots for each token": dict(slots=[[4, 0, 2, -1, -1], [5] * 5, [6, 7, 8, 9, 10], [11] * 5]),
     "padding between": dict(slots=[[4, -1, 2, 1, 1], [5] * 5, [-1, 7, 8, 9, 10], [11] * 5]),
@@ -559,7 +569,7 @@ def test_under_batch_invariant_the_other_sequences_choose_nothing():
     }
 
 
-@pytest.mark.parametrize("K,V", [(1, 1), (16, 7), (60, 100), (128, 128), (256, 8), (256, 512)])
+@pytest.mark.parametrize("K,V", [(1, 1), (16, 7), (60, 100), (128, 128), (256, 8), (256, 512), (300, 8), (1024, 64)])
 def test_a_program_holds_no_more_than_its_registers(K, V):
     for c in plan.configs(decode(4, K=K, V=V)):
         assert c.BV * plan.width(K) <= 64 * 32 * c.num_warps and c.BV < 2 * V

@@ -25,7 +25,11 @@ CAPABILITY = Capability(
             "needs bfloat16, float16 or float32 q, k and v, got {p.dtype}",
             "cast them",
         ),
-        Rule("triton.head_dim", lambda p, h: p.K <= 256, "needs K <= 256, got K={p.K}"),
+        Rule(
+            "triton.head_dim",
+            lambda p, h: p.K <= 256 or (p.op == "recurrent" and p.K <= 1024),
+            "needs K <= 256, in fused_recurrent_kda K <= 1024, got K={p.K}",
+        ),
     ),
     archs=tuple(TARGETS),
     stages=("fwd/gate+intra+wy", "fwd/state+output", "bwd/output+state", "bwd/wy+intra+gate"),

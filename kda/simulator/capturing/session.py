@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ...compile.call_sites import CallSites
 from ...compile.launching import Launch, redirect
 from ...errors import KdaError
 from ...host import standing_in
@@ -31,6 +32,7 @@ class Session:
         self.launches: list[Launch] = []
         self.runs: list[Any] = []            # kda.simulator.Run
         self.hosts: dict[int, Any] = {}      # host functions of the CuTe DSL, linked for this session
+        self.call_sites = CallSites()        # of what the CuTe DSL compiles inside the block
         # who decides about each launch: is given what simulates it, from its own PTX or another; None: it did not run
         self.around: Callable[[Launch, Callable[..., Any]], Any] = lambda launch, simulate: simulate()
 

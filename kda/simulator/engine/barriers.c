@@ -403,13 +403,13 @@ void free_cta_barriers(Cta *cta) {
     for (u32 k = 0; k <= cta->machine->launch->shared_end / 8; k++) {
         Mbarrier *b = cta->mbarrier[k];
         if (!b) continue;
-        free_knowledge(&b->arriving);
-        free_knowledge(&b->done);
+        free_knowledge(cta->cluster, &b->arriving);
+        free_knowledge(cta->cluster, &b->done);
         free(b);
     }
     for (int k = 0; k < NAMED_BARRIERS; k++) {
-        free_knowledge(&cta->barrier[k].gathering);
-        free_knowledge(&cta->barrier[k].done);
+        free_knowledge(cta->cluster, &cta->barrier[k].gathering);
+        free_knowledge(cta->cluster, &cta->barrier[k].done);
     }
 }
 

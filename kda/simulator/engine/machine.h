@@ -132,7 +132,7 @@ typedef struct {
     u32 writer, writer_clock; /* actor = cluster serial << 16 | index; clock 0: nobody yet */
     u32 reader, reader_clock; /* reader == MANY_READERS: reader_clock is the index of a set */
     u32 writer_ins, reader_ins;
-    u8 writer_lane, reader_lane;
+    u8 writer_lane, reader_lane; /* reader_lane: or SEVERAL that have not met since */
     u8 writer_async, reader_async; /* reader_async: or REWRITES, a write of the value that was there */
     u8 writer_scope, reader_scope;
     u8 written; /* 1: by the program; 2: it was there before */
@@ -145,6 +145,7 @@ typedef struct {
     const Knowledge *know; /* of the actor when it issued the access */
     u32 actor, clock;      /* what to leave behind */
     s32 ins;
+    u32 lanes_met; /* Warp.lanes_met, of a lane's own access */
     u16 warp;
     u8 lane;
     u8 async; /* through the async proxy */
@@ -320,6 +321,7 @@ struct Cluster {
     u64 generation; /* of barrier.cluster */
     Knowledge gathering, done;
     Queue queues;        /* head of the ring of its queues */
+    void *spare;         /* memory of Knowledge that nobody has any more: each piece begins with a pointer to the next */
     Cluster *next;
 };
 
@@ -423,7 +425,8 @@ void stop(Machine *m); /* after a finding with which going on makes no sense */
 
 /* history.c */
 Knowledge new_knowledge(Cluster *c);
-void free_knowledge(Knowledge *k);
+void free_knowledge(Cluster *c, Knowledge *k);
+void free_spare_knowledge(Cluster *c);
 void learn(Cluster *c, Knowledge *k, const Knowledge *from);       /* k := join(k, from) */
 void copy_knowledge(Cluster *c, Knowledge *k, const Knowledge *from);
 static inline u32 actor_of(const Warp *w, ActorKind kind) { return (w->cluster->serial & 0xffff) << 16 | (kind * w->cluster->nwarps + w->actor); }

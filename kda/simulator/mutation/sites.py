@@ -69,7 +69,6 @@ class Mutant:
     line: int                                # in the PTX
     instruction: str
     loc: Loc | None
-    between: tuple[Loc | None, Loc | None]   # the nearest lines of other files, ahead and behind: who called a helper
     edits: tuple[tuple[int, int, str], ...]  # first, end, text instead; places in the text without comments
 
     @property
@@ -88,22 +87,16 @@ def mutants_of(ptx: str, kernel: str, rules: Sequence[Rule] | None = None) -> li
         from .rules import RULES as rules
 
     text, places = _read(ptx)
-    found, body = [], parse(ptx).kernels[kernel].body
-    for at, (instruction, index) in enumerate(_located(body, places)):
+    found = []
+    for instruction, index in _located(parse(ptx).kernels[kernel].body, places):
         matching = [rule for rule in rules if re.match(rule.pattern, instruction.opcode)]
         if not matching:
             continue
-        site, loc = Site(text, index), instruction.loc
-        between = _other_file(loc, body[at::-1]), _other_file(loc, body[at:])
+        site = Site(text, index)
         for rule in matching:
             if edits := _edits(site, rule.change(site)):
-                found.append(Mutant(ptx, kernel, rule.name, instruction.line, instruction.text, loc, between, edits))
+                found.append(Mutant(ptx, kernel, rule.name, instruction.line, instruction.text, instruction.loc, edits))
     return found
-
-
-def _other_file(loc: Loc | None, instructions: Iterable[Instruction]) -> Loc | None:
-    """The first line of another file."""
-    return next((each.loc for each in instructions if loc and each.loc and each.loc.file != loc.file), None)
 
 
 @functools.lru_cache(maxsize=8)

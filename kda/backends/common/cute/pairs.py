@@ -11,7 +11,7 @@ by the eight warps that have the rows in registers (gate.py).
   0-7    operands
   0-3    the product;  warps 0, 1 hold A_kk / b, warps 2, 3 A_qk
 
-An arch's `tensor_core` makes the products:
+An arch's team meets for a product (`meet_for_product`), and its `tensor_core` makes it:
 
   accumulator()                        registers of warps 0 to 3 for [A_kk / b; A_qk], as fragments.accumulator_places
   one_product(acc, X, Y, phase)        acc = [2 C rows at X] @ [C rows at Y]^T, by warps 0 to 3
@@ -71,7 +71,7 @@ class Pairs:
         if cutlass.const_expr(self.sched_barrier_row == WARP_ROWS):
             self.store_decay(tile, last, d)
         cute.arch.fence_proxy("async.shared", space="cta")
-        self.team.meet()                                                       # both operands are there
+        self.team.meet_for_product()                                           # both operands are there
 
     @cute.jit
     def by_halving(self, qn, kn, gc, sums, X, A_kk, tile, acc, phase):
@@ -102,7 +102,7 @@ class Pairs:
                 store(buffer + in_both, times(kn[r], decay))
                 store(buffer + (in_both + C * HALF), times(qn[r], decay))
             cute.arch.fence_proxy("async.shared", space="cta")
-            self.team.meet()                                                   # it is filled; the other one was read
+            self.team.meet_for_product()                                       # it is filled; the other one was read
             if self.team.warp() < 4:
                 self.tensor_core.level(acc, buffer, level, phase ^ step & 1)
         if self.team.warp() < 4:

@@ -2,8 +2,9 @@
 
   S <- 2^g2 S;  x = b (v - k^T S);  S <- S + k x^T;  o = scale q^T S, which is scale (q^T S before x + (q^T k) x)
 
-A program holds BV columns of one state (K, V) in registers from a sequence's first token to its last.  It is one warp:
-sums over K take shuffles and no barrier.  Rows of two tokens ahead are on their way while a token is worked on.
+A program holds BV columns of one state (K, V) in registers from a sequence's first token to its last.  It is one warp
+for each 256 channels of K: up to there, sums over K take shuffles and no barrier.  Rows of two tokens ahead are on
+their way while a token is worked on.
 
 What decoding costs is the state: at K=V=128 in float32, 64 KiB in and 64 KiB out for a head, against 1 KiB of rows.
 4.3 TB/s over 132 SMs at a latency of about 1 us want 16 KiB of loads in flight on each SM, and more where a program

@@ -48,7 +48,7 @@ class Tensors(NamedTuple):
 
 class Config(NamedTuple):
     BV: int                                  # columns of the state that a program holds
-    num_warps: int = 1                       # with one, sums over K need no barrier
+    num_warps: int = 1                       # with one, for K up to 256, sums over K need no barrier
 
 
 def width(n: int) -> int:
@@ -58,8 +58,9 @@ def width(n: int) -> int:
 
 def configs(p: Problem) -> tuple[Config, Config]:
     """For calls that leave the chip idle, and for those that fill it."""
-    few, many = (max(8, elements // width(p.K)) for elements in (FEW, MANY))
-    return Config(min(few, width(p.V))), Config(min(many, width(p.V)))
+    warps = max(1, width(p.K) // 256)
+    few, many = (max(8, warps * elements // width(p.K)) for elements in (FEW, MANY))
+    return Config(min(few, width(p.V)), warps), Config(min(many, width(p.V)), warps)
 
 
 def config(p: Problem, sms: int) -> Config:
