@@ -1,5 +1,5 @@
 """Whole calls in the simulator, over the ranges that inputs may have: logits and rates through the whole range of the
-exponentials, gradients of any size, and decays that are slightly above zero.
+exponentials, norms and gradients of any size, and decays that are slightly above zero.
 
 An exponential overflows or vanishes on the way to a sigmoid or a softplus that does neither: e^88.8 is infinity in
 float32, e^-87.4 is no normal number.
@@ -30,10 +30,16 @@ def spread(low, high):
     return of
 
 
+def sized(x):
+    """Tokens times 2^-59 to 2^59: the sum of their squares is still a float32."""
+    return x * 2.0 ** torch.linspace(-59, 59, x.shape[1]).round().to(x.dtype).view(-1, 1, 1)
+
+
 NO_BIAS = dict(dt_bias=torch.zeros_like)
 SWEEPS = {
     "logits of the gate": (dict(T=40), dict(g=spread(-140, 140), **NO_BIAS)),
     "logits of beta": (dict(T=64), dict(beta=spread(-140, 140))),
+    "norms of q and k": (dict(T=40), dict(q=sized, k=lambda x: sized(x.flip(1)))),
     "rates": (dict(T=8, H=21), dict(A_log=lambda x: torch.arange(-100.0, 101, 10), **NO_BIAS)),
 }
 ARCHS = {"reference": "sm89", "sm89": "sm89", "triton": "sm90", "sm90": "sm90", "sm100": "sm100"}
@@ -68,7 +74,7 @@ def assert_is_the_definition(backend, case):
 @pytest.mark.parametrize("sweep", SWEEPS)
 @pytest.mark.parametrize("gate", ["bounded", "softplus"])
 @pytest.mark.parametrize("backend", ARCHS)
-def test_calls_with_logits_of_any_size_are_the_definition(backend, gate, sweep):
+def test_calls_with_logits_rates_and_norms_of_any_size_are_the_definition(backend, gate, sweep):
     assert_is_the_definition(backend, case_of(backend, gate, *SWEEPS[sweep]))
 
 

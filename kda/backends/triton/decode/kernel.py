@@ -22,7 +22,7 @@ A sequence without a slot is one whose loads and stores are masked: what is zero
 import triton
 import triton.language as tl
 
-from ..parts.gate import inverse_norm, log2_decay, rate_of, step_size
+from ..parts.gate import at_most, inverse_norm, log2_decay, rate_of, step_size
 
 ROUNDER: tl.constexpr = tl.constexpr(1.5 * 2**23)    # adding it rounds to a whole number, kept in the low bits
 ZEROED: tl.constexpr = tl.constexpr(16)              # tokens of no sequence that are zeroed at a time
@@ -153,7 +153,7 @@ def recurrent(
             kt *= inverse_norm(tl.sum(kt * kt, 0))
         g2 = log2_decay(gt.to(tl.float32) + bias, rate, lower_bound, GATE)
         if GATE == "given":
-            g2 = tl.minimum(g2, 128.0, propagate_nan=tl.PropagateNan.ALL)
+            g2 = at_most(g2, 128.0)
         S *= decay_of(g2)[:, None]
         recalled = tl.sum(kt[:, None] * S, 0)
         seen = tl.sum(qt[:, None] * S, 0)
