@@ -55,6 +55,7 @@ KINDS = {
         forgiven=True,
     ),
     29: Kind("wgmma-fence", "{t}", forgiven=True),
+    30: Kind("race-grids", "{x} {s} at {a}, which the kernel ahead {v}: griddepcontrol.wait is missing before this"),
 }
 SPACES = ("shared memory", "global memory", "tensor memory")
 ACTORS = (
@@ -70,7 +71,7 @@ ACTORS = (
     "a copy that an mbarrier tracks",
 )
 LONGEST = 200  # characters of an instruction: some list hundreds of registers
-RACES = {4, 5, 6, 7, 8}
+RACES = {4, 5, 6, 7, 8, 28, 30}
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,7 @@ def worded(record, program, labels, strict=False):
         r="an asynchronous read of" if async_ else "reads",
         x="reads" if first == 5 else "writes",
         l=record.detail[1],
+        v="may still read" if first == 6 else "writes",
         u="used" if record.other_actor else "allocated",
     )
     other = place_of(program, record.other_ins) if record.other_ins >= 0 else None

@@ -70,8 +70,11 @@ class Session:
             arch=self.arch,
             memory=memory.regions(tensors),
             registers=kernel.registers,
+            behind=self.runs[-1] if launch.pdl and self.runs else None,
             **self.options,
         )
+        if self.runs:
+            self.runs[-1].left = []          # no other launch can overlap with it
         self.runs.append(run)
         return run
 
