@@ -37,7 +37,7 @@ def trained(case, simulator=None, **options):
     keywords = case.keywords | {"backend": "sm89"} | options
     if keywords.get("initial_state") is not None:
         keywords["initial_state"] = turned(keywords["initial_state"])
-    with capture(arch="sm89", **simulator or {}) as session:
+    with capture(arch="sm89", **dict(strict=True) | (simulator or {})) as session:
         out = kda.chunk_kda_fwd(**keywords)
         grads = kda.chunk_kda_bwd(do=case.do, dht=turned(case.dht), **keywords)
     assert not session.findings, "\n".join(map(str, session.findings[:5]))

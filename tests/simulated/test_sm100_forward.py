@@ -227,6 +227,20 @@ FAULTS = {
         CHAIN, "umma.fence_before_thread_sync()\n        STATE_ROUNDED.sync()", "umma.fence_before_thread_sync()",
         "race-write-read"
     ),
+    "the state's products do not follow its stores": Fault(
+        CHAIN, "umma.fence_before_thread_sync()\n        STATE_ROUNDED.sync()", "STATE_ROUNDED.sync()", "tcgen05-fence"
+    ),
+    "[v_new; o] are read in no order with their products": Fault(
+        CHAIN, "cute.arch.mbarrier_wait(barriers.out, parity)\n        umma.fence_after_thread_sync()",
+        "cute.arch.mbarrier_wait(barriers.out, parity)", "tcgen05-fence"
+    ),
+    "the neighbour is not told of the mbarriers": Fault(
+        FUSED, "cute.arch.mbarrier_init_fence()", "pass", "mbarrier-fence"
+    ),
+    "columns of 8 rows are read before all lanes have them": Fault(
+        "common/cute/inverse", "cute.arch.sync_warp()                                                  # columns of 8",
+        "# columns of 8", "race-lanes"
+    ),
     "2^gc_last S is not there yet when more is added": Fault(
         CHAIN, "        umma.wait_for_stores()\n        cute", "        cute", "race-write-read"
     ),

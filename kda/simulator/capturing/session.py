@@ -67,6 +67,8 @@ class Session:
         self.launches.append(launch)
         run = self.around(launch, functools.partial(self._simulated, launch, memory.regions(tensors)))
         if run is not None:
+            if self.runs:
+                self.runs[-1].left = []      # no other launch can overlap with it
             self.runs.append(run)
         return run
 
@@ -83,6 +85,7 @@ class Session:
             arch=self.arch,
             memory=regions,
             registers=kernel.registers,
+            behind=self.runs[-1] if launch.pdl and self.runs else None,
             **self.options,
         )
 

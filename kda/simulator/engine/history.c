@@ -98,6 +98,7 @@ static void join_lanes(s32 nwarps, Knowledge *restrict k, const Knowledge *restr
 
 void learn(Cluster *c, Knowledge *k, const Knowledge *from) {
     if (k == from) return;
+    k->grid_ahead |= from->grid_ahead;
     join_lanes(c->nwarps, k, from);
     for (int v = 0; v < VIEWS_HANDED_ON; v++) join(k->clock[v], from->clock[v], c->width);
     for (Foreign *f = from->foreign; f; f = f->next) learn_foreign(&k->foreign, f->serial, f->clock, f->width);
@@ -108,6 +109,7 @@ void copy_knowledge(Cluster *c, Knowledge *k, const Knowledge *from) {
     memcpy(k->met, from->met, 2 * c->nwarps * sizeof(u32));
     free_foreign(k->foreign);
     k->foreign = NULL;
+    k->grid_ahead = from->grid_ahead;
     for (Foreign *f = from->foreign; f; f = f->next) learn_foreign(&k->foreign, f->serial, f->clock, f->width);
 }
 
@@ -160,6 +162,7 @@ void knows_of(Knowledge *k, u32 actor, u32 clock) {
 void fence_view(const Cluster *c, Knowledge *k, int view, int from) { join(k->clock[view], k->clock[from], c->width); }
 
 static bool knows(const Access *a, int view, u32 actor, u32 clock) {
+    if (actor == GRID_AHEAD) return a->know->grid_ahead;
     if (actor >> 16 == (a->cluster->serial & 0xffff)) return a->know->clock[view][actor & 0xffff] >= clock;
     for (Foreign *f = a->know->foreign; f; f = f->next)
         if (f->serial == actor >> 16) return (s32)(actor & 0xffff) < f->width && f->clock[view][actor & 0xffff] >= clock;
@@ -172,6 +175,7 @@ typedef struct SyncVariable SyncVariable;
 struct SyncVariable {
     u64 key;
     Foreign *known; /* of all clusters alike */
+    bool grid_ahead;
     SyncVariable *next;
 };
 enum { SYNC_BUCKETS = 1024 };
@@ -211,8 +215,10 @@ void publish(Warp *w, u64 key, bool release, bool keep) {
     if (s && !keep) {
         free_foreign(s->known);
         s->known = NULL;
+        s->grid_ahead = false;
     }
     if (k) {
+        s->grid_ahead |= k->grid_ahead;
         learn_foreign(&s->known, w->cluster->serial & 0xffff, k->clock, w->cluster->width);
         for (Foreign *f = k->foreign; f; f = f->next) learn_foreign(&s->known, f->serial, f->clock, f->width);
     }
@@ -220,6 +226,7 @@ void publish(Warp *w, u64 key, bool release, bool keep) {
 }
 
 static void learn_published(Warp *w, Knowledge *k, const SyncVariable *s) {
+    k->grid_ahead |= s->grid_ahead;
     for (Foreign *f = s->known; f; f = f->next)
         if (f->serial == (w->cluster->serial & 0xffff)) {
             for (int v = 0; v < VIEWS_HANDED_ON; v++) join(k->clock[v], f->clock[v], f->width);
@@ -266,7 +273,7 @@ Access work_access(Work *work, u32 actor, u32 clock, HistorySpace space) {
                     .ins = work->ins->index, .warp = w->index, .lane = work->lane, .async = true, .space = space};
 }
 
-typedef enum { ORDERED, UNORDERED, UNFENCED, LANES_UNORDERED, LANES_NOT_MET, TENSOR_UNORDERED } Order;
+typedef enum { ORDERED, UNORDERED, UNFENCED, LANES_UNORDERED, LANES_NOT_MET, TENSOR_UNORDERED, GRIDS_UNORDERED } Order;
 enum { SEVERAL = 0xff }; /* in the place of a reader's lane */
 
 /* Of an access to tensor memory, which only dealloc makes synchronously: needs it no fence behind the last synchronisation. */
@@ -288,6 +295,7 @@ static Order after_lane(const Access *a, u32 warp, u32 clock, u8 lane, s32 ins) 
 }
 
 static Order order_after(const Access *a, u32 actor, u32 clock, u8 lane, u8 async, u8 scope, s32 ins, bool earlier_was_write) {
+    if (actor == GRID_AHEAD) return a->know->grid_ahead ? ORDERED : GRIDS_UNORDERED;
     if (scope && a->scope && (scope >= SCOPE_CLUSTER || actor == a->actor) && (a->scope >= SCOPE_CLUSTER || actor == a->actor))
         return ORDERED;
     if (scope && a->scope && actor >> 16 == a->actor >> 16 && a->cluster->nctas == 1) return ORDERED;
@@ -316,7 +324,8 @@ static const char *missing_between(const Access *a, u32 index, u32 clock) {
 static void conflict(const Access *a, Order order, FindingKind race, u32 actor, u32 other_clock, s32 other_ins, u8 other_lane, u64 address) {
     Machine *m = a->cluster->machine;
     const Warp *w = &a->cta->warp[a->warp];
-    static const FindingKind kinds[] = {[UNFENCED] = PROXY_RACE, [LANES_UNORDERED] = LANE_RACE, [LANES_NOT_MET] = LANES_APART, [TENSOR_UNORDERED] = TENSOR_UNFENCED};
+    static const FindingKind kinds[] = {[UNFENCED] = PROXY_RACE, [LANES_UNORDERED] = LANE_RACE, [LANES_NOT_MET] = LANES_APART,
+                                        [TENSOR_UNORDERED] = TENSOR_UNFENCED, [GRIDS_UNORDERED] = GRIDS_RACE};
     Finding *f = find_at(m, order == UNORDERED ? race : kinds[order], w, a->lane, a->ins, other_ins, address, 1);
     if (f && f->count == 1) {
         u32 index = actor & 0xffff, nwarps = a->cluster->nwarps;
@@ -541,5 +550,30 @@ void history_write(Cell *cell, u64 n, const Access *a, u64 address, const u8 *ol
         c->written = 1;
         c->rewritten = 0;
         repeat(&last, c, clean);
+    }
+}
+
+/* ---- grids that may run side by side (griddepcontrol) ---------------------------------------------------------------------- */
+
+void note_grid_ahead(Region *r, u64 page) {
+    const u8 *ahead = r->ahead + page * PAGE;
+    u64 n = r->size - page * PAGE < PAGE ? r->size - page * PAGE : PAGE;
+    for (u64 k = 0; k < n; k++) {
+        Cell *c = &r->pages[page][k];
+        if (ahead[k] & AHEAD_WRITES) c->writer = GRID_AHEAD, c->writer_clock = 1, c->writer_ins = (u32)-1;
+        if (ahead[k] & AHEAD_READS) c->reader = GRID_AHEAD, c->reader_clock = 1, c->reader_ins = (u32)-1;
+    }
+}
+
+void note_left(Region *r) {
+    for (u64 k = 0; r->left && k < r->size; k++) {
+        const Cell *c = r->pages && r->pages[k / PAGE] ? &r->pages[k / PAGE][k % PAGE] : NULL;
+        if (!c) {
+            k |= PAGE - 1;
+            continue;
+        }
+        if (c->writer_clock && c->writer != GRID_AHEAD) r->left[k] |= AHEAD_WRITES;
+        if (c->reader_clock && c->reader != GRID_AHEAD) r->left[k] |= AHEAD_READS;
+        if (c->reader == MANY_READERS) r->left[k] |= AHEAD_READS;
     }
 }

@@ -301,7 +301,10 @@ EXPORT void simulate(Launch *launch) {
     cancel_at_end(&m);
     free_sync_variables(&m);
     free_reader_sets();
-    for (s32 k = 0; k < launch->nregions; k++) free_pages(&launch->regions[k]);
+    for (s32 k = 0; k < launch->nregions; k++) {
+        if (launch->triggered) note_left(&launch->regions[k]);
+        free_pages(&launch->regions[k]);
+    }
     fesetenv(&callers);
 }
 
