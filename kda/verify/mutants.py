@@ -30,7 +30,7 @@ class Call(NamedTuple):
 
 
 GROUPED = dict(H=1, HV=2)
-FLOAT32 = dict(dtype="float32", K=64, V=64)
+FLOAT32 = dict(dtype="float32")
 MANY = (0,) * 256 + (33,)                    # sequences, more than a CTA has threads
 CALLS = {
     "sm100": {
@@ -46,9 +46,9 @@ CALLS = {
         "more sequences than threads": Call(Spec(MANY, H=1), dict(FUSED=False)),
     },
     "sm89": {
-        "forward": Call(Spec((200, 0, 30), **GROUPED, **FLOAT32)),
-        "backward": Call(Spec((150, 0, 30), **GROUPED, dtype="float32"), does="backward"),
-        "more sequences than threads": Call(Spec(MANY, H=1, **FLOAT32)),
+        "forward": Call(Spec((150, 0, 30), **GROUPED, **FLOAT32)),
+        "backward": Call(Spec((150, 0, 30), **GROUPED, **FLOAT32), does="backward"),
+        "more sequences than threads": Call(Spec(MANY, H=1, K=64, V=64, **FLOAT32)),
     },
 }  # fmt: skip
 
