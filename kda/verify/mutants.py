@@ -27,11 +27,11 @@ class Call(NamedTuple):
     spec: Spec
     told: Mapping[str, Any] = {}             # constants of the backend's plan
     sms: int | None = None                   # of the GPU, where fewer are there
-    does: str = "forward"                    # or "backward"; "products": the forward that keeps what a backward wants
+    does: str = "forward"                    # or "backward"; "products": a forward that keeps what a backward wants
 
 
 GROUPED = dict(H=1, HV=2)
-FLOAT32 = dict(dtype="float32", K=64, V=128)
+FLOAT32 = dict(dtype="float32")
 MANY = (0,) * 256 + (33,)                    # sequences, more than a CTA has threads
 CALLS = {
     "sm100": {
@@ -47,9 +47,9 @@ CALLS = {
         "more sequences than threads": Call(Spec(MANY, H=1), dict(FUSED=False)),
     },
     "sm89": {
-        "forward": Call(Spec((200, 0, 30), **GROUPED, **FLOAT32)),
+        "forward": Call(Spec((150, 0, 30), **GROUPED, **FLOAT32)),
         "backward": Call(Spec((150, 0, 30), **GROUPED, **FLOAT32), does="backward"),
-        "more sequences than threads": Call(Spec(MANY, H=1, **FLOAT32)),
+        "more sequences than threads": Call(Spec(MANY, H=1, K=64, V=64, **FLOAT32)),
     },
 }  # fmt: skip
 
