@@ -90,6 +90,7 @@ def test_zeros_have_to_be_zeros_and_shapes_the_same():
     assert budget(zeros[:0], zeros[:0]).excess(zeros[:0]) == 0
 
 
+@pytest.mark.spread(every=5)
 @pytest.mark.parametrize("regime", ["fast", "slow"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("gate", ["given", "softplus", "bounded"])
@@ -190,6 +191,7 @@ def test_every_fault_is_noticed_where_it_was_planted(name):
         assert first.stage in ("forward", "backward")
 
 
+@pytest.mark.spread(every=5)
 @pytest.mark.parametrize("name", FAULTS)
 def test_kda_verify_exits_with_1_for_every_fault(name):
     result = kda_verify("--fault", name, "--json")

@@ -71,6 +71,7 @@ def assert_is_the_definition(backend, case):
     assert_right(judge("call", name, limits[name], found[name], case, whole=True) for name in found)
 
 
+@pytest.mark.spread(every=7)
 @pytest.mark.parametrize("sweep", SWEEPS)
 @pytest.mark.parametrize("gate", ["bounded", "softplus"])
 @pytest.mark.parametrize("backend", ARCHS)
