@@ -83,7 +83,8 @@ def chunk_kda(
     Args:
         q, k: (B, T, H, K), K <= 256.
         v: (B, T, HV, V), HV a multiple of H: value head i reads q/k head i // (HV // H).
-        g: (B, T, HV, K), natural-log decays <= 0, or logits with `use_gate_in_kernel`.
+        g: (B, T, HV, K), natural-log decays <= 0 (nothing checks that; a chunk may grow by e^8), or logits with
+            `use_gate_in_kernel`.
         beta: (B, T, HV), step sizes, or logits with `use_beta_sigmoid_in_kernel`.
         scale: of q; None means K ** -0.5.
         initial_state: (N, HV, K, V), float32 or the dtype of q.

@@ -16,7 +16,7 @@ class Rule(NamedTuple):
     why: str                                 # format string over p (Problem) and h (Host)
     fix: str = ""                            # the same; empty where only another backend helps
 
-    def broken(self, p: Problem, h: Host) -> str:
+    def refusal(self, p: Problem, h: Host) -> str:
         """What is said where it does not hold."""
         fix = f" -> {self.fix.format(p=p, h=h)}" if self.fix else ""
         return f"{self.id}: {self.why.format(p=p, h=h)}{fix}"
@@ -34,8 +34,8 @@ class Capability:
     summary: str
     rules: tuple[Rule, ...] = ()
     auto_rules: tuple[Rule, ...] = ()        # asked only when the backend was not named by the caller
-    backward: bool = True                    # False: to its forwards "auto" finds a backward
-    keeps: bool = True                       # False: who takes its backward takes recorded forwards, too
+    backward: bool = True                    # False: "auto" picks another backend for the backward pass
+    keeps: bool = True                       # False: that other backend makes recorded forwards, too
     composite: bool = False                  # made of torch operations alone, which forward-mode AD follows
     archs: tuple[str, ...] = ()              # targets its kernels are built for; empty: no compiled kernels
     stages: tuple[str, ...] = ()             # of kda.stages, or runs of them, that its launch module can run alone
@@ -44,7 +44,17 @@ class Capability:
     def rejections(self, p: Problem, h: Host, named: bool = False) -> list[str]:
         """Every broken rule, worded for a person; empty means this backend accepts the call."""
         rules = self.rules if named else self.rules + self.auto_rules
-        return [r.broken(p, h) for r in rules if not r.holds(p, h)]
+        return [r.refusal(p, h) for r in rules if not r.holds(p, h)]
+
+    def broken(self, kind: str, p: Problem, h: Host) -> list[str]:
+        """What its rule of this kind says where it does not hold: "dtype" of sm90 is the rule sm90.dtype."""
+        rules = [r for r in self.rules if r.id == f"{self.backend}.{kind}"]
+        return [r.refusal(p, h) for r in rules if not r.holds(p, h)]
+
+    @property
+    def usual_dtype(self) -> str:
+        """What commands draw where no dtype is named: bfloat16, or else what the backend is proven in."""
+        return self.proof_dtypes[0] if self.broken("dtype", Problem(), Host()) else Problem.dtype
 
     @property
     def launch_module(self) -> str:

@@ -1,4 +1,5 @@
 import os
+from collections import Counter
 
 import pytest
 import torch
@@ -7,11 +8,16 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # the workers share the cores
 
 
-def pytest_collection_modifyitems(config, items):
-    if "exhaustive" not in (config.getoption("-m") or ""):
-        for item in items:
-            if "exhaustive" in item.keywords:
-                item.add_marker(pytest.mark.skip(reason="takes up to an hour: -m exhaustive runs it"))
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """`spread(every=n)` leaves one of n cases of a test to every run; the others are `exhaustive`."""
+    cases = Counter()
+    for item in items:
+        if spread := item.get_closest_marker("spread"):
+            test = item.nodeid.partition("[")[0]
+            if cases[test] % spread.kwargs["every"]:
+                item.add_marker(pytest.mark.exhaustive)
+            cases[test] += 1
     if torch.cuda.is_available():
         return
     for item in items:

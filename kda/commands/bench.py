@@ -68,7 +68,7 @@ class Percent(click.ParamType):
               help="Stop a timing after this long; three launches are made anyhow.")  # fmt: skip
 @click.option("--save", metavar="FILE", type=OUTPUT, help="Write the results as JSON.")
 @click.option("--compare", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
-              help="Hold the medians against saved ones.")  # fmt: skip
+              help="Compare medians with a saved run.")  # fmt: skip
 @click.option("--fail-above", type=Percent(), default="3%", show_default=True,
               help="With --compare: exit with 1 if a median is slower by more, and the spreads are apart.")  # fmt: skip
 @click.option("--plot", metavar="FILE", type=OUTPUT, help="Draw the medians (.png, .svg, .pdf).")

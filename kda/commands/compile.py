@@ -32,8 +32,6 @@ from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_versi
 WAYS = ("forward", "backward", "recurrent")
 GATES = ("", "softplus dt_bias=true l2norm beta=sigmoid", "bounded dt_bias=true l2norm beta=sigmoid")
 BATCHES = ("", "packed")
-# What is built where no problem is named.
-USUAL = [" ".join(("K=128 V=128 bfloat16", *words)).strip() for words in itertools.product(WAYS, GATES, BATCHES)]
 
 
 @dataclass
@@ -59,7 +57,8 @@ class Line:
 @click.option("--backend", help="Backend.  [default: all that have kernels to offer]")
 @click.option("--problem", "problems", metavar="WORDS", multiple=True,
               help='What to build for, as in "K=64 V=64 float16 packed backward"; again for more.  [default: K=V=128 '
-                   "bfloat16, forward, backward and recurrent, with each gate, packed or not]")  # fmt: skip
+                   "bfloat16, or float32 of a backend without bfloat16; forward, backward and recurrent, with each "
+                   "gate, packed or not]")  # fmt: skip
 @click.option("--workers", type=click.IntRange(1), help="Processes that build.  [default: one a CPU]")
 @common_options
 def command(screen: Screen, archs: tuple[str, ...], backend: str | None, problems: tuple[str, ...],
@@ -71,7 +70,7 @@ def command(screen: Screen, archs: tuple[str, ...], backend: str | None, problem
     targets = [target_of(arch) for arch in archs] or [own_target()]
     if backend:
         known("backend", backend, dispatch.backend_names())
-    lines, refused = offered(targets, backend, [problem_of(words) for words in problems or USUAL])
+    lines, refused = offered(targets, backend, [problem_of(words) for words in problems])
     if not lines:
         return cannot(screen, targets, refused)
     with screen.progress(f"building {len(lines)} kernels") as tell:
@@ -126,18 +125,28 @@ def host_of(target: Target) -> Host:
 def offered(
     targets: Sequence[Target], backend: str | None, problems: Sequence[Problem]
 ) -> tuple[list[Line], dict[str, str]]:
-    """The kernels, each once; and for the backends that offer none, why."""
+    """The kernels, each once; and for the backends that offer none, why.
+
+    Where neither a problem nor a backend is named, those of the backends that are made for the arch.
+    """
     lines: dict[tuple[str, AnyRecipe], Line] = {}
     refused: dict[str, str] = {}
     for target, c in itertools.product(targets, dispatch.capabilities()):
-        if backend not in (None, c.backend):
+        named = c.backend == backend if backend else bool(problems) or target.name in c.archs
+        if not named:
             continue
-        recipes, why = offers(c, target, problems)
+        recipes, why = offers(c, target, problems or usual(c))
         for recipe in recipes:
             lines.setdefault((c.backend, recipe), Line(c.backend, recipe))
         if not recipes and (backend or c.archs):
             refused[f"{c.backend} for {target.name}"] = why
     return list(lines.values()), refused
+
+
+def usual(c: Capability) -> list[Problem]:
+    """What is built where no problem is named."""
+    words = itertools.product(WAYS, GATES, BATCHES)
+    return [problem_of(" ".join(("K=128 V=128", c.usual_dtype, *each))) for each in words]
 
 
 def offers(c: Capability, target: Target, problems: Iterable[Problem]) -> tuple[list[AnyRecipe], str]:

@@ -457,7 +457,7 @@ def cache_trust(f: Facts) -> Finding | None:
     return Finding("cache.trust", "fail", f"{why}: nothing is read or kept there, each process builds anew", fix)
 
 
-@check("cache.stale", "the cache is readable, and what nobody asks for is small", "cache")
+@check("cache.stale", "cache files are readable, and stale kernels total under 1 GiB", "cache")
 def cache_stale(f: Facts) -> Finding | None:
     c, clean = f.cache, ("kda cache clean",)
     if c.unreadable:

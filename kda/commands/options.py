@@ -59,7 +59,9 @@ def known(kind: str, name: str, names: Sequence[str]) -> None:
         raise click.UsageError(f"there is no {kind} {name!r}. Did you mean {near[0]!r}? There are {', '.join(names)}.")
 
 
-def shape_options(heads: int, lengths: str, batch: int | None = None) -> Callable[[Callable], Callable]:
+def shape_options(
+    heads: int, lengths: str, batch: int | None = None, dtype: str | None = "bfloat16", dtype_help: str | None = None
+) -> Callable[[Callable], Callable]:
     """--lengths or --batch and --tokens, heads, head dims, dtype."""
     options = (
         click.option("--lengths", type=Lengths(), help=lengths),
@@ -72,7 +74,8 @@ def shape_options(heads: int, lengths: str, batch: int | None = None) -> Callabl
         click.option("-K", "k", type=click.IntRange(1, 256), default=128, show_default=True,
                      help="Head dim of q and k."),
         click.option("-V", "v", type=click.IntRange(1), default=128, show_default=True, help="Head dim of v."),
-        click.option("--dtype", type=click.Choice(DTYPES), default="bfloat16", show_default=True),
+        click.option("--dtype", type=click.Choice(DTYPES), default=dtype, show_default=dtype is not None,
+                     help=dtype_help),
     )  # fmt: skip
 
     def decorate(command: Callable) -> Callable:

@@ -79,7 +79,7 @@ class Cache:
     files: int = 0
     bytes: int = 0
     unreadable: int = 0                      # files
-    stale: int = 0                           # bytes that nobody will ask for again
+    stale: int = 0                           # bytes that no key of today names
 
 
 @dataclass(frozen=True)

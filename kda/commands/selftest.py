@@ -204,7 +204,9 @@ def prove(
     levels = levels_of(c, target, wanted)
     if stage and stage not in c.stages:
         raise CannotJudge(f"{c.backend} {not_alone(stage, c.stages)}")
-    if reasons := missing_packages(c):
+    from kda.host import detect
+
+    if reasons := c.broken("installed", Problem(), detect()):
         raise NotInstalled(f"{c.backend} cannot be judged here: {'; '.join(reasons)}")
     executes = Evidence.EXECUTED in levels
     result = Result(c.backend, levels, "")
@@ -227,14 +229,6 @@ def prove(
             result.cases = list(tried(c.backend, quick, tell))
         result.seconds = time.monotonic() - began
     return result
-
-
-def missing_packages(c: Capability) -> list[str]:
-    """The broken rules of a backend that ask for packages."""
-    from kda.host import detect
-
-    host, rules = detect(), (rule for rule in c.rules if rule.id == f"{c.backend}.installed")
-    return [rule.broken(Problem(), host) for rule in rules if not rule.holds(Problem(), host)]
 
 
 def proof(c: Capability, level: Evidence, stage: str, target: Target | None) -> Proof:

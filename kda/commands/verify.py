@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kda.dispatch import backend_asked, backend_names, weigh
+from kda.dispatch import backend_asked, backend_names, capabilities, weigh
 from kda.stages import STAGES, find, holder
 
 from . import mutants
@@ -47,7 +47,8 @@ BAR = 10                                     # signs of a used-up budget
 @click.option("--arch", metavar="ARCH", help="Run its kernels on a simulated GPU of this arch, such as sm100.")
 @click.option("--against", metavar="NAME", default="definition", show_default=True,
               help="Compare whole calls with another backend, or with fla, too.")  # fmt: skip
-@shape_options(heads=2, lengths="Packed sequences.  [default: 65,0,63]")
+@shape_options(heads=2, lengths="Packed sequences.  [default: 65,0,63]", dtype=None,
+               dtype_help="[default: bfloat16, or float32 of a backend that handles no bfloat16]")  # fmt: skip
 @click.option("--gate", type=click.Choice(["given", "softplus", "bounded"]), default="bounded", show_default=True)
 @click.option("--regime", type=click.Choice(["fast", "slow"]), default="slow", show_default=True,
               help="Gates that forget within 16 tokens, or remember for hundreds.")  # fmt: skip
@@ -85,6 +86,7 @@ def command(screen: Screen, **options: Any) -> int:
         if planted and planted.suited(case.spec) != case.spec:
             raise click.UsageError(f"--fault {fault} would be no fault in that case")
     else:
+        options["dtype"] = options["dtype"] or usual_dtype(options)
         spec = spec_of(options)
         case = cases.make(planted.suited(spec) if planted else spec)
     return verify(screen, case, options, planted)
@@ -138,6 +140,12 @@ def check_combinations(options: dict[str, Any]) -> None:
         raise click.UsageError("fla runs on a real GPU; leave out --arch")
     if options["stage"] != "all" and (options["exact"] or options["against"] != "definition"):
         raise click.UsageError("--exact and --against look at whole calls; leave out --stage")
+
+
+def usual_dtype(options: dict[str, Any]) -> str:
+    """Of the backend that is asked for; that which auto picks takes bfloat16."""
+    name = options["backend"] or (first_with_kernels(options) if options["arch"] else None)
+    return next((c.usual_dtype for c in capabilities() if c.backend == name), "bfloat16")
 
 
 def spec_of(options: dict[str, Any]) -> Spec:

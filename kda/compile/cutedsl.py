@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import store
+from . import call_sites, store
 from .errors import BuildError, MissingCompilerError
 from .kernel import Kernel, entries
 from .launching import taker
@@ -128,7 +128,7 @@ def _compiled(
 
     with tempfile.TemporaryDirectory(prefix="kda") as folder:
         kept = f"--generate-line-info --keep-ptx --keep-cubin --dump-dir {shlex.quote(folder)} {options}"
-        with compiling_for(target.spelling), _lines_kept():
+        with compiling_for(target.spelling) as sites, _lines_kept():
             try:
                 function = cute.compile(host, *args, options=kept, **kwargs)
             except Exception as error:
@@ -138,6 +138,7 @@ def _compiled(
         ptx, cubin = function.__ptx__, function.__cubin__
         if not ptx or not cubin or not entries(ptx):
             raise BuildError(f"{function.function_name} launches no kernel for {target.spelling}: there is no PTX.")
+        ptx = sites.told_in(ptx)
         module = io.BytesIO()
         function.ir_module.operation.write_bytecode(module)
         found = b""
@@ -173,14 +174,14 @@ def _made(target: Target, ptx: str, cubin: bytes, function: Any, symbol: str, mo
 
 
 @contextlib.contextmanager
-def compiling_for(arch: str, **settings: Any) -> Iterator[None]:
+def compiling_for(arch: str, **settings: Any) -> Iterator[call_sites.CallSites]:
     """The DSL compiles for `arch` ("sm_100a") inside the block, with more of its settings changed alike."""
-    with _COMPILING, _short_file_names(), contextlib.ExitStack() as undo:
+    with _COMPILING, _short_file_names(), call_sites.kept() as sites, contextlib.ExitStack() as undo:
         for dsl in _dsls():
             for name, value in {"arch": arch, **settings}.items():
                 undo.callback(setattr, dsl.envar, name, getattr(dsl.envar, name))
                 setattr(dsl.envar, name, value)
-        yield
+        yield sites
 
 
 @contextlib.contextmanager

@@ -55,6 +55,7 @@ KINDS = {
         forgiven=True,
     ),
     29: Kind("wgmma-fence", "{t}", forgiven=True),
+    30: Kind("race-grids", "{x} {s} at {a}, which the kernel ahead {v}: griddepcontrol.wait is missing before this"),
 }
 SPACES = ("shared memory", "global memory", "tensor memory")
 ACTORS = (
@@ -74,7 +75,7 @@ LONGEST_NAME = 80  # characters of a kernel's name
 IN_TURN = "bar.warp.sync (__syncwarp) is missing between"
 AT_ONCE = "give each lane an address of its own, or let one lane do it"
 AT_ONE_SITE = 4  # findings of one kind at one instruction
-RACES = {4, 5, 6, 7, 8}
+RACES = {4, 5, 6, 7, 8, 28, 30}
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,7 @@ def worded(record, program, labels, strict=False):
         r="an asynchronous read of" if async_ else "reads",
         x="reads" if first == 5 else "writes",
         l=record.detail[1],
+        v="may still read" if first == 6 else "writes",
         u="used" if record.other_actor else "allocated",
     )
     other = place_of(program, record.other_ins) if record.other_ins >= 0 else None

@@ -64,6 +64,7 @@ def launch(
     memory=None,
     limit=None,
     registers=None,
+    behind=None,
 ):
     """Runs a kernel on the CPU.
 
@@ -76,6 +77,8 @@ def launch(
     raises: raise SimulationError if an error was found; a note never raises.
     limit: warp-instructions after which the launch is given up.
     registers: of a thread at the start, as ptxas chose them; setmaxnreg is held against that.
+    behind: the Run of a kernel that may still run when this one begins (a programmatic dependent launch): only
+        griddepcontrol.wait orders what that kernel does to memory before what this one does.
     """
     p = program(ptx, kernel, arch)
     grid, block, cluster = (_three(n, v) for n, v in (("grid", grid), ("block", block), ("cluster", cluster)))
@@ -92,6 +95,7 @@ def launch(
         (at, size, f"variable {name}") for name, _, at, size in p.builder.buffers
     ]
     regions, labels, touched = _regions(spans)
+    grids = _Grids(p, regions[: len(labels)], behind)
 
     record = binding.Launch(
         program=p.handle,
@@ -121,10 +125,43 @@ def launch(
         binding.simulate(record)
     found = [worded(f, p, labels, strict) for f in findings[: record.nfindings]]
     run = Run(p, record, counters, touched, found)
+    run.left = grids.left(record.triggered)
     del kept
     if raises and run.findings:
         raise SimulationError(run.findings)
     return run
+
+
+class _Grids:
+    """What grids that may run side by side do to memory: spans (first address, a flag for each byte)."""
+
+    def __init__(self, program, regions, behind):
+        self._ahead, self._own, self._covered = behind.left if behind else [], [], []
+        for region in regions:
+            flags = _covering(self._ahead, region.address, region.size)
+            if flags is not None:
+                region.ahead = flags.data_ptr()
+                self._covered.append(flags)
+            if program.triggers:
+                self._own.append((region.address, torch.zeros(region.size, dtype=torch.uint8)))
+                region.left = self._own[-1][1].data_ptr()
+
+    def left(self, triggered):
+        """The spans for a launch that begins before this one has ended; none if that cannot be."""
+        if not triggered:
+            return []
+        return self._own + (self._ahead if triggered & binding.TRIGGERED_EARLY else [])
+
+
+def _covering(spans, address, size):
+    """The flags of `size` bytes, all together; None where no span has any of them."""
+    found = None
+    for at, flags in spans:
+        first, end = max(at, address), min(at + len(flags), address + size)
+        if first < end:
+            found = torch.zeros(size, dtype=torch.uint8) if found is None else found
+            found[first - address : end - address] |= flags[first - at : end - at]
+    return found
 
 
 def _three(name, value):
@@ -238,5 +275,7 @@ def _regions(spans):
     for n, (address, size, _) in enumerate(merged):
         flags = ctypes.create_string_buffer(size // 32 + 3)
         touched.append(flags)
-        regions[n] = binding.Region(address, size, address, None, ctypes.addressof(flags), 1, n)
+        regions[n] = binding.Region(
+            address=address, size=size, host=address, touched=ctypes.addressof(flags), writable=1, label=n
+        )
     return regions, [m[2] for m in merged], touched

@@ -348,6 +348,7 @@ class Program:
             args.extend(op.args)
             mods.extend(m - (1 << 64) if m >= 1 << 63 else m for m in op.mods)
         self.ops = ops
+        self.triggers = any(op.handler == "grid" and op.mods == [0] for op in ops)  # lets the next grid begin
         self.count = len(ops)
         self.local_bytes = b.local_bytes
         self.handle = binding.new_program(records, args, mods, b.constants, b.size, b.local_bytes)

@@ -27,26 +27,29 @@ class Call(NamedTuple):
     spec: Spec
     told: Mapping[str, Any] = {}             # constants of the backend's plan
     sms: int | None = None                   # of the GPU, where fewer are there
-    does: str = "forward"                    # or "backward"; "products": the forward that keeps what a backward wants
+    does: str = "forward"                    # or "backward"; "products": a forward that keeps what a backward wants
 
 
 GROUPED = dict(H=1, HV=2)
-FLOAT32 = dict(dtype="float32", K=64, V=64)
+FLOAT32 = dict(dtype="float32")
+MANY = (0,) * 256 + (33,)                    # sequences, more than a CTA has threads
 CALLS = {
     "sm100": {
-        "clusters of two, one walk after the other": Call(Spec((130, 0, 70), **GROUPED), sms=2),
-        "sequences cut into segments": Call(Spec((130, 40), **GROUPED), dict(SEGMENTS=3), sms=2),
+        "clusters of two, one walk after the other": Call(Spec((430, 0, 70), **GROUPED), sms=2),
+        "sequences cut into segments": Call(Spec((400, 40), **GROUPED), dict(SEGMENTS=3), sms=2),
     },
     "sm90": {
-        "one kernel, clusters of two": Call(Spec((300, 0, 65), **GROUPED), dict(FUSED=True)),
+        "one kernel, clusters of two": Call(Spec((600, 0, 65), **GROUPED), dict(FUSED=True)),
         "kernels one by one, with what is kept": Call(
-            Spec((300, 0, 65), **GROUPED), dict(FUSED=False), does="products"
+            Spec((600, 0, 65), **GROUPED), dict(FUSED=False), does="products"
         ),
-        "sequences cut into segments": Call(Spec((300, 70), **GROUPED), dict(FUSED=False, SHORTEST=2)),
+        "sequences cut into segments": Call(Spec((930,), **GROUPED), dict(FUSED=False, SHORTEST=14)),
+        "more sequences than threads": Call(Spec(MANY, H=1), dict(FUSED=False)),
     },
     "sm89": {
-        "forward": Call(Spec((200, 0, 30), **GROUPED, **FLOAT32)),
+        "forward": Call(Spec((150, 0, 30), **GROUPED, **FLOAT32)),
         "backward": Call(Spec((150, 0, 30), **GROUPED, **FLOAT32), does="backward"),
+        "more sequences than threads": Call(Spec(MANY, H=1, K=64, V=64, **FLOAT32)),
     },
 }  # fmt: skip
 

@@ -1,5 +1,6 @@
 """`kda compile`: kernels of a made-up backend, built ahead of time."""
 
+import dataclasses
 import json
 import sys
 import types
@@ -14,8 +15,9 @@ from kda.capability import Capability, Rule
 from kda.cli import cli
 from kda.commands import compile as command
 from kda.compile import fetching, store
+from kda.compile.target import parse
 from kda.compile.triton import Recipe
-from kda.problem import Problem
+from kda.dispatch import capabilities
 
 KERNELS = """
 import triton
@@ -97,7 +99,7 @@ def test_kernels_of_one_name_are_told_apart(asked):
 
 
 def test_the_usual_problems_are_both_directions_and_decoding_with_every_gate():
-    problems = [Problem.parse(words) for words in command.USUAL]
+    problems = command.usual(FAST)
     assert len(set(problems)) == len(problems) == 18
     assert {(p.op, p.direction) for p in problems} == {
         ("chunk", "forward"), ("chunk", "backward"), ("recurrent", "forward")
@@ -109,6 +111,21 @@ def test_the_usual_problems_are_both_directions_and_decoding_with_every_gate():
         ("softplus", True, True, True, "sigmoid"),
         ("bounded", True, True, True, "sigmoid"),
     }
+
+
+def test_a_backend_without_bfloat16_is_asked_for_the_dtype_that_it_is_proven_in(asked, monkeypatch):
+    narrow = Rule("fast.dtype", lambda p, h: p.dtype == "float32", "needs float32, got {p.dtype}")
+    fast = dataclasses.replace(FAST, rules=(narrow,), proof_dtypes=("float32",))
+    assert {p.dtype for p in command.usual(fast)} == {"float32"}
+    assert {c.backend: c.usual_dtype for c in capabilities()} == {
+        "sm100": "bfloat16", "sm90": "bfloat16", "sm89": "float32", "triton": "bfloat16", "reference": "bfloat16"
+    }  # fmt: skip
+
+
+def test_only_the_backends_of_an_arch_are_asked_where_nothing_is_named(asked):
+    lines, refused = command.offered([parse("sm90")], None, command.usual(FAST)[:1])
+    assert len(lines) == 1 and not refused
+    assert command.offered([parse("sm80")], None, []) == ([], {})
 
 
 def test_a_backend_sees_a_gpu_of_the_arch_that_was_named(asked):
@@ -163,4 +180,4 @@ def test_without_an_arch_it_builds_for_this_machine(asked, monkeypatch):
 def test_without_triton_nothing_is_built_and_the_error_says_how_to_get_it(asked, monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.setattr(fetching.Builders, "build", lambda self, recipe: recipe.build())
-    assert "pip install triton" in run("--arch", "sm90", "--problem", "K=64", code=2).stderr
+    assert "pip install triton" in run("--arch", "sm90", "--problem", "K=64", code=3).stderr

@@ -62,21 +62,28 @@ def too_much(row, kernels):
             yield f"{name} spills {k.spills} bytes, more than {SPILLS[row.bits]}: {row}"
 
 
+@pytest.fixture(scope="module")
+def built_once(tmp_path_factory):
+    return tmp_path_factory.mktemp("store")
+
+
 @pytest.fixture
-def empty_store(tmp_path, monkeypatch):
-    monkeypatch.setenv("KDA_CACHE_DIR", str(tmp_path))
+def own_store(built_once, monkeypatch):
+    """Of these tests, whose kernels nobody else wants."""
+    monkeypatch.setenv("KDA_CACHE_DIR", str(built_once))
 
 
 def test_every_row_serves_somebody():
     assert [row for row in TABLE if not reached(row)] == []
 
 
+@pytest.mark.spread(every=9)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "row, arch", [(row, arch) for row in TABLE for arch in reached(row)],
     ids=lambda x: x if isinstance(x, str) else f"{x.kernel}-{x.bits}-{x.K}-{x.shared}",
 )  # fmt: skip
-def test_a_row_takes_no_more_than_it_says(row, arch, empty_store):
+def test_a_row_takes_no_more_than_it_says(row, arch, own_store):
     pytest.importorskip("triton", reason="Triton is not installed")
     assert list(too_much(row, built(row, arch))) == []
 
@@ -86,7 +93,7 @@ def test_a_row_takes_no_more_than_it_says(row, arch, empty_store):
     [("sm90", Config(warps=4, stages=3, BV=32), "takes 3"), ("sm80", Config(warps=4, BV=64), "spills 1")],
     ids=["memory", "spills"],
 )
-def test_a_row_that_promises_too_much_is_noticed(arch, config, said, monkeypatch, empty_store):
+def test_a_row_that_promises_too_much_is_noticed(arch, config, said, monkeypatch, own_store):
     pytest.importorskip("triton", reason="Triton is not installed")
     row = Row("state", 16, 256, 99, config)
     monkeypatch.setattr(configs, "TABLE", (row, *TABLE))
@@ -122,7 +129,7 @@ def test_less_memory_gives_smaller_tiles_and_too_little_an_error(arch):
         choose("state", p, host(arch, SMALLEST - 1))
 
 
-def test_a_thread_sums_the_decays_of_its_own_channel(empty_store):
+def test_a_thread_sums_the_decays_of_its_own_channel(own_store):
     """Which way lanes go has changed between versions of Triton; along rows, a sum is shuffled 13 times as much."""
     pytest.importorskip("triton", reason="Triton is not installed")
     p = problem("K=128 V=128 bfloat16 backward disable_recompute=true")

@@ -14,8 +14,8 @@ HEAD = """# Every error a call can raise
 
 One row for each check of `kda/checks.py`, with the message of a call that breaks it. All are `kda.InputError` (a
 `ValueError`); rows that end in `.type` are also a `TypeError`. `error.check` is the id, `error.argument`,
-`error.asked`, `error.found` and `error.fix` are the parts. A call that no backend takes raises `kda.NoBackendError`,
-which lists every backend with its reasons.
+`error.asked`, `error.found` and `error.fix` are the parts. A call that no backend accepts raises `kda.NoBackendError`,
+with the reasons of the named backend, or of each if none was named, and who accepts the call.
 
 Numbers inside tensors are looked at only where a CPU holds them: a call never waits for the GPU. Pass `cu_seqlens_cpu`
 to have offsets that live on a GPU checked too. A precomputed `g` is taken to be <= 0, and is not looked at.

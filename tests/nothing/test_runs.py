@@ -240,6 +240,7 @@ class TensorCores(Door):
         return {n: None if x is None else self.rounding(case)(n, x) for n, x in found.items()}
 
 
+@pytest.mark.spread(every=2)
 @pytest.mark.parametrize("regime", ["fast", "slow"])
 def test_products_in_bfloat16_are_within_the_budget_of_what_is_declared_and_not_of_less(regime, monkeypatch):
     def exactly(A, inverse=chunked.inverse):

@@ -90,6 +90,7 @@ def test_zeros_have_to_be_zeros_and_shapes_the_same():
     assert budget(zeros[:0], zeros[:0]).excess(zeros[:0]) == 0
 
 
+@pytest.mark.spread(every=5)
 @pytest.mark.parametrize("regime", ["fast", "slow"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("gate", ["given", "softplus", "bounded"])
@@ -190,6 +191,7 @@ def test_every_fault_is_noticed_where_it_was_planted(name):
         assert first.stage in ("forward", "backward")
 
 
+@pytest.mark.spread(every=5)
 @pytest.mark.parametrize("name", FAULTS)
 def test_kda_verify_exits_with_1_for_every_fault(name):
     result = kda_verify("--fault", name, "--json")
@@ -471,3 +473,14 @@ def test_a_spec_prints_the_options_that_draw_it_again():
 def test_mutants_are_those_of_an_arch_and_of_nothing_else(words, says):
     result = kda_verify(*words, small=False)
     assert result.exit_code == 2 and says in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("backend", "arch", "dtype"),
+    [(None, None, "bfloat16"), (None, "sm89", "float32"), ("sm89", None, "float32"), ("triton", "sm89", "bfloat16"),
+     (None, "sm90", "bfloat16"), ("reference", None, "bfloat16")],
+)  # fmt: skip
+def test_where_no_dtype_is_named_a_backend_gets_one_that_it_handles(backend, arch, dtype):
+    from kda.commands import verify
+
+    assert verify.usual_dtype({"backend": backend, "arch": arch}) == dtype

@@ -41,6 +41,17 @@ def kernels_apart(monkeypatch):
     forget_plans()
 
 
+@pytest.fixture
+def kernels_built_here(monkeypatch):
+    """Those of the Triton backend, by the Triton of this process; plans and calls forget those of others."""
+    import triton_calls
+
+    triton_calls.forget_plans()
+    monkeypatch.setattr(triton_calls.call, "fetch_all", lambda recipes: [*map(triton_calls.Unbuilt, recipes)])
+    yield
+    triton_calls.forget_plans()
+
+
 @pytest.fixture(scope="module")
 def libnvrtc():
     """Builds the float32 kernels."""

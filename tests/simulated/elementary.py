@@ -114,7 +114,7 @@ FUNCTIONS = {
     ),
     "finite": Function(lambda x, r: x.clamp(-LARGEST, LARGEST), lambda x, r, b: 0.0),
     "whole": Function(lambda x, r: x.round(), lambda x, r, b: 0.0),
-    "recurrent decay": Function(lambda x, r: torch.exp2(x), lambda x, r, b: 2 * EPS, (FLOOR, 0.0)),
+    "recurrent decay": Function(lambda x, r: torch.exp2(x), lambda x, r, b: 2 * EPS, (FLOOR, 127.499)),
     "sigmoid": Function(lambda x, r: sigmoid(x), lambda x, r, b: of_sigmoid(x, b)),
     "sigmoid_slope": Function(lambda x, r: slope(x), lambda x, r, b: of_slope(x, b)),
     "log1p": Function(lambda x, r: torch.log1p(x), lambda x, r, b: of_log1p(x, b), (0.0, 1.0)),

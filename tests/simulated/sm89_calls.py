@@ -37,7 +37,7 @@ def trained(case, simulator=None, **options):
     keywords = case.keywords | {"backend": "sm89"} | options
     if keywords.get("initial_state") is not None:
         keywords["initial_state"] = turned(keywords["initial_state"])
-    with capture(arch="sm89", **simulator or {}) as session:
+    with capture(arch="sm89", **dict(strict=True) | (simulator or {})) as session:
         out = kda.chunk_kda_fwd(**keywords)
         grads = kda.chunk_kda_bwd(do=case.do, dht=turned(case.dht), **keywords)
     assert not session.findings, "\n".join(map(str, session.findings[:5]))
@@ -63,13 +63,13 @@ def built(config):
     return nvrtc.compile(source.text, source.entry, defines=source.defines, headers=source.headers, file=source.file)
 
 
-def plant(file, old, new, folder, monkeypatch):
-    """Kernels come from a copy of the backend; `new` stands for `old` in `file`."""
+def plant(fault, folder, monkeypatch):
+    """Kernels come from a copy of the backend."""
     copy = folder / "sm89"
     shutil.copytree(Path(plan.__file__).parent, copy)
-    text = (copy / file).read_text()
-    assert text.count(old) == 1, f"{text.count(old)} places hold {old!r}"
-    (copy / file).write_text(text.replace(old, new))
+    text = (copy / fault.file).read_text()
+    assert text.count(fault.old) == 1, f"{text.count(fault.old)} places hold {fault.old!r}"
+    (copy / fault.file).write_text(text.replace(fault.old, fault.new))
     monkeypatch.setattr(plan, "HERE", copy)
     monkeypatch.setattr(launch, "kernel", functools.cache(built))
     launch.steps.cache_clear()

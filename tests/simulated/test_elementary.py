@@ -8,9 +8,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from elementary import DOCUMENTED, EPS, LOG2_E, LOWER_BOUND, SIMULATED, Backend, Chip, judge, numbers
+from elementary import (
+    DOCUMENTED,
+    EPS,
+    FUNCTIONS,
+    LOG2_E,
+    LOWER_BOUND,
+    SIMULATED,
+    Backend,
+    Chip,
+    judge,
+    numbers,
+)
 
-from kda.backends.reference import gates, halving
+from kda import gates
+from kda.backends.reference import halving
 from kda.backends.sm89 import plan
 from kda.backends.triton.targets import target_of
 from kda.compile import nvrtc
@@ -22,6 +34,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 MANY, FEW = 1 << 20, 3 << 16
 RATES = 7.25, 2.0**-9, 2.0**-60, 2.0**60, 2.0**127      # beside 1; CuTe kernels have none that is larger
 SEEDS = range(3, 8)
+DOCS = Path(__file__).parents[2] / "docs/numerics.md"
 
 
 # What each backend computes: the names of the results, and a launch that takes x, the results and a rate.
@@ -163,6 +176,22 @@ def test_functions_on_a_gpu_are_as_good_as_its_documentation_says(backend):
         results = judged(dict(zip(rows, out.cpu())), x, rate, how(backend)._replace(chip=DOCUMENTED))
         print(*(f"{backend} {rate:.3g} {name}: {f}" for name, f in results.items()), sep="\n")
         assert_within(results)
+
+
+# the page
+
+
+def on_the_page(name):
+    """Cells of its row in docs/numerics.md."""
+    (row,) = (line for line in DOCS.read_text().splitlines() if line.startswith(f"| {name} |"))
+    return [[float(word) for word in cell.split(",") if word.strip()] for cell in row.split("|")[2:-1]]
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in ("finite", "whole")])
+def test_the_page_says_how_wrong_each_function_is(name):
+    for said, (backend, arch) in zip(on_the_page(name), HERE, strict=False):
+        found = swept(backend, arch).get(name)
+        assert said == pytest.approx([found.near, found.far] if found else [], abs=0.06), (backend, found)
 
 
 # the reference

@@ -53,7 +53,7 @@ def source(tmp_path):
     """Writes a source file and gives the PTX that names it."""
 
     def write(text=SOURCE, ptx=REVERSED):
-        for kept in (sources.located, sources.shown, sources._lines):
+        for kept in (sources.located, sources.shown, sources.text_of):
             kept.cache_clear()
         (tmp_path / "reversed.py").write_text(text)
         return ptx.replace("SOURCE", str(tmp_path / "reversed.py"))
@@ -156,10 +156,13 @@ def test_identical_instructions_of_one_line_are_mutants_of_one_row(source):
     assert "SURVIVED (PTX line 21)" in str(found)
 
 
-def test_a_helper_in_another_file_says_what_stands_around_it(source):
-    text = source().replace(".loc 1 7 0", ".loc 2 30 0") + '.file 2 "helper.py"\n'
-    (row,) = [row for row in judged(text, rules=(REMOVED,)).rows if row.source.endswith("helper.py:30")]
-    assert row.says == "SURVIVED (PTX line 21 between reversed.py:5 and reversed.py:8)"
+def test_a_helper_is_shown_with_its_callers_and_accepted_where_one_of_them_says_so(source):
+    ptx = source(SOURCE.replace("line 9", "line 9  # redundant: nothing follows"))
+    told = ptx.replace(".loc 1 7 0", ".loc 1 7 1003") + "// call site 1003: SOURCE:8 < SOURCE:9\n"
+    found = judged(told.replace("SOURCE", ptx.split('"')[1]), rules=(REMOVED,))
+    (row,) = [row for row in found.rows if ":7" in row.source]
+    assert row.source.endswith("reversed.py:7 < reversed.py:8 < reversed.py:9")
+    assert row.says == "redundant (PTX line 21): nothing follows"
 
 
 def test_an_instruction_that_the_calls_do_not_execute_survives_and_says_so(source):
@@ -252,7 +255,7 @@ def test_the_table_is_json(source):
     found = json.loads(json.dumps(judged(source()).as_json()))
     assert found["kernels"]["reversed"]["mutants"] == 3 and found["rows"][0]["symbol"] == "reversed"
     assert found["rows"][0]["mutants"][0] == dict(
-        line=18, place="18", status="noticed", noticed=["race-read-write", "race-write-read", "uninitialised"],
+        line=18, status="noticed", noticed=["race-read-write", "race-write-read", "uninitialised"],
         schedule=0, reached=True, reason=None,
     )  # fmt: skip
 

@@ -1,5 +1,5 @@
 """Whole calls in the simulator, over the ranges that inputs may have: logits and rates through the whole range of the
-exponentials, and gradients of any size.
+exponentials, norms and gradients of any size, and decays that are slightly above zero.
 
 An exponential overflows or vanishes on the way to a sigmoid or a softplus that does neither: e^88.8 is infinity in
 float32, e^-87.4 is no normal number.
@@ -17,7 +17,7 @@ from kda.verify.definition import budgets
 from kda.verify.parity import judge
 from kda.verify.simulated import SimulatedDoor
 
-pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
+pytestmark = pytest.mark.usefixtures("one_thread", "libnvrtc", "fresh_memory_is_poisoned", "kernels_built_here")
 
 
 def spread(low, high):
@@ -30,44 +30,69 @@ def spread(low, high):
     return of
 
 
+def sized(x):
+    """Tokens times 2^-59 to 2^59: the sum of their squares is still a float32."""
+    return x * 2.0 ** torch.linspace(-59, 59, x.shape[1]).round().to(x.dtype).view(-1, 1, 1)
+
+
 NO_BIAS = dict(dt_bias=torch.zeros_like)
 SWEEPS = {
     "logits of the gate": (dict(T=40), dict(g=spread(-140, 140), **NO_BIAS)),
     "logits of beta": (dict(T=64), dict(beta=spread(-140, 140))),
-    "rates": (dict(T=8, HV=21), dict(A_log=lambda x: torch.arange(-100.0, 101, 10), **NO_BIAS)),
+    "norms of q and k": (dict(T=40), dict(q=sized, k=lambda x: sized(x.flip(1)))),
+    "rates": (dict(T=8, H=21), dict(A_log=lambda x: torch.arange(-100.0, 101, 10), **NO_BIAS)),
 }
-CALLS = {
-    "sm89, bounded": ("sm89", "sm89", dict(K=64, V=64, dtype="float32", gate="bounded")),
-    "reference": ("reference", "sm89", dict(K=16, V=16, dtype="float32", gate="bounded")),
-    "sm89, softplus": ("sm89", "sm89", dict(K=64, V=64, dtype="float32", gate="softplus")),
-}
+ARCHS = {"reference": "sm89", "sm89": "sm89", "triton": "sm90", "sm90": "sm90", "sm100": "sm100"}
+FLOATS = dict(K=64, V=64, dtype="float32")
+WORDS = {
+    "reference": dict(K=16, V=16, dtype="float32"), "sm89": FLOATS, "triton": dict(K=32, V=16),
+    "sm90": dict(K=64, V=64), "sm100": {},
+}  # fmt: skip
+OF_THEIR_OWN = ("reference", "sm89", "triton")   # backends with a backward
 
 
-def called(name, case):
-    """o, ht and all gradients, by name."""
-    backend, arch, _ = CALLS[name]
-    door = SimulatedDoor(backend, parse(arch))
-    found = door.call(case, backward=True)
+def case_of(backend, gate, shape, given):
+    return changed(make_inputs(**dict(H=1, gate=gate) | WORDS[backend] | shape), **given)
+
+
+def called(backend, case):
+    """o, ht and the gradients that the backend makes, by name, and their budgets."""
+    pytest.importorskip({"triton": "triton", "sm90": "cutlass", "sm100": "cutlass"}.get(backend, "torch"))
+    door, backward = SimulatedDoor(backend, parse(ARCHS[backend])), backend in OF_THEIR_OWN
+    options = dict(disable_recompute=True) if backend == "triton" else {}      # then nothing is built twice
+    found = door.call(case, backward, **options)
     assert not door.findings, "\n".join(map(str, door.findings[:5]))
-    return found, door
+    return found, budgets(case, door.rounding(case), backward)
 
 
-@pytest.mark.parametrize("sweep", SWEEPS)
-@pytest.mark.parametrize("name", CALLS)
-def test_calls_with_logits_of_any_size_are_the_definition(name, sweep):
-    shape, given = SWEEPS[sweep]
-    case = changed(make_inputs(**dict(H=1) | CALLS[name][2] | shape), **given)
-    found, door = called(name, case)
+def assert_is_the_definition(backend, case):
+    found, limits = called(backend, case)
     assert all(x.isfinite().all() for x in found.values())
-    limits = budgets(case, door.rounding(case))
     assert_right(judge("call", name, limits[name], found[name], case, whole=True) for name in found)
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_gradients_of_any_size_have_the_same_bits(name):
+@pytest.mark.spread(every=7)
+@pytest.mark.parametrize("sweep", SWEEPS)
+@pytest.mark.parametrize("gate", ["bounded", "softplus"])
+@pytest.mark.parametrize("backend", ARCHS)
+def test_calls_with_logits_rates_and_norms_of_any_size_are_the_definition(backend, gate, sweep):
+    assert_is_the_definition(backend, case_of(backend, gate, *SWEEPS[sweep]))
+
+
+@pytest.mark.parametrize("gate", ["bounded", "softplus"])
+@pytest.mark.parametrize("backend", OF_THEIR_OWN[:2])
+def test_gradients_of_any_size_have_the_same_bits(backend, gate):
     """A loss times 2^60 or 2^-60, before or after: nothing overflows or vanishes on the way."""
-    case = make_inputs(T=40, **dict(H=1) | CALLS[name][2])
-    expected, _ = called(name, case)
+    case = case_of(backend, gate, dict(T=40), {})
+    expected, _ = called(backend, case)
     for size in (2.0**60, 2.0**-60):
-        found, _ = called(name, dataclasses.replace(case, do=size * case.do, dht=size * case.dht))
+        found, _ = called(backend, dataclasses.replace(case, do=size * case.do, dht=size * case.dht))
         assert all(torch.equal(found[x], (size if x.startswith("d") else 1) * expected[x]) for x in expected)
+
+
+@pytest.mark.parametrize("backend", ARCHS)
+def test_decays_that_grow_by_e8_in_a_chunk_are_the_definition(backend):
+    """What is given as a decay shall not be positive; but what follows from it is right where it is representable."""
+    growing = case_of(backend, "given", dict(T=64), dict(g=spread(0, 0.25)))
+    assert growing.keywords["g"].float().sum(1).mean() > 7.9
+    assert_is_the_definition(backend, growing)

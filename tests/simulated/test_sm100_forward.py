@@ -131,6 +131,7 @@ def test_memory_may_lie_in_any_order():
     assert all(torch.equal(found[name], expected[name]) for name in found)
 
 
+@pytest.mark.spread(every=3)
 @pytest.mark.parametrize("v_first", [False, True])
 @pytest.mark.parametrize("C", [32, 64])
 def test_states_that_enter_chunks_are_final_states_of_what_comes_before(C, v_first):
@@ -155,6 +156,7 @@ def test_a_value_head_of_its_own_has_the_bits_of_one_that_shares_q_and_k():
 SHAPES = {"one": dict(T=390), "packed": RAGGED | dict(padding=9), "many": MANY, "halving": dict(T=130, gate="softplus")}
 
 
+@pytest.mark.spread(every=4)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("schedule", [1, 2, 3, 4, 5])
 def test_any_order_of_warps_gives_the_same_bits(schedule, shape):
@@ -226,6 +228,20 @@ FAULTS = {
     "the state is read before all of it is rounded": Fault(
         CHAIN, "umma.fence_before_thread_sync()\n        STATE_ROUNDED.sync()", "umma.fence_before_thread_sync()",
         "race-write-read"
+    ),
+    "the state's products do not follow its stores": Fault(
+        CHAIN, "umma.fence_before_thread_sync()\n        STATE_ROUNDED.sync()", "STATE_ROUNDED.sync()", "tcgen05-fence"
+    ),
+    "[v_new; o] are read in no order with their products": Fault(
+        CHAIN, "cute.arch.mbarrier_wait(barriers.out, parity)\n        umma.fence_after_thread_sync()",
+        "cute.arch.mbarrier_wait(barriers.out, parity)", "tcgen05-fence"
+    ),
+    "the neighbour is not told of the mbarriers": Fault(
+        FUSED, "cute.arch.mbarrier_init_fence()", "pass", "mbarrier-fence"
+    ),
+    "columns of 8 rows are read before all lanes have them": Fault(
+        "common/cute/inverse", "cute.arch.sync_warp()                                                  # columns of 8",
+        "# columns of 8", "race-lanes"
     ),
     "2^gc_last S is not there yet when more is added": Fault(
         CHAIN, "        umma.wait_for_stores()\n        cute", "        cute", "race-write-read"

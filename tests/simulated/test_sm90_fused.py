@@ -163,6 +163,14 @@ FAULTS = {
         FUSED, "cute.arch.mbarrier_init_fence()\n        cute.arch.cluster_arrive()\n        cute.arch.cluster_wait()",
         "cute.arch.mbarrier_init_fence()\n        cute.arch.sync_threads()", "race-write-read"
     ),
+    "copies are not told of the mbarriers": Fault(FUSED, "cute.arch.mbarrier_init_fence()", "pass", "mbarrier-fence"),
+    "a lane hands a stage back before the others have read it": Fault(
+        FUSED, "cute.arch.sync_warp()\n            with cute.arch.elect_one():\n", "with cute.arch.elect_one():\n",
+        "race-lanes"
+    ),
+    "the kernel ahead is not waited for": Fault(
+        "common/cute/order", "cute.arch.griddepcontrol_wait()", "pass", "race-grids", case="packed"
+    ),
     "a token of none is left as it is": Fault(
         FUSED, "Int32(end) + own, x.T", "Int32(end) + own, x.T - 1", "wrong answer", case="packed"
     ),

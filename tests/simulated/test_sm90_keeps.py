@@ -34,7 +34,7 @@ def drawn(**words):
 
 
 def forward(case, save="products", **options):
-    with capture(arch="sm90", **options) as session:
+    with capture(arch="sm90", **dict(strict=True) | options) as session:
         out = launch.forward(case.problem(), case.inputs, save)
     assert not session.findings, "\n".join(map(str, session.findings[:5]))
     return out

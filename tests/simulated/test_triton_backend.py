@@ -4,7 +4,6 @@ against the definition, the same bits where they are promised, and faults that t
 
 import dataclasses
 import functools
-import importlib
 import shutil
 from pathlib import Path
 
@@ -13,10 +12,11 @@ import torch
 
 pytest.importorskip("triton", reason="needs triton")
 
+from triton_calls import Unbuilt, built_here, forget_plans
+
 import kda
 from kda.backends.triton import call, plan
 from kda.bundles import Save
-from kda.compile import triton as compiler
 from kda.compile.target import parse
 from kda.problem import Problem
 from kda.simulator import capture
@@ -28,44 +28,9 @@ from kda.verify.doors import Door
 from kda.verify.parity import Oracle, alone, describe, judge, packed_vs_alone
 from kda.verify.simulated import SimulatedDoor
 
-BACKEND = "kda.backends.triton"
 DIFFERENTIABLE = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state")
 
-pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
-
-
-# kernels
-
-
-@functools.cache
-def built_here(recipe, package=BACKEND):
-    """Built by the Triton of this process, which is faster, and which keeps what it built from run to run."""
-    function = getattr(importlib.import_module(recipe.module.replace(BACKEND, package)), recipe.name)
-    options = {"divisible": recipe.divisible, **recipe.options}
-    return compiler.compile(function, recipe.signature, recipe.constants, target=recipe.target, **options)
-
-
-class Unbuilt:
-    """A kernel that is built once somebody asks for it: plans name more than one call launches."""
-
-    def __init__(self, recipe, package=BACKEND):
-        self._made = recipe, package
-
-    def __getattr__(self, name):
-        return getattr(built_here(*self._made), name)
-
-
-@pytest.fixture(autouse=True)
-def kernels_built_here(monkeypatch):
-    forget_plans()
-    monkeypatch.setattr(call, "fetch_all", lambda recipes: [Unbuilt(recipe) for recipe in recipes])
-    yield
-    forget_plans()
-
-
-def forget_plans():
-    call.prepared.cache_clear()
-    plan.plan.cache_clear()
+pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned", "kernels_built_here")
 
 
 # calls

@@ -229,6 +229,21 @@ def test_a_given_decay_of_minus_infinity_forgets(mask):
     assert not same_bits(o[:, :4], o_changed[:, :4])
 
 
+@pytest.mark.parametrize("size", [0.25, 80.0, 100.0, 1e30])
+def test_a_given_decay_above_zero_grows_a_state_until_that_is_not_finite(size):
+    """e^80 is a float32, e^100 is not, and does not wrap round to something small."""
+
+    def growing(g):
+        return torch.zeros_like(g).index_fill(1, torch.tensor([4]), size)
+
+    p, x = call((9,), dtype="float32", gate="given", beta="given", given=dict(g=growing, k=torch.zeros_like))
+    _, ht = run("sm90", p, x)
+    expected = x.initial_state.double() * torch.tensor(size, dtype=torch.float64).exp()
+    finite = expected.float().isfinite()
+    assert torch.equal(ht.isfinite(), finite)
+    assert torch.allclose(ht[finite].double(), expected[finite], rtol=2e-5)
+
+
 # pools
 
 

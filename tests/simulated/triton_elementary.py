@@ -29,7 +29,7 @@ def functions(x, out, count, rate, lower_bound, BLOCK: tl.constexpr):
     tl.store(out + 6 * count, gate.log1p(v), mask=real)
     tl.store(out + 7 * count, gate.softplus(v), mask=real)
     tl.store(out + 8 * count, gate.rate_of(x, i, True), mask=real)
-    tl.store(out + 9 * count, decay_of(gate.at_least(v, gate.FLOOR)), mask=real)
+    tl.store(out + 9 * count, decay_of(gate.at_most(gate.at_least(v, gate.FLOOR), 128.0)), mask=real)
     tl.store(out + 10 * count, gate.log2_decay(v, rate, lower_bound, "given"), mask=real)
     tl.store(out + 11 * count, gate.log2_decay(v, rate, lower_bound, "softplus"), mask=real)
     tl.store(out + 12 * count, gate.log2_decay(v, rate, lower_bound, "bounded"), mask=real)

@@ -146,7 +146,7 @@ def _host(session: Session, function: Any) -> Host:
                 f"{function.function_name} was compiled without keeping its PTX. Compile it inside the block, through "
                 "kda.compile.cutedsl, with options='--keep-ptx', or with CUTE_DSL_KEEP=ptx in the environment."
             )
-        ptx, cubin, target = function.__ptx__, _cubin(function), session.device.target
+        ptx, cubin, target = session.call_sites.told_in(function.__ptx__), _cubin(function), session.device.target
         kernels = {name: Kernel.of(name, ptx, cubin, target) for name in entries(ptx)}
         host = Host(session, function, function.ir_module, function.function_name, kernels)
         session.hosts[id(function)] = host
@@ -168,7 +168,7 @@ def taken(session: Session) -> Iterator[None]:
         return
     with contextlib.ExitStack() as undo:
         folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="kda"))
-        undo.enter_context(
+        session.call_sites = undo.enter_context(
             door.compiling_for(session.arch, keep_ptx=True, keep_cubin=True, lineinfo=True, dump_dir=folder)
         )
         for owner, name, taker in _takers(session):

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ...compile.call_sites import CallSites
 from ...compile.launching import Launch, redirect
 from ...errors import KdaError
 from ...host import standing_in
@@ -31,6 +32,7 @@ class Session:
         self.launches: list[Launch] = []
         self.runs: list[Any] = []            # kda.simulator.Run
         self.hosts: dict[int, Any] = {}      # host functions of the CuTe DSL, linked for this session
+        self.call_sites = CallSites()        # of what the CuTe DSL compiles inside the block
         # who decides about each launch: is given what simulates it, from its own PTX or another; None: it did not run
         self.around: Callable[[Launch, Callable[..., Any]], Any] = lambda launch, simulate: simulate()
 
@@ -65,6 +67,8 @@ class Session:
         self.launches.append(launch)
         run = self.around(launch, functools.partial(self._simulated, launch, memory.regions(tensors)))
         if run is not None:
+            if self.runs:
+                self.runs[-1].left = []      # no other launch can overlap with it
             self.runs.append(run)
         return run
 
@@ -81,6 +85,7 @@ class Session:
             arch=self.arch,
             memory=regions,
             registers=kernel.registers,
+            behind=self.runs[-1] if launch.pdl and self.runs else None,
             **self.options,
         )
 

@@ -1,4 +1,4 @@
-/* Barriers and fences: bar (16 named barriers of a CTA), barrier.cluster, mbarrier, fence, setmaxnreg.
+/* Barriers and fences: bar (16 named barriers of a CTA), barrier.cluster, mbarrier, fence, griddepcontrol, setmaxnreg.
  *
  * All but mbarrier count warps: a warp arrives when all its live lanes have come (Ins.gather == 1). Whoever arrives gives what it
  * knows; whoever waits takes what all arrivals gave. An mbarrier's phase ends when its pending arrivals and its pending bytes are both
@@ -403,13 +403,13 @@ void free_cta_barriers(Cta *cta) {
     for (u32 k = 0; k <= cta->machine->launch->shared_end / 8; k++) {
         Mbarrier *b = cta->mbarrier[k];
         if (!b) continue;
-        free_knowledge(&b->arriving);
-        free_knowledge(&b->done);
+        free_knowledge(cta->cluster, &b->arriving);
+        free_knowledge(cta->cluster, &b->done);
         free(b);
     }
     for (int k = 0; k < NAMED_BARRIERS; k++) {
-        free_knowledge(&cta->barrier[k].gathering);
-        free_knowledge(&cta->barrier[k].done);
+        free_knowledge(cta->cluster, &cta->barrier[k].gathering);
+        free_knowledge(cta->cluster, &cta->barrier[k].done);
     }
 }
 
@@ -428,6 +428,17 @@ static Outcome op_fence(Warp *w, const Ins *i, u32 lanes) {
     if (i->mod[1] & 1) fence_release(w);
     if (i->mod[2]) fence_initialisations(w, i->mod[2] == 2);
     tick(w);
+    return NEXT;
+}
+
+/* griddepcontrol. mod[0]: wait, for all that the grids ahead do; else launch_dependents: the next grid may begin */
+static Outcome op_grid(Warp *w, const Ins *i, u32 lanes) {
+    (void)lanes;
+    Launch *launch = w->machine->launch;
+    if (i->mod[0])
+        w->know.grid_ahead = true;
+    else
+        launch->triggered |= w->know.grid_ahead ? TRIGGERED : TRIGGERED | TRIGGERED_EARLY;
     return NEXT;
 }
 
@@ -457,7 +468,7 @@ const HandlerEntry barriers_handlers[] = {
     {"bar", op_bar}, {"warp_sync", op_warp_sync}, {"cluster_arrive", op_cluster_arrive}, {"cluster_wait", op_cluster_wait},
     {"mbarrier_init", op_mbarrier_init}, {"mbarrier_inval", op_mbarrier_inval}, {"mbarrier_arrive", op_mbarrier_arrive},
     {"mbarrier_tx", op_mbarrier_tx}, {"test_wait", op_test_wait}, {"try_wait", op_try_wait}, {"pending_count", op_pending_count},
-    {"fence", op_fence}, {"setmaxnreg", op_setmaxnreg}, {0},
+    {"fence", op_fence}, {"grid", op_grid}, {"setmaxnreg", op_setmaxnreg}, {0},
 };
 
 /* ---- who waits for what ------------------------------------------------------------------------------------------------- */

@@ -45,9 +45,14 @@ class Region(ctypes.Structure):
         ("host", ctypes.c_void_p),
         ("pages", ctypes.c_void_p),
         ("touched", ctypes.c_void_p),
+        ("ahead", ctypes.c_void_p),
+        ("left", ctypes.c_void_p),
         ("writable", S32),
         ("label", S32),
     ]
+
+
+TRIGGERED_EARLY = 2  # a bit of Launch.triggered
 
 
 class Launch(ctypes.Structure):
@@ -81,6 +86,8 @@ class Launch(ctypes.Structure):
         ("async_work", U64),
         ("barrier_waits", U64),
         ("tmem_columns", U64),
+        ("triggered", S32),
+        ("padding", S32),
     ]
 
 

@@ -22,11 +22,24 @@ struct Foreign {
 
 Knowledge new_knowledge(Cluster *c) {
     Knowledge k = {0};
-    u32 *clocks = calloc((size_t)VIEWS * c->capacity + 2 * c->nwarps, sizeof(u32));
-    for (int v = 0; v < VIEWS; v++) k.clock[v] = clocks + (size_t)v * c->capacity;
-    k.met = clocks + (size_t)VIEWS * c->capacity;
+    bool has_tensor_memory = c->machine->launch->arch >= 100;
+    int views = has_tensor_memory ? VIEWS : BEFORE_SYNC; /* without it, its views are SEEN */
+    size_t bytes = ((size_t)views * c->capacity + 2 * c->nwarps) * sizeof(u32);
+    u32 *clocks = c->spare ? c->spare : malloc(bytes);
+    if (c->spare) c->spare = *(void **)c->spare;
+    memset(clocks, 0, bytes);
+    for (int v = 0; v < VIEWS; v++) k.clock[v] = clocks + (v < views ? (size_t)v * c->capacity : 0);
+    k.met = clocks + (size_t)views * c->capacity;
     k.lanes = k.met + c->nwarps;
     return k;
+}
+
+void free_spare_knowledge(Cluster *c) {
+    while (c->spare) {
+        void *next = *(void **)c->spare;
+        free(c->spare);
+        c->spare = next;
+    }
 }
 
 static void free_foreign(Foreign *f) {
@@ -38,8 +51,11 @@ static void free_foreign(Foreign *f) {
     }
 }
 
-void free_knowledge(Knowledge *k) {
-    free(k->clock[0]);
+void free_knowledge(Cluster *c, Knowledge *k) {
+    if (k->clock[0]) {
+        *(void **)k->clock[0] = c->spare;
+        c->spare = k->clock[0];
+    }
     free_foreign(k->foreign);
     memset(k, 0, sizeof *k);
 }
@@ -82,6 +98,7 @@ static void join_lanes(s32 nwarps, Knowledge *restrict k, const Knowledge *restr
 
 void learn(Cluster *c, Knowledge *k, const Knowledge *from) {
     if (k == from) return;
+    k->grid_ahead |= from->grid_ahead;
     join_lanes(c->nwarps, k, from);
     for (int v = 0; v < VIEWS_HANDED_ON; v++) join(k->clock[v], from->clock[v], c->width);
     for (Foreign *f = from->foreign; f; f = f->next) learn_foreign(&k->foreign, f->serial, f->clock, f->width);
@@ -92,6 +109,7 @@ void copy_knowledge(Cluster *c, Knowledge *k, const Knowledge *from) {
     memcpy(k->met, from->met, 2 * c->nwarps * sizeof(u32));
     free_foreign(k->foreign);
     k->foreign = NULL;
+    k->grid_ahead = from->grid_ahead;
     for (Foreign *f = from->foreign; f; f = f->next) learn_foreign(&k->foreign, f->serial, f->clock, f->width);
 }
 
@@ -144,6 +162,7 @@ void knows_of(Knowledge *k, u32 actor, u32 clock) {
 void fence_view(const Cluster *c, Knowledge *k, int view, int from) { join(k->clock[view], k->clock[from], c->width); }
 
 static bool knows(const Access *a, int view, u32 actor, u32 clock) {
+    if (actor == GRID_AHEAD) return a->know->grid_ahead;
     if (actor >> 16 == (a->cluster->serial & 0xffff)) return a->know->clock[view][actor & 0xffff] >= clock;
     for (Foreign *f = a->know->foreign; f; f = f->next)
         if (f->serial == actor >> 16) return (s32)(actor & 0xffff) < f->width && f->clock[view][actor & 0xffff] >= clock;
@@ -156,6 +175,7 @@ typedef struct SyncVariable SyncVariable;
 struct SyncVariable {
     u64 key;
     Foreign *known; /* of all clusters alike */
+    bool grid_ahead;
     SyncVariable *next;
 };
 enum { SYNC_BUCKETS = 1024 };
@@ -195,8 +215,10 @@ void publish(Warp *w, u64 key, bool release, bool keep) {
     if (s && !keep) {
         free_foreign(s->known);
         s->known = NULL;
+        s->grid_ahead = false;
     }
     if (k) {
+        s->grid_ahead |= k->grid_ahead;
         learn_foreign(&s->known, w->cluster->serial & 0xffff, k->clock, w->cluster->width);
         for (Foreign *f = k->foreign; f; f = f->next) learn_foreign(&s->known, f->serial, f->clock, f->width);
     }
@@ -204,6 +226,7 @@ void publish(Warp *w, u64 key, bool release, bool keep) {
 }
 
 static void learn_published(Warp *w, Knowledge *k, const SyncVariable *s) {
+    k->grid_ahead |= s->grid_ahead;
     for (Foreign *f = s->known; f; f = f->next)
         if (f->serial == (w->cluster->serial & 0xffff)) {
             for (int v = 0; v < VIEWS_HANDED_ON; v++) join(k->clock[v], f->clock[v], f->width);
@@ -241,7 +264,7 @@ void fence_acquire(Warp *w) {
 
 Access warp_access(Warp *w, const Ins *i, int lane, HistorySpace space) {
     return (Access){.cluster = w->cluster, .cta = w->cta, .know = &w->know, .actor = actor_of(w, BY_WARP), .clock = warp_clock(w),
-                    .ins = i->index, .warp = w->index, .lane = lane, .space = space};
+                    .lanes_met = w->lanes_met, .ins = i->index, .warp = w->index, .lane = lane, .space = space};
 }
 
 Access work_access(Work *work, u32 actor, u32 clock, HistorySpace space) {
@@ -250,7 +273,8 @@ Access work_access(Work *work, u32 actor, u32 clock, HistorySpace space) {
                     .ins = work->ins->index, .warp = w->index, .lane = work->lane, .async = true, .space = space};
 }
 
-typedef enum { ORDERED, UNORDERED, UNFENCED, LANES_UNORDERED, LANES_NOT_MET, TENSOR_UNORDERED } Order;
+typedef enum { ORDERED, UNORDERED, UNFENCED, LANES_UNORDERED, LANES_NOT_MET, TENSOR_UNORDERED, GRIDS_UNORDERED } Order;
+enum { SEVERAL = 0xff }; /* in the place of a reader's lane */
 
 /* Of an access to tensor memory, which only dealloc makes synchronously: needs it no fence behind the last synchronisation. */
 static bool before_tensor(const Access *a, u32 index, u32 clock) {
@@ -260,14 +284,18 @@ static bool before_tensor(const Access *a, u32 index, u32 clock) {
 /* After an access of a lane of a warp of this cluster, which this one knows of. */
 static Order after_lane(const Access *a, u32 warp, u32 clock, u8 lane, s32 ins) {
     const Warp *w = &a->cta->warp[a->warp];
-    if (warp != (u32)w->actor || a->know != &w->know)
-        return clock <= a->know->met[warp] || lane_in(a->know->lanes[warp], lane) ? ORDERED : LANES_NOT_MET;
+    if (warp != (u32)w->actor || a->know != &w->know) {
+        u32 lanes = a->know->lanes[warp];
+        return clock <= a->know->met[warp] || (lane == SEVERAL ? lanes == FULL : lane_in(lanes, lane)) ? ORDERED : LANES_NOT_MET;
+    }
     bool collective = a->async; /* wgmma: all lanes take part */
-    if (lane == a->lane || collective || clock <= w->lanes_met || (w->met && clock <= w->met[a->lane][lane])) return ORDERED;
+    if (lane == a->lane || collective || clock <= w->lanes_met) return ORDERED;
+    if (w->met && lane != SEVERAL && clock <= w->met[a->lane][lane]) return ORDERED;
     return clock != a->clock ? LANES_NOT_MET : ins != a->ins ? LANES_UNORDERED : ORDERED;
 }
 
 static Order order_after(const Access *a, u32 actor, u32 clock, u8 lane, u8 async, u8 scope, s32 ins, bool earlier_was_write) {
+    if (actor == GRID_AHEAD) return a->know->grid_ahead ? ORDERED : GRIDS_UNORDERED;
     if (scope && a->scope && (scope >= SCOPE_CLUSTER || actor == a->actor) && (a->scope >= SCOPE_CLUSTER || actor == a->actor))
         return ORDERED;
     if (scope && a->scope && actor >> 16 == a->actor >> 16 && a->cluster->nctas == 1) return ORDERED;
@@ -296,7 +324,8 @@ static const char *missing_between(const Access *a, u32 index, u32 clock) {
 static void conflict(const Access *a, Order order, FindingKind race, u32 actor, u32 other_clock, s32 other_ins, u8 other_lane, u64 address) {
     Machine *m = a->cluster->machine;
     const Warp *w = &a->cta->warp[a->warp];
-    static const FindingKind kinds[] = {[UNFENCED] = PROXY_RACE, [LANES_UNORDERED] = LANE_RACE, [LANES_NOT_MET] = LANES_APART, [TENSOR_UNORDERED] = TENSOR_UNFENCED};
+    static const FindingKind kinds[] = {[UNFENCED] = PROXY_RACE, [LANES_UNORDERED] = LANE_RACE, [LANES_NOT_MET] = LANES_APART,
+                                        [TENSOR_UNORDERED] = TENSOR_UNFENCED, [GRIDS_UNORDERED] = GRIDS_RACE};
     Finding *f = find_at(m, order == UNORDERED ? race : kinds[order], w, a->lane, a->ins, other_ins, address, 1);
     if (f && f->count == 1) {
         u32 index = actor & 0xffff, nwarps = a->cluster->nwarps;
@@ -311,27 +340,37 @@ static void conflict(const Access *a, Order order, FindingKind race, u32 actor, 
     }
 }
 
-/* Sets of readers: some bytes are read by several actors between two writes. */
+/* Sets of readers: some bytes are read by several actors between two writes. Neighbours share one, as long as they have the same readers. */
 typedef struct {
     u32 actor, clock, ins;
     u8 lane, async, scope;
 } Reader;
 typedef struct {
     Reader *reader;
-    s32 count, room;
+    s32 count, room, cells;
 } ReaderSet;
 static ReaderSet *sets;
 static u32 nsets, room_for_sets, *free_sets, nfree_sets;
 
-static u32 new_set(void) {
-    if (nfree_sets) return free_sets[--nfree_sets];
+static u32 new_set(void) { /* of one cell */
+    if (nfree_sets) {
+        sets[free_sets[--nfree_sets]].cells = 1;
+        return free_sets[nfree_sets];
+    }
     if (nsets == room_for_sets) {
         room_for_sets = room_for_sets ? 2 * room_for_sets : 4096;
         sets = realloc(sets, room_for_sets * sizeof *sets);
         free_sets = realloc(free_sets, room_for_sets * sizeof *free_sets);
         memset(sets + nsets, 0, (room_for_sets - nsets) * sizeof *sets);
     }
+    sets[nsets].cells = 1;
     return nsets++;
+}
+
+static void drop_set(u32 set) { /* by one of its cells */
+    if (--sets[set].cells) return;
+    sets[set].count = 0;
+    free_sets[nfree_sets++] = set;
 }
 
 void free_reader_sets(void) {
@@ -343,9 +382,15 @@ void free_reader_sets(void) {
     nsets = room_for_sets = nfree_sets = 0;
 }
 
-static void add_reader(ReaderSet *s, Reader r) {
+/* Of two lanes of a warp that have not met in between it is not the last one alone that has read. */
+static u8 reader_lane(const Access *a, u32 reader, u32 clock, u8 lane) {
+    return reader == a->actor && lane != a->lane && clock > a->lanes_met && !a->async ? SEVERAL : a->lane;
+}
+
+static void add_reader(ReaderSet *s, const Access *a, Reader r) {
     for (s32 i = 0; i < s->count; i++)
         if (s->reader[i].actor == r.actor) {
+            r.lane = reader_lane(a, r.actor, s->reader[i].clock, s->reader[i].lane);
             s->reader[i] = r;
             return;
         }
@@ -356,38 +401,48 @@ static void add_reader(ReaderSet *s, Reader r) {
     s->reader[s->count++] = r;
 }
 
+static u32 own_set(u32 set) { /* the same for one cell alone */
+    if (sets[set].cells == 1) return set;
+    u32 copy = new_set();
+    ReaderSet *to = &sets[copy];
+    const ReaderSet *from = &sets[set];
+    if (to->room <= from->count) to->reader = realloc(to->reader, (to->room = from->count + 4) * sizeof *to->reader);
+    memcpy(to->reader, from->reader, from->count * sizeof *to->reader);
+    to->count = from->count;
+    drop_set(set);
+    return copy;
+}
+
 static void forget_readers(Cell *c) {
-    if (c->reader == MANY_READERS) {
-        sets[c->reader_clock].count = 0;
-        free_sets[nfree_sets++] = c->reader_clock;
-    }
+    if (c->reader == MANY_READERS) drop_set(c->reader_clock);
     c->reader = 0;
     c->reader_clock = 0;
 }
 
 enum { REWRITES = 2 }; /* in the place of `async`: a reader that has written the value that was there */
 
-static void remember_read(Cell *c, const Access *a, bool rewrites) {
+static inline __attribute__((always_inline)) void remember_read(Cell *c, const Access *a, bool rewrites) {
     u8 how = rewrites ? REWRITES : a->async;
     Reader now = {a->actor, a->clock, a->ins, a->lane, how, a->scope};
     if (c->reader == MANY_READERS) {
-        add_reader(&sets[c->reader_clock], now);
+        c->reader_clock = own_set(c->reader_clock);
+        add_reader(&sets[c->reader_clock], a, now);
         return;
     }
     bool covered = !c->reader_clock || c->reader == a->actor || (c->reader_async != 1 && knows(a, SEEN, c->reader, c->reader_clock));
     if (!covered) {
         Reader before = {c->reader, c->reader_clock, c->reader_ins, c->reader_lane, c->reader_async, c->reader_scope};
         u32 set = new_set();
-        add_reader(&sets[set], before);
-        add_reader(&sets[set], now);
+        add_reader(&sets[set], a, before);
+        add_reader(&sets[set], a, now);
         c->reader = MANY_READERS;
         c->reader_clock = set;
         return;
     }
+    c->reader_lane = reader_lane(a, c->reader, c->reader_clock, c->reader_lane);
     c->reader = a->actor;
     c->reader_clock = a->clock;
     c->reader_ins = a->ins;
-    c->reader_lane = a->lane;
     c->reader_async = how;
     c->reader_scope = a->scope;
 }
@@ -400,6 +455,11 @@ typedef struct {
 
 static bool repeated(Repeat *r, Cell *c) {
     if (r->usable && !memcmp(c, &r->before, sizeof *c)) {
+        bool had = c->reader == MANY_READERS, has = r->after.reader == MANY_READERS;
+        if (!had || !has || c->reader_clock != r->after.reader_clock) {
+            if (has) sets[r->after.reader_clock].cells++;
+            if (had) drop_set(c->reader_clock);
+        }
         *c = r->after;
         return true;
     }
@@ -409,8 +469,11 @@ static bool repeated(Repeat *r, Cell *c) {
 
 static void repeat(Repeat *r, const Cell *c, bool clean) {
     r->after = *c;
-    r->usable = clean && r->before.reader != MANY_READERS && c->reader != MANY_READERS;
+    r->usable = clean;
 }
+
+/* Worth no finding for each byte: a note, mostly. */
+static bool is_clean(Order o) { return o == ORDERED || o == LANES_NOT_MET || o == TENSOR_UNORDERED; }
 
 static Order after_writer(const Access *a, const Cell *c) {
     if (!c->writer_clock) return ORDERED;
@@ -432,7 +495,7 @@ void history_read(Cell *cell, u64 n, const Access *a, u64 address) {
         if (o == UNORDERED && c->rewritten) o = ORDERED; /* it may follow the other writer of this value */
         if (o != ORDERED) conflict(a, o, RACE_WRITE_READ, c->writer, c->writer_clock, c->writer_ins, c->writer_lane, address + k);
         remember_read(c, a, false);
-        repeat(&last, c, there && o == ORDERED);
+        repeat(&last, c, there && is_clean(o));
     }
 }
 
@@ -452,20 +515,22 @@ static bool after_readers(const Access *a, Cell *c, u64 address) {
         if (wrote && r->actor == a->actor && r->clock == a->clock && r->ins == (u32)a->ins && r->lane != a->lane) o = LANES_UNORDERED;
         if (o == ORDERED) continue;
         conflict(a, o, wrote ? RACE_WRITE_WRITE : RACE_READ_WRITE, r->actor, r->clock, r->ins, r->lane, address);
-        clean = false;
+        clean = clean && is_clean(o);
     }
     forget_readers(c);
     return clean;
 }
 
 void history_write(Cell *cell, u64 n, const Access *a, u64 address, const u8 *old_value, const u8 *new_value) {
-    Repeat last = {.usable = false};
+    Repeat last = {.usable = false}, rewriting = {.usable = false};
     for (u64 k = 0; k < n; k++) {
         Cell *c = &cell[k];
         bool same_value = old_value && new_value && old_value[k] == new_value[k];
         if (same_value && a->space == SPACE_GLOBAL && !a->async && !a->scope) { /* nothing changes: it only must not be changed meanwhile */
+            if (repeated(&rewriting, c)) continue;
             if (after_writer(a, c) != ORDERED) c->rewritten = 1;
             remember_read(c, a, true);
+            repeat(&rewriting, c, true);
             continue;
         }
         if (repeated(&last, c)) continue;
@@ -475,7 +540,7 @@ void history_write(Cell *cell, u64 n, const Access *a, u64 address, const u8 *ol
             o = LANES_UNORDERED; /* two lanes of one instruction */
         if (o != ORDERED && !(same_value && o != UNFENCED))
             conflict(a, o, RACE_WRITE_WRITE, c->writer, c->writer_clock, c->writer_ins, c->writer_lane, address + k);
-        bool clean = after_readers(a, c, address + k) && o == ORDERED;
+        bool clean = after_readers(a, c, address + k) && is_clean(o);
         c->writer = a->actor;
         c->writer_clock = a->clock;
         c->writer_ins = a->ins;
@@ -485,5 +550,30 @@ void history_write(Cell *cell, u64 n, const Access *a, u64 address, const u8 *ol
         c->written = 1;
         c->rewritten = 0;
         repeat(&last, c, clean);
+    }
+}
+
+/* ---- grids that may run side by side (griddepcontrol) ---------------------------------------------------------------------- */
+
+void note_grid_ahead(Region *r, u64 page) {
+    const u8 *ahead = r->ahead + page * PAGE;
+    u64 n = r->size - page * PAGE < PAGE ? r->size - page * PAGE : PAGE;
+    for (u64 k = 0; k < n; k++) {
+        Cell *c = &r->pages[page][k];
+        if (ahead[k] & AHEAD_WRITES) c->writer = GRID_AHEAD, c->writer_clock = 1, c->writer_ins = (u32)-1;
+        if (ahead[k] & AHEAD_READS) c->reader = GRID_AHEAD, c->reader_clock = 1, c->reader_ins = (u32)-1;
+    }
+}
+
+void note_left(Region *r) {
+    for (u64 k = 0; r->left && k < r->size; k++) {
+        const Cell *c = r->pages && r->pages[k / PAGE] ? &r->pages[k / PAGE][k % PAGE] : NULL;
+        if (!c) {
+            k |= PAGE - 1;
+            continue;
+        }
+        if (c->writer_clock && c->writer != GRID_AHEAD) r->left[k] |= AHEAD_WRITES;
+        if (c->reader_clock && c->reader != GRID_AHEAD) r->left[k] |= AHEAD_READS;
+        if (c->reader == MANY_READERS) r->left[k] |= AHEAD_READS;
     }
 }

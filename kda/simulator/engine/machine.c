@@ -15,11 +15,15 @@ enum { MBARRIERS_OF_A_CTA = 128 };
 
 Finding *find_at(Machine *m, FindingKind kind, const Warp *w, int lane, s32 ins, s32 other_ins, u64 address, u64 size) {
     Launch *launch = m->launch;
-    for (s32 k = 0; k < launch->nfindings; k++) {
+    static s32 last; /* the one that was asked for last time is mostly asked for again */
+    for (s32 n = 0; n <= launch->nfindings; n++) {
+        s32 k = n ? n - 1 : last;
+        if (k >= launch->nfindings) continue;
         Finding *f = &launch->findings[k];
         bool same_place = f->ins == ins && f->other_ins == other_ins;
         bool same_warp = kind != DEADLOCK && kind != DIVERGED ? true : f->cta == (s32)w->cta->linear && f->warp == w->index;
         if (f->kind == (s32)kind && same_place && same_warp) {
+            last = k;
             f->count++;
             return f;
         }
@@ -178,9 +182,9 @@ static void end_warp(Warp *w) {
     wgmma_at_exit(w);
     free(w->regs);
     free(w->local);
-    free_knowledge(&w->know);
-    free_knowledge(&w->released);
-    free_knowledge(&w->to_acquire);
+    free_knowledge(w->cluster, &w->know);
+    free_knowledge(w->cluster, &w->released);
+    free_knowledge(w->cluster, &w->to_acquire);
     free(w->met);
 }
 
@@ -195,17 +199,18 @@ void end_cluster(Cluster *c) {
         free(cta->shared_history);
         free(cta->mbarrier);
     }
-    free_knowledge(&c->gathering);
-    free_knowledge(&c->done);
+    free_knowledge(c, &c->gathering);
+    free_knowledge(c, &c->done);
     for (Queue *q = c->queues.next, *next; q != &c->queues; q = next) {
         next = q->next;
         for (Work *work = q->first, *after; work; work = after) {
             after = work->next;
-            free_knowledge(&work->know);
+            free_knowledge(c, &work->know);
             free(work);
         }
         free(q);
     }
+    free_spare_knowledge(c);
     free(c->cta);
     free(c);
 }
@@ -296,7 +301,10 @@ EXPORT void simulate(Launch *launch) {
     cancel_at_end(&m);
     free_sync_variables(&m);
     free_reader_sets();
-    for (s32 k = 0; k < launch->nregions; k++) free_pages(&launch->regions[k]);
+    for (s32 k = 0; k < launch->nregions; k++) {
+        if (launch->triggered) note_left(&launch->regions[k]);
+        free_pages(&launch->regions[k]);
+    }
     fesetenv(&callers);
 }
 

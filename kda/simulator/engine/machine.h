@@ -122,6 +122,7 @@ typedef struct {
     u32 *clock[VIEWS]; /* [view][actor] */
     u32 *met, *lanes;  /* of a warp: its clock up to which all of its lanes are spoken for, and the lanes that are beyond, up to SEEN */
     Foreign *foreign;
+    bool grid_ahead;   /* what the grid ahead has done (griddepcontrol.wait) */
 } Knowledge;
 
 typedef enum { SPACE_SHARED, SPACE_GLOBAL, SPACE_TMEM } HistorySpace;
@@ -132,7 +133,7 @@ typedef struct {
     u32 writer, writer_clock; /* actor = cluster serial << 16 | index; clock 0: nobody yet */
     u32 reader, reader_clock; /* reader == MANY_READERS: reader_clock is the index of a set */
     u32 writer_ins, reader_ins;
-    u8 writer_lane, reader_lane;
+    u8 writer_lane, reader_lane; /* reader_lane: or SEVERAL that have not met since */
     u8 writer_async, reader_async; /* reader_async: or REWRITES, a write of the value that was there */
     u8 writer_scope, reader_scope;
     u8 written; /* 1: by the program; 2: it was there before */
@@ -145,6 +146,7 @@ typedef struct {
     const Knowledge *know; /* of the actor when it issued the access */
     u32 actor, clock;      /* what to leave behind */
     s32 ins;
+    u32 lanes_met; /* Warp.lanes_met, of a lane's own access */
     u16 warp;
     u8 lane;
     u8 async; /* through the async proxy */
@@ -158,7 +160,7 @@ typedef enum {
     OUT_OF_BOUNDS = 1, MISALIGNED, UNINITIALISED, RACE_WRITE_WRITE, RACE_WRITE_READ, RACE_READ_WRITE, PROXY_RACE, LANE_RACE,
     BAD_BARRIER, BAD_MBARRIER, DEADLOCK, LIVELOCK, DIVERGED, BAD_LANE, TMEM_LEAK, TMEM_MISUSE, BAD_DESCRIPTOR, BAD_TENSOR_MAP,
     BAD_OPERAND, PEER_EXITED, REGISTER_IN_FLIGHT, GROUP_MISUSE, MBARRIER_OVERWRITTEN, TOO_MANY_INSTRUCTIONS, UNSUPPORTED,
-    TENSOR_UNFENCED, MBARRIER_UNFENCED, LANES_APART, REGISTER_UNFENCED,
+    TENSOR_UNFENCED, MBARRIER_UNFENCED, LANES_APART, REGISTER_UNFENCED, GRIDS_RACE,
 } FindingKind;
 
 typedef struct {
@@ -320,6 +322,7 @@ struct Cluster {
     u64 generation; /* of barrier.cluster */
     Knowledge gathering, done;
     Queue queues;        /* head of the ring of its queues */
+    void *spare;         /* memory of Knowledge that nobody has any more: each piece begins with a pointer to the next */
     Cluster *next;
 };
 
@@ -328,9 +331,12 @@ typedef struct {
     u8 *host;       /* where the bytes are */
     Cell **pages;   /* of PAGE cells, made when first touched */
     u8 *touched;    /* for each 32-byte sector: 1 read, 2 written */
+    const u8 *ahead; /* for each byte, what grids do that may still run: AHEAD_*; NULL: there are none */
+    u8 *left;       /* the same of this grid, for the next one; NULL: that begins when this one has ended */
     s32 writable, label;
 } Region;
-enum { PAGE = 4096 };
+enum { PAGE = 4096, AHEAD_READS = 1, AHEAD_WRITES = 2 };
+#define GRID_AHEAD 0xffffu /* in the place of an actor: serial 0 is no cluster's */
 
 /* ---- the launch --------------------------------------------------------------------------------------------------------- */
 
@@ -361,7 +367,10 @@ typedef struct {
     Counter *counters;
     u64 issued, launched_clusters, async_work, barrier_waits;
     u64 tmem_columns;      /* most that were allocated at once in a CTA */
+    s32 triggered;         /* griddepcontrol.launch_dependents has run; TRIGGERED_EARLY: while grids ahead may still run */
+    s32 padding;
 } Launch;
+enum { TRIGGERED = 1, TRIGGERED_EARLY = 2 };
 
 struct Machine {
     Launch *launch;
@@ -423,7 +432,8 @@ void stop(Machine *m); /* after a finding with which going on makes no sense */
 
 /* history.c */
 Knowledge new_knowledge(Cluster *c);
-void free_knowledge(Knowledge *k);
+void free_knowledge(Cluster *c, Knowledge *k);
+void free_spare_knowledge(Cluster *c);
 void learn(Cluster *c, Knowledge *k, const Knowledge *from);       /* k := join(k, from) */
 void copy_knowledge(Cluster *c, Knowledge *k, const Knowledge *from);
 static inline u32 actor_of(const Warp *w, ActorKind kind) { return (w->cluster->serial & 0xffff) << 16 | (kind * w->cluster->nwarps + w->actor); }
@@ -444,6 +454,9 @@ void observe(Warp *w, u64 key, bool acquire);                       /* a strong 
 void fence_release(Warp *w);
 void fence_acquire(Warp *w);
 void free_sync_variables(Machine *m);
+
+void note_grid_ahead(Region *r, u64 page);                          /* into a page of cells that is new */
+void note_left(Region *r);                                          /* out of all its pages */
 
 /* memory.c: an address in its space, or NULL after a finding */
 enum { WINDOW_SHARED = 0x02, WINDOW_LOCAL = 0x03, WINDOW_PARAM = 0x04 }; /* top byte of generic addresses; 0: global */

@@ -83,7 +83,10 @@ void region_history(Region *r, u64 offset, u64 n, const Access *a, const u8 *old
     if (!r->pages) r->pages = calloc(r->size / PAGE + 1, sizeof *r->pages);
     while (n) {
         u64 page = offset / PAGE, at = offset % PAGE, here = PAGE - at < n ? PAGE - at : n;
-        if (!r->pages[page]) r->pages[page] = calloc(PAGE, sizeof(Cell));
+        if (!r->pages[page]) {
+            r->pages[page] = calloc(PAGE, sizeof(Cell));
+            if (r->ahead) note_grid_ahead(r, page);
+        }
         if (write)
             history_write(r->pages[page] + at, here, a, r->address + offset, old_value, new_value);
         else

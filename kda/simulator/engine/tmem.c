@@ -293,7 +293,7 @@ void tmem_at_exit(Cta *cta) {
     }
     for (s32 n = 0; n < cta->nwarps * LANES; n++) {
         if (!t->issuer[n]) continue;
-        free_knowledge(&t->issuer[n]->done);
+        free_knowledge(cta->cluster, &t->issuer[n]->done);
         free(t->issuer[n]->sent);
         free(t->issuer[n]);
     }

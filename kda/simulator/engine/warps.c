@@ -342,7 +342,7 @@ static void run_first(Queue *q) {
     c->machine->last_work = c->machine->clock;
     c->machine->launch->async_work++;
     work->run(work);
-    free_knowledge(&work->know);
+    free_knowledge(c, &work->know);
     free(work);
     machine_event(c->machine);
 }

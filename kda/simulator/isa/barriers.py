@@ -1,4 +1,4 @@
-"""bar, barrier.cluster, mbarrier, fence, setmaxnreg."""
+"""bar, barrier.cluster, mbarrier, fence, griddepcontrol, setmaxnreg."""
 
 from kda.simulator.isa.common import ALIGNED, SYNC, Op
 from kda.simulator.ptx.syntax import Immediate, Sink
@@ -129,6 +129,12 @@ def lower_membar(b, ins):
     return Op("fence", [], [0, RELEASE | ACQUIRE, 0 if "cta" in ins.parts else TO_CTAS])
 
 
+def lower_griddepcontrol(b, ins):
+    if ins.parts[1:] not in (("wait",), ("launch_dependents",)):
+        b.fail(f"griddepcontrol.{'.'.join(ins.parts[1:])}", "wait, launch_dependents")
+    return Op("grid", [], [int(ins.parts[1] == "wait")])
+
+
 def lower_setmaxnreg(b, ins):
     if not isinstance(ins.operands[0], Immediate):
         b.fail("setmaxnreg takes an immediate")
@@ -141,5 +147,6 @@ LOWERINGS = {
     "mbarrier": lower_mbarrier,
     "fence": lower_fence,
     "membar": lower_membar,
+    "griddepcontrol": lower_griddepcontrol,
     "setmaxnreg": lower_setmaxnreg,
 }

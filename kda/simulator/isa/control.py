@@ -42,5 +42,4 @@ LOWERINGS = {
     "applypriority": lower_nothing,
     "prefetch": lower_nothing,
     "prefetchu": lower_nothing,
-    "griddepcontrol": lower_nothing,
 }

@@ -1,7 +1,6 @@
 """cp.async, cp.async.bulk, cp.reduce.async.bulk, st.async, red.async, clusterlaunchcontrol; tma.py: tensor copies."""
 
-from kda.simulator.isa.common import SCOPES, SIZES, Op, one_of
-from kda.simulator.isa.memory import ATOMIC_TYPES, ATOMICS
+from kda.simulator.isa.common import ATOMIC_TYPES, ATOMICS, SCOPES, SIZES, Op, one_of
 from kda.simulator.ptx.syntax import Immediate, Negated, Register, Sink
 
 PLAIN = -1  # in the place of an atomic operation: a copy
@@ -215,13 +214,7 @@ def lower_bulk_wait(b, ins):
     return Op("bulk_wait", [], [small_number(b, ins, GROUPS_KEPT - 1), int("read" in ins.parts)])
 
 
-def _lower_tensor(b, ins):
-    from kda.simulator.isa.tma import lower_tensor
-
-    return lower_tensor(b, ins)
-
-
-FORMS = {  # by how the opcode goes on after cp: the longest one that fits
+FORMS = {  # how an opcode goes on after cp, tensors apart (tma.py)
     ("async", "ca"): lower_cp_async,
     ("async", "cg"): lower_cp_async,
     ("async", "commit_group"): lower_cp_async_commit,
@@ -233,18 +226,7 @@ FORMS = {  # by how the opcode goes on after cp: the longest one that fits
     ("async", "bulk", "commit_group"): lower_bulk_commit,
     ("async", "bulk", "wait_group"): lower_bulk_wait,
     ("async", "bulk", "prefetch"): lower_bulk_prefetch,
-    ("async", "bulk", "tensor"): _lower_tensor,
-    ("async", "bulk", "prefetch", "tensor"): _lower_tensor,
-    ("reduce", "async", "bulk", "tensor"): _lower_tensor,
 }
-
-
-def lower_cp(b, ins):
-    for length in (4, 3, 2):
-        form = ins.parts[1 : 1 + length]
-        if len(form) == length and form in FORMS:
-            return FORMS[form](b, ins)
-    b.fail("no such copy", ", ".join(".".join(("cp", *form)) for form in FORMS))
 
 
 # ---- st.async and red.async
@@ -339,4 +321,4 @@ def _lower_query_cancel(b, ins):
     return Op("first_ctaid", [answer, *targets[:3]])
 
 
-LOWERINGS = {"cp": lower_cp, "clusterlaunchcontrol": lower_launch_control}
+LOWERINGS = {"clusterlaunchcontrol": lower_launch_control}

@@ -1,6 +1,7 @@
 """ld, st, atom, red and address arithmetic between spaces."""
 
-from kda.simulator.isa.common import SCOPES, SEMANTICS, SIZES, WIDTHS, Op, one_of
+from kda.simulator.isa.common import ATOMIC_TYPES, ATOMICS, SCOPES, SEMANTICS, SIZES, WIDTHS, Op, one_of
+from kda.simulator.isa.copies import lower_red_async, lower_st_async
 from kda.simulator.ptx.syntax import Register
 
 SPACES = {
@@ -13,23 +14,6 @@ SPACES = {
     "const": 1,
     "param::entry": 4,
     "param::func": 4,
-}
-ATOMICS = {"add": 0, "min": 1, "max": 2, "and": 3, "or": 4, "xor": 5, "exch": 6, "cas": 7, "inc": 8, "dec": 9}
-ATOMIC_TYPES = {
-    "u32": 0,
-    "s32": 1,
-    "u64": 2,
-    "s64": 3,
-    "f32": 4,
-    "f64": 5,
-    "f16": 6,
-    "bf16": 7,
-    "b16": 8,
-    "b128": 9,
-    "f16x2": 10,
-    "bf16x2": 11,
-    "b32": 0,
-    "b64": 2,
 }
 VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 STRONG = {"volatile": ("relaxed", "sys"), "mmio": ("relaxed", "sys")}
@@ -85,8 +69,6 @@ def lower_ld(b, ins):
 
 def lower_st(b, ins):
     if ins.parts[1] == "async":
-        from kda.simulator.isa.copies import lower_st_async
-
         return lower_st_async(b, ins)
     args, mods = _access(b, ins, ins.operands[1], ins.operands[0], False)
     return Op("st", args, mods)
@@ -135,8 +117,6 @@ def lower_atom(b, ins):
 
 def lower_red(b, ins):
     if ins.parts[1] == "async":
-        from kda.simulator.isa.copies import lower_red_async
-
         return lower_red_async(b, ins)
     return _atomic(b, ins, None, ins.operands[0], ins.operands[1:])
 

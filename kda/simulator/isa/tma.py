@@ -2,6 +2,7 @@
 
 from kda.simulator.isa.common import ALIGNED, Op, one_of
 from kda.simulator.isa.copies import (
+    FORMS,
     GROUP,
     HINT,
     MBARRIER,
@@ -184,4 +185,19 @@ def _lower_copy(b, ins):
     return Op("tensormap_copy", [to, source], [*to_place, *source_place], ALIGNED)
 
 
-LOWERINGS = {"tensormap": lower_tensormap}
+ALL_FORMS = FORMS | {
+    ("async", "bulk", "tensor"): lower_tensor,
+    ("async", "bulk", "prefetch", "tensor"): lower_tensor,
+    ("reduce", "async", "bulk", "tensor"): lower_tensor,
+}
+
+
+def lower_cp(b, ins):
+    for length in (4, 3, 2):
+        form = ins.parts[1 : 1 + length]
+        if len(form) == length and form in ALL_FORMS:
+            return ALL_FORMS[form](b, ins)
+    b.fail("no such copy", ", ".join(".".join(("cp", *form)) for form in ALL_FORMS))
+
+
+LOWERINGS = {"cp": lower_cp, "tensormap": lower_tensormap}

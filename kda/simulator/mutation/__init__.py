@@ -3,6 +3,18 @@
 from .rules import RULES, Rule
 from .running import SCHEDULES, MutantsError, mutants
 from .sites import Mutant, mutants_of
-from .table import Mutants, Outcome, Row
+from .table import WAYS, Mutants, Outcome, Row
 
-__all__ = ["RULES", "SCHEDULES", "Mutant", "Mutants", "MutantsError", "Outcome", "Row", "Rule", "mutants", "mutants_of"]
+__all__ = [
+    "RULES",
+    "SCHEDULES",
+    "WAYS",
+    "Mutant",
+    "Mutants",
+    "MutantsError",
+    "Outcome",
+    "Row",
+    "Rule",
+    "mutants",
+    "mutants_of",
+]

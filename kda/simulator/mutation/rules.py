@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from .sites import Site
+from .site import Site
 
 WGMMA_GROUPS = 7                             # that a wait may leave in flight, at most
 SCOPES = (".sys", ".gpu", ".cluster")

@@ -7,56 +7,11 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ..ptx import Instruction, Loc, parse
-from ..ptx.lexer import Statement, split_list, statements, without_comments
-
-if TYPE_CHECKING:
-    from .rules import Rule
-
-_PARTS = re.compile(r"(?P<guard>@\s*!?\s*\S+\s+)?(?P<opcode>[^\s\[{(;]+)\s*(?P<operands>.*);", re.DOTALL)
-
-
-class Site:
-    """One instruction of a text, split as a rule wants it."""
-
-    def __init__(self, text: Sequence[Statement], index: int):
-        self.statements, self.index = text, index
-        found = _PARTS.fullmatch(self.text)
-        self.guard, self.opcode = found["guard"] or "", found["opcode"]
-        self.operands = split_list(found["operands"]) or []
-
-    @property
-    def text(self) -> str:
-        return self.statements[self.index].text
-
-    def written(self, opcode: str, operands: Iterable[str] | None = None) -> str:
-        """An instruction under the same guard."""
-        return f"{self.guard}{opcode} {', '.join(self.operands if operands is None else operands)};"
-
-    def earlier(self, opcode: str) -> int | None:
-        """Index of the nearest instruction of this kind before it, if whoever runs one of them runs both.
-
-        None also where a register that the instruction reads is written in between.
-        """
-        depth, between = 0, ""
-        for at in range(self.index - 1, -1, -1):
-            kind, text = self.statements[at][:2]
-            depth += (kind == "close") - (kind == "open")
-            if depth < 0 or kind in ("label", "function"):
-                return None
-            if kind != "instruction":
-                continue
-            found = _PARTS.fullmatch(text)
-            if found["opcode"].startswith(("bra", "brx", "ret", "exit", "call")):
-                return None
-            if re.match(opcode, found["opcode"]):
-                apart = set(re.findall(r"%\w+", self.text)).isdisjoint(re.findall(r"%\w+", between))
-                same_guard = (found["guard"] or "").split() == self.guard.split()
-                return at if apart and same_guard else None
-            between += text
-        return None
+from ..ptx.lexer import Statement, statements, without_comments
+from .rules import RULES, Rule
+from .site import Site
 
 
 @dataclass(frozen=True)
@@ -69,7 +24,6 @@ class Mutant:
     line: int                                # in the PTX
     instruction: str
     loc: Loc | None
-    between: tuple[Loc | None, Loc | None]   # the nearest lines of other files, ahead and behind: who called a helper
     edits: tuple[tuple[int, int, str], ...]  # first, end, text instead; places in the text without comments
 
     @property
@@ -82,28 +36,19 @@ class Mutant:
         return text
 
 
-def mutants_of(ptx: str, kernel: str, rules: Sequence[Rule] | None = None) -> list[Mutant]:
+def mutants_of(ptx: str, kernel: str, rules: Sequence[Rule] = RULES) -> list[Mutant]:
     """Every mutant of a kernel, in the order of its text."""
-    if rules is None:
-        from .rules import RULES as rules
-
     text, places = _read(ptx)
-    found, body = [], parse(ptx).kernels[kernel].body
-    for at, (instruction, index) in enumerate(_located(body, places)):
+    found = []
+    for instruction, index in _located(parse(ptx).kernels[kernel].body, places):
         matching = [rule for rule in rules if re.match(rule.pattern, instruction.opcode)]
         if not matching:
             continue
-        site, loc = Site(text, index), instruction.loc
-        between = _other_file(loc, body[at::-1]), _other_file(loc, body[at:])
+        site = Site(text, index)
         for rule in matching:
             if edits := _edits(site, rule.change(site)):
-                found.append(Mutant(ptx, kernel, rule.name, instruction.line, instruction.text, loc, between, edits))
+                found.append(Mutant(ptx, kernel, rule.name, instruction.line, instruction.text, instruction.loc, edits))
     return found
-
-
-def _other_file(loc: Loc | None, instructions: Iterable[Instruction]) -> Loc | None:
-    """The first line of another file."""
-    return next((each.loc for each in instructions if loc and each.loc and each.loc.file != loc.file), None)
 
 
 @functools.lru_cache(maxsize=8)

@@ -40,16 +40,17 @@ def shown(file: str) -> str:
 
 
 @functools.cache
-def _lines(file: str) -> tuple[str, ...]:
+def text_of(file: str) -> str:
+    """Empty where there is none."""
     try:
-        return tuple(located(file).read_text(errors="replace").splitlines())
+        return located(file).read_text(errors="replace")
     except OSError:
-        return ()
+        return ""
 
 
 def reason(file: str, line: int) -> str | None:
     """What `# redundant: ...` (`// ...`) on a line, or in a comment right above, says; lines count from 1."""
-    text = _lines(file)
+    text = text_of(file).splitlines()
     if not 0 < line <= len(text):
         return None
     above = text[line - 2].strip() if line > 1 else ""

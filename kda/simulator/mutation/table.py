@@ -76,7 +76,7 @@ class Row(NamedTuple):
         if self.noticed:
             parts.append(", ".join(self.noticed))
         if self.survivors:
-            lines = ", ".join(place(outcome.mutant) for outcome in self.survivors)
+            lines = ", ".join(str(outcome.mutant.line) for outcome in self.survivors)
             why = next((o.reason for o in self.survivors if o.reason), None)
             if why is None:
                 why = NOT_REACHED if not any(o.reached for o in self.survivors) else ""
@@ -137,8 +137,8 @@ class Mutants:
                     "instruction": row.instruction, "mutation": row.mutation, "noticed": row.noticed,
                     "mutants": [
                         {
-                            "line": o.mutant.line, "place": place(o.mutant), "status": o.status,
-                            "noticed": list(o.noticed), "schedule": o.schedule, "reached": o.reached,
+                            "line": o.mutant.line, "status": o.status, "noticed": list(o.noticed),
+                            "schedule": o.schedule, "reached": o.reached,
                             "reason": o.reason if o.status == "redundant" else None,
                         }
                         for o in row.outcomes
@@ -176,13 +176,6 @@ def where(mutant: Mutant) -> str:
     """Its source line, and those that it was inlined at; the line of the PTX where there is none."""
     places = list(dict.fromkeys(f"{shown(at.file)}:{at.line}" for at in frames(mutant.loc)))
     return " < ".join([places[0], *(PurePath(at).name for at in places[1:])]) if places else f"PTX line {mutant.line}"
-
-
-def place(mutant: Mutant) -> str:
-    """Its line in the PTX; of a helper that was inlined without a trace, also what stands around it."""
-    around = [f"{PurePath(loc.file).name}:{loc.line}" if loc else "the kernel's end" for loc in mutant.between]
-    alone = not mutant.loc or mutant.loc.inlined_at or mutant.between == (None, None)
-    return f"{mutant.line}" if alone else f"{mutant.line} between {' and '.join(around)}"
 
 
 def _opcode(mutant: Mutant) -> str:

@@ -11,6 +11,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NoReturn
 
+from kda.compile import call_sites
+
 from .lexer import LINKING, NAME, Statement, integer, number, split_list, statements, without_comments
 from .syntax import (
     TYPE_SIZES,
@@ -165,6 +167,7 @@ class _Module(_Reader):
         self.statements = statements(without_comments(text))
         self.single = {"version": "", "target": ""}
         self.files: dict[int, str] = {}
+        self.callers = _call_sites(text)  # of a column that is the number of a call site
         self.strings: dict[str, tuple[bytes, int]] = {}  # label -> (bytes of its section, its place among them)
         self.known: dict[str, Variable] = {}
         self.functions: dict[str, Function] = {}
@@ -304,7 +307,7 @@ class _Body(_Reader):
 
     def __init__(self, module: _Module, symbols: Iterable[str]):
         super().__init__(module.lines)
-        self.files, self.strings = module.files, module.strings
+        self.files, self.strings, self.callers = module.files, module.strings, module.callers
         self.registers: dict[str, str] = {}
         self.declared: list[Variable] = []
         self.body: list[Instruction] = []
@@ -429,6 +432,8 @@ class _Body(_Reader):
             caller_key = tuple(int(n) for n in inlined[0].split())
             caller = self.latest.get(caller_key) if caller_key != key else None
             caller = caller or self._loc(caller_key, None, None)
+        else:
+            caller = self.callers.get(key[2])
         self.loc = self.latest[key] = self._loc(key, caller, function and self._string(function[1], function[2]))
 
     def _loc(self, key: tuple[int, int, int], caller: Loc | None, function: str | None) -> Loc:
@@ -559,6 +564,17 @@ class _Body(_Reader):
         while scope and name not in scope.tables:
             scope = scope.outer
         return scope.tables[name] if scope else self.fail(f"`{name}` is no .branchtargets of this or an outer scope")
+
+
+def _call_sites(text: str) -> dict[int, Loc]:
+    """What kda.compile.call_sites wrote: the calls that a helper was inlined at, from the inside out."""
+    found = {}
+    for column, places in call_sites.read(text).items():
+        caller = None
+        for file, line in reversed(places):
+            caller = Loc(file, line, 0, caller)
+        found[column] = caller
+    return found
 
 
 @lru_cache(maxsize=4096)

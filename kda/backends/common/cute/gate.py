@@ -135,7 +135,8 @@ class Gate:
             total = Float32(0.0)
             for w in cutlass.range_constexpr(WARPS):
                 if cutlass.const_expr(w == WARPS // 2):
-                    cute.arch.sync_warp()                                      # else all are loaded first: registers
+                    # redundant: it keeps ptxas from loading all sums first, for which there are no registers
+                    cute.arch.sync_warp()
                 own = load_one(sums + (w * K + thread))
                 store(sums + (w * K + thread), [total])
                 total += own

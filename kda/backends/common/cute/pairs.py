@@ -11,7 +11,7 @@ by the eight warps that have the rows in registers (gate.py).
   0-7    operands
   0-3    the product;  warps 0, 1 hold A_kk / b, warps 2, 3 A_qk
 
-An arch's `tensor_core` makes the products:
+An arch's team meets for a product (`meet_for_product`), and its `tensor_core` makes it:
 
   accumulator()                        registers of warps 0 to 3 for [A_kk / b; A_qk], as fragments.accumulator_places
   one_product(acc, X, Y, phase)        acc = [2 C rows at X] @ [C rows at Y]^T, by warps 0 to 3
@@ -71,7 +71,7 @@ class Pairs:
         if cutlass.const_expr(self.sched_barrier_row == WARP_ROWS):
             self.store_decay(tile, last, d)
         cute.arch.fence_proxy("async.shared", space="cta")
-        self.team.meet()                                                       # both operands are there
+        self.team.meet_for_product()                                           # both operands are there
 
     @cute.jit
     def by_halving(self, qn, kn, gc, sums, X, A_kk, tile, acc, phase):
@@ -95,13 +95,14 @@ class Pairs:
             buffer = X + step % self.buffers * (2 * C * self.c.K)
             if cutlass.const_expr(self.buffers == 1 and step > 0):
                 self.team.meet()                                               # the buffer was read
+            cut = self.cut_between_warps(before, sums, level, d)
             for r in cutlass.range_constexpr(WARP_ROWS):
-                decay = self.decay_to_cut(gc, before, sums, r, level, d)
+                decay = self.decay_to_cut(gc, cut, r, level)
                 in_both = row_below(of_both, r) // 2
                 store(buffer + in_both, times(kn[r], decay))
                 store(buffer + (in_both + C * HALF), times(qn[r], decay))
             cute.arch.fence_proxy("async.shared", space="cta")
-            self.team.meet()                                                   # it is filled; the other one was read
+            self.team.meet_for_product()                                       # it is filled; the other one was read
             if self.team.warp() < 4:
                 self.tensor_core.level(acc, buffer, level, phase ^ step & 1)
         if self.team.warp() < 4:
@@ -128,15 +129,27 @@ class Pairs:
             A_kk[(WARP_ROWS * self.team.warp() + lane // each) * PITCH_A + C] = total
 
     @cute.jit
-    def decay_to_cut(self, gc, before, sums, r: cutlass.Constexpr, level: cutlass.Constexpr, d):
-        """2^-|gc - gc_cut| of a row, gc_cut of the last row of the first half of its block of 2^(level+1) rows."""
-        E = self.c.K // 32
-        if cutlass.const_expr(level < 2):                                      # among the warp's own rows
-            cut = gc[r & 2] if cutlass.const_expr(level == 0) else gc[1]
-            return [fast.exp2(fast.distance(gc[r][e], cut[e])) for e in range(E)]
+    def cut_between_warps(self, before, sums, level: cutlass.Constexpr, d):
+        """1 in the second half of a block of 2^(level+1) rows, -1 in the first, and the product of that with the sum
+        from the cut to the warp's rows; nothing where the cut is among the warp's own."""
+        if cutlass.const_expr(level < 2):
+            return None
         warps = 1 << level - 2                                                 # of a half
-        end = load(sums + ((self.team.warp() & -2 * warps) + warps) * self.c.K + d, E)
-        return [fast.exp2(fast.distance(gc[r][e], end[e] - before[e])) for e in range(E)]
+        end = load(sums + ((self.team.warp() & -2 * warps) + warps) * self.c.K + d, self.c.K // 32)
+        sign = Float32(1.0) if self.team.warp() & warps else Float32(-1.0)
+        return sign, [(before[e] - end[e]) * sign for e in range(self.c.K // 32)]
+
+    @cute.jit
+    def decay_to_cut(self, gc, cut, r: cutlass.Constexpr, level: cutlass.Constexpr):
+        """2^(gc - gc_cut) of a row in the second half, 2^(gc_cut - gc) of one in the first, gc_cut of the first half's
+        last row."""
+        E = self.c.K // 32
+        if cutlass.const_expr(level < 2):
+            end = gc[r & 2] if cutlass.const_expr(level == 0) else gc[1]
+            later, earlier = (gc[r], end) if cutlass.const_expr(r >> level & 1) else (end, gc[r])
+            return [fast.exp2(later[e] - earlier[e]) for e in range(E)]
+        sign, from_cut = cut
+        return [fast.exp2(gc[r][e] * sign + from_cut[e]) for e in range(E)]
 
     @cute.jit
     def store_decay(self, tile, last, d):

@@ -110,10 +110,8 @@ class Consumer:
         self.store_out(shared, to, of_v, warp, thread)
         if warp < 2:
             self.wait_for_v()                                                  # of the next chunk, and v_new
-            umma.fence_before_thread_sync()
             V_NEW_THERE.sync()
             if warp == 0:
-                umma.fence_after_thread_sync()
                 with cute.arch.elect_one():
                     umma.multiply(ADDED, Columns.S, base_desc, tile + TILE.KG.offset, of_v, True)
                     umma.commit(barriers.added)
@@ -163,7 +161,6 @@ class Consumer:
         cute.arch.mbarrier_wait(full + stage_of(chunk, RING), phase_of(chunk, RING))
         to, A1 = Columns.out + (chunk & 1) * COLUMNS, self.tile_of(chunk, rank) + TILE.A1.offset
         base_desc, of_v = field_at(shared, SHARED.base_desc), SHARED.v.offset + chunk % AHEAD * (C * umma.ROW)
-        umma.fence_after_thread_sync()
         with cute.arch.elect_one():
             umma.multiply(ON_V, to, base_desc, A1, of_v, False)
 
@@ -201,11 +198,13 @@ class Consumer:
                     store(cute.recast_ptr(to, dtype=Int32), [Int32(0)] * 4)
                 else:
                     copy_16_bytes_later(self.row(x.v.toint(), at.own + piece * 8, token, x.HV), to)
+        # redundant: but in a step; before the first one, all groups are waited for
         cute.arch.cp_async_commit_group()
 
     @cute.jit
     def wait_for_v(self):
         """This thread's rows of the next chunk are there, for products."""
+        # redundant: but in a step; before the first one, rows of the second chunk could still be on their way
         cute.arch.cp_async_wait_group(0)
         cute.arch.fence_proxy("async.shared", space="cta")
 

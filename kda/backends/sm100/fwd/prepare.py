@@ -153,7 +153,8 @@ class Producer:
         """WQ = A1 @ kE + [0; -1] @ qg, by warp 0."""
         to, tile = Columns.WQ + self.team.number() * K, self.team.number() * GROUP.bytes
         base_desc = self.tensor_core.base_desc
-        umma.fence_after_thread_sync()
+        if cutlass.const_expr(not self.c.one_product):
+            umma.fence_after_thread_sync()                                     # pairs were read from columns of WQ
         with cute.arch.elect_one():
             umma.multiply(ON_KE, to, base_desc, tile + TILE.A1.offset, tile, False)
             umma.multiply(ON_KE, to, base_desc, SHARED.minus_one.offset, tile + C * umma.ROW, True)
@@ -182,6 +183,7 @@ class Producer:
         tile, full, neighbour = shared + group * GROUP.bytes, full + (CTAS * group + rank), rank ^ 1
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(full)
+            # redundant: its release, not the arrival; the copy itself brings all that the neighbour reads
             cute.arch.mbarrier_arrive_and_expect_tx(full, TILE.end, peer_cta_rank_in_cluster=neighbour)
             bulk_copy_to_neighbour(tile, tile + TILE.bytes, TILE.end, full, neighbour)
 

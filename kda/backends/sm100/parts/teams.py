@@ -47,6 +47,11 @@ class Group:
 
     @cute.jit
     def meet(self):
+        GROUP.sync(self.number())
+
+    @cute.jit
+    def meet_for_product(self):
+        """Behind it a product may overwrite what any warp has read from tensor memory."""
         umma.fence_before_thread_sync()
         GROUP.sync(self.number())
         umma.fence_after_thread_sync()

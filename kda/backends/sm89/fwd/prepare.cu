@@ -60,7 +60,7 @@ struct Tiles {
   float *w, *qg, *kg_t, *u, *A_qk, *gc_last, *w_t, *kg, *A_inv, *of_rows;
 };
 
-// 1 / |q| and 1 / |k| of a warp's rows, and their step sizes.
+// 1 / |q| and 1 / |k| of a warp's rows, and their step sizes: read behind the first slice's barriers.
 __device__ __forceinline__ void norms(Shared& s, const Inputs& x, i64 q_stride, i64 HV, int rows, int warp, Lane l) {
   if (NORM) {
     float squares[16] = {};  // q, k
@@ -81,7 +81,6 @@ __device__ __forceinline__ void norms(Shared& s, const Inputs& x, i64 q_stride, 
     if (!NORM) s.qs[r] = s.ks[r] = 1.0f;
     s.b[r] = r < rows ? step_size<BETA_IS>(x.beta[r * HV]) : 0.0f;
   }
-  __syncwarp();
 }
 
 // A warp's rows of one channel, as they come; zero past the end.
@@ -358,6 +357,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, C == 64 ? 2 : 3)
   if (MADE) inverse<C, P>(s.X, s.A_kk, warp, l);
   const Tiles to = tiles(hidden(tile));
   put_matrices(s, to, saved_A_qk, saved_A_inv, row, HV, rows);
+  // redundant: at V = 64, where v lies over A_kk alone
   __syncthreads();  // A was read: v takes its place
   of_v.share(s);
   __syncthreads();  // v is there

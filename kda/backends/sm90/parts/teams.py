@@ -26,6 +26,8 @@ class WholeCta:
     def meet(self):
         cute.arch.sync_threads()
 
+    meet_for_product = meet
+
     @cute.jit
     def meet_first_four(self):
         FIRST_FOUR.sync()
@@ -49,6 +51,8 @@ class Group:
     @cute.jit
     def meet(self):
         GROUP.sync(self.number())
+
+    meet_for_product = meet
 
     @cute.jit
     def meet_first_four(self):

@@ -20,7 +20,7 @@ import triton.language as tl
 
 from ..parts.fast import exp2, in_two, rounded_product, settled
 from ..parts.gate import rate_of, step_size
-from ..parts.halving import FIRST, LEVELS, across_cut, cut_of, decay_to_cut, quarters
+from ..parts.halving import FIRST, LEVELS, across_cut, decay_to_cut, quarters
 from ..parts.memory import load_columns, load_tile
 from ..parts.sequences import chunk_place, clear_rows
 from .gate import gate_bwd
@@ -54,8 +54,7 @@ def level_bwd(
     near = tl.minimum(i, rows - 1)                                             # rows that are not there: the last one
     second = ((i >> level) % 2 == 1)[:, None]
     zero = tl.zeros((C, BK), tl.float32)
-    gc_cut = load_columns(gc + cut_of(near, level, rows)[:, None] * K + d, d, K, BK)
-    E = decay_to_cut(load_columns(gc + near[:, None] * K + d, d, K, BK), gc_cut)
+    E = decay_to_cut(gc, near, level, d, rows, K, BK)
     at = near[:, None] * stride
     y = load_columns(tl.where(second, q + at, k + at) + d, d, K, BK).to(tl.float32)
     high, low = in_two(y * (E * tl.where(second, qs[:, None], ks[:, None])), k.dtype.element_ty)

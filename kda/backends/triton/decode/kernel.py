@@ -22,7 +22,7 @@ A sequence without a slot is one whose loads and stores are masked: what is zero
 import triton
 import triton.language as tl
 
-from ..parts.gate import inverse_norm, log2_decay, rate_of, step_size
+from ..parts.gate import at_most, inverse_norm, log2_decay, rate_of, step_size
 
 ROUNDER: tl.constexpr = tl.constexpr(1.5 * 2**23)    # adding it rounds to a whole number, kept in the low bits
 ZEROED: tl.constexpr = tl.constexpr(16)              # tokens of no sequence that are zeroed at a time
@@ -30,7 +30,8 @@ ZEROED: tl.constexpr = tl.constexpr(16)              # tokens of no sequence tha
 
 @triton.jit
 def decay_of(g2):
-    """2^g2 for g2 in [-127, 0], 0 at -127.  The chip's exp2 errs to one side near 0: over many tokens that adds up."""
+    """2^g2 for g2 in [-127, 128], 0 and infinity at the ends.  The chip's exp2 errs to one side near 0: over many
+    tokens that adds up."""
     t = g2 + ROUNDER
     f = g2 - (t - ROUNDER)                           # [-1/2, 1/2]
     p = tl.fma(f, 1.5353362e-4, 1.33988747e-3)       # 2^f, minimax: 2e-9
@@ -150,7 +151,10 @@ def recurrent(
         if NORM:
             qt *= inverse_norm(tl.sum(qt * qt, 0))
             kt *= inverse_norm(tl.sum(kt * kt, 0))
-        S *= decay_of(log2_decay(gt.to(tl.float32) + bias, rate, lower_bound, GATE))[:, None]
+        g2 = log2_decay(gt.to(tl.float32) + bias, rate, lower_bound, GATE)
+        if GATE == "given":
+            g2 = at_most(g2, 128.0)
+        S *= decay_of(g2)[:, None]
         recalled = tl.sum(kt[:, None] * S, 0)
         seen = tl.sum(qt[:, None] * S, 0)
         x = step_size(bt.to(tl.float32), BETA) * (vt.to(tl.float32) - recalled)

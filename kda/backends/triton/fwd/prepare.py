@@ -16,7 +16,7 @@ import triton.language as tl
 
 from ..parts.fast import exp2, times, times_both
 from ..parts.gate import LOG2_E, inverse_norm, log2_decay, rate_of, step_size
-from ..parts.halving import FIRST, LEVELS, cut_of, decay_to_cut, from_first, quarters
+from ..parts.halving import FIRST, LEVELS, decay_to_cut, from_first, quarters
 from ..parts.inverse import inverse
 from ..parts.memory import load_columns
 from ..parts.sequences import chunk_place, clear_rows
@@ -127,9 +127,7 @@ def operands(q, k, gc, step, rows, stride, K: tl.constexpr, C: tl.constexpr, BK:
     i = tl.minimum(tl.arange(0, C), rows - 1)                                  # rows that are not there: the last one
     level = FIRST(SPAN) + step % (LEVELS(C) - FIRST(SPAN))
     d = step // (LEVELS(C) - FIRST(SPAN)) * BK + tl.arange(0, BK)[None, :]
-    at = i[:, None] * K + d
-    cut = cut_of(i, level, rows)[:, None] * K + d
-    E = decay_to_cut(load_columns(gc + at, d, K, BK), load_columns(gc + cut, d, K, BK))
+    E = decay_to_cut(gc, i, level, d, rows, K, BK)
     at = i[:, None] * stride
     x = load_columns(k + at + d, d, K, BK)
     y = load_columns(tl.where(((tl.arange(0, C) >> level) % 2 == 1)[:, None], q + at, k + at) + d, d, K, BK)

@@ -11,15 +11,6 @@ def exp2(x):
 
 
 @triton.jit
-def exp2_of_distance(x, y):
-    """2^-|x - y|; signs cost nothing here."""
-    return tl.inline_asm_elementwise(
-        "{.reg .f32 t; sub.ftz.f32 t, $1, $2; abs.f32 t, t; neg.f32 t, t; ex2.approx.ftz.f32 $0, t;}", "=f,f,f",
-        [x, y], dtype=tl.float32, is_pure=True, pack=1,
-    )  # fmt: skip
-
-
-@triton.jit
 def rounded_product(x, y):
     """For sums that several threads hold: a multiplication fused with an addition would give each its own last bits."""
     return tl.inline_asm_elementwise("mul.rn.ftz.f32 $0, $1, $2;", "=f,f,f", [x, y], dtype=tl.float32, is_pure=True,

@@ -27,8 +27,14 @@ def at_least(x, low):
 
 
 @triton.jit
+def at_most(x, high):
+    """min that keeps a nan."""
+    return tl.minimum(x, high, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def finite(x):
-    return tl.minimum(at_least(x, -LARGEST), LARGEST, propagate_nan=tl.PropagateNan.ALL)
+    return at_most(at_least(x, -LARGEST), LARGEST)
 
 
 @triton.jit

@@ -7,8 +7,8 @@ times that from j to the cut, both in [0, 1], so this quarter of A is a product 
 1 .. C/2 covers every pair once, whatever the gates are.  All blocks of one S go through one product of C rows; what
 lies between two blocks is finite and is masked by `quarters`.
 
-The decay to or from the cut is 2^-|gc - gc_cut|, gc_cut the last row of the first half.  For float32 problems gc is
-float64: then a difference of long sums keeps the small decays that follow a large one.
+gc_cut is the last row of the first half.  For float32 problems gc is float64: then a difference of long sums keeps the
+small decays that follow a large one.
 
 Where a gate has a bound, diagonal blocks of SPAN rows need no halving: every row of a block has a factor 2^x and one
 2^-x, and both stay within what bfloat16 holds.  Forward, x = gc - gc_first + half, with half of what the bound lets a
@@ -19,7 +19,7 @@ further from 0 than gates are: gradients may be of any size.
 import triton
 import triton.language as tl
 
-from .fast import exp2, exp2_of_distance
+from .fast import exp2
 from .memory import load_columns
 
 
@@ -37,12 +37,11 @@ def cut_of(i, level, rows):
 
 
 @triton.jit
-def decay_to_cut(gc, gc_cut):
-    if gc.dtype == tl.float32:
-        E = exp2_of_distance(gc, gc_cut)
-    else:
-        E = exp2(tl.abs((gc - gc_cut).to(tl.float32)) * -1.0)
-    return E
+def decay_to_cut(gc, i, level, d, rows, K: tl.constexpr, BK: tl.constexpr):
+    """2^(gc - gc_cut) of rows i in second halves, 2^(gc_cut - gc) of those in first ones."""
+    cut, second = cut_of(i, level, rows), (i >> level) % 2 == 1
+    later, earlier = tl.where(second, i, cut)[:, None] * K + d, tl.where(second, cut, i)[:, None] * K + d
+    return exp2((load_columns(gc + later, d, K, BK) - load_columns(gc + earlier, d, K, BK)).to(tl.float32))
 
 
 @triton.constexpr_function

@@ -1,0 +1,111 @@
+"""The lines that a kernel's short helpers are called from, told by a comment at the end of its PTX.
+
+The CuTe DSL names one source line for an instruction, the innermost: of a helper that does no more than pass a call on,
+such as `def sync(self): cute.arch.barrier(...)`, that says nothing.  The column of such a line is here the number of a
+call site, and `// call site 1007: file:line < file:line` names the calls, up to the first that stands in a longer
+function.  PTX knows of inlined calls itself, but the DSL's way to it keeps neither their files nor more than one.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+SHORT = 8                                    # lines of a function that only passes a call on
+FIRST, LAST = 1000, 65535                    # columns that are numbers of call sites
+ENTRY = "kernel_wrapper"                     # of the DSL: what calls a kernel's function while it is traced
+
+Place = tuple[str, int]                      # file, line
+_LOC = re.compile(r"^\s*\.loc\s+\d+\s+\d+\s+(\d{4,5})\b", re.MULTILINE)
+_CALL_SITE = re.compile(r"^// call site (\d+): (.*)$", re.MULTILINE)
+
+
+class CallSites:
+    """Numbers of the calls that were met."""
+
+    def __init__(self):
+        self._numbers: dict[tuple[Place, ...], int] = {}
+
+    def number(self, callers: tuple[Place, ...]) -> int | None:
+        """None where there are too many."""
+        found = self._numbers.setdefault(callers, FIRST + len(self._numbers))
+        return found if found <= LAST else None
+
+    def told_in(self, ptx: str) -> str:
+        """The text, with a comment for each call site that it names."""
+        used = {int(column) for column in _LOC.findall(ptx)}
+        lines = [
+            f"// call site {number}: {' < '.join(f'{file}:{line}' for file, line in callers)}\n"
+            for callers, number in self._numbers.items()
+            if number in used
+        ]
+        return ptx.rstrip("\0\n") + "\n" + "".join(lines) if lines else ptx
+
+
+def read(ptx: str) -> dict[int, tuple[Place, ...]]:
+    """The calls that the comments of a text name, by their number."""
+    return {int(number): tuple(map(_place, callers.split(" < "))) for number, callers in _CALL_SITE.findall(ptx)}
+
+
+def _place(text: str) -> Place:
+    file, _, line = text.rpartition(":")
+    return file, int(line)
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[CallSites]:
+    """Inside the block, kernels that the DSL traces number the calls of their short helpers."""
+    sites, op = CallSites(), sys.modules.get("cutlass._mlir_helpers.op")
+    transform, foreign = getattr(op, "loc_transform", None), getattr(op, "_is_framework_stack_frame", None)
+    if transform is None or foreign is None:                                 # another version of the DSL
+        yield sites
+        return
+    from cutlass._mlir import ir
+
+    def numbered(loc: Any) -> Any:
+        places = () if loc is None else callers(sys._getframe(1), foreign)
+        number = sites.number(places[1:]) if len(places) > 1 else None
+        return loc if number is None else ir.Location.file(*places[0], number)
+
+    with transform(numbered):
+        yield sites
+
+
+def callers(frame: FrameType | None, foreign: Callable[[FrameType], bool]) -> tuple[Place, ...]:
+    """The line of a short function that the kernel is in, and who called that, up to a longer function."""
+    found: list[Place] = []
+    before = None
+    while frame is not None and frame.f_code.co_name != ENTRY:
+        if not foreign(frame):
+            place = frame.f_code.co_filename, frame.f_lineno
+            function = place[0], span(*place)
+            if function != before:                                           # the DSL makes functions of branches
+                found.append(place)
+            if function[1] is None or function[1][1] - function[1][0] >= SHORT:
+                return tuple(found)
+            before = function
+        frame = frame.f_back
+    return tuple(found)                                                      # the kernel itself is short
+
+
+@functools.cache
+def span(file: str, line: int) -> tuple[int, int] | None:
+    """The first and the last line of the innermost function that a line stands in."""
+    return max(((first, last) for first, last in _functions(file) if first <= line <= last), default=None)
+
+
+@functools.cache
+def _functions(file: str) -> tuple[tuple[int, int], ...]:
+    try:
+        tree = ast.parse(Path(file).read_text())
+    except (OSError, SyntaxError, ValueError):                               # such as "<stdin>"
+        return ()
+    found = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    return tuple((node.lineno, node.end_lineno or node.lineno) for node in found)

@@ -1,0 +1,51 @@
+"""One instruction of a PTX text, for rules that change it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from ..ptx.lexer import Statement, split_list
+
+_PARTS = re.compile(r"(?P<guard>@\s*!?\s*\S+\s+)?(?P<opcode>[^\s\[{(;]+)\s*(?P<operands>.*);", re.DOTALL)
+
+
+class Site:
+    """One instruction of a text, split as a rule wants it."""
+
+    def __init__(self, text: Sequence[Statement], index: int):
+        self.statements, self.index = text, index
+        found = _PARTS.fullmatch(self.text)
+        self.guard, self.opcode = found["guard"] or "", found["opcode"]
+        self.operands = split_list(found["operands"]) or []
+
+    @property
+    def text(self) -> str:
+        return self.statements[self.index].text
+
+    def written(self, opcode: str, operands: Iterable[str] | None = None) -> str:
+        """An instruction under the same guard."""
+        return f"{self.guard}{opcode} {', '.join(self.operands if operands is None else operands)};"
+
+    def earlier(self, opcode: str) -> int | None:
+        """Index of the nearest instruction of this kind before it, if whoever runs one of them runs both.
+
+        None also where a register that the instruction reads is written in between.
+        """
+        depth, between = 0, ""
+        for at in range(self.index - 1, -1, -1):
+            kind, text = self.statements[at][:2]
+            depth += (kind == "close") - (kind == "open")
+            if depth < 0 or kind in ("label", "function"):
+                return None
+            if kind != "instruction":
+                continue
+            found = _PARTS.fullmatch(text)
+            if found["opcode"].startswith(("bra", "brx", "ret", "exit", "call")):
+                return None
+            if re.match(opcode, found["opcode"]):
+                apart = set(re.findall(r"%\w+", self.text)).isdisjoint(re.findall(r"%\w+", between))
+                same_guard = (found["guard"] or "").split() == self.guard.split()
+                return at if apart and same_guard else None
+            between += text
+        return None

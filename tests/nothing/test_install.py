@@ -1,0 +1,42 @@
+"""An editable installation, made without a network of the project's own pyproject.toml."""
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("setuptools", minversion="77", reason="setuptools is not installed")
+
+ROOT = Path(__file__).resolve().parents[2]
+LOOK = """
+import importlib.util, site, sys
+above, installed = sys.argv[1:]
+sys.path.insert(0, above)                                # as Python does for a script that lies there
+site.addsitedir(installed)
+print(importlib.util.find_spec("kda").origin)
+"""
+
+
+def python(*argv, **options):
+    """Python without what is installed in this environment."""
+    ran = subprocess.run([sys.executable, *argv], capture_output=True, text=True, timeout=600, **options)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def test_a_script_above_an_editable_checkout_imports_the_package_and_not_the_folder(tmp_path):
+    """A checkout is called kda, too, and a folder on sys.path would become a namespace package of that name."""
+    above, installed = tmp_path / "above", tmp_path / "installed"
+    checkout = above / "kda"
+    (checkout / "kda").mkdir(parents=True)
+    for name in ("pyproject.toml", "README.md", "LICENSE", "kda/__init__.py"):
+        shutil.copy(ROOT / name, checkout / name)
+    build = "from setuptools import build_meta; import sys; build_meta.build_editable(sys.argv[1])"
+    python("-c", build, str(tmp_path), cwd=checkout)
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+        wheel.extractall(installed)
+    found = python("-I", "-S", "-c", LOOK, str(above), str(installed))
+    assert Path(found.strip()) == checkout / "kda" / "__init__.py"

@@ -1,0 +1,32 @@
+"""Kernels of the Triton backend for its tests: built once, in the process that tests."""
+
+import functools
+import importlib
+
+from kda.backends.triton import call, plan
+from kda.compile import triton as compiler
+
+BACKEND = "kda.backends.triton"
+
+
+@functools.cache
+def built_here(recipe, package=BACKEND):
+    """Built by the Triton of this process, which is faster, and which keeps what it built from run to run."""
+    function = getattr(importlib.import_module(recipe.module.replace(BACKEND, package)), recipe.name)
+    options = {"divisible": recipe.divisible, **recipe.options}
+    return compiler.compile(function, recipe.signature, recipe.constants, target=recipe.target, **options)
+
+
+class Unbuilt:
+    """A kernel that is built once somebody asks for it: plans name more than one call launches."""
+
+    def __init__(self, recipe, package=BACKEND):
+        self._made = recipe, package
+
+    def __getattr__(self, name):
+        return getattr(built_here(*self._made), name)
+
+
+def forget_plans():
+    call.prepared.cache_clear()
+    plan.plan.cache_clear()
