@@ -153,6 +153,7 @@ def row(request):
     return row_of(request.param)
 
 
+@pytest.mark.spread(every=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", Door("triton", "cpu").stages)
 def test_each_run_of_stages_is_its_oracle(row, stage):
