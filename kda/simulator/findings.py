@@ -106,7 +106,7 @@ class Finding:
 
     def __str__(self):
         times = f", {self.count} times" if self.count > 1 else ""
-        who = f"{self.kernel}, CTA {self.cta}, warp {self.warp}, lane {self.lane}"
+        who = f"{shortened(self.kernel)}, CTA {self.cta}, warp {self.warp}, lane {self.lane}"
         kind = self.kind if self.grade == "error" else f"{self.grade}: {self.kind}"
         text = f"{kind}: {who}: {self.says}{times}\n    at {self.place}"
         return text + (f"\n    and {self.other}" if self.other else "")
@@ -142,7 +142,15 @@ def place_of(program, index):
         return Place(program.kernel.line, "the kernel's end", None)
     loc = ins.loc
     text = ins.text if len(ins.text) <= LONGEST else f"{ins.text[: LONGEST // 2]} ... {ins.text[-LONGEST // 4 :]}"
-    return Place(ins.line, text, f"{loc.file}:{loc.line}" if loc else None)
+    return Place(ins.line, text, sourced(loc) if loc else None)
+
+
+def sourced(loc):
+    """A line of source, and those that it was inlined at."""
+    text = f"{loc.file}:{loc.line}"
+    while loc := loc.inlined_at:
+        text += f" < {loc.file}:{loc.line}"
+    return text
 
 
 def worded(record, program, labels, strict=False):

@@ -10,7 +10,7 @@ import torch
 
 from kda.simulator.chips import CHIPS, number_of
 from kda.simulator.engine import binding
-from kda.simulator.findings import SimulationError, worded
+from kda.simulator.findings import KINDS, SimulationError, worded
 from kda.simulator.program import Program, align_up
 from kda.simulator.ptx import parse
 from kda.simulator.report import Run
@@ -65,6 +65,7 @@ def launch(
     limit=None,
     registers=None,
     behind=None,
+    stop=False,
 ):
     """Runs a kernel on the CPU.
 
@@ -79,6 +80,7 @@ def launch(
     registers: of a thread at the start, as ptxas chose them; setmaxnreg is held against that.
     behind: the Run of a kernel that may still run when this one begins (a programmatic dependent launch): only
         griddepcontrol.wait orders what that kernel does to memory before what this one does.
+    stop: end the launch at the first error; what it leaves in memory then says nothing.
     """
     p = program(ptx, kernel, arch)
     grid, block, cluster = (_three(n, v) for n, v in (("grid", grid), ("block", block), ("cluster", cluster)))
@@ -116,6 +118,7 @@ def launch(
         seed=schedule,
         quantum=QUANTUM,
         limit=limit or 0,
+        fatal=_errors(strict) if stop else 0,
         max_registers=-(-registers // 8) * 8 if registers else p.kernel.directives.get("maxnreg", (0,))[0],
         max_findings=MAX_FINDINGS,
     )
@@ -162,6 +165,11 @@ def _covering(spans, address, size):
             found = torch.zeros(size, dtype=torch.uint8) if found is None else found
             found[first - address : end - address] |= flags[first - at : end - at]
     return found
+
+
+def _errors(strict):
+    """A bit for each kind of finding that is an error."""
+    return sum(1 << n for n, kind in KINDS.items() if strict or not kind.forgiven)
 
 
 def _three(name, value):

@@ -477,3 +477,13 @@ def test_findings_are_folded_by_kind_and_instruction():
 
 def test_a_mangled_name_is_cut():
     assert shortened("gemm") == "gemm" and shortened("k" * 300) == "k" * 80 + "..."
+
+
+def test_a_launch_may_end_at_its_first_error():
+    _, whole = run(exchange(""))
+    out, stopped = run(exchange(""), stop=True)
+    first, n = whole.findings[0], "warp_instructions"
+    assert len(whole.findings) > 1 and [str(f) for f in stopped.findings] == [str(first)]
+    assert stopped.counters[n] < whole.counters[n] and -1 in out.tolist()
+    out, clean = run(exchange("bar.sync 0;"), stop=True)
+    assert not clean.findings and out.tolist() == [n ^ 32 for n in range(64)]

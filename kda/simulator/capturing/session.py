@@ -66,9 +66,9 @@ class Session:
                 )
         self.launches.append(launch)
         run = self.around(launch, functools.partial(self._simulated, launch, memory.regions(tensors)))
+        if self.runs:
+            self.runs[-1].left = []          # no other launch can overlap with it
         if run is not None:
-            if self.runs:
-                self.runs[-1].left = []      # no other launch can overlap with it
             self.runs.append(run)
         return run
 

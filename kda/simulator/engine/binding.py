@@ -75,6 +75,7 @@ class Launch(ctypes.Structure):
         ("seed", U64),
         ("quantum", U64),
         ("limit", U64),
+        ("fatal", U64),
         ("max_registers", S32),
         ("max_findings", S32),
         ("findings", ctypes.POINTER(Finding)),

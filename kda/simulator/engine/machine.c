@@ -32,6 +32,7 @@ Finding *find_at(Machine *m, FindingKind kind, const Warp *w, int lane, s32 ins,
     Finding *f = &launch->findings[launch->nfindings++];
     *f = (Finding){.kind = kind, .ins = ins, .other_ins = other_ins, .cta = (s32)w->cta->linear, .warp = w->index, .lane = lane,
                    .other_actor = -1, .address = address, .size = size, .count = 1};
+    if (launch->fatal >> kind & 1) launch->stopped = 1;
     return f;
 }
 

@@ -358,6 +358,7 @@ typedef struct {
     u64 seed;              /* 0: round robin */
     u64 quantum;           /* instructions a warp runs before the next one's turn */
     u64 limit;             /* warp-instructions in all */
+    u64 fatal;             /* kinds of findings that end the launch, a bit each */
     s32 max_registers;     /* a thread has at the start; 0: unknown */
     s32 max_findings;
     /* results */

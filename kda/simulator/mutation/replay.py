@@ -69,7 +69,7 @@ class Player:
         self.at += 1
         before = self.recorded[self.at] if self.at < len(self.recorded) else None
         changed = self._is_changed(launch.kernel.ptx, launch.kernel.name)
-        if self.same and before and not changed and not self._next_overlaps() and before.repeat(launch.tensors):
+        if self.same and before and not changed and not self._meets_a_changed_one() and before.repeat(launch.tensors):
             return None
         run = simulate(self.mutant.changed if changed else None)
         if run.findings:
@@ -80,10 +80,14 @@ class Player:
     def _is_changed(self, ptx: str, kernel: str) -> bool:
         return (ptx, kernel) == (self.mutant.ptx, self.mutant.kernel)
 
-    def _next_overlaps(self) -> bool:
-        """A changed kernel that may start early meets the launch ahead of it."""
-        after = self.recorded[self.at + 1 : self.at + 2]
-        return any(each.pdl and self._is_changed(*each.kernel) for each in after)
+    def _meets_a_changed_one(self) -> bool:
+        """Whether a changed kernel may start before this launch has ended: all launches up to it may start early."""
+        for after in self.recorded[self.at + 1 :]:
+            if not after.pdl:
+                return False
+            if self._is_changed(*after.kernel):
+                return True
+        return False
 
 
 def equal(x: torch.Tensor, y: torch.Tensor) -> bool:

@@ -164,7 +164,7 @@ class _Job(NamedTuple):
         return (), None
 
     def _noticed(self, mutant: Mutant, standard: Standard) -> tuple[str, ...]:
-        with capture(arch=self.arch, **standard.options) as session:
+        with capture(arch=self.arch, **standard.options, stop=True) as session:
             session.around = Player(mutant, standard.launches)
             try:
                 right = _equal(_tensors(standard.run_it()), standard.results)
