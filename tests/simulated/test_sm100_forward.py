@@ -200,8 +200,8 @@ PREPARE, CHAIN, FUSED = (f"sm100/fwd/{name}" for name in ("prepare", "chain", "f
 FAULTS = {
     "the product does not see the operands": Fault(
         "common/cute/pairs",
-        'cute.arch.fence_proxy("async.shared", space="cta")\n        self.team.meet()                                '
-        "                       # both", "self.team.meet() # both", "proxy"
+        'cute.arch.fence_proxy("async.shared", space="cta")\n        self.team.meet_for_product()   ',
+        "self.team.meet_for_product()", "proxy",
     ),
     "a stage is handed back before both CTAs have read it": Fault(
         FUSED, "mbarrier_init(barriers.empty + stage, CHAIN_WARPS * CTAS)",
@@ -368,7 +368,7 @@ def test_explain_says_who_makes_a_forward_that_is_recorded(save, said, monkeypat
     with standing_in(host_of("sm100")):
         kda.explain(**case.keywords | {"q": case.keywords["q"].detach().requires_grad_()})
     lines = capsys.readouterr().out.splitlines()
-    assert all(any(line.startswith(f"{name} takes") for line in lines) for name in ("sm100", "triton"))
+    assert all(any(line.startswith(f"{name} accepts") for line in lines) for name in ("sm100", "triton"))
     line = "triton makes the forward, too, as gradients are recorded: sm100 keeps nothing for them"
     assert (line in lines) == said
 

@@ -110,8 +110,8 @@ FAULTS = {
     ),
     "the product does not see the operands": Fault(
         "common/cute/pairs",
-        'cute.arch.fence_proxy("async.shared", space="cta")\n        self.team.meet()                                '
-        "                       # both", "self.team.meet() # both", "proxy"
+        'cute.arch.fence_proxy("async.shared", space="cta")\n        self.team.meet_for_product()   ',
+        "self.team.meet_for_product()", "proxy",
     ),
     "the inverse begins before A_kk is there": Fault(
         "sm90/parts/teams", "        FIRST_FOUR.sync()", "        pass", "race-write-read"

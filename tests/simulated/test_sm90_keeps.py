@@ -33,7 +33,7 @@ def drawn(**words):
     return make_inputs(**dict(H=1, K=128, V=64, gate="bounded") | words)
 
 
-def forward(case, save="products", **options):
+def forward(case, save=Save.PRODUCTS, **options):
     with capture(arch="sm90", **dict(strict=True) | options) as session:
         out = launch.forward(case.problem(), case.inputs, save)
     assert not session.findings, "\n".join(map(str, session.findings[:5]))
