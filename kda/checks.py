@@ -7,7 +7,7 @@
   VALUES   numbers and memory: on every call, numbers only where a CPU holds them, for a call never waits for the GPU
   GATE     of fused_kda_gate
 
-docs/errors.md lists all rows, and tests/nothing/test_errors.py breaks each.
+docs/errors.md lists all rows, and tests/cpu/test_errors.py breaks each.
 """
 
 from __future__ import annotations

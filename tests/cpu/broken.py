@@ -1,4 +1,4 @@
-"""One broken call for every row of kda.checks.  `python tests/nothing/broken.py` writes docs/errors.md from them."""
+"""One broken call for every row of kda.checks.  `python tests/cpu/broken.py` writes docs/errors.md from them."""
 
 import pathlib
 import warnings
@@ -20,7 +20,7 @@ with the reasons of the named backend, or of each if none was named, and who acc
 Numbers inside tensors are looked at only where a CPU holds them: a call never waits for the GPU. Pass `cu_seqlens_cpu`
 to have offsets that live on a GPU checked too. A precomputed `g` is taken to be <= 0, and is not looked at.
 
-This page is made by `python tests/nothing/broken.py`; a test breaks every row and compares.
+This page is made by `python tests/cpu/broken.py`; a test breaks every row and compares.
 
 | id | argument | message |
 |---|---|---|

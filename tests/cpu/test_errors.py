@@ -28,7 +28,7 @@ def test_a_broken_call_names_its_argument_what_was_found_and_what_to_do(id):
 
 
 def test_the_page_of_errors_is_up_to_date():
-    assert PAGE.read_text() == page(), "run `python tests/nothing/broken.py`"
+    assert PAGE.read_text() == page(), "run `python tests/cpu/broken.py`"
 
 
 def test_a_sparse_tensor_is_named():
