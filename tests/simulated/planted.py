@@ -123,6 +123,7 @@ FAULTS = (
     fault("mbarrier", "pipeline_sm90", "`empty` expects an arrival too many",
           "mbarrier.init.shared::cta.b64 [%r5], 4;", "mbarrier.init.shared::cta.b64 [%r5], 5;"),
     drop("mbarrier", "pipeline_sm90", "nothing orders the initialisation before its use", "    bar.sync 0;\n"),
+    drop("mbarrier", "pipeline_sm90", "copies are not told of the initialisation", "    fence.mbarrier_init.release.cluster;\n"),
     fault("mbarrier", "pipeline_sm90", "an mbarrier overlaps the ring", "add.u32 %r4, %r3, 49152;", "add.u32 %r4, %r3, 16384;"),
     # TMA
     fault("TMA", "tile_sm100", "coordinates swapped off the tensor", "[%rd2, {%r11, %r11}]", "[%rd2, {%r1, %r4}]"),
@@ -138,6 +139,7 @@ FAULTS = (
     # cluster
     drop("cluster", "cluster_sm90", "no wait for the tile", "    @!%p3 bra WAIT_TILE;\n"),
     drop("cluster", "cluster_sm90", "no wait for the other CTA", "    @!%p3 bra WAIT_GOT;\n"),
+    drop("cluster", "cluster_sm90", "the other CTA is not told of the initialisation", "    fence.mbarrier_init.release.cluster;\n"),
     fault("cluster", "cluster_sm90", "the multicast misses a CTA", "mov.b16 %h1, 3;", "mov.b16 %h1, 1;"),
     fault("cluster", "cluster_sm90", "a multicast to a CTA that does not exist", "mov.b16 %h1, 3;", "mov.b16 %h1, 7;"),
     fault("cluster", "cluster_sm90", "the arrival goes to the CTA's own mbarrier", "shared::cluster.b64 _, [%r8];", "shared::cluster.b64 _, [%r5];"),
@@ -178,6 +180,13 @@ FAULTS = (
           "dealloc.cta_group::1.sync.aligned.b32 %r10, 64;", "dealloc.cta_group::1.sync.aligned.b32 %r10, 32;"),
     drop("tmem", "tmem_sm100", "never given back", "    tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r10, 64;\n"),
     fault("tmem", "tile_sm100", "given back while others may still read it", "    bar.sync 0;\n    @%p2 bra END;\n", "    @%p2 bra END;\n"),
+    drop("tmem", "tile_sm100", "given back while loads may still run", "    tcgen05.wait::ld.sync.aligned;\n"),
+    # tcgen05.fence
+    fault("tcgen05.fence", "pipeline_sm100", "none after the allocation", "ALLOCATED:\n    bar.sync 0;\n    tcgen05.fence::after_thread_sync;\n", "ALLOCATED:\n    bar.sync 0;\n"),
+    fault("tcgen05.fence", "tile_sm100", "none after the wait for the product", "bra WAIT_MULTIPLIED;\n    tcgen05.fence::after_thread_sync;\n", "bra WAIT_MULTIPLIED;\n"),
+    fault("tcgen05.fence", "tmem_sm100", "none between the stores and the barrier", "    fence.proxy.async.shared::cta;\n    tcgen05.fence::before_thread_sync;\n", "    fence.proxy.async.shared::cta;\n"),
+    fault("tcgen05.fence", "tmem_sm100", "none between the barrier and the product", "    tcgen05.fence::after_thread_sync;\n\n    @%p1 bra MULTIPLIED;\n", "    @%p1 bra MULTIPLIED;\n"),
+    fault("tcgen05.fence", "pipeline_sm100", "none before tensor memory is given back", "STORED:\n    tcgen05.fence::before_thread_sync;\n", "STORED:\n"),
     drop("tmem", "tmem_sm100", "never allocated", "    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r3+1032], 64;\n"),
     # cp.async, ldmatrix, mma.sync
     drop("cp.async", "pipeline_sm80", "no wait for the copies", "    cp.async.wait_group 1;\n"),
@@ -215,7 +224,7 @@ def planted(fault):
 
 def verdict(fault, **options):
     """What became of it: the kinds of findings, "wrong answer", or "" if it went unnoticed."""
-    run, right = KERNELS[fault.kernel][1](planted(fault), **options)
+    run, right = KERNELS[fault.kernel][1](planted(fault), strict=True, **options)
     reported = ", ".join(sorted({f.kind for f in run.findings}))
     return reported or ("" if right else "wrong answer")
 
