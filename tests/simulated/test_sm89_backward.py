@@ -257,7 +257,7 @@ FAULTS = {
 
 
 FAULTY = {
-    "packed": dict(lengths=(130, 0, 30), HV=2, gate="softplus", seed=3), "128": dict(T=40, **D128),
+    "long": dict(lengths=(130, 0, 30), HV=2, gate="softplus", seed=3), "128": dict(T=40, **D128),
 }  # fmt: skip
 
 
