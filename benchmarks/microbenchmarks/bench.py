@@ -1,0 +1,168 @@
+"""Builds the kernels of a group, looks at their machine code, launches them and hands figures over.
+
+Three ways. On a GPU kernels run and clocks are read. In the simulator they run on CPU tensors and few trips: results
+are checked, clocks mean nothing. Without either they are only built and looked at, and every clock reads the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from kda.compile import launching, nvrtc, store
+from kda.compile.kernel import Kernel
+from kda.compile.target import Target
+
+from .figures import Figure
+
+RUNS = 7                                     # launches whose median a figure is
+FAKE = 1000                                  # clocks of a launch that did not take place
+_OPCODE = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z]\w*(?:\.\w+)*)", re.MULTILINE)
+
+Tensor = torch.Tensor
+
+
+class Skip(Exception):
+    """A group that has nothing to measure here, and why."""
+
+
+class Built(NamedTuple):
+    kernel: Kernel
+    fault: str                               # what is wrong with its machine code
+
+
+class Bench:
+    def __init__(self, group: str, target: Target, report: Callable[[Figure], Any], way: str = "gpu", sms: int = 132):
+        self.group, self.target, self.report, self.way, self.sms = group, target, report, way, sms
+        self.device = "cuda" if way == "gpu" else "cpu"
+        self.runs = RUNS if way == "gpu" else 1
+        self.out = self.zeros(1 << 16, torch.int32)
+
+    @property
+    def hopper(self) -> bool:
+        return self.target.cc[0] == 9
+
+    def zeros(self, count: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.zeros(count, dtype=dtype, device=self.device)
+
+    def words(self, values: Sequence[int]) -> Tensor:
+        """32-bit words, given as unsigned numbers."""
+        signed = [v - (1 << 32) if v >> 31 else v for v in values]
+        return torch.tensor(signed, dtype=torch.int32, device=self.device)
+
+    def trips(self, count: int, few: int = 2) -> int:
+        return count if self.way == "gpu" else few
+
+    def build(self, source: str, sass: Mapping[str, int] | None = None, **defines: Any) -> Built:
+        """`sass`: opcodes and how often each has to stand in the machine code: not less, and hardly more."""
+        kernel = nvrtc.compile(source, "k", target=self.target, defines=defines, file=f"{self.group}.cu")
+        return Built(kernel, disagreement(opcodes(kernel), sass or {}))
+
+    def launch(self, built: Built, *args: Any, grid: int = 1, block: int = 32, **shape: Any) -> None:
+        if self.way != "dry":
+            built.kernel.launch(grid, *args, block=block, **shape)
+
+    def spans(self, built: Built, *args: Any, grid: int = 1, block: int = 32, runs: int = 0, **shape: Any) -> list[Tensor]:
+        """(CTAs, warps, 2) of starts and ends, for each launch; arguments follow `spans` and `out`."""
+        found = []
+        for _ in range(runs or self.runs):
+            spans = self.zeros(grid * -(-block // 32) * 2, torch.int64)
+            self.launch(built, spans, self.out, *args, grid=grid, block=block, **shape)
+            found.append(self.read(spans).view(grid, -1, 2))
+        return found
+
+    def read(self, x: Tensor) -> Tensor:
+        """A tensor of clocks, once the GPU is done with it."""
+        if self.way != "gpu":
+            x.view(-1)[1::2] = x.view(-1)[::2] + FAKE
+        return x.cpu()
+
+    def clocks(self, built: Built, *args: Any, **shape: Any) -> list[float]:
+        """Of a CTA, first start to last end; of several CTAs their mean: SMs do not share a clock."""
+        return [lengths(spans).mean().item() for spans in self.spans(built, *args, **shape)]
+
+    def results(self, count: int) -> list[int]:
+        """What the last launch wrote to `out`."""
+        return [v & 0xFFFFFFFF for v in self.out[:count].cpu().tolist()]
+
+    def wrong(self, says: str, holds: bool) -> str:
+        """A fault, where the last launch took place and `holds` does not."""
+        return "" if holds or self.way == "dry" else says
+
+    def unlikely(self, says: str, holds: bool) -> str:
+        """A fault, where clocks are real and say what cannot be."""
+        return "" if holds or self.way != "gpu" else says
+
+    def figure(self, name: str, values: Sequence[float], unit: str, *faults: str) -> Figure:
+        found = Figure.of(self.group, name, values, unit, "; ".join(filter(None, faults)))
+        self.report(found)
+        return found
+
+    def tensor_map(self, tensor: Tensor, dims: Sequence[int], box: Sequence[int], swizzle: int = 128) -> bytes:
+        """Of a contiguous bf16 tensor; the first dimension is the contiguous one."""
+        if self.way == "dry":
+            return bytes(128)
+        strides, at = [], 2
+        for size in dims[:-1]:
+            at *= size
+            strides.append(at)
+        return launching.tensor_map(
+            address=tensor.data_ptr(), dtype="bfloat16", dims=dims, strides=strides, box=box, swizzle=swizzle
+        )
+
+
+def lengths(spans: Tensor) -> Tensor:
+    """Clocks of each CTA."""
+    return (spans[:, :, 1].amax(1) - spans[:, :, 0].amin(1)).double()
+
+
+# ------------------------------------------------------------------------------------------------------ machine code
+
+
+@functools.cache
+def disassembler() -> str | None:
+    """nvdisasm of a CUDA toolkit, or the one that comes with Triton."""
+    try:
+        import triton
+    except ImportError:
+        return shutil.which("nvdisasm")
+    found = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+    return str(found) if found.exists() else shutil.which("nvdisasm")
+
+
+def opcodes(kernel: Kernel) -> Counter[str] | None:
+    """How often each opcode stands in a kernel's machine code; None without a disassembler."""
+    if (tool := disassembler()) is None:
+        return None
+
+    def listed() -> store.Entry:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "k.cubin")
+            path.write_bytes(kernel.cubin)
+            done = subprocess.run([tool, "-c", path], capture_output=True, check=True)
+        return {"sass": done.stdout}
+
+    kept = store.default().fetch(store.digest("sass 1", kernel.cubin), listed, {"kernel": "sass", "file": "sass"})
+    return Counter(_OPCODE.findall(kept["sass"].decode()))
+
+
+def disagreement(found: Counter[str] | None, asked: Mapping[str, int]) -> str:
+    """"FFMA stands 128 times, not 256"; an opcode stands for all that begin with it, "|" for either."""
+    if found is None:
+        return ""
+    faults = []
+    for opcode, count in asked.items():
+        names = opcode.split("|")
+        seen = sum(n for name, n in found.items() if any(f"{name}.".startswith(f"{each}.") for each in names))
+        if not count <= seen <= 1.1 * count + 40:
+            faults.append(f"{opcode} stands {seen} times in the machine code, not {count}")
+    return "; ".join(faults)

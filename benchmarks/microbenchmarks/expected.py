@@ -1,0 +1,5 @@
+from typing import NamedTuple
+class Expected(NamedTuple):
+    value: float
+    source: str
+EXPECTED = {}
