@@ -90,6 +90,15 @@ class Bench:
         """Of a CTA, first start to last end; of several CTAs their mean: SMs do not share a clock."""
         return [lengths(spans).mean().item() for spans in self.spans(built, *args, **shape)]
 
+    def nanoseconds(self, built: Built, *args: Any, **shape: Any) -> list[float]:
+        """First start to last end of all CTAs; the kernel was built with NANOSECONDS."""
+        return [(s[:, :, 1].max() - s[:, :, 0].min()).item() for s in self.spans(built, *args, **shape)]
+
+    def flush(self) -> None:
+        """Put something else into L2."""
+        if self.way == "gpu":
+            torch.empty(1 << 28, dtype=torch.uint8, device=self.device).zero_()
+
     def results(self, count: int) -> list[int]:
         """What the last launch wrote to `out`."""
         return [v & 0xFFFFFFFF for v in self.out[:count].cpu().tolist()]
