@@ -62,9 +62,13 @@ def ask() -> Gpu | None:
 
 
 def head(gpu: Gpu) -> dict:
-    asked = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True)
+    try:
+        asked = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True)
+        commit = asked.stdout.strip() or None
+    except OSError:
+        commit = None
     versions = {"torch": torch.__version__}
-    return {"schema": 1, "kda": groups.VERSION, "command": "microbenchmarks", "commit": asked.stdout.strip() or None,
+    return {"schema": 1, "kda": groups.VERSION, "command": "microbenchmarks", "commit": commit,
             "device": gpu.name, "cc": list(gpu.cc), "sms": gpu.sms, "driver": gpu.driver, "versions": versions}  # fmt: skip
 
 

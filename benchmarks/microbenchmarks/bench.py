@@ -172,6 +172,7 @@ def disagreement(found: Counter[str] | None, asked: Mapping[str, int]) -> str:
     for opcode, count in asked.items():
         names = opcode.split("|")
         seen = sum(n for name, n in found.items() if any(f"{name}.".startswith(f"{each}.") for each in names))
-        if not count <= seen <= 1.1 * count + 40:
+        again = max(round(seen / count), 1) if count else 1                 # ptxas may unroll a short loop once more
+        if not (0.98 * count <= seen <= 1.1 * count + 40 or (count < 64 and again < 9 and seen - again * count < 40)):
             faults.append(f"{opcode} stands {seen} times in the machine code, not {count}")
     return "; ".join(faults)

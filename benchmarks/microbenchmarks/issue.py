@@ -43,7 +43,7 @@ OPS = {
     "fma.f32": Op("fma.rn.f32 %0, %0, %1, %2;", "FFMA", 0, ONE, ONE, "bits(N)"),
     "add.f32": Op("add.rn.f32 %0, %0, %1;", "FADD", 0, ONE, 0, "bits(N)"),
     "mul.f32": Op("mul.rn.f32 %0, %0, %1;", "FMUL", ONE, ONE + 1, 0, "ONE + N"),
-    "max.f32": Op("max.f32 %0, %1, %0;", "FMNMX", ONE, bits(2.0), 0, "bits(2.0)"),
+    "max.f32, min.f32": Op("max.f32 %0, %1, %0; min.f32 %0, %2, %0;", "FMNMX FMNMX", ONE, bits(2.0), bits(3.0), "bits(2.0)"),
     "fma.bf16x2": Op("fma.rn.bf16x2 %0, %0, %1, %2;", "HFMA2", 0, BF16_ONES, 0, "0"),
     "mul.bf16x2": Op("mul.rn.bf16x2 %0, %0, %1;", "HMUL2|HFMA2", BF16_ONES, BF16_ONES, 0, "BF16_ONES"),
     "mad.s32": Op("mad.lo.s32 %0, %0, %1, %2;", "IMAD", 0, 1, 1, "N"),
@@ -127,7 +127,10 @@ def each(bench: Bench) -> None:
     for name, op in OPS.items():
         built = bench.build(source_of(op, 1), sass_of(op, UNROLLED))
         clocks, fault = run(bench, built, op, 32, 1)
-        latency = bench.figure(f"{name}: latency", [c / instructions for c in clocks], "clocks", built.fault, fault)
+        four = [c / instructions for c in clocks]
+        if name == "fma.f32":                # since Volta; else the loop or the clock is not what it seems
+            fault = fault or bench.unlikely("a chain of FMA takes four clocks", 3.9 < min(four) and max(four) < 4.3)
+        latency = bench.figure(f"{name}: latency", four, "clocks", built.fault, fault)
         built = bench.build(source_of(op, CHAINS), sass_of(op, UNROLLED))
         for warps in WARPS:
             clocks, fault = run(bench, built, op, 32 * SCHEDULERS * warps, CHAINS)

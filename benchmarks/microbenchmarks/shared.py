@@ -154,7 +154,7 @@ def fences(bench: Bench) -> None:
             body = f"{ANEW}\n{stores}\n      fence_async();\n      {'sync_all();' if barrier else ''}"
             setup = "for (u32 i = threadIdx.x; i < 1024; i += blockDim.x) ((u32*)smem)[i] = 0; sync_all();\n  "
             setup += f"u32 at = address(smem) + WARP * {512 * max(count, 1)} + 16 * LANE, x = threadIdx.x;"
-            text = frame.loop(body, setup, "out[threadIdx.x] = ((u32*)smem)[threadIdx.x];", "u32 zero")
+            text = frame.loop(body, setup, "sync_all(); out[threadIdx.x] = ((u32*)smem)[threadIdx.x];", "u32 zero")
             built = bench.build(text, {"STS.128": count, "FENCE": 1})
             for warps in FENCED_WARPS:
                 shared = max(512 * count * warps, 4096)
