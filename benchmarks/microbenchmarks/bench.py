@@ -46,6 +46,7 @@ class Bench:
         self.device = "cuda" if way == "gpu" else "cpu"
         self.runs = RUNS if way == "gpu" else 1
         self.out = self.zeros(1 << 16, torch.int32)
+        self._other: Tensor | None = None
 
     @property
     def hopper(self) -> bool:
@@ -71,10 +72,13 @@ class Bench:
         if self.way != "dry":
             built.kernel.launch(grid, *args, block=block, **shape)
 
-    def spans(self, built: Built, *args: Any, grid: int = 1, block: int = 32, runs: int = 0, **shape: Any) -> list[Tensor]:
-        """(CTAs, warps, 2) of starts and ends, for each launch; arguments follow `spans` and `out`."""
+    def spans(self, built: Built, *args: Any, grid: int = 1, block: int = 32, runs: int = 0, cold: bool = False,
+              **shape: Any) -> list[Tensor]:  # fmt: skip
+        """(CTAs, warps, 2) of starts and ends, for each launch; arguments follow `spans` and `out`. `cold`: L2 has other things."""
         found = []
         for _ in range(runs or self.runs):
+            if cold:
+                self.flush()
             spans = self.zeros(grid * -(-block // 32) * 2, torch.int64)
             self.launch(built, spans, self.out, *args, grid=grid, block=block, **shape)
             found.append(self.read(spans).view(grid, -1, 2))
@@ -95,9 +99,11 @@ class Bench:
         return [(s[:, :, 1].max() - s[:, :, 0].min()).item() for s in self.spans(built, *args, **shape)]
 
     def flush(self) -> None:
-        """Put something else into L2."""
+        """Put something else into L2, by reading: what is written there would be written back later."""
         if self.way == "gpu":
-            torch.empty(1 << 28, dtype=torch.uint8, device=self.device).zero_()
+            if self._other is None:
+                self._other = self.zeros(1 << 26)
+            self._other.sum()
 
     def results(self, count: int) -> list[int]:
         """What the last launch wrote to `out`."""

@@ -93,7 +93,7 @@ def loads(bench: Bench, memory) -> None:
         if size >= 4 * KIB:
             times = bench.trips(4 * MIB // (size * stages))
             args = (times, memory, memory.numel() * 4, size)
-            clocks = bench.clocks(built, *args, grid=sms, block=32, dynamic_shared=ONE_CTA)
+            clocks = bench.clocks(built, *args, grid=sms, block=32, dynamic_shared=ONE_CTA, cold=True)
             bench.figure(f"bulk loads of {size}, {stages} in flight, HBM, all SMs", [times * stages * size / c for c in clocks], RATE,
                          built.fault)  # fmt: skip
 

@@ -66,6 +66,7 @@ def gaps(bench: Bench) -> None:
     for block, shared in SHAPES:
         for pdl, one in built.items():
             shape = dict(block=block, dynamic_shared=shared, pdl=bool(pdl))
+            records(bench, one, 2, bench.sms, **shape)                       # loads the kernel
             found = records(bench, one, KERNELS, bench.sms, **shape)
             words = f"{block} threads, {shared // 1024} KiB"
             how = {"": "plain", "early": "programmatic, told at the start", "late": "programmatic, told at the end"}[pdl]
