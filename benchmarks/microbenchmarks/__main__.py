@@ -21,13 +21,13 @@ BUILDING = 600.0                             # seconds for the kernels of a grou
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.microbenchmarks", description="What a GPU's units take.")
+    parser = argparse.ArgumentParser(prog=f"python -m {__package__}", description="What a GPU's units take.")
     parser.add_argument("--group", default=",".join(GROUPS), help="which, with commas between: %(default)s")
     parser.add_argument("--json", type=Path, help="write all figures, anew after each")
     parser.add_argument("--lines", action="store_true", help="print a JSON object per figure in place of text")
     parser.add_argument("--seconds", type=float, default=200, help="that measuring may take in all (%(default)s)")
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--build", metavar="ARCH", help="only build for sm90, sm100, ... and look at the machine code; no GPU")
+    how.add_argument("--build", metavar="ARCH", help="only build, for sm90, sm100, ...: no GPU")
     how.add_argument("--simulate", metavar="ARCH", help="run in kda.simulator: results are checked, nothing is timed")
     args = parser.parse_args()
     names = args.group.split(",")
@@ -37,7 +37,7 @@ def main() -> int:
         return check(names, arch, groups.building if args.build else groups.simulating)
     gpu = ask()
     if gpu is None or gpu.target is None:
-        print(f"benchmarks.microbenchmarks needs a GPU that kda has code for; found {gpu}. --build needs none.", file=sys.stderr)
+        print(f"{__package__} needs a GPU that kda has code for; found {gpu}. --build needs none.", file=sys.stderr)
         return 2
     say(f"{gpu.name} {gpu.cc[0]}.{gpu.cc[1]}, {gpu.sms} SMs, driver {gpu.driver}, torch {torch.__version__}")
     began = time.monotonic()
@@ -68,8 +68,8 @@ def head(gpu: Gpu) -> dict:
     except OSError:
         commit = None
     versions = {"torch": torch.__version__}
-    return {"schema": 1, "kda": groups.VERSION, "command": "microbenchmarks", "commit": commit,
-            "device": gpu.name, "cc": list(gpu.cc), "sms": gpu.sms, "driver": gpu.driver, "versions": versions}  # fmt: skip
+    about = {"device": gpu.name, "cc": list(gpu.cc), "sms": gpu.sms, "driver": gpu.driver, "versions": versions}
+    return {"schema": 1, "kda": groups.VERSION, "command": "microbenchmarks", "commit": commit} | about
 
 
 def check(names: list[str], arch: str, way) -> int:
@@ -111,7 +111,8 @@ def measure(names: list[str], gpu: Gpu, results: Results, args: argparse.Namespa
             results.write()
         results.seconds[name] = round(time.monotonic() - began, 1)
     results.write()
-    say(f"{len(results.figures)} figures, {faults} with faults, {len(results.failed)} groups failed; seconds: {results.seconds}")
+    failed = f"{faults} with faults, {len(results.failed)} groups failed"
+    say(f"{len(results.figures)} figures, {failed}; seconds: {results.seconds}")
     return int(faults > 0 or bool(results.failed))
 
 

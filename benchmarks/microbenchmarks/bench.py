@@ -26,6 +26,7 @@ from .figures import Figure
 
 RUNS = 7                                     # launches whose median a figure is
 FAKE = 1000                                  # clocks of a launch that did not take place
+RATE = "bytes per clock and SM"
 _OPCODE = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z]\w*(?:\.\w+)*)", re.MULTILINE)
 
 Tensor = torch.Tensor
@@ -43,14 +44,17 @@ class Built(NamedTuple):
 class Bench:
     def __init__(self, group: str, target: Target, report: Callable[[Figure], Any], way: str = "gpu", sms: int = 132):
         self.group, self.target, self.report, self.way, self.sms = group, target, report, way, sms
-        self.device = "cuda" if way == "gpu" else "cpu"
-        self.runs = RUNS if way == "gpu" else 1
-        self.out = self.zeros(1 << 16, torch.int32)
+        self.gpu = way == "gpu"
+        self.device = "cuda" if self.gpu else "cpu"
+        self.runs = RUNS if self.gpu else 1
+        self.out = self.zeros(1 << 16)       # what kernels write results to; zero from 4096 on
         self._other: Tensor | None = None
 
     @property
     def hopper(self) -> bool:
         return self.target.cc[0] == 9
+
+    # ------------------------------------------------------------------------------------------------ memory, kernels
 
     def zeros(self, count: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.zeros(count, dtype=dtype, device=self.device)
@@ -59,68 +63,6 @@ class Bench:
         """32-bit words, given as unsigned numbers."""
         signed = [v - (1 << 32) if v >> 31 else v for v in values]
         return torch.tensor(signed, dtype=torch.int32, device=self.device)
-
-    def trips(self, count: int, few: int = 2) -> int:
-        return count if self.way == "gpu" else few
-
-    def build(self, source: str, sass: Mapping[str, int] | None = None, **defines: Any) -> Built:
-        """`sass`: opcodes and how often each has to stand in the machine code: not less, and hardly more."""
-        kernel = nvrtc.compile(source, "k", target=self.target, defines=defines, file=f"{self.group}.cu")
-        return Built(kernel, disagreement(opcodes(kernel), sass or {}))
-
-    def launch(self, built: Built, *args: Any, grid: int = 1, block: int = 32, **shape: Any) -> None:
-        if self.way != "dry":
-            built.kernel.launch(grid, *args, block=block, **shape)
-
-    def spans(self, built: Built, *args: Any, grid: int = 1, block: int = 32, runs: int = 0, cold: bool = False,
-              **shape: Any) -> list[Tensor]:  # fmt: skip
-        """(CTAs, warps, 2) of starts and ends, for each launch; arguments follow `spans` and `out`. `cold`: L2 has other things."""
-        found = []
-        for _ in range(runs or self.runs):
-            if cold:
-                self.flush()
-            spans = self.zeros(grid * -(-block // 32) * 2, torch.int64)
-            self.launch(built, spans, self.out, *args, grid=grid, block=block, **shape)
-            found.append(self.read(spans).view(grid, -1, 2))
-        return found
-
-    def read(self, x: Tensor) -> Tensor:
-        """A tensor of clocks, once the GPU is done with it."""
-        if self.way != "gpu":
-            x.view(-1)[1::2] = x.view(-1)[::2] + FAKE
-        return x.cpu()
-
-    def clocks(self, built: Built, *args: Any, **shape: Any) -> list[float]:
-        """Of a CTA, first start to last end; of several CTAs their mean: SMs do not share a clock."""
-        return [lengths(spans).mean().item() for spans in self.spans(built, *args, **shape)]
-
-    def nanoseconds(self, built: Built, *args: Any, **shape: Any) -> list[float]:
-        """First start to last end of all CTAs; the kernel was built with NANOSECONDS."""
-        return [(s[:, :, 1].max() - s[:, :, 0].min()).item() for s in self.spans(built, *args, **shape)]
-
-    def flush(self) -> None:
-        """Put something else into L2, by reading: what is written there would be written back later."""
-        if self.way == "gpu":
-            if self._other is None:
-                self._other = self.zeros(1 << 26)
-            self._other.sum()
-
-    def results(self, count: int) -> list[int]:
-        """What the last launch wrote to `out`."""
-        return [v & 0xFFFFFFFF for v in self.out[:count].cpu().tolist()]
-
-    def wrong(self, says: str, holds: bool) -> str:
-        """A fault, where the last launch took place and `holds` does not."""
-        return "" if holds or self.way == "dry" else says
-
-    def unlikely(self, says: str, holds: bool) -> str:
-        """A fault, where clocks are real and say what cannot be."""
-        return "" if holds or self.way != "gpu" else says
-
-    def figure(self, name: str, values: Sequence[float], unit: str, *faults: str) -> Figure:
-        found = Figure.of(self.group, name, values, unit, "; ".join(filter(None, faults)))
-        self.report(found)
-        return found
 
     def tensor_map(self, tensor: Tensor, dims: Sequence[int], box: Sequence[int], swizzle: int = 128) -> bytes:
         """Of a contiguous bf16 tensor; the first dimension is the contiguous one."""
@@ -133,6 +75,84 @@ class Bench:
         return launching.tensor_map(
             address=tensor.data_ptr(), dtype="bfloat16", dims=dims, strides=strides, box=box, swizzle=swizzle
         )
+
+    def flush(self) -> None:
+        """Put something else into L2, by reading: what is written there would be written back later."""
+        if self.gpu:
+            if self._other is None:
+                self._other = self.zeros(1 << 26)
+            self._other.sum()
+
+    def build(self, source: str, sass: Mapping[str, int] | None = None, **defines: Any) -> Built:
+        """`sass`: opcodes and how often each has to stand in the machine code: not less, and hardly more."""
+        kernel = nvrtc.compile(source, "k", target=self.target, defines=defines, file=f"{self.group}.cu")
+        return Built(kernel, disagreement(opcodes(kernel), sass or {}))
+
+    # ------------------------------------------------------------------------------------------------------- launches
+
+    def trips(self, count: int, few: int = 2) -> int:
+        return count if self.gpu else few
+
+    def launch(self, built: Built, *args: Any, grid: int = 1, block: int = 32, **shape: Any) -> None:
+        if self.way != "dry":
+            built.kernel.launch(grid, *args, block=block, **shape)
+
+    def spans(
+        self, built: Built, *args: Any, grid: int = 1, block: int = 32, runs: int = 0, cold: bool = False, **shape: Any
+    ) -> list[Tensor]:
+        """(CTAs, warps, 2) of starts and ends, for each launch; arguments follow `spans` and `out`.
+
+        `cold`: L2 holds other things.
+        """
+        found = []
+        for _ in range(runs or self.runs):
+            if cold:
+                self.flush()
+            spans = self.zeros(grid * -(-block // 32) * 2, torch.int64)
+            self.launch(built, spans, self.out, *args, grid=grid, block=block, **shape)
+            found.append(self._read(spans).view(grid, -1, 2))
+        return found
+
+    def _read(self, x: Tensor) -> Tensor:
+        """A tensor of clocks, once the GPU is done with it."""
+        if not self.gpu:
+            x.view(-1)[1::2] = x.view(-1)[::2] + FAKE
+        return x.cpu()
+
+    def clocks(self, built: Built, *args: Any, **shape: Any) -> list[float]:
+        """Of a CTA, first start to last end; of several CTAs their mean: SMs do not share a clock."""
+        return [lengths(spans).mean().item() for spans in self.spans(built, *args, **shape)]
+
+    def nanoseconds(self, built: Built, *args: Any, **shape: Any) -> list[float]:
+        """First start to last end of all CTAs; the kernel was built with NANOSECONDS."""
+        return [(s[:, :, 1].max() - s[:, :, 0].min()).item() for s in self.spans(built, *args, **shape)]
+
+    def results(self, count: int) -> list[int]:
+        """What the last launch wrote to `out`."""
+        return [v & 0xFFFFFFFF for v in self.out[:count].cpu().tolist()]
+
+    # ------------------------------------------------------------------------------------------------ checks, figures
+
+    def wrong(self, says: str, holds: bool) -> str:
+        """A fault, where the last launch took place and `holds` does not."""
+        return "" if holds or self.way == "dry" else says
+
+    def unlikely(self, says: str, holds: bool) -> str:
+        """A fault, where clocks are real and say what cannot be."""
+        return "" if holds or not self.gpu else says
+
+    def figure(self, name: str, values: Sequence[float], unit: str, *faults: str) -> Figure:
+        found = Figure.of(self.group, name, values, unit, "; ".join(filter(None, faults)))
+        self.report(found)
+        return found
+
+    def each(self, name: str, clocks: Sequence[float], count: float, *faults: str, unit: str = "clocks") -> Figure:
+        """Clocks of one of `count`."""
+        return self.figure(name, [c / count for c in clocks], unit, *faults)
+
+    def rate(self, name: str, moved: float, clocks: Sequence[float], *faults: str) -> Figure:
+        """Bytes a clock."""
+        return self.figure(name, [moved / c for c in clocks], RATE, *faults)
 
 
 def lengths(spans: Tensor) -> Tensor:
@@ -178,7 +198,8 @@ def disagreement(found: Counter[str] | None, asked: Mapping[str, int]) -> str:
     for opcode, count in asked.items():
         names = opcode.split("|")
         seen = sum(n for name, n in found.items() if any(f"{name}.".startswith(f"{each}.") for each in names))
-        again = max(round(seen / count), 1) if count else 1                 # ptxas may unroll a short loop once more
-        if not (0.98 * count <= seen <= 1.1 * count + 40 or (count < 64 and again < 9 and seen - again * count < 40)):
+        again = max(round(seen / count), 1) if count else 1                  # ptxas may unroll a short loop once more
+        right = 0.98 * count <= seen <= 1.1 * count + 40
+        if not right and not (count < 64 and again < 9 and seen - again * count < 40):
             faults.append(f"{opcode} stands {seen} times in the machine code, not {count}")
     return "; ".join(faults)

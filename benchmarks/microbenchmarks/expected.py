@@ -1,8 +1,8 @@
 """What stood there before a figure was measured: written down before the run, and not changed after it.
 
 `measured` is a figure of this project's H200 (2026-11-21 or 23), `published` was read somewhere, `assumed` was fitted or
-supposed by the prototype of the clock, `predicted` is a guess made for this run. A Blackwell has no expectations of its
-own: its figures stand beside Hopper's, but for tcgen05.
+supposed by the prototype of the clock, `predicted` is a guess made for the first run. A Blackwell has no expectations
+of its own: its figures stand beside Hopper's, but for tcgen05.
 """
 
 from __future__ import annotations

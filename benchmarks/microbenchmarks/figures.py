@@ -40,7 +40,8 @@ class Figure(NamedTuple):
         expected = EXPECTED.get((self.group, self.name))
         beside = f"  expected {expected.value:g}" if expected else ""
         ends = f"  FAULT: {self.fault}" if self.fault else ""
-        return f"{self.group:8} {self.name:52} {self.value:>10g} [{self.low:g} .. {self.high:g}] {self.unit}{beside}{ends}"
+        found = f"{self.value:>10g} [{self.low:g} .. {self.high:g}] {self.unit}"
+        return f"{self.group:8} {self.name:52} {found}{beside}{ends}"
 
 
 def rounded(value: float) -> float:

@@ -12,6 +12,7 @@ typedef unsigned u32;
 typedef unsigned long long u64;
 typedef unsigned short u16;
 struct alignas(64) Map { char bytes[128]; };          // a tensor map
+struct alignas(16) Four { u32 x, y, z, w; };
 
 #define LANE (threadIdx.x & 31)
 #define WARP (threadIdx.x >> 5)
@@ -19,7 +20,7 @@ struct alignas(64) Map { char bytes[128]; };          // a tensor map
 
 INLINE u64 clocks() { u64 t; asm volatile("mov.u64 %0, %%clock64;" : "=l"(t) :: "memory"); return t; }
 INLINE u64 nanoseconds() { u64 t; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t) :: "memory"); return t; }
-#ifdef NANOSECONDS                                     // the one clock that all SMs share
+#ifdef NANOSECONDS                                    // the one clock that all SMs share
 INLINE u64 now() { return nanoseconds(); }
 #else
 INLINE u64 now() { return clocks(); }
@@ -38,8 +39,10 @@ INLINE void note(u64* spans, u64 start, u64 end) {    // [CTA][warp] of (start, 
 
 INLINE void sync_all() { asm volatile("bar.sync 0;" ::: "memory"); }
 INLINE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-INLINE void init(u32 bar, u32 count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(bar), "r"(count) : "memory"); }
 INLINE void fence_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+INLINE void init(u32 bar, u32 count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(bar), "r"(count) : "memory");
+}
 INLINE void arrive(u32 bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(bar) : "memory"); }
 INLINE void expect(u32 bar, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(bar), "r"(bytes) : "memory");
@@ -63,13 +66,16 @@ INLINE void wait_cluster(u32 bar, u32 parity) {       // sees what threads of ot
 INLINE void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+INLINE Four load(const Four* p) {                     // through L2, not L1
+  Four x;
+  asm volatile("ld.global.cg.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(p) : "memory");
+  return x;
+}
 INLINE void commit_bulk() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 INLINE void load_bulk(u32 to, const void* from, u32 bytes, u32 bar) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                :: "r"(to), "l"(from), "r"(bytes), "r"(bar) : "memory");
-}
-INLINE void store_bulk(void* to, u32 from, u32 bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" :: "l"(to), "r"(from), "r"(bytes) : "memory");
 }
 extern __shared__ __align__(1024) unsigned char smem[];
 """
@@ -89,10 +95,9 @@ extern "C" __global__ void __launch_bounds__({threads}, 1) k(u64* spans, u32* ou
 
 def loop(
     body: str, setup: str = "", finish: str = "", params: str = "", threads: int = 1024, outside: str = "",
-    drain: str = "", before: str = "", late: str = "",
+    drain: str = "",
 ) -> str:  # fmt: skip
-    """`body` `n` times between two clocks; `setup` before it, `finish` behind it, `before` ahead of each pass, `late`
-    between the barrier and the first clock, `drain` at the end of the timed region."""
+    """`body` `n` times between two clocks; `setup` before, `finish` behind, `drain` at the end of the timed region."""
     more = f"int n{', ' + params if params else ''}"
     return kernel(
         f"""
@@ -101,9 +106,7 @@ def loop(
   #pragma unroll 1
   for (int pass = 0; pass < 2; ++pass) {{
     int trips = pass ? n : {WARM};
-    {before}
     sync_all();
-    {late}
     start = now();
     #pragma unroll 1
     for (int i = 0; i < trips; ++i) {{
@@ -112,9 +115,19 @@ def loop(
     {drain}
     end = now();
   }}
-  {finish if 'note(' in finish else 'note(spans, start, end); ' + finish}
+  {finish if "note(" in finish else "note(spans, start, end); " + finish}
 """,
         more,
         threads,
         outside,
     )
+
+
+def registers(constraint: str, names: list[str]) -> str:
+    """Operands of an asm statement: registers("=r", ["a", "b"]) is `"=r"(a), "=r"(b)`."""
+    return ", ".join(f'"{constraint}"({name})' for name in names)
+
+
+def asm(ptx: str, outs: str = "", ins: str = "") -> str:
+    """A statement that the compiler keeps, and keeps in its place."""
+    return f'      asm volatile("{ptx}" : {outs} : {ins} : "memory");'

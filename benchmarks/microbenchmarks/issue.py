@@ -36,7 +36,7 @@ class Op(NamedTuple):
     x: int = 0                               # what the chain begins with
     b: int = 0
     c: int = 0
-    ends: str = ""                           # what the chain ends with after N of them, in Python; "" where that is not said
+    ends: str = ""                           # with what it ends after N of them, in Python; "" where that is not said
 
 
 OPS = {
@@ -48,6 +48,8 @@ OPS = {
     "mul.bf16x2": Op("mul.rn.bf16x2 %0, %0, %1;", "HMUL2|HFMA2", BF16_ONES, BF16_ONES, 0, "BF16_ONES"),
     "mad.s32": Op("mad.lo.s32 %0, %0, %1, %2;", "IMAD", 0, 1, 1, "N"),
     "add.s32, xor": Op("add.s32 %0, %1, %0; xor.b32 %0, %0, %2;", "VIADD|IADD3|IMAD.IADD LOP3", 0, 1, 2),
+    "fma.f32, immediate": Op("fma.rn.f32 %0, %0, %1, 0f3F800000;", "FFMA", 0, ONE, 0, "bits(N)"),
+    "lop3, immediate": Op("lop3.b32 %0, %0, %1, 0x55, 0x1e;", "LOP3", 0, 5, 0, ""),
     "lop3": Op("lop3.b32 %0, %0, %1, %2, 0x1e;", "LOP3", 0, 5, 2, ""),
     "shf": Op("shf.l.wrap.b32 %0, %0, %1, %2;", "SHF", 1, 7, 3, ""),
     "prmt": Op("prmt.b32 %0, %0, %1, %2;", "PRMT", 0x01020304, 0, 0x0321, "0x01020304"),
@@ -68,17 +70,21 @@ OPS = {
     "popc": Op("popc.b32 %0, %0;", "POPC", 1, 0, 0, "1"),
     "bfind": Op("bfind.u32 %0, %0;", "FLO", 0xFFFF, 0, 0, ""),
     "shfl": Op("shfl.sync.idx.b32 %0, %0, %0, 0x1f, -1;", "SHFL", 7, 0, 0, "7"),
-    "vote": Op("{ .reg .pred p; setp.ne.s32 p, %0, 0; vote.sync.ballot.b32 %0, p, -1; }", "VOTE", 7, 0, 0, "0xFFFFFFFF"),
+    "vote": Op("{ .reg .pred p; setp.ne.s32 p, %0, 0; vote.sync.ballot.b32 %0, p, -1; }", "VOTE", 7, 0, 0, "2**32 - 1"),
     "redux": Op("redux.sync.and.b32 %0, %0, -1;", "REDUX", 7, 0, 0, "7"),
     "movmatrix": Op("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;", "MOVM", 7, 0, 0, ""),
 }
 
 # per instruction of a mix: one letter; the body repeats it until UNROLLED is full
-LETTERS = {"f": "fma.f32", "h": "fma.bf16x2", "i": "mad.s32", "a": "lop3", "p": "prmt", "c": "cvt.bf16x2.f32", "m": "ex2",
-           "s": "shfl", "l": "lds"}  # fmt: skip
+LETTERS = {"f": "fma.f32", "h": "fma.bf16x2", "i": "mad.s32", "a": "lop3", "p": "prmt", "c": "cvt.bf16x2.f32",
+           "m": "ex2", "s": "shfl", "l": "lds", "g": "fma.f32, immediate", "o": "lop3, immediate",
+           "u": "mul.f32", "v": "fma.f32"}  # fmt: skip
+OTHERS = 4                                   # registers that operands of a v go round in: none is read twice in a row
 LDS = Op("ld.shared.b32 %0, [%0];", "LDS")   # of a word that holds its own address
-MIXES = ("fa", "fi", "ai", "ac", "fc", "fh", "ap", "fffm", "fffffffm", "aaam", "aaaaaaam", "fffl", "fffffffl", "fffs", "ffaa",
-         "ffaaffam", "ffafcaflfapfamfl")  # fmt: skip
+MIXES = (
+    "v", "vu", "go", "ggo", "fo", "ga", "uo", "fa", "fi", "ai", "ac", "fc", "fh", "ap", "fffm", "fffffffm", "aaam",
+    "aaaaaaam", "fffl", "fffffffl", "fffs", "ffaa", "ffaaffam", "ffafcaflfapfamfl",
+)  # fmt: skip
 MIXED_WARPS = 1, 2, 3, 4, 5
 OWN_ADDRESS = "u32 own = address(smem) + 4 * threadIdx.x; ((u32*)smem)[threadIdx.x] = own;"
 BURSTS = "ex2", "lds", "lop3", "shfl", "cvt.bf16x2.f32"
@@ -86,21 +92,18 @@ BURST = 1, 2, 4, 8, 12, 16, 24, 32
 
 
 def statement(op: Op, chain: str, b: str = "b", c: str = "c") -> str:
-    ptx = op.ptx.replace("\n", " ")
-    given = "".join(f', "r"({v})' for v in (b, c)).lstrip(", ")
-    return f'      asm volatile("{ptx}" : "+r"({chain}) : {given});'
+    return f'      asm volatile("{op.ptx}" : "+r"({chain}) : {frame.registers("r", [b, c])});'
 
 
 def source_of(op: Op, chains: int) -> str:
-    lines = [statement(op, f"x{n % chains}") for n in range(UNROLLED)]
     names = [f"x{n}" for n in range(chains)]
+    agree = " ".join(f"all = all == {x} ? all : 0xdeadbeef;" for x in names)
     return frame.loop(
-        "\n".join(lines),
+        "\n".join(statement(op, f"x{n % chains}") for n in range(UNROLLED)),
         setup=f"u32 {', '.join(f'{x} = first + out[4096 + threadIdx.x]' for x in names)};",
-        finish=f"u32 all = {names[0]}; " + " ".join(f"all = all == {x} ? all : 0xdeadbeef;" for x in names)
-        + " out[threadIdx.x] = all;",
+        finish=f"u32 all = {names[0]}; {agree} out[threadIdx.x] = all;",
         params="u32 first, u32 b, u32 c",
-    )  # fmt: skip
+    )
 
 
 def sass_of(op: Op, times: int) -> dict[str, int]:
@@ -127,69 +130,85 @@ def each(bench: Bench) -> None:
     for name, op in OPS.items():
         built = bench.build(source_of(op, 1), sass_of(op, UNROLLED))
         clocks, fault = run(bench, built, op, 32, 1)
-        four = [c / instructions for c in clocks]
         if name == "fma.f32":                # since Volta; else the loop or the clock is not what it seems
-            fault = fault or bench.unlikely("a chain of FMA takes four clocks", 3.9 < min(four) and max(four) < 4.3)
-        latency = bench.figure(f"{name}: latency", four, "clocks", built.fault, fault)
+            four = min(clocks) > 3.9 * instructions and max(clocks) < 4.3 * instructions
+            fault = fault or bench.unlikely("a chain of FMA takes four clocks", four)
+        latency = bench.each(f"{name}: latency", clocks, instructions, built.fault, fault)
         built = bench.build(source_of(op, CHAINS), sass_of(op, UNROLLED))
         for warps in WARPS:
             clocks, fault = run(bench, built, op, 32 * SCHEDULERS * warps, CHAINS)
-            busy = [c / (instructions * warps) for c in clocks]
-            odd = bench.unlikely("sooner than a chain allows", min(busy) * warps * CHAINS > 0.9 * latency.value)
-            bench.figure(f"{name}: rate, {warps} warps", busy, RATE, built.fault, fault, odd)
-
-
-def mixed(mix: str, count: int) -> tuple[str, str, str, dict[str, int]]:
-    """Lines, setup, finish and opcodes of `count` instructions after the pattern `mix`, in independent chains."""
-    lines, sass, kinds, chains = [], {}, sorted(set(mix)), 8 if len(mix) <= 8 else 4
-    for n in range(count):
-        letter, place = mix[n % len(mix)], mix[: n % len(mix)]
-        op = op_of(letter)
-        lines.append(statement(op, f"{letter}{n // len(mix) % chains}_{place.count(letter)}", f"{letter}b", f"{letter}c"))
-        for opcode in op.sass.split():
-            sass[opcode] = sass.get(opcode, 0) + 1
-    names = sorted({f"{k}{chain}_{n}" for k in kinds for chain in range(chains) for n in range(mix.count(k))})
-    setup = [OWN_ADDRESS, "u32 first = zero + out[4096 + threadIdx.x];"]
-    setup.append(f"u32 {', '.join(f'{name} = ' + ('own' if name[0] == 'l' else 'first') for name in names)};")
-    setup += [f"u32 {k}b = given[{2 * n}], {k}c = given[{2 * n + 1}];" for n, k in enumerate(kinds)]
-    return "\n".join(lines), "\n  ".join(setup), f"out[threadIdx.x] = {' ^ '.join(names)};", sass
+            sooner = 0.9 * latency.value * instructions / CHAINS > min(clocks)
+            odd = bench.unlikely("sooner than a chain allows", not sooner)
+            name_, count = f"{name}: rate, {warps} warps", instructions * warps
+            bench.each(name_, clocks, count, built.fault, fault, odd, unit="clocks of a scheduler")
 
 
 def op_of(letter: str) -> Op:
     return LDS if letter == "l" else OPS[LETTERS[letter]]
 
 
+def places(mix: str) -> list[str]:
+    """Pairs of operands that a mix has, by letter and number."""
+    return [f"{letter}{n}" for letter in sorted(set(mix)) for n in range(OTHERS if letter == "v" else 1)]
+
+
 def operands(mix: str) -> list[int]:
     """What `given` of a mix holds."""
-    return [v for letter in sorted(set(mix)) for v in (op_of(letter).b, op_of(letter).c)]
+    return [v for place in places(mix) for v in (op_of(place[0]).b, op_of(place[0]).c)]
+
+
+def mixed(mix: str, count: int) -> tuple[str, str, str, dict[str, int]]:
+    """Lines, setup, finish and opcodes of `count` instructions after the pattern `mix`, in independent chains."""
+    lines, sass, kinds, chains = [], {}, sorted(set(mix)), 8 if len(mix) <= 8 else 4
+    for n in range(count):
+        letter, before = mix[n % len(mix)], mix[: n % len(mix)]
+        op, pair = op_of(letter), f"{letter}{n % OTHERS if letter == 'v' else 0}"
+        chain = f"{letter}_{n // len(mix) % chains}_{before.count(letter)}"
+        lines.append(statement(op, chain, f"b_{pair}", f"c_{pair}"))
+        for opcode in op.sass.split():
+            sass[opcode] = sass.get(opcode, 0) + 1
+    names = sorted({f"{k}_{chain}_{n}" for k in kinds for chain in range(chains) for n in range(mix.count(k))})
+    setup = [OWN_ADDRESS, "u32 first = zero + out[4096 + threadIdx.x];"]
+    setup.append(f"u32 {', '.join(f'{name} = ' + ('own' if name[0] == 'l' else 'first') for name in names)};")
+    setup += [f"u32 b_{p} = given[{2 * n}], c_{p} = given[{2 * n + 1}];" for n, p in enumerate(places(mix))]
+    return "\n".join(lines), "\n  ".join(setup), f"out[threadIdx.x] = {' ^ '.join(names)};", sass
+
+
+def called(mix: str) -> str:
+    """A mix as it is printed."""
+    words = {k: LETTERS[k] + (f" of {OTHERS} registers" if k == "v" else "") for k in dict.fromkeys(mix)}
+    return "+".join(f"{mix.count(k)} {word}" for k, word in words.items())
 
 
 def mixes(bench: Bench) -> None:
     """Instructions per clock and scheduler: 1 is all there is."""
     for mix in MIXES:
         lines, setup, finish, sass = mixed(mix, UNROLLED)
-        text = frame.loop(lines, setup, finish, "u32 zero, const u32* given", threads=32 * SCHEDULERS * max(MIXED_WARPS))
+        threads = 32 * SCHEDULERS * max(MIXED_WARPS)
+        text = frame.loop(lines, setup, finish, "u32 zero, const u32* given", threads=threads)
         built, given, trips = bench.build(text, sass), bench.words(operands(mix)), bench.trips(TRIPS)
         for warps in MIXED_WARPS:
             block = 32 * SCHEDULERS * warps
             clocks = bench.clocks(built, trips, 0, given, block=block, dynamic_shared=4 * block)
-            named = "+".join(f"{mix.count(k)} {LETTERS[k]}" for k in dict.fromkeys(mix))
             issued = [trips * UNROLLED * warps / c for c in clocks]
             over = bench.unlikely("more than a scheduler can issue", max(issued) < 1.01)
-            bench.figure(f"mix {named}: {warps} warps", issued, "per clock and scheduler", built.fault, over)
+            bench.figure(f"mix {called(mix)}: {warps} warps", issued, "per clock and scheduler", built.fault, over)
 
 
 def burst_source(op: Op, count: int) -> str:
     names = [f"x{n}" for n in range(count)]
     lines = "\n".join(statement(op, x) for x in names)
+    first = "own" if op is LDS else "first"
     return frame.loop(
         f"      u64 t = now();\n{lines}\n      took = now() - t;\n      all ^= {' ^ '.join(names)};\n      sync_all();",
-        setup=f"{OWN_ADDRESS} u32 first = zero + out[4096 + threadIdx.x], all = 0, b = given, c = given + 1; u64 took = 0;\n"
-        f"  u32 {', '.join(f'{x} = ' + ('own' if op is LDS else 'first') for x in names)};",
+        setup=f"""{OWN_ADDRESS}
+  u32 first = zero + out[4096 + threadIdx.x], all = 0, b = given, c = given + 1;
+  u32 {", ".join(f"{x} = {first}" for x in names)};
+  u64 took = 0;""",
         finish="note(spans, 0, took); out[threadIdx.x] = all;",
         params="u32 zero, u32 given",
         threads=32,
-    )  # fmt: skip
+    )
 
 
 def bursts(bench: Bench) -> None:

@@ -40,13 +40,13 @@ def source(pdl: str) -> str:
 def records(bench: Bench, built: Built, launches: int, ctas: int, **shape) -> torch.Tensor:
     """(launches, CTAs, NOTED) of kernels queued one behind the other."""
     noted = bench.zeros(launches * ctas * NOTED, torch.int64)
-    if bench.way == "gpu":
+    if bench.gpu:
         torch.cuda.synchronize()
         torch.cuda._sleep(2_000_000)                                         # the host queues all of them meanwhile
     for launch in range(launches):
-        bench.launch(built, noted, bench.out, launch, WORK if bench.way == "gpu" else 10, grid=ctas, **shape)
+        bench.launch(built, noted, bench.out, launch, WORK if bench.gpu else 10, grid=ctas, **shape)
     found = noted.cpu().view(launches, ctas, NOTED)
-    if bench.way != "gpu":
+    if not bench.gpu:
         found[:, :, 0] = torch.arange(ctas) % bench.sms
         found[:, :, 1:] = torch.arange(launches * ctas).view(launches, ctas, 1) * 100 + torch.arange(5)
     return found
@@ -57,27 +57,31 @@ def between(found: torch.Tensor, last: int, first: int) -> list[float]:
     gaps = []
     for one, other in zip(found[1:], found[2:]):                             # the first launch warms the caches
         ends, starts = ({row[0]: row for row in x.tolist()} for x in (one, other))
-        gaps.append(torch.tensor([float(starts[sm][first] - ends[sm][last]) for sm in ends if sm in starts]).median().item())
+        found_ = [float(starts[sm][first] - ends[sm][last]) for sm in ends if sm in starts]
+        gaps.append(torch.tensor(found_).median().item())
     return gaps
 
 
+HOW = {"": "plain", "early": "programmatic, told at the start", "late": "programmatic, told at the end"}
+
+
 def gaps(bench: Bench) -> None:
-    built = {pdl: bench.build(source(pdl)) for pdl in ("", "early", "late")}
+    built = {pdl: bench.build(source(pdl)) for pdl in HOW if not pdl or bench.target.cc >= (9, 0)}
     for block, shared in SHAPES:
         for pdl, one in built.items():
             shape = dict(block=block, dynamic_shared=shared, pdl=bool(pdl))
             records(bench, one, 2, bench.sms, **shape)                       # loads the kernel
             found = records(bench, one, KERNELS, bench.sms, **shape)
-            words = f"{block} threads, {shared // 1024} KiB"
-            how = {"": "plain", "early": "programmatic, told at the start", "late": "programmatic, told at the end"}[pdl]
-            bench.figure(f"kernel to kernel on an SM, {words}, {how}: to its start", between(found, 3, 1), "clocks", one.fault)
+            called = f"{block} threads, {shared // 1024} KiB, {HOW[pdl]}"
+            same = f"kernel to kernel on an SM, {called}"
+            bench.figure(f"{same}: to its start", between(found, 3, 1), "clocks", one.fault)
             if pdl:
-                bench.figure(f"kernel to kernel on an SM, {words}, {how}: to its work", between(found, 3, 2), "clocks", one.fault)
-            all_ends, all_starts = found[1:-1, :, 5].amax(1), found[2:, :, 4].amin(1)
-            bench.figure(f"last end to first start, {words}, {how}", (all_starts - all_ends).double().tolist(), "ns", one.fault)
-            ramp = (found[1:, :, 4].amax(1) - found[1:, :, 4].amin(1)).double().tolist()
+                bench.figure(f"{same}: to its work", between(found, 3, 2), "clocks", one.fault)
+            gap = found[2:, :, 4].amin(1) - found[1:-1, :, 5].amax(1)
+            bench.figure(f"last end to first start, {called}", gap.double().tolist(), "ns", one.fault)
             if not pdl:
-                bench.figure(f"first start to last start, {words}", ramp, "ns", one.fault)
+                ramp = (found[1:, :, 4].amax(1) - found[1:, :, 4].amin(1)).double().tolist()
+                bench.figure(f"first start to last start, {called}", ramp, "ns", one.fault)
 
 
 def waves(bench: Bench) -> None:
@@ -101,41 +105,51 @@ def waves(bench: Bench) -> None:
             bench.figure(f"CTA to CTA on an SM, {near}{block} threads", medians, "clocks", built.fault)
 
 
+def replayed(bench: Bench, call, *tensors) -> list[float]:
+    """Microseconds of a kernel in a graph of many."""
+    graph, found = torch.cuda.CUDAGraph(), []
+    with torch.cuda.graph(graph):
+        for _ in range(LAUNCHES):
+            call(*tensors)
+    graph.replay()
+    for _ in range(bench.runs):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        found.append(1e3 * begin.elapsed_time(end) / LAUNCHES)
+    return found
+
+
 def host(bench: Bench) -> None:
-    """Kernels that do nothing, by the host's clock and from a graph."""
-    built = bench.build(frame.kernel("if (spans == nullptr) out[0] = 1;"))
-    if bench.way != "gpu":
+    """Kernels that do next to nothing, by the host's clock and from a graph."""
+    built = {
+        "an empty kernel": bench.build(frame.kernel("if (spans == nullptr) out[0] = 1;")),
+        "a kernel of one store": bench.build(frame.kernel("if (threadIdx.x == 0) out[blockIdx.x] = 1;"), {"STG": 1}),
+    }
+    if not bench.gpu:
         return
-    one = built.kernel.bound(1, block=128)
-    for ctas, name in ((1, "one CTA"), (bench.sms, "a CTA on every SM")):
-        call, found = built.kernel.bound(ctas, block=128), []
-        for _ in range(bench.runs):
-            torch.cuda.synchronize()
-            began = time.perf_counter()
-            for _ in range(LAUNCHES):
-                call(bench.out, bench.out)
-            found.append(1e6 * (time.perf_counter() - began) / LAUNCHES)
-        bench.figure(f"a launch by the host, {name}", found, "us", built.fault)
-        graph, found = torch.cuda.CUDAGraph(), []
-        with torch.cuda.graph(graph):
-            for _ in range(LAUNCHES):
-                call(bench.out, bench.out)
-        for _ in range(bench.runs):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            found.append(1e3 * begin.elapsed_time(end) / LAUNCHES)
-        bench.figure(f"an empty kernel in a graph, {name}", found, "us", built.fault)
-    torch.cuda.synchronize()
+    for ctas, where in ((1, "one CTA"), (bench.sms, "a CTA on every SM")):
+        for name, one in built.items():
+            call, found = one.kernel.bound(ctas, block=128), []
+            for _ in range(bench.runs + 1):
+                torch.cuda.synchronize()
+                began = time.perf_counter()
+                for _ in range(LAUNCHES):
+                    call(bench.out, bench.out)
+                found.append(1e6 * (time.perf_counter() - began) / LAUNCHES)
+            if "empty" in name:
+                bench.figure(f"a launch by the host, {where}", found[1:], "us", one.fault)
+            bench.figure(f"{name} in a graph, {where}", replayed(bench, call, bench.out, bench.out), "us", one.fault)
     found = []
     for _ in range(4 * bench.runs):
+        torch.cuda.synchronize()
         began = time.perf_counter()
-        one(bench.out, bench.out)
+        call(bench.out, bench.out)
         torch.cuda.synchronize()
         found.append(1e6 * (time.perf_counter() - began))
-    bench.figure("a launch and a wait for its end, by the host", found, "us", built.fault)
+    bench.figure("a launch and a wait for its end, by the host", found, "us", one.fault)
 
 
 def measure(bench: Bench) -> None:

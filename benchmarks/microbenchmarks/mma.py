@@ -1,4 +1,4 @@
-"""Group 4: mma.sync. A rate is the clocks of a scheduler that one takes; a latency is a chain through C, or through A."""
+"""Group 4: mma.sync. A rate is the clocks of a scheduler that one takes, a latency that of a chain through C or A."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from . import frame
 from .bench import Bench
+from .issue import bits
 
 UNROLLED, TRIPS, CHAINS, SCHEDULERS = 64, 32, 4, 4
 WARPS = 1, 2, 4                              # of a scheduler
@@ -39,53 +40,48 @@ SHAPES = (
 
 
 def line(one: Mma, d: str, a: str) -> str:
-    outs = ", ".join(f'"+r"({d}{n})' for n in range(4))
-    ins = ", ".join([f'"r"({a}{n})' for n in range(one.a)] + [f'"r"(b{n})' for n in range(one.b)])
+    outs = frame.registers("+r", [f"{d}{n}" for n in range(4)])
+    ins = frame.registers("r", [f"{a}{n}" for n in range(one.a)] + [f"b{n}" for n in range(one.b)])
     return f'      asm volatile("{one.ptx}" : {outs} : {ins});'
 
 
 def source_of(one: Mma, chains: int, through_a: bool = False) -> str:
     """D starts at zero and grows by k with each product of ones; through A, D is the next A and C is D of long ago."""
     if through_a:
-        lines = [line(one, f"d{n % 2}_", f"d{(n + 1) % 2}_") for n in range(UNROLLED)]
-        chains = 2
+        lines, chains = [line(one, f"d{n % 2}_", f"d{(n + 1) % 2}_") for n in range(UNROLLED)], 2
     else:
         lines = [line(one, f"d{n % chains}_", "a") for n in range(UNROLLED)]
     names = [f"d{chain}_{n}" for chain in range(chains) for n in range(4)]
+    agree = " ".join(f"all = all == {d} ? all : 0xdeadbeef;" for d in names)
     return frame.loop(
         "\n".join(lines),
-        setup=f"u32 zero = out[4096 + threadIdx.x], {', '.join(f'{d} = zero' for d in names)};\n  "
-        f"u32 {', '.join(f'a{n} = one + zero' for n in range(4))}, {', '.join(f'b{n} = one + zero' for n in range(2))};",
-        finish=f"u32 all = d0_0; {' '.join(f'all = all == {d} ? all : 0xdeadbeef;' for d in names)} out[threadIdx.x] = all;",
+        setup=f"""u32 zero = out[4096 + threadIdx.x], {", ".join(f"{d} = zero" for d in names)};
+  u32 {", ".join(f"a{n} = one + zero" for n in range(4))}, {", ".join(f"b{n} = one + zero" for n in range(2))};""",
+        finish=f"u32 all = d0_0; {agree} out[threadIdx.x] = all;",
         params="u32 one",
         threads=32 * SCHEDULERS * max(WARPS),
     )
 
 
-def sass_of(one: Mma) -> dict[str, int]:
-    return {one.sass: UNROLLED}
+def chain(bench: Bench, one: Mma, chains: int, warps: int) -> tuple[list[float], str, str]:
+    """Clocks and faults; `warps` of a scheduler, 0 for one alone."""
+    built, trips = bench.build(source_of(one, chains), {one.sass: UNROLLED}), bench.trips(TRIPS)
+    clocks = bench.clocks(built, trips, ONES[one.type], block=32 * max(SCHEDULERS * warps, 1))
+    total = one.k * (trips + frame.WARM) * UNROLLED // chains
+    ends, found = total if one.type == "s8" else bits(float(total)), bench.results(32)
+    return clocks, built.fault, bench.wrong(f"D is {found[0]:#x}, not {ends:#x}", set(found) == {ends})
 
 
 def measure(bench: Bench) -> None:
-    from .issue import bits
-
-    trips = bench.trips(TRIPS)
-    products = trips * UNROLLED
+    products = bench.trips(TRIPS) * UNROLLED
     for one in SHAPES:
-        for chains in (1, CHAINS):
-            built = bench.build(source_of(one, chains), sass_of(one))
-            total = one.k * (trips + frame.WARM) * UNROLLED // chains
-            ends = total if one.type == "s8" else bits(float(total))
-            for warps in WARPS if chains > 1 else (None,):
-                clocks = bench.clocks(built, trips, ONES[one.type], block=32 * SCHEDULERS * (warps or 1) if warps else 32)
-                found = bench.results(32)
-                fault = bench.wrong(f"D is {found[0]:#x}, not {ends:#x}", set(found) == {ends})
-                if warps is None:
-                    bench.figure(f"{one.name}: latency through C", [c / products for c in clocks], "clocks", built.fault, fault)
-                else:
-                    busy = [c / (products * warps) for c in clocks]
-                    bench.figure(f"{one.name}: rate, {warps} warps", busy, "clocks of a scheduler", built.fault, fault)
+        clocks, *faults = chain(bench, one, 1, 0)
+        bench.each(f"{one.name}: latency through C", clocks, products, *faults)
+        for warps in WARPS:
+            clocks, *faults = chain(bench, one, CHAINS, warps)
+            name, count = f"{one.name}: rate, {warps} warps", products * warps
+            bench.each(name, clocks, count, *faults, unit="clocks of a scheduler")
         if one.a == 4 and one.type != "s8":
-            built = bench.build(source_of(one, 2, through_a=True), sass_of(one))
-            clocks = bench.clocks(built, trips, 0, block=32)
-            bench.figure(f"{one.name}: latency through A", [c / products for c in clocks], "clocks", built.fault)
+            built = bench.build(source_of(one, 2, through_a=True), {one.sass: UNROLLED})
+            clocks = bench.clocks(built, bench.trips(TRIPS), 0, block=32)
+            bench.each(f"{one.name}: latency through A", clocks, products, built.fault)

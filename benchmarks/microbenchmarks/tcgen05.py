@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from . import frame
 from .bench import Bench, Skip
+from .issue import bits
 
 TRIPS, ROW = 64, 128
 COLUMNS = 512                                # of tensor memory, all of it
@@ -19,7 +20,6 @@ STEPS = 1, 2, 4, 8
 WIDTHS = 1, 2, 4, 8, 16, 32, 64, 128
 EACH = {"32x32b": 1, "16x256b": 4}           # registers of a thread for each repetition,
 COLUMNS_OF = {"32x32b": 1, "16x256b": 8}     # and columns
-CLOCKS = "clocks"
 
 
 class Product(NamedTuple):
@@ -31,7 +31,8 @@ class Product(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"m{self.m} n{self.n} {self.a}" + (f" {self.type}" * (self.type != "bf16")) + (" of two CTAs" * (self.group == 2))
+        more = [self.type] * (self.type != "bf16") + ["of two CTAs"] * (self.group == 2)
+        return " ".join([f"m{self.m} n{self.n} {self.a}", *more])
 
     @property
     def depth(self) -> int:
@@ -51,9 +52,9 @@ class Product(NamedTuple):
         kind = "f16" if self.type == "bf16" else "tf32"
         at = step % 4 * 32 >> 4
         a = f'"r"(tmem + {A_COLUMN + 8 * (step % 4)})' if self.a == "TS" else f'"l"(desc_a + {at})'
-        operand = "[%1]" if self.a == "TS" else "%1"
-        return (f'        asm volatile("{{ .reg .pred p; setp.ne.b32 p, 1, 0; tcgen05.mma.cta_group::{self.group}.kind::{kind} [%0], {operand}, '
-                f'%2, %3, p; }}" :: "r"(tmem), {a}, "l"(desc_b + {at}), "r"({self.descriptor}u) : "memory");')  # fmt: skip
+        mma = f"tcgen05.mma.cta_group::{self.group}.kind::{kind} [%0], {'[%1]' if self.a == 'TS' else '%1'}, %2, %3, p;"
+        ins = f'"r"(tmem), {a}, "l"(desc_b + {at}), "r"({self.descriptor}u)'
+        return frame.asm(f"{{ .reg .pred p; setp.ne.b32 p, 1, 0; {mma} }}", "", ins)
 
 
 HELPERS = """INLINE void clear_columns(u32 tmem, u32 word, u32 columns) {   // a warp's lanes, from column 0
@@ -92,10 +93,10 @@ def allocation(group: int) -> tuple[str, str]:
 
 
 def commit(group: int) -> str:
+    text = f"tcgen05.commit.cta_group::{group}.mbarrier::arrive::one.shared::cluster"
     if group == 2:
-        return ('asm volatile("tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%0], %1;" '
-                ':: "r"(bar), "h"((u16)3) : "memory");')  # fmt: skip
-    return 'asm volatile("tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];" :: "r"(bar) : "memory");'
+        return frame.asm(f"{text}.multicast::cluster.b64 [%0], %1;", "", '"r"(bar), "h"((u16)3)')
+    return frame.asm(f"{text}.b64 [%0];", "", '"r"(bar)')
 
 
 def source_of(one: Product, steps: int, waits: bool) -> str:
@@ -128,14 +129,12 @@ def shared_bytes(one: Product) -> int:
 
 
 def product(bench: Bench, name: str, one: Product, steps: int, waits: bool, per: int = 1) -> None:
-    from .issue import bits
-
     built = bench.build(source_of(one, steps, waits), {"UTCHMMA": steps})
     trips = bench.trips(TRIPS)
     clocks = bench.clocks(built, trips, grid=one.group, cluster=one.group, block=128, dynamic_shared=shared_bytes(one))
     ends, found = bits(float(one.depth * steps * (trips + frame.WARM))), bench.results(1)[0]
     fault = bench.wrong(f"D is {found:#x}, not {ends:#x}", found == ends)
-    bench.figure(name, [c / (trips * per) for c in clocks], CLOCKS, built.fault, fault)
+    bench.each(name, clocks, trips * per, built.fault, fault)
 
 
 def products(bench: Bench) -> None:
@@ -156,11 +155,11 @@ def commits(bench: Bench) -> None:
         built = bench.build(frame.loop(body, take, give, threads=128), {"UTCBAR": 1})
         trips = bench.trips(TRIPS)
         clocks = bench.clocks(built, trips, block=32 * warps)
-        bench.figure(f"commit of nothing to the wake of {warps} warps", [c / trips for c in clocks], CLOCKS, built.fault)
-    fence = 'asm volatile("tcgen05.fence::before_thread_sync;" ::: "memory");\n asm volatile("tcgen05.fence::after_thread_sync;" ::: "memory");'
-    built = bench.build(frame.loop(fence * 8, take, give, threads=128))
+        bench.each(f"commit of nothing to the wake of {warps} warps", clocks, trips, built.fault)
+    fences = [frame.asm(f"tcgen05.fence::{when}_thread_sync;") for when in ("before", "after")]
+    built = bench.build(frame.loop("\n".join(fences * 8), take, give, threads=128))
     clocks = bench.clocks(built, bench.trips(TRIPS), block=128)
-    bench.figure("both tcgen05 fences", [c / (8 * bench.trips(TRIPS)) for c in clocks], CLOCKS, built.fault)
+    bench.each("both tcgen05 fences", clocks, 8 * bench.trips(TRIPS), built.fault)
 
 
 def moved(kind: str, shape: str, width: int, turn: int) -> tuple[str, list[str]]:
@@ -188,7 +187,8 @@ def moves(bench: Bench) -> None:
                 lines, registers = zip(*(moved(kind, shape, width, turn) for turn in range(turns)))
                 names = list(dict.fromkeys(x for each in registers for x in each))
                 use = f"all += {' + '.join(names)};" if kind == "ld" else ""
-                setup = f"{take}\n  u32 all = 0, {', '.join(f'{x} = threadIdx.x' for x in names)};\n  clear_columns(mine, 1, {COLUMNS});"
+                words = ", ".join(f"{x} = threadIdx.x" for x in names)
+                setup = f"{take}\n  u32 all = 0, {words};\n  clear_columns(mine, 1, {COLUMNS});"
                 finish = f"out[threadIdx.x] = all;\n  {give}"
                 text = frame.loop("\n".join([*lines, waiting, use]), setup, finish, threads=128, outside=HELPERS)
                 built = bench.build(text, {sass: turns})
@@ -197,7 +197,7 @@ def moves(bench: Bench) -> None:
                     ends, found = (trips + frame.WARM) * len(names), bench.results(1)[0]
                     fault = bench.wrong(f"the sum is {found}, not {ends}", kind == "st" or found == ends)
                     name = f"tcgen05.{kind} {shape}.x{width}, {turns} ahead of a wait, {warps} warps"
-                    bench.figure(name, [c / (trips * turns) for c in clocks], CLOCKS, built.fault, fault)
+                    bench.each(name, clocks, trips * turns, built.fault, fault)
 
 
 def measure(bench: Bench) -> None:
