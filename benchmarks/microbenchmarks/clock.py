@@ -50,6 +50,7 @@ def loads(bench: Bench) -> dict[str, Load]:
     names = [f"d{chain}_{n}" for chain in range(4) for n in range(4)]
     operands = ", ".join(f"{'ab'[n // 4]}{n % 4} = scrambled(threadIdx.x * 8 + {n})" for n in range(8))
     random = f"u32 {', '.join(f'{d} = 0' for d in names)}, {operands};"
+    mixed = f"out[threadIdx.x] = {' ^ '.join(names)};"
     products = [mma.line(mma.SHAPES[0], f"d{n % 4}_", "a") for n in range(128)]
     read = """const Four* p = memory + ((u64)(i * gridDim.x + blockIdx.x) * 8192 & (count - 1)) + threadIdx.x;
     #pragma unroll
@@ -57,15 +58,15 @@ def loads(bench: Bench) -> dict[str, Load]:
     found = {
         SPIN: running("asm volatile(\"nanosleep.u32 500;\");", 32, 1000),
         "FMA on every SM": running("\n".join(fma), 512, 2048, floats, total),
-        "mma.sync on every SM, random operands": running("\n".join(products), 512, 3300, random,
-                                                         f"out[threadIdx.x] = {' ^ '.join(names)};"),
+        "mma.sync on every SM, random operands": running("\n".join(products), 512, 3300, random, mixed),
     }  # fmt: skip
     if bench.hopper:
         one = wgmma.Product(128)
         work = wgmma.group(one, 16) + wgmma.waiting(0)
+        some = "out[threadIdx.x] = __float_as_uint(d[0] + d[17]);"
         for name, fill in (("random operands", "scrambled(i)"), ("ones", "")):
-            found[f"wgmma on every SM, {name}"] = running(work, 256, 2100, wgmma.setup(one, fill=fill),
-                                                          "out[threadIdx.x] = __float_as_uint(d[0] + d[17]);")  # fmt: skip
+            setup = wgmma.setup(one, fill=fill)
+            found[f"wgmma on every SM, {name}"] = running(work, 256, 2100, setup, some)
     found[READ] = running(read, 1024, 7700, "u32 all = 0;", "out[threadIdx.x] = all;")
     return found
 

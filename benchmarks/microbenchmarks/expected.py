@@ -1,8 +1,8 @@
-"""What stood there before a figure was measured: written down before the run, and not changed after it.
+"""What stood there before a figure was measured: written down before the run, not changed after it.
 
-`measured` is a figure of this project's H200 (2026-11-21 or 23), `published` was read somewhere, `assumed` was fitted or
-supposed by the prototype of the clock, `predicted` is a guess made for the first run. A Blackwell has no expectations
-of its own: its figures stand beside Hopper's, but for tcgen05.
+`measured` is a figure of this project's H200 (2026-11-21 or 23), `published` was read somewhere, `assumed` was fitted
+or supposed by the prototype of the clock, `predicted` is a guess made for the first run. A Blackwell has no
+expectations of its own: its figures stand beside Hopper's, but for tcgen05.
 """
 
 from __future__ import annotations
@@ -184,14 +184,14 @@ bulk: assumed
   bulk load of 16384, L2 hit: latency 690
   bulk loads of 8192, 8 in flight, L2 hits, 1 SMs 64
   box of 64 x 64 bf16, L2 hit: latency 560
-  sends of 4096, 4 in flight, one pair 32
+  sends of 4096, 8 in flight, one pair 32
   128 to a neighbour, and an arrival back 930
 bulk: predicted
   bulk loads of 8192, 8 in flight, L2 hits, 132 SMs 27
   bulk loads of 8192, 8 in flight, HBM, all SMs 15.9
   bulk store of 4096 until read 350
   bulk store of 4096 until done 800
-  multicast in clusters of 2, 16384 a stage, 4 stages, all SMs: received 45
+  multicast in clusters of 2, 16384 a stage, 8 stages, all SMs: received 45
   bulk load of 16384 after no prefetch 1100
   bulk load of 16384 after a prefetch 4,000 clocks before 690
 barriers: measured

@@ -43,7 +43,7 @@ OPS = {
     "fma.f32": Op("fma.rn.f32 %0, %0, %1, %2;", "FFMA", 0, ONE, ONE, "bits(N)"),
     "add.f32": Op("add.rn.f32 %0, %0, %1;", "FADD", 0, ONE, 0, "bits(N)"),
     "mul.f32": Op("mul.rn.f32 %0, %0, %1;", "FMUL", ONE, ONE + 1, 0, "ONE + N"),
-    "max.f32, min.f32": Op("max.f32 %0, %1, %0; min.f32 %0, %2, %0;", "FMNMX FMNMX", ONE, bits(2.0), bits(3.0), "bits(2.0)"),
+    "max.f32, min.f32": Op("max.f32 %0, %1, %0; min.f32 %0, %2, %0;", "FMNMX FMNMX", 0, ONE, bits(2.0), "ONE"),
     "fma.bf16x2": Op("fma.rn.bf16x2 %0, %0, %1, %2;", "HFMA2", 0, BF16_ONES, 0, "0"),
     "mul.bf16x2": Op("mul.rn.bf16x2 %0, %0, %1;", "HMUL2|HFMA2", BF16_ONES, BF16_ONES, 0, "BF16_ONES"),
     "mad.s32": Op("mad.lo.s32 %0, %0, %1, %2;", "IMAD", 0, 1, 1, "N"),
