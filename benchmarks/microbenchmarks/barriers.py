@@ -89,21 +89,21 @@ def alone(bench: Bench) -> None:
 
 def named(bench: Bench) -> None:
     trips = bench.trips(TRIPS)
-    built = bench.build(frame.loop("sync_all();\n" * UNROLLED), {"BAR": UNROLLED + 1})
+    built = bench.build(frame.loop("sync_all();\n" * UNROLLED), {"BAR": UNROLLED})
     for warps in WARPS:
         clocks = bench.clocks(built, trips, block=32 * warps)
         bench.each(f"bar.sync of {warps} warps", clocks, trips * UNROLLED, built.fault)
     for warps in (1, 4, 8):
         tell, wait = ([frame.asm(f"bar.{how} {n}, {64 * warps};") for n in (1, 2)] for how in ("arrive", "sync"))
         first, second = tell[0] + wait[1], wait[0] + tell[1]
-        built = bench.build(parties(f"threadIdx.x < {32 * warps}", first, second, "sync_all();"), {"BAR": 33})
+        built = bench.build(parties(f"threadIdx.x < {32 * warps}", first, second, "sync_all();"), {"BAR": 32})
         clocks = bench.clocks(built, trips, block=64 * warps)
         bench.each(f"named barriers in turn, {warps} and {warps} warps: a hop", clocks, 16 * trips, built.fault)
 
 
 def clusters(bench: Bench) -> None:
     trips = bench.trips(TRIPS)
-    built = bench.build(frame.loop("cluster_sync();\n" * 4, finish="cluster_sync();"), {"UCGABAR_ARV": 5})
+    built = bench.build(frame.loop("cluster_sync();\n" * 4, finish="cluster_sync();"), {"UCGABAR_ARV": 4})
     for size in CLUSTERS if bench.gpu else (2, 4):
         for block in (128, 384):
             clocks = bench.clocks(built, trips, grid=size, cluster=size, block=block)

@@ -126,7 +126,7 @@ def host(bench: Bench) -> None:
     """Kernels that do next to nothing, by the host's clock and from a graph."""
     built = {
         "an empty kernel": bench.build(frame.kernel("if (spans == nullptr) out[0] = 1;")),
-        "a kernel of one store": bench.build(frame.kernel("if (threadIdx.x == 0) out[blockIdx.x] = 1;"), {"STG": 1}),
+        "a kernel of one store": bench.build(frame.kernel("if (threadIdx.x == 0) out[blockIdx.x] = 1;")),
     }
     if not bench.gpu:
         return

@@ -45,7 +45,8 @@ def load(width: int, stride: int = 0, lanes: str = "", where: str = "shared") ->
     words, opcode = width // 32, "LDS" if where == "shared" else "LD"
     of, names = vector(words)
     sass = opcode if width == 32 or opcode == "LD" else f"{opcode}.{width}"
-    return Access(f"ld.volatile.{where}{of}.b32 {names}, [%{words}];", words, sass, False, stride, lanes)
+    how = "volatile." if where == "shared" else ""                           # which is .sys for a neighbour's
+    return Access(f"ld.{how}{where}{of}.b32 {names}, [%{words}];", words, sass, False, stride, lanes)
 
 
 def store(width: int, stride: int = 0, where: str = "shared") -> Access:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from . import frame, shared
-from .bench import Bench, Built, Skip, opcodes
+from .bench import Bench, Built, Skip, disassembled, opcodes
 from .issue import bits
 
 GROUP = 128                                  # threads
@@ -107,7 +107,7 @@ def finish(one: Product, accumulators: int = 1) -> str:
 def build(bench: Bench, text: str, sass: dict[str, int]) -> Built:
     """Also that ptxas does not wait for each product by itself, as it does where it fears for registers."""
     built = bench.build(text, sass)
-    found, waits = opcodes(built.kernel) or {}, text.count("wgmma.wait_group")
+    found, waits = opcodes(disassembled(built.kernel) or ""), text.count("wgmma.wait_group")
     waited = sum(n for name, n in found.items() if name.startswith("WARPGROUP.DEPBAR"))
     if waited > waits:
         return built._replace(fault=f"{waited} waits in the machine code, not {waits}")
