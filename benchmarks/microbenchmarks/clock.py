@@ -38,7 +38,7 @@ def running(work: str, threads: int, clocks: float, setup: str = "", finish: str
   }}
   u64 ended = nanoseconds();
   note(spans, ended - began, clocks() - start);
-  {finish}
+  {f"if (blockIdx.x == 0) {{ {finish} }}" if finish else ""}
 """
     return Load(frame.kernel(body, "u32 n, const Four* memory, u64 count", threads, SCRAMBLED), threads, clocks)
 

@@ -220,7 +220,7 @@ SECTIONS = [
                  "start", "end"),
             "end to what follows griddepcontrol.wait"),
         Row("first to last start of a grid: ns",
-            each("first start to last start, 384 threads, 200 KiB{}", ""), "%globaltimer"),
+            ["first start to last start, 384 threads, 200 KiB"], "%globaltimer"),
         Row("an empty kernel in a graph: us", ["an empty kernel in a graph, one CTA"], "200 of them"),
         Row("a launch, of the host: us", ["a launch by the host, one CTA"], "through Python"),
     ]),

@@ -179,7 +179,8 @@ def neighbours(bench: Bench) -> None:
   for (u32 i = 4 * threadIdx.x; i < shared / 4; i += 4 * blockDim.x)
     for (u32 w = 0; w < 4; ++w) ((u32*)smem)[i + w] = there;
   cluster_sync();"""
-    finish = "cluster_sync(); out[threadIdx.x] = at; out[1024 + threadIdx.x] = all + ((u32*)smem)[0];"
+    finish = """cluster_sync();
+  if (blockIdx.x == 0) { out[threadIdx.x] = all + ((u32*)smem)[4 * threadIdx.x]; out[1024 + threadIdx.x] = at; }"""
     chase = "\n".join([frame.asm("ld.shared::cluster.b32 %0, [%0];", '"+r"(at)')] * UNROLLED)
     built = bench.build(frame.loop(chase, setup, finish, "u32 zero, u32 shared", threads=32), {"LD": UNROLLED})
     clocks = bench.clocks(built, trips, 0, 512, grid=2, cluster=2, block=32, dynamic_shared=512)
@@ -193,7 +194,9 @@ def neighbours(bench: Bench) -> None:
         for where, pairs in (("one pair", 1), ("every pair", bench.sms // 2)):
             shape = dict(grid=2 * pairs, cluster=2, block=32 * WARPS, dynamic_shared=several * step)
             clocks = bench.clocks(built, trips, 0, several * step, **shape)
-            bench.rate(f"neighbour's {kind}: rate, {where}", step * trips * several, clocks, built.fault)
+            stored = not access.stores or set(bench.results(32 * WARPS)) == {3}
+            fault = bench.wrong("the neighbour's words did not arrive", stored)
+            bench.rate(f"neighbour's {kind}: rate, {where}", step * trips * several, clocks, built.fault, fault)
 
 
 def measure(bench: Bench) -> None:
