@@ -12,7 +12,7 @@ import triton.language as tl
 
 from ..parts.fast import exp2
 from ..parts.memory import load_state, store_state
-from ..parts.sequences import segment_place
+from ..parts.sequences import program_place
 
 
 @triton.jit
@@ -26,9 +26,9 @@ def state_bwd(
 
     KEEP    dv_new, and dh leaving each chunk
     """
-    tiles: tl.constexpr = (V + BV - 1) // BV
-    tile, head, p = tl.program_id(0) % tiles, tl.program_id(0) // tiles % HV, tl.program_id(0) // tiles // HV
-    n, number, begin, left, chunk = segment_place(p, segment_table, T, C, segment, chunks, pieces)
+    tile, head, p, n, number, begin, left, chunk = program_place(
+        segment_table, T, C, segment, chunks, pieces, HV, V, BV
+    )
     if segment_table is not None:
         if n < 0:
             return

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from ..parts.fast import exp2
 from ..parts.memory import load_state, state_at, store_state
-from ..parts.sequences import segment_place
+from ..parts.sequences import program_place
 
 
 @triton.jit
@@ -30,9 +30,9 @@ def state(
     KEEP_H  "none", or the layout of h entering each chunk, "kv" or "vk"
     KEEP_V  v_new
     """
-    tiles: tl.constexpr = (V + BV - 1) // BV
-    tile, head, p = tl.program_id(0) % tiles, tl.program_id(0) // tiles % HV, tl.program_id(0) // tiles // HV
-    n, number, begin, left, chunk = segment_place(p, segment_table, T, C, segment, chunks, pieces)
+    tile, head, p, n, number, begin, left, chunk = program_place(
+        segment_table, T, C, segment, chunks, pieces, HV, V, BV
+    )
     if segment_table is not None:
         if n < 0:
             return
@@ -95,9 +95,9 @@ def transition(
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """M (K, K) of one segment, BV columns: the product of its chunks' Diag(2^gc_last) - kg^T @ w."""
-    tiles: tl.constexpr = (K + BV - 1) // BV
-    tile, head, p = tl.program_id(0) % tiles, tl.program_id(0) // tiles % HV, tl.program_id(0) // tiles // HV
-    n, number, begin, left, chunk = segment_place(p, segment_table, T, C, segment, chunks, pieces)
+    tile, head, p, n, number, begin, left, chunk = program_place(
+        segment_table, T, C, segment, chunks, pieces, HV, K, BV
+    )
     if segment_table is not None:
         if n < 0:
             return
