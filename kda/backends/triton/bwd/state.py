@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..parts.fast import exp2
-from ..parts.memory import load_state, store_state
+from ..parts.memory import load_rows, load_state, store_state
 from ..parts.sequences import program_place
 
 
@@ -61,7 +61,7 @@ def state_bwd(
         x = tl.dot(a, do_, input_precision=PRECISION)
         for s in tl.static_range(len(S)):
             d = s * BK + tl.arange(0, BK)
-            k_ = tl.load(kg + row[:, None] * K + d[None, :], mask=valid[:, None] & (d < K)[None, :], other=0.0)
+            k_ = load_rows(kg, row, valid, d, K)
             x = tl.dot(k_, S[s].to(DOT), x, input_precision=PRECISION)
         if KEEP:
             tl.store(dv_new + at_v, x.to(DOT), mask=v_real)
