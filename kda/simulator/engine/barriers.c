@@ -4,7 +4,10 @@
  * knows; whoever waits takes what all arrivals gave. An mbarrier's phase ends when its pending arrivals and its pending bytes are both
  * zero; its clock then stands for the copies that the phase tracked.
  */
-#include "machine.h"
+#include "barriers.h"
+#include "findings.h"
+#include "knowledge.h"
+#include "memory.h"
 
 #include <stdio.h>
 
@@ -473,12 +476,8 @@ const HandlerEntry barriers_handlers[] = {
 
 /* ---- who waits for what ------------------------------------------------------------------------------------------------- */
 
-void explain_block(Warp *w, const Split *s, char *text, size_t size) {
-    const Ins *i = &w->machine->program->ins[s->pc];
-    int l = first_lane(s->lanes);
-    if (s->gathering) {
-        snprintf(text, size, "lanes %08x wait here for the others of %08x", s->lanes, i->gather == 1 ? w->live : R32(w, i->arg[i->mod[0]])[l] & w->live);
-    } else if (i->run == op_bar) {
+bool barriers_explain_block(Warp *w, const Ins *i, int l, char *text, size_t size) {
+    if (i->run == op_bar) {
         u32 id = R32(w, i->arg[1])[l];
         const NamedBarrier *b = &w->cta->barrier[id];
         snprintf(text, size, "waits at barrier %u: %u of %u threads have arrived", id, b->arrived, b->expected ? b->expected : live_threads(w->cta));
@@ -499,6 +498,7 @@ void explain_block(Warp *w, const Split *s, char *text, size_t size) {
         snprintf(text, size, "waits at the cluster's barrier: %d warps have not arrived", missing);
     } else if (i->run == op_setmaxnreg)
         snprintf(text, size, "waits for %d registers a thread; %d are free", (s32)i->mod[1] - w->max_registers, w->cta->register_pool);
-    else if (!tmem_explain_block(w, i, text, size))
-        snprintf(text, size, "waits");
+    else
+        return false;
+    return true;
 }

@@ -3,7 +3,9 @@
  * A generic address names its space by its top byte; global memory is the host's own, shared addresses are 32 bits with the CTA's rank
  * in the cluster above bit 24. Whatever is touched is checked first: the space's bounds, the alignment, the history.
  */
-#include "machine.h"
+#include "memory.h"
+#include "findings.h"
+#include "knowledge.h"
 #include "numerics.h"
 
 /* ---- places ------------------------------------------------------------------------------------------------------------- */
