@@ -8,6 +8,7 @@
 #include "clusters.h"
 #include "findings.h"
 #include "tmem.h"
+#include "visits.h"
 #include "warps.h"
 #include "work.h"
 
@@ -113,6 +114,7 @@ static bool run_round(Machine *m) { /* every warp gets a turn; did anything run?
                     w->born = 0;
                     if (!--cta->running) {
                         cta->exited = true;
+                        visits_at_exit(cta);
                         c->running--;
                     }
                     machine_event(m);
