@@ -33,7 +33,7 @@ class Call(NamedTuple):
 
 GROUPED = dict(H=1, HV=2)
 FLOAT32 = dict(dtype="float32")
-MANY = (0,) * 256 + (33,)                    # sequences, more than a CTA has threads
+MANY = (0,) * 256 + (300,)                   # sequences, more than a CTA has threads
 CALLS = {
     "sm100": {
         "clusters of two, one walk after the other": Call(Spec((430, 0, 70), **GROUPED), sms=2),

@@ -174,7 +174,7 @@ def copy_backend(backend, file, old, new, folder, monkeypatch):
 
 
 def reads_nothing_before_the_kernel_ahead_is_done(kernel):
-    """The simulator runs one launch after the other: what a GPU may let overlap is seen in the PTX."""
+    """Seen in the PTX, and so of all that the kernel may read, not only of what a case does."""
     before, wait, after = kernel.ptx.partition("griddepcontrol.wait")
     assert wait and re.search(r"ld\.global|bulk", after)
     assert not re.search(r"(ld|st)\.global|bulk|@%p\d+ bra", before)

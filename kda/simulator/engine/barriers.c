@@ -4,7 +4,11 @@
  * knows; whoever waits takes what all arrivals gave. An mbarrier's phase ends when its pending arrivals and its pending bytes are both
  * zero; its clock then stands for the copies that the phase tracked.
  */
-#include "machine.h"
+#include "barriers.h"
+#include "findings.h"
+#include "knowledge.h"
+#include "memory.h"
+#include "visits.h"
 
 #include <stdio.h>
 
@@ -320,6 +324,7 @@ static Outcome op_mbarrier_arrive(Warp *w, const Ins *i, u32 lanes) {
         if (b == ended)
             find(w, i, l, BAD_MBARRIER, address, 8, "lane %d arrives after other lanes of the same instruction have ended the phase: %lld arrivals are too few",
                  l, (long long)b->expected);
+        note_visit(w, i, b->cta);
         if (i->arg[3] >= 0) expect_tx(b, R32(w, i->arg[3])[l]);
         if (i->mod[2]) b->expected -= count;
         u64 before = state_of(b), phase = b->phase;
@@ -340,6 +345,7 @@ static Outcome op_mbarrier_tx(Warp *w, const Ins *i, u32 lanes) {
         Mbarrier *b = mbarrier_at(w, i, l, operand_address(w, i, 0, l), true);
         if (!b) continue;
         u32 bytes = R32(w, i->arg[1])[l];
+        note_visit(w, i, b->cta);
         if (i->mod[2])
             mbarrier_complete_tx(b, bytes, NULL);
         else
@@ -473,12 +479,8 @@ const HandlerEntry barriers_handlers[] = {
 
 /* ---- who waits for what ------------------------------------------------------------------------------------------------- */
 
-void explain_block(Warp *w, const Split *s, char *text, size_t size) {
-    const Ins *i = &w->machine->program->ins[s->pc];
-    int l = first_lane(s->lanes);
-    if (s->gathering) {
-        snprintf(text, size, "lanes %08x wait here for the others of %08x", s->lanes, i->gather == 1 ? w->live : R32(w, i->arg[i->mod[0]])[l] & w->live);
-    } else if (i->run == op_bar) {
+bool barriers_explain_block(Warp *w, const Ins *i, int l, char *text, size_t size) {
+    if (i->run == op_bar) {
         u32 id = R32(w, i->arg[1])[l];
         const NamedBarrier *b = &w->cta->barrier[id];
         snprintf(text, size, "waits at barrier %u: %u of %u threads have arrived", id, b->arrived, b->expected ? b->expected : live_threads(w->cta));
@@ -499,6 +501,7 @@ void explain_block(Warp *w, const Split *s, char *text, size_t size) {
         snprintf(text, size, "waits at the cluster's barrier: %d warps have not arrived", missing);
     } else if (i->run == op_setmaxnreg)
         snprintf(text, size, "waits for %d registers a thread; %d are free", (s32)i->mod[1] - w->max_registers, w->cta->register_pool);
-    else if (!tmem_explain_block(w, i, text, size))
-        snprintf(text, size, "waits");
+    else
+        return false;
+    return true;
 }

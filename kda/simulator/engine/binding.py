@@ -1,4 +1,4 @@
-"""The engine from Python: its records, as machine.h has them, and its four functions."""
+"""The engine from Python: its records, as its headers have them, and its functions."""
 
 from __future__ import annotations
 

@@ -5,6 +5,8 @@
  * cp.async.mbarrier.arrive: what came before one of these has an earlier clock than what comes after.
  */
 #include "copies.h"
+#include "findings.h"
+#include "knowledge.h"
 
 /* ---- where copies land -------------------------------------------------------------------------------------------------- */
 

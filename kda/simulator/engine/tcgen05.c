@@ -9,6 +9,9 @@
  * 32 lanes that its address names.
  */
 #include "tmem.h"
+#include "barriers.h"
+#include "findings.h"
+#include "knowledge.h"
 #include "mma.h"
 #include "numerics.h"
 

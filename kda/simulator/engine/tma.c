@@ -6,6 +6,8 @@
  * of all bytes of the box, inside the tensor or not.
  */
 #include "copies.h"
+#include "findings.h"
+#include "knowledge.h"
 #include "numerics.h"
 
 enum { MOST_RANK = 5, MAP_BYTES = 128, MAP_USED = 64, MAP_ALIGN = 64, TILE_ALIGN = 128, GATHERED_ROWS = 4 };

@@ -6,7 +6,10 @@
  * Not documented, and decided here: an allocation gets the first columns that are free; unpack::16b leaves poison in the upper halves.
  */
 #include "tmem.h"
+#include "findings.h"
+#include "knowledge.h"
 #include "numerics.h"
+#include "registers.h"
 
 #include <stdio.h>
 
@@ -389,7 +392,7 @@ static Access move_access(Warp *w, const Ins *i, int lane, ActorKind kind) {
 typedef enum { REDUCE_NONE, REDUCE_MIN, REDUCE_MAX } Reduce;
 typedef enum { REDUCE_F32, REDUCE_U32, REDUCE_S32 } ReduceType;
 
-static u32 reduced(const Ins *i, u32 a, u32 b) {
+static u32 extremum(const Ins *i, u32 a, u32 b) {
     bool max = i->mod[L_REDUCE] == REDUCE_MAX;
     if (i->mod[L_TYPE] == REDUCE_U32) return (a < b) == max ? b : a;
     if (i->mod[L_TYPE] == REDUCE_S32) return ((s32)a < (s32)b) == max ? b : a;
@@ -411,11 +414,11 @@ static Outcome op_tmem_ld(Warp *w, const Ins *i, u32 lanes) {
             u32 x = m.cells == 1 ? value[r] : (value[2 * r] & 0xffff) | value[2 * r + 1] << 16;
             if (i->arg[2 + r] >= 0) R32(w, i->arg[2 + r])[t] = x;
             if (i->mod[L_ABS]) x &= 0x7fffffff;
-            result = r ? reduced(i, result, x) : x;
+            result = r ? extremum(i, result, x) : x;
         }
         if (i->arg[1] >= 0) R32(w, i->arg[1])[t] = result;
     }
-    in_flight_add(w, i->arg + 1, 1 + (s32)m.registers, 4, BY_TMEM, i->index, clock);
+    in_flight_add(w, i->arg + 1, 1 + (s32)m.registers, BY_TMEM, WRITTEN, i->index, clock);
     return NEXT;
 }
 
@@ -447,13 +450,6 @@ static Outcome op_tmem_wait(Warp *w, const Ins *i, u32 lanes) {
     knows_of(&w->know, actor_of(w, kind), w->async_clock[kind]);
     if (kind == BY_TMEM) in_flight_remove(w, kind, w->async_clock[kind]);
     return NEXT;
-}
-
-/* The data has come; but only wait::ld orders anything after the load. */
-void tmem_load_used(Warp *w, u32 clock) {
-    u32 *ordered = &w->know.clock[BEFORE_TENSOR][actor_of(w, BY_TMEM) & 0xffff], before = *ordered;
-    knows_of(&w->know, actor_of(w, BY_TMEM), clock);
-    *ordered = before;
 }
 
 /* mod[0]: after_thread_sync, not before_thread_sync */

@@ -73,7 +73,7 @@ def lower_lop3(b, ins):
     return Op("lop3_test", [result, predicate_target(b, d.second), *sources, last], [COMBINE[how[0]], int(negated)])
 
 
-# ---- addresses: the top byte of a generic address names its space (engine/machine.h)
+# ---- addresses: the top byte of a generic address names its space (engine/memory.h)
 
 WINDOWS = {"global": 0, "const": 0, "local": 3, "param": 4, "param::entry": 4}
 WINDOWS |= dict.fromkeys(("shared", "shared::cta", "shared::cluster"), 2)
