@@ -19,6 +19,7 @@ class Run:
         self.grid, self.block, self.cluster = tuple(record.grid), tuple(record.block), tuple(record.cluster)
         self.findings = [f for f in findings if f.grade == "error"]
         self.notes = [f for f in findings if f.grade == "note"]
+        self.clock = None  # the time that it takes, if the launch was asked for it
         self.left = []  # what it does to memory, for a launch that may begin before this one has ended
         self._lines = _by_instruction(program, counters)
         total = {name: sum(line[name] for _, line in self._lines) for name in TOTALS}

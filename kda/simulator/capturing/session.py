@@ -15,6 +15,7 @@ from ...errors import KdaError
 from ...host import standing_in
 from .. import launches, tensormap
 from ..chips import CHIPS, Chip, host_of, number_of
+from ..timing.clock import together
 from . import memory
 from .devices import runs
 
@@ -49,6 +50,11 @@ class Session:
     def notes(self) -> list[Any]:
         """Rules broken in all runs that silicon and compilers forgive; errors, if the capture is strict."""
         return [note for run in self.runs for note in run.notes]
+
+    @property
+    def milliseconds(self) -> float:
+        """The predicted time of all launches so far, one after the other, of a capture with a clock."""
+        return 1e3 * together(self.runs)
 
     def launch(self, launch: Launch) -> Any:
         """Simulate a launch; its tensors are written in place."""

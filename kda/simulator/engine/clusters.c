@@ -1,6 +1,7 @@
 /* Clusters, their CTAs and warps: made, and unmade. */
 #include "clusters.h"
 #include "barriers.h"
+#include "clock.h"
 #include "knowledge.h"
 #include "memory.h"
 #include "registers.h"
@@ -92,6 +93,7 @@ static void start_warp(Cta *cta, s32 index) {
     w->know = new_knowledge(cta->cluster);
     w->know.clock[SEEN][w->actor] = 1;
     w->max_registers = launch->max_registers;
+    clock_start_warp(w);
 }
 
 static void start_cta(Cluster *c, s32 rank) {
@@ -140,6 +142,7 @@ Cluster *start_cluster(Machine *m) {
 }
 
 static void end_warp(Warp *w) {
+    clock_end_warp(w);
     wgmma_at_exit(w);
     registers_at_exit(w);
     free(w->regs);

@@ -24,6 +24,9 @@ typedef struct Work Work;       /* work.h */
 typedef struct Cell Cell;       /* history.h */
 typedef struct Finding Finding; /* findings.h */
 typedef struct Foreign Foreign; /* knowledge.h: what is known of other clusters' actors */
+typedef struct Clock Clock;     /* clock.h: the time of a launch that is asked for it */
+typedef struct WarpTime WarpTime;
+typedef struct ClockSetting ClockSetting;
 
 /* ---- knowledge: who is ordered after what ------------------------------------------------------------------------------- */
 
@@ -67,6 +70,7 @@ struct Queue {
     Queue *next, *previous;
     Cluster *cluster;
     bool keep; /* stays when empty */
+    double free_at; /* when the work before is done */
 };
 
 /* ---- warps -------------------------------------------------------------------------------------------------------------- */
@@ -127,6 +131,7 @@ struct Warp {
     u32 cluster_clock;  /* its clock then */
     void *registers;    /* owned by registers.c */
     void *wgmma;        /* owned by wgmma.c */
+    WarpTime *time;     /* NULL without a clock */
 };
 
 enum { NAMED_BARRIERS = 16 };
@@ -138,6 +143,7 @@ typedef struct {
     u32 reduced, reduced_last; /* bar.red */
     Knowledge gathering, done;
     s32 ins;
+    double done_at; /* when the last of them arrived */
 } NamedBarrier;
 
 struct Mbarrier {
@@ -152,6 +158,7 @@ struct Mbarrier {
     u32 fenced[2]; /* and its clock at the fence that followed, 0: none yet; [0] for the async proxy, [1] for other CTAs */
     Mbarrier *next_unfenced;
     Knowledge arriving, done;
+    double arrived_at, done_at; /* the latest arrival of the current phase; when the phase before ended */
 };
 
 struct Cta {
@@ -169,7 +176,7 @@ struct Cta {
     Queue *tensor_queue;
     void *tmem;          /* owned by tmem.c */
     s32 register_pool;
-    bool exited;
+    bool exited, triggered; /* triggered: has run griddepcontrol.launch_dependents */
 };
 
 struct Cluster {
@@ -183,6 +190,8 @@ struct Cluster {
     u64 pending_work;
     u64 generation; /* of barrier.cluster */
     Knowledge gathering, done;
+    double done_at;      /* when the last warp arrived at barrier.cluster */
+    double ends_at;      /* when the latest of its work so far was done */
     Queue queues;        /* head of the ring of its queues */
     void *spare;         /* memory of Knowledge that nobody has any more: each piece begins with a pointer to the next */
     Cluster *next;
@@ -232,6 +241,7 @@ typedef struct {
     u64 tmem_columns;      /* most that were allocated at once in a CTA */
     s32 triggered;         /* griddepcontrol.launch_dependents has run; TRIGGERED_EARLY: while grids ahead may still run */
     s32 padding;
+    ClockSetting *clock;   /* NULL: nobody asks for the time */
 } Launch;
 enum { TRIGGERED = 1, TRIGGERED_EARLY = 2 };
 
@@ -243,10 +253,12 @@ struct Machine {
     u64 events;   /* grows whenever something may have unblocked someone */
     u64 progress; /* grows whenever memory or a barrier changed */
     u64 random;
-    u64 clock;
-    u64 last_work; /* clock when asynchronous work last ran */
+    u64 ran;       /* warp instructions */
+    u64 last_work; /* how many had run when asynchronous work last did */
+    u64 work_changes; /* grows when work is sent off, and when it runs */
     void *sync_variables; /* history.c: what was published at an address */
     void *cancel;  /* clusterlaunchcontrol */
+    Clock *time;
 };
 
 /* ---- registers, and what everybody asks of the machine ------------------------------------------------------------------- */

@@ -4,6 +4,7 @@
  * in the cluster above bit 24. Whatever is touched is checked first: the space's bounds, the alignment, the history.
  */
 #include "memory.h"
+#include "clock.h"
 #include "findings.h"
 #include "knowledge.h"
 #include "numerics.h"
@@ -172,6 +173,7 @@ bool global_write(Warp *w, const Ins *i, const Access *a, u64 address, const voi
 /* 4-byte banks; a pass serves 32 lanes of 4 bytes, 16 of 8 or 8 of 16. Lanes that want the same word share a pass. */
 void count_wavefronts(Warp *w, const Ins *i, u32 lanes, const u32 *address, u32 bytes, bool write) {
     Counter *c = counter(w, i);
+    u64 before = c->wavefronts;
     int together = bytes <= 4 ? 32 : bytes == 8 ? 16 : 8;
     (void)write;
     for (int first = 0; first < LANES; first += together) {
@@ -193,6 +195,7 @@ void count_wavefronts(Warp *w, const Ins *i, u32 lanes, const u32 *address, u32 
         c->wavefronts += passes;
         c->wavefronts_needed += (distinct + 31) / 32;
     }
+    clock_shared(w, c->wavefronts - before);
 }
 
 void count_sectors(Warp *w, const Ins *i, u32 lanes, const u64 *address, u32 bytes) {
@@ -207,6 +210,7 @@ void count_sectors(Warp *w, const Ins *i, u32 lanes, const u64 *address, u32 byt
         }
     }
     counter(w, i)->sectors += n;
+    clock_global(w, i, sector, n);
 }
 
 /* ---- ld and st ---------------------------------------------------------------------------------------------------------- */
