@@ -97,6 +97,24 @@ def test_a_load_moves_ahead_of_its_use_by_the_window_and_no_more():
     assert clocks(16) - clocks(48) == pytest.approx(7 * (H200.shared_latency - 16), abs=20)
 
 
+def test_stalls_are_told_by_line_and_by_warp():
+    """Warp 1 waits for warp 0 at a barrier; warp 0 waits for its chain, and for HBM."""
+    body = "setp.ne.u32 %p1, %r3, 0; @%p1 bra MEET; ld.global.f32 %f1, [%rd1];\n" + "ex2.approx.ftz.f32 %f1, %f1;" * 20
+    body += "\nMEET: bar.sync 0;"
+    run = timed(body, block=64)
+    (at_barrier, waits), (at_chain, works) = run.stalls()[:2]
+    first, second = (int(at.removeprefix("PTX line ")) for at in (at_chain, at_barrier))
+    assert second == first + 1 and next(iter(waits)) == "barrier" and set(works) >= {"short", "long"}
+    zero, one = run.clock.warps
+    assert zero["long"] == pytest.approx(H200.hbm_latency, abs=60) and one["long"] == 0
+    assert zero["short"] == pytest.approx(20 * H200.special_latency, abs=60)
+    assert one["barrier"] == pytest.approx(H200.hbm_latency + 20 * H200.special_latency, abs=60)
+    assert one["lived"] == pytest.approx(one["issued"] + sum(v for k, v in one.items() if k not in ("issued", "lived")))
+    for says in ("predicted on h200", "start, steady, drain", "busiest units", "stalls per issue", "barrier"):
+        assert says in run.report()
+    assert "predicted" not in timed(body, block=64, clock=None).report()
+
+
 # ---- memory
 
 
@@ -323,6 +341,18 @@ def test_kernels_do_the_same_with_a_clock(name, monkeypatch):
     assert first.clock.stalls_of == again.clock.stalls_of
     counted = ("global_bytes_read", "global_bytes_written", "shared_bytes_written", "tensor_flops", "bank_conflicts")
     assert all(first.counters[c] == plain.counters[c] for c in counted)
+
+
+def test_where_the_hosts_tensors_lie_means_nothing():
+    """Two sums of the same tensor, at two places of the host's memory."""
+    body = "mul.wide.u32 %rd2, %r2, 16; add.s64 %rd1, %rd1, %rd2;" + "".join(
+        f"ld.global.v4.f32 {{%f1, %f2, %f3, %f4}}, [%rd1+{64 * k}]; add.f32 %f5, %f1, %f2;" for k in range(64)
+    )
+    text, found = FRAME.format(body=body, target="sm_90a"), set()
+    for at in (0, 16, 48, 1 << 12):
+        run = launch(text, grid=1, block=64, args=[torch.zeros(1 << 14)[at : at + 8192], 0], clock="h200", checks=False)
+        found.add(run.clock.clocks)
+    assert len(found) == 1
 
 
 def test_a_deadlock_is_found_with_a_clock_too():

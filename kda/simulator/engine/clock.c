@@ -34,6 +34,7 @@ Clock *new_clock(Machine *m) {
     for (s32 k = 0; k < c->nsms; k++) c->sm[k].tag = calloc(c->p->l1_lines + 1, sizeof(u64));
     c->room = 1 << 16;
     c->sector = calloc(c->room, sizeof *c->sector);
+    c->region = calloc(m->launch->nregions + 1, sizeof *c->region);
     return c;
 }
 
@@ -55,6 +56,7 @@ void free_clock(Machine *m) {
     busy[UNIT_HBM] = c->hbm.busy;
     free(c->sm);
     free(c->sector);
+    free(c->region);
     free(c);
     m->time = NULL;
 }
@@ -194,6 +196,16 @@ void clock_done(Warp *w, const Ins *i, bool was_blocked, bool blocked) {
 
 /* ---- memory ------------------------------------------------------------------------------------------------------------- */
 
+/* A sector of the host's memory as one of the launch's: each region begins a line of its own, as a GPU allocates it. */
+static u64 sector_of(const Machine *m, u64 sector) {
+    Clock *c = m->time;
+    const Region *r = region_at(m->launch, sector * SECTOR + SECTOR - 1);
+    if (!r) return sector;
+    u64 *number = &c->region[r - m->launch->regions];
+    if (!*number) *number = ++c->regions;
+    return *number << 40 | (sector - r->address / SECTOR);
+}
+
 static u64 place_of(const Clock *c, u64 sector) {
     u64 at = (sector * 0x9e3779b97f4a7c15u >> 20) & (c->room - 1);
     while (c->sector[at] && c->sector[at] != sector + 1) at = (at + 1) & (c->room - 1);
@@ -241,7 +253,8 @@ void clock_global(Warp *w, const Ins *i, const u64 *sector, int n) {
     bool store = timing_of(w, i)->flags & STORES, past = timing_of(w, i)->flags & (STORES | PAST_L1);
     double at = latest(t->at, take(&s->shared, t->slot, latest(n / (double)SECTORS_OF_A_LINE, 1)));
     for (int k = 0; k < n; k++) {
-        double there = !past && in_l1(c, s, sector[k]) ? at + c->p->l1_latency : through_l2(c, at, sector[k], store);
+        u64 which = sector_of(w->machine, sector[k]);
+        double there = !past && in_l1(c, s, which) ? at + c->p->l1_latency : through_l2(c, at, which, store);
         if (!store) t->loaded = latest(t->loaded, there);
     }
 }
@@ -266,7 +279,7 @@ double clock_bulk(Warp *w, u64 address, u64 bytes, bool store) {
     Clock *c = w->machine->time;
     const ClockSetting *p = c->p;
     double begins = take(&sm_of(w)->tma, latest(w->time->at, c->now), bytes / p->tma_rate) + (store ? 0 : p->tma_latency), done = begins;
-    for (u64 s = address / SECTOR; bytes && s <= (address + bytes - 1) / SECTOR; s++) done = latest(done, through_l2(c, begins, s, store));
+    for (u64 s = address / SECTOR; bytes && s <= (address + bytes - 1) / SECTOR; s++) done = latest(done, through_l2(c, begins, sector_of(w->machine, s), store));
     return done + (store ? p->tma_latency : 0);
 }
 

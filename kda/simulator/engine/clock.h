@@ -82,6 +82,7 @@ struct Clock {
     Sm *sm; /* by the rank in the cluster */
     Unit l2, hbm;
     u64 *sector, sectors, room; /* of 32 bytes that the launch has touched: a hash table */
+    u64 *region, regions; /* the number of each region: in the order of their first use, as the host's addresses mean nothing */
     double now;        /* of the event at hand */
     const Cta *acting; /* whose warp it is; NULL: asynchronous work */
 };
@@ -122,7 +123,7 @@ static inline void wake_at(Warp *w, double at) { /* it goes on no sooner */
     if (w->time && at > w->time->wake) w->time->wake = at;
 }
 void clock_shared(Warp *w, u64 passes);
-void clock_global(Warp *w, const Ins *i, const u64 *sector, int n);
+void clock_global(Warp *w, const Ins *i, const u64 *sector, int n); /* sectors: addresses / 32 */
 void clock_wgmma(Warp *w, const Ins *i);
 void clock_wgmma_commit(Warp *w, u32 group);
 void clock_wgmma_wait(Warp *w, u32 group);

@@ -291,6 +291,18 @@ static inline void set_pred(Warp *w, s32 offset, u32 lanes, u32 bits) {
 static inline Counter *counter(const Warp *w, const Ins *i) { return &w->machine->launch->counters[i->index]; }
 static inline Split *current_split(Warp *w) { return &w->split[w->current]; }
 
+static inline Region *region_at(const Launch *launch, u64 address) { /* the last region that starts at or before it */
+    s32 low = 0, high = launch->nregions;
+    while (low < high) {
+        s32 mid = (low + high) / 2;
+        if (launch->regions[mid].address <= address)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low ? &launch->regions[low - 1] : NULL;
+}
+
 static inline void machine_event(Machine *m) { /* something may have unblocked someone */
     m->events++;
     m->progress++;

@@ -43,18 +43,6 @@ u8 *shared_bytes(Warp *w, const Ins *i, int lane, u32 address, u64 n, u64 align,
     return owner->shared + at;
 }
 
-static Region *region_at(const Launch *launch, u64 address) { /* the last region that starts at or before it */
-    s32 low = 0, high = launch->nregions;
-    while (low < high) {
-        s32 mid = (low + high) / 2;
-        if (launch->regions[mid].address <= address)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return low ? &launch->regions[low - 1] : NULL;
-}
-
 u8 *global_bytes(Warp *w, const Ins *i, int lane, u64 address, u64 n, u64 align, bool write, Region **region) {
     Region *r = region_at(w->machine->launch, address);
     if (!r || address + n > r->address + r->size) {

@@ -168,7 +168,7 @@ def _behind(run):
 
 
 def together(runs):
-    """Seconds of launches one after the other; a programmatic dependent launch begins before the one ahead has ended."""
+    """Seconds of launches one after the other; a programmatic dependent launch overlaps the one ahead of it."""
     begins = end = previous = 0.0
     for run in runs:
         scale = 1e-9 / run.clock.chip.gigahertz
