@@ -12,8 +12,6 @@
 
 enum { SECTOR = 32, SECTORS_OF_A_LINE = 4 };
 
-static Sm *sm_of(const Warp *w) { return &w->machine->time->sm[w->cta->rank]; }
-
 static double latest(double a, double b) { return a > b ? a : b; }
 
 static double take(Unit *u, double at, double busy) { /* when the unit begins */
@@ -29,7 +27,7 @@ Clock *new_clock(Machine *m) {
     const u32 *size = m->launch->cluster;
     Clock *c = calloc(1, sizeof *c);
     c->p = m->launch->clock;
-    c->nsms = (s32)(size[0] * size[1] * size[2]);
+    c->nsms = (s32)(c->p->slots * size[0] * size[1] * size[2]);
     c->sm = calloc(c->nsms, sizeof *c->sm);
     for (s32 k = 0; k < c->nsms; k++) c->sm[k].tag = calloc(c->p->l1_lines + 1, sizeof(u64));
     c->room = 1 << 16;

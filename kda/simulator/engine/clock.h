@@ -44,8 +44,9 @@ struct ClockSetting {
     const Timing *timing;
     const s32 *registers;
     s64 nregisters;
-    u64 share;    /* clusters that run in detail, the first ones: those that one SM, or a cluster's SMs, would be given */
-    u64 resident; /* of them at once */
+    u64 detailed; /* clusters that run in detail, the first ones */
+    u64 slots;    /* places for them: an SM each, or the SMs of a cluster */
+    u64 resident; /* clusters at once in a slot */
     u64 l1_lines; /* of 128 bytes */
     double ahead; /* when the grid ahead has ended; griddepcontrol.wait waits for it */
     double window;
@@ -79,11 +80,12 @@ typedef struct {
 struct Clock {
     ClockSetting *p;
     s32 nsms;
-    Sm *sm; /* by the rank in the cluster */
+    Sm *sm; /* [slot][rank in the cluster] */
     Unit l2, hbm;
     u64 *sector, sectors, room; /* of 32 bytes that the launch has touched: a hash table */
     u64 *region, regions; /* the number of each region: in the order of their first use, as the host's addresses mean nothing */
     double now;        /* of the event at hand */
+    s32 next_slot;     /* of the cluster that begins next */
     const Cta *acting; /* whose warp it is; NULL: asynchronous work */
 };
 
@@ -104,6 +106,8 @@ struct WarpTime {
     s32 quarter;
     u8 last_why;
 };
+
+static inline Sm *sm_of(const Warp *w) { return &w->machine->time->sm[w->cluster->slot * w->cluster->nctas + w->cta->rank]; }
 
 Clock *new_clock(Machine *m);
 void free_clock(Machine *m); /* leaves its results in the setting */

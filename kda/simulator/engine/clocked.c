@@ -1,7 +1,7 @@
 /* The schedule with a clock: who is earliest goes first, a warp or the end of some asynchronous work.
  *
- * The first clusters of the grid run in detail, as the SMs of one cluster would be given them: so many at once, the next one when one
- * has ended. A warp that waits asks again after any event, at that event's time. What is asked for is the time alone: all bits are those of
+ * The first clusters of the grid run in detail, in slots (an SM, or the SMs of a cluster): so many at once in each, the next one when
+ * one has ended. A warp that waits asks again after any event, at that event's time. What is asked for is the time alone: all bits are those of
  * any other schedule.
  */
 #include "clocked.h"
@@ -24,7 +24,7 @@ static void begin_in_turn(Queue *q, const Clock *c) { /* the first of a queue wh
     double begins = work->sent > q->free_at ? work->sent : q->free_at;
     q->free_at = begins + work->duration;
     work->finish = q->free_at + work->tail;
-    c->sm[work->warp->cta->rank].tcgen05.busy += work->duration;
+    sm_of(work->warp)->tcgen05.busy += work->duration;
 }
 
 typedef struct {
@@ -101,10 +101,24 @@ static void run_turn(Warp *w, double until) {
 
 /* ---- clusters ----------------------------------------------------------------------------------------------------------- */
 
+static u64 resident(const Machine *m, s32 slot) {
+    u64 n = 0;
+    for (const Cluster *c = m->clusters; c; c = c->next) n += c->slot == slot;
+    return n;
+}
+
+static s32 emptiest_slot(const Machine *m) {
+    s32 found = 0;
+    for (s32 slot = 1; slot < (s32)m->time->p->slots; slot++)
+        if (resident(m, slot) < resident(m, found)) found = slot;
+    return found;
+}
+
 static void begin_cluster(Machine *m) {
     const ClockSetting *p = m->time->p;
+    m->time->next_slot = emptiest_slot(m);
     add_cluster(m);
-    if (m->next_cluster <= p->share) p->begun[m->next_cluster - 1] = m->time->now;
+    if (m->next_cluster <= p->detailed) p->begun[m->next_cluster - 1] = m->time->now;
 }
 
 static void end_clusters(Machine *m) { /* whose warps and whose asynchronous work have ended */
@@ -117,16 +131,10 @@ static void end_clusters(Machine *m) { /* whose warps and whose asynchronous wor
         }
         *at = c->next;
         if (c->ends_at > p->end) p->end = c->ends_at;
-        if (c->serial <= p->share) p->ended[c->serial - 1] = c->ends_at;
+        if (c->serial <= p->detailed) p->ended[c->serial - 1] = c->ends_at;
         end_cluster(c);
         m->progress++;
     }
-}
-
-static u64 resident(const Machine *m) {
-    u64 n = 0;
-    for (const Cluster *c = m->clusters; c; c = c->next) n++;
-    return n;
 }
 
 /* ---- the schedule ------------------------------------------------------------------------------------------------------- */
@@ -151,9 +159,9 @@ void run_clocked(Machine *m) {
     const ClockSetting *p = m->time->p;
     u64 all = m->total_clusters, events = 0, looked = 0;
     Next next = {.at = INFINITY, .changes = (u64)-1};
-    m->total_clusters = p->share < all ? p->share : all;
+    m->total_clusters = p->detailed < all ? p->detailed : all;
     while (!launch->stopped) {
-        while (resident(m) < p->resident && m->next_cluster < m->total_clusters) begin_cluster(m);
+        while (m->next_cluster < m->total_clusters && resident(m, emptiest_slot(m)) < p->resident) begin_cluster(m);
         if (!m->clusters) break;
         if (events != m->events) {
             events = m->events;

@@ -135,6 +135,7 @@ Cluster *start_cluster(Machine *m) {
     c->capacity = c->width + MBARRIERS_OF_A_CTA * c->nctas;
     c->running = c->nctas;
     c->queues.next = c->queues.previous = &c->queues;
+    c->slot = m->time ? m->time->next_slot : 0;
     c->cta = calloc(c->nctas, sizeof(Cta));
     for (s32 t = 0; t < c->nctas; t++) start_cta(c, t);
     m->launch->launched_clusters++;

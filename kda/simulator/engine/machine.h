@@ -192,6 +192,7 @@ struct Cluster {
     Knowledge gathering, done;
     double done_at;      /* when the last warp arrived at barrier.cluster */
     double ends_at;      /* when the latest of its work so far was done */
+    s32 slot;            /* where it runs: the first, second, ... of the places in detail */
     Queue queues;        /* head of the ring of its queues */
     void *spare;         /* memory of Knowledge that nobody has any more: each piece begins with a pointer to the next */
     Cluster *next;

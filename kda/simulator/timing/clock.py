@@ -1,7 +1,7 @@
 """The clock of a launch: what it is set to, and the time that it says.
 
-The clusters that one SM would be given (or the SMs of one cluster) run in detail, and the others as without a clock:
-every SM is taken to do alike. L2 and HBM are shared among the SMs that the launch keeps busy.
+The clusters that a few SMs would be given run in detail, and the others as without a clock: every SM is taken to do
+alike. L2 and HBM are shared among the SMs that the launch keeps busy.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from kda.simulator.timing.chips import Chip, chip_of
 
 REGISTERS_OF_AN_SM, WARPS_OF_AN_SM, CTAS_OF_AN_SM = 1 << 16, 64, 32
 SHARED_OF_A_CTA = 1024  # that the system keeps
+SMS_IN_DETAIL = 8
 
 
 class Setting(NamedTuple):
@@ -37,7 +38,7 @@ class Clock:
     drain: float
     resident: int  # clusters at once on an SM, or on a cluster's SMs
     share: int  # clusters that the busiest SM is given
-    detailed: int  # of them, those that ran in detail
+    detailed: int  # clusters that ran in detail
     triggered: float  # when launch_dependents had run everywhere; the end, if it never has
     leaves_room: bool  # for CTAs of a dependent launch like these
     begins: float | None  # after the launch ahead, which it overlaps; None: it comes after all before
@@ -85,9 +86,10 @@ class Timer:
         self.resident = resident_ctas(chip, program, block, registers, shared)
         slots = chip.slots(size)
         self.share = math.ceil(total / slots)
-        self.detailed = min(self.share, here)
+        self._side_by_side = max(1, min(SMS_IN_DETAIL // size, here // self.share))
+        self.detailed = min(self._side_by_side * self.share, here)
         self._used = min(self.resident, self.share)
-        busy = min(total, slots) * size  # SMs that the launch keeps busy
+        at_once = min(total, slots * self._used)  # clusters of the whole launch that share L2 and HBM
         self.begins, ahead = _behind(behind)
 
         table = (Timing * program.count)()
@@ -98,14 +100,15 @@ class Timer:
         self._warps = (ctypes.c_double * (warps * OF_A_WARP))()
         self._begun, self._ended = ((ctypes.c_double * max(self.detailed, 1))() for _ in range(2))
         constants = {name: getattr(chip, name) for name in CLOCK_CONSTANTS}
-        constants["l2_rate"] = min(chip.l2_rate_sm, chip.l2_rate / busy) * size
-        constants["hbm_rate"] = min(chip.hbm_rate_sm, chip.hbm_rate / busy) * size
+        for rate, most in (("l2_rate", chip.l2_rate_sm), ("hbm_rate", chip.hbm_rate_sm)):
+            constants[rate] = min(most * size, constants[rate] / at_once * self._used) * self._side_by_side
         taken = self._used * (shared + SHARED_OF_A_CTA)
         self.record = ClockSetting(
             timing=ctypes.addressof(table),
             registers=ctypes.addressof(registers_),
             nregisters=numbers,
-            share=self.detailed,
+            detailed=self.detailed,
+            slots=self._side_by_side,
             resident=self.resident,
             l1_lines=max(0, int(chip.l1_bytes) - taken) // 128,
             ahead=ahead,
@@ -119,7 +122,7 @@ class Timer:
 
     def clock(self):
         record, ended = self.record, sorted(self._ended)
-        at_once = min(self._used, self.detailed)
+        at_once = min(self._used * self._side_by_side, self.detailed)
         full = ended[self.detailed - at_once]  # from here on fewer than could be are resident
         clocks = record.end + self._waves(ended, at_once)
         units = {name: busy / record.end for name, busy in zip(UNITS, record.busy)} if record.end else {}
@@ -149,8 +152,8 @@ class Timer:
         )
 
     def _waves(self, ended, at_once):
-        """Clocks of the clusters that did not run in detail: at the rate of those that did."""
-        left = self.share - self.detailed
+        """Clocks of the clusters that did not run in detail: at the rate of those that did, all in one slot."""
+        left = self.share * self._side_by_side - self.detailed
         if not left:
             return 0.0
         if self.detailed > at_once:

@@ -141,7 +141,7 @@ def _wgmma(ins, chip):
 
 
 def _tcgen05(ins, chip):
-    return Cost(latency=chip.alu_latency, stall="tensor")
+    return Cost(latency=chip.tmem_latency if ins.parts[1] == "ld" else chip.alu_latency, stall="tensor")
 
 
 def _barrier(ins, chip):
