@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from . import call_sites, store
+from .code import entries
 from .errors import BuildError, MissingCompilerError
-from .kernel import Kernel, entries
+from .kernel import Kernel
 from .launching import taker
 from .recipes import ConfiguredRecipe, imported
 from .target import Target, parse

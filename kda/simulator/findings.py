@@ -61,6 +61,7 @@ KINDS = {
         "uses a register of a tcgen05.ld that no tcgen05.wait::ld has waited for",
         forgiven=True,
     ),
+    32: Kind("peer-exited", "{t}", forgiven=True),
 }
 SPACES = ("shared memory", "global memory", "tensor memory")
 ACTORS = (

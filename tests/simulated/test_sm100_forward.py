@@ -361,7 +361,7 @@ def test_a_forward_that_is_recorded_is_made_by_who_takes_the_backward():
         assert recorder(problem, "sm90") == "sm90"
 
 
-@pytest.mark.parametrize(("save", "said"), [("products", True), ("nothing", False)])
+@pytest.mark.parametrize(("save", "said"), [(Save.PRODUCTS, True), (Save.NOTHING, False)])
 def test_explain_says_who_makes_a_forward_that_is_recorded(save, said, monkeypatch, capsys):
     monkeypatch.setattr(api, "_save", lambda inputs, options: save)             # as on a GPU; as here
     case = case_of(T=33)

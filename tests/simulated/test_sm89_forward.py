@@ -268,13 +268,13 @@ def test_a_memory_of_all_tokens_has_errors_below_3e_6():
 
 FAULTS = {
     "a token does not read what it wrote": Fault(
-        "parts/pairs.cuh", "pairs[9 * j] = fmaf(q[j], kd, pairs[9 * j]);", "", "wrong answer",
+        "parts/pairs.cuh", "pairs[9 * j] = fmaf(q[j], k[j], pairs[9 * j]);", "", "wrong answer",
     ),
     "the decay of a row is that of the row before": Fault(
-        "parts/pairs.cuh", "kd *= decay[i];", "kd *= decay[i - 1];", "wrong answer",
+        "parts/pairs.cuh", "x *= decay[i];", "x *= decay[i - 1];", "wrong answer",
     ),
     "a half takes the decay of the wrong side": Fault(
-        "fwd/prepare.cu", "second ? around.before : around.after",
+        "parts/pairs.cuh", "second ? around.before : around.after",
         "second ? around.after : around.before", "wrong answer",
     ),
     "lo is left out": Fault("parts/products.cuh", "mma(small, a.lo, b.hi);", "", "wrong answer"),

@@ -179,7 +179,7 @@ RECORDED = {
 def recorded(monkeypatch):
     """A recorded call as on a GPU, where it keeps A_qk and A_inv: the case, what was found, and the budgets."""
     pytest.importorskip("triton")
-    monkeypatch.setattr("kda.api._save", lambda inputs, options: "products")
+    monkeypatch.setattr("kda.api._save", lambda inputs, options: Save.PRODUCTS)
 
     def call(name):
         case, at = drawn(K=64, **RECORDED[name]), SimulatedDoor("sm90", parse("sm90"))

@@ -9,6 +9,7 @@
 #include "findings.h"
 #include "knowledge.h"
 #include "memory.h"
+#include "visits.h"
 
 #include <stdio.h>
 
@@ -340,6 +341,7 @@ static Outcome op_mbarrier_arrive(Warp *w, const Ins *i, u32 lanes) {
         if (b == ended)
             find(w, i, l, BAD_MBARRIER, address, 8, "lane %d arrives after other lanes of the same instruction have ended the phase: %lld arrivals are too few",
                  l, (long long)b->expected);
+        note_visit(w, i, b->cta);
         if (i->arg[3] >= 0) expect_tx(b, R32(w, i->arg[3])[l]);
         if (i->mod[2]) b->expected -= count;
         u64 before = state_of(b), phase = b->phase;
@@ -360,6 +362,7 @@ static Outcome op_mbarrier_tx(Warp *w, const Ins *i, u32 lanes) {
         Mbarrier *b = mbarrier_at(w, i, l, operand_address(w, i, 0, l), true);
         if (!b) continue;
         u32 bytes = R32(w, i->arg[1])[l];
+        note_visit(w, i, b->cta);
         if (i->mod[2])
             mbarrier_complete_tx(b, bytes, NULL);
         else

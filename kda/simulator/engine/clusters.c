@@ -6,6 +6,7 @@
 #include "memory.h"
 #include "registers.h"
 #include "tmem.h"
+#include "visits.h"
 #include "wgmma.h"
 
 enum { MBARRIERS_OF_A_CTA = 128 };
@@ -163,6 +164,7 @@ void end_cluster(Cluster *c) {
         free(cta->warp);
         free(cta->shared);
         free(cta->shared_history);
+        free_visits(cta);
         free(cta->mbarrier);
     }
     free_knowledge(c, &c->gathering);

@@ -175,6 +175,7 @@ struct Cta {
     NamedBarrier barrier[NAMED_BARRIERS];
     Queue *tensor_queue;
     void *tmem;          /* owned by tmem.c */
+    void *visits;        /* owned by visits.c */
     s32 register_pool;
     bool exited, triggered; /* triggered: has run griddepcontrol.launch_dependents */
 };

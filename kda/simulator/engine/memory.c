@@ -8,6 +8,7 @@
 #include "findings.h"
 #include "knowledge.h"
 #include "numerics.h"
+#include "visits.h"
 
 /* ---- places ------------------------------------------------------------------------------------------------------------- */
 
@@ -101,6 +102,7 @@ bool shared_read(Warp *w, const Ins *i, const Access *a, u32 address, void *to, 
         memset(to, 0xff, n);
         return false;
     }
+    if (!a->async) note_visit(w, i, cta);
     if (cta->shared_history) history_read(cta->shared_history + at, n, a, shared_address(cta, at));
     memcpy(to, p, n);
     counter(w, i)->shared_read += n;
@@ -119,6 +121,7 @@ bool shared_write(Warp *w, const Ins *i, const Access *a, u32 address, const voi
     u8 *p = shared_bytes(w, i, a->lane, address, n, align, &cta, &at);
     if (!p) return false;
     guard_mbarriers(w, i, a->lane, cta, at, n);
+    if (!a->async) note_visit(w, i, cta);
     if (cta->shared_history) history_write(cta->shared_history + at, n, a, shared_address(cta, at), p, from);
     memcpy(p, from, n);
     counter(w, i)->shared_written += n;

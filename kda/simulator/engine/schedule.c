@@ -8,6 +8,7 @@
 #include "clusters.h"
 #include "findings.h"
 #include "tmem.h"
+#include "visits.h"
 #include "warps.h"
 #include "work.h"
 
@@ -95,6 +96,7 @@ void retire(Warp *w) {
     w->born = 0;
     if (!--w->cta->running) {
         w->cta->exited = true;
+        visits_at_exit(w->cta);
         w->cluster->running--;
     }
     machine_event(w->machine);
