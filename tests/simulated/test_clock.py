@@ -7,7 +7,7 @@ import pytest
 import tensor_core
 import torch
 
-from kda.simulator import capture
+from kda.simulator import CaptureError, capture
 from kda.simulator.launches import LaunchError, launch
 from kda.simulator.timing.chips import CHIPS, assumed
 from kda.simulator.timing.clock import Setting, longer, together
@@ -396,10 +396,30 @@ def test_programs_read_the_time():
     assert X.view(torch.int32)[0].item() == pytest.approx(50 * H200.fma_latency, abs=8)
 
 
-def test_a_capture_has_a_clock(tmp_path):
+def test_a_capture_has_a_clock_if_it_is_asked_for_one():
     with capture(arch="sm_90a", clock=True) as session:
         pass
     assert session.milliseconds == 0
+    with capture(arch="sm_90a") as session, pytest.raises(CaptureError, match="clock=True"):
+        assert session.milliseconds
+
+
+def test_who_spins_for_a_cta_that_does_not_run_in_detail_is_not_left_alone():
+    """CTA 0 waits for a flag that the last one sets: of 40 CTAs, eight SMs in detail hold eight."""
+    last = "mov.u32 %r5, %ctaid.x; setp.ne.u32 %p1, %r5, 39; @!%p1 st.release.gpu.global.u32 [%rd1], 1;"
+    spin = (
+        "setp.ne.u32 %p1, %r5, 0; @%p1 bra END; AGAIN: ld.acquire.gpu.global.u32 %r6, [%rd1]; setp.eq.u32 %p2, %r6, 0;"
+    )
+    run = timed(f"{last} {spin} @%p2 bra AGAIN; END:", grid=40, limit=20_000_000)
+    assert run.counters["clusters"] == 40
+
+
+@pytest.mark.simulated_only
+@pytest.mark.parametrize("fault", planted.FAULTS, ids=lambda f: f"{f.kernel}: {f.says}".replace(" ", "-"))
+def test_a_planted_fault_is_noticed_with_a_clock_unless_a_wait_that_gives_up_is_its_whole_point(fault):
+    """A try_wait waits until the phase ends, where without a clock it gives up once."""
+    asks_once = any("bra WAIT_" in old for old, _ in fault.edits)
+    assert planted.verdict(fault, clock=True) or asks_once
 
 
 @pytest.mark.parametrize("clock, says", [("h300", "is no chip with a clock"), ("a100", "sm_80")])

@@ -49,8 +49,10 @@ class Session:
 
     @property
     def milliseconds(self) -> float:
-        """The predicted time of all launches so far, one after the other, of a capture with a clock."""
-        return 1e3 * together(self.runs)
+        """The predicted time of all launches so far, one after the other."""
+        if not self.options.get("clock"):
+            raise CaptureError("this capture has no clock. Use capture(..., clock=True), or the name of a chip.")
+        return 1e3 * together([run for run in self.runs if run.clock])
 
     def launch(self, launch: Launch) -> Any:
         """Simulate a launch; its tensors are written in place."""

@@ -121,6 +121,16 @@ static void begin_cluster(Machine *m) {
     if (m->next_cluster <= p->detailed) p->begun[m->next_cluster - 1] = m->time->now;
 }
 
+/* Warps spin, or wait, for what none of them will do: all clusters run in detail now, and more at once, twice as many as there are. */
+static bool begin_others(Machine *m, u64 all) {
+    u64 begins = 0;
+    m->total_clusters = all;
+    for (const Cluster *c = m->clusters; c; c = c->next) begins++;
+    if (begins > all - m->next_cluster) begins = all - m->next_cluster;
+    for (u64 n = 0; n < begins; n++) begin_cluster(m);
+    return begins;
+}
+
 static void end_clusters(Machine *m) { /* whose warps and whose asynchronous work have ended */
     ClockSetting *p = m->time->p;
     for (Cluster **at = &m->clusters; *at;) {
@@ -175,10 +185,7 @@ void run_clocked(Machine *m) {
             if (launch->limit && launch->issued > launch->limit) report_limit(m);
             continue;
         }
-        if (m->next_cluster < all)
-            begin_cluster(m);
-        else if (!spinning && !give_up_a_wait(m))
-            report_deadlock(m);
+        if (!begin_others(m, all) && !spinning && !give_up_a_wait(m)) report_deadlock(m);
     }
     m->total_clusters = all;
     for (Cluster *c = m->clusters; c; c = m->clusters) { /* after a finding that ends the launch */
