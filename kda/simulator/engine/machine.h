@@ -5,11 +5,12 @@
  *
  * The engine has floors, and no file calls one above its own:
  *     launch.c                        the entry, and the table of all handlers
- *     schedule.c, warps.c             which warp runs, and which of its lanes
+ *     clocked.c, schedule.c, warps.c  which warp runs, with a clock and without one, and which of its lanes
  *     clusters.c                      CTAs and warps, made and unmade
  *     one file per family             tcgen05.c and tma.c above tmem.c and copies.c, those above barriers.c and registers.c
  *     memory.c                        loads, stores, atomics
  *     history.c, work.c, knowledge.c  last accesses; asynchronous work; who is ordered after whom
+ *     clock.c                         the time of all this, if it is asked for
  *     findings.c, machine.h, instructions.h
  */
 #pragma once
