@@ -11,6 +11,7 @@ from ...compile.launching import Launch
 from ...errors import KdaError
 from .. import launches, tensormap
 from ..chips import Chip
+from ..timing.clock import together
 from . import memory
 from .devices import runs
 
@@ -45,6 +46,13 @@ class Session:
     def notes(self) -> list[Any]:
         """Rules broken in all runs that silicon and compilers forgive; errors, if the capture is strict."""
         return [note for run in self.runs for note in run.notes]
+
+    @property
+    def milliseconds(self) -> float:
+        """The predicted time of all launches so far, one after the other."""
+        if not self.options.get("clock"):
+            raise CaptureError("this capture has no clock. Use capture(..., clock=True), or the name of a chip.")
+        return 1e3 * together([run for run in self.runs if run.clock])
 
     def launch(self, launch: Launch) -> Any:
         """Simulate a launch; its tensors are written in place."""

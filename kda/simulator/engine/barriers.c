@@ -5,6 +5,7 @@
  * zero; its clock then stands for the copies that the phase tracked.
  */
 #include "barriers.h"
+#include "clock.h"
 #include "findings.h"
 #include "knowledge.h"
 #include "memory.h"
@@ -28,6 +29,7 @@ static void complete_bar(Cta *cta, NamedBarrier *b) {
     b->arrived = 0;
     b->arrived_warps = 0;
     b->reduced_last = b->reduced;
+    b->done_at = time_of(cta->machine);
     machine_event(cta->machine);
 }
 
@@ -77,6 +79,10 @@ static Outcome op_bar(Warp *w, const Ins *i, u32 lanes) {
     if (b->generation < s->ticket) return BLOCK;
     w->machine->launch->barrier_waits++;
     acquire_from(w, &b->done);
+    if (w->time) {
+        const ClockSetting *p = w->machine->time->p;
+        wake_at(w, b->done_at + p->barrier_base + p->barrier_warp * required / LANES);
+    }
     if (op == BAR_POPC) EACH_LANE(lanes, { R32(w, i->arg[0])[l] = b->reduced_last; });
     if (op > BAR_POPC) set_pred(w, i->arg[0], lanes, b->reduced_last ? FULL : 0);
     return YIELD;
@@ -100,6 +106,7 @@ static void complete_cluster_barrier(Cluster *c) {
         }
     learn(c, &c->done, &c->gathering);
     c->generation++;
+    c->done_at = time_of(c->machine);
     machine_event(c->machine);
 }
 
@@ -136,6 +143,7 @@ static Outcome op_cluster_wait(Warp *w, const Ins *i, u32 lanes) {
     w->lanes_met = w->cluster_clock;
     w->machine->launch->barrier_waits++;
     acquire_from(w, &c->done);
+    if (w->time) wake_at(w, c->done_at + (c->nctas > 1 ? w->machine->time->p->cluster_wake : w->machine->time->p->barrier_base));
     return YIELD;
 }
 
@@ -208,6 +216,8 @@ static void broken_count(Mbarrier *b, const char *what, s64 value) {
 static void end_phase_if_due(Mbarrier *b) {
     if (b->pending || b->tx) return;
     b->phase++;
+    b->done_at = b->arrived_at;
+    b->arrived_at = 0;
     b->pending = b->expected;
     Cluster *c = b->cta->cluster;
     knows_of(&b->arriving, (c->serial & 0xffff) << 16 | b->actor, (u32)b->phase);
@@ -215,7 +225,13 @@ static void end_phase_if_due(Mbarrier *b) {
     machine_event(c->machine);
 }
 
+static void note_arrival(Mbarrier *b) {
+    double at = clock_arrival(b->cta);
+    if (at > b->arrived_at) b->arrived_at = at;
+}
+
 void mbarrier_arrive(Mbarrier *b, u32 count, const Knowledge *from) {
+    note_arrival(b);
     if (from) learn(b->cta->cluster, &b->arriving, from);
     if (count > b->pending) {
         broken_count(b, "more arrivals than are pending: the count", b->pending - (s64)count);
@@ -227,6 +243,7 @@ void mbarrier_arrive(Mbarrier *b, u32 count, const Knowledge *from) {
 }
 
 void mbarrier_complete_tx(Mbarrier *b, s64 bytes, const Knowledge *from) {
+    note_arrival(b);
     if (from) learn(b->cta->cluster, &b->arriving, from);
     b->tx -= bytes;
     if (b->tx < -MOST_ARRIVALS) broken_count(b, "the count of bytes", b->tx);
@@ -378,6 +395,7 @@ static u32 completed(Warp *w, const Ins *i, u32 lanes) {
         }
         if (!done) continue;
         bits |= 1u << l;
+        if (w->time) wake_at(w, b->done_at + w->machine->time->p->mbarrier_wake);
         if (!i->mod[3]) acquire_from(w, &b->done);
     }
     return bits;
@@ -388,11 +406,12 @@ static Outcome op_test_wait(Warp *w, const Ins *i, u32 lanes) {
     return YIELD;
 }
 
-/* It may give up at any time, so it does the first time, against those who forget to ask again; in a loop it blocks. */
+/* It may give up at any time, so it does the first time, against those who forget to ask again; in a loop it blocks, and with a clock
+ * at once. */
 Outcome op_try_wait(Warp *w, const Ins *i, u32 lanes) {
     Split *s = current_split(w);
     u32 bits = completed(w, i, lanes);
-    bool again = s->tried == i->index + 1;
+    bool again = s->tried == i->index + 1 || w->time;
     if (bits != lanes && again && !w->machine->launch->stopped) return BLOCK;
     s->tried = bits != lanes ? i->index + 1 : 0;
     set_pred(w, i->arg[0], lanes, bits);
@@ -441,10 +460,14 @@ static Outcome op_fence(Warp *w, const Ins *i, u32 lanes) {
 static Outcome op_grid(Warp *w, const Ins *i, u32 lanes) {
     (void)lanes;
     Launch *launch = w->machine->launch;
-    if (i->mod[0])
+    if (i->mod[0]) {
         w->know.grid_ahead = true;
-    else
+        if (w->time) wake_at(w, w->machine->time->p->ahead);
+    } else {
         launch->triggered |= w->know.grid_ahead ? TRIGGERED : TRIGGERED | TRIGGERED_EARLY;
+        if (w->time && !w->cta->triggered) w->machine->time->p->triggered = time_of(w->machine);
+        w->cta->triggered = true;
+    }
     return NEXT;
 }
 

@@ -1,6 +1,7 @@
 /* Clusters, their CTAs and warps: made, and unmade. */
 #include "clusters.h"
 #include "barriers.h"
+#include "clock.h"
 #include "knowledge.h"
 #include "memory.h"
 #include "registers.h"
@@ -93,6 +94,7 @@ static void start_warp(Cta *cta, s32 index) {
     w->know = new_knowledge(cta->cluster);
     w->know.clock[SEEN][w->actor] = 1;
     w->max_registers = launch->max_registers;
+    clock_start_warp(w);
 }
 
 static void start_cta(Cluster *c, s32 rank) {
@@ -134,6 +136,7 @@ Cluster *start_cluster(Machine *m) {
     c->capacity = c->width + MBARRIERS_OF_A_CTA * c->nctas;
     c->running = c->nctas;
     c->queues.next = c->queues.previous = &c->queues;
+    c->slot = m->time ? m->time->next_slot : 0;
     c->cta = calloc(c->nctas, sizeof(Cta));
     for (s32 t = 0; t < c->nctas; t++) start_cta(c, t);
     m->launch->launched_clusters++;
@@ -141,6 +144,7 @@ Cluster *start_cluster(Machine *m) {
 }
 
 static void end_warp(Warp *w) {
+    clock_end_warp(w);
     wgmma_at_exit(w);
     registers_at_exit(w);
     free(w->regs);

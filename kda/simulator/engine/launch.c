@@ -1,5 +1,7 @@
 /* A launch from start to end, the table of all handlers, and the functions that Python calls. */
 #include "cancel.h"
+#include "clock.h"
+#include "clocked.h"
 #include "clusters.h"
 #include "findings.h"
 #include "history.h"
@@ -85,6 +87,7 @@ EXPORT void simulate(Launch *launch) {
     m.random = launch->seed * 0x9e3779b97f4a7c15u | 1;
     m.total_clusters = 1;
     for (int d = 0; d < 3; d++) m.total_clusters *= launch->grid[d] / launch->cluster[d];
+    if (launch->clock) run_clocked(&m);
     run_machine(&m);
     while (m.clusters) {
         Cluster *c = m.clusters;
@@ -102,6 +105,6 @@ EXPORT void simulate(Launch *launch) {
 }
 
 EXPORT u64 sizes(s32 which) { /* so that Python can check its own idea of these records */
-    const u64 all[] = {sizeof(Launch), sizeof(Finding), sizeof(Counter), sizeof(Region), sizeof(InsRecord), sizeof(ConstantRecord)};
+    const u64 all[] = {sizeof(Launch), sizeof(Finding), sizeof(Counter), sizeof(Region), sizeof(InsRecord), sizeof(ConstantRecord), sizeof(Timing), sizeof(ClockSetting)};
     return which < (s32)(sizeof all / sizeof *all) ? all[which] : 0;
 }

@@ -5,11 +5,12 @@
  *
  * The engine has floors, and no file calls one above its own:
  *     launch.c                        the entry, and the table of all handlers
- *     schedule.c, warps.c             which warp runs, and which of its lanes
+ *     clocked.c, schedule.c, warps.c  which warp runs, with a clock and without one, and which of its lanes
  *     clusters.c                      CTAs and warps, made and unmade
  *     one file per family             tcgen05.c and tma.c above tmem.c and copies.c, those above barriers.c and registers.c
  *     memory.c                        loads, stores, atomics
  *     history.c, work.c, knowledge.c  last accesses; asynchronous work; who is ordered after whom
+ *     clock.c                         the time of all this, if it is asked for
  *     findings.c, machine.h, instructions.h
  */
 #pragma once
@@ -24,6 +25,9 @@ typedef struct Work Work;       /* work.h */
 typedef struct Cell Cell;       /* history.h */
 typedef struct Finding Finding; /* findings.h */
 typedef struct Foreign Foreign; /* knowledge.h: what is known of other clusters' actors */
+typedef struct Clock Clock;     /* clock.h: the time of a launch that is asked for it */
+typedef struct WarpTime WarpTime;
+typedef struct ClockSetting ClockSetting;
 
 /* ---- knowledge: who is ordered after what ------------------------------------------------------------------------------- */
 
@@ -67,6 +71,7 @@ struct Queue {
     Queue *next, *previous;
     Cluster *cluster;
     bool keep; /* stays when empty */
+    double free_at; /* when the work before is done */
 };
 
 /* ---- warps -------------------------------------------------------------------------------------------------------------- */
@@ -127,6 +132,7 @@ struct Warp {
     u32 cluster_clock;  /* its clock then */
     void *registers;    /* owned by registers.c */
     void *wgmma;        /* owned by wgmma.c */
+    WarpTime *time;     /* NULL without a clock */
 };
 
 enum { NAMED_BARRIERS = 16 };
@@ -138,6 +144,7 @@ typedef struct {
     u32 reduced, reduced_last; /* bar.red */
     Knowledge gathering, done;
     s32 ins;
+    double done_at; /* when the last of them arrived */
 } NamedBarrier;
 
 struct Mbarrier {
@@ -152,6 +159,7 @@ struct Mbarrier {
     u32 fenced[2]; /* and its clock at the fence that followed, 0: none yet; [0] for the async proxy, [1] for other CTAs */
     Mbarrier *next_unfenced;
     Knowledge arriving, done;
+    double arrived_at, done_at; /* the latest arrival of the current phase; when the phase before ended */
 };
 
 struct Cta {
@@ -170,7 +178,7 @@ struct Cta {
     void *tmem;          /* owned by tmem.c */
     void *visits;        /* owned by visits.c */
     s32 register_pool;
-    bool exited;
+    bool exited, triggered; /* triggered: has run griddepcontrol.launch_dependents */
 };
 
 struct Cluster {
@@ -184,6 +192,9 @@ struct Cluster {
     u64 pending_work;
     u64 generation; /* of barrier.cluster */
     Knowledge gathering, done;
+    double done_at;      /* when the last warp arrived at barrier.cluster */
+    double ends_at;      /* when the latest of its work so far was done */
+    s32 slot;            /* where it runs: the first, second, ... of the places in detail */
     Queue queues;        /* head of the ring of its queues */
     void *spare;         /* memory of Knowledge that nobody has any more: each piece begins with a pointer to the next */
     Cluster *next;
@@ -233,6 +244,7 @@ typedef struct {
     u64 tmem_columns;      /* most that were allocated at once in a CTA */
     s32 triggered;         /* griddepcontrol.launch_dependents has run; TRIGGERED_EARLY: while grids ahead may still run */
     s32 padding;
+    ClockSetting *clock;   /* NULL: nobody asks for the time */
 } Launch;
 enum { TRIGGERED = 1, TRIGGERED_EARLY = 2 };
 
@@ -244,10 +256,12 @@ struct Machine {
     u64 events;   /* grows whenever something may have unblocked someone */
     u64 progress; /* grows whenever memory or a barrier changed */
     u64 random;
-    u64 clock;
-    u64 last_work; /* clock when asynchronous work last ran */
+    u64 ran;       /* warp instructions */
+    u64 last_work; /* how many had run when asynchronous work last did */
+    u64 work_changes; /* grows when work is sent off, and when it runs */
     void *sync_variables; /* history.c: what was published at an address */
     void *cancel;  /* clusterlaunchcontrol */
+    Clock *time;
 };
 
 /* ---- registers, and what everybody asks of the machine ------------------------------------------------------------------- */
@@ -279,6 +293,18 @@ static inline void set_pred(Warp *w, s32 offset, u32 lanes, u32 bits) {
 
 static inline Counter *counter(const Warp *w, const Ins *i) { return &w->machine->launch->counters[i->index]; }
 static inline Split *current_split(Warp *w) { return &w->split[w->current]; }
+
+static inline Region *region_at(const Launch *launch, u64 address) { /* the last region that starts at or before it */
+    s32 low = 0, high = launch->nregions;
+    while (low < high) {
+        s32 mid = (low + high) / 2;
+        if (launch->regions[mid].address <= address)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low ? &launch->regions[low - 1] : NULL;
+}
 
 static inline void machine_event(Machine *m) { /* something may have unblocked someone */
     m->events++;

@@ -14,7 +14,7 @@
 
 #include <stdio.h>
 
-static Warp *warp_after(const Machine *m, Warp *w) { /* of all resident clusters, one after the other; from NULL to NULL */
+Warp *warp_after(const Machine *m, Warp *w) {
     const Cluster *c = w ? w->cluster : NULL;
     if (w && w->index + 1 < w->cta->nwarps) return w + 1;
     if (w && w->cta->rank + 1 < c->nctas) return c->cta[w->cta->rank + 1].warp;
@@ -22,7 +22,7 @@ static Warp *warp_after(const Machine *m, Warp *w) { /* of all resident clusters
     return c ? c->cta[0].warp : NULL;
 }
 
-static bool give_up_a_wait(Machine *m) { /* a try_wait may return false after a while: once for each state of the machine */
+bool give_up_a_wait(Machine *m) {
     for (Warp *w = warp_after(m, NULL); w; w = warp_after(m, w))
         for (s32 k = 0; k < w->nsplits; k++) {
             Split *s = &w->split[k];
@@ -45,7 +45,7 @@ static void explain_block(Warp *w, const Split *s, char *text, size_t size) {
         snprintf(text, size, "waits");
 }
 
-static void report_deadlock(Machine *m) {
+void report_deadlock(Machine *m) {
     for (Warp *w = warp_after(m, NULL); w; w = warp_after(m, w))
         for (s32 k = 0; k < w->nsplits; k++) {
             Split *s = &w->split[k];
@@ -60,7 +60,7 @@ static void report_deadlock(Machine *m) {
     stop(m);
 }
 
-static void report_limit(Machine *m) {
+void report_limit(Machine *m) {
     for (Warp *w = warp_after(m, NULL); w; w = warp_after(m, w))
         if (w->nsplits) find_at(m, TOO_MANY_INSTRUCTIONS, w, 0, w->split[w->current].pc, -1, 0, m->launch->limit);
     stop(m);
@@ -80,7 +80,7 @@ static void reap(Machine *m) { /* clusters that have ended, or have asynchronous
     }
 }
 
-static void add_cluster(Machine *m) {
+void add_cluster(Machine *m) {
     Cluster *c = start_cluster(m), **last = &m->clusters;
     while (*last) last = &(*last)->next;
     *last = c;
@@ -90,6 +90,16 @@ static void add_cluster(Machine *m) {
 static void run_early_work(Machine *m) {
     for (Cluster *c = m->clusters; c; c = c->next)
         while (c->pending_work && run_some_work(m)) {}
+}
+
+void retire(Warp *w) {
+    w->born = 0;
+    if (!--w->cta->running) {
+        w->cta->exited = true;
+        visits_at_exit(w->cta);
+        w->cluster->running--;
+    }
+    machine_event(w->machine);
 }
 
 static bool run_round(Machine *m) { /* every warp gets a turn; did anything run? */
@@ -107,18 +117,10 @@ static bool run_round(Machine *m) { /* every warp gets a turn; did anything run?
                     continue;
                 }
                 u64 quantum = launch->seed ? 1 + machine_random(m) % launch->quantum : launch->quantum;
-                u64 before = m->clock;
+                u64 before = m->ran;
                 if (run_warp(w, quantum)) ran = true;
-                launch->issued += m->clock - before;
-                if (!w->nsplits && w->born) { /* its last lanes have exited */
-                    w->born = 0;
-                    if (!--cta->running) {
-                        cta->exited = true;
-                        visits_at_exit(cta);
-                        c->running--;
-                    }
-                    machine_event(m);
-                }
+                launch->issued += m->ran - before;
+                if (!w->nsplits && w->born) retire(w);
                 if (launch->early) run_early_work(m);
             }
         }
@@ -136,8 +138,8 @@ void run_machine(Machine *m) {
         if (!m->clusters) return;
         if (run_round(m)) {
             reap(m);
-            if (m->clock - m->last_work > PATIENCE && m->clock - looked > PATIENCE) {
-                looked = m->clock;
+            if (m->ran - m->last_work > PATIENCE && m->ran - looked > PATIENCE) {
+                looked = m->ran;
                 if (!run_some_work(m) && m->next_cluster < m->total_clusters) add_cluster(m);
             }
             if (launch->limit && launch->issued > launch->limit) report_limit(m);

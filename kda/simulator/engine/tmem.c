@@ -6,6 +6,7 @@
  * Not documented, and decided here: an allocation gets the first columns that are free; unpack::16b leaves poison in the upper halves.
  */
 #include "tmem.h"
+#include "clock.h"
 #include "findings.h"
 #include "knowledge.h"
 #include "numerics.h"
@@ -418,6 +419,7 @@ static Outcome op_tmem_ld(Warp *w, const Ins *i, u32 lanes) {
         }
         if (i->arg[1] >= 0) R32(w, i->arg[1])[t] = result;
     }
+    clock_tmem(w, m.registers * m.cells, false);
     in_flight_add(w, i->arg + 1, 1 + (s32)m.registers, BY_TMEM, WRITTEN, i->index, clock);
     return NEXT;
 }
@@ -426,6 +428,7 @@ static Outcome op_tmem_st(Warp *w, const Ins *i, u32 lanes) {
     Move m;
     if (!check_move(w, i, lanes, &m)) return NEXT;
     w->async_clock[BY_TMEM_STORE]++;
+    clock_tmem(w, m.registers * m.cells, true);
     for (int t = 0; t < LANES; t++) {
         u32 value[2 * MOST_REGISTERS];
         Access a = move_access(w, i, t, BY_TMEM_STORE);
@@ -448,6 +451,7 @@ static Outcome op_tmem_wait(Warp *w, const Ins *i, u32 lanes) {
     ActorKind kind = i->mod[0] ? BY_TMEM_STORE : BY_TMEM;
     if (!full_warp(w, i, lanes)) return YIELD;
     knows_of(&w->know, actor_of(w, kind), w->async_clock[kind]);
+    if (w->time) wake_at(w, kind == BY_TMEM ? w->time->loads_end : w->time->stores_end);
     if (kind == BY_TMEM) in_flight_remove(w, kind, w->async_clock[kind]);
     return NEXT;
 }

@@ -4,6 +4,7 @@
  * of a warp make progress, so lanes may wait for each other. A blocked instruction runs again after an event.
  */
 #include "warps.h"
+#include "clock.h"
 #include "findings.h"
 #include "registers.h"
 #include "wgmma.h"
@@ -143,7 +144,9 @@ static Outcome op_nop(Warp *w, const Ins *i, u32 lanes) {
 }
 
 static Outcome op_nanosleep(Warp *w, const Ins *i, u32 lanes) {
-    (void)w, (void)i, (void)lanes;
+    (void)i, (void)lanes;
+    enum { NANOSECONDS = 100 }; /* whatever it asks for: it may sleep for less */
+    if (w->time) wake_at(w, w->time->at + NANOSECONDS * w->machine->time->p->gigahertz);
     return YIELD;
 }
 
@@ -167,7 +170,7 @@ u32 passing(const Warp *w, const Split *s, const Ins *i) {
 
 static Outcome run_counted(Warp *w, const Ins *i, u32 lanes) {
     Counter *c = counter(w, i);
-    w->machine->clock++;
+    w->machine->ran++;
     if (!current_split(w)->blocked) { /* one that waits is run again and again, but counts once */
         c->issued++;
         c->lanes += __builtin_popcount(lanes);
@@ -175,7 +178,15 @@ static Outcome run_counted(Warp *w, const Ins *i, u32 lanes) {
     }
     w->acting = lanes;
     if (w->nin_flight && i->run != op_wgmma) registers_touched(w, i);
-    return i->run(w, i, lanes);
+    if (!w->time) return i->run(w, i, lanes);
+    bool was_blocked = current_split(w)->blocked;
+    if (was_blocked)
+        clock_again(w);
+    else
+        clock_issue(w, i);
+    Outcome o = i->run(w, i, lanes);
+    clock_done(w, i, was_blocked, o == BLOCK);
+    return o;
 }
 
 void finish(Warp *w, s32 k, Outcome o) { /* of a split whose handler did not move it */
@@ -192,14 +203,17 @@ void finish(Warp *w, s32 k, Outcome o) { /* of a split whose handler did not mov
     settle(w, k);
 }
 
+static bool skip(Warp *w, const Ins *i) { /* its guard holds for no lane */
+    if (w->time) clock_skip(w, i);
+    finish(w, w->current, NEXT);
+    return true;
+}
+
 /* .aligned: every live lane runs it together. */
 static bool step_aligned(Warp *w, const Ins *i) {
     Split *s = current_split(w);
     u32 lanes = passing(w, s, i);
-    if (!lanes) {
-        finish(w, w->current, NEXT);
-        return true;
-    }
+    if (!lanes) return skip(w, i);
     if (lanes != w->live) {
         s->gathering = true;
         return true;
@@ -213,10 +227,7 @@ static bool step_aligned(Warp *w, const Ins *i) {
 static bool step_sync(Warp *w, const Ins *i) {
     const s32 pc = current_split(w)->pc;
     u32 taking = passing(w, current_split(w), i), here = 0;
-    if (!taking) {
-        finish(w, w->current, NEXT);
-        return true;
-    }
+    if (!taking) return skip(w, i);
     for (s32 k = 0; k < w->nsplits; k++)
         if (w->split[k].pc == pc) here |= passing(w, &w->split[k], i);
     const u32 *mask = R32(w, i->arg[i->mod[0]]);
@@ -263,10 +274,7 @@ static bool step(Warp *w) { /* false: the warp's turn is over */
     if (i->gather == 1) return step_aligned(w, i);
     if (i->gather == 2) return step_sync(w, i);
     u32 lanes = passing(w, current_split(w), i);
-    if (!lanes) {
-        finish(w, w->current, NEXT);
-        return true;
-    }
+    if (!lanes) return skip(w, i);
     Outcome o = run_counted(w, i, lanes);
     finish(w, w->current, o);
     return o == NEXT || o == JUMPED;

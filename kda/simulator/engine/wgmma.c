@@ -5,6 +5,7 @@
  * of A are in flight: to use them is a finding. A register used by anything else since the last wgmma.fence needs another fence.
  */
 #include "wgmma.h"
+#include "clock.h"
 #include "findings.h"
 #include "knowledge.h"
 #include "memory.h"
@@ -215,6 +216,7 @@ Outcome op_wgmma(Warp *w, const Ins *i, u32 lanes) {
     trace(issued, i, a_descriptor, b_descriptor);
     issued->waited[clock % RECENT] = w->know.clock[SEEN][access.actor & 0xffff];
     counter(w, i)->flops += 2ull * ROWS * columns * depth;
+    clock_wgmma(w, i);
     return NEXT;
 }
 
@@ -229,6 +231,7 @@ static Outcome op_fence(Warp *w, const Ins *i, u32 lanes) {
 static Outcome op_commit(Warp *w, const Ins *i, u32 lanes) {
     check_warpgroup(w, i, lanes);
     w->async_clock[BY_WGMMA]++;
+    clock_wgmma_commit(w, w->async_clock[BY_WGMMA]);
     machine_event(w->machine);
     return NEXT;
 }
@@ -254,6 +257,7 @@ static Outcome op_wait(Warp *w, const Ins *i, u32 lanes) {
     if (!wait_for_peers(w, committed - stay)) return BLOCK;
     knows_of(&w->know, actor_of(w, BY_WGMMA), committed - stay);
     in_flight_remove(w, BY_WGMMA, committed - stay);
+    clock_wgmma_wait(w, committed - stay);
     return YIELD;
 }
 

@@ -1,4 +1,5 @@
 #include "work.h"
+#include "clock.h"
 #include "knowledge.h"
 
 Queue *new_queue(Cluster *c, bool keep) {
@@ -18,15 +19,17 @@ static void free_queue(Queue *q) {
     free(q);
 }
 
-static void run_first(Queue *q) {
+void run_first(Queue *q) {
     Work *work = q->first;
     Cluster *c = q->cluster;
     q->first = work->next;
     if (!q->first) q->last = NULL;
     if (!q->first && !q->keep) free_queue(q);
     c->pending_work--;
-    c->machine->last_work = c->machine->clock;
+    c->machine->last_work = c->machine->ran;
     c->machine->launch->async_work++;
+    c->machine->work_changes++;
+    if (work->finish > c->ends_at) c->ends_at = work->finish;
     work->run(work);
     free_knowledge(c, &work->know);
     free(work);
@@ -51,16 +54,19 @@ Work *send_work(Warp *w, const Ins *i, int lane, Queue *queue, void (*run)(Work 
         queue->first = work;
     queue->last = work;
     w->cluster->pending_work++;
+    w->machine->work_changes++;
+    work->sent = time_of(w->machine);
     return work;
 }
 
-void run_groups(Warp *w, ActorKind kind, int lane, u32 clock) {
+void run_groups(Warp *w, ActorKind kind, int lane, u32 clock, bool read) {
     Queue *ring = &w->cluster->queues;
     for (Queue *q = ring->next, *next; q != ring; q = next) {
         next = q->next;
         Work *work = q->first;
-        if (work && !q->keep && work->warp == w && work->kind == kind && (lane == ALL || lane_in(work->lanes, lane)) && work->clock <= clock)
-            run_first(q);
+        if (!work || q->keep || work->warp != w || work->kind != kind || (lane != ALL && !lane_in(work->lanes, lane)) || work->clock > clock) continue;
+        clock_await(w, work->read, work->finish, read);
+        run_first(q);
     }
 }
 

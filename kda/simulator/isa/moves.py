@@ -25,7 +25,8 @@ def lower_mov(b, ins):
     if type_ == "b128":
         return Op("mov_b128", [target(b, d, type_), source(b, a, type_)])
     if isinstance(a, Special) and a.name in CLOCKS:
-        return Op("read_clock", [target(b, d, type_)], [int(KINDS[type_].word == "u64"), CLOCKS[a.name]])
+        mods = [int(KINDS[type_].word == "u64"), CLOCKS[a.name], int("globaltimer" in a.name)]
+        return Op("read_clock", [target(b, d, type_)], mods)
     return None
 
 
