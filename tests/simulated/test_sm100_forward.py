@@ -84,7 +84,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.spread(every=2)
+@pytest.mark.spread(every=3)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_call_is_the_definition(name):
     proven(case_of(**OPTIONS[name]))

@@ -47,13 +47,13 @@ LARGE = {
 }
 
 
-@pytest.mark.spread(every=2, first=1)
+@pytest.mark.spread(every=3, first=1)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_gradients_are_those_of_the_definition(name):
     proven_trained(case_of(**OPTIONS[name]))
 
 
-@pytest.mark.spread(every=2, first=1)
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE)
 def test_gradients_of_large_heads_are_those_of_the_definition(name):

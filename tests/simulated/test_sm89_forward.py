@@ -359,7 +359,7 @@ def offered(p):
     return plan.recipes(p, host_of("sm89"))
 
 
-@pytest.mark.spread(every=12, first=2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("direction, packed", [("forward", False), ("forward", True), ("backward", True)])
 @pytest.mark.parametrize("words", OFFERED, ids=str)
 def test_no_kernel_spills_or_asks_for_more_than_every_gpu_has(words, packed, direction):

@@ -474,7 +474,7 @@ TUNED = [
 ]  # fmt: skip
 
 
-@pytest.mark.spread(every=8)
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("arch, dim, gate, dtype", TUNED)
 def test_the_configurations_of_the_table_are_clean(arch, dim, gate, dtype):
