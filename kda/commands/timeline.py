@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import click
@@ -11,24 +12,22 @@ from .options import built_for
 from .render import OK, Screen, common_options, kda_version
 from .selftest import target_of
 
-SMS = 2                                      # that a head is given where many heads fill the GPU
-
 
 @click.command()
 @click.option("--arch", metavar="ARCH", required=True, help="The arch whose kernels run, such as sm90.")
 @click.option("--tokens", "-T", type=click.IntRange(1), default=512, show_default=True, help="Tokens of a sequence.")
-@click.option("--heads", type=click.IntRange(1), default=1, show_default=True, help="Heads.")
-@click.option("--sms", type=click.IntRange(1), help="SMs that the plan counts on.  [default: 2 per head]")
+@click.option("--heads", type=click.IntRange(1), default=64, show_default=True,
+              help="Heads: how many there are decides which kernels run.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default="timeline.json", show_default=True,
               help="The trace: open it at ui.perfetto.dev or in chrome://tracing.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="A page with a picture, too.")
 @common_options
 def command(
-    screen: Screen, arch: str, tokens: int, heads: int, sms: int | None, out: Path, html: Path | None
+    screen: Screen, arch: str, tokens: int, heads: int, out: Path, html: Path | None
 ) -> int:
     """Write a timeline of a forward: what each warp, engine and mbarrier does when, predicted without a GPU.
 
-    The plan counts on as many SMs as the heads fill, so the kernels are those of a call with many heads.
+    The file has the SMs of the first CTA, or of the first cluster of CTAs, of each kernel.
     """
     from kda.simulator.timing.pages import page
     from kda.simulator.timing.traces import trace
@@ -38,8 +37,8 @@ def command(
     if not backends:
         raise click.UsageError(f"--arch {arch}: no backend has kernels for it yet")
     with screen.progress(f"running a forward for {target.name}"):
-        session = forward(target, backends[0].backend, tokens, heads, sms or SMS * heads)
-    timelines = [run.timeline() for run in session.runs if run.recorded]
+        session = forward(target, backends[0].backend, tokens, heads)
+    timelines = [run.timeline(sms=math.prod(run.cluster)) for run in session.runs if run.recorded]
     out.write_text(json.dumps(trace(timelines)), encoding="utf-8")
     if html:
         html.write_text(page(timelines), encoding="utf-8")
@@ -57,7 +56,7 @@ def command(
     return OK
 
 
-def forward(target, backend: str, tokens: int, heads: int, sms: int):
+def forward(target, backend: str, tokens: int, heads: int):
     """The capture of a call, timed and recorded."""
     import kda
     from kda.simulator import capture
@@ -65,6 +64,6 @@ def forward(target, backend: str, tokens: int, heads: int, sms: int):
 
     dtype = "float32" if backend == "sm89" else "bfloat16"
     case = make_inputs(T=tokens, H=heads, K=128, V=128, gate="bounded", initial_state=False, dtype=dtype)
-    with capture(arch=target.spelling, sms=sms, checks=False, clock=True, timeline=True) as session:
+    with capture(arch=target.spelling, checks=False, clock=True, timeline=True) as session:
         kda.chunk_kda_fwd(**case.keywords, backend=backend)
     return session

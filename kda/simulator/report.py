@@ -75,11 +75,12 @@ class Run:
         found = ((at, dict(sorted(whys.items(), key=lambda item: -item[1]))) for at, whys in lines.items())
         return sorted(found, key=lambda row: -sum(row[1].values()))
 
-    def timeline(self):
-        """What warps and units did when (timing/timeline.py); of a launch with `timeline=True`."""
+    def timeline(self, sms=None):
+        """What warps and units did when, on the first so many of the SMs in detail (None: all); of a launch with
+        `timeline=True`."""
         if self.recorded is None:
             raise ValueError("this run has no timeline: launch(..., clock=True, timeline=True), or capture so")
-        return Timeline(self)
+        return Timeline(self, sms)
 
     def report(self):
         """The table as text."""

@@ -11,14 +11,15 @@ HEADINGS = {"unit": "engines", "copy": "copies on their way", "mbarrier": "mbarr
             "barrier": "named barriers: first arrival to last"}  # fmt: skip
 # why a warp waits -> what the legend says
 WAITS = {
-    "mbarrier": "an mbarrier", "barrier": "a barrier", "cluster": "the cluster", "copies": "its copies",
+    "mbarrier": "an mbarrier", "barrier": "a barrier", "cluster": "a barrier", "copies": "its copies",
     "grid": "the kernel ahead", "tensor": "a matrix product", "long": "global memory", "short": "shared memory",
-    "mio": "shared memory's queue", "math": "a unit's queue", "wait": "a result", "not selected": "its scheduler",
+    "mio": "shared memory", "math": "a unit, a result or its turn", "wait": "a unit, a result or its turn",
+    "not selected": "a unit, a result or its turn",
 }  # fmt: skip
 # light, dark
 COLOURS = {
-    "work": ("#2a78d6", "#3987e5"), "unit": ("#4a3aa7", "#9085e9"), "copy": ("#52514e", "#c3c2b7"),
-    "mbarrier-phase": ("#c9c7bd", "#55544f"),
+    "work": ("#2a78d6", "#3987e5"), "unit": ("#008300", "#33a533"), "copy": ("#52514e", "#c3c2b7"),
+    "phase": ("#c9c7bd", "#55544f"), "odd-phase": ("#e3e1d9", "#3d3c39"),
     "mbarrier": ("#eda100", "#c98500"), "barrier": ("#e87ba4", "#d55181"), "cluster": ("#e87ba4", "#d55181"),
     "copies": ("#1baf7a", "#199e70"), "grid": ("#52514e", "#c3c2b7"), "tensor": ("#4a3aa7", "#9085e9"),
     "long": ("#e34948", "#e66767"), "short": ("#eb6834", "#d95926"), "mio": ("#eb6834", "#d95926"),
@@ -93,9 +94,9 @@ def _launch(timeline, begins, ends, sm):
     seen = [(row, [s for s in row.slices if s.begins < ends and s.ends > begins]) for row in rows]
     seen = [(row, slices) for row, slices in seen if slices]
     picture, waits = _picture(seen, begins, ends)
-    legend = [("work", "issues instructions")] + [(why, f"waits for {WAITS[why]}") for why in WAITS if why in waits]
-    legend += [("unit", "a unit works"), ("copy", "a copy is on its way")]
-    items = "".join(f'<li><i class="{_name(kind)}"></i>{says}</li>' for kind, says in legend)
+    legend = {"issues instructions": "work"} | {f"waits for {WAITS[why]}": why for why in WAITS if why in waits}
+    legend |= {"a unit works": "unit", "a copy is on its way": "copy", "phases, one after the other": "phase"}
+    items = "".join(f'<li><i class="{_name(kind)}"></i>{says}</li>' for says, kind in legend.items())
     return (
         f"<h2>{escape(timeline.kernel)}</h2>\n<p>SM {sm}, clocks {begins:,.0f} to {ends:,.0f} of "
         f"{clock.clocks:,.0f} ({1e3 * clock.milliseconds:,.1f} us on {clock.chip}, predicted): {ends - begins:,.0f} "
@@ -119,16 +120,22 @@ def _picture(rows, begins, ends):
         if row.kind in ("unit", "mbarrier", "barrier"):
             parts.append(f'<text x="0" y="{y + height - 4}">{escape(row.name)}</text>')
         for s in slices:
-            parts.append(_rect(row, s, begins, ends, scale, y, height))
+            parts.append(_rect(row, s, begins, ends, scale, y, height, _kind(row, s)))
             waits |= {s.why} if s.kind == "stall" else set()
         y += height
     axis = _axis(begins, ends, scale, y)
     return f'<svg viewBox="0 0 {WIDTH} {y + 6}" role="img">{axis}{"".join(parts)}</svg>', waits
 
 
-def _rect(row, s, begins, ends, scale, y, height):
+def _kind(row, s):
+    """That it is coloured by."""
+    if row.kind == "mbarrier":
+        return "odd-phase" if row.slices.index(s) % 2 else "phase"
+    return s.why if s.kind == "stall" else "phase" if s.kind == "barrier" else s.kind
+
+
+def _rect(row, s, begins, ends, scale, y, height, kind):
     left, right = max(s.begins, begins), min(s.ends, ends)
-    kind = s.why if s.kind == "stall" else "mbarrier-phase" if s.kind in ("mbarrier", "barrier") else s.kind
     width = max((right - left) * scale - 0.4, 0.6)
     shape = f'class="slice {_name(kind)}" x="{LABEL + (left - begins) * scale:.1f}" y="{y + 1}"'
     return f'<rect {shape} width="{width:.1f}" height="{height - 2}"><title>{escape(_says(row, s))}</title></rect>'

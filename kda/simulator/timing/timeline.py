@@ -75,9 +75,9 @@ class _Piece(NamedTuple):
 
 
 class Timeline:
-    """`rows` of all SMs that ran in detail; `save(path)` for ui.perfetto.dev, `html()` as a page."""
+    """`rows` of the SMs that ran in detail, or of the first of them; `save(path)` for ui.perfetto.dev, `html()`."""
 
-    def __init__(self, run):
+    def __init__(self, run, sms=None):
         self.clock, self._program, config = run.clock, run.recorded.program, run.recorded.config
         self.kernel = type(config).__name__.removesuffix("Config") if config else shortened(run.kernel)
         self._roles = {warp: role for role, warps in (getattr(config, "roles", None) or {}).items() for warp in warps}
@@ -85,7 +85,8 @@ class Timeline:
         self._places = [self._place_of(n) for n in range(self._program.count)]
         found = defaultdict(list)
         for r in run.recorded.records:
-            found[TRACES[r.kind]].append(r)
+            if sms is None or r.sm < sms:
+                found[TRACES[r.kind]].append(r)
         self.rows = [
             *self._warps(found["issue"], found["stall"]),
             *(row for name in ("tensor", *ENGINES) for row in self._units(name, found[name])),
