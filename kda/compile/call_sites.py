@@ -72,13 +72,13 @@ def kept() -> Iterator[CallSites]:
         return
     from cutlass._mlir import ir
 
-    known: dict[CodeType, bool] = {}         # whether it is the DSL's: asked for each operation and frame
+    known: dict[int, tuple[bool, CodeType]] = {}                             # by the id of the code, which is held
 
     def own(frame: FrameType) -> bool:
-        found = known.get(frame.f_code)
-        if found is None:
-            found = known[frame.f_code] = not foreign(frame)
-        return found
+        code = frame.f_code
+        if id(code) not in known:
+            known[id(code)] = not foreign(frame), code
+        return known[id(code)][0]
 
     def numbered(loc: Any) -> Any:
         if loc is None or _KEEPING[-1] is not sites:

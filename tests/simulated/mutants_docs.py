@@ -124,10 +124,10 @@ def page(found: dict[str, Mutants]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def looked_at(backend: str, sample: int = 1, workers: int = 1) -> Mutants:
-    """As `kda verify --mutants` does it."""
+def looked_at(backend: str, sample: int = 1, workers: int = 1, first: int | None = None) -> Mutants:
+    """As `kda verify --mutants` does it, or in the first calls alone."""
     return mutants(
-        *calls(backend), arch=target.parse(backend).spelling, strict=True, sample=sample, workers=workers,
+        *calls(backend)[:first], arch=target.parse(backend).spelling, strict=True, sample=sample, workers=workers,
     )  # fmt: skip
 
 

@@ -210,6 +210,7 @@ def test_gradients_are_the_definition(name, recorded):
     assert not any(row.wrong for row in rows), "\n".join(describe(row) for row in rows if row.wrong)
 
 
+@pytest.mark.exhaustive
 def test_what_the_forward_rounds_is_too_little_room_for_gradients_and_all_that_o_and_ht_have(recorded):
     case, found, limits = recorded("gates that forget")
     rounding = Door("sm90", "cpu").rounding(case)

@@ -400,6 +400,7 @@ def test_gradients_of_any_size_have_the_same_bits(name):
             assert torch.equal(x, there * expected[gradient]), (size, gradient)
 
 
+@pytest.mark.exhaustive
 def test_gradients_without_l2norm_of_any_size_have_the_same_bits():
     """Blocks of 16 rows, all of whose tokens are at the lower bound."""
     case = changed(make_inputs(T=70, H=1, K=32, V=16, gate="bounded", l2norm=False), **SATURATED)
@@ -485,7 +486,7 @@ def test_the_configurations_of_the_table_are_clean(arch, dim, gate, dtype):
 # nothing at all
 
 
-@pytest.mark.spread(every=3)
+@pytest.mark.spread(every=6)
 @pytest.mark.parametrize("arch", ["sm90", "sm100"])
 @pytest.mark.parametrize("lengths", [(0,), (0, 0), ()], ids=str)
 def test_sequences_of_no_tokens_hand_their_states_through(lengths, arch):
