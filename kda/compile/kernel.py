@@ -27,10 +27,12 @@ class Kernel(Code):
         pdl: bool = False,
         cooperative: bool = False,
         tensors: Mapping[str, Any] | None = None,
+        config: Any = None,
     ) -> Any:
         """Run it on the GPU, or wherever `kda.compile.launching.redirect` sends launches.
 
-        `tensors` are those that the kernel may touch, by name, where the arguments do not show them all.
+        `tensors` are those that the kernel may touch, by name, where the arguments do not show them all; `config` is
+        what the kernel was built for.
         """
         shape = Shape(dim3(block), dim3(cluster), dynamic_shared, pdl, cooperative)
         grid, values = dim3(grid), addresses(args)
@@ -38,7 +40,7 @@ class Kernel(Code):
             return driver.launch(self, grid, shape, values, args, stream)
         if tensors is None:
             tensors = {f"argument {i}": arg for i, arg in enumerate(args) if hasattr(arg, "data_ptr")}
-        return found.launch(self._described(grid, shape, values, args, tensors))
+        return found.launch(self._described(grid, shape, values, args, tensors, config))
 
     def bound(
         self,
@@ -49,31 +51,34 @@ class Kernel(Code):
         dynamic_shared: int = 0,
         pdl: bool = False,
         cooperative: bool = False,
+        config: Any = None,
     ) -> Bound:
         """`launch` with all but the tensors, which come before the numbers: to be called with those."""
         shape = Shape(dim3(block), dim3(cluster), dynamic_shared, pdl, cooperative)
-        return Bound(self, dim3(grid), numbers, shape)
+        return Bound(self, dim3(grid), numbers, shape, config)
 
     def _described(
-        self, grid: Dim3, shape: Shape, values: Sequence[Any], args: Sequence[Any], tensors: Mapping[str, Any]
+        self, grid: Dim3, shape: Shape, values: Sequence[Any], args: Sequence[Any], tensors: Mapping[str, Any],
+        config: Any,
     ) -> Launch:
         """For whoever takes launches in the driver's place; `values` are `addresses(args)`."""
         buffer = bytearray(self.layout.size)
         self.write(buffer, values, args)
         block, cluster, dynamic_shared, pdl, cooperative = shape
-        return Launch(self, grid, block, cluster, dynamic_shared, bytes(buffer), tensors, pdl, cooperative)
+        return Launch(self, grid, block, cluster, dynamic_shared, bytes(buffer), tensors, pdl, cooperative, config)
 
 
 class Bound:
     """Launches of a kernel that differ in tensors alone."""
 
-    def __init__(self, kernel: Kernel, grid: Dim3, numbers: Sequence[Any], shape: Shape):
+    def __init__(self, kernel: Kernel, grid: Dim3, numbers: Sequence[Any], shape: Shape, config: Any = None):
         self.kernel, self.grid, self.numbers, self.shape = kernel, grid, [*numbers], shape
+        self.config = config
         self._ready: dict[int, Any] = {}                                     # device -> the driver's part
 
     def __call__(self, *tensors: Any) -> Any:
         """`tensors` may be None."""
         if taker() is not None:
-            return self.kernel.launch(self.grid, *tensors, *self.numbers, **self.shape._asdict())
+            return self.kernel.launch(self.grid, *tensors, *self.numbers, **self.shape._asdict(), config=self.config)
         values = [0 if x is None else x.data_ptr() for x in tensors] + self.numbers
         return driver.launch(self.kernel, self.grid, self.shape, values, values, kept=self._ready)

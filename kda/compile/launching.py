@@ -30,6 +30,7 @@ class Launch:
     tensors: Mapping[str, Any] | None = field(repr=False)
     pdl: bool = False                        # may start before the launch ahead of it has ended
     cooperative: bool = False                # all CTAs run at once
+    config: Any = None                       # what the kernel was built for, where that is known
 
 
 class Taker(Protocol):

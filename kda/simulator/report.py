@@ -6,6 +6,7 @@ from collections import defaultdict
 
 from kda.simulator.engine.binding import Counter
 from kda.simulator.findings import folded, shortened
+from kda.simulator.timing.timeline import Timeline
 
 TOTALS = tuple(name for name, _ in Counter._fields_)
 
@@ -20,6 +21,7 @@ class Run:
         self.findings = [f for f in findings if f.grade == "error"]
         self.notes = [f for f in findings if f.grade == "note"]
         self.clock = None  # the time that it takes, if the launch was asked for it
+        self.recorded = None  # what warps and units did when, if the launch was asked for it
         self.left = []  # what it does to memory, for a launch that may begin before this one has ended
         self._lines = _by_instruction(program, counters)
         total = {name: sum(line[name] for _, line in self._lines) for name in TOTALS}
@@ -72,6 +74,13 @@ class Run:
                     lines[_place(ins) if ins else "the kernel's end"][why] += clocks
         found = ((at, dict(sorted(whys.items(), key=lambda item: -item[1]))) for at, whys in lines.items())
         return sorted(found, key=lambda row: -sum(row[1].values()))
+
+    def timeline(self, sms=None):
+        """What warps and units did when, on the first so many of the SMs in detail (None: all); of a launch with
+        `timeline=True`."""
+        if self.recorded is None:
+            raise ValueError("this run has no timeline: launch(..., clock=True, timeline=True), or capture so")
+        return Timeline(self, sms)
 
     def report(self):
         """The table as text."""

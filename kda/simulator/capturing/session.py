@@ -90,7 +90,7 @@ class Session:
             memory=regions,
             registers=kernel.registers,
             behind=self.runs[-1] if launch.pdl and self.runs else None,
-            **self.options,
+            **{"config": launch.config} | self.options,
         )
 
     def tensor_map(self, **fields: Any) -> bytes:

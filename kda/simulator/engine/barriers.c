@@ -30,6 +30,7 @@ static void complete_bar(Cta *cta, NamedBarrier *b) {
     b->arrived_warps = 0;
     b->reduced_last = b->reduced;
     b->done_at = time_of(cta->machine);
+    trace_barrier(cta, TRACE_BARRIER, b->ins, (s32)(b - cta->barrier), b->begun_at, b->done_at);
     machine_event(cta->machine);
 }
 
@@ -64,6 +65,7 @@ static Outcome op_bar(Warp *w, const Ins *i, u32 lanes) {
             votes = op == BAR_POPC ? (u32)__builtin_popcount(p) : op == BAR_AND ? p == lanes : p != 0;
         }
         b->reduced = !b->arrived ? votes : op == BAR_POPC ? b->reduced + votes : op == BAR_AND ? b->reduced & votes : b->reduced | votes;
+        if (!b->arrived) b->begun_at = time_of(w->machine);
         b->expected = count;
         b->arrived += LANES;
         b->arrived_warps |= 1ull << w->index;
@@ -215,6 +217,7 @@ static void broken_count(Mbarrier *b, const char *what, s64 value) {
 
 static void end_phase_if_due(Mbarrier *b) {
     if (b->pending || b->tx) return;
+    trace_barrier(b->cta, TRACE_PHASE, b->ins, (s32)b->address, b->done_at, b->arrived_at);
     b->phase++;
     b->done_at = b->arrived_at;
     b->arrived_at = 0;
@@ -302,6 +305,7 @@ static Outcome op_mbarrier_init(Warp *w, const Ins *i, u32 lanes) {
         b->expected = b->pending = count;
         b->tx = 0;
         b->ins = i->index;
+        b->done_at = time_of(w->machine);
         await_fence(b, w);
     }
     w->machine->progress++;

@@ -120,10 +120,19 @@ class Timing(ctypes.Structure):
 
 class ClockSetting(ctypes.Structure):
     _fields_ = [("timing", ctypes.c_void_p), ("registers", ctypes.c_void_p), ("nregisters", S64)]
-    _fields_ += [(n, U64) for n in ("detailed", "slots", "resident", "l1_lines")]
+    _fields_ += [(n, U64) for n in ("detailed", "slots", "resident", "l1_lines", "traced")]
     _fields_ += [("ahead", F64), *((n, F64) for n in CLOCK_CONSTANTS)]
     _fields_ += [("end", F64), ("triggered", F64), ("busy", F64 * len(UNITS))]
-    _fields_ += [(n, ctypes.c_void_p) for n in ("stalls", "warps", "begun", "ended")]
+    _fields_ += [(n, ctypes.c_void_p) for n in ("stalls", "warps", "begun", "ended", "records")]
+    _fields_ += [("nrecords", U64)]
+
+
+# trace.h, in its order
+TRACES = ("issue", "stall", "tensor", "tcgen05", "tma", "shared", "copy", "phase", "barrier")
+
+
+class TraceRecord(ctypes.Structure):
+    _fields_ = [(n, S32) for n in ("kind", "sm", "cta", "warp", "ins", "row")] + [("begins", F64), ("ends", F64)]
 
 
 class ConstantRecord(ctypes.Structure):
@@ -140,8 +149,9 @@ def engine():
     lib.handler_name.restype = ctypes.c_char_p
     lib.new_program.restype = ctypes.c_void_p
     lib.free_program.argtypes = [ctypes.c_void_p]
+    lib.free_records.argtypes = [ctypes.c_void_p]
     lib.sizes.restype = U64
-    checked = dict(enumerate((Launch, Finding, Counter, Region))) | {6: Timing, 7: ClockSetting}
+    checked = dict(enumerate((Launch, Finding, Counter, Region))) | {6: Timing, 7: ClockSetting, 8: TraceRecord}
     for n, record in checked.items():
         assert lib.sizes(n) == ctypes.sizeof(record), (
             f"{record.__name__}: {lib.sizes(n)} bytes in C, {ctypes.sizeof(record)} here"

@@ -87,14 +87,16 @@ void clock_end_warp(Warp *w) {
 
 static const Timing *timing_of(const Warp *w, const Ins *i) { return &w->machine->time->p->timing[i->index]; }
 
-static void stalled(Warp *w, const Ins *i, int why, double clocks) {
+static void stalled(Warp *w, const Ins *i, int why, double from, double until) {
+    double clocks = until - from;
     w->machine->time->p->stalls[i->index * STALLS + why] += clocks;
     w->time->stalls[why] += clocks;
+    trace_warp(w, TRACE_STALL, i->index, why, from, until);
 }
 
 static void hold(Warp *w, const Ins *i, int why, double until, double *from) {
     if (until <= *from) return;
-    stalled(w, i, why, until - *from);
+    stalled(w, i, why, *from, until);
     *from = until;
 }
 
@@ -135,9 +137,16 @@ bool clock_settled(Warp *w, const Ins *i) {
     return false;
 }
 
-static void occupy_slot(Warp *w, const Timing *c) {
+static double take_shared(Warp *w, const Ins *i, double passes) { /* when they begin */
+    double begins = take(&sm_of(w)->shared, w->time->slot, passes);
+    trace_warp(w, TRACE_SHARED, i->index, 0, begins, begins + passes);
+    return begins;
+}
+
+static void occupy_slot(Warp *w, const Ins *i, const Timing *c) {
     WarpTime *t = w->time;
     take(&sm_of(w)->issue[t->quarter], t->now, c->issue);
+    trace_warp(w, TRACE_ISSUE, i->index, 0, t->now, t->now + c->issue);
     t->slots += c->issue;
     t->slot = t->now;
     t->now += c->issue;
@@ -150,14 +159,22 @@ void clock_issue(Warp *w, const Ins *i) {
     WarpTime *t = w->time;
     int why = STALL_WAIT;
     double at = operands_at(w, c, &why);
-    occupy_slot(w, c);
+    occupy_slot(w, i, c);
     at = latest(at, t->slot);
     for (int k = 0; k < PIPES; k++) /* the backlog counts from the slot, so that no gap before a late operand is lost */
-        if (c->busy[k]) at = latest(at, take(&s->pipe[t->quarter][k], t->slot, c->busy[k]));
-    if (c->operands) take(&s->shared, t->slot, c->operands);
+        if (c->busy[k]) {
+            double begins = take(&s->pipe[t->quarter][k], t->slot, c->busy[k]);
+            if (k == PIPE_TENSOR) trace_warp(w, TRACE_TENSOR, i->index, t->quarter, begins, begins + c->busy[k]);
+            at = latest(at, begins);
+        }
+    if (c->operands) take_shared(w, i, c->operands);
     t->at = at;
     if (at > t->last) t->last = at, t->last_why = (u8)why;
-    if (c->flags & ORDERED) t->now = latest(t->now, at);
+    if (c->flags & ORDERED) { /* a wgmma waits for the tensor core, too */
+        double from = t->now;
+        hold(w, i, STALL_MATH, at, &from);
+        t->now = from;
+    }
     t->loaded = t->passes = t->wake = 0;
     results_at(w, c, at + c->latency);
     clock->now = latest(clock->now, c->flags & ORDERED ? at : t->slot);
@@ -165,7 +182,7 @@ void clock_issue(Warp *w, const Ins *i) {
 }
 
 void clock_skip(Warp *w, const Ins *i) {
-    occupy_slot(w, timing_of(w, i));
+    occupy_slot(w, i, timing_of(w, i));
     w->machine->time->now = latest(w->machine->time->now, w->time->slot);
 }
 
@@ -180,13 +197,13 @@ void clock_done(Warp *w, const Ins *i, bool was_blocked, bool blocked) {
     WarpTime *t = w->time;
     if (blocked) return;
     if (t->passes) {
-        double begins = take(&sm_of(w)->shared, t->slot, t->passes);
+        double begins = take_shared(w, i, t->passes);
         if (!(c->flags & STORES)) t->loaded = latest(t->loaded, latest(begins, t->at) + t->passes + clock->p->shared_latency);
     }
     if (t->loaded) results_at(w, c, t->loaded);
     double until = latest(t->wake, was_blocked ? clock->now : 0);
     if (until <= t->now) return;
-    stalled(w, i, c->stall, until - t->now);
+    stalled(w, i, c->stall, t->now, until);
     t->now = until;
     if (until > t->last) t->last = until, t->last_why = (u8)c->stall;
     results_at(w, c, until);
@@ -249,7 +266,7 @@ void clock_global(Warp *w, const Ins *i, const u64 *sector, int n) {
     Sm *s = sm_of(w);
     WarpTime *t = w->time;
     bool store = timing_of(w, i)->flags & STORES, past = timing_of(w, i)->flags & (STORES | PAST_L1);
-    double at = latest(t->at, take(&s->shared, t->slot, latest(n / (double)SECTORS_OF_A_LINE, 1)));
+    double at = latest(t->at, take_shared(w, i, latest(n / (double)SECTORS_OF_A_LINE, 1)));
     for (int k = 0; k < n; k++) {
         u64 which = sector_of(w->machine, sector[k]);
         double there = !past && in_l1(c, s, which) ? at + c->p->l1_latency : through_l2(c, at, which, store);
@@ -272,11 +289,17 @@ double clock_copied(Warp *w) {
     return done;
 }
 
-double clock_bulk(Warp *w, u64 address, u64 bytes, bool store) {
+static double take_tma(Warp *w, const Ins *i, double clocks) { /* when they begin */
+    double begins = take(&sm_of(w)->tma, latest(w->time->at, w->machine->time->now), clocks);
+    trace_warp(w, TRACE_TMA, i->index, 0, begins, begins + clocks);
+    return begins;
+}
+
+double clock_bulk(Warp *w, const Ins *i, u64 address, u64 bytes, bool store) {
     if (!w->time) return 0;
     Clock *c = w->machine->time;
     const ClockSetting *p = c->p;
-    double begins = take(&sm_of(w)->tma, latest(w->time->at, c->now), bytes / p->tma_rate) + (store ? 0 : p->tma_latency), done = begins;
+    double begins = take_tma(w, i, bytes / p->tma_rate) + (store ? 0 : p->tma_latency), done = begins;
     for (u64 s = address / SECTOR; bytes && s <= (address + bytes - 1) / SECTOR; s++) done = latest(done, through_l2(c, begins, sector_of(w->machine, s), store));
     return done + (store ? p->tma_latency : 0);
 }
@@ -289,11 +312,11 @@ void clock_await(Warp *w, double read, double done, bool only_read) {
     wake_at(w, only_read ? read : done);
 }
 
-double clock_to_peer(Warp *w, u64 bytes) {
+double clock_to_peer(Warp *w, const Ins *i, u64 bytes) {
     if (!w->time) return 0;
-    Clock *c = w->machine->time;
-    double clocks = bytes / c->p->dsmem_rate;
-    return take(&sm_of(w)->tma, latest(w->time->at, c->now), clocks) + clocks + c->p->dsmem_latency;
+    const ClockSetting *p = w->machine->time->p;
+    double clocks = bytes / p->dsmem_rate;
+    return take_tma(w, i, clocks) + clocks + p->dsmem_latency;
 }
 
 /* ---- wgmma, and tensor memory ------------------------------------------------------------------------------------------- */

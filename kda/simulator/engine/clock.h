@@ -3,7 +3,7 @@
  * A launch without a clock has Machine.time == NULL and Warp.time == NULL; what is asked of here then does nothing and answers 0.
  */
 #pragma once
-#include "machine.h"
+#include "trace.h"
 
 /* Units of a quarter of an SM, beside its scheduler. TENSOR: mma.sync and wgmma. */
 typedef enum { PIPE_FMA, PIPE_ALU, PIPE_SPECIAL, PIPE_TENSOR, PIPES } Pipe;
@@ -48,6 +48,7 @@ struct ClockSetting {
     u64 slots;    /* places for them: an SM each, or the SMs of a cluster */
     u64 resident; /* clusters at once in a slot */
     u64 l1_lines; /* of 128 bytes */
+    u64 traced;   /* whether its slices are recorded */
     double ahead; /* when the grid ahead has ended; griddepcontrol.wait waits for it */
     double window;
     double queue_fma, queue_alu, queue_special, queue_shared; /* clocks of work that a unit queues before its warps stall */
@@ -64,6 +65,8 @@ struct ClockSetting {
     double *stalls;     /* [instruction][STALLS] */
     double *warps;      /* [warp of a CTA][STALLS, then slots, then clocks lived] */
     double *begun, *ended; /* [cluster] */
+    TraceRecord *records; /* if traced: for Python to free (free_records) */
+    u64 nrecords;
 };
 enum { OF_A_WARP = STALLS + 2 };
 
@@ -85,6 +88,7 @@ struct Clock {
     u64 *sector, sectors, room; /* of 32 bytes that the launch has touched: a hash table */
     u64 *region, regions; /* the number of each region: in the order of their first use, as the host's addresses mean nothing */
     double now;        /* of the event at hand */
+    u64 trace_room;    /* for records */
     s32 next_slot;     /* of the cluster that begins next */
     const Cta *acting; /* whose warp it is; NULL: asynchronous work */
 };
@@ -136,5 +140,5 @@ double clock_arrival(const Cta *at);             /* when an arrival of now count
 double clock_read(const Warp *w);                /* when the bulk copies so far have read their sources */
 void clock_await(Warp *w, double read, double done, bool only_read); /* waits for a copy of a group */
 double clock_copied(Warp *w);                    /* when a cp.async of the instruction at hand is done */
-double clock_bulk(Warp *w, u64 address, u64 bytes, bool store); /* when a piece of a bulk copy is done: of its row, if it has rows */
-double clock_to_peer(Warp *w, u64 bytes);        /* the same from CTA to CTA */
+double clock_bulk(Warp *w, const Ins *i, u64 address, u64 bytes, bool store); /* when a piece of a bulk copy is done: of its row, if it has rows */
+double clock_to_peer(Warp *w, const Ins *i, u64 bytes);        /* the same from CTA to CTA */

@@ -25,6 +25,7 @@ static void begin_in_turn(Queue *q, const Clock *c) { /* the first of a queue wh
     q->free_at = begins + work->duration;
     work->finish = q->free_at + work->tail;
     sm_of(work->warp)->tcgen05.busy += work->duration;
+    trace_warp(work->warp, TRACE_TCGEN05, work->ins->index, 0, begins, q->free_at);
 }
 
 typedef struct {

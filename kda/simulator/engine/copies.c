@@ -322,7 +322,7 @@ static Outcome op_bulk_load(Warp *w, const Ins *i, u32 lanes) {
         if (!bulk_size(w, i, 2, l, &c.size) || !shared_operand(w, i, 0, 0, l, &t.address) || !shared_operand(w, i, 3, 6, l, &t.barrier)) continue;
         if (i->mod[9] && !own_shared(w, i, l, t.address, c.size, "destination")) continue;
         if (c.size && !global_bytes(w, i, l, c.global, c.size, 16, false, &region)) continue;
-        if (find_landings(w, i, l, &t, c.size, &c.to)) send_bulk(w, i, l, run_bulk_load, &c)->finish = clock_bulk(w, c.global, c.size, false);
+        if (find_landings(w, i, l, &t, c.size, &c.to)) send_bulk(w, i, l, run_bulk_load, &c)->finish = clock_bulk(w, i, c.global, c.size, false);
     }
     return NEXT;
 }
@@ -358,7 +358,7 @@ static Outcome op_bulk_send(Warp *w, const Ins *i, u32 lanes) {
             find(w, i, l, BAD_OPERAND, t.address, c.size, "from .shared::cta to .shared::cluster the destination must be another CTA's");
             continue;
         }
-        if (find_landings(w, i, l, &t, c.size, &c.to)) send_bulk(w, i, l, run_bulk_send, &c)->finish = clock_to_peer(w, c.size);
+        if (find_landings(w, i, l, &t, c.size, &c.to)) send_bulk(w, i, l, run_bulk_send, &c)->finish = clock_to_peer(w, i, c.size);
     }
     return NEXT;
 }
@@ -412,7 +412,7 @@ static Outcome op_bulk_store(Warp *w, const Ins *i, u32 lanes) {
             continue;
         }
         join_group(w, sent = send_bulk(w, i, l, run_bulk_store, &c));
-        sent->finish = clock_bulk(w, c.global, c.size, true);
+        sent->finish = clock_bulk(w, i, c.global, c.size, true);
         sent->read = clock_read(w);
     }
     return NEXT;
@@ -485,7 +485,7 @@ static Outcome op_st_async(Warp *w, const Ins *i, u32 lanes) {
     }
     if (!s.lanes) return NEXT;
     Work *work = send_work(w, i, first_lane(s.lanes), NULL, run_stores, sizeof s);
-    work->finish = clock_to_peer(w, (u64)s.bytes * __builtin_popcount(s.lanes));
+    work->finish = clock_to_peer(w, i, (u64)s.bytes * __builtin_popcount(s.lanes));
     memcpy(work->data, &s, sizeof s);
     return NEXT;
 }

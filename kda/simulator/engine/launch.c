@@ -104,7 +104,10 @@ EXPORT void simulate(Launch *launch) {
     fesetenv(&callers);
 }
 
+EXPORT void free_records(TraceRecord *records) { free(records); } /* of a clock's setting */
+
 EXPORT u64 sizes(s32 which) { /* so that Python can check its own idea of these records */
-    const u64 all[] = {sizeof(Launch), sizeof(Finding), sizeof(Counter), sizeof(Region), sizeof(InsRecord), sizeof(ConstantRecord), sizeof(Timing), sizeof(ClockSetting)};
+    const u64 all[] = {sizeof(Launch), sizeof(Finding), sizeof(Counter), sizeof(Region), sizeof(InsRecord), sizeof(ConstantRecord), sizeof(Timing), sizeof(ClockSetting),
+                       sizeof(TraceRecord)};
     return which < (s32)(sizeof all / sizeof *all) ? all[which] : 0;
 }

@@ -11,6 +11,7 @@
  *     memory.c                        loads, stores, atomics
  *     history.c, work.c, knowledge.c  last accesses; asynchronous work; who is ordered after whom
  *     clock.c                         the time of all this, if it is asked for
+ *     trace.c                         its slices, if they are
  *     findings.c, machine.h, instructions.h
  */
 #pragma once
@@ -144,7 +145,7 @@ typedef struct {
     u32 reduced, reduced_last; /* bar.red */
     Knowledge gathering, done;
     s32 ins;
-    double done_at; /* when the last of them arrived */
+    double begun_at, done_at; /* when the first of them arrived, and the last */
 } NamedBarrier;
 
 struct Mbarrier {

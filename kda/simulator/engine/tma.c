@@ -299,11 +299,11 @@ static void run_load(Work *work) {
     free(row);
 }
 
-static double tile_done(Warp *w, const Tile *t, bool store) {
+static double tile_done(Warp *w, const Ins *i, const Tile *t, bool store) {
     double done = 0;
     for (u32 r = 0; w->time && r < t->rows; r++) {
         Row in = row_of(t, r);
-        double at = clock_bulk(w, in.address, in.to - in.from, store);
+        double at = clock_bulk(w, i, in.address, in.to - in.from, store);
         if (at > done) done = at;
     }
     return done;
@@ -324,7 +324,7 @@ static Outcome op_tma_load(Warp *w, const Ins *i, u32 lanes) {
         }
         if (!find_landings(w, i, l, &target, t.rows * t.pitch, &t.to)) continue;
         Work *work = send_work(w, i, l, NULL, run_load, sizeof t);
-        work->finish = tile_done(w, &t, false);
+        work->finish = tile_done(w, i, &t, false);
         memcpy(work->data, &t, sizeof t);
     }
     return NEXT;
@@ -403,7 +403,7 @@ static Outcome op_tma_store(Warp *w, const Ins *i, u32 lanes) {
         }
         sent = send_work(w, i, l, NULL, run_store, sizeof t);
         join_group(w, sent);
-        sent->finish = tile_done(w, &t, true);
+        sent->finish = tile_done(w, i, &t, true);
         sent->read = clock_read(w);
         memcpy(sent->data, &t, sizeof t);
     }

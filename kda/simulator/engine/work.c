@@ -22,6 +22,7 @@ static void free_queue(Queue *q) {
 void run_first(Queue *q) {
     Work *work = q->first;
     Cluster *c = q->cluster;
+    bool in_turn = q->keep; /* a tensor core's: clocked.c says when it works */
     q->first = work->next;
     if (!q->first) q->last = NULL;
     if (!q->first && !q->keep) free_queue(q);
@@ -30,6 +31,7 @@ void run_first(Queue *q) {
     c->machine->launch->async_work++;
     c->machine->work_changes++;
     if (work->finish > c->ends_at) c->ends_at = work->finish;
+    if (!in_turn) trace_warp(work->warp, TRACE_COPY, work->ins->index, 0, work->sent, work->finish);
     work->run(work);
     free_knowledge(c, &work->know);
     free(work);

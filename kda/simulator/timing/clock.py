@@ -12,7 +12,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kda.simulator.chips import CHIPS as SIZES
-from kda.simulator.engine.binding import CLOCK_CONSTANTS, OF_A_WARP, STALLS, UNITS, ClockSetting, Timing
+from kda.simulator.engine.binding import (
+    CLOCK_CONSTANTS,
+    OF_A_WARP,
+    STALLS,
+    UNITS,
+    ClockSetting,
+    Timing,
+    TraceRecord,
+    engine,
+)
 from kda.simulator.timing import costs
 from kda.simulator.timing.chips import Chip, chip_of
 
@@ -77,7 +86,7 @@ def resident_ctas(chip, program, block, registers, shared):
 class Timer:
     """A launch's setting while it runs; `clock()` is what came of it."""
 
-    def __init__(self, asked, program, grid, block, cluster, shared, registers, behind):
+    def __init__(self, asked, program, grid, block, cluster, shared, registers, behind, traced=False):
         name, of = asked if isinstance(asked, Setting) else (asked, None)
         self.chip = chip = chip_of(name, program.arch)
         size, self._program, self._block = math.prod(cluster), program, block
@@ -111,6 +120,7 @@ class Timer:
             slots=self._side_by_side,
             resident=self.resident,
             l1_lines=max(0, int(chip.l1_bytes) - taken) // 128,
+            traced=traced,
             ahead=ahead,
             stalls=ctypes.addressof(self._stalls),
             warps=ctypes.addressof(self._warps),
@@ -150,6 +160,15 @@ class Timer:
             stalls_of=named,
             warps=warps,
         )
+
+    def records(self):
+        """The engine's TraceRecords, which this frees."""
+        found = (TraceRecord * self.record.nrecords)()
+        if self.record.records:
+            ctypes.memmove(found, self.record.records, ctypes.sizeof(found))
+            engine().free_records(self.record.records)
+            self.record.records = None
+        return found
 
     def _waves(self, ended, at_once):
         """Clocks of the clusters that did not run in detail: at the rate of those that did, all in one slot."""
