@@ -59,7 +59,7 @@ class Kernel(Code):
 
     def _described(
         self, grid: Dim3, shape: Shape, values: Sequence[Any], args: Sequence[Any], tensors: Mapping[str, Any],
-        config: Any,
+        config: Any = None,
     ) -> Launch:
         """For whoever takes launches in the driver's place; `values` are `addresses(args)`."""
         buffer = bytearray(self.layout.size)

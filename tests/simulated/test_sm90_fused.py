@@ -28,7 +28,7 @@ from kda.backends.sm90.configs import FusedConfig
 from kda.verify.cases import make_inputs
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from kda.backends.sm90 import plan
 from kda.problem import Problem
 from kda.verify.cases import make_inputs
 
-pytestmark = pytest.mark.usefixtures("one_thread", "kernels_apart", "short_segments")
+pytestmark = pytest.mark.usefixtures("one_thread", "kernels_apart", "short_segments", "fresh_memory_is_poisoned")
 
 
 @pytest.fixture
