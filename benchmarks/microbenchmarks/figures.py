@@ -1,0 +1,70 @@
+"""What a figure is, how it is printed, and how figures are kept in a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .expected import EXPECTED
+
+
+class Figure(NamedTuple):
+    """One measured number: the median of its runs."""
+
+    group: str
+    name: str
+    value: float
+    low: float                               # the least of the runs
+    high: float
+    unit: str
+    runs: int
+    fault: str = ""                          # why it cannot be trusted; "" where its checks hold
+
+    @classmethod
+    def of(cls, group: str, name: str, values: Sequence[float], unit: str, fault: str = "") -> Figure:
+        median = statistics.median(values)
+        return cls(group, name, *map(rounded, (median, min(values), max(values))), unit, len(values), fault)
+
+    def record(self) -> dict[str, Any]:
+        """As it stands in a file: with what was expected, where something was."""
+        found = self._asdict()
+        if expected := EXPECTED.get((self.group, self.name)):
+            found |= {"expected": expected.value, "source": expected.source}
+        return found
+
+    def __str__(self) -> str:
+        expected = EXPECTED.get((self.group, self.name))
+        beside = f"  expected {expected.value:g}" if expected else ""
+        ends = f"  FAULT: {self.fault}" if self.fault else ""
+        found = f"{self.value:>10g} [{self.low:g} .. {self.high:g}] {self.unit}"
+        return f"{self.group:8} {self.name:52} {found}{beside}{ends}"
+
+
+def rounded(value: float) -> float:
+    """Five digits are more than any clock here gives."""
+    return float(f"{value:.5g}")
+
+
+class Results:
+    """One document, written anew after every figure: what was measured stays, whatever comes next."""
+
+    def __init__(self, path: Path | None, head: dict[str, Any]):
+        self.path, self.head = path, head
+        self.figures: list[dict[str, Any]] = []
+        self.skipped: dict[str, str] = {}    # group -> why
+        self.failed: dict[str, str] = {}
+        self.seconds: dict[str, float] = {}
+
+    def write(self) -> None:
+        if self.path is None:
+            return
+        parts = {"skipped": self.skipped, "failed": self.failed, "seconds": self.seconds}
+        lines = ",\n".join(f"  {json.dumps(each)}" for each in self.figures)
+        head = json.dumps(self.head | parts, indent=1)[:-2]
+        beside = self.path.with_name(self.path.name + ".part")
+        beside.write_text(f'{head},\n "figures": [\n{lines}\n ]\n}}\n')
+        os.replace(beside, self.path)

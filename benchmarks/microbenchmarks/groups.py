@@ -1,0 +1,159 @@
+"""The groups, and the process that each runs in: one that hangs or fails costs its own time limit and no more.
+
+Processes are forked from one that has imported torch and has not touched the GPU. A child sends what it finds through
+a pipe, message by message, so that everything up to a failure is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import multiprocessing
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+import kda
+from kda.compile.target import Target, code_for, parse
+
+from .bench import Bench, Skip
+from .figures import Figure
+
+_FORK = multiprocessing.get_context("fork")
+WARM_UP = 400_000_000                        # clocks of a spin that brings the GPU's clock up
+LATE = 5.0                                   # seconds that a killed child has to go
+
+
+class Group(NamedTuple):
+    number: int                              # in the list of what a clock needs
+    limit: float                             # seconds
+
+
+GROUPS = {
+    "fetch": Group(1, 25), "issue": Group(2, 30), "shared": Group(3, 20), "mma": Group(4, 12), "wgmma": Group(5, 25),
+    "memory": Group(6, 45), "bulk": Group(7, 30), "barriers": Group(8, 15), "launches": Group(8, 15),
+    "clock": Group(9, 20), "tcgen05": Group(10, 30),
+}  # fmt: skip
+
+
+class Message(NamedTuple):
+    kind: str                                # figure, skip, failed, done
+    content: Any
+
+
+class Gpu(NamedTuple):
+    name: str
+    cc: tuple[int, int]
+    sms: int
+    driver: str
+
+    @property
+    def target(self) -> Target | None:
+        return code_for(self.cc)
+
+
+def the_gpu() -> Gpu | None:
+    """What torch says of the GPU; None without one."""
+    if not torch.cuda.is_available():
+        return None
+    found = torch.cuda.get_device_properties(0)
+    driver = ""
+    with contextlib.suppress(Exception):     # the management library may be missing
+        import pynvml
+
+        pynvml.nvmlInit()
+        driver = pynvml.nvmlSystemGetDriverVersion()
+    return Gpu(found.name, (found.major, found.minor), found.multi_processor_count, driver)
+
+
+def in_child(work: Callable[[Callable[[Message], Any]], Any], limit: float) -> Iterator[Message]:
+    """What `work` sends from a process of its own, until it is done or its time is over."""
+    here, there = _FORK.Pipe(duplex=False)
+    child = _FORK.Process(target=_run, args=(work, there), daemon=True)
+    child.start()
+    there.close()
+    ends = time.monotonic() + limit
+    try:
+        while here.poll(max(ends - time.monotonic(), 0)):
+            message = here.recv()
+            yield message
+            if message.kind in ("done", "failed", "skip"):
+                return
+        yield Message("failed", f"no end after {limit:.0f} seconds")
+    except EOFError:
+        child.join(LATE)
+        yield Message("failed", f"the process ended with {child.exitcode}")
+    finally:
+        if child.is_alive():
+            child.join(0.5)
+        if child.is_alive():
+            child.kill()
+            child.join(LATE)
+        here.close()
+
+
+def _run(work: Callable, pipe: Any) -> None:
+    try:
+        work(pipe.send)
+        pipe.send(Message("done", None))
+    except Skip as why:
+        pipe.send(Message("skip", str(why)))
+    except BaseException as error:
+        pipe.send(Message("failed", f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-3)}"))
+    finally:
+        pipe.close()
+        os._exit(0)                          # a context that failed may hang when it is taken down
+
+
+def module_of(group: str) -> Any:
+    return importlib.import_module(f".{group}", __package__)
+
+
+def measuring(group: str, gpu: Gpu) -> Callable[[Callable[[Message], Any]], None]:
+    def work(send: Callable[[Message], Any]) -> None:
+        torch.cuda._sleep(WARM_UP)
+        torch.cuda.synchronize()
+
+        def report(figure: Figure) -> None:
+            send(Message("figure", figure))
+
+        module_of(group).measure(Bench(group, gpu.target, report, "gpu", gpu.sms))
+        torch.cuda.synchronize()
+
+    return work
+
+
+def building(group: str, target: Target) -> Callable[[Callable[[Message], Any]], None]:
+    """Only builds, and looks at the machine code: a figure is sent where that is not as it must be."""
+
+    def work(send: Callable[[Message], Any]) -> None:
+        faulty = lambda figure: figure.fault and send(Message("figure", figure))  # noqa: E731
+        module_of(group).measure(Bench(group, target, faulty, "dry"))
+
+    return work
+
+
+def simulating(group: str, target: Target) -> Callable[[Callable[[Message], Any]], None]:
+    """Few trips on a CPU: results are right or wrong, clocks mean nothing."""
+
+    def work(send: Callable[[Message], Any]) -> None:
+        from kda.simulator import capture
+
+        faulty = lambda figure: figure.fault and send(Message("figure", figure))  # noqa: E731
+        with capture(arch=target.spelling) as session:
+            module_of(group).measure(Bench(group, target, faulty, "simulated", sms=4))
+        for found in session.findings[:5]:
+            send(Message("figure", Figure(group, "finding", 0, 0, 0, "", 1, str(found))))
+
+    return work
+
+
+def target_of(arch: str) -> Target:
+    return parse(arch)
+
+
+VERSION = kda.__version__
