@@ -44,6 +44,7 @@ CASES = {
 }
 
 
+@pytest.mark.spread(every=3)
 @pytest.mark.parametrize("name", CASES)
 def test_a_call_that_is_cut_is_the_definition(name):
     case = case_of(**CASES[name])
@@ -57,7 +58,7 @@ def test_states_may_be_v_first_and_bfloat16():
     assert all(torch.equal(found[x], expected[x]) for x in expected)
 
 
-@pytest.mark.spread(every=3)
+@pytest.mark.spread(every=5)
 @pytest.mark.parametrize("schedule", range(1, 6))
 def test_any_order_of_warps_gives_the_same_bits(schedule):
     case = case_of(lengths=(200, 0, 65), HV=2)
