@@ -26,6 +26,7 @@ class Setting(NamedTuple):
 
     chip: str | bool
     of: int  # clusters of the larger launch: how many an SM is given, and what share of L2 and HBM
+    waves: int = 0  # the most clusters that a place on an SM is given; no others run then, and results are in part
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Timer:
     """A launch's setting while it runs; `clock()` is what came of it."""
 
     def __init__(self, asked, program, grid, block, cluster, shared, registers, behind):
-        name, of = asked if isinstance(asked, Setting) else (asked, None)
+        name, of, waves = asked if isinstance(asked, Setting) else (asked, None, 0)
         self.chip = chip = chip_of(name, program.arch)
         size, self._program, self._block = math.prod(cluster), program, block
         here = math.prod(grid) // size
@@ -86,9 +87,10 @@ class Timer:
         self.resident = resident_ctas(chip, program, block, registers, shared)
         slots = chip.slots(size)
         self.share = math.ceil(total / slots)
-        self._side_by_side = max(1, min(SMS_IN_DETAIL // size, here // self.share))
-        self.detailed = min(self._side_by_side * self.share, here)
         self._used = min(self.resident, self.share)
+        deep = min(self.share, waves * self._used or self.share)  # clusters of an SM that run in detail
+        self._side_by_side = max(1, min(SMS_IN_DETAIL // size, here // deep))
+        self.detailed = min(self._side_by_side * deep, here)
         at_once = min(total, slots * self._used)  # clusters of the whole launch that share L2 and HBM
         self.begins, ahead = _behind(behind)
 
@@ -108,6 +110,7 @@ class Timer:
             registers=ctypes.addressof(registers_),
             nregisters=numbers,
             detailed=self.detailed,
+            alone=bool(waves),
             slots=self._side_by_side,
             resident=self.resident,
             l1_lines=max(0, int(chip.l1_bytes) - taken) // 128,
