@@ -72,6 +72,9 @@ class Percent(click.ParamType):
 @click.option("--fail-above", type=Percent(), default="3%", show_default=True,
               help="With --compare: exit with 1 if a median is slower by more, and the spreads are apart.")  # fmt: skip
 @click.option("--plot", metavar="FILE", type=OUTPUT, help="Draw the medians (.png, .svg, .pdf).")
+@click.option("--predicted", is_flag=True,
+              help="Time nothing: what the simulator's clock says, and its error.  Needs no GPU.")  # fmt: skip
+@click.option("--arch", metavar="ARCH", help="With --predicted: the GPUs of this arch, such as sm100.  [default: sm90]")
 @click.option("--list", "only_list", is_flag=True, help="List the named shapes and end.")
 @click.option("--force", is_flag=True, help="Run shapes that look too large for this machine.")
 @common_options
@@ -85,6 +88,10 @@ def command(screen: Screen, **options: Any) -> int:
     check_usage(options)
     old = read_results(options["compare"]) if options["compare"] else None
     try:
+        if options["predicted"]:
+            from .bench_predicted import predicted
+
+            return predicted(screen, options)
         return bench(screen, options, old)
     except CannotJudge as refusal:
         if screen.json:
@@ -130,6 +137,13 @@ def check_usage(options: dict[str, Any]) -> None:
         raise click.UsageError("--fail-above wants --compare FILE, results to be held against")
     if options["graph"] and options["stages"]:
         raise click.UsageError("--graph replays whole calls; leave out --stages")
+    if options["arch"] and not options["predicted"]:
+        raise click.UsageError("--arch wants --predicted: a timing is made on the GPU that is here")
+    if options["predicted"]:
+        timed = [name for name in (*SETTINGS, "against", "stages", "repeats", "save", "compare", "plot", "regime",
+                                   "seconds", "force") if given(name)]  # fmt: skip
+        if timed:
+            raise click.UsageError(f"--predicted times nothing; leave out {option_of(timed[0])}")
     if options["plot"] and importlib.util.find_spec("matplotlib") is None:
         raise click.UsageError("--plot draws with matplotlib: pip install 'kimi-delta-attention[plot]'")
 
