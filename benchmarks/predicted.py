@@ -180,13 +180,17 @@ def calls() -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="WORD", help="rows whose backend or shape this is; nothing is written")
-    only = parser.parse_args().only
+    parser.add_argument("--json", metavar="FILE", help="write the rows to this file, too")
+    options = parser.parse_args()
+    only = options.only
     torch.set_num_threads(1)
     rows = []
     for call in CALLS:
         for name in call.times if only in (None, call.backend, call.shape) else ():
             rows.append(row_of(call, name))
             print(*(rows[-1][k] for k in ("backend", "shape", "kernel", "measured", "predicted", "error")), flush=True)
+    if options.json:
+        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
     if not only:
         data = {"chip": CHIP, "errors": summary(rows), "calls": calls(), "rows": rows}
         ERRORS.write_text(json.dumps(data, indent=1) + "\n")

@@ -23,7 +23,7 @@ import kda
 from kda import simulator
 from kda.measure.shapes import Shape
 from kda.simulator.capturing import capture
-from kda.simulator.timing.clock import Clock, Setting, longer
+from kda.simulator.timing.clock import SMS_IN_DETAIL, Clock, Setting, longer
 from kda.verify.cases import Case, Spec, make
 
 SHORT = ((512, 1024), (1024, 2048))  # tokens of a row, of what stands for a longer one
@@ -115,17 +115,19 @@ def predict(arch: str, chip: str, backend: str, shape: Shape, step: bool, gate: 
         names = {tuple(one.kernel.name for one in each) for each in (short, long, asked)}
         if len(names) == 1:
             walks = [a.grid == b.grid == c.grid for a, b, c in zip(short, long, asked)]
-            settings = [Setting(chip, _clusters(one), WAVES) for one in asked]
+            settings = [_setting(chip, one) for one in asked]
             a = trial(few).clocks([one if walk else None for one, walk in zip(settings, walks)])
             b = trial(many).clocks(settings)
             clocks = [longer((few, x), (many, y), row).clocks if x else y.clocks for x, y in zip(a.clocks, b.clocks)]
             return _joined(b, clocks)
-    found = trial(row).clocks([Setting(chip, _clusters(one), WAVES) for one in asked])
+    found = trial(row).clocks([_setting(chip, one) for one in asked])
     return _joined(found, [clock.clocks for clock in found.clocks])
 
 
-def _clusters(launch: Any) -> int:
-    return math.prod(launch.grid) // math.prod(launch.cluster)
+def _setting(chip: str, launch: Any) -> Setting:
+    """A kernel that sends off no work runs on one SM: for the engine, many instructions without any mean that it spins."""
+    works = any(word in launch.kernel.ptx for word in ("cp.async", "mma_async", "tcgen05"))
+    return Setting(chip, math.prod(launch.grid) // math.prod(launch.cluster), WAVES, SMS_IN_DETAIL if works else 1)
 
 
 class _Clocked(NamedTuple):

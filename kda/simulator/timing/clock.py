@@ -27,6 +27,7 @@ class Setting(NamedTuple):
     chip: str | bool
     of: int  # clusters of the larger launch: how many an SM is given, and what share of L2 and HBM
     waves: int = 0  # the most clusters that a place on an SM is given; no others run then, and results are in part
+    sms: int = SMS_IN_DETAIL  # at most, that run in detail
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Timer:
     """A launch's setting while it runs; `clock()` is what came of it."""
 
     def __init__(self, asked, program, grid, block, cluster, shared, registers, behind):
-        name, of, waves = asked if isinstance(asked, Setting) else (asked, None, 0)
+        name, of, waves, sms = asked if isinstance(asked, Setting) else (asked, None, 0, SMS_IN_DETAIL)
         self.chip = chip = chip_of(name, program.arch)
         self.size = size = math.prod(cluster)
         self._program, self._block = program, block
@@ -98,7 +99,7 @@ class Timer:
         self.share = math.ceil(total / slots)
         self._used = min(self.resident, self.share)
         deep = min(self.share, waves * self._used or self.share)  # clusters of an SM that run in detail
-        self._side_by_side = max(1, min(SMS_IN_DETAIL // size, here // deep))
+        self._side_by_side = max(1, min(sms // size, here // deep))
         self.detailed = min(self._side_by_side * deep, here)
         at_once = min(total, slots * self._used)  # clusters of the whole launch that share L2 and HBM
         self.begins, ahead = _behind(behind)
@@ -136,7 +137,8 @@ class Timer:
         record, ended = self.record, sorted(self._ended)
         at_once = min(self._used * self._side_by_side, self.detailed)
         full = ended[self.detailed - at_once]  # from here on fewer than could be are resident
-        clocks = record.end + self._waves(ended, at_once, self.share - self.detailed / self._side_by_side)
+        left = self.share - self.detailed / self._side_by_side
+        clocks = record.end + self._waves(ended, at_once, left)
         units = {name: busy / record.end for name, busy in zip(UNITS, record.busy)} if record.end else {}
         for unit in ("l2", "hbm"):
             units[unit] = min(units.get(unit, 0), 1.0)
@@ -155,7 +157,7 @@ class Timer:
             resident=self.resident,
             share=self.share,
             detailed=self.detailed,
-            more=self._waves(ended, at_once, 1) if clocks > record.end else 0.0,
+            more=(clocks - record.end) / left if left else 0.0,
             triggered=clocks - (record.end - record.triggered) if record.triggered else clocks,
             leaves_room=self.resident > self._used,
             begins=self.begins,
@@ -171,7 +173,7 @@ class Timer:
             return 0.0
         if self.detailed > at_once:
             return left * self._side_by_side * (ended[-1] - ended[at_once - 1]) / (self.detailed - at_once)
-        return ended[-1] * (math.ceil(self.share / at_once) - 1)
+        return ended[-1] * math.ceil(left * self._side_by_side / at_once)
 
 
 def _behind(run):
