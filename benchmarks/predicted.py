@@ -151,7 +151,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     for r in rows:
         source = " ".join(filter(None, (r["where"], r["commit"]))) + f", {r['timer']}"
         lines.append(f"| {r['backend']}, {r['shape']} | {r['kernel']} | {r['measured']:g} | {r['predicted']:g} | "
-                     f"{r['error']:+.0f}% | {r['binds'] or ''} | {r['stall'] or ''} | {r['seen']} | {source} |")  # fmt: skip
+                     f"{r['error']:+.0f}% | {r['binds'] or ''} | {r['stall'] or ''} | {r['seen']} | {source} |")
     lines += ["", "| errors | rows | median | worst | mean, with its sign |", "|---|---|---|---|---|"]
     named = {"all": found["all"], **found["seen"], **found["backends"], **found["families"]}
     lines += [f"| {name} | {of['rows']} | {of['median']:.0f}% | {of['worst']:.0f}% | {of['mean']:+.0f}% |"

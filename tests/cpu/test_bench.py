@@ -726,7 +726,7 @@ def test_what_is_no_prediction_is_refused(words, says):
 @pytest.mark.parametrize(
     ("words", "says"),
     [(("--arch", "sm100", "--backend", "reference"), "has no kernels for sm100"),
-     (("--arch", "sm90", "--backend", "sm100"), "sm100.arch"),
+     (("--arch", "sm90", "--backend", "sm100"), "found simulated H200"),
      (("--arch", "sm120"), "the simulator has no clock for sm120; there is one for sm80, sm89, sm90, sm100")],
 )  # fmt: skip
 def test_a_chip_or_a_backend_that_cannot_be_predicted_is_named(words, says):
