@@ -34,7 +34,7 @@ ARROWS = {
     "backends": {"bundles", "capability", "compile", "gates", "host", "offsets", "problem", "stages"},
     "verify": {"__init__", "backends", "bundles", "capability", "compile", "dispatch", "gates", "host", "problem",
                "simulator", "stages"},
-    "measure": {"host", "stages", "verify"},
+    "measure": {"__init__", "host", "simulator", "stages", "verify"},
     "commands": {"__init__", "capability", "compile", "dispatch", "errors", "host", "measure", "problem", "simulator",
                  "stages", "verify"},
     "cli": {"commands"},

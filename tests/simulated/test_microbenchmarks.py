@@ -53,9 +53,9 @@ def measured(group, arch):
     return figures, session.findings
 
 
-GROUPS = [("barriers", HOPPER), ("mma", HOPPER), ("tcgen05", BLACKWELL), ("shared", HOPPER), ("bulk", HOPPER), ("wgmma", HOPPER),
-          ("memory", HOPPER), ("launches", HOPPER), ("issue", HOPPER), ("fetch", HOPPER), ("mma", BLACKWELL),
-          ("shared", BLACKWELL), ("bulk", BLACKWELL), ("barriers", BLACKWELL)]  # fmt: skip
+GROUPS = [("barriers", HOPPER), ("mma", HOPPER), ("tcgen05", BLACKWELL), ("shared", HOPPER), ("bulk", HOPPER),
+          ("wgmma", HOPPER), ("memory", HOPPER), ("launches", HOPPER), ("issue", HOPPER), ("fetch", HOPPER),
+          ("mma", BLACKWELL), ("shared", BLACKWELL), ("bulk", BLACKWELL), ("barriers", BLACKWELL)]  # fmt: skip
 
 
 @pytest.mark.slow

@@ -120,7 +120,7 @@ class Timing(ctypes.Structure):
 
 class ClockSetting(ctypes.Structure):
     _fields_ = [("timing", ctypes.c_void_p), ("registers", ctypes.c_void_p), ("nregisters", S64)]
-    _fields_ += [(n, U64) for n in ("detailed", "slots", "resident", "l1_lines", "traced")]
+    _fields_ += [(n, U64) for n in ("detailed", "alone", "slots", "resident", "l1_lines", "traced")]
     _fields_ += [("ahead", F64), *((n, F64) for n in CLOCK_CONSTANTS)]
     _fields_ += [("end", F64), ("triggered", F64), ("busy", F64 * len(UNITS))]
     _fields_ += [(n, ctypes.c_void_p) for n in ("stalls", "warps", "begun", "ended", "records")]

@@ -45,6 +45,7 @@ struct ClockSetting {
     const s32 *registers;
     s64 nregisters;
     u64 detailed; /* clusters that run in detail, the first ones */
+    u64 alone;    /* whether no others run, unless those in detail wait for them */
     u64 slots;    /* places for them: an SM each, or the SMs of a cluster */
     u64 resident; /* clusters at once in a slot */
     u64 l1_lines; /* of 128 bytes */

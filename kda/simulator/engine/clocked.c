@@ -188,7 +188,7 @@ void run_clocked(Machine *m) {
         }
         if (!begin_others(m, all) && !spinning && !give_up_a_wait(m)) report_deadlock(m);
     }
-    m->total_clusters = all;
+    m->total_clusters = p->alone ? m->next_cluster : all;
     for (Cluster *c = m->clusters; c; c = m->clusters) { /* after a finding that ends the launch */
         m->clusters = c->next;
         end_cluster(c);

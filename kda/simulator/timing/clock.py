@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kda.simulator.chips import CHIPS as SIZES
@@ -35,6 +35,8 @@ class Setting(NamedTuple):
 
     chip: str | bool
     of: int  # clusters of the larger launch: how many an SM is given, and what share of L2 and HBM
+    waves: int = 0  # the most clusters that a place on an SM is given; no others run then, and results are in part
+    sms: int = SMS_IN_DETAIL  # at most, that run in detail
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,11 @@ class Clock:
     clocks: float
     start: float
     drain: float
+    size: int  # CTAs of a cluster
     resident: int  # clusters at once on an SM, or on a cluster's SMs
     share: int  # clusters that the busiest SM is given
     detailed: int  # clusters that ran in detail
+    more: float  # clocks for one cluster more on each SM; 0: all that an SM is given ran in detail
     triggered: float  # when launch_dependents had run everywhere; the end, if it never has
     leaves_room: bool  # for CTAs of a dependent launch like these
     begins: float | None  # after the launch ahead, which it overlaps; None: it comes after all before
@@ -68,6 +72,12 @@ class Clock:
     def steady(self):
         return self.clocks - self.start - self.drain
 
+    def of(self, clusters):
+        """The clock of so many clusters in all, where both are more than what ran in detail."""
+        share = math.ceil(clusters / self.chip.slots(self.size))
+        later = (share - self.share) * self.more
+        return replace(self, share=share, clocks=self.clocks + later, triggered=self.triggered + later)
+
     def binds(self):
         """(name of the busiest unit, its share of the time), busiest first."""
         return sorted(self.units.items(), key=lambda item: -item[1])
@@ -87,17 +97,19 @@ class Timer:
     """A launch's setting while it runs; `clock()` is what came of it."""
 
     def __init__(self, asked, program, grid, block, cluster, shared, registers, behind, traced=False):
-        name, of = asked if isinstance(asked, Setting) else (asked, None)
+        name, of, waves, sms = asked if isinstance(asked, Setting) else (asked, None, 0, SMS_IN_DETAIL)
         self.chip = chip = chip_of(name, program.arch)
-        size, self._program, self._block = math.prod(cluster), program, block
+        self.size = size = math.prod(cluster)
+        self._program, self._block = program, block
         here = math.prod(grid) // size
         total = of or here
         self.resident = resident_ctas(chip, program, block, registers, shared)
         slots = chip.slots(size)
         self.share = math.ceil(total / slots)
-        self._side_by_side = max(1, min(SMS_IN_DETAIL // size, here // self.share))
-        self.detailed = min(self._side_by_side * self.share, here)
         self._used = min(self.resident, self.share)
+        deep = min(self.share, waves * self._used or self.share)  # clusters of an SM that run in detail
+        self._side_by_side = max(1, min(sms // size, here // deep))
+        self.detailed = min(self._side_by_side * deep, here)
         at_once = min(total, slots * self._used)  # clusters of the whole launch that share L2 and HBM
         self.begins, ahead = _behind(behind)
 
@@ -117,6 +129,7 @@ class Timer:
             registers=ctypes.addressof(registers_),
             nregisters=numbers,
             detailed=self.detailed,
+            alone=bool(waves),
             slots=self._side_by_side,
             resident=self.resident,
             l1_lines=max(0, int(chip.l1_bytes) - taken) // 128,
@@ -134,7 +147,8 @@ class Timer:
         record, ended = self.record, sorted(self._ended)
         at_once = min(self._used * self._side_by_side, self.detailed)
         full = ended[self.detailed - at_once]  # from here on fewer than could be are resident
-        clocks = record.end + self._waves(ended, at_once)
+        left = self.share - self.detailed / self._side_by_side
+        clocks = record.end + self._waves(ended, at_once, left)
         units = {name: busy / record.end for name, busy in zip(UNITS, record.busy)} if record.end else {}
         for unit in ("l2", "hbm"):
             units[unit] = min(units.get(unit, 0), 1.0)
@@ -149,9 +163,11 @@ class Timer:
             clocks=clocks,
             start=min(self.chip.start, clocks),
             drain=record.end - full,
+            size=self.size,
             resident=self.resident,
             share=self.share,
             detailed=self.detailed,
+            more=(clocks - record.end) / left if left else 0.0,
             triggered=clocks - (record.end - record.triggered) if record.triggered else clocks,
             leaves_room=self.resident > self._used,
             begins=self.begins,
@@ -170,14 +186,13 @@ class Timer:
             self.record.records = None
         return found
 
-    def _waves(self, ended, at_once):
-        """Clocks of the clusters that did not run in detail: at the rate of those that did, all in one slot."""
-        left = self.share * self._side_by_side - self.detailed
+    def _waves(self, ended, at_once, left):
+        """Clocks of so many clusters more on each SM: at the rate of those that ran in detail, all in one slot."""
         if not left:
             return 0.0
         if self.detailed > at_once:
-            return left * (ended[-1] - ended[at_once - 1]) / (self.detailed - at_once)
-        return ended[-1] * (math.ceil(self.share / at_once) - 1)
+            return left * self._side_by_side * (ended[-1] - ended[at_once - 1]) / (self.detailed - at_once)
+        return ended[-1] * math.ceil(left * self._side_by_side / at_once)
 
 
 def _behind(run):
