@@ -22,7 +22,7 @@ import torch
 from torch.autograd import forward_ad
 
 from . import autograd
-from .bundles import Grads, Outputs, Saved, saved_dtypes, saved_shapes
+from .bundles import Grads, Outputs, Save, Saved, saved_dtypes, saved_shapes
 from .checks import (
     CALLER,
     GATE,
@@ -121,7 +121,7 @@ def chunk_kda(
         A_log, dt_bias, chunk_size, backend, batch_invariant, transpose_state_layout, unknown,
     )  # fmt: skip
     recorded = records_gradients(inputs)
-    out = _forward(inputs, options, _save(inputs, options) if recorded else "nothing", recorded)
+    out = _forward(inputs, options, _save(inputs, options) if recorded else Save.NOTHING, recorded)
     return (out.o, out.final_state, out.h) if return_intermediate_states else (out.o, out.final_state)
 
 
@@ -137,7 +137,7 @@ def chunk_kda_fwd(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *arg
     """
     inputs, options = _bind("chunk_kda_fwd", q, k, v, g, beta, *args, **keywords)
     with torch.no_grad() if records_gradients(inputs) else autograd.AS_IT_IS:
-        return _forward(inputs, options, "all" if options.disable_recompute else "nothing")
+        return _forward(inputs, options, Save.ALL if options.disable_recompute else Save.NOTHING)
 
 
 def chunk_kda_bwd(
@@ -317,32 +317,32 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
         choices.append(weigh(problem, detect(problem.device), name))
         print(choices[-1])
     takers = [choice.backend for choice in choices]
-    if len(takers) == 2 and all(takers) and _save(inputs, options) == "products":
+    if len(takers) == 2 and all(takers) and _save(inputs, options) is Save.PRODUCTS:
         made = recorder(choices[0].problem, takers[0])
         if made != takers[0]:
             print(f"{made} makes the forward, too, as gradients are recorded: {takers[0]} keeps nothing for them")
     return choices[0]
 
 
-def _save(inputs: Inputs, options: Options) -> str:
+def _save(inputs: Inputs, options: Options) -> Save:
     """What a recorded forward keeps; on a CPU memory is all it would cost, for the reference makes everything anew."""
     if options.disable_recompute:
-        return "all"
-    return "products" if isinstance(inputs.q, Tensor) and inputs.q.is_cuda else "nothing"
+        return Save.ALL
+    return Save.PRODUCTS if isinstance(inputs.q, Tensor) and inputs.q.is_cuda else Save.NOTHING
 
 
-def _forward(inputs: Inputs, options: Options, save: str, recorded: bool = False) -> Outputs:
+def _forward(inputs: Inputs, options: Options, save: Save, recorded: bool = False) -> Outputs:
     call = Call("chunk_kda", inputs, options)
     unseen = _unseen(inputs)
     if unseen and not recorded:                                                # an operator takes 20 microseconds more
         return _operate(autograd.forward, call, call, save)
-    arguments = *inputs[: len(autograd.INPUTS)], *(getattr(options, name) for name in autograd.OPTIONS), save
+    arguments = *inputs[: len(autograd.INPUTS)], *(getattr(options, name) for name in autograd.OPTIONS), save.value
     if unseen:
         o, ht, h = _operate(autograd.Recorded.apply, call, *arguments)
         return Outputs(o, ht if options.output_final_state else None, None, None)
     o, ht, h, *saved = _operate(autograd.call, call, "chunk_forward", *arguments)
     return Outputs(o, ht if options.output_final_state else None, h if options.return_intermediate_states else None,
-                   Saved(*saved) if save == "all" else None)  # fmt: skip
+                   Saved(*saved) if save is Save.ALL else None)  # fmt: skip
 
 
 def _unseen(inputs: Inputs) -> bool:

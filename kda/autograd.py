@@ -101,21 +101,21 @@ def _call(args: tuple, op: str = "chunk_kda", **others: Tensor | None) -> Call:
 _SAVES = {save.value: save for save in Save}
 
 
-def forward(c: Call, word: str) -> Outputs:
-    problem, save = problem_of(c), _SAVES[word]
+def forward(c: Call, save: Save) -> Outputs:
+    problem = problem_of(c)
     with _autocast_off(c.inputs.q):
-        return _launch(c, problem, recorded=word == "products").forward(problem, c.inputs, save)
+        return _launch(c, problem, recorded=save is Save.PRODUCTS).forward(problem, c.inputs, save)
 
 
 def _chunk_forward(*args):
-    *args, save = args
+    *args, word = args
     c = _call(args)
-    out, q = forward(c, save), c.inputs.q
+    out, q = forward(c, _SAVES[word]), c.inputs.q
     return out.o, _or_empty(out.final_state, q), _or_empty(out.h, q), list(out.saved or ())
 
 
 def _chunk_forward_fake(*args):
-    *args, save = args
+    *args, word = args
     c = _call(args)
     check(c, KIND)
     q, o = c.inputs.q, c.options
@@ -125,7 +125,7 @@ def _chunk_forward_fake(*args):
     if o.return_intermediate_states:
         chunks = torch.library.get_ctx().new_dynamic_size() if packed else (c.T + o.chunk_size - 1) // o.chunk_size
         h = q.new_empty(c.B, chunks, *c.states[1:])
-    saved, kept = [], Save(save).kind
+    saved, kept = [], Save(word).kind
     if kept is not None:
         shapes = saved_shapes(c.B, c.T, c.N, c.HV, c.K, c.V, o.chunk_size, packed)
         dtypes = saved_dtypes(q.dtype, wide_dtype(q.dtype))

@@ -43,7 +43,7 @@ class Save(str, Enum):
 
     @property
     def kind(self) -> type[Products] | type[Saved] | None:
-        return {"products": Products, "all": Saved}.get(self.value)
+        return Products if self is Save.PRODUCTS else Saved if self is Save.ALL else None
 
     @classmethod
     def of(cls, saved: Saved | Products | None) -> Save:

@@ -10,12 +10,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """`spread(every=n)` leaves one of n cases of a test to every run; the others are `exhaustive`."""
+    """`spread(every=n, first=m)` leaves the cases m, m + n, ... of a test to every run; the others are `exhaustive`."""
     cases = Counter()
     for item in items:
         if spread := item.get_closest_marker("spread"):
             test = item.nodeid.partition("[")[0]
-            if cases[test] % spread.kwargs["every"]:
+            if (cases[test] - spread.kwargs.get("first", 0)) % spread.kwargs["every"]:
                 item.add_marker(pytest.mark.exhaustive)
             cases[test] += 1
     if torch.cuda.is_available():

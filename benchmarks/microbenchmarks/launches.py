@@ -72,8 +72,7 @@ def gaps(bench: Bench) -> None:
             shape = dict(block=block, dynamic_shared=shared, pdl=bool(pdl))
             records(bench, one, 2, bench.sms, **shape)                       # loads the kernel
             found = records(bench, one, KERNELS, bench.sms, **shape)
-            size = f"{block} threads, {shared // 1024} KiB"
-            called = f"{size}, {HOW[pdl]}"
+            called = f"{block} threads, {shared // 1024} KiB, {HOW[pdl]}"
             same = f"kernel to kernel on an SM, {called}"
             bench.figure(f"{same}: to its start", between(found, 3, 1), "clocks", one.fault)
             if pdl:
@@ -82,7 +81,7 @@ def gaps(bench: Bench) -> None:
             bench.figure(f"last end to first start, {called}", gap.double().tolist(), "ns", one.fault)
             if not pdl:
                 ramp = (found[1:, :, 4].amax(1) - found[1:, :, 4].amin(1)).double().tolist()
-                bench.figure(f"first start to last start, {size}", ramp, "ns", one.fault)
+                bench.figure(f"first start to last start, {called}", ramp, "ns", one.fault)
 
 
 def waves(bench: Bench) -> None:

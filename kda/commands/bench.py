@@ -22,12 +22,12 @@ from kda.errors import NoBackendError
 from kda.host import detect
 from kda.measure.shapes import DIRECTIONS, SHAPES, Shape, too_large
 
+from .bench_asked import CannotJudge, both, ms, problem_of, shapes_asked, spec_of, ways
 from .options import known, shape_options
 from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version, table
 
 if TYPE_CHECKING:
     from kda.measure.timing import Checked, Line, Machine, Result
-    from kda.problem import Problem
     from kda.verify.cases import Spec
     from kda.verify.doors import Door
 
@@ -72,6 +72,9 @@ class Percent(click.ParamType):
 @click.option("--fail-above", type=Percent(), default="3%", show_default=True,
               help="With --compare: exit with 1 if a median is slower by more, and the spreads are apart.")  # fmt: skip
 @click.option("--plot", metavar="FILE", type=OUTPUT, help="Draw the medians (.png, .svg, .pdf).")
+@click.option("--predicted", is_flag=True,
+              help="Time nothing: what the simulator's clock says, and its error.  Needs no GPU.")  # fmt: skip
+@click.option("--arch", metavar="ARCH", help="With --predicted: the GPUs of this arch, such as sm100.  [default: sm90]")
 @click.option("--list", "only_list", is_flag=True, help="List the named shapes and end.")
 @click.option("--force", is_flag=True, help="Run shapes that look too large for this machine.")
 @common_options
@@ -85,6 +88,10 @@ def command(screen: Screen, **options: Any) -> int:
     check_usage(options)
     old = read_results(options["compare"]) if options["compare"] else None
     try:
+        if options["predicted"]:
+            from .bench_predicted import predicted
+
+            return predicted(screen, options)
         return bench(screen, options, old)
     except CannotJudge as refusal:
         if screen.json:
@@ -93,12 +100,6 @@ def command(screen: Screen, **options: Any) -> int:
             for reason in refusal.reasons:
                 screen.line(reason)
         return CANNOT_JUDGE
-
-
-class CannotJudge(Exception):
-    def __init__(self, *reasons: str):
-        super().__init__(*reasons)
-        self.reasons = list(reasons)
 
 
 # ---------------------------------------------------------------------------------------------- what is asked
@@ -130,38 +131,19 @@ def check_usage(options: dict[str, Any]) -> None:
         raise click.UsageError("--fail-above wants --compare FILE, results to be held against")
     if options["graph"] and options["stages"]:
         raise click.UsageError("--graph replays whole calls; leave out --stages")
+    if options["arch"] and not options["predicted"]:
+        raise click.UsageError("--arch wants --predicted: a timing is made on the GPU that is here")
+    if options["predicted"]:
+        timed = [name for name in (*SETTINGS, "against", "stages", "repeats", "save", "compare", "plot", "regime",
+                                   "seconds", "force") if given(name)]  # fmt: skip
+        if timed:
+            raise click.UsageError(f"--predicted times nothing; leave out {option_of(timed[0])}")
     if options["plot"] and importlib.util.find_spec("matplotlib") is None:
         raise click.UsageError("--plot draws with matplotlib: pip install 'kimi-delta-attention[plot]'")
 
 
 def option_of(name: str) -> str:
     return f"-{name.upper()}" if len(name) == 1 else f"--{name.replace('_', '-')}"
-
-
-def shapes_asked(options: dict[str, Any], on: str) -> dict[str, Shape]:
-    if options["names"]:
-        return {name: SHAPES[name] for name in options["names"]}
-    if options["tokens"] or options["lengths"] is not None:
-        names = {"B": "batch", "T": "tokens", "H": "heads", "HV": "value_heads", "K": "k", "V": "v", "dtype": "dtype"}
-        fields = {field: options[name] for field, name in names.items() if options[name] is not None}
-        return {"given": Shape(**fields, lengths=options["lengths"] or ())}
-    return {name: shape for name, shape in SHAPES.items() if shape.on == on}
-
-
-def spec_of(shape: Shape, regime: str) -> Spec:
-    from kda.verify.cases import Spec
-
-    return Spec(lengths=shape.lengths or None, B=shape.B, T=shape.T, H=shape.H, HV=shape.HV, K=shape.K, V=shape.V,
-                dtype=shape.dtype, regime=regime, initial_state=False)  # fmt: skip
-
-
-def both(choice: str, of: Sequence[str]) -> tuple[str, ...]:
-    return tuple(of) if choice == "both" else (choice,)
-
-
-def ways(choices: Sequence[str]) -> tuple[str, ...]:
-    """The directions that are timed, each once."""
-    return tuple(dict.fromkeys(way for choice in choices for way in both(choice, DIRECTIONS)))
 
 
 # ---------------------------------------------------------------------------------------------- what is refused
@@ -180,15 +162,6 @@ def refuse_large(
     if why and (not kept or options["names"] or "given" in shapes):
         raise CannotJudge(*left_out, *(["--shape tiny takes seconds"] if device == "cpu" else []))
     return kept, left_out
-
-
-def problem_of(spec: Spec, direction: str, device: str) -> Problem:
-    """The problem of a spec whose tensors are not drawn yet."""
-    from kda.verify.cases import make
-
-    one_token = dataclasses.replace(spec, lengths=None if spec.lengths is None else (1,), B=1, T=1)
-    (B, T), N = spec.shape, spec.B if spec.lengths is None else len(spec.lengths)
-    return dataclasses.replace(make(one_token).problem(direction), device=device, B=B, T=T, N=N)
 
 
 def doors_for(spec: Spec, options: dict[str, Any], device: str) -> list[Door]:
@@ -429,10 +402,6 @@ def stage_lines(results: Sequence[Result]) -> Iterator[str]:
 
 def baseline_of(lines: Sequence[Line]) -> str | None:
     return next((line.baseline["backend"] for line in lines if line.baseline), None)
-
-
-def ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3f}" if seconds < 0.1 else f"{seconds * 1e3:.1f}"
 
 
 def size(n: int | None) -> str:

@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 SHORT = 8                                    # lines of a function that only passes a call on
@@ -59,6 +59,9 @@ def _place(text: str) -> Place:
     return file, int(line)
 
 
+_KEEPING: list[CallSites] = []               # the innermost one counts: a compilation inside of a capture has its own
+
+
 @contextlib.contextmanager
 def kept() -> Iterator[CallSites]:
     """Inside the block, kernels that the DSL traces number the calls of their short helpers."""
@@ -69,21 +72,35 @@ def kept() -> Iterator[CallSites]:
         return
     from cutlass._mlir import ir
 
+    known: dict[int, tuple[bool, CodeType]] = {}                             # by the id of the code, which is held
+
+    def own(frame: FrameType) -> bool:
+        code = frame.f_code
+        if id(code) not in known:
+            known[id(code)] = not foreign(frame), code
+        return known[id(code)][0]
+
     def numbered(loc: Any) -> Any:
-        places = () if loc is None else callers(sys._getframe(1), foreign)
+        if loc is None or _KEEPING[-1] is not sites:
+            return loc
+        places = callers(sys._getframe(1), own)
         number = sites.number(places[1:]) if len(places) > 1 else None
         return loc if number is None else ir.Location.file(*places[0], number)
 
-    with transform(numbered):
-        yield sites
+    _KEEPING.append(sites)
+    try:
+        with transform(numbered):
+            yield sites
+    finally:
+        _KEEPING.pop()
 
 
-def callers(frame: FrameType | None, foreign: Callable[[FrameType], bool]) -> tuple[Place, ...]:
+def callers(frame: FrameType | None, own: Callable[[FrameType], bool]) -> tuple[Place, ...]:
     """The line of a short function that the kernel is in, and who called that, up to a longer function."""
     found: list[Place] = []
     before = None
     while frame is not None and frame.f_code.co_name != ENTRY:
-        if not foreign(frame):
+        if own(frame):
             place = frame.f_code.co_filename, frame.f_lineno
             function = place[0], span(*place)
             if function != before:                                           # the DSL makes functions of branches

@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from . import call_sites, store
+from .code import entries
 from .errors import BuildError, MissingCompilerError
-from .kernel import Kernel, entries
+from .kernel import Kernel
 from .launching import taker
 from .recipes import ConfiguredRecipe, imported
 from .target import Target, parse
@@ -223,28 +224,46 @@ def _without_collections() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lines_kept() -> Iterator[None]:
-    """The DSL looks up the source line of every operation that it traces, walking all of its function each time: a
-    quarter of a build. Inside the block it walks once for each place.
+    """The DSL looks up the source line of every operation that it traces: it judges frame after frame, walks all of the
+    function and makes a location, half of a build. Inside the block it does so once for each function and place.
     """
     op = sys.modules.get("cutlass._mlir_helpers.op")
-    look_up = getattr(op, "_fast_frameinfo", None)
-    if look_up is None:                                                      # another version of the DSL
+    names = "_is_framework_stack_frame", "_fast_frameinfo", "_get_location_from_frame_info"
+    looked_up = [getattr(op, name, None) for name in names]
+    if None in looked_up:                                                    # another version of the DSL
         yield
         return
-    found: dict[tuple[int, int], tuple[Any, Any]] = {}                       # holds the code, whose id is a key
+    is_foreign, info_of, location_of = looked_up
+    # by ids, which are quicker than hashes of code; each entry holds what its key is the id of
+    foreign: dict[int, tuple[bool, Any]] = {}
+    infos: dict[tuple[int, int], tuple[Any, Any]] = {}
+    locations: dict[int, tuple[Any, Any]] = {}
 
-    def kept(frame: Any) -> Any:
+    def kept_is_foreign(frame: Any) -> bool:
+        code = frame.f_code
+        if id(code) not in foreign:
+            foreign[id(code)] = is_foreign(frame), code
+        return foreign[id(code)][0]
+
+    def kept_info_of(frame: Any) -> Any:
         code = frame.f_code
         place = id(code), frame.f_lasti
-        if place not in found:
-            found[place] = look_up(frame), code
-        return found[place][0]
+        if place not in infos:
+            infos[place] = info_of(frame), code
+        return infos[place][0]
 
-    op._fast_frameinfo = kept
+    def kept_location_of(info: Any) -> Any:
+        if id(info) not in locations:
+            locations[id(info)] = location_of(info), info
+        return locations[id(info)][0]
+
+    for name, kept in zip(names, (kept_is_foreign, kept_info_of, kept_location_of)):
+        setattr(op, name, kept)
     try:
         yield
     finally:
-        op._fast_frameinfo = look_up
+        for name, before in zip(names, looked_up):
+            setattr(op, name, before)
 
 
 def _dsls() -> list[Any]:

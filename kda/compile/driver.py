@@ -11,16 +11,12 @@ import ctypes
 import functools
 import sys
 import threading
+from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_int, c_uint, c_uint32, c_uint64, c_void_p
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from .code import Code, Dim3
 from .errors import BuildError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from .kernel import Dim3, Kernel
-    from .launching import Shape
 
 # The driver's own numbers.
 DTYPES = {
@@ -72,10 +68,20 @@ class Config(ctypes.Structure):
     )
 
 
+class Shape(NamedTuple):
+    """What launches share that differ in grid, arguments and stream alone."""
+
+    block: Dim3                              # threads of a CTA
+    cluster: Dim3 = (1, 1, 1)                # CTAs of a cluster
+    dynamic_shared: int = 0                  # bytes of a CTA
+    pdl: bool = False                        # may start before the launch ahead of it has ended
+    cooperative: bool = False                # all CTAs run at once
+
+
 class _Slot:
     """What one launch hands to the driver; threads that launch at once have one each."""
 
-    def __init__(self, kernel: Kernel, shape: Shape):
+    def __init__(self, kernel: Code, shape: Shape):
         size = kernel.layout.size
         kept = ctypes.create_string_buffer(size + MAP_ALIGNMENT)
         self.buffer = (ctypes.c_char * size).from_buffer(kept, -ctypes.addressof(kept) % MAP_ALIGNMENT)
@@ -91,7 +97,7 @@ class _Slot:
 class _Ready:
     """A kernel that a device has loaded, for launches of one shape."""
 
-    def __init__(self, kernel: Kernel, shape: Shape, device: int):
+    def __init__(self, kernel: Code, shape: Shape, device: int):
         self.kernel, self.shape, self.device = kernel, shape, device         # an id in _READY is of a kernel that lives
         self.handle = _handle(kernel, device).allowing(shape)
         self.call = _cuda().cuLaunchKernelEx
@@ -118,7 +124,7 @@ class _Ready:
 class _Handle(NamedTuple):
     """A kernel that a device has loaded."""
 
-    kernel: Kernel
+    kernel: Code
     device: int
     handle: int
     told: dict[int, int]                     # what the driver was told about it
@@ -143,7 +149,7 @@ _torch: Any = None                           # torch._C, once torch uses CUDA
 
 
 def launch(
-    kernel: Kernel, grid: Dim3, shape: Shape, values: Sequence[Any], args: Sequence[Any], stream: int | None = None,
+    kernel: Code, grid: Dim3, shape: Shape, values: Sequence[Any], args: Sequence[Any], stream: int | None = None,
     kept: dict[int, _Ready] | None = None,
 ) -> None:  # fmt: skip
     """Start a kernel on the current device, on `stream` or on torch's current one; `values` are `addresses(args)`.
@@ -163,7 +169,7 @@ def launch(
     ready.launch(grid, values, args, stream)
 
 
-def _ready(kernel: Kernel, shape: Shape, device: int) -> _Ready:
+def _ready(kernel: Code, shape: Shape, device: int) -> _Ready:
     try:
         return _READY[id(kernel), device, shape]
     except KeyError:
@@ -217,7 +223,7 @@ def _make_current(device: int) -> None:
     _check(_cuda().cuCtxSetCurrent(context), "making the device's context current")
 
 
-def _handle(kernel: Kernel, device: int) -> _Handle:
+def _handle(kernel: Code, device: int) -> _Handle:
     if (id(kernel), device) not in _HANDLES:
         handle, library = c_void_p(), _load(kernel, device)
         _check(_cuda().cuLibraryGetKernel(handle, library, kernel.name.encode()), f"finding {kernel.name}")
@@ -225,7 +231,7 @@ def _handle(kernel: Kernel, device: int) -> _Handle:
     return _HANDLES[id(kernel), device]
 
 
-def _load(kernel: Kernel, device: int) -> c_void_p:
+def _load(kernel: Code, device: int) -> c_void_p:
     """The cubin where it was built for this very device; else the PTX, which the driver finishes itself."""
     cc, value = [], c_int()
     for attribute in (CC_MAJOR, CC_MINOR):

@@ -1,137 +1,20 @@
-"""What one built kernel is, and how the arguments of a launch become the bytes that it reads.
-
-The .param list of a PTX entry fixes the buffer: each parameter follows the one before at its own alignment. All three
-compilers' kernels are packed by it, so a launch through the driver and one in the simulator see the same bytes.
-"""
+"""Kernels that can be launched: built code, and its launches on the GPU or wherever these are sent."""
 
 from __future__ import annotations
 
-import functools
-import operator
-import re
-import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from . import driver
-from .elf import resources
-from .errors import BuildError
-from .launching import Launch, Shape, taker
-from .target import Target
-
-Dim3 = tuple[int, int, int]
-
-_ENTRY = re.compile(r"\.entry\s+([\w$%]+)\s*\(([^)]*)\)")
-_ENTRY_WITHOUT_PARAMETERS = re.compile(r"\.entry\s+([\w$%]+)\s*(?=[{.\n])")
-_PARAM = re.compile(
-    r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+"
-    r"(?:\.ptr\s+(?:\.\w+\s+)?(?:\.align\s+\d+\s+)?)?[\w$%]+(?:\[(\d+)\])?"
-)
-_FORMATS = {"f16": "e", "f32": "f", "f64": "d"}
-_INTEGERS = {8: "q", 4: "i", 2: "h", 1: "b"}  # bytes -> format
-_TENSORS: set[type] = set()                  # types with a data_ptr(), as they come along: hasattr takes its time
-
-
-class Param(NamedTuple):
-    """One parameter in the buffer."""
-
-    offset: int
-    size: int
-    type: str                                # as PTX spells it: "u64", "f32", "b8" for bytes
-
-    @property
-    def form(self) -> str:
-        """As `struct` spells it."""
-        number = _INTEGERS.get(self.size) if self.type != "b8" or self.size == 1 else None
-        return _FORMATS.get(self.type) or number or f"{self.size}s"
-
-
-def entries(ptx: str) -> dict[str, tuple[Param, ...]]:
-    """Kernel name -> its parameters, for every entry of a PTX text."""
-    found = {match[1]: () for match in _ENTRY_WITHOUT_PARAMETERS.finditer(ptx)}
-    for match in _ENTRY.finditer(ptx):
-        params, at = [], 0
-        for align, kind, count in _PARAM.findall(match[2]):
-            one = int(re.sub(r"\D", "", kind)) // 8
-            size = one * int(count or 1)
-            at += -at % int(align or one)
-            params.append(Param(at, size, kind))
-            at += size
-        found[match[1]] = tuple(params)
-    return found
-
-
-def pack(kernel: str, params: Sequence[Param], args: Sequence[Any]) -> bytes:
-    """The flat parameter buffer.
-
-    An argument is a tensor (its address), an int, a float, None (a null pointer), or bytes of the parameter's own size.
-    """
-    if len(args) != len(params):
-        raise BuildError(f"{kernel} takes {len(params)} arguments; found {len(args)}. Pass them in its source's order.")
-    buffer = bytearray(params[-1].offset + params[-1].size if params else 0)
-    for position, (param, arg) in enumerate(zip(params, args)):
-        raw = _bytes(param, arg)
-        if raw is None:
-            raise BuildError(
-                f"{kernel}: argument {position} must fit a parameter of {param.size} bytes (.{param.type}); found "
-                f"{_describe(arg)}. Pass a tensor, an int, a float, None or bytes of that size."
-            )
-        buffer[param.offset : param.offset + param.size] = raw
-    return bytes(buffer)
-
-
-def _bytes(param: Param, arg: Any) -> bytes | None:
-    """None where the argument does not fit."""
-    if hasattr(arg, "data_ptr"):
-        arg = arg.data_ptr()
-    if arg is None:
-        arg = 0
-    if isinstance(arg, bytes | bytearray | memoryview):
-        return bytes(arg) if len(arg) == param.size else None
-    if param.type in _FORMATS:
-        return struct.pack("<" + _FORMATS[param.type], arg) if hasattr(arg, "__float__") else None
-    try:
-        number = operator.index(arg)
-    except TypeError:
-        return None
-    bits = 8 * param.size
-    if (param.type == "b8" and bits > 8) or not -(1 << bits - 1) <= number < 1 << bits:
-        return None                                                          # bytes of a struct, or too large
-    return (number % (1 << bits)).to_bytes(param.size, "little")
-
-
-def _describe(arg: Any) -> str:
-    return f"{len(arg)} bytes" if isinstance(arg, bytes | bytearray) else f"{type(arg).__name__} {arg!r:.60}"
+from .code import Code, Dim3, addresses, dim3
+from .driver import Shape
+from .launching import Launch, taker
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """One entry of a PTX text, for one target."""
-
-    name: str
-    ptx: str = field(repr=False)
-    cubin: bytes | None = field(repr=False)
-    target: Target
-    params: tuple[Param, ...]
-    registers: int | None = None             # of a thread; None where there is no cubin to read it from
-    spills: int | None = None                # bytes of a thread's stack: spilled registers and local arrays
-    shared: int | None = None                # static bytes of a CTA
-
-    @classmethod
-    def of(cls, name: str, ptx: str, cubin: bytes | None, target: Target, **more: Any):
-        """The kernel called `name` in what a compiler returned."""
-        found = entries(ptx)
-        if name not in found:
-            raise BuildError(f"the PTX has no kernel {name!r}; it has {', '.join(found) or 'none'}.")
-        taken = resources(cubin or b"").get(name)
-        system = 1024 if target.cc >= (9, 0) else 0                          # counted in the cubin, not by the driver
-        known = taken and {
-            "registers": taken.registers,
-            "spills": taken.spills,
-            "shared": max(taken.shared - system, 0),
-        }
-        return cls(name=name, ptx=ptx, cubin=cubin, target=target, params=found[name], **(known or {}), **more)
+class Kernel(Code):
+    """Code with its launches."""
 
     def launch(
         self,
@@ -144,10 +27,12 @@ class Kernel:
         pdl: bool = False,
         cooperative: bool = False,
         tensors: Mapping[str, Any] | None = None,
+        config: Any = None,
     ) -> Any:
         """Run it on the GPU, or wherever `kda.compile.launching.redirect` sends launches.
 
-        `tensors` are those that the kernel may touch, by name, where the arguments do not show them all.
+        `tensors` are those that the kernel may touch, by name, where the arguments do not show them all; `config` is
+        what the kernel was built for.
         """
         shape = Shape(dim3(block), dim3(cluster), dynamic_shared, pdl, cooperative)
         grid, values = dim3(grid), addresses(args)
@@ -155,7 +40,7 @@ class Kernel:
             return driver.launch(self, grid, shape, values, args, stream)
         if tensors is None:
             tensors = {f"argument {i}": arg for i, arg in enumerate(args) if hasattr(arg, "data_ptr")}
-        return found.launch(self._described(grid, shape, values, args, tensors))
+        return found.launch(self._described(grid, shape, values, args, tensors, config))
 
     def bound(
         self,
@@ -166,82 +51,34 @@ class Kernel:
         dynamic_shared: int = 0,
         pdl: bool = False,
         cooperative: bool = False,
+        config: Any = None,
     ) -> Bound:
         """`launch` with all but the tensors, which come before the numbers: to be called with those."""
         shape = Shape(dim3(block), dim3(cluster), dynamic_shared, pdl, cooperative)
-        return Bound(self, dim3(grid), numbers, shape)
+        return Bound(self, dim3(grid), numbers, shape, config)
 
     def _described(
-        self, grid: Dim3, shape: Shape, values: Sequence[Any], args: Sequence[Any], tensors: Mapping[str, Any]
+        self, grid: Dim3, shape: Shape, values: Sequence[Any], args: Sequence[Any], tensors: Mapping[str, Any],
+        config: Any = None,
     ) -> Launch:
         """For whoever takes launches in the driver's place; `values` are `addresses(args)`."""
         buffer = bytearray(self.layout.size)
         self.write(buffer, values, args)
         block, cluster, dynamic_shared, pdl, cooperative = shape
-        return Launch(self, grid, block, cluster, dynamic_shared, bytes(buffer), tensors, pdl, cooperative)
-
-    def write(self, buffer: Any, values: Sequence[Any], args: Sequence[Any]) -> None:
-        """`pack`, by one struct for the usual arguments; what that refuses is looked at one by one."""
-        try:
-            for i, size in self._sized:                                      # a struct would cut or fill them
-                if len(values[i]) != size:
-                    raise TypeError
-            self.layout.pack_into(buffer, 0, *values)
-        except (struct.error, TypeError, IndexError):
-            memoryview(buffer).cast("B")[:] = pack(self.name, self.params, args)
-
-    @functools.cached_property
-    def layout(self) -> struct.Struct:
-        """The parameter buffer as a struct: one value for each parameter, gaps left out."""
-        form, at = ["<"], 0
-        for param in self.params:
-            form.append(f"{param.offset - at}x{param.form}")
-            at = param.offset + param.size
-        return struct.Struct("".join(form))
-
-    @functools.cached_property
-    def _sized(self) -> tuple[tuple[int, int], ...]:
-        """(position, bytes) of the parameters that are given as bytes."""
-        return tuple((i, param.size) for i, param in enumerate(self.params) if param.form.endswith("s"))
+        return Launch(self, grid, block, cluster, dynamic_shared, bytes(buffer), tensors, pdl, cooperative, config)
 
 
 class Bound:
     """Launches of a kernel that differ in tensors alone."""
 
-    def __init__(self, kernel: Kernel, grid: Dim3, numbers: Sequence[Any], shape: Shape):
+    def __init__(self, kernel: Kernel, grid: Dim3, numbers: Sequence[Any], shape: Shape, config: Any = None):
         self.kernel, self.grid, self.numbers, self.shape = kernel, grid, [*numbers], shape
+        self.config = config
         self._ready: dict[int, Any] = {}                                     # device -> the driver's part
 
     def __call__(self, *tensors: Any) -> Any:
         """`tensors` may be None."""
         if taker() is not None:
-            return self.kernel.launch(self.grid, *tensors, *self.numbers, **self.shape._asdict())
+            return self.kernel.launch(self.grid, *tensors, *self.numbers, **self.shape._asdict(), config=self.config)
         values = [0 if x is None else x.data_ptr() for x in tensors] + self.numbers
         return driver.launch(self.kernel, self.grid, self.shape, values, values, kept=self._ready)
-
-
-def addresses(args: Sequence[Any]) -> list[Any]:
-    """Arguments as a struct takes them: tensors by their address, None as a null pointer."""
-    return [
-        arg if (kind := type(arg)) is int else arg.data_ptr() if kind in _TENSORS else _address(arg) for arg in args
-    ]
-
-
-def _address(arg: Any) -> Any:
-    if hasattr(arg, "data_ptr"):
-        _TENSORS.add(type(arg))
-        return arg.data_ptr()
-    return 0 if arg is None else arg
-
-
-def dim3(size: Sequence[int] | int) -> Dim3:
-    """1 to 3 sizes as 3."""
-    sizes = (size,) if type(size) is int else size
-    if type(sizes) is tuple and 0 < len(sizes) < 4:                          # in all but a few launches
-        x, y, z = (*sizes, 1, 1)[:3]
-        if type(x) is type(y) is type(z) is int and x > 0 and y > 0 and z > 0:
-            return x, y, z
-    sizes = (size,) if isinstance(size, int) else tuple(operator.index(s) for s in size)
-    if not 1 <= len(sizes) <= 3 or min(sizes) < 1:
-        raise BuildError(f"a grid, block or cluster has 1 to 3 sizes, each at least 1; found {size!r}.")
-    return (*sizes, 1, 1)[:3]

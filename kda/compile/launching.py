@@ -10,29 +10,17 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from . import driver
-
-if TYPE_CHECKING:
-    from .kernel import Dim3, Kernel
-
-
-class Shape(NamedTuple):
-    """What launches share that differ in grid, arguments and stream alone."""
-
-    block: Dim3                              # threads of a CTA
-    cluster: Dim3 = (1, 1, 1)                # CTAs of a cluster
-    dynamic_shared: int = 0                  # bytes of a CTA
-    pdl: bool = False                        # may start before the launch ahead of it has ended
-    cooperative: bool = False                # all CTAs run at once
+from .code import Code, Dim3
 
 
 @dataclass(frozen=True)
 class Launch:
     """One launch, as a driver gets it; the same for every compiler."""
 
-    kernel: Kernel
+    kernel: Code
     grid: Dim3                               # CTAs
     block: Dim3                              # threads of a CTA
     cluster: Dim3                            # CTAs of a cluster
@@ -42,6 +30,7 @@ class Launch:
     tensors: Mapping[str, Any] | None = field(repr=False)
     pdl: bool = False                        # may start before the launch ahead of it has ended
     cooperative: bool = False                # all CTAs run at once
+    config: Any = None                       # what the kernel was built for, where that is known
 
 
 class Taker(Protocol):

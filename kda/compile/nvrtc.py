@@ -55,7 +55,7 @@ class Source(NamedTuple):
 
 
 class Recipe(ConfiguredRecipe):
-    """`function` ("kda.backends.sm89.plan:source_of") gives a Source of a config, whose `kernel` is its name."""
+    """`function` ("kda.backends.sm89.source:source_of") gives a Source of a config, whose `kernel` is its name."""
 
     door = "kda.compile.nvrtc"
     compiler, form = "nvrtc", "nvrtc kernel 1"

@@ -10,16 +10,15 @@ import dataclasses
 import functools
 import importlib
 import importlib.metadata
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
 from . import store
 from .errors import BuildError
 from .kernel import Kernel
+from .sources import files
 from .target import Target
 
 Constant = int | float | bool | str | None
@@ -52,23 +51,9 @@ class AnyRecipe(Protocol):
     def dynamic_shared(self, kernel: Any) -> int: ...
 
 
-def source(module: str) -> str:
-    """One name for all source that a kernel in `module` can use: its backend and what backends share.
-
-    A module outside of kda stands for its whole top-level package.  Nothing of it is imported.
-    """
-    parts = module.split(".")
-    ours = parts[:2] == ["kda", "backends"] and len(parts) > 2
-    package = ".".join(parts[: 3 if ours else 1])
-    try:
-        spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        spec = None
-    if spec is None or not (spec.has_location or spec.submodule_search_locations):
-        raise BuildError(f"there is no module {package} to build a kernel of {module} from. Name it as Python does.")
-    places = [Path(p) for p in spec.submodule_search_locations or [spec.origin]]
-    common = places[0].parent / "common"
-    return store.sources(*places, *([common] if ours and common.is_dir() else []))
+def source(*modules: str) -> str:
+    """One name for all source that kernels in some modules are built from.  Nothing of it is imported."""
+    return store.digest(files(*modules))
 
 
 def imported(function: str) -> Any:
@@ -88,7 +73,7 @@ def outdated(about: Mapping[str, Any]) -> str | None:
     if about.get("source") is None:
         return None
     try:
-        return None if source(about["module"]) == about["source"] else "other source"
+        return None if source(*about.get("modules", [about["module"]])) == about["source"] else "other source"
     except BuildError:
         return "source that is gone"
 
@@ -138,6 +123,11 @@ class ConfiguredRecipe:
         return self.function.partition(":")[0]
 
     @property
+    def modules(self) -> list[str]:
+        """What a build begins with: the function's module, and that of the configuration."""
+        return [self.module, type(self.config).__module__]
+
+    @property
     def constants(self) -> Mapping[str, Constant]:
         return dataclasses.asdict(self.config)
 
@@ -151,11 +141,11 @@ class ConfiguredRecipe:
     def about(self) -> dict[str, Any]:
         """What its entry says of it."""
         known = {"kernel": self.name, "arch": self.target.name, "module": self.module, "config": repr(self.config)}
-        return known | {"source": self._source, self.compiler: COMPILERS[self.compiler][1]()}
+        return known | {"modules": self.modules, "source": self._source, self.compiler: COMPILERS[self.compiler][1]()}
 
     @functools.cached_property
     def _source(self) -> str:
-        return source(self.module)
+        return source(*self.modules)
 
     def opened(self, entry: store.Entry) -> Kernel:
         return Kernel.of(entry["name"].decode(), entry["ptx"].decode(), entry["cubin"], self.target)

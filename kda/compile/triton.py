@@ -18,9 +18,11 @@ from types import MappingProxyType
 from typing import Any
 
 from . import driver, store
+from .code import addresses, dim3
+from .driver import Shape
 from .errors import BuildError, MissingCompilerError
-from .kernel import Kernel, addresses, dim3
-from .launching import Shape, taker, tensor_map
+from .kernel import Kernel
+from .launching import taker, tensor_map
 from .recipes import Constant, imported, source, triton_version
 from .repairs import repaired
 from .target import Target, parse

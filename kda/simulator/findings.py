@@ -56,6 +56,12 @@ KINDS = {
     ),
     29: Kind("wgmma-fence", "{t}", forgiven=True),
     30: Kind("race-grids", "{x} {s} at {a}, which the kernel ahead {v}: griddepcontrol.wait is missing before this"),
+    31: Kind(
+        "tcgen05-wait",
+        "uses a register of a tcgen05.ld that no tcgen05.wait::ld has waited for",
+        forgiven=True,
+    ),
+    32: Kind("peer-exited", "{t}", forgiven=True),
 }
 SPACES = ("shared memory", "global memory", "tensor memory")
 ACTORS = (

@@ -14,6 +14,8 @@ from kda.simulator.findings import KINDS, SimulationError, worded
 from kda.simulator.program import Program, align_up
 from kda.simulator.ptx import parse
 from kda.simulator.report import Run
+from kda.simulator.timing.clock import Timer
+from kda.simulator.timing.timeline import Recorded
 
 MAX_FINDINGS = 200
 QUANTUM = 64  # instructions of one warp before the next one's turn
@@ -66,6 +68,9 @@ def launch(
     registers=None,
     behind=None,
     stop=False,
+    clock=None,
+    timeline=False,
+    config=None,
 ):
     """Runs a kernel on the CPU.
 
@@ -81,6 +86,11 @@ def launch(
     behind: the Run of a kernel that may still run when this one begins (a programmatic dependent launch): only
         griddepcontrol.wait orders what that kernel does to memory before what this one does.
     stop: end the launch at the first error; what it leaves in memory then says nothing.
+    clock: predict the time, too (Run.clock): the name of a chip of kda.simulator.timing.chips, True for the one that
+        stands for the arch, or a Setting. The schedule is then the clock's own, whatever `schedule` and `early` say.
+    timeline: record what warps and units do when, too, for Run.timeline(); it wants a clock.
+    config: what the kernel was built for. A timeline names warps by its `roles` ({"LOAD": range(4, 5)}), where it has
+        them, and mbarriers by its `struct` of shared memory.
     """
     p = program(ptx, kernel, arch)
     grid, block, cluster = (_three(n, v) for n, v in (("grid", grid), ("block", block), ("cluster", cluster)))
@@ -124,11 +134,24 @@ def launch(
     )
     findings, counters = (binding.Finding * MAX_FINDINGS)(), (binding.Counter * p.count)()
     record.findings, record.counters = findings, counters
+    if timeline and not clock:
+        raise LaunchError("timeline=True without a clock -> clock=True, or the name of a chip")
+    timer = None
+    if clock and grid[0] * grid[1] * grid[2]:
+        try:
+            shared = shared_end - p.builder.shared_base
+            timer = Timer(clock, p, grid, block, cluster, shared, registers, behind, timeline)
+        except ValueError as error:
+            raise LaunchError(str(error)) from None
+        record.clock = ctypes.addressof(timer.record)
     if grid[0] * grid[1] * grid[2]:
         binding.simulate(record)
     found = [worded(f, p, labels, strict) for f in findings[: record.nfindings]]
     run = Run(p, record, counters, touched, found)
     run.left = grids.left(record.triggered)
+    run.clock = timer.clock() if timer else None
+    if timer and timeline:
+        run.recorded = Recorded(timer.records(), p, config)
     del kept
     if raises and run.findings:
         raise SimulationError(run.findings)

@@ -6,6 +6,7 @@ from collections import defaultdict
 
 from kda.simulator.engine.binding import Counter
 from kda.simulator.findings import folded, shortened
+from kda.simulator.timing.timeline import Timeline
 
 TOTALS = tuple(name for name, _ in Counter._fields_)
 
@@ -19,6 +20,8 @@ class Run:
         self.grid, self.block, self.cluster = tuple(record.grid), tuple(record.block), tuple(record.cluster)
         self.findings = [f for f in findings if f.grade == "error"]
         self.notes = [f for f in findings if f.grade == "note"]
+        self.clock = None  # the time that it takes, if the launch was asked for it
+        self.recorded = None  # what warps and units did when, if the launch was asked for it
         self.left = []  # what it does to memory, for a launch that may begin before this one has ended
         self._lines = _by_instruction(program, counters)
         total = {name: sum(line[name] for _, line in self._lines) for name in TOTALS}
@@ -57,10 +60,27 @@ class Run:
         lines = defaultdict(lambda: [0, 0])
         for ins, line in self._lines:
             if ins and line["wavefronts"] > line["wavefronts_needed"]:
-                at = f"{ins.loc.file}:{ins.loc.line}" if ins.loc else f"PTX line {ins.line}"
+                at = _place(ins)
                 lines[at][0] += line["wavefronts"]
                 lines[at][1] += line["wavefronts_needed"]
         return sorted(((at, *n) for at, n in lines.items()), key=lambda row: row[2] - row[1])
+
+    def stalls(self):
+        """(source line or PTX line, {why: clocks that warps waited there}), worst first; of a launch with a clock."""
+        lines = defaultdict(lambda: defaultdict(float))
+        for (ins, _), waited in zip(self._lines, self.clock.stalls_of if self.clock else ()):
+            for why, clocks in waited.items():
+                if clocks:
+                    lines[_place(ins) if ins else "the kernel's end"][why] += clocks
+        found = ((at, dict(sorted(whys.items(), key=lambda item: -item[1]))) for at, whys in lines.items())
+        return sorted(found, key=lambda row: -sum(row[1].values()))
+
+    def timeline(self, sms=None):
+        """What warps and units did when, on the first so many of the SMs in detail (None: all); of a launch with
+        `timeline=True`."""
+        if self.recorded is None:
+            raise ValueError("this run has no timeline: launch(..., clock=True, timeline=True), or capture so")
+        return Timeline(self, sms)
 
     def report(self):
         """The table as text."""
@@ -85,10 +105,30 @@ class Run:
         if conflicts:
             rows += [None, ("bank conflicts", "passes, needed")]
             rows += [(f"  {at}", f"{passes:,}, {needed:,}") for at, passes, needed in conflicts[:10]]
+        rows += self._timed() if self.clock else []
         rows += [None, ("findings, notes", f"{len(self.findings)}, {len(self.notes)}")]
         width = max(len(row[0]) for row in rows if row)
         lines = ["" if row is None else f"{row[0]:<{width}}  {row[1]}".rstrip() for row in rows]
         return "\n".join([*lines, *(f"  {line}" for f in self.findings + self.notes for line in str(f).splitlines())])
+
+    def _timed(self):
+        c = self.clock
+        issued, waited = sum(warp["issued"] for warp in c.warps), sorted(c.stalls.items(), key=lambda item: -item[1])
+        held = f"{c.share} clusters per SM, {c.resident} at once; {c.detailed} in detail"
+        rows = [
+            None,
+            (f"predicted on {c.chip}", f"{1e3 * c.milliseconds:,.1f} us, {c.clocks:,.0f} clocks; {held}"),
+            ("  start, steady, drain", f"{c.start:,.0f}, {c.steady:,.0f}, {c.drain:,.0f} clocks"),
+            ("  busiest units", ", ".join(f"{unit} {share:.0%}" for unit, share in c.binds()[:4])),
+            ("  stalls per issue", ", ".join(f"{why} {n / issued:.2f}" for why, n in waited if n >= issued / 200)),
+        ]
+        for at, whys in self.stalls()[:10]:
+            rows.append((f"  {at}", ", ".join(f"{why} {n:,.0f}" for why, n in list(whys.items())[:3])))
+        return rows
+
+
+def _place(ins):
+    return f"{ins.loc.file}:{ins.loc.line}" if ins.loc else f"PTX line {ins.line}"
 
 
 def _by_instruction(program, counters):

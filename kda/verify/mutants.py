@@ -27,12 +27,13 @@ class Call(NamedTuple):
     spec: Spec
     told: Mapping[str, Any] = {}             # constants of the backend's plan
     sms: int | None = None                   # of the GPU, where fewer are there
-    does: str = "forward"                    # or "backward"; "products": a forward that keeps what a backward wants
+    backward: bool = False                   # or a forward
+    save: Save = Save.NOTHING                # by a forward
 
 
 GROUPED = dict(H=1, HV=2)
 FLOAT32 = dict(dtype="float32")
-MANY = (0,) * 256 + (33,)                    # sequences, more than a CTA has threads
+MANY = (0,) * 256 + (300,)                   # sequences, more than a CTA has threads
 CALLS = {
     "sm100": {
         "clusters of two, one walk after the other": Call(Spec((430, 0, 70), **GROUPED), sms=2),
@@ -41,14 +42,14 @@ CALLS = {
     "sm90": {
         "one kernel, clusters of two": Call(Spec((600, 0, 65), **GROUPED), dict(FUSED=True)),
         "kernels one by one, with what is kept": Call(
-            Spec((600, 0, 65), **GROUPED), dict(FUSED=False), does="products"
+            Spec((600, 0, 65), **GROUPED), dict(FUSED=False), save=Save.PRODUCTS
         ),
         "sequences cut into segments": Call(Spec((930,), **GROUPED), dict(FUSED=False, SHORTEST=14)),
         "more sequences than threads": Call(Spec(MANY, H=1), dict(FUSED=False)),
     },
     "sm89": {
         "forward": Call(Spec((150, 0, 30), **GROUPED, **FLOAT32)),
-        "backward": Call(Spec((150, 0, 30), **GROUPED, **FLOAT32), does="backward"),
+        "backward": Call(Spec((150, 0, 30), **GROUPED, **FLOAT32), backward=True),
         "more sequences than threads": Call(Spec(MANY, H=1, K=64, V=64, **FLOAT32)),
     },
 }  # fmt: skip
@@ -62,12 +63,12 @@ def calls(backend: str) -> list[Callable[[], Mapping[str, Tensor | None]]]:
 def made(backend: str, call: Call, case: Case) -> dict[str, Tensor | None]:
     """Its results, by name."""
     with told(backend, call):
-        if call.does == "products":
-            out = launcher(backend).forward(case.problem(), case.inputs, Save.PRODUCTS)
-            return out._replace(saved=None)._asdict() | out.saved._asdict()
-        if call.does == "backward":
+        if call.backward:
             return kda.chunk_kda_bwd(do=case.do, dht=case.dht, **case.keywords, backend=backend)._asdict()
-        return kda.chunk_kda_fwd(**case.keywords, backend=backend)._asdict()
+        if call.save is Save.NOTHING:
+            return kda.chunk_kda_fwd(**case.keywords, backend=backend)._asdict()
+        out = launcher(backend).forward(case.problem(), case.inputs, call.save)
+        return out._replace(saved=None)._asdict() | out.saved._asdict()
 
 
 @contextlib.contextmanager

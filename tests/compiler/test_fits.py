@@ -77,7 +77,7 @@ def test_every_row_serves_somebody():
     assert [row for row in TABLE if not reached(row)] == []
 
 
-@pytest.mark.spread(every=9)
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "row, arch", [(row, arch) for row in TABLE for arch in reached(row)],

@@ -135,6 +135,7 @@ print(len({note.kernel.cubin for note in notes}))
 """
 
 
+@pytest.mark.exhaustive
 @needs_dsl
 def test_what_was_built_ahead_is_what_calls_find(cache):
     words = ("compile", "--arch", "sm90", "--backend", "sm90", "--problem", WORDS)

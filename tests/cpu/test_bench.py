@@ -703,3 +703,60 @@ def test_stages_of_a_wrong_backend_are_not_timed(monkeypatch):
     monkeypatch.setattr(launch, "forward", lambda p, x, save="nothing": right(p, x, save)._replace(o=right(p, x).o + 1))
     result = run(*ONE, "--stages", "--json")
     assert result.exit_code == 1 and json.loads(result.stdout)["stages"] == []
+
+
+# predictions
+
+
+PREDICTED = ("--predicted", "--shape", "h64-1k")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(("--arch", "sm100"), "--arch wants --predicted"),
+     ((*PREDICTED, "--graph"), "--predicted times nothing; leave out --graph"),
+     ((*PREDICTED, "--compare", __file__), "leave out --compare"),
+     ((*PREDICTED, "--arch", "sm9"), "sm9")],
+)  # fmt: skip
+def test_what_is_no_prediction_is_refused(words, says):
+    result = run(*words)
+    assert result.exit_code == 2 and says in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(("--arch", "sm100", "--backend", "reference"), "has no kernels for sm100"),
+     (("--arch", "sm90", "--backend", "sm100"), "found simulated H200"),
+     (("--arch", "sm120"), "the simulator has no clock for sm120; there is one for sm80, sm89, sm90, sm100")],
+)  # fmt: skip
+def test_a_chip_or_a_backend_that_cannot_be_predicted_is_named(words, says):
+    result = run(*PREDICTED, *words)
+    assert result.exit_code == 3 and says in result.stdout
+    refused = json.loads(run(*PREDICTED, *words, "--json").stdout)
+    assert refused["rows"] == [] and any(says in reason for reason in refused["refused"])
+
+
+def test_a_prediction_has_its_error_its_floor_and_the_time_on_record(monkeypatch):
+    from kda.measure import predicted
+    from kda.simulator.timing.chips import CHIPS
+
+    class Of:
+        chip, warps, stalls = CHIPS["h200"], [], {}
+
+    def predict(arch, chip, backend, shape, step):
+        forward = predicted.Launched("kernel_fwdfusedFused", 2e5, 0.0, Of, False)
+        back = predicted.Launched("state_bwd", 4e5, 0.0, Of, True)
+        return predicted.Prediction((forward, back) if step else (forward,))
+
+    monkeypatch.setattr(predicted, "predict", predict)
+    found = json.loads(run(*PREDICTED, "--arch", "sm90", "--direction", "both", "--direction", "step", "--json").stdout)
+    forward, backward, step = found["rows"]
+    assert (found["chip"], found["compared"]) == ("h200", True)
+    assert (forward["backend"], backward["backend"], step["backend"]) == ("sm90", "triton", "sm90, triton")
+    assert forward["predicted"] == pytest.approx(2e5 / 1.98e9) and forward["kernels"] == {"fused": forward["predicted"]}
+    assert step["predicted"] == pytest.approx(forward["predicted"] + backward["predicted"])
+    assert forward["floor"] == pytest.approx(5 * 1024 * 64 * 128 * 2 / 4.15e12)
+    assert forward["recorded"] == pytest.approx(4.97e-5, rel=0.01) and "h200-sm90-graph.json" in forward["source"]
+    assert forward["error"]["of"] == "sm90 fused" and 0 < forward["error"]["median"] <= forward["error"]["worst"]
+    text = run(*PREDICTED, "--arch", "sm90", "--direction", "forward").stdout
+    assert "predicted for h200" in text and "0.101 ms" not in text.split("recorded")[0] and "docs/clock.md" in text

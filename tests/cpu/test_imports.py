@@ -34,7 +34,7 @@ ARROWS = {
     "backends": {"bundles", "capability", "compile", "gates", "host", "offsets", "problem", "stages"},
     "verify": {"__init__", "backends", "bundles", "capability", "compile", "dispatch", "gates", "host", "problem",
                "simulator", "stages"},
-    "measure": {"host", "stages", "verify"},
+    "measure": {"__init__", "host", "simulator", "stages", "verify"},
     "commands": {"__init__", "capability", "compile", "dispatch", "errors", "host", "measure", "problem", "simulator",
                  "stages", "verify"},
     "cli": {"commands"},
@@ -116,6 +116,61 @@ def test_nothing_heavy_is_imported_at_the_top_of_a_file():
         assert not tops & set(HEAVY) or kernels, path
         if part(path) in TORCH_FREE or path.name in ("capability.py", "plan.py"):
             assert "torch" not in tops, path
+
+
+def module_of(path):
+    parts = ["kda", *path.relative_to(ROOT).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def files_imported(path, modules):
+    """Modules of the package (`modules`) that a file imports, in functions and for types, too."""
+    package = ["kda", *path.relative_to(ROOT).parts[:-1]]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            named = {f"{base}.{alias.name}" for alias in node.names}
+            found |= named & modules | ({base} if named - modules else set())
+    return (found & modules) - {module_of(path)}
+
+
+def in_circles(files):
+    """Modules in circles: those that stay when all are taken away, again and again, at either end of the arrows."""
+    modules = {module_of(path) for path in files}
+    left = {module_of(path): files_imported(path, modules) for path in files}
+    while True:
+        wanted = set().union(*left.values())
+        inner = {name: found & set(left) for name, found in left.items() if found & set(left) and name in wanted}
+        if inner == left:
+            return set(left)
+        left = inner
+
+
+def test_no_files_import_each_other_in_a_circle():
+    assert in_circles(FILES) == set()
+
+
+def test_a_circle_of_files_is_seen_in_functions_and_for_types_and_through_a_package(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    texts = {
+        "doors/__init__": "from .first import one",
+        "doors/first": "from ..second import two",
+        "second": "def f():\n    from kda import third",
+        "third": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .doors import one",
+        "below": "import json",
+        "doors/above": "from .. import below\nfrom kda.third import one",
+    }
+    (tmp_path / "doors").mkdir()
+    files = [tmp_path / f"{name}.py" for name in texts]
+    for file, text in zip(files, texts.values()):
+        file.write_text(text)
+    assert in_circles(files) == {"kda.doors", "kda.doors.first", "kda.second", "kda.third"}
+    files[3].write_text("from . import below")
+    assert in_circles(files) == set()
 
 
 def test_no_backend_imports_a_sibling():

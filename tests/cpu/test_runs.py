@@ -240,7 +240,7 @@ class TensorCores(Door):
         return {n: None if x is None else self.rounding(case)(n, x) for n, x in found.items()}
 
 
-@pytest.mark.spread(every=2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("regime", ["fast", "slow"])
 def test_products_in_bfloat16_are_within_the_budget_of_what_is_declared_and_not_of_less(regime, monkeypatch):
     def exactly(A, inverse=chunked.inverse):
@@ -294,6 +294,7 @@ def test_the_verdict_and_the_replay_line_name_the_run(fused):
     assert again.exit_code == 1 and "fwd/state" not in again.stdout
 
 
+@pytest.mark.spread(every=3)
 @pytest.mark.parametrize("name", FAULTS)
 def test_every_fault_is_noticed_though_the_stages_are_fused(fused, name):
     fault = FAULTS[name]

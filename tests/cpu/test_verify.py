@@ -90,7 +90,7 @@ def test_zeros_have_to_be_zeros_and_shapes_the_same():
     assert budget(zeros[:0], zeros[:0]).excess(zeros[:0]) == 0
 
 
-@pytest.mark.spread(every=5)
+@pytest.mark.spread(every=13)
 @pytest.mark.parametrize("regime", ["fast", "slow"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("gate", ["given", "softplus", "bounded"])

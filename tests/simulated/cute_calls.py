@@ -14,6 +14,7 @@ import torch
 
 import kda
 from kda.backends.sm90 import launch, plan
+from kda.compile import sources
 from kda.dispatch import weigh
 from kda.problem import Problem
 from kda.simulator import capture
@@ -137,14 +138,18 @@ class Fault(NamedTuple):
 
 
 def plant(fault, folder, monkeypatch, backend="sm90"):
-    """Kernels come from a copy of the backend in `folder`, each built once."""
+    """Kernels that the fault is in come from a copy of the backend in `folder`, each built once."""
     package = copy_backend(backend, *fault[:3], folder, monkeypatch)
     of = {name: importlib.import_module(f"kda.backends.{backend}.{name}") for name in ("launch", "plan")}
+    whole, faulty = of["launch"].kernel, f"kda.backends.{fault.file.replace('/', '.')}"
 
     @functools.cache
-    def broken(config, arch=plan.TARGET):
-        build = importlib.import_module(f"{package}.{of['plan'].KERNELS[type(config)]}").build
-        (kernel,) = build(config, arch).kernels.values()
+    def broken(config, *arch):
+        module = of["plan"].KERNELS[type(config)]
+        if faulty not in sources.files(f"kda.backends.{module}"):
+            return whole(config, *arch)
+        build = importlib.import_module(f"{package}.{module}").build
+        (kernel,) = build(config, *(arch or (plan.TARGET,))).kernels.values()
         return kernel
 
     monkeypatch.setattr(of["launch"], "kernel", broken)
@@ -174,7 +179,7 @@ def copy_backend(backend, file, old, new, folder, monkeypatch):
 
 
 def reads_nothing_before_the_kernel_ahead_is_done(kernel):
-    """The simulator runs one launch after the other: what a GPU may let overlap is seen in the PTX."""
+    """Seen in the PTX, and so of all that the kernel may read, not only of what a case does."""
     before, wait, after = kernel.ptx.partition("griddepcontrol.wait")
     assert wait and re.search(r"ld\.global|bulk", after)
     assert not re.search(r"(ld|st)\.global|bulk|@%p\d+ bra", before)

@@ -8,7 +8,7 @@ from pathlib import Path
 from cute_calls import assert_right, called, check
 
 import kda
-from kda.backends.sm89 import launch, plan
+from kda.backends.sm89 import launch, source
 from kda.compile import nvrtc
 from kda.simulator import capture
 from kda.verify.cases import make_inputs
@@ -66,17 +66,17 @@ def lacking(case, name):
 
 
 def built(config):
-    source = plan.source_of(config)
-    return nvrtc.compile(source.text, source.entry, defines=source.defines, headers=source.headers, file=source.file)
+    given = source.source_of(config)
+    return nvrtc.compile(given.text, given.entry, defines=given.defines, headers=given.headers, file=given.file)
 
 
 def plant(fault, folder, monkeypatch):
     """Kernels come from a copy of the backend."""
     copy = folder / "sm89"
-    shutil.copytree(Path(plan.__file__).parent, copy)
+    shutil.copytree(Path(source.__file__).parent, copy)
     text = (copy / fault.file).read_text()
     assert text.count(fault.old) == 1, f"{text.count(fault.old)} places hold {fault.old!r}"
     (copy / fault.file).write_text(text.replace(fault.old, fault.new))
-    monkeypatch.setattr(plan, "HERE", copy)
+    monkeypatch.setattr(source, "HERE", copy)
     monkeypatch.setattr(launch, "kernel", functools.cache(built))
     launch.steps.cache_clear()

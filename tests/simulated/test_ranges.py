@@ -71,7 +71,7 @@ def assert_is_the_definition(backend, case):
     assert_right(judge("call", name, limits[name], found[name], case, whole=True) for name in found)
 
 
-@pytest.mark.spread(every=7)
+@pytest.mark.spread(every=14)
 @pytest.mark.parametrize("sweep", SWEEPS)
 @pytest.mark.parametrize("gate", ["bounded", "softplus"])
 @pytest.mark.parametrize("backend", ARCHS)
@@ -79,6 +79,7 @@ def test_calls_with_logits_rates_and_norms_of_any_size_are_the_definition(backen
     assert_is_the_definition(backend, case_of(backend, gate, *SWEEPS[sweep]))
 
 
+@pytest.mark.spread(every=4)
 @pytest.mark.parametrize("gate", ["bounded", "softplus"])
 @pytest.mark.parametrize("backend", OF_THEIR_OWN[:2])
 def test_gradients_of_any_size_have_the_same_bits(backend, gate):

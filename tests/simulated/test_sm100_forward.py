@@ -43,7 +43,7 @@ from kda.simulator.chips import host_of
 from kda.verify.cases import make_inputs
 from kda.verify.simulated import SimulatedDoor
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
 MANY = dict(lengths=(5, 33) * 20, HV=2)      # more sequences and heads than 74 clusters
 WALK = dict(lengths=(130, 1, 0, 70, 200))
 
@@ -84,11 +84,13 @@ OPTIONS = {
 }
 
 
+@pytest.mark.spread(every=3)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_call_is_the_definition(name):
     proven(case_of(**OPTIONS[name]))
 
 
+@pytest.mark.spread(every=3)
 @pytest.mark.parametrize("shape", [WALK, dict(T=140, HV=3), dict(B=3, T=70, gate="softplus")], ids=str)
 def test_one_cluster_walks_over_one_sequence_and_head_after_the_other(shape, monkeypatch):
     case = case_of(**shape)
@@ -131,7 +133,7 @@ def test_memory_may_lie_in_any_order():
     assert all(torch.equal(found[name], expected[name]) for name in found)
 
 
-@pytest.mark.spread(every=3)
+@pytest.mark.spread(every=4)
 @pytest.mark.parametrize("v_first", [False, True])
 @pytest.mark.parametrize("C", [32, 64])
 def test_states_that_enter_chunks_are_final_states_of_what_comes_before(C, v_first):
@@ -156,7 +158,7 @@ def test_a_value_head_of_its_own_has_the_bits_of_one_that_shares_q_and_k():
 SHAPES = {"one": dict(T=390), "packed": RAGGED | dict(padding=9), "many": MANY, "halving": dict(T=130, gate="softplus")}
 
 
-@pytest.mark.spread(every=4)
+@pytest.mark.spread(every=5)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("schedule", [1, 2, 3, 4, 5])
 def test_any_order_of_warps_gives_the_same_bits(schedule, shape):
@@ -309,7 +311,8 @@ def test_its_page_says_what_is_counted():
 def test_its_memory_is_what_its_configuration_says():
     assert SHARED.end <= 232448 and Columns.end <= TMEM == 512
     of_bounded, *_ = plan.recipes(case_of(T=33).problem(), host_of("sm100"))
-    assert 640 * launch.kernel(of_bounded.config, parse("sm100")).registers <= 65536
+    kernel = launch.kernel(of_bounded.config, parse("sm100"))
+    assert 640 * kernel.registers <= 65536 and not kernel.spills
 
 
 GATES = (
@@ -325,6 +328,7 @@ STATES = (
 CLASSES = [" ".join(words) for words in itertools.product(GATES, HEADS, STATES)]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("arch", ["sm100", "sm103"])
 def test_no_kernel_spills(arch):
     """A part of all classes, that has each word many times."""
@@ -361,7 +365,7 @@ def test_a_forward_that_is_recorded_is_made_by_who_takes_the_backward():
         assert recorder(problem, "sm90") == "sm90"
 
 
-@pytest.mark.parametrize(("save", "said"), [("products", True), ("nothing", False)])
+@pytest.mark.parametrize(("save", "said"), [(Save.PRODUCTS, True), (Save.NOTHING, False)])
 def test_explain_says_who_makes_a_forward_that_is_recorded(save, said, monkeypatch, capsys):
     monkeypatch.setattr(api, "_save", lambda inputs, options: save)             # as on a GPU; as here
     case = case_of(T=33)

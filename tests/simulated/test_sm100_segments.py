@@ -21,7 +21,7 @@ from kda.problem import Problem
 from kda.simulator.chips import host_of
 from kda.verify.cases import make_inputs
 
-pytestmark = pytest.mark.usefixtures("one_thread", "three_segments")
+pytestmark = pytest.mark.usefixtures("one_thread", "three_segments", "fresh_memory_is_poisoned")
 
 
 @pytest.fixture
@@ -44,6 +44,7 @@ CASES = {
 }
 
 
+@pytest.mark.spread(every=6)
 @pytest.mark.parametrize("name", CASES)
 def test_a_call_that_is_cut_is_the_definition(name):
     case = case_of(**CASES[name])
@@ -51,13 +52,14 @@ def test_a_call_that_is_cut_is_the_definition(name):
     check(case, backend="sm100")
 
 
+@pytest.mark.exhaustive
 def test_states_may_be_v_first_and_bfloat16():
     case = changed(case_of(T=140), initial_state=lambda x: x.bfloat16())
     found, expected = [check(case, backend="sm100", state_v_first=v_first) for v_first in (True, False)]
     assert all(torch.equal(found[x], expected[x]) for x in expected)
 
 
-@pytest.mark.spread(every=3)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("schedule", range(1, 6))
 def test_any_order_of_warps_gives_the_same_bits(schedule):
     case = case_of(lengths=(200, 0, 65), HV=2)

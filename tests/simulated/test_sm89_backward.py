@@ -1,6 +1,7 @@
 """The float32 backward on the CPU, from its PTX: gradients against the definition, clean in several schedules."""
 
 import dataclasses
+import functools
 
 import pytest
 import torch
@@ -46,11 +47,13 @@ LARGE = {
 }
 
 
+@pytest.mark.spread(every=3, first=1)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_gradients_are_those_of_the_definition(name):
     proven_trained(case_of(**OPTIONS[name]))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE)
 def test_gradients_of_large_heads_are_those_of_the_definition(name):
@@ -126,6 +129,7 @@ KEPT = {"a part of a chunk, GVA": dict(T=70, HV=2), "packed, chunks of 32": dict
         "large heads": dict(T=70, **D128)}  # fmt: skip
 
 
+@pytest.mark.spread(every=3)
 @pytest.mark.parametrize("name", KEPT)
 def test_what_was_kept_changes_no_bit_of_a_gradient(name):
     case = case_of(gate="softplus", **KEPT[name])
@@ -133,6 +137,7 @@ def test_what_was_kept_changes_no_bit_of_a_gradient(name):
     assert all(torch.equal(x.view(expected[n].shape), expected[n]) for n, x in grads._asdict().items() if x is not None)
 
 
+@pytest.mark.spread(every=2)
 @pytest.mark.parametrize("stage", Door("sm89", "cpu").stages)
 def test_a_run_of_stages_is_what_is_written_out(stage):
     case = case_of(lengths=(70, 0, 1), HV=2, gate="softplus")
@@ -153,6 +158,7 @@ def test_autograd_takes_a_call_through_seven_kernels_after_two():
 SHAPES = {"one": dict(T=130), "packed, chunks of 32": RAGGED | dict(C=32, padding=9)}
 
 
+@pytest.mark.spread(every=4)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("schedule", [1, 2])
 def test_any_order_of_warps_gives_the_same_bits(schedule, shape):
@@ -261,10 +267,17 @@ FAULTY = {
 }  # fmt: skip
 
 
-def ways_of_noticing(case, schedule=0):
+@functools.cache
+def faulty(name):
+    """A case, and its gradients by the definition."""
+    case = case_of(**FAULTY[name])
+    return case, definition(case, torch.float64)
+
+
+def ways_of_noticing(name, schedule=0):
     """The kinds of what the simulator objects to in a call with its gradients, and "wrong answer"."""
+    case, exact = faulty(name)
     found, findings = seen_trained(case, dict(strict=True, schedule=schedule, early=schedule == 1))
-    exact = definition(case, torch.float64)
     wrong = any(not (found[name].double() - x).norm() < 3e-6 * x.norm() for name, x in exact.items())
     return {finding.kind for finding in findings} | ({"wrong answer"} if wrong else set())
 
@@ -274,7 +287,7 @@ def ways_of_noticing(case, schedule=0):
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
     plant(fault, tmp_path, monkeypatch)
     try:
-        assert fault.noticed in ways_of_noticing(case_of(**FAULTY[fault.case]), fault.schedule)
+        assert fault.noticed in ways_of_noticing(fault.case, fault.schedule)
     finally:
         launch.steps.cache_clear()
 

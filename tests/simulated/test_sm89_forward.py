@@ -76,6 +76,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.spread(every=2)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_call_is_the_definition(name):
     proven(case_of(**OPTIONS[name]))
@@ -91,6 +92,7 @@ def test_a_scale_of_its_own():
     proven(dataclasses.replace(case, keywords=case.keywords | {"scale": -0.3}))
 
 
+@pytest.mark.spread(every=4)
 @pytest.mark.parametrize("columns", plan.COLUMNS)
 @pytest.mark.parametrize("shape", [dict(T=140, C=32), dict(T=140, **D128), dict(HV=2, **RAGGED)], ids=str)
 def test_columns_of_a_cta_change_no_bit(shape, columns, in_columns):
@@ -144,6 +146,7 @@ def test_inputs_are_left_alone():
             assert torch.equal(x.nan_to_num(7.0), copy.keywords[name].nan_to_num(7.0)), name
 
 
+@pytest.mark.spread(every=4, first=2)
 @pytest.mark.parametrize("v_first", [False, True])
 @pytest.mark.parametrize("C", [32, 64])
 def test_states_that_enter_chunks_are_final_states_of_what_comes_before(C, v_first):
@@ -186,6 +189,7 @@ def test_a_value_head_of_its_own_has_the_bits_of_one_that_shares_q_and_k():
 SHAPES = {"one": dict(T=140), "packed": RAGGED | dict(padding=9), "32, K=V=128": dict(T=70, C=32, **D128)}
 
 
+@pytest.mark.spread(every=4)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("schedule", [1, 2, 3])
 def test_any_order_of_warps_gives_the_same_bits(schedule, shape):
@@ -238,6 +242,7 @@ def relative_errors(case):
     return {n: float((found[n].double() - exact[n]).norm() / exact[n].norm()) for n in exact}
 
 
+@pytest.mark.spread(every=3)
 @pytest.mark.parametrize("gate, regime", [("bounded", "slow"), ("softplus", "slow"), ("softplus", "fast")])
 @pytest.mark.parametrize("C", [32, 64])
 def test_ordinary_inputs_have_errors_below_1e_6(gate, regime, C):
@@ -268,13 +273,13 @@ def test_a_memory_of_all_tokens_has_errors_below_3e_6():
 
 FAULTS = {
     "a token does not read what it wrote": Fault(
-        "parts/pairs.cuh", "pairs[9 * j] = fmaf(q[j], kd, pairs[9 * j]);", "", "wrong answer",
+        "parts/pairs.cuh", "pairs[9 * j] = fmaf(q[j], k[j], pairs[9 * j]);", "", "wrong answer",
     ),
     "the decay of a row is that of the row before": Fault(
-        "parts/pairs.cuh", "kd *= decay[i];", "kd *= decay[i - 1];", "wrong answer",
+        "parts/pairs.cuh", "x *= decay[i];", "x *= decay[i - 1];", "wrong answer",
     ),
     "a half takes the decay of the wrong side": Fault(
-        "fwd/prepare.cu", "second ? around.before : around.after",
+        "parts/pairs.cuh", "second ? around.before : around.after",
         "second ? around.after : around.before", "wrong answer",
     ),
     "lo is left out": Fault("parts/products.cuh", "mma(small, a.lo, b.hi);", "", "wrong answer"),
@@ -354,7 +359,7 @@ def offered(p):
     return plan.recipes(p, host_of("sm89"))
 
 
-@pytest.mark.spread(every=5)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("direction, packed", [("forward", False), ("forward", True), ("backward", True)])
 @pytest.mark.parametrize("words", OFFERED, ids=str)
 def test_no_kernel_spills_or_asks_for_more_than_every_gpu_has(words, packed, direction):
@@ -368,6 +373,7 @@ def test_no_kernel_spills_or_asks_for_more_than_every_gpu_has(words, packed, dir
         assert ".target sm_89" in kernel.ptx
 
 
+@pytest.mark.spread(every=2)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_sizes_are_64_bits_wide(direction):
     for recipe in offered(Problem(K=64, V=64, dtype="float32", packed=True, direction=direction)):

@@ -28,7 +28,7 @@ from kda.backends.sm90.configs import FusedConfig
 from kda.verify.cases import make_inputs
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
 
 
 @pytest.fixture
@@ -75,6 +75,7 @@ def case_of(**options):
     return make_inputs(**dict(H=1, K=128, V=128, gate="bounded") | options)
 
 
+@pytest.mark.spread(every=3)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_call_is_the_definition_and_has_the_bits_of_two_kernels(name, fused):
     case = case_of(**OPTIONS[name])
@@ -107,6 +108,7 @@ def test_sequences_of_no_tokens_hand_their_states_through(shape, fused):
     assert torch.equal(found["ht"], case.keywords["initial_state"])
 
 
+@pytest.mark.spread(every=3)
 @pytest.mark.parametrize("shape", [dict(T=390), RAGGED | dict(padding=9)], ids=["one", "packed"])
 @pytest.mark.parametrize("schedule", [1, 2, 3])
 def test_any_order_of_warps_gives_the_same_bits(schedule, shape, fused):

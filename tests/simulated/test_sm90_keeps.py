@@ -71,7 +71,7 @@ CASES = {
 }
 
 
-@pytest.mark.spread(every=3)
+@pytest.mark.spread(every=4)
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_kept_is_the_definition(name):
     check(drawn(**CASES[name]))
@@ -93,6 +93,7 @@ def test_keeping_changes_no_bit_of_the_results():
     assert alone.saved is None and torch.equal(out.o, alone.o) and torch.equal(out.final_state, alone.final_state)
 
 
+@pytest.mark.spread(every=2)
 @pytest.mark.parametrize("gate", ["bounded", "softplus"])
 def test_any_order_of_warps_gives_the_same_bits(gate):
     case = drawn(lengths=(70, 40), K=64, gate=gate)
@@ -179,7 +180,7 @@ RECORDED = {
 def recorded(monkeypatch):
     """A recorded call as on a GPU, where it keeps A_qk and A_inv: the case, what was found, and the budgets."""
     pytest.importorskip("triton")
-    monkeypatch.setattr("kda.api._save", lambda inputs, options: "products")
+    monkeypatch.setattr("kda.api._save", lambda inputs, options: Save.PRODUCTS)
 
     def call(name):
         case, at = drawn(K=64, **RECORDED[name]), SimulatedDoor("sm90", parse("sm90"))
@@ -200,6 +201,7 @@ def wrong(found, limits):
     return {name for name, limit in limits.items() if not limit.excess(found[name]) <= 1}
 
 
+@pytest.mark.spread(every=3)
 @pytest.mark.parametrize("name", RECORDED)
 def test_gradients_are_the_definition(name, recorded):
     case, found, limits = recorded(name)
@@ -208,6 +210,7 @@ def test_gradients_are_the_definition(name, recorded):
     assert not any(row.wrong for row in rows), "\n".join(describe(row) for row in rows if row.wrong)
 
 
+@pytest.mark.exhaustive
 def test_what_the_forward_rounds_is_too_little_room_for_gradients_and_all_that_o_and_ht_have(recorded):
     case, found, limits = recorded("gates that forget")
     rounding = Door("sm90", "cpu").rounding(case)

@@ -10,7 +10,7 @@ from kda.backends.sm90 import plan
 from kda.problem import Problem
 from kda.verify.cases import make_inputs
 
-pytestmark = pytest.mark.usefixtures("one_thread", "kernels_apart", "short_segments")
+pytestmark = pytest.mark.usefixtures("one_thread", "kernels_apart", "short_segments", "fresh_memory_is_poisoned")
 
 
 @pytest.fixture
@@ -32,6 +32,7 @@ CASES = {
 }
 
 
+@pytest.mark.spread(every=3)
 @pytest.mark.parametrize("name", CASES)
 def test_a_call_that_is_cut_is_the_definition(name):
     case = make_inputs(**dict(H=1, K=128, V=128, gate="bounded") | CASES[name])
@@ -46,6 +47,7 @@ def test_states_may_be_v_first_and_in_another_dtype(state):
     check(case, state_v_first=True)
 
 
+@pytest.mark.spread(every=2)
 @pytest.mark.parametrize("schedule", [1, 2])
 def test_any_order_of_warps_gives_the_same_bits(schedule):
     case = make_inputs((200, 0, 65), H=1, K=64, V=64, gate="bounded")

@@ -20,6 +20,7 @@ from kda.simulator.launches import launch
 
 BEFORE, AFTER = "tcgen05.fence::before_thread_sync;", "tcgen05.fence::after_thread_sync;"
 LOAD = "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%x100}, [%r9];"
+USED = "add.u32 %x101, %x100, 1;"
 FREE = "@%p1 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r8, 64;"
 A, B = operands("bf16", 128, 32)
 ADDED = mma("f16", (A.descriptor, B.descriptor), idesc("bf16", "bf16", 128, 32), accumulate=1)
@@ -94,7 +95,7 @@ def test_who_only_hands_on_what_it_knows_needs_no_fence(schedule):
 
 
 @UNDER_ANY_SCHEDULE
-@pytest.mark.parametrize(("then", "expected"), [(LOADED, []), ("add.u32 %x101, %x100, 1;", ["tcgen05-fence"])],
+@pytest.mark.parametrize(("then", "expected"), [(LOADED, []), (USED, ["tcgen05-fence", "tcgen05-wait"])],
                          ids=["wait", "use"])  # fmt: skip
 def test_a_use_of_what_was_loaded_orders_nothing_but_itself(then, expected, schedule):
     """The product overwrites what the load has read."""
@@ -102,6 +103,18 @@ def test_a_use_of_what_was_loaded_orders_nothing_but_itself(then, expected, sche
     result = run(text, strict=True, **schedule)
     assert kinds(result) == expected
     assert all("tcgen05.wait::ld" in finding.says for finding in result.findings)
+
+
+@UNDER_ANY_SCHEDULE
+def test_a_loaded_register_is_used_behind_the_wait_alone(schedule):
+    correct, early = (product(stored=STORED + LOAD + then + BEFORE) for then in (LOADED + USED, USED + LOADED))
+    assert not run(correct, strict=True, **schedule).findings
+    result = run(early, strict=True, **schedule)
+    assert kinds(result) == ["tcgen05-wait"] and not result.notes
+    for finding in result.findings:
+        assert finding.place.ptx.startswith("add.u32") and finding.other.ptx.startswith("tcgen05.ld")
+    result = run(early, **schedule)
+    assert not result.findings and {note.kind for note in result.notes} == {"tcgen05-wait"}
 
 
 # thread 0 multiplies and tells warp 1 through a barrier, with no commit; thread 32 adds to the same D and commits

@@ -328,6 +328,7 @@ def test_alone_and_packed_have_the_same_bits(monkeypatch):
     assert_clean(at.findings)
 
 
+@pytest.mark.spread(every=2)
 @pytest.mark.parametrize("schedule", [1, 2])
 def test_any_order_of_warps_gives_the_same_bits(schedule):
     row = row_of(PACKED)
@@ -336,6 +337,7 @@ def test_any_order_of_warps_gives_the_same_bits(schedule):
     assert_clean(at.findings)
 
 
+@pytest.mark.spread(every=3, first=2)
 @pytest.mark.parametrize("name", [BATCH, SOFTPLUS, FLOAT32])
 def test_no_output_depends_on_later_tokens(name):
     row = row_of(name)
@@ -368,6 +370,7 @@ GATES = {
 }
 
 
+@pytest.mark.spread(every=4)
 @pytest.mark.parametrize("name", GATES)
 def test_a_saturated_gate_is_the_definition(name):
     which, given = GATES[name]
@@ -382,6 +385,7 @@ LOSSES = {
 }  # fmt: skip
 
 
+@pytest.mark.spread(every=4)
 @pytest.mark.parametrize("name", LOSSES)
 def test_gradients_of_any_size_have_the_same_bits(name):
     """A loss times 2^60 or 2^-60, before or after: nothing overflows or vanishes on the way."""
@@ -396,6 +400,7 @@ def test_gradients_of_any_size_have_the_same_bits(name):
             assert torch.equal(x, there * expected[gradient]), (size, gradient)
 
 
+@pytest.mark.exhaustive
 def test_gradients_without_l2norm_of_any_size_have_the_same_bits():
     """Blocks of 16 rows, all of whose tokens are at the lower bound."""
     case = changed(make_inputs(T=70, H=1, K=32, V=16, gate="bounded", l2norm=False), **SATURATED)
@@ -469,7 +474,7 @@ TUNED = [
 ]  # fmt: skip
 
 
-@pytest.mark.spread(every=4)
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("arch, dim, gate, dtype", TUNED)
 def test_the_configurations_of_the_table_are_clean(arch, dim, gate, dtype):
@@ -481,6 +486,7 @@ def test_the_configurations_of_the_table_are_clean(arch, dim, gate, dtype):
 # nothing at all
 
 
+@pytest.mark.spread(every=6)
 @pytest.mark.parametrize("arch", ["sm90", "sm100"])
 @pytest.mark.parametrize("lengths", [(0,), (0, 0), ()], ids=str)
 def test_sequences_of_no_tokens_hand_their_states_through(lengths, arch):

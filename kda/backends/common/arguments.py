@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -83,12 +84,14 @@ class Launched:
     cluster: tuple[int, int, int] | int = 1
     pdl: bool = False                        # programmatic: it may come onto the SM before the kernel ahead has ended
     launch_options = MappingProxyType({})    # of the DSL's launch, that change the code
+    roles: Mapping[str, range] = MappingProxyType({})    # of a CTA's warps, where they differ
 
     def bound(self, kernel: Kernel, grid: tuple[int, int, int], **numbers: float) -> Launch:
         """The launch of a kernel that was built for this, all but its tensors."""
         values = [numbers.pop(name) for name in self.arguments.numbers()]
         assert not numbers, f"{type(self).__name__} has no numbers {sorted(numbers)}"
         bound = kernel.bound(
-            grid, *values, block=self.threads, cluster=self.cluster, dynamic_shared=self.shared, pdl=self.pdl
+            grid, *values, block=self.threads, cluster=self.cluster, dynamic_shared=self.shared, pdl=self.pdl,
+            config=self,
         )
         return Launch(bound, tuple(self.arguments.tensors()))

@@ -38,10 +38,16 @@ def aligned(x: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None
     return x if x.data_ptr() % 16 == 0 else x.clone()
 
 
-def laid_out(x: Inputs) -> list[Tensor | None]:
-    """What kernels get of q, k, v, g, beta, A_log, dt_bias and initial_state."""
-    parameters = aligned(x.A_log, torch.float32), aligned(x.dt_bias, torch.float32)
-    return [*map(aligned, x[:5]), *parameters, aligned(x.initial_state)]
+def laid_out(x: Inputs) -> dict[str, Tensor | None]:
+    """What kernels get of the inputs, by their names for them."""
+    q, k, v, g, beta = map(aligned, x[:5])
+    A_log, dt_bias = aligned(x.A_log, torch.float32), aligned(x.dt_bias, torch.float32)
+    return dict(q=q, k=k, v=v, g=g, beta=beta, A_log=A_log, dt_bias=dt_bias, h0=aligned(x.initial_state))
+
+
+def offsets_on(device: torch.device, cu_seqlens: Tensor) -> Tensor:
+    """Where kernels read them; a CPU does not wait until they are there."""
+    return cu_seqlens.to(device, non_blocking=True).contiguous()
 
 
 def chunks_of_a_row(p: Problem, x: Inputs) -> int:

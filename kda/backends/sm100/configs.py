@@ -126,6 +126,11 @@ class FusedConfig(ChunkConfig):
     threads = 32 * (FIRST_PRODUCER + GROUPS * WARPS)
     cluster = (CTAS, 1, 1)
     launch_options = MappingProxyType({"min_blocks_per_mp": 1})
+    roles = MappingProxyType({
+        "CHAIN": range(CHAIN_WARPS),
+        **{f"PREPARE {n}": range(FIRST_PRODUCER + n * WARPS, FIRST_PRODUCER + (n + 1) * WARPS) for n in range(GROUPS)},
+    })  # fmt: skip
+    struct = SHARED
     shared = SHARED.end
 
 

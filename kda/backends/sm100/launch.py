@@ -20,7 +20,7 @@ from ..common.arguments import Launch
 from ..common.cute.configs import ROUNDED_TO
 from ..common.cute.tile import C
 from ..common.launcher import forward_as_stage, launch_of, offsets_dtype, outputs, segment_summary
-from ..common.tensors import laid_out, on_its_device
+from ..common.tensors import laid_out, offsets_on, on_its_device
 from .plan import Config, Plan, plan, recipe, target
 
 Tensor = torch.Tensor
@@ -68,18 +68,17 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
         )
     host = detect(p.device)
     at = steps(p, host.cc, host.sms, offsets_dtype(x))
-    q, k, v, g, beta, A_log, dt_bias, h0 = laid_out(x)
     out = outputs(p, x)
     o, ht, h, _ = out
-    offsets = x.cu_seqlens.to(q.device, non_blocking=True).contiguous() if p.packed else None
-    inputs = dict(q=q, k=k, v=v, g=g, beta=beta, A_log=A_log, dt_bias=dt_bias, h0=h0, cu_seqlens=offsets)
+    offsets = offsets_on(x.q.device, x.cu_seqlens) if p.packed else None
+    inputs = dict(laid_out(x), cu_seqlens=offsets)
     if not at.fused:
         o.zero_()                                                              # tokens of no sequence
     elif not at.compose:
         at.fused(**inputs, o=o, ht=ht, h=h)
     else:
         response = torch.empty_like(o)
-        summary = segment_summary(p, q, p.N * at.plan.segments)
+        summary = segment_summary(p, o, p.N * at.plan.segments)
         edge = torch.empty_like(summary.added)
         at.fused(**inputs, o=o, response=response, ht=summary.added, M=summary.M)
         at.compose(M=summary.M, added=summary.added, edge=edge, ht=ht)

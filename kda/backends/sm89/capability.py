@@ -3,6 +3,8 @@
 from kda.bundles import chunk_bound
 from kda.capability import Capability, Rule
 
+from ..common.rules import KEEPS_PRODUCTS, ONE_BETA, of
+
 GRID = 2**31 - 1                             # CTAs of a launch
 NARROWEST = 8                                # columns of the state in a CTA
 SLICE = 32                                   # channels of K in a CTA of a backward
@@ -58,17 +60,7 @@ CAPABILITY = Capability(
             "got T={p.T} in {p.B} rows, {p.N} sequences, {p.HV} value heads",
             "split the batch",
         ),
-        Rule(
-            "sm89.beta",
-            lambda p, h: not p.beta_per_value,
-            "accepts one beta per token and value head",
-        ),
-        Rule(
-            "sm89.keeps",
-            lambda p, h: not p.disable_recompute,
-            "keeps A_qk and A_inv, not all intermediates that disable_recompute asks for",
-            "leave it out",
-        ),
+        *of("sm89", ONE_BETA, KEEPS_PRODUCTS),
     ),
     stages=("fwd/gate+intra+wy", "fwd/state+output", "bwd/output+state", "bwd/wy+intra+gate"),
 )

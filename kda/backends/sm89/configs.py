@@ -18,164 +18,74 @@ BETAS = {"given": "AS_IT_IS", "sigmoid": "SIGMOID", "2*sigmoid": "TWICE_SIGMOID"
 OFFSETS = {None: 0, "int32": 32, "int64": 64}                                # dtypes of cu_seqlens, and their bits
 
 
-class TablesArguments(Arguments):
-    cu_seqlens = tensor(of="offsets")        # (N + 1)
-    first_chunk = tensor("int64")            # (N + 1)
-    N = number("int64")
+# Every argument of the kernels, by its one name.  Operands of chunks are tiles, one of a chunk and value head after the
+# other, with all of a chunk's rows; see fwd/prepare.cu.
+ARGUMENTS = dict(
+    q=tensor(),                              # (tokens, H, K)
+    k=tensor(),
+    v=tensor(),                              # (tokens, HV, V)
+    g=tensor(),                              # (tokens, HV, K)
+    beta=tensor(),                           # (tokens, HV)
+    A_log=tensor(),                          # (HV)
+    dt_bias=tensor(),                        # (HV, K)
+    h0=tensor(),                             # (N, HV, K, V), or (N, HV, V, K)
+    cu_seqlens=tensor(of="offsets"),         # (N + 1)
+    first_chunk=tensor("int64"),             # (N + 1)
+    o=tensor(),                              # (tokens, HV, V): zeros where tokens are no sequence's
+    ht=tensor(),                             # as h0
+    h=tensor(),                              # (chunks, HV, K, V): states that enter chunks
+    v_new=tensor(),                          # (tokens, HV, V)
+    saved_A_qk=tensor(),                     # (tokens, HV, C)
+    saved_A_inv=tensor(),                    # (tokens, HV, C)
+    # operands of chunks
+    w=tensor(),                              # (C, K)
+    w_t=tensor(),                            # (K, C)
+    qg=tensor(),                             # (C, K); for a backward (K, C)
+    qg_t=tensor(),                           # (K, C)
+    kg=tensor(),                             # (C, K)
+    kg_t=tensor(),                           # (K, C)
+    u=tensor(),                              # (C, V)
+    A_qk=tensor(),                           # (C, C); for a backward transposed
+    A_qk_t=tensor(),                         # (C, C)
+    A_inv=tensor(),                          # (C, C)
+    gc_last=tensor(),                        # (K)
+    of_rows=tensor(),                        # (3, C): 1 / |q|, 1 / |k|, b
+    dA_qk=tensor(),                          # (C, C)
+    dA_kk=tensor(),                          # (C, C)
+    # gradients
+    d_o=tensor(),                            # (tokens, HV, V)
+    dht=tensor(),                            # as dh0
+    dh0=tensor(),                            # (N, HV, K, V), or (N, HV, V, K)
+    dh=tensor(),                             # (chunks, HV, K, V)
+    dv_new=tensor(),                         # (tokens, HV, V)
+    P=tensor(),                              # (tokens, HV, V)
+    dqn=tensor(),                            # (tokens, HV, K)
+    dkn=tensor(),                            # (tokens, HV, K)
+    db=tensor(),                             # (1 + K / SLICE, tokens, HV): a row of v, and one for each slice of K
+    dq=tensor(),                             # as q
+    dk=tensor(),
+    dv=tensor(),                             # (tokens, HV, V)
+    dg=tensor(),                             # (tokens, HV, K)
+    dbeta=tensor(),                          # (tokens, HV)
+    of_A_log=tensor(),                       # (chunks, HV, K)
+    of_dt_bias=tensor(),                     # (chunks, HV, K)
+    dA_log=tensor(),                         # (HV)
+    ddt_bias=tensor(),                       # (HV, K)
+    # numbers
+    T=number("int64"),
+    tokens=number("int64"),
+    N=number("int64"),
+    chunks=number("int64"),                  # of a row of T tokens; for `sum_chunks` of all rows of the batch
+    H=number("int64"),
+    HV=number("int64"),
+    scale=number("float32"),
+    lower_bound=number("float32"),
+)
 
 
-class PrepareArguments(Arguments):
-    """Tiles of a chunk and value head one after the other, with all of a chunk's rows; see fwd/prepare.cu."""
-
-    q = tensor()                             # (tokens, H, K)
-    k = tensor()
-    v = tensor()                             # (tokens, HV, V)
-    g = tensor()                             # (tokens, HV, K)
-    beta = tensor()                          # (tokens, HV)
-    A_log = tensor()                         # (HV)
-    dt_bias = tensor()                       # (HV, K)
-    cu_seqlens = tensor(of="offsets")
-    first_chunk = tensor("int64")
-    w = tensor()                             # (C, K)
-    qg = tensor()                            # (C, K); for a backward (K, C)
-    kg_t = tensor()                          # (K, C)
-    u = tensor()                             # (C, V)
-    A_qk = tensor()                          # (C, C); for a backward transposed
-    gc_last = tensor()                       # (K)
-    saved_A_qk = tensor()                    # (tokens, HV, C)
-    saved_A_inv = tensor()                   # (tokens, HV, C)
-    o = tensor()                             # (tokens, HV, V): zeros where tokens are no sequence's
-    w_t = tensor()                           # (K, C)
-    kg = tensor()                            # (C, K)
-    A_inv = tensor()                         # (C, C)
-    of_rows = tensor()                       # (3, C): 1 / |q|, 1 / |k|, b
-    T = number("int64")
-    N = number("int64")
-    chunks = number("int64")
-    H = number("int64")
-    HV = number("int64")
-    scale = number("float32")
-    lower_bound = number("float32")
-
-
-class ChainArguments(Arguments):
-    w = tensor()
-    qg = tensor()
-    kg_t = tensor()
-    u = tensor()
-    A_qk = tensor()
-    gc_last = tensor()
-    h0 = tensor()                            # (N, HV, K, V), or (N, HV, V, K)
-    cu_seqlens = tensor(of="offsets")
-    first_chunk = tensor("int64")
-    o = tensor()                             # (tokens, HV, V)
-    v_new = tensor()                         # (tokens, HV, V)
-    h = tensor()                             # (chunks, HV, K, V): states that enter chunks
-    ht = tensor()                            # as h0
-    T = number("int64")
-    chunks = number("int64")
-    HV = number("int64")
-    scale = number("float32")
-
-
-class ChainBwdArguments(Arguments):
-    A_qk_t = tensor()                        # (C, C)
-    qg_t = tensor()                          # (K, C)
-    kg = tensor()                            # (C, K)
-    w_t = tensor()                           # (K, C)
-    gc_last = tensor()
-    d_o = tensor()                           # (tokens, HV, V)
-    dht = tensor()                           # as dh0
-    cu_seqlens = tensor(of="offsets")
-    first_chunk = tensor("int64")
-    dv_new = tensor()                        # (tokens, HV, V)
-    dh = tensor()                            # (chunks, HV, K, V)
-    dh0 = tensor()                           # (N, HV, K, V), or (N, HV, V, K)
-    T = number("int64")
-    chunks = number("int64")
-    HV = number("int64")
-    scale = number("float32")
-
-
-class WyArguments(Arguments):
-    v = tensor()
-    A_inv = tensor()
-    of_rows = tensor()
-    v_new = tensor()
-    dv_new = tensor()
-    d_o = tensor()
-    cu_seqlens = tensor(of="offsets")
-    first_chunk = tensor("int64")
-    P = tensor()                             # (tokens, HV, V)
-    dv = tensor()                            # (tokens, HV, V)
-    dA_qk = tensor()                         # (C, C)
-    dA_kk = tensor()                         # (C, C)
-    db = tensor()                            # (1 + K / SLICE, tokens, HV): the first row, of v
-    T = number("int64")
-    N = number("int64")
-    chunks = number("int64")
-    HV = number("int64")
-    scale = number("float32")
-
-
-class IntraArguments(Arguments):
-    q = tensor()
-    k = tensor()
-    g = tensor()
-    A_log = tensor()
-    dt_bias = tensor()
-    of_rows = tensor()
-    h = tensor()
-    dh = tensor()
-    v_new = tensor()
-    d_o = tensor()
-    P = tensor()
-    dA_qk = tensor()
-    dA_kk = tensor()
-    cu_seqlens = tensor(of="offsets")
-    first_chunk = tensor("int64")
-    dqn = tensor()                           # (tokens, HV, K)
-    dkn = tensor()                           # (tokens, HV, K)
-    dg = tensor()                            # (tokens, HV, K)
-    db = tensor()                            # a row for each slice of K
-    of_A_log = tensor()                      # (chunks, HV, K)
-    of_dt_bias = tensor()                    # (chunks, HV, K)
-    T = number("int64")
-    tokens = number("int64")
-    N = number("int64")
-    chunks = number("int64")
-    H = number("int64")
-    HV = number("int64")
-    scale = number("float32")
-    lower_bound = number("float32")
-
-
-class NormsArguments(Arguments):
-    q = tensor()
-    k = tensor()
-    beta = tensor()
-    dqn = tensor()
-    dkn = tensor()
-    db = tensor()
-    cu_seqlens = tensor(of="offsets")
-    dq = tensor()
-    dk = tensor()
-    dbeta = tensor()
-    tokens = number("int64")
-    N = number("int64")
-    H = number("int64")
-    HV = number("int64")
-
-
-class SumsArguments(Arguments):
-    of_A_log = tensor()
-    of_dt_bias = tensor()
-    first_chunk = tensor("int64")
-    dA_log = tensor()                        # (HV)
-    ddt_bias = tensor()                      # (HV, K)
-    N = number("int64")
-    chunks = number("int64")                 # of all rows of the batch
-    HV = number("int64")
+def arguments_of(kernel: str, names: str) -> type[Arguments]:
+    """Those of a kernel, in its order."""
+    return type(f"{kernel}Arguments", (Arguments,), {name: ARGUMENTS[name] for name in names.split()})
 
 
 @dataclass(frozen=True)
@@ -183,7 +93,7 @@ class TablesConfig(Launched):
     C: int
     offsets: str | None                      # dtype of cu_seqlens of packed sequences
     kernel = "tables"
-    arguments = TablesArguments
+    arguments = arguments_of("Tables", "cu_seqlens first_chunk N")
     file = "fwd/tables.cu"
     threads = 256
     shared = 0
@@ -217,7 +127,11 @@ class PrepareConfig(OfChunks):
     save: Save                               # by this forward, or by that of this backward; not ALL
     backward: bool
     kernel = "prepare"
-    arguments = PrepareArguments
+    arguments = arguments_of(
+        "Prepare",
+        "q k v g beta A_log dt_bias cu_seqlens first_chunk w qg kg_t u A_qk gc_last saved_A_qk saved_A_inv o "
+        "w_t kg A_inv of_rows T N chunks H HV scale lower_bound",
+    )
     file = "fwd/prepare.cu"
 
     @property
@@ -272,7 +186,9 @@ class _Chain(OfChunks):
 class ChainConfig(_Chain):
     output: bool = True                      # o is asked for
     kernel = "chain"
-    arguments = ChainArguments
+    arguments = arguments_of(
+        "Chain", "w qg kg_t u A_qk gc_last h0 cu_seqlens first_chunk o v_new h ht T chunks HV scale"
+    )
     file = "fwd/chain.cu"
 
     @property
@@ -293,7 +209,10 @@ class ChainConfig(_Chain):
 @dataclass(frozen=True)
 class ChainBwdConfig(_Chain):
     kernel = "chain_bwd"
-    arguments = ChainBwdArguments
+    arguments = arguments_of(
+        "ChainBwd",
+        "A_qk_t qg_t kg w_t gc_last d_o dht cu_seqlens first_chunk dv_new dh dh0 T chunks HV scale",
+    )
     file = "bwd/chain.cu"
 
     @property
@@ -313,7 +232,10 @@ class WyConfig(OfChunks):
     C: int
     offsets: str | None
     kernel = "wy_bwd"
-    arguments = WyArguments
+    arguments = arguments_of(
+        "Wy",
+        "v A_inv of_rows v_new dv_new d_o cu_seqlens first_chunk P dv dA_qk dA_kk db T N chunks HV scale",
+    )
     file = "bwd/wy.cu"
 
     @property
@@ -339,7 +261,11 @@ class IntraConfig(OfChunks):
     bias: bool
     offsets: str | None
     kernel = "intra_bwd"
-    arguments = IntraArguments
+    arguments = arguments_of(
+        "Intra",
+        "q k g A_log dt_bias of_rows h dh v_new d_o P dA_qk dA_kk cu_seqlens first_chunk dqn dkn dg db "
+        "of_A_log of_dt_bias T tokens N chunks H HV scale lower_bound",
+    )
     file = "bwd/intra.cu"
 
     @property
@@ -363,7 +289,7 @@ class NormsConfig(Launched):
     beta: str
     offsets: str | None
     kernel = "norms_bwd"
-    arguments = NormsArguments
+    arguments = arguments_of("Norms", "q k beta dqn dkn db cu_seqlens dq dk dbeta tokens N H HV")
     file = "bwd/norms.cu"
     threads = 256
     shared = 0
@@ -380,7 +306,7 @@ class SumsConfig(Launched):
     bias: bool
     offsets: str | None
     kernel = "sum_chunks"
-    arguments = SumsArguments
+    arguments = arguments_of("Sums", "of_A_log of_dt_bias first_chunk dA_log ddt_bias N chunks HV")
     file = "bwd/sums.cu"
     threads = 512
     shared = 0

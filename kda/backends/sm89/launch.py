@@ -19,7 +19,7 @@ from kda.problem import Inputs, Problem
 from ..common.arguments import Launch
 from ..common.chunks import Chunks
 from ..common.launcher import offsets_dtype, outputs
-from ..common.tensors import aligned, laid_out, on_its_device
+from ..common.tensors import aligned, laid_out, offsets_on, on_its_device
 from .configs import SLICE, Config
 from .plan import BACKWARD, FORWARD, WITHIN, Plan, check_memory, plan, recipe, sizes
 
@@ -80,14 +80,11 @@ def located(at: Steps, p: Problem, cu_seqlens: Tensor | None, device: torch.devi
     if not p.packed:
         return {}
     where = {
-        "cu_seqlens": cu_seqlens.to(device, non_blocking=True).contiguous(),
+        "cu_seqlens": offsets_on(device, cu_seqlens),
         "first_chunk": torch.empty(p.N + 1, dtype=torch.int64, device=device),
     }
     at("tables", **where)
     return where
-
-
-INPUTS = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "h0")
 
 
 def taking(given: Tensors, *names: str) -> dict[str, Tensor | None]:
@@ -102,7 +99,7 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
             "backend."
         )
     at = steps(p, detect(p.device), offsets_dtype(x), save)
-    inputs = dict(zip(INPUTS, laid_out(x)))
+    inputs = laid_out(x)
     h0, q, saved, products = inputs.pop("h0"), inputs["q"], None, {}
     o, ht, h, _ = outputs(p, x)
     if save is Save.PRODUCTS:
@@ -120,7 +117,7 @@ def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Produ
     """A_qk and A_inv are read where they were saved; the rest is made again."""
     saved = saved if isinstance(saved, Products) else None
     at = steps(p, detect(p.device), offsets_dtype(x), Save.of(saved))
-    inputs = dict(zip(INPUTS, laid_out(x)))
+    inputs = laid_out(x)
     h0 = inputs.pop("h0")
     where = located(at, p, x.cu_seqlens, x.q.device)
     do, dht = aligned(do, torch.float32), aligned(dht, torch.float32)

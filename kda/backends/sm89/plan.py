@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from dataclasses import dataclass
-from pathlib import Path
 
 from kda.bundles import Save, chunk_bound
 from kda.compile import nvrtc
@@ -33,7 +32,6 @@ TARGET = parse("sm89")                       # the PTX of it runs on every later
 COLUMNS = (32, 16, 8)                        # of a state in a CTA: the first that leaves few SMs idle
 WIDEST_BACK = 16                             # in a backward: more would not fit
 BUSY = 0.75                                  # of all SMs
-HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -85,13 +83,8 @@ def chain_config(p: Problem, columns: int, offsets: str | None, output: bool = T
     return ChainConfig(p.K, p.V, p.C, columns, offsets, p.state_v_first, output)
 
 
-def source_of(config: Config) -> nvrtc.Source:
-    headers = {path.name: path.read_text() for path in sorted((HERE / "parts").glob("*.cuh"))}
-    return nvrtc.Source((HERE / config.file).read_text(), config.kernel, config.defines, headers, config.file)
-
-
 def recipe(config: Config) -> nvrtc.Recipe:
-    return nvrtc.Recipe("kda.backends.sm89.plan:source_of", config, TARGET)
+    return nvrtc.Recipe("kda.backends.sm89.source:source_of", config, TARGET)
 
 
 def recipes(p: Problem, host: Host) -> list[nvrtc.Recipe]:

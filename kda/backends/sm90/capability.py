@@ -2,6 +2,8 @@
 
 from kda.capability import Capability, Rule
 
+from ..common.rules import BFLOAT16, CUTE_DSL, FORWARDS, KEEPS_PRODUCTS, ONE_BETA, of
+
 LIMIT = 65535                                # of a grid in y and z
 
 CAPABILITY = Capability(
@@ -16,18 +18,7 @@ CAPABILITY = Capability(
             lambda p, h: h.cc == (9, 0),
             "needs a GPU of compute capability 9.0 (H100, H200, H20), found {h}",
         ),
-        Rule(
-            "sm90.installed",
-            lambda p, h: h.has("nvidia-cutlass-dsl"),
-            "needs the package nvidia-cutlass-dsl",
-            "pip install 'nvidia-cutlass-dsl[cu13]'",
-        ),
-        Rule(
-            "sm90.forward",
-            lambda p, h: p.op == "chunk" and p.direction == "forward",
-            "has chunk forwards only, asked for {p.op} {p.direction}",
-        ),
-        Rule("sm90.dtype", lambda p, h: p.dtype == "bfloat16", "needs bfloat16 q, k and v, got {p.dtype}"),
+        *of("sm90", CUTE_DSL, FORWARDS, BFLOAT16),
         Rule(
             "sm90.head_dim",
             lambda p, h: p.K in (64, 128) and p.V in (64, 128),
@@ -39,17 +30,7 @@ CAPABILITY = Capability(
             "accepts up to 65,535 value heads and sequences, and 2,097,120 tokens per row of a batch",
             "pass one long sequence with cu_seqlens",
         ),
-        Rule(
-            "sm90.beta",
-            lambda p, h: not p.beta_per_value,
-            "accepts one beta per token and value head",
-        ),
-        Rule(
-            "sm90.keeps",
-            lambda p, h: not p.disable_recompute,
-            "keeps A_qk and A_inv, not all intermediates that disable_recompute asks for",
-            "leave it out",
-        ),
+        *of("sm90", ONE_BETA, KEEPS_PRODUCTS),
     ),
     stages=("fwd/gate+intra+wy+state+output",),
     proof_dtypes=("bfloat16",),

@@ -81,6 +81,7 @@ class PrepareConfig(ChunkConfig):
     kept_C: int = 0                          # rows of the chunks whose A_qk and A_inv are kept; 0: of none
     arguments = PrepareArguments
     threads = 32 * WARPS
+    roles = MappingProxyType({"PREPARE": range(WARPS)})
 
     @property
     def pdl(self) -> bool:
@@ -181,6 +182,7 @@ class ChainConfig(Launched):
     stages: int
     arguments = ChainArguments
     threads = 32 * (LOAD_WARP + 1)
+    roles = MappingProxyType({"CHAIN": range(LOAD_WARP), "LOAD": range(LOAD_WARP, LOAD_WARP + 1)})
 
     @property
     def cluster(self) -> tuple[int, int, int] | int:
@@ -245,6 +247,10 @@ class FusedConfig(Launched):
     cluster = (2, 1, 1)
     arguments = FusedArguments
     threads = 32 * (FIRST_PRODUCER + GROUPS * WARPS)
+    roles = MappingProxyType({
+        "CHAIN": range(FIRST_PRODUCER),
+        **{f"PREPARE {n}": range(FIRST_PRODUCER + n * WARPS, FIRST_PRODUCER + (n + 1) * WARPS) for n in range(GROUPS)},
+    })  # fmt: skip
     launch_options = MappingProxyType({"min_blocks_per_mp": 1})
 
     @property

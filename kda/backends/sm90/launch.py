@@ -19,7 +19,7 @@ from ..common.arguments import Launch
 from ..common.cute.configs import ROUNDED_TO
 from ..common.cute.tile import C
 from ..common.launcher import forward_as_stage, launch_of, offsets_dtype, outputs, segment_summary
-from ..common.tensors import laid_out, on_its_device
+from ..common.tensors import laid_out, offsets_on, on_its_device
 from .configs import RUN, ChunkTable, SegmentTable, TablesConfig
 from .plan import Config, Plan, plan, recipe
 
@@ -82,24 +82,23 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
         )
     kept = save is Save.PRODUCTS
     at = steps(p, detect(p.device).sms, kept, offsets_dtype(x))
-    q, k, v, g, beta, A_log, dt_bias, h0 = laid_out(x)
-    gate = dict(q=q, k=k, g=g, beta=beta, A_log=A_log, dt_bias=dt_bias)
-    out = outputs(p, x)
+    inputs, out = laid_out(x), outputs(p, x)
     o, ht, h, _ = out
-    chunk_table, segment_table, first_segment = tables(p, at, x.cu_seqlens, q.device) if p.packed else (None,) * 3
+    chunk_table, segment_table, first_segment = tables(p, at, x.cu_seqlens, x.q.device) if p.packed else (None,) * 3
     if at.fused:
-        at.fused(**gate, v=v, h0=h0, o=o, ht=ht, segment_table=segment_table)
+        at.fused(**inputs, o=o, ht=ht, segment_table=segment_table)
         return out
-    tiles = q.new_empty(at.plan.scratch, dtype=torch.uint8)
+    v, h0 = inputs.pop("v"), inputs.pop("h0")
+    tiles = o.new_empty(at.plan.scratch, dtype=torch.uint8)
     A_qk = A_inv = None
     if kept:
-        A_qk, A_inv = (q.new_empty(p.B * p.T, p.HV, p.C) for _ in range(2))
+        A_qk, A_inv = (o.new_empty(p.B * p.T, p.HV, p.C) for _ in range(2))
     if at.prepare:
-        at.prepare(**gate, tiles=tiles, A_qk=A_qk, A_inv=A_inv, o=o, chunk_table=chunk_table)
+        at.prepare(**inputs, tiles=tiles, A_qk=A_qk, A_inv=A_inv, o=o, chunk_table=chunk_table)
     if at.pairs:
-        at.pairs(tiles=tiles, beta=beta, A_qk=A_qk, A_inv=A_inv, chunk_table=chunk_table)
+        at.pairs(tiles=tiles, beta=inputs["beta"], A_qk=A_qk, A_inv=A_inv, chunk_table=chunk_table)
     if at.carry:                                                               # states that enter segments come first
-        summary = segment_summary(p, q, at.plan.all_segments)
+        summary = segment_summary(p, o, at.plan.all_segments)
         edge = torch.empty_like(summary.added)
         at.carry(tiles=tiles, v=v, ht=summary.added, M=summary.M, segment_table=segment_table)
         at.compose(M=summary.M, added=summary.added, h0=h0, edge=edge, first_segment=first_segment)
@@ -114,7 +113,7 @@ def tables(p: Problem, at: Steps, cu_seqlens: Tensor, device: torch.device) -> t
     sizes = (ChunkTable.WIDTH * at.plan.entries, SegmentTable.WIDTH * at.plan.all_segments)
     chunk_table, segment_table = torch.empty(sum(sizes), dtype=torch.int64, device=device).split(sizes)
     first_segment = torch.empty(p.N + 1, dtype=torch.int32, device=device)
-    cu_seqlens = cu_seqlens.to(device, non_blocking=True).contiguous()
+    cu_seqlens = offsets_on(device, cu_seqlens)
     at.tables(
         cu_seqlens=cu_seqlens, chunk_table=chunk_table, segment_table=segment_table, first_segment=first_segment
     )

@@ -15,7 +15,7 @@ from kda.host import Host, detect
 from kda.problem import Inputs, Problem
 from kda.stages import RESULTS, SHAPES
 
-from ..common.tensors import laid_out
+from ..common.tensors import laid_out, offsets_on
 from .plan import Plan, plan
 
 Tensor = torch.Tensor
@@ -62,12 +62,11 @@ class Call:
     @classmethod
     def of(cls, p: Problem, saved: Save, x: Inputs, **others: Tensor | None) -> Call:
         """Of the arguments of a call that saves, or was saved, what `saved` says."""
-        tensors = dict(zip(("q", "k", "v", "g", "beta", "A_log", "dt_bias", "h0"), laid_out(x)))
-        return cls(p, saved, x.q.device, tensors | {"cu_seqlens": x.cu_seqlens} | others)
+        return cls(p, saved, x.q.device, laid_out(x) | {"cu_seqlens": x.cu_seqlens} | others)
 
     def _tables(self, cu_seqlens: Tensor) -> None:
         """Where chunks and segments lie, on the GPU."""
-        cu_seqlens = cu_seqlens.to(self.device, non_blocking=True).contiguous()
+        cu_seqlens = offsets_on(self.device, cu_seqlens)
         table = self.empty(2 * self.chunks + 5 * self.segments + 1, dtype=torch.int64)
         names = ("chunk_table", "segment_table", "taken")
         self.env |= dict(zip(names, table.split((2 * self.chunks, 5 * self.segments, 1))))

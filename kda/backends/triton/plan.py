@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kda.bundles import Save, chunk_bound
+from kda.compile.recipes import Constant
 from kda.compile.target import Target
 from kda.compile.triton import Recipe
 from kda.host import Host
@@ -207,13 +208,18 @@ class _Recipes:
             kernels["compose"] = self.compose(given, p.state_dtype, reverse=False)
         return kernels
 
+    def walk_constants(self, start: str, finish: str) -> dict[str, Constant]:
+        """Of kernels that walk the chunks of a segment, with a state from `start` to `finish`."""
+        p, c = self.p, self.state
+        return {
+            "K": p.K, "V": p.V, "C": p.C, "BK": c.BK, "BV": c.BV, "START": start, "FINISH": finish,
+            "V_FIRST": p.state_v_first, "PRECISION": self.precision,
+        }  # fmt: skip
+
     def state_kernel(self, start: str, finish: str, output: bool, keep_h: str, keep_v: bool) -> Recipe:
         p, c = self.p, self.state
-        constants = {
-            "K": p.K, "V": p.V, "C": p.C, "BK": c.BK, "BV": c.BV, "START": start, "FINISH": finish,
-            "V_FIRST": p.state_v_first, "OUTPUT": output, "KEEP_H": keep_h, "KEEP_V": keep_v,
-            "PRECISION": self.precision, "STAGES": c.stages,
-        }  # fmt: skip
+        own = {"OUTPUT": output, "KEEP_H": keep_h, "KEEP_V": keep_v, "STAGES": c.stages}
+        constants = self.walk_constants(start, finish) | own
         absent = self.absent(A_qk=output, qg=output, o=output, v_new=keep_v, h=keep_h != "none", h0=start != "zero",
                              ht=finish != "none")  # fmt: skip
         h0 = p.state_dtype if start == "sequence" else "float32"
@@ -319,11 +325,7 @@ class _Recipes:
 
     def state_bwd(self, start: str, finish: str, keep: bool) -> Recipe:
         p, c = self.p, self.state
-        constants = {
-            "K": p.K, "V": p.V, "C": p.C, "BK": c.BK, "BV": c.BV, "START": start, "FINISH": finish,
-            "V_FIRST": p.state_v_first, "KEEP": keep, "PRECISION": self.precision,
-            "STAGES": min(c.stages, 2),
-        }  # fmt: skip
+        constants = self.walk_constants(start, finish) | {"KEEP": keep, "STAGES": min(c.stages, 2)}
         absent = self.absent(dht=start != "zero", dv_new=keep, dh=keep, dh0=finish != "none")
         dh0 = p.state_dtype if finish == "sequence" else "float32"
         return self.recipe(

@@ -1,5 +1,6 @@
 """Takes the launches of compiled kernels and runs them in the simulator, on CPU tensors; see `capture`."""
 
-from .session import CaptureError, Session, capture
+from .capture import Capture, capture
+from .session import CaptureError
 
-__all__ = ["CaptureError", "Session", "capture"]
+__all__ = ["Capture", "CaptureError", "capture"]

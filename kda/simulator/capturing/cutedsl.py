@@ -19,8 +19,9 @@ from typing import Any
 import torch
 
 from ...compile import cutedsl as door
+from ...compile.code import entries
 from ...compile.errors import MissingCompilerError
-from ...compile.kernel import Kernel, entries
+from ...compile.kernel import Kernel
 from . import memory
 from .aligned import aligned
 from .runtime import FUNCTIONS, Runtime

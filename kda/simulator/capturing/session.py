@@ -1,20 +1,17 @@
-"""One capture: takes launches in the driver's place and runs them in the simulator, one after the other."""
+"""Takes launches in the driver's place and runs them in the simulator, one after the other."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import functools
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from ...compile.call_sites import CallSites
-from ...compile.launching import Launch, redirect
+from ...compile.launching import Launch
 from ...errors import KdaError
-from ...host import standing_in
 from .. import launches, tensormap
-from ..chips import CHIPS, Chip, host_of, number_of
+from ..chips import Chip
+from ..timing.clock import together
 from . import memory
 from .devices import runs
 
@@ -24,7 +21,7 @@ class CaptureError(KdaError, RuntimeError):
 
 
 class Session:
-    """What `capture` hands out: the runs of all launches so far, in order."""
+    """The runs of all launches so far, in order."""
 
     def __init__(self, device: Chip, options: dict[str, Any]):
         self.device = device
@@ -49,6 +46,13 @@ class Session:
     def notes(self) -> list[Any]:
         """Rules broken in all runs that silicon and compilers forgive; errors, if the capture is strict."""
         return [note for run in self.runs for note in run.notes]
+
+    @property
+    def milliseconds(self) -> float:
+        """The predicted time of all launches so far, one after the other."""
+        if not self.options.get("clock"):
+            raise CaptureError("this capture has no clock. Use capture(..., clock=True), or the name of a chip.")
+        return 1e3 * together([run for run in self.runs if run.clock])
 
     def launch(self, launch: Launch) -> Any:
         """Simulate a launch; its tensors are written in place."""
@@ -86,52 +90,8 @@ class Session:
             memory=regions,
             registers=kernel.registers,
             behind=self.runs[-1] if launch.pdl and self.runs else None,
-            **self.options,
+            **{"config": launch.config} | self.options,
         )
-
-    def call(self, compiled: Any, args: tuple, kwargs: dict) -> Any:
-        """Call a host function that `kda.compile.cutedsl` compiled."""
-        from . import cutedsl
-
-        return cutedsl.call(self, compiled, args, kwargs)
 
     def tensor_map(self, **fields: Any) -> bytes:
         return tensormap.encode(**fields)
-
-
-_ONE = threading.RLock()                     # the DSL's arch and Triton's driver belong to the process
-
-
-@contextlib.contextmanager
-def capture(arch: str = "sm_100a", *, sms: int | None = None, **options: Any) -> Iterator[Session]:
-    """Run launches of compiled kernels here, on CPU tensors, as a GPU of `arch` would.
-
-        with kda.simulator.capture(arch="sm_90a") as session:
-            my_compiled_function(q, k, v, o)
-        assert not session.findings
-
-    Taken are: kernels and host functions from `kda.compile`; functions of the CuTe DSL, called after the block began
-    (compiled before it as well, if they kept their PTX); and Triton's `fn[grid](...)`.  Dispatch sees the arch's GPU,
-    so `kda.chunk_kda` takes its backend.  `sms` answers for the number of multiprocessors, to dispatch and to host
-    code, so that a persistent kernel can be simulated on few; `options` are those of kda.simulator.launch.
-    """
-    chip, host = CHIPS[number_of(arch)], host_of(arch)
-    if sms is not None:
-        chip, host = chip._replace(sms=sms), dataclasses.replace(host, sms=sms)
-    session = Session(chip, options)
-    with _ONE, redirect(session), standing_in(host), contextlib.ExitStack() as doors:
-        for door in (_cutedsl, _triton):
-            doors.enter_context(door(session))
-        yield session
-
-
-def _cutedsl(session: Session):
-    from . import cutedsl
-
-    return cutedsl.taken(session)
-
-
-def _triton(session: Session):
-    from . import triton
-
-    return triton.taken(session)

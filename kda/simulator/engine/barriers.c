@@ -4,7 +4,12 @@
  * knows; whoever waits takes what all arrivals gave. An mbarrier's phase ends when its pending arrivals and its pending bytes are both
  * zero; its clock then stands for the copies that the phase tracked.
  */
-#include "machine.h"
+#include "barriers.h"
+#include "clock.h"
+#include "findings.h"
+#include "knowledge.h"
+#include "memory.h"
+#include "visits.h"
 
 #include <stdio.h>
 
@@ -24,6 +29,8 @@ static void complete_bar(Cta *cta, NamedBarrier *b) {
     b->arrived = 0;
     b->arrived_warps = 0;
     b->reduced_last = b->reduced;
+    b->done_at = time_of(cta->machine);
+    trace_barrier(cta, TRACE_BARRIER, b->ins, (s32)(b - cta->barrier), b->begun_at, b->done_at);
     machine_event(cta->machine);
 }
 
@@ -58,6 +65,7 @@ static Outcome op_bar(Warp *w, const Ins *i, u32 lanes) {
             votes = op == BAR_POPC ? (u32)__builtin_popcount(p) : op == BAR_AND ? p == lanes : p != 0;
         }
         b->reduced = !b->arrived ? votes : op == BAR_POPC ? b->reduced + votes : op == BAR_AND ? b->reduced & votes : b->reduced | votes;
+        if (!b->arrived) b->begun_at = time_of(w->machine);
         b->expected = count;
         b->arrived += LANES;
         b->arrived_warps |= 1ull << w->index;
@@ -73,6 +81,10 @@ static Outcome op_bar(Warp *w, const Ins *i, u32 lanes) {
     if (b->generation < s->ticket) return BLOCK;
     w->machine->launch->barrier_waits++;
     acquire_from(w, &b->done);
+    if (w->time) {
+        const ClockSetting *p = w->machine->time->p;
+        wake_at(w, b->done_at + p->barrier_base + p->barrier_warp * required / LANES);
+    }
     if (op == BAR_POPC) EACH_LANE(lanes, { R32(w, i->arg[0])[l] = b->reduced_last; });
     if (op > BAR_POPC) set_pred(w, i->arg[0], lanes, b->reduced_last ? FULL : 0);
     return YIELD;
@@ -96,6 +108,7 @@ static void complete_cluster_barrier(Cluster *c) {
         }
     learn(c, &c->done, &c->gathering);
     c->generation++;
+    c->done_at = time_of(c->machine);
     machine_event(c->machine);
 }
 
@@ -132,6 +145,7 @@ static Outcome op_cluster_wait(Warp *w, const Ins *i, u32 lanes) {
     w->lanes_met = w->cluster_clock;
     w->machine->launch->barrier_waits++;
     acquire_from(w, &c->done);
+    if (w->time) wake_at(w, c->done_at + (c->nctas > 1 ? w->machine->time->p->cluster_wake : w->machine->time->p->barrier_base));
     return YIELD;
 }
 
@@ -203,7 +217,10 @@ static void broken_count(Mbarrier *b, const char *what, s64 value) {
 
 static void end_phase_if_due(Mbarrier *b) {
     if (b->pending || b->tx) return;
+    trace_barrier(b->cta, TRACE_PHASE, b->ins, (s32)b->address, b->done_at, b->arrived_at);
     b->phase++;
+    b->done_at = b->arrived_at;
+    b->arrived_at = 0;
     b->pending = b->expected;
     Cluster *c = b->cta->cluster;
     knows_of(&b->arriving, (c->serial & 0xffff) << 16 | b->actor, (u32)b->phase);
@@ -211,7 +228,13 @@ static void end_phase_if_due(Mbarrier *b) {
     machine_event(c->machine);
 }
 
+static void note_arrival(Mbarrier *b) {
+    double at = clock_arrival(b->cta);
+    if (at > b->arrived_at) b->arrived_at = at;
+}
+
 void mbarrier_arrive(Mbarrier *b, u32 count, const Knowledge *from) {
+    note_arrival(b);
     if (from) learn(b->cta->cluster, &b->arriving, from);
     if (count > b->pending) {
         broken_count(b, "more arrivals than are pending: the count", b->pending - (s64)count);
@@ -223,6 +246,7 @@ void mbarrier_arrive(Mbarrier *b, u32 count, const Knowledge *from) {
 }
 
 void mbarrier_complete_tx(Mbarrier *b, s64 bytes, const Knowledge *from) {
+    note_arrival(b);
     if (from) learn(b->cta->cluster, &b->arriving, from);
     b->tx -= bytes;
     if (b->tx < -MOST_ARRIVALS) broken_count(b, "the count of bytes", b->tx);
@@ -281,6 +305,7 @@ static Outcome op_mbarrier_init(Warp *w, const Ins *i, u32 lanes) {
         b->expected = b->pending = count;
         b->tx = 0;
         b->ins = i->index;
+        b->done_at = time_of(w->machine);
         await_fence(b, w);
     }
     w->machine->progress++;
@@ -320,6 +345,7 @@ static Outcome op_mbarrier_arrive(Warp *w, const Ins *i, u32 lanes) {
         if (b == ended)
             find(w, i, l, BAD_MBARRIER, address, 8, "lane %d arrives after other lanes of the same instruction have ended the phase: %lld arrivals are too few",
                  l, (long long)b->expected);
+        note_visit(w, i, b->cta);
         if (i->arg[3] >= 0) expect_tx(b, R32(w, i->arg[3])[l]);
         if (i->mod[2]) b->expected -= count;
         u64 before = state_of(b), phase = b->phase;
@@ -340,6 +366,7 @@ static Outcome op_mbarrier_tx(Warp *w, const Ins *i, u32 lanes) {
         Mbarrier *b = mbarrier_at(w, i, l, operand_address(w, i, 0, l), true);
         if (!b) continue;
         u32 bytes = R32(w, i->arg[1])[l];
+        note_visit(w, i, b->cta);
         if (i->mod[2])
             mbarrier_complete_tx(b, bytes, NULL);
         else
@@ -372,6 +399,7 @@ static u32 completed(Warp *w, const Ins *i, u32 lanes) {
         }
         if (!done) continue;
         bits |= 1u << l;
+        if (w->time) wake_at(w, b->done_at + w->machine->time->p->mbarrier_wake);
         if (!i->mod[3]) acquire_from(w, &b->done);
     }
     return bits;
@@ -382,11 +410,12 @@ static Outcome op_test_wait(Warp *w, const Ins *i, u32 lanes) {
     return YIELD;
 }
 
-/* It may give up at any time, so it does the first time, against those who forget to ask again; in a loop it blocks. */
+/* It may give up at any time, so it does the first time, against those who forget to ask again; in a loop it blocks, and with a clock
+ * at once. */
 Outcome op_try_wait(Warp *w, const Ins *i, u32 lanes) {
     Split *s = current_split(w);
     u32 bits = completed(w, i, lanes);
-    bool again = s->tried == i->index + 1;
+    bool again = s->tried == i->index + 1 || w->time;
     if (bits != lanes && again && !w->machine->launch->stopped) return BLOCK;
     s->tried = bits != lanes ? i->index + 1 : 0;
     set_pred(w, i->arg[0], lanes, bits);
@@ -435,10 +464,14 @@ static Outcome op_fence(Warp *w, const Ins *i, u32 lanes) {
 static Outcome op_grid(Warp *w, const Ins *i, u32 lanes) {
     (void)lanes;
     Launch *launch = w->machine->launch;
-    if (i->mod[0])
+    if (i->mod[0]) {
         w->know.grid_ahead = true;
-    else
+        if (w->time) wake_at(w, w->machine->time->p->ahead);
+    } else {
         launch->triggered |= w->know.grid_ahead ? TRIGGERED : TRIGGERED | TRIGGERED_EARLY;
+        if (w->time && !w->cta->triggered) w->machine->time->p->triggered = time_of(w->machine);
+        w->cta->triggered = true;
+    }
     return NEXT;
 }
 
@@ -473,12 +506,8 @@ const HandlerEntry barriers_handlers[] = {
 
 /* ---- who waits for what ------------------------------------------------------------------------------------------------- */
 
-void explain_block(Warp *w, const Split *s, char *text, size_t size) {
-    const Ins *i = &w->machine->program->ins[s->pc];
-    int l = first_lane(s->lanes);
-    if (s->gathering) {
-        snprintf(text, size, "lanes %08x wait here for the others of %08x", s->lanes, i->gather == 1 ? w->live : R32(w, i->arg[i->mod[0]])[l] & w->live);
-    } else if (i->run == op_bar) {
+bool barriers_explain_block(Warp *w, const Ins *i, int l, char *text, size_t size) {
+    if (i->run == op_bar) {
         u32 id = R32(w, i->arg[1])[l];
         const NamedBarrier *b = &w->cta->barrier[id];
         snprintf(text, size, "waits at barrier %u: %u of %u threads have arrived", id, b->arrived, b->expected ? b->expected : live_threads(w->cta));
@@ -499,6 +528,7 @@ void explain_block(Warp *w, const Split *s, char *text, size_t size) {
         snprintf(text, size, "waits at the cluster's barrier: %d warps have not arrived", missing);
     } else if (i->run == op_setmaxnreg)
         snprintf(text, size, "waits for %d registers a thread; %d are free", (s32)i->mod[1] - w->max_registers, w->cta->register_pool);
-    else if (!tmem_explain_block(w, i, text, size))
-        snprintf(text, size, "waits");
+    else
+        return false;
+    return true;
 }

@@ -1,4 +1,4 @@
-"""The engine from Python: its records, as machine.h has them, and its four functions."""
+"""The engine from Python: its records, as its headers have them, and its functions."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from kda.simulator.engine import build
 U8, U16, U32, U64, S32, S64 = (
     getattr(ctypes, f"c_{t}") for t in ("uint8", "uint16", "uint32", "uint64", "int32", "int64")
 )
+F64 = ctypes.c_double
 
 
 class Finding(ctypes.Structure):
@@ -89,7 +90,49 @@ class Launch(ctypes.Structure):
         ("tmem_columns", U64),
         ("triggered", S32),
         ("padding", S32),
+        ("clock", ctypes.c_void_p),
     ]
+
+
+# clock.h, in its order
+STALLS = ("wait", "short", "long", "tensor", "math", "mio", "not selected", "barrier", "mbarrier", "cluster", "copies",
+          "grid")  # fmt: skip
+PIPES = ("fma", "alu", "special", "tensor")
+UNITS = (*PIPES, "issue", "shared", "tma", "tcgen05", "l2", "hbm")
+OF_A_WARP = len(STALLS) + 2
+ORDERED, STORES, THROUGH_SHARED, PAST_L1 = 1, 2, 4, 8
+CLOCK_CONSTANTS = (
+    "window",
+    *("queue_fma", "queue_alu", "queue_special", "queue_shared"),
+    *("shared_latency", "l1_latency", "l2_latency", "hbm_latency", "l2_rate", "hbm_rate"),
+    *("wgmma_latency", "tensor_rate", "tensor_latency", "tensor_short"),
+    *("tmem_latency", "tmem_column"),
+    *("barrier_base", "barrier_warp", "mbarrier_wake", "remote_arrival", "cluster_wake"),
+    *("tma_latency", "tma_rate", "dsmem_latency", "dsmem_rate", "cp_async_latency", "async_latency"),
+    *("start", "gigahertz"),
+)
+
+
+class Timing(ctypes.Structure):
+    _fields_ = [("issue", F64), ("busy", F64 * len(PIPES)), ("latency", F64), ("operands", F64)]
+    _fields_ += [(n, S32) for n in ("first", "nsources", "nresults", "flags", "stall")]
+
+
+class ClockSetting(ctypes.Structure):
+    _fields_ = [("timing", ctypes.c_void_p), ("registers", ctypes.c_void_p), ("nregisters", S64)]
+    _fields_ += [(n, U64) for n in ("detailed", "alone", "slots", "resident", "l1_lines", "traced")]
+    _fields_ += [("ahead", F64), *((n, F64) for n in CLOCK_CONSTANTS)]
+    _fields_ += [("end", F64), ("triggered", F64), ("busy", F64 * len(UNITS))]
+    _fields_ += [(n, ctypes.c_void_p) for n in ("stalls", "warps", "begun", "ended", "records")]
+    _fields_ += [("nrecords", U64)]
+
+
+# trace.h, in its order
+TRACES = ("issue", "stall", "tensor", "tcgen05", "tma", "shared", "copy", "phase", "barrier")
+
+
+class TraceRecord(ctypes.Structure):
+    _fields_ = [(n, S32) for n in ("kind", "sm", "cta", "warp", "ins", "row")] + [("begins", F64), ("ends", F64)]
 
 
 class ConstantRecord(ctypes.Structure):
@@ -106,8 +149,10 @@ def engine():
     lib.handler_name.restype = ctypes.c_char_p
     lib.new_program.restype = ctypes.c_void_p
     lib.free_program.argtypes = [ctypes.c_void_p]
+    lib.free_records.argtypes = [ctypes.c_void_p]
     lib.sizes.restype = U64
-    for n, record in enumerate((Launch, Finding, Counter, Region)):
+    checked = dict(enumerate((Launch, Finding, Counter, Region))) | {6: Timing, 7: ClockSetting, 8: TraceRecord}
+    for n, record in checked.items():
         assert lib.sizes(n) == ctypes.sizeof(record), (
             f"{record.__name__}: {lib.sizes(n)} bytes in C, {ctypes.sizeof(record)} here"
         )

@@ -3,9 +3,10 @@
  * Both take their arguments in .param variables of the caller, which lie in its local memory: pointers to strings in global memory, and for
  * vprintf a pointer to the values, each aligned to its own size.
  */
-#include <stdio.h>
+#include "findings.h"
+#include "memory.h"
 
-#include "machine.h"
+#include <stdio.h>
 
 static bool local_value(Warp *w, int lane, u64 at, void *to, u64 n) {
     u64 size = w->machine->program->local_bytes;

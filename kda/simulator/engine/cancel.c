@@ -3,7 +3,9 @@
  * The answer to try_cancel is ours to encode, as only query_cancel reads it: the first CTA's id in three words, then a mark that says
  * whether there is one. A CTA that has seen a request fail must not make another.
  */
+#include "cancel.h"
 #include "copies.h"
+#include "findings.h"
 
 enum { ANSWER_BYTES = 16 };
 enum { CANCELED = 0x434c4301u, REFUSED = 0x434c4300u };

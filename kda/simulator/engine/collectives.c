@@ -2,7 +2,7 @@
  *
  * A .sync handler runs once for the lanes that came with the same mask; lanes of the mask that have exited are not among them.
  */
-#include "machine.h"
+#include "findings.h"
 #include "numerics.h"
 
 /* ---- shfl --------------------------------------------------------------------------------------------------------------- */

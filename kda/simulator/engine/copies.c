@@ -5,6 +5,9 @@
  * cp.async.mbarrier.arrive: what came before one of these has an earlier clock than what comes after.
  */
 #include "copies.h"
+#include "clock.h"
+#include "findings.h"
+#include "knowledge.h"
 
 /* ---- where copies land -------------------------------------------------------------------------------------------------- */
 
@@ -131,7 +134,8 @@ static Outcome op_bulk_wait(Warp *w, const Ins *i, u32 lanes) {
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         u32 clock = awaited(&w->bulk, first_lane(rest), (u32)i->mod[0]);
         if (!clock) continue;
-        run_groups(w, BY_BULK_WRITE, first_lane(rest), clock);
+        run_groups(w, BY_BULK_WRITE, first_lane(rest), clock, i->mod[1]);
+        if (w->time && !i->mod[1]) wake_at(w, w->time->bulk_end);
         knows_of(&w->know, actor_of(w, BY_BULK_READ), clock);
         if (!i->mod[1]) knows_of(&w->know, actor_of(w, BY_BULK_WRITE), clock);
     }
@@ -200,6 +204,7 @@ static Outcome op_cp_async(Warp *w, const Ins *i, u32 lanes) {
     Work *work = send_work(w, i, first_lane(c.lanes), NULL, run_cp_async, sizeof c);
     work->kind = BY_CP_ASYNC;
     work->clock = open_clock(w, BY_CP_ASYNC);
+    work->finish = clock_copied(w);
     memcpy(work->data, &c, sizeof c);
     return NEXT;
 }
@@ -219,7 +224,7 @@ static Outcome op_cp_async_wait(Warp *w, const Ins *i, u32 lanes) {
         if (clock > newest) newest = clock;
     }
     if (!newest) return NEXT;
-    run_groups(w, BY_CP_ASYNC, ALL, newest);
+    run_groups(w, BY_CP_ASYNC, ALL, newest, false);
     knows_cp_async(w, &w->know, newest);
     return NEXT;
 }
@@ -231,7 +236,7 @@ typedef struct {
 
 static void run_arrivals(Work *work) {
     const Arrivals *a = (const Arrivals *)work->data;
-    run_groups(work->warp, BY_CP_ASYNC, ALL, work->clock);
+    run_groups(work->warp, BY_CP_ASYNC, ALL, work->clock, false);
     for (u32 rest = a->lanes; rest; rest &= rest - 1) {
         Mbarrier *b = a->barrier[first_lane(rest)];
         if (!b->live) {
@@ -260,6 +265,7 @@ static Outcome op_cp_async_arrive(Warp *w, const Ins *i, u32 lanes) {
     if (!a.lanes) return NEXT;
     Work *work = send_work(w, i, first_lane(a.lanes), NULL, run_arrivals, sizeof a);
     work->clock = w->async_clock[BY_CP_ASYNC] = open_clock(w, BY_CP_ASYNC);
+    if (w->time) work->finish = w->time->copies_end > work->sent ? w->time->copies_end : work->sent;
     memcpy(work->data, &a, sizeof a);
     return NEXT;
 }
@@ -316,7 +322,7 @@ static Outcome op_bulk_load(Warp *w, const Ins *i, u32 lanes) {
         if (!bulk_size(w, i, 2, l, &c.size) || !shared_operand(w, i, 0, 0, l, &t.address) || !shared_operand(w, i, 3, 6, l, &t.barrier)) continue;
         if (i->mod[9] && !own_shared(w, i, l, t.address, c.size, "destination")) continue;
         if (c.size && !global_bytes(w, i, l, c.global, c.size, 16, false, &region)) continue;
-        if (find_landings(w, i, l, &t, c.size, &c.to)) send_bulk(w, i, l, run_bulk_load, &c);
+        if (find_landings(w, i, l, &t, c.size, &c.to)) send_bulk(w, i, l, run_bulk_load, &c)->finish = clock_bulk(w, i, c.global, c.size, false);
     }
     return NEXT;
 }
@@ -352,7 +358,7 @@ static Outcome op_bulk_send(Warp *w, const Ins *i, u32 lanes) {
             find(w, i, l, BAD_OPERAND, t.address, c.size, "from .shared::cta to .shared::cluster the destination must be another CTA's");
             continue;
         }
-        if (find_landings(w, i, l, &t, c.size, &c.to)) send_bulk(w, i, l, run_bulk_send, &c);
+        if (find_landings(w, i, l, &t, c.size, &c.to)) send_bulk(w, i, l, run_bulk_send, &c)->finish = clock_to_peer(w, i, c.size);
     }
     return NEXT;
 }
@@ -406,6 +412,8 @@ static Outcome op_bulk_store(Warp *w, const Ins *i, u32 lanes) {
             continue;
         }
         join_group(w, sent = send_bulk(w, i, l, run_bulk_store, &c));
+        sent->finish = clock_bulk(w, i, c.global, c.size, true);
+        sent->read = clock_read(w);
     }
     return NEXT;
 }
@@ -477,6 +485,7 @@ static Outcome op_st_async(Warp *w, const Ins *i, u32 lanes) {
     }
     if (!s.lanes) return NEXT;
     Work *work = send_work(w, i, first_lane(s.lanes), NULL, run_stores, sizeof s);
+    work->finish = clock_to_peer(w, i, (u64)s.bytes * __builtin_popcount(s.lanes));
     memcpy(work->data, &s, sizeof s);
     return NEXT;
 }

@@ -1,6 +1,7 @@
 /* What the asynchronous copies share: address operands, the groups of a lane, and where a copy lands. */
 #pragma once
-#include "machine.h"
+#include "barriers.h"
+#include "memory.h"
 
 /* An address operand is register arg[k] and three numbers from mod[m] on: is it 64 bits wide, what to add, is it generic. */
 static inline u64 address_operand(const Warp *w, const Ins *i, int k, int m, int l) {

@@ -1,105 +1,34 @@
-/* The machine that PTX runs on: its parts, and what every instruction family may ask of them.
+/* The machine that PTX runs on: its parts, and how an instruction reaches its operands.
  *
  * A launch is a grid of clusters of CTAs of warps of 32 lanes. A warp holds all its registers in one block of memory, register by
- * register: 32 lanes of 4 bytes (types up to 32 bits), of 8, of 16, or one 4-byte mask of lanes for a predicate. Immediates and
- * special registers lie in the same block, so that an operand is always an offset (Ins.arg). A handler runs one instruction for the
- * lanes of a mask and says how to go on (Outcome).
+ * register: 32 lanes of 4 bytes (types up to 32 bits), of 8, of 16, or one 4-byte mask of lanes for a predicate.
  *
- * files: warps.c control flow and the schedule; history.c who knows of whose accesses; memory.c loads, stores, atomics;
- * barriers.c bar, barrier.cluster, mbarrier, fences; one file for every other family.
+ * The engine has floors, and no file calls one above its own:
+ *     launch.c                        the entry, and the table of all handlers
+ *     clocked.c, schedule.c, warps.c  which warp runs, with a clock and without one, and which of its lanes
+ *     clusters.c                      CTAs and warps, made and unmade
+ *     one file per family             tcgen05.c and tma.c above tmem.c and copies.c, those above barriers.c and registers.c
+ *     memory.c                        loads, stores, atomics
+ *     history.c, work.c, knowledge.c  last accesses; asynchronous work; who is ordered after whom
+ *     clock.c                         the time of all this, if it is asked for
+ *     trace.c                         its slices, if they are
+ *     findings.c, machine.h, instructions.h
  */
 #pragma once
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
-typedef uint8_t u8;
-typedef uint16_t u16;
-typedef uint32_t u32;
-typedef uint64_t u64;
-typedef int8_t s8;
-typedef int16_t s16;
-typedef int32_t s32;
-typedef int64_t s64;
-
-enum { LANES = 32, ALL = -1 };
-#define FULL 0xffffffffu
+#include "instructions.h"
 
 typedef struct Machine Machine;
 typedef struct Cluster Cluster;
 typedef struct Cta Cta;
-typedef struct Warp Warp;
 typedef struct Split Split;
-typedef struct Ins Ins;
 typedef struct Mbarrier Mbarrier;
-
-/* ---- instructions ------------------------------------------------------------------------------------------------------- */
-
-typedef enum {
-    NEXT,   /* go on with the next instruction */
-    JUMPED, /* the handler has moved the split itself */
-    BLOCK,  /* run this instruction again after some event (see Machine.events) */
-    YIELD,  /* go on, but let other warps run first */
-} Outcome;
-
-typedef Outcome (*Handler)(Warp *w, const Ins *i, u32 lanes);
-
-typedef struct {
-    const char *name;
-    Handler run;
-} HandlerEntry;
-
-struct Ins {
-    Handler run;
-    const s32 *arg; /* register-file offsets of the operands, destinations first; -1: absent */
-    const s64 *mod; /* numbers that the family defines: widths, spaces, flags */
-    s32 nargs;
-    s32 guard;  /* offset of the guard predicate; -1: always */
-    s32 negate; /* the guard is @!p */
-    s32 join;   /* a branch: the instruction where its lanes meet again; -1: at the exit */
-    s32 gather; /* 0; 1: all live lanes of the warp must run it together (.aligned); 2: the lanes of operand mod[0] must (.sync) */
-    s32 index;
-};
-
-/* What Python hands over for each instruction. */
-typedef struct {
-    s32 handler, guard, negate, arg, nargs, mod, nmods, join, gather;
-} InsRecord;
-
-/* A constant that depends on the warp: filled into its registers when it starts. */
-typedef enum {
-    SR_TID_X, SR_TID_Y, SR_TID_Z, SR_NTID_X, SR_NTID_Y, SR_NTID_Z,
-    SR_CTAID_X, SR_CTAID_Y, SR_CTAID_Z, SR_NCTAID_X, SR_NCTAID_Y, SR_NCTAID_Z,
-    SR_CLUSTERID_X, SR_CLUSTERID_Y, SR_CLUSTERID_Z, SR_NCLUSTERID_X, SR_NCLUSTERID_Y, SR_NCLUSTERID_Z,
-    SR_CLUSTER_CTAID_X, SR_CLUSTER_CTAID_Y, SR_CLUSTER_CTAID_Z, SR_CLUSTER_NCTAID_X, SR_CLUSTER_NCTAID_Y, SR_CLUSTER_NCTAID_Z,
-    SR_CLUSTER_CTARANK, SR_CLUSTER_NCTARANK, SR_IS_EXPLICIT_CLUSTER,
-    SR_LANEID, SR_WARPID, SR_NWARPID, SR_SMID, SR_NSMID, SR_GRIDID,
-    SR_LANEMASK_EQ, SR_LANEMASK_LE, SR_LANEMASK_LT, SR_LANEMASK_GE, SR_LANEMASK_GT,
-    SR_TOTAL_SMEM, SR_DYNAMIC_SMEM, SR_AGGR_SMEM,
-    SR_CONSTANT,       /* value, as it is */
-    SR_SHARED_ADDRESS, /* value = offset in the CTA's shared memory: its 32-bit cluster address */
-} Source;
-
-typedef struct {
-    s32 offset; /* in the register file */
-    s32 width;  /* 4, 8 or 16 bytes a lane; 0: a predicate, all lanes */
-    s32 source, padding;
-    u64 value, value2;
-} ConstantRecord;
-
-typedef struct {
-    Ins *ins;
-    s32 count;
-    u64 register_bytes; /* of one warp */
-    u64 local_bytes;    /* of one thread */
-    const ConstantRecord *constants;
-    s32 nconstants;
-    s32 *args;
-    s64 *mods;
-    Handler *handlers;
-} Program;
+typedef struct Work Work;       /* work.h */
+typedef struct Cell Cell;       /* history.h */
+typedef struct Finding Finding; /* findings.h */
+typedef struct Foreign Foreign; /* knowledge.h: what is known of other clusters' actors */
+typedef struct Clock Clock;     /* clock.h: the time of a launch that is asked for it */
+typedef struct WarpTime WarpTime;
+typedef struct ClockSetting ClockSetting;
 
 /* ---- knowledge: who is ordered after what ------------------------------------------------------------------------------- */
 
@@ -110,8 +39,6 @@ typedef enum {
     SENT_TO_TENSOR, /* no accesses of its own: how many operations of BY_TENSOR have been sent, done or not; an allocation counts as one */
     KINDS_OF_ACTOR
 } ActorKind;
-
-typedef struct Foreign Foreign; /* what is known of other clusters' actors */
 
 /* SEEN: accesses that happened before. FENCED_*: those also fenced towards the async proxy, in shared and in global memory. Of accesses to
  * tensor memory: BEFORE_SYNC, those ordered before the knower's next synchronisation (tcgen05.fence::before_thread_sync), and BEFORE_TENSOR,
@@ -124,51 +51,6 @@ typedef struct {
     Foreign *foreign;
     bool grid_ahead;   /* what the grid ahead has done (griddepcontrol.wait) */
 } Knowledge;
-
-typedef enum { SPACE_SHARED, SPACE_GLOBAL, SPACE_TMEM } HistorySpace;
-typedef enum { WEAK, SCOPE_CTA, SCOPE_CLUSTER, SCOPE_GPU, SCOPE_SYS } Scope; /* strong accesses carry a scope */
-
-/* What the last writer and the readers since then left behind: one for each byte of memory, one for each 32-bit cell of TMEM. */
-typedef struct {
-    u32 writer, writer_clock; /* actor = cluster serial << 16 | index; clock 0: nobody yet */
-    u32 reader, reader_clock; /* reader == MANY_READERS: reader_clock is the index of a set */
-    u32 writer_ins, reader_ins;
-    u8 writer_lane, reader_lane; /* reader_lane: or SEVERAL that have not met since */
-    u8 writer_async, reader_async; /* reader_async: or REWRITES, a write of the value that was there */
-    u8 writer_scope, reader_scope;
-    u8 written; /* 1: by the program; 2: it was there before */
-    u8 rewritten; /* somebody not ordered after the writer has written the same value */
-} Cell;
-
-typedef struct {
-    Cluster *cluster;
-    Cta *cta;
-    const Knowledge *know; /* of the actor when it issued the access */
-    u32 actor, clock;      /* what to leave behind */
-    s32 ins;
-    u32 lanes_met; /* Warp.lanes_met, of a lane's own access */
-    u16 warp;
-    u8 lane;
-    u8 async; /* through the async proxy */
-    u8 scope;
-    HistorySpace space;
-} Access;
-
-/* ---- findings ----------------------------------------------------------------------------------------------------------- */
-
-typedef enum {
-    OUT_OF_BOUNDS = 1, MISALIGNED, UNINITIALISED, RACE_WRITE_WRITE, RACE_WRITE_READ, RACE_READ_WRITE, PROXY_RACE, LANE_RACE,
-    BAD_BARRIER, BAD_MBARRIER, DEADLOCK, LIVELOCK, DIVERGED, BAD_LANE, TMEM_LEAK, TMEM_MISUSE, BAD_DESCRIPTOR, BAD_TENSOR_MAP,
-    BAD_OPERAND, PEER_EXITED, REGISTER_IN_FLIGHT, GROUP_MISUSE, MBARRIER_OVERWRITTEN, TOO_MANY_INSTRUCTIONS, UNSUPPORTED,
-    TENSOR_UNFENCED, MBARRIER_UNFENCED, LANES_APART, REGISTER_UNFENCED, GRIDS_RACE,
-} FindingKind;
-
-typedef struct {
-    s32 kind, ins, other_ins, cta, warp, lane, other_actor, space;
-    u64 address, size, count; /* count: how often; the first place is kept */
-    s64 detail[4];            /* what a kind's wording asks for */
-    char text[160];           /* what was found, in words; may be empty */
-} Finding;
 
 /* ---- counters: one record for each instruction of the program ----------------------------------------------------------- */
 
@@ -183,22 +65,6 @@ typedef struct {
 
 /* ---- asynchronous work -------------------------------------------------------------------------------------------------- */
 
-/* Work that an instruction has sent off. It waits in a queue; the machine runs it as late as it may, or at once (Machine.early).
- * Within a queue work runs in order; queues are independent. */
-typedef struct Work Work;
-struct Work {
-    void (*run)(Work *work);
-    Work *next;
-    Warp *warp;      /* who sent it off (kept alive as long as its cluster) */
-    const Ins *ins;
-    Knowledge know;  /* what the sender knew */
-    ActorKind kind;  /* whose clock the accesses are left under: a group of its warp's, or BY_TENSOR's own count */
-    u32 clock;
-    u32 lanes;       /* who sent it off; one piece of work if several lanes ask for the same */
-    u8 lane;         /* the first of them */
-    u8 data[] __attribute__((aligned(16))); /* the family's own */
-};
-
 /* One queue for each CTA's tensor core; copies get queues of their own, because they may finish in any order. */
 typedef struct Queue Queue;
 struct Queue {
@@ -206,6 +72,7 @@ struct Queue {
     Queue *next, *previous;
     Cluster *cluster;
     bool keep; /* stays when empty */
+    double free_at; /* when the work before is done */
 };
 
 /* ---- warps -------------------------------------------------------------------------------------------------------------- */
@@ -259,12 +126,14 @@ struct Warp {
     u32 (*met)[LANES]; /* [lane][other lane]: the same of those that met without the others; NULL: none have */
     Groups cp_async, bulk; /* copies.c */
     u64 issued;
-    s32 nin_flight;     /* registers that asynchronous work has; one more where uses of registers are watched (wgmma.c) */
+    s32 nin_flight;     /* registers that asynchronous work has; one more where uses of registers are watched (registers.c) */
     s32 max_registers;  /* setmaxnreg */
     Mbarrier *unfenced; /* those that it has initialised since its last fence for them */
     u64 cluster_ticket; /* the generation of barrier.cluster that it has arrived for, plus one; 0: has not */
     u32 cluster_clock;  /* its clock then */
+    void *registers;    /* owned by registers.c */
     void *wgmma;        /* owned by wgmma.c */
+    WarpTime *time;     /* NULL without a clock */
 };
 
 enum { NAMED_BARRIERS = 16 };
@@ -276,6 +145,7 @@ typedef struct {
     u32 reduced, reduced_last; /* bar.red */
     Knowledge gathering, done;
     s32 ins;
+    double begun_at, done_at; /* when the first of them arrived, and the last */
 } NamedBarrier;
 
 struct Mbarrier {
@@ -290,6 +160,7 @@ struct Mbarrier {
     u32 fenced[2]; /* and its clock at the fence that followed, 0: none yet; [0] for the async proxy, [1] for other CTAs */
     Mbarrier *next_unfenced;
     Knowledge arriving, done;
+    double arrived_at, done_at; /* the latest arrival of the current phase; when the phase before ended */
 };
 
 struct Cta {
@@ -306,8 +177,9 @@ struct Cta {
     NamedBarrier barrier[NAMED_BARRIERS];
     Queue *tensor_queue;
     void *tmem;          /* owned by tmem.c */
+    void *visits;        /* owned by visits.c */
     s32 register_pool;
-    bool exited;
+    bool exited, triggered; /* triggered: has run griddepcontrol.launch_dependents */
 };
 
 struct Cluster {
@@ -321,6 +193,9 @@ struct Cluster {
     u64 pending_work;
     u64 generation; /* of barrier.cluster */
     Knowledge gathering, done;
+    double done_at;      /* when the last warp arrived at barrier.cluster */
+    double ends_at;      /* when the latest of its work so far was done */
+    s32 slot;            /* where it runs: the first, second, ... of the places in detail */
     Queue queues;        /* head of the ring of its queues */
     void *spare;         /* memory of Knowledge that nobody has any more: each piece begins with a pointer to the next */
     Cluster *next;
@@ -370,6 +245,7 @@ typedef struct {
     u64 tmem_columns;      /* most that were allocated at once in a CTA */
     s32 triggered;         /* griddepcontrol.launch_dependents has run; TRIGGERED_EARLY: while grids ahead may still run */
     s32 padding;
+    ClockSetting *clock;   /* NULL: nobody asks for the time */
 } Launch;
 enum { TRIGGERED = 1, TRIGGERED_EARLY = 2 };
 
@@ -381,13 +257,15 @@ struct Machine {
     u64 events;   /* grows whenever something may have unblocked someone */
     u64 progress; /* grows whenever memory or a barrier changed */
     u64 random;
-    u64 clock;
-    u64 last_work; /* clock when asynchronous work last ran */
+    u64 ran;       /* warp instructions */
+    u64 last_work; /* how many had run when asynchronous work last did */
+    u64 work_changes; /* grows when work is sent off, and when it runs */
     void *sync_variables; /* history.c: what was published at an address */
     void *cancel;  /* clusterlaunchcontrol */
+    Clock *time;
 };
 
-/* ---- asked of each other ------------------------------------------------------------------------------------------------ */
+/* ---- registers, and what everybody asks of the machine ------------------------------------------------------------------- */
 
 static inline u32 *R32(const Warp *w, s32 offset) { return (u32 *)(w->regs + offset); }
 static inline u64 *R64(const Warp *w, s32 offset) { return (u64 *)(w->regs + offset); }
@@ -414,89 +292,29 @@ static inline void set_pred(Warp *w, s32 offset, u32 lanes, u32 bits) {
     *p = (*p & ~lanes) | (bits & lanes);
 }
 
-/* warps.c */
-u64 machine_random(Machine *m);
-void machine_event(Machine *m); /* something may have unblocked someone */
 static inline Counter *counter(const Warp *w, const Ins *i) { return &w->machine->launch->counters[i->index]; }
 static inline Split *current_split(Warp *w) { return &w->split[w->current]; }
-/* Sends work off: n bytes of the family's own data follow. queue == NULL: it may run in any order with other work. */
-Work *send_work(Warp *w, const Ins *i, int lane, Queue *queue, void (*run)(Work *), size_t n);
-void run_groups(Warp *w, ActorKind kind, int lane, u32 clock); /* runs what a lane (or ALL) sent off in groups up to this one */
-Queue *new_queue(Cluster *c, bool keep);
-void run_queue(Queue *q); /* all that waits in a queue that stays */
 
-/* findings: the first of its kind at a pair of instructions is kept, the others are counted. */
-Finding *find_at(Machine *m, FindingKind kind, const Warp *w, int lane, s32 ins, s32 other_ins, u64 address, u64 size);
-Finding *find(Warp *w, const Ins *i, int lane, FindingKind kind, u64 address, u64 size, const char *format, ...)
-    __attribute__((format(printf, 7, 8)));
-void stop(Machine *m); /* after a finding with which going on makes no sense */
+static inline Region *region_at(const Launch *launch, u64 address) { /* the last region that starts at or before it */
+    s32 low = 0, high = launch->nregions;
+    while (low < high) {
+        s32 mid = (low + high) / 2;
+        if (launch->regions[mid].address <= address)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low ? &launch->regions[low - 1] : NULL;
+}
 
-/* history.c */
-Knowledge new_knowledge(Cluster *c);
-void free_knowledge(Cluster *c, Knowledge *k);
-void free_spare_knowledge(Cluster *c);
-void learn(Cluster *c, Knowledge *k, const Knowledge *from);       /* k := join(k, from) */
-void copy_knowledge(Cluster *c, Knowledge *k, const Knowledge *from);
-static inline u32 actor_of(const Warp *w, ActorKind kind) { return (w->cluster->serial & 0xffff) << 16 | (kind * w->cluster->nwarps + w->actor); }
-static inline u32 warp_clock(const Warp *w) { return w->know.clock[SEEN][w->actor]; }
-void lanes_meet(Warp *w, u32 lanes);                               /* bar.warp.sync, or a barrier: memory between them is ordered */
-void speak_for_lanes(Warp *w);                                     /* w->know says what its acting lanes release */
-void tick(Warp *w);                                                /* its later accesses are not covered by what it knew until now */
-void release_to(Warp *w, Knowledge *object);                       /* object learns what the warp knows; the warp ticks */
-void acquire_from(Warp *w, const Knowledge *object);
-void knows_of(Knowledge *k, u32 actor, u32 clock);                 /* of the knower's own cluster: completed asynchronous work */
-void fence_view(const Cluster *c, Knowledge *k, int view, int from); /* view := join(view, from) */
-Access warp_access(Warp *w, const Ins *i, int lane, HistorySpace space); /* a generic, weak access of the warp */
-Access work_access(Work *work, u32 actor, u32 clock, HistorySpace space); /* an access of the async proxy, for what the sender knew */
-void history_read(Cell *cell, u64 n, const Access *a, u64 address);
-void history_write(Cell *cell, u64 n, const Access *a, u64 address, const u8 *old_value, const u8 *new_value);
-void publish(Warp *w, u64 key, bool release, bool keep);            /* a strong write; keep: an atomic goes on the sequence before it */
-void observe(Warp *w, u64 key, bool acquire);                       /* a strong read */
-void fence_release(Warp *w);
-void fence_acquire(Warp *w);
-void free_sync_variables(Machine *m);
+static inline void machine_event(Machine *m) { /* something may have unblocked someone */
+    m->events++;
+    m->progress++;
+}
 
-void note_grid_ahead(Region *r, u64 page);                          /* into a page of cells that is new */
-void note_left(Region *r);                                          /* out of all its pages */
-
-/* memory.c: an address in its space, or NULL after a finding */
-enum { WINDOW_SHARED = 0x02, WINDOW_LOCAL = 0x03, WINDOW_PARAM = 0x04 }; /* top byte of generic addresses; 0: global */
-static inline u64 window(int top) { return (u64)top << 56; }
-Cta *cta_at(Cluster *c, u32 shared_address); /* by the rank in bits 24-31; NULL: no such CTA */
-static inline u32 shared_address(const Cta *cta, u32 offset) { return (cta->machine->launch->arch >= 90 ? (u32)cta->rank << 24 : 0) | offset; }
-/* n bytes of shared memory at a 32-bit cluster address: the pointer, with the CTA and offset in *cta, *offset */
-u8 *shared_bytes(Warp *w, const Ins *i, int lane, u32 address, u64 n, u64 align, Cta **cta, u32 *offset);
-u8 *global_bytes(Warp *w, const Ins *i, int lane, u64 address, u64 n, u64 align, bool write, Region **region);
-/* the same, with the history kept: read copies to `to`; write copies from `from` */
-bool shared_read(Warp *w, const Ins *i, const Access *a, u32 address, void *to, u64 n, u64 align);
-bool shared_write(Warp *w, const Ins *i, const Access *a, u32 address, const void *from, u64 n, u64 align);
-bool global_read(Warp *w, const Ins *i, const Access *a, u64 address, void *to, u64 n, u64 align);
-bool global_write(Warp *w, const Ins *i, const Access *a, u64 address, const void *from, u64 n, u64 align);
-void region_history(Region *r, u64 offset, u64 n, const Access *a, const u8 *old_value, const u8 *new_value, bool write);
-const u8 *param_bytes(Warp *w, u64 offset, u64 n);
-/* atomics and reductions: one element; f32 addition flushes subnormals only where the caller says so (ftz) */
-typedef enum { AT_ADD, AT_MIN, AT_MAX, AT_AND, AT_OR, AT_XOR, AT_EXCH, AT_CAS, AT_INC, AT_DEC } AtomicOp;
-typedef enum { T_U32, T_S32, T_U64, T_S64, T_F32, T_F64, T_F16, T_BF16, T_B16, T_B128, T_F16X2, T_BF16X2 } AtomicType;
-void combine(AtomicOp op, AtomicType t, const u8 *old, const u8 *x, u8 *result, bool ftz);
-/* shared-memory passes of a warp's access: lanes' 32-bit addresses, bytes a lane */
-void count_wavefronts(Warp *w, const Ins *i, u32 lanes, const u32 *address, u32 bytes, bool write);
-void count_sectors(Warp *w, const Ins *i, u32 lanes, const u64 *address, u32 bytes);
-
-/* barriers.c */
-Mbarrier *mbarrier_at(Warp *w, const Ins *i, int lane, u32 address, bool must_live); /* finding if there is none */
-void mbarrier_arrive(Mbarrier *b, u32 count, const Knowledge *from);                 /* from may be NULL (relaxed) */
-void mbarrier_complete_tx(Mbarrier *b, s64 bytes, const Knowledge *from);
-/* A finding if a copy or a commit, or another CTA than its own, knows of no fence behind its initialisation. */
-void mbarrier_fenced(const Mbarrier *b, Warp *w, const Ins *i, int lane, const Knowledge *know);
-u32 mbarrier_next_clock(const Mbarrier *b); /* the clock of accesses that its current phase tracks */
-void free_cta_barriers(Cta *cta);
-
-/* hooks of families that own state */
-void tmem_at_exit(Cta *cta);  /* tmem.c: leaks, and frees */
-void tmem_load_used(Warp *w, u32 clock); /* tmem.c: a register that the tcgen05.ld of that clock loads is used: it has completed */
-bool tmem_explain_block(Warp *w, const Ins *i, char *text, size_t size); /* tmem.c: false if the instruction is none of its own */
-void wgmma_at_exit(Warp *w);  /* wgmma.c */
-void registers_touched(Warp *w, const Ins *i); /* wgmma.c: an instruction uses registers while some are in flight */
-/* wgmma.c: asynchronous work has these registers until its clock is removed */
-void in_flight_add(Warp *w, const s32 *offsets, s32 count, s32 bytes, ActorKind kind, s32 ins, u32 clock);
-void in_flight_remove(Warp *w, ActorKind kind, u32 clock);
+static inline u64 machine_random(Machine *m) {
+    m->random ^= m->random << 13;
+    m->random ^= m->random >> 7;
+    m->random ^= m->random << 17;
+    return m->random;
+}

@@ -3,6 +3,8 @@
  * mma.sync: a register holds 4/bytes neighbours in k of A or B. Registers of A go down 8 rows first (where m is 16), then along k;
  * those of B along k, column g. Element n of C and D is at row g + 8 (n >> 1), column 2t + (n & 1); f16 packs two in a register.
  */
+#include "findings.h"
+#include "memory.h"
 #include "mma.h"
 #include "numerics.h"
 

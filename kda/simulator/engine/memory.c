@@ -3,8 +3,12 @@
  * A generic address names its space by its top byte; global memory is the host's own, shared addresses are 32 bits with the CTA's rank
  * in the cluster above bit 24. Whatever is touched is checked first: the space's bounds, the alignment, the history.
  */
-#include "machine.h"
+#include "memory.h"
+#include "clock.h"
+#include "findings.h"
+#include "knowledge.h"
 #include "numerics.h"
+#include "visits.h"
 
 /* ---- places ------------------------------------------------------------------------------------------------------------- */
 
@@ -38,18 +42,6 @@ u8 *shared_bytes(Warp *w, const Ins *i, int lane, u32 address, u64 n, u64 align,
     *cta = owner;
     *offset = at;
     return owner->shared + at;
-}
-
-static Region *region_at(const Launch *launch, u64 address) { /* the last region that starts at or before it */
-    s32 low = 0, high = launch->nregions;
-    while (low < high) {
-        s32 mid = (low + high) / 2;
-        if (launch->regions[mid].address <= address)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return low ? &launch->regions[low - 1] : NULL;
 }
 
 u8 *global_bytes(Warp *w, const Ins *i, int lane, u64 address, u64 n, u64 align, bool write, Region **region) {
@@ -110,6 +102,7 @@ bool shared_read(Warp *w, const Ins *i, const Access *a, u32 address, void *to, 
         memset(to, 0xff, n);
         return false;
     }
+    if (!a->async) note_visit(w, i, cta);
     if (cta->shared_history) history_read(cta->shared_history + at, n, a, shared_address(cta, at));
     memcpy(to, p, n);
     counter(w, i)->shared_read += n;
@@ -128,6 +121,7 @@ bool shared_write(Warp *w, const Ins *i, const Access *a, u32 address, const voi
     u8 *p = shared_bytes(w, i, a->lane, address, n, align, &cta, &at);
     if (!p) return false;
     guard_mbarriers(w, i, a->lane, cta, at, n);
+    if (!a->async) note_visit(w, i, cta);
     if (cta->shared_history) history_write(cta->shared_history + at, n, a, shared_address(cta, at), p, from);
     memcpy(p, from, n);
     counter(w, i)->shared_written += n;
@@ -170,6 +164,7 @@ bool global_write(Warp *w, const Ins *i, const Access *a, u64 address, const voi
 /* 4-byte banks; a pass serves 32 lanes of 4 bytes, 16 of 8 or 8 of 16. Lanes that want the same word share a pass. */
 void count_wavefronts(Warp *w, const Ins *i, u32 lanes, const u32 *address, u32 bytes, bool write) {
     Counter *c = counter(w, i);
+    u64 before = c->wavefronts;
     int together = bytes <= 4 ? 32 : bytes == 8 ? 16 : 8;
     (void)write;
     for (int first = 0; first < LANES; first += together) {
@@ -191,6 +186,7 @@ void count_wavefronts(Warp *w, const Ins *i, u32 lanes, const u32 *address, u32 
         c->wavefronts += passes;
         c->wavefronts_needed += (distinct + 31) / 32;
     }
+    clock_shared(w, c->wavefronts - before);
 }
 
 void count_sectors(Warp *w, const Ins *i, u32 lanes, const u64 *address, u32 bytes) {
@@ -205,6 +201,7 @@ void count_sectors(Warp *w, const Ins *i, u32 lanes, const u64 *address, u32 byt
         }
     }
     counter(w, i)->sectors += n;
+    clock_global(w, i, sector, n);
 }
 
 /* ---- ld and st ---------------------------------------------------------------------------------------------------------- */

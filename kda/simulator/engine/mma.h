@@ -1,6 +1,6 @@
 /* D = A B + C on raw bits: what mma.sync, wgmma and tcgen05.mma share. mma.c holds the models of how each arch rounds. */
 #pragma once
-#include "machine.h"
+#include "instructions.h"
 
 typedef enum { MT_F16, MT_BF16, MT_TF32, MT_F32, MT_F64, MT_E4M3, MT_E5M2, MT_E2M3, MT_E3M2, MT_E2M1, MT_U8, MT_S8, MT_S32 } MatrixType;
 

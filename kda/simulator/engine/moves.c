@@ -1,5 +1,6 @@
 /* Moves between registers, the logic of predicates, and clocks: the scalar handlers that no row of a table describes. */
 #include "scalar.h"
+#include "clock.h"
 
 /* and, or, xor, not, mov of predicates: arg d, a, b (-1: none); mod Combine, a is negated, b is negated, the result is negated */
 Outcome predicate_logic(Warp *w, const Ins *i, u32 lanes) {
@@ -99,9 +100,10 @@ Outcome unpack_any(Warp *w, const Ins *i, u32 lanes) {
     return NEXT;
 }
 
-/* %clock and the like, in instructions: arg d; mod: the register is 64 bits wide, how far to shift */
+/* %clock and the like, without a clock in instructions: arg d; mod: the register is 64 bits wide, how far to shift, in nanoseconds */
 Outcome read_clock(Warp *w, const Ins *i, u32 lanes) {
-    const u64 now = w->machine->clock >> i->mod[1];
+    const u64 clocks = w->time ? (u64)w->time->at : w->machine->ran;
+    const u64 now = (w->time && i->mod[2] ? (u64)(w->time->at / w->machine->time->p->gigahertz) : clocks) >> i->mod[1];
     if (i->mod[0])
         EACH_LANE(lanes, { R64(w, i->arg[0])[l] = now; });
     else

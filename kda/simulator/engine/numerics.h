@@ -5,7 +5,7 @@
  * the only one that counts. All of it is arithmetic without branches, so that loops over lanes vectorise.
  */
 #pragma once
-#include "machine.h"
+#include "instructions.h"
 
 #include <fenv.h>
 #include <math.h>

@@ -9,6 +9,10 @@
  * 32 lanes that its address names.
  */
 #include "tmem.h"
+#include "barriers.h"
+#include "clock.h"
+#include "findings.h"
+#include "knowledge.h"
 #include "mma.h"
 #include "numerics.h"
 
@@ -27,7 +31,7 @@ static Issuer *issuer_of(Warp *w, int lane) {
     return *slot;
 }
 
-static void send(Warp *w, const Ins *i, int lane, int group, void (*run)(Work *), const void *data, size_t n) {
+static Work *send(Warp *w, const Ins *i, int lane, int group, void (*run)(Work *), const void *data, size_t n) {
     Issuer *t = issuer_of(w, lane);
     if (t->count == t->room) {
         t->room = t->room ? 2 * t->room : 16;
@@ -40,6 +44,8 @@ static void send(Warp *w, const Ins *i, int lane, int group, void (*run)(Work *)
     work->kind = BY_TENSOR;
     work->clock = w->async_clock[BY_TENSOR];
     memcpy(work->data, data, n);
+    if (w->time) work->duration = w->machine->time->p->tensor_short;
+    return work;
 }
 
 static u32 sent_by(const Issuer *t, u32 clock) { /* the last operation that its warp sent up to this clock; 0: none */
@@ -409,13 +415,21 @@ static void run_mma(Work *work) {
     end(work);
 }
 
+/* Clocks of the tensor core of each CTA: half of it idles where M is less than 128 rows a CTA. */
+static double clocks_of(const Mma *m, double rate) {
+    u32 rows = m->m / m->layout->group, bits = elements[m->a_type].bytes * 8;
+    return (double)(rows < 128 ? 128 : rows) * m->n * m->k * bits / 16 / rate;
+}
+
 static Outcome op_mma(Warp *w, const Ins *i, u32 lanes) {
     Cta *ctas[2];
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
         Mma m = {0};
         if (!tensor_ctas(w, i, l, (int)i->mod[MMA_GROUP], ctas)) return YIELD;
-        if (read_mma(w, i, l, &m)) send(w, i, l, m.layout->group, run_mma, &m, sizeof m);
+        if (!read_mma(w, i, l, &m)) continue;
+        Work *work = send(w, i, l, m.layout->group, run_mma, &m, sizeof m);
+        if (w->time) work->duration = clocks_of(&m, w->machine->time->p->tensor_rate);
     }
     return NEXT;
 }
@@ -592,7 +606,9 @@ static Outcome op_commit(Warp *w, const Ins *i, u32 lanes) {
             continue;
         }
         Commit c = {.address = (u32)address, .ranks = i->arg[1] >= 0 ? R32(w, i->arg[1])[l] & 0xffff : 1u << ((u32)address >> 24 & 31)};
-        send(w, i, l, group, run_commit, &c, sizeof c);
+        Work *work = send(w, i, l, group, run_commit, &c, sizeof c);
+        work->duration = 0;
+        if (w->time) work->tail = w->machine->time->p->tensor_latency;
     }
     return NEXT;
 }

@@ -6,6 +6,9 @@
  * of all bytes of the box, inside the tensor or not.
  */
 #include "copies.h"
+#include "clock.h"
+#include "findings.h"
+#include "knowledge.h"
 #include "numerics.h"
 
 enum { MOST_RANK = 5, MAP_BYTES = 128, MAP_USED = 64, MAP_ALIGN = 64, TILE_ALIGN = 128, GATHERED_ROWS = 4 };
@@ -296,6 +299,16 @@ static void run_load(Work *work) {
     free(row);
 }
 
+static double tile_done(Warp *w, const Ins *i, const Tile *t, bool store) {
+    double done = 0;
+    for (u32 r = 0; w->time && r < t->rows; r++) {
+        Row in = row_of(t, r);
+        double at = clock_bulk(w, i, in.address, in.to - in.from, store);
+        if (at > done) done = at;
+    }
+    return done;
+}
+
 /* operands: destination, map, mbarrier, CTAs of a multicast (-1), coordinates; mod[0], mod[3], mod[6]: the places, mod[9]: rank,
  * mod[10]: by rows, mod[11]: .cta_group::2, mod[12]: .shared::cta */
 static Outcome op_tma_load(Warp *w, const Ins *i, u32 lanes) {
@@ -311,6 +324,7 @@ static Outcome op_tma_load(Warp *w, const Ins *i, u32 lanes) {
         }
         if (!find_landings(w, i, l, &target, t.rows * t.pitch, &t.to)) continue;
         Work *work = send_work(w, i, l, NULL, run_load, sizeof t);
+        work->finish = tile_done(w, i, &t, false);
         memcpy(work->data, &t, sizeof t);
     }
     return NEXT;
@@ -389,6 +403,8 @@ static Outcome op_tma_store(Warp *w, const Ins *i, u32 lanes) {
         }
         sent = send_work(w, i, l, NULL, run_store, sizeof t);
         join_group(w, sent);
+        sent->finish = tile_done(w, i, &t, true);
+        sent->read = clock_read(w);
         memcpy(sent->data, &t, sizeof t);
     }
     return NEXT;

@@ -6,7 +6,11 @@
  * Not documented, and decided here: an allocation gets the first columns that are free; unpack::16b leaves poison in the upper halves.
  */
 #include "tmem.h"
+#include "clock.h"
+#include "findings.h"
+#include "knowledge.h"
 #include "numerics.h"
+#include "registers.h"
 
 #include <stdio.h>
 
@@ -389,7 +393,7 @@ static Access move_access(Warp *w, const Ins *i, int lane, ActorKind kind) {
 typedef enum { REDUCE_NONE, REDUCE_MIN, REDUCE_MAX } Reduce;
 typedef enum { REDUCE_F32, REDUCE_U32, REDUCE_S32 } ReduceType;
 
-static u32 reduced(const Ins *i, u32 a, u32 b) {
+static u32 extremum(const Ins *i, u32 a, u32 b) {
     bool max = i->mod[L_REDUCE] == REDUCE_MAX;
     if (i->mod[L_TYPE] == REDUCE_U32) return (a < b) == max ? b : a;
     if (i->mod[L_TYPE] == REDUCE_S32) return ((s32)a < (s32)b) == max ? b : a;
@@ -411,11 +415,12 @@ static Outcome op_tmem_ld(Warp *w, const Ins *i, u32 lanes) {
             u32 x = m.cells == 1 ? value[r] : (value[2 * r] & 0xffff) | value[2 * r + 1] << 16;
             if (i->arg[2 + r] >= 0) R32(w, i->arg[2 + r])[t] = x;
             if (i->mod[L_ABS]) x &= 0x7fffffff;
-            result = r ? reduced(i, result, x) : x;
+            result = r ? extremum(i, result, x) : x;
         }
         if (i->arg[1] >= 0) R32(w, i->arg[1])[t] = result;
     }
-    in_flight_add(w, i->arg + 1, 1 + (s32)m.registers, 4, BY_TMEM, i->index, clock);
+    clock_tmem(w, m.registers * m.cells, false);
+    in_flight_add(w, i->arg + 1, 1 + (s32)m.registers, BY_TMEM, WRITTEN, i->index, clock);
     return NEXT;
 }
 
@@ -423,6 +428,7 @@ static Outcome op_tmem_st(Warp *w, const Ins *i, u32 lanes) {
     Move m;
     if (!check_move(w, i, lanes, &m)) return NEXT;
     w->async_clock[BY_TMEM_STORE]++;
+    clock_tmem(w, m.registers * m.cells, true);
     for (int t = 0; t < LANES; t++) {
         u32 value[2 * MOST_REGISTERS];
         Access a = move_access(w, i, t, BY_TMEM_STORE);
@@ -445,15 +451,9 @@ static Outcome op_tmem_wait(Warp *w, const Ins *i, u32 lanes) {
     ActorKind kind = i->mod[0] ? BY_TMEM_STORE : BY_TMEM;
     if (!full_warp(w, i, lanes)) return YIELD;
     knows_of(&w->know, actor_of(w, kind), w->async_clock[kind]);
+    if (w->time) wake_at(w, kind == BY_TMEM ? w->time->loads_end : w->time->stores_end);
     if (kind == BY_TMEM) in_flight_remove(w, kind, w->async_clock[kind]);
     return NEXT;
-}
-
-/* The data has come; but only wait::ld orders anything after the load. */
-void tmem_load_used(Warp *w, u32 clock) {
-    u32 *ordered = &w->know.clock[BEFORE_TENSOR][actor_of(w, BY_TMEM) & 0xffff], before = *ordered;
-    knows_of(&w->know, actor_of(w, BY_TMEM), clock);
-    *ordered = before;
 }
 
 /* mod[0]: after_thread_sync, not before_thread_sync */

@@ -1,6 +1,6 @@
 /* Tensor memory: 128 lanes x 512 columns of 32-bit cells for each CTA, who holds its columns, and who has sent work to the tensor core. */
 #pragma once
-#include "machine.h"
+#include "memory.h"
 
 enum { TMEM_LANES = 128, TMEM_COLUMNS = 512, TMEM_UNIT = 32, TMEM_UNITS = TMEM_COLUMNS / TMEM_UNIT, SLAB = 32, SLABS = 4 };
 #define POISON_HALF 0xffff0000u /* the upper half of a cell where its content is not documented */
@@ -52,3 +52,5 @@ u32 next_number(Warp *w); /* of an operation that the warp sends to the tensor c
 typedef void (*Transfer)(Cta *cta, const Access *a, u32 lane, u32 column, u32 n, u32 *value);
 void tmem_read(Cta *cta, const Access *a, u32 lane, u32 column, u32 n, u32 *value);
 void tmem_write(Cta *cta, const Access *a, u32 lane, u32 column, u32 n, u32 *value);
+void tmem_at_exit(Cta *cta); /* leaks, and frees */
+bool tmem_explain_block(Warp *w, const Ins *i, char *text, size_t size); /* false if the instruction is none of its own */

@@ -1,28 +1,13 @@
-/* Control flow and the schedule: which warp runs, which of its lanes, and when asynchronous work happens.
+/* Control flow: which lanes of a warp run, and one instruction of theirs.
  *
  * Lanes that a branch parts become splits of their warp; they meet again at the branch's immediate post-dominator (a Join). All splits
- * of a warp make progress, so lanes may wait for each other. A blocked instruction runs again after an event. When no warp of the
- * resident clusters can run, one piece of asynchronous work does; when there is none left, another cluster starts; then a try_wait may
- * give up once; then it is a deadlock. So asynchronous work happens as late as the program allows.
+ * of a warp make progress, so lanes may wait for each other. A blocked instruction runs again after an event.
  */
-#include "machine.h"
-
-extern Outcome op_bra(Warp *, const Ins *, u32), op_exit(Warp *, const Ins *, u32), op_try_wait(Warp *, const Ins *, u32);
-void explain_block(Warp *w, const Split *s, char *text, size_t size); /* barriers.c */
-Cluster *start_cluster(Machine *m);                                   /* machine.c */
-void end_cluster(Cluster *c);
-
-u64 machine_random(Machine *m) {
-    m->random ^= m->random << 13;
-    m->random ^= m->random >> 7;
-    m->random ^= m->random << 17;
-    return m->random;
-}
-
-void machine_event(Machine *m) {
-    m->events++;
-    m->progress++;
-}
+#include "warps.h"
+#include "clock.h"
+#include "findings.h"
+#include "registers.h"
+#include "wgmma.h"
 
 /* ---- splits and joins --------------------------------------------------------------------------------------------------- */
 
@@ -80,7 +65,7 @@ static void go_to(Warp *w, s32 pc) {
 }
 
 /* bra: the lanes that come here take it; mod[0] is the target. */
-Outcome op_bra(Warp *w, const Ins *i, u32 lanes) {
+static Outcome op_bra(Warp *w, const Ins *i, u32 lanes) {
     Split *s = current_split(w);
     u32 stay = s->lanes & ~lanes;
     s32 target = (s32)i->mod[0];
@@ -136,7 +121,7 @@ static Outcome op_brx(Warp *w, const Ins *i, u32 lanes) {
     return JUMPED;
 }
 
-Outcome op_exit(Warp *w, const Ins *i, u32 lanes) {
+static Outcome op_exit(Warp *w, const Ins *i, u32 lanes) {
     (void)i;
     Split *s = current_split(w);
     w->live &= ~lanes;
@@ -159,7 +144,9 @@ static Outcome op_nop(Warp *w, const Ins *i, u32 lanes) {
 }
 
 static Outcome op_nanosleep(Warp *w, const Ins *i, u32 lanes) {
-    (void)w, (void)i, (void)lanes;
+    (void)i, (void)lanes;
+    enum { NANOSECONDS = 100 }; /* whatever it asks for: it may sleep for less */
+    if (w->time) wake_at(w, w->time->at + NANOSECONDS * w->machine->time->p->gigahertz);
     return YIELD;
 }
 
@@ -175,7 +162,7 @@ const HandlerEntry warps_handlers[] = {
 
 /* ---- one instruction ---------------------------------------------------------------------------------------------------- */
 
-static u32 passing(const Warp *w, const Split *s, const Ins *i) {
+u32 passing(const Warp *w, const Split *s, const Ins *i) {
     if (i->guard < 0) return s->lanes;
     u32 p = *PRED(w, i->guard);
     return s->lanes & (i->negate ? ~p : p);
@@ -183,18 +170,26 @@ static u32 passing(const Warp *w, const Split *s, const Ins *i) {
 
 static Outcome run_counted(Warp *w, const Ins *i, u32 lanes) {
     Counter *c = counter(w, i);
-    w->machine->clock++;
+    w->machine->ran++;
     if (!current_split(w)->blocked) { /* one that waits is run again and again, but counts once */
         c->issued++;
         c->lanes += __builtin_popcount(lanes);
         w->issued++;
     }
     w->acting = lanes;
-    if (w->nin_flight) registers_touched(w, i);
-    return i->run(w, i, lanes);
+    if (w->nin_flight && i->run != op_wgmma) registers_touched(w, i);
+    if (!w->time) return i->run(w, i, lanes);
+    bool was_blocked = current_split(w)->blocked;
+    if (was_blocked)
+        clock_again(w);
+    else
+        clock_issue(w, i);
+    Outcome o = i->run(w, i, lanes);
+    clock_done(w, i, was_blocked, o == BLOCK);
+    return o;
 }
 
-static void finish(Warp *w, s32 k, Outcome o) { /* of a split whose handler did not move it */
+void finish(Warp *w, s32 k, Outcome o) { /* of a split whose handler did not move it */
     Split *s = &w->split[k];
     if (o == JUMPED) return;
     if (o == BLOCK) {
@@ -208,14 +203,17 @@ static void finish(Warp *w, s32 k, Outcome o) { /* of a split whose handler did 
     settle(w, k);
 }
 
+static bool skip(Warp *w, const Ins *i) { /* its guard holds for no lane */
+    if (w->time) clock_skip(w, i);
+    finish(w, w->current, NEXT);
+    return true;
+}
+
 /* .aligned: every live lane runs it together. */
 static bool step_aligned(Warp *w, const Ins *i) {
     Split *s = current_split(w);
     u32 lanes = passing(w, s, i);
-    if (!lanes) {
-        finish(w, w->current, NEXT);
-        return true;
-    }
+    if (!lanes) return skip(w, i);
     if (lanes != w->live) {
         s->gathering = true;
         return true;
@@ -229,10 +227,7 @@ static bool step_aligned(Warp *w, const Ins *i) {
 static bool step_sync(Warp *w, const Ins *i) {
     const s32 pc = current_split(w)->pc;
     u32 taking = passing(w, current_split(w), i), here = 0;
-    if (!taking) {
-        finish(w, w->current, NEXT);
-        return true;
-    }
+    if (!taking) return skip(w, i);
     for (s32 k = 0; k < w->nsplits; k++)
         if (w->split[k].pc == pc) here |= passing(w, &w->split[k], i);
     const u32 *mask = R32(w, i->arg[i->mod[0]]);
@@ -279,10 +274,7 @@ static bool step(Warp *w) { /* false: the warp's turn is over */
     if (i->gather == 1) return step_aligned(w, i);
     if (i->gather == 2) return step_sync(w, i);
     u32 lanes = passing(w, current_split(w), i);
-    if (!lanes) {
-        finish(w, w->current, NEXT);
-        return true;
-    }
+    if (!lanes) return skip(w, i);
     Outcome o = run_counted(w, i, lanes);
     finish(w, w->current, o);
     return o == NEXT || o == JUMPED;
@@ -290,7 +282,7 @@ static bool step(Warp *w) { /* false: the warp's turn is over */
 
 static bool can_run(const Machine *m, const Split *s) { return !s->gathering && (!s->blocked || s->seen != m->events); }
 
-static bool pick_split(Warp *w) {
+bool pick_split(Warp *w) {
     for (s32 k = 0; k < w->nsplits; k++) {
         s32 at = (w->current + k) % w->nsplits;
         if (can_run(w->machine, &w->split[at])) {
@@ -301,7 +293,7 @@ static bool pick_split(Warp *w) {
     return false;
 }
 
-static bool run_warp(Warp *w, u64 quantum) { /* did anything run? */
+bool run_warp(Warp *w, u64 quantum) {
     bool ran = false;
     while (quantum-- && w->nsplits && pick_split(w) && !w->machine->launch->stopped) {
         ran = true;
@@ -311,219 +303,4 @@ static bool run_warp(Warp *w, u64 quantum) { /* did anything run? */
         }
     }
     return ran;
-}
-
-/* ---- asynchronous work -------------------------------------------------------------------------------------------------- */
-
-Queue *new_queue(Cluster *c, bool keep) {
-    Queue *q = calloc(1, sizeof *q);
-    q->cluster = c;
-    q->keep = keep;
-    q->next = &c->queues;
-    q->previous = c->queues.previous;
-    q->previous->next = q;
-    c->queues.previous = q;
-    return q;
-}
-
-static void free_queue(Queue *q) {
-    q->previous->next = q->next;
-    q->next->previous = q->previous;
-    free(q);
-}
-
-static void run_first(Queue *q) {
-    Work *work = q->first;
-    Cluster *c = q->cluster;
-    q->first = work->next;
-    if (!q->first) q->last = NULL;
-    if (!q->first && !q->keep) free_queue(q);
-    c->pending_work--;
-    c->machine->last_work = c->machine->clock;
-    c->machine->launch->async_work++;
-    work->run(work);
-    free_knowledge(c, &work->know);
-    free(work);
-    machine_event(c->machine);
-}
-
-Work *send_work(Warp *w, const Ins *i, int lane, Queue *queue, void (*run)(Work *), size_t n) {
-    Work *work = calloc(1, sizeof *work + n);
-    work->run = run;
-    work->warp = w;
-    work->ins = i;
-    work->lane = lane;
-    work->lanes = 1u << lane;
-    work->know = new_knowledge(w->cluster);
-    speak_for_lanes(w);
-    copy_knowledge(w->cluster, &work->know, &w->know);
-    tick(w);
-    if (!queue) queue = new_queue(w->cluster, false);
-    if (queue->last)
-        queue->last->next = work;
-    else
-        queue->first = work;
-    queue->last = work;
-    w->cluster->pending_work++;
-    return work;
-}
-
-void run_groups(Warp *w, ActorKind kind, int lane, u32 clock) {
-    Queue *ring = &w->cluster->queues;
-    for (Queue *q = ring->next, *next; q != ring; q = next) {
-        next = q->next;
-        Work *work = q->first;
-        if (work && !q->keep && work->warp == w && work->kind == kind && (lane == ALL || lane_in(work->lanes, lane)) && work->clock <= clock)
-            run_first(q);
-    }
-}
-
-void run_queue(Queue *q) {
-    while (q->first) run_first(q);
-}
-
-static bool run_some_work(Machine *m) {
-    u64 waiting = 0;
-    for (Cluster *c = m->clusters; c; c = c->next)
-        for (Queue *q = c->queues.next; q != &c->queues; q = q->next) waiting += q->first != NULL;
-    if (!waiting) return false;
-    u64 chosen = m->launch->seed ? machine_random(m) % waiting : 0;
-    for (Cluster *c = m->clusters; c; c = c->next)
-        for (Queue *q = c->queues.next; q != &c->queues; q = q->next)
-            if (q->first && !chosen--) {
-                run_first(q);
-                return true;
-            }
-    return false;
-}
-
-static void run_early_work(Machine *m) {
-    for (Cluster *c = m->clusters; c; c = c->next)
-        while (c->pending_work && run_some_work(m)) {}
-}
-
-/* ---- the schedule ------------------------------------------------------------------------------------------------------- */
-
-static Warp *warp_after(const Machine *m, Warp *w) { /* of all resident clusters, one after the other; from NULL to NULL */
-    const Cluster *c = w ? w->cluster : NULL;
-    if (w && w->index + 1 < w->cta->nwarps) return w + 1;
-    if (w && w->cta->rank + 1 < c->nctas) return c->cta[w->cta->rank + 1].warp;
-    c = c ? c->next : m->clusters;
-    return c ? c->cta[0].warp : NULL;
-}
-
-static bool give_up_a_wait(Machine *m) { /* a try_wait may return false after a while: once for each state of the machine */
-    for (Warp *w = warp_after(m, NULL); w; w = warp_after(m, w))
-        for (s32 k = 0; k < w->nsplits; k++) {
-            Split *s = &w->split[k];
-            const Ins *i = &m->program->ins[s->pc];
-            if (!s->blocked || i->run != op_try_wait || s->timeout == m->progress) continue;
-            s->timeout = m->progress;
-            set_pred(w, i->arg[0], passing(w, s, i), 0);
-            finish(w, k, NEXT);
-            return true;
-        }
-    return false;
-}
-
-static void report_deadlock(Machine *m) {
-    for (Warp *w = warp_after(m, NULL); w; w = warp_after(m, w))
-        for (s32 k = 0; k < w->nsplits; k++) {
-            Split *s = &w->split[k];
-            const Ins *i = &m->program->ins[s->pc];
-            FindingKind kind = s->gathering && i->gather == 1 ? DIVERGED : DEADLOCK;
-            Finding *f = find_at(m, kind, w, first_lane(s->lanes), s->pc, -1, 0, 0);
-            if (!f || f->count != 1) continue;
-            f->detail[0] = s->lanes;
-            f->detail[1] = w->live;
-            explain_block(w, s, f->text, sizeof f->text);
-        }
-    stop(m);
-}
-
-static void report_limit(Machine *m) {
-    for (Warp *w = warp_after(m, NULL); w; w = warp_after(m, w))
-        if (w->nsplits) find_at(m, TOO_MANY_INSTRUCTIONS, w, 0, w->split[w->current].pc, -1, 0, m->launch->limit);
-    stop(m);
-}
-
-static void reap(Machine *m) { /* clusters that have ended, or have asynchronous work alone left */
-    for (Cluster **at = &m->clusters; *at;) {
-        Cluster *c = *at;
-        if (c->running) {
-            at = &c->next;
-            continue;
-        }
-        while (c->pending_work && !m->launch->stopped) run_some_work(m);
-        *at = c->next;
-        end_cluster(c);
-        m->progress++;
-    }
-}
-
-static void add_cluster(Machine *m) {
-    Cluster *c = start_cluster(m), **last = &m->clusters;
-    while (*last) last = &(*last)->next;
-    *last = c;
-    m->progress++;
-}
-
-static bool run_round(Machine *m) { /* every warp gets a turn; did anything run? */
-    Launch *launch = m->launch;
-    bool ran = false;
-    for (Cluster *c = m->clusters; c; c = c->next)
-        for (s32 t = 0; t < c->nctas; t++) {
-            Cta *cta = &c->cta[t];
-            s32 first = launch->seed ? (s32)(machine_random(m) % cta->nwarps) : 0;
-            for (s32 n = 0; n < cta->nwarps && !launch->stopped; n++) {
-                Warp *w = &cta->warp[(first + n) % cta->nwarps];
-                if (!w->nsplits) continue;
-                if (launch->seed && machine_random(m) % 4 == 0) { /* passed over this time: the others get ahead */
-                    ran = ran || pick_split(w);
-                    continue;
-                }
-                u64 quantum = launch->seed ? 1 + machine_random(m) % launch->quantum : launch->quantum;
-                u64 before = m->clock;
-                if (run_warp(w, quantum)) ran = true;
-                launch->issued += m->clock - before;
-                if (!w->nsplits && w->born) { /* its last lanes have exited */
-                    w->born = 0;
-                    if (!--cta->running) {
-                        cta->exited = true;
-                        c->running--;
-                    }
-                    machine_event(m);
-                }
-                if (launch->early) run_early_work(m);
-            }
-        }
-    return ran;
-}
-
-void run_machine(Machine *m) {
-    Launch *launch = m->launch;
-    enum { PATIENCE = 1 << 18 }; /* instructions that spinning warps may run before asynchronous work goes on regardless */
-    u64 looked = 0;
-    while (!launch->stopped) {
-        u64 resident = 0;
-        for (Cluster *c = m->clusters; c; c = c->next) resident++;
-        while (resident < launch->resident && m->next_cluster < m->total_clusters) add_cluster(m), resident++;
-        if (!m->clusters) return;
-        if (run_round(m)) {
-            reap(m);
-            if (m->clock - m->last_work > PATIENCE && m->clock - looked > PATIENCE) {
-                looked = m->clock;
-                if (!run_some_work(m) && m->next_cluster < m->total_clusters) add_cluster(m);
-            }
-            if (launch->limit && launch->issued > launch->limit) report_limit(m);
-            continue;
-        }
-        reap(m);
-        if (!m->clusters || run_some_work(m)) continue;
-        if (m->next_cluster < m->total_clusters) {
-            add_cluster(m);
-            continue;
-        }
-        if (!give_up_a_wait(m)) report_deadlock(m);
-    }
 }

@@ -1,104 +1,30 @@
-/* wgmma, and the registers that asynchronous work has.
+/* wgmma.
  *
  * Each of a warpgroup's four warps computes its 16 rows of D when it issues the instruction, and leaves in the history that its group
  * of wgmmas reads the operands in shared memory, through the async proxy. Until a wait_group covers the group, the registers of D and
  * of A are in flight: to use them is a finding. A register used by anything else since the last wgmma.fence needs another fence.
  */
+#include "wgmma.h"
+#include "clock.h"
+#include "findings.h"
+#include "knowledge.h"
+#include "memory.h"
 #include "mma.h"
+#include "registers.h"
 
-#include <stdio.h>
-
-/* ---- registers in flight ------------------------------------------------------------------------------------------------ */
+/* ---- what a warp has issued --------------------------------------------------------------------------------------------- */
 
 enum { RECENT = 16 };
-enum { SLOT = 64 }; /* no two registers of 32 bits or more start within 64 bytes of the file */
-typedef enum { WRITTEN, READ } Use;
 
 typedef struct {
-    u64 touched, taken; /* Warp.issued when another instruction, and when a wgmma, last used it */
-    u32 clock;   /* of the work that has it; 0: none */
-    s32 ins;
-    u8 kind, use;
-} RegisterState;
-
-typedef struct {
-    RegisterState *state; /* [offset / SLOT] */
-    s32 *flying;          /* offsets */
-    s32 count, room;
-    bool fenced;          /* has run a wgmma.fence: from then on uses are watched */
-    u64 fence;            /* Warp.issued at the last one */
     u64 issued, trace;    /* wgmmas, and a digest of them: all four warps run the same ones */
     s32 last;             /* instruction */
     u32 waited[RECENT];   /* by group: the last one that the warp had waited for when it issued this one */
-} Registers;
+} Issued;
 
-static Registers *registers_of(Warp *w) {
-    if (!w->wgmma) {
-        Registers *r = w->wgmma = calloc(1, sizeof *r);
-        r->state = calloc(w->machine->program->register_bytes / SLOT + 1, sizeof *r->state);
-    }
+static Issued *issued_by(Warp *w) {
+    if (!w->wgmma) w->wgmma = calloc(1, sizeof(Issued));
     return w->wgmma;
-}
-
-static void count_flying(Warp *w, const Registers *r) { w->nin_flight = r->count + r->fenced; }
-
-static void fly(Registers *r, s32 offset, ActorKind kind, Use use, s32 ins, u32 clock) {
-    RegisterState *s = &r->state[offset / SLOT];
-    if (!s->clock) {
-        if (r->count == r->room) r->flying = realloc(r->flying, (r->room = r->room ? 2 * r->room : 256) * sizeof *r->flying);
-        r->flying[r->count++] = offset;
-    }
-    s->clock = clock;
-    s->kind = (u8)kind;
-    s->use = (u8)use;
-    s->ins = ins;
-}
-
-void in_flight_add(Warp *w, const s32 *offsets, s32 count, s32 bytes, ActorKind kind, s32 ins, u32 clock) {
-    (void)bytes;
-    Registers *r = registers_of(w);
-    for (s32 k = 0; k < count; k++)
-        if (offsets[k] >= 0) fly(r, offsets[k], kind, WRITTEN, ins, clock);
-    count_flying(w, r);
-}
-
-void in_flight_remove(Warp *w, ActorKind kind, u32 clock) {
-    Registers *r = w->wgmma;
-    if (!r) return;
-    s32 kept = 0;
-    for (s32 k = 0; k < r->count; k++) {
-        RegisterState *s = &r->state[r->flying[k] / SLOT];
-        if (s->kind == kind && s->clock <= clock)
-            s->clock = 0;
-        else
-            r->flying[kept++] = r->flying[k];
-    }
-    r->count = kept;
-    count_flying(w, r);
-}
-
-static void report_use(Warp *w, const Ins *i, const RegisterState *s, const char *what) {
-    Finding *f = find_at(w->machine, REGISTER_IN_FLIGHT, w, 0, i->index, s->ins, 0, 0);
-    if (f && f->count == 1)
-        snprintf(f->text, sizeof f->text, "%s %s register of a wgmma that no wgmma.wait_group has waited for", what,
-                 s->use == READ ? "an A" : "an accumulator");
-}
-
-static Outcome op_wgmma(Warp *w, const Ins *i, u32 lanes);
-
-void registers_touched(Warp *w, const Ins *i) {
-    if (i->run == op_wgmma) return; /* looks after its registers itself */
-    Registers *r = w->wgmma;
-    for (s32 k = 0; k < i->nargs; k++) {
-        if (i->arg[k] < 0) continue;
-        RegisterState *s = &r->state[i->arg[k] / SLOT];
-        s->touched = w->issued;
-        if (!s->clock) continue;
-        if (s->kind == BY_TMEM)
-            tmem_load_used(w, s->clock);
-        else
-            report_use(w, i, s, "uses");
-    }
 }
 
 /* ---- operands in shared memory ------------------------------------------------------------------------------------------ */
@@ -234,27 +160,25 @@ static void check_registers(Warp *w, const Ins *i, Registers *r) {
                  "%s register was used, and no wgmma.fence has run since", is_a ? "an A" : "an accumulator");
         if (!other) continue;
         bool same_shape = other->mod[W_N] == m[W_N] && other->mod[W_DEPTH] == m[W_DEPTH] && other->mod[W_D] == m[W_D];
-        if (is_a ? s->use == WRITTEN : s->use == READ || !same_shape) report_use(w, i, s, is_a ? "reads, as A," : "writes");
+        if (is_a ? s->use == WRITTEN : s->use == READ || !same_shape) report_register(w, i, s, is_a ? "reads, as A," : "writes");
     }
 }
 
 static void take_registers(Warp *w, const Ins *i, Registers *r, u32 clock) {
-    const s64 *m = i->mod;
-    for (s32 k = 0; k < m[W_ND] + m[W_NA]; k++) {
-        fly(r, i->arg[k], BY_WGMMA, k < m[W_ND] ? WRITTEN : READ, i->index, clock);
-        r->state[i->arg[k] / SLOT].taken = w->issued;
-    }
-    count_flying(w, r);
+    s32 nd = (s32)i->mod[W_ND], na = (s32)i->mod[W_NA];
+    in_flight_add(w, i->arg, nd, BY_WGMMA, WRITTEN, i->index, clock);
+    in_flight_add(w, i->arg + nd, na, BY_WGMMA, READ, i->index, clock);
+    for (s32 k = 0; k < nd + na; k++) r->state[i->arg[k] / SLOT].taken = w->issued;
 }
 
-static void trace(Registers *r, const Ins *i, u64 a, u64 b) {
+static void trace(Issued *r, const Ins *i, u64 a, u64 b) {
     const u64 seen[] = {(u64)i->index, a, b};
     for (int k = 0; k < 3; k++) r->trace = (r->trace ^ seen[k]) * 0x9e3779b97f4a7c15u, r->trace ^= r->trace >> 29;
     r->issued++;
     r->last = i->index;
 }
 
-static Outcome op_wgmma(Warp *w, const Ins *i, u32 lanes) {
+Outcome op_wgmma(Warp *w, const Ins *i, u32 lanes) {
     const s64 *m = i->mod;
     s32 nd = (s32)m[W_ND], na = (s32)m[W_NA];
     const s32 *d = i->arg, *a = i->arg + nd, *rest = a + (na ? na : 1);
@@ -288,26 +212,26 @@ static Outcome op_wgmma(Warp *w, const Ins *i, u32 lanes) {
                           .negate_b = m[W_NEGATE_B], .saturate = m[W_SATURATE]});
     scatter_d(w, d, columns, m[W_D] == MT_F16, D);
     take_registers(w, i, r, clock);
-    trace(r, i, a_descriptor, b_descriptor);
-    r->waited[clock % RECENT] = w->know.clock[SEEN][access.actor & 0xffff];
+    Issued *issued = issued_by(w);
+    trace(issued, i, a_descriptor, b_descriptor);
+    issued->waited[clock % RECENT] = w->know.clock[SEEN][access.actor & 0xffff];
     counter(w, i)->flops += 2ull * ROWS * columns * depth;
+    clock_wgmma(w, i);
     return NEXT;
 }
 
 /* ---- fence, commit_group, wait_group ------------------------------------------------------------------------------------ */
 
 static Outcome op_fence(Warp *w, const Ins *i, u32 lanes) {
-    Registers *r = registers_of(w);
     check_warpgroup(w, i, lanes);
-    r->fenced = true;
-    r->fence = w->issued;
-    count_flying(w, r);
+    registers_fenced(w);
     return NEXT;
 }
 
 static Outcome op_commit(Warp *w, const Ins *i, u32 lanes) {
     check_warpgroup(w, i, lanes);
     w->async_clock[BY_WGMMA]++;
+    clock_wgmma_commit(w, w->async_clock[BY_WGMMA]);
     machine_event(w->machine);
     return NEXT;
 }
@@ -319,7 +243,7 @@ static bool wait_for_peers(Warp *w, u32 group) {
     for (Warp *peer = first; peer < first + 4; peer++)
         if (peer->live && peer->async_clock[BY_WGMMA] < group) return false;
     for (Warp *peer = first; peer < first + 4; peer++) {
-        const Registers *r = peer->wgmma;
+        const Issued *r = peer->wgmma;
         if (r && peer->async_clock[BY_WGMMA] + 1 < group + RECENT) knows_of(&w->know, actor_of(peer, BY_WGMMA), r->waited[group % RECENT]);
     }
     return true;
@@ -333,15 +257,16 @@ static Outcome op_wait(Warp *w, const Ins *i, u32 lanes) {
     if (!wait_for_peers(w, committed - stay)) return BLOCK;
     knows_of(&w->know, actor_of(w, BY_WGMMA), committed - stay);
     in_flight_remove(w, BY_WGMMA, committed - stay);
+    clock_wgmma_wait(w, committed - stay);
     return YIELD;
 }
 
 /* The first warp of a warpgroup looks at the other three, while all still have their state. */
 static void compare_warpgroup(Warp *w) {
     if (w->index & 3 || w->index + 4 > w->cta->nwarps || w->machine->launch->stopped) return;
-    const Registers none = {0}, *mine = w->wgmma ? w->wgmma : &none;
+    const Issued none = {0}, *mine = w->wgmma ? w->wgmma : &none;
     for (s32 n = 1; n < 4; n++) {
-        const Registers *other = w[n].wgmma ? w[n].wgmma : &none;
+        const Issued *other = w[n].wgmma ? w[n].wgmma : &none;
         if (other->issued == mine->issued && other->trace == mine->trace) continue;
         const Ins *i = &w->machine->program->ins[mine->issued >= other->issued ? mine->last : other->last];
         find(w, i, 0, GROUP_MISUSE, 0, 0, "the warps of a warpgroup must run the same wgmmas on the same matrices: warp %d ran %llu, warp %d %llu%s",
@@ -353,17 +278,14 @@ static void compare_warpgroup(Warp *w) {
 
 void wgmma_at_exit(Warp *w) {
     compare_warpgroup(w);
-    Registers *r = w->wgmma;
-    if (!r) return;
-    for (s32 k = 0; k < r->count && !w->machine->launch->stopped; k++) {
+    const Registers *r = w->registers;
+    for (s32 k = 0; r && k < r->count && !w->machine->launch->stopped; k++) {
         const RegisterState *s = &r->state[r->flying[k] / SLOT];
         if (s->kind != BY_WGMMA) continue;
         find(w, &w->machine->program->ins[s->ins], 0, GROUP_MISUSE, 0, 0, "the warp ended without a wgmma.wait_group for it");
         break;
     }
-    free(r->state);
-    free(r->flying);
-    free(r);
+    free(w->wgmma);
     w->wgmma = NULL;
 }
 

@@ -25,7 +25,8 @@ def lower_mov(b, ins):
     if type_ == "b128":
         return Op("mov_b128", [target(b, d, type_), source(b, a, type_)])
     if isinstance(a, Special) and a.name in CLOCKS:
-        return Op("read_clock", [target(b, d, type_)], [int(KINDS[type_].word == "u64"), CLOCKS[a.name]])
+        mods = [int(KINDS[type_].word == "u64"), CLOCKS[a.name], int("globaltimer" in a.name)]
+        return Op("read_clock", [target(b, d, type_)], mods)
     return None
 
 
@@ -73,7 +74,7 @@ def lower_lop3(b, ins):
     return Op("lop3_test", [result, predicate_target(b, d.second), *sources, last], [COMBINE[how[0]], int(negated)])
 
 
-# ---- addresses: the top byte of a generic address names its space (engine/machine.h)
+# ---- addresses: the top byte of a generic address names its space (engine/memory.h)
 
 WINDOWS = {"global": 0, "const": 0, "local": 3, "param": 4, "param::entry": 4}
 WINDOWS |= dict.fromkeys(("shared", "shared::cta", "shared::cluster"), 2)

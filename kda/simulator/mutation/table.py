@@ -100,7 +100,7 @@ class Mutants:
         found = collections.defaultdict(list)
         for outcome in self.outcomes:
             m = outcome.mutant
-            found[self._label(m), where(m), _opcode(m), m.mutation].append(outcome)
+            found[self._label(m), where(m), opcode_of(m), m.mutation].append(outcome)
         return [Row(*key, tuple(outcomes)) for key, outcomes in found.items()]
 
     @property
@@ -178,7 +178,7 @@ def where(mutant: Mutant) -> str:
     return " < ".join([places[0], *(PurePath(at).name for at in places[1:])]) if places else f"PTX line {mutant.line}"
 
 
-def _opcode(mutant: Mutant) -> str:
+def opcode_of(mutant: Mutant) -> str:
     words = mutant.instruction.rstrip(";").split()
     return words[words[0].startswith("@")]
 

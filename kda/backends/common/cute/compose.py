@@ -25,7 +25,7 @@ from kda.compile.target import Target
 from . import entry
 from .configs import STRIP, ComposeConfig
 from .copies import load, load_one, store
-from .order import after_the_kernel_before
+from .order import permit_early_launch, wait_for_the_kernel_before
 
 
 class Compose(entry.Entry):
@@ -33,7 +33,9 @@ class Compose(entry.Entry):
     def kernel(self, x):
         K = self.c.K
         strip, head, n = cute.arch.block_idx()
-        after_the_kernel_before()
+        if cutlass.const_expr(self.c.pdl):
+            permit_early_launch()
+            wait_for_the_kernel_before()
         row, half = cute.arch.thread_idx()[0] % K, cute.arch.thread_idx()[0] // K
         smem = SmemAllocator()
         h = smem.allocate_array(Float32, K * STRIP, byte_alignment=32)

@@ -49,7 +49,6 @@ class Inverse:
         self.merge_blocks_of_8(A_kk, columns, TB, whole, b)
         cute.arch.sync_warp()                                                  # columns of 16 rows are there
         self.merge_blocks_of_16(A_kk, columns, TB, whole, b)
-        cute.arch.sync_warp()                                                  # TB is there
 
     @cute.jit
     def merge_blocks_of_8(self, A_kk, columns, TB, whole, b):

@@ -1,11 +1,15 @@
-"""The kernels of a call, one after the other."""
+"""Kernels of a call that overlap: programmatic dependent launches, of those whose configuration says `pdl`."""
 
 import cutlass.cute as cute
 
 
 @cute.jit
-def after_the_kernel_before():
-    """First of all in every kernel: what is launched next may come onto the SM, where it waits here, and what this one
-    reads is there.  (The first kernel of a call is launched after all that came before, and does not wait.)"""
+def permit_early_launch():
+    """The next kernel, if it is launched so, may come onto the SM now and wait there."""
     cute.arch.griddepcontrol_launch_dependents()
+
+
+@cute.jit
+def wait_for_the_kernel_before():
+    """First of all in a kernel that is launched so: what it reads is there."""
     cute.arch.griddepcontrol_wait()

@@ -100,7 +100,6 @@ class Consumer:
         self.round_and_decay(x, shared, at, tile, snapshot, rank, thread)
         to = Columns.out + parity * COLUMNS
         if warp == 0:
-            umma.fence_after_thread_sync()
             with cute.arch.elect_one():
                 umma.multiply(ON_STATE, to, base_desc, tile, SHARED.S.offset, True)
                 umma.commit(barriers.out)
@@ -123,7 +122,6 @@ class Consumer:
             self.store_o(x, shared, at, thread - 64, i)
         cute.arch.mbarrier_wait(barriers.added, parity)
         umma.fence_after_thread_sync()
-        cute.arch.sync_warp()
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(barriers.empty + stage_of(chunk, RING), peer_cta_rank_in_cluster=chunk & 1)
 

@@ -52,6 +52,7 @@ from kda.compile.target import Target
 
 from ...common.cute import entry
 from ...common.cute.copies import field_at, store
+from ...common.cute.order import permit_early_launch
 from ...common.cute.tile import C, swizzle_128B
 from ..configs import CHAIN_WARPS, CTAS, FIRST_PRODUCER, GROUPS, RING, SHARED, TMEM, FusedConfig
 from ..parts import umma
@@ -76,6 +77,8 @@ class Fused(entry.Entry):
 
     @cute.kernel
     def kernel(self, x):
+        if cutlass.const_expr(self.c.cut):
+            permit_early_launch()                                              # of compose: all clusters are there
         rank, warp = cute.arch.block_idx()[0] % CTAS, cute.arch.make_warp_uniform(cute.arch.warp_idx())
         shared = SmemAllocator().allocate_array(Uint8, SHARED.end, byte_alignment=1024)
         barriers = Mbarriers(*[field_at(shared, getattr(SHARED, name)) for name in Mbarriers._fields])

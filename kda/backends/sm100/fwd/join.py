@@ -22,7 +22,7 @@ from kda.compile.target import Target
 from ...common.cute import entry
 from ...common.cute.copies import both_halves, load, load_one, store
 from ...common.cute.fragments import load_matrices, mma_bf16
-from ...common.cute.order import after_the_kernel_before
+from ...common.cute.order import wait_for_the_kernel_before
 from ...common.cute.tile import swizzle_128B
 from ..configs import JOIN_ROWS, JoinConfig
 from ..parts.walks import locate_segment, locate_sequence
@@ -32,7 +32,7 @@ class Join(entry.Entry):
     @cute.kernel
     def kernel(self, x):
         block, head, z = cute.arch.block_idx()
-        after_the_kernel_before()
+        wait_for_the_kernel_before()
         n = z // (x.segments - 1)
         number = z - n * (x.segments - 1) + 1
         begin, tokens = locate_segment(*locate_sequence(self.c.offsets, x, n), number, x.segments)

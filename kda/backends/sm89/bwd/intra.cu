@@ -44,12 +44,6 @@ struct Shared {
   float total[WARPS][SLICE], terms[LEVELS + 2][WARPS][SLICE], through_last[SLICE], of[2][WARPS][SLICE];
 };
 
-// Where the rows of a half of blocks of 2 S lie, one half after the other.
-template <int S>
-__device__ __forceinline__ int packed(int row) {
-  return row / (2 * S) * S + row % S;
-}
-
 struct Matrices {
   const float *d_o, *P, *v_new, *h, *dh;  // the chunk's first row; the first of the channels
 };
@@ -146,29 +140,26 @@ struct Channel {
 
   // Pairs inside the 8 rows; dA_qk and dA_kk begin at the first of them, in row and column.
   __device__ __forceinline__ void near(const float (&g2)[8], const float (*dA_qk)[PA], const float (*dA_kk)[PA]) {
-    float decay[8];
-#pragma unroll
-    for (int r = 1; r < 8; ++r) decay[r] = exp2_(g2[r]);
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
+    float pairs[8];
+    const auto begin = [&](int j) {
       const float on = dA_qk[j][j];
       x[j] = fmaf(on, kn[j], x[j]);
       minus[j] = fmaf(on, qn[j], minus[j]);
-      float D = 1.0f, pairs[8];
-#pragma unroll
-      for (int i = j + 1; i < 8; ++i) {
-        D *= decay[i];
-        const float of_q = dA_qk[i][j], of_k = dA_kk[i][j], kd = kn[j] * D;
-        const float y = D * fmaf(of_q, qn[i], of_k * (b[i] * kn[i]));
-        x[i] = fmaf(of_q, kd, x[i]);
-        plus[i] = fmaf(of_k, kd, plus[i]);
-        minus[j] += y;
-        pairs[i] = kn[j] * y;
-      }
+      return 1.0f;
+    };
+    const auto each = [&](int i, int j, float D) {
+      const float of_q = dA_qk[i][j], of_k = dA_kk[i][j], kd = kn[j] * D;
+      const float y = D * fmaf(of_q, qn[i], of_k * (b[i] * kn[i]));
+      x[i] = fmaf(of_q, kd, x[i]);
+      plus[i] = fmaf(of_k, kd, plus[i]);
+      minus[j] += y;
+      pairs[i] = kn[j] * y;
+    };
+    walk_near(g2, begin, each, [&](int j) {
       float sum = 0.0f;
 #pragma unroll
       for (int i = 7; i > j; --i) sum += pairs[i], dg2[i] += sum;
-    }
+    });
   }
 };
 
@@ -230,14 +221,12 @@ __device__ __forceinline__ void multiply_level(Shared& s, int warp, Lane l) {
 template <int LEVEL>
 __device__ __forceinline__ void far(Shared& s, Channel& c, const Rows& e, int warp, Lane l) {
   constexpr int S = 8 << LEVEL;
-  const Around around(s.total, warp, 1 << LEVEL, l.lane);
-  const bool second = warp >> LEVEL & 1;
-  const float rest = exp2_(second ? around.before : around.after);
-  const int at = packed<S>(8 * warp);
+  const ToCut cut(s.total, warp, LEVEL, l.lane);
+  const int at = packed(8 * warp, S);
 #pragma unroll
   for (int r = 0; r < 8; ++r) {
-    const float decay = (second ? e.after[r] : e.before[r]) * rest;
-    if (second) {
+    const float decay = cut.decay(e, r);
+    if (cut.second) {
       s.of_q[at + r][l.lane] = c.qn[r] * decay;
       s.of_k[at + r][l.lane] = c.b[r] * c.kn[r] * decay;
     } else {
@@ -250,8 +239,8 @@ __device__ __forceinline__ void far(Shared& s, Channel& c, const Rows& e, int wa
   float row[8];
 #pragma unroll
   for (int r = 0; r < 8; ++r) {
-    const float decay = (second ? e.after[r] : e.before[r]) * rest;
-    if (second) {
+    const float decay = cut.decay(e, r);
+    if (cut.second) {
       const float x = s.x[at + r][l.lane] * decay, plus = s.plus[at + r][l.lane] * decay;
       c.x[r] += x, c.plus[r] += plus;
       row[r] = fmaf(c.qn[r], x, c.b[r] * c.kn[r] * plus);
@@ -261,7 +250,7 @@ __device__ __forceinline__ void far(Shared& s, Channel& c, const Rows& e, int wa
       row[r] = c.kn[r] * minus;
     }
   }
-  s.terms[LEVEL][warp][l.lane] = second ? c.pass_back(row) : c.pass_on(row);
+  s.terms[LEVEL][warp][l.lane] = cut.second ? c.pass_back(row) : c.pass_on(row);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

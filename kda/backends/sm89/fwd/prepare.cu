@@ -106,15 +106,13 @@ __device__ __forceinline__ void decay_rows(Shared& s, const Tiles& to, const Row
                                            const float (&k)[8], int d, int warp, Lane l) {
 #pragma unroll
   for (int level = 0; MADE && level < LEVELS; ++level) {
-    const Around around(s.total, warp, 1 << level, l.lane);
-    const bool second = warp >> level & 1;
-    const float rest = exp2_(second ? around.before : around.after);
-    const int half = 8 << level, row = 8 * warp, of_q = row / (2 * half) * half + row % half;
+    const ToCut cut(s.total, warp, level, l.lane);
+    const int row = 8 * warp, of_q = packed(row, 8 << level);
 #pragma unroll
     for (int r = 0; r < 8; ++r) {
-      const float decay = (second ? e.after[r] : e.before[r]) * rest;
+      const float decay = cut.decay(e, r);
       s.x[level][row + r][l.lane] = k[r] * decay;
-      if (second) s.y[level][of_q + r][l.lane] = q[r] * decay;
+      if (cut.second) s.y[level][of_q + r][l.lane] = q[r] * decay;
     }
   }
   const Around around(s.total, warp, WARPS, l.lane);

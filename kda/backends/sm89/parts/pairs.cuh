@@ -62,23 +62,55 @@ struct Around {
   }
 };
 
-// Pairs of one slice inside 8 rows: [i][j] with i > j has k_i k_j, with i <= j q_j k_i, under their decay.
-__device__ __forceinline__ void near_pairs(float (&pairs)[64], const float (&q)[8], const float (&k)[8],
-                                           const float (&g2)[8]) {
+// Of a warp's 8 rows at a level, where blocks of 2 S = 16 << level rows are cut in two: the decay between each row and
+// the cut, in powers of two.
+struct ToCut {
+  bool second;  // the rows are behind the cut
+  float rest;   // the decay between the 8 rows and the cut
+  __device__ __forceinline__ ToCut(const float (*total)[SLICE], int warp, int level, int lane) {
+    const Around around(total, warp, 1 << level, lane);
+    second = warp >> level & 1;
+    rest = exp2_(second ? around.before : around.after);
+  }
+  __device__ __forceinline__ float decay(const Rows& rows, int r) const {
+    return (second ? rows.after[r] : rows.before[r]) * rest;
+  }
+};
+
+// Where a row lies among those of one half of all blocks of 2 S rows, one half after the other.
+__device__ __forceinline__ int packed(int row, int S) { return row / (2 * S) * S + row % S; }
+
+// Pairs inside 8 rows: of each column j, `x = begin(j)`, then x times the decay from j to i, `each(i, j, x)`, for the
+// rows i below it in turn, then `end(j)`.
+template <typename Begin, typename Each, typename End>
+__device__ __forceinline__ void walk_near(const float (&g2)[8], Begin begin, Each each, End end) {
   float decay[8];
 #pragma unroll
   for (int r = 1; r < 8; ++r) decay[r] = exp2_(g2[r]);
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
-    float kd = k[j];
-    pairs[9 * j] = fmaf(q[j], kd, pairs[9 * j]);
+    float x = begin(j);
 #pragma unroll
     for (int i = j + 1; i < 8; ++i) {
-      kd *= decay[i];
-      pairs[8 * i + j] = fmaf(k[i], kd, pairs[8 * i + j]);
-      pairs[8 * j + i] = fmaf(q[i], kd, pairs[8 * j + i]);
+      x *= decay[i];
+      each(i, j, x);
     }
+    end(j);
   }
+}
+
+// Pairs of one slice inside 8 rows: [i][j] with i > j has k_i k_j, with i <= j q_j k_i, under their decay.
+__device__ __forceinline__ void near_pairs(float (&pairs)[64], const float (&q)[8], const float (&k)[8],
+                                           const float (&g2)[8]) {
+  const auto begin = [&](int j) {
+    pairs[9 * j] = fmaf(q[j], k[j], pairs[9 * j]);
+    return k[j];
+  };
+  const auto each = [&](int i, int j, float kd) {
+    pairs[8 * i + j] = fmaf(k[i], kd, pairs[8 * i + j]);
+    pairs[8 * j + i] = fmaf(q[i], kd, pairs[8 * j + i]);
+  };
+  walk_near(g2, begin, each, [](int) {});
 }
 
 // A tile of 8 rows i in a second half and 8 columns j in the first half of the same block of 2 S rows.
@@ -97,7 +129,7 @@ struct FarTile {
 #pragma unroll
     for (int d = 0; d < SLICE; d += 8) {
       const float2 of_k = *(const float2*)&x[i + l.g][d + 2 * l.t];
-      const float2 of_q = *(const float2*)&y[i / (2 * S) * S + i % S + l.g][d + 2 * l.t];
+      const float2 of_q = *(const float2*)&y[packed(i, S) + l.g][d + 2 * l.t];
       const float2 of_j = *(const float2*)&x[j + l.g][d + 2 * l.t];
       tile.add(A(of_k.x, of_q.x, of_k.y, of_q.y), B(of_j.x, of_j.y));
     }

@@ -34,7 +34,6 @@ from kda.compile.target import Target
 from ...common.cute import entry
 from ...common.cute.async_copies import arrive_when_copied, bulk_copy, copy_16_bytes_later
 from ...common.cute.copies import allocate
-from ...common.cute.order import after_the_kernel_before
 from ...common.cute.tile import C
 from ..configs import COLUMNS, LOAD_WARP, PITCH_V, ChainConfig
 from ..parts.state import State, own_piece, place_of_segment
@@ -51,7 +50,6 @@ class Chain(entry.Entry):
     def kernel(self, x):
         c = self.c
         strip, head, p = cute.arch.block_idx()
-        after_the_kernel_before()
         n, begin, left, chunk, state = place_of_segment(c, x, p, x.chunks, x.segments, x.segment)
         tokens = cutlass.min(left, x.segment * C)
         last = tokens == left                                                  # of its sequence
@@ -106,10 +104,10 @@ class Chain(entry.Entry):
         for i in cutlass.range(steps, unroll=1):
             cute.arch.mbarrier_wait(s.empty + stage, phase ^ 1)
             with cute.arch.elect_one():
+                # redundant: its release, not the arrival; this thread has written nothing
                 cute.arch.mbarrier_arrive_and_expect_tx(s.full + stage, self.tile.bytes)
                 place = (Int64(chunk + i) * x.HV + head) * self.tile.bytes
                 bulk_copy(s.tiles + stage * self.tile.bytes, x.tiles + place, self.tile.bytes, s.full + stage)
-            cute.arch.sync_warp()
             if not of_M:
                 for j in cutlass.range_constexpr(C // 4):
                     row, column = 4 * j + lane // 8, lane % 8 * 8

@@ -31,7 +31,6 @@ from ...common.cute.barriers import NamedBarrier
 from ...common.cute.copies import allocate, both_halves, load, load_one, store
 from ...common.cute.fragments import load_matrices, mma_tf32, tf32s
 from ...common.cute.gate import beta_of_row
-from ...common.cute.order import after_the_kernel_before
 from ...common.cute.tile import PITCH_A, C
 from ..configs import PITCH_KEPT, ChunkTable, PairsConfig, tile
 from ..parts.chunk import PAIRS, multiply_and_wait, pairs_mma
@@ -51,7 +50,6 @@ class Pairs(entry.Entry):
     def kernel(self, x):
         K = self.c.K
         head, y, z = cute.arch.block_idx()
-        after_the_kernel_before()
         chunk, begin, tokens = self.place(x, y, z)
         if tokens > 0:
             s = allocate(self.c.struct)
@@ -106,11 +104,11 @@ class Pairs(entry.Entry):
         tile, lane = x.tiles + (Int64(chunk) * x.HV + head) * self.tile.bytes, cute.arch.lane_idx()
         of_KQ, of_KG = self.tile.KQ.bytes, self.tile.KG.bytes
         with cute.arch.elect_one():
+            # redundant: its release, not the arrival; this thread has written nothing
             cute.arch.mbarrier_arrive_and_expect_tx(s.full, of_KQ + of_KG)
             bulk_copy(s.KQ, tile, of_KQ, s.full)
             before = tile - Int64(x.HV) * self.tile.bytes + self.tile.KG.offset
             bulk_copy(s.KG, before, of_KG, s.full)
-        cute.arch.sync_warp()
         for i in cutlass.range_constexpr(C // 8):
             row, column = 8 * i + lane // 4, lane % 4 * 8
             own = cutlass.min(row, tokens - 1)                         # past the end: a row that counts for nothing

@@ -33,7 +33,7 @@ from kda.compile.target import Target
 from ...common.cute import entry
 from ...common.cute.copies import allocate, copy_16_bytes, field_at, load_one, store
 from ...common.cute.gate import beta_of_row
-from ...common.cute.order import after_the_kernel_before
+from ...common.cute.order import wait_for_the_kernel_before
 from ...common.cute.tile import WARP_ROWS, WARPS, C, swizzle_64B
 from ..configs import ChunkTable, PrepareConfig
 from ..parts.chunk import ChunkMaker
@@ -49,7 +49,8 @@ class Prepare(entry.Entry):
     def kernel(self, x):
         c = self.c
         head, y, z = cute.arch.block_idx()
-        after_the_kernel_before()
+        if cutlass.const_expr(c.pdl):
+            wait_for_the_kernel_before()
         chunk = z * cute.arch.grid_dim()[1] + y
         begin, tokens, number = self.place(x, chunk, y, z)
         if tokens > 0:
@@ -126,6 +127,7 @@ class Prepare(entry.Entry):
         """TB to the tile, A_inv to where it is kept, by one warp."""
         lane = cute.arch.lane_idx()
         to = field_at(tile, self.chunk.tile.TB)
+        cute.arch.sync_warp()                                                  # TB is there
         for i in cutlass.range_constexpr(C * C // 32 // 8):
             piece = i * 32 + lane
             copy_16_bytes(TB + piece * 8, to + piece * 8)

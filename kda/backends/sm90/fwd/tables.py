@@ -26,7 +26,7 @@ from kda.compile.target import Target
 
 from ...common.cute import entry
 from ...common.cute.copies import load_one, store
-from ...common.cute.order import after_the_kernel_before
+from ...common.cute.order import permit_early_launch
 from ...common.cute.tile import C
 from ..configs import RUN, THREADS, ChunkTable, SegmentTable, TablesConfig
 
@@ -35,7 +35,7 @@ class Tables(entry.Entry):
     @cute.kernel
     def kernel(self, x):
         thread, p = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
-        after_the_kernel_before()
+        permit_early_launch()
         totals = SmemAllocator().allocate_array(Int32, THREADS // 32)
         end = Int64(load_one(x.cu_seqlens + x.N))
         chunks, segments, states = Int32(0), Int32(0), Int32(0)

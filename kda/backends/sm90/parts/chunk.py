@@ -33,6 +33,7 @@ def multiply_and_wait(acc, x, y):
     mma = pairs_mma()
     part = mma.get_slice(0)
     issue(mma, acc, mma.make_fragment_A(part.partition_A(x)), mma.make_fragment_B(part.partition_B(y)), False)
+    warpgroup.commit_group()
     warpgroup.wait_group(0)
 
 

@@ -48,6 +48,7 @@ class State:
         PO = accumulator(mma, (COLUMNS, self.c.rows))
         of_k_and_q = cute.local_tile(wide_view(tile, 2 * C, self.c.K), rows, (0, 0))
         multiply(mma, PO, operand, of_k_and_q, accumulate=False)
+        warpgroup.commit_group()
         return PO
 
     @cute.jit
@@ -76,6 +77,7 @@ class State:
             left_flat[e] = (own[e] - PO_flat[e]).to(BFloat16)
         v_new = accumulator(mma, (COLUMNS, C))
         multiply(mma_V, v_new, left, narrow_standing_view(tile + self.tile.TB.offset), accumulate=False)
+        warpgroup.commit_group()
         decay = field_at(tile, self.tile.decay)
         S_flat = cute.coalesce(S)
         for block in cutlass.range_constexpr(c.K // 16):
@@ -86,12 +88,15 @@ class State:
         # S^T += v_new^T @ kg;  o^T = O + v_new^T @ A_qk^T
         added = rounded(mma, v_new, C)
         multiply(mma_S, S, added, standing_view(tile + self.tile.KG.offset, c.K), accumulate=True)
+        warpgroup.commit_group()
         within = accumulator(mma, (COLUMNS, C))                                # half of PO would be no accumulator to
         if cutlass.const_expr(not c.carry):                                    # ptxas, and each product would wait
-            multiply(mma, within, added, narrow_view(tile + self.tile.A_qk.offset), accumulate=False)
+            multiply(mma, within, added, narrow_view(tile + self.tile.A_qk.offset), accumulate=False, fenced=True)
+            warpgroup.commit_group()
         warpgroup.wait_group(0 if cutlass.const_expr(c.carry) else 1)
         round_to(operand, S)
         if cutlass.const_expr(not c.carry):
+            compute_now(operand)
             warpgroup.wait_group(0)
             of_o = cute.coalesce(within)
             for e in cutlass.range_constexpr(16):
@@ -199,9 +204,16 @@ def round_to(operand, acc):
 
 
 @cute.jit
-def multiply(mma, acc, operand, b, accumulate: cutlass.Constexpr):
-    """Issues acc (+)= operand @ b^T, and does not wait."""
-    issue(mma, acc, operand, mma.make_fragment_B(mma.get_slice(0).partition_B(b)), accumulate)
+def compute_now(operand):
+    """An empty statement that reads the operand: NVVM would round it behind the next wait."""
+    words = cute.recast_tensor(cute.coalesce(operand), Uint32)
+    cute.arch.inline_ptx("{ }", read_only_args=[words[w] for w in range(cute.size(words))])
+
+
+@cute.jit
+def multiply(mma, acc, operand, b, accumulate: cutlass.Constexpr, fenced: cutlass.Constexpr = False):
+    """Issues acc (+)= operand @ b^T, in no group yet."""
+    issue(mma, acc, operand, mma.make_fragment_B(mma.get_slice(0).partition_B(b)), accumulate, fenced)
 
 
 @cute.jit

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 
 from ..parts.fast import exp2
-from ..parts.memory import load_state, store_state
-from ..parts.sequences import segment_place
+from ..parts.memory import load_rows, load_state, store_state
+from ..parts.sequences import program_place
 
 
 @triton.jit
@@ -26,9 +26,9 @@ def state_bwd(
 
     KEEP    dv_new, and dh leaving each chunk
     """
-    tiles: tl.constexpr = (V + BV - 1) // BV
-    tile, head, p = tl.program_id(0) % tiles, tl.program_id(0) // tiles % HV, tl.program_id(0) // tiles // HV
-    n, number, begin, left, chunk = segment_place(p, segment_table, T, C, segment, chunks, pieces)
+    tile, head, p, n, number, begin, left, chunk = program_place(
+        segment_table, T, C, segment, chunks, pieces, HV, V, BV
+    )
     if segment_table is not None:
         if n < 0:
             return
@@ -61,7 +61,7 @@ def state_bwd(
         x = tl.dot(a, do_, input_precision=PRECISION)
         for s in tl.static_range(len(S)):
             d = s * BK + tl.arange(0, BK)
-            k_ = tl.load(kg + row[:, None] * K + d[None, :], mask=valid[:, None] & (d < K)[None, :], other=0.0)
+            k_ = load_rows(kg, row, valid, d, K)
             x = tl.dot(k_, S[s].to(DOT), x, input_precision=PRECISION)
         if KEEP:
             tl.store(dv_new + at_v, x.to(DOT), mask=v_real)

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 
 from ..parts.fast import exp2
-from ..parts.memory import load_state, state_at, store_state
-from ..parts.sequences import segment_place
+from ..parts.memory import load_rows, load_state, state_at, store_state
+from ..parts.sequences import program_place
 
 
 @triton.jit
@@ -30,9 +30,9 @@ def state(
     KEEP_H  "none", or the layout of h entering each chunk, "kv" or "vk"
     KEEP_V  v_new
     """
-    tiles: tl.constexpr = (V + BV - 1) // BV
-    tile, head, p = tl.program_id(0) % tiles, tl.program_id(0) // tiles % HV, tl.program_id(0) // tiles // HV
-    n, number, begin, left, chunk = segment_place(p, segment_table, T, C, segment, chunks, pieces)
+    tile, head, p, n, number, begin, left, chunk = program_place(
+        segment_table, T, C, segment, chunks, pieces, HV, V, BV
+    )
     if segment_table is not None:
         if n < 0:
             return
@@ -61,7 +61,7 @@ def state(
         x = tl.zeros((C, BV), tl.float32)
         for s in tl.static_range(len(S)):
             d = s * BK + tl.arange(0, BK)
-            w_ = tl.load(w + row[:, None] * K + d[None, :], mask=valid[:, None] & (d < K)[None, :], other=0.0)
+            w_ = load_rows(w, row, valid, d, K)
             x = tl.dot(w_, S[s].to(DOT), x, input_precision=PRECISION)
         x = (tl.load(u + at_v, mask=v_real, other=0.0).to(tl.float32) - x).to(DOT)
         if KEEP_V:
@@ -70,7 +70,7 @@ def state(
             y = tl.zeros((C, BV), tl.float32)
             for s in tl.static_range(len(S)):
                 d = s * BK + tl.arange(0, BK)
-                q_ = tl.load(qg + row[:, None] * K + d[None, :], mask=valid[:, None] & (d < K)[None, :], other=0.0)
+                q_ = load_rows(qg, row, valid, d, K)
                 y = tl.dot(q_, S[s].to(DOT), y, input_precision=PRECISION)
             a = tl.load(A_qk + row[:, None] * C + i[None, :], mask=valid[:, None], other=0.0)
             tl.store(o + at_v, tl.dot(a, x, scale * y, input_precision=PRECISION).to(DOT), mask=v_real)
@@ -78,7 +78,7 @@ def state(
         for s in tl.static_range(len(S)):
             d = s * BK + tl.arange(0, BK)
             decay = exp2(tl.load(gc_last + at_chunk.to(tl.int64) * K + d, mask=d < K, other=0.0))
-            k_ = tl.load(kg + row[:, None] * K + d[None, :], mask=valid[:, None] & (d < K)[None, :], other=0.0)
+            k_ = load_rows(kg, row, valid, d, K)
             next_S = next_S + (tl.dot(tl.trans(k_), x, S[s] * decay[:, None], input_precision=PRECISION),)
         S = next_S
     if FINISH == "sequence":
@@ -95,9 +95,9 @@ def transition(
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """M (K, K) of one segment, BV columns: the product of its chunks' Diag(2^gc_last) - kg^T @ w."""
-    tiles: tl.constexpr = (K + BV - 1) // BV
-    tile, head, p = tl.program_id(0) % tiles, tl.program_id(0) // tiles % HV, tl.program_id(0) // tiles // HV
-    n, number, begin, left, chunk = segment_place(p, segment_table, T, C, segment, chunks, pieces)
+    tile, head, p, n, number, begin, left, chunk = program_place(
+        segment_table, T, C, segment, chunks, pieces, HV, K, BV
+    )
     if segment_table is not None:
         if n < 0:
             return
@@ -115,13 +115,13 @@ def transition(
         y = tl.zeros((C, BV), tl.float32)
         for s in tl.static_range(len(X)):
             d = s * BK + tl.arange(0, BK)
-            w_ = tl.load(w + row[:, None] * K + d[None, :], mask=valid[:, None] & (d < K)[None, :], other=0.0)
+            w_ = load_rows(w, row, valid, d, K)
             y = tl.dot(w_, X[s].to(DOT), y, input_precision=PRECISION)
         next_X = ()
         for s in tl.static_range(len(X)):
             d = s * BK + tl.arange(0, BK)
             decay = exp2(tl.load(gc_last + at_chunk.to(tl.int64) * K + d, mask=d < K, other=0.0))
-            k_ = tl.load(kg + row[:, None] * K + d[None, :], mask=valid[:, None] & (d < K)[None, :], other=0.0)
+            k_ = load_rows(kg, row, valid, d, K)
             product = tl.dot(tl.trans(k_), (-y).to(DOT), X[s] * decay[:, None], input_precision=PRECISION)
             next_X = next_X + (product,)
         X = next_X

@@ -125,3 +125,12 @@ def segment_place(p, segment_table, T, C, segment, chunks, pieces):
         n, number, begin = tl.load(at).to(tl.int32), tl.load(at + 1).to(tl.int32), tl.load(at + 2)
         left, chunk = tl.load(at + 3).to(tl.int32), tl.load(at + 4).to(tl.int32)
     return n, number, begin, left, chunk
+
+
+@triton.jit
+def program_place(segment_table, T, C, segment, chunks, pieces, HV, V: tl.constexpr, BV: tl.constexpr):
+    """(tile of BV columns, head, segment, and `segment_place` of that) of a program that walks a segment's chunks."""
+    tiles: tl.constexpr = (V + BV - 1) // BV
+    tile, head, p = tl.program_id(0) % tiles, tl.program_id(0) // tiles % HV, tl.program_id(0) // tiles // HV
+    n, number, begin, left, chunk = segment_place(p, segment_table, T, C, segment, chunks, pieces)
+    return tile, head, p, n, number, begin, left, chunk

@@ -1,53 +1,15 @@
-/* A launch from start to end: clusters made and unmade, findings kept, and the entry that Python calls. */
-#include "machine.h"
+/* Clusters, their CTAs and warps: made, and unmade. */
+#include "clusters.h"
+#include "barriers.h"
+#include "clock.h"
+#include "knowledge.h"
+#include "memory.h"
+#include "registers.h"
+#include "tmem.h"
+#include "visits.h"
+#include "wgmma.h"
 
-#include <fenv.h>
-#include <stdarg.h>
-#include <stdio.h>
-
-void run_machine(Machine *m);   /* warps.c */
-void free_reader_sets(void);    /* history.c */
-
-#define EXPORT __attribute__((visibility("default")))
 enum { MBARRIERS_OF_A_CTA = 128 };
-
-/* ---- findings ----------------------------------------------------------------------------------------------------------- */
-
-Finding *find_at(Machine *m, FindingKind kind, const Warp *w, int lane, s32 ins, s32 other_ins, u64 address, u64 size) {
-    Launch *launch = m->launch;
-    static s32 last; /* the one that was asked for last time is mostly asked for again */
-    for (s32 n = 0; n <= launch->nfindings; n++) {
-        s32 k = n ? n - 1 : last;
-        if (k >= launch->nfindings) continue;
-        Finding *f = &launch->findings[k];
-        bool same_place = f->ins == ins && f->other_ins == other_ins;
-        bool same_warp = kind != DEADLOCK && kind != DIVERGED ? true : f->cta == (s32)w->cta->linear && f->warp == w->index;
-        if (f->kind == (s32)kind && same_place && same_warp) {
-            last = k;
-            f->count++;
-            return f;
-        }
-    }
-    if (launch->nfindings == launch->max_findings) return NULL;
-    Finding *f = &launch->findings[launch->nfindings++];
-    *f = (Finding){.kind = kind, .ins = ins, .other_ins = other_ins, .cta = (s32)w->cta->linear, .warp = w->index, .lane = lane,
-                   .other_actor = -1, .address = address, .size = size, .count = 1};
-    if (launch->fatal >> kind & 1) launch->stopped = 1;
-    return f;
-}
-
-Finding *find(Warp *w, const Ins *i, int lane, FindingKind kind, u64 address, u64 size, const char *format, ...) {
-    Finding *f = find_at(w->machine, kind, w, lane, i->index, -1, address, size);
-    if (f && f->count == 1) {
-        va_list values;
-        va_start(values, format);
-        vsnprintf(f->text, sizeof f->text, format, values);
-        va_end(values);
-    }
-    return f;
-}
-
-void stop(Machine *m) { m->launch->stopped = 1; }
 
 /* ---- registers at the start --------------------------------------------------------------------------------------------- */
 
@@ -132,6 +94,7 @@ static void start_warp(Cta *cta, s32 index) {
     w->know = new_knowledge(cta->cluster);
     w->know.clock[SEEN][w->actor] = 1;
     w->max_registers = launch->max_registers;
+    clock_start_warp(w);
 }
 
 static void start_cta(Cluster *c, s32 rank) {
@@ -173,6 +136,7 @@ Cluster *start_cluster(Machine *m) {
     c->capacity = c->width + MBARRIERS_OF_A_CTA * c->nctas;
     c->running = c->nctas;
     c->queues.next = c->queues.previous = &c->queues;
+    c->slot = m->time ? m->time->next_slot : 0;
     c->cta = calloc(c->nctas, sizeof(Cta));
     for (s32 t = 0; t < c->nctas; t++) start_cta(c, t);
     m->launch->launched_clusters++;
@@ -180,7 +144,9 @@ Cluster *start_cluster(Machine *m) {
 }
 
 static void end_warp(Warp *w) {
+    clock_end_warp(w);
     wgmma_at_exit(w);
+    registers_at_exit(w);
     free(w->regs);
     free(w->local);
     free_knowledge(w->cluster, &w->know);
@@ -198,6 +164,7 @@ void end_cluster(Cluster *c) {
         free(cta->warp);
         free(cta->shared);
         free(cta->shared_history);
+        free_visits(cta);
         free(cta->mbarrier);
     }
     free_knowledge(c, &c->gathering);
@@ -214,102 +181,4 @@ void end_cluster(Cluster *c) {
     free_spare_knowledge(c);
     free(c->cta);
     free(c);
-}
-
-/* ---- programs ----------------------------------------------------------------------------------------------------------- */
-
-extern const HandlerEntry calls_handlers[], warps_handlers[], memory_handlers[], barriers_handlers[], scalar_handlers[], collectives_handlers[],
-    copies_handlers[], tma_handlers[], cancel_handlers[], matrix_handlers[], wgmma_handlers[], tmem_handlers[], tcgen05_handlers[];
-static const HandlerEntry *const families[] = {
-    calls_handlers,
-    warps_handlers,  memory_handlers, barriers_handlers, scalar_handlers,  collectives_handlers,
-    copies_handlers, tma_handlers,    cancel_handlers,   matrix_handlers,  wgmma_handlers,        tmem_handlers,
-    tcgen05_handlers,
-};
-enum { FAMILIES = sizeof families / sizeof *families };
-
-/* The name of the n-th handler; NULL past the last. Python binds opcodes by these names. */
-EXPORT const char *handler_name(s32 n) {
-    for (int f = 0; f < FAMILIES; f++)
-        for (const HandlerEntry *e = families[f]; e->name; e++)
-            if (!n--) return e->name;
-    return NULL;
-}
-
-static Handler handler_at(s32 n) {
-    for (int f = 0; f < FAMILIES; f++)
-        for (const HandlerEntry *e = families[f]; e->name; e++)
-            if (!n--) return e->run;
-    return NULL;
-}
-
-EXPORT Program *new_program(const InsRecord *records, s32 count, const s32 *args, s32 nargs, const s64 *mods, s32 nmods,
-                     const ConstantRecord *constants, s32 nconstants, u64 register_bytes, u64 local_bytes) {
-    Program *p = calloc(1, sizeof *p);
-    p->count = count;
-    p->register_bytes = register_bytes;
-    p->local_bytes = local_bytes;
-    p->ins = calloc(count, sizeof *p->ins);
-    p->args = malloc((nargs + 1) * sizeof *args);
-    p->mods = malloc((nmods + 1) * sizeof *mods);
-    memcpy(p->args, args, nargs * sizeof *args);
-    memcpy(p->mods, mods, nmods * sizeof *mods);
-    ConstantRecord *kept = malloc((nconstants + 1) * sizeof *kept);
-    memcpy(kept, constants, nconstants * sizeof *kept);
-    p->constants = kept;
-    p->nconstants = nconstants;
-    for (s32 k = 0; k < count; k++) {
-        const InsRecord *r = &records[k];
-        p->ins[k] = (Ins){.run = handler_at(r->handler), .arg = p->args + r->arg, .mod = p->mods + r->mod, .nargs = r->nargs,
-                          .guard = r->guard, .negate = r->negate, .join = r->join, .gather = r->gather, .index = k};
-    }
-    return p;
-}
-
-EXPORT void free_program(Program *p) {
-    free(p->ins);
-    free(p->args);
-    free(p->mods);
-    free((void *)p->constants);
-    free(p);
-}
-
-/* ---- the entry ---------------------------------------------------------------------------------------------------------- */
-
-static void free_pages(Region *r) {
-    if (!r->pages) return;
-    for (u64 p = 0; p * PAGE < r->size; p++) free(r->pages[p]);
-    free(r->pages);
-    r->pages = NULL;
-}
-
-void cancel_at_end(Machine *m); /* cancel.c: clusterlaunchcontrol */
-
-EXPORT void simulate(Launch *launch) {
-    fenv_t callers;
-    fegetenv(&callers);
-    fesetenv(FE_DFL_ENV); /* subnormals count, whatever the caller's thread flushes */
-    Machine m = {.launch = launch, .program = launch->program, .events = 1, .progress = 1};
-    m.random = launch->seed * 0x9e3779b97f4a7c15u | 1;
-    m.total_clusters = 1;
-    for (int d = 0; d < 3; d++) m.total_clusters *= launch->grid[d] / launch->cluster[d];
-    run_machine(&m);
-    while (m.clusters) {
-        Cluster *c = m.clusters;
-        m.clusters = c->next;
-        end_cluster(c);
-    }
-    cancel_at_end(&m);
-    free_sync_variables(&m);
-    free_reader_sets();
-    for (s32 k = 0; k < launch->nregions; k++) {
-        if (launch->triggered) note_left(&launch->regions[k]);
-        free_pages(&launch->regions[k]);
-    }
-    fesetenv(&callers);
-}
-
-EXPORT u64 sizes(s32 which) { /* so that Python can check its own idea of these records */
-    const u64 all[] = {sizeof(Launch), sizeof(Finding), sizeof(Counter), sizeof(Region), sizeof(InsRecord), sizeof(ConstantRecord)};
-    return which < (s32)(sizeof all / sizeof *all) ? all[which] : 0;
 }

@@ -1,0 +1,202 @@
+"""The clock against every H200 time on record that the simulator can run.  No GPU:
+
+    python benchmarks/predicted.py                # writes the table of docs/clock.md, and the errors that kda quotes
+    python benchmarks/predicted.py --only h96-8k  # prints rows, writes nothing
+
+Each row is a kernel of a call, predicted with the plan of the call as it was timed.  What the prediction and the record
+say of it stands in kda/simulator/timing/errors.json; `table` makes the page's table of that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+import kda.backends.sm90.launch as sm90_launch
+import kda.backends.sm90.plan as sm90_plan
+from kda.measure.predicted import ERRORS, Launched, Prediction, predict
+from kda.measure.shapes import SHAPES, Shape
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs/clock.md"
+MARKERS = ("<!-- errors: begin, by benchmarks/predicted.py -->", "<!-- errors: end -->")
+ARCH, CHIP = "sm_90a", "h200"
+
+
+class Source(NamedTuple):
+    where: str
+    commit: str                              # that recorded it; empty where the page names none
+    timer: str
+
+
+class Call(NamedTuple):
+    """A call that was timed: `times` holds microseconds by kernel, "name", "name, backward", or "name 2" of several."""
+
+    backend: str
+    shape: str
+    times: dict[str, float]
+    source: Source
+    seen: str                                # "fitted": a constant was set on it; "seen": the structure was
+    two: bool = False                        # sm90 in two kernels where one would be sooner
+    K: int = 0                               # of a float32 call
+
+    @property
+    def step(self) -> bool:
+        return any("backward" in name for name in self.times)
+
+    @property
+    def problem(self) -> Shape:
+        if self.K:
+            return Shape(T=8192, H=16, K=self.K, V=self.K, dtype="float32")
+        return SHAPES.get(self.shape) or Shape(H=64, lengths=(128,) * 64)
+
+
+HOPPER = Source("results/h200-sm90-kernels.json", "f0dd4ec", "profiler")
+EVENTS = Source("results/h200-sm90-kernels.json", "f0dd4ec", "events")
+ALONE = Source("measured.md: chain is 416 less prepare", "", "timer not recorded")
+TRITON = Source("measured.md, Triton", "", "timer not recorded")
+FLOAT32 = Source("measured.md, float32", "", "ncu")
+CALLS = (
+    Call("sm90", "h64-8k", {"fused": 318.2}, HOPPER, "fitted"),
+    Call("sm90", "h64-1k", {"fused": 47.4}, HOPPER, "fitted"),
+    Call("sm90", "h64-8x1k", {"fused": 360.8}, HOPPER, "held out"),
+    Call("sm90", "h64-mixed", {"fused": 351.0}, HOPPER, "held out"),
+    Call("sm90", "h64-8k", {"prepare": 229, "chain": 187}, ALONE, "seen", two=True),
+    Call("sm90", "kimi-8k", {"prepare": 114.6, "chain": 182.5}, HOPPER, "seen"),
+    Call("sm90", "h96-8k", {"prepare": 339.5, "chain": 298.9}, HOPPER, "seen"),
+    Call("sm90", "h64-64x128", {"prepare": 245.8, "chain": 257.7}, HOPPER, "held out"),
+    Call("sm90", "h8-32k", {"prepare": 115.3}, HOPPER, "seen"),
+    Call("sm90", "h8-32k", {"compose": 17.0}, HOPPER, "held out"),
+    Call("sm90", "h8-32k", {"chain": 104.0, "chain 2": 97.1}, EVENTS, "held out"),
+    Call("sm90", "h16-8k", {"prepare": 59.6, "compose": 13.9}, HOPPER, "held out"),
+    Call("sm90", "h16-8k", {"chain": 55.0, "chain 2": 51.2}, EVENTS, "held out"),
+    Call("triton", "h64-8k", {"prepare": 747, "state": 220, "state_bwd, backward": 370, "wy_bwd, backward": 320,
+         "intra_bwd, backward": 1980, "norms_bwd, backward": 240}, TRITON, "seen"),
+    Call("sm89", "K64", {"prepare": 185, "chain": 212, "prepare, backward": 204, "chain, backward": 174,
+         "chain_bwd, backward": 209, "wy_bwd, backward": 121, "intra_bwd, backward": 377, "norms_bwd, backward": 76},
+         FLOAT32, "seen", K=64),
+    Call("sm89", "K128", {"prepare": 324, "chain": 429, "prepare, backward": 365, "chain, backward": 340,
+         "chain_bwd, backward": 441, "wy_bwd, backward": 219, "intra_bwd, backward": 890, "norms_bwd, backward": 151},
+         FLOAT32, "seen", K=128),
+)  # fmt: skip
+
+
+@functools.cache
+def prediction(backend: str, shape: Shape, step: bool, two: bool) -> Prediction:
+    planned, sm90_plan.FUSED = sm90_plan.FUSED, False if two else sm90_plan.FUSED
+    for cached in (sm90_plan.plan, sm90_launch.steps):
+        cached.cache_clear()
+    try:
+        return predict(ARCH, CHIP, backend, shape, step, "softplus" if backend == "sm89" else "bounded")
+    finally:
+        sm90_plan.FUSED = planned
+        for cached in (sm90_plan.plan, sm90_launch.steps):
+            cached.cache_clear()
+
+
+def launched(call: Call, name: str, recorded_step: bool) -> Launched:
+    words, _, direction = name.partition(", ")
+    kernel, _, nth = words.partition(" ")
+    return prediction(call.backend, call.problem, recorded_step, call.two).kernel(
+        kernel, bool(direction), int(nth or 1) - 1
+    )
+
+
+def row_of(call: Call, name: str, recorded_step: bool | None = None) -> dict[str, Any]:
+    """A forward's kernels are those of a forward, where the record does not have a step."""
+    one = launched(call, name, call.step if recorded_step is None else recorded_step)
+    measured, found = call.times[name], 1e3 * one.milliseconds
+    unit, share = one.of.binds()[0]
+    why, clocks = one.stalls[0]
+    return {
+        "backend": call.backend, "family": f"{call.backend} {name.partition(',')[0].split(' ')[0]}",
+        "shape": call.shape, "kernel": name + ", alone" * call.two, "measured": measured, "predicted": round(found, 1),
+        "error": round(100 * (found / measured - 1), 1), "binds": f"{unit} {share:.0%}", "stall": f"{why} {clocks:.1f}",
+        "seen": call.seen, **call.source._asdict(),
+    }  # fmt: skip
+
+
+def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    errors = [abs(row["error"]) for row in rows]
+    signed = statistics.mean(row["error"] for row in rows)
+    return {"rows": len(rows), "median": round(statistics.median(errors), 1), "worst": max(errors),
+            "mean": round(signed, 1)}  # fmt: skip
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Errors in percent: of all rows, of those that shaped the clock and of the others, and by family of kernels."""
+
+    def by(key: str) -> dict[str, Any]:
+        return {name: figures([r for r in rows if r[key] == name]) for name in dict.fromkeys(r[key] for r in rows)}
+
+    families = by("family")
+    medians = statistics.median(of["median"] for of in families.values())
+    whole = figures(rows) | {"median of families": round(medians, 1)}
+    return {"all": whole, "seen": by("seen"), "backends": by("backend"), "families": families}
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    found = summary(rows)
+    lines = ["| backend, shape | kernel | measured, us | predicted | error | busiest unit | largest stall per issue | "
+             "shaped the clock | source, timer |", "|" + "---|" * 9]  # fmt: skip
+    for r in rows:
+        source = " ".join(filter(None, (r["where"], r["commit"]))) + f", {r['timer']}"
+        lines.append(f"| {r['backend']}, {r['shape']} | {r['kernel']} | {r['measured']:g} | {r['predicted']:g} | "
+                     f"{r['error']:+.0f}% | {r['binds'] or ''} | {r['stall'] or ''} | {r['seen']} | {source} |")
+    lines += ["", "| errors | rows | median | worst | mean, with its sign |", "|---|---|---|---|---|"]
+    named = {"all": found["all"], **found["seen"], **found["backends"], **found["families"]}
+    lines += [f"| {name} | {of['rows']} | {of['median']:.0f}% | {of['worst']:.0f}% | {of['mean']:+.0f}% |"
+              for name, of in named.items()]  # fmt: skip
+    lines += ["", f"The median of the families' medians is {found['all']['median of families']:.0f}%."]
+    return "\n".join(lines)
+
+
+def written(page: str, rows: list[dict[str, Any]]) -> str:
+    before, rest = page.split(MARKERS[0])
+    return f"{before}{MARKERS[0]}\n\n{table(rows)}\n\n{MARKERS[1]}{rest.split(MARKERS[1])[1]}"
+
+
+def calls() -> list[dict[str, Any]]:
+    """Whole calls that `kda bench` timed."""
+    found = []
+    for file in sorted((ROOT / "benchmarks/results").glob("h200-*.json")):
+        data = json.loads(file.read_text())
+        if isinstance(data, dict) and "settings" in data and not data["settings"]["disable_recompute"]:
+            source = f"{file.name} {data['host']['commit'].partition(',')[0]}"
+            found += [{"problem": row["problem"], "direction": row["direction"], "backend": row["backend"],
+                       "seconds": row["median"], "source": source}
+                      for row in data["rows"] if row["regime"] == "slow"]  # fmt: skip
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", metavar="WORD", help="rows whose backend or shape this is; nothing is written")
+    parser.add_argument("--json", metavar="FILE", help="write the rows to this file, too")
+    options = parser.parse_args()
+    only = options.only
+    torch.set_num_threads(1)
+    rows = []
+    for call in CALLS:
+        for name in call.times if only in (None, call.backend, call.shape) else ():
+            rows.append(row_of(call, name))
+            print(*(rows[-1][k] for k in ("backend", "shape", "kernel", "measured", "predicted", "error")), flush=True)
+    if options.json:
+        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+    if not only:
+        data = {"chip": CHIP, "errors": summary(rows), "calls": calls(), "rows": rows}
+        ERRORS.write_text(json.dumps(data, indent=1) + "\n")
+        PAGE.write_text(written(PAGE.read_text(), rows))
+
+
+if __name__ == "__main__":
+    main()

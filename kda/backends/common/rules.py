@@ -1,0 +1,31 @@
+"""Rules that several backends declare, less the backend's name, which is put before their ids.  No torch, no DSL."""
+
+from __future__ import annotations
+
+from kda.capability import Rule
+
+CUTE_DSL = Rule(
+    "installed",
+    lambda p, h: h.has("nvidia-cutlass-dsl"),
+    "needs the package nvidia-cutlass-dsl",
+    "pip install 'nvidia-cutlass-dsl[cu13]'",
+)
+FORWARDS = Rule(
+    "forward",
+    lambda p, h: p.op == "chunk" and p.direction == "forward",
+    "has chunk forwards only, asked for {p.op} {p.direction}",
+)
+BFLOAT16 = Rule("dtype", lambda p, h: p.dtype == "bfloat16", "needs bfloat16 q, k and v, got {p.dtype}")
+ONE_BETA = Rule("beta", lambda p, h: not p.beta_per_value, "accepts one beta per token and value head")
+KEEPS_PRODUCTS = Rule(
+    "keeps",
+    lambda p, h: not p.disable_recompute,
+    "keeps A_qk and A_inv, not all intermediates that disable_recompute asks for",
+    "leave it out",
+)
+KEEPS_NOTHING = KEEPS_PRODUCTS._replace(why="keeps no intermediates, which disable_recompute asks for")
+
+
+def of(backend: str, *rules: Rule) -> tuple[Rule, ...]:
+    """The same rules as a backend's own: "installed" of sm90 is sm90.installed."""
+    return tuple(rule._replace(id=f"{backend}.{rule.id}") for rule in rules)

@@ -1,0 +1,58 @@
+"""What `kda bench` was asked for, measured or predicted: shapes, directions, problems."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from kda.measure.shapes import DIRECTIONS, SHAPES, Shape
+
+if TYPE_CHECKING:
+    from kda.problem import Problem
+    from kda.verify.cases import Spec
+
+
+class CannotJudge(Exception):
+    def __init__(self, *reasons: str):
+        super().__init__(*reasons)
+        self.reasons = list(reasons)
+
+
+def shapes_asked(options: dict[str, Any], on: str) -> dict[str, Shape]:
+    if options["names"]:
+        return {name: SHAPES[name] for name in options["names"]}
+    if options["tokens"] or options["lengths"] is not None:
+        names = {"B": "batch", "T": "tokens", "H": "heads", "HV": "value_heads", "K": "k", "V": "v", "dtype": "dtype"}
+        fields = {field: options[name] for field, name in names.items() if options[name] is not None}
+        return {"given": Shape(**fields, lengths=options["lengths"] or ())}
+    return {name: shape for name, shape in SHAPES.items() if shape.on == on}
+
+
+def spec_of(shape: Shape, regime: str) -> Spec:
+    from kda.verify.cases import Spec
+
+    return Spec(lengths=shape.lengths or None, B=shape.B, T=shape.T, H=shape.H, HV=shape.HV, K=shape.K, V=shape.V,
+                dtype=shape.dtype, regime=regime, initial_state=False)  # fmt: skip
+
+
+def both(choice: str, of: Sequence[str]) -> tuple[str, ...]:
+    return tuple(of) if choice == "both" else (choice,)
+
+
+def ways(choices: Sequence[str]) -> tuple[str, ...]:
+    """The directions that are timed, each once."""
+    return tuple(dict.fromkeys(way for choice in choices for way in both(choice, DIRECTIONS)))
+
+
+def problem_of(spec: Spec, direction: str, device: str) -> Problem:
+    """The problem of a spec whose tensors are not drawn yet."""
+    from kda.verify.cases import make
+
+    one_token = dataclasses.replace(spec, lengths=None if spec.lengths is None else (1,), B=1, T=1)
+    (B, T), N = spec.shape, spec.B if spec.lengths is None else len(spec.lengths)
+    return dataclasses.replace(make(one_token).problem(direction), device=device, B=B, T=T, N=N)
+
+
+def ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f}" if seconds < 0.1 else f"{seconds * 1e3:.1f}"

@@ -1,0 +1,158 @@
+"""`kda bench --predicted`: what the simulator's clock says of calls on a chip, and the error to expect of it.
+
+The launches run in the simulator, in part: `kda.measure.predicted` says how.  Imports torch when it runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from kda.compile.target import Target, parse
+from kda.dispatch import backend_asked, backend_of_backward, choose
+from kda.errors import NoBackendError
+from kda.measure.shapes import DIRECTIONS, Shape, bytes_moved
+
+from .options import known
+from .render import OK, Screen, kda_version, table
+
+if TYPE_CHECKING:
+    from kda.measure.predicted import Prediction
+    from kda.simulator.timing.chips import Chip
+
+
+class Row(NamedTuple):
+    """Seconds; errors in percent."""
+
+    shape: str
+    problem: str
+    direction: str
+    backend: str                             # of the forward, then that of the backward
+    predicted: float
+    floor: float                             # bytes over what memory gives
+    recorded: float | None                   # the same call, timed on such a chip
+    source: str | None
+    error: dict[str, Any]                    # median, worst, of
+    kernels: dict[str, float]
+
+    @property
+    def x_floor(self) -> float:
+        return self.predicted / self.floor
+
+
+def predicted(screen: Screen, options: dict[str, Any]) -> int:
+    from kda.simulator.chips import CHIPS
+    from kda.simulator.timing.chips import OF_ARCH, chip_of
+
+    from .bench_asked import CannotJudge, shapes_asked, ways
+
+    target = target_of(options["arch"] or "sm90")
+    number = 10 * target.cc[0] + target.cc[1]
+    if number not in CHIPS or number not in OF_ARCH:
+        with_clock = ", ".join(f"sm{n}" for n in OF_ARCH)
+        raise CannotJudge(f"the simulator has no clock for {target.name}; there is one for {with_clock}")
+    chip, shapes, directions = chip_of(True, number), shapes_asked(options, "gpu"), ways(options["directions"])
+    backends = {name: backends_for(shape, directions, target, options["backend"]) for name, shape in shapes.items()}
+    rows: list[Row] = []
+    with screen.progress("running launches in the simulator") as tell:
+        for name, shape in shapes.items():
+            tell(f"{name}: running its launches in the simulator")
+            rows += rows_of(name, shape, directions, target, chip, backends[name])
+    if screen.json:
+        screen.emit_json(as_json(target, chip, rows))
+    else:
+        for text in lines(target, chip, rows):
+            screen.line(text)
+    return OK
+
+
+def target_of(arch: str) -> Target:
+    from kda.compile.target import TARGETS
+
+    try:
+        return parse(arch)
+    except ValueError:
+        known("arch", arch, list(TARGETS))
+        raise click.UsageError(f"{arch!r} is not an arch") from None
+
+
+def backends_for(shape: Shape, directions: Sequence[str], target: Target, asked: str | None) -> dict[str, str]:
+    """Direction -> the backend that takes it on such a GPU."""
+    from kda.simulator import capture
+
+    from .bench_asked import CannotJudge, problem_of, spec_of
+
+    asked, found = backend_asked(asked), {}
+    with capture(arch=target.spelling):
+        for way in DIRECTIONS:
+            if way in directions or "step" in directions or way == "forward":
+                problem = dataclasses.replace(problem_of(spec_of(shape, "slow"), way, "cpu"), disable_recompute=False)
+                try:
+                    found[way] = choose(problem, asked if way == "forward" else backend_of_backward(asked)).backend
+                except NoBackendError as error:
+                    more = ["--direction forward predicts what there is"] if way == "backward" else []
+                    raise CannotJudge(*str(error).splitlines(), *more) from None
+                if found[way] == "reference":
+                    raise CannotJudge(
+                        f"backend={asked!r} has no kernels for {target.name}: the reference is torch alone. "
+                        f"Name a backend with kernels, or another --arch; `kda doctor` lists what each one can do."
+                    )
+    return found
+
+
+def rows_of(
+    name: str, shape: Shape, directions: Sequence[str], target: Target, chip: Chip, backends: dict[str, str]
+) -> list[Row]:
+    from kda.measure.predicted import predict
+
+    calls: dict[bool, Prediction] = {}
+    rows = []
+    for way in directions:
+        step = way != "forward"
+        if step not in calls:
+            calls[step] = predict(target.spelling, chip.name, backends["forward"], shape, step)
+        rows.append(row_of(name, shape, way, chip, backends, calls[step]))
+    return rows
+
+
+def row_of(name: str, shape: Shape, way: str, chip: Chip, backends: dict[str, str], call: Prediction) -> Row:
+    from kda.measure.predicted import expected, family_of, recorded_call
+
+    backward = {"forward": False, "backward": True, "step": None}[way]
+    launches = [one for one in call.launches if backward in (None, one.backward)]
+    used = list(dict.fromkeys(backends[of] for of in DIRECTIONS if way in (of, "step")))
+    time = recorded_call(chip.name, shape.label, way, backends["forward"])
+    kernels: dict[str, float] = {}
+    for one in launches:
+        word = family_of(one.kernel)
+        kernels[word] = kernels.get(word, 0.0) + one.milliseconds / 1e3
+    floor = bytes_moved(shape, way) / (chip.hbm_rate * chip.gigahertz * 1e9)
+    return Row(name, shape.label, way, ", ".join(used), call.milliseconds(backward) / 1e3, floor,
+               time and time["seconds"], time and time["source"], expected(used[-1], launches), kernels)  # fmt: skip
+
+
+def lines(target: Target, chip: Chip, rows: Sequence[Row]) -> list[str]:
+    from .bench_asked import ms
+
+    head = ["", "", "backend", "predicted", "error: median, worst", "floor", "x floor", "recorded", ""]
+    cells = [
+        (row.direction, row.problem, row.backend, f"{ms(row.predicted)} ms",
+         f"{row.error['median']:.0f}%, {row.error['worst']:.0f}%", f"{ms(row.floor)} ms", f"{row.x_floor:.1f}",
+         f"{ms(row.recorded)} ms" if row.recorded else "", row.source or "") for row in rows
+    ]  # fmt: skip
+    first = f"predicted for {chip}, {target.spelling}: nothing was timed  kda {kda_version()}"
+    end = ["errors are those of the same kernels on an H200, the worst of a call's kernels; docs/clock.md has them all"]
+    if chip.name != "h200":
+        end.append(f"no prediction for {chip} was ever compared with one: its error is not known")
+    return [first, "", *table(cells, header=head, align="lllrrrrrl"), "", *end]
+
+
+def as_json(target: Target, chip: Chip, rows: Sequence[Row]) -> dict[str, Any]:
+    return {
+        "schema": 1, "kda": kda_version(), "command": "bench", "exit": OK, "predicted": True, "arch": target.name,
+        "chip": chip.name, "compared": chip.name == "h200",
+        "rows": [{**row._asdict(), "x_floor": row.x_floor} for row in rows],
+    }  # fmt: skip

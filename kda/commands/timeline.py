@@ -1,0 +1,69 @@
+"""`kda timeline`: what the warps and units of a forward do when, without a GPU.  Imports torch when it runs."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import click
+
+from .options import built_for
+from .render import OK, Screen, common_options, kda_version
+from .selftest import target_of
+
+
+@click.command()
+@click.option("--arch", metavar="ARCH", required=True, help="The arch whose kernels run, such as sm90.")
+@click.option("--tokens", "-T", type=click.IntRange(1), default=512, show_default=True, help="Tokens of a sequence.")
+@click.option("--heads", type=click.IntRange(1), default=64, show_default=True,
+              help="Heads: how many there are decides which kernels run.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default="timeline.json", show_default=True,
+              help="The trace: open it at ui.perfetto.dev or in chrome://tracing.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="A page with a picture, too.")
+@common_options
+def command(
+    screen: Screen, arch: str, tokens: int, heads: int, out: Path, html: Path | None
+) -> int:
+    """Write a timeline of a forward: what each warp, engine and mbarrier does when, predicted without a GPU.
+
+    The file has the SMs of the first CTA, or of the first cluster of CTAs, of each kernel.
+    """
+    from kda.simulator.timing.pages import page
+    from kda.simulator.timing.traces import trace
+
+    target = target_of(arch)
+    backends = built_for(target)
+    if not backends:
+        raise click.UsageError(f"--arch {arch}: no backend has kernels for it yet")
+    with screen.progress(f"running a forward for {target.name}"):
+        session = forward(target, backends[0].backend, tokens, heads)
+    timelines = [run.timeline(sms=math.prod(run.cluster)) for run in session.runs if run.recorded]
+    out.write_text(json.dumps(trace(timelines)), encoding="utf-8")
+    if html:
+        html.write_text(page(timelines), encoding="utf-8")
+    if screen.json:
+        files = {"trace": str(out), **({"html": str(html)} if html else {})}
+        screen.emit_json({"schema": 1, "kda": kda_version(), "command": "timeline", "exit": OK,
+                          "milliseconds": session.milliseconds, "files": files})  # fmt: skip
+        return OK
+    for timeline in timelines:
+        clock = timeline.clock
+        screen.line(f"{timeline.kernel}: {1e3 * clock.milliseconds:,.1f} us on {clock.chip}, predicted")
+    screen.line(f"{out}: open it at https://ui.perfetto.dev or in chrome://tracing")
+    if html:
+        screen.line(f"{html}: open it in a browser")
+    return OK
+
+
+def forward(target, backend: str, tokens: int, heads: int):
+    """The capture of a call, timed and recorded."""
+    import kda
+    from kda.simulator import capture
+    from kda.verify.cases import make_inputs
+
+    dtype = "float32" if backend == "sm89" else "bfloat16"
+    case = make_inputs(T=tokens, H=heads, K=128, V=128, gate="bounded", initial_state=False, dtype=dtype)
+    with capture(arch=target.spelling, checks=False, clock=True, timeline=True) as session:
+        kda.chunk_kda_fwd(**case.keywords, backend=backend)
+    return session

@@ -1,0 +1,46 @@
+"""One capture: a session, with the doors of the compilers leading into it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from ...compile.launching import redirect
+from ...host import standing_in
+from ..chips import CHIPS, host_of, number_of
+from . import cutedsl, triton
+from .session import Session
+
+_ONE = threading.RLock()                     # the DSL's arch and Triton's driver belong to the process
+
+
+class Capture(Session):
+    """A session that also accepts calls of host functions, so that it can take the driver's place."""
+
+    def call(self, compiled: Any, args: tuple, kwargs: dict) -> Any:
+        """Call a host function that `kda.compile.cutedsl` compiled."""
+        return cutedsl.call(self, compiled, args, kwargs)
+
+
+@contextlib.contextmanager
+def capture(arch: str = "sm_100a", *, sms: int | None = None, **options: Any) -> Iterator[Capture]:
+    """Run launches of compiled kernels here, on CPU tensors, as a GPU of `arch` would.
+
+        with kda.simulator.capture(arch="sm_90a") as session:
+            my_compiled_function(q, k, v, o)
+        assert not session.findings
+
+    Taken are: kernels and host functions from `kda.compile`; functions of the CuTe DSL, called after the block began
+    (compiled before it as well, if they kept their PTX); and Triton's `fn[grid](...)`.  Dispatch sees the arch's GPU,
+    so `kda.chunk_kda` takes its backend.  `sms` answers for the number of multiprocessors, to dispatch and to host
+    code, so that a persistent kernel can be simulated on few; `options` are those of kda.simulator.launch.
+    """
+    chip, host = CHIPS[number_of(arch)], host_of(arch)
+    if sms is not None:
+        chip, host = chip._replace(sms=sms), dataclasses.replace(host, sms=sms)
+    session = Capture(chip, options)
+    with _ONE, redirect(session), standing_in(host), cutedsl.taken(session), triton.taken(session):
+        yield session

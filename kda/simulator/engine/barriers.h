@@ -1,0 +1,13 @@
+/* The mbarriers that copies and tensor cores tell of their end. */
+#pragma once
+#include "machine.h"
+
+Mbarrier *mbarrier_at(Warp *w, const Ins *i, int lane, u32 address, bool must_live); /* finding if there is none */
+void mbarrier_arrive(Mbarrier *b, u32 count, const Knowledge *from);                 /* from may be NULL (relaxed) */
+void mbarrier_complete_tx(Mbarrier *b, s64 bytes, const Knowledge *from);
+/* A finding if a copy or a commit, or another CTA than its own, knows of no fence behind its initialisation. */
+void mbarrier_fenced(const Mbarrier *b, Warp *w, const Ins *i, int lane, const Knowledge *know);
+u32 mbarrier_next_clock(const Mbarrier *b); /* the clock of accesses that its current phase tracks */
+void free_cta_barriers(Cta *cta);
+Outcome op_try_wait(Warp *w, const Ins *i, u32 lanes);
+bool barriers_explain_block(Warp *w, const Ins *i, int lane, char *text, size_t size); /* false if the instruction is none of its own */

@@ -1,0 +1,197 @@
+/* The schedule with a clock: who is earliest goes first, a warp or the end of some asynchronous work.
+ *
+ * The first clusters of the grid run in detail, in slots (an SM, or the SMs of a cluster): so many at once in each, the next one when
+ * one has ended. A warp that waits asks again after any event, at that event's time. What is asked for is the time alone: all bits are those of
+ * any other schedule.
+ */
+#include "clocked.h"
+#include "clock.h"
+#include "clusters.h"
+#include "schedule.h"
+#include "warps.h"
+#include "work.h"
+
+#include <math.h>
+
+/* ---- asynchronous work -------------------------------------------------------------------------------------------------- */
+
+static void begin_in_turn(Queue *q, const Clock *c) { /* the first of a queue whose work runs one after the other, or that nobody gave a time */
+    Work *work = q->first;
+    if (!q->keep) {
+        work->finish = work->sent + c->p->async_latency;
+        return;
+    }
+    double begins = work->sent > q->free_at ? work->sent : q->free_at;
+    q->free_at = begins + work->duration;
+    work->finish = q->free_at + work->tail;
+    sm_of(work->warp)->tcgen05.busy += work->duration;
+    trace_warp(work->warp, TRACE_TCGEN05, work->ins->index, 0, begins, q->free_at);
+}
+
+typedef struct {
+    Queue *queue;   /* NULL: none waits */
+    double at;      /* when its first work is done; without one, never */
+    u64 changes;    /* Machine.work_changes then */
+} Next;
+
+static void find_next(const Machine *m, Next *next) {
+    if (next->changes == m->work_changes) return;
+    *next = (Next){.at = INFINITY, .changes = m->work_changes};
+    for (Cluster *c = m->clusters; c; c = c->next)
+        for (Queue *q = c->queues.next; q != &c->queues; q = q->next) {
+            if (!q->first) continue;
+            if (!q->first->finish) begin_in_turn(q, m->time);
+            if (q->first->finish < next->at) next->at = q->first->finish, next->queue = q;
+        }
+}
+
+static void run_next(Machine *m, const Next *next) {
+    Clock *c = m->time;
+    if (next->at > c->now) c->now = next->at;
+    c->acting = NULL;
+    run_first(next->queue);
+}
+
+/* ---- warps -------------------------------------------------------------------------------------------------------------- */
+
+static void run_one(Warp *w) {
+    u64 before = w->machine->ran;
+    run_warp(w, 1);
+    w->machine->launch->issued += w->machine->ran - before;
+    if (w->time->now > w->cluster->ends_at) w->cluster->ends_at = w->time->now;
+    if (!w->nsplits && w->born) {
+        if (w->time->bulk_end > w->cluster->ends_at) w->cluster->ends_at = w->time->bulk_end;
+        retire(w);
+    }
+}
+
+static void ask_again(Machine *m) { /* whoever waits */
+    for (Warp *w = warp_after(m, NULL); w; w = warp_after(m, w))
+        for (s32 k = 0; k < w->nsplits; k++) {
+            const Split *s = &w->split[k];
+            if (!s->blocked || s->gathering || s->seen == m->events) continue;
+            w->current = k;
+            run_one(w);
+        }
+}
+
+static const Ins *at_hand(Warp *w) { return &w->machine->program->ins[current_split(w)->pc]; }
+
+static Warp *earliest(Machine *m, double *second) { /* that can run; when the one after it can */
+    Warp *first = NULL;
+    *second = INFINITY;
+    for (Warp *w = warp_after(m, NULL); w; w = warp_after(m, w)) {
+        if (!w->nsplits || !pick_split(w)) continue;
+        if (!first || w->time->now < first->time->now) {
+            if (first) *second = first->time->now;
+            first = w;
+        } else if (w->time->now < *second)
+            *second = w->time->now;
+    }
+    return first;
+}
+
+/* As long as nobody else is earlier; what has moved its time goes back to the queue. */
+static void run_turn(Warp *w, double until) {
+    Machine *m = w->machine;
+    u64 events = m->events, changes = m->work_changes;
+    do run_one(w);
+    while (w->nsplits && !current_split(w)->blocked && !current_split(w)->gathering && w->time->now <= until && events == m->events &&
+           changes == m->work_changes && !m->launch->stopped && clock_settled(w, at_hand(w)));
+}
+
+/* ---- clusters ----------------------------------------------------------------------------------------------------------- */
+
+static u64 resident(const Machine *m, s32 slot) {
+    u64 n = 0;
+    for (const Cluster *c = m->clusters; c; c = c->next) n += c->slot == slot;
+    return n;
+}
+
+static s32 emptiest_slot(const Machine *m) {
+    s32 found = 0;
+    for (s32 slot = 1; slot < (s32)m->time->p->slots; slot++)
+        if (resident(m, slot) < resident(m, found)) found = slot;
+    return found;
+}
+
+static void begin_cluster(Machine *m) {
+    const ClockSetting *p = m->time->p;
+    m->time->next_slot = emptiest_slot(m);
+    add_cluster(m);
+    if (m->next_cluster <= p->detailed) p->begun[m->next_cluster - 1] = m->time->now;
+}
+
+/* Warps spin, or wait, for what none of them will do: all clusters run in detail now, and more at once, twice as many as there are. */
+static bool begin_others(Machine *m, u64 all) {
+    u64 begins = 0;
+    m->total_clusters = all;
+    for (const Cluster *c = m->clusters; c; c = c->next) begins++;
+    if (begins > all - m->next_cluster) begins = all - m->next_cluster;
+    for (u64 n = 0; n < begins; n++) begin_cluster(m);
+    return begins;
+}
+
+static void end_clusters(Machine *m) { /* whose warps and whose asynchronous work have ended */
+    ClockSetting *p = m->time->p;
+    for (Cluster **at = &m->clusters; *at;) {
+        Cluster *c = *at;
+        if (c->running || c->pending_work) {
+            at = &c->next;
+            continue;
+        }
+        *at = c->next;
+        if (c->ends_at > p->end) p->end = c->ends_at;
+        if (c->serial <= p->detailed) p->ended[c->serial - 1] = c->ends_at;
+        end_cluster(c);
+        m->progress++;
+    }
+}
+
+/* ---- the schedule ------------------------------------------------------------------------------------------------------- */
+
+static bool run_event(Machine *m, Next *next) { /* the earliest; false: nobody can go on */
+    double second;
+    Warp *w = earliest(m, &second);
+    find_next(m, next);
+    if (next->queue && (!w || next->at <= w->time->now)) {
+        run_next(m, next);
+        return true;
+    }
+    if (!w) return false;
+    if (current_split(w)->blocked || clock_settled(w, at_hand(w))) run_turn(w, second < next->at ? second : next->at);
+    return true;
+}
+
+void run_clocked(Machine *m) {
+    Launch *launch = m->launch;
+    enum { PATIENCE = 1 << 20 }; /* instructions that warps may run before they may be waiting for a cluster that has not begun */
+    m->time = new_clock(m);
+    const ClockSetting *p = m->time->p;
+    u64 all = m->total_clusters, events = 0, looked = 0;
+    Next next = {.at = INFINITY, .changes = (u64)-1};
+    m->total_clusters = p->detailed < all ? p->detailed : all;
+    while (!launch->stopped) {
+        while (m->next_cluster < m->total_clusters && resident(m, emptiest_slot(m)) < p->resident) begin_cluster(m);
+        if (!m->clusters) break;
+        if (events != m->events) {
+            events = m->events;
+            ask_again(m);
+            end_clusters(m);
+            continue;
+        }
+        bool spinning = m->ran - m->last_work > PATIENCE && m->ran - looked > PATIENCE;
+        if (spinning) looked = m->ran;
+        if (!spinning && run_event(m, &next)) {
+            if (launch->limit && launch->issued > launch->limit) report_limit(m);
+            continue;
+        }
+        if (!begin_others(m, all) && !spinning && !give_up_a_wait(m)) report_deadlock(m);
+    }
+    m->total_clusters = p->alone ? m->next_cluster : all;
+    for (Cluster *c = m->clusters; c; c = m->clusters) { /* after a finding that ends the launch */
+        m->clusters = c->next;
+        end_cluster(c);
+    }
+    free_clock(m);
+}

@@ -1,0 +1,156 @@
+/* The schedule: which warp runs, and when asynchronous work happens.
+ *
+ * When no warp of the resident clusters can run, one piece of asynchronous work does; when there is none left, another cluster starts;
+ * then a try_wait may give up once; then it is a deadlock. So asynchronous work happens as late as the program allows.
+ */
+#include "schedule.h"
+#include "barriers.h"
+#include "clusters.h"
+#include "findings.h"
+#include "tmem.h"
+#include "visits.h"
+#include "warps.h"
+#include "work.h"
+
+#include <stdio.h>
+
+Warp *warp_after(const Machine *m, Warp *w) {
+    const Cluster *c = w ? w->cluster : NULL;
+    if (w && w->index + 1 < w->cta->nwarps) return w + 1;
+    if (w && w->cta->rank + 1 < c->nctas) return c->cta[w->cta->rank + 1].warp;
+    c = c ? c->next : m->clusters;
+    return c ? c->cta[0].warp : NULL;
+}
+
+bool give_up_a_wait(Machine *m) {
+    for (Warp *w = warp_after(m, NULL); w; w = warp_after(m, w))
+        for (s32 k = 0; k < w->nsplits; k++) {
+            Split *s = &w->split[k];
+            const Ins *i = &m->program->ins[s->pc];
+            if (!s->blocked || i->run != op_try_wait || s->timeout == m->progress) continue;
+            s->timeout = m->progress;
+            set_pred(w, i->arg[0], passing(w, s, i), 0);
+            finish(w, k, NEXT);
+            return true;
+        }
+    return false;
+}
+
+static void explain_block(Warp *w, const Split *s, char *text, size_t size) {
+    const Ins *i = &w->machine->program->ins[s->pc];
+    int l = first_lane(s->lanes);
+    if (s->gathering)
+        snprintf(text, size, "lanes %08x wait here for the others of %08x", s->lanes, i->gather == 1 ? w->live : R32(w, i->arg[i->mod[0]])[l] & w->live);
+    else if (!barriers_explain_block(w, i, l, text, size) && !tmem_explain_block(w, i, text, size))
+        snprintf(text, size, "waits");
+}
+
+void report_deadlock(Machine *m) {
+    for (Warp *w = warp_after(m, NULL); w; w = warp_after(m, w))
+        for (s32 k = 0; k < w->nsplits; k++) {
+            Split *s = &w->split[k];
+            const Ins *i = &m->program->ins[s->pc];
+            FindingKind kind = s->gathering && i->gather == 1 ? DIVERGED : DEADLOCK;
+            Finding *f = find_at(m, kind, w, first_lane(s->lanes), s->pc, -1, 0, 0);
+            if (!f || f->count != 1) continue;
+            f->detail[0] = s->lanes;
+            f->detail[1] = w->live;
+            explain_block(w, s, f->text, sizeof f->text);
+        }
+    stop(m);
+}
+
+void report_limit(Machine *m) {
+    for (Warp *w = warp_after(m, NULL); w; w = warp_after(m, w))
+        if (w->nsplits) find_at(m, TOO_MANY_INSTRUCTIONS, w, 0, w->split[w->current].pc, -1, 0, m->launch->limit);
+    stop(m);
+}
+
+static void reap(Machine *m) { /* clusters that have ended, or have asynchronous work alone left */
+    for (Cluster **at = &m->clusters; *at;) {
+        Cluster *c = *at;
+        if (c->running) {
+            at = &c->next;
+            continue;
+        }
+        while (c->pending_work && !m->launch->stopped) run_some_work(m);
+        *at = c->next;
+        end_cluster(c);
+        m->progress++;
+    }
+}
+
+void add_cluster(Machine *m) {
+    Cluster *c = start_cluster(m), **last = &m->clusters;
+    while (*last) last = &(*last)->next;
+    *last = c;
+    m->progress++;
+}
+
+static void run_early_work(Machine *m) {
+    for (Cluster *c = m->clusters; c; c = c->next)
+        while (c->pending_work && run_some_work(m)) {}
+}
+
+void retire(Warp *w) {
+    w->born = 0;
+    if (!--w->cta->running) {
+        w->cta->exited = true;
+        visits_at_exit(w->cta);
+        w->cluster->running--;
+    }
+    machine_event(w->machine);
+}
+
+static bool run_round(Machine *m) { /* every warp gets a turn; did anything run? */
+    Launch *launch = m->launch;
+    bool ran = false;
+    for (Cluster *c = m->clusters; c; c = c->next)
+        for (s32 t = 0; t < c->nctas; t++) {
+            Cta *cta = &c->cta[t];
+            s32 first = launch->seed ? (s32)(machine_random(m) % cta->nwarps) : 0;
+            for (s32 n = 0; n < cta->nwarps && !launch->stopped; n++) {
+                Warp *w = &cta->warp[(first + n) % cta->nwarps];
+                if (!w->nsplits) continue;
+                if (launch->seed && machine_random(m) % 4 == 0) { /* passed over this time: the others get ahead */
+                    ran = ran || pick_split(w);
+                    continue;
+                }
+                u64 quantum = launch->seed ? 1 + machine_random(m) % launch->quantum : launch->quantum;
+                u64 before = m->ran;
+                if (run_warp(w, quantum)) ran = true;
+                launch->issued += m->ran - before;
+                if (!w->nsplits && w->born) retire(w);
+                if (launch->early) run_early_work(m);
+            }
+        }
+    return ran;
+}
+
+void run_machine(Machine *m) {
+    Launch *launch = m->launch;
+    enum { PATIENCE = 1 << 18 }; /* instructions that spinning warps may run before asynchronous work goes on regardless */
+    u64 looked = 0;
+    while (!launch->stopped) {
+        u64 resident = 0;
+        for (Cluster *c = m->clusters; c; c = c->next) resident++;
+        while (resident < launch->resident && m->next_cluster < m->total_clusters) add_cluster(m), resident++;
+        if (!m->clusters) return;
+        if (run_round(m)) {
+            reap(m);
+            if (m->ran - m->last_work > PATIENCE && m->ran - looked > PATIENCE) {
+                looked = m->ran;
+                if (!run_some_work(m) && m->next_cluster < m->total_clusters) add_cluster(m);
+            }
+            if (launch->limit && launch->issued > launch->limit) report_limit(m);
+            continue;
+        }
+        reap(m);
+        if (!m->clusters || run_some_work(m)) continue;
+        if (m->next_cluster < m->total_clusters) {
+            add_cluster(m);
+            continue;
+        }
+        if (!give_up_a_wait(m)) report_deadlock(m);
+    }
+}

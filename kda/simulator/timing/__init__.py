@@ -1,0 +1,1 @@
+"""Predicted time: what chips do, what each instruction costs on them, and what a clocked launch says."""

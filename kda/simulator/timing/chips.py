@@ -1,0 +1,185 @@
+"""What the clock knows of each chip: every constant with how it is known, and from where.
+
+Clocks are those of an SM, rates bytes per clock. `measured`: on the project's own GPUs, one thing at a time.
+`published`: by the vendor, or in a paper. `assumed`: neither; a microbenchmark should replace it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Number(NamedTuple):
+    value: float
+    how: str  # measured, published or assumed
+    source: str
+
+
+class Chip(NamedTuple):
+    name: str
+    arch: int
+    constants: dict[str, Number]
+    clusters: dict[int, int]  # CTAs of a cluster -> clusters that are resident at once, at one CTA per SM
+
+    def __getattr__(self, name):
+        try:
+            return self.constants[name].value
+        except KeyError:
+            raise AttributeError(f"{self.name} has no constant {name}") from None
+
+    def __repr__(self):
+        return self.name
+
+    def slots(self, size):
+        """Clusters of this many CTAs that run at once, at one CTA per SM."""
+        return self.clusters.get(size, int(self.sms) // size)
+
+
+def measured(value, source="H200, 2026-11-21"):
+    return Number(value, "measured", source)
+
+
+def published(value, source):
+    return Number(value, "published", source)
+
+
+def assumed(value, why):
+    return Number(value, "assumed", why)
+
+
+_VOLTA = "dissection of Volta's microarchitecture, 2018: a dependent fma issues after 4 clocks"
+_WHITE = "H100 white paper: lanes of each unit"
+_AMPERE = "A100 white paper"
+_ADA = "Ada white paper"
+_LIKE_H200 = "as the H200"
+
+# clocks that a warp's instruction keeps a unit of its quarter, latencies, and what synchronises
+_HOPPER = {
+    "fma_busy": measured(1),                # 113 of 128 results a clock
+    "alu_busy": published(2, _WHITE),
+    "special_busy": measured(8),            # ex2: 16 results a clock and SM
+    "fma_latency": published(4, _VOLTA),
+    "alu_latency": assumed(4.5, "between 4 and 5 on every chip since Volta"),
+    "special_latency": assumed(20, "published for earlier chips: 18 to 24"),
+    "shuffle_latency": assumed(25, "published for earlier chips: 23 to 25"),
+    "parameter_latency": assumed(8, "a constant cache that hits"),
+    # of 16-bit elements, multiply-adds per clock and quarter
+    "mma_rate": published(320, "62% of wgmma's rate, by several papers on Hopper's mma.sync"),
+    "mma_latency": published(33, "papers on Hopper's mma.sync: m16n8k16"),
+    "wgmma_rate": measured(512),            # 16-bit multiply-adds a clock and quarter
+    "wgmma_latency": measured(54),          # 311 clocks for 256 of work
+    "shared_latency": published(29, "papers on Hopper's memory latencies"),
+    "l1_latency": published(35, "papers on Hopper's memory latencies"),
+    "l2_latency": published(265, "papers on Hopper's memory latencies"),
+    "hbm_latency": published(600, "papers on Hopper's memory latencies: 480 to 800"),
+    "l2_rate_sm": assumed(64, "the port of one SM"),
+    "hbm_rate_sm": assumed(40, "what one SM alone can ask for"),
+    "l1_bytes": published(256 << 10, _WHITE),
+    "barrier_base": measured(25),           # 33, 41, 49 clocks for 4, 8, 12 warps
+    "barrier_warp": measured(2),
+    "mbarrier_wake": measured(46),          # a hop between two warps: 47 clocks
+    "remote_arrival": measured(430),        # 479 until the neighbour wakes
+    "cluster_wake": measured(341),          # 343 for a barrier of two CTAs
+    "tma_latency": assumed(170, "issue to the first request"),
+    "tma_rate": assumed(64, "bytes a clock of one SM's engine"),
+    "dsmem_latency": assumed(450, "as a remote arrival"),
+    "dsmem_rate": assumed(32, "half of the engine's rate"),
+    "cp_async_latency": assumed(20, "from memory to shared memory"),
+    "async_latency": assumed(500, "work of no other kind, such as try_cancel"),
+    "start": assumed(600, "from launch, or from the end of the CTA before, to the first instruction"),
+    "window": assumed(48, "how far ptxas moves an instruction ahead of where PTX has it; 24 to 96 fit alike"),
+    "queue_fma": assumed(0, "none"),
+    "queue_alu": assumed(4, "two instructions"),
+    "queue_special": assumed(24, "three instructions"),
+    "queue_shared": assumed(24, "passes over shared memory"),
+}  # fmt: skip
+_NO_TENSOR_MEMORY = {name: assumed(0, "there is none") for name in ("tensor_rate", "tensor_latency", "tensor_short",
+                                                                      "tmem_latency", "tmem_column")}  # fmt: skip
+_H200 = _HOPPER | _NO_TENSOR_MEMORY | {
+    "sms": published(132, "H200 data sheet"),
+    "gigahertz": measured(1.98),
+    "l2_rate": published(27 * 132, "papers on Hopper's L2: 3,560 bytes a clock"),
+    "hbm_rate": measured(4.15e12 / 1.98e9),
+}  # fmt: skip
+_H100 = _H200 | {
+    "gigahertz": assumed(1.98, _LIKE_H200),
+    "hbm_rate": assumed(0.865 * 3.35e12 / 1.98e9, "the share of the published rate that an H200 reaches"),
+}
+_B200 = _HOPPER | {
+    "sms": published(148, "B200: cudaDeviceProp"),
+    "gigahertz": assumed(1.85, "the rate at which tensor figures of the data sheet hold"),
+    "l2_rate": assumed(27 * 148, _LIKE_H200),
+    "hbm_rate": assumed(0.9 * 8e12 / 1.85e9, "nine tenths of the published rate"),
+    "tensor_rate": published(4096, "B200 data sheet: 2.25 PFLOP/s of bf16"),
+    "tensor_latency": assumed(90, "from the end of the products to the arrival of a commit"),
+    "tensor_short": assumed(16, "tcgen05.cp and shift"),
+    "tmem_latency": assumed(25, "tcgen05.ld and st of a column"),
+    "tmem_column": assumed(1, "32 cells a clock and warp"),
+}
+_GB200 = _B200 | {
+    "sms": published(152, "GB200: cudaDeviceProp"),
+    "gigahertz": assumed(1.92, "higher power"),
+    "l2_rate": assumed(27 * 152, _LIKE_H200),
+    "hbm_rate": assumed(0.9 * 8e12 / 1.92e9, "nine tenths of the published rate"),
+}
+_NO_WGMMA = {
+    "wgmma_rate": assumed(1, "there is none"),
+    "wgmma_latency": assumed(0, "there is none"),
+}
+_A100 = _HOPPER | _NO_TENSOR_MEMORY | _NO_WGMMA | {
+    "sms": published(108, _AMPERE),
+    "gigahertz": published(1.41, _AMPERE),
+    "l2_rate": published(5120, _AMPERE),
+    "hbm_rate": assumed(0.88 * 2.04e12 / 1.41e9, "a share of the published rate of the 80 GB form"),
+    "l1_bytes": published(192 << 10, _AMPERE),
+    "fma_busy": published(2, _AMPERE),
+    "special_busy": published(8, _AMPERE),
+    "mma_rate": published(256, _AMPERE),
+    "mma_latency": published(25, "papers on Ampere's mma.sync: m16n8k16"),
+    "l2_latency": published(200, "papers on Ampere's memory latencies"),
+    "hbm_latency": published(466, "papers on Ampere's memory latencies"),
+    "wgmma_latency": assumed(0, "there is none"),
+}  # fmt: skip
+_RTX4090 = _HOPPER | _NO_TENSOR_MEMORY | _NO_WGMMA | {
+    "sms": published(128, _ADA),
+    "gigahertz": published(2.52, _ADA),
+    "l2_rate": assumed(2048, "half of the A100's a clock"),
+    "hbm_rate": assumed(0.92 * 1.008e12 / 2.52e9, "a share of the published rate"),
+    "l1_bytes": published(128 << 10, _ADA),
+    "special_busy": published(8, _ADA),
+    "mma_rate": published(64, f"{_ADA}: 165 TFLOP/s with sums in f32"),
+    "l2_latency": assumed(270, "papers on Ada's memory latencies: 260 to 280"),
+    "hbm_latency": assumed(540, "papers on Ada's memory latencies"),
+}  # fmt: skip
+
+_GPCS = {1: 132, 2: 66, 4: 30, 6: 17, 8: 15, 12: 7, 16: 7}  # measured on an H200: cudaOccupancyMaxActiveClusters
+CHIPS = {
+    chip.name: chip
+    for chip in (
+        Chip("h200", 90, _H200, _GPCS),
+        Chip("h100", 90, _H100, _GPCS),
+        Chip("b200", 100, _B200, {}),
+        Chip("gb200", 100, _GB200, {}),
+        Chip("a100", 80, _A100, {}),
+        Chip("rtx4090", 89, _RTX4090, {}),
+    )
+}
+OF_ARCH = {80: "a100", 89: "rtx4090", 90: "h200", 100: "b200"}
+
+
+def chip_of(name, arch):
+    """The chip of that name, or (True) the one that stands for an arch such as 90; a Chip is taken as it is.
+
+    ValueError if there is none of that arch.
+    """
+    if isinstance(name, Chip):
+        return name
+    if name is True:
+        if arch not in OF_ARCH:
+            raise ValueError(f"clock=True: no chip of sm_{arch} has a clock; there are {', '.join(CHIPS)}")
+        name = OF_ARCH[arch]
+    if name not in CHIPS:
+        raise ValueError(f"clock={name!r} is no chip with a clock; there are {', '.join(CHIPS)}")
+    if CHIPS[name].arch != arch:
+        raise ValueError(f"clock={name!r} is a chip of sm_{CHIPS[name].arch}, and the kernel runs on sm_{arch}")
+    return CHIPS[name]

@@ -1,0 +1,160 @@
+"""Timelines as a page: an SVG of what the roles of an SM do from clock to clock, with nothing beside it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from html import escape
+
+WIDTH, LABEL = 1400, 190  # pixels: of the picture, and of the names at its left
+HEIGHTS = {"warp": 13, "unit": 15, "copy": 9, "mbarrier": 13, "barrier": 13}
+HEADINGS = {"unit": "engines", "copy": "copies on their way", "mbarrier": "mbarriers: phases",
+            "barrier": "named barriers: first arrival to last"}  # fmt: skip
+# why a warp waits -> what the legend says
+WAITS = {
+    "mbarrier": "an mbarrier", "barrier": "a barrier", "cluster": "a barrier", "copies": "its copies",
+    "grid": "the kernel ahead", "tensor": "a matrix product", "long": "global memory", "short": "shared memory",
+    "mio": "shared memory", "math": "a unit, a result or its turn", "wait": "a unit, a result or its turn",
+    "not selected": "a unit, a result or its turn",
+}  # fmt: skip
+# light, dark
+COLOURS = {
+    "work": ("#2a78d6", "#3987e5"), "unit": ("#008300", "#33a533"), "copy": ("#52514e", "#c3c2b7"),
+    "phase": ("#c9c7bd", "#55544f"), "odd-phase": ("#e3e1d9", "#3d3c39"),
+    "mbarrier": ("#eda100", "#c98500"), "barrier": ("#e87ba4", "#d55181"), "cluster": ("#e87ba4", "#d55181"),
+    "copies": ("#1baf7a", "#199e70"), "grid": ("#52514e", "#c3c2b7"), "tensor": ("#4a3aa7", "#9085e9"),
+    "long": ("#e34948", "#e66767"), "short": ("#eb6834", "#d95926"), "mio": ("#eb6834", "#d95926"),
+    "math": ("#b9c8d8", "#4d6076"), "wait": ("#b9c8d8", "#4d6076"), "not selected": ("#b9c8d8", "#4d6076"),
+}  # fmt: skip
+STYLE = """
+:root { color-scheme: light dark; --back: #fcfcfb; --ink: #0b0b0b; --faint: #6d6c67; --line: #dddcd5; %s }
+@media (prefers-color-scheme: dark) { :root { --back: #1a1a19; --ink: #fff; --faint: #a5a49b; --line: #3a3a37; %s } }
+body { background: var(--back); color: var(--ink); font: 14px/1.5 system-ui, sans-serif; margin: 24px; }
+h1, h2 { font-weight: 600; font-size: 18px; margin: 0 0 4px; overflow-wrap: anywhere; } h2 { margin-top: 32px; }
+p { margin: 0 0 10px; max-width: 75em; color: var(--faint); }
+.picture { overflow-x: auto; } svg { display: block; min-width: 900px; width: 100%%; height: auto; }
+text { font: 11px system-ui, sans-serif; fill: var(--faint); } text.role { font-weight: 600; fill: var(--ink); }
+.grid { stroke: var(--line); } .slice:hover { stroke: var(--ink); stroke-width: 1; }
+ul { list-style: none; display: flex; flex-wrap: wrap; gap: 4px 18px; padding: 0; margin: 0 0 12px; font-size: 12px; }
+li i { display: inline-block; width: 11px; height: 11px; margin-right: 6px; border-radius: 2px; vertical-align: -1px; }
+%s
+"""
+
+
+def page(timelines, begins=None, ends=None, sm=0):
+    """Of one launch, or of several; a launch's window is chosen for it, unless it is given."""
+    parts = [_launch(timeline, *_window(timeline, sm, begins, ends), sm) for timeline in timelines]
+    light, dark = (" ".join(f"--{_name(k)}: {c[n]};" for k, c in COLOURS.items()) for n in (0, 1))
+    classes = " ".join(f".{_name(k)} {{ fill: var(--{_name(k)}); background: var(--{_name(k)}); }}" for k in COLOURS)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>A timeline</title>'
+        '<meta name="viewport" content="width=device-width"><style>'
+        f"{STYLE % (light, dark, classes)}</style></head><body>\n" + "\n".join(parts) + "\n</body></html>\n"
+    )
+
+
+def _name(kind):
+    return "is-" + kind.replace(" ", "-")
+
+
+# ---- which part of a launch
+
+
+def _window(timeline, sm, begins, ends):
+    """(begins, ends): between two ends of a phase of the mbarrier that has most, in the middle of the launch: a turn of
+    a ring. Without such, the life of a CTA, or all."""
+    found = _turn(timeline, sm) or _life(timeline, sm)
+    return found[0] if begins is None else begins, found[1] if ends is None else ends
+
+
+def _turn(timeline, sm):
+    rings = [row.slices for row in timeline.rows if row.kind == "mbarrier" and row.sm == sm]
+    longest = max(rings, key=len, default=[])
+    if len(longest) < 3:
+        return None
+    middle = longest[len(longest) // 2]
+    return middle.begins, middle.ends
+
+
+def _life(timeline, sm):
+    warps = [row for row in timeline.rows if row.kind == "warp" and row.sm == sm and row.slices]
+    ctas = Counter(row.name.partition(":")[0] for row in warps)
+    if not ctas:
+        return 0.0, max(timeline.clock.clocks, 1.0)
+    chosen = [*ctas][len(ctas) // 2]
+    slices = [s for row in warps if row.name.startswith(chosen + ":") for s in row.slices]
+    return min(s.begins for s in slices), max(s.ends for s in slices)
+
+
+# ---- one launch
+
+
+def _launch(timeline, begins, ends, sm):
+    clock = timeline.clock
+    rows = [row for row in timeline.rows if row.sm == sm]
+    seen = [(row, [s for s in row.slices if s.begins < ends and s.ends > begins]) for row in rows]
+    seen = [(row, slices) for row, slices in seen if slices]
+    picture, waits = _picture(seen, begins, ends)
+    legend = {"issues instructions": "work"} | {f"waits for {WAITS[why]}": why for why in WAITS if why in waits}
+    legend |= {"a unit works": "unit", "a copy is on its way": "copy", "phases, one after the other": "phase"}
+    items = "".join(f'<li><i class="{_name(kind)}"></i>{says}</li>' for says, kind in legend.items())
+    return (
+        f"<h2>{escape(timeline.kernel)}</h2>\n<p>SM {sm}, clocks {begins:,.0f} to {ends:,.0f} of "
+        f"{clock.clocks:,.0f} ({1e3 * clock.milliseconds:,.1f} us on {clock.chip}, predicted): {ends - begins:,.0f} "
+        f"clocks. Each line is a warp; point at a slice to read it. Waits below 48 clocks count as work.</p>\n"
+        f'<ul>{items}</ul>\n<div class="picture">{picture}</div>'
+    )
+
+
+def _picture(rows, begins, ends):
+    """(SVG, reasons that its warps wait for)"""
+    scale, y, parts, waits, heading = (WIDTH - LABEL) / (ends - begins), 22, [], set(), None
+    for row, slices in rows:
+        said = f"{row.name.partition(':')[0]}: {row.role}" if row.kind == "warp" else HEADINGS[row.kind]
+        if said != heading:
+            y += 10
+            heading, own = said, row.kind == "warp"
+            cta, _, role = said.partition(": ")
+            parts.append(f'<text class="role" x="0" y="{y + 10}">{escape(f"{role} ({cta})" if own else said)}</text>')
+            y += 0 if own else 16
+        height = HEIGHTS[row.kind]
+        if row.kind in ("unit", "mbarrier", "barrier"):
+            parts.append(f'<text x="0" y="{y + height - 4}">{escape(row.name)}</text>')
+        for s in slices:
+            parts.append(_rect(row, s, begins, ends, scale, y, height, _kind(row, s)))
+            waits |= {s.why} if s.kind == "stall" else set()
+        y += height
+    axis = _axis(begins, ends, scale, y)
+    return f'<svg viewBox="0 0 {WIDTH} {y + 6}" role="img">{axis}{"".join(parts)}</svg>', waits
+
+
+def _kind(row, s):
+    """That it is coloured by."""
+    if row.kind == "mbarrier":
+        return "odd-phase" if row.slices.index(s) % 2 else "phase"
+    return s.why if s.kind == "stall" else "phase" if s.kind == "barrier" else s.kind
+
+
+def _rect(row, s, begins, ends, scale, y, height, kind):
+    left, right = max(s.begins, begins), min(s.ends, ends)
+    width = max((right - left) * scale - 0.4, 0.6)
+    shape = f'class="slice {_name(kind)}" x="{LABEL + (left - begins) * scale:.1f}" y="{y + 1}"'
+    return f'<rect {shape} width="{width:.1f}" height="{height - 2}"><title>{escape(_says(row, s))}</title></rect>'
+
+
+def _says(row, s):
+    lines = [row.name, s.name, f"clocks {s.begins:,.0f} to {s.ends:,.0f}: {s.clocks:,.0f}"]
+    if s.issued:
+        lines.append(f"issued {s.issued:,.0f}")
+    lines += [f"stalled, {why}: {n:,.0f}" for why, n in sorted(s.stalls.items(), key=lambda item: -item[1])]
+    return "\n".join(lines + [f"{name}: {what}" for name, what in s.says.items()])
+
+
+def _axis(begins, ends, scale, bottom):
+    step = next(n for e in range(9) for n in (10**e, 2 * 10**e, 5 * 10**e) if (ends - begins) / n <= 12)
+    at, parts = -(-begins // step) * step, []
+    while at <= ends:
+        x = LABEL + (at - begins) * scale
+        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="18" y2="{bottom}"/>')
+        parts.append(f'<text x="{x:.1f}" y="12" text-anchor="middle">{at:,.0f}</text>')
+        at += step
+    return "".join(parts)
