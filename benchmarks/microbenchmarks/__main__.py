@@ -24,7 +24,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog=f"python -m {__package__}", description="What a GPU's units take.")
     parser.add_argument("--group", default=",".join(GROUPS), help="which, with commas between: %(default)s")
     parser.add_argument("--json", type=Path, help="write all figures, anew after each")
-    parser.add_argument("--lines", action="store_true", help="print a JSON object per figure in place of text")
+    parser.add_argument("--lines", action="store_true", help="print a JSON object per figure instead of text")
     parser.add_argument("--seconds", type=float, default=200, help="that measuring may take in all (%(default)s)")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--build", metavar="ARCH", help="only build, for sm90, sm100, ...: no GPU")

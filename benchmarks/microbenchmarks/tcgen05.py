@@ -12,6 +12,7 @@ from typing import NamedTuple
 from . import frame
 from .bench import Bench, Skip
 from .issue import bits
+from .mma import DEPTHS, ONES
 
 TRIPS, ROW = 64, 128
 COLUMNS = 512                                # of tensor memory, all of it
@@ -33,14 +34,6 @@ class Product(NamedTuple):
     def name(self) -> str:
         more = [self.type] * (self.type != "bf16") + ["of two CTAs"] * (self.group == 2)
         return " ".join([f"m{self.m} n{self.n} {self.a}", *more])
-
-    @property
-    def depth(self) -> int:
-        return 16 if self.type == "bf16" else 8
-
-    @property
-    def word(self) -> int:
-        return 0x3F803F80 if self.type == "bf16" else 0x3F800000
 
     @property
     def descriptor(self) -> int:
@@ -103,10 +96,10 @@ def source_of(one: Product, steps: int, waits: bool) -> str:
     take, give = allocation(one.group)
     a_bytes = 128 * ROW
     setup = f"""{take}
-  for (u32 i = threadIdx.x; i < {shared_bytes(one) // 4}; i += blockDim.x) ((u32*)smem)[i] = {one.word};
+  for (u32 i = threadIdx.x; i < {shared_bytes(one) // 4}; i += blockDim.x) ((u32*)smem)[i] = {ONES[one.type]};
   fence_async();
   clear_columns(mine, 0, {one.n});
-  {f"clear_columns(mine + {A_COLUMN}, {one.word}, 32);" if one.a == "TS" else ""}
+  {f"clear_columns(mine + {A_COLUMN}, {ONES[one.type]}, 32);" if one.a == "TS" else ""}
   const u64 rest = 0x4000404000010000ull;
   u64 desc_a = rest | (address(smem) >> 4), desc_b = rest | ((address(smem) + {a_bytes}) >> 4);
   bool leads = threadIdx.x == 0{" && cluster_rank() == 0" if one.group == 2 else ""};
@@ -132,7 +125,7 @@ def product(bench: Bench, name: str, one: Product, steps: int, waits: bool, per:
     built = bench.build(source_of(one, steps, waits), {"UTCHMMA": steps})
     trips = bench.trips(TRIPS)
     clocks = bench.clocks(built, trips, grid=one.group, cluster=one.group, block=128, dynamic_shared=shared_bytes(one))
-    ends, found = bits(float(one.depth * steps * (trips + frame.WARM))), bench.results(1)[0]
+    ends, found = bits(float(DEPTHS[one.type] * steps * (trips + frame.WARM))), bench.results(1)[0]
     fault = bench.wrong(f"D is {found:#x}, not {ends:#x}", found == ends)
     bench.each(name, clocks, trips * per, built.fault, fault)
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from . import frame, shared
 from .bench import Bench, Built, Skip, disassembled, opcodes
 from .issue import bits
+from .mma import DEPTHS, ONES
 
 GROUP = 128                                  # threads
 BLOCK_A, ROW = 8192, 128                     # bytes of 64 rows, of a row: 64 columns of bf16
@@ -38,14 +39,6 @@ class Product(NamedTuple):
         return " ".join([f"n{self.n}", self.a, *more])
 
     @property
-    def depth(self) -> int:
-        return 16 if self.type == "bf16" else 8
-
-    @property
-    def word(self) -> int:
-        return 0x3F803F80 if self.type == "bf16" else 0x3F800000
-
-    @property
     def shared(self) -> int:
         """Bytes of A and B."""
         return 2 * BLOCK_A + max(2 * self.n * ROW, 16384)
@@ -64,7 +57,7 @@ class Product(NamedTuple):
         given.append(f'"l"(desc_b + {(step % STEPS * 2048 if self.transposed else plain) >> 4})')
         tail = [int(self.transposed)] if self.a == "RS" else [0, int(self.transposed)]
         scales = ", ".join(map(str, [1, 1, *(tail if self.type == "bf16" else [])]))
-        name = f"wgmma.mma_async.sync.aligned.m64n{self.n}k{self.depth}.f32.{self.type}.{self.type}"
+        name = f"wgmma.mma_async.sync.aligned.m64n{self.n}k{DEPTHS[self.type]}.f32.{self.type}.{self.type}"
         ptx = f"{{ .reg .pred p; setp.ne.b32 p, 1, 0; {name} {{{regs}}}, {a}, %{at}, p, {scales}; }}"
         outs = frame.registers("+f", [f"{d}[{i}]" for i in range(self.n // 2)])
         return f'      asm volatile("{ptx}" : {outs} : {", ".join(given)});'
@@ -83,8 +76,9 @@ def setup(one: Product, accumulators: int = 1, fill: str = "") -> str:
     stride = (16384 >> 4 << 16) if one.transposed else 1 << 16
     arrays = " ".join(f"float {'de'[i]}[{one.n // 2}];" for i in range(accumulators))
     clear = " ".join(f"{'de'[i]}[j] = 0.f;" for i in range(accumulators))
-    in_registers = f"u32 {', '.join(f'a{i} = {one.word} + out[4096 + threadIdx.x]' for i in range(4 * STEPS))};"
-    return f"""for (u32 i = threadIdx.x; i < {one.shared // 4}; i += blockDim.x) ((u32*)smem)[i] = {fill or one.word};
+    in_registers = f"u32 {', '.join(f'a{i} = {ONES[one.type]} + out[4096 + threadIdx.x]' for i in range(4 * STEPS))};"
+    word = fill or ONES[one.type]
+    return f"""for (u32 i = threadIdx.x; i < {one.shared // 4}; i += blockDim.x) ((u32*)smem)[i] = {word};
   fence_async(); sync_all();
   const u64 rest = (1ull << 62) | (64ull << 32);
   u64 desc_a = rest | (1 << 16) | (address(smem) >> 4);
@@ -121,7 +115,7 @@ def timed(bench: Bench, name: str, one: Product, body: str, steps: int, accumula
     text = frame.loop(body, setup(one, accumulators), finish(one, accumulators), threads=block, drain=drain)
     built = build(bench, text, {"HGMMA": steps * accumulators})
     clocks = bench.clocks(built, trips, block=block, dynamic_shared=one.shared)
-    ends, found = bits(float(one.depth * steps * (trips + frame.WARM))), bench.results(block)
+    ends, found = bits(float(DEPTHS[one.type] * steps * (trips + frame.WARM))), bench.results(block)
     fault = bench.wrong(f"D is {found[0]:#x}, not {ends:#x}", set(found) == {ends})
     bench.each(name, clocks, trips * per, built.fault, fault)
 
@@ -166,7 +160,7 @@ def handed(bench: Bench) -> None:
     stores = shared.accesses(shared.store(128), 4, 2048)
     turn = f"u32 at = place + (i & 1) * {BLOCK_A}; desc_a = begin + (i & 1) * {BLOCK_A >> 4};"
     fence, barrier, product = "fence_async();", frame.asm("bar.sync 1, 128;"), group(one, 4) + waiting(0)
-    begins = setup(one) + f" u32 place = address(smem) + 16 * threadIdx.x, x = {one.word}; u64 begin = desc_a;"
+    begins = setup(one) + f" u32 place = address(smem) + 16 * threadIdx.x, x = {ONES[one.type]}; u64 begin = desc_a;"
     for name, parts in (("product", [product]), ("barrier, product", [barrier, product]),
                         ("fence, barrier, product", [fence, barrier, product]),
                         ("4 STS.128, fence, barrier, product", [stores, fence, barrier, product])):  # fmt: skip

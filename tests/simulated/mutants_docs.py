@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import kda
 from kda.compile import target
-from kda.simulator.mutation import WAYS, Mutants, Outcome, mutants
+from kda.simulator.mutation import SCHEDULES, WAYS, Mutants, Outcome, mutants
 from kda.simulator.mutation.sources import located, text_of
 from kda.simulator.mutation.table import opcode_of
 from kda.verify.mutants import CALLS, calls
@@ -116,8 +116,6 @@ def summary(found: dict[str, Mutants]) -> Iterator[str]:
 
 
 def page(found: dict[str, Mutants]) -> str:
-    from kda.simulator.mutation import SCHEDULES
-
     lines = [HEAD.format(schedules={4: "four"}[len(SCHEDULES)]), *summary(found)]
     for backend, of in found.items():
         lines += ["", f"## {backend}", "", *rows(of.outcomes)]
