@@ -143,6 +143,7 @@ def test_functions_are_as_good_as_their_roundings_everywhere(backend, arch):
     assert_within(swept(backend, arch))
 
 
+@pytest.mark.spread(every=3)
 @pytest.mark.parametrize("backend, arch", HERE[:3])
 def test_gates_of_other_rates_are_as_good(backend, arch):
     x, kernel = numbers(2, FEW), KERNELS[backend](parse(arch), FEW)

@@ -8,7 +8,7 @@ import pytest
 from kda.simulator.mutation import RULES
 from kda.verify.mutants import CALLS
 
-EVERY = 12                                   # mutants of the first call, of which one is looked at in every run
+EVERY = 20                                   # mutants of the first call, of which one is looked at in every run
 
 
 def tables():

@@ -91,6 +91,7 @@ def test_gradients_of_any_size_have_the_same_bits(backend, gate):
         assert all(torch.equal(found[x], (size if x.startswith("d") else 1) * expected[x]) for x in expected)
 
 
+@pytest.mark.spread(every=3)
 @pytest.mark.parametrize("backend", ARCHS)
 def test_decays_that_grow_by_e8_in_a_chunk_are_the_definition(backend):
     """What is given as a decay shall not be positive; but what follows from it is right where it is representable."""

@@ -84,7 +84,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.spread(every=3)
+@pytest.mark.spread(every=3, first=1)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_call_is_the_definition(name):
     proven(case_of(**OPTIONS[name]))
@@ -158,7 +158,7 @@ def test_a_value_head_of_its_own_has_the_bits_of_one_that_shares_q_and_k():
 SHAPES = {"one": dict(T=390), "packed": RAGGED | dict(padding=9), "many": MANY, "halving": dict(T=130, gate="softplus")}
 
 
-@pytest.mark.spread(every=5)
+@pytest.mark.spread(every=7)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("schedule", [1, 2, 3, 4, 5])
 def test_any_order_of_warps_gives_the_same_bits(schedule, shape):

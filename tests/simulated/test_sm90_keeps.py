@@ -87,6 +87,7 @@ def test_what_lies_between_halves_is_the_definition(name):
     assert limit.excess(kept(case)[name][..., 32:, :32]) <= 1
 
 
+@pytest.mark.exhaustive
 def test_keeping_changes_no_bit_of_the_results():
     case = drawn(HV=2, **RAGGED)
     out, alone = forward(case), forward(case, Save.NOTHING)
