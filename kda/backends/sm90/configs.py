@@ -21,6 +21,11 @@ LOAD_WARP = 4                                # the others are the chain's
 GROUPS = 2                                   # of WARPS warps, in a CTA
 RING = 2 * GROUPS                            # stages: one for each group of the cluster
 FIRST_PRODUCER = 4                           # warp of the first group
+# grads
+TOKENS = 64                                  # of a chunk there: two of the forward's
+BLOCK = 16                                   # tokens whose decays are counted from the middle
+GRADS_WARPS, LOAD_WARPS = 8, 4
+TOKEN_FACTORS = 3                            # 1 / |q|, 1 / |k|, b
 # tables
 THREADS = 256
 RUN = 16                                     # chunks of every sequence that a program writes
@@ -308,3 +313,72 @@ class TablesConfig(Launched):
     arguments = TablesArguments
     threads = THREADS
     shared = 4 * (THREADS // 32)
+
+
+class GradsArguments(Arguments):
+    q = tensor("bfloat16")                   # (B, T, H, K)
+    k = tensor("bfloat16")
+    g = tensor(of="g_dtype")                 # (B, T, HV, K)
+    beta = tensor(of="beta_dtype")           # (B, T, HV)
+    A_log = tensor("float32")                # (HV)
+    dt_bias = tensor("float32")              # (HV, K)
+    do = tensor("bfloat16")                  # (B, T, HV, V)
+    dv = tensor("bfloat16")
+    r = tensor("bfloat16")
+    h = tensor("bfloat16")                   # (chunks, HV, K, V), entering a chunk
+    dh = tensor("bfloat16")                  # leaving it
+    dq = tensor("bfloat16")                  # (B, T, HV, K), of each value head
+    dk = tensor("bfloat16")
+    dg = tensor(of="g_dtype")                # (B, T, HV, K)
+    dbeta = tensor(of="beta_dtype")          # (B, T, HV)
+    of_A_log = tensor("float32")             # (chunks, HV, K): shares of dA_log and ddt_bias
+    of_dt_bias = tensor("float32")
+    chunk_table = tensor("int64")            # (chunks, 3), of packed sequences
+    T = number("int32")
+    chunks = number("int32")                 # of a row of T tokens; packed, entries of the table
+    items = number("int32")                  # chunks and value heads, of all rows
+    H = number("int32")
+    HV = number("int32")
+    scale = number("float32")
+    lower_bound = number("float32")
+    zero = number("float32")                 # 0 and 1, which no compiler knows
+    one = number("float32")
+
+
+@dataclass(frozen=True)
+class GradsConfig(ChunkConfig):
+    packed: bool
+    arguments = GradsArguments
+    threads = 32 * (GRADS_WARPS + LOAD_WARPS)
+    roles = MappingProxyType({"MATH": range(GRADS_WARPS), "LOAD": range(GRADS_WARPS, GRADS_WARPS + LOAD_WARPS)})
+    launch_options = MappingProxyType({"min_blocks_per_mp": 1})
+
+    @cached_property
+    def rows(self) -> Struct:
+        """q, k and g of a chunk, and what its tokens are multiplied by."""
+        return Struct(
+            align=1024,
+            **{name: array("bfloat16", TOKENS, self.K, align=1024) for name in ("q", "k", "g")},
+        )
+
+    @cached_property
+    def struct(self) -> Struct:
+        values = dict.fromkeys(("do", "dv", "r"), array("bfloat16", TOKENS, self.V, align=1024))
+        states = dict.fromkeys(("h", "dh"), array("bfloat16", self.K, self.V, align=1024))
+        return Struct(
+            align=1024,
+            **values, **states,
+            rows=several(self.rows, 2),
+            G=array("bfloat16", 2, TOKENS, TOKENS, align=1024),
+            of_tokens=array("float32", 2, TOKEN_FACTORS, TOKENS),
+            through_b=array("float32", TOKENS),
+            projected=array("float32", 2, TOKENS),
+            values_full=array("int64", 1, align=8),
+            values_empty=array("int64", 1, align=8),
+            rows_full=array("int64", 2, align=8),
+            rows_done=array("int64", 2, align=8),
+        )
+
+    @property
+    def shared(self) -> int:
+        return self.struct.end

@@ -19,6 +19,7 @@ from .configs import (
     RING,
     ChainConfig,
     FusedConfig,
+    GradsConfig,
     PairsConfig,
     PrepareConfig,
     TablesConfig,
@@ -26,10 +27,11 @@ from .configs import (
 )
 
 TARGET = parse("sm90")
-Config = TablesConfig | PrepareConfig | PairsConfig | ChainConfig | ComposeConfig | FusedConfig
+Config = TablesConfig | PrepareConfig | PairsConfig | ChainConfig | ComposeConfig | FusedConfig | GradsConfig
 KERNELS = {
     TablesConfig: "sm90.fwd.tables", PrepareConfig: "sm90.fwd.prepare", PairsConfig: "sm90.fwd.pairs",
     ChainConfig: "sm90.fwd.chain", ComposeConfig: "common.cute.compose", FusedConfig: "sm90.fwd.fused",
+    GradsConfig: "sm90.bwd.grads",
 }  # fmt: skip
 OFFSETS = ("int32", "int64")                 # dtypes of cu_seqlens
 STAGES = (6, 3)                              # of a chain: where a CTA is alone on an SM, and where two are there

@@ -57,6 +57,15 @@ def finite(x):
 
 
 @cute.jit
+def bounded(x):
+    """A finite number that a gate cannot tell from x; nan stays."""
+    return cute.arch.inline_ptx(
+        "{.reg .f32 t; min.NaN.f32 t, {$r0}, {$r1}; max.NaN.f32 {$w0}, t, {$r2};}", write_only_types=[Float32],
+        read_only_args=[x, Float32(3.0e38), Float32(-3.0e38)],
+    )  # fmt: skip
+
+
+@cute.jit
 def distance(x, y):
     """-|x - y|."""
     return cute.arch.inline_ptx(

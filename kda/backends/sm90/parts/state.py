@@ -207,7 +207,12 @@ def round_to(operand, acc):
 def compute_now(operand):
     """An empty statement that reads the operand: NVVM would round it behind the next wait."""
     words = cute.recast_tensor(cute.coalesce(operand), Uint32)
-    cute.arch.inline_ptx("{ }", read_only_args=[words[w] for w in range(cute.size(words))])
+    compute_words_now([words[w] for w in range(cute.size(words))])
+
+
+@cute.jit
+def compute_words_now(words):
+    cute.arch.inline_ptx("{ }", read_only_args=words)
 
 
 @cute.jit

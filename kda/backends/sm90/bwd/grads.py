@@ -1,0 +1,678 @@
+"""bwd/grads: the gradients of q, k, g and beta of one chunk of 64 tokens and one value head, out of what two walks leave.
+
+  r_i = v_i - k_i^T S is what the delta rule writes (v_new = b r), dv its gradient but for b; h enters the chunk, dh leaves
+  it.  x = gc - a, a = gc in the middle of the token's block of 16;  |x| is at most the decay of half a block.
+
+  Qu = scale qn 2^x    Ku = -kn 2^x    Kd = b kn 2^-x                      bfloat16, registers: channels x tokens
+  G1 = tril(do r^T)    G2 = strict_tril(dv r^T)                            bfloat16, shared memory: tokens x tokens
+  up1 = h do^T + Kd G1^T;  up2 = h dv^T + Kd G2^T;  down = dh r^T + Qu G1 + Ku G2
+                       each block of 16 tokens counted from its own middle: what passes on to the next is times 2^(a' - a)
+  dqn = scale 2^x up1;  dkn = b 2^-x down - 2^x up2
+  dg2[t] = sum_(i >= t) (Qu up1 + Ku up2 - Kd down)_i + sum_all Kd 2^(gc_last - a) dh r^T + 2^gc_last sum_V h dh
+                       of the operands as they were rounded: what row i gains, row j loses
+  b db = sum_V dv r, the diagonal of dv r^T
+  dq = (dqn - qn (qn . dqn)) / |q|, dk alike with kn . dkn = b db + kn . (-2^x up2);  dg, dbeta through gate and sigmoid
+
+Channels are the rows of every product, so that a sum over tokens stays among four lanes.  In shared memory the tokens of
+a block are permuted: position 8 b + 2 a + e holds token 4 a + 2 b + e, and lane a of four has four neighbours.
+
+  warps  registers  role  does
+  0-7    232        MATH  a warpgroup has 64 channels: 32 elements a thread of each of three accumulators
+  8-11   40         LOAD  brings what comes next, norms and beta of its tokens, and takes away what was made
+
+  pipeline        arrivals                        says
+  values_full     128, of LOAD's copies           do, dv, r, h and dh of a chunk are there
+  values_empty    8, a lane of each MATH warp     all products and sums that read them are done
+  rows_full, 2    128, of LOAD                    q, k, g and of_tokens are there
+  rows_done, 2    8, a lane of each MATH warp     dq, dk and dg stand where q, k and g stood
+  MATH            256                             G is there;  G was read;  partial sums are there;  projections are there
+  LOAD            128                             rows are there
+
+  shared memory: configs.GradsConfig.struct: do, dv, r 3 x 16 KiB, h, dh 2 x 32, rows 2 x 48, G 16 (partial sums later)
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32, Int64, Uint32
+from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
+from cutlass.cute.nvgpu.warpgroup import SmemLayoutAtomKind
+
+from kda.compile import cutedsl
+from kda.compile.target import Target
+
+from ...common.cute import entry, fast
+from ...common.cute.async_copies import arrive_when_copied, copy_16_bytes_later
+from ...common.cute.barriers import NamedBarrier
+from ...common.cute.copies import allocate, copy_16_bytes, floats, in_global, load, load_one, store, words_of
+from ...common.cute.fragments import load_matrices, mma_bf16, store_matrices
+from ..configs import BLOCK, GRADS_WARPS, LOAD_WARPS, TOKEN_FACTORS, TOKENS, ChunkTable, GradsConfig
+from ..parts.state import compute_words_now, register_mma
+from ..parts.views import view, wide_view
+from ..parts.wgmma import accumulator, issue
+
+MATH_REGISTERS, LOAD_REGISTERS = 232, 40
+MATH = NamedBarrier(1, 32 * GRADS_WARPS)
+LOAD = NamedBarrier(2, 32 * LOAD_WARPS)
+LOADERS = 32 * LOAD_WARPS
+CHANNELS = 64                                # of a warpgroup
+BLOCKS = TOKENS // BLOCK
+EACH = 4                                     # tokens of a block that a lane has: 4 a .. 4 a + 3
+HALVES = 2                                   # rows (channels) of an accumulator that a lane has: lane / 4, and 8 below
+Q, K_, B = range(TOKEN_FACTORS)
+
+
+def at_element(s: int, r: int, t: int) -> int:
+    """The element of an accumulator (64 channels, 64 tokens), and of an operand like it: block, half, token of four."""
+    return s * 8 + t // 2 * 4 + r * 2 + t % 2
+
+
+def position(token):
+    """Of a token in shared memory."""
+    return token & -16 | (token & 2) << 2 | (token & 12) >> 1 | token & 1
+
+
+@cute.jit
+def product_mma():
+    source, along = warpgroup.OperandSource.SMEM, OperandMajorMode.K
+    return cute.make_tiled_mma(warpgroup.MmaF16BF16Op(BFloat16, Float32, (CHANNELS, TOKENS, 16), source, along, along))
+
+
+@cute.jit
+def tile_at(pointer, elements):
+    """A pointer to where a swizzle begins anew."""
+    return cute.make_ptr(BFloat16, (pointer + elements).toint(), pointer.memspace, assumed_align=1024)
+
+
+@cute.jit
+def issue_product(acc, a, b):
+    """acc = a @ b^T of views in shared memory, in no group yet."""
+    mma = product_mma()
+    part = mma.get_slice(0)
+    issue(mma, acc, mma.make_fragment_A(part.partition_A(a)), mma.make_fragment_B(part.partition_B(b)), False)
+
+
+@cute.jit
+def issue_step(mma, acc, operand, b, step: cutlass.Constexpr):
+    """acc += operand @ b^T of 16 tokens."""
+    mma.set(warpgroup.Field.ACCUMULATE, True)
+    cute.gemm(mma, acc, operand[None, None, step], b[None, None, step], acc)
+
+
+@cute.jit
+def neighbour(x, far: cutlass.Constexpr):
+    return cute.arch.shuffle_sync_bfly(x, far)
+
+
+class Loader:
+    """LOAD: four warps; a thread moves pieces of 16 bytes, 8 tokens apart."""
+
+    def __init__(self, config: GradsConfig):
+        self.c = config
+
+    @cute.jit
+    def thread(self):
+        return cute.arch.thread_idx()[0] - 32 * GRADS_WARPS
+
+    @cute.jit
+    def run(self, x, s, place, first, step):
+        """Brings values and rows of all items, one ahead of MATH, and takes results away."""
+        i = Int32(0)
+        if first < x.items:
+            self.load_values(x, s, place(x, first))
+            self.load_rows(x, s, place(x, first), Int32(0))
+        for item in cutlass.range(first, x.items, step, unroll=1):
+            if i > 0:
+                self.store_results(x, s, place(x, item - step), i - 1)
+            if item + step < x.items:
+                following = place(x, item + step)
+                self.ask_for_rows(x, s, following, i + 1)
+                cute.arch.mbarrier_wait(s.values_empty, i & 1)
+                self.load_values(x, s, following)
+                cute.arch.cp_async_wait_group(1)
+                self.make_factors(x, s, following, i + 1)
+            i += 1
+        if i > 0:
+            self.store_results(x, s, place(x, first + (i - 1) * step), i - 1)
+
+    @cute.jit
+    def load_rows(self, x, s, at, i):
+        self.ask_for_rows(x, s, at, i)
+        cute.arch.cp_async_wait_group(0)
+        self.make_factors(x, s, at, i)
+
+    @cute.jit
+    def load_values(self, x, s, at):
+        chunk, head, begin, tokens = at
+        V, K = self.c.V, self.c.K
+        for source, to in ((x.do, s.do), (x.dv, s.dv), (x.r, s.r)):
+            self.load_tokens(source, (begin * x.HV + head) * V, x.HV * V, tokens, to)
+        thread = self.thread()
+        of_state = (Int64(chunk) * x.HV + head) * (K * V) + thread * 8
+        for source, to in ((x.h, s.h), (x.dh, s.dh)):
+            row, piece = thread >> 4, thread & 15
+            here = (piece >> 3) * (K * 64) + row * 64 + (piece & 7 ^ row & 7) * 8
+            for j in cutlass.range_constexpr(K // 8):
+                copy_16_bytes_later((source + of_state).toint() + j * (8 * V * 2), to + (here + j * (8 * 64)))
+        arrive_when_copied(s.values_full)
+        cute.arch.cp_async_commit_group()
+
+    @cute.jit
+    def load_tokens(self, source, first, stride, tokens, to):
+        """64 rows of 256 bytes; past the end the last one again."""
+        thread = self.thread()
+        for j in cutlass.range_constexpr(TOKENS // 8):
+            row = cutlass.min(thread // 16 + 8 * j, tokens - 1)
+            address = fast.row((source + first).toint() + (thread & 15) * 16, row, stride * Int32(2))
+            copy_16_bytes_later(address, to + self.place_of_piece(j))
+
+    @cute.jit
+    def place_of_piece(self, j: cutlass.Constexpr):
+        """Elements to a thread's piece of token 8 j + thread / 16."""
+        thread = self.thread()
+        piece, row = thread & 15, position(thread >> 4) + (position(8 * (j & 1)) + BLOCK * (j >> 1))
+        return (piece >> 3) * (TOKENS * 64) + row * 64 + (piece & 7 ^ row & 7) * 8
+
+    @cute.jit
+    def ask_for_rows(self, x, s, at, i):
+        chunk, head, begin, tokens = at
+        K = self.c.K
+        of_q = head // (x.HV // x.H) if cutlass.const_expr(self.c.grouped) else head
+        rows = self.rows_at(s, i)
+        for source, heads, own, field in (
+            (x.q, x.H, of_q, "q"), (x.k, x.H, of_q, "k"), (x.g, x.HV, head, "g"),
+        ):  # fmt: skip
+            self.load_tokens(source, (begin * heads + own) * K, heads * K, tokens, self.field(rows, field))
+        cute.arch.cp_async_commit_group()
+
+    @cute.jit
+    def rows_at(self, s, i):
+        return s.rows + (i & 1) * self.c.rows.bytes
+
+    @cute.jit
+    def field(self, rows, name: cutlass.Constexpr):
+        return tile_at(cute.recast_ptr(rows, dtype=BFloat16), getattr(self.c.rows, name).offset // 2)
+
+    @cute.jit
+    def make_factors(self, x, s, at, i):
+        """1 / |q|, 1 / |k| and b of each token, 0 where there is none; the rows were waited for."""
+        chunk, head, begin, tokens = at
+        thread, token = self.thread(), self.thread() & TOKENS - 1
+        real = token < tokens
+        of_tokens = s.of_tokens + (i & 1) * (TOKEN_FACTORS * TOKENS)
+        if thread < TOKENS:
+            beta = load_one(x.beta + (begin + cutlass.min(token, tokens - 1)) * x.HV + head).to(Float32)
+            if cutlass.const_expr(self.c.beta != "given"):
+                beta = fast.sigmoid(beta) * Float32(2.0 if self.c.beta == "2*sigmoid" else 1.0)
+            of_tokens[B * TOKENS + token] = beta if real else Float32(0.0)
+        LOAD.sync()                                                            # all threads' rows are there
+        factor = Float32(1.0)
+        if cutlass.const_expr(self.c.norm):
+            row, total = position(token), [Float32(0.0)] * 4
+            rows = self.field(self.rows_at(s, i), "q") + (thread >> 6) * (TOKENS * self.c.K) + row * 64
+            for piece in cutlass.range_constexpr(self.c.K // 8):
+                each = floats(load(rows + ((piece >> 3) * (TOKENS * 64) + (piece & 7 ^ row & 7) * 8), 8))
+                for e in cutlass.range_constexpr(8):
+                    total[e % 4] = total[e % 4] + each[e] * each[e]
+            factor = fast.rsqrt((total[0] + total[1]) + (total[2] + total[3]) + Float32(fast.NORM_EPS))
+        of_tokens[thread] = factor if real else Float32(0.0)
+        cute.arch.mbarrier_arrive(s.rows_full + (i & 1))
+
+    @cute.jit
+    def store_results(self, x, s, at, i):
+        """dq, dk and dg of an item, out of the place of its rows."""
+        chunk, head, begin, tokens = at
+        cute.arch.mbarrier_wait(s.rows_done + (i & 1), i >> 1 & 1)
+        rows, thread = self.rows_at(s, i), self.thread()
+        for to, field in ((x.dq, "q"), (x.dk, "k"), (x.dg, "g")):
+            own = to + (begin * x.HV + head) * self.c.K + (thread & 15) * 8
+            for j in cutlass.range_constexpr(TOKENS // 8):
+                row = thread // 16 + 8 * j
+                if row < tokens:
+                    address = fast.row(own.toint(), row, x.HV * Int32(2 * self.c.K))
+                    copy_16_bytes(self.field(rows, field) + self.place_of_piece(j), in_global(address, BFloat16))
+
+
+class Math:
+    """MATH: two warpgroups, 64 channels each."""
+
+    def __init__(self, config: GradsConfig):
+        self.c = config
+
+    @cute.jit
+    def thread(self):
+        return cute.arch.thread_idx()[0]
+
+    @cute.jit
+    def group(self):
+        return cute.arch.make_warp_uniform(cute.arch.warp_idx()) >> 2
+
+    @cute.jit
+    def warp(self):
+        """Of its warpgroup."""
+        return cute.arch.make_warp_uniform(cute.arch.warp_idx()) & 3
+
+    @cute.jit
+    def item(self, x, s, at, i):
+        c = self.c
+        chunk, head, begin, tokens = at
+        lane, group = cute.arch.lane_idx(), self.group()
+        channel = 64 * group + 16 * self.warp() + lane // 4                    # of half 0
+        rate, bias = self.gate_of_channels(x, head, channel)
+
+        cute.arch.mbarrier_wait(s.values_full, i & 1)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        G, up1, up2, down = [accumulator(product_mma(), (CHANNELS, TOKENS)) for _ in range(4)]
+        do, dv, r = [wide_view(values, TOKENS, c.V) for values in (s.do, s.dv, s.r)]
+        issue_product(G, wide_view(tile_at(s.do, group * (TOKENS * c.V)), TOKENS, c.V), r)
+        warpgroup.commit_group()
+        own = group * (CHANNELS * 64)
+        h, dh = [
+            cute.local_tile(wide_view(tile_at(states, own), c.K, c.V), (CHANNELS, c.V), (0, 0))
+            for states in (s.h, s.dh)
+        ]
+        issue_product(up1, h, do)
+        issue_product(up2, h, dv)
+        warpgroup.commit_group()
+        through_state = self.sums_of_states(s)
+        warpgroup.wait_group(1)
+        self.store_G(s, G)
+
+        cute.arch.mbarrier_wait(s.rows_full + (i & 1), i >> 1 & 1)
+        of_tokens = s.of_tokens + (i & 1) * (TOKEN_FACTORS * TOKENS) + EACH * (lane & 3)
+        rows = [tile_at(cute.recast_ptr(s.rows, dtype=BFloat16), ((i & 1) * c.rows.bytes + f.offset) // 2)
+                + self.own_matrices() for f in (c.rows.q, c.rows.k, c.rows.g)]  # fmt: skip
+        Qu, Ku, Kd = [self.operand() for _ in range(3)]
+        xs, ratio = self.operands(x, rows, of_tokens, rate, bias, tokens, Qu, Ku, Kd)
+        issue_product(down, dh, r)                                             # now there are registers for it
+        warpgroup.commit_group()
+        warpgroup.wait_group(0)
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(s.values_empty)
+        through = self.enter(up1, up2, down, Kd, ratio, through_state)
+        MATH.sync()                                                            # G is there
+        self.sweeps(x, s, up1, up2, down, Qu, Ku, Kd, ratio)
+        MATH.sync()                                                            # G was read
+        gains = self.gains_and_sums(s, up1, up2, down, Qu, Ku, Kd)
+        MATH.sync()                                                            # partial sums are there
+        self.project(x, s, i, head, begin, tokens)
+        self.store_dg(x, rows[2], gains, rate, bias, through, chunk * x.HV + head, channel)
+        MATH.sync()                                                            # projections are there
+        self.store_dq_dk(x, s, rows, of_tokens, xs, up1, up2, down)
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(s.rows_done + (i & 1))
+
+    @cute.jit
+    def gate_of_channels(self, x, head, channel):
+        """e^A_log, and dt_bias of both halves."""
+        rate, bias = Float32(1.0), [Float32(0.0)] * HALVES
+        if cutlass.const_expr(self.c.rate):
+            rate = fast.finite(fast.exp2(load_one(x.A_log + head) * Float32(fast.LOG2_E)))
+        if cutlass.const_expr(self.c.bias):
+            bias = [load_one(x.dt_bias + (head * self.c.K + channel + 8 * r)) for r in range(HALVES)]
+        return rate, bias
+
+    @cute.jit
+    def own_matrices(self):
+        """Elements to where this lane's row of four 8 x 8 matrices begins, in block 0 of rows of tokens."""
+        lane = cute.arch.lane_idx()
+        row, piece = (lane >> 4) * 8 + (lane & 7), 2 * self.warp() + (lane >> 3 & 1)
+        return self.group() * (TOKENS * 64) + row * 64 + (piece ^ lane & 7) * 8
+
+    @cute.jit
+    def operand(self):
+        mma = register_mma(TOKENS, OperandMajorMode.K)
+        return cute.make_rmem_tensor(mma.partition_shape_A((CHANNELS, TOKENS)), BFloat16)
+
+    @cute.jit
+    def sums_of_states(self, s):
+        """sum_V h dh of both halves' channels, by mma.sync: its diagonal."""
+        lane, K = cute.arch.lane_idx(), self.c.K
+        row = CHANNELS * self.group() + 16 * self.warp() + (lane & 7) + (lane >> 3 & 1) * 8
+        first = [Float32(0.0)] * 4
+        second = [Float32(0.0)] * 4
+        for step in cutlass.range_constexpr(self.c.V // 16):
+            piece = 2 * (step & 3) + (lane >> 4)
+            here = (step >> 2) * (K * 64) + row * 64 + (piece ^ row & 7) * 8
+            a, b = load_matrices(s.h + here), load_matrices(s.dh + here)
+            first = mma_bf16(first, a, [b[0], b[2]])
+            second = mma_bf16(second, a, [b[1], b[3]])
+        odd = lane & 4 != 0
+        found = [first[1] if odd else first[0], second[3] if odd else second[2]]
+        return [cute.arch.shuffle_sync(y, (lane & 28) + (lane >> 3)) for y in found]
+
+    @cute.jit
+    def store_G(self, s, G):
+        """What is causal of it, rounded; and the diagonal of dv r^T."""
+        lane, warp, group = cute.arch.lane_idx(), self.warp(), self.group()
+        flat = cute.coalesce(G)
+        tokens = [BLOCK * warp + 4 * (lane >> 3) + 2 * r + (lane >> 2 & 1) for r in range(HALVES)]
+        if group == 1:
+            odd = lane & 4 != 0
+            for r in cutlass.range_constexpr(HALVES):
+                found = Float32(0.0)
+                for b in cutlass.range_constexpr(BLOCKS):
+                    own = flat[8 * b + 6 * r + 1] if odd else flat[8 * b + 6 * r]
+                    found = own if warp == b else found
+                if (lane & 3) == lane >> 3:
+                    s.through_b[tokens[r]] = found
+        last = [token - group - 4 * (lane & 3) for token in tokens]            # G2 is strict
+        row = BLOCK * warp + (lane >> 3 & 1) * 8 + (lane & 7)
+        to = s.G + (group * (TOKENS * TOKENS) + row * 64)
+        for b in cutlass.range_constexpr(BLOCKS):
+            causal = []
+            for j in cutlass.range_constexpr(8):
+                r, t = j // 2 % 2, j // 4 * 2 + j % 2
+                causal.append(flat[8 * b + j] if BLOCK * b + t <= last[r] else Float32(0.0))
+            store_matrices(to + ((2 * b) ^ (lane >> 4) ^ (lane & 7)) * 8, words_of(causal))
+        cute.arch.fence_proxy("async.shared", space="cta")
+
+    @cute.jit
+    def raw(self, own, b: cutlass.Constexpr):
+        """Both halves' channels of four tokens of block b, as `at_element` counts."""
+        words = cute.make_rmem_tensor(4, Uint32)
+        found = load_matrices(own + b * (BLOCK * 64), transposed=True)
+        for w in cutlass.range_constexpr(4):
+            words[w] = found[w]
+        return floats(cute.recast_tensor(words, BFloat16))
+
+    @cute.jit
+    def operands(self, x, rows, of_tokens, rate, bias, tokens, Qu, Ku, Kd):
+        """Fills Qu, Ku and Kd; returns x, and factors to the blocks' middles: 2^a_0, 2^(a_(b+1) - a_b), 2^(gc_last - a_3)
+        of both halves."""
+        lane = cute.arch.lane_idx()
+        left = tokens - EACH * (lane & 3)
+        words = [cute.recast_tensor(cute.coalesce(operand), Uint32) for operand in (Qu, Ku, Kd)]
+        xs, middle, total = [None] * 32, [], []
+        for b in cutlass.range_constexpr(BLOCKS):
+            q, k, g = [self.raw(own, b) for own in rows]
+            of_q, of_k, of_b = [load(of_tokens + (f * TOKENS + BLOCK * b), EACH) for f in (Q, K_, B)]
+            of_q = [of_q[t] * x.scale for t in range(EACH)]
+            middle.append([])
+            total.append([])
+            made = [[None] * 8 for _ in words]
+            for r in cutlass.range_constexpr(HALVES):
+                sums = []
+                for t in cutlass.range_constexpr(EACH):
+                    g2 = self.log2_decay(g[at_element(0, r, t)], rate, bias[r], x.lower_bound)
+                    g2 = g2 if BLOCK * b + t < left else Float32(0.0)
+                    sums.append(g2 + sums[-1] if cutlass.const_expr(t > 0) else g2)
+                before, half, whole = self.place_in_block(sums[-1])
+                middle[b].append(half)
+                total[b].append(whole)
+                for t in cutlass.range_constexpr(EACH):
+                    j = at_element(0, r, t)
+                    from_middle = sums[t] + before
+                    up, down = fast.exp2(from_middle), fast.exp2(-from_middle)
+                    kn = k[j] * of_k[t]
+                    xs[8 * b + j] = from_middle
+                    made[0][j], made[1][j], made[2][j] = q[j] * of_q[t] * up, kn * -up, kn * down * of_b[t]
+            for n in cutlass.range_constexpr(3):
+                packed = words_of(made[n])
+                compute_words_now(packed)
+                for w in cutlass.range_constexpr(4):
+                    words[n][4 * b + w] = packed[w]
+        ratio = []
+        for r in cutlass.range_constexpr(HALVES):
+            steps = [middle[0][r]]
+            for b in cutlass.range_constexpr(1, BLOCKS):
+                steps.append((total[b - 1][r] - middle[b - 1][r]) + middle[b][r])
+            steps.append(total[BLOCKS - 1][r] - middle[BLOCKS - 1][r])
+            ratio.append([fast.exp2(step) for step in steps])
+        return xs, ratio
+
+    @cute.jit
+    def log2_decay(self, logit, rate, bias, lower_bound):
+        found = fast.reciprocal(Float32(1.0) + fast.exp2((logit + bias) * (Float32(-fast.LOG2_E) * rate)))
+        return (Float32(fast.LOG2_E) * lower_bound) * found
+
+    @cute.jit
+    def place_in_block(self, own):
+        """What lies between the middle of the block and a lane's four tokens (negative before it); the sum of the block's
+        first half, and of the block."""
+        a = cute.arch.lane_idx() & 3
+        beside = neighbour(own, 1)
+        half = own + beside
+        other = neighbour(half, 2)
+        before = beside if a == 3 else Float32(0.0)
+        before = -own if a == 1 else before
+        before = -half if a == 0 else before
+        return before, (half if a < 2 else other), half + other
+
+    @cute.jit
+    def enter(self, up1, up2, down, Kd, ratio, through_state):
+        """Products of states, counted from middles; returns what passes through the state to every token's gate."""
+        through = []
+        flat, of_block = [cute.coalesce(acc) for acc in (up1, up2, down)], []
+        for b in cutlass.range_constexpr(BLOCKS):
+            weight, of_halves = self.unpacked(Kd, b), [Float32(0.0)] * HALVES
+            for j in cutlass.range_constexpr(8):
+                of_halves[j // 2 % 2] = of_halves[j // 2 % 2] + weight[j] * flat[2][8 * b + j]
+            of_block.append(of_halves)
+        for r in cutlass.range_constexpr(HALVES):
+            factor, found = ratio[r][BLOCKS], Float32(0.0)
+            for n in cutlass.range_constexpr(BLOCKS):
+                b = BLOCKS - 1 - n
+                found += of_block[b][r] * factor
+                factor = factor * ratio[r][b]
+            found += neighbour(found, 1)
+            found += neighbour(found, 2)
+            through.append(found + factor * through_state[r])                  # now it is 2^gc_last
+            for b in cutlass.range_constexpr(BLOCKS):
+                for t in cutlass.range_constexpr(EACH):
+                    j = at_element(b, r, t)
+                    flat[0][j] = flat[0][j] * ratio[r][0]
+                    flat[1][j] = flat[1][j] * ratio[r][0]
+                    flat[2][j] = flat[2][j] * ratio[r][BLOCKS]
+        return through
+
+    @cute.jit
+    def unpacked(self, operand, b: cutlass.Constexpr):
+        """Block b of an operand."""
+        words, kept = cute.recast_tensor(cute.coalesce(operand), Uint32), cute.make_rmem_tensor(4, Uint32)
+        for w in cutlass.range_constexpr(4):
+            kept[w] = words[4 * b + w]
+        return floats(cute.recast_tensor(kept, BFloat16))
+
+    @cute.jit
+    def sweeps(self, x, s, up1, up2, down, Qu, Ku, Kd, ratio):
+        """Blocks of tokens upward to rows below them, and downward to rows above."""
+        K, standing = OperandMajorMode.K, OperandMajorMode.MN
+        mma, mma_down = register_mma(TOKENS, K), register_mma(TOKENS, standing)
+        lying, stood = [], []
+        for n in cutlass.range_constexpr(2):
+            G = s.G + n * (TOKENS * TOKENS)
+            rows = wide_view(G, TOKENS, TOKENS)
+            columns = view(G, SmemLayoutAtomKind.MN_SW128, (TOKENS, TOKENS), (1, 0))
+            lying.append(mma.make_fragment_B(mma.get_slice(0).partition_B(rows)))
+            stood.append(mma_down.make_fragment_B(mma_down.get_slice(0).partition_B(columns)))
+        flat = [cute.coalesce(acc) for acc in (up1, up2, down)]
+        for n in cutlass.range_constexpr(BLOCKS):
+            last = BLOCKS - 1 - n
+            warpgroup.fence()
+            issue_step(mma, up1, Kd, lying[0], n)
+            issue_step(mma, up2, Kd, lying[1], n)
+            issue_step(mma_down, down, Qu, stood[0], last)
+            issue_step(mma_down, down, Ku, stood[1], last)
+            warpgroup.commit_group()
+            warpgroup.wait_group(0)
+            # All of each accumulator, what is done times 1: of one that changed in part ptxas makes another, and then
+            # every product waits for the one before.
+            for b in cutlass.range_constexpr(BLOCKS):
+                for j in cutlass.range_constexpr(8):
+                    onward = ratio[j // 2 % 2][n + 1] if cutlass.const_expr(n < b) else x.one
+                    back = ratio[j // 2 % 2][last] if cutlass.const_expr(b < last) else x.one
+                    if cutlass.const_expr(n + 1 < BLOCKS):
+                        flat[0][8 * b + j] = flat[0][8 * b + j] * onward
+                        flat[1][8 * b + j] = flat[1][8 * b + j] * onward
+                        flat[2][8 * b + j] = flat[2][8 * b + j] * back
+
+    @cute.jit
+    def gains_and_sums(self, s, up1, up2, down, Qu, Ku, Kd):
+        """What each token's gate gains of its row; to shared memory, where G was, what a warp's 16 channels have of
+        qn . dqn and of kn . (-2^x up2): (warps, 2, tokens)."""
+        lane, gains = cute.arch.lane_idx(), [None] * 32
+        of_warp = cute.recast_ptr(s.G, dtype=Float32) + cute.arch.warp_idx() * (2 * TOKENS)
+        to = of_warp + ((lane >> 3) * BLOCK + EACH * (lane & 3) + (lane >> 1 & 2))
+        flat, sums = [cute.coalesce(acc) for acc in (up1, up2, down)], [[], []]
+        for b in cutlass.range_constexpr(BLOCKS):
+            weight = [self.unpacked(operand, b) for operand in (Qu, Ku, Kd)]
+            of_block = [[weight[n][j] * flat[n][8 * b + j] for j in range(8)] for n in range(2)]
+            for t in cutlass.range_constexpr(EACH):
+                i, j = at_element(0, 0, t), at_element(0, 1, t)
+                for n in cutlass.range_constexpr(2):
+                    sums[n].append(of_block[n][i] + of_block[n][j])
+            for j in cutlass.range_constexpr(8):
+                gains[8 * b + j] = (of_block[0][j] + of_block[1][j]) - weight[2][j] * flat[2][8 * b + j]
+        for n in cutlass.range_constexpr(2):
+            store(to + n * TOKENS, self.over_channels(sums[n]))
+        return gains
+
+    @cute.jit
+    def over_channels(self, values):
+        """Sums over lanes that are a multiple of 4 apart: a lane keeps an eighth of the values, in order."""
+        lane = cute.arch.lane_idx()
+        for far in (16, 8, 4):
+            width, upper, mine = len(values) // 2, lane & far, []
+            for i in cutlass.range_constexpr(width):
+                kept = values[i + width] if upper != 0 else values[i]
+                sent = values[i] if upper != 0 else values[i + width]
+                mine.append(kept + neighbour(sent, far))
+            values = mine
+        return values
+
+    @cute.jit
+    def project(self, x, s, i, head, begin, tokens):
+        """qn . dqn / |q|^2 and kn . dkn / |k|^2 of each token, by the first 128 threads; dbeta."""
+        thread, token = self.thread(), self.thread() & TOKENS - 1
+        if thread < 2 * TOKENS:
+            partial, total = cute.recast_ptr(s.G, dtype=Float32) + thread, Float32(0.0)
+            for w in cutlass.range_constexpr(GRADS_WARPS):
+                total += partial[w * (2 * TOKENS)]
+            through_b = s.through_b[token]
+            of_k = thread >= TOKENS
+            total += through_b if of_k else Float32(0.0)
+            factor = s.of_tokens[(i & 1) * (TOKEN_FACTORS * TOKENS) + thread]
+            s.projected[thread] = total * factor * factor
+            if of_k:
+                if token < tokens:
+                    at = (begin + token) * x.HV + head
+                    logit = load_one(x.beta + at).to(Float32)
+                    store(x.dbeta + at, [through_b * fast.sigmoid(-logit)])
+
+    @cute.jit
+    def store_dg(self, x, own, gains, rate, bias, through, number, channel):
+        lane = cute.arch.lane_idx()
+        a = lane & 3
+        later, of_A, of_bias = through, [Float32(0.0)] * HALVES, [Float32(0.0)] * HALVES
+        to_logit = x.lower_bound * rate
+        for n in cutlass.range_constexpr(BLOCKS):
+            b = BLOCKS - 1 - n
+            logits, dg = self.raw(own, b), [None] * 8
+            for r in cutlass.range_constexpr(HALVES):
+                sums = [None] * EACH
+                for m in cutlass.range_constexpr(EACH):
+                    t = EACH - 1 - m
+                    gain = gains[at_element(b, r, t)]
+                    sums[t] = gain + sums[t + 1] if cutlass.const_expr(m > 0) else gain
+                beside = neighbour(sums[0], 1)
+                half = sums[0] + beside
+                other = neighbour(half, 2)
+                after = later[r] + (beside if a & 1 == 0 else Float32(0.0)) + (other if a < 2 else Float32(0.0))
+                later[r] = later[r] + (half + other)
+                for t in cutlass.range_constexpr(EACH):
+                    j = at_element(0, r, t)
+                    logit = fast.bounded(logits[j]) + bias[r]
+                    slope = self.sigmoid_slope(logit * (Float32(fast.LOG2_E) * rate)) * (sums[t] + after)
+                    of_A[r] = of_A[r] + slope * logit
+                    of_bias[r] = of_bias[r] + slope
+                    dg[j] = slope * to_logit
+            store_matrices(own + b * (BLOCK * 64), words_of(dg), transposed=True)
+        for r in cutlass.range_constexpr(HALVES):
+            for to, share, there in ((x.of_A_log, of_A[r], self.c.rate), (x.of_dt_bias, of_bias[r], self.c.bias)):
+                if cutlass.const_expr(there):
+                    share += neighbour(share, 1)
+                    share += neighbour(share, 2)
+                    if a == 0:
+                        store(to + (Int64(number) * self.c.K + channel + 8 * r), [share * to_logit])
+
+    @cute.jit
+    def sigmoid_slope(self, x):
+        """sigmoid(y) sigmoid(-y) of x = log2(e) y."""
+        e = fast.exp2(fast.distance(x, Float32(0.0)))
+        s = fast.reciprocal(Float32(1.0) + e)
+        return e * s * s
+
+    @cute.jit
+    def store_dq_dk(self, x, s, rows, of_tokens, xs, up1, up2, down):
+        lane = cute.arch.lane_idx()
+        flat = [cute.coalesce(acc) for acc in (up1, up2, down)]
+        projected = s.projected + EACH * (lane & 3)
+        for b in cutlass.range_constexpr(BLOCKS):
+            q, k = [self.raw(own, b) for own in rows[:2]]
+            of_q, of_k, of_b = [load(of_tokens + (f * TOKENS + BLOCK * b), EACH) for f in (Q, K_, B)]
+            from_q, from_k = [load(projected + (f * TOKENS + BLOCK * b), EACH) for f in (Q, K_)]
+            of_q = [of_q[t] * x.scale for t in range(EACH)]
+            dq, dk = [None] * 8, [None] * 8
+            for r in cutlass.range_constexpr(HALVES):
+                for t in cutlass.range_constexpr(EACH):
+                    j = at_element(0, r, t)
+                    from_middle = xs[8 * b + j] + x.zero                   # so that exponentials are made again, not kept
+                    up, down_ = fast.exp2(from_middle), fast.exp2(-from_middle)
+                    dqn = flat[0][8 * b + j] * up * of_q[t]
+                    dkn = (flat[2][8 * b + j] * (down_ * of_b[t]) - flat[1][8 * b + j] * up) * of_k[t]
+                    if cutlass.const_expr(self.c.norm):
+                        dqn = dqn - q[j] * from_q[t]
+                        dkn = dkn - k[j] * from_k[t]
+                    dq[j], dk[j] = dqn, dkn
+            store_matrices(rows[0] + b * (BLOCK * 64), words_of(dq), transposed=True)
+            store_matrices(rows[1] + b * (BLOCK * 64), words_of(dk), transposed=True)
+
+
+class Grads(entry.Entry):
+    def __init__(self, config: GradsConfig):
+        self.c = config
+        self.loader, self.math = Loader(config), Math(config)
+
+    @cute.kernel
+    def kernel(self, x):
+        s = allocate(self.c.struct)
+        first, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+        if cute.arch.thread_idx()[0] == 0:
+            cute.arch.mbarrier_init(s.values_full, LOADERS)
+            cute.arch.mbarrier_init(s.values_empty, GRADS_WARPS)
+            for stage in cutlass.range_constexpr(2):
+                cute.arch.mbarrier_init(s.rows_full + stage, LOADERS)
+                cute.arch.mbarrier_init(s.rows_done + stage, GRADS_WARPS)
+            cute.arch.mbarrier_init_fence()
+        cute.arch.sync_threads()
+        if cute.arch.make_warp_uniform(cute.arch.warp_idx()) < GRADS_WARPS:
+            cute.arch.setmaxregister_increase(MATH_REGISTERS)
+            i = Int32(0)
+            for item in cutlass.range(first, x.items, step, unroll=1):
+                self.math.item(x, s, self.place(x, item), i)
+                i += 1
+        else:
+            cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
+            self.loader.run(x, s, self.place, first, step)
+
+    @cute.jit
+    def place(self, x, item):
+        """Chunk, value head, first token and tokens of an item: heads of one chunk lie together."""
+        chunk, head = item // x.HV, item % x.HV
+        begin, tokens = Int64(0), Int32(0)
+        if cutlass.const_expr(self.c.packed):
+            begin = load_one(x.chunk_table + ChunkTable.WIDTH * chunk + ChunkTable.TOKEN)
+            tokens = Int32(load_one(x.chunk_table + ChunkTable.WIDTH * chunk + ChunkTable.TOKENS))
+        else:
+            n = chunk // x.chunks
+            number = chunk - n * x.chunks
+            begin, tokens = Int64(n) * x.T + number * TOKENS, cutlass.min(x.T - number * TOKENS, TOKENS)
+        return chunk, head, begin, tokens
+
+
+def build(c: GradsConfig, target: Target) -> cutedsl.Compiled:
+    return entry.compile(Grads, c, target)
