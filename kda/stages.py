@@ -34,14 +34,17 @@ SHAPES = {
     "q": "(C, K)", "k": "(C, K)", "v": "(C, V)", "g": "(C, K)", "beta": "(C)", "A_log": "()", "dt_bias": "(K)",
     "qn": "(C, K)", "kn": "(C, K)", "b": "(C)", "g2": "(C, K)", "gc_last": "(K)", "A_qk": "(C, C)", "A_kk": "(C, C)",
     "A_inv": "(C, C)", "w": "(C, K)", "u": "(C, V)", "qg": "(C, K)", "kb": "(C, K)", "kg": "(C, K)",
+    "kE": "(C, K)", "qE": "(C, K)", "KGB": "(C, K)", "AQB": "(C, C)", "T_inv": "(C, C)", "r": "(C, V)",
     "h": "(K, V)", "h0": "(K, V)", "ht": "(K, V)", "v_new": "(C, V)", "o": "(C, V)",
 }  # fmt: skip
 SHAPES |= {"d" + name: shape for name, shape in SHAPES.items()}
+SHAPES |= {"dA_log_parts": "()", "ddt_bias_parts": "(K)"}                     # of each chunk
 SHAPES |= {"dv_local": "(C, V)", "dg2_local": "(C, K)", "db_local": "(C)", "dqn_local": "(C, K)", "dkn_local": "(C, K)"}
 # Multiplied inside a stage and never written, and a backend may round them: b v in fwd/wy; P in bwd/wy; the decay D_ij
 # of a pair, and under it rows of k in both intra stages (kD) and rows of q and b k in bwd/intra (qD); dA_qk and dA_kk
 # once more in bwd/intra, where they meet kD (dA_k) and where they meet qD (dA_q).
-OPERANDS = ("bv", "D", "kD", "qD", "dA_k", "dA_q", "P")
+# In the walk's stages: what meets T_inv (z); both matrices of bwd/grads (G), and qn, kn, b kn where they meet them.
+OPERANDS = ("bv", "D", "kD", "qD", "dA_k", "dA_q", "P", "z", "G", "Qu", "Ku", "Kd")
 
 FORWARD = (
     Stage("fwd/gate", "gate",
@@ -91,6 +94,32 @@ BACKWARD = (
           ("dq", "dk", "dg", "dbeta", "dA_log", "ddt_bias")),
 )  # fmt: skip
 
+# The backward in two pieces, and what they need of the forward (docs/decisions/backward_form.md): b on the key side, a
+# residual r = v - S^T k of each token, S before its write, so that v_new = b r.
+WALK = (
+    Stage("fwd/operands", "",
+          "kE = kn 2^gc; qE = scale qn 2^gc; KGB = b kn 2^(gc_last - gc); AQB[i>=j] = scale sum_K qn_i b_j kn_j "
+          "2^(gc_i - gc_j); T_inv = (I + A)^-1, A[i>j] = sum_K kn_i b_j kn_j 2^(gc_i - gc_j)",
+          ("qn", "kn", "b", "g2"), ("kE", "qE", "KGB", "AQB", "T_inv")),
+    Stage("fwd/residual", "",
+          "r = T_inv @ (v - kE @ h); then o = qE @ h + AQB @ r and next h = 2^gc_last h + KGB^T @ r",
+          ("v", "kE", "T_inv", "h"), ("r",)),
+    Stage("bwd/walk", "",
+          "dh = gradient of the state leaving the chunk; z = KGB @ dh + AQB^T @ do; dv = T_inv^T @ z; "
+          "next dh = 2^gc_last dh + qE^T @ do - kE^T @ dv",
+          ("do", "kE", "qE", "KGB", "AQB", "T_inv", "gc_last", "dht"), ("dv", "dh", "dh0")),
+    Stage("bwd/grads", "",
+          "G1 = scale tril(do @ r^T); G2 = -strict_tril(dv @ r^T); "
+          "dqn = scale 2^gc (do @ h^T) + sum_j G1_ij b_j kn_j D_ij; "
+          "plus = -2^gc (dv @ h^T) + sum_j G2_ij b_j kn_j D_ij; "
+          "minus = 2^(gc_last - gc) (r @ dh^T) + sum_i (G1_ij qn_i + G2_ij kn_i) D_ij; dkn = plus + b minus; "
+          "db = sum_K kn minus; dg2[t] = sum_(i>=t) (qn dqn + kn plus - b kn minus)_i + sum_i b kn 2^(gc_last - gc) "
+          "(r @ dh^T)_i + 2^gc_last sum_V h dh; then through the gate, the norms and the sigmoid, value heads summed; "
+          "parts of dA_log and ddt_bias are sums over a chunk",
+          ("q", "k", "g", "beta", "A_log", "dt_bias", "do", "r", "dv", "h", "dh"),
+          ("dq", "dk", "dg", "dbeta", "dA_log_parts", "ddt_bias_parts")),
+)  # fmt: skip
+
 STAGES = {stage.name: stage for stage in FORWARD + BACKWARD}
 ONLY = " only"
 RESULTS = ("o", "ht", "h", "dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "dh0")
@@ -106,6 +135,8 @@ def find(name: str) -> Stage:
     """
     if name in STAGES:
         return STAGES[name]
+    if of_walk := next((stage for stage in WALK if stage.name == name), None):
+        return of_walk
     direction, _, words = name.removesuffix(ONLY).partition("/")
     table = {"fwd": FORWARD, "bwd": BACKWARD}.get(direction, ())
     names, order = [f"{direction}/{word}" for word in words.split("+")], [stage.name for stage in table]

@@ -210,7 +210,60 @@ def gate_bwd(p: Problem, layout: Layout, round_: Round, dqn, dkn, dg2, db, q, k,
     return dq, dk, dg, dbeta, dA_log, ddt_bias
 
 
+# the backward in two pieces
+
+
+def operands(p: Problem, layout: Layout, round_: Round, qn, kn, b, g2):
+    E, E_after = edges(g2)
+    AQB, A = (qn.new_zeros(*qn.shape[:2], p.C, p.C) for _ in range(2))
+    for c in range(layout.NC):
+        D = decay_of_pairs(g2[c])                                             # (HV, i, j, K)
+        AQB[c], A[c] = (((row[c].unsqueeze(2) * D) * (b * kn)[c].unsqueeze(1)).sum(-1) for row in (p.scale * qn, kn))
+    eye = torch.eye(p.C, dtype=A.dtype)
+    T_inv = torch.linalg.solve_triangular(eye + A.tril(-1), eye.expand_as(A), upper=False, unitriangular=True)
+    return kn * E, p.scale * qn * E, b * kn * E_after, AQB, T_inv
+
+
+def residual(p: Problem, layout: Layout, round_: Round, v, kE, T_inv, h):
+    return (T_inv @ (v - kE @ h),)
+
+
+def walk_bwd(p: Problem, layout: Layout, round_: Round, do, kE, qE, KGB, AQB, T_inv, gc_last, dht):
+    dh, dv, dh0 = kE.new_zeros(layout.NC, p.HV, p.K, p.V), torch.zeros_like(do), dht.clone()
+    for n, chunks in enumerate(layout.chunks_of):
+        for c in reversed(chunks):
+            dh[c] = round_("dh", dh0[n])
+            z = round_("z", KGB[c] @ dh[c] + AQB[c].mT @ do[c])
+            dv[c] = round_("dv", T_inv[c].mT @ z)
+            dh0[n] = gc_last[c].mT.exp2() * dh0[n] + qE[c].mT @ do[c] - kE[c].mT @ dv[c]
+    return dv, dh, dh0
+
+
+def grads_bwd(p: Problem, layout: Layout, round_: Round, q, k, g, beta, A_log, dt_bias, do, r, dv, h, dh):
+    qn, kn, b, g2, gc_last = gate(p, layout, as_it_is, q, k, g, beta, A_log, dt_bias)
+    E, E_after = edges(g2)
+    Qu, Ku, Kd = round_("Qu", qn), round_("Ku", kn), round_("Kd", b * kn)
+    G1, G2 = round_("G", p.scale * (do @ r.mT).tril()), round_("G", -(dv @ r.mT).tril(-1))
+    R = E_after * (r @ dh.mT)
+    dqn, plus, minus = p.scale * E * (do @ h.mT), -E * (dv @ h.mT), R.clone()
+    for c in range(layout.NC):
+        D = decay_of_pairs(g2[c])
+        G1_D, G2_D = (G[c].unsqueeze(-1) * D for G in (G1, G2))               # (HV, i, j, K)
+        dqn[c] += (G1_D * Kd[c].unsqueeze(1)).sum(2)
+        plus[c] += (G2_D * Kd[c].unsqueeze(1)).sum(2)
+        minus[c] += (G1_D * Qu[c].unsqueeze(2) + G2_D * Ku[c].unsqueeze(2)).sum(1)
+    row = Qu * dqn + Ku * plus - Kd * minus                                   # of what was multiplied: pairs cancel
+    const = (Kd * R).sum(-2, keepdim=True) + gc_last.exp2() * (h * dh).sum(-1).unsqueeze(-2)
+    dg2, db = tri(p.C, row).mT @ row + const, (kn * minus).sum(-1, keepdim=True)
+    of_chunks = [None if x is None else x.expand(layout.NC, *x.shape) for x in (A_log, dt_bias)]
+    into = dqn, plus + b * minus, dg2, db, q, k, g, beta, *of_chunks
+    dq, dk, dg, dbeta, dA_log, ddt_bias = gate_bwd(p, layout, as_it_is, *into)
+    return (dq, dk, dg, dbeta, None if dA_log is None else dA_log.view(layout.NC, p.HV),
+            None if ddt_bias is None else ddt_bias.view(layout.NC, p.HV, p.K))  # fmt: skip
+
+
 FUNCTIONS = {
     "fwd/gate": gate, "fwd/intra": intra, "fwd/wy": wy, "fwd/state": state, "fwd/output": output,
+    "fwd/operands": operands, "fwd/residual": residual, "bwd/walk": walk_bwd, "bwd/grads": grads_bwd,
     "bwd/output": output_bwd, "bwd/state": state_bwd, "bwd/wy": wy_bwd, "bwd/intra": intra_bwd, "bwd/gate": gate_bwd,
 }  # fmt: skip
