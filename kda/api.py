@@ -36,7 +36,7 @@ from .checks import (
     problem_of,
     records_gradients,
 )
-from .dispatch import Choice, backend_asked, backend_of_backward, check_backend_name, recorder, weigh
+from .dispatch import Choice, backend_asked, backend_of_backward, check_backend_name, recomputes, recorder, weigh
 from .errors import InputError, InputTypeError, KdaError
 from .gates import wide_dtype
 from .host import detect
@@ -325,10 +325,19 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
 
 
 def _save(inputs: Inputs, options: Options) -> Save:
-    """What a recorded forward keeps; on a CPU memory is all it would cost, for the reference makes everything anew."""
+    """What a recorded forward keeps: nothing on a CPU, where memory is all that it would cost, and nothing for a backward
+    that makes everything again.  What is compiled keeps products whoever runs it: shapes of results must be known."""
     if options.disable_recompute:
         return Save.ALL
-    return Save.PRODUCTS if isinstance(inputs.q, Tensor) and inputs.q.is_cuda else Save.NOTHING
+    if not (isinstance(inputs.q, Tensor) and inputs.q.is_cuda):
+        return Save.NOTHING
+    if not torch.compiler.is_compiling() and _recomputed(inputs, options):
+        return Save.NOTHING
+    return Save.PRODUCTS
+
+
+def _recomputed(inputs: Inputs, options: Options) -> bool:
+    return recomputes(problem_of(Call("chunk_kda", inputs, options)), backend_asked(options.backend))
 
 
 def _forward(inputs: Inputs, options: Options, save: Save, recorded: bool = False) -> Outputs:

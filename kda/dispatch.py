@@ -83,8 +83,8 @@ def backend_asked(argument: str | None = None) -> str:
 
 
 def backend_of_backward(asked: str) -> str:
-    """The name in force for the backward of a recorded forward: the same, or "auto" if that has forwards alone."""
-    alone = any(c.backend == asked and not c.backward for c in capabilities())
+    """The name in force for the backward of a recorded forward: the same, or "auto" if that has not all backwards."""
+    alone = any(c.backend == asked and (c.some_backwards or not c.backward) for c in capabilities())
     return "auto" if alone else asked
 
 
@@ -155,6 +155,12 @@ def recorder(problem: Problem, backend: str) -> str:
     if capability(backend).keeps:
         return backend
     return choose(dataclasses.replace(problem, direction="backward")).backend
+
+
+def recomputes(problem: Problem, asked: str) -> bool:
+    """Whether the backward of a call, for which `asked` is in force, makes everything again."""
+    backward = dataclasses.replace(problem, direction="backward")
+    return capability(choose(backward, backend_of_backward(asked)).backend).recomputes
 
 
 @functools.cache

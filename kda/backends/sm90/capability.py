@@ -1,16 +1,24 @@
-"""Hopper: the forward in the CuTe DSL."""
+"""Hopper: forward and backward in the CuTe DSL."""
 
 from kda.capability import Capability, Rule
 
-from ..common.rules import BFLOAT16, CUTE_DSL, FORWARDS, KEEPS_PRODUCTS, ONE_BETA, of
+from ..common.rules import BFLOAT16, CHUNKS, CUTE_DSL, KEEPS_PRODUCTS, ONE_BETA, of
 
+MIN_LOWER_BOUND = -5.02                      # as common/cute/tile.MIN_GATE_ONE_PRODUCT
 LIMIT = 65535                                # of a grid in y and z
+
+
+
+def one_product(p) -> bool:
+    return p.gate == "bounded" and p.lower_bound >= MIN_LOWER_BOUND and p.qk_l2norm
+
 
 CAPABILITY = Capability(
     backend="sm90",
     rank=20,
-    summary="Hopper kernels in the CuTe DSL: the forward, beside Triton's backward",
-    backward=False,
+    summary="Hopper kernels in the CuTe DSL, beside Triton's backward where theirs does not accept a call",
+    some_backwards=True,
+    recomputes=True,
     archs=("sm90",),
     rules=(
         Rule(
@@ -18,7 +26,7 @@ CAPABILITY = Capability(
             lambda p, h: h.cc == (9, 0),
             "needs a GPU of compute capability 9.0 (H100, H200, H20), found {h}",
         ),
-        *of("sm90", CUTE_DSL, FORWARDS, BFLOAT16),
+        *of("sm90", CUTE_DSL, CHUNKS, BFLOAT16),
         Rule(
             "sm90.head_dim",
             lambda p, h: p.K in (64, 128) and p.V in (64, 128),
@@ -31,6 +39,18 @@ CAPABILITY = Capability(
             "pass one long sequence with cu_seqlens",
         ),
         *of("sm90", ONE_BETA, KEEPS_PRODUCTS),
+        Rule(
+            "sm90.backward_gate",
+            lambda p, h: p.direction == "forward" or (one_product(p) and p.g_dtype == "bfloat16"),
+            "has a backward for bounded gates from bfloat16 logits with lower_bound >= -5, and normalised q and k; got a "
+            "{p.gate} gate, g {p.g_dtype}",
+        ),
+        Rule(
+            "sm90.backward_shape",
+            lambda p, h: p.direction == "forward" or (p.K == p.V == 128 and not p.packed and p.beta != "given"),
+            "has a backward for K = V = 128, sequences that are not packed and beta from logits; got K={p.K} V={p.V}, "
+            "beta {p.beta}",
+        ),
     ),
     stages=("fwd/gate+intra+wy+state+output",),
     proof_dtypes=("bfloat16",),

@@ -84,6 +84,7 @@ class PrepareArguments(Arguments):
 class PrepareConfig(ChunkConfig):
     packed: bool                             # chunks are found in the table
     kept_C: int = 0                          # rows of the chunks whose A_qk and A_inv are kept; 0: of none
+    b_on_keys: bool = False                  # for a backward: b kg, A_qk b and (I + A_kk b)^-1 in the tile
     arguments = PrepareArguments
     threads = 32 * WARPS
     roles = MappingProxyType({"PREPARE": range(WARPS)})
@@ -178,7 +179,7 @@ class ChainConfig(Launched):
     K: int
     V: int
     packed: bool                             # segments are found in the table
-    walk: str                                # "sequences", "carry", "segments"
+    walk: str                                # "sequences", "carry", "segments"; "again": h and r for a backward
     h0: str | None                           # dtype of the states that they start from
     ht: bool
     v_first: bool                            # states of sequences are (V, K), and those that are kept
@@ -201,7 +202,11 @@ class ChainConfig(Launched):
     @property
     def rows(self) -> int:
         """Of [kn 2^gc; scale qn 2^gc] that are multiplied."""
-        return C if self.carry else 2 * C
+        return C if self.carry or self.again else 2 * C
+
+    @property
+    def again(self) -> bool:
+        return self.walk == "again"
 
     @property
     def strips(self) -> int:
@@ -220,6 +225,50 @@ class ChainConfig(Launched):
         if self.carry:                                                         # it has no outputs
             del fields["o"]
         return Struct(align=1024, **fields)
+
+    @property
+    def shared(self) -> int:
+        return self.struct.end
+
+
+class WalkArguments(Arguments):
+    tiles = tensor("uint8")                  # (chunks, HV) tiles, with b on keys
+    do = tensor("bfloat16")                  # (B, T, HV, V)
+    dht = tensor("float32")                  # (N, HV, K, V) in the caller's layout
+    dv = tensor("bfloat16")                  # (B, T, HV, V)
+    dh = tensor("bfloat16")                  # (states, HV, V, K): leaving every two chunks
+    dh0 = tensor(of="dh0")                   # as dht
+    segment_table = tensor("int64")          # (N, 6), of packed sequences
+    T = number("int32")
+    chunks = number("int32")                 # of a row of T tokens
+    HV = number("int32")
+
+
+@dataclass(frozen=True)
+class WalkConfig(Launched):
+    K: int
+    V: int
+    packed: bool
+    dht: bool
+    dh0: str | None                          # its dtype
+    v_first: bool
+    stages: int
+    every = 2                                # chunks of a state
+    cluster = (2, 1, 1)
+    arguments = WalkArguments
+    threads = 32 * (LOAD_WARP + 1)
+    roles = MappingProxyType({"WALK": range(LOAD_WARP), "LOAD": range(LOAD_WARP, LOAD_WARP + 1)})
+
+    @cached_property
+    def struct(self) -> Struct:
+        return Struct(
+            align=1024,
+            tiles=several(tile(self.K), self.stages),
+            do=array("bfloat16", self.stages, C, PITCH_V),
+            dv=array("bfloat16", 2, C, PITCH_V),
+            full=array("int64", self.stages, align=8),
+            empty=array("int64", self.stages, align=8),
+        )
 
     @property
     def shared(self) -> int:
@@ -325,7 +374,7 @@ class GradsArguments(Arguments):
     do = tensor("bfloat16")                  # (B, T, HV, V)
     dv = tensor("bfloat16")
     r = tensor("bfloat16")
-    h = tensor("bfloat16")                   # (chunks, HV, K, V), entering a chunk
+    h = tensor("bfloat16")                   # (chunks, HV, V, K), entering a chunk
     dh = tensor("bfloat16")                  # leaving it
     dq = tensor("bfloat16")                  # (B, T, HV, K), of each value head
     dk = tensor("bfloat16")
@@ -364,7 +413,7 @@ class GradsConfig(ChunkConfig):
     @cached_property
     def struct(self) -> Struct:
         values = dict.fromkeys(("do", "dv", "r"), array("bfloat16", TOKENS, self.V, align=1024))
-        states = dict.fromkeys(("h", "dh"), array("bfloat16", self.K, self.V, align=1024))
+        states = dict.fromkeys(("h", "dh"), array("bfloat16", self.V, self.K, align=1024))
         return Struct(
             align=1024,
             **values, **states,

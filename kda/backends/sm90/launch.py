@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 
-from kda.bundles import Outputs, Products, Save
+from kda.bundles import Grads, Outputs, Products, Save, Saved
 from kda.compile.errors import BuildError
 from kda.compile.fetching import fetch_here
 from kda.compile.kernel import Kernel
@@ -19,9 +20,9 @@ from ..common.arguments import Launch
 from ..common.cute.configs import ROUNDED_TO
 from ..common.cute.tile import C
 from ..common.launcher import forward_as_stage, launch_of, offsets_dtype, outputs, segment_summary
-from ..common.tensors import laid_out, offsets_on, on_its_device
-from .configs import RUN, ChunkTable, SegmentTable, TablesConfig
-from .plan import Config, Plan, plan, recipe
+from ..common.tensors import aligned, laid_out, offsets_on, on_its_device
+from .configs import RUN, ChunkTable, SegmentTable, TablesConfig, tile
+from .plan import BackwardPlan, Config, Plan, backward_plan, plan, recipe
 
 Tensor = torch.Tensor
 
@@ -106,6 +107,72 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
     if at.chain:
         at.chain(tiles=tiles, v=v, h0=h0, o=o, ht=ht, h=h, segment_table=segment_table)
     return out._replace(saved=Products(A_qk, A_inv) if kept else None)
+
+
+class BackwardSteps(NamedTuple):
+    plan: BackwardPlan
+    prepare: Launch | None
+    again: Launch | None
+    walk: Launch | None
+    grads: Launch | None
+
+
+@functools.lru_cache(maxsize=1024)
+def backward_steps(p: Problem, sms: int) -> BackwardSteps:
+    pl = backward_plan(p, sms)
+    step = functools.partial(launch_of, lambda config: kernel(config))
+    gate = dict(T=p.T, H=p.H, HV=p.HV, scale=p.scale, lower_bound=p.lower_bound or 0.0)
+    strips = pl.again.strips
+    return BackwardSteps(
+        pl,
+        step(pl.prepare, (p.HV, pl.chunks, p.B), chunks=0, **gate),
+        step(pl.again, (strips, p.HV, p.N), T=p.T, chunks=pl.chunks, segments=1, segment=max(pl.chunks, 1), HV=p.HV),
+        step(pl.walk, (strips, p.HV, p.N), T=p.T, chunks=pl.chunks, HV=p.HV),
+        step(pl.grads, (pl.grads_grid, 1, 1), chunks=pl.states, items=p.B * pl.states * p.HV, zero=0.0, one=1.0, **gate),
+    )  # fmt: skip
+
+
+@on_its_device
+def backward(
+    p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | None = None
+) -> Grads:
+    """Makes operands, states and residuals of the forward again: what was kept for another backend is not looked at."""
+    p = dataclasses.replace(p, final_state=dht is not None)
+    at = backward_steps(p, detect(p.device).sms)
+    inputs, like = laid_out(x), x.q
+    v, h0 = inputs.pop("v"), inputs.pop("h0")
+    do, dht = aligned(do, like.dtype), aligned(dht, torch.float32)
+    tokens, states = p.B * p.T, p.B * at.plan.states
+    dv = like.new_empty(p.B, p.T, p.HV, p.V)
+    dh0 = None if h0 is None else torch.empty_like(h0)
+    r = torch.empty_like(dv)
+    h, dh = (like.new_empty(states, p.HV, p.V, p.K) for _ in range(2))
+    tiles = like.new_empty(p.B * at.plan.chunks * p.HV * tile(p.K).bytes, dtype=torch.uint8)
+    if at.prepare:
+        at.prepare(**inputs, tiles=tiles)
+    if at.again:
+        at.again(tiles=tiles, v=v, h0=h0, o=r, h=h)
+        at.walk(tiles=tiles, do=do, dht=dht, dv=dv, dh=dh, dh0=dh0)
+    del tiles
+    dq, dk = (like.new_empty(tokens, p.HV, p.K) for _ in range(2))
+    dg, dbeta = torch.empty_like(inputs["g"]), torch.empty_like(inputs["beta"])
+    of_A_log, of_dt_bias = (like.new_empty(states, p.HV, p.K, dtype=torch.float32) for _ in range(2))
+    if at.grads:
+        at.grads(
+            **inputs, do=do, dv=dv, r=r, h=h, dh=dh, dq=dq, dk=dk, dg=dg, dbeta=dbeta, of_A_log=of_A_log,
+            of_dt_bias=of_dt_bias,
+        )  # fmt: skip
+    dq, dk = (of_heads(y, p) for y in (dq, dk))
+    dA_log = None if x.A_log is None else of_A_log.sum((0, 2)).view_as(x.A_log).to(x.A_log.dtype)
+    ddt_bias = None if x.dt_bias is None else of_dt_bias.sum(0).view_as(x.dt_bias).to(x.dt_bias.dtype)
+    return Grads(dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dh0)
+
+
+def of_heads(y: Tensor, p: Problem) -> Tensor:
+    """The gradient of q or k (tokens, HV, K), of value heads that share a head summed in order."""
+    if p.HV != p.H:
+        y = y.view(-1, p.H, p.HV // p.H, p.K).sum(2, dtype=torch.float32).to(y.dtype)
+    return y.view(p.B, p.T, p.H, p.K)
 
 
 def tables(p: Problem, at: Steps, cu_seqlens: Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,21 +17,23 @@ from .configs import (
     COLUMNS,
     LIMIT,
     RING,
+    TOKENS,
     ChainConfig,
     FusedConfig,
     GradsConfig,
     PairsConfig,
     PrepareConfig,
     TablesConfig,
+    WalkConfig,
     tile,
 )
 
 TARGET = parse("sm90")
-Config = TablesConfig | PrepareConfig | PairsConfig | ChainConfig | ComposeConfig | FusedConfig | GradsConfig
+Config = TablesConfig | PrepareConfig | PairsConfig | ChainConfig | ComposeConfig | FusedConfig | WalkConfig | GradsConfig
 KERNELS = {
     TablesConfig: "sm90.fwd.tables", PrepareConfig: "sm90.fwd.prepare", PairsConfig: "sm90.fwd.pairs",
     ChainConfig: "sm90.fwd.chain", ComposeConfig: "common.cute.compose", FusedConfig: "sm90.fwd.fused",
-    GradsConfig: "sm90.bwd.grads",
+    WalkConfig: "sm90.bwd.walk", GradsConfig: "sm90.bwd.grads",
 }  # fmt: skip
 OFFSETS = ("int32", "int64")                 # dtypes of cu_seqlens
 STAGES = (6, 3)                              # of a chain: where a CTA is alone on an SM, and where two are there
@@ -90,6 +92,47 @@ def plan(p: Problem, sms: int, kept: bool = False) -> Plan:
         compose_config(p) if cut else None,
         None if cut or kept or not one_kernel(p, sms, all_chunks) else fused_config(p),
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class BackwardPlan:
+    """Of the whole backward, which makes the forward's operands, states and residuals again."""
+
+    chunks: int                              # of a row of T tokens, as the forward has them
+    states: int                              # of a row: one for each two chunks
+    grads_grid: int
+    prepare: PrepareConfig
+    again: ChainConfig
+    walk: WalkConfig
+    grads: GradsConfig
+
+
+@functools.lru_cache(maxsize=1024)
+def backward_plan(p: Problem, sms: int) -> BackwardPlan:
+    chunks = -(-p.T // C)
+    states = -(-p.T // TOKENS)
+    alone, several = STAGES
+    stages = alone if p.V // COLUMNS * p.HV * p.N <= sms else several
+    again, walk = backward_walks(p, stages)
+    return BackwardPlan(
+        chunks, states, min(p.B * states * p.HV, sms), backward_prepare(p), again, walk, grads_config(p)
+    )  # fmt: skip
+
+
+def backward_prepare(p: Problem) -> PrepareConfig:
+    return dataclasses.replace(prepare_config(p, kept=False), b_on_keys=True)
+
+
+def backward_walks(p: Problem, stages: int) -> tuple[ChainConfig, WalkConfig]:
+    again = ChainConfig(
+        p.K, p.V, p.packed, "again", p.state_dtype, ht=False, v_first=p.state_v_first, h=True, every=TOKENS // C,
+        stages=stages,
+    )  # fmt: skip
+    return again, WalkConfig(p.K, p.V, p.packed, p.final_state, p.state_dtype, p.state_v_first, stages)
+
+
+def grads_config(p: Problem) -> GradsConfig:
+    return GradsConfig(**chunk_options(p), packed=p.packed)
 
 
 def recipe(config: Config) -> cutedsl.Recipe:

@@ -1,4 +1,4 @@
-"""TB = (I + A_kk)^-1 b, transposed, by one warp: blocks of 8 rows by substitution, a column per lane; then pairs of
+"""TB = (I + A_kk)^-1 b, transposed (or without b), by one warp: blocks of 8 rows by substitution, a column per lane; then pairs of
 blocks as [X 0; -Y A X, Y], and the two blocks of 16 rows the same way.
 
   A_kk      (C, PITCH_A) float32, below its diagonal
@@ -87,8 +87,11 @@ class Inverse:
     @cute.jit
     def put(self, TB, whole, b, column, row, values):
         """Some rows of a column of the inverse."""
-        of_column = b[column]
-        store(TB + self.TB_at(column, row) // 2, [x * of_column for x in values])
+        scaled = values
+        if cutlass.const_expr(b is not None):
+            of_column = b[column]
+            scaled = [x * of_column for x in values]
+        store(TB + self.TB_at(column, row) // 2, scaled)
         if cutlass.const_expr(self.kept):
             self.put_whole(whole, column, row, values)
 

@@ -40,8 +40,9 @@ class Pairs:
         self.sched_barrier_row = sched_barrier_row
 
     @cute.jit
-    def one_product(self, qn, kn, gc, sums, X, Y, tile, lower_bound):
-        """Operands of the one product to X and Y, and from them those of the state to the tile."""
+    def one_product(self, qn, kn, gc, sums, X, Y, tile, lower_bound, of_k=None):
+        """Operands of the one product to X and Y, and from them those of the state to the tile; kg times `of_k`, a
+        number for each of the warp's rows."""
         E, d, first = self.c.K // 32, self.c.K // 32 * cute.arch.lane_idx(), WARP_ROWS * self.team.warp()
         before, row0, last = self.gate.sums_of_chunk(sums, d)
         half = lower_bound * Float32(-0.5 * fast.LOG2_E * (C - 1))
@@ -67,6 +68,8 @@ class Pairs:
                 state = [fast.times_pair(words[w], from_zero[w]) for w in range(E // 2)]
                 store(cute.recast_ptr(tile, dtype=Uint32) + (in_both + to) // 4, state)
             store(Y + in_one // 2, kb)
+            if cutlass.const_expr(of_k is not None):
+                kb = [x * of_k[r] for x in kb]
             store(cute.recast_ptr(tile + self.tile.KG.offset, dtype=BFloat16) + in_one // 2, times(kb, to_last))
         if cutlass.const_expr(self.sched_barrier_row == WARP_ROWS):
             self.store_decay(tile, last, d)
@@ -172,15 +175,17 @@ def add_level(acc, found, level: cutlass.Constexpr, thread):
 
 
 @cute.jit
-def store_A_kk(acc, A_kk, b, thread):
-    """A_kk below its diagonal to shared memory, by warps 0 and 1."""
+def store_A_kk(acc, A_kk, b, thread, on_keys: cutlass.Constexpr = False):
+    """A_kk below its diagonal to shared memory, by warps 0 and 1; b of its rows, or (`on_keys`) of its columns."""
     at = accumulator_places(thread)
     of_rows = [b[at[2 * r][0]] for r in range(2)]                              # a thread has two rows
     for i in cutlass.range_constexpr(0, cute.size(acc), 2):
         row, column = at[i]
-        of_row = of_rows[i // 2 % 2]
-        pair = [acc[i] * of_row if column < row else Float32(0.0),
-                acc[i + 1] * of_row if column + 1 < row else Float32(0.0)]  # fmt: skip
+        of_pair = [of_rows[i // 2 % 2]] * 2
+        if cutlass.const_expr(on_keys):
+            of_pair = [b[column], b[column + 1]]
+        pair = [acc[i] * of_pair[0] if column < row else Float32(0.0),
+                acc[i + 1] * of_pair[1] if column + 1 < row else Float32(0.0)]  # fmt: skip
         store(A_kk + (row * PITCH_A + column), pair)
 
 

@@ -74,9 +74,9 @@ def position(token):
 
 
 @cute.jit
-def product_mma():
+def product_mma(of_a: cutlass.Constexpr = OperandMajorMode.K):
     source, along = warpgroup.OperandSource.SMEM, OperandMajorMode.K
-    return cute.make_tiled_mma(warpgroup.MmaF16BF16Op(BFloat16, Float32, (CHANNELS, TOKENS, 16), source, along, along))
+    return cute.make_tiled_mma(warpgroup.MmaF16BF16Op(BFloat16, Float32, (CHANNELS, TOKENS, 16), source, of_a, along))
 
 
 @cute.jit
@@ -86,9 +86,9 @@ def tile_at(pointer, elements):
 
 
 @cute.jit
-def issue_product(acc, a, b):
+def issue_product(acc, a, b, of_a: cutlass.Constexpr = OperandMajorMode.K):
     """acc = a @ b^T of views in shared memory, in no group yet."""
-    mma = product_mma()
+    mma = product_mma(of_a)
     part = mma.get_slice(0)
     issue(mma, acc, mma.make_fragment_A(part.partition_A(a)), mma.make_fragment_B(part.partition_B(b)), False)
 
@@ -152,9 +152,9 @@ class Loader:
         of_state = (Int64(chunk) * x.HV + head) * (K * V) + thread * 8
         for source, to in ((x.h, s.h), (x.dh, s.dh)):
             row, piece = thread >> 4, thread & 15
-            here = (piece >> 3) * (K * 64) + row * 64 + (piece & 7 ^ row & 7) * 8
-            for j in cutlass.range_constexpr(K // 8):
-                copy_16_bytes_later((source + of_state).toint() + j * (8 * V * 2), to + (here + j * (8 * 64)))
+            here = (piece >> 3) * (V * 64) + row * 64 + (piece & 7 ^ row & 7) * 8
+            for j in cutlass.range_constexpr(V // 8):
+                copy_16_bytes_later((source + of_state).toint() + j * (8 * K * 2), to + (here + j * (8 * 64)))
         arrive_when_copied(s.values_full)
         cute.arch.cp_async_commit_group()
 
@@ -267,13 +267,9 @@ class Math:
         do, dv, r = [wide_view(values, TOKENS, c.V) for values in (s.do, s.dv, s.r)]
         issue_product(G, wide_view(tile_at(s.do, group * (TOKENS * c.V)), TOKENS, c.V), r)
         warpgroup.commit_group()
-        own = group * (CHANNELS * 64)
-        h, dh = [
-            cute.local_tile(wide_view(tile_at(states, own), c.K, c.V), (CHANNELS, c.V), (0, 0))
-            for states in (s.h, s.dh)
-        ]
-        issue_product(up1, h, do)
-        issue_product(up2, h, dv)
+        h, dh = [self.own_channels(states) for states in (s.h, s.dh)]
+        issue_product(up1, h, do, OperandMajorMode.MN)
+        issue_product(up2, h, dv, OperandMajorMode.MN)
         warpgroup.commit_group()
         through_state = self.sums_of_states(s)
         warpgroup.wait_group(1)
@@ -285,7 +281,7 @@ class Math:
                 + self.own_matrices() for f in (c.rows.q, c.rows.k, c.rows.g)]  # fmt: skip
         Qu, Ku, Kd = [self.operand() for _ in range(3)]
         xs, ratio = self.operands(x, rows, of_tokens, rate, bias, tokens, Qu, Ku, Kd)
-        issue_product(down, dh, r)                                             # now there are registers for it
+        issue_product(down, dh, r, OperandMajorMode.MN)                                             # now there are registers for it
         warpgroup.commit_group()
         warpgroup.wait_group(0)
         cute.arch.sync_warp()
@@ -298,12 +294,18 @@ class Math:
         gains = self.gains_and_sums(s, up1, up2, down, Qu, Ku, Kd)
         MATH.sync()                                                            # partial sums are there
         self.project(x, s, i, head, begin, tokens)
-        self.store_dg(x, rows[2], gains, rate, bias, through, chunk * x.HV + head, channel)
+        self.store_dg(x, rows[2], gains, rate, bias, through, tokens, chunk * x.HV + head, channel)
         MATH.sync()                                                            # projections are there
         self.store_dq_dk(x, s, rows, of_tokens, xs, up1, up2, down)
         cute.arch.sync_warp()
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(s.rows_done + (i & 1))
+
+    @cute.jit
+    def own_channels(self, states):
+        """(64, V) of a state that lies as (V, K)."""
+        half = tile_at(states, self.group() * (self.c.V * CHANNELS))
+        return view(half, SmemLayoutAtomKind.MN_SW128, (CHANNELS, self.c.V), (1, 0))
 
     @cute.jit
     def gate_of_channels(self, x, head, channel):
@@ -330,14 +332,15 @@ class Math:
     @cute.jit
     def sums_of_states(self, s):
         """sum_V h dh of both halves' channels, by mma.sync: its diagonal."""
-        lane, K = cute.arch.lane_idx(), self.c.K
-        row = CHANNELS * self.group() + 16 * self.warp() + (lane & 7) + (lane >> 3 & 1) * 8
+        lane = cute.arch.lane_idx()
+        piece = 2 * self.warp() + (lane >> 3 & 1)                              # of the warpgroup's channels, eight each
+        row = (lane >> 4) * 8 + (lane & 7)
+        own = self.group() * (self.c.V * CHANNELS) + row * 64 + (piece ^ row & 7) * 8
         first = [Float32(0.0)] * 4
         second = [Float32(0.0)] * 4
         for step in cutlass.range_constexpr(self.c.V // 16):
-            piece = 2 * (step & 3) + (lane >> 4)
-            here = (step >> 2) * (K * 64) + row * 64 + (piece ^ row & 7) * 8
-            a, b = load_matrices(s.h + here), load_matrices(s.dh + here)
+            here = own + step * (16 * 64)
+            a, b = load_matrices(s.h + here, transposed=True), load_matrices(s.dh + here, transposed=True)
             first = mma_bf16(first, a, [b[0], b[2]])
             second = mma_bf16(second, a, [b[1], b[3]])
         odd = lane & 4 != 0
@@ -564,9 +567,9 @@ class Math:
                     store(x.dbeta + at, [through_b * fast.sigmoid(-logit)])
 
     @cute.jit
-    def store_dg(self, x, own, gains, rate, bias, through, number, channel):
+    def store_dg(self, x, own, gains, rate, bias, through, tokens, number, channel):
         lane = cute.arch.lane_idx()
-        a = lane & 3
+        a, left = lane & 3, tokens - EACH * (lane & 3)
         later, of_A, of_bias = through, [Float32(0.0)] * HALVES, [Float32(0.0)] * HALVES
         to_logit = x.lower_bound * rate
         for n in cutlass.range_constexpr(BLOCKS):
@@ -587,6 +590,7 @@ class Math:
                     j = at_element(0, r, t)
                     logit = fast.bounded(logits[j]) + bias[r]
                     slope = self.sigmoid_slope(logit * (Float32(fast.LOG2_E) * rate)) * (sums[t] + after)
+                    slope = slope if BLOCK * b + t < left else Float32(0.0)
                     of_A[r] = of_A[r] + slope * logit
                     of_bias[r] = of_bias[r] + slope
                     dg[j] = slope * to_logit

@@ -128,7 +128,10 @@ class Chain(entry.Entry):
             tile = s.tiles + stage * self.tile.bytes
             if cutlass.const_expr(c.h) and i % c.every == 0:
                 h = x.h + (first_h + Int64(i // c.every) * x.HV * (c.K * c.V))
-                self.state.store(h, 0, strip, c.V, c.v_first, S)
+                if cutlass.const_expr(c.again):
+                    self.state.store_operand(h, strip, operand)
+                else:
+                    self.state.store(h, 0, strip, c.V, c.v_first, S)
             cute.arch.mbarrier_wait(s.full + stage, phase)
             words_of_v = self.state.load_v(s.v + stage * (C * PITCH_V), zero=of_M)   # before o: waited for first
             PO = self.state.issue_PO(operand, tile)

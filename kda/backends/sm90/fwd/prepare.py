@@ -31,7 +31,7 @@ from kda.compile import cutedsl
 from kda.compile.target import Target
 
 from ...common.cute import entry
-from ...common.cute.copies import allocate, copy_16_bytes, field_at, load_one, store
+from ...common.cute.copies import allocate, copy_16_bytes, field_at, load, load_one, store
 from ...common.cute.gate import beta_of_row
 from ...common.cute.order import wait_for_the_kernel_before
 from ...common.cute.tile import WARP_ROWS, WARPS, C, swizzle_64B
@@ -67,7 +67,10 @@ class Prepare(entry.Entry):
             d = c.K // 32 * cute.arch.lane_idx()
             if cutlass.const_expr(c.one_product):
                 self.chunk.gate.sum_over_warps(rows[2], s.sums, d)
-                self.chunk.pairs.one_product(*rows, s.sums, s.X, s.Y, tile, x.lower_bound)
+                of_k = None
+                if cutlass.const_expr(c.b_on_keys):
+                    of_k = load(s.b + WARP_ROWS * self.chunk.team.warp(), WARP_ROWS)
+                self.chunk.pairs.one_product(*rows, s.sums, s.X, s.Y, tile, x.lower_bound, of_k)
                 if cute.arch.warp_idx() < 4:
                     self.chunk.tensor_core.one_product(acc, s.X, s.Y, 0)
             else:
@@ -82,7 +85,7 @@ class Prepare(entry.Entry):
                 self.chunk.store_pairs(acc, s.A_kk, s.b, tile, A_qk, tokens, x.HV * kept_C)
                 self.chunk.team.meet_first_four()
                 if cute.arch.warp_idx() == 0:
-                    self.chunk.inverse.solve(s.A_kk, s.columns, s.TB, s.X, s.b)
+                    self.chunk.inverse.solve(s.A_kk, s.columns, s.TB, s.X, None if c.b_on_keys else s.b)
                     self.store_inverse(s.TB, s.X, tile, A_inv, tokens, x.HV * kept_C)
             elif cutlass.const_expr(kept_C > C):
                 if number & 1 == 0:

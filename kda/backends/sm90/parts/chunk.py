@@ -79,12 +79,14 @@ class ChunkMaker:
     def store_pairs(self, acc, A_kk, b, tile, kept_A_qk, tokens, stride):
         """By warps 0 to 3: A_kk to shared memory, A_qk to the tile, and to where it is kept."""
         if self.team.warp() < 2:
-            store_A_kk(acc, A_kk, b, self.team.thread())
+            store_A_kk(acc, A_kk, b, self.team.thread(), self.c.b_on_keys)
         else:
             to, at = field_at(tile, self.tile.A_qk), accumulator_places(self.team.thread())
             for i in cutlass.range_constexpr(0, cute.size(acc), 2):
                 row, column = at[i]
                 row, pair = row - C, causal_pair(acc, at, i)
+                if cutlass.const_expr(self.c.b_on_keys):
+                    pair = [pair[0] * b[column], pair[1] * b[column + 1]]
                 store(to + swizzle_64B(row, column) // 2, pair)
                 if cutlass.const_expr(self.c.kept_C):
                     if row < tokens:

@@ -87,23 +87,40 @@ class State:
         warpgroup.wait_group(0)
         # S^T += v_new^T @ kg;  o^T = O + v_new^T @ A_qk^T
         added = rounded(mma, v_new, C)
+        if cutlass.const_expr(c.again):
+            self.put_rows(rows_of_o, added)                                    # r
         multiply(mma_S, S, added, standing_view(tile + self.tile.KG.offset, c.K), accumulate=True)
         warpgroup.commit_group()
         within = accumulator(mma, (COLUMNS, C))                                # half of PO would be no accumulator to
-        if cutlass.const_expr(not c.carry):                                    # ptxas, and each product would wait
+        has_o = not c.carry and not c.again                                    # ptxas, and each product would wait
+        if cutlass.const_expr(has_o):
             multiply(mma, within, added, narrow_view(tile + self.tile.A_qk.offset), accumulate=False, fenced=True)
             warpgroup.commit_group()
-        warpgroup.wait_group(0 if cutlass.const_expr(c.carry) else 1)
+        warpgroup.wait_group(1 if cutlass.const_expr(has_o) else 0)
         round_to(operand, S)
-        if cutlass.const_expr(not c.carry):
+        if cutlass.const_expr(has_o):
             compute_now(operand)
             warpgroup.wait_group(0)
             of_o = cute.coalesce(within)
             for e in cutlass.range_constexpr(16):
                 of_o[e] = of_o[e] + PO_flat[16 + e]
-            words, at = cute.recast_tensor(rounded(mma, within, C), Uint32), rows_of_o + own_matrices()
-            store_matrices(at, [words[w] for w in range(4)], transposed=True)
-            store_matrices(at + 16 * PITCH_V, [words[w] for w in range(4, 8)], transposed=True)
+            self.put_rows(rows_of_o, rounded(mma, within, C))
+
+    @cute.jit
+    def put_rows(self, rows, operand):
+        """32 rows of 64 columns, out of an operand that has them transposed."""
+        words, at = cute.recast_tensor(operand, Uint32), rows + own_matrices()
+        store_matrices(at, [words[w] for w in range(4)], transposed=True)
+        store_matrices(at + 16 * PITCH_V, [words[w] for w in range(4, 8)], transposed=True)
+
+    @cute.jit
+    def store_operand(self, x, strip, operand):
+        """A strip of a matrix (V, K) in memory, as it is multiplied: two channels a word."""
+        words = cute.recast_tensor(cute.coalesce(operand), Uint32)
+        channel, column = self.place_in_state(0, strip)
+        own = cute.recast_ptr(x + (column * self.c.K + channel), dtype=Uint32)
+        for w in cutlass.range_constexpr(cute.size(words)):
+            store(own + (w // 2 * 4 + w % 2 * (4 * self.c.K)), [words[w]])
 
     @cute.jit
     def store_o(self, o, rows_of_o, own, i, tokens, HV):

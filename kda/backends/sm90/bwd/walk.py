@@ -1,0 +1,177 @@
+"""bwd/walk: chunks of one sequence from the last to the first, one value head, 64 columns of dh, the gradient of a state.
+
+  z^T = dh^T @ (b kg)^T + do^T @ (A_qk b)            dh^T (64, K) float32 in registers, bfloat16 where it is multiplied
+  dv^T = z^T @ T'
+  dh^T = dh^T 2^gc_last + do^T @ qg - dv^T @ kE
+
+The operands are those of fwd/chain.py with b on the side of keys (configs.PrepareConfig.b_on_keys), transposed.  dh that
+leaves two chunks goes to memory as it is multiplied, transposed, for bwd/grads.
+
+  warps  role  does
+  0-3    WALK  all products, from registers and shared memory; dv and dh to global memory
+  4      LOAD  a tile by one bulk copy, rows of do in pieces of 16 bytes
+
+  pipeline    arrivals                                               says
+  full        1 and the bytes of the tile; 32, a lane's pieces of do a chunk is there
+  empty       4, a lane of each warp of WALK                         no warp reads the stage any more
+  teams.CHAIN 128                                                    dv is in shared memory, the dv before last was read
+
+  shared memory: configs.WalkConfig.struct; at K = 128 a stage has a tile of 29 KiB and do 4.5; dv twice 4.5 KiB
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Int32, Int64, Uint32
+from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
+from cutlass.cute.nvgpu.warpgroup import SmemLayoutAtomKind
+
+from kda.compile import cutedsl
+from kda.compile.target import Target
+
+from ...common.cute import entry
+from ...common.cute.async_copies import arrive_when_copied, bulk_copy, copy_16_bytes_later
+from ...common.cute.copies import allocate, field_at, load
+from ...common.cute.tile import C
+from ..configs import COLUMNS, LOAD_WARP, PITCH_V, WalkConfig
+from ..fwd.chain import advance
+from ..parts.state import State, multiply, own_piece, place_of_segment, register_mma, round_to, rounded
+from ..parts.teams import CHAIN
+from ..parts.views import narrow_standing_view, narrow_view, view, wide_view
+from ..parts.wgmma import accumulator
+
+KE, QG = range(2)                            # halves of the tile's KQ
+
+
+class Walk(entry.Entry):
+    def __init__(self, config: WalkConfig):
+        self.c = config
+        self.state = State(config)
+        self.tile = self.state.tile
+
+    @cute.kernel
+    def kernel(self, x):
+        c = self.c
+        strip, head, n = cute.arch.block_idx()
+        _, begin, tokens, chunk, state = place_of_segment(c, x, n, x.chunks, 1, 0)
+        s = allocate(c.struct)
+        if cute.arch.thread_idx()[0] == 0:
+            for stage in cutlass.range_constexpr(c.stages):
+                cute.arch.mbarrier_init(s.full + stage, 33)
+                cute.arch.mbarrier_init(s.empty + stage, 4)
+            cute.arch.mbarrier_init_fence()
+        cute.arch.sync_threads()
+        first_v = (begin * x.HV + head) * c.V + strip * COLUMNS
+        steps = (tokens + C - 1) // C
+        if cute.arch.warp_idx() == LOAD_WARP:
+            self.load(x, s, first_v, tokens, chunk, head, steps)
+        else:
+            S = self.state.zero()
+            if cutlass.const_expr(c.dht):
+                self.state.load(x.dht, n * x.HV + head, strip, c.V, c.v_first, S)
+            first_dh = (Int64(state) * x.HV + head) * (c.K * c.V)
+            self.walk(x, S, s, first_v, first_dh, strip, tokens, steps)
+            if cutlass.const_expr(c.dh0):
+                self.state.store(x.dh0, n * x.HV + head, strip, c.V, c.v_first, S)
+
+    @cute.jit
+    def load(self, x, s, first_v, tokens, chunk, head, steps):
+        """LOAD: tiles and rows of do into the ring."""
+        lane = cute.arch.lane_idx()
+        stage, phase = Int32(0), Int32(0)
+        for j in cutlass.range(steps, unroll=1):
+            i = steps - 1 - j
+            cute.arch.mbarrier_wait(s.empty + stage, phase ^ 1)
+            with cute.arch.elect_one():
+                # redundant: its release, not the arrival; this thread has written nothing
+                cute.arch.mbarrier_arrive_and_expect_tx(s.full + stage, self.tile.bytes)
+                place = (Int64(chunk + i) * x.HV + head) * self.tile.bytes
+                bulk_copy(s.tiles + stage * self.tile.bytes, x.tiles + place, self.tile.bytes, s.full + stage)
+            for piece in cutlass.range_constexpr(C // 4):
+                row, column = 4 * piece + lane // 8, lane % 8 * 8
+                token = cutlass.min(i * C + row, tokens - 1)               # past the end: a row that counts for nothing
+                to = s.do + ((stage * C + row) * PITCH_V + column)
+                copy_16_bytes_later(self.state.row(x.do, first_v + column, token, x.HV), to)
+            arrive_when_copied(s.full + stage)
+            stage, phase = advance(stage, phase, self.c.stages)
+
+    @cute.jit
+    def walk(self, x, S, s, first_v, first_dh, strip, tokens, steps):
+        """WALK: from chunk to chunk."""
+        c = self.c
+        operand, own = self.state.operand(S), first_v + own_piece(0)[1]
+        stage, phase = Int32(0), Int32(0)
+        for j in cutlass.range(steps, unroll=1):
+            i = steps - 1 - j
+            tile = s.tiles + stage * self.tile.bytes
+            if j == 0 or i & 1 == 1:
+                self.state.store_operand(x.dh + (first_dh + Int64(i >> 1) * x.HV * (c.K * c.V)), strip, operand)
+            cute.arch.mbarrier_wait(s.full + stage, phase)
+            if j > 0:
+                CHAIN.sync()                                                   # dv of the chunk before is there
+                self.state.store_o(x.dv, s.dv, own, i + 1, cutlass.min(tokens - (i + 1) * C, C), x.HV)
+            self.step(S, operand, tile, s.do + stage * (C * PITCH_V), s.dv + (i & 1) * (C * PITCH_V))
+            cute.arch.sync_warp()
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive(s.empty + stage)
+            stage, phase = advance(stage, phase, c.stages)
+        if steps > 0:
+            CHAIN.sync()
+            self.state.store_o(x.dv, s.dv, own, 0, cutlass.min(tokens, C), x.HV)
+
+    @cute.jit
+    def step(self, S, operand, tile, rows_of_do, rows_of_dv):
+        """From dh that leaves a chunk to that which enters it, rounded, too, and to dv in shared memory."""
+        c, lane = self.c, cute.arch.lane_idx()
+        standing = OperandMajorMode.MN
+        mma, mma_C, mma_S = register_mma(C, OperandMajorMode.K), register_mma(C, standing), register_mma(c.K, standing)
+        do = self.of_words(self.state.load_v(rows_of_do))
+        # z^T = dh^T @ (b kg)^T + do^T @ (A_qk b)
+        z = accumulator(mma, (COLUMNS, C))
+        kg = field_at(tile, self.tile.KG)
+        multiply(mma, z, operand, wide_view(kg, C, c.K), accumulate=False)
+        multiply(mma_C, z, do, narrow_standing_view(tile + self.tile.A_qk.offset), accumulate=True, fenced=True)
+        warpgroup.commit_group()
+        decay, flat = field_at(tile, self.tile.decay), cute.coalesce(S)
+        for block in cutlass.range_constexpr(c.K // 16):
+            d = load(decay + block * 16 + lane % 4 * 4, 4)
+            for e in cutlass.range_constexpr(8):
+                flat[block * 8 + e] = flat[block * 8 + e] * d[e // 4 * 2 + e % 2]
+        multiply(mma_S, S, do, self.rows(tile, QG), accumulate=True)
+        warpgroup.commit_group()
+        warpgroup.wait_group(1)
+        # dv^T = z^T @ T'
+        dv = accumulator(mma, (COLUMNS, C))
+        multiply(mma, dv, rounded(mma, z, C), narrow_view(tile + self.tile.TB.offset), accumulate=False)
+        warpgroup.commit_group()
+        warpgroup.wait_group(0)
+        # dh^T -= dv^T @ kE
+        found = rounded(mma, dv, C)
+        words = cute.recast_tensor(cute.coalesce(found), Uint32)
+        negative = self.of_words([words[w] ^ Uint32(0x80008000) for w in range(8)])
+        multiply(mma_S, S, negative, self.rows(tile, KE), accumulate=True)
+        warpgroup.commit_group()
+        self.state.put_rows(rows_of_dv, found)
+        warpgroup.wait_group(0)
+        round_to(operand, S)
+
+    @cute.jit
+    def of_words(self, words):
+        """An operand (64, C) of registers, in words of two."""
+        mma = register_mma(C, OperandMajorMode.K)
+        operand = cute.make_rmem_tensor(mma.make_fragment_A(mma.partition_shape_A((COLUMNS, C))).shape, BFloat16)
+        flat = cute.recast_tensor(cute.coalesce(operand), Uint32)
+        for w in cutlass.range_constexpr(8):
+            flat[w] = words[w]
+        return operand
+
+    @cute.jit
+    def rows(self, tile, half: cutlass.Constexpr):
+        """(K, C): kE or qg, transposed."""
+        both = view(tile, SmemLayoutAtomKind.MN_SW128, (self.c.K, 2 * C), (1, 0))
+        return cute.local_tile(both, (self.c.K, C), (0, half))
+
+
+def build(c: WalkConfig, target: Target) -> cutedsl.Compiled:
+    return entry.compile(Walk, c, target)
