@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from ..common.arguments import Arguments, Launched, number, tensor
 from ..common.cute.configs import ChunkConfig
-from ..common.cute.fields import Struct, array, several
+from ..common.cute.fields import Field, Struct, array, several
 from ..common.cute.tile import PITCH_A, PITCH_INVERSE, WARPS, C
 
 # pairs
@@ -58,6 +58,11 @@ def tile(K: int) -> Struct:
         TB=array("bfloat16", C, C),          # (A_inv b)^T, swizzle_64B
         A_qk=array("bfloat16", C, C),        # with scale, the same
     )
+
+
+def state_image(K: int) -> Field:
+    """64 columns of a state, as bwd/grads has them in shared memory: halves of K one after the other, swizzle_128B."""
+    return array("bfloat16", K // COLUMNS, COLUMNS, COLUMNS, align=1024)
 
 
 class PrepareArguments(Arguments):
@@ -224,6 +229,8 @@ class ChainConfig(Launched):
         )
         if self.carry:                                                         # it has no outputs
             del fields["o"]
+        if self.again:
+            fields["state"] = state_image(self.K)
         return Struct(align=1024, **fields)
 
     @property
@@ -266,6 +273,7 @@ class WalkConfig(Launched):
             tiles=several(tile(self.K), self.stages),
             do=array("bfloat16", self.stages, C, PITCH_V),
             dv=array("bfloat16", 2, C, PITCH_V),
+            state=state_image(self.K),
             full=array("int64", self.stages, align=8),
             empty=array("int64", self.stages, align=8),
         )

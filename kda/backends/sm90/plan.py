@@ -37,6 +37,7 @@ KERNELS = {
 }  # fmt: skip
 OFFSETS = ("int32", "int64")                 # dtypes of cu_seqlens
 STAGES = (6, 3)                              # of a chain: where a CTA is alone on an SM, and where two are there
+BACKWARD_STAGES = (6, 2)                     # the same of the walks of a backward
 SHORTEST = 32                                # chunks of a segment
 INVARIANT = 128                              # the same with batch_invariant
 FUSED = None                                 # one kernel where that is sooner; True, False: where it can be, nowhere
@@ -111,7 +112,7 @@ class BackwardPlan:
 def backward_plan(p: Problem, sms: int) -> BackwardPlan:
     chunks = -(-p.T // C)
     states = -(-p.T // TOKENS)
-    alone, several = STAGES
+    alone, several = BACKWARD_STAGES
     stages = alone if p.V // COLUMNS * p.HV * p.N <= sms else several
     again, walk = backward_walks(p, stages)
     return BackwardPlan(

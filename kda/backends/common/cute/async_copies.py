@@ -14,6 +14,15 @@ def bulk_copy(to, source, size, full):
 
 
 @cute.jit
+def bulk_store(to, source, size):
+    """To global memory: one of this thread's group of copies."""
+    cute.arch.inline_ptx(
+        "cp.async.bulk.global.shared::cta.bulk_group [{$r0}], [{$r1}], {$r2};",
+        read_only_args=[to.toint(), source.toint().to(Uint32), Int32(size)],
+    )
+
+
+@cute.jit
 def copy_16_bytes_later(address, to):
     """Of global memory."""
     cute.arch.inline_ptx(

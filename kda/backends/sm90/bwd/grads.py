@@ -21,7 +21,8 @@ a block are permuted: position 8 b + 2 a + e holds token 4 a + 2 b + e, and lane
   8-11   40         LOAD  brings what comes next, norms and beta of its tokens, and takes away what was made
 
   pipeline        arrivals                        says
-  values_full     128, of LOAD's copies           do, dv, r, h and dh of a chunk are there
+  values_full     128, of LOAD's copies; 1 and the  do, dv, r, h and dh of a chunk are there
+                  bytes of h and dh
   values_empty    8, a lane of each MATH warp     all products and sums that read them are done
   rows_full, 2    128, of LOAD                    q, k, g and of_tokens are there
   rows_done, 2    8, a lane of each MATH warp     dq, dk and dg stand where q, k and g stood
@@ -43,10 +44,11 @@ from kda.compile import cutedsl
 from kda.compile.target import Target
 
 from ...common.cute import entry, fast
-from ...common.cute.async_copies import arrive_when_copied, copy_16_bytes_later
+from ...common.cute.async_copies import arrive_when_copied, bulk_copy, copy_16_bytes_later
 from ...common.cute.barriers import NamedBarrier
 from ...common.cute.copies import allocate, copy_16_bytes, floats, in_global, load, load_one, store, words_of
 from ...common.cute.fragments import load_matrices, mma_bf16, store_matrices
+from ...common.cute.tile import BF16
 from ..configs import BLOCK, GRADS_WARPS, LOAD_WARPS, TOKEN_FACTORS, TOKENS, ChunkTable, GradsConfig
 from ..parts.state import compute_words_now, register_mma
 from ..parts.views import view, wide_view
@@ -148,13 +150,11 @@ class Loader:
         V, K = self.c.V, self.c.K
         for source, to in ((x.do, s.do), (x.dv, s.dv), (x.r, s.r)):
             self.load_tokens(source, (begin * x.HV + head) * V, x.HV * V, tokens, to)
-        thread = self.thread()
-        of_state = (Int64(chunk) * x.HV + head) * (K * V) + thread * 8
-        for source, to in ((x.h, s.h), (x.dh, s.dh)):
-            row, piece = thread >> 4, thread & 15
-            here = (piece >> 3) * (V * 64) + row * 64 + (piece & 7 ^ row & 7) * 8
-            for j in cutlass.range_constexpr(V // 8):
-                copy_16_bytes_later((source + of_state).toint() + j * (8 * K * 2), to + (here + j * (8 * 64)))
+        if self.thread() == 0:
+            cute.arch.mbarrier_arrive_and_expect_tx(s.values_full, 2 * BF16 * V * K)
+            of_state = (Int64(chunk) * x.HV + head) * (K * V)
+            for source, to in ((x.h, s.h), (x.dh, s.dh)):
+                bulk_copy(to, source + of_state, BF16 * V * K, s.values_full)
         arrive_when_copied(s.values_full)
         cute.arch.cp_async_commit_group()
 
@@ -646,7 +646,7 @@ class Grads(entry.Entry):
         s = allocate(self.c.struct)
         first, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
         if cute.arch.thread_idx()[0] == 0:
-            cute.arch.mbarrier_init(s.values_full, LOADERS)
+            cute.arch.mbarrier_init(s.values_full, LOADERS + 1)
             cute.arch.mbarrier_init(s.values_empty, GRADS_WARPS)
             for stage in cutlass.range_constexpr(2):
                 cute.arch.mbarrier_init(s.rows_full + stage, LOADERS)

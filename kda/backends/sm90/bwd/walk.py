@@ -105,11 +105,15 @@ class Walk(entry.Entry):
         for j in cutlass.range(steps, unroll=1):
             i = steps - 1 - j
             tile = s.tiles + stage * self.tile.bytes
-            if j == 0 or i & 1 == 1:
-                self.state.store_operand(x.dh + (first_dh + Int64(i >> 1) * x.HV * (c.K * c.V)), strip, operand)
+            leaves = (i & 1) == 1 or j == 0                                    # two chunks, or the last one
+            if leaves:
+                self.state.put_state(s.state, operand)
             cute.arch.mbarrier_wait(s.full + stage, phase)
+            CHAIN.sync()                                                       # dh is there, and dv of the chunk before
+            if leaves:
+                to = x.dh + (first_dh + Int64(i >> 1) * x.HV * (c.K * c.V))
+                self.state.send_state(to, strip, s.state)
             if j > 0:
-                CHAIN.sync()                                                   # dv of the chunk before is there
                 self.state.store_o(x.dv, s.dv, own, i + 1, cutlass.min(tokens - (i + 1) * C, C), x.HV)
             self.step(S, operand, tile, s.do + stage * (C * PITCH_V), s.dv + (i & 1) * (C * PITCH_V))
             cute.arch.sync_warp()
@@ -119,6 +123,7 @@ class Walk(entry.Entry):
         if steps > 0:
             CHAIN.sync()
             self.state.store_o(x.dv, s.dv, own, 0, cutlass.min(tokens, C), x.HV)
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
     def step(self, S, operand, tile, rows_of_do, rows_of_dv):

@@ -126,17 +126,22 @@ class Chain(entry.Entry):
         stage, phase = Int32(0), Int32(0)
         for i in cutlass.range(steps, unroll=1):
             tile = s.tiles + stage * self.tile.bytes
-            if cutlass.const_expr(c.h) and i % c.every == 0:
-                h = x.h + (first_h + Int64(i // c.every) * x.HV * (c.K * c.V))
-                if cutlass.const_expr(c.again):
-                    self.state.store_operand(h, strip, operand)
-                else:
-                    self.state.store(h, 0, strip, c.V, c.v_first, S)
+            if cutlass.const_expr(c.again):
+                if i % c.every == 0:
+                    self.state.put_state(s.state, operand)
+            elif cutlass.const_expr(c.h):
+                if i % c.every == 0:
+                    self.state.store(self.kept_state(x, first_h, i), 0, strip, c.V, c.v_first, S)
             cute.arch.mbarrier_wait(s.full + stage, phase)
             words_of_v = self.state.load_v(s.v + stage * (C * PITCH_V), zero=of_M)   # before o: waited for first
             PO = self.state.issue_PO(operand, tile)
+            if cutlass.const_expr(c.again):
+                CHAIN.sync()                                                   # so is the state
+                if i % c.every == 0:
+                    self.state.send_state(self.kept_state(x, first_h, i), strip, s.state)
             if cutlass.const_expr(not c.carry) and i > 0:
-                CHAIN.sync()                                                   # o of the chunk before is there
+                if cutlass.const_expr(not c.again):
+                    CHAIN.sync()                                               # o of the chunk before is there
                 self.state.store_o(x.o, rows_of_o, own, i - 1, Int32(C), x.HV)
             self.state.update(S, operand, PO, tile, words_of_v, rows_of_o + (i & 1) * (C * PITCH_V))
             cute.arch.sync_warp()
@@ -146,6 +151,13 @@ class Chain(entry.Entry):
         if cutlass.const_expr(not c.carry) and steps > 0:
             CHAIN.sync()
             self.state.store_o(x.o, rows_of_o, own, steps - 1, tokens - (steps - 1) * C, x.HV)
+        if cutlass.const_expr(c.again):
+            cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+    @cute.jit
+    def kept_state(self, x, first, i):
+        """Where the state that enters chunk i goes."""
+        return x.h + (first + Int64(i // self.c.every) * x.HV * (self.c.K * self.c.V))
 
 
 @cute.jit

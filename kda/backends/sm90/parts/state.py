@@ -17,10 +17,12 @@ from cutlass import BFloat16, Float32, Int32, Int64, Uint32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from ...common.cute import fast
+from ...common.cute.async_copies import bulk_store
 from ...common.cute.copies import copy_16_bytes, field_at, floats, in_global, load, load_one, store
 from ...common.cute.fragments import load_matrices, store_matrices
 from ...common.cute.tile import C
 from ..configs import COLUMNS, PITCH_V, ChainConfig, SegmentTable, tile
+from .teams import CHAIN
 from .views import narrow_standing_view, narrow_view, standing_view, wide_view
 from .wgmma import accumulator, issue
 
@@ -114,13 +116,28 @@ class State:
         store_matrices(at + 16 * PITCH_V, [words[w] for w in range(4, 8)], transposed=True)
 
     @cute.jit
-    def store_operand(self, x, strip, operand):
-        """A strip of a matrix (V, K) in memory, as it is multiplied: two channels a word."""
-        words = cute.recast_tensor(cute.coalesce(operand), Uint32)
-        channel, column = self.place_in_state(0, strip)
-        own = cute.recast_ptr(x + (column * self.c.K + channel), dtype=Uint32)
-        for w in cutlass.range_constexpr(cute.size(words)):
-            store(own + (w // 2 * 4 + w % 2 * (4 * self.c.K)), [words[w]])
+    def put_state(self, image, operand):
+        """The strip of the state, as it is multiplied, into shared memory (configs.state_image), when all have come here:
+        what it held before has gone."""
+        words, lane = cute.recast_tensor(cute.coalesce(operand), Uint32), cute.arch.lane_idx()
+        if cute.arch.thread_idx()[0] == 0:
+            cute.arch.cp_async_bulk_wait_group(0, read=True)
+        CHAIN.sync()
+        row = 16 * cute.arch.warp_idx() + (lane >> 3 & 1) * 8 + (lane & 7)
+        for block in cutlass.range_constexpr(0, self.c.K // 8, 2):
+            piece = (block & 7 | lane >> 4) ^ row & 7
+            to = image + ((block >> 3) * (COLUMNS * 64) + row * 64 + piece * 8)
+            store_matrices(to, [words[2 * block + w] for w in range(4)])
+        cute.arch.fence_proxy("async.shared", space="cta")
+
+    @cute.jit
+    def send_state(self, x, strip, image):
+        """From there to its place among V columns in memory, by one thread, when all have put theirs."""
+        half = COLUMNS * 64
+        if cute.arch.thread_idx()[0] == 0:
+            for n in cutlass.range_constexpr(self.c.K // 64):
+                bulk_store(x + (n * self.c.V * 64 + strip * half), image + n * half, 2 * half)
+            cute.arch.cp_async_bulk_commit_group()
 
     @cute.jit
     def store_o(self, o, rows_of_o, own, i, tokens, HV):
