@@ -325,8 +325,8 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
 
 
 def _save(inputs: Inputs, options: Options) -> Save:
-    """What a recorded forward keeps: nothing on a CPU, where memory is all that it would cost, and nothing for a backward
-    that makes everything again.  What is compiled keeps products whoever runs it: shapes of results must be known."""
+    """What a recorded forward keeps: nothing on a CPU, where memory is all that it would cost, nor for a backward that
+    makes everything again.  A compiled one keeps products whoever runs it: the shapes of its results must be known."""
     if options.disable_recompute:
         return Save.ALL
     if not (isinstance(inputs.q, Tensor) and inputs.q.is_cuda):

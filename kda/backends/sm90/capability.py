@@ -10,8 +10,25 @@ LIMIT = 65535                                # of a grid in y and z
 
 
 def one_product(p) -> bool:
+    """Whether the rows of a chunk meet in one product: bfloat16 holds half of what the gate lets them lose."""
     return p.gate == "bounded" and p.lower_bound >= MIN_LOWER_BOUND and p.qk_l2norm
 
+
+# What a backward is asked beside the other rules.
+BACKWARD = (
+    Rule(
+        "sm90.backward_gate",
+        lambda p, h: p.direction == "forward" or (one_product(p) and p.g_dtype == "bfloat16"),
+        "has a backward for bounded gates of bfloat16 logits with lower_bound >= -5, and l2norms inside; got a "
+        "{p.gate} gate, g {p.g_dtype}",
+    ),
+    Rule(
+        "sm90.backward_shape",
+        lambda p, h: p.direction == "forward" or (p.K == p.V == 128 and not p.packed and p.beta != "given"),
+        "has a backward for K = V = 128, sequences that are not packed and beta from logits; got K={p.K} V={p.V}, beta "
+        "{p.beta}",
+    ),
+)
 
 CAPABILITY = Capability(
     backend="sm90",
@@ -39,18 +56,7 @@ CAPABILITY = Capability(
             "pass one long sequence with cu_seqlens",
         ),
         *of("sm90", ONE_BETA, KEEPS_PRODUCTS),
-        Rule(
-            "sm90.backward_gate",
-            lambda p, h: p.direction == "forward" or (one_product(p) and p.g_dtype == "bfloat16"),
-            "has a backward for bounded gates from bfloat16 logits with lower_bound >= -5, and normalised q and k; got a "
-            "{p.gate} gate, g {p.g_dtype}",
-        ),
-        Rule(
-            "sm90.backward_shape",
-            lambda p, h: p.direction == "forward" or (p.K == p.V == 128 and not p.packed and p.beta != "given"),
-            "has a backward for K = V = 128, sequences that are not packed and beta from logits; got K={p.K} V={p.V}, "
-            "beta {p.beta}",
-        ),
+        *BACKWARD,
     ),
     stages=("fwd/gate+intra+wy+state+output",),
     proof_dtypes=("bfloat16",),

@@ -27,8 +27,16 @@ from .plan import BackwardPlan, Config, Plan, backward_plan, plan, recipe
 Tensor = torch.Tensor
 
 
+# The same of the backward, by the names that the stages have for what is as large: kE, qg, b kg, A_qk b, T', states, r,
+# z and dv; G, Qu, Ku and Kd; results.
+BACKWARD_ROUNDED_TO = dict.fromkeys(
+    ("A_qk", "A_inv", "w", "u", "qg", "kb", "kg", "h", "v_new", "dh", "dv_new", "P", "kD", "qD", "dA_k", "dA_q",
+     "dq", "dk", "dv", "dg", "dbeta"), "bfloat16",
+)  # fmt: skip
+
+
 def rounded_to(p: Problem) -> dict[str, str]:
-    return ROUNDED_TO
+    return BACKWARD_ROUNDED_TO if p.direction == "backward" else ROUNDED_TO
 
 
 @functools.cache
@@ -128,7 +136,9 @@ def backward_steps(p: Problem, sms: int) -> BackwardSteps:
         step(pl.prepare, (p.HV, pl.chunks, p.B), chunks=0, **gate),
         step(pl.again, (strips, p.HV, p.N), T=p.T, chunks=pl.chunks, segments=1, segment=max(pl.chunks, 1), HV=p.HV),
         step(pl.walk, (strips, p.HV, p.N), T=p.T, chunks=pl.chunks, HV=p.HV),
-        step(pl.grads, (pl.grads_grid, 1, 1), chunks=pl.states, items=p.B * pl.states * p.HV, zero=0.0, one=1.0, **gate),
+        step(
+            pl.grads, (pl.grads_grid, 1, 1), chunks=pl.states, items=p.B * pl.states * p.HV, zero=0.0, one=1.0, **gate
+        ),
     )  # fmt: skip
 
 

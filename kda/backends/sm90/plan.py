@@ -13,6 +13,7 @@ from kda.problem import Problem
 
 from ..common.cute.configs import ComposeConfig, chunk_options
 from ..common.cute.tile import C
+from .capability import BACKWARD
 from .configs import (
     COLUMNS,
     LIMIT,
@@ -29,7 +30,8 @@ from .configs import (
 )
 
 TARGET = parse("sm90")
-Config = TablesConfig | PrepareConfig | PairsConfig | ChainConfig | ComposeConfig | FusedConfig | WalkConfig | GradsConfig
+Forward = TablesConfig | PrepareConfig | PairsConfig | ChainConfig | ComposeConfig | FusedConfig
+Config = Forward | WalkConfig | GradsConfig
 KERNELS = {
     TablesConfig: "sm90.fwd.tables", PrepareConfig: "sm90.fwd.prepare", PairsConfig: "sm90.fwd.pairs",
     ChainConfig: "sm90.fwd.chain", ComposeConfig: "common.cute.compose", FusedConfig: "sm90.fwd.fused",
@@ -113,7 +115,7 @@ def backward_plan(p: Problem, sms: int) -> BackwardPlan:
     chunks = -(-p.T // C)
     states = -(-p.T // TOKENS)
     alone, several = BACKWARD_STAGES
-    stages = alone if p.V // COLUMNS * p.HV * p.N <= sms else several
+    stages = several if p.V // COLUMNS * p.HV * p.N > sms else alone
     again, walk = backward_walks(p, stages)
     return BackwardPlan(
         chunks, states, min(p.B * states * p.HV, sms), backward_prepare(p), again, walk, grads_config(p)
@@ -145,11 +147,18 @@ def recipes(p: Problem, host: Host) -> list[cutedsl.Recipe]:
 
     Whether heads share q and k is of the class.
     """
-    configs: list[Config] = [TablesConfig(dtype) for dtype in OFFSETS if p.packed]
+    configs: list[Config | None] = [TablesConfig(dtype) for dtype in OFFSETS if p.packed]
     configs += [prepare_config(p, kept) for kept in (False, True)]
     configs += [pairs_config(p)] * (p.C > C)
     configs += [chain_config(p, walk, stages) for walk in ("sequences", "carry", "segments") for stages in STAGES]
-    return [recipe(config) for config in (*configs, compose_config(p), fused_config(p)) if config]
+    configs += [compose_config(p), fused_config(p)]
+    backward = dataclasses.replace(p, direction="backward")
+    if all(rule.holds(backward, host) for rule in BACKWARD):
+        configs += [backward_prepare(p), grads_config(p)]
+        for dht in (False, True):
+            asked = dataclasses.replace(backward, final_state=dht)
+            configs += [config for stages in BACKWARD_STAGES for config in backward_walks(asked, stages)]
+    return [recipe(config) for config in dict.fromkeys(configs) if config]
 
 
 def split(p: Problem, sms: int) -> int:

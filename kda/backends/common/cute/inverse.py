@@ -1,5 +1,5 @@
-"""TB = (I + A_kk)^-1 b, transposed (or without b), by one warp: blocks of 8 rows by substitution, a column per lane; then pairs of
-blocks as [X 0; -Y A X, Y], and the two blocks of 16 rows the same way.
+"""TB = (I + A_kk)^-1 b (or without b), transposed, by one warp: blocks of 8 rows by substitution, a column per lane;
+then pairs of blocks as [X 0; -Y A X, Y], and the two blocks of 16 rows the same way.
 
   A_kk      (C, PITCH_A) float32, below its diagonal
   columns   (C, PITCH_INVERSE) float32: columns of the inverses of blocks of 16 rows
@@ -87,11 +87,10 @@ class Inverse:
     @cute.jit
     def put(self, TB, whole, b, column, row, values):
         """Some rows of a column of the inverse."""
-        scaled = values
+        of_column = Float32(1.0)
         if cutlass.const_expr(b is not None):
             of_column = b[column]
-            scaled = [x * of_column for x in values]
-        store(TB + self.TB_at(column, row) // 2, scaled)
+        store(TB + self.TB_at(column, row) // 2, [x * of_column for x in values])
         if cutlass.const_expr(self.kept):
             self.put_whole(whole, column, row, values)
 

@@ -1,32 +1,33 @@
-"""bwd/grads: the gradients of q, k, g and beta of one chunk of 64 tokens and one value head, out of what two walks leave.
+"""bwd/grads: the gradients of q, k, g and beta of one chunk of 64 tokens and one value head, of what two walks leave.
 
-  r_i = v_i - k_i^T S is what the delta rule writes (v_new = b r), dv its gradient but for b; h enters the chunk, dh leaves
-  it.  x = gc - a, a = gc in the middle of the token's block of 16;  |x| is at most the decay of half a block.
+  r_i = v_i - k_i^T S is what the delta rule writes (v_new = b r), dv the gradient of v;  h enters the chunk, dh leaves
+  it.
+  x = gc - a, a = gc in the middle of the token's block of 16;  |x| is at most the decay of half a block.
 
   Qu = scale qn 2^x    Ku = -kn 2^x    Kd = b kn 2^-x                      bfloat16, registers: channels x tokens
   G1 = tril(do r^T)    G2 = strict_tril(dv r^T)                            bfloat16, shared memory: tokens x tokens
   up1 = h do^T + Kd G1^T;  up2 = h dv^T + Kd G2^T;  down = dh r^T + Qu G1 + Ku G2
-                       each block of 16 tokens counted from its own middle: what passes on to the next is times 2^(a' - a)
+                       each block of 16 tokens counted from its own middle: what goes on to the next is times 2^(a' - a)
   dqn = scale 2^x up1;  dkn = b 2^-x down - 2^x up2
   dg2[t] = sum_(i >= t) (Qu up1 + Ku up2 - Kd down)_i + sum_all Kd 2^(gc_last - a) dh r^T + 2^gc_last sum_V h dh
                        of the operands as they were rounded: what row i gains, row j loses
   b db = sum_V dv r, the diagonal of dv r^T
   dq = (dqn - qn (qn . dqn)) / |q|, dk alike with kn . dkn = b db + kn . (-2^x up2);  dg, dbeta through gate and sigmoid
 
-Channels are the rows of every product, so that a sum over tokens stays among four lanes.  In shared memory the tokens of
-a block are permuted: position 8 b + 2 a + e holds token 4 a + 2 b + e, and lane a of four has four neighbours.
+Channels are the rows of every product, so that a sum over tokens stays among four lanes.  In shared memory the tokens
+of a block are permuted: position 8 b + 2 a + e holds token 4 a + 2 b + e, and lane a of four has four neighbours.
 
   warps  registers  role  does
   0-7    232        MATH  a warpgroup has 64 channels: 32 elements a thread of each of three accumulators
   8-11   40         LOAD  brings what comes next, norms and beta of its tokens, and takes away what was made
 
   pipeline        arrivals                        says
-  values_full     128, of LOAD's copies; 1 and the  do, dv, r, h and dh of a chunk are there
-                  bytes of h and dh
+  values_full     128, of LOAD's copies;          do, dv, r, h and dh of a chunk are there
+                  1 and the bytes of h and dh
   values_empty    8, a lane of each MATH warp     all products and sums that read them are done
   rows_full, 2    128, of LOAD                    q, k, g and of_tokens are there
   rows_done, 2    8, a lane of each MATH warp     dq, dk and dg stand where q, k and g stood
-  MATH            256                             G is there;  G was read;  partial sums are there;  projections are there
+  MATH            256                             G is there;  it was read;  partial sums are there;  projections are
   LOAD            128                             rows are there
 
   shared memory: configs.GradsConfig.struct: do, dv, r 3 x 16 KiB, h, dh 2 x 32, rows 2 x 48, G 16 (partial sums later)
@@ -147,7 +148,7 @@ class Loader:
     @cute.jit
     def load_values(self, x, s, at):
         chunk, head, begin, tokens = at
-        V, K = self.c.V, self.c.K
+        K, V = self.c.V, self.c.K
         for source, to in ((x.do, s.do), (x.dv, s.dv), (x.r, s.r)):
             self.load_tokens(source, (begin * x.HV + head) * V, x.HV * V, tokens, to)
         if self.thread() == 0:
@@ -176,7 +177,7 @@ class Loader:
 
     @cute.jit
     def ask_for_rows(self, x, s, at, i):
-        chunk, head, begin, tokens = at
+        _, head, begin, tokens = at
         K = self.c.K
         of_q = head // (x.HV // x.H) if cutlass.const_expr(self.c.grouped) else head
         rows = self.rows_at(s, i)
@@ -197,7 +198,7 @@ class Loader:
     @cute.jit
     def make_factors(self, x, s, at, i):
         """1 / |q|, 1 / |k| and b of each token, 0 where there is none; the rows were waited for."""
-        chunk, head, begin, tokens = at
+        _, head, begin, tokens = at
         thread, token = self.thread(), self.thread() & TOKENS - 1
         real = token < tokens
         of_tokens = s.of_tokens + (i & 1) * (TOKEN_FACTORS * TOKENS)
@@ -222,7 +223,7 @@ class Loader:
     @cute.jit
     def store_results(self, x, s, at, i):
         """dq, dk and dg of an item, out of the place of its rows."""
-        chunk, head, begin, tokens = at
+        _, head, begin, tokens = at
         cute.arch.mbarrier_wait(s.rows_done + (i & 1), i >> 1 & 1)
         rows, thread = self.rows_at(s, i), self.thread()
         for to, field in ((x.dq, "q"), (x.dk, "k"), (x.dg, "g")):
@@ -281,7 +282,7 @@ class Math:
                 + self.own_matrices() for f in (c.rows.q, c.rows.k, c.rows.g)]  # fmt: skip
         Qu, Ku, Kd = [self.operand() for _ in range(3)]
         xs, ratio = self.operands(x, rows, of_tokens, rate, bias, tokens, Qu, Ku, Kd)
-        issue_product(down, dh, r, OperandMajorMode.MN)                                             # now there are registers for it
+        issue_product(down, dh, r, OperandMajorMode.MN)                        # now there are registers for it
         warpgroup.commit_group()
         warpgroup.wait_group(0)
         cute.arch.sync_warp()
@@ -384,8 +385,8 @@ class Math:
 
     @cute.jit
     def operands(self, x, rows, of_tokens, rate, bias, tokens, Qu, Ku, Kd):
-        """Fills Qu, Ku and Kd; returns x, and factors to the blocks' middles: 2^a_0, 2^(a_(b+1) - a_b), 2^(gc_last - a_3)
-        of both halves."""
+        """Fills Qu, Ku and Kd; returns x, and factors from middle to middle of both halves: 2^a_0, 2^(a_(b+1) - a_b),
+        2^(gc_last - a_3)."""
         lane = cute.arch.lane_idx()
         left = tokens - EACH * (lane & 3)
         words = [cute.recast_tensor(cute.coalesce(operand), Uint32) for operand in (Qu, Ku, Kd)]
@@ -434,8 +435,8 @@ class Math:
 
     @cute.jit
     def place_in_block(self, own):
-        """What lies between the middle of the block and a lane's four tokens (negative before it); the sum of the block's
-        first half, and of the block."""
+        """What lies between the middle of the block and a lane's four tokens (negative before it); the sum of the
+        block's first half, and of the block."""
         a = cute.arch.lane_idx() & 3
         beside = neighbour(own, 1)
         half = own + beside
@@ -560,11 +561,10 @@ class Math:
             total += through_b if of_k else Float32(0.0)
             factor = s.of_tokens[(i & 1) * (TOKEN_FACTORS * TOKENS) + thread]
             s.projected[thread] = total * factor * factor
-            if of_k:
-                if token < tokens:
-                    at = (begin + token) * x.HV + head
-                    logit = load_one(x.beta + at).to(Float32)
-                    store(x.dbeta + at, [through_b * fast.sigmoid(-logit)])
+            if of_k and token < tokens:
+                at = (begin + token) * x.HV + head
+                logit = load_one(x.beta + at).to(Float32)
+                store(x.dbeta + at, [through_b * fast.sigmoid(-logit)])
 
     @cute.jit
     def store_dg(self, x, own, gains, rate, bias, through, tokens, number, channel):
@@ -624,7 +624,7 @@ class Math:
             for r in cutlass.range_constexpr(HALVES):
                 for t in cutlass.range_constexpr(EACH):
                     j = at_element(0, r, t)
-                    from_middle = xs[8 * b + j] + x.zero                   # so that exponentials are made again, not kept
+                    from_middle = xs[8 * b + j] + x.zero                       # exponentials are made again, not kept
                     up, down_ = fast.exp2(from_middle), fast.exp2(-from_middle)
                     dqn = flat[0][8 * b + j] * up * of_q[t]
                     dkn = (flat[2][8 * b + j] * (down_ * of_b[t]) - flat[1][8 * b + j] * up) * of_k[t]

@@ -1,11 +1,11 @@
-"""bwd/walk: chunks of one sequence from the last to the first, one value head, 64 columns of dh, the gradient of a state.
+"""bwd/walk: chunks of one sequence from the last to the first, one value head, 64 columns of dh, a state's gradient.
 
   z^T = dh^T @ (b kg)^T + do^T @ (A_qk b)            dh^T (64, K) float32 in registers, bfloat16 where it is multiplied
   dv^T = z^T @ T'
   dh^T = dh^T 2^gc_last + do^T @ qg - dv^T @ kE
 
-The operands are those of fwd/chain.py with b on the side of keys (configs.PrepareConfig.b_on_keys), transposed.  dh that
-leaves two chunks goes to memory as it is multiplied, transposed, for bwd/grads.
+The operands are those of fwd/chain.py with b on the side of keys (configs.PrepareConfig.b_on_keys), transposed.  dh
+that leaves two chunks goes to memory as it is multiplied, as an image of bwd/grads' shared memory.
 
   warps  role  does
   0-3    WALK  all products, from registers and shared memory; dv and dh to global memory
@@ -14,9 +14,10 @@ leaves two chunks goes to memory as it is multiplied, transposed, for bwd/grads.
   pipeline    arrivals                                               says
   full        1 and the bytes of the tile; 32, a lane's pieces of do a chunk is there
   empty       4, a lane of each warp of WALK                         no warp reads the stage any more
-  teams.CHAIN 128                                                    dv is in shared memory, the dv before last was read
+  teams.CHAIN 128                                                    dv and dh are in shared memory, the dv before last
+                                                                     was read;  the dh before has gone
 
-  shared memory: configs.WalkConfig.struct; at K = 128 a stage has a tile of 29 KiB and do 4.5; dv twice 4.5 KiB
+  shared memory: configs.WalkConfig.struct; at K = 128 a stage has a tile of 29 KiB and do 4.5; dv twice 4.5, dh 16 KiB
 """
 
 from __future__ import annotations

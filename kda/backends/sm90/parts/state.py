@@ -117,8 +117,8 @@ class State:
 
     @cute.jit
     def put_state(self, image, operand):
-        """The strip of the state, as it is multiplied, into shared memory (configs.state_image), when all have come here:
-        what it held before has gone."""
+        """The strip of the state, as it is multiplied, into shared memory (configs.state_image), when all have come
+        here and what it held before has gone."""
         words, lane = cute.recast_tensor(cute.coalesce(operand), Uint32), cute.arch.lane_idx()
         if cute.arch.thread_idx()[0] == 0:
             cute.arch.cp_async_bulk_wait_group(0, read=True)

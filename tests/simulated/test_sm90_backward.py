@@ -1,0 +1,216 @@
+"""The Hopper backward, run on the CPU from its PTX: gradients against the definition, clean in several schedules."""
+
+import dataclasses
+
+import pytest
+import torch
+from cute_calls import Fault, assert_right, copy_backend, has_products_that_wait_for_no_other, plant
+
+pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
+
+import kda
+from kda.backends.sm90 import launch, plan
+from kda.compile.target import parse
+from kda.dispatch import weigh
+from kda.host import standing_in
+from kda.problem import Problem
+from kda.simulator import capture
+from kda.simulator.chips import host_of
+from kda.verify.cases import make_inputs
+from kda.verify.definition import budgets
+from kda.verify.doors import Door
+from kda.verify.parity import describe, judge
+from kda.verify.simulated import SimulatedDoor
+
+pytestmark = pytest.mark.usefixtures("one_thread", "kernels_apart", "fresh_memory_is_poisoned")
+
+
+def drawn(**words):
+    return make_inputs(**dict(H=1, K=128, V=128, gate="bounded") | words)
+
+
+def gradients(case, **options):
+    """Of one call, by name, and what the simulator objects to."""
+    with capture(arch="sm90", **dict(strict=True) | options) as session:
+        found = kda.chunk_kda_bwd(do=case.do, dht=case.dht, **case.keywords, backend="sm90")
+    return {name: x for name, x in found._asdict().items() if x is not None}, session
+
+
+def judged(case, found):
+    limits = budgets(case, Door("sm90", "cpu").rounding(case))
+    return [judge("call", name, limits[name], x, case, whole=True) for name, x in found.items()]
+
+
+def check(case, **options):
+    found, session = gradients(case, **options)
+    assert not session.findings, "\n".join(map(str, session.findings[:5]))
+    assert_right(judged(case, found))
+    return found
+
+
+OPTIONS = {
+    "two chunks and a part of one": dict(T=140),
+    "a batch, GVA": dict(B=2, T=70, HV=2),
+    "one token": dict(T=1, H=8),                               # of one number alone eight draws are no budget
+    "less than the half of a chunk": dict(T=20),
+    "no initial state, beta up to 2": dict(T=40, initial_state=False, beta="2*sigmoid"),
+    "gates that forget": dict(T=100, regime="fast"),
+}
+
+
+@pytest.mark.spread(every=3)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_gradients_are_the_definition(name):
+    check(drawn(**OPTIONS[name]))
+
+
+@pytest.mark.spread(every=2)
+@pytest.mark.parametrize("name", ["A_log", "dt_bias"])
+def test_a_gate_may_have_no_parameters(name):
+    case = drawn(T=40)
+    found = check(dataclasses.replace(case, keywords=case.keywords | {name: None}))
+    assert f"d{name}" not in found
+
+
+def test_no_gradient_of_a_final_state_is_one_of_zeros():
+    case = drawn(T=40)
+    without = dataclasses.replace(case, dht=None)
+    (found, _), (expected, _) = gradients(without), gradients(dataclasses.replace(case, dht=torch.zeros_like(case.dht)))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.exhaustive
+def test_states_may_be_v_first_and_bfloat16():
+    case = drawn(T=70)
+    turned = {"initial_state": case.keywords["initial_state"].mT.contiguous(), "state_v_first": True}
+    v_first = dataclasses.replace(case, keywords=case.keywords | turned, dht=case.dht.mT.contiguous())
+    (found, _), (expected, _) = gradients(v_first), gradients(case)
+    expected["dh0"] = expected["dh0"].mT
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_no_tokens_hand_the_gradient_of_their_state_through():
+    case = drawn(B=2, T=0)
+    found, session = gradients(case)
+    assert not session.findings and torch.equal(found["dh0"], case.dht)
+    assert found["dq"].shape == (2, 0, 1, 128) and not found["dA_log"].any()
+
+
+@pytest.mark.spread(every=5)
+@pytest.mark.parametrize("schedule", [1, 2, 3, 4, 5])
+def test_any_order_of_warps_gives_the_same_bits(schedule):
+    case = drawn(T=200, HV=2)
+    (expected, _), (found, session) = gradients(case), gradients(case, schedule=schedule, early=schedule % 2 == 0)
+    assert not session.findings, "\n".join(map(str, session.findings[:5]))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("size", [2.0**60, 2.0**-60], ids=str)
+def test_gradients_are_as_large_as_those_that_come_in(size):
+    """Saturated gates included: what is rounded is never beyond what bfloat16 holds."""
+    case = drawn(T=70)
+    logits = case.keywords["g"].clone()
+    logits[:, 20:40] = 1000.0
+    logits[:, 50] = float("-inf")
+    case = dataclasses.replace(case, keywords=case.keywords | {"g": logits})
+    large = dataclasses.replace(case, do=size * case.do, dht=size * case.dht)
+    (found, _), (expected, _) = gradients(large), gradients(case)
+    for name, x in expected.items():
+        assert x.isfinite().all() and torch.equal(found[name], size * x), name
+
+
+def test_no_product_waits_for_another(tmp_path):
+    p = Problem.parse("gate=bounded qk_l2norm beta=sigmoid A_log dt_bias dtype=bfloat16 direction=backward")
+    has_products_that_wait_for_no_other(launch.kernel(plan.grads_config(p)), tmp_path)
+
+
+def test_a_recorded_call_has_its_backward_here_and_keeps_nothing(capsys):
+    case = drawn(T=33)
+    with standing_in(host_of("sm90")):
+        kda.explain(**case.keywords | {"q": case.keywords["q"].clone().requires_grad_()})
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("* ")]
+    assert said == ["* sm90       accepts it"] * 2
+
+
+def test_autograd_gives_the_same_gradients():
+    case, at = drawn(T=33), SimulatedDoor("sm90", parse("sm90"))
+    found, (expected, _) = at.call(case, True), gradients(case)
+    assert not at.findings and all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+REFUSED = {
+    "gate=softplus qk_l2norm": "sm90.backward_gate", "gate=bounded qk_l2norm lower_bound=-8": "sm90.backward_gate",
+    "gate=bounded": "sm90.backward_gate", "gate=bounded qk_l2norm g_dtype=float32": "sm90.backward_gate",
+    "gate=bounded qk_l2norm K=64 V=64": "sm90.backward_shape", "gate=bounded qk_l2norm packed": "sm90.backward_shape",
+    "gate=bounded qk_l2norm beta=given": "sm90.backward_shape",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_it_does_not_accept_goes_to_triton(words):
+    p = Problem.parse(f"dtype=bfloat16 direction=backward beta=sigmoid {words}")
+    choice = weigh(p, host_of("sm90"))
+    assert choice.backend == "triton"
+    assert [reason.split(":")[0] for reason in dict(choice.tried)["sm90"]] == [REFUSED[words]]
+
+
+FAULTS = {
+    "G is read before it is there": Fault(
+        "sm90/bwd/grads", "MATH.sync()                                                            # G is there", "pass",
+        "race-write-read",
+    ),
+    "partial sums overwrite G that is read": Fault(
+        "sm90/bwd/grads", "MATH.sync()                                                            # G was read", "pass",
+        "race-read-write",
+    ),
+    "the product does not see G": Fault(
+        "sm90/bwd/grads", 'words_of(causal))\n        cute.arch.fence_proxy("async.shared", space="cta")',
+        "words_of(causal))", "proxy",
+    ),
+    "values are replaced while a product reads them": Fault(
+        "sm90/bwd/grads", "mbarrier_init(s.values_empty, GRADS_WARPS)", "mbarrier_init(s.values_empty, 1)",
+        "race-read-write",
+    ),
+    "rows are given back with a row's gradient missing": Fault(
+        "sm90/bwd/grads", "mbarrier_init(s.rows_done + stage, GRADS_WARPS)", "mbarrier_init(s.rows_done + stage, 7)",
+        "race-write-read",
+    ),
+    "a token's own dv counts": Fault("sm90/bwd/grads", "token - group - 4", "token - 4", "wrong answer"),
+    "what a block passes on does not decay": Fault(
+        "sm90/bwd/grads", "flat[2][8 * b + j] * back", "flat[2][8 * b + j] * x.one", "wrong answer"
+    ),
+    "no gate learns of the state that leaves": Fault(
+        "sm90/bwd/grads", "found + factor * through_state[r]", "found", "wrong answer"
+    ),
+    "tokens past the end have a share of dt_bias": Fault(
+        "sm90/bwd/grads", "slope = slope if BLOCK * b + t < left else Float32(0.0)", "pass", "wrong answer"
+    ),
+    "dk keeps what points along k": Fault(
+        "sm90/bwd/grads", "dkn = dkn - k[j] * from_k[t]", "pass", "wrong answer"
+    ),
+    "dv adds to dh": Fault("sm90/bwd/walk", "words[w] ^ Uint32(0x80008000)", "words[w]", "wrong answer"),
+    "dh does not decay": Fault("sm90/bwd/walk", "+ e] * d[e // 4 * 2 + e % 2]", "+ e]", "wrong answer"),
+    "dh is sent before all have put theirs": Fault(
+        "sm90/bwd/walk", "CHAIN.sync()                                                       # dh is", "pass  # dh is",
+        "race-write-read",
+    ),
+    "the sender does not see dh": Fault(
+        "sm90/parts/state", 'for w in range(4)])\n        cute.arch.fence_proxy("async.shared", space="cta")',
+        "for w in range(4)])", "proxy",
+    ),
+    "b lies on rows": Fault("sm90/parts/chunk", "self.team.thread(), self.c.b_on_keys)", "self.team.thread())",
+                            "wrong answer"),
+    "kg lacks b": Fault("common/cute/pairs", "kb = [x * of_k[r] for x in kb]", "pass", "wrong answer"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
+    plant(fault, tmp_path, monkeypatch)
+    monkeypatch.setattr(launch, "backward_steps", launch.backward_steps.__wrapped__)
+    monkeypatch.setattr(plan, "backward_plan", lambda p, sms: plan.backward_plan.__wrapped__(p, 1))
+    monkeypatch.setattr(launch, "backward_plan", lambda p, sms: plan.backward_plan(p, 1))
+    case = drawn(T=150)
+    found, session = gradients(case, strict=False)
+    wrong = {"wrong answer" for row in judged(case, found) if row.wrong}
+    assert fault.noticed in {finding.kind for finding in session.findings} | wrong
