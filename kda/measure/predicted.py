@@ -125,9 +125,7 @@ def predict(arch: str, chip: str, backend: str, shape: Shape, step: bool, gate: 
 
 
 def _setting(chip: str, launch: Any) -> Setting:
-    """A kernel that sends off no work runs on one SM: the engine takes many instructions without any for spinning."""
-    works = any(word in launch.kernel.ptx for word in ("cp.async", "mma_async", "tcgen05"))
-    return Setting(chip, math.prod(launch.grid) // math.prod(launch.cluster), WAVES, SMS_IN_DETAIL if works else 1)
+    return Setting(chip, math.prod(launch.grid) // math.prod(launch.cluster), WAVES, SMS_IN_DETAIL)
 
 
 class _Clocked(NamedTuple):
