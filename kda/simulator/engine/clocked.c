@@ -151,7 +151,7 @@ static void end_clusters(Machine *m) { /* whose warps and whose asynchronous wor
 /* ---- the schedule ------------------------------------------------------------------------------------------------------- */
 
 /* Do warps wait, by asking again and again, for a cluster that has not begun? Then nothing has changed for long; or, as who asks may write, too,
- * the clusters here have run far more than they need. */
+ * the clusters that have begun have run far more than they need. */
 typedef struct {
     u64 progress, since; /* Machine.progress, and how many instructions had run when it last grew */
     u64 looked;          /* how many had run when this last said yes */
@@ -159,11 +159,10 @@ typedef struct {
 
 static bool spinning(const Machine *m, Watch *watch) {
     enum { QUIET = 1 << 18, ALONE = 1 << 20 };
-    u64 clusters = 0, from = m->last_work > watch->looked ? m->last_work : watch->looked;
+    u64 from = m->last_work > watch->looked ? m->last_work : watch->looked;
     if (m->progress != watch->progress) watch->progress = m->progress, watch->since = m->ran;
     if (m->ran - from <= QUIET) return false;
-    for (const Cluster *c = m->clusters; c; c = c->next) clusters++;
-    if (m->ran - watch->since <= QUIET && m->ran - from <= clusters * ALONE) return false;
+    if (m->ran - watch->since <= QUIET && m->ran - from <= m->next_cluster * ALONE) return false;
     watch->looked = m->ran;
     return true;
 }
