@@ -1,7 +1,8 @@
 """The clock against every H200 time on record that the simulator can run.  No GPU:
 
     python benchmarks/predicted.py                # writes the table of docs/clock.md, and the errors that kda quotes
-    python benchmarks/predicted.py --only h96-8k  # prints rows, writes nothing
+    python benchmarks/predicted.py --only h96-8k  # prints rows, writes nothing; --json FILE keeps them,
+    python benchmarks/predicted.py --merge FILE   # and this puts them in instead of the old ones
 
 Each row is a kernel of a call, predicted with the plan of the call as it was timed.  What the prediction and the record
 say of it stands in kda/simulator/timing/errors.json; `table` makes the page's table of that.
@@ -178,11 +179,32 @@ def calls() -> list[dict[str, Any]]:
     return found
 
 
+def merged(rows: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """New rows instead of those of the same name, in the order of CALLS."""
+    def named(row: dict[str, Any]) -> tuple[str, ...]:
+        return row["backend"], row["shape"], row["kernel"]
+
+    order = [(call.backend, call.shape, name + ", alone" * call.two) for call in CALLS for name in call.times]
+    found = {named(row): row for row in (*rows, *new)}
+    return [found[name] for name in order if name in found]
+
+
+def write(rows: list[dict[str, Any]]) -> None:
+    data = {"chip": CHIP, "errors": summary(rows), "calls": calls(), "rows": rows}
+    ERRORS.write_text(json.dumps(data, indent=1) + "\n")
+    PAGE.write_text(written(PAGE.read_text(), rows))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="WORD", help="rows whose backend or shape this is; nothing is written")
-    parser.add_argument("--json", metavar="FILE", help="write the rows to this file, too")
+    parser.add_argument("--json", metavar="FILE", help="write the rows to this file, too, as they come")
+    parser.add_argument("--merge", metavar="FILE", nargs="+", help="predict nothing: take new rows from these files")
     options = parser.parse_args()
+    if options.merge:
+        old = json.loads(ERRORS.read_text())["rows"]
+        write(merged(old, [row for file in options.merge for row in json.loads(Path(file).read_text())]))
+        return
     only = options.only
     torch.set_num_threads(1)
     rows = []
@@ -190,12 +212,10 @@ def main() -> None:
         for name in call.times if only in (None, call.backend, call.shape) else ():
             rows.append(row_of(call, name))
             print(*(rows[-1][k] for k in ("backend", "shape", "kernel", "measured", "predicted", "error")), flush=True)
-    if options.json:
-        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+            if options.json:
+                Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
     if not only:
-        data = {"chip": CHIP, "errors": summary(rows), "calls": calls(), "rows": rows}
-        ERRORS.write_text(json.dumps(data, indent=1) + "\n")
-        PAGE.write_text(written(PAGE.read_text(), rows))
+        write(rows)
 
 
 if __name__ == "__main__":

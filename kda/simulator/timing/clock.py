@@ -121,6 +121,7 @@ class Timer:
         self._warps = (ctypes.c_double * (warps * OF_A_WARP))()
         self._begun, self._ended = ((ctypes.c_double * max(self.detailed, 1))() for _ in range(2))
         constants = {name: getattr(chip, name) for name in CLOCK_CONSTANTS}
+        self._start = constants["start"] = chip.start_cluster if size > 1 else chip.start
         for rate, most in (("l2_rate", chip.l2_rate_sm), ("hbm_rate", chip.hbm_rate_sm)):
             constants[rate] = min(most * size, constants[rate] / at_once * self._used) * self._side_by_side
         taken = self._used * (shared + SHARED_OF_A_CTA)
@@ -161,7 +162,7 @@ class Timer:
         return Clock(
             chip=self.chip,
             clocks=clocks,
-            start=min(self.chip.start, clocks),
+            start=min(self._start, clocks),
             drain=record.end - full,
             size=self.size,
             resident=self.resident,
