@@ -37,7 +37,7 @@ class Launched(NamedTuple):
 
     kernel: str
     clocks: float
-    overlap: float  # clocks by which it begins before the launch ahead of it ends
+    overlap: float  # clocks by which it begins before the launch ahead of it ends; less than 0: after it
     of: Clock  # what it was predicted from, the longer of the two
     backward: bool
 
@@ -162,7 +162,7 @@ class _Clocked(NamedTuple):
 def _joined(found: _Clocked, clocks: Iterable[float]) -> Prediction:
     ahead, launches = [None, *found.clocks], []
     for kernel, all_, clock, before, back in zip(found.kernels, clocks, found.clocks, ahead, found.backward):
-        overlap = before.clocks - clock.begins if before and clock.begins is not None else 0.0
+        overlap = 0.0 if not before else -clock.gap if clock.begins is None else before.clocks - clock.begins
         launches.append(Launched(kernel, all_, overlap, clock, back))
     return Prediction(tuple(launches))
 

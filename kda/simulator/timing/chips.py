@@ -93,9 +93,9 @@ _HOPPER = {
     "arrival": micro(6),                    # 7.2 from one to the next
     "remote_arrival": micro(354),           # a hop to the neighbour: 403
     "cluster_wake": micro(358),
-    "fence_cta": micro(9),
-    "fence_gpu": micro(265),
-    "fence_proxy": micro(32),               # a loop of them: 33
+    "fence_cta": micro(10),
+    "fence_gpu": micro(266),
+    "fence_proxy": micro(33),
     "tma_latency": micro(165),              # 548 from issue to wake of 4 KiB in L2: L2, 4 KiB at the rate, the wake
     "tma_rate": micro(92),                  # bytes a clock of one SM's engine
     "tma_store_rate": micro(32),
@@ -105,8 +105,7 @@ _HOPPER = {
     "async_latency": assumed(500, "work of no other kind, such as try_cancel"),
     "start": micro(574),                    # from the end of the CTA before, to the first instruction
     "start_cluster": micro(680),
-    "launch": micro(3810),                  # from kernel to kernel on an SM
-    "launch_dependent": micro(1318),        # the same where it is a programmatic dependent one
+    "launch": micro(3810),                  # from the end of a kernel to the first instruction of the next
     "window": assumed(48, "how far ptxas moves an instruction ahead of where PTX has it"),
     "ahead_registers": assumed(64, "a quarter of a thread's, for loads that ptxas moves ahead"),
     "queue_fma": assumed(0, "none"),

@@ -69,6 +69,11 @@ class Clock:
         return 1e3 * self.seconds
 
     @property
+    def gap(self):
+        """Clocks from the end of a launch to the start of this one, if they do not overlap."""
+        return self.chip.launch - self.start
+
+    @property
     def steady(self):
         return self.clocks - self.start - self.drain
 
@@ -210,7 +215,10 @@ def together(runs):
     begins = end = previous = 0.0
     for run in runs:
         scale = 1e-9 / run.clock.chip.gigahertz
-        begins = end if run.clock.begins is None else previous + run.clock.begins * scale
+        if run.clock.begins is not None:
+            begins = previous + run.clock.begins * scale
+        else:
+            begins = end + run.clock.gap * scale if end else 0.0
         end, previous = max(end, begins + run.clock.clocks * scale), begins
     return end
 
