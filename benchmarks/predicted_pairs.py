@@ -1,9 +1,9 @@
-"""Whether the clock prefers what an H200 preferred: configurations of a kernel that were timed beside each other.  No GPU:
+"""Whether the clock prefers what an H200 preferred, of configurations that were timed beside each other.  No GPU:
 
     python benchmarks/predicted_pairs.py          # a line per configuration, then how many pairs have the right sign
 
-The times are those of docs/measured.md for B1 T8192 H64; they are listed where today's kernel can be built so and is still the
-one that was timed, or a near relative (`older`: an earlier form of it).
+The times are those of docs/measured.md for B1 T8192 H64, where today's kernel can be built so and is the one that was
+timed, or a near relative (`older`: an earlier form of it).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import predicted as rows
 import torch
 
+import kda.backends.triton.call as call
 import kda.backends.triton.configs as configs
 import kda.backends.triton.launch as launch
 import kda.backends.triton.plan as plan
@@ -74,7 +75,7 @@ def predicted(way: Way) -> float:
 
 
 def forget() -> None:
-    for module in (configs, plan, launch):
+    for module in (call, configs, plan, launch):
         for thing in vars(module).values():
             if hasattr(thing, "cache_clear"):
                 thing.cache_clear()
