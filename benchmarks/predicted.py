@@ -24,7 +24,7 @@ import torch
 
 import kda.backends.sm90.launch as sm90_launch
 import kda.backends.sm90.plan as sm90_plan
-from kda.measure.predicted import ERRORS, Launched, Prediction, predict
+from kda.measure.predicted import ERRORS, Launched, Prediction, forget, predict
 from kda.measure.shapes import SHAPES, Shape
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -96,6 +96,7 @@ def prediction(backend: str, shape: Shape, step: bool, two: bool) -> Prediction:
     planned, sm90_plan.FUSED = sm90_plan.FUSED, False if two else sm90_plan.FUSED
     for cached in (sm90_plan.plan, sm90_launch.steps):
         cached.cache_clear()
+    forget()                                 # so that a row is the same alone and behind others
     try:
         return predict(ARCH, CHIP, backend, shape, step, "softplus" if backend == "sm89" else "bounded")
     finally:

@@ -15,7 +15,7 @@ import predicted
 from kda.measure.predicted import ERRORS
 
 FOUND = json.loads(ERRORS.read_text())
-CHEAP = [("h64-1k", "fused"), ("h16-8k", "compose")]  # a cluster that walks; a launch that is cut into segments
+CHEAP = [("h64-1k", "fused")]  # clusters that walk along a row
 
 
 def rows():
