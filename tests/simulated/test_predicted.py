@@ -27,8 +27,8 @@ def test_a_row_is_predicted_from_two_shorter_ones(monkeypatch):
 
 
 def test_a_packed_grid_counts_as_its_work_and_its_tables_run_in_full():
-    """Two sequences of 128 tokens: the grid has room for however many chunks two sequences may have, and a CTA reads the
-    table before its rows, two accesses one after the other."""
+    """Two sequences of 128 tokens: the grid has room for the most chunks that two may have, and a CTA reads the table
+    before its rows, two accesses one after the other."""
     packed = Shape(H=2, lengths=(128, 128))
     trial = predicted._Trial("sm_90a", "sm90", packed, False, "bounded", 128)
     asked = {predicted.family_of(one.kernel.name): one for one in trial.launches()}

@@ -125,7 +125,7 @@ _H200 = _HOPPER | _NO_TENSOR_MEMORY | {
 }  # fmt: skip
 _H100 = _H200 | {
     "gigahertz": assumed(1.98, _LIKE_H200),
-    "hbm_rate": assumed(0.865 * 3.35e12 / 1.98e9, "the share of the published rate that an H200 reaches"),
+    "hbm_rate": assumed(0.925 * 3.35e12 / 1.98e9, "the share of the published rate that an H200 reaches"),
 }
 _B200 = _HOPPER | {
     "sms": published(148, "B200: cudaDeviceProp"),
