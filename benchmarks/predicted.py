@@ -1,7 +1,8 @@
 """The clock against every H200 time on record that the simulator can run.  No GPU:
 
     python benchmarks/predicted.py                # writes the table of docs/clock.md, and the errors that kda quotes
-    python benchmarks/predicted.py --only h96-8k  # prints rows, writes nothing
+    python benchmarks/predicted.py --only h96-8k  # prints rows, writes nothing; --json FILE keeps them,
+    python benchmarks/predicted.py --merge FILE   # and this puts them in instead of the old ones
 
 Each row is a kernel of a call, predicted with the plan of the call as it was timed.  What the prediction and the record
 say of it stands in kda/simulator/timing/errors.json; `table` makes the page's table of that.
@@ -23,7 +24,7 @@ import torch
 
 import kda.backends.sm90.launch as sm90_launch
 import kda.backends.sm90.plan as sm90_plan
-from kda.measure.predicted import ERRORS, Launched, Prediction, predict
+from kda.measure.predicted import ERRORS, Launched, Prediction, forget, predict
 from kda.measure.shapes import SHAPES, Shape
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -95,6 +96,7 @@ def prediction(backend: str, shape: Shape, step: bool, two: bool) -> Prediction:
     planned, sm90_plan.FUSED = sm90_plan.FUSED, False if two else sm90_plan.FUSED
     for cached in (sm90_plan.plan, sm90_launch.steps):
         cached.cache_clear()
+    forget()                                 # so that a row is the same alone and behind others
     try:
         return predict(ARCH, CHIP, backend, shape, step, "softplus" if backend == "sm89" else "bounded")
     finally:
@@ -178,11 +180,32 @@ def calls() -> list[dict[str, Any]]:
     return found
 
 
+def merged(rows: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """New rows instead of those of the same name, in the order of CALLS."""
+    def named(row: dict[str, Any]) -> tuple[str, ...]:
+        return row["backend"], row["shape"], row["kernel"]
+
+    order = [(call.backend, call.shape, name + ", alone" * call.two) for call in CALLS for name in call.times]
+    found = {named(row): row for row in (*rows, *new)}
+    return [found[name] for name in order if name in found]
+
+
+def write(rows: list[dict[str, Any]]) -> None:
+    data = {"chip": CHIP, "errors": summary(rows), "calls": calls(), "rows": rows}
+    ERRORS.write_text(json.dumps(data, indent=1) + "\n")
+    PAGE.write_text(written(PAGE.read_text(), rows))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="WORD", help="rows whose backend or shape this is; nothing is written")
-    parser.add_argument("--json", metavar="FILE", help="write the rows to this file, too")
+    parser.add_argument("--json", metavar="FILE", help="write the rows to this file, too, as they come")
+    parser.add_argument("--merge", metavar="FILE", nargs="+", help="predict nothing: take new rows from these files")
     options = parser.parse_args()
+    if options.merge:
+        old = json.loads(ERRORS.read_text())["rows"]
+        write(merged(old, [row for file in options.merge for row in json.loads(Path(file).read_text())]))
+        return
     only = options.only
     torch.set_num_threads(1)
     rows = []
@@ -190,12 +213,10 @@ def main() -> None:
         for name in call.times if only in (None, call.backend, call.shape) else ():
             rows.append(row_of(call, name))
             print(*(rows[-1][k] for k in ("backend", "shape", "kernel", "measured", "predicted", "error")), flush=True)
-    if options.json:
-        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+            if options.json:
+                Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
     if not only:
-        data = {"chip": CHIP, "errors": summary(rows), "calls": calls(), "rows": rows}
-        ERRORS.write_text(json.dumps(data, indent=1) + "\n")
-        PAGE.write_text(written(PAGE.read_text(), rows))
+        write(rows)
 
 
 if __name__ == "__main__":

@@ -23,12 +23,12 @@ import kda
 from kda import simulator
 from kda.measure.shapes import Shape
 from kda.simulator.capturing import capture
-from kda.simulator.timing.clock import SMS_IN_DETAIL, Clock, Setting, longer
+from kda.simulator.timing.clock import Clock, Setting, longer
 from kda.verify.cases import Case, Spec, make
 
 SHORT = ((512, 1024), (1024, 2048))  # tokens of a row, of what stands for a longer one
 BLOCK = 64  # tokens that are drawn; a row repeats them
-WAVES = 3
+WAVES, SMS = 3, 8                            # that run in detail
 ERRORS = Path(simulator.__file__).parent / "timing" / "errors.json"
 
 
@@ -37,7 +37,7 @@ class Launched(NamedTuple):
 
     kernel: str
     clocks: float
-    overlap: float  # clocks by which it begins before the launch ahead of it ends
+    overlap: float  # clocks by which it begins before the launch ahead of it ends; less than 0: after it
     of: Clock  # what it was predicted from, the longer of the two
     backward: bool
 
@@ -108,6 +108,7 @@ def predict(arch: str, chip: str, backend: str, shape: Shape, step: bool, gate: 
     row = round(shape.tokens / len(shape.lengths)) if shape.lengths else shape.T
     trial = functools.partial(_Trial, arch, backend, shape, step, gate)
     asked = trial(row).launches()
+    works = _working(asked, arch, backend, shape, step, gate, row)
     for few, many in SHORT:
         if many >= row:
             break
@@ -115,19 +116,41 @@ def predict(arch: str, chip: str, backend: str, shape: Shape, step: bool, gate: 
         names = {tuple(one.kernel.name for one in each) for each in (short, long, asked)}
         if len(names) == 1:
             walks = [a.grid == b.grid == c.grid for a, b, c in zip(short, long, asked)]
-            settings = [_setting(chip, one) for one in asked]
-            a = trial(few).clocks([one if walk else None for one, walk in zip(settings, walks)])
+            settings = [_setting(chip, one, n) for one, n in zip(asked, works)]
+            a = trial(few).clocks([one if walk or not one.waves else None for one, walk in zip(settings, walks)])
             b = trial(many).clocks(settings)
-            clocks = [longer((few, x), (many, y), row).clocks if x else y.clocks for x, y in zip(a.clocks, b.clocks)]
+            each = zip(walks, a.clocks, b.clocks)
+            clocks = [longer((few, x), (many, y), row).clocks if walk else y.clocks for walk, x, y in each]
             return _joined(b, clocks)
-    found = trial(row).clocks([_setting(chip, one) for one in asked])
+    found = trial(row).clocks([_setting(chip, one, n) for one, n in zip(asked, works)])
     return _joined(found, [clock.clocks for clock in found.clocks])
 
 
-def _setting(chip: str, launch: Any) -> Setting:
-    """A kernel that sends off no work runs on one SM: the engine takes many instructions without any for spinning."""
-    works = any(word in launch.kernel.ptx for word in ("cp.async", "mma_async", "tcgen05"))
-    return Setting(chip, math.prod(launch.grid) // math.prod(launch.cluster), WAVES, SMS_IN_DETAIL if works else 1)
+def _clusters(launch: Any) -> int:
+    return math.prod(launch.grid) // math.prod(launch.cluster)
+
+
+def _working(launches: list[Any], arch: str, backend: str, shape: Shape, step: bool, gate: str, row: int) -> list[int]:
+    """Clusters of each launch that have something to do: a packed grid is as large as the tokens may ask for, and the
+    same sequences as a batch say how much of it these do."""
+    found = [_clusters(one) for one in launches]
+    if not shape.lengths:
+        return found
+    batch = shape._replace(B=len(shape.lengths), T=row, lengths=())
+    alike: dict[str, list[int]] = {}
+    for one in _Trial(arch, backend, batch, step, gate, row).launches():
+        alike.setdefault(family_of(one.kernel.name), []).append(_clusters(one))
+    for n, one in enumerate(launches):
+        if left := alike.get(family_of(one.kernel.name)):
+            found[n] = min(found[n], left.pop(0))
+    return found
+
+
+def _setting(chip: str, launch: Any, clusters: int) -> Setting:
+    """Tables of packed sequences run in full: what the other kernels do depends on them."""
+    if family_of(launch.kernel.name) == "tables":
+        return Setting(chip, clusters, sms=SMS)
+    return Setting(chip, clusters, WAVES, SMS)
 
 
 class _Clocked(NamedTuple):
@@ -139,12 +162,17 @@ class _Clocked(NamedTuple):
 def _joined(found: _Clocked, clocks: Iterable[float]) -> Prediction:
     ahead, launches = [None, *found.clocks], []
     for kernel, all_, clock, before, back in zip(found.kernels, clocks, found.clocks, ahead, found.backward):
-        overlap = before.clocks - clock.begins if before and clock.begins is not None else 0.0
+        overlap = 0.0 if not before else -clock.gap if clock.begins is None else before.clocks - clock.begins
         launches.append(Launched(kernel, all_, overlap, clock, back))
     return Prediction(tuple(launches))
 
 
 _SEEN: dict[tuple[Any, ...], Clock] = {}
+
+
+def forget() -> None:
+    """The clocks of kernels that have run: what the next predictions say does not depend on those before."""
+    _SEEN.clear()
 
 
 def _key(launch: Any, setting: Setting) -> tuple[Any, ...]:

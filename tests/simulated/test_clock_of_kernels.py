@@ -26,5 +26,7 @@ def test_a_forward_has_the_same_bits_with_a_clock_and_the_same_time_each_time(ba
         assert torch.equal(o, same_o) and (state is None or torch.equal(state, same_state))
     first, again = (session for session, _, _ in timed)
     assert 0 < first.milliseconds == again.milliseconds < 1
-    assert first.milliseconds <= 1.001 * sum(run.clock.milliseconds for run in first.runs)
+    one_by_one = sum(run.clock.milliseconds for run in first.runs)
+    gaps = sum(run.clock.gap for run in first.runs[1:]) / first.runs[0].clock.chip.gigahertz / 1e6
+    assert first.milliseconds <= 1.001 * (one_by_one + gaps)
     assert [run.clock.stalls for run in first.runs] == [run.clock.stalls for run in again.runs]

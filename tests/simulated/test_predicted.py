@@ -26,6 +26,25 @@ def test_a_row_is_predicted_from_two_shorter_ones(monkeypatch):
     assert from_short.milliseconds() == forward(FEW_HEADS, ((256, 512),), monkeypatch).milliseconds()
 
 
+def test_a_packed_grid_counts_as_its_work_and_its_tables_run_in_full():
+    """Two sequences of 128 tokens: the grid has room for the most chunks that two may have, and a CTA reads the table
+    before its rows, two accesses one after the other."""
+    packed = Shape(H=2, lengths=(128, 128))
+    trial = predicted._Trial("sm_90a", "sm90", packed, False, "bounded", 128)
+    asked = {predicted.family_of(one.kernel.name): one for one in trial.launches()}
+    works = dict(zip(asked, predicted._working([*asked.values()], *trial_of(trial))))
+    assert works["prepare"] < predicted._clusters(asked["prepare"]) and works["chain"] > 0
+    tables, chain = (predicted._setting("h200", asked[name], 1) for name in ("tables", "chain"))
+    assert tables.waves == 0 < chain.waves
+    batch = forward(Shape(H=2, B=2, T=128)).kernel("prepare").milliseconds
+    read = 2 * 700 / 1.98e6
+    assert batch < forward(packed).kernel("prepare").milliseconds < batch + read
+
+
+def trial_of(trial):
+    return trial.arch, trial.backend, trial.shape, trial.step, trial.gate, trial.row
+
+
 def test_a_launch_is_found_by_its_stage_or_the_error_lists_them():
     call = forward(Shape(T=128, H=2))
     assert call.kernel("prepare").milliseconds > 0

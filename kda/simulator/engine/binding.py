@@ -97,24 +97,24 @@ class Launch(ctypes.Structure):
 # clock.h, in its order
 STALLS = ("wait", "short", "long", "tensor", "math", "mio", "not selected", "barrier", "mbarrier", "cluster", "copies",
           "grid")  # fmt: skip
-PIPES = ("fma", "alu", "special", "tensor")
+PIPES = ("fma", "alu", "special", "mio", "registers", "tensor")
 UNITS = (*PIPES, "issue", "shared", "tma", "tcgen05", "l2", "hbm")
 OF_A_WARP = len(STALLS) + 2
-ORDERED, STORES, THROUGH_SHARED, PAST_L1 = 1, 2, 4, 8
+ORDERED, STORES, THROUGH_SHARED, PAST_L1, HOISTED, BARS_LOADS = 1, 2, 4, 8, 16, 32
 CLOCK_CONSTANTS = (
-    "window",
-    *("queue_fma", "queue_alu", "queue_special", "queue_shared"),
-    *("shared_latency", "l1_latency", "l2_latency", "hbm_latency", "l2_rate", "hbm_rate"),
-    *("wgmma_latency", "tensor_rate", "tensor_latency", "tensor_short"),
+    *("window", "ahead_registers"),
+    *("queue_fma", "queue_alu", "queue_special", "queue_mio", "queue_registers", "queue_shared"),
+    *("shared_latency", "shared_pass", "l1_latency", "l2_latency", "hbm_latency", "l2_rate", "hbm_rate"),
+    *("wgmma_latency", "wgmma_alone", "tensor_rate", "tensor_latency", "tensor_short"),
     *("tmem_latency", "tmem_column"),
     *("barrier_base", "barrier_warp", "mbarrier_wake", "remote_arrival", "cluster_wake"),
-    *("tma_latency", "tma_rate", "dsmem_latency", "dsmem_rate", "cp_async_latency", "async_latency"),
+    *("tma_latency", "tma_rate", "tma_store_rate", "dsmem_latency", "dsmem_rate", "cp_async_latency", "async_latency"),
     *("start", "gigahertz"),
 )
 
 
 class Timing(ctypes.Structure):
-    _fields_ = [("issue", F64), ("busy", F64 * len(PIPES)), ("latency", F64), ("operands", F64)]
+    _fields_ = [("issue", F64), ("busy", F64 * len(PIPES)), ("latency", F64), ("hold", F64), ("operands", F64)]
     _fields_ += [(n, S32) for n in ("first", "nsources", "nresults", "flags", "stall")]
 
 

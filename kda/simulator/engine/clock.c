@@ -66,6 +66,7 @@ void clock_start_warp(Warp *w) {
     WarpTime *t = w->time = calloc(1, sizeof *t);
     t->begun = t->now = t->last = c->now + c->p->start;
     t->ready = calloc(c->p->nregisters + 1, sizeof *t->ready);
+    t->early = calloc(c->p->nregisters + 1, sizeof *t->early);
     t->why = calloc(c->p->nregisters + 1, 1);
     t->quarter = s->warps++ % 4;
 }
@@ -78,6 +79,7 @@ void clock_end_warp(Warp *w) {
     of[STALLS] += t->slots;
     of[STALLS + 1] += t->now - t->begun;
     free(t->ready);
+    free(t->early);
     free(t->why);
     free(t);
     w->time = NULL;
@@ -116,7 +118,7 @@ static double operands_at(const Warp *w, const Timing *c, int *why) {
 
 static void results_at(Warp *w, const Timing *c, double at) {
     const s32 *results = w->machine->time->p->registers + c->first + c->nsources;
-    for (s32 k = 0; k < c->nresults; k++) w->time->ready[results[k]] = at, w->time->why[results[k]] = (u8)c->stall;
+    for (s32 k = 0; k < c->nresults; k++) w->time->ready[results[k]] = w->time->early[results[k]] = at, w->time->why[results[k]] = (u8)c->stall;
 }
 
 bool clock_settled(Warp *w, const Ins *i) {
@@ -127,9 +129,9 @@ bool clock_settled(Warp *w, const Ins *i) {
     int why = STALL_WAIT, q = t->quarter;
     double operands = operands_at(w, c, &why), from = t->now;
     hold(w, i, why, operands - (c->flags & ORDERED ? 0 : p->window), &from);
-    const double queue[] = {p->queue_fma, p->queue_alu, p->queue_special};
+    const double queue[] = {p->queue_fma, p->queue_alu, p->queue_special, p->queue_mio, p->queue_registers};
     for (int k = 0; k < PIPE_TENSOR; k++)
-        if (c->busy[k]) hold(w, i, STALL_MATH, s->pipe[q][k].free - queue[k], &from);
+        if (c->busy[k]) hold(w, i, k == PIPE_MIO ? STALL_MIO : STALL_MATH, s->pipe[q][k].free - queue[k], &from);
     if (c->flags & THROUGH_SHARED) hold(w, i, STALL_MIO, s->shared.free - p->queue_shared, &from);
     if (c->issue) hold(w, i, STALL_NOT_SELECTED, s->issue[q].free, &from);
     if (from <= t->now) return true;
@@ -152,13 +154,32 @@ static void occupy_slot(Warp *w, const Ins *i, const Timing *c) {
     t->now += c->issue;
 }
 
+/* A load begins where ptxas would put it: behind the last instruction that it may not pass, as soon as its address is there, and no further
+ * ahead than registers are free for what it brings. */
+static double hoisted_to(WarpTime *t, const ClockSetting *p, const Timing *c, double from) {
+    const u64 room = (u64)p->ahead_registers;
+    if (room && t->nloaded + c->nresults > room) {
+        u64 oldest = t->nloaded + c->nresults - room - 1;
+        from = latest(from, oldest < t->nloaded ? t->loaded_at[oldest % REGISTERS_AHEAD] : t->slot);
+    }
+    for (s32 k = 0; k < c->nresults; k++) t->loaded_at[t->nloaded++ % REGISTERS_AHEAD] = t->slot;
+    return room ? from : latest(from, t->slot);
+}
+
+static double early_at(const Warp *w, const Timing *c) { /* when its operands would be there, had all moved ahead that may */
+    const s32 *registers = w->machine->time->p->registers + c->first;
+    double at = w->time->region;
+    for (s32 k = 0; k < c->nsources; k++) at = latest(at, w->time->early[registers[k]]);
+    return at;
+}
+
 void clock_issue(Warp *w, const Ins *i) {
     Clock *clock = w->machine->time;
     Sm *s = sm_of(w);
     const Timing *c = timing_of(w, i);
     WarpTime *t = w->time;
     int why = STALL_WAIT;
-    double at = operands_at(w, c, &why);
+    double at = operands_at(w, c, &why), early = early_at(w, c);
     occupy_slot(w, i, c);
     at = latest(at, t->slot);
     for (int k = 0; k < PIPES; k++) /* the backlog counts from the slot, so that no gap before a late operand is lost */
@@ -168,20 +189,32 @@ void clock_issue(Warp *w, const Ins *i) {
             at = latest(at, begins);
         }
     if (c->operands) take_shared(w, i, c->operands);
+    if (c->flags & HOISTED) at = hoisted_to(t, clock->p, c, early);
     t->at = at;
+    if (c->flags & (ORDERED | BARS_LOADS)) t->region = at;
     if (at > t->last) t->last = at, t->last_why = (u8)why;
     if (c->flags & ORDERED) { /* a wgmma waits for the tensor core, too */
         double from = t->now;
         hold(w, i, STALL_MATH, at, &from);
         t->now = from;
     }
+    if (c->hold) {
+        double from = t->now;
+        hold(w, i, c->stall, latest(at, t->slot) + c->hold, &from);
+        t->now = from;
+    }
     t->loaded = t->passes = t->wake = 0;
     results_at(w, c, at + c->latency);
+    if (!(c->flags & ORDERED) && early < at) {
+        const s32 *results = clock->p->registers + c->first + c->nsources;
+        for (s32 k = 0; k < c->nresults; k++) t->early[results[k]] = early + c->latency;
+    }
     clock->now = latest(clock->now, c->flags & ORDERED ? at : t->slot);
     clock->acting = w->cta;
 }
 
 void clock_skip(Warp *w, const Ins *i) {
+    if (timing_of(w, i)->flags & ORDERED) w->time->region = w->time->now;
     occupy_slot(w, i, timing_of(w, i));
     w->machine->time->now = latest(w->machine->time->now, w->time->slot);
 }
@@ -198,13 +231,14 @@ void clock_done(Warp *w, const Ins *i, bool was_blocked, bool blocked) {
     if (blocked) return;
     if (t->passes) {
         double begins = take_shared(w, i, t->passes);
-        if (!(c->flags & STORES)) t->loaded = latest(t->loaded, latest(begins, t->at) + t->passes + clock->p->shared_latency);
+        if (!(c->flags & STORES)) t->loaded = latest(t->loaded, latest(begins, t->at) + t->passes * clock->p->shared_pass + clock->p->shared_latency);
     }
     if (t->loaded) results_at(w, c, t->loaded);
     double until = latest(t->wake, was_blocked ? clock->now : 0);
     if (until <= t->now) return;
     stalled(w, i, c->stall, t->now, until);
     t->now = until;
+    if (c->flags & ORDERED) t->region = until;
     if (until > t->last) t->last = until, t->last_why = (u8)c->stall;
     results_at(w, c, until);
 }
@@ -266,7 +300,8 @@ void clock_global(Warp *w, const Ins *i, const u64 *sector, int n) {
     Sm *s = sm_of(w);
     WarpTime *t = w->time;
     bool store = timing_of(w, i)->flags & STORES, past = timing_of(w, i)->flags & (STORES | PAST_L1);
-    double at = latest(t->at, take_shared(w, i, latest(n / (double)SECTORS_OF_A_LINE, 1)));
+    double begins = take_shared(w, i, latest(n / (double)SECTORS_OF_A_LINE, 1));
+    double at = t->at < t->slot ? t->at + (begins - t->slot) : latest(t->at, begins);
     for (int k = 0; k < n; k++) {
         u64 which = sector_of(w->machine, sector[k]);
         double there = !past && in_l1(c, s, which) ? at + c->p->l1_latency : through_l2(c, at, which, store);
@@ -299,7 +334,7 @@ double clock_bulk(Warp *w, const Ins *i, u64 address, u64 bytes, bool store) {
     if (!w->time) return 0;
     Clock *c = w->machine->time;
     const ClockSetting *p = c->p;
-    double begins = take_tma(w, i, bytes / p->tma_rate) + (store ? 0 : p->tma_latency), done = begins;
+    double begins = take_tma(w, i, bytes / (store ? p->tma_store_rate : p->tma_rate)) + (store ? 0 : p->tma_latency), done = begins;
     for (u64 s = address / SECTOR; bytes && s <= (address + bytes - 1) / SECTOR; s++) done = latest(done, through_l2(c, begins, sector_of(w->machine, s), store));
     return done + (store ? p->tma_latency : 0);
 }
@@ -323,11 +358,18 @@ double clock_to_peer(Warp *w, const Ins *i, u64 bytes) {
 
 void clock_wgmma(Warp *w, const Ins *i) {
     WarpTime *t = w->time;
-    if (t) t->tensor_end = latest(t->tensor_end, t->at + timing_of(w, i)->busy[PIPE_TENSOR]);
+    if (!t) return;
+    const Timing *c = timing_of(w, i);
+    t->tensor_end = latest(t->tensor_end, t->at) + c->busy[PIPE_TENSOR] + c->latency; /* a chain of its own */
+    t->steps++;
 }
 
 void clock_wgmma_commit(Warp *w, u32 group) {
-    if (w->time) w->time->group_end[group % GROUPS_KEPT] = w->time->tensor_end + w->machine->time->p->wgmma_latency;
+    WarpTime *t = w->time;
+    if (!t) return;
+    const ClockSetting *p = w->machine->time->p;
+    t->group_end[group % GROUPS_KEPT] = t->tensor_end + p->wgmma_latency + (t->steps == 1 ? p->wgmma_alone : 0);
+    t->steps = 0;
 }
 
 void clock_wgmma_wait(Warp *w, u32 group) {

@@ -5,8 +5,9 @@
 #pragma once
 #include "trace.h"
 
-/* Units of a quarter of an SM, beside its scheduler. TENSOR: mma.sync and wgmma. */
-typedef enum { PIPE_FMA, PIPE_ALU, PIPE_SPECIAL, PIPE_TENSOR, PIPES } Pipe;
+/* Units of a quarter of an SM, beside its scheduler. MIO: the way to shared memory, L1 and shuffles; REGISTERS: reads of operands; TENSOR:
+ * mma.sync and wgmma. */
+typedef enum { PIPE_FMA, PIPE_ALU, PIPE_SPECIAL, PIPE_MIO, PIPE_REGISTERS, PIPE_TENSOR, PIPES } Pipe;
 /* What is reported of: the pipes (the mean of four quarters), then those of an SM, then what all SMs share. */
 enum { UNIT_ISSUE = PIPES, UNIT_SHARED, UNIT_TMA, UNIT_TCGEN05, UNIT_L2, UNIT_HBM, UNITS };
 
@@ -27,16 +28,19 @@ typedef enum {
     STALLS
 } Stall;
 
-enum { ORDERED = 1, STORES = 2, THROUGH_SHARED = 4, PAST_L1 = 8 };
+enum { ORDERED = 1, STORES = 2, THROUGH_SHARED = 4, PAST_L1 = 8, HOISTED = 16, BARS_LOADS = 32 };
+enum { REGISTERS_AHEAD = 256 };
 
 /* What Python says of each instruction. */
 typedef struct {
     double issue;        /* slots of the scheduler */
     double busy[PIPES];  /* clocks that it keeps a unit */
     double latency;      /* from when it begins until its results can be used */
+    double hold;         /* clocks until its warp may issue again */
     double operands;     /* clocks of shared memory for the operands of a wgmma */
     s32 first, nsources, nresults; /* its registers: ClockSetting.registers[first ...] */
-    s32 flags, stall;    /* ORDERED: begins behind all before it; STORES: nobody waits for its memory; who waits for it stalls for this */
+    s32 flags, stall;    /* ORDERED: begins behind all before it; STORES: nobody waits for its memory; who waits for it stalls for this
+                       HOISTED: a load that ptxas moves up to the last ORDERED or BARS_LOADS */
 } Timing;
 
 /* Python fills the first part and reads the second. */
@@ -52,12 +56,13 @@ struct ClockSetting {
     u64 traced;   /* whether its slices are recorded */
     double ahead; /* when the grid ahead has ended; griddepcontrol.wait waits for it */
     double window;
-    double queue_fma, queue_alu, queue_special, queue_shared; /* clocks of work that a unit queues before its warps stall */
-    double shared_latency, l1_latency, l2_latency, hbm_latency, l2_rate, hbm_rate; /* rates: bytes a clock, of the SMs in detail together */
-    double wgmma_latency, tensor_rate, tensor_latency, tensor_short; /* tensor_rate: 16-bit multiply-adds a clock of tcgen05 */
+    double ahead_registers; /* that loads moved ahead may fill */
+    double queue_fma, queue_alu, queue_special, queue_mio, queue_registers, queue_shared; /* clocks of work that a unit queues before its warps stall */
+    double shared_latency, shared_pass, l1_latency, l2_latency, hbm_latency, l2_rate, hbm_rate; /* rates: bytes a clock, of the SMs in detail together */
+    double wgmma_latency, wgmma_alone, tensor_rate, tensor_latency, tensor_short; /* tensor_rate: 16-bit multiply-adds a clock of tcgen05 */
     double tmem_latency, tmem_column;
     double barrier_base, barrier_warp, mbarrier_wake, remote_arrival, cluster_wake;
-    double tma_latency, tma_rate, dsmem_latency, dsmem_rate, cp_async_latency, async_latency;
+    double tma_latency, tma_rate, tma_store_rate, dsmem_latency, dsmem_rate, cp_async_latency, async_latency;
     double start, gigahertz;
     /* results */
     double end;         /* of the last cluster in detail, and of its stores */
@@ -102,11 +107,16 @@ struct WarpTime {
     double wake;   /* until when it waits, */
     double passes; /* and its passes over shared memory */
     double last;   /* when the latest of its instructions began */
+    double region; /* since when loads may begin: the latest ORDERED instruction, or store */
+    double loaded_at[REGISTERS_AHEAD]; /* when loads of the latest so many registers were issued: a ring */
+    u64 nloaded;
+    s32 steps;     /* of the open group of wgmma */
     double tensor_end, group_end[GROUPS_KEPT]; /* wgmma: when the last one ends; the groups, by number */
     double loads_end, stores_end;              /* tcgen05.ld and st */
     double copies_end, bulk_end;               /* cp.async; bulk copies whose sources have been read */
     double stalls[STALLS], slots, begun;
     double *ready; /* [register] */
+    double *early; /* the same if instructions stood as far ahead as dependences in their region let them: what loads' addresses wait for */
     u8 *why;       /* Stall of who waits for it */
     s32 quarter;
     u8 last_why;

@@ -150,6 +150,23 @@ static void end_clusters(Machine *m) { /* whose warps and whose asynchronous wor
 
 /* ---- the schedule ------------------------------------------------------------------------------------------------------- */
 
+/* Do warps wait, by asking again and again, for a cluster that has not begun? Then nothing has changed for long; or, as who asks may write, too,
+ * the clusters that have begun have run far more than they need. */
+typedef struct {
+    u64 progress, since; /* Machine.progress, and how many instructions had run when it last grew */
+    u64 looked;          /* how many had run when this last said yes */
+} Watch;
+
+static bool spinning(const Machine *m, Watch *watch) {
+    enum { QUIET = 1 << 18, ALONE = 1 << 20 };
+    u64 from = m->last_work > watch->looked ? m->last_work : watch->looked;
+    if (m->progress != watch->progress) watch->progress = m->progress, watch->since = m->ran;
+    if (m->ran - from <= QUIET) return false;
+    if (m->ran - watch->since <= QUIET && m->ran - from <= m->next_cluster * ALONE) return false;
+    watch->looked = m->ran;
+    return true;
+}
+
 static bool run_event(Machine *m, Next *next) { /* the earliest; false: nobody can go on */
     double second;
     Warp *w = earliest(m, &second);
@@ -165,10 +182,10 @@ static bool run_event(Machine *m, Next *next) { /* the earliest; false: nobody c
 
 void run_clocked(Machine *m) {
     Launch *launch = m->launch;
-    enum { PATIENCE = 1 << 20 }; /* instructions that warps may run before they may be waiting for a cluster that has not begun */
     m->time = new_clock(m);
     const ClockSetting *p = m->time->p;
-    u64 all = m->total_clusters, events = 0, looked = 0;
+    u64 all = m->total_clusters, events = 0;
+    Watch watch = {0};
     Next next = {.at = INFINITY, .changes = (u64)-1};
     m->total_clusters = p->detailed < all ? p->detailed : all;
     while (!launch->stopped) {
@@ -180,13 +197,12 @@ void run_clocked(Machine *m) {
             end_clusters(m);
             continue;
         }
-        bool spinning = m->ran - m->last_work > PATIENCE && m->ran - looked > PATIENCE;
-        if (spinning) looked = m->ran;
-        if (!spinning && run_event(m, &next)) {
+        bool asks = spinning(m, &watch);
+        if (!asks && run_event(m, &next)) {
             if (launch->limit && launch->issued > launch->limit) report_limit(m);
             continue;
         }
-        if (!begin_others(m, all) && !spinning && !give_up_a_wait(m)) report_deadlock(m);
+        if (!begin_others(m, all) && !asks && !give_up_a_wait(m)) report_deadlock(m);
     }
     m->total_clusters = p->alone ? m->next_cluster : all;
     for (Cluster *c = m->clusters; c; c = m->clusters) { /* after a finding that ends the launch */

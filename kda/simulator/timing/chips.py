@@ -47,50 +47,72 @@ def assumed(value, why):
     return Number(value, "assumed", why)
 
 
-_VOLTA = "dissection of Volta's microarchitecture, 2018: a dependent fma issues after 4 clocks"
 _WHITE = "H100 white paper: lanes of each unit"
 _AMPERE = "A100 white paper"
 _ADA = "Ada white paper"
 _LIKE_H200 = "as the H200"
 
+_MICRO = "H200, 2026-11-23: microbenchmarks"  # docs/microbenchmarks.md
+
+
+def micro(value):
+    return measured(value, _MICRO)
+
+
 # clocks that a warp's instruction keeps a unit of its quarter, latencies, and what synchronises
 _HOPPER = {
-    "fma_busy": measured(1),                # 113 of 128 results a clock
-    "alu_busy": published(2, _WHITE),
-    "special_busy": measured(8),            # ex2: 16 results a clock and SM
-    "fma_latency": published(4, _VOLTA),
-    "alu_latency": assumed(4.5, "between 4 and 5 on every chip since Volta"),
-    "special_latency": assumed(20, "published for earlier chips: 18 to 24"),
-    "shuffle_latency": assumed(25, "published for earlier chips: 23 to 25"),
+    "fma_busy": micro(1),
+    "alu_busy": micro(2),
+    "special_busy": micro(8),
+    "mio_busy": micro(4),                   # LDS, SHFL: one of a quarter every 4 clocks
+    "operands_read": micro(2),              # a clock and quarter: FFMA whose three operands change issues 0.66
+    "fma_latency": micro(4),
+    "alu_latency": micro(4),
+    "special_latency": micro(17),
+    "shuffle_latency": micro(26),
     "parameter_latency": assumed(8, "a constant cache that hits"),
     # of 16-bit elements, multiply-adds per clock and quarter
-    "mma_rate": published(320, "62% of wgmma's rate, by several papers on Hopper's mma.sync"),
-    "mma_latency": published(33, "papers on Hopper's mma.sync: m16n8k16"),
-    "wgmma_rate": measured(512),            # 16-bit multiply-adds a clock and quarter
-    "wgmma_latency": measured(54),          # 311 clocks for 256 of work
-    "shared_latency": published(29, "papers on Hopper's memory latencies"),
-    "l1_latency": published(35, "papers on Hopper's memory latencies"),
-    "l2_latency": published(265, "papers on Hopper's memory latencies"),
-    "hbm_latency": published(600, "papers on Hopper's memory latencies: 480 to 800"),
-    "l2_rate_sm": assumed(64, "the port of one SM"),
-    "hbm_rate_sm": assumed(40, "what one SM alone can ask for"),
+    "mma_rate": micro(332),                 # m16n8k16: 6.17 clocks
+    "mma_latency": micro(24),
+    "wgmma_rate": micro(512),
+    "wgmma_latency": micro(60),             # groups of 4 and 8 steps: 62 beyond their work, two of them issue
+    "wgmma_alone": micro(10),               # more, where a group has one step
+    "wgmma_registers": micro(8),            # more of each step, in a chain with A in registers
+    "shared_latency": micro(21),            # 23, 26, 32 by width: 21, and 2 for each pass
+    "shared_pass": micro(2),
+    "l1_latency": micro(32),
+    "l2_latency": micro(289),               # the median line; 263 to 312 by distance
+    "hbm_latency": micro(660),
+    "l2_rate_sm": micro(85),                # one SM alone
+    "hbm_rate_sm": micro(35.6),
     "l1_bytes": published(256 << 10, _WHITE),
-    "barrier_base": measured(25),           # 33, 41, 49 clocks for 4, 8, 12 warps
-    "barrier_warp": measured(2),
-    "mbarrier_wake": measured(46),          # a hop between two warps: 47 clocks
-    "remote_arrival": measured(430),        # 479 until the neighbour wakes
-    "cluster_wake": measured(341),          # 343 for a barrier of two CTAs
-    "tma_latency": assumed(170, "issue to the first request"),
-    "tma_rate": assumed(64, "bytes a clock of one SM's engine"),
-    "dsmem_latency": assumed(450, "as a remote arrival"),
-    "dsmem_rate": assumed(32, "half of the engine's rate"),
-    "cp_async_latency": assumed(20, "from memory to shared memory"),
+    "barrier_base": micro(12.6),
+    "barrier_warp": micro(2),
+    "mbarrier_wake": micro(45),             # a hop between two warps: 46 clocks
+    "mbarrier_ready": micro(36),            # a try_wait of a phase that is over, and its branch: 42
+    "arrival": micro(6),                    # 7.2 from one to the next
+    "remote_arrival": micro(354),           # a hop to the neighbour: 403
+    "cluster_wake": micro(358),
+    "fence_cta": micro(10),
+    "fence_gpu": micro(266),
+    "fence_proxy": micro(33),
+    "tma_latency": micro(165),              # 548 from issue to wake of 4 KiB in L2: L2, 4 KiB at the rate, the wake
+    "tma_rate": micro(92),                  # bytes a clock of one SM's engine
+    "tma_store_rate": micro(32),
+    "dsmem_latency": micro(440),            # 858 for 128 bytes to the neighbour and an arrival back
+    "dsmem_rate": micro(21),
+    "cp_async_latency": micro(35),          # 332 with its wait, from L2
     "async_latency": assumed(500, "work of no other kind, such as try_cancel"),
-    "start": assumed(600, "from launch, or from the end of the CTA before, to the first instruction"),
-    "window": assumed(48, "how far ptxas moves an instruction ahead of where PTX has it; 24 to 96 fit alike"),
+    "start": micro(574),                    # from the end of the CTA before, to the first instruction
+    "start_cluster": micro(680),
+    "launch": micro(3810),                  # from the end of a kernel to the first instruction of the next
+    "window": assumed(48, "how far ptxas moves an instruction ahead of where PTX has it"),
+    "ahead_registers": assumed(64, "a quarter of a thread's, for loads that ptxas moves ahead"),
     "queue_fma": assumed(0, "none"),
     "queue_alu": assumed(4, "two instructions"),
-    "queue_special": assumed(24, "three instructions"),
+    "queue_special": micro(0),              # one warp issues a MUFU every 8 clocks from the second on
+    "queue_mio": micro(0),                  # and an LDS every 4
+    "queue_registers": assumed(4, "two instructions"),
     "queue_shared": assumed(24, "passes over shared memory"),
 }  # fmt: skip
 _NO_TENSOR_MEMORY = {name: assumed(0, "there is none") for name in ("tensor_rate", "tensor_latency", "tensor_short",
@@ -98,17 +120,17 @@ _NO_TENSOR_MEMORY = {name: assumed(0, "there is none") for name in ("tensor_rate
 _H200 = _HOPPER | _NO_TENSOR_MEMORY | {
     "sms": published(132, "H200 data sheet"),
     "gigahertz": measured(1.98),
-    "l2_rate": published(27 * 132, "papers on Hopper's L2: 3,560 bytes a clock"),
-    "hbm_rate": measured(4.15e12 / 1.98e9),
+    "l2_rate": micro(34.4 * 132),
+    "hbm_rate": micro(17.0 * 132),              # 4.4 TB/s of reads
 }  # fmt: skip
 _H100 = _H200 | {
     "gigahertz": assumed(1.98, _LIKE_H200),
-    "hbm_rate": assumed(0.865 * 3.35e12 / 1.98e9, "the share of the published rate that an H200 reaches"),
+    "hbm_rate": assumed(0.925 * 3.35e12 / 1.98e9, "the share of the published rate that an H200 reaches"),
 }
 _B200 = _HOPPER | {
     "sms": published(148, "B200: cudaDeviceProp"),
     "gigahertz": assumed(1.85, "the rate at which tensor figures of the data sheet hold"),
-    "l2_rate": assumed(27 * 148, _LIKE_H200),
+    "l2_rate": assumed(34.4 * 148, _LIKE_H200),
     "hbm_rate": assumed(0.9 * 8e12 / 1.85e9, "nine tenths of the published rate"),
     "tensor_rate": published(4096, "B200 data sheet: 2.25 PFLOP/s of bf16"),
     "tensor_latency": assumed(90, "from the end of the products to the arrival of a commit"),
@@ -119,7 +141,7 @@ _B200 = _HOPPER | {
 _GB200 = _B200 | {
     "sms": published(152, "GB200: cudaDeviceProp"),
     "gigahertz": assumed(1.92, "higher power"),
-    "l2_rate": assumed(27 * 152, _LIKE_H200),
+    "l2_rate": assumed(34.4 * 152, _LIKE_H200),
     "hbm_rate": assumed(0.9 * 8e12 / 1.92e9, "nine tenths of the published rate"),
 }
 _NO_WGMMA = {

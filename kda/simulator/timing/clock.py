@@ -69,6 +69,11 @@ class Clock:
         return 1e3 * self.seconds
 
     @property
+    def gap(self):
+        """Clocks from the end of a launch to the start of this one, if they do not overlap."""
+        return self.chip.launch - self.start
+
+    @property
     def steady(self):
         return self.clocks - self.start - self.drain
 
@@ -121,6 +126,7 @@ class Timer:
         self._warps = (ctypes.c_double * (warps * OF_A_WARP))()
         self._begun, self._ended = ((ctypes.c_double * max(self.detailed, 1))() for _ in range(2))
         constants = {name: getattr(chip, name) for name in CLOCK_CONSTANTS}
+        self._start = constants["start"] = chip.start_cluster if size > 1 else chip.start
         for rate, most in (("l2_rate", chip.l2_rate_sm), ("hbm_rate", chip.hbm_rate_sm)):
             constants[rate] = min(most * size, constants[rate] / at_once * self._used) * self._side_by_side
         taken = self._used * (shared + SHARED_OF_A_CTA)
@@ -161,7 +167,7 @@ class Timer:
         return Clock(
             chip=self.chip,
             clocks=clocks,
-            start=min(self.chip.start, clocks),
+            start=min(self._start, clocks),
             drain=record.end - full,
             size=self.size,
             resident=self.resident,
@@ -209,7 +215,10 @@ def together(runs):
     begins = end = previous = 0.0
     for run in runs:
         scale = 1e-9 / run.clock.chip.gigahertz
-        begins = end if run.clock.begins is None else previous + run.clock.begins * scale
+        if run.clock.begins is not None:
+            begins = previous + run.clock.begins * scale
+        else:
+            begins = end + run.clock.gap * scale if end else 0.0
         end, previous = max(end, begins + run.clock.clocks * scale), begins
     return end
 

@@ -9,7 +9,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from kda.simulator.engine.binding import ORDERED, PAST_L1, PIPES, STALLS, STORES, THROUGH_SHARED
+from kda.simulator.engine.binding import (
+    BARS_LOADS,
+    HOISTED,
+    ORDERED,
+    PAST_L1,
+    PIPES,
+    STALLS,
+    STORES,
+    THROUGH_SHARED,
+)
 from kda.simulator.ptx.syntax import Address, Negated, Pair, Register, Special, Vector
 
 SPECIAL = {"ex2", "rcp", "rsqrt", "lg2", "sqrt", "tanh", "sin", "cos"}
@@ -33,6 +42,7 @@ class Cost:
     issue: float = 1
     busy: dict[str, float] = field(default_factory=dict)
     latency: float = 0
+    hold: float = 0
     operands: float = 0
     flags: int = 0
     stall: str = "wait"
@@ -82,6 +92,8 @@ def cost_of(ins, chip):
     cost = _RULES.get(op, _quiet if op in QUIET else _arithmetic)(ins, chip)
     if op in ORDERING:
         cost.flags |= ORDERED
+    if cost.flags & THROUGH_SHARED:
+        cost.busy = {**cost.busy, "mio": chip.mio_busy}
     return cost
 
 
@@ -94,7 +106,7 @@ def _arithmetic(ins, chip):
     if op in SPECIAL:
         return Cost(busy={"special": chip.special_busy}, latency=chip.special_latency, stall="short")
     if op in SHUFFLES:
-        return Cost(latency=chip.shuffle_latency, flags=THROUGH_SHARED * (op == "shfl"), stall="short")
+        return Cost(latency=chip.shuffle_latency, busy={"mio": chip.mio_busy}, stall="short")
     if op in ("add", "sub", "mul", "fma", "mad") and parts & FLOATS:
         return Cost(busy={"fma": chip.fma_busy}, latency=chip.fma_latency)
     slots = 2 if op in TWICE and parts & WIDE else 1
@@ -115,17 +127,20 @@ def _load(ins, chip):
     flags = THROUGH_SHARED
     if parts[0] == "atom" or set(parts) & {"volatile", "cg", "cv", "relaxed", "acquire"}:
         flags |= PAST_L1
+    elif "global" in parts:
+        flags |= HOISTED
     return Cost(latency=chip.shared_latency, flags=flags, stall="short" if shared else "long")
 
 
 def _store(ins, chip):
-    return Cost(latency=chip.alu_latency, flags=STORES | THROUGH_SHARED)
+    bars = BARS_LOADS * (not any(p.startswith("shared") for p in ins.parts) and ins.parts[0] != "stmatrix")
+    return Cost(latency=chip.alu_latency, flags=STORES | THROUGH_SHARED | bars)
 
 
 def _mma(ins, chip):
     m, n, k = _shape(ins, r"m(\d+)n(\d+)k(\d+)")
     rate = chip.mma_rate * 16 / _bits(ins)
-    latency = chip.mma_latency * (0.73 if m * n * k * _bits(ins) < 16 * 16 * 8 * 16 else 1)  # half the depth takes less
+    latency = chip.mma_latency * (0.71 if m * n * k * _bits(ins) < 16 * 16 * 8 * 16 else 1)  # half the depth takes less
     return Cost(busy={"tensor": m * n * k / rate}, latency=latency, stall="tensor")
 
 
@@ -136,8 +151,13 @@ def _wgmma(ins, chip):
     bits = _bits(ins)
     bytes_ = k * bits // 8
     from_shared = 0 if isinstance(ins.operands[1], Vector) else 16 * bytes_  # A's 16 rows of a warp
-    clocks = max(16 * n * k / (chip.wgmma_rate * 16 / bits), 16)
-    return Cost(busy={"tensor": clocks}, operands=(n * bytes_ / 4 + from_shared) / 128, stall="tensor")
+    steps, chain = k * bits / 256, 0.0  # of 32 bytes
+    if from_shared:
+        least = 16 + n / 4
+    else:
+        least, chain = 11 + 0.3 * n, chip.wgmma_registers
+    clocks = max(16 * n * k / (chip.wgmma_rate * 16 / bits), least * steps * chip.wgmma_rate / 512)
+    return Cost(busy={"tensor": clocks}, latency=chain, operands=(n * bytes_ / 4 + from_shared) / 128, stall="tensor")
 
 
 def _tcgen05(ins, chip):
@@ -151,6 +171,10 @@ def _barrier(ins, chip):
 
 
 def _mbarrier(ins, chip):
+    if ins.parts[1] in ("try_wait", "test_wait"):
+        return Cost(latency=chip.mbarrier_ready, stall="mbarrier")
+    if ins.parts[1].startswith("arrive"):
+        return Cost(latency=chip.alu_latency, hold=chip.arrival, stall="wait")
     return Cost(latency=chip.alu_latency, stall="mbarrier")
 
 
@@ -158,6 +182,12 @@ def _copy(ins, chip):
     waits = any("wait" in p for p in ins.parts)
     small = "async" in ins.parts and not waits and "bulk" not in ins.parts
     return Cost(latency=chip.alu_latency, flags=PAST_L1 | THROUGH_SHARED * small, stall="copies")
+
+
+def _fence(ins, chip):
+    parts = set(ins.parts)
+    hold = chip.fence_gpu if parts & {"gpu", "sys", "gl"} else chip.fence_proxy if "proxy" in parts else chip.fence_cta
+    return Cost(latency=chip.alu_latency, hold=hold, stall="wait")
 
 
 def _grid(ins, chip):
@@ -174,6 +204,7 @@ _RULES = {
     "mbarrier": _mbarrier,
     "cp": _copy,
     "griddepcontrol": _grid,
+    **dict.fromkeys(("fence", "membar"), _fence),
 }
 
 
@@ -187,14 +218,25 @@ def _bits(ins):
     return next((BITS[t] for t in types[1:] if t in BITS), 16)
 
 
+def _words(registers):
+    """Name -> 32-bit words of it that an instruction reads; predicates have their own file."""
+    return {name: 0 if type_ == "pred" else 2 if type_.endswith("64") else 1 for name, type_ in registers.items()}
+
+
 def fill(table, program, chip):
     """Fills the engine's Timing of each instruction; the registers that they name, one list for all."""
     numbers = {name: n for n, name in enumerate((*program.kernel.registers, "%cc"))}
-    listed = []
+    listed, words = [], _words(program.kernel.registers)
+    kept = set()  # operands of the instruction before: they stay where they are read
     for record, ins in zip(table, program.kernel.body):
         cost, (sources, results) = cost_of(ins, chip), registers_of(ins)
+        if cost.busy.keys() & {"fma", "alu"}:
+            read = {name for name in sources if words.get(name)}
+            cost.busy["registers"] = sum(words[name] for name in read - kept) / chip.operands_read
+            kept = read
         sources, results = ([numbers[name] for name in names if name in numbers] for names in (sources, results))
         record.issue, record.latency, record.operands = cost.issue, cost.latency, cost.operands
+        record.hold = cost.hold
         for unit, clocks in cost.busy.items():
             record.busy[PIPES.index(unit)] = clocks
         record.first, record.nsources, record.nresults = len(listed), len(sources), len(results)

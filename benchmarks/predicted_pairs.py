@@ -1,0 +1,111 @@
+"""Whether the clock prefers what an H200 preferred, of configurations that were timed beside each other.  No GPU:
+
+    python benchmarks/predicted_pairs.py          # a line per configuration, then how many pairs have the right sign
+
+The times are those of docs/measured.md for B1 T8192 H64, where today's kernel can be built so and is the one that was
+timed, or a near relative (`older`: an earlier form of it).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import predicted as rows
+import torch
+
+import kda.backends.triton.call as call
+import kda.backends.triton.configs as configs
+import kda.backends.triton.launch as launch
+import kda.backends.triton.plan as plan
+from kda.measure.predicted import predict
+from kda.measure.shapes import SHAPES
+
+APART = 0.03                                 # pairs closer than this were not told apart
+
+
+class Way(NamedTuple):
+    kernel: str
+    changes: dict[str, Any]
+    measured: float                          # microseconds
+    older: bool = False
+
+
+WAYS = (
+    Way("state", {"stages": 1}, 630),
+    Way("state", {"stages": 2}, 350),
+    Way("state", {"stages": 3}, 230),
+    Way("state", {"warps": 8}, 460),
+    Way("state", {"BV": 32}, 360),
+    Way("state", {"BV": 128}, 710),
+    Way("prepare", {}, 738),
+    Way("prepare", {"BV": 64}, 757),
+    Way("prepare", {"maxnreg": 168}, 1520),
+    Way("prepare", {"warps": 8}, 850),
+    Way("wy_bwd", {"stages": 1}, 410, True),
+    Way("wy_bwd", {"stages": 2}, 320, True),
+    Way("wy_bwd", {"stages": 1, "BV": 128}, 330, True),
+    Way("wy_bwd", {"stages": 1, "BV": 32}, 640, True),
+    Way("wy_bwd", {"stages": 2, "BV": 32}, 350, True),
+)
+
+
+def predicted(way: Way) -> float:
+    """Microseconds."""
+    shipped = configs.TABLE
+    family = way.kernel.removesuffix("_bwd") if way.kernel == "wy_bwd" else way.kernel
+    configs.TABLE = tuple(
+        row._replace(config=dataclasses.replace(row.config, **way.changes), shared=99) if row.kernel == family else row
+        for row in shipped
+    )
+    forget()
+    try:
+        step = way.kernel.endswith("_bwd")
+        found = predict(rows.ARCH, rows.CHIP, "triton", SHAPES["h64-8k"], step)
+    finally:
+        configs.TABLE = shipped
+        forget()
+    return 1e3 * found.kernel(way.kernel, step).milliseconds
+
+
+def forget() -> None:
+    for module in (call, configs, plan, launch):
+        for thing in vars(module).values():
+            if hasattr(thing, "cache_clear"):
+                thing.cache_clear()
+
+
+def pairs(found: list[tuple[Way, float]]) -> list[tuple[Way, Way, bool]]:
+    """Two ways of one kernel whose times are told apart, and whether the predictions have their order."""
+    return [
+        (a, b, (a.measured < b.measured) == (p < q))
+        for (a, p), (b, q) in itertools.combinations(found, 2)
+        if a.kernel == b.kernel and abs(a.measured / b.measured - 1) > APART
+    ]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    found = []
+    for way in WAYS:
+        try:
+            found.append((way, predicted(way)))
+        except Exception as error:           # a configuration that today's tree does not build is no prediction
+            print(f"{way.kernel} {way.changes}: {error}", flush=True)
+            continue
+        print(f"{way.kernel} {way.changes} {way.measured:.0f} {found[-1][1]:.0f}", flush=True)
+    judged = pairs(found)
+    print(json.dumps({"pairs": len(judged), "right": sum(right for *_, right in judged)}))
+    for a, b, right in judged:
+        if not right:
+            print(f"wrong: {a.kernel} {a.changes} {a.measured:g}, {b.changes} {b.measured:g}")
+
+
+if __name__ == "__main__":
+    main()
