@@ -115,7 +115,7 @@ def backward_plan(p: Problem, sms: int) -> BackwardPlan:
     chunks = -(-p.T // C)
     states = -(-p.T // TOKENS)
     alone, several = BACKWARD_STAGES
-    stages = several if p.V // COLUMNS * p.HV * p.N > sms else alone
+    stages = alone if sms >= p.V // COLUMNS * p.HV * p.N else several
     again, walk = backward_walks(p, stages)
     return BackwardPlan(
         chunks, states, min(p.B * states * p.HV, sms), backward_prepare(p), again, walk, grads_config(p)
