@@ -1,0 +1,95 @@
+"""The Hopper backward on a GPU that it is made for: every option in both gate regimes against float64, the same bits
+run to run, CUDA graphs, gradients of any size."""
+
+import dataclasses
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
+
+import kda
+from kda.host import detect
+from kda.verify.cases import REGIMES, make_inputs
+from kda.verify.doors import Door
+from kda.verify.parity import describe, whole_call
+
+DEVICE = "cuda"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available() or detect(DEVICE).cc != (9, 0), reason="needs a Hopper GPU"),
+]
+
+OPTIONS = {
+    "eight heads of one token": dict(T=1, H=8),
+    "a batch, GVA": dict(B=2, T=70, HV=2),
+    "no initial state, beta up to 2": dict(T=300, initial_state=False, beta="2*sigmoid"),
+    "a long sequence": dict(T=4100, H=2),
+    "more items than SMs": dict(B=3, T=1000, H=4, HV=8),
+}
+
+
+def drawn(**words):
+    return make_inputs(**dict(H=1, K=128, V=128, gate="bounded") | words)
+
+
+def gradients(case):
+    x = {n: t.to(DEVICE) if isinstance(t, torch.Tensor) else t for n, t in case.keywords.items()}
+    found = kda.chunk_kda_bwd(do=case.do.to(DEVICE), dht=case.dht.to(DEVICE), **x, backend="sm90")
+    return {name: y for name, y in found._asdict().items() if y is not None}
+
+
+@pytest.fixture(autouse=True)
+def fresh_memory_is_poisoned():
+    """What nobody has written is nan."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_is_the_definition(name, regime):
+    rows, _ = whole_call(Door("sm90", DEVICE), drawn(regime=regime, **OPTIONS[name]))
+    assert not any(row.wrong for row in rows), "\n".join(describe(row) for row in rows if row.wrong)
+
+
+def test_the_same_bits_every_time():
+    case = drawn(B=2, T=1000, H=4, HV=8)
+    expected = gradients(case)
+    for _ in range(20):
+        assert all(torch.equal(y, expected[name]) for name, y in gradients(case).items())
+
+
+@pytest.mark.parametrize("size", [2.0**60, 2.0**-60], ids=str)
+def test_gradients_are_as_large_as_those_that_come_in(size):
+    case = drawn(T=300, H=4)
+    logits = case.keywords["g"].clone()
+    logits[:, 20:40], logits[:, 50] = 1000.0, float("-inf")
+    case = dataclasses.replace(case, keywords=case.keywords | {"g": logits})
+    found = gradients(dataclasses.replace(case, do=size * case.do, dht=size * case.dht))
+    for name, x in gradients(case).items():
+        assert x.isfinite().all() and torch.equal(found[name], size * x), name
+
+
+def test_a_training_step_is_captured_in_a_graph():
+    case = drawn(T=700, H=4)
+    x = {n: t.to(DEVICE) if isinstance(t, torch.Tensor) else t for n, t in case.keywords.items()}
+    leaves = {n: t.requires_grad_() for n, t in x.items() if isinstance(t, torch.Tensor)}
+    do = case.do.to(DEVICE)
+
+    def step():
+        o, _ = kda.chunk_kda(**x | leaves)
+        return torch.autograd.grad(o, list(leaves.values()), do)
+
+    expected = step()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(found, expected))
