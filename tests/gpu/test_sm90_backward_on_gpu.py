@@ -24,8 +24,8 @@ OPTIONS = {
     "eight heads of one token": dict(T=1, H=8),
     "a batch, GVA": dict(B=2, T=70, HV=2),
     "no initial state, beta up to 2": dict(T=300, initial_state=False, beta="2*sigmoid"),
-    "a long sequence": dict(T=4100, H=2),
-    "more items than SMs": dict(B=3, T=1000, H=4, HV=8),
+    "a long sequence": dict(T=2100),
+    "more items than SMs": dict(T=1100, H=4, HV=8),
 }
 
 
