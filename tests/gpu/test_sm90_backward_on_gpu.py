@@ -50,7 +50,7 @@ def fresh_memory_is_poisoned():
 @pytest.mark.parametrize("regime", REGIMES)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_is_the_definition(name, regime):
-    rows, _ = whole_call(Door("sm90", DEVICE), drawn(regime=regime, **OPTIONS[name]), backward=True)
+    rows = whole_call(Door("sm90", DEVICE), drawn(regime=regime, **OPTIONS[name]), backward=True)[0]
     assert not any(row.wrong for row in rows), "\n".join(describe(row) for row in rows if row.wrong)
 
 

@@ -21,7 +21,7 @@ from ..common.cute.configs import ROUNDED_TO
 from ..common.cute.tile import C
 from ..common.launcher import forward_as_stage, launch_of, offsets_dtype, outputs, segment_summary
 from ..common.tensors import aligned, laid_out, offsets_on, on_its_device
-from .configs import RUN, ChunkTable, SegmentTable, TablesConfig, tile
+from .configs import RUN, ChunkTable, SegmentTable, TablesConfig
 from .plan import BackwardPlan, Config, Plan, backward_plan, plan, recipe
 
 Tensor = torch.Tensor
@@ -126,8 +126,9 @@ class BackwardSteps(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def backward_steps(p: Problem, sms: int) -> BackwardSteps:
-    pl = backward_plan(p, sms)
+def backward_steps(p: Problem, sms: int, dht: bool) -> BackwardSteps:
+    """`dht`: whether final states have gradients."""
+    pl = backward_plan(dataclasses.replace(p, final_state=dht), sms)
     step = functools.partial(launch_of, lambda config: kernel(config))
     gate = dict(T=p.T, H=p.H, HV=p.HV, scale=p.scale, lower_bound=p.lower_bound or 0.0)
     strips = pl.again.strips
@@ -147,8 +148,7 @@ def backward(
     p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | None = None
 ) -> Grads:
     """Makes operands, states and residuals of the forward again: what was kept for another backend is not looked at."""
-    p = dataclasses.replace(p, final_state=dht is not None)
-    at = backward_steps(p, detect(p.device).sms)
+    at = backward_steps(p, detect(p.device).sms, dht is not None)
     inputs, like = laid_out(x), x.q
     v, h0 = inputs.pop("v"), inputs.pop("h0")
     do, dht = aligned(do, like.dtype), aligned(dht, torch.float32)
@@ -157,7 +157,7 @@ def backward(
     dh0 = None if h0 is None else torch.empty_like(h0)
     r = torch.empty_like(dv)
     h, dh = (like.new_empty(states, p.HV, p.V, p.K) for _ in range(2))
-    tiles = like.new_empty(p.B * at.plan.chunks * p.HV * tile(p.K).bytes, dtype=torch.uint8)
+    tiles = like.new_empty(at.plan.scratch, dtype=torch.uint8)
     if at.prepare:
         at.prepare(**inputs, tiles=tiles)
     if at.again:

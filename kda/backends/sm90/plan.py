@@ -103,6 +103,7 @@ class BackwardPlan:
 
     chunks: int                              # of a row of T tokens, as the forward has them
     states: int                              # of a row: one for each two chunks
+    scratch: int                             # bytes of all tiles
     grads_grid: int
     prepare: PrepareConfig
     again: ChainConfig
@@ -118,7 +119,8 @@ def backward_plan(p: Problem, sms: int) -> BackwardPlan:
     stages = alone if sms >= p.V // COLUMNS * p.HV * p.N else several
     again, walk = backward_walks(p, stages)
     return BackwardPlan(
-        chunks, states, min(p.B * states * p.HV, sms), backward_prepare(p), again, walk, grads_config(p)
+        chunks, states, p.B * chunks * p.HV * tile(p.K).bytes, min(p.B * states * p.HV, sms), backward_prepare(p),
+        again, walk, grads_config(p),
     )  # fmt: skip
 
 
