@@ -24,9 +24,8 @@ BACKWARD = (
     ),
     Rule(
         "sm90.backward_shape",
-        lambda p, h: p.direction == "forward" or (p.K == p.V == 128 and not p.packed and p.beta != "given"),
-        "has a backward for K = V = 128, sequences that are not packed and beta from logits; got K={p.K} V={p.V}, beta "
-        "{p.beta}",
+        lambda p, h: p.direction == "forward" or (p.K == p.V == 128 and p.beta != "given"),
+        "has a backward for K = V = 128 and beta from logits; got K={p.K} V={p.V}, beta {p.beta}",
     ),
 )
 

@@ -367,6 +367,8 @@ class TablesArguments(Arguments):
 @dataclass(frozen=True)
 class TablesConfig(Launched):
     offsets: str                             # dtype of cu_seqlens
+    rows: int = C                            # of a chunk
+    segments: bool = True                    # their table is made, too
     arguments = TablesArguments
     threads = THREADS
     shared = 4 * (THREADS // 32)

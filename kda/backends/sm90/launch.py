@@ -21,8 +21,8 @@ from ..common.cute.configs import ROUNDED_TO
 from ..common.cute.tile import C
 from ..common.launcher import forward_as_stage, launch_of, offsets_dtype, outputs, segment_summary
 from ..common.tensors import aligned, laid_out, offsets_on, on_its_device
-from .configs import RUN, ChunkTable, SegmentTable, TablesConfig
-from .plan import BackwardPlan, Config, Plan, backward_plan, plan, recipe
+from .configs import RUN, TOKENS, ChunkTable, SegmentTable, TablesConfig
+from .plan import BackwardPlan, Config, Plan, backward_plan, plan, recipe, states_table
 
 Tensor = torch.Tensor
 
@@ -119,6 +119,8 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
 
 class BackwardSteps(NamedTuple):
     plan: BackwardPlan
+    tables: Launch | None                    # of chunks, and of sequences
+    states: Launch | None                    # of pairs of chunks
     prepare: Launch | None
     again: Launch | None
     walk: Launch | None
@@ -126,21 +128,28 @@ class BackwardSteps(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def backward_steps(p: Problem, sms: int, dht: bool) -> BackwardSteps:
-    """`dht`: whether final states have gradients."""
+def backward_steps(p: Problem, sms: int, dht: bool, offsets: str | None) -> BackwardSteps:
+    """`dht`: whether final states have gradients; for `cu_seqlens` of dtype `offsets`."""
     pl = backward_plan(dataclasses.replace(p, final_state=dht), sms)
     step = functools.partial(launch_of, lambda config: kernel(config))
     gate = dict(T=p.T, H=p.H, HV=p.HV, scale=p.scale, lower_bound=p.lower_bound or 0.0)
-    strips = pl.again.strips
+    strips, whole, rows = pl.again.strips, max(pl.chunks, 1), (p.N, p.T)
     return BackwardSteps(
         pl,
-        step(pl.prepare, (p.HV, pl.chunks, p.B), chunks=0, **gate),
-        step(pl.again, (strips, p.HV, p.N), T=p.T, chunks=pl.chunks, segments=1, segment=max(pl.chunks, 1), HV=p.HV),
+        step(TablesConfig(offsets) if offsets else None, (runs(C, *rows), 1, 1), T=p.T, N=p.N, segment=whole,
+             every=pl.again.every, chunk_entries=pl.entries, segment_entries=p.N),
+        step(states_table(offsets) if offsets else None, (runs(TOKENS, *rows), 1, 1), T=p.T, N=p.N, segment=whole,
+             every=1, chunk_entries=pl.states, segment_entries=0),
+        step(pl.prepare, (p.HV, *pl.entries_grid), chunks=pl.entries, **gate),
+        step(pl.again, (strips, p.HV, p.N), T=p.T, chunks=pl.chunks, segments=1, segment=whole, HV=p.HV),
         step(pl.walk, (strips, p.HV, p.N), T=p.T, chunks=pl.chunks, HV=p.HV),
-        step(
-            pl.grads, (pl.grads_grid, 1, 1), chunks=pl.states, items=p.B * pl.states * p.HV, zero=0.0, one=1.0, **gate
-        ),
+        step(pl.grads, (pl.grads_grid, 1, 1), chunks=pl.states, items=pl.all_states * p.HV, zero=0.0, one=1.0, **gate),
     )  # fmt: skip
+
+
+def runs(rows: int, N: int, T: int) -> int:
+    """CTAs that write tables."""
+    return max(1, -(-T // (rows * RUN))) if N else 0
 
 
 @on_its_device
@@ -148,34 +157,52 @@ def backward(
     p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | None = None
 ) -> Grads:
     """Makes operands, states and residuals of the forward again: what was kept for another backend is not looked at."""
-    at = backward_steps(p, detect(p.device).sms, dht is not None)
-    inputs, like = laid_out(x), x.q
+    at = backward_steps(p, detect(p.device).sms, dht is not None, offsets_dtype(x))
+    pl, inputs, like = at.plan, laid_out(x), x.q
     v, h0 = inputs.pop("v"), inputs.pop("h0")
     do, dht = aligned(do, like.dtype), aligned(dht, torch.float32)
-    tokens, states = p.B * p.T, p.B * at.plan.states
+    chunk_table = segment_table = state_table = None
+    if p.packed:
+        chunk_table, segment_table, state_table = backward_tables(p, at, x.cu_seqlens, like.device)
     dv = like.new_empty(p.B, p.T, p.HV, p.V)
     dh0 = None if h0 is None else torch.empty_like(h0)
     r = torch.empty_like(dv)
-    h, dh = (like.new_empty(states, p.HV, p.V, p.K) for _ in range(2))
-    tiles = like.new_empty(at.plan.scratch, dtype=torch.uint8)
+    h, dh = (like.new_empty(pl.all_states, p.HV, p.V, p.K) for _ in range(2))
+    tiles = like.new_empty(pl.scratch, dtype=torch.uint8)
     if at.prepare:
-        at.prepare(**inputs, tiles=tiles)
+        at.prepare(**inputs, tiles=tiles, o=dv, chunk_table=chunk_table)
     if at.again:
-        at.again(tiles=tiles, v=v, h0=h0, o=r, h=h)
-        at.walk(tiles=tiles, do=do, dht=dht, dv=dv, dh=dh, dh0=dh0)
+        at.again(tiles=tiles, v=v, h0=h0, o=r, h=h, segment_table=segment_table)
+        at.walk(tiles=tiles, do=do, dht=dht, dv=dv, dh=dh, dh0=dh0, segment_table=segment_table)
     del tiles
-    dq, dk = (like.new_empty(tokens, p.HV, p.K) for _ in range(2))
+    dq, dk = (like.new_empty(p.B * p.T, p.HV, p.K) for _ in range(2))
     dg, dbeta = torch.empty_like(inputs["g"]), torch.empty_like(inputs["beta"])
-    of_A_log, of_dt_bias = (like.new_empty(states, p.HV, p.K, dtype=torch.float32) for _ in range(2))
+    of_A_log, of_dt_bias = (like.new_empty(pl.all_states, p.HV, p.K, dtype=torch.float32) for _ in range(2))
     if at.grads:
         at.grads(
             **inputs, do=do, dv=dv, r=r, h=h, dh=dh, dq=dq, dk=dk, dg=dg, dbeta=dbeta, of_A_log=of_A_log,
-            of_dt_bias=of_dt_bias,
+            of_dt_bias=of_dt_bias, chunk_table=state_table,
         )  # fmt: skip
+    else:
+        of_A_log, of_dt_bias = of_A_log[:0], of_dt_bias[:0]
     dq, dk = (of_heads(y, p) for y in (dq, dk))
     dA_log = None if x.A_log is None else of_A_log.sum((0, 2)).view_as(x.A_log).to(x.A_log.dtype)
     ddt_bias = None if x.dt_bias is None else of_dt_bias.sum(0).view_as(x.dt_bias).to(x.dt_bias.dtype)
     return Grads(dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dh0)
+
+
+def backward_tables(
+    p: Problem, at: BackwardSteps, cu_seqlens: Tensor, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Where chunks, sequences and pairs of chunks lie, on the GPU."""
+    sizes = (ChunkTable.WIDTH * at.plan.entries, SegmentTable.WIDTH * p.N, ChunkTable.WIDTH * at.plan.states)
+    found = torch.empty(sum(sizes), dtype=torch.int64, device=device).split(sizes)
+    cu_seqlens = offsets_on(device, cu_seqlens)
+    if at.tables:
+        first_segment = torch.empty(p.N + 1, dtype=torch.int32, device=device)
+        at.tables(cu_seqlens=cu_seqlens, chunk_table=found[0], segment_table=found[1], first_segment=first_segment)
+        at.states(cu_seqlens=cu_seqlens, chunk_table=found[2])
+    return found
 
 
 def of_heads(y: Tensor, p: Problem) -> Tensor:

@@ -102,7 +102,10 @@ class BackwardPlan:
     """Of the whole backward, which makes the forward's operands, states and residuals again."""
 
     chunks: int                              # of a row of T tokens, as the forward has them
-    states: int                              # of a row: one for each two chunks
+    entries: int                             # of the table of chunks
+    entries_grid: tuple[int, int]            # y and z of a grid over them
+    states: int                              # of a row, one for each two chunks; packed, entries of their table
+    all_states: int
     scratch: int                             # bytes of all tiles
     grads_grid: int
     prepare: PrepareConfig
@@ -113,14 +116,18 @@ class BackwardPlan:
 
 @functools.lru_cache(maxsize=1024)
 def backward_plan(p: Problem, sms: int) -> BackwardPlan:
-    chunks = -(-p.T // C)
-    states = -(-p.T // TOKENS)
+    chunks, states = -(-p.T // C), -(-p.T // TOKENS)
+    all_chunks, all_states = p.B * chunks, p.B * states
+    if p.packed:                                                               # tokens of no sequence may need one more
+        all_chunks = p.T // C + p.N + 1
+        all_states = states = p.T // TOKENS + p.N + 1
     alone, several = BACKWARD_STAGES
     stages = alone if sms >= p.V // COLUMNS * p.HV * p.N else several
     again, walk = backward_walks(p, stages)
     return BackwardPlan(
-        chunks, states, p.B * chunks * p.HV * tile(p.K).bytes, min(p.B * states * p.HV, sms), backward_prepare(p),
-        again, walk, grads_config(p),
+        chunks, all_chunks, grid(all_chunks) if p.packed else (chunks, p.B), states, all_states,
+        all_chunks * p.HV * tile(p.K).bytes, min(all_states * p.HV, sms) if p.T else 0, backward_prepare(p), again,
+        walk, grads_config(p),
     )  # fmt: skip
 
 
@@ -134,6 +141,10 @@ def backward_walks(p: Problem, stages: int) -> tuple[ChainConfig, WalkConfig]:
         stages=stages,
     )  # fmt: skip
     return again, WalkConfig(p.K, p.V, p.packed, p.final_state, p.state_dtype, p.state_v_first, stages)
+
+
+def states_table(offsets: str) -> TablesConfig:
+    return TablesConfig(offsets, TOKENS, segments=False)
 
 
 def grads_config(p: Problem) -> GradsConfig:
@@ -157,6 +168,7 @@ def recipes(p: Problem, host: Host) -> list[cutedsl.Recipe]:
     backward = dataclasses.replace(p, direction="backward")
     if all(rule.holds(backward, host) for rule in BACKWARD):
         configs += [backward_prepare(p), grads_config(p)]
+        configs += [states_table(dtype) for dtype in OFFSETS if p.packed]
         for dht in (False, True):
             asked = dataclasses.replace(backward, final_state=dht)
             configs += [config for stages in BACKWARD_STAGES for config in backward_walks(asked, stages)]

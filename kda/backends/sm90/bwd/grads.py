@@ -104,6 +104,12 @@ def issue_step(mma, acc, operand, b, step: cutlass.Constexpr):
 
 
 @cute.jit
+def last_token(row, tokens):
+    """The row, or the last one that there is; the first where there is none."""
+    return cutlass.max(cutlass.min(row, tokens - 1), 0)
+
+
+@cute.jit
 def neighbour(x, far: cutlass.Constexpr):
     return cute.arch.shuffle_sync_bfly(x, far)
 
@@ -148,7 +154,7 @@ class Loader:
     @cute.jit
     def load_values(self, x, s, at):
         chunk, head, begin, tokens = at
-        K, V = self.c.V, self.c.K
+        K, V, begin = self.c.K, self.c.V, self.loaded(x, begin)
         for source, to in ((x.do, s.do), (x.dv, s.dv), (x.r, s.r)):
             self.load_tokens(source, (begin * x.HV + head) * V, x.HV * V, tokens, to)
         if self.thread() == 0:
@@ -164,9 +170,16 @@ class Loader:
         """64 rows of 256 bytes; past the end the last one again."""
         thread = self.thread()
         for j in cutlass.range_constexpr(TOKENS // 8):
-            row = cutlass.min(thread // 16 + 8 * j, tokens - 1)
+            row = last_token(thread // 16 + 8 * j, tokens)
             address = fast.row((source + first).toint() + (thread & 15) * 16, row, stride * Int32(2))
             copy_16_bytes_later(address, to + self.place_of_piece(j))
+
+    @cute.jit
+    def loaded(self, x, begin):
+        """The first token that is read: an item of no sequence may begin behind all of them."""
+        if cutlass.const_expr(self.c.packed):
+            begin = cutlass.min(begin, Int64(x.T) - 1)
+        return begin
 
     @cute.jit
     def place_of_piece(self, j: cutlass.Constexpr):
@@ -178,7 +191,7 @@ class Loader:
     @cute.jit
     def ask_for_rows(self, x, s, at, i):
         _, head, begin, tokens = at
-        K = self.c.K
+        K, begin = self.c.K, self.loaded(x, begin)
         of_q = head // (x.HV // x.H) if cutlass.const_expr(self.c.grouped) else head
         rows = self.rows_at(s, i)
         for source, heads, own, field in (
@@ -203,7 +216,7 @@ class Loader:
         real = token < tokens
         of_tokens = s.of_tokens + (i & 1) * (TOKEN_FACTORS * TOKENS)
         if thread < TOKENS:
-            beta = load_one(x.beta + (begin + cutlass.min(token, tokens - 1)) * x.HV + head).to(Float32)
+            beta = load_one(x.beta + (self.loaded(x, begin) + last_token(token, tokens)) * x.HV + head).to(Float32)
             if cutlass.const_expr(self.c.beta != "given"):
                 beta = fast.sigmoid(beta) * Float32(2.0 if self.c.beta == "2*sigmoid" else 1.0)
             of_tokens[B * TOKENS + token] = beta if real else Float32(0.0)
@@ -230,9 +243,13 @@ class Loader:
             own = to + (begin * x.HV + head) * self.c.K + (thread & 15) * 8
             for j in cutlass.range_constexpr(TOKENS // 8):
                 row = thread // 16 + 8 * j
+                address = fast.row(own.toint(), row, x.HV * Int32(2 * self.c.K))
                 if row < tokens:
-                    address = fast.row(own.toint(), row, x.HV * Int32(2 * self.c.K))
                     copy_16_bytes(self.field(rows, field) + self.place_of_piece(j), in_global(address, BFloat16))
+                if row < -tokens:                                              # a token of no sequence
+                    store(in_global(address, BFloat16), [Float32(0.0)] * 8)
+        if thread < -tokens:
+            store(x.dbeta + (begin + thread) * x.HV + head, [Float32(0.0)])
 
 
 class Math:
@@ -601,7 +618,8 @@ class Math:
                     share += neighbour(share, 1)
                     share += neighbour(share, 2)
                     if a == 0:
-                        store(to + (Int64(number) * self.c.K + channel + 8 * r), [share * to_logit])
+                        share = share * to_logit if tokens > 0 else Float32(0.0)
+                        store(to + (Int64(number) * self.c.K + channel + 8 * r), [share])
 
     @cute.jit
     def sigmoid_slope(self, x):

@@ -1,4 +1,5 @@
-"""Where chunks of C = 32 rows, and segments of some chunks, lie in packed sequences [cu_seqlens[n], cu_seqlens[n+1]).
+"""Where chunks of C = 32 rows (or 64), and segments of some chunks, lie in packed sequences [cu_seqlens[n],
+cu_seqlens[n+1]).
 
   chunk_table (.., 3)     its first token, its tokens, its number in its sequence; n <= 0 tokens: no chunk, but -n
                           tokens of no sequence
@@ -27,13 +28,13 @@ from kda.compile.target import Target
 from ...common.cute import entry
 from ...common.cute.copies import load_one, store
 from ...common.cute.order import permit_early_launch
-from ...common.cute.tile import C
 from ..configs import RUN, THREADS, ChunkTable, SegmentTable, TablesConfig
 
 
 class Tables(entry.Entry):
     @cute.kernel
     def kernel(self, x):
+        rows = self.c.rows
         thread, p = cute.arch.thread_idx()[0], cute.arch.block_idx()[0]
         permit_early_launch()
         totals = SmemAllocator().allocate_array(Int32, THREADS // 32)
@@ -44,7 +45,7 @@ class Tables(entry.Entry):
             here = cutlass.min(n, x.N - 1)
             begin = Int64(load_one(x.cu_seqlens + here))
             length = Int32(Int64(load_one(x.cu_seqlens + here + 1)) - begin) if n < x.N else Int32(0)
-            own = (length + C - 1) // C
+            own = (length + rows - 1) // rows
             own_segments = cutlass.max((own + x.segment - 1) // x.segment, 1) if n < x.N else Int32(0)
             before, total = scan(own, totals)
             chunk = chunks + before
@@ -52,27 +53,31 @@ class Tables(entry.Entry):
             first = segments + before
             before, kept = scan((own + x.every - 1) // x.every, totals)
             state = states + before
-            if n < x.N and p == 0:
-                store(x.first_segment + n, [first])
+            if cutlass.const_expr(self.c.segments):
+                if n < x.N and p == 0:
+                    store(x.first_segment + n, [first])
             for j in cutlass.range(RUN * p, cutlass.min(own, RUN * p + RUN), unroll=1):
-                put(x.chunk_table, chunk + j, begin + j * C, cutlass.min(length - j * C, C), j)
-            for j in cutlass.range(RUN * p, cutlass.min(own_segments, RUN * p + RUN), unroll=1):
-                skipped, at = j * x.segment * C, x.segment_table + Int64(first + j) * SegmentTable.WIDTH
-                place = (begin + skipped, length - skipped, chunk + j * x.segment, state + j * x.segment // x.every)
-                for i, value in enumerate((n, j, *place)):
-                    store(at + i, [Int64(value)])
+                put(x.chunk_table, chunk + j, begin + j * rows, cutlass.min(length - j * rows, rows), j)
+            if cutlass.const_expr(self.c.segments):
+                for j in cutlass.range(RUN * p, cutlass.min(own_segments, RUN * p + RUN), unroll=1):
+                    skipped, at = j * x.segment * rows, x.segment_table + Int64(first + j) * SegmentTable.WIDTH
+                    place = (begin + skipped, length - skipped, chunk + j * x.segment, state + j * x.segment // x.every)
+                    for i, value in enumerate((n, j, *place)):
+                        store(at + i, [Int64(value)])
             chunks += total
             segments += more
             states += kept
-        if p == 0 and thread == 0:
-            store(x.first_segment + x.N, [segments])
+        if cutlass.const_expr(self.c.segments):
+            if p == 0 and thread == 0:
+                store(x.first_segment + x.N, [segments])
         every = THREADS * cute.arch.grid_dim()[0]
         for i in cutlass.range(p * THREADS + thread, x.chunk_entries - chunks, every, unroll=1):
-            begin = cutlass.min(end + i * C, Int64(x.T))
-            none = begin - cutlass.min(begin + C, Int64(x.T))
+            begin = cutlass.min(end + i * rows, Int64(x.T))
+            none = begin - cutlass.min(begin + rows, Int64(x.T))
             put(x.chunk_table, chunks + i, begin, none, 0)
-        for i in cutlass.range(p * THREADS + thread, x.segment_entries - segments, every, unroll=1):
-            store(x.segment_table + Int64(segments + i) * SegmentTable.WIDTH, [Int64(-1)])
+        if cutlass.const_expr(self.c.segments):
+            for i in cutlass.range(p * THREADS + thread, x.segment_entries - segments, every, unroll=1):
+                store(x.segment_table + Int64(segments + i) * SegmentTable.WIDTH, [Int64(-1)])
 
 
 @cute.jit
