@@ -72,6 +72,8 @@ def predicted(screen: Screen, options: dict[str, Any]) -> int:
     if not screen.json:
         screen.line(f"predicted for {chip}, {target.spelling}: nothing was timed  kda {kda_version()}\n")
         screen.line(aligned(HEAD))
+    with screen.progress("running kernels that shapes have in common"):
+        run_what_is_common(shapes, directions, target, chip, backends)
     with contextlib.closing(side_by_side(work, shapes, longest_first(shapes), workers(len(shapes)))) as found:
         for name in shapes:
             with screen.progress(f"{name}: running its launches in the simulator"):
@@ -132,11 +134,24 @@ def longest_first(shapes: dict[str, Shape]) -> list[str]:
     return sorted(shapes, key=lambda name: (not shapes[name].lengths, -shapes[name].T))
 
 
-_WORK: list[Callable[[str], Any]] = []       # of a worker, which is forked with it
+def run_what_is_common(
+    shapes: dict[str, Shape], directions: Sequence[str], target: Target, chip: Chip, backends: dict[str, dict[str, str]]
+) -> None:
+    """Once, and before processes are forked for shapes."""
+    from kda.measure.predicted import Call, alike, keep, stands_for
+
+    step = any(way != "forward" for way in directions)
+    calls = [Call(target.spelling, backends[name]["forward"], shape, step) for name, shape in shapes.items()]
+    keys = stands_for(calls, chip.name)
+    for key, found in zip(keys, side_by_side(lambda key: alike(*key), keys, keys, workers(len(keys)))):
+        keep(key, found)
+
+
+_WORK: list[Callable[[Any], Any]] = []       # of a worker, which is forked with it
 
 
 def side_by_side(
-    work: Callable[[str], Any], names: Iterable[str], begun: Iterable[str], processes: int
+    work: Callable[[Any], Any], names: Iterable[Any], begun: Iterable[Any], processes: int
 ) -> Iterator[Any]:
     """What `work` makes of each name, in the order of names, begun in another order.  What fails in another process is
     done again in this one: its error comes as it would have come here, and a process that was killed is made up for."""
@@ -160,7 +175,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)                 # a forked process has none of its parent's threads
 
 
-def _work(name: str) -> Any:
+def _work(name: Any) -> Any:
     return _WORK[-1](name)
 
 

@@ -7,17 +7,18 @@ all of them take.  Where a short row is planned otherwise, the direction runs as
 sequences are taken to be of one length, their mean.
 
 A kernel whose grid grows with the row takes as long per CTA in any call, so it runs in one call for all shapes, a row
-of 1,024 tokens and 64 heads (`_alike`), and what it takes with more CTAs than ran follows.  A prediction depends on its
+of 1,024 tokens and 64 heads (`alike`), and what it takes with more CTAs than ran follows.  A prediction depends on its
 own arguments alone: whatever is kept from one to the next is a function of them.
 """
 
 from __future__ import annotations
 
+import collections
 import functools
 import json
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -156,8 +157,8 @@ def _way(call: Call, chip: str, backward: bool) -> tuple[Launched, ...]:
     works = _working(asked, call, backward)
     settings = [_setting(chip, one, n) for one, n in zip(asked, works)]
     most = WAVES * CHIPS[chip].sms
-    alike = _alike(call.like, chip, backward) if any(one.waves and one.of > most for one in settings) else {}
-    known = [_known(alike, one, setting) for one, setting in zip(asked, settings)]
+    same = alike(call.like, chip, backward) if any(one.waves and one.of > most for one in settings) else {}
+    known = [_known(same, one, setting) for one, setting in zip(asked, settings)]
     for few, many in SHORT:
         if many >= row:
             break
@@ -177,9 +178,31 @@ def _way(call: Call, chip: str, backward: bool) -> tuple[Launched, ...]:
     return _joined(asked, found, [clock.clocks for clock in found], backward)
 
 
-@functools.lru_cache(maxsize=8)
-def _alike(like: Call, chip: str, backward: bool) -> dict[tuple[Any, ...], Clock]:
+Alike = dict[tuple[Any, ...], Clock]         # by kernel
+_ALIKE: dict[tuple[Call, str, bool], Alike] = {}
+
+
+def stands_for(calls: Iterable[Call], chip: str) -> list[tuple[Call, str, bool]]:
+    """What `alike` is asked for by more than one of these calls that have grids of many waves."""
+    large = [call for call in calls if call.shape.tokens * call.shape.heads > BLOCK * WAVES * CHIPS[chip].sms]
+    asked = collections.Counter((call.like, chip, back) for call in large for back in {False, call.step})
+    return [one for one, count in asked.items() if count > 1 and one not in _ALIKE]
+
+
+def alike(like: Call, chip: str, backward: bool) -> Alike:
     """The clocks of kernels whose grids grow with the row, in a call that stands for those of all such shapes."""
+    key = like, chip, backward
+    if key not in _ALIKE:
+        _ALIKE[key] = _alike(*key)
+    return _ALIKE[key]
+
+
+def keep(key: tuple[Call, str, bool], found: Alike) -> None:
+    """What `alike` found in another process."""
+    _ALIKE[key] = found
+
+
+def _alike(like: Call, chip: str, backward: bool) -> Alike:
     few, many = TOKENS // 2, TOKENS
     short, long = like.launches(few, backward), like.launches(many, backward)
     if [one.kernel.name for one in short] != [one.kernel.name for one in long]:
@@ -187,17 +210,17 @@ def _alike(like: Call, chip: str, backward: bool) -> dict[tuple[Any, ...], Clock
     grows = [a.grid != b.grid and not b.pdl for a, b in zip(short, long)]
     settings = [_setting(chip, one, MANY) if more or _is_table(one) else None for one, more in zip(long, grows)]
     clocks = _Trial(like, many).clocks(backward, settings, [None] * len(settings))
-    return {_key(one): clock for one, clock, more in zip(long, clocks, grows) if more}
+    return {_key(one): replace(clock, stalls_of=[]) for one, clock, more in zip(long, clocks, grows) if more}
 
 
 def _key(launch: Any) -> tuple[Any, ...]:
     return launch.kernel.ptx, launch.kernel.name, launch.block, launch.cluster, launch.dynamic_shared
 
 
-def _known(alike: dict[tuple[Any, ...], Clock], launch: Any, setting: Setting) -> Clock | None:
+def _known(same: Alike, launch: Any, setting: Setting) -> Clock | None:
     """The clock of a launch of more waves than are looked at, from that of its kernel in the call that stands for it; a
     dependent launch has none, for its time depends on the one ahead."""
-    clock = None if launch.pdl or not setting.waves else alike.get(_key(launch))
+    clock = None if launch.pdl or not setting.waves else same.get(_key(launch))
     if not clock or not clock.more:
         return None
     found = clock.of(setting.of)
@@ -254,7 +277,7 @@ def _joined(
 def forget() -> None:
     """What is kept of predictions: for those who change how a backend plans."""
     _way.cache_clear()
-    _alike.cache_clear()
+    _ALIKE.clear()
 
 
 def _empty(block: torch.Tensor, B: int, T: int) -> torch.Tensor:
