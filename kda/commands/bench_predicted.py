@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kda.simulator.timing.chips import Chip
 
 
-WORKERS = 2                                  # at most, for each may need 6 GB
+WORKERS = 2                                  # at most: each may need 3.5 GB
 HEAD = ("", "", "backend", "predicted", "error: median, worst", "floor", "x floor", "recorded", "")
 
 
