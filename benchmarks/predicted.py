@@ -63,6 +63,7 @@ class Call(NamedTuple):
 
 HOPPER = Source("results/h200-sm90-kernels.json", "f0dd4ec", "profiler")
 EVENTS = Source("results/h200-sm90-kernels.json", "f0dd4ec", "events")
+BACKWARD = Source("results/h200-sm90-backward.json", "", "profiler")
 ALONE = Source("measured.md: chain is 416 less prepare", "", "timer not recorded")
 TRITON = Source("measured.md, Triton", "", "timer not recorded")
 FLOAT32 = Source("measured.md, float32", "", "ncu")
@@ -80,6 +81,10 @@ CALLS = (
     Call("sm90", "h8-32k", {"chain": 104.0, "chain 2": 97.1}, EVENTS, "held out"),
     Call("sm90", "h16-8k", {"prepare": 59.6, "compose": 13.9}, HOPPER, "held out"),
     Call("sm90", "h16-8k", {"chain": 55.0, "chain 2": 51.2}, EVENTS, "held out"),
+    Call("sm90", "h64-8k", {"prepare, backward": 229, "chain, backward": 251, "walk, backward": 251,
+         "grads, backward": 700}, BACKWARD, "held out"),
+    Call("sm90", "kimi-8k", {"prepare, backward": 115, "chain, backward": 182, "walk, backward": 242,
+         "grads, backward": 352}, BACKWARD, "held out"),
     Call("triton", "h64-8k", {"prepare": 747, "state": 220, "state_bwd, backward": 370, "wy_bwd, backward": 320,
          "intra_bwd, backward": 1980, "norms_bwd, backward": 240}, TRITON, "seen"),
     Call("sm89", "K64", {"prepare": 185, "chain": 212, "prepare, backward": 204, "chain, backward": 174,

@@ -1,12 +1,18 @@
 """`kda bench --predicted`: what the simulator's clock says of calls on a chip, and the error to expect of it.
 
-The launches run in the simulator, in part: `kda.measure.predicted` says how.  Imports torch when it runs.
+The launches run in the simulator, in part: `kda.measure.predicted` says how.  Shapes run side by side, in two processes
+where there are two cores; what is predicted of one does not depend on the others.  Imports torch when it runs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import functools
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -22,6 +28,10 @@ from .render import OK, Screen, kda_version, table
 if TYPE_CHECKING:
     from kda.measure.predicted import Prediction
     from kda.simulator.timing.chips import Chip
+
+
+WORKERS = 2                                  # at most: each may need 3.5 GB
+HEAD = ("", "", "backend", "predicted", "error: median, worst", "floor", "x floor", "recorded", "")
 
 
 class Row(NamedTuple):
@@ -56,15 +66,25 @@ def predicted(screen: Screen, options: dict[str, Any]) -> int:
         raise CannotJudge(f"the simulator has no clock for {target.name}; there is one for {with_clock}")
     chip, shapes, directions = chip_of(True, number), shapes_asked(options, "gpu"), ways(options["directions"])
     backends = {name: backends_for(shape, directions, target, options["backend"]) for name, shape in shapes.items()}
+    work = functools.partial(_rows, shapes, directions, target, chip, backends)
     rows: list[Row] = []
-    with screen.progress("running launches in the simulator") as tell:
-        for name, shape in shapes.items():
-            tell(f"{name}: running its launches in the simulator")
-            rows += rows_of(name, shape, directions, target, chip, backends[name])
+    aligned = aligner(shapes, directions, backends)
+    if not screen.json:
+        screen.line(f"predicted for {chip}, {target.spelling}: nothing was timed  kda {kda_version()}\n")
+        screen.line(aligned(HEAD))
+    with screen.progress("running kernels that shapes have in common"):
+        run_what_is_common(shapes, directions, target, chip, backends)
+    with contextlib.closing(side_by_side(work, shapes, longest_first(shapes), workers(len(shapes)))) as found:
+        for name in shapes:
+            with screen.progress(f"{name}: running its launches in the simulator"):
+                of_shape = next(found)
+            rows += of_shape
+            for row in of_shape if not screen.json else ():
+                screen.line(aligned(cells(row)))
     if screen.json:
         screen.emit_json(as_json(target, chip, rows))
     else:
-        for text in lines(target, chip, rows):
+        for text in notes(chip):
             screen.line(text)
     return OK
 
@@ -103,19 +123,78 @@ def backends_for(shape: Shape, directions: Sequence[str], target: Target, asked:
     return found
 
 
+def workers(shapes: int) -> int:
+    """Processes for so many shapes; one where processes cannot be forked."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(WORKERS, cores, shapes) if "fork" in multiprocessing.get_all_start_methods() else 1
+
+
+def longest_first(shapes: dict[str, Shape]) -> list[str]:
+    """Those whose launches run as asked, for their short rows are planned otherwise or are no shorter."""
+    return sorted(shapes, key=lambda name: (not shapes[name].lengths, -shapes[name].T))
+
+
+def run_what_is_common(
+    shapes: dict[str, Shape], directions: Sequence[str], target: Target, chip: Chip, backends: dict[str, dict[str, str]]
+) -> None:
+    """Once, and before processes are forked for shapes."""
+    from kda.measure.predicted import Call, alike, keep, stands_for
+
+    step = any(way != "forward" for way in directions)
+    calls = [Call(target.spelling, backends[name]["forward"], shape, step) for name, shape in shapes.items()]
+    keys = stands_for(calls, chip.name)
+    for key, found in zip(keys, side_by_side(lambda key: alike(*key), keys, keys, workers(len(keys)))):
+        keep(key, found)
+
+
+_WORK: list[Callable[[Any], Any]] = []       # of a worker, which is forked with it
+
+
+def side_by_side(
+    work: Callable[[Any], Any], names: Iterable[Any], begun: Iterable[Any], processes: int
+) -> Iterator[Any]:
+    """What `work` makes of each name, in the order of names, begun in another order.  What fails in another process is
+    done again in this one: its error comes as it would have come here, and a process that was killed is made up for."""
+    if processes < 2:
+        yield from map(work, names)
+        return
+    _WORK.append(work)
+    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), _one_thread)
+    try:
+        futures = {name: pool.submit(_work, name) for name in begun}
+        for name in names:
+            yield work(name) if futures[name].exception() else futures[name].result()
+    finally:
+        _WORK.pop()
+        pool.shutdown(cancel_futures=True)
+
+
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)                 # a forked process has none of its parent's threads
+
+
+def _work(name: Any) -> Any:
+    return _WORK[-1](name)
+
+
+def _rows(
+    shapes: dict[str, Shape], directions: Sequence[str], target: Target, chip: Chip,
+    backends: dict[str, dict[str, str]], name: str
+) -> list[Row]:  # fmt: skip
+    return rows_of(name, shapes[name], directions, target, chip, backends[name])
+
+
 def rows_of(
     name: str, shape: Shape, directions: Sequence[str], target: Target, chip: Chip, backends: dict[str, str]
 ) -> list[Row]:
     from kda.measure.predicted import predict
 
     calls: dict[bool, Prediction] = {}
-    rows = []
-    for way in directions:
-        step = way != "forward"
-        if step not in calls:
-            calls[step] = predict(target.spelling, chip.name, backends["forward"], shape, step)
-        rows.append(row_of(name, shape, way, chip, backends, calls[step]))
-    return rows
+    for step in {way != "forward" for way in directions}:
+        calls[step] = predict(target.spelling, chip.name, backends["forward"], shape, step)
+    return [row_of(name, shape, way, chip, backends, calls[way != "forward"]) for way in directions]
 
 
 def row_of(name: str, shape: Shape, way: str, chip: Chip, backends: dict[str, str], call: Prediction) -> Row:
@@ -123,7 +202,7 @@ def row_of(name: str, shape: Shape, way: str, chip: Chip, backends: dict[str, st
 
     backward = {"forward": False, "backward": True, "step": None}[way]
     launches = [one for one in call.launches if backward in (None, one.backward)]
-    used = list(dict.fromkeys(backends[of] for of in DIRECTIONS if way in (of, "step")))
+    used = backends_of(way, backends)
     time = recorded_call(chip.name, shape.label, way, backends["forward"])
     kernels: dict[str, float] = {}
     for one in launches:
@@ -134,20 +213,35 @@ def row_of(name: str, shape: Shape, way: str, chip: Chip, backends: dict[str, st
                time and time["seconds"], time and time["source"], expected(used[-1], launches), kernels)  # fmt: skip
 
 
-def lines(target: Target, chip: Chip, rows: Sequence[Row]) -> list[str]:
+def backends_of(way: str, backends: dict[str, str]) -> list[str]:
+    return list(dict.fromkeys(backends[of] for of in DIRECTIONS if way in (of, "step")))
+
+
+def cells(row: Row) -> tuple[str, ...]:
     from .bench_asked import ms
 
-    head = ["", "", "backend", "predicted", "error: median, worst", "floor", "x floor", "recorded", ""]
-    cells = [
-        (row.direction, row.problem, row.backend, f"{ms(row.predicted)} ms",
-         f"{row.error['median']:.0f}%, {row.error['worst']:.0f}%", f"{ms(row.floor)} ms", f"{row.x_floor:.1f}",
-         f"{ms(row.recorded)} ms" if row.recorded else "", row.source or "") for row in rows
+    return (row.direction, row.problem, row.backend, f"{ms(row.predicted)} ms",
+            f"{row.error['median']:.0f}%, {row.error['worst']:.0f}%", f"{ms(row.floor)} ms", f"{row.x_floor:.1f}",
+            f"{ms(row.recorded)} ms" if row.recorded else "", row.source or "")  # fmt: skip
+
+
+def aligner(
+    shapes: dict[str, Shape], directions: Sequence[str], backends: dict[str, dict[str, str]]
+) -> Callable[[Sequence[str]], str]:
+    """Makes a line of cells, in columns as wide as those of all rows will be: rows are printed as they are found."""
+    time = "00.000 ms"
+    wide = [(way, shape.label, ", ".join(backends_of(way, backends[name])), time, "", time, "00.0", time)
+            for name, shape in shapes.items() for way in directions]  # fmt: skip
+    return lambda row: table([HEAD, *wide, row], align="lllrrrrrl")[-1]
+
+
+def notes(chip: Chip) -> list[str]:
+    found = [
+        "", "errors are those of the same kernels on an H200, the worst of a call's kernels; docs/clock.md has them all"
     ]  # fmt: skip
-    first = f"predicted for {chip}, {target.spelling}: nothing was timed  kda {kda_version()}"
-    end = ["errors are those of the same kernels on an H200, the worst of a call's kernels; docs/clock.md has them all"]
     if chip.name != "h200":
-        end.append(f"no prediction for {chip} was ever compared with one: its error is not known")
-    return [first, "", *table(cells, header=head, align="lllrrrrrl"), "", *end]
+        found.append(f"no prediction for {chip} was ever compared with one: its error is not known")
+    return found
 
 
 def as_json(target: Target, chip: Chip, rows: Sequence[Row]) -> dict[str, Any]:

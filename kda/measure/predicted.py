@@ -1,19 +1,24 @@
 """What a call of a backend takes on a chip: its launches, each predicted from few of its clusters and its tokens.
 
 The launches that a call makes are taken down first, with nothing run: once as asked, and once with each of two shorter
-rows.  Where the same kernels come, only those are run.  A launch whose grid does not grow with the row walks along it,
-and is predicted from both (`longer`); of any other, some waves on a few SMs say what all of them take.  Where a short
-row is planned otherwise, the call runs as asked, still on a few SMs.  Packed sequences are taken to be of one length,
-their mean.  A kernel that has run with more waves than are looked at is not run again for other counts of them.
+rows.  Where a direction has the same kernels in all three, only the short ones are run.  A launch whose grid does not
+grow with the row walks along it, and is predicted from both (`longer`); of any other, some waves on a few SMs say what
+all of them take.  Where a short row is planned otherwise, the direction runs as asked, still on a few SMs.  Packed
+sequences are taken to be of one length, their mean.
+
+A kernel whose grid grows with the row takes as long per CTA in any call, so it runs in one call for all shapes, a row
+of 1,024 tokens and 64 heads (`alike`), and what it takes with more CTAs than ran follows.  A prediction depends on its
+own arguments alone: whatever is kept from one to the next is a function of them.
 """
 
 from __future__ import annotations
 
+import collections
 import functools
 import json
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,12 +28,16 @@ import kda
 from kda import simulator
 from kda.measure.shapes import Shape
 from kda.simulator.capturing import capture
+from kda.simulator.capturing.session import Session
+from kda.simulator.timing.chips import CHIPS
 from kda.simulator.timing.clock import Clock, Setting, longer
 from kda.verify.cases import Case, Spec, make
 
 SHORT = ((512, 1024), (1024, 2048))  # tokens of a row, of what stands for a longer one
 BLOCK = 64  # tokens that are drawn; a row repeats them
 WAVES, SMS = 3, 8                            # that run in detail
+TOKENS, HEADS, PACKED = 1024, 64, 8          # of the call that stands for others; its sequences, where they are packed
+MANY = 1 << 20                               # clusters, more waves than are looked at
 ERRORS = Path(simulator.__file__).parent / "timing" / "errors.json"
 
 
@@ -99,46 +108,142 @@ def expected(backend: str, launches: Iterable[Launched]) -> dict[str, Any]:
 
 def family_of(kernel: str) -> str:
     """What the stage of a compiled kernel is called; the DSL's names hold the module's and the class's."""
-    words = ("fused", "prepare", "chain", "compose", "pairs", "tables", "join", "carry")
-    return next((word for word in words if f"fwd{word}" in kernel or f"cute{word}" in kernel), kernel)
+    words = ("fused", "prepare", "chain", "compose", "pairs", "tables", "join", "carry", "walk", "grads")
+    return next((word for word in words for folder in ("fwd", "bwd", "cute") if folder + word in kernel), kernel)
+
+
+class Call(NamedTuple):
+    arch: str
+    backend: str
+    shape: Shape
+    step: bool                               # a recorded forward and its backward
+    gate: str = "bounded"
+
+    @property
+    def row(self) -> int:
+        s = self.shape
+        return round(s.tokens / len(s.lengths)) if s.lengths else s.T
+
+    @property
+    def like(self) -> Call:
+        """The call that stands for all of other numbers of tokens, sequences and heads."""
+        s = self.shape
+        shared = s.heads // s.H                                                # value heads that have one q and k
+        H = s.H if s.dtype == "float32" else max(1, HEADS // shared)           # float32's prepare: 2.5% from 16 to 64
+        lengths = (TOKENS,) * PACKED if s.lengths else ()
+        shape = Shape(T=0 if lengths else TOKENS, H=H, HV=H * shared, K=s.K, V=s.V, dtype=s.dtype, lengths=lengths)
+        return self._replace(shape=shape)
+
+    def launches(self, row: int, backward: bool) -> list[Any]:
+        return _Trial(self, row).launches(backward)
 
 
 def predict(arch: str, chip: str, backend: str, shape: Shape, step: bool, gate: str = "bounded") -> Prediction:
     """A forward, or (step) a recorded forward and its backward."""
-    row = round(shape.tokens / len(shape.lengths)) if shape.lengths else shape.T
-    trial = functools.partial(_Trial, arch, backend, shape, step, gate)
-    asked = trial(row).launches()
-    works = _working(asked, arch, backend, shape, step, gate, row)
+    call = Call(arch, backend, shape, step, gate)
+    if not step:
+        return Prediction(_way(call, chip, False))
+    plain = call._replace(step=False)
+    recorded, alone = ([*map(_signature, one.launches(one.row, False))] for one in (call, plain))
+    forward = _way(plain if recorded == alone else call, chip, False)
+    return Prediction(forward + _way(call, chip, True))
+
+
+@functools.lru_cache(maxsize=64)
+def _way(call: Call, chip: str, backward: bool) -> tuple[Launched, ...]:
+    """The launches of one direction."""
+    row = call.row
+    asked = call.launches(row, backward)
+    works = _working(asked, call, backward)
+    settings = [_setting(chip, one, n) for one, n in zip(asked, works)]
+    most = WAVES * CHIPS[chip].sms
+    same = alike(call.like, chip, backward) if any(one.waves and one.of > most for one in settings) else {}
+    known = [_known(same, one, setting) for one, setting in zip(asked, settings)]
     for few, many in SHORT:
         if many >= row:
             break
-        short, long = trial(few).launches(), trial(many).launches()
+        short, long = call.launches(few, backward), call.launches(many, backward)
         names = {tuple(one.kernel.name for one in each) for each in (short, long, asked)}
         if len(names) == 1:
             walks = [a.grid == b.grid == c.grid for a, b, c in zip(short, long, asked)]
-            settings = [_setting(chip, one, n) for one, n in zip(asked, works)]
-            a = trial(few).clocks([one if walk or not one.waves else None for one, walk in zip(settings, walks)])
-            b = trial(many).clocks(settings)
-            each = zip(walks, a.clocks, b.clocks)
-            clocks = [longer((few, x), (many, y), row).clocks if walk else y.clocks for walk, x, y in each]
-            return _joined(b, clocks)
-    found = trial(row).clocks([_setting(chip, one, n) for one, n in zip(asked, works)])
-    return _joined(found, [clock.clocks for clock in found.clocks])
+            known = [None if walk else clock for walk, clock in zip(walks, known)]
+            in_short = [one if walk or not one.waves else None for one, walk in zip(settings, walks)]
+            a = _Trial(call, few).clocks(backward, in_short, [None] * len(known))
+            b = _Trial(call, many).clocks(backward, settings, known)
+            each = [
+                longer((few, x), (many, y), row).clocks if walk else y.clocks for walk, x, y in zip(walks, a, b)
+            ]
+            return _joined(asked, b, each, backward)
+    found = _Trial(call, row).clocks(backward, settings, known)
+    return _joined(asked, found, [clock.clocks for clock in found], backward)
+
+
+Alike = dict[tuple[Any, ...], Clock]         # by kernel
+_ALIKE: dict[tuple[Call, str, bool], Alike] = {}
+
+
+def stands_for(calls: Iterable[Call], chip: str) -> list[tuple[Call, str, bool]]:
+    """What `alike` is asked for by more than one of these calls that have grids of many waves."""
+    large = [call for call in calls if call.shape.tokens * call.shape.heads > BLOCK * WAVES * CHIPS[chip].sms]
+    asked = collections.Counter((call.like, chip, back) for call in large for back in {False, call.step})
+    return [one for one, count in asked.items() if count > 1 and one not in _ALIKE]
+
+
+def alike(like: Call, chip: str, backward: bool) -> Alike:
+    """The clocks of kernels whose grids grow with the row, in a call that stands for those of all such shapes."""
+    key = like, chip, backward
+    if key not in _ALIKE:
+        _ALIKE[key] = _alike(*key)
+    return _ALIKE[key]
+
+
+def keep(key: tuple[Call, str, bool], found: Alike) -> None:
+    """What `alike` found in another process."""
+    _ALIKE[key] = found
+
+
+def _alike(like: Call, chip: str, backward: bool) -> Alike:
+    few, many = TOKENS // 2, TOKENS
+    short, long = like.launches(few, backward), like.launches(many, backward)
+    if [one.kernel.name for one in short] != [one.kernel.name for one in long]:
+        return {}
+    grows = [a.grid != b.grid and not b.pdl for a, b in zip(short, long)]
+    settings = [_setting(chip, one, MANY) if more or _is_table(one) else None for one, more in zip(long, grows)]
+    clocks = _Trial(like, many).clocks(backward, settings, [None] * len(settings))
+    return {_key(one): replace(clock, stalls_of=[]) for one, clock, more in zip(long, clocks, grows) if more}
+
+
+def _key(launch: Any) -> tuple[Any, ...]:
+    return launch.kernel.ptx, launch.kernel.name, launch.block, launch.cluster, launch.dynamic_shared
+
+
+def _known(same: Alike, launch: Any, setting: Setting) -> Clock | None:
+    """The clock of a launch of more waves than are looked at, from that of its kernel in the call that stands for it; a
+    dependent launch has none, for its time depends on the one ahead."""
+    clock = None if launch.pdl or not setting.waves else same.get(_key(launch))
+    if not clock or not clock.more:
+        return None
+    found = clock.of(setting.of)
+    return found if found.share > setting.waves * clock.resident else None
+
+
+def _signature(launch: Any) -> tuple[Any, ...]:
+    return *_key(launch), launch.grid, launch.pdl
 
 
 def _clusters(launch: Any) -> int:
     return math.prod(launch.grid) // math.prod(launch.cluster)
 
 
-def _working(launches: list[Any], arch: str, backend: str, shape: Shape, step: bool, gate: str, row: int) -> list[int]:
+def _working(launches: list[Any], call: Call, backward: bool) -> list[int]:
     """Clusters of each launch that have something to do: a packed grid is as large as the tokens may ask for, and the
     same sequences as a batch say how much of it these do."""
-    found = [_clusters(one) for one in launches]
-    if not shape.lengths:
+    found, s = [_clusters(one) for one in launches], call.shape
+    if not s.lengths:
         return found
-    batch = shape._replace(B=len(shape.lengths), T=row, lengths=())
+    batch = call._replace(shape=s._replace(B=len(s.lengths), T=call.row, lengths=()))
     alike: dict[str, list[int]] = {}
-    for one in _Trial(arch, backend, batch, step, gate, row).launches():
+    for one in batch.launches(call.row, backward):
         alike.setdefault(family_of(one.kernel.name), []).append(_clusters(one))
     for n, one in enumerate(launches):
         if left := alike.get(family_of(one.kernel.name)):
@@ -146,46 +251,33 @@ def _working(launches: list[Any], arch: str, backend: str, shape: Shape, step: b
     return found
 
 
+def _is_table(launch: Any) -> bool:
+    return family_of(launch.kernel.name) == "tables"
+
+
 def _setting(chip: str, launch: Any, clusters: int) -> Setting:
     """Tables of packed sequences run in full: what the other kernels do depends on them."""
-    if family_of(launch.kernel.name) == "tables":
-        return Setting(chip, clusters, sms=SMS)
-    return Setting(chip, clusters, WAVES, SMS)
+    return Setting(chip, clusters, sms=SMS) if _is_table(launch) else Setting(chip, clusters, WAVES, SMS)
 
 
-class _Clocked(NamedTuple):
-    kernels: list[str]
-    clocks: list[Clock | None]
-    backward: list[bool]
-
-
-def _joined(found: _Clocked, clocks: Iterable[float]) -> Prediction:
-    ahead, launches = [None, *found.clocks], []
-    for kernel, all_, clock, before, back in zip(found.kernels, clocks, found.clocks, ahead, found.backward):
-        overlap = 0.0 if not before else -clock.gap if clock.begins is None else before.clocks - clock.begins
-        launches.append(Launched(kernel, all_, overlap, clock, back))
-    return Prediction(tuple(launches))
-
-
-_SEEN: dict[tuple[Any, ...], Clock] = {}
+def _joined(
+    launches: list[Any], clocks: list[Clock], each: Iterable[float], backward: bool
+) -> tuple[Launched, ...]:
+    """A launch in `each` clocks; the first one of a backward comes after its forward."""
+    ahead, found = [None, *clocks], []
+    for launch, all_, clock, before in zip(launches, each, clocks, ahead):
+        if clock.begins is not None and before:
+            overlap = before.clocks - clock.begins
+        else:
+            overlap = -clock.gap if before or backward else 0.0
+        found.append(Launched(launch.kernel.name, all_, overlap, clock, backward))
+    return tuple(found)
 
 
 def forget() -> None:
-    """The clocks of kernels that have run: what the next predictions say does not depend on those before."""
-    _SEEN.clear()
-
-
-def _key(launch: Any, setting: Setting) -> tuple[Any, ...]:
-    return launch.kernel.ptx, launch.block, launch.cluster, launch.pdl, setting.chip, setting.waves
-
-
-def known(launch: Any, setting: Setting) -> Clock | None:
-    """The clock of a kernel of which more waves ran than are looked at, and more are asked for."""
-    clock = _SEEN.get(_key(launch, setting))
-    if not clock or not clock.more or launch.pdl:              # a dependent launch's time depends on the one ahead
-        return None
-    found = clock.of(setting.of)
-    return found if found.share > setting.waves * clock.resident else None
+    """What is kept of predictions: for those who change how a backend plans."""
+    _way.cache_clear()
+    _ALIKE.clear()
 
 
 def _empty(block: torch.Tensor, B: int, T: int) -> torch.Tensor:
@@ -199,40 +291,47 @@ def _repeated(block: torch.Tensor, B: int, T: int) -> torch.Tensor:
 class _Trial:
     """The call with rows of so many tokens."""
 
-    def __init__(self, arch: str, backend: str, shape: Shape, step: bool, gate: str, row: int):
-        self.arch, self.backend, self.shape, self.step, self.gate, self.row = arch, backend, shape, step, gate, row
+    def __init__(self, call: Call, row: int):
+        self.call, self.row = call, row
 
-    def launches(self) -> list[Any]:
-        """That it makes; none runs."""
-        with capture(arch=self.arch) as session:
-            session.around = lambda launch, simulate: None
-            self._call(self._case(_empty))
-        return session.launches
+    def launches(self, backward: bool) -> list[Any]:
+        """Those of a direction; none runs."""
+        found: list[Any] = []
 
-    def clocks(self, settings: list[Setting | None]) -> _Clocked:
-        """Of each launch with its setting; where there is none, it does not run."""
+        def around(launch: Any, simulate: Callable[[], Any], of_backward: bool) -> None:
+            if of_backward == backward:
+                found.append(launch)
+
+        with capture(arch=self.call.arch) as session:
+            self._make(session, self._case(_empty), around, backward)
+        return found
+
+    def clocks(self, backward: bool, settings: list[Setting | None], known: list[Clock | None]) -> list[Clock | None]:
+        """Of each launch of a direction with its setting, where it is not known; where there is none, it does not run.
+        Of the other direction the tables run alone."""
         clocks: list[Clock | None] = []
-        with capture(arch=self.arch, checks=False, clock=True) as session:
+        with capture(arch=self.call.arch, checks=False, clock=True) as session:
 
-            def around(launch: Any, simulate: Callable[[], Any]) -> Any:
-                setting = settings[len(clocks)]
-                clocks.append(known(launch, setting) if setting else None)
-                if not setting or clocks[-1]:
+            def around(launch: Any, simulate: Callable[[], Any], of_backward: bool) -> Any:
+                if of_backward != backward:
+                    session.options["clock"] = None
+                    return simulate() if _is_table(launch) else None
+                setting, clock = settings[len(clocks)], known[len(clocks)]
+                clocks.append(clock)
+                if clock or not setting:
                     return None
                 session.options["clock"] = setting
                 run = simulate()
-                clocks[-1] = _SEEN[_key(launch, setting)] = run.clock
+                clocks[-1] = run.clock
                 return run
 
-            session.around = around
-            forward = self._call(self._case(_repeated), lambda: len(clocks))
-        kernels = [launch.kernel.name for launch in session.launches]
-        return _Clocked(kernels, clocks, [n >= forward for n in range(len(clocks))])
+            self._make(session, self._case(_repeated), around, backward)
+        return clocks
 
     def _case(self, fill: Callable[[torch.Tensor, int, int], torch.Tensor]) -> Case:
         """Inputs whose rows `fill` makes of those of a block of tokens."""
-        s = self.shape
-        block = make(Spec(T=BLOCK, H=s.H, HV=s.HV, K=s.K, V=s.V, dtype=s.dtype, gate=self.gate, initial_state=False))
+        s, gate = self.call.shape, self.call.gate
+        block = make(Spec(T=BLOCK, H=s.H, HV=s.HV, K=s.K, V=s.V, dtype=s.dtype, gate=gate, initial_state=False))
         B, T, N = (1, self.row * len(s.lengths), len(s.lengths)) if s.lengths else (s.B, self.row, s.B)
 
         def rows(x: torch.Tensor) -> torch.Tensor:
@@ -243,16 +342,17 @@ class _Trial:
             keywords["cu_seqlens"] = torch.arange(0, T + 1, self.row)
         return Case(block.spec, keywords, rows(block.do), block.dht.expand(N, *block.dht.shape[1:]).contiguous())
 
-    def _call(self, case: Case, count: Callable[[], int] = int) -> int:
-        """Makes the call; the launches of its forward, by `count`."""
-        if not self.step:
-            kda.chunk_kda_fwd(**case.keywords, backend=self.backend)
-            return count()
+    def _make(self, session: Session, case: Case, around: Callable[..., Any], backward: bool) -> None:
+        """Makes the call, of a step the backward only where that is asked for; `around` is told the direction."""
+        session.around = functools.partial(around, of_backward=False)
+        if not self.call.step:
+            kda.chunk_kda_fwd(**case.keywords, backend=self.call.backend)
+            return
         leaves = {
             name: x.detach().requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
             for name, x in case.keywords.items()
         }
-        o, ht = kda.chunk_kda(**leaves, backend=self.backend)
-        forward = count()
-        torch.autograd.backward((o, ht), (case.do, case.dht))
-        return forward
+        o, ht = kda.chunk_kda(**leaves, backend=self.call.backend)
+        if backward:
+            session.around = functools.partial(around, of_backward=True)
+            torch.autograd.backward((o, ht), (case.do, case.dht))

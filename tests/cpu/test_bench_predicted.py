@@ -1,0 +1,147 @@
+"""`kda bench --predicted`, with predictions made up: what is refused, printed, and done in other processes."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from click.testing import CliRunner
+
+from kda.cli import cli
+from kda.measure.shapes import SHAPES
+
+
+def run(*args):
+    return CliRunner().invoke(cli, ["bench", *args])
+
+
+PREDICTED = ("--predicted", "--shape", "h64-1k")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(("--arch", "sm100"), "--arch wants --predicted"),
+     ((*PREDICTED, "--graph"), "--predicted times nothing; leave out --graph"),
+     ((*PREDICTED, "--compare", __file__), "leave out --compare"),
+     ((*PREDICTED, "--arch", "sm9"), "sm9")],
+)  # fmt: skip
+def test_what_is_no_prediction_is_refused(words, says):
+    result = run(*words)
+    assert result.exit_code == 2 and says in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [(("--arch", "sm100", "--backend", "reference"), "has no kernels for sm100"),
+     (("--arch", "sm90", "--backend", "sm100"), "found simulated H200"),
+     (("--arch", "sm120"), "the simulator has no clock for sm120; there is one for sm80, sm89, sm90, sm100")],
+)  # fmt: skip
+def test_a_chip_or_a_backend_that_cannot_be_predicted_is_named(words, says):
+    result = run(*PREDICTED, *words)
+    assert result.exit_code == 3 and says in result.stdout
+    refused = json.loads(run(*PREDICTED, *words, "--json").stdout)
+    assert refused["rows"] == [] and any(says in reason for reason in refused["refused"])
+
+
+def test_a_prediction_has_its_error_its_floor_and_the_time_on_record(monkeypatch):
+    from kda.measure import predicted
+    from kda.simulator.timing.chips import CHIPS
+
+    class Of:
+        chip, warps, stalls = CHIPS["h200"], [], {}
+
+    def predict(arch, chip, backend, shape, step):
+        forward = predicted.Launched("kernel_fwdfusedFused", 2e5, 0.0, Of, False)
+        back = predicted.Launched("state_bwd", 4e5, 0.0, Of, True)
+        return predicted.Prediction((forward, back) if step else (forward,))
+
+    monkeypatch.setattr(predicted, "predict", predict)
+    found = json.loads(run(*PREDICTED, "--arch", "sm90", "--direction", "both", "--direction", "step", "--json").stdout)
+    forward, backward, step = found["rows"]
+    assert (found["chip"], found["compared"]) == ("h200", True)
+    assert (forward["backend"], backward["backend"], step["backend"]) == ("sm90", "sm90", "sm90")
+    assert forward["predicted"] == pytest.approx(2e5 / 1.98e9) and forward["kernels"] == {"fused": forward["predicted"]}
+    assert step["predicted"] == pytest.approx(forward["predicted"] + backward["predicted"])
+    assert forward["floor"] == pytest.approx(5 * 1024 * 64 * 128 * 2 / (17 * 132 * 1.98e9))
+    assert forward["recorded"] == pytest.approx(4.97e-5, rel=0.01) and "h200-sm90-graph.json" in forward["source"]
+    assert forward["error"]["of"] == "sm90 fused" and 0 < forward["error"]["median"] <= forward["error"]["worst"]
+    packed = run("--predicted", "--shape", "h64-8x1k", "--direction", "step", "--arch", "sm90", "--json").stdout
+    assert json.loads(packed)["rows"][0]["backend"] == "sm90, triton"
+    text = run(*PREDICTED, "--arch", "sm90", "--direction", "forward").stdout
+    assert "predicted for h200" in text and "0.101 ms" not in text.split("recorded")[0] and "docs/clock.md" in text
+
+
+@pytest.fixture
+def forecasts(monkeypatch):
+    """Makes predictions up, in two processes: milliseconds are the tokens; a function may do more, given a shape."""
+    from kda.commands import bench_predicted
+    from kda.measure import predicted
+    from kda.simulator.timing.chips import CHIPS
+
+    class Of:
+        chip, warps, stalls = CHIPS["b200"], [], {}
+
+    here, more = os.getpid(), []
+
+    def predict(arch, chip, backend, shape, step):
+        for does in more:
+            does(shape, os.getpid() == here)
+        clocks = 1e6 * Of.chip.gigahertz * shape.tokens
+        return predicted.Prediction((predicted.Launched("kernel_fwdfusedFused", clocks, 0.0, Of, step),))
+
+    monkeypatch.setattr(predicted, "predict", predict)
+    monkeypatch.setattr(predicted, "stands_for", lambda calls, chip: [])
+    monkeypatch.setattr(bench_predicted, "workers", lambda shapes: 2)
+    return more
+
+
+ALL = ("--predicted", "--arch", "sm100", "--direction", "forward")
+GPU_SHAPES = {name: shape for name, shape in SHAPES.items() if shape.on == "gpu"}
+
+
+def test_shapes_are_predicted_in_other_processes_and_printed_in_their_order(forecasts):
+    def elsewhere(shape, here):
+        assert not here
+
+    forecasts.append(elsewhere)
+    found = json.loads(run(*ALL, "--json").stdout)["rows"]
+    assert [(row["shape"], round(row["predicted"] * 1e3)) for row in found] == [
+        (name, shape.tokens) for name, shape in GPU_SHAPES.items()
+    ]
+    lines = [line for line in run(*ALL).stdout.splitlines() if line.startswith("forward")]
+    assert [shape.label in line for shape, line in zip(GPU_SHAPES.values(), lines, strict=True)] == [True] * len(lines)
+    assert len({line.index(" sm100 ") for line in lines}) == 1
+
+
+def test_an_error_of_another_process_reaches_the_user_as_it_is(forecasts):
+    from kda.simulator import SimulationError
+
+    def fails(shape, here):
+        if shape is SHAPES["h16-8k"]:
+            raise SimulationError(["a race", "a second race"])
+
+    forecasts.append(fails)
+    result = run(*ALL)
+    assert result.exit_code == 2 and "SimulationError: a race\na second race (--debug" in result.stderr
+    assert [name for name in ("h96-8k", "h16-8k") if SHAPES[name].label in result.stdout] == ["h96-8k"]
+
+
+def test_a_process_that_was_killed_is_made_up_for(forecasts):
+    def dies(shape, here):
+        if shape is SHAPES["h96-8k"] and not here:
+            os._exit(1)
+
+    forecasts.append(dies)
+    found = json.loads(run(*ALL, "--json").stdout)["rows"]
+    assert [row["shape"] for row in found] == list(GPU_SHAPES)
+
+
+def test_one_core_has_one_process(monkeypatch):
+    from kda.commands import bench_predicted
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
+    assert bench_predicted.workers(8) == 1
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
+    assert [bench_predicted.workers(shapes) for shapes in (1, 2, 8)] == [1, 2, 2]
+    assert list(bench_predicted.side_by_side(lambda name: os.getpid(), "ab", "ba", 1)) == [os.getpid()] * 2
