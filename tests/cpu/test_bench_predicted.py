@@ -67,7 +67,7 @@ def test_a_prediction_has_its_error_its_floor_and_the_time_on_record(monkeypatch
     assert forward["recorded"] == pytest.approx(4.97e-5, rel=0.01) and "h200-sm90-graph.json" in forward["source"]
     assert forward["error"]["of"] == "sm90 fused" and 0 < forward["error"]["median"] <= forward["error"]["worst"]
     packed = run("--predicted", "--shape", "h64-8x1k", "--direction", "step", "--arch", "sm90", "--json").stdout
-    assert json.loads(packed)["rows"][0]["backend"] == "sm90, triton"
+    assert json.loads(packed)["rows"][0]["backend"] == "sm90"
     text = run(*PREDICTED, "--arch", "sm90", "--direction", "forward").stdout
     assert "predicted for h200" in text and "0.101 ms" not in text.split("recorded")[0] and "docs/clock.md" in text
 

@@ -240,16 +240,31 @@ class Loader:
         cute.arch.mbarrier_wait(s.rows_done + (i & 1), i >> 1 & 1)
         rows, thread = self.rows_at(s, i), self.thread()
         for to, field in ((x.dq, "q"), (x.dk, "k"), (x.dg, "g")):
-            own = to + (begin * x.HV + head) * self.c.K + (thread & 15) * 8
             for j in cutlass.range_constexpr(TOKENS // 8):
                 row = thread // 16 + 8 * j
-                address = fast.row(own.toint(), row, x.HV * Int32(2 * self.c.K))
                 if row < tokens:
-                    copy_16_bytes(self.field(rows, field) + self.place_of_piece(j), in_global(address, BFloat16))
-                if row < -tokens:                                              # a token of no sequence
-                    store(in_global(address, BFloat16), [Float32(0.0)] * 8)
-        if thread < -tokens:
-            store(x.dbeta + (begin + thread) * x.HV + head, [Float32(0.0)])
+                    source = self.field(rows, field) + self.place_of_piece(j)
+                    copy_16_bytes(source, self.row_of(to, begin, head, row, x.HV))
+        if cutlass.const_expr(self.c.packed):
+            self.clear(x, begin, -tokens, head)
+
+    @cute.jit
+    def row_of(self, to, begin, head, row, HV):
+        """A thread's piece of a row of a result."""
+        own = to + (begin * HV + head) * self.c.K + (self.thread() & 15) * 8
+        return in_global(fast.row(own.toint(), row, HV * Int32(2 * self.c.K)), BFloat16)
+
+    @cute.jit
+    def clear(self, x, begin, tokens, head):
+        """Zeros where tokens are no sequence's; dv has them."""
+        thread, zero = self.thread(), Float32(0.0)
+        for to in (x.dq, x.dk, x.dg):
+            for j in cutlass.range_constexpr(TOKENS // 8):
+                row = thread // 16 + 8 * j
+                if row < tokens:
+                    store(self.row_of(to, begin, head, row, x.HV), [zero] * 8)
+        if thread < tokens:
+            store(x.dbeta + (begin + thread) * x.HV + head, [zero])
 
 
 class Math:
