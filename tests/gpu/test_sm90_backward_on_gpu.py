@@ -25,8 +25,8 @@ OPTIONS = {
     "a batch, GVA": dict(B=2, T=70, HV=2),
     "packed, many tokens of none": dict(lengths=(65, 0, 1, 300), HV=2, padding=140),
     "no initial state, beta up to 2": dict(T=300, initial_state=False, beta="2*sigmoid"),
-    "a long sequence": dict(T=1000),
-    "more items than SMs": dict(B=9, T=150, H=4, HV=8),
+    "a long sequence": dict(T=500),
+    "more items than SMs": dict(B=9, T=70, H=4, HV=8),
 }
 
 
