@@ -13,9 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from kda import dispatch
+from kda.backends.sm90.capability import BACKWARD
 from kda.backends.sm90.capability import CAPABILITY as SM90
 from kda.backends.sm90.configs import TablesConfig
-from kda.backends.sm90.plan import OFFSETS, TARGET, plan, recipe, recipes
+from kda.backends.sm90.plan import OFFSETS, TARGET, backward_plan, plan, recipe, recipes, states_table
 from kda.capability import Capability
 from kda.cli import cli
 from kda.commands import compile as command
@@ -62,6 +63,14 @@ def wanted(p):
         call = dataclasses.replace(p, T=T, N=N, B=1 if p.packed else N, H=H, HV=H * p.HV // p.H)
         at = plan(call, sms, kept)
         found |= {recipe(c) for c in (at.prepare, at.pairs, at.chain, at.carry, at.compose, at.fused) if c}
+    if all(rule.holds(backward := dataclasses.replace(p, direction="backward"), host_of("sm90")) for rule in BACKWARD):
+        found |= {recipe(states_table(dtype)) for dtype in OFFSETS if p.packed}
+        for HV, dht in itertools.product((p.HV, 100 * p.HV), (False, True)):
+            at = backward_plan(dataclasses.replace(backward, H=HV, HV=HV, final_state=dht), 132)
+            of_class = dataclasses.replace(at.prepare, grouped=p.HV != p.H), dataclasses.replace(
+                at.grads, grouped=p.HV != p.H
+            )
+            found |= {recipe(c) for c in (*of_class, at.again, at.walk)}
     return found
 
 

@@ -25,6 +25,7 @@ def forward(shape, short=predicted.SHORT, monkeypatch=None):
     return predicted.predict("sm_90a", "h200", "sm90", shape, step=False)
 
 
+@pytest.mark.exhaustive
 def test_a_row_is_predicted_from_two_shorter_ones(monkeypatch):
     from_short = forward(FEW_HEADS, ((256, 512),), monkeypatch)
     whole = forward(FEW_HEADS, (), monkeypatch)
@@ -127,6 +128,7 @@ def test_what_stands_for_several_calls_is_named_once():
     assert (grouped.T, grouped.H, grouped.HV) == (1024, 16, 64)
 
 
+@pytest.mark.exhaustive
 def test_the_forward_of_a_step_is_the_forward_alone(small_stand_in):
     shape = Shape(T=128, H=2, K=64, V=64)
     forward = triton(shape)

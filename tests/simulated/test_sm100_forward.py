@@ -109,6 +109,7 @@ def test_it_is_one_kernel_for_either_arch(arch):
     assert torch.equal(found["o"], seen(case_of(T=70))[0]["o"])
 
 
+@pytest.mark.exhaustive
 def test_states_may_be_v_first_and_bfloat16():
     case = changed(case_of(T=70, HV=2), initial_state=lambda x: x.bfloat16())
     found, expected = proven(case, state_v_first=True), proven(case)
@@ -158,7 +159,7 @@ def test_a_value_head_of_its_own_has_the_bits_of_one_that_shares_q_and_k():
 SHAPES = {"one": dict(T=390), "packed": RAGGED | dict(padding=9), "many": MANY, "halving": dict(T=130, gate="softplus")}
 
 
-@pytest.mark.spread(every=7)
+@pytest.mark.spread(every=20)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("schedule", [1, 2, 3, 4, 5])
 def test_any_order_of_warps_gives_the_same_bits(schedule, shape):
@@ -172,6 +173,7 @@ def test_no_output_depends_on_later_tokens(gate):
     looks_at_no_later_token(case, at, "sm100")
 
 
+@pytest.mark.exhaustive
 def test_a_sequence_has_the_bits_that_it_has_alone_whatever_its_neighbours_hold():
     lengths = (33, 40, 21)
     case = case_of(lengths=lengths, initial_state=False)

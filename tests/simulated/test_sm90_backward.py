@@ -64,7 +64,7 @@ def test_gradients_are_the_definition(name):
     check(drawn(**OPTIONS[name]))
 
 
-@pytest.mark.spread(every=2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["A_log", "dt_bias"])
 def test_a_gate_may_have_no_parameters(name):
     case = drawn(T=40)
@@ -96,7 +96,7 @@ def test_no_tokens_hand_the_gradient_of_their_state_through():
     assert found["dq"].shape == (2, 0, 1, 128) and not found["dA_log"].any()
 
 
-@pytest.mark.spread(every=5)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("schedule", [1, 2, 3, 4, 5])
 def test_any_order_of_warps_gives_the_same_bits(schedule):
     case = drawn(T=200, HV=2)
@@ -204,7 +204,7 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.spread(every=2)
+@pytest.mark.spread(every=3)
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
     plant(fault, tmp_path, monkeypatch)
