@@ -89,6 +89,13 @@ def test_states_may_be_v_first_and_bfloat16():
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+def test_gradients_have_the_shapes_of_inputs_and_are_no_views():
+    case = drawn(T=40, HV=2)
+    for name, x in gradients(case)[0].items():
+        given = case.keywords["initial_state" if name == "dh0" else name[1:]]
+        assert (x.shape, x.dtype) == (given.shape, given.dtype) and not x._is_view(), name
+
+
 def test_no_tokens_hand_the_gradient_of_their_state_through():
     case = drawn(B=2, T=0)
     found, session = gradients(case)

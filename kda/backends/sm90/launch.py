@@ -175,7 +175,7 @@ def backward(
         at.again(tiles=tiles, v=v, h0=h0, o=r, h=h, segment_table=segment_table)
         at.walk(tiles=tiles, do=do, dht=dht, dv=dv, dh=dh, dh0=dh0, segment_table=segment_table)
     del tiles
-    dq, dk = (like.new_empty(p.B * p.T, p.HV, p.K) for _ in range(2))
+    dq, dk = (like.new_empty(p.B, p.T, p.HV, p.K) for _ in range(2))
     dg, dbeta = torch.empty_like(inputs["g"]), torch.empty_like(inputs["beta"])
     of_A_log, of_dt_bias = (like.new_empty(pl.all_states, p.HV, p.K, dtype=torch.float32) for _ in range(2))
     if at.grads:
@@ -186,8 +186,7 @@ def backward(
     else:
         of_A_log, of_dt_bias = of_A_log[:0], of_dt_bias[:0]
     dq, dk = (of_heads(y, p) for y in (dq, dk))
-    dA_log = None if x.A_log is None else of_A_log.sum((0, 2)).view_as(x.A_log).to(x.A_log.dtype)
-    ddt_bias = None if x.dt_bias is None else of_dt_bias.sum(0).view_as(x.dt_bias).to(x.dt_bias.dtype)
+    dA_log, ddt_bias = summed(of_A_log, (0, 2), x.A_log), summed(of_dt_bias, (0,), x.dt_bias)
     return Grads(dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dh0)
 
 
@@ -206,10 +205,20 @@ def backward_tables(
 
 
 def of_heads(y: Tensor, p: Problem) -> Tensor:
-    """The gradient of q or k (tokens, HV, K), of value heads that share a head summed in order."""
-    if p.HV != p.H:
-        y = y.view(-1, p.H, p.HV // p.H, p.K).sum(2, dtype=torch.float32).to(y.dtype)
-    return y.view(p.B, p.T, p.H, p.K)
+    """The gradient of q or k of each value head, those that share a head summed in order."""
+    if p.HV == p.H:
+        return y
+    return y.view(p.B, p.T, p.H, p.HV // p.H, p.K).sum(3, dtype=torch.float32).to(y.dtype)
+
+
+def summed(shares: Tensor, dims: tuple[int, ...], like: Tensor | None) -> Tensor | None:
+    """The gradient of a gate's parameter, of what chunks give to it."""
+    if like is None:
+        return None
+    found = torch.empty(like.shape, dtype=shares.dtype, device=shares.device)
+    left = [n for d, n in enumerate(shares.shape) if d not in dims]
+    torch.sum(shares, dims, out=found.view(left))
+    return found.to(like.dtype)
 
 
 def tables(p: Problem, at: Steps, cu_seqlens: Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
