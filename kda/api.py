@@ -14,6 +14,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import math
 import numbers
 import warnings
 from typing import Any
@@ -22,7 +23,7 @@ import torch
 from torch.autograd import forward_ad
 
 from . import autograd
-from .bundles import Grads, Outputs, Save, Saved, saved_dtypes, saved_shapes
+from .bundles import Grads, Outputs, Own, Save, Saved, saved_dtypes, saved_shapes
 from .checks import (
     CALLER,
     GATE,
@@ -36,11 +37,22 @@ from .checks import (
     problem_of,
     records_gradients,
 )
-from .dispatch import Choice, backend_asked, backend_of_backward, check_backend_name, recomputes, recorder, weigh
+from .dispatch import (
+    Choice,
+    backend_asked,
+    backend_of_backward,
+    capability,
+    check_backend_name,
+    choose,
+    keeps_own,
+    launcher,
+    recorder,
+    weigh,
+)
 from .errors import InputError, InputTypeError, KdaError
 from .gates import wide_dtype
-from .host import detect
-from .problem import Inputs, Options
+from .host import detect, stand_in
+from .problem import Inputs, Options, Problem
 
 Tensor = torch.Tensor
 _PLAIN = {Tensor, torch.nn.Parameter, type(None)}
@@ -137,7 +149,7 @@ def chunk_kda_fwd(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *arg
     """
     inputs, options = _bind("chunk_kda_fwd", q, k, v, g, beta, *args, **keywords)
     with torch.no_grad() if records_gradients(inputs) else autograd.AS_IT_IS:
-        return _forward(inputs, options, Save.ALL if options.disable_recompute else Save.NOTHING)
+        return _forward(inputs, options, _save(inputs, options) if options.disable_recompute else Save.NOTHING)
 
 
 def chunk_kda_bwd(
@@ -148,7 +160,7 @@ def chunk_kda_bwd(
     beta: Tensor,
     do: Tensor | None,
     dht: Tensor | None = None,
-    saved: Saved | None = None,
+    saved: Saved | Own | None = None,
     **keywords: Any,
 ) -> Grads:
     """All gradients of `chunk_kda` without autograd: Grads(dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dh0).
@@ -161,6 +173,7 @@ def chunk_kda_bwd(
         keywords: those of `chunk_kda`, as in the forward.
     """
     inputs, options = _bind("chunk_kda_bwd", q, k, v, g, beta, **keywords)
+    options = options._replace(disable_recompute=isinstance(saved, Saved))
     call = Call("chunk_kda_bwd", inputs, options, do=do, dht=dht)
     if saved is not None:
         _check_saved(call, saved)
@@ -302,14 +315,18 @@ def fused_kda_gate(
 def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any, **keywords: Any) -> Choice:
     """Print which backend takes this call of `chunk_kda` and why each other one does not; returns the Choice.
 
-    If an input requires a gradient the backward's choice is printed too, and who then makes the forward if that is
-    another one. Nothing is computed.
+    If an input requires a gradient the backward's choice is printed too, who then makes the forward if that is another
+    one, and what is kept between both. Nothing is computed.
     """
     inputs, options = _bind("explain", q, k, v, g, beta, *args, **keywords)
     check(Call("explain", inputs, options), CALLER)
     asked = backend_asked(options.backend)
     check_backend_name(asked, "backend")
-    directions = ("forward", "backward") if records_gradients(inputs) else ("forward",)
+    recorded = records_gradients(inputs)
+    save = _kept_by(inputs, options, asked) if recorded else Save.NOTHING
+    if save is not Save.ALL:
+        options = options._replace(disable_recompute=False)
+    directions = ("forward", "backward") if recorded else ("forward",)
     choices = []
     for direction in directions:
         problem = problem_of(Call("explain", inputs, options), direction)
@@ -317,30 +334,58 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
         choices.append(weigh(problem, detect(problem.device), name))
         print(choices[-1])
     takers = [choice.backend for choice in choices]
-    if len(takers) == 2 and all(takers) and _save(inputs, options) is Save.PRODUCTS:
-        made = recorder(choices[0].problem, takers[0])
-        if made != takers[0]:
-            print(f"{made} makes the forward, too, as gradients are recorded: {takers[0]} keeps nothing for them")
+    if recorded and all(takers):
+        made = takers[0]
+        if save is Save.PRODUCTS:
+            made = recorder(choices[0].problem, takers[0])
+            if made != takers[0]:
+                print(f"{made} makes the forward, too, as gradients are recorded: {takers[0]} keeps nothing for them")
+        print(_what_is_kept(save, choices[1].problem, made, inputs.q.dtype))
     return choices[0]
 
 
+def _kept_by(inputs: Inputs, options: Options, asked: str) -> Save:
+    """`_save` of a call that perhaps nobody accepts."""
+    problem = problem_of(Call("explain", inputs, options._replace(disable_recompute=False)), "backward")
+    if weigh(problem, detect(problem.device), backend_of_backward(asked)).backend is None:
+        return Save.ALL if options.disable_recompute else Save.NOTHING
+    return _save(inputs, options)
+
+
+def _what_is_kept(save: Save, p: Problem, backend: str, dtype: torch.dtype) -> str:
+    """What lives between forward and backward, for people."""
+    if save is Save.NOTHING:
+        return "between forward and backward nothing is kept but the inputs"
+    if save is Save.OWN:
+        size = launcher(backend).kept_bytes(p)
+    else:
+        shapes = saved_shapes(p.B, p.T, p.N, p.HV, p.K, p.V, p.C, p.packed)
+        dtypes = saved_dtypes(dtype, wide_dtype(dtype))
+        size = sum(math.prod(getattr(shapes, f)) * getattr(dtypes, f).itemsize for f in save.kind._fields)
+    return f"between forward and backward {backend} keeps {size / 2**20:,.1f} MiB beside the inputs"
+
+
 def _save(inputs: Inputs, options: Options) -> Save:
-    """What a recorded forward keeps: nothing on a CPU, where memory is all that it would cost, nor for a backward that
-    makes everything again.  A compiled one keeps products whoever runs it: the shapes of its results must be known."""
+    """What a recorded forward keeps: unless it is asked for all, nothing on a CPU, where memory is all that it would
+    cost, nor for a backward of a backend that keeps its own.  A compiled one keeps what is the same of all backends:
+    the shapes of its results must be known."""
+    if not torch.compiler.is_compiling() and _keeps_own(inputs, options):
+        return Save.OWN if options.disable_recompute else Save.NOTHING
     if options.disable_recompute:
         return Save.ALL
-    if not (isinstance(inputs.q, Tensor) and inputs.q.is_cuda):
-        return Save.NOTHING
-    if not torch.compiler.is_compiling() and _recomputed(inputs, options):
-        return Save.NOTHING
-    return Save.PRODUCTS
+    return Save.PRODUCTS if isinstance(inputs.q, Tensor) and inputs.q.is_cuda else Save.NOTHING
 
 
-def _recomputed(inputs: Inputs, options: Options) -> bool:
-    return recomputes(problem_of(Call("chunk_kda", inputs, options)), backend_asked(options.backend))
+def _keeps_own(inputs: Inputs, options: Options) -> bool:
+    if not (isinstance(inputs.q, Tensor) and (inputs.q.is_cuda or stand_in() is not None)):
+        return False
+    return keeps_own(problem_of(Call("chunk_kda", inputs, options)), backend_asked(options.backend))
 
 
 def _forward(inputs: Inputs, options: Options, save: Save, recorded: bool = False) -> Outputs:
+    """Of the options `disable_recompute` asks for `Saved`; what else is kept goes by `save`."""
+    if options.disable_recompute and save is not Save.ALL:
+        options = options._replace(disable_recompute=False)
     call = Call("chunk_kda", inputs, options)
     unseen = _unseen(inputs)
     if unseen and not recorded:                                                # an operator takes 20 microseconds more
@@ -351,7 +396,7 @@ def _forward(inputs: Inputs, options: Options, save: Save, recorded: bool = Fals
         return Outputs(o, ht if options.output_final_state else None, None, None)
     o, ht, h, *saved = _operate(autograd.call, call, "chunk_forward", *arguments)
     return Outputs(o, ht if options.output_final_state else None, h if options.return_intermediate_states else None,
-                   Saved(*saved) if save is Save.ALL else None)  # fmt: skip
+                   save.kind(*saved) if save in (Save.ALL, Save.OWN) else None)  # fmt: skip
 
 
 def _unseen(inputs: Inputs) -> bool:
@@ -371,13 +416,20 @@ def _unseen(inputs: Inputs) -> bool:
 def _check_saved(call: Call, saved: Any) -> None:
     asked = "what chunk_kda_fwd(..., disable_recompute=True) returned as saved for the same call"
     refuse = functools.partial(InputError, call.op, "saved", asked)
-    if not isinstance(saved, Saved):
+    if not isinstance(saved, Saved | Own):
         raise refuse(type(saved).__name__, "Pass Outputs.saved, or None to recompute.", "saved.kind")
     check(call, (*CALLER, *KIND))
-    packed, C = call.inputs.cu_seqlens is not None, call.options.chunk_size
-    shapes = saved_shapes(call.B, call.T, call.N, call.HV, call.K, call.V, C, packed)
-    dtypes = saved_dtypes(call.inputs.q.dtype, wide_dtype(call.inputs.q.dtype))
-    for name, x, shape, dtype in zip(Saved._fields, saved, shapes, dtypes):
+    if isinstance(saved, Own):
+        problem = problem_of(call, "backward")
+        backend = choose(problem, backend_asked(call.options.backend)).backend
+        if not capability(backend).keeps_own:                                  # it recomputes
+            return
+        shapes, dtypes = [(launcher(backend).kept_bytes(problem),)], [torch.uint8]
+    else:
+        packed, C = call.inputs.cu_seqlens is not None, call.options.chunk_size
+        shapes = saved_shapes(call.B, call.T, call.N, call.HV, call.K, call.V, C, packed)
+        dtypes = saved_dtypes(call.inputs.q.dtype, wide_dtype(call.inputs.q.dtype))
+    for name, x, shape, dtype in zip(saved._fields, saved, shapes, dtypes):
         for what, found, wanted in (("shape", list(x.shape), list(shape)), ("dtype", x.dtype, dtype)):
             if found != wanted:
                 found = f"{name} of {what} {found}, not {wanted}"

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 
 from . import gates, transforms
-from .bundles import Grads, Outputs, Products, Save, Saved, saved_dtypes, saved_shapes
+from .bundles import Grads, Outputs, Own, Products, Save, Saved, saved_dtypes, saved_shapes
 from .checks import (
     INTERMEDIATE_STATES,
     KIND,
@@ -103,8 +103,19 @@ _SAVES = {save.value: save for save in Save}
 
 def forward(c: Call, save: Save) -> Outputs:
     problem = problem_of(c)
+    if save is Save.OWN:
+        _keeper(c, problem)
     with _autocast_off(c.inputs.q):
         return _launch(c, problem, recorded=save is Save.PRODUCTS).forward(problem, c.inputs, save)
+
+
+def _keeper(c: Call, problem: Problem) -> str:
+    """The backend that keeps its own for a backward."""
+    chosen = choose(problem, backend_asked(c.options.backend)).backend
+    if not capability(chosen).keeps_own:
+        raise KdaError(f"chunk_forward: save='own' asks for what a backend keeps for itself; {chosen} keeps nothing of "
+                       "its own. Pass 'all'.")  # fmt: skip
+    return chosen
 
 
 def _chunk_forward(*args):
@@ -126,7 +137,10 @@ def _chunk_forward_fake(*args):
         chunks = torch.library.get_ctx().new_dynamic_size() if packed else (c.T + o.chunk_size - 1) // o.chunk_size
         h = q.new_empty(c.B, chunks, *c.states[1:])
     saved, kept = [], Save(word).kind
-    if kept is not None:
+    if kept is Own:
+        problem = problem_of(c)
+        saved = [q.new_empty(launcher(_keeper(c, problem)).kept_bytes(problem), dtype=torch.uint8)]
+    elif kept is not None:
         shapes = saved_shapes(c.B, c.T, c.N, c.HV, c.K, c.V, o.chunk_size, packed)
         dtypes = saved_dtypes(q.dtype, wide_dtype(q.dtype))
         saved = [q.new_empty(getattr(shapes, name), dtype=getattr(dtypes, name)) for name in kept._fields]
@@ -203,7 +217,7 @@ class Recorded(torch.autograd.Function):
 # chunk_backward
 
 
-def _bundled(saved: list[Tensor]) -> Saved | Products | None:
+def _bundled(saved: list[Tensor]) -> Saved | Products | Own | None:
     return next((save.kind(*saved) for save in Save if save.kind and len(save.kind._fields) == len(saved)), None)
 
 

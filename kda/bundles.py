@@ -34,19 +34,26 @@ class Products(NamedTuple):
     A_inv: Tensor
 
 
+class Own(NamedTuple):
+    """What `disable_recompute=True` keeps for a backend's own backward, laid out as that has it; others recompute."""
+
+    memory: Tensor                           # uint8
+
+
 class Save(str, Enum):
     """What a forward saves for its backward, and what a backward finds: the operator is given the word."""
 
     NOTHING = "nothing"
     PRODUCTS = "products"
     ALL = "all"
+    OWN = "own"
 
     @property
-    def kind(self) -> type[Products] | type[Saved] | None:
-        return Products if self is Save.PRODUCTS else Saved if self is Save.ALL else None
+    def kind(self) -> type[Products] | type[Saved] | type[Own] | None:
+        return {Save.PRODUCTS: Products, Save.ALL: Saved, Save.OWN: Own}.get(self)
 
     @classmethod
-    def of(cls, saved: Saved | Products | None) -> Save:
+    def of(cls, saved: Saved | Products | Own | None) -> Save:
         return next(save for save in cls if type(saved) is (save.kind or type(None)))
 
 
@@ -56,7 +63,7 @@ class Outputs(NamedTuple):
     o: Tensor                                # (B, T, HV, V), dtype of q
     final_state: Tensor | None               # (N, HV, K, V) or (N, HV, V, K), float32
     h: Tensor | None                         # (B, NC, HV, K, V) or (.., V, K), dtype of q: states entering the chunks
-    saved: Saved | Products | None
+    saved: Saved | Products | Own | None
 
 
 class Grads(NamedTuple):

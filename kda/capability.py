@@ -37,7 +37,7 @@ class Capability:
     backward: bool = True                    # False: "auto" picks another backend for the backward pass,
     some_backwards: bool = False             # and True: where rules refuse it, though this backend was named
     keeps: bool = True                       # False: that other backend makes recorded forwards, too
-    recomputes: bool = False                 # its backward makes all again: recorded forwards keep nothing for it
+    keeps_own: bool = False                  # its backward reads what its forward kept (bundles.Own), or makes it again
     composite: bool = False                  # made of torch operations alone, which forward-mode AD follows
     archs: tuple[str, ...] = ()              # targets its kernels are built for; empty: no compiled kernels
     stages: tuple[str, ...] = ()             # of kda.stages, or runs of them, that its launch module can run alone

@@ -157,10 +157,13 @@ def recorder(problem: Problem, backend: str) -> str:
     return choose(dataclasses.replace(problem, direction="backward")).backend
 
 
-def recomputes(problem: Problem, asked: str) -> bool:
-    """Whether the backward of a call, for which `asked` is in force, makes everything again."""
-    backward = dataclasses.replace(problem, direction="backward")
-    return capability(choose(backward, backend_of_backward(asked)).backend).recomputes
+def keeps_own(problem: Problem, asked: str) -> bool:
+    """Whether forward and backward of a recorded call, for which `asked` is in force, are of one backend that lays out
+    itself what it keeps between them."""
+    forward = dataclasses.replace(problem, direction="forward", disable_recompute=False)
+    backward = dataclasses.replace(forward, direction="backward")
+    made, read = choose(forward, asked).backend, choose(backward, backend_of_backward(asked)).backend
+    return made == read and capability(read).keeps_own and not problem.intermediate_states
 
 
 @functools.cache

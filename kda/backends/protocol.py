@@ -14,7 +14,7 @@ from kda.problem import Inputs, Problem
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kda.bundles import Grads, Outputs, Products, Save, Saved
+    from kda.bundles import Grads, Outputs, Own, Products, Save, Saved
 
 
 class Launcher(Protocol):
@@ -24,9 +24,12 @@ class Launcher(Protocol):
         """`save`: what to save for the backward, in `Outputs.saved`."""
 
     def backward(
-        self, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | None
+        self, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | Own | None
     ) -> Grads:
-        """What was not saved is made again.  Of backends that declare `backward`."""
+        """What was not saved, or by another backend alone, is made again.  Of backends that declare `backward`."""
+
+    def kept_bytes(self, p: Problem) -> int:
+        """Of bundles.Own.  Of backends that declare `keeps_own`."""
 
     def recurrent(self, p: Problem, x: Inputs) -> tuple[Tensor, Tensor | None]:
         """o and the final states; none where `p.inplace` puts them into x.initial_state.  Of backends whose rules
@@ -50,5 +53,6 @@ class Planner(Protocol):
 
 def functions_of(capability: Capability) -> dict[str, tuple[str, ...]]:
     """Module -> functions that a backend of this capability has in any case."""
-    of_launch = ("forward", "stage", "rounded_to", *(("backward",) if capability.backward else ()))
+    optional = {"backward": capability.backward, "kept_bytes": capability.keeps_own}
+    of_launch = ("forward", "stage", "rounded_to", *(name for name, there in optional.items() if there))
     return {"launch": of_launch} | ({"plan": ("recipes",)} if capability.archs else {})

@@ -46,6 +46,9 @@ CALLS = {
         ),
         "sequences cut into segments": Call(Spec((930,), **GROUPED), dict(FUSED=False, SHORTEST=14)),
         "more sequences than threads": Call(Spec(MANY, H=1), dict(FUSED=False)),
+        "backward": Call(Spec((300, 0, 65), **GROUPED), backward=True),
+        "backward of segments": Call(Spec((930,), **GROUPED), dict(SHORTEST=14), backward=True),
+        "a forward that keeps its own": Call(Spec((300, 0, 65), **GROUPED), save=Save.OWN),
     },
     "sm89": {
         "forward": Call(Spec((150, 0, 30), **GROUPED, **FLOAT32)),
@@ -76,7 +79,9 @@ def told(backend: str, call: Call) -> Iterator[None]:
     """Inside of the block the backend plans as the call says."""
     plan, host = importlib.import_module(f"kda.backends.{backend}.plan"), stand_in()
     before = {name: getattr(plan, name) for name in call.told}
-    forget = [of.cache_clear for of in (plan.plan, launcher(backend).steps) if hasattr(of, "cache_clear")]
+    modules = (plan, launcher(backend), getattr(launcher(backend), "recorded", None))
+    kept = [getattr(module, name, None) for module in modules for name in ("plan", "recorded_plan", "steps")]
+    forget = [of.cache_clear for of in kept if hasattr(of, "cache_clear")]
 
     def tell(constants: Mapping[str, Any]) -> None:
         for name, value in constants.items():

@@ -26,14 +26,21 @@ CALLS = {
         lengths=[5], gate="bounded", state_v_first=True, output_final_state=True, initial_state=False
     ),
 }
+SAVES = [save.value for save in Save if save is not Save.OWN]                   # what any backend knows
 every_call = pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
 
 
 @every_call
-@pytest.mark.parametrize("save", [save.value for save in Save])
+@pytest.mark.parametrize("save", SAVES)
 def test_opcheck_of_the_forward(options, save):
     call = make(dtype=torch.float32, disable_recompute=save == "all", **options).requiring_grad()
     opcheck(torch.ops.kda.chunk_forward.default, (*arguments(call, autograd.INPUTS, autograd.OPTIONS), save))
+
+
+def test_a_backend_that_keeps_nothing_of_its_own_is_not_asked_to():
+    call = make(dtype=torch.float32, T=5)
+    with pytest.raises(kda.KdaError, match="reference keeps nothing of its own"):
+        torch.ops.kda.chunk_forward(*arguments(call, autograd.INPUTS, autograd.OPTIONS), "own")
 
 
 def test_opcheck_of_what_is_saved_in_two_dtypes():
@@ -42,7 +49,7 @@ def test_opcheck_of_what_is_saved_in_two_dtypes():
 
 
 @every_call
-@pytest.mark.parametrize("save", [save.value for save in Save])
+@pytest.mark.parametrize("save", SAVES)
 def test_opcheck_of_the_backward(options, save):
     call = make(dtype=torch.float32, disable_recompute=save == "all", **options)
     args = arguments(call, autograd.INPUTS, autograd.OPTIONS)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import kda
-from kda.backends.sm90 import launch, plan
+from kda.backends.sm90 import launch, plan, recorded
 from kda.compile import sources
 from kda.dispatch import weigh
 from kda.problem import Problem
@@ -152,8 +152,9 @@ def plant(fault, folder, monkeypatch, backend="sm90"):
         (kernel,) = build(config, *(arch or (plan.TARGET,))).kernels.values()
         return kernel
 
-    monkeypatch.setattr(of["launch"], "kernel", broken)
-    kept_nowhere(monkeypatch, of["launch"])
+    for launcher in (of["launch"], *((recorded,) if backend == "sm90" else ())):
+        monkeypatch.setattr(launcher, "kernel", broken)
+        kept_nowhere(monkeypatch, launcher)
 
 
 def ways_of_noticing(case, backend="sm90", schedule=0):
@@ -204,5 +205,5 @@ def kept_nowhere(monkeypatch, of=launch):
 
 def forget_plans():
     """What a constant of `plan` says counts from now on; a test may have put a plain function instead of one."""
-    for kept in (plan.plan, launch.steps):
+    for kept in (plan.plan, plan.recorded_plan, launch.steps, recorded.steps):
         getattr(kept, "cache_clear", lambda: None)()

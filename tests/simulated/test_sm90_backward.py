@@ -4,14 +4,15 @@ import dataclasses
 
 import pytest
 import torch
-from cute_calls import Fault, assert_right, has_products_that_wait_for_no_other, plant
+from cute_calls import Fault, assert_right, forget_plans, has_products_that_wait_for_no_other, plant
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 import kda
-from kda.backends.sm90 import launch, plan
+from kda.backends.sm90 import launch, plan, recorded
 from kda.compile.target import parse
-from kda.dispatch import weigh
+from kda.dispatch import keeps_own, weigh
+from kda.errors import InputError
 from kda.host import standing_in
 from kda.problem import Problem
 from kda.simulator import capture
@@ -131,18 +132,72 @@ def test_no_product_waits_for_another(tmp_path):
     has_products_that_wait_for_no_other(launch.kernel(plan.grads_config(p)), tmp_path)
 
 
-def test_a_recorded_call_has_its_backward_here_and_keeps_nothing(capsys):
+@pytest.mark.parametrize(("kept", "said"), [
+    (False, "between forward and backward nothing is kept but the inputs"),
+    (True, "between forward and backward sm90 keeps 0.1 MiB beside the inputs"),
+])  # fmt: skip
+def test_explain_says_that_both_directions_are_here_and_what_is_kept_between_them(kept, said, capsys):
     case = drawn(T=33)
+    recorded = case.keywords | {"q": case.keywords["q"].clone().requires_grad_()}
     with standing_in(host_of("sm90")):
-        kda.explain(**case.keywords | {"q": case.keywords["q"].clone().requires_grad_()})
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("* ")]
-    assert said == ["* sm90       accepts it"] * 2
+        kda.explain(**recorded, disable_recompute=kept)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("* ")] == ["* sm90       accepts it"] * 2
+    assert lines[-1] == said
 
 
-def test_autograd_gives_the_same_gradients():
+@pytest.mark.parametrize("kept", [False, True])
+def test_autograd_gives_the_same_gradients(kept):
     case, at = drawn(T=33), SimulatedDoor("sm90", parse("sm90"))
-    found, (expected, _) = at.call(case, True), gradients(case)
+    found, (expected, _) = at.call(case, True, disable_recompute=kept), gradients(case)
     assert not at.findings and all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+KEPT = {
+    "a batch, GVA": dict(B=2, T=70, HV=2),
+    "packed, GVA, tokens of none": dict(lengths=(65, 0, 1, 30), padding=140, HV=2),
+    "cut into segments": dict(T=290, SHORTEST=4),
+    "packed, cut into segments": dict(lengths=(300, 0, 1, 65), padding=20, SHORTEST=4),
+}
+
+
+@pytest.mark.spread(every=2)
+@pytest.mark.parametrize("name", KEPT)
+def test_what_a_forward_keeps_gives_the_bits_of_what_is_made_again(name, monkeypatch):
+    words = dict(KEPT[name])
+    monkeypatch.setattr(plan, "SHORTEST", words.pop("SHORTEST", plan.SHORTEST))
+    forget_plans()
+    case = drawn(**words)
+    with capture(arch="sm90", strict=True) as session:
+        out = kda.chunk_kda_fwd(**case.keywords, disable_recompute=True, backend="sm90")
+        kept = kda.chunk_kda_bwd(do=case.do, dht=case.dht, **case.keywords, saved=out.saved, backend="sm90")
+    made, _ = gradients(case)
+    assert not session.findings, "\n".join(map(str, session.findings[:5]))
+    assert_right(judged(case, {"o": out.o, "ht": out.final_state} | made))
+    assert all(torch.equal(getattr(kept, name), x) for name, x in made.items())
+
+
+def test_what_was_kept_of_another_call_is_refused():
+    case, other = drawn(T=33), drawn(T=70)
+    with capture(arch="sm90"):
+        saved = kda.chunk_kda_fwd(**other.keywords, disable_recompute=True, backend="sm90").saved
+        with pytest.raises(InputError, match=r"memory of shape .* Pass both functions the same arguments"):
+            kda.chunk_kda_bwd(do=case.do, **case.keywords, saved=saved, backend="sm90")
+
+
+def test_another_backend_recomputes_what_was_kept_here():
+    case = drawn(T=33)
+    with capture(arch="sm90"):
+        saved = kda.chunk_kda_fwd(**case.keywords, disable_recompute=True, backend="sm90").saved
+    found = kda.chunk_kda_bwd(do=case.do, **case.keywords, saved=saved, backend="reference")
+    expected = kda.chunk_kda_bwd(do=case.do, **case.keywords, backend="reference")
+    assert all(torch.equal(x, y) for x, y in zip(found, expected))
+
+
+def test_a_call_that_returns_states_as_well_keeps_what_every_backend_knows():
+    p = drawn(T=33).problem()
+    with standing_in(host_of("sm90")):
+        assert keeps_own(p, "auto") and not keeps_own(dataclasses.replace(p, intermediate_states=True), "auto")
 
 
 REFUSED = {
@@ -198,7 +253,7 @@ FAULTS = {
     "dv adds to dh": Fault("sm90/bwd/walk", "words[w] ^ Uint32(0x80008000)", "words[w]", "wrong answer"),
     "dh does not decay": Fault("sm90/bwd/walk", "+ e] * d[e // 4 * 2 + e % 2]", "+ e]", "wrong answer"),
     "dh is sent before all have put theirs": Fault(
-        "sm90/bwd/walk", "CHAIN.sync()                                                       # dh is", "pass  # dh is",
+        "sm90/bwd/walk", "CHAIN.sync()                                                   # dh is", "pass  # dh is",
         "race-write-read",
     ),
     "the sender does not see dh": Fault(
@@ -215,8 +270,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
     plant(fault, tmp_path, monkeypatch)
-    monkeypatch.setattr(launch, "backward_steps", launch.backward_steps.__wrapped__)
-    monkeypatch.setattr(launch, "backward_plan", lambda p, sms: plan.backward_plan(p, 1))    # one item after another
+    monkeypatch.setattr(recorded, "recorded_plan", lambda p, sms: plan.recorded_plan(p, 1))    # one item after another
     case = drawn(T=150)
     found, session = gradients(case, strict=False)
     wrong = {"wrong answer" for row in judged(case, found) if row.wrong}

@@ -8,7 +8,6 @@ MIN_LOWER_BOUND = -5.02                      # as common/cute/tile.MIN_GATE_ONE_
 LIMIT = 65535                                # of a grid in y and z
 
 
-
 def one_product(p) -> bool:
     """Whether the rows of a chunk meet in one product: bfloat16 holds half of what the gate lets them lose."""
     return p.gate == "bounded" and p.lower_bound >= MIN_LOWER_BOUND and p.qk_l2norm
@@ -34,7 +33,7 @@ CAPABILITY = Capability(
     rank=20,
     summary="Hopper kernels in the CuTe DSL, beside Triton's backward where theirs does not accept a call",
     some_backwards=True,
-    recomputes=True,
+    keeps_own=True,
     archs=("sm90",),
     rules=(
         Rule(

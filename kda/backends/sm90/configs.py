@@ -168,6 +168,7 @@ class ChainArguments(Arguments):
     v = tensor("bfloat16")                   # (B, T, HV, V)
     h0 = tensor(of="h0")                     # (N, HV, K, V) in the caller's layout; (segments, HV, K, V) of segments
     o = tensor("bfloat16")                   # (B, T, HV, V)
+    r = tensor("bfloat16")                   # as o
     ht = tensor("float32")                   # as h0; of `carry` what a segment adds, (segments, HV, K, V)
     M = tensor("float32")                    # (segments, HV, K, K), transposed
     h = tensor("bfloat16")                   # (states, HV, K, V): those that enter every so many chunks
@@ -184,13 +185,15 @@ class ChainConfig(Launched):
     K: int
     V: int
     packed: bool                             # segments are found in the table
-    walk: str                                # "sequences", "carry", "segments"; "again": h and r for a backward
+    walk: str                                # "sequences", "carry", "segments"
     h0: str | None                           # dtype of the states that they start from
     ht: bool
     v_first: bool                            # states of sequences are (V, K), and those that are kept
     h: bool                                  # states are kept, of those that enter chunks
     every: int                               # so many chunks
     stages: int
+    o: bool = True                           # outputs are asked for; `carry` has none
+    recorded: bool = False                   # for a backward: r, h as bwd/grads has it, M of last segments; b on keys
     arguments = ChainArguments
     threads = 32 * (LOAD_WARP + 1)
     roles = MappingProxyType({"CHAIN": range(LOAD_WARP), "LOAD": range(LOAD_WARP, LOAD_WARP + 1)})
@@ -207,11 +210,15 @@ class ChainConfig(Launched):
     @property
     def rows(self) -> int:
         """Of [kn 2^gc; scale qn 2^gc] that are multiplied."""
-        return C if self.carry or self.again else 2 * C
+        return 2 * C if self.has_o else C
 
     @property
-    def again(self) -> bool:
-        return self.walk == "again"
+    def has_o(self) -> bool:
+        return self.o and not self.carry
+
+    @property
+    def has_r(self) -> bool:
+        return self.recorded and not self.carry
 
     @property
     def strips(self) -> int:
@@ -223,13 +230,13 @@ class ChainConfig(Launched):
         fields = dict(
             tiles=several(tile(self.K), self.stages),
             v=array("bfloat16", self.stages, C, PITCH_V),
-            o=array("bfloat16", 2, C, PITCH_V),
-            full=array("int64", self.stages, align=8),
-            empty=array("int64", self.stages, align=8),
         )
-        if self.carry:                                                         # it has no outputs
-            del fields["o"]
-        if self.again:
+        if self.has_o:
+            fields["o"] = array("bfloat16", 2, C, PITCH_V)
+        if self.has_r:
+            fields["r"] = array("bfloat16", 2, C, PITCH_V)
+        fields |= dict.fromkeys(("full", "empty"), array("int64", self.stages, align=8))
+        if self.has_r:
             fields["state"] = state_image(self.K)
         return Struct(align=1024, **fields)
 
@@ -241,13 +248,15 @@ class ChainConfig(Launched):
 class WalkArguments(Arguments):
     tiles = tensor("uint8")                  # (chunks, HV) tiles, with b on keys
     do = tensor("bfloat16")                  # (B, T, HV, V)
-    dht = tensor("float32")                  # (N, HV, K, V) in the caller's layout
+    dht = tensor("float32")                  # (N, HV, K, V) in the caller's layout; (segments, HV, K, V) of segments
     dv = tensor("bfloat16")                  # (B, T, HV, V)
     dh = tensor("bfloat16")                  # (states, HV, V, K): leaving every two chunks
-    dh0 = tensor(of="dh0")                   # as dht
-    segment_table = tensor("int64")          # (N, 6), of packed sequences
+    dh0 = tensor(of="dh0")                   # (N, ..) as dht; of `carry` what a segment adds, (segments, HV, K, V)
+    segment_table = tensor("int64")          # (segments, 6), of packed sequences
     T = number("int32")
     chunks = number("int32")                 # of a row of T tokens
+    segments = number("int32")               # of a row
+    segment = number("int32")                # chunks of a segment
     HV = number("int32")
 
 
@@ -256,6 +265,7 @@ class WalkConfig(Launched):
     K: int
     V: int
     packed: bool
+    walk: str                                # "sequences", "carry", "segments"
     dht: bool
     dh0: str | None                          # its dtype
     v_first: bool
@@ -266,17 +276,24 @@ class WalkConfig(Launched):
     threads = 32 * (LOAD_WARP + 1)
     roles = MappingProxyType({"WALK": range(LOAD_WARP), "LOAD": range(LOAD_WARP, LOAD_WARP + 1)})
 
+    @property
+    def carry(self) -> bool:
+        return self.walk == "carry"
+
+    @property
+    def strips(self) -> int:
+        return self.V // COLUMNS
+
     @cached_property
     def struct(self) -> Struct:
-        return Struct(
-            align=1024,
+        fields = dict(
             tiles=several(tile(self.K), self.stages),
             do=array("bfloat16", self.stages, C, PITCH_V),
-            dv=array("bfloat16", 2, C, PITCH_V),
-            state=state_image(self.K),
-            full=array("int64", self.stages, align=8),
-            empty=array("int64", self.stages, align=8),
         )
+        if not self.carry:
+            fields |= dict(dv=array("bfloat16", 2, C, PITCH_V), state=state_image(self.K))
+        fields |= dict.fromkeys(("full", "empty"), array("int64", self.stages, align=8))
+        return Struct(align=1024, **fields)
 
     @property
     def shared(self) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kda.compile import cutedsl
 from kda.compile.target import parse
@@ -39,7 +41,9 @@ KERNELS = {
 }  # fmt: skip
 OFFSETS = ("int32", "int64")                 # dtypes of cu_seqlens
 STAGES = (6, 3)                              # of a chain: where a CTA is alone on an SM, and where two are there
-BACKWARD_STAGES = (6, 2)                     # the same of the walks of a backward
+RECORD_STAGES = (5, 2)                       # the same of a chain that keeps, beside results
+WALK_STAGES = (6, 2)                         # and of other walks of a recorded call
+TILE_ALIGNMENT = 1024
 SHORTEST = 32                                # chunks of a segment
 INVARIANT = 128                              # the same with batch_invariant
 FUSED = None                                 # one kernel where that is sooner; True, False: where it can be, nowhere
@@ -98,49 +102,99 @@ def plan(p: Problem, sms: int, kept: bool = False) -> Plan:
 
 
 @dataclass(frozen=True)
-class BackwardPlan:
-    """Of the whole backward, which makes the forward's operands, states and residuals again."""
+class RecordedPlan:
+    """Of a forward that keeps what its backward reads, and of that backward, which makes it again if nothing was kept:
+    on tiles with b on keys, a state of every two chunks.  Packed, there may be fewer chunks, segments and states."""
 
     chunks: int                              # of a row of T tokens, as the forward has them
+    segments: int                            # of a row
+    segment: int                             # chunks of a segment
+    all_segments: int
     entries: int                             # of the table of chunks
     entries_grid: tuple[int, int]            # y and z of a grid over them
-    states: int                              # of a row, one for each two chunks; packed, entries of their table
+    states: int                              # of a row; packed, entries of their table
     all_states: int
-    scratch: int                             # bytes of all tiles
+    kept: Kept
     grads_grid: int
     prepare: PrepareConfig
-    again: ChainConfig
+    carry: ChainConfig | None                # where sequences are cut
+    compose: ComposeConfig | None
+    record: ChainConfig                      # the forward
+    again: ChainConfig                       # the same without results
+    carry_back: WalkConfig | None            # where sequences are cut
+    compose_back: ComposeConfig | None
     walk: WalkConfig
     grads: GradsConfig
 
 
+class Kept(NamedTuple):
+    """Bytes of all that a backward reads beside inputs, as it lies in memory that a forward keeps."""
+
+    tiles: int
+    h: int
+    M: int                                   # of segments
+    r: int
+
+    @property
+    def places(self) -> list[int]:
+        """The bytes that each part has: a multiple of what a tile wants."""
+        return [-(-size // TILE_ALIGNMENT) * TILE_ALIGNMENT for size in self]
+
+
 @functools.lru_cache(maxsize=1024)
-def backward_plan(p: Problem, sms: int) -> BackwardPlan:
-    chunks, states = -(-p.T // C), -(-p.T // TOKENS)
-    all_chunks, all_states = p.B * chunks, p.B * states
+def recorded_plan(p: Problem, sms: int) -> RecordedPlan:
+    """The same segments for both directions."""
+    length, chunks, states = split(p, sms), -(-p.T // C), -(-p.T // TOKENS)
+    segment = length or max(chunks, 1)
+    segments = max(1, -(-chunks // segment))
+    all_chunks, all_states, all_segments = p.B * chunks, p.B * states, p.B * segments
     if p.packed:                                                               # tokens of no sequence may need one more
-        all_chunks = p.T // C + p.N + 1
+        all_chunks, all_segments = p.T // C + p.N + 1, p.N + (p.T // (length * C) if length else 0)
         all_states = states = p.T // TOKENS + p.N + 1
-    alone, several = BACKWARD_STAGES
-    stages = alone if sms >= p.V // COLUMNS * p.HV * p.N else several
-    again, walk = backward_walks(p, stages)
-    return BackwardPlan(
-        chunks, all_chunks, grid(all_chunks) if p.packed else (chunks, p.B), states, all_states,
-        all_chunks * p.HV * tile(p.K).bytes, min(all_states * p.HV, sms) if p.T else 0, backward_prepare(p), again,
-        walk, grads_config(p),
+    cut = length > 0
+    kept = Kept(
+        tiles=all_chunks * p.HV * tile(p.K).bytes, h=2 * all_states * p.HV * p.K * p.V,
+        M=4 * all_segments * p.HV * p.K * p.K * cut, r=2 * p.B * p.T * p.HV * p.V,
+    )  # fmt: skip
+    ctas = p.HV * all_segments
+    alone = p.V // COLUMNS * ctas <= sms
+    carries = recorded_carries(p, (p.V + p.K) // COLUMNS * ctas <= sms, alone) if cut else (None,) * 4
+    return RecordedPlan(
+        chunks, segments, segment, all_segments, all_chunks, grid(all_chunks) if p.packed else (chunks, p.B), states,
+        all_states, kept, min(all_states * p.HV, sms) if p.T else 0, recorded_prepare(p), *carries[:2],
+        *recorded_chains(p, cut, alone), *carries[2:], recorded_walk(p, cut, alone), grads_config(p),
     )  # fmt: skip
 
 
-def backward_prepare(p: Problem) -> PrepareConfig:
+def recorded_prepare(p: Problem) -> PrepareConfig:
     return dataclasses.replace(prepare_config(p, kept=False), b_on_keys=True)
 
 
-def backward_walks(p: Problem, stages: int) -> tuple[ChainConfig, WalkConfig]:
-    again = ChainConfig(
-        p.K, p.V, p.packed, "again", p.state_dtype, ht=False, v_first=p.state_v_first, h=True, every=TOKENS // C,
-        stages=stages,
+def recorded_chains(p: Problem, cut: bool, alone: bool) -> tuple[ChainConfig, ChainConfig]:
+    """The forward with its results, and without."""
+    record = ChainConfig(
+        p.K, p.V, p.packed, "segments" if cut else "sequences", "float32" if cut else p.state_dtype, ht=p.final_state,
+        v_first=p.state_v_first, h=True, every=TOKENS // C, stages=RECORD_STAGES[not alone], recorded=True,
     )  # fmt: skip
-    return again, WalkConfig(p.K, p.V, p.packed, p.final_state, p.state_dtype, p.state_v_first, stages)
+    return record, dataclasses.replace(record, ht=False, o=False, stages=WALK_STAGES[not alone])
+
+
+def recorded_walk(p: Problem, cut: bool, alone: bool) -> WalkConfig:
+    walk = "segments" if cut else "sequences"
+    return WalkConfig(
+        p.K, p.V, p.packed, walk, p.final_state or cut, p.state_dtype, p.state_v_first, WALK_STAGES[not alone]
+    )
+
+
+def recorded_carries(p: Problem, up_alone: bool, back_alone: bool) -> tuple[Config, ...]:
+    """What says which states enter segments, and which gradients of states leave them."""
+    carry = dataclasses.replace(
+        chain_config(p, "carry", WALK_STAGES[not up_alone]), recorded=True, every=TOKENS // C, v_first=False
+    )
+    back = WalkConfig(p.K, p.V, p.packed, "carry", False, "float32", False, WALK_STAGES[not back_alone])
+    of_dht = "float32" if p.final_state else None
+    compose_back = ComposeConfig(p.K, p.V, p.packed, of_dht, v_first=p.state_v_first, back=True)
+    return carry, compose_config(p), back, compose_back
 
 
 def states_table(offsets: str) -> TablesConfig:
@@ -167,11 +221,13 @@ def recipes(p: Problem, host: Host) -> list[cutedsl.Recipe]:
     configs += [compose_config(p), fused_config(p)]
     backward = dataclasses.replace(p, direction="backward")
     if all(rule.holds(backward, host) for rule in BACKWARD):
-        configs += [backward_prepare(p), grads_config(p)]
+        configs += [recorded_prepare(p), grads_config(p)]
         configs += [states_table(dtype) for dtype in OFFSETS if p.packed]
-        for dht in (False, True):
-            asked = dataclasses.replace(backward, final_state=dht)
-            configs += [config for stages in BACKWARD_STAGES for config in backward_walks(asked, stages)]
+        for final_state, alone in itertools.product((False, True), repeat=2):
+            asked = dataclasses.replace(backward, final_state=final_state)
+            for cut in (False, True):
+                configs += [*recorded_chains(asked, cut, alone), recorded_walk(asked, cut, alone)]
+            configs += recorded_carries(asked, alone, alone)
     return [recipe(config) for config in dict.fromkeys(configs) if config]
 
 

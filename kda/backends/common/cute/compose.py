@@ -2,6 +2,9 @@
 Where the first segment began with the state that enters the sequence (`begun`), h is what it ended with, and its edge
 is not written.
 
+`back`, from the last segment to the first, for what the gradients of states are where they leave segments:
+edge[p] = dh, dh = M[p]^T @ dh + added[p].
+
 All in float32, so that a sequence that is cut has the state of one that is not, but for the order of sums.  A thread
 has one row of h and half of its sum.  M is transposed, so that neighbouring threads read neighbouring elements of it.
 
@@ -52,9 +55,9 @@ class Compose(entry.Entry):
                 store(h + own, self.entering(x.h0, n * x.HV + head, row, column))
         if cutlass.const_expr(self.c.begun):
             begin, end = begin + 1, end + 1
-        for p in cutlass.range(begin, end - 1, unroll=1):
-            of_row = x.M + (Int64(p * x.HV + head) * (K * K) + half * (K * K // 2) + row)
-            m = [load_one(of_row + i * K) for i in range(K // 2)]              # all on their way before h is waited for
+        for j in cutlass.range(begin, end - 1, unroll=1):
+            p = begin + (end - 1 - j) if cutlass.const_expr(self.c.back) else j
+            m = self.half_of_row(x.M + Int64(p * x.HV + head) * (K * K), row, half)    # before h is waited for
             at = self.place(p, x.HV, head, row, column)
             new = [Float32(0.0)] * STRIP
             if half == 0:
@@ -72,12 +75,23 @@ class Compose(entry.Entry):
                 store(h + own, [new[e] + rest[e] for e in range(STRIP)])
         if half == 0:
             if cutlass.const_expr(not self.c.begun):
-                at = self.place(end - 1, x.HV, head, row, column)
+                last = begin if cutlass.const_expr(self.c.back) else end - 1
+                at = self.place(last, x.HV, head, row, column)
                 store(x.edge + at, [load(h + own, STRIP)[e] for e in range(STRIP)])
             if cutlass.const_expr(self.c.ht):
                 ht = x.ht + Int64(n * x.HV + head) * (K * self.c.V)
                 for e in cutlass.range_constexpr(STRIP):
                     store(ht + self.in_state(row, column + e), [load_one(h + own + e)])
+
+    @cute.jit
+    def half_of_row(self, M, row, half):
+        """Half a row of the matrix, which lies transposed: neighbouring threads read neighbouring elements; of its
+        transpose a thread reads all that it needs from one place."""
+        K = self.c.K
+        if cutlass.const_expr(self.c.back):
+            found = [load(M + (row * K + half * (K // 2) + i), 4) for i in range(0, K // 2, 4)]
+            return [four[e] for four in found for e in range(4)]
+        return [load_one(M + ((half * (K // 2) + i) * K + row)) for i in range(K // 2)]
 
     @cute.jit
     def place(self, segment, HV, head, row, column):

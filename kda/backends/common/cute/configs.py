@@ -45,7 +45,7 @@ def chunk_options(p: Problem) -> dict[str, Any]:
 class ComposeArguments(Arguments):
     M = tensor("float32")                    # (segments, HV, K, K), transposed
     added = tensor("float32")                # (segments, HV, K, V)
-    h0 = tensor(of="h0")                     # (N, HV, K, V), or (N, HV, V, K)
+    h0 = tensor(of="h0")                     # (N, HV, K, V), or (N, HV, V, K): entering, or gradients leaving
     edge = tensor("float32")                 # (segments, HV, K, V)
     ht = tensor("float32")                   # as h0
     first_segment = tensor("int32")          # (N + 1), of packed sequences
@@ -63,6 +63,7 @@ class ComposeConfig(Launched):
     v_first: bool
     begun: bool = False                      # first segments began with the states that enter sequences: no M of theirs
     ht: bool = False                         # the state that leaves the last segment, too
+    back: bool = False                       # gradients of states, from the last segment to the first
 
     @property
     def strips(self) -> int:

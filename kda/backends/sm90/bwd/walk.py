@@ -1,4 +1,5 @@
-"""bwd/walk: chunks of one sequence from the last to the first, one value head, 64 columns of dh, a state's gradient.
+"""bwd/walk: chunks of one segment of a sequence from the last to the first, one value head, 64 columns of dh, a state's
+gradient.
 
   z^T = dh^T @ (b kg)^T + do^T @ (A_qk b)            dh^T (64, K) float32 in registers, bfloat16 where it is multiplied
   dv^T = z^T @ T'
@@ -6,6 +7,9 @@
 
 The operands are those of fwd/chain.py with b on the side of keys (configs.PrepareConfig.b_on_keys), transposed.  dh
 that leaves two chunks goes to memory as it is multiplied, as an image of bwd/grads' shared memory.
+
+A segment is what fwd/chain.py has for one.  Where sequences are cut, `carry` walks first, from zero to what a segment
+adds to dh; the transposed M of the forward is what it multiplies dh by, and common/cute/compose.py puts both together.
 
   warps  role  does
   0-3    WALK  all products, from registers and shared memory; dv and dh to global memory
@@ -33,9 +37,9 @@ from kda.compile.target import Target
 
 from ...common.cute import entry
 from ...common.cute.async_copies import arrive_when_copied, bulk_copy, copy_16_bytes_later
-from ...common.cute.copies import allocate, field_at, load
+from ...common.cute.copies import allocate, field_at, load, load_one
 from ...common.cute.tile import C
-from ..configs import COLUMNS, LOAD_WARP, PITCH_V, WalkConfig
+from ..configs import COLUMNS, LOAD_WARP, PITCH_V, SegmentTable, WalkConfig
 from ..fwd.chain import advance
 from ..parts.state import State, multiply, own_piece, place_of_segment, register_mma, round_to, rounded
 from ..parts.teams import CHAIN
@@ -54,27 +58,42 @@ class Walk(entry.Entry):
     @cute.kernel
     def kernel(self, x):
         c = self.c
-        strip, head, n = cute.arch.block_idx()
-        _, begin, tokens, chunk, state = place_of_segment(c, x, n, x.chunks, 1, 0)
-        s = allocate(c.struct)
-        if cute.arch.thread_idx()[0] == 0:
-            for stage in cutlass.range_constexpr(c.stages):
-                cute.arch.mbarrier_init(s.full + stage, 33)
-                cute.arch.mbarrier_init(s.empty + stage, 4)
-            cute.arch.mbarrier_init_fence()
-        cute.arch.sync_threads()
-        first_v = (begin * x.HV + head) * c.V + strip * COLUMNS
-        steps = (tokens + C - 1) // C
-        if cute.arch.warp_idx() == LOAD_WARP:
-            self.load(x, s, first_v, tokens, chunk, head, steps)
-        else:
-            S = self.state.zero()
-            if cutlass.const_expr(c.dht):
-                self.state.load(x.dht, n * x.HV + head, strip, c.V, c.v_first, S)
-            first_dh = (Int64(state) * x.HV + head) * (c.K * c.V)
-            self.walk(x, S, s, first_v, first_dh, strip, tokens, steps)
-            if cutlass.const_expr(c.dh0):
-                self.state.store(x.dh0, n * x.HV + head, strip, c.V, c.v_first, S)
+        strip, head, p = cute.arch.block_idx()
+        n, begin, left, chunk, state = place_of_segment(c, x, p, x.chunks, x.segments, x.segment)
+        first = self.is_first(x, p)
+        if n >= 0 and not (cutlass.const_expr(c.carry) and first):
+            s = allocate(c.struct)
+            if cute.arch.thread_idx()[0] == 0:
+                for stage in cutlass.range_constexpr(c.stages):
+                    cute.arch.mbarrier_init(s.full + stage, 33)
+                    cute.arch.mbarrier_init(s.empty + stage, 4)
+                cute.arch.mbarrier_init_fence()
+            cute.arch.sync_threads()
+            tokens = cutlass.min(left, x.segment * C)
+            first_v = (begin * x.HV + head) * c.V + strip * COLUMNS
+            steps = (tokens + C - 1) // C
+            if cute.arch.warp_idx() == LOAD_WARP:
+                self.load(x, s, first_v, tokens, chunk, head, steps)
+            else:
+                S = self.state.zero()
+                if cutlass.const_expr(c.walk == "segments"):
+                    self.state.load(x.dht, p * x.HV + head, strip, c.V, False, S)
+                elif cutlass.const_expr(c.dht):
+                    self.state.load(x.dht, n * x.HV + head, strip, c.V, c.v_first, S)
+                first_dh = (Int64(state) * x.HV + head) * (c.K * c.V)
+                self.walk(x, S, s, first_v, first_dh, strip, tokens, steps)
+                if cutlass.const_expr(c.carry):
+                    self.state.store(x.dh0, p * x.HV + head, strip, c.V, False, S)
+                elif cutlass.const_expr(c.dh0 is not None) and first:
+                    self.state.store(x.dh0, n * x.HV + head, strip, c.V, c.v_first, S)
+
+    @cute.jit
+    def is_first(self, x, p):
+        """Whether a sequence begins with this segment."""
+        number = p % x.segments
+        if cutlass.const_expr(self.c.packed):
+            number = Int32(load_one(x.segment_table + SegmentTable.WIDTH * p + SegmentTable.NUMBER))
+        return number == 0
 
     @cute.jit
     def load(self, x, s, first_v, tokens, chunk, head, steps):
@@ -107,24 +126,29 @@ class Walk(entry.Entry):
             i = steps - 1 - j
             tile = s.tiles + stage * self.tile.bytes
             leaves = (i & 1) == 1 or j == 0                                    # two chunks, or the last one
-            if leaves:
-                self.state.put_state(s.state, operand)
+            rows_of_dv = s.do
+            if cutlass.const_expr(not c.carry):
+                rows_of_dv = s.dv + (i & 1) * (C * PITCH_V)
+                if leaves:
+                    self.state.put_state(s.state, operand)
             cute.arch.mbarrier_wait(s.full + stage, phase)
-            CHAIN.sync()                                                       # dh is there, and dv of the chunk before
-            if leaves:
-                to = x.dh + (first_dh + Int64(i >> 1) * x.HV * (c.K * c.V))
-                self.state.send_state(to, strip, s.state)
-            if j > 0:
-                self.state.store_o(x.dv, s.dv, own, i + 1, cutlass.min(tokens - (i + 1) * C, C), x.HV)
-            self.step(S, operand, tile, s.do + stage * (C * PITCH_V), s.dv + (i & 1) * (C * PITCH_V))
+            if cutlass.const_expr(not c.carry):
+                CHAIN.sync()                                                   # dh is there, and dv of the chunk before
+                if leaves:
+                    to = x.dh + (first_dh + Int64(i >> 1) * x.HV * (c.K * c.V))
+                    self.state.send_state(to, strip, s.state)
+                if j > 0:
+                    self.state.store_o(x.dv, s.dv, own, i + 1, cutlass.min(tokens - (i + 1) * C, C), x.HV)
+            self.step(S, operand, tile, s.do + stage * (C * PITCH_V), rows_of_dv)
             cute.arch.sync_warp()
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive(s.empty + stage)
             stage, phase = advance(stage, phase, c.stages)
-        if steps > 0:
-            CHAIN.sync()
-            self.state.store_o(x.dv, s.dv, own, 0, cutlass.min(tokens, C), x.HV)
-        cute.arch.cp_async_bulk_wait_group(0, read=True)
+        if cutlass.const_expr(not c.carry):
+            if steps > 0:
+                CHAIN.sync()
+                self.state.store_o(x.dv, s.dv, own, 0, cutlass.min(tokens, C), x.HV)
+            cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
     def step(self, S, operand, tile, rows_of_do, rows_of_dv):
@@ -158,7 +182,8 @@ class Walk(entry.Entry):
         negative = self.of_words([words[w] ^ Uint32(0x80008000) for w in range(8)])
         multiply(mma_S, S, negative, self.rows(tile, KE), accumulate=True)
         warpgroup.commit_group()
-        self.state.put_rows(rows_of_dv, found)
+        if cutlass.const_expr(not c.carry):
+            self.state.put_rows(rows_of_dv, found)
         warpgroup.wait_group(0)
         round_to(operand, S)
 

@@ -53,7 +53,7 @@ class Chain(entry.Entry):
         n, begin, left, chunk, state = place_of_segment(c, x, p, x.chunks, x.segments, x.segment)
         tokens = cutlass.min(left, x.segment * C)
         last = tokens == left                                                  # of its sequence
-        if n >= 0 and not (cutlass.const_expr(c.carry) and last):
+        if n >= 0 and not (cutlass.const_expr(c.carry and not c.recorded) and last):
             s = allocate(c.struct)
             if cute.arch.thread_idx()[0] == 0:
                 for stage in cutlass.range_constexpr(c.stages):
@@ -121,12 +121,13 @@ class Chain(entry.Entry):
     def walk(self, x, S, s, first_v, first_h, strip, tokens, steps, of_M):
         """CHAIN: from chunk to chunk."""
         c = self.c
-        rows_of_o = s.v if cutlass.const_expr(c.carry) else s.o
+        rows_of_o = s.o if cutlass.const_expr(c.has_o) else s.v
+        rows_of_r = s.r if cutlass.const_expr(c.has_r) else s.v
         operand, own = self.state.operand(S), first_v + own_piece(0)[1]
         stage, phase = Int32(0), Int32(0)
         for i in cutlass.range(steps, unroll=1):
             tile = s.tiles + stage * self.tile.bytes
-            if cutlass.const_expr(c.again):
+            if cutlass.const_expr(c.has_r):
                 if i % c.every == 0:
                     self.state.put_state(s.state, operand)
             elif cutlass.const_expr(c.h):
@@ -135,24 +136,33 @@ class Chain(entry.Entry):
             cute.arch.mbarrier_wait(s.full + stage, phase)
             words_of_v = self.state.load_v(s.v + stage * (C * PITCH_V), zero=of_M)   # before o: waited for first
             PO = self.state.issue_PO(operand, tile)
-            if cutlass.const_expr(c.again):
+            if cutlass.const_expr(c.has_r):
                 CHAIN.sync()                                                   # so is the state
                 if i % c.every == 0:
                     self.state.send_state(self.kept_state(x, first_h, i), strip, s.state)
             if cutlass.const_expr(not c.carry) and i > 0:
-                if cutlass.const_expr(not c.again):
+                if cutlass.const_expr(not c.has_r):
                     CHAIN.sync()                                               # o of the chunk before is there
-                self.state.store_o(x.o, rows_of_o, own, i - 1, Int32(C), x.HV)
-            self.state.update(S, operand, PO, tile, words_of_v, rows_of_o + (i & 1) * (C * PITCH_V))
+                self.store_rows(x, rows_of_o, rows_of_r, own, i - 1, Int32(C))
+            half = (i & 1) * (C * PITCH_V)
+            self.state.update(S, operand, PO, tile, words_of_v, rows_of_o + half, rows_of_r + half)
             cute.arch.sync_warp()
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive(s.empty + stage)
             stage, phase = advance(stage, phase, c.stages)
         if cutlass.const_expr(not c.carry) and steps > 0:
             CHAIN.sync()
-            self.state.store_o(x.o, rows_of_o, own, steps - 1, tokens - (steps - 1) * C, x.HV)
-        if cutlass.const_expr(c.again):
+            self.store_rows(x, rows_of_o, rows_of_r, own, steps - 1, tokens - (steps - 1) * C)
+        if cutlass.const_expr(c.has_r):
             cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+    @cute.jit
+    def store_rows(self, x, rows_of_o, rows_of_r, own, i, tokens):
+        """o and r of chunk i."""
+        if cutlass.const_expr(self.c.has_o):
+            self.state.store_o(x.o, rows_of_o, own, i, tokens, x.HV)
+        if cutlass.const_expr(self.c.has_r):
+            self.state.store_o(x.r, rows_of_r, own, i, tokens, x.HV)
 
     @cute.jit
     def kept_state(self, x, first, i):

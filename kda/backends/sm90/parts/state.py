@@ -62,8 +62,8 @@ class State:
         return words
 
     @cute.jit
-    def update(self, S, operand, PO, tile, words_of_v, rows_of_o):
-        """From P and O of a chunk to the state after it, rounded, too, and to o in shared memory."""
+    def update(self, S, operand, PO, tile, words_of_v, rows_of_o, rows_of_r=None):
+        """From P and O of a chunk to the state after it, rounded, too, and to o and r in shared memory."""
         c, lane = self.c, cute.arch.lane_idx()
         standing = OperandMajorMode.MN
         mma, mma_V = register_mma(C, OperandMajorMode.K), register_mma(C, standing)
@@ -89,18 +89,17 @@ class State:
         warpgroup.wait_group(0)
         # S^T += v_new^T @ kg;  o^T = O + v_new^T @ A_qk^T
         added = rounded(mma, v_new, C)
-        if cutlass.const_expr(c.again):
-            self.put_rows(rows_of_o, added)                                    # r
+        if cutlass.const_expr(c.has_r):
+            self.put_rows(rows_of_r, added)
         multiply(mma_S, S, added, standing_view(tile + self.tile.KG.offset, c.K), accumulate=True)
         warpgroup.commit_group()
         within = accumulator(mma, (COLUMNS, C))                                # half of PO would be no accumulator to
-        has_o = not c.carry and not c.again                                    # ptxas, and each product would wait
-        if cutlass.const_expr(has_o):
+        if cutlass.const_expr(c.has_o):                                        # ptxas, and each product would wait
             multiply(mma, within, added, narrow_view(tile + self.tile.A_qk.offset), accumulate=False, fenced=True)
             warpgroup.commit_group()
-        warpgroup.wait_group(1 if cutlass.const_expr(has_o) else 0)
+        warpgroup.wait_group(1 if cutlass.const_expr(c.has_o) else 0)
         round_to(operand, S)
-        if cutlass.const_expr(has_o):
+        if cutlass.const_expr(c.has_o):
             compute_now(operand)
             warpgroup.wait_group(0)
             of_o = cute.coalesce(within)
