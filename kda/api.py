@@ -390,10 +390,11 @@ def _forward(inputs: Inputs, options: Options, save: Save, recorded: bool = Fals
     unseen = _unseen(inputs)
     if unseen and not recorded:                                                # an operator takes 20 microseconds more
         return _operate(autograd.forward, call, call, save)
-    arguments = *inputs[: len(autograd.INPUTS)], *(getattr(options, name) for name in autograd.OPTIONS), save.value
-    if unseen:
-        o, ht, h = _operate(autograd.Recorded.apply, call, *arguments)
-        return Outputs(o, ht if options.output_final_state else None, None, None)
+    tensors = inputs[: len(autograd.INPUTS)]
+    if unseen and not options.return_intermediate_states:
+        recording = autograd.Recording(call, _operate(problem_of, call, call), save)
+        return Outputs(*_operate(autograd.Recorded.apply, call, recording, *tensors), None, None)
+    arguments = *tensors, *(getattr(options, name) for name in autograd.OPTIONS), save.value
     o, ht, h, *saved = _operate(autograd.call, call, "chunk_forward", *arguments)
     return Outputs(o, ht if options.output_final_state else None, h if options.return_intermediate_states else None,
                    save.kind(*saved) if save in (Save.ALL, Save.OWN) else None)  # fmt: skip

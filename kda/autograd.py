@@ -16,8 +16,10 @@ here too.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import NamedTuple
 
@@ -101,8 +103,9 @@ def _call(args: tuple, op: str = "chunk_kda", **others: Tensor | None) -> Call:
 _SAVES = {save.value: save for save in Save}
 
 
-def forward(c: Call, save: Save) -> Outputs:
-    problem = problem_of(c)
+def forward(c: Call, save: Save, problem: Problem | None = None) -> Outputs:
+    """`problem`: the call's, where it is known."""
+    problem = problem or problem_of(c)
     if save is Save.OWN:
         _keeper(c, problem)
     with _autocast_off(c.inputs.q):
@@ -154,25 +157,37 @@ def _chunk_setup(ctx, inputs, output):
 
 def _keep(ctx, inputs, saved):
     *args, _ = inputs
-    options = Options(**dict(zip(OPTIONS, args[len(INPUTS):])))
-    if options.return_intermediate_states and any(ctx.needs_input_grad):
-        refuse(Call("chunk_kda", Inputs(*args[: len(INPUTS)]), options), INTERMEDIATE_STATES, "gradients recorded")
-    asked = backend_of_backward(backend_asked(options.backend))              # a backward may run in another thread
-    ctx.options = options._replace(backend=asked)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*args[: len(INPUTS)], *saved)
+    c = Call("chunk_kda", Inputs(*args[: len(INPUTS)]), Options(**dict(zip(OPTIONS, args[len(INPUTS):]))))
+    _keep_for_backward(ctx, c, saved, any(ctx.needs_input_grad))
     if transforms.active():
         ctx.save_for_forward(*args[: len(INPUTS)], *saved)
 
 
+def _keep_for_backward(ctx, c: Call, saved, recorded: bool) -> None:
+    if c.options.return_intermediate_states and recorded:
+        refuse(c, INTERMEDIATE_STATES, "gradients recorded")
+    asked = backend_of_backward(backend_asked(c.options.backend))            # a backward may run in another thread
+    ctx.options = c.options._replace(backend=asked)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*c.inputs[: len(INPUTS)], *saved)
+
+
 def _chunk_link(ctx, do, dht, dh, *dsaved):
+    return *_gradients(ctx, do, dht, ctx.needs_input_grad), *[None] * (len(OPTIONS) + 1)
+
+
+def _gradients(ctx, do: Tensor | None, dht: Tensor | None, needs: Sequence[bool]) -> list[Tensor | None]:
+    """Of the inputs, by the operator."""
     tensors = ctx.saved_tensors
-    inputs, saved = tensors[: len(INPUTS)], tensors[len(INPUTS):]
     options = [getattr(ctx.options, name) for name in OPTIONS]
-    grads = call("chunk_backward", *inputs, *options, do, _or_none(dht), *saved)
-    by_input = dict(zip(INPUTS, grads))
-    wanted = zip(INPUTS, ctx.needs_input_grad)
-    return (*(by_input.get(name) if need else None for name, need in wanted), *([None] * (len(OPTIONS) + 1)))
+    inputs, saved = tensors[: len(INPUTS)], tensors[len(INPUTS):]
+    return _wanted(call("chunk_backward", *inputs, *options, do, _or_none(dht), *saved), needs)
+
+
+def _wanted(grads: Iterable[Tensor | None], needs: Sequence[bool]) -> list[Tensor | None]:
+    """A gradient for each of the inputs that needs one; offsets have none."""
+    found = [grad if need else None for grad, need in zip(grads, needs)]
+    return found + [None] * (len(INPUTS) - len(found))
 
 
 def _chunk_jvp(ctx, *tangents):
@@ -201,24 +216,60 @@ def _chunk_tangent(*args):
 
 
 class Recorded(torch.autograd.Function):
-    """chunk_forward and its link without an operator between: torch takes half a millisecond for one that records."""
+    """The forward and its backward without operators between: torch takes half a millisecond for one that records."""
 
     @staticmethod
-    def forward(ctx, *args):
-        *outputs, saved = _chunk_forward(*args)
-        _keep(ctx, args, saved)
-        return tuple(outputs)
+    def forward(ctx, of: Recording, *tensors):
+        c, problem, save = of
+        out = forward(c, save, problem)
+        _keep_for_backward(ctx, c, out.saved or (), recorded=True)
+        ctx.problem = _backward_of(problem)
+        return out.o, out.final_state
 
     @staticmethod
-    def backward(ctx, do, dht, dh):
-        return _chunk_link(ctx, do, dht, dh)
+    def backward(ctx, do, dht):
+        needs = ctx.needs_input_grad[1:]
+        if not _nothing_else_looks():
+            return None, *_gradients(ctx, do, dht, needs)
+        tensors, problem = ctx.saved_tensors, ctx.problem
+        x, saved = Inputs(*tensors[: len(INPUTS)]), tensors[len(INPUTS):]
+        do = torch.zeros_like(x.v) if do is None else do
+        backend = choose(problem, ctx.options.backend).backend
+        with _autocast_off(x.q):
+            grads = launcher(backend).backward(problem, x, do, dht, _bundled(saved))
+        return None, *_wanted(grads, needs)
+
+
+class Recording(NamedTuple):
+    """A call that is recorded, of plain tensors alone."""
+
+    call: Call
+    problem: Problem
+    save: Save
+
+
+@functools.lru_cache(maxsize=4096)
+def _backward_of(problem: Problem) -> Problem:
+    return dataclasses.replace(problem, direction="backward")
+
+
+def _nothing_else_looks() -> bool:
+    """Whether no derivative of a backward is recorded, and no mode or transform has to see it."""
+    return (
+        not torch.is_grad_enabled()
+        and not torch._C._len_torch_dispatch_stack()
+        and torch._C._functorch.peek_interpreter_stack() is None
+    )
 
 
 # chunk_backward
 
 
-def _bundled(saved: list[Tensor]) -> Saved | Products | Own | None:
-    return next((save.kind(*saved) for save in Save if save.kind and len(save.kind._fields) == len(saved)), None)
+_BUNDLES = {len(save.kind._fields): save.kind for save in Save if save.kind}
+
+
+def _bundled(saved: Sequence[Tensor]) -> Saved | Products | Own | None:
+    return _BUNDLES[len(saved)](*saved) if saved else None
 
 
 def _chunk_backward(*args):

@@ -160,6 +160,11 @@ def recorder(problem: Problem, backend: str) -> str:
 def keeps_own(problem: Problem, asked: str) -> bool:
     """Whether forward and backward of a recorded call, for which `asked` is in force, are of one backend that lays out
     itself what it keeps between them."""
+    return _keeps_own(problem, asked, stand_in())
+
+
+@functools.lru_cache(maxsize=4096)
+def _keeps_own(problem: Problem, asked: str, host: Host | None) -> bool:
     forward = dataclasses.replace(problem, direction="forward", disable_recompute=False)
     backward = dataclasses.replace(forward, direction="backward")
     made, read = choose(forward, asked).backend, choose(backward, backend_of_backward(asked)).backend

@@ -77,8 +77,8 @@ class Bound:
         self._ready: dict[int, Any] = {}                                     # device -> the driver's part
 
     def __call__(self, *tensors: Any) -> Any:
-        """`tensors` may be None."""
+        """`tensors` may be None, or addresses."""
         if taker() is not None:
             return self.kernel.launch(self.grid, *tensors, *self.numbers, **self.shape._asdict(), config=self.config)
-        values = [0 if x is None else x.data_ptr() for x in tensors] + self.numbers
+        values = [0 if x is None else x if type(x) is int else x.data_ptr() for x in tensors] + self.numbers
         return driver.launch(self.kernel, self.grid, self.shape, values, values, kept=self._ready)

@@ -68,10 +68,11 @@ class Launch(NamedTuple):
 
     bound: Bound
     names: tuple[str, ...]
+    known: frozenset[str]
 
     def __call__(self, **tensors: Any) -> None:
-        unknown = tensors.keys() - set(self.names)
-        if unknown:
+        if not tensors.keys() <= self.known:
+            unknown = tensors.keys() - self.known
             known = ", ".join(self.names)
             raise TypeError(f"{self.bound.kernel.name} has no tensors {sorted(unknown)}; it has {known}")
         self.bound(*map(tensors.get, self.names))
@@ -94,4 +95,5 @@ class Launched:
             grid, *values, block=self.threads, cluster=self.cluster, dynamic_shared=self.shared, pdl=self.pdl,
             config=self,
         )
-        return Launch(bound, tuple(self.arguments.tensors()))
+        names = tuple(self.arguments.tensors())
+        return Launch(bound, names, frozenset(names))

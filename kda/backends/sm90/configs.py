@@ -26,6 +26,8 @@ TOKENS = 64                                  # of a chunk there: two of the forw
 BLOCK = 16                                   # tokens whose decays are counted from the middle
 GRADS_WARPS, LOAD_WARPS = 8, 4
 TOKEN_FACTORS = 3                            # 1 / |q|, 1 / |k|, b
+# shares
+SLICES = 8                                   # of the chunks
 # tables
 THREADS = 256
 RUN = 16                                     # chunks of every sequence that a program writes
@@ -454,6 +456,36 @@ class GradsConfig(ChunkConfig):
             rows_full=array("int64", 2, align=8),
             rows_done=array("int64", 2, align=8),
         )
+
+    @property
+    def shared(self) -> int:
+        return self.struct.end
+
+
+class SharesArguments(Arguments):
+    of_A_log = tensor("float32")             # (chunks, HV, K)
+    of_dt_bias = tensor("float32")
+    dA_log = tensor("float32")               # (HV)
+    ddt_bias = tensor("float32")             # (HV, K)
+    chunks = number("int32")                 # of all rows
+    HV = number("int32")
+
+
+@dataclass(frozen=True)
+class SharesConfig(Launched):
+    K: int
+    rate: bool                               # A_log is there
+    bias: bool                               # dt_bias is there
+    arguments = SharesArguments
+
+    @property
+    def threads(self) -> int:
+        return SLICES * self.K
+
+    @cached_property
+    def struct(self) -> Struct:
+        each = dict.fromkeys(("of_A", "of_bias"), array("float32", SLICES, self.K))
+        return Struct(**each, of_warps=array("float32", self.K // 32))
 
     @property
     def shared(self) -> int:

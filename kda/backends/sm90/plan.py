@@ -26,6 +26,7 @@ from .configs import (
     GradsConfig,
     PairsConfig,
     PrepareConfig,
+    SharesConfig,
     TablesConfig,
     WalkConfig,
     tile,
@@ -33,11 +34,11 @@ from .configs import (
 
 TARGET = parse("sm90")
 Forward = TablesConfig | PrepareConfig | PairsConfig | ChainConfig | ComposeConfig | FusedConfig
-Config = Forward | WalkConfig | GradsConfig
+Config = Forward | WalkConfig | GradsConfig | SharesConfig
 KERNELS = {
     TablesConfig: "sm90.fwd.tables", PrepareConfig: "sm90.fwd.prepare", PairsConfig: "sm90.fwd.pairs",
     ChainConfig: "sm90.fwd.chain", ComposeConfig: "common.cute.compose", FusedConfig: "sm90.fwd.fused",
-    WalkConfig: "sm90.bwd.walk", GradsConfig: "sm90.bwd.grads",
+    WalkConfig: "sm90.bwd.walk", GradsConfig: "sm90.bwd.grads", SharesConfig: "sm90.bwd.shares",
 }  # fmt: skip
 OFFSETS = ("int32", "int64")                 # dtypes of cu_seqlens
 STAGES = (6, 3)                              # of a chain: where a CTA is alone on an SM, and where two are there
@@ -115,6 +116,7 @@ class RecordedPlan:
     states: int                              # of a row; packed, entries of their table
     all_states: int
     kept: Kept
+    scratch: tuple[int, ...]                 # bytes of dh, what segments add to it, where it leaves them; shares
     grads_grid: int
     prepare: PrepareConfig
     carry: ChainConfig | None                # where sequences are cut
@@ -125,20 +127,21 @@ class RecordedPlan:
     compose_back: ComposeConfig | None
     walk: WalkConfig
     grads: GradsConfig
+    shares: SharesConfig | None              # where the gate has parameters
 
 
 class Kept(NamedTuple):
     """Bytes of all that a backward reads beside inputs, as it lies in memory that a forward keeps."""
 
     tiles: int
-    h: int
     M: int                                   # of segments
+    h: int
     r: int
 
-    @property
-    def places(self) -> list[int]:
-        """The bytes that each part has: a multiple of what a tile wants."""
-        return [-(-size // TILE_ALIGNMENT) * TILE_ALIGNMENT for size in self]
+
+def places(*sizes: int) -> tuple[int, ...]:
+    """The bytes that parts of memory have, so that each begins where a tile may."""
+    return tuple(-(-size // TILE_ALIGNMENT) * TILE_ALIGNMENT for size in sizes)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -152,17 +155,19 @@ def recorded_plan(p: Problem, sms: int) -> RecordedPlan:
         all_chunks, all_segments = p.T // C + p.N + 1, p.N + (p.T // (length * C) if length else 0)
         all_states = states = p.T // TOKENS + p.N + 1
     cut = length > 0
-    kept = Kept(
-        tiles=all_chunks * p.HV * tile(p.K).bytes, h=2 * all_states * p.HV * p.K * p.V,
-        M=4 * all_segments * p.HV * p.K * p.K * cut, r=2 * p.B * p.T * p.HV * p.V,
-    )  # fmt: skip
+    state, of_segments = p.HV * p.K * p.V, all_segments * cut
+    kept = Kept(*places(
+        all_chunks * p.HV * tile(p.K).bytes, 4 * of_segments * p.HV * p.K * p.K, 2 * all_states * state,
+        2 * p.B * p.T * p.HV * p.V,
+    ))  # fmt: skip
+    scratch = places(2 * all_states * state, *[4 * of_segments * state] * 2, *[4 * all_states * p.HV * p.K] * 2)
     ctas = p.HV * all_segments
     alone = p.V // COLUMNS * ctas <= sms
     carries = recorded_carries(p, (p.V + p.K) // COLUMNS * ctas <= sms, alone) if cut else (None,) * 4
     return RecordedPlan(
         chunks, segments, segment, all_segments, all_chunks, grid(all_chunks) if p.packed else (chunks, p.B), states,
-        all_states, kept, min(all_states * p.HV, sms) if p.T else 0, recorded_prepare(p), *carries[:2],
-        *recorded_chains(p, cut, alone), *carries[2:], recorded_walk(p, cut, alone), grads_config(p),
+        all_states, kept, scratch, min(all_states * p.HV, sms) if p.T else 0, recorded_prepare(p), *carries[:2],
+        *recorded_chains(p, cut, alone), *carries[2:], recorded_walk(p, cut, alone), grads_config(p), shares_config(p),
     )  # fmt: skip
 
 
@@ -205,6 +210,10 @@ def grads_config(p: Problem) -> GradsConfig:
     return GradsConfig(**chunk_options(p), packed=p.packed)
 
 
+def shares_config(p: Problem) -> SharesConfig | None:
+    return SharesConfig(p.K, p.A_log, p.dt_bias) if p.A_log or p.dt_bias else None
+
+
 def recipe(config: Config) -> cutedsl.Recipe:
     return cutedsl.Recipe(f"kda.backends.{KERNELS[type(config)]}:build", config, TARGET)
 
@@ -221,7 +230,7 @@ def recipes(p: Problem, host: Host) -> list[cutedsl.Recipe]:
     configs += [compose_config(p), fused_config(p)]
     backward = dataclasses.replace(p, direction="backward")
     if all(rule.holds(backward, host) for rule in BACKWARD):
-        configs += [recorded_prepare(p), grads_config(p)]
+        configs += [recorded_prepare(p), grads_config(p), shares_config(p)]
         configs += [states_table(dtype) for dtype in OFFSETS if p.packed]
         for final_state, alone in itertools.product((False, True), repeat=2):
             asked = dataclasses.replace(backward, final_state=final_state)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import NamedTuple
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from kda.bundles import Grads, Outputs, Own
+from kda.compile.launching import taker
 from kda.host import detect
 from kda.problem import Inputs, Problem
 
@@ -36,13 +39,16 @@ class Tables(NamedTuple):
     first_segment: Tensor | None = None
 
 
-class Parts(NamedTuple):
-    """What a backward reads beside the inputs."""
+NO_TABLES = Tables()
 
-    tiles: Tensor
-    h: Tensor
-    M: Tensor
-    r: Tensor
+
+class Parts(NamedTuple):
+    """What a backward reads beside the inputs: tensors or addresses."""
+
+    tiles: Any
+    M: Any
+    h: Any
+    r: Any
 
 
 class Steps(NamedTuple):
@@ -60,6 +66,7 @@ class Steps(NamedTuple):
     compose_back: Launch | None
     walk: Launch | None
     grads: Launch | None
+    shares: Launch | None
 
 
 @functools.lru_cache(maxsize=1024)
@@ -88,6 +95,7 @@ def steps(p: Problem, sms: int, offsets: str | None) -> Steps:
         walker(pl.carry), composer(pl.compose), walker(pl.record), walker(pl.again),
         walker(pl.carry_back), composer(pl.compose_back), walker(pl.walk),
         step(pl.grads, (pl.grads_grid, 1, 1), chunks=pl.states, items=pl.all_states * p.HV, zero=0.0, one=1.0, **gate),
+        step(pl.shares, (p.HV, 1, 1), chunks=pl.all_states * (p.T > 0), HV=p.HV),
     )  # fmt: skip
 
 
@@ -97,41 +105,56 @@ def runs(rows: int, p: Problem) -> int:
 
 
 def kept_bytes(p: Problem) -> int:
-    return sum(recorded_plan(p, detect(p.device).sms).kept.places)
+    return sum(recorded_plan(p, detect(p.device).sms).kept)
+
+
+@functools.lru_cache(maxsize=1024)
+def with_dht(p: Problem, dht: bool) -> Problem:
+    return dataclasses.replace(p, final_state=dht)
 
 
 def forward(p: Problem, x: Inputs) -> Outputs:
     at = steps(p, detect(p.device).sms, offsets_dtype(x))
     out, inputs = outputs(p, x), laid_out(x)
-    memory = out.o.new_empty(sum(at.plan.kept.places), dtype=torch.uint8)
-    found = tables(p, at, x)
-    up(p, at, at.record, inputs, parts_of(memory, at), found, cleared=out.o, o=out.o, ht=out.final_state)
+    memory = out.o.new_empty(sum(at.plan.kept), dtype=torch.uint8)
+    parts = Parts(*places_in(memory, at.plan.kept))
+    up(p, at, at.record, inputs, parts, tables(p, at, x), cleared=out.o, o=out.o, ht=out.final_state)
     return out._replace(saved=Own(memory))
 
 
 def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, own: Own | None) -> Grads:
     """Without `own`, operands, states and residuals of the forward are made again."""
-    p = dataclasses.replace(p, final_state=dht is not None)
+    p = with_dht(p, dht is not None)
     at = steps(p, detect(p.device).sms, offsets_dtype(x))
-    like, inputs, found = x.q, laid_out(x), tables(p, at, x)
+    like, inputs, found, kept = x.q, laid_out(x), tables(p, at, x), at.plan.kept
     do, dht = aligned(do, like.dtype), aligned(dht, torch.float32)
     # tokens of no sequence: prepare clears their rows, which does not run again if all was kept
     dv = (like.new_zeros if own and p.packed else like.new_empty)(p.B, p.T, p.HV, p.V)
     dh0 = None if inputs["h0"] is None else torch.empty_like(inputs["h0"])
-    dh = like.new_empty(at.plan.all_states, p.HV, p.V, p.K)
     if own is None:
-        parts = Parts(*(like.new_empty(size, dtype=torch.uint8) for size in at.plan.kept))
+        early, late = kept[:2], kept[2:]                                       # tiles and M are soon of no use
+        of_walks, memory = (like.new_empty(sum(sizes), dtype=torch.uint8) for sizes in (early, late))
+        parts = Parts(*places_in(of_walks, early), *places_in(memory, late))
         up(p, at, at.again, inputs, parts, found, cleared=dv)
     else:
-        parts = parts_of(own.memory, at)
-    back(p, at, parts, found, do=do, dht=dht, dv=dv, dh=dh, dh0=dh0)
-    parts = parts._replace(tiles=None, M=None)                                 # dq and dk may lie where they lay
-    return grads(p, at, x, inputs, parts, found, do=do, dv=dv, dh=dh)._replace(dh0=dh0)
+        parts = Parts(*places_in(own.memory, kept))
+    scratch = like.new_empty(sum(at.plan.scratch), dtype=torch.uint8)
+    dh, added, edge, *shares = places_in(scratch, at.plan.scratch)
+    if at.carry_back:
+        at.carry_back(tiles=parts.tiles, do=do, dh0=added, segment_table=found.segment)
+        at.compose_back(M=parts.M, added=added, h0=dht, edge=edge, first_segment=found.first_segment)
+        dht = edge
+    if at.walk:
+        at.walk(tiles=parts.tiles, do=do, dht=dht, dv=dv, dh=dh, dh0=dh0, segment_table=found.segment)
+    of_walks = None                                                            # dq and dk may lie where it lay
+    dq, dk, dg, dbeta = grads(p, at, x, inputs, parts, found, shares, do=do, dv=dv, dh=dh)
+    dA_log, ddt_bias = sums(at, x, shares)
+    return Grads(dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dh0)
 
 
 def tables(p: Problem, at: Steps, x: Inputs) -> Tables:
     if not p.packed:
-        return Tables()
+        return NO_TABLES
     sizes = (ChunkTable.WIDTH * at.plan.entries, SegmentTable.WIDTH * at.plan.all_segments,
              ChunkTable.WIDTH * at.plan.states)  # fmt: skip
     device = x.q.device
@@ -144,9 +167,12 @@ def tables(p: Problem, at: Steps, x: Inputs) -> Tables:
     return Tables(chunk, segment, state, first_segment)
 
 
-def parts_of(memory: Tensor, at: Steps) -> Parts:
-    """The parts of memory that a forward keeps."""
-    return Parts(*memory.split(at.plan.kept.places))
+def places_in(memory: Tensor, sizes: Sequence[int]) -> Sequence[Tensor | int]:
+    """Where parts of so many bytes begin: their addresses, of which there is no tensor to be made; in the simulator
+    tensors, so that it sees what leaves them."""
+    if taker() is not None:
+        return memory.split(sizes)
+    return [memory.data_ptr() + offset for offset in itertools.accumulate(sizes[:-1], initial=0)]
 
 
 def up(p: Problem, at: Steps, chain: Launch | None, inputs: dict, parts: Parts, found: Tables, cleared: Tensor,
@@ -166,26 +192,12 @@ def up(p: Problem, at: Steps, chain: Launch | None, inputs: dict, parts: Parts, 
         chain(tiles=parts.tiles, v=v, h0=h0, r=parts.r, h=parts.h, segment_table=found.segment, **results)
 
 
-def back(p: Problem, at: Steps, parts: Parts, found: Tables, do: Tensor, dht: Tensor | None, dv: Tensor, dh: Tensor,
-         dh0: Tensor | None) -> None:  # fmt: skip
-    """dv, gradients of the states that leave pairs of chunks, and of those that enter sequences."""
-    if at.carry_back:
-        added = dv.new_empty(at.plan.all_segments, p.HV, p.K, p.V, dtype=torch.float32)
-        edge = torch.empty_like(added)
-        at.carry_back(tiles=parts.tiles, do=do, dh0=added, segment_table=found.segment)
-        at.compose_back(M=parts.M, added=added, h0=dht, edge=edge, first_segment=found.first_segment)
-        dht = edge
-    if at.walk:
-        at.walk(tiles=parts.tiles, do=do, dht=dht, dv=dv, dh=dh, dh0=dh0, segment_table=found.segment)
-
-
-def grads(p: Problem, at: Steps, x: Inputs, inputs: dict, parts: Parts, found: Tables, do: Tensor, dv: Tensor,
-          dh: Tensor) -> Grads:  # fmt: skip
-    """What is local to pairs of chunks."""
+def grads(p: Problem, at: Steps, x: Inputs, inputs: dict, parts: Parts, found: Tables, shares: Sequence[Any],
+          do: Tensor, dv: Tensor, dh: Any) -> tuple[Tensor, ...]:  # fmt: skip
+    """dq, dk, dg and dbeta, and the chunks' shares of the gate's parameters."""
     like = x.q
     dq, dk = (like.new_empty(p.B, p.T, p.HV, p.K) for _ in range(2))
     dg, dbeta = torch.empty_like(inputs["g"]), torch.empty_like(inputs["beta"])
-    shares = [like.new_empty(at.plan.all_states, p.HV, p.K, dtype=torch.float32) for _ in range(2)]
     if at.grads:
         of_A_log, of_dt_bias = shares
         inputs = {name: y for name, y in inputs.items() if name not in ("v", "h0")}
@@ -193,10 +205,7 @@ def grads(p: Problem, at: Steps, x: Inputs, inputs: dict, parts: Parts, found: T
             **inputs, do=do, dv=dv, r=parts.r, h=parts.h, dh=dh, dq=dq, dk=dk, dg=dg, dbeta=dbeta, of_A_log=of_A_log,
             of_dt_bias=of_dt_bias, chunk_table=found.state,
         )  # fmt: skip
-    else:
-        of_A_log, of_dt_bias = [share[:0] for share in shares]
-    dA_log, ddt_bias = summed(of_A_log, (0, 2), x.A_log), summed(of_dt_bias, (0,), x.dt_bias)
-    return Grads(of_heads(dq, p), of_heads(dk, p), dv, dg, dbeta, dA_log, ddt_bias, None)
+    return of_heads(dq, p), of_heads(dk, p), dg, dbeta
 
 
 def of_heads(y: Tensor, p: Problem) -> Tensor:
@@ -206,11 +215,10 @@ def of_heads(y: Tensor, p: Problem) -> Tensor:
     return y.view(p.B, p.T, p.H, p.HV // p.H, p.K).sum(3, dtype=torch.float32).to(y.dtype)
 
 
-def summed(shares: Tensor, dims: tuple[int, ...], like: Tensor | None) -> Tensor | None:
-    """The gradient of a gate's parameter, of what chunks give to it."""
-    if like is None:
-        return None
-    found = torch.empty(like.shape, dtype=shares.dtype, device=shares.device)
-    left = [n for d, n in enumerate(shares.shape) if d not in dims]
-    torch.sum(shares, dims, out=found.view(left))
-    return found.to(like.dtype)
+def sums(at: Steps, x: Inputs, shares: Sequence[Any]) -> list[Tensor | None]:
+    """dA_log and ddt_bias."""
+    given = x.A_log, x.dt_bias
+    found = [None if y is None else torch.empty(y.shape, dtype=torch.float32, device=y.device) for y in given]
+    if at.shares:
+        at.shares(of_A_log=shares[0], of_dt_bias=shares[1], dA_log=found[0], ddt_bias=found[1])
+    return [y if y is None or y.dtype == like.dtype else y.to(like.dtype) for y, like in zip(found, given)]

@@ -1,0 +1,66 @@
+"""bwd/shares: dA_log and ddt_bias of one value head, of what chunks give to them, always summed in one order.
+
+  dA_log = sum_(chunks, channels) of_A_log        ddt_bias = sum_chunks of_dt_bias
+
+Threads are SLICES x K: a thread has one channel, and of the chunks every SLICES-th.
+
+  barrier  threads     says
+  0        SLICES x K  each slice's sums are in shared memory;  dA_log's sums of each warp are there
+
+  shared memory: configs.SharesConfig.struct
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int64
+
+from kda.compile import cutedsl
+from kda.compile.target import Target
+
+from ...common.cute import entry
+from ...common.cute.copies import allocate, load_one, store
+from ..configs import SLICES, SharesConfig
+
+
+class Shares(entry.Entry):
+    @cute.kernel
+    def kernel(self, x):
+        c, head = self.c, cute.arch.block_idx()[0]
+        thread = cute.arch.thread_idx()[0]
+        channel, slice_ = thread % c.K, thread // c.K
+        s = allocate(c.struct)
+        of_A, of_bias = Float32(0.0), Float32(0.0)
+        for chunk in cutlass.range(slice_, x.chunks, SLICES, unroll=4):
+            at = (Int64(chunk) * x.HV + head) * c.K + channel
+            if cutlass.const_expr(c.rate):
+                of_A += load_one(x.of_A_log + at)
+            if cutlass.const_expr(c.bias):
+                of_bias += load_one(x.of_dt_bias + at)
+        s.of_A[thread] = of_A
+        s.of_bias[thread] = of_bias
+        cute.arch.sync_threads()                                               # each slice's sums are there
+        if thread < c.K:
+            total_A, total_bias = Float32(0.0), Float32(0.0)
+            for n in cutlass.range_constexpr(SLICES):
+                total_A += s.of_A[n * c.K + channel]
+                total_bias += s.of_bias[n * c.K + channel]
+            if cutlass.const_expr(c.bias):
+                store(x.ddt_bias + (head * c.K + channel), [total_bias])
+            if cutlass.const_expr(c.rate):
+                for far in (16, 8, 4, 2, 1):
+                    total_A += cute.arch.shuffle_sync_bfly(total_A, far)
+                if thread % 32 == 0:
+                    s.of_warps[thread // 32] = total_A
+        if cutlass.const_expr(c.rate):
+            cute.arch.sync_threads()                                           # dA_log's sums of each warp are there
+            if thread == 0:
+                whole = Float32(0.0)
+                for n in cutlass.range_constexpr(c.K // 32):
+                    whole += s.of_warps[n]
+                store(x.dA_log + head, [whole])
+
+
+def build(c: SharesConfig, target: Target) -> cutedsl.Compiled:
+    return entry.compile(Shares, c, target)
