@@ -11,6 +11,7 @@ KDA keeps one matrix-valued state S (K, V) for each value head and updates it wi
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import inspect
@@ -44,12 +45,13 @@ from .dispatch import (
     capability,
     check_backend_name,
     choose,
-    keeps_own,
     launcher,
     recorder,
+    route,
     weigh,
+    what_is_kept,
 )
-from .errors import InputError, InputTypeError, KdaError
+from .errors import InputError, InputTypeError, KdaError, NoBackendError
 from .gates import wide_dtype
 from .host import detect, stand_in
 from .problem import Inputs, Options, Problem
@@ -133,7 +135,9 @@ def chunk_kda(
         A_log, dt_bias, chunk_size, backend, batch_invariant, transpose_state_layout, unknown,
     )  # fmt: skip
     recorded = records_gradients(inputs)
-    out = _forward(inputs, options, _save(inputs, options) if recorded else Save.NOTHING, recorded)
+    if recorded and not return_intermediate_states and _unseen(inputs):        # an operator takes its time
+        return _recorded(inputs, options)
+    out = _forward(inputs, options, _saved_by(inputs, options) if recorded else Save.NOTHING, recorded)
     return (out.o, out.final_state, out.h) if return_intermediate_states else (out.o, out.final_state)
 
 
@@ -149,7 +153,7 @@ def chunk_kda_fwd(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *arg
     """
     inputs, options = _bind("chunk_kda_fwd", q, k, v, g, beta, *args, **keywords)
     with torch.no_grad() if records_gradients(inputs) else autograd.AS_IT_IS:
-        return _forward(inputs, options, _save(inputs, options) if options.disable_recompute else Save.NOTHING)
+        return _forward(inputs, options, _saved_by(inputs, options) if options.disable_recompute else Save.NOTHING)
 
 
 def chunk_kda_bwd(
@@ -323,10 +327,14 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
     asked = backend_asked(options.backend)
     check_backend_name(asked, "backend")
     recorded = records_gradients(inputs)
-    save = _kept_by(inputs, options, asked) if recorded else Save.NOTHING
+    directions = ("forward", "backward") if recorded else ("forward",)
+    save = Save.NOTHING
+    if recorded:
+        problem = problem_of(Call("explain", inputs, options))
+        with contextlib.suppress(NoBackendError):                              # printed below
+            save = what_is_kept(problem, asked)
     if save is not Save.ALL:
         options = options._replace(disable_recompute=False)
-    directions = ("forward", "backward") if recorded else ("forward",)
     choices = []
     for direction in directions:
         problem = problem_of(Call("explain", inputs, options), direction)
@@ -344,14 +352,6 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
     return choices[0]
 
 
-def _kept_by(inputs: Inputs, options: Options, asked: str) -> Save:
-    """`_save` of a call that perhaps nobody accepts."""
-    problem = problem_of(Call("explain", inputs, options._replace(disable_recompute=False)), "backward")
-    if weigh(problem, detect(problem.device), backend_of_backward(asked)).backend is None:
-        return Save.ALL if options.disable_recompute else Save.NOTHING
-    return _save(inputs, options)
-
-
 def _what_is_kept(save: Save, p: Problem, backend: str, dtype: torch.dtype) -> str:
     """What lives between forward and backward, for people."""
     if save is Save.NOTHING:
@@ -365,21 +365,23 @@ def _what_is_kept(save: Save, p: Problem, backend: str, dtype: torch.dtype) -> s
     return f"between forward and backward {backend} keeps {size / 2**20:,.1f} MiB beside the inputs"
 
 
-def _save(inputs: Inputs, options: Options) -> Save:
-    """What a recorded forward keeps: unless it is asked for all, nothing on a CPU, where memory is all that it would
-    cost, nor for a backward of a backend that keeps its own.  A compiled one keeps what is the same of all backends:
-    the shapes of its results must be known."""
-    if not torch.compiler.is_compiling() and _keeps_own(inputs, options):
-        return Save.OWN if options.disable_recompute else Save.NOTHING
+def _recorded(inputs: Inputs, options: Options) -> tuple[Tensor, Tensor | None]:
+    """A call of plain tensors that records its gradients."""
+    call, asked = Call("chunk_kda", inputs, options), backend_asked(options.backend)
+    problem = _operate(problem_of, call, call)
+    recording = autograd.Recording(options, route(problem, asked, what_is_kept(problem, asked)))
+    return _operate(autograd.Recorded.apply, call, recording, *inputs[: len(autograd.INPUTS)])
+
+
+def _saved_by(inputs: Inputs, options: Options) -> Save:
+    """What a recorded forward keeps.  A compiled one keeps what is the same of all backends: the shapes of its results
+    must be known."""
+    on_gpu = isinstance(inputs.q, Tensor) and inputs.q.is_cuda
+    if not torch.compiler.is_compiling() and (on_gpu or stand_in() is not None):
+        return what_is_kept(problem_of(Call("chunk_kda", inputs, options)), backend_asked(options.backend))
     if options.disable_recompute:
         return Save.ALL
-    return Save.PRODUCTS if isinstance(inputs.q, Tensor) and inputs.q.is_cuda else Save.NOTHING
-
-
-def _keeps_own(inputs: Inputs, options: Options) -> bool:
-    if not (isinstance(inputs.q, Tensor) and (inputs.q.is_cuda or stand_in() is not None)):
-        return False
-    return keeps_own(problem_of(Call("chunk_kda", inputs, options)), backend_asked(options.backend))
+    return Save.PRODUCTS if on_gpu else Save.NOTHING
 
 
 def _forward(inputs: Inputs, options: Options, save: Save, recorded: bool = False) -> Outputs:
@@ -387,14 +389,10 @@ def _forward(inputs: Inputs, options: Options, save: Save, recorded: bool = Fals
     if options.disable_recompute and save is not Save.ALL:
         options = options._replace(disable_recompute=False)
     call = Call("chunk_kda", inputs, options)
-    unseen = _unseen(inputs)
-    if unseen and not recorded:                                                # an operator takes 20 microseconds more
+    if not recorded and _unseen(inputs):                                       # an operator takes 20 microseconds more
         return _operate(autograd.forward, call, call, save)
-    tensors = inputs[: len(autograd.INPUTS)]
-    if unseen and not options.return_intermediate_states:
-        recording = autograd.Recording(call, _operate(problem_of, call, call), save)
-        return Outputs(*_operate(autograd.Recorded.apply, call, recording, *tensors), None, None)
-    arguments = *tensors, *(getattr(options, name) for name in autograd.OPTIONS), save.value
+    settings = [getattr(options, name) for name in autograd.OPTIONS]
+    arguments = *inputs[: len(autograd.INPUTS)], *settings, save.value
     o, ht, h, *saved = _operate(autograd.call, call, "chunk_forward", *arguments)
     return Outputs(o, ht if options.output_final_state else None, h if options.return_intermediate_states else None,
                    save.kind(*saved) if save in (Save.ALL, Save.OWN) else None)  # fmt: skip

@@ -16,8 +16,6 @@ here too.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import typing
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
@@ -40,7 +38,7 @@ from .checks import (
     records_gradients,
     refuse,
 )
-from .dispatch import backend_asked, backend_of_backward, capability, choose, launcher, recorder
+from .dispatch import Route, backend_asked, backend_of_backward, capability, choose, launcher, recorder
 from .errors import KdaError
 from .gates import wide_dtype
 from .problem import Inputs, Options, Problem
@@ -103,9 +101,8 @@ def _call(args: tuple, op: str = "chunk_kda", **others: Tensor | None) -> Call:
 _SAVES = {save.value: save for save in Save}
 
 
-def forward(c: Call, save: Save, problem: Problem | None = None) -> Outputs:
-    """`problem`: the call's, where it is known."""
-    problem = problem or problem_of(c)
+def forward(c: Call, save: Save) -> Outputs:
+    problem = problem_of(c)
     if save is Save.OWN:
         _keeper(c, problem)
     with _autocast_off(c.inputs.q):
@@ -158,28 +155,26 @@ def _chunk_setup(ctx, inputs, output):
 def _keep(ctx, inputs, saved):
     *args, _ = inputs
     c = Call("chunk_kda", Inputs(*args[: len(INPUTS)]), Options(**dict(zip(OPTIONS, args[len(INPUTS):]))))
-    _keep_for_backward(ctx, c, saved, any(ctx.needs_input_grad))
-    if transforms.active():
-        ctx.save_for_forward(*args[: len(INPUTS)], *saved)
-
-
-def _keep_for_backward(ctx, c: Call, saved, recorded: bool) -> None:
-    if c.options.return_intermediate_states and recorded:
+    if c.options.return_intermediate_states and any(ctx.needs_input_grad):
         refuse(c, INTERMEDIATE_STATES, "gradients recorded")
     asked = backend_of_backward(backend_asked(c.options.backend))            # a backward may run in another thread
     ctx.options = c.options._replace(backend=asked)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*c.inputs[: len(INPUTS)], *saved)
+    ctx.save_for_backward(*args[: len(INPUTS)], *saved)
+    if transforms.active():
+        ctx.save_for_forward(*args[: len(INPUTS)], *saved)
 
 
 def _chunk_link(ctx, do, dht, dh, *dsaved):
-    return *_gradients(ctx, do, dht, ctx.needs_input_grad), *[None] * (len(OPTIONS) + 1)
+    grads = _gradients(ctx.saved_tensors, ctx.options, do, dht, ctx.needs_input_grad)
+    return *grads, *[None] * (len(OPTIONS) + 1)
 
 
-def _gradients(ctx, do: Tensor | None, dht: Tensor | None, needs: Sequence[bool]) -> list[Tensor | None]:
-    """Of the inputs, by the operator."""
-    tensors = ctx.saved_tensors
-    options = [getattr(ctx.options, name) for name in OPTIONS]
+def _gradients(
+    tensors: Sequence[Tensor], options: Options, do: Tensor | None, dht: Tensor | None, needs: Sequence[bool]
+) -> list[Tensor | None]:
+    """Of the inputs, by the operator; `tensors` are those that the forward saved."""
+    options = [getattr(options, name) for name in OPTIONS]
     inputs, saved = tensors[: len(INPUTS)], tensors[len(INPUTS):]
     return _wanted(call("chunk_backward", *inputs, *options, do, _or_none(dht), *saved), needs)
 
@@ -220,37 +215,33 @@ class Recorded(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, of: Recording, *tensors):
-        c, problem, save = of
-        out = forward(c, save, problem)
-        _keep_for_backward(ctx, c, out.saved or (), recorded=True)
-        ctx.problem = _backward_of(problem)
+        x = Inputs(*tensors)
+        with _autocast_off(x.q):
+            out = launcher(of.route.backend).forward(of.route.forward, x, of.route.save)
+        ctx.of = of
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *(out.saved or ()))
         return out.o, out.final_state
 
     @staticmethod
     def backward(ctx, do, dht):
-        needs = ctx.needs_input_grad[1:]
+        needs, tensors, (options, route) = ctx.needs_input_grad[1:], ctx.saved_tensors, ctx.of
         if not _nothing_else_looks():
-            return None, *_gradients(ctx, do, dht, needs)
-        tensors, problem = ctx.saved_tensors, ctx.problem
+            options = options._replace(backend=route.asked, disable_recompute=route.save is Save.ALL)
+            return None, *_gradients(tensors, options, do, dht, needs)
         x, saved = Inputs(*tensors[: len(INPUTS)]), tensors[len(INPUTS):]
         do = torch.zeros_like(x.v) if do is None else do
-        backend = choose(problem, ctx.options.backend).backend
+        backend = choose(route.backward, route.asked).backend
         with _autocast_off(x.q):
-            grads = launcher(backend).backward(problem, x, do, dht, _bundled(saved))
+            grads = launcher(backend).backward(route.backward, x, do, dht, _bundled(saved))
         return None, *_wanted(grads, needs)
 
 
 class Recording(NamedTuple):
     """A call that is recorded, of plain tensors alone."""
 
-    call: Call
-    problem: Problem
-    save: Save
-
-
-@functools.lru_cache(maxsize=4096)
-def _backward_of(problem: Problem) -> Problem:
-    return dataclasses.replace(problem, direction="backward")
+    options: Options
+    route: Route
 
 
 def _nothing_else_looks() -> bool:

@@ -16,8 +16,9 @@ import os
 import pkgutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from .bundles import Save
 from .capability import Capability
 from .errors import InputError, NoBackendError
 from .host import Host, detect, stand_in
@@ -157,18 +158,51 @@ def recorder(problem: Problem, backend: str) -> str:
     return choose(dataclasses.replace(problem, direction="backward")).backend
 
 
-def keeps_own(problem: Problem, asked: str) -> bool:
-    """Whether forward and backward of a recorded call, for which `asked` is in force, are of one backend that lays out
-    itself what it keeps between them."""
-    return _keeps_own(problem, asked, stand_in())
+def what_is_kept(problem: Problem, asked: str) -> Save:
+    """What a recorded forward keeps, for which `asked` is in force: unless it is asked for all, nothing on a CPU, where
+    memory is all that it would cost, nor for a backend that lays out itself what it keeps."""
+    return _what_is_kept(problem, asked, stand_in())
 
 
 @functools.lru_cache(maxsize=4096)
-def _keeps_own(problem: Problem, asked: str, host: Host | None) -> bool:
+def _what_is_kept(problem: Problem, asked: str, host: Host | None) -> Save:
+    if (problem.is_gpu or host is not None) and keeps_own(problem, asked):
+        return Save.OWN if problem.disable_recompute else Save.NOTHING
+    if problem.disable_recompute:
+        return Save.ALL
+    return Save.PRODUCTS if problem.is_gpu else Save.NOTHING
+
+
+def keeps_own(problem: Problem, asked: str) -> bool:
+    """Whether forward and backward of a recorded call are of one backend that lays out itself what it keeps."""
     forward = dataclasses.replace(problem, direction="forward", disable_recompute=False)
     backward = dataclasses.replace(forward, direction="backward")
     made, read = choose(forward, asked).backend, choose(backward, backend_of_backward(asked)).backend
     return made == read and capability(read).keeps_own and not problem.intermediate_states
+
+
+class Route(NamedTuple):
+    """Who makes a recorded call, and what is kept between its directions."""
+
+    save: Save
+    backend: str                                         # of the forward
+    forward: Problem                                     # `disable_recompute` asks for Saved; what else, goes by `save`
+    backward: Problem
+    asked: str                                           # the name in force for the backward
+
+
+def route(problem: Problem, asked: str, save: Save) -> Route:
+    return _route(problem, asked, save, stand_in())
+
+
+@functools.lru_cache(maxsize=4096)
+def _route(problem: Problem, asked: str, save: Save, host: Host | None) -> Route:
+    forward = dataclasses.replace(problem, disable_recompute=save is Save.ALL)
+    backend = choose(forward, asked).backend
+    if save is Save.PRODUCTS:
+        backend = recorder(forward, backend)
+    backward = dataclasses.replace(forward, direction="backward")
+    return Route(save, backend, forward, backward, backend_of_backward(asked))
 
 
 @functools.cache

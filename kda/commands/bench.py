@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from kda.dispatch import backend_asked, backend_names, choose
+from kda.bundles import Save
+from kda.dispatch import backend_asked, backend_names, choose, what_is_kept
 from kda.errors import NoBackendError
 from kda.host import detect
 from kda.measure.shapes import DIRECTIONS, SHAPES, Shape, too_large
@@ -170,9 +171,12 @@ def doors_for(spec: Spec, options: dict[str, Any], device: str) -> list[Door]:
     from kda.verify.doors import Door, Fla
 
     asked, kept, directions = options["backend"], options["disable_recompute"], ways(options["directions"])
-    problems = [dataclasses.replace(problem_of(spec, way, device), disable_recompute=kept)
-                for way in DIRECTIONS if way in directions or "step" in directions]  # fmt: skip
+    problems = [problem_of(spec, way, device) for way in DIRECTIONS if way in directions or "step" in directions]
     try:
+        if kept:                                                               # in the same form by all, or in its own
+            recorded = dataclasses.replace(problem_of(spec, "forward", device), disable_recompute=True)
+            as_saved = what_is_kept(recorded, backend_asked(asked)) is Save.ALL
+            problems = [dataclasses.replace(problem, disable_recompute=as_saved) for problem in problems]
         for problem in problems:
             asked = choose(problem, backend_asked(asked)).backend
     except NoBackendError as error:

@@ -369,7 +369,7 @@ def test_a_forward_that_is_recorded_is_made_by_who_takes_the_backward():
 
 @pytest.mark.parametrize(("save", "said"), [(Save.PRODUCTS, True), (Save.NOTHING, False)])
 def test_explain_says_who_makes_a_forward_that_is_recorded(save, said, monkeypatch, capsys):
-    monkeypatch.setattr(api, "_save", lambda inputs, options: save)             # as on a GPU; as here
+    monkeypatch.setattr(api, "what_is_kept", lambda problem, asked: save)             # as on a GPU; as here
     case = case_of(T=33)
     with standing_in(host_of("sm100")):
         kda.explain(**case.keywords | {"q": case.keywords["q"].detach().requires_grad_()})

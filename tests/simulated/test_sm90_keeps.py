@@ -181,7 +181,7 @@ RECORDED = {
 def recorded(monkeypatch):
     """A recorded call as on a GPU, where it keeps A_qk and A_inv: the case, what was found, and the budgets."""
     pytest.importorskip("triton")
-    monkeypatch.setattr("kda.api._save", lambda inputs, options: Save.PRODUCTS)
+    monkeypatch.setattr("kda.api.what_is_kept", lambda problem, asked: Save.PRODUCTS)
 
     def call(name):
         case, at = drawn(K=64, **RECORDED[name]), SimulatedDoor("sm90", parse("sm90"))
