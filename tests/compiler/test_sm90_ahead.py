@@ -13,10 +13,11 @@ import pytest
 from click.testing import CliRunner
 
 from kda import dispatch
+from kda.backends.common.arguments import Launched
 from kda.backends.sm90.capability import BACKWARD
 from kda.backends.sm90.capability import CAPABILITY as SM90
 from kda.backends.sm90.configs import TablesConfig
-from kda.backends.sm90.plan import OFFSETS, TARGET, backward_plan, plan, recipe, recipes, states_table
+from kda.backends.sm90.plan import OFFSETS, TARGET, plan, recipe, recipes, recorded_plan, states_table
 from kda.capability import Capability
 from kda.cli import cli
 from kda.commands import compile as command
@@ -58,19 +59,20 @@ def run(*arguments, code=0):
 def wanted(p):
     """The kernels of calls, long and short, few and many, of the class of `p`."""
     found = {recipe(TablesConfig(dtype)) for dtype in OFFSETS if p.packed}
-    sizes = itertools.product((0, 1, 33, 3000, 10**6), (1, 3, 70), (1, 4, 64), (16, 132))
+    sizes = list(itertools.product((0, 1, 33, 3000, 10**6), (1, 3, 70), (1, 4, 64), (16, 132)))
     for (T, N, H, sms), kept in itertools.product(sizes, (False, True)):
         call = dataclasses.replace(p, T=T, N=N, B=1 if p.packed else N, H=H, HV=H * p.HV // p.H)
         at = plan(call, sms, kept)
         found |= {recipe(c) for c in (at.prepare, at.pairs, at.chain, at.carry, at.compose, at.fused) if c}
-    if all(rule.holds(backward := dataclasses.replace(p, direction="backward"), host_of("sm90")) for rule in BACKWARD):
+    backward = dataclasses.replace(p, direction="backward")
+    if all(rule.holds(backward, host_of("sm90")) for rule in BACKWARD):
         found |= {recipe(states_table(dtype)) for dtype in OFFSETS if p.packed}
-        for HV, dht in itertools.product((p.HV, 100 * p.HV), (False, True)):
-            at = backward_plan(dataclasses.replace(backward, H=HV, HV=HV, final_state=dht), 132)
-            of_class = dataclasses.replace(at.prepare, grouped=p.HV != p.H), dataclasses.replace(
-                at.grads, grouped=p.HV != p.H
+        for (T, N, H, sms), final_state in itertools.product(sizes, (False, True)):
+            call = dataclasses.replace(
+                backward, T=T, N=N, B=1 if p.packed else N, H=H, HV=H * p.HV // p.H, final_state=final_state
             )
-            found |= {recipe(c) for c in (*of_class, at.again, at.walk)}
+            at = recorded_plan(call, sms)
+            found |= {recipe(c) for c in vars(at).values() if isinstance(c, Launched)}
     return found
 
 

@@ -84,13 +84,13 @@ OPTIONS = {
 }
 
 
-@pytest.mark.spread(every=3, first=1)
+@pytest.mark.spread(every=6, first=1)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_call_is_the_definition(name):
     proven(case_of(**OPTIONS[name]))
 
 
-@pytest.mark.spread(every=3)
+@pytest.mark.spread(every=6)
 @pytest.mark.parametrize("shape", [WALK, dict(T=140, HV=3), dict(B=3, T=70, gate="softplus")], ids=str)
 def test_one_cluster_walks_over_one_sequence_and_head_after_the_other(shape, monkeypatch):
     case = case_of(**shape)
@@ -134,7 +134,7 @@ def test_memory_may_lie_in_any_order():
     assert all(torch.equal(found[name], expected[name]) for name in found)
 
 
-@pytest.mark.spread(every=4)
+@pytest.mark.spread(every=8)
 @pytest.mark.parametrize("v_first", [False, True])
 @pytest.mark.parametrize("C", [32, 64])
 def test_states_that_enter_chunks_are_final_states_of_what_comes_before(C, v_first):
@@ -283,6 +283,7 @@ FAULTY = {
 }  # fmt: skip
 
 
+@pytest.mark.spread(every=4)
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
     plant(fault, tmp_path, monkeypatch, "sm100")

@@ -44,7 +44,7 @@ CASES = {
 }
 
 
-@pytest.mark.spread(every=6)
+@pytest.mark.spread(every=12)
 @pytest.mark.parametrize("name", CASES)
 def test_a_call_that_is_cut_is_the_definition(name):
     case = case_of(**CASES[name])
@@ -127,6 +127,7 @@ FAULTS = {
 }  # fmt: skip
 
 
+@pytest.mark.spread(every=5)
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
     plant(fault, tmp_path, monkeypatch, "sm100")

@@ -47,7 +47,7 @@ LARGE = {
 }
 
 
-@pytest.mark.spread(every=3, first=1)
+@pytest.mark.spread(every=6, first=1)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_gradients_are_those_of_the_definition(name):
     proven_trained(case_of(**OPTIONS[name]))
@@ -129,7 +129,7 @@ KEPT = {"a part of a chunk, GVA": dict(T=70, HV=2), "packed, chunks of 32": dict
         "large heads": dict(T=70, **D128)}  # fmt: skip
 
 
-@pytest.mark.spread(every=3)
+@pytest.mark.spread(every=6)
 @pytest.mark.parametrize("name", KEPT)
 def test_what_was_kept_changes_no_bit_of_a_gradient(name):
     case = case_of(gate="softplus", **KEPT[name])
@@ -137,7 +137,7 @@ def test_what_was_kept_changes_no_bit_of_a_gradient(name):
     assert all(torch.equal(x.view(expected[n].shape), expected[n]) for n, x in grads._asdict().items() if x is not None)
 
 
-@pytest.mark.spread(every=2)
+@pytest.mark.spread(every=4)
 @pytest.mark.parametrize("stage", Door("sm89", "cpu").stages)
 def test_a_run_of_stages_is_what_is_written_out(stage):
     case = case_of(lengths=(70, 0, 1), HV=2, gate="softplus")
@@ -158,7 +158,7 @@ def test_autograd_takes_a_call_through_seven_kernels_after_two():
 SHAPES = {"one": dict(T=130), "packed, chunks of 32": RAGGED | dict(C=32, padding=9)}
 
 
-@pytest.mark.spread(every=4)
+@pytest.mark.spread(every=8)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("schedule", [1, 2])
 def test_any_order_of_warps_gives_the_same_bits(schedule, shape):
@@ -282,6 +282,7 @@ def ways_of_noticing(name, schedule=0):
     return {finding.kind for finding in findings} | ({"wrong answer"} if wrong else set())
 
 
+@pytest.mark.spread(every=4)
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):

@@ -76,7 +76,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.spread(every=2)
+@pytest.mark.spread(every=4)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_call_is_the_definition(name):
     proven(case_of(**OPTIONS[name]))
@@ -92,7 +92,7 @@ def test_a_scale_of_its_own():
     proven(dataclasses.replace(case, keywords=case.keywords | {"scale": -0.3}))
 
 
-@pytest.mark.spread(every=4)
+@pytest.mark.spread(every=8)
 @pytest.mark.parametrize("columns", plan.COLUMNS)
 @pytest.mark.parametrize("shape", [dict(T=140, C=32), dict(T=140, **D128), dict(HV=2, **RAGGED)], ids=str)
 def test_columns_of_a_cta_change_no_bit(shape, columns, in_columns):
@@ -146,7 +146,7 @@ def test_inputs_are_left_alone():
             assert torch.equal(x.nan_to_num(7.0), copy.keywords[name].nan_to_num(7.0)), name
 
 
-@pytest.mark.spread(every=4, first=2)
+@pytest.mark.spread(every=8, first=2)
 @pytest.mark.parametrize("v_first", [False, True])
 @pytest.mark.parametrize("C", [32, 64])
 def test_states_that_enter_chunks_are_final_states_of_what_comes_before(C, v_first):
@@ -189,7 +189,7 @@ def test_a_value_head_of_its_own_has_the_bits_of_one_that_shares_q_and_k():
 SHAPES = {"one": dict(T=140), "packed": RAGGED | dict(padding=9), "32, K=V=128": dict(T=70, C=32, **D128)}
 
 
-@pytest.mark.spread(every=4)
+@pytest.mark.spread(every=8)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("schedule", [1, 2, 3])
 def test_any_order_of_warps_gives_the_same_bits(schedule, shape):
@@ -242,7 +242,7 @@ def relative_errors(case):
     return {n: float((found[n].double() - exact[n]).norm() / exact[n].norm()) for n in exact}
 
 
-@pytest.mark.spread(every=3)
+@pytest.mark.spread(every=6)
 @pytest.mark.parametrize("gate, regime", [("bounded", "slow"), ("softplus", "slow"), ("softplus", "fast")])
 @pytest.mark.parametrize("C", [32, 64])
 def test_ordinary_inputs_have_errors_below_1e_6(gate, regime, C):
@@ -337,6 +337,7 @@ FAULTS = {
 FAULTY = {"long": dict(T=150), "packed": dict(padding=9, lengths=(130, 0, 1, 30)), "128": dict(T=70, **D128)}
 
 
+@pytest.mark.spread(every=4)
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
     plant(fault, tmp_path, monkeypatch)
@@ -373,7 +374,7 @@ def test_no_kernel_spills_or_asks_for_more_than_every_gpu_has(words, packed, dir
         assert ".target sm_89" in kernel.ptx
 
 
-@pytest.mark.spread(every=2)
+@pytest.mark.spread(every=4)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_sizes_are_64_bits_wide(direction):
     for recipe in offered(Problem(K=64, V=64, dtype="float32", packed=True, direction=direction)):

@@ -57,7 +57,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.spread(every=2, first=1)
+@pytest.mark.spread(every=4, first=1)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_call_is_the_definition(name):
     check(make_inputs(**dict(H=1, K=128, V=128, gate="bounded") | OPTIONS[name]))
@@ -67,7 +67,7 @@ def test_states_may_be_v_first():
     check(make_inputs(T=40, H=1, HV=2, K=64, V=128, gate="bounded"), state_v_first=True)
 
 
-@pytest.mark.spread(every=4, first=1)
+@pytest.mark.spread(every=8, first=1)
 @pytest.mark.parametrize("v_first", [False, True])
 @pytest.mark.parametrize("C", [32, 64])
 def test_states_that_enter_chunks_are_final_states_of_what_comes_before(C, v_first):
@@ -153,7 +153,7 @@ def test_no_kernel_keeps_all_that_a_backward_reads():
         launch.forward(case.problem(), case.inputs, Save.ALL)
 
 
-@pytest.mark.spread(every=3)
+@pytest.mark.spread(every=6)
 @pytest.mark.parametrize("gate", ["bounded", "softplus"])
 @pytest.mark.parametrize("schedule", [1, 2, 3])
 def test_any_order_of_warps_gives_the_same_bits(schedule, gate):

@@ -75,7 +75,7 @@ def case_of(**options):
     return make_inputs(**dict(H=1, K=128, V=128, gate="bounded") | options)
 
 
-@pytest.mark.spread(every=3)
+@pytest.mark.spread(every=6)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_call_is_the_definition_and_has_the_bits_of_two_kernels(name, fused):
     case = case_of(**OPTIONS[name])
@@ -108,7 +108,7 @@ def test_sequences_of_no_tokens_hand_their_states_through(shape, fused):
     assert torch.equal(found["ht"], case.keywords["initial_state"])
 
 
-@pytest.mark.spread(every=3)
+@pytest.mark.spread(every=6)
 @pytest.mark.parametrize("shape", [dict(T=390), RAGGED | dict(padding=9)], ids=["one", "packed"])
 @pytest.mark.parametrize("schedule", [1, 2, 3])
 def test_any_order_of_warps_gives_the_same_bits(schedule, shape, fused):
@@ -193,6 +193,7 @@ def test_the_form_that_racecheck_follows_is_this_kernel(tmp_path, monkeypatch, f
 FAULTY = {"long": dict(T=390), "packed": dict(padding=9, **RAGGED)}
 
 
+@pytest.mark.spread(every=3)
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch, fused):
     plant(fault, tmp_path, monkeypatch)

@@ -71,7 +71,7 @@ CASES = {
 }
 
 
-@pytest.mark.spread(every=4)
+@pytest.mark.spread(every=8)
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_kept_is_the_definition(name):
     check(drawn(**CASES[name]))
@@ -94,7 +94,7 @@ def test_keeping_changes_no_bit_of_the_results():
     assert alone.saved is None and torch.equal(out.o, alone.o) and torch.equal(out.final_state, alone.final_state)
 
 
-@pytest.mark.spread(every=2)
+@pytest.mark.spread(every=4)
 @pytest.mark.parametrize("gate", ["bounded", "softplus"])
 def test_any_order_of_warps_gives_the_same_bits(gate):
     case = drawn(lengths=(70, 40), K=64, gate=gate)
@@ -140,6 +140,7 @@ def of_faults():
     return case, oracle_of(case).budgets_chained(MADE)
 
 
+@pytest.mark.spread(every=3)
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
     plant(fault, tmp_path, monkeypatch)
@@ -202,7 +203,7 @@ def wrong(found, limits):
     return {name for name, limit in limits.items() if not limit.excess(found[name]) <= 1}
 
 
-@pytest.mark.spread(every=3)
+@pytest.mark.spread(every=6)
 @pytest.mark.parametrize("name", RECORDED)
 def test_gradients_are_the_definition(name, recorded):
     case, found, limits = recorded(name)

@@ -32,7 +32,7 @@ CASES = {
 }
 
 
-@pytest.mark.spread(every=3)
+@pytest.mark.spread(every=6)
 @pytest.mark.parametrize("name", CASES)
 def test_a_call_that_is_cut_is_the_definition(name):
     case = make_inputs(**dict(H=1, K=128, V=128, gate="bounded") | CASES[name])
@@ -47,7 +47,7 @@ def test_states_may_be_v_first_and_in_another_dtype(state):
     check(case, state_v_first=True)
 
 
-@pytest.mark.spread(every=2)
+@pytest.mark.spread(every=4)
 @pytest.mark.parametrize("schedule", [1, 2])
 def test_any_order_of_warps_gives_the_same_bits(schedule):
     case = make_inputs((200, 0, 65), H=1, K=64, V=64, gate="bounded")

@@ -153,7 +153,7 @@ def row(request):
     return row_of(request.param)
 
 
-@pytest.mark.spread(every=3)
+@pytest.mark.spread(every=6)
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", Door("triton", "cpu").stages)
 def test_each_run_of_stages_is_its_oracle(row, stage):
@@ -328,7 +328,7 @@ def test_alone_and_packed_have_the_same_bits(monkeypatch):
     assert_clean(at.findings)
 
 
-@pytest.mark.spread(every=2)
+@pytest.mark.spread(every=4)
 @pytest.mark.parametrize("schedule", [1, 2])
 def test_any_order_of_warps_gives_the_same_bits(schedule):
     row = row_of(PACKED)
@@ -337,7 +337,7 @@ def test_any_order_of_warps_gives_the_same_bits(schedule):
     assert_clean(at.findings)
 
 
-@pytest.mark.spread(every=3, first=2)
+@pytest.mark.spread(every=6, first=2)
 @pytest.mark.parametrize("name", [BATCH, SOFTPLUS, FLOAT32])
 def test_no_output_depends_on_later_tokens(name):
     row = row_of(name)
@@ -370,7 +370,7 @@ GATES = {
 }
 
 
-@pytest.mark.spread(every=4)
+@pytest.mark.spread(every=8)
 @pytest.mark.parametrize("name", GATES)
 def test_a_saturated_gate_is_the_definition(name):
     which, given = GATES[name]
@@ -385,7 +385,7 @@ LOSSES = {
 }  # fmt: skip
 
 
-@pytest.mark.spread(every=4)
+@pytest.mark.spread(every=8)
 @pytest.mark.parametrize("name", LOSSES)
 def test_gradients_of_any_size_have_the_same_bits(name):
     """A loss times 2^60 or 2^-60, before or after: nothing overflows or vanishes on the way."""
@@ -486,7 +486,7 @@ def test_the_configurations_of_the_table_are_clean(arch, dim, gate, dtype):
 # nothing at all
 
 
-@pytest.mark.spread(every=6)
+@pytest.mark.spread(every=12)
 @pytest.mark.parametrize("arch", ["sm90", "sm100"])
 @pytest.mark.parametrize("lengths", [(0,), (0, 0), ()], ids=str)
 def test_sequences_of_no_tokens_hand_their_states_through(lengths, arch):
