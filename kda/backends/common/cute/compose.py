@@ -57,7 +57,7 @@ class Compose(entry.Entry):
             begin, end = begin + 1, end + 1
         for j in cutlass.range(begin, end - 1, unroll=1):
             p = begin + (end - 1 - j) if cutlass.const_expr(self.c.back) else j
-            m = self.half_of_row(x.M + Int64(p * x.HV + head) * (K * K), row, half)    # before h is waited for
+            m = self.half_of_row(x.M, p * x.HV + head, row, half)              # all on their way before h is waited for
             at = self.place(p, x.HV, head, row, column)
             new = [Float32(0.0)] * STRIP
             if half == 0:
@@ -84,14 +84,16 @@ class Compose(entry.Entry):
                     store(ht + self.in_state(row, column + e), [load_one(h + own + e)])
 
     @cute.jit
-    def half_of_row(self, M, row, half):
-        """Half a row of the matrix, which lies transposed: neighbouring threads read neighbouring elements; of its
+    def half_of_row(self, M, number, row, half):
+        """Half a row of a matrix, which lies transposed: neighbouring threads read neighbouring elements; of its
         transpose a thread reads all that it needs from one place."""
         K = self.c.K
         if cutlass.const_expr(self.c.back):
-            found = [load(M + (row * K + half * (K // 2) + i), 4) for i in range(0, K // 2, 4)]
+            own = M + (Int64(number) * (K * K) + row * K + half * (K // 2))
+            found = [load(own + i, 4) for i in range(0, K // 2, 4)]
             return [four[e] for four in found for e in range(4)]
-        return [load_one(M + ((half * (K // 2) + i) * K + row)) for i in range(K // 2)]
+        of_row = M + (Int64(number) * (K * K) + half * (K * K // 2) + row)
+        return [load_one(of_row + i * K) for i in range(K // 2)]
 
     @cute.jit
     def place(self, segment, HV, head, row, column):
