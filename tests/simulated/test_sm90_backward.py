@@ -1,10 +1,11 @@
 """The Hopper backward, run on the CPU from its PTX: gradients against the definition, clean in several schedules."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
-from cute_calls import Fault, assert_right, forget_plans, has_products_that_wait_for_no_other, plant
+from cute_calls import Fault, assert_right, changed, forget_plans, has_products_that_wait_for_no_other, plant
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
@@ -56,6 +57,12 @@ OPTIONS = {
     "less than the half of a chunk": dict(T=20),
     "no initial state, beta up to 2": dict(T=40, initial_state=False, beta="2*sigmoid"),
     "gates that forget": dict(T=100, regime="fast"),
+    "a softplus gate": dict(T=140, gate="softplus"),
+    "a softplus gate that forgets, packed, GVA": dict(lengths=(65, 0, 1, 30), HV=2, gate="softplus", regime="fast"),
+    "decays and beta given, no norms": dict(T=70, gate="given", beta="given", l2norm=False),
+    "decays given that forget, GVA": dict(T=70, HV=2, gate="given", regime="fast"),
+    "no norms": dict(T=70, l2norm=False),
+    "beta given": dict(T=70, beta="given"),
 }
 
 
@@ -113,22 +120,62 @@ def test_any_order_of_warps_gives_the_same_bits(schedule):
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("size", [2.0**60, 2.0**-60], ids=str)
-def test_gradients_are_as_large_as_those_that_come_in(size):
+def saturated(case):
+    """Decays of nothing and of everything, four together among them."""
+    most, g = -1000.0 if case.spec.gate == "given" else 1000.0, case.keywords["g"].clone()
+    g[:, 20:40], g[:, 45], g[:, 50], g[:, 52] = most, math.copysign(math.inf, most), 0.0, most
+    if case.spec.gate != "given":
+        g[:, 55], g[:, 57] = -math.inf, -1000.0
+    return changed(case, g=lambda _: g)
+
+
+@pytest.mark.parametrize(("gate", "size"), [
+    ("bounded", 2.0**60), ("bounded", 2.0**-60), ("softplus", 2.0**50), ("softplus", 2.0**-50), ("given", 2.0**50),
+], ids=str)  # fmt: skip
+def test_gradients_are_as_large_as_those_that_come_in(gate, size):
     """Saturated gates included: what is rounded is never beyond what bfloat16 holds."""
-    case = drawn(T=70)
-    logits = case.keywords["g"].clone()
-    logits[:, 20:40] = 1000.0
-    logits[:, 50] = float("-inf")
-    case = dataclasses.replace(case, keywords=case.keywords | {"g": logits})
+    case = saturated(drawn(T=70, gate=gate))
     large = dataclasses.replace(case, do=size * case.do, dht=size * case.dht)
     (found, _), (expected, _) = gradients(large), gradients(case)
     for name, x in expected.items():
         assert x.isfinite().all() and torch.equal(found[name], size * x), name
 
 
-def test_no_product_waits_for_another(tmp_path):
-    p = Problem.parse("bfloat16 bounded dt_bias=true l2norm beta=sigmoid backward")
+WIDE = {"softplus": ("softplus", None), "given": ("given", None), "bounded": ("bounded", -30.0)}
+
+
+@pytest.mark.spread(every=2)
+@pytest.mark.parametrize("name", WIDE)
+def test_gates_that_hide_all_that_was_before(name):
+    gate, bound = WIDE[name]
+    case = saturated(drawn(T=70, gate=gate))
+    if bound:
+        case = dataclasses.replace(case, keywords=case.keywords | {"lower_bound": bound})
+    finite = changed(case, g=lambda g: g.clamp(-1000, 1000))                   # of inf no definition has a gradient
+    found = check(finite)
+    (same, _), hidden = gradients(case), case.keywords["g"].abs() >= 1000
+    assert all(torch.equal(same[name], x) for name, x in found.items())
+    assert not found["dg"][hidden].any()
+
+
+def test_beta_may_be_0():
+    case = drawn(T=70, beta="given")
+    found = check(changed(case, beta=lambda b: b * (torch.arange(70) % 3 > 0).view(1, 70, 1)))
+    assert found["dbeta"][:, ::3].abs().min() > 0
+
+
+def test_keys_may_be_all_alike():
+    case = drawn(T=70, gate="softplus")
+    check(changed(case, k=lambda k: k[:, :1].expand_as(k).contiguous()))
+
+
+@pytest.mark.spread(every=2)
+@pytest.mark.parametrize("words", [
+    "bounded dt_bias=true l2norm beta=sigmoid", "softplus dt_bias=true l2norm beta=sigmoid", "l2norm",
+    "bounded lower_bound=-8 dt_bias=true l2norm beta=sigmoid",
+])  # fmt: skip
+def test_no_product_waits_for_another(words, tmp_path):
+    p = Problem.parse(f"bfloat16 {words} backward")
     has_products_that_wait_for_no_other(launch.kernel(plan.grads_config(p)), tmp_path)
 
 
@@ -201,10 +248,7 @@ def test_a_call_that_returns_states_as_well_keeps_what_every_backend_knows():
 
 
 REFUSED = {
-    "softplus l2norm": "sm90.backward_gate", "bounded l2norm lower_bound=-8": "sm90.backward_gate",
-    "bounded": "sm90.backward_gate", "bounded l2norm g_dtype=float32": "sm90.backward_gate",
-    "bounded l2norm K=64 V=64": "sm90.backward_shape",
-    "bounded l2norm beta=given": "sm90.backward_shape",
+    "softplus l2norm g_dtype=float32": "sm90.backward_gate", "bounded l2norm K=64 V=64": "sm90.backward_shape",
 }  # fmt: skip
 
 

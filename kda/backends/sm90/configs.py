@@ -23,7 +23,7 @@ RING = 2 * GROUPS                            # stages: one for each group of the
 FIRST_PRODUCER = 4                           # warp of the first group
 # grads
 TOKENS = 64                                  # of a chunk there: two of the forward's
-BLOCK = 16                                   # tokens whose decays are counted from the middle
+STEP = 16                                    # tokens of one step of a product
 GRADS_WARPS, LOAD_WARPS = 8, 4
 TOKEN_FACTORS = 3                            # 1 / |q|, 1 / |k|, b
 # tables
@@ -428,6 +428,16 @@ class GradsConfig(ChunkConfig):
     threads = 32 * (GRADS_WARPS + LOAD_WARPS)
     roles = MappingProxyType({"MATH": range(GRADS_WARPS), "LOAD": range(GRADS_WARPS, GRADS_WARPS + LOAD_WARPS)})
     launch_options = MappingProxyType({"min_blocks_per_mp": 1})
+
+    @property
+    def block(self) -> int:
+        """Tokens whose decays are counted from their middle: of any gate fewer, each floored (bwd/grads.FLOOR)."""
+        return STEP if self.one_product else STEP // 2
+
+    @property
+    def sums(self) -> list[str]:
+        """Over channels, of each token: qn . dqn and kn . (-2^x up2), and db where no sigmoid gives it."""
+        return ["q", "k"] * self.norm + ["b"] * (self.beta == "given")
 
     @cached_property
     def rows(self) -> Struct:
