@@ -48,7 +48,7 @@ Tensor = torch.Tensor
 
 SEEDS, H, T, K = 3, 2, 512, 128              # the heads of all seeds lie side by side: heads know nothing of each other
 FLOOR, CAP = -127.0, -28.0                   # log2 decay of a token: at least; in a diagonal block of 8 of levels
-BITS = (10, 12, 14, 16, 20, 28)              # that a token loses at most where all is counted in blocks of 8
+BITS = (10, 16, 28)                          # that a token loses at most where all is counted in blocks of 8
 NAMES = ("o", "ht", "dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "dh0")
 
 

@@ -9,11 +9,6 @@ LIMIT = 65535                                # of a grid in y and z
 # What a backward is asked beside the other rules.
 BACKWARD = (
     Rule(
-        "sm90.backward_gate",
-        lambda p, h: p.direction == "forward" or p.g_dtype == "bfloat16",
-        "has a backward for bfloat16 g; got g {p.g_dtype}",
-    ),
-    Rule(
         "sm90.backward_shape",
         lambda p, h: p.direction == "forward" or p.K == p.V == 128,
         "has a backward for K = V = 128; got K={p.K} V={p.V}",

@@ -439,13 +439,16 @@ class GradsConfig(ChunkConfig):
         """Over channels, of each token: qn . dqn and kn . (-2^x up2), and db where no sigmoid gives it."""
         return ["q", "k"] * self.norm + ["b"] * (self.beta == "given")
 
+    @property
+    def wide_g(self) -> bool:
+        """g of float32, for which there is no shared memory."""
+        return self.g_dtype == "float32"
+
     @cached_property
     def rows(self) -> Struct:
-        """q, k and g of a chunk, and what its tokens are multiplied by."""
-        return Struct(
-            align=1024,
-            **{name: array("bfloat16", TOKENS, self.K, align=1024) for name in ("q", "k", "g")},
-        )
+        """q, k and g of a chunk."""
+        names = ("q", "k") if self.wide_g else ("q", "k", "g")
+        return Struct(align=1024, **dict.fromkeys(names, array("bfloat16", TOKENS, self.K, align=1024)))
 
     @cached_property
     def struct(self) -> Struct:

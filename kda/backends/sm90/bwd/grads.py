@@ -54,28 +54,15 @@ from ..configs import GRADS_WARPS, LOAD_WARPS, STEP, TOKEN_FACTORS, TOKENS, Chun
 from ..parts.state import compute_words_now, register_mma
 from ..parts.views import view, wide_view
 from ..parts.wgmma import accumulator, issue
+from .gate import Gate
+from .places import EACH, HALVES, STEPS, at_element, last_token, neighbour, position, raw
 
 MATH_REGISTERS, LOAD_REGISTERS = 232, 40
 MATH = NamedBarrier(1, 32 * GRADS_WARPS)
 LOAD = NamedBarrier(2, 32 * LOAD_WARPS)
 LOADERS = 32 * LOAD_WARPS
 CHANNELS = 64                                # of a warpgroup
-STEPS = TOKENS // STEP
-EACH = 4                                     # tokens of a step that a lane has: 4 a .. 4 a + 3
-HALVES = 2                                   # rows (channels) of an accumulator that a lane has: lane / 4, and 8 below
 Q, K_, B = range(TOKEN_FACTORS)
-FLOOR = -16.0                                # bits that a token of a block of 8 loses at most
-LN_2 = 1.0 / fast.LOG2_E
-
-
-def at_element(s: int, r: int, t: int) -> int:
-    """The element of an accumulator (64 channels, 64 tokens), and of an operand like it: step, half, token of four."""
-    return s * 8 + t // 2 * 4 + r * 2 + t % 2
-
-
-def position(token):
-    """Of a token in shared memory."""
-    return token & -16 | (token & 2) << 2 | (token & 12) >> 1 | token & 1
 
 
 @cute.jit
@@ -96,17 +83,6 @@ def issue_product(acc, a, b, of_a: cutlass.Constexpr = OperandMajorMode.K):
     mma = product_mma(of_a)
     part = mma.get_slice(0)
     issue(mma, acc, mma.make_fragment_A(part.partition_A(a)), mma.make_fragment_B(part.partition_B(b)), False)
-
-
-@cute.jit
-def last_token(row, tokens):
-    """The row, or the last one that there is; the first where there is none."""
-    return cutlass.max(cutlass.min(row, tokens - 1), 0)
-
-
-@cute.jit
-def neighbour(x, far: cutlass.Constexpr):
-    return cute.arch.shuffle_sync_bfly(x, far)
 
 
 class Loader:
@@ -192,7 +168,8 @@ class Loader:
         for source, heads, own, field in (
             (x.q, x.H, of_q, "q"), (x.k, x.H, of_q, "k"), (x.g, x.HV, head, "g"),
         ):  # fmt: skip
-            self.load_tokens(source, (begin * heads + own) * K, heads * K, tokens, self.field(rows, field))
+            if cutlass.const_expr(field in self.c.rows.fields):
+                self.load_tokens(source, (begin * heads + own) * K, heads * K, tokens, self.field(rows, field))
         cute.arch.cp_async_commit_group()
 
     @cute.jit
@@ -235,7 +212,7 @@ class Loader:
         cute.arch.mbarrier_wait(s.rows_done + (i & 1), i >> 1 & 1)
         rows, thread = self.rows_at(s, i), self.thread()
         for to, field in ((x.dq, "q"), (x.dk, "k"), (x.dg, "g")):
-            for j in cutlass.range_constexpr(TOKENS // 8):
+            for j in cutlass.range_constexpr(TOKENS // 8 if field in self.c.rows.fields else 0):
                 row = thread // 16 + 8 * j
                 if row < tokens:
                     source = self.field(rows, field) + self.place_of_piece(j)
@@ -247,7 +224,8 @@ class Loader:
     def row_of(self, to, begin, head, row, HV):
         """A thread's piece of a row of a result."""
         own = to + (begin * HV + head) * self.c.K + (self.thread() & 15) * 8
-        return in_global(fast.row(own.toint(), row, HV * Int32(2 * self.c.K)), BFloat16)
+        size = to.dtype.width // 8
+        return in_global(fast.row(own.toint(), row, HV * Int32(size * self.c.K)), to.dtype)
 
     @cute.jit
     def clear(self, x, begin, tokens, head):
@@ -266,7 +244,7 @@ class Math:
     """MATH: two warpgroups, 64 channels each."""
 
     def __init__(self, config: GradsConfig):
-        self.c = config
+        self.c, self.gate = config, Gate(config)
         self.blocks, self.each = TOKENS // config.block, STEP // config.block  # of a chunk, and of a step
 
     @cute.jit
@@ -285,10 +263,10 @@ class Math:
     @cute.jit
     def item(self, x, s, at, i):
         c = self.c
-        chunk, head, begin, tokens = at
+        _, head, begin, tokens = at
         lane, group = cute.arch.lane_idx(), self.group()
         channel = 64 * group + 16 * self.warp() + lane // 4                    # of half 0
-        rate, bias = self.gate_of_channels(x, head, channel)
+        rate, bias = self.gate.of_channels(x, head, channel)
 
         cute.arch.mbarrier_wait(s.values_full, i & 1)
         cute.arch.fence_proxy("async.shared", space="cta")
@@ -307,9 +285,9 @@ class Math:
         cute.arch.mbarrier_wait(s.rows_full + (i & 1), i >> 1 & 1)
         of_tokens = s.of_tokens + (i & 1) * (TOKEN_FACTORS * TOKENS) + EACH * (lane & 3)
         rows = [tile_at(cute.recast_ptr(s.rows, dtype=BFloat16), ((i & 1) * c.rows.bytes + f.offset) // 2)
-                + self.own_matrices() for f in (c.rows.q, c.rows.k, c.rows.g)]  # fmt: skip
+                + self.own_matrices() for f in c.rows.fields.values()]  # fmt: skip
         Qu, Ku, Kd = [self.operand() for _ in range(3)]
-        xs, ratio = self.operands(x, rows, of_tokens, rate, bias, tokens, Qu, Ku, Kd)
+        xs, ratio = self.operands(x, at, rows, channel, of_tokens, rate, bias, Qu, Ku, Kd)
         issue_product(down, dh, r, OperandMajorMode.MN)                        # now there are registers for it
         warpgroup.commit_group()
         warpgroup.wait_group(0)
@@ -323,7 +301,7 @@ class Math:
         gains = self.gains_and_sums(x, s, rows[1], xs, up1, up2, down, Qu, Ku, Kd)
         MATH.sync()                                                            # partial sums are there
         self.project(x, s, i, head, begin, tokens)
-        self.store_dg(x, rows[2], gains, rate, bias, through, tokens, chunk * x.HV + head, channel)
+        self.store_dg(x, at, rows[-1], gains, rate, bias, through, channel)
         MATH.sync()                                                            # projections are there
         self.store_dq_dk(x, s, rows, of_tokens, xs, up1, up2, down)
         cute.arch.sync_warp()
@@ -335,16 +313,6 @@ class Math:
         """(64, V) of a state that lies as (V, K)."""
         half = tile_at(states, self.group() * (self.c.V * CHANNELS))
         return view(half, SmemLayoutAtomKind.MN_SW128, (CHANNELS, self.c.V), (1, 0))
-
-    @cute.jit
-    def gate_of_channels(self, x, head, channel):
-        """e^A_log, and dt_bias of both halves."""
-        rate, bias = Float32(1.0), [Float32(0.0)] * HALVES
-        if cutlass.const_expr(self.c.rate):
-            rate = fast.finite(fast.exp2(load_one(x.A_log + head) * Float32(fast.LOG2_E)))
-        if cutlass.const_expr(self.c.bias):
-            bias = [load_one(x.dt_bias + (head * self.c.K + channel + 8 * r)) for r in range(HALVES)]
-        return rate, bias
 
     @cute.jit
     def own_matrices(self):
@@ -403,31 +371,22 @@ class Math:
         cute.arch.fence_proxy("async.shared", space="cta")
 
     @cute.jit
-    def raw(self, own, b: cutlass.Constexpr):
-        """Both halves' channels of four tokens of step b, as `at_element` counts."""
-        words = cute.make_rmem_tensor(4, Uint32)
-        found = load_matrices(own + b * (STEP * 64), transposed=True)
-        for w in cutlass.range_constexpr(4):
-            words[w] = found[w]
-        return floats(cute.recast_tensor(words, BFloat16))
-
-    @cute.jit
-    def operands(self, x, rows, of_tokens, rate, bias, tokens, Qu, Ku, Kd):
+    def operands(self, x, at, rows, channel, of_tokens, rate, bias, Qu, Ku, Kd):
         """Fills Qu, Ku and Kd; returns x, and factors from middle to middle of both halves: 2^a_0, 2^(a_(b+1) - a_b),
         .. , and from the last one to 2^gc_last."""
-        lane = cute.arch.lane_idx()
-        left = tokens - EACH * (lane & 3)
+        left = at[3] - EACH * (cute.arch.lane_idx() & 3)
         words = [cute.recast_tensor(cute.coalesce(operand), Uint32) for operand in (Qu, Ku, Kd)]
         xs, middle, total = [None] * 32, [[], []], [[], []]
         for b in cutlass.range_constexpr(STEPS):
-            q, k, g = [self.raw(own, b) for own in rows]
+            q, k = [raw(own, b) for own in rows[:2]]
+            g = self.gate.logits(x, rows[-1], at, channel, b)
             of_q, of_k, of_b = [load(of_tokens + (f * TOKENS + STEP * b), EACH) for f in (Q, K_, B)]
             of_q = [of_q[t] * x.scale for t in range(EACH)]
             made = [[None] * 8 for _ in words]
             for r in cutlass.range_constexpr(HALVES):
                 sums = []
                 for t in cutlass.range_constexpr(EACH):
-                    g2 = self.log2_decay(g[at_element(0, r, t)], rate, bias[r], x.lower_bound)
+                    g2 = self.gate.log2_decay(g[at_element(0, r, t)], rate, bias[r], x.lower_bound)
                     g2 = g2 if STEP * b + t < left else Float32(0.0)
                     sums.append(g2 + sums[-1] if cutlass.const_expr(t > 0) else g2)
                 before, halves, wholes = self.place_in_block(sums[-1])
@@ -453,19 +412,6 @@ class Math:
             steps.append(total[r][-1] - middle[r][-1])
             ratio.append([fast.exp2(step) for step in steps])
         return xs, ratio
-
-    @cute.jit
-    def log2_decay(self, logit, rate, bias, lower_bound):
-        """Of a logit, or of a given decay; in blocks of 8 at least FLOOR."""
-        found = logit * Float32(fast.LOG2_E)
-        if cutlass.const_expr(self.c.gate == "bounded"):
-            found = fast.reciprocal(Float32(1.0) + fast.exp2((logit + bias) * (Float32(-fast.LOG2_E) * rate)))
-            found = (Float32(fast.LOG2_E) * lower_bound) * found
-        if cutlass.const_expr(self.c.gate == "softplus"):
-            y = (logit + bias) * Float32(fast.LOG2_E)
-            e = fast.exp2(fast.distance(y, Float32(0.0)))
-            found = -rate * (fast.at_least(y, 0.0) + fast.log2(Float32(1.0) + e))
-        return found if cutlass.const_expr(self.c.one_product) else fast.at_least(found, FLOOR)
 
     @cute.jit
     def place_in_block(self, own):
@@ -599,7 +545,7 @@ class Math:
             weight = [self.unpacked(operand, b) for operand in (Qu, Ku, Kd)]
             of_block = [[weight[n][j] * flat[n][8 * b + j] for j in range(8)] for n in range(2)]
             if cutlass.const_expr("b" in wanted):                              # kn 2^-x: Kd less its b, which may be 0
-                k, here = self.raw(own_k, b), range(8 * b, 8 * b + 8)
+                k, here = raw(own_k, b), range(8 * b, 8 * b + 8)
                 of_block.append([k[j - 8 * b] * fast.exp2(-(xs[j] + x.zero)) * flat[2][j] for j in here])
             for t in cutlass.range_constexpr(EACH):
                 i, j = at_element(0, 0, t), at_element(0, 1, t)
@@ -654,14 +600,15 @@ class Math:
         return total
 
     @cute.jit
-    def store_dg(self, x, own, gains, rate, bias, through, tokens, number, channel):
-        lane = cute.arch.lane_idx()
-        a, left = lane & 3, tokens - EACH * (lane & 3)
+    def store_dg(self, x, at, own, gains, rate, bias, through, channel):
+        chunk, head, _, tokens = at
+        a = cute.arch.lane_idx() & 3
+        left, number = tokens - EACH * a, chunk * x.HV + head
         later, of_A, of_bias = through, [Float32(0.0)] * HALVES, [Float32(0.0)] * HALVES
-        to_logit, to_A = self.slopes(x, rate)
+        to_logit, to_A = self.gate.slopes(x, rate)
         for n in cutlass.range_constexpr(STEPS):
             b = STEPS - 1 - n
-            logits, dg = self.raw(own, b), [None] * 8
+            logits, dg = self.gate.logits(x, own, at, channel, b), [None] * 8
             for r in cutlass.range_constexpr(HALVES):
                 sums = [None] * EACH
                 for m in cutlass.range_constexpr(EACH):
@@ -675,13 +622,13 @@ class Math:
                 later[r] = later[r] + (half + other)
                 for t in cutlass.range_constexpr(EACH):
                     j = at_element(0, r, t)
-                    slope, share = self.through_gate(
+                    slope, share = self.gate.backward(
                         logits[j], bias[r], rate, x.lower_bound, sums[t] + after, STEP * b + t < left
                     )
                     of_A[r] = of_A[r] + share
                     of_bias[r] = of_bias[r] + slope
                     dg[j] = slope * to_logit
-            store_matrices(own + b * (STEP * 64), words_of(dg), transposed=True)
+            self.gate.put(x, own, at, channel, b, dg)
         for r in cutlass.range_constexpr(HALVES):
             of_both = (x.of_A_log, of_A[r], to_A, self.c.rate), (x.of_dt_bias, of_bias[r], to_logit, self.c.bias)
             for to, share, factor, there in of_both:
@@ -693,47 +640,12 @@ class Math:
                         store(to + (Int64(number) * self.c.K + channel + 8 * r), [share])
 
     @cute.jit
-    def slopes(self, x, rate):
-        """What `through_gate` leaves out of the gradients of logits and of A_log."""
-        if cutlass.const_expr(self.c.gate == "bounded"):
-            to_logit = x.lower_bound * rate
-            return to_logit, to_logit
-        return -rate if cutlass.const_expr(self.c.gate == "softplus") else Float32(1.0), Float32(LN_2)
-
-    @cute.jit
-    def through_gate(self, logit, bias, rate, lower_bound, gain, counts):
-        """Of the gradient of a decay, those of its logit and of A_log, but for constants (`slopes`); nothing of a decay
-        that was floored."""
-        if cutlass.const_expr(self.c.gate == "bounded"):
-            logit = fast.bounded(logit) + bias
-            slope, sigmoid = self.sigmoid_slope(logit * (Float32(fast.LOG2_E) * rate))
-            slope = slope * gain
-            if cutlass.const_expr(not self.c.one_product):
-                slope = slope if (Float32(fast.LOG2_E) * lower_bound) * sigmoid > FLOOR else Float32(0.0)
-            slope = slope if counts else Float32(0.0)
-            return slope, slope * logit
-        g2 = self.log2_decay(logit, rate, bias, lower_bound)
-        gain = gain if counts and g2 != Float32(FLOOR) else Float32(0.0)
-        slope = gain
-        if cutlass.const_expr(self.c.gate == "softplus"):
-            _, sigmoid = self.sigmoid_slope((logit + bias) * Float32(fast.LOG2_E))
-            slope = gain * sigmoid
-        return slope, gain * g2
-
-    @cute.jit
-    def sigmoid_slope(self, x):
-        """sigmoid(y) sigmoid(-y), and sigmoid(y), of x = log2(e) y."""
-        e = fast.exp2(fast.distance(x, Float32(0.0)))
-        s = fast.reciprocal(Float32(1.0) + e)
-        return e * s * s, (s if x >= Float32(0.0) else e * s)
-
-    @cute.jit
     def store_dq_dk(self, x, s, rows, of_tokens, xs, up1, up2, down):
         lane = cute.arch.lane_idx()
         flat = [cute.coalesce(acc) for acc in (up1, up2, down)]
         projected = s.projected + EACH * (lane & 3)
         for b in cutlass.range_constexpr(STEPS):
-            q, k = [self.raw(own, b) for own in rows[:2]]
+            q, k = [raw(own, b) for own in rows[:2]]
             of_q, of_k, of_b = [load(of_tokens + (f * TOKENS + STEP * b), EACH) for f in (Q, K_, B)]
             from_q, from_k = [load(projected + (f * TOKENS + STEP * b), EACH) for f in (Q, K_)]
             of_q = [of_q[t] * x.scale for t in range(EACH)]
