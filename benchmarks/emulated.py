@@ -24,6 +24,7 @@ float64 without any rounding has to give the definition's results; `--exact` sho
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import sys
@@ -46,7 +47,8 @@ from kda.verify.literal import log_decay, step_size  # noqa: E402
 Tensor = torch.Tensor
 
 SEEDS, H, T, K = 3, 2, 512, 128              # the heads of all seeds lie side by side: heads know nothing of each other
-FLOOR, CAP = -127.0, -28.0                   # log2 decay of a token: at least; in a diagonal block of 8 of any gate
+FLOOR, CAP = -127.0, -28.0                   # log2 decay of a token: at least; in a diagonal block of 8 of levels
+BITS = (10, 16, 28)                          # that a token loses at most where all is counted in blocks of 8
 NAMES = ("o", "ht", "dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "dh0")
 
 
@@ -246,30 +248,33 @@ class Local(NamedTuple):
     const: Tensor                            # sum_C kb 2^(gc_last - gc) y_dh
 
 
-def by_rescaling(t: Tokens, m: Products, p: Precision, whole_anchors: bool = False) -> Local:
-    """One accumulator for each of dqn, plus, minus, rescaled from one block of 16 rows to the next; an anchor each, in
-    the middle of a block, and with `whole_anchors` rounded to an integer."""
-    g = t.g2.unflatten(-2, (-1, 16)).cumsum(-2)                               # sums do not leave a block
-    anchor, total = g[..., 7:8, :], g[..., -1:, :]
+def by_rescaling(
+    t: Tokens, m: Products, p: Precision, whole_anchors: bool = False, size: int = 16, cap: float = -math.inf
+) -> Local:
+    """One accumulator for each of dqn, plus, minus, rescaled from one block of `size` rows to the next; an anchor each,
+    in the middle of a block, and with `whole_anchors` rounded to an integer.  No token loses more than `cap`."""
+    t = t._replace(g2=t.g2.clamp(min=cap))
+    g = t.g2.unflatten(-2, (-1, size)).cumsum(-2)                             # sums do not leave a block
+    anchor, total = g[..., size // 2 - 1 : size // 2, :], g[..., -1:, :]
     anchor = anchor.round() if whole_anchors else anchor
     S, up, down = g.shape[-3], (g - anchor).exp2(), (anchor - g).exp2()
     ratio = torch.cat([anchor[..., :1, :, :], (total - anchor)[..., :-1, :, :] + anchor[..., 1:, :, :]], -3).exp2()
     at_end = (total - anchor)[..., -1, :, :].exp2()
 
     def blocks(x: Tensor) -> Tensor:
-        return x.unflatten(-2, (-1, 16))
+        return x.unflatten(-2, (-1, size))
 
     Qu, Ku, Kd = (p.bf16(blocks(x) * f) for x, f in ((t.qn, up), (t.kn, up), (m.kb, down)))
     rows, plus = m.do_h * ratio[..., 0, :, :], m.dv_h * ratio[..., 0, :, :]
     for s in range(S):
-        later, cols = slice(16 * s, None), slice(16 * s, 16 * s + 16)
+        later, cols = slice(size * s, None), slice(size * s, size * (s + 1))
         for acc, G in ((rows, m.G1), (plus, m.G2)):
             if s:
                 acc[..., later, :] *= ratio[..., s, :, :]
             acc[..., later, :] += G[..., later, cols] @ Kd[..., s, :, :]
     minus, to_last, const = m.y_dh * at_end, at_end, 0.0
     for s in reversed(range(S)):
-        upto, own = slice(0, 16 * s + 16), slice(16 * s, 16 * s + 16)
+        upto, own = slice(0, size * (s + 1)), slice(size * s, size * (s + 1))
         if s < S - 1:
             minus[..., upto, :] *= ratio[..., s + 1, :, :]
             to_last = to_last * ratio[..., s + 1, :, :]
@@ -341,7 +346,9 @@ def by_pairs(t: Tokens, m: Products, p: Precision) -> Local:
 
 WAYS: dict[str, Callable[[Tokens, Products, Precision], Local]] = {
     "rescaled": by_rescaling, "whole anchors": by_whole_anchors, "levels": by_levels, "pairs": by_pairs,
+    **{f"blocks of 8, {bits} bits": functools.partial(by_rescaling, size=8, cap=-float(bits)) for bits in BITS},
 }  # fmt: skip
+ANY_GATE = [name for name in WAYS if name == "levels" or "bits" in name]
 
 
 def results(
@@ -357,7 +364,7 @@ def results(
     b = c.b if keeps_r(form) else torch.ones_like(c.b)
     m = Products(b * c.kn, p.bf16(c.scale * (c.do @ y.mT).tril()), p.bf16(-(dv @ y.mT).tril(-1)),
                  c.scale * (c.do @ w.h.mT), -(dv @ w.h.mT), y @ w.dh.mT)  # fmt: skip
-    found = WAYS[way if t.bounded else "levels"](c, m, p)
+    found = WAYS[way if t.bounded or way in ANY_GATE else "levels"](c, m, p)
     row = found.row
     if exact_rows:
         row = c.qn * found.dqn + c.kn * found.plus - m.kb * found.minus
@@ -489,6 +496,7 @@ LOCALS = {                                   # in chunks of 32: what is printed,
     "pairs, rows not rounded": (64, "pairs", True, "V"),
     "32 rows, rescaled": (32, "rescaled", False, "V"),
     "rescaled, b over K": (64, "rescaled", False, "K"),
+    **{way: (64, way, False, "V") for way in ANY_GATE if way != "levels"},
 }  # fmt: skip
 
 
@@ -499,17 +507,17 @@ def measured(name: str, forms: list[str], seed: int) -> dict[str, dict[str, dict
     found = {
         f"chunks of {C}": {form: errors(results(form, case, C, KERNEL), exact) for form in forms} for C in (32, 64)
     }
-    if case.spec.gate == "bounded":
-        found["local part"] = {
-            label: errors(results(CHOSEN, case, 32, KERNEL, *how), exact) for label, how in LOCALS.items()
-        }
+    ways = WAYS if case.spec.gate == "bounded" else ANY_GATE
+    found["local part"] = {
+        label: errors(results(CHOSEN, case, 32, KERNEL, *how), exact) for label, how in LOCALS.items() if how[1] in ways
+    }
     return found
 
 
 def worst_if_exact(name: str, form: str) -> float:
     """Of both chunks and every way in float64, nothing rounded."""
     case = CASES[name](0)
-    exact, ways = definition(case, torch.float64), WAYS if case.spec.gate == "bounded" else ["levels"]
+    exact, ways = definition(case, torch.float64), WAYS if case.spec.gate == "bounded" else ANY_GATE
     found = [errors(results(form, case, C, EXACT, way=way), exact) for C in (32, 64) for way in ways]
     return max(max(each) for e in found for each in e.values())
 

@@ -1,10 +1,11 @@
 """The Hopper backward, run on the CPU from its PTX: gradients against the definition, clean in several schedules."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
-from cute_calls import Fault, assert_right, forget_plans, has_products_that_wait_for_no_other, plant
+from cute_calls import Fault, assert_right, changed, forget_plans, has_products_that_wait_for_no_other, plant
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
@@ -56,6 +57,12 @@ OPTIONS = {
     "less than the half of a chunk": dict(T=20),
     "no initial state, beta up to 2": dict(T=40, initial_state=False, beta="2*sigmoid"),
     "gates that forget": dict(T=100, regime="fast"),
+    "a softplus gate": dict(T=140, gate="softplus"),
+    "a softplus gate that forgets, packed, GVA": dict(lengths=(65, 0, 1, 30), HV=2, gate="softplus", regime="fast"),
+    "decays and beta given, no norms": dict(T=70, gate="given", beta="given", l2norm=False),
+    "decays given that forget, GVA": dict(T=70, HV=2, gate="given", regime="fast"),
+    "no norms": dict(T=70, l2norm=False),
+    "beta given": dict(T=70, beta="given"),
 }
 
 
@@ -113,22 +120,72 @@ def test_any_order_of_warps_gives_the_same_bits(schedule):
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("size", [2.0**60, 2.0**-60], ids=str)
-def test_gradients_are_as_large_as_those_that_come_in(size):
+def saturated(case):
+    """Decays of nothing and of everything, four together among them."""
+    most, g = -1000.0 if case.spec.gate == "given" else 1000.0, case.keywords["g"].clone()
+    g[:, 20:40], g[:, 45], g[:, 50], g[:, 52] = most, math.copysign(math.inf, most), 0.0, most
+    if case.spec.gate != "given":
+        g[:, 55], g[:, 57] = -math.inf, -1000.0
+    return changed(case, g=lambda _: g)
+
+
+@pytest.mark.parametrize(("gate", "size"), [
+    ("bounded", 2.0**60), ("bounded", 2.0**-60), ("softplus", 2.0**50), ("softplus", 2.0**-50), ("given", 2.0**50),
+], ids=str)  # fmt: skip
+def test_gradients_are_as_large_as_those_that_come_in(gate, size):
     """Saturated gates included: what is rounded is never beyond what bfloat16 holds."""
-    case = drawn(T=70)
-    logits = case.keywords["g"].clone()
-    logits[:, 20:40] = 1000.0
-    logits[:, 50] = float("-inf")
-    case = dataclasses.replace(case, keywords=case.keywords | {"g": logits})
+    case = saturated(drawn(T=70, gate=gate))
     large = dataclasses.replace(case, do=size * case.do, dht=size * case.dht)
     (found, _), (expected, _) = gradients(large), gradients(case)
     for name, x in expected.items():
         assert x.isfinite().all() and torch.equal(found[name], size * x), name
 
 
-def test_no_product_waits_for_another(tmp_path):
-    p = Problem.parse("bfloat16 bounded dt_bias=true l2norm beta=sigmoid backward")
+WIDE = {"softplus": ("softplus", None), "given": ("given", None), "bounded": ("bounded", -30.0)}
+
+
+@pytest.mark.spread(every=2)
+@pytest.mark.parametrize("name", WIDE)
+def test_gates_that_hide_all_that_was_before(name):
+    gate, bound = WIDE[name]
+    case = saturated(drawn(T=70, gate=gate))
+    if bound:
+        case = dataclasses.replace(case, keywords=case.keywords | {"lower_bound": bound})
+    finite = changed(case, g=lambda g: g.clamp(-1000, 1000))                   # of inf no definition has a gradient
+    found = check(finite)
+    (same, _), hidden = gradients(case), case.keywords["g"].abs() >= 1000
+    assert all(torch.equal(same[name], x) for name, x in found.items())
+    assert not found["dg"][hidden].any()
+
+
+@pytest.mark.spread(every=2)
+@pytest.mark.parametrize("words", [
+    dict(T=140, gate="softplus", B=2), dict(lengths=(65, 0, 1, 30), padding=140, HV=2), dict(T=70, gate="given"),
+], ids=str)  # fmt: skip
+def test_g_may_be_float32(words):
+    case = drawn(**words)
+    found = check(changed(case, g=lambda g: g.float() * 1.001))                # not what bfloat16 holds
+    assert found["dg"].dtype == torch.float32
+
+
+def test_beta_may_be_0():
+    case = drawn(T=70, beta="given")
+    found = check(changed(case, beta=lambda b: b * (torch.arange(70) % 3 > 0).view(1, 70, 1)))
+    assert found["dbeta"][:, ::3].abs().min() > 0
+
+
+def test_keys_may_be_all_alike():
+    case = drawn(T=70, gate="softplus")
+    check(changed(case, k=lambda k: k[:, :1].expand_as(k).contiguous()))
+
+
+@pytest.mark.spread(every=2)
+@pytest.mark.parametrize("words", [
+    "bounded dt_bias=true l2norm beta=sigmoid", "softplus dt_bias=true l2norm beta=sigmoid", "l2norm",
+    "bounded lower_bound=-8 dt_bias=true l2norm beta=sigmoid",
+])  # fmt: skip
+def test_no_product_waits_for_another(words, tmp_path):
+    p = Problem.parse(f"bfloat16 {words} backward")
     has_products_that_wait_for_no_other(launch.kernel(plan.grads_config(p)), tmp_path)
 
 
@@ -200,20 +257,11 @@ def test_a_call_that_returns_states_as_well_keeps_what_every_backend_knows():
         assert keeps_own(p, "auto") and not keeps_own(dataclasses.replace(p, intermediate_states=True), "auto")
 
 
-REFUSED = {
-    "softplus l2norm": "sm90.backward_gate", "bounded l2norm lower_bound=-8": "sm90.backward_gate",
-    "bounded": "sm90.backward_gate", "bounded l2norm g_dtype=float32": "sm90.backward_gate",
-    "bounded l2norm K=64 V=64": "sm90.backward_shape",
-    "bounded l2norm beta=given": "sm90.backward_shape",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("words", REFUSED)
-def test_what_it_does_not_accept_goes_to_triton(words):
-    p = Problem.parse(f"bfloat16 backward beta=sigmoid {words}")
+def test_other_head_dims_go_to_triton():
+    p = Problem.parse("bfloat16 backward beta=sigmoid bounded l2norm K=64 V=64")
     choice = weigh(p, host_of("sm90"))
     assert choice.backend == "triton"
-    assert [reason.split(":")[0] for reason in dict(choice.tried)["sm90"]] == [REFUSED[words]]
+    assert [reason.split(":")[0] for reason in dict(choice.tried)["sm90"]] == ["sm90.backward_shape"]
 
 
 FAULTS = {
@@ -239,13 +287,14 @@ FAULTS = {
     ),
     "a token's own dv counts": Fault("sm90/bwd/grads", "token - group - 4", "token - 4", "wrong answer"),
     "what a block passes on does not decay": Fault(
-        "sm90/bwd/grads", "flat[2][8 * b + j] * back", "flat[2][8 * b + j] * x.one", "wrong answer"
+        "sm90/bwd/grads", "flat[2][8 * b + j] * back[j // 2 % 2]", "flat[2][8 * b + j] * x.one",
+        "wrong answer",
     ),
     "no gate learns of the state that leaves": Fault(
         "sm90/bwd/grads", "found + factor * through_state[r]", "found", "wrong answer"
     ),
     "tokens past the end have a share of dt_bias": Fault(
-        "sm90/bwd/grads", "slope = slope if BLOCK * b + t < left else Float32(0.0)", "pass", "wrong answer"
+        "sm90/bwd/gate", "slope = slope if counts else Float32(0.0)", "pass", "wrong answer"
     ),
     "dk keeps what points along k": Fault(
         "sm90/bwd/grads", "dkn = dkn - k[j] * from_k[t]", "pass", "wrong answer"
@@ -262,8 +311,42 @@ FAULTS = {
     ),
     "b lies on rows": Fault("sm90/parts/chunk", "self.team.thread(), self.c.b_on_keys)", "self.team.thread())",
                             "wrong answer"),
-    "kg lacks b": Fault("common/cute/pairs", "kb = [x * of_k[r] for x in kb]", "pass", "wrong answer"),
+    "kg lacks b": Fault(
+        "common/cute/pairs", "kb = [x * of_k[r] for x in kb]\n            store(cute", "store(cute", "wrong answer"
+    ),
+    "kg of any gate lacks b": Fault(
+        "common/cute/pairs", "kb = [x * of_k[r] for x in kb]\n            store(operands", "store(operands",
+        "wrong answer", "softplus",
+    ),
+    "a block meets the tokens of its neighbour": Fault(
+        "sm90/bwd/grads", "[here, Uint32(0)] if block", "[here, here] if block", "wrong answer", "softplus"
+    ),
+    "decays of a block are counted from its end": Fault(
+        "sm90/bwd/grads", "before = -own if a & 1 == 0 else Float32(0.0)", "before = -own", "wrong answer", "softplus"
+    ),
+    "the lanes of a step's second block decay as those of its first": Fault(
+        "sm90/bwd/grads", "return values[0] if cute.arch.lane_idx() & 2 == 0 else values[1]", "return values[0]",
+        "wrong answer", "softplus",
+    ),
+    "decays have no floor": Fault("sm90/bwd/gate", "fast.at_least(found, FLOOR)", "found", "wrong answer", "given"),
+    "a softplus gate has the slope of none": Fault(
+        "sm90/bwd/gate", "slope = gain * sigmoid", "pass", "wrong answer", "softplus"
+    ),
+    "dbeta is times b": Fault(
+        "sm90/bwd/grads", "db = self.over_warps(s, self.c.sums.index(\"b\") * TOKENS + token) * factor",
+        "db = through_b", "wrong answer", "given",
+    ),
+    "a float32 gate reads no token but the first": Fault(
+        "sm90/bwd/gate", "fast.row(first, last_token(self.token(b, t), tokens),", "fast.row(first, Int32(0),",
+        "wrong answer", "float32",
+    ),
 }  # fmt: skip
+FAULTY = {
+    "long": lambda: drawn(T=150),
+    "softplus": lambda: drawn(T=150, gate="softplus", regime="fast"),
+    "given": lambda: saturated(drawn(T=70, gate="given", beta="given", l2norm=False)),
+    "float32": lambda: changed(drawn(T=70, gate="softplus"), g=lambda g: g.float()),
+}
 
 
 @pytest.mark.spread(every=6)
@@ -271,7 +354,7 @@ FAULTS = {
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
     plant(fault, tmp_path, monkeypatch)
     monkeypatch.setattr(recorded, "recorded_plan", lambda p, sms: plan.recorded_plan(p, 1))    # one item after another
-    case = drawn(T=150)
+    case = FAULTY[fault.case]()
     found, session = gradients(case, strict=False)
     wrong = {"wrong answer" for row in judged(case, found) if row.wrong}
     assert fault.noticed in {finding.kind for finding in session.findings} | wrong

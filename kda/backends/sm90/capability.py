@@ -4,27 +4,14 @@ from kda.capability import Capability, Rule
 
 from ..common.rules import BFLOAT16, CHUNKS, CUTE_DSL, KEEPS_PRODUCTS, ONE_BETA, of
 
-MIN_LOWER_BOUND = -5.02                      # as common/cute/tile.MIN_GATE_ONE_PRODUCT
 LIMIT = 65535                                # of a grid in y and z
-
-
-def one_product(p) -> bool:
-    """Whether the rows of a chunk meet in one product: bfloat16 holds half of what the gate lets them lose."""
-    return p.gate == "bounded" and p.lower_bound >= MIN_LOWER_BOUND and p.qk_l2norm
-
 
 # What a backward is asked beside the other rules.
 BACKWARD = (
     Rule(
-        "sm90.backward_gate",
-        lambda p, h: p.direction == "forward" or (one_product(p) and p.g_dtype == "bfloat16"),
-        "has a backward for bounded gates of bfloat16 logits with lower_bound >= -5, and l2norms inside; got a "
-        "{p.gate} gate, g {p.g_dtype}",
-    ),
-    Rule(
         "sm90.backward_shape",
-        lambda p, h: p.direction == "forward" or (p.K == p.V == 128 and p.beta != "given"),
-        "has a backward for K = V = 128 and beta from logits; got K={p.K} V={p.V}, beta {p.beta}",
+        lambda p, h: p.direction == "forward" or p.K == p.V == 128,
+        "has a backward for K = V = 128; got K={p.K} V={p.V}",
     ),
 )
 

@@ -23,7 +23,7 @@ RING = 2 * GROUPS                            # stages: one for each group of the
 FIRST_PRODUCER = 4                           # warp of the first group
 # grads
 TOKENS = 64                                  # of a chunk there: two of the forward's
-BLOCK = 16                                   # tokens whose decays are counted from the middle
+STEP = 16                                    # tokens of one step of a product
 GRADS_WARPS, LOAD_WARPS = 8, 4
 TOKEN_FACTORS = 3                            # 1 / |q|, 1 / |k|, b
 # shares
@@ -431,13 +431,26 @@ class GradsConfig(ChunkConfig):
     roles = MappingProxyType({"MATH": range(GRADS_WARPS), "LOAD": range(GRADS_WARPS, GRADS_WARPS + LOAD_WARPS)})
     launch_options = MappingProxyType({"min_blocks_per_mp": 1})
 
+    @property
+    def block(self) -> int:
+        """Tokens whose decays are counted from their middle: of any gate fewer, each floored (bwd/grads.FLOOR)."""
+        return STEP if self.one_product else STEP // 2
+
+    @property
+    def sums(self) -> list[str]:
+        """Over channels, of each token: qn . dqn and kn . (-2^x up2), and db where no sigmoid gives it."""
+        return ["q", "k"] * self.norm + ["b"] * (self.beta == "given")
+
+    @property
+    def wide_g(self) -> bool:
+        """g of float32, for which there is no shared memory."""
+        return self.g_dtype == "float32"
+
     @cached_property
     def rows(self) -> Struct:
-        """q, k and g of a chunk, and what its tokens are multiplied by."""
-        return Struct(
-            align=1024,
-            **{name: array("bfloat16", TOKENS, self.K, align=1024) for name in ("q", "k", "g")},
-        )
+        """q, k and g of a chunk."""
+        names = ("q", "k") if self.wide_g else ("q", "k", "g")
+        return Struct(align=1024, **dict.fromkeys(names, array("bfloat16", TOKENS, self.K, align=1024)))
 
     @cached_property
     def struct(self) -> Struct:

@@ -14,6 +14,11 @@ def exp2(x):
 
 
 @cute.jit
+def log2(x):
+    return cute.arch.inline_ptx("lg2.approx.ftz.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[x])
+
+
+@cute.jit
 def reciprocal(x):
     return cute.arch.inline_ptx("rcp.approx.ftz.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[x])
 

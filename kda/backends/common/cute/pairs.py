@@ -77,9 +77,10 @@ class Pairs:
         self.team.meet_for_product()                                           # both operands are there
 
     @cute.jit
-    def by_halving(self, qn, kn, gc, sums, X, A_kk, tile, acc, phase):
+    def by_halving(self, qn, kn, gc, sums, X, A_kk, tile, acc, phase, of_k=None):
         """No exponent above 0: for blocks of 2S rows, S = 16 .. 1, a product of rows under the decay to or from the
-        block's cut, of which the pairs across it count.  Each row's product with itself is `qk_diagonal`."""
+        block's cut, of which the pairs across it count.  Each row's product with itself is `qk_diagonal`; kg is times
+        `of_k`, as above."""
         E, d, first = self.c.K // 32, self.c.K // 32 * cute.arch.lane_idx(), WARP_ROWS * self.team.warp()
         operands = cute.recast_ptr(tile, dtype=BFloat16)
         before, _, last = self.gate.sums_of_chunk(sums, d)
@@ -90,7 +91,10 @@ class Pairs:
             to_last = [fast.exp2(last[e] - (gc[r][e] + before[e])) for e in range(E)]
             store(operands + in_both, times(kn[r], from_zero))
             store(operands + (in_both + C * HALF), times(qn[r], from_zero))
-            store(operands + (in_one + self.tile.KG.offset // 2), times(kn[r], to_last))
+            kb = kn[r]
+            if cutlass.const_expr(of_k is not None):
+                kb = [x * of_k[r] for x in kb]
+            store(operands + (in_one + self.tile.KG.offset // 2), times(kb, to_last))
         self.store_decay(tile, last, d)
         acc.fill(0.0)
         for step in cutlass.range_constexpr(LEVELS):

@@ -50,30 +50,19 @@ from ...common.cute.barriers import NamedBarrier
 from ...common.cute.copies import allocate, copy_16_bytes, floats, in_global, load, load_one, store, words_of
 from ...common.cute.fragments import load_matrices, mma_bf16, store_matrices
 from ...common.cute.tile import BF16
-from ..configs import BLOCK, GRADS_WARPS, LOAD_WARPS, TOKEN_FACTORS, TOKENS, ChunkTable, GradsConfig
+from ..configs import GRADS_WARPS, LOAD_WARPS, STEP, TOKEN_FACTORS, TOKENS, ChunkTable, GradsConfig
 from ..parts.state import compute_words_now, register_mma
 from ..parts.views import view, wide_view
 from ..parts.wgmma import accumulator, issue
+from .gate import Gate
+from .places import EACH, HALVES, STEPS, at_element, last_token, neighbour, position, raw
 
 MATH_REGISTERS, LOAD_REGISTERS = 232, 40
 MATH = NamedBarrier(1, 32 * GRADS_WARPS)
 LOAD = NamedBarrier(2, 32 * LOAD_WARPS)
 LOADERS = 32 * LOAD_WARPS
 CHANNELS = 64                                # of a warpgroup
-BLOCKS = TOKENS // BLOCK
-EACH = 4                                     # tokens of a block that a lane has: 4 a .. 4 a + 3
-HALVES = 2                                   # rows (channels) of an accumulator that a lane has: lane / 4, and 8 below
 Q, K_, B = range(TOKEN_FACTORS)
-
-
-def at_element(s: int, r: int, t: int) -> int:
-    """The element of an accumulator (64 channels, 64 tokens), and of an operand like it: block, half, token of four."""
-    return s * 8 + t // 2 * 4 + r * 2 + t % 2
-
-
-def position(token):
-    """Of a token in shared memory."""
-    return token & -16 | (token & 2) << 2 | (token & 12) >> 1 | token & 1
 
 
 @cute.jit
@@ -94,24 +83,6 @@ def issue_product(acc, a, b, of_a: cutlass.Constexpr = OperandMajorMode.K):
     mma = product_mma(of_a)
     part = mma.get_slice(0)
     issue(mma, acc, mma.make_fragment_A(part.partition_A(a)), mma.make_fragment_B(part.partition_B(b)), False)
-
-
-@cute.jit
-def issue_step(mma, acc, operand, b, step: cutlass.Constexpr):
-    """acc += operand @ b^T of 16 tokens."""
-    mma.set(warpgroup.Field.ACCUMULATE, True)
-    cute.gemm(mma, acc, operand[None, None, step], b[None, None, step], acc)
-
-
-@cute.jit
-def last_token(row, tokens):
-    """The row, or the last one that there is; the first where there is none."""
-    return cutlass.max(cutlass.min(row, tokens - 1), 0)
-
-
-@cute.jit
-def neighbour(x, far: cutlass.Constexpr):
-    return cute.arch.shuffle_sync_bfly(x, far)
 
 
 class Loader:
@@ -185,7 +156,7 @@ class Loader:
     def place_of_piece(self, j: cutlass.Constexpr):
         """Elements to a thread's piece of token 8 j + thread / 16."""
         thread = self.thread()
-        piece, row = thread & 15, position(thread >> 4) + (position(8 * (j & 1)) + BLOCK * (j >> 1))
+        piece, row = thread & 15, position(thread >> 4) + (position(8 * (j & 1)) + STEP * (j >> 1))
         return (piece >> 3) * (TOKENS * 64) + row * 64 + (piece & 7 ^ row & 7) * 8
 
     @cute.jit
@@ -197,7 +168,8 @@ class Loader:
         for source, heads, own, field in (
             (x.q, x.H, of_q, "q"), (x.k, x.H, of_q, "k"), (x.g, x.HV, head, "g"),
         ):  # fmt: skip
-            self.load_tokens(source, (begin * heads + own) * K, heads * K, tokens, self.field(rows, field))
+            if cutlass.const_expr(field in self.c.rows.fields):
+                self.load_tokens(source, (begin * heads + own) * K, heads * K, tokens, self.field(rows, field))
         cute.arch.cp_async_commit_group()
 
     @cute.jit
@@ -240,7 +212,7 @@ class Loader:
         cute.arch.mbarrier_wait(s.rows_done + (i & 1), i >> 1 & 1)
         rows, thread = self.rows_at(s, i), self.thread()
         for to, field in ((x.dq, "q"), (x.dk, "k"), (x.dg, "g")):
-            for j in cutlass.range_constexpr(TOKENS // 8):
+            for j in cutlass.range_constexpr(TOKENS // 8 if field in self.c.rows.fields else 0):
                 row = thread // 16 + 8 * j
                 if row < tokens:
                     source = self.field(rows, field) + self.place_of_piece(j)
@@ -252,7 +224,8 @@ class Loader:
     def row_of(self, to, begin, head, row, HV):
         """A thread's piece of a row of a result."""
         own = to + (begin * HV + head) * self.c.K + (self.thread() & 15) * 8
-        return in_global(fast.row(own.toint(), row, HV * Int32(2 * self.c.K)), BFloat16)
+        size = to.dtype.width // 8
+        return in_global(fast.row(own.toint(), row, HV * Int32(size * self.c.K)), to.dtype)
 
     @cute.jit
     def clear(self, x, begin, tokens, head):
@@ -271,7 +244,8 @@ class Math:
     """MATH: two warpgroups, 64 channels each."""
 
     def __init__(self, config: GradsConfig):
-        self.c = config
+        self.c, self.gate = config, Gate(config)
+        self.blocks, self.each = TOKENS // config.block, STEP // config.block  # of a chunk, and of a step
 
     @cute.jit
     def thread(self):
@@ -289,10 +263,10 @@ class Math:
     @cute.jit
     def item(self, x, s, at, i):
         c = self.c
-        chunk, head, begin, tokens = at
+        _, head, begin, tokens = at
         lane, group = cute.arch.lane_idx(), self.group()
         channel = 64 * group + 16 * self.warp() + lane // 4                    # of half 0
-        rate, bias = self.gate_of_channels(x, head, channel)
+        rate, bias = self.gate.of_channels(x, head, channel)
 
         cute.arch.mbarrier_wait(s.values_full, i & 1)
         cute.arch.fence_proxy("async.shared", space="cta")
@@ -311,9 +285,9 @@ class Math:
         cute.arch.mbarrier_wait(s.rows_full + (i & 1), i >> 1 & 1)
         of_tokens = s.of_tokens + (i & 1) * (TOKEN_FACTORS * TOKENS) + EACH * (lane & 3)
         rows = [tile_at(cute.recast_ptr(s.rows, dtype=BFloat16), ((i & 1) * c.rows.bytes + f.offset) // 2)
-                + self.own_matrices() for f in (c.rows.q, c.rows.k, c.rows.g)]  # fmt: skip
+                + self.own_matrices() for f in c.rows.fields.values()]  # fmt: skip
         Qu, Ku, Kd = [self.operand() for _ in range(3)]
-        xs, ratio = self.operands(x, rows, of_tokens, rate, bias, tokens, Qu, Ku, Kd)
+        xs, ratio = self.operands(x, at, rows, channel, of_tokens, rate, bias, Qu, Ku, Kd)
         issue_product(down, dh, r, OperandMajorMode.MN)                        # now there are registers for it
         warpgroup.commit_group()
         warpgroup.wait_group(0)
@@ -324,10 +298,10 @@ class Math:
         MATH.sync()                                                            # G is there
         self.sweeps(x, s, up1, up2, down, Qu, Ku, Kd, ratio)
         MATH.sync()                                                            # G was read
-        gains = self.gains_and_sums(s, up1, up2, down, Qu, Ku, Kd)
+        gains = self.gains_and_sums(x, s, rows[1], xs, up1, up2, down, Qu, Ku, Kd)
         MATH.sync()                                                            # partial sums are there
         self.project(x, s, i, head, begin, tokens)
-        self.store_dg(x, rows[2], gains, rate, bias, through, tokens, chunk * x.HV + head, channel)
+        self.store_dg(x, at, rows[-1], gains, rate, bias, through, channel)
         MATH.sync()                                                            # projections are there
         self.store_dq_dk(x, s, rows, of_tokens, xs, up1, up2, down)
         cute.arch.sync_warp()
@@ -341,16 +315,6 @@ class Math:
         return view(half, SmemLayoutAtomKind.MN_SW128, (CHANNELS, self.c.V), (1, 0))
 
     @cute.jit
-    def gate_of_channels(self, x, head, channel):
-        """e^A_log, and dt_bias of both halves."""
-        rate, bias = Float32(1.0), [Float32(0.0)] * HALVES
-        if cutlass.const_expr(self.c.rate):
-            rate = fast.finite(fast.exp2(load_one(x.A_log + head) * Float32(fast.LOG2_E)))
-        if cutlass.const_expr(self.c.bias):
-            bias = [load_one(x.dt_bias + (head * self.c.K + channel + 8 * r)) for r in range(HALVES)]
-        return rate, bias
-
-    @cute.jit
     def own_matrices(self):
         """Elements to where this lane's row of four 8 x 8 matrices begins, in block 0 of rows of tokens."""
         lane = cute.arch.lane_idx()
@@ -358,9 +322,9 @@ class Math:
         return self.group() * (TOKENS * 64) + row * 64 + (piece ^ lane & 7) * 8
 
     @cute.jit
-    def operand(self):
+    def operand(self, tokens: cutlass.Constexpr = TOKENS):
         mma = register_mma(TOKENS, OperandMajorMode.K)
-        return cute.make_rmem_tensor(mma.partition_shape_A((CHANNELS, TOKENS)), BFloat16)
+        return cute.make_rmem_tensor(mma.partition_shape_A((CHANNELS, tokens)), BFloat16)
 
     @cute.jit
     def sums_of_states(self, s):
@@ -385,60 +349,49 @@ class Math:
         """What is causal of it, rounded; and the diagonal of dv r^T."""
         lane, warp, group = cute.arch.lane_idx(), self.warp(), self.group()
         flat = cute.coalesce(G)
-        tokens = [BLOCK * warp + 4 * (lane >> 3) + 2 * r + (lane >> 2 & 1) for r in range(HALVES)]
+        tokens = [STEP * warp + 4 * (lane >> 3) + 2 * r + (lane >> 2 & 1) for r in range(HALVES)]
         if group == 1:
             odd = lane & 4 != 0
             for r in cutlass.range_constexpr(HALVES):
                 found = Float32(0.0)
-                for b in cutlass.range_constexpr(BLOCKS):
+                for b in cutlass.range_constexpr(STEPS):
                     own = flat[8 * b + 6 * r + 1] if odd else flat[8 * b + 6 * r]
                     found = own if warp == b else found
                 if (lane & 3) == lane >> 3:
                     s.through_b[tokens[r]] = found
         last = [token - group - 4 * (lane & 3) for token in tokens]            # G2 is strict
-        row = BLOCK * warp + (lane >> 3 & 1) * 8 + (lane & 7)
+        row = STEP * warp + (lane >> 3 & 1) * 8 + (lane & 7)
         to = s.G + (group * (TOKENS * TOKENS) + row * 64)
-        for b in cutlass.range_constexpr(BLOCKS):
+        for b in cutlass.range_constexpr(STEPS):
             causal = []
             for j in cutlass.range_constexpr(8):
                 r, t = j // 2 % 2, j // 4 * 2 + j % 2
-                causal.append(flat[8 * b + j] if BLOCK * b + t <= last[r] else Float32(0.0))
+                causal.append(flat[8 * b + j] if STEP * b + t <= last[r] else Float32(0.0))
             store_matrices(to + ((2 * b) ^ (lane >> 4) ^ (lane & 7)) * 8, words_of(causal))
         cute.arch.fence_proxy("async.shared", space="cta")
 
     @cute.jit
-    def raw(self, own, b: cutlass.Constexpr):
-        """Both halves' channels of four tokens of block b, as `at_element` counts."""
-        words = cute.make_rmem_tensor(4, Uint32)
-        found = load_matrices(own + b * (BLOCK * 64), transposed=True)
-        for w in cutlass.range_constexpr(4):
-            words[w] = found[w]
-        return floats(cute.recast_tensor(words, BFloat16))
-
-    @cute.jit
-    def operands(self, x, rows, of_tokens, rate, bias, tokens, Qu, Ku, Kd):
+    def operands(self, x, at, rows, channel, of_tokens, rate, bias, Qu, Ku, Kd):
         """Fills Qu, Ku and Kd; returns x, and factors from middle to middle of both halves: 2^a_0, 2^(a_(b+1) - a_b),
-        2^(gc_last - a_3)."""
-        lane = cute.arch.lane_idx()
-        left = tokens - EACH * (lane & 3)
+        .. , and from the last one to 2^gc_last."""
+        left = at[3] - EACH * (cute.arch.lane_idx() & 3)
         words = [cute.recast_tensor(cute.coalesce(operand), Uint32) for operand in (Qu, Ku, Kd)]
-        xs, middle, total = [None] * 32, [], []
-        for b in cutlass.range_constexpr(BLOCKS):
-            q, k, g = [self.raw(own, b) for own in rows]
-            of_q, of_k, of_b = [load(of_tokens + (f * TOKENS + BLOCK * b), EACH) for f in (Q, K_, B)]
+        xs, middle, total = [None] * 32, [[], []], [[], []]
+        for b in cutlass.range_constexpr(STEPS):
+            q, k = [raw(own, b) for own in rows[:2]]
+            g = self.gate.logits(x, rows[-1], at, channel, b)
+            of_q, of_k, of_b = [load(of_tokens + (f * TOKENS + STEP * b), EACH) for f in (Q, K_, B)]
             of_q = [of_q[t] * x.scale for t in range(EACH)]
-            middle.append([])
-            total.append([])
             made = [[None] * 8 for _ in words]
             for r in cutlass.range_constexpr(HALVES):
                 sums = []
                 for t in cutlass.range_constexpr(EACH):
-                    g2 = self.log2_decay(g[at_element(0, r, t)], rate, bias[r], x.lower_bound)
-                    g2 = g2 if BLOCK * b + t < left else Float32(0.0)
+                    g2 = self.gate.log2_decay(g[at_element(0, r, t)], rate, bias[r], x.lower_bound)
+                    g2 = g2 if STEP * b + t < left else Float32(0.0)
                     sums.append(g2 + sums[-1] if cutlass.const_expr(t > 0) else g2)
-                before, half, whole = self.place_in_block(sums[-1])
-                middle[b].append(half)
-                total[b].append(whole)
+                before, halves, wholes = self.place_in_block(sums[-1])
+                middle[r] += halves
+                total[r] += wholes
                 for t in cutlass.range_constexpr(EACH):
                     j = at_element(0, r, t)
                     from_middle = sums[t] + before
@@ -453,61 +406,71 @@ class Math:
                     words[n][4 * b + w] = packed[w]
         ratio = []
         for r in cutlass.range_constexpr(HALVES):
-            steps = [middle[0][r]]
-            for b in cutlass.range_constexpr(1, BLOCKS):
-                steps.append((total[b - 1][r] - middle[b - 1][r]) + middle[b][r])
-            steps.append(total[BLOCKS - 1][r] - middle[BLOCKS - 1][r])
+            steps = [middle[r][0]]
+            for b in cutlass.range_constexpr(1, self.blocks):
+                steps.append((total[r][b - 1] - middle[r][b - 1]) + middle[r][b])
+            steps.append(total[r][-1] - middle[r][-1])
             ratio.append([fast.exp2(step) for step in steps])
         return xs, ratio
 
     @cute.jit
-    def log2_decay(self, logit, rate, bias, lower_bound):
-        found = fast.reciprocal(Float32(1.0) + fast.exp2((logit + bias) * (Float32(-fast.LOG2_E) * rate)))
-        return (Float32(fast.LOG2_E) * lower_bound) * found
-
-    @cute.jit
     def place_in_block(self, own):
-        """What lies between the middle of the block and a lane's four tokens (negative before it); the sum of the
-        block's first half, and of the block."""
+        """What lies between the middle of its block and a lane's four tokens (negative before it); of each block of the
+        step, the sums of its first half, and of all of it."""
         a = cute.arch.lane_idx() & 3
         beside = neighbour(own, 1)
-        half = own + beside
-        other = neighbour(half, 2)
-        before = beside if a == 3 else Float32(0.0)
-        before = -own if a == 1 else before
-        before = -half if a == 0 else before
-        return before, (half if a < 2 else other), half + other
+        if cutlass.const_expr(self.c.block == STEP):
+            half = own + beside
+            other = neighbour(half, 2)
+            before = beside if a == 3 else Float32(0.0)
+            before = -own if a == 1 else before
+            before = -half if a == 0 else before
+            return before, [half if a < 2 else other], [half + other]
+        first, whole = own if a & 1 == 0 else beside, own + beside
+        before = -own if a & 1 == 0 else Float32(0.0)
+        of_first, of_whole = neighbour(first, 2), neighbour(whole, 2)
+        halves = [first if a < 2 else of_first, of_first if a < 2 else first]
+        return before, halves, [whole if a < 2 else of_whole, of_whole if a < 2 else whole]
+
+    @cute.jit
+    def of_lane(self, values):
+        """Of the values of a step's blocks, that of the lane's."""
+        if cutlass.const_expr(len(values) == 1):
+            return values[0]
+        return values[0] if cute.arch.lane_idx() & 2 == 0 else values[1]
 
     @cute.jit
     def enter(self, up1, up2, down, Kd, ratio, through_state):
         """Products of states, counted from middles; returns what passes through the state to every token's gate."""
         through = []
-        flat, of_block = [cute.coalesce(acc) for acc in (up1, up2, down)], []
-        for b in cutlass.range_constexpr(BLOCKS):
+        flat, of_step = [cute.coalesce(acc) for acc in (up1, up2, down)], []
+        for b in cutlass.range_constexpr(STEPS):
             weight, of_halves = self.unpacked(Kd, b), [Float32(0.0)] * HALVES
             for j in cutlass.range_constexpr(8):
                 of_halves[j // 2 % 2] = of_halves[j // 2 % 2] + weight[j] * flat[2][8 * b + j]
-            of_block.append(of_halves)
+            of_step.append(of_halves)
         for r in cutlass.range_constexpr(HALVES):
-            factor, found = ratio[r][BLOCKS], Float32(0.0)
-            for n in cutlass.range_constexpr(BLOCKS):
-                b = BLOCKS - 1 - n
-                found += of_block[b][r] * factor
-                factor = factor * ratio[r][b]
+            factor, found = ratio[r][self.blocks], Float32(0.0)
+            for n in cutlass.range_constexpr(STEPS):
+                b, factors = STEPS - 1 - n, []
+                for m in cutlass.range_constexpr(self.each):
+                    factors.insert(0, factor)
+                    factor = factor * ratio[r][b * self.each + self.each - 1 - m]
+                found += of_step[b][r] * self.of_lane(factors)
             found += neighbour(found, 1)
             found += neighbour(found, 2)
             through.append(found + factor * through_state[r])                  # now it is 2^gc_last
-            for b in cutlass.range_constexpr(BLOCKS):
+            for b in cutlass.range_constexpr(STEPS):
                 for t in cutlass.range_constexpr(EACH):
                     j = at_element(b, r, t)
                     flat[0][j] = flat[0][j] * ratio[r][0]
                     flat[1][j] = flat[1][j] * ratio[r][0]
-                    flat[2][j] = flat[2][j] * ratio[r][BLOCKS]
+                    flat[2][j] = flat[2][j] * ratio[r][self.blocks]
         return through
 
     @cute.jit
     def unpacked(self, operand, b: cutlass.Constexpr):
-        """Block b of an operand."""
+        """Step b of an operand."""
         words, kept = cute.recast_tensor(cute.coalesce(operand), Uint32), cute.make_rmem_tensor(4, Uint32)
         for w in cutlass.range_constexpr(4):
             kept[w] = words[4 * b + w]
@@ -526,44 +489,72 @@ class Math:
             lying.append(mma.make_fragment_B(mma.get_slice(0).partition_B(rows)))
             stood.append(mma_down.make_fragment_B(mma_down.get_slice(0).partition_B(columns)))
         flat = [cute.coalesce(acc) for acc in (up1, up2, down)]
-        for n in cutlass.range_constexpr(BLOCKS):
-            last = BLOCKS - 1 - n
+        for n in cutlass.range_constexpr(self.blocks):
+            last = self.blocks - 1 - n
+            of_keys, of_q, of_k = self.block_of(Kd, n), self.block_of(Qu, last), self.block_of(Ku, last)
             warpgroup.fence()
-            issue_step(mma, up1, Kd, lying[0], n)
-            issue_step(mma, up2, Kd, lying[1], n)
-            issue_step(mma_down, down, Qu, stood[0], last)
-            issue_step(mma_down, down, Ku, stood[1], last)
+            self.issue_block(mma, up1, of_keys, lying[0], n)
+            self.issue_block(mma, up2, of_keys, lying[1], n)
+            self.issue_block(mma_down, down, of_q, stood[0], last)
+            self.issue_block(mma_down, down, of_k, stood[1], last)
             warpgroup.commit_group()
             warpgroup.wait_group(0)
             # All of each accumulator, what is done times 1: of one that changed in part ptxas makes another, and then
             # every product waits for the one before.
-            for b in cutlass.range_constexpr(BLOCKS):
-                for j in cutlass.range_constexpr(8):
-                    onward = ratio[j // 2 % 2][n + 1] if cutlass.const_expr(n < b) else x.one
-                    back = ratio[j // 2 % 2][last] if cutlass.const_expr(b < last) else x.one
-                    if cutlass.const_expr(n + 1 < BLOCKS):
-                        flat[0][8 * b + j] = flat[0][8 * b + j] * onward
-                        flat[1][8 * b + j] = flat[1][8 * b + j] * onward
-                        flat[2][8 * b + j] = flat[2][8 * b + j] * back
+            if cutlass.const_expr(n + 1 < self.blocks):
+                for b in cutlass.range_constexpr(STEPS):
+                    own = range(b * self.each, (b + 1) * self.each)
+                    onward, back = [], []
+                    for r in cutlass.range_constexpr(HALVES):
+                        onward.append(self.of_lane([ratio[r][n + 1] if n < block else x.one for block in own]))
+                        back.append(self.of_lane([ratio[r][last] if block < last else x.one for block in own]))
+                    for j in cutlass.range_constexpr(8):
+                        flat[0][8 * b + j] = flat[0][8 * b + j] * onward[j // 2 % 2]
+                        flat[1][8 * b + j] = flat[1][8 * b + j] * onward[j // 2 % 2]
+                        flat[2][8 * b + j] = flat[2][8 * b + j] * back[j // 2 % 2]
 
     @cute.jit
-    def gains_and_sums(self, s, up1, up2, down, Qu, Ku, Kd):
+    def block_of(self, operand, block: cutlass.Constexpr):
+        """The operand of a step of which one block counts: half of its tokens, those of two lanes of four, may not."""
+        if cutlass.const_expr(self.each == 1):
+            return operand
+        step = self.operand(STEP)
+        words, to = [cute.recast_tensor(cute.coalesce(y), Uint32) for y in (operand, step)]
+        for w in cutlass.range_constexpr(4):
+            here = words[4 * (block // 2) + w]
+            to[w] = self.of_lane([here, Uint32(0)] if block % 2 == 0 else [Uint32(0), here])
+        return step
+
+    @cute.jit
+    def issue_block(self, mma, acc, operand, b, block: cutlass.Constexpr):
+        """acc += operand @ b^T of a block's tokens."""
+        step = block // self.each
+        mma.set(warpgroup.Field.ACCUMULATE, True)
+        own = operand[None, None, step if cutlass.const_expr(self.each == 1) else 0]
+        cute.gemm(mma, acc, own, b[None, None, step], acc)
+
+    @cute.jit
+    def gains_and_sums(self, x, s, own_k, xs, up1, up2, down, Qu, Ku, Kd):
         """What each token's gate gains of its row; to shared memory, where G was, what a warp's 16 channels have of
-        qn . dqn and of kn . (-2^x up2): (warps, 2, tokens)."""
-        lane, gains = cute.arch.lane_idx(), [None] * 32
-        of_warp = cute.recast_ptr(s.G, dtype=Float32) + cute.arch.warp_idx() * (2 * TOKENS)
-        to = of_warp + ((lane >> 3) * BLOCK + EACH * (lane & 3) + (lane >> 1 & 2))
-        flat, sums = [cute.coalesce(acc) for acc in (up1, up2, down)], [[], []]
-        for b in cutlass.range_constexpr(BLOCKS):
+        configs.GradsConfig.sums: (warps, sums, tokens)."""
+        lane, gains, wanted = cute.arch.lane_idx(), [None] * 32, self.c.sums
+        of_warp = cute.recast_ptr(s.G, dtype=Float32) + cute.arch.warp_idx() * (len(wanted) * TOKENS)
+        to = of_warp + ((lane >> 3) * STEP + EACH * (lane & 3) + (lane >> 1 & 2))
+        flat, sums = [cute.coalesce(acc) for acc in (up1, up2, down)], [[] for _ in wanted]
+        for b in cutlass.range_constexpr(STEPS):
             weight = [self.unpacked(operand, b) for operand in (Qu, Ku, Kd)]
             of_block = [[weight[n][j] * flat[n][8 * b + j] for j in range(8)] for n in range(2)]
+            if cutlass.const_expr("b" in wanted):                              # kn 2^-x: Kd less its b, which may be 0
+                k, here = raw(own_k, b), range(8 * b, 8 * b + 8)
+                of_block.append([k[j - 8 * b] * fast.exp2(-(xs[j] + x.zero)) * flat[2][j] for j in here])
             for t in cutlass.range_constexpr(EACH):
                 i, j = at_element(0, 0, t), at_element(0, 1, t)
-                for n in cutlass.range_constexpr(2):
-                    sums[n].append(of_block[n][i] + of_block[n][j])
+                for n in cutlass.range_constexpr(len(wanted)):
+                    row = of_block[n - len(wanted)] if cutlass.const_expr(not self.c.norm) else of_block[n]
+                    sums[n].append(row[i] + row[j])
             for j in cutlass.range_constexpr(8):
                 gains[8 * b + j] = (of_block[0][j] + of_block[1][j]) - weight[2][j] * flat[2][8 * b + j]
-        for n in cutlass.range_constexpr(2):
+        for n in cutlass.range_constexpr(len(wanted)):
             store(to + n * TOKENS, self.over_channels(sums[n]))
         return gains
 
@@ -585,28 +576,39 @@ class Math:
         """qn . dqn / |q|^2 and kn . dkn / |k|^2 of each token, by the first 128 threads; dbeta."""
         thread, token = self.thread(), self.thread() & TOKENS - 1
         if thread < 2 * TOKENS:
-            partial, total = cute.recast_ptr(s.G, dtype=Float32) + thread, Float32(0.0)
-            for w in cutlass.range_constexpr(GRADS_WARPS):
-                total += partial[w * (2 * TOKENS)]
             through_b = s.through_b[token]
             of_k = thread >= TOKENS
-            total += through_b if of_k else Float32(0.0)
             factor = s.of_tokens[(i & 1) * (TOKEN_FACTORS * TOKENS) + thread]
-            s.projected[thread] = total * factor * factor
+            if cutlass.const_expr(self.c.norm):
+                total = self.over_warps(s, thread)
+                total += through_b if of_k else Float32(0.0)
+                s.projected[thread] = total * factor * factor
             if of_k and token < tokens:
                 at = (begin + token) * x.HV + head
-                logit = load_one(x.beta + at).to(Float32)
-                store(x.dbeta + at, [through_b * fast.sigmoid(-logit)])
+                if cutlass.const_expr(self.c.beta == "given"):
+                    db = self.over_warps(s, self.c.sums.index("b") * TOKENS + token) * factor
+                else:
+                    db = through_b * fast.sigmoid(-load_one(x.beta + at).to(Float32))
+                store(x.dbeta + at, [db])
 
     @cute.jit
-    def store_dg(self, x, own, gains, rate, bias, through, tokens, number, channel):
-        lane = cute.arch.lane_idx()
-        a, left = lane & 3, tokens - EACH * (lane & 3)
+    def over_warps(self, s, place):
+        """The sum over all channels that stands at `place` of each warp's."""
+        partial, total = cute.recast_ptr(s.G, dtype=Float32) + place, Float32(0.0)
+        for w in cutlass.range_constexpr(GRADS_WARPS):
+            total += partial[w * (len(self.c.sums) * TOKENS)]
+        return total
+
+    @cute.jit
+    def store_dg(self, x, at, own, gains, rate, bias, through, channel):
+        chunk, head, _, tokens = at
+        a = cute.arch.lane_idx() & 3
+        left, number = tokens - EACH * a, chunk * x.HV + head
         later, of_A, of_bias = through, [Float32(0.0)] * HALVES, [Float32(0.0)] * HALVES
-        to_logit = x.lower_bound * rate
-        for n in cutlass.range_constexpr(BLOCKS):
-            b = BLOCKS - 1 - n
-            logits, dg = self.raw(own, b), [None] * 8
+        to_logit, to_A = self.gate.slopes(x, rate)
+        for n in cutlass.range_constexpr(STEPS):
+            b = STEPS - 1 - n
+            logits, dg = self.gate.logits(x, own, at, channel, b), [None] * 8
             for r in cutlass.range_constexpr(HALVES):
                 sums = [None] * EACH
                 for m in cutlass.range_constexpr(EACH):
@@ -620,38 +622,32 @@ class Math:
                 later[r] = later[r] + (half + other)
                 for t in cutlass.range_constexpr(EACH):
                     j = at_element(0, r, t)
-                    logit = fast.bounded(logits[j]) + bias[r]
-                    slope = self.sigmoid_slope(logit * (Float32(fast.LOG2_E) * rate)) * (sums[t] + after)
-                    slope = slope if BLOCK * b + t < left else Float32(0.0)
-                    of_A[r] = of_A[r] + slope * logit
+                    slope, share = self.gate.backward(
+                        logits[j], bias[r], rate, x.lower_bound, sums[t] + after, STEP * b + t < left
+                    )
+                    of_A[r] = of_A[r] + share
                     of_bias[r] = of_bias[r] + slope
                     dg[j] = slope * to_logit
-            store_matrices(own + b * (BLOCK * 64), words_of(dg), transposed=True)
+            self.gate.put(x, own, at, channel, b, dg)
         for r in cutlass.range_constexpr(HALVES):
-            for to, share, there in ((x.of_A_log, of_A[r], self.c.rate), (x.of_dt_bias, of_bias[r], self.c.bias)):
+            of_both = (x.of_A_log, of_A[r], to_A, self.c.rate), (x.of_dt_bias, of_bias[r], to_logit, self.c.bias)
+            for to, share, factor, there in of_both:
                 if cutlass.const_expr(there):
                     share += neighbour(share, 1)
                     share += neighbour(share, 2)
                     if a == 0:
-                        share = share * to_logit if tokens > 0 else Float32(0.0)
+                        share = share * factor if tokens > 0 else Float32(0.0)
                         store(to + (Int64(number) * self.c.K + channel + 8 * r), [share])
-
-    @cute.jit
-    def sigmoid_slope(self, x):
-        """sigmoid(y) sigmoid(-y) of x = log2(e) y."""
-        e = fast.exp2(fast.distance(x, Float32(0.0)))
-        s = fast.reciprocal(Float32(1.0) + e)
-        return e * s * s
 
     @cute.jit
     def store_dq_dk(self, x, s, rows, of_tokens, xs, up1, up2, down):
         lane = cute.arch.lane_idx()
         flat = [cute.coalesce(acc) for acc in (up1, up2, down)]
         projected = s.projected + EACH * (lane & 3)
-        for b in cutlass.range_constexpr(BLOCKS):
-            q, k = [self.raw(own, b) for own in rows[:2]]
-            of_q, of_k, of_b = [load(of_tokens + (f * TOKENS + BLOCK * b), EACH) for f in (Q, K_, B)]
-            from_q, from_k = [load(projected + (f * TOKENS + BLOCK * b), EACH) for f in (Q, K_)]
+        for b in cutlass.range_constexpr(STEPS):
+            q, k = [raw(own, b) for own in rows[:2]]
+            of_q, of_k, of_b = [load(of_tokens + (f * TOKENS + STEP * b), EACH) for f in (Q, K_, B)]
+            from_q, from_k = [load(projected + (f * TOKENS + STEP * b), EACH) for f in (Q, K_)]
             of_q = [of_q[t] * x.scale for t in range(EACH)]
             dq, dk = [None] * 8, [None] * 8
             for r in cutlass.range_constexpr(HALVES):
@@ -665,8 +661,8 @@ class Math:
                         dqn = dqn - q[j] * from_q[t]
                         dkn = dkn - k[j] * from_k[t]
                     dq[j], dk[j] = dqn, dkn
-            store_matrices(rows[0] + b * (BLOCK * 64), words_of(dq), transposed=True)
-            store_matrices(rows[1] + b * (BLOCK * 64), words_of(dk), transposed=True)
+            store_matrices(rows[0] + b * (STEP * 64), words_of(dq), transposed=True)
+            store_matrices(rows[1] + b * (STEP * 64), words_of(dk), transposed=True)
 
 
 class Grads(entry.Entry):

@@ -64,19 +64,18 @@ class Prepare(entry.Entry):
             if cute.arch.warp_idx() == WARPS - 1:
                 self.chunk.inverse.zeros(s.columns, s.TB)
             acc = self.chunk.tensor_core.accumulator()
-            d = c.K // 32 * cute.arch.lane_idx()
+            d, of_k = c.K // 32 * cute.arch.lane_idx(), None
+            if cutlass.const_expr(not c.one_product):
+                self.chunk.pairs.qk_diagonal(*rows[:2], s.A_kk)
+            self.chunk.gate.sum_over_warps(rows[2], s.sums, d)
+            if cutlass.const_expr(c.b_on_keys):
+                of_k = load(s.b + WARP_ROWS * self.chunk.team.warp(), WARP_ROWS)
             if cutlass.const_expr(c.one_product):
-                self.chunk.gate.sum_over_warps(rows[2], s.sums, d)
-                of_k = None
-                if cutlass.const_expr(c.b_on_keys):
-                    of_k = load(s.b + WARP_ROWS * self.chunk.team.warp(), WARP_ROWS)
                 self.chunk.pairs.one_product(*rows, s.sums, s.X, s.Y, tile, x.lower_bound, of_k)
                 if cute.arch.warp_idx() < 4:
                     self.chunk.tensor_core.one_product(acc, s.X, s.Y, 0)
             else:
-                self.chunk.pairs.qk_diagonal(*rows[:2], s.A_kk)
-                self.chunk.gate.sum_over_warps(rows[2], s.sums, d)
-                self.chunk.pairs.by_halving(*rows, s.sums, s.X, s.A_kk, tile, acc, 0)
+                self.chunk.pairs.by_halving(*rows, s.sums, s.X, s.A_kk, tile, acc, 0, of_k)
             kept_C, A_qk, A_inv = c.kept_C, x.A_qk, x.A_inv
             if cutlass.const_expr(kept_C):                                     # to where the diagonal block is kept
                 of_block = (begin * x.HV + head) * kept_C + (number * C & kept_C - C)

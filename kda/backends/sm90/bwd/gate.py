@@ -1,0 +1,122 @@
+"""The gate in bwd/grads.py, by MATH: decays of logits, and gradients of logits of gradients of decays.
+
+  g2 = log2 decay.  Where a block has 8 tokens it is at least FLOOR, and nothing goes on to the logit of one that is
+  less: 2^FLOOR of what it hides is below what bfloat16 leaves of the rest.
+
+g of bfloat16 lies in shared memory, and dg takes its place; of float32 MATH reads and writes rows in global memory, 32
+bytes of each.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+
+from ...common.cute import fast
+from ...common.cute.copies import in_global, load_one, store, words_of
+from ...common.cute.fragments import store_matrices
+from ..configs import STEP, GradsConfig
+from .places import EACH, HALVES, at_element, last_token, raw
+
+FLOOR = -16.0                                # bits that a token of a block of 8 loses at most
+LN_2 = 1.0 / fast.LOG2_E
+
+
+class Gate:
+    def __init__(self, config: GradsConfig):
+        self.c = config
+
+    @cute.jit
+    def of_channels(self, x, head, channel):
+        """e^A_log, and dt_bias of both halves."""
+        rate, bias = Float32(1.0), [Float32(0.0)] * HALVES
+        if cutlass.const_expr(self.c.rate):
+            rate = fast.finite(fast.exp2(load_one(x.A_log + head) * Float32(fast.LOG2_E)))
+        if cutlass.const_expr(self.c.bias):
+            bias = [load_one(x.dt_bias + (head * self.c.K + channel + 8 * r)) for r in range(HALVES)]
+        return rate, bias
+
+    @cute.jit
+    def logits(self, x, own, at, channel, b: cutlass.Constexpr):
+        """Of step b, as `at_element` counts."""
+        if cutlass.const_expr(self.c.wide_g):
+            _, head, begin, tokens = at
+            first, found = self.first_row(x.g, x, begin, head, channel), [None] * 8
+            for t in cutlass.range_constexpr(EACH):
+                row = fast.row(first, last_token(self.token(b, t), tokens), x.HV * Int32(4 * self.c.K))
+                for r in cutlass.range_constexpr(HALVES):
+                    found[at_element(0, r, t)] = load_one(in_global(row + 32 * r, Float32))
+            return found
+        return raw(own, b)
+
+    @cute.jit
+    def put(self, x, own, at, channel, b: cutlass.Constexpr, dg):
+        """The reverse."""
+        if cutlass.const_expr(self.c.wide_g):
+            _, head, begin, tokens = at
+            first = self.first_row(x.dg, x, begin, head, channel)
+            for t in cutlass.range_constexpr(EACH):
+                if self.token(b, t) < tokens:
+                    row = fast.row(first, self.token(b, t), x.HV * Int32(4 * self.c.K))
+                    for r in cutlass.range_constexpr(HALVES):
+                        store(in_global(row + 32 * r, Float32), [dg[at_element(0, r, t)]])
+        else:
+            store_matrices(own + b * (STEP * 64), words_of(dg), transposed=True)
+
+    @cute.jit
+    def first_row(self, rows, x, begin, head, channel):
+        if cutlass.const_expr(self.c.packed):
+            begin = cutlass.min(begin, Int64(x.T) - 1)
+        return (rows + ((begin * x.HV + head) * self.c.K + channel)).toint()
+
+    @cute.jit
+    def token(self, b: cutlass.Constexpr, t: cutlass.Constexpr):
+        return STEP * b + t + EACH * (cute.arch.lane_idx() & 3)
+
+    @cute.jit
+    def log2_decay(self, logit, rate, bias, lower_bound):
+        """Of a logit, or of a given decay; in blocks of 8 at least FLOOR."""
+        found = logit * Float32(fast.LOG2_E)
+        if cutlass.const_expr(self.c.gate == "bounded"):
+            found = fast.reciprocal(Float32(1.0) + fast.exp2((logit + bias) * (Float32(-fast.LOG2_E) * rate)))
+            found = (Float32(fast.LOG2_E) * lower_bound) * found
+        if cutlass.const_expr(self.c.gate == "softplus"):
+            y = (logit + bias) * Float32(fast.LOG2_E)
+            e = fast.exp2(fast.distance(y, Float32(0.0)))
+            found = -rate * (fast.at_least(y, 0.0) + fast.log2(Float32(1.0) + e))
+        return found if cutlass.const_expr(self.c.one_product) else fast.at_least(found, FLOOR)
+
+    @cute.jit
+    def slopes(self, x, rate):
+        """What `backward` leaves out of the gradients of logits and of A_log."""
+        if cutlass.const_expr(self.c.gate == "bounded"):
+            to_logit = x.lower_bound * rate
+            return to_logit, to_logit
+        return -rate if cutlass.const_expr(self.c.gate == "softplus") else Float32(1.0), Float32(LN_2)
+
+    @cute.jit
+    def backward(self, logit, bias, rate, lower_bound, gain, counts):
+        """Of the gradient of a decay, those of its logit and of A_log, but for constants (`slopes`); nothing of a decay
+        that was floored."""
+        if cutlass.const_expr(self.c.gate == "bounded"):
+            logit = fast.bounded(logit) + bias
+            slope, sigmoid = self.sigmoid_slope(logit * (Float32(fast.LOG2_E) * rate))
+            slope = slope * gain
+            if cutlass.const_expr(not self.c.one_product):
+                g2 = fast.at_least((Float32(fast.LOG2_E) * lower_bound) * sigmoid, FLOOR)
+                slope = slope if g2 != Float32(FLOOR) else Float32(0.0)
+            slope = slope if counts else Float32(0.0)
+            return slope, slope * logit
+        g2 = self.log2_decay(logit, rate, bias, lower_bound)
+        gain = gain if counts and g2 != Float32(FLOOR) else Float32(0.0)
+        slope = gain
+        if cutlass.const_expr(self.c.gate == "softplus"):
+            _, sigmoid = self.sigmoid_slope((logit + bias) * Float32(fast.LOG2_E))
+            slope = gain * sigmoid
+        return slope, gain * g2
+
+    @cute.jit
+    def sigmoid_slope(self, x):
+        """sigmoid(y) sigmoid(-y), and sigmoid(y), of x = log2(e) y."""
+        e = fast.exp2(fast.distance(x, Float32(0.0)))
+        s = fast.reciprocal(Float32(1.0) + e)
+        return e * s * s, (s if x >= Float32(0.0) else e * s)

@@ -1,0 +1,44 @@
+"""What a lane of bwd/grads.py's MATH has: of 64 channels and 64 tokens, two of 16 channels and four of 16 tokens."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Uint32
+
+from ...common.cute.copies import floats
+from ...common.cute.fragments import load_matrices
+from ..configs import STEP, TOKENS
+
+STEPS = TOKENS // STEP
+EACH = 4                                     # tokens of a step that a lane has: 4 a .. 4 a + 3
+HALVES = 2                                   # rows (channels) of an accumulator that a lane has: lane / 4, and 8 below
+
+
+def at_element(s: int, r: int, t: int) -> int:
+    """The element of an accumulator (64 channels, 64 tokens), and of an operand like it: step, half, token of four."""
+    return s * 8 + t // 2 * 4 + r * 2 + t % 2
+
+
+def position(token):
+    """Of a token in shared memory."""
+    return token & -16 | (token & 2) << 2 | (token & 12) >> 1 | token & 1
+
+
+@cute.jit
+def last_token(row, tokens):
+    """The row, or the last one that there is; the first where there is none."""
+    return cutlass.max(cutlass.min(row, tokens - 1), 0)
+
+
+@cute.jit
+def neighbour(x, far: cutlass.Constexpr):
+    return cute.arch.shuffle_sync_bfly(x, far)
+
+
+@cute.jit
+def raw(own, b: cutlass.Constexpr):
+    """Both halves' channels of four tokens of step b, as `at_element` counts."""
+    words = cute.make_rmem_tensor(4, Uint32)
+    found = load_matrices(own + b * (STEP * 64), transposed=True)
+    for w in cutlass.range_constexpr(4):
+        words[w] = found[w]
+    return floats(cute.recast_tensor(words, BFloat16))
