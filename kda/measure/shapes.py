@@ -82,6 +82,7 @@ SHAPES = {
     "h16-8k": Shape("64 heads over four GPUs", T=8192, H=16),
     "h8-32k": Shape("few heads, a long sequence: the state is walked serially", T=32768, H=8),
     "h64-1k": Shape("short: the time to launch shows", T=1024, H=64),
+    "h12-4k": Shape("96 heads over eight GPUs", T=4096, H=12),
     "h64-mixed": Shape("packed prompts of mixed lengths", H=64, lengths=(1300, 547, 2048, 963, 271, 3063)),
     "h64-8x1k": Shape("packed prompts of one length", H=64, lengths=(1024,) * 8),
 }  # fmt: skip
