@@ -2,20 +2,21 @@
 
   r_i = v_i - k_i^T S is what the delta rule writes (v_new = b r), dv the gradient of v;  h enters the chunk, dh leaves
   it.
-  x = gc - a, a = gc in the middle of the token's block of 16;  |x| is at most the decay of half a block.
+  x = gc - a, a = gc in the middle of the token's block;  |x| is at most the decay of half a block.  Of a gate that may
+  lose any number of bits blocks have 8 tokens for 16, and decays a floor (gate.py).
 
   Qu = scale qn 2^x    Ku = -kn 2^x    Kd = b kn 2^-x                      bfloat16, registers: channels x tokens
   G1 = tril(do r^T)    G2 = strict_tril(dv r^T)                            bfloat16, shared memory: tokens x tokens
   up1 = h do^T + Kd G1^T;  up2 = h dv^T + Kd G2^T;  down = dh r^T + Qu G1 + Ku G2
-                       each block of 16 tokens counted from its own middle: what goes on to the next is times 2^(a' - a)
+                       each block of tokens counted from its own middle: what goes on to the next is times 2^(a' - a)
   dqn = scale 2^x up1;  dkn = b 2^-x down - 2^x up2
   dg2[t] = sum_(i >= t) (Qu up1 + Ku up2 - Kd down)_i + sum_all Kd 2^(gc_last - a) dh r^T + 2^gc_last sum_V h dh
                        of the operands as they were rounded: what row i gains, row j loses
-  b db = sum_V dv r, the diagonal of dv r^T
+  b db = sum_V dv r, the diagonal of dv r^T;  of a given b, which may be 0, db = sum_K kn 2^-x down
   dq = (dqn - qn (qn . dqn)) / |q|, dk alike with kn . dkn = b db + kn . (-2^x up2);  dg, dbeta through gate and sigmoid
 
-Channels are the rows of every product, so that a sum over tokens stays among four lanes.  In shared memory the tokens
-of a block are permuted: position 8 b + 2 a + e holds token 4 a + 2 b + e, and lane a of four has four neighbours.
+Channels are the rows of every product, so that a sum over tokens stays among four lanes.  In shared memory 16 tokens
+are permuted: position 8 b + 2 a + e holds token 4 a + 2 b + e, and lane a of four has four neighbours.
 
   warps  registers  role  does
   0-7    232        MATH  a warpgroup has 64 channels: 32 elements a thread of each of three accumulators
