@@ -4,6 +4,7 @@ none."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 
 from ..common.arguments import Arguments, Launched, number, tensor
@@ -156,3 +157,78 @@ class JoinConfig(Launched):
     @property
     def shared(self) -> int:
         return self.K * self.V * 2
+
+
+# A step that records gradients, forward and backward: operands, then record or walk.
+
+# What operands hands to record and walk, of one chunk and value head, as it lies in shared memory.  It is contiguous
+# and a multiple of 1 KiB, so that one bulk copy puts it where swizzles, which look at addresses, find it as it was
+# made.  Rows of no token are zero, in KQ and KT.
+RECORD_TILE = Struct(
+    align=1024,
+    KQ=array("bfloat16", 2 * C, K),          # [-kn 2^gc; scale qn 2^gc], swizzle_128B: halves of K one after the other
+    KT=array("bfloat16", C, K),              # T'^T (b kn 2^(gc_last - gc)), the same
+    TA=array("bfloat16", C, 2 * C),          # [T' - I | A2], A2 = A_qk b T', transposed: a column of both in a row
+    decay=array("float32", K),               # 2^gc_last, in the order of `decay_index`
+)
+
+
+class OperandsArguments(Arguments):
+    q = tensor("bfloat16")                   # (B, T, H, K)
+    k = tensor("bfloat16")
+    g = tensor(of="g_dtype")                 # (B, T, HV, K)
+    beta = tensor(of="beta_dtype")           # (B, T, HV)
+    A_log = tensor("float32")                # (HV)
+    dt_bias = tensor("float32")              # (HV, K)
+    tiles = tensor("uint8")                  # (chunks, HV) tiles
+    o = tensor("bfloat16")                   # (B, T, HV, V): cleared where tokens are no sequence's
+    chunk_table = tensor("int64")            # (chunks, 3), of packed sequences
+    T = number("int32")
+    chunks = number("int32")                 # entries of the table
+    H = number("int32")
+    HV = number("int32")
+    scale = number("float32")
+    lower_bound = number("float32")
+
+
+@dataclass(frozen=True)
+class OperandsConfig(ChunkConfig):
+    packed: bool                             # chunks are found in the table
+    arguments = OperandsArguments
+    threads = 32 * WARPS
+    roles = MappingProxyType({"OPERANDS": range(WARPS)})
+
+    @property
+    def pdl(self) -> bool:
+        return self.packed
+
+    @property
+    def launch_options(self) -> dict[str, int]:
+        """CTAs of an SM at once: 80 registers, or 128.  Without the carve-out the DSL asks the driver."""
+        return {"min_blocks_per_mp": 3 if self.one_product else 2, "preferred_smem_carveout": 100}
+
+    @property
+    def columns(self) -> int:
+        """Of tensor memory, a power of two: C for each product of pairs."""
+        return C if self.one_product else 8 * C
+
+    @cached_property
+    def struct(self) -> Struct:
+        fields = dict(tile=several(RECORD_TILE, 1), X=array("bfloat16", 2 * C, self.K, align=1024))
+        if self.one_product:
+            fields["Y"] = array("bfloat16", C, self.K, align=1024)
+        return Struct(
+            align=1024,
+            **fields,
+            sums=array("float32", WARPS + 2, self.K),                          # common/cute/gate.py
+            A_kk=array("float32", C, PITCH_A),
+            columns=array("float32", C, PITCH_INVERSE),                        # of inverses
+            b=array("float32", C),
+            done=array("int64", 1, align=8),
+            base_desc=array("uint32", 1, align=4),                             # as in SHARED
+            tmem=array("uint32", 1, align=4),                                  # where the CTA's columns begin
+        )
+
+    @property
+    def shared(self) -> int:
+        return self.struct.end

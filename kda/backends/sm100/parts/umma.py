@@ -129,6 +129,14 @@ def free(columns: cutlass.Constexpr):
 
 
 @cute.jit
+def free_at(first, columns: cutlass.Constexpr):
+    """The same of a CTA that shares tensor memory with others: where its columns begin."""
+    cute.arch.inline_ptx(
+        f"tcgen05.dealloc.cta_group::1.sync.aligned.b32 {{$r0}}, {columns};", read_only_args=[Int32(first)]
+    )
+
+
+@cute.jit
 def load_fragments(address, columns: cutlass.Constexpr):
     """So many columns of 16 rows, as fragments of mma.sync: a thread has rows lane / 4 and that + 8, columns
     2 (lane % 4) + {0, 1} of every eight."""
