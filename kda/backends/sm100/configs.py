@@ -11,6 +11,7 @@ from ..common.arguments import Arguments, Launched, number, tensor
 from ..common.cute.configs import ChunkConfig
 from ..common.cute.fields import Struct, array, several
 from ..common.cute.tile import PITCH_A, PITCH_INVERSE, WARPS, C
+from .moved import ChainArguments, WalkArguments
 
 COLUMNS = 64                                 # of the state, in a CTA
 CTAS = 2                                     # of a cluster: all columns
@@ -172,6 +173,9 @@ RECORD_TILE = Struct(
     decay=array("float32", K),               # 2^gc_last, in the order of `decay_index`
 )
 
+# Of a CTA, as in SHARED; operands has tensor memory where there is some.
+OF_CTA = dict.fromkeys(("base_desc", "tmem"), array("uint32", 1, align=4))
+
 
 class OperandsArguments(Arguments):
     q = tensor("bfloat16")                   # (B, T, H, K)
@@ -225,9 +229,118 @@ class OperandsConfig(ChunkConfig):
             columns=array("float32", C, PITCH_INVERSE),                        # of inverses
             b=array("float32", C),
             done=array("int64", 1, align=8),
-            base_desc=array("uint32", 1, align=4),                             # as in SHARED
-            tmem=array("uint32", 1, align=4),                                  # where the CTA's columns begin
+            **OF_CTA,
         )
+
+    @property
+    def shared(self) -> int:
+        return self.struct.end
+
+
+STATE_WARPS = 8                              # that have the state of record and walk
+EPILOGUE_WARPS = 4                           # of record
+
+# A chunk, as LOAD brings it to record or walk.
+STAGE = Struct(
+    align=1024,
+    tile=several(RECORD_TILE, 1),
+    rows=array("bfloat16", C, V),            # of v or do, swizzle_128B: halves of V one after the other
+)
+
+
+class RecordColumns:
+    """Of tensor memory, of record and walk."""
+
+    S = 0                                    # the state: lanes are channels
+    out = V                                  # [r; o], transposed, of even and of odd chunks; dv, transposed
+    end = out + 2 * 2 * C
+
+
+@dataclass(frozen=True)
+class RecordConfig(Launched):
+    packed: bool                             # segments are found in the table
+    walk: str                                # "sequences", "carry", "segments"
+    h0: str | None                           # dtype of the states that they start from
+    ht: bool
+    v_first: bool                            # states of sequences are (V, K)
+    o: bool = True                           # outputs are asked for; `carry` has none
+    stages: int = 3
+    K: int = K
+    V: int = V
+    every = 2                                # chunks of a kept state
+    arguments = ChainArguments
+    threads = 32 * (STATE_WARPS + EPILOGUE_WARPS + 1)
+    launch_options = MappingProxyType({"min_blocks_per_mp": 1})
+    roles = MappingProxyType({
+        "CHAIN": range(STATE_WARPS), "EPILOGUE": range(STATE_WARPS, STATE_WARPS + EPILOGUE_WARPS),
+        "LOAD": range(STATE_WARPS + EPILOGUE_WARPS, STATE_WARPS + EPILOGUE_WARPS + 1),
+    })  # fmt: skip
+
+    @property
+    def carry(self) -> bool:
+        return self.walk == "carry"
+
+    @property
+    def strips(self) -> int:
+        """CTAs of a head: one for the state, one for M."""
+        return 1 + self.carry
+
+    @property
+    def columns(self) -> int:
+        """Of [X | qg h], and of [r | o]."""
+        return 2 * C if self.o and not self.carry else C
+
+    @cached_property
+    def struct(self) -> Struct:
+        fields = dict(
+            stages=several(STAGE, self.stages),
+            S=array("bfloat16", 2, K, V, align=1024),                          # rounded, of even and of odd chunks
+            X=array("bfloat16", C, V, align=1024),
+            one=array("bfloat16", C, 2 * C, align=1024),                       # [1 | 0]
+        )
+        if not self.carry:
+            fields["rows"] = array("bfloat16", self.columns, V, align=1024)    # of r, and of o
+        fields |= dict.fromkeys(("full", "empty"), array("int64", self.stages, align=8))
+        fields |= dict.fromkeys(("out", "added"), array("int64", 1, align=8))
+        fields |= dict.fromkeys(("done", "read"), array("int64", 2, align=8))
+        return Struct(align=1024, **fields, **OF_CTA)
+
+    @property
+    def shared(self) -> int:
+        return self.struct.end
+
+
+@dataclass(frozen=True)
+class WalkConfig(Launched):
+    packed: bool
+    walk: str                                # "sequences", "carry", "segments"
+    dht: bool
+    dh0: str | None                          # its dtype
+    v_first: bool
+    stages: int = 3
+    K: int = K
+    V: int = V
+    every = 2
+    arguments = WalkArguments
+    threads = 32 * (STATE_WARPS + 1)
+    launch_options = MappingProxyType({"min_blocks_per_mp": 1})
+    roles = MappingProxyType({"WALK": range(STATE_WARPS), "LOAD": range(STATE_WARPS, STATE_WARPS + 1)})
+    strips = 1                               # CTAs of a head
+
+    @property
+    def carry(self) -> bool:
+        return self.walk == "carry"
+
+    @cached_property
+    def struct(self) -> Struct:
+        fields = dict(
+            stages=several(STAGE, self.stages),
+            S=array("bfloat16", 2, K, V, align=1024),                          # rounded, of every other chunk
+            dv=array("bfloat16", C, V, align=1024),
+        )
+        fields |= dict.fromkeys(("full", "empty"), array("int64", self.stages, align=8))
+        fields |= dict.fromkeys(("out", "added"), array("int64", 1, align=8))
+        return Struct(align=1024, **fields, **OF_CTA)
 
     @property
     def shared(self) -> int:

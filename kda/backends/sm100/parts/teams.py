@@ -12,6 +12,9 @@ from . import umma
 STATE_ROUNDED = NamedBarrier(1, 128)         # S is in shared memory, 2^gc_last S in tensor memory; first: rows of v are
 V_NEW_THERE = NamedBarrier(2, 64)            # warps 0 and 1: v_new is in shared memory, and rows of v of the next chunk
 O_THERE = NamedBarrier(3, 64)                # warps 2 and 3: o is in shared memory
+# Of the eight warps that have the state in record and walk:
+IMAGE_THERE = NamedBarrier(1, 256)           # S, rounded, is in shared memory, 2^gc_last S in tensor memory
+ROWS_THERE = NamedBarrier(2, 256)            # X or dv is in shared memory
 # Of the first four of a CTA of eight (fwd/operands.py):
 FIRST_FOUR = NamedBarrier(1, 128)
 # Of each group of PREPARE:

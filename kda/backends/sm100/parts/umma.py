@@ -21,6 +21,7 @@ ROW, EIGHT_ROWS = 128, 1024                  # bytes
 STEP = 16                                    # indices of K
 SWIZZLE_128B, VERSION = 2, 1                 # fields of a descriptor
 WARP_LANES = 32 << 16                        # from one warp's lanes of tensor memory to the next warp's
+HALF_LANES = 16 << 16                        # to the upper half of a warp's lanes
 
 
 class Layout(NamedTuple):
