@@ -12,7 +12,7 @@ pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 from kda.backends.common.cute.configs import chunk_options
 from kda.backends.common.cute.tile import C, decay_index, swizzle_128B
 from kda.backends.common.tensors import laid_out
-from kda.backends.sm100.configs import RECORD_TILE, K, OperandsConfig, V, WalkConfig
+from kda.backends.sm100.configs import RECORD_TILE, K, OperandsConfig, RecordConfig, V, WalkConfig
 from kda.backends.sm100.moved import ChunkTable, SegmentTable
 from kda.compile import cutedsl
 from kda.compile.fetching import fetch_here
@@ -24,7 +24,7 @@ from kda.verify.literal import l2norm, log_decay, step_size
 
 pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
 
-HOMES = {OperandsConfig: "fwd.operands", WalkConfig: "bwd.walk"}
+HOMES = {OperandsConfig: "fwd.operands", RecordConfig: "fwd.record", WalkConfig: "bwd.walk"}
 RAGGED = dict(lengths=(65, 0, 1, 30), padding=9)
 
 
@@ -351,3 +351,39 @@ def test_the_way_back_is_its_formulas(name):
     assert_rows(dv, rows(expected, 1, case), 8e-3)
     assert distance(dh, states(expected, leaving)) < 5e-3
     assert distance(dh0, torch.stack([torch.stack([one[0][0] for one in heads]) for heads in expected])) < 5e-3
+
+
+def record_of(case, tiles, walk="sequences", segment=None, h0=None, v_first=False, dtype="float32", o=True, ht=True,
+              **options):  # fmt: skip
+    """o, r, h, ht and M, states (.., K, V) in float64; the Run."""
+    p, places, carry = case.problem(), places_of(case, segment), walk == "carry"
+    turned = v_first and not carry
+    config = RecordConfig(
+        p.packed, walk, None if h0 is None else dtype, ht or carry, turned, o
+    )
+    out, r = (fresh(p.B, p.T, p.HV, V, dtype=torch.bfloat16) for _ in range(2))
+    h = fresh(places.states, p.HV, K, V, dtype=torch.bfloat16)
+    ends, M = fresh(places.segments if carry else p.N, p.HV, K, V), fresh(places.segments, p.HV, K, K)
+    begins = given(h0, v_first and walk == "sequences", getattr(torch, dtype))
+    run = launched(
+        config, (config.strips, p.HV, places.segments), places.numbers,
+        dict(tiles=tiles, v=case.inputs.v, h0=begins, o=out, r=r, ht=ends, M=M, h=h, segment_table=places.table),
+        **options,
+    )  # fmt: skip
+    return out, r, None if carry else kept(h, p.HV), state_of(ends, turned), M.mT.double(), run
+
+
+RECORDS = WALKS
+
+
+@pytest.mark.spread(every=6, first=2)
+@pytest.mark.parametrize("name", RECORDS)
+def test_the_way_up_is_its_formulas(name):
+    case = case_of(**RECORDS[name])
+    h0 = case.inputs.initial_state.double()
+    o, r, h, ht, _, _ = record_of(case, operands_of(case)[0], h0=h0)
+    expected = walked(case, h0)
+    assert_rows(r, rows(expected, 1, case), 8e-3)
+    assert_rows(o, rows(expected, 2, case), 8e-3)
+    assert distance(h, states(expected, entering)) < 5e-3
+    assert distance(ht, torch.stack([torch.stack([one[0][-1] for one in heads]) for heads in expected])) < 5e-3
