@@ -37,18 +37,18 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32, Int64
+from cutlass import BFloat16, Float32, Int32, Int64, Uint32
 
 from kda.compile import cutedsl
 from kda.compile.target import Target
 
 from ...common.cute import entry, fast
-from ...common.cute.copies import copy_16_bytes, in_global, store, words_of
+from ...common.cute.copies import copy_16_bytes, in_global, store
 from ...common.cute.tile import C, swizzle_128B
 from ..configs import EPILOGUE_WARPS, RECORD_TILE, STAGE, STATE_WARPS, TMEM, K, RecordColumns, RecordConfig, V
 from ..parts import umma
 from ..parts.segments import place_of_segment
-from ..parts.state import IMAGE, Walker, advance, store_transposed
+from ..parts.state import IMAGE, Walker, advance, rounded, store_transposed
 from ..parts.teams import ROWS_THERE
 
 ADDED = umma.Product(K, V, umma.across(C), umma.across(C), range(C // 16))        # KT^T @ X
@@ -208,7 +208,7 @@ class Record(Walker):
             umma.fence_after_thread_sync()
             out, words = RecordColumns.out + (i & 1) * OUT + warp * umma.WARP_LANES, []
             for half in cutlass.range_constexpr(2):
-                words.append(words_of(umma.load_fragments(out + half * umma.HALF_LANES, N)))
+                words.append(rounded(umma.load_fragments(out + half * umma.HALF_LANES, N, Uint32)))
             umma.fence_before_thread_sync()
             cute.arch.sync_warp()                                              # all lanes have read
             with cute.arch.elect_one():

@@ -19,7 +19,7 @@ from cutlass.memory import SmemAllocator
 
 from ...common.cute import entry, fast
 from ...common.cute.async_copies import arrive_when_copied, bulk_copy, bulk_store, copy_16_bytes_later
-from ...common.cute.copies import copy_16_bytes, field_at, floats, in_global, load, load_one, store, words_of
+from ...common.cute.copies import copy_16_bytes, field_at, floats, in_global, load, load_one, store
 from ...common.cute.fragments import store_matrices
 from ...common.cute.tile import HALF, C, decay_index, swizzle_128B
 from ..configs import RECORD_TILE, STAGE, TMEM, K, RecordColumns, V
@@ -103,10 +103,10 @@ class Walker(entry.Entry):
     def round_and_decay(self, s, image, tile):
         """S, rounded, to an image, 2^gc_last S to where S was, and all know."""
         decay = load_one(field_at(tile, RECORD_TILE.decay) + decay_index(self.channel()))
-        both, own = fast_pair(decay), image.toint() + swizzle_128B(self.channel(), self.column(), K)
+        both, own = pair_of(decay), image.toint() + swizzle_128B(self.channel(), self.column(), K)
         for first in cutlass.range_constexpr(0, HALF, PIECE):
-            S = umma.load_row(self.in_tensor_memory(first), PIECE)
-            words = words_of(S)
+            S = umma.load_row(self.in_tensor_memory(first), PIECE, Uint32)
+            words = rounded(S)
             for piece in cutlass.range_constexpr(PIECE // 8):
                 to = in_shared(own ^ (first // 8 + piece) * 16)
                 store(cute.recast_ptr(to, dtype=Uint32), words[4 * piece : 4 * piece + 4])
@@ -132,7 +132,8 @@ class Walker(entry.Entry):
     def put_rows(self, out, to):
         """(V, C) out of tensor memory, rounded, as C rows of V columns, 16 columns a warp."""
         lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
-        words = words_of(umma.load_fragments(out + (warp & 3) * umma.WARP_LANES + (warp >> 2) * umma.HALF_LANES, C))
+        out = out + (warp & 3) * umma.WARP_LANES + (warp >> 2) * umma.HALF_LANES
+        words = rounded(umma.load_fragments(out, C, Uint32))
         store_transposed(to, words, (warp & 3) * 32 + (warp >> 2) * 16, C)
         cute.arch.fence_proxy("async.shared", space="cta")
         umma.fence_before_thread_sync()
@@ -215,19 +216,33 @@ def advance(stage, phase, stages: cutlass.Constexpr):
     return (Int32(0) if wraps else stage), (phase ^ 1 if wraps else phase)
 
 
+# Registers of float32 are words here: the DSL would move each of them in front of an instruction of ours.
+
+
 @cute.jit
-def fast_pair(x):
+def rounded(values):
+    """Words of two bfloat16, of words of float32."""
+    words = []
+    for i in cutlass.range_constexpr(0, len(values), 2):
+        words.append(cute.arch.inline_ptx(
+            "cvt.rn.bf16x2.f32 {$w0}, {$r1}, {$r0};", write_only_types=[Uint32], read_only_args=values[i : i + 2]
+        ))  # fmt: skip
+    return words
+
+
+@cute.jit
+def pair_of(x):
     """Twice the same number, for `times_pairs`."""
     return cute.arch.inline_ptx("mov.b64 {$w0}, {{$r0}, {$r0}};", write_only_types=[Int64], read_only_args=[x])
 
 
 @cute.jit
 def times_pairs(values, both):
-    """Each times the same number, two at a time."""
+    """Words of float32, each times the same number, two at a time."""
     found = []
     for i in cutlass.range_constexpr(0, len(values), 2):
         found += cute.arch.inline_ptx(
             "{.reg .b64 x; mov.b64 x, {{$r0}, {$r1}}; mul.rn.f32x2 x, x, {$r2}; mov.b64 {{$w0}, {$w1}}, x;}",
-            write_only_types=[Float32] * 2, read_only_args=[values[i], values[i + 1], both],
+            write_only_types=[Uint32] * 2, read_only_args=[values[i], values[i + 1], both],
         )  # fmt: skip
     return found

@@ -138,16 +138,16 @@ def free_at(first, columns: cutlass.Constexpr):
 
 
 @cute.jit
-def load_fragments(address, columns: cutlass.Constexpr):
+def load_fragments(address, columns: cutlass.Constexpr, kind: cutlass.Constexpr = Float32):
     """So many columns of 16 rows, as fragments of mma.sync: a thread has rows lane / 4 and that + 8, columns
     2 (lane % 4) + {0, 1} of every eight."""
-    return load(f"16x256b.x{columns // 8}", address, columns // 2)
+    return load(f"16x256b.x{columns // 8}", address, columns // 2, kind)
 
 
 @cute.jit
-def load_row(address, columns: cutlass.Constexpr):
+def load_row(address, columns: cutlass.Constexpr, kind: cutlass.Constexpr = Float32):
     """So many columns of a lane's row."""
-    return load(f"32x32b.x{columns}", address, columns)
+    return load(f"32x32b.x{columns}", address, columns, kind)
 
 
 @cute.jit
@@ -166,10 +166,10 @@ def wait_for_stores():
 
 
 @cute.jit
-def load(shape: cutlass.Constexpr, address, count: cutlass.Constexpr):
+def load(shape: cutlass.Constexpr, address, count: cutlass.Constexpr, kind: cutlass.Constexpr):
     to = ", ".join(f"{{$w{i}}}" for i in range(count))
     found = cute.arch.inline_ptx(
         f"{{tcgen05.ld.sync.aligned.{shape}.b32 {{{to}}}, [{{$r0}}]; tcgen05.wait::ld.sync.aligned;}}",
-        write_only_types=[Float32] * count, read_only_args=[Int32(address)],
+        write_only_types=[kind] * count, read_only_args=[Int32(address)],
     )  # fmt: skip
     return list(found)
