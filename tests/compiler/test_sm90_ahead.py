@@ -14,9 +14,9 @@ from click.testing import CliRunner
 
 from kda import dispatch
 from kda.backends.common.arguments import Launched
+from kda.backends.common.cute.configs import TablesConfig
 from kda.backends.sm90.capability import BACKWARD
 from kda.backends.sm90.capability import CAPABILITY as SM90
-from kda.backends.sm90.configs import TablesConfig
 from kda.backends.sm90.plan import OFFSETS, TARGET, plan, recipe, recipes, recorded_plan, states_table
 from kda.capability import Capability
 from kda.cli import cli
@@ -105,7 +105,7 @@ def test_a_recipe_can_be_sent_and_leaves_its_key_behind():
 
 def test_an_entry_tells_whether_anybody_will_ask_for_it_again():
     about = recipe(TablesConfig("int32")).about
-    assert (about["kernel"], about["arch"], about["module"]) == ("tables", "sm90", "kda.backends.sm90.fwd.tables")
+    assert (about["kernel"], about["arch"], about["module"]) == ("tables", "sm90", "kda.backends.common.cute.tables")
     assert outdated(about) is None and outdated(about | {"cutedsl": "4.0"}) == "CuTe DSL 4.0"
     assert outdated(about | {"source": "of another day"}) == "other source"
 
@@ -177,11 +177,11 @@ def test_a_call_builds_what_the_command_builds(cache):
 @needs_dsl
 def test_what_cannot_be_built_is_named(cache):
     one = recipe(TablesConfig("int32"))
-    wrong = [dataclasses.replace(one, function=f"kda.backends.sm90.fwd.{x}") for x in ("tables:biuld", "none:build")]
+    wrong = [dataclasses.replace(one, function=f"kda.backends.common.cute.{x}") for x in ("tables:biuld", "none:build")]
     *errors, kernel = fetching.attempt_all([*wrong, one])
     assert [isinstance(error, BuildError) for error in errors] == [True, True] and kernel.registers > 0
-    assert "fwd.tables:biuld cannot be imported: AttributeError" in str(errors[0])
-    assert "fwd.none:build cannot be imported: ModuleNotFoundError" in str(errors[1])
+    assert "cute.tables:biuld cannot be imported: AttributeError" in str(errors[0])
+    assert "cute.none:build cannot be imported: ModuleNotFoundError" in str(errors[1])
 
 
 @pytest.fixture

@@ -136,9 +136,9 @@ class Configuration:
 
 def test_a_configuration_s_own_module_counts_beside_that_of_its_function():
     """What its class says takes part in a build."""
-    one = Recipe("kda.backends.sm90.fwd.tables:build", Configuration(1), parse("sm90"))
-    assert one.about["source"] == recipes.source("kda.backends.sm90.fwd.tables", __name__)
-    assert one.about["source"] != recipes.source("kda.backends.sm90.fwd.tables")
+    one = Recipe("kda.backends.common.cute.tables:build", Configuration(1), parse("sm90"))
+    assert one.about["source"] == recipes.source("kda.backends.common.cute.tables", __name__)
+    assert one.about["source"] != recipes.source("kda.backends.common.cute.tables")
     assert recipes.outdated(one.about) is None
 
 

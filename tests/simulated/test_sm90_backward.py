@@ -264,40 +264,42 @@ def test_other_head_dims_go_to_triton():
     assert [reason.split(":")[0] for reason in dict(choice.tried)["sm90"]] == ["sm90.backward_shape"]
 
 
+GRADS = "common/cute/grads"
 FAULTS = {
     "G is read before it is there": Fault(
-        "sm90/bwd/grads", "MATH.sync()                                                            # G is there", "pass",
+        f"{GRADS}/rows", "MATH.sync()                                                            # G is there",
+        "pass",
         "race-write-read",
     ),
     "partial sums overwrite G that is read": Fault(
-        "sm90/bwd/grads", "MATH.sync()                                                            # G was read", "pass",
+        f"{GRADS}/rows", "MATH.sync()                                                            # G was read", "pass",
         "race-read-write",
     ),
     "the product does not see G": Fault(
-        "sm90/bwd/grads", 'words_of(causal))\n        cute.arch.fence_proxy("async.shared", space="cta")',
-        "words_of(causal))", "proxy",
+        "sm90/bwd/grads", 'self.store_G(s, G)\n        cute.arch.fence_proxy("async.shared", space="cta")',
+        "self.store_G(s, G)", "proxy",
     ),
     "values are replaced while a product reads them": Fault(
-        "sm90/bwd/grads", "mbarrier_init(s.values_empty, GRADS_WARPS)", "mbarrier_init(s.values_empty, 1)",
+        "sm90/bwd/grads", "mbarrier_init(s.values_empty, MATH_WARPS)", "mbarrier_init(s.values_empty, 1)",
         "deadlock",
     ),
     "rows are given back with a row's gradient missing": Fault(
-        "sm90/bwd/grads", "mbarrier_init(s.rows_done + stage, GRADS_WARPS)", "mbarrier_init(s.rows_done + stage, 7)",
+        "sm90/bwd/grads", "mbarrier_init(s.rows_done + stage, MATH_WARPS)", "mbarrier_init(s.rows_done + stage, 7)",
         "race-write-read",
     ),
-    "a token's own dv counts": Fault("sm90/bwd/grads", "token - group - 4", "token - 4", "wrong answer"),
+    "a token's own dv counts": Fault(f"{GRADS}/rows", "token - panel - 4", "token - 4", "wrong answer"),
     "what a block passes on does not decay": Fault(
         "sm90/bwd/grads", "flat[2][8 * b + j] * back[j // 2 % 2]", "flat[2][8 * b + j] * x.one",
         "wrong answer",
     ),
     "no gate learns of the state that leaves": Fault(
-        "sm90/bwd/grads", "found + factor * through_state[r]", "found", "wrong answer"
+        f"{GRADS}/rows", "found + factor * through_state[r]", "found", "wrong answer"
     ),
     "tokens past the end have a share of dt_bias": Fault(
-        "sm90/bwd/gate", "slope = slope if counts else Float32(0.0)", "pass", "wrong answer"
+        f"{GRADS}/gate", "slope = slope if counts else Float32(0.0)", "pass", "wrong answer"
     ),
     "dk keeps what points along k": Fault(
-        "sm90/bwd/grads", "dkn = dkn - k[j] * from_k[t]", "pass", "wrong answer"
+        f"{GRADS}/rows", "dkn = dkn - k[j] * from_k[t]", "pass", "wrong answer"
     ),
     "dv adds to dh": Fault("sm90/bwd/walk", "words[w] ^ Uint32(0x80008000)", "words[w]", "wrong answer"),
     "dh does not decay": Fault("sm90/bwd/walk", "+ e] * d[e // 4 * 2 + e % 2]", "+ e]", "wrong answer"),
@@ -319,25 +321,25 @@ FAULTS = {
         "wrong answer", "softplus",
     ),
     "a block meets the tokens of its neighbour": Fault(
-        "sm90/bwd/grads", "[here, Uint32(0)] if block", "[here, here] if block", "wrong answer", "softplus"
+        f"{GRADS}/rows", "[here, Uint32(0)] if block", "[here, here] if block", "wrong answer", "softplus"
     ),
     "decays of a block are counted from its end": Fault(
-        "sm90/bwd/grads", "before = -own if a & 1 == 0 else Float32(0.0)", "before = -own", "wrong answer", "softplus"
+        f"{GRADS}/rows", "before = -own if a & 1 == 0 else Float32(0.0)", "before = -own", "wrong answer", "softplus"
     ),
     "the lanes of a step's second block decay as those of its first": Fault(
-        "sm90/bwd/grads", "return values[0] if cute.arch.lane_idx() & 2 == 0 else values[1]", "return values[0]",
+        f"{GRADS}/rows", "return values[0] if cute.arch.lane_idx() & 2 == 0 else values[1]", "return values[0]",
         "wrong answer", "softplus",
     ),
-    "decays have no floor": Fault("sm90/bwd/gate", "fast.at_least(found, FLOOR)", "found", "wrong answer", "given"),
+    "decays have no floor": Fault(f"{GRADS}/gate", "fast.at_least(found, FLOOR)", "found", "wrong answer", "given"),
     "a softplus gate has the slope of none": Fault(
-        "sm90/bwd/gate", "slope = gain * sigmoid", "pass", "wrong answer", "softplus"
+        f"{GRADS}/gate", "slope = gain * sigmoid", "pass", "wrong answer", "softplus"
     ),
     "dbeta is times b": Fault(
-        "sm90/bwd/grads", "db = self.over_warps(s, self.c.sums.index(\"b\") * TOKENS + token) * factor",
+        f"{GRADS}/rows", "db = self.over_warps(s, self.c.sums.index(\"b\") * TOKENS + token) * factor",
         "db = through_b", "wrong answer", "given",
     ),
     "a float32 gate reads no token but the first": Fault(
-        "sm90/bwd/gate", "fast.row(first, last_token(self.token(b, t), tokens),", "fast.row(first, Int32(0),",
+        f"{GRADS}/gate", "fast.row(first, last_token(self.token(b, t), tokens),", "fast.row(first, Int32(0),",
         "wrong answer", "float32",
     ),
 }  # fmt: skip

@@ -235,7 +235,7 @@ def test_no_product_waits_for_another(tmp_path):
 
 def test_a_kernel_that_was_kept_needs_no_dsl(tmp_path, monkeypatch):
     code = (
-        "import sys; from kda.backends.sm90 import launch; from kda.backends.sm90.configs import TablesConfig; "
+        "import sys; from kda.backends.sm90 import launch; from kda.backends.common.cute.configs import TablesConfig; "
         "k = launch.kernel(TablesConfig('int32')); print('cutlass' in sys.modules, k.registers > 0)"
     )
     monkeypatch.setenv("KDA_CACHE_DIR", str(tmp_path))

@@ -112,7 +112,7 @@ def test_tokens_of_other_sequences_and_of_none_are_left_alone():
 
 FAULTS = {
     "a chunk does not know its number": Fault(
-        "sm90/fwd/tables", "length - j * rows, rows), j)", "length - j * rows, rows), 0)", "wrong answer"
+        "common/cute/tables", "length - j * rows, rows), j)", "length - j * rows, rows), 0)", "wrong answer"
     ),
     "nothing clears the right of the diagonal": Fault(
         "sm90/fwd/prepare", "if number & 1 == 0:", "if number < 0:", "wrong answer"

@@ -9,6 +9,14 @@ from types import MappingProxyType
 from ..common.arguments import Arguments, Launched, number, tensor
 from ..common.cute.configs import ChunkConfig
 from ..common.cute.fields import Field, Struct, array, several
+from ..common.cute.recorded import (
+    LOAD_WARPS,
+    MATH_WARPS,
+    TOKENS,
+    ChainArguments,
+    GradsOptions,
+    WalkArguments,
+)
 from ..common.cute.tile import PITCH_A, PITCH_INVERSE, WARPS, C
 
 # pairs
@@ -21,31 +29,6 @@ LOAD_WARP = 4                                # the others are the chain's
 GROUPS = 2                                   # of WARPS warps, in a CTA
 RING = 2 * GROUPS                            # stages: one for each group of the cluster
 FIRST_PRODUCER = 4                           # warp of the first group
-# grads
-TOKENS = 64                                  # of a chunk there: two of the forward's
-STEP = 16                                    # tokens of one step of a product
-GRADS_WARPS, LOAD_WARPS = 8, 4
-TOKEN_FACTORS = 3                            # 1 / |q|, 1 / |k|, b
-# shares
-SLICES = 8                                   # of the chunks
-# tables
-THREADS = 256
-RUN = 16                                     # chunks of every sequence that a program writes
-LIMIT = 65535                                # of grids in y and z
-
-
-class ChunkTable:
-    """Columns of the table of chunks (fwd/tables.py)."""
-
-    TOKEN, TOKENS, NUMBER = range(3)
-    WIDTH = 3
-
-
-class SegmentTable:
-    """Columns of the table of segments (fwd/tables.py)."""
-
-    SEQUENCE, NUMBER, TOKEN, TOKENS_LEFT, CHUNK, STATE = range(6)
-    WIDTH = 6
 
 
 def tile(K: int) -> Struct:
@@ -165,23 +148,6 @@ class PairsConfig(Launched):
         return self.struct.end
 
 
-class ChainArguments(Arguments):
-    tiles = tensor("uint8")                  # (chunks, HV) tiles
-    v = tensor("bfloat16")                   # (B, T, HV, V)
-    h0 = tensor(of="h0")                     # (N, HV, K, V) in the caller's layout; (segments, HV, K, V) of segments
-    o = tensor("bfloat16")                   # (B, T, HV, V)
-    r = tensor("bfloat16")                   # as o
-    ht = tensor("float32")                   # as h0; of `carry` what a segment adds, (segments, HV, K, V)
-    M = tensor("float32")                    # (segments, HV, K, K), transposed
-    h = tensor("bfloat16")                   # (states, HV, K, V): those that enter every so many chunks
-    segment_table = tensor("int64")          # (segments, 6), of packed sequences
-    T = number("int32")
-    chunks = number("int32")                 # of a row of T tokens
-    segments = number("int32")               # of a row
-    segment = number("int32")                # chunks of a segment
-    HV = number("int32")
-
-
 @dataclass(frozen=True)
 class ChainConfig(Launched):
     K: int
@@ -245,21 +211,6 @@ class ChainConfig(Launched):
     @property
     def shared(self) -> int:
         return self.struct.end
-
-
-class WalkArguments(Arguments):
-    tiles = tensor("uint8")                  # (chunks, HV) tiles, with b on keys
-    do = tensor("bfloat16")                  # (B, T, HV, V)
-    dht = tensor("float32")                  # (N, HV, K, V) in the caller's layout; (segments, HV, K, V) of segments
-    dv = tensor("bfloat16")                  # (B, T, HV, V)
-    dh = tensor("bfloat16")                  # (states, HV, V, K): leaving every two chunks
-    dh0 = tensor(of="dh0")                   # (N, ..) as dht; of `carry` what a segment adds, (segments, HV, K, V)
-    segment_table = tensor("int64")          # (segments, 6), of packed sequences
-    T = number("int32")
-    chunks = number("int32")                 # of a row of T tokens
-    segments = number("int32")               # of a row
-    segment = number("int32")                # chunks of a segment
-    HV = number("int32")
 
 
 @dataclass(frozen=True)
@@ -370,136 +321,13 @@ class FusedConfig(Launched):
         return self.struct.end
 
 
-class TablesArguments(Arguments):
-    cu_seqlens = tensor(of="offsets")        # (N + 1)
-    chunk_table = tensor("int64")
-    segment_table = tensor("int64")
-    first_segment = tensor("int32")          # (N + 1)
-    T = number("int32")
-    N = number("int32")
-    segment = number("int32")                # chunks of a segment
-    every = number("int32")                  # chunks of a kept state
-    chunk_entries = number("int32")          # of the tables
-    segment_entries = number("int32")
-
-
 @dataclass(frozen=True)
-class TablesConfig(Launched):
-    offsets: str                             # dtype of cu_seqlens
-    rows: int = C                            # of a chunk
-    segments: bool = True                    # their table is made, too
-    arguments = TablesArguments
-    threads = THREADS
-    shared = 4 * (THREADS // 32)
-
-
-class GradsArguments(Arguments):
-    q = tensor("bfloat16")                   # (B, T, H, K)
-    k = tensor("bfloat16")
-    g = tensor(of="g_dtype")                 # (B, T, HV, K)
-    beta = tensor(of="beta_dtype")           # (B, T, HV)
-    A_log = tensor("float32")                # (HV)
-    dt_bias = tensor("float32")              # (HV, K)
-    do = tensor("bfloat16")                  # (B, T, HV, V)
-    dv = tensor("bfloat16")
-    r = tensor("bfloat16")
-    h = tensor("bfloat16")                   # (chunks, HV, V, K), entering a chunk
-    dh = tensor("bfloat16")                  # leaving it
-    dq = tensor("bfloat16")                  # (B, T, HV, K), of each value head
-    dk = tensor("bfloat16")
-    dg = tensor(of="g_dtype")                # (B, T, HV, K)
-    dbeta = tensor(of="beta_dtype")          # (B, T, HV)
-    of_A_log = tensor("float32")             # (chunks, HV, K): shares of dA_log and ddt_bias
-    of_dt_bias = tensor("float32")
-    chunk_table = tensor("int64")            # (chunks, 3), of packed sequences
-    T = number("int32")
-    chunks = number("int32")                 # of a row of T tokens; packed, entries of the table
-    items = number("int32")                  # chunks and value heads, of all rows
-    H = number("int32")
-    HV = number("int32")
-    scale = number("float32")
-    lower_bound = number("float32")
-    zero = number("float32")                 # 0 and 1, which no compiler knows
-    one = number("float32")
-
-
-@dataclass(frozen=True)
-class GradsConfig(ChunkConfig):
-    packed: bool
-    arguments = GradsArguments
-    threads = 32 * (GRADS_WARPS + LOAD_WARPS)
-    roles = MappingProxyType({"MATH": range(GRADS_WARPS), "LOAD": range(GRADS_WARPS, GRADS_WARPS + LOAD_WARPS)})
-    launch_options = MappingProxyType({"min_blocks_per_mp": 1})
-
-    @property
-    def block(self) -> int:
-        """Tokens whose decays are counted from their middle: of any gate fewer, each floored (bwd/grads.FLOOR)."""
-        return STEP if self.one_product else STEP // 2
-
-    @property
-    def sums(self) -> list[str]:
-        """Over channels, of each token: qn . dqn and kn . (-2^x up2), and db where no sigmoid gives it."""
-        return ["q", "k"] * self.norm + ["b"] * (self.beta == "given")
-
-    @property
-    def wide_g(self) -> bool:
-        """g of float32, for which there is no shared memory."""
-        return self.g_dtype == "float32"
-
-    @cached_property
-    def rows(self) -> Struct:
-        """q, k and g of a chunk."""
-        names = ("q", "k") if self.wide_g else ("q", "k", "g")
-        return Struct(align=1024, **dict.fromkeys(names, array("bfloat16", TOKENS, self.K, align=1024)))
+class GradsConfig(GradsOptions):
+    threads = 32 * (MATH_WARPS + LOAD_WARPS)
+    roles = MappingProxyType({"MATH": range(MATH_WARPS), "LOAD": range(MATH_WARPS, MATH_WARPS + LOAD_WARPS)})
 
     @cached_property
     def struct(self) -> Struct:
         values = dict.fromkeys(("do", "dv", "r"), array("bfloat16", TOKENS, self.V, align=1024))
         states = dict.fromkeys(("h", "dh"), array("bfloat16", self.V, self.K, align=1024))
-        return Struct(
-            align=1024,
-            **values, **states,
-            rows=several(self.rows, 2),
-            G=array("bfloat16", 2, TOKENS, TOKENS, align=1024),
-            of_tokens=array("float32", 2, TOKEN_FACTORS, TOKENS),
-            through_b=array("float32", TOKENS),
-            projected=array("float32", 2, TOKENS),
-            values_full=array("int64", 1, align=8),
-            values_empty=array("int64", 1, align=8),
-            rows_full=array("int64", 2, align=8),
-            rows_done=array("int64", 2, align=8),
-        )
-
-    @property
-    def shared(self) -> int:
-        return self.struct.end
-
-
-class SharesArguments(Arguments):
-    of_A_log = tensor("float32")             # (chunks, HV, K)
-    of_dt_bias = tensor("float32")
-    dA_log = tensor("float32")               # (HV)
-    ddt_bias = tensor("float32")             # (HV, K)
-    chunks = number("int32")                 # of all rows
-    HV = number("int32")
-
-
-@dataclass(frozen=True)
-class SharesConfig(Launched):
-    K: int
-    rate: bool                               # A_log is there
-    bias: bool                               # dt_bias is there
-    arguments = SharesArguments
-
-    @property
-    def threads(self) -> int:
-        return SLICES * self.K
-
-    @cached_property
-    def struct(self) -> Struct:
-        each = dict.fromkeys(("of_A", "of_bias"), array("float32", SLICES, self.K))
-        return Struct(**each, of_warps=array("float32", self.K // 32))
-
-    @property
-    def shared(self) -> int:
-        return self.struct.end
+        return Struct(align=1024, **values, **states, **self.more_fields)

@@ -14,12 +14,11 @@ from kda.host import detect
 from kda.problem import Inputs, Problem
 
 from ..common.arguments import Launch
-from ..common.cute.configs import ROUNDED_TO
+from ..common.cute.configs import ROUNDED_TO, RUN, ChunkTable, SegmentTable, TablesConfig
 from ..common.cute.tile import C
 from ..common.launcher import forward_as_stage, launch_of, offsets_dtype, outputs, segment_summary
 from ..common.tensors import laid_out, offsets_on, on_its_device
 from . import recorded
-from .configs import RUN, ChunkTable, SegmentTable, TablesConfig
 from .kernels import kernel
 from .plan import Plan, plan
 from .recorded import kept_bytes as kept_bytes

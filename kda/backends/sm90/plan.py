@@ -13,21 +13,18 @@ from kda.compile.target import parse
 from kda.host import Host
 from kda.problem import Problem
 
-from ..common.cute.configs import ComposeConfig, chunk_options
+from ..common.cute.configs import LIMIT, ComposeConfig, SharesConfig, TablesConfig, chunk_options
+from ..common.cute.recorded import TOKENS
 from ..common.cute.tile import C
 from .capability import BACKWARD
 from .configs import (
     COLUMNS,
-    LIMIT,
     RING,
-    TOKENS,
     ChainConfig,
     FusedConfig,
     GradsConfig,
     PairsConfig,
     PrepareConfig,
-    SharesConfig,
-    TablesConfig,
     WalkConfig,
     tile,
 )
@@ -36,9 +33,9 @@ TARGET = parse("sm90")
 Forward = TablesConfig | PrepareConfig | PairsConfig | ChainConfig | ComposeConfig | FusedConfig
 Config = Forward | WalkConfig | GradsConfig | SharesConfig
 KERNELS = {
-    TablesConfig: "sm90.fwd.tables", PrepareConfig: "sm90.fwd.prepare", PairsConfig: "sm90.fwd.pairs",
+    TablesConfig: "common.cute.tables", PrepareConfig: "sm90.fwd.prepare", PairsConfig: "sm90.fwd.pairs",
     ChainConfig: "sm90.fwd.chain", ComposeConfig: "common.cute.compose", FusedConfig: "sm90.fwd.fused",
-    WalkConfig: "sm90.bwd.walk", GradsConfig: "sm90.bwd.grads", SharesConfig: "sm90.bwd.shares",
+    WalkConfig: "sm90.bwd.walk", GradsConfig: "sm90.bwd.grads", SharesConfig: "common.cute.shares",
 }  # fmt: skip
 OFFSETS = ("int32", "int64")                 # dtypes of cu_seqlens
 STAGES = (6, 3)                              # of a chain: where a CTA is alone on an SM, and where two are there

@@ -20,10 +20,11 @@ from kda.host import detect
 from kda.problem import Inputs, Problem
 
 from ..common.arguments import Launch
+from ..common.cute.configs import RUN, ChunkTable, SegmentTable, TablesConfig
+from ..common.cute.recorded import TOKENS
 from ..common.cute.tile import C
 from ..common.launcher import launch_of, offsets_dtype, outputs, segment_summary
 from ..common.tensors import aligned, laid_out, offsets_on
-from .configs import RUN, TOKENS, ChunkTable, SegmentTable, TablesConfig
 from .kernels import kernel
 from .plan import RecordedPlan, recorded_plan, states_table
 

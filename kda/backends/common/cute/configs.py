@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from kda.problem import Problem
 
 from ..arguments import Arguments, Launched, number, tensor
-from .tile import MIN_GATE_ONE_PRODUCT
+from .fields import Struct, array
+from .tile import MIN_GATE_ONE_PRODUCT, C
 
-STRIP = 8                                    # columns of the states
+STRIP = 8                                    # columns of the states, of a CTA of compose
+SLICES = 8                                   # of the chunks, in shares
+# tables
+THREADS = 256
+RUN = 16                                     # chunks of every sequence that a program writes
+LIMIT = 65535                                # of grids in y and z
 
 # What the forwards round: operands of products, and results; decays, norms, the inverse and the state stay float32.
 ROUNDED_TO = dict.fromkeys(("A_qk", "A_inv", "qg", "kb", "kg", "h", "v_new", "o"), "bfloat16")
@@ -80,3 +87,70 @@ class ComposeConfig(Launched):
     @property
     def shared(self) -> int:
         return 2 * 4 * self.K * STRIP
+
+
+class ChunkTable:
+    """Columns of the table of chunks (tables.py)."""
+
+    TOKEN, TOKENS, NUMBER = range(3)
+    WIDTH = 3
+
+
+class SegmentTable:
+    """Columns of the table of segments (tables.py)."""
+
+    SEQUENCE, NUMBER, TOKEN, TOKENS_LEFT, CHUNK, STATE = range(6)
+    WIDTH = 6
+
+
+class TablesArguments(Arguments):
+    cu_seqlens = tensor(of="offsets")        # (N + 1)
+    chunk_table = tensor("int64")
+    segment_table = tensor("int64")
+    first_segment = tensor("int32")          # (N + 1)
+    T = number("int32")
+    N = number("int32")
+    segment = number("int32")                # chunks of a segment
+    every = number("int32")                  # chunks of a kept state
+    chunk_entries = number("int32")          # of the tables
+    segment_entries = number("int32")
+
+
+@dataclass(frozen=True)
+class TablesConfig(Launched):
+    offsets: str                             # dtype of cu_seqlens
+    rows: int = C                            # of a chunk
+    segments: bool = True                    # their table is made, too
+    arguments = TablesArguments
+    threads = THREADS
+    shared = 4 * (THREADS // 32)
+
+
+class SharesArguments(Arguments):
+    of_A_log = tensor("float32")             # (chunks, HV, K)
+    of_dt_bias = tensor("float32")
+    dA_log = tensor("float32")               # (HV)
+    ddt_bias = tensor("float32")             # (HV, K)
+    chunks = number("int32")                 # of all rows
+    HV = number("int32")
+
+
+@dataclass(frozen=True)
+class SharesConfig(Launched):
+    K: int
+    rate: bool                               # A_log is there
+    bias: bool                               # dt_bias is there
+    arguments = SharesArguments
+
+    @property
+    def threads(self) -> int:
+        return SLICES * self.K
+
+    @cached_property
+    def struct(self) -> Struct:
+        each = dict.fromkeys(("of_A", "of_bias"), array("float32", SLICES, self.K))
+        return Struct(**each, of_warps=array("float32", self.K // 32))
+
+    @property
+    def shared(self) -> int:
+        return self.struct.end

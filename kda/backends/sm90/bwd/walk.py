@@ -37,11 +37,13 @@ from kda.compile.target import Target
 
 from ...common.cute import entry
 from ...common.cute.async_copies import arrive_when_copied, bulk_copy, copy_16_bytes_later
+from ...common.cute.configs import SegmentTable
 from ...common.cute.copies import allocate, field_at, load, load_one
+from ...common.cute.segments import place_of_segment
 from ...common.cute.tile import C
-from ..configs import COLUMNS, LOAD_WARP, PITCH_V, SegmentTable, WalkConfig
+from ..configs import COLUMNS, LOAD_WARP, PITCH_V, WalkConfig
 from ..fwd.chain import advance
-from ..parts.state import State, multiply, own_piece, place_of_segment, register_mma, round_to, rounded
+from ..parts.state import State, multiply, own_piece, register_mma, round_to, rounded
 from ..parts.teams import CHAIN
 from ..parts.views import narrow_standing_view, narrow_view, view, wide_view
 from ..parts.wgmma import accumulator

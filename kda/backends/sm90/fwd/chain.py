@@ -34,9 +34,10 @@ from kda.compile.target import Target
 from ...common.cute import entry
 from ...common.cute.async_copies import arrive_when_copied, bulk_copy, copy_16_bytes_later
 from ...common.cute.copies import allocate
+from ...common.cute.segments import place_of_segment
 from ...common.cute.tile import C
 from ..configs import COLUMNS, LOAD_WARP, PITCH_V, ChainConfig
-from ..parts.state import State, own_piece, place_of_segment
+from ..parts.state import State, own_piece
 from ..parts.teams import CHAIN
 
 

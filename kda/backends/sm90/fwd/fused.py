@@ -49,10 +49,11 @@ from ...common.cute.barriers import Ring, phase_of, stage_of
 from ...common.cute.copies import allocate, field_at, store
 from ...common.cute.gate import beta_of_row
 from ...common.cute.order import wait_for_the_kernel_before
+from ...common.cute.segments import place_of_segment
 from ...common.cute.tile import WARPS, C
 from ..configs import COLUMNS, FIRST_PRODUCER, GROUPS, PITCH_V, RING, FusedConfig
 from ..parts.chunk import ChunkMaker
-from ..parts.state import State, own_piece, place_of_segment
+from ..parts.state import State, own_piece
 from ..parts.teams import CHAIN, Group
 
 CTAS = 2                                     # of a cluster

@@ -28,11 +28,12 @@ from kda.compile.target import Target
 from ...common.cute import entry
 from ...common.cute.async_copies import arrive_when_copied, bulk_copy, copy_16_bytes_later
 from ...common.cute.barriers import NamedBarrier
+from ...common.cute.configs import ChunkTable
 from ...common.cute.copies import allocate, both_halves, load, load_one, store
 from ...common.cute.fragments import load_matrices, mma_tf32, tf32s
 from ...common.cute.gate import beta_of_row
 from ...common.cute.tile import PITCH_A, C
-from ..configs import PITCH_KEPT, ChunkTable, PairsConfig, tile
+from ..configs import PITCH_KEPT, PairsConfig, tile
 from ..parts.chunk import PAIRS, multiply_and_wait, pairs_mma
 from ..parts.views import wide_view
 from ..parts.wgmma import accumulator

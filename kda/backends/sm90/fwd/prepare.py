@@ -31,11 +31,12 @@ from kda.compile import cutedsl
 from kda.compile.target import Target
 
 from ...common.cute import entry
+from ...common.cute.configs import ChunkTable
 from ...common.cute.copies import allocate, copy_16_bytes, field_at, load, load_one, store
 from ...common.cute.gate import beta_of_row
 from ...common.cute.order import wait_for_the_kernel_before
 from ...common.cute.tile import WARP_ROWS, WARPS, C, swizzle_64B
-from ..configs import ChunkTable, PrepareConfig
+from ..configs import PrepareConfig
 from ..parts.chunk import ChunkMaker
 from ..parts.teams import WholeCta
 

@@ -18,10 +18,10 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from ...common.cute import fast
 from ...common.cute.async_copies import bulk_store
-from ...common.cute.copies import copy_16_bytes, field_at, floats, in_global, load, load_one, store
+from ...common.cute.copies import compute_words_now, copy_16_bytes, field_at, floats, in_global, load, load_one, store
 from ...common.cute.fragments import load_matrices, store_matrices
 from ...common.cute.tile import C
-from ..configs import COLUMNS, PITCH_V, ChainConfig, SegmentTable, tile
+from ..configs import COLUMNS, PITCH_V, ChainConfig, tile
 from .teams import CHAIN
 from .views import narrow_standing_view, narrow_view, standing_view, wide_view
 from .wgmma import accumulator, issue
@@ -244,30 +244,6 @@ def compute_now(operand):
 
 
 @cute.jit
-def compute_words_now(words):
-    cute.arch.inline_ptx("{ }", read_only_args=words)
-
-
-@cute.jit
 def multiply(mma, acc, operand, b, accumulate: cutlass.Constexpr, fenced: cutlass.Constexpr = False):
     """Issues acc (+)= operand @ b^T, in no group yet."""
     issue(mma, acc, operand, mma.make_fragment_B(mma.get_slice(0).partition_B(b)), accumulate, fenced)
-
-
-@cute.jit
-def place_of_segment(c: cutlass.Constexpr, x, p, chunks, segments, segment):
-    """Sequence, first token, tokens from there to the sequence's end, first chunk and first kept state of segment p; a
-    row of T tokens has so many `segments` of `segment` chunks, and `chunks` chunks."""
-    every = c.every
-    if cutlass.const_expr(c.packed):
-        entry = x.segment_table + SegmentTable.WIDTH * p
-        of = SegmentTable
-        columns = of.SEQUENCE, of.TOKEN, of.TOKENS_LEFT, of.CHUNK, of.STATE
-        n, begin, left, chunk, state = [load_one(entry + column) for column in columns]
-        n, left, chunk, state = Int32(n), Int32(left), Int32(chunk), Int32(state)
-    else:
-        n = p // segments
-        skipped = (p - n * segments) * segment
-        begin, left, chunk = Int64(n) * x.T + skipped * C, x.T - skipped * C, n * chunks + skipped
-        state = n * ((chunks + every - 1) // every) + skipped // every
-    return n, begin, left, chunk, state

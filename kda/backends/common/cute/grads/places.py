@@ -1,15 +1,16 @@
-"""What a lane of bwd/grads.py's MATH has: of 64 channels and 64 tokens, two of 16 channels and four of 16 tokens."""
+"""What a lane of MATH of bwd/grads has: of 64 channels and 64 tokens, two of 16 channels and four of 16 tokens."""
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Uint32
 
-from ...common.cute.copies import floats
-from ...common.cute.fragments import load_matrices
-from ..configs import STEP, TOKENS
+from ..copies import floats
+from ..fragments import load_matrices
+from ..recorded import STEP, TOKEN_FACTORS, TOKENS
 
 STEPS = TOKENS // STEP
 EACH = 4                                     # tokens of a step that a lane has: 4 a .. 4 a + 3
+Q, K_, B = range(TOKEN_FACTORS)              # of a token: 1 / |q|, 1 / |k|, b
 HALVES = 2                                   # rows (channels) of an accumulator that a lane has: lane / 4, and 8 below
 
 

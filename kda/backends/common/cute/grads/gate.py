@@ -1,4 +1,4 @@
-"""The gate in bwd/grads.py, by MATH: decays of logits, and gradients of logits of gradients of decays.
+"""The gate of bwd/grads, by MATH: decays of logits, and gradients of logits of gradients of decays.
 
   g2 = log2 decay.  Where a block has 8 tokens it is at least FLOOR, and nothing goes on to the logit of one that is
   less: 2^FLOOR of what it hides is below what bfloat16 leaves of the rest.
@@ -11,10 +11,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
-from ...common.cute import fast
-from ...common.cute.copies import in_global, load_one, store, words_of
-from ...common.cute.fragments import store_matrices
-from ..configs import STEP, GradsConfig
+from .. import fast
+from ..copies import in_global, load_one, store, words_of
+from ..fragments import store_matrices
+from ..recorded import STEP, GradsOptions
 from .places import EACH, HALVES, at_element, last_token, raw
 
 FLOOR = -16.0                                # bits that a token of a block of 8 loses at most
@@ -22,7 +22,7 @@ LN_2 = 1.0 / fast.LOG2_E
 
 
 class Gate:
-    def __init__(self, config: GradsConfig):
+    def __init__(self, config: GradsOptions):
         self.c = config
 
     @cute.jit

@@ -19,9 +19,9 @@ from cutlass import Float32, Int64
 from kda.compile import cutedsl
 from kda.compile.target import Target
 
-from ...common.cute import entry
-from ...common.cute.copies import allocate, load_one, store
-from ..configs import SLICES, SharesConfig
+from . import entry
+from .configs import SLICES, SharesConfig
+from .copies import allocate, load_one, store
 
 
 class Shares(entry.Entry):

@@ -25,10 +25,10 @@ from cutlass.memory import SmemAllocator
 from kda.compile import cutedsl
 from kda.compile.target import Target
 
-from ...common.cute import entry
-from ...common.cute.copies import load_one, store
-from ...common.cute.order import permit_early_launch
-from ..configs import RUN, THREADS, ChunkTable, SegmentTable, TablesConfig
+from . import entry
+from .configs import RUN, THREADS, ChunkTable, SegmentTable, TablesConfig
+from .copies import load_one, store
+from .order import permit_early_launch
 
 
 class Tables(entry.Entry):

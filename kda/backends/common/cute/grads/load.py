@@ -1,0 +1,201 @@
+"""LOAD of bwd/grads: four warps bring values and rows of tokens one item ahead of MATH, with norms and beta, and take
+results away.
+
+  values     do, dv, r, h and dh: one buffer, filled again when all products have read it
+  rows       q, k and g: two buffers, in which dq, dk and dg come back
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32, Int64
+
+from .. import fast
+from ..async_copies import arrive_when_copied, bulk_copy, copy_16_bytes_later
+from ..barriers import NamedBarrier
+from ..configs import ChunkTable
+from ..copies import copy_16_bytes, floats, in_global, load, load_one, store
+from ..recorded import LOAD_WARPS, MATH_WARPS, STEP, TOKEN_FACTORS, TOKENS, GradsOptions
+from ..tile import BF16
+from .places import B, last_token, position
+
+LOAD = NamedBarrier(2, 32 * LOAD_WARPS)
+LOADERS = 32 * LOAD_WARPS
+
+
+@cute.jit
+def tile_at(pointer, elements):
+    """A pointer to where a swizzle begins anew."""
+    return cute.make_ptr(BFloat16, (pointer + elements).toint(), pointer.memspace, assumed_align=1024)
+
+
+class Loader:
+    """LOAD: four warps; a thread moves pieces of 16 bytes, 8 tokens apart."""
+
+    def __init__(self, config: GradsOptions):
+        self.c = config
+
+    @cute.jit
+    def thread(self):
+        return cute.arch.thread_idx()[0] - 32 * MATH_WARPS
+
+    @cute.jit
+    def run(self, x, s, first, step):
+        """Brings values and rows of all items, one ahead of MATH, and takes results away."""
+        i = Int32(0)
+        if first < x.items:
+            self.load_values(x, s, place_of_item(self.c, x, first))
+            self.load_rows(x, s, place_of_item(self.c, x, first), Int32(0))
+        for item in cutlass.range(first, x.items, step, unroll=1):
+            if i > 0:
+                self.store_results(x, s, place_of_item(self.c, x, item - step), i - 1)
+            if item + step < x.items:
+                following = place_of_item(self.c, x, item + step)
+                self.ask_for_rows(x, s, following, i + 1)
+                cute.arch.mbarrier_wait(s.values_empty, i & 1)
+                self.load_values(x, s, following)
+                cute.arch.cp_async_wait_group(1)
+                self.make_factors(x, s, following, i + 1)
+            i += 1
+        if i > 0:
+            self.store_results(x, s, place_of_item(self.c, x, first + (i - 1) * step), i - 1)
+
+    @cute.jit
+    def load_rows(self, x, s, at, i):
+        self.ask_for_rows(x, s, at, i)
+        cute.arch.cp_async_wait_group(0)
+        self.make_factors(x, s, at, i)
+
+    @cute.jit
+    def load_values(self, x, s, at):
+        chunk, head, begin, tokens = at
+        K, V, begin = self.c.K, self.c.V, self.loaded(x, begin)
+        for source, to, name in ((x.do, s.do, "do"), (x.dv, s.dv, "dv"), (x.r, s.r, "r")):
+            rows = self.c.rows_of_values[name]
+            self.load_tokens(source, (begin * x.HV + head) * V, x.HV * V, tokens, to, rows)
+        if self.thread() == 0:
+            cute.arch.mbarrier_arrive_and_expect_tx(s.values_full, 2 * BF16 * V * K)
+            of_state = (Int64(chunk) * x.HV + head) * (K * V)
+            for source, to in ((x.h, s.h), (x.dh, s.dh)):
+                bulk_copy(to, source + of_state, BF16 * V * K, s.values_full)
+        arrive_when_copied(s.values_full)
+        cute.arch.cp_async_commit_group()
+
+    @cute.jit
+    def load_tokens(self, source, first, stride, tokens, to, rows: cutlass.Constexpr = TOKENS):
+        """64 rows of 256 bytes, into panels of so many rows; past the end the last one again."""
+        thread = self.thread()
+        for j in cutlass.range_constexpr(TOKENS // 8):
+            row = last_token(thread // 16 + 8 * j, tokens)
+            address = fast.row((source + first).toint() + (thread & 15) * 16, row, stride * Int32(2))
+            copy_16_bytes_later(address, to + self.place_of_piece(j, rows))
+
+    @cute.jit
+    def loaded(self, x, begin):
+        """The first token that is read: an item of no sequence may begin behind all of them."""
+        if cutlass.const_expr(self.c.packed):
+            begin = cutlass.min(begin, Int64(x.T) - 1)
+        return begin
+
+    @cute.jit
+    def place_of_piece(self, j: cutlass.Constexpr, rows: cutlass.Constexpr = TOKENS):
+        """Elements to a thread's piece of token 8 j + thread / 16, in panels of so many rows."""
+        thread = self.thread()
+        piece, row = thread & 15, position(thread >> 4) + (position(8 * (j & 1)) + STEP * (j >> 1))
+        return (piece >> 3) * (rows * 64) + row * 64 + (piece & 7 ^ row & 7) * 8
+
+    @cute.jit
+    def ask_for_rows(self, x, s, at, i):
+        _, head, begin, tokens = at
+        K, begin = self.c.K, self.loaded(x, begin)
+        of_q = head // (x.HV // x.H) if cutlass.const_expr(self.c.grouped) else head
+        rows = self.rows_at(s, i)
+        for source, heads, own, field in (
+            (x.q, x.H, of_q, "q"), (x.k, x.H, of_q, "k"), (x.g, x.HV, head, "g"),
+        ):  # fmt: skip
+            if cutlass.const_expr(field in self.c.rows.fields):
+                self.load_tokens(source, (begin * heads + own) * K, heads * K, tokens, self.field(rows, field))
+        cute.arch.cp_async_commit_group()
+
+    @cute.jit
+    def rows_at(self, s, i):
+        return s.rows + (i & 1) * self.c.rows.bytes
+
+    @cute.jit
+    def field(self, rows, name: cutlass.Constexpr):
+        return tile_at(cute.recast_ptr(rows, dtype=BFloat16), getattr(self.c.rows, name).offset // 2)
+
+    @cute.jit
+    def make_factors(self, x, s, at, i):
+        """1 / |q|, 1 / |k| and b of each token, 0 where there is none; the rows were waited for."""
+        _, head, begin, tokens = at
+        thread, token = self.thread(), self.thread() & TOKENS - 1
+        real = token < tokens
+        of_tokens = s.of_tokens + (i & 1) * (TOKEN_FACTORS * TOKENS)
+        if thread < TOKENS:
+            beta = load_one(x.beta + (self.loaded(x, begin) + last_token(token, tokens)) * x.HV + head).to(Float32)
+            if cutlass.const_expr(self.c.beta != "given"):
+                beta = fast.sigmoid(beta) * Float32(2.0 if self.c.beta == "2*sigmoid" else 1.0)
+            of_tokens[B * TOKENS + token] = beta if real else Float32(0.0)
+        LOAD.sync()                                                            # all threads' rows are there
+        factor = Float32(1.0)
+        if cutlass.const_expr(self.c.norm):
+            row, total = position(token), [Float32(0.0)] * 4
+            rows = self.field(self.rows_at(s, i), "q") + (thread >> 6) * (TOKENS * self.c.K) + row * 64
+            for piece in cutlass.range_constexpr(self.c.K // 8):
+                each = floats(load(rows + ((piece >> 3) * (TOKENS * 64) + (piece & 7 ^ row & 7) * 8), 8))
+                for e in cutlass.range_constexpr(8):
+                    total[e % 4] = total[e % 4] + each[e] * each[e]
+            factor = fast.rsqrt((total[0] + total[1]) + (total[2] + total[3]) + Float32(fast.NORM_EPS))
+        of_tokens[thread] = factor if real else Float32(0.0)
+        cute.arch.mbarrier_arrive(s.rows_full + (i & 1))
+
+    @cute.jit
+    def store_results(self, x, s, at, i):
+        """dq, dk and dg of an item, out of the place of its rows."""
+        _, head, begin, tokens = at
+        cute.arch.mbarrier_wait(s.rows_done + (i & 1), i >> 1 & 1)
+        rows, thread = self.rows_at(s, i), self.thread()
+        for to, field in ((x.dq, "q"), (x.dk, "k"), (x.dg, "g")):
+            for j in cutlass.range_constexpr(TOKENS // 8 if field in self.c.rows.fields else 0):
+                row = thread // 16 + 8 * j
+                if row < tokens:
+                    source = self.field(rows, field) + self.place_of_piece(j)
+                    copy_16_bytes(source, self.row_of(to, begin, head, row, x.HV))
+        if cutlass.const_expr(self.c.packed):
+            self.clear(x, begin, -tokens, head)
+
+    @cute.jit
+    def row_of(self, to, begin, head, row, HV):
+        """A thread's piece of a row of a result."""
+        own = to + (begin * HV + head) * self.c.K + (self.thread() & 15) * 8
+        size = to.dtype.width // 8
+        return in_global(fast.row(own.toint(), row, HV * Int32(size * self.c.K)), to.dtype)
+
+    @cute.jit
+    def clear(self, x, begin, tokens, head):
+        """Zeros where tokens are no sequence's; dv has them."""
+        thread, zero = self.thread(), Float32(0.0)
+        for to in (x.dq, x.dk, x.dg):
+            for j in cutlass.range_constexpr(TOKENS // 8):
+                row = thread // 16 + 8 * j
+                if row < tokens:
+                    store(self.row_of(to, begin, head, row, x.HV), [zero] * 8)
+        if thread < tokens:
+            store(x.dbeta + (begin + thread) * x.HV + head, [zero])
+
+
+@cute.jit
+def place_of_item(c: cutlass.Constexpr, x, item):
+    """Chunk, value head, first token and tokens of an item: heads of one chunk lie together."""
+    chunk, head = item // x.HV, item % x.HV
+    begin, tokens = Int64(0), Int32(0)
+    if cutlass.const_expr(c.packed):
+        begin = load_one(x.chunk_table + ChunkTable.WIDTH * chunk + ChunkTable.TOKEN)
+        tokens = Int32(load_one(x.chunk_table + ChunkTable.WIDTH * chunk + ChunkTable.TOKENS))
+    else:
+        n = chunk // x.chunks
+        number = chunk - n * x.chunks
+        begin, tokens = Int64(n) * x.T + number * TOKENS, cutlass.min(x.T - number * TOKENS, TOKENS)
+    return chunk, head, begin, tokens

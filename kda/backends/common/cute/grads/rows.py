@@ -1,0 +1,382 @@
+"""MATH of bwd/grads between and behind its products: formulas are those of an arch's bwd/grads.py.
+
+A lane's elements of an accumulator (channels, tokens) are those of fragments of mma.sync (places.at_element); products
+leave them in registers.  `of_tokens` has 1 / |q|, 1 / |k| and b of each token.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int64, Uint32
+
+from .. import fast
+from ..barriers import NamedBarrier
+from ..copies import compute_words_now, floats, load, load_one, store, words_of
+from ..fragments import load_matrices, mma_bf16, store_matrices
+from ..recorded import MATH_WARPS, STEP, TOKEN_FACTORS, TOKENS, GradsOptions
+from .gate import Gate
+from .load import tile_at
+from .places import EACH, HALVES, K_, STEPS, B, Q, at_element, neighbour, raw
+
+MATH = NamedBarrier(1, 32 * MATH_WARPS)
+
+
+class Rows:
+    """MATH but its products: a warp has 16 channels of one of two panels of 64, `part()` of `panel()`.
+
+    An arch says which, and has
+
+      operand(tokens)                      registers of an operand: 64 channels of so many tokens
+      own_rows_of_state(step)              elements to a lane's row of four 8 x 8 matrices of a state, of the warp's
+                                           channels and 16 columns; `states_stand`: its rows are columns, not channels
+      sweeps(x, s, up1, up2, down, Qu, Ku, Kd, ratio)
+                                           Kd G1^T, Kd G2^T and Qu G1 + Ku G2, from block to block of tokens
+    """
+
+    states_stand: bool
+
+    def __init__(self, config: GradsOptions):
+        self.c, self.gate = config, Gate(config)
+        self.blocks, self.each = TOKENS // config.block, STEP // config.block  # of a chunk, and of a step
+
+    @cute.jit
+    def thread(self):
+        return cute.arch.thread_idx()[0]
+
+    @cute.jit
+    def first_channel(self):
+        """The lane's of half 0."""
+        lane = cute.arch.lane_idx()
+        return 64 * self.panel() + 16 * self.part() + lane // 4
+
+    @cute.jit
+    def places(self, s, i):
+        """An item's factors of a lane's tokens; its rows of q, k and g."""
+        lane, c = cute.arch.lane_idx(), self.c
+        of_tokens = s.of_tokens + (i & 1) * (TOKEN_FACTORS * TOKENS) + EACH * (lane & 3)
+        rows = [tile_at(cute.recast_ptr(s.rows, dtype=BFloat16), ((i & 1) * c.rows.bytes + f.offset) // 2)
+                + self.own_matrices() for f in c.rows.fields.values()]  # fmt: skip
+        return of_tokens, rows
+
+    @cute.jit
+    def give_back(self, barrier):
+        """This warp has read, or written, all that it has to."""
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(barrier)
+
+    @cute.jit
+    def sums_of_states(self, s):
+        """sum_V h dh of both halves' channels, by mma.sync: its diagonal."""
+        lane = cute.arch.lane_idx()
+        first = [Float32(0.0)] * 4
+        second = [Float32(0.0)] * 4
+        for step in cutlass.range_constexpr(self.c.V // 16):
+            here = self.own_rows_of_state(step)
+            a, b = [load_matrices(state + here, transposed=self.states_stand) for state in (s.h, s.dh)]
+            first = mma_bf16(first, a, [b[0], b[2]])
+            second = mma_bf16(second, a, [b[1], b[3]])
+        odd = lane & 4 != 0
+        found = [first[1] if odd else first[0], second[3] if odd else second[2]]
+        return [cute.arch.shuffle_sync(y, (lane & 28) + (lane >> 3)) for y in found]
+
+    @cute.jit
+    def finish(
+        self, x, s, at, i, channel, rows, of_tokens, rate, bias, xs, ratio, through_state, up1, up2, down, Qu, Ku, Kd
+    ):  # fmt: skip
+        """From the products of states to results, in the place of the item's rows; G is in shared memory, or will be
+        when all have come here."""
+        _, head, begin, tokens = at
+        through = self.enter(up1, up2, down, Kd, ratio, through_state)
+        MATH.sync()                                                            # G is there
+        self.sweeps(x, s, up1, up2, down, Qu, Ku, Kd, ratio)
+        MATH.sync()                                                            # G was read
+        gains = self.gains_and_sums(x, s, rows[1], xs, up1, up2, down, Qu, Ku, Kd)
+        MATH.sync()                                                            # partial sums are there
+        self.project(x, s, i, head, begin, tokens)
+        self.store_dg(x, at, rows[-1], gains, rate, bias, through, channel)
+        MATH.sync()                                                            # projections are there
+        self.store_dq_dk(x, s, rows, of_tokens, xs, up1, up2, down)
+        self.give_back(s.rows_done + (i & 1))
+
+    @cute.jit
+    def own_matrices(self):
+        """Elements to where this lane's row of four 8 x 8 matrices begins, in block 0 of rows of tokens."""
+        lane = cute.arch.lane_idx()
+        row, piece = (lane >> 4) * 8 + (lane & 7), 2 * self.part() + (lane >> 3 & 1)
+        return self.panel() * (TOKENS * 64) + row * 64 + (piece ^ lane & 7) * 8
+
+    @cute.jit
+    def store_G(self, s, G):
+        """What is causal of it, rounded; and the diagonal of dv r^T."""
+        lane, part, panel = cute.arch.lane_idx(), self.part(), self.panel()
+        flat = cute.coalesce(G)
+        tokens = [STEP * part + 4 * (lane >> 3) + 2 * r + (lane >> 2 & 1) for r in range(HALVES)]
+        if panel == 1:
+            odd = lane & 4 != 0
+            for r in cutlass.range_constexpr(HALVES):
+                found = Float32(0.0)
+                for b in cutlass.range_constexpr(STEPS):
+                    own = flat[8 * b + 6 * r + 1] if odd else flat[8 * b + 6 * r]
+                    found = own if part == b else found
+                if (lane & 3) == lane >> 3:
+                    s.through_b[tokens[r]] = found
+        last = [token - panel - 4 * (lane & 3) for token in tokens]            # G2 is strict
+        row = STEP * part + (lane >> 3 & 1) * 8 + (lane & 7)
+        to = s.G + (panel * (TOKENS * TOKENS) + row * 64)
+        for b in cutlass.range_constexpr(STEPS):
+            causal = []
+            for j in cutlass.range_constexpr(8):
+                r, t = j // 2 % 2, j // 4 * 2 + j % 2
+                causal.append(flat[8 * b + j] if STEP * b + t <= last[r] else Float32(0.0))
+            store_matrices(to + ((2 * b) ^ (lane >> 4) ^ (lane & 7)) * 8, words_of(causal))
+
+    @cute.jit
+    def operands(self, x, at, rows, channel, of_tokens, rate, bias, Qu, Ku, Kd):
+        """Fills Qu, Ku and Kd; returns x, and factors from middle to middle of both halves: 2^a_0, 2^(a_(b+1) - a_b),
+        .. , and from the last one to 2^gc_last."""
+        left = at[3] - EACH * (cute.arch.lane_idx() & 3)
+        words = [cute.recast_tensor(cute.coalesce(operand), Uint32) for operand in (Qu, Ku, Kd)]
+        xs, middle, total = [None] * 32, [[], []], [[], []]
+        for b in cutlass.range_constexpr(STEPS):
+            q, k = [raw(own, b) for own in rows[:2]]
+            g = self.gate.logits(x, rows[-1], at, channel, b)
+            of_q, of_k, of_b = [load(of_tokens + (f * TOKENS + STEP * b), EACH) for f in (Q, K_, B)]
+            of_q = [of_q[t] * x.scale for t in range(EACH)]
+            made = [[None] * 8 for _ in words]
+            for r in cutlass.range_constexpr(HALVES):
+                sums = []
+                for t in cutlass.range_constexpr(EACH):
+                    g2 = self.gate.log2_decay(g[at_element(0, r, t)], rate, bias[r], x.lower_bound)
+                    g2 = g2 if STEP * b + t < left else Float32(0.0)
+                    sums.append(g2 + sums[-1] if cutlass.const_expr(t > 0) else g2)
+                before, halves, wholes = self.place_in_block(sums[-1])
+                middle[r] += halves
+                total[r] += wholes
+                for t in cutlass.range_constexpr(EACH):
+                    j = at_element(0, r, t)
+                    from_middle = sums[t] + before
+                    up, down = fast.exp2(from_middle), fast.exp2(-from_middle)
+                    kn = k[j] * of_k[t]
+                    xs[8 * b + j] = from_middle
+                    made[0][j], made[1][j], made[2][j] = q[j] * of_q[t] * up, kn * -up, kn * down * of_b[t]
+            for n in cutlass.range_constexpr(3):
+                packed = words_of(made[n])
+                compute_words_now(packed)
+                for w in cutlass.range_constexpr(4):
+                    words[n][4 * b + w] = packed[w]
+        ratio = []
+        for r in cutlass.range_constexpr(HALVES):
+            steps = [middle[r][0]]
+            for b in cutlass.range_constexpr(1, self.blocks):
+                steps.append((total[r][b - 1] - middle[r][b - 1]) + middle[r][b])
+            steps.append(total[r][-1] - middle[r][-1])
+            ratio.append([fast.exp2(step) for step in steps])
+        return xs, ratio
+
+    @cute.jit
+    def place_in_block(self, own):
+        """What lies between the middle of its block and a lane's four tokens (negative before it); of each block of the
+        step, the sums of its first half, and of all of it."""
+        a = cute.arch.lane_idx() & 3
+        beside = neighbour(own, 1)
+        if cutlass.const_expr(self.c.block == STEP):
+            half = own + beside
+            other = neighbour(half, 2)
+            before = beside if a == 3 else Float32(0.0)
+            before = -own if a == 1 else before
+            before = -half if a == 0 else before
+            return before, [half if a < 2 else other], [half + other]
+        first, whole = own if a & 1 == 0 else beside, own + beside
+        before = -own if a & 1 == 0 else Float32(0.0)
+        of_first, of_whole = neighbour(first, 2), neighbour(whole, 2)
+        halves = [first if a < 2 else of_first, of_first if a < 2 else first]
+        return before, halves, [whole if a < 2 else of_whole, of_whole if a < 2 else whole]
+
+    @cute.jit
+    def of_lane(self, values):
+        """Of the values of a step's blocks, that of the lane's."""
+        if cutlass.const_expr(len(values) == 1):
+            return values[0]
+        return values[0] if cute.arch.lane_idx() & 2 == 0 else values[1]
+
+    @cute.jit
+    def enter(self, up1, up2, down, Kd, ratio, through_state):
+        """Products of states, counted from middles; returns what passes through the state to every token's gate."""
+        through = []
+        flat, of_step = [cute.coalesce(acc) for acc in (up1, up2, down)], []
+        for b in cutlass.range_constexpr(STEPS):
+            weight, of_halves = self.unpacked(Kd, b), [Float32(0.0)] * HALVES
+            for j in cutlass.range_constexpr(8):
+                of_halves[j // 2 % 2] = of_halves[j // 2 % 2] + weight[j] * flat[2][8 * b + j]
+            of_step.append(of_halves)
+        for r in cutlass.range_constexpr(HALVES):
+            factor, found = ratio[r][self.blocks], Float32(0.0)
+            for n in cutlass.range_constexpr(STEPS):
+                b, factors = STEPS - 1 - n, []
+                for m in cutlass.range_constexpr(self.each):
+                    factors.insert(0, factor)
+                    factor = factor * ratio[r][b * self.each + self.each - 1 - m]
+                found += of_step[b][r] * self.of_lane(factors)
+            found += neighbour(found, 1)
+            found += neighbour(found, 2)
+            through.append(found + factor * through_state[r])                  # now it is 2^gc_last
+            for b in cutlass.range_constexpr(STEPS):
+                for t in cutlass.range_constexpr(EACH):
+                    j = at_element(b, r, t)
+                    flat[0][j] = flat[0][j] * ratio[r][0]
+                    flat[1][j] = flat[1][j] * ratio[r][0]
+                    flat[2][j] = flat[2][j] * ratio[r][self.blocks]
+        return through
+
+    @cute.jit
+    def unpacked(self, operand, b: cutlass.Constexpr):
+        """Step b of an operand."""
+        words, kept = cute.recast_tensor(cute.coalesce(operand), Uint32), cute.make_rmem_tensor(4, Uint32)
+        for w in cutlass.range_constexpr(4):
+            kept[w] = words[4 * b + w]
+        return floats(cute.recast_tensor(kept, BFloat16))
+
+    @cute.jit
+    def block_of(self, operand, block: cutlass.Constexpr):
+        """The operand of a step of which one block counts: half of its tokens, those of two lanes of four, may not."""
+        if cutlass.const_expr(self.each == 1):
+            return operand
+        step = self.operand(STEP)
+        words, to = [cute.recast_tensor(cute.coalesce(y), Uint32) for y in (operand, step)]
+        for w in cutlass.range_constexpr(4):
+            here = words[4 * (block // 2) + w]
+            to[w] = self.of_lane([here, Uint32(0)] if block % 2 == 0 else [Uint32(0), here])
+        return step
+
+    @cute.jit
+    def gains_and_sums(self, x, s, own_k, xs, up1, up2, down, Qu, Ku, Kd):
+        """What each token's gate gains of its row; to shared memory, where G was, what a warp's 16 channels have of
+        configs.GradsConfig.sums: (warps, sums, tokens)."""
+        lane, gains, wanted = cute.arch.lane_idx(), [None] * 32, self.c.sums
+        of_warp = cute.recast_ptr(s.G, dtype=Float32) + cute.arch.warp_idx() * (len(wanted) * TOKENS)
+        to = of_warp + ((lane >> 3) * STEP + EACH * (lane & 3) + (lane >> 1 & 2))
+        flat, sums = [cute.coalesce(acc) for acc in (up1, up2, down)], [[] for _ in wanted]
+        for b in cutlass.range_constexpr(STEPS):
+            weight = [self.unpacked(operand, b) for operand in (Qu, Ku, Kd)]
+            of_block = [[weight[n][j] * flat[n][8 * b + j] for j in range(8)] for n in range(2)]
+            if cutlass.const_expr("b" in wanted):                              # kn 2^-x: Kd less its b, which may be 0
+                k, here = raw(own_k, b), range(8 * b, 8 * b + 8)
+                of_block.append([k[j - 8 * b] * fast.exp2(-(xs[j] + x.zero)) * flat[2][j] for j in here])
+            for t in cutlass.range_constexpr(EACH):
+                i, j = at_element(0, 0, t), at_element(0, 1, t)
+                for n in cutlass.range_constexpr(len(wanted)):
+                    row = of_block[n - len(wanted)] if cutlass.const_expr(not self.c.norm) else of_block[n]
+                    sums[n].append(row[i] + row[j])
+            for j in cutlass.range_constexpr(8):
+                gains[8 * b + j] = (of_block[0][j] + of_block[1][j]) - weight[2][j] * flat[2][8 * b + j]
+        for n in cutlass.range_constexpr(len(wanted)):
+            store(to + n * TOKENS, self.over_channels(sums[n]))
+        return gains
+
+    @cute.jit
+    def over_channels(self, values):
+        """Sums over lanes that are a multiple of 4 apart: a lane keeps an eighth of the values, in order."""
+        lane = cute.arch.lane_idx()
+        for far in (16, 8, 4):
+            width, upper, mine = len(values) // 2, lane & far, []
+            for i in cutlass.range_constexpr(width):
+                kept = values[i + width] if upper != 0 else values[i]
+                sent = values[i] if upper != 0 else values[i + width]
+                mine.append(kept + neighbour(sent, far))
+            values = mine
+        return values
+
+    @cute.jit
+    def project(self, x, s, i, head, begin, tokens):
+        """qn . dqn / |q|^2 and kn . dkn / |k|^2 of each token, by the first 128 threads; dbeta."""
+        thread, token = self.thread(), self.thread() & TOKENS - 1
+        if thread < 2 * TOKENS:
+            through_b = s.through_b[token]
+            of_k = thread >= TOKENS
+            factor = s.of_tokens[(i & 1) * (TOKEN_FACTORS * TOKENS) + thread]
+            if cutlass.const_expr(self.c.norm):
+                total = self.over_warps(s, thread)
+                total += through_b if of_k else Float32(0.0)
+                s.projected[thread] = total * factor * factor
+            if of_k and token < tokens:
+                at = (begin + token) * x.HV + head
+                if cutlass.const_expr(self.c.beta == "given"):
+                    db = self.over_warps(s, self.c.sums.index("b") * TOKENS + token) * factor
+                else:
+                    db = through_b * fast.sigmoid(-load_one(x.beta + at).to(Float32))
+                store(x.dbeta + at, [db])
+
+    @cute.jit
+    def over_warps(self, s, place):
+        """The sum over all channels that stands at `place` of each warp's."""
+        partial, total = cute.recast_ptr(s.G, dtype=Float32) + place, Float32(0.0)
+        for w in cutlass.range_constexpr(MATH_WARPS):
+            total += partial[w * (len(self.c.sums) * TOKENS)]
+        return total
+
+    @cute.jit
+    def store_dg(self, x, at, own, gains, rate, bias, through, channel):
+        chunk, head, _, tokens = at
+        a = cute.arch.lane_idx() & 3
+        left, number = tokens - EACH * a, chunk * x.HV + head
+        later, of_A, of_bias = through, [Float32(0.0)] * HALVES, [Float32(0.0)] * HALVES
+        to_logit, to_A = self.gate.slopes(x, rate)
+        for n in cutlass.range_constexpr(STEPS):
+            b = STEPS - 1 - n
+            logits, dg = self.gate.logits(x, own, at, channel, b), [None] * 8
+            for r in cutlass.range_constexpr(HALVES):
+                sums = [None] * EACH
+                for m in cutlass.range_constexpr(EACH):
+                    t = EACH - 1 - m
+                    gain = gains[at_element(b, r, t)]
+                    sums[t] = gain + sums[t + 1] if cutlass.const_expr(m > 0) else gain
+                beside = neighbour(sums[0], 1)
+                half = sums[0] + beside
+                other = neighbour(half, 2)
+                after = later[r] + (beside if a & 1 == 0 else Float32(0.0)) + (other if a < 2 else Float32(0.0))
+                later[r] = later[r] + (half + other)
+                for t in cutlass.range_constexpr(EACH):
+                    j = at_element(0, r, t)
+                    slope, share = self.gate.backward(
+                        logits[j], bias[r], rate, x.lower_bound, sums[t] + after, STEP * b + t < left
+                    )
+                    of_A[r] = of_A[r] + share
+                    of_bias[r] = of_bias[r] + slope
+                    dg[j] = slope * to_logit
+            self.gate.put(x, own, at, channel, b, dg)
+        for r in cutlass.range_constexpr(HALVES):
+            of_both = (x.of_A_log, of_A[r], to_A, self.c.rate), (x.of_dt_bias, of_bias[r], to_logit, self.c.bias)
+            for to, share, factor, there in of_both:
+                if cutlass.const_expr(there):
+                    share += neighbour(share, 1)
+                    share += neighbour(share, 2)
+                    if a == 0:
+                        share = share * factor if tokens > 0 else Float32(0.0)
+                        store(to + (Int64(number) * self.c.K + channel + 8 * r), [share])
+
+    @cute.jit
+    def store_dq_dk(self, x, s, rows, of_tokens, xs, up1, up2, down):
+        lane = cute.arch.lane_idx()
+        flat = [cute.coalesce(acc) for acc in (up1, up2, down)]
+        projected = s.projected + EACH * (lane & 3)
+        for b in cutlass.range_constexpr(STEPS):
+            q, k = [raw(own, b) for own in rows[:2]]
+            of_q, of_k, of_b = [load(of_tokens + (f * TOKENS + STEP * b), EACH) for f in (Q, K_, B)]
+            from_q, from_k = [load(projected + (f * TOKENS + STEP * b), EACH) for f in (Q, K_)]
+            of_q = [of_q[t] * x.scale for t in range(EACH)]
+            dq, dk = [None] * 8, [None] * 8
+            for r in cutlass.range_constexpr(HALVES):
+                for t in cutlass.range_constexpr(EACH):
+                    j = at_element(0, r, t)
+                    from_middle = xs[8 * b + j] + x.zero                       # exponentials are made again, not kept
+                    up, down_ = fast.exp2(from_middle), fast.exp2(-from_middle)
+                    dqn = flat[0][8 * b + j] * up * of_q[t]
+                    dkn = (flat[2][8 * b + j] * (down_ * of_b[t]) - flat[1][8 * b + j] * up) * of_k[t]
+                    if cutlass.const_expr(self.c.norm):
+                        dqn = dqn - q[j] * from_q[t]
+                        dkn = dkn - k[j] * from_k[t]
+                    dq[j], dk[j] = dqn, dkn
+            store_matrices(rows[0] + b * (STEP * 64), words_of(dq), transposed=True)
+            store_matrices(rows[1] + b * (STEP * 64), words_of(dk), transposed=True)

@@ -1,0 +1,128 @@
+"""What kernels of recorded calls (forwards that keep, and their backwards) have in common on both archs: sizes,
+arguments, and the configuration of bwd/grads.  No cutlass: a kept kernel needs none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+
+from ..arguments import Arguments, number, tensor
+from .configs import ChunkConfig
+from .fields import Field, Struct, array, several
+
+TOKENS = 64                                  # of a chunk of grads: two of the forward's; a state is kept of each
+STEP = 16                                    # tokens of one step of a product
+TOKEN_FACTORS = 3                            # 1 / |q|, 1 / |k|, b
+MATH_WARPS, LOAD_WARPS = 8, 4
+
+
+class ChainArguments(Arguments):
+    tiles = tensor("uint8")                  # (chunks, HV) tiles
+    v = tensor("bfloat16")                   # (B, T, HV, V)
+    h0 = tensor(of="h0")                     # (N, HV, K, V) in the caller's layout; (segments, HV, K, V) of segments
+    o = tensor("bfloat16")                   # (B, T, HV, V)
+    r = tensor("bfloat16")                   # as o
+    ht = tensor("float32")                   # as h0; of `carry` what a segment adds, (segments, HV, K, V)
+    M = tensor("float32")                    # (segments, HV, K, K), transposed
+    h = tensor("bfloat16")                   # (states, HV, K, V): those that enter every so many chunks
+    segment_table = tensor("int64")          # (segments, 6), of packed sequences
+    T = number("int32")
+    chunks = number("int32")                 # of a row of T tokens
+    segments = number("int32")               # of a row
+    segment = number("int32")                # chunks of a segment
+    HV = number("int32")
+
+
+class WalkArguments(Arguments):
+    tiles = tensor("uint8")                  # (chunks, HV) tiles, with b on keys
+    do = tensor("bfloat16")                  # (B, T, HV, V)
+    dht = tensor("float32")                  # (N, HV, K, V) in the caller's layout; (segments, HV, K, V) of segments
+    dv = tensor("bfloat16")                  # (B, T, HV, V)
+    dh = tensor("bfloat16")                  # (states, HV, V, K): leaving every two chunks
+    dh0 = tensor(of="dh0")                   # (N, ..) as dht; of `carry` what a segment adds, (segments, HV, K, V)
+    segment_table = tensor("int64")          # (segments, 6), of packed sequences
+    T = number("int32")
+    chunks = number("int32")                 # of a row of T tokens
+    segments = number("int32")               # of a row
+    segment = number("int32")                # chunks of a segment
+    HV = number("int32")
+
+
+class GradsArguments(Arguments):
+    q = tensor("bfloat16")                   # (B, T, H, K)
+    k = tensor("bfloat16")
+    g = tensor(of="g_dtype")                 # (B, T, HV, K)
+    beta = tensor(of="beta_dtype")           # (B, T, HV)
+    A_log = tensor("float32")                # (HV)
+    dt_bias = tensor("float32")              # (HV, K)
+    do = tensor("bfloat16")                  # (B, T, HV, V)
+    dv = tensor("bfloat16")
+    r = tensor("bfloat16")
+    h = tensor("bfloat16")                   # (chunks, HV, V, K), entering a chunk
+    dh = tensor("bfloat16")                  # leaving it
+    dq = tensor("bfloat16")                  # (B, T, HV, K), of each value head
+    dk = tensor("bfloat16")
+    dg = tensor(of="g_dtype")                # (B, T, HV, K)
+    dbeta = tensor(of="beta_dtype")          # (B, T, HV)
+    of_A_log = tensor("float32")             # (chunks, HV, K): shares of dA_log and ddt_bias
+    of_dt_bias = tensor("float32")
+    chunk_table = tensor("int64")            # (chunks, 3), of packed sequences
+    T = number("int32")
+    chunks = number("int32")                 # of a row of T tokens; packed, entries of the table
+    items = number("int32")                  # chunks and value heads, of all rows
+    H = number("int32")
+    HV = number("int32")
+    scale = number("float32")
+    lower_bound = number("float32")
+    zero = number("float32")                 # 0 and 1, which no compiler knows
+    one = number("float32")
+
+
+@dataclass(frozen=True)
+class GradsOptions(ChunkConfig):
+    """Of bwd/grads; an arch adds its threads, and `struct`: where values and states lie, then `more_fields`."""
+
+    packed: bool
+    arguments = GradsArguments
+    rows_of_values = MappingProxyType(dict.fromkeys(("do", "dv", "r"), TOKENS))    # of panels of 64 columns
+    launch_options = MappingProxyType({"min_blocks_per_mp": 1})
+
+    @property
+    def block(self) -> int:
+        """Tokens whose decays are counted from their middle: of any gate fewer, each floored (grads/gate.FLOOR)."""
+        return STEP if self.one_product else STEP // 2
+
+    @property
+    def sums(self) -> list[str]:
+        """Over channels, of each token: qn . dqn and kn . (-2^x up2), and db where no sigmoid gives it."""
+        return ["q", "k"] * self.norm + ["b"] * (self.beta == "given")
+
+    @property
+    def wide_g(self) -> bool:
+        """g of float32, for which there is no shared memory."""
+        return self.g_dtype == "float32"
+
+    @cached_property
+    def rows(self) -> Struct:
+        """q, k and g of a chunk."""
+        names = ("q", "k") if self.wide_g else ("q", "k", "g")
+        return Struct(align=1024, **dict.fromkeys(names, array("bfloat16", TOKENS, self.K, align=1024)))
+
+    @property
+    def more_fields(self) -> dict[str, Field]:
+        return dict(
+            rows=several(self.rows, 2),
+            G=array("bfloat16", 2, TOKENS, TOKENS, align=1024),
+            of_tokens=array("float32", 2, TOKEN_FACTORS, TOKENS),
+            through_b=array("float32", TOKENS),
+            projected=array("float32", 2, TOKENS),
+            values_full=array("int64", 1, align=8),
+            values_empty=array("int64", 1, align=8),
+            rows_full=array("int64", 2, align=8),
+            rows_done=array("int64", 2, align=8),
+        )
+
+    @property
+    def shared(self) -> int:
+        return self.struct.end

@@ -1,0 +1,28 @@
+"""Where a segment of a sequence lies: its tokens, chunks and kept states."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+from .configs import SegmentTable
+from .copies import load_one
+from .tile import C
+
+
+@cute.jit
+def place_of_segment(c: cutlass.Constexpr, x, p, chunks, segments, segment):
+    """Sequence, first token, tokens from there to the sequence's end, first chunk and first kept state of segment p; a
+    row of T tokens has so many `segments` of `segment` chunks, and `chunks` chunks."""
+    every = c.every
+    if cutlass.const_expr(c.packed):
+        entry = x.segment_table + SegmentTable.WIDTH * p
+        of = SegmentTable
+        columns = of.SEQUENCE, of.TOKEN, of.TOKENS_LEFT, of.CHUNK, of.STATE
+        n, begin, left, chunk, state = [load_one(entry + column) for column in columns]
+        n, left, chunk, state = Int32(n), Int32(left), Int32(chunk), Int32(state)
+    else:
+        n = p // segments
+        skipped = (p - n * segments) * segment
+        begin, left, chunk = Int64(n) * x.T + skipped * C, x.T - skipped * C, n * chunks + skipped
+        state = n * ((chunks + every - 1) // every) + skipped // every
+    return n, begin, left, chunk, state
