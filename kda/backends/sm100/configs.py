@@ -10,8 +10,8 @@ from types import MappingProxyType
 from ..common.arguments import Arguments, Launched, number, tensor
 from ..common.cute.configs import ChunkConfig
 from ..common.cute.fields import Struct, array, several
+from ..common.cute.recorded import ChainArguments, WalkArguments
 from ..common.cute.tile import PITCH_A, PITCH_INVERSE, WARPS, C
-from .moved import ChainArguments, WalkArguments
 
 COLUMNS = 64                                 # of the state, in a CTA
 CTAS = 2                                     # of a cluster: all columns

@@ -36,12 +36,12 @@ from kda.compile import cutedsl
 from kda.compile.target import Target
 
 from ...common.cute import entry
+from ...common.cute.configs import SegmentTable
 from ...common.cute.copies import load_one
+from ...common.cute.segments import place_of_segment
 from ...common.cute.tile import C
 from ..configs import RECORD_TILE, STAGE, STATE_WARPS, TMEM, K, RecordColumns, V, WalkConfig
-from ..moved import SegmentTable
 from ..parts import umma
-from ..parts.segments import place_of_segment
 from ..parts.state import IMAGE, Walker, advance
 from ..parts.teams import ROWS_THERE
 

@@ -17,15 +17,15 @@ A program without a chunk clears its share of the rows of o that are no sequence
 
   barrier           arrivals                says
   done              1, a commit             the product of pairs is there (by halving: of each level)
-  0                 256                     the sums of each warp's rows are there, and what is set up once;  those before
-                                            each warp;  operands (by halving: of each level, and the level before was
-                                            read);  T';  all of the tile
+  0                 256                     the sums of each warp's rows are there, and what is set up once;  those
+                                            before each warp;  operands (by halving: of each level, and the one before
+                                            was read);  T';  all of the tile
   teams.FIRST_FOUR  128                     A_kk is there
 
 The tile is made in shared memory and leaves it by two bulk copies: KQ while T' is made, then the rest.
 
-  shared memory: configs.OperandsConfig.struct; the tile 29 KiB, operands of the product 16 + 8 KiB (by halving 16), sums
-  5, A_kk 4.5, columns 2.5;  tensor memory: 32 columns (by halving 256), wherever they begin
+  shared memory: configs.OperandsConfig.struct; the tile 29 KiB, operands of the product 16 + 8 KiB (by halving 16),
+  sums 5, A_kk 4.5, columns 2.5;  tensor memory: 32 columns (by halving 256), wherever they begin
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from kda.compile.target import Target
 
 from ...common.cute import entry
 from ...common.cute.async_copies import bulk_store
+from ...common.cute.configs import ChunkTable
 from ...common.cute.copies import field_at, load, load_one, store, words_of
 from ...common.cute.fragments import accumulator_places, load_matrices, mma_bf16, store_matrices
 from ...common.cute.gate import Gate, beta_of_row
@@ -50,7 +51,6 @@ from ...common.cute.order import wait_for_the_kernel_before
 from ...common.cute.pairs import Pairs, causal_pair, store_A_kk
 from ...common.cute.tile import WARP_ROWS, WARPS, C, swizzle_128B
 from ..configs import RECORD_TILE, K, OperandsConfig, V
-from ..moved import ChunkTable
 from ..parts import umma
 from ..parts.pairs import TensorCoreOfCta
 from ..parts.teams import WholeCta

@@ -131,7 +131,7 @@ class Walker(entry.Entry):
     @cute.jit
     def put_rows(self, out, to):
         """(V, C) out of tensor memory, rounded, as C rows of V columns, 16 columns a warp."""
-        lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
+        warp = cute.arch.warp_idx()
         out = out + (warp & 3) * umma.WARP_LANES + (warp >> 2) * umma.HALF_LANES
         words = rounded(umma.load_fragments(out, C, Uint32))
         store_transposed(to, words, (warp & 3) * 32 + (warp >> 2) * 16, C)
