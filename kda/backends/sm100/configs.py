@@ -10,7 +10,14 @@ from types import MappingProxyType
 from ..common.arguments import Arguments, Launched, number, tensor
 from ..common.cute.configs import ChunkConfig
 from ..common.cute.fields import Struct, array, several
-from ..common.cute.recorded import LOAD_WARPS, MATH_WARPS, TOKENS, GradsOptions
+from ..common.cute.recorded import (
+    LOAD_WARPS,
+    MATH_WARPS,
+    TOKENS,
+    ChainArguments,
+    GradsOptions,
+    WalkArguments,
+)
 from ..common.cute.tile import PITCH_A, PITCH_INVERSE, WARPS, C
 
 COLUMNS = 64                                 # of the state, in a CTA
@@ -158,6 +165,193 @@ class JoinConfig(Launched):
     @property
     def shared(self) -> int:
         return self.K * self.V * 2
+
+
+# A step that records gradients, forward and backward: operands, then record or walk.
+
+# What operands hands to record and walk, of one chunk and value head, as it lies in shared memory.  It is contiguous
+# and a multiple of 1 KiB, so that one bulk copy puts it where swizzles, which look at addresses, find it as it was
+# made.  Rows of no token are zero, in KQ and KT.
+RECORD_TILE = Struct(
+    align=1024,
+    KQ=array("bfloat16", 2 * C, K),          # [-kn 2^gc; scale qn 2^gc], swizzle_128B: halves of K one after the other
+    KT=array("bfloat16", C, K),              # T'^T (b kn 2^(gc_last - gc)), the same
+    TA=array("bfloat16", C, 2 * C),          # [T' - I | A2], A2 = A_qk b T', transposed: a column of both in a row
+    decay=array("float32", K),               # 2^gc_last, in the order of `decay_index`
+)
+
+# Of a CTA, as in SHARED; operands has tensor memory where there is some.
+OF_CTA = dict.fromkeys(("base_desc", "tmem"), array("uint32", 1, align=4))
+
+
+class OperandsArguments(Arguments):
+    q = tensor("bfloat16")                   # (B, T, H, K)
+    k = tensor("bfloat16")
+    g = tensor(of="g_dtype")                 # (B, T, HV, K)
+    beta = tensor(of="beta_dtype")           # (B, T, HV)
+    A_log = tensor("float32")                # (HV)
+    dt_bias = tensor("float32")              # (HV, K)
+    tiles = tensor("uint8")                  # (chunks, HV) tiles
+    o = tensor("bfloat16")                   # (B, T, HV, V): cleared where tokens are no sequence's
+    chunk_table = tensor("int64")            # (chunks, 3), of packed sequences
+    T = number("int32")
+    chunks = number("int32")                 # entries of the table
+    H = number("int32")
+    HV = number("int32")
+    scale = number("float32")
+    lower_bound = number("float32")
+
+
+@dataclass(frozen=True)
+class OperandsConfig(ChunkConfig):
+    packed: bool                             # chunks are found in the table
+    arguments = OperandsArguments
+    threads = 32 * WARPS
+    roles = MappingProxyType({"OPERANDS": range(WARPS)})
+
+    @property
+    def pdl(self) -> bool:
+        return self.packed
+
+    @property
+    def launch_options(self) -> dict[str, int]:
+        """CTAs of an SM at once: 80 registers, or 128.  Without the carve-out the DSL asks the driver."""
+        return {"min_blocks_per_mp": 3 if self.one_product else 2, "preferred_smem_carveout": 100}
+
+    @property
+    def columns(self) -> int:
+        """Of tensor memory, a power of two: C for each product of pairs."""
+        return C if self.one_product else 8 * C
+
+    @cached_property
+    def struct(self) -> Struct:
+        fields = dict(tile=several(RECORD_TILE, 1), X=array("bfloat16", 2 * C, self.K, align=1024))
+        if self.one_product:
+            fields["Y"] = array("bfloat16", C, self.K, align=1024)
+        return Struct(
+            align=1024,
+            **fields,
+            sums=array("float32", WARPS + 2, self.K),                          # common/cute/gate.py
+            A_kk=array("float32", C, PITCH_A),
+            columns=array("float32", C, PITCH_INVERSE),                        # of inverses
+            b=array("float32", C),
+            done=array("int64", 1, align=8),
+            **OF_CTA,
+        )
+
+    @property
+    def shared(self) -> int:
+        return self.struct.end
+
+
+STATE_WARPS = 8                              # that have the state of record and walk
+EPILOGUE_WARPS = 4                           # of record
+
+# A chunk, as LOAD brings it to record or walk.
+STAGE = Struct(
+    align=1024,
+    tile=several(RECORD_TILE, 1),
+    rows=array("bfloat16", C, V),            # of v or do, swizzle_128B: halves of V one after the other
+)
+
+
+class RecordColumns:
+    """Of tensor memory, of record and walk."""
+
+    S = 0                                    # the state: lanes are channels
+    out = V                                  # [r; o], transposed, of even and of odd chunks; dv, transposed
+    end = out + 2 * 2 * C
+
+
+@dataclass(frozen=True)
+class RecordConfig(Launched):
+    packed: bool                             # segments are found in the table
+    walk: str                                # "sequences", "carry", "segments"
+    h0: str | None                           # dtype of the states that they start from
+    ht: bool
+    v_first: bool                            # states of sequences are (V, K)
+    o: bool = True                           # outputs are asked for; `carry` has none
+    stages: int = 3
+    K: int = K
+    V: int = V
+    every = 2                                # chunks of a kept state
+    arguments = ChainArguments
+    threads = 32 * (STATE_WARPS + EPILOGUE_WARPS + 1)
+    launch_options = MappingProxyType({"min_blocks_per_mp": 1})
+    roles = MappingProxyType({
+        "CHAIN": range(STATE_WARPS), "EPILOGUE": range(STATE_WARPS, STATE_WARPS + EPILOGUE_WARPS),
+        "LOAD": range(STATE_WARPS + EPILOGUE_WARPS, STATE_WARPS + EPILOGUE_WARPS + 1),
+    })  # fmt: skip
+
+    @property
+    def carry(self) -> bool:
+        return self.walk == "carry"
+
+    @property
+    def strips(self) -> int:
+        """CTAs of a head: one for the state, one for M."""
+        return 1 + self.carry
+
+    @property
+    def columns(self) -> int:
+        """Of [X | qg h], and of [r | o]."""
+        return 2 * C if self.o and not self.carry else C
+
+    @cached_property
+    def struct(self) -> Struct:
+        fields = dict(
+            stages=several(STAGE, self.stages),
+            S=array("bfloat16", 2, K, V, align=1024),                          # rounded, of even and of odd chunks
+            X=array("bfloat16", C, V, align=1024),
+            one=array("bfloat16", C, 2 * C, align=1024),                       # [1 | 0]
+        )
+        if not self.carry:
+            fields["rows"] = array("bfloat16", self.columns, V, align=1024)    # of r, and of o
+        fields |= dict.fromkeys(("full", "empty"), array("int64", self.stages, align=8))
+        fields |= dict.fromkeys(("out", "added"), array("int64", 1, align=8))
+        fields |= dict.fromkeys(("done", "read"), array("int64", 2, align=8))
+        return Struct(align=1024, **fields, **OF_CTA)
+
+    @property
+    def shared(self) -> int:
+        return self.struct.end
+
+
+@dataclass(frozen=True)
+class WalkConfig(Launched):
+    packed: bool
+    walk: str                                # "sequences", "carry", "segments"
+    dht: bool
+    dh0: str | None                          # its dtype
+    v_first: bool
+    stages: int = 3
+    K: int = K
+    V: int = V
+    every = 2
+    arguments = WalkArguments
+    threads = 32 * (STATE_WARPS + 1)
+    launch_options = MappingProxyType({"min_blocks_per_mp": 1})
+    roles = MappingProxyType({"WALK": range(STATE_WARPS), "LOAD": range(STATE_WARPS, STATE_WARPS + 1)})
+    strips = 1                               # CTAs of a head
+
+    @property
+    def carry(self) -> bool:
+        return self.walk == "carry"
+
+    @cached_property
+    def struct(self) -> Struct:
+        fields = dict(
+            stages=several(STAGE, self.stages),
+            S=array("bfloat16", 2, K, V, align=1024),                          # rounded, of every other chunk
+            dv=array("bfloat16", C, V, align=1024),
+        )
+        fields |= dict.fromkeys(("full", "empty"), array("int64", self.stages, align=8))
+        fields |= dict.fromkeys(("out", "added"), array("int64", 1, align=8))
+        return Struct(align=1024, **fields, **OF_CTA)
+
+    @property
+    def shared(self) -> int:
+        return self.struct.end
 
 
 class GradsColumns:

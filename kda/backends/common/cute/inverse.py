@@ -22,8 +22,9 @@ from .tile import PITCH_A, PITCH_INVERSE, swizzle_64B
 
 
 class Inverse:
-    def __init__(self, kept: bool, TB_at):
+    def __init__(self, kept: bool, TB_at, strict: bool = False):
         self.kept = kept                     # `whole` is wanted
+        self.strict = strict                 # TB is wanted without the ones of its diagonal; no b then
         self.TB_at = TB_at                   # (column of the inverse, row) -> bytes
 
     @cute.jit
@@ -40,7 +41,10 @@ class Inverse:
             x.append(parts[0] + parts[1])
         for i in cutlass.range_constexpr(0, 8, 4):
             store(columns + (lane * PITCH_INVERSE + (lane & 8) + i), x[i : i + 4])
-        self.put(TB, whole, b, lane, block * 8, x)
+        of_TB = x
+        if cutlass.const_expr(self.strict):
+            of_TB = [Float32(0.0) if column == i else x[i] for i in range(8)]
+        self.put(TB, whole, b, lane, block * 8, of_TB)
         if cutlass.const_expr(self.kept):
             for above in cutlass.range_constexpr(3):
                 if above < block:

@@ -32,12 +32,14 @@ from .tile import HALF, LEVELS, PITCH_A, WARP_ROWS, WARPS, C, decay_index, row_b
 
 
 class Pairs:
-    def __init__(self, config, team, gate, tensor_core, tile, buffers: int, sched_barrier_row: int = WARP_ROWS):
+    def __init__(self, config, team, gate, tensor_core, tile, buffers: int, sched_barrier_row: int = WARP_ROWS,
+                 negated_kE: bool = False):  # fmt: skip
         self.c, self.team, self.gate, self.tensor_core = config, team, gate, tensor_core
         self.tile = tile                     # Struct with KG and decay; kE and qg are its first 2 C rows
         self.buffers = buffers               # of X, by halving
         # The row before which 2^gc_last is stored: its branch keeps ptxas from mixing the rows on either side.
         self.sched_barrier_row = sched_barrier_row
+        self.negated_kE = negated_kE         # -kE in its place
 
     @cute.jit
     def one_product(self, qn, kn, gc, sums, X, Y, tile, lower_bound, of_k=None):
@@ -51,6 +53,9 @@ class Pairs:
         to_x = [before[e] - anchor[e] for e in range(E)]
         from_zero = words_of([fast.exp2(anchor[e]) for e in range(E)])
         to_last = [fast.exp2(last[e] - anchor[e]) for e in range(E)]
+        of_kE = from_zero
+        if cutlass.const_expr(self.negated_kE):
+            of_kE = [word ^ Uint32(0x80008000) for word in from_zero]
         of_both, of_one = swizzle_128B(first, d, 2 * C), swizzle_128B(first, d, C)
         for r in cutlass.range_constexpr(WARP_ROWS):
             if cutlass.const_expr(r == self.sched_barrier_row):
@@ -63,9 +68,9 @@ class Pairs:
                 qa.append(qn[r][e] * up)
                 kb.append(kn[r][e] * down)
             in_both, in_one = row_below(of_both, r), row_below(of_one, r)
-            for words, to in ((words_of(ka), 0), (words_of(qa), C * 128)):
+            for words, factors, to in ((words_of(ka), of_kE, 0), (words_of(qa), from_zero, C * 128)):
                 store(cute.recast_ptr(X, dtype=Uint32) + (in_both + to) // 4, words)
-                state = [fast.times_pair(words[w], from_zero[w]) for w in range(E // 2)]
+                state = [fast.times_pair(words[w], factors[w]) for w in range(E // 2)]
                 store(cute.recast_ptr(tile, dtype=Uint32) + (in_both + to) // 4, state)
             store(Y + in_one // 2, kb)
             if cutlass.const_expr(of_k is not None):
@@ -89,7 +94,10 @@ class Pairs:
             in_both, in_one = row_below(of_both, r) // 2, row_below(of_one, r) // 2
             from_zero = [fast.exp2(gc[r][e] + before[e]) for e in range(E)]
             to_last = [fast.exp2(last[e] - (gc[r][e] + before[e])) for e in range(E)]
-            store(operands + in_both, times(kn[r], from_zero))
+            of_kE = from_zero
+            if cutlass.const_expr(self.negated_kE):
+                of_kE = [-x for x in from_zero]
+            store(operands + in_both, times(kn[r], of_kE))
             store(operands + (in_both + C * HALF), times(qn[r], from_zero))
             kb = kn[r]
             if cutlass.const_expr(of_k is not None):

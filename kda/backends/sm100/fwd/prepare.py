@@ -28,7 +28,7 @@ from ...common.cute.pairs import Pairs, causal_pair, store_A_kk
 from ...common.cute.tile import HALF, WARP_ROWS, WARPS, C, swizzle_128B
 from ..configs import COLUMNS, CTAS, FIRST_PRODUCER, GROUP, GROUPS, RING, SHARED, TILE, Columns, FusedConfig, K, V
 from ..parts import umma
-from ..parts.pairs import TensorCore
+from ..parts.pairs import TensorCoreOfGroup
 from ..parts.teams import Group, warp_index
 from ..parts.walks import first_item, locate_walk, next_item
 from ..parts.work_item import WorkItem
@@ -42,7 +42,7 @@ class Producer:
     def __init__(self, config: FusedConfig):
         self.c, self.team = config, Group()
         self.item = WorkItem(config, self.team)
-        self.tensor_core = TensorCore(self.team)
+        self.tensor_core = TensorCoreOfGroup(self.team)
         self.gate = Gate(config, self.team)
         self.pairs = Pairs(
             config, self.team, self.gate, self.tensor_core, TILE, buffers=1, sched_barrier_row=WARP_ROWS // 2

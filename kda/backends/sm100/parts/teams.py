@@ -12,6 +12,11 @@ from . import umma
 STATE_ROUNDED = NamedBarrier(1, 128)         # S is in shared memory, 2^gc_last S in tensor memory; first: rows of v are
 V_NEW_THERE = NamedBarrier(2, 64)            # warps 0 and 1: v_new is in shared memory, and rows of v of the next chunk
 O_THERE = NamedBarrier(3, 64)                # warps 2 and 3: o is in shared memory
+# Of the eight warps that have the state in record and walk:
+IMAGE_THERE = NamedBarrier(1, 256)           # S, rounded, is in shared memory, 2^gc_last S in tensor memory
+ROWS_THERE = NamedBarrier(2, 256)            # X or dv is in shared memory
+# Of the first four of a CTA of eight (fwd/operands.py):
+FIRST_FOUR = NamedBarrier(1, 128)
 # Of each group of PREPARE:
 GROUP = NamedBarrier(4, 32 * WARPS, ids_per_group=3)
 GROUP_FIRST_FOUR = NamedBarrier(5, 128, ids_per_group=3)
@@ -23,6 +28,32 @@ def warp_index(shared):
     """Reloaded from shared memory, so that ptxas cannot hoist address arithmetic out of the loop over chunks, where
     there are no registers for it."""
     return cute.arch.make_warp_uniform(load_one(field_at(shared, SHARED.warp_indices) + cute.arch.warp_idx()))
+
+
+class WholeCta:
+    """The CTA of fwd/operands.py: barrier 0 is `sync_threads`."""
+
+    @cute.jit
+    def thread(self):
+        return cute.arch.thread_idx()[0]
+
+    @cute.jit
+    def warp(self):
+        return cute.arch.make_warp_uniform(cute.arch.warp_idx())
+
+    @cute.jit
+    def meet(self):
+        cute.arch.sync_threads()
+
+    @cute.jit
+    def meet_for_product(self):
+        umma.fence_before_thread_sync()
+        cute.arch.sync_threads()
+        umma.fence_after_thread_sync()
+
+    @cute.jit
+    def meet_first_four(self):
+        FIRST_FOUR.sync()
 
 
 class Group:

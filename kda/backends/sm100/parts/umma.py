@@ -21,6 +21,7 @@ ROW, EIGHT_ROWS = 128, 1024                  # bytes
 STEP = 16                                    # indices of K
 SWIZZLE_128B, VERSION = 2, 1                 # fields of a descriptor
 WARP_LANES = 32 << 16                        # from one warp's lanes of tensor memory to the next warp's
+HALF_LANES = 16 << 16                        # to the upper half of a warp's lanes
 
 
 class Layout(NamedTuple):
@@ -129,10 +130,18 @@ def free(columns: cutlass.Constexpr):
 
 
 @cute.jit
-def load_fragments(address, columns: cutlass.Constexpr):
+def free_at(first, columns: cutlass.Constexpr):
+    """The same of a CTA that shares tensor memory with others: where its columns begin."""
+    cute.arch.inline_ptx(
+        f"tcgen05.dealloc.cta_group::1.sync.aligned.b32 {{$r0}}, {columns};", read_only_args=[Int32(first)]
+    )
+
+
+@cute.jit
+def load_fragments(address, columns: cutlass.Constexpr, kind: cutlass.Constexpr = Float32):
     """So many columns of 16 rows, as fragments of mma.sync: a thread has rows lane / 4 and that + 8, columns
     2 (lane % 4) + {0, 1} of every eight."""
-    return load(f"16x256b.x{columns // 8}", address, columns // 2)
+    return load(f"16x256b.x{columns // 8}", address, columns // 2, kind)
 
 
 @cute.jit
@@ -142,9 +151,9 @@ def store_fragments(address, values):
 
 
 @cute.jit
-def load_row(address, columns: cutlass.Constexpr):
+def load_row(address, columns: cutlass.Constexpr, kind: cutlass.Constexpr = Float32):
     """So many columns of a lane's row."""
-    return load(f"32x32b.x{columns}", address, columns)
+    return load(f"32x32b.x{columns}", address, columns, kind)
 
 
 @cute.jit
@@ -167,10 +176,10 @@ def wait_for_stores():
 
 
 @cute.jit
-def load(shape: cutlass.Constexpr, address, count: cutlass.Constexpr):
+def load(shape: cutlass.Constexpr, address, count: cutlass.Constexpr, kind: cutlass.Constexpr):
     to = ", ".join(f"{{$w{i}}}" for i in range(count))
     found = cute.arch.inline_ptx(
         f"{{tcgen05.ld.sync.aligned.{shape}.b32 {{{to}}}, [{{$r0}}]; tcgen05.wait::ld.sync.aligned;}}",
-        write_only_types=[Float32] * count, read_only_args=[Int32(address)],
+        write_only_types=[kind] * count, read_only_args=[Int32(address)],
     )  # fmt: skip
     return list(found)

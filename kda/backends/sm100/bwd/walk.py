@@ -1,0 +1,169 @@
+"""bwd/walk: chunks of one segment of a sequence from the last to the first, one value head, all of dh, a state's
+gradient, which is the S of parts/state.py.
+
+  dv = KT dh + A2^T do                       dv^T (V, 32) in tensor memory, so that dh comes as it lies
+  dh = 2^gc_last dh + qg^T do - kE^T dv
+
+Two products stand between a dh and the next one: A2^T do is made ahead, qg^T do while dv is rounded.  The operands are
+those of fwd/record.py.  dh that leaves two chunks goes to memory as it is multiplied.
+
+A segment is what fwd/record.py has for one.  Where sequences are cut, `carry` walks first, from zero to what a segment
+adds to dh; the transposed M of the forward is what it multiplies dh by, and common/cute/compose.py puts both together.
+
+  warps  role  does
+  0-7    WALK  dh rounded and decayed, dv rounded; dv and dh to memory.  warp 0: issues products
+  8      LOAD  a tile by one bulk copy, rows of do in pieces of 16 bytes
+
+  pipeline     arrivals                                                says
+  full         1 and the bytes of the tile; 32, a lane's pieces of do  a chunk is there
+  empty        1 when decays were read; 1, a commit                    no product and no thread reads the stage any more
+  out          1, a commit                                             dv^T is there, dh rounded was read
+  added        1, a commit                                             dh is that which enters the chunk; dv was read
+  IMAGE_THERE  256                                                     dh is rounded and decayed, the dv before was read
+  ROWS_THERE   256                                                     dv is in shared memory, out was read
+
+  shared memory: configs.WalkConfig.struct; a stage has a tile of 29 KiB and do 8; dh rounded twice 32, dv 8
+  tensor memory: configs.RecordColumns; all is allocated, so that columns begin at 0
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+from kda.compile import cutedsl
+from kda.compile.target import Target
+
+from ...common.cute import entry
+from ...common.cute.configs import SegmentTable
+from ...common.cute.copies import load_one
+from ...common.cute.segments import place_of_segment
+from ...common.cute.tile import C
+from ..configs import RECORD_TILE, STAGE, STATE_WARPS, TMEM, K, RecordColumns, V, WalkConfig
+from ..parts import umma
+from ..parts.state import IMAGE, Walker, advance
+from ..parts.teams import ROWS_THERE
+
+AHEAD = umma.Product(V, C, umma.across(C), umma.along(C), range(C // 16))         # do^T @ A2
+ON_STATE = umma.Product(V, C, umma.across(K), umma.along(C), range(K // 16))      # dh^T @ KT^T
+ADDED = umma.Product(K, V, umma.across(2 * C), umma.across(C), range(C // 16))    # qg^T @ do, -kE^T @ dv
+QG = C * umma.ROW                            # bytes from -kE
+A2 = C * 2                                   # bytes from T' - I
+
+
+class Walk(Walker):
+    back = True
+
+    @cute.kernel
+    def kernel(self, x):
+        c, warp = self.c, cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        _, head, p = cute.arch.block_idx()
+        n, begin, left, chunk, state = place_of_segment(c, x, p, x.chunks, x.segments, x.segment)
+        first = self.is_first(x, p)
+        if n >= 0 and not (cutlass.const_expr(c.carry) and first):
+            s = self.set_up()
+            if warp == 0:
+                cute.arch.mbarrier_init_fence()
+            cute.arch.sync_threads()                                           # mbarriers and tensor memory are there
+            umma.fence_after_thread_sync()
+            tokens = cutlass.min(left, x.segment * C)
+            steps = (tokens + C - 1) // C
+            if warp == STATE_WARPS:
+                self.load(x, s, x.do, begin, tokens, chunk, head, steps)
+            else:
+                if cutlass.const_expr(c.walk == "segments"):
+                    self.enter(x.dht, p * x.HV + head, False)
+                elif cutlass.const_expr(c.dht):
+                    self.enter(x.dht, n * x.HV + head, c.v_first)
+                else:
+                    self.enter_constant(False)
+                self.walk(x, s, begin, state, head, tokens, steps)
+                if cutlass.const_expr(c.carry):
+                    self.leave(x.dh0, p * x.HV + head, False)
+                elif cutlass.const_expr(c.dh0 is not None) and first:
+                    self.leave(x.dh0, n * x.HV + head, c.v_first)
+                umma.fence_before_thread_sync()
+            cute.arch.sync_threads()                                           # nobody needs tensor memory
+            if warp == 0:
+                umma.fence_after_thread_sync()
+                umma.free(TMEM)
+
+    @cute.jit
+    def is_first(self, x, p):
+        """Whether a sequence begins with this segment."""
+        number = p % x.segments
+        if cutlass.const_expr(self.c.packed):
+            number = Int32(load_one(x.segment_table + SegmentTable.WIDTH * p + SegmentTable.NUMBER))
+        return number == 0
+
+    @cute.jit
+    def walk(self, x, s, begin, state, head, tokens, steps):
+        """WALK: from chunk to chunk."""
+        c, warp = self.c, cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        own = (begin * x.HV + head) * V
+        kept = x.dh + (Int64(state) * x.HV + head) * (K * V)
+        stage, phase = Int32(0), Int32(0)
+        if warp == 0 and steps > 0:
+            self.issue_ahead(s, stage, phase)
+        for j in cutlass.range(steps, unroll=1):
+            i = steps - 1 - j
+            image = s.S + (j & 1) * (K * V)
+            to = s.stages + stage * STAGE.bytes
+            cute.arch.mbarrier_wait(s.full + stage, phase)
+            cute.arch.mbarrier_wait(s.added, j & 1 ^ 1)
+            umma.fence_after_thread_sync()
+            if cutlass.const_expr(not c.carry):
+                if warp == 0:
+                    self.wait_for_images()                                     # the other may be written again
+            self.round_and_decay(s, image, to)
+            if warp == 0:
+                with cute.arch.elect_one():
+                    self.issue_on_state(s, stage, j)
+                    cute.arch.mbarrier_arrive(s.empty + stage)
+                    if cutlass.const_expr(not c.carry):
+                        if (i & 1) == 1 or j == 0:                             # leaves two chunks, or the last one
+                            self.send_image(kept + Int64(i >> 1) * x.HV * (K * V), image)
+            cute.arch.mbarrier_wait(s.out, j & 1)
+            umma.fence_after_thread_sync()
+            self.put_rows(RecordColumns.out, s.dv)
+            ROWS_THERE.sync()
+            next_stage, next_phase = advance(stage, phase, c.stages)
+            if warp == 0:
+                umma.fence_after_thread_sync()
+                with cute.arch.elect_one():
+                    tile = stage * STAGE.bytes
+                    umma.multiply(ADDED, RecordColumns.S, s.base_desc, tile, c.struct.dv.offset, True)
+                    umma.commit(s.added)
+                    umma.commit(s.empty + stage)
+                if j + 1 < steps:
+                    self.issue_ahead(s, next_stage, next_phase)
+            if cutlass.const_expr(not c.carry):
+                self.store_rows(x.dv, own, s.dv, i * C, tokens - i * C, x.HV)
+            stage, phase = next_stage, next_phase
+        cute.arch.mbarrier_wait(s.added, steps & 1 ^ 1)
+        umma.fence_after_thread_sync()
+        if cutlass.const_expr(not c.carry):
+            self.wait_for_images()
+
+    @cute.jit
+    def issue_ahead(self, s, stage, phase):
+        """do^T @ A2 of a chunk, by warp 0, once it is there."""
+        cute.arch.mbarrier_wait(s.full + stage, phase)
+        cute.arch.fence_proxy("async.shared", space="cta")                     # rows of do came by other copies
+        of_A2 = stage * STAGE.bytes + (RECORD_TILE.TA.offset + A2)
+        with cute.arch.elect_one():
+            umma.multiply(AHEAD, RecordColumns.out, s.base_desc, stage * STAGE.bytes + STAGE.rows.offset, of_A2, False)
+
+    @cute.jit
+    def issue_on_state(self, s, stage, j):
+        """What needs dh, then what only needs it decayed, by one thread."""
+        tile, image = stage * STAGE.bytes, self.c.struct.S.offset + (j & 1) * IMAGE
+        of_do = tile + STAGE.rows.offset
+        umma.multiply(ON_STATE, RecordColumns.out, s.base_desc, image, tile + RECORD_TILE.KT.offset, True)
+        umma.commit(s.out)
+        umma.multiply(ADDED, RecordColumns.S, s.base_desc, tile + QG, of_do, True)
+
+
+def build(c: WalkConfig, target: Target) -> cutedsl.Compiled:
+    return entry.compile(Walk, c, target)

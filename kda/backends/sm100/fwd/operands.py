@@ -1,0 +1,227 @@
+"""One chunk of C = 32 rows and one value head, into one tile (configs.RECORD_TILE), for a step that records gradients:
+formulas are those of common/cute/gate.py, pairs.py and inverse.py, with b on the side of keys.
+
+  kE = kn 2^gc            qg = scale qn 2^gc            KG = b kn 2^(gc_last - gc)
+  T' = (I + A_kk diag(b))^-1                            AQ = A_qk diag(b)
+  KT = T'^T @ KG          A2 = AQ @ T'
+
+The tile has -kE, which is how products need it, and T' - I, so that what is multiplied by T' is added as it was.
+
+  warps  do
+  0-7    rows, sums, operands
+  0      issues the product of pairs; the inverse
+  0-3    pairs: warps 0, 1 hold A_kk, warps 2, 3 A_qk and then A2
+  4-7    KT, 32 channels each, over KG
+
+A program without a chunk clears its share of the rows of o that are no sequence's.
+
+  barrier           arrivals                says
+  done              1, a commit             the product of pairs is there (by halving: of each level)
+  0                 256                     the sums of each warp's rows are there, and what is set up once;  those
+                                            before each warp;  operands (by halving: of each level, and the one before
+                                            was read);  T';  all of the tile
+  teams.FIRST_FOUR  128                     A_kk is there
+
+The tile is made in shared memory and leaves it by two bulk copies: KQ while T' is made, then the rest.
+
+  shared memory: configs.OperandsConfig.struct; the tile 29 KiB, operands of the product 16 + 8 KiB (by halving 16),
+  sums 5, A_kk 4.5, columns 2.5;  tensor memory: 32 columns (by halving 256), wherever they begin
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint8, Uint32
+from cutlass.memory import SmemAllocator
+
+from kda.compile import cutedsl
+from kda.compile.target import Target
+
+from ...common.cute import entry
+from ...common.cute.async_copies import bulk_store
+from ...common.cute.configs import ChunkTable
+from ...common.cute.copies import field_at, load, load_one, store, words_of
+from ...common.cute.fragments import accumulator_places, load_matrices, mma_bf16, store_matrices
+from ...common.cute.gate import Gate, beta_of_row
+from ...common.cute.inverse import Inverse
+from ...common.cute.order import wait_for_the_kernel_before
+from ...common.cute.pairs import Pairs, causal_pair, store_A_kk
+from ...common.cute.tile import WARP_ROWS, WARPS, C, swizzle_128B
+from ..configs import RECORD_TILE, K, OperandsConfig, V
+from ..parts import umma
+from ..parts.pairs import TensorCoreOfCta
+from ..parts.teams import WholeCta
+
+# What common/cute/pairs.py knows of a tile.
+OF_PAIRS = SimpleNamespace(KG=RECORD_TILE.KT, decay=RECORD_TILE.decay)
+CHANNELS = 32                                # of KT, of a warp
+SENDER = WARPS - 1                           # the warp that has the least to do
+
+
+class Operands(entry.Entry):
+    def __init__(self, config: OperandsConfig):
+        self.c, self.team = config, WholeCta()
+        self.tensor_core = TensorCoreOfCta(config, self.team)
+        self.gate = Gate(config, self.team)
+        self.pairs = Pairs(config, self.team, self.gate, self.tensor_core, OF_PAIRS, buffers=1, negated_kE=True)
+        self.inverse = Inverse(False, lambda column, row: swizzle_128B(column, row, C), strict=True)
+
+    @cute.kernel
+    def kernel(self, x):
+        c = self.c
+        head, y, z = cute.arch.block_idx()
+        if cutlass.const_expr(c.pdl):
+            wait_for_the_kernel_before()
+        chunk = z * cute.arch.grid_dim()[1] + y
+        begin, tokens = self.place(x, chunk, y, z)
+        if tokens > 0:
+            shared = SmemAllocator().allocate_array(Uint8, c.shared, byte_alignment=1024)
+            self.make(x, shared, begin, tokens, x.tiles + (Int64(chunk) * x.HV + head) * RECORD_TILE.bytes, head)
+        elif cutlass.const_expr(c.packed):
+            self.clear(x, begin, -tokens, head)
+
+    @cute.jit
+    def place(self, x, chunk, y, z):
+        """First token and tokens of a chunk; in a row of T tokens that is y."""
+        begin, tokens = Int64(0), Int32(0)
+        if cutlass.const_expr(self.c.packed):
+            if chunk < x.chunks:
+                entry = x.chunk_table + ChunkTable.WIDTH * chunk
+                begin, tokens = load_one(entry + ChunkTable.TOKEN), Int32(load_one(entry + ChunkTable.TOKENS))
+        else:
+            begin, tokens = Int64(z) * x.T + y * C, cutlass.min(x.T - y * C, C)
+        return begin, tokens
+
+    @cute.jit
+    def make(self, x, shared, begin, tokens, to, head):
+        c, struct, warp = self.c, self.c.struct, self.team.warp()
+        tile, names = shared + struct.tile.offset, ("X", "sums", "A_kk", "columns", "b", "done", "base_desc", "tmem")
+        X, sums, A_kk, columns, b, done, base_desc, tmem = [field_at(shared, getattr(struct, name)) for name in names]
+        Y = field_at(shared, struct.Y) if cutlass.const_expr(c.one_product) else X
+        TA = field_at(tile, RECORD_TILE.TA)
+        if self.team.thread() == 0:
+            cute.arch.mbarrier_init(done, 1)
+            store(base_desc, [(shared.toint().to(Uint32) & 0x3FFFF) >> 4])
+        if warp == 1:
+            umma.allocate(tmem, c.columns)
+        at = self.gate.rows_of_head(x, begin, head)
+        if warp == 0:
+            b[cute.arch.lane_idx()] = beta_of_row(at.beta, c.beta, tokens, x.HV, cute.arch.lane_idx())
+        rows = self.gate.load_rows(at, tokens, x.H, x.HV)
+        if warp == SENDER:
+            self.inverse.zeros(columns, TA)
+        acc, d = self.tensor_core.accumulator(), K // 32 * cute.arch.lane_idx()
+        if cutlass.const_expr(not c.one_product):
+            self.pairs.qk_diagonal(*rows[:2], A_kk)
+        self.gate.sum_over_warps(rows[2], sums, d)
+        self.tensor_core.done, self.tensor_core.base_desc, self.tensor_core.first = done, base_desc, load_one(tmem)
+        of_k = load(b + WARP_ROWS * warp, WARP_ROWS)
+        if cutlass.const_expr(c.one_product):
+            self.pairs.one_product(*rows, sums, X, Y, tile, x.lower_bound, of_k)
+            if warp < 4:
+                self.tensor_core.one_product(acc, X, Y, 0)
+                umma.fence_before_thread_sync()
+        else:
+            self.pairs.by_halving(*rows, sums, X, A_kk, tile, acc, 0, of_k)
+        if warp < 4:
+            if warp < 2:
+                store_A_kk(acc, A_kk, b, self.team.thread(), on_keys=True)
+            self.team.meet_first_four()                                        # A_kk is there
+            if warp == 0:
+                self.inverse.solve(A_kk, columns, TA, None, None)
+        elif warp == SENDER:
+            self.send(to, tile, 0, RECORD_TILE.KT.offset)
+        self.team.meet()                                                       # T' is there
+        if warp >= 4:
+            self.make_KT(field_at(tile, RECORD_TILE.KT), TA, warp - 4)
+        elif warp >= 2:
+            self.make_A2(acc, TA, b, warp - 2)
+        elif warp == 1:
+            umma.fence_after_thread_sync()
+            umma.free_at(load_one(tmem), c.columns)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        self.team.meet()                                                       # the tile is there
+        if warp == SENDER:
+            self.send(to, tile, RECORD_TILE.KT.offset, RECORD_TILE.end)
+            cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+    @cute.jit
+    def send(self, to, tile, begin: cutlass.Constexpr, end: cutlass.Constexpr):
+        """Some bytes of the tile to memory, by one warp."""
+        with cute.arch.elect_one():
+            bulk_store(to + begin, tile + begin, end - begin)
+            cute.arch.cp_async_bulk_commit_group()
+
+    @cute.jit
+    def make_KT(self, KG, TA, warp):
+        """T'^T @ KG over KG, CHANNELS channels each warp."""
+        row, piece, first = cute.arch.lane_idx() & 15, cute.arch.lane_idx() >> 4, warp * CHANNELS
+        own, T = [], self.blocks_of_T(TA)
+        for step in cutlass.range_constexpr(2):
+            words = []
+            for pair in cutlass.range_constexpr(CHANNELS // 16):
+                at = swizzle_128B(16 * step + row, first + (2 * pair + piece) * 8, C)
+                words += load_matrices(KG + at // 2, transposed=True)
+            own.append(words)
+        cute.arch.sync_warp()                                                  # KG was read
+        for m in cutlass.range_constexpr(2):
+            for pair in cutlass.range_constexpr(CHANNELS // 16):
+                of_pair = [words[4 * pair : 4 * pair + 4] for words in own]
+                found = self.times_T(T, m, [[b[:2] for b in of_pair], [b[2:] for b in of_pair]])
+                at = swizzle_128B(16 * m + row, first + (2 * pair + piece) * 8, C)
+                store_matrices(KG + at // 2, found)
+
+    @cute.jit
+    def make_A2(self, acc, TA, b, warp):
+        """A2^T = T'^T @ AQ^T, next to T' - I: a warp has 16 columns, rows of A_qk as the product left them."""
+        lane, at = cute.arch.lane_idx(), accumulator_places(self.team.thread())
+        pairs, T = [], self.blocks_of_T(TA)
+        for i in cutlass.range_constexpr(0, C // 2, 2):
+            of_keys = load(b + at[i][1], 2)
+            pairs.append(words_of([x * of_keys[e] for e, x in enumerate(causal_pair(acc, at, i))])[0])
+        for m in cutlass.range_constexpr(2):
+            found = self.times_T(T, m, [[[pairs[4 * step + n], pairs[4 * step + 2 + n]] for step in range(2)]
+                                        for n in range(2)])  # fmt: skip
+            column = C + (2 * warp + (lane >> 4)) * 8
+            store_matrices(TA + swizzle_128B(16 * m + (lane & 15), column, C) // 2, found)
+
+    @cute.jit
+    def blocks_of_T(self, TA):
+        """T'^T as operands of 16 x 16: those of columns 0 to 15 of T', and of its lower right block; the last is 0."""
+        lane = cute.arch.lane_idx()
+        row, piece, beyond = lane & 15, lane >> 4, (lane >> 2) - 2 * (lane & 3)
+        one = Uint32(0x3F80) if beyond == 0 else (Uint32(0x3F800000) if beyond == 1 else Uint32(0))
+        blocks = {}
+        for m, step in ((0, 0), (0, 1), (1, 1)):
+            words = load_matrices(TA + swizzle_128B(16 * m + row, (2 * step + piece) * 8, C) // 2)
+            if cutlass.const_expr(m == step):
+                words = [words[0] | one, words[1], words[2], words[3] | one]
+            blocks[m, step] = words
+        return blocks
+
+    @cute.jit
+    def times_T(self, T, m: cutlass.Constexpr, operands):
+        """16 rows of T'^T @ (C, 16), rounded, as four matrices; of two times eight columns, operands by steps."""
+        words = []
+        for of_columns in operands:
+            found = [Float32(0.0)] * 4
+            for step in cutlass.range_constexpr(m, 2):
+                found = mma_bf16(found, T[m, step], of_columns[step])
+            words += words_of(found)
+        return words
+
+    @cute.jit
+    def clear(self, x, begin, tokens, head):
+        """Zeros to o where tokens are no sequence's."""
+        zero = [Float32(0.0)] * (V // 32)
+        for r in cutlass.range_constexpr(WARP_ROWS):
+            row = self.team.warp() * WARP_ROWS + r
+            if row < tokens:
+                store(x.o + ((begin + row) * x.HV + head) * V + cute.arch.lane_idx() * (V // 32), zero)
+
+
+def build(c: OperandsConfig, target: Target) -> cutedsl.Compiled:
+    return entry.compile(Operands, c, target)

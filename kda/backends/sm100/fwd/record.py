@@ -1,0 +1,229 @@
+"""fwd/state and fwd/output of a step that records gradients: the chunks of one segment of a sequence in turn, one value
+head, all of the state, which is the S of parts/state.py.
+
+  X = v - kE S                        X^T and o^T lie next to each other in tensor memory (V, 2 x 32), so that S comes
+  S = 2^gc_last S + KT^T X            as it lies, and so do r and o when X is multiplied by [T' - I | A2]^T
+  r = X + (T' - I) X
+  o = qg S + A2 X
+
+Two products stand between a state and the next one: [X | o] begins as [v | 0] before S is there, r and o are made
+behind S.  What a backward reads is kept: r, and S that enters two chunks, as it is multiplied.
+
+A segment is the whole of a sequence, or, where few heads would leave the chip idle, a run of chunks.  Then `carry`
+walks first, a CTA each: from zero to what a segment adds to a state, and, with v = 0, from the columns of 1 to those of
+M (K, K), the matrix that it multiplies a state by, kept transposed.  It has no outputs; common/cute/compose.py makes
+the states between segments of both.
+
+  warps  role      does
+  0-7    CHAIN     S rounded and decayed, X rounded; states to memory.  warp 0: issues products
+  8-11   EPILOGUE  r and o, rounded, to memory: 32 columns each
+  12     LOAD      a tile by one bulk copy, rows of v in pieces of 16 bytes
+
+  pipeline     arrivals                                               says
+  full         1 and the bytes of the tile; 32, a lane's pieces of v  a chunk is there
+  empty        1 when decays were read; 1, a commit                   no product and no thread reads the stage any more
+  out          1, a commit                                            X^T is there, S rounded was read
+  added        1, a commit                                            S is that which leaves the chunk
+  done[2]      1, a commit                                            r^T and o^T are there
+  read[2]      4, a lane of each warp of EPILOGUE                     they were read
+  IMAGE_THERE  256                                                    S is rounded and decayed
+  ROWS_THERE   256                                                    X is in shared memory, out was read
+
+  shared memory: configs.RecordConfig.struct; a stage has a tile of 29 KiB and v 8; S rounded twice 32, X 8, r and o 16,
+  [1 | 0] 4;  tensor memory: configs.RecordColumns; all is allocated, so that columns begin at 0
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32, Int64, Uint32
+
+from kda.compile import cutedsl
+from kda.compile.target import Target
+
+from ...common.cute import entry, fast
+from ...common.cute.copies import copy_16_bytes, in_global, store
+from ...common.cute.segments import place_of_segment
+from ...common.cute.tile import C, swizzle_128B
+from ..configs import EPILOGUE_WARPS, RECORD_TILE, STAGE, STATE_WARPS, TMEM, K, RecordColumns, RecordConfig, V
+from ..parts import umma
+from ..parts.state import IMAGE, Walker, advance, rounded, store_transposed
+from ..parts.teams import ROWS_THERE
+
+ADDED = umma.Product(K, V, umma.across(C), umma.across(C), range(C // 16))        # KT^T @ X
+OUT = 2 * C                                  # columns of tensor memory, from even chunks' [r; o] to odd ones'
+
+
+class Record(Walker):
+    back = False
+
+    def __init__(self, config: RecordConfig):
+        super().__init__(config)
+        N = config.columns
+        self.on_v = umma.Product(V, N, umma.across(C), umma.across(C), range(C // 16))           # v^T @ [1 | 0]
+        self.on_state = umma.Product(V, N, umma.across(K), umma.along(2 * C), range(K // 16))    # S^T @ [-kE; qg]^T
+        self.on_X = umma.Product(V, N, umma.across(C), umma.across(C), range(C // 16))           # X^T @ [T' - I; A2]^T
+
+    @cute.kernel
+    def kernel(self, x):
+        c, warp = self.c, cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        strip, head, p = cute.arch.block_idx()
+        n, begin, left, chunk, state = place_of_segment(c, x, p, x.chunks, x.segments, x.segment)
+        if n >= 0:
+            s = self.set_up()
+            if cute.arch.thread_idx()[0] == 0:
+                for parity in cutlass.range_constexpr(2):
+                    cute.arch.mbarrier_init(s.done + parity, 1)
+                    cute.arch.mbarrier_init(s.read + parity, EPILOGUE_WARPS)
+                cute.arch.mbarrier_init_fence()
+            self.store_one(s.one)
+            cute.arch.sync_threads()                                           # mbarriers and tensor memory are there
+            umma.fence_after_thread_sync()
+            tokens = cutlass.min(left, x.segment * C)
+            steps = (tokens + C - 1) // C
+            of_M = cutlass.const_expr(c.carry) and strip > 0
+            if warp == STATE_WARPS + EPILOGUE_WARPS:
+                self.load(x, s, x.v, begin, tokens, chunk, head, steps, not of_M)
+            elif warp >= STATE_WARPS:
+                if cutlass.const_expr(not c.carry):
+                    self.write_results(x, s, (begin * x.HV + head) * V, tokens, steps, warp - STATE_WARPS)
+                    umma.fence_before_thread_sync()
+            else:
+                if cutlass.const_expr(c.walk == "segments"):
+                    self.enter(x.h0, p * x.HV + head, False)
+                elif cutlass.const_expr(c.h0 is not None):
+                    self.enter(x.h0, n * x.HV + head, c.v_first)
+                else:
+                    self.enter_constant(of_M)
+                self.walk(x, s, state, head, steps, of_M)
+                if cutlass.const_expr(c.carry):
+                    if of_M:
+                        self.leave(x.M, p * x.HV + head, True)
+                    else:
+                        self.leave(x.ht, p * x.HV + head, False)
+                elif cutlass.const_expr(c.ht) and tokens == left:              # the last of its sequence
+                    self.leave(x.ht, n * x.HV + head, c.v_first)
+                umma.fence_before_thread_sync()
+            cute.arch.sync_threads()                                           # nobody needs tensor memory
+            if warp == 0:
+                umma.fence_after_thread_sync()
+                umma.free(TMEM)
+
+    @cute.jit
+    def store_one(self, to):
+        """[1 | 0] (C, 2 C): a row of 128 bytes has 1 in its own column."""
+        row, piece = cute.arch.thread_idx()[0] >> 3, cute.arch.thread_idx()[0] & 7
+        if row < C:
+            values = [Float32(1.0) if piece * 8 + e == row else Float32(0.0) for e in range(8)]
+            store(to + swizzle_128B(row, piece * 8, C) // 2, values)
+        cute.arch.fence_proxy("async.shared", space="cta")
+
+    @cute.jit
+    def walk(self, x, s, state, head, steps, of_M):
+        """CHAIN: from chunk to chunk."""
+        c, warp = self.c, cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        kept = x.h + (Int64(state) * x.HV + head) * (K * V)
+        stage, phase = Int32(0), Int32(0)
+        if warp == 0 and steps > 0:
+            self.issue_v(s, Int32(0), stage, phase, of_M)
+        for i in cutlass.range(steps, unroll=1):
+            image = s.S + (i & 1) * (K * V)
+            out = RecordColumns.out + (i & 1) * OUT
+            cute.arch.mbarrier_wait(s.full + stage, phase)
+            cute.arch.mbarrier_wait(s.added, i & 1 ^ 1)
+            umma.fence_after_thread_sync()
+            if cutlass.const_expr(not c.carry):
+                if warp == 0:
+                    self.wait_for_images()                                     # the other may be written again
+            self.round_and_decay(s, image, s.stages + stage * STAGE.bytes)
+            if warp == 0:
+                with cute.arch.elect_one():
+                    self.issue_on_state(s, i, stage, out, of_M)
+                    cute.arch.mbarrier_arrive(s.empty + stage)
+                    if cutlass.const_expr(not c.carry):
+                        if i & 1 == 0:
+                            self.send_image(kept + Int64(i >> 1) * x.HV * (K * V), image)
+            cute.arch.mbarrier_wait(s.out, i & 1)
+            umma.fence_after_thread_sync()
+            self.put_rows(out, s.X)
+            ROWS_THERE.sync()
+            next_stage, next_phase = advance(stage, phase, c.stages)
+            if warp == 0:
+                umma.fence_after_thread_sync()
+                with cute.arch.elect_one():
+                    self.issue_on_X(s, i, stage, out)
+                if i + 1 < steps:
+                    self.issue_v(s, i + 1, next_stage, next_phase, of_M)
+            stage, phase = next_stage, next_phase
+        cute.arch.mbarrier_wait(s.added, steps & 1 ^ 1)
+        umma.fence_after_thread_sync()
+        if cutlass.const_expr(not c.carry):
+            self.wait_for_images()
+
+    @cute.jit
+    def issue_v(self, s, i, stage, phase, of_M):
+        """v^T @ [1 | 0] of chunk i, by warp 0, once it is there, and what was in its columns was read."""
+        if cutlass.const_expr(not self.c.carry):
+            cute.arch.mbarrier_wait(s.read + (i & 1), i >> 1 & 1 ^ 1)
+            umma.fence_after_thread_sync()
+        cute.arch.mbarrier_wait(s.full + stage, phase)
+        cute.arch.fence_proxy("async.shared", space="cta")                     # rows of v came by other copies
+        if not of_M:
+            of_v = stage * STAGE.bytes + STAGE.rows.offset
+            with cute.arch.elect_one():
+                out = RecordColumns.out + (i & 1) * OUT
+                umma.multiply(self.on_v, out, s.base_desc, of_v, self.c.struct.one.offset, False)
+
+    @cute.jit
+    def issue_on_state(self, s, i, stage, out, of_M):
+        """By one thread."""
+        image, tile = self.c.struct.S.offset + (i & 1) * IMAGE, stage * STAGE.bytes
+        if of_M:
+            umma.multiply(self.on_state, out, s.base_desc, image, tile, False)
+        else:
+            umma.multiply(self.on_state, out, s.base_desc, image, tile, True)
+        umma.commit(s.out)
+
+    @cute.jit
+    def issue_on_X(self, s, i, stage, out):
+        """What the next state waits for, then r and o, by one thread."""
+        tile, of_X = stage * STAGE.bytes, self.c.struct.X.offset
+        umma.multiply(ADDED, RecordColumns.S, s.base_desc, tile + RECORD_TILE.KT.offset, of_X, True)
+        umma.commit(s.added)
+        if cutlass.const_expr(not self.c.carry):
+            umma.multiply(self.on_X, out, s.base_desc, of_X, tile + RECORD_TILE.TA.offset, True)
+            umma.commit(s.done + (i & 1))
+        umma.commit(s.empty + stage)
+
+    @cute.jit
+    def write_results(self, x, s, own, tokens, steps, warp):
+        """EPILOGUE: r and o of each chunk, 32 columns a warp."""
+        N = self.c.columns
+        lane = cute.arch.lane_idx()
+        # Four pieces of each of eight rows; of lanes that move at once, rows are four apart, and so in other banks.
+        row, column = (lane & 4) + (lane >> 3), 32 * warp + (lane & 3) * 8
+        for i in cutlass.range(steps, unroll=1):
+            cute.arch.mbarrier_wait(s.done + (i & 1), i >> 1 & 1)
+            umma.fence_after_thread_sync()
+            out, words = RecordColumns.out + (i & 1) * OUT + warp * umma.WARP_LANES, []
+            for half in cutlass.range_constexpr(2):
+                words.append(rounded(umma.load_fragments(out + half * umma.HALF_LANES, N, Uint32)))
+            umma.fence_before_thread_sync()
+            cute.arch.sync_warp()                                              # all lanes have read
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive(s.read + (i & 1))
+            for half in cutlass.range_constexpr(2):
+                store_transposed(s.rows, words[half], 32 * warp + 16 * half, N)
+            cute.arch.sync_warp()                                              # the warp's columns are there
+            for j in cutlass.range_constexpr(N // 8):
+                token = i * C + row + 8 * j % C
+                if token < tokens:
+                    to = (x.r if cutlass.const_expr(8 * j < C) else x.o).toint() + (own + column) * 2
+                    source = s.rows + swizzle_128B(row + 8 * j, column, N) // 2
+                    copy_16_bytes(source, in_global(fast.row(to, token, x.HV * Int32(2 * V)), BFloat16))
+            cute.arch.sync_warp()                                              # they were read
+
+
+def build(c: RecordConfig, target: Target) -> cutedsl.Compiled:
+    return entry.compile(Record, c, target)

@@ -1,0 +1,248 @@
+"""The state of one value head, all of it, on its way from chunk to chunk: what fwd/record.py and bwd/walk.py share.
+
+S (K, V) float32 lies in tensor memory, channels in lanes.  Of the eight warps that have it, warp w has channels
+32 (w % 4) .. and columns 64 (w / 4) ..: a thread has half a row, whose decay is one number.  Where S is multiplied it
+lies in shared memory, rounded: an image of V / 64 panels of 64 columns, K rows of 128 bytes each, swizzle_128B.  Images
+are also what is kept of states and of their gradients, one bulk copy each.
+
+LOAD, one warp, brings a chunk to a stage: its tile by one bulk copy, rows of v or do in pieces of 16 bytes, swizzled.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint8, Uint32
+from cutlass.memory import SmemAllocator
+
+from ...common.cute import entry, fast
+from ...common.cute.async_copies import arrive_when_copied, bulk_copy, bulk_store, copy_16_bytes_later
+from ...common.cute.copies import copy_16_bytes, field_at, floats, in_global, load, load_one, store
+from ...common.cute.fragments import store_matrices
+from ...common.cute.tile import HALF, C, decay_index, swizzle_128B
+from ..configs import RECORD_TILE, STAGE, TMEM, K, RecordColumns, V
+from . import umma
+from .teams import IMAGE_THERE
+
+PIECE = 32                                   # columns of a row that a thread has in registers at a time
+IMAGE = 2 * K * V                            # bytes
+LOADERS = 33                                 # arrivals: LOAD's lanes, and the bytes of the tile
+READERS = 2                                  # arrivals: who has read decays, and a commit
+
+
+class Walker(entry.Entry):
+    """A subclass has `walk`; `back`: from the last chunk to the first."""
+
+    back: bool
+
+    def __init__(self, config):
+        self.c = config
+
+    @cute.jit
+    def set_up(self):
+        """Shared memory by names, `base` where it begins; mbarriers of LOAD; all of tensor memory."""
+        struct = self.c.struct
+        base = SmemAllocator().allocate_array(Uint8, struct.end, byte_alignment=1024)
+        fields = {name: field_at(base, field) for name, field in struct.fields.items()}
+        s = namedtuple("Shared", ["base", *fields])(base, **fields)
+        if cute.arch.thread_idx()[0] == 0:
+            for stage in cutlass.range_constexpr(self.c.stages):
+                cute.arch.mbarrier_init(s.full + stage, LOADERS)
+                cute.arch.mbarrier_init(s.empty + stage, READERS)
+            cute.arch.mbarrier_init(s.out, 1)
+            cute.arch.mbarrier_init(s.added, 1)
+            store(s.base_desc, [(base.toint().to(Uint32) & 0x3FFFF) >> 4])
+        if cute.arch.warp_idx() == 0:
+            umma.allocate(s.tmem, TMEM)
+        return s
+
+    @cute.jit
+    def load(self, x, s, source, begin, tokens, chunk, head, steps, has_rows=True):
+        """LOAD: tiles, and rows of `source` (v or do), into the ring."""
+        lane = cute.arch.lane_idx()
+        row, column = lane >> 4, (lane & 15) * 8
+        own = source.toint() + ((begin * x.HV + head) * V + column) * 2
+        stage, phase = Int32(0), Int32(0)
+        for j in cutlass.range(steps, unroll=1):
+            i = steps - 1 - j if cutlass.const_expr(self.back) else j
+            to = s.stages + stage * STAGE.bytes
+            cute.arch.mbarrier_wait(s.empty + stage, phase ^ 1)
+            with cute.arch.elect_one():
+                # redundant: its release, not the arrival; this thread has written nothing
+                cute.arch.mbarrier_arrive_and_expect_tx(s.full + stage, RECORD_TILE.end)
+                place = (Int64(chunk + i) * x.HV + head) * RECORD_TILE.bytes
+                bulk_copy(to, x.tiles + place, RECORD_TILE.end, s.full + stage)
+            if has_rows:
+                first = to + (STAGE.rows.offset + swizzle_128B(row, column, C))
+                for r in cutlass.range_constexpr(0, C, 2):
+                    token = cutlass.min(i * C + row + r, tokens - 1)       # past the end: a row that counts for nothing
+                    below = (first.toint() ^ (r & 7) * 16) + r * 128
+                    copy_16_bytes_later(fast.row(own, token, x.HV * Int32(2 * V)), in_shared(below))
+            arrive_when_copied(s.full + stage)
+            stage, phase = advance(stage, phase, self.c.stages)
+
+    # the eight warps that have the state
+
+    @cute.jit
+    def channel(self):
+        return cute.arch.thread_idx()[0] & K - 1
+
+    @cute.jit
+    def column(self):
+        """The first of the half that a thread has."""
+        return (cute.arch.thread_idx()[0] >> 7) * HALF
+
+    @cute.jit
+    def in_tensor_memory(self, first: cutlass.Constexpr):
+        """A piece of this thread's half row."""
+        return RecordColumns.S + first + self.column() + (cute.arch.warp_idx() & 3) * umma.WARP_LANES
+
+    @cute.jit
+    def round_and_decay(self, s, image, tile):
+        """S, rounded, to an image, 2^gc_last S to where S was, and all know."""
+        decay = load_one(field_at(tile, RECORD_TILE.decay) + decay_index(self.channel()))
+        both, own = pair_of(decay), image.toint() + swizzle_128B(self.channel(), self.column(), K)
+        for first in cutlass.range_constexpr(0, HALF, PIECE):
+            S = umma.load_row(self.in_tensor_memory(first), PIECE, Uint32)
+            words = rounded(S)
+            for piece in cutlass.range_constexpr(PIECE // 8):
+                to = in_shared(own ^ (first // 8 + piece) * 16)
+                store(cute.recast_ptr(to, dtype=Uint32), words[4 * piece : 4 * piece + 4])
+            umma.store_row(self.in_tensor_memory(first), times_pairs(S, both))
+        umma.wait_for_stores()
+        cute.arch.fence_proxy("async.shared", space="cta")
+        umma.fence_before_thread_sync()
+        IMAGE_THERE.sync()
+        umma.fence_after_thread_sync()
+
+    @cute.jit
+    def send_image(self, to, image):
+        """By one thread."""
+        bulk_store(to, image, IMAGE)
+        cute.arch.cp_async_bulk_commit_group()
+
+    @cute.jit
+    def wait_for_images(self):
+        """By the warp of that thread: images were read."""
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+    @cute.jit
+    def put_rows(self, out, to):
+        """(V, C) out of tensor memory, rounded, as C rows of V columns, 16 columns a warp."""
+        warp = cute.arch.warp_idx()
+        out = out + (warp & 3) * umma.WARP_LANES + (warp >> 2) * umma.HALF_LANES
+        words = rounded(umma.load_fragments(out, C, Uint32))
+        store_transposed(to, words, (warp & 3) * 32 + (warp >> 2) * 16, C)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        umma.fence_before_thread_sync()
+
+    @cute.jit
+    def store_rows(self, x, own, rows, first, tokens, HV):
+        """C rows of V columns out of shared memory, as whole lines, by 256 threads: row `first` of memory and on."""
+        thread = cute.arch.thread_idx()[0]
+        for r in cutlass.range_constexpr(0, C, 16):
+            row, column = r + (thread >> 4), (thread & 15) * 8
+            if row < tokens:
+                to = fast.row(x.toint() + (own + column) * 2, first + row, HV * Int32(2 * V))
+                copy_16_bytes(rows + swizzle_128B(row, column, C) // 2, in_global(to, rows.dtype))
+
+    @cute.jit
+    def enter(self, x, number, transposed: cutlass.Constexpr):
+        """S from one of many states."""
+        own, apart = self.place(x, number, transposed)
+        for first in cutlass.range_constexpr(0, HALF, PIECE):
+            values = []
+            if cutlass.const_expr(transposed):
+                values = [load_one(own + (first + e) * apart).to(Float32) for e in range(PIECE)]
+            else:
+                for e in cutlass.range_constexpr(first, first + PIECE, 4):
+                    values += floats(load(own + e, 4))
+            umma.store_row(self.in_tensor_memory(first), values)
+        umma.wait_for_stores()
+
+    @cute.jit
+    def enter_constant(self, identity):
+        """S = 0, or the matrix that changes nothing."""
+        for first in cutlass.range_constexpr(0, HALF, PIECE):
+            one = Float32(1.0) if identity else Float32(0.0)
+            of_diagonal = self.channel() - self.column() - first
+            values = [one if of_diagonal == e else Float32(0.0) for e in range(PIECE)]
+            umma.store_row(self.in_tensor_memory(first), values)
+        umma.wait_for_stores()
+
+    @cute.jit
+    def leave(self, x, number, transposed: cutlass.Constexpr):
+        """S to one of many states."""
+        own, apart = self.place(x, number, transposed)
+        for first in cutlass.range_constexpr(0, HALF, PIECE):
+            S = umma.load_row(self.in_tensor_memory(first), PIECE)
+            if cutlass.const_expr(transposed):
+                for e in cutlass.range_constexpr(PIECE):
+                    store(own + (first + e) * apart, [S[e]])
+            else:
+                for e in cutlass.range_constexpr(0, PIECE, 4):
+                    store(own + (first + e), S[e : e + 4])
+
+    @cute.jit
+    def place(self, x, number, transposed: cutlass.Constexpr):
+        """Where this thread's half row begins in one of many states, and how far its columns are apart."""
+        over_channels, over_columns = (1, K) if cutlass.const_expr(transposed) else (V, 1)
+        own = self.channel() * over_channels + self.column() * over_columns
+        return x + (Int64(number) * (K * V) + own), over_columns
+
+
+@cute.jit
+def store_transposed(to, words, first, rows: cutlass.Constexpr):
+    """Fragments (16, rows) of tensor memory, in words of two, as so many rows of V columns, from a column on."""
+    lane = cute.arch.lane_idx()
+    row, column = (lane >> 4) * 8 + (lane & 7), first + (lane >> 3 & 1) * 8
+    for q in cutlass.range_constexpr(rows // 16):
+        at = swizzle_128B(16 * q + row, column, rows)
+        store_matrices(to + at // 2, words[4 * q : 4 * q + 4], transposed=True)
+
+
+@cute.jit
+def in_shared(address):
+    return cute.make_ptr(Uint8, address, cute.AddressSpace.smem, assumed_align=16)
+
+
+@cute.jit
+def advance(stage, phase, stages: cutlass.Constexpr):
+    """The next stage of a ring of any length, and its phase."""
+    stage += 1
+    wraps = stage == stages
+    return (Int32(0) if wraps else stage), (phase ^ 1 if wraps else phase)
+
+
+# Registers of float32 are words here: the DSL would move each of them in front of an instruction of ours.
+
+
+@cute.jit
+def rounded(values):
+    """Words of two bfloat16, of words of float32."""
+    words = []
+    for i in cutlass.range_constexpr(0, len(values), 2):
+        words.append(cute.arch.inline_ptx(
+            "cvt.rn.bf16x2.f32 {$w0}, {$r1}, {$r0};", write_only_types=[Uint32], read_only_args=values[i : i + 2]
+        ))  # fmt: skip
+    return words
+
+
+@cute.jit
+def pair_of(x):
+    """Twice the same number, for `times_pairs`."""
+    return cute.arch.inline_ptx("mov.b64 {$w0}, {{$r0}, {$r0}};", write_only_types=[Int64], read_only_args=[x])
+
+
+@cute.jit
+def times_pairs(values, both):
+    """Words of float32, each times the same number, two at a time."""
+    found = []
+    for i in cutlass.range_constexpr(0, len(values), 2):
+        found += cute.arch.inline_ptx(
+            "{.reg .b64 x; mov.b64 x, {{$r0}, {$r1}}; mul.rn.f32x2 x, x, {$r2}; mov.b64 {{$w0}, {$w1}}, x;}",
+            write_only_types=[Uint32] * 2, read_only_args=[values[i], values[i + 1], both],
+        )  # fmt: skip
+    return found
