@@ -13,8 +13,10 @@ from ..common.cute.fields import Struct, array, several
 from ..common.cute.recorded import (
     LOAD_WARPS,
     MATH_WARPS,
+    PLACE,
     TOKENS,
     ChainArguments,
+    GradsArguments,
     GradsOptions,
     WalkArguments,
 )
@@ -361,11 +363,16 @@ class GradsColumns:
     up1 = TOKENS                             # h do^T
     up2 = 2 * TOKENS                         # h dv^T
     down = 3 * TOKENS                        # dh r^T
-    x = 4 * TOKENS                           # what MATH puts aside
+    x = 4 * TOKENS                           # x, Qu, Ku and Kd, for which MATH has no registers all the time
+    Qu = x + TOKENS                          # words of two elements
+    Ku = Qu + TOKENS // 2
+    Kd = Ku + TOKENS // 2
+    end = Kd + TOKENS // 2
 
 
 @dataclass(frozen=True)
 class GradsConfig(GradsOptions):
+    places_shared = True
     rows_of_values = MappingProxyType({"do": 2 * TOKENS, "dv": 2 * TOKENS, "r": TOKENS})
     threads = 32 * (MATH_WARPS + LOAD_WARPS)
     roles = MappingProxyType({"MATH": range(MATH_WARPS), "LOAD": range(MATH_WARPS, MATH_WARPS + LOAD_WARPS)})
@@ -379,8 +386,11 @@ class GradsConfig(GradsOptions):
             r=array("bfloat16", self.V // 64, TOKENS, 64, align=1024),
             **states,
             **self.more_fields,
+            places=array("int64", 2, PLACE, align=16),
+            tensors=array("int64", len(GradsArguments.tensors()), align=8),    # their addresses
             products=array("int64", 2, align=8),             # G is there; products of states are
             base_desc=array("uint32", 1, align=4),           # the address of all this / 16, as descriptors have it
             tmem=array("uint32", 1, align=4),                # where tensor memory begins: at 0
-            threads=array("int32", 32 * MATH_WARPS, align=4),
+            items=array("int32", 1, align=4),                # of this CTA
+            threads=array("uint8", 32 * MATH_WARPS, align=1),     # their numbers
         )

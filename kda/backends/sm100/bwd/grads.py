@@ -32,7 +32,7 @@ warps share a warp has 16 in turn: their fragments are those of a warpgroup on H
   LOAD            128                             rows are there
 
   shared memory: configs.GradsConfig.struct: do and dv 32 KiB, r 16, h, dh 2 x 32, rows 2 x 48, G 16 (partial sums later)
-  tensor memory: configs.GradsColumns, 320 columns; all 512 are allocated, so that they begin at 0
+  tensor memory: configs.GradsColumns, 416 columns; all 512 are allocated, so that they begin at 0
 """
 
 from __future__ import annotations
@@ -48,20 +48,37 @@ from kda.compile import cutedsl
 from kda.compile.target import Target
 
 from ...common.cute import entry
-from ...common.cute.copies import field_at, load_one, store
+from ...common.cute.copies import field_at, in_global, load_one, store
 from ...common.cute.fragments import load_matrices, mma_bf16
-from ...common.cute.grads.load import LOADERS, Loader, place_of_item
+from ...common.cute.grads.load import LOADERS, Loader
 from ...common.cute.grads.places import HALVES, STEPS
 from ...common.cute.grads.rows import MATH, Rows
-from ...common.cute.recorded import MATH_WARPS, TOKENS
+from ...common.cute.recorded import MATH_WARPS, PLACE, TOKENS
 from ..configs import TMEM, GradsColumns, GradsConfig, K, V
 from ..parts import umma
 
-MATH_REGISTERS, LOAD_REGISTERS = 232, 40
+MATH_REGISTERS, LOAD_REGISTERS = 224, 56
 
 OF_G = umma.Product(2 * TOKENS, TOKENS, umma.along(2 * TOKENS), umma.along(TOKENS), range(V // umma.STEP))
 OF_H = umma.Product(K, TOKENS, umma.along(K), umma.along(2 * TOKENS), range(V // umma.STEP))
 OF_DH = umma.Product(K, TOKENS, umma.along(K), umma.along(TOKENS), range(V // umma.STEP))
+
+
+TENSORS = GradsConfig.arguments.tensors()
+
+
+class Reloaded:
+    """The kernel's arguments; addresses of tensors come out of shared memory wherever they are asked for.  As parameters
+    ptxas loads them once, and then keeps them in local memory."""
+
+    def __init__(self, x, s):
+        self.x, self.s = x, s
+
+    def __getattr__(self, name):
+        given = getattr(self.x, name)
+        if name not in TENSORS:
+            return given
+        return in_global(load_one(self.s.tensors + TENSORS.index(name)), given.dtype)
 
 
 class Math(Rows):
@@ -73,7 +90,7 @@ class Math(Rows):
     def refresh(self, s):
         """Out of shared memory, so that ptxas cannot hoist what follows from it out of the loop over items, where there
         are no registers for it."""
-        self.number = load_one(s.threads + cute.arch.thread_idx()[0])
+        self.number = load_one(s.threads + cute.arch.thread_idx()[0]).to(Int32) & 255
 
     @cute.jit
     def thread(self):
@@ -106,11 +123,8 @@ class Math(Rows):
         return (self.quarter() & 1) * 2 + self.half()
 
     @cute.jit
-    def item(self, x, s, at, i):
+    def item(self, x, s, i):
         self.refresh(s)
-        channel = self.first_channel()
-        rate, bias = self.gate.of_channels(x, at[1], channel)
-
         cute.arch.mbarrier_wait(s.values_full, i & 1)
         if self.warp() == 0:
             self.issue_products(s)
@@ -121,10 +135,11 @@ class Math(Rows):
 
         cute.arch.mbarrier_wait(s.rows_full + (i & 1), i >> 1 & 1)
         self.refresh(s)
+        at, channel, rate, bias = self.ask_again(x, s, i)
         of_tokens, rows = self.places(s, i)
         Qu, Ku, Kd = [self.operand() for _ in range(3)]
         xs, ratio = self.operands(x, at, rows, channel, of_tokens, rate, bias, Qu, Ku, Kd)
-        self.put_aside(xs)
+        self.put_aside(xs, Qu, Ku, Kd)
         cute.arch.mbarrier_wait(s.products + 1, i & 1)
         umma.fence_after_thread_sync()
         self.give_back(s.values_empty)
@@ -132,22 +147,48 @@ class Math(Rows):
         self.enter_up(up1, up2, ratio)
         MATH.sync()                                                            # G is there
         self.refresh(s)
+        Kd = self.put_back(GradsColumns.Kd)
         self.sweep_up(s, up1, up2, Kd, ratio)
         down = self.accumulator(GradsColumns.down)
         umma.fence_before_thread_sync()                                        # warp 0 issues the next item's products
         through = self.enter_down(down, Kd, ratio, through_state)
+        Qu, Ku = [self.put_back(columns) for columns in (GradsColumns.Qu, GradsColumns.Ku)]
         self.sweep_down(s, down, Qu, Ku, ratio)
         self.finish(x, s, at, i, channel, rows, of_tokens, rate, bias, xs, through, up1, up2, down, Qu, Ku, Kd)
 
     @cute.jit
-    def put_aside(self, xs):
-        """Into tensor memory: there are no registers for them while accumulators and operands meet."""
+    def ask_again(self, x, s, i, *known):
+        at, channel = self.place(s, i), self.first_channel()
+        return at, channel, *self.gate.of_channels(x, at[1], channel)
+
+    @cute.jit
+    def place(self, s, i):
+        """Where an item lies: dividing by HV would cost registers for what does not change."""
+        chunk, head, begin, tokens = [load_one(s.places + ((i & 1) * PLACE + n)) for n in range(PLACE)]
+        return chunk.to(Int32), head.to(Int32), begin, tokens.to(Int32)
+
+    @cute.jit
+    def put_aside(self, xs, Qu, Ku, Kd):
+        """Into tensor memory.  ptxas would make operands where they are multiplied, and keep what they are made of."""
         umma.store_fragments(self.lanes() + GradsColumns.x, xs)
+        for columns, operand in ((GradsColumns.Qu, Qu), (GradsColumns.Ku, Ku), (GradsColumns.Kd, Kd)):
+            words = cute.recast_tensor(operand, Uint32)
+            umma.store_fragments(self.lanes() + columns, [words[w] for w in range(TOKENS // 4)])
         umma.wait_for_stores()
 
     @cute.jit
     def from_middle(self, x, xs, b: cutlass.Constexpr):
         return umma.load_fragments(self.lanes() + (GradsColumns.x + b * umma.STEP), umma.STEP)
+
+    @cute.jit
+    def put_back(self, columns: cutlass.Constexpr):
+        """An operand that was put aside."""
+        operand = self.operand()
+        words = cute.recast_tensor(operand, Uint32)
+        found = umma.load_fragments(self.lanes() + columns, TOKENS // 2, Uint32)
+        for w in cutlass.range_constexpr(TOKENS // 4):
+            words[w] = found[w]
+        return operand
 
     @cute.jit
     def issue_products(self, s):
@@ -271,18 +312,23 @@ class Grads(entry.Entry):
                 cute.arch.mbarrier_init(s.rows_done + n, MATH_WARPS)
                 cute.arch.mbarrier_init(s.products + n, 1)
             cute.arch.mbarrier_init_fence()
+            for n, name in enumerate(TENSORS):
+                store(s.tensors + n, [getattr(x, name).toint()])
+            store(s.items, [(x.items - first + step - 1) // step])
             store(s.base_desc, [(shared.toint().to(Uint32) & 0x3FFFF) >> 4])
         if warp < MATH_WARPS:
             store(s.threads + cute.arch.thread_idx()[0], [cute.arch.thread_idx()[0]])
         if warp == 0:
             umma.allocate(s.tmem, TMEM)
         cute.arch.sync_threads()
+        x = Reloaded(x, s)
         if warp < MATH_WARPS:
             cute.arch.setmaxregister_increase(MATH_REGISTERS)
             i = Int32(0)
-            for item in cutlass.range(first, x.items, step, unroll=1):
-                self.math.item(x, s, place_of_item(self.c, x, item), i)
+            while i < load_one(s.items):                                       # a bound that no register keeps
+                self.math.item(x, s, i)
                 i += 1
+            umma.fence_before_thread_sync()
             MATH.sync()                                                        # all have read tensor memory
             if warp == 0:
                 umma.free(TMEM)

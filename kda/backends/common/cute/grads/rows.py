@@ -43,6 +43,11 @@ class Rows:
         """Before steps of an item: where an arch forgets which thread this is, it asks again."""
 
     @cute.jit
+    def ask_again(self, x, s, i, at, channel, rate, bias):
+        """What is known of the item and of the lane's channels, before the last steps."""
+        return at, channel, rate, bias
+
+    @cute.jit
     def put_aside(self, xs):
         """x of all elements, until they are asked for step by step (`from_middle`)."""
         return xs
@@ -106,13 +111,13 @@ class Rows:
         self, x, s, at, i, channel, rows, of_tokens, rate, bias, xs, through, up1, up2, down, Qu, Ku, Kd
     ):  # fmt: skip
         """From accumulators to results, in the place of the item's rows."""
-        _, head, begin, tokens = at
         MATH.sync()                                                            # G was read
         self.refresh(s)
         gains = self.gains_and_sums(x, s, rows[1], of_tokens, xs, up1, up2, down, Qu, Ku, Kd)
         MATH.sync()                                                            # partial sums are there
         self.refresh(s)
-        self.project(x, s, i, head, begin, tokens)
+        at, channel, rate, bias = self.ask_again(x, s, i, at, channel, rate, bias)
+        self.project(x, s, i, *at[1:])
         self.store_dg(x, at, rows[-1], gains, rate, bias, through, channel)
         MATH.sync()                                                            # projections are there
         self.refresh(s)
