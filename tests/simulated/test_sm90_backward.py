@@ -20,7 +20,7 @@ from kda.simulator import capture
 from kda.simulator.chips import host_of
 from kda.verify.cases import make_inputs
 from kda.verify.definition import budgets
-from kda.verify.parity import judge
+from kda.verify.parity import examine, judge, prove
 from kda.verify.simulated import SimulatedDoor
 
 pytestmark = pytest.mark.usefixtures("one_thread", "kernels_apart", "fresh_memory_is_poisoned")
@@ -255,6 +255,26 @@ def test_a_call_that_returns_states_as_well_keeps_what_every_backend_knows():
     p = drawn(T=33).problem()
     with standing_in(host_of("sm90")):
         assert keeps_own(p, "auto") and not keeps_own(dataclasses.replace(p, intermediate_states=True), "auto")
+
+
+ANEW = "bwd/output+state+wy+intra+gate from inputs"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("words", [
+    dict(lengths=(65, 0, 1, 30), HV=2), dict(T=70, gate="softplus"), dict(T=40, gate="given", beta="given"),
+], ids=str)  # fmt: skip
+def test_the_backward_is_a_stage_of_verify(words):
+    case, at = drawn(**words), SimulatedDoor("sm90", parse("sm90"))
+    rows = examine(at, case, only_stage=ANEW).rows
+    assert not at.findings and {row.tensor for row in rows} >= {"dq", "dk", "dv", "dg", "dbeta", "dh0"}
+    assert_right(rows)
+
+
+def test_a_fault_of_the_walk_is_one_of_that_stage(tmp_path, monkeypatch):
+    plant(FAULTS["dh does not decay"], tmp_path, monkeypatch)
+    found = prove(SimulatedDoor("sm90", parse("sm90")), ANEW)
+    assert not found.passed and any("dh0: " in line for line in found.details)
 
 
 def test_other_head_dims_go_to_triton():
