@@ -15,6 +15,8 @@ from kda.compile.target import parse
 from kda.dispatch import keeps_own, weigh
 from kda.errors import InputError
 from kda.host import standing_in
+from kda.measure.host import StandIn
+from kda.measure.host import calls as host_calls
 from kda.problem import Problem
 from kda.simulator import capture
 from kda.simulator.chips import host_of
@@ -255,6 +257,18 @@ def test_a_call_that_returns_states_as_well_keeps_what_every_backend_knows():
     p = drawn(T=33).problem()
     with standing_in(host_of("sm90")):
         assert keeps_own(p, "auto") and not keeps_own(dataclasses.replace(p, intermediate_states=True), "auto")
+
+
+def test_the_hosts_launches_are_those_of_the_call():
+    case = drawn(T=33)
+    stand_in, found = StandIn(parse("sm90")), {}
+    with stand_in.used():
+        for name, call in host_calls("sm90", case).items():
+            found[name] = stand_in.launches_of(call)
+    for name, call in host_calls("sm90", case).items():
+        with capture(arch="sm90") as session:
+            call()
+        assert found[name] == len(session.runs) > 1, name
 
 
 ANEW = "bwd/output+state+wy+intra+gate from inputs"
