@@ -104,8 +104,8 @@ def report(
     for _, cost in found:
         if cost.busy and cost.busy.host_inside:
             screen.line(
-                f"{screen.sign('warn')} {cost.direction} of {cost.backend}: the call waits for the GPU, or that ran dry; "
-                "its time with a busy GPU is not the host's alone"
+                f"{screen.sign('warn')} {cost.direction} of {cost.backend}: the call waits for the GPU, or that ran "
+                "dry; its time with a busy GPU is not the host's alone"
             )
     if machine.crowded:
         screen.line(f"{screen.sign('warn')} other processes kept the cores busy (a load of {machine.load:.1f} on "
