@@ -10,7 +10,9 @@ from cute_calls import Fault, assert_right, changed, forget_plans, has_products_
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 import kda
+from kda import api
 from kda.backends.sm90 import launch, plan, recorded
+from kda.bundles import Save
 from kda.compile.target import parse
 from kda.dispatch import keeps_own, weigh
 from kda.errors import InputError
@@ -234,6 +236,33 @@ def test_what_a_forward_keeps_gives_the_bits_of_what_is_made_again(name, monkeyp
     assert not session.findings, "\n".join(map(str, session.findings[:5]))
     assert_right(judged(case, {"o": out.o, "ht": out.final_state} | made))
     assert all(torch.equal(getattr(kept, name), x) for name, x in made.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("K", "dynamic", "kept"), [
+    (128, False, Save.NOTHING), (128, True, Save.NOTHING), (64, False, Save.PRODUCTS),
+])  # fmt: skip
+def test_a_compiled_step_keeps_what_its_backward_reads(K, dynamic, kept, monkeypatch):
+    """As on a GPU; a backward of K = 64 is Triton's, which reads A_qk and A_inv."""
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    asked, forward, saves = api.what_is_kept, launch.forward, []
+    on_gpu = lambda problem: dataclasses.replace(problem, device="cuda:0")                     # noqa: E731
+    monkeypatch.setattr(api, "_on_gpu", lambda q: True)
+    monkeypatch.setattr(api, "what_is_kept", lambda problem, backend: asked(on_gpu(problem), backend))
+    monkeypatch.setattr(launch, "forward", lambda p, x, save: [saves.append(save), forward(p, x, save)][1])
+    step = torch.compile(kda.chunk_kda, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for T in (40, 70) if dynamic else (40,):
+        case = drawn(T=T, K=K, V=K)
+        x = {n: t.requires_grad_() if isinstance(t, torch.Tensor) else t for n, t in case.keywords.items()}
+        leaves = [t for t in x.values() if isinstance(t, torch.Tensor)]
+        with capture(arch="sm90") as session:
+            found, expected = (
+                torch.autograd.grad(call(**x), leaves, (case.do, case.dht)) for call in (step, kda.chunk_kda)
+            )
+        assert not session.findings and all(torch.equal(a, b) for a, b in zip(found, expected))
+    assert set(saves) == {kept} and counters["stats"]["unique_graphs"] == 1
 
 
 def test_what_was_kept_of_another_call_is_refused():
