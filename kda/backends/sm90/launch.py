@@ -16,7 +16,14 @@ from kda.problem import Inputs, Problem
 from ..common.arguments import Launch
 from ..common.cute.configs import ROUNDED_TO, RUN, ChunkTable, SegmentTable, TablesConfig
 from ..common.cute.tile import C
-from ..common.launcher import forward_as_stage, launch_of, offsets_dtype, outputs, segment_summary
+from ..common.launcher import (
+    backward_as_stage,
+    forward_as_stage,
+    launch_of,
+    offsets_dtype,
+    outputs,
+    segment_summary,
+)
 from ..common.tensors import laid_out, offsets_on, on_its_device
 from . import recorded
 from .kernels import kernel
@@ -136,5 +143,7 @@ def tables(p: Problem, at: Steps, cu_seqlens: Tensor, device: torch.device) -> t
 def stage(
     name: str, p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]
 ) -> dict[str, Tensor | None]:
-    """The only one: the forward in one piece, with what it keeps."""
+    """The forward in one piece, with what it keeps for others; the backward, with all that it makes again."""
+    if name.startswith("bwd"):
+        return backward_as_stage(backward, p, offsets, tensors)
     return forward_as_stage(forward, Save.PRODUCTS, p, offsets, tensors)
