@@ -11,7 +11,8 @@ pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 import kda
 from kda import api
-from kda.backends.sm90 import launch, plan, recorded
+from kda.backends.common import recorded_plan
+from kda.backends.sm90 import launch, plan
 from kda.bundles import Save
 from kda.compile.target import parse
 from kda.dispatch import keeps_own, weigh
@@ -190,7 +191,7 @@ def test_keys_may_be_all_alike():
 ])  # fmt: skip
 def test_no_product_waits_for_another(words, tmp_path):
     p = Problem.parse(f"bfloat16 {words} backward")
-    has_products_that_wait_for_no_other(launch.kernel(plan.grads_config(p)), tmp_path)
+    has_products_that_wait_for_no_other(launch.kernel(plan.RECORDED.grads(p)), tmp_path)
 
 
 @pytest.mark.parametrize(("kept", "said"), [
@@ -226,7 +227,7 @@ KEPT = {
 @pytest.mark.parametrize("name", KEPT)
 def test_what_a_forward_keeps_gives_the_bits_of_what_is_made_again(name, monkeypatch):
     words = dict(KEPT[name])
-    monkeypatch.setattr(plan, "SHORTEST", words.pop("SHORTEST", plan.SHORTEST))
+    monkeypatch.setattr(recorded_plan, "SHORTEST", words.pop("SHORTEST", recorded_plan.SHORTEST))
     forget_plans()
     case = drawn(**words)
     with capture(arch="sm90", strict=True) as session:
@@ -418,7 +419,8 @@ FAULTY = {
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
     plant(fault, tmp_path, monkeypatch)
-    monkeypatch.setattr(recorded, "recorded_plan", lambda p, sms: plan.recorded_plan(p, 1))    # one item after another
+    one_sm = launch.RECORDED._replace(plan=lambda p, sms: plan.recorded_plan(p, 1))            # one item after another
+    monkeypatch.setattr(launch, "RECORDED", one_sm)
     case = FAULTY[fault.case]()
     found, session = gradients(case, strict=False)
     wrong = {"wrong answer" for row in judged(case, found) if row.wrong}
