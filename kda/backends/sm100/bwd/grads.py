@@ -31,7 +31,7 @@ warps share a warp has 16 in turn: their fragments are those of a warpgroup on H
   MATH            256                             G is there;  it was read;  partial sums are there;  projections are
   LOAD            128                             rows are there
 
-  shared memory: configs.GradsConfig.struct: do and dv 32 KiB, r 16, h, dh 2 x 32, rows 2 x 48, G 16 (partial sums later)
+  shared memory: configs.GradsConfig.struct: do, dv, r 3 x 16 KiB, h, dh 2 x 32, rows 2 x 48, G 16 (partial sums later)
   tensor memory: configs.GradsColumns, 416 columns; all 512 are allocated, so that they begin at 0
 """
 
@@ -68,8 +68,8 @@ TENSORS = GradsConfig.arguments.tensors()
 
 
 class Reloaded:
-    """The kernel's arguments; addresses of tensors come out of shared memory wherever they are asked for.  As parameters
-    ptxas loads them once, and then keeps them in local memory."""
+    """The kernel's arguments; addresses of tensors come out of shared memory wherever they are asked for.  Parameters
+    ptxas loads once, and then keeps in local memory."""
 
     def __init__(self, x, s):
         self.x, self.s = x, s
@@ -239,7 +239,7 @@ class Math(Rows):
                 self.add(up1, b, of_keys, self.square_of_G(s, 0, b, step, False))
                 self.add(up2, b, of_keys, self.square_of_G(s, 1, b, step, False))
             for b in cutlass.range_constexpr((n + 1) // self.each, STEPS):
-                self.rescale((up1, up2), b, ratio, n + 1, lambda block: block > n)
+                self.rescale((up1, up2), b, ratio, n + 1, range(n + 1, self.blocks))
 
     @cute.jit
     def sweep_down(self, s, down, Qu, Ku, ratio):
@@ -251,7 +251,7 @@ class Math(Rows):
                 self.add(down, b, of_q, self.square_of_G(s, 0, step, b, True))
                 self.add(down, b, of_k, self.square_of_G(s, 1, step, b, True))
             for b in cutlass.range_constexpr((n - 1) // self.each + 1):
-                self.rescale((down,), b, ratio, n, lambda block: block < n)
+                self.rescale((down,), b, ratio, n, range(n))
 
     @cute.jit
     def words_of_block(self, operand, block: cutlass.Constexpr):
@@ -261,7 +261,9 @@ class Math(Rows):
         return [words[4 * step + w] for w in range(4)]
 
     @cute.jit
-    def square_of_G(self, s, n: cutlass.Constexpr, i: cutlass.Constexpr, j: cutlass.Constexpr, transposed: cutlass.Constexpr):
+    def square_of_G(
+        self, s, n: cutlass.Constexpr, i: cutlass.Constexpr, j: cutlass.Constexpr, transposed: cutlass.Constexpr
+    ):  # fmt: skip
         """16 x 16 elements of G1 or G2, rows of step i and columns of step j, as two operands of mma.sync: B^T of rows,
         or, transposed, of columns."""
         lane = self.lane()
@@ -285,7 +287,7 @@ class Math(Rows):
     def rescale(self, accs, b: cutlass.Constexpr, ratio, n: cutlass.Constexpr, counts: cutlass.Constexpr):
         """Step b of accumulators, of its blocks those that count, times the n-th factor from middle to middle."""
         for r in cutlass.range_constexpr(HALVES):
-            factors = [ratio[r][n] if counts(b * self.each + e) else Float32(1.0) for e in range(self.each)]
+            factors = [ratio[r][n] if b * self.each + e in counts else Float32(1.0) for e in range(self.each)]
             factor = self.of_lane(factors)
             for acc in accs:
                 for j in cutlass.range_constexpr(8):
