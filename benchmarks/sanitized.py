@@ -27,7 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 import kda
-from kda.backends.sm90 import launch, plan, recorded
+from kda.backends.common import recorded, recorded_plan
+from kda.backends.sm90 import launch, plan
 from kda.verify.cases import Case, make_inputs
 
 FOLLOWED = {
@@ -87,7 +88,7 @@ def follow(folder: Path) -> None:
         (kernel,) = build(config, plan.TARGET).kernels.values()
         return kernel
 
-    launch.kernel = recorded.kernel = functools.cache(kernel)
+    launch.kernel = functools.cache(kernel)
 
 
 def main() -> None:
@@ -128,14 +129,14 @@ def backwards_of_hopper(device: str) -> None:
 @contextlib.contextmanager
 def told(sms: int | None, segment: int | None) -> Iterator[None]:
     """Inside of the block plans are made for so many SMs, and segments of at least so many chunks."""
-    before = plan.SHORTEST, recorded.recorded_plan
-    plan.SHORTEST = segment or plan.SHORTEST
-    recorded.recorded_plan = lambda p, here: plan.recorded_plan(p, sms or here)
+    before = recorded_plan.SHORTEST, launch.RECORDED
+    recorded_plan.SHORTEST = segment or recorded_plan.SHORTEST
+    launch.RECORDED = launch.RECORDED._replace(plan=lambda p, here: plan.recorded_plan(p, sms or here))
     forget()
     try:
         yield
     finally:
-        plan.SHORTEST, recorded.recorded_plan = before
+        recorded_plan.SHORTEST, launch.RECORDED = before
         forget()
 
 

@@ -79,14 +79,16 @@ def made(backend: str, call: Call, case: Case) -> dict[str, Tensor | None]:
 def told(backend: str, call: Call) -> Iterator[None]:
     """Inside of the block the backend plans as the call says."""
     plan, host = importlib.import_module(f"kda.backends.{backend}.plan"), stand_in()
-    before = {name: getattr(plan, name) for name in call.told}
-    modules = (plan, launcher(backend), getattr(launcher(backend), "recorded", None))
+    shared = [importlib.import_module(f"kda.backends.common.{name}") for name in ("recorded", "recorded_plan")]
+    modules = (plan, launcher(backend), *shared)
+    of = {name: next(module for module in modules if hasattr(module, name)) for name in call.told}
+    before = {name: getattr(module, name) for name, module in of.items()}
     kept = [getattr(module, name, None) for module in modules for name in ("plan", "recorded_plan", "steps")]
-    forget = [of.cache_clear for of in kept if hasattr(of, "cache_clear")]
+    forget = [cached.cache_clear for cached in kept if hasattr(cached, "cache_clear")]
 
     def tell(constants: Mapping[str, Any]) -> None:
         for name, value in constants.items():
-            setattr(plan, name, value)
+            setattr(of[name], name, value)
         for cleared in forget:
             cleared()
 
