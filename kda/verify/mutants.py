@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 import kda
+from kda.backends.common import recorded, recorded_plan
 from kda.bundles import Save
 from kda.dispatch import launcher
 from kda.host import stand_in, standing_in
@@ -28,6 +29,7 @@ class Call(NamedTuple):
     told: Mapping[str, Any] = {}             # constants of the backend's plan
     sms: int | None = None                   # of the GPU, where fewer are there
     backward: bool = False                   # or a forward
+    tables: bool = False                     # of a recorded call, and no more
     save: Save = Save.NOTHING                # by a forward
 
 
@@ -48,7 +50,7 @@ CALLS = {
         "more sequences than threads": Call(Spec(MANY, H=1), dict(FUSED=False)),
         "backward, one item after the other": Call(Spec((300, 0, 65), **GROUPED), sms=2, backward=True),
         "backward of segments": Call(Spec((930,), **GROUPED), dict(SHORTEST=14), backward=True),
-        "backward of more sequences than threads": Call(Spec(MANY, H=1), backward=True),
+        "tables of more sequences than threads": Call(Spec(MANY, H=1), tables=True),
         "a forward that keeps its own": Call(Spec((300, 0, 65), **GROUPED), save=Save.OWN),
     },
     "sm89": {
@@ -67,6 +69,9 @@ def calls(backend: str) -> list[Callable[[], Mapping[str, Tensor | None]]]:
 def made(backend: str, call: Call, case: Case) -> dict[str, Tensor | None]:
     """Its results, by name."""
     with told(backend, call):
+        if call.tables:
+            p, of = case.problem(), launcher(backend).RECORDED
+            return recorded.tables(p, recorded.steps_here(of, p, case.inputs), case.inputs)._asdict()
         if call.backward:
             return kda.chunk_kda_bwd(do=case.do, dht=case.dht, **case.keywords, backend=backend)._asdict()
         if call.save is Save.NOTHING:
@@ -79,8 +84,7 @@ def made(backend: str, call: Call, case: Case) -> dict[str, Tensor | None]:
 def told(backend: str, call: Call) -> Iterator[None]:
     """Inside of the block the backend plans as the call says."""
     plan, host = importlib.import_module(f"kda.backends.{backend}.plan"), stand_in()
-    shared = [importlib.import_module(f"kda.backends.common.{name}") for name in ("recorded", "recorded_plan")]
-    modules = (plan, launcher(backend), *shared)
+    modules = (plan, launcher(backend), recorded, recorded_plan)
     of = {name: next(module for module in modules if hasattr(module, name)) for name in call.told}
     before = {name: getattr(module, name) for name, module in of.items()}
     kept = [getattr(module, name, None) for module in modules for name in ("plan", "recorded_plan", "steps")]
