@@ -46,14 +46,14 @@ class Tables(entry.Entry):
             begin = Int64(load_one(x.cu_seqlens + here))
             length = Int32(Int64(load_one(x.cu_seqlens + here + 1)) - begin) if n < x.N else Int32(0)
             own = (length + rows - 1) // rows
-            own_segments = cutlass.max((own + x.segment - 1) // x.segment, 1) if n < x.N else Int32(0)
             before, total = scan(own, totals)
             chunk = chunks + before
-            before, more = scan(own_segments, totals)
-            first = segments + before
-            before, kept = scan((own + x.every - 1) // x.every, totals)
-            state = states + before
             if cutlass.const_expr(self.c.segments):
+                own_segments = cutlass.max((own + x.segment - 1) // x.segment, 1) if n < x.N else Int32(0)
+                before, more = scan(own_segments, totals)
+                first = segments + before
+                before, kept = scan((own + x.every - 1) // x.every, totals)
+                state = states + before
                 if n < x.N and p == 0:
                     store(x.first_segment + n, [first])
             for j in cutlass.range(RUN * p, cutlass.min(own, RUN * p + RUN), unroll=1):
@@ -64,9 +64,9 @@ class Tables(entry.Entry):
                     place = (begin + skipped, length - skipped, chunk + j * x.segment, state + j * x.segment // x.every)
                     for i, value in enumerate((n, j, *place)):
                         store(at + i, [Int64(value)])
+                segments += more
+                states += kept
             chunks += total
-            segments += more
-            states += kept
         if cutlass.const_expr(self.c.segments):
             if p == 0 and thread == 0:
                 store(x.first_segment + x.N, [segments])
