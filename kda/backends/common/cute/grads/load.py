@@ -118,6 +118,7 @@ class Loader:
         ):  # fmt: skip
             if cutlass.const_expr(field in self.c.rows.fields):
                 self.load_tokens(source, (begin * heads + own) * K, heads * K, tokens, self.field(rows, field))
+        # redundant: but for the first item, and for q; all that MATH reads arrives with the values as well
         cute.arch.cp_async_commit_group()
 
     @cute.jit
