@@ -1,6 +1,7 @@
 """The Blackwell kernels of a step that records gradients, each alone on the CPU from its PTX, against float64."""
 
 import functools
+import itertools
 from typing import NamedTuple
 
 import pytest
@@ -11,10 +12,11 @@ pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 from kda.backends.common.cute.configs import ChunkTable, SegmentTable, chunk_options
 from kda.backends.common.cute.tile import C, decay_index, swizzle_128B
 from kda.backends.common.tensors import laid_out
-from kda.backends.sm100.configs import RECORD_TILE, K, OperandsConfig, RecordConfig, V, WalkConfig
+from kda.backends.sm100.configs import RECORD_TILE, TMEM, K, OperandsConfig, RecordColumns, RecordConfig, V, WalkConfig
 from kda.compile import cutedsl
 from kda.compile.fetching import fetch_here
 from kda.compile.target import parse
+from kda.problem import Problem
 from kda.simulator import capture
 from kda.stages import LOG2_E
 from kda.verify.cases import make_inputs
@@ -23,6 +25,7 @@ from kda.verify.literal import l2norm, log_decay, step_size
 pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
 
 HOMES = {OperandsConfig: "fwd.operands", RecordConfig: "fwd.record", WalkConfig: "bwd.walk"}
+SHARED_OF_SM = 228 * 1024
 RAGGED = dict(lengths=(65, 0, 1, 30), padding=9)
 
 
@@ -35,10 +38,13 @@ def kernel(config, arch="sm100"):
     return fetch_here(cutedsl.Recipe(f"kda.backends.sm100.{HOMES[type(config)]}:build", config, parse(arch)))
 
 
-def launched(config, grid, numbers, tensors, arch="sm100", of=kernel, **options):
-    """Clean, or the test fails; the Run."""
+def launched(config, grid, numbers, tensors, arch="sm100", bare=False, **options):
+    """Clean, or the test fails; the Run.  `bare`: inside of another's capture."""
+    launch = config.bound(kernel(config, arch), grid, **numbers)
+    if bare:
+        return launch(**tensors)
     with capture(arch=arch, **dict(strict=True) | options) as session:
-        config.bound(of(config), grid, **numbers)(**tensors)
+        launch(**tensors)
     assert not session.findings, "\n".join(map(str, session.findings[:5]))
     return session.runs[0]
 
@@ -510,3 +516,48 @@ def test_any_order_of_warps_gives_the_same_bits(order):
 def test_any_order_of_warps_gives_the_same_operands_by_halving(order, gate):
     case = case_of(T=40, gate=gate, HV=2)
     assert torch.equal(operands_of(case, **order)[0], operands_of(case)[0])
+
+
+GATES = (
+    "bounded l2norm dt_bias=true beta=sigmoid", "bounded", "bounded l2norm beta=2*sigmoid beta_dtype=float32",
+    "softplus l2norm dt_bias=true beta=sigmoid", "gate=given g_dtype=float32", "bounded lower_bound=-9 l2norm",
+    "softplus A_log=false", "softplus l2norm dt_bias=true g_dtype=float32",
+)  # fmt: skip
+HEADS = "H=2 HV=2", "H=1 HV=3"
+FLAGS = (False, True)
+
+
+def configs():
+    """Those of all classes."""
+    for words, heads, packed in itertools.product(GATES, HEADS, FLAGS):
+        yield OperandsConfig(**chunk_options(Problem.parse(f"K=128 V=128 bfloat16 {words} {heads}")), packed=packed)
+    dtypes = ("float32", "bfloat16")
+    for packed, v_first in itertools.product(FLAGS, FLAGS):
+        for dtype, ht, o in itertools.product((None, *dtypes), FLAGS, FLAGS):
+            yield RecordConfig(packed, "sequences", dtype, ht, v_first, o)
+            yield WalkConfig(packed, "sequences", ht, dtype, v_first)
+        for ht, o in itertools.product(FLAGS, FLAGS):
+            yield RecordConfig(packed, "segments", "float32", ht, v_first, o)
+        for dtype in (None, *dtypes):
+            yield WalkConfig(packed, "segments", True, dtype, v_first)
+    for packed in FLAGS:
+        yield RecordConfig(packed, "carry", None, True, False)
+        yield WalkConfig(packed, "carry", False, "float32", False)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("arch", ["sm100", "sm103"])
+def test_no_kernel_spills(arch):
+    """A part of all classes, that has each option many times."""
+    found = list(dict.fromkeys(configs()))[:: 3 if arch == "sm100" else 11]
+    assert len(found) > 6 and not [config for config in found if kernel(config, arch).spills]
+
+
+def test_memory_is_what_configurations_say():
+    few, many = operands_config(case_of(T=1)), operands_config(case_of(T=1, gate="softplus"))
+    record, walk = RecordConfig(False, "sequences", None, True, False), WalkConfig(False, "sequences", True, None, False)
+    assert 3 * (few.shared + 1024) <= SHARED_OF_SM and 3 * few.columns <= TMEM
+    assert 2 * (many.shared + 1024) <= SHARED_OF_SM and 2 * many.columns <= TMEM
+    assert record.shared <= SHARED_OF_SM - 1024 and walk.shared <= SHARED_OF_SM - 1024 and RecordColumns.end <= TMEM
+    for config, ctas in ((few, 3), (many, 2), (record, 1), (walk, 1)):
+        assert ctas * config.threads * kernel(config).registers <= 65536 and not kernel(config).spills

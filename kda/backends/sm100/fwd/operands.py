@@ -117,6 +117,7 @@ class Operands(entry.Entry):
         if cutlass.const_expr(not c.one_product):
             self.pairs.qk_diagonal(*rows[:2], A_kk)
         self.gate.sum_over_warps(rows[2], sums, d)
+        umma.fence_after_thread_sync()                                         # behind the allocation
         self.tensor_core.done, self.tensor_core.base_desc, self.tensor_core.first = done, base_desc, load_one(tmem)
         of_k = load(b + WARP_ROWS * warp, WARP_ROWS)
         if cutlass.const_expr(c.one_product):
@@ -140,12 +141,12 @@ class Operands(entry.Entry):
         elif warp >= 2:
             self.make_A2(acc, TA, b, warp - 2)
         elif warp == 1:
-            umma.fence_after_thread_sync()
             umma.free_at(load_one(tmem), c.columns)
         cute.arch.fence_proxy("async.shared", space="cta")
         self.team.meet()                                                       # the tile is there
         if warp == SENDER:
             self.send(to, tile, RECORD_TILE.KT.offset, RECORD_TILE.end)
+            # redundant: the simulator has no next CTA in the place of one that ends
             cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
@@ -153,6 +154,7 @@ class Operands(entry.Entry):
         """Some bytes of the tile to memory, by one warp."""
         with cute.arch.elect_one():
             bulk_store(to + begin, tile + begin, end - begin)
+            # redundant: what waits for it is
             cute.arch.cp_async_bulk_commit_group()
 
     @cute.jit
@@ -166,7 +168,6 @@ class Operands(entry.Entry):
                 at = swizzle_128B(16 * step + row, first + (2 * pair + piece) * 8, C)
                 words += load_matrices(KG + at // 2, transposed=True)
             own.append(words)
-        cute.arch.sync_warp()                                                  # KG was read
         for m in cutlass.range_constexpr(2):
             for pair in cutlass.range_constexpr(CHANNELS // 16):
                 of_pair = [words[4 * pair : 4 * pair + 4] for words in own]
