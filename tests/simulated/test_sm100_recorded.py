@@ -555,7 +555,8 @@ def test_no_kernel_spills(arch):
 
 def test_memory_is_what_configurations_say():
     few, many = operands_config(case_of(T=1)), operands_config(case_of(T=1, gate="softplus"))
-    record, walk = RecordConfig(False, "sequences", None, True, False), WalkConfig(False, "sequences", True, None, False)
+    record = RecordConfig(False, "sequences", None, True, False)
+    walk = WalkConfig(False, "sequences", True, None, False)
     assert 3 * (few.shared + 1024) <= SHARED_OF_SM and 3 * few.columns <= TMEM
     assert 2 * (many.shared + 1024) <= SHARED_OF_SM and 2 * many.columns <= TMEM
     assert record.shared <= SHARED_OF_SM - 1024 and walk.shared <= SHARED_OF_SM - 1024 and RecordColumns.end <= TMEM

@@ -25,7 +25,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Uint32
 
-from . import fast
+from . import fast, twos
 from .copies import load, store, words_of
 from .fragments import accumulator_places, sum_over_lanes, times
 from .tile import HALF, LEVELS, PITCH_A, WARP_ROWS, WARPS, C, decay_index, row_below, swizzle_128B
@@ -61,21 +61,30 @@ class Pairs:
             if cutlass.const_expr(r == self.sched_barrier_row):
                 self.store_decay(tile, last, d)
             ka, qa, kb = [], [], []
-            for e in cutlass.range_constexpr(E):
-                x = gc[r][e] + to_x[e]
-                up, down = fast.exp2(x), fast.exp2(-x)
-                ka.append(kn[r][e] * up)
-                qa.append(qn[r][e] * up)
-                kb.append(kn[r][e] * down)
+            if cutlass.const_expr(self.gate.in_twos):
+                x = twos.plus(gc[r], to_x)
+                up, down = [fast.exp2(y) for y in x], [fast.exp2(-y) for y in x]
+                ka, qa, kb = twos.times(kn[r], up), twos.times(qn[r], up), twos.times(kn[r], down)
+            else:
+                for e in cutlass.range_constexpr(E):
+                    x = gc[r][e] + to_x[e]
+                    up, down = fast.exp2(x), fast.exp2(-x)
+                    ka.append(kn[r][e] * up)
+                    qa.append(qn[r][e] * up)
+                    kb.append(kn[r][e] * down)
             in_both, in_one = row_below(of_both, r), row_below(of_one, r)
             for words, factors, to in ((words_of(ka), of_kE, 0), (words_of(qa), from_zero, C * 128)):
                 store(cute.recast_ptr(X, dtype=Uint32) + (in_both + to) // 4, words)
                 state = [fast.times_pair(words[w], factors[w]) for w in range(E // 2)]
                 store(cute.recast_ptr(tile, dtype=Uint32) + (in_both + to) // 4, state)
             store(Y + in_one // 2, kb)
-            if cutlass.const_expr(of_k is not None):
-                kb = [x * of_k[r] for x in kb]
-            store(cute.recast_ptr(tile + self.tile.KG.offset, dtype=BFloat16) + in_one // 2, times(kb, to_last))
+            if cutlass.const_expr(self.gate.in_twos):
+                kb = twos.times(twos.times(kb, of_k[r]), to_last)
+            else:
+                if cutlass.const_expr(of_k is not None):
+                    kb = [x * of_k[r] for x in kb]
+                kb = times(kb, to_last)
+            store(cute.recast_ptr(tile + self.tile.KG.offset, dtype=BFloat16) + in_one // 2, kb)
         if cutlass.const_expr(self.sched_barrier_row == WARP_ROWS):
             self.store_decay(tile, last, d)
         cute.arch.fence_proxy("async.shared", space="cta")

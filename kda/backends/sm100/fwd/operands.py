@@ -65,7 +65,7 @@ class Operands(entry.Entry):
     def __init__(self, config: OperandsConfig):
         self.c, self.team = config, WholeCta()
         self.tensor_core = TensorCoreOfCta(config, self.team)
-        self.gate = Gate(config, self.team)
+        self.gate = Gate(config, self.team, in_twos=True)
         self.pairs = Pairs(config, self.team, self.gate, self.tensor_core, OF_PAIRS, buffers=1, negated_kE=True)
         self.inverse = Inverse(False, lambda column, row: swizzle_128B(column, row, C), strict=True)
 
