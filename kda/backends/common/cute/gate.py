@@ -109,10 +109,7 @@ class Gate:
         if cutlass.const_expr(self.c.bias):
             bias = twos.times([bias[e] for e in range(E)], rate)
         for r in cutlass.range_constexpr(WARP_ROWS):
-            if cutlass.const_expr(self.c.bias):
-                logits = twos.fused(raw_g[r], rate, bias)
-            else:
-                logits = twos.times(raw_g[r], rate)
+            logits = twos.fused(raw_g[r], rate, bias) if self.c.bias else twos.times(raw_g[r], rate)
             divisors = twos.plus([fast.exp2(x) for x in logits], Float32(1.0))
             most = Float32(fast.LOG2_E) * at.lower_bound * weight[r]
             decays = twos.times([fast.reciprocal(x) for x in divisors], most)

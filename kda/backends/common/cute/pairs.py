@@ -53,7 +53,7 @@ class Pairs:
         to_x = [before[e] - anchor[e] for e in range(E)]
         from_zero = words_of([fast.exp2(anchor[e]) for e in range(E)])
         to_last = [fast.exp2(last[e] - anchor[e]) for e in range(E)]
-        of_kE = from_zero
+        each_times, of_kE = twos.times if self.gate.in_twos else times, from_zero
         if cutlass.const_expr(self.negated_kE):
             of_kE = [word ^ Uint32(0x80008000) for word in from_zero]
         of_both, of_one = swizzle_128B(first, d, 2 * C), swizzle_128B(first, d, C)
@@ -64,7 +64,7 @@ class Pairs:
             if cutlass.const_expr(self.gate.in_twos):
                 x = twos.plus(gc[r], to_x)
                 up, down = [fast.exp2(y) for y in x], [fast.exp2(-y) for y in x]
-                ka, qa, kb = twos.times(kn[r], up), twos.times(qn[r], up), twos.times(kn[r], down)
+                ka, qa, kb = each_times(kn[r], up), each_times(qn[r], up), each_times(kn[r], down)
             else:
                 for e in cutlass.range_constexpr(E):
                     x = gc[r][e] + to_x[e]
@@ -78,13 +78,9 @@ class Pairs:
                 state = [fast.times_pair(words[w], factors[w]) for w in range(E // 2)]
                 store(cute.recast_ptr(tile, dtype=Uint32) + (in_both + to) // 4, state)
             store(Y + in_one // 2, kb)
-            if cutlass.const_expr(self.gate.in_twos):
-                kb = twos.times(twos.times(kb, of_k[r]), to_last)
-            else:
-                if cutlass.const_expr(of_k is not None):
-                    kb = [x * of_k[r] for x in kb]
-                kb = times(kb, to_last)
-            store(cute.recast_ptr(tile + self.tile.KG.offset, dtype=BFloat16) + in_one // 2, kb)
+            if cutlass.const_expr(of_k is not None):
+                kb = each_times(kb, [of_k[r]] * E)
+            store(cute.recast_ptr(tile + self.tile.KG.offset, dtype=BFloat16) + in_one // 2, each_times(kb, to_last))
         if cutlass.const_expr(self.sched_barrier_row == WARP_ROWS):
             self.store_decay(tile, last, d)
         cute.arch.fence_proxy("async.shared", space="cta")
