@@ -18,6 +18,7 @@ import inspect
 import math
 import numbers
 import warnings
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -33,9 +34,11 @@ from .checks import (
     WRITTEN_STATE,
     Call,
     GateCall,
+    Outline,
     autocasts,
     check,
     problem_of,
+    problem_of_outlines,
     records_gradients,
 )
 from .dispatch import (
@@ -374,14 +377,50 @@ def _recorded(inputs: Inputs, options: Options) -> tuple[Tensor, Tensor | None]:
 
 
 def _saved_by(inputs: Inputs, options: Options) -> Save:
-    """What a recorded forward keeps.  A compiled one keeps what is the same of all backends: the shapes of its results
-    must be known."""
-    on_gpu = isinstance(inputs.q, Tensor) and inputs.q.is_cuda
-    if not torch.compiler.is_compiling() and (on_gpu or stand_in() is not None):
-        return what_is_kept(problem_of(Call("chunk_kda", inputs, options)), backend_asked(options.backend))
+    """What a recorded forward keeps.  A compiled one keeps what is the same of all backends, for the shapes of its
+    results must be known; nothing, where a backend makes both directions that keeps but its own."""
+    on_gpu = _on_gpu(inputs.q)
+    if not torch.compiler.is_compiling():
+        if on_gpu or stand_in() is not None:
+            return what_is_kept(problem_of(Call("chunk_kda", inputs, options)), backend_asked(options.backend))
+        return Save.ALL if options.disable_recompute else Save.NOTHING
     if options.disable_recompute:
         return Save.ALL
-    return Save.PRODUCTS if on_gpu else Save.NOTHING
+    tensors = inputs[: len(autograd.INPUTS)]
+    if not on_gpu or not all(isinstance(x, Tensor) and x.dim() == 4 for x in (inputs.q, inputs.v)):
+        return Save.NOTHING                                                    # what is wrong will be said beneath
+    K, V = (_constant(x.shape[3]) for x in (inputs.q, inputs.v))
+    bound = None if options.lower_bound is None else 0.0                       # no rule asks for more of these numbers
+    settings = options._replace(scale=1.0, lower_bound=bound, chunk_size=32 if options.chunk_size == 32 else 64)
+    dtypes = [None if x is None else x.dtype for x in tensors]
+    return Save.NOTHING if _keeps_nothing(str(inputs.q.device), tuple(settings), K, V, *dtypes) else Save.PRODUCTS
+
+
+def _on_gpu(q: Any) -> bool:
+    return isinstance(q, Tensor) and q.is_cuda
+
+
+def _constant(size: int) -> int:
+    """A head dim as a number that a graph is made for; 0 of an unusual one."""
+    return next((usual for usual in (64, 128, 256) if size == usual), 0)
+
+
+def _keeps_nothing(device: str, settings: tuple, K: int, V: int, *dtypes: torch.dtype | None) -> bool:
+    """Whether a compiled forward keeps nothing.
+
+    How many tokens and heads there are is not asked, so that no graph is made for their number; where that makes
+    another backend take the call, it makes again what was not kept.
+    """
+    rows, heads, options = (Problem.B, Problem.T), Problem.HV, Options(*settings)
+    shapes = (*((*rows, heads, K),) * 2, (*rows, heads, V), (*rows, heads, K), (*rows, heads))
+    outlines = [dtype and Outline(shape, dtype, device) for shape, dtype in zip_longest(shapes, dtypes, fillvalue=())]
+    try:
+        return what_is_kept(problem_of_outlines(outlines, options), backend_asked(options.backend)) is Save.NOTHING
+    except NoBackendError:                                                     # as the operator will say
+        return True
+
+
+_keeps_nothing._dynamo_marked_constant = True                                  # torch.compile calls it untraced
 
 
 def _forward(inputs: Inputs, options: Options, save: Save, recorded: bool = False) -> Outputs:

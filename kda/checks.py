@@ -615,6 +615,22 @@ def problem_of(c: Call, direction: str = "forward") -> Problem:
     return problem
 
 
+class Outline(NamedTuple):
+    """What a Problem says of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+
+def problem_of_outlines(inputs: Iterable[Outline | None], options: Options) -> Problem:
+    """Of a call that is traced, and not checked yet."""
+    return _describe(Call("chunk_kda", Inputs(*inputs), options), "forward")
+
+
 def _describe(c: Call, direction: str) -> Problem:
     x, o = c.inputs, c.options
     gate = "given" if not o.use_gate_in_kernel else "softplus" if o.lower_bound is None else "bounded"

@@ -170,6 +170,10 @@ def _what_is_kept(problem: Problem, asked: str, host: Host | None) -> Save:
         return Save.OWN if problem.disable_recompute else Save.NOTHING
     if problem.disable_recompute:
         return Save.ALL
+    if problem.intermediate_states and keeps_own(dataclasses.replace(problem, intermediate_states=False), asked):
+        forward = dataclasses.replace(problem, direction="forward")
+        if not capability(choose(forward, asked).backend).keeps:
+            return Save.NOTHING
     return Save.PRODUCTS if problem.is_gpu else Save.NOTHING
 
 

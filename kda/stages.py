@@ -29,6 +29,10 @@ class Stage(NamedTuple):
     def members(self) -> tuple[Stage, ...]:
         return self.run or (self,)
 
+    @property
+    def backward(self) -> bool:
+        return self.name.startswith("bwd")
+
 
 SHAPES = {
     "q": "(C, K)", "k": "(C, K)", "v": "(C, V)", "g": "(C, K)", "beta": "(C)", "A_log": "()", "dt_bias": "(K)",
@@ -121,7 +125,7 @@ WALK = (
 )  # fmt: skip
 
 STAGES = {stage.name: stage for stage in FORWARD + BACKWARD}
-ONLY = " only"
+ONLY, FROM_INPUTS = " only", " from inputs"
 RESULTS = ("o", "ht", "h", "dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "dh0")
 
 
@@ -131,27 +135,31 @@ def find(name: str) -> Stage:
 
     A run reads what none of its stages writes.  It writes what is of use after it: what a later stage of its direction
     reads, what `Saved` keeps for the backward, and results of the call; a forward in one piece keeps `Products` alone,
-    and with "only" behind its name, nothing: "fwd/gate+intra+wy+state+output only".
+    and with "only" behind its name, nothing: "fwd/gate+intra+wy+state+output only".  A backward in one piece that makes
+    again what it needs of the forward has "from inputs" behind its name: "bwd/output+state+wy+intra+gate from inputs".
     """
     if name in STAGES:
         return STAGES[name]
     if of_walk := next((stage for stage in WALK if stage.name == name), None):
         return of_walk
-    direction, _, words = name.removesuffix(ONLY).partition("/")
+    direction, _, words = name.removesuffix(ONLY).removesuffix(FROM_INPUTS).partition("/")
     table = {"fwd": FORWARD, "bwd": BACKWARD}.get(direction, ())
     names, order = [f"{direction}/{word}" for word in words.split("+")], [stage.name for stage in table]
     first = order.index(names[0]) if names[0] in order else 0
     members, later = table[first : first + len(names)], table[first + len(names) :]
-    if [stage.name for stage in members] != names:
+    from_inputs = name.endswith(FROM_INPUTS)
+    if [stage.name for stage in members] != names or (from_inputs and members != BACKWARD):
         raise ValueError(f"no stage is called {name!r}; there are {', '.join(STAGES)}, and runs of consecutive ones "
                          "of a direction, such as fwd/gate+intra+wy")  # fmt: skip
+    members = FORWARD[:-1] + members if from_inputs else members              # what o is made of nothing else reads
     written = [n for stage in members for n in stage.writes]
+    results = [n for stage in BACKWARD for n in stage.writes] if from_inputs else written
     kept = () if name.endswith(ONLY) else (Products if members == FORWARD else Saved)._fields
     wanted = {*RESULTS, *kept, *(n for stage in later for n in stage.reads)}
     return Stage(
         name, "", "; ".join(stage.formula for stage in members),
         tuple(dict.fromkeys(n for stage in members for n in stage.reads if n not in written)),
-        tuple(n for n in written if n in wanted), members,
+        tuple(n for n in results if n in wanted), members,
     )  # fmt: skip
 
 

@@ -75,7 +75,11 @@ class Percent(click.ParamType):
 @click.option("--plot", metavar="FILE", type=OUTPUT, help="Draw the medians (.png, .svg, .pdf).")
 @click.option("--predicted", is_flag=True,
               help="Time nothing: what the simulator's clock says, and its error.  Needs no GPU.")  # fmt: skip
-@click.option("--arch", metavar="ARCH", help="With --predicted: the GPUs of this arch, such as sm100.  [default: sm90]")
+@click.option("--host", is_flag=True,
+              help="Time the host's part alone: a forward and a step, with the GPU idle and busy.")  # fmt: skip
+@click.option("--arch", metavar="ARCH",
+              help="With --predicted: the GPUs of this arch, such as sm100.  [default: sm90]  "
+              "With --host: launches go to a stand-in of one.")  # fmt: skip
 @click.option("--list", "only_list", is_flag=True, help="List the named shapes and end.")
 @click.option("--force", is_flag=True, help="Run shapes that look too large for this machine.")
 @common_options
@@ -93,6 +97,10 @@ def command(screen: Screen, **options: Any) -> int:
             from .bench_predicted import predicted
 
             return predicted(screen, options)
+        if options["host"]:
+            from .bench_host import host
+
+            return host(screen, options)
         return bench(screen, options, old)
     except CannotJudge as refusal:
         if screen.json:
@@ -132,8 +140,14 @@ def check_usage(options: dict[str, Any]) -> None:
         raise click.UsageError("--fail-above wants --compare FILE, results to be held against")
     if options["graph"] and options["stages"]:
         raise click.UsageError("--graph replays whole calls; leave out --stages")
-    if options["arch"] and not options["predicted"]:
-        raise click.UsageError("--arch wants --predicted: a timing is made on the GPU that is here")
+    if options["arch"] and not options["predicted"] and not options["host"]:
+        raise click.UsageError("--arch wants --predicted or --host: a timing is made on the GPU that is here")
+    if options["host"]:
+        others = ("predicted", "graph", "stages", "save", "compare", "plot", "regime", "seconds", "force")
+        if wrong := [name for name in others if given(name)]:
+            raise click.UsageError(f"--host times calls of the host; leave out {option_of(wrong[0])}")
+        if {"backward", "both"} & set(options["directions"]) and given("directions"):
+            raise click.UsageError("--host times a forward and a step; --direction names one of them")
     if options["predicted"]:
         timed = [name for name in (*SETTINGS, "against", "stages", "repeats", "save", "compare", "plot", "regime",
                                    "seconds", "force") if given(name)]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What `kda bench` was asked for, measured or predicted: shapes, directions, problems."""
+"""What `kda bench` was asked for, measured or predicted: shapes, directions, problems, an arch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import click
+
+from kda.compile.target import TARGETS, Target, parse
 from kda.measure.shapes import DIRECTIONS, SHAPES, Shape
+
+from .options import known
 
 if TYPE_CHECKING:
     from kda.problem import Problem
@@ -19,14 +24,22 @@ class CannotJudge(Exception):
         self.reasons = list(reasons)
 
 
-def shapes_asked(options: dict[str, Any], on: str) -> dict[str, Shape]:
+def target_of(arch: str) -> Target:
+    try:
+        return parse(arch)
+    except ValueError:
+        known("arch", arch, list(TARGETS))
+        raise click.UsageError(f"{arch!r} is not an arch") from None
+
+
+def shapes_asked(options: dict[str, Any], on: str, default: dict[str, Shape] | None = None) -> dict[str, Shape]:
     if options["names"]:
         return {name: SHAPES[name] for name in options["names"]}
     if options["tokens"] or options["lengths"] is not None:
         names = {"B": "batch", "T": "tokens", "H": "heads", "HV": "value_heads", "K": "k", "V": "v", "dtype": "dtype"}
         fields = {field: options[name] for field, name in names.items() if options[name] is not None}
         return {"given": Shape(**fields, lengths=options["lengths"] or ())}
-    return {name: shape for name, shape in SHAPES.items() if shape.on == on}
+    return default or {name: shape for name, shape in SHAPES.items() if shape.on == on}
 
 
 def spec_of(shape: Shape, regime: str) -> Spec:

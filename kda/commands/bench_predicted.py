@@ -15,14 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import click
-
-from kda.compile.target import Target, parse
+from kda.compile.target import Target
 from kda.dispatch import backend_asked, backend_of_backward, choose
 from kda.errors import NoBackendError
 from kda.measure.shapes import DIRECTIONS, Shape, bytes_moved
 
-from .options import known
 from .render import OK, Screen, kda_version, table
 
 if TYPE_CHECKING:
@@ -57,7 +54,7 @@ def predicted(screen: Screen, options: dict[str, Any]) -> int:
     from kda.simulator.chips import CHIPS
     from kda.simulator.timing.chips import OF_ARCH, chip_of
 
-    from .bench_asked import CannotJudge, shapes_asked, ways
+    from .bench_asked import CannotJudge, shapes_asked, target_of, ways
 
     target = target_of(options["arch"] or "sm90")
     number = 10 * target.cc[0] + target.cc[1]
@@ -87,16 +84,6 @@ def predicted(screen: Screen, options: dict[str, Any]) -> int:
         for text in notes(chip):
             screen.line(text)
     return OK
-
-
-def target_of(arch: str) -> Target:
-    from kda.compile.target import TARGETS
-
-    try:
-        return parse(arch)
-    except ValueError:
-        known("arch", arch, list(TARGETS))
-        raise click.UsageError(f"{arch!r} is not an arch") from None
 
 
 def backends_for(shape: Shape, directions: Sequence[str], target: Target, asked: str | None) -> dict[str, str]:

@@ -279,7 +279,7 @@ def unable(door: Door, case: Case, stage: str) -> tuple[str, ...]:
         return reasons
     if stage != "all" and stage not in door.stages:
         return (f"it {not_alone(stage, door.stages)}",)
-    return ()
+    return door.against(case, "backward") if stage != "all" and find(stage).backward else ()
 
 
 def cannot_judge(screen: Screen, case: Case, name: str | None, reasons: Sequence[str]) -> int:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kda.host import detect, installed_versions
-from kda.stages import BACKWARD, in_order
+from kda.stages import in_order
 from kda.verify.budget import Budget, Scale
 from kda.verify.cases import Case
 from kda.verify.definition import budgets, by_gradient, stored_as
@@ -206,7 +206,7 @@ def stage_timings(
     timings = {}
     reference = Door("reference", door.device)
     for stage in in_order(door.stages):
-        if stage.members[0] in BACKWARD and tuple(directions) == ("forward",):
+        if stage.backward and (tuple(directions) == ("forward",) or door.against(case, "backward")):
             continue
         if not all(name in tensors for name in stage.reads):
             continue

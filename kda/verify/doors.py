@@ -46,6 +46,15 @@ class Door:
         self.name, self.device = name, device or here()
         self.capability = next(c for c in capabilities() if c.backend == name)
 
+    def __str__(self) -> str:
+        return f"{self.name} on {self.device}"
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and str(self) == str(other)
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
     @property
     def stages(self) -> tuple[str, ...]:
         return self.capability.stages

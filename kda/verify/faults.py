@@ -215,6 +215,7 @@ class Planted(Door):
 
     def _written_out(self, name: str, case: Case, tensors: Mapping[str, Tensor | None]) -> Tensors:
         env, rounding = dict(tensors), self.rounding(case)
+        rounding = rounding.of_gradients if find(name).backward else rounding
         for part in find(name).members:
             written = run_stage(part.name, case.problem(), case.layout, env, rounding.compute, rounding)
             env |= self._planted(part.name, written, env, case)

@@ -104,8 +104,15 @@ class Oracle:
         self.p, self.layout = case.problem(), case.layout
         self.exact: Tensors = case.stage_tensors(torch.float64)
         given: Tensors = case.stage_tensors(rounding.compute)
-        self.roundings = [rounding, *(rounding._replace(shake=i) for i in shakes_of(case, rounding))]
-        self.rounded: list[Tensors] = [shaken_all(given, r.shake) for r in self.roundings]
+        self.shakes = (None, *shakes_of(case, rounding))
+        self.rounded: list[Tensors] = [shaken_all(given, shake) for shake in self.shakes]
+
+    def rounding_of(self, stage: Stage) -> Rounding:
+        """Of a backward, where that is another: it makes again what it is not handed."""
+        return self.rounding.of_gradients if stage.backward else self.rounding
+
+    def roundings_of(self, stage: Stage) -> list[Rounding]:
+        return [self.rounding_of(stage)._replace(shake=shake) for shake in self.shakes]
 
     def reach(self, stage: Stage) -> None:
         """Make what the stage reads."""
@@ -119,26 +126,29 @@ class Oracle:
         """Make what the stage writes and, of a run of stages, what it keeps inside."""
         self.exact = chain([stage.name], self.p, self.layout, self.exact, torch.float64)
         self.rounded = [
-            chain([stage.name], self.p, self.layout, x, r.compute, r) for r, x in zip(self.roundings, self.rounded)
+            chain([stage.name], self.p, self.layout, x, r.compute, r)
+            for r, x in zip(self.roundings_of(stage), self.rounded)
         ]
 
     def feed(self, stage: Stage) -> Tensors:
         """What the stage reads, as the oracle has it, rounded to what a backend can be given."""
         read = {n: self.exact[n] for n in stage.reads}
-        return {n: None if x is None else self.rounding(n, x.to(self.rounding.compute)) for n, x in read.items()}
+        rounding = self.rounding_of(stage)
+        return {n: None if x is None else rounding(n, x.to(rounding.compute)) for n, x in read.items()}
 
     def budgets_alone(self, stage: Stage, fed: Tensors) -> dict[str, Budget]:
         run = functools.partial(run_stage, stage.name, self.p, self.layout)
-        rounded = [run(shaken_all(fed, r.shake), r.compute, r) for r in self.roundings]
-        return self._budgets(run(fed, torch.float64), rounded)
+        rounded = [run(shaken_all(fed, r.shake), r.compute, r) for r in self.roundings_of(stage)]
+        return self._budgets(stage, run(fed, torch.float64), rounded)
 
     def budgets_chained(self, stage: Stage) -> dict[str, Budget]:
-        return self._budgets({n: self.exact[n] for n in stage.writes}, self.rounded)
+        return self._budgets(stage, {n: self.exact[n] for n in stage.writes}, self.rounded)
 
-    def _budgets(self, exact: Tensors, roundings: list[Tensors]) -> dict[str, Budget]:
+    def _budgets(self, stage: Stage, exact: Tensors, roundings: list[Tensors]) -> dict[str, Budget]:
+        rounding = self.rounding_of(stage)
         return {
             n: Budget.of(masked(n, x, self.case), *(masked(n, rounded[n], self.case) for rounded in roundings),
-                         compute=self.rounding.compute, stored=self.rounding.dtype_of(n), summed=summed(self.case, n))
+                         compute=rounding.compute, stored=rounding.dtype_of(n), summed=summed(self.case, n))
             for n, x in exact.items() if x is not None
         }  # fmt: skip
 
@@ -294,8 +304,8 @@ def examine(
         tell("run after run, packed and alone")
         report.rows = run_vs_run(door, case, backward) + packed_vs_alone(door, case, backward)
         return report
-    stages = in_order(door.stages)
-    forward = [stage.name for stage in stages if stage.members[0] in FORWARD]
+    stages = [stage for stage in in_order(door.stages) if backward or not stage.backward]
+    forward = [stage.name for stage in stages if not stage.backward]
     if only_stage is not None:
         stages = stages[: stages.index(find(only_stage)) + 1]
     oracle = Oracle(case, door.rounding(case))
@@ -370,9 +380,9 @@ PROOFS = (                                   # drawn in each of the backend's `p
 
 
 @functools.lru_cache(maxsize=8)
-def _oracle(spec: Spec, backend: str) -> Oracle:
+def _oracle(spec: Spec, door: Door) -> Oracle:
     case = make(spec)
-    return Oracle(case, Door(backend).rounding(case))
+    return Oracle(case, door.rounding(case))
 
 
 def prove_executed(backend: str, stage: str, target: Target | None) -> Proof:
@@ -383,14 +393,14 @@ def prove_executed(backend: str, stage: str, target: Target | None) -> Proof:
 def prove(door: Door, stage: str) -> Proof:
     """A stage behind a door, fed by the oracle."""
     specs = [dataclasses.replace(spec, dtype=dtype) for dtype in door.capability.proof_dtypes for spec in PROOFS]
-    way = "forward" if stage.startswith("fwd") else "backward"
+    way = "backward" if find(stage).backward else "forward"
     refused = {spec: door.against(make(spec), way) for spec in specs}
     if all(refused.values()):
         reasons = dict.fromkeys(reason for spec in specs for reason in refused[spec])
         return Proof(False, "FAIL", tuple(f"{stage}: not taken: {reason}" for reason in reasons))
     used: dict[str, float] = {}
     wrong: list[str] = []
-    for oracle in (_oracle(spec, door.name) for spec in specs if not refused[spec]):
+    for oracle in (_oracle(spec, door) for spec in specs if not refused[spec]):
         for row in alone(door, oracle.case, find(stage), oracle):
             used[row.tensor] = max(used.get(row.tensor, 0.0), row.measure.used)
             wrong += [f"{stage}: {describe(row)}, {oracle.case.spec.dtype}"] if row.wrong else []

@@ -15,9 +15,10 @@ from click.testing import CliRunner
 from kda import dispatch
 from kda.backends.common.arguments import Launched
 from kda.backends.common.cute.configs import TablesConfig
+from kda.backends.common.recorded_plan import OFFSETS, states_table
 from kda.backends.sm90.capability import BACKWARD
 from kda.backends.sm90.capability import CAPABILITY as SM90
-from kda.backends.sm90.plan import OFFSETS, TARGET, plan, recipe, recipes, recorded_plan, states_table
+from kda.backends.sm90.plan import TARGET, plan, recipe, recipes, recorded_plan
 from kda.capability import Capability
 from kda.cli import cli
 from kda.commands import compile as command

@@ -34,7 +34,7 @@ ARROWS = {
     "backends": {"bundles", "capability", "compile", "gates", "host", "offsets", "problem", "stages"},
     "verify": {"__init__", "backends", "bundles", "capability", "compile", "dispatch", "gates", "host", "problem",
                "simulator", "stages"},
-    "measure": {"__init__", "host", "simulator", "stages", "verify"},
+    "measure": {"__init__", "compile", "host", "simulator", "stages", "verify"},
     "commands": {"__init__", "bundles", "capability", "compile", "dispatch", "errors", "host", "measure", "problem",
                  "simulator", "stages", "verify"},
     "cli": {"commands"},

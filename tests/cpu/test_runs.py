@@ -31,6 +31,8 @@ RUNS = [
     for first in range(5)
     for last in range(first + 2, 6)
 ]
+ANEW = "bwd/output+state+wy+intra+gate from inputs"
+RUNS.append(ANEW)
 SMALL = ["--lengths", "65,0,33", "-K", "32", "-V", "32", "--dtype", "float32"]
 EDGES = Spec(lengths=(65, 0, 63), K=32, V=32, dtype="float32", seed=5)
 
@@ -97,11 +99,21 @@ def test_a_run_reads_what_none_of_its_stages_writes():
     assert find("bwd/output+state").reads == ("do", "A_qk", "qg", "kg", "w", "gc_last", "dht")
 
 
+def test_a_backward_from_inputs_reads_what_a_call_is_given_and_writes_gradients():
+    stage = find(ANEW)
+    assert set(stage.reads) == {"q", "k", "v", "g", "beta", "A_log", "dt_bias", "h0", "do", "dht"}
+    assert set(stage.writes) == {"dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "dh0"}
+    assert stage.backward and holder("bwd/wy", (ANEW,)) == ANEW
+
+
 def test_a_stage_is_found_as_it_stands_in_the_table():
     assert all(find(name) is stage and stage.members == (stage,) for name, stage in STAGES.items())
 
 
-@pytest.mark.parametrize("name", ["fwd/gat", "fwd/gate+wy", "fwd/wy+intra", "fwd/output+gate", "fwd/gate+", "up/gate"])
+@pytest.mark.parametrize("name", [
+    "fwd/gat", "fwd/gate+wy", "fwd/wy+intra", "fwd/output+gate", "fwd/gate+", "up/gate", "bwd/wy+intra from inputs",
+    "fwd/gate+intra from inputs",
+])  # fmt: skip
 def test_stages_that_do_not_follow_each_other_are_no_run(name):
     with pytest.raises(ValueError, match=r"no stage is called '.*'; there are fwd/gate, .*such as fwd/gate\+intra\+wy"):
         find(name)
@@ -266,6 +278,44 @@ def test_the_walk_is_over_the_backends_own_stages(fused):
     assert result.exit_code == 0
     assert list(dict.fromkeys(row["stage"] for row in rows)) == [*FUSED, "forward", "backward"]
     assert {row["tensor"] for row in rows if row["stage"] in FUSED} == set().union(*(find(n).writes for n in FUSED))
+
+
+IN_ONE = ("fwd/gate+intra+wy+state+output", ANEW)
+
+
+def test_a_backward_from_inputs_is_walked_after_its_forward(fused):
+    report = parity.examine(fused(stages=IN_ONE), make(EDGES))
+    walked = {row.stage: row for row in report.rows if row.of_stage}
+    assert tuple(walked) == IN_ONE and not report.wrong
+
+
+def test_it_is_judged_by_what_its_backward_rounds(fused):
+    def backward_alone(problem):
+        return {"w": "bfloat16"} if problem.direction == "backward" else {}
+
+    def round_w(name, written):
+        if name == "fwd/wy":                                                   # in both, and one declares it
+            written["w"] = written["w"].bfloat16().to(written["w"].dtype)
+
+    door = fused(stages=IN_ONE, spoil=round_w, rounded_to=backward_alone, some_backwards=True)
+    report = parity.examine(door, make(EDGES), keep_going=True)
+    assert {row.stage for row in report.wrong if row.of_stage} == {IN_ONE[0]}
+
+
+def test_a_backward_that_its_backend_refuses_is_not_walked(fused):
+    refused = Rule("fused.wide", lambda p, h: p.direction == "forward" or p.K > 32, "needs K > 32, got {p.K}")
+    door = fused(stages=IN_ONE, rules=(refused,), some_backwards=True)
+    report = parity.examine(door, make(EDGES))
+    assert not report.wrong and {row.stage for row in report.rows} == {IN_ONE[0], "forward"}
+    result = run(verify.command, *SMALL, "--backend", "fused", "--stage", ANEW)
+    assert result.exit_code == 3 and "needs K > 32, got 32" in result.stdout
+
+
+@pytest.mark.parametrize("name", ["row-not-inverted", "h-one-percent", "dA-unscaled", "dh0-transposed"])
+def test_a_fault_inside_a_backward_from_inputs_is_noticed(fused, name):
+    fault = FAULTS[name]
+    rows = parity.examine(Planted(fused(stages=IN_ONE), fault), make(fault.suited(EDGES)), keep_going=True).rows
+    assert any(row.wrong and row.itself for row in rows if row.stage == ANEW)
 
 
 def spoil_A_kk(name, written):

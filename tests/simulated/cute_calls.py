@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import kda
-from kda.backends.sm90 import launch, plan, recorded
+from kda.backends.common import recorded
+from kda.backends.sm90 import launch, plan
 from kda.compile import sources
 from kda.dispatch import weigh
 from kda.problem import Problem
@@ -152,8 +153,8 @@ def plant(fault, folder, monkeypatch, backend="sm90"):
         (kernel,) = build(config, *(arch or (plan.TARGET,))).kernels.values()
         return kernel
 
-    for launcher in (of["launch"], *((recorded,) if backend == "sm90" else ())):
-        monkeypatch.setattr(launcher, "kernel", broken)
+    monkeypatch.setattr(of["launch"], "kernel", broken)
+    for launcher in (of["launch"], recorded):
         kept_nowhere(monkeypatch, launcher)
 
 

@@ -10,17 +10,22 @@ from cute_calls import Fault, assert_right, changed, forget_plans, has_products_
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 import kda
-from kda.backends.sm90 import launch, plan, recorded
+from kda import api
+from kda.backends.common import recorded_plan
+from kda.backends.sm90 import launch, plan
+from kda.bundles import Save
 from kda.compile.target import parse
 from kda.dispatch import keeps_own, weigh
 from kda.errors import InputError
 from kda.host import standing_in
+from kda.measure.host import StandIn
+from kda.measure.host import calls as host_calls
 from kda.problem import Problem
 from kda.simulator import capture
 from kda.simulator.chips import host_of
 from kda.verify.cases import make_inputs
 from kda.verify.definition import budgets
-from kda.verify.parity import judge
+from kda.verify.parity import examine, judge, prove
 from kda.verify.simulated import SimulatedDoor
 
 pytestmark = pytest.mark.usefixtures("one_thread", "kernels_apart", "fresh_memory_is_poisoned")
@@ -186,7 +191,7 @@ def test_keys_may_be_all_alike():
 ])  # fmt: skip
 def test_no_product_waits_for_another(words, tmp_path):
     p = Problem.parse(f"bfloat16 {words} backward")
-    has_products_that_wait_for_no_other(launch.kernel(plan.grads_config(p)), tmp_path)
+    has_products_that_wait_for_no_other(launch.kernel(plan.RECORDED.grads(p)), tmp_path)
 
 
 @pytest.mark.parametrize(("kept", "said"), [
@@ -222,7 +227,7 @@ KEPT = {
 @pytest.mark.parametrize("name", KEPT)
 def test_what_a_forward_keeps_gives_the_bits_of_what_is_made_again(name, monkeypatch):
     words = dict(KEPT[name])
-    monkeypatch.setattr(plan, "SHORTEST", words.pop("SHORTEST", plan.SHORTEST))
+    monkeypatch.setattr(recorded_plan, "SHORTEST", words.pop("SHORTEST", recorded_plan.SHORTEST))
     forget_plans()
     case = drawn(**words)
     with capture(arch="sm90", strict=True) as session:
@@ -232,6 +237,33 @@ def test_what_a_forward_keeps_gives_the_bits_of_what_is_made_again(name, monkeyp
     assert not session.findings, "\n".join(map(str, session.findings[:5]))
     assert_right(judged(case, {"o": out.o, "ht": out.final_state} | made))
     assert all(torch.equal(getattr(kept, name), x) for name, x in made.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("K", "dynamic", "kept"), [
+    (128, False, Save.NOTHING), (128, True, Save.NOTHING), (64, False, Save.PRODUCTS),
+])  # fmt: skip
+def test_a_compiled_step_keeps_what_its_backward_reads(K, dynamic, kept, monkeypatch):
+    """As on a GPU; a backward of K = 64 is Triton's, which reads A_qk and A_inv."""
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    asked, forward, saves = api.what_is_kept, launch.forward, []
+    on_gpu = lambda problem: dataclasses.replace(problem, device="cuda:0")                     # noqa: E731
+    monkeypatch.setattr(api, "_on_gpu", lambda q: True)
+    monkeypatch.setattr(api, "what_is_kept", lambda problem, backend: asked(on_gpu(problem), backend))
+    monkeypatch.setattr(launch, "forward", lambda p, x, save: [saves.append(save), forward(p, x, save)][1])
+    step = torch.compile(kda.chunk_kda, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for T in (40, 70) if dynamic else (40,):
+        case = drawn(T=T, K=K, V=K)
+        x = {n: t.requires_grad_() if isinstance(t, torch.Tensor) else t for n, t in case.keywords.items()}
+        leaves = [t for t in x.values() if isinstance(t, torch.Tensor)]
+        with capture(arch="sm90") as session:
+            found, expected = (
+                torch.autograd.grad(call(**x), leaves, (case.do, case.dht)) for call in (step, kda.chunk_kda)
+            )
+        assert not session.findings and all(torch.equal(a, b) for a, b in zip(found, expected))
+    assert set(saves) == {kept} and counters["stats"]["unique_graphs"] == 1
 
 
 def test_what_was_kept_of_another_call_is_refused():
@@ -255,6 +287,38 @@ def test_a_call_that_returns_states_as_well_keeps_what_every_backend_knows():
     p = drawn(T=33).problem()
     with standing_in(host_of("sm90")):
         assert keeps_own(p, "auto") and not keeps_own(dataclasses.replace(p, intermediate_states=True), "auto")
+
+
+def test_the_hosts_launches_are_those_of_the_call():
+    case = drawn(T=33)
+    stand_in, found = StandIn(parse("sm90")), {}
+    with stand_in.used():
+        for name, call in host_calls("sm90", case).items():
+            found[name] = stand_in.launches_of(call)
+    for name, call in host_calls("sm90", case).items():
+        with capture(arch="sm90") as session:
+            call()
+        assert found[name] == len(session.runs) > 1, name
+
+
+ANEW = "bwd/output+state+wy+intra+gate from inputs"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("words", [
+    dict(lengths=(65, 0, 1, 30), HV=2), dict(T=70, gate="softplus"), dict(T=40, gate="given", beta="given"),
+], ids=str)  # fmt: skip
+def test_the_backward_is_a_stage_of_verify(words):
+    case, at = drawn(**words), SimulatedDoor("sm90", parse("sm90"))
+    rows = examine(at, case, only_stage=ANEW).rows
+    assert not at.findings and {row.tensor for row in rows} >= {"dq", "dk", "dv", "dg", "dbeta", "dh0"}
+    assert_right(rows)
+
+
+def test_a_fault_of_the_walk_is_one_of_that_stage(tmp_path, monkeypatch):
+    plant(FAULTS["dh does not decay"], tmp_path, monkeypatch)
+    found = prove(SimulatedDoor("sm90", parse("sm90")), ANEW)
+    assert not found.passed and any("dh0: " in line for line in found.details)
 
 
 def test_other_head_dims_go_to_triton():
@@ -355,7 +419,8 @@ FAULTY = {
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
     plant(fault, tmp_path, monkeypatch)
-    monkeypatch.setattr(recorded, "recorded_plan", lambda p, sms: plan.recorded_plan(p, 1))    # one item after another
+    one_sm = launch.RECORDED._replace(plan=lambda p, sms: plan.recorded_plan(p, 1))            # one item after another
+    monkeypatch.setattr(launch, "RECORDED", one_sm)
     case = FAULTY[fault.case]()
     found, session = gradients(case, strict=False)
     wrong = {"wrong answer" for row in judged(case, found) if row.wrong}

@@ -6,6 +6,7 @@ from cute_calls import called, check, forget_plans
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
+from kda.backends.common import recorded_plan
 from kda.backends.sm90 import plan
 from kda.problem import Problem
 from kda.verify.cases import make_inputs
@@ -16,8 +17,8 @@ pytestmark = pytest.mark.usefixtures("one_thread", "kernels_apart", "short_segme
 @pytest.fixture
 def short_segments(monkeypatch):
     """Of two chunks, so that little is simulated."""
-    monkeypatch.setattr(plan, "SHORTEST", 2)
-    monkeypatch.setattr(plan, "INVARIANT", 2)
+    monkeypatch.setattr(recorded_plan, "SHORTEST", 2)
+    monkeypatch.setattr(recorded_plan, "INVARIANT", 2)
     forget_plans()
     yield
     forget_plans()
@@ -60,7 +61,7 @@ def test_states_of_heads_that_remember_are_whole_or_cut_the_same_but_for_roundin
     case = make_inputs(T=256, H=1, K=64, V=64, gate="bounded", regime="slow")
     case.keywords["return_intermediate_states"] = True
     cut = called(case)[0]
-    monkeypatch.setattr(plan, "split", lambda p, sms: 0)
+    monkeypatch.setattr(plan, "segment_length", lambda p, sms: 0)
     forget_plans()
     whole = called(case)[0]
     assert whole["h"].shape == (1, 4, 1, 64, 64)
@@ -74,5 +75,5 @@ def test_states_of_heads_that_remember_are_whole_or_cut_the_same_but_for_roundin
     "T=8192 H=8 N=8 packed": 0, "T=65536 H=8 N=2 packed": 256, "T=1024 H=8 batch_invariant=true": 2,
 }.items())  # fmt: skip
 def test_shapes_alone_say_where_sequences_are_cut(words, length, monkeypatch):
-    monkeypatch.setattr(plan, "SHORTEST", 32)
-    assert plan.split(Problem.parse(f"bounded lower_bound=-5 l2norm {words}"), 132) == length
+    monkeypatch.setattr(recorded_plan, "SHORTEST", 32)
+    assert recorded_plan.segment_length(Problem.parse(f"bounded lower_bound=-5 l2norm {words}"), 132) == length

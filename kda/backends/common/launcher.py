@@ -1,4 +1,4 @@
-"""What the launchers of several GPUs share: memory for results, a kernel's launch, a whole forward as a stage."""
+"""What the launchers of several GPUs share: memory for results, a kernel's launch, whole calls as stages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from kda.bundles import Outputs, Save, SegmentSummary
+from kda.bundles import Grads, Outputs, Save, SegmentSummary
 from kda.compile.kernel import Kernel
 from kda.problem import Inputs, Problem
 
@@ -56,14 +56,50 @@ def forward_as_stage(
         p, final_state=True, intermediate_states=True, state_v_first=False, state_dtype=p.state_dtype or "float32",
         packed=offsets is not None,
     )  # fmt: skip
-    device = next(x.device for x in tensors.values() if x is not None)
-    table = Chunks(p, offsets, device)
-    types = dict.fromkeys(("q", "k", "v"), p.dtype) | {"g": p.g_dtype, "beta": p.beta_dtype}
-    rows = {n: table.rows(tensors[n]).to(getattr(torch, dtype)) for n, dtype in types.items()}
-    rows = {n: x.view(p.B, p.T, *(x.shape[1:] if n != "beta" else x.shape[1:2])) for n, x in rows.items()}
-    flat = {n: None if tensors[n] is None else tensors[n].flatten() for n in ("A_log", "dt_bias")}
-    cu_seqlens = None if offsets is None else torch.tensor(offsets, device=device)
-    h0 = tensors["h0"].to(getattr(torch, p.state_dtype))
-    out = forward(p, Inputs(**rows, **flat, initial_state=h0, cu_seqlens=cu_seqlens), save)
+    table = chunks_of(p, offsets, tensors)
+    out = forward(p, inputs_of(p, table, offsets, tensors), save)
     kept = {} if out.saved is None else {n: table.chunks(x) for n, x in out.saved._asdict().items()}
     return {"o": table.chunks(out.o.flatten(0, 1)), "ht": out.final_state, "h": out.h.flatten(0, 1), **kept}
+
+
+def backward_as_stage(
+    backward: Callable[..., Grads], p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]
+) -> dict[str, Tensor | None]:
+    """A backward that nothing was kept for, on tensors that lie as those of `forward_as_stage`."""
+    p = dataclasses.replace(
+        p, final_state=True, state_v_first=False, state_dtype=p.state_dtype or "float32", packed=offsets is not None
+    )
+    table = chunks_of(p, offsets, tensors)
+    do = rows_of(p, table, tensors["do"], p.dtype)
+    grads = backward(p, inputs_of(p, table, offsets, tensors), do, tensors["dht"])._asdict()
+    rows = {n: table.chunks(grads[n].flatten(0, 1)) for n in ("dq", "dk", "dv", "dg")}
+    bias = grads["ddt_bias"]
+    return grads | rows | {
+        "dbeta": table.chunks(grads["dbeta"].flatten(0, 1).unsqueeze(-1)),
+        "ddt_bias": None if bias is None else bias.view(p.HV, p.K),
+    }  # fmt: skip
+
+
+def chunks_of(p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]) -> Chunks:
+    return Chunks(p, offsets, next(x.device for x in tensors.values() if x is not None))
+
+
+def inputs_of(
+    p: Problem, table: Chunks, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]
+) -> Inputs:
+    """The inputs of a call, from tensors as they lie in chunks."""
+    types = dict.fromkeys(("q", "k", "v"), p.dtype) | {"g": p.g_dtype, "beta": p.beta_dtype}
+    rows = {n: rows_of(p, table, tensors[n], dtype) for n, dtype in types.items()}
+    rows["beta"] = rows["beta"].squeeze(-1)
+    flat = {n: None if tensors[n] is None else tensors[n].flatten() for n in ("A_log", "dt_bias")}
+    h0 = tensors["h0"].to(getattr(torch, p.state_dtype))
+    return Inputs(
+        **rows, **flat, initial_state=h0,
+        cu_seqlens=None if offsets is None else torch.tensor(offsets, device=table.at.device),
+    )  # fmt: skip
+
+
+def rows_of(p: Problem, table: Chunks, x: Tensor, dtype: str) -> Tensor:
+    """(B, T, heads, D), contiguous."""
+    rows = table.rows(x).to(getattr(torch, dtype))
+    return rows.view(p.B, p.T, *rows.shape[1:])

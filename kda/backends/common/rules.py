@@ -10,11 +10,6 @@ CUTE_DSL = Rule(
     "needs the package nvidia-cutlass-dsl",
     "pip install 'nvidia-cutlass-dsl[cu13]'",
 )
-FORWARDS = Rule(
-    "forward",
-    lambda p, h: p.op == "chunk" and p.direction == "forward",
-    "has chunk forwards only, asked for {p.op} {p.direction}",
-)
 CHUNKS = Rule("chunks", lambda p, h: p.op == "chunk", "works in chunks, asked for {p.op} {p.direction}")
 BFLOAT16 = Rule("dtype", lambda p, h: p.dtype == "bfloat16", "needs bfloat16 q, k and v, got {p.dtype}")
 ONE_BETA = Rule("beta", lambda p, h: not p.beta_per_value, "accepts one beta per token and value head")

@@ -1,15 +1,18 @@
-"""Blackwell: the forward in the CuTe DSL, one kernel."""
+"""Blackwell: forward and backward in the CuTe DSL."""
 
 from kda.capability import Capability, Rule
 
-from ..common.rules import BFLOAT16, CUTE_DSL, FORWARDS, KEEPS_NOTHING, ONE_BETA, of
+from ..common.rules import BFLOAT16, CHUNKS, CUTE_DSL, KEEPS_NOTHING, ONE_BETA, of
+
+LIMIT = 65535                                # of a grid in y and z
 
 CAPABILITY = Capability(
     backend="sm100",
     rank=10,
-    summary="one Blackwell kernel in the CuTe DSL: the forward, beside Triton's backward",
-    backward=False,
+    summary="Blackwell kernels in the CuTe DSL, forward and backward",
     keeps=False,
+    keeps_own=True,
+    some_backwards=True,
     archs=("sm100", "sm103"),
     rules=(
         Rule(
@@ -17,15 +20,21 @@ CAPABILITY = Capability(
             lambda p, h: h.cc in ((10, 0), (10, 3)),
             "needs a GPU of compute capability 10.0 or 10.3 (B200, GB200, B300, GB300), found {h}",
         ),
-        *of("sm100", CUTE_DSL, FORWARDS, BFLOAT16),
+        *of("sm100", CUTE_DSL, CHUNKS, BFLOAT16),
         Rule("sm100.head_dim", lambda p, h: p.K == p.V == 128, "needs K=V=128, got K={p.K} V={p.V}"),
         Rule(
             "sm100.size",
             lambda p, h: p.N * p.HV < 2**31,
             "counts sequences and value heads in 32 bits, got {p.N} x {p.HV}",
         ),
+        Rule(
+            "sm100.backward_size",
+            lambda p, h: p.direction == "forward" or (max(p.HV, p.N) <= LIMIT and (p.packed or p.T <= 32 * LIMIT)),
+            "has a backward for up to 65,535 value heads and sequences, and 2,097,120 tokens per row of a batch",
+            "pass one long sequence with cu_seqlens",
+        ),
         *of("sm100", ONE_BETA, KEEPS_NOTHING),
     ),
-    stages=("fwd/gate+intra+wy+state+output only",),
+    stages=("fwd/gate+intra+wy+state+output only", "bwd/output+state+wy+intra+gate from inputs"),
     proof_dtypes=("bfloat16",),
 )

@@ -10,7 +10,16 @@ from types import MappingProxyType
 from ..common.arguments import Arguments, Launched, number, tensor
 from ..common.cute.configs import ChunkConfig
 from ..common.cute.fields import Struct, array, several
-from ..common.cute.recorded import ChainArguments, WalkArguments
+from ..common.cute.recorded import (
+    LOAD_WARPS,
+    MATH_WARPS,
+    PLACE,
+    TOKENS,
+    ChainArguments,
+    GradsArguments,
+    GradsOptions,
+    WalkArguments,
+)
 from ..common.cute.tile import PITCH_A, PITCH_INVERSE, WARPS, C
 
 COLUMNS = 64                                 # of the state, in a CTA
@@ -345,3 +354,43 @@ class WalkConfig(Launched):
     @property
     def shared(self) -> int:
         return self.struct.end
+
+
+class GradsColumns:
+    """Of tensor memory, in bwd/grads."""
+
+    G = 0                                    # [do r^T; dv r^T]
+    up1 = TOKENS                             # h do^T
+    up2 = 2 * TOKENS                         # h dv^T
+    down = 3 * TOKENS                        # dh r^T
+    x = 4 * TOKENS                           # x, Qu, Ku and Kd, for which MATH has no registers all the time
+    Qu = x + TOKENS                          # words of two elements
+    Ku = Qu + TOKENS // 2
+    Kd = Ku + TOKENS // 2
+    end = Kd + TOKENS // 2
+
+
+@dataclass(frozen=True)
+class GradsConfig(GradsOptions):
+    places_shared = True
+    rows_of_values = MappingProxyType({"do": 2 * TOKENS, "dv": 2 * TOKENS, "r": TOKENS})
+    threads = 32 * (MATH_WARPS + LOAD_WARPS)
+    roles = MappingProxyType({"MATH": range(MATH_WARPS), "LOAD": range(MATH_WARPS, MATH_WARPS + LOAD_WARPS)})
+
+    @cached_property
+    def struct(self) -> Struct:
+        states = dict.fromkeys(("h", "dh"), array("bfloat16", self.V // 64, self.K, 64, align=1024))
+        return Struct(
+            align=1024,
+            do_dv=array("bfloat16", self.V // 64, 2 * TOKENS, 64, align=1024),
+            r=array("bfloat16", self.V // 64, TOKENS, 64, align=1024),
+            **states,
+            **self.more_fields,
+            places=array("int64", 2, PLACE, align=16),
+            tensors=array("int64", len(GradsArguments.tensors()), align=8),    # their addresses
+            products=array("int64", 2, align=8),             # G is there; products of states are
+            base_desc=array("uint32", 1, align=4),           # the address of all this / 16, as descriptors have it
+            tmem=array("uint32", 1, align=4),                # where tensor memory begins: at 0
+            items=array("int32", 1, align=4),                # of this CTA
+            threads=array("uint8", 32 * MATH_WARPS, align=1),     # their numbers
+        )

@@ -1,4 +1,4 @@
-"""Tensors in, tensors out: one kernel per call; for few heads, three."""
+"""Tensors in, tensors out: one kernel per call; for few heads, three; others where a backward follows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from kda.bundles import Outputs, Save
+from kda.bundles import Grads, Outputs, Own, Products, Save, Saved
 from kda.compile.errors import BuildError
 from kda.compile.fetching import fetch_here
 from kda.compile.kernel import Kernel
@@ -16,23 +16,27 @@ from kda.compile.target import Target
 from kda.host import detect
 from kda.problem import Inputs, Problem
 
+from ..common import recorded
 from ..common.arguments import Launch
 from ..common.cute.configs import ROUNDED_TO
 from ..common.cute.tile import C
-from ..common.launcher import forward_as_stage, launch_of, offsets_dtype, outputs, segment_summary
+from ..common.launcher import backward_as_stage, forward_as_stage, launch_of, offsets_dtype, outputs, segment_summary
 from ..common.tensors import laid_out, offsets_on, on_its_device
-from .plan import Config, Plan, plan, recipe, target
+from .plan import Config, Plan, plan, recipe, recorded_plan, target
 
 Tensor = torch.Tensor
 
 
 def rounded_to(p: Problem) -> dict[str, str]:
-    return ROUNDED_TO
+    return recorded.ROUNDED_TO if p.direction == "backward" else ROUNDED_TO
 
 
 @functools.cache
 def kernel(config: Config, arch: Target) -> Kernel:
     return fetch_here(recipe(config, arch))
+
+
+RECORDED = recorded.Backend(recorded_plan, lambda config, cc: kernel(config, target(cc)))
 
 
 class Steps(NamedTuple):
@@ -62,9 +66,12 @@ def steps(p: Problem, cc: tuple[int, int], sms: int, offsets: str | None) -> Ste
 
 @on_its_device
 def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
+    if save is Save.OWN:
+        return recorded.forward(RECORDED, p, x)
     if save is not Save.NOTHING:
         raise BuildError(
-            "chunk_kda: backend='sm100' has no kernels that keep intermediates. Leave out disable_recompute or backend."
+            "chunk_kda: backend='sm100' keeps what its own backward reads, not what others do. Leave out "
+            "disable_recompute or backend."
         )
     host = detect(p.device)
     at = steps(p, host.cc, host.sms, offsets_dtype(x))
@@ -87,8 +94,22 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
     return out
 
 
+@on_its_device
+def backward(
+    p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | Own | None = None
+) -> Grads:
+    """What was kept for another backend is not looked at."""
+    return recorded.backward(RECORDED, p, x, do, dht, saved if type(saved) is Own else None)
+
+
+def kept_bytes(p: Problem) -> int:
+    return recorded.kept_bytes(RECORDED, p)
+
+
 def stage(
     name: str, p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]
 ) -> dict[str, Tensor | None]:
-    """The only one: the forward in one piece."""
+    """The forward in one piece; the backward, with all that it makes again."""
+    if name.startswith("bwd"):
+        return backward_as_stage(backward, p, offsets, tensors)
     return forward_as_stage(forward, Save.NOTHING, p, offsets, tensors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from kda.compile import cutedsl
@@ -9,15 +10,29 @@ from kda.compile.target import Target, parse
 from kda.host import Host
 from kda.problem import Problem
 
-from ..common.cute.configs import ComposeConfig, chunk_options
+from ..common.cute.configs import ComposeConfig, SharesConfig, TablesConfig, chunk_options
 from ..common.cute.tile import C
-from .configs import CTAS, JOIN_ROWS, FusedConfig, JoinConfig
+from ..common.recorded_plan import OFFSETS, Makers, RecordedPlan, all_configs, plan_of
+from .configs import (
+    CTAS,
+    JOIN_ROWS,
+    RECORD_TILE,
+    FusedConfig,
+    GradsConfig,
+    JoinConfig,
+    OperandsConfig,
+    RecordConfig,
+    WalkConfig,
+)
 
-Config = FusedConfig | ComposeConfig | JoinConfig
+Forward = FusedConfig | ComposeConfig | JoinConfig
+Recorded = TablesConfig | OperandsConfig | RecordConfig | WalkConfig | GradsConfig | SharesConfig
+Config = Forward | Recorded
 KERNELS = {
     FusedConfig: "sm100.fwd.fused", ComposeConfig: "common.cute.compose", JoinConfig: "sm100.fwd.join",
+    TablesConfig: "common.cute.tables", OperandsConfig: "sm100.fwd.operands", RecordConfig: "sm100.fwd.record",
+    WalkConfig: "sm100.bwd.walk", GradsConfig: "sm100.bwd.grads", SharesConfig: "common.cute.shares",
 }  # fmt: skip
-OFFSETS = ("int32", "int64")                 # dtypes of cu_seqlens
 SEGMENTS = None                              # of every sequence, where a test says so
 
 # Chunks that a cluster walks over in the time of two more launches, and of a segment more in compose.
@@ -41,7 +56,7 @@ def plan(p: Problem, sms: int, offsets: str | None) -> Plan:
     length = -(-chunks // segments) * C                                        # of the longest that there can be
     return Plan(
         fused_config(p, offsets, cut), CTAS * min(walks, sms // CTAS), segments,
-        compose_config(p) if cut else None, JoinConfig(offsets) if cut else None, -(-length // JOIN_ROWS),
+        join_states_config(p) if cut else None, JoinConfig(offsets) if cut else None, -(-length // JOIN_ROWS),
     )  # fmt: skip
 
 
@@ -66,8 +81,35 @@ def fused_config(p: Problem, offsets: str | None, cut: bool = False) -> FusedCon
     )  # fmt: skip
 
 
-def compose_config(p: Problem) -> ComposeConfig:
+def join_states_config(p: Problem) -> ComposeConfig:
     return ComposeConfig(p.K, p.V, packed=False, h0=None, v_first=p.state_v_first, begun=True, ht=p.final_state)
+
+
+def record_config(p: Problem, cut: bool, alone: bool, results: bool) -> RecordConfig:
+    """A forward that keeps, or the same without its results."""
+    walk, h0 = ("segments", "float32") if cut else ("sequences", p.state_dtype)
+    return RecordConfig(p.packed, walk, h0, ht=results and p.final_state, v_first=p.state_v_first, o=results)
+
+
+def walk_config(p: Problem, cut: bool, alone: bool) -> WalkConfig:
+    walk = "segments" if cut else "sequences"
+    return WalkConfig(p.packed, walk, p.final_state or cut, p.state_dtype, p.state_v_first)
+
+
+RECORDED = Makers(
+    tile_bytes=lambda K: RECORD_TILE.bytes,
+    prepare=lambda p: OperandsConfig(**chunk_options(p), packed=p.packed),
+    record=record_config,
+    carry=lambda p, alone: RecordConfig(p.packed, "carry", None, ht=False, v_first=False, o=False),
+    walk=walk_config,
+    carry_back=lambda p, alone: WalkConfig(p.packed, "carry", False, "float32", False),
+    grads=lambda p: GradsConfig(**chunk_options(p), packed=p.packed),
+)  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1024)
+def recorded_plan(p: Problem, sms: int) -> RecordedPlan:
+    return plan_of(RECORDED, p, sms)
 
 
 def target(cc: tuple[int, int]) -> Target:
@@ -80,10 +122,11 @@ def recipe(config: Config, arch: Target) -> cutedsl.Recipe:
 
 def recipes(p: Problem, host: Host) -> list[cutedsl.Recipe]:
     """All kernels that a call of this class can want, whatever B, T, N and the number of heads."""
-    configs: list[Config] = []
+    configs: list[Config | None] = []
     cut = not (p.batch_invariant or p.intermediate_states)
     for offsets in OFFSETS if p.packed else (None,):
         configs += [fused_config(p, offsets)]
         configs += [fused_config(p, offsets, cut), JoinConfig(offsets)] * cut
-    configs += [compose_config(p)] * cut
-    return [recipe(config, target(host.cc)) for config in configs]
+    configs += [join_states_config(p)] * cut
+    configs += all_configs(RECORDED, p)
+    return [recipe(config, target(host.cc)) for config in dict.fromkeys(configs) if config]

@@ -43,6 +43,6 @@ CAPABILITY = Capability(
         *of("sm90", ONE_BETA, KEEPS_PRODUCTS),
         *BACKWARD,
     ),
-    stages=("fwd/gate+intra+wy+state+output",),
+    stages=("fwd/gate+intra+wy+state+output", "bwd/output+state+wy+intra+gate from inputs"),
     proof_dtypes=("bfloat16",),
 )

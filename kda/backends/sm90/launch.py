@@ -13,29 +13,28 @@ from kda.compile.errors import BuildError
 from kda.host import detect
 from kda.problem import Inputs, Problem
 
+from ..common import recorded
 from ..common.arguments import Launch
 from ..common.cute.configs import ROUNDED_TO, RUN, ChunkTable, SegmentTable, TablesConfig
 from ..common.cute.tile import C
-from ..common.launcher import forward_as_stage, launch_of, offsets_dtype, outputs, segment_summary
+from ..common.launcher import (
+    backward_as_stage,
+    forward_as_stage,
+    launch_of,
+    offsets_dtype,
+    outputs,
+    segment_summary,
+)
 from ..common.tensors import laid_out, offsets_on, on_its_device
-from . import recorded
 from .kernels import kernel
-from .plan import Plan, plan
-from .recorded import kept_bytes as kept_bytes
+from .plan import Plan, plan, recorded_plan
 
 Tensor = torch.Tensor
-
-
-# The same of the backward, by the names that the stages have for what is as large: kE, qg, b kg, A_qk b, T', states, r,
-# z and dv; G, Qu, Ku and Kd; results.
-BACKWARD_ROUNDED_TO = dict.fromkeys(
-    ("A_qk", "A_inv", "w", "u", "qg", "kb", "kg", "h", "v_new", "dh", "dv_new", "P", "kD", "qD", "dA_k", "dA_q",
-     "dq", "dk", "dv", "dg", "dbeta"), "bfloat16",
-)  # fmt: skip
+RECORDED = recorded.Backend(recorded_plan, lambda config, cc: kernel(config))
 
 
 def rounded_to(p: Problem) -> dict[str, str]:
-    return BACKWARD_ROUNDED_TO if p.direction == "backward" else ROUNDED_TO
+    return recorded.ROUNDED_TO if p.direction == "backward" else ROUNDED_TO
 
 
 class Steps(NamedTuple):
@@ -76,6 +75,10 @@ def steps(p: Problem, sms: int, kept: bool, offsets: str | None) -> Steps:
     )  # fmt: skip
 
 
+def kept_bytes(p: Problem) -> int:
+    return recorded.kept_bytes(RECORDED, p)
+
+
 @on_its_device
 def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
     if save is Save.ALL:
@@ -84,7 +87,7 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
             "disable_recompute keeps for others. Leave it out, or backend."
         )
     if save is Save.OWN:
-        return recorded.forward(p, x)
+        return recorded.forward(RECORDED, p, x)
     kept = save is Save.PRODUCTS
     at = steps(p, detect(p.device).sms, kept, offsets_dtype(x))
     inputs, out = laid_out(x), outputs(p, x)
@@ -118,7 +121,7 @@ def backward(
     p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | Own | None = None
 ) -> Grads:
     """What was kept for another backend is not looked at."""
-    return recorded.backward(p, x, do, dht, saved if type(saved) is Own else None)
+    return recorded.backward(RECORDED, p, x, do, dht, saved if type(saved) is Own else None)
 
 
 def tables(p: Problem, at: Steps, cu_seqlens: Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
@@ -136,5 +139,7 @@ def tables(p: Problem, at: Steps, cu_seqlens: Tensor, device: torch.device) -> t
 def stage(
     name: str, p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]
 ) -> dict[str, Tensor | None]:
-    """The only one: the forward in one piece, with what it keeps."""
+    """The forward in one piece, with what it keeps for others; the backward, with all that it makes again."""
+    if name.startswith("bwd"):
+        return backward_as_stage(backward, p, offsets, tensors)
     return forward_as_stage(forward, Save.PRODUCTS, p, offsets, tensors)

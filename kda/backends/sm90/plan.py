@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from kda.compile import cutedsl
 from kda.compile.target import parse
 from kda.host import Host
 from kda.problem import Problem
 
-from ..common.cute.configs import LIMIT, ComposeConfig, SharesConfig, TablesConfig, chunk_options
+from ..common.cute.configs import ComposeConfig, SharesConfig, TablesConfig, chunk_options
 from ..common.cute.recorded import TOKENS
 from ..common.cute.tile import C
+from ..common.recorded_plan import (
+    OFFSETS,
+    Makers,
+    RecordedPlan,
+    all_configs,
+    compose_config,
+    grid,
+    plan_of,
+    segment_length,
+)
 from .capability import BACKWARD
 from .configs import (
     COLUMNS,
@@ -37,13 +45,9 @@ KERNELS = {
     ChainConfig: "sm90.fwd.chain", ComposeConfig: "common.cute.compose", FusedConfig: "sm90.fwd.fused",
     WalkConfig: "sm90.bwd.walk", GradsConfig: "sm90.bwd.grads", SharesConfig: "common.cute.shares",
 }  # fmt: skip
-OFFSETS = ("int32", "int64")                 # dtypes of cu_seqlens
 STAGES = (6, 3)                              # of a chain: where a CTA is alone on an SM, and where two are there
 RECORD_STAGES = (5, 2)                       # the same of a chain that keeps, beside results
 WALK_STAGES = (6, 2)                         # and of other walks of a recorded call
-TILE_ALIGNMENT = 1024
-SHORTEST = 32                                # chunks of a segment
-INVARIANT = 128                              # the same with batch_invariant
 FUSED = None                                 # one kernel where that is sooner; True, False: where it can be, nowhere
 CHUNKS = 50                                  # that prepare and chain make while a cluster makes one of its sequence
 FIRST_CHUNK = 5                              # more chunks that a cluster's first one takes
@@ -73,7 +77,7 @@ class Plan:
 
 @functools.lru_cache(maxsize=1024)
 def plan(p: Problem, sms: int, kept: bool = False) -> Plan:
-    length, chunks = split(p, sms), -(-p.T // C)
+    length, chunks = segment_length(p, sms), -(-p.T // C)
     segment = length or max(chunks, 1)
     segments = max(1, -(-chunks // segment))
     if p.packed:
@@ -99,116 +103,40 @@ def plan(p: Problem, sms: int, kept: bool = False) -> Plan:
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class RecordedPlan:
-    """Of a forward that keeps what its backward reads, and of that backward, which makes it again if nothing was kept:
-    on tiles with b on keys, a state of every two chunks.  Packed, there may be fewer chunks, segments and states."""
-
-    chunks: int                              # of a row of T tokens, as the forward has them
-    segments: int                            # of a row
-    segment: int                             # chunks of a segment
-    all_segments: int
-    entries: int                             # of the table of chunks
-    entries_grid: tuple[int, int]            # y and z of a grid over them
-    states: int                              # of a row; packed, entries of their table
-    all_states: int
-    kept: Kept
-    scratch: tuple[int, ...]                 # bytes of dh, what segments add to it, where it leaves them; shares
-    grads_grid: int
-    prepare: PrepareConfig
-    carry: ChainConfig | None                # where sequences are cut
-    compose: ComposeConfig | None
-    record: ChainConfig                      # the forward
-    again: ChainConfig                       # the same without results
-    carry_back: WalkConfig | None            # where sequences are cut
-    compose_back: ComposeConfig | None
-    walk: WalkConfig
-    grads: GradsConfig
-    shares: SharesConfig | None              # where the gate has parameters
-
-
-class Kept(NamedTuple):
-    """Bytes of all that a backward reads beside inputs, as it lies in memory that a forward keeps."""
-
-    tiles: int
-    M: int                                   # of segments
-    h: int
-    r: int
-
-
-def places(*sizes: int) -> tuple[int, ...]:
-    """The bytes that parts of memory have, so that each begins where a tile may."""
-    return tuple(-(-size // TILE_ALIGNMENT) * TILE_ALIGNMENT for size in sizes)
-
-
-@functools.lru_cache(maxsize=1024)
-def recorded_plan(p: Problem, sms: int) -> RecordedPlan:
-    """The same segments for both directions."""
-    length, chunks, states = split(p, sms), -(-p.T // C), -(-p.T // TOKENS)
-    segment = length or max(chunks, 1)
-    segments = max(1, -(-chunks // segment))
-    all_chunks, all_states, all_segments = p.B * chunks, p.B * states, p.B * segments
-    if p.packed:                                                               # tokens of no sequence may need one more
-        all_chunks, all_segments = p.T // C + p.N + 1, p.N + (p.T // (length * C) if length else 0)
-        all_states = states = p.T // TOKENS + p.N + 1
-    cut = length > 0
-    state, of_segments = p.HV * p.K * p.V, all_segments * cut
-    kept = Kept(*places(
-        all_chunks * p.HV * tile(p.K).bytes, 4 * of_segments * p.HV * p.K * p.K, 2 * all_states * state,
-        2 * p.B * p.T * p.HV * p.V,
-    ))  # fmt: skip
-    scratch = places(2 * all_states * state, *[4 * of_segments * state] * 2, *[4 * all_states * p.HV * p.K] * 2)
-    ctas = p.HV * all_segments
-    alone = p.V // COLUMNS * ctas <= sms
-    carries = recorded_carries(p, (p.V + p.K) // COLUMNS * ctas <= sms, alone) if cut else (None,) * 4
-    return RecordedPlan(
-        chunks, segments, segment, all_segments, all_chunks, grid(all_chunks) if p.packed else (chunks, p.B), states,
-        all_states, kept, scratch, min(all_states * p.HV, sms) if p.T else 0, recorded_prepare(p), *carries[:2],
-        *recorded_chains(p, cut, alone), *carries[2:], recorded_walk(p, cut, alone), grads_config(p), shares_config(p),
+def record_config(p: Problem, cut: bool, alone: bool, results: bool) -> ChainConfig:
+    """A chain that keeps, of a forward or without its results."""
+    return ChainConfig(
+        p.K, p.V, p.packed, "segments" if cut else "sequences", "float32" if cut else p.state_dtype,
+        ht=results and p.final_state, v_first=p.state_v_first, h=True, every=TOKENS // C,
+        stages=(RECORD_STAGES if results else WALK_STAGES)[not alone], o=results, recorded=True,
     )  # fmt: skip
 
 
-def recorded_prepare(p: Problem) -> PrepareConfig:
-    return dataclasses.replace(prepare_config(p, kept=False), b_on_keys=True)
-
-
-def recorded_chains(p: Problem, cut: bool, alone: bool) -> tuple[ChainConfig, ChainConfig]:
-    """The forward with its results, and without."""
-    record = ChainConfig(
-        p.K, p.V, p.packed, "segments" if cut else "sequences", "float32" if cut else p.state_dtype, ht=p.final_state,
-        v_first=p.state_v_first, h=True, every=TOKENS // C, stages=RECORD_STAGES[not alone], recorded=True,
-    )  # fmt: skip
-    return record, dataclasses.replace(record, ht=False, o=False, stages=WALK_STAGES[not alone])
-
-
-def recorded_walk(p: Problem, cut: bool, alone: bool) -> WalkConfig:
+def walk_config(p: Problem, cut: bool, alone: bool) -> WalkConfig:
     walk = "segments" if cut else "sequences"
     return WalkConfig(
         p.K, p.V, p.packed, walk, p.final_state or cut, p.state_dtype, p.state_v_first, WALK_STAGES[not alone]
     )
 
 
-def recorded_carries(p: Problem, up_alone: bool, back_alone: bool) -> tuple[Config, ...]:
-    """What says which states enter segments, and which gradients of states leave them."""
-    carry = dataclasses.replace(
-        chain_config(p, "carry", WALK_STAGES[not up_alone]), recorded=True, every=TOKENS // C, v_first=False
-    )
-    back = WalkConfig(p.K, p.V, p.packed, "carry", False, "float32", False, WALK_STAGES[not back_alone])
-    of_dht = "float32" if p.final_state else None
-    compose_back = ComposeConfig(p.K, p.V, p.packed, of_dht, v_first=p.state_v_first, back=True)
-    return carry, compose_config(p), back, compose_back
+RECORDED = Makers(
+    tile_bytes=lambda K: tile(K).bytes,
+    prepare=lambda p: dataclasses.replace(prepare_config(p, kept=False), b_on_keys=True),
+    record=record_config,
+    carry=lambda p, alone: dataclasses.replace(
+        chain_config(p, "carry", WALK_STAGES[not alone]), recorded=True, every=TOKENS // C, v_first=False
+    ),
+    walk=walk_config,
+    carry_back=lambda p, alone: WalkConfig(
+        p.K, p.V, p.packed, "carry", False, "float32", False, WALK_STAGES[not alone]
+    ),
+    grads=lambda p: GradsConfig(**chunk_options(p), packed=p.packed),
+)  # fmt: skip
 
 
-def states_table(offsets: str) -> TablesConfig:
-    return TablesConfig(offsets, TOKENS, segments=False)
-
-
-def grads_config(p: Problem) -> GradsConfig:
-    return GradsConfig(**chunk_options(p), packed=p.packed)
-
-
-def shares_config(p: Problem) -> SharesConfig | None:
-    return SharesConfig(p.K, p.A_log, p.dt_bias) if p.A_log or p.dt_bias else None
+@functools.lru_cache(maxsize=1024)
+def recorded_plan(p: Problem, sms: int) -> RecordedPlan:
+    return plan_of(RECORDED, p, sms)
 
 
 def recipe(config: Config) -> cutedsl.Recipe:
@@ -225,32 +153,9 @@ def recipes(p: Problem, host: Host) -> list[cutedsl.Recipe]:
     configs += [pairs_config(p)] * (p.C > C)
     configs += [chain_config(p, walk, stages) for walk in ("sequences", "carry", "segments") for stages in STAGES]
     configs += [compose_config(p), fused_config(p)]
-    backward = dataclasses.replace(p, direction="backward")
-    if all(rule.holds(backward, host) for rule in BACKWARD):
-        configs += [recorded_prepare(p), grads_config(p), shares_config(p)]
-        configs += [states_table(dtype) for dtype in OFFSETS if p.packed]
-        for final_state, alone in itertools.product((False, True), repeat=2):
-            asked = dataclasses.replace(backward, final_state=final_state)
-            for cut in (False, True):
-                configs += [*recorded_chains(asked, cut, alone), recorded_walk(asked, cut, alone)]
-            configs += recorded_carries(asked, alone, alone)
+    if all(rule.holds(dataclasses.replace(p, direction="backward"), host) for rule in BACKWARD):
+        configs += all_configs(RECORDED, p)
     return [recipe(config) for config in dict.fromkeys(configs) if config]
-
-
-def split(p: Problem, sms: int) -> int:
-    """Chunks of a segment, 0 for whole sequences: cut where heads and sequences leave the chip idle.
-
-    With batch_invariant a sequence's cut does not depend on its neighbours.
-    """
-    sequences = max(p.N, 1)
-    wanted = sms // (p.V // COLUMNS * p.HV * (1 if p.batch_invariant else sequences))
-    if wanted < 3:
-        return 0
-    if p.batch_invariant:
-        return INVARIANT
-    chunks = -(-p.T // C) // (sequences if p.packed else 1)
-    length = max(SHORTEST, -(-chunks // wanted) + 1 & -2)                      # whole chunks of 64
-    return length if chunks > 2 * length else 0
 
 
 def prepare_config(p: Problem, kept: bool) -> PrepareConfig:
@@ -286,11 +191,3 @@ def chain_config(p: Problem, walk: str, stages: int) -> ChainConfig:
         p.K, p.V, p.packed, walk, h0, ht=ends and p.final_state, v_first=p.state_v_first,
         h=ends and p.intermediate_states, every=p.C // C, stages=stages,
     )  # fmt: skip
-
-
-def compose_config(p: Problem) -> ComposeConfig:
-    return ComposeConfig(p.K, p.V, p.packed, p.state_dtype, v_first=p.state_v_first)
-
-
-def grid(programs: int) -> tuple[int, int]:
-    return min(programs, LIMIT), -(-programs // LIMIT)

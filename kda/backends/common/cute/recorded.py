@@ -14,6 +14,7 @@ from .fields import Field, Struct, array, several
 TOKENS = 64                                  # of a chunk of grads: two of the forward's; a state is kept of each
 STEP = 16                                    # tokens of one step of a product
 TOKEN_FACTORS = 3                            # 1 / |q|, 1 / |k|, b
+PLACE = 4                                    # numbers of an item: its chunk, value head, first token and tokens
 MATH_WARPS, LOAD_WARPS = 8, 4
 
 
@@ -85,6 +86,7 @@ class GradsOptions(ChunkConfig):
 
     packed: bool
     arguments = GradsArguments
+    places_shared = False                    # LOAD tells MATH where an item lies
     rows_of_values = MappingProxyType(dict.fromkeys(("do", "dv", "r"), TOKENS))    # of panels of 64 columns
     launch_options = MappingProxyType({"min_blocks_per_mp": 1})
 

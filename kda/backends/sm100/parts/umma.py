@@ -145,6 +145,12 @@ def load_fragments(address, columns: cutlass.Constexpr, kind: cutlass.Constexpr 
 
 
 @cute.jit
+def store_fragments(address, values):
+    """The reverse of `load_fragments`: done after `wait_for_stores`."""
+    store(f"16x256b.x{len(values) // 4}", address, values)
+
+
+@cute.jit
 def load_row(address, columns: cutlass.Constexpr, kind: cutlass.Constexpr = Float32):
     """So many columns of a lane's row."""
     return load(f"32x32b.x{columns}", address, columns, kind)
@@ -153,10 +159,14 @@ def load_row(address, columns: cutlass.Constexpr, kind: cutlass.Constexpr = Floa
 @cute.jit
 def store_row(address, values):
     """The reverse of `load_row`: done after `wait_for_stores`."""
+    store(f"32x32b.x{len(values)}", address, values)
+
+
+@cute.jit
+def store(shape: cutlass.Constexpr, address, values):
     found = ", ".join(f"{{$r{i + 1}}}" for i in range(len(values)))
     cute.arch.inline_ptx(
-        f"tcgen05.st.sync.aligned.32x32b.x{len(values)}.b32 [{{$r0}}], {{{found}}};",
-        read_only_args=[Int32(address), *values],
+        f"tcgen05.st.sync.aligned.{shape}.b32 [{{$r0}}], {{{found}}};", read_only_args=[Int32(address), *values]
     )
 
 

@@ -49,7 +49,7 @@ from ...common.cute import entry
 from ...common.cute.copies import allocate
 from ...common.cute.grads.load import LOADERS, Loader, place_of_item, tile_at
 from ...common.cute.grads.places import HALVES, STEPS
-from ...common.cute.grads.rows import Rows
+from ...common.cute.grads.rows import MATH, Rows
 from ...common.cute.recorded import MATH_WARPS, TOKENS
 from ..configs import GradsConfig
 from ..parts.state import register_mma
@@ -117,9 +117,11 @@ class Math(Rows):
         warpgroup.commit_group()
         warpgroup.wait_group(0)
         self.give_back(s.values_empty)
-        self.finish(
-            x, s, at, i, channel, rows, of_tokens, rate, bias, xs, ratio, through_state, up1, up2, down, Qu, Ku, Kd
-        )  # fmt: skip
+        self.enter_up(up1, up2, ratio)
+        through = self.enter_down(down, Kd, ratio, through_state)
+        MATH.sync()                                                            # G is there
+        self.sweeps(x, s, up1, up2, down, Qu, Ku, Kd, ratio)
+        self.finish(x, s, at, i, channel, rows, of_tokens, rate, bias, xs, through, up1, up2, down, Qu, Ku, Kd)
 
     @cute.jit
     def own_channels(self, states):

@@ -16,7 +16,7 @@ from ..async_copies import arrive_when_copied, bulk_copy, copy_16_bytes_later
 from ..barriers import NamedBarrier
 from ..configs import ChunkTable
 from ..copies import copy_16_bytes, floats, in_global, load, load_one, store
-from ..recorded import LOAD_WARPS, MATH_WARPS, STEP, TOKEN_FACTORS, TOKENS, GradsOptions
+from ..recorded import LOAD_WARPS, MATH_WARPS, PLACE, STEP, TOKEN_FACTORS, TOKENS, GradsOptions
 from ..tile import BF16
 from .places import B, last_token, position
 
@@ -128,7 +128,8 @@ class Loader:
 
     @cute.jit
     def make_factors(self, x, s, at, i):
-        """1 / |q|, 1 / |k| and b of each token, 0 where there is none; the rows were waited for."""
+        """1 / |q|, 1 / |k| and b of each token, 0 where there is none; the rows were waited for.  MATH may want to know
+        where the item lies."""
         _, head, begin, tokens = at
         thread, token = self.thread(), self.thread() & TOKENS - 1
         real = token < tokens
@@ -149,6 +150,9 @@ class Loader:
                     total[e % 4] = total[e % 4] + each[e] * each[e]
             factor = fast.rsqrt((total[0] + total[1]) + (total[2] + total[3]) + Float32(fast.NORM_EPS))
         of_tokens[thread] = factor if real else Float32(0.0)
+        if cutlass.const_expr(self.c.places_shared):
+            if thread == 0:
+                store(s.places + (i & 1) * PLACE, [Int64(y) for y in at])
         cute.arch.mbarrier_arrive(s.rows_full + (i & 1))
 
     @cute.jit

@@ -12,7 +12,7 @@ from cutlass import BFloat16, Float32, Int64, Uint32
 
 from .. import fast
 from ..barriers import NamedBarrier
-from ..copies import compute_words_now, floats, load, load_one, store, words_of
+from ..copies import both_halves, compute_words_now, floats, load, load_one, store, words_of
 from ..fragments import load_matrices, mma_bf16, store_matrices
 from ..recorded import MATH_WARPS, STEP, TOKEN_FACTORS, TOKENS, GradsOptions
 from .gate import Gate
@@ -30,8 +30,6 @@ class Rows:
       operand(tokens)                      registers of an operand: 64 channels of so many tokens
       own_rows_of_state(step)              elements to a lane's row of four 8 x 8 matrices of a state, of the warp's
                                            channels and 16 columns; `states_stand`: its rows are columns, not channels
-      sweeps(x, s, up1, up2, down, Qu, Ku, Kd, ratio)
-                                           Kd G1^T, Kd G2^T and Qu G1 + Ku G2, from block to block of tokens
     """
 
     states_stand: bool
@@ -41,19 +39,46 @@ class Rows:
         self.blocks, self.each = TOKENS // config.block, STEP // config.block  # of a chunk, and of a step
 
     @cute.jit
+    def refresh(self, s):
+        """Before steps of an item: where an arch forgets which thread this is, it asks again."""
+
+    @cute.jit
+    def ask_again(self, x, s, i, at, channel, rate, bias):
+        """What is known of the item and of the lane's channels, before the last steps."""
+        return at, channel, rate, bias
+
+    @cute.jit
+    def put_aside(self, xs):
+        """x of all elements, until they are asked for step by step (`from_middle`)."""
+        return xs
+
+    @cute.jit
+    def from_middle(self, x, xs, b: cutlass.Constexpr):
+        """x of step b, of which exponentials are made again: kept ones would be 64 registers."""
+        return [xs[8 * b + j] + x.zero for j in range(8)]
+
+    @cute.jit
     def thread(self):
         return cute.arch.thread_idx()[0]
 
     @cute.jit
+    def lane(self):
+        return cute.arch.lane_idx()
+
+    @cute.jit
+    def warp(self):
+        return cute.arch.warp_idx()
+
+    @cute.jit
     def first_channel(self):
         """The lane's of half 0."""
-        lane = cute.arch.lane_idx()
+        lane = self.lane()
         return 64 * self.panel() + 16 * self.part() + lane // 4
 
     @cute.jit
     def places(self, s, i):
         """An item's factors of a lane's tokens; its rows of q, k and g."""
-        lane, c = cute.arch.lane_idx(), self.c
+        lane, c = self.lane(), self.c
         of_tokens = s.of_tokens + (i & 1) * (TOKEN_FACTORS * TOKENS) + EACH * (lane & 3)
         rows = [tile_at(cute.recast_ptr(s.rows, dtype=BFloat16), ((i & 1) * c.rows.bytes + f.offset) // 2)
                 + self.own_matrices() for f in c.rows.fields.values()]  # fmt: skip
@@ -69,7 +94,7 @@ class Rows:
     @cute.jit
     def sums_of_states(self, s):
         """sum_V h dh of both halves' channels, by mma.sync: its diagonal."""
-        lane = cute.arch.lane_idx()
+        lane = self.lane()
         first = [Float32(0.0)] * 4
         second = [Float32(0.0)] * 4
         for step in cutlass.range_constexpr(self.c.V // 16):
@@ -83,34 +108,33 @@ class Rows:
 
     @cute.jit
     def finish(
-        self, x, s, at, i, channel, rows, of_tokens, rate, bias, xs, ratio, through_state, up1, up2, down, Qu, Ku, Kd
+        self, x, s, at, i, channel, rows, of_tokens, rate, bias, xs, through, up1, up2, down, Qu, Ku, Kd
     ):  # fmt: skip
-        """From the products of states to results, in the place of the item's rows; G is in shared memory, or will be
-        when all have come here."""
-        _, head, begin, tokens = at
-        through = self.enter(up1, up2, down, Kd, ratio, through_state)
-        MATH.sync()                                                            # G is there
-        self.sweeps(x, s, up1, up2, down, Qu, Ku, Kd, ratio)
+        """From accumulators to results, in the place of the item's rows."""
         MATH.sync()                                                            # G was read
-        gains = self.gains_and_sums(x, s, rows[1], xs, up1, up2, down, Qu, Ku, Kd)
+        self.refresh(s)
+        gains = self.gains_and_sums(x, s, rows[1], of_tokens, xs, up1, up2, down, Qu, Ku, Kd)
         MATH.sync()                                                            # partial sums are there
-        self.project(x, s, i, head, begin, tokens)
+        self.refresh(s)
+        at, channel, rate, bias = self.ask_again(x, s, i, at, channel, rate, bias)
+        self.project(x, s, i, *at[1:])
         self.store_dg(x, at, rows[-1], gains, rate, bias, through, channel)
         MATH.sync()                                                            # projections are there
-        self.store_dq_dk(x, s, rows, of_tokens, xs, up1, up2, down)
+        self.refresh(s)
+        self.store_dq_dk(s, rows, up1, down)
         self.give_back(s.rows_done + (i & 1))
 
     @cute.jit
     def own_matrices(self):
         """Elements to where this lane's row of four 8 x 8 matrices begins, in block 0 of rows of tokens."""
-        lane = cute.arch.lane_idx()
+        lane = self.lane()
         row, piece = (lane >> 4) * 8 + (lane & 7), 2 * self.part() + (lane >> 3 & 1)
         return self.panel() * (TOKENS * 64) + row * 64 + (piece ^ lane & 7) * 8
 
     @cute.jit
     def store_G(self, s, G):
         """What is causal of it, rounded; and the diagonal of dv r^T."""
-        lane, part, panel = cute.arch.lane_idx(), self.part(), self.panel()
+        lane, part, panel = self.lane(), self.part(), self.panel()
         flat = cute.coalesce(G)
         tokens = [STEP * part + 4 * (lane >> 3) + 2 * r + (lane >> 2 & 1) for r in range(HALVES)]
         if panel == 1:
@@ -136,7 +160,7 @@ class Rows:
     def operands(self, x, at, rows, channel, of_tokens, rate, bias, Qu, Ku, Kd):
         """Fills Qu, Ku and Kd; returns x, and factors from middle to middle of both halves: 2^a_0, 2^(a_(b+1) - a_b),
         .. , and from the last one to 2^gc_last."""
-        left = at[3] - EACH * (cute.arch.lane_idx() & 3)
+        left = at[3] - EACH * (self.lane() & 3)
         words = [cute.recast_tensor(cute.coalesce(operand), Uint32) for operand in (Qu, Ku, Kd)]
         xs, middle, total = [None] * 32, [[], []], [[], []]
         for b in cutlass.range_constexpr(STEPS):
@@ -179,7 +203,7 @@ class Rows:
     def place_in_block(self, own):
         """What lies between the middle of its block and a lane's four tokens (negative before it); of each block of the
         step, the sums of its first half, and of all of it."""
-        a = cute.arch.lane_idx() & 3
+        a = self.lane() & 3
         beside = neighbour(own, 1)
         if cutlass.const_expr(self.c.block == STEP):
             half = own + beside
@@ -199,17 +223,22 @@ class Rows:
         """Of the values of a step's blocks, that of the lane's."""
         if cutlass.const_expr(len(values) == 1):
             return values[0]
-        return values[0] if cute.arch.lane_idx() & 2 == 0 else values[1]
+        return values[0] if self.lane() & 2 == 0 else values[1]
 
     @cute.jit
-    def enter(self, up1, up2, down, Kd, ratio, through_state):
-        """Products of states, counted from middles; returns what passes through the state to every token's gate."""
-        through = []
-        flat, of_step = [cute.coalesce(acc) for acc in (up1, up2, down)], []
+    def enter_up(self, up1, up2, ratio):
+        """h do^T and h dv^T, counted from the first block's middle."""
+        for acc in (up1, up2):
+            self.times_halves(acc, [ratio[r][0] for r in range(HALVES)])
+
+    @cute.jit
+    def enter_down(self, down, Kd, ratio, through_state):
+        """dh r^T, counted from the last block's middle; returns what passes through the state to every token's gate."""
+        through, flat, of_step = [], cute.coalesce(down), []
         for b in cutlass.range_constexpr(STEPS):
             weight, of_halves = self.unpacked(Kd, b), [Float32(0.0)] * HALVES
             for j in cutlass.range_constexpr(8):
-                of_halves[j // 2 % 2] = of_halves[j // 2 % 2] + weight[j] * flat[2][8 * b + j]
+                of_halves[j // 2 % 2] = of_halves[j // 2 % 2] + weight[j] * flat[8 * b + j]
             of_step.append(of_halves)
         for r in cutlass.range_constexpr(HALVES):
             factor, found = ratio[r][self.blocks], Float32(0.0)
@@ -222,13 +251,16 @@ class Rows:
             found += neighbour(found, 1)
             found += neighbour(found, 2)
             through.append(found + factor * through_state[r])                  # now it is 2^gc_last
-            for b in cutlass.range_constexpr(STEPS):
-                for t in cutlass.range_constexpr(EACH):
-                    j = at_element(b, r, t)
-                    flat[0][j] = flat[0][j] * ratio[r][0]
-                    flat[1][j] = flat[1][j] * ratio[r][0]
-                    flat[2][j] = flat[2][j] * ratio[r][self.blocks]
+        self.times_halves(down, [ratio[r][self.blocks] for r in range(HALVES)])
         return through
+
+    @cute.jit
+    def times_halves(self, acc, factors):
+        """Of both halves' channels."""
+        flat = cute.coalesce(acc)
+        for b in cutlass.range_constexpr(STEPS):
+            for j in cutlass.range_constexpr(8):
+                flat[8 * b + j] = flat[8 * b + j] * factors[j // 2 % 2]
 
     @cute.jit
     def unpacked(self, operand, b: cutlass.Constexpr):
@@ -251,26 +283,35 @@ class Rows:
         return step
 
     @cute.jit
-    def gains_and_sums(self, x, s, own_k, xs, up1, up2, down, Qu, Ku, Kd):
+    def gains_and_sums(self, x, s, own_k, of_tokens, xs, up1, up2, down, Qu, Ku, Kd):
         """What each token's gate gains of its row; to shared memory, where G was, what a warp's 16 channels have of
-        configs.GradsConfig.sums: (warps, sums, tokens)."""
-        lane, gains, wanted = cute.arch.lane_idx(), [None] * 32, self.c.sums
-        of_warp = cute.recast_ptr(s.G, dtype=Float32) + cute.arch.warp_idx() * (len(wanted) * TOKENS)
+        recorded.GradsOptions.sums: (warps, sums, tokens).  up1 and down become dqn / |q| and dkn / |k|."""
+        lane, gains, wanted = self.lane(), [None] * 32, self.c.sums
+        of_warp = cute.recast_ptr(s.G, dtype=Float32) + self.warp() * (len(wanted) * TOKENS)
         to = of_warp + ((lane >> 3) * STEP + EACH * (lane & 3) + (lane >> 1 & 2))
-        flat, sums = [cute.coalesce(acc) for acc in (up1, up2, down)], [[] for _ in wanted]
+        flat = [cute.coalesce(acc) for acc in (up1, up2, down)]
+        words = [cute.recast_tensor(cute.coalesce(operand), Uint32) for operand in (Qu, Ku, Kd)]
+        sums = [[Float32(0.0)] * (TOKENS // EACH) for _ in wanted]
         for b in cutlass.range_constexpr(STEPS):
-            weight = [self.unpacked(operand, b) for operand in (Qu, Ku, Kd)]
-            of_block = [[weight[n][j] * flat[n][8 * b + j] for j in range(8)] for n in range(2)]
-            if cutlass.const_expr("b" in wanted):                              # kn 2^-x: Kd less its b, which may be 0
-                k, here = raw(own_k, b), range(8 * b, 8 * b + 8)
-                of_block.append([k[j - 8 * b] * fast.exp2(-(xs[j] + x.zero)) * flat[2][j] for j in here])
-            for t in cutlass.range_constexpr(EACH):
-                i, j = at_element(0, 0, t), at_element(0, 1, t)
-                for n in cutlass.range_constexpr(len(wanted)):
-                    row = of_block[n - len(wanted)] if cutlass.const_expr(not self.c.norm) else of_block[n]
-                    sums[n].append(row[i] + row[j])
-            for j in cutlass.range_constexpr(8):
-                gains[8 * b + j] = (of_block[0][j] + of_block[1][j]) - weight[2][j] * flat[2][8 * b + j]
+            of_q, of_k, of_b = [load(of_tokens + (f * TOKENS + STEP * b), EACH) for f in (Q, K_, B)]
+            of_q = [of_q[t] * x.scale for t in range(EACH)]
+            k = raw(own_k, b) if cutlass.const_expr("b" in wanted) else None
+            from_middle = self.from_middle(x, xs, b)
+            for w in cutlass.range_constexpr(4):                               # two tokens of a channel at a time
+                weight = [both_halves(of_operand[4 * b + w]) for of_operand in words]
+                for e in cutlass.range_constexpr(2):
+                    i, t = 8 * b + 2 * w + e, w // 2 * 2 + e
+                    of_weight = [of_pair[e].bitcast(Float32) for of_pair in weight]
+                    row = [of_weight[n] * flat[n][i] for n in range(2)]
+                    gains[i] = (row[0] + row[1]) - of_weight[2] * flat[2][i]
+                    up, back = fast.exp2(from_middle[2 * w + e]), fast.exp2(-from_middle[2 * w + e])
+                    if cutlass.const_expr("b" in wanted):                      # kn 2^-x: Kd less its b, which may be 0
+                        row.append(k[2 * w + e] * back * flat[2][i])
+                    for n in cutlass.range_constexpr(len(wanted)):
+                        of_row = row[n - len(wanted)] if cutlass.const_expr(not self.c.norm) else row[n]
+                        sums[n][EACH * b + t] = sums[n][EACH * b + t] + of_row
+                    flat[0][i] = flat[0][i] * up * of_q[t]
+                    flat[2][i] = (flat[2][i] * (back * of_b[t]) - flat[1][i] * up) * of_k[t]
         for n in cutlass.range_constexpr(len(wanted)):
             store(to + n * TOKENS, self.over_channels(sums[n]))
         return gains
@@ -278,7 +319,7 @@ class Rows:
     @cute.jit
     def over_channels(self, values):
         """Sums over lanes that are a multiple of 4 apart: a lane keeps an eighth of the values, in order."""
-        lane = cute.arch.lane_idx()
+        lane = self.lane()
         for far in (16, 8, 4):
             width, upper, mine = len(values) // 2, lane & far, []
             for i in cutlass.range_constexpr(width):
@@ -319,7 +360,7 @@ class Rows:
     @cute.jit
     def store_dg(self, x, at, own, gains, rate, bias, through, channel):
         chunk, head, _, tokens = at
-        a = cute.arch.lane_idx() & 3
+        a = self.lane() & 3
         left, number = tokens - EACH * a, chunk * x.HV + head
         later, of_A, of_bias = through, [Float32(0.0)] * HALVES, [Float32(0.0)] * HALVES
         to_logit, to_A = self.gate.slopes(x, rate)
@@ -357,26 +398,16 @@ class Rows:
                         store(to + (Int64(number) * self.c.K + channel + 8 * r), [share])
 
     @cute.jit
-    def store_dq_dk(self, x, s, rows, of_tokens, xs, up1, up2, down):
-        lane = cute.arch.lane_idx()
-        flat = [cute.coalesce(acc) for acc in (up1, up2, down)]
-        projected = s.projected + EACH * (lane & 3)
+    def store_dq_dk(self, s, rows, dqn, dkn):
+        """Less what points along q and k, into the place of those."""
+        projected, flat = s.projected + EACH * (self.lane() & 3), [cute.coalesce(y) for y in (dqn, dkn)]
         for b in cutlass.range_constexpr(STEPS):
-            q, k = [raw(own, b) for own in rows[:2]]
-            of_q, of_k, of_b = [load(of_tokens + (f * TOKENS + STEP * b), EACH) for f in (Q, K_, B)]
-            from_q, from_k = [load(projected + (f * TOKENS + STEP * b), EACH) for f in (Q, K_)]
-            of_q = [of_q[t] * x.scale for t in range(EACH)]
-            dq, dk = [None] * 8, [None] * 8
-            for r in cutlass.range_constexpr(HALVES):
-                for t in cutlass.range_constexpr(EACH):
-                    j = at_element(0, r, t)
-                    from_middle = xs[8 * b + j] + x.zero                       # exponentials are made again, not kept
-                    up, down_ = fast.exp2(from_middle), fast.exp2(-from_middle)
-                    dqn = flat[0][8 * b + j] * up * of_q[t]
-                    dkn = (flat[2][8 * b + j] * (down_ * of_b[t]) - flat[1][8 * b + j] * up) * of_k[t]
-                    if cutlass.const_expr(self.c.norm):
-                        dqn = dqn - q[j] * from_q[t]
-                        dkn = dkn - k[j] * from_k[t]
-                    dq[j], dk[j] = dqn, dkn
-            store_matrices(rows[0] + b * (STEP * 64), words_of(dq), transposed=True)
-            store_matrices(rows[1] + b * (STEP * 64), words_of(dk), transposed=True)
+            for n in cutlass.range_constexpr(2):
+                found = [flat[n][8 * b + j] for j in range(8)]
+                if cutlass.const_expr(self.c.norm):
+                    y, along = raw(rows[n], b), load(projected + (n * TOKENS + STEP * b), EACH)
+                    for r in cutlass.range_constexpr(HALVES):
+                        for t in cutlass.range_constexpr(EACH):
+                            j = at_element(0, r, t)
+                            found[j] = found[j] - y[j] * along[t]
+                store_matrices(rows[n] + b * (STEP * 64), words_of(found), transposed=True)

@@ -9,26 +9,33 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from kda.bundles import Grads, Outputs, Own
+from kda.compile.kernel import Kernel
 from kda.compile.launching import taker
 from kda.host import detect
 from kda.problem import Inputs, Problem
 
-from ..common.arguments import Launch
-from ..common.cute.configs import RUN, ChunkTable, SegmentTable, TablesConfig
-from ..common.cute.recorded import TOKENS
-from ..common.cute.tile import C
-from ..common.launcher import launch_of, offsets_dtype, outputs, segment_summary
-from ..common.tensors import aligned, laid_out, offsets_on
-from .kernels import kernel
-from .plan import RecordedPlan, recorded_plan, states_table
+from .arguments import Launch, Launched
+from .cute.configs import RUN, ChunkTable, SegmentTable, TablesConfig
+from .cute.recorded import TOKENS
+from .cute.tile import C
+from .launcher import launch_of, offsets_dtype, outputs, segment_summary
+from .recorded_plan import RecordedPlan, states_table
+from .tensors import aligned, laid_out, offsets_on
 
 Tensor = torch.Tensor
+
+# What a backward rounds, by the names that the stages have for what is as large: kE, qg, b kg, A_qk b, T', states, r,
+# z and dv; G, Qu, Ku and Kd; results.
+ROUNDED_TO = dict.fromkeys(
+    ("A_qk", "A_inv", "w", "u", "qg", "kb", "kg", "h", "v_new", "dh", "dv_new", "P", "kD", "qD", "dA_k", "dA_q",
+     "dq", "dk", "dv", "dg", "dbeta"), "bfloat16",
+)  # fmt: skip
 
 
 class Tables(NamedTuple):
@@ -41,6 +48,13 @@ class Tables(NamedTuple):
 
 
 NO_TABLES = Tables()
+
+
+class Backend(NamedTuple):
+    """Whose kernels are launched."""
+
+    plan: Callable[[Problem, int], RecordedPlan]                               # of so many SMs
+    kernel: Callable[[Launched, tuple[int, int]], Kernel]                      # of a compute capability
 
 
 class Parts(NamedTuple):
@@ -71,10 +85,10 @@ class Steps(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def steps(p: Problem, sms: int, offsets: str | None) -> Steps:
+def steps(of: Backend, p: Problem, cc: tuple[int, int], sms: int, offsets: str | None) -> Steps:
     """For `cu_seqlens` of dtype `offsets`; of a backward `p.final_state` says whether final states have gradients."""
-    pl = recorded_plan(p, sms)
-    step = functools.partial(launch_of, kernel)
+    pl = of.plan(p, sms)
+    step = functools.partial(launch_of, lambda config: of.kernel(config, cc))
     gate = dict(T=p.T, H=p.H, HV=p.HV, scale=p.scale, lower_bound=p.lower_bound or 0.0)
     walk = dict(T=p.T, chunks=pl.chunks, segments=pl.segments, segment=pl.segment, HV=p.HV)
     compose = dict(segments=pl.segments, HV=p.HV)
@@ -105,8 +119,13 @@ def runs(rows: int, p: Problem) -> int:
     return max(1, -(-p.T // (rows * RUN))) if p.N else 0
 
 
-def kept_bytes(p: Problem) -> int:
-    return sum(recorded_plan(p, detect(p.device).sms).kept)
+def kept_bytes(of: Backend, p: Problem) -> int:
+    return sum(of.plan(p, detect(p.device).sms).kept)
+
+
+def steps_here(of: Backend, p: Problem, x: Inputs) -> Steps:
+    host = detect(p.device)
+    return steps(of, p, host.cc, host.sms, offsets_dtype(x))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -114,8 +133,8 @@ def with_dht(p: Problem, dht: bool) -> Problem:
     return dataclasses.replace(p, final_state=dht)
 
 
-def forward(p: Problem, x: Inputs) -> Outputs:
-    at = steps(p, detect(p.device).sms, offsets_dtype(x))
+def forward(of: Backend, p: Problem, x: Inputs) -> Outputs:
+    at = steps_here(of, p, x)
     out, inputs = outputs(p, x), laid_out(x)
     memory = out.o.new_empty(sum(at.plan.kept), dtype=torch.uint8)
     parts = Parts(*places_in(memory, at.plan.kept))
@@ -123,10 +142,10 @@ def forward(p: Problem, x: Inputs) -> Outputs:
     return out._replace(saved=Own(memory))
 
 
-def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, own: Own | None) -> Grads:
+def backward(of: Backend, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, own: Own | None) -> Grads:
     """Without `own`, operands, states and residuals of the forward are made again."""
     p = with_dht(p, dht is not None)
-    at = steps(p, detect(p.device).sms, offsets_dtype(x))
+    at = steps_here(of, p, x)
     like, inputs, found, kept = x.q, laid_out(x), tables(p, at, x), at.plan.kept
     do, dht = aligned(do, like.dtype), aligned(dht, torch.float32)
     # tokens of no sequence: prepare clears their rows, which does not run again if all was kept

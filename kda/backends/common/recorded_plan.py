@@ -1,0 +1,163 @@
+"""Shapes of a recorded call, a forward that keeps and its backward, to what is launched, on every arch that has kernels
+for it.  No torch, no cutlass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kda.problem import Problem
+
+from .arguments import Launched
+from .cute.configs import LIMIT, ComposeConfig, SharesConfig, TablesConfig
+from .cute.recorded import TOKENS
+from .cute.tile import C
+
+OFFSETS = ("int32", "int64")                 # dtypes of cu_seqlens
+TILE_ALIGNMENT = 1024
+SHORTEST = 32                                # chunks of a segment
+INVARIANT = 128                              # the same with batch_invariant
+COLUMNS = 64                                 # of a state or of M, for which there is a CTA where sequences are cut
+
+
+class Makers(NamedTuple):
+    """An arch's configurations.  `cut`: sequences are; `alone`: there is an SM for each CTA."""
+
+    tile_bytes: Callable[[int], int]                                           # of K
+    prepare: Callable[[Problem], Launched]
+    record: Callable[[Problem, bool, bool, bool], Launched]                    # cut, alone; with results, or without
+    carry: Callable[[Problem, bool], Launched]                                 # alone
+    walk: Callable[[Problem, bool, bool], Launched]                            # cut, alone
+    carry_back: Callable[[Problem, bool], Launched]                            # alone
+    grads: Callable[[Problem], Launched]
+
+
+@dataclass(frozen=True)
+class RecordedPlan:
+    """Of a forward that keeps what its backward reads, and of that backward, which makes it again if nothing was kept:
+    on tiles with b on keys, a state of every two chunks.  Packed, there may be fewer chunks, segments and states."""
+
+    chunks: int                              # of a row of T tokens, as the forward has them
+    segments: int                            # of a row
+    segment: int                             # chunks of a segment
+    all_segments: int
+    entries: int                             # of the table of chunks
+    entries_grid: tuple[int, int]            # y and z of a grid over them
+    states: int                              # of a row; packed, entries of their table
+    all_states: int
+    kept: Kept
+    scratch: tuple[int, ...]                 # bytes of dh, what segments add to it, where it leaves them; shares
+    grads_grid: int
+    prepare: Launched
+    carry: Launched | None                   # where sequences are cut
+    compose: ComposeConfig | None
+    record: Launched                         # the forward
+    again: Launched                          # the same without results
+    carry_back: Launched | None              # where sequences are cut
+    compose_back: ComposeConfig | None
+    walk: Launched
+    grads: Launched
+    shares: SharesConfig | None              # where the gate has parameters
+
+
+class Kept(NamedTuple):
+    """Bytes of all that a backward reads beside inputs, as it lies in memory that a forward keeps."""
+
+    tiles: int
+    M: int                                   # of segments
+    h: int
+    r: int
+
+
+def places(*sizes: int) -> tuple[int, ...]:
+    """The bytes that parts of memory have, so that each begins where a tile may."""
+    return tuple(-(-size // TILE_ALIGNMENT) * TILE_ALIGNMENT for size in sizes)
+
+
+def plan_of(make: Makers, p: Problem, sms: int) -> RecordedPlan:
+    """The same segments for both directions."""
+    length, chunks, states = segment_length(p, sms), -(-p.T // C), -(-p.T // TOKENS)
+    segment = length or max(chunks, 1)
+    segments = max(1, -(-chunks // segment))
+    all_chunks, all_states, all_segments = p.B * chunks, p.B * states, p.B * segments
+    if p.packed:                                                               # tokens of no sequence may need one more
+        all_chunks, all_segments = p.T // C + p.N + 1, p.N + (p.T // (length * C) if length else 0)
+        all_states = states = p.T // TOKENS + p.N + 1
+    cut = length > 0
+    state, of_segments = p.HV * p.K * p.V, all_segments * cut
+    kept = Kept(*places(
+        all_chunks * p.HV * make.tile_bytes(p.K), 4 * of_segments * p.HV * p.K * p.K, 2 * all_states * state,
+        2 * p.B * p.T * p.HV * p.V,
+    ))  # fmt: skip
+    scratch = places(2 * all_states * state, *[4 * of_segments * state] * 2, *[4 * all_states * p.HV * p.K] * 2)
+    ctas = p.HV * all_segments
+    alone, carry_alone = (columns // COLUMNS * ctas <= sms for columns in (p.V, p.V + p.K))
+    return RecordedPlan(
+        chunks, segments, segment, all_segments, all_chunks, grid(all_chunks) if p.packed else (chunks, p.B), states,
+        all_states, kept, scratch, min(all_states * p.HV, sms) if p.T else 0,
+        prepare=make.prepare(p),
+        carry=make.carry(p, carry_alone) if cut else None,
+        compose=compose_config(p) if cut else None,
+        record=make.record(p, cut, alone, True),
+        again=make.record(p, cut, alone, False),
+        carry_back=make.carry_back(p, alone) if cut else None,
+        compose_back=compose_back_config(p) if cut else None,
+        walk=make.walk(p, cut, alone),
+        grads=make.grads(p),
+        shares=shares_config(p),
+    )  # fmt: skip
+
+
+def all_configs(make: Makers, p: Problem) -> Iterator[Launched | None]:
+    """Of every kernel that a recorded call of this class can want, some of them twice."""
+    yield from (make.prepare(p), make.grads(p), shares_config(p), compose_config(p))
+    if p.packed:
+        for dtype in OFFSETS:
+            yield from (TablesConfig(dtype), states_table(dtype))
+    for final_state, alone in itertools.product((False, True), repeat=2):
+        asked = dataclasses.replace(p, direction="backward", final_state=final_state)
+        for cut in (False, True):
+            yield from (make.record(asked, cut, alone, results) for results in (True, False))
+            yield make.walk(asked, cut, alone)
+        yield from (make.carry(asked, alone), make.carry_back(asked, alone), compose_back_config(asked))
+
+
+def compose_config(p: Problem) -> ComposeConfig:
+    return ComposeConfig(p.K, p.V, p.packed, p.state_dtype, v_first=p.state_v_first)
+
+
+def compose_back_config(p: Problem) -> ComposeConfig:
+    of_dht = "float32" if p.final_state else None
+    return ComposeConfig(p.K, p.V, p.packed, of_dht, v_first=p.state_v_first, back=True)
+
+
+def states_table(offsets: str) -> TablesConfig:
+    return TablesConfig(offsets, TOKENS, segments=False)
+
+
+def shares_config(p: Problem) -> SharesConfig | None:
+    return SharesConfig(p.K, p.A_log, p.dt_bias) if p.A_log or p.dt_bias else None
+
+
+def segment_length(p: Problem, sms: int) -> int:
+    """Chunks of a segment, 0 for whole sequences: cut where heads and sequences leave the chip idle.
+
+    With batch_invariant a sequence's cut does not depend on its neighbours.
+    """
+    sequences = max(p.N, 1)
+    wanted = sms // (p.V // COLUMNS * p.HV * (1 if p.batch_invariant else sequences))
+    if wanted < 3:
+        return 0
+    if p.batch_invariant:
+        return INVARIANT
+    chunks = -(-p.T // C) // (sequences if p.packed else 1)
+    length = max(SHORTEST, -(-chunks // wanted) + 1 & -2)                      # whole chunks of 64
+    return length if chunks > 2 * length else 0
+
+
+def grid(programs: int) -> tuple[int, int]:
+    return min(programs, LIMIT), -(-programs // LIMIT)

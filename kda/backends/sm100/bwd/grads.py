@@ -1,0 +1,352 @@
+"""bwd/grads: the gradients of q, k, g and beta of one chunk of 64 tokens and one value head, of what two walks leave.
+
+  r_i = v_i - k_i^T S is what the delta rule writes (v_new = b r), dv the gradient of v;  h enters the chunk, dh leaves
+  it.
+  x = gc - a, a = gc in the middle of the token's block;  |x| is at most the decay of half a block.  Of a gate that may
+  lose any number of bits blocks have 8 tokens for 16, and decays a floor (common/cute/grads/gate.py).
+
+  Qu = scale qn 2^x    Ku = -kn 2^x    Kd = b kn 2^-x                      bfloat16, registers: channels x tokens
+  G1 = tril(do r^T)    G2 = strict_tril(dv r^T)                            bfloat16, shared memory: tokens x tokens
+  up1 = h do^T + Kd G1^T;  up2 = h dv^T + Kd G2^T;  down = dh r^T + Qu G1 + Ku G2
+                       each block of tokens counted from its own middle: what goes on to the next is times 2^(a' - a)
+  dqn = scale 2^x up1;  dkn = b 2^-x down - 2^x up2;  the rest as in common/cute/grads/rows.py
+
+Products of values and states are UMMA's, with the 128 channels (of G: tokens, twice) as rows.  Those of the chunk's
+tokens with each other are of mma.sync, whose operands and accumulators a warp has in registers: between two blocks of
+16 tokens an accumulator is rescaled, which in tensor memory would be a load and a store more.  Of the 64 lanes that two
+warps share a warp has 16 in turn: their fragments are those of a warpgroup on Hopper.
+
+  warps  registers  role  does
+  0-7    232        MATH  a warp has 16 channels: 32 elements a thread of each of three accumulators;  warp 0 issues
+                          UMMA's products
+  8-11   40         LOAD  brings what comes next, norms and beta of its tokens, and takes away what was made
+
+  pipeline        arrivals                        says
+  values_full     128, of LOAD's copies;          do, dv, r, h and dh of a chunk are there
+                  1 and the bytes of h and dh
+  values_empty    8, a lane of each MATH warp     all products and sums that read them are done
+  rows_full, 2    128, of LOAD                    q, k, g and of_tokens are there
+  rows_done, 2    8, a lane of each MATH warp     dq, dk and dg stand where q, k and g stood
+  products, 2     1, a commit                     G is in tensor memory;  products of states are
+  MATH            256                             G is there;  it was read;  partial sums are there;  projections are
+  LOAD            128                             rows are there
+
+  shared memory: configs.GradsConfig.struct: do, dv, r 3 x 16 KiB, h, dh 2 x 32, rows 2 x 48, G 16 (partial sums later)
+  tensor memory: configs.GradsColumns, 416 columns; all 512 are allocated, so that they begin at 0
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32, Uint8, Uint32
+from cutlass.memory import SmemAllocator
+
+from kda.compile import cutedsl
+from kda.compile.target import Target
+
+from ...common.cute import entry
+from ...common.cute.copies import field_at, in_global, load_one, store
+from ...common.cute.fragments import load_matrices, mma_bf16
+from ...common.cute.grads.load import LOADERS, Loader
+from ...common.cute.grads.places import HALVES, STEPS
+from ...common.cute.grads.rows import MATH, Rows
+from ...common.cute.recorded import MATH_WARPS, PLACE, TOKENS
+from ..configs import TMEM, GradsColumns, GradsConfig, K, V
+from ..parts import umma
+
+MATH_REGISTERS, LOAD_REGISTERS = 224, 56
+
+OF_G = umma.Product(2 * TOKENS, TOKENS, umma.along(2 * TOKENS), umma.along(TOKENS), range(V // umma.STEP))
+OF_H = umma.Product(K, TOKENS, umma.along(K), umma.along(2 * TOKENS), range(V // umma.STEP))
+OF_DH = umma.Product(K, TOKENS, umma.along(K), umma.along(TOKENS), range(V // umma.STEP))
+
+
+TENSORS = GradsConfig.arguments.tensors()
+
+
+class Reloaded:
+    """The kernel's arguments; addresses of tensors come out of shared memory wherever they are asked for.  Parameters
+    ptxas loads once, and then keeps in local memory."""
+
+    def __init__(self, x, s):
+        self.x, self.s = x, s
+
+    def __getattr__(self, name):
+        given = getattr(self.x, name)
+        if name not in TENSORS:
+            return given
+        return in_global(load_one(self.s.tensors + TENSORS.index(name)), given.dtype)
+
+
+class Math(Rows):
+    """MATH: eight warps, 16 channels each."""
+
+    states_stand = False
+
+    @cute.jit
+    def refresh(self, s):
+        """Out of shared memory, so that ptxas cannot hoist what follows from it out of the loop over items, where there
+        are no registers for it."""
+        self.number = load_one(s.threads + cute.arch.thread_idx()[0]).to(Int32) & 255
+
+    @cute.jit
+    def thread(self):
+        return self.number
+
+    @cute.jit
+    def lane(self):
+        return self.number & 31
+
+    @cute.jit
+    def warp(self):
+        return cute.arch.make_warp_uniform(self.number >> 5)
+
+    @cute.jit
+    def quarter(self):
+        """Of the lanes of tensor memory, that the warp can read."""
+        return self.warp() & 3
+
+    @cute.jit
+    def half(self):
+        """Of those lanes, that are the warp's."""
+        return self.warp() >> 2
+
+    @cute.jit
+    def panel(self):
+        return self.quarter() >> 1
+
+    @cute.jit
+    def part(self):
+        return (self.quarter() & 1) * 2 + self.half()
+
+    @cute.jit
+    def item(self, x, s, i):
+        self.refresh(s)
+        cute.arch.mbarrier_wait(s.values_full, i & 1)
+        if self.warp() == 0:
+            self.issue_products(s)
+        through_state = self.sums_of_states(s)
+        cute.arch.mbarrier_wait(s.products, i & 1)
+        umma.fence_after_thread_sync()
+        self.store_G(s, self.accumulator(GradsColumns.G))
+
+        cute.arch.mbarrier_wait(s.rows_full + (i & 1), i >> 1 & 1)
+        self.refresh(s)
+        at, channel, rate, bias = self.ask_again(x, s, i)
+        of_tokens, rows = self.places(s, i)
+        Qu, Ku, Kd = [self.operand() for _ in range(3)]
+        xs, ratio = self.operands(x, at, rows, channel, of_tokens, rate, bias, Qu, Ku, Kd)
+        self.put_aside(xs, Qu, Ku, Kd)
+        cute.arch.mbarrier_wait(s.products + 1, i & 1)
+        umma.fence_after_thread_sync()
+        self.give_back(s.values_empty)
+        up1, up2 = [self.accumulator(columns) for columns in (GradsColumns.up1, GradsColumns.up2)]
+        self.enter_up(up1, up2, ratio)
+        MATH.sync()                                                            # G is there
+        self.refresh(s)
+        Kd = self.put_back(GradsColumns.Kd)
+        self.sweep_up(s, up1, up2, Kd, ratio)
+        down = self.accumulator(GradsColumns.down)
+        umma.fence_before_thread_sync()                                        # warp 0 issues the next item's products
+        through = self.enter_down(down, Kd, ratio, through_state)
+        Qu, Ku = [self.put_back(columns) for columns in (GradsColumns.Qu, GradsColumns.Ku)]
+        self.sweep_down(s, down, Qu, Ku, ratio)
+        self.finish(x, s, at, i, channel, rows, of_tokens, rate, bias, xs, through, up1, up2, down, Qu, Ku, Kd)
+
+    @cute.jit
+    def ask_again(self, x, s, i, *known):
+        at, channel = self.place(s, i), self.first_channel()
+        return at, channel, *self.gate.of_channels(x, at[1], channel)
+
+    @cute.jit
+    def place(self, s, i):
+        """Where an item lies: dividing by HV would cost registers for what does not change."""
+        chunk, head, begin, tokens = [load_one(s.places + ((i & 1) * PLACE + n)) for n in range(PLACE)]
+        return chunk.to(Int32), head.to(Int32), begin, tokens.to(Int32)
+
+    @cute.jit
+    def put_aside(self, xs, Qu, Ku, Kd):
+        """Into tensor memory.  ptxas would make operands where they are multiplied, and keep what they are made of."""
+        umma.store_fragments(self.lanes() + GradsColumns.x, xs)
+        for columns, operand in ((GradsColumns.Qu, Qu), (GradsColumns.Ku, Ku), (GradsColumns.Kd, Kd)):
+            words = cute.recast_tensor(operand, Uint32)
+            umma.store_fragments(self.lanes() + columns, [words[w] for w in range(TOKENS // 4)])
+        umma.wait_for_stores()
+
+    @cute.jit
+    def from_middle(self, x, xs, b: cutlass.Constexpr):
+        return umma.load_fragments(self.lanes() + (GradsColumns.x + b * umma.STEP), umma.STEP)
+
+    @cute.jit
+    def put_back(self, columns: cutlass.Constexpr):
+        """An operand that was put aside."""
+        operand = self.operand()
+        words = cute.recast_tensor(operand, Uint32)
+        found = umma.load_fragments(self.lanes() + columns, TOKENS // 2, Uint32)
+        for w in cutlass.range_constexpr(TOKENS // 4):
+            words[w] = found[w]
+        return operand
+
+    @cute.jit
+    def issue_products(self, s):
+        """By warp 0: all of an item's, when its values are there and the tensor memory of the one before was read."""
+        struct = self.c.struct
+        do, r = struct.do_dv.offset, struct.r.offset
+        dv = do + TOKENS * umma.ROW
+        umma.fence_after_thread_sync()
+        with cute.arch.elect_one():
+            cute.arch.fence_proxy("async.shared", space="cta")                 # LOAD's copies, for products
+            umma.multiply(OF_G, GradsColumns.G, s.base_desc, do, r, False)
+            umma.commit(s.products)
+            umma.multiply(OF_H, GradsColumns.up1, s.base_desc, struct.h.offset, do, False)
+            umma.multiply(OF_H, GradsColumns.up2, s.base_desc, struct.h.offset, dv, False)
+            umma.multiply(OF_DH, GradsColumns.down, s.base_desc, struct.dh.offset, r, False)
+            umma.commit(s.products + 1)
+
+    @cute.jit
+    def lanes(self):
+        """Of tensor memory, the warp's 16."""
+        return self.quarter() * umma.WARP_LANES + self.half() * (umma.WARP_LANES // 2)
+
+    @cute.jit
+    def accumulator(self, columns: cutlass.Constexpr):
+        """The warp's 16 rows of a product."""
+        found, kept = umma.load_fragments(self.lanes() + columns, TOKENS), cute.make_rmem_tensor(TOKENS // 2, Float32)
+        for j in cutlass.range_constexpr(TOKENS // 2):
+            kept[j] = found[j]
+        return kept
+
+    @cute.jit
+    def operand(self, tokens: cutlass.Constexpr = TOKENS):
+        return cute.make_rmem_tensor(tokens // 2, BFloat16)
+
+    @cute.jit
+    def own_rows_of_state(self, step: cutlass.Constexpr):
+        lane = self.lane()
+        row = 64 * self.panel() + 16 * self.part() + (lane & 15)
+        own = row * 64 + ((lane >> 4) ^ (row & 7)) * 8
+        return (own ^ (step & 3) * 16) + (step >> 2) * (K * 64)
+
+    @cute.jit
+    def sweep_up(self, s, up1, up2, Kd, ratio):
+        """Blocks of tokens to those below them, the first one first; what goes on decays."""
+        for n in cutlass.range_constexpr(self.blocks):
+            of_keys, step = self.words_of_block(Kd, n), n // self.each
+            for b in cutlass.range_constexpr(step, STEPS):
+                self.add(up1, b, of_keys, self.square_of_G(s, 0, b, step, False))
+                self.add(up2, b, of_keys, self.square_of_G(s, 1, b, step, False))
+            for b in cutlass.range_constexpr((n + 1) // self.each, STEPS):
+                self.rescale((up1, up2), b, ratio, n + 1, range(n + 1, self.blocks))
+
+    @cute.jit
+    def sweep_down(self, s, down, Qu, Ku, ratio):
+        """Blocks of tokens to those above them, the last one first."""
+        for m in cutlass.range_constexpr(self.blocks):
+            n = self.blocks - 1 - m
+            of_q, of_k, step = self.words_of_block(Qu, n), self.words_of_block(Ku, n), n // self.each
+            for b in cutlass.range_constexpr(step + 1):
+                self.add(down, b, of_q, self.square_of_G(s, 0, step, b, True))
+                self.add(down, b, of_k, self.square_of_G(s, 1, step, b, True))
+            for b in cutlass.range_constexpr((n - 1) // self.each + 1):
+                self.rescale((down,), b, ratio, n, range(n))
+
+    @cute.jit
+    def words_of_block(self, operand, block: cutlass.Constexpr):
+        """Four words of a step's operand, of which one block counts."""
+        step = block if cutlass.const_expr(self.each == 1) else 0
+        words = cute.recast_tensor(self.block_of(operand, block), Uint32)
+        return [words[4 * step + w] for w in range(4)]
+
+    @cute.jit
+    def square_of_G(
+        self, s, n: cutlass.Constexpr, i: cutlass.Constexpr, j: cutlass.Constexpr, transposed: cutlass.Constexpr
+    ):  # fmt: skip
+        """16 x 16 elements of G1 or G2, rows of step i and columns of step j, as two operands of mma.sync: B^T of rows,
+        or, transposed, of columns."""
+        lane = self.lane()
+        row = (lane >> 4) * 8 + (lane & 7)
+        own = row * 64 + ((lane >> 3 & 1) ^ (row & 7)) * 8
+        found = load_matrices(s.G + ((own ^ j * 16) + (n * TOKENS * TOKENS + i * umma.STEP * 64)), transposed)
+        if cutlass.const_expr(transposed):
+            return [[found[0], found[2]], [found[1], found[3]]]
+        return [[found[0], found[1]], [found[2], found[3]]]
+
+    @cute.jit
+    def add(self, acc, b: cutlass.Constexpr, a, square):
+        """acc += a @ square, of the 16 tokens of step b."""
+        for half in cutlass.range_constexpr(2):
+            first = 8 * b + 4 * half
+            found = mma_bf16([acc[first + j] for j in range(4)], a, square[half])
+            for j in cutlass.range_constexpr(4):
+                acc[first + j] = found[j]
+
+    @cute.jit
+    def rescale(self, accs, b: cutlass.Constexpr, ratio, n: cutlass.Constexpr, counts: cutlass.Constexpr):
+        """Step b of accumulators, of its blocks those that count, times the n-th factor from middle to middle."""
+        for r in cutlass.range_constexpr(HALVES):
+            factors = [ratio[r][n] if b * self.each + e in counts else Float32(1.0) for e in range(self.each)]
+            factor = self.of_lane(factors)
+            for acc in accs:
+                for j in cutlass.range_constexpr(8):
+                    if cutlass.const_expr(j // 2 % 2 == r):
+                        acc[8 * b + j] = acc[8 * b + j] * factor
+
+
+class Grads(entry.Entry):
+    def __init__(self, config: GradsConfig):
+        self.c = config
+        self.loader, self.math = Loader(config), Math(config)
+
+    @cute.kernel
+    def kernel(self, x):
+        shared = SmemAllocator().allocate_array(Uint8, self.c.shared, byte_alignment=1024)
+        s = self.fields(shared)
+        first, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        if cute.arch.thread_idx()[0] == 0:
+            cute.arch.mbarrier_init(s.values_full, LOADERS + 1)
+            cute.arch.mbarrier_init(s.values_empty, MATH_WARPS)
+            for n in cutlass.range_constexpr(2):
+                cute.arch.mbarrier_init(s.rows_full + n, LOADERS)
+                cute.arch.mbarrier_init(s.rows_done + n, MATH_WARPS)
+                cute.arch.mbarrier_init(s.products + n, 1)
+            cute.arch.mbarrier_init_fence()
+            for n, name in enumerate(TENSORS):
+                store(s.tensors + n, [getattr(x, name).toint()])
+            store(s.items, [(x.items - first + step - 1) // step])
+            store(s.base_desc, [(shared.toint().to(Uint32) & 0x3FFFF) >> 4])
+        if warp < MATH_WARPS:
+            store(s.threads + cute.arch.thread_idx()[0], [cute.arch.thread_idx()[0]])
+        if warp == 0:
+            umma.allocate(s.tmem, TMEM)
+        cute.arch.sync_threads()
+        x = Reloaded(x, s)
+        if warp < MATH_WARPS:
+            cute.arch.setmaxregister_increase(MATH_REGISTERS)
+            i = Int32(0)
+            while i < load_one(s.items):                                       # a bound that no register keeps
+                self.math.item(x, s, i)
+                i += 1
+            umma.fence_before_thread_sync()
+            MATH.sync()                                                        # all have read tensor memory
+            if warp == 0:
+                umma.free(TMEM)
+        else:
+            cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
+            self.loader.run(x, s, first, step)
+
+    @cute.jit
+    def fields(self, shared):
+        """Pointers to what lies in shared memory, by name."""
+        struct = self.c.struct
+        found = {name: field_at(shared, field) for name, field in struct.fields.items()}
+        do = found.pop("do_dv")
+        found |= dict(do=do, dv=do + TOKENS * 64)
+        return namedtuple("Shared", found)(**found)
+
+
+def build(c: GradsConfig, target: Target) -> cutedsl.Compiled:
+    return entry.compile(Grads, c, target)

@@ -1,0 +1,143 @@
+"""`kda bench --host`: what a forward and a training step cost the host.  Imports torch when it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kda.dispatch import backend_asked, choose, what_is_kept
+from kda.errors import NoBackendError
+from kda.measure.shapes import Shape
+
+from .bench_asked import CannotJudge, problem_of, shapes_asked, spec_of, target_of
+from .render import OK, Screen, kda_version, table
+
+if TYPE_CHECKING:
+    from kda.measure.host import Cost, Gpu, StandIn
+    from kda.measure.timing import Machine
+
+DEFAULT = {"few tokens": Shape("the host alone is seen where a GPU has little to do", T=1024, H=16)}
+DIRECTIONS = ("forward", "step")
+HEAD = ("", "", "backend", "GPU idle", "p20-p80", "GPU busy", "p20-p80", "launches", "of torch", "allocations")
+REPEATS = 200
+
+
+def host(screen: Screen, options: dict[str, Any]) -> int:
+    from kda.measure.host import Gpu, StandIn, calls, cost
+    from kda.measure.timing import this_machine
+    from kda.verify.cases import make
+    from kda.verify.doors import here
+
+    device = here()
+    target = target_of(options["arch"]) if options["arch"] else None
+    if target is None and device == "cpu":
+        raise CannotJudge(
+            "--host wants a GPU, to which calls are launched; found none. --arch sm90 sends the launches of that GPU's "
+            "backends to a stand-in, so that all but the driver's part is timed"
+        )
+    machine = this_machine("cpu" if target else device)
+    gpu = StandIn(target) if target else Gpu(device)
+    there = "cpu" if target else device
+    shapes = shapes_asked(options, "gpu", DEFAULT)
+    kept = {"disable_recompute": True} if options["disable_recompute"] else {}
+    found: list[tuple[Shape, Cost]] = []
+    with gpu.used(), screen.progress("drawing inputs") as tell:
+        for shape in shapes.values():
+            spec = spec_of(shape, "slow")
+            asked = [options["backend"], *filter(None, [options["against"]])]
+            backends = {name: taken_by(spec, name, there, bool(kept)) for name in asked}
+            case = make(spec).map(lambda x: x.to(there))
+            for name, backend in backends.items():
+                for direction, call in calls(name or backend_asked(), case, **kept).items():
+                    if direction in directions_of(options):
+                        tell(f"{shape.label}: {direction} of {backend}")
+                        found.append((shape, cost(direction, backend, call, gpu, options["repeats"] or REPEATS)))
+    report(screen, machine, gpu, found, options)
+    return OK
+
+
+def directions_of(options: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(way for way in DIRECTIONS if way in options["directions"]) or DIRECTIONS
+
+
+def taken_by(spec: Any, asked: str | None, device: str, kept: bool) -> str:
+    """The backend of a step's forward, and that of its backward where that is another."""
+    from kda.dispatch import backend_of_backward
+
+    asked = backend_asked(asked)
+    try:
+        forward = problem_of(spec, "forward", device)
+        as_saved = kept and what_is_kept(dataclasses.replace(forward, disable_recompute=True), asked).value == "all"
+        made = choose(dataclasses.replace(forward, disable_recompute=as_saved), asked).backend
+        backward = dataclasses.replace(problem_of(spec, "backward", device), disable_recompute=as_saved)
+        read = choose(backward, backend_of_backward(asked)).backend
+    except NoBackendError as error:
+        raise CannotJudge(*str(error).splitlines()) from None
+    return made if made == read else f"{made}, {read}"
+
+
+# ---------------------------------------------------------------------------------------------- reporting
+
+
+def report(
+    screen: Screen, machine: Machine, gpu: Gpu | StandIn, found: Sequence[tuple[Shape, Cost]], options: dict[str, Any]
+) -> None:
+    stand_in = getattr(gpu, "host", None)
+    if screen.json:
+        screen.emit_json({
+            "schema": 1, "kda": kda_version(), "command": "bench", "exit": OK, "host": machine._asdict(),
+            "stand_in": stand_in and stand_in.name, "settings": {"disable_recompute": options["disable_recompute"]},
+            "rows": [as_json(shape, cost) for shape, cost in found],
+        })  # fmt: skip
+        return
+    words = [machine.device, f"kda {kda_version()}", *(f"{n} {v}" for n, v in machine.versions.items())]
+    screen.line(screen.paint("  ".join(words), bold=True))
+    screen.line("microseconds of the host for a call; results are not looked at")
+    if stand_in:
+        name = stand_in.name.removeprefix("simulated ")
+        screen.line(f"launches go to a stand-in of {name}: the driver's part is left out, and tensors lie on the CPU")
+    screen.line()
+    for line in table(list(cells(found)), header=HEAD, align="lllrrrrrrr"):
+        screen.line(line)
+    for _, cost in found:
+        if cost.busy and cost.busy.host_inside:
+            screen.line(
+                f"{screen.sign('warn')} {cost.direction} of {cost.backend}: the call waits for the GPU, or that ran "
+                "dry; its time with a busy GPU is not the host's alone"
+            )
+    if machine.crowded:
+        screen.line(f"{screen.sign('warn')} other processes kept the cores busy (a load of {machine.load:.1f} on "
+                    f"{machine.cores}): these times can be many times too long")  # fmt: skip
+
+
+def cells(found: Sequence[tuple[Shape, Cost]]) -> Iterator[tuple[str, ...]]:
+    for shape, cost in found:
+        busy = ("-", "-") if cost.busy is None else (us(cost.busy.median), spread(cost.busy))
+        torch = "-" if cost.of_torch is None else str(cost.of_torch)
+        yield (cost.direction, shape.label, cost.backend, us(cost.idle.median), spread(cost.idle), *busy,
+               str(cost.launches), torch, str(cost.allocations))  # fmt: skip
+
+
+def us(seconds: float) -> str:
+    return f"{1e6 * seconds:.0f}"
+
+
+def spread(timing: Any) -> str:
+    return f"{us(timing.quantile(0.2))}-{us(timing.quantile(0.8))}"
+
+
+def as_json(shape: Shape, cost: Cost) -> dict[str, Any]:
+    """Times in seconds."""
+    return {
+        "problem": shape.label, "direction": cost.direction, "backend": cost.backend, "launches": cost.launches,
+        "launches_of_torch": cost.of_torch, "allocations": cost.allocations,
+        "idle": of_timing(cost.idle), "busy": cost.busy and of_timing(cost.busy),
+    }  # fmt: skip
+
+
+def of_timing(timing: Any) -> dict[str, Any]:
+    return {"calls": len(timing.seconds), "median": timing.median, "p20": timing.quantile(0.2),
+            "p80": timing.quantile(0.8), "mean": statistics.fmean(timing.seconds),
+            "host_inside": timing.host_inside}  # fmt: skip

@@ -1,0 +1,119 @@
+"""`kda bench --host`: what is refused, printed and counted, on a machine without a GPU."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from kda.cli import cli
+from kda.compile import driver
+from kda.compile.target import parse
+from kda.measure.host import QUEUE, SPARE, WARMUPS, Gpu, StandIn, calls, cost
+from kda.verify.cases import make_inputs
+
+SMALL = ("--host", "--tokens", "9", "--heads", "1", "-K", "16", "-V", "16", "--dtype", "float32", "--repeats", "3")
+STAND_IN = (*SMALL, "--arch", "sm90", "--backend", "reference")
+
+
+def run(*args):
+    return CliRunner().invoke(cli, ["bench", *args])
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (("--arch", "sm90"), "--arch wants --predicted or --host"),
+    ((*STAND_IN, "--graph"), "--host times calls of the host; leave out --graph"),
+    ((*STAND_IN, "--predicted"), "leave out --predicted"),
+    ((*STAND_IN, "--direction", "backward"), "--host times a forward and a step"),
+    ((*SMALL, "--arch", "sm9"), "sm9"),
+])  # fmt: skip
+def test_what_is_no_timing_of_the_host_is_refused(words, says):
+    result = run(*words)
+    assert result.exit_code == 2 and says in result.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_without_a_gpu_it_cannot_judge_and_says_what_can_be_done():
+    result = run(*SMALL)
+    assert result.exit_code == 3 and "--host wants a GPU" in result.stdout and "--arch sm90" in result.stdout
+    refused = json.loads(run(*SMALL, "--json").stdout)
+    assert refused["exit"] == 3 and refused["rows"] == []
+
+
+def test_a_backend_that_such_a_gpu_does_not_have_is_named():
+    result = run("--host", "--arch", "sm90", "--backend", "sm100")
+    assert result.exit_code == 3 and "found simulated H200" in result.stdout
+
+
+def test_a_stand_in_is_said_to_be_one():
+    result = run(*STAND_IN)
+    assert result.exit_code == 0, result.output
+    assert "launches go to a stand-in of H200: the driver's part is left out" in result.stdout
+    assert [line.split()[0] for line in result.stdout.splitlines() if "reference" in line] == ["forward", "step"]
+
+
+def test_json_has_a_row_for_each_direction_that_was_asked_for():
+    found = json.loads(run(*STAND_IN, "--direction", "step", "--json").stdout)
+    (row,) = found["rows"]
+    assert found["stand_in"] == "simulated H200" and row["direction"] == "step" and row["backend"] == "reference"
+    assert row["busy"] is None and row["launches"] == 0 and row["allocations"] > 0
+    assert 0 < row["idle"]["p20"] <= row["idle"]["median"] <= row["idle"]["p80"] and row["idle"]["calls"] == 3
+
+
+def test_a_step_makes_every_gradient_and_leaves_inputs_without():
+    case = make_inputs(T=5, H=1, K=8, V=8, dtype="float32")
+    step = calls("reference", case)["step"]
+    grads = step()
+    assert len(grads) == len(step()) == 8 and all(grad.isfinite().all() for grad in grads)
+    assert not any(x.requires_grad for x in case.keywords.values() if isinstance(x, torch.Tensor))
+
+
+def test_a_stand_in_counts_launches_and_allocations():
+    made = []
+
+    def call():
+        made.append(torch.empty(4))
+        stand_in.taker.launch(None)
+
+    stand_in = StandIn(parse("sm90"))
+    with stand_in.used():
+        found = cost("forward", "mine", call, stand_in, 7)
+    assert found.launches == 1 and found.allocations == 1 and len(found.idle.seconds) == 7
+    assert len(made) == WARMUPS + 2 + 7
+
+
+@pytest.fixture
+def busy_gpu(monkeypatch):
+    """A GPU that is made up: how long it was told to be busy, and whether it still was when the host was done."""
+    gpu, told, dry = Gpu.__new__(Gpu), [], []
+    gpu.device, gpu.clock = "cuda:0", SimpleNamespace(busy=told.append)
+    event = SimpleNamespace(record=lambda: None, query=lambda: bool(dry))
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    return gpu, told, dry
+
+
+def test_calls_are_made_in_batches_that_the_queue_holds_while_the_gpu_is_busy(busy_gpu):
+    gpu, told, _ = busy_gpu
+    made = []
+    found = gpu.while_busy(lambda: made.append(None), 50, 10, 1e-3)
+    batch = QUEUE // (10 + SPARE)
+    assert len(made) == len(found.seconds) == -(-50 // batch) * batch and not found.host_inside
+    assert len(told) == len(made) // batch and all(seconds > 2 * batch * 1e-3 for seconds in told)
+
+
+def test_a_gpu_that_ran_dry_is_noticed(busy_gpu):
+    gpu, _, dry = busy_gpu
+    dry.append(True)
+    assert gpu.while_busy(lambda: None, 5, 10, 1e-3).host_inside
+
+
+def test_launches_are_counted_in_the_drivers_place(busy_gpu, monkeypatch):
+    launched = []
+    monkeypatch.setattr(driver, "launch", lambda *args, **options: launched.append(args))
+    before = driver.launch
+    assert busy_gpu[0].launches_of(lambda: [driver.launch("a"), driver.launch("b", kept={})]) == 2
+    assert launched == [("a",), ("b",)] and driver.launch is before
