@@ -351,7 +351,7 @@ def record_of(case, tiles, walk="sequences", segment=None, h0=None, v_first=Fals
     """o, r, h, ht and M, states (.., K, V) in float64; the Run."""
     p, places, carry = case.problem(), places_of(case, segment), walk == "carry"
     turned = v_first and not carry
-    config = RecordConfig(p.packed, walk, None if h0 is None else dtype, ht or carry, turned, o)
+    config = RecordConfig(p.packed, walk, None if h0 is None else dtype, ht and not carry, turned, o and not carry)
     out, r = (fresh(p.B, p.T, p.HV, V, dtype=torch.bfloat16) for _ in range(2))
     h = fresh(places.states, p.HV, K, V, dtype=torch.bfloat16)
     ends, M = fresh(places.segments if carry else p.N, p.HV, K, V), fresh(places.segments, p.HV, K, K)
@@ -683,7 +683,7 @@ def configs():
         for dtype in (None, *dtypes):
             yield WalkConfig(packed, "segments", True, dtype, v_first)
     for packed in FLAGS:
-        yield RecordConfig(packed, "carry", None, True, False)
+        yield RecordConfig(packed, "carry", None, False, False, False)
         yield WalkConfig(packed, "carry", False, "float32", False)
 
 
