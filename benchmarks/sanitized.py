@@ -1,6 +1,6 @@
 """Every kernel of a call, packed, with tokens of nobody: what compute-sanitizer looks at.
 
-    compute-sanitizer --tool memcheck|racecheck python benchmarks/sanitized.py [BACKEND] [--followed]
+    compute-sanitizer --tool memcheck|racecheck python benchmarks/sanitized.py [BACKEND] [--followed] [--backwards]
 
 racecheck (CUDA 13.0) reports hazards of the Hopper kernels that are none, of two kinds:
 - one lane arrives on an mbarrier for its warp, which met before: what the other lanes did counts as not ordered;
@@ -13,10 +13,13 @@ warps meet among themselves.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import importlib
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -24,16 +27,29 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 import kda
-from kda.backends.sm90 import launch, plan
-from kda.verify.cases import make_inputs
+from kda.backends.sm90 import launch, plan, recorded
+from kda.verify.cases import Case, make_inputs
 
 FOLLOWED = {
-    "fwd/chain.py": {
+    "sm90/bwd/walk.py": {
         "mbarrier_init(s.empty + stage, 4)": "mbarrier_init(s.empty + stage, 128)",
         """with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive(s.empty + stage)""": "cute.arch.mbarrier_arrive(s.empty + stage)",
     },
-    "fwd/fused.py": {
+    "sm90/bwd/grads.py": {
+        "mbarrier_init(s.values_empty, MATH_WARPS)": "mbarrier_init(s.values_empty, 32 * MATH_WARPS)",
+        "mbarrier_init(s.rows_done + stage, MATH_WARPS)": "mbarrier_init(s.rows_done + stage, 32 * MATH_WARPS)",
+    },
+    "common/cute/grads/rows.py": {
+        """with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(barrier)""": "cute.arch.mbarrier_arrive(barrier)",
+    },
+    "sm90/fwd/chain.py": {
+        "mbarrier_init(s.empty + stage, 4)": "mbarrier_init(s.empty + stage, 128)",
+        """with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive(s.empty + stage)""": "cute.arch.mbarrier_arrive(s.empty + stage)",
+    },
+    "sm90/fwd/fused.py": {
         "mbarrier_init(ring.full + stage, 1)": "mbarrier_init(ring.full + stage, 32)",
         "mbarrier_init(ring.empty + stage, 4 * CTAS)": "mbarrier_init(ring.empty + stage, 4 * CTAS * 32)",
         """with cute.arch.elect_one():
@@ -59,11 +75,11 @@ def follow(folder: Path) -> None:
     for part in ("sm90", "common"):
         shutil.copytree(backends / part, copy / part)
     for name, changes in FOLLOWED.items():
-        text = (copy / "sm90" / name).read_text()
+        text = (copy / name).read_text()
         for old, new in changes.items():
             assert text.count(old) == 1, f"{old!r} is {text.count(old)} times in {name}"
             text = text.replace(old, new)
-        (copy / "sm90" / name).write_text(text)
+        (copy / name).write_text(text)
     sys.path.insert(0, str(folder))
 
     def kernel(config):
@@ -71,18 +87,68 @@ def follow(folder: Path) -> None:
         (kernel,) = build(config, plan.TARGET).kernels.values()
         return kernel
 
-    launch.kernel = kernel
+    launch.kernel = recorded.kernel = functools.cache(kernel)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("backend", nargs="?", default="triton")
     parser.add_argument("--followed", action="store_true", help="Hopper's kernels in a form that racecheck follows")
+    parser.add_argument("--backwards", action="store_true", help="steps of Hopper's own backward alone")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if asked.followed:
             follow(Path(folder))
-        calls(asked.backend)
+        if asked.backwards:
+            backwards_of_hopper("cuda")
+            torch.cuda.synchronize()
+        else:
+            calls(asked.backend)
+
+
+# Steps of Hopper's own backward: drawn inputs, SMs that are told, most chunks of a segment.
+STEPS = {
+    "packed, one item after another": (dict(lengths=(100, 0, 65), padding=70, H=1, HV=2), 1, None),
+    "packed, any gate": (dict(lengths=(65, 0, 30), padding=20, H=1, HV=2, gate="softplus"), 1, None),
+    "a batch": (dict(B=2, T=100, H=2), None, None),
+    "packed, cut into segments": (dict(lengths=(300, 0, 1, 65), padding=20, H=1), None, 4),
+    "cut into segments": (dict(T=290, H=1), None, 4),
+}  # fmt: skip
+
+
+def backwards_of_hopper(device: str) -> None:
+    for name, (words, sms, segment) in STEPS.items():
+        case = make_inputs(**dict(K=128, V=128, gate="bounded") | words, device=device)
+        for kept in (False, True):
+            with told(sms, segment):
+                step(case, "sm90", disable_recompute=kept)
+            print(f"{name}, {'kept' if kept else 'made again'}", flush=True)
+
+
+@contextlib.contextmanager
+def told(sms: int | None, segment: int | None) -> Iterator[None]:
+    """Inside of the block plans are made for so many SMs, and segments of at least so many chunks."""
+    before = plan.SHORTEST, recorded.recorded_plan
+    plan.SHORTEST = segment or plan.SHORTEST
+    recorded.recorded_plan = lambda p, here: plan.recorded_plan(p, sms or here)
+    forget()
+    try:
+        yield
+    finally:
+        plan.SHORTEST, recorded.recorded_plan = before
+        forget()
+
+
+def forget() -> None:
+    for kept in (plan.plan, plan.recorded_plan, launch.steps, recorded.steps):
+        kept.cache_clear()
+
+
+def step(case: Case, backend: str, **options: bool) -> None:
+    leaves = {name: x.detach().requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+              for name, x in case.keywords.items()}  # fmt: skip
+    o, ht = kda.chunk_kda(**leaves, **options, backend=backend)
+    torch.autograd.backward((o, ht), (case.do, case.dht))
 
 
 def calls(backend: str) -> None:
@@ -91,13 +157,12 @@ def calls(backend: str) -> None:
     for gate, D in (("bounded", 128), ("softplus", 128), ("bounded", 64)):
         case = make_inputs((100, 0, 65), padding=70, H=1, HV=2, K=D, V=D, dtype=dtype, gate=gate, device="cuda")
         kda.chunk_kda_fwd(**case.keywords, backend=backend)
-        leaves = case.keywords | {name: case.keywords[name].detach().requires_grad_() for name in ("q", "k", "v", "g")}
-        o, ht = kda.chunk_kda(**leaves, backend=backend)
-        torch.autograd.backward((o, ht), (case.do, case.dht))
+        step(case, backend)
     if backend != "sm89":                                                                       # cut into segments
         case = make_inputs(T=4200, H=1, K=128, V=128, gate="bounded", device="cuda")
         kda.chunk_kda_fwd(**case.keywords, backend=backend)
     if backend == "sm90":                                                                       # other plans than those
+        backwards_of_hopper("cuda")
         plan.FUSED = True
         case = make_inputs((300, 0, 165), padding=5, H=1, HV=3, K=128, V=128, gate="bounded", device="cuda")
         kda.chunk_kda_fwd(**case.keywords, backend=backend)

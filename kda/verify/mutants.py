@@ -46,8 +46,9 @@ CALLS = {
         ),
         "sequences cut into segments": Call(Spec((930,), **GROUPED), dict(FUSED=False, SHORTEST=14)),
         "more sequences than threads": Call(Spec(MANY, H=1), dict(FUSED=False)),
-        "backward": Call(Spec((300, 0, 65), **GROUPED), backward=True),
+        "backward, one item after the other": Call(Spec((300, 0, 65), **GROUPED), sms=2, backward=True),
         "backward of segments": Call(Spec((930,), **GROUPED), dict(SHORTEST=14), backward=True),
+        "backward of more sequences than threads": Call(Spec(MANY, H=1), backward=True),
         "a forward that keeps its own": Call(Spec((300, 0, 65), **GROUPED), save=Save.OWN),
     },
     "sm89": {

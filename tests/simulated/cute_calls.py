@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib.util
+import math
 import re
 import shutil
 import subprocess
@@ -16,16 +17,54 @@ import kda
 from kda.backends.common import recorded
 from kda.backends.sm90 import launch, plan
 from kda.compile import sources
+from kda.compile.target import parse
 from kda.dispatch import weigh
 from kda.problem import Problem
 from kda.simulator import capture
 from kda.simulator.chips import host_of
+from kda.verify.cases import make_inputs
 from kda.verify.definition import budgets
 from kda.verify.doors import Door
 from kda.verify.parity import describe, judge
+from kda.verify.simulated import SimulatedDoor
 
 TOKENS = ("q", "k", "v", "g", "beta")
 RAGGED = dict(lengths=(65, 0, 1, 30))
+
+
+def drawn(**words):
+    return make_inputs(**dict(H=1, K=128, V=128, gate="bounded") | words)
+
+
+def gradients(case, backend, arch=None, **options):
+    """Of one call, by name, and what the simulator objects to."""
+    with capture(arch=arch or backend, **dict(strict=True) | options) as session:
+        found = kda.chunk_kda_bwd(do=case.do, dht=case.dht, **case.keywords, backend=backend)
+    return {name: x for name, x in found._asdict().items() if x is not None}, session
+
+
+def judged_gradients(case, found, backend):
+    limits = budgets(case, SimulatedDoor(backend, parse(backend)).rounding(case))
+    return [judge("call", name, limits[name], x, case, whole=True) for name, x in found.items()]
+
+
+def kept_and_made_again(case, backend):
+    """o, ht and the gradients of a forward that keeps, and the gradients of a backward that makes all again."""
+    with capture(arch=backend, strict=True) as session:
+        out = kda.chunk_kda_fwd(**case.keywords, disable_recompute=True, backend=backend)
+        kept = kda.chunk_kda_bwd(do=case.do, dht=case.dht, **case.keywords, saved=out.saved, backend=backend)
+    assert not session.findings, "\n".join(map(str, session.findings[:5]))
+    made, _ = gradients(case, backend)
+    return {"o": out.o, "ht": out.final_state} | {n: x for n, x in kept._asdict().items() if x is not None}, made
+
+
+def saturated(case):
+    """Decays of nothing and of everything, four together among them."""
+    most, g = -1000.0 if case.spec.gate == "given" else 1000.0, case.keywords["g"].clone()
+    g[:, 20:40], g[:, 45], g[:, 50], g[:, 52] = most, math.copysign(math.inf, most), 0.0, most
+    if case.spec.gate != "given":
+        g[:, 55], g[:, 57] = -math.inf, -1000.0
+    return changed(case, g=lambda _: g)
 
 
 def changed(case, **given):

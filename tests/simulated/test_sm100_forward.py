@@ -1,5 +1,6 @@
 """The Blackwell forward on the CPU, from its PTX: whole calls against the definition, clean in several schedules."""
 
+import dataclasses
 import importlib.util
 import itertools
 import re
@@ -351,19 +352,20 @@ def test_it_takes_the_shared_memory_that_its_configuration_says(monkeypatch):
     assert any(finding.kind == "out-of-bounds" for finding in session.findings)
 
 
-def test_a_blackwell_gpu_takes_it_by_itself_and_the_backward_by_triton():
+def test_a_blackwell_gpu_takes_it_by_itself_and_the_backward_too():
     case = case_of(T=33)
     for arch in ("sm100", "sm103"):
         at = SimulatedDoor("sm100", parse(arch))
         assert at.call(case, False).keys() == {"o", "ht"} and at.launches == 1 and not at.findings
         taken = [weigh(case.problem(direction), host_of(arch)).backend for direction in ("forward", "backward")]
-        assert taken == ["sm100", "triton"]
+        assert taken == ["sm100", "sm100"]
 
 
 def test_a_forward_that_is_recorded_is_made_by_who_takes_the_backward():
     problem = case_of(T=33).problem()
     with standing_in(host_of("sm100")):
-        assert recorder(problem, "sm100") == "triton"
+        assert recorder(problem, "sm100") == "sm100"
+        assert recorder(dataclasses.replace(problem, packed=True, N=70_000), "sm100") == "triton"
     with standing_in(host_of("sm90")):
         assert recorder(problem, "sm90") == "sm90"
 
@@ -371,9 +373,10 @@ def test_a_forward_that_is_recorded_is_made_by_who_takes_the_backward():
 @pytest.mark.parametrize(("save", "said"), [(Save.PRODUCTS, True), (Save.NOTHING, False)])
 def test_explain_says_who_makes_a_forward_that_is_recorded(save, said, monkeypatch, capsys):
     monkeypatch.setattr(api, "what_is_kept", lambda problem, asked: save)             # as on a GPU; as here
-    case = case_of(T=33)
+    case = case_of(T=33, initial_state=False)
+    many = torch.cat([torch.zeros(70_000, dtype=torch.int64), torch.tensor([33])])    # sequences, for a backward
     with standing_in(host_of("sm100")):
-        kda.explain(**case.keywords | {"q": case.keywords["q"].detach().requires_grad_()})
+        kda.explain(**case.keywords | {"q": case.keywords["q"].detach().requires_grad_(), "cu_seqlens": many})
     lines = capsys.readouterr().out.splitlines()
     assert all(any(line.startswith(f"{name} accepts") for line in lines) for name in ("sm100", "triton"))
     line = "triton makes the forward, too, as gradients are recorded: sm100 keeps nothing for them"
@@ -381,9 +384,9 @@ def test_explain_says_who_makes_a_forward_that_is_recorded(save, said, monkeypat
 
 
 REFUSED = {
-    "dtype=float16": "sm100.dtype", "K=64": "sm100.head_dim", "V=256": "sm100.head_dim", "backward": "sm100.forward",
-    "recurrent": "sm100.forward", "disable_recompute=true": "sm100.keeps", "N=70000 HV=40000 packed": "sm100.size",
-    "beta_per_value=true": "sm100.beta",
+    "dtype=float16": "sm100.dtype", "K=64": "sm100.head_dim", "V=256": "sm100.head_dim",
+    "H=70000 backward": "sm100.backward_size", "recurrent": "sm100.chunks", "disable_recompute=true": "sm100.keeps",
+    "N=70000 HV=40000 packed": "sm100.size", "beta_per_value=true": "sm100.beta",
 }  # fmt: skip
 
 

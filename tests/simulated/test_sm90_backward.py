@@ -1,19 +1,29 @@
 """The Hopper backward, run on the CPU from its PTX: gradients against the definition, clean in several schedules."""
 
 import dataclasses
-import math
+import functools
 
+import cute_calls
 import pytest
 import torch
-from cute_calls import Fault, assert_right, changed, forget_plans, has_products_that_wait_for_no_other, plant
+from cute_calls import (
+    Fault,
+    assert_right,
+    changed,
+    drawn,
+    forget_plans,
+    has_products_that_wait_for_no_other,
+    judged_gradients,
+    kept_and_made_again,
+    plant,
+    saturated,
+)
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 import kda
-from kda import api
 from kda.backends.common import recorded_plan
 from kda.backends.sm90 import launch, plan
-from kda.bundles import Save
 from kda.compile.target import parse
 from kda.dispatch import keeps_own, weigh
 from kda.errors import InputError
@@ -23,28 +33,14 @@ from kda.measure.host import calls as host_calls
 from kda.problem import Problem
 from kda.simulator import capture
 from kda.simulator.chips import host_of
-from kda.verify.cases import make_inputs
-from kda.verify.definition import budgets
-from kda.verify.parity import examine, judge, prove
+from kda.verify.parity import examine, prove
 from kda.verify.simulated import SimulatedDoor
 
 pytestmark = pytest.mark.usefixtures("one_thread", "kernels_apart", "fresh_memory_is_poisoned")
 
 
-def drawn(**words):
-    return make_inputs(**dict(H=1, K=128, V=128, gate="bounded") | words)
-
-
-def gradients(case, **options):
-    """Of one call, by name, and what the simulator objects to."""
-    with capture(arch="sm90", **dict(strict=True) | options) as session:
-        found = kda.chunk_kda_bwd(do=case.do, dht=case.dht, **case.keywords, backend="sm90")
-    return {name: x for name, x in found._asdict().items() if x is not None}, session
-
-
-def judged(case, found):
-    limits = budgets(case, SimulatedDoor("sm90", parse("sm90")).rounding(case))
-    return [judge("call", name, limits[name], x, case, whole=True) for name, x in found.items()]
+gradients = functools.partial(cute_calls.gradients, backend="sm90")
+judged = functools.partial(judged_gradients, backend="sm90")
 
 
 def check(case, **options):
@@ -123,15 +119,6 @@ def test_any_order_of_warps_gives_the_same_bits(schedule):
     (expected, _), (found, session) = gradients(case), gradients(case, schedule=schedule, early=schedule % 2 == 0)
     assert not session.findings, "\n".join(map(str, session.findings[:5]))
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-
-
-def saturated(case):
-    """Decays of nothing and of everything, four together among them."""
-    most, g = -1000.0 if case.spec.gate == "given" else 1000.0, case.keywords["g"].clone()
-    g[:, 20:40], g[:, 45], g[:, 50], g[:, 52] = most, math.copysign(math.inf, most), 0.0, most
-    if case.spec.gate != "given":
-        g[:, 55], g[:, 57] = -math.inf, -1000.0
-    return changed(case, g=lambda _: g)
 
 
 @pytest.mark.parametrize(("gate", "size"), [
@@ -230,40 +217,9 @@ def test_what_a_forward_keeps_gives_the_bits_of_what_is_made_again(name, monkeyp
     monkeypatch.setattr(recorded_plan, "SHORTEST", words.pop("SHORTEST", recorded_plan.SHORTEST))
     forget_plans()
     case = drawn(**words)
-    with capture(arch="sm90", strict=True) as session:
-        out = kda.chunk_kda_fwd(**case.keywords, disable_recompute=True, backend="sm90")
-        kept = kda.chunk_kda_bwd(do=case.do, dht=case.dht, **case.keywords, saved=out.saved, backend="sm90")
-    made, _ = gradients(case)
-    assert not session.findings, "\n".join(map(str, session.findings[:5]))
-    assert_right(judged(case, {"o": out.o, "ht": out.final_state} | made))
-    assert all(torch.equal(getattr(kept, name), x) for name, x in made.items())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("K", "dynamic", "kept"), [
-    (128, False, Save.NOTHING), (128, True, Save.NOTHING), (64, False, Save.PRODUCTS),
-])  # fmt: skip
-def test_a_compiled_step_keeps_what_its_backward_reads(K, dynamic, kept, monkeypatch):
-    """As on a GPU; a backward of K = 64 is Triton's, which reads A_qk and A_inv."""
-    torch._dynamo.reset()
-    counters = torch._dynamo.utils.counters
-    counters.clear()
-    asked, forward, saves = api.what_is_kept, launch.forward, []
-    on_gpu = lambda problem: dataclasses.replace(problem, device="cuda:0")                     # noqa: E731
-    monkeypatch.setattr(api, "_on_gpu", lambda q: True)
-    monkeypatch.setattr(api, "what_is_kept", lambda problem, backend: asked(on_gpu(problem), backend))
-    monkeypatch.setattr(launch, "forward", lambda p, x, save: [saves.append(save), forward(p, x, save)][1])
-    step = torch.compile(kda.chunk_kda, fullgraph=True, dynamic=dynamic, backend="aot_eager")
-    for T in (40, 70) if dynamic else (40,):
-        case = drawn(T=T, K=K, V=K)
-        x = {n: t.requires_grad_() if isinstance(t, torch.Tensor) else t for n, t in case.keywords.items()}
-        leaves = [t for t in x.values() if isinstance(t, torch.Tensor)]
-        with capture(arch="sm90") as session:
-            found, expected = (
-                torch.autograd.grad(call(**x), leaves, (case.do, case.dht)) for call in (step, kda.chunk_kda)
-            )
-        assert not session.findings and all(torch.equal(a, b) for a, b in zip(found, expected))
-    assert set(saves) == {kept} and counters["stats"]["unique_graphs"] == 1
+    kept, made = kept_and_made_again(case, "sm90")
+    assert_right(judged(case, kept))
+    assert all(torch.equal(kept[name], x) for name, x in made.items())
 
 
 def test_what_was_kept_of_another_call_is_refused():
@@ -331,7 +287,7 @@ def test_other_head_dims_go_to_triton():
 GRADS = "common/cute/grads"
 FAULTS = {
     "G is read before it is there": Fault(
-        f"{GRADS}/rows", "MATH.sync()                                                            # G is there",
+        "sm90/bwd/grads", "MATH.sync()                                                            # G is there",
         "pass",
         "race-write-read",
     ),

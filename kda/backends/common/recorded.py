@@ -182,8 +182,8 @@ def tables(p: Problem, at: Steps, x: Inputs) -> Tables:
     first_segment, cu_seqlens = None, offsets_on(device, x.cu_seqlens)
     if at.tables:
         first_segment = torch.empty(p.N + 1, dtype=torch.int32, device=device)
-        at.tables(cu_seqlens=cu_seqlens, chunk_table=chunk, segment_table=segment, first_segment=first_segment)
         at.states(cu_seqlens=cu_seqlens, chunk_table=state)
+        at.tables(cu_seqlens=cu_seqlens, chunk_table=chunk, segment_table=segment, first_segment=first_segment)
     return Tables(chunk, segment, state, first_segment)
 
 

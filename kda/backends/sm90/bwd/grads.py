@@ -67,11 +67,11 @@ def product_mma(of_a: cutlass.Constexpr = OperandMajorMode.K):
 
 
 @cute.jit
-def issue_product(acc, a, b, of_a: cutlass.Constexpr = OperandMajorMode.K):
-    """acc = a @ b^T of views in shared memory, in no group yet."""
+def issue_product(acc, a, b, of_a: cutlass.Constexpr = OperandMajorMode.K, fenced: cutlass.Constexpr = True):
+    """acc = a @ b^T of views in shared memory, in no group yet; nobody has touched acc since a fence, or at all."""
     mma = product_mma(of_a)
     part = mma.get_slice(0)
-    issue(mma, acc, mma.make_fragment_A(part.partition_A(a)), mma.make_fragment_B(part.partition_B(b)), False)
+    issue(mma, acc, mma.make_fragment_A(part.partition_A(a)), mma.make_fragment_B(part.partition_B(b)), False, fenced)
 
 
 class Math(Rows):
@@ -98,11 +98,12 @@ class Math(Rows):
         cute.arch.fence_proxy("async.shared", space="cta")
         G, up1, up2, down = [accumulator(product_mma(), (CHANNELS, TOKENS)) for _ in range(4)]
         do, dv, r = [wide_view(values, TOKENS, c.V) for values in (s.do, s.dv, s.r)]
-        issue_product(G, wide_view(tile_at(s.do, group * (TOKENS * c.V)), TOKENS, c.V), r)
+        issue_product(G, wide_view(tile_at(s.do, group * (TOKENS * c.V)), TOKENS, c.V), r, fenced=False)
         warpgroup.commit_group()
         h, dh = [self.own_channels(states) for states in (s.h, s.dh)]
         issue_product(up1, h, do, OperandMajorMode.MN)
         issue_product(up2, h, dv, OperandMajorMode.MN)
+        # redundant: its place; else they are of the next group, which is waited for as well
         warpgroup.commit_group()
         through_state = self.sums_of_states(s)
         warpgroup.wait_group(1)

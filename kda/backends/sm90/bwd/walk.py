@@ -150,7 +150,8 @@ class Walk(entry.Entry):
             if steps > 0:
                 CHAIN.sync()
                 self.state.store_o(x.dv, s.dv, own, 0, cutlass.min(tokens, C), x.HV)
-            cute.arch.cp_async_bulk_wait_group(0, read=True)
+            # redundant: in the simulator, where shared memory outlives its CTA
+            cute.arch.cp_async_bulk_wait_group(0, read=True)                   # the copy has read the last state
 
     @cute.jit
     def step(self, S, operand, tile, rows_of_do, rows_of_dv):
@@ -171,6 +172,7 @@ class Walk(entry.Entry):
             for e in cutlass.range_constexpr(8):
                 flat[block * 8 + e] = flat[block * 8 + e] * d[e // 4 * 2 + e % 2]
         multiply(mma_S, S, do, self.rows(tile, QG), accumulate=True)
+        # redundant: its place; else they are of the next group, which is waited for as well
         warpgroup.commit_group()
         warpgroup.wait_group(1)
         # dv^T = z^T @ T'

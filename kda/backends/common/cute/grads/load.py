@@ -75,11 +75,13 @@ class Loader:
             rows = self.c.rows_of_values[name]
             self.load_tokens(source, (begin * x.HV + head) * V, x.HV * V, tokens, to, rows)
         if self.thread() == 0:
+            # redundant: its release, not the arrival; what this thread has copied arrives by itself
             cute.arch.mbarrier_arrive_and_expect_tx(s.values_full, 2 * BF16 * V * K)
             of_state = (Int64(chunk) * x.HV + head) * (K * V)
             for source, to in ((x.h, s.h), (x.dh, s.dh)):
                 bulk_copy(to, source + of_state, BF16 * V * K, s.values_full)
         arrive_when_copied(s.values_full)
+        # redundant: but in the loop; before it, all groups are waited for
         cute.arch.cp_async_commit_group()
 
     @cute.jit
