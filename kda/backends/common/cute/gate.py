@@ -17,7 +17,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
 
-from . import fast, twos
+from . import fast
 from .copies import floats, load, load_one, store
 from .fragments import sum_over_lanes
 from .tile import WARP_ROWS, WARPS
@@ -37,9 +37,8 @@ class HeadRows(NamedTuple):
 
 
 class Gate:
-    def __init__(self, config, team, in_twos: bool = False):
+    def __init__(self, config, team):
         self.c, self.team = config, team
-        self.in_twos = in_twos               # twos.py can be used
 
     @cute.jit
     def rows_of_head(self, x, token, head):
@@ -62,9 +61,9 @@ class Gate:
         raw_q, raw_k, raw_g, weight = [], [], [], []
         for r in cutlass.range_constexpr(WARP_ROWS):
             row = cutlass.min(first + r, tokens - 1)                           # past the end: the last row,
-            raw_q.append(floats(load(at.q + (row * (H * K) + d), E)))
-            raw_k.append(floats(load(at.k + (row * (H * K) + d), E)))
-            raw_g.append(floats(load(at.g + (row * (HV * K) + d), E)))
+            raw_q.append(self.load_floats(at.q + (row * (H * K) + d)))
+            raw_k.append(self.load_floats(at.k + (row * (H * K) + d)))
+            raw_g.append(self.load_floats(at.g + (row * (HV * K) + d)))
             weight.append(Float32(1.0) if first + r < tokens else Float32(0.0))    # without weight
         gc = self.sum_of_decays(raw_g, weight, at, d)
         qs, ks = [Float32(1.0)] * WARP_ROWS, [Float32(1.0)] * WARP_ROWS
@@ -73,12 +72,8 @@ class Gate:
         qn, kn = [], []
         for r in cutlass.range_constexpr(WARP_ROWS):
             of_q, of_k = qs[r] * (at.scale * weight[r]), ks[r] * weight[r]
-            if cutlass.const_expr(self.in_twos):
-                qn.append(twos.times(raw_q[r], of_q))
-                kn.append(twos.times(raw_k[r], of_k))
-            else:
-                qn.append([element * of_q for element in raw_q[r]])
-                kn.append([element * of_k for element in raw_k[r]])
+            qn.append(self.times(raw_q[r], of_q))
+            kn.append(self.times(raw_k[r], of_k))
         return qn, kn, gc
 
     @cute.jit
@@ -88,8 +83,6 @@ class Gate:
         bias = at.bias
         if cutlass.const_expr(c.bias):
             bias = load(at.bias + d, E)
-        if cutlass.const_expr(self.in_twos and c.gate == "bounded"):
-            return self.sum_of_bounded(raw_g, weight, at, bias)
         gc = []
         for r in cutlass.range_constexpr(WARP_ROWS):
             row = []
@@ -100,22 +93,6 @@ class Gate:
                 g2 = self.log2_decay(logit, at, weight[r])
                 row.append(g2 + gc[r - 1][e] if cutlass.const_expr(r > 0) else g2)
             gc.append(row)
-        return gc
-
-    @cute.jit
-    def sum_of_bounded(self, raw_g, weight, at, bias):
-        """The same of a bounded gate, two at a time."""
-        E, rate, gc = self.c.K // 32, Float32(-fast.LOG2_E) * at.rate, []
-        if cutlass.const_expr(self.c.bias):
-            bias = twos.times([bias[e] for e in range(E)], rate)
-        for r in cutlass.range_constexpr(WARP_ROWS):
-            logits = twos.fused(raw_g[r], rate, bias) if self.c.bias else twos.times(raw_g[r], rate)
-            divisors = twos.plus([fast.exp2(x) for x in logits], Float32(1.0))
-            most = Float32(fast.LOG2_E) * at.lower_bound * weight[r]
-            decays = twos.times([fast.reciprocal(x) for x in divisors], most)
-            if cutlass.const_expr(not self.c.one_product):
-                decays = [fast.at_least(x, fast.FLOOR) for x in decays]
-            gc.append(twos.plus(decays, gc[r - 1]) if cutlass.const_expr(r > 0) else decays)
         return gc
 
     @cute.jit
@@ -137,24 +114,29 @@ class Gate:
         squares = []
         for rows in (raw_q, raw_k):
             for r in cutlass.range_constexpr(WARP_ROWS):
-                if cutlass.const_expr(self.in_twos):
-                    squares.append(self.square_in_twos(rows[r]))
-                else:
-                    total = Float32(0.0)
-                    for e in cutlass.range_constexpr(self.c.K // 32):
-                        total += rows[r][e] * rows[r][e]
-                    squares.append(total)
+                squares.append(self.square(rows[r]))
         total = sum_over_lanes(squares)
         found = fast.rsqrt(total + Float32(fast.NORM_EPS))
         each = [cute.arch.shuffle_sync(found, 4 * i) for i in range(2 * WARP_ROWS)]
         return each[:WARP_ROWS], each[WARP_ROWS:]
 
+    # A row's channels in registers, as parts of sm_100 have them in other ways.
+
     @cute.jit
-    def square_in_twos(self, row):
-        pair = twos.times(row[:2], row[:2])
-        for e in cutlass.range_constexpr(2, self.c.K // 32, 2):
-            pair = twos.fused(row[e : e + 2], row[e : e + 2], pair)
-        return pair[0] + pair[1]
+    def load_floats(self, pointer):
+        return floats(load(pointer, self.c.K // 32))
+
+    @cute.jit
+    def times(self, row, x):
+        """By a number."""
+        return [element * x for element in row]
+
+    @cute.jit
+    def square(self, row):
+        total = Float32(0.0)
+        for e in cutlass.range_constexpr(self.c.K // 32):
+            total += row[e] * row[e]
+        return total
 
     @cute.jit
     def sum_over_warps(self, gc, sums, d):

@@ -25,7 +25,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Uint32
 
-from . import fast, twos
+from . import fast
 from .copies import load, store, words_of
 from .fragments import accumulator_places, sum_over_lanes, times
 from .tile import HALF, LEVELS, PITCH_A, WARP_ROWS, WARPS, C, decay_index, row_below, swizzle_128B
@@ -50,41 +50,61 @@ class Pairs:
         half = lower_bound * Float32(-0.5 * fast.LOG2_E * (C - 1))
         # 2^gc = 2^x 2^anchor, an exact product; 2^(gc_last - gc) = 2^-x 2^(gc_last - anchor)
         anchor = [fast.whole(row0[e] - half) for e in range(E)]
-        to_x = [before[e] - anchor[e] for e in range(E)]
+        to_x = self.row([before[e] - anchor[e] for e in range(E)])
         from_zero = words_of([fast.exp2(anchor[e]) for e in range(E)])
-        to_last = [fast.exp2(last[e] - anchor[e]) for e in range(E)]
-        each_times, of_kE = twos.times if self.gate.in_twos else times, from_zero
+        to_last = self.row([fast.exp2(last[e] - anchor[e]) for e in range(E)])
+        of_kE = from_zero
         if cutlass.const_expr(self.negated_kE):
             of_kE = [word ^ Uint32(0x80008000) for word in from_zero]
         of_both, of_one = swizzle_128B(first, d, 2 * C), swizzle_128B(first, d, C)
         for r in cutlass.range_constexpr(WARP_ROWS):
             if cutlass.const_expr(r == self.sched_barrier_row):
                 self.store_decay(tile, last, d)
-            ka, qa, kb = [], [], []
-            if cutlass.const_expr(self.gate.in_twos):
-                x = twos.plus(gc[r], to_x)
-                up, down = [fast.exp2(y) for y in x], [fast.exp2(-y) for y in x]
-                ka, qa, kb = each_times(kn[r], up), each_times(qn[r], up), each_times(kn[r], down)
-            else:
-                for e in cutlass.range_constexpr(E):
-                    x = gc[r][e] + to_x[e]
-                    up, down = fast.exp2(x), fast.exp2(-x)
-                    ka.append(kn[r][e] * up)
-                    qa.append(qn[r][e] * up)
-                    kb.append(kn[r][e] * down)
+            ka, qa, kb = self.under_decay(qn[r], kn[r], gc[r], to_x)
             in_both, in_one = row_below(of_both, r), row_below(of_one, r)
-            for words, factors, to in ((words_of(ka), of_kE, 0), (words_of(qa), from_zero, C * 128)):
+            for words, factors, to in ((self.words(ka), of_kE, 0), (self.words(qa), from_zero, C * 128)):
                 store(cute.recast_ptr(X, dtype=Uint32) + (in_both + to) // 4, words)
                 state = [fast.times_pair(words[w], factors[w]) for w in range(E // 2)]
                 store(cute.recast_ptr(tile, dtype=Uint32) + (in_both + to) // 4, state)
-            store(Y + in_one // 2, kb)
+            self.store_row(Y + in_one // 2, kb)
             if cutlass.const_expr(of_k is not None):
-                kb = each_times(kb, [of_k[r]] * E)
-            store(cute.recast_ptr(tile + self.tile.KG.offset, dtype=BFloat16) + in_one // 2, each_times(kb, to_last))
+                kb = self.gate.times(kb, of_k[r])
+            to_KG = cute.recast_ptr(tile + self.tile.KG.offset, dtype=BFloat16) + in_one // 2
+            self.store_row(to_KG, self.times(kb, to_last))
         if cutlass.const_expr(self.sched_barrier_row == WARP_ROWS):
             self.store_decay(tile, last, d)
         cute.arch.fence_proxy("async.shared", space="cta")
         self.team.meet_for_product()                                           # both operands are there
+
+    # A row in registers, as the gate has it.
+
+    @cute.jit
+    def under_decay(self, qn, kn, gc, to_x):
+        """kn 2^x, qn 2^x and kn 2^-x."""
+        ka, qa, kb = [], [], []
+        for e in cutlass.range_constexpr(self.c.K // 32):
+            x = gc[e] + to_x[e]
+            up, down = fast.exp2(x), fast.exp2(-x)
+            ka.append(kn[e] * up)
+            qa.append(qn[e] * up)
+            kb.append(kn[e] * down)
+        return ka, qa, kb
+
+    @cute.jit
+    def row(self, values):
+        return values
+
+    @cute.jit
+    def times(self, row, other):
+        return times(row, other)
+
+    @cute.jit
+    def words(self, row):
+        return words_of(row)
+
+    @cute.jit
+    def store_row(self, to, row):
+        store(to, row)
 
     @cute.jit
     def by_halving(self, qn, kn, gc, sums, X, A_kk, tile, acc, phase, of_k=None):

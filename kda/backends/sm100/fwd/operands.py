@@ -54,6 +54,7 @@ from ..configs import RECORD_TILE, K, OperandsConfig, V
 from ..parts import umma
 from ..parts.pairs import TensorCoreOfCta
 from ..parts.teams import WholeCta
+from ..parts.twos import GateInTwos, PairsInTwos
 
 # What common/cute/pairs.py knows of a tile.
 OF_PAIRS = SimpleNamespace(KG=RECORD_TILE.KT, decay=RECORD_TILE.decay)
@@ -65,8 +66,9 @@ class Operands(entry.Entry):
     def __init__(self, config: OperandsConfig):
         self.c, self.team = config, WholeCta()
         self.tensor_core = TensorCoreOfCta(config, self.team)
-        self.gate = Gate(config, self.team, in_twos=True)
-        self.pairs = Pairs(config, self.team, self.gate, self.tensor_core, OF_PAIRS, buffers=1, negated_kE=True)
+        OfGate, OfPairs = (GateInTwos, PairsInTwos) if config.one_product else (Gate, Pairs)
+        self.gate = OfGate(config, self.team)
+        self.pairs = OfPairs(config, self.team, self.gate, self.tensor_core, OF_PAIRS, buffers=1, negated_kE=True)
         self.inverse = Inverse(False, lambda column, row: swizzle_128B(column, row, C), strict=True)
 
     @cute.kernel
