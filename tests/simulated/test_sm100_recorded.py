@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from cute_calls import Fault, copy_backend
+from cute_calls import Fault, copy_backend, reads_nothing_before_the_kernel_ahead_is_done
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
@@ -704,3 +704,9 @@ def test_memory_is_what_configurations_say():
     assert record.shared <= SHARED_OF_SM - 1024 and walk.shared <= SHARED_OF_SM - 1024 and RecordColumns.end <= TMEM
     for config, ctas in ((few, 3), (many, 2), (record, 1), (walk, 1)):
         assert ctas * config.threads * kernel(config).registers <= 65536 and not kernel(config).spills
+
+
+def test_operands_read_nothing_before_the_tables_are_there():
+    config = operands_config(case_of(**RAGGED))
+    assert config.pdl
+    reads_nothing_before_the_kernel_ahead_is_done(kernel(config))
