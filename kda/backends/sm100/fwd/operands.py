@@ -6,6 +6,7 @@ formulas are those of common/cute/gate.py, pairs.py and inverse.py, with b on th
   KT = T'^T @ KG          A2 = AQ @ T'
 
 The tile has -kE, which is how products need it, and T' - I, so that what is multiplied by T' is added as it was.
+Where one product makes the pairs, rows are worked on two channels at a time (parts/twos.py).
 
   warps  do
   0-7    rows, sums, operands
