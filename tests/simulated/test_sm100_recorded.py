@@ -1,20 +1,25 @@
 """The Blackwell kernels of a step that records gradients, each alone on the CPU from its PTX, against float64."""
 
 import functools
+import importlib
+import itertools
+import sys
 from typing import NamedTuple
 
 import pytest
 import torch
+from cute_calls import Fault, copy_backend, reads_nothing_before_the_kernel_ahead_is_done
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 from kda.backends.common.cute.configs import ChunkTable, SegmentTable, chunk_options
 from kda.backends.common.cute.tile import C, decay_index, swizzle_128B
 from kda.backends.common.tensors import laid_out
-from kda.backends.sm100.configs import RECORD_TILE, K, OperandsConfig, RecordConfig, V, WalkConfig
+from kda.backends.sm100.configs import RECORD_TILE, TMEM, K, OperandsConfig, RecordColumns, RecordConfig, V, WalkConfig
 from kda.compile import cutedsl
 from kda.compile.fetching import fetch_here
 from kda.compile.target import parse
+from kda.problem import Problem
 from kda.simulator import capture
 from kda.stages import LOG2_E
 from kda.verify.cases import make_inputs
@@ -23,6 +28,7 @@ from kda.verify.literal import l2norm, log_decay, step_size
 pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
 
 HOMES = {OperandsConfig: "fwd.operands", RecordConfig: "fwd.record", WalkConfig: "bwd.walk"}
+SHARED_OF_SM = 228 * 1024
 RAGGED = dict(lengths=(65, 0, 1, 30), padding=9)
 
 
@@ -35,11 +41,17 @@ def kernel(config, arch="sm100"):
     return fetch_here(cutedsl.Recipe(f"kda.backends.sm100.{HOMES[type(config)]}:build", config, parse(arch)))
 
 
-def launched(config, grid, numbers, tensors, arch="sm100", of=kernel, **options):
-    """Clean, or the test fails; the Run."""
+def launched(config, grid, numbers, tensors, arch="sm100", bare=False, kinds=None, **options):
+    """Clean, or the test fails; the Run.  `bare`: inside of another's capture.  `kinds` gets those of findings."""
+    launch = config.bound(kernel(config, arch), grid, **numbers)
+    if bare:
+        return launch(**tensors)
     with capture(arch=arch, **dict(strict=True) | options) as session:
-        config.bound(of(config), grid, **numbers)(**tensors)
-    assert not session.findings, "\n".join(map(str, session.findings[:5]))
+        launch(**tensors)
+    if kinds is not None:
+        kinds |= {finding.kind for finding in session.findings}
+    else:
+        assert not session.findings, "\n".join(map(str, session.findings[:5]))
     return session.runs[0]
 
 
@@ -182,19 +194,23 @@ OPERANDS = {
 }
 
 
-@pytest.mark.spread(every=6)
-@pytest.mark.parametrize("name", OPERANDS)
-def test_operands_are_their_formulas(name):
-    case = case_of(**OPERANDS[name])
-    tiles, o, _ = operands_of(case)
+def operands_are_right(case, **options):
+    tiles, o, _ = operands_of(case, **options)
     of_heads = zip(*[[one for each in of_sequence for one in each] for of_sequence in zip(*chunks_of(case))])
     expected = [[tile_of(one) for one in heads] for heads in of_heads]
     found = decoded(tiles, len(tiles) // (case.spec.heads * RECORD_TILE.bytes), case.spec.heads)
     for field, x in found.items():
         right = torch.stack([torch.stack([tile[field] for tile in heads]) for heads in expected])
         assert distance(x[: len(right)], right) < (1e-5 if field == "decay" else 4e-3), field
+    assert case.spec.lengths or o.isnan().all()
     padding = case.spec.padding
     assert o[:, o.shape[1] - padding :].eq(0).all() and o[:, : o.shape[1] - padding].isnan().all()
+
+
+@pytest.mark.spread(every=6)
+@pytest.mark.parametrize("name", OPERANDS)
+def test_operands_are_their_formulas(name):
+    operands_are_right(case_of(**OPERANDS[name]))
 
 
 # states
@@ -335,7 +351,7 @@ def record_of(case, tiles, walk="sequences", segment=None, h0=None, v_first=Fals
     """o, r, h, ht and M, states (.., K, V) in float64; the Run."""
     p, places, carry = case.problem(), places_of(case, segment), walk == "carry"
     turned = v_first and not carry
-    config = RecordConfig(p.packed, walk, None if h0 is None else dtype, ht or carry, turned, o)
+    config = RecordConfig(p.packed, walk, None if h0 is None else dtype, ht and not carry, turned, o and not carry)
     out, r = (fresh(p.B, p.T, p.HV, V, dtype=torch.bfloat16) for _ in range(2))
     h = fresh(places.states, p.HV, K, V, dtype=torch.bfloat16)
     ends, M = fresh(places.segments if carry else p.N, p.HV, K, V), fresh(places.segments, p.HV, K, K)
@@ -377,9 +393,13 @@ WALKS = {
 BUDGET = 8e-3                                # of two roundings of operands, one of the state and one of the result
 
 
+def tiles_of(case):
+    return operands_of(case)[0]
+
+
 def up_is_right(case, o=True, v_first=False, dtype="float32", **options):
     h0 = case.inputs.initial_state.to(getattr(torch, dtype)).double()
-    found = record_of(case, operands_of(case)[0], h0=h0, o=o, v_first=v_first, dtype=dtype, **options)[:4]
+    found = record_of(case, tiles_of(case), h0=h0, o=o, v_first=v_first, dtype=dtype, **options)[:4]
     expected = walked(case, h0)
     if o:
         assert_rows(found[0], rows(expected, 2, case), BUDGET)
@@ -394,7 +414,7 @@ def up_is_right(case, o=True, v_first=False, dtype="float32", **options):
 
 def back_is_right(case, v_first=False, dh0="float32", **options):
     dht = case.dht.double()
-    found = walk_of(case, operands_of(case)[0], dht=dht, v_first=v_first, dh0=dh0, **options)[:3]
+    found = walk_of(case, tiles_of(case), dht=dht, v_first=v_first, dh0=dh0, **options)[:3]
     expected = walked_back(case, dht)
     assert_rows(found[0], rows(expected, 1, case), BUDGET)
     if len(found[1]):
@@ -463,28 +483,37 @@ def first_and_last(case, segment):
     return up, back, [own[0] for _, own in numbers]
 
 
+def up_of_segments_is_right(case, **options):
+    tiles, h0 = operands_of(case)[0], case.inputs.initial_state.double()
+    up, _, _ = first_and_last(case, 2)
+    o, r, _, added, M, _ = record_of(case, tiles, "carry", 2, **options)
+    assert o.isnan().all() and r.isnan().all() and not M[: len(up)].isnan().any()
+    o, r, h, ht, _, _ = record_of(case, tiles, "segments", 2, h0=composed(M, added, h0, up), **options)
+    expected = walked(case, h0)
+    assert_rows(o, rows(expected, 2, case), BUDGET)
+    assert_rows(r, rows(expected, 1, case), BUDGET)
+    assert distance(h, states(expected, entering)) < BUDGET and distance(ht, both(expected, -1)) < BUDGET
+    return M
+
+
+def back_of_segments_is_right(case, M, **options):
+    tiles, dht = operands_of(case)[0], case.dht.double()
+    _, back, firsts = first_and_last(case, 2)
+    dv, _, added, _ = walk_of(case, tiles, "carry", 2, **options)
+    assert dv.isnan().all() and added[firsts].isnan().all()
+    edge = composed(M.mT, added, dht, back)
+    dv, dh, dh0, _ = walk_of(case, tiles, "segments", 2, dht=edge, **options)
+    expected = walked_back(case, dht)
+    assert_rows(dv, rows(expected, 1, case), BUDGET)
+    assert distance(dh, states(expected, leaving)) < BUDGET and distance(dh0, both(expected, 0)) < BUDGET
+
+
 @pytest.mark.spread(every=3, first=2)
 @pytest.mark.parametrize("name", CUT)
 def test_segments_walk_as_whole_sequences_do(name):
     """What each adds to a state and M of it, put together in float64, are the states that segments begin with."""
     case = case_of(**CUT[name])
-    tiles, h0, dht = operands_of(case)[0], case.inputs.initial_state.double(), case.dht.double()
-    up, back, firsts = first_and_last(case, 2)
-    o, r, _, added, M, _ = record_of(case, tiles, "carry", 2)
-    assert o.isnan().all() and r.isnan().all() and not M[: len(up)].isnan().any()
-    edge = composed(M, added, h0, up)
-    o, r, h, ht, _, _ = record_of(case, tiles, "segments", 2, h0=edge)
-    expected = walked(case, h0)
-    assert_rows(o, rows(expected, 2, case), BUDGET)
-    assert_rows(r, rows(expected, 1, case), BUDGET)
-    assert distance(h, states(expected, entering)) < BUDGET and distance(ht, both(expected, -1)) < BUDGET
-    dv, _, added, _ = walk_of(case, tiles, "carry", 2)
-    assert dv.isnan().all() and added[firsts].isnan().all()
-    edge = composed(M.mT, added, dht, back)
-    dv, dh, dh0, _ = walk_of(case, tiles, "segments", 2, dht=edge)
-    expected = walked_back(case, dht)
-    assert_rows(dv, rows(expected, 1, case), BUDGET)
-    assert distance(dh, states(expected, leaving)) < BUDGET and distance(dh0, both(expected, 0)) < BUDGET
+    back_of_segments_is_right(case, up_of_segments_is_right(case))
 
 
 ORDERS = [dict(schedule=n, early=n % 2 == 1) for n in range(1, 6)]
@@ -510,3 +539,174 @@ def test_any_order_of_warps_gives_the_same_bits(order):
 def test_any_order_of_warps_gives_the_same_operands_by_halving(order, gate):
     case = case_of(T=40, gate=gate, HV=2)
     assert torch.equal(operands_of(case, **order)[0], operands_of(case)[0])
+
+
+# faults
+
+WALK, RECORD, MADE, STATE = (f"sm100/{name}" for name in ("bwd/walk", "fwd/record", "fwd/operands", "parts/state"))
+WAYS = {
+    "operands": lambda kinds: operands_are_right(case_of(HV=2, lengths=(33, 0, 40), padding=9), kinds=kinds),
+    "halving": lambda kinds: operands_are_right(case_of(T=40, gate="softplus"), kinds=kinds),
+    "up": lambda kinds: up_is_right(case_of(T=200), kinds=kinds),
+    "back": lambda kinds: back_is_right(case_of(T=200), kinds=kinds),
+    "segments": lambda kinds: up_of_segments_is_right(case_of(T=134), kinds=kinds),
+}
+FAULTS = {
+    "T' is read before it is there": Fault(
+        MADE, "self.team.meet()                                                       # T'", "# T'", "race-read-write",
+        "operands",
+    ),
+    "a tile leaves before all of it is there": Fault(
+        MADE, "self.team.meet()                                                       # the tile", "# the tile",
+        "race-write-read", "operands",
+    ),
+    "a tile leaves as the copy does not see it": Fault(
+        MADE, 'cute.arch.fence_proxy("async.shared", space="cta")', "pass", "proxy", "operands"
+    ),
+    "the ones of T' stay": Fault(MADE, ", strict=True", "", "wrong answer", "operands"),
+    "kE is not negated": Fault(MADE, ", negated_kE=True", "", "wrong answer", "operands"),
+    "T' has no ones where it is multiplied": Fault(
+        MADE, "if cutlass.const_expr(m == step)", "if cutlass.const_expr(False)", "wrong answer", "operands"
+    ),
+    "A_qk has no b": Fault(MADE, "x * of_keys[e] for", "x for", "wrong answer", "operands"),
+    "products of levels in one place": Fault(
+        "sm100/parts/pairs", "return self.first + level * C", "return self.first", "wrong answer", "halving"
+    ),
+    "tensor memory is given back before pairs were read": Fault(
+        MADE, "                umma.fence_before_thread_sync()\n", "", "tcgen05-fence", "operands"
+    ),
+    "dh is multiplied before all is rounded": Fault(WALK, "IMAGE_THERE.sync()", "pass", "race-write-read", "back"),
+    "dv is multiplied before all have it": Fault(WALK, "ROWS_THERE.sync()", "pass", "race-write-read", "back"),
+    "what is added to dh does not follow its stores": Fault(
+        WALK, "umma.fence_before_thread_sync()\n            IMAGE_THERE", "IMAGE_THERE", "tcgen05-fence", "back"
+    ),
+    "products do not see rows of do": Fault(
+        WALK, 'cute.arch.fence_proxy("async.shared", space="cta")', "pass", "proxy", "back"
+    ),
+    "dv is read before it is there": Fault(
+        WALK, "cute.arch.mbarrier_wait(s.out, j & 1)", "pass", "uninitialised", "back"
+    ),
+    "dh is read before all is added": Fault(
+        WALK, "cute.arch.mbarrier_wait(s.added, j & 1 ^ 1)", "pass", "race-write-read", "back"
+    ),
+    "the last dh is not kept": Fault(WALK, "(i & 1) == 1 or j == 0", "(i & 1) == 1", "wrong answer", "back"),
+    "T' instead of A2": Fault(WALK, "RECORD_TILE.TA.offset + A2)", "RECORD_TILE.TA.offset)", "wrong answer", "back"),
+    "tensor memory is not given back": Fault(WALK, "umma.free(TMEM)", "pass", "tmem-leak", "back"),
+    "an image is written while it is copied": Fault(
+        STATE, '''        """By the warp of that thread: images were read."""
+        cute.arch.cp_async_bulk_wait_group(0, read=True)''', "        pass", "race-read-write", "up"
+    ),
+    "a stage is filled before it was read": Fault(
+        STATE, "cute.arch.mbarrier_wait(s.empty + stage, phase ^ 1)", "pass", "race-read-write", "up"
+    ),
+    "S is not there yet when more is added": Fault(
+        STATE, "        umma.wait_for_stores()\n        cute", "        cute", "race-write-read", "up"
+    ),
+    "rows of v of another swizzle": Fault(STATE, "(r & 7) * 16", "(r & 6) * 32 % 128", "wrong answer", "up"),
+    "X is multiplied before all have it": Fault(RECORD, "ROWS_THERE.sync()", "pass", "race-write-read", "up"),
+    "r and o are overwritten before they are read": Fault(
+        RECORD, "cute.arch.mbarrier_wait(s.read + (i + 1 & 1), i + 1 >> 1 & 1 ^ 1)", "pass", "race-read-write", "up"
+    ),
+    "r and o are read before they are there": Fault(
+        RECORD, "cute.arch.mbarrier_wait(s.done + (i & 1), i >> 1 & 1)", "pass", "uninitialised", "up"
+    ),
+    "r and o leave before all lanes have them": Fault(
+        RECORD, "cute.arch.sync_warp()                                              # the warp's columns are", "# are",
+        "race-lanes", "up",
+    ),
+    "r and o of odd and even chunks in one place": Fault(RECORD, "OUT = 2 * C ", "OUT = 0 ", "race-read-write", "up"),
+    "M is not transposed": Fault(
+        RECORD, "self.leave(x.M, p * x.HV + head, True)", "self.leave(x.M, p * x.HV + head, False)", "wrong answer",
+        "segments",
+    ),
+    "M is walked for with v": Fault(RECORD, "if not of_M:", "if True:", "uninitialised", "segments"),
+}  # fmt: skip
+
+
+@pytest.mark.spread(every=6)
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
+    """In the kernel that has it; tiles are made as they ship unless it is their fault."""
+    case_tiles = tiles_of if fault.case not in ("operands", "halving") else None
+    assert fault.noticed in ways_of_noticing(fault, tmp_path, monkeypatch, case_tiles)
+
+
+def ways_of_noticing(fault, folder, monkeypatch, case_tiles=None):
+    """Kinds of findings, and "wrong answer"."""
+    module, whole = sys.modules[__name__], kernel
+    package = copy_backend("sm100", fault.file, fault.old, fault.new, folder, monkeypatch)
+
+    @functools.cache
+    def broken(config, arch="sm100"):
+        if case_tiles and isinstance(config, OperandsConfig):
+            return whole(config, arch)
+        build = importlib.import_module(f"{package}.sm100.{HOMES[type(config)]}").build
+        return next(iter(build(config, parse(arch)).kernels.values()))
+
+    monkeypatch.setattr(module, "kernel", broken)
+    kinds = set()
+    try:
+        WAYS[fault.case](kinds)
+    except AssertionError:
+        kinds.add("wrong answer")
+    return kinds
+
+
+def test_tensor_memory_of_operands_may_begin_anywhere(tmp_path, monkeypatch):
+    """Behind what another CTA has: here 32 columns that nobody gives back."""
+    before = '[{{$r0}}], {columns}; "'
+    after = '[{{$r0}}], 32; tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [{{$r0}}], {columns}; "'
+    fault = Fault("sm100/parts/umma", before, after, "tmem-leak", "operands")
+    assert ways_of_noticing(fault, tmp_path, monkeypatch) == {"tmem-leak"}
+
+
+GATES = (
+    "bounded l2norm dt_bias=true beta=sigmoid", "bounded", "bounded l2norm beta=2*sigmoid beta_dtype=float32",
+    "softplus l2norm dt_bias=true beta=sigmoid", "gate=given g_dtype=float32", "bounded lower_bound=-9 l2norm",
+    "softplus A_log=false", "softplus l2norm dt_bias=true g_dtype=float32",
+)  # fmt: skip
+HEADS = "H=2 HV=2", "H=1 HV=3"
+FLAGS = (False, True)
+
+
+def configs():
+    """Those of all classes."""
+    for words, heads, packed in itertools.product(GATES, HEADS, FLAGS):
+        yield OperandsConfig(**chunk_options(Problem.parse(f"K=128 V=128 bfloat16 {words} {heads}")), packed=packed)
+    dtypes = ("float32", "bfloat16")
+    for packed, v_first in itertools.product(FLAGS, FLAGS):
+        for dtype, ht, o in itertools.product((None, *dtypes), FLAGS, FLAGS):
+            yield RecordConfig(packed, "sequences", dtype, ht, v_first, o)
+            yield WalkConfig(packed, "sequences", ht, dtype, v_first)
+        for ht, o in itertools.product(FLAGS, FLAGS):
+            yield RecordConfig(packed, "segments", "float32", ht, v_first, o)
+        for dtype in (None, *dtypes):
+            yield WalkConfig(packed, "segments", True, dtype, v_first)
+    for packed in FLAGS:
+        yield RecordConfig(packed, "carry", None, False, False, False)
+        yield WalkConfig(packed, "carry", False, "float32", False)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("arch", ["sm100", "sm103"])
+def test_no_kernel_spills(arch):
+    """A part of all classes, that has each option many times."""
+    found = list(dict.fromkeys(configs()))[:: 3 if arch == "sm100" else 11]
+    assert len(found) > 6 and not [config for config in found if kernel(config, arch).spills]
+
+
+def test_memory_is_what_configurations_say():
+    few, many = operands_config(case_of(T=1)), operands_config(case_of(T=1, gate="softplus"))
+    record = RecordConfig(False, "sequences", None, True, False)
+    walk = WalkConfig(False, "sequences", True, None, False)
+    assert 3 * (few.shared + 1024) <= SHARED_OF_SM and 3 * few.columns <= TMEM
+    assert 2 * (many.shared + 1024) <= SHARED_OF_SM and 2 * many.columns <= TMEM
+    assert record.shared <= SHARED_OF_SM - 1024 and walk.shared <= SHARED_OF_SM - 1024 and RecordColumns.end <= TMEM
+    for config, ctas in ((few, 3), (many, 2), (record, 1), (walk, 1)):
+        assert ctas * config.threads * kernel(config).registers <= 65536 and not kernel(config).spills
+
+
+def test_operands_read_nothing_before_the_tables_are_there():
+    config = operands_config(case_of(**RAGGED))
+    assert config.pdl
+    reads_nothing_before_the_kernel_ahead_is_done(kernel(config))

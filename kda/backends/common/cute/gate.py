@@ -61,9 +61,9 @@ class Gate:
         raw_q, raw_k, raw_g, weight = [], [], [], []
         for r in cutlass.range_constexpr(WARP_ROWS):
             row = cutlass.min(first + r, tokens - 1)                           # past the end: the last row,
-            raw_q.append(floats(load(at.q + (row * (H * K) + d), E)))
-            raw_k.append(floats(load(at.k + (row * (H * K) + d), E)))
-            raw_g.append(floats(load(at.g + (row * (HV * K) + d), E)))
+            raw_q.append(self.load_floats(at.q + (row * (H * K) + d)))
+            raw_k.append(self.load_floats(at.k + (row * (H * K) + d)))
+            raw_g.append(self.load_floats(at.g + (row * (HV * K) + d)))
             weight.append(Float32(1.0) if first + r < tokens else Float32(0.0))    # without weight
         gc = self.sum_of_decays(raw_g, weight, at, d)
         qs, ks = [Float32(1.0)] * WARP_ROWS, [Float32(1.0)] * WARP_ROWS
@@ -72,8 +72,8 @@ class Gate:
         qn, kn = [], []
         for r in cutlass.range_constexpr(WARP_ROWS):
             of_q, of_k = qs[r] * (at.scale * weight[r]), ks[r] * weight[r]
-            qn.append([element * of_q for element in raw_q[r]])
-            kn.append([element * of_k for element in raw_k[r]])
+            qn.append(self.times(raw_q[r], of_q))
+            kn.append(self.times(raw_k[r], of_k))
         return qn, kn, gc
 
     @cute.jit
@@ -114,14 +114,29 @@ class Gate:
         squares = []
         for rows in (raw_q, raw_k):
             for r in cutlass.range_constexpr(WARP_ROWS):
-                total = Float32(0.0)
-                for e in cutlass.range_constexpr(self.c.K // 32):
-                    total += rows[r][e] * rows[r][e]
-                squares.append(total)
+                squares.append(self.square(rows[r]))
         total = sum_over_lanes(squares)
         found = fast.rsqrt(total + Float32(fast.NORM_EPS))
         each = [cute.arch.shuffle_sync(found, 4 * i) for i in range(2 * WARP_ROWS)]
         return each[:WARP_ROWS], each[WARP_ROWS:]
+
+    # A row's channels in registers, as parts of sm_100 have them in other ways.
+
+    @cute.jit
+    def load_floats(self, pointer):
+        return floats(load(pointer, self.c.K // 32))
+
+    @cute.jit
+    def times(self, row, x):
+        """By a number."""
+        return [element * x for element in row]
+
+    @cute.jit
+    def square(self, row):
+        total = Float32(0.0)
+        for e in cutlass.range_constexpr(self.c.K // 32):
+            total += row[e] * row[e]
+        return total
 
     @cute.jit
     def sum_over_warps(self, gc, sums, d):

@@ -50,9 +50,9 @@ class Pairs:
         half = lower_bound * Float32(-0.5 * fast.LOG2_E * (C - 1))
         # 2^gc = 2^x 2^anchor, an exact product; 2^(gc_last - gc) = 2^-x 2^(gc_last - anchor)
         anchor = [fast.whole(row0[e] - half) for e in range(E)]
-        to_x = [before[e] - anchor[e] for e in range(E)]
+        to_x = self.row([before[e] - anchor[e] for e in range(E)])
         from_zero = words_of([fast.exp2(anchor[e]) for e in range(E)])
-        to_last = [fast.exp2(last[e] - anchor[e]) for e in range(E)]
+        to_last = self.row([fast.exp2(last[e] - anchor[e]) for e in range(E)])
         of_kE = from_zero
         if cutlass.const_expr(self.negated_kE):
             of_kE = [word ^ Uint32(0x80008000) for word in from_zero]
@@ -60,26 +60,51 @@ class Pairs:
         for r in cutlass.range_constexpr(WARP_ROWS):
             if cutlass.const_expr(r == self.sched_barrier_row):
                 self.store_decay(tile, last, d)
-            ka, qa, kb = [], [], []
-            for e in cutlass.range_constexpr(E):
-                x = gc[r][e] + to_x[e]
-                up, down = fast.exp2(x), fast.exp2(-x)
-                ka.append(kn[r][e] * up)
-                qa.append(qn[r][e] * up)
-                kb.append(kn[r][e] * down)
+            ka, qa, kb = self.under_decay(qn[r], kn[r], gc[r], to_x)
             in_both, in_one = row_below(of_both, r), row_below(of_one, r)
-            for words, factors, to in ((words_of(ka), of_kE, 0), (words_of(qa), from_zero, C * 128)):
+            for words, factors, to in ((self.words(ka), of_kE, 0), (self.words(qa), from_zero, C * 128)):
                 store(cute.recast_ptr(X, dtype=Uint32) + (in_both + to) // 4, words)
                 state = [fast.times_pair(words[w], factors[w]) for w in range(E // 2)]
                 store(cute.recast_ptr(tile, dtype=Uint32) + (in_both + to) // 4, state)
-            store(Y + in_one // 2, kb)
+            self.store_row(Y + in_one // 2, kb)
             if cutlass.const_expr(of_k is not None):
-                kb = [x * of_k[r] for x in kb]
-            store(cute.recast_ptr(tile + self.tile.KG.offset, dtype=BFloat16) + in_one // 2, times(kb, to_last))
+                kb = self.gate.times(kb, of_k[r])
+            to_KG = cute.recast_ptr(tile + self.tile.KG.offset, dtype=BFloat16) + in_one // 2
+            self.store_row(to_KG, self.times(kb, to_last))
         if cutlass.const_expr(self.sched_barrier_row == WARP_ROWS):
             self.store_decay(tile, last, d)
         cute.arch.fence_proxy("async.shared", space="cta")
         self.team.meet_for_product()                                           # both operands are there
+
+    # A row in registers, as the gate has it.
+
+    @cute.jit
+    def under_decay(self, qn, kn, gc, to_x):
+        """kn 2^x, qn 2^x and kn 2^-x."""
+        ka, qa, kb = [], [], []
+        for e in cutlass.range_constexpr(self.c.K // 32):
+            x = gc[e] + to_x[e]
+            up, down = fast.exp2(x), fast.exp2(-x)
+            ka.append(kn[e] * up)
+            qa.append(qn[e] * up)
+            kb.append(kn[e] * down)
+        return ka, qa, kb
+
+    @cute.jit
+    def row(self, values):
+        return values
+
+    @cute.jit
+    def times(self, row, other):
+        return times(row, other)
+
+    @cute.jit
+    def words(self, row):
+        return words_of(row)
+
+    @cute.jit
+    def store_row(self, to, row):
+        store(to, row)
 
     @cute.jit
     def by_halving(self, qn, kn, gc, sums, X, A_kk, tile, acc, phase, of_k=None):

@@ -16,7 +16,7 @@ adds to dh; the transposed M of the forward is what it multiplies dh by, and com
 
   pipeline     arrivals                                                says
   full         1 and the bytes of the tile; 32, a lane's pieces of do  a chunk is there
-  empty        1 when decays were read; 1, a commit                    no product and no thread reads the stage any more
+  empty        1, a commit                                             no product reads the stage any more
   out          1, a commit                                             dv^T is there, dh rounded was read
   added        1, a commit                                             dh is that which enters the chunk; dv was read
   IMAGE_THERE  256                                                     dh is rounded and decayed, the dv before was read
@@ -43,7 +43,7 @@ from ...common.cute.tile import C
 from ..configs import RECORD_TILE, STAGE, STATE_WARPS, TMEM, K, RecordColumns, V, WalkConfig
 from ..parts import umma
 from ..parts.state import IMAGE, Walker, advance
-from ..parts.teams import ROWS_THERE
+from ..parts.teams import IMAGE_THERE, ROWS_THERE
 
 AHEAD = umma.Product(V, C, umma.across(C), umma.along(C), range(C // 16))         # do^T @ A2
 ON_STATE = umma.Product(V, C, umma.across(K), umma.along(C), range(K // 16))      # dh^T @ KT^T
@@ -86,7 +86,6 @@ class Walk(Walker):
                 umma.fence_before_thread_sync()
             cute.arch.sync_threads()                                           # nobody needs tensor memory
             if warp == 0:
-                umma.fence_after_thread_sync()
                 umma.free(TMEM)
 
     @cute.jit
@@ -117,10 +116,12 @@ class Walk(Walker):
                 if warp == 0:
                     self.wait_for_images()                                     # the other may be written again
             self.round_and_decay(s, image, to)
+            umma.fence_before_thread_sync()
+            IMAGE_THERE.sync()
             if warp == 0:
+                umma.fence_after_thread_sync()
                 with cute.arch.elect_one():
                     self.issue_on_state(s, stage, j)
-                    cute.arch.mbarrier_arrive(s.empty + stage)
                     if cutlass.const_expr(not c.carry):
                         if (i & 1) == 1 or j == 0:                             # leaves two chunks, or the last one
                             self.send_image(kept + Int64(i >> 1) * x.HV * (K * V), image)
@@ -144,7 +145,7 @@ class Walk(Walker):
         cute.arch.mbarrier_wait(s.added, steps & 1 ^ 1)
         umma.fence_after_thread_sync()
         if cutlass.const_expr(not c.carry):
-            self.wait_for_images()
+            self.wait_for_last_image()
 
     @cute.jit
     def issue_ahead(self, s, stage, phase):

@@ -6,6 +6,7 @@ formulas are those of common/cute/gate.py, pairs.py and inverse.py, with b on th
   KT = T'^T @ KG          A2 = AQ @ T'
 
 The tile has -kE, which is how products need it, and T' - I, so that what is multiplied by T' is added as it was.
+Where one product makes the pairs, rows are worked on two channels at a time (parts/twos.py).
 
   warps  do
   0-7    rows, sums, operands
@@ -54,6 +55,7 @@ from ..configs import RECORD_TILE, K, OperandsConfig, V
 from ..parts import umma
 from ..parts.pairs import TensorCoreOfCta
 from ..parts.teams import WholeCta
+from ..parts.twos import GateInTwos, PairsInTwos
 
 # What common/cute/pairs.py knows of a tile.
 OF_PAIRS = SimpleNamespace(KG=RECORD_TILE.KT, decay=RECORD_TILE.decay)
@@ -65,8 +67,9 @@ class Operands(entry.Entry):
     def __init__(self, config: OperandsConfig):
         self.c, self.team = config, WholeCta()
         self.tensor_core = TensorCoreOfCta(config, self.team)
-        self.gate = Gate(config, self.team)
-        self.pairs = Pairs(config, self.team, self.gate, self.tensor_core, OF_PAIRS, buffers=1, negated_kE=True)
+        OfGate, OfPairs = (GateInTwos, PairsInTwos) if config.one_product else (Gate, Pairs)
+        self.gate = OfGate(config, self.team)
+        self.pairs = OfPairs(config, self.team, self.gate, self.tensor_core, OF_PAIRS, buffers=1, negated_kE=True)
         self.inverse = Inverse(False, lambda column, row: swizzle_128B(column, row, C), strict=True)
 
     @cute.kernel
@@ -117,6 +120,7 @@ class Operands(entry.Entry):
         if cutlass.const_expr(not c.one_product):
             self.pairs.qk_diagonal(*rows[:2], A_kk)
         self.gate.sum_over_warps(rows[2], sums, d)
+        umma.fence_after_thread_sync()                                         # behind the allocation
         self.tensor_core.done, self.tensor_core.base_desc, self.tensor_core.first = done, base_desc, load_one(tmem)
         of_k = load(b + WARP_ROWS * warp, WARP_ROWS)
         if cutlass.const_expr(c.one_product):
@@ -140,12 +144,12 @@ class Operands(entry.Entry):
         elif warp >= 2:
             self.make_A2(acc, TA, b, warp - 2)
         elif warp == 1:
-            umma.fence_after_thread_sync()
             umma.free_at(load_one(tmem), c.columns)
         cute.arch.fence_proxy("async.shared", space="cta")
         self.team.meet()                                                       # the tile is there
         if warp == SENDER:
             self.send(to, tile, RECORD_TILE.KT.offset, RECORD_TILE.end)
+            # redundant: the simulator has no next CTA in the place of one that ends
             cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
@@ -153,6 +157,7 @@ class Operands(entry.Entry):
         """Some bytes of the tile to memory, by one warp."""
         with cute.arch.elect_one():
             bulk_store(to + begin, tile + begin, end - begin)
+            # redundant: what waits for it is
             cute.arch.cp_async_bulk_commit_group()
 
     @cute.jit
@@ -166,7 +171,6 @@ class Operands(entry.Entry):
                 at = swizzle_128B(16 * step + row, first + (2 * pair + piece) * 8, C)
                 words += load_matrices(KG + at // 2, transposed=True)
             own.append(words)
-        cute.arch.sync_warp()                                                  # KG was read
         for m in cutlass.range_constexpr(2):
             for pair in cutlass.range_constexpr(CHANNELS // 16):
                 of_pair = [words[4 * pair : 4 * pair + 4] for words in own]

@@ -21,7 +21,7 @@ the states between segments of both.
 
   pipeline     arrivals                                               says
   full         1 and the bytes of the tile; 32, a lane's pieces of v  a chunk is there
-  empty        1 when decays were read; 1, a commit                   no product and no thread reads the stage any more
+  empty        1, a commit                                            no product reads the stage any more
   out          1, a commit                                            X^T is there, S rounded was read
   added        1, a commit                                            S is that which leaves the chunk
   done[2]      1, a commit                                            r^T and o^T are there
@@ -49,7 +49,7 @@ from ...common.cute.tile import C, swizzle_128B
 from ..configs import EPILOGUE_WARPS, RECORD_TILE, STAGE, STATE_WARPS, TMEM, K, RecordColumns, RecordConfig, V
 from ..parts import umma
 from ..parts.state import IMAGE, Walker, advance, rounded, store_transposed
-from ..parts.teams import ROWS_THERE
+from ..parts.teams import IMAGE_THERE, ROWS_THERE
 
 ADDED = umma.Product(K, V, umma.across(C), umma.across(C), range(C // 16))        # KT^T @ X
 OUT = 2 * C                                  # columns of tensor memory, from even chunks' [r; o] to odd ones'
@@ -73,7 +73,7 @@ class Record(Walker):
         if n >= 0:
             s = self.set_up()
             if cute.arch.thread_idx()[0] == 0:
-                for parity in cutlass.range_constexpr(2):
+                for parity in cutlass.range_constexpr(0 if c.carry else 2):
                     cute.arch.mbarrier_init(s.done + parity, 1)
                     cute.arch.mbarrier_init(s.read + parity, EPILOGUE_WARPS)
                 cute.arch.mbarrier_init_fence()
@@ -82,13 +82,12 @@ class Record(Walker):
             umma.fence_after_thread_sync()
             tokens = cutlass.min(left, x.segment * C)
             steps = (tokens + C - 1) // C
-            of_M = cutlass.const_expr(c.carry) and strip > 0
+            of_M = cutlass.const_expr(c.carry) and strip > 0                   # this CTA walks for M
             if warp == STATE_WARPS + EPILOGUE_WARPS:
                 self.load(x, s, x.v, begin, tokens, chunk, head, steps, not of_M)
             elif warp >= STATE_WARPS:
                 if cutlass.const_expr(not c.carry):
                     self.write_results(x, s, (begin * x.HV + head) * V, tokens, steps, warp - STATE_WARPS)
-                    umma.fence_before_thread_sync()
             else:
                 if cutlass.const_expr(c.walk == "segments"):
                     self.enter(x.h0, p * x.HV + head, False)
@@ -107,17 +106,15 @@ class Record(Walker):
                 umma.fence_before_thread_sync()
             cute.arch.sync_threads()                                           # nobody needs tensor memory
             if warp == 0:
-                umma.fence_after_thread_sync()
                 umma.free(TMEM)
 
     @cute.jit
     def store_one(self, to):
-        """[1 | 0] (C, 2 C): a row of 128 bytes has 1 in its own column."""
+        """[1 | 0] (C, 2 C): a row of 128 bytes has 1 in its own column; for products behind `issue_v`'s fence."""
         row, piece = cute.arch.thread_idx()[0] >> 3, cute.arch.thread_idx()[0] & 7
         if row < C:
             values = [Float32(1.0) if piece * 8 + e == row else Float32(0.0) for e in range(8)]
             store(to + swizzle_128B(row, piece * 8, C) // 2, values)
-        cute.arch.fence_proxy("async.shared", space="cta")
 
     @cute.jit
     def walk(self, x, s, state, head, steps, of_M):
@@ -137,10 +134,10 @@ class Record(Walker):
                 if warp == 0:
                     self.wait_for_images()                                     # the other may be written again
             self.round_and_decay(s, image, s.stages + stage * STAGE.bytes)
+            IMAGE_THERE.sync()
             if warp == 0:
                 with cute.arch.elect_one():
                     self.issue_on_state(s, i, stage, out, of_M)
-                    cute.arch.mbarrier_arrive(s.empty + stage)
                     if cutlass.const_expr(not c.carry):
                         if i & 1 == 0:
                             self.send_image(kept + Int64(i >> 1) * x.HV * (K * V), image)
@@ -154,19 +151,19 @@ class Record(Walker):
                 with cute.arch.elect_one():
                     self.issue_on_X(s, i, stage, out)
                 if i + 1 < steps:
+                    if cutlass.const_expr(not c.carry):
+                        cute.arch.mbarrier_wait(s.read + (i + 1 & 1), i + 1 >> 1 & 1 ^ 1)
+                        umma.fence_after_thread_sync()                         # what is in its columns was read
                     self.issue_v(s, i + 1, next_stage, next_phase, of_M)
             stage, phase = next_stage, next_phase
         cute.arch.mbarrier_wait(s.added, steps & 1 ^ 1)
         umma.fence_after_thread_sync()
         if cutlass.const_expr(not c.carry):
-            self.wait_for_images()
+            self.wait_for_last_image()
 
     @cute.jit
     def issue_v(self, s, i, stage, phase, of_M):
-        """v^T @ [1 | 0] of chunk i, by warp 0, once it is there, and what was in its columns was read."""
-        if cutlass.const_expr(not self.c.carry):
-            cute.arch.mbarrier_wait(s.read + (i & 1), i >> 1 & 1 ^ 1)
-            umma.fence_after_thread_sync()
+        """v^T @ [1 | 0] of chunk i, by warp 0, once it is there."""
         cute.arch.mbarrier_wait(s.full + stage, phase)
         cute.arch.fence_proxy("async.shared", space="cta")                     # rows of v came by other copies
         if not of_M:
@@ -210,7 +207,6 @@ class Record(Walker):
             for half in cutlass.range_constexpr(2):
                 words.append(rounded(umma.load_fragments(out + half * umma.HALF_LANES, N, Uint32)))
             umma.fence_before_thread_sync()
-            cute.arch.sync_warp()                                              # all lanes have read
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive(s.read + (i & 1))
             for half in cutlass.range_constexpr(2):
@@ -222,7 +218,8 @@ class Record(Walker):
                     to = (x.r if cutlass.const_expr(8 * j < C) else x.o).toint() + (own + column) * 2
                     source = s.rows + swizzle_128B(row + 8 * j, column, N) // 2
                     copy_16_bytes(source, in_global(fast.row(to, token, x.HV * Int32(2 * V)), BFloat16))
-            cute.arch.sync_warp()                                              # they were read
+            # redundant: lanes meet in the next load, too, which says nothing of shared memory
+            cute.arch.sync_warp()                                              # the warp's columns were read
 
 
 def build(c: RecordConfig, target: Target) -> cutedsl.Compiled:

@@ -24,12 +24,10 @@ from ...common.cute.fragments import store_matrices
 from ...common.cute.tile import HALF, C, decay_index, swizzle_128B
 from ..configs import RECORD_TILE, STAGE, TMEM, K, RecordColumns, V
 from . import umma
-from .teams import IMAGE_THERE
 
 PIECE = 32                                   # columns of a row that a thread has in registers at a time
 IMAGE = 2 * K * V                            # bytes
 LOADERS = 33                                 # arrivals: LOAD's lanes, and the bytes of the tile
-READERS = 2                                  # arrivals: who has read decays, and a commit
 
 
 class Walker(entry.Entry):
@@ -50,7 +48,7 @@ class Walker(entry.Entry):
         if cute.arch.thread_idx()[0] == 0:
             for stage in cutlass.range_constexpr(self.c.stages):
                 cute.arch.mbarrier_init(s.full + stage, LOADERS)
-                cute.arch.mbarrier_init(s.empty + stage, READERS)
+                cute.arch.mbarrier_init(s.empty + stage, 1)
             cute.arch.mbarrier_init(s.out, 1)
             cute.arch.mbarrier_init(s.added, 1)
             store(s.base_desc, [(base.toint().to(Uint32) & 0x3FFFF) >> 4])
@@ -101,7 +99,7 @@ class Walker(entry.Entry):
 
     @cute.jit
     def round_and_decay(self, s, image, tile):
-        """S, rounded, to an image, 2^gc_last S to where S was, and all know."""
+        """S, rounded, to an image, 2^gc_last S to where S was: for products, once all have met."""
         decay = load_one(field_at(tile, RECORD_TILE.decay) + decay_index(self.channel()))
         both, own = pair_of(decay), image.toint() + swizzle_128B(self.channel(), self.column(), K)
         for first in cutlass.range_constexpr(0, HALF, PIECE):
@@ -113,9 +111,6 @@ class Walker(entry.Entry):
             umma.store_row(self.in_tensor_memory(first), times_pairs(S, both))
         umma.wait_for_stores()
         cute.arch.fence_proxy("async.shared", space="cta")
-        umma.fence_before_thread_sync()
-        IMAGE_THERE.sync()
-        umma.fence_after_thread_sync()
 
     @cute.jit
     def send_image(self, to, image):
@@ -126,6 +121,12 @@ class Walker(entry.Entry):
     @cute.jit
     def wait_for_images(self):
         """By the warp of that thread: images were read."""
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+    @cute.jit
+    def wait_for_last_image(self):
+        """The same, before shared memory is another CTA's."""
+        # redundant: the simulator has no next CTA in the place of one that ends
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit

@@ -45,11 +45,7 @@ class WholeCta:
     def meet(self):
         cute.arch.sync_threads()
 
-    @cute.jit
-    def meet_for_product(self):
-        umma.fence_before_thread_sync()
-        cute.arch.sync_threads()
-        umma.fence_after_thread_sync()
+    meet_for_product = meet
 
     @cute.jit
     def meet_first_four(self):
