@@ -73,6 +73,27 @@ def test_gradients_are_the_definition(name):
     check(drawn(**OPTIONS[name]))
 
 
+def test_a_beta_has_the_gradient_of_the_sigmoid_that_gives_it():
+    of_logits = changed(drawn(T=70), beta=lambda logits: logits.float())
+    beta = of_logits.keywords["beta"].sigmoid()
+    given = dataclasses.replace(of_logits, keywords=of_logits.keywords | {
+        "beta": beta, "use_beta_sigmoid_in_kernel": False,
+    })  # fmt: skip
+    (of_sigmoid, _), (found, _) = gradients(of_logits), gradients(given)
+    expected = of_sigmoid["dbeta"] / (beta * (1 - beta))
+    assert (found["dbeta"] - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_a_beta_of_nothing_has_a_gradient():
+    tokens = torch.arange(70)[:, None]
+
+    def almost(beta):
+        return torch.where(tokens % 3 == 0, 0.0, torch.where(tokens % 3 == 1, 2.0**-120, beta)).to(beta)
+
+    found = check(changed(drawn(T=70, beta="given"), beta=almost))
+    assert found["dbeta"].abs().min() > 0
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["A_log", "dt_bias"])
 def test_a_gate_may_have_no_parameters(name):
