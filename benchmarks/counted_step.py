@@ -3,8 +3,8 @@
     python benchmarks/counted_step.py
 
 Counts are of 64 tokens and one value head, of a bounded gate with l2norms and a sigmoid: those of a longer sequence
-less those of a shorter one.  A kernel takes as long as the resource that it uses most; record and walk, where a CTA has a
-head, at least the latency of their chunks, one after the other.
+less those of a shorter one.  A kernel takes as long as the resource that it uses most; record and walk, where a CTA
+has a head, at least the latency of their chunks, one after the other.
 """
 
 from __future__ import annotations

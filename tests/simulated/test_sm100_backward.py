@@ -28,6 +28,7 @@ from kda.dispatch import weigh
 from kda.host import standing_in
 from kda.problem import Problem
 from kda.simulator.chips import host_of
+from kda.verify.parity import prove
 from kda.verify.simulated import SimulatedDoor
 
 pytestmark = pytest.mark.usefixtures("one_thread", "kernels_apart", "fresh_memory_is_poisoned")
@@ -275,3 +276,12 @@ def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
     found, session = gradients(case, strict=True)
     wrong = {"wrong answer" for row in judged(case, found) if row.wrong}
     assert fault.noticed in {finding.kind for finding in session.findings} | wrong
+
+
+@pytest.mark.parametrize(
+    "name", ["a gate gains what a key loses", pytest.param("dh r^T comes from h", marks=pytest.mark.exhaustive)]
+)
+def test_a_fault_of_grads_is_one_of_that_stage(name, tmp_path, monkeypatch):
+    plant(FAULTS[name], tmp_path, monkeypatch, "sm100")
+    found = prove(SimulatedDoor("sm100", parse("sm100")), "bwd/grads")
+    assert not found.passed and any("dg: " in line for line in found.details)

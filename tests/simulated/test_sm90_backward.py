@@ -298,6 +298,23 @@ def test_a_fault_of_the_walk_is_one_of_that_stage(tmp_path, monkeypatch):
     assert not found.passed and any("dh0: " in line for line in found.details)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("words", [
+    dict(lengths=(65, 0, 1, 30), HV=2), dict(T=70, gate="softplus", regime="fast"),
+    dict(T=40, gate="given", beta="given"),
+], ids=str)  # fmt: skip
+def test_its_second_kernel_is_a_stage_of_its_own(words):
+    case, at = drawn(**words), SimulatedDoor("sm90", parse("sm90"))
+    rows = examine(at, case, only_stage="bwd/grads").rows
+    assert not at.findings and {row.tensor for row in rows} >= {"dq", "dk", "dg", "dbeta"}
+    assert_right(rows)
+
+
+def test_that_stage_takes_chunks_of_64_tokens():
+    with pytest.raises(InputError, match="bwd/grads: chunk_size must be 64; found 32"):
+        examine(SimulatedDoor("sm90", parse("sm90")), drawn(T=40, C=32), only_stage="bwd/grads")
+
+
 def test_other_head_dims_go_to_triton():
     p = Problem.parse("bfloat16 backward beta=sigmoid bounded l2norm K=64 V=64")
     choice = weigh(p, host_of("sm90"))

@@ -24,7 +24,7 @@ from kda.problem import Inputs, Problem
 from .arguments import Launch, Launched
 from .cute.configs import RUN, ChunkTable, SegmentTable, TablesConfig
 from .cute.recorded import TOKENS
-from .cute.tile import C
+from .cute.tile import BF16, C, swizzle_128B
 from .launcher import chunks_of, inputs_of, launch_of, offsets_dtype, outputs, rows_of, segment_summary
 from .recorded_plan import RecordedPlan, states_table
 from .tensors import aligned, laid_out, offsets_on
@@ -56,7 +56,7 @@ class Backend(NamedTuple):
 
     plan: Callable[[Problem, int], RecordedPlan]                               # of so many SMs
     kernel: Callable[[Launched, tuple[int, int]], Kernel]                      # of a compute capability
-    images: Callable[[Tensor], Tensor]                                         # of states (.., K, V), as kernels read
+    v_first: bool                                                              # rows of kept states are those of v
 
 
 class Parts(NamedTuple):
@@ -235,7 +235,7 @@ def grads_as_stage(
 ) -> dict[str, Tensor | None]:
     """bwd/grads alone, on tensors as they lie in chunks."""
     if p.C != TOKENS:
-        raise InputError(f"bwd/grads works on chunks of {TOKENS} tokens; these have {p.C}. Leave out chunk_size.")
+        raise InputError("bwd/grads", "chunk_size", str(TOKENS), str(p.C), "Leave it out.", "chunk_size.value")
     p = dataclasses.replace(p, final_state=False, state_dtype=None, state_v_first=False, packed=offsets is not None)
     table = chunks_of(p, offsets, tensors)
     x = inputs_of(p, table, offsets, dict(tensors, v=tensors["do"], h0=None))
@@ -243,7 +243,7 @@ def grads_as_stage(
     do, dv, r = (rows_of(p, table, tensors[n], p.dtype) for n in ("do", "dv", "r"))
     h, dh = (do.new_zeros(at.plan.all_states, p.HV, p.K * p.V) for _ in range(2))
     for y, name in ((h, "h"), (dh, "dh")):
-        y[: table.NC] = of.images(tensors[name].to(do.dtype)).flatten(2)
+        y[: table.NC] = image_of(tensors[name].mT if of.v_first else tensors[name])
     shares = [do.new_zeros(at.plan.all_states, p.HV, p.K, dtype=torch.float32) for _ in range(2)]
     parts = Parts(None, None, h, r)
     found = grads(p, at, x, inputs, parts, tables(p, at, x), shares, do=do, dv=dv, dh=dh)
@@ -252,6 +252,15 @@ def grads_as_stage(
     return {n: table.chunks(y) for n, y in (("dq", dq), ("dk", dk), ("dg", dg), ("dbeta", dbeta.unsqueeze(-1)))} | {
         "dA_log_parts": None if of_A_log is None else of_A_log.sum(-1), "ddt_bias_parts": of_dt_bias,
     }  # fmt: skip
+
+
+def image_of(state: Tensor) -> Tensor:
+    """(.., rows, columns), rounded, in the order in which kernels keep it: swizzle_128B."""
+    rows, columns = state.shape[-2:]
+    at = swizzle_128B(torch.arange(rows)[:, None], torch.arange(columns)[None], rows).flatten() // BF16
+    image = state.new_empty(*state.shape[:-2], rows * columns, dtype=torch.bfloat16)
+    image[..., at.to(state.device)] = state.flatten(-2).to(torch.bfloat16)
+    return image
 
 
 def of_heads(y: Tensor, p: Problem) -> Tensor:

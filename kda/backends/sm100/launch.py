@@ -19,7 +19,7 @@ from kda.problem import Inputs, Problem
 from ..common import recorded
 from ..common.arguments import Launch
 from ..common.cute.configs import ROUNDED_TO
-from ..common.cute.tile import C, swizzle_128B
+from ..common.cute.tile import C
 from ..common.launcher import backward_as_stage, forward_as_stage, launch_of, offsets_dtype, outputs, segment_summary
 from ..common.tensors import laid_out, offsets_on, on_its_device
 from .plan import Config, Plan, plan, recipe, recorded_plan, target
@@ -36,16 +36,7 @@ def kernel(config: Config, arch: Target) -> Kernel:
     return fetch_here(recipe(config, arch))
 
 
-def images(states: Tensor) -> Tensor:
-    """Of states (.., K, V), as a product reads them from shared memory (parts/state.py)."""
-    K, V = states.shape[-2:]
-    at = swizzle_128B(torch.arange(K)[:, None], torch.arange(V)[None], K).flatten() // states.element_size()
-    image = torch.empty_like(states).flatten(-2)
-    image[..., at.to(states.device)] = states.flatten(-2)
-    return image
-
-
-RECORDED = recorded.Backend(recorded_plan, lambda config, cc: kernel(config, target(cc)), images)
+RECORDED = recorded.Backend(recorded_plan, lambda config, cc: kernel(config, target(cc)), v_first=False)
 
 
 class Steps(NamedTuple):

@@ -30,8 +30,7 @@ from .kernels import kernel
 from .plan import Plan, plan, recorded_plan
 
 Tensor = torch.Tensor
-# its states lie as (V, K)
-RECORDED = recorded.Backend(recorded_plan, lambda config, cc: kernel(config), lambda states: states.mT)
+RECORDED = recorded.Backend(recorded_plan, lambda config, cc: kernel(config), v_first=True)
 
 
 def rounded_to(p: Problem) -> dict[str, str]:
