@@ -31,7 +31,7 @@ ARROWS = {
     "autograd": {"bundles", "checks", "dispatch", "errors", "gates", "problem", "transforms"},
     "api": {"autograd", "bundles", "checks", "dispatch", "errors", "gates", "host", "problem"},
     "__init__": {"api", "bundles", "dispatch", "errors", "problem", "simulator"},
-    "backends": {"bundles", "capability", "compile", "gates", "host", "offsets", "problem", "stages"},
+    "backends": {"bundles", "capability", "compile", "errors", "gates", "host", "offsets", "problem", "stages"},
     "verify": {"__init__", "backends", "bundles", "capability", "compile", "dispatch", "gates", "host", "problem",
                "simulator", "stages"},
     "measure": {"__init__", "compile", "host", "simulator", "stages", "verify"},
