@@ -103,12 +103,12 @@ def chunk_kda(
         g: (B, T, HV, K), natural-log decays <= 0 (nothing checks that; a chunk may grow by e^8), or logits with
             `use_gate_in_kernel`.
         beta: (B, T, HV), step sizes, or logits with `use_beta_sigmoid_in_kernel`.
-        scale: of q; None means K ** -0.5.
+        scale: of q; None means `K ** -0.5`.
         initial_state: (N, HV, K, V), float32 or the dtype of q.
         output_final_state: return the states after the last token too, float32.
         use_qk_l2norm_in_kernel: x / sqrt(sum x^2 + 1e-6) on q and k first.
-        use_gate_in_kernel: with x = g + dt_bias, decay by -exp(A_log) softplus(x), or, given a `lower_bound`, by
-            lower_bound * sigmoid(exp(A_log) x); A_log may then be left out.
+        use_gate_in_kernel: with x = g + dt_bias, decay by `-exp(A_log) softplus(x)`, or, given a `lower_bound`, by
+            `lower_bound * sigmoid(exp(A_log) x)`; A_log may then be left out.
         use_beta_sigmoid_in_kernel: beta is sigmoid(beta), twice that with `allow_neg_eigval`.
         safe_gate: accepted and not needed: no gate is slow and none is unsafe.
         lower_bound: of the gate, negative; beside a given g, the caller's promise that g >= lower_bound.
@@ -122,7 +122,8 @@ def chunk_kda(
         use_graph, max_num_seqs: accepted without effect. No launch depends on offsets that a GPU holds, so that a CUDA
             graph may be replayed with other offsets, unless it returns intermediate states. `max_num_seqs` must be at
             least N.
-        A_log: HV elements.  dt_bias: HV * K elements.
+        A_log: HV elements.
+        dt_bias: `HV * K` elements.
         chunk_size: 32 or 64.
         backend: a backend's name; None asks `use_backend`, then KDA_BACKEND, then takes the fastest that can.
         batch_invariant: a sequence's results are the same bits alone or packed with others.
@@ -130,6 +131,18 @@ def chunk_kda(
 
     Returns:
         o (B, T, HV, V) in the dtype of q and the final states or None; with `return_intermediate_states` also h.
+
+    Raises:
+        InputError: an argument that is wrong, whatever the backend.
+        NoBackendError: no backend accepts the call, or the named one does not.
+
+    Example:
+        >>> q, k = torch.randn(2, 1, 100, 2, 16).unbind()                      # B=1, T=100, H=2, K=16
+        >>> v, g = torch.randn(1, 100, 4, 16), -torch.rand(1, 100, 4, 16)      # HV=4: two value heads for each head
+        >>> beta = torch.rand(1, 100, 4)
+        >>> o, state = chunk_kda(q, k, v, g, beta, use_qk_l2norm_in_kernel=True, output_final_state=True)
+        >>> o.shape, state.shape
+        (torch.Size([1, 100, 4, 16]), torch.Size([1, 4, 16, 16]))
     """
     inputs, options = _prepare(
         "chunk_kda", q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
@@ -153,6 +166,15 @@ def chunk_kda_fwd(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *arg
     """The forward of `chunk_kda` without autograd, with its arguments: Outputs(o, final_state, h, saved).
 
     `saved` holds the intermediates with `disable_recompute=True` and is None without; give it to `chunk_kda_bwd`.
+
+    Raises:
+        InputError, NoBackendError: as `chunk_kda`.
+
+    Example:
+        >>> q, k, v, g = torch.randn(4, 1, 70, 2, 16).unbind()
+        >>> out = chunk_kda_fwd(q, k, v, -g.abs(), torch.rand(1, 70, 2), output_final_state=True)
+        >>> out.o.shape, out.final_state.shape, out.saved
+        (torch.Size([1, 70, 2, 16]), torch.Size([1, 2, 16, 16]), None)
     """
     inputs, options = _bind("chunk_kda_fwd", q, k, v, g, beta, *args, **keywords)
     with torch.no_grad() if records_gradients(inputs) else autograd.AS_IT_IS:
@@ -178,6 +200,21 @@ def chunk_kda_bwd(
         dht: gradient of the final states, in their layout; None means zero.
         saved: `Outputs.saved` of the same call of `chunk_kda_fwd`; without it the forward is recomputed.
         keywords: those of `chunk_kda`, as in the forward.
+
+    Returns:
+        A gradient of the shape and dtype of each input; None where there was no input.
+
+    Raises:
+        InputError: as `chunk_kda`, and for a `saved` of another call.
+        NoBackendError: as `chunk_kda`.
+
+    Example:
+        >>> q, k, v, g = torch.randn(4, 1, 70, 2, 16).unbind()
+        >>> inputs = q, k, v, -g.abs(), torch.rand(1, 70, 2)
+        >>> out = chunk_kda_fwd(*inputs, disable_recompute=True)
+        >>> grads = chunk_kda_bwd(*inputs, do=torch.ones_like(out.o), saved=out.saved)
+        >>> grads.dq.shape, grads.dbeta.shape, grads.dA_log
+        (torch.Size([1, 70, 2, 16]), torch.Size([1, 70, 2]), None)
     """
     inputs, options = _bind("chunk_kda_bwd", q, k, v, g, beta, **keywords)
     options = options._replace(disable_recompute=isinstance(saved, Saved))
@@ -239,6 +276,19 @@ def fused_recurrent_kda(
     Returns:
         o (B, T, HV, V) and the final states: `initial_state` itself if written in place, else float32 ones if
         `output_final_state`, else None.
+
+    Raises:
+        InputError, NoBackendError: as `chunk_kda`. There is no backward: asking for a gradient raises an error.
+
+    Example:
+        >>> q, k, v, g = torch.randn(4, 3, 1, 2, 16).unbind()                  # one token for each of three sequences
+        >>> pool = torch.zeros(8, 2, 16, 16)                                   # eight states
+        >>> slots = torch.tensor([5, 2, -1], dtype=torch.int32)                # the last sequence is padding
+        >>> o, _ = fused_recurrent_kda(
+        ...     q, k, v, -g.abs(), torch.rand(3, 1, 2), initial_state=pool, ssm_state_indices=slots
+        ... )
+        >>> o.shape, (o[2] == 0).all().item(), pool[5].any().item(), pool[0].any().item()
+        (torch.Size([3, 1, 2, 16]), True, True, False)
     """
     if inplace_final_state is None:
         inplace_final_state = ssm_state_indices is not None
@@ -293,6 +343,16 @@ def fused_recurrent_kda_fwd(
     """`fused_recurrent_kda` with the order and defaults of `fla.ops.kda.fused_recurrent.fused_recurrent_kda_fwd`.
 
     States are written in place unless `inplace_final_state=False`. Other keywords are those of `fused_recurrent_kda`.
+
+    Raises:
+        InputError, NoBackendError: as `fused_recurrent_kda`.
+
+    Example:
+        >>> q, k, v, g = torch.randn(4, 1, 5, 2, 16).unbind()
+        >>> state = torch.zeros(1, 2, 16, 16)
+        >>> o, new = fused_recurrent_kda_fwd(q, k, v, -g.abs(), torch.rand(1, 5, 2), initial_state=state)
+        >>> new is state, state.any().item()
+        (True, True)
     """
     return fused_recurrent_kda(
         q, k, v, g, beta, A_log, dt_bias, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
@@ -311,8 +371,25 @@ def fused_kda_gate(
 ) -> Tensor:
     """The gate alone, differentiable: logits (.., HV, K) to natural-log decays of the same shape.
 
-    With x = g + dt_bias: -exp(A_log) softplus(x), or lower_bound * sigmoid(exp(A_log) x) given a `lower_bound`, where
-    A_log may be None (a factor of 1). A_log has HV elements, dt_bias HV * K or None.
+    With x = g + dt_bias: `-exp(A_log) softplus(x)`, or `lower_bound * sigmoid(exp(A_log) x)` given a `lower_bound`.
+
+    Args:
+        g: (.., HV, K) logits.
+        A_log: HV elements; may be None with a `lower_bound` (a factor of 1).
+        dt_bias: `HV * K` elements or None.
+        lower_bound: negative; None means the softplus gate.
+        output_dtype: of the result.
+
+    Returns:
+        The decays, of the shape of g in `output_dtype`.
+
+    Raises:
+        InputError: an argument that is wrong.
+
+    Example:
+        >>> decays = fused_kda_gate(torch.randn(1, 10, 2, 16), A_log=torch.zeros(2), lower_bound=-5.0)
+        >>> decays.shape, -5 <= decays.min() and decays.max() <= 0
+        (torch.Size([1, 10, 2, 16]), tensor(True))
     """
     lower_bound = _number(lower_bound)
     check(GateCall("fused_kda_gate", g, A_log, dt_bias, lower_bound, output_dtype), GATE)
@@ -320,10 +397,28 @@ def fused_kda_gate(
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any, **keywords: Any) -> Choice:
-    """Print which backend takes this call of `chunk_kda` and why each other one does not; returns the Choice.
+    """Print which backend handles this call of `chunk_kda` and why each other one does not; nothing is computed.
 
-    If an input requires a gradient the backward's choice is printed too, who then makes the forward if that is another
-    one, and what is kept between both. Nothing is computed.
+    If an input requires a gradient, it also prints the choice for the backward, which backend then runs the forward if
+    that differs, and what is kept between the two.
+
+    Args:
+        q, k, v, g, beta, args, keywords: the arguments of `chunk_kda`.
+
+    Returns:
+        The forward's `Choice`. Its `backend` is None if no backend accepts the call: that is not an error here.
+
+    Raises:
+        InputError: as `chunk_kda`.
+
+    Example:
+        >>> q, k, v, g = torch.randn(4, 1, 70, 2, 16).unbind()
+        >>> choice = explain(q, k, v, -g.abs(), torch.rand(1, 70, 2))
+        reference accepts chunk forward B=1 T=70 N=1 H=2 K=16 V=16 C=64 float32, cpu, given gate on cpu
+        ...
+        * reference  accepts it
+        >>> choice.backend
+        'reference'
     """
     inputs, options = _bind("explain", q, k, v, g, beta, *args, **keywords)
     check(Call("explain", inputs, options), CALLER)
