@@ -259,8 +259,8 @@ def fused_recurrent_kda(
 ) -> tuple[Tensor, Tensor | None]:
     """Kimi Delta Attention token by token, for inference; a drop-in for `fla.ops.kda.fused_recurrent_kda`.
 
-    The arguments of `chunk_kda`, and:
-        q, k: any K.
+    Args:
+        q, k: (B, T, H, K), any K. Arguments that are not listed here are those of `chunk_kda`.
         initial_state: of any float dtype.
         beta: also (B, T, HV, V), a step size for every value channel.
         ssm_state_indices: `initial_state` is a pool (slots, HV, K, V). (N,): sequence n starts from slot [n] and its

@@ -49,6 +49,11 @@ RELEASES = {
     "ruff==0.17.5": Release(">=3.7"),
     "matplotlib==3.10.9": Release(">=3.10", ("packaging>=20.0",)),
     "matplotlib==3.11.2": Release(">=3.11", ("packaging>=20.0",)),
+    "sphinx==8.1.3": Release(">=3.10", ("packaging>=23.0",)),
+    "sphinx==9.0.4": Release(">=3.11", ("packaging>=23.0",)),
+    "furo==2025.12.19": Release(">=3.8", ("sphinx<10.0,>=7.0",)),
+    "myst-parser==4.0.1": Release(">=3.10", ("sphinx>=7,<9",)),
+    "myst-parser==5.2.0": Release(">=3.11", ("sphinx>=8,<10",)),
 }  # fmt: skip
 BETWEEN = ("cuda-bindings==13.4.4", "cuda-toolkit==13.0.3.0")
 PINS = (ROOT / "constraints.txt").read_text()
@@ -61,7 +66,7 @@ def requirements(text: str) -> list[Requirement]:
 def ours() -> list[Requirement]:
     """What pyproject.toml asks for, extras included; read as text, as Python 3.10 has no reader of TOML."""
     text = (ROOT / "pyproject.toml").read_text()
-    lists = re.findall(r"^(?:dependencies|plot|test) = \[(.*?)\]$", text, re.MULTILINE | re.DOTALL)
+    lists = re.findall(r"^(?:dependencies|plot|test|docs) = \[(.*?)\]$", text, re.MULTILINE | re.DOTALL)
     return [Requirement(found) for found in re.findall(r'"([^"]+)"', "".join(lists))]
 
 
