@@ -27,7 +27,7 @@ napoleon_use_rtype = False
 napoleon_use_admonition_for_examples = False
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 100
-suppress_warnings = ["misc.highlighting_failure"]    # listings of PTX
+
 
 LATER = ("parallel", "layer")                # pages that the navigation names as soon as they are there
 

@@ -12,7 +12,7 @@ from kda.backends.reference import chunked
 from kda.stages import BACKWARD, FORWARD, SHAPES, STAGES
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmarks").rglob("*.md"))]
+PAGES = [page for where in ("*.md", "docs/**/*.md", "benchmarks/**/*.md") for page in sorted(ROOT.glob(where))]
 
 
 def anchors(page):

@@ -17,6 +17,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+import kda
+
 ROOT = Path(__file__).resolve().parents[2]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 LINUX = {"platform_system": "Linux", "platform_machine": "x86_64", "sys_platform": "linux", "extra": ""}
@@ -113,6 +115,16 @@ def test_the_pins_fit_together_and_fit_the_python(python):
 def test_a_pin_that_does_not_fit_is_noticed(pin, other, python, says):
     assert pin in PINS
     assert any(says in line for line in conflicts(PINS.replace(pin, other), python))
+
+
+def test_pre_commit_runs_the_ruff_that_is_pinned():
+    (pinned,) = re.findall(r"^ruff==.*$", PINS, re.MULTILINE)
+    assert re.findall(r'"(ruff==[^"]*)"', (ROOT / ".pre-commit-config.yaml").read_text()) == [pinned]
+
+
+def test_the_citation_is_of_this_version():
+    (cited,) = re.findall(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert cited == kda.__version__ and f"## {cited}" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_every_supported_python_is_looked_at():
