@@ -508,14 +508,15 @@ def _keeps_nothing(device: str, settings: tuple, K: int, V: int, *dtypes: torch.
     """
     rows, heads, options = (Problem.B, Problem.T), Problem.HV, Options(*settings)
     shapes = (*((*rows, heads, K),) * 2, (*rows, heads, V), (*rows, heads, K), (*rows, heads))
-    outlines = [dtype and Outline(shape, dtype, device) for shape, dtype in zip_longest(shapes, dtypes, fillvalue=())]
+    pairs = zip_longest(shapes, dtypes, fillvalue=())
+    outlines: Any = [dtype and Outline(shape, dtype, device) for shape, dtype in pairs]  # type: ignore[arg-type]
     try:
         return what_is_kept(problem_of_outlines(outlines, options), backend_asked(options.backend)) is Save.NOTHING
     except NoBackendError:                                                     # as the operator will say
         return True
 
 
-_keeps_nothing._dynamo_marked_constant = True                                  # torch.compile calls it untraced
+vars(_keeps_nothing)["_dynamo_marked_constant"] = True                          # torch.compile calls it untraced
 
 
 def _forward(inputs: Inputs, options: Options, save: Save, recorded: bool = False) -> Outputs:
@@ -557,7 +558,8 @@ def _check_saved(call: Call, saved: Any) -> None:
         backend = choose(problem, backend_asked(call.options.backend)).backend
         if not capability(backend).keeps_own:                                  # it recomputes
             return
-        shapes, dtypes = [(launcher(backend).kept_bytes(problem),)], [torch.uint8]
+        shapes: Any = [(launcher(backend).kept_bytes(problem),)]
+        dtypes: Any = [torch.uint8]
     else:
         packed, C = call.inputs.cu_seqlens is not None, call.options.chunk_size
         shapes = saved_shapes(call.B, call.T, call.N, call.HV, call.K, call.V, C, packed)
@@ -565,8 +567,8 @@ def _check_saved(call: Call, saved: Any) -> None:
     for name, x, shape, dtype in zip(saved._fields, saved, shapes, dtypes):
         for what, found, wanted in (("shape", list(x.shape), list(shape)), ("dtype", x.dtype, dtype)):
             if found != wanted:
-                found = f"{name} of {what} {found}, not {wanted}"
-                raise refuse(found, "Pass both functions the same arguments.", "saved.shape")
+                what = f"{name} of {what} {found}, not {wanted}"
+                raise refuse(what, "Pass both functions the same arguments.", "saved.shape")
 
 
 def _operate(operator: Any, call: Call, *arguments: Any) -> Any:
@@ -585,9 +587,9 @@ def _operate(operator: Any, call: Call, *arguments: Any) -> Any:
 def _bind(op: str, *args: Any, **keywords: Any) -> tuple[Inputs, Options]:
     """Arguments of `chunk_kda`, given to another function."""
     if len(args) == 5:                                                         # and no 30 microseconds of bind
-        bound = _DEFAULTS | keywords
-        if len(bound) == len(_DEFAULTS):
-            return _prepare(op, *args, *bound.values(), {})
+        given: dict[str, Any] = _DEFAULTS | keywords
+        if len(given) == len(_DEFAULTS):
+            return _prepare(op, *args, *given.values(), {})  # type: ignore[call-arg]
     try:
         bound = _CHUNK_SIGNATURE.bind(*args, **keywords)
     except TypeError as error:
@@ -631,7 +633,8 @@ def _prepare(
         state_v_first, inplace_final_state, batch_invariant,
     )  # fmt: skip
     if not _BOOL.issuperset(map(type, options[-len(_FLAGS):])):
-        options = options._replace(**{name: _flag(op, name, getattr(options, name)) for name in _FLAGS})
+        flags: Any = {name: _flag(op, name, getattr(options, name)) for name in _FLAGS}
+        options = options._replace(**flags)
     return Inputs(
         q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens, cu_seqlens_cpu, ssm_state_indices,
         num_accepted_tokens,
@@ -685,7 +688,7 @@ def _nearest_keyword(op: str, name: str) -> str:
     return f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
 
 
-_nearest_keyword._dynamo_marked_constant = True                                # torch.compile calls it untraced
+vars(_nearest_keyword)["_dynamo_marked_constant"] = True                        # torch.compile calls it untraced
 
 
 def _old_layout_name(op: str, state_v_first: bool, transpose_state_layout: bool) -> bool:

@@ -36,13 +36,33 @@ class Call(NamedTuple):
     out: Any = None                          # of fused_recurrent_kda
 
     # The letters of kda.problem; rows after "q.shape" and "v.shape" may use them.
-    B = property(lambda c: c.inputs.q.shape[0])
-    T = property(lambda c: c.inputs.q.shape[1])
-    H = property(lambda c: c.inputs.q.shape[2])
-    K = property(lambda c: c.inputs.q.shape[3])
-    HV = property(lambda c: c.inputs.v.shape[2])
-    V = property(lambda c: c.inputs.v.shape[3])
-    N = property(lambda c: c.B if c.inputs.cu_seqlens is None else c.inputs.cu_seqlens.shape[0] - 1)
+    @property
+    def B(self) -> int:
+        return self.inputs.q.shape[0]
+
+    @property
+    def T(self) -> int:
+        return self.inputs.q.shape[1]
+
+    @property
+    def H(self) -> int:
+        return self.inputs.q.shape[2]
+
+    @property
+    def K(self) -> int:
+        return self.inputs.q.shape[3]
+
+    @property
+    def HV(self) -> int:
+        return self.inputs.v.shape[2]
+
+    @property
+    def V(self) -> int:
+        return self.inputs.v.shape[3]
+
+    @property
+    def N(self) -> int:
+        return self.B if self.inputs.cu_seqlens is None else self.inputs.cu_seqlens.shape[0] - 1
 
     @property
     def states(self) -> tuple[int, ...]:
@@ -541,8 +561,13 @@ class GateCall(NamedTuple):
     lower_bound: Any
     output_dtype: Any
 
-    HV = property(lambda c: c.g.shape[-2])
-    K = property(lambda c: c.g.shape[-1])
+    @property
+    def HV(self) -> int:
+        return self.g.shape[-2]
+
+    @property
+    def K(self) -> int:
+        return self.g.shape[-1]
 
     def tensor(self, name: str) -> Any:
         return getattr(self, name)

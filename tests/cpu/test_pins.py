@@ -49,6 +49,7 @@ RELEASES = {
     "hypothesis==6.168.5": Release(">=3.10"),
     "hypothesis==6.170.15": Release(">=3.11"),
     "ruff==0.17.5": Release(">=3.7"),
+    "mypy==2.4.1": Release(">=3.10"),
     "matplotlib==3.10.9": Release(">=3.10", ("packaging>=20.0",)),
     "matplotlib==3.11.2": Release(">=3.11", ("packaging>=20.0",)),
     "sphinx==8.1.3": Release(">=3.10", ("packaging>=23.0",)),

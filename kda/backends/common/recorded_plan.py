@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kda.problem import Problem
 
@@ -56,7 +56,7 @@ class RecordedPlan:
     carry: Launched | None                   # where sequences are cut
     compose: ComposeConfig | None
     record: Launched                         # the forward
-    again: Launched                          # the same without results
+    again: Any                               # the same without results
     carry_back: Launched | None              # where sequences are cut
     compose_back: ComposeConfig | None
     walk: Launched
