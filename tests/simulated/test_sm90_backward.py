@@ -24,6 +24,7 @@ pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 import kda
 from kda.backends.common import recorded_plan
 from kda.backends.sm90 import launch, plan
+from kda.compile.errors import BuildError
 from kda.compile.target import parse
 from kda.dispatch import keeps_own, weigh
 from kda.errors import InputError
@@ -311,7 +312,7 @@ def test_its_second_kernel_is_a_stage_of_its_own(words):
 
 
 def test_that_stage_takes_chunks_of_64_tokens():
-    with pytest.raises(InputError, match="bwd/grads: chunk_size must be 64; found 32"):
+    with pytest.raises(BuildError, match="bwd/grads: chunk_size must be 64; found 32"):
         examine(SimulatedDoor("sm90", parse("sm90")), drawn(T=40, C=32), only_stage="bwd/grads")
 
 

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import torch
 
 from kda.bundles import Grads, Outputs, Own
+from kda.compile.errors import BuildError
 from kda.compile.kernel import Kernel
 from kda.compile.launching import taker
-from kda.errors import InputError
 from kda.host import detect
 from kda.problem import Inputs, Problem
 
@@ -235,7 +235,7 @@ def grads_as_stage(
 ) -> dict[str, Tensor | None]:
     """bwd/grads alone, on tensors as they lie in chunks."""
     if p.C != TOKENS:
-        raise InputError("bwd/grads", "chunk_size", str(TOKENS), str(p.C), "Leave it out.", "chunk_size.value")
+        raise BuildError(f"bwd/grads: chunk_size must be {TOKENS}; found {p.C}. Leave it out.")
     p = dataclasses.replace(p, final_state=False, state_dtype=None, state_v_first=False, packed=offsets is not None)
     table = chunks_of(p, offsets, tensors)
     x = inputs_of(p, table, offsets, dict(tensors, v=tensors["do"], h0=None))
