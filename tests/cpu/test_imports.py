@@ -37,8 +37,8 @@ ARROWS = {
     "verify": {"__init__", "backends", "bundles", "capability", "compile", "dispatch", "gates", "host", "problem",
                "simulator", "stages"},
     "measure": {"__init__", "compile", "host", "simulator", "stages", "verify"},
-    "commands": {"__init__", "bundles", "capability", "compile", "dispatch", "errors", "host", "measure", "problem",
-                 "simulator", "stages", "verify"},
+    "commands": {"__init__", "bundles", "capability", "compile", "dispatch", "errors", "fla", "host", "measure",
+                 "problem", "simulator", "stages", "verify"},
     "cli": {"commands"},
     "__main__": {"cli"},
 }  # fmt: skip
