@@ -32,6 +32,7 @@ from .checks import (
     KIND,
     RECORDED_OUT,
     RECORDING,
+    REQUIRED,
     WRITTEN_STATE,
     Call,
     GateCall,
@@ -380,10 +381,14 @@ def _call_of(function: str, args: tuple, keywords: dict[str, Any]) -> Call:
     args = (*map(_as_if_cast, args[:3]), *args[3:])
     keywords = keywords | {name: _as_if_cast(keywords[name]) for name in ("q", "k", "v") if name in keywords}
     if function == "chunk_kda":
+        while len(args) < 5 and REQUIRED[len(args)] in keywords:              # as _bind is quick with them
+            args = (*args, keywords.pop(REQUIRED[len(args)]))
         return Call(function, *_bind(function, *args, **keywords))
-    if function == "fused_recurrent_kda_fwd":
+    if function == "fused_recurrent_kda_fwd" and args:
         given = _arguments(function, args, keywords)
         args, keywords = (), given | given.pop("keywords")
+    elif function == "fused_recurrent_kda_fwd":
+        keywords = {"inplace_final_state": True} | keywords
     given = _arguments("fused_recurrent_kda", args, keywords)
     out = given.pop("out")
     if given["inplace_final_state"] is None:

@@ -1,6 +1,9 @@
 """A Kimi-Linear of transformers, small and random, whose calls of FLA come to kda."""
 
 import inspect
+import os
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -134,6 +137,20 @@ def test_greedy_decoding_from_a_cache_gives_the_same_tokens_with_kda(in_fla, cou
     assert counted == {"chunk_kda": 1, "fused_recurrent_kda_fwd": 5}
     without_kda()
     assert torch.equal(ours, tokens())
+
+
+@pytest.mark.exhaustive                                  # transformers is imported anew
+def test_registered_before_transformers_is_imported_kda_makes_its_calls():
+    code = """
+import kda.fla, kda, torch
+from transformers.models.kimi_linear import modeling_kimi_linear as modeling
+q = torch.randn(1, 3, 1, 2)
+theirs = modeling.chunk_kimi_delta_attention(q, q, q, g=-q.abs(), beta=q[..., 0], cu_seq_lens_q=1)
+print(torch.equal(theirs[0], kda.chunk_kda(q, q, q, -q.abs(), q[..., 0])[0]))
+"""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=300)
+    assert ran.stdout.strip().endswith("True"), ran.stderr
 
 
 def test_left_padding_changes_nothing_with_kda(in_fla, without_kda):
