@@ -384,7 +384,7 @@ KIND: tuple[Check, ...] = (
         "scale.value", "scale", "a finite number",
         lambda c: _when(not math.isfinite(c.options.scale), repr(c.options.scale)), "None means K ** -0.5.",
     ),
-    Check("chunk_size.value", "chunk_size", " or ".join(map(str, CHUNK_SIZES)),
+    Check("chunk_size.value", "chunk_size", "either " + " or ".join(map(str, CHUNK_SIZES)),
           lambda c: _when(c.options.chunk_size not in CHUNK_SIZES, repr(c.options.chunk_size)), "64 is the default."),
     Check(
         "cu_seqlens.shape", "cu_seqlens", "[N + 1]",

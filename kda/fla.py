@@ -135,4 +135,9 @@ def asked() -> dict[str, list[str]]:
     }
 
 
+def in_use() -> tuple[str, ...]:
+    """The functions of FLA whose calls come to kda, as far as it takes them."""
+    return tuple(function for function, backends in asked().items() if _Backend.backend_type in backends)
+
+
 use()

@@ -44,9 +44,11 @@ def test_a_rehearsal_of_the_recurrence_raises_what_the_call_raises():
     (choice,) = rehearse("fused_recurrent_kda_fwd", q, k, v, g, beta, None, None, state, 0.5, True, False)
     assert (choice.backend, choice.problem.op, choice.problem.inplace) == ("reference", "recurrent", False)
     assert rehearse("fused_recurrent_kda", q, k, v, g, beta, None, None, 0.5, state)[0].problem.scale == 0.5
-    state.requires_grad_()
+    by_name = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "initial_state": state}
+    assert rehearse("fused_recurrent_kda_fwd", **by_name)[0].problem.inplace   # as its default says
+    state.requires_grad_()                                                     # else the call is the same
     for arguments, why in (
-        ({"initial_state": state}, "inplace_final_state.grad"),                # in place by default
+        ({"initial_state": state}, "inplace_final_state.grad"),
         ({"initial_state": state.detach(), "out": v[:, :2]}, "out.shape"),
         ({"initial_state": state.detach(), "inplace_final_state": False, "chunk_size": 64}, "keyword.unknown"),
         ({}, "inplace_final_state.state"),

@@ -161,8 +161,10 @@ def test_disable_takes_kda_out_and_leaves_the_others_and_use_puts_it_back(in_fla
     assert in_fla.asked() == {
         "chunk_kda": ["kda", "next"], "fused_recurrent_kda_fwd": ["kda"], "fused_kda_gate": ["kda"],
     }  # fmt: skip
+    assert in_fla.in_use() == in_fla.FUNCTIONS
     in_fla.disable()
     assert in_fla.asked() == {"chunk_kda": ["next"], "fused_recurrent_kda_fwd": [], "fused_kda_gate": []}
+    assert in_fla.in_use() == ()
     assert chunk_kda(**call.arguments) == "next"
     with pytest.raises(RuntimeError, match=FELL_THROUGH):
         fused_recurrent_kda(*(call.tensors[name] for name in ("q", "k", "v", "g", "beta")))
