@@ -20,6 +20,7 @@ from transformers import KimiLinearConfig, KimiLinearForCausalLM
 from transformers.models.kimi_linear import modeling_kimi_linear as modeling
 
 STEPS = 10
+LIMIT = 100 * torch.finfo(torch.float32).eps             # of what is added up in another order
 FUNCTIONS = ("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention")
 
 
@@ -108,7 +109,7 @@ def test_ten_steps_of_training_have_the_same_losses_with_kda(in_fla, counted, wi
     exact, limit = budget(without_kda)
     assert counted["chunk_kda"] == STEPS                 # none of these went to kda
     assert losses[-1] < losses[0] - 0.5                  # something was learnt
-    assert distance(losses, exact) <= limit < 1e-4
+    assert distance(losses, exact) <= limit < LIMIT
 
 
 def test_that_budget_notices_one_wrong_token(in_fla, without_kda, monkeypatch):
@@ -161,7 +162,7 @@ def test_left_padding_changes_nothing_with_kda(in_fla, without_kda):
     with torch.no_grad():
         ours = padded(ids, attention_mask=mask).logits
         without_kda()
-        assert distance(ours, padded(ids, attention_mask=mask).logits) < 1e-5
+        assert distance(ours, padded(ids, attention_mask=mask).logits) < LIMIT
 
 
 def test_packed_sequences_of_transformers_come_with_their_offsets(in_fla, monkeypatch):
@@ -176,4 +177,4 @@ def test_packed_sequences_of_transformers_come_with_their_offsets(in_fla, monkey
         x = torch.randn(1, 30, 32, generator=torch.Generator().manual_seed(0))
         whole = layer(x, cu_seqlens=offsets)
         apart = torch.cat([layer(x[:, :12]), layer(x[:, 12:])], 1)
-    assert distance(whole, apart) < 1e-5
+    assert distance(whole, apart) < LIMIT
