@@ -123,7 +123,7 @@ def disable() -> None:
     """Take kda out of FLA again: every call goes where it went before `import kda.fla`."""
     for registry in _registries().values():
         registry._backends.pop(_Backend.backend_type, None)
-        registry._logged -= {line for line in registry._logged if _Backend.backend_type in line.split(":")}
+        registry._logged -= {key for key in registry._logged if key.split(":")[2:3] == [_Backend.backend_type]}
     notices.forget("kda.fla")
 
 

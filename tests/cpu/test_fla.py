@@ -2,6 +2,8 @@
 
 import importlib
 import sys
+import types
+import typing
 import warnings
 
 import pytest
@@ -123,3 +125,91 @@ def test_looking_at_kda_does_not_register_it_anywhere():
         sys.modules.pop("kda.fla", None)
         vars(kda).pop("fla", None)
         _ = kda.fla
+
+
+class Registry:
+    """What FLA keeps of a function, or of an operation."""
+
+    _registries: typing.ClassVar[dict] = {}
+
+    def __init__(self):
+        self._backends, self._logged = {}, {"kda:chunk_kda:kda", "kda:chunk_kda:other"}
+
+    @classmethod
+    def ensure_initialized(cls, operation):
+        cls._registries.setdefault(operation, Registry())
+
+    def register(self, backend):
+        self._backends[backend.backend_type] = backend
+
+    def _get_sorted_backends(self):
+        return sorted(self._backends.values(), key=lambda backend: backend.priority)
+
+    def call(self, function, *args, **keywords):
+        for backend in self._get_sorted_backends():
+            if getattr(backend, f"{function}_verifier")(*args, **keywords)[0]:
+                return getattr(backend, function)(*args, **keywords)
+        return "FLA"
+
+
+class Base:
+    def is_available(self):
+        return True
+
+    is_enabled = is_available
+
+
+def chunk_of_fla(q, k, v, g, beta, scale=None, **more): ...
+
+
+@pytest.fixture(params=["0.5", "0.6"])
+def registries(request, monkeypatch):
+    """A package fla with the registry of that version alone, and what it keeps of chunk_kda and of the operation."""
+    chunk, operation = Registry(), Registry()
+    contents = {name: {} for name in ("fla", "fla.ops", "fla.ops.kda", "fla.ops.kda.chunk")}
+    contents["fla"]["__version__"], contents["fla.ops.kda.chunk"]["chunk_kda"] = request.param, chunk_of_fla
+    common = {"BaseBackend": Base, "_DISPATCH_DISABLED": False, "BackendRegistry": Registry}
+    if request.param == "0.5":
+        monkeypatch.setitem(sys.modules, "fla.backends", None)
+        contents["fla.ops.backends"], chunk = common, operation
+        monkeypatch.setattr(Registry, "_registries", {"kda": operation})
+    else:
+        functions = {"_function_registries": {chunk_of_fla: chunk}, "_get_operation_registry": {"kda": operation}.get}
+        monkeypatch.delattr(Registry, "ensure_initialized")
+        contents["fla.backends"] = common | functions
+    modules = {name: types.ModuleType(name) for name in contents}
+    for name, module in modules.items():
+        vars(module).update(contents[name])
+        monkeypatch.setitem(sys.modules, name, module)
+        above, _, last = name.rpartition(".")
+        if above:
+            setattr(modules[above], last, module)
+    monkeypatch.delitem(sys.modules, "kda.fla", raising=False)
+    yield chunk, operation
+    sys.modules.pop("kda.fla", None)
+    vars(kda).pop("fla", None)
+    notices.forget("kda.fla")
+
+
+def test_the_import_registers_kda_and_disable_takes_it_out(registries):
+    chunk, operation = registries
+    in_fla, call = importlib.import_module("kda.fla"), make(T=20)
+    expected = [name for name in in_fla.FUNCTIONS if chunk is not operation or name != "fused_recurrent_kda_fwd"]
+    assert list(in_fla.in_use()) == expected             # FLA 0.5 asks nobody for the recurrence
+    assert torch.equal(chunk.call("chunk_kda", **call.arguments)[0], kda.chunk_kda(**call.arguments)[0])
+    with pytest.warns(KdaNotice, match=r"left to FLA.*chunk_size\.value"):
+        assert chunk.call("chunk_kda", **call.arguments | {"chunk_size": 16}) == "FLA"
+    in_fla.disable()
+    assert in_fla.in_use() == () and chunk.call("chunk_kda", **call.arguments) == "FLA"
+    assert not operation._backends and chunk._logged == {"kda:chunk_kda:other"}
+    in_fla.use()
+    assert list(in_fla.in_use()) == expected
+
+
+def test_an_fla_whose_arguments_stand_elsewhere_is_refused(registries, monkeypatch):
+    def other(q, k, v, beta, g): ...
+
+    monkeypatch.setattr(sys.modules["fla.ops.kda.chunk"], "chunk_kda", other)
+    with pytest.raises(kda.PackageError, match=r"found 0\.[56]\. pip install"):
+        importlib.import_module("kda.fla")
+    assert not registries[0]._backends
