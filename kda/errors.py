@@ -22,6 +22,10 @@ class InputTypeError(InputError, TypeError):
     """The same for an argument of the wrong Python type, or one that does not exist."""
 
 
+class PackageError(KdaError, ImportError):
+    """Another package that is asked for by name is absent, or is not as it must be."""
+
+
 class NoBackendError(KdaError, RuntimeError):
     """No backend accepts the call: the message has every reason, of the named backend or else of each."""
 

@@ -68,10 +68,14 @@ def state_of(cache: Cache | None, layer_idx: int | None, N: int) -> LayerState |
     if cache is None:
         return None
     if layer_idx is None:
-        raise InputError("KimiDeltaAttention", "layer_idx", "a number, with a cache", "None",
-                         "Make each layer with its layer_idx=, so that it finds its own state.", "nn.layer_idx")  # fmt: skip
+        raise InputError(
+            "KimiDeltaAttention", "layer_idx", "a number, with a cache", "None",
+            "Make each layer with its layer_idx=, so that it finds its own state.", "nn.layer_idx",
+        )  # fmt: skip
     state = cache.get(layer_idx)
     if state is not None and state.N != N:
-        raise InputError("KimiDeltaAttention", "cache", f"of {N} sequences, as the call has", f"one of {state.N}",
-                         "Take a new Cache() for another batch, or cache.select(numbers).", "nn.cache.sequences")  # fmt: skip
+        raise InputError(
+            "KimiDeltaAttention", "cache", f"of {N} sequences, as the call has", f"one of {state.N}",
+            "Take a new Cache() for another batch, or cache.select(numbers).", "nn.cache.sequences",
+        )  # fmt: skip
     return state

@@ -7,14 +7,12 @@ Ours are those of Kimi-Linear's files.  A name of any layout is understood where
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from ..errors import InputError
-
-if TYPE_CHECKING:
-    from .layer import KimiDeltaAttention
 
 Tensor = torch.Tensor
 
@@ -25,7 +23,7 @@ class CheckpointError(InputError):
 
 class Layout(NamedTuple):
     whose: str
-    names: Mapping[str, str] = {}            # noqa: RUF012  ours -> theirs, where they differ
+    names: Mapping[str, str] = {}            # ours -> theirs, where they differ
     A_log: str = "(HV)"                      # its shape, or "(1, 1, HV, 1)"
     forget: str = "low"                      # rank of f: "low", "full"
     gate: str = "low"                        # and of g
@@ -83,7 +81,9 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "") or "nothing"
 
 
-def ours(tensors: Mapping[str, Tensor], sizes: tuple[int, int, int] | None = None) -> tuple[dict[str, Tensor], set[str]]:
+def ours(
+    tensors: Mapping[str, Tensor], sizes: tuple[int, int, int] | None = None
+) -> tuple[dict[str, Tensor], set[str]]:
     """Weights of one layer under our names and in our shapes, and the names that no layout has.
 
     `sizes`: channels of q, k and v, to take one convolution apart; None: those of their projections in `tensors`.
@@ -116,7 +116,7 @@ def _shaped(name: str, x: Tensor) -> Tensor:
     return x.unsqueeze(1) if name.endswith("conv1d.weight") and x.dim() == 2 else x
 
 
-def translate(layer: KimiDeltaAttention, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+def translate(layer: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     """Before a layer loads: its names in `state_dict` become ours.  A layer of other sizes or parts is an error."""
     given = {name[len(prefix) :]: x for name, x in state_dict.items() if name.startswith(prefix)}
     own = {name: x.shape for name, x in (*layer.named_parameters(), *layer.named_buffers())}
@@ -142,13 +142,15 @@ def _fits(name: str, x: Tensor, own: Mapping[str, torch.Size]) -> None:
         return
     if name.endswith("bias"):
         option = "gate_bias" if name.startswith("g_") else "conv_bias"
-        raise _error(f"one without {name}, as the layer was made without", f"one of shape {[*x.shape]}",
-                     f"Make the layer with {option}=True, or by KimiDeltaAttention.from_checkpoint.", "bias")  # fmt: skip
+        fix = f"Make the layer with {option}=True, or by KimiDeltaAttention.from_checkpoint."
+        raise _error(f"one without {name}, as the layer was made without", f"one of shape {[*x.shape]}", fix, "bias")
     option = "forget_rank" if name.startswith("f_") else "gate_rank"
     kinds = ("two projections", "one") if name.endswith(("f_proj.weight", "g_proj.weight")) else ("one", "two")
-    raise _error(f"one that makes {name[0]} by {kinds[0]}, as the layer does", f"{name}, of {kinds[1]}",
-                 f"Make the layer with {option}={'None' if kinds[1] == 'one' else len(x) if '_a_' in name else 'head'!r}"
-                 ", or by KimiDeltaAttention.from_checkpoint.", "rank")  # fmt: skip
+    rank = None if kinds[1] == "one" else len(x) if "_a_" in name else "head"
+    raise _error(
+        f"one that makes {name[0]} by {kinds[0]}, as the layer does", f"{name}, of {kinds[1]}",
+        f"Make the layer with {option}={rank!r}, or by KimiDeltaAttention.from_checkpoint.", "rank",
+    )  # fmt: skip
 
 
 def read(tensors: Mapping[str, Tensor], prefix: str, options: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict]:
@@ -177,7 +179,7 @@ def _sizes(found: Mapping[str, Tensor], ranks: Mapping[str, str | None]) -> dict
     HV, V = found["A_log"].numel(), found["o_norm.weight"].numel()
     K = found["dt_bias"].numel() // HV
     keys, hidden = found["q_proj.weight"].shape
-    if K * HV != found["dt_bias"].numel() or keys % K or len(found["v_proj.weight"]) != HV * V:
+    if found["dt_bias"].numel() != K * HV or keys % K or len(found["v_proj.weight"]) != HV * V:
         shapes = {name: [*found[name].shape] for name in ("A_log", "dt_bias", "q_proj.weight", "v_proj.weight")}
         raise _error("one with A_log (HV), dt_bias (HV K), q_proj (H K, D) and v_proj (HV V, D)", str(shapes),
                      "This is no layer of KDA, or weights of two layers are mixed.", "sizes")  # fmt: skip
@@ -198,8 +200,8 @@ def _unseen(options: Mapping[str, Any]) -> dict[str, Any]:
     if config is not None:
         model = _field(config, "model_type")
         if model not in BOUNDS and "lower_bound" not in given:
-            raise _error(f"of a model_type among {', '.join(BOUNDS)}, to take a config", f"{model!r}",
-                         "Pass lower_bound= and norm_eps= instead, as that model's own code has them.", "config")  # fmt: skip
+            fix = "Pass lower_bound= and norm_eps= instead, as that model's own code has them."
+            raise _error(f"of a model_type among {', '.join(BOUNDS)}, to take a config", f"{model!r}", fix, "config")
         if "lower_bound" not in given:
             given["lower_bound"] = BOUNDS[model](config)
         given.setdefault("norm_eps", _field(config, "rms_norm_eps"))
@@ -217,7 +219,7 @@ def _field(config: Any, name: str, default: Any = None) -> Any:
     return getattr(config, name, default)
 
 
-def write(layer: KimiDeltaAttention, layout: str, prefix: str = "") -> dict[str, Tensor]:
+def write(layer: nn.Module, layout: str, prefix: str = "") -> dict[str, Tensor]:
     """The weights of a layer as a layout has them."""
     if layout not in LAYOUTS:
         raise _error(f"written in one of the layouts {', '.join(LAYOUTS)}", repr(layout), "Pass one of them.", "layout")

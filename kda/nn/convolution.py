@@ -172,7 +172,7 @@ def halo(x: Tensor, W: int, cp_context: Any) -> Tensor:
             "KimiDeltaAttention", "cp_context", "None, as this kda has no kda.parallel", type(cp_context).__name__,
             "Give each rank whole sequences, or install a kda with kda.parallel.", "nn.cp_context",
         ) from error  # fmt: skip
-    return conv_halo(x, W, cp_context)
+    return conv_halo(x, cp_context, W - 1)
 
 
 class ShortConvolution(nn.Module):

@@ -1,4 +1,4 @@
-"""The layer of Kimi-Linear, Kimi-K3, GLM-5.3-Flash and Ling: projections, short convolutions, gates, KDA, gated norm."""
+"""The layer of Kimi-Linear, Kimi-K3, GLM-5.3-Flash and Ling: projections, convolutions, gates, KDA, gated norm."""
 
 from __future__ import annotations
 
@@ -261,7 +261,8 @@ class KimiDeltaAttention(nn.Module):
              "KDA is causal by itself: give a mask of padding."),
             ("cu_seqlens", cu_seqlens is None or batch == 1, "with B = 1", f"B = {batch}",
              "Put the sequences behind each other in one row."),
-            (" and ".join(apart), len(apart) < 2, "given alone", "together", "Each says where sequences lie: pass one."),
+            (" and ".join(apart), len(apart) < 2, "given alone", "together",
+             "Each says where sequences lie: pass one."),
             ("cache", cache is None or isinstance(cache, Cache), "a kda.nn.Cache", type(cache).__name__,
              "Make one with kda.nn.Cache()."),
             ("cache", cache is None or cp_context is None, "None with a cp_context", "both",
@@ -271,5 +272,5 @@ class KimiDeltaAttention(nn.Module):
                 raise InputError("KimiDeltaAttention", option, asked, found, fix, f"nn.{option.split()[0]}")
 
     def extra_repr(self) -> str:
-        return (f"{self.hidden_size}, num_heads={self.num_heads}, head_dim={self.head_dim}, "
-                f"num_v_heads={self.num_v_heads}, head_v_dim={self.head_v_dim}, lower_bound={self.lower_bound}")  # fmt: skip
+        names = ("num_heads", "head_dim", "num_v_heads", "head_v_dim", "lower_bound")
+        return ", ".join([str(self.hidden_size), *(f"{name}={getattr(self, name)}" for name in names)])

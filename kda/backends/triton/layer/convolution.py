@@ -16,15 +16,16 @@ import triton.language as tl
 from ..parts.gate import sigmoid
 
 UNROLL: tl.constexpr = tl.constexpr(4)       # rows whose loads are issued before the first is used
+NEVER: tl.constexpr = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
 def first_of(starts, t, tokens, T):
-    """The first token of the sequence of t; behind all tokens, nobody's."""
+    """The first token of the sequence of t; behind all tokens there is none."""
     if starts is None:
-        first = tl.where(t < tokens, t // T * T, tokens)
+        first = tl.where(t < tokens, t // T * T, NEVER)
     else:
-        first = tl.load(starts + t, mask=t < tokens, other=tokens)
+        first = tl.load(starts + t, mask=t < tokens, other=NEVER)
     return first
 
 

@@ -117,7 +117,7 @@ def norm_gate_bwd(x: Tensor, gate: Tensor, weight: Tensor, eps: float, dy: Tenso
     x, gate, weight, dy = aligned(x), aligned(gate), aligned(weight), aligned(dy, x.dtype)
     dx, dgate, V = torch.empty_like(x), torch.empty_like(gate), x.shape[-1]
     kernel, tiles = _norm("norm_gate_bwd", x, gate, weight)
-    programs = min(tiles, plan.PROGRAMS_PER_SM * detect(str(x.device)).sms)
+    programs = plan.norm_programs(tiles, detect(str(x.device)).sms)
     shares = torch.empty(programs, V, dtype=torch.float32, device=x.device)
     if tiles:
         kernel.launch(programs, x, gate, weight, dy, dx, dgate, shares, x.numel() // V, eps, tiles)

@@ -16,7 +16,6 @@ from ..targets import TYPES, target_of
 WIDTH = 4                                    # tokens that the convolution sees: that of every model
 CHANNELS = 512                               # of a program of the convolution: four a thread
 NORM_ELEMENTS = 2048                         # of a tile of the norm
-PROGRAMS_PER_SM = 4                          # of the way back through the norm
 
 
 class Part(NamedTuple):
@@ -107,3 +106,8 @@ def run_of(tokens: int, blocks: int, sms: int) -> int:
     while rows > 4 and blocks * -(-tokens // rows) < 4 * sms:
         rows //= 2
     return rows
+
+
+def norm_programs(tiles: int, sms: int) -> int:
+    """Of the way back through the norm, which take the tiles in turns."""
+    return min(tiles, 4 * sms)
