@@ -63,6 +63,31 @@ OURS = {
 }  # fmt: skip
 THEIRS = {theirs: ours for layout in LAYOUTS.values() for ours, theirs in layout.names.items()}
 
+
+def names_of(layout: str) -> set[str]:
+    """What a layout calls the weights of a layer; those of biases of convolutions are left out."""
+    to = LAYOUTS[layout]
+    convolutions = {ONE_CONV} if to.one_conv else {f"{conv}.weight" for conv in CONVOLUTIONS}
+    mine = {*PROJECTIONS, "A_log", "dt_bias", *FORGET[to.forget], *GATE[to.gate], *convolutions}
+    return {to.names.get(name, name) for name in (*mine, *(["g_b_proj.bias"] if to.gate_bias else []))}
+
+
+def layout_of(tensors: Mapping[str, Tensor], prefix: str = "") -> str | None:
+    """Which layout has these names under a prefix, and an A_log of that shape; None if none has."""
+    given = {name[len(prefix) :]: x for name, x in tensors.items() if name.startswith(prefix)}
+    names = {name for name in given if not name.endswith("conv1d.bias")}
+    for layout, to in LAYOUTS.items():
+        A_log = to.names.get("A_log", "A_log")
+        if names == names_of(layout) and (given[A_log].dim() == 1) == (to.A_log == "(HV)"):
+            return layout
+    return None
+
+
+def prefixes_of(names: Iterable[str]) -> list[str]:
+    """Of all layers of KDA among the names of a checkpoint, in its order."""
+    return [name.removesuffix("A_log").removesuffix("forget_gate.") for name in names if name.endswith("A_log")]
+
+
 # model_type -> how its config says the lower bound
 BOUNDS: dict[str, Callable[[Any], float | None]] = {
     "kimi_linear": lambda c: None,
@@ -158,7 +183,7 @@ def read(tensors: Mapping[str, Tensor], prefix: str, options: Mapping[str, Any])
     given = {name[len(prefix) :]: x for name, x in tensors.items() if name.startswith(prefix)}
     found, unknown = ours(given)
     if "A_log" not in found:
-        held = {name[: -len("A_log")].removesuffix("forget_gate.") for name in tensors if name.endswith("A_log")}
+        held = prefixes_of(tensors)
         raise _error(f"one with a layer's weights under {prefix!r}", _some(given),
                      f"Prefixes with an A_log in it: {_some(map(repr, held))}.", "prefix")  # fmt: skip
     if unknown:

@@ -317,6 +317,15 @@ def test_every_layout_comes_back_bit_for_bit(layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_is_known_by_its_names(layout):
+    _, tensors = written(layout)
+    others = {"model.embed_tokens.weight": torch.ones(3)}
+    assert nn.prefixes_of(tensors | others) == ["model.layers.3.self_attn."]
+    assert nn.layout_of(tensors | others, "model.layers.3.self_attn.") == layout
+    assert nn.layout_of(tensors) is None
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_load_state_dict_of_a_whole_model_takes_every_layout(layout):
     layer, tensors = written(layout)
     whole = torch.nn.ModuleDict({"model": torch.nn.ModuleDict({"layers": torch.nn.ModuleList(
