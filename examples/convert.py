@@ -14,7 +14,6 @@ import argparse
 import ctypes
 import importlib
 import json
-import math
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -90,33 +89,33 @@ def demo(layout: str, folder: Path) -> None:
     to = LAYOUTS[layout]
     ranks = {option: "head" if rank == "low" else None for option, rank in
              (("forget_rank", to.forget), ("gate_rank", to.gate))}  # fmt: skip
-    model = layout.removeprefix("transformers.")
-    bound = None if model in ("kimi_linear", "fla") else -5.0
+    model = {"transformers.glm5_next": "glm5_next_text", "glm5_next": "glm5_next_text", "kimi_k3": "kimi_linear"}.get(
+        layout, layout.removeprefix("transformers."))  # fmt: skip
+    bound = None if layout.endswith(("kimi_linear", "fla")) else -5.0
     layer = KimiDeltaAttention(64, 2, 32, lower_bound=bound, **ranks)
     save(layer.to_checkpoint(layout, "model.layers.0.self_attn."), folder / "model.safetensors")
-    config = {"model_type": {"glm5_next": "glm5_next_text"}.get(model, model), "rms_norm_eps": 1e-5, "hidden_size": 64,
+    config = {"model_type": model, "rms_norm_eps": 1e-5, "hidden_size": 64,
               "linear_head_dim": 32, "linear_num_heads": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
               "head_dim": 32, "linear_lower_bound": bound, "kda_lower_bound": bound, "num_hidden_layers": 1,
-              "layer_types": ["linear_attention"], "qk_rope_head_dim": 0, "lower_bound": bound}  # fmt: skip
+              "layer_types": ["linear_attention"], "qk_rope_head_dim": 0, "lower_bound": bound,
+              "linear_attn_config": {"gate_lower_bound": bound}}  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
 
 
 def options_of(config: dict[str, Any]) -> dict[str, Any]:
-    """What no tensor tells, of a model that kda knows; of another, what its config calls lower_bound."""
-    if config["model_type"] in ("kimi_linear", "glm5_next_text", "glm5_next", "bailing_hybrid"):
+    """What no tensor tells, of a model that kda knows; of another, its config must have a lower_bound."""
+    if config["model_type"] in ("kimi_linear", "glm5_next", "glm5_next_text", "bailing_hybrid"):
         return {"config": config}
-    linear = config | config.get("linear_attn_config", {})
-    bound = next((linear[name] for name in ("gate_lower_bound", "lower_bound") if name in linear), math.nan)
-    if bound is not None and math.isnan(bound):
+    if "lower_bound" not in config:
         raise SystemExit(f"the config of {config['model_type']} names no lower bound of the gate. Pass --lower-bound.")
-    return {"lower_bound": bound, "norm_eps": config["rms_norm_eps"]}
+    return {"lower_bound": config["lower_bound"], "norm_eps": config["rms_norm_eps"]}
 
 
 def of_transformers(config: dict[str, Any], layer: KimiDeltaAttention) -> torch.nn.Module | str:
     """transformers' own layer with the same weights, or why there is none."""
     model = config["model_type"]
-    if model not in MODULES:
-        return f"transformers has no layer that kda knows for {model}"
+    if model not in MODULES or (model == "kimi_linear" and layer.lower_bound is not None):
+        return "transformers has none that kda knows for this model"
     module, kind, configuration = MODULES[model]
     try:
         found = importlib.import_module(f"transformers.models.{module}")

@@ -88,13 +88,17 @@ def prefixes_of(names: Iterable[str]) -> list[str]:
     return [name.removesuffix("A_log").removesuffix("forget_gate.") for name in names if name.endswith("A_log")]
 
 
-# model_type -> how its config says the lower bound
+# model_type -> how its config says the lower bound.  The text_config of Kimi-K3 says it is a kimi_linear.
 BOUNDS: dict[str, Callable[[Any], float | None]] = {
-    "kimi_linear": lambda c: None,
-    "glm5_next": lambda c: _field(c, "linear_lower_bound"),
-    "glm5_next_text": lambda c: _field(c, "linear_lower_bound"),
+    "kimi_linear": lambda c: _linear(c, None),
+    "glm5_next": lambda c: _field(c, "linear_lower_bound", _linear(c, -5.0)),
+    "glm5_next_text": lambda c: _field(c, "linear_lower_bound", _linear(c, -5.0)),
     "bailing_hybrid": lambda c: _field(c, "kda_lower_bound", -5.0) if _field(c, "kda_safe_gate", True) else None,
 }
+
+
+def _linear(config: Any, default: float | None) -> float | None:
+    return _field(_field(config, "linear_attn_config") or {}, "gate_lower_bound", default)
 
 
 def _error(asked: str, found: str, fix: str, check: str) -> CheckpointError:
@@ -223,6 +227,7 @@ def _unseen(options: Mapping[str, Any]) -> dict[str, Any]:
     given = dict(options)
     config = given.pop("config", None)
     if config is not None:
+        config = _field(config, "text_config") or config                       # of a model that also sees
         model = _field(config, "model_type")
         if model not in BOUNDS and "lower_bound" not in given:
             fix = "Pass lower_bound= and norm_eps= instead, as that model's own code has them."

@@ -366,6 +366,10 @@ def test_a_config_tells_what_tensors_do_not():
     assert (kimi.lower_bound, kimi.o_norm.eps, kimi.num_heads, kimi.head_dim, kimi.hidden_size) == (None, 1e-5, 2, 8, D)
     glm = read(types.SimpleNamespace(model_type="glm5_next_text", rms_norm_eps=1e-5, linear_lower_bound=-5.0))
     ling = {"model_type": "bailing_hybrid", "rms_norm_eps": 1e-6, "kda_safe_gate": True, "kda_lower_bound": -4.0}
+    k3 = {"model_type": "kimi_linear", "rms_norm_eps": 1e-5, "linear_attn_config": {"gate_lower_bound": -5.0}}
+    assert read({"model_type": "kimi_k3", "text_config": k3}).lower_bound == -5.0
+    file = {"model_type": "glm5_next", "rms_norm_eps": 1e-5, "linear_attn_config": {"gate_lower_bound": -4.5}}
+    assert read(file).lower_bound == -4.5
     assert (glm.lower_bound, read(ling).lower_bound, read(ling, norm_eps=1e-3).o_norm.eps) == (-5.0, -4.0, 1e-3)
 
 
