@@ -97,7 +97,7 @@ class GradsOptions(ChunkConfig):
 
     @property
     def sums(self) -> list[str]:
-        """Over channels, of each token: qn . dqn and kn . (-2^x up2) where norms are taken, and db."""
+        """Over channels, of each token: qn . dqn and kn . (-2^x up2) where norms are taken, and b db."""
         return ["q", "k"] * self.norm + ["b"]
 
     @property

@@ -12,7 +12,7 @@
   dqn = scale 2^x up1;  dkn = b 2^-x down - 2^x up2
   dg2[t] = sum_(i >= t) (Qu up1 + Ku up2 - Kd down)_i + sum_all Kd 2^(gc_last - a) dh r^T + 2^gc_last sum_V h dh
                        of the operands as they were rounded: what row i gains, row j loses
-  db is the mean of sum_K kn 2^-x down and of sum_V dv r / b, the diagonal of dv r^T, where b is not tiny
+  b db is the mean of sum_K Kd down and of sum_V dv r, the diagonal of dv r^T; a given b counts as 2^-40 at least
   dq = (dqn - qn (qn . dqn)) / |q|, dk alike with kn . dkn = sum_V dv r + kn . (-2^x up2);  dg and dbeta go on through
                        the gate and the sigmoid
 

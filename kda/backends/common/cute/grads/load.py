@@ -18,7 +18,7 @@ from ..configs import ChunkTable
 from ..copies import copy_16_bytes, floats, in_global, load, load_one, store
 from ..recorded import LOAD_WARPS, MATH_WARPS, PLACE, STEP, TOKEN_FACTORS, TOKENS, GradsOptions
 from ..tile import BF16
-from .places import B, last_token, position
+from .places import SMALLEST_B, B, last_token, position
 
 LOAD = NamedBarrier(2, 32 * LOAD_WARPS)
 LOADERS = 32 * LOAD_WARPS
@@ -141,6 +141,8 @@ class Loader:
             beta = load_one(x.beta + (self.loaded(x, begin) + last_token(token, tokens)) * x.HV + head).to(Float32)
             if cutlass.const_expr(self.c.beta != "given"):
                 beta = fast.sigmoid(beta) * Float32(2.0 if self.c.beta == "2*sigmoid" else 1.0)
+            else:
+                beta = Float32(SMALLEST_B) if beta * beta <= SMALLEST_B**2 else beta               # a nan stays
             of_tokens[B * TOKENS + token] = beta if real else Float32(0.0)
         LOAD.sync()                                                            # all threads' rows are there
         factor = Float32(1.0)
