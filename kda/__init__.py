@@ -15,11 +15,11 @@ _WHERE = {
     "Grads": "bundles", "Outputs": "bundles", "Saved": "bundles",
     "KdaError": "errors", "InputError": "errors", "InputTypeError": "errors", "NoBackendError": "errors",
 }  # fmt: skip
-_MODULES = ("simulator",)                   # reached as kda.simulator, imported at their first use
+_MODULES = ("parallel", "simulator")         # reached as kda.simulator, imported at their first use
 __all__ = ["__version__", *_WHERE]
 
 if TYPE_CHECKING:
-    from . import simulator
+    from . import parallel, simulator
     from .api import (
         chunk_kda,
         chunk_kda_bwd,

@@ -83,7 +83,7 @@ def chunk_kda(
     state_v_first: bool = False,
     cu_seqlens: Tensor | None = None,
     cu_seqlens_cpu: Tensor | None = None,
-    cp_context: None = None,
+    cp_context: Any = None,
     use_graph: bool = False,
     max_num_seqs: int | None = None,
     *,
@@ -118,7 +118,10 @@ def chunk_kda(
         cu_seqlens: (N + 1,) int32 or int64 offsets of sequences packed in one row (B = 1), on the CPU or the GPU.
             Tokens past the last offset belong to no sequence: outputs and gradients are zero there.
         cu_seqlens_cpu: a copy on the CPU, so that nothing has to wait for the GPU where lengths must be known.
-        cp_context: must be None: a sequence on several GPUs is not supported yet.
+        cp_context: of `kda.parallel.build_cp_context` or FLA's: the tensors are this rank's part of a row of packed
+            sequences that lies on several ranks. Its offsets replace `cu_seqlens`, N counts the rank's own sequences,
+            and all ranks make the call together. States of sequences that began on an earlier rank come from there:
+            what `initial_state` has for them is not read, and its gradient is zero.
         use_graph, max_num_seqs: accepted without effect. No launch depends on offsets that a GPU holds, so that a CUDA
             graph may be replayed with other offsets, unless it returns intermediate states. `max_num_seqs` must be at
             least N.
@@ -131,13 +134,20 @@ def chunk_kda(
     Returns:
         o (B, T, HV, V) in the dtype of q and the final states or None; with `return_intermediate_states` also h.
     """
+    context = None
+    if cp_context is not None:
+        context = _parallel().adopt(cp_context)
+        cu_seqlens, cu_seqlens_cpu = context.cu_seqlens, context.cu_seqlens_cpu
     inputs, options = _prepare(
         "chunk_kda", q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
         use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, safe_gate, lower_bound, disable_recompute,
-        return_intermediate_states, state_v_first, cu_seqlens, cu_seqlens_cpu, cp_context, use_graph, max_num_seqs,
+        return_intermediate_states, state_v_first, cu_seqlens, cu_seqlens_cpu, None, use_graph, max_num_seqs,
         A_log, dt_bias, chunk_size, backend, batch_invariant, transpose_state_layout, unknown,
     )  # fmt: skip
     recorded = records_gradients(inputs)
+    if context is not None:
+        out = _on_ranks(inputs, options, context, recorded)
+        return out if return_intermediate_states else out[:2]
     if recorded and not return_intermediate_states and _unseen(inputs):        # an operator takes its time
         return _recorded(inputs, options)
     out = _forward(inputs, options, _saved_by(inputs, options) if recorded else Save.NOTHING, recorded)
@@ -423,6 +433,20 @@ def _keeps_nothing(device: str, settings: tuple, K: int, V: int, *dtypes: torch.
 _keeps_nothing._dynamo_marked_constant = True                                  # torch.compile calls it untraced
 
 
+def _on_ranks(inputs: Inputs, options: Options, context: Any, recorded: bool) -> tuple:
+    operators = _parallel().operators
+    inputs = operators.prepared(inputs, options)
+    save = _saved_by(inputs, options) if recorded else Save.NOTHING
+    call = Call("chunk_kda", inputs, options)
+    return _operate(operators.run, call, inputs, options, context, save)
+
+
+def _parallel() -> Any:
+    from . import parallel
+
+    return parallel
+
+
 def _forward(inputs: Inputs, options: Options, save: Save, recorded: bool = False) -> Outputs:
     """Of the options `disable_recompute` asks for `Saved`; what else is kept goes by `save`."""
     if options.disable_recompute and save is not Save.ALL:
@@ -513,8 +537,7 @@ def _prepare(
         _refuse_unknown(op, next(iter(unknown)))
     if cp_context is not None:
         raise InputError(op, "cp_context", "None", type(cp_context).__name__,
-                         "A sequence on several GPUs is not supported yet; pass states between ranks with "
-                         "initial_state and output_final_state.", "cp_context.none")  # fmt: skip
+                         "Use chunk_kda, whose backward is the mirror of its forward.", "cp_context.none")  # fmt: skip
     if use_graph or max_num_seqs is not None:
         _check_graph(op, use_graph, max_num_seqs, cu_seqlens)
     if transpose_state_layout is not None:

@@ -68,7 +68,7 @@ def _options(names: tuple[str, ...]) -> str:
     return ", ".join(f"{_SCHEMA_TYPES[spelled[name]]} {name}" for name in names)
 
 
-def _autocast_off(x: Tensor) -> contextlib.AbstractContextManager:
+def autocast_off(x: Tensor) -> contextlib.AbstractContextManager:
     """Inside an operator a product must not be recast."""
     if autocasts(x):
         return torch.autocast(x.device.type, enabled=False)
@@ -105,7 +105,7 @@ def forward(c: Call, save: Save) -> Outputs:
     problem = problem_of(c)
     if save is Save.OWN:
         _keeper(c, problem)
-    with _autocast_off(c.inputs.q):
+    with autocast_off(c.inputs.q):
         return _launch(c, problem, recorded=save is Save.PRODUCTS).forward(problem, c.inputs, save)
 
 
@@ -206,7 +206,7 @@ def _chunk_tangent(*args):
         out = launcher(chosen).forward(problem, Inputs(*tensors))
         return [_or_empty(x, c.inputs.q) for x in (out.o, out.final_state, out.h)]
 
-    with _autocast_off(c.inputs.q):
+    with autocast_off(c.inputs.q):
         return transforms.pushforward(outputs, args[: len(INPUTS)], tangents)
 
 
@@ -216,7 +216,7 @@ class Recorded(torch.autograd.Function):
     @staticmethod
     def forward(ctx, of: Recording, *tensors):
         x = Inputs(*tensors)
-        with _autocast_off(x.q):
+        with autocast_off(x.q):
             out = launcher(of.route.backend).forward(of.route.forward, x, of.route.save)
         ctx.of = of
         ctx.set_materialize_grads(False)
@@ -232,7 +232,7 @@ class Recorded(torch.autograd.Function):
         x, saved = Inputs(*tensors[: len(INPUTS)]), tensors[len(INPUTS):]
         do = torch.zeros_like(x.v) if do is None else do
         backend = choose(route.backward, route.asked).backend
-        with _autocast_off(x.q):
+        with autocast_off(x.q):
             grads = launcher(backend).backward(route.backward, x, do, dht, _bundled(saved))
         return None, *_wanted(grads, needs)
 
@@ -263,14 +263,17 @@ def _bundled(saved: Sequence[Tensor]) -> Saved | Products | Own | None:
     return _BUNDLES[len(saved)](*saved) if saved else None
 
 
+def backward(c: Call, saved: Sequence[Tensor]) -> Grads:
+    problem = problem_of(c, "backward")
+    do = torch.zeros_like(c.inputs.v) if c.do is None else c.do
+    with autocast_off(c.inputs.q):
+        return _launch(c, problem).backward(problem, c.inputs, do, c.dht, _bundled(saved))
+
+
 def _chunk_backward(*args):
     *args, do, dht, saved = args
-    c = _call(args, "chunk_kda_bwd", do=do, dht=dht)
-    problem = problem_of(c, "backward")
-    do = torch.zeros_like(c.inputs.v) if do is None else do
-    with _autocast_off(c.inputs.q):
-        grads: Grads = _launch(c, problem).backward(problem, c.inputs, do, dht, _bundled(saved))
-    return tuple(_or_empty(g, c.inputs.q) for g in grads)
+    grads = backward(_call(args, "chunk_kda_bwd", do=do, dht=dht), saved)
+    return tuple(_or_empty(g, args[0]) for g in grads)
 
 
 def _chunk_backward_fake(*args):
@@ -294,7 +297,7 @@ def _recurrent_call(args: tuple, inplace: bool) -> Call:
 
 def recurrent(c: Call) -> tuple[Tensor, Tensor | None]:
     problem = problem_of(c)
-    with _autocast_off(c.inputs.q):
+    with autocast_off(c.inputs.q):
         found = _launch(c, problem).recurrent(problem, c.inputs)
     if problem.inplace and not c.inputs.initial_state.is_inference():
         torch.autograd.graph.increment_version(c.inputs.initial_state)        # a kernel writes where torch does not see
@@ -366,7 +369,7 @@ def _gate(g, A_log, dt_bias, lower_bound, dtype):
 
 
 def _gate_formula(g, A_log, dt_bias, lower_bound, dtype):
-    with _autocast_off(g):
+    with autocast_off(g):
         return gates.decay(*_gate_tensors(g, A_log, dt_bias), lower_bound).to(dtype).contiguous()
 
 
@@ -376,7 +379,7 @@ def _gate_fake(g, A_log, dt_bias, lower_bound, dtype):
 
 
 def _gate_backward(dy, g, A_log, dt_bias, lower_bound):
-    with _autocast_off(g):
+    with autocast_off(g):
         x, rate, bias = _gate_tensors(g, A_log, dt_bias)
         dx, dA_terms = gates.decay_bwd(dy.to(x.dtype), x, rate, bias, lower_bound)
         heads = dx.reshape(-1, *g.shape[-2:])
