@@ -5,5 +5,6 @@ from __future__ import annotations
 from . import operators
 from .agreement import RankLost
 from .context import CPContext, adopt, build_cp_context
+from .halo import conv_halo
 
-__all__ = ["CPContext", "RankLost", "adopt", "build_cp_context", "operators"]
+__all__ = ["CPContext", "RankLost", "adopt", "build_cp_context", "conv_halo", "operators"]

@@ -47,7 +47,9 @@ class Group:
             self._wait_for_all(f"{at}/here", ask)
             if self.store.add(f"{at}/{digest}", 0) != self.world:
                 self._refuse(at, text, ask)
-        except (dist.DistError, RuntimeError) as error:
+        except KdaError:
+            raise
+        except (dist.DistError, RuntimeError) as error:                        # the process that keeps the store died
             raise lost(ask.op, f"{type(error).__name__}: {error}") from error
         if self.store.add(f"{at}/read", 1) == self.world:
             for name in (digest, "here", "here/all", "read"):

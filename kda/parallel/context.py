@@ -44,6 +44,7 @@ class CPContext:
         self.num_seqs, self.num_parts = len(local.offsets) - 1, len(local.parts)
         self.cu_seqlens_cpu = torch.tensor(local.offsets, dtype=torch.int32)
         self.cu_seqlens = self.cu_seqlens_cpu.to(device, non_blocking=True)
+        self.places: dict[Any, Any] = {}     # of `halo`, once they are known
         number = next(_numbers)
         self.handle = torch.tensor(number)   # how an operator is told of it: a graph must not be made for one context
         _contexts[number] = self
@@ -165,7 +166,8 @@ def _edges(op: str, offsets: list[int], lengths: Any, layout: str, world: int) -
     lengths = [int(n) for n in lengths]
     if layout == "zigzag" or len(lengths) != world or min(lengths) < 0:
         raise InputError(op, "lengths", f"{world} numbers of tokens, one a rank, for a contiguous layout",
-                         f"{lengths} for a {layout} one", "Leave it out for equal parts.", "cp_lengths.value")  # fmt: skip
+                         f"{lengths} for a {layout} one", "Leave it out for equal parts.",
+                         "cp_lengths.value")  # fmt: skip
     return edges_of(lengths)
 
 

@@ -94,7 +94,9 @@ def _sequences(offsets: Sequence[int], edges: Sequence[int], number: int) -> lis
     a, b, last = edges[number], edges[number + 1], number == len(edges) - 2
 
     def belongs(start: int, stop: int) -> bool:
-        return start < b and stop > a if start < stop else a <= start < b or (last and start == b)
+        if start < stop:
+            return max(start, a) < min(stop, b)
+        return a <= start < b or (last and start == b)
 
     return [n for n, (start, stop) in enumerate(zip(offsets, offsets[1:])) if belongs(start, stop)]
 

@@ -76,7 +76,7 @@ def segment_map_bwd(
             added += (rows.mT @ gradients).to(added.dtype)
     if dht is not None:
         added = fold([SegmentSummary(M.mT, added)], dht)
-    return SegmentSummary(M.mT, added)
+    return SegmentSummary(M.mT, added, transposed=True)
 
 
 def how(p: Problem, asked: str) -> str:
@@ -86,7 +86,7 @@ def how(p: Problem, asked: str) -> str:
     if capability(backend).maps:
         return f"{backend} makes the maps of pieces of sequences with its own stages"
     again = choose(_identity(p), asked).backend
-    return f"maps of pieces of sequences: two more forwards, of {backend} for what is added and of {again} from the identity"
+    return f"two more forwards make the maps of pieces of sequences: one of {backend}, one of {again} from the identity"
 
 
 def fold(maps: list[SegmentSummary], S: Tensor) -> Tensor:

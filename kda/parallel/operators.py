@@ -73,7 +73,7 @@ def _rank(handle: Tensor, call: Call, direction: str) -> Rank:
     context = context_of(handle)
     try:
         problem = problem_of(call, direction)
-        if problem.T != context.tokens:
+        if context.tokens != problem.T:
             raise InputError(OP, "q", f"of the T={context.tokens} tokens that the context gives rank {context.rank}",
                              f"T={problem.T}", "Cut the row as the context has it: context.tokens a rank.",
                              "cp_context.tokens")  # fmt: skip
@@ -272,18 +272,15 @@ def _register() -> None:
     chunk = f"{autograd._tensors(INPUTS)}, {autograd._options(OPTIONS)}"
     of_context = "int parts, Tensor handle"
     operators = {
-        f"parallel_forward({chunk}, str save, {of_context}) -> (Tensor, Tensor, Tensor, Tensor, Tensor[])":
+        f"parallel_forward({chunk}, str save, {of_context}) -> "
+        "(Tensor, Tensor, Tensor, Tensor, Tensor[])":
             (_forward, _forward_fake, Links(_setup, _link, None)),
         f"parallel_backward({chunk}, Tensor? do, Tensor? dht, Tensor entering, Tensor[] saved, {of_context}) -> "
         f"({', '.join(['Tensor'] * 8)})":
             (_backward, _backward_fake, Links.none("chunk_kda has no second derivative.")),
     }  # fmt: skip
     for schema, (real, fake, links) in operators.items():
-        name = "kda::" + schema.partition("(")[0]
-        torch.library.define(name, schema[schema.index("("):])
-        torch.library.impl(name, "CompositeExplicitAutograd")(real)
-        torch.library.register_fake(name)(fake)
-        torch.library.register_autograd(name, links.backward, setup_context=links.setup)
+        exchange.register(schema, real, fake, links)
 
 
 _register()

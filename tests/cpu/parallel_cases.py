@@ -1,0 +1,248 @@
+"""Calls on several ranks beside the same call in one process; what each rank of a group runs, for test_parallel.py."""
+
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from naive import make
+
+import kda
+from kda.parallel import layout as layouts
+
+ROWS = ("q", "k", "v", "g", "beta")
+
+# name -> sequences, and what is not usual.  Of 240 tokens on 2, 3 or 4 ranks the cuts lie at multiples of 120, 80, 60.
+CASES = {
+    "one sequence": dict(lengths=[240]),
+    "packed, cut anywhere": dict(lengths=[70, 1, 0, 109, 60]),
+    "sequences that end at cuts": dict(lengths=[60, 60, 0, 120]),
+    "a sequence over all but the ends": dict(lengths=[7, 226, 7]),
+    "value heads that share keys, states (V, K)": dict(lengths=[100, 140], HV=4, state_v_first=True),
+    "gates and step sizes from logits": dict(lengths=[240], gate="softplus", beta="2*sigmoid", HV=4),
+    "a bounded gate, no initial states": dict(lengths=[33, 207], gate="bounded", beta="sigmoid", initial_state=False),
+    "what is kept for the backward": dict(lengths=[170, 70], disable_recompute=True),
+    "ranks of any length, some empty": dict(lengths=[33, 207], cut={2: [0, 240], 3: [100, 0, 140], 4: [0, 17, 0, 223]}),
+    "tokens of nobody behind": dict(lengths=[33, 170], tail=37, cut={2: [60, 180], 3: [70, 70, 100], 4: [60] * 4}),
+    "zigzag": dict(lengths=[240], layout="zigzag"),
+    "zigzag, packed": dict(lengths=[40, 1, 129, 70], layout="zigzag", HV=4),
+    "hops": dict(lengths=[240], exchange="hops"),
+    "hops, packed": dict(lengths=[30, 1, 139, 70], exchange="hops", HV=4, state_v_first=True),
+    "hops, ranks of any length": dict(lengths=[33, 207], exchange="hops", cut={2: [0, 240], 3: [100, 0, 140],
+                                                                            4: [0, 17, 0, 223]}),
+    "maps by forwards alone": dict(lengths=[70, 170], HV=4, gate="softplus", generic=True),
+}  # fmt: skip
+SIZES = dict(H=2, K=8, V=6, chunk_size=32, output_final_state=True)
+OF_CONTEXT = ("cut", "layout", "exchange", "generic")
+
+
+def called(case, **others):
+    words = {n: x for n, x in case.items() if n not in OF_CONTEXT}
+    return make(**SIZES | words | others)
+
+
+def context_of(case, call, group):
+    world = dist.get_world_size(group)
+    words = {n: case[n] for n in ("layout", "exchange") if n in case}
+    if "cut" in case:
+        words["lengths"] = case["cut"][world]
+    return kda.parallel.build_cp_context(call.tensors["cu_seqlens"], group, **words)
+
+
+def view_of(context, offsets):
+    """This rank's tokens and sequences, as indices of the whole, and which of its sequences end here."""
+    edges = layouts.edges_of(context.lengths)
+    tokens, rows, ends = [], [], []
+    for part in context.parts:
+        tokens += range(edges[part.number], edges[part.number + 1])
+        here = layouts._sequences(offsets, edges, part.number)
+        rows += here
+        ends += [offsets[n + 1] <= edges[part.number + 1] for n in here]
+    return SimpleNamespace(tokens=tokens, rows=rows, ends=torch.tensor(ends, dtype=torch.bool))
+
+
+def gradients(call, o, ht, do, dht):
+    names = [n for n, x in call.tensors.items() if x.requires_grad]
+    found = torch.autograd.grad((o * do).sum() + (ht * dht).sum(), [call.tensors[n] for n in names], allow_unused=True)
+    return dict(zip(names, found))
+
+
+def whole(call):
+    """One process: o, final states, their gradients and all that follow."""
+    call = call.requiring_grad()
+    o, ht = kda.chunk_kda(**call.arguments)
+    generator = torch.Generator().manual_seed(1)
+    do, dht = (torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.dtype) for x in (o, ht))
+    return SimpleNamespace(o=o.detach(), ht=ht.detach(), do=do, dht=dht, grads=gradients(call, o, ht, do, dht))
+
+
+def part_of(call, context, view):
+    """The call as this rank makes it."""
+    tensors = {}
+    for name, x in call.tensors.items():
+        x = x[:, view.tokens] if name in ROWS else x[view.rows] if name == "initial_state" else x
+        tensors[name] = x.detach().clone().requires_grad_(x.is_floating_point())
+    del tensors["cu_seqlens"]
+    return SimpleNamespace(tensors=tensors, arguments=tensors | call.options | {"cp_context": context})
+
+
+def differences(call, context, group, function=None):
+    """By output and gradient, how far this rank is from one process; parameters are summed over ranks."""
+    one, view = whole(call), view_of(context, call.tensors["cu_seqlens"].tolist())
+    mine = part_of(call, context, view)
+    o, ht = (function or kda.chunk_kda)(**mine.arguments)
+    dht = one.dht[view.rows] * view.ends.view(-1, 1, 1, 1)                     # a state at a cut is no output of one
+    grads = gradients(mine, o, ht, one.do[:, view.tokens], dht)
+    there = {"o": (o, one.o[:, view.tokens]), "ht": (ht[view.ends], one.ht[view.rows][view.ends])}
+    for name, found in grads.items():
+        x = one.grads[name]
+        if name in ("A_log", "dt_bias"):
+            dist.all_reduce(found, group=group)
+        there["d" + name] = found, x[:, view.tokens] if name in ROWS else x[view.rows] if name == "initial_state" else x
+    if "dinitial_state" in there:                                              # of a sequence begun elsewhere: none
+        begun = torch.tensor([n for part in context.parts if part.before for n in [part.first]], dtype=torch.long)
+        found, wanted = there["dinitial_state"]
+        wanted = wanted.clone()
+        wanted[begun] = 0
+        there["dinitial_state"] = found, wanted
+    return {name: (a.detach() - b).abs().max().item() if b.numel() else 0.0 for name, (a, b) in there.items()}
+
+
+def generic(on):
+    """Take the reference's own maps away."""
+    from kda.dispatch import capability
+
+    object.__setattr__(capability("reference"), "maps", not on)
+
+
+def cases_on(group, names):
+    found = {}
+    for name in names:
+        case = CASES[name]
+        call = called(case)
+        generic(case.get("generic", False))
+        found[name] = differences(call, context_of(case, call, group), group)
+        generic(False)
+    return found
+
+
+def bits_on(group):
+    """float32, cut on the grid of chunks: by exchange, how far from one process."""
+    world, found = dist.get_world_size(group), {}
+    for exchange in ("gather", "hops"):
+        call = called({"lengths": [64 * world]}, dtype=torch.float32, batch_invariant=True, HV=4, K=32, V=16)
+        case = {"exchange": exchange}
+        found[exchange] = differences(call, context_of(case, call, group), group)
+    return found
+
+
+def convolutions_on(group):
+    """A short convolution with its halo against one process: y, dx and the gradient of its weight."""
+    found = {}
+    world = dist.get_world_size(group)
+    cuts = {2: [239, 1], 3: [100, 1, 139], 4: [1, 1, 2, 236]}
+    for name, words in {"equal": {}, "short": {"lengths": cuts[world]}, "zigzag": {"layout": "zigzag"}}.items():
+        generator = torch.Generator().manual_seed(2)
+        x, dy = torch.randn(2, 1, 240, 6, generator=generator, dtype=torch.float64).unbind()
+        w = torch.randn(6, 4, generator=generator, dtype=torch.float64)
+        offsets = torch.tensor([0, 2, 3, 170, 240])
+        context = kda.parallel.build_cp_context(offsets, group, conv1d_kernel_size=4, **words)
+        view = view_of(context, offsets.tolist())
+        one = convolved(x, w, dy, offsets, lambda x: x.new_zeros(4, 3, 6))
+        here = convolved(x[:, view.tokens], w, dy[:, view.tokens], context.cu_seqlens,
+                         lambda x, context=context: kda.parallel.conv_halo(x, context))  # fmt: skip
+        dist.all_reduce(here[2], group=group)
+        wanted = one[0][:, view.tokens], one[1][:, view.tokens], one[2]
+        found[name] = max((a - b).abs().max().item() for a, b in zip(here, wanted))
+    return found
+
+
+def convolved(x, w, dy, offsets, halo):
+    x, w = x.clone().requires_grad_(), w.clone().requires_grad_()
+    past, y = halo(x), torch.zeros_like(x)
+    pieces = []
+    for n, (a, b) in enumerate(zip(offsets.tolist(), offsets.tolist()[1:])):
+        row = torch.cat([past[n:n + 1], x[:, a:b]], 1).mT
+        pieces.append(torch.nn.functional.conv1d(row, w.unsqueeze(1), groups=6).mT)
+    y = torch.cat(pieces, 1)
+    dx, dw = torch.autograd.grad((y * dy).sum(), (x, w))
+    return y.detach(), dx, dw
+
+
+class Theirs:
+    """What FLA's contexts hold, and no more."""
+
+    def __init__(self, context):
+        self.group, self.layout = context.group, context.layout
+        self.cu_seqlens, self.cu_seqlens_cpu = context.cu_seqlens, context.cu_seqlens_cpu
+        before, after = ([len(x) for x in y] for y in zip(*[(part.before, part.after) for part in context.parts]))
+        past = [part.past for part in context.parts]
+        zigzag = context.layout == "zigzag"
+        self.pre_num_ranks, self.post_num_ranks = (None, None) if zigzag else (before[0], after[0])
+        self.pre_num_conv_tokens = None if zigzag else past[0]
+        self.pre_num_ranks_by_part, self.post_num_ranks_by_part = before, after
+        self.pre_num_conv_tokens_by_part = past
+        self.front_num_seqs = context.parts[0].last + 1
+        self.conv1d_kernel_size = 4
+
+
+def contexts_of_fla_on(group):
+    found = {}
+    for layout in ("contiguous", "zigzag"):
+        case = {"lengths": [40, 1, 129, 70], "layout": layout}
+        call = called(case)
+        ours = context_of(case, call, group)
+        context = Theirs(ours)
+        found[layout] = differences(call, ours, group, lambda context=context, **words: kda.chunk_kda(
+            **words | {"cp_context": context}))  # fmt: skip
+        again = kda.parallel.adopt(context)
+        assert again is kda.parallel.adopt(context)
+        x = torch.randn(1, again.tokens, 3)
+        assert torch.equal(kda.parallel.conv_halo(x, context), kda.parallel.conv_halo(x, ours, 3))
+    return found
+
+
+def planted_on(group):
+    """The differences of a case once a fold forgets what a part does to the state that enters it."""
+    from kda.parallel import maps
+
+    fold = maps.fold
+    maps.fold = lambda pieces, S: fold(pieces, S * 0)
+    call = called(CASES["one sequence"])
+    found = differences(call, context_of({}, call, group), group)
+    maps.fold = fold
+    return found
+
+
+def counted_on(group):
+    """Gathers of a forward and its backward: where a sequence crosses a cut, and where none does."""
+    from kda.parallel import exchange
+
+    count, gather = [0], exchange.gather
+
+    def counting(*args):
+        count[0] += 1
+        return gather(*args)
+
+    exchange.gather, found = counting, {}
+    world = dist.get_world_size(group)
+    for name, lengths in {"crossing": [240], "within ranks": [240 // world] * world}.items():
+        count[0] = 0
+        call = called({"lengths": lengths})
+        differences(call, context_of({}, call, group), group)
+        found[name] = count[0]
+    exchange.gather = gather
+    return found
+
+
+def everything(rank, worlds):
+    """Of each group of the first ranks, what the functions above find."""
+    found = {}
+    for world in worlds:
+        group = dist.new_group(list(range(world)))
+        if rank < world:
+            found[world] = {
+                "cases": cases_on(group, CASES), "bits": bits_on(group), "convolutions": convolutions_on(group),
+                "contexts of FLA": contexts_of_fla_on(group), "planted": planted_on(group),
+                "counted": counted_on(group),
+            }  # fmt: skip
+    return found

@@ -1,0 +1,60 @@
+"""Sequences over several processes: the same results as one, forward and backward."""
+
+import pytest
+import ranks
+from parallel_cases import CASES, everything
+
+WORLDS = (2, 3, 4)
+world = pytest.mark.parametrize("world", WORLDS)
+
+
+@pytest.fixture(scope="module")
+def found():
+    """By world: what each of its ranks found."""
+    results = ranks.run(4, everything, WORLDS, collective_timeout=6)
+    broken = [f"rank {rank}: {x}" for rank, x in enumerate(results) if isinstance(x, str)]
+    assert not broken, "\n".join(broken)
+    return {world: [x[world] for x in results[:world]] for world in WORLDS}
+
+
+def worst(differences):
+    return max(max(x.values()) for x in differences)
+
+
+@world
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_together_find_what_one_process_finds_and_all_its_gradients(found, world, case):
+    assert worst(rank["cases"][case] for rank in found[world]) < 1e-13
+
+
+@world
+def test_that_comparison_notices_a_fold_that_forgets_what_came_before(found, world):
+    assert worst(rank["planted"] for rank in found[world]) > (1e-3 if world > 2 else 0)
+
+
+@world
+def test_hops_give_the_bits_of_one_process_where_cuts_lie_on_the_grid_of_chunks(found, world):
+    for rank in found[world]:
+        assert not any(rank["bits"]["hops"].values())
+
+
+@world
+def test_gathered_maps_give_the_bits_of_one_process_behind_one_cut_and_nearly_behind_more(found, world):
+    limit = 0 if world == 2 else 2e-6
+    assert worst(rank["bits"]["gather"] for rank in found[world]) <= limit
+
+
+@world
+def test_a_convolution_with_its_halo_is_that_of_one_process(found, world):
+    assert worst(rank["convolutions"] for rank in found[world]) < 1e-13
+
+
+@world
+def test_a_context_of_fla_does_what_ours_does(found, world):
+    for rank in found[world]:
+        assert worst(rank["contexts of FLA"].values()) < 1e-13
+
+
+@world
+def test_a_direction_gathers_once_and_not_at_all_if_no_sequence_crosses_a_cut(found, world):
+    assert all(rank["counted"] == {"crossing": 2, "within ranks": 0} for rank in found[world])
