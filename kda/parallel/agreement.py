@@ -30,9 +30,8 @@ class Ask(NamedTuple):
 class Group:
     """A process group's rounds of agreement; one for each group and process."""
 
-    def __init__(self, group: dist.ProcessGroup):
-        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
-        self.store = dist.PrefixStore(f"kda/{group.group_name}", distributed_c10d._get_process_group_store(group))
+    def __init__(self, store: dist.Store, rank: int, world: int):
+        self.store, self.rank, self.world = store, rank, world
         self.round = 0
         self.last = ""                       # what was agreed on last, of exchanges
 
@@ -105,5 +104,7 @@ def group_of(group: dist.ProcessGroup) -> Group:
     """A group that was destroyed and made anew under its old name begins anew."""
     known = _groups.get(group.group_name)
     if known is None or known[0] is not group:
-        known = _groups[group.group_name] = group, Group(group)
+        store = dist.PrefixStore(f"kda/{group.group_name}", distributed_c10d._get_process_group_store(group))
+        known = group, Group(store, dist.get_rank(group), dist.get_world_size(group))
+        _groups[group.group_name] = known
     return known[1]

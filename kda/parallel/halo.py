@@ -55,20 +55,20 @@ def conv_halo(x: Tensor, cp_context: Any, rows: int | None = None) -> Tensor:
     return torch.ops.kda.halo(x, rows, context.cu_seqlens, context.handle)
 
 
-def _checked(context: CPContext, x: Tensor, rows: int) -> None:
+def _check(context: CPContext, x: Tensor) -> None:
     if x.dim() != 3 or x.shape[0] != 1 or x.shape[1] != context.tokens:
         found = f"shape {list(x.shape)}"
         exchange.object_to(context, f"error: x of {found}")
         raise InputError(OP, "x", f"[1, T={context.tokens}, D]", found, "Pass this rank's tokens.", "halo.shape")
     exchange.check_world(context, OP)
-    exchange.agree(context, OP, f"halo of {rows} rows of D={x.shape[2]} {x.dtype}")
 
 
 def _halo(x: Tensor, rows: int, cu_seqlens: Tensor, handle: Tensor) -> Tensor:
     context = context_of(handle)
+    _check(context, x)
     if not context.crosses:
-        return x.new_zeros(context.num_seqs, rows, x.shape[-1])
-    _checked(context, x, rows)
+        return x.new_zeros(context.num_seqs, rows, x.shape[2])
+    exchange.agree(context, OP, f"halo of {rows} rows of D={x.shape[2]} {x.dtype}")
     tails = x.new_zeros(context.num_parts, rows, x.shape[2])
     for part, tail in zip(context.parts, tails):
         n = min(rows, part.end - part.begin)

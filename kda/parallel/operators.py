@@ -71,13 +71,14 @@ class Rank(NamedTuple):
 def _rank(handle: Tensor, call: Call, direction: str) -> Rank:
     """The checked call; ranks agree on it, one whose call is wrong tells the others so."""
     context = context_of(handle)
+    q = call.inputs.q
     try:
-        problem = problem_of(call, direction)
-        if context.tokens != problem.T:
-            raise InputError(OP, "q", f"of the T={context.tokens} tokens that the context gives rank {context.rank}",
-                             f"T={problem.T}", "Cut the row as the context has it: context.tokens a rank.",
-                             "cp_context.tokens")  # fmt: skip
         exchange.check_world(context, OP)
+        if q.dim() == 4 and q.shape[1] != context.tokens:
+            raise InputError(OP, "q", f"of the T={context.tokens} tokens that the context gives rank {context.rank}",
+                             f"T={q.shape[1]}", "Cut the row as the context has it: context.tokens a rank.",
+                             "cp_context.tokens")  # fmt: skip
+        problem = problem_of(call, direction)
     except KdaError as error:
         exchange.object_to(context, f"error: {error}")
         raise

@@ -46,9 +46,12 @@ def _child(pipe, settings, function, args):
     rank, world, port, timeout = settings
     torch.set_num_threads(1)
     try:
-        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=timeout))
+        store, limit = dist.TCPStore("127.0.0.1", port, is_master=False), timedelta(seconds=timeout)
+        if store.add("started", 1) == world:                                  # on a busy machine some start late
+            store.set("all started", "")
+        store.wait(["all started"])
+        store.set_timeout(limit)
         store = dist.PrefixStore("ranks", store)
-        limit = timedelta(seconds=timeout)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=limit)
         result = function(rank, *args)
     except BaseException:
