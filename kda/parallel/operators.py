@@ -289,7 +289,7 @@ _register()
 
 def run(inputs: Inputs, options: Options, context: CPContext, save: Save) -> tuple:
     """o, the final states or None, h or None."""
-    if autograd.transforms.active() and not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling() and autograd.transforms.active():
         raise KdaError(f"{OP}: torch.func and forward-mode AD do not work with a cp_context; found one active. "
                        "Use backward().")  # fmt: skip
     if save is not Save.ALL:
