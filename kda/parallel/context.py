@@ -43,7 +43,7 @@ class CPContext:
         self.parts, self.lengths, self.tokens = local.parts, tuple(lengths), local.parts[-1].end
         self.num_seqs, self.num_parts = len(local.offsets) - 1, len(local.parts)
         self.cu_seqlens_cpu = torch.tensor(local.offsets, dtype=torch.int32)
-        self.cu_seqlens = self.cu_seqlens_cpu.to(device, non_blocking=True)
+        self.cu_seqlens = on(device, self.cu_seqlens_cpu)
         self.places: dict[Any, Any] = {}     # of `halo`, once they are known
         number = next(_numbers)
         self.handle = torch.tensor(number)   # how an operator is told of it: a graph must not be made for one context
@@ -58,6 +58,11 @@ class CPContext:
     is_first_rank = property(lambda c: _scalar(c, not c.parts[0].before))
     is_last_rank = property(lambda c: _scalar(c, not c.parts[0].after))
     pre_num_conv_tokens = property(lambda c: _scalar(c, c.parts[0].past))
+
+
+def on(device: torch.device, x: Tensor) -> Tensor:
+    """A copy on a GPU that nobody waits for."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 
 def _scalar(c: CPContext, value: Any) -> Any:

@@ -11,7 +11,7 @@ from kda.autograd import Links
 from kda.errors import InputError
 
 from . import exchange
-from .context import CPContext, adopt, context_of
+from .context import CPContext, adopt, context_of, on
 from .layout import edges_of, holder
 
 Tensor = torch.Tensor
@@ -102,7 +102,7 @@ def _places(context: CPContext, rows: int, device: torch.device) -> Places:
     key = rows, device
     if key not in context.places:
         lists = places_of(context, rows)
-        context.places[key] = Places(*(torch.tensor(x, dtype=torch.long).to(device, non_blocking=True) for x in lists))
+        context.places[key] = Places(*(on(device, torch.tensor(x, dtype=torch.long)) for x in lists))
     return context.places[key]
 
 

@@ -171,8 +171,8 @@ def _backward(*args: Any):
         if behind:
             dht = rank.with_rows(torch.zeros_like(call.inputs.initial_state) if dht is None else dht, behind)
         grads = autograd.backward(_with_states(rank, entered, dht=dht), saved)
-    if entered:
-        grads.dh0[list(entered)] = 0                                           # nobody's initial state
+    for n in entered:
+        grads.dh0[n] = 0                                                       # nobody's initial state
     return tuple(autograd._or_empty(x, call.inputs.q) for x in grads)
 
 

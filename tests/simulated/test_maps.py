@@ -1,0 +1,82 @@
+"""Maps of pieces of sequences, for several GPUs: every backend's, on the CPU from its PTX, against the definition's."""
+
+import dataclasses
+import importlib
+
+import pytest
+import torch
+
+from kda.dispatch import capability
+from kda.parallel import operators
+from kda.problem import Inputs
+from kda.simulator import capture
+from kda.verify.cases import make_inputs
+
+maps = operators.maps
+pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
+
+SHAPES = dict(HV=2, H=1, K=32, V=16)
+CASES = {
+    "triton, cut": ("triton", "sm90", dict(T=150, **SHAPES)),
+    "triton, a chunk alone": ("triton", "sm80", dict(T=40, **SHAPES)),
+    "triton, not cut without a transition": ("triton", "sm90", dict(T=70, gate="bounded", **SHAPES)),
+    "sm90, by forwards": ("sm90", "sm90", dict(T=70, H=1, K=64, V=64, gate="bounded")),
+    "sm100, by forwards": ("sm100", "sm100", dict(T=40, H=1, K=128, V=128, gate="bounded")),
+    "sm89, by forwards": ("sm89", "sm89", dict(T=70, H=1, K=64, V=64, dtype="float32")),
+}
+NEEDS = {"sm90": "cutlass", "sm100": "cutlass"}
+
+
+def made(name):
+    backend, arch, words = CASES[name]
+    if backend in NEEDS:
+        pytest.importorskip(NEEDS[backend])
+    case = make_inputs(**{"gate": "softplus"} | words)
+    problem = case.problem()
+    x = Inputs(**{n: case.keywords.get(n) for n in Inputs._fields})
+    generator = torch.Generator().manual_seed(3)
+    h0, dht = torch.randn(2, 1, problem.HV, problem.K, problem.V, generator=generator).unbind()
+    return backend, arch, problem, x, case.do, h0, dht
+
+
+def exact(function, p, x, *others):
+    """By the reference, in float64."""
+    wide = Inputs(*(t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in x))
+    p = dataclasses.replace(p, device="cpu", dtype="float64", g_dtype="float64", beta_dtype="float64")
+    return function(p, wide, *(t.double() if isinstance(t, torch.Tensor) else t for t in others))
+
+
+def error(found, wanted):
+    return ((found.double() - wanted).norm() / wanted.norm()).item()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", CASES)
+def test_maps_are_those_of_the_definition_and_nothing_is_wrong_on_the_way(name, request):
+    backend, arch, p, x, do, h0, dht = made(name)
+    if backend == "sm89":
+        request.getfixturevalue("libnvrtc")
+    if backend == "triton":
+        request.getfixturevalue("kernels_built_here")
+    transition = "without" not in name
+    forward = x._replace(initial_state=h0)
+    with capture(arch=arch) as session:
+        ahead = maps.segment_map(p, forward, backend, transition)
+        back = maps.segment_map_bwd(p, x._replace(initial_state=None), do, dht, backend, transition)
+    assert not session.findings, session.findings[:3]
+    p = dataclasses.replace(p, C=64)
+    rest = "reference", True
+    limit = 4 * torch.finfo(x.q.dtype).eps
+    there = exact(maps.segment_map, p, forward, *rest), exact(maps.segment_map_bwd, p, x, do, dht, *rest)
+    for found, wanted in zip((ahead, back), there):
+        assert error(found.added, wanted.added) < limit
+        if transition:
+            assert error(found.M, wanted.M) < limit
+
+
+def test_who_has_maps_of_its_own_declares_it():
+    native = {name for name in ("reference", "triton", "sm89", "sm90", "sm100") if capability(name).maps}
+    assert native == {"reference", "triton"}
+    for name in native:
+        module = importlib.import_module(capability(name).launch_module)
+        assert module.segment_map and module.segment_map_bwd
