@@ -260,7 +260,8 @@ def _setup(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 
 def _link(ctx: Any, do: Tensor | None, dht: Tensor | None, *_: Any):
-    tensors, (handle, entering, *saved) = ctx.saved_tensors[: len(INPUTS)], ctx.saved_tensors[len(INPUTS):]
+    kept = ctx.saved_tensors                                                   # a checkpoint gives them out once
+    tensors, (handle, entering, *saved) = kept[: len(INPUTS)], kept[len(INPUTS):]
     options = [getattr(ctx.options, name) for name in OPTIONS]
     grads = torch.ops.kda.parallel_backward(
         *tensors, *options, do, autograd._or_none(dht), entering, saved, ctx.parts, handle

@@ -1,5 +1,7 @@
 """Calls on several ranks beside the same call in one process; what each rank of a group runs, for test_parallel.py."""
 
+import os
+import sys
 from types import SimpleNamespace
 
 import torch
@@ -234,6 +236,64 @@ def counted_on(group):
     return found
 
 
+READING = ("__bool__", "__int__", "__float__", "__index__", "item", "tolist", "cpu", "nonzero", "numpy")
+
+
+def reads_on(group):
+    """Who of kda.parallel looks into a tensor during a forward and its backward: file, method, dtype and dimensions."""
+    read, methods = [], {name: getattr(torch.Tensor, name) for name in READING}
+
+    def reading(name):
+        def method(x, *args):
+            caller = sys._getframe(1).f_code.co_filename
+            if "/parallel/" in caller.rpartition("kda")[2]:
+                read.append((os.path.basename(caller), name, x.dtype, x.dim()))
+            return methods[name](x, *args)
+
+        return method
+
+    call = called(CASES["a sequence over all but the ends"])
+    context = context_of({}, call, group)
+    mine = part_of(call, context, view_of(context, call.tensors["cu_seqlens"].tolist()))
+    for name in READING:
+        setattr(torch.Tensor, name, reading(name))
+    o, ht = kda.chunk_kda(**mine.arguments)
+    (o.sum() + ht.sum()).backward()
+    for name, method in methods.items():
+        setattr(torch.Tensor, name, method)
+    return read
+
+
+def compiled(rank):
+    """Differences of calls in one graph, and how many graphs were made for them."""
+    from torch._dynamo.utils import counters
+
+    found, group = {}, dist.group.WORLD
+    function = torch.compile(lambda **words: kda.chunk_kda(**words), fullgraph=True, backend="aot_eager")
+    for name in ("packed, cut anywhere", "one sequence", "a sequence over all but the ends", "hops"):
+        call = called(CASES[name])
+        found[name] = differences(call, context_of(CASES[name], call, group), group, function)
+    halo = torch.compile(lambda x, context: kda.parallel.conv_halo(x, context, 3), fullgraph=True, backend="aot_eager")
+    context = context_of({}, called({"lengths": [240]}), group)
+    x = torch.randn(1, context.tokens, 3)
+    found["halo"] = {"y": (halo(x, context) - kda.parallel.conv_halo(x, context, 3)).abs().max().item()}
+    return found, counters["stats"]["unique_graphs"]
+
+
+def checkpointed(rank):
+    """Differences of a call that is made again in the backward, and of one under autocast."""
+    from torch.utils.checkpoint import checkpoint
+
+    group, found = dist.group.WORLD, {}
+    call = called(CASES["packed, cut anywhere"])
+    found["checkpointed"] = differences(call, context_of({}, call, group), group, lambda **words: checkpoint(
+        kda.chunk_kda, use_reentrant=False, **words))  # fmt: skip
+    call = called({"lengths": [70, 170]}, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found["autocast"] = differences(call, context_of({}, call, group), group)
+    return found
+
+
 def everything(rank, worlds):
     """Of each group of the first ranks, what the functions above find."""
     found = {}
@@ -243,6 +303,6 @@ def everything(rank, worlds):
             found[world] = {
                 "cases": cases_on(group, CASES), "bits": bits_on(group), "convolutions": convolutions_on(group),
                 "contexts of FLA": contexts_of_fla_on(group), "planted": planted_on(group),
-                "counted": counted_on(group),
+                "counted": counted_on(group), "reads": reads_on(group),
             }  # fmt: skip
     return found

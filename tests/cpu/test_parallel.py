@@ -2,7 +2,8 @@
 
 import pytest
 import ranks
-from parallel_cases import CASES, everything
+import torch
+from parallel_cases import CASES, checkpointed, compiled, everything
 
 WORLDS = (2, 3, 4)
 world = pytest.mark.parametrize("world", WORLDS)
@@ -58,3 +59,23 @@ def test_a_context_of_fla_does_what_ours_does(found, world):
 @world
 def test_a_direction_gathers_once_and_not_at_all_if_no_sequence_crosses_a_cut(found, world):
     assert all(rank["counted"] == {"crossing": 2, "within ranks": 0} for rank in found[world])
+
+
+@world
+def test_no_number_of_a_tensor_is_read_but_handles_of_contexts(found, world):
+    handle = "context.py", "__int__", torch.int64, 0                           # which lies on the CPU
+    assert all(rank["reads"] == [handle] * 2 for rank in found[world])
+
+
+@pytest.mark.exhaustive
+def test_a_compiled_call_is_one_graph_and_not_one_for_each_context():
+    for found, graphs in ranks.run(2, compiled):
+        assert worst(found.values()) < 1e-13
+        assert graphs <= 5
+
+
+@pytest.mark.exhaustive
+def test_a_call_may_be_made_again_in_the_backward_and_autocast():
+    for found in ranks.run(2, checkpointed):
+        assert max(found["checkpointed"].values()) < 1e-13
+        assert max(found["autocast"].values()) < 0.1
