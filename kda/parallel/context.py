@@ -18,7 +18,7 @@ from .layout import LAYOUTS, Local, Part, crosses, edges_of, equal_edges, local_
 
 Tensor = torch.Tensor
 
-EXCHANGES = ("gather", "hops")
+EXCHANGES = ("gather", "chain", "hops")
 
 _numbers = itertools.count()
 _contexts: weakref.WeakValueDictionary[int, CPContext] = weakref.WeakValueDictionary()
@@ -96,8 +96,10 @@ def build_cp_context(
         layout: "contiguous": rank r holds part r of W equal ones; "zigzag": parts r and 2W - 1 - r of 2W.
         lengths: how many tokens each rank holds, zero too, for a contiguous layout with parts that are not equal. More
             in all than the last offset: tokens of no sequence, as in chunk_kda.
-        exchange: "gather": one all-gather of the parts' maps in each direction. "hops": states go from rank to rank and
-            each waits for the one before: slower, and the same bits as one process (docs/parallel.md).
+        exchange: of a contiguous layout, a zigzag one has the first. "gather": one all-gather of the parts' maps in
+            each direction. "chain": states go from rank to rank through the maps: fewer bytes, sooner on very many
+            ranks. "hops": no maps, each rank waits for the one before: slow, and the same bits as one process where
+            cuts lie on the grid of chunks (docs/parallel.md).
         timeout: seconds to wait for ranks that do not come; None is the time-out of the group's store.
 
     Returns:
@@ -112,7 +114,7 @@ def build_cp_context(
     world, rank = dist.get_world_size(group), dist.get_rank(group)
     if layout not in LAYOUTS:
         raise InputError(op, "layout", _either(LAYOUTS), repr(layout), "Or leave it out.", "cp_layout.value")
-    if exchange not in EXCHANGES or (exchange == "hops" and layout == "zigzag"):
+    if exchange not in EXCHANGES or (exchange != "gather" and layout == "zigzag"):
         raise InputError(op, "exchange", _either(EXCHANGES) + ', "gather" with a zigzag layout', repr(exchange),
                          "Or leave it out.", "cp_exchange.value")  # fmt: skip
     offsets = _offsets(op, cu_seqlens, cu_seqlens_cpu)

@@ -6,7 +6,8 @@ the outputs of the first there are `entering`, the states that entered the rank'
   forward   maps of the parts' last sequences -> all-gather -> states entering the first ones -> the ordinary forward
   backward  mirrored maps of the first ones   -> all-gather -> gradients behind the last ones -> the ordinary backward
 
-With exchange="hops" there are no maps: a rank waits for the state that enters it, and sends the one that leaves.
+With exchange="chain" states go from rank to rank instead, each through its map; with "hops" there are no maps: a rank
+waits for the state that enters it, makes the ordinary forward, and sends the state that leaves.
 """
 
 from __future__ import annotations
@@ -135,8 +136,21 @@ def _entering(rank: Rank) -> dict[int, Tensor]:
         h0 = None if begun else rank.row(rank.call.inputs.initial_state, part.last)
         _, x = rank.pieces(part, first=False, h0=h0)
         mine.append(maps.segment_map(rank.problem, x, rank.asked, transition=part.spanned))
+    if context.exchange == "chain":
+        (part,), (own,) = context.parts, mine
+        came = _passed_on(rank, part.before[::-1], part.after, own, through=part.spanned)
+        return {} if came is None else {part.first: came}
     found = _gathered(rank, mine)
     return {part.first: _folded(rank, found, part.before) for part in context.parts if part.before}
+
+
+def _passed_on(rank: Rank, sources: tuple[int, ...], targets: tuple[int, ...], own: SegmentSummary | None,
+               through: bool) -> Tensor | None:  # fmt: skip
+    """What comes from the nearest source; what this rank makes of it goes to the nearest target."""
+    came = exchange.receive(rank.context, _no_state(rank), sources[0], OP) if sources else None
+    if targets:
+        exchange.send(rank.context, maps.fold([own], came) if through else own.added, targets[0], OP)
+    return came
 
 
 def _gathered(rank: Rank, mine: list[SegmentSummary | None]) -> Tensor:
@@ -190,13 +204,15 @@ def _behind(rank: Rank) -> dict[int, Tensor]:
         do = torch.zeros_like(x.v) if call.do is None else call.do[:, tokens]
         dht = rank.row(call.dht, part.first)
         mine.append(maps.segment_map_bwd(rank.problem, x, do, dht, rank.asked, transition=part.spanned))
-    found = _gathered(rank, mine)
-    behind = {}
-    for part in context.parts:
-        if part.after:
-            behind[part.last] = _folded(rank, found, part.after[::-1])
-            if call.dht is not None:
-                behind[part.last] += rank.row(call.dht, part.last)
+    if context.exchange == "chain":
+        (part,), (own,) = context.parts, mine
+        came = _passed_on(rank, part.after, part.before[::-1], own, through=part.spanned)
+        behind = {} if came is None else {part.last: came}
+    else:
+        found = _gathered(rank, mine)
+        behind = {part.last: _folded(rank, found, part.after[::-1]) for part in context.parts if part.after}
+    if call.dht is not None:
+        behind = {n: x + rank.row(call.dht, n) for n, x in behind.items()}
     return behind
 
 

@@ -30,7 +30,8 @@ def test_ranks_together_find_what_one_process_finds_and_all_its_gradients(found,
 
 @world
 def test_that_comparison_notices_a_fold_that_forgets_what_came_before(found, world):
-    assert worst(rank["planted"] for rank in found[world]) > (1e-3 if world > 2 else 0)
+    of_rank = [max(rank["planted"].values()) for rank in found[world]]
+    assert all(x > 1e-3 for x in of_rank)                                      # one direction or the other
 
 
 @world
@@ -40,9 +41,10 @@ def test_hops_give_the_bits_of_one_process_where_cuts_lie_on_the_grid_of_chunks(
 
 
 @world
-def test_gathered_maps_give_the_bits_of_one_process_behind_one_cut_and_nearly_behind_more(found, world):
-    limit = 0 if world == 2 else 2e-6
-    assert worst(rank["bits"]["gather"] for rank in found[world]) <= limit
+def test_maps_give_the_bits_of_one_process_behind_one_cut_and_nearly_behind_more(found, world):
+    limit = 0 if world == 2 else 4e-6
+    for exchange in ("gather", "chain"):
+        assert worst(rank["bits"][exchange] for rank in found[world]) <= limit
 
 
 @world
