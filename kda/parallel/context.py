@@ -18,7 +18,7 @@ from .layout import LAYOUTS, Local, Part, crosses, edges_of, equal_edges, local_
 
 Tensor = torch.Tensor
 
-EXCHANGES = ("gather", "chain", "hops")
+EXCHANGES = ("gather", "chain", "tree", "hops")
 
 _numbers = itertools.count()
 _contexts: weakref.WeakValueDictionary[int, CPContext] = weakref.WeakValueDictionary()
@@ -97,9 +97,9 @@ def build_cp_context(
         lengths: how many tokens each rank holds, zero too, for a contiguous layout with parts that are not equal. More
             in all than the last offset: tokens of no sequence, as in chunk_kda.
         exchange: of a contiguous layout, a zigzag one has the first. "gather": one all-gather of the parts' maps in
-            each direction. "chain": states go from rank to rank through the maps: fewer bytes, sooner on very many
-            ranks. "hops": no maps, each rank waits for the one before: slow, and the same bits as one process where
-            cuts lie on the grid of chunks (docs/parallel.md).
+            each direction. "chain": states go from rank to rank through the maps, the fewest bytes. "tree": maps are
+            composed in log2 W steps, for very many ranks. "hops": no maps, each rank waits for the one before: slow,
+            and the same bits as one process where cuts lie on the grid of chunks (docs/parallel.md).
         timeout: seconds to wait for ranks that do not come; None is the time-out of the group's store.
 
     Returns:

@@ -57,6 +57,22 @@ def receive(context: CPContext, like: Tensor, of: int, op: str) -> Tensor:
     return found
 
 
+def swap(context: CPContext, x: Tensor, to: int | None, of: int | None, op: str) -> Tensor | None:
+    """Send x to a rank and receive as much of another, at once; None is nobody."""
+    group, x = context.group, x.contiguous()
+    found = None if of is None else torch.empty_like(x)
+    sent = [] if to is None else [dist.P2POp(dist.isend, x, dist.get_global_rank(group, to), group)]
+    received = [] if of is None else [dist.P2POp(dist.irecv, found, dist.get_global_rank(group, of), group)]
+    if sent or received:
+        _together(op, _finished, [*sent, *received])
+    return found
+
+
+def _finished(operations: list[dist.P2POp]) -> None:
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+
+
 def _together(op: str, function: Callable, *args: Any, **keywords: Any) -> None:
     try:
         function(*args, **keywords)

@@ -97,6 +97,12 @@ def fold(maps: list[SegmentSummary], S: Tensor) -> Tensor:
     return found.to(S.dtype)
 
 
+def compose(later: SegmentSummary, earlier: SegmentSummary) -> SegmentSummary:
+    """What both do in turn, in float64 as `fold`."""
+    M = later.M.double()
+    return SegmentSummary((M @ earlier.M.double()).to(later.M.dtype), fold([later], earlier.added))
+
+
 def _from_identity(p: Problem, x: Inputs, asked: str) -> tuple[Tensor, Tensor]:
     """y (1, T, HV, K) and M (1, HV, K, K)."""
     p = _identity(p)

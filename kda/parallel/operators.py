@@ -6,12 +6,13 @@ the outputs of the first there are `entering`, the states that entered the rank'
   forward   maps of the parts' last sequences -> all-gather -> states entering the first ones -> the ordinary forward
   backward  mirrored maps of the first ones   -> all-gather -> gradients behind the last ones -> the ordinary backward
 
-With exchange="chain" states go from rank to rank instead, each through its map; with "hops" there are no maps: a rank
-waits for the state that enters it, makes the ordinary forward, and sends the state that leaves.
+With exchange="chain" states go from rank to rank instead, each through its map, and with "tree" maps are composed; with
+"hops" there are none: a rank waits for the state that enters it, makes the ordinary forward, and sends what leaves.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -136,21 +137,12 @@ def _entering(rank: Rank) -> dict[int, Tensor]:
         h0 = None if begun else rank.row(rank.call.inputs.initial_state, part.last)
         _, x = rank.pieces(part, first=False, h0=h0)
         mine.append(maps.segment_map(rank.problem, x, rank.asked, transition=part.spanned))
-    if context.exchange == "chain":
+    if context.exchange in ONE_BY_ONE:
         (part,), (own,) = context.parts, mine
-        came = _passed_on(rank, part.before[::-1], part.after, own, through=part.spanned)
+        came = ONE_BY_ONE[context.exchange](rank, part.before[::-1], part.after, own, part.spanned)
         return {} if came is None else {part.first: came}
     found = _gathered(rank, mine)
     return {part.first: _folded(rank, found, part.before) for part in context.parts if part.before}
-
-
-def _passed_on(rank: Rank, sources: tuple[int, ...], targets: tuple[int, ...], own: SegmentSummary | None,
-               through: bool) -> Tensor | None:  # fmt: skip
-    """What comes from the nearest source; what this rank makes of it goes to the nearest target."""
-    came = exchange.receive(rank.context, _no_state(rank), sources[0], OP) if sources else None
-    if targets:
-        exchange.send(rank.context, maps.fold([own], came) if through else own.added, targets[0], OP)
-    return came
 
 
 def _gathered(rank: Rank, mine: list[SegmentSummary | None]) -> Tensor:
@@ -204,9 +196,9 @@ def _behind(rank: Rank) -> dict[int, Tensor]:
         do = torch.zeros_like(x.v) if call.do is None else call.do[:, tokens]
         dht = rank.row(call.dht, part.first)
         mine.append(maps.segment_map_bwd(rank.problem, x, do, dht, rank.asked, transition=part.spanned))
-    if context.exchange == "chain":
+    if context.exchange in ONE_BY_ONE:
         (part,), (own,) = context.parts, mine
-        came = _passed_on(rank, part.after, part.before[::-1], own, through=part.spanned)
+        came = ONE_BY_ONE[context.exchange](rank, part.after, part.before[::-1], own, part.spanned)
         behind = {} if came is None else {part.last: came}
     else:
         found = _gathered(rank, mine)
@@ -214,6 +206,39 @@ def _behind(rank: Rank) -> dict[int, Tensor]:
     if call.dht is not None:
         behind = {n: x + rank.row(call.dht, n) for n, x in behind.items()}
     return behind
+
+
+# from rank to rank: sources and targets are the ranks before and behind, or the other way round, the nearest first
+
+
+def _chained(rank: Rank, sources: Sequence[int], targets: Sequence[int], own: SegmentSummary | None,
+             through: bool) -> Tensor | None:  # fmt: skip
+    """What comes from the nearest source; what this rank makes of it goes to the nearest target."""
+    came = exchange.receive(rank.context, _no_state(rank), sources[0], OP) if sources else None
+    if targets:
+        exchange.send(rank.context, maps.fold([own], came) if through else own.added, targets[0], OP)
+    return came
+
+
+def _scanned(rank: Rank, sources: Sequence[int], targets: Sequence[int], own: SegmentSummary | None,
+             through: bool) -> Tensor | None:  # fmt: skip
+    """The same in a tree: at distance d a rank's map, which does what d ranks do by then, is put behind that of the
+    rank at d; whose sequence begins nearer has a map to which nothing is put.  The last rank of a sequence needs no
+    map, but what the map of the one before adds."""
+    d, K, context = 1, rank.problem.K, rank.context
+    while (through and d <= len(sources)) or d < len(targets):
+        mine = torch.cat([own.M, own.added], -1)
+        to = targets[d - 1] if d < len(targets) else None
+        of = sources[d - 1] if through and d <= len(sources) else None
+        came = exchange.swap(context, mine, to, of, OP)
+        if came is not None:
+            own = maps.compose(own, SegmentSummary(came[..., :K], came[..., K:]))
+        d *= 2
+    mine = _no_state(rank) if own is None else own.added
+    return exchange.swap(context, mine, targets[0] if targets else None, sources[0] if sources else None, OP)
+
+
+ONE_BY_ONE = {"chain": _chained, "tree": _scanned}
 
 
 # hops

@@ -32,6 +32,9 @@ CASES = {
     "a chain": dict(lengths=[240], exchange="chain"),
     "a chain, packed": dict(lengths=[30, 1, 139, 70], exchange="chain", HV=4, state_v_first=True),
     "a chain, ranks of any length": dict(lengths=[33, 207], exchange="chain", cut=ANY_LENGTH),
+    "a tree": dict(lengths=[240], exchange="tree"),
+    "a tree, packed": dict(lengths=[30, 1, 139, 70], exchange="tree", HV=4, state_v_first=True),
+    "a tree, ranks of any length": dict(lengths=[33, 207], exchange="tree", cut=ANY_LENGTH),
     "hops": dict(lengths=[240], exchange="hops"),
     "hops, packed": dict(lengths=[30, 1, 139, 70], exchange="hops", HV=4, state_v_first=True),
     "hops, ranks of any length": dict(lengths=[33, 207], exchange="hops", cut=ANY_LENGTH),
@@ -142,7 +145,7 @@ def cases_on(group, names):
 def bits_on(group):
     """float32, cut on the grid of chunks: by exchange, how far from one process."""
     world, found = dist.get_world_size(group), {}
-    for exchange in ("gather", "chain", "hops"):
+    for exchange in ("gather", "chain", "tree", "hops"):
         call = called({"lengths": [64 * world]}, dtype=torch.float32, batch_invariant=True, HV=4, K=32, V=16)
         case = {"exchange": exchange}
         found[exchange] = differences(call, context_of(case, call, group), group)
@@ -274,6 +277,16 @@ def reads_on(group):
     for name, method in methods.items():
         setattr(torch.Tensor, name, method)
     return read
+
+
+def many(rank):
+    """Differences of a sequence over nearly all of seven ranks and more, by exchange."""
+    found, group = {}, dist.group.WORLD
+    for exchange in ("gather", "chain", "tree", "hops"):
+        case = {"lengths": [3, 274, 3], "exchange": exchange}
+        call = called(case)
+        found[exchange] = differences(call, context_of(case, call, group), group)
+    return found
 
 
 def compiled(rank):

@@ -3,7 +3,7 @@
 import pytest
 import ranks
 import torch
-from parallel_cases import CASES, checkpointed, compiled, everything
+from parallel_cases import CASES, checkpointed, compiled, everything, many
 
 WORLDS = (2, 3, 4)
 world = pytest.mark.parametrize("world", WORLDS)
@@ -43,7 +43,7 @@ def test_hops_give_the_bits_of_one_process_where_cuts_lie_on_the_grid_of_chunks(
 @world
 def test_maps_give_the_bits_of_one_process_behind_one_cut_and_nearly_behind_more(found, world):
     limit = 0 if world == 2 else 4e-6
-    for exchange in ("gather", "chain"):
+    for exchange in ("gather", "chain", "tree"):
         assert worst(rank["bits"][exchange] for rank in found[world]) <= limit
 
 
@@ -67,6 +67,12 @@ def test_a_direction_gathers_once_and_not_at_all_if_no_sequence_crosses_a_cut(fo
 def test_no_number_of_a_tensor_is_read_but_handles_of_contexts(found, world):
     handle = "context.py", "__int__", torch.int64, 0                           # which lies on the CPU
     assert all(rank["reads"] == [handle] * 2 for rank in found[world])
+
+
+@pytest.mark.exhaustive
+def test_seven_ranks_do_what_four_do():
+    for found in ranks.run(7, many):
+        assert worst(found.values()) < 1e-13
 
 
 @pytest.mark.exhaustive

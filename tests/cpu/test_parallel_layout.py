@@ -1,6 +1,8 @@
 """Where parts and sequences lie, and what maps of pieces are: one process is enough."""
 
 import dataclasses
+import importlib.util
+import pathlib
 
 import pytest
 import torch
@@ -57,6 +59,15 @@ def test_zigzag_gives_every_rank_an_early_and_a_late_part():
     assert parts == [(0, 5), (1, 4), (2, 3)]
     order = [number for pair in parts for number in pair]
     assert [order[layout.holder("zigzag", number, 3)] for number in range(6)] == list(range(6))
+
+
+def test_the_page_has_the_table_of_its_script():
+    path = pathlib.Path(__file__).parents[2] / "benchmarks" / "ranks.py"
+    spec = importlib.util.spec_from_file_location("ranks_simulated", path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    text = script.PAGE.read_text()
+    assert script.page_with(text, script.Costs()) == text, "run `python benchmarks/ranks.py --write`"
 
 
 # maps
