@@ -12,6 +12,7 @@ tokens, both of one rank; `fold` one product of a map with a state.
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -117,7 +118,7 @@ def sentence(c: Costs) -> str:
 
 
 def section(c: Costs) -> str:
-    return f"{MARKS[0]}\n{sentence(c)}\n\n{table(c)}\n{MARKS[1]}"
+    return "\n".join([MARKS[0], *textwrap.wrap(sentence(c), 120), "", table(c), MARKS[1]])
 
 
 def page_with(text: str, c: Costs) -> str:

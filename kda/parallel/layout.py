@@ -72,7 +72,7 @@ def local_of(offsets: Sequence[int], edges: Sequence[int], numbers: Sequence[int
     ends, parts, shift = [0], [], 0
     for number in numbers:
         a, b = edges[number], edges[number + 1]
-        here = _sequences(offsets, edges, number)
+        here = sequences_of(offsets, edges, number)
         part = Part(number, shift, shift + b - a)
         if here:
             start, stop = offsets[here[0]], offsets[here[-1] + 1]
@@ -90,7 +90,7 @@ def local_of(offsets: Sequence[int], edges: Sequence[int], numbers: Sequence[int
     return Local(ends, tuple(parts))
 
 
-def _sequences(offsets: Sequence[int], edges: Sequence[int], number: int) -> list[int]:
+def sequences_of(offsets: Sequence[int], edges: Sequence[int], number: int) -> list[int]:
     a, b, last = edges[number], edges[number + 1], number == len(edges) - 2
 
     def belongs(start: int, stop: int) -> bool:

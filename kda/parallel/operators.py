@@ -82,7 +82,8 @@ def _rank(handle: Tensor, call: Call, direction: str) -> Rank:
                              "cp_context.tokens")  # fmt: skip
         problem = problem_of(call, direction)
     except KdaError as error:
-        exchange.object_to(context, f"error: {error}")
+        if context.crosses:
+            exchange.object_to(context, f"error: {error}")
         raise
     return Rank(context, call, problem, backend_asked(call.options.backend))
 

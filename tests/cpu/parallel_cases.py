@@ -71,7 +71,7 @@ def view_of(context, offsets):
     tokens, rows, ends = [], [], []
     for part in context.parts:
         tokens += range(edges[part.number], edges[part.number + 1])
-        here = layouts._sequences(offsets, edges, part.number)
+        here = layouts.sequences_of(offsets, edges, part.number)
         rows += here
         ends += [offsets[n + 1] <= edges[part.number + 1] for n in here]
     return SimpleNamespace(tokens=tokens, rows=rows, ends=torch.tensor(ends, dtype=torch.bool))
@@ -218,6 +218,31 @@ def contexts_of_fla_on(group):
     return found
 
 
+def states_at_cuts_on(group):
+    """With gradients of the states that leave every rank: against pieces in one process, each from the last one's."""
+    world, rank, found = dist.get_world_size(group), dist.get_rank(group), {}
+    for exchange in ("gather", "tree", "hops"):
+        case = {"lengths": [240], "exchange": exchange}
+        call = called(case)
+        context = context_of(case, call, group)
+        one, losses = call.requiring_grad(), []
+        S, n = one.tensors["initial_state"], 240 // world
+        for i in range(world):
+            rows = {name: one.tensors[name][:, i * n:(i + 1) * n] for name in ROWS}
+            o, S = kda.chunk_kda(**rows, initial_state=S, **call.options)
+            losses.append(o.square().sum() + (S * (i + 1)).sum())
+        names = [*ROWS, "initial_state"]
+        wanted = dict(zip(names, torch.autograd.grad(sum(losses), [one.tensors[name] for name in names])))
+        mine = part_of(call, context, view_of(context, [0, 240]))
+        o, S = kda.chunk_kda(**mine.arguments)
+        loss = o.square().sum() + (S * (rank + 1)).sum()
+        grads = dict(zip(names, torch.autograd.grad(loss, [mine.tensors[name] for name in names])))
+        here = slice(rank * n, (rank + 1) * n)
+        wanted = {name: x[:, here] if name in ROWS else x * (rank == 0) for name, x in wanted.items()}
+        found[exchange] = max((grads[name] - wanted[name]).abs().max().item() for name in names)
+    return found
+
+
 def planted_on(group):
     """The differences of a case once a fold forgets what came before the last part."""
     from kda.parallel import maps
@@ -329,5 +354,6 @@ def everything(rank, worlds):
                 "cases": cases_on(group, CASES), "bits": bits_on(group), "convolutions": convolutions_on(group),
                 "contexts of FLA": contexts_of_fla_on(group), "planted": planted_on(group),
                 "counted": counted_on(group), "reads": reads_on(group),
+                "states at cuts": states_at_cuts_on(group),
             }  # fmt: skip
     return found

@@ -48,6 +48,11 @@ def test_maps_give_the_bits_of_one_process_behind_one_cut_and_nearly_behind_more
 
 
 @world
+def test_states_at_cuts_have_gradients_too(found, world):
+    assert worst(rank["states at cuts"] for rank in found[world]) < 1e-12
+
+
+@world
 def test_a_convolution_with_its_halo_is_that_of_one_process(found, world):
     assert worst(rank["convolutions"] for rank in found[world]) < 1e-13
 

@@ -37,7 +37,7 @@ def test_every_token_and_sequence_has_one_place_and_parts_know_who_holds_the_res
         a, b = edges[number], edges[number + 1]
         local = layout.local_of(offsets, edges, (number,))
         (part,) = local.parts
-        here = layout._sequences(offsets, edges, number)
+        here = layout.sequences_of(offsets, edges, number)
         mine = [n for n, (s, e) in enumerate(zip(local.offsets, local.offsets[1:])) for _ in range(e - s)]
         assert [here[n] for n in mine] == [n for n in owner[a:b] if n is not None]
         seen += [n for n in here if not lengths[n]]
