@@ -1,6 +1,6 @@
 """What a piece of a sequence does to the state that enters it, as `bundles.SegmentSummary`: S -> M S + added.
 
-A backend that declares `maps` makes them with its own kernels. Of any other one, two forwards of its public door do,
+A backend that declares `maps` makes them with kernels of its own. Of any other one, two forwards of its public door do,
 and no backward: from the identity with v = 0 the final state is M, and row t of o is y_t = scale M_t^T q_t, with M_t
 what the tokens up to t do. So the gradient of the state that enters is y^T do from the outputs and M^T dS from the
 state that leaves.
@@ -47,7 +47,7 @@ def segment_map(p: Problem, x: Inputs, asked: str, transition: bool) -> SegmentS
         return _nothing(p, x, x.initial_state)
     backend = choose(p, asked).backend
     with autocast_off(x.q):
-        if capability(backend).maps:
+        if "forward" in capability(backend).maps:
             return launcher(backend).segment_map(p, x, transition)
         added = launcher(backend).forward(p, x, Save.NOTHING).final_state
         M = _from_identity(p, x._replace(q=x.k), asked)[1] if transition else _zeros(p, x, p.K)
@@ -66,7 +66,7 @@ def segment_map_bwd(
         return _nothing(p, x, dht)
     backend = choose(p, asked).backend
     with autocast_off(x.q):
-        if capability(backend).maps:
+        if "backward" in capability(backend).maps:
             return launcher(backend).segment_map_bwd(p, x, do, dht, transition)
         y, M = _from_identity(p, x, asked)
         added = _zeros(p, x, p.V)
@@ -83,10 +83,14 @@ def how(p: Problem, asked: str) -> str:
     """For people: who makes the maps of pieces of such a call."""
     p = problem_of_piece(p, p.T, state=False)
     backend = choose(p, asked).backend
-    if capability(backend).maps:
-        return f"{backend} makes the maps of pieces of sequences with its own stages"
     again = choose(_identity(p), asked).backend
-    return f"two more forwards make the maps of pieces of sequences: one of {backend}, one of {again} from the identity"
+    ahead = f"kernels of {backend}" if backend != "reference" else "stages of the reference"
+    back = ahead
+    if "forward" not in capability(backend).maps:
+        ahead = f"a forward of {backend} and one of {again} from the identity"
+    if "backward" not in capability(backend).maps:
+        back = f"a forward of {again} from the identity"
+    return f"maps of pieces of sequences are made by {ahead}; in the backward by {back}"
 
 
 def fold(maps: list[SegmentSummary], S: Tensor) -> Tensor:

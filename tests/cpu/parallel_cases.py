@@ -128,7 +128,7 @@ def generic(on):
     """Take the reference's own maps away."""
     from kda.dispatch import capability
 
-    object.__setattr__(capability("reference"), "maps", not on)
+    object.__setattr__(capability("reference"), "maps", () if on else ("forward", "backward"))
 
 
 def cases_on(group, names):

@@ -76,9 +76,9 @@ def test_the_page_has_the_table_of_its_script():
 @pytest.fixture(params=[True, False], ids=["stages of the reference", "forwards alone"])
 def route(request):
     own = capability("reference")
-    object.__setattr__(own, "maps", request.param)
+    object.__setattr__(own, "maps", ("forward", "backward") if request.param else ())
     yield
-    object.__setattr__(own, "maps", True)
+    object.__setattr__(own, "maps", ("forward", "backward"))
 
 
 def piece(T=90, **words):
@@ -143,7 +143,6 @@ def test_explain_says_how_maps_are_made(capsys, route):
     dist.destroy_process_group()
     last = capsys.readouterr().out.splitlines()[-1]
     own = capability("reference").maps
-    assert last == (
-        "reference makes the maps of pieces of sequences with its own stages" if own else
-        "two more forwards make the maps of pieces of sequences: one of reference, one of reference from the identity"
-    )
+    ahead, back = ("stages of the reference",) * 2 if own else (
+        "a forward of reference and one of reference from the identity", "a forward of reference from the identity")
+    assert last == f"maps of pieces of sequences are made by {ahead}; in the backward by {back}"
