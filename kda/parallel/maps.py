@@ -14,7 +14,7 @@ import torch
 
 from kda.autograd import autocast_off
 from kda.bundles import Save, SegmentSummary
-from kda.dispatch import capability, choose, launcher
+from kda.dispatch import backend_of_backward, capability, choose, launcher
 from kda.gates import wide_dtype
 from kda.problem import Inputs, Problem
 
@@ -61,10 +61,10 @@ def segment_map_bwd(
 
     Given `dht` (1, HV, K, V), `added` is the gradient of the state that enters.
     """
-    p = problem_of_piece(p, x.q.shape[1], state=False)
+    p = _mirrored(problem_of_piece(p, x.q.shape[1], state=True))
     if p.T == 0:
         return _nothing(p, x, dht)
-    backend = choose(p, asked).backend
+    backend = choose(p, asked).backend                                         # who makes the backward
     with autocast_off(x.q):
         if "backward" in capability(backend).maps:
             return launcher(backend).segment_map_bwd(p, x, do, dht, transition)
@@ -79,16 +79,21 @@ def segment_map_bwd(
     return SegmentSummary(M.mT, added, transposed=True)
 
 
+def _mirrored(p: Problem) -> Problem:
+    return dataclasses.replace(p, direction="backward")
+
+
 def how(p: Problem, asked: str) -> str:
     """For people: who makes the maps of pieces of such a call."""
     p = problem_of_piece(p, p.T, state=False)
     backend = choose(p, asked).backend
     again = choose(_identity(p), asked).backend
     ahead = f"kernels of {backend}" if backend != "reference" else "stages of the reference"
-    back = ahead
+    mirror = choose(_mirrored(p), backend_of_backward(asked)).backend
+    back = ahead if mirror == backend else f"kernels of {mirror}"
     if "forward" not in capability(backend).maps:
         ahead = f"a forward of {backend} and one of {again} from the identity"
-    if "backward" not in capability(backend).maps:
+    if "backward" not in capability(mirror).maps:
         back = f"a forward of {again} from the identity"
     return f"maps of pieces of sequences are made by {ahead}; in the backward by {back}"
 
@@ -117,7 +122,7 @@ def _from_identity(p: Problem, x: Inputs, asked: str) -> tuple[Tensor, Tensor]:
 
 
 def _identity(p: Problem) -> Problem:
-    return dataclasses.replace(p, V=p.K, state_dtype=_name(_wide(p)))
+    return dataclasses.replace(p, direction="forward", V=p.K, state_dtype=_name(_wide(p)))
 
 
 def _nothing(p: Problem, x: Inputs, S: Tensor | None) -> SegmentSummary:

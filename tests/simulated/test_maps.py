@@ -2,10 +2,12 @@
 
 import dataclasses
 
+import cute_calls
 import pytest
 import torch
 
-from kda.dispatch import capability
+from kda.backends.common import recorded_plan
+from kda.dispatch import backend_of_backward, capability
 from kda.parallel import operators
 from kda.problem import Inputs
 from kda.simulator import capture
@@ -18,12 +20,14 @@ SHAPES = dict(HV=2, H=1, K=32, V=16)
 CASES = {
     "triton, cut": ("triton", "sm90", dict(T=150, **SHAPES)),
     "triton, a chunk alone": ("triton", "sm80", dict(T=40, **SHAPES)),
-    "triton, not cut without a transition": ("triton", "sm90", dict(T=70, gate="bounded", **SHAPES)),
     "sm90": ("sm90", "sm90", dict(T=70, H=1, K=64, V=64, gate="bounded")),
     "sm90, K and V differ, two heads of one": ("sm90", "sm90", dict(T=40, H=1, HV=2, K=64, V=128, gate="softplus")),
-    "sm100, by forwards": ("sm100", "sm100", dict(T=40, H=1, K=128, V=128, gate="bounded")),
+    "sm90, of any gate": ("sm90", "sm90", dict(T=70, H=1, K=128, V=128, gate="softplus")),
+    "sm90, cut": ("sm90", "sm90", dict(T=200, H=1, K=128, V=128, gate="bounded")),
+    "sm100": ("sm100", "sm100", dict(T=40, H=1, K=128, V=128, gate="bounded")),
     "sm89": ("sm89", "sm89", dict(T=70, H=1, K=64, V=64, dtype="float32")),
 }
+REST = "reference", True
 NEEDS = {"sm90": "cutlass", "sm100": "cutlass"}
 
 
@@ -52,29 +56,31 @@ def error(found, wanted):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", CASES)
-def test_maps_are_those_of_the_definition_and_nothing_is_wrong_on_the_way(name, request):
+def test_maps_are_those_of_the_definition_and_nothing_is_wrong_on_the_way(name, request, monkeypatch):
     backend, arch, p, x, do, h0, dht = made(name)
     if backend == "sm89":
         request.getfixturevalue("libnvrtc")
     if backend == "triton":
         request.getfixturevalue("kernels_built_here")
-    transition = "without" not in name
-    forward = x._replace(initial_state=h0)
+    if "cut" in name:
+        monkeypatch.setattr(recorded_plan, "SHORTEST", 2)
+        cute_calls.forget_plans()
+    forward, limit = x._replace(initial_state=h0), 4 * torch.finfo(x.q.dtype).eps
+    has_backward = backend != "sm90" or p.K == p.V == 128
     with capture(arch=arch) as session:
-        ahead = maps.segment_map(p, forward, backend, transition)
-        back = maps.segment_map_bwd(p, x._replace(initial_state=None), do, dht, backend, transition)
+        found = [maps.segment_map(p, forward, backend, True)]
+        if has_backward:
+            found += [maps.segment_map_bwd(p, x, do, dht, backend_of_backward(backend), True)]
+    if "cut" in name:
+        cute_calls.forget_plans()
     assert not session.findings, session.findings[:3]
-    p = dataclasses.replace(p, C=64)
-    rest = "reference", True
-    limit = 4 * torch.finfo(x.q.dtype).eps
-    there = exact(maps.segment_map, p, forward, *rest), exact(maps.segment_map_bwd, p, x, do, dht, *rest)
-    for found, wanted in zip((ahead, back), there):
-        assert error(found.added, wanted.added) < limit
-        if transition:
-            assert error(found.M, wanted.M) < limit
+    there = exact(maps.segment_map, p, forward, *REST), exact(maps.segment_map_bwd, p, x, do, dht, *REST)
+    for one, wanted in zip(found, there):
+        assert error(one.added, wanted.added) < limit
+        assert error(one.M, wanted.M) < limit
 
 
 def test_who_has_maps_of_its_own_declares_it():
     own = {name: capability(name).maps for name in ("reference", "triton", "sm89", "sm90", "sm100")}
     both = ("forward", "backward")
-    assert own == {"reference": both, "triton": both, "sm89": both, "sm90": ("forward",), "sm100": ()}
+    assert own == {"reference": both, "triton": both, "sm89": both, "sm90": both, "sm100": both[1:]}

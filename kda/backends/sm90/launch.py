@@ -149,6 +149,11 @@ def backward(
     return recorded.backward(RECORDED, p, x, do, dht, saved if type(saved) is Own else None)
 
 
+@on_its_device
+def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, transition: bool) -> SegmentSummary:
+    return recorded.segment_map_bwd(RECORDED, p, x, do, dht, transition)
+
+
 def tables(p: Problem, at: Steps, cu_seqlens: Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Where chunks and segments lie, on the GPU."""
     sizes = (ChunkTable.WIDTH * at.plan.entries, SegmentTable.WIDTH * at.plan.all_segments)
