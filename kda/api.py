@@ -268,7 +268,7 @@ def fused_recurrent_kda(
         state_v_first, cu_seqlens, cu_seqlens_cpu, None, False, None, A_log, dt_bias, 64, backend, batch_invariant,
         transpose_state_layout, unknown, inplace_final_state, ssm_state_indices, num_accepted_tokens,
     )  # fmt: skip
-    if _sharded((*inputs, out)):
+    if _sharded(inputs):
         o, ht = _parallel().mesh.run("fused_recurrent_kda", inputs, functools.partial(_recurrent, options=options))
         if out is not None:
             out.copy_(o)

@@ -153,6 +153,18 @@ def fully_sharded(mesh):
     return (mean / mesh.size() - losses[:, 0]).abs().max().item()
 
 
+def compiled(rank):
+    """How far a call in one graph is from an eager one: o, dq and dA_log."""
+    mesh, call = init_device_mesh("cpu", (2,)), make(B=2, T=40, **SIZES)
+    tensors = distributed(call, mesh, ("heads",))
+    found = []
+    for function in (kda.chunk_kda, torch.compile(lambda **words: kda.chunk_kda(**words), fullgraph=True,
+                                                  backend="aot_eager")):  # fmt: skip
+        o, ht = function(**tensors, **call.options)                            # torch wants gradients of both
+        found.append([o, *torch.autograd.grad(o.sum() + ht.sum(), [tensors["q"], tensors["A_log"]])])
+    return [(a - b).full_tensor().abs().max().item() for a, b in zip(*found)]
+
+
 def everything(rank):
     line_of_all, square = init_device_mesh("cpu", (4,)), init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     meshes = {1: square["tp"], 2: square}

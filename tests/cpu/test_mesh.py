@@ -2,7 +2,7 @@
 
 import pytest
 import ranks
-from mesh_cases import WAYS, everything
+from mesh_cases import WAYS, compiled, everything
 
 REFUSED = {
     "a head without its value heads": "mesh.even", "a row of a batch": "mesh.even", "the sequence": "mesh.sequence",
@@ -42,3 +42,8 @@ def test_the_gate_and_the_recurrence_take_the_same_tensors(found):
 
 def test_fully_sharded_parameters_need_nothing_of_ours(found):
     assert all(rank["sharded"] < 1e-13 for rank in found)
+
+
+@pytest.mark.exhaustive
+def test_a_call_of_dtensors_compiles_to_one_graph():
+    assert ranks.run(2, compiled) == [[0.0, 0.0, 0.0]] * 2
