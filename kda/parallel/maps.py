@@ -27,7 +27,7 @@ def problem_of_piece(p: Problem, T: int, state: bool) -> Problem:
     """A sequence of T tokens alone, of which the final state is asked for."""
     return dataclasses.replace(
         p, direction="forward", T=T, N=1, packed=False, final_state=True, intermediate_states=False,
-        disable_recompute=False, state_v_first=False, state_dtype=_name(_wide(p)) if state else None,
+        disable_recompute=False, state_v_first=False, state_dtype=_name(wide_of(p)) if state else None,
     )  # fmt: skip
 
 
@@ -115,26 +115,26 @@ def compose(later: SegmentSummary, earlier: SegmentSummary) -> SegmentSummary:
 def _from_identity(p: Problem, x: Inputs, asked: str) -> tuple[Tensor, Tensor]:
     """y (1, T, HV, K) and M (1, HV, K, K)."""
     p = _identity(p)
-    eye = torch.eye(p.K, dtype=_wide(p), device=x.q.device).expand(1, p.HV, p.K, p.K).contiguous()
+    eye = torch.eye(p.K, dtype=wide_of(p), device=x.q.device).expand(1, p.HV, p.K, p.K).contiguous()
     x = x._replace(v=x.v.new_zeros(1, p.T, p.HV, p.K), initial_state=eye)
     out = launcher(choose(p, asked).backend).forward(p, x, Save.NOTHING)
     return out.o, out.final_state
 
 
 def _identity(p: Problem) -> Problem:
-    return dataclasses.replace(p, direction="forward", V=p.K, state_dtype=_name(_wide(p)))
+    return dataclasses.replace(p, direction="forward", V=p.K, state_dtype=_name(wide_of(p)))
 
 
 def _nothing(p: Problem, x: Inputs, S: Tensor | None) -> SegmentSummary:
-    eye = torch.eye(p.K, dtype=_wide(p), device=x.q.device).expand(1, p.HV, p.K, p.K)
+    eye = torch.eye(p.K, dtype=wide_of(p), device=x.q.device).expand(1, p.HV, p.K, p.K)
     return SegmentSummary(eye, _zeros(p, x, p.V) if S is None else S)
 
 
 def _zeros(p: Problem, x: Inputs, columns: int) -> Tensor:
-    return x.q.new_zeros(1, p.HV, p.K, columns, dtype=_wide(p))
+    return x.q.new_zeros(1, p.HV, p.K, columns, dtype=wide_of(p))
 
 
-def _wide(p: Problem) -> torch.dtype:
+def wide_of(p: Problem) -> torch.dtype:
     return wide_dtype(getattr(torch, p.dtype))
 
 

@@ -60,7 +60,7 @@ class Rank(NamedTuple):
 
     @property
     def wide(self) -> torch.dtype:
-        return maps._wide(self.problem)
+        return maps.wide_of(self.problem)
 
     def with_rows(self, states: Tensor, rows: dict[int, Tensor]) -> Tensor:
         """A copy of states with some replaced by (1, HV, K, V)."""
@@ -90,7 +90,7 @@ def _rank(handle: Tensor, call: Call, direction: str) -> Rank:
 
 def _forward(*args: Any):
     *args, word, _, handle = args
-    call = autograd._call(args)
+    call = autograd.call_of(args)
     rank = _rank(handle, call, "forward")
     context = rank.context
     _agree(rank)
@@ -101,7 +101,7 @@ def _forward(*args: Any):
         out = autograd.forward(_with_states(rank, entering), Save(word))
     q, o = call.inputs.q, call.options
     kept = torch.cat([entering.get(part.first, _no_state(rank)) for part in context.parts])
-    empty = autograd._or_empty
+    empty = autograd.or_empty
     ht = out.final_state if o.output_final_state else None
     return out.o, empty(ht, q), empty(out.h, q), kept, list(out.saved or ())
 
@@ -166,7 +166,7 @@ def _folded(rank: Rank, found: Tensor, numbers: tuple[int, ...]) -> Tensor:
 
 def _backward(*args: Any):
     *args, do, dht, entering, saved, _, handle = args
-    call = autograd._call(args, OP, do=do, dht=dht)
+    call = autograd.call_of(args, OP, do=do, dht=dht)
     rank = _rank(handle, call, "backward")
     context = rank.context
     _agree(rank)
@@ -180,7 +180,7 @@ def _backward(*args: Any):
         grads = autograd.backward(_with_states(rank, entered, dht=dht), saved)
     for n in entered:
         grads.dh0[n] = 0                                                       # nobody's initial state
-    return tuple(autograd._or_empty(x, call.inputs.q) for x in grads)
+    return tuple(autograd.or_empty(x, call.inputs.q) for x in grads)
 
 
 def _behind(rank: Rank) -> dict[int, Tensor]:
@@ -279,15 +279,15 @@ def _hop_backward(rank: Rank, entered: dict[int, Tensor], saved: list[Tensor]):
 
 def _forward_fake(*args: Any):
     *args, word, parts, _ = args
-    o, ht, h, saved = autograd._chunk_forward_fake(*args, word)
-    c = autograd._call(args)
+    o, ht, h, saved = autograd.chunk_forward_fake(*args, word)
+    c = autograd.call_of(args)
     dtype = autograd.wide_dtype(o.dtype)
     return o, ht, h, o.new_empty(parts, c.HV, c.K, c.V, dtype=dtype), saved
 
 
 def _backward_fake(*args: Any):
     *args, do, dht, _, saved, _, _ = args
-    return autograd._chunk_backward_fake(*args, do, dht, saved)
+    return autograd.chunk_backward_fake(*args, do, dht, saved)
 
 
 def _setup(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -306,14 +306,14 @@ def _link(ctx: Any, do: Tensor | None, dht: Tensor | None, *_: Any):
     tensors, (handle, entering, *saved) = kept[: len(INPUTS)], kept[len(INPUTS):]
     options = [getattr(ctx.options, name) for name in OPTIONS]
     grads = torch.ops.kda.parallel_backward(
-        *tensors, *options, do, autograd._or_none(dht), entering, saved, ctx.parts, handle
+        *tensors, *options, do, autograd.or_none(dht), entering, saved, ctx.parts, handle
     )
     found = [x if need else None for x, need in zip(grads, ctx.needs_input_grad)]
     return *found, *[None] * (len(ctx.needs_input_grad) - len(found))
 
 
 def _register() -> None:
-    chunk = f"{autograd._tensors(INPUTS)}, {autograd._options(OPTIONS)}"
+    chunk = f"{autograd.schema_of_tensors(INPUTS)}, {autograd.schema_of_options(OPTIONS)}"
     of_context = "int parts, Tensor handle"
     operators = {
         f"parallel_forward({chunk}, str save, {of_context}) -> "
