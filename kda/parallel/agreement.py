@@ -1,9 +1,9 @@
 """Ranks agree on what they are about to exchange: through the group's store, on the host, never through the GPU.
 
 A collective of gloo says nothing when ranks send different amounts: one goes on with wrong data, others die. So before
-ranks of a group exchange anything they compare a line of text that says what. They do so again whenever that line is
-another than it was at the group's last exchange, so a rank whose line changed alone waits here, apart from the data,
-until its time is over, and the others do where they wait for its data.
+ranks of a group exchange anything they compare a line of text that says what; but not if they did so before, when the
+group's exchange before was the same, too: a model's layers repeat. A rank that does alone what it never did at that
+place waits here, apart from the data, until its time is over, and the others do where they wait for its data.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Group:
     def __init__(self, store: dist.Store, rank: int, world: int):
         self.store, self.rank, self.world = store, rank, world
         self.round = 0
-        self.last = ""                       # what was agreed on last, of exchanges
+        self.last = ""                       # what was exchanged last
+        self.known: set[tuple[str, str]] = set()                               # what was agreed on, behind what
 
     def agree(self, text: str, ask: Ask) -> None:
         """Raise on all ranks unless all say the same; or after the time-out, if not all come."""
@@ -55,9 +56,10 @@ class Group:
                 self.store.delete_key(f"{at}/{name}")
 
     def agree_on_exchange(self, text: str, ask: Ask) -> None:
-        if text != self.last:
+        if (self.last, text) not in self.known:
             self.agree(text, ask)
-            self.last = text
+            self.known.add((self.last, text))
+        self.last = text
 
     def object_to(self, text: str) -> None:
         """Take part in a round without waiting for it, with a text that nobody else has."""

@@ -257,7 +257,7 @@ def planted_on(group):
 
 def counted_on(group):
     """Gathers of a forward and its backward: where a sequence crosses a cut, and where none does."""
-    from kda.parallel import exchange
+    from kda.parallel import agreement, exchange
 
     count, gather = [0], exchange.gather
 
@@ -273,7 +273,17 @@ def counted_on(group):
         differences(call, context_of({}, call, group), group)
         found[name] = count[0]
     exchange.gather = gather
-    return found
+    here, call = agreement.group_of(group), called({"lengths": [240]})
+    context = context_of({}, call, group)
+    mine = part_of(call, context, view_of(context, [0, 240]))
+    x = torch.zeros(1, context.tokens, 3)
+    rounds = []
+    for _ in range(3):                                                         # steps of a layer with a convolution
+        before = here.round
+        kda.parallel.conv_halo(x, context, 3)
+        kda.chunk_kda(**mine.arguments)
+        rounds.append(here.round - before)
+    return found | {"rounds of agreement in a third step": rounds[2]}
 
 
 READING = ("__bool__", "__int__", "__float__", "__index__", "item", "tolist", "cpu", "nonzero", "numpy")

@@ -65,7 +65,13 @@ def test_a_context_of_fla_does_what_ours_does(found, world):
 
 @world
 def test_a_direction_gathers_once_and_not_at_all_if_no_sequence_crosses_a_cut(found, world):
-    assert all(rank["counted"] == {"crossing": 2, "within ranks": 0} for rank in found[world])
+    for rank in found[world]:
+        assert rank["counted"]["crossing"] == 2 and rank["counted"]["within ranks"] == 0
+
+
+@world
+def test_ranks_that_repeat_themselves_agree_no_more(found, world):
+    assert all(rank["counted"]["rounds of agreement in a third step"] == 0 for rank in found[world])
 
 
 @world
