@@ -3,8 +3,8 @@
     python benchmarks/counted_step.py
 
 Counts are of 64 tokens and one value head, of a bounded gate with l2norms and a sigmoid: those of a longer sequence
-less those of a shorter one.  A kernel takes as long as the resource that it uses most; record and walk, where a CTA has a
-head, at least the latency of their chunks, one after the other.
+less those of a shorter one.  A kernel takes as long as the resource that it uses most; record and walk, where a CTA
+has a head, at least the latency of their chunks, one after the other.
 """
 
 from __future__ import annotations
@@ -105,21 +105,38 @@ def seconds(found: dict[str, Counts], T: int, H: int) -> dict[str, tuple[float, 
     return times
 
 
+SUMS = {"forward that keeps": FORWARD, "backward": BACKWARD, "backward, nothing kept": AGAIN + BACKWARD}
+
+
+def of_kernels(found: dict[str, Counts]) -> list[str]:
+    """Rows of the page's first table."""
+    sums = {name: total(found, names) for name, names in SUMS.items()}
+    launches = dict.fromkeys(found, 1) | {name: len(names) for name, names in SUMS.items()}
+    shown = {name: name if name != "again" else "record without o" for name in found} | {n: f"**{n}**" for n in SUMS}
+    return [
+        f"| {shown[name]} | {x.warp_instructions:,.0f} | {x.mufu:,.0f} | {x.tensor_flops / 1e6:.1f} | "
+        f"{x.shared_wavefronts:,.0f} | {x.bytes:,.0f} | {launches[name]} |"
+        for name, x in (found | sums).items()
+    ]  # fmt: skip
+
+
+def of_heads(found: dict[str, Counts], T: int = 8192) -> list[str]:
+    """Rows of the page's second table."""
+    rows = []
+    for H in HEADS:
+        times = seconds(found, T, H)
+        both = [sum(times[name][0] for name in names) * 1e3 for names in (FORWARD, BACKWARD)]
+        each = [f"{times[name][0] * 1e3:.3f} {times[name][1]}" for name in (*FORWARD, *BACKWARD)]
+        rows.append(f"| {H} | {' | '.join(each)} | {both[0]:.3f} | {both[1]:.3f} |")
+    return rows
+
+
 def main() -> None:
     found = counts()
-    for name, x in found.items():
-        print(f"{name:9}", {n: round(y, 1) for n, y in x._asdict().items()})
-    for said, names in {
-        "forward that keeps": FORWARD, "backward": BACKWARD, "backward, nothing kept": AGAIN + BACKWARD,
-    }.items():  # fmt: skip
-        x = total(found, names)
-        print(f"{said}: {x.warp_instructions:,.0f} instructions, {x.bytes:,.0f} bytes a token, "
-              f"{x.tensor_flops / 1e6:.1f} MFLOP, {len(names)} launches")  # fmt: skip
-    for H in HEADS:
-        times = seconds(found, 8192, H)
-        both = [sum(times[name][0] for name in names) * 1e3 for names in (FORWARD, BACKWARD)]
-        each = "; ".join(f"{name} {time * 1e3:.3f} {binds}" for name, (time, binds) in times.items())
-        print(f"H{H}: forward {both[0]:.3f} ms, backward {both[1]:.3f}: {each}")
+    print("| kernel | warp instructions | MUFU | MFLOP | wavefronts of shared memory | bytes per token | launches |",
+          "|---|---|---|---|---|---|---|", *of_kernels(found), sep="\n")  # fmt: skip
+    print("", "| heads | operands | record | walk | grads | shares | forward | backward |",
+          "|---|---|---|---|---|---|---|---|", *of_heads(found), sep="\n")  # fmt: skip
 
 
 if __name__ == "__main__":

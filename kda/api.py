@@ -32,6 +32,8 @@ from .checks import (
     GATE,
     KIND,
     RECORDED_OUT,
+    RECORDING,
+    REQUIRED,
     WRITTEN_STATE,
     Call,
     GateCall,
@@ -396,6 +398,62 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
     if context is not None and takers[0]:
         print(_parallel().operators.maps.how(choices[0].problem, asked))
     return choices[0]
+
+
+def rehearse(function: str, *args: Any, **keywords: Any) -> tuple[Choice, ...]:
+    """Who takes a call, without making it: the choice of the forward, and of the backward if gradients are recorded.
+
+    Args:
+        function: the name of what is called: `chunk_kda`, `fused_recurrent_kda`, `fused_recurrent_kda_fwd`.
+        args, keywords: its arguments.
+
+    Raises what the call would raise before it computes: InputError for wrong input, NoBackendError if nobody takes it,
+    TypeError for arguments that the function does not have.
+    """
+    call = _call_of(function, args, keywords)
+    problem, asked = _operate(problem_of, call, call), backend_asked(call.options.backend)
+    check(call, RECORDING)
+    if call.recurrent or not records_gradients(call.inputs):
+        return (choose(problem, asked),)
+    way = route(problem, asked, what_is_kept(problem, asked))
+    return choose(way.forward, asked), choose(way.backward, way.asked)
+
+
+def _call_of(function: str, args: tuple, keywords: dict[str, Any]) -> Call:
+    """A call with its arguments by name; nothing is cast for it."""
+    args = (*map(_as_if_cast, args[:3]), *args[3:])
+    keywords = keywords | {name: _as_if_cast(keywords[name]) for name in ("q", "k", "v") if name in keywords}
+    if function == "chunk_kda":
+        while len(args) < 5 and REQUIRED[len(args)] in keywords:              # as _bind is quick with them
+            args = (*args, keywords.pop(REQUIRED[len(args)]))
+        return Call(function, *_bind(function, *args, **keywords))
+    if function == "fused_recurrent_kda_fwd" and args:
+        given = _arguments(function, args, keywords)
+        args, keywords = (), given | given.pop("keywords")
+    elif function == "fused_recurrent_kda_fwd":
+        keywords = {"inplace_final_state": True} | keywords
+    given = _arguments("fused_recurrent_kda", args, keywords)
+    out = given.pop("out")
+    if given["inplace_final_state"] is None:
+        given["inplace_final_state"] = given["ssm_state_indices"] is not None
+    return Call("fused_recurrent_kda", *_prepare("fused_recurrent_kda", **_DEFAULTS | given), out=out)
+
+
+def _as_if_cast(x: Any) -> Any:
+    """What torch.autocast would make of a tensor, as far as anybody asks who does not compute with it."""
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dtype == torch.float64 or not autocasts(x):
+        return x
+    dtype = torch.get_autocast_dtype(x.device.type)
+    return x if x.dtype == dtype else x.new_empty((), dtype=dtype).expand(x.shape).requires_grad_(x.requires_grad)
+
+
+def _arguments(function: str, args: tuple, keywords: dict[str, Any]) -> dict[str, Any]:
+    bound = _SIGNATURES[function].bind(*args, **keywords)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+_SIGNATURES = {f.__name__: inspect.signature(f) for f in (fused_recurrent_kda, fused_recurrent_kda_fwd)}
 
 
 def _what_is_kept(save: Save, p: Problem, backend: str, dtype: torch.dtype) -> str:

@@ -248,15 +248,15 @@ RECORDED_OUT = Check(
     "No gradient flows through out; leave it away to record gradients.",
 )  # fmt: skip
 
+RECORDING = (INTERMEDIATE_STATES, WRITTEN_STATE, RECORDED_OUT)
+
 CALLER: tuple[Check, ...] = (
     *(_type_row(name, needed=name in REQUIRED) for name in ARGUMENTS),
     _option_row("scale", "a number or None", int, float),
     _option_row("lower_bound", "a number or None", int, float, type(None)),
     _option_row("chunk_size", "an int", int),
     _option_row("backend", "a str or None", str, type(None)),
-    INTERMEDIATE_STATES,
-    WRITTEN_STATE,
-    RECORDED_OUT,
+    *RECORDING,
 )  # fmt: skip
 
 
@@ -384,7 +384,7 @@ KIND: tuple[Check, ...] = (
         "scale.value", "scale", "a finite number",
         lambda c: _when(not math.isfinite(c.options.scale), repr(c.options.scale)), "None means K ** -0.5.",
     ),
-    Check("chunk_size.value", "chunk_size", " or ".join(map(str, CHUNK_SIZES)),
+    Check("chunk_size.value", "chunk_size", "either " + " or ".join(map(str, CHUNK_SIZES)),
           lambda c: _when(c.options.chunk_size not in CHUNK_SIZES, repr(c.options.chunk_size)), "64 is the default."),
     Check(
         "cu_seqlens.shape", "cu_seqlens", "[N + 1]",

@@ -125,6 +125,7 @@ WALK = (
 )  # fmt: skip
 
 STAGES = {stage.name: stage for stage in FORWARD + BACKWARD}
+OF_WALK = {stage.name: stage for stage in WALK}                               # each runs alone, never in the chain
 ONLY, FROM_INPUTS = " only", " from inputs"
 RESULTS = ("o", "ht", "h", "dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "dh0")
 
@@ -140,8 +141,8 @@ def find(name: str) -> Stage:
     """
     if name in STAGES:
         return STAGES[name]
-    if of_walk := next((stage for stage in WALK if stage.name == name), None):
-        return of_walk
+    if name in OF_WALK:
+        return OF_WALK[name]
     direction, _, words = name.removesuffix(ONLY).removesuffix(FROM_INPUTS).partition("/")
     table = {"fwd": FORWARD, "bwd": BACKWARD}.get(direction, ())
     names, order = [f"{direction}/{word}" for word in words.split("+")], [stage.name for stage in table]
@@ -164,8 +165,8 @@ def find(name: str) -> Stage:
 
 
 def in_order(names: Iterable[str]) -> list[Stage]:
-    """Stages and runs by where they begin, then by where they end."""
-    order = list(STAGES)
+    """Stages and runs by where they begin, then by where they end; those of the walk last."""
+    order = [*STAGES, *OF_WALK]
     return sorted(map(find, names), key=lambda stage: [order.index(member.name) for member in stage.members])
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kda.dispatch import backend_asked, backend_names, capabilities, weigh
-from kda.stages import STAGES, find, holder
+from kda.stages import OF_WALK, STAGES, find, holder
 
 from . import mutants
 from .options import NoKernelsYet, built_for, known, shape_options
@@ -106,7 +106,7 @@ def check_names(options: dict[str, Any]) -> None:
 def known_stage(name: str, *others: str) -> None:
     """Usage error for what is neither a stage, nor a run of stages, nor one of `others`."""
     if "+" not in name:
-        return known("stage", name, [*others, *STAGES])
+        return known("stage", name, [*others, *STAGES, *OF_WALK])
     try:
         find(name)
     except ValueError as error:

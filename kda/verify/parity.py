@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kda.compile.target import Target
-from kda.stages import BACKWARD, FORWARD, Stage, find, in_order
+from kda.stages import BACKWARD, FORWARD, OF_WALK, WALK, Stage, find, in_order
 
 from .budget import Budget, Measure, Rounding, shaken
 from .cases import Case, Spec, make
@@ -116,10 +116,10 @@ class Oracle:
 
     def reach(self, stage: Stage) -> None:
         """Make what the stage reads."""
-        for before in FORWARD + BACKWARD:
+        for before in FORWARD[:-1] + WALK if stage in WALK else FORWARD + BACKWARD:
             if before == stage.members[0]:
                 return
-            if before.writes[0] not in self.exact:
+            if not self.exact.keys() >= {*before.writes}:
                 self.advance(before)
 
     def advance(self, stage: Stage) -> None:
@@ -304,7 +304,10 @@ def examine(
         tell("run after run, packed and alone")
         report.rows = run_vs_run(door, case, backward) + packed_vs_alone(door, case, backward)
         return report
-    stages = [stage for stage in in_order(door.stages) if backward or not stage.backward]
+    if only_stage in OF_WALK:
+        report.rows = alone(door, case, find(only_stage), Oracle(case, door.rounding(case)))
+        return report
+    stages = [stage for stage in in_order(door.stages) if stage not in WALK and (backward or not stage.backward)]
     forward = [stage.name for stage in stages if not stage.backward]
     if only_stage is not None:
         stages = stages[: stages.index(find(only_stage)) + 1]

@@ -56,7 +56,7 @@ def place(name: str, index: tuple[int, ...] | None, case: Case, whole: bool) -> 
 def pattern(name: str, wrong: Tensor, case: Case, whole: bool) -> str:
     """One sentence on the wrong places, if they fill a simple box; "" if they do not."""
     layout = case.layout
-    if not wrong.any() or name in PER_HEAD:
+    if not wrong.any() or name in PER_HEAD or wrong.dim() != 4:
         return ""
     total = int(wrong.sum())
     if total == 1:

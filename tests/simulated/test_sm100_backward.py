@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import importlib.util
+from pathlib import Path
 
 import cute_calls
 import pytest
@@ -28,6 +30,7 @@ from kda.dispatch import weigh
 from kda.host import standing_in
 from kda.problem import Problem
 from kda.simulator.chips import host_of
+from kda.verify.parity import prove
 from kda.verify.simulated import SimulatedDoor
 
 pytestmark = pytest.mark.usefixtures("one_thread", "kernels_apart", "fresh_memory_is_poisoned")
@@ -275,3 +278,25 @@ def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
     found, session = gradients(case, strict=True)
     wrong = {"wrong answer" for row in judged(case, found) if row.wrong}
     assert fault.noticed in {finding.kind for finding in session.findings} | wrong
+
+
+@pytest.mark.parametrize(
+    "name", ["a gate gains what a key loses", pytest.param("dh r^T comes from h", marks=pytest.mark.exhaustive)]
+)
+def test_a_fault_of_grads_is_one_of_that_stage(name, tmp_path, monkeypatch):
+    plant(FAULTS[name], tmp_path, monkeypatch, "sm100")
+    found = prove(SimulatedDoor("sm100", parse("sm100")), "bwd/grads")
+    assert not found.passed and any("dg: " in line for line in found.details)
+
+
+def test_its_page_says_what_is_counted():
+    """At most what was asked for: 60,000 instructions, 5,600 bytes and 22 MFLOP back, 26,000 instructions up."""
+    root = Path(__file__).parents[2]
+    spec = importlib.util.spec_from_file_location("counted_step", root / "benchmarks" / "counted_step.py")
+    counted = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(counted)
+    found, page = counted.counts(), (root / "docs" / "stages" / "sm100_backward.md").read_text()
+    assert [row for row in counted.of_kernels(found) + counted.of_heads(found) if row not in page] == []
+    up, back = (counted.total(found, names) for names in (counted.FORWARD, counted.BACKWARD))
+    assert up.warp_instructions <= 26_000 and back.warp_instructions <= 60_000
+    assert back.bytes <= 5_600 and back.tensor_flops <= 22e6

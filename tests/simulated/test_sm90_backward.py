@@ -24,6 +24,7 @@ pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 import kda
 from kda.backends.common import recorded_plan
 from kda.backends.sm90 import launch, plan
+from kda.compile.errors import BuildError
 from kda.compile.target import parse
 from kda.dispatch import keeps_own, weigh
 from kda.errors import InputError
@@ -71,6 +72,27 @@ OPTIONS = {
 @pytest.mark.parametrize("name", OPTIONS)
 def test_gradients_are_the_definition(name):
     check(drawn(**OPTIONS[name]))
+
+
+def test_a_beta_has_the_gradient_of_the_sigmoid_that_gives_it():
+    of_logits = changed(drawn(T=70), beta=lambda logits: logits.float())
+    beta = of_logits.keywords["beta"].sigmoid()
+    given = dataclasses.replace(of_logits, keywords=of_logits.keywords | {
+        "beta": beta, "use_beta_sigmoid_in_kernel": False,
+    })  # fmt: skip
+    (of_sigmoid, _), (found, _) = gradients(of_logits), gradients(given)
+    expected = of_sigmoid["dbeta"] / (beta * (1 - beta))
+    assert (found["dbeta"] - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_a_beta_of_nothing_has_a_gradient():
+    tokens = torch.arange(70)[:, None]
+
+    def almost(beta):
+        return torch.where(tokens % 3 == 0, 0.0, torch.where(tokens % 3 == 1, 2.0**-120, beta)).to(beta)
+
+    found = check(changed(drawn(T=70, beta="given"), beta=almost))
+    assert found["dbeta"].abs().min() > 0
 
 
 @pytest.mark.exhaustive
@@ -275,6 +297,23 @@ def test_a_fault_of_the_walk_is_one_of_that_stage(tmp_path, monkeypatch):
     plant(FAULTS["dh does not decay"], tmp_path, monkeypatch)
     found = prove(SimulatedDoor("sm90", parse("sm90")), ANEW)
     assert not found.passed and any("dh0: " in line for line in found.details)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("words", [
+    dict(lengths=(65, 0, 1, 30), HV=2), dict(T=70, gate="softplus", regime="fast"),
+    dict(T=40, gate="given", beta="given"),
+], ids=str)  # fmt: skip
+def test_its_second_kernel_is_a_stage_of_its_own(words):
+    case, at = drawn(**words), SimulatedDoor("sm90", parse("sm90"))
+    rows = examine(at, case, only_stage="bwd/grads").rows
+    assert not at.findings and {row.tensor for row in rows} >= {"dq", "dk", "dg", "dbeta"}
+    assert_right(rows)
+
+
+def test_that_stage_takes_chunks_of_64_tokens():
+    with pytest.raises(BuildError, match="bwd/grads: chunk_size must be 64; found 32"):
+        examine(SimulatedDoor("sm90", parse("sm90")), drawn(T=40, C=32), only_stage="bwd/grads")
 
 
 def test_other_head_dims_go_to_triton():

@@ -92,7 +92,7 @@ def inputs_of(
     rows = {n: rows_of(p, table, tensors[n], dtype) for n, dtype in types.items()}
     rows["beta"] = rows["beta"].squeeze(-1)
     flat = {n: None if tensors[n] is None else tensors[n].flatten() for n in ("A_log", "dt_bias")}
-    h0 = tensors["h0"].to(getattr(torch, p.state_dtype))
+    h0 = None if tensors["h0"] is None else tensors["h0"].to(getattr(torch, p.state_dtype))
     return Inputs(
         **rows, **flat, initial_state=h0,
         cu_seqlens=None if offsets is None else torch.tensor(offsets, device=table.at.device),

@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from kda.bundles import Grads, Outputs, Own, SegmentSummary
+from kda.compile.errors import BuildError
 from kda.compile.kernel import Kernel
 from kda.compile.launching import taker
 from kda.host import detect
@@ -23,8 +24,8 @@ from kda.problem import Inputs, Problem
 from .arguments import Launch, Launched
 from .cute.configs import RUN, ChunkTable, SegmentTable, TablesConfig
 from .cute.recorded import TOKENS
-from .cute.tile import C
-from .launcher import launch_of, offsets_dtype, outputs, segment_summary
+from .cute.tile import BF16, C, swizzle_128B
+from .launcher import chunks_of, inputs_of, launch_of, offsets_dtype, outputs, rows_of, segment_summary
 from .recorded_plan import RecordedPlan, states_table
 from .tensors import aligned, laid_out, offsets_on
 
@@ -34,7 +35,7 @@ Tensor = torch.Tensor
 # z and dv; G, Qu, Ku and Kd; results.
 ROUNDED_TO = dict.fromkeys(
     ("A_qk", "A_inv", "w", "u", "qg", "kb", "kg", "h", "v_new", "dh", "dv_new", "P", "kD", "qD", "dA_k", "dA_q",
-     "dq", "dk", "dv", "dg", "dbeta"), "bfloat16",
+     "r", "G", "Qu", "Ku", "Kd", "dq", "dk", "dv", "dg", "dbeta"), "bfloat16",
 )  # fmt: skip
 
 
@@ -55,6 +56,7 @@ class Backend(NamedTuple):
 
     plan: Callable[[Problem, int], RecordedPlan]                               # of so many SMs
     kernel: Callable[[Launched, tuple[int, int]], Kernel]                      # of a compute capability
+    v_first: bool                                                              # rows of kept states are those of v
 
 
 class Parts(NamedTuple):
@@ -261,6 +263,39 @@ def grads(p: Problem, at: Steps, x: Inputs, inputs: dict, parts: Parts, found: T
             of_dt_bias=of_dt_bias, chunk_table=found.state,
         )  # fmt: skip
     return of_heads(dq, p), of_heads(dk, p), dg, dbeta
+
+
+def grads_as_stage(
+    of: Backend, p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]
+) -> dict[str, Tensor | None]:
+    """bwd/grads alone, on tensors as they lie in chunks."""
+    if p.C != TOKENS:
+        raise BuildError(f"bwd/grads: chunk_size must be {TOKENS}; found {p.C}. Leave it out.")
+    p = dataclasses.replace(p, final_state=False, state_dtype=None, state_v_first=False, packed=offsets is not None)
+    table = chunks_of(p, offsets, tensors)
+    x = inputs_of(p, table, offsets, dict(tensors, v=tensors["do"], h0=None))
+    at, inputs = steps_here(of, p, x), laid_out(x)
+    do, dv, r = (rows_of(p, table, tensors[n], p.dtype) for n in ("do", "dv", "r"))
+    h, dh = (do.new_zeros(at.plan.all_states, p.HV, p.K * p.V) for _ in range(2))
+    for y, name in ((h, "h"), (dh, "dh")):
+        y[: table.NC] = image_of(tensors[name].mT if of.v_first else tensors[name])
+    shares = [do.new_zeros(at.plan.all_states, p.HV, p.K, dtype=torch.float32) for _ in range(2)]
+    parts = Parts(None, None, h, r)
+    found = grads(p, at, x, inputs, parts, tables(p, at, x), shares, do=do, dv=dv, dh=dh)
+    dq, dk, dg, dbeta = (y.flatten(0, 1) for y in found)
+    of_A_log, of_dt_bias = (None if y is None else share[: table.NC] for y, share in zip((x.A_log, x.dt_bias), shares))
+    return {n: table.chunks(y) for n, y in (("dq", dq), ("dk", dk), ("dg", dg), ("dbeta", dbeta.unsqueeze(-1)))} | {
+        "dA_log_parts": None if of_A_log is None else of_A_log.sum(-1), "ddt_bias_parts": of_dt_bias,
+    }  # fmt: skip
+
+
+def image_of(state: Tensor) -> Tensor:
+    """(.., rows, columns), rounded, in the order in which kernels keep it: swizzle_128B."""
+    rows, columns = state.shape[-2:]
+    at = swizzle_128B(torch.arange(rows)[:, None], torch.arange(columns)[None], rows).flatten() // BF16
+    image = state.new_empty(*state.shape[:-2], rows * columns, dtype=torch.bfloat16)
+    image[..., at.to(state.device)] = state.flatten(-2).to(torch.bfloat16)
+    return image
 
 
 def of_heads(y: Tensor, p: Problem) -> Tensor:

@@ -36,6 +36,7 @@ CAPABILITY = Capability(
         ),
         *of("sm100", ONE_BETA, KEEPS_NOTHING),
     ),
-    stages=("fwd/gate+intra+wy+state+output only", "bwd/output+state+wy+intra+gate from inputs"),
+    stages=("fwd/gate+intra+wy+state+output only", "bwd/output+state+wy+intra+gate from inputs",
+            "bwd/grads"),
     proof_dtypes=("bfloat16",),
 )

@@ -36,7 +36,7 @@ def kernel(config: Config, arch: Target) -> Kernel:
     return fetch_here(recipe(config, arch))
 
 
-RECORDED = recorded.Backend(recorded_plan, lambda config, cc: kernel(config, target(cc)))
+RECORDED = recorded.Backend(recorded_plan, lambda config, cc: kernel(config, target(cc)), v_first=False)
 
 
 class Steps(NamedTuple):
@@ -114,7 +114,9 @@ def kept_bytes(p: Problem) -> int:
 def stage(
     name: str, p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]
 ) -> dict[str, Tensor | None]:
-    """The forward in one piece; the backward, with all that it makes again."""
+    """The forward in one piece; the backward, with all that it makes again; its second kernel alone."""
+    if name == "bwd/grads":
+        return recorded.grads_as_stage(RECORDED, p, offsets, tensors)
     if name.startswith("bwd"):
         return backward_as_stage(backward, p, offsets, tensors)
     return forward_as_stage(forward, Save.NOTHING, p, offsets, tensors)

@@ -44,6 +44,7 @@ CAPABILITY = Capability(
         *of("sm90", ONE_BETA, KEEPS_PRODUCTS),
         *BACKWARD,
     ),
-    stages=("fwd/gate+intra+wy+state+output", "bwd/output+state+wy+intra+gate from inputs"),
+    stages=("fwd/gate+intra+wy+state+output", "bwd/output+state+wy+intra+gate from inputs",
+            "bwd/grads"),
     proof_dtypes=("bfloat16",),
 )

@@ -31,7 +31,7 @@ from .kernels import kernel
 from .plan import Plan, plan, recorded_plan
 
 Tensor = torch.Tensor
-RECORDED = recorded.Backend(recorded_plan, lambda config, cc: kernel(config))
+RECORDED = recorded.Backend(recorded_plan, lambda config, cc: kernel(config), v_first=True)
 
 
 def rounded_to(p: Problem) -> dict[str, str]:
@@ -169,7 +169,10 @@ def tables(p: Problem, at: Steps, cu_seqlens: Tensor, device: torch.device) -> t
 def stage(
     name: str, p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]
 ) -> dict[str, Tensor | None]:
-    """The forward in one piece, with what it keeps for others; the backward, with all that it makes again."""
+    """The forward in one piece, with what it keeps for others; the backward, with all that it makes again; its second
+    kernel alone."""
+    if name == "bwd/grads":
+        return recorded.grads_as_stage(RECORDED, p, offsets, tensors)
     if name.startswith("bwd"):
         return backward_as_stage(backward, p, offsets, tensors)
     return forward_as_stage(forward, Save.PRODUCTS, p, offsets, tensors)

@@ -97,8 +97,8 @@ class GradsOptions(ChunkConfig):
 
     @property
     def sums(self) -> list[str]:
-        """Over channels, of each token: qn . dqn and kn . (-2^x up2), and db where no sigmoid gives it."""
-        return ["q", "k"] * self.norm + ["b"] * (self.beta == "given")
+        """Over channels, of each token: qn . dqn and kn . (-2^x up2) where norms are taken, and db."""
+        return ["q", "k"] * self.norm + ["b"]
 
     @property
     def wide_g(self) -> bool:

@@ -85,6 +85,7 @@ class Math(Rows):
     """MATH: eight warps, 16 channels each."""
 
     states_stand = False
+    early = True
 
     @cute.jit
     def refresh(self, s):

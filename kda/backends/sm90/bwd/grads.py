@@ -12,8 +12,9 @@
   dqn = scale 2^x up1;  dkn = b 2^-x down - 2^x up2
   dg2[t] = sum_(i >= t) (Qu up1 + Ku up2 - Kd down)_i + sum_all Kd 2^(gc_last - a) dh r^T + 2^gc_last sum_V h dh
                        of the operands as they were rounded: what row i gains, row j loses
-  b db = sum_V dv r, the diagonal of dv r^T;  of a given b, which may be 0, db = sum_K kn 2^-x down
-  dq = (dqn - qn (qn . dqn)) / |q|, dk alike with kn . dkn = b db + kn . (-2^x up2);  dg, dbeta through gate and sigmoid
+  db is the mean of sum_K kn 2^-x down and of sum_V dv r / b, the diagonal of dv r^T, where b is not tiny
+  dq = (dqn - qn (qn . dqn)) / |q|, dk alike with kn . dkn = sum_V dv r + kn . (-2^x up2);  dg and dbeta go on through
+                       the gate and the sigmoid
 
 Channels are the rows of every product, so that a sum over tokens stays among four lanes.  In shared memory 16 tokens
 are permuted: position 8 b + 2 a + e holds token 4 a + 2 b + e, and lane a of four has four neighbours.
@@ -78,6 +79,7 @@ class Math(Rows):
     """MATH: two warpgroups, 64 channels each."""
 
     states_stand = True
+    early = False
 
     @cute.jit
     def panel(self):

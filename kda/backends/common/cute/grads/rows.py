@@ -20,6 +20,7 @@ from .load import tile_at
 from .places import EACH, HALVES, K_, STEPS, B, Q, at_element, neighbour, raw
 
 MATH = NamedBarrier(1, 32 * MATH_WARPS)
+SMALL_B = 2.0**-40                                               # below it b db may have lost its digits
 
 
 class Rows:
@@ -29,10 +30,14 @@ class Rows:
 
       operand(tokens)                      registers of an operand: 64 channels of so many tokens
       own_rows_of_state(step)              elements to a lane's row of four 8 x 8 matrices of a state, of the warp's
-                                           channels and 16 columns; `states_stand`: its rows are columns, not channels
+                                           channels and 16 columns
+      states_stand                         whether the rows of a state are columns, not channels
+      early                                whether dqn and dkn are made together with what gates gain, or, of the same
+                                           exponentials made again, when they are stored: whichever spills less
     """
 
     states_stand: bool
+    early: bool
 
     def __init__(self, config: GradsOptions):
         self.c, self.gate = config, Gate(config)
@@ -121,7 +126,7 @@ class Rows:
         self.store_dg(x, at, rows[-1], gains, rate, bias, through, channel)
         MATH.sync()                                                            # projections are there
         self.refresh(s)
-        self.store_dq_dk(s, rows, up1, down)
+        self.store_dq_dk(x, s, rows, of_tokens, xs, up1, up2, down)
         self.give_back(s.rows_done + (i & 1))
 
     @cute.jit
@@ -166,8 +171,7 @@ class Rows:
         for b in cutlass.range_constexpr(STEPS):
             q, k = [raw(own, b) for own in rows[:2]]
             g = self.gate.logits(x, rows[-1], at, channel, b)
-            of_q, of_k, of_b = [load(of_tokens + (f * TOKENS + STEP * b), EACH) for f in (Q, K_, B)]
-            of_q = [of_q[t] * x.scale for t in range(EACH)]
+            of_q, of_k, of_b = self.factors(x, of_tokens, b)
             made = [[None] * 8 for _ in words]
             for r in cutlass.range_constexpr(HALVES):
                 sums = []
@@ -285,7 +289,7 @@ class Rows:
     @cute.jit
     def gains_and_sums(self, x, s, own_k, of_tokens, xs, up1, up2, down, Qu, Ku, Kd):
         """What each token's gate gains of its row; to shared memory, where G was, what a warp's 16 channels have of
-        recorded.GradsOptions.sums: (warps, sums, tokens).  up1 and down become dqn / |q| and dkn / |k|."""
+        recorded.GradsOptions.sums: (warps, sums, tokens)."""
         lane, gains, wanted = self.lane(), [None] * 32, self.c.sums
         of_warp = cute.recast_ptr(s.G, dtype=Float32) + self.warp() * (len(wanted) * TOKENS)
         to = of_warp + ((lane >> 3) * STEP + EACH * (lane & 3) + (lane >> 1 & 2))
@@ -293,10 +297,8 @@ class Rows:
         words = [cute.recast_tensor(cute.coalesce(operand), Uint32) for operand in (Qu, Ku, Kd)]
         sums = [[Float32(0.0)] * (TOKENS // EACH) for _ in wanted]
         for b in cutlass.range_constexpr(STEPS):
-            of_q, of_k, of_b = [load(of_tokens + (f * TOKENS + STEP * b), EACH) for f in (Q, K_, B)]
-            of_q = [of_q[t] * x.scale for t in range(EACH)]
-            k = raw(own_k, b) if cutlass.const_expr("b" in wanted) else None
-            from_middle = self.from_middle(x, xs, b)
+            factors = self.factors(x, of_tokens, b)
+            k, from_middle = raw(own_k, b), self.from_middle(x, xs, b)
             for w in cutlass.range_constexpr(4):                               # two tokens of a channel at a time
                 weight = [both_halves(of_operand[4 * b + w]) for of_operand in words]
                 for e in cutlass.range_constexpr(2):
@@ -305,16 +307,27 @@ class Rows:
                     row = [of_weight[n] * flat[n][i] for n in range(2)]
                     gains[i] = (row[0] + row[1]) - of_weight[2] * flat[2][i]
                     up, back = fast.exp2(from_middle[2 * w + e]), fast.exp2(-from_middle[2 * w + e])
-                    if cutlass.const_expr("b" in wanted):                      # kn 2^-x: Kd less its b, which may be 0
-                        row.append(k[2 * w + e] * back * flat[2][i])
+                    row.append(k[2 * w + e] * (flat[2][i] * back))             # of Kd less its b, which may be 0
                     for n in cutlass.range_constexpr(len(wanted)):
-                        of_row = row[n - len(wanted)] if cutlass.const_expr(not self.c.norm) else row[n]
-                        sums[n][EACH * b + t] = sums[n][EACH * b + t] + of_row
-                    flat[0][i] = flat[0][i] * up * of_q[t]
-                    flat[2][i] = (flat[2][i] * (back * of_b[t]) - flat[1][i] * up) * of_k[t]
+                        sums[n][EACH * b + t] = sums[n][EACH * b + t] + row[n - len(wanted)]
+                    if cutlass.const_expr(self.early):
+                        self.gradients_of_rows(flat, i, up, back, factors, t)
         for n in cutlass.range_constexpr(len(wanted)):
             store(to + n * TOKENS, self.over_channels(sums[n]))
         return gains
+
+    @cute.jit
+    def factors(self, x, of_tokens, b: cutlass.Constexpr):
+        """scale / |q|, 1 / |k| and b of a lane's tokens of step b."""
+        of_q, of_k, of_b = [load(of_tokens + (f * TOKENS + STEP * b), EACH) for f in (Q, K_, B)]
+        return [of_q[t] * x.scale for t in range(EACH)], of_k, of_b
+
+    @cute.jit
+    def gradients_of_rows(self, flat, i: cutlass.Constexpr, up, back, factors, t: cutlass.Constexpr):
+        """Element i of up1 and of down become those of dqn / |q| and dkn / |k|."""
+        of_q, of_k, of_b = factors
+        flat[0][i] = flat[0][i] * up * of_q[t]
+        flat[2][i] = (flat[2][i] * back * of_b[t] - flat[1][i] * up) * of_k[t]
 
     @cute.jit
     def over_channels(self, values):
@@ -343,11 +356,18 @@ class Rows:
                 s.projected[thread] = total * factor * factor
             if of_k and token < tokens:
                 at = (begin + token) * x.HV + head
-                if cutlass.const_expr(self.c.beta == "given"):
-                    db = self.over_warps(s, self.c.sums.index("b") * TOKENS + token) * factor
-                else:
-                    db = through_b * fast.sigmoid(-load_one(x.beta + at).to(Float32))
-                store(x.dbeta + at, [db])
+                b = s.of_tokens[((i & 1) * TOKEN_FACTORS + B) * TOKENS + token]
+                over_K = self.over_warps(s, self.c.sums.index("b") * TOKENS + token) * factor
+                store(x.dbeta + at, [self.of_beta(x, at, b, over_K, through_b)])
+
+    @cute.jit
+    def of_beta(self, x, at, b, over_K, through_b):
+        """dbeta of a token: the mean of db summed over K and of b db, summed over V, divided by b.  The first errs more
+        with equal keys, the second with ordinary ones; the errors of the mean are near the smaller of both."""
+        if cutlass.const_expr(self.c.beta == "given"):
+            over_V = through_b * fast.reciprocal(b) if b * b > SMALL_B**2 else over_K
+            return Float32(0.5) * (over_K + over_V)
+        return Float32(0.5) * (over_K * b + through_b) * fast.sigmoid(-load_one(x.beta + at).to(Float32))
 
     @cute.jit
     def over_warps(self, s, place):
@@ -398,12 +418,19 @@ class Rows:
                         store(to + (Int64(number) * self.c.K + channel + 8 * r), [share])
 
     @cute.jit
-    def store_dq_dk(self, s, rows, dqn, dkn):
+    def store_dq_dk(self, x, s, rows, of_tokens, xs, up1, up2, down):
         """Less what points along q and k, into the place of those."""
-        projected, flat = s.projected + EACH * (self.lane() & 3), [cute.coalesce(y) for y in (dqn, dkn)]
+        projected, flat = s.projected + EACH * (self.lane() & 3), [cute.coalesce(acc) for acc in (up1, up2, down)]
         for b in cutlass.range_constexpr(STEPS):
+            if cutlass.const_expr(not self.early):
+                factors, from_middle = self.factors(x, of_tokens, b), self.from_middle(x, xs, b)
+                for r in cutlass.range_constexpr(HALVES):
+                    for t in cutlass.range_constexpr(EACH):
+                        j = at_element(0, r, t)
+                        up, back = fast.exp2(from_middle[j]), fast.exp2(-from_middle[j])
+                        self.gradients_of_rows(flat, 8 * b + j, up, back, factors, t)
             for n in cutlass.range_constexpr(2):
-                found = [flat[n][8 * b + j] for j in range(8)]
+                found = [flat[2 * n][8 * b + j] for j in range(8)]
                 if cutlass.const_expr(self.c.norm):
                     y, along = raw(rows[n], b), load(projected + (n * TOKENS + STEP * b), EACH)
                     for r in cutlass.range_constexpr(HALVES):
