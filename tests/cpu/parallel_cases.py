@@ -185,6 +185,29 @@ def convolved(x, w, dy, offsets, halo):
     return y.detach(), dx, dw
 
 
+def layer_on(group):
+    """kda.nn's layer with a context against one process: y, dx and the gradients of all parameters, summed."""
+    from kda.nn import KimiDeltaAttention
+
+    found = {}
+    for layout in ("contiguous", "zigzag"):
+        torch.manual_seed(0)
+        layer = KimiDeltaAttention(16, 2, 8, num_v_heads=4).double()           # A_log as well
+        x, dy = torch.randn(2, 1, 240, 16, dtype=torch.float64).unbind()
+        offsets, sums = torch.tensor([0, 70, 240]), list(layer.parameters())
+        context = kda.parallel.build_cp_context(offsets, group, layout=layout)
+        tokens = view_of(context, offsets.tolist()).tokens
+        one, mine = x.clone().requires_grad_(), x[:, tokens].clone().requires_grad_()
+        y, z = layer(one, cu_seqlens=offsets), layer(mine, cp_context=context)
+        wanted, here = (torch.autograd.grad((out * d).sum(), [*sums, given]) for out, d, given in (
+            (y, dy, one), (z, dy[:, tokens], mine)))  # fmt: skip
+        for each in here[:-1]:
+            dist.all_reduce(each, group=group)
+        pairs = [(z, y[:, tokens]), (here[-1], wanted[-1][:, tokens]), *zip(here[:-1], wanted[:-1])]
+        found[layout] = max((a - b).abs().max().item() for a, b in pairs)
+    return found
+
+
 class Theirs:
     """What FLA's contexts hold, and no more."""
 
@@ -364,6 +387,6 @@ def everything(rank, worlds):
                 "cases": cases_on(group, CASES), "bits": bits_on(group), "convolutions": convolutions_on(group),
                 "contexts of FLA": contexts_of_fla_on(group), "planted": planted_on(group),
                 "counted": counted_on(group), "reads": reads_on(group),
-                "states at cuts": states_at_cuts_on(group),
+                "states at cuts": states_at_cuts_on(group), "layer": layer_on(group),
             }  # fmt: skip
     return found

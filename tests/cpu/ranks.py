@@ -8,7 +8,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-PRELOADED = ["torch.distributed", "torch.testing", "kda", "kda.parallel", "kda.backends.reference.launch"]
+PRELOADED = ["torch.distributed", "torch.testing", "kda", "kda.nn", "kda.parallel", "kda.backends.reference.launch"]
 DIED = 3                                     # the exit code of a rank that dies on purpose
 
 

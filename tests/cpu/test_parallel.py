@@ -58,6 +58,11 @@ def test_a_convolution_with_its_halo_is_that_of_one_process(found, world):
 
 
 @world
+def test_a_layer_with_a_context_is_that_of_one_process(found, world):
+    assert worst(rank["layer"] for rank in found[world]) < 1e-12
+
+
+@world
 def test_a_context_of_fla_does_what_ours_does(found, world):
     for rank in found[world]:
         assert worst(rank["contexts of FLA"].values()) < 1e-13
