@@ -16,11 +16,11 @@ _WHERE = {
     "KdaError": "errors", "InputError": "errors", "InputTypeError": "errors", "NoBackendError": "errors",
     "PackageError": "errors",
 }  # fmt: skip
-_MODULES = ("hf", "nn", "simulator")        # reached as kda.simulator, imported at their first use
+_MODULES = ("hf", "nn", "parallel", "simulator")    # reached as kda.simulator, imported at their first use
 __all__ = ["__version__", *_WHERE]
 
 if TYPE_CHECKING:
-    from . import hf, nn, simulator
+    from . import hf, nn, parallel, simulator
     from .api import (
         chunk_kda,
         chunk_kda_bwd,

@@ -21,6 +21,7 @@ CAPABILITY = Capability(
     summary="Hopper kernels in the CuTe DSL, beside Triton's backward where theirs does not accept a call",
     some_backwards=True,
     keeps_own=True,
+    maps=("forward", "backward"),
     archs=("sm90",),
     rules=(
         Rule(

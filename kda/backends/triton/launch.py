@@ -175,6 +175,45 @@ def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved
     return Grads(*(None if t is None else env[name].to(t.dtype) for name, t in names))
 
 
+# maps of a sequence on several GPUs, by the kernels of calls
+
+
+@on_its_device
+def segment_map(p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
+    c = Call.of(p, Save.NOTHING, x, cut=transition)
+    c.make("o")
+    added = c.env["ht"] = c.empty(1, p.HV, p.K, p.V, dtype=torch.float32)
+    gate_intra_wy(c, keep=False)
+    c.drop("gc q_norm k_norm")
+    state_output(c)
+    return SegmentSummary(whole_transition(c, transition), added)
+
+
+@on_its_device
+def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, transition: bool) -> SegmentSummary:
+    p = dataclasses.replace(p, direction="backward", state_dtype="float32")    # dh0 is asked for
+    c = Call.of(p, Save.NOTHING, x, cut=transition, do=aligned(do, x.q.dtype), dht=aligned(dht, torch.float32))
+    added = c.env["dh0"] = c.empty(1, p.HV, p.K, p.V, dtype=torch.float32)
+    gate_intra_wy(c, keep=True)
+    c.drop("gc q_norm k_norm A_inv u")
+    output_state_bwd(c)
+    return SegmentSummary(whole_transition(c, transition).mT, added, transposed=True)
+
+
+def whole_transition(c: Call, asked: bool) -> Tensor:
+    """M of the one sequence, of those of its segments: in float64, of which no flag of torch makes less."""
+    p = c.p
+    if not asked:
+        return torch.zeros(1, p.HV, p.K, p.K, device=c.device)
+    if not c.plan.segment:                                                     # there is one chunk
+        w, kg = (c.env[name].transpose(0, 1).double() for name in ("w", "kg"))
+        return (c.env["gc_last"].double().exp2().view(p.HV, p.K).diag_embed() - kg.mT @ w).float().unsqueeze(0)
+    *others, last = c.env["M"].double().unbind()
+    for M in reversed(others):
+        last = last @ M
+    return last.float().unsqueeze(0)
+
+
 # stages alone
 
 
