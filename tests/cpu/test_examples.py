@@ -64,6 +64,18 @@ def test_text_made_token_by_token_is_that_of_whole_calls(tmp_path):
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("options", [["--tokens", 600], ["--lengths", "100,0,300,4", "--layout", "zigzag"]], ids=str)
+def test_a_sequence_over_two_ranks_has_the_gradients_of_one_process(options):
+    pytest.importorskip("kda.parallel", reason="needs kda.parallel")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2,
+               ROOT / "examples" / "long_context.py", "--device", "cpu", "--steps", 1, "--check", *options]  # fmt: skip
+    ran = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=300,
+                         env=os.environ | {"OMP_NUM_THREADS": "1"})  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert "beside one process: loss" in ran.stdout and "on 2 ranks" in ran.stdout
+
+
+@pytest.mark.exhaustive
 def test_two_ranks_train_as_one_process_with_the_batches_of_both(tmp_path):
     program = ROOT / "examples" / "train.py"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, program, *SMALL,
