@@ -42,12 +42,13 @@ def losses(folder):
 
 def test_training_learns_and_a_resumed_one_goes_on_as_if_it_had_not_stopped(monkeypatch, tmp_path, capsys):
     pytest.importorskip("matplotlib", reason="needs matplotlib")
-    assert run(monkeypatch, "examples/train.py", *SMALL, "--steps", 12, "--out", tmp_path / "whole") == 0
-    run(monkeypatch, "examples/train.py", *SMALL, "--steps", 5, "--out", tmp_path / "two")
-    run(monkeypatch, "examples/train.py", *SMALL, "--steps", 12, "--out", tmp_path / "two", "--resume")
+    small = [*SMALL, "--lr", 1e-2]
+    assert run(monkeypatch, "examples/train.py", *small, "--steps", 12, "--out", tmp_path / "whole") == 0
+    run(monkeypatch, "examples/train.py", *small, "--steps", 5, "--out", tmp_path / "two")
+    run(monkeypatch, "examples/train.py", *small, "--steps", 12, "--out", tmp_path / "two", "--resume")
     found = losses(tmp_path / "whole")
     assert found == losses(tmp_path / "two") and len(found) == 12
-    assert found[0] == pytest.approx(math.log(256), rel=0.1) and found[-1] < 0.9 * found[0]
+    assert found[0] == pytest.approx(math.log(256), rel=0.15) and min(found[-4:]) < 0.85 * found[0]
     assert (tmp_path / "two" / "losses.png").stat().st_size > 5000
     assert "'The state " in capsys.readouterr().out
 
