@@ -12,6 +12,7 @@ the model makes token by token, through the cache.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import time
@@ -184,6 +185,8 @@ def main() -> None:
         picture(losses, args.out / "losses.png")
         print(repr(model.eval().continued(b"The state ", 60)))
     if world > 1:
+        del trained, loss, logits                                              # they hold the group, in a circle
+        gc.collect()
         dist.destroy_process_group()
 
 

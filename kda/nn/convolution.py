@@ -40,7 +40,7 @@ def short_convolution(
     weight = weight.flatten(1)
     if sequences is None:
         sequences = Sequences.of_rows(x.shape[0])
-    if takes_kernels(x) and not _launch().convolution_refused(x.dtype, weight.shape[1], str(x.device)):
+    if takes_kernels(x) and _served(x.dtype, weight.shape[1], str(x.device)):
         return Convolution.apply(x, weight, bias, state, sequences)
     return _in_torch(x, weight, bias, state, sequences)
 
@@ -52,6 +52,14 @@ def takes_kernels(x: Tensor) -> bool:
 
 def _launch() -> Any:
     return importlib.import_module("kda.backends.triton.layer.launch")
+
+
+def _served(dtype: torch.dtype, width: int, device: str) -> bool:
+    """Whether a kernel makes such a convolution."""
+    return not _launch().convolution_refused(dtype, width, device)
+
+
+_served._dynamo_marked_constant = True                                         # torch.compile calls it untraced
 
 
 def _in_torch(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, s: Sequences) -> Tensor:
@@ -110,35 +118,34 @@ class Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, s: Sequences) -> Tensor:
         ctx.save_for_backward(x, weight, bias, state, s.starts, s.numbers, s.cu_seqlens)
-        return _operator("convolve")(x, weight, bias, state, s.starts, s.numbers)
+        if torch.compiler.is_compiling():                                      # which does not look into an operator
+            return _convolve(x, weight, bias, state, s.starts, s.numbers)
+        return _launch().convolve(x, weight, bias, state, s.starts, s.numbers)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy: Tensor):
-        return *_operator("convolve_bwd")(*ctx.saved_tensors, dy), None
-
-
-def _operator(name: str) -> Any:
-    """The launch itself, or, where torch.compile looks on, an operator that it does not look into."""
-    if torch.compiler.is_compiling():
-        return globals()["_" + name]
-    return getattr(_launch(), name)
+        tensors = ctx.saved_tensors
+        if not torch.compiler.is_compiling():
+            return *_launch().convolve_bwd(*tensors, dy), None
+        found = _convolve_bwd(*tensors, dy)
+        return *(None if given is None else each for given, each in zip(tensors[:4], found)), None
 
 
 @torch.library.custom_op("kda::convolve", mutates_args=())
-def _convolve_operator(
+def _convolve(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, starts: Tensor | None, numbers: Tensor | None
 ) -> Tensor:
     return _launch().convolve(x, weight, bias, state, starts, numbers)
 
 
-@_convolve_operator.register_fake
+@_convolve.register_fake
 def _(x, weight, bias, state, starts, numbers):
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 @torch.library.custom_op("kda::convolve_bwd", mutates_args=())
-def _convolve_bwd_operator(
+def _convolve_bwd(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, starts: Tensor | None,
     numbers: Tensor | None, cu_seqlens: Tensor | None, dy: Tensor,
 ) -> list[Tensor]:  # fmt: skip
@@ -146,18 +153,10 @@ def _convolve_bwd_operator(
     return [x.new_empty(0) if each is None else each for each in found]
 
 
-@_convolve_bwd_operator.register_fake
+@_convolve_bwd.register_fake
 def _(x, weight, bias, state, starts, numbers, cu_seqlens, dy):
     return [x.new_empty(0) if each is None else torch.empty_like(each, memory_format=torch.contiguous_format)
             for each in (x, weight, bias, state)]  # fmt: skip
-
-
-_convolve = _convolve_operator
-
-
-def _convolve_bwd(*args: Any) -> tuple[Tensor | None, ...]:
-    found = _convolve_bwd_operator(*args)
-    return tuple(None if given is None else each for given, each in zip(args[:4], found))
 
 
 def halo(x: Tensor, W: int, cp_context: Any) -> Tensor:

@@ -26,7 +26,7 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float = 1e-5) -
     Returns:
         y of the shape and dtype of x.
     """
-    if takes_kernels(x) and not _launch().norm_refused(x.dtype, x.shape[-1], str(x.device)):
+    if takes_kernels(x) and _served(x.dtype, weight.shape[0], str(x.device)):
         return GatedNorm.apply(x, gate, weight, eps)
     wide = wide_dtype(x.dtype)
     value = x.to(wide)
@@ -36,6 +36,14 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float = 1e-5) -
 
 def _launch() -> Any:
     return importlib.import_module("kda.backends.triton.layer.launch")
+
+
+def _served(dtype: torch.dtype, channels: int, device: str) -> bool:
+    """Whether a kernel makes such a norm."""
+    return not _launch().norm_refused(dtype, channels, device)
+
+
+_served._dynamo_marked_constant = True                                         # torch.compile calls it untraced
 
 
 class GatedNorm(torch.autograd.Function):

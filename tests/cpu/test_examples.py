@@ -42,12 +42,13 @@ def losses(folder):
 
 def test_training_learns_and_a_resumed_one_goes_on_as_if_it_had_not_stopped(monkeypatch, tmp_path, capsys):
     pytest.importorskip("matplotlib", reason="needs matplotlib")
-    assert run(monkeypatch, "examples/train.py", *SMALL, "--steps", 12, "--out", tmp_path / "whole") == 0
-    run(monkeypatch, "examples/train.py", *SMALL, "--steps", 5, "--out", tmp_path / "two")
-    run(monkeypatch, "examples/train.py", *SMALL, "--steps", 12, "--out", tmp_path / "two", "--resume")
+    small = [*SMALL, "--lr", 1e-2]
+    assert run(monkeypatch, "examples/train.py", *small, "--steps", 12, "--out", tmp_path / "whole") == 0
+    run(monkeypatch, "examples/train.py", *small, "--steps", 5, "--out", tmp_path / "two")
+    run(monkeypatch, "examples/train.py", *small, "--steps", 12, "--out", tmp_path / "two", "--resume")
     found = losses(tmp_path / "whole")
     assert found == losses(tmp_path / "two") and len(found) == 12
-    assert found[0] == pytest.approx(math.log(256), rel=0.1) and found[-1] < 0.9 * found[0]
+    assert found[0] == pytest.approx(math.log(256), rel=0.15) and min(found[-4:]) < 0.85 * found[0]
     assert (tmp_path / "two" / "losses.png").stat().st_size > 5000
     assert "'The state " in capsys.readouterr().out
 
@@ -61,6 +62,18 @@ def test_text_made_token_by_token_is_that_of_whole_calls(tmp_path):
     for _ in range(12):
         given = torch.cat([given, model(given)[:, -1:].argmax(-1)], 1)
     assert bytes(given[0].tolist()).decode(errors="replace").encode() == text
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("options", [["--tokens", 600], ["--lengths", "100,0,300,4", "--layout", "zigzag"]], ids=str)
+def test_a_sequence_over_two_ranks_has_the_gradients_of_one_process(options):
+    pytest.importorskip("kda.parallel", reason="needs kda.parallel")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2,
+               ROOT / "examples" / "long_context.py", "--device", "cpu", "--steps", 1, "--check", *options]  # fmt: skip
+    ran = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=300,
+                         env=os.environ | {"OMP_NUM_THREADS": "1"})  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert "beside one process: loss" in ran.stdout and "on 2 ranks" in ran.stdout
 
 
 @pytest.mark.exhaustive

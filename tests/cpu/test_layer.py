@@ -3,6 +3,7 @@
 import copy
 import sys
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 
 import kda
 from kda import nn
-from kda.nn import LAYOUTS, Cache, CheckpointError, KimiDeltaAttention, Sequences
+from kda.nn import LAYOUTS, Cache, CheckpointError, KimiDeltaAttention, Sequences, convolution, norm
 
 D = 24
 KINDS = {
@@ -467,6 +468,45 @@ def test_a_convolution_is_that_of_torch(dtype):
 def test_offsets_tell_where_tokens_belong():
     s = Sequences.of_offsets(torch.tensor([0, 3, 3, 5]), 7, torch.device("cpu"))
     assert s.starts.tolist() == [0, 0, 0, 3, 3, 7, 7] and s.numbers.tolist()[:5] == [0, 0, 0, 2, 2] and s.N == 3
+
+
+def torchs_own():
+    """What launches kernels on a GPU, in torch."""
+    def convolve(x, weight, bias, state, starts, numbers):
+        s = Sequences(0, None, None, starts, numbers)
+        return convolution._in_torch(x, weight, bias, state, s)
+
+    def backward(function, tensors, dy):
+        given = [None if x is None else x.detach().requires_grad_() for x in tensors]
+        there = [x for x in given if x is not None]
+        with ThreadPoolExecutor(1) as thread:                                  # inside an operator nothing is recorded
+            grads = iter(thread.submit(lambda: torch.autograd.grad(function(*given), there, dy)).result())
+        return tuple(None if x is None else next(grads) for x in given)
+
+    def norm_gate(x, gate, weight, eps):
+        return (F.rms_norm(x.double(), x.shape[-1:], weight.double(), eps) * torch.sigmoid(gate.double())).to(x.dtype)
+
+    return types.SimpleNamespace(
+        convolve=convolve, norm_gate=norm_gate, convolution_refused=lambda *_: (), norm_refused=lambda *_: (),
+        convolve_bwd=lambda x, w, b, state, starts, numbers, _, dy: backward(
+            lambda *t: convolve(*t, starts, numbers), (x, w, b, state), dy),
+        norm_gate_bwd=lambda x, gate, w, eps, dy: backward(lambda *t: norm_gate(*t, eps), (x, gate, w), dy),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["rows", "padded"])
+def test_the_way_of_a_gpu_compiles_without_a_graph_break(masked, monkeypatch):
+    """With stand-ins for the launches: operators that torch.compile does not look into, forward and backward."""
+    for module in (convolution, norm):
+        monkeypatch.setattr(module, "takes_kernels", lambda x: True)
+        monkeypatch.setattr(module, "_launch", torchs_own)
+    layer, x = make(dtype=torch.float32), hidden(20, dtype=torch.float32)
+    mask = torch.tensor(MASKS["left"]) if masked else None
+    expected, exact = gradients(layer, lambda x: layer(x, mask), x)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    y, found = gradients(layer, lambda x: compiled(x, mask), x)
+    assert close(y, expected, 1e-6)
+    assert [name for name, grad in exact.items() if not close(found[name], grad, 1e-5)] == []
 
 
 def test_importing_the_layer_needs_torch_alone():
