@@ -424,9 +424,14 @@ def _call_of(function: str, args: tuple, keywords: dict[str, Any]) -> Call:
     args = (*map(_as_if_cast, args[:3]), *args[3:])
     keywords = keywords | {name: _as_if_cast(keywords[name]) for name in ("q", "k", "v") if name in keywords}
     if function == "chunk_kda":
+        context = keywords.pop("cp_context", None)
+        if context is not None:
+            context = _parallel().adopt(context)
+            keywords |= {"cu_seqlens": context.cu_seqlens, "cu_seqlens_cpu": context.cu_seqlens_cpu}
         while len(args) < 5 and REQUIRED[len(args)] in keywords:              # as _bind is quick with them
             args = (*args, keywords.pop(REQUIRED[len(args)]))
-        return Call(function, *_bind(function, *args, **keywords))
+        inputs, options = _bind(function, *args, **keywords)
+        return Call(function, inputs if context is None else _parallel().operators.prepared(inputs, options), options)
     if function == "fused_recurrent_kda_fwd" and args:
         given = _arguments(function, args, keywords)
         args, keywords = (), given | given.pop("keywords")

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from ..errors import InputError
 from ..gates import wide_dtype
 from ..host import stand_in
 from .sequences import Sequences
@@ -157,21 +156,6 @@ def _convolve_bwd(
 def _(x, weight, bias, state, starts, numbers, cu_seqlens, dy):
     return [x.new_empty(0) if each is None else torch.empty_like(each, memory_format=torch.contiguous_format)
             for each in (x, weight, bias, state)]  # fmt: skip
-
-
-def halo(x: Tensor, W: int, cp_context: Any) -> Tensor:
-    """The inputs before each local sequence, those of the ranks before: (N, W - 1, C), differentiable.
-
-    x (1, T, C) is what this rank has of a sequence that lies on several ranks.
-    """
-    try:
-        from ..parallel import conv_halo
-    except ImportError as error:
-        raise InputError(
-            "KimiDeltaAttention", "cp_context", "None, as this kda has no kda.parallel", type(cp_context).__name__,
-            "Give each rank whole sequences, or install a kda with kda.parallel.", "nn.cp_context",
-        ) from error  # fmt: skip
-    return conv_halo(x, cp_context, W - 1)
 
 
 class ShortConvolution(nn.Module):

@@ -13,7 +13,7 @@ from ..api import chunk_kda, fused_recurrent_kda
 from ..errors import InputError
 from . import checkpoints
 from .cache import Cache, LayerState, state_of
-from .convolution import ShortConvolution, halo, next_state
+from .convolution import ShortConvolution, next_state
 from .norm import GatedRMSNorm
 from .sequences import Padded, Sequences
 
@@ -205,7 +205,10 @@ class KimiDeltaAttention(nn.Module):
         convolutions = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
         states = (None,) * 3 if before is None else before.conv
         if cp_context is not None:
-            states = [halo(each, self.conv_size, cp_context) for each in made]
+            from ..parallel import conv_halo
+
+            rows = conv_halo(torch.cat(made, -1), cp_context, self.conv_size - 1)      # side by side: one exchange
+            states = rows.split([each.shape[-1] for each in made], -1)
         q, k, v = (conv(each, state, sequences) for conv, each, state in zip(convolutions, made, states))
         o, recurrent = self._attend(x, q, k, v, before, sequences, T, cache is not None, cp_context)
         if cache is not None:

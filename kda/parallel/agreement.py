@@ -9,6 +9,7 @@ place waits here, apart from the data, until its time is over, and the others do
 from __future__ import annotations
 
 import hashlib
+import weakref
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -99,14 +100,15 @@ def lost(op: str, found: str) -> RankLost:
                     "Look at the rank that failed first, then start the group again.")  # fmt: skip
 
 
-_groups: dict[str, tuple[dist.ProcessGroup, Group]] = {}
+# By name, and held weakly: a group that outlives its destruction aborts the process at its end.
+_groups: dict[str, tuple[weakref.ref[dist.ProcessGroup], Group]] = {}
 
 
 def group_of(group: dist.ProcessGroup) -> Group:
     """A group that was destroyed and made anew under its old name begins anew."""
     known = _groups.get(group.group_name)
-    if known is None or known[0] is not group:
+    if known is None or known[0]() is not group:
         store = dist.PrefixStore(f"kda/{group.group_name}", distributed_c10d._get_process_group_store(group))
-        known = group, Group(store, dist.get_rank(group), dist.get_world_size(group))
+        known = weakref.ref(group), Group(store, dist.get_rank(group), dist.get_world_size(group))
         _groups[group.group_name] = known
     return known[1]
