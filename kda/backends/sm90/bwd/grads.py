@@ -57,7 +57,7 @@ from ..parts.state import register_mma
 from ..parts.views import view, wide_view
 from ..parts.wgmma import accumulator, issue
 
-REGISTERS = {1: (216, 40), 2: (232, 40)}     # of MATH and LOAD, where MATH has so many warpgroups
+REGISTERS = {1: (232, 24), 2: (232, 40)}     # of MATH and LOAD, where MATH has so many warpgroups
 
 
 @cute.jit
