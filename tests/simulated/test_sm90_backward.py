@@ -254,9 +254,11 @@ KEPT = {
     "packed, cut into segments": dict(lengths=(300, 0, 1, 65), padding=20, SHORTEST=4),
 }
 KEPT |= {f"{name}, 64 channels": words | SMALL for name, words in KEPT.items()}
+# Of 290 such tokens one dg is 70 times as large as the others, and half an ulp of it is all that its budget holds.
+KEPT["cut into segments, 64 channels"] = dict(T=250, SHORTEST=2, **SMALL)
 
 
-@pytest.mark.spread(every=4)
+@pytest.mark.spread(every=8)
 @pytest.mark.parametrize("name", KEPT)
 def test_what_a_forward_keeps_gives_the_bits_of_what_is_made_again(name, monkeypatch):
     words = dict(KEPT[name])
@@ -359,7 +361,8 @@ FAULTS = {
         "race-read-write",
     ),
     "the product does not see G": Fault(
-        "sm90/bwd/grads", 'first + n)\n        cute.arch.fence_proxy("async.shared", space="cta")', "first + n)", "proxy",
+        "sm90/bwd/grads", 'first + n)\n        cute.arch.fence_proxy("async.shared", space="cta")', "first + n)",
+        "proxy",
     ),
     "values are replaced while a product reads them": Fault(
         "sm90/bwd/grads", "mbarrier_init(s.values_empty, self.c.math_warps)", "mbarrier_init(s.values_empty, 1)",
@@ -369,6 +372,13 @@ FAULTS = {
         "sm90/bwd/grads", "mbarrier_init(s.rows_done + stage, self.c.math_warps)",
         "mbarrier_init(s.rows_done + stage, self.c.math_warps - 1)",
         "race-write-read",
+    ),
+    "G1 stands where G2 should": Fault(
+        "sm90/bwd/grads", "self.store_G(s, G[n], first + n)", "self.store_G(s, G[0], first + n)", "wrong answer",
+        "small",
+    ),
+    "tokens of 64 channels are as far apart as those of 128": Fault(
+        f"{GRADS}/load", "self.apart = LOADERS // self.pieces", "self.apart = 8", "race-write-write", "small"
     ),
     "a token's own dv counts": Fault(f"{GRADS}/rows", "token - n - 4", "token - 4", "wrong answer"),
     "what a block passes on does not decay": Fault(
@@ -381,8 +391,8 @@ FAULTS = {
     "tokens past the end have a share of dt_bias": Fault(
         f"{GRADS}/gate", "slope = slope if counts else Float32(0.0)", "pass", "wrong answer"
     ),
-    "dk keeps what points along k": Fault(
-        f"{GRADS}/rows", "dkn = dkn - k[j] * from_k[t]", "pass", "wrong answer"
+    "dq and dk keep what points along q and k": Fault(
+        f"{GRADS}/rows", "found[j] = found[j] - y[j] * along[t]", "pass", "wrong answer"
     ),
     "dv adds to dh": Fault("sm90/bwd/walk", "words[w] ^ Uint32(0x80008000)", "words[w]", "wrong answer"),
     "dh does not decay": Fault("sm90/bwd/walk", "+ e] * d[e // 4 * 2 + e % 2]", "+ e]", "wrong answer"),
@@ -397,7 +407,7 @@ FAULTS = {
     "b lies on rows": Fault("sm90/parts/chunk", "self.team.thread(), self.c.b_on_keys)", "self.team.thread())",
                             "wrong answer"),
     "kg lacks b": Fault(
-        "common/cute/pairs", "kb = [x * of_k[r] for x in kb]\n            store(cute", "store(cute", "wrong answer"
+        "common/cute/pairs", "kb = self.gate.times(kb, of_k[r])", "pass", "wrong answer"
     ),
     "kg of any gate lacks b": Fault(
         "common/cute/pairs", "kb = [x * of_k[r] for x in kb]\n            store(operands", "store(operands",
@@ -410,7 +420,7 @@ FAULTS = {
         f"{GRADS}/rows", "before = -own if a & 1 == 0 else Float32(0.0)", "before = -own", "wrong answer", "softplus"
     ),
     "the lanes of a step's second block decay as those of its first": Fault(
-        f"{GRADS}/rows", "return values[0] if cute.arch.lane_idx() & 2 == 0 else values[1]", "return values[0]",
+        f"{GRADS}/rows", "return values[0] if self.lane() & 2 == 0 else values[1]", "return values[0]",
         "wrong answer", "softplus",
     ),
     "decays have no floor": Fault(f"{GRADS}/gate", "fast.at_least(found, FLOOR)", "found", "wrong answer", "given"),
@@ -418,8 +428,8 @@ FAULTS = {
         f"{GRADS}/gate", "slope = gain * sigmoid", "pass", "wrong answer", "softplus"
     ),
     "dbeta is times b": Fault(
-        f"{GRADS}/rows", "db = self.over_warps(s, self.c.sums.index(\"b\") * TOKENS + token) * factor",
-        "db = through_b", "wrong answer", "given",
+        f"{GRADS}/rows", "over_K = self.over_warps(s, self.c.sums.index(\"b\") * TOKENS + token) * factor",
+        "over_K = through_b", "wrong answer", "given",
     ),
     "a float32 gate reads no token but the first": Fault(
         f"{GRADS}/gate", "fast.row(first, last_token(self.token(b, t), tokens),", "fast.row(first, Int32(0),",

@@ -11,7 +11,7 @@ BACKWARD = (
     Rule(
         "sm90.backward_shape",
         lambda p, h: p.direction == "forward" or p.K == p.V,
-        "has a backward for K = V; got K={p.K} V={p.V}",
+        "has a backward where K = V, got K={p.K} V={p.V}",
     ),
 )
 

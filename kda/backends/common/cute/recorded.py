@@ -89,7 +89,7 @@ class GradsOptions(ChunkConfig):
     arguments = GradsArguments
     places_shared = False                    # LOAD tells MATH where an item lies
     rows_of_values = MappingProxyType(dict.fromkeys(("do", "dv", "r"), TOKENS))    # of panels of 64 columns
-    ctas = 1                                 # of an SM at once
+    ctas = 1                                 # that an SM has at once
     launch_options = MappingProxyType({"min_blocks_per_mp": 1})
 
     @property

@@ -19,20 +19,22 @@
 Channels are the rows of every product, so that a sum over tokens stays among four lanes.  In shared memory 16 tokens
 are permuted: position 8 b + 2 a + e holds token 4 a + 2 b + e, and lane a of four has four neighbours.
 
-  warps  registers  role  does
-  0-7    232        MATH  a warpgroup has 64 channels: 32 elements a thread of each of three accumulators
-  8-11   40         LOAD  brings what comes next, norms and beta of its tokens, and takes away what was made
+  warps, registers; K = V = 64   role  does
+  0-7    232        0-3    232   MATH  a warpgroup has 64 channels: 32 elements a thread of each of three accumulators;
+                                       of two one makes G1, one G2, a single one makes both
+  8-11   40         4-7    24    LOAD  brings what comes next, norms and beta of its tokens, takes away what was made
 
   pipeline        arrivals                        says
   values_full     128, of LOAD's copies;          do, dv, r, h and dh of a chunk are there
                   1 and the bytes of h and dh
-  values_empty    8, a lane of each MATH warp     all products and sums that read them are done
+  values_empty    8 or 4, one of each MATH warp   all products and sums that read them are done
   rows_full, 2    128, of LOAD                    q, k, g and of_tokens are there
-  rows_done, 2    8, a lane of each MATH warp     dq, dk and dg stand where q, k and g stood
-  MATH            256                             G is there;  it was read;  partial sums are there;  projections are
+  rows_done, 2    8 or 4, one of each MATH warp   dq, dk and dg stand where q, k and g stood
+  Rows.warps      all of MATH                     G is there;  it was read;  partial sums are there;  projections are
   LOAD            128                             rows are there
 
-  shared memory: configs.GradsConfig.struct: do, dv, r 3 x 16 KiB, h, dh 2 x 32, rows 2 x 48, G 16 (partial sums later)
+  shared memory: configs.GradsConfig.struct: do, dv, r 3 x 16 KiB, h, dh 2 x 32, rows 2 x 48, G 16 (partial sums later);
+  of K = V = 64 3 x 8, 2 x 8, 2 x 24 and 16, of which two CTAs fit on an SM
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ from ..parts.state import register_mma
 from ..parts.views import view, wide_view
 from ..parts.wgmma import accumulator, issue
 
-REGISTERS = {1: (232, 24), 2: (232, 40)}     # of MATH and LOAD, where MATH has so many warpgroups
+REGISTERS = {1: (232, 24), 2: (232, 40)}     # of MATH and LOAD, where MATH has so many warpgroups: all of an SM's
 
 
 @cute.jit
@@ -82,7 +84,7 @@ class Math(Rows):
 
     @cute.jit
     def panel(self):
-        """The warpgroup."""
+        """The warpgroup, where there are two."""
         if cutlass.const_expr(self.c.panels == 1):
             return 0
         return cute.arch.make_warp_uniform(cute.arch.warp_idx()) >> 2
