@@ -23,7 +23,9 @@ pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 import kda
 from kda.backends.common import recorded_plan
+from kda.backends.common.cute.recorded import LOAD_WARPS
 from kda.backends.sm90 import launch, plan
+from kda.backends.sm90.bwd.grads import REGISTERS
 from kda.compile.target import parse
 from kda.dispatch import keeps_own, weigh
 from kda.errors import InputError
@@ -224,6 +226,16 @@ def test_keys_may_be_all_alike():
 def test_no_product_waits_for_another(words, tmp_path):
     p = Problem.parse(f"bfloat16 {words} backward")
     has_products_that_wait_for_no_other(launch.kernel(plan.RECORDED.grads(p)), tmp_path)
+
+
+@pytest.mark.parametrize("K", [64, 128])
+def test_an_SM_has_room_for_as_many_ctas_of_grads_as_are_launched(K):
+    p = Problem.parse(f"bfloat16 K={K} V={K} bounded l2norm beta=sigmoid backward T=8192 H=64")
+    at = plan.recorded_plan(p, 132)
+    of_math, of_load = REGISTERS[at.grads.panels]
+    registers = 32 * (at.grads.math_warps * of_math + LOAD_WARPS * of_load)
+    assert at.grads_grid == 132 * at.grads.ctas == 132 * 128 // K
+    assert at.grads.ctas * registers <= 65536 and at.grads.ctas * (at.grads.shared + 1024) <= 228 << 10
 
 
 @pytest.mark.parametrize(("kept", "said"), [
