@@ -430,15 +430,12 @@ WRONG = {
     "recorded": (lambda: make(mode="recurrent")(hidden(3)), "records gradients"),
     "heads": (lambda: make(num_v_heads=3), "a multiple of num_heads=2; found 3"),
     "lower_bound": (lambda: make(lower_bound=5.0), "negative, or None; found 5.0"),
-    "cp_context": (lambda: make()(hidden(3, 1), cp_context=types.SimpleNamespace(cu_seqlens=torch.tensor([0, 3]))),
-                   "no kda.parallel"),
     "cp_context and cache": (lambda: make()(hidden(3, 1), cp_context=1, cache=Cache()), "None with a cp_context"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_call_says_what_was_asked_found_and_what_to_do(wrong, monkeypatch):
-    monkeypatch.setitem(sys.modules, "kda.parallel", None)
+def test_a_wrong_call_says_what_was_asked_found_and_what_to_do(wrong):
     act, says = WRONG[wrong]
     with pytest.raises(kda.InputError, match=says) as caught:
         act()

@@ -10,8 +10,8 @@ LIMIT = 65535                                # of a grid in y and z
 BACKWARD = (
     Rule(
         "sm90.backward_shape",
-        lambda p, h: p.direction == "forward" or p.K == p.V == 128,
-        "has a backward for K = V = 128; got K={p.K} V={p.V}",
+        lambda p, h: p.direction == "forward" or p.K == p.V,
+        "has a backward where K = V, got K={p.K} V={p.V}",
     ),
 )
 

@@ -52,9 +52,9 @@ from ...common.cute.copies import field_at, in_global, load_one, store
 from ...common.cute.fragments import load_matrices, mma_bf16
 from ...common.cute.grads.load import LOADERS, Loader
 from ...common.cute.grads.places import HALVES, STEPS
-from ...common.cute.grads.rows import MATH, Rows
-from ...common.cute.recorded import MATH_WARPS, PLACE, TOKENS
-from ..configs import TMEM, GradsColumns, GradsConfig, K, V
+from ...common.cute.grads.rows import Rows
+from ...common.cute.recorded import PLACE, TOKENS
+from ..configs import MATH_WARPS, TMEM, GradsColumns, GradsConfig, K, V
 from ..parts import umma
 
 MATH_REGISTERS, LOAD_REGISTERS = 224, 56
@@ -132,7 +132,7 @@ class Math(Rows):
         through_state = self.sums_of_states(s)
         cute.arch.mbarrier_wait(s.products, i & 1)
         umma.fence_after_thread_sync()
-        self.store_G(s, self.accumulator(GradsColumns.G))
+        self.store_G(s, self.accumulator(GradsColumns.G), self.panel())
 
         cute.arch.mbarrier_wait(s.rows_full + (i & 1), i >> 1 & 1)
         self.refresh(s)
@@ -146,7 +146,7 @@ class Math(Rows):
         self.give_back(s.values_empty)
         up1, up2 = [self.accumulator(columns) for columns in (GradsColumns.up1, GradsColumns.up2)]
         self.enter_up(up1, up2, ratio)
-        MATH.sync()                                                            # G is there
+        self.warps.sync()                                                      # G is there
         self.refresh(s)
         Kd = self.put_back(GradsColumns.Kd)
         self.sweep_up(s, up1, up2, Kd, ratio)
@@ -332,7 +332,7 @@ class Grads(entry.Entry):
                 self.math.item(x, s, i)
                 i += 1
             umma.fence_before_thread_sync()
-            MATH.sync()                                                        # all have read tensor memory
+            self.math.warps.sync()                                             # all have read tensor memory
             if warp == 0:
                 umma.free(TMEM)
         else:

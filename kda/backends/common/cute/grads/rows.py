@@ -14,16 +14,14 @@ from .. import fast
 from ..barriers import NamedBarrier
 from ..copies import both_halves, compute_words_now, floats, load, load_one, store, words_of
 from ..fragments import load_matrices, mma_bf16, store_matrices
-from ..recorded import MATH_WARPS, STEP, TOKEN_FACTORS, TOKENS, GradsOptions
+from ..recorded import STEP, TOKEN_FACTORS, TOKENS, GradsOptions
 from .gate import Gate
 from .load import tile_at
 from .places import EACH, HALVES, K_, SMALLEST_B, STEPS, B, Q, at_element, neighbour, raw
 
-MATH = NamedBarrier(1, 32 * MATH_WARPS)
-
 
 class Rows:
-    """MATH but its products: a warp has 16 channels of one of two panels of 64, `part()` of `panel()`.
+    """MATH but its products: a warp has 16 channels of a panel of 64, `part()` of `panel()`.
 
     An arch says which, and has
 
@@ -40,6 +38,7 @@ class Rows:
 
     def __init__(self, config: GradsOptions):
         self.c, self.gate = config, Gate(config)
+        self.warps = NamedBarrier(1, 32 * config.math_warps)
         self.blocks, self.each = TOKENS // config.block, STEP // config.block  # of a chunk, and of a step
 
     @cute.jit
@@ -115,15 +114,15 @@ class Rows:
         self, x, s, at, i, channel, rows, of_tokens, rate, bias, xs, through, up1, up2, down, Qu, Ku, Kd
     ):  # fmt: skip
         """From accumulators to results, in the place of the item's rows."""
-        MATH.sync()                                                            # G was read
+        self.warps.sync()                                                      # G was read
         self.refresh(s)
         gains = self.gains_and_sums(x, s, of_tokens, xs, up1, up2, down, Qu, Ku, Kd)
-        MATH.sync()                                                            # partial sums are there
+        self.warps.sync()                                                      # partial sums are there
         self.refresh(s)
         at, channel, rate, bias = self.ask_again(x, s, i, at, channel, rate, bias)
         self.project(x, s, i, *at[1:])
         self.store_dg(x, at, rows[-1], gains, rate, bias, through, channel)
-        MATH.sync()                                                            # projections are there
+        self.warps.sync()                                                      # projections are there
         self.refresh(s)
         self.store_dq_dk(x, s, rows, of_tokens, xs, up1, up2, down)
         self.give_back(s.rows_done + (i & 1))
@@ -136,12 +135,12 @@ class Rows:
         return self.panel() * (TOKENS * 64) + row * 64 + (piece ^ lane & 7) * 8
 
     @cute.jit
-    def store_G(self, s, G):
-        """What is causal of it, rounded; and the diagonal of dv r^T."""
-        lane, part, panel = self.lane(), self.part(), self.panel()
+    def store_G(self, s, G, n):
+        """What is causal of G1 (n = 0) or G2, rounded; and the diagonal of dv r^T."""
+        lane, part = self.lane(), self.part()
         flat = cute.coalesce(G)
         tokens = [STEP * part + 4 * (lane >> 3) + 2 * r + (lane >> 2 & 1) for r in range(HALVES)]
-        if panel == 1:
+        if n == 1:
             odd = lane & 4 != 0
             for r in cutlass.range_constexpr(HALVES):
                 found = Float32(0.0)
@@ -150,9 +149,9 @@ class Rows:
                     found = own if part == b else found
                 if (lane & 3) == lane >> 3:
                     s.through_b[tokens[r]] = found
-        last = [token - panel - 4 * (lane & 3) for token in tokens]            # G2 is strict
+        last = [token - n - 4 * (lane & 3) for token in tokens]            # G2 is strict
         row = STEP * part + (lane >> 3 & 1) * 8 + (lane & 7)
-        to = s.G + (panel * (TOKENS * TOKENS) + row * 64)
+        to = s.G + (n * (TOKENS * TOKENS) + row * 64)
         for b in cutlass.range_constexpr(STEPS):
             causal = []
             for j in cutlass.range_constexpr(8):
@@ -367,7 +366,7 @@ class Rows:
     def over_warps(self, s, place):
         """The sum over all channels that stands at `place` of each warp's."""
         partial, total = cute.recast_ptr(s.G, dtype=Float32) + place, Float32(0.0)
-        for w in cutlass.range_constexpr(MATH_WARPS):
+        for w in cutlass.range_constexpr(self.c.math_warps):
             total += partial[w * (len(self.c.sums) * TOKENS)]
         return total
 
