@@ -1,9 +1,10 @@
 """FLA's own tests of KDA, with kda behind FLA's names.
 
-    python benchmarks/fla_tests.py CHECKOUT [--device cuda] [pytest's options]
+    python benchmarks/fla_tests.py CHECKOUT [--device cuda] [--registered] [pytest's options]
 
 CHECKOUT is one of flash-linear-attention, of which its tests, its definitions and its measure of closeness are read.
-FLA itself need not be installed; einops and pytest must be.  Nothing of it is kept here.
+FLA itself need not be installed; einops and pytest must be.  Nothing of it is kept here.  With --registered the
+installed FLA is tested instead, its registry asking kda (kda.fla), and how many calls came to kda is printed.
 """
 
 from __future__ import annotations
@@ -38,6 +39,27 @@ MODULES = {
         ("get_abs_err", "get_err_ratio", "assert_close"),
     ),
 }
+REGISTERED = """
+import collections, os
+import fla.utils
+import kda.api, kda.fla
+
+fla.utils.device = os.environ["KDA_TEST_DEVICE"]                               # it takes none for cuda
+came, rehearse = collections.Counter(), kda.api.rehearse
+
+def counting(function, *args, **keywords):
+    came[f"calls of {function} left to FLA"] += 1
+    choices = rehearse(function, *args, **keywords)
+    came[f"calls of {function} left to FLA"] -= 1
+    came[f"calls of {function} taken by {choices[0].backend}"] += 1
+    return choices
+
+kda.api.rehearse = counting
+
+def pytest_terminal_summary(terminalreporter):
+    for what, count in sorted(came.items()):
+        terminalreporter.write_line(f"{count:6} {what}")
+"""
 
 
 def taken(file: Path, names: tuple[str, ...] | None) -> str:
@@ -57,16 +79,20 @@ def stand_in(checkout: Path, folder: Path) -> None:
         path = path / "__init__.py" if module in packages else path.with_suffix(".py")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + (taken(checkout / file, names) if file else ""))
-    (folder / "test_kda.py").write_text((checkout / "tests/ops/test_kda.py").read_text())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--registered", action="store_true")
     asked, options = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
-        stand_in(asked.checkout, Path(folder))
+        if asked.registered:
+            (Path(folder) / "conftest.py").write_text(REGISTERED)
+        else:
+            stand_in(asked.checkout, Path(folder))
+        (Path(folder) / "test_kda.py").write_text((asked.checkout / "tests/ops/test_kda.py").read_text())
         path = os.pathsep.join(filter(None, (folder, str(HERE), os.environ.get("PYTHONPATH"))))
         environment = os.environ | {"KDA_TEST_DEVICE": asked.device, "PYTHONPATH": path}
         pytest = [sys.executable, "-m", "pytest", "--rootdir", folder, "-p", "no:cacheprovider", folder]

@@ -28,17 +28,11 @@ napoleon_use_admonition_for_examples = False
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 100
 
-
-LATER = ("parallel", "layer")                # pages that the navigation names as soon as they are there
-
-
 LINK = re.compile(r"\[([^\]\[]*)\]\(([^)#\s:]+)(#[^)\s]*)?\)")
 
 
 def adapt(app, docname, source):
-    """Leaves out pages that are not there, and makes links that leave docs/ downloads: of a folder, plain text."""
-    absent = {name for name in LATER if not (HERE / f"{name}.md").exists()} if docname == "index" else set()
-    text = "".join(line for line in source[0].splitlines(keepends=True) if line.strip() not in absent)
+    """Makes links that leave docs/ downloads: of a folder, plain text."""
     folder = (HERE / docname).parent
 
     def outside(link):
@@ -47,7 +41,7 @@ def adapt(app, docname, source):
             return link[0]
         return link[1] if target.is_dir() else f"[{link[1]}](path:{link[2]})"
 
-    source[0] = LINK.sub(outside, text)
+    source[0] = LINK.sub(outside, source[0])
 
 
 def setup(app):

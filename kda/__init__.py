@@ -14,12 +14,13 @@ _WHERE = {
     "fused_kda_gate": "api", "explain": "api", "use_backend": "dispatch", "Choice": "dispatch", "Problem": "problem",
     "Grads": "bundles", "Outputs": "bundles", "Saved": "bundles",
     "KdaError": "errors", "InputError": "errors", "InputTypeError": "errors", "NoBackendError": "errors",
+    "PackageError": "errors",
 }  # fmt: skip
-_MODULES = ("simulator",)                   # reached as kda.simulator, imported at their first use
+_MODULES = ("hf", "nn", "parallel", "simulator")    # reached as kda.simulator, imported at their first use
 __all__ = ["__version__", *_WHERE]
 
 if TYPE_CHECKING:
-    from . import simulator
+    from . import hf, nn, parallel, simulator
     from .api import (
         chunk_kda,
         chunk_kda_bwd,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     )
     from .bundles import Grads, Outputs, Saved
     from .dispatch import Choice, use_backend
-    from .errors import InputError, InputTypeError, KdaError, NoBackendError
+    from .errors import InputError, InputTypeError, KdaError, NoBackendError, PackageError
     from .problem import Problem
 
 

@@ -18,6 +18,7 @@ import inspect
 import math
 import numbers
 import warnings
+from collections.abc import Iterable
 from itertools import zip_longest
 from typing import Any
 
@@ -31,6 +32,8 @@ from .checks import (
     GATE,
     KIND,
     RECORDED_OUT,
+    RECORDING,
+    REQUIRED,
     WRITTEN_STATE,
     Call,
     GateCall,
@@ -83,7 +86,7 @@ def chunk_kda(
     state_v_first: bool = False,
     cu_seqlens: Tensor | None = None,
     cu_seqlens_cpu: Tensor | None = None,
-    cp_context: None = None,
+    cp_context: Any = None,
     use_graph: bool = False,
     max_num_seqs: int | None = None,
     *,
@@ -118,7 +121,10 @@ def chunk_kda(
         cu_seqlens: (N + 1,) int32 or int64 offsets of sequences packed in one row (B = 1), on the CPU or the GPU.
             Tokens past the last offset belong to no sequence: outputs and gradients are zero there.
         cu_seqlens_cpu: a copy on the CPU, so that nothing has to wait for the GPU where lengths must be known.
-        cp_context: must be None: a sequence on several GPUs is not supported yet.
+        cp_context: of `kda.parallel.build_cp_context` or FLA's: the tensors are this rank's part of a row of packed
+            sequences that lies on several ranks. Its offsets replace `cu_seqlens`, N counts the rank's own sequences,
+            and all ranks make the call together. States of sequences that began on an earlier rank come from there:
+            what `initial_state` has for them is not read, and its gradient is zero.
         use_graph, max_num_seqs: accepted without effect. No launch depends on offsets that a GPU holds, so that a CUDA
             graph may be replayed with other offsets, unless it returns intermediate states. `max_num_seqs` must be at
             least N.
@@ -144,17 +150,33 @@ def chunk_kda(
         >>> o.shape, state.shape
         (torch.Size([1, 100, 4, 16]), torch.Size([1, 4, 16, 16]))
     """
+    context = None
+    if cp_context is not None:
+        context = _parallel().adopt(cp_context)
+        cu_seqlens, cu_seqlens_cpu = context.cu_seqlens, context.cu_seqlens_cpu
     inputs, options = _prepare(
         "chunk_kda", q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
         use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, safe_gate, lower_bound, disable_recompute,
-        return_intermediate_states, state_v_first, cu_seqlens, cu_seqlens_cpu, cp_context, use_graph, max_num_seqs,
+        return_intermediate_states, state_v_first, cu_seqlens, cu_seqlens_cpu, None, use_graph, max_num_seqs,
         A_log, dt_bias, chunk_size, backend, batch_invariant, transpose_state_layout, unknown,
     )  # fmt: skip
+    if _sharded(inputs):
+        of = functools.partial(_chunk, options=options, context=context)
+        out = _parallel().mesh.run("chunk_kda", inputs, of, context)
+    else:
+        out = _chunk(inputs, options, context)
+    return out if return_intermediate_states else out[:2]
+
+
+def _chunk(inputs: Inputs, options: Options, context: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """o, the final states and the states entering the chunks."""
     recorded = records_gradients(inputs)
-    if recorded and not return_intermediate_states and _unseen(inputs):        # an operator takes its time
-        return _recorded(inputs, options)
+    if context is not None:
+        return _on_ranks(inputs, options, context, recorded)
+    if recorded and not options.return_intermediate_states and _unseen(inputs):    # an operator takes its time
+        return *_recorded(inputs, options), None
     out = _forward(inputs, options, _saved_by(inputs, options) if recorded else Save.NOTHING, recorded)
-    return (out.o, out.final_state, out.h) if return_intermediate_states else (out.o, out.final_state)
+    return out.o, out.final_state, out.h
 
 
 _CHUNK_SIGNATURE = inspect.signature(chunk_kda)
@@ -298,6 +320,17 @@ def fused_recurrent_kda(
         state_v_first, cu_seqlens, cu_seqlens_cpu, None, False, None, A_log, dt_bias, 64, backend, batch_invariant,
         transpose_state_layout, unknown, inplace_final_state, ssm_state_indices, num_accepted_tokens,
     )  # fmt: skip
+    if _sharded(inputs):
+        o, ht = _parallel().mesh.run("fused_recurrent_kda", inputs, functools.partial(_recurrent, options=options))
+        if out is not None:
+            out.copy_(o)
+    else:
+        o, ht = _recurrent(inputs, options, out)
+    return (o if out is None else out), initial_state if options.inplace_final_state else ht
+
+
+def _recurrent(inputs: Inputs, options: Options, out: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """o, also in `out`, and the final states unless they are written in place."""
     call, inplace = Call("fused_recurrent_kda", inputs, options, out=out), options.inplace_final_state
     recorded = records_gradients(inputs)
     compiling = torch.compiler.is_compiling()
@@ -313,7 +346,7 @@ def fused_recurrent_kda(
         ht = ht[0] if options.output_final_state and not inplace else None
     if out is not None:
         torch.ops.kda.put(out, o, recorded) if compiling else out.copy_(o)
-    return (o if out is None else out), initial_state if inplace else ht
+    return o, None if inplace else ht
 
 
 def fused_recurrent_kda_fwd(
@@ -392,6 +425,9 @@ def fused_kda_gate(
         (torch.Size([1, 10, 2, 16]), tensor(True))
     """
     lower_bound = _number(lower_bound)
+    if _sharded((g, A_log, dt_bias)):
+        of = functools.partial(fused_kda_gate, lower_bound=lower_bound, output_dtype=output_dtype)
+        return _parallel().mesh.gate("fused_kda_gate", g, A_log, dt_bias, of)
     check(GateCall("fused_kda_gate", g, A_log, dt_bias, lower_bound, output_dtype), GATE)
     return autograd.call("gate", g, A_log, dt_bias, lower_bound, output_dtype)[0]
 
@@ -400,7 +436,8 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
     """Print which backend handles this call of `chunk_kda` and why each other one does not; nothing is computed.
 
     If an input requires a gradient, it also prints the choice for the backward, which backend then runs the forward if
-    that differs, and what is kept between the two.
+    that differs, and what is kept between the two. With a `cp_context` it also says how the maps of sequences that lie
+    on several ranks are made.
 
     Args:
         q, k, v, g, beta, args, keywords: the arguments of `chunk_kda`.
@@ -420,7 +457,13 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
         >>> choice.backend
         'reference'
     """
+    context = keywords.pop("cp_context", None)
+    if context is not None:
+        context = _parallel().adopt(context, "explain")
+        keywords |= {"cu_seqlens": context.cu_seqlens, "cu_seqlens_cpu": context.cu_seqlens_cpu}
     inputs, options = _bind("explain", q, k, v, g, beta, *args, **keywords)
+    if context is not None:
+        inputs = _parallel().operators.prepared(inputs, options)
     check(Call("explain", inputs, options), CALLER)
     asked = backend_asked(options.backend)
     check_backend_name(asked, "backend")
@@ -447,7 +490,70 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
             if made != takers[0]:
                 print(f"{made} makes the forward, too, as gradients are recorded: {takers[0]} keeps nothing for them")
         print(_what_is_kept(save, choices[1].problem, made, inputs.q.dtype))
+    if context is not None and takers[0]:
+        print(_parallel().operators.maps.how(choices[0].problem, asked))
     return choices[0]
+
+
+def rehearse(function: str, *args: Any, **keywords: Any) -> tuple[Choice, ...]:
+    """Who takes a call, without making it: the choice of the forward, and of the backward if gradients are recorded.
+
+    Args:
+        function: the name of what is called: `chunk_kda`, `fused_recurrent_kda`, `fused_recurrent_kda_fwd`.
+        args, keywords: its arguments.
+
+    Raises what the call would raise before it computes: InputError for wrong input, NoBackendError if nobody takes it,
+    TypeError for arguments that the function does not have.
+    """
+    call = _call_of(function, args, keywords)
+    problem, asked = _operate(problem_of, call, call), backend_asked(call.options.backend)
+    check(call, RECORDING)
+    if call.recurrent or not records_gradients(call.inputs):
+        return (choose(problem, asked),)
+    way = route(problem, asked, what_is_kept(problem, asked))
+    return choose(way.forward, asked), choose(way.backward, way.asked)
+
+
+def _call_of(function: str, args: tuple, keywords: dict[str, Any]) -> Call:
+    """A call with its arguments by name; nothing is cast for it."""
+    args = (*map(_as_if_cast, args[:3]), *args[3:])
+    keywords = keywords | {name: _as_if_cast(keywords[name]) for name in ("q", "k", "v") if name in keywords}
+    if function == "chunk_kda":
+        context = keywords.pop("cp_context", None)
+        if context is not None:
+            context = _parallel().adopt(context)
+            keywords |= {"cu_seqlens": context.cu_seqlens, "cu_seqlens_cpu": context.cu_seqlens_cpu}
+        while len(args) < 5 and REQUIRED[len(args)] in keywords:              # as _bind is quick with them
+            args = (*args, keywords.pop(REQUIRED[len(args)]))
+        inputs, options = _bind(function, *args, **keywords)
+        return Call(function, inputs if context is None else _parallel().operators.prepared(inputs, options), options)
+    if function == "fused_recurrent_kda_fwd" and args:
+        given = _arguments(function, args, keywords)
+        args, keywords = (), given | given.pop("keywords")
+    elif function == "fused_recurrent_kda_fwd":
+        keywords = {"inplace_final_state": True} | keywords
+    given = _arguments("fused_recurrent_kda", args, keywords)
+    out = given.pop("out")
+    if given["inplace_final_state"] is None:
+        given["inplace_final_state"] = given["ssm_state_indices"] is not None
+    return Call("fused_recurrent_kda", *_prepare("fused_recurrent_kda", **_DEFAULTS | given), out=out)
+
+
+def _as_if_cast(x: Any) -> Any:
+    """What torch.autocast would make of a tensor, as far as anybody asks who does not compute with it."""
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dtype == torch.float64 or not autocasts(x):
+        return x
+    dtype = torch.get_autocast_dtype(x.device.type)
+    return x if x.dtype == dtype else x.new_empty((), dtype=dtype).expand(x.shape).requires_grad_(x.requires_grad)
+
+
+def _arguments(function: str, args: tuple, keywords: dict[str, Any]) -> dict[str, Any]:
+    bound = _SIGNATURES[function].bind(*args, **keywords)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+_SIGNATURES = {f.__name__: inspect.signature(f) for f in (fused_recurrent_kda, fused_recurrent_kda_fwd)}
 
 
 def _what_is_kept(save: Save, p: Problem, backend: str, dtype: torch.dtype) -> str:
@@ -517,6 +623,27 @@ def _keeps_nothing(device: str, settings: tuple, K: int, V: int, *dtypes: torch.
 
 
 vars(_keeps_nothing)["_dynamo_marked_constant"] = True                          # torch.compile calls it untraced
+
+
+def _on_ranks(inputs: Inputs, options: Options, context: Any, recorded: bool) -> tuple:
+    operators = _parallel().operators
+    inputs = operators.prepared(inputs, options)
+    save = _saved_by(inputs, options) if recorded else Save.NOTHING
+    call = Call("chunk_kda", inputs, options)
+    return _operate(operators.run, call, inputs, options, context, save)
+
+
+def _sharded(inputs: Iterable[Any]) -> bool:
+    """Whether a tensor is a DTensor; told by name, for nothing else needs its module."""
+    if not torch.compiler.is_compiling() and _PLAIN.issuperset(map(type, inputs)):
+        return False
+    return "DTensor" in [type(x).__name__ for x in inputs]
+
+
+def _parallel() -> Any:
+    from . import parallel
+
+    return parallel
 
 
 def _forward(inputs: Inputs, options: Options, save: Save, recorded: bool = False) -> Outputs:
@@ -610,8 +737,7 @@ def _prepare(
         _refuse_unknown(op, next(iter(unknown)))
     if cp_context is not None:
         raise InputError(op, "cp_context", "None", type(cp_context).__name__,
-                         "A sequence on several GPUs is not supported yet; pass states between ranks with "
-                         "initial_state and output_final_state.", "cp_context.none")  # fmt: skip
+                         "Use chunk_kda, whose backward is the mirror of its forward.", "cp_context.none")  # fmt: skip
     if use_graph or max_num_seqs is not None:
         _check_graph(op, use_graph, max_num_seqs, cu_seqlens)
     if transpose_state_layout is not None:
@@ -627,6 +753,9 @@ def _prepare(
         lower_bound = _number(lower_bound)
     if type(chunk_size) is not int:
         chunk_size = _number(chunk_size)
+    if op not in _ON_A_MESH and _sharded((q, k, v, g, beta, A_log, dt_bias, initial_state)):
+        raise InputError(op, "q", "given without DTensors", "a DTensor", "Use chunk_kda, or pass x.to_local() of each.",
+                         "mesh.op")  # fmt: skip
     options = Options(
         scale, lower_bound, chunk_size, backend, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel,
         use_beta_sigmoid_in_kernel, allow_neg_eigval, safe_gate, disable_recompute, return_intermediate_states,
@@ -641,6 +770,7 @@ def _prepare(
     ), options  # fmt: skip
 
 
+_ON_A_MESH = ("chunk_kda", "fused_recurrent_kda")
 _FLAGS = Options._fields[Options._fields.index("output_final_state"):]
 _BOOL = {bool}
 

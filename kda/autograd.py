@@ -59,18 +59,18 @@ AS_IT_IS = contextlib.nullcontext()
 _SCHEMA_TYPES = {"float": "float", "bool": "bool", "int": "int", "float | None": "float?", "str | None": "str?"}
 
 
-def _tensors(names: tuple[str, ...], written: str | None = None) -> str:
+def schema_of_tensors(names: tuple[str, ...], written: str | None = None) -> str:
     kinds = {name: "Tensor" if name in Inputs._fields[:5] else "Tensor?" for name in names}
     return ", ".join(f"{'Tensor(a!)' if name == written else kind} {name}" for name, kind in kinds.items())
 
 
-def _options(names: tuple[str, ...]) -> str:
+def schema_of_options(names: tuple[str, ...]) -> str:
     types = typing.get_type_hints(Options)
     spelled = {name: str(t) if not isinstance(t, type) else t.__name__ for name, t in types.items()}
     return ", ".join(f"{_SCHEMA_TYPES[spelled[name]]} {name}" for name in names)
 
 
-def _autocast_off(x: Tensor) -> contextlib.AbstractContextManager:
+def autocast_off(x: Tensor) -> contextlib.AbstractContextManager:
     """Inside an operator a product must not be recast."""
     if autocasts(x):
         return torch.autocast(x.device.type, enabled=False)
@@ -82,19 +82,19 @@ def _launch(c: Call, problem: Problem, recorded: bool = False) -> Launcher:
     return launcher(recorder(problem, chosen) if recorded else chosen)
 
 
-def _or_empty(x: Tensor | None, like: Tensor) -> Tensor:
+def or_empty(x: Tensor | None, like: Tensor) -> Tensor:
     return like.new_empty(0) if x is None else x
 
 
-def _or_none(x: Tensor | None) -> Tensor | None:
-    """Undoes `_or_empty` for gradients of outputs that were not asked for."""
+def or_none(x: Tensor | None) -> Tensor | None:
+    """Undoes `or_empty` for gradients of outputs that were not asked for."""
     return None if x is None or x.dim() == 1 else x
 
 
 # chunk_forward
 
 
-def _call(args: tuple, op: str = "chunk_kda", **others: Tensor | None) -> Call:
+def call_of(args: tuple, op: str = "chunk_kda", **others: Tensor | None) -> Call:
     transforms.refuse_tangents(op)
     options = Options(**dict(zip(OPTIONS, args[len(INPUTS):])))
     return Call(op, Inputs(*args[: len(INPUTS)]), options, **others)
@@ -107,7 +107,7 @@ def forward(c: Call, save: Save) -> Outputs:
     problem = problem_of(c)
     if save is Save.OWN:
         _keeper(c, problem)
-    with _autocast_off(c.inputs.q):
+    with autocast_off(c.inputs.q):
         return _launch(c, problem, recorded=save is Save.PRODUCTS).forward(problem, c.inputs, save)
 
 
@@ -122,14 +122,14 @@ def _keeper(c: Call, problem: Problem) -> str:
 
 def _chunk_forward(*args):
     *args, word = args
-    c = _call(args)
+    c = call_of(args)
     out, q = forward(c, _SAVES[word]), c.inputs.q
-    return out.o, _or_empty(out.final_state, q), _or_empty(out.h, q), list(out.saved or ())
+    return out.o, or_empty(out.final_state, q), or_empty(out.h, q), list(out.saved or ())
 
 
-def _chunk_forward_fake(*args):
+def chunk_forward_fake(*args):
     *args, word = args
-    c = _call(args)
+    c = call_of(args)
     check(c, KIND)
     q, o = c.inputs.q, c.options
     packed = c.inputs.cu_seqlens is not None
@@ -178,7 +178,7 @@ def _gradients(
     """Of the inputs, by the operator; `tensors` are those that the forward saved."""
     settings = [getattr(options, name) for name in OPTIONS]
     inputs, saved = tensors[: len(INPUTS)], tensors[len(INPUTS):]
-    return _wanted(call("chunk_backward", *inputs, *settings, do, _or_none(dht), *saved), needs)
+    return _wanted(call("chunk_backward", *inputs, *settings, do, or_none(dht), *saved), needs)
 
 
 def _wanted(grads: Iterable[Tensor | None], needs: Sequence[bool]) -> list[Tensor | None]:
@@ -198,7 +198,7 @@ def _chunk_jvp(ctx, *tangents):
 def _chunk_tangent(*args):
     """The tangents of o, of the final states and of the intermediate ones."""
     tangents = args[-len(INPUTS):]
-    c = _call([*args[: -len(INPUTS)]])
+    c = call_of([*args[: -len(INPUTS)]])
     problem = problem_of(c)
     chosen = choose(problem, backend_asked(c.options.backend)).backend
     if not capability(chosen).composite:
@@ -206,9 +206,9 @@ def _chunk_tangent(*args):
 
     def outputs(*tensors):
         out = launcher(chosen).forward(problem, Inputs(*tensors))
-        return [_or_empty(x, c.inputs.q) for x in (out.o, out.final_state, out.h)]
+        return [or_empty(x, c.inputs.q) for x in (out.o, out.final_state, out.h)]
 
-    with _autocast_off(c.inputs.q):
+    with autocast_off(c.inputs.q):
         return transforms.pushforward(outputs, args[: len(INPUTS)], tangents)
 
 
@@ -218,7 +218,7 @@ class Recorded(torch.autograd.Function):
     @staticmethod
     def forward(ctx, of: Recording, *tensors):
         x = Inputs(*tensors)
-        with _autocast_off(x.q):
+        with autocast_off(x.q):
             out = launcher(of.route.backend).forward(of.route.forward, x, of.route.save)
         ctx.of = of
         ctx.set_materialize_grads(False)
@@ -234,7 +234,7 @@ class Recorded(torch.autograd.Function):
         x, saved = Inputs(*tensors[: len(INPUTS)]), tensors[len(INPUTS):]
         do = torch.zeros_like(x.v) if do is None else do
         backend = choose(route.backward, route.asked).backend
-        with _autocast_off(x.q):
+        with autocast_off(x.q):
             grads = launcher(backend).backward(route.backward, x, do, dht, _bundled(saved))
         return None, *_wanted(grads, needs)
 
@@ -265,19 +265,22 @@ def _bundled(saved: Sequence[Tensor]) -> Saved | Products | Own | None:
     return _BUNDLES[len(saved)](*saved) if saved else None
 
 
+def backward(c: Call, saved: Sequence[Tensor]) -> Grads:
+    problem = problem_of(c, "backward")
+    do = torch.zeros_like(c.inputs.v) if c.do is None else c.do
+    with autocast_off(c.inputs.q):
+        return _launch(c, problem).backward(problem, c.inputs, do, c.dht, _bundled(saved))
+
+
 def _chunk_backward(*args):
     *args, do, dht, saved = args
-    c = _call(args, "chunk_kda_bwd", do=do, dht=dht)
-    problem = problem_of(c, "backward")
-    do = torch.zeros_like(c.inputs.v) if do is None else do
-    with _autocast_off(c.inputs.q):
-        grads: Grads = _launch(c, problem).backward(problem, c.inputs, do, dht, _bundled(saved))
-    return tuple(_or_empty(g, c.inputs.q) for g in grads)
+    grads = backward(call_of(args, "chunk_kda_bwd", do=do, dht=dht), saved)
+    return tuple(or_empty(g, args[0]) for g in grads)
 
 
-def _chunk_backward_fake(*args):
+def chunk_backward_fake(*args):
     *args, do, dht, _ = args
-    c = _call(args, "chunk_kda_bwd", do=do, dht=dht)
+    c = call_of(args, "chunk_kda_bwd", do=do, dht=dht)
     check(c, KIND)
     return tuple(
         c.inputs.q.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -296,7 +299,7 @@ def _recurrent_call(args: tuple, inplace: bool) -> Call:
 
 def recurrent(c: Call) -> tuple[Tensor, Tensor | None]:
     problem = problem_of(c)
-    with _autocast_off(c.inputs.q):
+    with autocast_off(c.inputs.q):
         found = _launch(c, problem).recurrent(problem, c.inputs)
     if problem.inplace and not c.inputs.initial_state.is_inference():
         torch.autograd.graph.increment_version(c.inputs.initial_state)        # a kernel writes where torch does not see
@@ -306,7 +309,7 @@ def recurrent(c: Call) -> tuple[Tensor, Tensor | None]:
 def _recurrent(*args):
     c = _recurrent_call(args, inplace=False)
     o, ht = recurrent(c)
-    return o, _or_empty(ht, c.inputs.q)
+    return o, or_empty(ht, c.inputs.q)
 
 
 def _recurrent_(*args):
@@ -368,7 +371,7 @@ def _gate(g, A_log, dt_bias, lower_bound, dtype):
 
 
 def _gate_formula(g, A_log, dt_bias, lower_bound, dtype):
-    with _autocast_off(g):
+    with autocast_off(g):
         return gates.decay(*_gate_tensors(g, A_log, dt_bias), lower_bound).to(dtype).contiguous()
 
 
@@ -378,13 +381,13 @@ def _gate_fake(g, A_log, dt_bias, lower_bound, dtype):
 
 
 def _gate_backward(dy, g, A_log, dt_bias, lower_bound):
-    with _autocast_off(g):
+    with autocast_off(g):
         x, rate, bias = _gate_tensors(g, A_log, dt_bias)
         dx, dA_terms = gates.decay_bwd(dy.to(x.dtype), x, rate, bias, lower_bound)
         heads = dx.reshape(-1, *g.shape[-2:])
         dA_log = None if A_log is None else dA_terms.reshape(heads.shape).sum((0, 2)).view(A_log.shape).to(A_log.dtype)
         ddt_bias = None if dt_bias is None else heads.sum(0).view(dt_bias.shape).to(dt_bias.dtype)
-        return dx.to(g.dtype).contiguous(), _or_empty(dA_log, g), _or_empty(ddt_bias, g)
+        return dx.to(g.dtype).contiguous(), or_empty(dA_log, g), or_empty(ddt_bias, g)
 
 
 def _gate_backward_fake(dy, g, A_log, dt_bias, lower_bound):
@@ -503,17 +506,17 @@ def call(name: str, *args):
 
 
 def _register() -> None:
-    chunk = f"{_tensors(INPUTS)}, {_options(OPTIONS)}"
-    recurrent_options = _options(RECURRENT_OPTIONS)
+    chunk = f"{schema_of_tensors(INPUTS)}, {schema_of_options(OPTIONS)}"
+    recurrent_options = schema_of_options(RECURRENT_OPTIONS)
     gate = "Tensor g, Tensor? A_log, Tensor? dt_bias, float? lower_bound"
     operators = {
         f"chunk_forward({chunk}, str save) -> (Tensor, Tensor, Tensor, Tensor[])":
-            (_chunk_forward, _chunk_forward_fake),
+            (_chunk_forward, chunk_forward_fake),
         f"chunk_backward({chunk}, Tensor? do, Tensor? dht, Tensor[] saved) -> ({', '.join(['Tensor'] * 8)})":
-            (_chunk_backward, _chunk_backward_fake),
-        f"recurrent({_tensors(RECURRENT_INPUTS)}, {recurrent_options}) -> (Tensor, Tensor)":
+            (_chunk_backward, chunk_backward_fake),
+        f"recurrent({schema_of_tensors(RECURRENT_INPUTS)}, {recurrent_options}) -> (Tensor, Tensor)":
             (_recurrent, _recurrent_fake),
-        f"recurrent_({_tensors(RECURRENT_INPUTS, 'initial_state')}, {recurrent_options}) -> Tensor":
+        f"recurrent_({schema_of_tensors(RECURRENT_INPUTS, 'initial_state')}, {recurrent_options}) -> Tensor":
             (_recurrent_, _recurrent_fake_),
         "put(Tensor(a!) out, Tensor o, bool recorded) -> ()":
             (_put_real, _put),

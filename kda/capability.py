@@ -38,6 +38,7 @@ class Capability:
     some_backwards: bool = False             # and True: where rules refuse it, though this backend was named
     keeps: bool = True                       # False: that other backend makes recorded forwards, too
     keeps_own: bool = False                  # its backward reads what its forward kept (bundles.Own), or makes it again
+    maps: tuple[str, ...] = ()               # "forward": it has segment_map, "backward": segment_map_bwd (kda.parallel)
     composite: bool = False                  # made of torch operations alone, which forward-mode AD follows
     archs: tuple[str, ...] = ()              # targets its kernels are built for; empty: no compiled kernels
     stages: tuple[str, ...] = ()             # of kda.stages, or runs of them, that its launch module can run alone

@@ -268,15 +268,15 @@ RECORDED_OUT = Check(
     "No gradient flows through out; leave it out to record gradients.",
 )  # fmt: skip
 
+RECORDING = (INTERMEDIATE_STATES, WRITTEN_STATE, RECORDED_OUT)
+
 CALLER: tuple[Check, ...] = (
     *(_type_row(name, needed=name in REQUIRED) for name in ARGUMENTS),
     _option_row("scale", "a number or None", int, float),
     _option_row("lower_bound", "a number or None", int, float, type(None)),
     _option_row("chunk_size", "an int", int),
     _option_row("backend", "a str or None", str, type(None)),
-    INTERMEDIATE_STATES,
-    WRITTEN_STATE,
-    RECORDED_OUT,
+    *RECORDING,
 )  # fmt: skip
 
 
@@ -404,7 +404,7 @@ KIND: tuple[Check, ...] = (
         "scale.value", "scale", "a finite number",
         lambda c: _when(not math.isfinite(c.options.scale), repr(c.options.scale)), "None means K ** -0.5.",
     ),
-    Check("chunk_size.value", "chunk_size", " or ".join(map(str, CHUNK_SIZES)),
+    Check("chunk_size.value", "chunk_size", "either " + " or ".join(map(str, CHUNK_SIZES)),
           lambda c: _when(c.options.chunk_size not in CHUNK_SIZES, repr(c.options.chunk_size)), "64 is the default."),
     Check(
         "cu_seqlens.shape", "cu_seqlens", "[N + 1]",
@@ -610,6 +610,17 @@ ELSEWHERE = {
     "flag.type": "any flag",
     "state_layout.both": "transpose_state_layout",
     "cp_context.none": "cp_context",
+    **dict.fromkeys(("cp_context.type", "cp_context.world", "cp_context.agreed"), "cp_context"),
+    "cp_context.tokens": "q",
+    **dict.fromkeys(("cp_group.missing", "cp_group.type"), "group"),
+    "cp_layout.value": "layout",
+    "cp_exchange.value": "exchange",
+    "cp_lengths.value": "lengths",
+    **dict.fromkeys(("cp_offsets.type", "cp_offsets.values", "cp_offsets.parts"), "cu_seqlens"),
+    "halo.rows": "rows",
+    "halo.shape": "x",
+    **dict.fromkeys(("mesh.op", "mesh.plain", "mesh.same", "mesh.way", "mesh.placement", "mesh.even", "mesh.pool",
+                     "mesh.sequence", "mesh.group", "mesh.states"), "any tensor that is a DTensor"),
     "max_num_seqs.type": "max_num_seqs",
     "max_num_seqs.value": "max_num_seqs",
     "saved.kind": "saved",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+QUOTED = ("chunk_size",)                     # as FLA writes it: who matches FLA's message goes on matching ours
+
 
 class KdaError(Exception):
     """Base of all errors that kda raises on purpose."""
@@ -11,7 +13,8 @@ class InputError(KdaError, ValueError):
     """An argument that cannot be served; `check` is the id of the row in docs/errors.md."""
 
     def __init__(self, op: str, argument: str, asked: str, found: str, fix: str, check: str):
-        super().__init__(f"{op}: {argument} must be {asked}; found {found}. {fix} [{check}]")
+        name = f"`{argument}`" if argument in QUOTED else argument
+        super().__init__(f"{op}: {name} must be {asked}; found {found}. {fix} [{check}]")
         self.op, self.argument, self.asked, self.found, self.fix, self.check = op, argument, asked, found, fix, check
 
     def __reduce__(self):
@@ -20,6 +23,10 @@ class InputError(KdaError, ValueError):
 
 class InputTypeError(InputError, TypeError):
     """The same for an argument of the wrong Python type, or one that does not exist."""
+
+
+class PackageError(KdaError, ImportError):
+    """Another package that is asked for by name is absent, or is not as it must be."""
 
 
 class NoBackendError(KdaError, RuntimeError):

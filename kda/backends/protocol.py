@@ -14,7 +14,7 @@ from kda.problem import Inputs, Problem
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kda.bundles import Grads, Outputs, Own, Products, Save, Saved
+    from kda.bundles import Grads, Outputs, Own, Products, Save, Saved, SegmentSummary
 
 
 class Launcher(Protocol):
@@ -30,6 +30,17 @@ class Launcher(Protocol):
 
     def kept_bytes(self, p: Problem) -> int:
         """Of bundles.Own.  Of backends that declare `keeps_own`."""
+
+    def segment_map(self, p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
+        """What one sequence (B = 1, T >= 1, not packed) does to a state, (1, HV, K, ..): `added` is what is behind it,
+        from x.initial_state if given; without `transition` M is of no meaning.  Of backends whose `maps` have
+        "forward"."""
+
+    def segment_map_bwd(
+        self, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, transition: bool
+    ) -> SegmentSummary:
+        """The same for the gradient of a state, M transposed; `added` is what reaches the state that enters, from dht
+        (1, HV, K, V) if given.  No other gradient is made.  Of backends whose `maps` have "backward"."""
 
     def recurrent(self, p: Problem, x: Inputs) -> tuple[Tensor, Tensor | None]:
         """o and the final states; none where `p.inplace` puts them into x.initial_state.  Of backends whose rules
@@ -53,6 +64,8 @@ class Planner(Protocol):
 
 def functions_of(capability: Capability) -> dict[str, tuple[str, ...]]:
     """Module -> functions that a backend of this capability has in any case."""
-    optional = {"backward": capability.backward, "kept_bytes": capability.keeps_own}
+    optional = {"backward": capability.backward, "kept_bytes": capability.keeps_own,
+                "segment_map": "forward" in capability.maps,
+                "segment_map_bwd": "backward" in capability.maps}  # fmt: skip
     of_launch = ("forward", "stage", "rounded_to", *(name for name, there in optional.items() if there))
     return {"launch": of_launch} | ({"plan": ("recipes",)} if capability.archs else {})

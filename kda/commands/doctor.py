@@ -18,12 +18,13 @@ import click
 from kda.capability import Capability
 from kda.compile.target import TARGETS
 from kda.dispatch import Choice, backend_names, capabilities, weigh
-from kda.host import PACKAGES, Host
+from kda.host import Host
 from kda.problem import Problem
 from kda.verify.evidence import Evidence
 
-from . import probes
+from . import models, probes
 from .findings import CHECKS, Finding, backends_with_kernels
+from .hosts import default_device, host_for
 from .options import known
 from .probes import Facts, Probe
 from .render import FINDING, OK, Screen, common_options, kda_version, strip_ansi, table
@@ -54,6 +55,7 @@ class Report:
     facts: Facts
     findings: tuple[Finding, ...]
     rows: tuple[Row, ...] = ()
+    ways: tuple[models.Way, ...] = ()        # in which models would use kda; empty: not looked for
     choice: Choice | None = None             # of the table's problem
     unmet: tuple[str, ...] = ()              # --require that does not hold
     strict: bool = False
@@ -68,24 +70,6 @@ class Report:
 
 
 # ---------------------------------------------------------------------------------------------- backends
-
-
-def default_device(facts: Facts) -> str:
-    return "cuda:0" if facts.gpus else "cpu"
-
-
-def host_for(device: str, facts: Facts) -> Host:
-    """The Host that `kda.host.detect` would find, from the facts."""
-    versions = tuple((package, facts.versions[package]) for package in PACKAGES if package in facts.versions)
-    common = {"system": facts.system, "versions": versions}
-    if not device.startswith("cuda"):
-        return Host(device=device, name=device, **common)
-    digits = device.partition(":")[2]
-    index = int(digits) if digits.isdigit() else 0
-    if index >= len(facts.gpus):
-        return Host(device=device, name="no such GPU", **common)
-    gpu = facts.gpus[index]
-    return Host(device, gpu.name, gpu.cc, gpu.sms, gpu.smem, gpu.memory, **common)
 
 
 def takes(backend: Capability, problem: Problem, host: Host) -> tuple[str, ...]:
@@ -157,6 +141,7 @@ def examine(screen: Screen, checks: Sequence[str] = (), problem: str | None = No
     looked_at = _checks_to_run(checks, problem)
     with_table = not checks or problem is not None or bool(require) or bool(named)
     needs = {need for check in looked_at for need in check.needs} | ({"torch", "smi"} if with_table else set())
+    with_models = with_table and not checks and problem is None
     with screen.progress("looking at this machine") as tell:
         facts = probes.gather(needs)
         findings = [check(facts) for check in looked_at]
@@ -175,7 +160,8 @@ def examine(screen: Screen, checks: Sequence[str] = (), problem: str | None = No
     unmet = [row for row in rows if row.name in require and not row.usable]
     choice = weigh(asked, host_for(asked.device, facts))
     says = tuple(f"{row.name} is required and not usable: {row.why}" for row in unmet)
-    return Report(facts, tuple(findings), rows, choice, says, strict)
+    ways = models.ways(facts) if with_models else ()
+    return Report(facts, tuple(findings), rows, ways, choice, says, strict)
 
 
 def _checks_to_run(checks: Sequence[str], problem: str | None) -> list:
@@ -263,6 +249,8 @@ def text_lines(screen: Screen, report: Report, verbose: bool, for_problem: bool)
         return [*lines, "", *str(report.choice).splitlines(), *report.unmet]
     if report.rows:
         lines += [line for line in (legend(report.choice), archs_line()) if line]
+    if any(way.version for way in report.ways):
+        lines += ["", *models.lines(report.ways)]
     return [*lines, "", *report.unmet, summary(report)]
 
 
@@ -285,6 +273,7 @@ def as_json(report: Report) -> dict:
         },
         "findings": [{"id": f.id, "status": f.status, "says": f.says, "fix": list(f.fix)} for f in report.findings],
         "backends": [_row_json(row) for row in report.rows],
+        "models": [way.as_json() for way in report.ways],
     }
     return out if report.choice is None else {**out, "problem": str(report.choice.problem)}
 
@@ -305,7 +294,8 @@ def paste_lines(report: Report) -> list[str]:
         ("kda", kda_version()), ("python", ".".join(map(str, facts.python))), ("system", platform.platform()),
         ("GPUs", gpus), ("driver", facts.driver or "-"), *facts.versions.items(), *facts.env.items(),
     ]  # fmt: skip
-    parts = table(facts_table), finding_lines(plain, report.findings), backend_lines(plain, report.rows)
+    parts = [table(facts_table), finding_lines(plain, report.findings), backend_lines(plain, report.rows)]
+    parts += [models.lines(report.ways)] * bool(report.ways)
     return ["```", *(anonymous(line) for part in parts for line in [*part, ""]), "```"]
 
 

@@ -476,14 +476,6 @@ def simulator_compiler(f: Facts) -> Finding | None:
     return Finding("simulator.compiler", "warn", says, ("apt-get install gcc libc6-dev   (or set CC)",))
 
 
-@check("fla.present", "flash-linear-attention is there to compare with")
-def fla_present(f: Facts) -> Finding | None:
-    if "flash-linear-attention" in f.versions:
-        return Finding("fla.present", "ok", f.versions["flash-linear-attention"])
-    says = "flash-linear-attention is not installed: only `kda verify --against fla` needs it"
-    return Finding("fla.present", "info", says, ("pip install flash-linear-attention",))
-
-
 def _nothing_to_see(id: str, why: str) -> Finding:
     return Finding(id, "info", f"not looked at: {why}")
 

@@ -26,12 +26,12 @@ from dataclasses import dataclass, field
 
 DISTRIBUTION = "kimi-delta-attention"
 PACKAGES = ("torch", "triton", "nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-cu12", "nvidia-cutlass-dsl-libs-cu13",
-            "cuda-python", "cuda-bindings", "apache-tvm-ffi", "flash-linear-attention", "click",
-            "packaging")  # fmt: skip
-ENVIRONMENT = ("KDA_", "CUTE_DSL_", "TRITON_", "CUDA_")          # prefixes of the variables that doctor looks at
+            "cuda-python", "cuda-bindings", "apache-tvm-ffi", "fla-core", "flash-linear-attention",
+            "transformers", "click", "packaging")  # fmt: skip
+ENVIRONMENT = ("KDA_", "CUTE_DSL_", "TRITON_", "CUDA_", "FLA_")  # prefixes of the variables that doctor looks at
 TRACE_ARCHS = ("sm_90a", "sm_100a")
 TIMEOUTS = {"torch": 60, "triton": 60, "cutlass": 60, "trace": 30, "nvrtc": 60, "smi": 15, "ptxas": 10,
-            "backend": 120}                                         # seconds
+            "backend": 120, "fla": 60}                                         # seconds
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,9 @@ class Facts:
     ptxas: tuple[Ptxas, ...] = ()
     cache: Cache = Cache("")
     c_compiler: str | None = None            # its path
+    fla: Probe = Probe()                     # kda registered in FLA
+    families: tuple[str, ...] = ()           # models of transformers that call FLA's chunk_kda
+    kda_hf: bool = False                     # there is a kda.hf
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
@@ -129,7 +132,7 @@ class Facts:
         return release(self.torch.data.get("cuda") or "")
 
 
-PROBES = ("torch", "triton", "cutlass", "trace", "nvrtc", "smi", "ptxas", "cache")
+PROBES = ("torch", "triton", "cutlass", "trace", "nvrtc", "smi", "ptxas", "cache", "fla")
 
 
 def gather(wanted: Collection[str] = PROBES) -> Facts:
@@ -152,6 +155,8 @@ def gather(wanted: Collection[str] = PROBES) -> Facts:
         c_compiler=shutil.which(os.environ.get("CC") or "gcc") or shutil.which("cc"),
         smi_gpus=tuple(_gpu(g) for g in smi.data.get("gpus", ())),
         torch_gpus=tuple(_gpu(g) for g in found.get("torch", Probe()).data.get("gpus", ())),
+        families=find_families(),
+        kda_hf=importlib.util.find_spec(".hf", "kda") is not None,
         **found,
     )
 
@@ -166,6 +171,7 @@ def _jobs() -> dict[str, Callable]:
         "smi": nvidia_smi,
         "ptxas": find_ptxas,
         "cache": look_at_cache,
+        "fla": probe_fla,
     }
 
 
@@ -243,6 +249,31 @@ def child(name: str, *args: str) -> Probe:
 
 def probe_backend(name: str) -> Probe:
     return run_json([sys.executable, "-m", "kda.commands.probe_backend", name], TIMEOUTS["backend"])
+
+
+def probe_fla() -> Probe:
+    """Importing FLA takes seconds: only where there is one."""
+    if importlib.util.find_spec("fla") is None:
+        return Probe("absent")
+    return run_json([sys.executable, "-m", "kda.commands.probe_fla"], TIMEOUTS["fla"])
+
+
+FAMILIES = ("kimi_linear", "glm5_next", "bailing_hybrid")        # of transformers, with layers of KDA
+
+
+def find_families() -> tuple[str, ...]:
+    """Those of them that this transformers has and that call FLA's function, by what their files say."""
+    spec = importlib.util.find_spec("transformers")
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    return tuple(family for family in FAMILIES if any(_calls_fla(folder, family) for folder in folders))
+
+
+def _calls_fla(folder: str, family: str) -> bool:
+    try:
+        with open(os.path.join(folder, "models", family, f"modeling_{family}.py"), encoding="utf-8") as file:
+            return '"chunk_kda"' in file.read()
+    except OSError:
+        return False
 
 
 def last_line(text: str) -> str:

@@ -4,6 +4,7 @@ import pathlib
 import warnings
 
 import torch
+from broken_parallel import CASES as PARALLEL
 from naive import make
 
 import kda
@@ -196,12 +197,13 @@ CASES = {
     "keyword.unknown": lambda: chunk(use_gate_in_kernal=True),
     "flag.type": lambda: chunk(output_final_state="no"),
     "state_layout.both": both_layouts,
-    "cp_context.none": lambda: chunk(cp_context=object()),
+    "cp_context.none": lambda: chunk(cp_context=object(), function=kda.chunk_kda_fwd),
     "max_num_seqs.type": lambda: chunk(max_num_seqs="4"),
     "max_num_seqs.value": lambda: chunk([3, 5], max_num_seqs=1),
     "saved.kind": lambda: backward(saved=(1, 2)),
     "saved.shape": other_saved,
     "backend.name": lambda: chunk(backend="refrence"),
+    **PARALLEL,
 }  # fmt: skip
 
 

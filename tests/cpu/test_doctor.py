@@ -35,7 +35,7 @@ HEALTHY = Facts(
     versions={
         "torch": "2.13.0+cu130", "triton": "3.9.0",
         "nvidia-cutlass-dsl": "4.8.1", "nvidia-cutlass-dsl-libs-cu13": "4.8.1",
-        "cuda-bindings": "13.0.1", "flash-linear-attention": "0.5.2",
+        "cuda-bindings": "13.0.1", "fla-core": "0.6.0", "transformers": "5.23.0",
     },
     device_files=True,
     torch=TORCH,
@@ -49,6 +49,8 @@ HEALTHY = Facts(
     ptxas=(Ptxas("/opt/cuda/bin/ptxas", (13, 4), False),),
     cache=Cache("/home/a/.cache/kda", True, True, "", 1 << 40, "ext4", 38, 212 << 20),
     c_compiler="/usr/bin/gcc",
+    fla=Probe("ok", {"version": "0.6.0", "asked": {"chunk_kda": ["kda", "flash_kda"]}}),
+    families=("kimi_linear", "glm5_next"),
 )  # fmt: skip
 NO_GPU = {"smi_gpus": (), "torch_gpus": (), "smi": Probe("absent"), "device_files": False}
 CPU_ONLY = {**NO_GPU, "torch": CPU_TORCH}
@@ -56,6 +58,9 @@ BROKEN = Probe("failed", says="ImportError: libcuda.so.1: cannot open shared obj
 DEAD = Probe("crashed", says="died with SIGSEGV")
 SLOW = Probe("crashed", says="took longer than 30 s")
 ABSENT = Probe("absent", {"absent": True})
+UNASKED = Probe("ok", {"version": "0.6.0", "asked": {"chunk_kda": ["flash_kda"]}})
+NO_FLA = {"fla": ABSENT, "versions": {"transformers": "5.23.0"}}
+TURING = (dataclasses.replace(H200, cc=(7, 5)),)
 NO_NVRTC = Probe("ok", {"version": None, "why": "Failed to dlopen libnvrtc"})
 
 
@@ -155,7 +160,19 @@ CASES = [
     ("cache.stale", cache(stale=3 << 30), "warn", "holds 3.0 GiB"),
     ("cache.stale", cache(bytes=3 << 30), "ok", ""),
     ("simulator.compiler", {"c_compiler": None}, "warn", "apt-get install gcc"),
-    ("fla.present", {"versions": {}}, "info", "pip install flash-linear-attention"),
+    ("models.fla", NO_FLA, "info", "pip install fla-core"),
+    ("models.fla", {"fla": BROKEN}, "warn", "`import kda.fla` failed: ImportError: libcuda.so.1"),
+    ("models.fla", {"fla": DEAD}, "warn", "`import kda.fla` died with SIGSEGV"),
+    ("models.fla", {"fla": Probe("ok", {"asked": {}})}, "warn", "unset FLA_DISABLE_BACKEND_DISPATCH"),
+    ("models.fla", {"fla": UNASKED, "env": {"FLA_KDA": "0"}}, "warn", "FLA_KDA=0: FLA does not ask kda"),
+    ("models.fla", {"torch_gpus": TURING}, "info", "they stay with FLA's own kernels"),
+    ("models.fla", CPU_ONLY, "ok", "use kda, by reference"),
+    ("models.transformers", {"versions": {}}, "info", "transformers is not installed"),
+    ("models.transformers", {"families": ()}, "info", "pip install --upgrade transformers"),
+    ("models.transformers", {"fla": BROKEN}, "warn", "`import kda.fla` failed"),
+    ("models.transformers", NO_FLA, "info", "run in plain torch: fla-core is not installed"),
+    ("models.transformers", {**CPU_ONLY, **NO_FLA, "kda_hf": True}, "ok", "after `import kda.hf; kda.hf.use()` kimi"),
+    ("models.transformers", {**NO_FLA, "kda_hf": True, "torch_gpus": TURING}, "info", "run in plain torch"),
 ]  # fmt: skip
 
 OLD_GPU = Capability("old", 1, "", archs=("sm90", "sm120"))
@@ -393,6 +410,42 @@ def test_json_is_one_object_with_stable_words_and_no_colour(machine):
     swift, plain = data["backends"]
     assert (swift["name"], swift["usable"], swift["auto"], swift["evidence"]) == ("swift", True, True, "executed")
     assert plain["rejections"] == []
+
+
+def test_the_models_that_would_use_kda_have_a_table_of_their_own(machine):
+    machine()
+    assert kda_doctor().stdout.splitlines()[8:11] == [
+        "Models                 use kda  after           by                    which, or why not",
+        "  fla-core 0.6.0       yes      import kda.fla  swift, backward none  FLA's layers and models",
+        "  transformers 5.23.0  yes      import kda.fla  swift, backward none  kimi_linear, glm5_next",
+    ]
+    fla, transformers = json.loads(kda_doctor("--json").stdout)["models"]
+    assert fla == {
+        "package": "fla-core", "version": "0.6.0", "models": "FLA's layers and models", "uses_kda": True,
+        "line": "import kda.fla", "forward": "swift", "backward": None, "why": "", "fix": [],
+    }  # fmt: skip
+    assert transformers["models"] == "kimi_linear, glm5_next" and transformers["version"] == "5.23.0"
+    assert "import kda.fla" in kda_doctor("--paste").stdout
+
+
+def test_without_fla_and_transformers_there_is_no_table_of_models(machine):
+    machine(made_up(fla=ABSENT, versions={}))
+    assert "Models" not in kda_doctor().stdout
+    assert [way["version"] for way in json.loads(kda_doctor("--json").stdout)["models"]] == [None, None]
+    assert "Models" not in kda_doctor("torch.import").stdout
+
+
+def test_the_families_of_transformers_are_found_without_importing_it(monkeypatch, tmp_path):
+    for family, text in (("kimi_linear", '@hub("chunk_kda", "fla")'), ("glm5_next", "pass")):
+        folder = tmp_path / "transformers" / "models" / family
+        folder.mkdir(parents=True)
+        (folder / f"modeling_{family}.py").write_text(text)
+    (tmp_path / "transformers" / "__init__.py").write_text("raise AssertionError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "transformers", raising=False)
+    assert probes.find_families() == ("kimi_linear",)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
+    assert probes.find_families() == () and probes.probe_fla().state == "absent"
 
 
 def test_colour_only_repeats_what_the_words_say(machine):

@@ -50,6 +50,14 @@ def test_an_unknown_keyword_suggests_the_nearest(function):
         function(**call.arguments, initial_sate=None)
 
 
+def test_a_wrong_chunk_size_is_refused_in_words_that_fit_those_of_fla():
+    """FLA's own file of tests looks for them."""
+    call = make(T=64, H=1, K=64, V=64, dtype=torch.float32)
+    with pytest.raises(ValueError, match=r"`chunk_size` must be either 32 or 64") as error:
+        kda.chunk_kda(**call.arguments | {"chunk_size": 16})
+    assert error.value.argument == "chunk_size" and str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
+
+
 def test_a_missing_argument_is_pythons_own_error():
     with pytest.raises(TypeError, match="beta"):
         kda.chunk_kda(1, 2, 3, 4)

@@ -28,21 +28,26 @@ ARROWS = {
     "dispatch": {"backends", "bundles", "capability", "errors", "host", "problem"},
     "checks": {"errors", "offsets", "problem"},
     "transforms": {"errors"},
+    "parallel": {"autograd", "bundles", "checks", "dispatch", "errors", "gates", "offsets", "problem"},
     "autograd": {"bundles", "checks", "dispatch", "errors", "gates", "problem", "transforms"},
-    "api": {"autograd", "bundles", "checks", "dispatch", "errors", "gates", "host", "problem"},
-    "__init__": {"api", "bundles", "dispatch", "errors", "problem", "simulator"},
-    "backends": {"bundles", "capability", "compile", "errors", "gates", "host", "offsets", "problem", "stages"},
+    "api": {"autograd", "bundles", "checks", "dispatch", "errors", "gates", "host", "parallel", "problem"},
+    "notices": {"errors"},
+    "fla": {"api", "errors", "notices"},
+    "nn": {"api", "backends", "errors", "gates", "host", "parallel"},
+    "hf": {"api", "errors", "nn", "notices"},
+    "__init__": {"api", "bundles", "dispatch", "errors", "hf", "nn", "parallel", "problem", "simulator"},
+    "backends": {"bundles", "capability", "compile", "gates", "host", "offsets", "problem", "stages"},
     "verify": {"__init__", "backends", "bundles", "capability", "compile", "dispatch", "gates", "host", "problem",
                "simulator", "stages"},
     "measure": {"__init__", "compile", "host", "simulator", "stages", "verify"},
-    "commands": {"__init__", "bundles", "capability", "compile", "dispatch", "errors", "host", "measure", "problem",
-                 "simulator", "stages", "verify"},
+    "commands": {"__init__", "bundles", "capability", "compile", "dispatch", "errors", "fla", "host", "measure",
+                 "problem", "simulator", "stages", "verify"},
     "cli": {"commands"},
     "__main__": {"cli"},
 }  # fmt: skip
 HEAVY = ("triton", "cutlass", "cuda", "matplotlib", "numpy")
-TORCH_FREE = ("errors", "problem", "stages", "bundles", "host", "capability", "dispatch", "compile", "offsets", "cli",
-              "__main__")  # fmt: skip
+TORCH_FREE = ("errors", "notices", "problem", "stages", "bundles", "host", "capability", "dispatch", "compile",
+              "offsets", "cli", "__main__")  # fmt: skip
 
 
 def part(path):

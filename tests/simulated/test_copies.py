@@ -159,9 +159,7 @@ def test_the_next_tile_may_not_overwrite_what_others_still_read(between, clean, 
     assert clean == (not result.findings)
 
 
-@everywhere
-@pytest.mark.parametrize(("noinc", "arrivals"), [(".noinc", 32), ("", 1)])
-def test_an_mbarrier_tells_another_warp_that_cp_async_is_done(noinc, arrivals, options):
+def handed_over(noinc, arrivals, **options):
     """Warp 0 copies and hands over; warp 1 waits and shows. Without .noinc one plain arrival completes the phase."""
     text = (
         make_barrier(arrivals)
@@ -180,9 +178,22 @@ END:
     """
     )
     source, out = noise(512), torch.zeros(512, dtype=torch.uint8)
-    result = run(frame(text, pointers=2, target="sm_90a"), source, out, **options)
+    return source, out, run(frame(text, pointers=2, target="sm_90a"), source, out, **options)
+
+
+@everywhere
+@pytest.mark.parametrize(("noinc", "arrivals"), [(".noinc", 32), ("", 1)])
+def test_an_mbarrier_tells_another_warp_that_cp_async_is_done(noinc, arrivals, options):
+    source, out, result = handed_over(noinc, arrivals, **options)
     assert not result.findings
     assert torch.equal(out, source)
+
+
+@everywhere
+def test_lanes_whose_copies_are_done_after_the_phase_are_reported(options):
+    """31 of 32 arrivals end it."""
+    _, _, result = handed_over(".noinc", 31, **options)
+    assert any("lane 31 arrives after other lanes" in f.says for f in result.findings if f.kind == "mbarrier")
 
 
 @everywhere

@@ -226,7 +226,7 @@ def test_no_kernel_of_a_bounded_gate_spills_but_grads_of_packed_calls_64_bytes()
 GRADS = "common/cute/grads"
 FAULTS = {
     "G is read before it is there": Fault(
-        "sm100/bwd/grads", "MATH.sync()                                                            # G is there",
+        "sm100/bwd/grads", "self.warps.sync()                                                      # G is there",
         "pass", "race-write-read",
     ),
     "products read values that are on their way": Fault(

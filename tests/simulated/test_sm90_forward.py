@@ -137,7 +137,7 @@ def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
 
 REFUSED = {
     "dtype=float16": "sm90.dtype", "K=96": "sm90.head_dim", "V=256": "sm90.head_dim",
-    "backward K=64 V=64": "sm90.backward_shape",
+    "backward K=64": "sm90.backward_shape",
     "recurrent": "sm90.chunks", "disable_recompute=true": "sm90.keeps", "N=70000 packed": "sm90.size",
     "beta_per_value=true": "sm90.beta",
 }  # fmt: skip

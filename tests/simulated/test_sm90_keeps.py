@@ -185,7 +185,7 @@ def recorded(monkeypatch):
     monkeypatch.setattr("kda.api.what_is_kept", lambda problem, asked: Save.PRODUCTS)
 
     def call(name):
-        case, at = drawn(K=64, **RECORDED[name]), SimulatedDoor("sm90", parse("sm90"))
+        case, at = drawn(**RECORDED[name]), SimulatedDoor("sm90", parse("sm90"))
         found = at.call(case, True)
         assert not at.findings, "\n".join(map(str, at.findings[:5]))
         return case, found, limits_of_recorded(name)
@@ -195,7 +195,7 @@ def recorded(monkeypatch):
 
 @functools.cache
 def limits_of_recorded(name):
-    case = drawn(K=64, **RECORDED[name])
+    case = drawn(**RECORDED[name])
     return budgets(case, SimulatedDoor("sm90", parse("sm90")).rounding(case))
 
 

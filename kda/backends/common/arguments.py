@@ -99,11 +99,14 @@ class Launched:
         @property
         def launch_options(self) -> Mapping[str, Any]: ...
 
+        @property
+        def roles(self) -> Mapping[str, range]: ...
+
     else:
         cluster = 1
         pdl = False                          # programmatic: it may come onto the SM before the kernel ahead has ended
         launch_options = MappingProxyType({})    # of the DSL's launch, that change the code
-    roles: Mapping[str, range] = MappingProxyType({})    # of a CTA's warps, where they differ
+        roles = MappingProxyType({})         # of a CTA's warps, where they differ
 
     def bound(self, kernel: Kernel, grid: tuple[int, int, int], **numbers: float) -> Launch:
         """The launch of a kernel that was built for this, all but its tensors."""

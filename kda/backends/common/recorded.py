@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kda.bundles import Grads, Outputs, Own
+from kda.bundles import Grads, Outputs, Own, SegmentSummary
+from kda.compile.errors import BuildError
 from kda.compile.kernel import Kernel
 from kda.compile.launching import taker
-from kda.errors import InputError
 from kda.host import detect
 from kda.problem import Inputs, Problem
 
@@ -174,6 +174,41 @@ def backward(of: Backend, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None,
     return Grads(dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dh0)
 
 
+def segment_map_bwd(
+    of: Backend, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, transition: bool
+) -> SegmentSummary:
+    """Of one sequence, for several GPUs: the way back over tiles alone, without grads; M is what leaves it of the
+    identity if outputs have no gradients.  K and V are the same."""
+    p = dataclasses.replace(p, direction="backward", state_dtype="float32")    # dh0 is asked for
+    like, inputs = x.q, laid_out(x)
+    inputs.pop("h0")
+    at = steps_here(of, with_dht(p, dht is not None), x)
+    made = at.plan.kept[:2]
+    tiles, M = places_in(like.new_empty(sum(made), dtype=torch.uint8), made)
+    of_walks = at.plan.scratch[:3]
+    dh, added, edge = places_in(like.new_empty(sum(of_walks), dtype=torch.uint8), of_walks)
+    dv, v = torch.empty_like(inputs["v"]), inputs.pop("v")
+    at.prepare(**inputs, tiles=tiles, o=dv)
+    if at.carry:
+        at.carry(tiles=tiles, v=v, ht=added, M=M)
+
+    def back(at: Steps, do: Tensor, dht: Tensor | None) -> Tensor:
+        dh0 = like.new_empty(1, p.HV, p.K, p.V, dtype=torch.float32)
+        if at.carry_back:
+            at.carry_back(tiles=tiles, do=do, dh0=added)
+            at.compose_back(M=M, added=added, h0=dht, edge=edge)
+            dht = edge  # type: ignore[assignment]
+        at.walk(tiles=tiles, do=do, dht=dht, dv=dv, dh=dh, dh0=dh0)
+        return dh0
+
+    do = aligned(do, like.dtype)
+    found = back(at, do, aligned(dht, torch.float32))
+    if not transition:
+        return SegmentSummary(torch.zeros_like(found), found, transposed=True)
+    eye = torch.eye(p.K, device=like.device).expand_as(found).contiguous()
+    return SegmentSummary(back(steps_here(of, with_dht(p, True), x), torch.zeros_like(do), eye), found, transposed=True)
+
+
 def tables(p: Problem, at: Steps, x: Inputs) -> Tables:
     if not p.packed:
         return NO_TABLES
@@ -235,7 +270,7 @@ def grads_as_stage(
 ) -> dict[str, Tensor | None]:
     """bwd/grads alone, on tensors as they lie in chunks."""
     if p.C != TOKENS:
-        raise InputError("bwd/grads", "chunk_size", str(TOKENS), str(p.C), "Leave it out.", "chunk_size.value")
+        raise BuildError(f"bwd/grads: chunk_size must be {TOKENS}; found {p.C}. Leave it out.")
     p = dataclasses.replace(p, final_state=False, state_dtype=None, state_v_first=False, packed=offsets is not None)
     table = chunks_of(p, offsets, tensors)
     x = inputs_of(p, table, offsets, dict(tensors, v=tensors["do"], h0=None))

@@ -87,7 +87,7 @@ def plan_of(make: Makers, p: Problem, sms: int) -> RecordedPlan:
     if p.packed:                                                               # tokens of no sequence may need one more
         all_chunks, all_segments = p.T // C + p.N + 1, p.N + (p.T // (length * C) if length else 0)
         all_states = states = p.T // TOKENS + p.N + 1
-    cut = length > 0
+    cut, grads = length > 0, make.grads(p)
     state, of_segments = p.HV * p.K * p.V, all_segments * cut
     kept = Kept(*places(
         all_chunks * p.HV * make.tile_bytes(p.K), 4 * of_segments * p.HV * p.K * p.K, 2 * all_states * state,
@@ -98,7 +98,7 @@ def plan_of(make: Makers, p: Problem, sms: int) -> RecordedPlan:
     alone, carry_alone = (columns // COLUMNS * ctas <= sms for columns in (p.V, p.V + p.K))
     return RecordedPlan(
         chunks, segments, segment, all_segments, all_chunks, grid(all_chunks) if p.packed else (chunks, p.B), states,
-        all_states, kept, scratch, min(all_states * p.HV, sms) if p.T else 0,
+        all_states, kept, scratch, min(all_states * p.HV, sms * grads.ctas) if p.T else 0,  # type: ignore[attr-defined]
         prepare=make.prepare(p),
         carry=make.carry(p, carry_alone) if cut else None,
         compose=compose_config(p) if cut else None,
@@ -107,7 +107,7 @@ def plan_of(make: Makers, p: Problem, sms: int) -> RecordedPlan:
         carry_back=make.carry_back(p, alone) if cut else None,
         compose_back=compose_back_config(p) if cut else None,
         walk=make.walk(p, cut, alone),
-        grads=make.grads(p),
+        grads=grads,
         shares=shares_config(p),
     )  # fmt: skip
 

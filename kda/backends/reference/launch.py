@@ -12,13 +12,13 @@ from collections.abc import Iterator
 import torch
 
 from kda import gates
-from kda.bundles import Grads, Outputs, Products, Save, Saved, saved_dtypes, saved_shapes
+from kda.bundles import Grads, Outputs, Products, Save, Saved, SegmentSummary, saved_dtypes, saved_shapes
 from kda.gates import wide_dtype
 from kda.offsets import offsets_after_waiting
 from kda.problem import Inputs, Problem
 from kda.stages import BACKWARD, FORWARD, find
 
-from .chunked import Setup, run
+from .chunked import Setup, run, run_stage
 from .ragged import Ragged, Slab, ragged
 from .recurrent import steps
 
@@ -149,6 +149,39 @@ def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved
     dh0 = None if x.initial_state is None else _states_out(p, dS).to(x.initial_state.dtype)
     dq, dk, dv, dg, dbeta = grads
     return Grads(dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dh0)
+
+
+def segment_map(p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
+    walk, zero = _Walk(p, x), x.q.new_zeros
+    added, M = _states(p, x.initial_state, x.q), _transition(p, walk, transition)
+    for slab in walk.slabs:
+        setup, env = _setup(p, slab.table), walk.inputs(slab, added)
+        env = run(FORWARD, setup, env, ("w", "u", "kg", "gc_last"))
+        added = run_stage(find("fwd/state"), setup, env | {"h0": added})["ht"]
+        if transition:
+            nothing = zero(*env["u"].shape[:-1], p.K, dtype=walk.dtype)
+            M = run_stage(find("fwd/state"), setup, env | {"u": nothing, "h0": M})["ht"]
+    return SegmentSummary(M, added)
+
+
+def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, transition: bool) -> SegmentSummary:
+    walk, zero = _Walk(p, x), x.q.new_zeros
+    added, M = _states(p, dht, x.q), _transition(p, walk, transition)
+    do = do.flatten(0, 1)
+    for slab in reversed(walk.slabs):
+        setup, env = _setup(p, slab.table), walk.inputs(slab, added) | walk.chunks(slab, do=do)
+        env = run(FORWARD + BACKWARD, setup, env, ("w", "qg", "kg", "gc_last", "dv_local"))
+        added = run_stage(find("bwd/state"), setup, env | {"dht": added})["dh0"]
+        if transition:
+            nothing = zero(*env["do"].shape[:-1], p.K, dtype=walk.dtype)
+            M = run_stage(find("bwd/state"), setup, env | {"do": nothing, "dv_local": nothing, "dht": M})["dh0"]
+    return SegmentSummary(M, added, transposed=True)
+
+
+def _transition(p: Problem, walk: _Walk, asked: bool) -> Tensor:
+    """The identity, where M begins; zero if it is not asked for."""
+    M = torch.eye(p.K, dtype=walk.dtype, device=walk.table.device) * asked
+    return M.expand(1, p.HV, p.K, p.K).contiguous()
 
 
 def stage(

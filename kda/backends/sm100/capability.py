@@ -13,6 +13,7 @@ CAPABILITY = Capability(
     keeps=False,
     keeps_own=True,
     some_backwards=True,
+    maps=("backward",),
     archs=("sm100", "sm103"),
     rules=(
         Rule(

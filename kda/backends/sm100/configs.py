@@ -12,7 +12,6 @@ from ..common.cute.configs import ChunkConfig
 from ..common.cute.fields import Struct, array, several
 from ..common.cute.recorded import (
     LOAD_WARPS,
-    MATH_WARPS,
     PLACE,
     TOKENS,
     ChainArguments,
@@ -28,6 +27,7 @@ GROUPS = 2                                   # of WARPS warps, in a CTA
 RING = CTAS * GROUPS                         # stages: one for each group of the cluster
 AHEAD = 3                                    # rows of v of so many chunks are there or on their way
 CHAIN_WARPS = 4
+MATH_WARPS = 8                               # of grads
 FIRST_PRODUCER = CHAIN_WARPS                 # warp of the first group
 K = V = 128
 JOIN_ROWS = 256                              # of o, that a CTA of join has

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from kda.bundles import Grads, Outputs, Own, Products, Save, Saved
+from kda.bundles import Grads, Outputs, Own, Products, Save, Saved, SegmentSummary
 from kda.compile.errors import BuildError
 from kda.compile.fetching import fetch_here
 from kda.compile.kernel import Kernel
@@ -100,6 +100,11 @@ def backward(
 ) -> Grads:
     """What was kept for another backend is not looked at."""
     return recorded.backward(RECORDED, p, x, do, dht, saved if type(saved) is Own else None)
+
+
+@on_its_device
+def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, transition: bool) -> SegmentSummary:
+    return recorded.segment_map_bwd(RECORDED, p, x, do, dht, transition)
 
 
 def kept_bytes(p: Problem) -> int:

@@ -22,6 +22,7 @@ CAPABILITY = Capability(
     backend="sm89",
     rank=30,
     summary="float32 in CUDA C++ through NVRTC, compute capability 8.9 and up",
+    maps=("forward", "backward"),
     archs=("sm89",),
     rules=(
         Rule(

@@ -10,8 +10,8 @@ LIMIT = 65535                                # of a grid in y and z
 BACKWARD = (
     Rule(
         "sm90.backward_shape",
-        lambda p, h: p.direction == "forward" or p.K == p.V == 128,
-        "has a backward for K = V = 128; got K={p.K} V={p.V}",
+        lambda p, h: p.direction == "forward" or p.K == p.V,
+        "has a backward where K = V, got K={p.K} V={p.V}",
     ),
 )
 
@@ -21,6 +21,7 @@ CAPABILITY = Capability(
     summary="Hopper kernels in the CuTe DSL, beside Triton's backward where theirs does not accept a call",
     some_backwards=True,
     keeps_own=True,
+    maps=("forward", "backward"),
     archs=("sm90",),
     rules=(
         Rule(

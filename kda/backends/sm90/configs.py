@@ -11,7 +11,6 @@ from ..common.cute.configs import ChunkConfig
 from ..common.cute.fields import Field, Struct, array, several
 from ..common.cute.recorded import (
     LOAD_WARPS,
-    MATH_WARPS,
     TOKENS,
     ChainArguments,
     GradsOptions,
@@ -224,10 +223,14 @@ class WalkConfig(Launched):
     v_first: bool
     stages: int
     every = 2                                # chunks of a state
-    cluster = (2, 1, 1)
     arguments = WalkArguments
     threads = 32 * (LOAD_WARP + 1)
     roles = MappingProxyType({"WALK": range(LOAD_WARP), "LOAD": range(LOAD_WARP, LOAD_WARP + 1)})
+
+    @property
+    def cluster(self) -> tuple[int, int, int] | int:
+        """Two CTAs that read the same tiles lie together, and come to them together."""
+        return (2, 1, 1) if self.strips == 2 else 1
 
     @property
     def carry(self) -> bool:
@@ -323,8 +326,22 @@ class FusedConfig(Launched):
 
 @dataclass(frozen=True)
 class GradsConfig(GradsOptions):
-    threads = 32 * (MATH_WARPS + LOAD_WARPS)
-    roles = MappingProxyType({"MATH": range(MATH_WARPS), "LOAD": range(MATH_WARPS, MATH_WARPS + LOAD_WARPS)})
+    @property
+    def threads(self) -> int:
+        return 32 * (self.math_warps + LOAD_WARPS)
+
+    @property
+    def roles(self) -> dict[str, range]:
+        return {"MATH": range(self.math_warps), "LOAD": range(self.math_warps, self.math_warps + LOAD_WARPS)}
+
+    @property
+    def ctas(self) -> int:  # type: ignore[override]
+        return 2 // self.panels
+
+    @property
+    def launch_options(self) -> dict[str, int]:  # type: ignore[override]
+        """Without the carve-out the DSL asks the driver."""
+        return {"min_blocks_per_mp": 2, "preferred_smem_carveout": 100} if self.ctas > 1 else {"min_blocks_per_mp": 1}
 
     @cached_property
     def struct(self) -> Struct:

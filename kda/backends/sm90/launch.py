@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 
-from kda.bundles import Grads, Outputs, Own, Products, Save, Saved
+from kda.bundles import Grads, Outputs, Own, Products, Save, Saved, SegmentSummary
 from kda.compile.errors import BuildError
 from kda.host import detect
 from kda.problem import Inputs, Problem
@@ -51,9 +52,9 @@ class Steps(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def steps(p: Problem, sms: int, kept: bool, offsets: str | None) -> Steps:
+def steps(p: Problem, sms: int, kept: bool, offsets: str | None, apart: bool = False) -> Steps:
     """For `cu_seqlens` of dtype `offsets`."""
-    pl = plan(p, sms, kept)
+    pl = plan(p, sms, kept, apart)
     step = functools.partial(launch_of, kernel)
     runs, walks = max(1, -(-p.T // (C * RUN))), pl.all_segments if p.N else 0
     gate = dict(T=p.T, H=p.H, HV=p.HV, scale=p.scale, lower_bound=p.lower_bound or 0.0)
@@ -91,10 +92,10 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
     kept = save is Save.PRODUCTS
     at = steps(p, detect(p.device).sms, kept, offsets_dtype(x))
     inputs, out = laid_out(x), outputs(p, x)
-    o, ht, h, _ = out
-    chunk_table, segment_table, first_segment = tables(p, at, x.cu_seqlens, x.q.device) if p.packed else (None,) * 3
+    o = out.o
+    chunk_table, *of_segments = tables(p, at, x.cu_seqlens, x.q.device) if p.packed else (None,) * 3
     if at.fused:
-        at.fused(**inputs, o=o, ht=ht, segment_table=segment_table)
+        at.fused(**inputs, o=o, ht=out.final_state, segment_table=of_segments[0])
         return out
     v, h0 = inputs.pop("v"), inputs.pop("h0")
     tiles = o.new_empty(at.plan.scratch, dtype=torch.uint8)
@@ -105,15 +106,39 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
         at.prepare(**inputs, tiles=tiles, A_qk=A_qk, A_inv=A_inv, o=o, chunk_table=chunk_table)
     if at.pairs:
         at.pairs(tiles=tiles, beta=inputs["beta"], A_qk=A_qk, A_inv=A_inv, chunk_table=chunk_table)
+    chain(p, at, tiles, v, h0, out, *of_segments)
+    return out._replace(saved=Products(A_qk, A_inv) if kept else None)
+
+
+def chain(p: Problem, at: Steps, tiles: Tensor, v: Tensor, h0: Tensor | None, out: Outputs,
+          segment_table: Tensor | None = None, first_segment: Tensor | None = None) -> None:  # fmt: skip
+    """Outputs and states of what tiles were made of."""
     if at.carry:                                                               # states that enter segments come first
-        summary = segment_summary(p, o, at.plan.all_segments)
+        summary = segment_summary(p, out.o, at.plan.all_segments)
         edge = torch.empty_like(summary.added)
         at.carry(tiles=tiles, v=v, ht=summary.added, M=summary.M, segment_table=segment_table)
         at.compose(M=summary.M, added=summary.added, h0=h0, edge=edge, first_segment=first_segment)
         h0 = edge
     if at.chain:
-        at.chain(tiles=tiles, v=v, h0=h0, o=o, ht=ht, h=h, segment_table=segment_table)
-    return out._replace(saved=Products(A_qk, A_inv) if kept else None)
+        at.chain(tiles=tiles, v=v, h0=h0, o=out.o, ht=out.final_state, h=out.h, segment_table=segment_table)
+
+
+@on_its_device
+def segment_map(p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
+    """M is the final state from the identity with v = 0, on the tiles of the forward that gives what is added."""
+    sms, inputs, out = detect(p.device).sms, laid_out(x), outputs(p, x)
+    at = steps(p, sms, False, None, apart=True)
+    v, h0 = inputs.pop("v"), inputs.pop("h0")
+    tiles = v.new_empty(at.plan.scratch, dtype=torch.uint8)
+    at.prepare(**inputs, tiles=tiles, A_qk=None, A_inv=None, o=out.o, chunk_table=None)
+    chain(p, at, tiles, v, h0, out)
+    if not transition:
+        return SegmentSummary(v.new_zeros(1, p.HV, p.K, p.K, dtype=torch.float32), out.final_state)
+    square = dataclasses.replace(p, V=p.K, state_dtype="float32")
+    nothing, eye = v.new_zeros(1, p.T, p.HV, p.K), torch.eye(p.K, device=v.device).repeat(1, p.HV, 1, 1)
+    again = outputs(square, x)
+    chain(square, steps(square, sms, False, None, apart=True), tiles, nothing, eye, again)
+    return SegmentSummary(again.final_state, out.final_state)
 
 
 @on_its_device
@@ -122,6 +147,11 @@ def backward(
 ) -> Grads:
     """What was kept for another backend is not looked at."""
     return recorded.backward(RECORDED, p, x, do, dht, saved if type(saved) is Own else None)
+
+
+@on_its_device
+def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, transition: bool) -> SegmentSummary:
+    return recorded.segment_map_bwd(RECORDED, p, x, do, dht, transition)
 
 
 def tables(p: Problem, at: Steps, cu_seqlens: Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

@@ -77,7 +77,8 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(p: Problem, sms: int, kept: bool = False) -> Plan:
+def plan(p: Problem, sms: int, kept: bool = False, apart: bool = False) -> Plan:
+    """`apart`: tiles are wanted by more than one chain."""
     length, chunks = segment_length(p, sms), -(-p.T // C)
     segment = length or max(chunks, 1)
     segments = max(1, -(-chunks // segment))
@@ -100,7 +101,7 @@ def plan(p: Problem, sms: int, kept: bool = False) -> Plan:
         pairs_config(p) if kept and p.C > C and halves else None,
         chain("segments" if cut else "sequences"), chain("carry") if cut else None,
         compose_config(p) if cut else None,
-        None if cut or kept or not one_kernel(p, sms, all_chunks) else fused_config(p),
+        None if cut or kept or apart or not one_kernel(p, sms, all_chunks) else fused_config(p),
     )  # fmt: skip
 
 

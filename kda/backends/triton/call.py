@@ -22,9 +22,9 @@ Tensor = torch.Tensor
 
 
 @functools.lru_cache(maxsize=1024)
-def prepared(p: Problem, host: Host, saved: Save) -> tuple[Plan, dict[str, TritonKernel]]:
+def prepared(p: Problem, host: Host, saved: Save, cut: bool) -> tuple[Plan, dict[str, TritonKernel]]:
     """The plan and its kernels, those that are missing built side by side."""
-    found = plan(p, host, saved)
+    found = plan(p, host, saved, cut)
     return found, dict(zip(found.kernels, fetch_all(found.kernels.values())))
 
 
@@ -44,9 +44,10 @@ class Call:
     addresses.
     """
 
-    def __init__(self, p: Problem, saved: Save, device: torch.device, tensors: Mapping[str, Tensor | None]):
+    def __init__(self, p: Problem, saved: Save, device: torch.device, tensors: Mapping[str, Tensor | None],
+                 cut: bool = False):  # fmt: skip
         self.p, self.device = p, device
-        self.plan, self.kernels = prepared(p, detect(p.device), saved)
+        self.plan, self.kernels = prepared(p, detect(p.device), saved, cut)
         pl = self.plan
         self.env: dict[str, Any] = {
             **tensors,
@@ -60,9 +61,9 @@ class Call:
             self._tables(tensors["cu_seqlens"])
 
     @classmethod
-    def of(cls, p: Problem, saved: Save, x: Inputs, **others: Tensor | None) -> Call:
+    def of(cls, p: Problem, saved: Save, x: Inputs, cut: bool = False, **others: Tensor | None) -> Call:
         """Of the arguments of a call that saves, or was saved, what `saved` says."""
-        return cls(p, saved, x.q.device, laid_out(x) | {"cu_seqlens": x.cu_seqlens} | others)
+        return cls(p, saved, x.q.device, laid_out(x) | {"cu_seqlens": x.cu_seqlens} | others, cut)
 
     def _tables(self, cu_seqlens: Tensor) -> None:
         """Where chunks and segments lie, on the GPU."""

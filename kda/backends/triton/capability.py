@@ -31,6 +31,7 @@ CAPABILITY = Capability(
             "needs K <= 256, in fused_recurrent_kda K <= 1024, got K={p.K}",
         ),
     ),
+    maps=("forward", "backward"),
     archs=tuple(TARGETS),
     stages=("fwd/gate+intra+wy", "fwd/state+output", "bwd/output+state", "bwd/wy+intra+gate"),
     proof_dtypes=("bfloat16", "float32"),

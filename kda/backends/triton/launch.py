@@ -157,7 +157,7 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
 @on_its_device
 def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | None = None) -> Grads:
     save = Save.of(saved)
-    kept = {} if saved is None else {name: aligned(t) for name, t in saved._asdict().items()}
+    kept: dict[str, Any] = {} if saved is None else {name: aligned(t) for name, t in saved._asdict().items()}
     c = Call.of(p, save, x, do=aligned(do, x.q.dtype), dht=aligned(dht, torch.float32), **kept)
     env = c.env
     if save is Save.ALL:
@@ -174,6 +174,45 @@ def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved
     wy_intra_gate_bwd(c)
     names = zip(Grads._fields, (x.q, x.k, x.v, x.g, x.beta, x.A_log, x.dt_bias, x.initial_state))
     return Grads(*(None if t is None else env[name].to(t.dtype) for name, t in names))
+
+
+# maps of a sequence on several GPUs, by the kernels of calls
+
+
+@on_its_device
+def segment_map(p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
+    c = Call.of(p, Save.NOTHING, x, cut=transition)
+    c.make("o")
+    added = c.env["ht"] = c.empty(1, p.HV, p.K, p.V, dtype=torch.float32)
+    gate_intra_wy(c, keep=False)
+    c.drop("gc q_norm k_norm")
+    state_output(c)
+    return SegmentSummary(whole_transition(c, transition), added)
+
+
+@on_its_device
+def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, transition: bool) -> SegmentSummary:
+    p = dataclasses.replace(p, direction="backward", state_dtype="float32")    # dh0 is asked for
+    c = Call.of(p, Save.NOTHING, x, cut=transition, do=aligned(do, x.q.dtype), dht=aligned(dht, torch.float32))
+    added = c.env["dh0"] = c.empty(1, p.HV, p.K, p.V, dtype=torch.float32)
+    gate_intra_wy(c, keep=True)
+    c.drop("gc q_norm k_norm A_inv u")
+    output_state_bwd(c)
+    return SegmentSummary(whole_transition(c, transition).mT, added, transposed=True)
+
+
+def whole_transition(c: Call, asked: bool) -> Tensor:
+    """M of the one sequence, of those of its segments: in float64, of which no flag of torch makes less."""
+    p = c.p
+    if not asked:
+        return torch.zeros(1, p.HV, p.K, p.K, device=c.device)
+    if not c.plan.segment:                                                     # there is one chunk
+        w, kg = (c.env[name].transpose(0, 1).double() for name in ("w", "kg"))
+        return (c.env["gc_last"].double().exp2().view(p.HV, p.K).diag_embed() - kg.mT @ w).float().unsqueeze(0)
+    *others, last = c.env["M"].double().unbind()
+    for M in reversed(others):
+        last = last @ M
+    return last.float().unsqueeze(0)
 
 
 # stages alone

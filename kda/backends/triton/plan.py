@@ -67,10 +67,13 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(p: Problem, host: Host, saved: Save = Save.NOTHING) -> Plan:
-    """`saved`: by this forward, or by that of this backward."""
+def plan(p: Problem, host: Host, saved: Save = Save.NOTHING, cut: bool = False) -> Plan:
+    """`saved`: by this forward, or by that of this backward.  `cut`: of two segments at least, unless chunks are
+    fewer."""
     make = _Recipes(p, host)
     segment = split(p, host.sms, make.state.BV)
+    if cut and not segment:
+        segment = -(-p.T // p.C) // 2
     kernels = (make.forward if p.direction == "forward" else make.backward)(segment, saved)
     return Plan(p, make.target, host.sms, kernels, segment)
 

@@ -253,6 +253,11 @@ void mbarrier_complete_tx(Mbarrier *b, s64 bytes, const Knowledge *from) {
     end_phase_if_due(b);
 }
 
+void mbarrier_too_few(const Mbarrier *b, Warp *w, const Ins *i, int lane) {
+    find(w, i, lane, BAD_MBARRIER, shared_address(b->cta, b->address), 8,
+         "lane %d arrives after other lanes of the same instruction have ended the phase: %lld arrivals are too few", lane, (long long)b->expected);
+}
+
 static void expect_tx(Mbarrier *b, u32 bytes) {
     b->tx += bytes;
     if (b->tx > MOST_ARRIVALS) broken_count(b, "the count of bytes", b->tx);
@@ -342,9 +347,7 @@ static Outcome op_mbarrier_arrive(Warp *w, const Ins *i, u32 lanes) {
         u32 address = operand_address(w, i, 1, l), count = i->arg[2] >= 0 ? R32(w, i->arg[2])[l] : 1;
         Mbarrier *b = mbarrier_at(w, i, l, address, true);
         if (!b) continue;
-        if (b == ended)
-            find(w, i, l, BAD_MBARRIER, address, 8, "lane %d arrives after other lanes of the same instruction have ended the phase: %lld arrivals are too few",
-                 l, (long long)b->expected);
+        if (b == ended) mbarrier_too_few(b, w, i, l);
         note_visit(w, i, b->cta);
         if (i->arg[3] >= 0) expect_tx(b, R32(w, i->arg[3])[l]);
         if (i->mod[2]) b->expected -= count;

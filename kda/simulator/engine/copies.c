@@ -237,14 +237,19 @@ typedef struct {
 static void run_arrivals(Work *work) {
     const Arrivals *a = (const Arrivals *)work->data;
     run_groups(work->warp, BY_CP_ASYNC, ALL, work->clock, false);
+    const Mbarrier *ended = NULL; /* whose phase an earlier lane of this instruction has ended */
     for (u32 rest = a->lanes; rest; rest &= rest - 1) {
-        Mbarrier *b = a->barrier[first_lane(rest)];
+        int l = first_lane(rest);
+        Mbarrier *b = a->barrier[l];
         if (!b->live) {
             landed(work, b, 0);
             continue;
         }
+        if (b == ended) mbarrier_too_few(b, work->warp, work->ins, l);
+        u64 phase = b->phase;
         knows_cp_async(work->warp, &b->arriving, work->clock);
         mbarrier_arrive(b, 1, NULL);
+        if (b->phase != phase) ended = b;
     }
 }
 

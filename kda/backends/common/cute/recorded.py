@@ -15,7 +15,8 @@ TOKENS = 64                                  # of a chunk of grads: two of the f
 STEP = 16                                    # tokens of one step of a product
 TOKEN_FACTORS = 3                            # 1 / |q|, 1 / |k|, b
 PLACE = 4                                    # numbers of an item: its chunk, value head, first token and tokens
-MATH_WARPS, LOAD_WARPS = 8, 4
+CHANNELS = 64                                # of a panel, of which each of four warps of MATH has 16
+LOAD_WARPS = 4
 
 
 class ChainArguments(Arguments):
@@ -88,7 +89,16 @@ class GradsOptions(ChunkConfig):
     arguments = GradsArguments
     places_shared = False                    # LOAD tells MATH where an item lies
     rows_of_values = MappingProxyType(dict.fromkeys(("do", "dv", "r"), TOKENS))    # of panels of 64 columns
+    ctas = 1                                 # that an SM has at once
     launch_options = MappingProxyType({"min_blocks_per_mp": 1})
+
+    @property
+    def panels(self) -> int:
+        return self.K // CHANNELS
+
+    @property
+    def math_warps(self) -> int:
+        return 4 * self.panels
 
     @property
     def block(self) -> int:
@@ -97,7 +107,7 @@ class GradsOptions(ChunkConfig):
 
     @property
     def sums(self) -> list[str]:
-        """Over channels, of each token: qn . dqn and kn . (-2^x up2) where norms are taken, and db."""
+        """Over channels, of each token: qn . dqn and kn . (-2^x up2) where norms are taken, and b db."""
         return ["q", "k"] * self.norm + ["b"]
 
     @property

@@ -52,9 +52,9 @@ from ...common.cute.copies import field_at, in_global, load_one, store
 from ...common.cute.fragments import load_matrices, mma_bf16
 from ...common.cute.grads.load import LOADERS, Loader
 from ...common.cute.grads.places import HALVES, STEPS
-from ...common.cute.grads.rows import MATH, Rows
-from ...common.cute.recorded import MATH_WARPS, PLACE, TOKENS
-from ..configs import TMEM, GradsColumns, GradsConfig, K, V
+from ...common.cute.grads.rows import Rows
+from ...common.cute.recorded import PLACE, TOKENS
+from ..configs import MATH_WARPS, TMEM, GradsColumns, GradsConfig, K, V
 from ..parts import umma
 
 MATH_REGISTERS, LOAD_REGISTERS = 224, 56
@@ -132,7 +132,7 @@ class Math(Rows):
         through_state = self.sums_of_states(s)
         cute.arch.mbarrier_wait(s.products, i & 1)
         umma.fence_after_thread_sync()
-        self.store_G(s, self.accumulator(GradsColumns.G))
+        self.store_G(s, *self.accumulators(GradsColumns.G), self.panel())
 
         cute.arch.mbarrier_wait(s.rows_full + (i & 1), i >> 1 & 1)
         self.refresh(s)
@@ -144,16 +144,16 @@ class Math(Rows):
         cute.arch.mbarrier_wait(s.products + 1, i & 1)
         umma.fence_after_thread_sync()
         self.give_back(s.values_empty)
-        up1, up2 = [self.accumulator(columns) for columns in (GradsColumns.up1, GradsColumns.up2)]
+        up1, up2 = self.accumulators(GradsColumns.up1, 2)
         self.enter_up(up1, up2, ratio)
-        MATH.sync()                                                            # G is there
+        self.warps.sync()                                                      # G is there
         self.refresh(s)
-        Kd = self.put_back(GradsColumns.Kd)
+        (Kd,) = self.put_back(GradsColumns.Kd)
         self.sweep_up(s, up1, up2, Kd, ratio)
-        down = self.accumulator(GradsColumns.down)
+        (down,) = self.accumulators(GradsColumns.down)
         umma.fence_before_thread_sync()                                        # warp 0 issues the next item's products
         through = self.enter_down(down, Kd, ratio, through_state)
-        Qu, Ku = [self.put_back(columns) for columns in (GradsColumns.Qu, GradsColumns.Ku)]
+        Qu, Ku = self.put_back(GradsColumns.Qu, 2)
         self.sweep_down(s, down, Qu, Ku, ratio)
         self.finish(x, s, at, i, channel, rows, of_tokens, rate, bias, xs, through, up1, up2, down, Qu, Ku, Kd)
 
@@ -182,14 +182,15 @@ class Math(Rows):
         return umma.load_fragments(self.lanes() + (GradsColumns.x + b * umma.STEP), umma.STEP)
 
     @cute.jit
-    def put_back(self, columns: cutlass.Constexpr):
-        """An operand that was put aside."""
-        operand = self.operand()
-        words = cute.recast_tensor(operand, Uint32)
-        found = umma.load_fragments(self.lanes() + columns, TOKENS // 2, Uint32)
-        for w in cutlass.range_constexpr(TOKENS // 4):
-            words[w] = found[w]
-        return operand
+    def put_back(self, columns: cutlass.Constexpr, count: cutlass.Constexpr = 1):
+        """Operands that were put aside, next to each other."""
+        found, each = umma.load_fragments(self.lanes() + columns, count * TOKENS // 2, Uint32), TOKENS // 4
+        operands = [self.operand() for _ in range(count)]
+        for n in cutlass.range_constexpr(count):
+            words = cute.recast_tensor(operands[n], Uint32)
+            for w in cutlass.range_constexpr(each):
+                words[w] = found[n * each + w]
+        return operands
 
     @cute.jit
     def issue_products(self, s):
@@ -213,12 +214,14 @@ class Math(Rows):
         return self.quarter() * umma.WARP_LANES + self.half() * (umma.WARP_LANES // 2)
 
     @cute.jit
-    def accumulator(self, columns: cutlass.Constexpr):
-        """The warp's 16 rows of a product."""
-        found, kept = umma.load_fragments(self.lanes() + columns, TOKENS), cute.make_rmem_tensor(TOKENS // 2, Float32)
-        for j in cutlass.range_constexpr(TOKENS // 2):
-            kept[j] = found[j]
-        return kept
+    def accumulators(self, columns: cutlass.Constexpr, count: cutlass.Constexpr = 1):
+        """The warp's 16 rows of products next to each other."""
+        found, each = umma.load_fragments(self.lanes() + columns, count * TOKENS), TOKENS // 2
+        accs = [cute.make_rmem_tensor(each, Float32) for _ in range(count)]
+        for n in cutlass.range_constexpr(count):
+            for j in cutlass.range_constexpr(each):
+                accs[n][j] = found[n * each + j]
+        return accs
 
     @cute.jit
     def operand(self, tokens: cutlass.Constexpr = TOKENS):
@@ -332,7 +335,7 @@ class Grads(entry.Entry):
                 self.math.item(x, s, i)
                 i += 1
             umma.fence_before_thread_sync()
-            MATH.sync()                                                        # all have read tensor memory
+            self.math.warps.sync()                                             # all have read tensor memory
             if warp == 0:
                 umma.free(TMEM)
         else:

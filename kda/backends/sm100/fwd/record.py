@@ -156,8 +156,9 @@ class Record(Walker):
                         umma.fence_after_thread_sync()                         # what is in its columns was read
                     self.issue_v(s, i + 1, next_stage, next_phase, of_M)
             stage, phase = next_stage, next_phase
-        cute.arch.mbarrier_wait(s.added, steps & 1 ^ 1)
-        umma.fence_after_thread_sync()
+        if cutlass.const_expr(c.carry or c.ht):                                # else EPILOGUE has waited for more
+            cute.arch.mbarrier_wait(s.added, steps & 1 ^ 1)
+            umma.fence_after_thread_sync()
         if cutlass.const_expr(not c.carry):
             self.wait_for_last_image()
 

@@ -12,27 +12,29 @@
   dqn = scale 2^x up1;  dkn = b 2^-x down - 2^x up2
   dg2[t] = sum_(i >= t) (Qu up1 + Ku up2 - Kd down)_i + sum_all Kd 2^(gc_last - a) dh r^T + 2^gc_last sum_V h dh
                        of the operands as they were rounded: what row i gains, row j loses
-  db is the mean of sum_K kn 2^-x down and of sum_V dv r / b, the diagonal of dv r^T, where b is not tiny
+  b db is the mean of sum_K Kd down and of sum_V dv r, the diagonal of dv r^T; a given b counts as 2^-40 at least
   dq = (dqn - qn (qn . dqn)) / |q|, dk alike with kn . dkn = sum_V dv r + kn . (-2^x up2);  dg and dbeta go on through
                        the gate and the sigmoid
 
 Channels are the rows of every product, so that a sum over tokens stays among four lanes.  In shared memory 16 tokens
 are permuted: position 8 b + 2 a + e holds token 4 a + 2 b + e, and lane a of four has four neighbours.
 
-  warps  registers  role  does
-  0-7    232        MATH  a warpgroup has 64 channels: 32 elements a thread of each of three accumulators
-  8-11   40         LOAD  brings what comes next, norms and beta of its tokens, and takes away what was made
+  warps, registers; K = V = 64   role  does
+  0-7    232        0-3    232   MATH  a warpgroup has 64 channels: 32 elements a thread of each of three accumulators;
+                                       of two one makes G1, one G2, a single one makes both
+  8-11   40         4-7    24    LOAD  brings what comes next, norms and beta of its tokens, takes away what was made
 
   pipeline        arrivals                        says
   values_full     128, of LOAD's copies;          do, dv, r, h and dh of a chunk are there
                   1 and the bytes of h and dh
-  values_empty    8, a lane of each MATH warp     all products and sums that read them are done
+  values_empty    8 or 4, one of each MATH warp   all products and sums that read them are done
   rows_full, 2    128, of LOAD                    q, k, g and of_tokens are there
-  rows_done, 2    8, a lane of each MATH warp     dq, dk and dg stand where q, k and g stood
-  MATH            256                             G is there;  it was read;  partial sums are there;  projections are
+  rows_done, 2    8 or 4, one of each MATH warp   dq, dk and dg stand where q, k and g stood
+  Rows.warps      all of MATH                     G is there;  it was read;  partial sums are there;  projections are
   LOAD            128                             rows are there
 
-  shared memory: configs.GradsConfig.struct: do, dv, r 3 x 16 KiB, h, dh 2 x 32, rows 2 x 48, G 16 (partial sums later)
+  shared memory: configs.GradsConfig.struct: do, dv, r 3 x 16 KiB, h, dh 2 x 32, rows 2 x 48, G 16 (partial sums later);
+  of K = V = 64 3 x 8, 2 x 8, 2 x 24 and 16, of which two CTAs fit on an SM
 """
 
 from __future__ import annotations
@@ -50,15 +52,14 @@ from ...common.cute import entry
 from ...common.cute.copies import allocate
 from ...common.cute.grads.load import LOADERS, Loader, place_of_item, tile_at
 from ...common.cute.grads.places import HALVES, STEPS
-from ...common.cute.grads.rows import MATH, Rows
-from ...common.cute.recorded import MATH_WARPS, TOKENS
+from ...common.cute.grads.rows import Rows
+from ...common.cute.recorded import CHANNELS, TOKENS
 from ..configs import GradsConfig
 from ..parts.state import register_mma
 from ..parts.views import view, wide_view
 from ..parts.wgmma import accumulator, issue
 
-MATH_REGISTERS, LOAD_REGISTERS = 232, 40
-CHANNELS = 64                                # of a warpgroup
+REGISTERS = {1: (232, 24), 2: (232, 40)}     # of MATH and LOAD, where MATH has so many warpgroups: all of an SM's
 
 
 @cute.jit
@@ -76,14 +77,16 @@ def issue_product(acc, a, b, of_a: cutlass.Constexpr = OperandMajorMode.K, fence
 
 
 class Math(Rows):
-    """MATH: two warpgroups, 64 channels each."""
+    """MATH: a warpgroup for each panel of channels.  Two make G1 and G2, one each; one makes both."""
 
     states_stand = True
     early = False
 
     @cute.jit
     def panel(self):
-        """The warpgroup."""
+        """The warpgroup, where there are two."""
+        if cutlass.const_expr(self.c.panels == 1):
+            return 0
         return cute.arch.make_warp_uniform(cute.arch.warp_idx()) >> 2
 
     @cute.jit
@@ -93,14 +96,17 @@ class Math(Rows):
 
     @cute.jit
     def item(self, x, s, at, i):
-        c, channel, group = self.c, self.first_channel(), self.panel()
+        c, channel, first = self.c, self.first_channel(), self.panel()
         rate, bias = self.gate.of_channels(x, at[1], channel)
 
         cute.arch.mbarrier_wait(s.values_full, i & 1)
         cute.arch.fence_proxy("async.shared", space="cta")
-        G, up1, up2, down = [accumulator(product_mma(), (CHANNELS, TOKENS)) for _ in range(4)]
+        G = [accumulator(product_mma(), (TOKENS, TOKENS)) for _ in range(2 // c.panels)]
+        up1, up2, down = [accumulator(product_mma(), (CHANNELS, TOKENS)) for _ in range(3)]
         do, dv, r = [wide_view(values, TOKENS, c.V) for values in (s.do, s.dv, s.r)]
-        issue_product(G, wide_view(tile_at(s.do, group * (TOKENS * c.V)), TOKENS, c.V), r, fenced=False)
+        for n in cutlass.range_constexpr(len(G)):
+            rows = wide_view(tile_at(s.do, (first + n) * (TOKENS * c.V)), TOKENS, c.V)
+            issue_product(G[n], rows, r, fenced=n > 0)
         warpgroup.commit_group()
         h, dh = [self.own_channels(states) for states in (s.h, s.dh)]
         issue_product(up1, h, do, OperandMajorMode.MN)
@@ -109,7 +115,8 @@ class Math(Rows):
         warpgroup.commit_group()
         through_state = self.sums_of_states(s)
         warpgroup.wait_group(1)
-        self.store_G(s, G)
+        for n in cutlass.range_constexpr(len(G)):
+            self.store_G(s, G[n], first + n)
         cute.arch.fence_proxy("async.shared", space="cta")
 
         cute.arch.mbarrier_wait(s.rows_full + (i & 1), i >> 1 & 1)
@@ -122,7 +129,7 @@ class Math(Rows):
         self.give_back(s.values_empty)
         self.enter_up(up1, up2, ratio)
         through = self.enter_down(down, Kd, ratio, through_state)
-        MATH.sync()                                                            # G is there
+        self.warps.sync()                                                      # G is there
         self.sweeps(x, s, up1, up2, down, Qu, Ku, Kd, ratio)
         self.finish(x, s, at, i, channel, rows, of_tokens, rate, bias, xs, through, up1, up2, down, Qu, Ku, Kd)
 
@@ -201,20 +208,21 @@ class Grads(entry.Entry):
         first, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
         if cute.arch.thread_idx()[0] == 0:
             cute.arch.mbarrier_init(s.values_full, LOADERS + 1)
-            cute.arch.mbarrier_init(s.values_empty, MATH_WARPS)
+            cute.arch.mbarrier_init(s.values_empty, self.c.math_warps)
             for stage in cutlass.range_constexpr(2):
                 cute.arch.mbarrier_init(s.rows_full + stage, LOADERS)
-                cute.arch.mbarrier_init(s.rows_done + stage, MATH_WARPS)
+                cute.arch.mbarrier_init(s.rows_done + stage, self.c.math_warps)
             cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
-        if cute.arch.make_warp_uniform(cute.arch.warp_idx()) < MATH_WARPS:
-            cute.arch.setmaxregister_increase(MATH_REGISTERS)
+        of_math, of_load = REGISTERS[self.c.panels]
+        if cute.arch.make_warp_uniform(cute.arch.warp_idx()) < self.c.math_warps:
+            cute.arch.setmaxregister_increase(of_math)
             i = Int32(0)
             for item in cutlass.range(first, x.items, step, unroll=1):
                 self.math.item(x, s, place_of_item(self.c, x, item), i)
                 i += 1
         else:
-            cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
+            cute.arch.setmaxregister_decrease(of_load)
             self.loader.run(x, s, first, step)
 
 

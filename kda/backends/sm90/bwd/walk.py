@@ -21,7 +21,8 @@ adds to dh; the transposed M of the forward is what it multiplies dh by, and com
   teams.CHAIN 128                                                    dv and dh are in shared memory, the dv before last
                                                                      was read;  the dh before has gone
 
-  shared memory: configs.WalkConfig.struct; at K = 128 a stage has a tile of 29 KiB and do 4.5; dv twice 4.5, dh 16 KiB
+  shared memory: configs.WalkConfig.struct; at K = 128 a stage has a tile of 29 KiB and do 4.5; dv twice 4.5, dh 16 KiB;
+  at K = 64 the tile 17 and dh 8
 """
 
 from __future__ import annotations

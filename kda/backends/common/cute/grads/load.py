@@ -16,9 +16,9 @@ from ..async_copies import arrive_when_copied, bulk_copy, copy_16_bytes_later
 from ..barriers import NamedBarrier
 from ..configs import ChunkTable
 from ..copies import copy_16_bytes, floats, in_global, load, load_one, store
-from ..recorded import LOAD_WARPS, MATH_WARPS, PLACE, STEP, TOKEN_FACTORS, TOKENS, GradsOptions
+from ..recorded import LOAD_WARPS, PLACE, TOKEN_FACTORS, TOKENS, GradsOptions
 from ..tile import BF16
-from .places import B, last_token, position
+from .places import SMALLEST_B, B, last_token, position
 
 LOAD = NamedBarrier(2, 32 * LOAD_WARPS)
 LOADERS = 32 * LOAD_WARPS
@@ -31,14 +31,17 @@ def tile_at(pointer, elements):
 
 
 class Loader:
-    """LOAD: four warps; a thread moves pieces of 16 bytes, 8 tokens apart."""
+    """LOAD: four warps; a thread moves pieces of 16 bytes of tokens that are `apart`.  K = V."""
 
     def __init__(self, config: GradsOptions):
         self.c = config
+        self.pieces = config.K // 8                                            # of a row: 8 or 16
+        self.apart = LOADERS // self.pieces
+        self.passes = TOKENS // self.apart
 
     @cute.jit
     def thread(self):
-        return cute.arch.thread_idx()[0] - 32 * MATH_WARPS
+        return cute.arch.thread_idx()[0] - 32 * self.c.math_warps
 
     @cute.jit
     def run(self, x, s, first, step):
@@ -86,11 +89,11 @@ class Loader:
 
     @cute.jit
     def load_tokens(self, source, first, stride, tokens, to, rows: cutlass.Constexpr = TOKENS):
-        """64 rows of 256 bytes, into panels of so many rows; past the end the last one again."""
+        """64 rows, into panels of so many rows; past the end the last one again."""
         thread = self.thread()
-        for j in cutlass.range_constexpr(TOKENS // 8):
-            row = last_token(thread // 16 + 8 * j, tokens)
-            address = fast.row((source + first).toint() + (thread & 15) * 16, row, stride * Int32(2))
+        for j in cutlass.range_constexpr(self.passes):
+            row = last_token(thread // self.pieces + self.apart * j, tokens)
+            address = fast.row((source + first).toint() + (thread & self.pieces - 1) * 16, row, stride * Int32(2))
             copy_16_bytes_later(address, to + self.place_of_piece(j, rows))
 
     @cute.jit
@@ -102,9 +105,10 @@ class Loader:
 
     @cute.jit
     def place_of_piece(self, j: cutlass.Constexpr, rows: cutlass.Constexpr = TOKENS):
-        """Elements to a thread's piece of token 8 j + thread / 16, in panels of so many rows."""
+        """Elements to a thread's piece of its j-th token, in panels of so many rows."""
         thread = self.thread()
-        piece, row = thread & 15, position(thread >> 4) + (position(8 * (j & 1)) + STEP * (j >> 1))
+        piece, first = thread & self.pieces - 1, thread >> self.pieces.bit_length() - 1
+        row = position(first) + position(self.apart * j)
         return (piece >> 3) * (rows * 64) + row * 64 + (piece & 7 ^ row & 7) * 8
 
     @cute.jit
@@ -141,6 +145,8 @@ class Loader:
             beta = load_one(x.beta + (self.loaded(x, begin) + last_token(token, tokens)) * x.HV + head).to(Float32)
             if cutlass.const_expr(self.c.beta != "given"):
                 beta = fast.sigmoid(beta) * Float32(2.0 if self.c.beta == "2*sigmoid" else 1.0)
+            else:
+                beta = Float32(SMALLEST_B) if beta * beta <= SMALLEST_B**2 else beta               # a nan stays
             of_tokens[B * TOKENS + token] = beta if real else Float32(0.0)
         LOAD.sync()                                                            # all threads' rows are there
         factor = Float32(1.0)
@@ -165,8 +171,8 @@ class Loader:
         cute.arch.mbarrier_wait(s.rows_done + (i & 1), i >> 1 & 1)
         rows, thread = self.rows_at(s, i), self.thread()
         for to, field in ((x.dq, "q"), (x.dk, "k"), (x.dg, "g")):
-            for j in cutlass.range_constexpr(TOKENS // 8 if field in self.c.rows.fields else 0):
-                row = thread // 16 + 8 * j
+            for j in cutlass.range_constexpr(self.passes if field in self.c.rows.fields else 0):
+                row = thread // self.pieces + self.apart * j
                 if row < tokens:
                     source = self.field(rows, field) + self.place_of_piece(j)
                     copy_16_bytes(source, self.row_of(to, begin, head, row, x.HV))
@@ -176,7 +182,7 @@ class Loader:
     @cute.jit
     def row_of(self, to, begin, head, row, HV):
         """A thread's piece of a row of a result."""
-        own = to + (begin * HV + head) * self.c.K + (self.thread() & 15) * 8
+        own = to + (begin * HV + head) * self.c.K + (self.thread() & self.pieces - 1) * 8
         size = to.dtype.width // 8
         return in_global(fast.row(own.toint(), row, HV * Int32(size * self.c.K)), to.dtype)
 
@@ -185,8 +191,8 @@ class Loader:
         """Zeros where tokens are no sequence's; dv has them."""
         thread, zero = self.thread(), Float32(0.0)
         for to in (x.dq, x.dk, x.dg):
-            for j in cutlass.range_constexpr(TOKENS // 8):
-                row = thread // 16 + 8 * j
+            for j in cutlass.range_constexpr(self.passes):
+                row = thread // self.pieces + self.apart * j
                 if row < tokens:
                     store(self.row_of(to, begin, head, row, x.HV), [zero] * 8)
         if thread < tokens:

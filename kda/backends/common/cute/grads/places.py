@@ -11,6 +11,7 @@ from ..recorded import STEP, TOKEN_FACTORS, TOKENS
 STEPS = TOKENS // STEP
 EACH = 4                                     # tokens of a step that a lane has: 4 a .. 4 a + 3
 Q, K_, B = range(TOKEN_FACTORS)              # of a token: 1 / |q|, 1 / |k|, b
+SMALLEST_B = 2.0**-40                        # of a given b: b db is divided by it, though it was 0
 HALVES = 2                                   # rows (channels) of an accumulator that a lane has: lane / 4, and 8 below
 
 

@@ -14,17 +14,14 @@ from .. import fast
 from ..barriers import NamedBarrier
 from ..copies import both_halves, compute_words_now, floats, load, load_one, store, words_of
 from ..fragments import load_matrices, mma_bf16, store_matrices
-from ..recorded import MATH_WARPS, STEP, TOKEN_FACTORS, TOKENS, GradsOptions
+from ..recorded import STEP, TOKEN_FACTORS, TOKENS, GradsOptions
 from .gate import Gate
 from .load import tile_at
-from .places import EACH, HALVES, K_, STEPS, B, Q, at_element, neighbour, raw
-
-MATH = NamedBarrier(1, 32 * MATH_WARPS)
-SMALL_B = 2.0**-40                                               # below it b db may have lost its digits
+from .places import EACH, HALVES, K_, SMALLEST_B, STEPS, B, Q, at_element, neighbour, raw
 
 
 class Rows:
-    """MATH but its products: a warp has 16 channels of one of two panels of 64, `part()` of `panel()`.
+    """MATH but its products: a warp has 16 channels of a panel of 64, `part()` of `panel()`.
 
     An arch says which, and has
 
@@ -41,6 +38,7 @@ class Rows:
 
     def __init__(self, config: GradsOptions):
         self.c, self.gate = config, Gate(config)
+        self.warps = NamedBarrier(1, 32 * config.math_warps)
         self.blocks, self.each = TOKENS // config.block, STEP // config.block  # of a chunk, and of a step
 
     @cute.jit
@@ -116,15 +114,15 @@ class Rows:
         self, x, s, at, i, channel, rows, of_tokens, rate, bias, xs, through, up1, up2, down, Qu, Ku, Kd
     ):  # fmt: skip
         """From accumulators to results, in the place of the item's rows."""
-        MATH.sync()                                                            # G was read
+        self.warps.sync()                                                      # G was read
         self.refresh(s)
-        gains = self.gains_and_sums(x, s, rows[1], of_tokens, xs, up1, up2, down, Qu, Ku, Kd)
-        MATH.sync()                                                            # partial sums are there
+        gains = self.gains_and_sums(x, s, of_tokens, xs, up1, up2, down, Qu, Ku, Kd)
+        self.warps.sync()                                                      # partial sums are there
         self.refresh(s)
         at, channel, rate, bias = self.ask_again(x, s, i, at, channel, rate, bias)
         self.project(x, s, i, *at[1:])
         self.store_dg(x, at, rows[-1], gains, rate, bias, through, channel)
-        MATH.sync()                                                            # projections are there
+        self.warps.sync()                                                      # projections are there
         self.refresh(s)
         self.store_dq_dk(x, s, rows, of_tokens, xs, up1, up2, down)
         self.give_back(s.rows_done + (i & 1))
@@ -137,12 +135,12 @@ class Rows:
         return self.panel() * (TOKENS * 64) + row * 64 + (piece ^ lane & 7) * 8
 
     @cute.jit
-    def store_G(self, s, G):
-        """What is causal of it, rounded; and the diagonal of dv r^T."""
-        lane, part, panel = self.lane(), self.part(), self.panel()
+    def store_G(self, s, G, n):
+        """What is causal of G1 (n = 0) or G2, rounded; and the diagonal of dv r^T."""
+        lane, part = self.lane(), self.part()
         flat = cute.coalesce(G)
         tokens = [STEP * part + 4 * (lane >> 3) + 2 * r + (lane >> 2 & 1) for r in range(HALVES)]
-        if panel == 1:
+        if n == 1:
             odd = lane & 4 != 0
             for r in cutlass.range_constexpr(HALVES):
                 found = Float32(0.0)
@@ -151,9 +149,9 @@ class Rows:
                     found = own if part == b else found
                 if (lane & 3) == lane >> 3:
                     s.through_b[tokens[r]] = found
-        last = [token - panel - 4 * (lane & 3) for token in tokens]            # G2 is strict
+        last = [token - n - 4 * (lane & 3) for token in tokens]            # G2 is strict
         row = STEP * part + (lane >> 3 & 1) * 8 + (lane & 7)
-        to = s.G + (panel * (TOKENS * TOKENS) + row * 64)
+        to = s.G + (n * (TOKENS * TOKENS) + row * 64)
         for b in cutlass.range_constexpr(STEPS):
             causal = []
             for j in cutlass.range_constexpr(8):
@@ -287,7 +285,7 @@ class Rows:
         return step
 
     @cute.jit
-    def gains_and_sums(self, x, s, own_k, of_tokens, xs, up1, up2, down, Qu, Ku, Kd):
+    def gains_and_sums(self, x, s, of_tokens, xs, up1, up2, down, Qu, Ku, Kd):
         """What each token's gate gains of its row; to shared memory, where G was, what a warp's 16 channels have of
         recorded.GradsOptions.sums: (warps, sums, tokens)."""
         lane, gains, wanted = self.lane(), [None] * 32, self.c.sums
@@ -297,17 +295,15 @@ class Rows:
         words = [cute.recast_tensor(cute.coalesce(operand), Uint32) for operand in (Qu, Ku, Kd)]
         sums = [[Float32(0.0)] * (TOKENS // EACH) for _ in wanted]
         for b in cutlass.range_constexpr(STEPS):
-            factors = self.factors(x, of_tokens, b)
-            k, from_middle = raw(own_k, b), self.from_middle(x, xs, b)
+            factors, from_middle = self.factors(x, of_tokens, b), self.from_middle(x, xs, b)
             for w in cutlass.range_constexpr(4):                               # two tokens of a channel at a time
                 weight = [both_halves(of_operand[4 * b + w]) for of_operand in words]
                 for e in cutlass.range_constexpr(2):
                     i, t = 8 * b + 2 * w + e, w // 2 * 2 + e
                     of_weight = [of_pair[e].bitcast(Float32) for of_pair in weight]
-                    row = [of_weight[n] * flat[n][i] for n in range(2)]
-                    gains[i] = (row[0] + row[1]) - of_weight[2] * flat[2][i]
+                    row = [of_weight[n] * flat[n][i] for n in range(3)]
+                    gains[i] = (row[0] + row[1]) - row[2]
                     up, back = fast.exp2(from_middle[2 * w + e]), fast.exp2(-from_middle[2 * w + e])
-                    row.append(k[2 * w + e] * (flat[2][i] * back))             # of Kd less its b, which may be 0
                     for n in cutlass.range_constexpr(len(wanted)):
                         sums[n][EACH * b + t] = sums[n][EACH * b + t] + row[n - len(wanted)]
                     if cutlass.const_expr(self.early):
@@ -344,7 +340,8 @@ class Rows:
 
     @cute.jit
     def project(self, x, s, i, head, begin, tokens):
-        """qn . dqn / |q|^2 and kn . dkn / |k|^2 of each token, by the first 128 threads; dbeta."""
+        """qn . dqn / |q|^2 and kn . dkn / |k|^2 of each token, by the first 128 threads; dbeta, where b db is the mean
+        of its sums over K and over V: one errs more with equal keys, the other with ordinary ones."""
         thread, token = self.thread(), self.thread() & TOKENS - 1
         if thread < 2 * TOKENS:
             through_b = s.through_b[token]
@@ -356,24 +353,20 @@ class Rows:
                 s.projected[thread] = total * factor * factor
             if of_k and token < tokens:
                 at = (begin + token) * x.HV + head
-                b = s.of_tokens[((i & 1) * TOKEN_FACTORS + B) * TOKENS + token]
-                over_K = self.over_warps(s, self.c.sums.index("b") * TOKENS + token) * factor
-                store(x.dbeta + at, [self.of_beta(x, at, b, over_K, through_b)])
-
-    @cute.jit
-    def of_beta(self, x, at, b, over_K, through_b):
-        """dbeta of a token: the mean of db summed over K and of b db, summed over V, divided by b.  The first errs more
-        with equal keys, the second with ordinary ones; the errors of the mean are near the smaller of both."""
-        if cutlass.const_expr(self.c.beta == "given"):
-            over_V = through_b * fast.reciprocal(b) if b * b > SMALL_B**2 else over_K
-            return Float32(0.5) * (over_K + over_V)
-        return Float32(0.5) * (over_K * b + through_b) * fast.sigmoid(-load_one(x.beta + at).to(Float32))
+                over_K = self.over_warps(s, self.c.sums.index("b") * TOKENS + token)
+                b_db = Float32(0.5) * (over_K + through_b)
+                if cutlass.const_expr(self.c.beta == "given"):
+                    b = s.of_tokens[((i & 1) * TOKEN_FACTORS + B) * TOKENS + token]
+                    db = (over_K if b == SMALLEST_B else b_db) * fast.reciprocal(b)
+                else:
+                    db = b_db * fast.sigmoid(-load_one(x.beta + at).to(Float32))
+                store(x.dbeta + at, [db])
 
     @cute.jit
     def over_warps(self, s, place):
         """The sum over all channels that stands at `place` of each warp's."""
         partial, total = cute.recast_ptr(s.G, dtype=Float32) + place, Float32(0.0)
-        for w in cutlass.range_constexpr(MATH_WARPS):
+        for w in cutlass.range_constexpr(self.c.math_warps):
             total += partial[w * (len(self.c.sums) * TOKENS)]
         return total
 

@@ -1,0 +1,194 @@
+"""A small language model of KDA and attention layers, trained on the bytes of this repository's own pages.
+
+    python examples/train.py                                         # one process, GPU if there is one
+    torchrun --nproc-per-node 2 examples/train.py                    # two: gloo on CPUs, NCCL on GPUs
+    python examples/train.py --out runs/a --steps 200                # stops at 200 ...
+    python examples/train.py --out runs/a --steps 400 --resume       # ... and goes on as if it had not
+
+Writes to --out: checkpoint.pt, losses.json and, with matplotlib, losses.png; prints the loss and, last, some text that
+the model makes token by token, through the cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from kda.nn import Cache, KimiDeltaAttention
+
+ROOT = Path(__file__).resolve().parents[1]
+BYTES = 256
+
+
+class Attention(nn.Module):
+    """Causal softmax attention without positions: those the KDA layers bring in."""
+
+    def __init__(self, hidden: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(hidden, 3 * hidden, bias=False), nn.Linear(hidden, hidden, bias=False)
+
+    def forward(self, x: torch.Tensor, cache: dict | None = None) -> torch.Tensor:
+        """x (B, T, hidden); a cache holds keys and values of what came before."""
+        q, k, v = (each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in self.qkv(x).chunk(3, -1))
+        if cache is not None:
+            before = cache.get(self)
+            k, v = (k, v) if before is None else (torch.cat([a, b], 2) for a, b in zip(before, (k, v)))
+            cache[self] = (k, v)
+        # One token sees all; several are only ever given at the beginning.
+        o = F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1)
+        return self.out(o.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    def __init__(self, hidden: int, heads: int, layer: int, attention: bool):
+        super().__init__()
+        self.before, self.between = nn.RMSNorm(hidden), nn.RMSNorm(hidden)
+        self.mixes = (Attention(hidden, heads) if attention
+                      else KimiDeltaAttention(hidden, heads, hidden // heads, layer_idx=layer))  # fmt: skip
+        self.up, self.down = nn.Linear(hidden, 6 * hidden, bias=False), nn.Linear(3 * hidden, hidden, bias=False)
+
+    def forward(self, x: torch.Tensor, states: Cache | None, keys: dict | None) -> torch.Tensor:
+        kept = keys if isinstance(self.mixes, Attention) else states
+        x = x + self.mixes(self.before(x), cache=kept)
+        a, b = self.up(self.between(x)).chunk(2, -1)
+        return x + self.down(F.silu(a) * b)
+
+
+class Model(nn.Module):
+    """Three layers of KDA, then one of attention, and so on, as in Kimi-Linear."""
+
+    def __init__(self, hidden: int, heads: int, layers: int):
+        super().__init__()
+        self.embed = nn.Embedding(BYTES, hidden)
+        self.blocks = nn.ModuleList(Block(hidden, heads, n, attention=n % 4 == 3) for n in range(layers))
+        self.norm, self.head = nn.RMSNorm(hidden), nn.Linear(hidden, BYTES, bias=False)
+        nn.init.normal_(self.embed.weight, std=0.02)
+
+    def forward(self, tokens: torch.Tensor, states: Cache | None = None, keys: dict | None = None) -> torch.Tensor:
+        """Logits (B, T, 256) of tokens (B, T)."""
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x, states, keys)
+        return self.head(self.norm(x))
+
+    @torch.no_grad()
+    def continued(self, prompt: bytes, tokens: int) -> str:
+        """The prompt, and what the model holds to be most likely behind it."""
+        device, states, keys = self.embed.weight.device, Cache(), {}
+        given, text = torch.tensor([[*prompt]], device=device), [*prompt]
+        for _ in range(tokens):
+            given = self(given, states, keys)[:, -1:].argmax(-1)
+            text.append(given.item())
+        return bytes(text).decode(errors="replace")
+
+
+def text_of_the_repository() -> torch.Tensor:
+    """The licence and the pages, as bytes."""
+    pages = [ROOT / "LICENSE", ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return torch.frombuffer(bytearray(b"\n".join(page.read_bytes() for page in pages)), dtype=torch.uint8).long()
+
+
+def batch_of(text: torch.Tensor, step: int, rank: int, batch: int, length: int) -> torch.Tensor:
+    """(batch, length + 1), the same for a step and a rank whenever it is asked for."""
+    random = torch.Generator().manual_seed(1_000_003 * step + rank)
+    starts = torch.randint(0, len(text) - length, (batch,), generator=random)
+    return text[starts[:, None] + torch.arange(length + 1)]
+
+
+def optimizer_of(model: nn.Module, lr: float) -> torch.optim.Optimizer:
+    """Weight decay for matrices alone: not for norms, nor for what says `_no_weight_decay`."""
+    decayed = [p for p in model.parameters() if p.dim() > 1 and not getattr(p, "_no_weight_decay", False)]
+    others = {id(p) for p in decayed}
+    plain = [p for p in model.parameters() if id(p) not in others]
+    return torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}], lr=lr)
+
+
+def picture(losses: list[float], path: Path) -> None:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        print("no picture: pip install matplotlib")
+        return
+    axes = (figure := Figure(figsize=(6, 4))).subplots()
+    axes.plot(losses, linewidth=1)
+    axes.set(xlabel="step", ylabel="loss, nats a byte", title="KDA and attention on this repository's pages")
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+    print(f"wrote {path}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--batch", type=int, default=8, help="sequences of each process")
+    parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--out", type=Path, default=Path("runs/train"))
+    parser.add_argument("--resume", action="store_true", help="from the checkpoint in --out")
+    args = parser.parse_args()
+
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    device = torch.device(args.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(device)
+    if world > 1:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    torch.manual_seed(0)
+    model = Model(args.hidden, args.heads, args.layers).to(device)
+    optimizer, losses = optimizer_of(model, args.lr), []
+    checkpoint = args.out / "checkpoint.pt"
+    if args.resume:
+        kept = torch.load(checkpoint, map_location=device, weights_only=True)
+        model.load_state_dict(kept["model"])
+        optimizer.load_state_dict(kept["optimizer"])
+        losses = kept["losses"]
+    trained = nn.parallel.DistributedDataParallel(model) if world > 1 else model
+    text, began, first = text_of_the_repository(), time.perf_counter(), len(losses)
+    if rank == 0:
+        print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(text):,} bytes of text, "
+              f"{world} x {args.batch} sequences of {args.length} a step, on {device}")  # fmt: skip
+    for step in range(first, args.steps):
+        tokens = batch_of(text, step, rank, args.batch, args.length).to(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            logits = trained(tokens[:, :-1])
+        loss = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        mean = loss.detach()
+        if world > 1:
+            dist.all_reduce(mean)
+            mean /= world
+        losses.append(mean.item())
+        if rank == 0 and (step % max(args.steps // 10, 1) == 0 or step == args.steps - 1):
+            print(f"step {step:5d}  loss {losses[-1]:.4f}  {time.perf_counter() - began:.1f} s", flush=True)
+    if rank == 0:
+        args.out.mkdir(parents=True, exist_ok=True)
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "losses": losses}, checkpoint)
+        (args.out / "losses.json").write_text(json.dumps(losses))
+        picture(losses, args.out / "losses.png")
+        print(repr(model.eval().continued(b"The state ", 60)))
+    if world > 1:
+        del trained, loss, logits                                              # they hold the group, in a circle
+        gc.collect()
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

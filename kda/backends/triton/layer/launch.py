@@ -1,0 +1,136 @@
+"""The convolution and the norm of a layer: tensors in, tensors out, without autograd."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from kda.compile.fetching import fetch
+from kda.compile.recipes import AnyRecipe
+from kda.host import detect
+
+from ...common.tensors import aligned
+from . import plan
+
+Tensor = torch.Tensor
+
+
+@functools.lru_cache(maxsize=1024)
+def kernel_of(recipe: AnyRecipe) -> Any:
+    return fetch(recipe)
+
+
+def convolution_refused(dtype: torch.dtype, width: int, device: str) -> tuple[str, ...]:
+    """Why torch has to make this convolution; empty if a kernel can."""
+    return plan.broken(plan.CONVOLUTION, plan.Part(_name(dtype), width), detect(device))
+
+
+def norm_refused(dtype: torch.dtype, channels: int, device: str) -> tuple[str, ...]:
+    return plan.broken(plan.NORM, plan.Part(_name(dtype), channels), detect(device))
+
+
+def _on_its_device(function: Callable) -> Callable:
+    @functools.wraps(function)
+    def run(x: Tensor, *args: Any) -> Any:
+        if not x.is_cuda or x.get_device() == torch.cuda.current_device():
+            return function(x, *args)
+        with torch.cuda.device(x.device):
+            return function(x, *args)
+
+    return run
+
+
+@_on_its_device
+def convolve(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, starts: Tensor | None, numbers: Tensor | None
+) -> Tensor:
+    """silu(causal convolution) of x (B, T, C) with weight (C, 4), bias (C), state (N, 3, C); see convolution.py."""
+    call = _Convolution(x, weight, bias, state, starts, numbers)
+    y = torch.empty_like(call.x)
+    call.run("convolve", y=y)
+    return y
+
+
+@_on_its_device
+def convolve_bwd(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, starts: Tensor | None,
+    numbers: Tensor | None, cu_seqlens: Tensor | None, dy: Tensor,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    """The gradients of x, weight, bias and state, in their dtypes."""
+    call = _Convolution(x, weight, bias, state, starts, numbers)
+    dy, dx = aligned(dy, x.dtype), torch.empty_like(call.x)
+    runs = -(-call.tokens // call.rows)
+    shares = torch.empty(runs, 4 if bias is None else 5, call.C, dtype=torch.float32, device=x.device)
+    call.run("convolve_bwd", dy=dy, dx=dx, shares=shares)
+    sums = shares.sum(0)
+    dstate = None
+    if state is not None:
+        dstate = torch.empty_like(call.state)
+        call.run("convolve_state_bwd", programs=dstate.shape[0], cu_seqlens=cu_seqlens, dy=dy, dstate=dstate)
+    dbias = None if bias is None else sums[4].to(bias.dtype)
+    return dx, sums[:4].T.reshape(weight.shape).to(weight.dtype), dbias, dstate
+
+
+class _Convolution:
+    """The tensors and numbers of one call."""
+
+    def __init__(self, x: Tensor, weight: Tensor, bias: Any, state: Any, starts: Any, numbers: Any):
+        self.x, self.state = aligned(x), aligned(state)
+        B, T, self.C = x.shape
+        self.tokens, self.host = B * T, detect(str(x.device))
+        self.given = {
+            "x": self.x, "weight": aligned(weight), "bias": aligned(bias), "state": self.state, "starts": starts,
+            "numbers": numbers if state is not None else None, "tokens": B * T, "T": max(T, 1), "C": self.C,
+        }  # fmt: skip
+        self.blocks = -(-self.C // plan.CHANNELS)
+        self.rows = plan.run_of(self.tokens, self.blocks, self.host.sms)
+
+    def run(self, name: str, programs: int | None = None, **others: Any) -> None:
+        """Launch a kernel on each block of channels, of each run of tokens or of so many others."""
+        given = self.given | others | {"rows": self.rows}
+        given.setdefault("cu_seqlens", None)
+        names = ("x", "weight", "bias", "state", "starts", "numbers", "cu_seqlens")
+        dtypes = tuple((n, None if given[n] is None else _name(given[n].dtype)) for n in names)
+        kernel = kernel_of(plan.convolution(name, dtypes, self.C, self.host))
+        grid = self.blocks * (-(-self.tokens // self.rows) if programs is None else programs)
+        if grid:
+            kernel.launch(grid, *(given[n] for n in kernel.names))
+
+
+@_on_its_device
+def norm_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm of x (.., V) times weight (V) and sigmoid(gate (.., V))."""
+    x, gate, weight = aligned(x), aligned(gate), aligned(weight)
+    y, V = torch.empty_like(x), x.shape[-1]
+    kernel, tiles = _norm("norm_gate", x, gate, weight)
+    if tiles:
+        kernel.launch(tiles, x, gate, weight, y, x.numel() // V, eps)
+    return y
+
+
+@_on_its_device
+def norm_gate_bwd(x: Tensor, gate: Tensor, weight: Tensor, eps: float, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of x, gate and weight."""
+    x, gate, weight, dy = aligned(x), aligned(gate), aligned(weight), aligned(dy, x.dtype)
+    dx, dgate, V = torch.empty_like(x), torch.empty_like(gate), x.shape[-1]
+    kernel, tiles = _norm("norm_gate_bwd", x, gate, weight)
+    programs = plan.norm_programs(tiles, detect(str(x.device)).sms)
+    shares = torch.empty(programs, V, dtype=torch.float32, device=x.device)
+    if tiles:
+        kernel.launch(programs, x, gate, weight, dy, dx, dgate, shares, x.numel() // V, eps, tiles)
+    return dx, dgate, shares.sum(0).to(weight.dtype)
+
+
+def _norm(name: str, x: Tensor, gate: Tensor, weight: Tensor) -> tuple[Any, int]:
+    V = x.shape[-1]
+    dtypes = (("x", _name(x.dtype)), ("gate", _name(gate.dtype)), ("weight", _name(weight.dtype)))
+    recipe = plan.norm(name, dtypes, V, detect(str(x.device)))
+    return kernel_of(recipe), -(-x.numel() // (V * recipe.constants["ROWS"]))
+
+
+@functools.cache
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,113 @@
+"""What the kernels of a layer's other parts are built and launched for: plain Python, no torch, no Triton."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from kda.capability import Rule
+from kda.compile.target import Target
+from kda.compile.triton import Recipe
+from kda.host import Host
+
+from ..targets import TYPES, target_of
+
+WIDTH = 4                                    # tokens that the convolution sees: that of every model
+CHANNELS = 512                               # of a program of the convolution: four a thread
+NORM_ELEMENTS = 2048                         # of a tile of the norm
+
+
+class Part(NamedTuple):
+    """A convolution or a norm, without its tensors."""
+
+    dtype: str
+    size: int                                # width of a convolution, channels of a norm
+
+
+CONVOLUTION = (
+    Rule("layer.gpu", lambda p, h: h.cc is not None and h.cc >= (8, 0),
+         "needs an NVIDIA GPU of compute capability 8.0 or more, found {h}"),
+    Rule("layer.installed", lambda p, h: h.has("triton"), "needs the package triton", "pip install triton"),
+    Rule("layer.dtype", lambda p, h: p.dtype in ("bfloat16", "float16", "float32"),
+         "needs bfloat16, float16 or float32, got {p.dtype}"),
+    Rule("layer.width", lambda p, h: p.size == WIDTH, "needs a convolution over 4 tokens, got {p.size}"),
+)  # fmt: skip
+NORM = (
+    *CONVOLUTION[:3],
+    Rule("layer.channels", lambda p, h: p.size <= 1024, "needs at most 1024 channels, got {p.size}"),
+)
+
+
+@functools.lru_cache(maxsize=1024)
+def broken(rules: tuple[Rule, ...], part: Part, host: Host) -> tuple[str, ...]:
+    """Why torch has to do it; empty if a kernel can."""
+    return tuple(f"{r.id}: {r.why.format(p=part, h=host)}" for r in rules if not r.holds(part, host))
+
+
+def recipe(function: str, tensors: Mapping[str, str | None], numbers: Mapping[str, str], constants: Mapping[str, Any],
+           target: Target, warps: int = 4) -> Recipe:  # fmt: skip
+    """`tensors`: names to dtypes, None for one that is not there; all but offsets and tables lie at 16 bytes."""
+    types = {name: TYPES[dtype] for name, dtype in tensors.items() if dtype is not None}
+    aligned = [name for name in types if name not in ("starts", "numbers", "cu_seqlens")]
+    absent = {name: None for name, dtype in tensors.items() if dtype is None}
+    return Recipe(
+        f"kda.backends.triton.layer.{function}", types | dict(numbers), absent | dict(constants), target=target,
+        divisible=aligned, options={"num_warps": warps, "num_stages": 1},
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1024)
+def convolution(kernel: str, dtypes: tuple[tuple[str, str | None], ...], channels: int, host: Host) -> Recipe:
+    """Of x, weight, bias, state, starts, numbers, cu_seqlens: those that the kernel takes."""
+    given = dict(dtypes)
+    x, state = given["x"], given["state"]
+    own = {
+        "convolve": ("starts", "numbers"),
+        "convolve_bwd": ("starts", "numbers"),
+        "convolve_state_bwd": ("cu_seqlens",),
+    }[kernel]
+    tensors = {name: given[name] for name in ("x", "weight", "bias", "state", *own)}
+    if kernel == "convolve":
+        tensors["y"] = x
+    else:
+        tensors["dy"] = x
+    if kernel == "convolve_bwd":
+        tensors |= {"dx": x, "shares": "float32"}
+    if kernel == "convolve_state_bwd":
+        tensors["dstate"] = state
+    counts = ("tokens", "T", "C") if kernel == "convolve_state_bwd" else ("tokens", "T", "C", "rows")
+    made = recipe(f"convolution:{kernel}", tensors, dict.fromkeys(counts, "i32"), {"BC": CHANNELS}, target_of(host))
+    if channels % 16:
+        return made
+    return Recipe(made.function, made.signature, made.constants, target=made.target,
+                  divisible=(*made.divisible, "C"), options=made.options)  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1024)
+def norm(kernel: str, dtypes: tuple[tuple[str, str], ...], V: int, host: Host) -> Recipe:
+    """Of x, gate and weight."""
+    given = dict(dtypes)
+    BV = max(16, 1 << (V - 1).bit_length())
+    tensors = {name: given[name] for name in ("x", "gate", "weight")}
+    numbers = {"rows": "i32", "eps": "fp32"}
+    if kernel == "norm_gate":
+        tensors["y"] = given["x"]
+    else:
+        tensors |= {"dy": given["x"], "dx": given["x"], "dgate": given["gate"], "shares": "float32"}
+        numbers["tiles"] = "i32"
+    constants = {"V": V, "BV": BV, "ROWS": max(1, NORM_ELEMENTS // BV)}
+    return recipe(f"norm:{kernel}", tensors, numbers, constants, target_of(host))
+
+
+def run_of(tokens: int, blocks: int, sms: int) -> int:
+    """Tokens of a program of the convolution: as many as leave work for four programs on each SM; 4 to 64."""
+    rows = 64
+    while rows > 4 and blocks * -(-tokens // rows) < 4 * sms:
+        rows //= 2
+    return rows
+
+
+def norm_programs(tiles: int, sms: int) -> int:
+    """Of the way back through the norm, which take the tiles in turns."""
+    return min(tiles, 4 * sms)

@@ -1,0 +1,25 @@
+"""The machine of `kda doctor`'s facts, as dispatch sees machines."""
+
+from __future__ import annotations
+
+from kda.host import PACKAGES, Host
+
+from .probes import Facts
+
+
+def default_device(facts: Facts) -> str:
+    return "cuda:0" if facts.gpus else "cpu"
+
+
+def host_for(device: str, facts: Facts) -> Host:
+    """The Host that `kda.host.detect` would find, from the facts."""
+    versions = tuple((package, facts.versions[package]) for package in PACKAGES if package in facts.versions)
+    common = {"system": facts.system, "versions": versions}
+    if not device.startswith("cuda"):
+        return Host(device=device, name=device, **common)
+    digits = device.partition(":")[2]
+    index = int(digits) if digits.isdigit() else 0
+    if index >= len(facts.gpus):
+        return Host(device=device, name="no such GPU", **common)
+    gpu = facts.gpus[index]
+    return Host(device, gpu.name, gpu.cc, gpu.sms, gpu.smem, gpu.memory, **common)

@@ -1,0 +1,127 @@
+"""Which models of this environment would use kda, after which line, and why the others would not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kda.dispatch import weigh
+from kda.problem import Problem
+
+from .findings import Finding, check
+from .hosts import default_device, host_for
+from .probes import Facts
+from .render import table
+
+INSTALL_FLA = "pip install fla-core   (then `import kda.fla` before the model runs)"
+# As transformers calls chunk_kda, with the head dims of all checkpoints that are known.
+CALL = Problem(g_dtype="float32", qk_l2norm=True, final_state=True)
+
+
+@dataclass(frozen=True)
+class Way:
+    """From the models of a package to kda."""
+
+    package: str
+    status: str                              # of its finding
+    version: str = ""                        # "": not installed
+    models: str = ""                         # which of them have KDA
+    line: str = ""                           # after which they use kda; "": they do not
+    forward: str | None = None               # the backend that takes their calls
+    backward: str | None = None
+    why: str = ""                            # why they do not
+    fix: tuple[str, ...] = ()
+
+    @property
+    def uses_kda(self) -> bool:
+        return bool(self.line)
+
+    @property
+    def takers(self) -> str:
+        if self.forward == self.backward or not self.uses_kda:
+            return self.forward or ""
+        return f"{self.forward}, backward {self.backward or 'none'}"
+
+    def finding(self) -> Finding:
+        used = f"{self.package} {self.version}: after `{self.line}` {self.models} use kda, by {self.takers}"
+        says = used if self.uses_kda else self.why
+        return Finding(f"models.{self.package.partition('-')[0]}", self.status, says, self.fix)
+
+    def as_json(self) -> dict:
+        fields = dataclasses.asdict(self) | {"uses_kda": self.uses_kda, "fix": list(self.fix)}
+        return {"version": self.version or None, **{k: v for k, v in fields.items() if k not in ("status", "version")}}
+
+
+def ways(f: Facts) -> tuple[Way, ...]:
+    """That of FLA and that of transformers; none where nobody looked for FLA."""
+    return () if f.fla.state == "skipped" else (way_of_fla(f), way_of_transformers(f))
+
+
+def way_of_fla(f: Facts) -> Way:
+    def refused(status: str, why: str, *fix: str) -> Way:
+        return Way("fla-core", status, version, models, why=why, fix=fix)
+
+    version, models = "", "FLA's layers and models"
+    if f.fla.state == "absent":
+        return refused("info", "fla-core is not installed: no model calls kda through it", INSTALL_FLA)
+    version = f.fla.data.get("version") or f.versions.get("fla-core") or "of an unknown version"
+    if not f.fla.ok:
+        return refused("warn", f"`import kda.fla` {'failed: ' * (f.fla.state == 'failed')}{f.fla.says}",
+                       "pip install 'fla-core>=0.5.2'")  # fmt: skip
+    asked = f.fla.data.get("asked", {})
+    if not asked:
+        return refused("warn", "FLA_DISABLE_BACKEND_DISPATCH=1: FLA asks no backend, kda included",
+                       "unset FLA_DISABLE_BACKEND_DISPATCH")  # fmt: skip
+    if "kda" not in asked["chunk_kda"]:
+        return refused("warn", f"FLA_KDA={f.env.get('FLA_KDA', '0')}: FLA does not ask kda", "unset FLA_KDA")
+    forward, backward = takers(f)
+    if forward is None:
+        return refused("info", "no backend of kda takes their calls on this device: they stay with FLA's own kernels",
+                       "kda doctor --problem 'g=float32'")  # fmt: skip
+    return Way("fla-core", "ok", version, models, "import kda.fla", forward, backward)
+
+
+def way_of_transformers(f: Facts) -> Way:
+    version, models = f.versions.get("transformers", ""), ", ".join(f.families)
+    by_fla = way_of_fla(f)
+    common = {"package": "transformers", "version": version, "models": models}
+    if not version:
+        return Way(**common, status="info", why="transformers is not installed")
+    if not models:
+        return Way(**common, status="info", why=f"transformers {version} has no model that calls FLA's chunk_kda",
+                   fix=("pip install --upgrade transformers   (for Kimi-Linear and others)",))  # fmt: skip
+    if f.fla.state != "absent":                                                # transformers then calls FLA
+        return dataclasses.replace(by_fla, **common)
+    forward, backward = takers(f)
+    if f.kda_hf and forward:
+        return Way(**common, status="ok", line="import kda.hf; kda.hf.use()", forward=forward, backward=backward)
+    return Way(**common, status="info", fix=(INSTALL_FLA,),
+               why=f"{models} of transformers {version} run in plain torch: fla-core is not installed")  # fmt: skip
+
+
+def takers(f: Facts) -> tuple[str | None, str | None]:
+    """The backends of a model's calls, forward and backward."""
+    device = default_device(f)
+    calls = (dataclasses.replace(CALL, device=device, direction=way) for way in ("forward", "backward"))
+    forward, backward = (weigh(call, host_for(device, f)).backend for call in calls)
+    return forward, backward
+
+
+def lines(found: Sequence[Way]) -> list[str]:
+    def cells(way: Way) -> tuple[str, ...]:
+        package = f"  {way.package} {way.version}".rstrip()
+        return package, "yes" if way.uses_kda else "no", way.line or "-", way.takers or "-", way.why or way.models
+
+    header = ("Models", "use kda", "after", "by", "which, or why not")
+    return table([cells(way) for way in found], header=header) if found else []
+
+
+@check("models.fla", "models that call FLA would use kda", "fla", "torch", "smi")
+def models_fla(f: Facts) -> Finding:
+    return way_of_fla(f).finding()
+
+
+@check("models.transformers", "models of transformers would use kda", "fla", "torch", "smi")
+def models_transformers(f: Facts) -> Finding:
+    return way_of_transformers(f).finding()

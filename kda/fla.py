@@ -1,0 +1,143 @@
+"""`import kda.fla`: FLA asks kda first, and so does whoever calls FLA, its layers and transformers among them.
+
+FLA keeps a registry of backends for some of its functions and walks through it at every call: the first backend whose
+verifier accepts the call makes it, and if none does FLA's own Triton kernels do.  This module registers one such
+backend.  Its verifier is the package's own dispatch (`kda.api.rehearse`), so a call is accepted if and only if
+the same call of `kda.chunk_kda` would be served; why another one is not is said once (`kda.notices`).  docs/fla.md
+lists what goes where.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from . import api, notices
+from .errors import KdaError, PackageError
+
+_INSTALL = "pip install 'fla-core>=0.5.2'"
+
+try:
+    import fla
+    import fla.ops.kda
+    import fla.ops.kda.chunk
+except ModuleNotFoundError as error:
+    if error.name != "fla":
+        raise PackageError(f"kda.fla: importing fla failed: {error}. `{_INSTALL}` again, or install {error.name}.",
+                           name=error.name) from error  # fmt: skip
+    raise PackageError(f"kda.fla: FLA must be installed for kda to register in it; found no package fla. {_INSTALL}",
+                       name="fla") from None  # fmt: skip
+try:
+    import fla.backends as _fla  # from 0.6
+except ModuleNotFoundError:
+    try:
+        import fla.ops.backends as _fla  # 0.5
+    except ModuleNotFoundError:
+        _fla = None
+
+FUNCTIONS = ("chunk_kda", "fused_recurrent_kda_fwd", "fused_kda_gate")         # of FLA, as far as its version asks
+SWITCH = "FLA_KDA"                           # FLA_KDA=0: FLA does not ask kda
+
+
+def _verdict(function: str, args: tuple, keywords: dict[str, Any]) -> tuple[bool, str | None]:
+    """Whether kda takes a call of FLA's function, and why not."""
+    try:
+        api.rehearse(function, *args, **keywords)
+    except (KdaError, TypeError) as error:
+        notices.say_once(
+            f"kda.fla: a call of FLA's {function} is left to FLA, as kda does not take it: {error}\n"
+            "(said once for each reason)",
+            "kda.fla", function, notices.reason_of(error),
+        )  # fmt: skip
+        return False, str(error)
+    return True, None
+
+
+class _Backend(_fla.BaseBackend if _fla else object):  # type: ignore[misc]
+    backend_type = "kda"
+    package_name = "kda"
+    env_var = SWITCH
+    priority = 1                             # FlashKDA, which takes some calls without gradients, has 3
+
+    def chunk_kda_verifier(self, *args: Any, **keywords: Any) -> tuple[bool, str | None]:
+        return _verdict("chunk_kda", args, keywords)
+
+    def chunk_kda(self, *args: Any, **keywords: Any) -> tuple:
+        return api.chunk_kda(*args, **keywords)
+
+    def fused_recurrent_kda_fwd_verifier(self, *args: Any, **keywords: Any) -> tuple[bool, str | None]:
+        return _verdict("fused_recurrent_kda_fwd", args, keywords)
+
+    def fused_recurrent_kda_fwd(self, *args: Any, **keywords: Any) -> tuple:
+        return api.fused_recurrent_kda_fwd(*args, **keywords)
+
+    def fused_kda_gate_verifier(self, g: Any, *args: Any, **keywords: Any) -> tuple[bool, str | None]:
+        """On a GPU the gate alone is no work for kda: FLA has a kernel for it."""
+        return (False, "left to FLA's kernel on a GPU") if g.is_cuda else (True, None)
+
+    def fused_kda_gate(self, *args: Any, **keywords: Any) -> Any:
+        return api.fused_kda_gate(*args, **keywords)
+
+
+def _registries() -> dict[str, Any]:
+    """FLA's registry of each function that it asks backends for; empty if it is told to ask none."""
+    chunk = inspect.unwrap(fla.ops.kda.chunk.chunk_kda)
+    if _fla is not None and not _differs(chunk):
+        if getattr(_fla, "_DISPATCH_DISABLED", False):
+            return {}
+        own = getattr(_fla, "_function_registries", {}).get(chunk)
+        if own is not None:                                                    # from 0.6
+            return {name: _fla._get_operation_registry("kda") for name in FUNCTIONS} | {"chunk_kda": own}
+        if hasattr(getattr(_fla, "BackendRegistry", None), "ensure_initialized"):        # 0.5
+            _fla.BackendRegistry.ensure_initialized("kda")
+            operation = _fla.BackendRegistry._registries["kda"]
+            return {name: operation for name in FUNCTIONS if name != "fused_recurrent_kda_fwd"}
+    version = getattr(fla, "__version__", "of an unknown version")
+    raise PackageError(f"kda.fla: FLA must be 0.5.2 or newer, with a registry of backends and the arguments of "
+                       f"kda.chunk_kda; found {version}. {_INSTALL}", name="fla")  # fmt: skip
+
+
+def _differs(chunk: Callable) -> bool:
+    """Whether FLA's function has other arguments at the places of ours."""
+    theirs = [p for p in inspect.signature(chunk).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    return any(p.name != ours for p, ours in zip(theirs, inspect.signature(api.chunk_kda).parameters))
+
+
+def use() -> None:
+    """Register kda in FLA, as importing this module does; after `disable`, again.
+
+    Raises PackageError if this FLA has no registry that kda knows.  With FLA_DISABLE_BACKEND_DISPATCH=1, at whose
+    word FLA asks nobody, a notice says that nothing changes.
+    """
+    registries = _registries()
+    if not registries:
+        notices.say_once("kda.fla: FLA_DISABLE_BACKEND_DISPATCH=1 was set when fla was imported: FLA asks no backend, "
+                         "kda included. Unset it and start anew.", "kda.fla", "disabled")  # fmt: skip
+    backend = _Backend()
+    for registry in registries.values():
+        registry.register(backend)
+
+
+def disable() -> None:
+    """Take kda out of FLA again: every call goes where it went before `import kda.fla`."""
+    for registry in _registries().values():
+        registry._backends.pop(_Backend.backend_type, None)
+        registry._logged -= {key for key in registry._logged if key.split(":")[2:3] == [_Backend.backend_type]}
+    notices.forget("kda.fla")
+
+
+def asked() -> dict[str, list[str]]:
+    """For each function of FLA that kda can serve, the backends that FLA asks now, the first first."""
+    return {
+        function: [b.backend_type for b in registry._get_sorted_backends() if b.is_available() and b.is_enabled()]
+        for function, registry in _registries().items()
+    }
+
+
+def in_use() -> tuple[str, ...]:
+    """The functions of FLA whose calls come to kda, as far as it takes them."""
+    return tuple(function for function, backends in asked().items() if _Backend.backend_type in backends)
+
+
+use()

@@ -1,0 +1,152 @@
+"""`kda.hf.use()`: the modules of transformers call kda, without FLA.
+
+transformers' models of KDA look two functions up in their own module at every call, the chunked one and the recurrent
+one; `use` puts others there, which call `kda.chunk_kda` and `kda.fused_recurrent_kda`, and `disable` puts the old ones
+back.  A call that kda does not take goes where it went before, and why is said once.  Packed sequences, which
+transformers' own torch convolution and recurrence run into each other, are kept apart: the convolution of a packed call
+is `kda.nn.short_convolution`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from . import nn, notices
+from .api import chunk_kda, fused_recurrent_kda
+from .errors import InputError, KdaError, PackageError
+
+Tensor = torch.Tensor
+
+MODELS = ("kimi_linear", "glm5_next", "bailing_hybrid")
+FUNCTIONS = {"chunk_kimi_delta_attention": chunk_kda, "recurrent_kimi_delta_attention": fused_recurrent_kda}
+CONVOLUTION = "causal_conv1d_fn"
+_INSTALL = "pip install 'transformers>=5.23'"
+_replaced: dict[tuple[ModuleType, str], Callable] = {}
+
+
+def use(models: str | Iterable[str] = MODELS) -> tuple[str, ...]:
+    """Let transformers' modules of these models call kda, those that exist already and those to come.
+
+    Args:
+        models: names of `kda.hf.MODELS`, or one.
+
+    Returns:
+        The models whose modules call kda now. Of those asked for, one that this transformers does not have is left out
+        with a notice.
+
+    Raises:
+        PackageError: transformers is not installed, or has none of the models.
+        InputError: an unknown name.
+    """
+    asked = (models,) if isinstance(models, str) else tuple(models)
+    if unknown := [name for name in asked if name not in MODELS]:
+        raise InputError("kda.hf.use", "models", f"among {', '.join(MODELS)}", repr(unknown[0]),
+                         "Leave it out to serve all of them.", "hf.models")  # fmt: skip
+    absent = {}
+    for name in asked:
+        try:
+            module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+        except ImportError as error:
+            absent[name] = f"{type(error).__name__}: {error}"
+            continue
+        if lacking := [function for function in FUNCTIONS if not hasattr(module, function)]:
+            absent[name] = f"its module has no {' and no '.join(lacking)}"
+            continue
+        ours: Any
+        for function, ours in FUNCTIONS.items():
+            _replace(module, function, functools.partial(_served, ours))
+        if hasattr(module, CONVOLUTION):
+            _replace(module, CONVOLUTION, _convolution)
+    if len(absent) == len(asked):
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in absent.items())
+        raise PackageError(f"kda.hf: transformers must be installed, with one of the models {', '.join(asked)}; found "
+                           f"none ({reasons}). {_INSTALL}", name="transformers")  # fmt: skip
+    for name, reason in absent.items():
+        notices.say_once(f"kda.hf: {name} does not call kda, as this transformers does not have it as kda knows it "
+                         f"({reason}). {_INSTALL}", "kda.hf", name, "absent")  # fmt: skip
+    return tuple(name for name in asked if name not in absent)
+
+
+def disable() -> None:
+    """Put transformers' own functions back."""
+    for (module, name), old in _replaced.items():
+        setattr(module, name, old)
+    _replaced.clear()
+    notices.forget("kda.hf")
+
+
+def in_use() -> tuple[str, ...]:
+    """The models whose modules call kda."""
+    served = {module.__name__.split(".")[-2] for module, _ in _replaced}
+    return tuple(name for name in MODELS if name in served)
+
+
+def _replace(module: ModuleType, name: str, make: Callable[[Callable], Callable]) -> None:
+    if (module, name) not in _replaced:
+        old = getattr(module, name)
+        _replaced[module, name] = old
+        setattr(module, name, make(old))
+
+
+def _offsets(keywords: dict[str, Any]) -> Tensor | None:
+    """Of packed sequences; transformers calls them cu_seq_lens_q where a collator packed them for attention."""
+    given = keywords.get("cu_seqlens")
+    return keywords.get("cu_seq_lens_q") if given is None else given
+
+
+def _served(ours: Callable, old: Callable) -> Callable:
+    """What transformers calls instead of `old`."""
+    known = frozenset(inspect.signature(ours).parameters) - {"unknown"}
+
+    @functools.wraps(old)
+    def call(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: Any) -> tuple[Tensor, Tensor | None]:
+        given = {name: x for name, x in keywords.items() if name in known}
+        offsets = _offsets(keywords)
+        if offsets is not None:
+            given["cu_seqlens"] = offsets
+        if torch.compiler.is_compiling() and not args:
+            return ours(q, k, v, **given)
+        try:
+            if args:                                                           # the sixth is a chunk size, or a scale
+                raise InputError(ours.__name__, "the arguments after v", "given by name", f"{len(args)} by place",
+                                 "Name them.", "hf.positional")  # fmt: skip
+            return ours(q, k, v, **given)
+        except KdaError as error:                                              # before anything was computed
+            if offsets is not None:                                            # the old one would mix the sequences up
+                raise
+            notices.say_once(
+                f"kda.hf: a call of {old.__name__} in {old.__module__} is left to transformers, as kda does not take "
+                f"it: {error}\n(said once for each reason)",
+                "kda.hf", old.__name__, notices.reason_of(error),
+            )  # fmt: skip
+            return old(q, k, v, *args, **keywords)
+
+    return call
+
+
+def _convolution(old: Callable) -> Callable:
+    """The causal convolution of (B, C, T): of packed sequences ours, else the old one."""
+
+    @functools.wraps(old)
+    def call(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **keywords: Any):
+        offsets = _offsets(keywords)
+        if offsets is None or keywords.get("seq_idx") is not None:
+            return old(x, weight, bias, activation, **keywords)
+        if activation not in ("silu", "swish") or x.shape[0] != 1:
+            raise InputError("kda.hf", "packed sequences", "in one row (B = 1), with SiLU behind the convolution",
+                             f"B = {x.shape[0]} and {activation}", "Do not pack this model.", "hf.packed")  # fmt: skip
+        rows = x.transpose(1, 2)
+        if rows.shape[1] <= weight.shape[-1]:                                  # a cache fills up so few from the left
+            rows = rows[:, rows.shape[1] - int(offsets[-1]) :]
+        sequences = nn.Sequences.of_offsets(offsets, rows.shape[1], rows.device)
+        return nn.short_convolution(rows.contiguous(), weight, bias, None, sequences).transpose(1, 2)
+
+    return call
+

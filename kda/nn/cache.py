@@ -1,0 +1,81 @@
+"""What layers keep from one call to the next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import InputError
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class LayerState:
+    """Of one layer, after the last token of each of N sequences."""
+
+    recurrent: Tensor                        # (N, HV, V, K), float32
+    conv: tuple[Tensor, Tensor, Tensor]      # of q, k and v: (N, W - 1, channels), the last inputs, the oldest first
+
+    @property
+    def N(self) -> int:
+        return self.recurrent.shape[0]
+
+    def select(self, sequences: Tensor) -> LayerState:
+        """Those with these numbers, in this order: of beams, or of a batch that some have left."""
+        return LayerState(self.recurrent[sequences], tuple(x[sequences] for x in self.conv))  # type: ignore[arg-type]
+
+
+class Cache:
+    """The states of a model's layers, by `layer_idx`; give it to every call, and it is up to date after each.
+
+    A call puts new tensors here and leaves the old ones as they are, so that a copy of the cache (`copy`) costs nothing
+    and keeps what was.
+    """
+
+    def __init__(self, states: dict[int, LayerState] | None = None):
+        self._states = dict(states or {})
+
+    def __getitem__(self, layer_idx: int) -> LayerState:
+        return self._states[layer_idx]
+
+    def __setitem__(self, layer_idx: int, state: LayerState) -> None:
+        self._states[layer_idx] = state
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __iter__(self):
+        return iter(self._states)
+
+    def get(self, layer_idx: int) -> LayerState | None:
+        return self._states.get(layer_idx)
+
+    def copy(self) -> Cache:
+        return Cache(self._states)
+
+    def select(self, sequences: Tensor) -> Cache:
+        """Of some sequences alone, in the order of their numbers (M,)."""
+        return Cache({layer: state.select(sequences) for layer, state in self._states.items()})
+
+    def clear(self) -> None:
+        self._states.clear()
+
+
+def state_of(cache: Cache | None, layer_idx: int | None, N: int) -> LayerState | None:
+    """What a layer finds there, of N sequences."""
+    if cache is None:
+        return None
+    if layer_idx is None:
+        raise InputError(
+            "KimiDeltaAttention", "layer_idx", "a number, with a cache", "None",
+            "Make each layer with its layer_idx=, so that it finds its own state.", "nn.layer_idx",
+        )  # fmt: skip
+    state = cache.get(layer_idx)
+    if state is not None and state.N != N:
+        raise InputError(
+            "KimiDeltaAttention", "cache", f"of {N} sequences, as the call has", f"one of {state.N}",
+            "Take a new Cache() for another batch, or cache.select(numbers).", "nn.cache.sequences",
+        )  # fmt: skip
+    return state

@@ -1,0 +1,280 @@
+"""Names and shapes that checkpoints give the layer's weights, as a table, and the way from each to ours and back.
+
+Ours are those of Kimi-Linear's files.  A name of any layout is understood wherever weights are loaded: by
+`load_state_dict` of the layer, or of a model that holds such layers, and by `KimiDeltaAttention.from_checkpoint`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ..errors import InputError
+
+Tensor = torch.Tensor
+
+
+class CheckpointError(InputError):
+    """Weights of another layout, or of another layer."""
+
+
+class Layout(NamedTuple):
+    whose: str
+    names: Mapping[str, str] = {}            # ours -> theirs, where they differ
+    A_log: str = "(HV)"                      # its shape, or "(1, 1, HV, 1)"
+    forget: str = "low"                      # rank of f: "low", "full"
+    gate: str = "low"                        # and of g
+    gate_bias: bool = False                  # g_b_proj has one
+    one_conv: bool = False                   # one convolution for q, k and v behind each other
+
+
+_FLA = {
+    "f_a_proj.weight": "f_proj.0.weight", "f_b_proj.weight": "f_proj.1.weight",
+    "g_a_proj.weight": "g_proj.0.weight", "g_b_proj.weight": "g_proj.1.weight", "g_b_proj.bias": "g_proj.1.bias",
+}  # fmt: skip
+_HELD = {                                    # by transformers' modules
+    name: f"forget_gate.{name}"
+    for name in ("A_log", "dt_bias", "f_a_proj.weight", "f_b_proj.weight", "f_proj.weight")
+}
+LAYOUTS = {
+    "kimi_linear": Layout("files of Kimi-Linear, and ours", A_log="(1, 1, HV, 1)"),
+    "kimi_k3": Layout("files of Kimi-K3", gate="full"),
+    "glm5_next": Layout("files of GLM-5.3-Flash"),
+    "bailing_hybrid": Layout("files of Ling 3", {"o_proj.weight": "dense.weight"}, forget="full", gate="full"),
+    "transformers.kimi_linear": Layout("KimiLinearDeltaAttention", _HELD, A_log="(1, 1, HV, 1)", one_conv=True),
+    "transformers.glm5_next": Layout("Glm5NextTextLinearAttention", _HELD, one_conv=True),
+    "transformers.bailing_hybrid": Layout("BailingHybridDeltaAttention", _HELD, forget="full", gate="full",
+                                          one_conv=True),
+    "fla": Layout("fla.layers.KimiDeltaAttention", _FLA, gate_bias=True),
+}  # fmt: skip
+
+PROJECTIONS = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "b_proj.weight", "o_proj.weight", "o_norm.weight")
+CONVOLUTIONS = tuple(f"{letter}_conv1d" for letter in "qkv")
+ONE_CONV = "conv1d.weight"
+# rank -> names
+FORGET = {"low": ("f_a_proj.weight", "f_b_proj.weight"), "full": ("f_proj.weight",)}
+GATE = {"low": ("g_a_proj.weight", "g_b_proj.weight"), "full": ("g_proj.weight",)}
+OURS = {
+    *PROJECTIONS, "A_log", "dt_bias", *sum(FORGET.values(), ()), *sum(GATE.values(), ()), "g_proj.bias",
+    "g_b_proj.bias", *(f"{conv}.{kind}" for conv in CONVOLUTIONS for kind in ("weight", "bias")),
+}  # fmt: skip
+THEIRS = {theirs: ours for layout in LAYOUTS.values() for ours, theirs in layout.names.items()}
+
+
+def names_of(layout: str) -> set[str]:
+    """What a layout calls the weights of a layer; those of biases of convolutions are left out."""
+    to = LAYOUTS[layout]
+    convolutions = {ONE_CONV} if to.one_conv else {f"{conv}.weight" for conv in CONVOLUTIONS}
+    mine = {*PROJECTIONS, "A_log", "dt_bias", *FORGET[to.forget], *GATE[to.gate], *convolutions}
+    return {to.names.get(name, name) for name in (*mine, *(["g_b_proj.bias"] if to.gate_bias else []))}
+
+
+def layout_of(tensors: Mapping[str, Tensor], prefix: str = "") -> str | None:
+    """Which layout has these names under a prefix, and an A_log of that shape; None if none has."""
+    given = {name[len(prefix) :]: x for name, x in tensors.items() if name.startswith(prefix)}
+    names = {name for name in given if not name.endswith("conv1d.bias")}
+    for layout, to in LAYOUTS.items():
+        A_log = to.names.get("A_log", "A_log")
+        if names == names_of(layout) and (given[A_log].dim() == 1) == (to.A_log == "(HV)"):
+            return layout
+    return None
+
+
+def prefixes_of(names: Iterable[str]) -> list[str]:
+    """Of all layers of KDA among the names of a checkpoint, in its order."""
+    return [name.removesuffix("A_log").removesuffix("forget_gate.") for name in names if name.endswith("A_log")]
+
+
+# model_type -> how its config says the lower bound.  The text_config of Kimi-K3 says it is a kimi_linear.
+BOUNDS: dict[str, Callable[[Any], float | None]] = {
+    "kimi_linear": lambda c: _linear(c, None),
+    "glm5_next": lambda c: _field(c, "linear_lower_bound", _linear(c, -5.0)),
+    "glm5_next_text": lambda c: _field(c, "linear_lower_bound", _linear(c, -5.0)),
+    "bailing_hybrid": lambda c: _field(c, "kda_lower_bound", -5.0) if _field(c, "kda_safe_gate", True) else None,
+}
+
+
+def _linear(config: Any, default: float | None) -> float | None:
+    return _field(_field(config, "linear_attn_config") or {}, "gate_lower_bound", default)
+
+
+def _error(asked: str, found: str, fix: str, check: str) -> CheckpointError:
+    return CheckpointError("KimiDeltaAttention", "the checkpoint", asked, found, fix, f"nn.checkpoint.{check}")
+
+
+def _some(names: Iterable[str]) -> str:
+    names = sorted(names)
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "") or "nothing"
+
+
+def ours(
+    tensors: Mapping[str, Tensor], sizes: tuple[int, int, int] | None = None
+) -> tuple[dict[str, Tensor], set[str]]:
+    """Weights of one layer under our names and in our shapes, and the names that no layout has.
+
+    `sizes`: channels of q, k and v, to take one convolution apart; None: those of their projections in `tensors`.
+    """
+    found: dict[str, Tensor] = {}
+    unknown = set()
+    for name, x in tensors.items():
+        if name == ONE_CONV:
+            rows = sizes or tuple(len(tensors[f"{each}_proj.weight"]) for each in "qkv"
+                                  if f"{each}_proj.weight" in tensors)  # fmt: skip
+            if len(rows) != 3 or len(x) != sum(rows):
+                raise _error(f"one with {ONE_CONV} of as many channels as q, k and v have", f"{len(x)} beside {rows}",
+                             "Compare num_heads, head_dim and num_v_heads of both.", "conv")  # fmt: skip
+            parts = {f"{conv}.weight": part for conv, part in zip(CONVOLUTIONS, x.split(rows))}
+        else:
+            parts = {THEIRS.get(name, name): x}
+        for mine, part in parts.items():
+            if mine not in OURS:
+                unknown.add(name)
+            elif mine in found:
+                raise _error("one with each weight once", f"{mine} under two names", "Remove one of them.", "twice")
+            else:
+                found[mine] = _shaped(mine, part)
+    return found, unknown
+
+
+def _shaped(name: str, x: Tensor) -> Tensor:
+    if name in ("A_log", "dt_bias"):
+        return x.reshape(-1)
+    return x.unsqueeze(1) if name.endswith("conv1d.weight") and x.dim() == 2 else x
+
+
+def translate(layer: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Before a layer loads: its names in `state_dict` become ours.  A layer of other sizes or parts is an error."""
+    given = {name[len(prefix) :]: x for name, x in state_dict.items() if name.startswith(prefix)}
+    own = {name: x.shape for name, x in (*layer.named_parameters(), *layer.named_buffers())}
+    if all(name in own and x.shape == own[name] for name, x in given.items()):
+        return
+    sizes = tuple(conv.channels for conv in (layer.q_conv1d, layer.k_conv1d, layer.v_conv1d))  # type: ignore[union-attr]
+    found, unknown = ours(given, sizes)  # type: ignore[arg-type]
+    for name, x in found.items():
+        _fits(name, x, own)
+    for name in given:
+        if name not in unknown:
+            del state_dict[prefix + name]
+    state_dict.update({prefix + name: x for name, x in found.items()})
+
+
+def _fits(name: str, x: Tensor, own: Mapping[str, torch.Size]) -> None:
+    """Whether a layer with these shapes has a place for a weight."""
+    if name in own:
+        if x.shape != own[name]:
+            raise _error(f"one with {name} of shape {[*own[name]]}", f"{[*x.shape]}",
+                         "Make the layer with the sizes of the checkpoint, or by KimiDeltaAttention.from_checkpoint.",
+                         "shape")  # fmt: skip
+        return
+    if name.endswith("bias"):
+        option = "gate_bias" if name.startswith("g_") else "conv_bias"
+        fix = f"Make the layer with {option}=True, or by KimiDeltaAttention.from_checkpoint."
+        raise _error(f"one without {name}, as the layer was made without", f"one of shape {[*x.shape]}", fix, "bias")
+    option = "forget_rank" if name.startswith("f_") else "gate_rank"
+    kinds = ("two projections", "one") if name.endswith(("f_proj.weight", "g_proj.weight")) else ("one", "two")
+    rank = None if kinds[1] == "one" else len(x) if "_a_" in name else "head"
+    raise _error(
+        f"one that makes {name[0]} by {kinds[0]}, as the layer does", f"{name}, of {kinds[1]}",
+        f"Make the layer with {option}={rank!r}, or by KimiDeltaAttention.from_checkpoint.", "rank",
+    )  # fmt: skip
+
+
+def read(tensors: Mapping[str, Tensor], prefix: str, options: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict]:
+    """Weights under our names, and what a layer is made with for them."""
+    given = {name[len(prefix) :]: x for name, x in tensors.items() if name.startswith(prefix)}
+    found, unknown = ours(given)
+    if "A_log" not in found:
+        held = prefixes_of(tensors)
+        raise _error(f"one with a layer's weights under {prefix!r}", _some(given),
+                     f"Prefixes with an A_log in it: {_some(map(repr, held))}.", "prefix")  # fmt: skip
+    if unknown:
+        raise _error(f"of one of the layouts {', '.join(LAYOUTS)}", f"names that none has: {_some(unknown)}",
+                     "Remove them, or rename them as docs/layer.md shows.", "names")  # fmt: skip
+    ranks = {letter: next((kind for kind, names in table.items() if names[0] in found), None)
+             for letter, table in (("f", FORGET), ("g", GATE))}  # fmt: skip
+    wanted = {*PROJECTIONS, "dt_bias", *(f"{conv}.weight" for conv in CONVOLUTIONS),
+              *FORGET[ranks["f"] or "low"], *GATE[ranks["g"] or "low"]}  # fmt: skip
+    if missing := wanted - set(found):
+        raise _error("one with all weights of a layer", f"none called {_some(missing)}",
+                     "Read all files of the checkpoint before: a layer may lie in two.", "missing")  # fmt: skip
+    sizes = _sizes(found, ranks) | _unseen(options)
+    return found, sizes
+
+
+def _sizes(found: Mapping[str, Tensor], ranks: Mapping[str, str | None]) -> dict[str, Any]:
+    HV, V = found["A_log"].numel(), found["o_norm.weight"].numel()
+    K = found["dt_bias"].numel() // HV
+    keys, hidden = found["q_proj.weight"].shape
+    if found["dt_bias"].numel() != K * HV or keys % K or len(found["v_proj.weight"]) != HV * V:
+        shapes = {name: [*found[name].shape] for name in ("A_log", "dt_bias", "q_proj.weight", "v_proj.weight")}
+        raise _error("one with A_log (HV), dt_bias (HV K), q_proj (H K, D) and v_proj (HV V, D)", str(shapes),
+                     "This is no layer of KDA, or weights of two layers are mixed.", "sizes")  # fmt: skip
+    dtype, device = found["q_proj.weight"].dtype, found["q_proj.weight"].device
+    return {
+        "hidden_size": hidden, "num_heads": keys // K, "head_dim": K, "num_v_heads": HV, "head_v_dim": V,
+        "conv_size": found["q_conv1d.weight"].shape[-1], "conv_bias": "q_conv1d.bias" in found,
+        "forget_rank": len(found["f_a_proj.weight"]) if ranks["f"] == "low" else None,
+        "gate_rank": len(found["g_a_proj.weight"]) if ranks["g"] == "low" else None,
+        "gate_bias": "g_b_proj.bias" in found or "g_proj.bias" in found, "dtype": dtype, "device": device,
+    }  # fmt: skip
+
+
+def _unseen(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What no tensor tells: the caller's options, completed by a model's config."""
+    given = dict(options)
+    config = given.pop("config", None)
+    if config is not None:
+        config = _field(config, "text_config") or config                       # of a model that also sees
+        model = _field(config, "model_type")
+        if model not in BOUNDS and "lower_bound" not in given:
+            fix = "Pass lower_bound= and norm_eps= instead, as that model's own code has them."
+            raise _error(f"of a model_type among {', '.join(BOUNDS)}, to take a config", f"{model!r}", fix, "config")
+        if "lower_bound" not in given:
+            given["lower_bound"] = BOUNDS[model](config)
+        given.setdefault("norm_eps", _field(config, "rms_norm_eps"))
+    missing = [name for name in ("lower_bound", "norm_eps") if name not in given]
+    if missing:
+        raise _error(f"read with {' and '.join(missing)}, which no tensor tells", "neither" if missing[1:] else "none",
+                     "Pass config=, or them: lower_bound=None is the unbounded gate, as of Kimi-Linear, and -5.0 that "
+                     "of K3, GLM and Ling.", "options")  # fmt: skip
+    return given
+
+
+def _field(config: Any, name: str, default: Any = None) -> Any:
+    if isinstance(config, Mapping):
+        return config.get(name, default)
+    return getattr(config, name, default)
+
+
+def write(layer: nn.Module, layout: str, prefix: str = "") -> dict[str, Tensor]:
+    """The weights of a layer as a layout has them."""
+    if layout not in LAYOUTS:
+        raise _error(f"written in one of the layouts {', '.join(LAYOUTS)}", repr(layout), "Pass one of them.", "layout")
+    to = LAYOUTS[layout]
+    for letter, option, has in (("f", "forget_rank", to.forget), ("g", "gate_rank", to.gate)):
+        own = "full" if getattr(layer, option) is None else "low"
+        if own != has:
+            raise _error(f"written in a layout with {letter} of {own} rank", f"{layout!r}, where it is of {has} rank",
+                         "Take another layout: docs/layer.md has the table.", "layout.rank")  # fmt: skip
+    found = {name: x.detach() for name, x in layer.named_parameters()}
+    convolutions = [found.get(f"{conv}.bias") for conv in CONVOLUTIONS]
+    if to.one_conv and convolutions[0] is not None:
+        raise _error("written in a layout whose convolutions have a bias", f"{layout!r}, where they have none",
+                     "Take 'fla'.", "layout.bias")  # fmt: skip
+    bias = "g_proj.bias" if to.gate == "full" else "g_b_proj.bias"
+    if to.gate_bias and bias not in found:
+        weight = layer.g_b_proj.weight  # type: ignore[union-attr]
+        found[bias] = weight.new_zeros(len(weight))  # type: ignore[arg-type, operator]
+    if not to.gate_bias and bias in found:
+        if found[bias].count_nonzero():
+            raise _error(f"written in a layout with {bias}", f"{layout!r}, which has none",
+                         "Take 'fla', or a layer whose bias is zero.", "layout.bias")  # fmt: skip
+        del found[bias]
+    if to.A_log != "(HV)":
+        found["A_log"] = found["A_log"].view(1, 1, -1, 1)
+    if to.one_conv:
+        found[ONE_CONV] = torch.cat([found.pop(f"{conv}.weight") for conv in CONVOLUTIONS])
+    return {prefix + to.names.get(name, name): x for name, x in found.items()}

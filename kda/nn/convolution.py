@@ -1,0 +1,188 @@
+"""The short causal convolution of a layer, each channel by itself, with its SiLU; its state, and its halo."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from ..gates import wide_dtype
+from ..host import stand_in
+from .sequences import Sequences
+
+Tensor = torch.Tensor
+
+
+def short_convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    state: Tensor | None = None,
+    sequences: Sequences | None = None,
+) -> Tensor:
+    """silu(z), z[t] = bias + sum_j weight[W - 1 - j] x[t - j], differentiable; sums and SiLU in float32.
+
+    Args:
+        x: (B, T, C).
+        weight: (C, W), or (C, 1, W) as modules hold it.
+        bias: (C), or None.
+        state: (N, W - 1, C), the inputs before each sequence, the oldest first; None: zeros.
+        sequences: where sequences lie; None: each row is one. Tokens of no sequence give zeros.
+
+    Returns:
+        y (B, T, C) in the dtype of x.
+    """
+    weight = weight.flatten(1)
+    if sequences is None:
+        sequences = Sequences.of_rows(x.shape[0])
+    if takes_kernels(x) and _served(x.dtype, weight.shape[1], str(x.device)):
+        return Convolution.apply(x, weight, bias, state, sequences)
+    return _in_torch(x, weight, bias, state, sequences)
+
+
+def takes_kernels(x: Tensor) -> bool:
+    """Whether x lies on a GPU, or on one that the simulator stands in for."""
+    return x.is_cuda or (not torch.compiler.is_compiling() and stand_in() is not None)
+
+
+def _launch() -> Any:
+    return importlib.import_module("kda.backends.triton.layer.launch")
+
+
+def _served(dtype: torch.dtype, width: int, device: str) -> bool:
+    """Whether a kernel makes such a convolution."""
+    return not _launch().convolution_refused(dtype, width, device)
+
+
+vars(_served)["_dynamo_marked_constant"] = True                                 # torch.compile calls it untraced
+
+
+def _in_torch(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, s: Sequences) -> Tensor:
+    wide, W = wide_dtype(x.dtype), weight.shape[1]
+    w = weight.to(wide)
+    taps = (_rows_back(x, j, W, state, s).to(wide) * w[:, W - 1 - j] for j in range(W))
+    z = next(taps)
+    for tap in taps:
+        z = z + tap
+    y = F.silu(z if bias is None else z + bias.to(wide))
+    if s.starts is not None:
+        t = torch.arange(x.shape[1], device=x.device)
+        y = y * (t >= s.starts)[:, None]
+    return y.to(x.dtype)
+
+
+def _rows_back(x: Tensor, j: int, W: int, state: Tensor | None, s: Sequences) -> Tensor:
+    """What stands j tokens before each token (B, T, C)."""
+    T = x.shape[1]
+    if s.starts is None:
+        before = x.new_zeros(x.shape[0], j, x.shape[2]) if state is None else state[:, W - 1 - j :].to(x.dtype)
+        return torch.cat([before, x], 1)[:, :T] if j else x
+    position = torch.arange(T, device=x.device) - s.starts - j                 # in its sequence
+    back = F.pad(x, (0, 0, j, 0))[:, :T]
+    found = torch.where((position >= 0)[:, None], back, 0)
+    if state is None or j == 0:
+        return found
+    within = (position < 0) & (position >= -j)
+    rows = state.to(x.dtype)[s.numbers, (position + W - 1).clamp(0, W - 2)]
+    return torch.where(within[:, None], rows, found)
+
+
+def next_state(x: Tensor, W: int, state: Tensor | None = None, sequences: Sequences | None = None) -> Tensor:
+    """The state behind x (B, T, C): the last W - 1 inputs of each sequence (N, W - 1, C), differentiable."""
+    T, C = x.shape[1:]
+    if sequences is None or sequences.cu_seqlens is None:
+        if T >= W - 1:
+            return x[:, T - (W - 1) :].clone()                                 # and let go of x
+        before = x.new_zeros(x.shape[0], W - 1, C) if state is None else state.to(x.dtype)
+        return torch.cat([before, x], 1)[:, T:]
+    offsets = sequences.cu_seqlens
+    back = torch.arange(W - 1, device=x.device) - (W - 1)                      # from the end of a sequence
+    at = offsets[1:, None] + back                                              # (N, W - 1)
+    inside = at >= offsets[:-1, None]
+    rows = x[0][at.clamp(0, max(T - 1, 0))] if T else x.new_zeros(*at.shape, C)
+    if state is None:
+        return torch.where(inside[..., None], rows, 0)
+    position = (at - offsets[:-1, None] + W - 1).clamp(0, W - 2)               # in what came before
+    before = state.to(x.dtype).gather(1, position[..., None].expand(-1, -1, C))
+    return torch.where(inside[..., None], rows, before)
+
+
+class Convolution(torch.autograd.Function):
+    """`short_convolution` by the kernels of kda.backends.triton.layer."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, s: Sequences) -> Tensor:
+        ctx.save_for_backward(x, weight, bias, state, s.starts, s.numbers, s.cu_seqlens)
+        if torch.compiler.is_compiling():                                      # which does not look into an operator
+            return _convolve(x, weight, bias, state, s.starts, s.numbers)
+        return _launch().convolve(x, weight, bias, state, s.starts, s.numbers)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy: Tensor):
+        tensors = ctx.saved_tensors
+        if not torch.compiler.is_compiling():
+            return *_launch().convolve_bwd(*tensors, dy), None
+        found = _convolve_bwd(*tensors, dy)
+        return *(None if given is None else each for given, each in zip(tensors[:4], found)), None
+
+
+@torch.library.custom_op("kda::convolve", mutates_args=())
+def _convolve(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, starts: Tensor | None, numbers: Tensor | None
+) -> Tensor:
+    return _launch().convolve(x, weight, bias, state, starts, numbers)
+
+
+@_convolve.register_fake
+def _(x, weight, bias, state, starts, numbers):
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("kda::convolve_bwd", mutates_args=())
+def _convolve_bwd(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, starts: Tensor | None,
+    numbers: Tensor | None, cu_seqlens: Tensor | None, dy: Tensor,
+) -> list[Tensor]:  # fmt: skip
+    found = _launch().convolve_bwd(x, weight, bias, state, starts, numbers, cu_seqlens, dy)
+    return [x.new_empty(0) if each is None else each for each in found]
+
+
+@_convolve_bwd.register_fake
+def _(x, weight, bias, state, starts, numbers, cu_seqlens, dy):
+    return [x.new_empty(0) if each is None else torch.empty_like(each, memory_format=torch.contiguous_format)
+            for each in (x, weight, bias, state)]  # fmt: skip
+
+
+class ShortConvolution(nn.Module):
+    """`short_convolution` with its weight (C, 1, W) and, if asked for, a bias (C).
+
+    Args:
+        channels: C.
+        width: W, tokens that an output sees, itself included.
+    """
+
+    def __init__(self, channels: int, width: int = 4, bias: bool = False, device: Any = None, dtype: Any = None):
+        super().__init__()
+        self.channels, self.width = channels, width
+        self.weight = nn.Parameter(torch.empty(channels, 1, width, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(channels, device=device, dtype=dtype)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As torch initialises a depthwise convolution: uniform within 1 / sqrt(W)."""
+        bound = self.width**-0.5
+        nn.init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, x: Tensor, state: Tensor | None = None, sequences: Sequences | None = None) -> Tensor:
+        """x (B, T, C), state (N, W - 1, C) or None -> (B, T, C)."""
+        return short_convolution(x, self.weight, self.bias, state, sequences)
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, width={self.width}, bias={self.bias is not None}"

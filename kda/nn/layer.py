@@ -1,0 +1,279 @@
+"""The layer of Kimi-Linear, Kimi-K3, GLM-5.3-Flash and Ling: projections, convolutions, gates, KDA, gated norm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..api import chunk_kda, fused_recurrent_kda
+from ..errors import InputError
+from . import checkpoints
+from .cache import Cache, LayerState, state_of
+from .convolution import ShortConvolution, next_state
+from .norm import GatedRMSNorm
+from .sequences import Padded, Sequences
+
+Tensor = torch.Tensor
+
+MODES = ("auto", "chunk", "recurrent")
+SHORT = 64                                   # tokens up to which "auto" goes token by token, without gradients
+
+
+class KimiDeltaAttention(nn.Module):
+    """x (B, T, hidden_size) to y of the same shape, causal.
+
+    With D = hidden_size, H heads of q and k of K = head_dim channels and HV of v of V = head_v_dim channels:
+
+        q, k, v = silu(conv(q_proj x)), silu(conv(k_proj x)), silu(conv(v_proj x))     H K, H K, HV V
+        o       = KDA(l2norm(q), l2norm(k), v, gate(f_b_proj f_a_proj x), sigmoid(b_proj x))
+        y       = o_proj(rmsnorm(o) sigmoid(g_b_proj g_a_proj x))
+
+    Args:
+        hidden_size, num_heads, head_dim: D, H and K.
+        num_v_heads: HV, a multiple of H; None: H.
+        head_v_dim: V; None: K.
+        lower_bound: of the gate: None is -exp(A_log) softplus(f + dt_bias), unbounded; a negative number is
+            lower_bound sigmoid(exp(A_log) (f + dt_bias)). A checkpoint works with its own alone.
+        forget_rank, gate_rank: of f and g, made by two projections; None: one projection of full rank, f_proj, g_proj.
+            "head": head_dim for f, head_v_dim for g.
+        gate_bias: a bias in g_b_proj (g_proj), as FLA has and checkpoints have not.
+        allow_neg_eigval: beta is twice the sigmoid.
+        conv_size, conv_bias: of the convolutions: tokens that they see, and whether they have a bias.
+        norm_eps: of the RMSNorm.
+        layer_idx: by which the layer finds its state in a cache.
+        mode: "chunk", "recurrent" (token by token, no gradients) or "auto": recurrent for up to 64 tokens without
+            gradients, else chunk.
+        disable_recompute: keep the forward's intermediates for the backward: faster, more memory.
+        backend: of kda.chunk_kda; None chooses.
+        device, dtype: of the parameters; A_log (HV) and dt_bias (HV K) are float32 always.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        head_dim: int = 128,
+        num_v_heads: int | None = None,
+        head_v_dim: int | None = None,
+        *,
+        lower_bound: float | None = None,
+        forget_rank: int | str | None = "head",
+        gate_rank: int | str | None = "head",
+        gate_bias: bool = False,
+        allow_neg_eigval: bool = False,
+        conv_size: int = 4,
+        conv_bias: bool = False,
+        norm_eps: float = 1e-5,
+        layer_idx: int | None = None,
+        mode: str = "auto",
+        disable_recompute: bool = False,
+        backend: str | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        self.hidden_size, self.num_heads, self.head_dim = hidden_size, num_heads, head_dim
+        self.num_v_heads = num_heads if num_v_heads is None else num_v_heads
+        self.head_v_dim = head_dim if head_v_dim is None else head_v_dim
+        self.lower_bound, self.allow_neg_eigval = lower_bound, allow_neg_eigval
+        self.forget_rank = head_dim if forget_rank == "head" else forget_rank
+        self.gate_rank = self.head_v_dim if gate_rank == "head" else gate_rank
+        self.conv_size, self.layer_idx, self.mode = conv_size, layer_idx, mode
+        self.disable_recompute, self.backend = disable_recompute, backend
+        self._check_options()
+        made = {"device": device, "dtype": dtype}
+        keys, values = num_heads * head_dim, self.num_v_heads * self.head_v_dim
+        decays = self.num_v_heads * head_dim
+        self.q_proj = nn.Linear(hidden_size, keys, bias=False, **made)
+        self.k_proj = nn.Linear(hidden_size, keys, bias=False, **made)
+        self.v_proj = nn.Linear(hidden_size, values, bias=False, **made)
+        self.q_conv1d = ShortConvolution(keys, conv_size, conv_bias, **made)
+        self.k_conv1d = ShortConvolution(keys, conv_size, conv_bias, **made)
+        self.v_conv1d = ShortConvolution(values, conv_size, conv_bias, **made)
+        self._two_projections("f", self.forget_rank, decays, False, made)  # type: ignore[arg-type]
+        self.b_proj = nn.Linear(hidden_size, self.num_v_heads, bias=False, **made)
+        self.A_log = nn.Parameter(torch.empty(self.num_v_heads, device=device, dtype=torch.float32))
+        self.dt_bias = nn.Parameter(torch.empty(decays, device=device, dtype=torch.float32))
+        self.A_log._no_weight_decay = self.dt_bias._no_weight_decay = True  # type: ignore[attr-defined]
+        self._two_projections("g", self.gate_rank, values, gate_bias, made)  # type: ignore[arg-type]
+        self.o_norm = GatedRMSNorm(self.head_v_dim, norm_eps, **made)
+        self.o_proj = nn.Linear(values, hidden_size, bias=False, **made)
+        self.reset_gate()
+        self.register_load_state_dict_pre_hook(checkpoints.translate)
+
+    def _two_projections(self, letter: str, rank: int | None, size: int, bias: bool, made: dict[str, Any]) -> None:
+        """Low rank: `letter`_a_proj and _b_proj; full: `letter`_proj."""
+        if rank is None:
+            self.add_module(f"{letter}_proj", nn.Linear(self.hidden_size, size, bias=bias, **made))
+            return
+        self.add_module(f"{letter}_a_proj", nn.Linear(self.hidden_size, rank, bias=False, **made))
+        self.add_module(f"{letter}_b_proj", nn.Linear(rank, size, bias=bias, **made))
+
+    def _check_options(self) -> None:
+        for option, holds, asked, found in (
+            ("num_v_heads", self.num_v_heads % self.num_heads == 0, f"a multiple of num_heads={self.num_heads}",
+             self.num_v_heads),
+            ("lower_bound", self.lower_bound is None or self.lower_bound < 0, "negative, or None", self.lower_bound),
+            ("mode", self.mode in MODES, f"one of {', '.join(MODES)}", repr(self.mode)),
+            ("conv_size", self.conv_size >= 2, "2 or more", self.conv_size),
+        ):  # fmt: skip
+            if not holds:
+                raise InputError("KimiDeltaAttention", option, asked, str(found),
+                                 "See help(kda.nn.KimiDeltaAttention).", f"nn.{option}")  # fmt: skip
+
+    @property
+    def gate_bias(self) -> bool:
+        return (self.g_proj if self.gate_rank is None else self.g_b_proj).bias is not None  # type: ignore[union-attr]
+
+    def reset_gate(self) -> None:
+        """A_log and dt_bias as models are trained from: softplus(dt_bias) log-uniform between 0.001 and 0.1, exp(A_log)
+        uniform between 1 and 16, or 1 with a lower bound."""
+        with torch.no_grad():
+            if self.lower_bound is None:
+                self.A_log.uniform_(1, 16).log_()
+            else:
+                self.A_log.zero_()
+            dt = self.dt_bias.uniform_(math.log(1e-3), math.log(0.1)).exp_()
+            dt += torch.log(-torch.expm1(-dt))                                 # softplus backwards
+
+    def reset_parameters(self) -> None:
+        """All parameters anew."""
+        for module in self.children():
+            module.reset_parameters()  # type: ignore[operator]
+        self.reset_gate()
+
+    @classmethod
+    def from_checkpoint(cls, tensors: Mapping[str, Tensor], prefix: str = "", **options: Any) -> KimiDeltaAttention:
+        """A layer with the weights of a checkpoint; sizes, ranks and biases follow from the tensors' shapes.
+
+        Args:
+            tensors: of any layout of docs/layer.md, by name: of a file, or a model's state_dict.
+            prefix: of the layer's names, such as "model.layers.0.self_attn.".
+            options: those of the class that no tensor tells; `lower_bound` and `norm_eps` must be among them, or
+                `config`, the model's: a dict, or an object with its fields.
+
+        Raises:
+            CheckpointError: says which names were found, which layouts there are, and what to do.
+        """
+        found, sizes = checkpoints.read(tensors, prefix, options)
+        layer = cls(**sizes)
+        layer.load_state_dict(found)
+        return layer
+
+    def to_checkpoint(self, layout: str = "kimi_linear", prefix: str = "") -> dict[str, Tensor]:
+        """The weights under the names of a layout of docs/layer.md, in the shapes that it has; tensors are shared."""
+        return checkpoints.write(self, layout, prefix)
+
+    def forward(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        cache: Cache | None = None,
+        cu_seqlens: Tensor | None = None,
+        cu_seqlens_cpu: Tensor | None = None,
+        cp_context: Any = None,
+    ) -> Tensor:
+        """y (B, T, D).
+
+        Args:
+            x: (B, T, D).
+            attention_mask: (B, S), S >= T, of which the last T columns count: 1 or true where a token is real. Padding
+                may lie anywhere; it is seen by nobody, and y is zero there.
+            cache: start from the states that it has of this layer, and leave there those behind the last tokens.
+            cu_seqlens: (N + 1,) offsets of N sequences packed in one row, B = 1.
+            cu_seqlens_cpu: a copy on the CPU.
+            cp_context: of a sequence that lies on several ranks: of kda.parallel.
+        """
+        self._check_call(x, attention_mask, cache, cu_seqlens, cp_context)
+        B, T = x.shape[:2]
+        padded = None
+        if attention_mask is not None:
+            padded = Padded.of(attention_mask[:, -T:] if T else attention_mask[:, :0], x.device)
+            x, sequences = padded.packed(x), padded.sequences
+        elif cp_context is not None:
+            sequences = Sequences.of_offsets(cp_context.cu_seqlens, T, x.device)
+        elif cu_seqlens is not None:
+            sequences = Sequences.of_offsets(cu_seqlens, T, x.device, cu_seqlens_cpu)
+        else:
+            sequences = Sequences.of_rows(B)
+        before = state_of(cache, self.layer_idx, sequences.N)
+        made = [proj(x) for proj in (self.q_proj, self.k_proj, self.v_proj)]
+        convolutions = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
+        states = (None,) * 3 if before is None else before.conv
+        if cp_context is not None:
+            from ..parallel import conv_halo
+
+            rows = conv_halo(torch.cat(made, -1), cp_context, self.conv_size - 1)      # side by side: one exchange
+            states = rows.split([each.shape[-1] for each in made], -1)
+        q, k, v = (conv(each, state, sequences) for conv, each, state in zip(convolutions, made, states))
+        o, recurrent = self._attend(x, q, k, v, before, sequences, T, cache is not None, cp_context)
+        if cache is not None:
+            after = (next_state(each, self.conv_size, state, sequences) for each, state in zip(made, states))
+            cache[self.layer_idx] = LayerState(recurrent, tuple(after))  # type: ignore[arg-type]
+        gate = self.g_proj(x) if self.gate_rank is None else self.g_b_proj(self.g_a_proj(x))  # type: ignore[operator]
+        y = self.o_proj(self.o_norm(o, gate.unflatten(-1, o.shape[-2:])).flatten(-2))
+        return y if padded is None else padded.padded(y, B)
+
+    def _attend(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, before: LayerState | None, sequences: Sequences, T: int,
+        keep: bool, cp_context: Any,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """o (B, T, HV, V) and the states behind, if they are to be kept."""
+        heads, value_heads = (self.num_heads, self.head_dim), (self.num_v_heads, self.head_v_dim)
+        f = self.f_proj(x) if self.forget_rank is None else self.f_b_proj(self.f_a_proj(x))  # type: ignore[operator]
+        tensors = (q.unflatten(-1, heads), k.unflatten(-1, heads), v.unflatten(-1, value_heads),
+                   f.unflatten(-1, (self.num_v_heads, self.head_dim)), self.b_proj(x))  # fmt: skip
+        asked: dict[str, Any] = {
+            "A_log": self.A_log, "dt_bias": self.dt_bias, "lower_bound": self.lower_bound,
+            "initial_state": None if before is None else before.recurrent, "output_final_state": keep,
+            "use_qk_l2norm_in_kernel": True, "use_gate_in_kernel": True, "use_beta_sigmoid_in_kernel": True,
+            "allow_neg_eigval": self.allow_neg_eigval, "state_v_first": True, "backend": self.backend,
+        }  # fmt: skip
+        if cp_context is None:
+            asked |= {"cu_seqlens": sequences.cu_seqlens, "cu_seqlens_cpu": sequences.cu_seqlens_cpu}
+        if self._goes_token_by_token(tensors, asked, T, cp_context):
+            return fused_recurrent_kda(*tensors, **asked)
+        return chunk_kda(*tensors, **asked, disable_recompute=self.disable_recompute, cp_context=cp_context)  # type: ignore[return-value]
+
+    def _goes_token_by_token(self, tensors: tuple, asked: dict[str, Any], T: int, cp_context: Any) -> bool:
+        given = (*tensors, asked["A_log"], asked["dt_bias"], asked["initial_state"])
+        recorded = torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in given)
+        if self.mode == "recurrent" and (recorded or cp_context is not None):
+            found = "a call that records gradients" if recorded else "a cp_context"
+            raise InputError("KimiDeltaAttention", "mode", "'chunk' or 'auto' here", f"'recurrent' and {found}",
+                             "Token by token there is neither a backward nor several ranks: set layer.mode = 'auto', "
+                             "or use torch.no_grad().", "nn.mode.recorded")  # fmt: skip
+        short = T <= SHORT and not recorded and cp_context is None
+        return self.mode == "recurrent" or (self.mode == "auto" and short)
+
+    def _check_call(self, x: Any, mask: Any, cache: Any, cu_seqlens: Any, cp_context: Any) -> None:
+        shape = list(getattr(x, "shape", ()))
+        apart = [name for name, given in (("attention_mask", mask), ("cu_seqlens", cu_seqlens),
+                                          ("cp_context", cp_context)) if given is not None]  # fmt: skip
+        rows = len(shape) == 3 and shape[2] == self.hidden_size
+        batch, T = shape[:2] if rows else (0, 0)
+        masked = mask is None or (mask.dim() == 2 and mask.shape[0] == batch and mask.shape[1] >= T)
+        for option, holds, asked, found, fix in (
+            ("x", rows, f"[B, T, {self.hidden_size}]", str(shape),
+             "Give hidden states, batch first."),
+            ("attention_mask", masked, "[B, S] with S >= T, of 0 and 1", f"{list(getattr(mask, 'shape', ()))}",
+             "KDA is causal by itself: give a mask of padding."),
+            ("cu_seqlens", cu_seqlens is None or batch == 1, "with B = 1", f"B = {batch}",
+             "Put the sequences behind each other in one row."),
+            (" and ".join(apart), len(apart) < 2, "given alone", "together",
+             "Each says where sequences lie: pass one."),
+            ("cache", cache is None or isinstance(cache, Cache), "a kda.nn.Cache", type(cache).__name__,
+             "Make one with kda.nn.Cache()."),
+            ("cache", cache is None or cp_context is None, "None with a cp_context", "both",
+             "States that lie on several ranks are not kept: pass one of the two."),
+        ):  # fmt: skip
+            if not holds:
+                raise InputError("KimiDeltaAttention", option, asked, found, fix, f"nn.{option.split()[0]}")
+
+    def extra_repr(self) -> str:
+        names = ("num_heads", "head_dim", "num_v_heads", "head_v_dim", "lower_bound")
+        return ", ".join([str(self.hidden_size), *(f"{name}={getattr(self, name)}" for name in names)])

@@ -1,0 +1,103 @@
+"""The RMSNorm of a layer's outputs, head by head, with its gate."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from ..gates import wide_dtype
+from .convolution import takes_kernels
+
+Tensor = torch.Tensor
+
+
+def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
+    """weight x / sqrt(mean(x^2) + eps) sigmoid(gate), differentiable, in float32.
+
+    Args:
+        x: (.., V).
+        gate: logits of the shape of x.
+        weight: (V).
+
+    Returns:
+        y of the shape and dtype of x.
+    """
+    if takes_kernels(x) and _served(x.dtype, weight.shape[0], str(x.device)):
+        return GatedNorm.apply(x, gate, weight, eps)
+    wide = wide_dtype(x.dtype)
+    value = x.to(wide)
+    scale = torch.rsqrt(value.square().mean(-1, keepdim=True) + eps)
+    return (value * scale * weight.to(wide) * torch.sigmoid(gate.to(wide))).to(x.dtype)
+
+
+def _launch() -> Any:
+    return importlib.import_module("kda.backends.triton.layer.launch")
+
+
+def _served(dtype: torch.dtype, channels: int, device: str) -> bool:
+    """Whether a kernel makes such a norm."""
+    return not _launch().norm_refused(dtype, channels, device)
+
+
+vars(_served)["_dynamo_marked_constant"] = True                                 # torch.compile calls it untraced
+
+
+class GatedNorm(torch.autograd.Function):
+    """`gated_rms_norm` by the kernels of kda.backends.triton.layer."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+        ctx.save_for_backward(x, gate, weight)
+        ctx.eps = eps
+        if torch.compiler.is_compiling():
+            return _norm_gate(x, gate, weight, eps)
+        return _launch().norm_gate(x, gate, weight, eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy: Tensor):
+        operator = _norm_gate_bwd if torch.compiler.is_compiling() else _launch().norm_gate_bwd
+        return *operator(*ctx.saved_tensors, ctx.eps, dy), None
+
+
+@torch.library.custom_op("kda::norm_gate", mutates_args=())
+def _norm_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return _launch().norm_gate(x, gate, weight, eps)
+
+
+@_norm_gate.register_fake
+def _(x, gate, weight, eps):
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("kda::norm_gate_bwd", mutates_args=())
+def _norm_gate_bwd(x: Tensor, gate: Tensor, weight: Tensor, eps: float, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return _launch().norm_gate_bwd(x, gate, weight, eps, dy)
+
+
+@_norm_gate_bwd.register_fake
+def _(x, gate, weight, eps, dy):
+    return tuple(torch.empty_like(each, memory_format=torch.contiguous_format) for each in (x, gate, weight))
+
+
+class GatedRMSNorm(nn.Module):
+    """`gated_rms_norm` with its weight (V)."""
+
+    def __init__(self, channels: int, eps: float = 1e-5, device: Any = None, dtype: Any = None):
+        super().__init__()
+        self.channels, self.eps = channels, eps
+        self.weight = nn.Parameter(torch.ones(channels, device=device, dtype=dtype))
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x and gate (.., V) -> (.., V)."""
+        return gated_rms_norm(x, gate, self.weight, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, eps={self.eps}"

@@ -1,0 +1,79 @@
+"""Which sequence each token of a row belongs to: of rows of T tokens, packed sequences, or a padded batch.
+
+Nothing here waits for a GPU, and shapes follow from those of the arguments, so that all of it can be captured and
+compiled.  A padded batch becomes one row: real tokens first, in order, then those of the padding, which lie past the
+last offset and belong to nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """N sequences that lie in rows (B, T)."""
+
+    N: int
+    cu_seqlens: Tensor | None = None         # (N + 1,) offsets in the one row there is; None: each row is a sequence
+    cu_seqlens_cpu: Tensor | None = None
+    starts: Tensor | None = None             # (T,) int32: the first token of the sequence of each; T: of none
+    numbers: Tensor | None = None            # (T,) int32: the number of that sequence
+
+    @classmethod
+    def of_rows(cls, B: int) -> Sequences:
+        return cls(B)
+
+    @classmethod
+    def of_offsets(cls, cu_seqlens: Tensor, T: int, device: torch.device, cpu: Tensor | None = None) -> Sequences:
+        """cu_seqlens (N + 1,) in a row of T tokens."""
+        offsets = cu_seqlens.to(device, non_blocking=True)
+        ends, t = offsets[1:].contiguous(), torch.arange(T, device=device, dtype=offsets.dtype)
+        numbers = torch.searchsorted(ends, t, right=True)                      # the first that ends behind t
+        starts = torch.cat([offsets[:-1], offsets.new_full((1,), T)])[numbers]
+        numbers = numbers.clamp(max=max(offsets.numel() - 2, 0))
+        return cls(offsets.numel() - 1, offsets, cpu, starts.to(torch.int32), numbers.to(torch.int32))
+
+
+class Permuted(torch.autograd.Function):
+    """Rows of x (T, ..) in another order, each once; the way back is the way there, not a sum."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(order, inverse)
+        return x.index_select(0, order)
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        order, inverse = ctx.saved_tensors
+        return Permuted.apply(dy, inverse, order), None, None
+
+
+@dataclass(frozen=True)
+class Padded:
+    """A batch (B, T, ..) with a mask, as one row of packed sequences (1, B * T, ..) and back."""
+
+    sequences: Sequences
+    order: Tensor                            # (B * T,): where each token of the row lies in the batch
+    inverse: Tensor
+
+    @classmethod
+    def of(cls, mask: Tensor, device: torch.device) -> Padded:
+        """mask (B, T): true or 1 where a token is real, wherever these lie."""
+        real = mask.to(device, non_blocking=True).bool()
+        order = torch.argsort((~real).flatten().to(torch.uint8), stable=True)
+        inverse = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=device))
+        offsets = torch.nn.functional.pad(real.sum(1).cumsum(0), (1, 0))
+        return cls(Sequences.of_offsets(offsets, real.numel(), device), order, inverse)
+
+    def packed(self, x: Tensor) -> Tensor:
+        """(B, T, ..) to (1, B * T, ..)."""
+        return Permuted.apply(x.flatten(0, 1), self.order, self.inverse).unsqueeze(0)
+
+    def padded(self, x: Tensor, B: int) -> Tensor:
+        """(1, B * T, ..) to (B, T, ..)."""
+        return Permuted.apply(x.squeeze(0), self.inverse, self.order).unflatten(0, (B, -1))

@@ -1,0 +1,44 @@
+"""What kda leaves to others is said once of its kind, with the reason: a warning of category `KdaNotice`."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+from .errors import InputError, NoBackendError
+
+_BETWEEN = ("kda", "fla", "torch", "importlib", "contextlib")       # packages that lie between a caller and a notice
+_said: set[tuple[str, ...]] = set()
+
+
+class KdaNotice(UserWarning):
+    """A call that kda was offered and does not take, or a switch that keeps calls from it."""
+
+
+def say_once(text: str, *kind: str) -> None:
+    """Warn, at the line that called kda or FLA, unless something of this kind was said before.
+
+    Args:
+        text: what happens, why, and what to do about it.
+        kind: who says it, of what, and why in short, as in ("kda.fla", "chunk_kda", "cp_context.none"); no numbers.
+    """
+    if kind not in _said:
+        _said.add(kind)
+        frame = sys._getframe(1)
+        while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+            frame = frame.f_back
+        warnings.warn_explicit(text, KdaNotice, frame.f_code.co_filename, frame.f_lineno)
+
+
+def forget(who: str) -> None:
+    """Let everything be said anew whose kind begins with `who`."""
+    _said.difference_update([kind for kind in _said if kind[0] == who])
+
+
+def reason_of(error: Exception) -> str:
+    """Why a call is not taken, in short: ids of checks and rules, without the numbers that differ from call to call."""
+    if isinstance(error, InputError):
+        return error.check
+    if isinstance(error, NoBackendError):
+        return " ".join(reason.partition(":")[0] for _, reasons in error.choice.tried for reason in reasons)
+    return type(error).__name__

@@ -1,0 +1,114 @@
+"""Ranks agree on what they are about to exchange: through the group's store, on the host, never through the GPU.
+
+A collective of gloo says nothing when ranks send different amounts: one goes on with wrong data, others die. So before
+ranks of a group exchange anything they compare a line of text that says what; but not if they did so before, when the
+group's exchange before was the same, too: a model's layers repeat. A rank that does alone what it never did at that
+place waits here, apart from the data, until its time is over, and the others do where they wait for its data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from kda.errors import InputError, KdaError
+
+
+class Ask(NamedTuple):
+    """Who agrees, and how the error names it."""
+
+    op: str
+    argument: str
+    check: str
+    timeout: float                           # seconds
+
+
+class Group:
+    """A process group's rounds of agreement; one for each group and process."""
+
+    def __init__(self, store: dist.Store, rank: int, world: int):
+        self.store, self.rank, self.world = store, rank, world
+        self.round = 0
+        self.last = ""                       # what was exchanged last
+        self.known: set[tuple[str, str]] = set()                               # what was agreed on, behind what
+
+    def agree(self, text: str, ask: Ask) -> None:
+        """Raise on all ranks unless all say the same; or after the time-out, if not all come."""
+        if self.world == 1:
+            return
+        at, self.round = str(self.round), self.round + 1
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        try:
+            self.store.add(f"{at}/{digest}", 1)
+            self._wait_for_all(f"{at}/here", ask)
+            if self.store.add(f"{at}/{digest}", 0) != self.world:
+                self._refuse(at, text, ask)
+        except KdaError:
+            raise
+        except (dist.DistError, RuntimeError) as error:                        # the process that keeps the store died
+            raise lost(ask.op, f"{type(error).__name__}: {error}") from error
+        if self.store.add(f"{at}/read", 1) == self.world:
+            for name in (digest, "here", "here/all", "read"):
+                self.store.delete_key(f"{at}/{name}")
+
+    def agree_on_exchange(self, text: str, ask: Ask) -> None:
+        if (self.last, text) not in self.known:
+            self.agree(text, ask)
+            self.known.add((self.last, text))
+        self.last = text
+
+    def object_to(self, text: str) -> None:
+        """Take part in a round without waiting for it, with a text that nobody else has."""
+        at, self.round = str(self.round), self.round + 1
+        self.store.set(f"{at}/text/{self.rank}", text)
+        for name in ("here", "texts"):
+            self._arrive(f"{at}/{name}")
+
+    def _arrive(self, name: str) -> None:
+        if self.store.add(name, 1) == self.world:
+            self.store.set(f"{name}/all", "")
+
+    def _wait_for_all(self, name: str, ask: Ask) -> None:
+        self._arrive(name)
+        try:
+            self.store.wait([f"{name}/all"], timedelta(seconds=ask.timeout))
+        except dist.DistStoreError:
+            arrived = self.store.add(name, 0)
+            raise lost(ask.op, f"{arrived} of {self.world} within {ask.timeout:g} seconds") from None
+
+    def _refuse(self, at: str, text: str, ask: Ask) -> None:
+        self.store.set(f"{at}/text/{self.rank}", text)
+        self._wait_for_all(f"{at}/texts", ask)
+        texts = [self.store.get(f"{at}/text/{rank}").decode() for rank in range(self.world)]
+        other = next(rank for rank, found in enumerate(texts) if found != texts[0])
+        raise InputError(ask.op, ask.argument, "the same on all ranks of the group",
+                         f"rank 0: {texts[0]}; rank {other}: {texts[other]}",
+                         "Give all ranks one context, one shape and one set of options.", ask.check)  # fmt: skip
+
+
+class RankLost(KdaError, RuntimeError):
+    """A rank of the group did not come, or died."""
+
+
+def lost(op: str, found: str) -> RankLost:
+    return RankLost(f"{op}: all ranks of the context's group must make the call together; found {found}. "
+                    "Look at the rank that failed first, then start the group again.")  # fmt: skip
+
+
+# By name, and held weakly: a group that outlives its destruction aborts the process at its end.
+_groups: dict[str, tuple[weakref.ref[dist.ProcessGroup], Group]] = {}
+
+
+def group_of(group: dist.ProcessGroup) -> Group:
+    """A group that was destroyed and made anew under its old name begins anew."""
+    known = _groups.get(group.group_name)
+    if known is None or known[0]() is not group:
+        store = dist.PrefixStore(f"kda/{group.group_name}", distributed_c10d._get_process_group_store(group))
+        known = weakref.ref(group), Group(store, dist.get_rank(group), dist.get_world_size(group))
+        _groups[group.group_name] = known
+    return known[1]

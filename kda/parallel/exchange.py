@@ -1,0 +1,89 @@
+"""What ranks send one another: collectives of torch.distributed, and nothing beneath them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from kda.errors import InputError
+
+from .agreement import Ask, group_of, lost
+from .context import CPContext
+
+Tensor = torch.Tensor
+
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+def agree(context: CPContext, op: str, text: str) -> None:
+    """On what is sent next; see `agreement`."""
+    ask = Ask(op, "cp_context", "cp_context.agreed", context.timeout)
+    group_of(context.group).agree_on_exchange(text, ask)
+
+
+def object_to(context: CPContext, text: str) -> None:
+    """Tell ranks that wait to agree that this one raises, and why."""
+    group_of(context.group).object_to(text)
+
+
+def check_world(context: CPContext, op: str) -> None:
+    try:
+        found = dist.get_world_size(context.group), dist.get_rank(context.group)
+    except ValueError:                                                         # the group was destroyed
+        found = 0, -1
+    if found != (context.world_size, context.rank):
+        raise InputError(op, "cp_context", f"of its group as it is, rank {found[1]} of {found[0]}", repr(context),
+                         "Build the context anew, for the group that it is used with.", "cp_context.world")  # fmt: skip
+
+
+def gather(context: CPContext, mine: Tensor, op: str) -> Tensor:
+    """(parts of all ranks, ..) of mine (parts, ..), rank by rank."""
+    mine = mine.contiguous()
+    found = mine.new_empty(context.world_size * mine.shape[0], *mine.shape[1:])
+    _together(op, _all_gather, found, mine, group=context.group)
+    return found
+
+
+def send(context: CPContext, x: Tensor, to: int, op: str) -> None:
+    _together(op, dist.send, x.contiguous(), dist.get_global_rank(context.group, to), context.group)
+
+
+def receive(context: CPContext, like: Tensor, of: int, op: str) -> Tensor:
+    found = torch.empty_like(like, memory_format=torch.contiguous_format)
+    _together(op, dist.recv, found, dist.get_global_rank(context.group, of), context.group)
+    return found
+
+
+def swap(context: CPContext, x: Tensor, to: int | None, of: int | None, op: str) -> Tensor | None:
+    """Send x to a rank and receive as much of another, at once; None is nobody."""
+    group, x = context.group, x.contiguous()
+    found = None if of is None else torch.empty_like(x)
+    sent = [] if to is None else [dist.P2POp(dist.isend, x, dist.get_global_rank(group, to), group)]
+    received = [] if of is None else [dist.P2POp(dist.irecv, found, dist.get_global_rank(group, of), group)]
+    if sent or received:
+        _together(op, _finished, [*sent, *received])
+    return found
+
+
+def _finished(operations: list[dist.P2POp]) -> None:
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+
+
+def _together(op: str, function: Callable, *args: Any, **keywords: Any) -> None:
+    try:
+        function(*args, **keywords)
+    except (dist.DistError, RuntimeError) as error:
+        raise lost(op, f"{type(error).__name__}: {error}") from error
+
+
+def register(schema: str, real: Callable, fake: Callable, links: Any) -> None:
+    """An operator of torch.ops.kda."""
+    name = "kda::" + schema.partition("(")[0]
+    torch.library.define(name, schema[schema.index("("):])
+    torch.library.impl(name, "CompositeExplicitAutograd")(real)
+    torch.library.register_fake(name)(fake)
+    torch.library.register_autograd(name, links.backward, setup_context=links.setup)

@@ -1,0 +1,142 @@
+"""What a piece of a sequence does to the state that enters it, as `bundles.SegmentSummary`: S -> M S + added.
+
+A backend that declares `maps` makes them with kernels of its own. Of any other one, two forwards of its public door do,
+and no backward: from the identity with v = 0 the final state is M, and row t of o is y_t = scale M_t^T q_t, with M_t
+what the tokens up to t do. So the gradient of the state that enters is y^T do from the outputs and M^T dS from the
+state that leaves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from kda.autograd import autocast_off
+from kda.bundles import Save, SegmentSummary
+from kda.dispatch import backend_of_backward, capability, choose, launcher
+from kda.gates import wide_dtype
+from kda.problem import Inputs, Problem
+
+Tensor = torch.Tensor
+
+ROWS = 1024                                  # of y and do that are multiplied at once
+
+
+def problem_of_piece(p: Problem, T: int, state: bool) -> Problem:
+    """A sequence of T tokens alone, of which the final state is asked for."""
+    return dataclasses.replace(
+        p, direction="forward", T=T, N=1, packed=False, final_state=True, intermediate_states=False,
+        disable_recompute=False, state_v_first=False, state_dtype=_name(wide_of(p)) if state else None,
+    )  # fmt: skip
+
+
+def piece(x: Inputs, begin: int, end: int, h0: Tensor | None) -> Inputs:
+    """Tokens begin:end as a call of their own; h0 (1, HV, K, V)."""
+    rows = {name: getattr(x, name)[:, begin:end] for name in ("q", "k", "v", "g", "beta")}
+    return x._replace(**rows, initial_state=h0, cu_seqlens=None, cu_seqlens_cpu=None)
+
+
+def segment_map(p: Problem, x: Inputs, asked: str, transition: bool) -> SegmentSummary:
+    """Of one sequence (B = 1) that is not packed; from x.initial_state, if that is given, `added` is the state behind.
+
+    Without `transition` M is zero, for who asks does not need it.
+    """
+    p = problem_of_piece(p, x.q.shape[1], x.initial_state is not None)
+    if p.T == 0:
+        return _nothing(p, x, x.initial_state)
+    backend = choose(p, asked).backend
+    with autocast_off(x.q):
+        if "forward" in capability(backend).maps:
+            return launcher(backend).segment_map(p, x, transition)
+        added = launcher(backend).forward(p, x, Save.NOTHING).final_state
+        M = _from_identity(p, x._replace(q=x.k), asked)[1] if transition else _zeros(p, x, p.K)
+    return SegmentSummary(M, added)
+
+
+def segment_map_bwd(
+    p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, asked: str, transition: bool
+) -> SegmentSummary:
+    """Its mirror: what the piece does to the gradient of the state behind it, for do (1, T, HV, V); M is transposed.
+
+    Given `dht` (1, HV, K, V), `added` is the gradient of the state that enters.
+    """
+    p = _mirrored(problem_of_piece(p, x.q.shape[1], state=True))
+    if p.T == 0:
+        return _nothing(p, x, dht)
+    backend = choose(p, asked).backend                                         # who makes the backward
+    with autocast_off(x.q):
+        if "backward" in capability(backend).maps:
+            return launcher(backend).segment_map_bwd(p, x, do, dht, transition)
+        y, M = _from_identity(p, x, asked)
+        added = _zeros(p, x, p.V)
+        exact = torch.float32 if p.dtype in ("bfloat16", "float16") else torch.float64
+        for i in range(0, p.T, ROWS):
+            rows, gradients = (t[0, i:i + ROWS].to(exact).transpose(0, 1) for t in (y, do))
+            added += (rows.mT @ gradients).to(added.dtype)
+    if dht is not None:
+        added = fold([SegmentSummary(M.mT, added)], dht)
+    return SegmentSummary(M.mT, added, transposed=True)
+
+
+def _mirrored(p: Problem) -> Problem:
+    return dataclasses.replace(p, direction="backward")
+
+
+def how(p: Problem, asked: str) -> str:
+    """For people: who makes the maps of pieces of such a call."""
+    p = problem_of_piece(p, p.T, state=False)
+    backend = choose(p, asked).backend
+    again = choose(_identity(p), asked).backend
+    ahead = f"kernels of {backend}" if backend != "reference" else "stages of the reference"
+    mirror = choose(_mirrored(p), backend_of_backward(asked)).backend
+    back = ahead if mirror == backend else f"kernels of {mirror}"
+    if "forward" not in capability(backend).maps:
+        ahead = f"a forward of {backend} and one of {again} from the identity"
+    if "backward" not in capability(mirror).maps:
+        back = f"a forward of {again} from the identity"
+    return f"maps of pieces of sequences are made by {ahead}; in the backward by {back}"
+
+
+def fold(maps: list[SegmentSummary], S: Tensor) -> Tensor:
+    """S (1, HV, K, V) behind all pieces, in order. In float64, which no flag of torch makes less of."""
+    found = S.double()
+    for m in maps:
+        found = m.added.double() + m.M.double() @ found
+    return found.to(S.dtype)
+
+
+def compose(later: SegmentSummary, earlier: SegmentSummary) -> SegmentSummary:
+    """What both do in turn, in float64 as `fold`."""
+    M = later.M.double()
+    return SegmentSummary((M @ earlier.M.double()).to(later.M.dtype), fold([later], earlier.added))
+
+
+def _from_identity(p: Problem, x: Inputs, asked: str) -> tuple[Tensor, Tensor]:
+    """y (1, T, HV, K) and M (1, HV, K, K)."""
+    p = _identity(p)
+    eye = torch.eye(p.K, dtype=wide_of(p), device=x.q.device).expand(1, p.HV, p.K, p.K).contiguous()
+    x = x._replace(v=x.v.new_zeros(1, p.T, p.HV, p.K), initial_state=eye)
+    out = launcher(choose(p, asked).backend).forward(p, x, Save.NOTHING)
+    return out.o, out.final_state
+
+
+def _identity(p: Problem) -> Problem:
+    return dataclasses.replace(p, direction="forward", V=p.K, state_dtype=_name(wide_of(p)))
+
+
+def _nothing(p: Problem, x: Inputs, S: Tensor | None) -> SegmentSummary:
+    eye = torch.eye(p.K, dtype=wide_of(p), device=x.q.device).expand(1, p.HV, p.K, p.K)
+    return SegmentSummary(eye, _zeros(p, x, p.V) if S is None else S)
+
+
+def _zeros(p: Problem, x: Inputs, columns: int) -> Tensor:
+    return x.q.new_zeros(1, p.HV, p.K, columns, dtype=wide_of(p))
+
+
+def wide_of(p: Problem) -> torch.dtype:
+    return wide_dtype(getattr(torch, p.dtype))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

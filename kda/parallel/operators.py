@@ -1,0 +1,358 @@
+"""torch.ops.kda.parallel_forward and parallel_backward: chunk_kda on a rank, with what it exchanges.
+
+They have the arguments of `chunk_forward` and `chunk_backward`, initial states always, and a context's handle. Beside
+the outputs of the first there are `entering`, the states that entered the rank's parts, for the second:
+
+  forward   maps of the parts' last sequences -> all-gather -> states entering the first ones -> the ordinary forward
+  backward  mirrored maps of the first ones   -> all-gather -> gradients behind the last ones -> the ordinary backward
+
+With exchange="chain" states go from rank to rank instead, each through its map, and with "tree" maps are composed; with
+"hops" there are none: a rank waits for the state that enters it, makes the ordinary forward, and sends what leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from kda import autograd
+from kda.autograd import INPUTS, OPTIONS, Links
+from kda.bundles import Save, SegmentSummary
+from kda.checks import Call, problem_of
+from kda.dispatch import backend_asked, backend_of_backward
+from kda.errors import InputError, KdaError
+from kda.problem import Inputs, Options, Problem
+
+from . import exchange, maps
+from .context import CPContext, context_of
+from .layout import Part, holder
+
+Tensor = torch.Tensor
+
+OP = "chunk_kda"
+
+
+class Rank(NamedTuple):
+    """A call on this rank."""
+
+    context: CPContext
+    call: Call
+    problem: Problem
+    asked: str                               # the backend's name in force
+
+    @property
+    def v_first(self) -> bool:
+        return self.call.options.state_v_first
+
+    def pieces(self, part: Part, first: bool, h0: Tensor | None = None) -> tuple[slice, Inputs]:
+        """The tokens of a part's first or last sequence, and those as a call of their own."""
+        begin, end = (part.begin, part.first_end) if first else (part.last_begin, part.end)
+        return slice(begin, end), maps.piece(self.call.inputs, begin, end, h0)
+
+    def row(self, states: Tensor | None, n: int) -> Tensor | None:
+        """State n, (1, HV, K, V) in the dtype of states."""
+        if states is None:
+            return None
+        x = states[n:n + 1].to(self.wide)
+        return (x.mT if self.v_first else x).contiguous()
+
+    @property
+    def wide(self) -> torch.dtype:
+        return maps.wide_of(self.problem)
+
+    def with_rows(self, states: Tensor, rows: dict[int, Tensor]) -> Tensor:
+        """A copy of states with some replaced by (1, HV, K, V)."""
+        states = states.to(self.wide, copy=True)
+        for n, x in rows.items():
+            states[n] = x[0].mT if self.v_first else x[0]
+        return states
+
+
+def _rank(handle: Tensor, call: Call, direction: str) -> Rank:
+    """The checked call; ranks agree on it, one whose call is wrong tells the others so."""
+    context = context_of(handle)
+    q = call.inputs.q
+    try:
+        exchange.check_world(context, OP)
+        if q.dim() == 4 and q.shape[1] != context.tokens:
+            raise InputError(OP, "q", f"of the T={context.tokens} tokens that the context gives rank {context.rank}",
+                             f"T={q.shape[1]}", "Cut the row as the context has it: context.tokens a rank.",
+                             "cp_context.tokens")  # fmt: skip
+        problem = problem_of(call, direction)
+    except KdaError as error:
+        if context.crosses:
+            exchange.object_to(context, f"error: {error}")
+        raise
+    return Rank(context, call, problem, backend_asked(call.options.backend))
+
+
+def _forward(*arguments: Any):
+    *args, word, _, handle = arguments
+    call = autograd.call_of(args)  # type: ignore[arg-type]
+    rank = _rank(handle, call, "forward")
+    context = rank.context
+    _agree(rank)
+    if context.exchange == "hops":
+        entering, out = _hop_forward(rank, Save(word))
+    else:
+        entering = _entering(rank)
+        out = autograd.forward(_with_states(rank, entering), Save(word))
+    q, o = call.inputs.q, call.options
+    kept = torch.cat([entering.get(part.first, _no_state(rank)) for part in context.parts])
+    empty = autograd.or_empty
+    ht = out.final_state if o.output_final_state else None
+    return out.o, empty(ht, q), empty(out.h, q), kept, list(out.saved or ())
+
+
+def _agree(rank: Rank) -> None:
+    """On what decides how much is sent, the same in both directions."""
+    p = rank.problem
+    if rank.context.crosses:
+        exchange.agree(rank.context, OP, f"maps of HV={p.HV} K={p.K} V={p.V} in {rank.wide}")
+
+
+def _no_state(rank: Rank) -> Tensor:
+    p = rank.problem
+    return rank.call.inputs.q.new_zeros(1, p.HV, p.K, p.V, dtype=rank.wide)
+
+
+def _with_states(rank: Rank, entering: dict[int, Tensor], **others: Any) -> Call:
+    """The ordinary call, with what enters."""
+    h0 = rank.with_rows(rank.call.inputs.initial_state, entering)
+    return rank.call._replace(inputs=rank.call.inputs._replace(initial_state=h0), **others)
+
+
+def _entering(rank: Rank) -> dict[int, Tensor]:
+    """The states (1, HV, K, V) that enter this rank's parts, by the sequence that they enter."""
+    context = rank.context
+    if not context.crosses:
+        return {}
+    mine: list[Any] = []
+    for part in context.parts:
+        if not part.after:
+            mine.append(None)
+            continue
+        begun = part.last == part.first and part.before                        # on another rank
+        h0 = None if begun else rank.row(rank.call.inputs.initial_state, part.last)
+        _, x = rank.pieces(part, first=False, h0=h0)
+        mine.append(maps.segment_map(rank.problem, x, rank.asked, transition=part.spanned))
+    if context.exchange in ONE_BY_ONE:
+        (part,), (own,) = context.parts, mine
+        came = ONE_BY_ONE[context.exchange](rank, part.before[::-1], part.after, own, part.spanned)
+        return {} if came is None else {part.first: came}
+    found = _gathered(rank, mine)
+    return {part.first: _folded(rank, found, part.before) for part in context.parts if part.before}
+
+
+def _gathered(rank: Rank, mine: list[SegmentSummary | None]) -> Tensor:
+    """Of the parts of all ranks, (parts, HV, K, K + V): M beside added."""
+    p = rank.problem
+    message = rank.call.inputs.q.new_zeros(len(mine), p.HV, p.K, p.K + p.V, dtype=rank.wide)
+    for row, m in zip(message, mine):
+        if m is not None:
+            row[..., :p.K], row[..., p.K:] = m.M[0], m.added[0]
+    return exchange.gather(rank.context, message, OP)
+
+
+def _folded(rank: Rank, found: Tensor, numbers: tuple[int, ...]) -> Tensor:
+    """What leaves the last of these parts."""
+    K, world = rank.problem.K, rank.context.world_size
+    rows = [found[holder(rank.context.layout, n, world)].unsqueeze(0) for n in numbers]
+    first, *others = [SegmentSummary(row[..., :K], row[..., K:]) for row in rows]
+    return maps.fold(others, first.added)
+
+
+def _backward(*arguments: Any):
+    *args, do, dht, entering, saved, _, handle = arguments
+    call = autograd.call_of(args, OP, do=do, dht=dht)  # type: ignore[arg-type]
+    rank = _rank(handle, call, "backward")
+    context = rank.context
+    _agree(rank)
+    entered = {part.first: x.unsqueeze(0) for part, x in zip(context.parts, entering) if part.before}
+    if context.exchange == "hops":
+        grads = _hop_backward(rank, entered, saved)
+    else:
+        behind = _behind(rank)
+        if behind:
+            dht = rank.with_rows(torch.zeros_like(call.inputs.initial_state) if dht is None else dht, behind)
+        grads = autograd.backward(_with_states(rank, entered, dht=dht), saved)
+    for n in entered:
+        grads.dh0[n] = 0                                                       # nobody's initial state
+    return tuple(autograd.or_empty(x, call.inputs.q) for x in grads)
+
+
+def _behind(rank: Rank) -> dict[int, Tensor]:
+    """The gradients (1, HV, K, V) of the states that leave this rank's parts, by the sequence that they leave."""
+    context, call = rank.context, rank.call
+    if not context.crosses:
+        return {}
+    mine: list[Any] = []
+    for part in context.parts:
+        if not part.before:
+            mine.append(None)
+            continue
+        tokens, x = rank.pieces(part, first=True)
+        do = torch.zeros_like(x.v) if call.do is None else call.do[:, tokens]
+        dht = rank.row(call.dht, part.first)
+        mine.append(maps.segment_map_bwd(rank.problem, x, do, dht, rank.asked, transition=part.spanned))
+    if context.exchange in ONE_BY_ONE:
+        (part,), (own,) = context.parts, mine
+        came = ONE_BY_ONE[context.exchange](rank, part.after, part.before[::-1], own, part.spanned)
+        behind = {} if came is None else {part.last: came}
+    else:
+        found = _gathered(rank, mine)
+        behind = {part.last: _folded(rank, found, part.after[::-1]) for part in context.parts if part.after}
+    if call.dht is not None:
+        behind = {n: x + rank.row(call.dht, n) for n, x in behind.items()}
+    return behind
+
+
+# from rank to rank: sources and targets are the ranks before and behind, or the other way round, the nearest first
+
+
+def _chained(rank: Rank, sources: Sequence[int], targets: Sequence[int], own: SegmentSummary | None,
+             through: bool) -> Tensor | None:  # fmt: skip
+    """What comes from the nearest source; what this rank makes of it goes to the nearest target."""
+    came = exchange.receive(rank.context, _no_state(rank), sources[0], OP) if sources else None
+    if targets:
+        exchange.send(rank.context, maps.fold([own], came) if through else own.added, targets[0], OP)
+    return came
+
+
+def _scanned(rank: Rank, sources: Sequence[int], targets: Sequence[int], own: SegmentSummary | None,
+             through: bool) -> Tensor | None:  # fmt: skip
+    """The same in a tree: at distance d a rank's map, which does what d ranks do by then, is put behind that of the
+    rank at d; whose sequence begins nearer has a map to which nothing is put.  The last rank of a sequence needs no
+    map, but what the map of the one before adds."""
+    d, K, context = 1, rank.problem.K, rank.context
+    while (through and d <= len(sources)) or d < len(targets):
+        mine = torch.cat([own.M, own.added], -1)
+        to = targets[d - 1] if d < len(targets) else None
+        of = sources[d - 1] if through and d <= len(sources) else None
+        came = exchange.swap(context, mine, to, of, OP)
+        if came is not None:
+            own = maps.compose(own, SegmentSummary(came[..., :K], came[..., K:]))
+        d *= 2
+    mine = _no_state(rank) if own is None else own.added
+    return exchange.swap(context, mine, targets[0] if targets else None, sources[0] if sources else None, OP)
+
+
+ONE_BY_ONE = {"chain": _chained, "tree": _scanned}
+
+
+# hops
+
+
+def _hop_forward(rank: Rank, save: Save):
+    context, (part,) = rank.context, rank.context.parts
+    entering = {}
+    if part.before:
+        entering = {part.first: exchange.receive(context, _no_state(rank), part.before[-1], OP)}
+    call = _with_states(rank, entering)
+    if part.after:
+        call = call._replace(options=call.options._replace(output_final_state=True))
+    out = autograd.forward(call, save)
+    if part.after:
+        exchange.send(context, rank.row(out.final_state, part.last), part.after[0], OP)
+    return entering, out
+
+
+def _hop_backward(rank: Rank, entered: dict[int, Tensor], saved: list[Tensor]):
+    context, (part,), dht = rank.context, rank.context.parts, rank.call.dht
+    if part.after:
+        behind = exchange.receive(context, _no_state(rank), part.after[0], OP)
+        if dht is None:
+            dht = torch.zeros_like(rank.call.inputs.initial_state)
+        else:
+            behind += rank.row(dht, part.last)
+        dht = rank.with_rows(dht, {part.last: behind})
+    grads = autograd.backward(_with_states(rank, entered, dht=dht), saved)
+    if part.before:
+        exchange.send(context, rank.row(grads.dh0, part.first), part.before[-1], OP)
+    return grads
+
+
+# registration
+
+
+def _forward_fake(*arguments: Any):
+    *args, word, parts, _ = arguments
+    o, ht, h, saved = autograd.chunk_forward_fake(*args, word)
+    c = autograd.call_of(args)  # type: ignore[arg-type]
+    dtype = autograd.wide_dtype(o.dtype)
+    return o, ht, h, o.new_empty(parts, c.HV, c.K, c.V, dtype=dtype), saved
+
+
+def _backward_fake(*arguments: Any):
+    *args, do, dht, _, saved, _, _ = arguments
+    return autograd.chunk_backward_fake(*args, do, dht, saved)
+
+
+def _setup(ctx: Any, inputs: tuple, output: tuple) -> None:
+    *args, _, parts, handle = inputs
+    *_, entering, saved = output
+    tensors, options = args[: len(INPUTS)], Options(**dict(zip(OPTIONS, args[len(INPUTS):])))
+    ctx.mark_non_differentiable(entering, *saved)
+    asked = backend_of_backward(backend_asked(options.backend))
+    ctx.options, ctx.parts = options._replace(backend=asked), parts
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, handle, entering, *saved)
+
+
+def _link(ctx: Any, do: Tensor | None, dht: Tensor | None, *_: Any):
+    kept = ctx.saved_tensors                                                   # a checkpoint gives them out once
+    tensors, (handle, entering, *saved) = kept[: len(INPUTS)], kept[len(INPUTS):]
+    options = [getattr(ctx.options, name) for name in OPTIONS]
+    grads = torch.ops.kda.parallel_backward(
+        *tensors, *options, do, autograd.or_none(dht), entering, saved, ctx.parts, handle
+    )
+    found = [x if need else None for x, need in zip(grads, ctx.needs_input_grad)]
+    return *found, *[None] * (len(ctx.needs_input_grad) - len(found))
+
+
+def _register() -> None:
+    chunk = f"{autograd.schema_of_tensors(INPUTS)}, {autograd.schema_of_options(OPTIONS)}"
+    of_context = "int parts, Tensor handle"
+    operators = {
+        f"parallel_forward({chunk}, str save, {of_context}) -> "
+        "(Tensor, Tensor, Tensor, Tensor, Tensor[])":
+            (_forward, _forward_fake, Links(_setup, _link, None)),
+        f"parallel_backward({chunk}, Tensor? do, Tensor? dht, Tensor entering, Tensor[] saved, {of_context}) -> "
+        f"({', '.join(['Tensor'] * 8)})":
+            (_backward, _backward_fake, Links.none("chunk_kda has no second derivative.")),
+    }  # fmt: skip
+    for schema, (real, fake, links) in operators.items():
+        exchange.register(schema, real, fake, links)
+
+
+_register()
+
+
+def run(inputs: Inputs, options: Options, context: CPContext, save: Save) -> tuple:
+    """o, the final states or None, h or None."""
+    if not torch.compiler.is_compiling() and autograd.transforms.active():
+        raise KdaError(f"{OP}: torch.func and forward-mode AD do not work with a cp_context; found one active. "
+                       "Use backward().")  # fmt: skip
+    if save is not Save.ALL:
+        options = options._replace(disable_recompute=False)
+    settings = [getattr(options, name) for name in OPTIONS]
+    o, ht, h, _, _ = torch.ops.kda.parallel_forward(
+        *inputs[: len(INPUTS)], *settings, save.value, context.num_parts, context.handle
+    )
+    return o, ht if options.output_final_state else None, h if options.return_intermediate_states else None
+
+
+def prepared(inputs: Inputs, options: Options) -> Inputs:
+    """Initial states in any case and as maps have them, for what comes from other ranks."""
+    q, v, h0 = inputs.q, inputs.v, inputs.initial_state
+    if not all(isinstance(x, Tensor) and x.dim() == 4 for x in (q, v)):
+        return inputs                                                          # what is wrong will be said beneath
+    dtype = autograd.wide_dtype(q.dtype)
+    if h0 is None:
+        N, HV, K, V = inputs.cu_seqlens.shape[0] - 1, v.shape[2], q.shape[3], v.shape[3]
+        h0 = q.new_zeros((N, HV, V, K) if options.state_v_first else (N, HV, K, V), dtype=dtype)
+    elif isinstance(h0, Tensor) and h0.dtype == q.dtype:
+        h0 = h0.to(dtype)
+    return inputs._replace(initial_state=h0)

@@ -1,0 +1,147 @@
+"""The examples and the layer's benchmark run, small, and do what they say."""
+
+import json
+import math
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kda.nn import LAYOUTS
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ["--batch", 2, "--length", 32, "--hidden", 32, "--heads", 2, "--layers", 4, "--device", "cpu"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def run(monkeypatch, program, *arguments):
+    """A program in this process; what it exits with."""
+    monkeypatch.setattr(sys, "argv", [program, *map(str, arguments)])
+    monkeypatch.delenv("RANK", raising=False)
+    try:
+        runpy.run_path(str(ROOT / program), run_name="__main__")
+    except SystemExit as left:
+        return left.code or 0
+    return 0
+
+
+def losses(folder):
+    return json.loads((folder / "losses.json").read_text())
+
+
+def test_training_learns_and_a_resumed_one_goes_on_as_if_it_had_not_stopped(monkeypatch, tmp_path, capsys):
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
+    small = [*SMALL, "--lr", 1e-2]
+    assert run(monkeypatch, "examples/train.py", *small, "--steps", 12, "--out", tmp_path / "whole") == 0
+    run(monkeypatch, "examples/train.py", *small, "--steps", 5, "--out", tmp_path / "two")
+    run(monkeypatch, "examples/train.py", *small, "--steps", 12, "--out", tmp_path / "two", "--resume")
+    found = losses(tmp_path / "whole")
+    assert found == losses(tmp_path / "two") and len(found) == 12
+    assert found[0] == pytest.approx(math.log(256), rel=0.15) and min(found[-4:]) < 0.85 * found[0]
+    assert (tmp_path / "two" / "losses.png").stat().st_size > 5000
+    assert "'The state " in capsys.readouterr().out
+
+
+def test_text_made_token_by_token_is_that_of_whole_calls(tmp_path):
+    names = runpy.run_path(str(ROOT / "examples" / "train.py"))
+    torch.manual_seed(0)
+    model = names["Model"](32, 2, 4).double()
+    text = model.continued(b"KDA ", 12).encode()
+    given = torch.tensor([[*b"KDA "]])
+    for _ in range(12):
+        given = torch.cat([given, model(given)[:, -1:].argmax(-1)], 1)
+    assert bytes(given[0].tolist()).decode(errors="replace").encode() == text
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("options", [["--tokens", 600], ["--lengths", "100,0,300,4", "--layout", "zigzag"]], ids=str)
+def test_a_sequence_over_two_ranks_has_the_gradients_of_one_process(options):
+    pytest.importorskip("kda.parallel", reason="needs kda.parallel")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2,
+               ROOT / "examples" / "long_context.py", "--device", "cpu", "--steps", 1, "--check", *options]  # fmt: skip
+    ran = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=300,
+                         env=os.environ | {"OMP_NUM_THREADS": "1"})  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert "beside one process: loss" in ran.stdout and "on 2 ranks" in ran.stdout
+
+
+@pytest.mark.exhaustive
+def test_two_ranks_train_as_one_process_with_the_batches_of_both(tmp_path):
+    program = ROOT / "examples" / "train.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, program, *SMALL,
+               "--steps", 3, "--out", tmp_path]  # fmt: skip
+    ran = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=300,
+                         env=os.environ | {"OMP_NUM_THREADS": "1"})  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert "2 x 2 sequences" in ran.stdout
+    names, expected = runpy.run_path(str(program)), []
+    torch.manual_seed(0)
+    model, text = names["Model"](32, 2, 4), names["text_of_the_repository"]()
+    optimizer = names["optimizer_of"](model, 2e-3)
+    for step in range(3):
+        tokens = torch.cat([names["batch_of"](text, step, rank, 2, 32) for rank in (0, 1)])
+        loss = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        expected.append(loss.item())
+    assert losses(tmp_path) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layer_of_every_layout_is_converted_there_and_back(monkeypatch, capsys, layout):
+    assert run(monkeypatch, "examples/convert.py", "--demo", layout) == 0
+    assert f"in the layout {layout}\n" in (out := capsys.readouterr().out) and "the same bits" in out
+
+
+def test_a_layer_is_written_in_another_layout_and_read_again(monkeypatch, capsys, tmp_path):
+    wanted = tmp_path / "fla.safetensors"
+    assert run(monkeypatch, "examples/convert.py", "--demo", "kimi_linear", "--to", "fla", "--out", wanted) == 0
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "fla", "rms_norm_eps": 1e-5}))
+    assert run(monkeypatch, "examples/convert.py", tmp_path, "--lower-bound", -5) == 0
+    assert "in the layout fla\n" in capsys.readouterr().out
+    said = run(monkeypatch, "examples/convert.py", tmp_path)
+    assert said == "the config of fla names no lower bound of the gate. Pass --lower-bound."
+    said = run(monkeypatch, "examples/convert.py", tmp_path, "--lower-bound", -5, "--layer", 3)
+    assert said == "there are 1 KDA layers; --layer 3 is none of them, from 0 on."
+
+
+def test_a_checkpoint_with_other_bits_is_noticed(monkeypatch, capsys):
+    from kda.nn import KimiDeltaAttention
+
+    right = KimiDeltaAttention.to_checkpoint
+
+    def wrong(layer, *where):
+        return {name: x + ("dt_bias" in name) for name, x in right(layer, *where).items()}
+
+    names = runpy.run_path(str(ROOT / "examples" / "convert.py"))
+    calls = []
+    monkeypatch.setattr(KimiDeltaAttention, "to_checkpoint", lambda layer, *where: (
+        calls.append(1) or (right if len(calls) == 1 else wrong)(layer, *where)))  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["convert.py", "--demo", "kimi_k3"])
+    with pytest.raises(SystemExit) as left:
+        names["main"]()
+    assert left.value.code == 1 and "OTHER BITS" in capsys.readouterr().out
+
+
+def test_the_benchmark_of_the_layer_is_right_before_it_times(monkeypatch, capsys, tmp_path):
+    small = "--device cpu --heads 2 --head-dim 16 --hidden 32 --tokens 70 --sequences 1 --calls 3 --dtype float32"
+    assert run(monkeypatch, "benchmarks/layer.py", *small.split(), "--json", tmp_path / "found.json") == 0
+    found = json.loads((tmp_path / "found.json").read_text())
+    ours = [row for row in found["rows"] if row["side"] == "kda"]
+    assert [row["what"] for row in ours] == [
+        "step", "forward", "decode of 1", "convolution forward", "convolution step", "norm forward", "norm step",
+    ]  # fmt: skip
+    assert all(row["error"] < 1e-5 and row["ms"] > 0 for row in ours) and found["device"] == "a CPU"

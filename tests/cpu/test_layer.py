@@ -1,0 +1,515 @@
+"""kda.nn on a CPU: the layer against its definition token by token, its cache, masks, packing, modes, checkpoints."""
+
+import copy
+import sys
+import types
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import kda
+from kda import nn
+from kda.nn import LAYOUTS, Cache, CheckpointError, KimiDeltaAttention, Sequences, convolution, norm
+
+D = 24
+KINDS = {
+    "Kimi-Linear": {},
+    "Kimi-K3": {"lower_bound": -5.0, "gate_rank": None},
+    "Ling": {"lower_bound": -5.0, "forget_rank": None, "gate_rank": None},
+    "FLA, all options": {"num_v_heads": 4, "head_v_dim": 12, "gate_bias": True, "conv_bias": True,
+                         "allow_neg_eigval": True, "conv_size": 3},
+}  # fmt: skip
+kinds = pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def make(seed=0, dtype=torch.float64, **options):
+    torch.manual_seed(seed)
+    layer = KimiDeltaAttention(D, 2, 8, layer_idx=0, **options)
+    with torch.no_grad():
+        for p in (layer.A_log, layer.dt_bias, layer.o_norm.weight):
+            p.normal_()
+    return layer.to(dtype)
+
+
+def hidden(T, B=2, dtype=torch.float64):
+    return torch.randn(B, T, D, generator=torch.Generator().manual_seed(3), dtype=dtype)
+
+
+def defined(layer, x):
+    """y (T, D) of x (T, D), by the formulas, one token after the other."""
+    def convolved(proj, conv):
+        z, w, W = proj(x), conv.weight[:, 0], conv.width
+        before = torch.cat([z.new_zeros(W - 1, z.shape[1]), z])
+        made = torch.stack([(before[t : t + W] * w.T).sum(0) for t in range(len(x))])
+        return F.silu(made if conv.bias is None else made + conv.bias)
+
+    H, HV, K, V = layer.num_heads, layer.num_v_heads, layer.head_dim, layer.head_v_dim
+    q, k = (convolved(p, c).view(-1, H, K).repeat_interleave(HV // H, 1)
+            for p, c in ((layer.q_proj, layer.q_conv1d), (layer.k_proj, layer.k_conv1d)))  # fmt: skip
+    q, k = (each / (each.square().sum(-1, keepdim=True) + 1e-6).sqrt() for each in (q, k))
+    v = convolved(layer.v_proj, layer.v_conv1d).view(-1, HV, V)
+    f = layer.f_proj(x) if layer.forget_rank is None else layer.f_b_proj(layer.f_a_proj(x))
+    f, rate = (f + layer.dt_bias).view(-1, HV, K), layer.A_log.exp()[:, None]
+    g = -rate * F.softplus(f) if layer.lower_bound is None else layer.lower_bound * torch.sigmoid(rate * f)
+    beta = (2 if layer.allow_neg_eigval else 1) * torch.sigmoid(layer.b_proj(x))
+    S, o = x.new_zeros(HV, K, V), []
+    for t in range(len(x)):
+        S = g[t].exp()[..., None] * S
+        S = S + torch.einsum("h,hk,hv->hkv", beta[t], k[t], v[t] - torch.einsum("hk,hkv->hv", k[t], S))
+        o.append(torch.einsum("hk,hkv->hv", q[t], S) * K**-0.5)
+    o = torch.stack(o)
+    n = o / (o.square().mean(-1, keepdim=True) + layer.o_norm.eps).sqrt() * layer.o_norm.weight
+    gate = layer.g_proj(x) if layer.gate_rank is None else layer.g_b_proj(layer.g_a_proj(x))
+    return layer.o_proj((n * torch.sigmoid(gate.view(-1, HV, V))).flatten(1))
+
+
+def gradients(layer, function, x):
+    layer.zero_grad()
+    x = x.clone().requires_grad_()
+    y = function(x)
+    (y * torch.linspace(-1, 1, y.shape[-1], dtype=y.dtype)).sum().backward()
+    return y.detach(), {"x": x.grad} | {name: p.grad for name, p in layer.named_parameters()}
+
+
+def close(a, b, tolerance=1e-12):
+    return (a - b).abs().max() <= tolerance * max(1, b.abs().max())
+
+
+@kinds
+def test_outputs_and_gradients_are_those_of_the_definition(options):
+    layer, x = make(**options), hidden(70)
+    y, found = gradients(layer, layer, x)
+    expected, exact = gradients(layer, lambda x: torch.stack([defined(layer, row) for row in x]), x)
+    assert close(y, expected)
+    assert [name for name, grad in exact.items() if not close(found[name], grad, 1e-11)] == []
+
+
+def test_a_wrong_convolution_is_noticed():
+    layer, x = make(), hidden(20)
+    expected = torch.stack([defined(layer, row) for row in x])
+    with torch.no_grad():
+        layer.k_conv1d.weight.copy_(layer.k_conv1d.weight.flip(2))
+    assert not close(layer(x), expected, 1e-3)
+
+
+@kinds
+def test_pieces_and_single_tokens_through_a_cache_are_the_whole(options):
+    layer, x = make(**options), hidden(60)
+    whole, cache, found, at = layer(x), Cache(), [], 0
+    with torch.no_grad():
+        for length in (2, 1, 30, *[1] * 5, 22):
+            found.append(layer(x[:, at : at + length], cache=cache))
+            at += length
+    assert at == 60 and close(torch.cat(found, 1), whole)
+    assert cache[0].recurrent.shape == (2, layer.num_v_heads, layer.head_v_dim, 8)
+    assert [c.shape[1] for c in cache[0].conv] == [layer.conv_size - 1] * 3
+
+
+def test_a_copy_of_a_cache_keeps_what_was_and_select_takes_sequences():
+    layer, x = make(), hidden(12)
+    cache = Cache()
+    with torch.no_grad():
+        layer(x[:, :10], cache=cache)
+        before = cache.copy()
+        y = layer(x[:, 10:], cache=cache)
+        assert torch.equal(layer(x[:, 10:], cache=before.copy()), y)
+        assert close(layer(x[[1, 0, 0], 10:], cache=before.select(torch.tensor([1, 0, 0]))), y[[1, 0, 0]])
+    assert [*before] == [0] and len(Cache()) == 0
+
+
+def test_gradients_flow_through_a_cache():
+    """From one piece into those before, through the states of the recurrence and of the convolutions."""
+    layer, x = make(), hidden(9)
+
+    def pieces(x):
+        cache = Cache()
+        return torch.cat([layer(x[:, a:b], cache=cache) for a, b in ((0, 2), (2, 8), (8, 9))], 1)
+
+    y, found = gradients(layer, pieces, x)
+    expected, exact = gradients(layer, layer, x)
+    assert close(y, expected)
+    assert [name for name, grad in exact.items() if not close(found[name], grad, 1e-11)] == []
+
+
+MASKS = {
+    "left": [[0] * 7 + [1] * 13, [1] * 20],
+    "right": [[1] * 13 + [0] * 7, [1] * 20],
+    "within, and nobody": [[1, 0, 0, 1] * 5, [0] * 20],
+}
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_padding_is_seen_by_nobody(mask):
+    layer, x, mask = make(), hidden(20), torch.tensor(mask)
+    y, found = gradients(layer, lambda x: layer(x, mask), x)
+
+    def alone(x):
+        y = torch.zeros_like(x)
+        for b in range(2):
+            real = mask[b].bool()
+            if real.any():
+                y = y.index_put((torch.tensor(b), real.nonzero()[:, 0]), layer(x[b : b + 1, real])[0])
+        return y
+
+    expected, exact = gradients(layer, alone, x)
+    assert close(y, expected)
+    assert [name for name, grad in exact.items() if not close(found[name], grad, 1e-11)] == []
+
+
+def test_a_padded_batch_goes_on_through_a_cache():
+    layer, x = make(), hidden(20)
+    mask = torch.tensor(MASKS["left"])
+    cache = Cache()
+    with torch.no_grad():
+        found = [layer(x[:, :12], mask[:, :12], cache=cache)]
+        found += [layer(x[:, t : t + 1], mask[:, : t + 1], cache=cache) for t in range(12, 20)]
+        assert close(torch.cat(found, 1), layer(x, mask))
+
+
+@kinds
+def test_packed_sequences_are_as_alone(options):
+    layer, x, offsets = make(**options), hidden(50, B=1), torch.tensor([0, 7, 7, 8, 45])
+
+    def alone(x):
+        pieces = [layer(x[:, a:b]) for a, b in ((0, 7), (7, 8), (8, 45))]
+        return torch.cat([*pieces, torch.zeros_like(x[:, 45:])], 1)
+
+    y, found = gradients(layer, lambda x: layer(x, cu_seqlens=offsets), x)
+    expected, exact = gradients(layer, alone, x)
+    assert close(y, expected)
+    assert [name for name, grad in exact.items() if not close(found[name], grad, 1e-11)] == []
+
+
+def test_packed_sequences_go_on_through_a_cache():
+    layer, x, cache = make(), hidden(30, B=1), Cache()
+    with torch.no_grad():
+        first = layer(x[:, :15], cu_seqlens=torch.tensor([0, 10, 15]), cache=cache)
+        then = layer(x[:, 15:], cu_seqlens=torch.tensor([0, 1, 15]), cache=cache)
+        a = layer(torch.cat([x[:, :10], x[:, 15:16]], 1))
+        b = layer(torch.cat([x[:, 10:15], x[:, 16:]], 1))
+    assert close(torch.cat([first[:, :10], then[:, :1]], 1), a) and close(torch.cat([first[:, 10:], then[:, 1:]], 1), b)
+
+
+def test_no_tokens_and_no_sequences():
+    layer, cache = make(), Cache()
+    assert layer(hidden(0)).shape == (2, 0, D)
+    assert layer(hidden(4, B=0)).shape == (0, 4, D)
+    x = hidden(6)
+    with torch.no_grad():
+        layer(x[:, :5], cache=cache)
+        layer(x[:, :0], cache=cache)
+        assert close(layer(x[:, 5:], cache=cache), layer(x)[:, 5:])
+
+
+def test_short_calls_without_gradients_go_token_by_token(monkeypatch):
+    made = []
+    layer = make()
+    for name in ("chunk_kda", "fused_recurrent_kda"):
+        ours = getattr(kda, name)
+        monkeypatch.setattr(sys.modules["kda.nn.layer"], name,
+                            lambda *a, _ours=ours, **k: made.append(_ours.__name__) or _ours(*a, **k))  # fmt: skip
+    layer(hidden(10))
+    with torch.no_grad():
+        layer(hidden(64))
+        layer(hidden(65))
+        layer.mode = "recurrent"
+        layer(hidden(65))
+        layer.mode = "chunk"
+        layer(hidden(1))
+    assert made == ["chunk_kda", "fused_recurrent_kda", "chunk_kda", "fused_recurrent_kda", "chunk_kda"]
+
+
+def test_it_compiles_without_a_graph_break():
+    layer, x = make(dtype=torch.float32), hidden(20, dtype=torch.float32)
+    mask = torch.tensor(MASKS["left"])
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    assert close(compiled(x), layer(x), 1e-6) and close(compiled(x, mask), layer(x, mask), 1e-6)
+
+
+def test_autocast_and_checkpointing():
+    layer, x = make(dtype=torch.float32), hidden(20, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(x)
+    assert y.dtype == torch.bfloat16 and close(y.float(), layer(x), 0.05)
+    y, found = gradients(layer, lambda x: torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False), x)
+    expected, exact = gradients(layer, layer, x)
+    assert torch.equal(y, expected) and all(torch.equal(found[name], grad) for name, grad in exact.items())
+
+
+def test_gates_start_where_models_are_trained_from():
+    torch.manual_seed(0)
+    layer = KimiDeltaAttention(D, 64, 8)
+    rate, step = layer.A_log.exp(), F.softplus(layer.dt_bias)
+    assert rate.min() >= 1 and rate.max() <= 16
+    assert step.min() >= 0.99e-3 and step.max() <= 0.101
+    assert step.log().mean().exp().item() == pytest.approx(0.01, rel=0.2)
+    bounded = KimiDeltaAttention(D, 2, 8, lower_bound=-5.0)
+    assert not bounded.A_log.any() and bounded.A_log._no_weight_decay and bounded.dt_bias._no_weight_decay
+    half = KimiDeltaAttention(D, 2, 8, dtype=torch.bfloat16)
+    assert (half.q_proj.weight.dtype, half.A_log.dtype) == (torch.bfloat16, torch.float32)
+    before = copy.deepcopy(half)
+    half.reset_parameters()
+    assert not torch.equal(before.q_proj.weight, half.q_proj.weight)
+
+
+# sequences on several ranks
+
+
+def with_halo(monkeypatch, exchange):
+    module = types.ModuleType("kda.parallel")
+    module.conv_halo = exchange
+    monkeypatch.setitem(sys.modules, "kda.parallel", module)
+
+
+def test_a_context_brings_what_came_before_into_the_convolutions(monkeypatch):
+    """Two ranks by hand: the second is given the last inputs of the first, and the state."""
+    layer, x = make(), hidden(30, B=1)
+    context, asked = types.SimpleNamespace(cu_seqlens=torch.tensor([0, 14])), []
+    others = torch.cat([p(x[:, :16]) for p in (layer.q_proj, layer.k_proj, layer.v_proj)], -1)
+
+    def exchange(made, cp_context, rows):
+        assert cp_context is context and made.shape[1:] == (14, others.shape[-1])
+        return others[:, -rows:]
+
+    with_halo(monkeypatch, exchange)
+    cache, whole = Cache(), layer(x)
+    with torch.no_grad():
+        layer(x[:, :16], cache=cache)
+
+    def core(*tensors, cp_context, **options):
+        asked.append(cp_context)
+        return kda.chunk_kda(*tensors, **options | {"initial_state": cache[0].recurrent})
+
+    monkeypatch.setattr(sys.modules["kda.nn.layer"], "chunk_kda", core)
+    assert close(layer(x[:, 16:], cp_context=context), whole[:, 16:]) and asked == [context]
+
+
+# checkpoints
+
+
+def written(layout, seed=0):
+    """A layer that has a layout, and its weights in it."""
+    to = LAYOUTS[layout]
+    ranks = {name: "head" if rank == "low" else None for name, rank in
+             (("forget_rank", to.forget), ("gate_rank", to.gate))}  # fmt: skip
+    layer = make(seed, torch.float32, **ranks)
+    return layer, layer.to_checkpoint(layout, "model.layers.3.self_attn.")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_comes_back_bit_for_bit(layout):
+    layer, tensors = written(layout)
+    found = KimiDeltaAttention.from_checkpoint(tensors, "model.layers.3.self_attn.", lower_bound=None, norm_eps=1e-5)
+    assert torch.equal(found(hidden(9).float()), layer(hidden(9).float()))
+    back = found.to_checkpoint(layout, "model.layers.3.self_attn.")
+    assert back.keys() == tensors.keys()
+    assert all(torch.equal(x, tensors[name]) for name, x in back.items())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_is_known_by_its_names(layout):
+    _, tensors = written(layout)
+    others = {"model.embed_tokens.weight": torch.ones(3)}
+    assert nn.prefixes_of(tensors | others) == ["model.layers.3.self_attn."]
+    assert nn.layout_of(tensors | others, "model.layers.3.self_attn.") == layout
+    assert nn.layout_of(tensors) is None
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_load_state_dict_of_a_whole_model_takes_every_layout(layout):
+    layer, tensors = written(layout)
+    whole = torch.nn.ModuleDict({"model": torch.nn.ModuleDict({"layers": torch.nn.ModuleList(
+        torch.nn.ModuleDict({"self_attn": written(layout, seed=seed)[0]}) for seed in (4, 5, 6, 7)
+    )})})  # fmt: skip
+    own = whole.state_dict()
+    if layout == "fla":                                                        # without the bias that is zero there
+        del tensors["model.layers.3.self_attn.g_proj.1.bias"]
+    rest = {name: x for name, x in own.items() if "layers.3." not in name}
+    whole.load_state_dict(rest | tensors)
+    found = whole.model.layers[3].self_attn if hasattr(whole, "model") else whole["model"]["layers"][3]["self_attn"]
+    assert torch.equal(found(hidden(9).float()), layer(hidden(9).float()))
+
+
+def test_the_names_of_a_layer_of_fla():
+    layer = make(dtype=torch.float32, gate_bias=True)
+    fla = layer.to_checkpoint("fla")
+    assert sorted(fla) == sorted([
+        "A_log", "dt_bias", "b_proj.weight", "f_proj.0.weight", "f_proj.1.weight", "g_proj.0.weight", "g_proj.1.bias",
+        "g_proj.1.weight", "k_conv1d.weight", "k_proj.weight", "o_norm.weight", "o_proj.weight", "q_conv1d.weight",
+        "q_proj.weight", "v_conv1d.weight", "v_proj.weight",
+    ])  # fmt: skip
+    assert fla["A_log"].shape == (2,) and fla["q_conv1d.weight"].shape == (16, 1, 4)
+
+
+@pytest.mark.parametrize("shape", [(2,), (1, 1, 2, 1), (2, 1)], ids=str)
+def test_a_decay_of_any_shape_loads(shape):
+    layer, tensors = make(dtype=torch.float32), make(1, torch.float32).state_dict()
+    layer.load_state_dict(tensors | {"A_log": tensors["A_log"].view(shape), "dt_bias": tensors["dt_bias"].view(2, 8)})
+    assert torch.equal(layer.A_log, tensors["A_log"].view(-1))
+
+
+def test_a_config_tells_what_tensors_do_not():
+    _, tensors = written("kimi_linear")
+    read = lambda config, **options: KimiDeltaAttention.from_checkpoint(  # noqa: E731
+        tensors, "model.layers.3.self_attn.", config=config, **options)  # fmt: skip
+    kimi = read({"model_type": "kimi_linear", "rms_norm_eps": 1e-5})
+    assert (kimi.lower_bound, kimi.o_norm.eps, kimi.num_heads, kimi.head_dim, kimi.hidden_size) == (None, 1e-5, 2, 8, D)
+    glm = read(types.SimpleNamespace(model_type="glm5_next_text", rms_norm_eps=1e-5, linear_lower_bound=-5.0))
+    ling = {"model_type": "bailing_hybrid", "rms_norm_eps": 1e-6, "kda_safe_gate": True, "kda_lower_bound": -4.0}
+    k3 = {"model_type": "kimi_linear", "rms_norm_eps": 1e-5, "linear_attn_config": {"gate_lower_bound": -5.0}}
+    assert read({"model_type": "kimi_k3", "text_config": k3}).lower_bound == -5.0
+    file = {"model_type": "glm5_next", "rms_norm_eps": 1e-5, "linear_attn_config": {"gate_lower_bound": -4.5}}
+    assert read(file).lower_bound == -4.5
+    assert (glm.lower_bound, read(ling).lower_bound, read(ling, norm_eps=1e-3).o_norm.eps) == (-5.0, -4.0, 1e-3)
+
+
+def broken(name):
+    """What is done, and a part of what is said."""
+    layer, tensors = written("kimi_linear")
+    above, prefix, plain = "model.layers.3.", "model.layers.3.self_attn.", layer.state_dict()
+    options = {"lower_bound": None, "norm_eps": 1e-5}
+    read = KimiDeltaAttention.from_checkpoint
+    bias = {"g_b_proj.bias": torch.ones(16)}
+    without = {n: x for n, x in plain.items() if n != "k_proj.weight"}
+    merged = layer.to_checkpoint("transformers.glm5_next")
+    return {
+        "no such prefix": (lambda: read(tensors, above, **options), f"Prefixes with an A_log in it: '{prefix}'"),
+        "no options": (lambda: read(tensors, prefix), "lower_bound and norm_eps, which no tensor tells"),
+        "an unknown config": (lambda: read(tensors, prefix, config={"model_type": "kimi_k3"}), "found 'kimi_k3'"),
+        "other names": (lambda: read(plain | {"wq.weight": D}, **options), "names that none has: wq.weight"),
+        "half a layer": (lambda: read(without, **options), "found none called k_proj.weight"),
+        "mixed sizes": (lambda: read(plain | {"A_log": torch.ones(3)}, **options), "no layer of KDA"),
+        "a weight twice": (lambda: read(plain | {"dense.weight": D}, **options), "o_proj.weight under two names"),
+        "a convolution of another size": (
+            lambda: read(merged | {"conv1d.weight": torch.ones(40, 1, 4)}, **options), "as many channels as q"),
+        "a bias": (lambda: layer.load_state_dict(plain | bias), "gate_bias=True"),
+        "a bias for a layer without": (
+            lambda: make(gate_bias=True).to_checkpoint("kimi_linear"), "which has none. Take 'fla'"),
+        "one projection": (lambda: layer.load_state_dict(written("kimi_k3")[0].state_dict()), "gate_rank=None"),
+        "two projections": (lambda: written("kimi_k3")[0].load_state_dict(plain), "gate_rank=8"),
+        "other heads": (lambda: layer.load_state_dict(
+            KimiDeltaAttention(D, 4, 8).state_dict()), r"A_log of shape \[2\]; found \[4\]"),
+        "an unknown layout": (lambda: layer.to_checkpoint("llama"), "one of the layouts kimi_linear"),
+        "a layout of another rank": (lambda: layer.to_checkpoint("kimi_k3"), "g of low rank; found 'kimi_k3'"),
+        "a layout without biases of convolutions": (
+            lambda: make(conv_bias=True).to_checkpoint("transformers.kimi_linear"), "convolutions have a bias"),
+    }[name]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [
+    "no such prefix", "no options", "an unknown config", "other names", "half a layer", "mixed sizes", "a weight twice",
+    "a convolution of another size", "a bias", "a bias for a layer without", "one projection", "two projections",
+    "other heads", "an unknown layout", "a layout of another rank", "a layout without biases of convolutions",
+])  # fmt: skip
+def test_a_checkpoint_of_another_layout_says_what_was_asked_found_and_what_to_do(name):
+    act, says = broken(name)
+    with pytest.raises(CheckpointError, match=says) as caught:
+        act()
+    error = caught.value
+    assert error.asked and error.found and error.fix and error.check.startswith("nn.checkpoint.")
+
+
+WRONG = {
+    "x": (lambda: make()(hidden(3)[0]), "x must be .B, T, 24.; found .3, 24."),
+    "attention_mask": (lambda: make()(hidden(3), torch.ones(2, 2)), "S >= T"),
+    "cu_seqlens": (lambda: make()(hidden(3), cu_seqlens=torch.tensor([0, 3])), "with B = 1; found B = 2"),
+    "both": (lambda: make()(hidden(3, 1), torch.ones(1, 3), cu_seqlens=torch.tensor([0, 3])), "pass one"),
+    "cache": (lambda: make()(hidden(3), cache={}), "a kda.nn.Cache; found dict"),
+    "layer_idx": (lambda: KimiDeltaAttention(D, 2, 8)(hidden(3).float(), cache=Cache()), "layer_idx="),
+    "mode": (lambda: make(mode="fast"), "one of auto, chunk, recurrent; found 'fast'"),
+    "recorded": (lambda: make(mode="recurrent")(hidden(3)), "records gradients"),
+    "heads": (lambda: make(num_v_heads=3), "a multiple of num_heads=2; found 3"),
+    "lower_bound": (lambda: make(lower_bound=5.0), "negative, or None; found 5.0"),
+    "cp_context and cache": (lambda: make()(hidden(3, 1), cp_context=1, cache=Cache()), "None with a cp_context"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_call_says_what_was_asked_found_and_what_to_do(wrong):
+    act, says = WRONG[wrong]
+    with pytest.raises(kda.InputError, match=says) as caught:
+        act()
+    assert caught.value.check.startswith("nn.") and caught.value.fix
+
+
+def test_a_cache_of_another_batch_is_refused():
+    layer, cache = make(), Cache()
+    layer(hidden(3), cache=cache)
+    with pytest.raises(kda.InputError, match="of 1 sequences, as the call has; found one of 2"):
+        layer(hidden(3, B=1), cache=cache)
+
+
+# parts
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_a_convolution_is_that_of_torch(dtype):
+    conv, x = nn.ShortConvolution(6, 4, bias=True), torch.randn(2, 9, 6).to(dtype)
+    with torch.no_grad():
+        z = F.conv1d(x.double().mT, conv.weight.double(), conv.bias.double(), padding=3, groups=6)[..., :9].mT
+        y = conv(x)
+    assert y.dtype == dtype and torch.allclose(y.double(), F.silu(z), rtol=torch.finfo(dtype).eps, atol=1e-6)
+
+
+def test_offsets_tell_where_tokens_belong():
+    s = Sequences.of_offsets(torch.tensor([0, 3, 3, 5]), 7, torch.device("cpu"))
+    assert s.starts.tolist() == [0, 0, 0, 3, 3, 7, 7] and s.numbers.tolist()[:5] == [0, 0, 0, 2, 2] and s.N == 3
+
+
+def torchs_own():
+    """What launches kernels on a GPU, in torch."""
+    def convolve(x, weight, bias, state, starts, numbers):
+        s = Sequences(0, None, None, starts, numbers)
+        return convolution._in_torch(x, weight, bias, state, s)
+
+    def backward(function, tensors, dy):
+        given = [None if x is None else x.detach().requires_grad_() for x in tensors]
+        there = [x for x in given if x is not None]
+        with ThreadPoolExecutor(1) as thread:                                  # inside an operator nothing is recorded
+            grads = iter(thread.submit(lambda: torch.autograd.grad(function(*given), there, dy)).result())
+        return tuple(None if x is None else next(grads) for x in given)
+
+    def norm_gate(x, gate, weight, eps):
+        return (F.rms_norm(x.double(), x.shape[-1:], weight.double(), eps) * torch.sigmoid(gate.double())).to(x.dtype)
+
+    return types.SimpleNamespace(
+        convolve=convolve, norm_gate=norm_gate, convolution_refused=lambda *_: (), norm_refused=lambda *_: (),
+        convolve_bwd=lambda x, w, b, state, starts, numbers, _, dy: backward(
+            lambda *t: convolve(*t, starts, numbers), (x, w, b, state), dy),
+        norm_gate_bwd=lambda x, gate, w, eps, dy: backward(lambda *t: norm_gate(*t, eps), (x, gate, w), dy),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["rows", "padded"])
+def test_the_way_of_a_gpu_compiles_without_a_graph_break(masked, monkeypatch):
+    """With stand-ins for the launches: operators that torch.compile does not look into, forward and backward."""
+    for module in (convolution, norm):
+        monkeypatch.setattr(module, "takes_kernels", lambda x: True)
+        monkeypatch.setattr(module, "_launch", torchs_own)
+    layer, x = make(dtype=torch.float32), hidden(20, dtype=torch.float32)
+    mask = torch.tensor(MASKS["left"]) if masked else None
+    expected, exact = gradients(layer, lambda x: layer(x, mask), x)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    y, found = gradients(layer, lambda x: compiled(x, mask), x)
+    assert close(y, expected, 1e-6)
+    assert [name for name, grad in exact.items() if not close(found[name], grad, 1e-5)] == []
+
+
+def test_importing_the_layer_needs_torch_alone():
+    import subprocess
+
+    others = ("triton", "cutlass", "einops", "transformers", "fla", "numpy")
+    code = f"import sys, torch\nsys.modules |= dict.fromkeys({others})\n"
+    code += "import kda; print(kda.nn.KimiDeltaAttention(8, 1, 8)(torch.ones(1, 3, 8)).shape)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert ran.stdout.strip() == "torch.Size([1, 3, 8])", ran.stderr

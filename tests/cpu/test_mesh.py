@@ -1,0 +1,49 @@
+"""DTensors on a mesh of 2 x 2 processes: the same results and gradients as one, or an error and no communication."""
+
+import pytest
+import ranks
+from mesh_cases import WAYS, compiled, everything
+
+REFUSED = {
+    "a head without its value heads": "mesh.even", "a row of a batch": "mesh.even", "the sequence": "mesh.sequence",
+    "the sequence, of another group": "mesh.group", "the sequence, with states": "mesh.states", "channels": "mesh.way",
+    "q by batch, v by heads": "mesh.placement", "a plain tensor": "mesh.plain",
+    "a parameter that is a DTensor alone": "mesh.plain", "two meshes": "mesh.same", "explain": "mesh.op",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def found():
+    results = ranks.run(4, everything)
+    broken = [f"rank {rank}: {x}" for rank, x in enumerate(results) if isinstance(x, str)]
+    assert not broken, "\n".join(broken)
+    return results
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_mesh_finds_what_one_process_finds_and_all_its_gradients(found, way):
+    for rank in found:
+        differences, _ = rank["ways"][way]
+        assert max(differences.values()) < 1e-13
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_lie_where_their_tensors_lie(found, way):
+    assert all(rank["ways"][way][1] == [] for rank in found)
+
+
+def test_what_is_not_covered_is_refused_on_all_ranks_before_anything_is_sent(found):
+    assert all(rank["refused"] == REFUSED for rank in found)
+
+
+def test_the_gate_and_the_recurrence_take_the_same_tensors(found):
+    assert all(max(rank["others"].values()) < 1e-13 for rank in found)
+
+
+def test_fully_sharded_parameters_need_nothing_of_ours(found):
+    assert all(rank["sharded"] < 1e-13 for rank in found)
+
+
+@pytest.mark.exhaustive
+def test_a_call_of_dtensors_compiles_to_one_graph():
+    assert ranks.run(2, compiled) == [[0.0, 0.0, 0.0]] * 2

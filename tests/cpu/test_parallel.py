@@ -1,0 +1,105 @@
+"""Sequences over several processes: the same results as one, forward and backward."""
+
+import pytest
+import ranks
+import torch
+from parallel_cases import CASES, checkpointed, compiled, everything, many
+
+WORLDS = (2, 3, 4)
+world = pytest.mark.parametrize("world", WORLDS)
+
+
+@pytest.fixture(scope="module")
+def found():
+    """By world: what each of its ranks found."""
+    results = ranks.run(4, everything, WORLDS, collective_timeout=6)
+    broken = [f"rank {rank}: {x}" for rank, x in enumerate(results) if isinstance(x, str)]
+    assert not broken, "\n".join(broken)
+    return {world: [x[world] for x in results[:world]] for world in WORLDS}
+
+
+def worst(differences):
+    return max(max(x.values()) for x in differences)
+
+
+@world
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_together_find_what_one_process_finds_and_all_its_gradients(found, world, case):
+    assert worst(rank["cases"][case] for rank in found[world]) < 1e-13
+
+
+@world
+def test_that_comparison_notices_a_fold_that_forgets_what_came_before(found, world):
+    of_rank = [max(rank["planted"].values()) for rank in found[world]]
+    assert all(x > 1e-3 for x in of_rank)                                      # one direction or the other
+
+
+@world
+def test_hops_give_the_bits_of_one_process_where_cuts_lie_on_the_grid_of_chunks(found, world):
+    for rank in found[world]:
+        assert not any(rank["bits"]["hops"].values())
+
+
+@world
+def test_maps_give_the_bits_of_one_process_behind_one_cut_and_nearly_behind_more(found, world):
+    limit = 0 if world == 2 else 4e-6
+    for exchange in ("gather", "chain", "tree"):
+        assert worst(rank["bits"][exchange] for rank in found[world]) <= limit
+
+
+@world
+def test_states_at_cuts_have_gradients_too(found, world):
+    assert worst(rank["states at cuts"] for rank in found[world]) < 1e-12
+
+
+@world
+def test_a_convolution_with_its_halo_is_that_of_one_process(found, world):
+    assert worst(rank["convolutions"] for rank in found[world]) < 1e-13
+
+
+@world
+def test_a_layer_with_a_context_is_that_of_one_process(found, world):
+    assert worst(rank["layer"] for rank in found[world]) < 1e-12
+
+
+@world
+def test_a_context_of_fla_does_what_ours_does(found, world):
+    for rank in found[world]:
+        assert worst(rank["contexts of FLA"].values()) < 1e-13
+
+
+@world
+def test_a_direction_gathers_once_and_not_at_all_if_no_sequence_crosses_a_cut(found, world):
+    for rank in found[world]:
+        assert rank["counted"]["crossing"] == 2 and rank["counted"]["within ranks"] == 0
+
+
+@world
+def test_ranks_that_repeat_themselves_agree_no_more(found, world):
+    assert all(rank["counted"]["rounds of agreement in a third step"] == 0 for rank in found[world])
+
+
+@world
+def test_no_number_of_a_tensor_is_read_but_handles_of_contexts(found, world):
+    handle = "context.py", "__int__", torch.int64, 0                           # which lies on the CPU
+    assert all(rank["reads"] == [handle] * 2 for rank in found[world])
+
+
+@pytest.mark.exhaustive
+def test_seven_ranks_do_what_four_do():
+    for found in ranks.run(7, many):
+        assert worst(found.values()) < 1e-13
+
+
+@pytest.mark.exhaustive
+def test_a_compiled_call_is_one_graph_and_not_one_for_each_context():
+    for found, graphs in ranks.run(2, compiled):
+        assert worst(found.values()) < 1e-13
+        assert graphs <= 5
+
+
+@pytest.mark.exhaustive
+def test_a_call_may_be_made_again_in_the_backward_and_autocast():
+    for found in ranks.run(2, checkpointed):
+        assert max(found["checkpointed"].values()) < 1e-13
+        assert max(found["autocast"].values()) < 0.1

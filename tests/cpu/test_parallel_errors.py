@@ -1,0 +1,129 @@
+"""What goes wrong on one rank is an error on all of them, in time; and no error is no wrong data."""
+
+import os
+import time
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+from naive import make
+
+import kda
+
+LIMIT = 1.5                                  # seconds that ranks wait for one another
+SIZES = dict(H=2, K=8, V=6, chunk_size=32, initial_state=False)
+
+
+def called(group=None, V=6, T=30, **words):
+    """One sequence of 30 tokens a rank."""
+    world = dist.get_world_size(group)
+    context = kda.parallel.build_cp_context(torch.tensor([0, 30 * world]), group, timeout=LIMIT)
+    call = make(B=1, T=T, **SIZES | {"V": V} | words)
+    return lambda: kda.chunk_kda(**call.arguments, cp_context=context)
+
+
+def outcome(function):
+    start = time.time()
+    try:
+        function()
+        found = "nothing"
+    except kda.KdaError as error:
+        found = f"{type(error).__name__}: {error}"
+    return found, time.time() - start
+
+
+def another_shape_at_once(rank):
+    return outcome(called(V=12 if rank == 1 else 6))
+
+
+def another_shape_later(rank):
+    for _ in range(2):
+        called()()
+    return outcome(called(V=12 if rank == 1 else 6))
+
+
+def other_offsets(rank):
+    offsets = torch.tensor([0, 20 + 10 * (rank == 1), 60])
+    return outcome(lambda: kda.parallel.build_cp_context(offsets, lengths=[30, 30, 30], timeout=LIMIT))
+
+
+def too_many_tokens(rank):
+    return outcome(called(T=31 if rank == 1 else 30))
+
+
+def another_width_of_halo(rank):
+    context = kda.parallel.build_cp_context(torch.tensor([0, 90]), None, 4, timeout=LIMIT)
+    return outcome(lambda: kda.parallel.conv_halo(torch.zeros(1, 30, 5 + (rank == 1)), context))
+
+
+def dead(rank):
+    call = called()
+    call()
+    if rank == 1:
+        os._exit(ranks.DIED)
+    return outcome(call)
+
+
+def dead_before_the_context(rank):
+    if rank == 1:
+        os._exit(ranks.DIED)
+    return outcome(called)
+
+
+def absent(rank):
+    call = called()
+    call()
+    if rank == 1:
+        time.sleep(2 * LIMIT)
+        return "nothing", 0.0
+    return outcome(call)
+
+
+def absent_from_the_backward(rank):
+    call = called(group=None)
+    o, _ = call()
+    x = o.detach().requires_grad_()
+    context = kda.parallel.build_cp_context(torch.tensor([0, 90]), None, timeout=LIMIT)
+    arguments = make(B=1, T=30, **SIZES).arguments
+    o, _ = kda.chunk_kda(**arguments | {"v": x}, cp_context=context)
+    if rank == 1:
+        time.sleep(2 * LIMIT)
+        return "nothing", 0.0
+    return outcome(lambda: o.sum().backward())
+
+
+def test_ranks_that_disagree_all_say_so_and_name_what_differs():
+    for function, words in {
+        another_shape_at_once: ("rank 0: maps of HV=2 K=8 V=6", "rank 1: maps of HV=2 K=8 V=12", "cp_context.agreed"),
+        other_offsets: ("offsets [0, 20, 60]", "offsets [0, 30, 60]", "cp_context.agreed"),
+        another_width_of_halo: ("D=5", "D=6", "cp_context.agreed"),
+    }.items():
+        for found, seconds in results(function):
+            assert found.startswith("InputError") and all(word in found for word in words)
+            assert seconds < LIMIT
+
+
+def test_a_call_that_is_wrong_on_one_rank_is_an_error_there_and_the_others_hear_of_it():
+    first, second, third = (found for found, _ in results(too_many_tokens))
+    assert "found T=31" in second and "cp_context.tokens" in second
+    assert first == third and "cp_context.agreed" in first and "found T=31" in first
+
+
+LOST = [another_shape_later, dead, absent_from_the_backward,
+        *(pytest.param(f, marks=pytest.mark.exhaustive) for f in (absent, dead_before_the_context))]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", LOST, ids=lambda f: f.__name__)
+def test_ranks_that_wait_in_vain_give_up_in_time(function):
+    found = results(function)
+    waiting = [x for rank, x in enumerate(found) if rank != 1 or function is another_shape_later]
+    for text, seconds in waiting:
+        assert text.startswith("RankLost: ") and "all ranks of the context's group must make the call" in text
+        assert seconds < LIMIT + 3
+
+
+def results(function):
+    found = ranks.run(3, function, collective_timeout=LIMIT, timeout=30)
+    assert not any(x == "hangs" or "Traceback" in x for x in found), found
+    return found

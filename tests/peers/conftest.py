@@ -1,0 +1,35 @@
+"""Tests with the packages that call kda, or that kda stands in for.  They are installed apart from the rest:
+
+    .venv/bin/pip install --no-deps --target .venv/peers -r tests/peers/requirements.txt
+    PYTHONPATH=.venv/peers .venv/bin/python -m pytest tests/peers
+
+Without them these tests skip.  None needs a GPU: what FLA leaves to Triton fails on a CPU, and that is looked for.
+"""
+
+import pathlib
+import sys
+
+import pytest
+import torch
+
+sys.path.insert(1, str(pathlib.Path(__file__).parents[1] / "cpu"))            # where naive.py lies
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def in_fla():
+    """kda registered in FLA, with nothing said yet."""
+    import kda.fla
+
+    kda.fla.disable()
+    kda.fla.use()
+    yield kda.fla
+    kda.fla.disable()
+    kda.fla.use()

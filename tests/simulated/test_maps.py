@@ -1,0 +1,86 @@
+"""Maps of pieces of sequences, for several GPUs: every backend's, on the CPU from its PTX, against the definition's."""
+
+import dataclasses
+
+import cute_calls
+import pytest
+import torch
+
+from kda.backends.common import recorded_plan
+from kda.dispatch import backend_of_backward, capability
+from kda.parallel import operators
+from kda.problem import Inputs
+from kda.simulator import capture
+from kda.verify.cases import make_inputs
+
+maps = operators.maps
+pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
+
+SHAPES = dict(HV=2, H=1, K=32, V=16)
+CASES = {
+    "triton, cut": ("triton", "sm90", dict(T=150, **SHAPES)),
+    "triton, a chunk alone": ("triton", "sm80", dict(T=40, **SHAPES)),
+    "sm90": ("sm90", "sm90", dict(T=70, H=1, K=64, V=64, gate="bounded")),
+    "sm90, K and V differ, two heads of one": ("sm90", "sm90", dict(T=40, H=1, HV=2, K=64, V=128, gate="softplus")),
+    "sm90, of any gate": ("sm90", "sm90", dict(T=70, H=1, K=128, V=128, gate="softplus")),
+    "sm90, cut": ("sm90", "sm90", dict(T=200, H=1, K=128, V=128, gate="bounded")),
+    "sm100": ("sm100", "sm100", dict(T=40, H=1, K=128, V=128, gate="bounded")),
+    "sm89": ("sm89", "sm89", dict(T=70, H=1, K=64, V=64, dtype="float32")),
+}
+REST = "reference", True
+NEEDS = {"sm90": "cutlass", "sm100": "cutlass"}
+
+
+def made(name):
+    backend, arch, words = CASES[name]
+    if backend in NEEDS:
+        pytest.importorskip(NEEDS[backend])
+    case = make_inputs(**{"gate": "softplus"} | words)
+    problem = case.problem()
+    x = Inputs(**{n: case.keywords.get(n) for n in Inputs._fields})
+    generator = torch.Generator().manual_seed(3)
+    h0, dht = torch.randn(2, 1, problem.HV, problem.K, problem.V, generator=generator).unbind()
+    return backend, arch, problem, x, case.do, h0, dht
+
+
+def exact(function, p, x, *others):
+    """By the reference, in float64."""
+    wide = Inputs(*(t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in x))
+    p = dataclasses.replace(p, device="cpu", dtype="float64", g_dtype="float64", beta_dtype="float64")
+    return function(p, wide, *(t.double() if isinstance(t, torch.Tensor) else t for t in others))
+
+
+def error(found, wanted):
+    return ((found.double() - wanted).norm() / wanted.norm()).item()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", CASES)
+def test_maps_are_those_of_the_definition_and_nothing_is_wrong_on_the_way(name, request, monkeypatch):
+    backend, arch, p, x, do, h0, dht = made(name)
+    if backend == "sm89":
+        request.getfixturevalue("libnvrtc")
+    if backend == "triton":
+        request.getfixturevalue("kernels_built_here")
+    if "cut" in name:
+        monkeypatch.setattr(recorded_plan, "SHORTEST", 2)
+        cute_calls.forget_plans()
+    forward, limit = x._replace(initial_state=h0), 4 * torch.finfo(x.q.dtype).eps
+    has_backward = backend != "sm90" or p.K == p.V == 128
+    with capture(arch=arch) as session:
+        found = [maps.segment_map(p, forward, backend, True)]
+        if has_backward:
+            found += [maps.segment_map_bwd(p, x, do, dht, backend_of_backward(backend), True)]
+    if "cut" in name:
+        cute_calls.forget_plans()
+    assert not session.findings, session.findings[:3]
+    there = exact(maps.segment_map, p, forward, *REST), exact(maps.segment_map_bwd, p, x, do, dht, *REST)
+    for one, wanted in zip(found, there):
+        assert error(one.added, wanted.added) < limit
+        assert error(one.M, wanted.M) < limit
+
+
+def test_who_has_maps_of_its_own_declares_it():
+    own = {name: capability(name).maps for name in ("reference", "triton", "sm89", "sm90", "sm100")}
+    both = ("forward", "backward")
+    assert own == {"reference": both, "triton": both, "sm89": both, "sm90": both, "sm100": both[1:]}
