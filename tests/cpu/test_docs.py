@@ -3,6 +3,7 @@
 import doctest
 import pathlib
 import re
+import runpy
 import sys
 
 import pytest
@@ -63,6 +64,13 @@ def test_the_example_of_a_docstring_runs(name):
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     assert len(found) == 1 and (found[0].examples or not name[0].islower()), "a public function has an example"
     assert runner.run(found[0]).failed == 0
+
+
+def test_the_pictures_of_the_maths_are_those_that_their_script_draws():
+    folder = ROOT / "docs" / "pictures"
+    pictures = runpy.run_path(str(folder / "maths.py"))["PICTURES"]
+    assert {path.name for path in folder.glob("*.svg")} == set(pictures)
+    assert all((folder / name).read_text() == draw() for name, draw in pictures.items())
 
 
 def test_the_readme_names_every_function():
