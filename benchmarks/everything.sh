@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# All that docs/measured.md says of the Triton backend on a GPU: `benchmarks/everything.sh times FOLDER` in 6 minutes, alone
-# on the GPU; `benchmarks/everything.sh checks FOLDER [CHECKOUT OF FLA]` in 3, several at a time.  And of the Hopper
+# All that docs/results/triton.md says of the Triton backend on a GPU: `benchmarks/everything.sh times FOLDER` in 6
+# minutes, alone on the GPU; `benchmarks/everything.sh checks FOLDER [CHECKOUT OF FLA]` in 3, several at a time.  And of the Hopper
 # forward: `benchmarks/everything.sh hopper FOLDER`, in 5, what is least known first; all that is printed is in FOLDER.
 set -uo pipefail
 cd "$(dirname "$0")/.."

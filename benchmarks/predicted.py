@@ -64,9 +64,9 @@ class Call(NamedTuple):
 HOPPER = Source("results/h200-sm90-kernels.json", "f0dd4ec", "profiler")
 EVENTS = Source("results/h200-sm90-kernels.json", "f0dd4ec", "events")
 BACKWARD = Source("results/h200-sm90-backward.json", "", "profiler")
-ALONE = Source("measured.md: chain is 416 less prepare", "", "timer not recorded")
-TRITON = Source("measured.md, Triton", "", "timer not recorded")
-FLOAT32 = Source("measured.md, float32", "", "ncu")
+ALONE = Source("docs/results/sm90.md: chain is 416 less prepare", "", "timer not recorded")
+TRITON = Source("docs/results/triton.md", "", "timer not recorded")
+FLOAT32 = Source("docs/decisions/sm89_chains.md", "", "ncu")
 CALLS = (
     Call("sm90", "h64-8k", {"fused": 318.2}, HOPPER, "fitted"),
     Call("sm90", "h64-1k", {"fused": 47.4}, HOPPER, "fitted"),

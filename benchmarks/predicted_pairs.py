@@ -2,8 +2,8 @@
 
     python benchmarks/predicted_pairs.py          # a line per configuration, then how many pairs have the right sign
 
-The times are those of docs/measured.md for B1 T8192 H64, where today's kernel can be built so and is the one that was
-timed, or a near relative (`older`: an earlier form of it).
+The times are those of docs/results and docs/decisions for B1 T8192 H64, where today's kernel can be built so and is the
+one that was timed, or a near relative (`older`: an earlier form of it).
 """
 
 from __future__ import annotations

@@ -106,12 +106,12 @@ def chunk_kda(
         g: (B, T, HV, K), natural-log decays <= 0 (nothing checks that; a chunk may grow by e^8), or logits with
             `use_gate_in_kernel`.
         beta: (B, T, HV), step sizes, or logits with `use_beta_sigmoid_in_kernel`.
-        scale: of q; None means K ** -0.5.
+        scale: of q; None means `K ** -0.5`.
         initial_state: (N, HV, K, V), float32 or the dtype of q.
         output_final_state: return the states after the last token too, float32.
         use_qk_l2norm_in_kernel: x / sqrt(sum x^2 + 1e-6) on q and k first.
-        use_gate_in_kernel: with x = g + dt_bias, decay by -exp(A_log) softplus(x), or, given a `lower_bound`, by
-            lower_bound * sigmoid(exp(A_log) x); A_log may then be left out.
+        use_gate_in_kernel: with x = g + dt_bias, decay by `-exp(A_log) softplus(x)`, or, given a `lower_bound`, by
+            `lower_bound * sigmoid(exp(A_log) x)`; A_log may then be left out.
         use_beta_sigmoid_in_kernel: beta is sigmoid(beta), twice that with `allow_neg_eigval`.
         safe_gate: accepted and not needed: no gate is slow and none is unsafe.
         lower_bound: of the gate, negative; beside a given g, the caller's promise that g >= lower_bound.
@@ -128,7 +128,8 @@ def chunk_kda(
         use_graph, max_num_seqs: accepted without effect. No launch depends on offsets that a GPU holds, so that a CUDA
             graph may be replayed with other offsets, unless it returns intermediate states. `max_num_seqs` must be at
             least N.
-        A_log: HV elements.  dt_bias: HV * K elements.
+        A_log: HV elements.
+        dt_bias: `HV * K` elements.
         chunk_size: 32 or 64.
         backend: a backend's name; None asks `use_backend`, then KDA_BACKEND, then takes the fastest that can.
         batch_invariant: a sequence's results are the same bits alone or packed with others.
@@ -136,6 +137,18 @@ def chunk_kda(
 
     Returns:
         o (B, T, HV, V) in the dtype of q and the final states or None; with `return_intermediate_states` also h.
+
+    Raises:
+        InputError: an argument that is wrong, whatever the backend.
+        NoBackendError: no backend accepts the call, or the named one does not.
+
+    Example:
+        >>> q, k = torch.randn(2, 1, 100, 2, 16).unbind()                      # B=1, T=100, H=2, K=16
+        >>> v, g = torch.randn(1, 100, 4, 16), -torch.rand(1, 100, 4, 16)      # HV=4: two value heads for each head
+        >>> beta = torch.rand(1, 100, 4)
+        >>> o, state = chunk_kda(q, k, v, g, beta, use_qk_l2norm_in_kernel=True, output_final_state=True)
+        >>> o.shape, state.shape
+        (torch.Size([1, 100, 4, 16]), torch.Size([1, 4, 16, 16]))
     """
     context = None
     if cp_context is not None:
@@ -175,6 +188,15 @@ def chunk_kda_fwd(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *arg
     """The forward of `chunk_kda` without autograd, with its arguments: Outputs(o, final_state, h, saved).
 
     `saved` holds the intermediates with `disable_recompute=True` and is None without; give it to `chunk_kda_bwd`.
+
+    Raises:
+        InputError, NoBackendError: as `chunk_kda`.
+
+    Example:
+        >>> q, k, v, g = torch.randn(4, 1, 70, 2, 16).unbind()
+        >>> out = chunk_kda_fwd(q, k, v, -g.abs(), torch.rand(1, 70, 2), output_final_state=True)
+        >>> out.o.shape, out.final_state.shape, out.saved
+        (torch.Size([1, 70, 2, 16]), torch.Size([1, 2, 16, 16]), None)
     """
     inputs, options = _bind("chunk_kda_fwd", q, k, v, g, beta, *args, **keywords)
     with torch.no_grad() if records_gradients(inputs) else autograd.AS_IT_IS:
@@ -200,6 +222,21 @@ def chunk_kda_bwd(
         dht: gradient of the final states, in their layout; None means zero.
         saved: `Outputs.saved` of the same call of `chunk_kda_fwd`; without it the forward is recomputed.
         keywords: those of `chunk_kda`, as in the forward.
+
+    Returns:
+        A gradient of the shape and dtype of each input; None where there was no input.
+
+    Raises:
+        InputError: as `chunk_kda`, and for a `saved` of another call.
+        NoBackendError: as `chunk_kda`.
+
+    Example:
+        >>> q, k, v, g = torch.randn(4, 1, 70, 2, 16).unbind()
+        >>> inputs = q, k, v, -g.abs(), torch.rand(1, 70, 2)
+        >>> out = chunk_kda_fwd(*inputs, disable_recompute=True)
+        >>> grads = chunk_kda_bwd(*inputs, do=torch.ones_like(out.o), saved=out.saved)
+        >>> grads.dq.shape, grads.dbeta.shape, grads.dA_log
+        (torch.Size([1, 70, 2, 16]), torch.Size([1, 70, 2]), None)
     """
     inputs, options = _bind("chunk_kda_bwd", q, k, v, g, beta, **keywords)
     options = options._replace(disable_recompute=isinstance(saved, Saved))
@@ -244,8 +281,8 @@ def fused_recurrent_kda(
 ) -> tuple[Tensor, Tensor | None]:
     """Kimi Delta Attention token by token, for inference; a drop-in for `fla.ops.kda.fused_recurrent_kda`.
 
-    The arguments of `chunk_kda`, and:
-        q, k: any K.
+    Args:
+        q, k: (B, T, H, K), any K. Arguments that are not listed here are those of `chunk_kda`.
         initial_state: of any float dtype.
         beta: also (B, T, HV, V), a step size for every value channel.
         ssm_state_indices: `initial_state` is a pool (slots, HV, K, V). (N,): sequence n starts from slot [n] and its
@@ -261,6 +298,19 @@ def fused_recurrent_kda(
     Returns:
         o (B, T, HV, V) and the final states: `initial_state` itself if written in place, else float32 ones if
         `output_final_state`, else None.
+
+    Raises:
+        InputError, NoBackendError: as `chunk_kda`. There is no backward: asking for a gradient raises an error.
+
+    Example:
+        >>> q, k, v, g = torch.randn(4, 3, 1, 2, 16).unbind()                  # one token for each of three sequences
+        >>> pool = torch.zeros(8, 2, 16, 16)                                   # eight states
+        >>> slots = torch.tensor([5, 2, -1], dtype=torch.int32)                # the last sequence is padding
+        >>> o, _ = fused_recurrent_kda(
+        ...     q, k, v, -g.abs(), torch.rand(3, 1, 2), initial_state=pool, ssm_state_indices=slots
+        ... )
+        >>> o.shape, (o[2] == 0).all().item(), pool[5].any().item(), pool[0].any().item()
+        (torch.Size([3, 1, 2, 16]), True, True, False)
     """
     if inplace_final_state is None:
         inplace_final_state = ssm_state_indices is not None
@@ -326,6 +376,16 @@ def fused_recurrent_kda_fwd(
     """`fused_recurrent_kda` with the order and defaults of `fla.ops.kda.fused_recurrent.fused_recurrent_kda_fwd`.
 
     States are written in place unless `inplace_final_state=False`. Other keywords are those of `fused_recurrent_kda`.
+
+    Raises:
+        InputError, NoBackendError: as `fused_recurrent_kda`.
+
+    Example:
+        >>> q, k, v, g = torch.randn(4, 1, 5, 2, 16).unbind()
+        >>> state = torch.zeros(1, 2, 16, 16)
+        >>> o, new = fused_recurrent_kda_fwd(q, k, v, -g.abs(), torch.rand(1, 5, 2), initial_state=state)
+        >>> new is state, state.any().item()
+        (True, True)
     """
     return fused_recurrent_kda(
         q, k, v, g, beta, A_log, dt_bias, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
@@ -344,8 +404,25 @@ def fused_kda_gate(
 ) -> Tensor:
     """The gate alone, differentiable: logits (.., HV, K) to natural-log decays of the same shape.
 
-    With x = g + dt_bias: -exp(A_log) softplus(x), or lower_bound * sigmoid(exp(A_log) x) given a `lower_bound`, where
-    A_log may be None (a factor of 1). A_log has HV elements, dt_bias HV * K or None.
+    With x = g + dt_bias: `-exp(A_log) softplus(x)`, or `lower_bound * sigmoid(exp(A_log) x)` given a `lower_bound`.
+
+    Args:
+        g: (.., HV, K) logits.
+        A_log: HV elements; may be None with a `lower_bound` (a factor of 1).
+        dt_bias: `HV * K` elements or None.
+        lower_bound: negative; None means the softplus gate.
+        output_dtype: of the result.
+
+    Returns:
+        The decays, of the shape of g in `output_dtype`.
+
+    Raises:
+        InputError: an argument that is wrong.
+
+    Example:
+        >>> decays = fused_kda_gate(torch.randn(1, 10, 2, 16), A_log=torch.zeros(2), lower_bound=-5.0)
+        >>> decays.shape, -5 <= decays.min() and decays.max() <= 0
+        (torch.Size([1, 10, 2, 16]), tensor(True))
     """
     lower_bound = _number(lower_bound)
     if _sharded((g, A_log, dt_bias)):
@@ -356,11 +433,29 @@ def fused_kda_gate(
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any, **keywords: Any) -> Choice:
-    """Print which backend takes this call of `chunk_kda` and why each other one does not; returns the Choice.
+    """Print which backend handles this call of `chunk_kda` and why each other one does not; nothing is computed.
 
-    With a `cp_context` it says how the maps of sequences that lie on several ranks are made, too.
-    If an input requires a gradient the backward's choice is printed too, who then makes the forward if that is another
-    one, and what is kept between both. Nothing is computed.
+    If an input requires a gradient, it also prints the choice for the backward, which backend then runs the forward if
+    that differs, and what is kept between the two. With a `cp_context` it also says how the maps of sequences that lie
+    on several ranks are made.
+
+    Args:
+        q, k, v, g, beta, args, keywords: the arguments of `chunk_kda`.
+
+    Returns:
+        The forward's `Choice`. Its `backend` is None if no backend accepts the call: that is not an error here.
+
+    Raises:
+        InputError: as `chunk_kda`.
+
+    Example:
+        >>> q, k, v, g = torch.randn(4, 1, 70, 2, 16).unbind()
+        >>> choice = explain(q, k, v, -g.abs(), torch.rand(1, 70, 2))
+        reference accepts chunk forward B=1 T=70 N=1 H=2 K=16 V=16 C=64 float32, cpu, given gate on cpu
+        ...
+        * reference  accepts it
+        >>> choice.backend
+        'reference'
     """
     context = keywords.pop("cp_context", None)
     if context is not None:
@@ -519,14 +614,15 @@ def _keeps_nothing(device: str, settings: tuple, K: int, V: int, *dtypes: torch.
     """
     rows, heads, options = (Problem.B, Problem.T), Problem.HV, Options(*settings)
     shapes = (*((*rows, heads, K),) * 2, (*rows, heads, V), (*rows, heads, K), (*rows, heads))
-    outlines = [dtype and Outline(shape, dtype, device) for shape, dtype in zip_longest(shapes, dtypes, fillvalue=())]
+    pairs = zip_longest(shapes, dtypes, fillvalue=())
+    outlines: Any = [dtype and Outline(shape, dtype, device) for shape, dtype in pairs]  # type: ignore[arg-type]
     try:
         return what_is_kept(problem_of_outlines(outlines, options), backend_asked(options.backend)) is Save.NOTHING
     except NoBackendError:                                                     # as the operator will say
         return True
 
 
-_keeps_nothing._dynamo_marked_constant = True                                  # torch.compile calls it untraced
+vars(_keeps_nothing)["_dynamo_marked_constant"] = True                          # torch.compile calls it untraced
 
 
 def _on_ranks(inputs: Inputs, options: Options, context: Any, recorded: bool) -> tuple:
@@ -589,7 +685,8 @@ def _check_saved(call: Call, saved: Any) -> None:
         backend = choose(problem, backend_asked(call.options.backend)).backend
         if not capability(backend).keeps_own:                                  # it recomputes
             return
-        shapes, dtypes = [(launcher(backend).kept_bytes(problem),)], [torch.uint8]
+        shapes: Any = [(launcher(backend).kept_bytes(problem),)]
+        dtypes: Any = [torch.uint8]
     else:
         packed, C = call.inputs.cu_seqlens is not None, call.options.chunk_size
         shapes = saved_shapes(call.B, call.T, call.N, call.HV, call.K, call.V, C, packed)
@@ -597,8 +694,8 @@ def _check_saved(call: Call, saved: Any) -> None:
     for name, x, shape, dtype in zip(saved._fields, saved, shapes, dtypes):
         for what, found, wanted in (("shape", list(x.shape), list(shape)), ("dtype", x.dtype, dtype)):
             if found != wanted:
-                found = f"{name} of {what} {found}, not {wanted}"
-                raise refuse(found, "Pass both functions the same arguments.", "saved.shape")
+                what = f"{name} of {what} {found}, not {wanted}"
+                raise refuse(what, "Pass both functions the same arguments.", "saved.shape")
 
 
 def _operate(operator: Any, call: Call, *arguments: Any) -> Any:
@@ -617,9 +714,9 @@ def _operate(operator: Any, call: Call, *arguments: Any) -> Any:
 def _bind(op: str, *args: Any, **keywords: Any) -> tuple[Inputs, Options]:
     """Arguments of `chunk_kda`, given to another function."""
     if len(args) == 5:                                                         # and no 30 microseconds of bind
-        bound = _DEFAULTS | keywords
-        if len(bound) == len(_DEFAULTS):
-            return _prepare(op, *args, *bound.values(), {})
+        given: dict[str, Any] = _DEFAULTS | keywords
+        if len(given) == len(_DEFAULTS):
+            return _prepare(op, *args, *given.values(), {})  # type: ignore[call-arg]
     try:
         bound = _CHUNK_SIGNATURE.bind(*args, **keywords)
     except TypeError as error:
@@ -665,7 +762,8 @@ def _prepare(
         state_v_first, inplace_final_state, batch_invariant,
     )  # fmt: skip
     if not _BOOL.issuperset(map(type, options[-len(_FLAGS):])):
-        options = options._replace(**{name: _flag(op, name, getattr(options, name)) for name in _FLAGS})
+        flags: Any = {name: _flag(op, name, getattr(options, name)) for name in _FLAGS}
+        options = options._replace(**flags)
     return Inputs(
         q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens, cu_seqlens_cpu, ssm_state_indices,
         num_accepted_tokens,
@@ -720,7 +818,7 @@ def _nearest_keyword(op: str, name: str) -> str:
     return f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
 
 
-_nearest_keyword._dynamo_marked_constant = True                                # torch.compile calls it untraced
+vars(_nearest_keyword)["_dynamo_marked_constant"] = True                        # torch.compile calls it untraced
 
 
 def _old_layout_name(op: str, state_v_first: bool, transpose_state_layout: bool) -> bool:

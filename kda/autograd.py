@@ -18,8 +18,7 @@ from __future__ import annotations
 import contextlib
 import typing
 from collections.abc import Callable, Iterable, Sequence
-from types import ModuleType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -42,6 +41,9 @@ from .dispatch import Route, backend_asked, backend_of_backward, capability, cho
 from .errors import KdaError
 from .gates import wide_dtype
 from .problem import Inputs, Options, Problem
+
+if TYPE_CHECKING:
+    from .backends.protocol import Launcher
 
 Tensor = torch.Tensor
 
@@ -75,7 +77,7 @@ def autocast_off(x: Tensor) -> contextlib.AbstractContextManager:
     return AS_IT_IS
 
 
-def _launch(c: Call, problem: Problem, recorded: bool = False) -> ModuleType:
+def _launch(c: Call, problem: Problem, recorded: bool = False) -> Launcher:
     chosen = choose(problem, backend_asked(c.options.backend)).backend
     return launcher(recorder(problem, chosen) if recorded else chosen)
 
@@ -174,9 +176,9 @@ def _gradients(
     tensors: Sequence[Tensor], options: Options, do: Tensor | None, dht: Tensor | None, needs: Sequence[bool]
 ) -> list[Tensor | None]:
     """Of the inputs, by the operator; `tensors` are those that the forward saved."""
-    options = [getattr(options, name) for name in OPTIONS]
+    settings = [getattr(options, name) for name in OPTIONS]
     inputs, saved = tensors[: len(INPUTS)], tensors[len(INPUTS):]
-    return _wanted(call("chunk_backward", *inputs, *options, do, or_none(dht), *saved), needs)
+    return _wanted(call("chunk_backward", *inputs, *settings, do, or_none(dht), *saved), needs)
 
 
 def _wanted(grads: Iterable[Tensor | None], needs: Sequence[bool]) -> list[Tensor | None]:
@@ -195,8 +197,8 @@ def _chunk_jvp(ctx, *tangents):
 
 def _chunk_tangent(*args):
     """The tangents of o, of the final states and of the intermediate ones."""
-    *args, tangents = *args[: -len(INPUTS)], args[-len(INPUTS):]
-    c = call_of(args)
+    tangents = args[-len(INPUTS):]
+    c = call_of([*args[: -len(INPUTS)]])
     problem = problem_of(c)
     chosen = choose(problem, backend_asked(c.options.backend)).backend
     if not capability(chosen).composite:
@@ -521,6 +523,8 @@ def _register() -> None:
         f"gate({gate}, ScalarType dtype) -> Tensor": (_gate, _gate_fake),
         f"gate_backward(Tensor dy, {gate}) -> (Tensor, Tensor, Tensor)": (_gate_backward, _gate_backward_fake),
     }  # fmt: skip
+    real: Any
+    fake: Any
     for schema, (real, fake) in operators.items():
         name = schema.partition("(")[0]
         torch.library.define("kda::" + name, schema[schema.index("("):])

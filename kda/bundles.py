@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
@@ -89,18 +89,20 @@ class SegmentSummary(NamedTuple):
     transposed: bool = False
 
 
-def saved_shapes(B: int, T: int, N: int, HV: int, K: int, V: int, C: int, packed: bool) -> Saved:
+def saved_shapes(B: int, T: int, N: int, HV: int, K: int, V: int, C: int, packed: bool) -> Any:
     """The shape of each field of `Saved`."""
+    make: Any = Saved                                                          # not of tensors here
     rows, chunks = (B * T, HV), (chunk_bound(B, T, N, C, packed), HV)
-    return Saved(
+    return make(
         A_qk=(*rows, C), A_inv=(*rows, C), w=(*rows, K), qg=(*rows, K), kg=(*rows, K), v_new=(*rows, V),
         h=(*chunks, K, V), gc_last=(*chunks, K),
     )  # fmt: skip
 
 
-def saved_dtypes(dtype: dtype, wide: dtype) -> Saved:
+def saved_dtypes(dtype: dtype, wide: dtype) -> Any:
     """The dtype of each field of `Saved`, for q of `dtype`, whose states are `wide`."""
-    return Saved(**dict.fromkeys(Saved._fields, dtype) | {"gc_last": wide})
+    make: Any = Saved
+    return make(**dict.fromkeys(Saved._fields, dtype) | {"gc_last": wide})
 
 
 def chunk_bound(B: int, T: int, N: int, C: int, packed: bool) -> int:

@@ -36,13 +36,33 @@ class Call(NamedTuple):
     out: Any = None                          # of fused_recurrent_kda
 
     # The letters of kda.problem; rows after "q.shape" and "v.shape" may use them.
-    B = property(lambda c: c.inputs.q.shape[0])
-    T = property(lambda c: c.inputs.q.shape[1])
-    H = property(lambda c: c.inputs.q.shape[2])
-    K = property(lambda c: c.inputs.q.shape[3])
-    HV = property(lambda c: c.inputs.v.shape[2])
-    V = property(lambda c: c.inputs.v.shape[3])
-    N = property(lambda c: c.B if c.inputs.cu_seqlens is None else c.inputs.cu_seqlens.shape[0] - 1)
+    @property
+    def B(self) -> int:
+        return self.inputs.q.shape[0]
+
+    @property
+    def T(self) -> int:
+        return self.inputs.q.shape[1]
+
+    @property
+    def H(self) -> int:
+        return self.inputs.q.shape[2]
+
+    @property
+    def K(self) -> int:
+        return self.inputs.q.shape[3]
+
+    @property
+    def HV(self) -> int:
+        return self.inputs.v.shape[2]
+
+    @property
+    def V(self) -> int:
+        return self.inputs.v.shape[3]
+
+    @property
+    def N(self) -> int:
+        return self.B if self.inputs.cu_seqlens is None else self.inputs.cu_seqlens.shape[0] - 1
 
     @property
     def states(self) -> tuple[int, ...]:
@@ -245,7 +265,7 @@ WRITTEN_STATE = Check(
 RECORDED_OUT = Check(
     "out.grad", "out", "used under torch.no_grad()",
     lambda c: _when(c.out is not None and records_gradients(c.inputs), "gradients recorded"),
-    "No gradient flows through out; leave it away to record gradients.",
+    "No gradient flows through out; leave it out to record gradients.",
 )  # fmt: skip
 
 RECORDING = (INTERMEDIATE_STATES, WRITTEN_STATE, RECORDED_OUT)
@@ -360,7 +380,7 @@ KIND: tuple[Check, ...] = (
         "One beta per token and value head; only fused_recurrent_kda accepts one per value channel.",
     ),
     _dtype_row("beta", "of a float dtype"),
-    _numel_row("A_log", "HV", "One rate a value head."),
+    _numel_row("A_log", "HV", "One rate per value head."),
     _dtype_row("A_log", "of a float dtype"),
     _logits_only_row("A_log"),
     Check(
@@ -368,13 +388,13 @@ KIND: tuple[Check, ...] = (
         lambda c: _when(c.options.use_gate_in_kernel and c.inputs.A_log is c.options.lower_bound is None, "neither"),
         "Pass A_log for -exp(A_log) softplus(g + dt_bias), or lower_bound for the bounded gate.",
     ),
-    _numel_row("dt_bias", "HV*K", "One bias a value head and channel."),
+    _numel_row("dt_bias", "HV*K", "One bias per value head and channel."),
     _dtype_row("dt_bias", "of a float dtype"),
     _logits_only_row("dt_bias"),
     Check("lower_bound.value", "lower_bound", "a finite negative number", lambda c: bad_bound(c.options.lower_bound),
           "-5.0 is the common choice; None means no bound."),
     Check("safe_gate.promise", "safe_gate", "set only for a gate within [-5, 0]", _bad_promise,
-          "Leave safe_gate out: kda takes every gate at full speed and needs no promise."),
+          "Leave safe_gate out: kda runs every gate at full speed and needs no promise."),
     Check(
         "allow_neg_eigval.sigmoid", "allow_neg_eigval", "used with use_beta_sigmoid_in_kernel=True",
         lambda c: _when(c.options.allow_neg_eigval and not c.options.use_beta_sigmoid_in_kernel, "no sigmoid"),
@@ -406,7 +426,7 @@ KIND: tuple[Check, ...] = (
     Check(
         "initial_state.shape", "initial_state",
         _states_asked,
-        _bad_state, "One state a sequence and value head, in one layout throughout.",
+        _bad_state, "One state per sequence and value head, all in one layout.",
     ),
     Check(
         "initial_state.dtype", "initial_state",
@@ -419,7 +439,7 @@ KIND: tuple[Check, ...] = (
     _dtype_row("dht", "of a float dtype"),
     Check(
         "ssm_state_indices.shape", "ssm_state_indices", lambda c: f"[N={c.N}] or [N={c.N}, S >= 1]", _bad_slots,
-        "One slot a sequence, or one for each of its tokens.",
+        "One slot per sequence, or one per token of each.",
     ),
     _dtype_row("ssm_state_indices", "of dtype int32 or int64"),
     Check(
@@ -427,18 +447,18 @@ KIND: tuple[Check, ...] = (
         lambda c: _when(c.inputs.ssm_state_indices is not None and c.inputs.initial_state is None, "None"),
         "Pass initial_state=pool.",
     ),
-    _shape_row("num_accepted_tokens", "N", "One count a sequence."),
+    _shape_row("num_accepted_tokens", "N", "One count per sequence."),
     _dtype_row("num_accepted_tokens", "of dtype int32 or int64"),
     Check(
         "num_accepted_tokens.slots", "num_accepted_tokens", "used with ssm_state_indices [N, S]",
-        _no_slots_per_token, "It says from which slot of a sequence to go on.",
+        _no_slots_per_token, "It says from which slot each sequence continues.",
     ),
     Check(
         "inplace_final_state.state", "inplace_final_state", "used with an initial_state",
         lambda c: _when(c.options.inplace_final_state and c.inputs.initial_state is None, "initial_state=None"),
         "The final states are written into initial_state.",
     ),
-    _shape_row("out", "B T HV V", "out takes o."),
+    _shape_row("out", "B T HV V", "o is written to out."),
     _dtype_row("out", "of q's dtype"),
 )  # fmt: skip
 
@@ -507,7 +527,7 @@ VALUES: tuple[Check, ...] = (
     Check("cu_seqlens_cpu.differs", "cu_seqlens_cpu", "equal to cu_seqlens", _differing, "Pass cu_seqlens.cpu()."),
     Check(
         "ssm_state_indices.range", "ssm_state_indices", "slots of the pool, or -1 for padding", _slot_out_of_range,
-        "Grow the pool, or look at the slot allocator.",
+        "Grow the pool, or check the slot allocator.",
     ),
     Check(
         "ssm_state_indices.shared", "ssm_state_indices", "different for each sequence to be written in place",
@@ -541,8 +561,13 @@ class GateCall(NamedTuple):
     lower_bound: Any
     output_dtype: Any
 
-    HV = property(lambda c: c.g.shape[-2])
-    K = property(lambda c: c.g.shape[-1])
+    @property
+    def HV(self) -> int:
+        return self.g.shape[-2]
+
+    @property
+    def K(self) -> int:
+        return self.g.shape[-1]
 
     def tensor(self, name: str) -> Any:
         return getattr(self, name)
@@ -561,8 +586,8 @@ GATE: tuple[Check, ...] = (
         "The last two axes are heads and channels.",
     ),
     *(_dtype_row(name, "of a float dtype", id=f"gate.{name}.dtype") for name in ("g", "A_log", "dt_bias")),
-    _numel_row("A_log", "HV", "One rate a value head.", id="gate.A_log.numel"),
-    _numel_row("dt_bias", "HV*K", "One bias a value head and channel.", id="gate.dt_bias.numel"),
+    _numel_row("A_log", "HV", "One rate per value head.", id="gate.A_log.numel"),
+    _numel_row("dt_bias", "HV*K", "One bias per value head and channel.", id="gate.dt_bias.numel"),
     Check(
         "gate.A_log.missing", "A_log", "given for a gate without a lower_bound",
         lambda c: _when(c.A_log is None and c.lower_bound is None, "neither"),

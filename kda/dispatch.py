@@ -99,7 +99,19 @@ def check_backend_name(name: object, source: str) -> None:
 
 @contextlib.contextmanager
 def use_backend(name: str) -> Iterator[None]:
-    """Name the backend for every call of this thread or task inside the `with`; an argument still wins."""
+    """Name the backend for every call of this thread or task inside the `with`; an argument still wins.
+
+    Raises:
+        InputError: no backend has this name.
+
+    Example:
+        >>> import torch, kda
+        >>> q, k, v, g = torch.randn(4, 1, 70, 2, 16).unbind()
+        >>> with use_backend("reference"):
+        ...     o, _ = kda.chunk_kda(q, k, v, -g.abs(), torch.rand(1, 70, 2))
+        >>> o.shape
+        torch.Size([1, 70, 2, 16])
+    """
     from torch.compiler import is_compiling
 
     if is_compiling():                       # with fullgraph=True this is the message; otherwise the graph ends here

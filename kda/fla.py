@@ -54,7 +54,7 @@ def _verdict(function: str, args: tuple, keywords: dict[str, Any]) -> tuple[bool
     return True, None
 
 
-class _Backend(_fla.BaseBackend if _fla else object):
+class _Backend(_fla.BaseBackend if _fla else object):  # type: ignore[misc]
     backend_type = "kda"
     package_name = "kda"
     env_var = SWITCH

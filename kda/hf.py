@@ -59,6 +59,7 @@ def use(models: str | Iterable[str] = MODELS) -> tuple[str, ...]:
         if lacking := [function for function in FUNCTIONS if not hasattr(module, function)]:
             absent[name] = f"its module has no {' and no '.join(lacking)}"
             continue
+        ours: Any
         for function, ours in FUNCTIONS.items():
             _replace(module, function, functools.partial(_served, ours))
         if hasattr(module, CONVOLUTION):

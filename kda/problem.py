@@ -91,7 +91,7 @@ class Problem:
         object.__setattr__(self, "_hash", hash(values))
 
     def __hash__(self) -> int:
-        return self._hash                    # dispatch looks a Problem up on every call
+        return self._hash                    # type: ignore[attr-defined]  # dispatch looks a Problem up on every call
 
     def __reduce__(self):
         """Without the hash: that of a string differs between processes."""
@@ -134,7 +134,7 @@ class Problem:
         """A problem from words such as "K=64 V=128 float32 packed backward": field=value, a dtype, or a name below."""
         by_name = {f.name: f for f in dataclasses.fields(cls)}
         fields = dict(defaults)
-        words = {
+        words: dict[str, dict[str, Any]] = {
             **{d: {"dtype": d, "g_dtype": d, "beta_dtype": d} for d in DTYPES},
             "packed": {"packed": True}, "forward": {"direction": "forward"}, "backward": {"direction": "backward"},
             "recurrent": {"op": "recurrent"}, "chunk": {"op": "chunk"}, "softplus": {"gate": "softplus", "A_log": True},

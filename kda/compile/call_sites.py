@@ -85,7 +85,7 @@ def kept() -> Iterator[CallSites]:
             return loc
         places = callers(sys._getframe(1), own)
         number = sites.number(places[1:]) if len(places) > 1 else None
-        return loc if number is None else ir.Location.file(*places[0], number)
+        return loc if number is None else ir.Location.file(*places[0], number)  # type: ignore[attr-defined]
 
     _KEEPING.append(sites)
     try:

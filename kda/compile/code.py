@@ -47,7 +47,7 @@ class Param(NamedTuple):
 
 def entries(ptx: str) -> dict[str, tuple[Param, ...]]:
     """Kernel name -> its parameters, for every entry of a PTX text."""
-    found = {match[1]: () for match in _ENTRY_WITHOUT_PARAMETERS.finditer(ptx)}
+    found: dict[str, tuple[Param, ...]] = {match[1]: () for match in _ENTRY_WITHOUT_PARAMETERS.finditer(ptx)}
     for match in _ENTRY.finditer(ptx):
         params, at = [], 0
         for align, kind, count in _PARAM.findall(match[2]):
@@ -180,4 +180,5 @@ def dim3(size: Sequence[int] | int) -> Dim3:
     sizes = (size,) if isinstance(size, int) else tuple(operator.index(s) for s in size)
     if not 1 <= len(sizes) <= 3 or min(sizes) < 1:
         raise BuildError(f"a grid, block or cluster has 1 to 3 sizes, each at least 1; found {size!r}.")
-    return (*sizes, 1, 1)[:3]
+    x, y, z = (*sizes, 1, 1)[:3]
+    return x, y, z

@@ -40,7 +40,8 @@ def resources(cubin: bytes) -> dict[str, Resources]:
     sections = {s.name: s for s in _sections(cubin)}
     if ".nv.info" not in sections or ".symtab" not in sections:
         return {}
-    registers, stack = {}, {}
+    registers: dict[int, int] = {}
+    stack: dict[int, int] = {}
     for attribute, data in _attributes(sections[".nv.info"].read(cubin)):
         if attribute in (REGISTERS, STACK):
             symbol, number = struct.unpack_from("<II", data)

@@ -13,7 +13,7 @@ import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from . import store
 from .errors import BuildError
@@ -27,13 +27,24 @@ Constant = int | float | bool | str | None
 class AnyRecipe(Protocol):
     """A kernel that `kda.compile.fetching` gives: hashable, equal to what reads alike, and pickled by its names."""
 
-    function: str                            # "module:name": what makes it
-    target: Target
-    door: str                                # the module of this package that loads its compiler
+    @property
+    def function(self) -> str: ...           # "module:name": what makes it
+
+    @property
+    def target(self) -> Target: ...
+
+    @property
+    def door(self) -> str: ...               # the module of this package that loads its compiler
+
     # What tells kernels of one name apart, to people.
-    constants: Mapping[str, Constant]
-    options: Mapping[str, Constant]
-    signature: Mapping[str, Any]
+    @property
+    def constants(self) -> Mapping[str, Constant]: ...
+
+    @property
+    def options(self) -> Mapping[str, Constant]: ...
+
+    @property
+    def signature(self) -> Mapping[str, Any]: ...
 
     @property
     def name(self) -> str: ...
@@ -115,8 +126,19 @@ class ConfiguredRecipe:
     function: str                            # "module:function"
     config: Any                              # a frozen dataclass whose repr tells all of it; `shared` bytes of a CTA
     target: Target
-    options = signature = MappingProxyType({})
+    options: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    signature: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     # door: its module;  compiler: its name in COMPILERS;  form: of what is kept, a new one where that changes
+    if TYPE_CHECKING:
+        door: ClassVar[str]
+        compiler: ClassVar[str]
+        form: ClassVar[str]
+
+        @property
+        def name(self) -> str: ...
+
+        def build(self) -> Any: ...
+
 
     @property
     def module(self) -> str:

@@ -52,7 +52,7 @@ class Recipe:
     signature: Mapping[str, Any]             # argument -> Triton's type: "*bf16", "i32", a tuple for a tuple
     constants: Mapping[str, Constant] = field(default_factory=dict)          # of its tl.constexpr arguments
     _: KW_ONLY
-    target: str | Target                     # a Target from then on
+    target: Any                              # a Target, or its name: a Target from then on
     divisible: Iterable[str] = ()            # arguments that will always be multiples of 16
     options: Mapping[str, Constant] = field(default_factory=dict)            # Triton's: num_warps, num_stages, maxnreg
     door = __name__
@@ -294,7 +294,7 @@ def of(
 def build(recipe: Recipe) -> store.Entry:
     """Build the kernel of a recipe in this process: what the store keeps of it."""
     load()
-    options = {"divisible": recipe.divisible, **recipe.options}
+    options: dict[str, Any] = {"divisible": recipe.divisible, **recipe.options}
     kernel = compile(imported(recipe.function), recipe.signature, recipe.constants, target=recipe.target, **options)
     about = {name: getattr(kernel, name) for name in ("name", *_KEPT)} | {"target": kernel.target.name}
     return {"ptx": kernel.ptx.encode(), "cubin": kernel.cubin, "kernel": json.dumps(about).encode()}

@@ -114,7 +114,8 @@ class Gpu:
 
     def launches_of(self, call: Call) -> int:
         """In every thread: a backward runs in one of autograd's."""
-        launch, counted = driver.launch, []
+        launch = driver.launch
+        counted: list[Any] = []
 
         def counting(*args: Any, **options: Any) -> None:
             counted.append(None)
@@ -145,7 +146,8 @@ class Gpu:
 
     def while_busy(self, call: Call, repeats: int, launches: int, seconds: float) -> Timing:
         """Batches of calls behind a kernel that takes longer than the host does; `seconds` of one call are expected."""
-        batch, found, late = max(1, QUEUE // (launches + SPARE)), [], 0
+        batch, late = max(1, QUEUE // (launches + SPARE)), 0
+        found: list[Any] = []
         while len(found) < repeats:
             self.wait()
             self.clock.busy(min(3 * batch * seconds + 2e-3, 1.0))
@@ -167,8 +169,8 @@ def taken(call: Call) -> float:
 
 def calls(backend: str, case: Case, **options: Any) -> dict[str, Call]:
     """A forward that nothing records, and a training step: a recorded forward and the gradients of all its inputs."""
-    plain = {n: x.detach() if isinstance(x, Tensor) else x for n, x in case.keywords.items()} | options
-    leaves = {n: x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
+    plain: dict[str, Any] = {n: x.detach() if isinstance(x, Tensor) else x for n, x in case.keywords.items()} | options
+    leaves: dict[str, Any] = {n: x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
               for n, x in plain.items()}  # fmt: skip
     wanted = list(by_gradient(leaves).values())
 

@@ -348,11 +348,11 @@ class _Trial:
         if not self.call.step:
             kda.chunk_kda_fwd(**case.keywords, backend=self.call.backend)
             return
-        leaves = {
+        leaves: dict[str, Any] = {
             name: x.detach().requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
             for name, x in case.keywords.items()
         }
-        o, ht = kda.chunk_kda(**leaves, backend=self.call.backend)
+        o, ht, *_ = kda.chunk_kda(**leaves, backend=self.call.backend)
         if backward:
             session.around = functools.partial(around, of_backward=True)
             torch.autograd.backward((o, ht), (case.do, case.dht))

@@ -181,13 +181,13 @@ def measure(
         try:
             for door in doors:
                 make = functools.partial(launch, door, there, way)
-                calls.append(clock.captured(make) if how.graph else make())
+                calls.append(clock.captured(make) if how.graph else make())  # type: ignore[union-attr]
         except CannotCapture as refusal:
             measured.not_captured[way] = (door.name, str(refusal))
             continue
-        found = interleaved(calls, clock, how.repeats, how.seconds)
-        measured.memory[way], measured.timings[way] = memory, [timing for timing, _ in found]
-        for door, held, (_, results) in zip(doors, standards, found):
+        timed = interleaved(calls, clock, how.repeats, how.seconds)
+        measured.memory[way], measured.timings[way] = memory, [timing for timing, _ in timed]
+        for door, held, (_, results) in zip(doors, standards, timed):
             check = Checked(door.name, held.says, held.judge(results, case))
             measured.timed_wrong += [check] if check.wrong else []
     if how.stages and measured.right:
@@ -317,7 +317,7 @@ def cpu_name() -> str:
 
 def output_of(argv: Sequence[str], timeout: float) -> str:
     """What a program prints; nothing if it fails."""
-    how = dict(capture_output=True, text=True, errors="replace", timeout=timeout, check=True)
+    how: dict[str, Any] = dict(capture_output=True, text=True, errors="replace", timeout=timeout, check=True)
     try:
         return subprocess.run(argv, **how).stdout
     except (OSError, subprocess.SubprocessError):
@@ -402,7 +402,7 @@ class Line:
 def lines_of(result: Result, machine: Machine) -> Iterator[Line]:
     for direction, timings in result.measured.timings.items() if result.measured.right else ():
         backends, memory = [check.backend for check in result.measured.checks], result.measured.memory[direction]
-        mine, *others = (summary(*side) | in_bytes(kept) for *side, kept in zip(backends, timings, memory))
+        mine, *others = (summary(*side) | in_bytes(kept) for *side, kept in zip(backends, timings, memory))  # type: ignore[arg-type]
         moved = bytes_moved(result.shape, direction)
         floor, baseline = moved / machine.copy if machine.copy else None, others[0] if others else None
         yield Line(shape=result.name, problem=result.shape.label, regime=result.regime, direction=direction, **mine,

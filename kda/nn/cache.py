@@ -24,7 +24,7 @@ class LayerState:
 
     def select(self, sequences: Tensor) -> LayerState:
         """Those with these numbers, in this order: of beams, or of a batch that some have left."""
-        return LayerState(self.recurrent[sequences], tuple(x[sequences] for x in self.conv))
+        return LayerState(self.recurrent[sequences], tuple(x[sequences] for x in self.conv))  # type: ignore[arg-type]
 
 
 class Cache:

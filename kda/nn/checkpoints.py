@@ -151,8 +151,8 @@ def translate(layer: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any
     own = {name: x.shape for name, x in (*layer.named_parameters(), *layer.named_buffers())}
     if all(name in own and x.shape == own[name] for name, x in given.items()):
         return
-    sizes = tuple(conv.channels for conv in (layer.q_conv1d, layer.k_conv1d, layer.v_conv1d))
-    found, unknown = ours(given, sizes)
+    sizes = tuple(conv.channels for conv in (layer.q_conv1d, layer.k_conv1d, layer.v_conv1d))  # type: ignore[union-attr]
+    found, unknown = ours(given, sizes)  # type: ignore[arg-type]
     for name, x in found.items():
         _fits(name, x, own)
     for name in given:
@@ -266,8 +266,8 @@ def write(layer: nn.Module, layout: str, prefix: str = "") -> dict[str, Tensor]:
                      "Take 'fla'.", "layout.bias")  # fmt: skip
     bias = "g_proj.bias" if to.gate == "full" else "g_b_proj.bias"
     if to.gate_bias and bias not in found:
-        weight = layer.g_b_proj.weight
-        found[bias] = weight.new_zeros(len(weight))
+        weight = layer.g_b_proj.weight  # type: ignore[union-attr]
+        found[bias] = weight.new_zeros(len(weight))  # type: ignore[arg-type, operator]
     if not to.gate_bias and bias in found:
         if found[bias].count_nonzero():
             raise _error(f"written in a layout with {bias}", f"{layout!r}, which has none",

@@ -58,7 +58,7 @@ def _served(dtype: torch.dtype, width: int, device: str) -> bool:
     return not _launch().convolution_refused(dtype, width, device)
 
 
-_served._dynamo_marked_constant = True                                         # torch.compile calls it untraced
+vars(_served)["_dynamo_marked_constant"] = True                                 # torch.compile calls it untraced
 
 
 def _in_torch(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, s: Sequences) -> Tensor:

@@ -94,12 +94,12 @@ class KimiDeltaAttention(nn.Module):
         self.q_conv1d = ShortConvolution(keys, conv_size, conv_bias, **made)
         self.k_conv1d = ShortConvolution(keys, conv_size, conv_bias, **made)
         self.v_conv1d = ShortConvolution(values, conv_size, conv_bias, **made)
-        self._two_projections("f", self.forget_rank, decays, False, made)
+        self._two_projections("f", self.forget_rank, decays, False, made)  # type: ignore[arg-type]
         self.b_proj = nn.Linear(hidden_size, self.num_v_heads, bias=False, **made)
         self.A_log = nn.Parameter(torch.empty(self.num_v_heads, device=device, dtype=torch.float32))
         self.dt_bias = nn.Parameter(torch.empty(decays, device=device, dtype=torch.float32))
-        self.A_log._no_weight_decay = self.dt_bias._no_weight_decay = True
-        self._two_projections("g", self.gate_rank, values, gate_bias, made)
+        self.A_log._no_weight_decay = self.dt_bias._no_weight_decay = True  # type: ignore[attr-defined]
+        self._two_projections("g", self.gate_rank, values, gate_bias, made)  # type: ignore[arg-type]
         self.o_norm = GatedRMSNorm(self.head_v_dim, norm_eps, **made)
         self.o_proj = nn.Linear(values, hidden_size, bias=False, **made)
         self.reset_gate()
@@ -127,7 +127,7 @@ class KimiDeltaAttention(nn.Module):
 
     @property
     def gate_bias(self) -> bool:
-        return (self.g_proj if self.gate_rank is None else self.g_b_proj).bias is not None
+        return (self.g_proj if self.gate_rank is None else self.g_b_proj).bias is not None  # type: ignore[union-attr]
 
     def reset_gate(self) -> None:
         """A_log and dt_bias as models are trained from: softplus(dt_bias) log-uniform between 0.001 and 0.1, exp(A_log)
@@ -143,7 +143,7 @@ class KimiDeltaAttention(nn.Module):
     def reset_parameters(self) -> None:
         """All parameters anew."""
         for module in self.children():
-            module.reset_parameters()
+            module.reset_parameters()  # type: ignore[operator]
         self.reset_gate()
 
     @classmethod
@@ -213,8 +213,8 @@ class KimiDeltaAttention(nn.Module):
         o, recurrent = self._attend(x, q, k, v, before, sequences, T, cache is not None, cp_context)
         if cache is not None:
             after = (next_state(each, self.conv_size, state, sequences) for each, state in zip(made, states))
-            cache[self.layer_idx] = LayerState(recurrent, tuple(after))
-        gate = self.g_proj(x) if self.gate_rank is None else self.g_b_proj(self.g_a_proj(x))
+            cache[self.layer_idx] = LayerState(recurrent, tuple(after))  # type: ignore[arg-type]
+        gate = self.g_proj(x) if self.gate_rank is None else self.g_b_proj(self.g_a_proj(x))  # type: ignore[operator]
         y = self.o_proj(self.o_norm(o, gate.unflatten(-1, o.shape[-2:])).flatten(-2))
         return y if padded is None else padded.padded(y, B)
 
@@ -224,7 +224,7 @@ class KimiDeltaAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """o (B, T, HV, V) and the states behind, if they are to be kept."""
         heads, value_heads = (self.num_heads, self.head_dim), (self.num_v_heads, self.head_v_dim)
-        f = self.f_proj(x) if self.forget_rank is None else self.f_b_proj(self.f_a_proj(x))
+        f = self.f_proj(x) if self.forget_rank is None else self.f_b_proj(self.f_a_proj(x))  # type: ignore[operator]
         tensors = (q.unflatten(-1, heads), k.unflatten(-1, heads), v.unflatten(-1, value_heads),
                    f.unflatten(-1, (self.num_v_heads, self.head_dim)), self.b_proj(x))  # fmt: skip
         asked: dict[str, Any] = {
@@ -237,7 +237,7 @@ class KimiDeltaAttention(nn.Module):
             asked |= {"cu_seqlens": sequences.cu_seqlens, "cu_seqlens_cpu": sequences.cu_seqlens_cpu}
         if self._goes_token_by_token(tensors, asked, T, cp_context):
             return fused_recurrent_kda(*tensors, **asked)
-        return chunk_kda(*tensors, **asked, disable_recompute=self.disable_recompute, cp_context=cp_context)
+        return chunk_kda(*tensors, **asked, disable_recompute=self.disable_recompute, cp_context=cp_context)  # type: ignore[return-value]
 
     def _goes_token_by_token(self, tensors: tuple, asked: dict[str, Any], T: int, cp_context: Any) -> bool:
         given = (*tensors, asked["A_log"], asked["dt_bias"], asked["initial_state"])

@@ -43,7 +43,7 @@ def _served(dtype: torch.dtype, channels: int, device: str) -> bool:
     return not _launch().norm_refused(dtype, channels, device)
 
 
-_served._dynamo_marked_constant = True                                         # torch.compile calls it untraced
+vars(_served)["_dynamo_marked_constant"] = True                                 # torch.compile calls it untraced
 
 
 class GatedNorm(torch.autograd.Function):

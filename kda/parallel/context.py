@@ -123,10 +123,10 @@ def build_cp_context(
     if found is not None:
         raise InputError(op, "cu_seqlens", ASKED + f", the {edges[-1]} tokens of all ranks", found, FIX,
                          "cp_offsets.values")  # fmt: skip
-    found = group_of(group)
-    timeout = found.store.timeout.total_seconds() if timeout is None else timeout
+    joined = group_of(group)
+    timeout = joined.store.timeout.total_seconds() if timeout is None else timeout  # type: ignore[attr-defined]
     text = f"{world} ranks, {layout}, {exchange}, convolution {conv1d_kernel_size}, edges {edges}, offsets {offsets}"
-    found.agree(text, Ask(op, "cu_seqlens", "cp_context.agreed", timeout))
+    joined.agree(text, Ask(op, "cu_seqlens", "cp_context.agreed", timeout))
     local = local_of(offsets, edges, part_numbers(layout, rank, world))
     lengths = [b - a for a, b in zip(edges, edges[1:])]
     return CPContext(group, local, lengths, cu_seqlens.device, layout, exchange, crosses(offsets, edges), timeout,
@@ -229,7 +229,7 @@ def _of_fla(op: str, c: Any) -> CPContext:
              tuple(range(n - before[i], n)), tuple(range(n + 1, n + 1 + after[i])), past[i])
         for i, n in enumerate(numbers)
     )  # fmt: skip
-    timeout = group_of(group).store.timeout.total_seconds()
+    timeout = group_of(group).store.timeout.total_seconds()  # type: ignore[attr-defined]
     return CPContext(group, Local(offsets, parts), [tokens] * total, c.cu_seqlens.device, c.layout, "gather",
                      crosses=world > 1, timeout=timeout,
                      conv1d_kernel_size=getattr(c, "conv1d_kernel_size", None))  # fmt: skip

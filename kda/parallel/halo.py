@@ -87,7 +87,7 @@ def _halo_backward(d: Tensor, tokens: int, cu_seqlens: Tensor, handle: Tensor) -
     mine = _select(d, places.sent).view(context.num_parts, rows, D)
     exchange.agree(context, OP, f"halo of {rows} rows of D={D} {d.dtype}")
     found = exchange.gather(context, mine, OP)
-    tails = sum(_select(found, row) for row in places.backward).view(context.num_parts, rows, D)
+    tails = sum(_select(found, row) for row in places.backward).view(context.num_parts, rows, D)  # type: ignore[union-attr]
     for part, tail in zip(context.parts, tails):
         n = min(rows, part.end - part.begin)
         dx[0, part.end - n:part.end] += tail[rows - n:]

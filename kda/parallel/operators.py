@@ -88,9 +88,9 @@ def _rank(handle: Tensor, call: Call, direction: str) -> Rank:
     return Rank(context, call, problem, backend_asked(call.options.backend))
 
 
-def _forward(*args: Any):
-    *args, word, _, handle = args
-    call = autograd.call_of(args)
+def _forward(*arguments: Any):
+    *args, word, _, handle = arguments
+    call = autograd.call_of(args)  # type: ignore[arg-type]
     rank = _rank(handle, call, "forward")
     context = rank.context
     _agree(rank)
@@ -129,7 +129,7 @@ def _entering(rank: Rank) -> dict[int, Tensor]:
     context = rank.context
     if not context.crosses:
         return {}
-    mine = []
+    mine: list[Any] = []
     for part in context.parts:
         if not part.after:
             mine.append(None)
@@ -164,9 +164,9 @@ def _folded(rank: Rank, found: Tensor, numbers: tuple[int, ...]) -> Tensor:
     return maps.fold(others, first.added)
 
 
-def _backward(*args: Any):
-    *args, do, dht, entering, saved, _, handle = args
-    call = autograd.call_of(args, OP, do=do, dht=dht)
+def _backward(*arguments: Any):
+    *args, do, dht, entering, saved, _, handle = arguments
+    call = autograd.call_of(args, OP, do=do, dht=dht)  # type: ignore[arg-type]
     rank = _rank(handle, call, "backward")
     context = rank.context
     _agree(rank)
@@ -188,7 +188,7 @@ def _behind(rank: Rank) -> dict[int, Tensor]:
     context, call = rank.context, rank.call
     if not context.crosses:
         return {}
-    mine = []
+    mine: list[Any] = []
     for part in context.parts:
         if not part.before:
             mine.append(None)
@@ -277,16 +277,16 @@ def _hop_backward(rank: Rank, entered: dict[int, Tensor], saved: list[Tensor]):
 # registration
 
 
-def _forward_fake(*args: Any):
-    *args, word, parts, _ = args
+def _forward_fake(*arguments: Any):
+    *args, word, parts, _ = arguments
     o, ht, h, saved = autograd.chunk_forward_fake(*args, word)
-    c = autograd.call_of(args)
+    c = autograd.call_of(args)  # type: ignore[arg-type]
     dtype = autograd.wide_dtype(o.dtype)
     return o, ht, h, o.new_empty(parts, c.HV, c.K, c.V, dtype=dtype), saved
 
 
-def _backward_fake(*args: Any):
-    *args, do, dht, _, saved, _, _ = args
+def _backward_fake(*arguments: Any):
+    *args, do, dht, _, saved, _, _ = arguments
     return autograd.chunk_backward_fake(*args, do, dht, saved)
 
 

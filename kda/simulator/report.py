@@ -8,7 +8,7 @@ from kda.simulator.engine.binding import Counter
 from kda.simulator.findings import folded, shortened
 from kda.simulator.timing.timeline import Timeline
 
-TOTALS = tuple(name for name, _ in Counter._fields_)
+TOTALS = tuple(name for name, *_ in Counter._fields_)
 
 
 class Run:

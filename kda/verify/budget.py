@@ -36,7 +36,7 @@ class Measure(NamedTuple):
     budget: float
     used: float                              # > 1: over budget
     kind: str                                # "norm", "peak", or "nan", "inf", "-inf", "shape", where the two differ
-    index: tuple[int, ...] | None            # the worst place
+    index: tuple[int, ...] | None            # type: ignore[assignment]  # the worst place
     got: float = math.nan
     want: float = math.nan
 
@@ -82,7 +82,7 @@ class Budget(NamedTuple):
         norm, peak = max(FACTOR * norm, floor) + exp2, max(FACTOR * peak, floor * scale.loudest) + exp2 * scale.loudest
         return cls(exact, both * norm, both * peak)
 
-    def __add__(self, other: Budget) -> Budget:
+    def __add__(self, other: Budget) -> Budget:  # type: ignore[override]
         """Between two results that are each within a budget of their own."""
         return Budget(self.exact, self.norm + other.norm, self.peak + other.peak)
 

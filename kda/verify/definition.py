@@ -81,14 +81,15 @@ def definition(
     if not backward:
         return found
     cotangents = ((o, case.do.to(dtype).flatten(0, 1)[: ends[-1]]), (ht, case.dht.to(dtype)))
-    outputs, cotangents = zip(*((x, dx) for x, dx in cotangents if x.requires_grad))
-    grads = torch.autograd.grad(outputs, list(leaves.values()), cotangents, allow_unused=True, materialize_grads=True)
+    ends_at, begins = zip(*((x, dx) for x, dx in cotangents if x.requires_grad))
+    grads = torch.autograd.grad(ends_at, list(leaves.values()), begins, allow_unused=True, materialize_grads=True)
     return found | by_gradient(dict(zip(leaves, grads)))
 
 
 def _segment(scale: float, s: Tensor, *tokens: Tensor) -> tuple[Tensor, Tensor]:
     n = tokens[0].shape[0]
-    return recurrent(*tokens, s, scale, Ragged([0], [n], n, 1, s.device))
+    q, k, v, g, beta = tokens
+    return recurrent(q, k, v, g, beta, s, scale, Ragged([0], [n], n, 1, s.device))
 
 
 def from_stages(case: Case, env: dict[str, Tensor | None]) -> dict[str, Tensor]:

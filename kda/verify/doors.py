@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib.util
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -100,7 +101,7 @@ class Door:
     def chunk_kda(self, **keywords):
         return kda.chunk_kda(**keywords, backend=self.name)
 
-    def stage_call(self, name: str, case: Case) -> Callable[[Mapping[str, Tensor | None]], dict[str, Tensor | None]]:
+    def stage_call(self, name: str, case: Case) -> Callable[[Mapping[str, Tensor | None]], Any]:
         """The stage as a function of tensors on the backend's device."""
         problem = case.problem("backward" if name.startswith("bwd") else "forward")
         problem = dataclasses.replace(problem, device=self.device)

@@ -89,7 +89,7 @@ def _(x: Tensors, spec: Spec) -> None:
 
 @fault("scale-missing", "q is not scaled", "inputs")
 def _(x: Tensors, spec: Spec) -> None:
-    x["scale"] = 1.0
+    x["scale"] = 1.0  # type: ignore[assignment]
 
 
 @fault("heads-swapped", "value heads read q/k head i % H instead of i // (HV / H)", "fwd/gate",

@@ -8,7 +8,8 @@ float64 it is exact, in float32 an independent rounding.  Tensors lie as in `kda
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,7 @@ from .layout import Layout
 
 Tensor = torch.Tensor
 Tensors = dict[str, "Tensor | None"]
-Round = Callable[[str, Tensor], Tensor]      # a tensor of kda.stages by its name -> what is kept of it
+Round = Any                                  # a callable: a tensor of kda.stages by its name -> what is kept of it
 
 
 def as_it_is(name: str, x: Tensor) -> Tensor:
@@ -46,14 +47,14 @@ def chain(
     """
     env = dict(tensors)
     for stage in (member for name in names for member in find(name).members):
-        done = set()
+        done: set[str] = set()
 
         def inside(name: str, x: Tensor, done: set[str] = done) -> Tensor:
             done.add(name)
             return round_(name, x)
 
         reads = [None if env[n] is None else env[n].to(dtype) for n in stage.reads]
-        written = zip(stage.writes, FUNCTIONS[stage.name](p, layout, inside, *reads))
+        written = zip(stage.writes, FUNCTIONS[stage.name](p, layout, inside, *reads))  # type: ignore[operator]
         env |= {n: x if x is None or n in done else round_(n, x) for n, x in written}
     return env
 

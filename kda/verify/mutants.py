@@ -33,8 +33,8 @@ class Call(NamedTuple):
     save: Save = Save.NOTHING                # by a forward
 
 
-GROUPED = dict(H=1, HV=2)
-FLOAT32 = dict(dtype="float32")
+GROUPED: dict[str, Any] = dict(H=1, HV=2)
+FLOAT32: dict[str, Any] = dict(dtype="float32")
 MANY = (0,) * 256 + (300,)                   # sequences, more than a CTA has threads
 CALLS = {
     "sm100": {
@@ -75,7 +75,7 @@ def made(backend: str, call: Call, case: Case) -> dict[str, Tensor | None]:
     """Its results, by name."""
     with told(backend, call):
         if call.tables:
-            p, of = case.problem(), launcher(backend).RECORDED
+            p, of = case.problem(), launcher(backend).RECORDED  # type: ignore[attr-defined]
             return recorded.tables(p, recorded.steps_here(of, p, case.inputs), case.inputs)._asdict()
         if call.backward:
             return kda.chunk_kda_bwd(do=case.do, dht=case.dht, **case.keywords, backend=backend)._asdict()

@@ -334,7 +334,9 @@ def examine(
 
 def _unbroken(stages: list[Stage]) -> list[Stage]:
     """As many as have all their predecessors: what a gap leaves behind cannot be chained."""
-    kept, made, order = [], set(), FORWARD + BACKWARD
+    kept: list[Stage] = []
+    made: set[Any] = set()
+    order = FORWARD + BACKWARD
     for stage in stages:
         if not made.issuperset(order[: order.index(stage.members[0])]):
             break

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -96,7 +96,7 @@ def decode(door: Door, case: Case) -> list[Row]:
         n: x for n, x in case.keywords.items() if n not in ("initial_state", "chunk_size", "output_final_state")
     }
     keywords |= {"initial_state": pool, "ssm_state_indices": slots}
-    there = {n: x.to(door.device) if isinstance(x, Tensor) else x for n, x in keywords.items()}
+    there: dict[str, Any] = {n: x.to(door.device) if isinstance(x, Tensor) else x for n, x in keywords.items()}
     o, pool = kda.fused_recurrent_kda(**there, backend=door.name)
     pool = pool.cpu()
     found = {"o": o.cpu(), "ht": pool[slots]}

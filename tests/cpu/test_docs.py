@@ -1,7 +1,9 @@
 """What the pages say is true: their code runs, their links lead somewhere, their tables are complete."""
 
+import doctest
 import pathlib
 import re
+import sys
 
 import pytest
 
@@ -10,7 +12,7 @@ from kda.backends.reference import chunked
 from kda.stages import BACKWARD, FORWARD, SHAPES, STAGES
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmarks").rglob("*.md"))]
+PAGES = [page for where in ("*.md", "docs/**/*.md", "benchmarks/**/*.md") for page in sorted(ROOT.glob(where))]
 
 
 def anchors(page):
@@ -39,10 +41,28 @@ def test_a_broken_link_is_noticed():
     assert list(broken_links(page, text)) == ["#nowhere", "../nobody.md", "sm89.md#no"]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_python_on_a_page_runs(page, capsys):
-    for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
-        exec(compile(code, page.name, "exec"), {})
+def examples(page):
+    """Each block of Python on a page, and the text that stands right under it: what it prints."""
+    blocks = r"^```python\n(.*?)^```\n(?:\s*^```text\n(.*?)^```$)?"
+    return re.findall(blocks, page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_python_on_a_page_runs_and_prints_what_is_said(page, capsys):
+    names = {}                                                       # a page is read from its top
+    for code, printed in examples(page):
+        exec(compile(code, page.name, "exec"), names)
+        found = capsys.readouterr().out
+        assert not printed or found == printed
+
+
+@pytest.mark.parametrize("name", [name for name in kda.__all__ if name != "__version__"])
+def test_the_example_of_a_docstring_runs(name):
+    thing = getattr(kda, name)
+    found = doctest.DocTestFinder(recurse=False).find(thing, name, globs=dict(vars(sys.modules[thing.__module__])))
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    assert len(found) == 1 and (found[0].examples or not name[0].islower()), "a public function has an example"
+    assert runner.run(found[0]).failed == 0
 
 
 def test_the_readme_names_every_function():

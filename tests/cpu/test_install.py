@@ -1,8 +1,9 @@
-"""An editable installation, made without a network of the project's own pyproject.toml."""
+"""An editable installation, an sdist and a wheel, made without a network of the project's own pyproject.toml."""
 
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -11,6 +12,11 @@ import pytest
 pytest.importorskip("setuptools", minversion="77", reason="setuptools is not installed")
 
 ROOT = Path(__file__).resolve().parents[2]
+SOURCES = (
+    "tests/cpu/test_docs.py", "tests/compiler/digests.json", "docs/index.md", "docs/conf.py", "CHANGELOG.md",
+    "benchmarks/README.md", "constraints.txt", "CITATION.cff", ".github/workflows/ci.yml",
+)  # fmt: skip
+KINDS = (".py", ".c", ".h", ".cu", ".cuh", ".json", ".typed")
 LOOK = """
 import importlib.util, site, sys
 above, installed = sys.argv[1:]
@@ -40,3 +46,25 @@ def test_a_script_above_an_editable_checkout_imports_the_package_and_not_the_fol
         wheel.extractall(installed)
     found = python("-I", "-S", "-c", LOOK, str(above), str(installed))
     assert Path(found.strip()) == checkout / "kda" / "__init__.py"
+
+
+@pytest.mark.exhaustive
+def test_an_sdist_has_tests_and_docs_and_makes_a_wheel_of_the_package_alone(tmp_path):
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    for path in ROOT.iterdir():
+        if path.is_file():
+            shutil.copy(path, checkout)
+        elif path.name in ("kda", "tests", "docs", "benchmarks", "examples", ".github", ".ci"):
+            shutil.copytree(path, checkout / path.name, ignore=shutil.ignore_patterns("__pycache__", "build"))
+    python("-c", "from setuptools import build_meta; build_meta.build_sdist('..')", cwd=checkout)
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as sdist:
+        sdist.extractall(tmp_path / "sdist", filter="data")
+    (unpacked,) = (tmp_path / "sdist").iterdir()
+    for name in SOURCES:
+        assert (unpacked / name).exists(), name
+    python("-c", "from setuptools import build_meta; build_meta.build_wheel('..')", cwd=unpacked)
+    with zipfile.ZipFile(next((tmp_path / "sdist").glob("*.whl"))) as wheel:
+        names = set(wheel.namelist())
+    package = {str(path.relative_to(ROOT)) for path in (ROOT / "kda").rglob("*") if path.suffix in KINDS}
+    assert package == {name for name in names if ".dist-info" not in name}

@@ -17,6 +17,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+import kda
+
 ROOT = Path(__file__).resolve().parents[2]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 LINUX = {"platform_system": "Linux", "platform_machine": "x86_64", "sys_platform": "linux", "extra": ""}
@@ -47,8 +49,14 @@ RELEASES = {
     "hypothesis==6.168.5": Release(">=3.10"),
     "hypothesis==6.170.15": Release(">=3.11"),
     "ruff==0.17.5": Release(">=3.7"),
+    "mypy==2.4.1": Release(">=3.10"),
     "matplotlib==3.10.9": Release(">=3.10", ("packaging>=20.0",)),
     "matplotlib==3.11.2": Release(">=3.11", ("packaging>=20.0",)),
+    "sphinx==8.1.3": Release(">=3.10", ("packaging>=23.0",)),
+    "sphinx==9.0.4": Release(">=3.11", ("packaging>=23.0",)),
+    "furo==2025.12.19": Release(">=3.8", ("sphinx<10.0,>=7.0",)),
+    "myst-parser==4.0.1": Release(">=3.10", ("sphinx>=7,<9",)),
+    "myst-parser==5.2.0": Release(">=3.11", ("sphinx>=8,<10",)),
 }  # fmt: skip
 BETWEEN = ("cuda-bindings==13.4.4", "cuda-toolkit==13.0.3.0")
 PINS = (ROOT / "constraints.txt").read_text()
@@ -61,7 +69,7 @@ def requirements(text: str) -> list[Requirement]:
 def ours() -> list[Requirement]:
     """What pyproject.toml asks for, extras included; read as text, as Python 3.10 has no reader of TOML."""
     text = (ROOT / "pyproject.toml").read_text()
-    lists = re.findall(r"^(?:dependencies|plot|test) = \[(.*?)\]$", text, re.MULTILINE | re.DOTALL)
+    lists = re.findall(r"^(?:dependencies|plot|test|docs) = \[(.*?)\]$", text, re.MULTILINE | re.DOTALL)
     return [Requirement(found) for found in re.findall(r'"([^"]+)"', "".join(lists))]
 
 
@@ -108,6 +116,16 @@ def test_the_pins_fit_together_and_fit_the_python(python):
 def test_a_pin_that_does_not_fit_is_noticed(pin, other, python, says):
     assert pin in PINS
     assert any(says in line for line in conflicts(PINS.replace(pin, other), python))
+
+
+def test_pre_commit_runs_the_ruff_that_is_pinned():
+    (pinned,) = re.findall(r"^ruff==.*$", PINS, re.MULTILINE)
+    assert re.findall(r'"(ruff==[^"]*)"', (ROOT / ".pre-commit-config.yaml").read_text()) == [pinned]
+
+
+def test_the_citation_is_of_this_version():
+    (cited,) = re.findall(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert cited == kda.__version__ and f"## {cited}" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_every_supported_python_is_looked_at():

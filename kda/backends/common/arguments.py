@@ -82,10 +82,31 @@ class Launched:
     """What a kernel is built for, and how it is launched: a subclass has `threads`, `shared` bytes and `arguments`."""
 
     arguments: type[Arguments]
-    cluster: tuple[int, int, int] | int = 1
-    pdl: bool = False                        # programmatic: it may come onto the SM before the kernel ahead has ended
-    launch_options = MappingProxyType({})    # of the DSL's launch, that change the code
-    roles: Mapping[str, range] = MappingProxyType({})    # of a CTA's warps, where they differ
+    if TYPE_CHECKING:                        # attributes or properties
+
+        @property
+        def threads(self) -> int: ...
+
+        @property
+        def shared(self) -> int: ...
+
+        @property
+        def cluster(self) -> tuple[int, int, int] | int: ...
+
+        @property
+        def pdl(self) -> bool: ...
+
+        @property
+        def launch_options(self) -> Mapping[str, Any]: ...
+
+        @property
+        def roles(self) -> Mapping[str, range]: ...
+
+    else:
+        cluster = 1
+        pdl = False                          # programmatic: it may come onto the SM before the kernel ahead has ended
+        launch_options = MappingProxyType({})    # of the DSL's launch, that change the code
+        roles = MappingProxyType({})         # of a CTA's warps, where they differ
 
     def bound(self, kernel: Kernel, grid: tuple[int, int, int], **numbers: float) -> Launch:
         """The launch of a kernel that was built for this, all but its tensors."""

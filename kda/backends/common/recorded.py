@@ -165,7 +165,7 @@ def backward(of: Backend, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None,
     if at.carry_back:
         at.carry_back(tiles=parts.tiles, do=do, dh0=added, segment_table=found.segment)
         at.compose_back(M=parts.M, added=added, h0=dht, edge=edge, first_segment=found.first_segment)
-        dht = edge
+        dht = edge  # type: ignore[assignment]
     if at.walk:
         at.walk(tiles=parts.tiles, do=do, dht=dht, dv=dv, dh=dh, dh0=dh0, segment_table=found.segment)
     of_walks = None                                                            # dq and dk may lie where it lay
@@ -197,7 +197,7 @@ def segment_map_bwd(
         if at.carry_back:
             at.carry_back(tiles=tiles, do=do, dh0=added)
             at.compose_back(M=M, added=added, h0=dht, edge=edge)
-            dht = edge
+            dht = edge  # type: ignore[assignment]
         at.walk(tiles=tiles, do=do, dht=dht, dv=dv, dh=dh, dh0=dh0)
         return dh0
 

@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kda.problem import Problem
 
@@ -56,7 +56,7 @@ class RecordedPlan:
     carry: Launched | None                   # where sequences are cut
     compose: ComposeConfig | None
     record: Launched                         # the forward
-    again: Launched                          # the same without results
+    again: Any                               # the same without results
     carry_back: Launched | None              # where sequences are cut
     compose_back: ComposeConfig | None
     walk: Launched
@@ -98,7 +98,7 @@ def plan_of(make: Makers, p: Problem, sms: int) -> RecordedPlan:
     alone, carry_alone = (columns // COLUMNS * ctas <= sms for columns in (p.V, p.V + p.K))
     return RecordedPlan(
         chunks, segments, segment, all_segments, all_chunks, grid(all_chunks) if p.packed else (chunks, p.B), states,
-        all_states, kept, scratch, min(all_states * p.HV, sms * grads.ctas) if p.T else 0,
+        all_states, kept, scratch, min(all_states * p.HV, sms * grads.ctas) if p.T else 0,  # type: ignore[attr-defined]
         prepare=make.prepare(p),
         carry=make.carry(p, carry_alone) if cut else None,
         compose=compose_config(p) if cut else None,

@@ -112,7 +112,7 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
             else:
                 kept_[slab.chunks] = env[name].view(-1, *kept_.shape[1:]).to(kept_.dtype)
     ht, h = _states_out(p, S) if p.final_state else None, None if h is None else _states_out(p, h)
-    return Outputs(o, ht, h, kept and kept(**saved))
+    return Outputs(o, ht, h, kept(**saved) if kept else None)
 
 
 def _edges(p: Problem, walk: _Walk, S: Tensor) -> Iterator[Tensor]:
@@ -147,7 +147,8 @@ def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved
             sums[name] += env["d" + name].view(sums[name].shape)
     dA_log, ddt_bias = (sums[n].to(given[n].dtype) if n in given else None for n in ("A_log", "dt_bias"))
     dh0 = None if x.initial_state is None else _states_out(p, dS).to(x.initial_state.dtype)
-    return Grads(*grads, dA_log, ddt_bias, dh0)
+    dq, dk, dv, dg, dbeta = grads
+    return Grads(dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dh0)
 
 
 def segment_map(p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
@@ -214,7 +215,7 @@ def recurrent(p: Problem, x: Inputs) -> tuple[Tensor, Tensor | None]:
     for group in groups:                                                      # sequences that are walked together
         table = Ragged(starts[group], lengths[group], p.B * p.T, 1, x.q.device)
         states = S[group]
-        for i, (sequences, rows, o_i, s) in enumerate(steps(*_rows(p, x, tokens, table), states, p.scale, table)):
+        for i, (sequences, rows, o_i, s) in enumerate(steps(*_rows(p, x, tokens, table), states, p.scale, table)):  # type: ignore[arg-type, call-arg]
             o_rows[table.rows[rows]] = o_i.squeeze(-2).to(o.dtype)
             if p.slots_per_token and p.inplace:
                 _store(p, x.initial_state, slots[group][sequences, i], s)
@@ -241,7 +242,8 @@ def _rows(p: Problem, x: Inputs, tokens: tuple[Tensor, ...], table: Ragged) -> t
     if p.qk_l2norm:
         q, k = gates.l2norm(q)[0], gates.l2norm(k)[0]
     if p.gate != "given":
-        g = gates.decay(g, *_parameters(p, x, g.dtype).values(), p.lower_bound if p.gate == "bounded" else None)
+        A_log, dt_bias = _parameters(p, x, g.dtype).values()
+        g = gates.decay(g, A_log, dt_bias, p.lower_bound if p.gate == "bounded" else None)
     return q.repeat_interleave(groups, 1), k.repeat_interleave(groups, 1), v, g, gates.beta_activation(beta, p.beta)
 
 

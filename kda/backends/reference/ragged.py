@@ -37,8 +37,8 @@ class Ragged:
     @functools.cached_property
     def rows(self) -> torch.Tensor:
         """(NC * C,) the token of each row; padding points at token 0 and is masked."""
-        begins = [s + c * self.C for s, count in zip(self.starts, self.counts) for c in range(count)]
-        begins = torch.tensor(begins, dtype=torch.long, device=self.device)
+        first = [s + c * self.C for s, count in zip(self.starts, self.counts) for c in range(count)]
+        begins = torch.tensor(first, dtype=torch.long, device=self.device)
         rows = begins[:, None] + torch.arange(self.C, device=self.device)
         if self.valid is not None:
             rows = rows.masked_fill(~self.valid.view(self.NC, self.C), 0)
@@ -67,7 +67,7 @@ class Ragged:
         longest = max(self.counts, default=0)
         if self.N == 1:
             return [(slice(0, 1), slice(c, c + 1)) for c in range(longest)]
-        waves = []
+        waves: list[tuple[slice | torch.Tensor, slice | torch.Tensor]] = []
         for c in range(longest):
             alive = [n for n in range(self.N) if self.counts[n] > c]
             chunks = torch.tensor([self.first[n] + c for n in alive], device=self.device)

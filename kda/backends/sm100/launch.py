@@ -59,7 +59,7 @@ def steps(p: Problem, cc: tuple[int, int], sms: int, offsets: str | None) -> Ste
     return Steps(
         pl,
         step(pl.fused, (pl.ctas, 1, 1), N=p.N, H=p.H, every=every, **shape, **gate),
-        pl.compose and step(pl.compose, (pl.compose.strips, p.HV, p.N), segments=pl.segments, HV=p.HV),
+        step(pl.compose, (pl.compose.strips, p.HV, p.N), segments=pl.segments, HV=p.HV) if pl.compose else None,
         step(pl.join, (pl.blocks, p.HV, p.N * (pl.segments - 1)), **shape),
     )
 

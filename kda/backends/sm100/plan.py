@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 from kda.compile import cutedsl
 from kda.compile.target import Target, parse
@@ -122,7 +123,7 @@ def recipe(config: Config, arch: Target) -> cutedsl.Recipe:
 
 def recipes(p: Problem, host: Host) -> list[cutedsl.Recipe]:
     """All kernels that a call of this class can want, whatever B, T, N and the number of heads."""
-    configs: list[Config | None] = []
+    configs: list[Any] = []
     cut = not (p.batch_invariant or p.intermediate_states)
     for offsets in OFFSETS if p.packed else (None,):
         configs += [fused_config(p, offsets)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kda.bundles import Save
 
@@ -163,6 +163,10 @@ class _Chain(OfChunks):
     columns: int                             # of the state, or of its gradient, in a CTA
     offsets: str | None
     v_first: bool                            # states are (V, K)
+    if TYPE_CHECKING:
+
+        @property
+        def slots(self) -> int: ...
 
     @property
     def parts(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 from kda.bundles import Save, chunk_bound
 from kda.compile import nvrtc
@@ -50,7 +51,9 @@ def plan(p: Problem, sms: int, offsets: str | None, save: Save = Save.NOTHING) -
     chunks, states, backward = chunk_bound(p.B, p.T, p.N, p.C, p.packed), p.N * p.HV, p.direction == "backward"
     places = (chunks + p.packed) * p.HV                                        # one may be needed for tokens of nobody
     chain = chain_config(p, columns(p, sms), offsets, output=not backward)
-    steps = {"prepare": (prepare_config(p, offsets, save), places), "chain": (chain, states * chain.parts)}
+    steps: dict[str, tuple[Any, int]] = {
+        "prepare": (prepare_config(p, offsets, save), places), "chain": (chain, states * chain.parts),
+    }  # fmt: skip
     if offsets:
         steps["tables"] = TablesConfig(p.C, offsets), 1
     if backward:
@@ -90,7 +93,7 @@ def recipe(config: Config) -> nvrtc.Recipe:
 def recipes(p: Problem, host: Host) -> list[nvrtc.Recipe]:
     """All kernels that a call of this class can want, whatever B, T, N and the number of heads."""
     small = dataclasses.replace(p, B=1, T=1, N=1, H=1, HV=1)
-    found = {}
+    found: dict[Config, None] = {}
     for offsets, c in itertools.product(filter(None, OFFSETS) if p.packed else (None,), COLUMNS):
         for save in (Save.NOTHING, Save.PRODUCTS):
             sms = int(p.V / c / BUSY)                                          # that take c columns of one state
@@ -98,7 +101,7 @@ def recipes(p: Problem, host: Host) -> list[nvrtc.Recipe]:
     return [recipe(config) for config in found]
 
 
-def check_memory(config: Config, host: Host) -> None:
+def check_memory(config: Any, host: Host) -> None:
     """A GPU may allow a CTA less than a kernel asks for."""
     allowed = host.smem or SMALLEST
     if config.shared > allowed:

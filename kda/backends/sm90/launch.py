@@ -64,14 +64,14 @@ def steps(p: Problem, sms: int, kept: bool, offsets: str | None, apart: bool = F
         chunk_entries=pl.entries, segment_entries=pl.all_segments,
     )  # fmt: skip
     if pl.fused:
-        return Steps(pl, tables, *[None] * 5, step(pl.fused, (2, p.HV, p.N), **gate))
+        return Steps(pl, tables, None, None, None, None, None, step(pl.fused, (2, p.HV, p.N), **gate))
     return Steps(
         pl, tables,
         step(pl.prepare, (p.HV, *pl.entries_grid), chunks=pl.entries, **gate),
         step(pl.pairs, (p.HV, *pl.halves_grid), T=p.T, chunks=pl.entries, HV=p.HV),
         step(pl.chain, (pl.chain.strips, p.HV, walks), **walk),
-        pl.carry and step(pl.carry, (pl.carry.strips, p.HV, walks), **walk),
-        pl.compose and step(pl.compose, (pl.compose.strips, p.HV, p.N), segments=pl.segments, HV=p.HV),
+        step(pl.carry, (pl.carry.strips, p.HV, walks), **walk) if pl.carry else None,
+        step(pl.compose, (pl.compose.strips, p.HV, p.N), segments=pl.segments, HV=p.HV) if pl.compose else None,
         None,
     )  # fmt: skip
 

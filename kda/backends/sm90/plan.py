@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 from kda.compile import cutedsl
 from kda.compile.target import parse
@@ -149,7 +150,7 @@ def recipes(p: Problem, host: Host) -> list[cutedsl.Recipe]:
 
     Whether heads share q and k is of the class.
     """
-    configs: list[Config | None] = [TablesConfig(dtype) for dtype in OFFSETS if p.packed]
+    configs: list[Any] = [TablesConfig(dtype) for dtype in OFFSETS if p.packed]
     configs += [prepare_config(p, kept) for kept in (False, True)]
     configs += [pairs_config(p)] * (p.C > C)
     configs += [chain_config(p, walk, stages) for walk in ("sequences", "carry", "segments") for stages in STAGES]

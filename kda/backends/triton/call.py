@@ -73,7 +73,8 @@ class Call:
         self.env |= dict(zip(names, table.split((2 * self.chunks, 5 * self.segments, 1))))
         self.env["first_segment"] = self.empty(self.p.N + 1, dtype=torch.int32)
         name = "tables " + str(cu_seqlens.dtype).removeprefix("torch.")
-        programs = max(1, -(-self.plan.chunks // self.plan.kernels[name].constants["RUN"]))
+        run: Any = self.plan.kernels[name].constants["RUN"]
+        programs = max(1, -(-self.plan.chunks // run))
         self.run(name, programs, cu_seqlens=cu_seqlens, chunk_entries=self.chunks, segment_entries=self.segments)
 
     # memory

@@ -35,7 +35,8 @@ class Row(NamedTuple):
     products: str = "any"                    # "async": wgmma, tcgen05, operands in shared memory; "mma.sync": others
 
 
-# The rows of 227 KiB for K <= 128 were measured on an H200 (docs/measured.md); the others are built to fit.
+# The rows of 227 KiB for K <= 128 were measured on an H200 (docs/decisions/triton_prepare.md); the others are built to
+# fit.
 TABLE = (
     Row("prepare", 16, 128, 227, Config(warps=4, BK=64, BV=128)),
     Row("prepare", 16, 256, 99, Config(warps=4, BK=64, BV=64)),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -119,7 +120,7 @@ def wy_intra_gate_bwd(c: Call) -> None:
     c.over_chunks("intra_bwd", slices)
     c.drop("h dh v_new do P L1 L2 U1 U2 units diagonal gc")
     c.make("dq dk dbeta")
-    rows = c.plan.kernels["norms_bwd"].constants["ROWS"]
+    rows: Any = c.plan.kernels["norms_bwd"].constants["ROWS"]
     c.run("norms_bwd", -(-p.B * p.T // rows) * p.H)
     if p.A_log or p.dt_bias:
         c.run("sum_chunks", p.HV, chunks=c.chunks)
@@ -149,14 +150,14 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
         if kept is Saved:                                                      # (K, V), of as many as there can be
             h = h[: p.B * chunks].unflatten(0, (p.B, chunks))
             h = (h.mT if p.state_v_first else h).clone(memory_format=torch.contiguous_format)
-    saved = kept and kept(*(env[name] for name in kept._fields))
+    saved = kept(*(env[name] for name in kept._fields)) if kept else None
     return Outputs(env["o"], env.get("ht"), h, saved)
 
 
 @on_its_device
 def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | None = None) -> Grads:
     save = Save.of(saved)
-    kept = {} if saved is None else {name: aligned(t) for name, t in saved._asdict().items()}
+    kept: dict[str, Any] = {} if saved is None else {name: aligned(t) for name, t in saved._asdict().items()}
     c = Call.of(p, save, x, do=aligned(do, x.q.dtype), dht=aligned(dht, torch.float32), **kept)
     env = c.env
     if save is Save.ALL:

@@ -6,7 +6,7 @@ Nothing here looks at B, T, N or H but the rule that cuts sequences, which choos
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,7 @@ class Plan:
 
     def tiles(self, kernel: str, dim: str) -> int:
         """Slices of K or V that programs of a kernel share out; a transition has K columns for V."""
-        built_for = self.kernels[kernel].constants
+        built_for: Mapping[str, Any] = self.kernels[kernel].constants
         return -(-built_for.get(dim, self.problem.K) // built_for["B" + dim])
 
     @property

@@ -21,7 +21,7 @@ class Copies:
         """The same tensor in memory whose storage is aligned."""
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in self._made:
-            own = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),))
+            own = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),))  # type: ignore[call-overload]
             room = torch.empty(storage.nbytes() + ALIGNMENT, dtype=torch.uint8)
             copy = room[-room.data_ptr() % ALIGNMENT :][: storage.nbytes()]
             self._made[storage.data_ptr()] = own, copy.copy_(own), own.clone()

@@ -126,8 +126,8 @@ def call(session: Session, compiled: door.Compiled, args: tuple, kwargs: dict) -
     if host is None:
         from cutlass._mlir import ir
 
-        with ir.Context():
-            module = ir.Module.parse(compiled.module)
+        with ir.Context():  # type: ignore[attr-defined]
+            module = ir.Module.parse(compiled.module)  # type: ignore[attr-defined]
         host = Host(session, compiled.function, module, compiled.symbol, compiled.kernels)
         session.hosts[id(compiled.function)] = host
     return host(args, kwargs)

@@ -20,7 +20,7 @@ LOWEST_ADDRESS = 1 << 22                     # programs lie there, their memory 
 
 def regions(tensors: Mapping[str, torch.Tensor]) -> list[Region]:
     """What tensors cover, by address."""
-    found = {}
+    found: dict[Any, Any] = {}
     for name, tensor in tensors.items():
         if tensor.numel():
             label = f"{name}, {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
@@ -52,7 +52,7 @@ def _collect(name: str, value: Any, found: dict[str, torch.Tensor]) -> bool:
     if value is None or isinstance(value, bool | float | str | torch.dtype):
         return True
     if isinstance(value, numbers.Number):
-        return abs(value) < LOWEST_ADDRESS
+        return abs(value) < LOWEST_ADDRESS  # type: ignore[arg-type]
     return type(value).__module__.startswith("cuda.")                        # streams
 
 
@@ -81,10 +81,10 @@ def live() -> dict[str, torch.Tensor]:
 
 def _storages() -> list[torch.Tensor]:
     """As bytes."""
-    found = {}
+    found: dict[int, torch.Tensor] = {}
     for thing in gc.get_objects():
         plain = type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.layout == torch.strided
         if plain and thing.device.type == "cpu" and (size := thing.untyped_storage().nbytes()):
-            whole = torch.empty(0, dtype=torch.uint8).set_(thing.untyped_storage(), 0, (size,))
+            whole = torch.empty(0, dtype=torch.uint8).set_(thing.untyped_storage(), 0, (size,))  # type: ignore[call-overload]
             found.setdefault(whole.data_ptr(), whole)
     return list(found.values())

@@ -25,7 +25,7 @@ class Kind(NamedTuple):
     c: str
     word: str  # u32 or u64; pred: one mask of lanes
     bits: int
-    count: int = 1
+    count: int = 1  # type: ignore[assignment]
     element: str = ""  # of a packed type
 
 

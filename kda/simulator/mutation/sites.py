@@ -63,7 +63,7 @@ def _read(ptx: str) -> tuple[list[Statement], dict[tuple[int, str], list[int]]]:
 
 def _located(body: Iterable[Instruction], places: dict[tuple[int, str], list[int]]):
     """(instruction, index of its statement): those of one line and text follow each other in both."""
-    seen = defaultdict(int)
+    seen: defaultdict[tuple[int, str], int] = defaultdict(int)
     for instruction in body:
         key = instruction.line, instruction.text
         yield instruction, places[key][seen[key]]

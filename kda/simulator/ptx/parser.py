@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from kda.compile import call_sites
 
@@ -156,7 +156,8 @@ class _Reader:
                 return struct.pack(STRUCT_FLOATS[type_], value)
         if bits is None and isinstance(value, float):
             self.fail(f"`{text}` as an initial value of type .{type_}, which does not hold it")
-        return ((value if bits is None else bits) % (1 << 8 * size)).to_bytes(size, "little")
+        whole: Any = value if bits is None else bits
+        return (whole % (1 << 8 * size)).to_bytes(size, "little")
 
 
 class _Module(_Reader):
@@ -170,7 +171,7 @@ class _Module(_Reader):
         self.callers = _call_sites(text)  # of a column that is the number of a call site
         self.strings: dict[str, tuple[bytes, int]] = {}  # label -> (bytes of its section, its place among them)
         self.known: dict[str, Variable] = {}
-        self.functions: dict[str, Function] = {}
+        self.functions: dict[str, Any] = {}
         self.bodies: list[tuple[Statement, re.Match, list[Statement]]] = []
         self.take = {
             "version": self._take_single,
@@ -243,7 +244,8 @@ class _Module(_Reader):
 
     def _body(self) -> list[Statement]:
         """The statements up to the brace that closes the body."""
-        body, depth = [], 1
+        body: list[Statement] = []
+        depth = 1
         for statement in self.statements:
             depth += (statement.kind == "open") - (statement.kind == "close")
             if not depth:
@@ -394,7 +396,8 @@ class _Body(_Reader):
     # Statements
 
     def _take_label(self, statement: Statement) -> None:
-        self.labels[self.scope.names[statement.text[:-1].rstrip()].name] = len(self.body)
+        label: Any = self.scope.names[statement.text[:-1].rstrip()]
+        self.labels[label.name] = len(self.body)
 
     def _take_registers(self, statement: Statement) -> None:
         type_, names = self.match(_REGISTERS, statement.text, ".reg .type name, name<count>, ...;").groups()
@@ -425,16 +428,17 @@ class _Body(_Reader):
 
     def _take_loc(self, statement: Statement) -> None:
         place, *inlined = statement.text.split("inlined_at")
-        key = tuple(int(n) for n in place.split(",")[0].split()[1:])
+        key: Any = tuple(int(n) for n in place.split(",")[0].split()[1:])
         function = re.search(r"function_name\s+([\w$]+)(?:\s*\+\s*(\d+))?", place)
         caller = None
         if inlined:
-            caller_key = tuple(int(n) for n in inlined[0].split())
+            caller_key: Any = tuple(int(n) for n in inlined[0].split())
             caller = self.latest.get(caller_key) if caller_key != key else None
             caller = caller or self._loc(caller_key, None, None)
         else:
             caller = self.callers.get(key[2])
-        self.loc = self.latest[key] = self._loc(key, caller, function and self._string(function[1], function[2]))
+        named: Any = function and self._string(function[1], function[2])
+        self.loc = self.latest[key] = self._loc(key, caller, named)
 
     def _loc(self, key: tuple[int, int, int], caller: Loc | None, function: str | None) -> Loc:
         if key[0] not in self.files:
@@ -480,7 +484,7 @@ class _Body(_Reader):
 
     def _read_operand(self, text: str) -> Operand:
         if read := self.read_form.get(text[:1]):
-            return read(text)
+            return read(text)  # type: ignore[return-value]
         if text == "_":
             return Sink()
         if text == "WARP_SZ":
@@ -515,7 +519,7 @@ class _Body(_Reader):
         halves = [self.operand(half.strip()) for half in text.split("|")]
         if len(halves) != 2 or not all(isinstance(half, Register | Sink) for half in halves):
             self.fail(f"`{text}`; supported around `|` are two registers or `_`")
-        return Pair(*halves)
+        return Pair(*halves)  # type: ignore[arg-type]
 
     def _negated(self, text: str) -> Negated:
         register = self.operand(text[1:].strip())
@@ -529,7 +533,7 @@ class _Body(_Reader):
         coordinates = [self.operand(item) for item in rest]
         if len(rest) > 1 or not all(isinstance(item, Vector) for item in coordinates):
             self.fail(f"`{_one_line(text)}`; supported are [base], [base+bytes] and [base, {{coordinates}}]")
-        items = coordinates[0].items if coordinates else ()
+        items = coordinates[0].items if coordinates else ()  # type: ignore[union-attr]
         if found := number(inner):
             return Address(Immediate(*found, inner), 0, items)
         base, offset = self._base_and_offset(self.match(_WORD, inner, "a register, symbol or number, plus bytes"))

@@ -80,7 +80,7 @@ def grid(p: Problem, c: Config) -> int:
 
 def numbers(p: Problem, x: Mapping[str, Memory]) -> dict[str, float]:
     """The kernel's arguments that are no tensors; an axis of one element has no stride, whatever its tensor says."""
-    found: dict[str, float] = dict.fromkeys(STRIDES, 0) | {f"{row}_d": 1 for row in ROWS}
+    found: dict[str, Any] = dict.fromkeys(STRIDES, 0) | {f"{row}_d": 1 for row in ROWS}
     axes = dict.fromkeys(ROWS, "bthd") | {"state": "nhvk" if p.state_v_first else "nhkv", "slots": "ns"}
     for name in axes.keys() & x.keys():
         for axis, size, stride in zip(axes[name], x[name].shape, x[name].strides):
@@ -98,7 +98,7 @@ def tensors(p: Problem, x: Mapping[str, Memory], strides: Mapping[str, float]) -
 
     order = None
     if "state" in x:
-        between = strides["state_k"] if p.K > 1 else p.V, strides["state_v"] if p.V > 1 else 1
+        between: Any = strides["state_k"] if p.K > 1 else p.V, strides["state_v"] if p.V > 1 else 1
         order = {(p.V, 1): "kv", (1, p.K): "vk"}.get(between, "any")
     return Tensors(
         **{name: x[name].dtype if name in x else None for name in Tensors._fields[:5]},
