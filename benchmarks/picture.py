@@ -86,7 +86,7 @@ def draw(theme: dict[str, str], file: Path) -> None:
             ax.text(most, place, f"  {said}", va="center", weight="bold" if bar.ours else "normal")
         ax.set_yticks(range(len(bars)), [bar.name for bar in reversed(bars)])
         ax.set_title(title, loc="left", weight="bold", color=theme["text"], fontsize=10)
-        ax.set_xlim(0, 1.28 * max(max(bar.slow, bar.fast) for bar in bars))
+        ax.set_xlim(0, 1.45 * max(max(bar.slow, bar.fast) for bar in bars))
         ax.set_xticks([])
         ax.tick_params(length=0)
         ax.spines[:].set_visible(False)

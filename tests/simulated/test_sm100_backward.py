@@ -263,7 +263,7 @@ FAULTS = {
         f"{GRADS}/rows", "found[j] = found[j] - y[j] * along[t]", "pass", "wrong answer"
     ),
     "a gate gains what a key loses": Fault(
-        f"{GRADS}/rows", "(row[0] + row[1]) - of_weight[2]", "(row[0] + row[1]) + of_weight[2]", "wrong answer"
+        f"{GRADS}/rows", "(row[0] + row[1]) - row[2]", "(row[0] + row[1]) + row[2]", "wrong answer"
     ),
 }  # fmt: skip
 

@@ -441,8 +441,8 @@ FAULTS = {
         f"{GRADS}/gate", "slope = gain * sigmoid", "pass", "wrong answer", "softplus"
     ),
     "dbeta is times b": Fault(
-        f"{GRADS}/rows", "over_K = self.over_warps(s, self.c.sums.index(\"b\") * TOKENS + token) * factor",
-        "over_K = through_b", "wrong answer", "given",
+        f"{GRADS}/rows", "db = (over_K if b == SMALLEST_B else b_db) * fast.reciprocal(b)", "db = b_db",
+        "wrong answer", "given",
     ),
     "a float32 gate reads no token but the first": Fault(
         f"{GRADS}/gate", "fast.row(first, last_token(self.token(b, t), tokens),", "fast.row(first, Int32(0),",

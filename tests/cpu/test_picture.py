@@ -1,0 +1,40 @@
+"""The picture of the README shows what was measured."""
+
+import importlib.util
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def picture():
+    spec = importlib.util.spec_from_file_location("picture", ROOT / "benchmarks" / "picture.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_readme_says_what_the_picture_shows(picture):
+    forward, (again, kept) = picture.forward()[-1], picture.step()[-2:]
+    longest = [max(bar.slow, bar.fast) for bar in (forward, kept, again)]
+    said = "forward {:.2f} ms, training step {:.2f} to {:.2f} ms".format(*longest)
+    assert said in (ROOT / "README.md").read_text()
+
+
+def test_every_time_of_ours_is_shorter_than_every_other_one(picture):
+    """Or the picture would have to say so in words."""
+    for bars in (picture.forward(), picture.step(), picture.memory()):
+        ours, others = ([bar for bar in bars if bar.ours == own] for own in (True, False))
+        assert max(bar.slow for bar in ours) < min(bar.fast for bar in others)
+
+
+def test_it_is_drawn_for_light_and_for_dark_pages(picture, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(picture, "PICTURES", tmp_path / "pictures")
+    picture.main()
+    for name, theme in picture.THEMES.items():
+        drawn = (tmp_path / "pictures" / f"h200-{name}.svg").read_text()
+        assert drawn.count(f"fill: {theme['ours']}") == len([bar for bars in (picture.forward(), picture.step(),
+                                                            picture.memory()) for bar in bars if bar.ours])  # fmt: skip
