@@ -38,8 +38,8 @@ FOLLOWED = {
                 cute.arch.mbarrier_arrive(s.empty + stage)""": "cute.arch.mbarrier_arrive(s.empty + stage)",
     },
     "sm90/bwd/grads.py": {
-        "mbarrier_init(s.values_empty, MATH_WARPS)": "mbarrier_init(s.values_empty, 32 * MATH_WARPS)",
-        "mbarrier_init(s.rows_done + stage, MATH_WARPS)": "mbarrier_init(s.rows_done + stage, 32 * MATH_WARPS)",
+        "mbarrier_init(s.values_empty, self.c.math_warps)": "mbarrier_init(s.values_empty, 32 * self.c.math_warps)",
+        "mbarrier_init(s.rows_done + stage, self.c.math_warps)": "mbarrier_init(s.rows_done + stage, 32 * self.c.math_warps)",
     },
     "common/cute/grads/rows.py": {
         """with cute.arch.elect_one():

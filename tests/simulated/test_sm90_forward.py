@@ -98,11 +98,12 @@ def test_sequences_of_no_tokens_hand_their_states_through(shape):
     hands_states_through_sequences_of_no_tokens(case)
 
 
-def test_a_hopper_gpu_takes_it_by_itself_and_the_backward_by_triton():
+def test_a_hopper_gpu_takes_it_by_itself_and_the_backward_where_both_head_dims_are_equal():
     at = SimulatedDoor("sm90", parse("sm90"))
     case = make_inputs(T=33, H=1, K=64, V=64, gate="bounded")
     assert at.call(case, False).keys() == {"o", "ht"} and at.launches == 2 and not at.findings
-    taken = [weigh(case.problem(direction), host_of("sm90")).backend for direction in ("forward", "backward")]
+    mixed = make_inputs(T=33, H=1, K=128, V=64, gate="bounded")
+    taken = [weigh(each.problem("backward"), host_of("sm90")).backend for each in (case, mixed)]
     assert taken == ["sm90", "triton"]
 
 
