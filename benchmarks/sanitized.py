@@ -39,7 +39,8 @@ FOLLOWED = {
     },
     "sm90/bwd/grads.py": {
         "mbarrier_init(s.values_empty, self.c.math_warps)": "mbarrier_init(s.values_empty, 32 * self.c.math_warps)",
-        "mbarrier_init(s.rows_done + stage, self.c.math_warps)": "mbarrier_init(s.rows_done + stage, 32 * self.c.math_warps)",
+        "mbarrier_init(s.rows_done + stage, self.c.math_warps)":
+            "mbarrier_init(s.rows_done + stage, 32 * self.c.math_warps)",
     },
     "common/cute/grads/rows.py": {
         """with cute.arch.elect_one():
