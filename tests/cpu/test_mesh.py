@@ -1,7 +1,7 @@
 """DTensors on a mesh of 2 x 2 processes: the same results and gradients as one, or an error and no communication."""
 
+import processes
 import pytest
-import ranks
 from mesh_cases import WAYS, compiled, everything
 
 REFUSED = {
@@ -14,7 +14,7 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def found():
-    results = ranks.run(4, everything)
+    results = processes.run(4, everything)
     broken = [f"rank {rank}: {x}" for rank, x in enumerate(results) if isinstance(x, str)]
     assert not broken, "\n".join(broken)
     return results
@@ -46,4 +46,4 @@ def test_fully_sharded_parameters_need_nothing_of_ours(found):
 
 @pytest.mark.exhaustive
 def test_a_call_of_dtensors_compiles_to_one_graph():
-    assert ranks.run(2, compiled) == [[0.0, 0.0, 0.0]] * 2
+    assert processes.run(2, compiled) == [[0.0, 0.0, 0.0]] * 2

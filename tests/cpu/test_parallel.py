@@ -1,7 +1,7 @@
 """Sequences over several processes: the same results as one, forward and backward."""
 
+import processes
 import pytest
-import ranks
 import torch
 from parallel_cases import CASES, checkpointed, compiled, everything, many
 
@@ -12,7 +12,7 @@ world = pytest.mark.parametrize("world", WORLDS)
 @pytest.fixture(scope="module")
 def found():
     """By world: what each of its ranks found."""
-    results = ranks.run(4, everything, WORLDS, collective_timeout=6)
+    results = processes.run(4, everything, WORLDS, collective_timeout=6)
     broken = [f"rank {rank}: {x}" for rank, x in enumerate(results) if isinstance(x, str)]
     assert not broken, "\n".join(broken)
     return {world: [x[world] for x in results[:world]] for world in WORLDS}
@@ -87,19 +87,19 @@ def test_no_number_of_a_tensor_is_read_but_handles_of_contexts(found, world):
 
 @pytest.mark.exhaustive
 def test_seven_ranks_do_what_four_do():
-    for found in ranks.run(7, many):
+    for found in processes.run(7, many):
         assert worst(found.values()) < 1e-13
 
 
 @pytest.mark.exhaustive
 def test_a_compiled_call_is_one_graph_and_not_one_for_each_context():
-    for found, graphs in ranks.run(2, compiled):
+    for found, graphs in processes.run(2, compiled):
         assert worst(found.values()) < 1e-13
         assert graphs <= 5
 
 
 @pytest.mark.exhaustive
 def test_a_call_may_be_made_again_in_the_backward_and_autocast():
-    for found in ranks.run(2, checkpointed):
+    for found in processes.run(2, checkpointed):
         assert max(found["checkpointed"].values()) < 1e-13
         assert max(found["autocast"].values()) < 0.1

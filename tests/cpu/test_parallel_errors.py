@@ -3,8 +3,8 @@
 import os
 import time
 
+import processes
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
 from naive import make
@@ -61,13 +61,13 @@ def dead(rank):
     call = called()
     call()
     if rank == 1:
-        os._exit(ranks.DIED)
+        os._exit(processes.DIED)
     return outcome(call)
 
 
 def dead_before_the_context(rank):
     if rank == 1:
-        os._exit(ranks.DIED)
+        os._exit(processes.DIED)
     return outcome(called)
 
 
@@ -124,6 +124,6 @@ def test_ranks_that_wait_in_vain_give_up_in_time(function):
 
 
 def results(function):
-    found = ranks.run(3, function, collective_timeout=LIMIT, timeout=30)
+    found = processes.run(3, function, collective_timeout=LIMIT, timeout=30)
     assert not any(x == "hangs" or "Traceback" in x for x in found), found
     return found
