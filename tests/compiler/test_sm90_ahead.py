@@ -34,7 +34,7 @@ CLASSES = (
     "K=64 intermediate_states=true state_v_first=true packed", "batch_invariant=true state_dtype=float32",
     "batch_invariant=true packed H=2 HV=4 beta_dtype=float32",
 )  # fmt: skip
-WORDS = "K=64 packed bounded l2norm dt_bias=true beta=sigmoid state_dtype=float32 final_state=true"
+WORDS = "V=64 packed bounded l2norm dt_bias=true beta=sigmoid state_dtype=float32 final_state=true"
 NAMES = ["tables"] * 2 + ["prepare"] * 2 + ["pairs"] + ["chain"] * 6 + ["compose"]
 needs_dsl = pytest.mark.skipif(not importlib.util.find_spec("cutlass"), reason="nvidia-cutlass-dsl is not installed")
 
@@ -138,7 +138,7 @@ notes, kept = Notes(), store.default()
 before = {entry.key for entry in kept.entries()}
 with launching.redirect(notes), standing_in(host_of("sm90")):
     for lengths, H in (((65, 0, 1), 1), ((5000,), 1), ((4000,) * 5, 8), ((1,) * 70, 8)):
-        case = make_inputs(lengths, H=H, K=64, V=128, gate="bounded")
+        case = make_inputs(lengths, H=H, K=128, V=64, gate="bounded")
         for offsets in (case.inputs.cu_seqlens, case.inputs.cu_seqlens.int()):
             kda.chunk_kda(**{**case.keywords, "cu_seqlens": offsets}, backend="sm90")
         launch.forward(case.problem(), case.inputs, Save.PRODUCTS)              # as a recorded call has it on a GPU
