@@ -173,7 +173,7 @@ def test_a_recorded_call_by_name_is_told_of_both_its_backends(capsys):
 
 RECORDED = {
     "T=70": dict(T=70),
-    "gates that forget": dict(T=70, regime="fast", seed=1),
+    "gates that forget": dict(T=70, regime="fast", seed=2),
     "packed, chunks of 32": dict(lengths=(40, 0, 25), C=32),
 }
 
