@@ -457,13 +457,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
         >>> choice.backend
         'reference'
     """
-    context = keywords.pop("cp_context", None)
-    if context is not None:
-        context = _parallel().adopt(context, "explain")
-        keywords |= {"cu_seqlens": context.cu_seqlens, "cu_seqlens_cpu": context.cu_seqlens_cpu}
-    inputs, options = _bind("explain", q, k, v, g, beta, *args, **keywords)
-    if context is not None:
-        inputs = _parallel().operators.prepared(inputs, options)
+    inputs, options, context = _bind_a_part("explain", q, k, v, g, beta, *args, **keywords)
     check(Call("explain", inputs, options), CALLER)
     asked = backend_asked(options.backend)
     check_backend_name(asked, "backend")
@@ -519,14 +513,10 @@ def _call_of(function: str, args: tuple, keywords: dict[str, Any]) -> Call:
     args = (*map(_as_if_cast, args[:3]), *args[3:])
     keywords = keywords | {name: _as_if_cast(keywords[name]) for name in ("q", "k", "v") if name in keywords}
     if function == "chunk_kda":
-        context = keywords.pop("cp_context", None)
-        if context is not None:
-            context = _parallel().adopt(context)
-            keywords |= {"cu_seqlens": context.cu_seqlens, "cu_seqlens_cpu": context.cu_seqlens_cpu}
         while len(args) < 5 and REQUIRED[len(args)] in keywords:              # as _bind is quick with them
             args = (*args, keywords.pop(REQUIRED[len(args)]))
-        inputs, options = _bind(function, *args, **keywords)
-        return Call(function, inputs if context is None else _parallel().operators.prepared(inputs, options), options)
+        inputs, options, _ = _bind_a_part(function, *args, **keywords)
+        return Call(function, inputs, options)
     if function == "fused_recurrent_kda_fwd" and args:
         given = _arguments(function, args, keywords)
         args, keywords = (), given | given.pop("keywords")
@@ -709,6 +699,16 @@ def _operate(operator: Any, call: Call, *arguments: Any) -> Any:
     except Exception:
         check(call, CALLER)
         raise
+
+
+def _bind_a_part(op: str, *args: Any, cp_context: Any = None, **keywords: Any) -> tuple[Inputs, Options, Any]:
+    """As `_bind`; with a context, of this rank's part of the sequences, and the context as one of ours."""
+    if cp_context is None:
+        return *_bind(op, *args, **keywords), None
+    context = _parallel().adopt(cp_context, op)
+    keywords |= {"cu_seqlens": context.cu_seqlens, "cu_seqlens_cpu": context.cu_seqlens_cpu}
+    inputs, options = _bind(op, *args, **keywords)
+    return _parallel().operators.prepared(inputs, options), options, context
 
 
 def _bind(op: str, *args: Any, **keywords: Any) -> tuple[Inputs, Options]:

@@ -17,14 +17,6 @@ ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--batch", 2, "--length", 32, "--hidden", 32, "--heads", 2, "--layers", 4, "--device", "cpu"]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def run(monkeypatch, program, *arguments):
     """A program in this process; what it exits with."""
     monkeypatch.setattr(sys, "argv", [program, *map(str, arguments)])

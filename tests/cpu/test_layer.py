@@ -24,14 +24,6 @@ KINDS = {
 kinds = pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def make(seed=0, dtype=torch.float64, **options):
     torch.manual_seed(seed)
     layer = KimiDeltaAttention(D, 2, 8, layer_idx=0, **options)

@@ -22,14 +22,6 @@ ROUNDINGS = 300 * torch.finfo(torch.float32).eps
 every = pytest.mark.parametrize("model", MODELS)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(autouse=True)
 def put_back():
     hf.disable()

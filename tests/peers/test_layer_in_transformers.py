@@ -14,14 +14,6 @@ ROUNDINGS = 100 * torch.finfo(torch.float32).eps
 every = pytest.mark.parametrize("model", MODELS)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def theirs(model):
     """Their layer on their torch code, whatever else is installed."""
