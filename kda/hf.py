@@ -28,7 +28,7 @@ MODELS = ("kimi_linear", "glm5_next", "bailing_hybrid")
 FUNCTIONS = {"chunk_kimi_delta_attention": chunk_kda, "recurrent_kimi_delta_attention": fused_recurrent_kda}
 CONVOLUTION = "causal_conv1d_fn"
 _INSTALL = "pip install 'transformers>=5.23'"
-_replaced: dict[tuple[ModuleType, str], Callable] = {}
+_replaced: dict[tuple[ModuleType, str], tuple[Callable, Callable]] = {}      # transformers' own, ours
 
 
 def use(models: str | Iterable[str] = MODELS) -> tuple[str, ...]:
@@ -75,9 +75,10 @@ def use(models: str | Iterable[str] = MODELS) -> tuple[str, ...]:
 
 
 def disable() -> None:
-    """Put transformers' own functions back."""
-    for (module, name), old in _replaced.items():
-        setattr(module, name, old)
+    """Put transformers' own functions back, where nobody else has put another one since."""
+    for (module, name), (old, ours) in _replaced.items():
+        if getattr(module, name) is ours:
+            setattr(module, name, old)
     _replaced.clear()
     notices.forget("kda.hf")
 
@@ -91,8 +92,8 @@ def in_use() -> tuple[str, ...]:
 def _replace(module: ModuleType, name: str, make: Callable[[Callable], Callable]) -> None:
     if (module, name) not in _replaced:
         old = getattr(module, name)
-        _replaced[module, name] = old
-        setattr(module, name, make(old))
+        _replaced[module, name] = old, make(old)
+        setattr(module, name, _replaced[module, name][1])
 
 
 def _offsets(keywords: dict[str, Any]) -> Tensor | None:

@@ -73,6 +73,18 @@ def test_outputs_and_gradients_are_those_of_transformers(model, calls):
     assert mine.keys() == theirs.keys() and far == {}
 
 
+def test_disabling_leaves_a_function_that_somebody_else_has_put_there_since():
+    module = module_of("kimi_linear")
+    own = module.chunk_kimi_delta_attention
+    hf.use("kimi_linear")
+    module.chunk_kimi_delta_attention = theirs = object()
+    try:
+        hf.disable()
+        assert module.chunk_kimi_delta_attention is theirs
+    finally:
+        module.chunk_kimi_delta_attention = own
+
+
 @pytest.mark.parametrize("model", ["kimi_linear", "bailing_hybrid"])
 def test_generated_tokens_are_those_of_transformers(model, calls):
     whole = model_of(model).eval()
