@@ -57,18 +57,21 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize(
-    "T, H, lengths, one",
+    "T, H, lengths, one, wrapped",
     [
-        (8192, 64, (), True), (8192, 128, (), True), (1024, 64, (), True), (64, 8, (), True),
-        (8192, 32, (), False), (8192, 96, (), False), (32768, 8, (), False),
-        (8192, 64, (1024,) * 8, True), (8192, 64, (128,) * 64, False),
+        (8192, 64, (), True, False), (8192, 128, (), True, True), (1024, 64, (), True, False), (64, 8, (), True, False),
+        (8192, 32, (), False, None), (8192, 96, (), True, True), (32768, 8, (), False, None),
+        (8192, 64, (1024,) * 8, True, True), (8192, 64, (128,) * 64, True, True), (8192, 32, (256,) * 32, True, True),
+        (2048, 96, (64,) * 32, True, True),
     ],
 )  # fmt: skip
-def test_one_kernel_is_taken_where_its_clusters_fill_an_h200(T, H, lengths, one):
+def test_one_kernel_is_taken_where_its_clusters_fill_an_h200(T, H, lengths, one, wrapped):
     """As measured."""
     p = case_of(**(dict(lengths=(1,) * len(lengths)) if lengths else dict(T=1)), initial_state=False).problem()
     p = dataclasses.replace(p, T=T, H=H, HV=H)
-    assert bool(plan.plan(p, 132).fused) == one and not plan.plan(p, 132, kept=True).fused
+    found = plan.plan(p, 132).fused
+    assert bool(found) == one and not plan.plan(p, 132, kept=True).fused
+    assert not one or found.wrapped == wrapped
 
 
 def case_of(**options):
@@ -158,12 +161,12 @@ FAULTS = {
         FUSED, "cp_async_wait_group(RING - 2)", "cp_async_wait_group(RING)", "race-write-read"
     ),
     "a CTA is gone before the neighbour is done": Fault(
-        FUSED, "clear(x, begin + tokens, head)\n        cute.arch.cluster_arrive()\n        cute.arch.cluster_wait()",
-        "clear(x, begin + tokens, head)", "peer-exited"
+        FUSED, "clusters, rank)\n        cute.arch.cluster_arrive()\n        cute.arch.cluster_wait()",
+        "clusters, rank)", "peer-exited"
     ),
     "the neighbour's barrier is not there yet": Fault(
-        FUSED, "cute.arch.mbarrier_init_fence()\n        cute.arch.cluster_arrive()\n        cute.arch.cluster_wait()",
-        "cute.arch.mbarrier_init_fence()\n        cute.arch.sync_threads()", "race-write-read"
+        FUSED, "cute.arch.cluster_arrive()\n        cute.arch.cluster_wait()\n        if cute.arch.make_warp_uniform",
+        "cute.arch.sync_threads()\n        if cute.arch.make_warp_uniform", "race-write-read"
     ),
     "copies are not told of the mbarriers": Fault(FUSED, "cute.arch.mbarrier_init_fence()", "pass", "mbarrier-fence"),
     "a lane hands a stage back before the others have read it": Fault(

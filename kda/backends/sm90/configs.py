@@ -268,17 +268,29 @@ class FusedArguments(Arguments):
     o = tensor("bfloat16")                   # (B, T, HV, V)
     ht = tensor("float32")                   # as h0
     segment_table = tensor("int64")          # (N, 6), of packed sequences
+    edges = tensor("float32")                # (clusters, 2, 64, 128): states that leave a share, of `wrapped`
+    crossed = tensor("int32")                # (clusters, 2): 1 when they are there, at first 0
     T = number("int32")
+    chunks = number("int32")                 # of a row of T tokens, where nothing is packed
+    N = number("int32")
     H = number("int32")
     HV = number("int32")
     scale = number("float32")
     lower_bound = number("float32")
 
 
+class ShareField:
+    """Of what a cluster has of all walks (parts/share.py)."""
+
+    SLOTS, BEGIN, END, RESUME, LIMIT = range(5)
+    COUNT = 8
+
+
 @dataclass(frozen=True)
 class FusedConfig(Launched):
     prepare: PrepareConfig
     chain: ChainConfig
+    wrapped: bool = False                    # as many clusters as fit, of which each has an equal share of all walks
     cluster = (2, 1, 1)
     arguments = FusedArguments
     threads = 32 * (FIRST_PRODUCER + GROUPS * WARPS)
@@ -310,14 +322,16 @@ class FusedConfig(Launched):
 
     @cached_property
     def struct(self) -> Struct:
-        return Struct(
-            align=1024,
+        fields = dict(
             groups=several(self.group, GROUPS),
             v=array("bfloat16", RING, C, PITCH_V),
             o=array("bfloat16", 2, C, PITCH_V),
             full=array("int64", RING, align=8),
             empty=array("int64", RING, align=8),
         )
+        if self.wrapped:
+            fields["share"] = array("int32", ShareField.COUNT, align=16)
+        return Struct(align=1024, **fields)
 
     @property
     def shared(self) -> int:

@@ -28,7 +28,7 @@ from ..common.launcher import (
 )
 from ..common.tensors import laid_out, offsets_on, on_its_device
 from .kernels import kernel
-from .plan import Plan, plan, recorded_plan
+from .plan import Plan, clusters_of, plan, recorded_plan
 
 Tensor = torch.Tensor
 RECORDED = recorded.Backend(recorded_plan, lambda config, cc: kernel(config), v_first=True)
@@ -64,7 +64,9 @@ def steps(p: Problem, sms: int, kept: bool, offsets: str | None, apart: bool = F
         chunk_entries=pl.entries, segment_entries=pl.all_segments,
     )  # fmt: skip
     if pl.fused:
-        return Steps(pl, tables, None, None, None, None, None, step(pl.fused, (2, p.HV, p.N), **gate))
+        grid = (2, clusters_of(p, sms), 1) if pl.fused.wrapped else (2, p.HV, p.N)
+        fused = step(pl.fused, grid, chunks=pl.chunks, N=p.N, **gate)
+        return Steps(pl, tables, None, None, None, None, None, fused)
     return Steps(
         pl, tables,
         step(pl.prepare, (p.HV, *pl.entries_grid), chunks=pl.entries, **gate),
@@ -93,9 +95,14 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
     at = steps(p, detect(p.device).sms, kept, offsets_dtype(x))
     inputs, out = laid_out(x), outputs(p, x)
     o = out.o
+    edges = crossed = None
+    if at.plan.fused and at.plan.fused.wrapped:                                # ahead of the tables, which it overlaps
+        clusters = clusters_of(p, detect(p.device).sms)
+        edges = o.new_empty(clusters, 2, p.V // 2, p.K, dtype=torch.float32)
+        crossed = o.new_zeros(clusters, 2, dtype=torch.int32)
     chunk_table, *of_segments = tables(p, at, x.cu_seqlens, x.q.device) if p.packed else (None,) * 3
     if at.fused:
-        at.fused(**inputs, o=o, ht=out.final_state, segment_table=of_segments[0])
+        at.fused(**inputs, o=o, ht=out.final_state, segment_table=of_segments[0], edges=edges, crossed=crossed)
         return out
     v, h0 = inputs.pop("v"), inputs.pop("h0")
     tiles = o.new_empty(at.plan.scratch, dtype=torch.uint8)

@@ -50,9 +50,12 @@ STAGES = (6, 3)                              # of a chain: where a CTA is alone 
 RECORD_STAGES = (5, 2)                       # the same of a chain that keeps, beside results
 WALK_STAGES = (6, 2)                         # and of other walks of a recorded call
 FUSED = None                                 # one kernel where that is sooner; True, False: where it can be, nowhere
-CHUNKS = 50                                  # that prepare and chain make while a cluster makes one of its sequence
+CLUSTERS = None                              # of two CTAs that run at once; None: half as many as there are SMs
+# What decides between one kernel and two, as measured on an H200 (docs/decisions/hopper_one_kernel.md):
+CHUNKS = 50                                  # that prepare and chain make while a cluster makes one
 FIRST_CHUNK = 5                              # more chunks that a cluster's first one takes
-LAUNCH = 400                                 # chunks that a second launch takes
+PIECE = 1.75                                 # chunks that a cluster takes for a walk beside the walk's own
+LAUNCH, WALK = 400, 0.8                      # chunks that a second launch takes, and a walk of `chain`
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ def plan(p: Problem, sms: int, kept: bool = False, apart: bool = False) -> Plan:
         pairs_config(p) if kept and p.C > C and halves else None,
         chain("segments" if cut else "sequences"), chain("carry") if cut else None,
         compose_config(p) if cut else None,
-        None if cut or kept or apart or not one_kernel(p, sms, all_chunks) else fused_config(p),
+        None if cut or kept or apart or not one_kernel(p, sms, all_chunks) else fused_config(p, wraps(p, sms)),
     )  # fmt: skip
 
 
@@ -154,7 +157,7 @@ def recipes(p: Problem, host: Host) -> list[cutedsl.Recipe]:
     configs += [prepare_config(p, kept) for kept in (False, True)]
     configs += [pairs_config(p)] * (p.C > C)
     configs += [chain_config(p, walk, stages) for walk in ("sequences", "carry", "segments") for stages in STAGES]
-    configs += [compose_config(p), fused_config(p)]
+    configs += [compose_config(p), fused_config(p), fused_config(p, wrapped=True)]
     if all(rule.holds(dataclasses.replace(p, direction="backward"), host) for rule in BACKWARD):
         configs += all_configs(RECORDED, p)
     return [recipe(config) for config in dict.fromkeys(configs) if config]
@@ -164,22 +167,36 @@ def prepare_config(p: Problem, kept: bool) -> PrepareConfig:
     return PrepareConfig(**chunk_options(p), packed=p.packed, kept_C=p.C * kept)
 
 
-def fused_config(p: Problem) -> FusedConfig | None:
+def fused_config(p: Problem, wrapped: bool = False) -> FusedConfig | None:
     """Where prepare makes one product of a chunk, two CTAs share a head, and only o and final states are asked for."""
     prepare = prepare_config(p, kept=False)
     if not prepare.one_product or not p.K == p.V == 2 * COLUMNS or p.intermediate_states:
         return None
-    return FusedConfig(prepare, dataclasses.replace(chain_config(p, "sequences", RING), every=1))
+    return FusedConfig(prepare, dataclasses.replace(chain_config(p, "sequences", RING), every=1), wrapped)
+
+
+def clusters_of(p: Problem, sms: int) -> int:
+    """Clusters of two, of those that run at once, that have something to walk."""
+    return min(p.N * p.HV, CLUSTERS or sms // 2)
+
+
+def wraps(p: Problem, sms: int) -> bool:
+    """Whether the one kernel's clusters have equal shares of walks, instead of a walk each."""
+    return clusters_of(p, sms) < p.N * p.HV and p.T > 0
 
 
 def one_kernel(p: Problem, sms: int, all_chunks: int) -> bool:
-    """Whether a cluster of two for each sequence and head is sooner than two kernels: where waves of them are full, and
-    sequences not short."""
-    clusters, at_once = p.N * p.HV, sms // 2
-    if FUSED is not None or not clusters:
-        return bool(FUSED and clusters)
-    of_one = -(-all_chunks // p.N)
-    return -(-clusters // at_once) * (of_one + FIRST_CHUNK) * CHUNKS <= all_chunks * p.HV + LAUNCH
+    """Whether a cluster of two for each sequence and head is sooner than two kernels: where there are enough of them,
+    and sequences not short."""
+    walks = p.N * p.HV
+    if FUSED is not None or not walks:
+        return bool(FUSED and walks)
+    all_slots = all_chunks * p.HV
+    if all_slots >= 2**31:                                                     # share.py counts them in 32 bits
+        return False
+    clusters = clusters_of(p, sms)
+    of_one = -(-all_slots // clusters) + FIRST_CHUNK + PIECE * (walks / clusters - 1)
+    return of_one * CHUNKS <= all_slots + LAUNCH + WALK * walks
 
 
 def pairs_config(p: Problem) -> PairsConfig:

@@ -22,8 +22,14 @@ them.
   teams.CHAIN             128                                                rows of v and o are in shared memory
   teams.GROUP             256, of each group                                 prepare's barrier 0
   teams.GROUP_FIRST_FOUR  128, of each group                                 prepare's FIRST_FOUR
+  crossed, in memory      1, a thread of the CHAIN before                    the state that enters a share is there
+  share                   (the first meeting of the cluster)                 which share it is, by CHAIN's warp 0
   cluster                 640 x 2                                            first: mbarriers are initialised; last: the
                                                                              neighbour reads nothing here any more
+
+`wrapped`, where walks outnumber the clusters that run at once: a cluster has an equal share of all of them, in pieces
+(parts/share.py), and the roles go on from piece to piece without a pause: a chunk's stage is that of its number among
+all chunks of the share.  A piece's state comes from the cluster before, by memory, or goes to the one behind.
 
 The roles share the launch's 640 x 96 registers: a warp of its own to load would, in the warpgroup that it needs, leave
 CHAIN 136.
@@ -36,6 +42,8 @@ Tokens of no sequence are cleared by all CTAs' PREPAREs, at the end.
 
 from __future__ import annotations
 
+from collections import namedtuple
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
@@ -46,17 +54,19 @@ from kda.compile.target import Target
 from ...common.cute import entry
 from ...common.cute.async_copies import bulk_copy_to_neighbour, copy_16_bytes_later, prefetch
 from ...common.cute.barriers import Ring, phase_of, stage_of
-from ...common.cute.copies import allocate, field_at, store
+from ...common.cute.copies import allocate, field_at, load_one, store
 from ...common.cute.gate import beta_of_row
 from ...common.cute.order import wait_for_the_kernel_before
 from ...common.cute.segments import place_of_segment
 from ...common.cute.tile import WARPS, C
 from ..configs import COLUMNS, FIRST_PRODUCER, GROUPS, PITCH_V, RING, FusedConfig
 from ..parts.chunk import ChunkMaker
+from ..parts.share import Crossing, Share, chunks_of
 from ..parts.state import State, own_piece
 from ..parts.teams import CHAIN, Group
 
 CTAS = 2                                     # of a cluster
+Stage = namedtuple("Stage", "stage tile X Y sums A_kk columns b TB")    # that a group makes, and what it works in
 IDLEST = WARPS - 1                           # the warp of a group that has the least to do
 CHAIN_REGISTERS, PREPARE_REGISTERS = 192, 72
 
@@ -65,14 +75,15 @@ class Producer:
     """PREPARE: a group of eight warps."""
 
     def __init__(self, config: FusedConfig):
-        self.c, self.struct = config.prepare, config.group
+        self.c, self.struct, self.wrapped = config.prepare, config.group, config.wrapped
+        self.share = Share(config.chain)
         self.team = Group()
         self.chunk = ChunkMaker(config.prepare, self.team)
 
     @cute.jit
-    def produce(self, x, groups, ring, begin, tokens, head, rank):
-        """Every fourth chunk of the sequence."""
-        c, struct = self.c, self.struct
+    def produce(self, x, s, ring, rank, begin, tokens, head):
+        """Every fourth chunk of the sequence, or of all that the cluster walks."""
+        struct, groups = self.struct, s.groups
         group = self.team.number()
         stage = CTAS * group + rank
         base = groups + group * struct.bytes
@@ -83,29 +94,44 @@ class Producer:
         TB = field_at(tile, self.chunk.tile.TB)
         if self.team.warp() == IDLEST:
             self.chunk.inverse.zeros(columns, TB)
-        for chunk in cutlass.range(stage, (tokens + C - 1) // C, RING, unroll=1):
-            first, rows = begin + chunk * C, cutlass.min(tokens - chunk * C, C)
-            at = self.chunk.gate.rows_of_head(x, first, head)
+        of = Stage(stage, tile, X, Y, sums, A_kk, columns, b, TB)
+        if cutlass.const_expr(not self.wrapped):
+            self.make(x, ring, of, rank, begin, tokens, head, stage, 0)
+        else:
+            at, left = self.share.first(s.share)
+            made = Int32(0)
+            while left > 0:
+                head, _, begin, tokens, _, _ = self.share.piece(x, s.share, at)
+                chunks = chunks_of(tokens)
+                self.make(x, ring, of, rank, begin, tokens, head, (stage - made) & RING - 1, made)
+                at, left, made = self.share.after(s.share, at, chunks), left - chunks, made + chunks
+
+    @cute.jit
+    def make(self, x, ring, of, rank, begin, tokens, head, first, made):
+        """Chunks `first`, `first` + 4, .. of a piece, before which so many were made."""
+        for chunk in cutlass.range(first, (tokens + C - 1) // C, RING, unroll=1):
+            token, rows = begin + chunk * C, cutlass.min(tokens - chunk * C, C)
+            at = self.chunk.gate.rows_of_head(x, token, head)
             beta = Float32(0.0)
             if self.team.warp() == IDLEST:
-                beta = beta_of_row(at.beta, c.beta, rows, x.HV, cute.arch.lane_idx())
+                beta = beta_of_row(at.beta, self.c.beta, rows, x.HV, cute.arch.lane_idx())
             own = self.chunk.gate.load_rows(at, rows, x.H, x.HV)
-            phase = phase_of(chunk, RING) ^ 1
-            self.chunk.gate.sum_over_warps(own[2], sums, c.K // 32 * cute.arch.lane_idx())
-            self.acquire_stage(ring.empty + stage, phase, b, beta)
-            self.chunk.pairs.one_product(*own, sums, X, Y, tile, x.lower_bound)
+            phase = phase_of(made + chunk, RING) ^ 1
+            self.chunk.gate.sum_over_warps(own[2], of.sums, self.c.K // 32 * cute.arch.lane_idx())
+            self.acquire_stage(ring.empty + of.stage, phase, of.b, beta)
+            self.chunk.pairs.one_product(*own, of.sums, of.X, of.Y, of.tile, x.lower_bound)
             if self.team.warp() == IDLEST and (chunk + RING) * C < tokens:
-                self.prefetch_rows(x, first + RING * C, tokens - (chunk + RING) * C, head)
+                self.prefetch_rows(x, token + RING * C, tokens - (chunk + RING) * C, head)
             elif self.team.warp() < 4:
                 acc = self.chunk.tensor_core.accumulator()
-                self.chunk.tensor_core.one_product(acc, X, Y, 0)
-                self.chunk.store_pairs(acc, A_kk, b, tile, None, rows, 0)
+                self.chunk.tensor_core.one_product(acc, of.X, of.Y, 0)
+                self.chunk.store_pairs(acc, of.A_kk, of.b, of.tile, None, rows, 0)
                 self.team.meet_first_four()
                 if self.team.warp() == 0:
-                    self.chunk.inverse.solve(A_kk, columns, TB, None, b)
+                    self.chunk.inverse.solve(of.A_kk, of.columns, of.TB, None, of.b)
                     cute.arch.fence_proxy("async.shared", space="cta")         # TB is in the tile
                     cute.arch.sync_warp()
-                    self.hand_over(tile, ring.full + stage, rank ^ 1)
+                    self.hand_over(of.tile, ring.full + of.stage, rank ^ 1)
 
     @cute.jit
     def acquire_stage(self, empty, phase, b, beta):
@@ -142,11 +168,30 @@ class Producer:
     def clear(self, x, end, head):
         """Zeros to o where tokens are no sequence's, a row a warp."""
         V, group = self.c.V, self.team.number()
-        rank, _, n = cute.arch.block_idx()
+        rank, y, z = cute.arch.block_idx()
+        n, N, heads = z, cute.arch.grid_dim()[2], Int32(1)
+        if cutlass.const_expr(self.wrapped):
+            n, N, heads = y, cute.arch.grid_dim()[1], x.HV
         own = ((n * CTAS + rank) * GROUPS + group) * WARPS + self.team.warp()
         zero = [Float32(0.0)] * (V // 32)
-        for row in cutlass.range(Int32(end) + own, x.T, cute.arch.grid_dim()[2] * (CTAS * GROUPS * WARPS), unroll=1):
-            store(x.o + (Int64(row) * x.HV + head) * V + cute.arch.lane_idx() * (V // 32), zero)
+        for row in cutlass.range(Int32(end) + own, x.T, N * (CTAS * GROUPS * WARPS), unroll=1):
+            for h in cutlass.range(head, head + heads, unroll=1):
+                store(x.o + (Int64(row) * x.HV + h) * V + cute.arch.lane_idx() * (V // 32), zero)
+
+    @cute.jit
+    def hand_through(self, x, cluster, clusters, rank):
+        """The states of sequences of no tokens, which no cluster walks."""
+        c = self.share.c
+        own = (CTAS * self.team.number() + rank) * (32 * WARPS) + self.team.thread()
+        for n in cutlass.range(cluster, x.N, clusters, unroll=1):
+            _, _, tokens, _, _ = place_of_segment(c, x, n, 0, 1, 0)
+            if tokens == 0:
+                first, size = Int64(n) * x.HV * (c.K * c.V), x.HV * (c.K * c.V)
+                for i in cutlass.range(own, size, CTAS * GROUPS * 32 * WARPS, unroll=1):
+                    entering = Float32(0.0)
+                    if cutlass.const_expr(c.h0):
+                        entering = load_one(x.h0 + (first + i)).to(Float32)
+                    store(x.ht + (first + i), [entering])
 
 
 class Consumer:
@@ -154,22 +199,47 @@ class Consumer:
 
     def __init__(self, config: FusedConfig):
         self.c, self.group = config.chain, config.group
-        self.state = State(config.chain)
+        self.state, self.share, self.crossing = State(config.chain), Share(config.chain), Crossing()
 
     @cute.jit
-    def walk(self, x, S, s, ring, first_v, rank, tokens):
+    def walk_share(self, x, s, ring, cluster, rank):
+        """All pieces of walks that are the cluster's."""
+        at, left = self.share.first(s.share)
+        walked = Int32(0)
+        while left > 0:
+            head, n, begin, tokens, enters, leaves = self.share.piece(x, s.share, at)
+            S = self.state.zero()
+            if enters:
+                self.crossing.enter(x, cluster - 1, rank, S, CHAIN)
+            else:
+                if cutlass.const_expr(self.c.h0):
+                    self.state.load(x.h0, n * x.HV + head, rank, self.c.V, self.c.v_first, S)
+            first_v = (begin * x.HV + head) * self.c.V + rank * COLUMNS
+            self.walk(x, S, s, ring, first_v, rank, tokens, walked)
+            if leaves:
+                self.crossing.leave(x, cluster, rank, S, CHAIN)
+            else:
+                if cutlass.const_expr(self.c.ht):
+                    self.state.store(x.ht, n * x.HV + head, rank, self.c.V, self.c.v_first, S)
+            chunks = chunks_of(tokens)
+            at, left, walked = self.share.after(s.share, at, chunks), left - chunks, walked + chunks
+
+    @cute.jit
+    def walk(self, x, S, s, ring, first_v, rank, tokens, walked=0):
+        """So many tokens, when so many chunks were walked."""
         operand = self.state.operand(S)
         own, steps = first_v + own_piece(0)[1], (tokens + C - 1) // C
         for i in cutlass.range_constexpr(RING - 1):
-            self.load_v(x, s.v, own, Int32(i), tokens)
+            self.load_v(x, s.v, own, Int32(i), tokens, walked)
         self.wait_for_rows()
         for i in cutlass.range(steps, unroll=1):
-            stage, phase = stage_of(i, RING), i // RING & 1                    # counted: a shift is 0.5% slower
+            c = walked + i
+            stage, phase = stage_of(c, RING), c // RING & 1                    # counted: a shift is 0.5% slower
             tile = s.groups + ((stage >> 1) * self.group.bytes + ((stage ^ rank) & 1) * self.state.tile.bytes)
             words_of_v = self.state.load_v(s.v + stage * (C * PITCH_V))
             cute.arch.mbarrier_wait(ring.full + stage, phase)
             PO = self.state.issue_PO(operand, tile)
-            self.load_v(x, s.v, own, i + RING - 1, tokens)               # where all have read chunk i - 1
+            self.load_v(x, s.v, own, i + RING - 1, tokens, walked)               # where all have read chunk i - 1
             self.wait_for_rows()
             if i > 0:
                 self.state.store_o(x.o, s.o, own, i - 1, Int32(C), x.HV)
@@ -182,13 +252,13 @@ class Consumer:
             self.state.store_o(x.o, s.o, own, steps - 1, tokens - (steps - 1) * C, x.HV)
 
     @cute.jit
-    def load_v(self, x, rows_of_v, own, i, tokens):
+    def load_v(self, x, rows_of_v, own, i, tokens, walked):
         """Asks for rows of v of chunk i, if there is one: a group of copies either way."""
         if i * C < tokens:
             for j in cutlass.range_constexpr(2):
                 row, column = own_piece(j)
                 token = cutlass.min(i * C + row, tokens - 1)           # past the end: a row that counts for nothing
-                to = rows_of_v + (((i & RING - 1) * C + row) * PITCH_V + column)
+                to = rows_of_v + (((walked + i & RING - 1) * C + row) * PITCH_V + column)
                 copy_16_bytes_later(self.state.row(x.v, own, token, x.HV), to)
         cute.arch.cp_async_commit_group()
 
@@ -207,10 +277,13 @@ class Fused(entry.Entry):
     @cute.kernel
     def kernel(self, x):
         c = self.c.chain
-        rank, head, n = cute.arch.block_idx()
+        rank, y, n = cute.arch.block_idx()
+        head, cluster, clusters = y, y, cute.arch.grid_dim()[1]
         if cutlass.const_expr(self.c.pdl):
             wait_for_the_kernel_before()
-        _, begin, tokens, _, _ = place_of_segment(c, x, n, 0, 1, 0)
+        begin, tokens = Int64(0), Int32(0)
+        if cutlass.const_expr(not self.c.wrapped):
+            _, begin, tokens, _, _ = place_of_segment(c, x, n, 0, 1, 0)
         s = allocate(self.c.struct)
         ring = Ring(s.full, s.empty)
         if cute.arch.thread_idx()[0] == 0:
@@ -218,25 +291,37 @@ class Fused(entry.Entry):
                 cute.arch.mbarrier_init(ring.full + stage, 1)
                 cute.arch.mbarrier_init(ring.empty + stage, 4 * CTAS)
             cute.arch.mbarrier_init_fence()
+        if cutlass.const_expr(self.c.wrapped):
+            if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
+                self.producer.share.publish(x, s.share, cluster, clusters)
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) < FIRST_PRODUCER:
             cute.arch.setmaxregister_increase(CHAIN_REGISTERS)
-            S = self.consumer.state.zero()
-            if cutlass.const_expr(c.h0):
-                self.consumer.state.load(x.h0, n * x.HV + head, rank, c.V, c.v_first, S)
-            first_v = (begin * x.HV + head) * c.V + rank * COLUMNS
-            self.consumer.walk(x, S, s, ring, first_v, rank, tokens)
-            if cutlass.const_expr(c.ht):
-                self.consumer.state.store(x.ht, n * x.HV + head, rank, c.V, c.v_first, S)
+            if cutlass.const_expr(self.c.wrapped):
+                self.consumer.walk_share(x, s, ring, cluster, rank)
+            else:
+                S = self.consumer.state.zero()
+                if cutlass.const_expr(c.h0):
+                    self.consumer.state.load(x.h0, n * x.HV + head, rank, c.V, c.v_first, S)
+                first_v = (begin * x.HV + head) * c.V + rank * COLUMNS
+                self.consumer.walk(x, S, s, ring, first_v, rank, tokens)
+                if cutlass.const_expr(c.ht):
+                    self.consumer.state.store(x.ht, n * x.HV + head, rank, c.V, c.v_first, S)
         else:
             cute.arch.setmaxregister_decrease(PREPARE_REGISTERS)
-            self.producer.produce(x, s.groups, ring, begin, tokens, head, rank)
+            self.producer.produce(x, s, ring, rank, begin, tokens, head)
             if cutlass.const_expr(c.packed):
-                _, begin, tokens, _, _ = place_of_segment(c, x, cute.arch.grid_dim()[2] - 1, 0, 1, 0)
-                self.producer.clear(x, begin + tokens, head)
+                _, begin, tokens, _, _ = place_of_segment(c, x, self.sequences(x) - 1, 0, 1, 0)
+                self.producer.clear(x, begin + tokens, 0 if cutlass.const_expr(self.c.wrapped) else head)
+            if cutlass.const_expr(self.c.wrapped and c.packed and c.ht):
+                self.producer.hand_through(x, cluster, clusters, rank)
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
+
+    @cute.jit
+    def sequences(self, x):
+        return x.N if cutlass.const_expr(self.c.wrapped) else cute.arch.grid_dim()[2]
 
 
 def build(c: FusedConfig, target: Target) -> cutedsl.Compiled:

@@ -1,0 +1,141 @@
+"""Walks that outnumber the clusters: which pieces of them a cluster walks, and in what order.
+
+The chunks of all walks lie end to end, head by head and sequence by sequence, and are cut into as many equal shares as
+there are clusters.  A walk that a cut goes through is walked by two clusters (one longer than a share, by more), and
+its state crosses in float32 through memory, so that no bit depends on where the cuts lie.
+
+  chunks      a a a a a a b b b b b b c c c c c c d d d d d d
+  shares      [0             ][1            ][2           ]
+  cluster 1 walks  c's first part  ..  then all that lies within its share  ..  b's second part last
+
+What another cluster goes on with is walked first and what another has begun is walked last: where no walk is longer
+than a share, the state is there before anyone waits for it.  Nobody waits for a cluster of a higher index.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+from ...common.cute.configs import SegmentTable
+from ...common.cute.copies import load, load_one, store
+from ...common.cute.segments import place_of_segment
+from ...common.cute.tile import C
+from ..configs import ChainConfig, ShareField
+
+
+@cute.jit
+def chunks_of(tokens):
+    return (tokens + C - 1) // C
+
+
+class Share:
+    def __init__(self, config: ChainConfig):
+        self.c = config
+
+    @cute.jit
+    def publish(self, x, share, cluster, clusters):
+        """Its first slot and its end, a slot being a chunk of a walk; the slot of the walk that it begins within, where
+        that ends; and of the walk that it ends within, where that begins.  Called by one warp."""
+        slots = self.slots_of_head(x)
+        all_slots = Int64(slots) * x.HV
+        begin, end = Int32(cluster * all_slots // clusters), Int32((cluster + 1) * all_slots // clusters)
+        resume, limit = begin, end
+        if begin < end:
+            _, _, _, tokens, first = self.walk_at(x, begin, slots)
+            resume = cutlass.min(first + chunks_of(tokens), end) if first < begin else begin
+            _, _, _, tokens, first = self.walk_at(x, end - 1, slots)
+            limit = first if first >= begin and first + chunks_of(tokens) > end else end
+        if cute.arch.lane_idx() == 0:
+            store(share, [slots, begin, end, resume])
+            store(share + ShareField.LIMIT, [limit])
+
+    @cute.jit
+    def slots_of_head(self, x):
+        if cutlass.const_expr(not self.c.packed):
+            return x.N * x.chunks
+        last = x.segment_table + SegmentTable.WIDTH * (x.N - 1)
+        before, tokens = load_one(last + SegmentTable.CHUNK), load_one(last + SegmentTable.TOKENS_LEFT)
+        return Int32(before) + chunks_of(Int32(tokens))
+
+    @cute.jit
+    def walk_at(self, x, slot, slots):
+        """Value head, sequence, first token, tokens, and the slot of chunk 0."""
+        head = slot // slots
+        of_head = slot - head * slots
+        n = self.sequence_with(x, of_head) if cutlass.const_expr(self.c.packed) else of_head // x.chunks
+        _, begin, tokens, chunk, _ = place_of_segment(self.c, x, n, x.chunks, 1, 0)
+        return head, n, begin, tokens, head * slots + chunk
+
+    @cute.jit
+    def sequence_with(self, x, chunk):
+        """The last of the sequences whose chunks do not begin behind this one; a warp looks at 32 of them at a time."""
+        first, size = Int32(0), x.N
+        while size > 1:
+            step = (size + 31) // 32
+            n = first + cute.arch.lane_idx() * step
+            row = x.segment_table + SegmentTable.WIDTH * cutlass.min(n, x.N - 1)
+            before = n < first + size and Int32(load_one(row + SegmentTable.CHUNK)) <= chunk
+            first += (cute.arch.popc(cute.arch.vote_ballot_sync(before)) - 1) * step
+            size = cutlass.min(step, x.N - first)
+        return first
+
+    @cute.jit
+    def first(self, share):
+        """The slot of the first piece; where all that is left is to be walked; slots so far."""
+        begin, end, resume, limit = [
+            load_one(share + field) for field in (ShareField.BEGIN, ShareField.END, ShareField.RESUME, ShareField.LIMIT)
+        ]
+        at = resume if resume < end else begin
+        return limit if limit < end else at, end - begin
+
+    @cute.jit
+    def piece(self, x, share, at):
+        """The piece at a slot: head, sequence, first token, tokens, whether another cluster has begun the walk, whether
+        another goes on with it."""
+        slots, end = load_one(share + ShareField.SLOTS), load_one(share + ShareField.END)
+        head, n, begin, tokens, first = self.walk_at(x, at, slots)
+        skipped = (at - first) * C
+        left, within = tokens - skipped, (end - at) * C
+        return head, n, begin + skipped, cutlass.min(left, within), at > first, left > within
+
+    @cute.jit
+    def after(self, share, at, chunks):
+        """The slot of the piece behind that at `at`, of so many chunks."""
+        begin, resume, limit = [
+            load_one(share + field) for field in (ShareField.BEGIN, ShareField.RESUME, ShareField.LIMIT)
+        ]
+        following = resume if at >= limit else at + chunks
+        return begin if following >= limit else following
+
+
+class Crossing:
+    """The state that leaves a share, for the cluster behind: pieces of 16 bytes, those of a warp next to each other,
+    and a flag that says that all of them are there."""
+
+    @cute.jit
+    def own(self, x, cluster, rank):
+        return x.edges + (Int64(cluster * 2 + rank) * (64 * 128) + 4 * cute.arch.thread_idx()[0])
+
+    @cute.jit
+    def leave(self, x, cluster, rank, S, team):
+        flat, own = cute.coalesce(S), self.own(x, cluster, rank)
+        for i in cutlass.range_constexpr(0, cute.size(flat), 4):
+            store(own + 128 * i, [flat[i + j] for j in range(4)])
+        team.sync()                                                            # all have stored
+        if cute.arch.thread_idx()[0] == 0:
+            cute.arch.store(x.crossed + (cluster * 2 + rank), Int32(1), sem="release", scope="gpu")
+
+    @cute.jit
+    def enter(self, x, cluster, rank, S, team):
+        if cute.arch.thread_idx()[0] == 0:
+            here = Int32(0)
+            while here == 0:
+                here = cute.arch.load(x.crossed + (cluster * 2 + rank), Int32, sem="acquire", scope="gpu")
+        team.sync()                                                            # all may read
+        flat, own = cute.coalesce(S), self.own(x, cluster, rank)
+        for i in cutlass.range_constexpr(0, cute.size(flat), 4):
+            there = load(own + 128 * i, 4)
+            for j in cutlass.range_constexpr(4):
+                flat[i + j] = there[j]
