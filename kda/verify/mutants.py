@@ -48,7 +48,7 @@ CALLS = {
     },
     "sm90": {
         "one kernel, clusters of two": Call(Spec((600, 0, 65), **GROUPED), dict(FUSED=True)),
-        "one kernel, walks shared out": Call(Spec((300, 0, 65), **GROUPED), dict(FUSED=True), sms=4),
+        "one kernel, walks shared out": Call(Spec((300, 0, 65), **GROUPED), dict(FUSED=True), sms=6),
         "kernels one by one, with what is kept": Call(
             Spec((600, 0, 65), **GROUPED), dict(FUSED=False), save=Save.PRODUCTS
         ),
