@@ -169,9 +169,9 @@ def frames(nodes: dict[str, Node]) -> dict[str, tuple[str, ...]]:
     return {f"CTA {cta}": tuple(name for name in nodes if name.endswith(f"CTA {cta}")) for cta in (0, 1)}
 
 
-def walk_nodes(role: str, reads: str, does: tuple[str, ...]) -> dict[str, Node]:
+def walk_nodes(role: str, reads: str, does: tuple[str, ...], maker: str = "prepare") -> dict[str, Node]:
     return {
-        "global memory": Node(0, 0, ("tiles from prepare,", reads)),
+        "global memory": Node(0, 0, (f"tiles from {maker},", reads)),
         "LOAD": Node(1, 0, ("a tile by one bulk copy,", f"{reads} in pieces of 16 bytes")),
         role: Node(2, 0, does),
     }  # fmt: skip
@@ -280,7 +280,7 @@ SM100 = [
     Kernel(
         "sm100_record", "record", sm100_recorded.record, SM100_STEP, "one turn of the ring of stages",
         inner=IN_STAGES, ring="full[0]", frames={"CTA": ("LOAD", "CHAIN", "EPILOGUE", "tensor core")},
-        nodes=walk_nodes("CHAIN", "rows of v", ("rounds and decays S, rounds X", "h to global memory"))
+        nodes=walk_nodes("CHAIN", "rows of v", ("rounds and decays S, rounds X", "h to global memory"), "operands")
         | {"EPILOGUE": Node(1, 1, ("r and o, rounded,", "to global memory")), "tensor core": CORE},
         edges=(
             *walk_edges("CHAIN", "v", "commit"),
@@ -294,7 +294,8 @@ SM100 = [
     Kernel(
         "sm100_walk", "walk", sm100_recorded.walk, SM100_STEP, "one turn of the ring of stages",
         inner=IN_STAGES, ring="full[0]", frames={"CTA": ("LOAD", "WALK", "tensor core")},
-        nodes=walk_nodes("WALK", "rows of do", ("rounds and decays dh, rounds dv", "dv and dh to global memory"))
+        nodes=walk_nodes("WALK", "rows of do", ("rounds and decays dh, rounds dv", "dv and dh to global memory"),
+                         "operands")
         | {"tensor core": CORE},
         edges=(*walk_edges("WALK", "do", "commit"), *OF_THE_TENSOR_CORE),
         tmem=(Columns("dh (K, V)", OfRecord.S, 128), Columns("dv", OfRecord.out, 32)),

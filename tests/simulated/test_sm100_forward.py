@@ -303,7 +303,7 @@ def test_its_page_says_what_is_counted():
     assert found["bytes"] / C <= 1.6 * 1282
     for name, said in {
         "warp_instructions": "{:,.0f} warp instructions", "shared_wavefronts": "{:,.0f} wavefronts",
-        "bank_conflicts": "{:.0f} of conflicts", "bytes": "{:,.0f} asked for",
+        "bank_conflicts": "{:.0f} of conflicts", "bytes": "{:,.0f} requested",
     }.items():  # fmt: skip
         assert said.format(found[name] / (C if name == "bytes" else 1)) in page
     one = counted.chunk(found)
