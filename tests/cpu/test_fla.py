@@ -197,7 +197,7 @@ def test_the_import_registers_kda_and_disable_takes_it_out(registries):
     expected = [name for name in in_fla.FUNCTIONS if chunk is not operation or name != "fused_recurrent_kda_fwd"]
     assert list(in_fla.in_use()) == expected             # FLA 0.5 asks nobody for the recurrence
     assert torch.equal(chunk.call("chunk_kda", **call.arguments)[0], kda.chunk_kda(**call.arguments)[0])
-    with pytest.warns(KdaNotice, match=r"left to FLA.*chunk_size\.value"):
+    with pytest.warns(KdaNotice, match=r"FLA runs this call.*chunk_size\.value"):
         assert chunk.call("chunk_kda", **call.arguments | {"chunk_size": 16}) == "FLA"
     in_fla.disable()
     assert in_fla.in_use() == () and chunk.call("chunk_kda", **call.arguments) == "FLA"

@@ -126,7 +126,7 @@ def test_a_declined_call_goes_to_fla_and_says_why_once(in_fla, options, why, err
             with pytest.raises(error, match=says):
                 chunk_kda(**call.arguments | options)
     (notice,) = [w for w in told if w.category is KdaNotice]
-    assert "FLA's chunk_kda is left to FLA" in str(notice.message) and why in str(notice.message)
+    assert "FLA runs this call of chunk_kda" in str(notice.message) and why in str(notice.message)
     assert notice.filename == __file__
 
 
