@@ -35,7 +35,7 @@ except ModuleNotFoundError:
     except ModuleNotFoundError:
         _fla = None
 
-FUNCTIONS = ("chunk_kda", "fused_recurrent_kda_fwd", "fused_kda_gate")         # of FLA, if its version asks backends for them
+FUNCTIONS = ("chunk_kda", "fused_recurrent_kda_fwd", "fused_kda_gate")         # of FLA, where it asks
 SWITCH = "FLA_KDA"                           # FLA_KDA=0: FLA does not ask kda
 
 

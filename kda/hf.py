@@ -68,7 +68,8 @@ def use(models: str | Iterable[str] = MODELS) -> tuple[str, ...]:
         raise PackageError(f"kda.hf: transformers must be installed, with one of the models {', '.join(asked)}; found "
                            f"none ({reasons}). {_INSTALL}", name="transformers")  # fmt: skip
     for name, reason in absent.items():
-        notices.say_once(f"kda.hf: {name} does not call kda, because this transformers lacks the module that kda expects "
+        notices.say_once(f"kda.hf: {name} does not call kda, because this transformers lacks its module as kda "
+                         f"expects it "
                          f"({reason}). {_INSTALL}", "kda.hf", name, "absent")  # fmt: skip
     return tuple(name for name in asked if name not in absent)
 
@@ -121,8 +122,8 @@ def _served(ours: Callable, old: Callable) -> Callable:
             if offsets is not None:                                            # the old one would mix the sequences up
                 raise
             notices.say_once(
-                f"kda.hf: transformers runs this call of {old.__name__} in {old.__module__}, because kda does not accept "
-                f"it: {error}\n(shown once per reason)",
+                f"kda.hf: transformers runs this call of {old.__name__} in {old.__module__}, because kda does not "
+                f"accept it: {error}\n(shown once per reason)",
                 "kda.hf", old.__name__, notices.reason_of(error),
             )  # fmt: skip
             return old(q, k, v, *args, **keywords)

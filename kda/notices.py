@@ -20,7 +20,7 @@ def say_once(text: str, *kind: str) -> None:
 
     Args:
         text: what happens, why, and what to do about it.
-        kind: who says it, about what, and a short reason, such as ("kda.fla", "chunk_kda", "cp_context.none"); no numbers.
+        kind: who says it, about what, and a short reason without numbers: ("kda.fla", "chunk_kda", "cp_context.none").
     """
     if kind not in _said:
         _said.add(kind)

@@ -35,8 +35,9 @@ def check_world(context: CPContext, op: str) -> None:
     except ValueError:                                                         # the group was destroyed
         found = 0, -1
     if found != (context.world_size, context.rank):
-        raise InputError(op, "cp_context", f"of its group as it is, rank {found[1]} of {found[0]}", repr(context),
-                         "Build the context anew, for the group that it is used with.", "cp_context.world")  # fmt: skip
+        raise InputError(op, "cp_context", f"a context of the group as it is now, rank {found[1]} of {found[0]}",
+                         repr(context), "Build a new context for the group that uses it.",
+                         "cp_context.world")  # fmt: skip
 
 
 def gather(context: CPContext, mine: Tensor, op: str) -> Tensor:

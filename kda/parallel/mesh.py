@@ -82,11 +82,11 @@ def _way(op: str, inputs: Inputs, dim: int, context: CPContext | None) -> Way:
         _check_sequence(op, inputs, mesh, dim, named, context)
     size = {"B": inputs.v.shape[0], "H": inputs.q.shape[2] if inputs.q.dim() == 4 else 0}.get(way.shared, 0)
     if size % mesh.size(dim):
-        what = "q/k heads, each with its value heads," if way.shared == "H" else "rows of a batch"
-        _refuse(op, "q", f"of {what} that the {mesh.size(dim)} ranks of {named} can share", f"{way.shared}={size}",
-                "Use fewer ranks, or replicate along this dimension.", "mesh.even")  # fmt: skip
+        what = "q/k heads, with their value heads," if way.shared == "H" else "batch"
+        _refuse(op, "q", f"a tensor whose {what} the {mesh.size(dim)} ranks of {named} can share",
+                f"{way.shared}={size}", "Use fewer ranks, or replicate along this dimension.", "mesh.even")  # fmt: skip
     if way.shared == "B" and inputs.ssm_state_indices is not None:
-        _refuse(op, "initial_state", f"no pool of states where {named} shards by batch", "ssm_state_indices",
+        _refuse(op, "initial_state", f"given without ssm_state_indices if {named} shards by batch", "ssm_state_indices",
                 "Shard by heads.", "mesh.pool")  # fmt: skip
     return way
 
@@ -98,10 +98,10 @@ def _check_sequence(op: str, inputs: Inputs, mesh: Any, dim: int, named: str, co
                 "mesh.sequence")  # fmt: skip
     group = mesh.get_group(dim)
     if context.group.group_name != group.group_name or len(set(context.lengths)) > 1:
-        _refuse(op, "cp_context", f"of the group of {named}, with equal parts", repr(context),
+        _refuse(op, "cp_context", f"a context of the group of {named}, with equal parts", repr(context),
                 f"Build it with mesh.get_group({dim}) and without lengths.", "mesh.group")  # fmt: skip
     if inputs.initial_state is not None:
-        _refuse(op, "initial_state", f"left out where {named} shards along the sequence", "a tensor",
+        _refuse(op, "initial_state", f"left out if {named} shards along the sequence", "a tensor",
                 "Call chunk_kda on x.to_local() of each tensor: states belong to a rank's own sequences.",
                 "mesh.states")  # fmt: skip
 
@@ -124,7 +124,7 @@ def _local(op: str, name: str, x: Any, mesh: Any, ways: list[Way]) -> Any:
         return x.to_local()
     gradients = [way.of_gradient(name, x) for way in ways]
     if gradients != list(x.placements):
-        x = x.redistribute(mesh, x.placements)                                 # whose backward sums
+        x = x.redistribute(mesh, x.placements)                                 # its backward sums
     return x.to_local(grad_placements=gradients)
 
 

@@ -77,8 +77,8 @@ def _rank(handle: Tensor, call: Call, direction: str) -> Rank:
     try:
         exchange.check_world(context, OP)
         if q.dim() == 4 and q.shape[1] != context.tokens:
-            raise InputError(OP, "q", f"of the T={context.tokens} tokens that the context gives rank {context.rank}",
-                             f"T={q.shape[1]}", "Cut the row as the context has it: context.tokens a rank.",
+            raise InputError(OP, "q", f"a tensor with the T={context.tokens} tokens of rank {context.rank}",
+                             f"T={q.shape[1]}", "Cut the row as the context does: context.tokens per rank.",
                              "cp_context.tokens")  # fmt: skip
         problem = problem_of(call, direction)
     except KdaError as error:

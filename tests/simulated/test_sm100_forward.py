@@ -380,7 +380,7 @@ def test_explain_says_who_makes_a_forward_that_is_recorded(save, said, monkeypat
         kda.explain(**case.keywords | {"q": case.keywords["q"].detach().requires_grad_(), "cu_seqlens": many})
     lines = capsys.readouterr().out.splitlines()
     assert all(any(line.startswith(f"{name} accepts") for line in lines) for name in ("sm100", "triton"))
-    line = "triton makes the forward, too, as gradients are recorded: sm100 keeps nothing for them"
+    line = "triton also runs the forward: gradients are recorded, and sm100 keeps nothing for them"
     assert (line in lines) == said
 
 
