@@ -164,7 +164,7 @@ def test_a_cache_that_keeps_nothing_is_a_finding(asked, tmp_path, monkeypatch):
     ("arguments", "says"),
     [
         (("--arch", "sm42"), "no GPU arch is called 'sm42'"),
-        (("--arch", "sm90", "--problem", "K=big"), "--problem: 'K=big' wants K as int"),
+        (("--arch", "sm90", "--problem", "K=big"), "--problem: 'K=big' needs K as int"),
         (("--arch", "sm90", "--backend", "fsat"), "Did you mean 'fast'"),
     ],
 )
