@@ -1,4 +1,4 @@
-"""The context of a call on several ranks: who holds what of a row of packed sequences."""
+"""The context of a call on several ranks: which rank has which part of a row of packed sequences."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ EXCHANGES = ("gather", "chain", "tree", "hops")
 
 _numbers = itertools.count()
 _contexts: weakref.WeakValueDictionary[int, CPContext] = weakref.WeakValueDictionary()
-_adopted: dict[int, tuple[weakref.ref, CPContext]] = {}              # of contexts that are FLA's, by their id
+_adopted: dict[int, tuple[weakref.ref, CPContext]] = {}              # for FLA's contexts, by their id
 
 
 class CPContext:
-    """What `build_cp_context` returns: the local view of a rank, under FLA's names where FLA has one.
+    """What `build_cp_context` returns: the local view of a rank, with FLA's names where FLA has one.
 
-    group, rank, world_size: who takes part.  layout, exchange, conv1d_kernel_size: as asked for.
+    group, rank, world_size: the ranks.  layout, exchange, conv1d_kernel_size: as requested.
     cu_seqlens, cu_seqlens_cpu: (N + 1,) offsets of this rank's sequences, int32; the first may have begun on an
-        earlier rank and the last may go on on a later one.
-    tokens: how many this rank holds.  lengths: of all parts.  parts: of this rank (`layout.Part`).
+        earlier rank, and the last may continue on a later one.
+    tokens: their number on this rank.  lengths: of all parts.  parts: of this rank (`layout.Part`).
     """
 
     def __init__(self, group: dist.ProcessGroup, local: Local, lengths: Sequence[int], device: torch.device,
@@ -44,9 +44,9 @@ class CPContext:
         self.num_seqs, self.num_parts = len(local.offsets) - 1, len(local.parts)
         self.cu_seqlens_cpu = torch.tensor(local.offsets, dtype=torch.int32)
         self.cu_seqlens = on(device, self.cu_seqlens_cpu)
-        self.places: dict[Any, Any] = {}     # of `halo`, once they are known
+        self.places: dict[Any, Any] = {}     # of `halo`, once computed
         number = next(_numbers)
-        self.handle = torch.tensor(number)   # how an operator is told of it: a graph must not be made for one context
+        self.handle = torch.tensor(number)   # passed to operators: no graph is specialised to a context
         _contexts[number] = self
 
     def __repr__(self) -> str:

@@ -1,9 +1,9 @@
-"""DTensors: a call on a mesh is the same call on each rank's local tensors, where their placements allow it.
+"""DTensors: a call on a mesh is the same call on each rank's local tensors, if their placements allow it.
 
-Along a dimension of the mesh all tensors of a call lie in one of four ways, and v says in which: sharded by batch, by
+Along a dimension of the mesh, the tensors of a call are placed in one of four ways, decided by v: sharded by batch, by
 heads (value heads with their q/k heads), along the sequence with a cp_context of that dimension's group, or replicated.
-Everything else is refused; nothing is gathered.  Parameters that are replicated while the tokens are not get the sum
-of all ranks' gradients.
+Everything else is refused; nothing is gathered.  Replicated parameters of sharded tokens get the sum of all
+ranks' gradients.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ OUTPUTS = ("o", "final_state", "h")
 
 
 class Way(NamedTuple):
-    """How tensors lie along a dimension of the mesh: the axis of each that is cut; of others every rank has all."""
+    """Placements along a dimension of the mesh: the sharded axis of each tensor; other tensors are replicated."""
 
     name: str
     axes: dict[str, int]                     # "rows" are the five tensors of tokens, and o
     shared: str = ""                         # the size that ranks share evenly: "B" or "H"
-    summed: bool = False                     # ranks hold different tokens of the heads that a parameter is for
+    summed: bool = False                     # ranks have different tokens of the heads of a parameter
 
     def placement(self, name: str, x: Any = None) -> Placement:
         axis = self.axes.get(name, self.axes.get("rows") if name in (*ROWS, "o") else None)

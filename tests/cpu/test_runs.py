@@ -411,7 +411,7 @@ def test_stages_are_proven_in_the_dtypes_that_the_backend_declares_and_takes(fus
     assert not proof.passed and proof.details and all(line.endswith(", float32") for line in proof.details)
     assert parity.prove(fused(proof_dtypes=both, rules=(NARROW,), **rounds), stage).passed
     proof = parity.prove(fused(rules=(NARROW,)), stage)
-    assert not proof.passed and proof.details == (f"{stage}: not taken: fused.dtype: takes no float32 -> cast",)
+    assert not proof.passed and proof.details == (f"{stage}: not accepted: fused.dtype: takes no float32 -> cast",)
 
 
 def test_what_every_backend_declares_is_there():
