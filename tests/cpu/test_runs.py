@@ -224,7 +224,7 @@ def test_gradients_have_the_room_of_the_backend_that_makes_them(fused):
 
 def test_a_rounding_of_what_is_no_tensor_of_a_stage_is_refused(fused):
     door = fused(rounded_to=lambda problem: {"W": "bfloat16"})
-    with pytest.raises(ValueError, match=r"fused rounds W, of which kda\.stages knows nothing"):
+    with pytest.raises(ValueError, match=r"fused rounds W, which kda\.stages does not contain"):
         door.rounding(make(EDGES))
 
 

@@ -152,7 +152,7 @@ def test_phases_of_an_mbarrier_follow_each_other_and_a_copy_is_on_its_way_betwee
     body = INIT + "setp.ne.u32 %p1, %r2, 0; fence.proxy.async; add.u32 %r8, %r4, 1024;" + loop
     barriers = SimpleNamespace(fields={"full": SimpleNamespace(dtype="int64", bytes=16, offset=-(1 << 15))})
     timeline = timed(body, timeline=True, config=SimpleNamespace(struct=barriers)).timeline()
-    phases, copies = row_of(timeline, "CTA 0: full[0]").slices, row_of(timeline, "copies on their way 0").slices
+    phases, copies = row_of(timeline, "CTA 0: full[0]").slices, row_of(timeline, "copies in flight 0").slices
     assert len(phases) == len(copies) == 4
     assert all(a.ends == b.begins for a, b in zip(phases, phases[1:]))
     assert [s.ends for s in copies] == pytest.approx([s.ends for s in phases])

@@ -196,13 +196,13 @@ class Consumer:
                     store(cute.recast_ptr(to, dtype=Int32), [Int32(0)] * 4)
                 else:
                     copy_16_bytes_later(self.row(x.v.toint(), at.own + piece * 8, token, x.HV), to)
-        # redundant: but in a step; before the first one, all groups are waited for
+        # redundant: except in a step; before the first one, all groups are waited for
         cute.arch.cp_async_commit_group()
 
     @cute.jit
     def wait_for_v(self):
         """This thread's rows of the next chunk are there, for products."""
-        # redundant: but in a step; before the first one, rows of the second chunk could still be on their way
+        # redundant: except in a step; before the first one, rows of the second chunk could still be in flight
         cute.arch.cp_async_wait_group(0)
         cute.arch.fence_proxy("async.shared", space="cta")
 

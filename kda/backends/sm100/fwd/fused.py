@@ -128,7 +128,7 @@ class Fused(entry.Entry):
         if row < C:
             one = [Float32(-1.0) if piece * 8 + e == C + row else Float32(0.0) for e in range(8)]
             store(to + swizzle_128B(row, piece * 8, C) // 2, one)
-        # redundant: each product that reads this stands behind the proxy fence of make_A1, too
+        # redundant: each product that reads this also follows the proxy fence of make_A1
         cute.arch.fence_proxy("async.shared", space="cta")
 
 

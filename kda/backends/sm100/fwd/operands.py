@@ -149,7 +149,7 @@ class Operands(entry.Entry):
         self.team.meet()                                                       # the tile is there
         if warp == SENDER:
             self.send(to, tile, RECORD_TILE.KT.offset, RECORD_TILE.end)
-            # redundant: the simulator has no next CTA in the place of one that ends
+            # redundant: the simulator starts no next CTA in the shared memory of one that ends
             cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
@@ -157,7 +157,7 @@ class Operands(entry.Entry):
         """Some bytes of the tile to memory, by one warp."""
         with cute.arch.elect_one():
             bulk_store(to + begin, tile + begin, end - begin)
-            # redundant: what waits for it is
+            # redundant: the wait for it is redundant, too
             cute.arch.cp_async_bulk_commit_group()
 
     @cute.jit

@@ -183,7 +183,7 @@ class Producer:
         tile, full, neighbour = shared + group * GROUP.bytes, full + (CTAS * group + rank), rank ^ 1
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(full)
-            # redundant: its release, not the arrival; the copy itself brings all that the neighbour reads
+            # redundant: its release, not the arrival; the copy itself brings everything the neighbour reads
             cute.arch.mbarrier_arrive_and_expect_tx(full, TILE.end, peer_cta_rank_in_cluster=neighbour)
             bulk_copy_to_neighbour(tile, tile + TILE.bytes, TILE.end, full, neighbour)
 

@@ -355,7 +355,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, C == 64 ? 2 : 3)
   if (MADE) inverse<C, P>(s.X, s.A_kk, warp, l);
   const Tiles to = tiles(hidden(tile));
   put_matrices(s, to, saved_A_qk, saved_A_inv, row, HV, rows);
-  // redundant: at V = 64, where v lies over A_kk alone
+  // redundant: at V = 64, where v overlaps only A_kk
   __syncthreads();  // A was read: v takes its place
   of_v.share(s);
   __syncthreads();  // v is there

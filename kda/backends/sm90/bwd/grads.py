@@ -111,7 +111,7 @@ class Math(Rows):
         h, dh = [self.own_channels(states) for states in (s.h, s.dh)]
         issue_product(up1, h, do, OperandMajorMode.MN)
         issue_product(up2, h, dv, OperandMajorMode.MN)
-        # redundant: its place; else they are of the next group, which is waited for as well
+        # redundant: its place; otherwise they belong to the next group, which is waited for as well
         warpgroup.commit_group()
         through_state = self.sums_of_states(s)
         warpgroup.wait_group(1)

@@ -173,7 +173,7 @@ class Walk(entry.Entry):
             for e in cutlass.range_constexpr(8):
                 flat[block * 8 + e] = flat[block * 8 + e] * d[e // 4 * 2 + e % 2]
         multiply(mma_S, S, do, self.rows(tile, QG), accumulate=True)
-        # redundant: its place; else they are of the next group, which is waited for as well
+        # redundant: its place; otherwise they belong to the next group, which is waited for as well
         warpgroup.commit_group()
         warpgroup.wait_group(1)
         # dv^T = z^T @ T'

@@ -134,7 +134,7 @@ class Producer:
         of_tile = self.chunk.tile
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(full)
-            # redundant: its release, not the arrival; the copy itself brings all that the neighbour reads
+            # redundant: its release, not the arrival; the copy itself brings everything the neighbour reads
             cute.arch.mbarrier_arrive_and_expect_tx(full, of_tile.end, peer_cta_rank_in_cluster=neighbour)
             bulk_copy_to_neighbour(tile, tile + of_tile.bytes, of_tile.end, full, neighbour)
 
