@@ -378,7 +378,7 @@ def test_where_nobody_takes_the_call_the_reasons_are_printed(monkeypatch):
     result = run(*ONE)
     assert result.exit_code == 3
     assert "no backend accepts" in result.stdout
-    assert "reference.auto: auto never takes a call on cuda:0" in result.stdout
+    assert "reference.auto: auto never moves a call on cuda:0" in result.stdout
 
 
 def test_a_baseline_that_cannot_run_here_is_refused():

@@ -396,7 +396,7 @@ def test_shared_memory_is_what_the_configuration_says(config, monkeypatch):
 def test_a_gpu_with_too_little_shared_memory_is_told_what_was_asked_for():
     host = dataclasses.replace(host_of("sm89"), smem=48 << 10)
     case = case_of(T=10)
-    with pytest.raises(BuildError, match=r"prepare of K=64 V=64 C=64 asks for [\d,]+ bytes .* allows 49,152.*triton"):
+    with pytest.raises(BuildError, match=r"prepare of K=64 V=64 C=64 needs [\d,]+ bytes .* allows 49,152.*triton"):
         launch.steps(case.problem(), host, None, Save.NOTHING)
 
 

@@ -51,8 +51,8 @@ RECORD_STAGES = (5, 2)                       # the same of a chain that keeps, b
 WALK_STAGES = (6, 2)                         # and of other walks of a recorded call
 FUSED = None                                 # one kernel where that is sooner; True, False: where it can be, nowhere
 CHUNKS = 50                                  # that prepare and chain make while a cluster makes one of its sequence
-FIRST_CHUNK = 5                              # more chunks that a cluster's first one takes
-LAUNCH = 400                                 # chunks that a second launch takes
+FIRST_CHUNK = 5                              # chunks in the extra time of a cluster's first one
+LAUNCH = 400                                 # chunks in the time of a second launch
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def prepare_config(p: Problem, kept: bool) -> PrepareConfig:
 
 
 def fused_config(p: Problem) -> FusedConfig | None:
-    """Where prepare makes one product of a chunk, two CTAs share a head, and only o and final states are asked for."""
+    """Where prepare makes one product of a chunk, two CTAs share a head, and only o and final states are requested."""
     prepare = prepare_config(p, kept=False)
     if not prepare.one_product or not p.K == p.V == 2 * COLUMNS or p.intermediate_states:
         return None
@@ -188,7 +188,7 @@ def pairs_config(p: Problem) -> PairsConfig:
 
 def chain_config(p: Problem, walk: str, stages: int) -> ChainConfig:
     h0 = {"sequences": p.state_dtype, "carry": None, "segments": "float32"}[walk]
-    ends = walk != "carry"                                                     # at states that are asked for
+    ends = walk != "carry"                                                     # at states that are requested
     return ChainConfig(
         p.K, p.V, p.packed, walk, h0, ht=ends and p.final_state, v_first=p.state_v_first,
         h=ends and p.intermediate_states, every=p.C // C, stages=stages,

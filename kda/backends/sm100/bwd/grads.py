@@ -68,7 +68,7 @@ TENSORS = GradsConfig.arguments.tensors()
 
 
 class Reloaded:
-    """The kernel's arguments; addresses of tensors come out of shared memory wherever they are asked for.  Parameters
+    """The kernel's arguments; addresses of tensors come out of shared memory wherever they are used.  Parameters
     ptxas loads once, and then keeps in local memory."""
 
     def __init__(self, x, s):

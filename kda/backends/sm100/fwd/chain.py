@@ -186,7 +186,7 @@ class Consumer:
 
     @cute.jit
     def load_v(self, x, shared, at, thread, i, chunk):
-        """Asks for rows of v of chunk i, if there is one, by 64 threads; zeros in a transition's walk."""
+        """Requests rows of v of chunk i, if there is one, by 64 threads; zeros in a transition's walk."""
         if i * C < at.tokens:
             for j in cutlass.range_constexpr(C // 8):
                 row, piece = own_piece(thread, j)

@@ -93,7 +93,7 @@ class Fused(entry.Entry):
         self.store_minus_one(field_at(shared, SHARED.minus_one))
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
-        umma.fence_after_thread_sync()                                         # behind the allocation
+        umma.fence_after_thread_sync()                                         # after the allocation
         walks = x.N * (2 * x.segments - 1) if cutlass.const_expr(self.c.cut) else x.N
         if warp < FIRST_PRODUCER:
             self.consumer.walk(x, shared, barriers, walks, rank)

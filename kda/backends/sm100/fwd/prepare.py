@@ -189,7 +189,7 @@ class Producer:
 
     @cute.jit
     def clear(self, x, end):
-        """Zeros to o where tokens are no sequence's, a token a warp."""
+        """Clears o of tokens outside every sequence, a token per warp."""
         own = cute.arch.block_idx()[0] * (GROUPS * WARPS) + cute.arch.warp_idx() - FIRST_PRODUCER
         warps, zero = cute.arch.grid_dim()[0] * (GROUPS * WARPS), [Float32(0.0)] * (V // 32)
         for token in cutlass.range(Int32(end) + own, x.T, warps, unroll=1):

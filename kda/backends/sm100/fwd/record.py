@@ -104,7 +104,7 @@ class Record(Walker):
                 elif cutlass.const_expr(c.ht) and tokens == left:              # the last of its sequence
                     self.leave(x.ht, n * x.HV + head, c.v_first)
                 umma.fence_before_thread_sync()
-            cute.arch.sync_threads()                                           # nobody needs tensor memory
+            cute.arch.sync_threads()                                           # tensor memory is unused
             if warp == 0:
                 umma.free(TMEM)
 

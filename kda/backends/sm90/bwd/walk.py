@@ -156,7 +156,7 @@ class Walk(entry.Entry):
 
     @cute.jit
     def step(self, S, operand, tile, rows_of_do, rows_of_dv):
-        """From dh that leaves a chunk to that which enters it, rounded, too, and to dv in shared memory."""
+        """From dh that leaves a chunk to dh that enters it, also rounded, and to dv in shared memory."""
         c, lane = self.c, cute.arch.lane_idx()
         standing = OperandMajorMode.MN
         mma, mma_C, mma_S = register_mma(C, OperandMajorMode.K), register_mma(C, standing), register_mma(c.K, standing)

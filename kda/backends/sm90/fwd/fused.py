@@ -140,7 +140,7 @@ class Producer:
 
     @cute.jit
     def clear(self, x, end, head):
-        """Zeros to o where tokens are no sequence's, a row a warp."""
+        """Clears o of tokens outside every sequence, a row per warp."""
         V, group = self.c.V, self.team.number()
         rank, _, n = cute.arch.block_idx()
         own = ((n * CTAS + rank) * GROUPS + group) * WARPS + self.team.warp()
@@ -183,7 +183,7 @@ class Consumer:
 
     @cute.jit
     def load_v(self, x, rows_of_v, own, i, tokens):
-        """Asks for rows of v of chunk i, if there is one: a group of copies either way."""
+        """Requests rows of v of chunk i, if there is one: one group of copies either way."""
         if i * C < tokens:
             for j in cutlass.range_constexpr(2):
                 row, column = own_piece(j)

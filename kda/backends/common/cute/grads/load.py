@@ -26,7 +26,7 @@ LOADERS = 32 * LOAD_WARPS
 
 @cute.jit
 def tile_at(pointer, elements):
-    """A pointer to where a swizzle begins anew."""
+    """A pointer to the start of a swizzle pattern."""
     return cute.make_ptr(BFloat16, (pointer + elements).toint(), pointer.memspace, assumed_align=1024)
 
 
@@ -98,7 +98,7 @@ class Loader:
 
     @cute.jit
     def loaded(self, x, begin):
-        """The first token that is read: an item of no sequence may begin behind all of them."""
+        """The first token that is read: an item outside every sequence may begin after all tokens."""
         if cutlass.const_expr(self.c.packed):
             begin = cutlass.min(begin, Int64(x.T) - 1)
         return begin
@@ -188,7 +188,7 @@ class Loader:
 
     @cute.jit
     def clear(self, x, begin, tokens, head):
-        """Zeros where tokens are no sequence's; dv has them."""
+        """Zeros for tokens outside every sequence; dv has them."""
         thread, zero = self.thread(), Float32(0.0)
         for to in (x.dq, x.dk, x.dg):
             for j in cutlass.range_constexpr(self.passes):
