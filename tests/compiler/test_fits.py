@@ -73,7 +73,7 @@ def own_store(built_once, monkeypatch):
     monkeypatch.setenv("KDA_CACHE_DIR", str(built_once))
 
 
-def test_every_row_serves_somebody():
+def test_every_row_is_used():
     assert [row for row in TABLE if not reached(row)] == []
 
 

@@ -109,7 +109,7 @@ def test_without_fla_the_import_says_what_to_install_and_kda_goes_on(monkeypatch
     assert kda.chunk_kda(**make(T=3).arguments)[0].shape == (1, 3, 2, 3)
 
 
-def test_an_fla_that_cannot_be_imported_is_told_apart(monkeypatch, tmp_path):
+def test_an_fla_that_cannot_be_imported_is_reported_as_such(monkeypatch, tmp_path):
     (tmp_path / "fla").mkdir()
     (tmp_path / "fla" / "__init__.py").write_text("import einopsen")
     monkeypatch.syspath_prepend(tmp_path)

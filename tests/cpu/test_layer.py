@@ -141,7 +141,7 @@ MASKS = {
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-def test_padding_is_seen_by_nobody(mask):
+def test_padding_affects_no_token(mask):
     layer, x, mask = make(), hidden(20), torch.tensor(mask)
     y, found = gradients(layer, lambda x: layer(x, mask), x)
 

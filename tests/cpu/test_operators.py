@@ -133,7 +133,7 @@ def test_a_compiled_module_trains_to_the_same_numbers(options, dynamic):
 
 
 @pytest.mark.slow
-def test_inductor_takes_it_in_one_graph():
+def test_inductor_compiles_it_in_one_graph():
     torch._dynamo.reset()
     layer, x = layer_and_input()
     eager = train(twin := copy.deepcopy(layer), twin, x)
@@ -166,7 +166,7 @@ def test_a_compiled_call_meets_the_same_checks():
 
 
 @pytest.mark.parametrize("function", [kda.chunk_kda, kda.fused_recurrent_kda])
-def test_a_compiled_call_with_a_misspelt_keyword_is_told_the_nearest(function):
+def test_a_compiled_call_with_a_misspelt_keyword_names_the_nearest(function):
     torch._dynamo.reset()
     call = make(B=1, T=3, chunk_size=None)
     del call.options["chunk_size"]

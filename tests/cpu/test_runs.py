@@ -355,7 +355,7 @@ def test_every_fault_is_noticed_though_the_stages_are_fused(fused, name):
     assert report.first.wrong
 
 
-def test_a_stage_inside_a_run_is_not_asked_for_alone(fused):
+def test_a_stage_inside_a_run_is_not_run_alone(fused):
     fused()
     says = "cannot run fwd/wy alone, which is a part of its fwd/gate+intra+wy; it runs fwd/gate+intra+wy, fwd/state"
     for command in (verify.command, selftest.command):

@@ -197,7 +197,7 @@ def test_hard_inputs_are_within_budget(name):
     proven(changed(case_of(T=100), **HARD[name]))
 
 
-def test_decays_of_minus_1000_are_finite_and_right():
+def test_decays_of_minus_1000_are_finite_and_correct():
     proven(changed(case_of(T=100, gate="given"), g=lambda x: torch.where(x < x.median(), -1000.0, x).to(x.dtype)))
 
 
@@ -353,7 +353,7 @@ def test_it_takes_the_shared_memory_that_its_configuration_says(monkeypatch):
     assert any(finding.kind == "out-of-bounds" for finding in session.findings)
 
 
-def test_a_blackwell_gpu_takes_it_by_itself_and_the_backward_too():
+def test_a_blackwell_gpu_picks_it_and_its_backward():
     case = case_of(T=33)
     for arch in ("sm100", "sm103"):
         at = SimulatedDoor("sm100", parse(arch))

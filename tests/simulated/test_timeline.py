@@ -179,14 +179,14 @@ def test_roles_of_configurations_are_those_of_all_warps(home):
         assert sorted(warp for warps in config.roles.values() for warp in warps) == [*range(config.threads // 32)]
 
 
-def test_a_timeline_wants_a_clock_and_must_be_asked_for():
+def test_a_timeline_needs_a_clock_and_must_be_requested():
     with pytest.raises(LaunchError, match="without a clock"):
         timed("", clock=None, timeline=True)
     with pytest.raises(ValueError, match="timeline=True"):
         timed("").timeline()
 
 
-def test_the_first_sms_can_be_asked_for_alone():
+def test_the_first_sms_can_be_requested_alone():
     run = launch(FRAME.format(body=ONE, target="sm_90a"), grid=4, block=32, args=[X, 0], clock="h200", timeline=True)
     assert {row.sm for row in run.timeline().rows} == {0, 1, 2, 3} and {row.sm for row in run.timeline(1).rows} == {0}
 
