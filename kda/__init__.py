@@ -1,4 +1,4 @@
-"""Kimi Delta Attention on whatever GPU you have.  Importing this imports torch and nothing heavier."""
+"""Kimi Delta Attention on any GPU.  Importing this package imports nothing heavier than torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WHERE = {
     "KdaError": "errors", "InputError": "errors", "InputTypeError": "errors", "NoBackendError": "errors",
     "PackageError": "errors",
 }  # fmt: skip
-_MODULES = ("hf", "nn", "parallel", "simulator")    # reached as kda.simulator, imported at their first use
+_MODULES = ("hf", "nn", "parallel", "simulator")    # such as kda.simulator, imported at their first use
 __all__ = ["__version__", *_WHERE]
 
 if TYPE_CHECKING:

@@ -98,53 +98,53 @@ def chunk_kda(
     transpose_state_layout: bool | None = None,
     **unknown: Any,
 ) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
-    """Kimi Delta Attention over whole sequences, differentiable; a drop-in for `fla.ops.kda.chunk_kda`.
+    """Kimi Delta Attention over whole sequences, differentiable; a drop-in replacement for `fla.ops.kda.chunk_kda`.
 
     Args:
         q, k: (B, T, H, K), K <= 256.
         v: (B, T, HV, V), HV a multiple of H: value head i reads q/k head i // (HV // H).
-        g: (B, T, HV, K), natural-log decays <= 0 (nothing checks that; a chunk may grow by e^8), or logits with
+        g: (B, T, HV, K), natural-log decays <= 0 (not checked; a chunk may grow by e^8), or logits with
             `use_gate_in_kernel`.
         beta: (B, T, HV), step sizes, or logits with `use_beta_sigmoid_in_kernel`.
         scale: of q; None means `K ** -0.5`.
         initial_state: (N, HV, K, V), float32 or the dtype of q.
-        output_final_state: return the states after the last token too, float32.
-        use_qk_l2norm_in_kernel: x / sqrt(sum x^2 + 1e-6) on q and k first.
-        use_gate_in_kernel: with x = g + dt_bias, decay by `-exp(A_log) softplus(x)`, or, given a `lower_bound`, by
+        output_final_state: also return the states after the last token, float32.
+        use_qk_l2norm_in_kernel: first normalise q and k: x / sqrt(sum x^2 + 1e-6).
+        use_gate_in_kernel: with x = g + dt_bias, the decay is `-exp(A_log) softplus(x)`, or with a `lower_bound`
             `lower_bound * sigmoid(exp(A_log) x)`; A_log may then be left out.
         use_beta_sigmoid_in_kernel: beta is sigmoid(beta), twice that with `allow_neg_eigval`.
-        safe_gate: accepted and not needed: no gate is slow and none is unsafe.
-        lower_bound: of the gate, negative; beside a given g, the caller's promise that g >= lower_bound.
+        safe_gate: accepted, not needed: every gate is fast and safe.
+        lower_bound: of the gate, negative; with a precomputed g, the caller's promise that g >= lower_bound.
         disable_recompute: keep the forward's intermediates for the backward: faster, more memory.
         return_intermediate_states: return h (B, chunks, HV, K, V), the states entering the chunks, as a third value.
         state_v_first: all states are (V, K).
         cu_seqlens: (N + 1,) int32 or int64 offsets of sequences packed in one row (B = 1), on the CPU or the GPU.
             Tokens past the last offset belong to no sequence: outputs and gradients are zero there.
-        cu_seqlens_cpu: a copy on the CPU, so that nothing has to wait for the GPU where lengths must be known.
-        cp_context: of `kda.parallel.build_cp_context` or FLA's: the tensors are this rank's part of a row of packed
-            sequences that lies on several ranks. Its offsets replace `cu_seqlens`, N counts the rank's own sequences,
-            and all ranks make the call together. States of sequences that began on an earlier rank come from there:
-            what `initial_state` has for them is not read, and its gradient is zero.
-        use_graph, max_num_seqs: accepted without effect. No launch depends on offsets that a GPU holds, so that a CUDA
-            graph may be replayed with other offsets, unless it returns intermediate states. `max_num_seqs` must be at
-            least N.
+        cu_seqlens_cpu: a copy on the CPU, so that no call waits for the GPU to learn the lengths.
+        cp_context: from `kda.parallel.build_cp_context` or FLA: the tensors are this rank's part of a row of packed
+            sequences that is distributed over several ranks. Its offsets replace `cu_seqlens`, N counts the rank's own
+            sequences, and all ranks make the call together. A sequence that began on an earlier rank gets its state
+            from there: its row of `initial_state` is not read and has a gradient of zero.
+        use_graph, max_num_seqs: accepted without effect. No launch depends on offsets on the GPU, so a CUDA graph may
+            be replayed with other offsets, unless it returns intermediate states. `max_num_seqs` must be at least N.
         A_log: HV elements.
         dt_bias: `HV * K` elements.
         chunk_size: 32 or 64.
-        backend: a backend's name; None asks `use_backend`, then KDA_BACKEND, then takes the fastest that can.
-        batch_invariant: a sequence's results are the same bits alone or packed with others.
-        transpose_state_layout: the old name of `state_v_first`.
+        backend: a backend's name; None means that of `use_backend`, else KDA_BACKEND, else the fastest that accepts the
+            call.
+        batch_invariant: a sequence's results have the same bits alone and packed with others.
+        transpose_state_layout: deprecated name of `state_v_first`.
 
     Returns:
         o (B, T, HV, V) in the dtype of q and the final states or None; with `return_intermediate_states` also h.
 
     Raises:
-        InputError: an argument that is wrong, whatever the backend.
+        InputError: an argument is invalid for every backend.
         NoBackendError: no backend accepts the call, or the named one does not.
 
     Example:
         >>> q, k = torch.randn(2, 1, 100, 2, 16).unbind()                      # B=1, T=100, H=2, K=16
-        >>> v, g = torch.randn(1, 100, 4, 16), -torch.rand(1, 100, 4, 16)      # HV=4: two value heads for each head
+        >>> v, g = torch.randn(1, 100, 4, 16), -torch.rand(1, 100, 4, 16)      # HV=4: two value heads per head
         >>> beta = torch.rand(1, 100, 4)
         >>> o, state = chunk_kda(q, k, v, g, beta, use_qk_l2norm_in_kernel=True, output_final_state=True)
         >>> o.shape, state.shape
@@ -169,11 +169,11 @@ def chunk_kda(
 
 
 def _chunk(inputs: Inputs, options: Options, context: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """o, the final states and the states entering the chunks."""
+    """o, the final states and the states that enter the chunks."""
     recorded = records_gradients(inputs)
     if context is not None:
         return _on_ranks(inputs, options, context, recorded)
-    if recorded and not options.return_intermediate_states and _unseen(inputs):    # an operator takes its time
+    if recorded and not options.return_intermediate_states and _unseen(inputs):    # the operator costs time
         return *_recorded(inputs, options), None
     out = _forward(inputs, options, _saved_by(inputs, options) if recorded else Save.NOTHING, recorded)
     return out.o, out.final_state, out.h
@@ -185,9 +185,9 @@ _DEFAULTS = {name: _CHUNK_SIGNATURE.parameters[name].default for name in _KEYWOR
 
 
 def chunk_kda_fwd(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any, **keywords: Any) -> Outputs:
-    """The forward of `chunk_kda` without autograd, with its arguments: Outputs(o, final_state, h, saved).
+    """The forward of `chunk_kda`, with the same arguments, without autograd: Outputs(o, final_state, h, saved).
 
-    `saved` holds the intermediates with `disable_recompute=True` and is None without; give it to `chunk_kda_bwd`.
+    With `disable_recompute=True`, `saved` holds the intermediates for `chunk_kda_bwd`; otherwise it is None.
 
     Raises:
         InputError, NoBackendError: as `chunk_kda`.
@@ -224,10 +224,10 @@ def chunk_kda_bwd(
         keywords: those of `chunk_kda`, as in the forward.
 
     Returns:
-        A gradient of the shape and dtype of each input; None where there was no input.
+        For each input, a gradient of its shape and dtype; None for inputs left out.
 
     Raises:
-        InputError: as `chunk_kda`, and for a `saved` of another call.
+        InputError: as `chunk_kda`, and for the `saved` of another call.
         NoBackendError: as `chunk_kda`.
 
     Example:
@@ -279,31 +279,31 @@ def fused_recurrent_kda(
     transpose_state_layout: bool | None = None,
     **unknown: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Kimi Delta Attention token by token, for inference; a drop-in for `fla.ops.kda.fused_recurrent_kda`.
+    """Kimi Delta Attention token by token, for inference; replaces `fla.ops.kda.fused_recurrent_kda`.
 
     Args:
         q, k: (B, T, H, K), any K. Arguments that are not listed here are those of `chunk_kda`.
         initial_state: of any float dtype.
-        beta: also (B, T, HV, V), a step size for every value channel.
+        beta: also (B, T, HV, V), a step size per value channel.
         ssm_state_indices: `initial_state` is a pool (slots, HV, K, V). (N,): sequence n starts from slot [n] and its
-            last state goes back there. (N, S): it starts from slot [n, 0] and the state after its token t goes to
+            last state is stored there. (N, S): it starts from slot [n, 0] and the state after its token t is stored in
             slot [n, t].
-            A slot of -1 is padding: a sequence that starts there is skipped and its outputs are zero; a state that
-            would go there is dropped.
+            A slot of -1 is padding: a sequence that starts there is skipped and its outputs are zero; a state whose
+            slot it is is dropped.
         num_accepted_tokens: (N,), with (N, S) slots: start from slot [n, num_accepted_tokens[n] - 1] instead.
         inplace_final_state: write the final states into `initial_state`; None means True with a pool, else False.
-            False with a pool leaves the pool alone and returns the last states, zero for skipped sequences.
-        out: o is written there; without gradients alone.
+            False with a pool does not write the pool and returns the last states, zero for skipped sequences.
+        out: o is written there; only without gradients.
 
     Returns:
         o (B, T, HV, V) and the final states: `initial_state` itself if written in place, else float32 ones if
         `output_final_state`, else None.
 
     Raises:
-        InputError, NoBackendError: as `chunk_kda`. There is no backward: asking for a gradient raises an error.
+        InputError, NoBackendError: as `chunk_kda`. There is no backward: requesting a gradient raises an error.
 
     Example:
-        >>> q, k, v, g = torch.randn(4, 3, 1, 2, 16).unbind()                  # one token for each of three sequences
+        >>> q, k, v, g = torch.randn(4, 3, 1, 2, 16).unbind()                  # one token per sequence, three sequences
         >>> pool = torch.zeros(8, 2, 16, 16)                                   # eight states
         >>> slots = torch.tensor([5, 2, -1], dtype=torch.int32)                # the last sequence is padding
         >>> o, _ = fused_recurrent_kda(
@@ -417,7 +417,7 @@ def fused_kda_gate(
         The decays, of the shape of g in `output_dtype`.
 
     Raises:
-        InputError: an argument that is wrong.
+        InputError: an argument is invalid.
 
     Example:
         >>> decays = fused_kda_gate(torch.randn(1, 10, 2, 16), A_log=torch.zeros(2), lower_bound=-5.0)
@@ -436,8 +436,8 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
     """Print which backend handles this call of `chunk_kda` and why each other one does not; nothing is computed.
 
     If an input requires a gradient, it also prints the choice for the backward, which backend then runs the forward if
-    that differs, and what is kept between the two. With a `cp_context` it also says how the maps of sequences that lie
-    on several ranks are made.
+    that differs, and what is kept between the two. With a `cp_context` it also says which backend computes the
+    maps of sequences that span several ranks.
 
     Args:
         q, k, v, g, beta, args, keywords: the arguments of `chunk_kda`.
@@ -482,7 +482,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
         if save is Save.PRODUCTS:
             made = recorder(choices[0].problem, takers[0])
             if made != takers[0]:
-                print(f"{made} makes the forward, too, as gradients are recorded: {takers[0]} keeps nothing for them")
+                print(f"{made} also runs the forward: gradients are recorded, and {takers[0]} keeps nothing for them")
         print(_what_is_kept(save, choices[1].problem, made, inputs.q.dtype))
     if context is not None and takers[0]:
         print(_parallel().operators.maps.how(choices[0].problem, asked))
@@ -490,14 +490,14 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
 
 
 def rehearse(function: str, *args: Any, **keywords: Any) -> tuple[Choice, ...]:
-    """Who takes a call, without making it: the choice of the forward, and of the backward if gradients are recorded.
+    """Which backends would run a call: the choice of the forward, and of the backward if gradients are recorded.
 
     Args:
-        function: the name of what is called: `chunk_kda`, `fused_recurrent_kda`, `fused_recurrent_kda_fwd`.
+        function: the name of the called function: `chunk_kda`, `fused_recurrent_kda`, `fused_recurrent_kda_fwd`.
         args, keywords: its arguments.
 
-    Raises what the call would raise before it computes: InputError for wrong input, NoBackendError if nobody takes it,
-    TypeError for arguments that the function does not have.
+    Raises what the call would raise before it computes: InputError for invalid input, NoBackendError if no backend
+    accepts it, TypeError for arguments that the function does not have.
     """
     call = _call_of(function, args, keywords)
     problem, asked = _operate(problem_of, call, call), backend_asked(call.options.backend)
@@ -513,7 +513,7 @@ def _call_of(function: str, args: tuple, keywords: dict[str, Any]) -> Call:
     args = (*map(_as_if_cast, args[:3]), *args[3:])
     keywords = keywords | {name: _as_if_cast(keywords[name]) for name in ("q", "k", "v") if name in keywords}
     if function == "chunk_kda":
-        while len(args) < 5 and REQUIRED[len(args)] in keywords:              # as _bind is quick with them
+        while len(args) < 5 and REQUIRED[len(args)] in keywords:              # for the fast path of _bind
             args = (*args, keywords.pop(REQUIRED[len(args)]))
         inputs, options, _ = _bind_a_part(function, *args, **keywords)
         return Call(function, inputs, options)
@@ -530,7 +530,7 @@ def _call_of(function: str, args: tuple, keywords: dict[str, Any]) -> Call:
 
 
 def _as_if_cast(x: Any) -> Any:
-    """What torch.autocast would make of a tensor, as far as anybody asks who does not compute with it."""
+    """A tensor with the dtype and shape that torch.autocast would give it; its values do not matter."""
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.dtype == torch.float64 or not autocasts(x):
         return x
     dtype = torch.get_autocast_dtype(x.device.type)
@@ -547,7 +547,7 @@ _SIGNATURES = {f.__name__: inspect.signature(f) for f in (fused_recurrent_kda, f
 
 
 def _what_is_kept(save: Save, p: Problem, backend: str, dtype: torch.dtype) -> str:
-    """What lives between forward and backward, for people."""
+    """One line about what is kept between forward and backward."""
     if save is Save.NOTHING:
         return "between forward and backward nothing is kept but the inputs"
     if save is Save.OWN:
@@ -560,7 +560,7 @@ def _what_is_kept(save: Save, p: Problem, backend: str, dtype: torch.dtype) -> s
 
 
 def _recorded(inputs: Inputs, options: Options) -> tuple[Tensor, Tensor | None]:
-    """A call of plain tensors that records its gradients."""
+    """A call with plain tensors that records gradients."""
     call, asked = Call("chunk_kda", inputs, options), backend_asked(options.backend)
     problem = _operate(problem_of, call, call)
     recording = autograd.Recording(options, route(problem, asked, what_is_kept(problem, asked)))
@@ -568,8 +568,8 @@ def _recorded(inputs: Inputs, options: Options) -> tuple[Tensor, Tensor | None]:
 
 
 def _saved_by(inputs: Inputs, options: Options) -> Save:
-    """What a recorded forward keeps.  A compiled one keeps what is the same of all backends, for the shapes of its
-    results must be known; nothing, where a backend makes both directions that keeps but its own."""
+    """What a recorded forward keeps.  A compiled one keeps what all backends keep alike, because the shapes of its
+    results must be known; or nothing, if one backend runs both directions and keeps only its own layout."""
     on_gpu = _on_gpu(inputs.q)
     if not torch.compiler.is_compiling():
         if on_gpu or stand_in() is not None:
@@ -579,9 +579,9 @@ def _saved_by(inputs: Inputs, options: Options) -> Save:
         return Save.ALL
     tensors = inputs[: len(autograd.INPUTS)]
     if not on_gpu or not all(isinstance(x, Tensor) and x.dim() == 4 for x in (inputs.q, inputs.v)):
-        return Save.NOTHING                                                    # what is wrong will be said beneath
+        return Save.NOTHING                                                    # the operator reports the error
     K, V = (_constant(x.shape[3]) for x in (inputs.q, inputs.v))
-    bound = None if options.lower_bound is None else 0.0                       # no rule asks for more of these numbers
+    bound = None if options.lower_bound is None else 0.0                       # no rule depends on their values
     settings = options._replace(scale=1.0, lower_bound=bound, chunk_size=32 if options.chunk_size == 32 else 64)
     dtypes = [None if x is None else x.dtype for x in tensors]
     return Save.NOTHING if _keeps_nothing(str(inputs.q.device), tuple(settings), K, V, *dtypes) else Save.PRODUCTS
@@ -592,15 +592,15 @@ def _on_gpu(q: Any) -> bool:
 
 
 def _constant(size: int) -> int:
-    """A head dim as a number that a graph is made for; 0 of an unusual one."""
+    """A head dim for which a graph is specialised; 0 for an unusual one."""
     return next((usual for usual in (64, 128, 256) if size == usual), 0)
 
 
 def _keeps_nothing(device: str, settings: tuple, K: int, V: int, *dtypes: torch.dtype | None) -> bool:
     """Whether a compiled forward keeps nothing.
 
-    How many tokens and heads there are is not asked, so that no graph is made for their number; where that makes
-    another backend take the call, it makes again what was not kept.
+    It ignores the number of tokens and heads, so that no graph is specialised to them. If another backend then runs the
+    call, it recomputes what was not kept.
     """
     rows, heads, options = (Problem.B, Problem.T), Problem.HV, Options(*settings)
     shapes = (*((*rows, heads, K),) * 2, (*rows, heads, V), (*rows, heads, K), (*rows, heads))
@@ -608,7 +608,7 @@ def _keeps_nothing(device: str, settings: tuple, K: int, V: int, *dtypes: torch.
     outlines: Any = [dtype and Outline(shape, dtype, device) for shape, dtype in pairs]  # type: ignore[arg-type]
     try:
         return what_is_kept(problem_of_outlines(outlines, options), backend_asked(options.backend)) is Save.NOTHING
-    except NoBackendError:                                                     # as the operator will say
+    except NoBackendError:                                                     # the operator reports it
         return True
 
 
@@ -624,7 +624,7 @@ def _on_ranks(inputs: Inputs, options: Options, context: Any, recorded: bool) ->
 
 
 def _sharded(inputs: Iterable[Any]) -> bool:
-    """Whether a tensor is a DTensor; told by name, for nothing else needs its module."""
+    """Whether a tensor is a DTensor; recognised by name, because nothing else needs its module."""
     if not torch.compiler.is_compiling() and _PLAIN.issuperset(map(type, inputs)):
         return False
     return "DTensor" in [type(x).__name__ for x in inputs]
@@ -637,11 +637,11 @@ def _parallel() -> Any:
 
 
 def _forward(inputs: Inputs, options: Options, save: Save, recorded: bool = False) -> Outputs:
-    """Of the options `disable_recompute` asks for `Saved`; what else is kept goes by `save`."""
+    """The option `disable_recompute` requests `Saved`; `save` decides what else is kept."""
     if options.disable_recompute and save is not Save.ALL:
         options = options._replace(disable_recompute=False)
     call = Call("chunk_kda", inputs, options)
-    if not recorded and _unseen(inputs):                                       # an operator takes 20 microseconds more
+    if not recorded and _unseen(inputs):                                       # the operator costs 20 microseconds more
         return _operate(autograd.forward, call, call, save)
     settings = [getattr(options, name) for name in autograd.OPTIONS]
     arguments = *inputs[: len(autograd.INPUTS)], *settings, save.value
@@ -651,7 +651,7 @@ def _forward(inputs: Inputs, options: Options, save: Save, recorded: bool = Fals
 
 
 def _unseen(inputs: Inputs) -> bool:
-    """Whether plain tensors are all that a call meets: no mode, transform, trace or profile."""
+    """Whether a call has only plain tensors, and no mode, transform, trace or profiler is active."""
     return (
         not torch.compiler.is_compiling()
         and not torch._C._is_tracing()
@@ -689,7 +689,7 @@ def _check_saved(call: Call, saved: Any) -> None:
 
 
 def _operate(operator: Any, call: Call, *arguments: Any) -> Any:
-    """Call an operator or a check; if it breaks on what it was given, say which argument is of the wrong type."""
+    """Call an operator or a check; if it fails on its arguments, report which one has the wrong type."""
     if torch.compiler.is_compiling():
         return operator(*arguments)
     try:
@@ -702,7 +702,7 @@ def _operate(operator: Any, call: Call, *arguments: Any) -> Any:
 
 
 def _bind_a_part(op: str, *args: Any, cp_context: Any = None, **keywords: Any) -> tuple[Inputs, Options, Any]:
-    """As `_bind`; with a context, of this rank's part of the sequences, and the context as one of ours."""
+    """As `_bind`; with a context, for this rank's part of the sequences, and with the context as one of kda's."""
     if cp_context is None:
         return *_bind(op, *args, **keywords), None
     context = _parallel().adopt(cp_context, op)
@@ -712,8 +712,8 @@ def _bind_a_part(op: str, *args: Any, cp_context: Any = None, **keywords: Any) -
 
 
 def _bind(op: str, *args: Any, **keywords: Any) -> tuple[Inputs, Options]:
-    """Arguments of `chunk_kda`, given to another function."""
-    if len(args) == 5:                                                         # and no 30 microseconds of bind
+    """The arguments of `chunk_kda`, passed to another function."""
+    if len(args) == 5:                                                         # saves 30 microseconds of bind
         given: dict[str, Any] = _DEFAULTS | keywords
         if len(given) == len(_DEFAULTS):
             return _prepare(op, *args, *given.values(), {})  # type: ignore[call-arg]
@@ -732,7 +732,7 @@ def _prepare(
     backend, batch_invariant, transpose_state_layout, unknown, inplace_final_state=False, ssm_state_indices=None,
     num_accepted_tokens=None,
 ) -> tuple[Inputs, Options]:  # fmt: skip
-    """What every function does first: keywords that are no tensors."""
+    """What every function does first: it checks keywords that are not tensors."""
     if unknown:
         _refuse_unknown(op, next(iter(unknown)))
     if cp_context is not None:
@@ -776,14 +776,14 @@ _BOOL = {bool}
 
 
 def _number(x: Any) -> Any:
-    """Numbers of numpy as those of Python."""
+    """Converts numpy's numbers to Python's."""
     if isinstance(x, numbers.Real):
         return int(x) if isinstance(x, numbers.Integral) else float(x)
     return x
 
 
 def _flag(op: str, name: str, x: Any) -> bool:
-    """True and False as they are; None, 0 and 1, as configurations hold them, and those of numpy as well."""
+    """A bool; None, 0 and 1, which occur in configurations, and numpy's bools are accepted."""
     if x is True or x is False:
         return x
     of_numpy = type(x).__module__ == "numpy" and type(x).__name__ in ("bool", "bool_")
@@ -793,7 +793,7 @@ def _flag(op: str, name: str, x: Any) -> bool:
 
 
 def _check_graph(op: str, use_graph: Any, max_num_seqs: Any, cu_seqlens: Any) -> None:
-    """What has no effect must still be what it is elsewhere."""
+    """Arguments without effect must still be valid."""
     _flag(op, "use_graph", use_graph)
     most = _number(max_num_seqs)
     if not isinstance(most, int | None):
@@ -807,9 +807,9 @@ def _check_graph(op: str, use_graph: Any, max_num_seqs: Any, cu_seqlens: Any) ->
 
 def _refuse_unknown(op: str, name: str) -> None:
     fix = _nearest_keyword(op, name)
-    if torch.compiler.is_compiling():                                          # which knows no errors of ours
-        raise TypeError(f"{op}: {name} is no keyword. {fix}")
-    raise InputTypeError(op, name, "a keyword that exists", "an unknown one", fix, "keyword.unknown")
+    if torch.compiler.is_compiling():                                          # it does not know kda's errors
+        raise TypeError(f"{op}: {name} is not a keyword. {fix}")
+    raise InputTypeError(op, name, "an existing keyword", "an unknown one", fix, "keyword.unknown")
 
 
 def _nearest_keyword(op: str, name: str) -> str:
@@ -830,7 +830,7 @@ def _old_layout_name(op: str, state_v_first: bool, transpose_state_layout: bool)
 
 
 def _autocast(x: Any, dtype: torch.dtype) -> Any:
-    """As torch.autocast treats the operands of a product; float64 is left alone."""
+    """As torch.autocast casts the operands of a product; float64 is unchanged."""
     if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64:
         return x.to(dtype)
     return x

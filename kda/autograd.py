@@ -7,10 +7,9 @@
   put             of fused_recurrent_kda compiled: o -> out
   gate            of fused_kda_gate, with gate_backward
 
-An output that was not asked for is an empty tensor, for an operator cannot return None.  What a call asks for is
-checked here, beneath autograd and torch.compile, so that every way in meets the same checks; the backend is chosen
-here too.
-`save` says what `chunk_forward` keeps for its backward beside the inputs: a word of bundles.Save.
+An output that was not requested is an empty tensor, because an operator cannot return None.  Calls are checked here,
+below autograd and torch.compile, so every entry point has the same checks; the backend is chosen here as well.
+`save`, a word of bundles.Save, is what `chunk_forward` keeps for its backward beside the inputs.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ def or_empty(x: Tensor | None, like: Tensor) -> Tensor:
 
 
 def or_none(x: Tensor | None) -> Tensor | None:
-    """Undoes `or_empty` for gradients of outputs that were not asked for."""
+    """Undoes `or_empty` for gradients of outputs that were not requested."""
     return None if x is None or x.dim() == 1 else x
 
 
@@ -112,7 +111,7 @@ def forward(c: Call, save: Save) -> Outputs:
 
 
 def _keeper(c: Call, problem: Problem) -> str:
-    """The backend that keeps its own for a backward."""
+    """The backend whose own layout is kept for its backward."""
     chosen = choose(problem, backend_asked(c.options.backend)).backend
     if not capability(chosen).keeps_own:
         raise KdaError(f"chunk_forward: save='own' asks for what a backend keeps for itself; {chosen} keeps nothing of "
@@ -213,7 +212,7 @@ def _chunk_tangent(*args):
 
 
 class Recorded(torch.autograd.Function):
-    """The forward and its backward without operators between: torch takes half a millisecond for one that records."""
+    """The forward and its backward without an operator: torch takes half a millisecond for one that records."""
 
     @staticmethod
     def forward(ctx, of: Recording, *tensors):
@@ -240,14 +239,14 @@ class Recorded(torch.autograd.Function):
 
 
 class Recording(NamedTuple):
-    """A call that is recorded, of plain tensors alone."""
+    """A recorded call with plain tensors only."""
 
     options: Options
     route: Route
 
 
 def _nothing_else_looks() -> bool:
-    """Whether no derivative of a backward is recorded, and no mode or transform has to see it."""
+    """Whether no derivative of a backward is recorded, and no mode or transform is active."""
     return (
         not torch.is_grad_enabled()
         and not torch._C._len_torch_dispatch_stack()
@@ -302,7 +301,7 @@ def recurrent(c: Call) -> tuple[Tensor, Tensor | None]:
     with autocast_off(c.inputs.q):
         found = _launch(c, problem).recurrent(problem, c.inputs)
     if problem.inplace and not c.inputs.initial_state.is_inference():
-        torch.autograd.graph.increment_version(c.inputs.initial_state)        # a kernel writes where torch does not see
+        torch.autograd.graph.increment_version(c.inputs.initial_state)        # a kernel writes it, unseen by torch
     return found
 
 
@@ -421,7 +420,7 @@ def _gate_tangent(g, A_log, dt_bias, lower_bound, dtype, *tangents):
     return transforms.pushforward(output, (g, A_log, dt_bias), tangents)
 
 
-# what has no derivative says so, or autograd would leave the gradient out in silence
+# operators without a derivative raise an error; otherwise autograd would silently omit the gradient
 
 _NO_DERIVATIVE = {
     **dict.fromkeys(
@@ -433,7 +432,7 @@ _NO_DERIVATIVE = {
     **dict.fromkeys(("gate_backward", "gate_tangent"), "fused_kda_gate has no second derivative."),
 }
 _NO_TANGENT = (
-    "chunk_kda: forward-mode AD was asked for; found backend {!r}, whose kernels have no such derivative. Pass "
+    "chunk_kda: forward-mode AD was requested; found backend {!r}, whose kernels have no such derivative. Pass "
     "backend='reference', or use reverse mode: backward(), torch.func.vjp or torch.func.jacrev."
 )
 

@@ -1,4 +1,4 @@
-"""What goes out of a call, by name.  Shapes: B, T, N, H, HV, K, V, C as in kda.problem; NC chunks in all."""
+"""The results of a call, by name.  Shapes: B, T, N, H, HV, K, V, C as in kda.problem; NC chunks in total."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 
 class Saved(NamedTuple):
-    """What `disable_recompute=True` keeps of the forward for the backward: a row for every token, or for every chunk.
+    """What `disable_recompute=True` keeps of the forward for the backward: one row per token or per chunk.
 
-    dtype of q, so that a backend on a GPU keeps little; the reference rounds to it as well.  `gc_last` is float32
-    (float64 for float64 inputs).  Rows past the last chunk are zero: T//C + N rows are sure to hold the chunks of any
-    N packed sequences, so that no length has to be read to allocate them.
+    Tensors have the dtype of q, so that a backend on a GPU keeps little; the reference rounds to it as well.  `gc_last`
+    is float32 (float64 for float64 inputs).  Rows past the last chunk are zero: T//C + N rows always hold the chunks of
+    any N packed sequences, so no length has to be read to allocate them.
     """
 
     A_qk: Tensor                             # (B*T, HV, C)
@@ -28,20 +28,20 @@ class Saved(NamedTuple):
 
 
 class Products(NamedTuple):
-    """What a recorded forward on a GPU keeps unless asked for more: small, and dear to make again.  Fields of Saved."""
+    """What a recorded forward on a GPU keeps by default: small, and expensive to recompute.  Fields of Saved."""
 
     A_qk: Tensor
     A_inv: Tensor
 
 
 class Own(NamedTuple):
-    """What `disable_recompute=True` keeps for a backend's own backward, laid out as that has it; others recompute."""
+    """What `disable_recompute=True` keeps for a backend's own backward, in its own layout; other backends recompute."""
 
     memory: Tensor                           # uint8
 
 
 class Save(str, Enum):
-    """What a forward saves for its backward, and what a backward finds: the operator is given the word."""
+    """What a forward saves for its backward; the operator gets the word."""
 
     NOTHING = "nothing"
     PRODUCTS = "products"
@@ -58,7 +58,7 @@ class Save(str, Enum):
 
 
 class Outputs(NamedTuple):
-    """No one is a view of another tensor: autograd refuses to change a view in place, and a caller may."""
+    """None is a view of another tensor: autograd refuses in-place changes of views, and callers may make them."""
 
     o: Tensor                                # (B, T, HV, V), dtype of q
     final_state: Tensor | None               # (N, HV, K, V) or (N, HV, V, K), float32
@@ -67,7 +67,7 @@ class Outputs(NamedTuple):
 
 
 class Grads(NamedTuple):
-    """Each of the shape and dtype of its input, and no view; None where there was no input."""
+    """Each has the shape and dtype of its input and is not a view; None for inputs left out."""
 
     dq: Tensor
     dk: Tensor
@@ -80,9 +80,9 @@ class Grads(NamedTuple):
 
 
 class SegmentSummary(NamedTuple):
-    """What a segment of a sequence does to the state that enters it, in float32: S -> M S + added.  Two neighbouring
-    segments do (M2 M1) S + (M2 added1 + added2), so summaries of segments, and of what several GPUs hold, are composed
-    alike; for a gradient that enters from behind, S is dS and M is transposed."""
+    """How a segment of a sequence maps the state that enters it, in float32: S -> M S + added.  Two neighbours map it
+    to (M2 M1) S + (M2 added1 + added2), so summaries of segments and of the parts of several GPUs compose alike.
+    For a gradient, which enters at the end, S is dS and M is transposed."""
 
     M: Tensor                                # (segments, HV, K, K); its transpose where `transposed`
     added: Tensor                            # (segments, HV, K, V)
@@ -91,7 +91,7 @@ class SegmentSummary(NamedTuple):
 
 def saved_shapes(B: int, T: int, N: int, HV: int, K: int, V: int, C: int, packed: bool) -> Any:
     """The shape of each field of `Saved`."""
-    make: Any = Saved                                                          # not of tensors here
+    make: Any = Saved                                                          # without tensors here
     rows, chunks = (B * T, HV), (chunk_bound(B, T, N, C, packed), HV)
     return make(
         A_qk=(*rows, C), A_inv=(*rows, C), w=(*rows, K), qg=(*rows, K), kg=(*rows, K), v_new=(*rows, V),
@@ -106,5 +106,5 @@ def saved_dtypes(dtype: dtype, wide: dtype) -> Any:
 
 
 def chunk_bound(B: int, T: int, N: int, C: int, packed: bool) -> int:
-    """Chunks of a batch; of packed sequences, the most that N of them can have in T tokens."""
+    """Chunks of a batch; for packed sequences, the most that N of them can have in T tokens."""
     return T // C + N if packed else B * ((T + C - 1) // C)

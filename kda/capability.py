@@ -1,4 +1,4 @@
-"""What a backend can do, as data: rules with an id, a reason and a way out.  Imports neither torch nor a DSL."""
+"""What a backend can do, as data: rules with an id, a reason and a fix.  Imports neither torch nor a DSL."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Rule(NamedTuple):
     id: str                                  # stable: tests, --json and docs quote it
     holds: Callable[[Problem, Host], bool]
     why: str                                 # format string over p (Problem) and h (Host)
-    fix: str = ""                            # the same; empty where only another backend helps
+    fix: str = ""                            # the same; empty if only another backend helps
 
     def refusal(self, p: Problem, h: Host) -> str:
-        """What is said where it does not hold."""
+        """The message if it does not hold."""
         fix = f" -> {self.fix.format(p=p, h=h)}" if self.fix else ""
         return f"{self.id}: {self.why.format(p=p, h=h)}{fix}"
 
@@ -33,30 +33,30 @@ class Capability:
     rank: int                                # lower is tried first
     summary: str
     rules: tuple[Rule, ...] = ()
-    auto_rules: tuple[Rule, ...] = ()        # asked only when the backend was not named by the caller
+    auto_rules: tuple[Rule, ...] = ()        # checked only if the caller did not name the backend
     backward: bool = True                    # False: "auto" picks another backend for the backward pass,
-    some_backwards: bool = False             # and True: where rules refuse it, though this backend was named
-    keeps: bool = True                       # False: that other backend makes recorded forwards, too
-    keeps_own: bool = False                  # its backward reads what its forward kept (bundles.Own), or makes it again
+    some_backwards: bool = False             # True: also if rules refuse it and this backend was named
+    keeps: bool = True                       # False: that other backend also runs recorded forwards
+    keeps_own: bool = False                  # its backward reads what its forward kept (bundles.Own), or recomputes
     maps: tuple[str, ...] = ()               # "forward": it has segment_map, "backward": segment_map_bwd (kda.parallel)
-    composite: bool = False                  # made of torch operations alone, which forward-mode AD follows
+    composite: bool = False                  # consists of torch operations, which forward-mode AD follows
     archs: tuple[str, ...] = ()              # targets its kernels are built for; empty: no compiled kernels
     stages: tuple[str, ...] = ()             # of kda.stages, or runs of them, that its launch module can run alone
     proof_dtypes: tuple[str, ...] = ("float32",)    # of q, k, v, in which the stages are proven
 
     def rejections(self, p: Problem, h: Host, named: bool = False) -> list[str]:
-        """Every broken rule, worded for a person; empty means this backend accepts the call."""
+        """The message of every broken rule; empty means that this backend accepts the call."""
         rules = self.rules if named else self.rules + self.auto_rules
         return [r.refusal(p, h) for r in rules if not r.holds(p, h)]
 
     def broken(self, kind: str, p: Problem, h: Host) -> list[str]:
-        """What its rule of this kind says where it does not hold: "dtype" of sm90 is the rule sm90.dtype."""
+        """The message of its rule of this kind if broken: "dtype" of sm90 is the rule sm90.dtype."""
         rules = [r for r in self.rules if r.id == f"{self.backend}.{kind}"]
         return [r.refusal(p, h) for r in rules if not r.holds(p, h)]
 
     @property
     def usual_dtype(self) -> str:
-        """What commands draw where no dtype is named: bfloat16, or else what the backend is proven in."""
+        """The dtype that commands use by default: bfloat16, or else the one that the backend is proven in."""
         return self.proof_dtypes[0] if self.broken("dtype", Problem(), Host()) else Problem.dtype
 
     @property

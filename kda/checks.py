@@ -1,10 +1,10 @@
-"""Every check of the input, as tables: what is asked, how to see that it does not hold, what to do about it.
+"""Every check of the input, as tables: the requirement, how to detect a violation, what to do about it.
 
 `check` walks rows in order, so a row may rely on those before it:
 
   CALLER   Python types, and whether autograd records: seen by the public functions
-  KIND     shapes, dtypes and options: once for each kind of call, beneath torch.compile as well
-  VALUES   numbers and memory: on every call, numbers only where a CPU holds them, for a call never waits for the GPU
+  KIND     shapes, dtypes and options: once per kind of call, also below torch.compile
+  VALUES   numbers and memory: on every call; only numbers on the CPU, because a call never waits for the GPU
   GATE     of fused_kda_gate
 
 docs/errors.md lists all rows, and tests/cpu/test_errors.py breaks each.
@@ -85,13 +85,13 @@ class Check(NamedTuple):
     id: str
     argument: str
     asked: str | Callable[[Any], str]        # completes "<argument> must be ..."
-    found: Callable[[Any], str | None]       # what breaks it; None when it holds
+    found: Callable[[Any], str | None]       # the violation; None if the requirement holds
     fix: str
     error: type[InputError] = InputError
 
 
 def check(call: Any, rows: Iterable[Check]) -> None:
-    """Raise for the first row that does not hold."""
+    """Raise an error for the first row whose requirement is violated."""
     for row in rows:
         found = row.found(call)
         if found is not None:
@@ -131,7 +131,7 @@ def records_gradients(inputs: Inputs) -> bool:
 
 
 def autocasts(x: torch.Tensor) -> bool:
-    """Whether torch.autocast is on where `x` lies."""
+    """Whether torch.autocast is active on the device of `x`."""
     return torch._C._is_any_autocast_enabled() and not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
@@ -168,19 +168,19 @@ def _shape_row(name: str, letters: str, fix: str, states: bool = False) -> Check
 
 def _numel_row(name: str, letters: str, fix: str, id: str | None = None) -> Check:
     def wanted(c: Any) -> int:
-        return math.prod([getattr(c, letter) for letter in letters.split("*")])     # torch.compile traces the gate's
+        return math.prod([getattr(c, letter) for letter in letters.split("*")])     # torch.compile traces it
 
     def found(c: Any) -> str | None:
         x = c.tensor(name)
         return None if x is None or x.numel() == wanted(c) else f"{x.numel()} elements, shape {shape_of(x)}"
 
-    return Check(id or f"{name}.numel", name, lambda c: f"of {letters}={wanted(c)} elements", found, fix)
+    return Check(id or f"{name}.numel", name, lambda c: f"a tensor of {letters}={wanted(c)} elements", found, fix)
 
 
 _DTYPE_KINDS: dict[str, tuple[Callable[[Any, torch.dtype], bool], str]] = {
-    "of q's dtype": (lambda c, dtype: dtype == c.inputs.q.dtype, "Use {}.to(q.dtype)."),
-    "of a float dtype": (lambda c, dtype: is_float(dtype), "Use {}.float()."),
-    "of dtype int32 or int64": (lambda c, dtype: is_index(dtype), "Use {}.long()."),
+    "a tensor of q's dtype": (lambda c, dtype: dtype == c.inputs.q.dtype, "Use {}.to(q.dtype)."),
+    "a tensor of a float dtype": (lambda c, dtype: is_float(dtype), "Use {}.float()."),
+    "a tensor of int32 or int64": (lambda c, dtype: is_index(dtype), "Use {}.long()."),
 }
 
 
@@ -223,7 +223,7 @@ def _logits_only_row(name: str) -> Check:
 
 
 def _may_overlap(x: torch.Tensor) -> bool:
-    """Whether one step along some axis is shorter than all that the axes with smaller steps reach."""
+    """Whether the stride of some axis is smaller than the extent of the axes with smaller strides."""
     reach = 0
     for stride, size in sorted((s, n) for s, n in zip(x.stride(), x.shape) if n > 1):
         if stride <= reach:
@@ -239,7 +239,7 @@ def _own_memory_row(name: str, id: str, written: Callable[[Call], bool]) -> Chec
             return None
         return _when(_may_overlap(x), f"strides {tuple(x.stride())} of shape {shape_of(x)}")
 
-    return Check(id, name, "memory of its own to be written", found, f"Use {name}.contiguous().")
+    return Check(id, name, "a tensor without overlap, because it is written", found, f"Use {name}.contiguous().")
 
 
 # CALLER
@@ -251,14 +251,14 @@ def _recording_state(c: Call) -> str | None:
                  "requires_grad=True")  # fmt: skip
 
 
-# These see whether autograd records.
+# These check whether autograd records.
 INTERMEDIATE_STATES = Check(
     "return_intermediate_states.grad", "return_intermediate_states", "used under torch.no_grad()",
     lambda c: _when(c.options.return_intermediate_states and records_gradients(c.inputs), "gradients recorded"),
     "No gradient flows through the intermediate states.",
 )  # fmt: skip
 WRITTEN_STATE = Check(
-    "inplace_final_state.grad", "initial_state", "without gradients to be written in place", _recording_state,
+    "inplace_final_state.grad", "initial_state", "a tensor without gradients to be written in place", _recording_state,
     "Use torch.no_grad(), or inplace_final_state=False.",
 )  # fmt: skip
 
@@ -342,7 +342,7 @@ def _bad_slots(c: Call) -> str | None:
 
 def _no_slots_per_token(c: Call) -> str | None:
     x = c.inputs.ssm_state_indices
-    return _when(c.inputs.num_accepted_tokens is not None and (x is None or x.dim() != 2), "no slots for each token")
+    return _when(c.inputs.num_accepted_tokens is not None and (x is None or x.dim() != 2), "no slots per token")
 
 
 KIND: tuple[Check, ...] = (
@@ -352,36 +352,36 @@ KIND: tuple[Check, ...] = (
         "Reshape q; there is no head-first layout.",
     ),
     Check(
-        "q.dtype", "q", "of dtype " + ", ".join(DTYPES),
+        "q.dtype", "q", "a tensor of " + ", ".join(DTYPES[:-1]) + f" or {DTYPES[-1]}",
         lambda c: _when(dtype_name(c.inputs.q) not in DTYPES, dtype_name(c.inputs.q)), "Cast q, k and v.",
     ),
     Check(
-        "q.head_dim", "q", lambda c: "of K >= 1" if c.recurrent else f"of 1 <= K <= {MAX_K}",
+        "q.head_dim", "q", lambda c: "a tensor with K >= 1" if c.recurrent else f"a tensor with 1 <= K <= {MAX_K}",
         lambda c: _when(c.K < 1 or not (c.recurrent or c.K <= MAX_K), f"K={c.K}"),
         "Split the head into several; fused_recurrent_kda accepts any K.",
     ),
     *(_device_row(name) for name in ARGUMENTS[1:]),
     _shape_row("k", "B T H K", "q and k share heads and head dim; only v, g and beta may have more heads."),
-    _dtype_row("k", "of q's dtype"),
+    _dtype_row("k", "a tensor of q's dtype"),
     Check(
         "v.shape", "v", lambda c: f"[B={c.B}, T={c.T}, HV, V] with HV, V >= 1", _bad_v,
         "Give v the batch and the tokens of q.",
     ),
-    _dtype_row("v", "of q's dtype"),
+    _dtype_row("v", "a tensor of q's dtype"),
     Check(
-        "v.heads", "v", lambda c: f"of a multiple of H={c.H} heads", lambda c: _when(c.HV % c.H, f"HV={c.HV}"),
-        "Each q/k head serves HV / H value heads.",
+        "v.heads", "v", lambda c: f"a tensor with a multiple of H={c.H} heads",
+        lambda c: _when(c.HV % c.H, f"HV={c.HV}"), "Each q/k head serves HV / H value heads.",
     ),
     _shape_row("g", "B T HV K", "The gate has the heads of v and the channels of k."),
-    _dtype_row("g", "of a float dtype"),
+    _dtype_row("g", "a tensor of a float dtype"),
     Check(
         "beta.shape", "beta",
         lambda c: f"[B={c.B}, T={c.T}, HV={c.HV}]" + (f" or [.., V={c.V}]" if c.recurrent else ""), _bad_beta,
         "One beta per token and value head; only fused_recurrent_kda accepts one per value channel.",
     ),
-    _dtype_row("beta", "of a float dtype"),
+    _dtype_row("beta", "a tensor of a float dtype"),
     _numel_row("A_log", "HV", "One rate per value head."),
-    _dtype_row("A_log", "of a float dtype"),
+    _dtype_row("A_log", "a tensor of a float dtype"),
     _logits_only_row("A_log"),
     Check(
         "A_log.missing", "A_log", "given for a gate without a lower_bound",
@@ -389,7 +389,7 @@ KIND: tuple[Check, ...] = (
         "Pass A_log for -exp(A_log) softplus(g + dt_bias), or lower_bound for the bounded gate.",
     ),
     _numel_row("dt_bias", "HV*K", "One bias per value head and channel."),
-    _dtype_row("dt_bias", "of a float dtype"),
+    _dtype_row("dt_bias", "a tensor of a float dtype"),
     _logits_only_row("dt_bias"),
     Check("lower_bound.value", "lower_bound", "a finite negative number", lambda c: bad_bound(c.options.lower_bound),
           "-5.0 is the common choice; None means no bound."),
@@ -411,9 +411,9 @@ KIND: tuple[Check, ...] = (
         _bad_offsets_shape,
         "Pass the N + 1 offsets of N packed sequences.",
     ),
-    _dtype_row("cu_seqlens", "of dtype int32 or int64"),
+    _dtype_row("cu_seqlens", "a tensor of int32 or int64"),
     Check(
-        "cu_seqlens.batch", "q", "of B=1 with cu_seqlens",
+        "cu_seqlens.batch", "q", "a tensor with B=1 beside cu_seqlens",
         lambda c: _when(c.inputs.cu_seqlens is not None and c.B != 1, f"B={c.B}"),
         "Pack the sequences of a batch along T: x.flatten(0, 1).unsqueeze(0).",
     ),
@@ -422,7 +422,7 @@ KIND: tuple[Check, ...] = (
         lambda c: _when(c.inputs.cu_seqlens is None and c.inputs.cu_seqlens_cpu is not None, "cu_seqlens=None"),
         "Pass cu_seqlens as well.",
     ),
-    _dtype_row("cu_seqlens_cpu", "of dtype int32 or int64"),
+    _dtype_row("cu_seqlens_cpu", "a tensor of int32 or int64"),
     Check(
         "initial_state.shape", "initial_state",
         _states_asked,
@@ -430,25 +430,25 @@ KIND: tuple[Check, ...] = (
     ),
     Check(
         "initial_state.dtype", "initial_state",
-        lambda c: "of a float dtype" if c.recurrent else "of dtype float32 or q's",
+        lambda c: "a tensor of a float dtype" if c.recurrent else "a tensor of float32 or of q's dtype",
         _bad_state_dtype, "Use initial_state.float().",
     ),
     _shape_row("do", "B T HV V", "do is the gradient of o."),
-    _dtype_row("do", "of a float dtype"),
+    _dtype_row("do", "a tensor of a float dtype"),
     _shape_row("dht", "N HV K V", "dht is the gradient of the final states, in their layout.", states=True),
-    _dtype_row("dht", "of a float dtype"),
+    _dtype_row("dht", "a tensor of a float dtype"),
     Check(
         "ssm_state_indices.shape", "ssm_state_indices", lambda c: f"[N={c.N}] or [N={c.N}, S >= 1]", _bad_slots,
         "One slot per sequence, or one per token of each.",
     ),
-    _dtype_row("ssm_state_indices", "of dtype int32 or int64"),
+    _dtype_row("ssm_state_indices", "a tensor of int32 or int64"),
     Check(
         "ssm_state_indices.pool", "initial_state", "the pool that ssm_state_indices points into",
         lambda c: _when(c.inputs.ssm_state_indices is not None and c.inputs.initial_state is None, "None"),
         "Pass initial_state=pool.",
     ),
     _shape_row("num_accepted_tokens", "N", "One count per sequence."),
-    _dtype_row("num_accepted_tokens", "of dtype int32 or int64"),
+    _dtype_row("num_accepted_tokens", "a tensor of int32 or int64"),
     Check(
         "num_accepted_tokens.slots", "num_accepted_tokens", "used with ssm_state_indices [N, S]",
         _no_slots_per_token, "It says from which slot each sequence continues.",
@@ -459,7 +459,7 @@ KIND: tuple[Check, ...] = (
         "The final states are written into initial_state.",
     ),
     _shape_row("out", "B T HV V", "o is written to out."),
-    _dtype_row("out", "of q's dtype"),
+    _dtype_row("out", "a tensor of q's dtype"),
 )  # fmt: skip
 
 
@@ -530,8 +530,8 @@ VALUES: tuple[Check, ...] = (
         "Grow the pool, or check the slot allocator.",
     ),
     Check(
-        "ssm_state_indices.shared", "ssm_state_indices", "different for each sequence to be written in place",
-        _shared_slot, "Two sequences would write one state; give each slots of its own.",
+        "ssm_state_indices.shared", "ssm_state_indices", "different for every sequence whose state is written in place",
+        _shared_slot, "Two sequences would write the same state; give each its own slots.",
     ),
     Check(
         "ssm_state_indices.per_token", "ssm_state_indices", "[N, S] with S at least the longest sequence",
@@ -585,7 +585,7 @@ GATE: tuple[Check, ...] = (
         "gate.g.shape", "g", "[.., HV, K]", lambda c: _when(c.g.dim() < 2, f"shape {shape_of(c.g)}"),
         "The last two axes are heads and channels.",
     ),
-    *(_dtype_row(name, "of a float dtype", id=f"gate.{name}.dtype") for name in ("g", "A_log", "dt_bias")),
+    *(_dtype_row(name, "a tensor of a float dtype", id=f"gate.{name}.dtype") for name in ("g", "A_log", "dt_bias")),
     _numel_row("A_log", "HV", "One rate per value head.", id="gate.A_log.numel"),
     _numel_row("dt_bias", "HV*K", "One bias per value head and channel.", id="gate.dt_bias.numel"),
     Check(
@@ -604,7 +604,7 @@ GATE: tuple[Check, ...] = (
     ),
 )  # fmt: skip
 
-# Rows whose check lives where the argument is first seen: id -> argument.
+# Rows that are checked where the argument is first used: id -> argument.
 ELSEWHERE = {
     "keyword.unknown": "any unknown keyword",
     "flag.type": "any flag",
@@ -637,12 +637,12 @@ _SEEN = operator.attrgetter("shape", "dtype", "device")
 
 
 def problem_of(c: Call, direction: str = "forward") -> Problem:
-    """The checked Problem of a call; a kind of call that was seen before costs one look-up and the VALUES."""
+    """The checked Problem of a call; a known kind of call costs one look-up and the VALUES."""
     tensors = c.inputs if c.do is c.dht is c.out is None else (*c.inputs, c.do, c.dht, c.out)
     key = (c.op, direction, c.options, *[x if x is None else _SEEN(x) for x in tensors])
     problem = _known.get(key)
     if problem is None:
-        check(c, (*CALLER, *KIND))                                             # an operator's arguments pass the first
+        check(c, (*CALLER, *KIND))                                             # an operator's arguments satisfy CALLER
         if len(_known) >= 4096:
             _known.clear()
         problem = _known[key] = _describe(c, direction)
@@ -652,7 +652,7 @@ def problem_of(c: Call, direction: str = "forward") -> Problem:
 
 
 class Outline(NamedTuple):
-    """What a Problem says of a tensor."""
+    """The properties of a tensor that a Problem contains."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -663,7 +663,7 @@ class Outline(NamedTuple):
 
 
 def problem_of_outlines(inputs: Iterable[Outline | None], options: Options) -> Problem:
-    """Of a call that is traced, and not checked yet."""
+    """The Problem of a call that is being traced and not yet checked."""
     return _describe(Call("chunk_kda", Inputs(*inputs), options), "forward")
 
 

@@ -53,7 +53,7 @@ class LazyGroup(click.Group):
 def cli() -> None:
     """Kimi Delta Attention: what works here, and proof of it.
 
-    Exit codes: 0 nothing wrong, 1 a finding, 2 usage or an internal error, 3 asked for what this host cannot judge.
+    Exit codes: 0 nothing wrong, 1 a finding, 2 usage or an internal error, 3 this host cannot provide the evidence.
     """
 
 

@@ -1,7 +1,7 @@
-"""Which backend takes a call.  Errors, `kda.explain` and `kda doctor` all print the same `Choice`.
+"""Which backend handles a call.  Errors, `kda.explain` and `kda doctor` all print the same `Choice`.
 
-Who decides, first to last: the `backend=` argument, `with use_backend(...)`, the variable KDA_BACKEND, and "auto",
-which takes the backend of lowest rank whose rules hold.
+The first of these decides: the `backend=` argument, `with use_backend(...)`, the variable KDA_BACKEND, and "auto",
+which picks the backend of lowest rank whose rules hold.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _named_by_context: contextvars.ContextVar[str | None] = contextvars.ContextVar("
 
 @functools.cache
 def capabilities() -> tuple[Capability, ...]:
-    """Every backend of the package, the one to be tried first first."""
+    """Every backend of the package, in the order in which they are tried."""
     from . import backends
 
     found = []
@@ -51,15 +51,15 @@ class Choice:
     problem: Problem
     host: Host
     asked: str                                           # "auto" or a backend's name
-    backend: str | None                                  # None: nobody who was asked accepts it
+    backend: str | None                                  # None: no requested backend accepts it
     tried: tuple[tuple[str, tuple[str, ...]], ...]       # (name, reasons against it), all backends in order of rank
-    able: tuple[str, ...] = ()                           # who accepts it, once named
+    able: tuple[str, ...] = ()                           # backends that accept it if named
 
     def __str__(self) -> str:
-        """Who accepts the call and why the others do not; of a named backend that does not, its own reasons alone."""
+        """Which backend accepts the call and why others do not; if a named backend does not, only its reasons."""
         where = f"{self.problem} on {self.host}"
         if self.backend:
-            named = "" if self.asked == "auto" else f" (asked for backend={self.asked!r})"
+            named = "" if self.asked == "auto" else f" (requested: backend={self.asked!r})"
             return "\n".join([f"{self.backend} accepts {where}{named}", *self._reasons(self.tried)])
         who = "no backend accepts" if self.asked == "auto" else f"backend={self.asked!r} does not accept"
         asked = [(name, reasons) for name, reasons in self.tried if self.asked in ("auto", name)]
@@ -84,7 +84,7 @@ def backend_asked(argument: str | None = None) -> str:
 
 
 def backend_of_backward(asked: str) -> str:
-    """The name in force for the backward of a recorded forward: the same, or "auto" if that has not all backwards."""
+    """The name in force for the backward of a recorded forward: the same, or "auto" if it lacks some backwards."""
     alone = any(c.backend == asked and (c.some_backwards or not c.backward) for c in capabilities())
     return "auto" if alone else asked
 
@@ -99,7 +99,7 @@ def check_backend_name(name: object, source: str) -> None:
 
 @contextlib.contextmanager
 def use_backend(name: str) -> Iterator[None]:
-    """Name the backend for every call of this thread or task inside the `with`; an argument still wins.
+    """Name the backend for every call of this thread or task inside the `with`; a `backend=` argument overrides it.
 
     Raises:
         InputError: no backend has this name.
@@ -115,7 +115,7 @@ def use_backend(name: str) -> Iterator[None]:
     from torch.compiler import is_compiling
 
     if is_compiling():                       # with fullgraph=True this is the message; otherwise the graph ends here
-        raise RuntimeError("use_backend must be entered outside of what torch.compile traces. Or pass backend=...")
+        raise RuntimeError("use_backend must be entered outside code that torch.compile traces. Or pass backend=...")
     check_backend_name(name, "use_backend(name)")
     token = _named_by_context.set(name)
     try:
@@ -125,7 +125,7 @@ def use_backend(name: str) -> Iterator[None]:
 
 
 def weigh(problem: Problem, host: Host, asked: str = "auto") -> Choice:
-    """Ask every backend's rules; never raises for a call that nobody accepts."""
+    """Check every backend's rules; raises no error if no backend accepts the call."""
     tried, able, winner = [], [], None
     for capability in capabilities():
         name = capability.backend
@@ -142,7 +142,7 @@ _decided: dict[tuple[Problem, str, Host | None], Choice] = {}
 
 
 def choose(problem: Problem, asked: str = "auto") -> Choice:
-    """The decision for one call on this machine, cached; raises NoBackendError when nobody accepts it."""
+    """The decision for one call on this machine, cached; raises NoBackendError if no backend accepts it."""
     call = problem, asked, stand_in()
     try:
         return _decided[call]
@@ -164,15 +164,15 @@ def capability(backend: str) -> Capability:
 
 @functools.lru_cache(maxsize=1024)
 def recorder(problem: Problem, backend: str) -> str:
-    """Who makes a forward that is recorded: `backend`, or who takes the backward if that keeps nothing for it."""
+    """The backend of a recorded forward: `backend`, or that of the backward if `backend` keeps nothing for it."""
     if capability(backend).keeps:
         return backend
     return choose(dataclasses.replace(problem, direction="backward")).backend
 
 
 def what_is_kept(problem: Problem, asked: str) -> Save:
-    """What a recorded forward keeps, for which `asked` is in force: unless it is asked for all, nothing on a CPU, where
-    memory is all that it would cost, nor for a backend that lays out itself what it keeps."""
+    """What a recorded forward keeps, with the backend name `asked` in force.  Unless everything is requested, it keeps
+    nothing on a CPU, where keeping only costs memory, and nothing for a backend with its own layout."""
     return _what_is_kept(problem, asked, stand_in())
 
 
@@ -190,7 +190,7 @@ def _what_is_kept(problem: Problem, asked: str, host: Host | None) -> Save:
 
 
 def keeps_own(problem: Problem, asked: str) -> bool:
-    """Whether forward and backward of a recorded call are of one backend that lays out itself what it keeps."""
+    """Whether one backend with its own layout of kept tensors runs both directions of a recorded call."""
     forward = dataclasses.replace(problem, direction="forward", disable_recompute=False)
     backward = dataclasses.replace(forward, direction="backward")
     made, read = choose(forward, asked).backend, choose(backward, backend_of_backward(asked)).backend
@@ -198,11 +198,11 @@ def keeps_own(problem: Problem, asked: str) -> bool:
 
 
 class Route(NamedTuple):
-    """Who makes a recorded call, and what is kept between its directions."""
+    """The backends of a recorded call, and what is kept between its directions."""
 
     save: Save
     backend: str                                         # of the forward
-    forward: Problem                                     # `disable_recompute` asks for Saved; what else, goes by `save`
+    forward: Problem                                     # `disable_recompute` requests Saved; `save` has the rest
     backward: Problem
     asked: str                                           # the name in force for the backward
 
@@ -223,5 +223,5 @@ def _route(problem: Problem, asked: str, save: Save, host: Host | None) -> Route
 
 @functools.cache
 def launcher(backend: str) -> Launcher:
-    """The backend's launch module: imported at its first use, never before."""
+    """The backend's launch module, imported at its first use."""
     return importlib.import_module(capability(backend).launch_module)

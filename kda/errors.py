@@ -1,8 +1,8 @@
-"""Every error of the package says what was asked, what was found and what to do."""
+"""Every error of the package says what was required, what was found and what to do."""
 
 from __future__ import annotations
 
-QUOTED = ("chunk_size",)                     # as FLA writes it: who matches FLA's message goes on matching ours
+QUOTED = ("chunk_size",)                     # as FLA writes it: code that matches FLA's message also matches ours
 
 
 class KdaError(Exception):
@@ -10,7 +10,7 @@ class KdaError(Exception):
 
 
 class InputError(KdaError, ValueError):
-    """An argument that cannot be served; `check` is the id of the row in docs/errors.md."""
+    """An invalid argument; `check` is the id of its row in docs/errors.md."""
 
     def __init__(self, op: str, argument: str, asked: str, found: str, fix: str, check: str):
         name = f"`{argument}`" if argument in QUOTED else argument
@@ -26,11 +26,11 @@ class InputTypeError(InputError, TypeError):
 
 
 class PackageError(KdaError, ImportError):
-    """Another package that is asked for by name is absent, or is not as it must be."""
+    """A required package is missing, or has the wrong version."""
 
 
 class NoBackendError(KdaError, RuntimeError):
-    """No backend accepts the call: the message has every reason, of the named backend or else of each."""
+    """No backend accepts the call: the message has every reason of the named backend, or of each if none was named."""
 
     def __init__(self, choice):
         super().__init__(str(choice))

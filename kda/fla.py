@@ -1,10 +1,9 @@
-"""`import kda.fla`: FLA asks kda first, and so does whoever calls FLA, its layers and transformers among them.
+"""`import kda.fla`: FLA, its layers and everything else that calls FLA ask kda first.
 
-FLA keeps a registry of backends for some of its functions and walks through it at every call: the first backend whose
-verifier accepts the call makes it, and if none does FLA's own Triton kernels do.  This module registers one such
-backend.  Its verifier is the package's own dispatch (`kda.api.rehearse`), so a call is accepted if and only if
-the same call of `kda.chunk_kda` would be served; why another one is not is said once (`kda.notices`).  docs/fla.md
-lists what goes where.
+FLA has a registry of backends for some of its functions and consults it at every call: the first backend whose verifier
+accepts the call runs it, and if none does, FLA's own Triton kernels do.  This module registers one such backend.  Its
+verifier is the package's own dispatch (`kda.api.rehearse`), so it accepts a call if and only if `kda.chunk_kda` would.
+A declined call is explained once per reason (`kda.notices`).  docs/fla.md lists which calls go where.
 """
 
 from __future__ import annotations
@@ -36,18 +35,18 @@ except ModuleNotFoundError:
     except ModuleNotFoundError:
         _fla = None
 
-FUNCTIONS = ("chunk_kda", "fused_recurrent_kda_fwd", "fused_kda_gate")         # of FLA, as far as its version asks
+FUNCTIONS = ("chunk_kda", "fused_recurrent_kda_fwd", "fused_kda_gate")         # of FLA, where it asks
 SWITCH = "FLA_KDA"                           # FLA_KDA=0: FLA does not ask kda
 
 
 def _verdict(function: str, args: tuple, keywords: dict[str, Any]) -> tuple[bool, str | None]:
-    """Whether kda takes a call of FLA's function, and why not."""
+    """Whether kda accepts a call of FLA's function, and why not."""
     try:
         api.rehearse(function, *args, **keywords)
     except (KdaError, TypeError) as error:
         notices.say_once(
-            f"kda.fla: a call of FLA's {function} is left to FLA, as kda does not take it: {error}\n"
-            "(said once for each reason)",
+            f"kda.fla: FLA runs this call of {function}, because kda does not accept it: {error}\n"
+            "(shown once per reason)",
             "kda.fla", function, notices.reason_of(error),
         )  # fmt: skip
         return False, str(error)
@@ -58,7 +57,7 @@ class _Backend(_fla.BaseBackend if _fla else object):  # type: ignore[misc]
     backend_type = "kda"
     package_name = "kda"
     env_var = SWITCH
-    priority = 1                             # FlashKDA, which takes some calls without gradients, has 3
+    priority = 1                             # FlashKDA, which accepts some calls without gradients, has 3
 
     def chunk_kda_verifier(self, *args: Any, **keywords: Any) -> tuple[bool, str | None]:
         return _verdict("chunk_kda", args, keywords)
@@ -73,15 +72,15 @@ class _Backend(_fla.BaseBackend if _fla else object):  # type: ignore[misc]
         return api.fused_recurrent_kda_fwd(*args, **keywords)
 
     def fused_kda_gate_verifier(self, g: Any, *args: Any, **keywords: Any) -> tuple[bool, str | None]:
-        """On a GPU the gate alone is no work for kda: FLA has a kernel for it."""
-        return (False, "left to FLA's kernel on a GPU") if g.is_cuda else (True, None)
+        """On a GPU, FLA has a kernel for the gate alone, and kda has none."""
+        return (False, "FLA's own kernel runs it on a GPU") if g.is_cuda else (True, None)
 
     def fused_kda_gate(self, *args: Any, **keywords: Any) -> Any:
         return api.fused_kda_gate(*args, **keywords)
 
 
 def _registries() -> dict[str, Any]:
-    """FLA's registry of each function that it asks backends for; empty if it is told to ask none."""
+    """FLA's registry of each function for which it asks backends; empty if it is told to ask none."""
     chunk = inspect.unwrap(fla.ops.kda.chunk.chunk_kda)
     if _fla is not None and not _differs(chunk):
         if getattr(_fla, "_DISPATCH_DISABLED", False):
@@ -99,28 +98,28 @@ def _registries() -> dict[str, Any]:
 
 
 def _differs(chunk: Callable) -> bool:
-    """Whether FLA's function has other arguments at the places of ours."""
+    """Whether FLA's function has other positional arguments than ours."""
     theirs = [p for p in inspect.signature(chunk).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     return any(p.name != ours for p, ours in zip(theirs, inspect.signature(api.chunk_kda).parameters))
 
 
 def use() -> None:
-    """Register kda in FLA, as importing this module does; after `disable`, again.
+    """Register kda in FLA, as importing this module does; needed only after `disable`.
 
-    Raises PackageError if this FLA has no registry that kda knows.  With FLA_DISABLE_BACKEND_DISPATCH=1, at whose
-    word FLA asks nobody, a notice says that nothing changes.
+    Raises PackageError if this FLA has no registry that kda supports.  With FLA_DISABLE_BACKEND_DISPATCH=1, FLA asks no
+    backend; a notice then says that nothing changes.
     """
     registries = _registries()
     if not registries:
         notices.say_once("kda.fla: FLA_DISABLE_BACKEND_DISPATCH=1 was set when fla was imported: FLA asks no backend, "
-                         "kda included. Unset it and start anew.", "kda.fla", "disabled")  # fmt: skip
+                         "kda included. Unset it and restart.", "kda.fla", "disabled")  # fmt: skip
     backend = _Backend()
     for registry in registries.values():
         registry.register(backend)
 
 
 def disable() -> None:
-    """Take kda out of FLA again: every call goes where it went before `import kda.fla`."""
+    """Remove kda from FLA again: every call runs as it did before `import kda.fla`."""
     for registry in _registries().values():
         registry._backends.pop(_Backend.backend_type, None)
         registry._logged -= {key for key in registry._logged if key.split(":")[2:3] == [_Backend.backend_type]}
@@ -128,7 +127,7 @@ def disable() -> None:
 
 
 def asked() -> dict[str, list[str]]:
-    """For each function of FLA that kda can serve, the backends that FLA asks now, the first first."""
+    """For each function of FLA that kda can run: the backends that FLA asks now, in order."""
     return {
         function: [b.backend_type for b in registry._get_sorted_backends() if b.is_available() and b.is_enabled()]
         for function, registry in _registries().items()
@@ -136,7 +135,7 @@ def asked() -> dict[str, list[str]]:
 
 
 def in_use() -> tuple[str, ...]:
-    """The functions of FLA whose calls come to kda, as far as it takes them."""
+    """The functions of FLA whose calls kda runs, if it accepts them."""
     return tuple(function for function, backends in asked().items() if _Backend.backend_type in backends)
 
 

@@ -1,12 +1,12 @@
-"""What happens to a single token before the recurrence, and its derivative: decay, beta, l2norm.
+"""Functions of a single token before the recurrence, and their derivatives: decay, beta, l2norm.
 
   softplus gate   decay = -e^A softplus(x)          x = g + dt_bias, A = A_log
   bounded gate    decay = lower_bound sigmoid(e^A x)
   beta            (1 or 2) sigmoid(beta)
   l2norm          y = x / sqrt(sum x^2 + 1e-6)
 
-Every function takes and gives one dtype; A_log and dt_bias come in a shape that broadcasts against g.  e^A and e^A x
-are kept finite, so that a saturated gate has the gradient 0 and never 0 * inf.
+Every function has one dtype for inputs and results; A_log and dt_bias have shapes that broadcast against g.  e^A and
+e^A x are kept finite, so that a saturated gate has the gradient 0 and never 0 * inf.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def decay(g, A_log, dt_bias, lower_bound):
 
 
 def decay_bwd(d_decay, g, A_log, dt_bias, lower_bound):
-    """dg, and the terms of dA_log whose sum over all tokens and channels of a head is wanted."""
+    """dg, and the terms of dA_log, to be summed over all tokens and channels of a head."""
     x, rate = _logits(g, A_log, dt_bias)
     if lower_bound is None:
         softplus = torch.logaddexp(x, x.new_zeros(()))

@@ -1,10 +1,9 @@
 """`kda.hf.use()`: the modules of transformers call kda, without FLA.
 
-transformers' models of KDA look two functions up in their own module at every call, the chunked one and the recurrent
-one; `use` puts others there, which call `kda.chunk_kda` and `kda.fused_recurrent_kda`, and `disable` puts the old ones
-back.  A call that kda does not take goes where it went before, and why is said once.  Packed sequences, which
-transformers' own torch convolution and recurrence run into each other, are kept apart: the convolution of a packed call
-is `kda.nn.short_convolution`.
+At every call, transformers' KDA models look up two functions in their own module, a chunked and a recurrent one.  `use`
+replaces them with functions that call `kda.chunk_kda` and `kda.fused_recurrent_kda`; `disable` restores the old ones.
+A call that kda does not accept runs as before, and a notice says why, once per reason.  Packed sequences stay separate,
+whereas transformers' own torch convolution and recurrence mix them: `kda.nn.short_convolution` convolves packed calls.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ _replaced: dict[tuple[ModuleType, str], tuple[Callable, Callable]] = {}      # t
 
 
 def use(models: str | Iterable[str] = MODELS) -> tuple[str, ...]:
-    """Let transformers' modules of these models call kda, those that exist already and those to come.
+    """Let transformers' modules of these models call kda: existing ones and those created later.
 
     Args:
-        models: names of `kda.hf.MODELS`, or one.
+        models: one or several names of `kda.hf.MODELS`.
 
     Returns:
-        The models whose modules call kda now. Of those asked for, one that this transformers does not have is left out
-        with a notice.
+        The models whose modules call kda now. A requested model that this transformers lacks is left out, and a notice
+        says so.
 
     Raises:
         PackageError: transformers is not installed, or has none of the models.
@@ -48,7 +47,7 @@ def use(models: str | Iterable[str] = MODELS) -> tuple[str, ...]:
     asked = (models,) if isinstance(models, str) else tuple(models)
     if unknown := [name for name in asked if name not in MODELS]:
         raise InputError("kda.hf.use", "models", f"among {', '.join(MODELS)}", repr(unknown[0]),
-                         "Leave it out to serve all of them.", "hf.models")  # fmt: skip
+                         "Leave it out to replace all of them.", "hf.models")  # fmt: skip
     absent = {}
     for name in asked:
         try:
@@ -69,13 +68,14 @@ def use(models: str | Iterable[str] = MODELS) -> tuple[str, ...]:
         raise PackageError(f"kda.hf: transformers must be installed, with one of the models {', '.join(asked)}; found "
                            f"none ({reasons}). {_INSTALL}", name="transformers")  # fmt: skip
     for name, reason in absent.items():
-        notices.say_once(f"kda.hf: {name} does not call kda, as this transformers does not have it as kda knows it "
+        notices.say_once(f"kda.hf: {name} does not call kda, because this transformers lacks its module as kda "
+                         f"expects it "
                          f"({reason}). {_INSTALL}", "kda.hf", name, "absent")  # fmt: skip
     return tuple(name for name in asked if name not in absent)
 
 
 def disable() -> None:
-    """Put transformers' own functions back, where nobody else has put another one since."""
+    """Restore transformers' own functions, but not where somebody else has put another one since."""
     for (module, name), (old, ours) in _replaced.items():
         if getattr(module, name) is ours:
             setattr(module, name, old)
@@ -97,7 +97,7 @@ def _replace(module: ModuleType, name: str, make: Callable[[Callable], Callable]
 
 
 def _offsets(keywords: dict[str, Any]) -> Tensor | None:
-    """Of packed sequences; transformers calls them cu_seq_lens_q where a collator packed them for attention."""
+    """Of packed sequences; transformers names them cu_seq_lens_q if a collator packed them for attention."""
     given = keywords.get("cu_seqlens")
     return keywords.get("cu_seq_lens_q") if given is None else given
 
@@ -116,15 +116,15 @@ def _served(ours: Callable, old: Callable) -> Callable:
             return ours(q, k, v, **given)
         try:
             if args:                                                           # the sixth is a chunk size, or a scale
-                raise InputError(ours.__name__, "the arguments after v", "given by name", f"{len(args)} by place",
+                raise InputError(ours.__name__, "the arguments after v", "given by name", f"{len(args)} positional",
                                  "Name them.", "hf.positional")  # fmt: skip
             return ours(q, k, v, **given)
         except KdaError as error:                                              # before anything was computed
             if offsets is not None:                                            # the old one would mix the sequences up
                 raise
             notices.say_once(
-                f"kda.hf: a call of {old.__name__} in {old.__module__} is left to transformers, as kda does not take "
-                f"it: {error}\n(said once for each reason)",
+                f"kda.hf: transformers runs this call of {old.__name__} in {old.__module__}, because kda does not "
+                f"accept it: {error}\n(shown once per reason)",
                 "kda.hf", old.__name__, notices.reason_of(error),
             )  # fmt: skip
             return old(q, k, v, *args, **keywords)
@@ -133,7 +133,7 @@ def _served(ours: Callable, old: Callable) -> Callable:
 
 
 def _convolution(old: Callable) -> Callable:
-    """The causal convolution of (B, C, T): of packed sequences ours, else the old one."""
+    """The causal convolution of (B, C, T): kda's for packed sequences, otherwise the old one."""
 
     @functools.wraps(old)
     def call(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **keywords: Any):
@@ -141,7 +141,7 @@ def _convolution(old: Callable) -> Callable:
         if offsets is None or keywords.get("seq_idx") is not None:
             return old(x, weight, bias, activation, **keywords)
         if activation not in ("silu", "swish") or x.shape[0] != 1:
-            raise InputError("kda.hf", "packed sequences", "in one row (B = 1), with SiLU behind the convolution",
+            raise InputError("kda.hf", "packed sequences", "in one row (B = 1), with SiLU after the convolution",
                              f"B = {x.shape[0]} and {activation}", "Do not pack this model.", "hf.packed")  # fmt: skip
         rows = x.transpose(1, 2)
         if rows.shape[1] <= weight.shape[-1]:                                  # a cache fills up so few from the left

@@ -1,4 +1,4 @@
-"""What the machine is: one device and the installed packages.  `detect` is the only code that asks it."""
+"""The machine: one device and the installed packages.  Only `detect` queries it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Host:
     name: str = ""                               # "NVIDIA H200"
     cc: tuple[int, int] | None = None            # compute capability; None without a GPU
     sms: int = 0
-    smem: int = 0                                # bytes of shared memory one block may ask for
+    smem: int = 0                                # bytes of shared memory that a block may request
     memory: int = 0                              # bytes of device memory
     system: tuple[str, str] = ("", "")           # ("Linux", "x86_64")
     versions: tuple[tuple[str, str], ...] = ()   # installed packages only
@@ -57,7 +57,7 @@ _standing_in: contextvars.ContextVar[Host | None] = contextvars.ContextVar("kda_
 
 @contextlib.contextmanager
 def standing_in(host: Host) -> Iterator[None]:
-    """Inside the `with`, in this thread or task, CPU tensors are looked at as if they lay on this host's GPU."""
+    """Inside the `with`, in this thread or task, CPU tensors are treated as if they were on this host's GPU."""
     token = _standing_in.set(host)
     try:
         yield
@@ -70,7 +70,7 @@ def stand_in() -> Host | None:
 
 
 def detect(device: str = "cpu") -> Host:
-    """The host as seen from one device of torch."""
+    """The host, for one torch device."""
     return _standing_in.get() or _asked(device)
 
 

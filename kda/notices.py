@@ -1,4 +1,4 @@
-"""What kda leaves to others is said once of its kind, with the reason: a warning of category `KdaNotice`."""
+"""Notices: what kda leaves to other code, shown once per kind and reason, as a warning of category `KdaNotice`."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import warnings
 
 from .errors import InputError, NoBackendError
 
-_BETWEEN = ("kda", "fla", "torch", "importlib", "contextlib")       # packages that lie between a caller and a notice
+_BETWEEN = ("kda", "fla", "torch", "importlib", "contextlib")       # packages between a caller and a notice
 _said: set[tuple[str, ...]] = set()
 
 
 class KdaNotice(UserWarning):
-    """A call that kda was offered and does not take, or a switch that keeps calls from it."""
+    """A call that kda was offered and does not accept, or a switch that keeps calls away from it."""
 
 
 def say_once(text: str, *kind: str) -> None:
-    """Warn, at the line that called kda or FLA, unless something of this kind was said before.
+    """Warn, at the line that called kda or FLA, unless a notice of this kind was shown before.
 
     Args:
         text: what happens, why, and what to do about it.
-        kind: who says it, of what, and why in short, as in ("kda.fla", "chunk_kda", "cp_context.none"); no numbers.
+        kind: who says it, about what, and a short reason without numbers: ("kda.fla", "chunk_kda", "cp_context.none").
     """
     if kind not in _said:
         _said.add(kind)
@@ -31,12 +31,12 @@ def say_once(text: str, *kind: str) -> None:
 
 
 def forget(who: str) -> None:
-    """Let everything be said anew whose kind begins with `who`."""
+    """Show notices again whose kind begins with `who`."""
     _said.difference_update([kind for kind in _said if kind[0] == who])
 
 
 def reason_of(error: Exception) -> str:
-    """Why a call is not taken, in short: ids of checks and rules, without the numbers that differ from call to call."""
+    """Why a call is not accepted, in short: ids of checks and rules, without numbers that differ from call to call."""
     if isinstance(error, InputError):
         return error.check
     if isinstance(error, NoBackendError):

@@ -1,4 +1,4 @@
-"""Offsets of packed sequences as a list: who holds them, what is wrong with them.  Imports neither torch nor a DSL."""
+"""Offsets of packed sequences as a list, and their check.  Imports neither torch nor a DSL."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from .errors import InputError
 from .problem import Inputs
 
 CHECK = "cu_seqlens.values"                  # a row of docs/errors.md
-ASKED = "offsets from 0, never falling, to at most T"
+ASKED = "offsets that start at 0, never decrease and end at T or before"
 FIX = "Offsets are cumulative sums of the lengths."
 
 
 def bad_offsets(ends: list[int], T: int) -> str | None:
-    """What is wrong with them; None if nothing is."""
+    """The first violation, or None."""
     if ends[0] != 0:
         return f"a first offset of {ends[0]}"
     for n, (start, end) in enumerate(zip(ends, ends[1:])):
@@ -21,13 +21,13 @@ def bad_offsets(ends: list[int], T: int) -> str | None:
 
 
 def host_offsets(x: Inputs) -> list[int] | None:
-    """cu_seqlens as a list, if a CPU holds it."""
+    """cu_seqlens as a list, if it is on a CPU."""
     source = x.cu_seqlens_cpu if x.cu_seqlens_cpu is not None else x.cu_seqlens
     return source.tolist() if source is not None and source.device.type == "cpu" else None
 
 
 def offsets_after_waiting(x: Inputs) -> list[int] | None:
-    """cu_seqlens as a list, from the GPU if need be, and checked; None without cu_seqlens."""
+    """cu_seqlens as a list, copied from the GPU if necessary, and checked; None without cu_seqlens."""
     ends = host_offsets(x)
     if ends is None and x.cu_seqlens is not None:
         ends = x.cu_seqlens.tolist()

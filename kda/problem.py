@@ -31,7 +31,7 @@ class Inputs(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What a call asks for, under the names of the public keywords; flags last."""
+    """The options of a call, under the names of the public keywords; flags last."""
 
     scale: float
     lower_bound: float | None = None
@@ -69,7 +69,7 @@ class Problem:
     state_dtype: str | None = None           # of initial_state; None without one
     packed: bool = False                     # cu_seqlens given
     gate: str = "given"                      # "given" natural-log decays, "softplus" or "bounded" logits
-    lower_bound: float | None = None         # of the bounded gate, or what the caller promises of a given one
+    lower_bound: float | None = None         # of the bounded gate, or promised by the caller for a given one
     A_log: bool = False
     dt_bias: bool = False
     beta: str = "given"                      # "given", "sigmoid" or "2*sigmoid"
@@ -94,7 +94,7 @@ class Problem:
         return self._hash                    # type: ignore[attr-defined]  # dispatch looks a Problem up on every call
 
     def __reduce__(self):
-        """Without the hash: that of a string differs between processes."""
+        """Without the hash: hashes of strings differ between processes."""
         return type(self), tuple(getattr(self, f.name) for f in dataclasses.fields(self))
 
     @property
@@ -149,7 +149,7 @@ class Problem:
                 fields[name] = _parsed(by_name[name], value, word)
             else:
                 known = ", ".join([*words, *(f"{n}=..." for n in by_name)])
-                raise ValueError(f"--problem: {word!r} is not a word of a problem. Known: {known}")
+                raise ValueError(f"--problem: {word!r} is not a known word. Known: {known}")
         fields.setdefault("HV", fields.get("H", cls.HV))
         fields.setdefault("N", fields.get("B", cls.N))
         fields.setdefault("scale", fields.get("K", cls.K) ** -0.5)
@@ -163,4 +163,4 @@ def _parsed(field: dataclasses.Field, text: str, word: str) -> Any:
             return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
         return {"int": int, "float": float, "str": str}[kind](text)
     except (KeyError, ValueError):
-        raise ValueError(f"--problem: {word!r} wants {field.name} as {kind}, found {text!r}") from None
+        raise ValueError(f"--problem: {word!r} needs {field.name} as {kind}, found {text!r}") from None

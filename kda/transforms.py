@@ -1,7 +1,7 @@
 """Operators under torch.func and forward-mode AD.
 
-An operator of torch.library supports neither: torch.func.grad refuses it, and forward-mode AD drops tangents without a
-word.  Where one of them is active, a call goes through an autograd.Function, which calls the operator on plain tensors.
+An operator of torch.library supports neither: torch.func.grad refuses it, and forward-mode AD silently drops
+tangents.  Where one of them is active, an autograd.Function calls the operator on plain tensors.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def active() -> bool:
 
 
 def refuse_tangents(op: str) -> None:
-    """For an operator, which sees no tangent: whether one may come straight to it."""
+    """For an operator, which sees no tangent: whether one might reach it directly."""
     if forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled():
         raise KdaError(
             f"{op}: forward-mode AD must not be used inside torch.compile or on torch.ops.kda, where tangents would be "
@@ -44,7 +44,7 @@ def refuse_tangents(op: str) -> None:
 
 
 def pushforward(function: Callable, primals: Sequence, tangents: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-    """The tangents of what `function`, made of torch operations, returns for plain tensors; a level is active."""
+    """The tangents of the results of `function`, which consists of torch operations; a level is active."""
     with forward_ad._set_fwd_grad_enabled(True):
         duals = [x if t is None else forward_ad.make_dual(x.detach(), t) for x, t in zip(primals, tangents)]
         outputs = [forward_ad.unpack_dual(y) for y in function(*duals)]
@@ -57,7 +57,7 @@ def function(
     """`run` returns a tuple of tensors; the others are what torch.autograd.Function documents; `written` is the number
     of the argument that is changed.
 
-    vmap makes its calls one by one: the rows of a batch and packed sequences are the fast way to make many.
+    vmap runs its calls one by one; a batch or packed sequences are faster.
     """
 
     def vmap(info, in_dims, *args):

@@ -1,43 +1,13 @@
-"""Draws the pictures of docs/math.md: `python docs/pictures/maths.py`.  A test holds the files to it.
-
-Colours are of a middle lightness, so that one file reads on a light and on a dark page.
-"""
+"""Draws the pictures of docs/math.md: `python docs/pictures/maths.py`.  A test compares the files with it."""
 
 from __future__ import annotations
 
 import pathlib
 
+from drawing import BLUE, GREEN, ORANGE, PURPLE, SOFT, box, line, svg, text
+
 HERE = pathlib.Path(__file__).parent
-INK, SOFT = "#808080", "#a0a0a0"
-LEVELS = ("#4c8dd6", "#3fa77a", "#d08a3c", "#b06ac2")           # of halving, the widest first; the last one: rows alone
-
-
-def svg(width: int, height: int, *parts: str) -> str:
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        'font-family="sans-serif" font-size="13">'
-    )
-    arrow = (
-        '<defs><marker id="to" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
-        f'<path d="M0 0L8 4L0 8z" fill="{INK}"/></marker></defs>'
-    )
-    return "\n".join([head, arrow, *parts, "</svg>", ""])
-
-
-def box(x: float, y: float, w: float, h: float, colour: str, fill: float = 0.25) -> str:
-    return (
-        f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" rx="3" fill="{colour}" fill-opacity="{fill}" '
-        f'stroke="{colour}"/>'
-    )
-
-
-def text(x: float, y: float, words: str, anchor: str = "middle", colour: str = INK) -> str:
-    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" fill="{colour}">{words}</text>'
-
-
-def line(x1: float, y1: float, x2: float, y2: float, arrow: bool = True) -> str:
-    end = ' marker-end="url(#to)"' if arrow else ""
-    return f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" stroke="{INK}"{end}/>'
+LEVELS = (BLUE, GREEN, ORANGE, PURPLE)       # of halving, the widest first; the last one: rows alone
 
 
 def chunks(count: int = 4) -> str:

@@ -26,7 +26,7 @@ class Launcher(Protocol):
     def backward(
         self, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | Own | None
     ) -> Grads:
-        """What was not saved, or by another backend alone, is made again.  Of backends that declare `backward`."""
+        """Recomputes what was not saved, or was saved by another backend.  Of backends that declare `backward`."""
 
     def kept_bytes(self, p: Problem) -> int:
         """Of bundles.Own.  Of backends that declare `keeps_own`."""

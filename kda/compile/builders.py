@@ -1,13 +1,13 @@
 """Builds kernels in Python processes of their own, several at a time.
 
-Triton lets go of the GIL, tracing in the CuTe DSL does not. And a compiler that crashes takes its process along, and
-Triton reads and writes a cache of its own, which may lie where others can write; a process of its own has an empty one.
+Triton releases the GIL, but tracing in the CuTe DSL does not. A compiler that crashes takes its process down. Triton
+also has its own cache, which other users may be able to write; a separate process gets an empty one.
 It imports one compiler and what the caller could import, never the caller's script: no `if __name__ == "__main__"` is
 needed, and it works from a notebook, beside threads and CUDA. Where no process can be started, kernels are built in
 this one.
 
-A process reads pickled recipes, one a line, and answers each with a line of JSON: an entry for the store, or what went
-wrong.
+A process reads pickled recipes, one per line, and answers each with a line of JSON: an entry for the store, or an
+error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PROGRAM = (
 )
 READY = b"ready\n"
 _HERE = threading.Lock()                     # CPython 3.11 counts the depth of syntax trees for all threads together
-# What would make Triton interpret, take code from elsewhere or leave the PTX out.
+# Variables that would make Triton interpret, load code from elsewhere or omit the PTX.
 UNWANTED = (
     "TRITON_INTERPRET", "TRITON_CACHE_MANAGER", "TRITON_REMOTE_CACHE_BACKEND", "TRITON_KERNEL_OVERRIDE",
     "TRITON_STORE_BINARY_ONLY", "TRITON_ALWAYS_COMPILE",

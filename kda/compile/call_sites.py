@@ -1,9 +1,9 @@
-"""The lines that a kernel's short helpers are called from, told by a comment at the end of its PTX.
+"""The lines from which a kernel's short helpers are called, listed in comments at the end of its PTX.
 
-The CuTe DSL names one source line for an instruction, the innermost: of a helper that does no more than pass a call on,
-such as `def sync(self): cute.arch.barrier(...)`, that says nothing.  The column of such a line is here the number of a
-call site, and `// call site 1007: file:line < file:line` names the calls, up to the first that stands in a longer
-function.  PTX knows of inlined calls itself, but the DSL's way to it keeps neither their files nor more than one.
+The CuTe DSL names one source line per instruction, the innermost, which is useless for a helper that only forwards
+a call, such as `def sync(self): cute.arch.barrier(...)`.  Here the column of such a line is the number of a call
+site, and `// call site 1007: file:line < file:line` names the calls, up to the first that is in a longer
+function.  PTX can describe inlined calls, but the DSL keeps neither their files nor more than one.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _PARAM = re.compile(
 )
 _FORMATS = {"f16": "e", "f32": "f", "f64": "d"}
 _INTEGERS = {8: "q", 4: "i", 2: "h", 1: "b"}  # bytes -> format
-_TENSORS: set[type] = set()                  # types with a data_ptr(), as they come along: hasattr takes its time
+_TENSORS: set[type] = set()                  # types with a data_ptr(), cached because hasattr is slow
 
 
 class Param(NamedTuple):
@@ -157,7 +157,7 @@ class Code:
 
 
 def addresses(args: Sequence[Any]) -> list[Any]:
-    """Arguments as a struct takes them: tensors by their address, None as a null pointer."""
+    """Arguments for a struct: tensors as addresses, None as a null pointer."""
     return [
         arg if (kind := type(arg)) is int else arg.data_ptr() if kind in _TENSORS else _address(arg) for arg in args
     ]

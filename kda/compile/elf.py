@@ -1,8 +1,8 @@
-"""What a cubin says about its kernels: registers, stack, shared memory, and where each parameter lies.
+"""What a cubin says about its kernels: registers, stack, shared memory, and offsets of parameters.
 
 A cubin is an ELF file. `.nv.info` holds attributes of all kernels by symbol, `.nv.info.<kernel>` those of one,
 `.nv.shared.<kernel>` is as large as its static shared memory. The format is not published; the numbers below agree
-with what `cuobjdump -res-usage` prints and with the .param lists of the PTX (tests/compiler holds both).
+with what `cuobjdump -res-usage` prints and with the .param lists of the PTX (tests/compiler compares both).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SIZED = 0x04                                 # kind, id, u16 size, data; the oth
 
 
 class Resources(NamedTuple):
-    """What one kernel takes."""
+    """The resources of one kernel."""
 
     registers: int                           # of a thread
     spills: int                              # bytes of a thread's stack: spilled registers, and local arrays as well
@@ -34,7 +34,7 @@ class _Section(NamedTuple):
 
 
 def resources(cubin: bytes) -> dict[str, Resources]:
-    """Kernel name -> what it takes.  Empty for bytes that are no cubin."""
+    """Kernel name -> its resources.  Empty for bytes that are not a cubin."""
     if cubin[:5] != b"\x7fELF\x02":
         return {}
     sections = {s.name: s for s in _sections(cubin)}

@@ -1,4 +1,4 @@
-"""What can go wrong on the way from source to a running kernel; each message says what to do about it."""
+"""Errors on the way from source to a running kernel; each message says what to do."""
 
 from __future__ import annotations
 

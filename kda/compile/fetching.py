@@ -34,7 +34,7 @@ def fetch_all(recipes: Iterable[AnyRecipe], workers: int | None = None) -> list[
 
 
 def attempt_all(recipes: Iterable[AnyRecipe], workers: int | None = None) -> list[Any]:
-    """The same, with a BuildError in the place of each kernel that cannot be built."""
+    """The same, with a BuildError for each kernel that cannot be built."""
     recipes, kept = list(recipes), store.default()
     missing = []
     for recipe in dict.fromkeys(recipes):
@@ -81,7 +81,7 @@ def _cpus() -> int:
 
 
 def _opened(kept: store.Store, recipe: AnyRecipe) -> Kernel | None:
-    """The kernel of an entry; one that reads well and holds something else is dropped."""
+    """The kernel of an entry; a readable entry with other contents is dropped."""
     if (entry := kept.find(recipe.key)) is None:
         return None
     try:

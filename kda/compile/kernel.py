@@ -61,7 +61,7 @@ class Kernel(Code):
         self, grid: Dim3, shape: Shape, values: Sequence[Any], args: Sequence[Any], tensors: Mapping[str, Any],
         config: Any = None,
     ) -> Launch:
-        """For whoever takes launches in the driver's place; `values` are `addresses(args)`."""
+        """For a replacement of the driver; `values` are `addresses(args)`."""
         buffer = bytearray(self.layout.size)
         self.write(buffer, values, args)
         block, cluster, dynamic_shared, pdl, cooperative = shape

@@ -1,7 +1,7 @@
-"""Where launches go: to the GPU's driver, or to whoever asked for them with `redirect`.
+"""Where launches go: to the GPU's driver, or where `redirect` sends them.
 
-The simulator is such a one. It asks for launches inside a `with` block, in that thread (or task) alone; nothing here
-knows about it.
+The simulator redirects launches inside a `with` block, only in that thread (or task); this module does not depend on
+it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Launch:
 
 
 class Taker(Protocol):
-    """Whoever takes launches in the driver's place."""
+    """A replacement for the driver."""
 
     def launch(self, launch: Launch) -> Any: ...
 
@@ -49,7 +49,7 @@ _TAKER: ContextVar[Taker | None] = ContextVar("kda.compile.taker", default=None)
 
 
 def taker() -> Taker | None:
-    """Who takes launches now; None is the driver."""
+    """The current destination of launches; None is the driver."""
     return _TAKER.get()
 
 
@@ -64,6 +64,6 @@ def redirect(to: Taker) -> Iterator[None]:
 
 
 def tensor_map(**fields: Any) -> bytes:
-    """A tensor map for the launches to come, encoded by whoever takes them."""
+    """A tensor map for later launches, encoded by their destination."""
     found = taker()
     return driver.tensor_map(**fields) if found is None else found.tensor_map(**fields)

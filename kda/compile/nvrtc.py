@@ -1,7 +1,7 @@
-"""The door to CUDA C++: source text to a kernel, through NVRTC, without a GPU.
+"""The interface to CUDA C++: source text to a kernel, through NVRTC, without a GPU.
 
-NVRTC is asked for machine code of one arch and gives the PTX beside it, so a kernel built for sm_89 runs on every
-later GPU as well: there the driver finishes the PTX. libnvrtc is found by cuda-python: in a CUDA toolkit, or in the
+NVRTC compiles machine code for one arch and returns the PTX as well, so a kernel built for sm_89 runs on every later
+GPU: there the driver compiles the PTX. libnvrtc is found by cuda-python: in a CUDA toolkit, or in the
 wheel nvidia-cuda-nvrtc, which a CUDA build of PyTorch brings along.
 """
 

@@ -36,7 +36,7 @@ class AnyRecipe(Protocol):
     @property
     def door(self) -> str: ...               # the module of this package that loads its compiler
 
-    # What tells kernels of one name apart, to people.
+    # What distinguishes kernels of one name, for people.
     @property
     def constants(self) -> Mapping[str, Constant]: ...
 
@@ -53,7 +53,7 @@ class AnyRecipe(Protocol):
     def key(self) -> str: ...                # in the store
 
     @property
-    def about(self) -> dict[str, Any]: ...   # what its entry says of it
+    def about(self) -> dict[str, Any]: ...   # what its entry says about it
 
     def build(self) -> store.Entry: ...      # in this process
 
@@ -77,7 +77,7 @@ def imported(function: str) -> Any:
 
 
 def outdated(about: Mapping[str, Any]) -> str | None:
-    """Why nobody will ask any more for an entry of the store, as far as it tells; None if somebody may."""
+    """Why an entry of the store is stale, as far as it shows; None if it may still be used."""
     for compiler, (name, version) in COMPILERS.items():
         if about.get(compiler) not in (None, version()):
             return f"{name} {about[compiler]}"
@@ -118,9 +118,9 @@ COMPILERS = {
 
 @dataclass(frozen=True)
 class ConfiguredRecipe:
-    """One kernel that a function makes of a configuration, and what it is launched with; hashable.
+    """One kernel that a function builds for a configuration, and its launch options; hashable.
 
-    A door's own says what is built (`build`), what the kernel is called (`name`), and of itself:
+    A compiler's subclass defines what is built (`build`), the kernel's name (`name`), and:
     """
 
     function: str                            # "module:function"
@@ -161,7 +161,7 @@ class ConfiguredRecipe:
 
     @functools.cached_property
     def about(self) -> dict[str, Any]:
-        """What its entry says of it."""
+        """What its entry says about it."""
         known = {"kernel": self.name, "arch": self.target.name, "module": self.module, "config": repr(self.config)}
         return known | {"modules": self.modules, "source": self._source, self.compiler: COMPILERS[self.compiler][1]()}
 

@@ -1,6 +1,6 @@
 """What is wrong with the PTX that some Tritons write for the tensor cores of sm_90 and sm_100, and how it is put right.
 
-A kernel whose PTX was repaired is assembled anew, by Triton's own ptxas.
+A kernel whose PTX was repaired is assembled again, by Triton's own ptxas.
 docs/decisions/triton_compiler_bugs.md says how each was found.
 """
 
@@ -31,7 +31,7 @@ def added_in_two_steps(add: re.Match[str]) -> str:
 
 REPAIRS = (
     Repair(
-        "ptxas of CUDA 12.8 adds to registers that nobody wrote, in descriptors of tiles of 32 or 64 bytes a row.",
+        "ptxas of CUDA 12.8 adds to unwritten registers, in descriptors of tiles with rows of 32 or 64 bytes.",
         Version("3.9"),
         re.compile(r"add\.s64 \t(%rd\d+), (%rd\d+), (-\d{17,});"),
         added_in_two_steps,

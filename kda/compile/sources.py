@@ -1,8 +1,8 @@
-"""The files that a kernel is built from: its module's, those of all that this imports, and so on.  Nothing is imported.
+"""The source files of a kernel: its module, everything that it imports, and so on.  Nothing is actually imported.
 
-What only host code imports is not among them, so an edit of a launch or of a plan leaves built kernels as they are.
-Imports count wherever they stand, in functions and for types, too; modules named in text do not, so what a build uses
-is imported by name (tests/compiler/test_sources.py holds that for the package).  Files in other languages name no
+Files that only host code imports are not included, so editing a launch or a plan does not invalidate built kernels.
+All imports count, also those in functions and for types; modules named in strings do not, so builds import by name
+(tests/compiler/test_sources.py checks that for the package).  Files in other languages name no
 modules: those of the kernel's backend and of common count, all of them, or of its package outside of kda.
 """
 
@@ -63,7 +63,7 @@ def _file(places: list[Path], rest: str) -> Path | None:
 
 
 def _with_packages(module: str) -> Iterator[str]:
-    """A module, and the packages that it lies in: importing it runs them all."""
+    """A module and its parent packages: importing it runs them all."""
     while module:
         yield module
         module = module.rpartition(".")[0]

@@ -1,19 +1,19 @@
-"""Built kernels on disk: one file a key, checked whenever it is read, written once by whoever comes first.
+"""Built kernels on disk: one file per key, checked at every read, written once by the first process that needs it.
 
 An entry is a few named byte strings (PTX, cubin, a host object) and a few words about them. Its file holds a magic
 line, the SHA-256 of its key and everything after it, a JSON line with words, names and sizes, and the bytes. Files
-appear by an atomic rename, so a reader sees a whole entry or none; one that is damaged, or lies under another's name,
-fails its digest and is built again. The folder is $KDA_CACHE_DIR, or `kda` in the user's cache folder; deleting it
+appear by an atomic rename, so a reader sees a whole entry or none; a damaged entry, or one under another name, fails
+its digest and is built again. The folder is $KDA_CACHE_DIR, or `kda` in the user's cache folder; deleting it
 costs nothing but time.
 
-Who is trusted. A built kernel is code that will run, so an entry is read only if nobody but this user and root can have
+Trust. A built kernel is code that will run, so an entry is read only if no other user than this one and root can have
 written it: the folder, its subfolder and the file belong to one of the two, and neither group nor others may write to
-them; a symbolic link to the folder belongs to one of the two, and an entry is never a link. The file is asked once it
-is open, so that nothing can be exchanged in between. What lies above the folder does not matter (it may be a shared
-disk, or /tmp): whoever can put another folder in its place cannot make files that belong to this user. Where the rule
-is broken nothing is read, one warning says what to do, and kernels are built in memory; an entry that breaks it in a
-folder that does not is written anew. Folders are made for this user alone. One that was made wider by hand (mode 0755,
-of root, for all users of a machine) stays so for what is put into it. Where files have no owners, no rule can hold.
+them; a symbolic link to the folder belongs to one of the two, and an entry is never a link. The open file is checked,
+so it cannot be exchanged in between. Parent folders do not matter (such as a shared disk, or /tmp): a user who can
+replace the folder cannot create files that belong to this user. If the folder breaks the rule, nothing is read, one
+warning says what to do, and kernels are built in memory; an entry that breaks it in a folder that does not is written
+again. Folders are created for this user only. A folder with wider permissions (mode 0755, of root, for all users of a
+machine) keeps them for new files. On file systems without owners the rule cannot be checked.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from types import ModuleType
 from typing import IO, Any, NamedTuple
 
 MAGIC = b"kda built kernel 2\n"
-LEFT_BEHIND = 3600                           # seconds after which an unfinished file is nobody's any more,
-UNLOCKED = 60                                # and where its writer no longer holds a lock on it
+LEFT_BEHIND = 3600                           # seconds after which an unfinished file is abandoned,
+UNLOCKED = 60                                # and if its writer no longer holds a lock on it
 SOURCES = {".py", ".cu", ".cuh"}             # what kernels are written in
 Entry = dict[str, bytes]
 
@@ -124,7 +124,7 @@ def distrusted(folder: Path) -> str | None:
     """Why nothing is read from a folder, as the docstring above has it, with the way out; None if it is trusted."""
     for found in (os.lstat(folder), os.stat(folder)):
         if why := exposed(found):
-            way_out = "" if "belongs" in why else f"`chmod go-w {folder}` if nobody else has been there, or "
+            way_out = "" if "belongs" in why else f"`chmod go-w {folder}` if no other user has written there, or "
             return f"{folder} {why}; {way_out}set KDA_CACHE_DIR to a folder of your own"
     return None
 
@@ -146,7 +146,7 @@ class Store:
         """
         if (entry := self.find(key)) is None:
             with self._locked(key):
-                if (entry := self.find(key)) is None:                        # nobody built it while this one waited
+                if (entry := self.find(key)) is None:                        # no other process built it meanwhile
                     began = time.monotonic()
                     entry = dict(build())
                     seconds = round(time.monotonic() - began, 3)
@@ -173,7 +173,7 @@ class Store:
         return self.remove(self._path(key))
 
     def remove(self, path: Path) -> bool:
-        """Drop a file of `entries`, wherever it lies, and its lock.  Whether it is gone."""
+        """Drop a file of `entries` and its lock.  Returns whether it is gone."""
         for file in (path.with_suffix(".lock"), path):
             with contextlib.suppress(OSError):                               # who waits for the lock builds it again
                 file.unlink()
@@ -196,7 +196,7 @@ class Store:
                 yield Kept(path.stem, path, found.st_size, found.st_mtime, parsed and parsed[0])
 
     def sweep(self) -> int:
-        """Remove what processes left behind that died; the bytes that it took."""
+        """Remove files of dead processes; returns their bytes."""
         subfolders = [*self.folder.glob("[0-9a-f][0-9a-f]")]
         freed = sum(map(_sweep_unfinished, subfolders))
         for path in (path for subfolder in subfolders for path in subfolder.glob("*.lock")):
@@ -211,18 +211,18 @@ class Store:
         return self.folder / key[:2] / f"{key}.kernel"
 
     def _trusts(self, folder: Path) -> bool:
-        """Whether what lies there may be read; raises OSError where it cannot be."""
+        """Whether the file may be read; raises OSError if it cannot be."""
         if why := distrusted(folder):
             self._warn(f"kda does not use the built kernels in {self.folder}: {why}")
         return why is None
 
     def _read(self, path: Path) -> bytes:
-        """What the file holds; nothing if it is not trusted."""
+        """The file's contents; nothing if it is not trusted."""
         flags = (getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
         with open(os.open(path, os.O_RDONLY | sum(flags)), "rb") as file:
             found = os.fstat(file.fileno())
             if why := exposed(found):
-                self._warn(f"kda builds kernels anew of which the file in {self.folder} {why}")
+                self._warn(f"kda rebuilds kernels whose file in {self.folder} {why}")
             return file.read() if why is None and stat.S_ISREG(found.st_mode) else b""
 
     def _write(self, key: str, entry: Entry, about: Mapping[str, Any]) -> None:
@@ -294,7 +294,7 @@ def _lock(file: IO[bytes], wait: bool = True) -> bool:
 
 
 def _sweep_unfinished(folder: Path) -> int:
-    """Remove files whose writers died; the bytes that they took."""
+    """Remove files whose writers died; returns their bytes."""
     freed = 0
     for path in folder.glob("*.part"):
         with contextlib.suppress(OSError), open(path, "rb") as file:
@@ -311,7 +311,7 @@ def _digest(key: str, body: bytes) -> bytes:
 
 
 def _parsed(key: str, raw: bytes) -> tuple[dict[str, Any], Entry] | None:
-    """What a file says of an entry, and the entry; None if it is damaged or another's."""
+    """A file's words about an entry, and the entry; None if it is damaged or under another name."""
     body = raw[len(MAGIC) + 32 :]
     if raw[: len(MAGIC)] != MAGIC or _digest(key, body) != raw[len(MAGIC) : len(MAGIC) + 32]:
         return None

@@ -1,7 +1,7 @@
-"""The door to Triton (3.6 to 3.9): a @triton.jit function and types of its arguments to a kernel, without a GPU.
+"""The interface to Triton (3.6 to 3.9): a @triton.jit function and types of its arguments to a kernel, without a GPU.
 
-`build` makes what the store keeps of a recipe (fetching.py); `compile` builds any function, and what it built Triton
-keeps on disk itself. A kernel takes the arguments of the source in order, constants left out, then two pointers that
+`build` returns what the store keeps of a recipe (fetching.py); `compile` builds any function, whose result Triton keeps
+on disk itself. A kernel has the arguments of the source in order, constants left out, then two pointers that
 Triton adds: global scratch and profile scratch.
 """
 
@@ -99,7 +99,7 @@ class Recipe:
 
     @functools.cached_property
     def about(self) -> dict[str, Any]:
-        """What its entry says of it."""
+        """What its entry says about it."""
         known = {"kernel": self.name, "arch": self.target.name, "module": self.module, "recipe": self.text}
         return known | {"source": self._source, "triton": triton_version()}
 
@@ -143,7 +143,7 @@ def _frozen(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class TritonKernel(Kernel):
-    """A kernel that also knows Triton's types, its number of threads and the shared memory that it asks for."""
+    """A kernel that also knows Triton's types, its number of threads and the shared memory that it needs."""
 
     signature: tuple[Any, ...] = ()          # a type for each argument of a launch; a tuple for a tuple
     names: tuple[str, ...] = ()              # and its name
@@ -214,7 +214,7 @@ class TritonKernel(Kernel):
         return memory[-memory.data_ptr() % self.scratch_align :][:size]
 
 
-# What an entry of the store holds beside PTX and cubin.
+# What an entry of the store contains beside PTX and cubin.
 _KEPT = tuple(sorted({f.name for f in fields(TritonKernel)} - {f.name for f in fields(Kernel)}))
 
 
@@ -312,7 +312,7 @@ def _tupled(value: Any) -> Any:
 
 
 def flatten(signature: Sequence[Any], args: Sequence[Any], maps: Iterator[Mapping[str, Any]]) -> list[Any]:
-    """Arguments as the kernel takes them: tuples spread out, constants dropped, descriptors taken apart."""
+    """Arguments in the kernel's form: tuples flattened, constants dropped, descriptors split."""
     if len(signature) != len(args):
         raise BuildError(f"a tuple of {len(signature)} arguments {tuple(signature)} was given {len(args)}.")
     flat: list[Any] = []

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-LEAST = 3                                    # launches, however long they take
+LEAST = 3                                    # launches, whatever their duration
 
 
 class CannotCapture(Exception):
@@ -112,7 +112,7 @@ class CudaClock:
         return Replay(graph, call, results)
 
     def peak_memory(self, call: Callable[[], Any]) -> int:
-        """Bytes that torch's allocator gives out for a warm call at its peak, beyond what it had given out before."""
+        """Peak bytes of torch's allocator during a warm call, above those allocated before."""
         call()
         gc.collect()
         torch.cuda.synchronize(self.device)

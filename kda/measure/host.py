@@ -3,7 +3,7 @@
   idle   the GPU has nothing to do when a call begins, as in decoding and small models: what a caller waits for
   busy   it waits in a kernel that was given to it first, as in training, where the host has only to keep ahead
 
-Without a GPU, launches go to a stand-in that counts them: the driver's part is left out, and tensors lie on the CPU.
+Without a GPU, launches go to a stand-in that counts them: the driver's part is left out, and tensors are on the CPU.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Cost(NamedTuple):
 
 
 class Nowhere:
-    """Accepts launches in the driver's place, and does nothing but count them."""
+    """Accepts launches instead of the driver, and only counts them."""
 
     def __init__(self) -> None:
         self.launches = 0

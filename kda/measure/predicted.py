@@ -1,14 +1,14 @@
-"""What a call of a backend takes on a chip: its launches, each predicted from few of its clusters and its tokens.
+"""The predicted time of a backend's call on a chip: each of its launches is predicted from a few clusters and tokens.
 
-The launches that a call makes are taken down first, with nothing run: once as asked, and once with each of two shorter
-rows.  Where a direction has the same kernels in all three, only the short ones are run.  A launch whose grid does not
-grow with the row walks along it, and is predicted from both (`longer`); of any other, some waves on a few SMs say what
-all of them take.  Where a short row is planned otherwise, the direction runs as asked, still on a few SMs.  Packed
-sequences are taken to be of one length, their mean.
+First the launches of a call are recorded without running them: with the requested row, and with two shorter rows.  If a
+direction has the same kernels in all three, only the short ones run.  A launch whose grid does not grow with the row
+walks along it, and is predicted from both (`longer`); any other is predicted from some waves on a few SMs.  If a short
+row has another plan, the direction runs with the requested row, still on a few SMs.  Packed sequences are assumed to
+have equal lengths, their mean.
 
-A kernel whose grid grows with the row takes as long per CTA in any call, so it runs in one call for all shapes, a row
-of 1,024 tokens and 64 heads (`alike`), and what it takes with more CTAs than ran follows.  A prediction depends on its
-own arguments alone: whatever is kept from one to the next is a function of them.
+A kernel whose grid grows with the row is assumed to need the same time per CTA in any call, so it runs in one call for
+all shapes, a row of 1,024 tokens and 64 heads (`alike`), and its time with more CTAs follows.  A prediction depends
+only on its own arguments: everything that is kept between predictions is a function of them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ERRORS = Path(simulator.__file__).parent / "timing" / "errors.json"
 
 
 class Launched(NamedTuple):
-    """A launch of the call as asked."""
+    """A launch of the requested call."""
 
     kernel: str
     clocks: float
@@ -94,7 +94,7 @@ def recorded_call(chip: str, problem: str, direction: str, backend: str) -> dict
 
 
 def expected(backend: str, launches: Iterable[Launched]) -> dict[str, Any]:
-    """The errors to expect of launches: the worst of their families that were timed, else of the backend, or of all."""
+    """The expected error of launches: the worst of their timed families, else of the backend, or of all."""
     errors = recorded()["errors"]
     families = {f"{backend} {family_of(one.kernel)}" for one in launches} & {*errors["families"]}
     if families:

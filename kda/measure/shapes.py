@@ -1,7 +1,7 @@
 """The named shapes of `kda bench`, and how much work a shape is.  Imports the standard library alone.
 
 FLOPs count the products of the chunked algorithm with C = 64, 2mnk each and triangular ones in full, whatever a backend
-really does, so that numbers of two backends compare.  A token and value head takes
+really does, so that numbers of two backends compare.  Per token and value head:
 
     forward    6 C K + 4 C V +  6 K V      A_qk, A_kk, w: C K; u, A_qk v_new: C V; w h, kg^T v_new, qg h: K V
     backward  12 C K + 8 C V + 12 K V      twice as many products; recomputing the forward is not counted
@@ -28,7 +28,7 @@ DIRECTIONS = ("forward", "backward")
 EXACT_TOKENS, EXACT_STEPS = 2048, 1 << 28    # tokens, and tokens * HV * K * V, that float64 walks one by one
 CPU_FLOPS = 2e9                              # of the reference, a second and thread, about
 CPU_TOKEN = 0.005                            # seconds of the definition, a token, about
-PATIENCE = 180.0                             # seconds that one shape may be thought to take without --force
+PATIENCE = 180.0                             # predicted seconds above which a shape needs --force
 HOST_BYTES, DEVICE_BYTES = 200, 160          # needed for each token, value head and channel, about
 
 
@@ -126,7 +126,7 @@ def host_memory() -> int | None:
 
 
 def too_large(shape: Shape, directions: Sequence[str], threads: int | None, device_memory: int = 0) -> str | None:
-    """Why this machine is not asked, with an estimate; `threads` are those of a CPU, None for a GPU."""
+    """Why this machine skips the shape, with an estimate; `threads` are those of a CPU, None for a GPU."""
     size = shape.tokens * shape.heads * max(shape.K, shape.V)
     needs = (("host has", HOST_BYTES * size, host_memory()), ("GPU has", DEVICE_BYTES * size, device_memory))
     for what, need, there in needs:
@@ -134,7 +134,7 @@ def too_large(shape: Shape, directions: Sequence[str], threads: int | None, devi
             return f"would need about {need / 2**30:.0f} GiB, and the {what} {there / 2**30:.0f} GiB"
     if threads and (seconds := seconds_on_a_cpu(shape, directions, threads)) > PATIENCE:
         work, rate = sum(flops(shape, way) for way in directions) / 1e9, CPU_FLOPS * threads / 1e9
-        return f"would take about {_long(seconds)} on this CPU: {work:.0f} GFLOP a launch, at about {rate:.0f} GFLOP/s"
+        return f"would take about {_long(seconds)} on this CPU: {work:.0f} GFLOP, at about {rate:.0f} GFLOP/s"
     return None
 
 

@@ -59,9 +59,9 @@ def standard(door: Door, case: Case, backward: bool) -> Standard:
 
 
 def from_the_reference(door: Door, case: Case, backward: bool) -> Standard:
-    """Too large to walk token by token: the reference, and around it the room that a sample of the case asks for.
+    """For cases too large to walk token by token: the reference, with a budget from a sample of the case.
 
-    The largest of n errors is taken to grow as log n, and is never below the ulp, as stored, of the loudest element.
+    The largest of n errors is assumed to grow as log n, and is never below the ulp, as stored, of the loudest element.
     """
     reference = Door("reference", door.device)
     dtype = torch.float64 if door.name == "reference" else torch.float32
@@ -125,7 +125,7 @@ class How(NamedTuple):
 
     repeats: int
     seconds: float
-    stages: bool = False                     # each stage alone, too
+    stages: bool = False                     # also each stage alone
     graph: bool = False                      # replay calls from a CUDA graph
     disable_recompute: bool = False
 
@@ -325,7 +325,7 @@ def output_of(argv: Sequence[str], timeout: float) -> str:
 
 
 def commit() -> str | None:
-    """Of the checkout that this file lies in."""
+    """Of the checkout that contains this file."""
     root, git = Path(__file__).parents[2], shutil.which("git")
     if git is None or not (root / ".git").exists():
         return None
@@ -335,7 +335,7 @@ def commit() -> str | None:
 
 
 def ask_clocks(machine: Machine, clock: CudaClock, device: str) -> Machine:
-    """Driver and clocks of a GPU that is busy while it is asked."""
+    """Driver and clocks of a GPU, queried while it is busy."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return machine

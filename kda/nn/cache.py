@@ -1,4 +1,4 @@
-"""What layers keep from one call to the next."""
+"""The state that layers keep between calls."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ class LayerState:
     """Of one layer, after the last token of each of N sequences."""
 
     recurrent: Tensor                        # (N, HV, V, K), float32
-    conv: tuple[Tensor, Tensor, Tensor]      # of q, k and v: (N, W - 1, channels), the last inputs, the oldest first
+    conv: tuple[Tensor, Tensor, Tensor]      # of q, k and v: (N, W - 1, channels), the last inputs, oldest first
 
     @property
     def N(self) -> int:
         return self.recurrent.shape[0]
 
     def select(self, sequences: Tensor) -> LayerState:
-        """Those with these numbers, in this order: of beams, or of a batch that some have left."""
+        """The states of these sequences, in this order: for beams, or if some have left the batch."""
         return LayerState(self.recurrent[sequences], tuple(x[sequences] for x in self.conv))  # type: ignore[arg-type]
 
 
 class Cache:
-    """The states of a model's layers, by `layer_idx`; give it to every call, and it is up to date after each.
+    """The states of a model's layers, by `layer_idx`; pass it to every call, which updates it.
 
-    A call puts new tensors here and leaves the old ones as they are, so that a copy of the cache (`copy`) costs nothing
-    and keeps what was.
+    A call stores new tensors and does not change the old ones, so a copy of the cache (`copy`) costs nothing and keeps
+    the earlier states.
     """
 
     def __init__(self, states: dict[int, LayerState] | None = None):
@@ -56,7 +56,7 @@ class Cache:
         return Cache(self._states)
 
     def select(self, sequences: Tensor) -> Cache:
-        """Of some sequences alone, in the order of their numbers (M,)."""
+        """The states of some sequences, in the order of their numbers (M,)."""
         return Cache({layer: state.select(sequences) for layer, state in self._states.items()})
 
     def clear(self) -> None:
@@ -64,18 +64,18 @@ class Cache:
 
 
 def state_of(cache: Cache | None, layer_idx: int | None, N: int) -> LayerState | None:
-    """What a layer finds there, of N sequences."""
+    """The layer's state of N sequences, if there is one."""
     if cache is None:
         return None
     if layer_idx is None:
         raise InputError(
             "KimiDeltaAttention", "layer_idx", "a number, with a cache", "None",
-            "Make each layer with its layer_idx=, so that it finds its own state.", "nn.layer_idx",
+            "Create each layer with its layer_idx=, so that it finds its own state.", "nn.layer_idx",
         )  # fmt: skip
     state = cache.get(layer_idx)
     if state is not None and state.N != N:
         raise InputError(
-            "KimiDeltaAttention", "cache", f"of {N} sequences, as the call has", f"one of {state.N}",
-            "Take a new Cache() for another batch, or cache.select(numbers).", "nn.cache.sequences",
+            "KimiDeltaAttention", "cache", f"a cache of {N} sequences, as in the call", f"one of {state.N}",
+            "Use a new Cache() for another batch, or cache.select(numbers).", "nn.cache.sequences",
         )  # fmt: skip
     return state

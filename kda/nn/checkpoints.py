@@ -1,7 +1,7 @@
-"""Names and shapes that checkpoints give the layer's weights, as a table, and the way from each to ours and back.
+"""Names and shapes of the layer's weights in checkpoints, as a table, and the conversion to kda's and back.
 
-Ours are those of Kimi-Linear's files.  A name of any layout is understood wherever weights are loaded: by
-`load_state_dict` of the layer, or of a model that holds such layers, and by `KimiDeltaAttention.from_checkpoint`.
+kda's own are those of Kimi-Linear's files.  Names of any layout are accepted wherever weights are loaded: by
+`load_state_dict` of the layer, or of a model that contains such layers, and by `KimiDeltaAttention.from_checkpoint`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Layout(NamedTuple):
     forget: str = "low"                      # rank of f: "low", "full"
     gate: str = "low"                        # and of g
     gate_bias: bool = False                  # g_b_proj has one
-    one_conv: bool = False                   # one convolution for q, k and v behind each other
+    one_conv: bool = False                   # one convolution for q, k and v, concatenated
 
 
 _FLA = {
@@ -65,7 +65,7 @@ THEIRS = {theirs: ours for layout in LAYOUTS.values() for ours, theirs in layout
 
 
 def names_of(layout: str) -> set[str]:
-    """What a layout calls the weights of a layer; those of biases of convolutions are left out."""
+    """The names of a layer's weights in a layout, without biases of convolutions."""
     to = LAYOUTS[layout]
     convolutions = {ONE_CONV} if to.one_conv else {f"{conv}.weight" for conv in CONVOLUTIONS}
     mine = {*PROJECTIONS, "A_log", "dt_bias", *FORGET[to.forget], *GATE[to.gate], *convolutions}
@@ -73,7 +73,7 @@ def names_of(layout: str) -> set[str]:
 
 
 def layout_of(tensors: Mapping[str, Tensor], prefix: str = "") -> str | None:
-    """Which layout has these names under a prefix, and an A_log of that shape; None if none has."""
+    """The layout with these names under a prefix and an A_log of that shape, or None."""
     given = {name[len(prefix) :]: x for name, x in tensors.items() if name.startswith(prefix)}
     names = {name for name in given if not name.endswith("conv1d.bias")}
     for layout, to in LAYOUTS.items():
@@ -84,11 +84,11 @@ def layout_of(tensors: Mapping[str, Tensor], prefix: str = "") -> str | None:
 
 
 def prefixes_of(names: Iterable[str]) -> list[str]:
-    """Of all layers of KDA among the names of a checkpoint, in its order."""
+    """The prefixes of all KDA layers in a checkpoint, in its order."""
     return [name.removesuffix("A_log").removesuffix("forget_gate.") for name in names if name.endswith("A_log")]
 
 
-# model_type -> how its config says the lower bound.  The text_config of Kimi-K3 says it is a kimi_linear.
+# model_type -> where its config has the lower bound.  The text_config of Kimi-K3 has the model_type kimi_linear.
 BOUNDS: dict[str, Callable[[Any], float | None]] = {
     "kimi_linear": lambda c: _linear(c, None),
     "glm5_next": lambda c: _field(c, "linear_lower_bound", _linear(c, -5.0)),
@@ -113,9 +113,9 @@ def _some(names: Iterable[str]) -> str:
 def ours(
     tensors: Mapping[str, Tensor], sizes: tuple[int, int, int] | None = None
 ) -> tuple[dict[str, Tensor], set[str]]:
-    """Weights of one layer under our names and in our shapes, and the names that no layout has.
+    """Weights of one layer with kda's names and shapes, and the names that no layout has.
 
-    `sizes`: channels of q, k and v, to take one convolution apart; None: those of their projections in `tensors`.
+    `sizes`: channels of q, k and v, to split one convolution; None: those of their projections in `tensors`.
     """
     found: dict[str, Tensor] = {}
     unknown = set()
@@ -124,7 +124,7 @@ def ours(
             rows = sizes or tuple(len(tensors[f"{each}_proj.weight"]) for each in "qkv"
                                   if f"{each}_proj.weight" in tensors)  # fmt: skip
             if len(rows) != 3 or len(x) != sum(rows):
-                raise _error(f"one with {ONE_CONV} of as many channels as q, k and v have", f"{len(x)} beside {rows}",
+                raise _error(f"one whose {ONE_CONV} has the channels of q, k and v", f"{len(x)} beside {rows}",
                              "Compare num_heads, head_dim and num_v_heads of both.", "conv")  # fmt: skip
             parts = {f"{conv}.weight": part for conv, part in zip(CONVOLUTIONS, x.split(rows))}
         else:
@@ -146,7 +146,7 @@ def _shaped(name: str, x: Tensor) -> Tensor:
 
 
 def translate(layer: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Before a layer loads: its names in `state_dict` become ours.  A layer of other sizes or parts is an error."""
+    """Before a layer loads: renames its weights in `state_dict`.  A layer with other sizes or parts is an error."""
     given = {name[len(prefix) :]: x for name, x in state_dict.items() if name.startswith(prefix)}
     own = {name: x.shape for name, x in (*layer.named_parameters(), *layer.named_buffers())}
     if all(name in own and x.shape == own[name] for name, x in given.items()):
@@ -162,28 +162,28 @@ def translate(layer: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any
 
 
 def _fits(name: str, x: Tensor, own: Mapping[str, torch.Size]) -> None:
-    """Whether a layer with these shapes has a place for a weight."""
+    """Whether a layer with these shapes accepts a weight."""
     if name in own:
         if x.shape != own[name]:
             raise _error(f"one with {name} of shape {[*own[name]]}", f"{[*x.shape]}",
-                         "Make the layer with the sizes of the checkpoint, or by KimiDeltaAttention.from_checkpoint.",
+                         "Create the layer with the checkpoint's sizes, or with KimiDeltaAttention.from_checkpoint.",
                          "shape")  # fmt: skip
         return
     if name.endswith("bias"):
         option = "gate_bias" if name.startswith("g_") else "conv_bias"
-        fix = f"Make the layer with {option}=True, or by KimiDeltaAttention.from_checkpoint."
-        raise _error(f"one without {name}, as the layer was made without", f"one of shape {[*x.shape]}", fix, "bias")
+        fix = f"Create the layer with {option}=True, or with KimiDeltaAttention.from_checkpoint."
+        raise _error(f"one without {name}, which the layer does not have", f"one of shape {[*x.shape]}", fix, "bias")
     option = "forget_rank" if name.startswith("f_") else "gate_rank"
     kinds = ("two projections", "one") if name.endswith(("f_proj.weight", "g_proj.weight")) else ("one", "two")
     rank = None if kinds[1] == "one" else len(x) if "_a_" in name else "head"
     raise _error(
-        f"one that makes {name[0]} by {kinds[0]}, as the layer does", f"{name}, of {kinds[1]}",
-        f"Make the layer with {option}={rank!r}, or by KimiDeltaAttention.from_checkpoint.", "rank",
+        f"one that computes {name[0]} by {kinds[0]}, as the layer does", f"{name}, of {kinds[1]}",
+        f"Create the layer with {option}={rank!r}, or with KimiDeltaAttention.from_checkpoint.", "rank",
     )  # fmt: skip
 
 
 def read(tensors: Mapping[str, Tensor], prefix: str, options: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict]:
-    """Weights under our names, and what a layer is made with for them."""
+    """Weights with kda's names, and the options of a layer for them."""
     given = {name[len(prefix) :]: x for name, x in tensors.items() if name.startswith(prefix)}
     found, unknown = ours(given)
     if "A_log" not in found:
@@ -191,15 +191,15 @@ def read(tensors: Mapping[str, Tensor], prefix: str, options: Mapping[str, Any])
         raise _error(f"one with a layer's weights under {prefix!r}", _some(given),
                      f"Prefixes with an A_log in it: {_some(map(repr, held))}.", "prefix")  # fmt: skip
     if unknown:
-        raise _error(f"of one of the layouts {', '.join(LAYOUTS)}", f"names that none has: {_some(unknown)}",
+        raise _error(f"in one of the layouts {', '.join(LAYOUTS)}", f"names that no layout has: {_some(unknown)}",
                      "Remove them, or rename them as docs/layer.md shows.", "names")  # fmt: skip
     ranks = {letter: next((kind for kind, names in table.items() if names[0] in found), None)
              for letter, table in (("f", FORGET), ("g", GATE))}  # fmt: skip
     wanted = {*PROJECTIONS, "dt_bias", *(f"{conv}.weight" for conv in CONVOLUTIONS),
               *FORGET[ranks["f"] or "low"], *GATE[ranks["g"] or "low"]}  # fmt: skip
     if missing := wanted - set(found):
-        raise _error("one with all weights of a layer", f"none called {_some(missing)}",
-                     "Read all files of the checkpoint before: a layer may lie in two.", "missing")  # fmt: skip
+        raise _error("one with all weights of a layer", f"none named {_some(missing)}",
+                     "Read all files of the checkpoint first: a layer may span two.", "missing")  # fmt: skip
     sizes = _sizes(found, ranks) | _unseen(options)
     return found, sizes
 
@@ -211,7 +211,7 @@ def _sizes(found: Mapping[str, Tensor], ranks: Mapping[str, str | None]) -> dict
     if found["dt_bias"].numel() != K * HV or keys % K or len(found["v_proj.weight"]) != HV * V:
         shapes = {name: [*found[name].shape] for name in ("A_log", "dt_bias", "q_proj.weight", "v_proj.weight")}
         raise _error("one with A_log (HV), dt_bias (HV K), q_proj (H K, D) and v_proj (HV V, D)", str(shapes),
-                     "This is no layer of KDA, or weights of two layers are mixed.", "sizes")  # fmt: skip
+                     "This is not a KDA layer, or weights of two layers are mixed.", "sizes")  # fmt: skip
     dtype, device = found["q_proj.weight"].dtype, found["q_proj.weight"].device
     return {
         "hidden_size": hidden, "num_heads": keys // K, "head_dim": K, "num_v_heads": HV, "head_v_dim": V,
@@ -223,22 +223,23 @@ def _sizes(found: Mapping[str, Tensor], ranks: Mapping[str, str | None]) -> dict
 
 
 def _unseen(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What no tensor tells: the caller's options, completed by a model's config."""
+    """Options that no tensor contains: the caller's, completed from a model's config."""
     given = dict(options)
     config = given.pop("config", None)
     if config is not None:
-        config = _field(config, "text_config") or config                       # of a model that also sees
+        config = _field(config, "text_config") or config                       # of a multimodal model
         model = _field(config, "model_type")
         if model not in BOUNDS and "lower_bound" not in given:
-            fix = "Pass lower_bound= and norm_eps= instead, as that model's own code has them."
-            raise _error(f"of a model_type among {', '.join(BOUNDS)}, to take a config", f"{model!r}", fix, "config")
+            fix = "Pass lower_bound= and norm_eps= instead, as in that model's own code."
+            raise _error(f"one whose config has a model_type among {', '.join(BOUNDS)}", f"{model!r}", fix, "config")
         if "lower_bound" not in given:
             given["lower_bound"] = BOUNDS[model](config)
         given.setdefault("norm_eps", _field(config, "rms_norm_eps"))
     missing = [name for name in ("lower_bound", "norm_eps") if name not in given]
     if missing:
-        raise _error(f"read with {' and '.join(missing)}, which no tensor tells", "neither" if missing[1:] else "none",
-                     "Pass config=, or them: lower_bound=None is the unbounded gate, as of Kimi-Linear, and -5.0 that "
+        raise _error(f"read with {' and '.join(missing)}, which no tensor contains",
+                     "neither" if missing[1:] else "none",
+                     "Pass them, or config=: lower_bound=None is the unbounded gate of Kimi-Linear, and -5.0 that "
                      "of K3, GLM and Ling.", "options")  # fmt: skip
     return given
 
@@ -250,15 +251,15 @@ def _field(config: Any, name: str, default: Any = None) -> Any:
 
 
 def write(layer: nn.Module, layout: str, prefix: str = "") -> dict[str, Tensor]:
-    """The weights of a layer as a layout has them."""
+    """The weights of a layer in a layout."""
     if layout not in LAYOUTS:
         raise _error(f"written in one of the layouts {', '.join(LAYOUTS)}", repr(layout), "Pass one of them.", "layout")
     to = LAYOUTS[layout]
     for letter, option, has in (("f", "forget_rank", to.forget), ("g", "gate_rank", to.gate)):
         own = "full" if getattr(layer, option) is None else "low"
         if own != has:
-            raise _error(f"written in a layout with {letter} of {own} rank", f"{layout!r}, where it is of {has} rank",
-                         "Take another layout: docs/layer.md has the table.", "layout.rank")  # fmt: skip
+            raise _error(f"written in a layout with {letter} of {own} rank", f"{layout!r}, where its rank is {has}",
+                         "Use another layout: docs/layer.md has the table.", "layout.rank")  # fmt: skip
     found = {name: x.detach() for name, x in layer.named_parameters()}
     convolutions = [found.get(f"{conv}.bias") for conv in CONVOLUTIONS]
     if to.one_conv and convolutions[0] is not None:
@@ -271,7 +272,7 @@ def write(layer: nn.Module, layout: str, prefix: str = "") -> dict[str, Tensor]:
     if not to.gate_bias and bias in found:
         if found[bias].count_nonzero():
             raise _error(f"written in a layout with {bias}", f"{layout!r}, which has none",
-                         "Take 'fla', or a layer whose bias is zero.", "layout.bias")  # fmt: skip
+                         "Use 'fla', or a layer whose bias is zero.", "layout.bias")  # fmt: skip
         del found[bias]
     if to.A_log != "(HV)":
         found["A_log"] = found["A_log"].view(1, 1, -1, 1)

@@ -1,4 +1,4 @@
-"""The short causal convolution of a layer, each channel by itself, with its SiLU; its state, and its halo."""
+"""The short causal depthwise convolution of a layer, with its SiLU; its state, and its halo."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def short_convolution(
 
     Args:
         x: (B, T, C).
-        weight: (C, W), or (C, 1, W) as modules hold it.
+        weight: (C, W), or (C, 1, W) as in modules.
         bias: (C), or None.
-        state: (N, W - 1, C), the inputs before each sequence, the oldest first; None: zeros.
-        sequences: where sequences lie; None: each row is one. Tokens of no sequence give zeros.
+        state: (N, W - 1, C), the inputs before each sequence, oldest first; None: zeros.
+        sequences: where sequences begin and end; None: each row is one. Tokens outside every sequence give zeros.
 
     Returns:
         y (B, T, C) in the dtype of x.
@@ -45,7 +45,7 @@ def short_convolution(
 
 
 def takes_kernels(x: Tensor) -> bool:
-    """Whether x lies on a GPU, or on one that the simulator stands in for."""
+    """Whether x is on a GPU, or on one that the simulator stands in for."""
     return x.is_cuda or (not torch.compiler.is_compiling() and stand_in() is not None)
 
 
@@ -54,7 +54,7 @@ def _launch() -> Any:
 
 
 def _served(dtype: torch.dtype, width: int, device: str) -> bool:
-    """Whether a kernel makes such a convolution."""
+    """Whether there is a kernel for such a convolution."""
     return not _launch().convolution_refused(dtype, width, device)
 
 
@@ -76,7 +76,7 @@ def _in_torch(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | No
 
 
 def _rows_back(x: Tensor, j: int, W: int, state: Tensor | None, s: Sequences) -> Tensor:
-    """What stands j tokens before each token (B, T, C)."""
+    """The input j tokens before each token (B, T, C)."""
     T = x.shape[1]
     if s.starts is None:
         before = x.new_zeros(x.shape[0], j, x.shape[2]) if state is None else state[:, W - 1 - j :].to(x.dtype)
@@ -92,11 +92,11 @@ def _rows_back(x: Tensor, j: int, W: int, state: Tensor | None, s: Sequences) ->
 
 
 def next_state(x: Tensor, W: int, state: Tensor | None = None, sequences: Sequences | None = None) -> Tensor:
-    """The state behind x (B, T, C): the last W - 1 inputs of each sequence (N, W - 1, C), differentiable."""
+    """The state after x (B, T, C): the last W - 1 inputs of each sequence (N, W - 1, C), differentiable."""
     T, C = x.shape[1:]
     if sequences is None or sequences.cu_seqlens is None:
         if T >= W - 1:
-            return x[:, T - (W - 1) :].clone()                                 # and let go of x
+            return x[:, T - (W - 1) :].clone()                                 # a copy, so that x can be freed
         before = x.new_zeros(x.shape[0], W - 1, C) if state is None else state.to(x.dtype)
         return torch.cat([before, x], 1)[:, T:]
     offsets = sequences.cu_seqlens
@@ -106,7 +106,7 @@ def next_state(x: Tensor, W: int, state: Tensor | None = None, sequences: Sequen
     rows = x[0][at.clamp(0, max(T - 1, 0))] if T else x.new_zeros(*at.shape, C)
     if state is None:
         return torch.where(inside[..., None], rows, 0)
-    position = (at - offsets[:-1, None] + W - 1).clamp(0, W - 2)               # in what came before
+    position = (at - offsets[:-1, None] + W - 1).clamp(0, W - 2)               # in the state
     before = state.to(x.dtype).gather(1, position[..., None].expand(-1, -1, C))
     return torch.where(inside[..., None], rows, before)
 
@@ -117,7 +117,7 @@ class Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, s: Sequences) -> Tensor:
         ctx.save_for_backward(x, weight, bias, state, s.starts, s.numbers, s.cu_seqlens)
-        if torch.compiler.is_compiling():                                      # which does not look into an operator
+        if torch.compiler.is_compiling():                                      # it does not trace an operator
             return _convolve(x, weight, bias, state, s.starts, s.numbers)
         return _launch().convolve(x, weight, bias, state, s.starts, s.numbers)
 
@@ -159,11 +159,11 @@ def _(x, weight, bias, state, starts, numbers, cu_seqlens, dy):
 
 
 class ShortConvolution(nn.Module):
-    """`short_convolution` with its weight (C, 1, W) and, if asked for, a bias (C).
+    """`short_convolution` with its weight (C, 1, W) and optionally a bias (C).
 
     Args:
         channels: C.
-        width: W, tokens that an output sees, itself included.
+        width: W, the tokens that an output depends on, including itself.
     """
 
     def __init__(self, channels: int, width: int = 4, bias: bool = False, device: Any = None, dtype: Any = None):

@@ -20,7 +20,7 @@ from .sequences import Padded, Sequences
 Tensor = torch.Tensor
 
 MODES = ("auto", "chunk", "recurrent")
-SHORT = 64                                   # tokens up to which "auto" goes token by token, without gradients
+SHORT = 64                                   # up to so many tokens "auto" runs token by token, without gradients
 
 
 class KimiDeltaAttention(nn.Module):
@@ -37,19 +37,19 @@ class KimiDeltaAttention(nn.Module):
         num_v_heads: HV, a multiple of H; None: H.
         head_v_dim: V; None: K.
         lower_bound: of the gate: None is -exp(A_log) softplus(f + dt_bias), unbounded; a negative number is
-            lower_bound sigmoid(exp(A_log) (f + dt_bias)). A checkpoint works with its own alone.
-        forget_rank, gate_rank: of f and g, made by two projections; None: one projection of full rank, f_proj, g_proj.
-            "head": head_dim for f, head_v_dim for g.
-        gate_bias: a bias in g_b_proj (g_proj), as FLA has and checkpoints have not.
+            lower_bound sigmoid(exp(A_log) (f + dt_bias)). A checkpoint needs the bound that it was trained with.
+        forget_rank, gate_rank: of f and g, which two projections compute; None: one projection of full rank, f_proj or
+            g_proj. "head": head_dim for f, head_v_dim for g.
+        gate_bias: a bias in g_b_proj (g_proj), which FLA has and checkpoints lack.
         allow_neg_eigval: beta is twice the sigmoid.
-        conv_size, conv_bias: of the convolutions: tokens that they see, and whether they have a bias.
+        conv_size, conv_bias: the width of the convolutions in tokens, and whether they have a bias.
         norm_eps: of the RMSNorm.
-        layer_idx: by which the layer finds its state in a cache.
+        layer_idx: the key of the layer's state in a cache.
         mode: "chunk", "recurrent" (token by token, no gradients) or "auto": recurrent for up to 64 tokens without
             gradients, else chunk.
         disable_recompute: keep the forward's intermediates for the backward: faster, more memory.
         backend: of kda.chunk_kda; None chooses.
-        device, dtype: of the parameters; A_log (HV) and dt_bias (HV K) are float32 always.
+        device, dtype: of the parameters; A_log (HV) and dt_bias (HV K) are always float32.
     """
 
     def __init__(
@@ -138,10 +138,10 @@ class KimiDeltaAttention(nn.Module):
             else:
                 self.A_log.zero_()
             dt = self.dt_bias.uniform_(math.log(1e-3), math.log(0.1)).exp_()
-            dt += torch.log(-torch.expm1(-dt))                                 # softplus backwards
+            dt += torch.log(-torch.expm1(-dt))                                 # inverse of softplus
 
     def reset_parameters(self) -> None:
-        """All parameters anew."""
+        """Initialise all parameters again."""
         for module in self.children():
             module.reset_parameters()  # type: ignore[operator]
         self.reset_gate()
@@ -151,13 +151,13 @@ class KimiDeltaAttention(nn.Module):
         """A layer with the weights of a checkpoint; sizes, ranks and biases follow from the tensors' shapes.
 
         Args:
-            tensors: of any layout of docs/layer.md, by name: of a file, or a model's state_dict.
+            tensors: by name, in any layout of docs/layer.md: of a file, or of a model's state_dict.
             prefix: of the layer's names, such as "model.layers.0.self_attn.".
-            options: those of the class that no tensor tells; `lower_bound` and `norm_eps` must be among them, or
-                `config`, the model's: a dict, or an object with its fields.
+            options: those of the class that no tensor contains: `lower_bound` and `norm_eps`, or instead `config`, the
+                model's, a dict or an object.
 
         Raises:
-            CheckpointError: says which names were found, which layouts there are, and what to do.
+            CheckpointError: with the names that were found, the layouts that exist, and what to do.
         """
         found, sizes = checkpoints.read(tensors, prefix, options)
         layer = cls(**sizes)
@@ -165,7 +165,7 @@ class KimiDeltaAttention(nn.Module):
         return layer
 
     def to_checkpoint(self, layout: str = "kimi_linear", prefix: str = "") -> dict[str, Tensor]:
-        """The weights under the names of a layout of docs/layer.md, in the shapes that it has; tensors are shared."""
+        """The weights with the names and shapes of a layout of docs/layer.md; tensors are shared."""
         return checkpoints.write(self, layout, prefix)
 
     def forward(
@@ -181,12 +181,12 @@ class KimiDeltaAttention(nn.Module):
 
         Args:
             x: (B, T, D).
-            attention_mask: (B, S), S >= T, of which the last T columns count: 1 or true where a token is real. Padding
-                may lie anywhere; it is seen by nobody, and y is zero there.
-            cache: start from the states that it has of this layer, and leave there those behind the last tokens.
+            attention_mask: (B, S), S >= T, of which the last T columns are used: 1 or true where a token is real.
+                Padding may be anywhere; it affects no other token, and y is zero there.
+            cache: start from its states of this layer, and store the states after the last tokens in it.
             cu_seqlens: (N + 1,) offsets of N sequences packed in one row, B = 1.
             cu_seqlens_cpu: a copy on the CPU.
-            cp_context: of a sequence that lies on several ranks: of kda.parallel.
+            cp_context: from kda.parallel, for a sequence that spans several ranks.
         """
         self._check_call(x, attention_mask, cache, cu_seqlens, cp_context)
         B, T = x.shape[:2]
@@ -207,7 +207,7 @@ class KimiDeltaAttention(nn.Module):
         if cp_context is not None:
             from ..parallel import conv_halo
 
-            rows = conv_halo(torch.cat(made, -1), cp_context, self.conv_size - 1)      # side by side: one exchange
+            rows = conv_halo(torch.cat(made, -1), cp_context, self.conv_size - 1)      # concatenated: one exchange
             states = rows.split([each.shape[-1] for each in made], -1)
         q, k, v = (conv(each, state, sequences) for conv, each, state in zip(convolutions, made, states))
         o, recurrent = self._attend(x, q, k, v, before, sequences, T, cache is not None, cp_context)
@@ -222,7 +222,7 @@ class KimiDeltaAttention(nn.Module):
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, before: LayerState | None, sequences: Sequences, T: int,
         keep: bool, cp_context: Any,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        """o (B, T, HV, V) and the states behind, if they are to be kept."""
+        """o (B, T, HV, V), and the final states if they are kept."""
         heads, value_heads = (self.num_heads, self.head_dim), (self.num_v_heads, self.head_v_dim)
         f = self.f_proj(x) if self.forget_rank is None else self.f_b_proj(self.f_a_proj(x))  # type: ignore[operator]
         tensors = (q.unflatten(-1, heads), k.unflatten(-1, heads), v.unflatten(-1, value_heads),
@@ -259,17 +259,17 @@ class KimiDeltaAttention(nn.Module):
         masked = mask is None or (mask.dim() == 2 and mask.shape[0] == batch and mask.shape[1] >= T)
         for option, holds, asked, found, fix in (
             ("x", rows, f"[B, T, {self.hidden_size}]", str(shape),
-             "Give hidden states, batch first."),
+             "Pass hidden states, batch first."),
             ("attention_mask", masked, "[B, S] with S >= T, of 0 and 1", f"{list(getattr(mask, 'shape', ()))}",
-             "KDA is causal by itself: give a mask of padding."),
+             "KDA is causal by itself: pass a padding mask."),
             ("cu_seqlens", cu_seqlens is None or batch == 1, "with B = 1", f"B = {batch}",
-             "Put the sequences behind each other in one row."),
+             "Concatenate the sequences in one row."),
             (" and ".join(apart), len(apart) < 2, "given alone", "together",
-             "Each says where sequences lie: pass one."),
+             "Each says where sequences begin and end: pass one."),
             ("cache", cache is None or isinstance(cache, Cache), "a kda.nn.Cache", type(cache).__name__,
-             "Make one with kda.nn.Cache()."),
+             "Create one with kda.nn.Cache()."),
             ("cache", cache is None or cp_context is None, "None with a cp_context", "both",
-             "States that lie on several ranks are not kept: pass one of the two."),
+             "States on several ranks are not kept: pass one of the two."),
         ):  # fmt: skip
             if not holds:
                 raise InputError("KimiDeltaAttention", option, asked, found, fix, f"nn.{option.split()[0]}")

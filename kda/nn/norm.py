@@ -39,7 +39,7 @@ def _launch() -> Any:
 
 
 def _served(dtype: torch.dtype, channels: int, device: str) -> bool:
-    """Whether a kernel makes such a norm."""
+    """Whether there is a kernel for such a norm."""
     return not _launch().norm_refused(dtype, channels, device)
 
 

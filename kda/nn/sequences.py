@@ -1,8 +1,8 @@
-"""Which sequence each token of a row belongs to: of rows of T tokens, packed sequences, or a padded batch.
+"""The sequence of each token: in rows of T tokens, packed sequences, or a padded batch.
 
-Nothing here waits for a GPU, and shapes follow from those of the arguments, so that all of it can be captured and
-compiled.  A padded batch becomes one row: real tokens first, in order, then those of the padding, which lie past the
-last offset and belong to nobody.
+Nothing here waits for a GPU, and shapes follow from those of the arguments, so everything can be captured and compiled.
+A padded batch becomes one row: real tokens first, in order, then the padding, which is past the last offset and outside
+every sequence.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Sequences:
-    """N sequences that lie in rows (B, T)."""
+    """N sequences in rows (B, T)."""
 
     N: int
-    cu_seqlens: Tensor | None = None         # (N + 1,) offsets in the one row there is; None: each row is a sequence
+    cu_seqlens: Tensor | None = None         # (N + 1,) offsets in the only row; None: each row is a sequence
     cu_seqlens_cpu: Tensor | None = None
-    starts: Tensor | None = None             # (T,) int32: the first token of the sequence of each; T: of none
+    starts: Tensor | None = None             # (T,) int32: the first token of each token's sequence; T: none
     numbers: Tensor | None = None            # (T,) int32: the number of that sequence
 
     @classmethod
@@ -33,14 +33,14 @@ class Sequences:
         """cu_seqlens (N + 1,) in a row of T tokens."""
         offsets = cu_seqlens.to(device, non_blocking=True)
         ends, t = offsets[1:].contiguous(), torch.arange(T, device=device, dtype=offsets.dtype)
-        numbers = torch.searchsorted(ends, t, right=True)                      # the first that ends behind t
+        numbers = torch.searchsorted(ends, t, right=True)                      # the first sequence that ends after t
         starts = torch.cat([offsets[:-1], offsets.new_full((1,), T)])[numbers]
         numbers = numbers.clamp(max=max(offsets.numel() - 2, 0))
         return cls(offsets.numel() - 1, offsets, cpu, starts.to(torch.int32), numbers.to(torch.int32))
 
 
 class Permuted(torch.autograd.Function):
-    """Rows of x (T, ..) in another order, each once; the way back is the way there, not a sum."""
+    """Rows of x (T, ..) in another order, each once; the backward permutes them back instead of summing."""
 
     @staticmethod
     def forward(ctx, x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
@@ -58,12 +58,12 @@ class Padded:
     """A batch (B, T, ..) with a mask, as one row of packed sequences (1, B * T, ..) and back."""
 
     sequences: Sequences
-    order: Tensor                            # (B * T,): where each token of the row lies in the batch
+    order: Tensor                            # (B * T,): the position in the batch of each token of the row
     inverse: Tensor
 
     @classmethod
     def of(cls, mask: Tensor, device: torch.device) -> Padded:
-        """mask (B, T): true or 1 where a token is real, wherever these lie."""
+        """mask (B, T): true or 1 where a token is real, at any position."""
         real = mask.to(device, non_blocking=True).bool()
         order = torch.argsort((~real).flatten().to(torch.uint8), stable=True)
         inverse = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=device))

@@ -13,6 +13,6 @@ __all__ = ["CPContext", "RankLost", "adopt", "build_cp_context", "conv_halo"]
 
 
 def __getattr__(name: str):
-    if name == "mesh":                       # torch takes its time to import DTensor
+    if name == "mesh":                       # importing DTensor is slow
         return importlib.import_module(".mesh", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

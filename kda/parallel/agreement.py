@@ -1,9 +1,9 @@
 """Ranks agree on what they are about to exchange: through the group's store, on the host, never through the GPU.
 
-A collective of gloo says nothing when ranks send different amounts: one goes on with wrong data, others die. So before
-ranks of a group exchange anything they compare a line of text that says what; but not if they did so before, when the
-group's exchange before was the same, too: a model's layers repeat. A rank that does alone what it never did at that
-place waits here, apart from the data, until its time is over, and the others do where they wait for its data.
+gloo does not notice if ranks send different amounts: one continues with wrong data, others crash. So before ranks of a
+group exchange anything, they compare a line of text that describes it. They skip this if they agreed on the same
+exchange after the same predecessor before, because a model's layers repeat. A rank that deviates waits here until its
+time-out, and the others wait for its data.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Group:
     def __init__(self, store: dist.Store, rank: int, world: int):
         self.store, self.rank, self.world = store, rank, world
         self.round = 0
-        self.last = ""                       # what was exchanged last
-        self.known: set[tuple[str, str]] = set()                               # what was agreed on, behind what
+        self.last = ""                       # the last exchange
+        self.known: set[tuple[str, str]] = set()                               # agreed exchanges, by predecessor
 
     def agree(self, text: str, ask: Ask) -> None:
-        """Raise on all ranks unless all say the same; or after the time-out, if not all come."""
+        """Raise on all ranks unless all pass the same text; or after the time-out, if some do not call."""
         if self.world == 1:
             return
         at, self.round = str(self.round), self.round + 1
@@ -63,7 +63,7 @@ class Group:
         self.last = text
 
     def object_to(self, text: str) -> None:
-        """Take part in a round without waiting for it, with a text that nobody else has."""
+        """Join a round without waiting for it, with a text that no other rank has."""
         at, self.round = str(self.round), self.round + 1
         self.store.set(f"{at}/text/{self.rank}", text)
         for name in ("here", "texts"):
@@ -92,7 +92,7 @@ class Group:
 
 
 class RankLost(KdaError, RuntimeError):
-    """A rank of the group did not come, or died."""
+    """A rank of the group did not call, or died."""
 
 
 def lost(op: str, found: str) -> RankLost:
@@ -100,12 +100,12 @@ def lost(op: str, found: str) -> RankLost:
                     "Look at the rank that failed first, then start the group again.")  # fmt: skip
 
 
-# By name, and held weakly: a group that outlives its destruction aborts the process at its end.
+# By name, with weak references: a group that outlives its destruction aborts the process at exit.
 _groups: dict[str, tuple[weakref.ref[dist.ProcessGroup], Group]] = {}
 
 
 def group_of(group: dist.ProcessGroup) -> Group:
-    """A group that was destroyed and made anew under its old name begins anew."""
+    """A group that was destroyed and created again under its old name starts from scratch."""
     known = _groups.get(group.group_name)
     if known is None or known[0]() is not group:
         store = dist.PrefixStore(f"kda/{group.group_name}", distributed_c10d._get_process_group_store(group))

@@ -1,4 +1,4 @@
-"""The context of a call on several ranks: who holds what of a row of packed sequences."""
+"""The context of a call on several ranks: which rank has which part of a row of packed sequences."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ EXCHANGES = ("gather", "chain", "tree", "hops")
 
 _numbers = itertools.count()
 _contexts: weakref.WeakValueDictionary[int, CPContext] = weakref.WeakValueDictionary()
-_adopted: dict[int, tuple[weakref.ref, CPContext]] = {}              # of contexts that are FLA's, by their id
+_adopted: dict[int, tuple[weakref.ref, CPContext]] = {}              # for FLA's contexts, by their id
 
 
 class CPContext:
-    """What `build_cp_context` returns: the local view of a rank, under FLA's names where FLA has one.
+    """What `build_cp_context` returns: the local view of a rank, with FLA's names where FLA has one.
 
-    group, rank, world_size: who takes part.  layout, exchange, conv1d_kernel_size: as asked for.
+    group, rank, world_size: the ranks.  layout, exchange, conv1d_kernel_size: as requested.
     cu_seqlens, cu_seqlens_cpu: (N + 1,) offsets of this rank's sequences, int32; the first may have begun on an
-        earlier rank and the last may go on on a later one.
-    tokens: how many this rank holds.  lengths: of all parts.  parts: of this rank (`layout.Part`).
+        earlier rank, and the last may continue on a later one.
+    tokens: their number on this rank.  lengths: of all parts.  parts: of this rank (`layout.Part`).
     """
 
     def __init__(self, group: dist.ProcessGroup, local: Local, lengths: Sequence[int], device: torch.device,
@@ -44,9 +44,9 @@ class CPContext:
         self.num_seqs, self.num_parts = len(local.offsets) - 1, len(local.parts)
         self.cu_seqlens_cpu = torch.tensor(local.offsets, dtype=torch.int32)
         self.cu_seqlens = on(device, self.cu_seqlens_cpu)
-        self.places: dict[Any, Any] = {}     # of `halo`, once they are known
+        self.places: dict[Any, Any] = {}     # of `halo`, once computed
         number = next(_numbers)
-        self.handle = torch.tensor(number)   # how an operator is told of it: a graph must not be made for one context
+        self.handle = torch.tensor(number)   # passed to operators: no graph is specialised to a context
         _contexts[number] = self
 
     def __repr__(self) -> str:
@@ -61,12 +61,12 @@ class CPContext:
 
 
 def on(device: torch.device, x: Tensor) -> Tensor:
-    """A copy on a GPU that nobody waits for."""
+    """A copy on a GPU, for which no call waits."""
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 
 def _scalar(c: CPContext, value: Any) -> Any:
-    """As in FLA: of a contiguous layout."""
+    """As in FLA: a number for a contiguous layout."""
     return value if c.layout == "contiguous" else None
 
 
@@ -82,32 +82,32 @@ def build_cp_context(
     exchange: str = "gather",
     timeout: float | None = None,
 ) -> CPContext:
-    """The context for `kda.chunk_kda(..., cp_context=...)`; the arguments of FLA's function of this name, and more.
+    """The context for `kda.chunk_kda(..., cp_context=...)`; has the arguments of FLA's function of this name, and more.
 
-    All ranks of the group call it together, with equal arguments, and each gets its own view. Where `cu_seqlens` lies
-    on a GPU and `cu_seqlens_cpu` is left out, this waits for that GPU; no call that is given the context does.
+    All ranks of the group call it together, with equal arguments, and each gets its own view. If `cu_seqlens` is on a
+    GPU and `cu_seqlens_cpu` is left out, this function waits for that GPU; calls with the context never do.
 
     Args:
         cu_seqlens: (N + 1,) int32 or int64, offsets of the packed sequences in the whole row of all ranks.
         group: of torch.distributed; None is the world.
-        conv1d_kernel_size: of the convolution before, for `conv_halo`.
+        conv1d_kernel_size: of the preceding convolution, for `conv_halo`.
         cu_seqlens_cpu: a copy on the CPU.
-        use_tf32x3_affine_chain: accepted without effect: maps are folded in float64, whatever torch's flags say.
+        use_tf32x3_affine_chain: accepted without effect: maps are folded in float64, independent of torch's flags.
         layout: "contiguous": rank r holds part r of W equal ones; "zigzag": parts r and 2W - 1 - r of 2W.
-        lengths: how many tokens each rank holds, zero too, for a contiguous layout with parts that are not equal. More
-            in all than the last offset: tokens of no sequence, as in chunk_kda.
-        exchange: of a contiguous layout, a zigzag one has the first. "gather": one all-gather of the parts' maps in
-            each direction. "chain": states go from rank to rank through the maps, the fewest bytes. "tree": maps are
-            composed in log2 W steps, for very many ranks. "hops": no maps, each rank waits for the one before: slow,
-            and the same bits as one process where cuts lie on the grid of chunks (docs/parallel.md).
-        timeout: seconds to wait for ranks that do not come; None is the time-out of the group's store.
+        lengths: the number of tokens of each rank, possibly zero, for a contiguous layout with unequal parts. Tokens
+            past the last offset belong to no sequence, as in chunk_kda.
+        exchange: for a contiguous layout; a zigzag layout uses "gather". "gather": one all-gather of the parts' maps
+            per direction. "chain": states go from rank to rank through the maps, with the fewest bytes. "tree": maps
+            are composed in log2 W steps, for very many ranks. "hops": no maps; each rank waits for the previous one:
+            slow, but with the same bits as one process if cuts are multiples of the chunk (docs/parallel.md).
+        timeout: seconds to wait for missing ranks; None is the time-out of the group's store.
 
     Returns:
         CPContext, whose `tokens` is the length of this rank's rows and whose `cu_seqlens` are this rank's offsets.
 
     Raises:
-        InputError: an argument cannot be served, or ranks were given different ones: then on all ranks.
-        RankLost: not all ranks came within the time-out.
+        InputError: an argument is invalid, or ranks passed different arguments (then on all ranks).
+        RankLost: not all ranks called within the time-out.
     """
     op = "build_cp_context"
     group = _group(op, group)
@@ -135,7 +135,7 @@ def build_cp_context(
 
 def _group(op: str, group: Any) -> dist.ProcessGroup:
     if not dist.is_available() or not dist.is_initialized():
-        raise InputError(op, "group", "a group of torch.distributed, once that was initialised", "no process group",
+        raise InputError(op, "group", "a group of torch.distributed, which must be initialised", "no process group",
                          "Call torch.distributed.init_process_group first.", "cp_group.missing")  # fmt: skip
     group = dist.group.WORLD if group is None else group
     if not isinstance(group, dist.ProcessGroup):
@@ -162,23 +162,23 @@ def _offsets(op: str, cu_seqlens: Any, cu_seqlens_cpu: Any) -> list[int]:
 
 
 def _edges(op: str, offsets: list[int], lengths: Any, layout: str, world: int) -> list[int]:
-    """Where the parts of the row lie."""
+    """Where the parts of the row begin, and where the last ends."""
     if lengths is None:
         parts = world if layout == "contiguous" else 2 * world
         if offsets[-1] % parts:
-            raise InputError(op, "cu_seqlens", f"of a number of tokens that {parts} parts can share",
+            raise InputError(op, "cu_seqlens", f"offsets of a number of tokens that {parts} parts can share equally",
                              f"{offsets[-1]} tokens", "Pad the row, or pass lengths with a contiguous layout.",
                              "cp_offsets.parts")  # fmt: skip
         return equal_edges(offsets[-1], parts)
     lengths = [int(n) for n in lengths]
     if layout == "zigzag" or len(lengths) != world or min(lengths) < 0:
-        raise InputError(op, "lengths", f"{world} numbers of tokens, one a rank, for a contiguous layout",
+        raise InputError(op, "lengths", f"{world} numbers of tokens, one per rank, for a contiguous layout",
                          f"{lengths} for a {layout} one", "Leave it out for equal parts.",
                          "cp_lengths.value")  # fmt: skip
     return edges_of(lengths)
 
 
-# contexts as a call takes them
+# contexts in the form that a call uses
 
 
 def context_of(handle: Tensor) -> CPContext:
@@ -189,12 +189,12 @@ _OF_FLA = ("group", "cu_seqlens", "cu_seqlens_cpu", "pre_num_ranks", "post_num_r
 
 
 def adopt(context: Any, op: str = "chunk_kda") -> CPContext:
-    """A context as a call wants it: ours as it is, FLA's as one of ours, made once for each."""
+    """kda's own context unchanged; FLA's as one of kda's, built once."""
     if type(context) is CPContext:
         return context
     if torch.compiler.is_compiling():
         raise RuntimeError(f"{op}: torch.compile does not trace a {type(context).__name__}. Pass "
-                           "kda.parallel.adopt(cp_context), called outside of what it traces.")  # fmt: skip
+                           "kda.parallel.adopt(cp_context), called outside the traced code.")  # fmt: skip
     if not all(hasattr(context, name) for name in _OF_FLA):
         raise InputTypeError(op, "cp_context", "a context of kda.parallel.build_cp_context or FLA's",
                              type(context).__name__, "Call kda.parallel.build_cp_context(cu_seqlens, group).",
@@ -208,7 +208,7 @@ def adopt(context: Any, op: str = "chunk_kda") -> CPContext:
 
 
 def _of_fla(op: str, c: Any) -> CPContext:
-    """FLA's context says how many ranks hold parts of the first sequence and of the last; its parts are equal."""
+    """FLA's context counts the ranks that hold parts of the first and of the last sequence; its parts are equal."""
     group = _group(op, c.group)
     world, rank = dist.get_world_size(group), dist.get_rank(group)
     offsets = (c.cu_seqlens if c.cu_seqlens_cpu is None else c.cu_seqlens_cpu).tolist()
@@ -219,9 +219,9 @@ def _of_fla(op: str, c: Any) -> CPContext:
     past = c.pre_num_conv_tokens_by_part if zigzag else (getattr(c, "pre_num_conv_tokens", None) or 0,)
     total = world * len(numbers)
     if any(n - pre < 0 or n + post >= total for n, pre, post in zip(numbers, before, after)):
-        raise InputError(op, "cp_context", f"of a group of {world} ranks",
-                         f"{max(before)} parts before and {max(after)} behind those of rank {rank}",
-                         "Build the context for the group that it is used with.", "cp_context.world")  # fmt: skip
+        raise InputError(op, "cp_context", f"a context of a group of {world} ranks",
+                         f"{max(before)} parts before and {max(after)} after those of rank {rank}",
+                         "Build the context for the group that uses it.", "cp_context.world")  # fmt: skip
     rows = [0, *([c.front_num_seqs] if zigzag else []), len(offsets) - 1]
     tokens = offsets[-1] // len(numbers)
     parts = tuple(

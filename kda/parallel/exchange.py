@@ -1,4 +1,4 @@
-"""What ranks send one another: collectives of torch.distributed, and nothing beneath them."""
+"""Exchanges between ranks, by collectives of torch.distributed."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 
 def agree(context: CPContext, op: str, text: str) -> None:
-    """On what is sent next; see `agreement`."""
+    """Agree on the next exchange; see `agreement`."""
     ask = Ask(op, "cp_context", "cp_context.agreed", context.timeout)
     group_of(context.group).agree_on_exchange(text, ask)
 
 
 def object_to(context: CPContext, text: str) -> None:
-    """Tell ranks that wait to agree that this one raises, and why."""
+    """Tell waiting ranks that this one raises an error, and why."""
     group_of(context.group).object_to(text)
 
 
@@ -35,12 +35,13 @@ def check_world(context: CPContext, op: str) -> None:
     except ValueError:                                                         # the group was destroyed
         found = 0, -1
     if found != (context.world_size, context.rank):
-        raise InputError(op, "cp_context", f"of its group as it is, rank {found[1]} of {found[0]}", repr(context),
-                         "Build the context anew, for the group that it is used with.", "cp_context.world")  # fmt: skip
+        raise InputError(op, "cp_context", f"a context of the group as it is now, rank {found[1]} of {found[0]}",
+                         repr(context), "Build a new context for the group that uses it.",
+                         "cp_context.world")  # fmt: skip
 
 
 def gather(context: CPContext, mine: Tensor, op: str) -> Tensor:
-    """(parts of all ranks, ..) of mine (parts, ..), rank by rank."""
+    """(parts of all ranks, ..) from this rank's (parts, ..), rank by rank."""
     mine = mine.contiguous()
     found = mine.new_empty(context.world_size * mine.shape[0], *mine.shape[1:])
     _together(op, _all_gather, found, mine, group=context.group)
@@ -58,7 +59,7 @@ def receive(context: CPContext, like: Tensor, of: int, op: str) -> Tensor:
 
 
 def swap(context: CPContext, x: Tensor, to: int | None, of: int | None, op: str) -> Tensor | None:
-    """Send x to a rank and receive as much of another, at once; None is nobody."""
+    """Send x to one rank and receive as much from another, at the same time; None: no rank."""
     group, x = context.group, x.contiguous()
     found = None if of is None else torch.empty_like(x)
     sent = [] if to is None else [dist.P2POp(dist.isend, x, dist.get_global_rank(group, to), group)]

@@ -20,7 +20,7 @@ OP = "conv_halo"
 
 
 class Places(NamedTuple):
-    """Which rows to take. What was gathered is (parts of all ranks * rows, D) with a row of zeros behind it."""
+    """Row indices into the gathered tensor, (parts of all ranks * rows, D) followed by a row of zeros."""
 
     forward: Tensor                          # (N * rows) of the parts' last rows
     backward: Tensor                         # (most, parts * rows) of the gradients of what came before each part
@@ -30,21 +30,21 @@ class Places(NamedTuple):
 def conv_halo(x: Tensor, cp_context: Any, rows: int | None = None) -> Tensor:
     """The last `rows` tokens before each of this rank's sequences, zeros before a sequence's own beginning.
 
-    What a causal convolution over `rows` + 1 tokens starts from: put them in front of each sequence. Only sequences
-    that began on an earlier rank have any. One all-gather of each part's last rows, and one of their gradients in the
-    backward, whatever the number of sequences; all ranks call it together.
+    A causal convolution over `rows` + 1 tokens starts from them: put them before each sequence. They are zero unless
+    the sequence began on an earlier rank. Costs one all-gather of each part's last rows, and one of their gradients in
+    the backward, whatever the number of sequences; all ranks call it together.
 
     Args:
-        x: (1, T, D), this rank's tokens; to exchange for several convolutions at once, side by side along D.
-        cp_context: of `build_cp_context`, or FLA's.
-        rows: None means conv1d_kernel_size - 1 of the context.
+        x: (1, T, D), this rank's tokens; for several convolutions at once, concatenated along D.
+        cp_context: from `build_cp_context`, or FLA's.
+        rows: None means the context's conv1d_kernel_size - 1.
 
     Returns:
         (N, rows, D) for the N sequences of this rank, in x's dtype.
 
     Raises:
-        InputError: x is not (1, T, D) of the context's tokens, or there is no number of rows.
-        RankLost: not all ranks came within the time-out.
+        InputError: x is not (1, T, D) with the context's tokens, or the number of rows is unknown.
+        RankLost: not all ranks called within the time-out.
     """
     context = adopt(cp_context, OP)
     if rows is None:
@@ -127,13 +127,13 @@ def places_of(context: CPContext, rows: int) -> tuple[list[int], list[list[int]]
 
 
 def _tail_place(edges: Sequence[int], token: int, rows: int, layout: str, world: int) -> int:
-    """Where a token lies among the last rows of all parts."""
+    """The index of a token among the last rows of all parts."""
     number = next(i for i in range(len(edges) - 1) if edges[i] <= token < edges[i + 1])
     return holder(layout, number, world) * rows + token - edges[number + 1] + rows
 
 
 def _readers(edges: Sequence[int], number: int, token: int, rows: int, layout: str, world: int) -> list[int]:
-    """Where it lies among the tokens before all parts."""
+    """Its index among the tokens before all parts."""
     found = []
     for i in range(number + 1, len(edges) - 1):
         if edges[i] - rows > token:

@@ -1,8 +1,8 @@
-"""How a row of packed sequences is cut over ranks: arithmetic alone, without torch.
+"""How a row of packed sequences is divided among ranks: arithmetic only, without torch.
 
-A part is an interval of the row's tokens. A rank holds one part, or with "zigzag" two: part r and part 2W - 1 - r, one
-behind the other, so that all ranks have as much attention to do where a model has some. Only the first sequence of a
-part can have begun before it, and only the last can go on behind it.
+A part is an interval of the row's tokens. A rank has one part, or with "zigzag" two, part r followed by part
+2W - 1 - r, which balances a model's attention over ranks. Only the first sequence of a part can have begun before it,
+and only the last can continue after it.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ LAYOUTS = ("contiguous", "zigzag")
 
 
 class Part(NamedTuple):
-    """A part as its rank sees it; tokens count from the rank's first one."""
+    """A part, from its rank's view; tokens count from the rank's first one."""
 
     number: int                              # among the parts of all ranks
     begin: int
     end: int
-    first: int = -1                          # which of the rank's sequences is the first here; -1: none is
+    first: int = -1                          # the number of its first sequence on the rank; -1: none
     last: int = -1
     first_end: int = 0                       # the first one's last token + 1
     last_begin: int = 0
     before: tuple[int, ...] = ()             # the parts that hold earlier tokens of the first sequence, in order
     after: tuple[int, ...] = ()              # the parts that hold later tokens of the last sequence, in order
-    past: int = 0                            # tokens of the first sequence in all parts before
+    past: int = 0                            # tokens of the first sequence in all earlier parts
 
     @property
     def spanned(self) -> bool:
-        """Whether one sequence comes from before and goes on behind."""
+        """Whether one sequence spans all of the part and continues on both sides."""
         return self.first == self.last and bool(self.before) and bool(self.after)
 
 
 class Local(NamedTuple):
-    """What a rank holds."""
+    """The sequences and parts of a rank."""
 
     offsets: list[int]                       # of its sequences, from 0
     parts: tuple[Part, ...]
 
 
 def part_numbers(layout: str, rank: int, world: int) -> tuple[int, ...]:
-    """The parts of a rank, in the order in which it holds them."""
+    """The numbers of a rank's parts, in its order."""
     return (rank,) if layout == "contiguous" else (rank, 2 * world - 1 - rank)
 
 
 def holder(layout: str, number: int, world: int) -> int:
-    """Where a part lies among those of all ranks, rank by rank."""
+    """The index of a part among those of all ranks, rank by rank."""
     if layout == "contiguous":
         return number
     return 2 * number if number < world else 2 * (2 * world - 1 - number) + 1
@@ -64,10 +64,10 @@ def edges_of(lengths: Sequence[int]) -> list[int]:
 
 
 def local_of(offsets: Sequence[int], edges: Sequence[int], numbers: Sequence[int]) -> Local:
-    """What the rank with parts `numbers` holds of sequences at `offsets`; part i is the tokens edges[i]:edges[i + 1].
+    """What the rank with parts `numbers` has of sequences at `offsets`; part i is tokens edges[i]:edges[i + 1].
 
-    A sequence without tokens belongs to the part that begins at it or holds the place where it lies; at the very end
-    of the row, to the last part.
+    A sequence without tokens belongs to the part that begins at its offset or contains it; at the end of the row, to
+    the last part.
     """
     ends, parts, shift = [0], [], 0
     for number in numbers:
@@ -114,5 +114,5 @@ def crosses(offsets: Sequence[int], edges: Sequence[int]) -> bool:
 
 
 def bytes_sent(HV: int, K: int, V: int, parts: int = 1) -> int:
-    """By a rank in each direction of a call: its maps in float32."""
+    """Bytes that a rank sends per direction of a call: its maps in float32."""
     return 4 * parts * HV * K * (V + K)

@@ -1,9 +1,9 @@
-"""What a piece of a sequence does to the state that enters it, as `bundles.SegmentSummary`: S -> M S + added.
+"""How a piece of a sequence maps the state that enters it, as `bundles.SegmentSummary`: S -> M S + added.
 
-A backend that declares `maps` makes them with kernels of its own. Of any other one, two forwards of its public door do,
-and no backward: from the identity with v = 0 the final state is M, and row t of o is y_t = scale M_t^T q_t, with M_t
-what the tokens up to t do. So the gradient of the state that enters is y^T do from the outputs and M^T dS from the
-state that leaves.
+A backend that declares `maps` computes them with its own kernels. For any other backend, two ordinary forwards suffice,
+without a backward: from the identity with v = 0 the final state is M, and row t of o is y_t = scale M_t^T q_t, where
+M_t maps the state over the tokens up to t. So the gradient of the state that enters is y^T do from the outputs plus
+M^T dS from the state that leaves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROWS = 1024                                  # of y and do that are multiplied a
 
 
 def problem_of_piece(p: Problem, T: int, state: bool) -> Problem:
-    """A sequence of T tokens alone, of which the final state is asked for."""
+    """A single sequence of T tokens whose final state is requested."""
     return dataclasses.replace(
         p, direction="forward", T=T, N=1, packed=False, final_state=True, intermediate_states=False,
         disable_recompute=False, state_v_first=False, state_dtype=_name(wide_of(p)) if state else None,
@@ -32,15 +32,15 @@ def problem_of_piece(p: Problem, T: int, state: bool) -> Problem:
 
 
 def piece(x: Inputs, begin: int, end: int, h0: Tensor | None) -> Inputs:
-    """Tokens begin:end as a call of their own; h0 (1, HV, K, V)."""
+    """Tokens begin:end as a separate call; h0 (1, HV, K, V)."""
     rows = {name: getattr(x, name)[:, begin:end] for name in ("q", "k", "v", "g", "beta")}
     return x._replace(**rows, initial_state=h0, cu_seqlens=None, cu_seqlens_cpu=None)
 
 
 def segment_map(p: Problem, x: Inputs, asked: str, transition: bool) -> SegmentSummary:
-    """Of one sequence (B = 1) that is not packed; from x.initial_state, if that is given, `added` is the state behind.
+    """The map of one sequence (B = 1) that is not packed; with x.initial_state, `added` is the final state.
 
-    Without `transition` M is zero, for who asks does not need it.
+    Without `transition` M is zero, because the caller does not need it.
     """
     p = problem_of_piece(p, x.q.shape[1], x.initial_state is not None)
     if p.T == 0:
@@ -57,14 +57,14 @@ def segment_map(p: Problem, x: Inputs, asked: str, transition: bool) -> SegmentS
 def segment_map_bwd(
     p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, asked: str, transition: bool
 ) -> SegmentSummary:
-    """Its mirror: what the piece does to the gradient of the state behind it, for do (1, T, HV, V); M is transposed.
+    """The mirror: how the piece maps the gradient of its final state, for do (1, T, HV, V); M is transposed.
 
     Given `dht` (1, HV, K, V), `added` is the gradient of the state that enters.
     """
     p = _mirrored(problem_of_piece(p, x.q.shape[1], state=True))
     if p.T == 0:
         return _nothing(p, x, dht)
-    backend = choose(p, asked).backend                                         # who makes the backward
+    backend = choose(p, asked).backend                                         # the backend of the backward
     with autocast_off(x.q):
         if "backward" in capability(backend).maps:
             return launcher(backend).segment_map_bwd(p, x, do, dht, transition)
@@ -84,7 +84,7 @@ def _mirrored(p: Problem) -> Problem:
 
 
 def how(p: Problem, asked: str) -> str:
-    """For people: who makes the maps of pieces of such a call."""
+    """One line for people: how the maps of such a call are computed."""
     p = problem_of_piece(p, p.T, state=False)
     backend = choose(p, asked).backend
     again = choose(_identity(p), asked).backend
@@ -95,11 +95,11 @@ def how(p: Problem, asked: str) -> str:
         ahead = f"a forward of {backend} and one of {again} from the identity"
     if "backward" not in capability(mirror).maps:
         back = f"a forward of {again} from the identity"
-    return f"maps of pieces of sequences are made by {ahead}; in the backward by {back}"
+    return f"maps of pieces of sequences are computed by {ahead}; in the backward by {back}"
 
 
 def fold(maps: list[SegmentSummary], S: Tensor) -> Tensor:
-    """S (1, HV, K, V) behind all pieces, in order. In float64, which no flag of torch makes less of."""
+    """S (1, HV, K, V) after all pieces, in order. In float64, which torch's flags do not affect."""
     found = S.double()
     for m in maps:
         found = m.added.double() + m.M.double() @ found
@@ -107,7 +107,7 @@ def fold(maps: list[SegmentSummary], S: Tensor) -> Tensor:
 
 
 def compose(later: SegmentSummary, earlier: SegmentSummary) -> SegmentSummary:
-    """What both do in turn, in float64 as `fold`."""
+    """The composition of both maps, in float64 as in `fold`."""
     M = later.M.double()
     return SegmentSummary((M @ earlier.M.double()).to(later.M.dtype), fold([later], earlier.added))
 

@@ -1,9 +1,9 @@
-"""DTensors: a call on a mesh is the same call on each rank's local tensors, where their placements allow it.
+"""DTensors: a call on a mesh is the same call on each rank's local tensors, if their placements allow it.
 
-Along a dimension of the mesh all tensors of a call lie in one of four ways, and v says in which: sharded by batch, by
+Along a dimension of the mesh, the tensors of a call are placed in one of four ways, decided by v: sharded by batch, by
 heads (value heads with their q/k heads), along the sequence with a cp_context of that dimension's group, or replicated.
-Everything else is refused; nothing is gathered.  Parameters that are replicated while the tokens are not get the sum
-of all ranks' gradients.
+Everything else is refused; nothing is gathered.  Replicated parameters of sharded tokens get the sum of all
+ranks' gradients.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ OUTPUTS = ("o", "final_state", "h")
 
 
 class Way(NamedTuple):
-    """How tensors lie along a dimension of the mesh: the axis of each that is cut; of others every rank has all."""
+    """Placements along a dimension of the mesh: the sharded axis of each tensor; other tensors are replicated."""
 
     name: str
     axes: dict[str, int]                     # "rows" are the five tensors of tokens, and o
     shared: str = ""                         # the size that ranks share evenly: "B" or "H"
-    summed: bool = False                     # ranks hold different tokens of the heads that a parameter is for
+    summed: bool = False                     # ranks have different tokens of the heads of a parameter
 
     def placement(self, name: str, x: Any = None) -> Placement:
         axis = self.axes.get(name, self.axes.get("rows") if name in (*ROWS, "o") else None)
@@ -82,11 +82,11 @@ def _way(op: str, inputs: Inputs, dim: int, context: CPContext | None) -> Way:
         _check_sequence(op, inputs, mesh, dim, named, context)
     size = {"B": inputs.v.shape[0], "H": inputs.q.shape[2] if inputs.q.dim() == 4 else 0}.get(way.shared, 0)
     if size % mesh.size(dim):
-        what = "q/k heads, each with its value heads," if way.shared == "H" else "rows of a batch"
-        _refuse(op, "q", f"of {what} that the {mesh.size(dim)} ranks of {named} can share", f"{way.shared}={size}",
-                "Use fewer ranks, or replicate along this dimension.", "mesh.even")  # fmt: skip
+        what = "q/k heads, with their value heads," if way.shared == "H" else "batch"
+        _refuse(op, "q", f"a tensor whose {what} the {mesh.size(dim)} ranks of {named} can share",
+                f"{way.shared}={size}", "Use fewer ranks, or replicate along this dimension.", "mesh.even")  # fmt: skip
     if way.shared == "B" and inputs.ssm_state_indices is not None:
-        _refuse(op, "initial_state", f"no pool of states where {named} shards by batch", "ssm_state_indices",
+        _refuse(op, "initial_state", f"given without ssm_state_indices if {named} shards by batch", "ssm_state_indices",
                 "Shard by heads.", "mesh.pool")  # fmt: skip
     return way
 
@@ -98,10 +98,10 @@ def _check_sequence(op: str, inputs: Inputs, mesh: Any, dim: int, named: str, co
                 "mesh.sequence")  # fmt: skip
     group = mesh.get_group(dim)
     if context.group.group_name != group.group_name or len(set(context.lengths)) > 1:
-        _refuse(op, "cp_context", f"of the group of {named}, with equal parts", repr(context),
+        _refuse(op, "cp_context", f"a context of the group of {named}, with equal parts", repr(context),
                 f"Build it with mesh.get_group({dim}) and without lengths.", "mesh.group")  # fmt: skip
     if inputs.initial_state is not None:
-        _refuse(op, "initial_state", f"left out where {named} shards along the sequence", "a tensor",
+        _refuse(op, "initial_state", f"left out if {named} shards along the sequence", "a tensor",
                 "Call chunk_kda on x.to_local() of each tensor: states belong to a rank's own sequences.",
                 "mesh.states")  # fmt: skip
 
@@ -124,7 +124,7 @@ def _local(op: str, name: str, x: Any, mesh: Any, ways: list[Way]) -> Any:
         return x.to_local()
     gradients = [way.of_gradient(name, x) for way in ways]
     if gradients != list(x.placements):
-        x = x.redistribute(mesh, x.placements)                                 # whose backward sums
+        x = x.redistribute(mesh, x.placements)                                 # its backward sums
     return x.to_local(grad_placements=gradients)
 
 

@@ -1,13 +1,13 @@
-"""torch.ops.kda.parallel_forward and parallel_backward: chunk_kda on a rank, with what it exchanges.
+"""torch.ops.kda.parallel_forward and parallel_backward: chunk_kda on a rank, with its exchanges.
 
-They have the arguments of `chunk_forward` and `chunk_backward`, initial states always, and a context's handle. Beside
-the outputs of the first there are `entering`, the states that entered the rank's parts, for the second:
+They have the arguments of `chunk_forward` and `chunk_backward`, always initial states, and a context's handle. The
+forward also returns `entering`, the states that entered the rank's parts, for the backward:
 
   forward   maps of the parts' last sequences -> all-gather -> states entering the first ones -> the ordinary forward
-  backward  mirrored maps of the first ones   -> all-gather -> gradients behind the last ones -> the ordinary backward
+  backward  mirrored maps of the first ones   -> all-gather -> gradients after the last ones -> the ordinary backward
 
 With exchange="chain" states go from rank to rank instead, each through its map, and with "tree" maps are composed; with
-"hops" there are none: a rank waits for the state that enters it, makes the ordinary forward, and sends what leaves.
+"hops" there are none: a rank waits for the state that enters it, runs the ordinary forward, and sends its final state.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Rank(NamedTuple):
         return self.call.options.state_v_first
 
     def pieces(self, part: Part, first: bool, h0: Tensor | None = None) -> tuple[slice, Inputs]:
-        """The tokens of a part's first or last sequence, and those as a call of their own."""
+        """The tokens of a part's first or last sequence, and a separate call of them."""
         begin, end = (part.begin, part.first_end) if first else (part.last_begin, part.end)
         return slice(begin, end), maps.piece(self.call.inputs, begin, end, h0)
 
@@ -71,14 +71,14 @@ class Rank(NamedTuple):
 
 
 def _rank(handle: Tensor, call: Call, direction: str) -> Rank:
-    """The checked call; ranks agree on it, one whose call is wrong tells the others so."""
+    """The checked call; ranks agree on it, and a rank whose call is invalid tells the others."""
     context = context_of(handle)
     q = call.inputs.q
     try:
         exchange.check_world(context, OP)
         if q.dim() == 4 and q.shape[1] != context.tokens:
-            raise InputError(OP, "q", f"of the T={context.tokens} tokens that the context gives rank {context.rank}",
-                             f"T={q.shape[1]}", "Cut the row as the context has it: context.tokens a rank.",
+            raise InputError(OP, "q", f"a tensor with the T={context.tokens} tokens of rank {context.rank}",
+                             f"T={q.shape[1]}", "Cut the row as the context does: context.tokens per rank.",
                              "cp_context.tokens")  # fmt: skip
         problem = problem_of(call, direction)
     except KdaError as error:
@@ -107,7 +107,7 @@ def _forward(*arguments: Any):
 
 
 def _agree(rank: Rank) -> None:
-    """On what decides how much is sent, the same in both directions."""
+    """Agree on what determines how much is sent, which is the same in both directions."""
     p = rank.problem
     if rank.context.crosses:
         exchange.agree(rank.context, OP, f"maps of HV={p.HV} K={p.K} V={p.V} in {rank.wide}")
@@ -119,7 +119,7 @@ def _no_state(rank: Rank) -> Tensor:
 
 
 def _with_states(rank: Rank, entering: dict[int, Tensor], **others: Any) -> Call:
-    """The ordinary call, with what enters."""
+    """The ordinary call, from the states that enter."""
     h0 = rank.with_rows(rank.call.inputs.initial_state, entering)
     return rank.call._replace(inputs=rank.call.inputs._replace(initial_state=h0), **others)
 
@@ -147,7 +147,7 @@ def _entering(rank: Rank) -> dict[int, Tensor]:
 
 
 def _gathered(rank: Rank, mine: list[SegmentSummary | None]) -> Tensor:
-    """Of the parts of all ranks, (parts, HV, K, K + V): M beside added."""
+    """The maps of all ranks' parts, (parts, HV, K, K + V): M beside added."""
     p = rank.problem
     message = rank.call.inputs.q.new_zeros(len(mine), p.HV, p.K, p.K + p.V, dtype=rank.wide)
     for row, m in zip(message, mine):
@@ -157,7 +157,7 @@ def _gathered(rank: Rank, mine: list[SegmentSummary | None]) -> Tensor:
 
 
 def _folded(rank: Rank, found: Tensor, numbers: tuple[int, ...]) -> Tensor:
-    """What leaves the last of these parts."""
+    """The state that leaves the last of these parts."""
     K, world = rank.problem.K, rank.context.world_size
     rows = [found[holder(rank.context.layout, n, world)].unsqueeze(0) for n in numbers]
     first, *others = [SegmentSummary(row[..., :K], row[..., K:]) for row in rows]
@@ -179,7 +179,7 @@ def _backward(*arguments: Any):
             dht = rank.with_rows(torch.zeros_like(call.inputs.initial_state) if dht is None else dht, behind)
         grads = autograd.backward(_with_states(rank, entered, dht=dht), saved)
     for n in entered:
-        grads.dh0[n] = 0                                                       # nobody's initial state
+        grads.dh0[n] = 0                                                       # not its initial state
     return tuple(autograd.or_empty(x, call.inputs.q) for x in grads)
 
 
@@ -209,12 +209,12 @@ def _behind(rank: Rank) -> dict[int, Tensor]:
     return behind
 
 
-# from rank to rank: sources and targets are the ranks before and behind, or the other way round, the nearest first
+# from rank to rank: sources and targets are the ranks before and after, or the reverse, nearest first
 
 
 def _chained(rank: Rank, sources: Sequence[int], targets: Sequence[int], own: SegmentSummary | None,
              through: bool) -> Tensor | None:  # fmt: skip
-    """What comes from the nearest source; what this rank makes of it goes to the nearest target."""
+    """Receives from the nearest source, applies this rank's map, and sends to the nearest target."""
     came = exchange.receive(rank.context, _no_state(rank), sources[0], OP) if sources else None
     if targets:
         exchange.send(rank.context, maps.fold([own], came) if through else own.added, targets[0], OP)
@@ -223,9 +223,9 @@ def _chained(rank: Rank, sources: Sequence[int], targets: Sequence[int], own: Se
 
 def _scanned(rank: Rank, sources: Sequence[int], targets: Sequence[int], own: SegmentSummary | None,
              through: bool) -> Tensor | None:  # fmt: skip
-    """The same in a tree: at distance d a rank's map, which does what d ranks do by then, is put behind that of the
-    rank at d; whose sequence begins nearer has a map to which nothing is put.  The last rank of a sequence needs no
-    map, but what the map of the one before adds."""
+    """The same in a tree: at distance d, a rank's map, which covers d ranks by then, is composed with that of the rank
+    at distance d, unless its sequence begins nearer.  The last rank of a sequence needs no map, only the `added` of
+    its predecessor's."""
     d, K, context = 1, rank.problem.K, rank.context
     while (through and d <= len(sources)) or d < len(targets):
         mine = torch.cat([own.M, own.added], -1)
@@ -302,7 +302,7 @@ def _setup(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 
 def _link(ctx: Any, do: Tensor | None, dht: Tensor | None, *_: Any):
-    kept = ctx.saved_tensors                                                   # a checkpoint gives them out once
+    kept = ctx.saved_tensors                                                   # a checkpoint returns them only once
     tensors, (handle, entering, *saved) = kept[: len(INPUTS)], kept[len(INPUTS):]
     options = [getattr(ctx.options, name) for name in OPTIONS]
     grads = torch.ops.kda.parallel_backward(
@@ -345,10 +345,10 @@ def run(inputs: Inputs, options: Options, context: CPContext, save: Save) -> tup
 
 
 def prepared(inputs: Inputs, options: Options) -> Inputs:
-    """Initial states in any case and as maps have them, for what comes from other ranks."""
+    """Initial states, created if absent, in the layout and dtype of maps."""
     q, v, h0 = inputs.q, inputs.v, inputs.initial_state
     if not all(isinstance(x, Tensor) and x.dim() == 4 for x in (q, v)):
-        return inputs                                                          # what is wrong will be said beneath
+        return inputs                                                          # the operator reports the error
     dtype = autograd.wide_dtype(q.dtype)
     if h0 is None:
         N, HV, K, V = inputs.cu_seqlens.shape[0] - 1, v.shape[2], q.shape[3], v.shape[3]

@@ -1,4 +1,4 @@
-"""Runs the PTX of GPU kernels on a CPU, and says what is wrong with them.
+"""Runs the PTX of GPU kernels on a CPU and reports what is wrong with them.
 
     run = kda.simulator.launch(ptx, grid=1, block=128, args=[x, y])
     print(run.report())

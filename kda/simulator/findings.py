@@ -1,4 +1,4 @@
-"""What the machine found wrong, in words: the kinds, and a finding with its places in the PTX and in the source."""
+"""Findings in words: their kinds, and a finding with its places in the PTX and in the source."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import NamedTuple
 class Kind(NamedTuple):
     id: str  # stable: tests, --json and docs quote it
     says: str
-    forgiven: bool = False  # silicon and compilers forgive it: a note, unless the launch is strict
+    forgiven: bool = False  # hardware and compilers tolerate it: a note, unless the launch is strict
 
 
-# by the engine's number (FindingKind); {t} is the engine's own text, {a} the address, {n} the size, {o} who else,
+# by the engine's number (FindingKind); {t} is the engine's own text, {a} the address, {n} the size, {o} the other,
 # {s} the space, {w} {r} {x} what this one does, {b} what to do about two lanes
 KINDS = {
     1: Kind("out-of-bounds", "{t}"),
     2: Kind("misaligned", "{t}"),
-    3: Kind("uninitialised", "reads {s} at {a}, which nobody has written"),
+    3: Kind("uninitialised", "reads {s} at {a}, which was never written"),
     4: Kind("race-write-write", "{w} {s} at {a}, which {o} wrote: nothing orders the two"),
     5: Kind("race-write-read", "{r} {s} at {a}, which {o} wrote: nothing orders this read after that write"),
     6: Kind("race-read-write", "{w} {s} at {a}, which {o} may still read: nothing orders this write after that read"),
@@ -51,7 +51,7 @@ KINDS = {
     27: Kind("mbarrier-fence", "{t}", forgiven=True),
     28: Kind(
         "race-lanes",
-        "{x} {s} at {a}, which {o} used by lane {l}: bar.warp.sync is missing between that and what tells of it",
+        "{x} {s} at {a}, which {o} used by lane {l}: bar.warp.sync is missing between that and its release",
         forgiven=True,
     ),
     29: Kind("wgmma-fence", "{t}", forgiven=True),
@@ -73,7 +73,7 @@ ACTORS = (
     "a tcgen05 operation of warp {n}",
     "a tcgen05.ld of warp {n}",
     "a tcgen05.st of warp {n}",
-    "",  # what a warp has sent, of which there are no accesses
+    "",  # what a warp has sent, without accesses
     "a copy that an mbarrier tracks",
 )
 LONGEST = 200  # characters of an instruction: some list hundreds of registers
@@ -119,12 +119,12 @@ class Finding:
 
 
 def shortened(name):
-    """A kernel's name, cut where it is a mangled one: some list the types of all arguments."""
+    """A kernel's name, shortened if mangled: some list the types of all arguments."""
     return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..."
 
 
 def folded(findings):
-    """At most a few of one kind at one instruction; the last of them says how many more there are."""
+    """At most a few of one kind per instruction; the last one says how many more there are."""
     sites = {}
     for finding in findings:
         sites.setdefault((finding.kind, finding.place.line), []).append(finding)
@@ -135,7 +135,7 @@ def folded(findings):
 
 
 class SimulationError(RuntimeError):
-    """What a launch that raises found."""
+    """The findings of a launch with `raises=True`."""
 
     def __init__(self, findings):
         super().__init__("\n".join(map(str, findings)))
@@ -152,7 +152,7 @@ def place_of(program, index):
 
 
 def sourced(loc):
-    """A line of source, and those that it was inlined at."""
+    """A source line, and the lines at which it was inlined."""
     text = f"{loc.file}:{loc.line}"
     while loc := loc.inlined_at:
         text += f" < {loc.file}:{loc.line}"
@@ -206,5 +206,5 @@ def _outside(record, labels, says):
     verb = "writes" if record.detail[3] else "reads"
     where = f"{verb} {record.size} bytes at global address {record.address:#x}"
     if record.detail[0] < 0:
-        return f"{where}; the launch was given no memory below it"
+        return f"{where}; the launch has no memory below it"
     return f"{where}, {record.detail[1]} bytes into {labels[record.detail[0]]} of {record.detail[2]} bytes"

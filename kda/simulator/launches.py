@@ -1,4 +1,4 @@
-"""One launch: PTX, a grid and arguments in; what it counted and what it found out."""
+"""One launch: PTX, a grid and arguments in; counters and findings out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORMATS = {"f16": "<e", "f32": "<f", "f64": "<d"}
 
 
 class LaunchError(ValueError):
-    """A launch that cannot be: what was asked, what was found, what to do."""
+    """An impossible launch: what was requested, what was found, what to do."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -37,10 +37,10 @@ def program(ptx, kernel, arch):
     module = _module(ptx)
     if kernel is None and len(module.kernels) != 1:
         raise LaunchError(
-            f"kernel=None, but the PTX holds {len(module.kernels)}: {', '.join(module.kernels)} -> name one"
+            f"kernel=None, but the PTX has {len(module.kernels)}: {', '.join(module.kernels)} -> name one"
         )
     if kernel is not None and kernel not in module.kernels:
-        raise LaunchError(f"kernel={kernel!r} is not in the PTX, which holds {', '.join(module.kernels) or 'none'}")
+        raise LaunchError(f"kernel={kernel!r} is not in the PTX, which has {', '.join(module.kernels) or 'none'}")
     try:
         number = number_of(arch or module.target)
     except ValueError as error:
@@ -77,20 +77,20 @@ def launch(
     args: torch CPU tensors (pointers, written in place), numbers, TensorMaps; or the whole parameter buffer as bytes,
         with `memory` listing the tensors (or (address, bytes, name)) that the kernel may touch.
     schedule: 0 runs the warps in turns; another number is the seed of a random schedule.
-    early: asynchronous work finishes at once, not as late as it may.
-    checks: keep the history of every byte, for races, fences and uninitialised reads.
-    strict: a broken rule that silicon and compilers forgive is an error, too, instead of a note.
+    early: asynchronous work finishes at once, not as late as possible.
+    checks: keep the history of every byte, to find races, missing fences and uninitialised reads.
+    strict: a broken rule that hardware and compilers tolerate is an error instead of a note.
     raises: raise SimulationError if an error was found; a note never raises.
-    limit: warp-instructions after which the launch is given up.
-    registers: of a thread at the start, as ptxas chose them; setmaxnreg is held against that.
+    limit: the number of warp instructions after which the launch is abandoned.
+    registers: per thread at the start, as ptxas chose them; setmaxnreg is checked against it.
     behind: the Run of a kernel that may still run when this one begins (a programmatic dependent launch): only
-        griddepcontrol.wait orders what that kernel does to memory before what this one does.
-    stop: end the launch at the first error; what it leaves in memory then says nothing.
-    clock: predict the time, too (Run.clock): the name of a chip of kda.simulator.timing.chips, True for the one that
-        stands for the arch, or a Setting. The schedule is then the clock's own, whatever `schedule` and `early` say.
-    timeline: record what warps and units do when, too, for Run.timeline(); it wants a clock.
-    config: what the kernel was built for. A timeline names warps by its `roles` ({"LOAD": range(4, 5)}), where it has
-        them, and mbarriers by its `struct` of shared memory.
+        griddepcontrol.wait orders that kernel's memory accesses before those of this one.
+    stop: end the launch at the first error; memory is then meaningless.
+    clock: also predict the time (Run.clock): the name of a chip of kda.simulator.timing.chips, True for the default
+        chip of the arch, or a Setting. The clock then determines the schedule; `schedule` and `early` are ignored.
+    timeline: also record what warps and units do when, for Run.timeline(); needs a clock.
+    config: the kernel's configuration. A timeline names warps by its `roles` ({"LOAD": range(4, 5)}), if it has any,
+        and mbarriers by its `struct` of shared memory.
     """
     p = program(ptx, kernel, arch)
     grid, block, cluster = (_three(n, v) for n, v in (("grid", grid), ("block", block), ("cluster", cluster)))
@@ -159,7 +159,7 @@ def launch(
 
 
 class _Grids:
-    """What grids that may run side by side do to memory: spans (first address, a flag for each byte)."""
+    """The memory accesses of grids that may run concurrently: spans (first address, a flag per byte)."""
 
     def __init__(self, program, regions, behind):
         self._ahead, self._own, self._covered = behind.left if behind else [], [], []
@@ -191,7 +191,7 @@ def _covering(spans, address, size):
 
 
 def _errors(strict):
-    """A bit for each kind of finding that is an error."""
+    """One bit per kind of finding that is an error."""
     return sum(1 << n for n, kind in KINDS.items() if strict or not kind.forgiven)
 
 
@@ -208,36 +208,36 @@ def _check_shape(p, grid, block, cluster, most_ctas):
     if not 1 <= threads <= 1024:
         raise LaunchError(f"block={block} has {threads} threads; a CTA has 1 to 1024")
     if not 1 <= ctas <= most_ctas:
-        raise LaunchError(f"cluster={cluster} has {ctas} CTAs; sm_{p.arch} takes 1 to {most_ctas}")
+        raise LaunchError(f"cluster={cluster} has {ctas} CTAs; sm_{p.arch} allows 1 to {most_ctas}")
     if any(g % c for g, c in zip(grid, cluster)):
         raise LaunchError(f"grid={grid} is not a multiple of cluster={cluster}")
     wanted, most = p.kernel.directives.get("reqntid"), p.kernel.directives.get("maxntid")
     if wanted and tuple(block) != (*wanted, 1, 1)[:3]:
-        raise LaunchError(f"block={block}, but the kernel says .reqntid {', '.join(map(str, wanted))}")
+        raise LaunchError(f"block={block}, but the kernel has .reqntid {', '.join(map(str, wanted))}")
     if most and threads > functools.reduce(lambda a, b: a * b, most):
         raise LaunchError(
-            f"block={block} has {threads} threads, but the kernel says .maxntid {', '.join(map(str, most))}"
+            f"block={block} has {threads} threads, but the kernel has .maxntid {', '.join(map(str, most))}"
         )
     wanted = p.kernel.directives.get("reqnctapercluster")
     if wanted and tuple(cluster) != (*wanted, 1, 1)[:3]:
-        raise LaunchError(f"cluster={cluster}, but the kernel says .reqnctapercluster {', '.join(map(str, wanted))}")
+        raise LaunchError(f"cluster={cluster}, but the kernel has .reqnctapercluster {', '.join(map(str, wanted))}")
 
 
 # ---- arguments
 
 
 def _bind(p, args):
-    """(what must stay alive, parameter buffer, memory spans) for the arguments of a launch."""
+    """(objects to keep alive, parameter buffer, memory spans) for the arguments of a launch."""
     params = p.kernel.params
     size = max((q.offset + q.size for q in params), default=0)
     if isinstance(args, (bytes, bytearray, memoryview)):
         if len(args) < size:
-            raise LaunchError(f"args is a parameter buffer of {len(args)} bytes; {p.kernel.name} takes {size}")
+            raise LaunchError(f"args is a parameter buffer of {len(args)} bytes; {p.kernel.name} needs {size}")
         return args, bytes(args), []
     args = list(args)
     if len(args) != len(params):
         raise LaunchError(
-            f"{len(args)} arguments; {p.kernel.name} takes {len(params)}: "
+            f"{len(args)} arguments; {p.kernel.name} has {len(params)}: "
             + ", ".join(f"{q.type} {q.name}" for q in params)
         )
     buffer, spans = bytearray(size), []
@@ -252,7 +252,7 @@ def _encoded(n, param, value):
     what = f"argument {n} ({param.name}, .{param.type}{f'[{param.count}]' if param.count > 1 else ''})"
     if isinstance(value, torch.Tensor):
         if value.device.type != "cpu":
-            raise LaunchError(f"{what}: a tensor on {value.device}; the simulator takes CPU tensors -> .cpu()")
+            raise LaunchError(f"{what}: a tensor on {value.device}; the simulator needs CPU tensors -> .cpu()")
         if param.size != 8:
             raise LaunchError(f"{what}: a tensor is an 8-byte pointer; the parameter has {param.size} bytes")
         return value.data_ptr().to_bytes(8, "little"), [
@@ -268,17 +268,17 @@ def _encoded(n, param, value):
         return bytes(value), []
     if isinstance(value, (bool, int, float)):
         if param.count > 1:
-            raise LaunchError(f"{what}: a number for an array of {param.count}; give bytes or a TensorMap")
+            raise LaunchError(f"{what}: a number for an array of {param.count}; pass bytes or a TensorMap")
         if param.type in FORMATS:
             return struct.pack(FORMATS[param.type], value), []
         if not float(value).is_integer():
             raise LaunchError(f"{what}: {value!r} is not a whole number")
         return (int(value) & ((1 << 8 * param.size) - 1)).to_bytes(param.size, "little"), []
-    raise LaunchError(f"{what}: {type(value).__name__}; taken are CPU tensors, numbers, bytes and TensorMaps")
+    raise LaunchError(f"{what}: {type(value).__name__}; pass a CPU tensor, a number, bytes or a TensorMap")
 
 
 def span(what, label=None):
-    """(first address, bytes, label) of what a tensor, or a span given as such, covers."""
+    """(first address, bytes, label) of a tensor, or of a span."""
     if not isinstance(what, torch.Tensor):
         address, size, *name = what
         return address, size, label or (name[0] if name else "memory")
@@ -289,7 +289,7 @@ def span(what, label=None):
 
 
 def _regions(spans):
-    """The engine's regions: sorted, and one where spans overlap."""
+    """The engine's regions: sorted, with overlapping spans merged."""
     merged = []
     for address, size, label in sorted((s for s in spans if s[1]), key=lambda s: s[:2]):
         if merged and address < merged[-1][0] + merged[-1][1]:

@@ -1,4 +1,4 @@
-"""What a launch counted, as numbers and as a table that a kernel's author wants to read."""
+"""The counters of a launch, as numbers and as a table for a kernel's author."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Run:
         self.grid, self.block, self.cluster = tuple(record.grid), tuple(record.block), tuple(record.cluster)
         self.findings = [f for f in findings if f.grade == "error"]
         self.notes = [f for f in findings if f.grade == "note"]
-        self.clock = None  # the time that it takes, if the launch was asked for it
-        self.recorded = None  # what warps and units did when, if the launch was asked for it
-        self.left = []  # what it does to memory, for a launch that may begin before this one has ended
+        self.clock = None  # the predicted time, if requested
+        self.recorded = None  # what warps and units did when, if requested
+        self.left = []  # its memory accesses, for a launch that may begin before this one has ended
         self._lines = _by_instruction(program, counters)
         total = {name: sum(line[name] for _, line in self._lines) for name in TOTALS}
         flags = b"".join(t.raw for t in touched)
@@ -52,7 +52,7 @@ class Run:
 
     @property
     def executed(self):
-        """Lines of the PTX whose instruction some warp ran."""
+        """PTX lines whose instruction ran in some warp."""
         return {ins.line for ins, line in self._lines if ins and line["issued"]}
 
     def conflicts(self):
@@ -76,10 +76,10 @@ class Run:
         return sorted(found, key=lambda row: -sum(row[1].values()))
 
     def timeline(self, sms=None):
-        """What warps and units did when, on the first so many of the SMs in detail (None: all); of a launch with
+        """What warps and units did when, on the first `sms` of the SMs in detail (None: all); needs a launch with
         `timeline=True`."""
         if self.recorded is None:
-            raise ValueError("this run has no timeline: launch(..., clock=True, timeline=True), or capture so")
+            raise ValueError("this run has no timeline: use launch(..., clock=True, timeline=True) or capture alike")
         return Timeline(self, sms)
 
     def report(self):

@@ -1,17 +1,16 @@
-"""How wrong a result may be: twice the error that an independent rounding of the same maths makes, measured in float64.
+"""Error budgets: twice the error of an independent rounding of the same maths, measured in float64.
 
-Measured twice, for a small error everywhere and a large one in a single place are different faults:
+There are two measures, because a small error everywhere and a large one in a single place are different faults:
 
   norm   ||x - exact|| / ||exact||
   peak   max |x - exact| / rms(exact)
 
-A rounding can be lucky, in small tensors above all.  So there are several, most of inputs that were shaken in their
-last bit, which also tells how far the maths itself carries an error; where less than `compute` is stored, each of them
-draws the error of that anew; and a budget is never below what is known
-beforehand: half an ulp for each of the sqrt(n) steps that a sum of n terms drifts, and half an ulp of what a result is
-stored in.
-The roundings are made on a CPU, whose exp2 is good to an ulp; two ulps are added, for that is what CUDA promises.
-Where float64 itself is judged, the exact result is a rounding too, with a budget of its own.
+A single rounding can be lucky, above all in small tensors.  So there are several.  Most have inputs that are shaken in
+their last bit, which also shows how far the maths amplifies an error; where a stage stores less than `compute`, each of
+them draws that rounding error independently.  A budget is never below what is known beforehand: half an ulp for each of
+the sqrt(n) steps that a sum of n terms drifts, and half an ulp of the stored dtype.
+The roundings run on a CPU, whose exp2 is accurate to an ulp; two ulps are added, which is what CUDA promises.
+If float64 itself is tested, the exact result is a rounding too, with its own budget.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ class Measure(NamedTuple):
 
 
 def shakes(elements: int, coarse: bool = False) -> range:
-    """How often to shake: few elements may all be lucky, many are not, but for the few sums over all of them, whose
-    luck shows where the roundings are `coarse`."""
+    """How often to shake: few elements may all be lucky, many are not, except for the few sums over all of them, if
+    roundings are `coarse`."""
     return range(8 if coarse or elements < 16384 else 1)
 
 
@@ -55,7 +54,7 @@ def shaken(x: Tensor, shake: int = 0) -> Tensor:
 
 
 def dithered(x: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
-    """x with an error as large as that of its rounding to `dtype`, drawn by `seed`; none where x needs no rounding."""
+    """x with an error as large as its rounding error in `dtype`, drawn by `seed`; none where x needs no rounding."""
     info, (_, exponent) = torch.finfo(dtype), torch.frexp(x)
     ulp = torch.ldexp(torch.full_like(x, info.eps / 2), exponent).clamp(min=info.tiny * info.eps)
     moved = ulp * (torch.rand(x.shape, generator=torch.Generator().manual_seed(seed), dtype=x.dtype) - 0.5)
@@ -74,7 +73,7 @@ class Budget(NamedTuple):
         eps = torch.finfo(compute).eps
         floor = eps / 2 * math.sqrt(max(summed, 1)) + torch.finfo(stored).eps / 2
         exp2 = EXP2_ULPS * eps
-        # A rounding that overflows says nothing about how far others may go.
+        # A rounding that overflows gives no budget for others.
         errors = [distance(x.double(), exact).nan_to_num(posinf=0.0) for x in rounded]
         norm = max((float(e.norm()) for e in errors), default=0.0) / scale.norm
         peak = max((float(e.max()) for e in errors if e.numel()), default=0.0) / scale.rms
@@ -83,11 +82,11 @@ class Budget(NamedTuple):
         return cls(exact, both * norm, both * peak)
 
     def __add__(self, other: Budget) -> Budget:  # type: ignore[override]
-        """Between two results that are each within a budget of their own."""
+        """The budget between two results that are each within their own budget."""
         return Budget(self.exact, self.norm + other.norm, self.peak + other.peak)
 
     def around(self, centre: Tensor) -> Budget:
-        """The same room around another result."""
+        """The same budget around another result."""
         return self._replace(exact=centre.double())
 
     def measure(self, x: Tensor) -> Measure:
@@ -113,7 +112,7 @@ class Budget(NamedTuple):
         return self.measure(x).used
 
     def wrong(self, x: Tensor) -> Tensor:
-        """The places that alone break the peak budget."""
+        """The elements that each exceed the peak budget."""
         return distance(x.detach().cpu().double(), self.exact) > self.peak * Scale.of(self.exact).rms
 
 
@@ -141,7 +140,7 @@ def distance(x: Tensor, exact: Tensor) -> Tensor:
 
 
 def _seed(*of: str | int) -> int:
-    """32 bits: of a longer seed torch takes the last 32."""
+    """32 bits: torch uses only the last 32 of a longer seed."""
     return zlib.crc32(" ".join(map(str, of)).encode())
 
 
@@ -154,21 +153,21 @@ def _ratio(error: float, budget: float) -> float:
 
 
 class Rounding(NamedTuple):
-    """Where a backend rounds: all sums in `compute`, what a stage writes stored as `stored` says, by the names of
+    """Where a backend rounds: all sums in `compute`, tensors that a stage writes as in `stored`, by the names of
     `kda.stages`: {"w": "bfloat16", ...}.  A backend's launch module declares them: `rounded_to(problem)`.
     """
 
     compute: torch.dtype
     stored: Mapping[str, str] = {}
     shake: int | None = None                 # which of the `shakes` draws its errors
-    gradients: Mapping[str, str] | None = None    # `stored` of the backend that makes them, where that is another
+    gradients: Mapping[str, str] | None = None    # `stored` of the backend that computes them, if it is another
 
     def dtype_of(self, name: str) -> torch.dtype:
         return getattr(torch, self.stored[name]) if name in self.stored else self.compute
 
     @property
     def of_gradients(self) -> Rounding:
-        """Of all stages: a backward makes again what it is not handed, and that is in q's dtype whoever made it."""
+        """Of all stages: a backward recomputes what it does not get, and that has q's dtype in any case."""
         return self if self.gradients is None else self._replace(stored=self.gradients, gradients=None)
 
     def __call__(self, name: str, x: Tensor) -> Tensor:

@@ -148,10 +148,10 @@ def _roundings(case: Case, rounding: Rounding, backward: bool) -> list[dict[str,
 
 
 def _of_stages(case: Case, rounding: Rounding, backward: bool, shake: int | None) -> dict[str, Tensor]:
-    """The call as the stages written out round it: chunks of nearly parallel keys cost more than single tokens."""
+    """The call with the roundings of its stages: chunks of nearly parallel keys lose more accuracy than tokens."""
     names = [stage.name for stage in FORWARD + (BACKWARD if backward else ())]
     operands = {n: dtype for n, dtype in rounding.stored.items() if n != "o" and n not in GRADIENTS}
-    rounding = rounding._replace(shake=shake, stored=operands)               # results are rounded by who asks for them
+    rounding = rounding._replace(shake=shake, stored=operands)               # the caller rounds results
     given = as_given if shake is None else functools.partial(shaken, shake=shake)
     tensors = {n: None if x is None else given(x) for n, x in case.stage_tensors(rounding.compute).items()}
     return from_stages(case, chain(names, case.problem(), case.layout, tensors, rounding.compute, rounding))

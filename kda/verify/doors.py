@@ -1,4 +1,4 @@
-"""What can be verified: a backend's whole calls and its single stages, both with tensors of the CPU."""
+"""What can be verified: a backend's whole calls and its single stages, both with tensors on the CPU."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def here() -> str:
 
 
 def stored_by(backend: str, problem: Problem) -> Mapping[str, str]:
-    """Where a backend rounds, as it declares."""
+    """The roundings that a backend declares."""
     stored = launcher(backend).rounded_to(problem)
     if unknown := set(stored) - {*SHAPES, *OPERANDS}:
-        raise ValueError(f"{backend} rounds {', '.join(sorted(unknown))}, of which kda.stages knows nothing")
+        raise ValueError(f"{backend} rounds {', '.join(sorted(unknown))}, which kda.stages does not contain")
     return stored
 
 
@@ -61,7 +61,7 @@ class Door:
         return self.capability.stages
 
     def against(self, case: Case, direction: str = "forward") -> tuple[str, ...]:
-        """Reasons why this backend does not take the case here."""
+        """Reasons why this backend does not accept the case here."""
         return self.against_problem(dataclasses.replace(case.problem(direction), device=self.device))
 
     def against_problem(self, problem: Problem) -> tuple[str, ...]:
@@ -71,7 +71,7 @@ class Door:
         return weigh(problem, detect(self.device), asked)
 
     def rounding(self, case: Case) -> Rounding:
-        """Of outputs as this backend declares it; of gradients as the one does that makes them here."""
+        """Of outputs as this backend declares; of gradients as the backend declares that computes them here."""
         forward, backward = (dataclasses.replace(case.problem(d), device=self.device) for d in ("forward", "backward"))
         asked, gradients = backend_of_backward(self.name), None
         if asked != self.name and (other := self.weighed(backward, asked).backend):

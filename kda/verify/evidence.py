@@ -1,4 +1,4 @@
-"""How far something was proven, and by whom.  The words are never confused: `simulated` is not `executed`."""
+"""Levels of evidence.  The words are distinct: `simulated` is not `executed`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Proof(NamedTuple):
     details: tuple[str, ...] = ()            # lines under the row when it failed
 
 
-# Who proves a stage: module and function, called with (backend, stage, target); both import torch.
+# The provers of a stage: module and function, called with (backend, stage, target); both import torch.
 PROVERS = {
     Evidence.SIMULATED: ("kda.verify.simulated", "prove_simulated"),
     Evidence.EXECUTED: ("kda.verify.parity", "prove_executed"),
@@ -35,7 +35,7 @@ PROVERS = {
 
 
 def provable(c: Capability) -> tuple[Evidence, ...]:
-    """What there is to prove of a backend: each stage can be executed, and simulated where it consists of kernels."""
+    """What can be proven of a backend: each stage can be executed, and simulated if it consists of kernels."""
     return tuple(level for level in Evidence if c.stages and (c.archs or level is not Evidence.SIMULATED))
 
 

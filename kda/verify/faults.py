@@ -1,4 +1,4 @@
-"""Planted faults: what a budget has to notice.  `kda verify --fault NAME` must exit with 1 for each."""
+"""Planted faults that a budget has to notice.  `kda verify --fault NAME` must exit with 1 for each."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def _two_chunks(spec: Spec) -> tuple[int, ...] | None:
 
 
 def _middle(spec: Spec) -> int:
-    """A token of the longest sequence, well inside."""
+    """A token in the middle of the longest sequence."""
     lengths = spec.lengths or (spec.T,)
     n = lengths.index(max(lengths))
     return sum(lengths[:n]) + lengths[n] // 2
 
 
 def _longest(layout: Layout) -> list[int]:
-    """The chunks of the sequence that has most."""
+    """The chunks of the sequence with the most."""
     return max(layout.chunks_of, key=len)
 
 
@@ -180,9 +180,10 @@ def _(x: Tensors, spec: Spec) -> None:
 
 
 class Planted(Door):
-    """A door with a fault behind it; where a stage is at fault, calls are made of the stages.
+    """A door with a fault behind it; if a stage is at fault, calls consist of the stages.
 
-    A run of stages cannot be opened: with the fault in one of its parts it is written out, rounded as the backend does.
+    A run of stages cannot be opened: with a fault in one of its parts, it is computed stage by stage with the backend's
+    roundings.
     """
 
     def __init__(self, door: Door, fault: Fault):

@@ -1,4 +1,4 @@
-"""Where the tokens of a problem lie in chunks.  Of its own, so that a wrong index in a backend's table is seen."""
+"""The positions of a problem's tokens in chunks.  Separate code, so that wrong indices in a backend are noticed."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 It shares no code with the reference's chunked algorithm: the decay of every pair of rows is formed on its own, the
 inverse is a library's triangular solve, states are walked chunk by chunk, the gate's derivative is autograd's.  In
-float64 it is exact, in float32 an independent rounding.  Tensors lie as in `kda.backends.reference.chunked`: rows are
+float64 it is exact, in float32 an independent rounding.  Layouts as in `kda.backends.reference.chunked`: rows are
 (NC, heads, C, D), states (NC or N, HV, K, V), b and beta (NC, HV, C, 1), A_log (HV, 1, 1), dt_bias (HV, 1, K).
 """
 
@@ -41,9 +41,9 @@ def chain(
     names: Iterable[str], p: Problem, layout: Layout, tensors: Mapping[str, Tensor | None], dtype: torch.dtype,
     round_: Round = as_it_is,
 ) -> Tensors:  # fmt: skip
-    """All tensors after the stages in order, each fed by those before it, what runs of them keep inside included.
+    """All tensors after the stages in order, each fed by its predecessors, including internal tensors of runs.
 
-    `round_` is applied to everything that a stage writes, also where that stage itself goes on with it.
+    `round_` is applied to everything that a stage writes, also where the stage itself uses it further.
     """
     env = dict(tensors)
     for stage in (member for name in names for member in find(name).members):

@@ -1,4 +1,4 @@
-"""Calls that launch the kernels that ship, small, packed and grouped: what `kda verify --mutants` weakens them in."""
+"""Small, packed and grouped calls that launch the shipped kernels, for `kda verify --mutants`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Tensor = torch.Tensor
 
 
 class Call(NamedTuple):
-    """A problem, and what makes so small a one take the way of a large one."""
+    """A problem, and settings that make it follow the path of a large one."""
 
     spec: Spec
     told: Mapping[str, Any] = {}             # constants of the backend's plan
-    sms: int | None = None                   # of the GPU, where fewer are there
+    sms: int | None = None                   # of the GPU, if fewer
     backward: bool = False                   # or a forward
-    tables: bool = False                     # of a recorded call, and no more
+    tables: bool = False                     # only the tables of a recorded call
     save: Save = Save.NOTHING                # by a forward
 
 
@@ -68,7 +68,7 @@ CALLS = {
 
 
 def calls(backend: str) -> list[Callable[[], Mapping[str, Tensor | None]]]:
-    """Each to be called inside of a capture."""
+    """Functions to be called inside a capture."""
     return [functools.partial(made, backend, call, make(call.spec)) for call in CALLS[backend].values()]
 
 
@@ -88,7 +88,7 @@ def made(backend: str, call: Call, case: Case) -> dict[str, Tensor | None]:
 
 @contextlib.contextmanager
 def told(backend: str, call: Call) -> Iterator[None]:
-    """Inside of the block the backend plans as the call says."""
+    """Inside the block, the backend plans as the call requires."""
     plan, host = importlib.import_module(f"kda.backends.{backend}.plan"), stand_in()
     modules = (plan, launcher(backend), recorded, recorded_plan)
     of = {name: next(module for module in modules if hasattr(module, name)) for name in call.told}

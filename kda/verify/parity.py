@@ -1,7 +1,7 @@
 """Parity with the definition: stage by stage, then whole calls.  Finds the first wrong stage, and a smaller case.
 
-Every stage runs twice.  Fed by its predecessors it has to agree with the oracle's chain; fed by the oracle, with the
-same stage written out.  Only wrong in the first: it was fed wrong.  Wrong in both: it is wrong itself.
+Every stage runs twice.  Fed by its predecessors, it has to agree with the oracle's chain; fed by the oracle, with the
+same stage written out.  If only the first is wrong, its inputs were wrong; if both are, the stage is wrong.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .places import has_rows, pattern, place
 Tensor = torch.Tensor
 Tensors = dict[str, "Tensor | None"]
 
-# What a tensor is made of, where that is not all that its stage reads.
+# What a tensor is computed from, if that is not everything that its stage reads.
 USES = {
     "qn": ("q",), "kn": ("k",), "b": ("beta",), "g2": ("g", "A_log", "dt_bias"), "gc_last": ("g2",),
     "A_qk": ("qn", "kn", "g2"), "A_kk": ("kn", "b", "g2"),
@@ -56,7 +56,7 @@ class Row(NamedTuple):
     stage: str
     tensor: str
     measure: Measure
-    itself: bool = False                     # a stage that is wrong on the oracle's tensors, too
+    itself: bool = False                     # a stage that is also wrong on the oracle's tensors
     where: Mapping[str, int] = {}
     pattern: str = ""
     follows_from: str | None = None
@@ -75,7 +75,7 @@ class Report:
     case: Case
     backend: str
     rows: list[Row] = field(default_factory=list)
-    stopped: bool = False                    # before the backward, for the forward is wrong
+    stopped: bool = False                    # before the backward, because the forward is wrong
     no_backward: tuple[str, ...] = ()        # the backend's reasons
 
     @property
@@ -84,7 +84,7 @@ class Report:
 
     @property
     def first(self) -> Row | None:
-        """The row to look at: the first wrong one that follows from no other."""
+        """The row to examine: the first wrong one that does not follow from another."""
         return next((row for row in self.wrong if row.follows_from is None), next(iter(self.wrong), None))
 
 
@@ -92,7 +92,7 @@ class Report:
 
 
 def masked(name: str, x: Tensor | None, case: Case) -> Tensor | None:
-    """Zero in rows past the end of a sequence: what lies there is nobody's business."""
+    """Zero in rows past the end of a sequence, whose contents do not matter."""
     return x.masked_fill(~case.layout.valid, 0) if x is not None and has_rows(name) else x
 
 
@@ -108,14 +108,14 @@ class Oracle:
         self.rounded: list[Tensors] = [shaken_all(given, shake) for shake in self.shakes]
 
     def rounding_of(self, stage: Stage) -> Rounding:
-        """Of a backward, where that is another: it makes again what it is not handed."""
+        """The roundings of a backward by another backend, which recomputes what it does not get."""
         return self.rounding.of_gradients if stage.backward else self.rounding
 
     def roundings_of(self, stage: Stage) -> list[Rounding]:
         return [self.rounding_of(stage)._replace(shake=shake) for shake in self.shakes]
 
     def reach(self, stage: Stage) -> None:
-        """Make what the stage reads."""
+        """Compute what the stage reads."""
         for before in FORWARD[:-1] + WALK if stage in WALK else FORWARD + BACKWARD:
             if before == stage.members[0]:
                 return
@@ -123,7 +123,7 @@ class Oracle:
                 self.advance(before)
 
     def advance(self, stage: Stage) -> None:
-        """Make what the stage writes and, of a run of stages, what it keeps inside."""
+        """Compute what the stage writes and, for a run of stages, its internal tensors."""
         self.exact = chain([stage.name], self.p, self.layout, self.exact, torch.float64)
         self.rounded = [
             chain([stage.name], self.p, self.layout, x, r.compute, r)
@@ -131,7 +131,7 @@ class Oracle:
         ]
 
     def feed(self, stage: Stage) -> Tensors:
-        """What the stage reads, as the oracle has it, rounded to what a backend can be given."""
+        """What the stage reads, from the oracle, rounded to the dtypes that a backend can get."""
         read = {n: self.exact[n] for n in stage.reads}
         rounding = self.rounding_of(stage)
         return {n: None if x is None else rounding(n, x.to(rounding.compute)) for n, x in read.items()}
@@ -179,9 +179,9 @@ def alone(door: Door, case: Case, stage: Stage, oracle: Oracle) -> list[Row]:
 
 
 def walk(door: Door, case: Case, stages: Iterable[Stage], oracle: Oracle) -> Iterator[list[Row]]:
-    """The rows of each stage in turn; `stages` begin with the first one and leave none out.
+    """The rows of each stage in turn; `stages` begin with the first one and are complete.
 
-    What a run of stages keeps to itself and a later one asks for comes from the oracle.
+    If a later stage needs an internal tensor of a run of stages, the oracle supplies it.
     """
     seen = door.sees(case)
     env, wrong = seen.stage_tensors(oracle.rounding.compute), _inputs_that_differ(seen, case)
@@ -203,7 +203,7 @@ def walk(door: Door, case: Case, stages: Iterable[Stage], oracle: Oracle) -> Ite
 
 
 def causes(name: str, stage: Stage) -> Iterator[str]:
-    """What a tensor is made of, among all that the stage reads and writes."""
+    """What a tensor is computed from, of all that the stage reads and writes."""
     reads = next(member.reads for member in stage.members if name in member.writes)
     for cause in USES.get(name, reads):
         if cause in stage.reads or cause in stage.writes:
@@ -213,7 +213,7 @@ def causes(name: str, stage: Stage) -> Iterator[str]:
 
 
 def _inputs_that_differ(seen: Case, case: Case) -> set[str]:
-    """Inputs that reached the backend changed."""
+    """Inputs that the backend changed."""
     if seen is case:
         return set()
     a, b = (x.stage_tensors(torch.float64) for x in (seen, case))
@@ -234,7 +234,7 @@ def whole_call(door: Door, case: Case, backward: bool) -> tuple[list[Row], dict[
 
 
 def compare(door: Door, other: Door, case: Case, backward: bool, found: dict, limits: dict[str, Budget]) -> list[Row]:
-    """Two backends: the difference of two results may take up the budgets of both."""
+    """Two backends: the difference of two results may use the budgets of both."""
     theirs, their_limits = other.call(case, backward), budgets(case, other.rounding(case), backward)
     return [
         judge(f"to {other.name}", n, (limit + their_limits[n]).around(theirs[n]), found[n], case, whole=True)
@@ -262,7 +262,7 @@ def run_vs_run(door: Door, case: Case, backward: bool) -> list[Row]:
 
 
 def packed_vs_alone(door: Door, case: Case, backward: bool) -> list[Row]:
-    """Under batch_invariant=True a sequence's results are the same bits alone; sums over all sequences cannot be."""
+    """With batch_invariant=True a sequence alone has the same bits; sums over all sequences cannot."""
     packed = door.call(case, backward, batch_invariant=True)
     names = [n for n in packed if n not in ("dA_log", "ddt_bias")]
     joined = {n: torch.zeros_like(packed[n]) for n in names}
@@ -297,7 +297,7 @@ def examine(
     door: Door, case: Case, only_stage: str | None = None, other: Door | None = None, exact: bool = False,
     keep_going: bool = False, tell: Callable[[str], None] = lambda text: None,
 ) -> Report:  # fmt: skip
-    """Stages, then whole calls; with `only_stage` that one alone, with `exact` nothing but equal bits."""
+    """Stages, then whole calls; with `only_stage` only that one, with `exact` only equal bits."""
     report = Report(case, door.name, no_backward=door.against(case, "backward"))
     backward = not report.no_backward
     if exact:
@@ -313,7 +313,7 @@ def examine(
         stages = stages[: stages.index(find(only_stage)) + 1]
     oracle = Oracle(case, door.rounding(case))
     if only_stage is not None and stages != _unbroken(stages):
-        report.rows = alone(door, case, find(only_stage), oracle)             # nothing of its own can feed it
+        report.rows = alone(door, case, find(only_stage), oracle)             # no stage of its own feeds it
         return report
     for rows in walk(door, case, _unbroken(stages), oracle) if stages else ():
         tell(f"after {rows[0].stage}")
@@ -333,7 +333,7 @@ def examine(
 
 
 def _unbroken(stages: list[Stage]) -> list[Stage]:
-    """As many as have all their predecessors: what a gap leaves behind cannot be chained."""
+    """The stages up to the first gap: stages after it cannot be chained."""
     kept: list[Stage] = []
     made: set[Any] = set()
     order = FORWARD + BACKWARD
@@ -402,7 +402,7 @@ def prove(door: Door, stage: str) -> Proof:
     refused = {spec: door.against(make(spec), way) for spec in specs}
     if all(refused.values()):
         reasons = dict.fromkeys(reason for spec in specs for reason in refused[spec])
-        return Proof(False, "FAIL", tuple(f"{stage}: not taken: {reason}" for reason in reasons))
+        return Proof(False, "FAIL", tuple(f"{stage}: not accepted: {reason}" for reason in reasons))
     used: dict[str, float] = {}
     wrong: list[str] = []
     for oracle in (_oracle(spec, door) for spec in specs if not refused[spec]):
@@ -414,7 +414,7 @@ def prove(door: Door, stage: str) -> Proof:
 
 
 def describe(row: Row) -> str:
-    """One line on a wrong row."""
+    """One line about a wrong row."""
     return f"{row.tensor}: {used_words(row.measure)} of its budget, {worst(row)}"
 
 

@@ -1,4 +1,4 @@
-"""The evidence `simulated`: kernels run from their PTX on this CPU; what they give and how they behave is judged."""
+"""The evidence `simulated`: kernels run from their PTX on this CPU; results and behaviour are checked."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Tensor = torch.Tensor
 
 
 class SimulatedDoor(Door):
-    """A backend as it is on a GPU that is not here.  `findings` collects what the simulator objects to: in kernels that
-    we wrote to the last instruction, rules, too, that compilers do not keep."""
+    """A backend as it is on a GPU that is not present.  `findings` has the simulator's findings: for kernels that
+    were written to the last instruction, also of rules that compilers break."""
 
     def __init__(self, name: str, target: Target, **options):
         super().__init__(name, "cpu")
@@ -58,7 +58,7 @@ class SimulatedDoor(Door):
 
 
 def prove_simulated(backend: str, stage: str, target: Target | None) -> Proof:
-    """A stage from its PTX, fed by the oracle: the numbers within budget, nothing that the simulator objects to."""
+    """A stage from its PTX, fed by the oracle: results within budget and no findings."""
     door = SimulatedDoor(backend, target or parse(Door(backend).capability.archs[0]))
     proof = prove(door, stage)
     if not door.launches:

@@ -48,7 +48,7 @@ TRIALS = (
     Trial("fast gates", Spec(lengths=RAGGED, H=2, dtype="float32", regime="fast", seed=5)),
     Trial("given decays, no l2norm", Spec(T=100, H=2, gate="given", beta="given", l2norm=False, regime="slow", seed=6)),
     Trial("beta up to 2", Spec(T=128, H=1, dtype="float32", gate="softplus", beta="2*sigmoid", regime="slow", seed=7)),
-    Trial("no initial state, a tail of nobody", Spec(lengths=(70, 5), H=2, initial_state=False, padding=9, seed=8)),
+    Trial("no initial state, tokens past the end", Spec(lengths=(70, 5), H=2, initial_state=False, padding=9, seed=8)),
     Trial("chunks of 32", Spec(lengths=RAGGED, H=2, C=32, regime="slow", seed=9)),
     Trial("decode, one token", Spec(B=3, T=1, H=2, HV=4, seed=10), decode=True, quick=True),
     Trial(
@@ -64,7 +64,7 @@ def trials(quick: bool) -> list[Trial]:
 
 
 def against(door: Door, trial: Trial) -> tuple[str, ...]:
-    """Reasons why the backend does not take the call here."""
+    """Reasons why the backend does not accept the call here."""
     case = make(trial.spec)
     if not trial.decode:
         return door.against(case)
@@ -87,9 +87,9 @@ def decode_problem(case: Case) -> Problem:
 
 
 def decode(door: Door, case: Case) -> list[Row]:
-    """A row of the batch for every user, whose state lies in a slot of a pool and is written back there."""
+    """One row of the batch per user, whose state is in a slot of a pool and is written back there."""
     p, spec = case.problem(), case.spec
-    slots = torch.arange(spec.B).flip(0) + 1                                  # slots 0 and B + 1 are nobody's
+    slots = torch.arange(spec.B).flip(0) + 1                                  # slots 0 and B + 1 are unused
     pool = torch.full((spec.B + 2, p.HV, p.K, p.V), 7.0, dtype=wide_dtype(case.inputs.q.dtype))
     pool[slots] = case.inputs.initial_state
     keywords = {

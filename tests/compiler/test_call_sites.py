@@ -98,7 +98,7 @@ def test_nothing_but_lines_of_source_changes(monkeypatch):
     assert "call site" in told and "call site" not in plain and code(told) == code(plain)
 
 
-def test_what_is_compiled_inside_a_capture_is_told_too():
+def test_what_is_compiled_inside_a_capture_is_reported_too():
     fake, stream = ARGUMENTS
     with capture(arch="sm_90a") as session:
         cute.compile(launched, fake, stream())(torch.zeros(32), CUstream(0))

@@ -88,7 +88,7 @@ def test_kernels_are_built_once_and_kept(asked):
         assert k["registers"] > 0 and k["spills"] == 0 and k["seconds"] > 0 and k["kept"] and not k["built"]
 
 
-def test_kernels_of_one_name_are_told_apart(asked):
+def test_kernels_of_one_name_are_distinguished(asked):
     words = ("K=64 V=64", "K=128 V=128", "K=128 V=128 float32")
     rows = run("--arch", "sm80", *(f"--problem={w}" for w in words)).stdout.splitlines()[1:-1]
     assert [row.split()[2:5] for row in rows] == [
@@ -113,7 +113,7 @@ def test_the_usual_problems_are_both_directions_and_decoding_with_every_gate():
     }
 
 
-def test_a_backend_without_bfloat16_is_asked_for_the_dtype_that_it_is_proven_in(asked, monkeypatch):
+def test_a_backend_without_bfloat16_is_tested_in_the_dtype_that_it_is_proven_in(asked, monkeypatch):
     narrow = Rule("fast.dtype", lambda p, h: p.dtype == "float32", "needs float32, got {p.dtype}")
     fast = dataclasses.replace(FAST, rules=(narrow,), proof_dtypes=("float32",))
     assert {p.dtype for p in command.usual(fast)} == {"float32"}
@@ -164,7 +164,7 @@ def test_a_cache_that_keeps_nothing_is_a_finding(asked, tmp_path, monkeypatch):
     ("arguments", "says"),
     [
         (("--arch", "sm42"), "no GPU arch is called 'sm42'"),
-        (("--arch", "sm90", "--problem", "K=big"), "--problem: 'K=big' wants K as int"),
+        (("--arch", "sm90", "--problem", "K=big"), "--problem: 'K=big' needs K as int"),
         (("--arch", "sm90", "--backend", "fsat"), "Did you mean 'fast'"),
     ],
 )

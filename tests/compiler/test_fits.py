@@ -73,7 +73,7 @@ def own_store(built_once, monkeypatch):
     monkeypatch.setenv("KDA_CACHE_DIR", str(built_once))
 
 
-def test_every_row_serves_somebody():
+def test_every_row_is_used():
     assert [row for row in TABLE if not reached(row)] == []
 
 
@@ -125,7 +125,7 @@ def test_less_memory_gives_smaller_tiles_and_too_little_an_error(arch):
     stages = [choose("state", p, host(arch, shared)).stages for shared in (227, 226, 163, 162, 99)]
     assert stages == sorted(stages, reverse=True) and stages[0] > stages[-1]
     assert choose("state", p, host(arch, 0)) == choose("state", p, host(arch, SMALLEST))     # one that does not tell
-    with pytest.raises(BuildError, match=r"needs 99 KiB of shared memory a block; .* allows 98"):
+    with pytest.raises(BuildError, match=r"needs 99 KiB of shared memory per block; .* allows 98"):
         choose("state", p, host(arch, SMALLEST - 1))
 
 

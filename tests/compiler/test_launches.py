@@ -287,7 +287,7 @@ def test_an_error_of_the_driver_is_named_and_the_next_launch_is_as_good_as_ever(
     assert bytes(start(kernel, libcuda).params[:148]) == BYTES[:148]
 
 
-def test_an_old_driver_is_told_from_a_missing_one(monkeypatch):
+def test_an_old_driver_is_distinguished_from_a_missing_one(monkeypatch):
     monkeypatch.setattr(driver, "_torch", None)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     for found, words in ((types.SimpleNamespace(), "has no cuCtxGetDevice: it is older"), (None, "found no libcuda")):
@@ -304,7 +304,7 @@ def raised(error):
 # ---- tensor maps
 
 
-def test_a_tensor_map_is_asked_for_with_every_field_and_comes_back_whole(libcuda):
+def test_a_tensor_map_is_requested_with_every_field_and_comes_back_whole(libcuda):
     found = driver.tensor_map(
         address=0x7F0000001000, dtype="bfloat16", dims=[1 << 33, 40, 3], strides=[256, 1 << 34], box=[64, 16, 1],
         swizzle=128, fill="nan",

@@ -123,7 +123,7 @@ def test_a_module_that_does_not_exist_is_named():
         _ = Recipe("nowhere.kernels:scale", {}, target="sm90").key
 
 
-def test_an_entry_tells_whether_anybody_will_ask_for_it_again(made_up):
+def test_an_entry_shows_whether_it_is_stale(made_up):
     about = recipe().about
     assert (about["kernel"], about["arch"], about["module"]) == ("scale", "sm90", "made_up.kernels")
     assert Recipe.read(about["recipe"]) == recipe() and recipes.outdated(about) is None
@@ -193,7 +193,7 @@ def test_a_script_without_a_main_guard_may_build(made_up):
 
 
 @needs_triton
-def test_what_a_kernel_s_file_prints_disturbs_nobody(made_up):
+def test_what_a_kernel_s_file_prints_disturbs_nothing(made_up):
     (made_up / "kernels.py").write_text("import os; os.write(1, b'{}\\n'); print('hello')\n" + KERNELS)
     assert fetching.fetch(recipe()).name == "scale"
 

@@ -60,7 +60,7 @@ def test_a_kernel_without_the_tensor_cores_that_read_shared_memory_stays_as_it_i
     assert repaired(ptx, "3.6.0") is ptx
 
 
-def test_what_was_repaired_is_assembled_anew():
+def test_what_was_repaired_is_assembled_again():
     pytest.importorskip("triton", reason="Triton is not installed")
     from triton.backends.compiler import GPUTarget
 

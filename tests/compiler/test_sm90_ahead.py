@@ -104,7 +104,7 @@ def test_a_recipe_can_be_sent_and_leaves_its_key_behind():
     assert sent.key == one.key and len({one.key, *(other.key for other in others)}) == 3
 
 
-def test_an_entry_tells_whether_anybody_will_ask_for_it_again():
+def test_an_entry_shows_whether_it_is_stale():
     about = recipe(TablesConfig("int32")).about
     assert (about["kernel"], about["arch"], about["module"]) == ("tables", "sm90", "kda.backends.common.cute.tables")
     assert outdated(about) is None and outdated(about | {"cutedsl": "4.0"}) == "CuTe DSL 4.0"

@@ -86,7 +86,7 @@ def test_an_edit_of_what_only_host_code_imports_leaves_the_key_as_it_is(house, n
 @pytest.mark.parametrize(
     "name", ["backends/two/kernel.py", "backends/two/sums.cu", "backends/one/new.py", "backends/one/notes.txt"]
 )
-def test_so_does_an_edit_of_another_backend_and_of_what_nobody_imports(house, name):
+def test_so_does_an_edit_of_another_backend_and_of_what_is_not_imported(house, name):
     assert not changes(house, name)
 
 

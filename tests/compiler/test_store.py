@@ -188,7 +188,7 @@ def test_a_subfolder_that_others_may_write_is_not_read(kept):
 
 
 @posix
-def test_a_folder_of_somebody_else_is_not_read(kept, monkeypatch):
+def test_another_users_folder_is_not_read(kept, monkeypatch):
     kept.fetch(digest("a"), lambda: {"ptx": b"evil"})
     give_away(kept.folder, monkeypatch)
     is_refused(kept, digest("a"), r"belongs to user \d+; set KDA_CACHE_DIR to a folder of your own")

@@ -89,7 +89,7 @@ def test_a_step_is_a_forward_and_a_backward():
     assert result.exit_code == 0 and row["direction"] == "step" and row["median"] > 0
 
 
-def test_directions_that_are_asked_for_together_share_their_comparison():
+def test_directions_that_are_requested_together_share_their_comparison():
     words = "--regime slow --direction step --direction both --direction step --json"
     result = run(*QUICK, *words.split())
     found = json.loads(result.stdout)
@@ -369,7 +369,7 @@ def test_a_default_shape_that_is_too_large_is_left_out_with_a_sentence(monkeypat
         bench.refuse_large({"h96-8k": SHAPES["h96-8k"]}, {**options, "names": ("h96-8k",)}, "cuda:0", None)
 
 
-def test_where_nobody_takes_the_call_the_reasons_are_printed(monkeypatch):
+def test_if_no_backend_accepts_the_call_the_reasons_are_printed(monkeypatch):
     def nobody(problem, asked):
         raise NoBackendError(weigh(problem, Host("cuda:0", "NVIDIA B200", (10, 0)), asked))
 
@@ -378,7 +378,7 @@ def test_where_nobody_takes_the_call_the_reasons_are_printed(monkeypatch):
     result = run(*ONE)
     assert result.exit_code == 3
     assert "no backend accepts" in result.stdout
-    assert "reference.auto: auto never takes a call on cuda:0" in result.stdout
+    assert "reference.auto: auto never moves a call on cuda:0" in result.stdout
 
 
 def test_a_baseline_that_cannot_run_here_is_refused():

@@ -55,7 +55,7 @@ def test_a_stand_in_is_said_to_be_one():
     assert [line.split()[0] for line in result.stdout.splitlines() if "reference" in line] == ["forward", "step"]
 
 
-def test_json_has_a_row_for_each_direction_that_was_asked_for():
+def test_json_has_a_row_for_each_requested_direction():
     found = json.loads(run(*STAND_IN, "--direction", "step", "--json").stdout)
     (row,) = found["rows"]
     assert found["stand_in"] == "simulated H200" and row["direction"] == "step" and row["backend"] == "reference"

@@ -242,7 +242,7 @@ def test_flags_may_be_none_as_configurations_hold_them():
     assert kda.chunk_kda(**call.arguments, output_final_state=None, allow_neg_eigval=0)[1] is None
 
 
-def test_only_the_gradients_asked_for_are_given():
+def test_only_requested_gradients_are_returned():
     call = make([33, 2], gate="softplus")
     call.tensors["k"].requires_grad_()
     o, _ = run(call)

@@ -31,7 +31,7 @@ def test_an_arch_without_kernels_is_said_to_have_none_with_exit_3(command, no_ke
 
 
 @pytest.mark.parametrize("command", ASKING_FOR_A_BACKEND)
-def test_an_arch_that_is_named_as_a_backend_is_told_who_has_kernels_for_it(command):
+def test_an_arch_that_is_named_as_a_backend_gets_the_backends_that_have_kernels_for_it(command):
     result = CliRunner().invoke(cli, [*ASKING_FOR_A_BACKEND[command], "sm103"])
     assert result.exit_code == 2
     assert "sm103 is an arch, and no backend is called so; kernels for it: sm100, triton." in result.stderr
@@ -44,7 +44,7 @@ def test_a_backend_that_does_not_exist_is_a_wrong_command_with_the_nearest_name(
 
 
 @pytest.mark.parametrize("arch", TARGETS)
-def test_an_arch_without_kernels_can_be_asked_for(arch, no_kernels):
+def test_an_arch_without_kernels_can_be_requested(arch, no_kernels):
     result = CliRunner().invoke(cli, ["selftest", "--arch", arch])
     assert result.exit_code == 3 and arch in result.stdout
 

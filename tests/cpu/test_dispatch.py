@@ -71,7 +71,7 @@ def test_auto_never_takes_a_gpu_call_to_the_reference(with_fast):
     assert dispatch.weigh(problem(device="cuda:0", K=64), H200, "reference").backend == "reference"
 
 
-def test_when_nobody_accepts_a_call_the_error_lists_everyone_and_who_would_once_named(with_fast, monkeypatch):
+def test_when_no_backend_accepts_a_call_the_error_lists_all_and_those_that_would_if_named(with_fast, monkeypatch):
     monkeypatch.setattr(dispatch, "detect", lambda device: H200)
     with pytest.raises(kda.NoBackendError) as caught:
         dispatch.choose(problem(device="cuda:0", dtype="float64", K=64))
@@ -168,7 +168,7 @@ def test_a_wrong_name_is_refused_wherever_it_comes_from(monkeypatch):
         kda.chunk_kda(**call.arguments)
 
 
-def test_the_forward_and_its_backward_use_the_backend_that_was_asked_for(monkeypatch):
+def test_the_forward_and_its_backward_use_the_requested_backend(monkeypatch):
     asked, launcher = [], dispatch.launcher
     monkeypatch.setattr("kda.autograd.launcher", lambda name: asked.append(name) or launcher(name))
     call = make(B=1, T=3).requiring_grad()

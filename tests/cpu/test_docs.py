@@ -1,9 +1,12 @@
 """What the pages say is true: their code runs, their links lead somewhere, their tables are complete."""
 
+import dataclasses
 import doctest
+import importlib
 import pathlib
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +15,7 @@ from kda.backends.reference import chunked
 from kda.stages import BACKWARD, FORWARD, SHAPES, STAGES
 
 ROOT = pathlib.Path(__file__).parents[2]
+PICTURES = ROOT / "docs" / "pictures"
 PAGES = [page for where in ("*.md", "docs/**/*.md", "benchmarks/**/*.md") for page in sorted(ROOT.glob(where))]
 
 
@@ -65,12 +69,44 @@ def test_the_example_of_a_docstring_runs(name):
     assert runner.run(found[0]).failed == 0
 
 
-def test_the_pictures_of_the_maths_are_those_that_their_script_draws():
-    folder = ROOT / "docs" / "pictures"
-    names = {"__name__": "maths", "__file__": str(folder / "maths.py")}
-    exec((folder / "maths.py").read_text(), names)
-    pictures = names["PICTURES"]
-    assert all((folder / name).read_text() == draw() for name, draw in pictures.items())
+@pytest.fixture
+def pictures(monkeypatch):
+    """The scripts of docs/pictures, by name."""
+    monkeypatch.syspath_prepend(PICTURES)
+    names = ("maths", "kernels", "budgets", "specs")
+    yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+    for name in (*names, "drawing"):
+        del sys.modules[name]
+
+
+def test_the_pictures_are_those_that_their_scripts_draw(pictures):
+    drawn = {PICTURES / name: draw() for name, draw in pictures.maths.PICTURES.items()}
+    for script in (pictures.kernels, pictures.budgets):
+        drawn |= {PICTURES / "kernels" / name: text for name, text in script.pictures().items()}
+    assert {path for path in drawn if path.parent.name == "kernels"} == set((PICTURES / "kernels").iterdir())
+    assert [path.name for path, text in drawn.items() if path.read_text() != text] == []
+
+
+def test_every_picture_of_a_kernel_is_on_a_page():
+    shown = "".join(page.read_text() for page in PAGES)
+    files = [path.name for path in (PICTURES / "kernels").iterdir()]
+    assert [name for name in files if f"pictures/kernels/{name})" not in shown] == []
+
+
+def test_a_picture_that_lacks_an_mbarrier_of_its_kernel_is_refused(pictures):
+    kernel = pictures.specs.KERNELS[1]
+    without = [edge for edge in kernel.edges if edge.mbarrier != "empty"]
+    with pytest.raises(ValueError, match="the picture shows \\['full'\\]"):
+        dataclasses.replace(kernel, edges=without)
+
+
+def test_a_map_of_shared_memory_has_every_byte_once(pictures):
+    for kernel in pictures.specs.KERNELS:
+        struct = kernel.config.struct
+        rows = list(pictures.kernels.rows_of(struct, {}, [0], 0, 0))
+        ends = [0, *(row.at[0] + row.bytes for row in rows)]
+        assert all(0 <= row.at[0] - end < 1024 for row, end in zip(rows, ends, strict=False)), kernel.name
+        assert ends[-1] == kernel.config.shared
 
 
 def test_the_readme_names_every_function():

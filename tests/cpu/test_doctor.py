@@ -369,7 +369,7 @@ def test_no_backend_is_usable_when_torch_is_broken(machine):
     assert result.stdout.count("torch.import failed (above)") == 2 and "executed" not in result.stdout
 
 
-def test_require_asks_for_a_usable_backend(machine):
+def test_require_needs_a_usable_backend(machine):
     machine(made_up(**CPU_ONLY))
     assert kda_doctor("--require", "plain").exit_code == 0
     result = kda_doctor("--require", "swift")

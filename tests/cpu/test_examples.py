@@ -128,7 +128,7 @@ def test_a_checkpoint_with_other_bits_is_noticed(monkeypatch, capsys):
     assert left.value.code == 1 and "OTHER BITS" in capsys.readouterr().out
 
 
-def test_the_benchmark_of_the_layer_is_right_before_it_times(monkeypatch, capsys, tmp_path):
+def test_the_benchmark_of_the_layer_is_checked_before_it_times(monkeypatch, capsys, tmp_path):
     small = "--device cpu --heads 2 --head-dim 16 --hidden 32 --tokens 70 --sequences 1 --calls 3 --dtype float32"
     assert run(monkeypatch, "benchmarks/layer.py", *small.split(), "--json", tmp_path / "found.json") == 0
     found = json.loads((tmp_path / "found.json").read_text())

@@ -109,7 +109,7 @@ def test_without_fla_the_import_says_what_to_install_and_kda_goes_on(monkeypatch
     assert kda.chunk_kda(**make(T=3).arguments)[0].shape == (1, 3, 2, 3)
 
 
-def test_an_fla_that_cannot_be_imported_is_told_apart(monkeypatch, tmp_path):
+def test_an_fla_that_cannot_be_imported_is_reported_as_such(monkeypatch, tmp_path):
     (tmp_path / "fla").mkdir()
     (tmp_path / "fla" / "__init__.py").write_text("import einopsen")
     monkeypatch.syspath_prepend(tmp_path)
@@ -197,7 +197,7 @@ def test_the_import_registers_kda_and_disable_takes_it_out(registries):
     expected = [name for name in in_fla.FUNCTIONS if chunk is not operation or name != "fused_recurrent_kda_fwd"]
     assert list(in_fla.in_use()) == expected             # FLA 0.5 asks nobody for the recurrence
     assert torch.equal(chunk.call("chunk_kda", **call.arguments)[0], kda.chunk_kda(**call.arguments)[0])
-    with pytest.warns(KdaNotice, match=r"left to FLA.*chunk_size\.value"):
+    with pytest.warns(KdaNotice, match=r"FLA runs this call.*chunk_size\.value"):
         assert chunk.call("chunk_kda", **call.arguments | {"chunk_size": 16}) == "FLA"
     in_fla.disable()
     assert in_fla.in_use() == () and chunk.call("chunk_kda", **call.arguments) == "FLA"

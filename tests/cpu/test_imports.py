@@ -235,6 +235,6 @@ def test_all_names_can_be_reached():
         _ = kda.chunk_kad
 
 
-def test_the_simulator_is_there_after_import_kda_and_costs_nothing_until_asked_for():
+def test_the_simulator_is_there_after_import_kda_and_costs_nothing_until_used():
     code = "import sys, kda; print('kda.simulator' in sys.modules, 'simulator' in dir(kda), kda.simulator.capture)"
     assert fresh(code).stdout.startswith("False True <function capture")

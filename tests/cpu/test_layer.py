@@ -141,7 +141,7 @@ MASKS = {
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-def test_padding_is_seen_by_nobody(mask):
+def test_padding_affects_no_token(mask):
     layer, x, mask = make(), hidden(20), torch.tensor(mask)
     y, found = gradients(layer, lambda x: layer(x, mask), x)
 
@@ -376,17 +376,17 @@ def broken(name):
     merged = layer.to_checkpoint("transformers.glm5_next")
     return {
         "no such prefix": (lambda: read(tensors, above, **options), f"Prefixes with an A_log in it: '{prefix}'"),
-        "no options": (lambda: read(tensors, prefix), "lower_bound and norm_eps, which no tensor tells"),
+        "no options": (lambda: read(tensors, prefix), "lower_bound and norm_eps, which no tensor contains"),
         "an unknown config": (lambda: read(tensors, prefix, config={"model_type": "kimi_k3"}), "found 'kimi_k3'"),
-        "other names": (lambda: read(plain | {"wq.weight": D}, **options), "names that none has: wq.weight"),
-        "half a layer": (lambda: read(without, **options), "found none called k_proj.weight"),
-        "mixed sizes": (lambda: read(plain | {"A_log": torch.ones(3)}, **options), "no layer of KDA"),
+        "other names": (lambda: read(plain | {"wq.weight": D}, **options), "names that no layout has: wq.weight"),
+        "half a layer": (lambda: read(without, **options), "found none named k_proj.weight"),
+        "mixed sizes": (lambda: read(plain | {"A_log": torch.ones(3)}, **options), "not a KDA layer"),
         "a weight twice": (lambda: read(plain | {"dense.weight": D}, **options), "o_proj.weight under two names"),
         "a convolution of another size": (
-            lambda: read(merged | {"conv1d.weight": torch.ones(40, 1, 4)}, **options), "as many channels as q"),
+            lambda: read(merged | {"conv1d.weight": torch.ones(40, 1, 4)}, **options), "has the channels of q"),
         "a bias": (lambda: layer.load_state_dict(plain | bias), "gate_bias=True"),
         "a bias for a layer without": (
-            lambda: make(gate_bias=True).to_checkpoint("kimi_linear"), "which has none. Take 'fla'"),
+            lambda: make(gate_bias=True).to_checkpoint("kimi_linear"), "which has none. Use 'fla'"),
         "one projection": (lambda: layer.load_state_dict(written("kimi_k3")[0].state_dict()), "gate_rank=None"),
         "two projections": (lambda: written("kimi_k3")[0].load_state_dict(plain), "gate_rank=8"),
         "other heads": (lambda: layer.load_state_dict(
@@ -437,7 +437,7 @@ def test_a_wrong_call_says_what_was_asked_found_and_what_to_do(wrong):
 def test_a_cache_of_another_batch_is_refused():
     layer, cache = make(), Cache()
     layer(hidden(3), cache=cache)
-    with pytest.raises(kda.InputError, match="of 1 sequences, as the call has; found one of 2"):
+    with pytest.raises(kda.InputError, match="of 1 sequences, as in the call; found one of 2"):
         layer(hidden(3, B=1), cache=cache)
 
 

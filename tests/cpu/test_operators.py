@@ -133,7 +133,7 @@ def test_a_compiled_module_trains_to_the_same_numbers(options, dynamic):
 
 
 @pytest.mark.slow
-def test_inductor_takes_it_in_one_graph():
+def test_inductor_compiles_it_in_one_graph():
     torch._dynamo.reset()
     layer, x = layer_and_input()
     eager = train(twin := copy.deepcopy(layer), twin, x)
@@ -166,7 +166,7 @@ def test_a_compiled_call_meets_the_same_checks():
 
 
 @pytest.mark.parametrize("function", [kda.chunk_kda, kda.fused_recurrent_kda])
-def test_a_compiled_call_with_a_misspelt_keyword_is_told_the_nearest(function):
+def test_a_compiled_call_with_a_misspelt_keyword_names_the_nearest(function):
     torch._dynamo.reset()
     call = make(B=1, T=3, chunk_size=None)
     del call.options["chunk_size"]
@@ -188,7 +188,7 @@ def test_use_backend_within_a_compiled_function_leaves_the_graph_or_says_so():
         with kda.use_backend(name):
             return kda.chunk_kda(**call.arguments)[0]
 
-    with pytest.raises(Exception, match="use_backend must be entered outside of what"):
+    with pytest.raises(Exception, match="use_backend must be entered outside code that"):
         torch.compile(named, fullgraph=True, backend="aot_eager")("reference")
     compiled = torch.compile(named, backend="aot_eager")
     assert torch.equal(compiled("reference"), named("reference"))

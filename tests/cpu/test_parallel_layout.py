@@ -145,4 +145,4 @@ def test_explain_says_how_maps_are_made(capsys, route):
     own = capability("reference").maps
     ahead, back = ("stages of the reference",) * 2 if own else (
         "a forward of reference and one of reference from the identity", "a forward of reference from the identity")
-    assert last == f"maps of pieces of sequences are made by {ahead}; in the backward by {back}"
+    assert last == f"maps of pieces of sequences are computed by {ahead}; in the backward by {back}"

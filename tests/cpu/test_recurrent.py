@@ -224,7 +224,7 @@ APART = {
 def test_states_that_share_memory_are_not_written(strides):
     call = make([3])
     pool = torch.zeros(500, dtype=torch.float64).as_strided((3, 2, 5, 3), strides)
-    with pytest.raises(kda.InputError, match="memory of its own"):
+    with pytest.raises(kda.InputError, match="without overlap"):
         recurrent(call, initial_state=pool, ssm_state_indices=torch.tensor([1]))
     assert not pool.any()
 

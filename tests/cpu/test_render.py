@@ -146,7 +146,7 @@ def test_help_lists_every_command_on_one_line_each():
         assert any(line.split() == [name, *says.split()] for line in lines)
 
 
-def test_a_misspelt_command_is_told_the_nearest_one():
+def test_the_error_of_a_misspelt_command_names_the_nearest_one():
     result = CliRunner().invoke(cli, ["doctr"])
     assert result.exit_code == 2 and "'doctor'" in result.stderr
 

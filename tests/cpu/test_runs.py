@@ -224,7 +224,7 @@ def test_gradients_have_the_room_of_the_backend_that_makes_them(fused):
 
 def test_a_rounding_of_what_is_no_tensor_of_a_stage_is_refused(fused):
     door = fused(rounded_to=lambda problem: {"W": "bfloat16"})
-    with pytest.raises(ValueError, match=r"fused rounds W, of which kda\.stages knows nothing"):
+    with pytest.raises(ValueError, match=r"fused rounds W, which kda\.stages does not contain"):
         door.rounding(make(EDGES))
 
 
@@ -355,7 +355,7 @@ def test_every_fault_is_noticed_though_the_stages_are_fused(fused, name):
     assert report.first.wrong
 
 
-def test_a_stage_inside_a_run_is_not_asked_for_alone(fused):
+def test_a_stage_inside_a_run_is_not_run_alone(fused):
     fused()
     says = "cannot run fwd/wy alone, which is a part of its fwd/gate+intra+wy; it runs fwd/gate+intra+wy, fwd/state"
     for command in (verify.command, selftest.command):
@@ -411,7 +411,7 @@ def test_stages_are_proven_in_the_dtypes_that_the_backend_declares_and_takes(fus
     assert not proof.passed and proof.details and all(line.endswith(", float32") for line in proof.details)
     assert parity.prove(fused(proof_dtypes=both, rules=(NARROW,), **rounds), stage).passed
     proof = parity.prove(fused(rules=(NARROW,)), stage)
-    assert not proof.passed and proof.details == (f"{stage}: not taken: fused.dtype: takes no float32 -> cast",)
+    assert not proof.passed and proof.details == (f"{stage}: not accepted: fused.dtype: takes no float32 -> cast",)
 
 
 def test_what_every_backend_declares_is_there():

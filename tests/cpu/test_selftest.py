@@ -226,7 +226,7 @@ def test_an_arch_without_kernels_exits_with_3_and_needs_no_torch():
         (["--level", "guess"], "guess"),
     ],
 )
-def test_wrong_options_exit_with_2_and_say_what_is_right(args, says):
+def test_wrong_options_exit_with_2_and_say_what_is_correct(args, says):
     result = kda_selftest(*args)
     assert result.exit_code == 2 and says in result.stderr and not result.stdout
 
@@ -267,7 +267,7 @@ def test_a_call_that_breaks_is_a_finding_of_its_own(monkeypatch):
     assert result.exit_code == 1 and result.stdout.count("☠ RuntimeError: out of luck") == 4
 
 
-def test_decoding_that_writes_a_slot_of_nobody_is_noticed(monkeypatch):
+def test_decoding_that_writes_an_unused_slot_is_noticed(monkeypatch):
     import kda
 
     right = kda.fused_recurrent_kda
@@ -287,7 +287,7 @@ def test_a_proof_of_one_stage_names_its_closest_tensors():
     assert found.passed and found.says.startswith("A_") and not found.details
 
 
-def test_every_arch_can_be_asked_for():
+def test_every_arch_can_be_requested():
     for name, target in TARGETS.items():
         assert selftest.target_of(name) == selftest.target_of(target.spelling) == target
 
@@ -308,7 +308,7 @@ def test_where_auto_picks_nothing_the_backend_that_can_be_named_is_proven_and_sa
         selftest.auto(screen)
 
 
-def test_a_prover_is_told_whose_stage_it_proves(monkeypatch):
+def test_a_prover_gets_the_backend_whose_stage_it_proves(monkeypatch):
     """A backend must not be proven by the reference's stages."""
     reference = capabilities()[-1]
     twin = dataclasses.replace(reference, backend="twin", rank=1)

@@ -133,7 +133,7 @@ def test_budgets_of_rounded_operands_are_wider_than_those_of_float32():
     assert all(rounded[n].norm > 10 * plain[n].norm for n in ("o", "ht", "dq", "dv", "dh0"))
 
 
-def test_a_rounding_drawn_anew_is_as_large_and_of_its_own():
+def test_a_rounding_that_is_drawn_again_is_as_large_and_independent():
     x = torch.randn(5000, generator=torch.Generator().manual_seed(0))
     errors = torch.stack([x.bfloat16().float() - x, *(dithered(x, torch.bfloat16, seed) - x for seed in (1, 2))])
     norms = errors.norm(dim=1)
@@ -206,7 +206,7 @@ def test_there_is_a_fault_for_every_stage_and_around_them():
     assert {stage.name for stage in FORWARD} <= {fault.at for fault in FAULTS.values()}
 
 
-def test_a_stage_that_is_fed_wrong_is_told_from_one_that_is_wrong():
+def test_a_stage_with_wrong_inputs_is_distinguished_from_a_wrong_stage():
     case = make(Spec(lengths=EDGES, K=32, V=32, dtype="float32", seed=5))
     rows = {row.tensor: row for row in examine(Planted(Door("reference"), FAULTS["state-stale"]), case).rows}
     assert rows["h"].itself and rows["h"].follows_from is None
@@ -333,7 +333,7 @@ def test_what_a_tensor_is_said_to_follow_from_is_read_or_written_by_its_stage():
         assert used <= {*stage.reads, *stage.writes} and used >= set(stage.reads), stage.name
 
 
-def test_one_stage_can_be_asked_for_alone():
+def test_one_stage_can_be_requested_alone():
     data = json.loads(kda_verify("--stage", "bwd/wy", "--json").stdout)
     assert {row["stage"] for row in data["rows"]} == {"bwd/wy"} and data["exit"] == 0
 
@@ -387,7 +387,7 @@ def test_a_case_can_be_loaded_after_its_values_were_changed(tmp_path):
         (["--dtype", "float8"], "float8"),
     ],
 )
-def test_wrong_options_exit_with_2_and_say_what_is_right(args, says):
+def test_wrong_options_exit_with_2_and_say_what_is_correct(args, says):
     result = kda_verify(*args)
     assert result.exit_code == 2 and says in result.stderr and not result.stdout
 

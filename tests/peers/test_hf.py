@@ -163,7 +163,7 @@ def test_a_call_that_is_declined_goes_to_transformers_and_says_why_once():
     with in_torch("kimi_linear"):
         hf.use("kimi_linear")
         chunk = module_of("kimi_linear").chunk_kimi_delta_attention
-        with pytest.warns(KdaNotice, match=r"left to transformers.*K <= 256; found K=300"):
+        with pytest.warns(KdaNotice, match=r"transformers runs this call.*K <= 256; found K=300"):
             o, _ = chunk(q, k, v, g=g, beta=beta, use_qk_l2norm_in_kernel=True)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -175,7 +175,7 @@ def test_arguments_by_place_are_declined_as_their_places_differ():
     q, k, v, g, beta = heads(16)
     with in_torch("kimi_linear"):
         hf.use("kimi_linear")
-        with pytest.warns(KdaNotice, match="2 by place"):
+        with pytest.warns(KdaNotice, match="2 positional"):
             module_of("kimi_linear").chunk_kimi_delta_attention(q, k, v, g, beta)
 
 

@@ -83,7 +83,7 @@ def test_the_recurrence_is_ours(in_fla):
     assert torch.equal(theirs[0], ours[0]) and torch.equal(theirs[1], ours[1])
 
 
-def test_the_inner_recurrence_takes_its_arguments_in_order_and_writes_a_pool(in_fla):
+def test_the_inner_recurrence_accepts_its_arguments_in_order_and_writes_a_pool(in_fla):
     x = make(lengths=[2, 1], dtype=torch.float32, l2norm=False).tensors
     slots, pool = torch.tensor([[3, 1], [0, 2]]), torch.randn(4, 2, 5, 3)
     results = []
@@ -126,7 +126,7 @@ def test_a_declined_call_goes_to_fla_and_says_why_once(in_fla, options, why, err
             with pytest.raises(error, match=says):
                 chunk_kda(**call.arguments | options)
     (notice,) = [w for w in told if w.category is KdaNotice]
-    assert "FLA's chunk_kda is left to FLA" in str(notice.message) and why in str(notice.message)
+    assert "FLA runs this call of chunk_kda" in str(notice.message) and why in str(notice.message)
     assert notice.filename == __file__
 
 
@@ -235,7 +235,7 @@ def test_an_fla_without_the_registry_or_with_other_arguments_is_refused(in_fla, 
 
 
 @pytest.mark.exhaustive                                  # fla is imported anew
-def test_an_fla_that_asks_no_backend_is_told_of_and_changes_nothing():
+def test_an_fla_that_asks_no_backend_is_reported_and_changes_nothing():
     code = "import kda.fla; print(kda.fla.asked()); kda.fla.disable()"
     env = {**os.environ, "FLA_DISABLE_BACKEND_DISPATCH": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=300)

@@ -31,13 +31,13 @@ ENOUGH = 0.98                                # of the mutants that matter
 
 HEAD = """# Every synchronising instruction has a reason
 
-`kda.simulator.mutants` removes or weakens every synchronising instruction of a kernel, one at a time, and says what
-notices it: [the simulator's page](simulator.md) tells how. These are the kernels that ship, in small problems, packed
-and with grouped heads, under {schedules} schedules ([`kda/verify/mutants.py`](../kda/verify/mutants.py)).
+`kda.simulator.mutants` removes or weakens every synchronising instruction of a kernel, one at a time, and reports
+what notices it; [the simulator's page](simulator.md) explains how. These are the shipped kernels in small problems,
+packed and with grouped heads, under {schedules} schedules ([`kda/verify/mutants.py`](../kda/verify/mutants.py)).
 `kda verify --mutants --arch sm100` runs it again; `tests/simulated/mutants_docs.py --write` writes this page.
 
-A mutant is noticed by a race, by a deadlock, by a rule of the PTX manual that is broken, or by a wrong result. What
-nobody would miss is not in the kernels, or has its reason beside it in the source (`# redundant: ...`).
+A mutant is noticed by a race, a deadlock, a broken rule of the PTX manual, or a wrong result. Kernels contain no
+instruction that nothing needs, unless the source says why beside it (`# redundant: ...`).
 """
 
 

@@ -417,7 +417,7 @@ def test_a_rank_outside_the_cluster_is_reported():
 # ---- setmaxnreg
 
 
-def test_registers_that_nobody_gives_up_are_waited_for_in_vain():
+def test_registers_that_no_warp_gives_up_are_waited_for_in_vain():
     _, result = run("setmaxnreg.inc.sync.aligned.u32 240;", threads=512)
     assert kinds(result) == ["deadlock"]
     assert "registers" in result.findings[0].says
@@ -444,7 +444,7 @@ def test_an_impossible_setmaxnreg_is_reported(wrong):
     assert "operand" in kinds(result)
 
 
-def test_two_lanes_of_one_instruction_are_told_to_part_not_to_wait():
+def test_two_lanes_of_one_instruction_are_advised_to_part_not_to_wait():
     body = ADDRESS + "mov.u32 %r13, smem;\nst.shared.u32 [%r13], %r0;\nmov.u32 %r9, 0;\n" + STORE
     _, result = run(body, threads=32)
     (race,) = result.findings

@@ -379,7 +379,7 @@ def test_plain_triton_launches_are_taken(noted, xy, arch):
     assert [label.split(",")[0] for _, _, label in sorted(first.memory, key=lambda span: span[2])] == ["x", "y"]
 
 
-def test_an_autotuned_kernel_takes_its_first_configuration(noted, xy):
+def test_an_autotuned_kernel_uses_its_first_configuration(noted, xy):
     with capture(arch="sm_90a") as session:
         tuned[lambda meta: (triton.cdiv(160, meta["BLOCK"]),)](*xy, 160)
     assert [run.grid for run in session.runs] == [(3, 1, 1)]

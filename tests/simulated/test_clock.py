@@ -129,7 +129,7 @@ def test_one_warp_reads_shared_memory_every_four_clocks_and_waits_for_a_fence():
     assert each("fence.proxy.async;") == pytest.approx(33.1, abs=1)
 
 
-def test_stalls_are_told_by_line_and_by_warp():
+def test_stalls_are_reported_by_line_and_by_warp():
     """Warp 1 waits for warp 0 at a barrier; warp 0 waits for its chain, and for HBM."""
     body = "setp.ne.u32 %p1, %r3, 0; @%p1 bra MEET; ld.global.f32 %f1, [%rd1];\n" + "ex2.approx.ftz.f32 %f1, %f1;" * 20
     body += "\nMEET: bar.sync 0;"
@@ -428,7 +428,7 @@ def test_programs_read_the_time():
     assert X.view(torch.int32)[0].item() == pytest.approx(50 * H200.fma_latency, abs=8)
 
 
-def test_a_capture_has_a_clock_if_it_is_asked_for_one():
+def test_a_capture_has_a_clock_if_requested():
     with capture(arch="sm_90a", clock=True) as session:
         pass
     assert session.milliseconds == 0

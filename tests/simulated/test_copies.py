@@ -133,7 +133,7 @@ def test_groups_are_remembered_for_as_long_as_a_wait_can_name_them(pending, clea
 
 @everywhere
 @pytest.mark.parametrize("wait_for", ["", "cp.async.commit_group;\n", "cp.async.wait_group 0;\n", "bar.sync 0;\n"])
-def test_a_cp_async_that_nobody_waits_for_is_found(wait_for, options):
+def test_a_cp_async_without_a_wait_is_found(wait_for, options):
     _, _, result = cp_async("cp.async.cg.shared.global [%r10], [%rd9], 16;\n" + wait_for, **options)
     assert RACES & set(kinds(result))
     if not options.get("early"):
@@ -292,7 +292,7 @@ def test_a_bulk_copy_brings_its_bytes(size, space, options):
 
 
 @everywhere
-def test_a_bulk_copy_that_nobody_waits_for_is_found(options):
+def test_a_bulk_copy_without_a_wait_is_found(options):
     result = run(bulk_load(1024, after=""), torch.zeros(1024, dtype=torch.uint8), noise(1024), **options)
     assert RACES & set(kinds(result))
 
@@ -489,7 +489,7 @@ def test_a_bulk_store_takes_its_bytes_out(options):
 
 
 @everywhere
-def test_a_bulk_store_that_a_whole_warp_asks_for_is_made_once(options):
+def test_a_bulk_store_that_a_whole_warp_issues_runs_once(options):
     """Any of its lanes can wait for it."""
     source, out = noise(4096), torch.zeros(4096, dtype=torch.uint8)
     end = "bar.warp.sync 0xffffffff; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;"
@@ -677,7 +677,7 @@ def test_red_async_combines_in_another_cta(op, wanted, options):
 
 
 @everywhere
-def test_a_st_async_that_nobody_waits_for_is_found(options):
+def test_a_st_async_without_a_wait_is_found(options):
     text = storing_async(
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%r47], %r50, [%r44];\n", 4
     ).replace(wait(), "")
@@ -770,7 +770,7 @@ def test_asking_again_after_a_refusal_is_found():
     assert any(f.kind == "operand" and "seen one fail" in f.says for f in result.findings)
 
 
-def test_the_ctaid_of_a_refusal_may_be_asked_for_but_is_nobodys():
+def test_the_ctaid_of_a_refusal_may_be_read_but_is_of_no_cta():
     show = "@!%p6 st.global.u32 [%rd1+16], %r43;\n    add.u32 %r43, %r43, %r44;"
     tiles = torch.zeros(5, dtype=torch.int32)
     result = run(taking_over(answer_first=True).replace("add.u32 %r43, %r43, %r44;", show), tiles, grid=4)

@@ -101,8 +101,8 @@ def access(what, **options):
         ("ld.global.v2.u32 {%r2,%r3}, [%rd1+4];", "misaligned", "not a multiple of 8"),
         ("st.shared.u32 [smem+4096], 1;", "out-of-bounds", "shared address"),
         ("ld.shared.u32 %r2, [smem+2];", "misaligned", "shared address"),
-        ("ld.shared.u32 %r2, [smem];", "uninitialised", "nobody has written"),
-        ("st.shared.u16 [smem], %h1; ld.shared.u32 %r2, [smem];", "uninitialised", "nobody has written"),
+        ("ld.shared.u32 %r2, [smem];", "uninitialised", "was never written"),
+        ("st.shared.u16 [smem], %h1; ld.shared.u32 %r2, [smem];", "uninitialised", "was never written"),
         (".local .align 4 .b8 depot[16]; st.local.u32 [depot+16], 1;", "out-of-bounds", "local address"),
     ],
 )
@@ -272,12 +272,12 @@ def test_global_bytes_are_counted_and_compared_with_what_was_touched():
 @pytest.mark.parametrize(
     "args, says",
     [
-        ([], "takes 1"),
-        ([torch.zeros(1), 2], "takes 1"),
-        ([[1, 2]], "taken are CPU tensors, numbers"),
+        ([], "has 1"),
+        ([torch.zeros(1), 2], "has 1"),
+        ([[1, 2]], "pass a CPU tensor, a number"),
         ([1.5], "not a whole number"),
-        ([torch.zeros(1, device="meta")], "takes CPU tensors"),
-        (b"1234", "takes 8"),
+        ([torch.zeros(1, device="meta")], "needs CPU tensors"),
+        (b"1234", "needs 8"),
     ],
 )
 def test_wrong_arguments_say_what_is_wanted(args, says):

@@ -64,7 +64,7 @@ GROUPS = [
 @pytest.mark.slow
 @pytest.mark.spread(every=12, first=1)     # a cheap one for each chip stays in every run; tcgen05 takes 50 s
 @pytest.mark.parametrize("group, arch", GROUPS)
-def test_results_are_right_and_nothing_was_removed(group, arch):
+def test_results_are_correct_and_nothing_was_removed(group, arch):
     figures, findings = measured(group, arch)
     assert len(figures) > 5 and not findings
     assert not [str(figure) for figure in figures if figure.fault]
@@ -214,7 +214,7 @@ def test_the_page_shows_the_results_on_record(results):
     assert table(other) not in page
 
 
-def test_results_are_written_anew_after_each_figure(tmp_path):
+def test_results_are_written_again_after_each_figure(tmp_path):
     from benchmarks.microbenchmarks.figures import Figure, Results
 
     kept = Results(tmp_path / "r.json", {"device": "none"})

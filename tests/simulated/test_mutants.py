@@ -124,7 +124,7 @@ def test_an_assertion_of_the_caller_is_a_wrong_result(source):
     assert [outcome.noticed for outcome in found.outcomes] == [("wrong result",)]
 
 
-def test_memory_that_nobody_writes_is_not_right_by_luck(source):
+def test_memory_that_is_never_written_is_not_correct_by_luck(source):
     found = judged(source(), rules=(Rule("removed", "st.global", lambda site: ""),))
     assert [outcome.noticed for outcome in found.outcomes] == [("wrong result",)]
     assert not torch.are_deterministic_algorithms_enabled()
@@ -171,7 +171,7 @@ def test_an_instruction_that_the_calls_do_not_execute_survives_and_says_so(sourc
     assert not row.outcomes[0].reached and "never execute" in row.says
 
 
-def test_kernels_of_one_name_are_told_apart(source):
+def test_kernels_of_one_name_are_distinguished(source):
     one, two = source(), source().replace("4 0\n", "4 1\n")
 
     def run_it():

@@ -12,7 +12,7 @@ SCHEDULES = range(20)
 
 @pytest.mark.parametrize("early", [False, True], ids=["late", "early"])
 @pytest.mark.parametrize("name", KERNELS)
-def test_a_correct_kernel_is_right_and_clean_under_twenty_schedules(name, early):
+def test_a_correct_kernel_is_correct_and_clean_under_twenty_schedules(name, early):
     for seed in SCHEDULES:
         run, right = KERNELS[name][1](source(name), schedule=seed, early=early, strict=True)
         assert not run.findings, f"schedule {seed}:\n" + "\n".join(map(str, run.findings[:3]))

@@ -197,7 +197,7 @@ def test_hard_inputs_are_within_budget(name):
     proven(changed(case_of(T=100), **HARD[name]))
 
 
-def test_decays_of_minus_1000_are_finite_and_right():
+def test_decays_of_minus_1000_are_finite_and_correct():
     proven(changed(case_of(T=100, gate="given"), g=lambda x: torch.where(x < x.median(), -1000.0, x).to(x.dtype)))
 
 
@@ -303,7 +303,7 @@ def test_its_page_says_what_is_counted():
     assert found["bytes"] / C <= 1.6 * 1282
     for name, said in {
         "warp_instructions": "{:,.0f} warp instructions", "shared_wavefronts": "{:,.0f} wavefronts",
-        "bank_conflicts": "{:.0f} of conflicts", "bytes": "{:,.0f} asked for",
+        "bank_conflicts": "{:.0f} of conflicts", "bytes": "{:,.0f} requested",
     }.items():  # fmt: skip
         assert said.format(found[name] / (C if name == "bytes" else 1)) in page
     one = counted.chunk(found)
@@ -353,7 +353,7 @@ def test_it_takes_the_shared_memory_that_its_configuration_says(monkeypatch):
     assert any(finding.kind == "out-of-bounds" for finding in session.findings)
 
 
-def test_a_blackwell_gpu_takes_it_by_itself_and_the_backward_too():
+def test_a_blackwell_gpu_picks_it_and_its_backward():
     case = case_of(T=33)
     for arch in ("sm100", "sm103"):
         at = SimulatedDoor("sm100", parse(arch))
@@ -380,7 +380,7 @@ def test_explain_says_who_makes_a_forward_that_is_recorded(save, said, monkeypat
         kda.explain(**case.keywords | {"q": case.keywords["q"].detach().requires_grad_(), "cu_seqlens": many})
     lines = capsys.readouterr().out.splitlines()
     assert all(any(line.startswith(f"{name} accepts") for line in lines) for name in ("sm100", "triton"))
-    line = "triton makes the forward, too, as gradients are recorded: sm100 keeps nothing for them"
+    line = "triton also runs the forward: gradients are recorded, and sm100 keeps nothing for them"
     assert (line in lines) == said
 
 

@@ -435,7 +435,7 @@ def test_the_way_back_is_its_formulas(name):
     back_is_right(case_of(**WALKS[name]))
 
 
-def test_a_backward_asks_for_the_same_without_o_and_has_the_same_bits():
+def test_a_backward_without_o_has_the_same_bits():
     case = case_of(T=70)
     asked, again = up_is_right(case), up_is_right(case, o=False)
     assert all(torch.equal(x, y) for x, y in zip(asked[1:], again[1:]))
@@ -451,7 +451,7 @@ def test_states_may_be_v_first(dtype):
 
 
 @pytest.mark.exhaustive
-def test_states_are_zero_and_left_out_where_nobody_asks():
+def test_states_are_zero_and_left_out_unless_requested():
     case = case_of(T=70)
     tiles = operands_of(case)[0]
     expected = walked(case)

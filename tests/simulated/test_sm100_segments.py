@@ -74,7 +74,7 @@ def test_nothing_depends_on_later_tokens():
 
 
 @pytest.mark.parametrize("options", ["batch_invariant=true", "intermediate_states=true", "N=0 packed"])
-def test_who_asks_for_the_bits_or_states_of_whole_sequences_has_them(options, monkeypatch):
+def test_requested_bits_and_states_of_whole_sequences_are_kept(options, monkeypatch):
     monkeypatch.setattr(plan, "SEGMENTS", None)
     assert plan.segments_of(Problem.parse(f"bounded l2norm T=32768 H=4 {options}"), 148) == 1
 

@@ -229,7 +229,7 @@ def test_hard_inputs_are_within_budget(name):
 
 
 @pytest.mark.parametrize("size", [-1000.0, -1e6, -torch.inf])
-def test_decays_whose_products_vanish_are_finite_and_right(size):
+def test_decays_whose_products_vanish_are_finite_and_correct(size):
     """A ratio of prefix products is 0 / 0 here, and a difference of float32 sums forgets what follows."""
     case = changed(case_of(T=70, gate="given"), g=lambda x: (0.01 * x).index_fill(1, torch.arange(3, 70, 9), size))
     assert proven(case)["o"].isfinite().all()
@@ -363,7 +363,7 @@ def offered(p):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("direction, packed", [("forward", False), ("forward", True), ("backward", True)])
 @pytest.mark.parametrize("words", OFFERED, ids=str)
-def test_no_kernel_spills_or_asks_for_more_than_every_gpu_has(words, packed, direction):
+def test_no_kernel_spills_or_needs_more_than_every_gpu_has(words, packed, direction):
     p = Problem(direction=direction, dtype="float32", A_log=True, dt_bias=True, beta="sigmoid", qk_l2norm=True,
                 packed=packed, **words)  # fmt: skip
     for recipe in offered(p):
@@ -393,10 +393,10 @@ def test_shared_memory_is_what_the_configuration_says(config, monkeypatch):
     assert any(finding.kind == "out-of-bounds" for finding in session.findings)
 
 
-def test_a_gpu_with_too_little_shared_memory_is_told_what_was_asked_for():
+def test_a_gpu_with_too_little_shared_memory_gets_an_error_with_the_bytes():
     host = dataclasses.replace(host_of("sm89"), smem=48 << 10)
     case = case_of(T=10)
-    with pytest.raises(BuildError, match=r"prepare of K=64 V=64 C=64 asks for [\d,]+ bytes .* allows 49,152.*triton"):
+    with pytest.raises(BuildError, match=r"prepare of K=64 V=64 C=64 needs [\d,]+ bytes .* allows 49,152.*triton"):
         launch.steps(case.problem(), host, None, Save.NOTHING)
 
 

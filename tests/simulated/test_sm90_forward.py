@@ -98,7 +98,7 @@ def test_sequences_of_no_tokens_hand_their_states_through(shape):
     hands_states_through_sequences_of_no_tokens(case)
 
 
-def test_a_hopper_gpu_takes_it_by_itself_and_the_backward_where_both_head_dims_are_equal():
+def test_a_hopper_gpu_picks_it_and_its_backward_if_both_head_dims_are_equal():
     at = SimulatedDoor("sm90", parse("sm90"))
     case = make_inputs(T=33, H=1, K=64, V=64, gate="bounded")
     assert at.call(case, False).keys() == {"o", "ht"} and at.launches == 2 and not at.findings

@@ -130,7 +130,7 @@ def test_what_it_cannot_do_stays_with_two_kernels(change, fused):
     assert plan.plan(p, 132).fused is None
 
 
-def test_short_of_heads_or_asked_for_more_two_kernels_do_it(fused):
+def test_with_few_heads_or_more_results_two_kernels_run(fused):
     p = case_of(T=8192).problem()
     assert plan.plan(p, 132).carry and plan.plan(p, 132).fused is None          # cut into segments
     p = case_of(T=33).problem()

@@ -161,7 +161,7 @@ def test_pairs_takes_the_shared_memory_that_its_configuration_says(monkeypatch):
         forward(drawn(T=64, K=64))
 
 
-def test_a_recorded_call_by_name_is_told_of_both_its_backends(capsys):
+def test_a_recorded_call_by_name_prints_both_its_backends(capsys):
     keywords = drawn(T=33).keywords
     with standing_in(host_of("sm90")):
         kda.explain(**keywords | {"q": keywords["q"].requires_grad_()}, backend="sm90")

@@ -64,7 +64,7 @@ def test_operands_need_a_barrier_too():
 
 
 @UNDER_ANY_SCHEDULE
-def test_without_a_commit_nobody_is_told(schedule):
+def test_without_a_commit_nothing_arrives(schedule):
     assert kinds(plain(commit="", **schedule)) == ["deadlock"]
 
 
@@ -303,7 +303,7 @@ def test_where_a_lies_for_a_small_ws_is_not_known():
 
 
 @pytest.mark.parametrize("d, a, says", [(40, None, "D takes columns 40 to 71"), (0, 60, "A takes columns 60 to 67")])
-def test_columns_that_nobody_allocated_are_refused(d, a, says):
+def test_unallocated_columns_are_refused(d, a, says):
     left, right = operands("bf16", 128, 32)
     where = "%rd10" if a is None else f"[%r8+{a}]"
     issue = mma("f16", (left.descriptor, right.descriptor), BF16, d=f"%r8+{d}", a=where)
@@ -315,7 +315,7 @@ def test_a_descriptor_that_leaves_shared_memory_is_found():
     assert "out-of-bounds" in kinds(plain((descriptor(0x20000, 16, 1024, "128B"), None)))
 
 
-def test_operands_that_nobody_wrote_are_found():
+def test_unwritten_operands_are_found():
     assert kinds(plain((None, descriptor(0x400, 16, 256, "none")))) == ["uninitialised"]
 
 
@@ -373,7 +373,7 @@ def test_a_commit_needs_no_proxy_fence():
     run("", fence="")
 
 
-def test_a_commit_that_nobody_waits_for_may_outlive_its_cta():
+def test_a_commit_without_a_wait_may_outlive_its_cta():
     free = "@%p1 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r8, 64;"
     run("", commit="", wait="", end=f"bar.sync 0; {free} @%p2 {commit()}")
 

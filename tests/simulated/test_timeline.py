@@ -152,7 +152,7 @@ def test_phases_of_an_mbarrier_follow_each_other_and_a_copy_is_on_its_way_betwee
     body = INIT + "setp.ne.u32 %p1, %r2, 0; fence.proxy.async; add.u32 %r8, %r4, 1024;" + loop
     barriers = SimpleNamespace(fields={"full": SimpleNamespace(dtype="int64", bytes=16, offset=-(1 << 15))})
     timeline = timed(body, timeline=True, config=SimpleNamespace(struct=barriers)).timeline()
-    phases, copies = row_of(timeline, "CTA 0: full[0]").slices, row_of(timeline, "copies on their way 0").slices
+    phases, copies = row_of(timeline, "CTA 0: full[0]").slices, row_of(timeline, "copies in flight 0").slices
     assert len(phases) == len(copies) == 4
     assert all(a.ends == b.begins for a, b in zip(phases, phases[1:]))
     assert [s.ends for s in copies] == pytest.approx([s.ends for s in phases])
@@ -179,14 +179,14 @@ def test_roles_of_configurations_are_those_of_all_warps(home):
         assert sorted(warp for warps in config.roles.values() for warp in warps) == [*range(config.threads // 32)]
 
 
-def test_a_timeline_wants_a_clock_and_must_be_asked_for():
+def test_a_timeline_needs_a_clock_and_must_be_requested():
     with pytest.raises(LaunchError, match="without a clock"):
         timed("", clock=None, timeline=True)
     with pytest.raises(ValueError, match="timeline=True"):
         timed("").timeline()
 
 
-def test_the_first_sms_can_be_asked_for_alone():
+def test_the_first_sms_can_be_requested_alone():
     run = launch(FRAME.format(body=ONE, target="sm_90a"), grid=4, block=32, args=[X, 0], clock="h200", timeline=True)
     assert {row.sm for row in run.timeline().rows} == {0, 1, 2, 3} and {row.sm for row in run.timeline(1).rows} == {0}
 

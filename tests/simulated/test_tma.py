@@ -315,7 +315,7 @@ def test_a_store_leaves_out_what_lies_beyond_the_tensor(start, swizzle):
     assert torch.equal(around, wanted)
 
 
-def test_a_store_that_a_whole_warp_asks_for_is_made_once():
+def test_a_store_that_a_whole_warp_issues_runs_once():
     x, source = tensor(16, 64, dtype=torch.uint16), noise(2048)
     m = TensorMap(x, box=(64, 16), swizzle=128)
     by_one = storing(m, (0, 0), 2048)

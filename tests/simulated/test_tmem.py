@@ -213,7 +213,7 @@ def test_columns_are_freed_after_the_other_warps_have_read_them(schedule):
     assert set(kinds(result)) & {"race-read-write", "race-write-write", "tmem"}
 
 
-def test_a_load_that_nobody_waits_for_is_not_over_when_its_columns_are_freed():
+def test_a_load_without_a_wait_is_not_over_when_its_columns_are_freed():
     load = f"tcgen05.ld.sync.aligned.32x32b.x1.b32 {vector(0, 1)}, [%r9];"
     _, result = run("", load=load, strict=False, **QUIET)
     assert kinds(result) == ["race-read-write"] and result.findings[0].place.ptx == FREE

@@ -120,7 +120,7 @@ END:
     assert "diverged" in kinds(result)
 
 
-def test_a_barrier_that_nobody_completes_is_a_deadlock_that_names_the_waiters():
+def test_a_barrier_that_is_never_completed_is_a_deadlock_that_names_the_waiters():
     body = """
     setp.ge.u32 %p1, %r0, 32;
     @%p1 bra END;

@@ -19,7 +19,7 @@ Tensor = torch.Tensor
 
 
 def outputs(p: Problem, x: Inputs) -> Outputs:
-    """Memory for o and for the states that are asked for."""
+    """Memory for o and for the requested states."""
     like, state = x.q, (p.V, p.K) if p.state_v_first else (p.K, p.V)
     final_state = like.new_empty(p.N, p.HV, *state, dtype=torch.float32) if p.final_state else None
     h = like.new_empty(p.B, chunks_of_a_row(p, x), p.HV, *state) if p.intermediate_states else None
@@ -50,7 +50,7 @@ def forward_as_stage(
     forward: Callable[..., Outputs], save: Save, p: Problem, offsets: list[int] | None,
     tensors: Mapping[str, Tensor | None],
 ) -> dict[str, Tensor | None]:
-    """A forward in one piece, asked for all its results, on tensors as they lie in chunks: rows (NC, heads, C, D),
+    """A forward in one piece with all its results, on tensors in chunks: rows (NC, heads, C, D),
     states (N, HV, K, V)."""
     p = dataclasses.replace(
         p, final_state=True, intermediate_states=True, state_v_first=False, state_dtype=p.state_dtype or "float32",

@@ -145,7 +145,7 @@ def forward(of: Backend, p: Problem, x: Inputs) -> Outputs:
 
 
 def backward(of: Backend, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, own: Own | None) -> Grads:
-    """Without `own`, operands, states and residuals of the forward are made again."""
+    """Without `own`, the forward's operands, states and residuals are recomputed."""
     p = with_dht(p, dht is not None)
     at = steps_here(of, p, x)
     like, inputs, found, kept = x.q, laid_out(x), tables(p, at, x), at.plan.kept
@@ -179,7 +179,7 @@ def segment_map_bwd(
 ) -> SegmentSummary:
     """Of one sequence, for several GPUs: the way back over tiles alone, without grads; M is what leaves it of the
     identity if outputs have no gradients.  K and V are the same."""
-    p = dataclasses.replace(p, direction="backward", state_dtype="float32")    # dh0 is asked for
+    p = dataclasses.replace(p, direction="backward", state_dtype="float32")    # dh0 is requested
     like, inputs = x.q, laid_out(x)
     inputs.pop("h0")
     at = steps_here(of, with_dht(p, dht is not None), x)
@@ -234,7 +234,7 @@ def places_in(memory: Tensor, sizes: Sequence[int]) -> Sequence[Tensor | int]:
 
 def up(p: Problem, at: Steps, chain: Launch | None, inputs: dict, parts: Parts, found: Tables, cleared: Tensor,
        **results: Tensor | None) -> None:  # fmt: skip
-    """All that a backward reads; `cleared` where tokens are no sequence's."""
+    """All that a backward reads; `cleared` for tokens outside every sequence."""
     inputs = dict(inputs)
     v, h0 = inputs.pop("v"), inputs.pop("h0")
     if at.prepare:

@@ -10,16 +10,16 @@ CUTE_DSL = Rule(
     "needs the package nvidia-cutlass-dsl",
     "pip install 'nvidia-cutlass-dsl[cu13]'",
 )
-CHUNKS = Rule("chunks", lambda p, h: p.op == "chunk", "works in chunks, asked for {p.op} {p.direction}")
+CHUNKS = Rule("chunks", lambda p, h: p.op == "chunk", "works in chunks; requested: {p.op} {p.direction}")
 BFLOAT16 = Rule("dtype", lambda p, h: p.dtype == "bfloat16", "needs bfloat16 q, k and v, got {p.dtype}")
 ONE_BETA = Rule("beta", lambda p, h: not p.beta_per_value, "accepts one beta per token and value head")
 KEEPS_PRODUCTS = Rule(
     "keeps",
     lambda p, h: not p.disable_recompute,
-    "keeps A_qk and A_inv, not all intermediates that disable_recompute asks for",
+    "keeps A_qk and A_inv, not all intermediates that disable_recompute requests",
     "leave it out",
 )
-KEEPS_NOTHING = KEEPS_PRODUCTS._replace(why="keeps no intermediates, which disable_recompute asks for")
+KEEPS_NOTHING = KEEPS_PRODUCTS._replace(why="keeps no intermediates, which disable_recompute requests")
 
 
 def of(backend: str, *rules: Rule) -> tuple[Rule, ...]:

@@ -13,7 +13,7 @@ CAPABILITY = Capability(
         Rule(
             "reference.auto",
             lambda p, h: not (p.is_gpu or h.simulated),
-            "auto never takes a call on {p.device} to the reference",
+            "auto never moves a call on {p.device} to the reference",
             "pass backend='reference' if slow and exact is what you want",
         ),
     ),

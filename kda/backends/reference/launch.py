@@ -179,7 +179,7 @@ def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, trans
 
 
 def _transition(p: Problem, walk: _Walk, asked: bool) -> Tensor:
-    """The identity, where M begins; zero if it is not asked for."""
+    """The identity, where M begins; zero if it is not requested."""
     M = torch.eye(p.K, dtype=walk.dtype, device=walk.table.device) * asked
     return M.expand(1, p.HV, p.K, p.K).contiguous()
 

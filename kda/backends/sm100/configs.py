@@ -194,7 +194,7 @@ class OperandsArguments(Arguments):
     A_log = tensor("float32")                # (HV)
     dt_bias = tensor("float32")              # (HV, K)
     tiles = tensor("uint8")                  # (chunks, HV) tiles
-    o = tensor("bfloat16")                   # (B, T, HV, V): cleared where tokens are no sequence's
+    o = tensor("bfloat16")                   # (B, T, HV, V): cleared for tokens outside every sequence
     chunk_table = tensor("int64")            # (chunks, 3), of packed sequences
     T = number("int32")
     chunks = number("int32")                 # entries of the table
@@ -272,7 +272,7 @@ class RecordConfig(Launched):
     h0: str | None                           # dtype of the states that they start from
     ht: bool
     v_first: bool                            # states of sequences are (V, K)
-    o: bool = True                           # outputs are asked for; `carry` has none
+    o: bool = True                           # outputs are requested; `carry` has none
     stages: int = 3
     K: int = K
     V: int = V

@@ -39,7 +39,7 @@ CAPABILITY = Capability(
         Rule(
             "sm89.chunks",
             lambda p, h: p.op == "chunk",
-            "works in chunks, asked for {p.op} {p.direction}",
+            "works in chunks; requested: {p.op} {p.direction}",
         ),
         Rule(
             "sm89.dtype",

@@ -31,7 +31,7 @@ ARGUMENTS = dict(
     h0=tensor(),                             # (N, HV, K, V), or (N, HV, V, K)
     cu_seqlens=tensor(of="offsets"),         # (N + 1)
     first_chunk=tensor("int64"),             # (N + 1)
-    o=tensor(),                              # (tokens, HV, V): zeros where tokens are no sequence's
+    o=tensor(),                              # (tokens, HV, V): zeros for tokens outside every sequence
     ht=tensor(),                             # as h0
     h=tensor(),                              # (chunks, HV, K, V): states that enter chunks
     v_new=tensor(),                          # (tokens, HV, V)
@@ -188,7 +188,7 @@ class _Chain(OfChunks):
 
 @dataclass(frozen=True)
 class ChainConfig(_Chain):
-    output: bool = True                      # o is asked for
+    output: bool = True                      # o is requested
     kernel = "chain"
     arguments = arguments_of(
         "Chain", "w qg kg_t u A_qk gc_last h0 cu_seqlens first_chunk o v_new h ht T chunks HV scale"

@@ -114,7 +114,7 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
 
 @on_its_device
 def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Products | None = None) -> Grads:
-    """A_qk and A_inv are read where they were saved; the rest is made again."""
+    """A_qk and A_inv are read if they were saved; the rest is recomputed."""
     saved = saved if isinstance(saved, Products) else None
     at = steps(p, detect(p.device), offsets_dtype(x), Save.of(saved))
     inputs = laid_out(x)

@@ -49,7 +49,7 @@ class Plan:
 def plan(p: Problem, sms: int, offsets: str | None, save: Save = Save.NOTHING) -> Plan:
     """`offsets`: dtype of cu_seqlens; `save`: by this forward, or by that of this backward."""
     chunks, states, backward = chunk_bound(p.B, p.T, p.N, p.C, p.packed), p.N * p.HV, p.direction == "backward"
-    places = (chunks + p.packed) * p.HV                                        # one may be needed for tokens of nobody
+    places = (chunks + p.packed) * p.HV                                        # one may hold tokens of no sequence
     chain = chain_config(p, columns(p, sms), offsets, output=not backward)
     steps: dict[str, tuple[Any, int]] = {
         "prepare": (prepare_config(p, offsets, save), places), "chain": (chain, states * chain.parts),
@@ -96,17 +96,17 @@ def recipes(p: Problem, host: Host) -> list[nvrtc.Recipe]:
     found: dict[Config, None] = {}
     for offsets, c in itertools.product(filter(None, OFFSETS) if p.packed else (None,), COLUMNS):
         for save in (Save.NOTHING, Save.PRODUCTS):
-            sms = int(p.V / c / BUSY)                                          # that take c columns of one state
+            sms = int(p.V / c / BUSY)                                          # that share a state by c columns
             found |= {config: None for config, _ in plan(small, sms, offsets, save).steps.values()}
     return [recipe(config) for config in found]
 
 
 def check_memory(config: Any, host: Host) -> None:
-    """A GPU may allow a CTA less than a kernel asks for."""
+    """A GPU may allow a CTA less than a kernel needs."""
     allowed = host.smem or SMALLEST
     if config.shared > allowed:
         raise BuildError(
-            f"{config.kernel} of K={config.K} V={config.V} C={config.C} asks for {config.shared:,} bytes of shared "
+            f"{config.kernel} of K={config.K} V={config.V} C={config.C} needs {config.shared:,} bytes of shared "
             f"memory a CTA; {host} allows {allowed:,}. Use backend='triton'."
         )
 

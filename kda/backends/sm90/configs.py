@@ -59,7 +59,7 @@ class PrepareArguments(Arguments):
     tiles = tensor("uint8")                  # (chunks, HV) tiles
     A_qk = tensor("bfloat16")                # (B * T, HV, kept_C), kept for a backward
     A_inv = tensor("bfloat16")
-    o = tensor("bfloat16")                   # (B, T, HV, V): cleared where tokens are no sequence's
+    o = tensor("bfloat16")                   # (B, T, HV, V): cleared for tokens outside every sequence
     chunk_table = tensor("int64")            # (chunks, 3), of packed sequences
     T = number("int32")
     chunks = number("int32")                 # entries of the table
@@ -159,7 +159,7 @@ class ChainConfig(Launched):
     h: bool                                  # states are kept, of those that enter chunks
     every: int                               # so many chunks
     stages: int
-    o: bool = True                           # outputs are asked for; `carry` has none
+    o: bool = True                           # outputs are requested; `carry` has none
     recorded: bool = False                   # for a backward: r, h as bwd/grads has it, M of last segments; b on keys
     arguments = ChainArguments
     threads = 32 * (LOAD_WARP + 1)

@@ -168,7 +168,7 @@ def prepare_config(p: Problem, kept: bool) -> PrepareConfig:
 
 
 def fused_config(p: Problem, wrapped: bool = False) -> FusedConfig | None:
-    """Where prepare makes one product of a chunk, two CTAs share a head, and only o and final states are asked for."""
+    """Where prepare makes one product of a chunk, two CTAs share a head, and only o and final states are requested."""
     prepare = prepare_config(p, kept=False)
     if not prepare.one_product or not p.K == p.V == 2 * COLUMNS or p.intermediate_states:
         return None
@@ -205,7 +205,7 @@ def pairs_config(p: Problem) -> PairsConfig:
 
 def chain_config(p: Problem, walk: str, stages: int) -> ChainConfig:
     h0 = {"sequences": p.state_dtype, "carry": None, "segments": "float32"}[walk]
-    ends = walk != "carry"                                                     # at states that are asked for
+    ends = walk != "carry"                                                     # at states that are requested
     return ChainConfig(
         p.K, p.V, p.packed, walk, h0, ht=ends and p.final_state, v_first=p.state_v_first,
         h=ends and p.intermediate_states, every=p.C // C, stages=stages,

@@ -55,7 +55,7 @@ class Call:
             "lower_bound": p.lower_bound or 0.0, "chunks": pl.chunks, "pieces": pl.pieces,
             "segment": pl.segment_chunks, "chunk_bound": pl.chunk_bound,
         }  # fmt: skip
-        # Packed, there may be fewer; programs without a chunk clear the tokens of nobody.
+        # Packed, there may be fewer; programs without a chunk clear tokens outside every sequence.
         self.chunks, self.segments = pl.chunk_bound + p.packed, pl.segment_bound
         if p.packed:
             self._tables(tensors["cu_seqlens"])
@@ -109,7 +109,7 @@ class Call:
     # launches
 
     def run(self, name: str, grid: int, **own: Any) -> None:
-        """Launch a kernel; what it takes is looked up by name."""
+        """Launch a kernel; its arguments are looked up by name."""
         if grid:
             kernel, env = self.kernels[name], self.env
             kernel.launch(grid, *[own[n] if n in own else env[n] for n in kernel.names])

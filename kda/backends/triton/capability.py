@@ -1,4 +1,4 @@
-"""The portable backend: everything that the API takes on a GPU, in Triton, from sm_80 up."""
+"""The portable backend: everything that the API accepts on a GPU, in Triton, from sm_80 up."""
 
 from kda.capability import Capability, Rule
 from kda.compile.target import TARGETS

@@ -1,7 +1,7 @@
 """How a kernel is cut and scheduled: the first row of TABLE that fits the head dims, the dtype and the GPU.
 
 A row names the shared memory that a block must be allowed.  benchmarks/fits.py builds the kernels of every row and
-prints what they take; tests/compiler/test_fits.py holds the table to that.  Every GPU from sm_80 up allows 99 KiB.
+prints what they need; tests/compiler/test_fits.py checks the table.  Every GPU from sm_80 up allows 99 KiB.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kda.compile.errors import BuildError
 from kda.host import Host
 from kda.problem import Problem
 
-SMALLEST = 99                                # KiB; what a GPU has that does not tell
+SMALLEST = 99                                # KiB; assumed of an unknown GPU
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ TABLE = (
 
 
 def power_of_2(n: int) -> int:
-    """The next one up, at least the 16 that a product takes."""
+    """The next power of two, at least the 16 that a product needs."""
     return max(16, 1 << (n - 1).bit_length())
 
 
@@ -82,6 +82,6 @@ def choose(kernel: str, p: Problem, host: Host, bits: int = 0) -> Config:
             c = row.config
             return dataclasses.replace(c, BK=min(c.BK, power_of_2(p.K)), BV=min(c.BV, power_of_2(p.V)))
     raise BuildError(
-        f"{kernel} of K={p.K} V={p.V} {p.dtype} needs {SMALLEST} KiB of shared memory a block; {host} allows "
+        f"{kernel} of K={p.K} V={p.V} {p.dtype} needs {SMALLEST} KiB of shared memory per block; {host} allows "
         f"{allowed / 1024:g}. Use backend='reference'."
     )

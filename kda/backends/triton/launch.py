@@ -51,7 +51,7 @@ def sums(c: Call) -> None:
 
 
 def gate_intra_wy(c: Call, keep: bool) -> None:
-    """A_qk, w, u, qg, kg, gc_last; for a backward A_inv, too."""
+    """A_qk, w, u, qg, kg, gc_last; for a backward also A_inv."""
     sums(c)
     if "A_inv" in c.env:                                                       # and so is A_qk
         c.make("w u qg kg gc_last")
@@ -192,7 +192,7 @@ def segment_map(p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
 
 @on_its_device
 def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, transition: bool) -> SegmentSummary:
-    p = dataclasses.replace(p, direction="backward", state_dtype="float32")    # dh0 is asked for
+    p = dataclasses.replace(p, direction="backward", state_dtype="float32")    # dh0 is requested
     c = Call.of(p, Save.NOTHING, x, cut=transition, do=aligned(do, x.q.dtype), dht=aligned(dht, torch.float32))
     added = c.env["dh0"] = c.empty(1, p.HV, p.K, p.V, dtype=torch.float32)
     gate_intra_wy(c, keep=True)
@@ -202,7 +202,7 @@ def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, trans
 
 
 def whole_transition(c: Call, asked: bool) -> Tensor:
-    """M of the one sequence, of those of its segments: in float64, of which no flag of torch makes less."""
+    """M of the one sequence, of those of its segments: in float64, which torch's flags do not affect."""
     p = c.p
     if not asked:
         return torch.zeros(1, p.HV, p.K, p.K, device=c.device)
@@ -239,7 +239,7 @@ def stage(
         given["cu_seqlens"] = torch.tensor(offsets, device=device)
     c = Call(p, Save.ALL, device, given)
     if name == "fwd/gate+intra+wy":
-        c.make("o")                                                            # cleared where nobody's tokens are
+        c.make("o")                                                            # cleared past the sequences
         gate_intra_wy(c, keep=True)
     elif name == "fwd/state+output":
         c.make("o h v_new")

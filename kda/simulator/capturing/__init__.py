@@ -1,4 +1,4 @@
-"""Takes the launches of compiled kernels and runs them in the simulator, on CPU tensors; see `capture`."""
+"""Redirects launches of compiled kernels to the simulator, on CPU tensors; see `capture`."""
 
 from .capture import Capture, capture
 from .session import CaptureError

@@ -1,4 +1,4 @@
-"""One capture: a session, with the doors of the compilers leading into it."""
+"""One capture: a session to which the compilers' launches are redirected."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..chips import CHIPS, host_of, number_of
 from . import cutedsl, triton
 from .session import Session
 
-_ONE = threading.RLock()                     # the DSL's arch and Triton's driver belong to the process
+_ONE = threading.RLock()                     # the DSL's arch and Triton's driver are per process
 
 
 class Capture(Session):
-    """A session that also accepts calls of host functions, so that it can take the driver's place."""
+    """A session that also accepts calls of host functions, so that it can replace the driver."""
 
     def call(self, compiled: Any, args: tuple, kwargs: dict) -> Any:
         """Call a host function that `kda.compile.cutedsl` compiled."""
@@ -33,10 +33,10 @@ def capture(arch: str = "sm_100a", *, sms: int | None = None, **options: Any) ->
             my_compiled_function(q, k, v, o)
         assert not session.findings
 
-    Taken are: kernels and host functions from `kda.compile`; functions of the CuTe DSL, called after the block began
-    (compiled before it as well, if they kept their PTX); and Triton's `fn[grid](...)`.  Dispatch sees the arch's GPU,
-    so `kda.chunk_kda` takes its backend.  `sms` answers for the number of multiprocessors, to dispatch and to host
-    code, so that a persistent kernel can be simulated on few; `options` are those of kda.simulator.launch.
+    It runs kernels and host functions from `kda.compile`; functions of the CuTe DSL called inside the block (also those
+    compiled before, if they kept their PTX); and Triton's `fn[grid](...)`.  Dispatch sees the arch's GPU, so
+    `kda.chunk_kda` picks its backend.  `sms` is the number of multiprocessors that dispatch and host code see, so that
+    a persistent kernel can be simulated on few; `options` are those of kda.simulator.launch.
     """
     chip, host = CHIPS[number_of(arch)], host_of(arch)
     if sms is not None:

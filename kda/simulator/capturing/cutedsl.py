@@ -139,7 +139,7 @@ def _host(session: Session, function: Any) -> Host:
     if host is None:
         if function.ir_module is None:
             raise CaptureError(
-                f"{function.function_name} was loaded from an object file, which holds no PTX. "
+                f"{function.function_name} was loaded from an object file, which contains no PTX. "
                 "Capture the function that cute.compile returned, or compile through kda.compile.cutedsl."
             )
         if not function.__ptx__:

@@ -90,8 +90,8 @@ class Runtime:
     def _refusal(self, name: str) -> Callable:
         def refuse():
             raise CaptureError(
-                f"the host function called {name.lstrip('_')}, which a capture does not stand in for. Make that call "
-                "outside of the compiled function."
+                f"the host function called {name.lstrip('_')}, which a capture does not replace. Make that call "
+                "outside the compiled function."
             )
 
         return refuse
@@ -132,8 +132,8 @@ class Runtime:
     def device_attribute(self, value, attribute, device):
         if attribute not in ATTRIBUTES:
             raise CaptureError(
-                f"the host function asked for device attribute {attribute}, which a capture does not answer. It "
-                f"answers {', '.join(map(str, ATTRIBUTES))}."
+                f"the host function asked for device attribute {attribute}, which a capture does not know. It "
+                f"knows {', '.join(map(str, ATTRIBUTES))}."
             )
         value[0] = ATTRIBUTES[attribute](self.session.device)
 

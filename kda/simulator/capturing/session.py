@@ -1,4 +1,4 @@
-"""Takes launches in the driver's place and runs them in the simulator, one after the other."""
+"""Runs launches in the simulator instead of the driver, one after the other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .devices import runs
 
 
 class CaptureError(KdaError, RuntimeError):
-    """A launch that cannot be taken."""
+    """A launch that cannot be captured."""
 
 
 class Session:
@@ -30,7 +30,7 @@ class Session:
         self.runs: list[Any] = []            # kda.simulator.Run
         self.hosts: dict[int, Any] = {}      # host functions of the CuTe DSL, linked for this session
         self.call_sites = CallSites()        # of what the CuTe DSL compiles inside the block
-        # who decides about each launch: is given what simulates it, from its own PTX or another; None: it did not run
+        # a hook for each launch: gets a function that simulates it, with its own PTX or another; None: it did not run
         self.around: Callable[[Launch, Callable[..., Any]], Any] = lambda launch, simulate: simulate()
 
     @property
@@ -39,12 +39,12 @@ class Session:
 
     @property
     def findings(self) -> list[Any]:
-        """The errors that the simulator found in all runs."""
+        """The errors in all runs."""
         return [finding for run in self.runs for finding in run.findings]
 
     @property
     def notes(self) -> list[Any]:
-        """Rules broken in all runs that silicon and compilers forgive; errors, if the capture is strict."""
+        """Broken rules in all runs that hardware and compilers tolerate; errors if the capture is strict."""
         return [note for run in self.runs for note in run.notes]
 
     @property

@@ -1,4 +1,4 @@
-"""Timelines as a page: an SVG of what the roles of an SM do from clock to clock, with nothing beside it."""
+"""Timelines as a self-contained page: an SVG of what the roles of an SM do from clock to clock."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from html import escape
 
 WIDTH, LABEL = 1400, 190  # pixels: of the picture, and of the names at its left
 HEIGHTS = {"warp": 13, "unit": 15, "copy": 9, "mbarrier": 13, "barrier": 13}
-HEADINGS = {"unit": "engines", "copy": "copies on their way", "mbarrier": "mbarriers: phases",
+HEADINGS = {"unit": "engines", "copy": "copies in flight", "mbarrier": "mbarriers: phases",
             "barrier": "named barriers: first arrival to last"}  # fmt: skip
 # why a warp waits -> what the legend says
 WAITS = {
     "mbarrier": "an mbarrier", "barrier": "a barrier", "cluster": "a barrier", "copies": "its copies",
-    "grid": "the kernel ahead", "tensor": "a matrix product", "long": "global memory", "short": "shared memory",
+    "grid": "the previous kernel", "tensor": "a matrix product", "long": "global memory", "short": "shared memory",
     "mio": "shared memory", "math": "a unit, a result or its turn", "wait": "a unit, a result or its turn",
     "not selected": "a unit, a result or its turn",
 }  # fmt: skip
@@ -95,12 +95,12 @@ def _launch(timeline, begins, ends, sm):
     seen = [(row, slices) for row, slices in seen if slices]
     picture, waits = _picture(seen, begins, ends)
     legend = {"issues instructions": "work"} | {f"waits for {WAITS[why]}": why for why in WAITS if why in waits}
-    legend |= {"a unit works": "unit", "a copy is on its way": "copy", "phases, one after the other": "phase"}
+    legend |= {"a unit works": "unit", "a copy is in flight": "copy", "phases, one after the other": "phase"}
     items = "".join(f'<li><i class="{_name(kind)}"></i>{says}</li>' for says, kind in legend.items())
     return (
         f"<h2>{escape(timeline.kernel)}</h2>\n<p>SM {sm}, clocks {begins:,.0f} to {ends:,.0f} of "
         f"{clock.clocks:,.0f} ({1e3 * clock.milliseconds:,.1f} us on {clock.chip}, predicted): {ends - begins:,.0f} "
-        f"clocks. Each line is a warp; point at a slice to read it. Waits below 48 clocks count as work.</p>\n"
+        f"clocks. Each line is a warp; hover over a slice for details. Waits below 48 clocks count as work.</p>\n"
         f'<ul>{items}</ul>\n<div class="picture">{picture}</div>'
     )
 

@@ -1,8 +1,8 @@
-"""What the warps and units of a clocked launch did when: rows of slices, as a trace for viewers and as a page.
+"""What the warps and units of a launch with a clock did when: rows of slices, as a trace for viewers and as a page.
 
-A row is a warp, a tensor core, an engine for copies, a copy that is on its way, an mbarrier or a named barrier. Times
-are clocks from the launch on. Single instructions are too many to look at: what a warp does between two long waits is
-one slice, and in it lie slices of some 32 clocks, each named by the source line that takes most of it.
+A row is a warp, a tensor core, an engine for copies, a copy in flight, an mbarrier or a named barrier. Times are clocks
+since the launch. There are too many single instructions to show: what a warp does between two long waits is one slice,
+which contains slices of some 32 clocks, each named by its most expensive source line.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ KINDS = ("warp", "unit", "copy", "mbarrier", "barrier")  # of rows, from top to 
 
 
 class Recorded(NamedTuple):
-    """What a launch kept for its timeline."""
+    """The records of a launch for its timeline."""
 
     records: Any  # of the engine, one a slice
     program: Any
-    config: Any  # what the kernel was built for, or None
+    config: Any  # the kernel's configuration, or None
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Slice:
 
     @property
     def why(self):
-        """What most of its waiting is for."""
+        """The most frequent reason for its waits."""
         return max(self.stalls, key=self.stalls.get) if self.stalls else ""
 
 
@@ -75,7 +75,7 @@ class _Piece(NamedTuple):
 
 
 class Timeline:
-    """`rows` of the SMs that ran in detail, or of the first of them; `save(path)` for ui.perfetto.dev, `html()`."""
+    """`rows` of the SMs in detail, or of the first `sms`; `save(path)` for ui.perfetto.dev, `html()`."""
 
     def __init__(self, run, sms=None):
         self.clock, self._program, config = run.clock, run.recorded.program, run.recorded.config
@@ -192,7 +192,7 @@ class Timeline:
             yield Row(row, "unit", sm, "", slices)
 
     def _copies(self, records):
-        """Copies on their way; those that overlap lie in rows of their own."""
+        """Copies in flight; overlapping ones are in separate rows."""
         lanes = defaultdict(list)  # SM -> rows
         for some in self._together(sorted(records, key=lambda r: (r.sm, r.begins))):
             r, ends = some[0], max(r.ends for r in some)
@@ -201,7 +201,7 @@ class Timeline:
             rows = lanes[r.sm]
             row = next((row for row in rows if row.slices[-1].ends <= s.begins), None)
             if row is None:
-                row = Row(f"copies on their way {len(rows)}", "copy", r.sm, "", [])
+                row = Row(f"copies in flight {len(rows)}", "copy", r.sm, "", [])
                 rows.append(row)
             row.slices.append(s)
         return [row for rows in lanes.values() for row in rows]
@@ -247,8 +247,8 @@ class Timeline:
             json.dump(self.trace(), file)
 
     def html(self, begins=None, ends=None, sm=0):
-        """A page that needs nothing beside it: what the roles of an SM do from clock to clock; left out, a turn of its
-        ring of stages in the middle of the launch."""
+        """A self-contained page: what the roles of an SM do from clock to clock; by default during one turn of the
+        ring of stages, in the middle of the launch."""
         from kda.simulator.timing.pages import page
 
         return page([self], begins, ends, sm)

@@ -1,4 +1,4 @@
-"""Barriers by name, and rings of stages.  No cutlass but in what a kernel calls.
+"""Barriers by name, and rings of stages.  Only functions that a kernel calls use cutlass.
 
 A named barrier of the hardware has an id (0 is `sync_threads`) and a number of threads that meet there.  A ring has one
 mbarrier `full` and one `empty` for each stage: chunk c lies in stage c mod stages, for the (c div stages)-th time.

@@ -69,7 +69,7 @@ class ComposeConfig(Launched):
     h0: str | None
     v_first: bool
     begun: bool = False                      # first segments began with the states that enter sequences: no M of theirs
-    ht: bool = False                         # the state that leaves the last segment, too
+    ht: bool = False                         # also the state that leaves the last segment
     back: bool = False                       # gradients of states, from the last segment to the first
 
     @property
@@ -120,7 +120,7 @@ class TablesArguments(Arguments):
 class TablesConfig(Launched):
     offsets: str                             # dtype of cu_seqlens
     rows: int = C                            # of a chunk
-    segments: bool = True                    # their table is made, too
+    segments: bool = True                    # their table is also made
     arguments = TablesArguments
     threads = THREADS
     shared = 4 * (THREADS // 32)

@@ -150,7 +150,7 @@ class Gate:
             total = Float32(0.0)
             for w in cutlass.range_constexpr(WARPS):
                 if cutlass.const_expr(w == WARPS // 2):
-                    # redundant: it keeps ptxas from loading all sums first, for which there are no registers
+                    # redundant: it keeps ptxas from loading all sums first, which needs too many registers
                     cute.arch.sync_warp()
                 own = load_one(sums + (w * K + thread))
                 store(sums + (w * K + thread), [total])

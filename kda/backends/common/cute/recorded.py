@@ -107,7 +107,7 @@ class GradsOptions(ChunkConfig):
 
     @property
     def sums(self) -> list[str]:
-        """Over channels, of each token: qn . dqn and kn . (-2^x up2) where norms are taken, and b db."""
+        """Over channels, of each token: qn . dqn and kn . (-2^x up2) with l2norms, and b db."""
         return ["q", "k"] * self.norm + ["b"]
 
     @property

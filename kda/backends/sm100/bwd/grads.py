@@ -17,9 +17,9 @@ tokens with each other are of mma.sync, whose operands and accumulators a warp h
 warps share a warp has 16 in turn: their fragments are those of a warpgroup on Hopper.
 
   warps  registers  role  does
-  0-7    232        MATH  a warp has 16 channels: 32 elements a thread of each of three accumulators;  warp 0 issues
+  0-7    224        MATH  a warp has 16 channels: 32 elements a thread of each of three accumulators;  warp 0 issues
                           UMMA's products
-  8-11   40         LOAD  brings what comes next, norms and beta of its tokens, and takes away what was made
+  8-11   56         LOAD  brings what comes next, norms and beta of its tokens, and takes away what was made
 
   pipeline        arrivals                        says
   values_full     128, of LOAD's copies;          do, dv, r, h and dh of a chunk are there
@@ -68,7 +68,7 @@ TENSORS = GradsConfig.arguments.tensors()
 
 
 class Reloaded:
-    """The kernel's arguments; addresses of tensors come out of shared memory wherever they are asked for.  Parameters
+    """The kernel's arguments; addresses of tensors come out of shared memory wherever they are used.  Parameters
     ptxas loads once, and then keeps in local memory."""
 
     def __init__(self, x, s):

@@ -84,7 +84,7 @@ class Walk(Walker):
                 elif cutlass.const_expr(c.dh0 is not None) and first:
                     self.leave(x.dh0, n * x.HV + head, c.v_first)
                 umma.fence_before_thread_sync()
-            cute.arch.sync_threads()                                           # nobody needs tensor memory
+            cute.arch.sync_threads()                                           # tensor memory is unused
             if warp == 0:
                 umma.free(TMEM)
 

@@ -186,7 +186,7 @@ class Consumer:
 
     @cute.jit
     def load_v(self, x, shared, at, thread, i, chunk):
-        """Asks for rows of v of chunk i, if there is one, by 64 threads; zeros in a transition's walk."""
+        """Requests rows of v of chunk i, if there is one, by 64 threads; zeros in a transition's walk."""
         if i * C < at.tokens:
             for j in cutlass.range_constexpr(C // 8):
                 row, piece = own_piece(thread, j)
@@ -196,13 +196,13 @@ class Consumer:
                     store(cute.recast_ptr(to, dtype=Int32), [Int32(0)] * 4)
                 else:
                     copy_16_bytes_later(self.row(x.v.toint(), at.own + piece * 8, token, x.HV), to)
-        # redundant: but in a step; before the first one, all groups are waited for
+        # redundant: except in a step; before the first one, all groups are waited for
         cute.arch.cp_async_commit_group()
 
     @cute.jit
     def wait_for_v(self):
         """This thread's rows of the next chunk are there, for products."""
-        # redundant: but in a step; before the first one, rows of the second chunk could still be on their way
+        # redundant: except in a step; before the first one, rows of the second chunk could still be in flight
         cute.arch.cp_async_wait_group(0)
         cute.arch.fence_proxy("async.shared", space="cta")
 

@@ -93,7 +93,7 @@ class Fused(entry.Entry):
         self.store_minus_one(field_at(shared, SHARED.minus_one))
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
-        umma.fence_after_thread_sync()                                         # behind the allocation
+        umma.fence_after_thread_sync()                                         # after the allocation
         walks = x.N * (2 * x.segments - 1) if cutlass.const_expr(self.c.cut) else x.N
         if warp < FIRST_PRODUCER:
             self.consumer.walk(x, shared, barriers, walks, rank)
@@ -128,7 +128,7 @@ class Fused(entry.Entry):
         if row < C:
             one = [Float32(-1.0) if piece * 8 + e == C + row else Float32(0.0) for e in range(8)]
             store(to + swizzle_128B(row, piece * 8, C) // 2, one)
-        # redundant: each product that reads this stands behind the proxy fence of make_A1, too
+        # redundant: each product that reads this also follows the proxy fence of make_A1
         cute.arch.fence_proxy("async.shared", space="cta")
 
 

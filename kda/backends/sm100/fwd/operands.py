@@ -14,7 +14,7 @@ Where one product makes the pairs, rows are worked on two channels at a time (pa
   0-3    pairs: warps 0, 1 hold A_kk, warps 2, 3 A_qk and then A2
   4-7    KT, 32 channels each, over KG
 
-A program without a chunk clears its share of the rows of o that are no sequence's.
+A program without a chunk clears its share of the rows of o outside every sequence.
 
   barrier           arrivals                says
   done              1, a commit             the product of pairs is there (by halving: of each level)
@@ -120,7 +120,7 @@ class Operands(entry.Entry):
         if cutlass.const_expr(not c.one_product):
             self.pairs.qk_diagonal(*rows[:2], A_kk)
         self.gate.sum_over_warps(rows[2], sums, d)
-        umma.fence_after_thread_sync()                                         # behind the allocation
+        umma.fence_after_thread_sync()                                         # after the allocation
         self.tensor_core.done, self.tensor_core.base_desc, self.tensor_core.first = done, base_desc, load_one(tmem)
         of_k = load(b + WARP_ROWS * warp, WARP_ROWS)
         if cutlass.const_expr(c.one_product):
@@ -149,7 +149,7 @@ class Operands(entry.Entry):
         self.team.meet()                                                       # the tile is there
         if warp == SENDER:
             self.send(to, tile, RECORD_TILE.KT.offset, RECORD_TILE.end)
-            # redundant: the simulator has no next CTA in the place of one that ends
+            # redundant: the simulator starts no next CTA in the shared memory of one that ends
             cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
@@ -157,7 +157,7 @@ class Operands(entry.Entry):
         """Some bytes of the tile to memory, by one warp."""
         with cute.arch.elect_one():
             bulk_store(to + begin, tile + begin, end - begin)
-            # redundant: what waits for it is
+            # redundant: the wait for it is redundant, too
             cute.arch.cp_async_bulk_commit_group()
 
     @cute.jit
@@ -219,7 +219,7 @@ class Operands(entry.Entry):
 
     @cute.jit
     def clear(self, x, begin, tokens, head):
-        """Zeros to o where tokens are no sequence's."""
+        """Clears o of tokens outside every sequence."""
         zero = [Float32(0.0)] * (V // 32)
         for r in cutlass.range_constexpr(WARP_ROWS):
             row = self.team.warp() * WARP_ROWS + r

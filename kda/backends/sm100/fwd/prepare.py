@@ -183,13 +183,13 @@ class Producer:
         tile, full, neighbour = shared + group * GROUP.bytes, full + (CTAS * group + rank), rank ^ 1
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(full)
-            # redundant: its release, not the arrival; the copy itself brings all that the neighbour reads
+            # redundant: its release, not the arrival; the copy itself brings everything the neighbour reads
             cute.arch.mbarrier_arrive_and_expect_tx(full, TILE.end, peer_cta_rank_in_cluster=neighbour)
             bulk_copy_to_neighbour(tile, tile + TILE.bytes, TILE.end, full, neighbour)
 
     @cute.jit
     def clear(self, x, end):
-        """Zeros to o where tokens are no sequence's, a token a warp."""
+        """Clears o of tokens outside every sequence, a token per warp."""
         own = cute.arch.block_idx()[0] * (GROUPS * WARPS) + cute.arch.warp_idx() - FIRST_PRODUCER
         warps, zero = cute.arch.grid_dim()[0] * (GROUPS * WARPS), [Float32(0.0)] * (V // 32)
         for token in cutlass.range(Int32(end) + own, x.T, warps, unroll=1):

@@ -104,7 +104,7 @@ class Record(Walker):
                 elif cutlass.const_expr(c.ht) and tokens == left:              # the last of its sequence
                     self.leave(x.ht, n * x.HV + head, c.v_first)
                 umma.fence_before_thread_sync()
-            cute.arch.sync_threads()                                           # nobody needs tensor memory
+            cute.arch.sync_threads()                                           # tensor memory is unused
             if warp == 0:
                 umma.free(TMEM)
 
@@ -219,7 +219,7 @@ class Record(Walker):
                     to = (x.r if cutlass.const_expr(8 * j < C) else x.o).toint() + (own + column) * 2
                     source = s.rows + swizzle_128B(row + 8 * j, column, N) // 2
                     copy_16_bytes(source, in_global(fast.row(to, token, x.HV * Int32(2 * V)), BFloat16))
-            # redundant: lanes meet in the next load, too, which says nothing of shared memory
+            # redundant: lanes also meet in the next load, which does not order shared memory
             cute.arch.sync_warp()                                              # the warp's columns were read
 
 

@@ -55,7 +55,7 @@ class TensorCore:
                 umma.multiply(product, to, self.base_desc, operands + self.X, operands + y, False)
                 umma.commit(self.done)
         cute.arch.mbarrier_wait(self.done, phase)
-        # redundant: but for the last level, behind which all are loaded
+        # redundant: except for the last level, after which all are loaded
         umma.fence_after_thread_sync()
 
     @cute.jit

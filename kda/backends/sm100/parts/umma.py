@@ -72,8 +72,8 @@ class Product(NamedTuple):
 
 @cute.jit
 def multiply(product: cutlass.Constexpr, d, base_desc, a, b, accumulate: cutlass.Constexpr):
-    """By one thread: issued behind all that it issued before.  `a` and `b` are bytes from the CTA's first.  `base_desc`
-    points to that address / 16, the unit of descriptors, in shared memory: it is loaded anew for every product, so that
+    """By one thread: issued after all that it issued before.  `a` and `b` are bytes from the CTA's first.  `base_desc`
+    points to that address / 16, the unit of descriptors, in shared memory: it is reloaded for every product, so that
     ptxas does not keep the sums from turn to turn of a loop, and spill them."""
     base = load_one(base_desc)
     a, b = base + Uint32(a >> 4), base + Uint32(b >> 4)
@@ -101,7 +101,7 @@ def commit(barrier):
 
 @cute.jit
 def fence_before_thread_sync():
-    """What this thread did with tensor memory comes before what other threads do with it behind the next barrier."""
+    """Orders this thread's accesses to tensor memory before those of other threads after the next barrier."""
     cute.arch.inline_ptx("tcgen05.fence::before_thread_sync;")
 
 

@@ -130,7 +130,7 @@ struct Channel {
     for (int r = 7; r >= 0; --r) sum += row[r], dg2[r] += sum;
     return sum;
   }
-  // The same to the rows behind it, for the warps after.
+  // The same to the rows after it, for later warps.
   __device__ __forceinline__ float pass_on(const float (&row)[8]) {
     float sum = 0.0f;
 #pragma unroll
@@ -297,7 +297,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   s.total[warp][l.lane] = e.total;
   for (int at = threadIdx.x; at < C * C / 4; at += THREADS) {
     const int i = at / (C / 4), j = at % (C / 4) * 4;
-    if (j / 16 > i / 16) continue;  // nobody wrote it
+    if (j / 16 > i / 16) continue;  // never written
     copy16(&s.dA_qk[i][j], dA_qk + tile * (C * C) + 4 * at);
     copy16(&s.dA_kk[i][j], dA_kk + tile * (C * C) + 4 * at);
   }

@@ -1,4 +1,4 @@
-// bwd/wy of one chunk and one value head, but for what meets a state.
+// bwd/wy of one chunk and one value head, except its products with states.
 //
 //   P = A_inv^T @ dv_new;  dv = b P;  db_local = sum_V P v
 //   dA_qk = scale tril(do @ v_new^T);  dA_kk = -strict_tril(P @ v_new^T)

@@ -7,7 +7,7 @@
 // are 3xTF32 into fresh accumulators; the state is kept by IEEE sums.  Left operands (w, qg, kg_t, A_qk) are read by
 // one warp each, through its own ring (stream.cuh); the state and v_new, which all warps read, lie in shared memory.
 //
-// h and v_new are kept where asked for; for a backward (without OUTPUT) h is (K, V), and there is no o.
+// h and v_new are kept on request; for a backward (without OUTPUT) h is (K, V), and there is no o.
 //
 // Two barriers a chunk: the state is there (and v_new was read); v_new is there (and the state was read).
 // Shared memory: rings of SLOTS KiB a warp; state (K, BV + 1) and v_new (C, BV + 1), 8 bytes an element; qg @ h
@@ -82,7 +82,7 @@ __device__ __forceinline__ void walk(Shared& s, const Arguments& x, const Sequen
         shelve(s.v_new, row, 8 * n, v, l);
         if (x.v_new) out.put(x.v_new, n, rows, v);
       }
-    } else if (OUTPUT) {  // laid aside, or a compiler would make it behind the barrier, where v_new is waited for
+    } else if (OUTPUT) {  // put aside; otherwise a compiler would move it after the barrier, where v_new is awaited
 #pragma unroll
       for (int n = 0; n < TILES; ++n) {
         const float* y = mine[n].sum;

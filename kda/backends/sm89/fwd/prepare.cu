@@ -50,7 +50,7 @@ struct Inputs {
   const float *q, *k, *g, *beta, *A_log, *dt_bias;  // q .. beta begin at the chunk's first row
 };
 
-// x, of which a compiler knows nothing: what is made of it is made there, and not held in registers until then.
+// x, opaque to the compiler: its uses are computed there and not held in registers until then.
 __device__ __forceinline__ i64 hidden(i64 x) {
   asm volatile("" : "+l"(x));
   return x;
@@ -60,7 +60,7 @@ struct Tiles {
   float *w, *qg, *kg_t, *u, *A_qk, *gc_last, *w_t, *kg, *A_inv, *of_rows;
 };
 
-// 1 / |q| and 1 / |k| of a warp's rows, and their step sizes: read behind the first slice's barriers.
+// 1 / |q| and 1 / |k| of a warp's rows, and their step sizes: read after the first slice's barriers.
 __device__ __forceinline__ void norms(Shared& s, const Inputs& x, i64 q_stride, i64 HV, int rows, int warp, Lane l) {
   if (NORM) {
     float squares[16] = {};  // q, k
@@ -190,7 +190,7 @@ __device__ __forceinline__ void put_pairs(Shared& s, float (&near)[64], float sc
   for (int n = 0; n < TOP; ++n) put_far(s, FarTile<C / 2>(TOP * warp + n), far[LEVELS - 1 + n].of, scale, l);
 }
 
-// 16 rows and 8 columns of a tile (C, D), and transposed where asked for.
+// 16 rows and 8 columns of a tile (C, D), and transposed on request.
 template <int D>
 __device__ __forceinline__ void put_tile(Tile& tile, float* to, float* transposed, int row, int column, Lane l) {
   tile.finish();
@@ -355,7 +355,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, C == 64 ? 2 : 3)
   if (MADE) inverse<C, P>(s.X, s.A_kk, warp, l);
   const Tiles to = tiles(hidden(tile));
   put_matrices(s, to, saved_A_qk, saved_A_inv, row, HV, rows);
-  // redundant: at V = 64, where v lies over A_kk alone
+  // redundant: at V = 64, where v overlaps only A_kk
   __syncthreads();  // A was read: v takes its place
   of_v.share(s);
   __syncthreads();  // v is there

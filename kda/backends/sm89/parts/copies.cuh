@@ -22,7 +22,7 @@ __device__ __forceinline__ void copy_rows(float (*to)[PITCH], const float* from,
 
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// All groups but the last `still` are there, for the thread that asked for them.
+// All groups but the last `still` are there, for the thread that requested them.
 template <int still>
 __device__ __forceinline__ void wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(still) : "memory");

@@ -71,7 +71,7 @@ __device__ __forceinline__ void inverse(float (*X)[P], const float (*A_kk)[P], i
   __syncthreads();
   if (C == 64) {
     join<C / 2, C, P>(X, A_kk, warp, l);
-    // redundant: in a forward that saves nothing, which reads X behind the next barrier
+    // redundant: in a forward that saves nothing, which reads X after the next barrier
     __syncthreads();
   }
 }

@@ -1,10 +1,10 @@
 // Left operands, each read by one warp alone, on their way from global memory through a ring of the warp's own; right
 // ones in shared memory, in their parts: of rows 2 r and 2 r + 1 both hi, then both lo.
 //
-// A stage is a tile (16, 16) of a row-major matrix, 1 KiB: lane 4 g + t asks for columns 4 t .. 4 t + 3 of rows g and
-// g + 8 and reads back what it asked for itself, so there is no barrier; for mma they are k t and t + 4 of two steps.
-// Stages come in batches.  When the first of a batch is taken, all of it goes to registers and the one after the next
-// is asked for in its place, so two are on their way, in the chunk that comes next if need be.
+// A stage is a tile (16, 16) of a row-major matrix, 1 KiB: lane 4 g + t requests columns 4 t .. 4 t + 3 of rows g and
+// g + 8 and reads back only its own copies, so there is no barrier; for mma they are k t and t + 4 of two steps.
+// Stages come in batches.  When the first of a batch is used, all of it goes to registers and the one after the next
+// is requested into its place, so two are in flight, reaching into the next chunk if necessary.
 //
 // Not in registers alone: a warp counts its loads together, and who waits for one waits for the youngest.
 #pragma once
@@ -32,7 +32,7 @@ struct Part {
   }
 };
 
-// Stages of three matrices, chunk after chunk, taken in the order of their numbers; an even number of batches a chunk,
+// Stages of three matrices, chunk after chunk, used in the order of their numbers; an even number of batches a chunk,
 // of MOST stages or fewer.
 template <int MOST, typename First, typename Second, typename Third>
 struct Stream {

@@ -70,7 +70,7 @@ def product_mma(of_a: cutlass.Constexpr = OperandMajorMode.K):
 
 @cute.jit
 def issue_product(acc, a, b, of_a: cutlass.Constexpr = OperandMajorMode.K, fenced: cutlass.Constexpr = True):
-    """acc = a @ b^T of views in shared memory, in no group yet; nobody has touched acc since a fence, or at all."""
+    """acc = a @ b^T of views in shared memory, in no group yet; acc is untouched since a fence, or unused."""
     mma = product_mma(of_a)
     part = mma.get_slice(0)
     issue(mma, acc, mma.make_fragment_A(part.partition_A(a)), mma.make_fragment_B(part.partition_B(b)), False, fenced)
@@ -111,7 +111,7 @@ class Math(Rows):
         h, dh = [self.own_channels(states) for states in (s.h, s.dh)]
         issue_product(up1, h, do, OperandMajorMode.MN)
         issue_product(up2, h, dv, OperandMajorMode.MN)
-        # redundant: its place; else they are of the next group, which is waited for as well
+        # redundant: its place; otherwise they belong to the next group, which is waited for as well
         warpgroup.commit_group()
         through_state = self.sums_of_states(s)
         warpgroup.wait_group(1)

@@ -156,7 +156,7 @@ class Walk(entry.Entry):
 
     @cute.jit
     def step(self, S, operand, tile, rows_of_do, rows_of_dv):
-        """From dh that leaves a chunk to that which enters it, rounded, too, and to dv in shared memory."""
+        """From dh that leaves a chunk to dh that enters it, also rounded, and to dv in shared memory."""
         c, lane = self.c, cute.arch.lane_idx()
         standing = OperandMajorMode.MN
         mma, mma_C, mma_S = register_mma(C, OperandMajorMode.K), register_mma(C, standing), register_mma(c.K, standing)
@@ -173,7 +173,7 @@ class Walk(entry.Entry):
             for e in cutlass.range_constexpr(8):
                 flat[block * 8 + e] = flat[block * 8 + e] * d[e // 4 * 2 + e % 2]
         multiply(mma_S, S, do, self.rows(tile, QG), accumulate=True)
-        # redundant: its place; else they are of the next group, which is waited for as well
+        # redundant: its place; otherwise they belong to the next group, which is waited for as well
         warpgroup.commit_group()
         warpgroup.wait_group(1)
         # dv^T = z^T @ T'

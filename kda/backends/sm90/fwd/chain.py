@@ -87,7 +87,7 @@ class Chain(entry.Entry):
 
     @cute.jit
     def leave(self, x, S, n, p, head, strip, last, of_M):
-        """The state behind the segment's last token."""
+        """The state after the segment's last token."""
         c = self.c
         if cutlass.const_expr(c.carry):
             if of_M:

@@ -160,13 +160,13 @@ class Producer:
         of_tile = self.chunk.tile
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(full)
-            # redundant: its release, not the arrival; the copy itself brings all that the neighbour reads
+            # redundant: its release, not the arrival; the copy itself brings everything the neighbour reads
             cute.arch.mbarrier_arrive_and_expect_tx(full, of_tile.end, peer_cta_rank_in_cluster=neighbour)
             bulk_copy_to_neighbour(tile, tile + of_tile.bytes, of_tile.end, full, neighbour)
 
     @cute.jit
     def clear(self, x, end, head):
-        """Zeros to o where tokens are no sequence's, a row a warp."""
+        """Clears o of tokens outside every sequence, a row per warp."""
         V, group = self.c.V, self.team.number()
         rank, y, z = cute.arch.block_idx()
         n, N, heads = z, cute.arch.grid_dim()[2], Int32(1)
@@ -253,7 +253,7 @@ class Consumer:
 
     @cute.jit
     def load_v(self, x, rows_of_v, own, i, tokens, walked):
-        """Asks for rows of v of chunk i, if there is one: a group of copies either way."""
+        """Requests rows of v of chunk i, if there is one: one group of copies either way."""
         if i * C < tokens:
             for j in cutlass.range_constexpr(2):
                 row, column = own_piece(j)

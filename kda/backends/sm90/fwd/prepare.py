@@ -10,7 +10,7 @@ are those of common/cute/gate.py, pairs.py and inverse.py.
 What is kept has a row for each token, (tokens, HV, kept_C).  Of a chunk of 64 this one is a half, and `pairs` adds what
 lies between halves.
 
-A program without a chunk clears its share of the rows of o that are no sequence's.
+A program without a chunk clears its share of the rows of o outside every sequence.
 
   barrier           threads  says
   0                 256      the sums of each warp's rows are there;  those before each warp;  both operands (by
@@ -108,7 +108,7 @@ class Prepare(entry.Entry):
 
     @cute.jit
     def clear(self, x, begin, tokens, head):
-        """Zeros to o where tokens are no sequence's."""
+        """Clears o of tokens outside every sequence."""
         V = self.c.V
         zero = [Float32(0.0)] * (V // 32)
         for r in cutlass.range_constexpr(WARP_ROWS):

@@ -45,7 +45,7 @@ class State:
 
     @cute.jit
     def issue_PO(self, operand, tile):
-        """[P; O] of a chunk, not waited for: a product with 32 columns would take as long as one with 64."""
+        """[P; O] of a chunk, not awaited: a product with 32 columns would take as long as one with 64."""
         mma, rows = register_mma(self.c.rows, OperandMajorMode.K), (self.c.rows, self.c.K)
         PO = accumulator(mma, (COLUMNS, self.c.rows))
         of_k_and_q = cute.local_tile(wide_view(tile, 2 * C, self.c.K), rows, (0, 0))
@@ -63,7 +63,7 @@ class State:
 
     @cute.jit
     def update(self, S, operand, PO, tile, words_of_v, rows_of_o, rows_of_r=None):
-        """From P and O of a chunk to the state after it, rounded, too, and to o and r in shared memory."""
+        """From P and O of a chunk to the state after it, also rounded, and to o and r in shared memory."""
         c, lane = self.c, cute.arch.lane_idx()
         standing = OperandMajorMode.MN
         mma, mma_V = register_mma(C, OperandMajorMode.K), register_mma(C, standing)
@@ -238,7 +238,7 @@ def round_to(operand, acc):
 
 @cute.jit
 def compute_now(operand):
-    """An empty statement that reads the operand: NVVM would round it behind the next wait."""
+    """An empty statement that reads the operand: NVVM would round it after the next wait."""
     words = cute.recast_tensor(cute.coalesce(operand), Uint32)
     compute_words_now([words[w] for w in range(cute.size(words))])
 

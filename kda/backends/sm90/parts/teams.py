@@ -56,6 +56,6 @@ class Group:
 
     @cute.jit
     def meet_first_four(self):
-        # redundant: warp 0 has a proxy fence of its own in front of the copy; a writer's own is the documented use
+        # redundant: warp 0 has its own proxy fence before the copy; the documented use is one per writer
         cute.arch.fence_proxy("async.shared", space="cta")                     # A_qk is in the tile
         GROUP_FIRST_FOUR.sync(self.number())

@@ -24,7 +24,7 @@ from ..parts.sequences import chunk_place, clear_rows
 
 @triton.constexpr_function
 def AT_ONCE(K, BK, dtype):
-    """Channels that are loaded before the first are used; float32 would take twice as long to build."""
+    """Channels that are loaded before the first are used; float32 would need twice as long to build."""
     return 2 * BK if dtype.primitive_bitwidth == 16 and K % (2 * BK) == 0 else BK
 
 
@@ -222,7 +222,7 @@ def prepare(
     """A row of T tokens has `chunks` chunks.
 
     MODE  "forward": A_qk, w, u, qg, kg, gc_last.  "backward": A_inv and the norms too.  "saved": A_qk and A_inv are
-          there, the rest is made anew.  "sums": gc and the norms alone.
+          there, the rest is recomputed.  "sums": gc and the norms alone.
     A program without a chunk clears o, where it is given, in its share of the tokens past the last sequence.
     """
     chunk, head = tl.program_id(0) // HV, tl.program_id(0) % HV

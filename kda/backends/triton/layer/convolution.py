@@ -21,7 +21,7 @@ NEVER: tl.constexpr = tl.constexpr(2**31 - 1)
 
 @triton.jit
 def first_of(starts, t, tokens, T):
-    """The first token of the sequence of t; behind all tokens there is none."""
+    """The first token of the sequence of t; past all tokens: no sequence."""
     if starts is None:
         first = tl.where(t < tokens, t // T * T, NEVER)
     else:

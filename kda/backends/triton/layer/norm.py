@@ -1,4 +1,4 @@
-"""The gated RMSNorm behind KDA, and the way back.  Rows of V channels, those of one token and head.
+"""The gated RMSNorm after KDA, and its backward.  Rows of V channels, those of one token and head.
 
   y = n w sigmoid(gate),  n = x / sqrt(mean(x^2) + eps)
 

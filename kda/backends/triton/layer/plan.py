@@ -59,7 +59,7 @@ def recipe(function: str, tensors: Mapping[str, str | None], numbers: Mapping[st
 
 @functools.lru_cache(maxsize=1024)
 def convolution(kernel: str, dtypes: tuple[tuple[str, str | None], ...], channels: int, host: Host) -> Recipe:
-    """Of x, weight, bias, state, starts, numbers, cu_seqlens: those that the kernel takes."""
+    """Of x, weight, bias, state, starts, numbers, cu_seqlens: those that the kernel reads."""
     given = dict(dtypes)
     x, state = given["x"], given["state"]
     own = {
@@ -109,5 +109,5 @@ def run_of(tokens: int, blocks: int, sms: int) -> int:
 
 
 def norm_programs(tiles: int, sms: int) -> int:
-    """Of the way back through the norm, which take the tiles in turns."""
+    """Programs of the norm's backward, which process the tiles in turns."""
     return min(tiles, 4 * sms)

@@ -58,6 +58,6 @@ def settled(x):
 
 @triton.jit
 def load_float(pointers):
-    """tl.load in whatever layout: Triton takes seconds to find one for a hundred loads that hang together."""
+    """tl.load in any layout: Triton needs seconds to find one for a hundred dependent loads."""
     return tl.inline_asm_elementwise("ld.global.f32 $0, [$1];", "=f,l", [pointers], dtype=tl.float32, is_pure=False,
                                      pack=1)  # fmt: skip

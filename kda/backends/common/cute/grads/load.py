@@ -26,7 +26,7 @@ LOADERS = 32 * LOAD_WARPS
 
 @cute.jit
 def tile_at(pointer, elements):
-    """A pointer to where a swizzle begins anew."""
+    """A pointer to the start of a swizzle pattern."""
     return cute.make_ptr(BFloat16, (pointer + elements).toint(), pointer.memspace, assumed_align=1024)
 
 
@@ -78,13 +78,13 @@ class Loader:
             rows = self.c.rows_of_values[name]
             self.load_tokens(source, (begin * x.HV + head) * V, x.HV * V, tokens, to, rows)
         if self.thread() == 0:
-            # redundant: its release, not the arrival; what this thread has copied arrives by itself
+            # redundant: its release, not the arrival; this thread's copies arrive by themselves
             cute.arch.mbarrier_arrive_and_expect_tx(s.values_full, 2 * BF16 * V * K)
             of_state = (Int64(chunk) * x.HV + head) * (K * V)
             for source, to in ((x.h, s.h), (x.dh, s.dh)):
                 bulk_copy(to, source + of_state, BF16 * V * K, s.values_full)
         arrive_when_copied(s.values_full)
-        # redundant: but in the loop; before it, all groups are waited for
+        # redundant: except in the loop; before it, all groups are waited for
         cute.arch.cp_async_commit_group()
 
     @cute.jit
@@ -98,7 +98,7 @@ class Loader:
 
     @cute.jit
     def loaded(self, x, begin):
-        """The first token that is read: an item of no sequence may begin behind all of them."""
+        """The first token that is read: an item outside every sequence may begin after all tokens."""
         if cutlass.const_expr(self.c.packed):
             begin = cutlass.min(begin, Int64(x.T) - 1)
         return begin
@@ -122,7 +122,7 @@ class Loader:
         ):  # fmt: skip
             if cutlass.const_expr(field in self.c.rows.fields):
                 self.load_tokens(source, (begin * heads + own) * K, heads * K, tokens, self.field(rows, field))
-        # redundant: but for the first item, and for q; all that MATH reads arrives with the values as well
+        # redundant: except for the first item and for q; everything MATH reads also arrives with the values
         cute.arch.cp_async_commit_group()
 
     @cute.jit
@@ -188,7 +188,7 @@ class Loader:
 
     @cute.jit
     def clear(self, x, begin, tokens, head):
-        """Zeros where tokens are no sequence's; dv has them."""
+        """Zeros for tokens outside every sequence; dv has them."""
         thread, zero = self.thread(), Float32(0.0)
         for to in (x.dq, x.dk, x.dg):
             for j in cutlass.range_constexpr(self.passes):

@@ -1,4 +1,4 @@
-"""MATH of bwd/grads between and behind its products: formulas are those of an arch's bwd/grads.py.
+"""MATH of bwd/grads between and after its products: formulas are those of an arch's bwd/grads.py.
 
 A lane's elements of an accumulator (channels, tokens) are those of fragments of mma.sync (places.at_element); products
 leave them in registers.  `of_tokens` has 1 / |q|, 1 / |k| and b of each token.
@@ -52,12 +52,12 @@ class Rows:
 
     @cute.jit
     def put_aside(self, xs):
-        """x of all elements, until they are asked for step by step (`from_middle`)."""
+        """x of all elements, until they are used step by step (`from_middle`)."""
         return xs
 
     @cute.jit
     def from_middle(self, x, xs, b: cutlass.Constexpr):
-        """x of step b, of which exponentials are made again: kept ones would be 64 registers."""
+        """x of step b, whose exponentials are computed again: kept ones would take 64 registers."""
         return [xs[8 * b + j] + x.zero for j in range(8)]
 
     @cute.jit

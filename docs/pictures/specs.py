@@ -1,0 +1,317 @@
+"""What the pictures of kernels show beside their configurations: who hands what to whom, and the steps of warps that
+work together.  `Kernel` refuses a configuration whose mbarriers are not those of its picture.
+"""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import kda
+from kda.backends.common.cute.fields import Struct
+from kda.backends.sm90 import configs as sm90
+from kda.backends.sm90 import plan as sm90_plan
+from kda.backends.sm100 import configs as sm100
+from kda.backends.sm100 import plan as sm100_plan
+from kda.problem import Problem
+
+SMEM_LIMIT = 227 << 10                       # bytes that a CTA of both archs may have
+TMEM_COLUMNS = sm100.TMEM
+NO_BARRIERS = {"places", "tensors"}          # 64-bit fields that are none
+BACKENDS = pathlib.Path(kda.__file__).parent / "backends"
+
+
+@dataclass(frozen=True)
+class Node:
+    column: int
+    row: int
+    says: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Edge:
+    """An arrow; `mbarrier` names the fields of the configuration that it stands for, if there are any."""
+
+    start: str
+    end: str
+    label: str
+    mbarrier: str = ""
+
+
+@dataclass(frozen=True)
+class Columns:
+    name: str
+    begin: int
+    columns: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """The call in the simulator that launches a kernel."""
+
+    arch: str
+    backend: str
+    T: int
+    H: int
+    step: bool = False                       # forward and backward, all kept
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    name: str
+    title: str
+    config: Any
+    call: Call
+    window: str                              # what the picture of its time shows
+    nodes: dict[str, Node] = field(default_factory=dict)
+    edges: tuple[Edge, ...] = ()
+    frames: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    steps: tuple[Any, ...] = ()              # of ((first warp, last, what they do), ...), or a barrier's name
+    steps_title: str = ""
+    warps: int = 8
+    registers: dict[str, int] = field(default_factory=dict)
+    inner: dict[str, Struct] = field(default_factory=dict)
+    tmem: tuple[Columns, ...] = ()
+    ring: str = ""                           # the mbarrier whose phases bound the window; "": the life of a CTA
+    turns: int = 1
+    ctas: int = 1                            # per SM
+
+    def __post_init__(self) -> None:
+        there = {n for n, f in self.config.struct.fields.items() if f.dtype == "int64"} - NO_BARRIERS
+        shown = {name for edge in self.edges for name in edge.mbarrier.split()}
+        if self.nodes and there != shown:
+            raise ValueError(f"{self.name}: mbarriers {sorted(there)}, the picture shows {sorted(shown)}")
+        unknown = {name.partition(":")[0] for name in self.nodes} - set(self.config.roles)
+        roles = set(self.config.roles) - {name.partition(":")[0] for name in self.nodes}
+        if self.nodes and roles:
+            raise ValueError(f"{self.name}: no node for {sorted(roles)}; there are {sorted(unknown)}")
+
+
+def constant(file: str, name: str) -> Any:
+    """A module's constant, read from its source: kernels import cutlass, pictures need none."""
+    for statement in ast.parse((BACKENDS / file).read_text()).body:
+        if isinstance(statement, ast.Assign):
+            names = [t for target in statement.targets for t in getattr(target, "elts", [target])]
+            if name in [getattr(n, "id", "") for n in names]:
+                values = ast.literal_eval(statement.value)
+                return values[[n.id for n in names].index(name)] if len(names) > 1 else values
+    raise ValueError(f"{file} has no constant {name}")
+
+
+def problem(T: int, H: int, **more: Any) -> Problem:
+    return Problem(
+        T=T, H=H, HV=H, gate="bounded", lower_bound=-5.0, A_log=True, dt_bias=True, beta="sigmoid", qk_l2norm=True,
+        g_dtype="bfloat16", final_state=True, **more,
+    )  # fmt: skip
+
+
+# ---- Hopper
+
+H32, H64 = problem(512, 32), problem(1024, 64)
+STEP = problem(1024, 32, disable_recompute=True)
+SMS = 132                                    # of an H200
+FORWARD32, FORWARD64 = Call("sm_90a", "sm90", 512, 32), Call("sm_90a", "sm90", 1024, 64)
+SM90_STEP = Call("sm_90a", "sm90", 1024, 32, step=True)
+
+chain, recorded = sm90_plan.plan(H32, SMS).chain, sm90_plan.recorded_plan(STEP, SMS)
+sm90_fused = sm90_plan.plan(H64, SMS).fused
+sm90_grads: Any = recorded.grads
+CHAIN, PREPARE = (constant("sm90/fwd/fused.py", f"{role}_REGISTERS") for role in ("CHAIN", "PREPARE"))
+MATH, LOAD = constant("sm90/bwd/grads.py", "REGISTERS")[sm90_grads.panels]
+
+OF_A_WARP_EACH = "each warp: rows of q, k, g, norms, gate, sums over its rows"
+MAKE_CHUNK = (
+    [(0, 7, OF_A_WARP_EACH)], "the sums of each warp are there",
+    [(0, 3, "sums before each warp")], "sums are there",
+    [(0, 7, "operands of products: exponentials, rounded to bfloat16")],
+)  # fmt: skip
+
+
+def fused_nodes(stages: str, tensor_core: bool) -> dict[str, Node]:
+    found = {}
+    for cta, (outer, inner) in enumerate(((0, 1), (3, 2))):
+        at = f": CTA {cta}"
+        found |= {
+            f"PREPARE 0{at}": Node(outer, 0, ("chunks 4i" + " + 1" * cta,)),
+            f"PREPARE 1{at}": Node(outer, 1, (f"chunks 4i + {2 + cta}",)),
+            f"stages 0, 1{at}": Node(inner, 0, (stages,)), f"stages 2, 3{at}": Node(inner, 1, (stages,)),
+            f"CHAIN{at}": Node(inner, 2, (f"columns {64 * cta}-{64 * cta + 63}", "of the state")),
+        }  # fmt: skip
+        if tensor_core:
+            found[f"tensor core{at}"] = Node(outer, 2, ("products",))
+    return found
+
+
+def fused_edges(tensor_core: bool) -> tuple[Edge, ...]:
+    found = []
+    for cta in (0, 1):
+        at = f": CTA {cta}"
+        for group in (0, 1):
+            own, stages = f"PREPARE {group}{at}", f"stages {2 * group}, {2 * group + 1}{at}"
+            other = stages.replace(at, f": CTA {1 - cta}")
+            stage = 2 * group + cta
+            found += [Edge(own, stages, f"tile, stage {stage}"), Edge(stages, own, f"empty[{stage}]: 8", "empty")]
+            found += [Edge(stages, other, f"stage {stage}: copy")]
+        stages = f"stages 2, 3{at}"
+        found += [Edge(stages, f"CHAIN{at}", "full: 1", "full"), Edge(f"CHAIN{at}", stages, "empty: 8")]
+        if tensor_core:
+            core = f"tensor core{at}"
+            found += [
+                Edge(core, f"CHAIN{at}", "out: commit", "out"), Edge(core, f"CHAIN{at}", "added: commit", "added"),
+                Edge(core, f"PREPARE 1{at}", "pairs_done, WQ_done", "pairs_done WQ_done"),
+            ]  # fmt: skip
+    return tuple(found)
+
+
+def frames(nodes: dict[str, Node]) -> dict[str, tuple[str, ...]]:
+    return {f"CTA {cta}": tuple(name for name in nodes if name.endswith(f"CTA {cta}")) for cta in (0, 1)}
+
+
+def walk_nodes(role: str, reads: str, does: tuple[str, ...], maker: str = "prepare") -> dict[str, Node]:
+    return {
+        "global memory": Node(0, 0, (f"tiles from {maker},", reads)),
+        "LOAD": Node(1, 0, ("a tile by one bulk copy,", f"{reads} in pieces of 16 bytes")),
+        role: Node(2, 0, does),
+    }  # fmt: skip
+
+
+def walk_edges(role: str, reads: str, empty: str) -> tuple[Edge, ...]:
+    return (
+        Edge("global memory", "LOAD", f"tiles, {reads}"),
+        Edge("LOAD", role, "full: 33 + bytes", "full"),
+        Edge(role, "LOAD", f"empty: {empty}", "empty"),
+    )
+
+
+GRADS_EDGES = (
+    Edge("global memory", "LOAD", "inputs"), Edge("LOAD", "global memory", "gradients"),
+    Edge("LOAD", "MATH", "values_full: 129", "values_full"), Edge("MATH", "LOAD", "values_empty: 8", "values_empty"),
+    Edge("LOAD", "MATH", "rows_full[2]: 128", "rows_full"), Edge("MATH", "LOAD", "rows_done[2]: 8", "rows_done"),
+)  # fmt: skip
+GRADS_NODES = {
+    "global memory": Node(0, 0, ("q, k, g, beta", "do, dv, r, h, dh", "-> dq, dk, dg, dbeta")),
+    "LOAD": Node(1, 0, ("brings the next item,", "norms and beta;", "takes results away")),
+    "MATH": Node(2, 0, ("64 channels per four warps:", "products, masks, sums,", "gradients over q, k, g")),
+}
+FUSED90, FUSED100 = fused_nodes("own tile, and copy", False), fused_nodes("own tile, and copy", True)
+
+SM90 = [
+    Kernel(
+        "sm90_prepare", "prepare", recorded.prepare, SM90_STEP, "one CTA's life", ctas=3,
+        steps=(
+            *MAKE_CHUNK, "operands are there",
+            [(0, 3, "one product: [A_kk; A_qk]"), (4, 7, "zeros right of kept blocks")], "A_kk is there",
+            [(0, 0, "inverse")],
+        ), steps_title="Warps of a CTA",
+    ),
+    Kernel(
+        "sm90_chain", "chain", chain, FORWARD32, "one turn of the ring of stages", inner={"tiles": sm90.tile(128)},
+        nodes=walk_nodes("CHAIN", "rows of v", ("S^T in registers; all products", "o to global memory")),
+        edges=walk_edges("CHAIN", "v", "4"), ring="full[0]", frames={"CTA": ("LOAD", "CHAIN")},
+    ),
+    Kernel(
+        "sm90_fused", "fused", sm90_fused, FORWARD64, "four chunks, CTA 0", nodes=FUSED90, edges=fused_edges(False),
+        frames=frames(FUSED90), registers={"CHAIN": CHAIN, "PREPARE": PREPARE}, ring="full[0]",
+        inner={"groups": sm90_fused.group, "tile": sm90.tile(128), "neighbour": sm90.tile(128)},
+        steps=(*MAKE_CHUNK, "operands are there", [(0, 3, "one product: [A_kk; A_qk]"), (7, 7, "prefetch")],
+               "A_kk is there", [(0, 0, "inverse, copy")]),
+        steps_title="Warps of a PREPARE",
+    ),
+    Kernel(
+        "sm90_walk", "walk", recorded.walk, SM90_STEP, "one turn of the ring of stages",
+        inner={"tiles": sm90.tile(128)}, ring="full[0]", frames={"CTA": ("LOAD", "WALK")},
+        nodes=walk_nodes("WALK", "rows of do", ("dh^T in registers; all products", "dv and dh to global memory")),
+        edges=walk_edges("WALK", "do", "4"),
+    ),
+    Kernel(
+        "sm90_grads", "grads", sm90_grads, SM90_STEP, "one chunk of 64 tokens", nodes=GRADS_NODES, edges=GRADS_EDGES,
+        registers={"MATH": MATH, "LOAD": LOAD}, inner={"rows": sm90_grads.rows}, ring="values_full",
+        frames={"CTA": ("LOAD", "MATH")},
+    ),
+]  # fmt: skip
+
+
+# ---- Blackwell
+
+B74 = problem(1024, 74)
+BLACKWELL_SMS = 148
+SM100_FORWARD, SM100_STEP = Call("sm_100a", "sm100", 1024, 74), Call("sm_100a", "sm100", 1024, 32, step=True)
+sm100_recorded = sm100_plan.recorded_plan(STEP, BLACKWELL_SMS)
+sm100_grads: Any = sm100_recorded.grads
+MATH100, LOAD100 = (constant("sm100/bwd/grads.py", f"{role}_REGISTERS") for role in ("MATH", "LOAD"))
+Of, OfRecord, OfGrads = sm100.Columns, sm100.RecordColumns, sm100.GradsColumns
+IN_STAGES = {"stages": sm100.STAGE, "tile": sm100.RECORD_TILE}
+CORE = Node(2, 1, ("products, issued by warp 0",))
+OF_THE_TENSOR_CORE = (
+    Edge("tensor core", "WALK", "out: commit", "out"), Edge("tensor core", "WALK", "added: commit", "added"),
+)  # fmt: skip
+
+SM100 = [
+    Kernel(
+        "sm100_fused", "fused", sm100_plan.plan(B74, BLACKWELL_SMS, None).fused, SM100_FORWARD, "four chunks, CTA 0",
+        nodes=FUSED100, edges=fused_edges(True), frames=frames(FUSED100), ring="full[0]",
+        inner={"groups": sm100.GROUP, "tile": sm100.TILE, "neighbour": sm100.TILE, "items": sm100.ITEM},
+        steps=(
+            *MAKE_CHUNK, "operands are there",
+            [(0, 3, "A_kk, A_qk out of tensor memory"), (4, 7, "wait for WQ_done")], "A_kk is there",
+            [(0, 0, "inverse")], "TB is there",
+            [(2, 3, "A_qk TB")], "A1 is there",
+            [(0, 0, "issue WQ"), (4, 7, "WQ to the tile; warp 4: to both CHAINs")],
+        ), steps_title="Warps of a PREPARE",
+        tmem=(
+            Columns("[v_new; o], even", Of.out, 64), Columns("odd", Of.out + 64, 64), Columns("S", Of.S, 64),
+            Columns("pairs 0", Of.pairs, 32), Columns("pairs 1", Of.pairs + 32, 32),
+            Columns("WQ of PREPARE 0", Of.WQ, 128), Columns("WQ of PREPARE 1", Of.WQ + 128, Of.end - Of.WQ - 128),
+        ),
+    ),
+    Kernel(
+        "sm100_operands", "operands", sm100_recorded.prepare, SM100_STEP, "one CTA's life", ctas=3,
+        inner={"tile": sm100.RECORD_TILE},
+        steps=(
+            *MAKE_CHUNK, "operands are there",
+            [(0, 3, "product of pairs (warp 0 issues); A_kk, A_qk"), (7, 7, "send KQ")], "A_kk is there",
+            [(0, 0, "T'")], "T' is there",
+            [(1, 1, "free TMEM"), (2, 3, "A2"), (4, 7, "KT = T'^T KG, 32 channels per warp")], "the tile is there",
+            [(7, 7, "send rest")],
+        ), steps_title="Warps of a CTA", tmem=(Columns("[A_kk; A_qk]", 0, sm100_recorded.prepare.columns),),
+    ),
+    Kernel(
+        "sm100_record", "record", sm100_recorded.record, SM100_STEP, "one turn of the ring of stages",
+        inner=IN_STAGES, ring="full[0]", frames={"CTA": ("LOAD", "CHAIN", "EPILOGUE", "tensor core")},
+        nodes=walk_nodes("CHAIN", "rows of v", ("rounds and decays S, rounds X", "h to global memory"), "operands")
+        | {"EPILOGUE": Node(1, 1, ("r and o, rounded,", "to global memory")), "tensor core": CORE},
+        edges=(
+            *walk_edges("CHAIN", "v", "commit"),
+            Edge("tensor core", "CHAIN", "out: commit", "out"), Edge("tensor core", "CHAIN", "added: commit", "added"),
+            Edge("tensor core", "EPILOGUE", "done[2]: commit", "done"),
+            Edge("EPILOGUE", "tensor core", "read[2]: 4", "read"),
+        ),
+        tmem=(Columns("S (K, V)", OfRecord.S, 128), Columns("[r | o], even", OfRecord.out, 64),
+              Columns("[r | o], odd", OfRecord.out + 64, 64)),
+    ),
+    Kernel(
+        "sm100_walk", "walk", sm100_recorded.walk, SM100_STEP, "one turn of the ring of stages",
+        inner=IN_STAGES, ring="full[0]", frames={"CTA": ("LOAD", "WALK", "tensor core")},
+        nodes=walk_nodes("WALK", "rows of do", ("rounds and decays dh, rounds dv", "dv and dh to global memory"),
+                         "operands")
+        | {"tensor core": CORE},
+        edges=(*walk_edges("WALK", "do", "commit"), *OF_THE_TENSOR_CORE),
+        tmem=(Columns("dh (K, V)", OfRecord.S, 128), Columns("dv", OfRecord.out, 32)),
+    ),
+    Kernel(
+        "sm100_grads", "grads", sm100_grads, SM100_STEP, "one chunk of 64 tokens",
+        nodes=GRADS_NODES | {"tensor core": CORE}, ring="values_full",
+        edges=(*GRADS_EDGES, Edge("tensor core", "MATH", "products[2]: commit", "products")),
+        registers={"MATH": MATH100, "LOAD": LOAD100}, inner={"rows": sm100_grads.rows},
+        frames={"CTA": ("LOAD", "MATH", "tensor core")},
+        tmem=(
+            Columns("G", OfGrads.G, 64), Columns("up1", OfGrads.up1, 64), Columns("up2", OfGrads.up2, 64),
+            Columns("down", OfGrads.down, 64), Columns("x", OfGrads.x, 64), Columns("Qu", OfGrads.Qu, 32),
+            Columns("Ku", OfGrads.Ku, 32), Columns("Kd", OfGrads.Kd, OfGrads.end - OfGrads.Kd),
+        ),
+    ),
+]  # fmt: skip
+
+KERNELS = SM90 + SM100
