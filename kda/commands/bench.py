@@ -25,7 +25,7 @@ from kda.measure.shapes import DIRECTIONS, SHAPES, Shape, too_large
 
 from .bench_asked import CannotJudge, both, ms, problem_of, shapes_asked, spec_of, ways
 from .options import known, shape_options
-from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version, table
+from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version
 
 if TYPE_CHECKING:
     from kda.measure.timing import Checked, Line, Machine, Result
@@ -371,7 +371,7 @@ def parity_lines(screen: Screen, results: Sequence[Result]) -> list[str]:
             closest += f" of {check.against}"
             rows.append((f"{sign} {result.name}", result.regime, check.backend, says + when, closest))
             details += [f"  {result.name}, {result.regime}, {check.backend}: {describe(row)}" for row in check.wrong]
-    return table(rows) + details
+    return screen.table(rows) + details
 
 
 def used_words(row: Any) -> str:
@@ -466,7 +466,7 @@ def compare_lines(screen: Screen, changes: Sequence[Change], options: dict[str, 
     ]  # fmt: skip
     slower, limit = sum(c.verdict == "slower" for c in changes), f"{options['fail_above'] * 100:g}%"
     end = f"{slower or 'None'} of {len(changes)} slower by more than {limit} and beyond the spread."
-    return [*table(rows, header=("", "", "gates", "backend", "before", "now", "", ""), align="llllrrrl"), end]
+    return [*screen.table(rows, header=("", "", "gates", "backend", "before", "now", "", ""), align="llllrrrl"), end]
 
 
 def draw(file: str, machine: Machine, lines: Sequence[Line], flags: Sequence[str] = ()) -> None:
@@ -534,6 +534,6 @@ def print_list(screen: Screen) -> int:
         shapes = {name: {**shape._asdict(), "label": shape.label} for name, shape in SHAPES.items()}
         screen.emit_json({"schema": 1, "command": "bench", "shapes": shapes})
     else:
-        for text in table([(name, shape.label, shape.origin) for name, shape in SHAPES.items()]):
+        for text in screen.table([(name, shape.label, shape.origin) for name, shape in SHAPES.items()]):
             screen.line(text)
     return OK

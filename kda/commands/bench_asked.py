@@ -6,12 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from kda.compile.target import TARGETS, Target, parse
 from kda.measure.shapes import DIRECTIONS, SHAPES, Shape
-
-from .options import known
 
 if TYPE_CHECKING:
     from kda.problem import Problem
@@ -22,14 +17,6 @@ class CannotJudge(Exception):
     def __init__(self, *reasons: str):
         super().__init__(*reasons)
         self.reasons = list(reasons)
-
-
-def target_of(arch: str) -> Target:
-    try:
-        return parse(arch)
-    except ValueError:
-        known("arch", arch, list(TARGETS))
-        raise click.UsageError(f"{arch!r} is not an arch") from None
 
 
 def shapes_asked(options: dict[str, Any], on: str, default: dict[str, Shape] | None = None) -> dict[str, Shape]:

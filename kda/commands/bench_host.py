@@ -11,8 +11,8 @@ from kda.dispatch import backend_asked, choose, what_is_kept
 from kda.errors import NoBackendError
 from kda.measure.shapes import Shape
 
-from .bench_asked import CannotJudge, problem_of, shapes_asked, spec_of, target_of
-from .render import OK, Screen, kda_version, table
+from .bench_asked import CannotJudge, problem_of, shapes_asked, spec_of
+from .render import OK, Screen, kda_version
 
 if TYPE_CHECKING:
     from kda.measure.host import Cost, Gpu, StandIn
@@ -31,7 +31,7 @@ def host(screen: Screen, options: dict[str, Any]) -> int:
     from kda.verify.doors import here
 
     device = here()
-    target = target_of(options["arch"]) if options["arch"] else None
+    target = options["arch"]
     if target is None and device == "cpu":
         raise CannotJudge(
             "--host wants a GPU, to which calls are launched; found none. --arch sm90 sends the launches of that GPU's "
@@ -99,7 +99,7 @@ def report(
         name = stand_in.name.removeprefix("simulated ")
         screen.line(f"launches go to a stand-in of {name}: the driver's part is left out, and tensors lie on the CPU")
     screen.line()
-    for line in table(list(cells(found)), header=HEAD, align="lllrrrrrrr"):
+    for line in screen.table(list(cells(found)), HEAD, "lllrrrrrrr"):
         screen.line(line)
     for _, cost in found:
         if cost.busy and cost.busy.host_inside:

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kda.compile.target import Target
+from kda.compile.target import TARGETS, Target
 from kda.dispatch import backend_asked, backend_of_backward, choose
 from kda.errors import NoBackendError
 from kda.measure.shapes import DIRECTIONS, Shape, bytes_moved
 
-from .render import OK, Screen, kda_version, table
+from .render import OK, Screen, kda_version
 
 if TYPE_CHECKING:
     from kda.measure.predicted import Prediction
@@ -54,9 +54,9 @@ def predicted(screen: Screen, options: dict[str, Any]) -> int:
     from kda.simulator.chips import CHIPS
     from kda.simulator.timing.chips import OF_ARCH, chip_of
 
-    from .bench_asked import CannotJudge, shapes_asked, target_of, ways
+    from .bench_asked import CannotJudge, shapes_asked, ways
 
-    target = target_of(options["arch"] or "sm90")
+    target = options["arch"] or TARGETS["sm90"]
     number = 10 * target.cc[0] + target.cc[1]
     if number not in CHIPS or number not in OF_ARCH:
         with_clock = ", ".join(f"sm{n}" for n in OF_ARCH)

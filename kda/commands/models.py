@@ -12,7 +12,7 @@ from kda.problem import Problem
 from .findings import Finding, check
 from .hosts import default_device, host_for
 from .probes import Facts
-from .render import table
+from .render import Screen
 
 INSTALL_FLA = "pip install fla-core   (then `import kda.fla` before the model runs)"
 # As transformers calls chunk_kda, with the head dims of all checkpoints that are known.
@@ -108,13 +108,13 @@ def takers(f: Facts) -> tuple[str | None, str | None]:
     return forward, backward
 
 
-def lines(found: Sequence[Way]) -> list[str]:
+def lines(screen: Screen, found: Sequence[Way]) -> list[str]:
     def cells(way: Way) -> tuple[str, ...]:
         package = f"  {way.package} {way.version}".rstrip()
         return package, "yes" if way.uses_kda else "no", way.line or "-", way.takers or "-", way.why or way.models
 
     header = ("Models", "use kda", "after", "by", "which, or why not")
-    return table([cells(way) for way in found], header=header) if found else []
+    return screen.table([cells(way) for way in found], header) if found else []
 
 
 @check("models.fla", "models that call FLA would use kda", "fla", "torch", "smi")

@@ -135,13 +135,15 @@ class Facts:
 PROBES = ("torch", "triton", "cutlass", "trace", "nvrtc", "smi", "ptxas", "cache", "fla")
 
 
-def gather(wanted: Collection[str] = PROBES) -> Facts:
-    """Ask everything at once; what is not wanted stays `skipped`."""
+def gather(wanted: Collection[str] = PROBES, answered: Callable[[], None] = lambda: None) -> Facts:
+    """Ask everything at once, and say what has answered; what is not wanted stays `skipped`."""
     jobs = {name: job for name, job in _jobs().items() if name in wanted}
     requires_python, requires = our_metadata()
     names = {*PACKAGES, *(re.match(r"[\w.-]+", line)[0] for line in requires or ())}
     with ThreadPoolExecutor(len(jobs) or 1) as pool:
         futures = {name: pool.submit(job) for name, job in jobs.items()}
+        for future in futures.values():
+            future.add_done_callback(lambda _: answered())
         found = {name: future.result() for name, future in futures.items()}
     smi = found.get("smi", Probe())
     return Facts(
@@ -277,7 +279,7 @@ def _calls_fla(folder: str, family: str) -> bool:
 
 
 def last_line(text: str) -> str:
-    from kda.commands.render import strip_ansi  # here, as a child must not import kda
+    from kda.commands.layout import strip_ansi  # here, as a child must not import kda
 
     lines = [line.strip() for line in strip_ansi(text).splitlines() if line.strip()]
     return lines[-1] if lines else ""

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import click
 
-from .options import built_for
+from kda.compile.target import Target
+
+from .options import ARCH, NoKernelsYet, built_for
 from .render import OK, Screen, common_options, kda_version
-from .selftest import target_of
 
 
 @click.command()
-@click.option("--arch", metavar="ARCH", required=True, help="The arch whose kernels run, such as sm90.")
+@click.option("--arch", type=ARCH, required=True, help="The arch or card whose kernels run, such as sm90 or h100.")
 @click.option("--tokens", "-T", type=click.IntRange(1), default=512, show_default=True, help="Tokens of a sequence.")
 @click.option("--heads", type=click.IntRange(1), default=64, show_default=True,
               help="Heads: how many there are decides which kernels run.")
@@ -23,7 +24,7 @@ from .selftest import target_of
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="A page with a picture, too.")
 @common_options
 def command(
-    screen: Screen, arch: str, tokens: int, heads: int, out: Path, html: Path | None
+    screen: Screen, arch: Target, tokens: int, heads: int, out: Path, html: Path | None
 ) -> int:
     """Write a timeline of a forward: what each warp, engine and mbarrier does when, predicted without a GPU.
 
@@ -32,12 +33,11 @@ def command(
     from kda.simulator.timing.pages import page
     from kda.simulator.timing.traces import trace
 
-    target = target_of(arch)
-    backends = built_for(target)
+    backends = built_for(arch)
     if not backends:
-        raise click.UsageError(f"--arch {arch}: no backend has kernels for it yet")
-    with screen.progress(f"running a forward for {target.name}"):
-        session = forward(target, backends[0].backend, tokens, heads)
+        raise NoKernelsYet(arch)
+    with screen.progress(f"running a forward for {arch.name} in the simulator"):
+        session = forward(arch, backends[0].backend, tokens, heads)
     timelines = [run.timeline(sms=math.prod(run.cluster)) for run in session.runs if run.recorded]
     out.write_text(json.dumps(trace(timelines)), encoding="utf-8")
     if html:
@@ -56,7 +56,7 @@ def command(
     return OK
 
 
-def forward(target, backend: str, tokens: int, heads: int):
+def forward(target: Target, backend: str, tokens: int, heads: int) -> Capture:
     """The capture of a call, timed and recorded."""
     import kda
     from kda.simulator import capture

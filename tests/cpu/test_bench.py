@@ -19,7 +19,7 @@ import kda
 from kda.backends.reference import launch
 from kda.cli import cli
 from kda.commands import bench
-from kda.commands.render import strip_ansi
+from kda.commands.layout import strip_ansi
 from kda.dispatch import weigh
 from kda.errors import NoBackendError
 from kda.host import Host

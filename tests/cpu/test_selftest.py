@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from kda.capability import Capability, Rule
 from kda.commands import selftest
-from kda.commands.render import strip_ansi
+from kda.commands.layout import strip_ansi
 from kda.commands.selftest import LEVELS, command
 from kda.compile.errors import MissingCompilerError
 from kda.compile.target import TARGETS
