@@ -56,7 +56,9 @@ class LazyGroup(click.Group):
         command: click.Command = importlib.import_module(COMMANDS[name][0]).command
         return command
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             near = difflib.get_close_matches(args[0], COMMANDS, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(COMMANDS)}."

@@ -54,5 +54,14 @@ def problem_of(spec: Spec, direction: str, device: str) -> Problem:
     return dataclasses.replace(make(one_token).problem(direction), device=device, B=B, T=T, N=N)
 
 
+def taker(problem: Problem, asked: str) -> str:
+    """The backend that takes a call, as `kda.dispatch.choose` has it."""
+    from kda.dispatch import choose
+
+    backend = choose(problem, asked).backend
+    assert backend is not None
+    return backend
+
+
 def ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3f}" if seconds < 0.1 else f"{seconds * 1e3:.1f}"

@@ -53,7 +53,9 @@ class Line:
     @property
     def shared(self) -> int | None:
         """Bytes of a CTA."""
-        return self.kernel and (self.kernel.shared or 0) + self.recipe.dynamic_shared(self.kernel)
+        if self.kernel is None:
+            return None
+        return (self.kernel.shared or 0) + self.recipe.dynamic_shared(self.kernel)
 
 
 @click.command()
@@ -103,7 +105,7 @@ def problem_of(words: str) -> Problem:
 
 
 def of_model(name: str, tp: int) -> list[Problem]:
-    """The calls of a model's layers, by kda's own layer, or as transformers makes them: with the gate computed before."""
+    """What a model's layers call: by kda's own layer, and as transformers does it, which computes the gate before."""
     heads = heads_of(name, MODELS[name], tp)
     gates = (f"{MODELS[name].gate} dt_bias=true l2norm beta=sigmoid", "l2norm g_dtype=float32")
     words = itertools.product(OF_A_MODEL, gates, BATCHES)
@@ -253,13 +255,14 @@ def broken(lines: Sequence[Line]) -> bool:
 def cells(screen: Screen, name: str, lines: Sequence[Line]) -> tuple[str, ...]:
     """Of some kernels of one backend and arch; numbers that differ are given as a range."""
     built = [line for line in lines if line.kernel is not None]
+    kernels = [line.kernel for line in lines if line.kernel is not None]
     seconds = [line.about["seconds"] for line in lines if line.about.get("seconds") is not None]
     failed, lost = len(lines) - len(built), sum(not line.about for line in built)
     there = sum(line.there for line in lines)
     notes = [screen.paint(f"FAIL {failed}" if len(lines) > 1 else "FAIL", "red")] * bool(failed)
     notes += ["not kept"] * bool(lost) + ["was there" if there == len(lines) else f"{there} were there"] * bool(there)
     numbers = (
-        span([line.kernel.registers for line in built]), span([line.kernel.spills for line in built]),
+        span([kernel.registers for kernel in kernels]), span([kernel.spills for kernel in kernels]),
         span([line.shared for line in built], in_bytes), f"{sum(seconds):.1f}" if seconds else "-",
     )  # fmt: skip
     first = lines[0]

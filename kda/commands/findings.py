@@ -345,8 +345,8 @@ def _extra(f: Facts) -> str:
 @check("cuda_python.skew", "cuda-python fits the driver", "torch", "smi")
 def cuda_python_skew(f: Facts) -> Finding | None:
     package = next((name for name in ("cuda-bindings", "cuda-python") if name in f.versions), None)
-    found = package and release(f.versions[package])
-    if not found:
+    found = release(f.versions[package]) if package else None
+    if package is None or found is None:
         return _nothing_to_see("cuda_python.skew", "cuda-python is not installed")
     if not f.driver_cuda:
         return _nothing_to_see("cuda_python.skew", "no driver answers")
@@ -375,15 +375,15 @@ def ptxas_version(f: Facts) -> Finding | None:
         return Finding("ptxas.version", "ok", "no other ptxas, cutlass-dsl has its own")
     if not written:
         return _nothing_to_see("ptxas.version", "cutlass.trace wrote no PTX to compare with")
-    return _compare(tool, tuple(written))
+    return _compare(tool, tool.release, (written[0], written[1]))
 
 
 _UNSET_PTXAS = ("unset CUTE_DSL_PTXAS_PATH",)
 
 
-def _compare(tool: Ptxas, written: tuple[int, int]) -> Finding:
-    reads = ptx_read_by(tool.release)
-    says = f"{tool.path} {_dotted(tool.release)} reads PTX <= {_dotted(reads)}, cutlass-dsl writes {_dotted(written)}"
+def _compare(tool: Ptxas, release: tuple[int, int], written: tuple[int, int]) -> Finding:
+    reads = ptx_read_by(release)
+    says = f"{tool.path} {_dotted(release)} reads PTX <= {_dotted(reads)}, cutlass-dsl writes {_dotted(written)}"
     if reads >= written:
         return Finding("ptxas.version", "ok", says)
     if not tool.by_variable:

@@ -147,7 +147,8 @@ def explain_error(error: Exception, debug: bool) -> str:
         return "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
     if isinstance(error, KdaError):
         return str(error)
-    return f"kda: internal error, {type(error).__name__}: {error} (--debug shows where)"
+    more = "--debug shows where, `kda doctor --paste` makes a bug report"
+    return f"kda: internal error, {type(error).__name__}: {error} ({more})"
 
 
 def common_options(function: Callable[..., int | None]) -> Callable[..., None]:

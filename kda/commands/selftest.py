@@ -65,7 +65,7 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        return all(line.passed for line in (*self.stages, *self.cases))
+        return all(line.passed for line in self.stages) and all(case.passed for case in self.cases)
 
     @property
     def judged(self) -> bool:

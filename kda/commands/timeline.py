@@ -5,19 +5,26 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from kda.compile.target import Target
+from kda.compile.target import Target, code_for
 
 from .options import ARCH, NoKernelsYet, built_for
 from .render import OK, Screen, common_options, kda_version
 
+if TYPE_CHECKING:
+    from kda.simulator.capturing.capture import Capture
+    from kda.simulator.timing.timeline import Timeline
+
+TOKENS, HEADS = 512, 64
+
 
 @click.command()
 @click.option("--arch", type=ARCH, required=True, help="The arch or card whose kernels run, such as sm90 or h100.")
-@click.option("--tokens", "-T", type=click.IntRange(1), default=512, show_default=True, help="Tokens of a sequence.")
-@click.option("--heads", type=click.IntRange(1), default=64, show_default=True,
+@click.option("--tokens", "-T", type=click.IntRange(1), default=TOKENS, show_default=True, help="Tokens of a sequence.")
+@click.option("--heads", type=click.IntRange(1), default=HEADS, show_default=True,
               help="Heads: how many there are decides which kernels run.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default="timeline.json", show_default=True,
               help="The trace: open it at ui.perfetto.dev or in chrome://tracing.")
@@ -38,7 +45,7 @@ def command(
         raise NoKernelsYet(arch)
     with screen.progress(f"running a forward for {arch.name} in the simulator"):
         session = forward(arch, backends[0].backend, tokens, heads)
-    timelines = [run.timeline(sms=math.prod(run.cluster)) for run in session.runs if run.recorded]
+    timelines = timelines_of(session)
     out.write_text(json.dumps(trace(timelines)), encoding="utf-8")
     if html:
         html.write_text(page(timelines), encoding="utf-8")
@@ -54,6 +61,26 @@ def command(
     if html:
         screen.line(f"{html}: open it in a browser")
     return OK
+
+
+def of_machine(screen: Screen, backend: str, target: Target | None = None) -> list[Timeline]:
+    """Those of a short forward, on this machine's GPU or another; none where the simulator has no clock for it."""
+    from kda.dispatch import capability
+    from kda.host import detect
+    from kda.simulator.timing.chips import OF_ARCH
+    from kda.verify.doors import here
+
+    archs = capability(backend).archs
+    if target is None and (cc := detect(here()).cc):
+        target = code_for(cc, archs)
+    if target is None or target.name not in archs or 10 * target.cc[0] + target.cc[1] not in OF_ARCH:
+        return []
+    with screen.progress(f"running a forward for {target.name} in the simulator"):
+        return timelines_of(forward(target, backend, TOKENS, HEADS))
+
+
+def timelines_of(session: Capture) -> list[Timeline]:
+    return [run.timeline(sms=math.prod(run.cluster)) for run in session.runs if run.recorded]
 
 
 def forward(target: Target, backend: str, tokens: int, heads: int) -> Capture:

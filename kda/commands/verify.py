@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -69,8 +69,8 @@ STAGE = StageName()
 @click.command()
 @click.option("--backend", type=BACKEND, help="The backend to verify; left out, the one that auto picks.")
 @click.option("--arch", type=ARCH, help="Run its kernels on a simulated GPU of this arch or card, as sm100 or h100.")
-@click.option("--against", type=Name("backend", lambda: ["definition", "fla", *backend_names()]), default="definition", show_default=True,
-              help="Compare whole calls with another backend, or with fla, too.")  # fmt: skip
+@click.option("--against", type=Name("backend", lambda: ["definition", "fla", *backend_names()]),
+              default="definition", show_default=True, help="Compare whole calls with it, too.")  # fmt: skip
 @shape_options(heads=2, lengths="Packed sequences.  [default: 65,0,63]", dtype=None,
                dtype_help="[default: bfloat16, or float32 of a backend that handles no bfloat16]")  # fmt: skip
 @click.option("--gate", type=click.Choice(["given", "softplus", "bounded"]), default="bounded", show_default=True)
@@ -331,9 +331,8 @@ def lines(
 
 
 def table_lines(screen: Screen, report: Report, exact: bool) -> list[str]:
-    header = ("stage", "tensor", "bits", "")
-    if not exact:
-        header = ("stage", "tensor", "error", "budget", "used", "", "worst at")
+    measured = ["bits", ""] if exact else ["error", "budget", "used", "", "worst at"]
+    header = ["stage", "tensor", *measured]
     return screen.table(list(cells(screen, report)), header, "lll" if exact else "llrrrll")
 
 
@@ -347,7 +346,7 @@ def where(door: Door, options: dict[str, Any]) -> str:
     return f"a simulated {options['arch'].spelling}" if options["arch"] else door.device
 
 
-def cells(screen: Screen, report: Report):
+def cells(screen: Screen, report: Report) -> Iterator[tuple[str, ...]]:
     from kda.verify.parity import used_words, worst
 
     previous = None
@@ -357,6 +356,7 @@ def cells(screen: Screen, report: Report):
         if row.wrong:
             at = f"{screen.sign('fail')} " + (f"follows from {row.follows_from}" if row.follows_from else worst(row))
         used = screen.paint(used_words(m), "red" if row.wrong else None)
+        measured: tuple[str, ...]
         if m.kind == "bits":
             measured = (used,)
         elif m.kind in ("norm", "peak"):
@@ -384,7 +384,8 @@ def all_well(report: Report) -> str:
 
 def verdict(report: Report, door: Door) -> list[str]:
     """The first wrong stage, whose fault it is, and the shape of what is wrong."""
-    first: Row = report.first
+    first = report.first
+    assert first is not None
     if not first.of_stage:
         looked = [row for row in report.rows if row.of_stage]
         if first.measure.kind == "bits":
@@ -409,6 +410,7 @@ def verdict(report: Report, door: Door) -> list[str]:
 
 def replay(report: Report, options: dict[str, Any], small: Spec | None) -> list[str]:
     first = report.first
+    assert first is not None
     words = ["kda", "verify", "--backend", report.backend]
     words += ["--stage", first.stage] if first.of_stage and first.follows_from is None else []
     words += ["--fault", options["fault"]] if options["fault"] else []

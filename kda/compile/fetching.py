@@ -56,7 +56,7 @@ def fetch_here(recipe: AnyRecipe) -> Any:
 
 def _build_all(recipes: Sequence[AnyRecipe], kept: store.Store, workers: int) -> dict[AnyRecipe, BuildError]:
     """Build kernels; those that failed."""
-    failed = {}
+    failed: dict[AnyRecipe, BuildError] = {}
 
     def build_one(recipe: AnyRecipe) -> None:
         try:

@@ -39,7 +39,9 @@ CARDS = {
     "sm120": r"(rtx)?50[5-9]0|(rtx)?pro[2456][05]00",
 }
 # what a driver, or a shop, adds to a card's name
-_VARIANT = r"(ti|super|d|laptop|gpu|pcie|sxm\d?|nvl|maxq|\d+gb|hbm\d?e?|generation|blackwell|(server|workstation)edition)*"
+_VARIANT = (
+    r"(ti|super|d|laptop|gpu|pcie|sxm\d?|nvl|maxq|\d+gb|hbm\d?e?|generation|blackwell|(server|workstation)edition)*"
+)
 
 
 def parse(text: str) -> Target:

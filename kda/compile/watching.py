@@ -2,11 +2,12 @@
 
 What a call says on stderr:
 
-    kda: building 2 kernels for sm90: fused, prepare (kept in ~/.cache/kda for later processes; KDA_QUIET=1 silences this)
+    kda: building 2 kernels for sm90: fused, prepare (kept in ~/.cache/kda; `kda compile` builds ahead of time,
+    KDA_QUIET=1 silences this)
     kda: built 2 kernels in 21 s
 
-The first build of a process says all of that, a later one says only what it builds.  Of several ranks of a machine the
-first one speaks.
+The first build of a process says all of that, on two lines; a later one says only what it builds.
+Of several ranks of a machine the first one speaks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The named shapes of `kda bench`, the models of `kda compile`, and how much work a shape is.  Imports the standard library alone.
+"""The named shapes of `kda bench`, the models of `kda compile`, and how much work a shape is.
+
+Imports the standard library alone.
 
 FLOPs count the products of the chunked algorithm with C = 64, 2mnk each and triangular ones in full, whatever a backend
 really does, so that numbers of two backends compare.  A token and value head takes
