@@ -14,7 +14,7 @@ from kda import dispatch
 from kda.capability import Capability, Rule
 from kda.cli import cli
 from kda.commands import compile as command
-from kda.compile import fetching, store
+from kda.compile import fetching, store, watching
 from kda.compile.target import parse
 from kda.compile.triton import Recipe
 from kda.dispatch import capabilities
@@ -164,6 +164,21 @@ def test_a_problem_that_no_backend_takes_is_more_than_can_be_judged(asked):
     found = json.loads(run(*words, "--json", code=3).stdout)
     assert found["exit"] == 3 and found["kernels"] == [] and "fast.head_dim" in found["why"][0]
     assert "reference for sm90: it has no kernels" in run("--arch", "sm90", "--backend", "reference", code=3).stderr
+
+
+def test_the_first_call_says_on_stderr_what_it_builds_and_the_next_one_says_nothing(asked, capsys, monkeypatch):
+    monkeypatch.setattr(watching, "_explained", False)
+    monkeypatch.delenv("KDA_QUIET", raising=False)
+    recipe = Recipe("made_up:scale", {"x": "*bf16", "y": "*fp32"}, {"BLOCK": 32}, target="sm90")
+    fetching.fetch(recipe)
+    out, err = capsys.readouterr()
+    first, second = err.splitlines()
+    assert first.startswith("kda: building 1 kernel for sm90: scale (kept in ") and out == ""
+    assert second.startswith("kda: built 1 kernel in ")
+    fetching.fetch(recipe)
+    monkeypatch.setattr(fetching, "_FETCHED", {})                            # as in the next process
+    fetching.fetch(recipe)
+    assert capsys.readouterr().err == ""
 
 
 def test_what_cannot_be_built_is_named_and_the_rest_is_built(asked):
