@@ -203,13 +203,13 @@ def finding_lines(screen: Screen, findings: Sequence[Finding]) -> list[str]:
     return screen.table(rows, indent=2)
 
 
-def backend_lines(screen: Screen, rows: Sequence[Row]) -> list[str]:
+def backend_lines(screen: Screen, rows: Sequence[Row], why: bool = True) -> list[str]:
     def cells(row: Row) -> tuple[str, ...]:
         usable = screen.paint("usable", "green") if row.usable else "no"
         ways = ["yes" if way else "-" for way in (row.forward, row.backward)]
-        return f"{'*' if row.auto else ' '} {row.name}", usable, *ways, evidence_cell(screen, row), row.why
+        return f"{'*' if row.auto else ' '} {row.name}", usable, *ways, evidence_cell(screen, row), *([row.why] if why else [])
 
-    header = ("Backends", "usable", "forward", "backward", "evidence", "why")
+    header = ("Backends", "usable", "forward", "backward", "evidence", *(["why"] if why else []))
     return screen.table([cells(row) for row in rows], header)
 
 
@@ -240,7 +240,9 @@ def summary(screen: Screen, report: Report) -> str:
         return f"{screen.mark('ok')} {'Everything kda needs is here.' if report.rows else 'Nothing wrong.'}"
     counts = [f"{failed} failed"] * bool(failed) + [f"{warned} warning{'s' * (warned > 1)}"] * bool(warned)
     first = next(f.id for f in report.findings if f.status in (("fail", "crash") if failed else ("warn",)))
-    says = f"{', '.join(counts)}.  `kda doctor {first}` re-runs one check, `kda doctor --paste` makes a bug report."
+    if report.rows:
+        counts.append(f"usable: {', '.join(row.name for row in report.rows if row.usable) or 'no backend'}")
+    says = f"{'; '.join(counts)}.  `kda doctor {first}` re-runs one check, `kda doctor --paste` makes a bug report."
     return f"{screen.mark('fail' if failed else 'warn')} {says}"
 
 
@@ -258,7 +260,7 @@ def text_lines(screen: Screen, report: Report, verbose: bool, for_problem: bool)
     if findings := shown(report, verbose):
         lines += ["", *finding_lines(screen, findings)]
     if report.rows:
-        lines += ["", *backend_lines(screen, report.rows)]
+        lines += ["", *backend_lines(screen, report.rows, not for_problem)]
     if report.choice and not for_problem:
         lines += [line for line in (legend(report.choice), archs_line()) if line]
     if any(way.version for way in report.ways):

@@ -16,7 +16,7 @@ GAP = 2                                      # spaces between columns
 LATER = 4                                    # of lines that hold the columns for which a line has no room
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
 _WORD = re.compile(r" *(?:[^ `]*`[^`]*`[^ `]*|[^ ]+)")
-_LABEL = re.compile(r" *(?:\[\S+\] |\S+  +)")          # "[✓] ", "replay   "
+_LABEL = re.compile(r" *(?:\[\S+\] |\S+  +|fix: )")    # "[✓] ", "replay   ", "fix: "
 _PLAIN_WORD = re.compile(r" *[^ ]+")
 
 
@@ -46,13 +46,10 @@ def seen(text: str) -> int:
 
 def fold(text: str, width: int | None, hang: int | None = None) -> list[str]:
     """The lines of a text; those after the first are indented by `hang`: left out, what stands behind a mark or a label
-    goes on below itself, and other text is indented by two."""
+    goes on below itself, indented text below itself, other text two columns to the right."""
     if width is None or seen(text) <= width:
         return [text]
-    if hang is None:
-        label = _LABEL.match(strip_ansi(text))
-        hang = label.end() if label else len(text) - len(text.lstrip(" ")) + 2
-    hang = min(hang, width // 2)
+    hang = min(_hang(text) or 2 if hang is None else hang, width // 2)
     lines, at = [], ""
     for word in _words(text, width - hang):
         if at.strip() and seen(at + word) > width:
@@ -60,6 +57,11 @@ def fold(text: str, width: int | None, hang: int | None = None) -> list[str]:
             at, word = " " * hang, word.lstrip(" ")
         at += word
     return [*lines, at.rstrip()]
+
+
+def _hang(text: str) -> int:
+    label = _LABEL.match(strip_ansi(text))
+    return label.end() if label else len(text) - len(text.lstrip(" "))
 
 
 def _words(text: str, room: int) -> Iterator[str]:
@@ -91,8 +93,8 @@ def table(
 ) -> list[str]:  # fmt: skip
     """Aligned lines, two spaces between columns; `align` is one letter per column, "l" or "r".
 
-    Too wide a table folds its left-aligned cells, the widest columns first; columns for which even that leaves no room
-    go to lines of their own under the others.
+    Too wide a table folds its left-aligned cells, the widest columns first, or has its last column below the others
+    where that takes fewer lines; columns for which even that leaves no room go to lines of their own, too.
     """
     return [line for row in row_lines(rows, header, align, indent, width) for line in row]
 
@@ -108,8 +110,22 @@ def row_lines(
     align = align.ljust(columns, "l")
     natural = [max(seen(row[i]) for row in cells) for i in range(columns)]
     least = [max(map(_longest, (row[i] for row in cells))) if align[i] == "l" else natural[i] for i in range(columns)]
+    found = _in_groups(cells, natural, least, align, indent, width, _groups(least, indent, width))
+    if width is not None and columns > 2 and align[-1] == "l" and indent + sum(natural) + GAP * (columns - 1) > width:
+        below = _groups(natural[:-1], indent, width) + [[columns - 1]]
+        other = _in_groups(cells, natural, least, align, indent, width, below)
+        if len(below) == 2 and sum(map(len, other)) < sum(map(len, found)):
+            return other
+    return found
+
+
+def _in_groups(
+    cells: Sequence[Sequence[str]], natural: Sequence[int], least: Sequence[int], align: str, indent: int,
+    width: int | None, groups: Sequence[Sequence[int]],
+) -> list[list[str]]:  # fmt: skip
+    """By row, with the columns of each group on lines of their own."""
     found: list[list[str]] = [[] for _ in cells]
-    for group in _groups(least, indent, width):
+    for group in groups:
         left = indent + LATER * (group[0] > 0)
         room = None if width is None else width - left - GAP * (len(group) - 1)
         widths = _fitted([natural[i] for i in group], [least[i] for i in group], room)
@@ -149,8 +165,10 @@ def _fitted(natural: Sequence[int], least: Sequence[int], room: int | None) -> l
 
 
 def _laid_out(row: Sequence[str], widths: Sequence[int], align: Sequence[str], indent: int) -> list[str]:
-    folded = [fold(cell, wide, 0) for cell, wide in zip(row, widths)]
-    lines = []
+    folded = [fold(cell, wide, _hang(cell)) for cell, wide in zip(row, widths)]
+    lines: list[str] = []
+    if not any(row) and len(row) == 1:
+        return lines                         # nothing to say below the others
     for n in range(max(map(len, folded), default=0)):
         cells = [part[n] if n < len(part) else "" for part in folded]
         lines.append((" " * indent + (" " * GAP).join(map(_padded, cells, widths, align))).rstrip())

@@ -153,6 +153,7 @@ def test_text_is_folded_between_words_and_hangs_below_what_its_mark_or_label_bel
     assert fold("[✓] one two three", 12) == ["[✓] one two", "    three"]
     assert fold("replay   one two three", 17) == ["replay   one two", "        three"]
     assert fold("a pneumonoultramicroscopic word", 10) == ["a", "  pneumonoultramicroscopic", "  word"]
+    assert fold("    one two three", 11) == ["    one two", "    three"]
     assert fold("one two three", None) == ["one two three"]
     assert fold("\x1b[1mone two\x1b[0m three", 8) == ["\x1b[1mone two\x1b[0m", "  three"]
 
@@ -187,6 +188,15 @@ def test_columns_without_room_go_to_lines_of_their_own():
         "aaaa  bbbb",
         "    cccc",
     ]
+
+
+def test_a_long_last_column_goes_below_the_others_where_that_takes_fewer_lines():
+    rows = [("alpha", "1", "one two three four five six seven"), ("beta", "2", "")]
+    assert table(rows, header=("name", "y", "why"), width=16) == [
+        "name   y", "    why", "alpha  1", "    one two", "    three four", "    five six", "    seven", "beta   2",
+    ]  # fmt: skip
+    assert table(rows[1:], header=("name", "y", "why"), width=16) == ["name  y  why", "beta  2"]
+    assert len(table(rows, header=("name", "y", "why"), width=43)) == 3
 
 
 def test_the_width_is_that_of_columns_or_of_the_terminal(monkeypatch):
