@@ -22,6 +22,7 @@ from kda.errors import NoBackendError
 from kda.measure.shapes import DIRECTIONS, Shape, bytes_moved
 
 from .layout import row_lines
+from .progress import Progress, showing
 from .render import OK, Screen, kda_version
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 WORKERS = 2                                  # at most: each may need 3.5 GB
-HEAD = ("", "", "backend", "predicted", "error: median, worst", "floor", "x floor", "recorded", "")
+HEAD = ("", "backend", "predicted", "error (worst)", "floor", "x floor", "recorded")
 
 
 class Row(NamedTuple):
@@ -71,16 +72,23 @@ def predicted(screen: Screen, options: dict[str, Any]) -> int:
     if not screen.json:
         screen.line(f"predicted for {chip}, {target.spelling}: nothing was timed  kda {kda_version()}\n")
         screen.line("\n".join(aligned(HEAD)))
-    with screen.progress("running kernels that shapes have in common"):
+    tell = Progress("running kernels that shapes have in common", len(shapes) + 1)
+    tell.step()
+    with showing(tell):
         run_what_is_common(shapes, directions, target, chip, backends)
     with contextlib.closing(side_by_side(work, shapes, longest_first(shapes), workers(len(shapes)))) as found:
-        for n, name in enumerate(shapes):
-            with screen.progress(f"{name}: running its launches in the simulator; shape {n + 1} of {len(shapes)}"):
+        for name, shape in shapes.items():
+            tell.step(f"{name}: running its launches in the simulator")
+            with showing(tell):
                 of_shape = next(found)
             rows += of_shape
-            for row in of_shape if not screen.json else ():
-                screen.line("\n".join(aligned(cells(row))))
-    said = drawn(screen, options, chip, target, rows)
+            if not screen.json:
+                screen.line(screen.paint(shape.label if name == "given" else f"{name}: {shape.label}", bold=True))
+                for row in of_shape:
+                    screen.line("\n".join(aligned(cells(row))))
+    sources = sorted({row.source for row in rows if row.source})
+    said = [f"recorded: {', '.join(sources)}"] * bool(sources and options["verbose"])
+    said += drawn(screen, options, chip, target, rows)
     if screen.json:
         screen.emit_json(as_json(target, chip, rows))
     else:
@@ -227,9 +235,9 @@ def backends_of(way: str, backends: dict[str, str]) -> list[str]:
 def cells(row: Row) -> tuple[str, ...]:
     from .bench_asked import ms
 
-    return (row.direction, row.problem, row.backend, f"{ms(row.predicted)} ms",
-            f"{row.error['median']:.0f}%, {row.error['worst']:.0f}%", f"{ms(row.floor)} ms", f"{row.x_floor:.1f}",
-            f"{ms(row.recorded)} ms" if row.recorded else "", row.source or "")  # fmt: skip
+    return (row.direction, row.backend, f"{ms(row.predicted)} ms",
+            f"{row.error['median']:.0f}% ({row.error['worst']:.0f}%)", f"{ms(row.floor)} ms", f"{row.x_floor:.1f}",
+            f"{ms(row.recorded)} ms" if row.recorded else "")  # fmt: skip
 
 
 def aligner(
@@ -237,9 +245,9 @@ def aligner(
 ) -> Callable[[Sequence[str]], list[str]]:
     """Makes a line of cells, in columns as wide as those of all rows will be: rows are printed as they are found."""
     time = "00.000 ms"
-    wide = [(way, shape.label, ", ".join(backends_of(way, backends[name])), time, "", time, "00.0", time)
-            for name, shape in shapes.items() for way in directions]  # fmt: skip
-    return lambda row: row_lines([HEAD, *wide, row], align="lllrrrrrl", width=width)[-1]
+    wide = [(way, ", ".join(backends_of(way, backends[name])), time, "", time, "00.0", time)
+            for name in shapes for way in directions]  # fmt: skip
+    return lambda row: row_lines([HEAD, *wide, row], align="llrrrrr", indent=2, width=width)[-1]
 
 
 def notes(chip: Chip) -> list[str]:

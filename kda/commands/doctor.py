@@ -207,7 +207,8 @@ def backend_lines(screen: Screen, rows: Sequence[Row], why: bool = True) -> list
     def cells(row: Row) -> tuple[str, ...]:
         usable = screen.paint("usable", "green") if row.usable else "no"
         ways = ["yes" if way else "-" for way in (row.forward, row.backward)]
-        return f"{'*' if row.auto else ' '} {row.name}", usable, *ways, evidence_cell(screen, row), *([row.why] if why else [])
+        name = f"{'*' if row.auto else ' '} {row.name}"
+        return name, usable, *ways, evidence_cell(screen, row), *([row.why] if why else [])
 
     header = ("Backends", "usable", "forward", "backward", "evidence", *(["why"] if why else []))
     return screen.table([cells(row) for row in rows], header)

@@ -112,7 +112,7 @@ def row_lines(
     least = [max(map(_longest, (row[i] for row in cells))) if align[i] == "l" else natural[i] for i in range(columns)]
     found = _in_groups(cells, natural, least, align, indent, width, _groups(least, indent, width))
     if width is not None and columns > 2 and align[-1] == "l" and indent + sum(natural) + GAP * (columns - 1) > width:
-        below = _groups(natural[:-1], indent, width) + [[columns - 1]]
+        below = [*_groups(natural[:-1], indent, width), [columns - 1]]
         other = _in_groups(cells, natural, least, align, indent, width, below)
         if len(below) == 2 and sum(map(len, other)) < sum(map(len, found)):
             return other

@@ -89,9 +89,9 @@ class Progress:
 
 
 @contextlib.contextmanager
-def progress(text: str, total: int | None = None) -> Iterator[Progress]:
-    """Show what goes on inside the `with`; kernels that are built there are counted in it."""
-    shown, over = Progress(text, total), threading.Event()
+def showing(shown: Progress) -> Iterator[Progress]:
+    """Show it inside the `with`, where nothing else is printed; kernels that are built there are counted in it."""
+    over = threading.Event()
     terminal = is_terminal(sys.stderr)
     wrote = False
 

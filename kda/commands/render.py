@@ -43,7 +43,7 @@ from kda.compile.errors import MissingCompilerError
 from kda.errors import KdaError
 
 from .layout import fold, is_terminal, table, width_of
-from .progress import Progress, progress
+from .progress import Progress, showing
 
 OK, FINDING, ERROR, CANNOT_JUDGE = range(4)          # exit codes; the last: asked for what this host cannot judge
 
@@ -138,7 +138,7 @@ class Screen:
 
     def progress(self, text: str, total: int | None = None) -> AbstractContextManager[Progress]:
         """Say on stderr what goes on inside the `with`: see progress.py."""
-        return progress(text, total)
+        return showing(Progress(text, total))
 
 
 def explain_error(error: Exception, debug: bool) -> str:
