@@ -1,7 +1,7 @@
 """Draw the picture of the README out of benchmarks/results: `python benchmarks/picture.py`.
 
 Two files, for light and for dark pages: docs/pictures/h200-light.svg and h200-dark.svg.  Nothing in them is typed by
-hand: our times are those of h200-sm90.json and h200-sm90-step.json, those of others come from peers.json.
+hand: our times are those of h200-sm90.json and h200-sm90-step.json, those of others are in kda/measure/peers.json.
 """
 
 from __future__ import annotations
@@ -31,8 +31,12 @@ def read(name: str) -> list[dict]:
     return json.loads((RESULTS / f"{name}.json").read_text())["rows"]
 
 
+def peers() -> list[dict]:
+    return json.loads((ROOT / "kda" / "measure" / "peers.json").read_text())["rows"]
+
+
 def of_peers(direction: str, key: str | None = None) -> list[Bar]:
-    rows = [row for row in read("peers") if (row["shape"], row["direction"]) == (SHAPE, direction)]
+    rows = [row for row in peers() if (row["shape"], row["direction"]) == (SHAPE, direction)]
     if key:
         return [Bar(row["peer"], row[key], row[key]) for row in rows if key in row]
     return [Bar(row["peer"], row["slow"], row["fast"]) for row in rows]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import click
 
-from kda.commands.render import ERROR, OutputError, explain_error, kda_version
+from kda.commands.layout import fold, width_of
+from kda.commands.render import ERROR, OutputError, Screen, explain_error, kda_version
 
 # name -> (module that exports `command`, line of --help)
 COMMANDS = {
@@ -22,14 +26,39 @@ COMMANDS = {
 }
 
 
+@contextlib.contextmanager
+def folded_errors() -> Iterator[None]:
+    """What is said of a wrong command fits the terminal."""
+    try:
+        yield
+    except click.ClickException as error:
+        text = error.format_message()
+        lines = fold(f"Error: {text}", width_of(sys.stderr))
+        error.format_message = lambda: "\n".join(lines).removeprefix("Error: ")     # type: ignore[method-assign]
+        raise
+
+
 class LazyGroup(click.Group):
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        with folded_errors():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with folded_errors():
+            return super().invoke(ctx)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        return importlib.import_module(COMMANDS[name][0]).command if name in COMMANDS else None
+        if name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(COMMANDS[name][0]).command
+        return command
 
-    def resolve_command(self, ctx: click.Context, args: list[str]):
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             near = difflib.get_close_matches(args[0], COMMANDS, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(COMMANDS)}."
@@ -39,8 +68,9 @@ class LazyGroup(click.Group):
         except click.ClickException:
             raise
         except Exception as error:
-            click.echo(f"kda {args[0]} could not be loaded; `kda doctor` looks for the cause.", err=True)
-            click.echo(explain_error(error, "--debug" in args), err=True)
+            screen = Screen()
+            screen.line(f"kda {args[0]} could not be loaded; `kda doctor` looks for the cause.", err=True)
+            screen.line(explain_error(error, "--debug" in args), err=True)
             ctx.exit(ERROR)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

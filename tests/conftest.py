@@ -4,6 +4,7 @@ from collections import Counter
 import pytest
 import torch
 
+os.environ.pop("COLUMNS", None)  # commands would fold their output
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # the workers share the cores
 

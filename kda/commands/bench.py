@@ -11,21 +11,33 @@ import importlib.util
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kda.bundles import Save
-from kda.dispatch import backend_asked, backend_names, choose, what_is_kept
+from kda.dispatch import backend_asked, backend_names, what_is_kept
 from kda.errors import NoBackendError
 from kda.host import detect
 from kda.measure.shapes import DIRECTIONS, SHAPES, Shape, too_large
 
-from .bench_asked import CannotJudge, both, ms, problem_of, shapes_asked, spec_of, ways
-from .options import known, shape_options
-from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version, table
+from .bench_asked import CannotJudge, both, problem_of, shapes_asked, spec_of, taker, ways
+from .bench_report import (
+    KEY,
+    Change,
+    compare_lines,
+    header,
+    parity_lines,
+    refused_captures,
+    remarks,
+    says_why,
+    stage_lines,
+    timing_lines,
+)
+from .options import ARCH, Name, shape_options
+from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version
 
 if TYPE_CHECKING:
     from kda.measure.timing import Checked, Line, Machine, Result
@@ -33,7 +45,6 @@ if TYPE_CHECKING:
     from kda.verify.doors import Door
 
 REGIMES = ("fast", "slow")
-KEY = ("problem", "regime", "direction", "backend")             # of a timing in saved results
 SETTINGS = ("graph", "disable_recompute")                       # whose timings are not compared with each other's
 EXPLICIT = ("lengths", "batch", "tokens", "heads", "value_heads", "k", "v", "dtype")
 LAUNCHES = {"cpu": 20, "gpu": 200}
@@ -51,9 +62,11 @@ class Percent(click.ParamType):
 
 
 @click.command()
-@click.option("--backend", metavar="NAME", help="The backend to time; left out, the one that auto picks.")
-@click.option("--against", metavar="NAME", help="A baseline: another backend, or fla.")
-@click.option("--shape", "names", metavar="NAME", multiple=True,
+@click.option("--backend", type=Name("backend", lambda: ["auto", *backend_names()]),
+              help="The backend to time; left out, the one that auto picks.")
+@click.option("--against", type=Name("backend", lambda: ["fla", *backend_names()]),
+              help="A baseline: another backend, or fla.")
+@click.option("--shape", "names", type=Name("shape", lambda: list(SHAPES)), multiple=True,
               help="A named shape, see --list; may be repeated.  [default: those for this device]")  # fmt: skip
 @shape_options(heads=8, lengths="Packed sequences.", batch=1)
 @click.option("--regime", type=click.Choice([*REGIMES, "both"]), default="both", show_default=True,
@@ -72,14 +85,17 @@ class Percent(click.ParamType):
               help="Compare medians with a saved run.")  # fmt: skip
 @click.option("--fail-above", type=Percent(), default="3%", show_default=True,
               help="With --compare: exit with 1 if a median is slower by more, and the spreads are apart.")  # fmt: skip
-@click.option("--plot", metavar="FILE", type=OUTPUT, help="Draw the medians (.png, .svg, .pdf).")
+@click.option("--plot", metavar="FILE", type=OUTPUT, help="Draw the times (.png, .svg, .pdf).")
+@click.option("--html", metavar="FILE", type=OUTPUT,
+              help="Write a page: times as bars, and what the roles of the kernels do when.")  # fmt: skip
 @click.option("--predicted", is_flag=True,
               help="Time nothing: what the simulator's clock says, and its error.  Needs no GPU.")  # fmt: skip
 @click.option("--host", is_flag=True,
               help="Time the host's part alone: a forward and a step, with the GPU idle and busy.")  # fmt: skip
-@click.option("--arch", metavar="ARCH",
-              help="With --predicted: the GPUs of this arch, such as sm100.  [default: sm90]  "
+@click.option("--arch", type=ARCH,
+              help="With --predicted: the GPUs of this arch or card, such as sm100 or b200.  [default: sm90]  "
               "With --host: launches go to a stand-in of one.")  # fmt: skip
+@click.option("--verbose", "-v", is_flag=True, help="Print rates, memory with inputs, and each comparison, too.")
 @click.option("--list", "only_list", is_flag=True, help="List the named shapes and end.")
 @click.option("--force", is_flag=True, help="Run shapes that look too large for this machine.")
 @common_options
@@ -119,12 +135,6 @@ def given(name: str) -> bool:
 
 
 def check_usage(options: dict[str, Any]) -> None:
-    if options["backend"]:
-        known("backend", options["backend"], ["auto", *backend_names()])
-    if options["against"]:
-        known("backend", options["against"], ["fla", *backend_names()])
-    for name in options["names"]:
-        known("shape", name, list(SHAPES))
     explicit = [name for name in EXPLICIT if given(name)]
     if explicit and options["names"]:
         raise click.UsageError(f"--shape names a shape; leave out {option_of(explicit[0])}")
@@ -143,13 +153,13 @@ def check_usage(options: dict[str, Any]) -> None:
     if options["arch"] and not options["predicted"] and not options["host"]:
         raise click.UsageError("--arch wants --predicted or --host: a timing is made on the GPU that is here")
     if options["host"]:
-        others = ("predicted", "graph", "stages", "save", "compare", "plot", "regime", "seconds", "force")
+        others = ("predicted", "graph", "stages", "save", "compare", "plot", "html", "regime", "seconds", "force")
         if wrong := [name for name in others if given(name)]:
             raise click.UsageError(f"--host times calls of the host; leave out {option_of(wrong[0])}")
         if {"backward", "both"} & set(options["directions"]) and given("directions"):
             raise click.UsageError("--host times a forward and a step; --direction names one of them")
     if options["predicted"]:
-        timed = [name for name in (*SETTINGS, "against", "stages", "repeats", "save", "compare", "plot", "regime",
+        timed = [name for name in (*SETTINGS, "against", "stages", "repeats", "save", "compare", "regime",
                                    "seconds", "force") if given(name)]  # fmt: skip
         if timed:
             raise click.UsageError(f"--predicted times nothing; leave out {option_of(timed[0])}")
@@ -192,20 +202,19 @@ def doors_for(spec: Spec, options: dict[str, Any], device: str) -> list[Door]:
             as_saved = what_is_kept(recorded, backend_asked(asked)) is Save.ALL
             problems = [dataclasses.replace(problem, disable_recompute=as_saved) for problem in problems]
         for problem in problems:
-            asked = choose(problem, backend_asked(asked)).backend
+            asked = taker(problem, backend_asked(asked))
     except NoBackendError as error:
         forward_runs = problem is not problems[0]
         more = ["--direction forward times what there is"] if forward_runs else []
         raise CannotJudge(*str(error).splitlines(), *more) from None
     doors = [Door(asked, device)]
+    reasons: Sequence[str] = ()
     if options["against"] == "fla":
         doors.append(Fla())
         reasons = doors[1].against(make(dataclasses.replace(spec, lengths=None, B=1, T=1)))
     elif options["against"]:
         doors.append(Door(options["against"], device))
         reasons = [reason for problem in problems for reason in doors[1].against_problem(problem)]
-    else:
-        reasons = []
     if reasons:
         raise CannotJudge(*(f"the baseline {options['against']} cannot run here: {reason}" for reason in reasons))
     return doors
@@ -232,32 +241,23 @@ def bench(screen: Screen, options: dict[str, Any], old: dict[str, Any] | None) -
     results, clock, directions = [], clock_of(device), ways(options["directions"])
     how = How(options["repeats"] or LAUNCHES[machine.kind], options["seconds"], options["stages"], options["graph"],
               options["disable_recompute"])  # fmt: skip
-    with screen.progress("measuring the copy bandwidth" if machine.kind == "gpu" else "drawing inputs") as tell:
+    steps = sum(2 + len(directions) + len(doors[case]) - 1 for case in cases) + len(cases) * options["stages"]
+    with screen.progress("measuring the copy bandwidth" if machine.kind == "gpu" else "drawing inputs", steps) as tell:
         if machine.kind == "gpu":
-            machine = machine._replace(copy=clock.copy_bandwidth())
+            machine = machine._replace(copy=clock.copy_bandwidth())      # type: ignore[union-attr]
         for name, shape, regime in cases:
             def say(text: str, about: str = f"{name}, {regime} gates") -> None:
-                tell(f"{about}: {text}")
+                tell.step(f"{about}: {text}")
 
             say("drawing inputs")
             found = measure(doors[name, shape, regime], make(spec_of(shape, regime)), directions, clock, how, say)
             results.append(Result(name, shape, regime, found))
         if machine.kind == "gpu":
-            machine = ask_clocks(machine, clock, device)
+            machine = ask_clocks(machine, clock, device)                # type: ignore[arg-type]
     return report(screen, options, machine, results, left_out, old)
 
 
 # ---------------------------------------------------------------------------------------------- comparing
-
-
-class Change(NamedTuple):
-    line: Line
-    old: dict[str, Any]                      # a saved row
-    verdict: str                             # "slower", "faster", "same", or "noise": the spreads overlap
-
-    @property
-    def ratio(self) -> float:
-        return self.line.median / self.old["median"]
 
 
 def read_results(file: str) -> dict[str, Any]:
@@ -323,176 +323,51 @@ def report(
     if options["save"] and right:
         Path(options["save"]).write_text(json.dumps(data, indent=1) + "\n")
         notes.append(f"saved    {options['save']}")
-    if options["plot"] and lines:
-        draw(options["plot"], machine, lines, flags(options))
-        notes.append(f"drawn    {options['plot']}")
+    if lines and (options["plot"] or options["html"]):
+        notes += drawn(screen, options, machine, results, lines)
     if screen.json:
         screen.emit_json(data)
         return code
+    verbose = options["verbose"]
     head = "  ".join([header(machine), *flags(options)])
-    for text in [screen.paint(head, bold=True), *parity_lines(screen, results), "", *timing_lines(lines)]:
+    for text in [screen.paint(head, bold=True), *parity_lines(screen, results, verbose)]:
         screen.line(text)
-    for text in stage_lines(results):
+    if not right:
+        screen.line("Wrong results are not timed, and no ratio is printed; `kda verify` finds the first wrong stage.")
+    for text in ["", *timing_lines(screen, lines, verbose), *stage_lines(screen, results)]:
         screen.line(text)
     if old:
         for text in ["", *compare_lines(screen, changes, options)]:
             screen.line(text)
     for text in notes:
-        screen.line(text if text.startswith(("saved", "drawn")) else f"{screen.sign('warn')} {text}")
-    if not right:
-        screen.line("Wrong results are not timed, and no ratio is printed; `kda verify` finds the first wrong stage.")
+        screen.line(text if text.startswith(("saved", "drawn")) else f"{screen.sign('warn')} {text}", hang=2)
+    if not verbose:
+        screen.line("-v prints rates, memory with inputs, and each comparison.")
     return code
 
 
-def header(machine: Machine) -> str:
-    clock = f"{machine.clock} of {machine.highest_clock} MHz" if machine.clock else None
-    words = [f"{machine.device}, {machine.threads} threads" if machine.threads else machine.device, clock,
-             f"driver {machine.driver}" if machine.driver else None,
-             f"copies {machine.copy / 1e12:.2f} TB/s" if machine.copy else None,
-             f"kda {kda_version()}" + (f" ({machine.commit})" if machine.commit else ""),
-             *(f"{name} {version}" for name, version in machine.versions.items())]  # fmt: skip
-    return "  ".join(word for word in words if word)
+def drawn(
+    screen: Screen, options: dict[str, Any], machine: Machine, results: Sequence[Result], lines: Sequence[Line]
+) -> list[str]:
+    """Write the picture and the page; what is said of them."""
+    from .bench_drawn import draw, groups_of, page, title_of
+    from .timeline import of_machine
+
+    title, details = title_of(machine.device), "  ".join([header(machine), *flags(options)])
+    groups, says = groups_of(lines, machine.device), []
+    if options["plot"]:
+        draw(options["plot"], title, details, groups)
+        says.append(f"drawn    {options['plot']}")
+    if options["html"]:
+        notes = [*parity_lines(Screen(), results, False), *remarks(machine, lines)]
+        timelines = of_machine(screen, lines[0].backend)
+        Path(options["html"]).write_text(page(title, details, notes, groups, timelines), encoding="utf-8")
+        says.append(f"drawn    {options['html']}: open it in a browser")
+    return says
 
 
 def flags(options: dict[str, Any]) -> list[str]:
     return [option_of(name) for name in SETTINGS if options[name]]
-
-
-def parity_lines(screen: Screen, results: Sequence[Result]) -> list[str]:
-    rows, details = [], []
-    for result in results:
-        for check in result.checks:
-            right = len(check.rows) - len(check.wrong)
-            worst = max(check.rows, key=lambda row: row.measure.used if not math.isnan(row.measure.used) else math.inf)
-            says = f"parity: {right} of {len(check.rows)} tensors within budget"
-            closest = f"{worst.tensor} uses {used_words(worst)}"
-            when = " (a timed launch)" if result.measured.timed_wrong else ""
-            sign = screen.sign("fail" if check.wrong else "ok")
-            closest += f" of {check.against}"
-            rows.append((f"{sign} {result.name}", result.regime, check.backend, says + when, closest))
-            details += [f"  {result.name}, {result.regime}, {check.backend}: {describe(row)}" for row in check.wrong]
-    return table(rows) + details
-
-
-def used_words(row: Any) -> str:
-    from kda.verify.parity import used_words
-
-    return used_words(row.measure)
-
-
-def describe(row: Any) -> str:
-    from kda.verify.parity import describe
-
-    return describe(row)
-
-
-def timing_lines(lines: Sequence[Line]) -> list[str]:
-    if not lines:
-        return []
-    floor, against = any(line.floor for line in lines), baseline_of(lines)
-    counted = any(line.memory is not None for line in lines)
-    head = ["", "", "gates", "backend", "median", "p20-p80", "TFLOP/s", "GB/s", *(["x floor"] if floor else [])]
-    head += ["memory", "with inputs"] if counted else []
-    rows = []
-    for line in lines:
-        cells = [line.direction, line.problem, line.regime, line.backend, f"{ms(line.median)} ms",
-                 f"{ms(line.p20)}-{ms(line.p80)}", f"{line.flops / line.median / 1e12:.3g}",
-                 f"{line.bytes / line.median / 1e9:.3g}"]  # fmt: skip
-        cells += [f"{line.x_floor:.1f}"] if line.x_floor else []
-        cells += [size(line.memory), size(line.memory_with_inputs)] if counted else []
-        cells += [f"{ms(line.baseline['median'])} ms", f"{line.ratio:.2f}x"] if line.baseline else []
-        rows.append(cells)
-    return table(rows, header=[*head, *([against, f"vs {against}"] if against else [])], align="llllrrrrrrrrr")
-
-
-def stage_lines(results: Sequence[Result]) -> Iterator[str]:
-    for result in results:
-        stages = result.measured.stages
-        if stages:
-            total = sum(timing.median for timing in stages.values())
-            rows = [(name, f"{ms(t.median)} ms", f"{ms(t.quantile(0.2))}-{ms(t.quantile(0.8))}",
-                     f"{t.median / total:.0%}") for name, t in stages.items()]  # fmt: skip
-            backend = result.measured.checks[0].backend
-            yield ""
-            yield f"stages of {backend}, each alone: {result.shape.label}, {result.regime} gates"
-            yield from table(rows, align="lrrr")
-
-
-def baseline_of(lines: Sequence[Line]) -> str | None:
-    return next((line.baseline["backend"] for line in lines if line.baseline), None)
-
-
-def size(n: int | None) -> str:
-    return "" if n is None else f"{n / 2**20:.0f} MiB" if n < 2**30 else f"{n / 2**30:.2f} GiB"
-
-
-def refused_captures(results: Sequence[Result]) -> list[dict[str, str]]:
-    return [{"shape": result.name, "problem": result.shape.label, "regime": result.regime, "direction": direction,
-             "backend": backend, "reason": reason}
-            for result in results for direction, (backend, reason) in result.measured.not_captured.items()]  # fmt: skip
-
-
-def says_why(refused: dict[str, str]) -> str:
-    return ("{direction}, {problem}, {regime} gates: not timed, for a call of {backend} cannot be captured in a CUDA "
-            "graph: {reason}").format_map(refused)  # fmt: skip
-
-
-def remarks(machine: Machine, lines: Sequence[Line]) -> Iterator[str]:
-    """What has to be known to read the numbers."""
-    if machine.kind == "cpu" and lines:
-        yield "CPU times: caches and allocator are warm."
-    if machine.crowded:
-        yield (f"other processes kept the cores busy (a load of {machine.load:.1f} on {machine.cores}): these times "
-               "can be many times too long, less so with OMP_NUM_THREADS=1")  # fmt: skip
-    if machine.clock and machine.highest_clock and machine.clock < 0.97 * machine.highest_clock:
-        yield (f"the SMs ran at {machine.clock} of {machine.highest_clock} MHz: "
-               f"`sudo nvidia-smi -lgc {machine.highest_clock}` asks for the highest (undo: -rgc)")  # fmt: skip
-    if any(line.direction == "backward" and line.memory is not None for line in lines):
-        yield "memory of a backward is that of a forward and its backward"
-    for line in lines:
-        for side in filter(None, (vars(line), line.baseline)):
-            if side["host_inside"]:
-                backend = side["backend"]
-                yield f"{line.direction}, {line.problem}: host time is inside, for {backend} waits for the GPU"
-
-
-def compare_lines(screen: Screen, changes: Sequence[Change], options: dict[str, Any]) -> list[str]:
-    if not changes:
-        return [f"{options['compare']} holds none of these timings: other shapes, directions or backends."]
-    marks = {"slower": "fail", "faster": "ok", "same": "ok", "noise": "info"}
-    rows = [
-        (f"{screen.sign(marks[c.verdict])} {c.line.direction}", c.line.problem, c.line.regime, c.line.backend,
-         f"{ms(c.old['median'])} ms", f"{ms(c.line.median)} ms", f"{c.ratio - 1:+.1%}", c.verdict) for c in changes
-    ]  # fmt: skip
-    slower, limit = sum(c.verdict == "slower" for c in changes), f"{options['fail_above'] * 100:g}%"
-    end = f"{slower or 'None'} of {len(changes)} slower by more than {limit} and beyond the spread."
-    return [*table(rows, header=("", "", "gates", "backend", "before", "now", "", ""), align="llllrrrl"), end]
-
-
-def draw(file: str, machine: Machine, lines: Sequence[Line], flags: Sequence[str] = ()) -> None:
-    """Medians as dots, their spreads as whiskers, floors as ticks."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 1.2 + 0.45 * len(lines)), layout="constrained")
-    axes = figure.subplots()
-    sides = [[vars(line) for line in lines], [line.baseline for line in lines if line.baseline]]
-    for n, side in enumerate(filter(None, sides)):
-        at = [i + (n - 0.5) * 0.2 if sides[1] else i for i in range(len(lines))]
-        medians, low, high = ([1e3 * x[name] for x in side] for name in ("median", "p20", "p80"))
-        spread = [[m - x for m, x in zip(medians, low)], [x - m for m, x in zip(medians, high)]]
-        label = ", ".join(sorted({x["backend"] for x in side}))
-        axes.errorbar(medians, at, xerr=spread, fmt="o", capsize=3, label=label)
-    if all(line.floor for line in lines):
-        floors = [1e3 * line.floor for line in lines]
-        axes.scatter(floors, range(len(lines)), marker="|", s=200, color="black", label="floor")
-    axes.set_yticks(range(len(lines)), [f"{line.direction}, {line.problem}, {line.regime}" for line in lines])
-    axes.invert_yaxis()
-    axes.set_xscale("log")
-    axes.grid(axis="x", which="both", alpha=0.3)
-    axes.set_xlabel("ms (median, p20 to p80)")
-    axes.set_title(", ".join([machine.device, f"kda {kda_version()}", *flags]))
-    axes.legend()
-    figure.savefig(file, dpi=150)
 
 
 def heading(code: int) -> dict[str, Any]:
@@ -534,6 +409,6 @@ def print_list(screen: Screen) -> int:
         shapes = {name: {**shape._asdict(), "label": shape.label} for name, shape in SHAPES.items()}
         screen.emit_json({"schema": 1, "command": "bench", "shapes": shapes})
     else:
-        for text in table([(name, shape.label, shape.origin) for name, shape in SHAPES.items()]):
+        for text in screen.table([(name, shape.label, shape.origin) for name, shape in SHAPES.items()]):
             screen.line(text)
     return OK

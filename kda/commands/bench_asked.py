@@ -6,12 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from kda.compile.target import TARGETS, Target, parse
 from kda.measure.shapes import DIRECTIONS, SHAPES, Shape
-
-from .options import known
 
 if TYPE_CHECKING:
     from kda.problem import Problem
@@ -22,14 +17,6 @@ class CannotJudge(Exception):
     def __init__(self, *reasons: str):
         super().__init__(*reasons)
         self.reasons = list(reasons)
-
-
-def target_of(arch: str) -> Target:
-    try:
-        return parse(arch)
-    except ValueError:
-        known("arch", arch, list(TARGETS))
-        raise click.UsageError(f"{arch!r} is not an arch") from None
 
 
 def shapes_asked(options: dict[str, Any], on: str, default: dict[str, Shape] | None = None) -> dict[str, Shape]:
@@ -65,6 +52,15 @@ def problem_of(spec: Spec, direction: str, device: str) -> Problem:
     one_token = dataclasses.replace(spec, lengths=None if spec.lengths is None else (1,), B=1, T=1)
     (B, T), N = spec.shape, spec.B if spec.lengths is None else len(spec.lengths)
     return dataclasses.replace(make(one_token).problem(direction), device=device, B=B, T=T, N=N)
+
+
+def taker(problem: Problem, asked: str) -> str:
+    """The backend that takes a call, as `kda.dispatch.choose` has it."""
+    from kda.dispatch import choose
+
+    backend = choose(problem, asked).backend
+    assert backend is not None
+    return backend
 
 
 def ms(seconds: float) -> str:

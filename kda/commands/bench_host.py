@@ -7,12 +7,13 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kda.dispatch import backend_asked, choose, what_is_kept
+from kda.dispatch import backend_asked, what_is_kept
 from kda.errors import NoBackendError
 from kda.measure.shapes import Shape
 
-from .bench_asked import CannotJudge, problem_of, shapes_asked, spec_of, target_of
-from .render import OK, Screen, kda_version, table
+from .bench_asked import CannotJudge, problem_of, shapes_asked, spec_of, taker
+from .layout import row_lines
+from .render import OK, Screen, kda_version
 
 if TYPE_CHECKING:
     from kda.measure.host import Cost, Gpu, StandIn
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 DEFAULT = {"few tokens": Shape("the host alone is seen where a GPU has little to do", T=1024, H=16)}
 DIRECTIONS = ("forward", "step")
-HEAD = ("", "", "backend", "GPU idle", "p20-p80", "GPU busy", "p20-p80", "launches", "of torch", "allocations")
+HEAD = ("", "backend", "GPU idle", "p20-p80", "GPU busy", "p20-p80", "launches", "of torch", "allocations")
+SPREADS = (3, 5)                             # columns that -v adds
 REPEATS = 200
 
 
@@ -31,7 +33,7 @@ def host(screen: Screen, options: dict[str, Any]) -> int:
     from kda.verify.doors import here
 
     device = here()
-    target = target_of(options["arch"]) if options["arch"] else None
+    target = options["arch"]
     if target is None and device == "cpu":
         raise CannotJudge(
             "--host wants a GPU, to which calls are launched; found none. --arch sm90 sends the launches of that GPU's "
@@ -43,7 +45,8 @@ def host(screen: Screen, options: dict[str, Any]) -> int:
     shapes = shapes_asked(options, "gpu", DEFAULT)
     kept = {"disable_recompute": True} if options["disable_recompute"] else {}
     found: list[tuple[Shape, Cost]] = []
-    with gpu.used(), screen.progress("drawing inputs") as tell:
+    steps = len(shapes) * len(directions_of(options)) * (1 + bool(options["against"]))
+    with gpu.used(), screen.progress("drawing inputs", steps) as tell:
         for shape in shapes.values():
             spec = spec_of(shape, "slow")
             asked = [options["backend"], *filter(None, [options["against"]])]
@@ -52,7 +55,7 @@ def host(screen: Screen, options: dict[str, Any]) -> int:
             for name, backend in backends.items():
                 for direction, call in calls(name or backend_asked(), case, **kept).items():
                     if direction in directions_of(options):
-                        tell(f"{shape.label}: {direction} of {backend}")
+                        tell.step(f"{shape.label}: {direction} of {backend}")
                         found.append((shape, cost(direction, backend, call, gpu, options["repeats"] or REPEATS)))
     report(screen, machine, gpu, found, options)
     return OK
@@ -70,9 +73,9 @@ def taken_by(spec: Any, asked: str | None, device: str, kept: bool) -> str:
     try:
         forward = problem_of(spec, "forward", device)
         as_saved = kept and what_is_kept(dataclasses.replace(forward, disable_recompute=True), asked).value == "all"
-        made = choose(dataclasses.replace(forward, disable_recompute=as_saved), asked).backend
+        made = taker(dataclasses.replace(forward, disable_recompute=as_saved), asked)
         backward = dataclasses.replace(problem_of(spec, "backward", device), disable_recompute=as_saved)
-        read = choose(backward, backend_of_backward(asked)).backend
+        read = taker(backward, backend_of_backward(asked))
     except NoBackendError as error:
         raise CannotJudge(*str(error).splitlines()) from None
     return made if made == read else f"{made}, {read}"
@@ -99,7 +102,7 @@ def report(
         name = stand_in.name.removeprefix("simulated ")
         screen.line(f"launches go to a stand-in of {name}: the driver's part is left out, and tensors lie on the CPU")
     screen.line()
-    for line in table(list(cells(found)), header=HEAD, align="lllrrrrrrr"):
+    for line in table_lines(screen, found, options["verbose"]):
         screen.line(line)
     for _, cost in found:
         if cost.busy and cost.busy.host_inside:
@@ -112,11 +115,25 @@ def report(
                     f"{machine.cores}): these times can be many times too long")  # fmt: skip
 
 
+def table_lines(screen: Screen, found: Sequence[tuple[Shape, Cost]], verbose: bool) -> Iterator[str]:
+    """A heading for each shape, and a row for each of its calls."""
+    shown = [i for i in range(len(HEAD)) if verbose or i not in SPREADS]
+    rows = [[row[i] for i in shown] for row in cells(found)]
+    top, *printed = row_lines(rows, [HEAD[i] for i in shown], "llrrrrrrr", 2, screen.width)
+    yield from top
+    shape = None
+    for (other, _), lines in zip(found, printed):
+        if other != shape:
+            shape = other
+            yield screen.paint(shape.label, bold=True)
+        yield from lines
+
+
 def cells(found: Sequence[tuple[Shape, Cost]]) -> Iterator[tuple[str, ...]]:
-    for shape, cost in found:
+    for _, cost in found:
         busy = ("-", "-") if cost.busy is None else (us(cost.busy.median), spread(cost.busy))
         torch = "-" if cost.of_torch is None else str(cost.of_torch)
-        yield (cost.direction, shape.label, cost.backend, us(cost.idle.median), spread(cost.idle), *busy,
+        yield (cost.direction, cost.backend, us(cost.idle.median), spread(cost.idle), *busy,
                str(cost.launches), torch, str(cost.allocations))  # fmt: skip
 
 

@@ -11,16 +11,19 @@ import dataclasses
 import functools
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kda.compile.target import Target
-from kda.dispatch import backend_asked, backend_of_backward, choose
+from kda.compile.target import TARGETS, Target
+from kda.dispatch import backend_asked, backend_of_backward
 from kda.errors import NoBackendError
 from kda.measure.shapes import DIRECTIONS, Shape, bytes_moved
 
-from .render import OK, Screen, kda_version, table
+from .layout import row_lines
+from .progress import Progress, showing
+from .render import OK, Screen, kda_version
 
 if TYPE_CHECKING:
     from kda.measure.predicted import Prediction
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 
 
 WORKERS = 2                                  # at most: each may need 3.5 GB
-HEAD = ("", "", "backend", "predicted", "error: median, worst", "floor", "x floor", "recorded", "")
+HEAD = ("", "backend", "predicted", "error (worst)", "floor", "x floor", "recorded")
 
 
 class Row(NamedTuple):
@@ -54,9 +57,9 @@ def predicted(screen: Screen, options: dict[str, Any]) -> int:
     from kda.simulator.chips import CHIPS
     from kda.simulator.timing.chips import OF_ARCH, chip_of
 
-    from .bench_asked import CannotJudge, shapes_asked, target_of, ways
+    from .bench_asked import CannotJudge, shapes_asked, ways
 
-    target = target_of(options["arch"] or "sm90")
+    target = options["arch"] or TARGETS["sm90"]
     number = 10 * target.cc[0] + target.cc[1]
     if number not in CHIPS or number not in OF_ARCH:
         with_clock = ", ".join(f"sm{n}" for n in OF_ARCH)
@@ -65,32 +68,57 @@ def predicted(screen: Screen, options: dict[str, Any]) -> int:
     backends = {name: backends_for(shape, directions, target, options["backend"]) for name, shape in shapes.items()}
     work = functools.partial(_rows, shapes, directions, target, chip, backends)
     rows: list[Row] = []
-    aligned = aligner(shapes, directions, backends)
+    aligned = aligner(shapes, directions, backends, screen.width)
     if not screen.json:
         screen.line(f"predicted for {chip}, {target.spelling}: nothing was timed  kda {kda_version()}\n")
-        screen.line(aligned(HEAD))
-    with screen.progress("running kernels that shapes have in common"):
+        screen.line("\n".join(aligned(HEAD)))
+    tell = Progress("running kernels that shapes have in common", len(shapes) + 1)
+    tell.step()
+    with showing(tell):
         run_what_is_common(shapes, directions, target, chip, backends)
     with contextlib.closing(side_by_side(work, shapes, longest_first(shapes), workers(len(shapes)))) as found:
-        for name in shapes:
-            with screen.progress(f"{name}: running its launches in the simulator"):
+        for name, shape in shapes.items():
+            tell.step(f"{name}: running its launches in the simulator")
+            with showing(tell):
                 of_shape = next(found)
             rows += of_shape
-            for row in of_shape if not screen.json else ():
-                screen.line(aligned(cells(row)))
+            if not screen.json:
+                screen.line(screen.paint(shape.label if name == "given" else f"{name}: {shape.label}", bold=True))
+                for row in of_shape:
+                    screen.line("\n".join(aligned(cells(row))))
+    sources = sorted({row.source for row in rows if row.source})
+    said = [f"recorded: {', '.join(sources)}"] * bool(sources and options["verbose"])
+    said += drawn(screen, options, chip, target, rows)
     if screen.json:
         screen.emit_json(as_json(target, chip, rows))
     else:
-        for text in notes(chip):
+        for text in ["", *notes(chip), *said]:
             screen.line(text)
     return OK
+
+
+def drawn(screen: Screen, options: dict[str, Any], chip: Chip, target: Target, rows: Sequence[Row]) -> list[str]:
+    """Write the picture and the page; what is said of them."""
+    from .bench_drawn import draw, groups_of_predicted, page, title_of
+    from .timeline import of_machine
+
+    groups, says = groups_of_predicted(rows), []
+    title, details = title_of(str(chip).upper()), f"{target.spelling}; predicted by the simulator's clock, not timed"
+    if options["plot"]:
+        draw(options["plot"], title, details, groups)
+        says.append(f"drawn    {options['plot']}")
+    if options["html"]:
+        timelines = of_machine(screen, rows[0].backend.partition(",")[0], target)
+        Path(options["html"]).write_text(page(title, details, notes(chip), groups, timelines), encoding="utf-8")
+        says.append(f"drawn    {options['html']}: open it in a browser")
+    return says
 
 
 def backends_for(shape: Shape, directions: Sequence[str], target: Target, asked: str | None) -> dict[str, str]:
     """Direction -> the backend that takes it on such a GPU."""
     from kda.simulator import capture
 
-    from .bench_asked import CannotJudge, problem_of, spec_of
+    from .bench_asked import CannotJudge, problem_of, spec_of, taker
 
     asked, found = backend_asked(asked), {}
     with capture(arch=target.spelling):
@@ -98,7 +126,7 @@ def backends_for(shape: Shape, directions: Sequence[str], target: Target, asked:
             if way in directions or "step" in directions or way == "forward":
                 problem = dataclasses.replace(problem_of(spec_of(shape, "slow"), way, "cpu"), disable_recompute=False)
                 try:
-                    found[way] = choose(problem, asked if way == "forward" else backend_of_backward(asked)).backend
+                    found[way] = taker(problem, asked if way == "forward" else backend_of_backward(asked))
                 except NoBackendError as error:
                     more = ["--direction forward predicts what there is"] if way == "backward" else []
                     raise CannotJudge(*str(error).splitlines(), *more) from None
@@ -139,7 +167,7 @@ _WORK: list[Callable[[Any], Any]] = []       # of a worker, which is forked with
 
 def side_by_side(
     work: Callable[[Any], Any], names: Iterable[Any], begun: Iterable[Any], processes: int
-) -> Iterator[Any]:
+) -> Generator[Any, None, None]:
     """What `work` makes of each name, in the order of names, begun in another order.  What fails in another process is
     done again in this one: its error comes as it would have come here, and a process that was killed is made up for."""
     if processes < 2:
@@ -190,14 +218,14 @@ def row_of(name: str, shape: Shape, way: str, chip: Chip, backends: dict[str, st
     backward = {"forward": False, "backward": True, "step": None}[way]
     launches = [one for one in call.launches if backward in (None, one.backward)]
     used = backends_of(way, backends)
-    time = recorded_call(chip.name, shape.label, way, backends["forward"])
+    timed = recorded_call(chip.name, shape.label, way, backends["forward"]) or {}
     kernels: dict[str, float] = {}
     for one in launches:
         word = family_of(one.kernel)
         kernels[word] = kernels.get(word, 0.0) + one.milliseconds / 1e3
     floor = bytes_moved(shape, way) / (chip.hbm_rate * chip.gigahertz * 1e9)
     return Row(name, shape.label, way, ", ".join(used), call.milliseconds(backward) / 1e3, floor,
-               time and time["seconds"], time and time["source"], expected(used[-1], launches), kernels)  # fmt: skip
+               timed.get("seconds"), timed.get("source"), expected(used[-1], launches), kernels)  # fmt: skip
 
 
 def backends_of(way: str, backends: dict[str, str]) -> list[str]:
@@ -207,24 +235,24 @@ def backends_of(way: str, backends: dict[str, str]) -> list[str]:
 def cells(row: Row) -> tuple[str, ...]:
     from .bench_asked import ms
 
-    return (row.direction, row.problem, row.backend, f"{ms(row.predicted)} ms",
-            f"{row.error['median']:.0f}%, {row.error['worst']:.0f}%", f"{ms(row.floor)} ms", f"{row.x_floor:.1f}",
-            f"{ms(row.recorded)} ms" if row.recorded else "", row.source or "")  # fmt: skip
+    return (row.direction, row.backend, f"{ms(row.predicted)} ms",
+            f"{row.error['median']:.0f}% ({row.error['worst']:.0f}%)", f"{ms(row.floor)} ms", f"{row.x_floor:.1f}",
+            f"{ms(row.recorded)} ms" if row.recorded else "")  # fmt: skip
 
 
 def aligner(
-    shapes: dict[str, Shape], directions: Sequence[str], backends: dict[str, dict[str, str]]
-) -> Callable[[Sequence[str]], str]:
+    shapes: dict[str, Shape], directions: Sequence[str], backends: dict[str, dict[str, str]], width: int | None
+) -> Callable[[Sequence[str]], list[str]]:
     """Makes a line of cells, in columns as wide as those of all rows will be: rows are printed as they are found."""
     time = "00.000 ms"
-    wide = [(way, shape.label, ", ".join(backends_of(way, backends[name])), time, "", time, "00.0", time)
-            for name, shape in shapes.items() for way in directions]  # fmt: skip
-    return lambda row: table([HEAD, *wide, row], align="lllrrrrrl")[-1]
+    wide = [(way, ", ".join(backends_of(way, backends[name])), time, "", time, "00.0", time)
+            for name in shapes for way in directions]  # fmt: skip
+    return lambda row: row_lines([HEAD, *wide, row], align="llrrrrr", indent=2, width=width)[-1]
 
 
 def notes(chip: Chip) -> list[str]:
     found = [
-        "", "errors are those of the same kernels on an H200, the worst of a call's kernels; docs/clock.md has them all"
+        "errors are those of the same kernels on an H200, the worst of a call's kernels; docs/clock.md has them all"
     ]  # fmt: skip
     if chip.name != "h200":
         found.append(f"no prediction for {chip} was ever compared with one: its error is not known")

@@ -14,7 +14,7 @@ from kda.compile import store
 from kda.compile.recipes import outdated
 
 from .findings import in_bytes
-from .render import FINDING, OK, Screen, common_options, kda_version, table
+from .render import FINDING, OK, Screen, common_options, kda_version
 
 DAY = 86400
 ACTIONS = ("list", "path", "clean")
@@ -49,8 +49,10 @@ class Line:
 @click.option("--stale", is_flag=True, help="clean: what other source or another compiler built.  [default]")
 @click.option("--older-than", "days", type=click.FloatRange(0), metavar="DAYS", help="clean: what was not used since.")
 @click.option("--all", "everything", is_flag=True, help="clean: everything.")
+@click.option("--verbose", "-v", is_flag=True, help="list: a row for each kernel.")
 @common_options
-def command(screen: Screen, action: str, stale: bool, days: float | None, everything: bool) -> int:
+def command(screen: Screen, action: str, stale: bool, days: float | None, everything: bool,
+            verbose: bool) -> int:  # fmt: skip
     """List the kernels that were built (list), print their folder (path), remove some (clean).
 
     What is removed is built again when it is asked for.  Cleaning also removes what cannot be read, and what processes
@@ -62,18 +64,23 @@ def command(screen: Screen, action: str, stale: bool, days: float | None, everyt
     kept = store.default()
     if action == "path":
         return show_path(screen, kept)
-    with screen.progress(f"reading {kept.folder}"):
-        lines = [Line.of(each) for each in kept.entries()]
+    with screen.progress(f"reading {kept.folder}") as tell:
+        found = list(kept.entries())
+        tell.expect(len(found))
+        lines = []
+        for each in found:
+            tell.step()
+            lines.append(Line.of(each))
     if action == "clean":
         return clean(screen, kept, [line for line in lines if goes(line, days, everything)], len(lines))
-    return show(screen, kept, lines)
+    return show(screen, kept, lines, verbose)
 
 
 def show_path(screen: Screen, kept: store.Store) -> int:
     if screen.json:
         screen.emit_json({**json_heading(kept, OK), "action": "path"})
     else:
-        screen.line(str(kept.folder))
+        screen.write(str(kept.folder))
     return OK
 
 
@@ -101,7 +108,7 @@ def clean(screen: Screen, kept: store.Store, lines: Sequence[Line], count: int) 
     return code
 
 
-def show(screen: Screen, kept: store.Store, lines: Sequence[Line]) -> int:
+def show(screen: Screen, kept: store.Store, lines: Sequence[Line], verbose: bool) -> int:
     why = kept.distrusted()
     code = FINDING if why else OK
     if screen.json:
@@ -111,21 +118,26 @@ def show(screen: Screen, kept: store.Store, lines: Sequence[Line]) -> int:
     screen.line(f"{kept.folder}: {entries(len(lines))}, {in_bytes(size(lines))}")
     if why:
         screen.line(f"{screen.mark('fail')} not used: {why}")
-    if lines:
-        header = ("backend", "arch", "kernel", "entries", "size", "last used", "stale")
-        for text in table(rows(lines), header=header, align="lllrrrr", indent=2):
-            screen.line(text)
     if reasons := Counter(line.why or "unreadable" for line in lines if line.status != "current"):
         words = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
         freed = in_bytes(size([line for line in lines if line.status != "current"]))
         screen.line(f"Nobody will ask for {sum(reasons.values())} ({words}): `kda cache clean` frees {freed}.")
+    if lines:
+        header = ("backend", "arch", "kernel" if verbose else "kernels", "entries", "size", "last used", "stale")
+        for text in screen.table(rows(lines, verbose), header, "lllrrrr", indent=2):
+            screen.line(text)
+        if not verbose:
+            screen.line("-v prints each kernel.")
     return code
 
 
-def rows(lines: Sequence[Line]) -> list[tuple[str, ...]]:
-    found = []
-    for sort in sorted({line.sort for line in lines}):
-        same = [line for line in lines if line.sort == sort]
+def rows(lines: Sequence[Line], verbose: bool) -> list[tuple[str, ...]]:
+    """One for each kernel of a backend and arch, or else one for all of them, which says how many there are."""
+    found, depth = [], 3 if verbose else 2
+    for sort in sorted({line.sort[:depth] for line in lines}):
+        same = [line for line in lines if line.sort[:depth] == sort]
+        if not verbose:
+            sort = (*sort, str(len({line.sort for line in same})))
         stale = sum(line.status != "current" for line in same)
         used = days_ago(max(line.kept.used for line in same))
         found.append((*sort, str(len(same)), in_bytes(size(same)), used, str(stale or "")))

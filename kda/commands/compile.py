@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import importlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,14 +24,19 @@ from kda.compile.kernel import Kernel
 from kda.compile.recipes import AnyRecipe
 from kda.compile.target import Target, parse
 from kda.host import Host, detect
+from kda.measure.shapes import MODELS, Model
 from kda.problem import Problem
 
-from .options import known, no_kernels
-from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version, table
+from .findings import in_bytes
+from .options import ARCH, BACKEND, Name, no_kernels
+from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version
 
 WAYS = ("forward", "backward", "recurrent")
 GATES = ("", "softplus dt_bias=true l2norm beta=sigmoid", "bounded dt_bias=true l2norm beta=sigmoid")
 BATCHES = ("", "packed")
+# of a model: training, a prompt from no state or another one, decoding
+OF_A_MODEL = ("forward", "backward", "forward final_state=true", "forward final_state=true state_dtype=float32",
+              "recurrent final_state=true state_dtype=float32")  # fmt: skip
 
 
 @dataclass
@@ -48,47 +53,48 @@ class Line:
     @property
     def shared(self) -> int | None:
         """Bytes of a CTA."""
-        return self.kernel and (self.kernel.shared or 0) + self.recipe.dynamic_shared(self.kernel)
+        if self.kernel is None:
+            return None
+        return (self.kernel.shared or 0) + self.recipe.dynamic_shared(self.kernel)
 
 
 @click.command()
-@click.option("--arch", "archs", multiple=True,
-              help="GPU arch, as sm90; again for more.  [default: this machine's GPU]")
-@click.option("--backend", help="Backend.  [default: all that have kernels to offer]")
+@click.option("--arch", "archs", type=ARCH, multiple=True,
+              help="GPU arch or card, as sm90 or h100; may be repeated.  [default: this machine's GPU]")
+@click.option("--backend", type=BACKEND, help="Backend.  [default: all that have kernels to offer]")
+@click.option("--model", "models", type=Name("model", lambda: list(MODELS)), multiple=True,
+              help=f"Everything that a model calls: {', '.join(MODELS)}; may be repeated.")
+@click.option("--tp", type=click.IntRange(1), default=1, show_default=True,
+              help="With --model: GPUs over which tensor parallel divides its heads.")
 @click.option("--problem", "problems", metavar="WORDS", multiple=True,
-              help='What to build for, as in "K=64 V=64 float16 packed backward"; again for more.  [default: K=V=128 '
+              help='What to build for, as in "K=64 V=64 float16 packed backward"; may be repeated.  [default: K=V=128 '
                    "bfloat16, or float32 of a backend without bfloat16; forward, backward and recurrent, with each "
                    "gate, packed or not]")  # fmt: skip
-@click.option("--workers", type=click.IntRange(1), help="Processes that build.  [default: one a CPU]")
+@click.option("--workers", type=click.IntRange(1), help="Processes that build.  [default: one per CPU]")
+@click.option("--verbose", "-v", is_flag=True, help="Print each variant of a kernel, with what tells it apart.")
 @common_options
-def command(screen: Screen, archs: tuple[str, ...], backend: str | None, problems: tuple[str, ...],
-            workers: int | None) -> int:  # fmt: skip
+def command(screen: Screen, archs: tuple[Target, ...], backend: str | None, models: tuple[str, ...], tp: int,
+            problems: tuple[str, ...], workers: int | None, verbose: bool) -> int:  # fmt: skip
     """Build kernels ahead of time, so that no call has to wait for a compiler.
 
     Exits with 1 if a kernel cannot be built or cannot be kept.
     """
-    targets = [target_of(arch) for arch in archs] or [own_target()]
-    if backend:
-        known("backend", backend, dispatch.backend_names())
-    lines, refused = offered(targets, backend, [problem_of(words) for words in problems])
+    if tp > 1 and not models:
+        raise click.UsageError("--tp divides the heads of a model; name one with --model")
+    targets = list(archs) or [own_target()]
+    calls = [call for name in models for call in of_model(name, tp)]
+    lines, refused = offered(targets, backend, [problem_of(words) for words in problems], calls)
     if not lines:
         return cannot(screen, targets, refused)
-    with screen.progress(f"building {len(lines)} kernels") as tell:
-        fill(lines, workers, tell)
-    code = FINDING if any(line.error or not line.about for line in lines) else OK
+    with screen.progress("looking for kernels"):
+        fill(lines, workers)
+    code = FINDING if broken(lines) else OK
     if screen.json:
         screen.emit_json(as_json(lines, targets, refused, code))
     else:
-        for text in text_lines(screen, lines, refused):
+        for text in text_lines(screen, lines, refused, [about(name, tp) for name in models], verbose):
             screen.line(text)
     return code
-
-
-def target_of(arch: str) -> Target:
-    try:
-        return parse(arch)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
 
 
 def problem_of(words: str) -> Problem:
@@ -98,13 +104,35 @@ def problem_of(words: str) -> Problem:
         raise click.UsageError(str(error)) from None
 
 
+def of_model(name: str, tp: int) -> list[Problem]:
+    """What a model's layers call: by kda's own layer, and as transformers does it, which computes the gate before."""
+    heads = heads_of(name, MODELS[name], tp)
+    gates = (f"{MODELS[name].gate} dt_bias=true l2norm beta=sigmoid", "l2norm g_dtype=float32")
+    words = itertools.product(OF_A_MODEL, gates, BATCHES)
+    return [problem_of(f"H={heads} K=128 V=128 bfloat16 {' '.join(each)}") for each in words]
+
+
+def heads_of(name: str, model: Model, tp: int) -> int:
+    if model.heads % tp:
+        raise click.UsageError(f"--tp {tp} does not divide the {model.heads} heads of {name}")
+    return model.heads // tp
+
+
+def about(name: str, tp: int) -> str:
+    model = MODELS[name]
+    return f"{model.title}: {model.heads // tp} heads per GPU, {model.layers} layers with KDA, {model.gate} gate"
+
+
 def own_target() -> Target:
     from kda.verify.doors import here
 
     cc = detect(here()).cc
     if cc is None:
         raise click.UsageError("this machine has no GPU to build for: name an --arch, as sm90.")
-    return target_of("{}.{}".format(*cc))
+    try:
+        return parse("{}.{}".format(*cc))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
 
 
 @functools.cache
@@ -123,24 +151,35 @@ def host_of(target: Target) -> Host:
 
 
 def offered(
-    targets: Sequence[Target], backend: str | None, problems: Sequence[Problem]
+    targets: Sequence[Target], backend: str | None, problems: Sequence[Problem], calls: Sequence[Problem] = ()
 ) -> tuple[list[Line], dict[str, str]]:
     """The kernels, each once; and for the backends that offer none, why.
 
-    Where neither a problem nor a backend is named, those of the backends that are made for the arch.
+    Of every backend those of `problems`, and of the backend that is picked those of a model's `calls`.  Where neither
+    is there, those of what is usual, of the backends that are made for the arch.
     """
     lines: dict[tuple[str, AnyRecipe], Line] = {}
     refused: dict[str, str] = {}
     for target, c in itertools.product(targets, dispatch.capabilities()):
-        named = c.backend == backend if backend else bool(problems) or target.name in c.archs
-        if not named:
+        if backend not in (None, c.backend):
             continue
-        recipes, why = offers(c, target, problems or usual(c))
+        asked = [*problems, *(call for call in calls if (backend or picked(call, target)) == c.backend)]
+        if not problems and not calls and (backend or target.name in c.archs):
+            asked = usual(c)
+        if not asked:
+            continue
+        recipes, why = offers(c, target, asked)
         for recipe in recipes:
             lines.setdefault((c.backend, recipe), Line(c.backend, recipe))
         if not recipes and (backend or c.archs):
             refused[f"{c.backend} for {target.name}"] = why
     return list(lines.values()), refused
+
+
+@functools.cache
+def picked(call: Problem, target: Target) -> str | None:
+    """The backend that serves a call there."""
+    return dispatch.weigh(dataclasses.replace(call, device="cuda:0"), host_of(target)).backend
 
 
 def usual(c: Capability) -> list[Problem]:
@@ -167,12 +206,11 @@ def offers(c: Capability, target: Target, problems: Iterable[Problem]) -> tuple[
 # ---------------------------------------------------------------------------------------------- building
 
 
-def fill(lines: Sequence[Line], workers: int | None, tell: Any) -> None:
+def fill(lines: Sequence[Line], workers: int | None) -> None:
     """Build what is missing, and write down what became of each."""
     kept = store.default()
     for line in lines:
         line.there = kept.find(line.recipe.key) is not None
-    tell(f"building {sum(not line.there for line in lines)} kernels")
     kernels = attempt_all([line.recipe for line in lines], workers)
     if all(isinstance(found, MissingCompilerError) for found in kernels):
         raise kernels[0]
@@ -189,20 +227,54 @@ def fill(lines: Sequence[Line], workers: int | None, tell: Any) -> None:
 # ---------------------------------------------------------------------------------------------- printing
 
 
-def text_lines(screen: Screen, lines: Sequence[Line], refused: dict[str, str]) -> list[str]:
-    header, named = ("backend", "arch", "kernel", "registers", "spills", "shared", "seconds", ""), names(lines)
-    printed = table([cells(screen, line, named) for line in lines], header=header, align="lllrrrrl")
-    errors = [f"{screen.sign('fail')} {error}" for error in dict.fromkeys(line.error for line in lines) if error]
-    return [*printed, *errors, *(f"{who}: {why}" for who, why in refused.items()), summary(screen, lines)]
+def text_lines(
+    screen: Screen, lines: Sequence[Line], refused: dict[str, str], models: Sequence[str], verbose: bool
+) -> list[str]:
+    """The result first; then a row for each name of a kernel, or for each kernel."""
+    out = [f"{screen.mark('fail' if broken(lines) else 'ok')} {summary(screen, lines)}", *models]
+    out += [f"{screen.sign('fail')} {error}" for error in dict.fromkeys(line.error for line in lines) if error]
+    out += [f"{who}: {why}" for who, why in refused.items()]
+    if verbose:
+        named = names(lines)
+        groups = [(named[line.recipe], [line]) for line in lines]
+    else:
+        alike: dict[tuple[str, Target, str], list[Line]] = {}
+        for line in lines:
+            alike.setdefault((line.backend, line.recipe.target, line.recipe.name), []).append(line)
+        groups = [(name, same) for (_, _, name), same in alike.items()]
+    header = ("backend", "arch", "kernel", "variants", "registers", "spills", "shared", "seconds", "")
+    printed = screen.table([cells(screen, *group) for group in groups], header, "lllrrrrrl")
+    more = ["-v prints each variant."] * any(len(same) > 1 for _, same in groups)
+    return [*out, "", *printed, *more]
 
 
-def cells(screen: Screen, line: Line, name: dict[AnyRecipe, str]) -> tuple[str, ...]:
-    first = (line.backend, line.recipe.target.name, name[line.recipe])
-    if line.kernel is None:
-        return (*first, "-", "-", "-", "-", screen.paint("FAIL", "red"))
-    k, seconds = line.kernel, line.about.get("seconds")
-    numbers = (k.registers, k.spills, line.shared, "-" if seconds is None else f"{seconds:.1f}")
-    return (*first, *map(str, numbers), "was there" if line.there else "" if line.about else "not kept")
+def broken(lines: Sequence[Line]) -> bool:
+    return any(line.error or not line.about for line in lines)
+
+
+def cells(screen: Screen, name: str, lines: Sequence[Line]) -> tuple[str, ...]:
+    """Of some kernels of one backend and arch; numbers that differ are given as a range."""
+    built = [line for line in lines if line.kernel is not None]
+    kernels = [line.kernel for line in lines if line.kernel is not None]
+    seconds = [line.about["seconds"] for line in lines if line.about.get("seconds") is not None]
+    failed, lost = len(lines) - len(built), sum(not line.about for line in built)
+    there = sum(line.there for line in lines)
+    notes = [screen.paint(f"FAIL {failed}" if len(lines) > 1 else "FAIL", "red")] * bool(failed)
+    notes += ["not kept"] * bool(lost) + ["was there" if there == len(lines) else f"{there} were there"] * bool(there)
+    numbers = (
+        span([kernel.registers for kernel in kernels]), span([kernel.spills for kernel in kernels]),
+        span([line.shared for line in built], in_bytes), f"{sum(seconds):.1f}" if seconds else "-",
+    )  # fmt: skip
+    first = lines[0]
+    return first.backend, first.recipe.target.name, name, str(len(lines)), *numbers, ", ".join(notes)
+
+
+def span(numbers: Sequence[int | None], words: Callable[[int], str] = str) -> str:
+    found = sorted({number for number in numbers if number is not None})
+    if not found:
+        return "-"
+    least, most = words(found[0]), words(found[-1])
+    return most if least == most else f"{least.removesuffix(' KiB')}-{most}"
 
 
 def names(lines: Sequence[Line]) -> dict[AnyRecipe, str]:
@@ -228,7 +300,7 @@ def summary(screen: Screen, lines: Sequence[Line]) -> str:
     words += [f"{failed} cannot be built"] * bool(failed)
     if lost:
         why = kept.distrusted() or "see the warning above"
-        return f"{', '.join(words)}; {screen.sign('fail')} {len(lost)} cannot be kept in {kept.folder}: {why}"
+        return f"{', '.join(words)}; {len(lost)} cannot be kept in {kept.folder}: {why}"
     return f"{', '.join(words)}; they are kept in {kept.folder}"
 
 

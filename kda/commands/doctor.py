@@ -9,7 +9,7 @@ import dataclasses
 import os
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -25,9 +25,10 @@ from kda.verify.evidence import Evidence
 from . import models, probes
 from .findings import CHECKS, Finding, backends_with_kernels
 from .hosts import default_device, host_for
-from .options import known
+from .layout import table
+from .options import BACKEND, Name
 from .probes import Facts, Probe
-from .render import FINDING, OK, Screen, common_options, kda_version, strip_ansi, table
+from .render import FINDING, OK, Screen, common_options, kda_version
 
 LIVE = "backend."                            # backend.NAME is the finding of a live call
 
@@ -77,9 +78,14 @@ def takes(backend: Capability, problem: Problem, host: Host) -> tuple[str, ...]:
     return dict(weigh(problem, host, backend.backend).tried)[backend.backend]
 
 
-def live_calls(names: Sequence[str]) -> dict[str, Probe]:
+def live_calls(names: Sequence[str], answered: Callable[[], None]) -> dict[str, Probe]:
+    def call(name: str) -> Probe:
+        found = probes.probe_backend(name)
+        answered()
+        return found
+
     with ThreadPoolExecutor(len(names) or 1) as pool:
-        return dict(zip(names, pool.map(probes.probe_backend, names), strict=True))
+        return dict(zip(names, pool.map(call, names), strict=True))
 
 
 def weigh_backends(facts: Facts, problem: Problem, live: Mapping[str, Probe]) -> tuple[Row, ...]:
@@ -142,8 +148,8 @@ def examine(screen: Screen, checks: Sequence[str] = (), problem: str | None = No
     with_table = not checks or problem is not None or bool(require) or bool(named)
     needs = {need for check in looked_at for need in check.needs} | ({"torch", "smi"} if with_table else set())
     with_models = with_table and not checks and problem is None
-    with screen.progress("looking at this machine") as tell:
-        facts = probes.gather(needs)
+    with screen.progress("looking at this machine", total=len(needs)) as tell:
+        facts = probes.gather(needs, tell.count)
         findings = [check(facts) for check in looked_at]
         if not with_table:
             return Report(facts, tuple(findings), strict=strict)
@@ -152,8 +158,9 @@ def examine(screen: Screen, checks: Sequence[str] = (), problem: str | None = No
         if problem is None:
             called = {*named, *require} if checks else set(backend_names())
             runs = [row.name for row in rows if row.forward and row.name in called]
+            tell.expect(len(runs))
             tell(f"calling {', '.join(runs) or 'no backend'}")
-            live = live_calls(runs)
+            live = live_calls(runs, tell.count)
             findings += [live_finding(name, call) for name, call in live.items()]
             findings += [_not_called(row) for row in rows if row.name in named and row.name not in live]
             rows = weigh_backends(facts, asked, live)
@@ -188,23 +195,23 @@ def header(facts: Facts) -> str:
 
 
 def finding_lines(screen: Screen, findings: Sequence[Finding]) -> list[str]:
-    width = max((len(f.id) for f in findings), default=0)
-    fixes = " " * len(strip_ansi(f"  {screen.mark('ok')} {'':<{width}}  "))
-    lines = []
+    rows: list[tuple[str, ...]] = []
     for f in findings:
         says = f.says or (CHECKS[f.id].title if f.id in CHECKS else "")
-        lines.append(f"  {screen.mark(f.status)} {f.id:<{width}}  {says}".rstrip())
-        lines += [f"{fixes}{'fix: ' if i == 0 else '     '}{fix}" for i, fix in enumerate(f.fix)]
-    return lines
+        rows.append((f"{screen.mark(f.status)} {f.id}", says))
+        rows += [("", f"{'fix: ' if i == 0 else '     '}{fix}") for i, fix in enumerate(f.fix)]
+    return screen.table(rows, indent=2)
 
 
-def backend_lines(screen: Screen, rows: Sequence[Row]) -> list[str]:
+def backend_lines(screen: Screen, rows: Sequence[Row], why: bool = True) -> list[str]:
     def cells(row: Row) -> tuple[str, ...]:
         usable = screen.paint("usable", "green") if row.usable else "no"
         ways = ["yes" if way else "-" for way in (row.forward, row.backward)]
-        return f"{'*' if row.auto else ' '} {row.name}", usable, *ways, evidence_cell(screen, row), row.why
+        name = f"{'*' if row.auto else ' '} {row.name}"
+        return name, usable, *ways, evidence_cell(screen, row), *([row.why] if why else [])
 
-    return table([cells(row) for row in rows], header=("Backends", "usable", "forward", "backward", "evidence", "why"))
+    header = ("Backends", "usable", "forward", "backward", "evidence", *(["why"] if why else []))
+    return screen.table([cells(row) for row in rows], header)
 
 
 def evidence_cell(screen: Screen, row: Row) -> str:
@@ -227,13 +234,17 @@ def archs_line() -> str:
     return f"No kernels yet for {', '.join(missing)}." if missing else ""
 
 
-def summary(report: Report) -> str:
+def summary(screen: Screen, report: Report) -> str:
+    """The result, which is printed first."""
     failed, warned = report.count("fail", "crash"), report.count("warn")
     if not failed and not warned:
-        return "Everything kda needs is here." if report.rows else "Nothing wrong."
+        return f"{screen.mark('ok')} {'Everything kda needs is here.' if report.rows else 'Nothing wrong.'}"
     counts = [f"{failed} failed"] * bool(failed) + [f"{warned} warning{'s' * (warned > 1)}"] * bool(warned)
     first = next(f.id for f in report.findings if f.status in (("fail", "crash") if failed else ("warn",)))
-    return f"{', '.join(counts)}.  `kda doctor {first}` re-runs one check, `--json` for a bug report."
+    if report.rows:
+        counts.append(f"usable: {', '.join(row.name for row in report.rows if row.usable) or 'no backend'}")
+    says = f"{'; '.join(counts)}.  `kda doctor {first}` re-runs one check, `kda doctor --paste` makes a bug report."
+    return f"{screen.mark('fail' if failed else 'warn')} {says}"
 
 
 def shown(report: Report, verbose: bool) -> list[Finding]:
@@ -242,16 +253,20 @@ def shown(report: Report, verbose: bool) -> list[Finding]:
 
 
 def text_lines(screen: Screen, report: Report, verbose: bool, for_problem: bool) -> list[str]:
-    lines = [screen.paint(header(report.facts), bold=True), *finding_lines(screen, shown(report, verbose))]
+    lines = [screen.paint(header(report.facts), bold=True)]
+    if not for_problem:
+        lines += [*(f"{screen.mark('fail')} {unmet}" for unmet in report.unmet), summary(screen, report)]
+    elif report.choice:
+        lines += [*str(report.choice).splitlines(), *report.unmet]
+    if findings := shown(report, verbose):
+        lines += ["", *finding_lines(screen, findings)]
     if report.rows:
-        lines += ["", *backend_lines(screen, report.rows)]
-    if for_problem:
-        return [*lines, "", *str(report.choice).splitlines(), *report.unmet]
-    if report.rows:
+        lines += ["", *backend_lines(screen, report.rows, not for_problem)]
+    if report.choice and not for_problem:
         lines += [line for line in (legend(report.choice), archs_line()) if line]
     if any(way.version for way in report.ways):
-        lines += ["", *models.lines(report.ways)]
-    return [*lines, "", *report.unmet, summary(report)]
+        lines += ["", *models.lines(screen, report.ways)]
+    return lines
 
 
 def as_json(report: Report) -> dict:
@@ -295,7 +310,7 @@ def paste_lines(report: Report) -> list[str]:
         ("GPUs", gpus), ("driver", facts.driver or "-"), *facts.versions.items(), *facts.env.items(),
     ]  # fmt: skip
     parts = [table(facts_table), finding_lines(plain, report.findings), backend_lines(plain, report.rows)]
-    parts += [models.lines(report.ways)] * bool(report.ways)
+    parts += [models.lines(plain, report.ways)] * bool(report.ways)
     return ["```", *(anonymous(line) for part in parts for line in [*part, ""]), "```"]
 
 
@@ -311,9 +326,13 @@ def anonymous(text: str) -> str:
 # ---------------------------------------------------------------------------------------------- the command
 
 
-def listing() -> list[str]:
+def check_names() -> list[str]:
+    return [*CHECKS, *(LIVE + name for name in backend_names())]
+
+
+def listing(screen: Screen) -> list[str]:
     rows = [(check.id, check.title) for check in CHECKS.values()]
-    return table([*rows, (f"{LIVE}NAME", "a small call of a usable backend agrees with the reference")])
+    return screen.table([*rows, (f"{LIVE}NAME", "a small call of a usable backend agrees with the reference")])
 
 
 def check_problem(text: str | None) -> None:
@@ -324,11 +343,11 @@ def check_problem(text: str | None) -> None:
 
 
 @click.command()
-@click.argument("checks", metavar="[CHECK]...", nargs=-1)
+@click.argument("checks", metavar="[CHECK]...", nargs=-1, type=Name("check", check_names))
 @click.option("--verbose", "-v", is_flag=True, help="Print the checks that found nothing, too.")
 @click.option("--list", "only_list", is_flag=True, help="List the checks and end.")
 @click.option("--problem", metavar="WORDS", help='Say who takes a problem, as in "K=64 V=128 float32 packed backward".')
-@click.option("--require", metavar="NAME", multiple=True, help="Exit with 1 unless this backend is usable.")
+@click.option("--require", type=BACKEND, multiple=True, help="Exit with 1 unless this backend is usable.")
 @click.option("--strict", is_flag=True, help="Exit with 1 for warnings, too.")
 @click.option("--paste", is_flag=True, help="Print a block for an issue, without home directory and host name.")
 @common_options
@@ -340,17 +359,15 @@ def command(screen: Screen, checks: tuple[str, ...], verbose: bool, only_list: b
     """
     if only_list:
         return print_list(screen)
-    for name in checks:
-        known("check", name, [*CHECKS, *(LIVE + name for name in backend_names())])
-    for name in require:
-        known("backend", name, backend_names())
     check_problem(problem)
     report = examine(screen, checks, problem, require, strict)
     if screen.json:
         screen.emit_json(as_json(report))
     else:
         verbose = verbose or bool(checks)
-        for line in paste_lines(report) if paste else text_lines(screen, report, verbose, problem is not None):
+        if paste:
+            screen.write("\n".join(paste_lines(report)))
+        for line in () if paste else text_lines(screen, report, verbose, problem is not None):
             screen.line(line)
     return report.exit_code
 
@@ -360,6 +377,6 @@ def print_list(screen: Screen) -> int:
         titles = {check.id: check.title for check in CHECKS.values()}
         screen.emit_json({"schema": 1, "command": "doctor", "checks": titles})
     else:
-        for line in listing():
+        for line in listing(screen):
             screen.line(line)
     return OK

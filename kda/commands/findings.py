@@ -6,7 +6,6 @@ the order in which they are printed, each with the probes that it needs.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable
 from typing import NamedTuple
@@ -19,6 +18,7 @@ from kda.capability import Capability
 from kda.compile.target import code_for
 from kda.dispatch import backend_names, capabilities
 
+from .options import nearest
 from .probes import Facts, Gpu, Probe, Ptxas, release
 
 GIB = 1 << 30
@@ -345,8 +345,8 @@ def _extra(f: Facts) -> str:
 @check("cuda_python.skew", "cuda-python fits the driver", "torch", "smi")
 def cuda_python_skew(f: Facts) -> Finding | None:
     package = next((name for name in ("cuda-bindings", "cuda-python") if name in f.versions), None)
-    found = package and release(f.versions[package])
-    if not found:
+    found = release(f.versions[package]) if package else None
+    if package is None or found is None:
         return _nothing_to_see("cuda_python.skew", "cuda-python is not installed")
     if not f.driver_cuda:
         return _nothing_to_see("cuda_python.skew", "no driver answers")
@@ -375,15 +375,15 @@ def ptxas_version(f: Facts) -> Finding | None:
         return Finding("ptxas.version", "ok", "no other ptxas, cutlass-dsl has its own")
     if not written:
         return _nothing_to_see("ptxas.version", "cutlass.trace wrote no PTX to compare with")
-    return _compare(tool, tuple(written))
+    return _compare(tool, tool.release, (written[0], written[1]))
 
 
 _UNSET_PTXAS = ("unset CUTE_DSL_PTXAS_PATH",)
 
 
-def _compare(tool: Ptxas, written: tuple[int, int]) -> Finding:
-    reads = ptx_read_by(tool.release)
-    says = f"{tool.path} {_dotted(tool.release)} reads PTX <= {_dotted(reads)}, cutlass-dsl writes {_dotted(written)}"
+def _compare(tool: Ptxas, release: tuple[int, int], written: tuple[int, int]) -> Finding:
+    reads = ptx_read_by(release)
+    says = f"{tool.path} {_dotted(release)} reads PTX <= {_dotted(reads)}, cutlass-dsl writes {_dotted(written)}"
     if reads >= written:
         return Finding("ptxas.version", "ok", says)
     if not tool.by_variable:
@@ -400,8 +400,9 @@ VARIABLES = {
     "TRITON_INTERPRET": ("warn", "Triton kernels are interpreted on the CPU: slow, and bfloat16 ties round up"),
     "KDA_BACKEND": ("info", "calls without backend= use this backend or fail"),
     "KDA_CACHE_DIR": ("info", "built kernels are kept there"),
+    "KDA_QUIET": ("info", "nothing is said of kernels that are built, nor of progress"),
 }
-_OFF = {"TRITON_INTERPRET": "0", "CUTE_DSL_NO_CACHE": "0"}
+_OFF = {"KDA_QUIET": "0", "TRITON_INTERPRET": "0", "CUTE_DSL_NO_CACHE": "0"}
 
 
 @check("env.overrides", "no variable changes what runs")
@@ -418,12 +419,13 @@ def env_overrides(f: Facts) -> Finding | None:
 def _override(name: str, value: str) -> tuple[str, str, str]:
     """Status, what it does, fix."""
     if name not in VARIABLES:
-        near = difflib.get_close_matches(name, [n for n in VARIABLES if n.startswith("KDA_")], n=1, cutoff=0)
-        return "warn", f"{name}: no such variable, did you mean {near[0]}?", f"unset {name}"
+        near = nearest(name, [n for n in VARIABLES if n.startswith("KDA_")])
+        return "warn", f"{name}: no such variable{f', did you mean {near}?' if near else ''}", f"unset {name}"
     backends = ["auto", *backend_names()]
     if name == "KDA_BACKEND" and value not in backends:
-        near = difflib.get_close_matches(value, backends, n=1, cutoff=0)
-        return "fail", f"KDA_BACKEND={value}: no such backend, every call fails", f"export KDA_BACKEND={near[0]}"
+        near = nearest(value, backends)
+        fix = f"export KDA_BACKEND={near}" if near else f"unset KDA_BACKEND   (or one of {', '.join(backends)})"
+        return "fail", f"KDA_BACKEND={value}: no such backend, every call fails", fix
     status, does = VARIABLES[name]
     return status, f"{name}={value}: {does}", f"unset {name}"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from kda.host import PACKAGES, Host
 
 from .probes import Facts
@@ -14,12 +16,12 @@ def default_device(facts: Facts) -> str:
 def host_for(device: str, facts: Facts) -> Host:
     """The Host that `kda.host.detect` would find, from the facts."""
     versions = tuple((package, facts.versions[package]) for package in PACKAGES if package in facts.versions)
-    common = {"system": facts.system, "versions": versions}
+    bare = Host(device, device, system=facts.system, versions=versions)
     if not device.startswith("cuda"):
-        return Host(device=device, name=device, **common)
+        return bare
     digits = device.partition(":")[2]
     index = int(digits) if digits.isdigit() else 0
     if index >= len(facts.gpus):
-        return Host(device=device, name="no such GPU", **common)
+        return dataclasses.replace(bare, name="no such GPU")
     gpu = facts.gpus[index]
-    return Host(device, gpu.name, gpu.cc, gpu.sms, gpu.smem, gpu.memory, **common)
+    return dataclasses.replace(bare, name=gpu.name, cc=gpu.cc, sms=gpu.sms, smem=gpu.smem, memory=gpu.memory)

@@ -12,7 +12,7 @@ from kda.problem import Problem
 from .findings import Finding, check
 from .hosts import default_device, host_for
 from .probes import Facts
-from .render import table
+from .render import Screen
 
 INSTALL_FLA = "pip install fla-core   (then `import kda.fla` before the model runs)"
 # As transformers calls chunk_kda, with the head dims of all checkpoints that are known.
@@ -85,19 +85,21 @@ def way_of_fla(f: Facts) -> Way:
 def way_of_transformers(f: Facts) -> Way:
     version, models = f.versions.get("transformers", ""), ", ".join(f.families)
     by_fla = way_of_fla(f)
-    common = {"package": "transformers", "version": version, "models": models}
+    way = Way("transformers", "info", version, models)
     if not version:
-        return Way(**common, status="info", why="transformers is not installed")
+        return dataclasses.replace(way, why="transformers is not installed")
     if not models:
-        return Way(**common, status="info", why=f"transformers {version} has no model that calls FLA's chunk_kda",
-                   fix=("pip install --upgrade transformers   (for Kimi-Linear and others)",))  # fmt: skip
+        why = f"transformers {version} has no model that calls FLA's chunk_kda"
+        fix = "pip install --upgrade transformers   (for Kimi-Linear and others)"
+        return dataclasses.replace(way, why=why, fix=(fix,))
     if f.fla.state != "absent":                                                # transformers then calls FLA
-        return dataclasses.replace(by_fla, **common)
+        return dataclasses.replace(by_fla, package=way.package, version=version, models=models)
     forward, backward = takers(f)
     if f.kda_hf and forward:
-        return Way(**common, status="ok", line="import kda.hf; kda.hf.use()", forward=forward, backward=backward)
-    return Way(**common, status="info", fix=(INSTALL_FLA,),
-               why=f"{models} of transformers {version} run in plain torch: fla-core is not installed")  # fmt: skip
+        line = "import kda.hf; kda.hf.use()"
+        return dataclasses.replace(way, status="ok", line=line, forward=forward, backward=backward)
+    why = f"{models} of transformers {version} run in plain torch: fla-core is not installed"
+    return dataclasses.replace(way, why=why, fix=(INSTALL_FLA,))
 
 
 def takers(f: Facts) -> tuple[str | None, str | None]:
@@ -108,13 +110,13 @@ def takers(f: Facts) -> tuple[str | None, str | None]:
     return forward, backward
 
 
-def lines(found: Sequence[Way]) -> list[str]:
+def lines(screen: Screen, found: Sequence[Way]) -> list[str]:
     def cells(way: Way) -> tuple[str, ...]:
         package = f"  {way.package} {way.version}".rstrip()
         return package, "yes" if way.uses_kda else "no", way.line or "-", way.takers or "-", way.why or way.models
 
     header = ("Models", "use kda", "after", "by", "which, or why not")
-    return table([cells(way) for way in found], header=header) if found else []
+    return screen.table([cells(way) for way in found], header) if found else []
 
 
 @check("models.fla", "models that call FLA would use kda", "fla", "torch", "smi")

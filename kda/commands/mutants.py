@@ -6,17 +6,25 @@ from typing import Any
 
 import click
 
+from kda.compile.target import Target
+
 from .render import FINDING, OK, Screen, kda_version
 
 
-def report(screen: Screen, target, options: dict[str, Any]) -> int:
+def report(screen: Screen, target: Target, options: dict[str, Any]) -> int:
     """Weakens the kernels of a target, prints what became of each mutant; 1 if one survives without a reason."""
     from kda import simulator
     from kda.verify.mutants import CALLS, calls
 
     if target.name not in CALLS:
         raise click.UsageError(f"--mutants: --arch {target.name} has no kernels of its own; {', '.join(CALLS)} have")
-    with screen.progress(f"looking for the mutants of {target.name}") as tell:
+    with screen.progress(f"looking for the mutants of {target.name}") as shown:
+        def tell(done: int, total: int, survived: int) -> None:
+            if not shown.total:
+                shown.expect(total)
+            shown(f"mutants of {target.name}, {survived} survived")
+            shown.count()
+
         found = simulator.mutants(
             *calls(target.name), arch=target.spelling, strict=True, sample=options["sample"],
             workers=options["workers"], tell=tell,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from kda import dispatch
 from kda.capability import Capability
-from kda.compile.target import TARGETS, Target
+from kda.compile.target import TARGETS, Target, parse
 from kda.problem import DTYPES
 
 from .render import CANNOT_JUDGE
@@ -27,6 +28,42 @@ class Lengths(click.ParamType):
         if min(lengths) < 0:
             self.fail(f"{value!r} is not a list of lengths such as 65,0,63", param, ctx)
         return lengths
+
+
+class Arch(click.ParamType):
+    """A Target, by the name of an arch or of a card."""
+
+    name = "ARCH"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Target:
+        if isinstance(value, Target):
+            return value
+        try:
+            return parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(t.name, help=t.examples) for t in TARGETS.values() if t.name.startswith(incomplete)]
+
+
+class Name(click.ParamType):
+    """One of the names of a kind, such as those of the backends, which are asked for when they are needed."""
+
+    def __init__(self, kind: str, names: Callable[[], Sequence[str]]):
+        self.kind, self.names = kind, names
+        self.name = "NAME"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        known(self.kind, value, self.names())
+        return str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(name) for name in self.names() if name.startswith(incomplete)]
+
+
+ARCH = Arch()
+BACKEND = Name("backend", dispatch.backend_names)
 
 
 class NoKernelsYet(click.ClickException):
@@ -47,16 +84,36 @@ def built_for(target: Target) -> list[Capability]:
     return [c for c in dispatch.capabilities() if target.name in c.archs]
 
 
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The name that was probably meant; None where none is near."""
+    near = difflib.get_close_matches(name, list(names), n=1)
+    return near[0] if near else None
+
+
+LISTED = {"check": "`kda doctor --list`", "shape": "`kda bench --list`", "fault": "`kda verify --fault list`"}
+
+
 def known(kind: str, name: str, names: Sequence[str]) -> None:
     """Usage error for a name that does not exist, such as that of an arch instead of a backend's."""
-    if name not in names:
-        if kind == "backend" and name in TARGETS:
-            builders = ", ".join(c.backend for c in built_for(TARGETS[name]))
-            if not builders:
-                raise NoKernelsYet(TARGETS[name])
-            raise click.UsageError(f"{name} is an arch, and no backend is called so; kernels for it: {builders}.")
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0)
-        raise click.UsageError(f"there is no {kind} {name!r}. Did you mean {near[0]!r}? There are {', '.join(names)}.")
+    if name in names:
+        return
+    if kind == "backend" and (target := _target(name)):
+        builders = ", ".join(c.backend for c in built_for(target))
+        if not builders:
+            raise NoKernelsYet(target)
+        is_what = "an arch" if name == target.name else f"of the arch {target.name}"
+        raise click.UsageError(f"{name} is {is_what}, and no backend is called so; kernels for it: {builders}.")
+    near = nearest(name, names)
+    hint = f" Did you mean {near!r}?" if near else ""
+    all_of_them = f"{LISTED[kind]} lists them." if kind in LISTED else f"There are {', '.join(names)}."
+    raise click.UsageError(f"there is no {kind} {name!r}.{hint} {all_of_them}")
+
+
+def _target(name: str) -> Target | None:
+    try:
+        return parse(name)
+    except ValueError:
+        return None
 
 
 def shape_options(

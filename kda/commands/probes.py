@@ -135,13 +135,15 @@ class Facts:
 PROBES = ("torch", "triton", "cutlass", "trace", "nvrtc", "smi", "ptxas", "cache", "fla")
 
 
-def gather(wanted: Collection[str] = PROBES) -> Facts:
-    """Ask everything at once; what is not wanted stays `skipped`."""
+def gather(wanted: Collection[str] = PROBES, answered: Callable[[], None] = lambda: None) -> Facts:
+    """Ask everything at once, and say what has answered; what is not wanted stays `skipped`."""
     jobs = {name: job for name, job in _jobs().items() if name in wanted}
     requires_python, requires = our_metadata()
-    names = {*PACKAGES, *(re.match(r"[\w.-]+", line)[0] for line in requires or ())}
+    names = {*PACKAGES, *(word for line in requires or () for word in re.findall(r"^[\w.-]+", line))}
     with ThreadPoolExecutor(len(jobs) or 1) as pool:
         futures = {name: pool.submit(job) for name, job in jobs.items()}
+        for future in futures.values():
+            future.add_done_callback(lambda _: answered())
         found = {name: future.result() for name, future in futures.items()}
     smi = found.get("smi", Probe())
     return Facts(
@@ -196,7 +198,7 @@ def our_metadata() -> tuple[str, tuple[str, ...] | None]:
         metadata = importlib.metadata.metadata(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
         return "", None
-    return metadata.get("Requires-Python") or "", tuple(metadata.get_all("Requires-Dist") or ())
+    return metadata["Requires-Python"] or "", tuple(metadata.get_all("Requires-Dist") or ())
 
 
 def device_files() -> bool | None:
@@ -277,7 +279,7 @@ def _calls_fla(folder: str, family: str) -> bool:
 
 
 def last_line(text: str) -> str:
-    from kda.commands.render import strip_ansi  # here, as a child must not import kda
+    from kda.commands.layout import strip_ansi  # here, as a child must not import kda
 
     lines = [line.strip() for line in strip_ansi(text).splitlines() if line.strip()]
     return lines[-1] if lines else ""
@@ -427,14 +429,15 @@ def child_torch() -> dict:
 
     number = getattr(torch._C, "_cuda_getDriverVersion", lambda: 0)()
     driver = [number // 1000, number % 1000 // 10] if number else None
-    data = {"version": torch.__version__, "cuda": torch.version.cuda, "gpus": [], "driver_cuda": driver, "why": ""}
+    gpus: list[dict] = []
+    data = {"version": torch.__version__, "cuda": torch.version.cuda, "gpus": gpus, "driver_cuda": driver, "why": ""}
     try:
         torch.cuda.init()
     except (AssertionError, RuntimeError, OSError) as error:
         return {**data, "why": str(error).partition("\n")[0]}
     for index in range(torch.cuda.device_count()):
         p = torch.cuda.get_device_properties(index)
-        data["gpus"].append({
+        gpus.append({
             "name": p.name, "cc": [p.major, p.minor], "sms": p.multi_processor_count, "memory": p.total_memory,
             "smem": getattr(p, "shared_memory_per_block_optin", 0), "uuid": f"GPU-{getattr(p, 'uuid', '')}",
         })  # fmt: skip

@@ -6,35 +6,35 @@ A command looks like this; what it returns is its exit code (None is 0):
     @common_options                      # adds --json, --color, --debug and hands over the Screen
     @click.option("--level")
     def command(screen, level):
-        with screen.progress("tracing fwd/gate") as tell:      # stderr, and only if it takes over two seconds
+        with screen.progress("tracing", total=2) as tell:      # stderr, and only if it takes over two seconds
+            tell.step("tracing fwd/gate")
             ...
-            tell("tracing fwd/intra")
+            tell.step("tracing fwd/intra")
         if screen.json:
             screen.emit_json({"schema": 1, ...})               # exactly one object on stdout
-        for line in table(rows, header=("stage", "error"), align="lr"):
+        for line in screen.table(rows, header=("stage", "error"), align="lr"):
             screen.line(line)
         screen.line(screen.mark("fail") + " " + screen.paint("fwd/state", "red"))
         return FINDING
 
-`mark` gives "[ok]"-like marks for ok, info, warn, fail and crash; `sign` the same without brackets.  Cells of a table
-may be painted.  A KdaError ends a command with its message on stderr and exit code 2, any other exception too, with
-a traceback under --debug; a compiler that is not installed ends it with exit code 3.  Output that nobody reads any
-more (`| head -1`) is dropped; the exit code stays.
+Lines and tables fit the terminal (layout.py).  `mark` gives "[ok]"-like marks for ok, info, warn, fail and crash;
+`sign` the same without brackets.  Cells of a table may be painted.  A KdaError ends a command with its message on
+stderr and exit code 2, any other exception too, with a traceback under --debug; a compiler that is not installed ends
+it with exit code 3.  Output that nobody reads any more (`| head -1`) is dropped; the exit code stays.
 """
 
 from __future__ import annotations
 
 import codecs
-import contextlib
 import functools
 import json
 import os
-import re
 import sys
-import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any, TextIO
 
 import click
 
@@ -42,8 +42,10 @@ import kda
 from kda.compile.errors import MissingCompilerError
 from kda.errors import KdaError
 
+from .layout import fold, is_terminal, table, width_of
+from .progress import Progress, showing
+
 OK, FINDING, ERROR, CANNOT_JUDGE = range(4)          # exit codes; the last: asked for what this host cannot judge
-PATIENCE = 2.0                                       # seconds before progress is shown
 
 # status -> sign, mark without UTF-8, colour
 SIGNS = {
@@ -53,11 +55,6 @@ SIGNS = {
     "fail": ("✗", "[XX]", "red"),
     "crash": ("☠", "[XX]", "red"),
 }
-_ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
-
-
-def strip_ansi(text: str) -> str:
-    return _ANSI.sub("", text)
 
 
 def kda_version() -> str:
@@ -75,34 +72,11 @@ def wants_color(choice: str, terminal: bool, env: Mapping[str, str]) -> bool:
     return terminal
 
 
-def is_terminal(stream) -> bool:
-    return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
-
-
-def speaks_utf8(stream) -> bool:
+def speaks_utf8(stream: TextIO | None) -> bool:
     try:
         return codecs.lookup(getattr(stream, "encoding", None) or "ascii").name == "utf-8"
     except LookupError:
         return False
-
-
-def table(rows: Sequence[Sequence[str]], header: Sequence[str] = (), align: str = "", indent: int = 0) -> list[str]:
-    """Aligned lines, two spaces between columns; `align` is one letter per column, "l" or "r"."""
-    cells = [[str(cell) for cell in row] for row in ([header] if header else []) + list(rows)]
-    columns = max((len(row) for row in cells), default=0)
-    cells = [row + [""] * (columns - len(row)) for row in cells]
-    widths = [max(_width(row[i]) for row in cells) for i in range(columns)]
-    align = align.ljust(columns, "l")
-    return [(" " * indent + "  ".join(map(_padded, row, widths, align))).rstrip() for row in cells]
-
-
-def _width(cell: str) -> int:
-    return len(strip_ansi(cell))
-
-
-def _padded(cell: str, width: int, align: str) -> str:
-    space = " " * (width - _width(cell))
-    return space + cell if align == "r" else cell + space
 
 
 class OutputError(KdaError):
@@ -120,12 +94,25 @@ class Screen:
     color: bool = False
     debug: bool = False
     utf8: bool = True
+    width: int | None = None                 # columns of the terminal; None: lines are as long as they like
 
     @classmethod
     def of(cls, json: bool = False, color: str = "auto", debug: bool = False) -> Screen:
-        return cls(json, wants_color(color, is_terminal(sys.stdout), os.environ), debug, speaks_utf8(sys.stdout))
+        return cls(json, wants_color(color, is_terminal(sys.stdout), os.environ), debug, speaks_utf8(sys.stdout),
+                   width_of(sys.stdout))  # fmt: skip
 
-    def line(self, text: str = "", err: bool = False) -> None:
+    def line(self, text: str = "", err: bool = False, hang: int | None = None) -> None:
+        """Print a text, folded where the terminal ends; `hang` indents its later lines."""
+        width = width_of(sys.stderr) if err else self.width
+        self.write("\n".join(part for line in text.split("\n") for part in fold(line, width, hang)), err)
+
+    def table(
+        self, rows: Sequence[Sequence[str]], header: Sequence[str] = (), align: str = "", indent: int = 0
+    ) -> list[str]:
+        return table(rows, header, align, indent, self.width)
+
+    def write(self, text: str, err: bool = False) -> None:
+        """Print a text as it is."""
         stream = sys.stderr if err else sys.stdout
         encoding = getattr(stream, "encoding", None) or "utf-8"
         try:
@@ -135,7 +122,7 @@ class Screen:
         except OSError as error:
             raise OutputError(error) from error
 
-    def paint(self, text: str, color: str | None = None, **style) -> str:
+    def paint(self, text: str, color: str | None = None, **style: Any) -> str:
         return click.style(text, fg=color, **style) if self.color and text else text
 
     def sign(self, status: str) -> str:
@@ -146,35 +133,12 @@ class Screen:
         sign, plain, color = SIGNS[status]
         return self.paint(f"[{sign}]" if self.utf8 else plain, color)
 
-    def emit_json(self, obj) -> None:
-        self.line(json.dumps(obj, indent=1))
+    def emit_json(self, obj: object) -> None:
+        self.write(json.dumps(obj, indent=1))
 
-    @contextlib.contextmanager
-    def progress(self, text: str) -> Iterator[Callable[[str], None]]:
-        """Say on stderr what is going on, once it has gone on for two seconds; a terminal is wiped clean afterwards."""
-        now = [text]
-        shown = threading.Event()
-        wipes = is_terminal(sys.stderr)
-
-        def show() -> None:
-            shown.set()
-            click.echo(f"\r\x1b[K{now[0]} ..." if wipes else f"{now[0]} ...", err=True, nl=not wipes, color=wipes)
-
-        def tell(text: str) -> None:
-            now[0] = text
-            if shown.is_set():
-                show()
-
-        timer = threading.Timer(PATIENCE, show)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield tell
-        finally:
-            timer.cancel()
-            timer.join()
-            if shown.is_set() and wipes:
-                click.echo("\r\x1b[K", err=True, nl=False, color=True)
+    def progress(self, text: str, total: int | None = None) -> AbstractContextManager[Progress]:
+        """Say on stderr what goes on inside the `with`: see progress.py."""
+        return showing(Progress(text, total))
 
 
 def explain_error(error: Exception, debug: bool) -> str:
@@ -183,10 +147,11 @@ def explain_error(error: Exception, debug: bool) -> str:
         return "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
     if isinstance(error, KdaError):
         return str(error)
-    return f"kda: internal error, {type(error).__name__}: {error} (--debug shows where)"
+    more = "--debug shows where, `kda doctor --paste` makes a bug report"
+    return f"kda: internal error, {type(error).__name__}: {error} ({more})"
 
 
-def common_options(function: Callable) -> Callable:
+def common_options(function: Callable[..., int | None]) -> Callable[..., None]:
     """--json, --color and --debug for a click command, which receives them as `screen` and returns its exit code."""
 
     @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
@@ -194,7 +159,7 @@ def common_options(function: Callable) -> Callable:
                   help="Colour; `auto` asks NO_COLOR, FORCE_COLOR and the terminal.")  # fmt: skip
     @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and no text.")
     @functools.wraps(function)
-    def run(*args, as_json: bool, color: str, debug: bool, **kwargs):
+    def run(*args: Any, as_json: bool, color: str, debug: bool, **kwargs: Any) -> None:
         screen = Screen.of(as_json, color, debug)
         try:
             code = function(*args, screen=screen, **kwargs)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,13 +16,15 @@ import click
 from kda import dispatch
 from kda.capability import Capability
 from kda.compile.errors import MissingCompilerError
-from kda.compile.target import Target, code_for, parse
+from kda.compile.target import Target, code_for
 from kda.problem import Problem
 from kda.verify import evidence
 from kda.verify.evidence import Evidence, Proof
 
-from .options import built_for, known, no_kernels
-from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version, table
+from .layout import fold, row_lines, seen
+from .options import ARCH, BACKEND, built_for, no_kernels
+from .progress import Progress
+from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version
 from .verify import finite, known_stage, not_alone
 
 LEVELS = {"simulate": Evidence.SIMULATED, "execute": Evidence.EXECUTED}
@@ -63,7 +65,7 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        return all(line.passed for line in (*self.stages, *self.cases))
+        return all(line.passed for line in self.stages) and all(case.passed for case in self.cases)
 
     @property
     def judged(self) -> bool:
@@ -79,37 +81,34 @@ class NotInstalled(CannotJudge):
 
 
 @click.command()
-@click.option("--arch", metavar="ARCH", help="The backends with kernels for this arch, such as sm100.")
-@click.option("--backend", metavar="NAME", help="One backend; without --arch and --backend, the one that auto picks.")
+@click.option("--arch", type=ARCH, help="The backends with kernels for this arch or card, such as sm100 or h100.")
+@click.option("--backend", type=BACKEND, help="One backend; without --arch and --backend, the one that auto picks.")
 @click.option("--level", type=click.Choice(list(LEVELS)), help="How far to go; left out, as far as possible.")
 @click.option("--stage", metavar="NAME", help="One stage alone, such as fwd/state.")
 @click.option("--quick", is_flag=True, help="Fewer whole calls; stages are proven as always.")
+@click.option("--verbose", "-v", is_flag=True, help="Print the calls that passed, too.")
 @common_options
 def command(
-    screen: Screen, arch: str | None, backend: str | None, level: str | None, stage: str | None, quick: bool
-) -> int:
+    screen: Screen, arch: Target | None, backend: str | None, level: str | None, stage: str | None, quick: bool,
+    verbose: bool,
+) -> int:  # fmt: skip
     """Prove the kernels of an arch or a backend, as far as this host can.
 
     Exits with 1 if a proof failed, with 3 if nothing here can be judged or a compiler is not installed.
     """
-    if arch and backend:
-        raise click.UsageError("--arch picks backends by their kernels; leave out --backend")
-    if backend:
-        known("backend", backend, dispatch.backend_names())
     if stage:
         known_stage(stage)
-    target = target_of(arch)
     wanted = LEVELS[level] if level else None
     try:
-        chosen = chosen_backends(screen, target, backend)
-        results, unable = prove_all(screen, chosen, target, wanted, stage, quick)
+        chosen = chosen_backends(screen, arch, backend)
+        results, unable = prove_all(screen, chosen, arch, wanted, stage, quick)
     except CannotJudge as error:
-        return cannot_judge(screen, target, str(error))
+        return cannot_judge(screen, arch, str(error))
     code = exit_code(results, unable)
     if screen.json:
-        screen.emit_json({**as_json(results, target, code), "unable": list(map(str, unable))})
+        screen.emit_json({**as_json(results, arch, code), "unable": list(map(str, unable))})
     else:
-        for line in [*text(screen, results, target), *map(str, unable)]:
+        for line in [*text(screen, results, arch, verbose), *map(str, unable)]:
             screen.line(line)
     return code
 
@@ -120,18 +119,11 @@ def exit_code(results: Sequence[Result], unable: Sequence[CannotJudge]) -> int:
     return CANNOT_JUDGE if any(isinstance(error, NotInstalled) for error in unable) else OK
 
 
-def target_of(arch: str | None) -> Target | None:
-    try:
-        return parse(arch) if arch else None
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-
-
 def chosen_backends(screen: Screen, target: Target | None, backend: str | None) -> list[Capability]:
     if target is not None:
-        found = built_for(target)
+        found = [c for c in built_for(target) if backend in (None, c.backend)]
         if not found:
-            raise CannotJudge(no_kernels(target))
+            raise CannotJudge(f"{backend} has no kernels for {target.name}" if backend else no_kernels(target))
         return found
     name = backend or auto(screen)
     return [c for c in dispatch.capabilities() if c.backend == name]
@@ -210,18 +202,22 @@ def prove(
         raise NotInstalled(f"{c.backend} cannot be judged here: {'; '.join(reasons)}")
     executes = Evidence.EXECUTED in levels
     result = Result(c.backend, levels, "")
+    names = [stage] if stage else c.stages
     with screen.progress(c.backend) as tell:
+        total = len(names) * len(levels)
         if executes:
-            importlib.import_module("kda.verify.trials")                      # torch takes its time
+            trials = importlib.import_module("kda.verify.trials")             # torch takes its time
+            total += 0 if stage else len(trials.trials(quick))
             from kda.verify.doors import here
 
             result.device = here()
         began = time.monotonic()
-        for name in [stage] if stage else c.stages:
+        tell.expect(total)
+        for name in names:
             line = StageLine(name)
             result.stages.append(line)
             for level in levels:
-                tell(f"{c.backend}: {name}, {level.word}")
+                tell.step(f"{c.backend}: {name}, {level.word}")
                 line.proofs[level] = proof(c, level, name, target)
                 if not line.passed:
                     break
@@ -241,13 +237,13 @@ def proof(c: Capability, level: Evidence, stage: str, target: Target | None) -> 
         return Proof(False, "CRASH", (f"{c.backend}, {stage}: {type(error).__name__}: {error}",))
 
 
-def tried(backend: str, quick: bool, tell):
+def tried(backend: str, quick: bool, tell: Progress) -> Iterator[CaseLine]:
     from kda.verify import trials
     from kda.verify.doors import Door
 
     door = Door(backend)
     for trial in trials.trials(quick):
-        tell(f"{backend}: {trial.name}")
+        tell.step(f"{backend}: {trial.name}")
         line = CaseLine(trial.name, trial.words)
         reasons = trials.against(door, trial)
         if reasons:
@@ -263,17 +259,18 @@ def tried(backend: str, quick: bool, tell):
 # ---------------------------------------------------------------------------------------------- printing
 
 
-def text(screen: Screen, results: Sequence[Result], target: Target | None) -> list[str]:
+def text(screen: Screen, results: Sequence[Result], target: Target | None, verbose: bool) -> list[str]:
+    """The verdicts first; then each stage, and of the whole calls those that failed, or all with -v."""
+    judged = [result for result in results if result.judged]
     lines = [heading(results, target)]
-    for result in results:
-        if not result.judged:
-            continue
-        lines.append("")
+    lines += [f"{screen.mark('ok' if result.passed else 'fail')} {ending(result, target)}" for result in judged]
+    for result in judged:
         if result.stages and result.levels:
-            lines += stage_lines(screen, result)
-        if result.cases:
-            lines += ["", *case_lines(screen, result)]
-        lines += ["", ending(result, target)]
+            lines += ["", *stage_lines(screen, result)]
+        if cases := [case for case in result.cases if verbose or not case.passed]:
+            lines += ["", *case_lines(screen, cases)]
+    if not verbose and any(result.cases for result in judged):
+        lines += ["", "-v prints each call, and why some were not accepted."]
     return lines
 
 
@@ -300,12 +297,14 @@ def stage_lines(screen: Screen, result: Result) -> list[str]:
     """The table, with the details of a failure under its row."""
     header = ("stage", *(HEADERS.get(level, level.word) for level in result.levels))
     rows = [(line.stage, *(cell(screen, line, level) for level in result.levels)) for line in result.stages]
-    printed = table(rows, header=header)
-    lines, indent = printed[:1], " " * (max(len(row[0]) for row in [header, *rows]) + 2)
-    for line, text in zip(result.stages, printed[1:]):
-        lines.append(text)
+    top, *printed = row_lines(rows, header, width=screen.width)
+    lines, indent = top, max(seen(row[0]) for row in [header, *rows]) + 2
+    for line, texts in zip(result.stages, printed):
+        lines += texts
         details = [detail for p in line.proofs.values() if not p.passed for detail in p.details or (p.says,)]
-        lines += [f"{indent}{screen.sign('fail') if i == 0 else ' '} {detail}" for i, detail in enumerate(details)]
+        for i, detail in enumerate(details):
+            text = f"{' ' * indent}{screen.sign('fail') if i == 0 else ' '} {detail}"
+            lines += fold(text, screen.width, indent + 2)
     return lines
 
 
@@ -316,9 +315,9 @@ def cell(screen: Screen, line: StageLine, level: Evidence) -> str:
     return found.says if found.passed else screen.paint("FAIL" if found.says != "CRASH" else found.says, "red")
 
 
-def case_lines(screen: Screen, result: Result) -> list[str]:
+def case_lines(screen: Screen, cases: Sequence[CaseLine]) -> list[str]:
     header = ("case", "closest", "error", "budget", "used", "")
-    return table([case_cells(screen, case) for case in result.cases], header=header, align="llrrrl")
+    return screen.table([case_cells(screen, case) for case in cases], header, "llrrrl")
 
 
 def case_cells(screen: Screen, case: CaseLine) -> tuple[str, ...]:
@@ -326,7 +325,7 @@ def case_cells(screen: Screen, case: CaseLine) -> tuple[str, ...]:
 
     if case.refused or case.crashed:
         sign = screen.sign("crash") if case.crashed else screen.sign("info")
-        return case.name, "-", "", "", "", f"{sign} {case.crashed or 'not taken: ' + case.refused}"
+        return case.name, "-", "", "", "", f"{sign} {case.crashed or 'not accepted: ' + case.refused}"
     row = closest(case)
     used = screen.paint(used_words(row.measure), "red" if row.wrong else None)
     says = f"{screen.sign('fail')} {case.words}: {worst(row)}" if row.wrong else case.words
@@ -345,7 +344,7 @@ def ending(result: Result, target: Target | None) -> str:
     if cases:
         counts.append(f"{sum(case.passed for case in cases)} of {len(cases)} cases")
     refused = len(result.cases) - len(cases)
-    skipped = f", {refused} not taken" if refused else ""
+    skipped = f", {refused} not accepted" if refused else ""
     passed = f"{result.backend}: {' and '.join(counts)}"
     if result.device:
         return f"{passed} within budget{skipped}; executed on {result.device} in {result.seconds:.1f} s"
@@ -357,7 +356,7 @@ def refusal(result: Result) -> str:
     if not result.levels:
         return f"{result.backend} declares nothing that can be proven here"
     return "\n".join(
-        [f"{result.backend} takes no call here", *(f"  {case.name}: {case.refused}" for case in result.cases)]
+        [f"{result.backend} accepts no call here", *(f"  {case.name}: {case.refused}" for case in result.cases)]
     )
 
 

@@ -5,25 +5,33 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from .options import built_for
+from kda.compile.target import Target, code_for
+
+from .options import ARCH, NoKernelsYet, built_for
 from .render import OK, Screen, common_options, kda_version
-from .selftest import target_of
+
+if TYPE_CHECKING:
+    from kda.simulator.capturing.capture import Capture
+    from kda.simulator.timing.timeline import Timeline
+
+TOKENS, HEADS = 512, 64
 
 
 @click.command()
-@click.option("--arch", metavar="ARCH", required=True, help="The arch whose kernels run, such as sm90.")
-@click.option("--tokens", "-T", type=click.IntRange(1), default=512, show_default=True, help="Tokens of a sequence.")
-@click.option("--heads", type=click.IntRange(1), default=64, show_default=True,
+@click.option("--arch", type=ARCH, required=True, help="The arch or card whose kernels run, such as sm90 or h100.")
+@click.option("--tokens", "-T", type=click.IntRange(1), default=TOKENS, show_default=True, help="Tokens of a sequence.")
+@click.option("--heads", type=click.IntRange(1), default=HEADS, show_default=True,
               help="Heads: how many there are decides which kernels run.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default="timeline.json", show_default=True,
               help="The trace: open it at ui.perfetto.dev or in chrome://tracing.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="A page with a picture, too.")
 @common_options
 def command(
-    screen: Screen, arch: str, tokens: int, heads: int, out: Path, html: Path | None
+    screen: Screen, arch: Target, tokens: int, heads: int, out: Path, html: Path | None
 ) -> int:
     """Write a timeline of a forward: what each warp, engine and mbarrier does when, predicted without a GPU.
 
@@ -32,13 +40,12 @@ def command(
     from kda.simulator.timing.pages import page
     from kda.simulator.timing.traces import trace
 
-    target = target_of(arch)
-    backends = built_for(target)
+    backends = built_for(arch)
     if not backends:
-        raise click.UsageError(f"--arch {arch}: no backend has kernels for it yet")
-    with screen.progress(f"running a forward for {target.name}"):
-        session = forward(target, backends[0].backend, tokens, heads)
-    timelines = [run.timeline(sms=math.prod(run.cluster)) for run in session.runs if run.recorded]
+        raise NoKernelsYet(arch)
+    with screen.progress(f"running a forward for {arch.name} in the simulator"):
+        session = forward(arch, backends[0].backend, tokens, heads)
+    timelines = timelines_of(session)
     out.write_text(json.dumps(trace(timelines)), encoding="utf-8")
     if html:
         html.write_text(page(timelines), encoding="utf-8")
@@ -56,7 +63,27 @@ def command(
     return OK
 
 
-def forward(target, backend: str, tokens: int, heads: int):
+def of_machine(screen: Screen, backend: str, target: Target | None = None) -> list[Timeline]:
+    """Those of a short forward, on this machine's GPU or another; none where the simulator has no clock for it."""
+    from kda.dispatch import capability
+    from kda.host import detect
+    from kda.simulator.timing.chips import OF_ARCH
+    from kda.verify.doors import here
+
+    archs = capability(backend).archs
+    if target is None and (cc := detect(here()).cc):
+        target = code_for(cc, archs)
+    if target is None or target.name not in archs or 10 * target.cc[0] + target.cc[1] not in OF_ARCH:
+        return []
+    with screen.progress(f"running a forward for {target.name} in the simulator"):
+        return timelines_of(forward(target, backend, TOKENS, HEADS))
+
+
+def timelines_of(session: Capture) -> list[Timeline]:
+    return [run.timeline(sms=math.prod(run.cluster)) for run in session.runs if run.recorded]
+
+
+def forward(target: Target, backend: str, tokens: int, heads: int) -> Capture:
     """The capture of a call, timed and recorded."""
     import kda
     from kda.simulator import capture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,11 +14,11 @@ from kda.dispatch import backend_asked, backend_names, capabilities, weigh
 from kda.stages import OF_WALK, STAGES, find, holder
 
 from . import mutants
-from .options import NoKernelsYet, built_for, known, shape_options
-from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version, table
+from .layout import shell_lines
+from .options import ARCH, BACKEND, Name, NoKernelsYet, built_for, known, shape_options
+from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version
 
 if TYPE_CHECKING:
-    from kda.compile.target import Target
     from kda.verify.cases import Case, Spec
     from kda.verify.doors import Door
     from kda.verify.parity import Report, Row
@@ -38,22 +38,46 @@ DRAWN = (
     "chunk_size",
     "seed",
 )
-OF_MUTANTS = ("arch", "mutants", "sample", "workers", "as_json", "color", "debug")
+OF_MUTANTS = ("verbose", "arch", "mutants", "sample", "workers", "as_json", "color", "debug")
 BAR = 10                                     # signs of a used-up budget
 
 
+def known_stage(name: str, *others: str) -> None:
+    """Usage error for what is neither a stage, nor a run of stages, nor one of `others`."""
+    if "+" not in name:
+        return known("stage", name, [*others, *STAGES, *OF_WALK])
+    try:
+        find(name)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+class StageName(Name):
+    """A stage, a run of stages, or all."""
+
+    def __init__(self) -> None:
+        super().__init__("stage", lambda: ["all", *STAGES, *OF_WALK])
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        known_stage(value, "all")
+        return str(value)
+
+
+STAGE = StageName()
+
+
 @click.command()
-@click.option("--backend", metavar="NAME", help="The backend to verify; left out, the one that auto picks.")
-@click.option("--arch", metavar="ARCH", help="Run its kernels on a simulated GPU of this arch, such as sm100.")
-@click.option("--against", metavar="NAME", default="definition", show_default=True,
-              help="Compare whole calls with another backend, or with fla, too.")  # fmt: skip
+@click.option("--backend", type=BACKEND, help="The backend to verify; left out, the one that auto picks.")
+@click.option("--arch", type=ARCH, help="Run its kernels on a simulated GPU of this arch or card, as sm100 or h100.")
+@click.option("--against", type=Name("backend", lambda: ["definition", "fla", *backend_names()]),
+              default="definition", show_default=True, help="Compare whole calls with it, too.")  # fmt: skip
 @shape_options(heads=2, lengths="Packed sequences.  [default: 65,0,63]", dtype=None,
                dtype_help="[default: bfloat16, or float32 of a backend that handles no bfloat16]")  # fmt: skip
 @click.option("--gate", type=click.Choice(["given", "softplus", "bounded"]), default="bounded", show_default=True)
 @click.option("--regime", type=click.Choice(["fast", "slow"]), default="slow", show_default=True,
               help="Gates that forget within 16 tokens, or remember for hundreds.")  # fmt: skip
 @click.option("--chunk-size", type=click.Choice(["32", "64"]), default="64", show_default=True)
-@click.option("--stage", metavar="NAME", default="all", show_default=True, help="One stage alone, such as fwd/state.")
+@click.option("--stage", type=STAGE, default="all", show_default=True, help="One stage alone, such as fwd/state.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--exact", is_flag=True, help="Ask for equal bits: run after run, and packed against alone.")
 @click.option("--fault", metavar="NAME", help="Plant a known fault; `--fault list` lists them.")
@@ -64,6 +88,7 @@ BAR = 10                                     # signs of a used-up budget
 @click.option("--dump", metavar="FILE", type=click.Path(dir_okay=False, writable=True), help="Save the case's tensors.")
 @click.option("--load", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Take the case from a file.")
 @click.option("--keep-going", is_flag=True, help="Go on to the backward though the forward is wrong.")
+@click.option("--verbose", "-v", is_flag=True, help="Print the tensors that are within budget, too.")
 @common_options
 def command(screen: Screen, **options: Any) -> int:
     """Compare a backend with the definition in float64 and find the first wrong stage.
@@ -74,10 +99,13 @@ def command(screen: Screen, **options: Any) -> int:
     fault = options["fault"]
     if fault == "list":
         return list_faults(screen)
-    check_names(options)
+    if fault:
+        from kda.verify.faults import FAULTS
+
+        known("fault", fault, list(FAULTS))
     check_combinations(options)
     if options["mutants"]:
-        return mutants.report(screen, target_of(options), options)
+        return mutants.report(screen, options["arch"], options)
     from kda.verify import cases, faults
 
     planted = faults.FAULTS[fault] if fault else None
@@ -90,27 +118,6 @@ def command(screen: Screen, **options: Any) -> int:
         spec = spec_of(options)
         case = cases.make(planted.suited(spec) if planted else spec)
     return verify(screen, case, options, planted)
-
-
-def check_names(options: dict[str, Any]) -> None:
-    if options["backend"]:
-        known("backend", options["backend"], backend_names())
-    known("backend", options["against"], ["definition", "fla", *backend_names()])
-    known_stage(options["stage"], "all")
-    if options["fault"]:
-        from kda.verify.faults import FAULTS
-
-        known("fault", options["fault"], list(FAULTS))
-
-
-def known_stage(name: str, *others: str) -> None:
-    """Usage error for what is neither a stage, nor a run of stages, nor one of `others`."""
-    if "+" not in name:
-        return known("stage", name, [*others, *STAGES, *OF_WALK])
-    try:
-        find(name)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
 
 
 def not_alone(name: str, stages: Sequence[str]) -> str:
@@ -174,7 +181,7 @@ def list_faults(screen: Screen) -> int:
     if screen.json:
         screen.emit_json({"schema": 1, "command": "verify", "faults": {name: f.says for name, f in FAULTS.items()}})
     else:
-        for line in table([(name, fault.at, fault.says) for name, fault in FAULTS.items()]):
+        for line in screen.table([(name, fault.at, fault.says) for name, fault in FAULTS.items()]):
             screen.line(line)
     return OK
 
@@ -203,10 +210,11 @@ def verify(screen: Screen, case: Case, options: dict[str, Any], planted) -> int:
         raise click.UsageError(f"--fault {options['fault']} sits in {planted.at}; {name} {why}")
     simulated, door = door, Planted(door, planted) if planted else door
     stage = None if options["stage"] == "all" else options["stage"]
-    with screen.progress(f"verifying {name}") as tell:
-        report = parity.examine(door, case, stage, other, options["exact"], options["keep_going"], tell)
+    with screen.progress(f"verifying {name}", parity.parts(door, case, stage, options["exact"])) as tell:
+        report = parity.examine(door, case, stage, other, options["exact"], options["keep_going"], tell.step)
         small = None
         if report.wrong and not options["load"]:
+            tell.expect(0)
             tell("looking for a smaller case")
             small = parity.smaller(door, report, planted)
     saved = None
@@ -225,15 +233,6 @@ def verify(screen: Screen, case: Case, options: dict[str, Any], planted) -> int:
     return code
 
 
-def target_of(options: dict[str, Any]) -> Target:
-    from kda.compile.target import parse
-
-    try:
-        return parse(options["arch"])
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-
-
 def door_to(name: str, options: dict[str, Any]) -> Door:
     """The backend here, or on the simulated arch; one without kernels has nothing to simulate."""
     from kda.verify.doors import Door
@@ -241,18 +240,18 @@ def door_to(name: str, options: dict[str, Any]) -> Door:
     door = Door(name)
     if not options["arch"]:
         return door
-    target = target_of(options)
+    target = options["arch"]
     if target.name not in door.capability.archs:
         archs = ", ".join(door.capability.archs)
         has = f"kernels for {archs}" if archs else "no kernels to simulate"
-        raise click.UsageError(f"--arch {options['arch']}: {name} has {has}")
+        raise click.UsageError(f"--arch {target.name}: {name} has {has}")
     from kda.verify.simulated import SimulatedDoor
 
     return SimulatedDoor(name, target)
 
 
 def first_with_kernels(options: dict[str, Any]) -> str:
-    target = target_of(options)
+    target = options["arch"]
     found = built_for(target)
     if not found:
         raise NoKernelsYet(target)
@@ -313,31 +312,41 @@ def lines(
     out = [
         problem_line(report.case),
         f"backend  {door.name} on {where(door, options)}, against the definition in float64{against}{fault}",
-        "",
-    ]
-    header = (
-        ("stage", "tensor", "bits", "")
-        if options["exact"]
-        else ("stage", "tensor", "error", "budget", "used", "", "worst at")
-    )
-    out += table(list(cells(screen, report)), header=header, align="lll" if options["exact"] else "llrrrll")
-    if report.stopped:
-        out.append("bwd         (stopped: forward is already wrong; --keep-going to see it)")
-    elif report.no_backward:
-        out.append(f"bwd         ({door.name} has no backward here: {report.no_backward[0]})")
-    out += ["", *(verdict(report, door) if report.wrong else [all_well(report)])]
+        *([f"{screen.mark('fail')} {says}" if i == 0 else f"    {says}" for i, says in enumerate(verdict(report, door))]
+          if report.wrong else [f"{screen.mark('ok')} {all_well(report)}"]),
+    ]  # fmt: skip
     if report.wrong:
-        out.append(f"replay   {replay(report, options, small)}")
+        out += replay_lines(screen, report, options, small)
     if saved:
         out.append(f"saved    {saved}")
+    if report.wrong or options["verbose"]:
+        out += ["", *table_lines(screen, report, options["exact"])]
+    if report.stopped:
+        out.append("bwd      stopped: forward is already wrong; --keep-going to see it")
+    elif report.no_backward:
+        out.append(f"bwd      {door.name} has no backward here: {report.no_backward[0]}")
+    if not report.wrong and not options["verbose"]:
+        out.append("         -v prints each stage and tensor")
     return out
 
 
+def table_lines(screen: Screen, report: Report, exact: bool) -> list[str]:
+    measured = ["bits", ""] if exact else ["error", "budget", "used", "", "worst at"]
+    header = ["stage", "tensor", *measured]
+    return screen.table(list(cells(screen, report)), header, "lll" if exact else "llrrrll")
+
+
+def replay_lines(screen: Screen, report: Report, options: dict[str, Any], small: Spec | None) -> list[str]:
+    """The command, which may be copied as it stands."""
+    first, *more = shell_lines(replay(report, options, small), screen.width, len("replay   "))
+    return [f"replay   {first}", *more, *(["         (the smallest case that still fails)"] if small else [])]
+
+
 def where(door: Door, options: dict[str, Any]) -> str:
-    return f"a simulated {target_of(options).spelling}" if options["arch"] else door.device
+    return f"a simulated {options['arch'].spelling}" if options["arch"] else door.device
 
 
-def cells(screen: Screen, report: Report):
+def cells(screen: Screen, report: Report) -> Iterator[tuple[str, ...]]:
     from kda.verify.parity import used_words, worst
 
     previous = None
@@ -347,6 +356,7 @@ def cells(screen: Screen, report: Report):
         if row.wrong:
             at = f"{screen.sign('fail')} " + (f"follows from {row.follows_from}" if row.follows_from else worst(row))
         used = screen.paint(used_words(m), "red" if row.wrong else None)
+        measured: tuple[str, ...]
         if m.kind == "bits":
             measured = (used,)
         elif m.kind in ("norm", "peak"):
@@ -374,7 +384,8 @@ def all_well(report: Report) -> str:
 
 def verdict(report: Report, door: Door) -> list[str]:
     """The first wrong stage, whose fault it is, and the shape of what is wrong."""
-    first: Row = report.first
+    first = report.first
+    assert first is not None
     if not first.of_stage:
         looked = [row for row in report.rows if row.of_stage]
         if first.measure.kind == "bits":
@@ -397,16 +408,17 @@ def verdict(report: Report, door: Door) -> list[str]:
     return [f"First wrong stage: {first.stage}.  {whose}", *([shape] if shape else [])]
 
 
-def replay(report: Report, options: dict[str, Any], small: Spec | None) -> str:
+def replay(report: Report, options: dict[str, Any], small: Spec | None) -> list[str]:
     first = report.first
+    assert first is not None
     words = ["kda", "verify", "--backend", report.backend]
     words += ["--stage", first.stage] if first.of_stage and first.follows_from is None else []
     words += ["--fault", options["fault"]] if options["fault"] else []
-    words += ["--arch", options["arch"]] if options["arch"] else []
+    words += ["--arch", options["arch"].name] if options["arch"] else []
     words += ["--exact"] if options["exact"] else []
     words += ["--against", options["against"]] if first.stage.startswith("to ") else []
     words += ["--load", options["load"]] if options["load"] else (small or report.case.spec).arguments()
-    return shlex.join(words) + ("      (smallest that still fails)" if small else "")
+    return words
 
 
 # ---------------------------------------------------------------------------------------------- JSON
@@ -424,12 +436,12 @@ def as_json(
     return {
         **heading(report.case, code), "backend": report.backend, "device": door.device, "against": options["against"],
         "fault": options["fault"], "rejections": [], "evidence": "simulated" if options["arch"] else "executed",
-        "arch": options["arch"] and target_of(options).name,
+        "arch": options["arch"] and options["arch"].name,
         "rows": [row_json(row) for row in report.rows],
         "stopped": report.stopped, "no_backward": list(report.no_backward),
         "first_wrong": first and {"stage": first.stage, "tensor": first.tensor, "itself": first.itself,
                                   "follows_from": first.follows_from, "pattern": first.pattern},
-        "replay": replay(report, options, small) if first else None, "saved": saved,
+        "replay": shlex.join(replay(report, options, small)) if first else None, "saved": saved,
     }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Kernels by their recipes: of this process, of the store of built kernels, or built and kept there.
 
-What is in the store needs no compiler.  What is missing is built in processes, several at a time (builders.py).
+What is in the store needs no compiler.  What is missing is built in processes, several at a time (builders.py), and
+somebody is told of it (watching.py).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from . import store
+from . import store, watching
 from .builders import Builders
 from .errors import BuildError
 from .kernel import Kernel
@@ -55,16 +56,18 @@ def fetch_here(recipe: AnyRecipe) -> Any:
 
 def _build_all(recipes: Sequence[AnyRecipe], kept: store.Store, workers: int) -> dict[AnyRecipe, BuildError]:
     """Build kernels; those that failed."""
-    failed = {}
+    failed: dict[AnyRecipe, BuildError] = {}
 
     def build_one(recipe: AnyRecipe) -> None:
         try:
             entry = kept.fetch(recipe.key, lambda: builders.build(recipe), recipe.about)
             _FETCHED.setdefault(recipe, recipe.opened(entry))
+            built(recipe)
         except BuildError as error:
             failed[recipe] = error
 
-    with Builders() as builders, ThreadPoolExecutor(min(workers, len(recipes))) as threads:
+    processes = min(workers, len(recipes))
+    with watching.watched(recipes) as built, Builders() as builders, ThreadPoolExecutor(processes) as threads:
         running = [threads.submit(build_one, recipe) for recipe in recipes]
         try:
             for each in running:

@@ -28,13 +28,38 @@ TARGETS = {
 }
 
 
+# arch -> its cards, as a pattern of a name without "NVIDIA", "GeForce", spaces and hyphens
+CARDS = {
+    "sm80": r"a100|a800|a30",
+    "sm86": r"a2|a10g?|a16|a40|(rtx)?30[5-9]0|(rtx)?a[2456][05]00",
+    "sm89": r"l4|l20|l40s?|(rtx)?40[5-9]0|rtx[2456][05]00ada",
+    "sm90": r"h100|h200|h20|h800|gh200",
+    "sm100": r"b100|b200|gb200",
+    "sm103": r"b300|gb300",
+    "sm120": r"(rtx)?50[5-9]0|(rtx)?pro[2456][05]00",
+}
+# what a driver, or a shop, adds to a card's name
+_VARIANT = (
+    r"(ti|super|d|laptop|gpu|pcie|sxm\d?|nvl|maxq|\d+gb|hbm\d?e?|generation|blackwell|(server|workstation)edition)*"
+)
+
+
 def parse(text: str) -> Target:
-    """`sm100`, `sm_100a`, `100` and `10.0` all name the same target."""
-    digits = re.fullmatch(r"(?:sm_?)?(\d+)\.?(\d)[af]?", text.strip().lower())
+    """The target of an arch or a card: `sm100`, `sm_100a`, `100`, `10.0`, `B200` and `NVIDIA B200` all name one."""
+    asked = text.strip().lower()
+    digits = re.fullmatch(r"(?:sm_?)?(\d+)\.?(\d)[af]?", asked)
     name = "sm" + "".join(digits.groups()) if digits else ""
-    if name not in TARGETS:
-        raise ValueError(f"no GPU arch is called {text!r}; kda knows {', '.join(TARGETS)}")
-    return TARGETS[name]
+    found = TARGETS.get(name) or of_card(asked)
+    if found is None:
+        known = ", ".join(f"{t.name} ({t.examples})" for t in TARGETS.values())
+        raise ValueError(f"no GPU arch or card is called {text!r}; kda knows {known}")
+    return found
+
+
+def of_card(name: str) -> Target | None:
+    """That of a card, by the name that people or its driver give it."""
+    short = re.sub(r"nvidia|geforce|tesla|quadro|[\s_-]", "", name.lower())
+    return next((TARGETS[arch] for arch, cards in CARDS.items() if re.fullmatch(f"({cards}){_VARIANT}", short)), None)
 
 
 def code_for(cc: tuple[int, int], archs: Iterable[str] = TARGETS) -> Target | None:

@@ -1,4 +1,6 @@
-"""The named shapes of `kda bench`, and how much work a shape is.  Imports the standard library alone.
+"""The named shapes of `kda bench`, the models of `kda compile`, and how much work a shape is.
+
+Imports the standard library alone.
 
 FLOPs count the products of the chunked algorithm with C = 64, 2mnk each and triangular ones in full, whatever a backend
 really does, so that numbers of two backends compare.  Per token and value head:
@@ -86,6 +88,23 @@ SHAPES = {
     "h64-mixed": Shape("packed prompts of mixed lengths", H=64, lengths=(1300, 547, 2048, 963, 271, 3063)),
     "h64-8x1k": Shape("packed prompts of one length", H=64, lengths=(1024,) * 8),
 }  # fmt: skip
+
+
+class Model(NamedTuple):
+    """The KDA layers of a model: K = V = 128, bfloat16, a value head per query/key head."""
+
+    title: str
+    heads: int
+    layers: int                              # with KDA
+    gate: str                                # a word of `Problem.parse`
+
+
+MODELS = {
+    "kimi-linear": Model("Kimi-Linear-48B-A3B", 32, 20, "softplus"),
+    "kimi-k3": Model("Kimi-K3", 96, 69, "bounded"),
+    "glm-5.3-flash": Model("GLM-5.3-Flash", 64, 34, "bounded"),
+    "ling-3": Model("Ling 3", 32, 35, "bounded"),
+}
 
 
 def flops(shape: Shape, direction: str) -> int:

@@ -315,6 +315,8 @@ def examine(
     if only_stage is not None and stages != _unbroken(stages):
         report.rows = alone(door, case, find(only_stage), oracle)             # no stage of its own feeds it
         return report
+    if stages:
+        tell(_unbroken(stages)[0].name)
     for rows in walk(door, case, _unbroken(stages), oracle) if stages else ():
         tell(f"after {rows[0].stage}")
         if only_stage in (None, rows[0].stage):
@@ -330,6 +332,17 @@ def examine(
             rows += compare(door, other, case, backward, found, limits)
         report.rows += [row._replace(follows_from=first.tensor) if first and row.wrong else row for row in rows]
     return report
+
+
+def parts(door: Door, case: Case, only_stage: str | None = None, exact: bool = False) -> int | None:
+    """How often `examine` tells what it does now; None where that says little."""
+    if exact or only_stage in OF_WALK:
+        return None
+    backward = not door.against(case, "backward")
+    stages = [s for s in in_order(door.stages) if s not in WALK and (backward or not s.backward)]
+    if only_stage is not None:
+        stages = stages[: stages.index(find(only_stage)) + 1]
+    return len(_unbroken(stages)) + bool(stages) + (only_stage is None)
 
 
 def _unbroken(stages: list[Stage]) -> list[Stage]:

@@ -14,7 +14,7 @@ from kda import dispatch
 from kda.capability import Capability, Rule
 from kda.cli import cli
 from kda.commands import compile as command
-from kda.compile import fetching, store
+from kda.compile import fetching, store, watching
 from kda.compile.target import parse
 from kda.compile.triton import Recipe
 from kda.dispatch import capabilities
@@ -75,12 +75,12 @@ def run(*arguments, code=0):
 
 def test_kernels_are_built_once_and_kept(asked):
     words = ("--arch", "sm90", "--problem", "K=64 V=64 backward", "--problem", "K=64 V=64")
-    header, *rows, summary = run(*words).stdout.splitlines()
-    assert header.split() == ["backend", "arch", "kernel", "registers", "spills", "shared", "seconds"]
+    summary, _, header, *rows = run(*words).stdout.splitlines()
+    assert header.split() == ["backend", "arch", "kernel", "variants", "registers", "spills", "shared", "seconds"]
     assert [row.split()[:3] for row in rows] == [["fast", "sm90", "scale"], ["fast", "sm90", "total"]]
     folder = store.default().folder
-    assert summary == f"2 kernels, 0 were there, 2 were built; they are kept in {folder}"
-    assert run(*words).stdout.splitlines()[-1] == f"2 kernels, 2 were there, 0 were built; they are kept in {folder}"
+    assert summary == f"[✓] 2 kernels, 0 were there, 2 were built; they are kept in {folder}"
+    assert run(*words).stdout.splitlines()[0] == f"[✓] 2 kernels, 2 were there, 0 were built; they are kept in {folder}"
     assert len(list(store.default().entries())) == 2
     again = json.loads(run(*words, "--json").stdout)
     assert {k["kernel"] for k in again["kernels"]} == {"scale", "total"} and again["refused"] == {}
@@ -90,7 +90,10 @@ def test_kernels_are_built_once_and_kept(asked):
 
 def test_kernels_of_one_name_are_distinguished(asked):
     words = ("K=64 V=64", "K=128 V=128", "K=128 V=128 float32")
-    rows = run("--arch", "sm80", *(f"--problem={w}" for w in words)).stdout.splitlines()[1:-1]
+    problems = [f"--problem={w}" for w in words]
+    together = run("--arch", "sm80", *problems).stdout.splitlines()
+    assert together[3].split()[2:4] == ["scale", "3"] and together[-1] == "-v prints each variant."
+    rows = run("--arch", "sm80", *problems, "-v").stdout.splitlines()[3:]
     assert [row.split()[2:5] for row in rows] == [
         ["scale", "BLOCK=64", rows[0].split()[4]],
         ["scale", "BLOCK=128", "x=*bf16"],
@@ -128,6 +131,26 @@ def test_only_the_backends_of_an_arch_are_asked_where_nothing_is_named(asked):
     assert command.offered([parse("sm80")], None, []) == ([], {})
 
 
+def test_a_model_is_built_for_as_its_layers_call_it_with_its_heads_divided(asked):
+    printed = run("--arch", "h100", "--model", "kimi-linear", "--tp", "4").stdout
+    assert "Kimi-Linear-48B-A3B: 8 heads per GPU, 20 layers with KDA, softplus gate" in printed
+    assert {row.split()[2] for row in printed.splitlines()[4:6]} == {"scale", "total"}
+    problems = [problem for problem, _ in asked]
+    assert {p.H for p in problems} == {p.HV for p in problems} == {8} and len(problems) == len(set(problems)) == 20
+    assert {(p.gate, p.g_dtype) for p in problems} == {("softplus", "bfloat16"), ("given", "float32")}
+    assert {(p.op, p.direction) for p in problems} == {
+        ("chunk", "forward"), ("chunk", "backward"), ("recurrent", "forward")
+    }  # fmt: skip
+
+
+def test_a_model_is_built_for_the_backend_that_serves_it_alone(asked, monkeypatch):
+    second = dataclasses.replace(FAST, backend="second", rank=2)
+    others = dispatch.capabilities()
+    monkeypatch.setattr(dispatch, "capabilities", lambda: (*others, second))
+    lines, refused = command.offered([parse("sm90")], None, [], command.of_model("ling-3", 1)[:1])
+    assert {line.backend for line in lines} == {"fast"} and not refused
+
+
 def test_a_backend_sees_a_gpu_of_the_arch_that_was_named(asked):
     run("--arch", "sm80", "--arch", "sm_90a", "--problem", "K=64")
     assert [(host.cc, host.is_gpu, host.simulated) for _, host in asked] == [
@@ -141,6 +164,21 @@ def test_a_problem_that_no_backend_takes_is_more_than_can_be_judged(asked):
     found = json.loads(run(*words, "--json", code=3).stdout)
     assert found["exit"] == 3 and found["kernels"] == [] and "fast.head_dim" in found["why"][0]
     assert "reference for sm90: it has no kernels" in run("--arch", "sm90", "--backend", "reference", code=3).stderr
+
+
+def test_the_first_call_says_on_stderr_what_it_builds_and_the_next_one_says_nothing(asked, capsys, monkeypatch):
+    monkeypatch.setattr(watching, "_explained", False)
+    monkeypatch.delenv("KDA_QUIET", raising=False)
+    recipe = Recipe("made_up:scale", {"x": "*bf16", "y": "*fp32"}, {"BLOCK": 32}, target="sm90")
+    fetching.fetch(recipe)
+    out, err = capsys.readouterr()
+    first, second = err.splitlines()
+    assert first.startswith("kda: building 1 kernel for sm90: scale (kept in ") and out == ""
+    assert second.startswith("kda: built 1 kernel in ")
+    fetching.fetch(recipe)
+    monkeypatch.setattr(fetching, "_FETCHED", {})                            # as in the next process
+    fetching.fetch(recipe)
+    assert capsys.readouterr().err == ""
 
 
 def test_what_cannot_be_built_is_named_and_the_rest_is_built(asked):
@@ -163,9 +201,12 @@ def test_a_cache_that_keeps_nothing_is_a_finding(asked, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--arch", "sm42"), "no GPU arch is called 'sm42'"),
+        (("--arch", "sm42"), "no GPU arch or card is called 'sm42'"),
         (("--arch", "sm90", "--problem", "K=big"), "--problem: 'K=big' needs K as int"),
         (("--arch", "sm90", "--backend", "fsat"), "Did you mean 'fast'"),
+        (("--arch", "sm90", "--model", "kimi-liner"), "Did you mean 'kimi-linear'"),
+        (("--arch", "sm90", "--model", "kimi-linear", "--tp", "5"), "--tp 5 does not divide the 32 heads"),
+        (("--arch", "sm90", "--tp", "2"), "name one with --model"),
     ],
 )
 def test_a_wrong_use_is_refused(asked, arguments, says):

@@ -18,14 +18,15 @@ from click.testing import CliRunner
 import kda
 from kda.backends.reference import launch
 from kda.cli import cli
-from kda.commands import bench
-from kda.commands.render import strip_ansi
+from kda.commands import bench, bench_drawn, bench_report
+from kda.commands.layout import strip_ansi
+from kda.commands.render import Screen
 from kda.dispatch import weigh
 from kda.errors import NoBackendError
 from kda.host import Host
 from kda.measure import clocks, timing
 from kda.measure.clocks import CpuClock, Timing
-from kda.measure.shapes import SHAPES, Shape, bytes_moved, flops, too_large
+from kda.measure.shapes import DIRECTIONS, SHAPES, Shape, bytes_moved, flops, too_large
 from kda.measure.timing import Line, Machine
 from kda.verify import cases, doors
 
@@ -143,9 +144,11 @@ def test_a_cpu_times_tiny_shapes_unless_told_otherwise():
 
 def test_parity_stands_before_the_times():
     out = run(*QUICK, "--against", "reference", "--regime", "slow").output
-    assert out.index("9 of 9 tensors within budget") < out.index("median")
-    assert "of the recurrence in float64" in out
+    assert out.index("18 of 18 tensors within budget") < out.index("median")
+    assert "of the recurrence in float64" in out and "9 of 9" not in out
     assert "vs reference" in out and out.count("x\n") == 2
+    out = run(*QUICK, "--against", "reference", "--regime", "slow", "-v").output
+    assert out.count("9 of 9") == 2 and "TFLOP/s" in out
 
 
 def test_the_json_is_one_object_without_colour():
@@ -161,13 +164,18 @@ def test_the_json_is_one_object_without_colour():
 def test_packed_and_grouped_heads_are_timed():
     result = run("--lengths", "3,0,66", "--heads", "1", "--value-heads", "2", "-K", "8", "-V", "4", "--repeats", "1")
     assert result.exit_code == 0
-    assert result.stdout.count("[3,0,66] H=1 HV=2 K=8 V=4 bf16") == 4
+    lines = result.stdout.splitlines()
+    at = lines.index("[3,0,66] H=1 HV=2 K=8 V=4 bf16")
+    assert [line.split()[:2] for line in lines[at + 1 : at + 5]] == [
+        ["forward", "fast"], ["backward", "fast"], ["forward", "slow"], ["backward", "slow"]
+    ]  # fmt: skip
 
 
 def test_a_gpu_has_a_floor_and_a_clock():
     line = dataclasses.replace(LINE, bytes=4_000_000_000, floor=1e-3, median=2e-3, p20=2e-3, p80=2e-3)
     assert bench.header(H200).startswith("NVIDIA H200  1980 of 1980 MHz  driver 580.95  copies 4.00 TB/s")
-    head, row = (text.split() for text in bench.timing_lines([line]))
+    head, shape, row = (text.split() for text in bench.timing_lines(Screen(), [line], True))
+    assert shape == LINE.problem.split()
     assert row[-4:] == ["2.000-2.000", "5e-09", "2e+03", "2.0"] and head[-2:] == ["x", "floor"]
     assert not list(bench.remarks(H200, [line]))
 
@@ -200,7 +208,7 @@ def wrong_forward(monkeypatch):
 def test_a_wrong_backend_gets_no_ratio():
     result = run(*ONE, "--against", "reference")
     assert result.exit_code == 1
-    assert "1 of 2 tensors within budget" in result.stdout and "kda verify" in result.stdout
+    assert "[✗] parity: 2 of 4 tensors within budget" in result.stdout and "kda verify" in result.stdout
     assert "vs reference" not in result.stdout and "median" not in result.stdout
 
 
@@ -373,7 +381,7 @@ def test_if_no_backend_accepts_the_call_the_reasons_are_printed(monkeypatch):
     def nobody(problem, asked):
         raise NoBackendError(weigh(problem, Host("cuda:0", "NVIDIA B200", (10, 0)), asked))
 
-    monkeypatch.setattr(bench, "choose", nobody)
+    monkeypatch.setattr("kda.dispatch.choose", nobody)
     monkeypatch.setattr(bench, "problem_of", lambda spec, way, device: kda.Problem(direction=way))
     result = run(*ONE)
     assert result.exit_code == 3
@@ -454,15 +462,15 @@ def test_memory_is_that_of_a_forward_and_of_a_forward_with_its_backward(made_up)
 
 def test_memory_is_printed_beside_the_times(made_up):
     made_up(MadeUpClock())
-    out = run(*QUICK, "--regime", "slow", "--against", "reference").stdout
+    out = run(*QUICK, "--regime", "slow", "--against", "reference", "-v").stdout
     assert "x floor  memory  with inputs  reference  vs reference" in out
     assert out.count("3 MiB") == 4 and "memory of a backward is that of a forward and its backward" in out
-    assert [bench.size(n) for n in (37 << 20, 3 << 29, None)] == ["37 MiB", "1.50 GiB", ""]
+    assert [bench_report.size(n) for n in (37 << 20, 3 << 29, None)] == ["37 MiB", "1.50 GiB", ""]
 
 
 def test_a_cpu_counts_no_memory(saved):
     assert all(row["memory"] is row["memory_with_inputs"] is None for row in saved[0]["rows"])
-    assert "memory" not in run(*ONE).stdout
+    assert "MiB" not in run(*ONE, "-v").stdout
 
 
 def test_a_cpu_has_no_graphs():
@@ -663,14 +671,59 @@ def test_a_clock_holds_no_call_that_is_over(monkeypatch):
 # drawing
 
 
-def test_a_plot_is_drawn(tmp_path):
+H64 = dataclasses.replace(LINE, shape="h64-8k", problem=SHAPES["h64-8k"].label, backend="sm90", floor=0.5)
+BASELINE = {"backend": "fla", "median": 2.0, "p20": 1.9, "p80": 2.2}
+
+
+def test_a_picture_has_every_shape_both_directions_floors_and_the_saved_times_of_others():
+    lines = [
+        dataclasses.replace(H64, direction=way, regime=regime) for way in DIRECTIONS for regime in ("fast", "slow")
+    ]
+    given = dataclasses.replace(LINE, baseline=BASELINE)
+    h64, other = bench_drawn.groups_of([*lines, given], "NVIDIA H200")
+    assert bench_drawn.ways_of([h64, other]) == ["forward", "backward"]
+    assert [track.name for track in h64.tracks[:2]] == ["sm90, fast", "sm90, slow"]
+    assert [set(track.bars) for track in h64.tracks[:2]] == [{"forward", "backward"}] * 2
+    assert h64.floors == {"forward": 500.0, "backward": 500.0} and other.floors == {}
+    assert {"FLA", "cuDNN, fast", "cuDNN, slow"} <= {track.name for track in h64.tracks if track.kind == "peer"}
+    assert [(track.name, track.bars["forward"]) for track in other.tracks] == [
+        ("reference, slow", (1000.0, 980.0, 1020.0)), ("fla, slow", (2000.0, 1900.0, 2200.0))
+    ]  # fmt: skip
+    assert "FLA 0.6.0" in bench_drawn.peers_line([h64]) and not bench_drawn.peers_line([other])
+
+
+def test_others_are_drawn_only_beside_times_of_their_machine_and_call():
+    for changed, device in (({}, "NVIDIA H100"), ({"problem": "B=2 T=8192 H=64 K=V=128 bf16"}, "NVIDIA H200")):
+        (group,) = bench_drawn.groups_of([dataclasses.replace(H64, **changed)], device)
+        assert {track.kind for track in group.tracks} == {"slow"}
+
+
+@pytest.mark.parametrize("changes", [{}, {"baseline": BASELINE}, {"floor": 0.5}], ids=["alone", "baseline", "floor"])
+def test_a_plot_is_drawn(tmp_path, changes):
     pytest.importorskip("matplotlib", reason="needs matplotlib, the extra `plot`")
-    lines = [LINE, dataclasses.replace(LINE, direction="backward", median=3.0, p20=2.9, p80=3.1)]
-    baseline = {"backend": "fla", "median": 2.0, "p20": 1.9, "p80": 2.2}
-    for n, change in enumerate(({}, {"baseline": baseline}, {"floor": 0.5})):
-        file = tmp_path / f"{n}.svg"
-        bench.draw(str(file), H200, [dataclasses.replace(line, **change) for line in lines])
-        assert "<svg" in file.read_text()
+    lines = [dataclasses.replace(LINE, **changes), dataclasses.replace(H64, direction="backward")]
+    groups = bench_drawn.groups_of(lines, H200.device)
+    bench_drawn.draw(str(tmp_path / "x.svg"), "a title", bench_report.header(H200), groups)
+    assert "<svg" in (tmp_path / "x.svg").read_text()
+
+
+def test_the_command_writes_a_picture_and_a_page(tmp_path):
+    pytest.importorskip("matplotlib", reason="needs matplotlib, the extra `plot`")
+    picture, html = tmp_path / "x.png", tmp_path / "x.html"
+    out = run(*ONE, "--plot", str(picture), "--html", str(html)).stdout
+    assert f"drawn    {picture}" in out and f"drawn    {html}: open it in a browser" in out
+    text = html.read_text(encoding="utf-8")
+    assert picture.read_bytes().startswith(b"\x89PNG") and text.startswith("<!doctype html>")
+    for words in ("B=1 T=70 H=1 K=V=8 fp32", "reference, slow", f"torch {torch.__version__}", "parity: 2 of 2"):
+        assert words in text
+    assert "roles" not in text                           # the reference has no kernels
+
+
+def test_a_page_shows_what_the_roles_of_kernels_do_when(monkeypatch):
+    monkeypatch.setattr("kda.simulator.timing.pages.sections", lambda timelines: f"{len(timelines)} kernels")
+    text = bench_drawn.page("<a title>", "details", ["a note"], bench_drawn.groups_of([H64], "CPU"), [None] * 2)
+    assert "2 kernels" in text and "&lt;a title&gt;" in text and "<a title>" not in text and "a note" in text
+    assert 'style="left: 50.00%"' in text                # the floor is half of the only time
 
 
 def test_without_matplotlib_a_plot_is_refused_before_anything_is_timed(monkeypatch, tmp_path):

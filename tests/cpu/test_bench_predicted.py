@@ -109,10 +109,21 @@ def test_shapes_are_predicted_in_other_processes_and_printed_in_their_order(fore
     assert [(row["shape"], round(row["predicted"] * 1e3)) for row in found] == [
         (name, shape.tokens) for name, shape in GPU_SHAPES.items()
     ]
-    lines = [line for line in run(*ALL).stdout.splitlines() if line.startswith("forward")]
-    assert [shape.label in line for shape, line in zip(GPU_SHAPES.values(), lines, strict=True)] == [True] * len(lines)
-    assert len({line.index(" sm100 ") for line in lines}) == 1
+    lines = run(*ALL).stdout.splitlines()
+    at = [lines.index(f"{name}: {shape.label}") for name, shape in GPU_SHAPES.items()]
+    assert at == sorted(at) and all(lines[n + 1].startswith("  forward") for n in at)
+    assert len({lines[n + 1].index(" sm100 ") for n in at}) == 1
 
+
+def test_what_is_predicted_is_drawn_and_shown_on_a_page(forecasts, monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib", reason="needs matplotlib, the extra `plot`")
+    asked = []
+    monkeypatch.setattr("kda.commands.timeline.of_machine", lambda screen, *which: asked.append(which) or [])
+    out = run(*ALL, "--plot", str(tmp_path / "x.png"), "--html", str(tmp_path / "x.html")).stdout
+    assert out.count("drawn") == 2 and (tmp_path / "x.png").exists()
+    text = (tmp_path / "x.html").read_text(encoding="utf-8")
+    assert "predicted, not timed" in text and all(shape.label in text for shape in GPU_SHAPES.values())
+    assert [(backend, target.name) for backend, target in asked] == [("sm100", "sm100")]
 
 def test_an_error_of_another_process_reaches_the_user_as_it_is(forecasts):
     from kda.simulator import SimulationError

@@ -55,7 +55,7 @@ def run(*arguments, code=0):
 
 def test_the_list_counts_kernels_by_backend_arch_and_name(kept):
     fill(kept)
-    first, header, *rows, summary = run("list").splitlines()
+    first, summary, header, *rows = run("list", "-v").splitlines()
     assert first == f"{kept.folder}: 5 entries, 10 KiB"
     assert [row.split() for row in rows] == [
         ["-", "-", "-", "2", "3", "KiB", "today", "1"],
@@ -65,6 +65,8 @@ def test_the_list_counts_kernels_by_backend_arch_and_name(kept):
     assert header.split() == ["backend", "arch", "kernel", "entries", "size", "last", "used", "stale"]
     assert summary.startswith("Nobody will ask for 2 (1 other source, 1 unreadable): `kda cache clean` frees")
     assert run() == run("list")
+    *_, row, more = run().splitlines()
+    assert row.split()[:4] == ["reference", "sm90", "1", "2"] and more == "-v prints each kernel."
 
 
 def test_the_list_of_an_empty_cache_is_one_line(kept):

@@ -1,12 +1,14 @@
 """What all commands have in common."""
 
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
 
 from kda.cli import COMMANDS, cli
 from kda.commands.doctor import archs_without_kernels
 from kda.commands.findings import backends_with_kernels
-from kda.compile.target import TARGETS
+from kda.compile.target import TARGETS, parse
 from kda.dispatch import capabilities
 
 ASKING_FOR_A_BACKEND = {
@@ -63,3 +65,78 @@ def test_doctor_names_the_archs_that_no_backend_covers_and_those_alone():
 def test_every_command_has_help_json_and_colour(command):
     help = CliRunner().invoke(cli, [command, "--help"]).stdout
     assert all(option in help for option in ("--json", "--color", "--debug"))
+
+
+# ---------------------------------------------------------------------------------------------- names
+
+CARDS = {
+    "sm80": ["a100", "NVIDIA A100-SXM4-80GB", "A30"],
+    "sm86": ["rtx3090ti", "A10G", "NVIDIA RTX A6000", "rtx 3060"],
+    "sm89": ["rtx4090", "4090", "NVIDIA GeForce RTX 4090 Laptop GPU", "L40S", "NVIDIA RTX 6000 Ada Generation"],
+    "sm90": ["h100", "NVIDIA H100 80GB HBM3", "H200", "GH200"],
+    "sm100": ["b200", "NVIDIA B200", "GB200"],
+    "sm103": ["B300"],
+    "sm120": ["rtx-5090", "NVIDIA RTX PRO 6000 Blackwell Server Edition"],
+}
+
+
+@pytest.mark.parametrize("arch", CARDS)
+def test_an_arch_is_known_by_the_names_of_its_cards(arch):
+    assert set(CARDS) == set(TARGETS)
+    assert [parse(card).name for card in CARDS[arch]] == [arch] * len(CARDS[arch])
+
+
+@pytest.mark.parametrize("name", ["v100", "rtx2080", "h101", "a1000000", "90000", ""])
+def test_a_card_that_kda_does_not_know_is_refused_with_those_that_it_does(name):
+    with pytest.raises(ValueError, match=r"no GPU arch or card is called .*sm90 \(H100, H200, H20\)"):
+        parse(name)
+
+
+@pytest.mark.parametrize("command", ["selftest", "verify"])
+def test_commands_accept_a_card(command, no_kernels):
+    result = CliRunner().invoke(cli, [command, "--arch", "h100"])
+    assert result.exit_code == 3 and "sm90 (H100, H200, H20): no backend" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "near"),
+    [
+        (["doctor", "nope"], None), (["doctor", "driver.versoin"], "driver.version"),
+        (["verify", "--backend", "foo"], None), (["verify", "--backend", "tritn"], "triton"),
+        (["bench", "--shape", "xyz"], None), (["bench", "--shape", "kimi8k"], "kimi-8k"),
+        (["selftest", "--stage", "zzz"], None), (["selftest", "--stage", "fwd/stat"], "fwd/state"),
+        (["frobnicate"], None), (["doctr"], "doctor"),
+    ],
+)  # fmt: skip
+def test_only_a_name_that_is_near_is_suggested(arguments, near):
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == 2
+    assert f"Did you mean {near!r}?" in result.stderr if near else "Did you mean" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("kda ver", {"verify"}),
+        ("kda selftest --arch sm1", {"sm100", "sm103", "sm120"}),
+        ("kda verify --backend tr", {"triton"}),
+        ("kda verify --stage fwd/w", {"fwd/wy"}),
+        ("kda bench --shape tiny-", {"tiny-grouped", "tiny-packed"}),
+        ("kda doctor cache.s", {"cache.stale"}),
+        ("kda compile --model ki", {"kimi-linear", "kimi-k3"}),
+    ],
+)
+def test_a_shell_completes_names(words, found):
+    *_, last = words.split()
+    env = {"_KDA_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    result = CliRunner().invoke(cli, [], prog_name="kda", env=env)
+    assert {line.partition(",")[2] for line in result.stdout.splitlines()} == found
+    assert all(name.startswith(last) for name in found)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_line_that_the_docs_give_for_a_shell_makes_its_completion(shell):
+    page = (Path(__file__).parents[2] / "docs" / "commands.md").read_text(encoding="utf-8")
+    assert f"_KDA_COMPLETE={shell}_source kda" in page
+    result = CliRunner().invoke(cli, [], prog_name="kda", env={"_KDA_COMPLETE": f"{shell}_source"})
+    assert "_KDA_COMPLETE" in result.stdout

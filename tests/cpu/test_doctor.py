@@ -17,8 +17,9 @@ from click.testing import CliRunner
 from kda.capability import Capability, Rule
 from kda.commands import doctor, findings, probes
 from kda.commands.findings import CHECKS, Check
+from kda.commands.layout import strip_ansi
 from kda.commands.probes import Cache, Facts, Gpu, Probe, Ptxas
-from kda.commands.render import Screen, strip_ansi
+from kda.commands.render import Screen
 from kda.compile.target import TARGETS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -309,7 +310,7 @@ def machine(monkeypatch):
         monkeypatch.setattr("kda.dispatch.capabilities", lambda: backends)
         monkeypatch.setattr(doctor, "capabilities", lambda: backends)
         monkeypatch.setattr(findings, "capabilities", lambda: backends)
-        monkeypatch.setattr(probes, "gather", lambda wanted: facts)
+        monkeypatch.setattr(probes, "gather", lambda wanted, answered: facts)
         monkeypatch.setattr(probes, "probe_backend", lambda name: live.get(name, RAN))
 
     return make
@@ -325,14 +326,14 @@ def test_a_healthy_machine_prints_the_header_the_backends_and_one_sentence(machi
     lines = result.stdout.splitlines()
     assert result.exit_code == 0
     assert re.fullmatch(r"kda \S+  python 3.12.1  linux x86_64  NVIDIA H200", lines[0])
-    assert lines[2:5] == [
+    assert lines[1] == "[✓] Everything kda needs is here."
+    assert lines[3:6] == [
         "Backends  usable  forward  backward  evidence        why",
         "* swift   usable  yes      -         executed 0.3 s  backward: swift.backward: has no backward",
         "  plain   usable  yes      yes       executed 0.3 s  plain.auto: auto never takes cuda:0 there",
     ]
     assert "No kernels yet for sm80, sm86, sm89, sm100, sm103, sm120." in lines
-    assert lines[-1] == "Everything kda needs is here."
-    assert not any("[" in line for line in lines)
+    assert not any("[" in line for line in lines[2:])
 
 
 def test_verbose_prints_every_check(machine):
@@ -414,7 +415,7 @@ def test_json_is_one_object_with_stable_words_and_no_colour(machine):
 
 def test_the_models_that_would_use_kda_have_a_table_of_their_own(machine):
     machine()
-    assert kda_doctor().stdout.splitlines()[8:11] == [
+    assert kda_doctor().stdout.splitlines()[9:] == [
         "Models                 use kda  after           by                    which, or why not",
         "  fla-core 0.6.0       yes      import kda.fla  swift, backward none  FLA's layers and models",
         "  transformers 5.23.0  yes      import kda.fla  swift, backward none  kimi_linear, glm5_next",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -14,8 +15,10 @@ import pytest
 from click.testing import CliRunner
 
 from kda.cli import COMMANDS, cli
-from kda.commands import render
-from kda.commands.render import Screen, common_options, speaks_utf8, strip_ansi, table, wants_color
+from kda.commands import progress, render
+from kda.commands.layout import fold, is_terminal, shell_lines, strip_ansi, table, width_of
+from kda.commands.progress import Progress
+from kda.commands.render import Screen, common_options, speaks_utf8, wants_color
 from kda.errors import KdaError
 from kda.simulator.engine.build import compiler
 
@@ -43,10 +46,10 @@ def test_a_dumb_terminal_is_no_terminal(monkeypatch):
             return True
 
     monkeypatch.setenv("TERM", "xterm")
-    assert render.is_terminal(Tty())
+    assert is_terminal(Tty())
     monkeypatch.setenv("TERM", "dumb")
-    assert not render.is_terminal(Tty())
-    assert not render.is_terminal(None)
+    assert not is_terminal(Tty())
+    assert not is_terminal(None)
 
 
 def test_strip_ansi_takes_colours_links_and_cursor_moves_away():
@@ -84,14 +87,123 @@ def test_a_letter_that_the_stream_cannot_write_becomes_a_question_mark(monkeypat
     assert raw.getvalue() == b"na?ve ?\n"
 
 
+class Slow:
+    """A clock of a test's own."""
+
+    def __init__(self, monkeypatch):
+        self.now = 100.0
+        monkeypatch.setattr("kda.commands.progress.time.monotonic", lambda: self.now)
+
+
+def test_progress_says_how_many_of_how_many_and_the_time_left(monkeypatch):
+    clock = Slow(monkeypatch)
+    shown = Progress("building", total=4)
+    clock.now += 3
+    assert shown.words() == "building; 0 of 4 done; 3 s"
+    shown.count()
+    assert shown.words() == "building; 1 of 4 done; about 9 s left"
+    clock.now += 4
+    assert shown.words() == "building; 1 of 4 done; about 5 s left"
+    clock.now += 20                                      # longer than was to be expected: no promise
+    assert shown.words() == "building; 1 of 4 done; 27 s"
+
+
+def test_a_step_counts_the_step_before_it(monkeypatch):
+    clock = Slow(monkeypatch)
+    shown = Progress("verifying", total=3)
+    shown.step("first")
+    assert "first; 0 of 3 done" in shown.words()
+    clock.now += 200
+    shown.step("second")
+    assert shown.words() == "second; 1 of 3 done; about 7 min left"
+    shown.expect(2)
+    assert shown.words() == "second; 0 of 2 done; 0 s"
+
+
+def test_kernels_that_are_built_meanwhile_are_counted():
+    shown = Progress("timing")
+    with shown.of_builds([None] * 3) as built:
+        built(None)
+        assert "timing; building kernels; 1 of 3 done;" in shown.words()
+    assert "building" not in shown.words()
+
+
 def test_progress_is_silent_for_fast_work_and_speaks_on_stderr_for_slow_work(monkeypatch, capsys):
-    monkeypatch.setattr(render, "PATIENCE", 0.05)
+    monkeypatch.setattr(progress, "PATIENCE", 0.05)
+    monkeypatch.setattr(progress, "EVERY", {False: 0.05})
     with Screen().progress("fast"):
         pass
-    with Screen().progress("slow") as tell:
+    with Screen().progress("slow", total=2) as tell:
         time.sleep(0.2)
         tell("slower")
-    assert tuple(capsys.readouterr()) == ("", "slow ...\nslower ...\n")
+        time.sleep(0.2)
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("slow; 0 of 2 done; 0 s ...\n") and "\nslower; 0 of 2 done" in err
+    monkeypatch.setenv("KDA_QUIET", "1")
+    with Screen().progress("slow"):
+        time.sleep(0.2)
+    assert tuple(capsys.readouterr()) == ("", "")
+
+
+# ---------------------------------------------------------------------------------------------- width
+
+
+def test_text_is_folded_between_words_and_hangs_below_what_its_mark_or_label_belongs_to():
+    assert fold("one two three", 8) == ["one two", "  three"]
+    assert fold("[✓] one two three", 12) == ["[✓] one two", "    three"]
+    assert fold("replay   one two three", 17) == ["replay   one two", "        three"]
+    assert fold("a pneumonoultramicroscopic word", 10) == ["a", "  pneumonoultramicroscopic", "  word"]
+    assert fold("    one two three", 11) == ["    one two", "    three"]
+    assert fold("one two three", None) == ["one two three"]
+    assert fold("\x1b[1mone two\x1b[0m three", 8) == ["\x1b[1mone two\x1b[0m", "  three"]
+
+
+def test_a_command_between_backticks_stays_on_one_line_where_it_fits():
+    assert fold("ask `kda doctor` for it", 14) == ["ask", "  `kda doctor`", "  for it"]
+    assert fold("ask `kda doctor gpu` for it", 10) == ["ask `kda", "  doctor", "  gpu` for", "  it"]
+
+
+def test_a_command_that_is_too_long_goes_on_after_a_backslash():
+    words = ["kda", "verify", "--problem", "a b", "--seed", "7"]
+    lines = shell_lines(words, 20)
+    assert all(len(line) <= 20 for line in lines) and len(lines) == 3
+    assert shlex.split(" ".join(line.removesuffix("\\") for line in lines)) == words
+
+
+WIDE = [("sm100", "needs a GPU of compute capability 10.0", "1.25", "out of reach"), ("sm90", "runs", "1234.5", "")]
+
+
+@pytest.mark.parametrize("width", [24, 32, 40, 50, 60, 80, None])
+def test_a_table_fits_and_breaks_no_word(width):
+    lines = table(WIDE, header=("backend", "why", "ms", "more"), align="llrl", width=width)
+    assert width is None or all(len(line) <= width for line in lines)
+    words = sorted(" ".join(lines).split())
+    assert words == sorted(" ".join(map(" ".join, [("backend", "why", "ms", "more"), *WIDE])).split())
+
+
+def test_columns_without_room_go_to_lines_of_their_own():
+    assert table([("aaaa", "bbbb", "cccc")], header=("a", "b", "c"), width=11) == [
+        "a     b",
+        "    c",
+        "aaaa  bbbb",
+        "    cccc",
+    ]
+
+
+def test_a_long_last_column_goes_below_the_others_where_that_takes_fewer_lines():
+    rows = [("alpha", "1", "one two three four five six seven"), ("beta", "2", "")]
+    assert table(rows, header=("name", "y", "why"), width=16) == [
+        "name   y", "    why", "alpha  1", "    one two", "    three four", "    five six", "    seven", "beta   2",
+    ]  # fmt: skip
+    assert table(rows[1:], header=("name", "y", "why"), width=16) == ["name  y  why", "beta  2"]
+    assert len(table(rows, header=("name", "y", "why"), width=43)) == 3
+
+
+def test_the_width_is_that_of_columns_or_of_the_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "97")
+    assert width_of(None) == 97
+    monkeypatch.delenv("COLUMNS")
+    assert width_of(None) is None and width_of(io.StringIO()) is None
 
 
 def make_command(function):

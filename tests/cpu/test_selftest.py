@@ -12,7 +12,8 @@ from click.testing import CliRunner
 
 from kda.capability import Capability, Rule
 from kda.commands import selftest
-from kda.commands.render import strip_ansi
+from kda.commands.layout import strip_ansi
+from kda.commands.options import ARCH
 from kda.commands.selftest import LEVELS, command
 from kda.compile.errors import MissingCompilerError
 from kda.compile.target import TARGETS
@@ -83,7 +84,7 @@ def test_the_levels_make_the_columns_and_a_failure_has_its_details_under_its_row
     lines = result.stdout.splitlines()
     assert result.exit_code == 1
     assert "blackwell, arch sm_100a, on this host's GPU" in lines[0] and lines[0].endswith("levels up to executed")
-    assert lines[2].split() == ["stage", "simulated", "(vs", "float64)", "executed", "(of", "budget)"]
+    assert lines[3].split() == ["stage", "simulated", "(vs", "float64)", "executed", "(of", "budget)"]
     rows = {line.split()[0]: line for line in lines if line.startswith(("fwd/", "bwd/"))}
     assert list(rows) == list(STAGES)
     assert " ".join(rows["fwd/gate"].split()) == "fwd/gate o 0.31 o 0.30"
@@ -91,24 +92,24 @@ def test_the_levels_make_the_columns_and_a_failure_has_its_details_under_its_row
     at = lines.index(rows["fwd/state"])
     assert [line.strip() for line in lines[at + 1 : at + 3]] == [f"✗ {DEADLOCK[0]}", DEADLOCK[1]]
     assert rows["bwd/wy"].endswith("CRASH") and "MemoryError: no room" in result.stdout
-    assert lines[-1].startswith("blackwell: 8 of 10 stages within budget; executed on ")
+    assert lines[1].startswith("[✗] blackwell: 8 of 10 stages within budget; executed on ")
 
 
 def test_nothing_is_executed_and_nothing_says_so_without_the_gpu(made_up):
     made_up(BLACKWELL)
     printed = kda_selftest("--arch", "sm_100a").stdout
-    first, *_, last = printed.splitlines()
+    first, second, *_ = printed.splitlines()
     assert "blackwell, arch sm_100a, on a host without one" in first and first.endswith("levels up to simulated")
-    assert last == 'blackwell: 9 of 10 stages pass as far as "simulated"; nothing was executed on sm_100a.'
+    assert second == '[✗] blackwell: 9 of 10 stages pass as far as "simulated"; nothing was executed on sm_100a.'
     assert "executed (of budget)" not in printed and not any(level is Evidence.EXECUTED for level, *_ in asked)
     assert {target for *_, target in asked} == {"sm100"}
 
 
-def test_with_the_gpu_there_is_one_more_column_and_the_last_line_says_so(made_up, with_the_gpu):
+def test_with_the_gpu_there_is_one_more_column_and_the_verdict_says_so(made_up, with_the_gpu):
     made_up(BLACKWELL)
     result = kda_selftest("--backend", "blackwell", "--stage", "fwd/gate")
     assert result.exit_code == 0 and "executed (of budget)" in result.stdout
-    assert "1 of 1 stages within budget; executed on " in result.stdout.splitlines()[-1]
+    assert "1 of 1 stages within budget; executed on " in result.stdout.splitlines()[1]
 
 
 @pytest.mark.parametrize(("level", "last"), LEVELS.items())
@@ -219,10 +220,9 @@ def test_an_arch_without_kernels_exits_with_3_and_needs_no_torch():
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["--arch", "sm7"], "no GPU arch is called 'sm7'"),
+        (["--arch", "sm7"], "no GPU arch or card is called 'sm7'"),
         (["--backend", "refrence"], "Did you mean 'reference'?"),
         (["--stage", "fwd/stat"], "Did you mean 'fwd/state'?"),
-        (["--arch", "sm100", "--backend", "reference"], "leave out --backend"),
         (["--level", "guess"], "guess"),
     ],
 )
@@ -234,8 +234,16 @@ def test_wrong_options_exit_with_2_and_say_what_is_correct(args, says):
 def test_the_reference_passes():
     result = kda_selftest("--backend", "reference", "--quick")
     assert result.exit_code == 0, result.output
-    last = result.stdout.splitlines()[-1]
-    assert last.startswith("reference: 10 of 10 stages and 4 of 4 cases within budget; executed on ")
+    second, *lines = result.stdout.splitlines()[1:]
+    assert second.startswith("[✓] reference: 10 of 10 stages and 4 of 4 cases within budget; executed on ")
+    assert lines[-1].startswith("-v prints each call") and not any("one exact chunk" in line for line in lines)
+
+
+def test_of_an_arch_one_backend_can_be_picked(made_up):
+    made_up(BLACKWELL, BARE)
+    assert "[✗] blackwell: 9 of 10" in kda_selftest("--arch", "b200", "--backend", "blackwell").stdout
+    result = kda_selftest("--arch", "sm100", "--backend", "reference")
+    assert result.exit_code == 3 and "reference has no kernels for sm100" in result.stdout
 
 
 def test_every_case_of_the_reference_is_within_budget():
@@ -254,7 +262,7 @@ def test_a_wrong_stage_and_a_wrong_call_are_findings(monkeypatch):
     monkeypatch.setattr(chunked, "output", lambda *args, **tensors: (1.01 * right(*args, **tensors)[0],))
     result = kda_selftest("--backend", "reference", "--quick")
     assert result.exit_code == 1
-    assert "9 of 10 stages and 1 of 4 cases within budget" in result.stdout.splitlines()[-1]
+    assert "9 of 10 stages and 1 of 4 cases within budget" in result.stdout.splitlines()[1]
     assert "✗ fwd/output: o: " in result.stdout and "got " in result.stdout
 
 
@@ -289,7 +297,7 @@ def test_a_proof_of_one_stage_names_its_closest_tensors():
 
 def test_every_arch_can_be_requested():
     for name, target in TARGETS.items():
-        assert selftest.target_of(name) == selftest.target_of(target.spelling) == target
+        assert ARCH.convert(name, None, None) == ARCH.convert(target.spelling, None, None) == target
 
 
 def test_where_auto_picks_nothing_the_backend_that_can_be_named_is_proven_and_said_so(monkeypatch):

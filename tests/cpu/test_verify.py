@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from kda import dispatch
 from kda.bundles import Saved
 from kda.capability import Capability, Rule
 from kda.commands.verify import command
+from kda.compile.target import parse
 from kda.stages import BACKWARD, FORWARD, STAGES
 from kda.verify import parity, places
 from kda.verify.budget import Budget, Rounding, dithered, shaken
@@ -268,9 +270,9 @@ def test_a_place_of_a_result_is_a_row_of_a_chunk_of_a_sequence():
 def test_a_smaller_case_that_still_fails_is_found_and_its_replay_line_fails_again():
     result = kda_verify("--fault", "tail-dropped", "--heads", "2", "--value-heads", "4", "--seed", "7")
     assert result.exit_code == 1
-    line = next(line for line in result.stdout.splitlines() if line.startswith("replay"))
-    assert re.search(r"--lengths \d+ --heads 1 -K", line) and "smallest" in line
-    words = shlex.split(line.partition("kda verify")[2].partition("      ")[0])
+    line, after = next(pair for pair in pairwise(result.stdout.splitlines()) if pair[0].startswith("replay"))
+    assert re.search(r"--lengths \d+ --heads 1 -K", line) and "smallest" in after
+    words = shlex.split(line.partition("kda verify")[2])
     again = kda_verify(*words, small=False)
     assert again.exit_code == 1 and "First wrong stage: fwd/output" in again.stdout
 
@@ -309,14 +311,15 @@ def test_bits_that_differ_are_a_finding():
 
 
 def test_the_command_prints_the_problem_the_stages_and_that_all_is_well():
-    result = kda_verify("--seed", "7")
+    result = kda_verify("--seed", "7", "-v")
     lines = result.stdout.splitlines()
     assert result.exit_code == 0
     packed = "packed [65, 0, 33], bounded gate, slow   seed 7"
     assert lines[0] == f"problem  B=1 T=98 N=3 H=2 K=32 V=32 C=64 float32, {packed}"
+    assert lines[2].startswith("[✓] 48 of 48 tensors within budget")
+    assert kda_verify("--seed", "7").stdout.splitlines() == [*lines[:3], "         -v prints each stage and tensor"]
     printed = [line.split()[0] for line in lines if line[:1].isalpha()]
     assert printed[3:13] == list(STAGES) and printed[13:15] == ["forward", "backward"]
-    assert lines[-1].startswith("48 of 48 tensors within budget")
 
 
 def test_a_wrong_stage_is_named_with_its_worst_place_and_the_backward_is_not_run():
@@ -484,4 +487,4 @@ def test_mutants_are_those_of_an_arch_and_of_nothing_else(words, says):
 def test_where_no_dtype_is_named_a_backend_gets_one_that_it_handles(backend, arch, dtype):
     from kda.commands import verify
 
-    assert verify.usual_dtype({"backend": backend, "arch": arch}) == dtype
+    assert verify.usual_dtype({"backend": backend, "arch": arch and parse(arch)}) == dtype

@@ -52,7 +52,7 @@ def mutants(
     rules: Sequence[Rule] = RULES,
     sample: int = 1,
     workers: int = 1,
-    tell: Callable[[str], Any] = lambda words: None,
+    tell: Callable[[int, int, int], Any] = lambda done, total, survived: None,
     **options: Any,
 ) -> Mutants:
     """Removes or weakens every synchronising instruction of the kernels that `calls` launch, one at a time, and says
@@ -90,7 +90,7 @@ def mutants(
             noticed, schedule = next(verdicts) if reached else ((), None)
             outcomes.append(Outcome(mutant, noticed, schedule, bool(reached)))
             survived += not noticed
-            tell(f"mutant {len(outcomes)} of {len(found)}, {survived} survived")
+            tell(len(outcomes), len(found), survived)
     return Mutants(arch, outcomes, sample)
 
 

@@ -42,13 +42,22 @@ li i { display: inline-block; width: 11px; height: 11px; margin-right: 6px; bord
 
 def page(timelines, begins=None, ends=None, sm=0):
     """Of one launch, or of several; a launch's window is chosen for it, unless it is given."""
-    parts = [_launch(timeline, *_window(timeline, sm, begins, ends), sm) for timeline in timelines]
+    return document("A timeline", sections(timelines, begins, ends, sm))
+
+
+def sections(timelines, begins=None, ends=None, sm=0):
+    """The parts of such a page, one for each launch."""
+    return "\n".join(_launch(timeline, *_window(timeline, sm, begins, ends), sm) for timeline in timelines)
+
+
+def document(title, body, style=""):
+    """A page in the colours of timelines, with more rules for its style."""
     light, dark = (" ".join(f"--{_name(k)}: {c[n]};" for k, c in COLOURS.items()) for n in (0, 1))
     classes = " ".join(f".{_name(k)} {{ fill: var(--{_name(k)}); background: var(--{_name(k)}); }}" for k in COLOURS)
     return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>A timeline</title>'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width"><style>'
-        f"{STYLE % (light, dark, classes)}</style></head><body>\n" + "\n".join(parts) + "\n</body></html>\n"
+        f"{STYLE % (light, dark, classes)}{style}</style></head><body>\n{body}\n</body></html>\n"
     )
 
 

@@ -1,0 +1,230 @@
+"""The results of `kda bench` as a picture (`--plot`) and as a page (`--html`): bars by shape and direction.
+
+`Machine` and times in, a file out.  Only the picture needs matplotlib.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kda.measure.peers import peers_of, saved
+from kda.measure.shapes import SHAPES
+
+from .bench_asked import ms
+from .layout import fold
+from .render import kda_version
+
+if TYPE_CHECKING:
+    from kda.measure.timing import Line
+
+WAYS = ("forward", "backward", "step")       # the order of panels
+# kind of bar -> its colour, its words in a legend
+KINDS = {
+    "fast": ("#54aeff", "gates that forget (fast)"),
+    "slow": ("#0969da", "gates that remember (slow)"),
+    "predicted": ("#0969da", "predicted, not timed"),
+    "baseline": ("#8250df", "the baseline, timed here"),
+    "peer": ("#b6bec8", "others, saved"),
+}
+FLOOR, FAINT, TEXT = "#cf222e", "#656d76", "#1f2328"
+
+
+class Bar(NamedTuple):
+    """Milliseconds; a spread where one was measured."""
+
+    median: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass
+class Track:
+    """One line of the picture: a time for each direction."""
+
+    name: str
+    kind: str                                # of KINDS
+    bars: dict[str, Bar] = field(default_factory=dict)
+
+
+@dataclass
+class Group:
+    """A shape."""
+
+    name: str
+    problem: str
+    tracks: list[Track] = field(default_factory=list)
+    floors: dict[str, float] = field(default_factory=dict)       # direction -> milliseconds
+
+    def track(self, name: str, kind: str) -> Track:
+        for found in self.tracks:
+            if (found.name, found.kind) == (name, kind):
+                return found
+        self.tracks.append(Track(name, kind))
+        return self.tracks[-1]
+
+    @property
+    def title(self) -> str:
+        return self.problem if self.name == "given" else f"{self.name}: {self.problem}"
+
+
+def groups_of(lines: Sequence[Line], device: str) -> list[Group]:
+    """The timings by shape, with baselines, floors, and the saved times of others on such a device."""
+    found: dict[str, Group] = {}
+    for line in lines:
+        group = found.setdefault(line.problem, Group(line.shape, line.problem))
+        own = group.track(f"{line.backend}, {line.regime}", line.regime)
+        own.bars[line.direction] = _bar(vars(line))
+        if line.baseline:
+            other = group.track(f"{line.baseline['backend']}, {line.regime}", "baseline")
+            other.bars[line.direction] = _bar(line.baseline)
+        if line.floor:
+            group.floors[line.direction] = 1e3 * line.floor
+    for group in found.values():
+        regimes = [kind for kind in ("fast", "slow") if any(track.kind == kind for track in group.tracks)]
+        if group.problem != getattr(SHAPES.get(group.name), "label", None):
+            continue                         # a named shape that was changed is another one
+        for way in {way for track in group.tracks for way in track.bars}:
+            for peer in peers_of(device, group.name, way):
+                for kind in regimes if peer.fast != peer.slow else regimes[:1]:
+                    says = f", {kind}" if peer.fast != peer.slow else ""
+                    group.track(f"{peer.name}{says}", "peer").bars[way] = Bar(getattr(peer, kind))
+    for group in found.values():
+        group.tracks.sort(key=lambda track: list(KINDS).index(track.kind))
+    return list(found.values())
+
+
+def groups_of_predicted(rows: Sequence[Any]) -> list[Group]:
+    found: dict[str, Group] = {}
+    for row in rows:
+        group = found.setdefault(row.problem, Group(row.shape, row.problem))
+        group.track(row.backend, "predicted").bars[row.direction] = Bar(1e3 * row.predicted)
+        group.floors[row.direction] = 1e3 * row.floor
+    return list(found.values())
+
+
+def _bar(times: dict[str, Any]) -> Bar:
+    return Bar(*(1e3 * times[name] for name in ("median", "p20", "p80")))
+
+
+def ways_of(groups: Sequence[Group]) -> list[str]:
+    return [way for way in WAYS if any(way in track.bars for group in groups for track in group.tracks)]
+
+
+def kinds_of(groups: Sequence[Group]) -> list[str]:
+    return [kind for kind in KINDS if any(track.kind == kind for group in groups for track in group.tracks)]
+
+
+def peers_line(groups: Sequence[Group]) -> str:
+    """When and with what the saved times of others were made; "" where there are none."""
+    if "peer" not in kinds_of(groups):
+        return ""
+    versions = ", ".join(f"{name} {version}" for name, version in saved()["versions"].items())
+    return f"Others: saved on {saved()['date']} with {versions}"
+
+
+# ---------------------------------------------------------------------------------------------- a picture
+
+
+def draw(file: str, title: str, details: str, groups: Sequence[Group]) -> None:
+    """A panel for each direction, a heading for each shape, bars for backends, gates and others, ticks for floors."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    ways = ways_of(groups)
+    height = sum(len(group.tracks) + 1.6 for group in groups)
+    figure = Figure(figsize=(3.0 + 4.2 * len(ways), 2.7 + 0.24 * height), layout="constrained")
+    panels = figure.subplots(1, len(ways), sharey=True, squeeze=False)[0]
+    for way, axes in zip(ways, panels):
+        at, most = 0.0, max(track.bars[way].median for g in groups for track in g.tracks if way in track.bars)
+        ticks = []
+        for group in groups:
+            if axes is panels[0]:
+                axes.text(0, at, group.title, va="center", weight="bold", color=TEXT, fontsize=9)
+            top = last = at + 0.5
+            for track in group.tracks:
+                at += 1
+                ticks.append((at, track.name))
+                if bar := track.bars.get(way):
+                    spread = None
+                    if bar.low is not None and bar.high is not None:
+                        spread = [[bar.median - bar.low], [bar.high - bar.median]]
+                    axes.barh(at, bar.median, 0.78, color=KINDS[track.kind][0], xerr=spread,
+                              error_kw={"elinewidth": 0.8, "ecolor": FAINT})  # fmt: skip
+                    axes.text(max(bar.median, bar.high or 0), at, f"  {ms(bar.median / 1e3)}", va="center", color=TEXT,
+                              fontsize=8)  # fmt: skip
+                    last = at + 0.5
+            if way in group.floors:
+                axes.plot([group.floors[way]] * 2, [top, last], color=FLOOR, linewidth=1.6)
+            at += 1.6
+        axes.set_yticks([place for place, _ in ticks], [name for _, name in ticks], fontsize=8, color=FAINT)
+        axes.set_ylim(at - 0.6, -0.8)
+        axes.set_xlim(0, 1.2 * most)
+        axes.set_title(f"{way}, ms", loc="left", fontsize=10, weight="bold", color=TEXT)
+        axes.tick_params(length=0, labelcolor=FAINT, labelsize=8)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.spines["bottom"].set_color(FAINT)
+    figure.suptitle(title, x=0.01, ha="left", weight="bold", color=TEXT, fontsize=13)
+    keys: list[Any] = [Patch(color=colour, label=words) for colour, words in (KINDS[kind] for kind in kinds_of(groups))]
+    if any(group.floors for group in groups):
+        keys.append(Patch(color=FLOOR, label="floor: bytes over the bandwidth of memory"))
+    figure.legend(handles=keys, loc="outside lower left", ncols=len(keys), frameon=False, fontsize=8)
+    says = [line for text in (details, peers_line(groups)) if text for line in fold(text, 90, 0)]
+    panels[0].set_xlabel("\n".join(says), loc="left", fontsize=7, color=FAINT)
+    figure.savefig(file, dpi=150)
+
+
+# ---------------------------------------------------------------------------------------------- a page
+
+STYLE = """
+table { border-collapse: collapse; margin: 0 0 20px; width: 100%; max-width: 1100px; }
+th, td { text-align: left; padding: 2px 14px 2px 0; white-space: nowrap; font-variant-numeric: tabular-nums; }
+th { font-weight: 600; color: var(--faint); } td.number { text-align: right; } td.bar { width: 60%; }
+.track { position: relative; height: 14px; } .track i { position: absolute; inset: 1px auto 1px 0; }
+.track b { position: absolute; top: -3px; bottom: -3px; width: 2px; background: #cf222e; }
+tr.shape td { padding-top: 12px; font-weight: 600; }
+"""
+
+
+def page(title: str, details: str, notes: Sequence[str], groups: Sequence[Group], timelines: Sequence[Any]) -> str:
+    """A table with bars for each direction; below, what the roles of a forward's kernels do when, in the simulator."""
+    from kda.simulator.timing.pages import document, sections
+
+    parts = [f"<h1>{escape(title)}</h1>", f"<p>{escape(details)}<br>Made on {datetime.date.today()}.</p>"]
+    keys = [KINDS[kind] for kind in kinds_of(groups)]
+    if any(group.floors for group in groups):
+        keys.append((FLOOR, "floor: bytes over the bandwidth of memory"))
+    parts.append("<ul>" + "".join(f'<li><i style="background: {c}"></i>{escape(w)}</li>' for c, w in keys) + "</ul>")
+    parts += [_table(way, groups) for way in ways_of(groups)]
+    parts += [f"<p>{escape(note)}</p>" for note in filter(None, [peers_line(groups), *notes])]
+    if timelines:
+        parts.append("<h1>What the roles of a forward do when</h1>")
+        parts.append("<p>Predicted by the simulator's clock, of a short call; nothing here was timed.</p>")
+        parts.append(sections(timelines))
+    return document(title, "\n".join(parts), STYLE)
+
+
+def _table(way: str, groups: Sequence[Group]) -> str:
+    most = max(bar.median for g in groups for track in g.tracks if (bar := track.bars.get(way)))
+    rows = []
+    for group in groups:
+        tracks = [(track, track.bars[way]) for track in group.tracks if way in track.bars]
+        if tracks:
+            rows.append(f'<tr class="shape"><td colspan="4">{escape(group.title)}</td></tr>')
+        floor = group.floors.get(way)
+        tick = f'<b style="left: {100 * floor / most:.2f}%"></b>' if floor else ""
+        for track, bar in tracks:
+            spread = "" if bar.low is None or bar.high is None else f"{ms(bar.low / 1e3)}-{ms(bar.high / 1e3)}"
+            filled = f'<i style="width: {100 * bar.median / most:.2f}%; background: {KINDS[track.kind][0]}"></i>'
+            rows.append(
+                f'<tr><td>{escape(track.name)}</td><td class="number">{ms(bar.median / 1e3)} ms</td>'
+                f'<td>{spread}</td><td class="bar"><div class="track">{filled}{tick}</div></td></tr>'
+            )
+    return f"<h2>{way}</h2><table><tr><th></th><th>median</th><th>p20-p80</th><th></th></tr>{''.join(rows)}</table>"
+
+
+def title_of(device: str) -> str:
+    return f"Kimi Delta Attention on {device}, kda {kda_version()}"

@@ -1,0 +1,118 @@
+"""What a command is doing, on stderr: which step, how many of how many, and about how long it will still take.
+
+Nothing is said before two seconds have passed, nor with KDA_QUIET.  On a terminal one line is kept up to date and wiped
+in the end; into a file goes a line every ten seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import click
+
+from kda.compile import watching
+
+from .layout import fold, is_terminal, width_of
+
+PATIENCE = 2.0                               # seconds before anything is said
+EVERY = {True: 0.5, False: 10.0}             # seconds between two lines: on a terminal, elsewhere
+
+
+def duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+class Progress:
+    """`tell(text)` says what is being done now; `tell.step(text)` also counts the step before it as done."""
+
+    def __init__(self, text: str, total: int | None = None):
+        self.text, self.total, self.done = text, total, 0
+        self.builds: Progress | None = None                                  # kernels that are built meanwhile
+        self._began = time.monotonic()
+        self._steps, self._last = 0, 0.0     # begun; seconds until the last one was done
+        self._lock = threading.Lock()
+
+    def __call__(self, text: str) -> None:
+        self.text = text
+
+    def step(self, text: str | None = None) -> None:
+        self._now_done(self._steps)
+        self._steps += 1
+        self.text = text or self.text
+
+    def _now_done(self, parts: int) -> None:
+        self.done, self._last = parts, time.monotonic() - self._began
+
+    def expect(self, total: int) -> None:
+        """So many steps from now on."""
+        self.total, self.done, self._steps, self._began = total, 0, 0, time.monotonic()
+
+    def count(self) -> None:
+        """One more is done; for work whose parts end in any order."""
+        with self._lock:
+            self._now_done(self.done + 1)
+
+    def words(self, now: float | None = None) -> str:
+        """What is said."""
+        now = time.monotonic() if now is None else now
+        seconds = now - self._began
+        parts = [self.text]
+        if self.builds:
+            return f"{self.text}; {self.builds.words(now)}"
+        if self.total:
+            parts.append(f"{min(self.done, self.total)} of {self.total} done")
+        left = self._left(seconds)
+        parts.append(duration(seconds) if left is None else f"about {duration(left)} left")
+        return "; ".join(parts)
+
+    def _left(self, seconds: float) -> float | None:
+        """What the parts that are done let expect; None where they do not, or where it took longer."""
+        if not self.total or not 0 < self.done < self.total:
+            return None
+        left = self._last * self.total / self.done - seconds
+        return left if left >= 1 else None
+
+    @contextlib.contextmanager
+    def of_builds(self, recipes: Sequence[watching.Named]) -> Iterator[watching.Built]:
+        """A watcher of builds (kda.compile.watching) that shows them here."""
+        self.builds = Progress("building kernels", len(recipes))
+        try:
+            yield lambda recipe: self.builds.count() if self.builds else None
+        finally:
+            self.builds = None
+
+
+@contextlib.contextmanager
+def showing(shown: Progress) -> Iterator[Progress]:
+    """Show it inside the `with`, where nothing else is printed; kernels that are built there are counted in it."""
+    over = threading.Event()
+    terminal = is_terminal(sys.stderr)
+    wrote = False
+
+    def show() -> None:
+        nonlocal wrote
+        wait = PATIENCE
+        while not over.wait(wait):
+            words, wait, wrote = f"{shown.words()} ...", EVERY[terminal], True
+            if terminal:                     # one line: a second one could not be wiped
+                words = f"\r\x1b[K{fold(words, (width_of(sys.stderr) or 80) - 1)[0]}"
+            click.echo(words, err=True, nl=not terminal, color=terminal)
+
+    thread = threading.Thread(target=show, daemon=True)
+    if not watching.quiet():
+        thread.start()
+    try:
+        with watching.told_to(shown.of_builds):
+            yield shown
+    finally:
+        over.set()
+        if thread.is_alive():
+            thread.join()
+        if wrote and terminal:
+            click.echo("\r\x1b[K", err=True, nl=False, color=True)

@@ -1,0 +1,97 @@
+"""Who is told of kernels that are being built: stderr, unless a command of kda shows them in its own way.
+
+What a call says on stderr:
+
+    kda: building 2 kernels for sm90: fused, prepare (kept in ~/.cache/kda; `kda compile` builds ahead of time,
+    KDA_QUIET=1 silences this)
+    kda: built 2 kernels in 21 s
+
+The first build of a process says all of that, on two lines; a later one says only what it builds.
+Of several ranks of a machine the first one speaks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from . import store
+from .target import Target
+
+
+class Named(Protocol):
+    """What is said of a recipe."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def target(self) -> Target: ...
+
+
+Built = Callable[[Named], None]              # called for each kernel that is done, from any thread
+Watcher = Callable[[Sequence[Named]], AbstractContextManager[Built]]
+_watchers: list[Watcher] = []                # the last one is told
+_explained = False                           # by this process
+
+
+def quiet() -> bool:
+    return os.environ.get("KDA_QUIET", "0") not in ("", "0")
+
+
+@contextlib.contextmanager
+def told_to(watcher: Watcher) -> Iterator[None]:
+    """Inside the `with`, builds of all threads are told to this watcher."""
+    _watchers.append(watcher)
+    try:
+        yield
+    finally:
+        _watchers.remove(watcher)
+
+
+def watched(recipes: Sequence[Named]) -> AbstractContextManager[Built]:
+    """Around the build of these."""
+    return (_watchers[-1] if _watchers else on_stderr)(recipes)
+
+
+@contextlib.contextmanager
+def on_stderr(recipes: Sequence[Named]) -> Iterator[Built]:
+    global _explained
+    silent = quiet() or os.environ.get("LOCAL_RANK", "0") != "0"
+    first, _explained = not _explained, _explained or not silent
+    if not silent:
+        _say(f"kda: building {what(recipes)}{explanation() if first else ''}")
+    began = time.monotonic()
+    yield lambda recipe: None
+    if not silent and first:
+        _say(f"kda: built {count(recipes)} in {time.monotonic() - began:.0f} s")
+
+
+def count(recipes: Sequence[Named]) -> str:
+    return f"{len(recipes)} kernel{'s' * (len(recipes) != 1)}"
+
+
+def what(recipes: Sequence[Named]) -> str:
+    """ "3 kernels for sm90: fused (2), prepare"."""
+    archs = " and ".join(sorted({recipe.target.name for recipe in recipes}))
+    names = Counter(recipe.name for recipe in recipes)
+    listed = ", ".join(f"{name} ({n})" if n > 1 else name for name, n in sorted(names.items()))
+    return f"{count(recipes)} for {archs}: {listed}"
+
+
+def explanation() -> str:
+    kept = store.default()
+    where = "not kept: `kda doctor cache.trust` says why" if kept.distrusted() else f"kept in {kept.folder}"
+    return f" ({where}; `kda compile` builds ahead of time, KDA_QUIET=1 silences this)"
+
+
+def _say(text: str) -> None:
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):                       # closed, or nobody reads it
+            print(text, file=sys.stderr, flush=True)
