@@ -1,0 +1,306 @@
+"""A token, or some, of every running sequence: all that a layer does between its projections, in one launch.
+
+  z[t]  = bias + sum_j w[W - 1 - j] x[t - j];  q, k, v = z sigmoid(z)      x: what the projections of q, k and v made
+  q, k  = q / |q|, k / |k|;  D = 2^g2;  b = sigmoid(beta)
+  S <- D S;  c = b (v - S k);  S <- S + c k^T;  o = scale (S q before c + (q k) c)
+  y     = o / sqrt(mean(o^2) + eps) w sigmoid(gate)
+
+A CTA owns a q/k head of one sequence: it convolves q and k, then walks over the value heads that read them, with one
+state (V, K) at a time in registers.  So it sees the whole row that the norm sums, and no other CTA reads or writes the
+inputs of the convolution that it reads and writes: they are updated in place without a race.  In every model so far
+a q/k head has one value head.  What a CTA moves at K = V = 128: states of 64 KiB (float32) in and out, rows of 1.5 KiB,
+tails of 2.3 KiB in and out; 8 warps hold a state at 64 registers a thread, so that two CTAs share an SM and one's
+loads go on while the other computes.
+
+A state lies in registers in pieces of PIECE channels of K: a warp reads whole pieces, the sum over pieces takes no
+shuffle, that within a piece as many levels as a piece has lanes.
+
+Drafts.  The state behind the first token of a call is stored, and of each later token what brings a state to the next:
+k, D and c, 2 K + V numbers where a state has K V.  The next call brings the stored state to the last accepted token by
+the very operations that made it, so it finds the same bits.  A token of a tree that does not follow the one before
+finds its state in the same way, from the stored state and the records of this call.
+
+Positions count from the first token of a call; negative ones are inputs before it, of which `accepted` says where they
+lie.  Products and sums are rounded as they are written here (enable_fp_fusion is off), for lanes that hold the same sum.
+"""
+
+import triton
+import triton.language as tl
+
+from ..parts.gate import at_most, inverse_norm, log2_decay, rate_of, sigmoid, step_size
+from .kernel import decay_of
+
+
+@triton.jit
+def fetch(pointers, real, FULL: tl.constexpr):
+    """Where `real`, which is everywhere if FULL."""
+    if FULL:
+        x = tl.load(pointers)
+    else:
+        x = tl.load(pointers, mask=real, other=0.0)
+    return x
+
+
+@triton.jit
+def put(pointers, x, real, FULL: tl.constexpr):
+    if FULL:
+        tl.store(pointers, x.to(pointers.dtype.element_ty))
+    else:
+        tl.store(pointers, x.to(pointers.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def state_of(state, d, e, state_k, state_v, K: tl.constexpr, DENSE: tl.constexpr):
+    """Addresses (P, BV, PIECE) in a state (V, K): d (P, PIECE) channels of K, e (BV) of V."""
+    if DENSE:
+        at = state + (e[None, :, None] * K + d[:, None, :])
+    else:
+        at = state + (e[None, :, None] * state_v + d[:, None, :] * state_k)
+    return at
+
+
+@triton.jit
+def updated(S, k, change, KEPT: tl.constexpr):
+    """S + change k^T, as a pool holds it."""
+    S = tl.fma(k[:, None, :], change[None, :, None], S)
+    if KEPT != tl.float32:
+        S = S.to(KEPT).to(tl.float32)
+    return S
+
+
+@triton.jit
+def over_channels(S, k):
+    """S k (BV): over the pieces first, which one thread holds."""
+    return tl.sum(tl.sum(S * k[:, None, :], 0), 1)
+
+
+@triton.jit
+def row_of(position, accepted, path, W: tl.constexpr):
+    """Where an input before this call lies in the tail: the first W - 1 rows end with token 0 of the last call."""
+    i = accepted + position
+    if path is not None:
+        i = tl.where(i > 0, tl.load(path + i, mask=i > 0, other=0).to(tl.int32), i)
+    return W - 2 + i
+
+
+@triton.jit
+def input_at(position, x, x_t, tail, tail_l, accepted, path, T, L, real, FULL: tl.constexpr, W: tl.constexpr,
+             NEW: tl.constexpr, OLD: tl.constexpr):  # fmt: skip
+    """What the convolution was given at a position, as a tail holds it, in float32; NEW, OLD: whether it may be a token
+    of this call, one before it."""
+    kept: tl.constexpr = tail.dtype.element_ty
+    if not OLD:
+        found = fetch(x + position * x_t, real, FULL).to(kept).to(tl.float32)
+    else:
+        row = tl.minimum(tl.maximum(row_of(position, accepted, path, W), 0), L - 1)
+        if not NEW:
+            found = fetch(tail + row * tail_l, real, FULL).to(tl.float32)
+        else:
+            new = tl.load(x + position * x_t, mask=real & (position >= 0), other=0.0).to(kept).to(tl.float32)
+            old = tl.load(tail + row * tail_l, mask=real & (position < 0), other=0.0).to(tl.float32)
+            found = tl.where(position >= 0, new, old)
+    return found
+
+
+@triton.jit
+def before(position, parents):
+    """The position that a position follows."""
+    if parents is not None:
+        position = tl.where(position > 0, parent_of(position, parents), position - 1)
+    else:
+        position = position - 1
+    return position
+
+
+@triton.jit
+def parent_of(t, parents):
+    found = tl.load(parents + t, mask=t > 0, other=0).to(tl.int32)
+    return tl.minimum(tl.maximum(found, 0), tl.maximum(t - 1, 0))
+
+
+@triton.jit
+def convolved(t, x, x_t, tail, tail_l, weight, bias, c, accepted, path, parents, T, L, real, FULL: tl.constexpr,
+              W: tl.constexpr, ONE: tl.constexpr):  # fmt: skip
+    """Channels c of token t, with SiLU."""
+    z = tl.zeros(c.shape, tl.float32)
+    position = t
+    for j in tl.static_range(W):
+        if j == 0:
+            found = input_at(position, x, x_t, tail, tail_l, accepted, path, T, L, real, FULL, W, True, False)
+        else:
+            position = before(position, parents)
+            found = input_at(position, x, x_t, tail, tail_l, accepted, path, T, L, real, FULL, W, not ONE, True)
+        z += fetch(weight + c * W + (W - 1 - j), real, FULL).to(tl.float32) * found
+    if bias is not None:
+        z += fetch(bias + c, real, FULL).to(tl.float32)
+    return z * sigmoid(z)
+
+
+@triton.jit
+def keep_tail(x, x_t, tail, tail_l, accepted, path, T, L, real, FULL: tl.constexpr, W: tl.constexpr):
+    """The tail behind this call: all threads have read the old one before any writes the new one."""
+    rows = ()
+    for r in tl.static_range(W - 1):
+        position = T - L + r
+        old = tl.minimum(tl.maximum(row_of(position, accepted, path, W), 0), L - 1)
+        rows = rows + (tl.load(tail + old * tail_l, mask=real & (position < 0), other=0.0),)
+    tl.debug_barrier()
+    for r in tl.static_range(W - 1):
+        tl.store(tail + r * tail_l, rows[r], mask=real & (T - L + r < 0))
+    for t in range(tl.maximum(T - L, 0), T):
+        put(tail + (t - T + L) * tail_l, fetch(x + t * x_t, real, FULL), real, FULL)
+
+
+@triton.jit
+def row_at(t, x, x_t, tail, tail_l, weight, bias, c, accepted, path, parents, T, L, real, FULL: tl.constexpr,
+           W: tl.constexpr, ONE: tl.constexpr):  # fmt: skip
+    """Channels c of token t in float32, convolved if there is a convolution."""
+    if W > 0:
+        y = convolved(t, x, x_t, tail, tail_l, weight, bias, c, accepted, path, parents, T, L, real, FULL, W, ONE)
+    else:
+        y = fetch(x + t * x_t, real, FULL).to(tl.float32)
+    return y
+
+
+@triton.jit
+def recorded(record, d, e, real_k, real_v, K: tl.constexpr, FULL_K: tl.constexpr, FULL_V: tl.constexpr):
+    """k, D and c of a token."""
+    return fetch(record + d, real_k, FULL_K), fetch(record + K + d, real_k, FULL_K), fetch(record + 2 * K + e, real_v, FULL_V)
+
+
+@triton.jit
+def decode_step(
+    q, k, v, g, beta, states, A_log, dt_bias, slots, conv_states, conv_weight, conv_bias, norm_gate, norm_weight,
+    records, accepted, path, parents, out,
+    scale, lower_bound, norm_eps, pool, first_slot, T, L, H, group,
+    q_n, q_t, q_h, k_n, k_t, k_h, v_n, v_t, v_h, g_n, g_t, g_h, beta_n, beta_t, beta_h, norm_gate_n, norm_gate_t,
+    norm_gate_h, states_n, states_h, states_v, states_k, conv_states_n, conv_states_l, conv_states_c, slots_n,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PIECE: tl.constexpr, W: tl.constexpr,
+    NORM: tl.constexpr, GATE: tl.constexpr, BETA: tl.constexpr, DENSE: tl.constexpr, ONE: tl.constexpr,
+    SINGLE: tl.constexpr,
+):  # fmt: skip
+    """x_n, x_t, x_h: strides of x by sequence, token and head, channels lie next to each other; tensors that a call has
+    not are None.  ONE: T = 1; SINGLE: a q/k head has one value head; DENSE: so lie the elements of a state.
+
+    Slots, counts, paths and parents are numbers on the GPU that nobody has looked at: whatever they are, no memory
+    outside the tensors is touched.
+    """
+    h, n = tl.program_id(0) % H, (tl.program_id(0) // H).to(tl.int64)
+    d = tl.arange(0, BK // PIECE)[:, None] * PIECE + tl.arange(0, PIECE)[None, :]
+    e = tl.arange(0, BV)
+    real_k, real_v = d < K, e < V
+    FULL_K: tl.constexpr = K == BK
+    FULL_V: tl.constexpr = V == BV
+    real = real_k[:, None, :] & real_v[None, :, None]
+    tokens, heads = T, group
+    if ONE:
+        tokens = 1
+    if SINGLE:
+        heads = 1
+    HV = H * group
+    slot = n
+    if slots is not None:
+        slot = tl.load(slots + n * slots_n).to(tl.int64)
+    live = (slot >= first_slot) & (slot < pool)
+    q += n * q_n + h * q_h + d
+    k += n * k_n + h * k_h + d
+    out += n * T * HV * V
+
+    if not live:
+        for i in range(heads):
+            for t in range(tokens):
+                put(out + (t * HV + h * group + i) * V + e, tl.zeros((BV,), tl.float32), real_v, FULL_V)
+    else:
+        holds, way, tree = 1, None, None
+        if accepted is not None:
+            holds = tl.minimum(tl.maximum(tl.load(accepted + n).to(tl.int32), 1), T)
+            if path is not None:
+                way = path + n * T
+            if parents is not None:
+                tree = parents + n * T
+        c_q, c_k = h * K + d, (H + h) * K + d
+        tail_q, tail_k = None, None
+        if W > 0:
+            conv_states += slot * conv_states_n
+            tail_q, tail_k = conv_states + c_q * conv_states_c, conv_states + c_k * conv_states_c
+        states += slot * states_n
+
+        for i in range(heads):
+            head = h * group + i
+            at = state_of(states + head * states_h, d, e, states_k, states_v, K, DENSE)
+            S = fetch(at, real, FULL_K and FULL_V).to(tl.float32)
+            v_at, c_v = v + n * v_n + head * v_h + e, 2 * H * K + head * V + e
+            tail_v = None
+            if W > 0:
+                tail_v = conv_states + c_v * conv_states_c
+            g_at = g + n * g_n + head * g_h + d
+            bias = tl.zeros((BK // PIECE, PIECE), tl.float32)
+            if dt_bias is not None:
+                bias = fetch(dt_bias + head * K + d, real_k, FULL_K).to(tl.float32)
+            rate = rate_of(A_log, head, A_log is not None)
+            record = None
+            if records is not None:
+                record = records + (slot * (T - 1) * HV + head) * (2 * K + V)
+                for j in range(1, holds):
+                    r = j
+                    if way is not None:
+                        r = tl.minimum(tl.maximum(tl.load(way + j).to(tl.int32), 1), T - 1)
+                    kr, Dr, cr = recorded(record + (r - 1) * HV * (2 * K + V), d, e, real_k, real_v, K, FULL_K, FULL_V)
+                    S = updated(S * Dr[:, None, :], kr, cr, states.dtype.element_ty)
+                tl.debug_barrier()                                             # all have read what is now written over
+
+            for t in range(tokens):
+                qt = row_at(t, q, q_t, tail_q, conv_states_l, conv_weight, conv_bias, c_q, holds, way, tree, T, L,
+                            real_k, FULL_K, W, ONE)  # fmt: skip
+                kt = row_at(t, k, k_t, tail_k, conv_states_l, conv_weight, conv_bias, c_k, holds, way, tree, T, L,
+                            real_k, FULL_K, W, ONE)  # fmt: skip
+                vt = row_at(t, v_at, v_t, tail_v, conv_states_l, conv_weight, conv_bias, c_v, holds, way, tree, T, L,
+                            real_v, FULL_V, W, ONE)  # fmt: skip
+                if NORM:
+                    qt *= inverse_norm(tl.sum(qt * qt))
+                    kt *= inverse_norm(tl.sum(kt * kt))
+                g2 = log2_decay(fetch(g_at + t * g_t, real_k, FULL_K).to(tl.float32) + bias, rate, lower_bound, GATE)
+                if GATE == "given":
+                    g2 = at_most(g2, 128.0)
+                D = decay_of(g2)
+                if tree is not None:
+                    parent = parent_of(t, tree)
+                    if (t > 0) & (parent != t - 1):
+                        tl.debug_barrier()                                     # records of this call are there
+                        passed = tl.zeros((), tl.int64)
+                        while parent > 0:
+                            passed |= tl.full((), 1, tl.int64) << parent
+                            parent = parent_of(parent, tree)
+                        S = fetch(at, real, FULL_K and FULL_V).to(tl.float32)
+                        for j in range(1, t):
+                            if (passed >> j) & 1 != 0:
+                                kr, Dr, cr = recorded(record + (j - 1) * HV * (2 * K + V), d, e, real_k, real_v, K,
+                                                      FULL_K, FULL_V)  # fmt: skip
+                                S = updated(S * Dr[:, None, :], kr, cr, states.dtype.element_ty)
+                S *= D[:, None, :]
+                b = step_size(tl.load(beta + n * beta_n + t * beta_t + head * beta_h).to(tl.float32), BETA)
+                change = b * (vt - over_channels(S, kt))
+                o = scale * tl.fma(tl.sum(qt * kt), change, over_channels(S, qt))
+                S = updated(S, kt, change, states.dtype.element_ty)
+                if record is not None:
+                    if t == 0:
+                        put(at, S, real, FULL_K and FULL_V)
+                    else:
+                        new = record + (t - 1) * HV * (2 * K + V)
+                        put(new + d, kt, real_k, FULL_K)
+                        put(new + K + d, D, real_k, FULL_K)
+                        put(new + 2 * K + e, change, real_v, FULL_V)
+                if norm_weight is not None:
+                    o *= tl.rsqrt(tl.sum(o * o, 0) / V + norm_eps)
+                    o *= fetch(norm_weight + e, real_v, FULL_V).to(tl.float32)
+                    gate = norm_gate + n * norm_gate_n + t * norm_gate_t + head * norm_gate_h + e
+                    o *= sigmoid(fetch(gate, real_v, FULL_V).to(tl.float32))
+                put(out + (t * HV + head) * V + e, o, real_v, FULL_V)
+
+            if records is None:
+                put(at, S, real, FULL_K and FULL_V)
+            if W > 0:
+                keep_tail(v_at, v_t, tail_v, conv_states_l, holds, way, T, L, real_v, FULL_V, W)
+        if W > 0:
+            keep_tail(q, q_t, tail_q, conv_states_l, holds, way, T, L, real_k, FULL_K, W)
+            keep_tail(k, k_t, tail_k, conv_states_l, holds, way, T, L, real_k, FULL_K, W)
