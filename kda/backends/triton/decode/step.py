@@ -75,6 +75,13 @@ def over_channels(S, k):
 
 
 @triton.jit
+def narrow(x):
+    """(BV) of COPIES equal rows."""
+    first = tl.arange(0, x.shape[0])[:, None] == 0
+    return tl.sum(tl.where(first, x, 0.0), 0)
+
+
+@triton.jit
 def row_of(position, accepted, path, W: tl.constexpr):
     """Where an input before this call lies in the tail: the first W - 1 rows end with token 0 of the last call."""
     i = accepted + position
@@ -86,18 +93,18 @@ def row_of(position, accepted, path, W: tl.constexpr):
 @triton.jit
 def input_at(position, x, x_t, tail, tail_l, accepted, path, T, L, real, FULL: tl.constexpr, W: tl.constexpr,
              NEW: tl.constexpr, OLD: tl.constexpr):  # fmt: skip
-    """What the convolution was given at a position, as a tail holds it, in float32; NEW, OLD: whether it may be a token
-    of this call, one before it."""
+    """What the convolution was given at a position, as a tail holds it; NEW, OLD: whether it may be a token of this
+    call, one before it."""
     kept: tl.constexpr = tail.dtype.element_ty
     if not OLD:
-        found = fetch(x + position * x_t, real, FULL).to(kept).to(tl.float32)
+        found = fetch(x + position * x_t, real, FULL).to(kept)
     else:
         row = tl.minimum(tl.maximum(row_of(position, accepted, path, W), 0), L - 1)
         if not NEW:
-            found = fetch(tail + row * tail_l, real, FULL).to(tl.float32)
+            found = fetch(tail + row * tail_l, real, FULL)
         else:
-            new = tl.load(x + position * x_t, mask=real & (position >= 0), other=0.0).to(kept).to(tl.float32)
-            old = tl.load(tail + row * tail_l, mask=real & (position < 0), other=0.0).to(tl.float32)
+            new = tl.load(x + position * x_t, mask=real & (position >= 0), other=0.0).to(kept)
+            old = tl.load(tail + row * tail_l, mask=real & (position < 0), other=0.0)
             found = tl.where(position >= 0, new, old)
     return found
 
@@ -119,21 +126,62 @@ def parent_of(t, parents):
 
 
 @triton.jit
-def convolved(t, x, x_t, tail, tail_l, weight, bias, c, accepted, path, parents, T, L, real, FULL: tl.constexpr,
-              W: tl.constexpr, ONE: tl.constexpr):  # fmt: skip
-    """Channels c of token t, with SiLU."""
-    z = tl.zeros(c.shape, tl.float32)
-    position = t
-    for j in tl.static_range(W):
-        if j == 0:
-            found = input_at(position, x, x_t, tail, tail_l, accepted, path, T, L, real, FULL, W, True, False)
-        else:
+def taps_of(t, x, x_t, tail, tail_l, accepted, path, parents, T, L, real, FULL: tl.constexpr, W: tl.constexpr,
+            ONE: tl.constexpr):  # fmt: skip
+    """The inputs that token t sees, its own first; without a convolution its own alone."""
+    if W == 0:
+        found = (fetch(x + t * x_t, real, FULL),)
+    else:
+        found = (input_at(t, x, x_t, tail, tail_l, accepted, path, T, L, real, FULL, W, True, False),)
+        position = t
+        for j in tl.static_range(1, W):
             position = before(position, parents)
-            found = input_at(position, x, x_t, tail, tail_l, accepted, path, T, L, real, FULL, W, not ONE, True)
-        z += fetch(weight + c * W + (W - 1 - j), real, FULL).to(tl.float32) * found
-    if bias is not None:
-        z += fetch(bias + c, real, FULL).to(tl.float32)
-    return z * sigmoid(z)
+            found = found + (
+                input_at(position, x, x_t, tail, tail_l, accepted, path, T, L, real, FULL, W, not ONE, True),
+            )
+    return found
+
+
+@triton.jit
+def weights_of(weight, bias, c, real, FULL: tl.constexpr, W: tl.constexpr):
+    """Of channels c: the bias, and the weights of the taps, the newest first; four of 16 bits are loaded as one."""
+    b = 0.0
+    w = ()
+    if W > 0:
+        if bias is not None:
+            b = fetch(bias + c, real, FULL)
+        if W == 4 and weight.dtype.element_ty.primitive_bitwidth == 16:
+            w = (fetch(weight.to(tl.pointer_type(tl.int64)) + c, real, FULL),)
+        else:
+            for j in tl.static_range(W):
+                w = w + (fetch(weight + c * W + (W - 1 - j), real, FULL),)
+    return b, w
+
+
+@triton.jit
+def convolved(taps, weights, weight, W: tl.constexpr):
+    """A row in float32, with SiLU; without a convolution as it is."""
+    if W == 0:
+        y = taps[0].to(tl.float32)
+    else:
+        b, w = weights
+        z = tl.zeros(taps[0].shape, tl.float32)
+        for j in tl.static_range(W):
+            if len(w) == W:
+                wj = w[j].to(tl.float32)
+            else:
+                wj = (w[0] >> (16 * (W - 1 - j))).to(tl.int16).to(weight.dtype.element_ty, bitcast=True).to(tl.float32)
+            z += wj * taps[j].to(tl.float32)
+        z += b
+        y = z * sigmoid(z)
+    return y
+
+
+@triton.jit
+def keep_taps(tail, tail_l, taps, real, FULL: tl.constexpr, W: tl.constexpr):
+    """The tail behind one token; all threads have read the old one."""
+    for r in tl.static_range(W - 1):
+        put(tail + r * tail_l, taps[W - 2 - r], real, FULL)
 
 
 @triton.jit
@@ -152,17 +200,6 @@ def keep_tail(x, x_t, tail, tail_l, accepted, path, T, L, real, FULL: tl.constex
 
 
 @triton.jit
-def row_at(t, x, x_t, tail, tail_l, weight, bias, c, accepted, path, parents, T, L, real, FULL: tl.constexpr,
-           W: tl.constexpr, ONE: tl.constexpr):  # fmt: skip
-    """Channels c of token t in float32, convolved if there is a convolution."""
-    if W > 0:
-        y = convolved(t, x, x_t, tail, tail_l, weight, bias, c, accepted, path, parents, T, L, real, FULL, W, ONE)
-    else:
-        y = fetch(x + t * x_t, real, FULL).to(tl.float32)
-    return y
-
-
-@triton.jit
 def recorded(record, d, e, real_k, real_v, K: tl.constexpr, FULL_K: tl.constexpr, FULL_V: tl.constexpr):
     """k, D and c of a token."""
     return fetch(record + d, real_k, FULL_K), fetch(record + K + d, real_k, FULL_K), fetch(record + 2 * K + e, real_v, FULL_V)
@@ -177,7 +214,7 @@ def decode_step(
     norm_gate_h, states_n, states_h, states_v, states_k, conv_states_n, conv_states_l, conv_states_c, slots_n,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PIECE: tl.constexpr, W: tl.constexpr,
     NORM: tl.constexpr, GATE: tl.constexpr, BETA: tl.constexpr, DENSE: tl.constexpr, ONE: tl.constexpr,
-    SINGLE: tl.constexpr,
+    SINGLE: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     """x_n, x_t, x_h: strides of x by sequence, token and head, channels lie next to each other; tensors that a call has
     not are None.  ONE: T = 1; SINGLE: a q/k head has one value head; DENSE: so lie the elements of a state.
@@ -185,10 +222,15 @@ def decode_step(
     Slots, counts, paths and parents are numbers on the GPU that nobody has looked at: whatever they are, no memory
     outside the tensors is touched.
     """
+    EARLY: tl.constexpr = W > 0 and ONE and SINGLE
+    COPIES: tl.constexpr = 32 * WARPS // BV if 32 * WARPS > BV else 1
     h, n = tl.program_id(0) % H, (tl.program_id(0) // H).to(tl.int64)
     d = tl.arange(0, BK // PIECE)[:, None] * PIECE + tl.arange(0, PIECE)[None, :]
     e = tl.arange(0, BV)
+    copy, wide = tl.arange(0, COPIES)[:, None], tl.arange(0, COPIES)[:, None] * 0 + e[None, :]
     real_k, real_v = d < K, e < V
+    real_w = wide < V
+    first = real_w & (copy == 0)
     FULL_K: tl.constexpr = K == BK
     FULL_V: tl.constexpr = V == BV
     real = real_k[:, None, :] & real_v[None, :, None]
@@ -209,7 +251,7 @@ def decode_step(
     if not live:
         for i in range(heads):
             for t in range(tokens):
-                put(out + (t * HV + h * group + i) * V + e, tl.zeros((BV,), tl.float32), real_v, FULL_V)
+                put(out + (t * HV + h * group + i) * V + wide, tl.zeros((COPIES, BV), tl.float32), first, False)
     else:
         holds, way, tree = 1, None, None
         if accepted is not None:
@@ -228,8 +270,10 @@ def decode_step(
         for i in range(heads):
             head = h * group + i
             at = state_of(states + head * states_h, d, e, states_k, states_v, K, DENSE)
-            S = fetch(at, real, FULL_K and FULL_V).to(tl.float32)
-            v_at, c_v = v + n * v_n + head * v_h + e, 2 * H * K + head * V + e
+            S = tl.zeros((BK // PIECE, BV, PIECE), tl.float32)
+            if not ONE:
+                S = fetch(at, real, FULL_K and FULL_V).to(tl.float32)
+            v_at, c_v = v + n * v_n + head * v_h + wide, 2 * H * K + head * V + wide
             tail_v = None
             if W > 0:
                 tail_v = conv_states + c_v * conv_states_c
@@ -250,16 +294,33 @@ def decode_step(
                 tl.debug_barrier()                                             # all have read what is now written over
 
             for t in range(tokens):
-                qt = row_at(t, q, q_t, tail_q, conv_states_l, conv_weight, conv_bias, c_q, holds, way, tree, T, L,
-                            real_k, FULL_K, W, ONE)  # fmt: skip
-                kt = row_at(t, k, k_t, tail_k, conv_states_l, conv_weight, conv_bias, c_k, holds, way, tree, T, L,
-                            real_k, FULL_K, W, ONE)  # fmt: skip
-                vt = row_at(t, v_at, v_t, tail_v, conv_states_l, conv_weight, conv_bias, c_v, holds, way, tree, T, L,
-                            real_v, FULL_V, W, ONE)  # fmt: skip
+                # All loads of rows first, that of the state then: what is computed of rows goes on while it comes.
+                taps_q = taps_of(t, q, q_t, tail_q, conv_states_l, holds, way, tree, T, L, real_k, FULL_K, W, ONE)
+                taps_k = taps_of(t, k, k_t, tail_k, conv_states_l, holds, way, tree, T, L, real_k, FULL_K, W, ONE)
+                taps_v = taps_of(t, v_at, v_t, tail_v, conv_states_l, holds, way, tree, T, L, real_w, FULL_V, W, ONE)
+                weights_q = weights_of(conv_weight, conv_bias, c_q, real_k, FULL_K, W)
+                weights_k = weights_of(conv_weight, conv_bias, c_k, real_k, FULL_K, W)
+                weights_v = weights_of(conv_weight, conv_bias, c_v, real_w, FULL_V, W)
+                gt = fetch(g_at + t * g_t, real_k, FULL_K)
+                bt = tl.load(beta + n * beta_n + t * beta_t + head * beta_h)
+                if norm_weight is not None:
+                    wt = fetch(norm_weight + wide, real_w, FULL_V)
+                    gate = norm_gate + n * norm_gate_n + t * norm_gate_t + head * norm_gate_h + wide
+                    gate = fetch(gate, real_w, FULL_V)
+                if ONE:
+                    S = fetch(at, real, FULL_K and FULL_V).to(tl.float32)
+                qt = convolved(taps_q, weights_q, conv_weight, W)
+                kt = convolved(taps_k, weights_k, conv_weight, W)
+                vt = narrow(convolved(taps_v, weights_v, conv_weight, W))
+                if EARLY:
+                    tl.debug_barrier()
+                    keep_taps(tail_q, conv_states_l, taps_q, real_k, FULL_K, W)
+                    keep_taps(tail_k, conv_states_l, taps_k, real_k, FULL_K, W)
+                    keep_taps(tail_v, conv_states_l, taps_v, first, False, W)
                 if NORM:
                     qt *= inverse_norm(tl.sum(qt * qt))
                     kt *= inverse_norm(tl.sum(kt * kt))
-                g2 = log2_decay(fetch(g_at + t * g_t, real_k, FULL_K).to(tl.float32) + bias, rate, lower_bound, GATE)
+                g2 = log2_decay(gt.to(tl.float32) + bias, rate, lower_bound, GATE)
                 if GATE == "given":
                     g2 = at_most(g2, 128.0)
                 D = decay_of(g2)
@@ -278,8 +339,7 @@ def decode_step(
                                                       FULL_K, FULL_V)  # fmt: skip
                                 S = updated(S * Dr[:, None, :], kr, cr, states.dtype.element_ty)
                 S *= D[:, None, :]
-                b = step_size(tl.load(beta + n * beta_n + t * beta_t + head * beta_h).to(tl.float32), BETA)
-                change = b * (vt - over_channels(S, kt))
+                change = step_size(bt.to(tl.float32), BETA) * (vt - over_channels(S, kt))
                 o = scale * tl.fma(tl.sum(qt * kt), change, over_channels(S, qt))
                 S = updated(S, kt, change, states.dtype.element_ty)
                 if record is not None:
@@ -292,15 +352,15 @@ def decode_step(
                         put(new + 2 * K + e, change, real_v, FULL_V)
                 if norm_weight is not None:
                     o *= tl.rsqrt(tl.sum(o * o, 0) / V + norm_eps)
-                    o *= fetch(norm_weight + e, real_v, FULL_V).to(tl.float32)
-                    gate = norm_gate + n * norm_gate_n + t * norm_gate_t + head * norm_gate_h + e
-                    o *= sigmoid(fetch(gate, real_v, FULL_V).to(tl.float32))
-                put(out + (t * HV + head) * V + e, o, real_v, FULL_V)
+                y = o[None, :] + tl.zeros((COPIES, BV), tl.float32)
+                if norm_weight is not None:
+                    y *= wt.to(tl.float32) * sigmoid(gate.to(tl.float32))
+                put(out + (t * HV + head) * V + wide, y, first, False)
 
             if records is None:
                 put(at, S, real, FULL_K and FULL_V)
-            if W > 0:
-                keep_tail(v_at, v_t, tail_v, conv_states_l, holds, way, T, L, real_v, FULL_V, W)
-        if W > 0:
+            if W > 0 and not EARLY:
+                keep_tail(v_at, v_t, tail_v, conv_states_l, holds, way, T, L, first, False, W)
+        if W > 0 and not EARLY:
             keep_tail(q, q_t, tail_q, conv_states_l, holds, way, T, L, real_k, FULL_K, W)
             keep_tail(k, k_t, tail_k, conv_states_l, holds, way, T, L, real_k, FULL_K, W)

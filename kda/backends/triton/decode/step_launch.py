@@ -12,6 +12,7 @@ from kda.compile.triton import TritonKernel
 from kda.host import Host, detect
 from kda.problem import Step, StepInputs
 
+from ...common.tensors import aligned
 from ..targets import target_of
 from . import step_plan
 from .plan import Memory
@@ -37,8 +38,7 @@ def decode_step(s: Step, x: StepInputs) -> None:
             return decode_step(s, x)
     given = x._asdict()
     for name in FLAT:
-        if given[name] is not None and not given[name].is_contiguous():
-            given[name] = given[name].contiguous()
+        given[name] = aligned(given[name])
     for name in ROWS:
         if given[name] is not None and given[name].stride(-1) != 1:
             given[name] = given[name].contiguous()

@@ -100,7 +100,7 @@ def recipe(s: Step, x: Layout, c: Config, target: Target) -> Recipe:
     types |= dict.fromkeys(("T", "L", "H", "group"), "i32") | dict.fromkeys(STRIDES, "i64")
     constants |= {
         "K": p.K, "V": p.V, "BK": width(p.K), "BV": width(p.V), "PIECE": c.piece, "W": s.width, "NORM": p.qk_l2norm,
-        "GATE": p.gate, "BETA": p.beta, "DENSE": x.dense, "ONE": p.T == 1, "SINGLE": p.HV == p.H,
+        "GATE": p.gate, "BETA": p.beta, "DENSE": x.dense, "ONE": p.T == 1, "SINGLE": p.HV == p.H, "WARPS": c.num_warps,
     }  # fmt: skip
     divisible = set()
     if x.aligned and p.K % 16 == p.V % 16 == 0:
