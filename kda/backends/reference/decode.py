@@ -43,9 +43,10 @@ class _Sequence:
         if self.s.drafts:
             records = x.records[self.slot]
         q, k, v, decay, b = self._operands()
-        S = x.states[self.slot].to(self.wide)                                 # (HV, V, K)
+        S = x.states[self.slot].to(self.wide).contiguous()                    # (HV, V, K)
         for i in range(1, self.accepted):
-            S = self._stored(self._updated(S, *self._recorded(records[self.path[i] - 1])))
+            k_i, decay_i, change = self._recorded(records[self.path[i] - 1])
+            S = self._stored(decay_i * S + change[..., None] * k_i)
         after, o = {-1: S}, []
         for t in range(p.T):
             S = decay[t] * after[self.parents[t]]
@@ -59,9 +60,6 @@ class _Sequence:
             first = p.T - self.s.tail                                         # the position of the oldest one kept
             x.conv_states[self.slot] = torch.stack([self._input(first + i) for i in range(self.s.tail)])
         return self._normed(torch.stack(o))
-
-    def _updated(self, S: Tensor, k: Tensor, decay: Tensor, change: Tensor) -> Tensor:
-        return decay * S + change[..., None] * k
 
     def _stored(self, S: Tensor) -> Tensor:
         return S.to(self.x.states.dtype).to(self.wide)

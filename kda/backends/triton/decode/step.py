@@ -50,10 +50,12 @@ def put(pointers, x, real, FULL: tl.constexpr):
 
 
 @triton.jit
-def state_of(state, d, e, state_k, state_v, K: tl.constexpr, DENSE: tl.constexpr):
-    """Addresses (P, BV, PIECE) in a state (V, K): d (P, PIECE) channels of K, e (BV) of V."""
-    if DENSE:
+def state_of(state, d, e, state_k, state_v, K: tl.constexpr, V: tl.constexpr, ORDER: tl.constexpr):
+    """Addresses (P, BV, PIECE) in a state: d (P, PIECE) channels of K, e (BV) of V."""
+    if ORDER == "vk":
         at = state + (e[None, :, None] * K + d[:, None, :])
+    elif ORDER == "kv":
+        at = state + (d[:, None, :] * V + e[None, :, None])
     else:
         at = state + (e[None, :, None] * state_v + d[:, None, :] * state_k)
     return at
@@ -213,11 +215,12 @@ def decode_step(
     q_n, q_t, q_h, k_n, k_t, k_h, v_n, v_t, v_h, g_n, g_t, g_h, beta_n, beta_t, beta_h, norm_gate_n, norm_gate_t,
     norm_gate_h, states_n, states_h, states_v, states_k, conv_states_n, conv_states_l, conv_states_c, slots_n,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PIECE: tl.constexpr, W: tl.constexpr,
-    NORM: tl.constexpr, GATE: tl.constexpr, BETA: tl.constexpr, DENSE: tl.constexpr, ONE: tl.constexpr,
+    NORM: tl.constexpr, GATE: tl.constexpr, BETA: tl.constexpr, ORDER: tl.constexpr, ONE: tl.constexpr,
     SINGLE: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     """x_n, x_t, x_h: strides of x by sequence, token and head, channels lie next to each other; tensors that a call has
-    not are None.  ONE: T = 1; SINGLE: a q/k head has one value head; DENSE: so lie the elements of a state.
+    not are None.  ONE: T = 1; SINGLE: a q/k head has one value head; ORDER: of the elements of a state,
+    without gaps, or "any" with any strides.
 
     Slots, counts, paths and parents are numbers on the GPU that nobody has looked at: whatever they are, no memory
     outside the tensors is touched.
@@ -269,7 +272,7 @@ def decode_step(
 
         for i in range(heads):
             head = h * group + i
-            at = state_of(states + head * states_h, d, e, states_k, states_v, K, DENSE)
+            at = state_of(states + head * states_h, d, e, states_k, states_v, K, V, ORDER)
             S = tl.zeros((BK // PIECE, BV, PIECE), tl.float32)
             if not ONE:
                 S = fetch(at, real, FULL_K and FULL_V).to(tl.float32)

@@ -26,6 +26,7 @@ LARGEST = 128                                # channels of K in a piece: a warp 
 class Config(NamedTuple):
     num_warps: int
     piece: int
+    registers: int | None = None             # of a thread, at most
 
 
 class Layout(NamedTuple):
@@ -33,15 +34,16 @@ class Layout(NamedTuple):
 
     dtypes: tuple[tuple[str, str | None], ...]
     aligned: bool = True                     # rows begin at multiples of 16 bytes and elements
-    dense: bool = True                       # a state has no gaps, and K runs fastest
+    order: str = "vk"                        # of a state's memory: "vk" and "kv" without gaps, "any" with any strides
     states_aligned: bool = True              # states begin at such multiples
     channels: int | None = 1                 # the stride of channels in tails, if it is 1
 
 
 def config(s: Step) -> Config:
-    """A state of K = V = 128 is held by eight warps."""
+    """A state of K = V = 128 is held by eight warps, of which two CTAs share an SM: one loads while one computes."""
     BK, BV = width(s.core.K), width(s.core.V)
-    return Config(max(1, min(16, BK * BV // ELEMENTS)), min(BK, LARGEST))
+    warps = max(1, min(16, BK * BV // ELEMENTS))
+    return Config(warps, min(BK, LARGEST), 128 if warps == 8 else None)
 
 
 def grid(s: Step) -> int:
@@ -83,11 +85,11 @@ def layout(s: Step, x: Mapping[str, Memory], strides: Mapping[str, float]) -> La
         return not any(n % 16 for n in (x[name].address, *(strides[f"{name}_{axis}"] for axis in axes)))
 
     flat = [name for name in ("dt_bias", "conv_weight", "conv_bias", "norm_weight", "records", "out") if name in x]
-    dense = (strides["states_k"] == 1 or p.K == 1) and (strides["states_v"] == p.K or p.V == 1)
+    between: Any = strides["states_v"] if p.V > 1 else p.K, strides["states_k"] if p.K > 1 else 1
     return Layout(
         tuple((name, x[name].dtype if name in x else None) for name in StepInputs._fields),
         aligned=all(aligned(name, "nth") for name in ROWS if name in x) and not any(x[n].address for n in flat),
-        dense=dense, states_aligned=aligned("states", "nh"),
+        order={(p.K, 1): "vk", (1, p.V): "kv"}.get(between, "any"), states_aligned=aligned("states", "nh"),
         channels=1 if "conv_states" in x and strides["conv_states_c"] == 1 and aligned("conv_states", "nl") else None,
     )  # fmt: skip
 
@@ -100,15 +102,15 @@ def recipe(s: Step, x: Layout, c: Config, target: Target) -> Recipe:
     types |= dict.fromkeys(("T", "L", "H", "group"), "i32") | dict.fromkeys(STRIDES, "i64")
     constants |= {
         "K": p.K, "V": p.V, "BK": width(p.K), "BV": width(p.V), "PIECE": c.piece, "W": s.width, "NORM": p.qk_l2norm,
-        "GATE": p.gate, "BETA": p.beta, "DENSE": x.dense, "ONE": p.T == 1, "SINGLE": p.HV == p.H, "WARPS": c.num_warps,
+        "GATE": p.gate, "BETA": p.beta, "ORDER": x.order, "ONE": p.T == 1, "SINGLE": p.HV == p.H, "WARPS": c.num_warps,
     }  # fmt: skip
     divisible = set()
     if x.aligned and p.K % 16 == p.V % 16 == 0:
         divisible |= {name for row in ROWS for name in (row, f"{row}_n", f"{row}_t", f"{row}_h")}
         divisible |= {"dt_bias", "conv_weight", "conv_bias", "norm_weight", "records", "out"}
-    if x.dense:
+    if x.order != "any":
         constants |= {"states_v": None, "states_k": None}
-        if x.states_aligned and p.K % 16 == 0:
+        if x.states_aligned and p.K % 16 == p.V % 16 == 0:
             divisible |= {"states", "states_n", "states_h"}
     if x.channels == 1 and s.width:
         constants["conv_states_c"] = 1
@@ -117,7 +119,8 @@ def recipe(s: Step, x: Layout, c: Config, target: Target) -> Recipe:
     types = {name: kind for name, kind in types.items() if name not in constants}
     return Recipe(
         FUNCTION, types, constants, target=target, divisible=divisible & set(types),
-        options={"num_warps": c.num_warps, "num_stages": 1, "enable_fp_fusion": False},
+        options={"num_warps": c.num_warps, "num_stages": 1, "enable_fp_fusion": False}
+        | ({} if c.registers is None else {"maxnreg": c.registers}),
     )  # fmt: skip
 
 
@@ -132,9 +135,9 @@ def recipes(s: Step, host: Host) -> list[Recipe]:
         "records": "float32" if s.drafts else None, "states": p.state_dtype, "g": p.g_dtype, "beta": p.beta_dtype,
         **dict.fromkeys(("q", "k", "v", "out"), p.dtype),
     }  # fmt: skip
-    for index, channels in itertools.product(("int32", "int64"), (1, None)):
+    for index, channels, order in itertools.product(("int32", "int64"), (1, None), ("vk", "kv")):
         indices = {"slots": index, "accepted": index if s.drafts else None, "parents": index if s.tree else None}
         indices["path"] = indices["parents"]
         dtypes = tuple((name, (given | indices).get(name)) for name in StepInputs._fields)
-        found.append(recipe(s, Layout(dtypes, channels=channels), config(s), target_of(host)))
+        found.append(recipe(s, Layout(dtypes, channels=channels, order=order), config(s), target_of(host)))
     return list(dict.fromkeys(found))
