@@ -77,6 +77,12 @@ def over_channels(S, k):
 
 
 @triton.jit
+def in_all(x):
+    """The sum of (P, PIECE)."""
+    return tl.sum(tl.sum(x, 0), 0)
+
+
+@triton.jit
 def narrow(x):
     """(BV) of COPIES equal rows."""
     first = tl.arange(0, x.shape[0])[:, None] == 0
@@ -88,7 +94,8 @@ def row_of(position, accepted, path, W: tl.constexpr):
     """Where an input before this call lies in the tail: the first W - 1 rows end with token 0 of the last call."""
     i = accepted + position
     if path is not None:
-        i = tl.where(i > 0, tl.load(path + i, mask=i > 0, other=0).to(tl.int32), i)
+        known = (i > 0) & (position < 0)
+        i = tl.where(known, tl.load(path + i, mask=known, other=0).to(tl.int32), i)
     return W - 2 + i
 
 
@@ -294,7 +301,7 @@ def decode_step(
                         r = tl.minimum(tl.maximum(tl.load(way + j).to(tl.int32), 1), T - 1)
                     kr, Dr, cr = recorded(record + (r - 1) * HV * (2 * K + V), d, e, real_k, real_v, K, FULL_K, FULL_V)
                     S = updated(S * Dr[:, None, :], kr, cr, states.dtype.element_ty)
-                tl.debug_barrier()                                             # all have read what is now written over
+                tl.debug_barrier()             # all have read what is written over; redundant where layouts are converted
 
             for t in range(tokens):
                 # All loads of rows first, that of the state then: what is computed of rows goes on while it comes.
@@ -316,13 +323,13 @@ def decode_step(
                 kt = convolved(taps_k, weights_k, conv_weight, W)
                 vt = narrow(convolved(taps_v, weights_v, conv_weight, W))
                 if EARLY:
-                    tl.debug_barrier()
+                    tl.debug_barrier()         # all have read the old tails; redundant where layouts are converted
                     keep_taps(tail_q, conv_states_l, taps_q, real_k, FULL_K, W)
                     keep_taps(tail_k, conv_states_l, taps_k, real_k, FULL_K, W)
                     keep_taps(tail_v, conv_states_l, taps_v, first, False, W)
                 if NORM:
-                    qt *= inverse_norm(tl.sum(qt * qt))
-                    kt *= inverse_norm(tl.sum(kt * kt))
+                    qt *= inverse_norm(in_all(qt * qt))
+                    kt *= inverse_norm(in_all(kt * kt))
                 g2 = log2_decay(gt.to(tl.float32) + bias, rate, lower_bound, GATE)
                 if GATE == "given":
                     g2 = at_most(g2, 128.0)
@@ -330,7 +337,7 @@ def decode_step(
                 if tree is not None:
                     parent = parent_of(t, tree)
                     if (t > 0) & (parent != t - 1):
-                        tl.debug_barrier()                                     # records of this call are there
+                        tl.debug_barrier()     # records of this call are there; redundant where layouts are converted
                         passed = tl.zeros((), tl.int64)
                         while parent > 0:
                             passed |= tl.full((), 1, tl.int64) << parent
@@ -343,7 +350,7 @@ def decode_step(
                                 S = updated(S * Dr[:, None, :], kr, cr, states.dtype.element_ty)
                 S *= D[:, None, :]
                 change = step_size(bt.to(tl.float32), BETA) * (vt - over_channels(S, kt))
-                o = scale * tl.fma(tl.sum(qt * kt), change, over_channels(S, qt))
+                o = scale * tl.fma(in_all(qt * kt), change, over_channels(S, qt))
                 S = updated(S, kt, change, states.dtype.element_ty)
                 if record is not None:
                     if t == 0:
@@ -353,10 +360,9 @@ def decode_step(
                         put(new + d, kt, real_k, FULL_K)
                         put(new + K + d, D, real_k, FULL_K)
                         put(new + 2 * K + e, change, real_v, FULL_V)
-                if norm_weight is not None:
-                    o *= tl.rsqrt(tl.sum(o * o, 0) / V + norm_eps)
                 y = o[None, :] + tl.zeros((COPIES, BV), tl.float32)
                 if norm_weight is not None:
+                    y *= tl.rsqrt(tl.sum(y * y, 1) / V + norm_eps)[:, None]
                     y *= wt.to(tl.float32) * sigmoid(gate.to(tl.float32))
                 put(out + (t * HV + head) * V + wide, y, first, False)
 
