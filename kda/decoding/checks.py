@@ -155,8 +155,8 @@ def _dtype_row(name: str) -> Check:
     asked = dict.fromkeys(("k", "v", "out"), "of q's dtype") | {"records": "of dtype float32"}
     asked |= dict.fromkeys(INDICES, "of dtype int32 or int64")
     name_ = NAMES.get(name, name)
-    fix = f"Use {name_}.long()." if name in INDICES else f"Cast {name_}."
-    return Check(_id(name, "dtype"), name_, asked.get(name, "of a float dtype"), found, fix)
+    way = "long()" if name in INDICES else "to(q.dtype)" if name in ("k", "v", "out") else "float()"
+    return Check(_id(name, "dtype"), name_, asked.get(name, "of a float dtype"), found, f"Use {name_}.{way}.")
 
 
 def _device_row(name: str) -> Check:
@@ -175,6 +175,14 @@ def _together_row(id: str, name: str, others: tuple[str, ...], asked: str, fix: 
         return when(getattr(c.x, name) is not None and missing, f"no {' and no '.join(missing)}")
 
     return Check(f"decode.{id}", NAMES.get(name, name), asked, found, fix)
+
+
+def _logits_only_row(name: str) -> Check:
+    def found(c: StepCall) -> str | None:
+        return when(getattr(c.x, name) is not None and not c.options.use_gate_in_kernel, "use_gate_in_kernel=False")
+
+    fix = f"Leave {name} out if g holds log decays."
+    return Check(_id(name, "unused"), name, "left out unless use_gate_in_kernel=True", found, fix)
 
 
 def _own_memory_row(name: str) -> Check:
@@ -285,10 +293,8 @@ KIND: tuple[Check, ...] = (
           "Without ssm_state_indices state n is that of sequence n; state_v_first=False is for states (K, V)."),
     _numel_row("A_log", "HV", "One rate per value head."),
     _numel_row("dt_bias", "HV*K", "One bias per value head and channel."),
-    *(Check(f"decode.{name}.unused", name, "left out unless use_gate_in_kernel=True",
-            lambda c, name=name: when(getattr(c.x, name) is not None and not c.options.use_gate_in_kernel,
-                                       "use_gate_in_kernel=False"),
-            f"Leave {name} out if g holds log decays.") for name in ("A_log", "dt_bias")),
+    _logits_only_row("A_log"),
+    _logits_only_row("dt_bias"),
     Check("decode.A_log.missing", "A_log", "given for a gate without a lower_bound",
           lambda c: when(c.options.use_gate_in_kernel and c.x.A_log is c.options.lower_bound is None, "neither"),
           "Pass A_log, or lower_bound for the bounded gate."),
@@ -354,3 +360,4 @@ VALUES: tuple[Check, ...] = (
 )  # fmt: skip
 
 ALL = (*OF_TYPES, RECORDING, *KIND, *VALUES)
+ELSEWHERE = {"decode.flag.type": "any flag", "decode.mesh": "any tensor that is a DTensor"}

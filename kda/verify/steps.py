@@ -97,7 +97,7 @@ def budgets(x: dict[str, Any]) -> dict[str, Budget]:
 
 
 def _rounded(x: dict[str, Any], shake: int | None) -> dict[str, Any]:
-    """In float32, with inputs shaken in the last bit; a pool of states stays what it is: it rounds behind each token."""
+    """In float32, with inputs shaken in the last bit; a pool of states stays as it is: it rounds after each token."""
     found = copied(x, torch.float32) | {"states": x["states"].clone()}
     if shake is not None:
         for name in ("q", "k", "v", "g", "states"):

@@ -164,16 +164,16 @@ def test_a_compiled_call_is_one_graph_and_gives_the_same():
 def test_a_mode_sees_one_operator():
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Names(TorchDispatchMode):
-        names = []
+    names = []
 
+    class Names(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            self.names.append(str(function))
+            names.append(str(function))
             return function(*args, **(kwargs or {}))
 
     with Names(), torch.no_grad():
         kda.decode_step(**make_step())
-    assert "kda.decode_step_.default" in Names.names
+    assert "kda.decode_step_.default" in names
 
 
 def test_gradients_are_refused_and_versions_are_counted():
@@ -202,4 +202,4 @@ def test_shapes_that_were_seen_are_checked_again_where_numbers_are():
 
 def test_a_record_is_smaller_than_a_state_for_every_model():
     for K, V, size in itertools.product((64, 128), (64, 128), (2, 4)):
-        assert 4 * (2 * K + V) * 5 <= K * V * size
+        assert K * V * size > 5 * 4 * (2 * K + V)

@@ -76,7 +76,7 @@ def test_the_pictures_of_the_maths_are_those_that_their_script_draws():
 def test_the_readme_names_every_function():
     text = (ROOT / "README.md").read_text()
     functions = [name for name in kda.__all__ if name[0].islower()]
-    assert len(functions) == 8
+    assert len(functions) == 9
     for name in functions:
         assert f"kda.{name}" in text and hasattr(kda, name)
 

@@ -198,10 +198,11 @@ def test_numbers_out_of_range_touch_no_other_memory():
     x = make_step(N=2, T=4, drafts=True, tree=True)
     x["accepted_path"] = torch.zeros(2, 4, dtype=torch.int32)
     wild = [0, -7, 2**30, 2**31 - 1, -(2**31)]
+    names = ("num_accepted_tokens", "accepted_path", "parents", "ssm_state_indices")
     given = []
     with pytest.MonkeyPatch.context() as patch, capture(arch="sm90") as session:
         patch.setattr("kda.decoding.step.VALUES", ())
-        for n, name in itertools.product(wild, ("num_accepted_tokens", "accepted_path", "parents", "ssm_state_indices")):
+        for n, name in itertools.product(wild, names):
             run_step(copied(x) | {name: torch.full_like(x[name], n)})
             given.append(n)
     assert {f.kind for f in session.findings} <= {"race-write-write", "race-read-write", "race-write-read"}

@@ -6,6 +6,8 @@ a call of its own.  So a pool holds the same bits however many tokens a call has
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from kda import gates
@@ -33,15 +35,13 @@ class _Sequence:
         self.parents = [*range(-1, self.p.T - 1)] if x.parents is None else [-1, *x.parents[n].tolist()[1:]]
         self.accepted = 1 if x.accepted is None else int(x.accepted[n])
         self.path = [*range(self.p.T)] if x.path is None else x.path[n].tolist()
-        self.raw = None
         if s.width:                                                           # (T, C), and what came before, a copy
             self.raw = torch.cat([t[n].flatten(1) for t in (x.q, x.k, x.v)], 1).to(x.conv_states.dtype)
             self.tail = x.conv_states[slot].clone()
 
     def step(self) -> Tensor:
-        p, x, records = self.p, self.x, None
-        if self.s.drafts:
-            records = x.records[self.slot]
+        p, x = self.p, self.x
+        records: Any = x.records[self.slot] if self.s.drafts else ()
         q, k, v, decay, b = self._operands()
         S = x.states[self.slot].to(self.wide).contiguous()                    # (HV, V, K)
         for i in range(1, self.accepted):
@@ -53,7 +53,7 @@ class _Sequence:
             change = b[t] * (v[t] - (S * k[t]).sum(-1))
             o.append(p.scale * ((S * q[t]).sum(-1) + (q[t] * k[t]).sum(-1) * change))
             after[t] = self._stored(S + change[..., None] * k[t])
-            if records is not None and t:
+            if t and self.s.drafts:
                 records[t - 1] = torch.cat([k[t].squeeze(1).expand(p.HV, -1), decay[t].squeeze(1), change], -1)
         x.states[self.slot] = after[0 if self.s.drafts else p.T - 1].to(x.states.dtype)
         if self.s.width:

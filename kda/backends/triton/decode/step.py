@@ -21,7 +21,7 @@ the very operations that made it, so it finds the same bits.  A token of a tree 
 finds its state in the same way, from the stored state and the records of this call.
 
 Positions count from the first token of a call; negative ones are inputs before it, of which `accepted` says where they
-lie.  Products and sums are rounded as they are written here (enable_fp_fusion is off), for lanes that hold the same sum.
+lie.  Products and sums are rounded as they are written (enable_fp_fusion is off), for lanes that hold the same sum.
 """
 
 import triton
@@ -65,7 +65,7 @@ def state_of(state, d, e, state_k, state_v, K: tl.constexpr, V: tl.constexpr, OR
 def updated(S, k, change, KEPT: tl.constexpr):
     """S + change k^T, as a pool holds it."""
     S = tl.fma(k[:, None, :], change[None, :, None], S)
-    if KEPT != tl.float32:
+    if tl.float32 != KEPT:
         S = S.to(KEPT).to(tl.float32)
     return S
 
@@ -143,7 +143,7 @@ def taps_of(t, x, x_t, tail, tail_l, accepted, path, parents, T, L, real, FULL: 
     else:
         found = (input_at(t, x, x_t, tail, tail_l, accepted, path, T, L, real, FULL, W, True, False),)
         position = t
-        for j in tl.static_range(1, W):
+        for _j in tl.static_range(1, W):
             position = before(position, parents)
             found = found + (
                 input_at(position, x, x_t, tail, tail_l, accepted, path, T, L, real, FULL, W, not ONE, True),
@@ -211,7 +211,8 @@ def keep_tail(x, x_t, tail, tail_l, accepted, path, T, L, real, FULL: tl.constex
 @triton.jit
 def recorded(record, d, e, real_k, real_v, K: tl.constexpr, FULL_K: tl.constexpr, FULL_V: tl.constexpr):
     """k, D and c of a token."""
-    return fetch(record + d, real_k, FULL_K), fetch(record + K + d, real_k, FULL_K), fetch(record + 2 * K + e, real_v, FULL_V)
+    k, D = fetch(record + d, real_k, FULL_K), fetch(record + K + d, real_k, FULL_K)
+    return k, D, fetch(record + 2 * K + e, real_v, FULL_V)
 
 
 @triton.jit
@@ -301,7 +302,7 @@ def decode_step(
                         r = tl.minimum(tl.maximum(tl.load(way + j).to(tl.int32), 1), T - 1)
                     kr, Dr, cr = recorded(record + (r - 1) * HV * (2 * K + V), d, e, real_k, real_v, K, FULL_K, FULL_V)
                     S = updated(S * Dr[:, None, :], kr, cr, states.dtype.element_ty)
-                tl.debug_barrier()             # all have read what is written over; redundant where layouts are converted
+                tl.debug_barrier()   # all have read what is written over; redundant where layouts are converted
 
             for t in range(tokens):
                 # All loads of rows first, that of the state then: what is computed of rows goes on while it comes.
