@@ -70,6 +70,7 @@ CASES = {
     "K=1 V=1": dict(K=1, V=1),
     "K=128 V=128": dict(BFLOAT16, N=1, H=1, K=128, V=128, states="bfloat16"),
     "K=256 V=16": dict(N=1, H=1, K=256),
+    "K=128 V=256, sixteen warps": dict(BFLOAT16, N=1, H=1, K=128, V=256),
     "six tokens": dict(BFLOAT16, T=6),
     "two tokens, a wide convolution, GVA": dict(T=2, W=6, HV=4, states="bfloat16"),
     "three tokens, a narrow convolution": dict(T=3, W=2),
@@ -169,7 +170,14 @@ LINES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LINES)
+WIDE = dict(H=1, K=128, V=128, dtype="bfloat16")
+for tree, states in itertools.product((False, True), ("float32", "bfloat16")):
+    LINES[f"K=128 V=128, {'a tree' if tree else 'a line'}, {states} states"] = WIDE | dict(T=4, tree=tree, states=states)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.exhaustive) if LINES[n].items() >= WIDE.items() else n for n in LINES]
+)
 def test_drafts_leave_what_the_accepted_tokens_alone_leave(name):
     """Bit for bit, in a call for each of them."""
     compared = 0
