@@ -244,10 +244,9 @@ def test_memory_is_read_in_whole_sectors():
 FAULTS = {
     "the taps are those of the next token": ("position - 1", "position", {}),
     "no SiLU": ("y = z * sigmoid(z)", "y = z", {}),
-    "q is not normalised": ("qt *= inverse_norm(in_all(qt * qt))", "pass", {}),
-    "v is not compared with what is recalled": ("(vt - over_channels(S, kt))", "vt", {}),
-    "the output does not see its own token": ("tl.fma(in_all(qt * kt), change, over_channels(S, qt))",
-                                              "over_channels(S, qt)", {}),
+    "q is not normalised": ("qt * q_norm, kt * k_norm", "qt, kt * k_norm", {}),
+    "v is not compared with what is recalled": ("(vt - recalled)", "vt", {}),
+    "the output does not see its own token": ("tl.fma(qk, change, seen)", "seen", {}),
     "the mean is a sum": ("tl.sum(y * y, 1) / V", "tl.sum(y * y, 1)", {}),
     "the gate of the norm is left out": (" * sigmoid(gate.to(tl.float32))", "", {}),
     "channels of k are those of q": ("(H + h) * K + d", "h * K + d", {}),

@@ -71,15 +71,27 @@ def updated(S, k, change, KEPT: tl.constexpr):
 
 
 @triton.jit
-def over_channels(S, k):
-    """S k (BV): over the pieces first, which one thread holds."""
-    return tl.sum(tl.sum(S * k[:, None, :], 0), 1)
+def two_sums(a0, b0, a1, b1):
+    return a0 + a1, b0 + b1
 
 
 @triton.jit
-def in_all(x):
-    """The sum of (P, PIECE)."""
-    return tl.sum(tl.sum(x, 0), 0)
+def three_sums(a0, b0, c0, a1, b1, c1):
+    return a0 + a1, b0 + b1, c0 + c1
+
+
+@triton.jit
+def over_channels(S, k, q):
+    """S k and S q (BV), whose shuffles go together: over the pieces first, which one thread holds."""
+    k, q = tl.sum(S * k[:, None, :], 0), tl.sum(S * q[:, None, :], 0)
+    return tl.reduce((k, q), 1, two_sums)
+
+
+@triton.jit
+def products(q, k):
+    """q q, k k and q k of (P, PIECE)."""
+    a, b, c = tl.sum(q * q, 0), tl.sum(k * k, 0), tl.sum(q * k, 0)
+    return tl.reduce((a, b, c), 0, three_sums)
 
 
 @triton.jit
@@ -328,9 +340,10 @@ def decode_step(
                     keep_taps(tail_q, conv_states_l, taps_q, real_k, FULL_K, W)
                     keep_taps(tail_k, conv_states_l, taps_k, real_k, FULL_K, W)
                     keep_taps(tail_v, conv_states_l, taps_v, first, False, W)
+                qq, kk, qk = products(qt, kt)
                 if NORM:
-                    qt *= inverse_norm(in_all(qt * qt))
-                    kt *= inverse_norm(in_all(kt * kt))
+                    q_norm, k_norm = inverse_norm(qq), inverse_norm(kk)
+                    qt, kt, qk = qt * q_norm, kt * k_norm, qk * (q_norm * k_norm)
                 g2 = log2_decay(gt.to(tl.float32) + bias, rate, lower_bound, GATE)
                 if GATE == "given":
                     g2 = at_most(g2, 128.0)
@@ -350,8 +363,9 @@ def decode_step(
                                                       FULL_K, FULL_V)  # fmt: skip
                                 S = updated(S * Dr[:, None, :], kr, cr, states.dtype.element_ty)
                 S *= D[:, None, :]
-                change = step_size(bt.to(tl.float32), BETA) * (vt - over_channels(S, kt))
-                o = scale * tl.fma(in_all(qt * kt), change, over_channels(S, qt))
+                recalled, seen = over_channels(S, kt, qt)
+                change = step_size(bt.to(tl.float32), BETA) * (vt - recalled)
+                o = scale * tl.fma(qk, change, seen)
                 S = updated(S, kt, change, states.dtype.element_ty)
                 if record is not None:
                     if t == 0:
