@@ -172,7 +172,8 @@ LINES = {
 
 WIDE = dict(H=1, K=128, V=128, dtype="bfloat16")
 for tree, states in itertools.product((False, True), ("float32", "bfloat16")):
-    LINES[f"K=128 V=128, {'a tree' if tree else 'a line'}, {states} states"] = WIDE | dict(T=4, tree=tree, states=states)
+    shape = "a tree" if tree else "a line"
+    LINES[f"K=128 V=128, {shape}, {states} states"] = WIDE | dict(T=4, tree=tree, states=states)
 
 
 @pytest.mark.parametrize(
