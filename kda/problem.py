@@ -161,7 +161,8 @@ class Problem:
         words: dict[str, dict[str, Any]] = {
             **{d: {"dtype": d, "g_dtype": d, "beta_dtype": d} for d in DTYPES},
             "packed": {"packed": True}, "forward": {"direction": "forward"}, "backward": {"direction": "backward"},
-            "recurrent": {"op": "recurrent"}, "chunk": {"op": "chunk"}, "softplus": {"gate": "softplus", "A_log": True},
+            "recurrent": {"op": "recurrent"}, "decode": {"op": "decode", "T": 1},
+            "chunk": {"op": "chunk"}, "softplus": {"gate": "softplus", "A_log": True},
             "bounded": {"gate": "bounded", "A_log": True, "lower_bound": -5.0}, "l2norm": {"qk_l2norm": True},
             "cpu": {"device": "cpu"}, "cuda": {"device": "cuda:0"},
         }  # fmt: skip

@@ -9,8 +9,8 @@ A CTA owns a q/k head of one sequence: it convolves q and k, then walks over the
 state (V, K) at a time in registers.  So it sees the whole row that the norm sums, and no other CTA reads or writes the
 inputs of the convolution that it reads and writes: they are updated in place without a race.  In every model so far
 a q/k head has one value head.  What a CTA moves at K = V = 128: states of 64 KiB (float32) in and out, rows of 1.5 KiB,
-tails of 2.3 KiB in and out; 8 warps hold a state at 64 registers a thread, so that two CTAs share an SM and one's
-loads go on while the other computes.
+tails of 2.3 KiB in and out; 4 warps hold a state at 128 registers a thread, so that two CTAs share an SM and
+one's loads go on while the other computes.
 
 A state lies in registers in pieces of PIECE channels of K: a warp reads whole pieces, the sum over pieces takes no
 shuffle, that within a piece as many levels as a piece has lanes.
