@@ -66,8 +66,9 @@ def decode_step(
         beta: (N, T, HV), logits, or step sizes with `use_beta_sigmoid_in_kernel=False`.
         states: (slots, HV, V, K) of any float dtype, updated in place; (slots, HV, K, V) with `state_v_first=False`,
             which is slower on a GPU.
-        A_log, dt_bias, scale, lower_bound, use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel,
-            allow_neg_eigval: as in `chunk_kda`, but that the flags are on.
+        A_log, dt_bias, scale, lower_bound: as in `chunk_kda`.
+        use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel: as in `chunk_kda`, but on.
+        allow_neg_eigval: as in `chunk_kda`.
         ssm_state_indices: (N,), the slot of each sequence in `states`, `conv_states` and `records`; None: slot n. A
             sequence whose slot is below `first_slot` is padding: its o is zero and nothing of it is stored.
         first_slot: 0, or 1 where slot 0 is nobody's, as in vLLM.
