@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "chunk_kda": "api", "chunk_kda_fwd": "api", "chunk_kda_bwd": "api", "fused_recurrent_kda": "api",
-    "fused_recurrent_kda_fwd": "api",
+    "fused_recurrent_kda_fwd": "api", "decode_step": "decoding.step",
     "fused_kda_gate": "api", "explain": "api", "use_backend": "dispatch", "Choice": "dispatch", "Problem": "problem",
     "Grads": "bundles", "Outputs": "bundles", "Saved": "bundles",
     "KdaError": "errors", "InputError": "errors", "InputTypeError": "errors", "NoBackendError": "errors",
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         fused_recurrent_kda_fwd,
     )
     from .bundles import Grads, Outputs, Saved
+    from .decoding.step import decode_step
     from .dispatch import Choice, use_backend
     from .errors import InputError, InputTypeError, KdaError, NoBackendError, PackageError
     from .problem import Problem

@@ -135,7 +135,7 @@ def autocasts(x: torch.Tensor) -> bool:
     return torch._C._is_any_autocast_enabled() and not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
-def _when(broken: Any, found: str) -> str | None:
+def when(broken: Any, found: str) -> str | None:
     return found if broken else None
 
 
@@ -143,8 +143,8 @@ def _type_row(name: str, needed: bool, id: str | None = None) -> Check:
     def found(c: Any) -> str | None:
         x = c.tensor(name)
         if isinstance(x, torch.Tensor):
-            return _when(x.layout != torch.strided, f"a tensor of layout {x.layout}")
-        return _when(needed or x is not None, f"{type(x).__name__} {x!r:.60}")
+            return when(x.layout != torch.strided, f"a tensor of layout {x.layout}")
+        return when(needed or x is not None, f"{type(x).__name__} {x!r:.60}")
 
     asked = "a dense torch.Tensor" + ("" if needed else " or None")
     return Check(id or f"{name}.type", name, asked, found, "Pass a tensor.", InputTypeError)
@@ -161,7 +161,7 @@ def _shape_row(name: str, letters: str, fix: str, states: bool = False) -> Check
 
     def found(c: Call) -> str | None:
         x = c.tensor(name)
-        return _when(x is not None and tuple(x.shape) != expected(c), f"shape {shape_of(x)}" if x is not None else "")
+        return when(x is not None and tuple(x.shape) != expected(c), f"shape {shape_of(x)}" if x is not None else "")
 
     return Check(f"{name}.shape", name, asked, found, fix)
 
@@ -201,7 +201,7 @@ def _device_row(name: str) -> Check:
     def found(c: Call) -> str | None:
         x, home = c.tensor(name), c.inputs.q.device
         right = x is None or ("q" in asked and x.device == home) or ("CPU" in asked and x.device.type == "cpu")
-        return _when(not right, f"{x.device} beside q on {home}" if x is not None else "")
+        return when(not right, f"{x.device} beside q on {home}" if x is not None else "")
 
     return Check(f"{name}.device", name, asked, found, f"Move {name} there.")
 
@@ -209,7 +209,7 @@ def _device_row(name: str) -> Check:
 def _option_row(name: str, asked: str, *kinds: type) -> Check:
     def found(c: Call) -> str | None:
         x = getattr(c.options, name)
-        return _when(not isinstance(x, kinds), f"{type(x).__name__} {x!r:.60}")
+        return when(not isinstance(x, kinds), f"{type(x).__name__} {x!r:.60}")
 
     return Check(f"{name}.type", name, asked, found, "See help(kda.chunk_kda).", InputTypeError)
 
@@ -217,12 +217,12 @@ def _option_row(name: str, asked: str, *kinds: type) -> Check:
 def _logits_only_row(name: str) -> Check:
     return Check(
         f"{name}.unused", name, "left out unless use_gate_in_kernel=True",
-        lambda c: _when(c.tensor(name) is not None and not c.options.use_gate_in_kernel, "use_gate_in_kernel=False"),
+        lambda c: when(c.tensor(name) is not None and not c.options.use_gate_in_kernel, "use_gate_in_kernel=False"),
         f"Set use_gate_in_kernel=True if g holds logits; leave {name} out if g holds log decays.",
     )  # fmt: skip
 
 
-def _may_overlap(x: torch.Tensor) -> bool:
+def may_overlap(x: torch.Tensor) -> bool:
     """Whether the stride of some axis is smaller than the extent of the axes with smaller strides."""
     reach = 0
     for stride, size in sorted((s, n) for s, n in zip(x.stride(), x.shape) if n > 1):
@@ -237,7 +237,7 @@ def _own_memory_row(name: str, id: str, written: Callable[[Call], bool]) -> Chec
         x = c.tensor(name)
         if x is None or not written(c) or x.is_contiguous():
             return None
-        return _when(_may_overlap(x), f"strides {tuple(x.stride())} of shape {shape_of(x)}")
+        return when(may_overlap(x), f"strides {tuple(x.stride())} of shape {shape_of(x)}")
 
     return Check(id, name, "a tensor without overlap, because it is written", found, f"Use {name}.contiguous().")
 
@@ -247,14 +247,14 @@ def _own_memory_row(name: str, id: str, written: Callable[[Call], bool]) -> Chec
 
 def _recording_state(c: Call) -> str | None:
     x = c.inputs.initial_state
-    return _when(c.options.inplace_final_state and x is not None and x.requires_grad and torch.is_grad_enabled(),
+    return when(c.options.inplace_final_state and x is not None and x.requires_grad and torch.is_grad_enabled(),
                  "requires_grad=True")  # fmt: skip
 
 
 # These check whether autograd records.
 INTERMEDIATE_STATES = Check(
     "return_intermediate_states.grad", "return_intermediate_states", "used under torch.no_grad()",
-    lambda c: _when(c.options.return_intermediate_states and records_gradients(c.inputs), "gradients recorded"),
+    lambda c: when(c.options.return_intermediate_states and records_gradients(c.inputs), "gradients recorded"),
     "No gradient flows through the intermediate states.",
 )  # fmt: skip
 WRITTEN_STATE = Check(
@@ -264,7 +264,7 @@ WRITTEN_STATE = Check(
 
 RECORDED_OUT = Check(
     "out.grad", "out", "used under torch.no_grad()",
-    lambda c: _when(c.out is not None and records_gradients(c.inputs), "gradients recorded"),
+    lambda c: when(c.out is not None and records_gradients(c.inputs), "gradients recorded"),
     "No gradient flows through out; leave it out to record gradients.",
 )  # fmt: skip
 
@@ -304,7 +304,7 @@ def _bad_promise(c: Call) -> str | None:
     o = c.options
     if o.safe_gate and o.use_gate_in_kernel and o.lower_bound is None:
         return "safe_gate=True for a gate without a lower_bound"
-    return _when(o.safe_gate and o.lower_bound is not None and o.lower_bound < -5, f"lower_bound={o.lower_bound}")
+    return when(o.safe_gate and o.lower_bound is not None and o.lower_bound < -5, f"lower_bound={o.lower_bound}")
 
 
 def _bad_offsets_shape(c: Call) -> str | None:
@@ -325,7 +325,7 @@ def _bad_state(c: Call) -> str | None:
         return None
     if c.inputs.ssm_state_indices is not None:
         expected = (*x.shape[:1], *expected[1:])
-    return _when(tuple(x.shape) != expected, f"shape {shape_of(x)}")
+    return when(tuple(x.shape) != expected, f"shape {shape_of(x)}")
 
 
 def _bad_state_dtype(c: Call) -> str | None:
@@ -342,22 +342,22 @@ def _bad_slots(c: Call) -> str | None:
 
 def _no_slots_per_token(c: Call) -> str | None:
     x = c.inputs.ssm_state_indices
-    return _when(c.inputs.num_accepted_tokens is not None and (x is None or x.dim() != 2), "no slots per token")
+    return when(c.inputs.num_accepted_tokens is not None and (x is None or x.dim() != 2), "no slots per token")
 
 
 KIND: tuple[Check, ...] = (
     Check(
         "q.shape", "q", "[B, T, H, K] with H >= 1",
-        lambda c: _when(c.inputs.q.dim() != 4 or c.H == 0, f"shape {shape_of(c.inputs.q)}"),
+        lambda c: when(c.inputs.q.dim() != 4 or c.H == 0, f"shape {shape_of(c.inputs.q)}"),
         "Reshape q; there is no head-first layout.",
     ),
     Check(
         "q.dtype", "q", "a tensor of " + ", ".join(DTYPES[:-1]) + f" or {DTYPES[-1]}",
-        lambda c: _when(dtype_name(c.inputs.q) not in DTYPES, dtype_name(c.inputs.q)), "Cast q, k and v.",
+        lambda c: when(dtype_name(c.inputs.q) not in DTYPES, dtype_name(c.inputs.q)), "Cast q, k and v.",
     ),
     Check(
         "q.head_dim", "q", lambda c: "a tensor with K >= 1" if c.recurrent else f"a tensor with 1 <= K <= {MAX_K}",
-        lambda c: _when(c.K < 1 or not (c.recurrent or c.K <= MAX_K), f"K={c.K}"),
+        lambda c: when(c.K < 1 or not (c.recurrent or c.K <= MAX_K), f"K={c.K}"),
         "Split the head into several; fused_recurrent_kda accepts any K.",
     ),
     *(_device_row(name) for name in ARGUMENTS[1:]),
@@ -370,7 +370,7 @@ KIND: tuple[Check, ...] = (
     _dtype_row("v", "a tensor of q's dtype"),
     Check(
         "v.heads", "v", lambda c: f"a tensor with a multiple of H={c.H} heads",
-        lambda c: _when(c.HV % c.H, f"HV={c.HV}"), "Each q/k head serves HV / H value heads.",
+        lambda c: when(c.HV % c.H, f"HV={c.HV}"), "Each q/k head serves HV / H value heads.",
     ),
     _shape_row("g", "B T HV K", "The gate has the heads of v and the channels of k."),
     _dtype_row("g", "a tensor of a float dtype"),
@@ -385,7 +385,7 @@ KIND: tuple[Check, ...] = (
     _logits_only_row("A_log"),
     Check(
         "A_log.missing", "A_log", "given for a gate without a lower_bound",
-        lambda c: _when(c.options.use_gate_in_kernel and c.inputs.A_log is c.options.lower_bound is None, "neither"),
+        lambda c: when(c.options.use_gate_in_kernel and c.inputs.A_log is c.options.lower_bound is None, "neither"),
         "Pass A_log for -exp(A_log) softplus(g + dt_bias), or lower_bound for the bounded gate.",
     ),
     _numel_row("dt_bias", "HV*K", "One bias per value head and channel."),
@@ -397,15 +397,15 @@ KIND: tuple[Check, ...] = (
           "Leave safe_gate out: kda runs every gate at full speed and needs no promise."),
     Check(
         "allow_neg_eigval.sigmoid", "allow_neg_eigval", "used with use_beta_sigmoid_in_kernel=True",
-        lambda c: _when(c.options.allow_neg_eigval and not c.options.use_beta_sigmoid_in_kernel, "no sigmoid"),
+        lambda c: when(c.options.allow_neg_eigval and not c.options.use_beta_sigmoid_in_kernel, "no sigmoid"),
         "Set use_beta_sigmoid_in_kernel=True, or double beta yourself.",
     ),
     Check(
         "scale.value", "scale", "a finite number",
-        lambda c: _when(not math.isfinite(c.options.scale), repr(c.options.scale)), "None means K ** -0.5.",
+        lambda c: when(not math.isfinite(c.options.scale), repr(c.options.scale)), "None means K ** -0.5.",
     ),
     Check("chunk_size.value", "chunk_size", "either " + " or ".join(map(str, CHUNK_SIZES)),
-          lambda c: _when(c.options.chunk_size not in CHUNK_SIZES, repr(c.options.chunk_size)), "64 is the default."),
+          lambda c: when(c.options.chunk_size not in CHUNK_SIZES, repr(c.options.chunk_size)), "64 is the default."),
     Check(
         "cu_seqlens.shape", "cu_seqlens", "[N + 1]",
         _bad_offsets_shape,
@@ -414,12 +414,12 @@ KIND: tuple[Check, ...] = (
     _dtype_row("cu_seqlens", "a tensor of int32 or int64"),
     Check(
         "cu_seqlens.batch", "q", "a tensor with B=1 beside cu_seqlens",
-        lambda c: _when(c.inputs.cu_seqlens is not None and c.B != 1, f"B={c.B}"),
+        lambda c: when(c.inputs.cu_seqlens is not None and c.B != 1, f"B={c.B}"),
         "Pack the sequences of a batch along T: x.flatten(0, 1).unsqueeze(0).",
     ),
     Check(
         "cu_seqlens_cpu.alone", "cu_seqlens_cpu", "a copy of cu_seqlens",
-        lambda c: _when(c.inputs.cu_seqlens is None and c.inputs.cu_seqlens_cpu is not None, "cu_seqlens=None"),
+        lambda c: when(c.inputs.cu_seqlens is None and c.inputs.cu_seqlens_cpu is not None, "cu_seqlens=None"),
         "Pass cu_seqlens as well.",
     ),
     _dtype_row("cu_seqlens_cpu", "a tensor of int32 or int64"),
@@ -444,7 +444,7 @@ KIND: tuple[Check, ...] = (
     _dtype_row("ssm_state_indices", "a tensor of int32 or int64"),
     Check(
         "ssm_state_indices.pool", "initial_state", "the pool that ssm_state_indices points into",
-        lambda c: _when(c.inputs.ssm_state_indices is not None and c.inputs.initial_state is None, "None"),
+        lambda c: when(c.inputs.ssm_state_indices is not None and c.inputs.initial_state is None, "None"),
         "Pass initial_state=pool.",
     ),
     _shape_row("num_accepted_tokens", "N", "One count per sequence."),
@@ -455,7 +455,7 @@ KIND: tuple[Check, ...] = (
     ),
     Check(
         "inplace_final_state.state", "inplace_final_state", "used with an initial_state",
-        lambda c: _when(c.options.inplace_final_state and c.inputs.initial_state is None, "initial_state=None"),
+        lambda c: when(c.options.inplace_final_state and c.inputs.initial_state is None, "initial_state=None"),
         "The final states are written into initial_state.",
     ),
     _shape_row("out", "B T HV V", "o is written to out."),
@@ -483,7 +483,7 @@ def _slot_out_of_range(c: Call) -> str | None:
     if not on_cpu(x) or not x.numel():
         return None
     low, high, slots = int(x.min()), int(x.max()), c.inputs.initial_state.shape[0]
-    return _when(low < -1 or high >= slots, f"slot {low if low < -1 else high} of a pool of {slots}")
+    return when(low < -1 or high >= slots, f"slot {low if low < -1 else high} of a pool of {slots}")
 
 
 def _shared_slot(c: Call) -> str | None:
@@ -505,7 +505,7 @@ def _too_few_slots(c: Call) -> str | None:
     if c.inputs.cu_seqlens is not None and ends is None:
         return None
     longest = c.T if ends is None else max((end - start for start, end in zip(ends, ends[1:], strict=False)), default=0)
-    return _when(longest > x.shape[1], f"{x.shape[1]} slots for a sequence of {longest} tokens")
+    return when(longest > x.shape[1], f"{x.shape[1]} slots for a sequence of {longest} tokens")
 
 
 def _bad_count(c: Call) -> str | None:
@@ -582,7 +582,7 @@ GATE: tuple[Check, ...] = (
     *(_type_row(name, needed=name == "g", id=f"gate.{name}.type") for name in ("g", "A_log", "dt_bias")),
     Check("gate.device", "g", "on one device with A_log and dt_bias", _gate_device, "Move them to one device."),
     Check(
-        "gate.g.shape", "g", "[.., HV, K]", lambda c: _when(c.g.dim() < 2, f"shape {shape_of(c.g)}"),
+        "gate.g.shape", "g", "[.., HV, K]", lambda c: when(c.g.dim() < 2, f"shape {shape_of(c.g)}"),
         "The last two axes are heads and channels.",
     ),
     *(_dtype_row(name, "a tensor of a float dtype", id=f"gate.{name}.dtype") for name in ("g", "A_log", "dt_bias")),
@@ -590,7 +590,7 @@ GATE: tuple[Check, ...] = (
     _numel_row("dt_bias", "HV*K", "One bias per value head and channel.", id="gate.dt_bias.numel"),
     Check(
         "gate.A_log.missing", "A_log", "given for a gate without a lower_bound",
-        lambda c: _when(c.A_log is None and c.lower_bound is None, "neither"),
+        lambda c: when(c.A_log is None and c.lower_bound is None, "neither"),
         "Pass A_log, or lower_bound for the bounded gate.",
     ),
     Check(
@@ -599,7 +599,7 @@ GATE: tuple[Check, ...] = (
     ),
     Check(
         "gate.output_dtype.value", "output_dtype", "a float dtype of torch",
-        lambda c: _when(not (isinstance(x := c.output_dtype, torch.dtype) and is_float(x)), repr(c.output_dtype)),
+        lambda c: when(not (isinstance(x := c.output_dtype, torch.dtype) and is_float(x)), repr(c.output_dtype)),
         "torch.float32 is the default.",
     ),
 )  # fmt: skip

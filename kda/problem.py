@@ -50,9 +50,33 @@ class Options(NamedTuple):
     batch_invariant: bool = False
 
 
+class StepInputs(NamedTuple):
+    """The tensors of a call of decode_step: N sequences of T tokens each; L rows of the convolution's tails."""
+
+    q: Any                                   # (N, T, H, K)
+    k: Any                                   # (N, T, H, K)
+    v: Any                                   # (N, T, HV, V)
+    g: Any                                   # (N, T, HV, K)
+    beta: Any                                # (N, T, HV)
+    states: Any                              # (slots, HV, V, K), updated in place
+    A_log: Any = None                        # HV elements
+    dt_bias: Any = None                      # HV*K elements
+    slots: Any = None                        # (N,): of each sequence in states, conv_states and records
+    conv_states: Any = None                  # (slots, L, C), updated in place; C = 2*H*K + HV*V channels: q, k, v
+    conv_weight: Any = None                  # (C, W)
+    conv_bias: Any = None                    # (C,)
+    norm_gate: Any = None                    # (N, T, HV, V)
+    norm_weight: Any = None                  # (V,)
+    records: Any = None                      # (slots, T - 1, HV, 2*K + V) float32, updated in place
+    accepted: Any = None                     # (N,): how many tokens of the last step were accepted
+    path: Any = None                         # (N, T): their numbers in that step, in order
+    parents: Any = None                      # (N, T): the number of the token that each one follows
+    out: Any = None                          # (N, T, HV, V), in the dtype of q
+
+
 @dataclass(frozen=True)
 class Problem:
-    op: str = "chunk"                        # "chunk" or "recurrent"
+    op: str = "chunk"                        # "chunk", "recurrent" or "decode"
     direction: str = "forward"               # "forward" or "backward"
     device: str = "cuda:0"
     B: int = 1
@@ -137,7 +161,8 @@ class Problem:
         words: dict[str, dict[str, Any]] = {
             **{d: {"dtype": d, "g_dtype": d, "beta_dtype": d} for d in DTYPES},
             "packed": {"packed": True}, "forward": {"direction": "forward"}, "backward": {"direction": "backward"},
-            "recurrent": {"op": "recurrent"}, "chunk": {"op": "chunk"}, "softplus": {"gate": "softplus", "A_log": True},
+            "recurrent": {"op": "recurrent"}, "decode": {"op": "decode", "T": 1},
+            "chunk": {"op": "chunk"}, "softplus": {"gate": "softplus", "A_log": True},
             "bounded": {"gate": "bounded", "A_log": True, "lower_bound": -5.0}, "l2norm": {"qk_l2norm": True},
             "cpu": {"device": "cpu"}, "cuda": {"device": "cuda:0"},
         }  # fmt: skip
@@ -164,3 +189,30 @@ def _parsed(field: dataclasses.Field, text: str, word: str) -> Any:
         return {"int": int, "float": float, "str": str}[kind](text)
     except (KeyError, ValueError):
         raise ValueError(f"--problem: {word!r} needs {field.name} as {kind}, found {text!r}") from None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call of decode_step without its tensors: the recurrence, and what stands around it."""
+
+    core: Problem                            # op="decode", N sequences of T tokens
+    width: int = 0                           # W, tokens that the convolution sees; 0 without one
+    norm_eps: float | None = None            # None without the gated norm
+    first_slot: int = 0                      # slots below it are padding
+    drafts: bool = False                     # tokens behind the first may be rolled back: there are records
+    tree: bool = False                       # and each may follow any token before it
+
+    def __post_init__(self) -> None:
+        values = tuple(getattr(self, f.name) for f in dataclasses.fields(self))
+        object.__setattr__(self, "_hash", hash(values))
+
+    def __hash__(self) -> int:
+        return self._hash                    # type: ignore[attr-defined]  # a launch looks a Step up on every call
+
+    def __reduce__(self):
+        return type(self), tuple(getattr(self, f.name) for f in dataclasses.fields(self))
+
+    @property
+    def tail(self) -> int:
+        """L, inputs of the convolution that are kept for each sequence."""
+        return 0 if not self.width else self.width - 1 + (self.core.T - 1 if self.drafts else 0)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from kda.capability import Capability
 from kda.host import Host
-from kda.problem import Inputs, Problem
+from kda.problem import Inputs, Problem, Step, StepInputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,6 +45,10 @@ class Launcher(Protocol):
     def recurrent(self, p: Problem, x: Inputs) -> tuple[Tensor, Tensor | None]:
         """o and the final states; none where `p.inplace` puts them into x.initial_state.  Of backends whose rules
         let such calls pass."""
+
+    def decode_step(self, s: Step, x: StepInputs) -> None:
+        """o into x.out; x.states, x.conv_states and x.records updated in place.  Of backends whose rules let calls
+        with op="decode" pass."""
 
     def stage(
         self, name: str, p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]

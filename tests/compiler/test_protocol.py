@@ -32,7 +32,9 @@ def test_a_backend_has_the_functions_that_its_capability_promises(capability):
 @pytest.mark.parametrize("backend", ["reference", "triton"])
 def test_who_decodes_has_the_function_for_it(backend):
     (capability,) = (c for c in capabilities() if c.backend == backend)
-    assert arguments(importlib.import_module(capability.launch_module).recurrent) == arguments(Launcher.recurrent)
+    module = importlib.import_module(capability.launch_module)
+    assert arguments(module.recurrent) == arguments(Launcher.recurrent)
+    assert arguments(module.decode_step) == arguments(Launcher.decode_step)
 
 
 def test_a_backend_of_forwards_alone_needs_no_backward():

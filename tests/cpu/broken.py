@@ -4,6 +4,7 @@ import pathlib
 import warnings
 
 import torch
+from broken_decode import CASES as DECODE
 from broken_parallel import CASES as PARALLEL
 from naive import make
 
@@ -13,11 +14,11 @@ PAGE = pathlib.Path(__file__).parents[2] / "docs" / "errors.md"
 
 HEAD = """# Every error a call can raise
 
-One row for each check of `kda/checks.py`, with the message of a call that fails it. All are `kda.InputError` (a
-`ValueError`); rows that end in `.type` are also a `TypeError`. `error.check` is the id; `error.argument`,
-`error.asked`, `error.found` and `error.fix` are the parts of the message. A call that no backend accepts raises
-`kda.NoBackendError`, with the reasons of the named backend, or of each if none was named, and the backends that would
-accept the call.
+One row for each check of `kda/checks.py` and, with `decode.` in front, of `kda/decoding/checks.py`, with the message of
+a call that fails it. All are `kda.InputError` (a `ValueError`); rows that end in `.type` are also a `TypeError`.
+`error.check` is the id; `error.argument`, `error.asked`, `error.found` and `error.fix` are the parts of the message. A
+call that no backend accepts raises `kda.NoBackendError`, with the reasons of the named backend, or of each if none was
+named, and the backends that would accept the call.
 
 Values in tensors are read only on the CPU: a call never waits for the GPU. Pass `cu_seqlens_cpu` to have offsets
 checked that are on a GPU. A precomputed `g` is assumed to be <= 0 and is not checked.
@@ -204,6 +205,7 @@ CASES = {
     "saved.shape": other_saved,
     "backend.name": lambda: chunk(backend="refrence"),
     **PARALLEL,
+    **DECODE,
 }  # fmt: skip
 
 

@@ -112,7 +112,7 @@ def test_a_map_of_shared_memory_has_every_byte_once(pictures):
 def test_the_readme_names_every_function():
     text = (ROOT / "README.md").read_text()
     functions = [name for name in kda.__all__ if name[0].islower()]
-    assert len(functions) == 8
+    assert len(functions) == 9
     for name in functions:
         assert f"kda.{name}" in text and hasattr(kda, name)
 

@@ -9,8 +9,10 @@ from naive import make
 
 import kda
 from kda import checks
+from kda.decoding import checks as decoding
 
-IDS = {row.id for row in (*checks.CALLER, *checks.KIND, *checks.VALUES, *checks.GATE)} | set(checks.ELSEWHERE)
+ROWS = (*checks.CALLER, *checks.KIND, *checks.VALUES, *checks.GATE, *decoding.ALL)
+IDS = {row.id for row in ROWS} | set(checks.ELSEWHERE) | set(decoding.ELSEWHERE)
 
 
 def test_there_is_a_broken_call_for_every_check():

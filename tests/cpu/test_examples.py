@@ -137,3 +137,13 @@ def test_the_benchmark_of_the_layer_is_checked_before_it_times(monkeypatch, caps
         "step", "forward", "decode of 1", "convolution forward", "convolution step", "norm forward", "norm step",
     ]  # fmt: skip
     assert all(row["error"] < 1e-5 and row["ms"] > 0 for row in ours) and found["device"] == "a CPU"
+
+
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_the_benchmark_of_a_decoding_step_is_right_before_it_times(drafts, monkeypatch, capsys, tmp_path):
+    small = f"--device cpu --heads 2 --sequences 1,4 --head-dim 16 --dtype float32 --states float32 --drafts {drafts}"
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    assert run(monkeypatch, "benchmarks/decode_step.py", *small.split(), "--json", tmp_path / "found.json") == 0
+    rows = json.loads((tmp_path / "found.json").read_text())["rows"]
+    assert [row["config"] for row in rows] == ["plan", "parts", "recurrence"] * 2
+    assert all(row["seconds"] > 0 and row.get("error", 0) <= 1 for row in rows)

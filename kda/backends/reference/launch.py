@@ -19,6 +19,7 @@ from kda.problem import Inputs, Problem
 from kda.stages import BACKWARD, FORWARD, find
 
 from .chunked import Setup, run, run_stage
+from .decode import decode_step as decode_step
 from .ragged import Ragged, Slab, ragged
 from .recurrent import steps
 

@@ -3,6 +3,8 @@
 from kda.capability import Capability, Rule
 from kda.compile.target import TARGETS
 
+from .targets import width
+
 CAPABILITY = Capability(
     backend="triton",
     rank=100,
@@ -29,6 +31,12 @@ CAPABILITY = Capability(
             "triton.head_dim",
             lambda p, h: p.K <= 256 or (p.op == "recurrent" and p.K <= 1024),
             "needs K <= 256, in fused_recurrent_kda K <= 1024, got K={p.K}",
+        ),
+        Rule(
+            "triton.decode_state",
+            lambda p, h: p.op != "decode" or width(p.K) * width(p.V) <= 2**15,
+            "needs K * V <= 32768 in decode_step, each rounded up to a power of 2, got K={p.K} V={p.V}",
+            "call the convolution, fused_recurrent_kda and the norm one by one",
         ),
     ),
     maps=("forward", "backward"),

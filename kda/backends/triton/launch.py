@@ -21,6 +21,7 @@ from ..common.chunks import Chunks, has_rows
 from ..common.tensors import aligned, chunks_of_a_row, on_its_device
 from .call import Call, dtype_of
 from .decode.launch import recurrent as recurrent
+from .decode.step_launch import decode_step as decode_step
 
 Tensor = torch.Tensor
 

@@ -20,6 +20,8 @@ from kda.stages import LOG2_E
 
 from .configs import Config, choose, power_of_2
 from .decode.plan import recipes as decode_recipes
+from .decode.step_plan import recipes as step_recipes
+from .decode.step_plan import usual_step
 from .targets import TYPES, target_of
 
 
@@ -347,6 +349,8 @@ def recipes(p: Problem, host: Host) -> list[Recipe]:
     """All kernels that a call of this class can want, however long its sequences are."""
     if p.op == "recurrent":
         return decode_recipes(p, host)
+    if p.op == "decode":
+        return step_recipes(usual_step(p), host)
     make = _Recipes(p, host)
     way, kept = (make.forward, make.backward)[p.direction == "backward"], (Save.NOTHING, Save.PRODUCTS)
     plans = [way(segment, saved) for segment in (0, 64) for saved in ((Save.ALL,) if p.disable_recompute else kept)]

@@ -13,3 +13,8 @@ def target_of(host: Host) -> Target:
     target = code_for(host.cc) if host.cc else None
     assert target is not None
     return target
+
+
+def width(n: int) -> int:
+    """The power of 2 that holds n."""
+    return 1 << (n - 1).bit_length()

@@ -11,7 +11,7 @@ from kda.compile.triton import Recipe
 from kda.host import Host
 from kda.problem import Problem
 
-from ..targets import TYPES, target_of
+from ..targets import TYPES, target_of, width
 
 FUNCTION = "kda.backends.triton.decode.kernel:recurrent"
 ROWS = ("q", "k", "v", "g", "beta")
@@ -49,11 +49,6 @@ class Tensors(NamedTuple):
 class Config(NamedTuple):
     BV: int                                  # columns of the state that a program holds
     num_warps: int = 1                       # with one, for K up to 256, sums over K need no barrier
-
-
-def width(n: int) -> int:
-    """The power of 2 that holds n."""
-    return 1 << (n - 1).bit_length()
 
 
 def configs(p: Problem) -> tuple[Config, Config]:

@@ -1,0 +1,278 @@
+"""`kda.decode_step` on the Triton backend beside its parts: `python benchmarks/decode_step.py`, on a GPU.
+
+Right first: the outputs and the updated pools of a few sequences are held against the reference in float32, those of
+all sequences against the parts.  Then calls are replayed from CUDA graphs that walk over pools of four times the L2
+cache, as the layers of a model do; the time is that of one of them.  `parts` is what the layer calls today: three
+convolutions, three new tails, the recurrence with norms and gate, the gated norm; `recurrence` is that kernel alone.
+Bytes are those that a call cannot do without; beside them stands what a large copy reaches in the same run.
+
+    python benchmarks/decode_step.py --json decode_step.json
+    python benchmarks/decode_step.py --heads 32 --configs plan,4x64x168,8x128x128     # warps x piece x registers
+    python benchmarks/decode_step.py --heads 32 --sequences 64 --drafts 3 --tree      # speculative decoding
+    python benchmarks/decode_step.py --device cpu --heads 2 --sequences 2 --head-dim 16 --dtype float32
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from decode import copy_speed, graph_of, numbers
+
+import kda
+from kda import nn
+from kda.backends.triton.decode import step_launch, step_plan
+from kda.commands.render import table
+from kda.compile.fetching import fetch_all
+from kda.decoding import step as calls
+from kda.host import detect
+from kda.nn.sequences import Sequences
+from kda.verify.steps import copied, make_step, run_step
+
+REPLAYS, L2_TIMES, FEW = 15, 4, 3
+TOLERANCE = {torch.bfloat16: 2**-7, torch.float32: 2e-5}
+UPDATED = ("states", "conv_states", "records")
+Arguments = dict[str, Any]
+
+
+def parse_config(text: str) -> step_plan.Config | None:
+    """Warps x piece x registers; None: the plan's own."""
+    return None if text == "plan" else step_plan.Config(*map(int, text.split("x")))
+
+
+def use(config: step_plan.Config | None, plan: Callable = step_plan.config) -> None:
+    step_plan.config = plan if config is None else lambda s: config
+    step_launch._prepared.cache_clear()
+
+
+def arguments(N: int, H: int, states: str, args: argparse.Namespace) -> Arguments:
+    return make_step(
+        N, args.drafts + 1, H, None, args.head_dim, args.head_dim, dtype=args.dtype, states=states, gate="bounded",
+        drafts=args.drafts > 0, tree=args.tree, pool=N + 1, device=args.device,
+    )  # fmt: skip
+
+
+# the parts
+
+
+def tails_of(x: Arguments) -> list[torch.Tensor]:
+    """Of q, k and v, of the sequences of a call, as the layer keeps them."""
+    W, sizes = x["conv_weight"].shape[1], [x[name].flatten(2).shape[2] for name in ("q", "k", "v")]
+    return [t.contiguous() for t in x["conv_states"][x["ssm_state_indices"].long(), : W - 1].split(sizes, -1)]
+
+
+def parts(x: Arguments, tails: list[torch.Tensor], weights: list[torch.Tensor]) -> tuple[torch.Tensor, list]:
+    """o and the new tails; states are updated in place.  With drafts every token has a slot for its state."""
+    rows, made = Sequences.of_rows(len(x["q"])), []
+    mixed = [x[name].flatten(2) for name in ("q", "k", "v")]
+    for each, tail, weight in zip(mixed, tails, weights):
+        made.append(nn.short_convolution(each, weight, None, tail, rows))
+    new = [nn.next_state(each, weights[0].shape[-1], tail, rows) for each, tail in zip(mixed, tails)]
+    q, k, v = (t.unflatten(2, x[name].shape[2:]) for t, name in zip(made, ("q", "k", "v")))
+    names = ("A_log", "dt_bias", "lower_bound", "use_qk_l2norm_in_kernel", "use_gate_in_kernel",
+             "use_beta_sigmoid_in_kernel")  # fmt: skip
+    accepted = x["num_accepted_tokens"] if x["slots"].dim() == 2 else None
+    o, _ = kda.fused_recurrent_kda(
+        q, k, v, x["g"], x["beta"], **{name: x[name] for name in names}, initial_state=x["states"],
+        ssm_state_indices=x["slots"], num_accepted_tokens=accepted, state_v_first=True,
+    )  # fmt: skip
+    return nn.gated_rms_norm(o, x["norm_gate"], x["norm_weight"]), new
+
+
+def for_parts(x: Arguments) -> Arguments:
+    """The call with what the parts want: a slot for each sequence, or, with drafts, for each of its tokens."""
+    slots, T, pool = x["ssm_state_indices"], x["q"].shape[1], len(x["states"])
+    if T > 1:
+        slots = slots[:, None] + pool * torch.arange(T, dtype=torch.int32, device=slots.device)
+    return x | {"slots": slots, "states": x["states"] if T == 1 else x["states"].repeat(T, 1, 1, 1)}
+
+
+def parts_of(x: Arguments) -> Callable[[], tuple[torch.Tensor, list]]:
+    sizes = [x[name].flatten(2).shape[2] for name in ("q", "k", "v")]
+    weights = [w.contiguous() for w in x["conv_weight"].split(sizes, 0)]
+    return functools.partial(parts, x, tails_of(x), weights)
+
+
+def recurrence_of(x: Arguments) -> Callable[[], Any]:
+    names = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "lower_bound")
+    asked = {name: x[name] for name in names}
+    return functools.partial(
+        kda.fused_recurrent_kda, **asked, initial_state=x["states"], ssm_state_indices=x["slots"], state_v_first=True,
+        use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, use_beta_sigmoid_in_kernel=True,
+    )  # fmt: skip
+
+
+# right first
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The largest difference, over what is allowed: 1 is too much."""
+    return float((a.float() - b.float()).abs().max() / b.float().abs().max().clamp_min(1e-30)) / TOLERANCE[a.dtype]
+
+
+def error(x: Arguments, backend: str) -> float:
+    """Of o and of each updated pool, from the reference in float32 on the first sequences."""
+    few = {n: t[:FEW] if torch.is_tensor(t) and len(t) == len(x["q"]) and n in EACH else t for n, t in x.items()}
+    ours = run_step(copied(few), backend=backend)
+    exact = run_step(copied(few, torch.float32) | {"states": few["states"].clone()}, backend="reference")
+    return max(distance(ours[name], exact[name]) for name in exact)
+
+
+EACH = ("q", "k", "v", "g", "beta", "norm_gate", "ssm_state_indices", "num_accepted_tokens", "parents")
+
+
+def error_of_parts(x: Arguments, backend: str) -> float:
+    """Of o of all sequences, from that of the parts, which round to their dtype between them: four times as much.  The
+    parts know no trees."""
+    if x.get("parents") is not None:
+        return 0.0
+    mine, theirs = copied(x), for_parts(copied(x))
+    return distance(run_step(mine, backend=backend)["o"], parts_of(theirs)()[0]) / 4
+
+
+# timing
+
+
+def seconds(functions: list[Callable[[], Any]], device: str) -> float:
+    """Of one call, replayed among the others: the median; on a CPU of calls as they are."""
+    taken, replay = [], None
+    if device != "cpu":
+        replay = graph_of(functions).replay
+    for _ in range(REPLAYS if replay else 3):
+        if replay:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            replay()
+            end.record()
+            end.synchronize()
+            taken.append(start.elapsed_time(end) / 1e3 / len(functions))
+        else:
+            begun = time.perf_counter()
+            for function in functions:
+                function()
+            taken.append((time.perf_counter() - begun) / len(functions))
+    return statistics.median(taken)
+
+
+def pools(x: Arguments, L2: int) -> list[Arguments]:
+    """The call on as many pools as it takes to push each other out of L2."""
+    size = x["states"].numel() * x["states"].element_size()
+    count = max(4, -(-L2_TIMES * L2 // size)) if L2 else 1
+    return [x | {n: x[n].clone() for n in UPDATED if x.get(n) is not None} for _ in range(count)]
+
+
+def moved(x: Arguments) -> int:
+    step = calls._checked(calls.StepCall(*_bound(x)))
+    return step_plan.bytes_moved(step, {n: t.element_size() for n, t in x.items() if torch.is_tensor(t)})
+
+
+def _bound(x: Arguments) -> tuple:
+    found: list[Any] = []
+    run, calls._run = calls._run, lambda c: found.append(c)
+    try:
+        kda.decode_step(**x)
+    finally:
+        calls._run = run
+    return found[0].x, found[0].options
+
+
+def built(args: argparse.Namespace, configs: list[step_plan.Config | None]) -> None:
+    """All kernels of the step side by side, before anything waits for one."""
+    found, host = [], detect(args.device)
+    for config, states in itertools.product(configs, args.states):
+        use(config)
+        x = arguments(2, 2, states, args)
+        call = calls.StepCall(*_bound(x))
+        step = calls._checked(call)
+        found += [r for r in step_plan.recipes(step, host) if r.signature.get("slots") == "*i32"
+                  and r.constants["ORDER"] == "vk" and r.constants.get("conv_states_c") == 1]  # fmt: skip
+    fetch_all(dict.fromkeys(found))
+
+
+def measure(N: int, H: int, states: str, args: argparse.Namespace, configs: list[str]) -> list[Arguments]:
+    on_cpu = args.device == "cpu"
+    backend = "reference" if on_cpu else "triton"
+    L2 = 0 if on_cpu else torch.cuda.get_device_properties(args.device).L2_cache_size
+    x, rows = arguments(N, H, states, args), []
+    about = {"HV": H, "N": N, "T": args.drafts + 1, "states": states, "bytes": moved(x)}
+    each = pools(x, L2)
+    for config in configs:
+        use(parse_config(config))
+        row = about | {"config": config, "error": max(error(x, backend), error_of_parts(x, backend))}
+        if row["error"] <= 1:
+            row["seconds"] = seconds([functools.partial(run_step, one, backend=backend) for one in each], args.device)
+        rows.append(row)
+    use(None)
+    apart = [for_parts(one) for one in each]
+    if not args.tree:
+        rows.append(about | {"config": "parts", "seconds": seconds([parts_of(one) for one in apart], args.device)})
+        recurrence = [recurrence_of(one) for one in apart]
+        rows.append(about | {"config": "recurrence", "seconds": seconds(recurrence, args.device)})
+    return rows
+
+
+def printed(rows: list[Arguments], copy: float, configs: list[str]) -> list[str]:
+    """A line for each shape: microseconds of each configuration, of the parts and of the recurrence; the best beside
+    the copy."""
+    shapes: dict[tuple, dict[str, Arguments]] = {}
+    for row in rows:
+        shapes.setdefault((row["states"], row["HV"], row["N"]), {})[row["config"]] = row
+    columns, lines = [*configs, "parts", "recurrence"], []
+    for (states, HV, N), found in shapes.items():
+        cells = []
+        for config in columns:
+            row = found.get(config, {})
+            wrong = "wrong" if row.get("error", 0) > 1 else ""
+            cells.append(f"{1e6 * row['seconds']:.1f}" if "seconds" in row else wrong)
+        first = found[configs[0]]
+        share = f"{first['bytes'] / first['seconds'] / copy:.0%}" if copy and "seconds" in first else ""
+        lines.append([states, str(HV), str(N), *cells, share])
+    header = ("states", "HV", "N", *columns, f"{configs[0]} of a copy")
+    return table(lines, header=header, align="lrr" + "r" * (len(columns) + 1))
+
+
+def main(argv: list[str] | None = None) -> list[Arguments]:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--heads", type=numbers, default=[8, 12, 16, 32, 64, 96])
+    parser.add_argument("--sequences", type=numbers, default=[1, 64, 256])
+    parser.add_argument("--states", type=lambda text: text.split(","), default=["float32", "bfloat16"])
+    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--drafts", type=int, default=0, help="tokens behind the first")
+    parser.add_argument("--tree", action="store_true", help="drafts in a tree; the parts cannot")
+    parser.add_argument("--configs", type=lambda text: text.split(","), default=["plan"])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--json", metavar="FILE", type=Path)
+    args = parser.parse_args(argv)
+    begun, copy, name = time.perf_counter(), 0.0, "a CPU"
+    with torch.no_grad():
+        if args.device != "cpu":
+            args.device = f"cuda:{torch.cuda.current_device()}"
+            name, copy = torch.cuda.get_device_name(), copy_speed(args.device)
+            built(args, [parse_config(each) for each in args.configs])
+        rows = []
+        for states, H, N in itertools.product(args.states, args.heads, args.sequences):
+            rows += measure(N, H, states, args, args.configs)
+    print(f"{name}, T={args.drafts + 1} K=V={args.head_dim} {args.dtype}, microseconds; a copy of 1 GiB: "
+          f"{copy / 1e12:.2f} TB/s; {time.perf_counter() - begun:.0f} s in all")  # fmt: skip
+    print("\n".join(printed(rows, copy, args.configs)))
+    if args.json:
+        about = {"device": name, "torch": torch.__version__, "copy": copy, "K": args.head_dim, "dtype": args.dtype}
+        args.json.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")
+    return rows
+
+
+if __name__ == "__main__":
+    wrong = [row for row in main() if row.get("error", 0) > 1]
+    sys.exit(f"wrong: {wrong}" if wrong else 0)

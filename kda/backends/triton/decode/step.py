@@ -1,0 +1,390 @@
+"""A token, or some, of every running sequence: all that a layer does between its projections, in one launch.
+
+  z[t]  = bias + sum_j w[W - 1 - j] x[t - j];  q, k, v = z sigmoid(z)      x: what the projections of q, k and v made
+  q, k  = q / |q|, k / |k|;  D = 2^g2;  b = sigmoid(beta)
+  S <- D S;  c = b (v - S k);  S <- S + c k^T;  o = scale (S q before c + (q k) c)
+  y     = o / sqrt(mean(o^2) + eps) w sigmoid(gate)
+
+A CTA owns a q/k head of one sequence: it convolves q and k, then walks over the value heads that read them, with one
+state (V, K) at a time in registers.  So it sees the whole row that the norm sums, and no other CTA reads or writes the
+inputs of the convolution that it reads and writes: they are updated in place without a race.  In every model so far
+a q/k head has one value head.  What a CTA moves at K = V = 128: states of 64 KiB (float32) in and out, rows of 1.5 KiB,
+tails of 2.3 KiB in and out; 4 warps hold a state at 128 registers a thread, so that two CTAs share an SM and
+one's loads go on while the other computes.
+
+A state lies in registers in pieces of PIECE channels of K: a warp reads whole pieces, the sum over pieces takes no
+shuffle, that within a piece as many levels as a piece has lanes.
+
+Drafts.  The state behind the first token of a call is stored, and of each later token what brings a state to the next:
+k, D and c, 2 K + V numbers where a state has K V.  The next call brings the stored state to the last accepted token by
+the very operations that made it, so it finds the same bits.  A token of a tree that does not follow the one before
+finds its state in the same way, from the stored state and the records of this call.
+
+Positions count from the first token of a call; negative ones are inputs before it, of which `accepted` says where they
+lie.  Products and sums are rounded as they are written (enable_fp_fusion is off), for lanes that hold the same sum.
+"""
+
+import triton
+import triton.language as tl
+
+from ..parts.gate import at_most, inverse_norm, log2_decay, rate_of, sigmoid, step_size
+from .kernel import decay_of
+
+
+@triton.jit
+def fetch(pointers, real, FULL: tl.constexpr):
+    """Where `real`, which is everywhere if FULL."""
+    if FULL:
+        x = tl.load(pointers)
+    else:
+        x = tl.load(pointers, mask=real, other=0.0)
+    return x
+
+
+@triton.jit
+def put(pointers, x, real, FULL: tl.constexpr):
+    if FULL:
+        tl.store(pointers, x.to(pointers.dtype.element_ty))
+    else:
+        tl.store(pointers, x.to(pointers.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def state_of(state, d, e, state_k, state_v, K: tl.constexpr, V: tl.constexpr, ORDER: tl.constexpr):
+    """Addresses (P, BV, PIECE) in a state: d (P, PIECE) channels of K, e (BV) of V."""
+    if ORDER == "vk":
+        at = state + (e[None, :, None] * K + d[:, None, :])
+    elif ORDER == "kv":
+        at = state + (d[:, None, :] * V + e[None, :, None])
+    else:
+        at = state + (e[None, :, None] * state_v + d[:, None, :] * state_k)
+    return at
+
+
+@triton.jit
+def updated(S, k, change, KEPT: tl.constexpr):
+    """S + change k^T, as a pool holds it."""
+    S = tl.fma(k[:, None, :], change[None, :, None], S)
+    if tl.float32 != KEPT:
+        S = S.to(KEPT).to(tl.float32)
+    return S
+
+
+@triton.jit
+def two_sums(a0, b0, a1, b1):
+    return a0 + a1, b0 + b1
+
+
+@triton.jit
+def three_sums(a0, b0, c0, a1, b1, c1):
+    return a0 + a1, b0 + b1, c0 + c1
+
+
+@triton.jit
+def over_channels(S, k, q):
+    """S k and S q (BV), whose shuffles go together: over the pieces first, which one thread holds."""
+    k, q = tl.sum(S * k[:, None, :], 0), tl.sum(S * q[:, None, :], 0)
+    return tl.reduce((k, q), 1, two_sums)
+
+
+@triton.jit
+def products(q, k):
+    """q q, k k and q k of (P, PIECE)."""
+    a, b, c = tl.sum(q * q, 0), tl.sum(k * k, 0), tl.sum(q * k, 0)
+    return tl.reduce((a, b, c), 0, three_sums)
+
+
+@triton.jit
+def narrow(x):
+    """(BV) of COPIES equal rows."""
+    first = tl.arange(0, x.shape[0])[:, None] == 0
+    return tl.sum(tl.where(first, x, 0.0), 0)
+
+
+@triton.jit
+def row_of(position, accepted, path, W: tl.constexpr):
+    """Where an input before this call lies in the tail: the first W - 1 rows end with token 0 of the last call."""
+    i = accepted + position
+    if path is not None:
+        known = (i > 0) & (position < 0)
+        i = tl.where(known, tl.load(path + i, mask=known, other=0).to(tl.int32), i)
+    return W - 2 + i
+
+
+@triton.jit
+def input_at(position, x, x_t, tail, tail_l, accepted, path, T, L, real, FULL: tl.constexpr, W: tl.constexpr,
+             NEW: tl.constexpr, OLD: tl.constexpr):  # fmt: skip
+    """What the convolution was given at a position, as a tail holds it; NEW, OLD: whether it may be a token of this
+    call, one before it."""
+    kept: tl.constexpr = tail.dtype.element_ty
+    if not OLD:
+        found = fetch(x + position * x_t, real, FULL).to(kept)
+    else:
+        row = tl.minimum(tl.maximum(row_of(position, accepted, path, W), 0), L - 1)
+        if not NEW:
+            found = fetch(tail + row * tail_l, real, FULL)
+        else:
+            new = tl.load(x + position * x_t, mask=real & (position >= 0), other=0.0).to(kept)
+            old = tl.load(tail + row * tail_l, mask=real & (position < 0), other=0.0)
+            found = tl.where(position >= 0, new, old)
+    return found
+
+
+@triton.jit
+def before(position, parents):
+    """The position that a position follows."""
+    if parents is not None:
+        position = tl.where(position > 0, parent_of(position, parents), position - 1)
+    else:
+        position = position - 1
+    return position
+
+
+@triton.jit
+def parent_of(t, parents):
+    found = tl.load(parents + t, mask=t > 0, other=0).to(tl.int32)
+    return tl.minimum(tl.maximum(found, 0), tl.maximum(t - 1, 0))
+
+
+@triton.jit
+def taps_of(t, x, x_t, tail, tail_l, accepted, path, parents, T, L, real, FULL: tl.constexpr, W: tl.constexpr,
+            ONE: tl.constexpr):  # fmt: skip
+    """The inputs that token t sees, its own first; without a convolution its own alone."""
+    if W == 0:
+        found = (fetch(x + t * x_t, real, FULL),)
+    else:
+        found = (input_at(t, x, x_t, tail, tail_l, accepted, path, T, L, real, FULL, W, True, False),)
+        position = t
+        for _j in tl.static_range(1, W):
+            position = before(position, parents)
+            found = found + (
+                input_at(position, x, x_t, tail, tail_l, accepted, path, T, L, real, FULL, W, not ONE, True),
+            )
+    return found
+
+
+@triton.jit
+def weights_of(weight, bias, c, real, FULL: tl.constexpr, W: tl.constexpr):
+    """Of channels c: the bias, and the weights of the taps, the newest first; four of 16 bits are loaded as one."""
+    b = 0.0
+    w = ()
+    if W > 0:
+        if bias is not None:
+            b = fetch(bias + c, real, FULL)
+        if W == 4 and weight.dtype.element_ty.primitive_bitwidth == 16:
+            w = (fetch(weight.to(tl.pointer_type(tl.int64)) + c, real, FULL),)
+        else:
+            for j in tl.static_range(W):
+                w = w + (fetch(weight + c * W + (W - 1 - j), real, FULL),)
+    return b, w
+
+
+@triton.jit
+def convolved(taps, weights, weight, W: tl.constexpr):
+    """A row in float32, with SiLU; without a convolution as it is."""
+    if W == 0:
+        y = taps[0].to(tl.float32)
+    else:
+        b, w = weights
+        z = tl.zeros(taps[0].shape, tl.float32)
+        for j in tl.static_range(W):
+            if len(w) == W:
+                wj = w[j].to(tl.float32)
+            else:
+                wj = (w[0] >> (16 * (W - 1 - j))).to(tl.int16).to(weight.dtype.element_ty, bitcast=True).to(tl.float32)
+            z += wj * taps[j].to(tl.float32)
+        z += b
+        y = z * sigmoid(z)
+    return y
+
+
+@triton.jit
+def keep_taps(tail, tail_l, taps, real, FULL: tl.constexpr, W: tl.constexpr):
+    """The tail behind one token; all threads have read the old one."""
+    for r in tl.static_range(W - 1):
+        put(tail + r * tail_l, taps[W - 2 - r], real, FULL)
+
+
+@triton.jit
+def keep_tail(x, x_t, tail, tail_l, accepted, path, T, L, real, FULL: tl.constexpr, W: tl.constexpr):
+    """The tail behind this call: all threads have read the old one before any writes the new one."""
+    rows = ()
+    for r in tl.static_range(W - 1):
+        position = T - L + r
+        old = tl.minimum(tl.maximum(row_of(position, accepted, path, W), 0), L - 1)
+        rows = rows + (tl.load(tail + old * tail_l, mask=real & (position < 0), other=0.0),)
+    tl.debug_barrier()
+    for r in tl.static_range(W - 1):
+        tl.store(tail + r * tail_l, rows[r], mask=real & (T - L + r < 0))
+    for t in range(tl.maximum(T - L, 0), T):
+        put(tail + (t - T + L) * tail_l, fetch(x + t * x_t, real, FULL), real, FULL)
+
+
+@triton.jit
+def recorded(record, d, e, real_k, real_v, K: tl.constexpr, FULL_K: tl.constexpr, FULL_V: tl.constexpr):
+    """k, D and c of a token."""
+    k, D = fetch(record + d, real_k, FULL_K), fetch(record + K + d, real_k, FULL_K)
+    return k, D, fetch(record + 2 * K + e, real_v, FULL_V)
+
+
+@triton.jit
+def decode_step(
+    q, k, v, g, beta, states, A_log, dt_bias, slots, conv_states, conv_weight, conv_bias, norm_gate, norm_weight,
+    records, accepted, path, parents, out,
+    scale, lower_bound, norm_eps, pool, first_slot, T, L, H, group,
+    q_n, q_t, q_h, k_n, k_t, k_h, v_n, v_t, v_h, g_n, g_t, g_h, beta_n, beta_t, beta_h, norm_gate_n, norm_gate_t,
+    norm_gate_h, states_n, states_h, states_v, states_k, conv_states_n, conv_states_l, conv_states_c, slots_n,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PIECE: tl.constexpr, W: tl.constexpr,
+    NORM: tl.constexpr, GATE: tl.constexpr, BETA: tl.constexpr, ORDER: tl.constexpr, ONE: tl.constexpr,
+    SINGLE: tl.constexpr, WARPS: tl.constexpr,
+):  # fmt: skip
+    """x_n, x_t, x_h: strides of x by sequence, token and head, channels lie next to each other; tensors that a call has
+    not are None.  ONE: T = 1; SINGLE: a q/k head has one value head; ORDER: of the elements of a state,
+    without gaps, or "any" with any strides.
+
+    Slots, counts, paths and parents are numbers on the GPU that nobody has looked at: whatever they are, no memory
+    outside the tensors is touched.
+    """
+    EARLY: tl.constexpr = W > 0 and ONE and SINGLE
+    COPIES: tl.constexpr = 32 * WARPS // BV if 32 * WARPS > BV else 1
+    h, n = tl.program_id(0) % H, (tl.program_id(0) // H).to(tl.int64)
+    d = tl.arange(0, BK // PIECE)[:, None] * PIECE + tl.arange(0, PIECE)[None, :]
+    e = tl.arange(0, BV)
+    copy, wide = tl.arange(0, COPIES)[:, None], tl.arange(0, COPIES)[:, None] * 0 + e[None, :]
+    real_k, real_v = d < K, e < V
+    real_w = wide < V
+    first = real_w & (copy == 0)
+    FULL_K: tl.constexpr = K == BK
+    FULL_V: tl.constexpr = V == BV
+    real = real_k[:, None, :] & real_v[None, :, None]
+    tokens, heads = T, group
+    if ONE:
+        tokens = 1
+    if SINGLE:
+        heads = 1
+    HV = H * group
+    slot = n
+    if slots is not None:
+        slot = tl.load(slots + n * slots_n).to(tl.int64)
+    live = (slot >= first_slot) & (slot < pool)
+    q += n * q_n + h * q_h + d
+    k += n * k_n + h * k_h + d
+    out += n * T * HV * V
+
+    if not live:
+        for i in range(heads):
+            for t in range(tokens):
+                put(out + (t * HV + h * group + i) * V + wide, tl.zeros((COPIES, BV), tl.float32), first, False)
+    else:
+        holds, way, tree = 1, None, None
+        if accepted is not None:
+            holds = tl.minimum(tl.maximum(tl.load(accepted + n).to(tl.int32), 1), T)
+            if path is not None:
+                way = path + n * T
+            if parents is not None:
+                tree = parents + n * T
+        c_q, c_k = h * K + d, (H + h) * K + d
+        tail_q, tail_k = None, None
+        if W > 0:
+            conv_states += slot * conv_states_n
+            tail_q, tail_k = conv_states + c_q * conv_states_c, conv_states + c_k * conv_states_c
+        states += slot * states_n
+
+        for i in range(heads):
+            head = h * group + i
+            at = state_of(states + head * states_h, d, e, states_k, states_v, K, V, ORDER)
+            S = tl.zeros((BK // PIECE, BV, PIECE), tl.float32)
+            if not ONE:
+                S = fetch(at, real, FULL_K and FULL_V).to(tl.float32)
+            v_at, c_v = v + n * v_n + head * v_h + wide, 2 * H * K + head * V + wide
+            tail_v = None
+            if W > 0:
+                tail_v = conv_states + c_v * conv_states_c
+            g_at = g + n * g_n + head * g_h + d
+            bias = tl.zeros((BK // PIECE, PIECE), tl.float32)
+            if dt_bias is not None:
+                bias = fetch(dt_bias + head * K + d, real_k, FULL_K).to(tl.float32)
+            rate = rate_of(A_log, head, A_log is not None)
+            record = None
+            if records is not None:
+                record = records + (slot * (T - 1) * HV + head) * (2 * K + V)
+                for j in range(1, holds):
+                    r = j
+                    if way is not None:
+                        r = tl.minimum(tl.maximum(tl.load(way + j).to(tl.int32), 1), T - 1)
+                    kr, Dr, cr = recorded(record + (r - 1) * HV * (2 * K + V), d, e, real_k, real_v, K, FULL_K, FULL_V)
+                    S = updated(S * Dr[:, None, :], kr, cr, states.dtype.element_ty)
+                tl.debug_barrier()   # all have read what is written over; redundant where layouts are converted
+
+            for t in range(tokens):
+                # All loads of rows first, that of the state then: what is computed of rows goes on while it comes.
+                taps_q = taps_of(t, q, q_t, tail_q, conv_states_l, holds, way, tree, T, L, real_k, FULL_K, W, ONE)
+                taps_k = taps_of(t, k, k_t, tail_k, conv_states_l, holds, way, tree, T, L, real_k, FULL_K, W, ONE)
+                taps_v = taps_of(t, v_at, v_t, tail_v, conv_states_l, holds, way, tree, T, L, real_w, FULL_V, W, ONE)
+                weights_q = weights_of(conv_weight, conv_bias, c_q, real_k, FULL_K, W)
+                weights_k = weights_of(conv_weight, conv_bias, c_k, real_k, FULL_K, W)
+                weights_v = weights_of(conv_weight, conv_bias, c_v, real_w, FULL_V, W)
+                gt = fetch(g_at + t * g_t, real_k, FULL_K)
+                bt = tl.load(beta + n * beta_n + t * beta_t + head * beta_h)
+                if norm_weight is not None:
+                    wt = fetch(norm_weight + wide, real_w, FULL_V)
+                    gate = norm_gate + n * norm_gate_n + t * norm_gate_t + head * norm_gate_h + wide
+                    gate = fetch(gate, real_w, FULL_V)
+                if ONE:
+                    S = fetch(at, real, FULL_K and FULL_V).to(tl.float32)
+                qt = convolved(taps_q, weights_q, conv_weight, W)
+                kt = convolved(taps_k, weights_k, conv_weight, W)
+                vt = narrow(convolved(taps_v, weights_v, conv_weight, W))
+                if EARLY:
+                    tl.debug_barrier()         # all have read the old tails; redundant where layouts are converted
+                    keep_taps(tail_q, conv_states_l, taps_q, real_k, FULL_K, W)
+                    keep_taps(tail_k, conv_states_l, taps_k, real_k, FULL_K, W)
+                    keep_taps(tail_v, conv_states_l, taps_v, first, False, W)
+                qq, kk, qk = products(qt, kt)
+                if NORM:
+                    q_norm, k_norm = inverse_norm(qq), inverse_norm(kk)
+                    qt, kt, qk = qt * q_norm, kt * k_norm, qk * (q_norm * k_norm)
+                g2 = log2_decay(gt.to(tl.float32) + bias, rate, lower_bound, GATE)
+                if GATE == "given":
+                    g2 = at_most(g2, 128.0)
+                D = decay_of(g2)
+                if tree is not None:
+                    parent = parent_of(t, tree)
+                    if (t > 0) & (parent != t - 1):
+                        tl.debug_barrier()     # records of this call are there; redundant where layouts are converted
+                        passed = tl.zeros((), tl.int64)
+                        while parent > 0:
+                            passed |= tl.full((), 1, tl.int64) << parent
+                            parent = parent_of(parent, tree)
+                        S = fetch(at, real, FULL_K and FULL_V).to(tl.float32)
+                        for j in range(1, t):
+                            if (passed >> j) & 1 != 0:
+                                kr, Dr, cr = recorded(record + (j - 1) * HV * (2 * K + V), d, e, real_k, real_v, K,
+                                                      FULL_K, FULL_V)  # fmt: skip
+                                S = updated(S * Dr[:, None, :], kr, cr, states.dtype.element_ty)
+                S *= D[:, None, :]
+                recalled, seen = over_channels(S, kt, qt)
+                change = step_size(bt.to(tl.float32), BETA) * (vt - recalled)
+                o = scale * tl.fma(qk, change, seen)
+                S = updated(S, kt, change, states.dtype.element_ty)
+                if record is not None:
+                    if t == 0:
+                        put(at, S, real, FULL_K and FULL_V)
+                    else:
+                        new = record + (t - 1) * HV * (2 * K + V)
+                        put(new + d, kt, real_k, FULL_K)
+                        put(new + K + d, D, real_k, FULL_K)
+                        put(new + 2 * K + e, change, real_v, FULL_V)
+                y = o[None, :] + tl.zeros((COPIES, BV), tl.float32)
+                if norm_weight is not None:
+                    y *= tl.rsqrt(tl.sum(y * y, 1) / V + norm_eps)[:, None]
+                    y *= wt.to(tl.float32) * sigmoid(gate.to(tl.float32))
+                put(out + (t * HV + head) * V + wide, y, first, False)
+
+            if records is None:
+                put(at, S, real, FULL_K and FULL_V)
+            if W > 0 and not EARLY:
+                keep_tail(v_at, v_t, tail_v, conv_states_l, holds, way, T, L, first, False, W)
+        if W > 0 and not EARLY:
+            keep_tail(q, q_t, tail_q, conv_states_l, holds, way, T, L, real_k, FULL_K, W)
+            keep_tail(k, k_t, tail_k, conv_states_l, holds, way, T, L, real_k, FULL_K, W)

@@ -1,0 +1,155 @@
+"""What the kernel of decode_step (step.py) is built and launched for: plain Python, no torch, no Triton."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from kda.compile.target import Target
+from kda.compile.triton import Recipe
+from kda.host import Host
+from kda.problem import Problem, Step, StepInputs
+
+from ..targets import TYPES, target_of, width
+from .plan import Memory
+
+FUNCTION = "kda.backends.triton.decode.step:decode_step"
+AXES = {"q": "nth", "k": "nth", "v": "nth", "g": "nth", "beta": "nth", "norm_gate": "nth", "states": "nhvk",
+        "conv_states": "nlc", "slots": "n"}  # fmt: skip
+STRIDES = tuple(f"{name}_{axis}" for name, axes in AXES.items() for axis in axes)
+ROWS = ("q", "k", "v", "g", "norm_gate")     # whose channels lie next to each other
+ELEMENTS = 4096                              # of a state that one warp holds: 128 registers a thread
+PIECE = 32                                   # channels of K in a piece
+
+
+class Config(NamedTuple):
+    num_warps: int
+    piece: int
+    registers: int | None = None             # of a thread, at most
+
+
+class Layout(NamedTuple):
+    """What a kernel is built for that a Step does not say: dtypes by name, and how tensors lie in memory."""
+
+    dtypes: tuple[tuple[str, str | None], ...]
+    aligned: bool = True                     # rows begin at multiples of 16 bytes and elements
+    order: str = "vk"                        # of a state's memory: "vk" and "kv" without gaps, "any" with any strides
+    states_aligned: bool = True              # states begin at such multiples
+    channels: int | None = 1                 # the stride of channels in tails, if it is 1
+
+
+def config(s: Step) -> Config:
+    """A state of K = V = 128 is held by four warps: two CTAs share an SM, one loads while one computes.
+
+    A row of 128 channels is then one element a thread, nothing of it is computed twice.  By the simulator's clock this
+    is the best of warps 4, 8, 16 and pieces of 32, 64, 128 for one sequence and for many: 2.95 us for one of 32 heads
+    on an H200, 3.36 with pieces of 64, 4.16 with eight warps and pieces of 128.
+    """
+    BK, BV = width(s.core.K), width(s.core.V)
+    return Config(max(1, BK * BV // ELEMENTS), min(BK, PIECE))
+
+
+def grid(s: Step) -> int:
+    return s.core.N * s.core.H
+
+
+def bytes_moved(s: Step, element: Mapping[str, int], slots: int | None = None) -> int:
+    """Bytes that a call cannot do without, `element` bytes each; weights are read once."""
+    p, n = s.core, s.core.N if slots is None else slots
+    C = 2 * p.H * p.K + p.HV * p.V
+    rows = (C * element["q"] + p.HV * (p.K * element["g"] + p.V * element["q"]) + p.HV * element["beta"]) * p.T
+    if s.norm_eps is not None:
+        rows += p.HV * p.V * element["norm_gate"] * p.T
+    states = 2 * p.HV * p.K * p.V * element["states"]
+    tails = 2 * s.tail * C * element["conv_states"] if s.width else 0
+    records = 2 * 4 * (p.T - 1) * p.HV * (2 * p.K + p.V) if s.drafts else 0
+    weights = (C * s.width + p.V) * element["q"] if s.width else 0
+    return n * (rows + states + tails + records) + weights
+
+
+def numbers(s: Step, x: Mapping[str, Memory]) -> dict[str, float]:
+    """The kernel's arguments that are no tensors; an axis of one element has no stride, whatever its tensor says."""
+    found: dict[str, Any] = dict.fromkeys(STRIDES, 0)
+    for name in AXES.keys() & x.keys():
+        for axis, size, stride in zip(AXES[name], x[name].shape, x[name].strides):
+            if size > 1:
+                found[f"{name}_{axis}"] = stride
+    p = s.core
+    return found | {
+        "scale": p.scale, "lower_bound": p.lower_bound or 0.0, "norm_eps": s.norm_eps or 0.0, "pool": p.slots,
+        "first_slot": s.first_slot, "T": p.T, "L": max(s.tail, 1), "H": p.H, "group": p.HV // p.H,
+    }  # fmt: skip
+
+
+def layout(s: Step, x: Mapping[str, Memory], strides: Mapping[str, float]) -> Layout:
+    p = s.core
+
+    def aligned(name: str, axes: str) -> bool:
+        return not any(n % 16 for n in (x[name].address, *(strides[f"{name}_{axis}"] for axis in axes)))
+
+    flat = [name for name in ("dt_bias", "conv_weight", "conv_bias", "norm_weight", "records", "out") if name in x]
+    between: Any = strides["states_v"] if p.V > 1 else p.K, strides["states_k"] if p.K > 1 else 1
+    return Layout(
+        tuple((name, x[name].dtype if name in x else None) for name in StepInputs._fields),
+        aligned=all(aligned(name, "nth") for name in ROWS if name in x) and not any(x[n].address for n in flat),
+        order={(p.K, 1): "vk", (1, p.V): "kv"}.get(between, "any"), states_aligned=aligned("states", "nh"),
+        channels=1 if "conv_states" in x and strides["conv_states_c"] == 1 and aligned("conv_states", "nl") else None,
+    )  # fmt: skip
+
+
+def recipe(s: Step, x: Layout, c: Config, target: Target) -> Recipe:
+    p, dtypes = s.core, dict(x.dtypes)
+    types: dict[str, str] = {name: TYPES[dtype] for name, dtype in dtypes.items() if dtype is not None}
+    constants: dict[str, Any] = {name: None for name, dtype in dtypes.items() if dtype is None}
+    types |= {"scale": "fp32", "lower_bound": "fp32", "norm_eps": "fp32", "pool": "i64", "first_slot": "i64"}
+    types |= dict.fromkeys(("T", "L", "H", "group"), "i32") | dict.fromkeys(STRIDES, "i64")
+    constants |= {
+        "K": p.K, "V": p.V, "BK": width(p.K), "BV": width(p.V), "PIECE": c.piece, "W": s.width, "NORM": p.qk_l2norm,
+        "GATE": p.gate, "BETA": p.beta, "ORDER": x.order, "ONE": p.T == 1, "SINGLE": p.HV == p.H, "WARPS": c.num_warps,
+    }  # fmt: skip
+    divisible = set()
+    if x.aligned and p.K % 16 == p.V % 16 == 0:
+        divisible |= {name for row in ROWS for name in (row, f"{row}_n", f"{row}_t", f"{row}_h")}
+        divisible |= {"dt_bias", "conv_weight", "conv_bias", "norm_weight", "records", "out"}
+    if x.order != "any":
+        constants |= {"states_v": None, "states_k": None}
+        if x.states_aligned and p.K % 16 == p.V % 16 == 0:
+            divisible |= {"states", "states_n", "states_h"}
+    if x.channels == 1 and s.width:
+        constants["conv_states_c"] = 1
+        if p.K % 16 == p.V % 16 == 0:
+            divisible |= {"conv_states", "conv_states_n", "conv_states_l"}
+    types = {name: kind for name, kind in types.items() if name not in constants}
+    return Recipe(
+        FUNCTION, types, constants, target=target, divisible=divisible & set(types),
+        options={"num_warps": c.num_warps, "num_stages": 1, "enable_fp_fusion": False}
+        | ({} if c.registers is None else {"maxnreg": c.registers}),
+    )  # fmt: skip
+
+
+def usual_step(p: Problem) -> Step:
+    """What a layer makes of a problem: with a convolution over four tokens and the gated norm, and, where tokens are
+    accepted, with drafts."""
+    core = dataclasses.replace(p, state_dtype=p.state_dtype or "float32", inplace=True, state_v_first=True)
+    return Step(core, width=4, norm_eps=1e-5, drafts=p.accepted_tokens)
+
+
+def recipes(s: Step, host: Host) -> list[Recipe]:
+    """All that calls like this one need, of any size, if their tensors are contiguous."""
+    p, found = s.core, []
+    conv, norm = bool(s.width), s.norm_eps is not None
+    given: dict[str, str | None] = {
+        "A_log": "float32" if p.A_log else None, "dt_bias": "float32" if p.dt_bias else None,
+        **dict.fromkeys(("conv_states", "conv_weight"), p.dtype if conv else None),
+        **dict.fromkeys(("norm_gate", "norm_weight"), p.dtype if norm else None),
+        "records": "float32" if s.drafts else None, "states": p.state_dtype, "g": p.g_dtype, "beta": p.beta_dtype,
+        **dict.fromkeys(("q", "k", "v", "out"), p.dtype),
+    }  # fmt: skip
+    for index, channels, order in itertools.product(("int32", "int64"), (1, None), ("vk", "kv")):
+        indices = {"slots": index, "accepted": index if s.drafts else None, "parents": index if s.tree else None}
+        indices["path"] = indices["parents"]
+        dtypes = tuple((name, (given | indices).get(name)) for name in StepInputs._fields)
+        found.append(recipe(s, Layout(dtypes, channels=channels, order=order), config(s), target_of(host)))
+    return list(dict.fromkeys(found))

@@ -1,0 +1,155 @@
+"""Calls of `kda.decode_step` for tests and benchmarks, and what is right for each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+import kda
+
+from .budget import Budget, shaken, shakes
+
+Tensor = torch.Tensor
+UPDATED = ("states", "conv_states", "records")     # in place
+
+
+def make_step(
+    N: int = 3, T: int = 1, H: int = 2, HV: int | None = None, K: int = 32, V: int = 16, *, W: int = 4,
+    dtype: str = "float32", states: str = "float32", gate: str = "softplus", beta: str = "sigmoid",
+    l2norm: bool = True, conv: bool = True, bias: bool = False, norm: bool = True, drafts: bool = False,
+    tree: bool = False, slots: list[int] | None = None, pool: int | None = None, seed: int = 0, device: str = "cpu",
+) -> dict[str, Any]:  # fmt: skip
+    """The arguments of a call: N sequences in slots somewhere in a pool, the numbers of a running model."""
+    HV, pool = HV or H, pool or N + 2
+    random = torch.Generator(device).manual_seed(seed)
+    kind, C = getattr(torch, dtype), 2 * H * K + HV * V
+
+    def normal(*shape: int, dtype: torch.dtype = kind) -> Tensor:
+        return torch.randn(*shape, generator=random, device=device).to(dtype)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=random, device=device)
+
+    if slots is None:
+        slots = torch.randperm(pool, generator=random, device=device)[:N].tolist()
+    x: dict[str, Any] = {
+        "q": normal(N, T, H, K), "k": normal(N, T, H, K), "v": normal(N, T, HV, V), "g": normal(N, T, HV, K),
+        "beta": normal(N, T, HV), "states": normal(pool, HV, V, K, dtype=getattr(torch, states)),
+        "ssm_state_indices": torch.tensor(slots, dtype=torch.int32, device=device),
+    }  # fmt: skip
+    x |= {"use_qk_l2norm_in_kernel": l2norm, "use_beta_sigmoid_in_kernel": beta != "given",
+          "allow_neg_eigval": beta == "2*sigmoid", "use_gate_in_kernel": gate != "given"}  # fmt: skip
+    if gate == "given":
+        x["g"] = -uniform(N, T, HV, K).to(kind)
+    else:
+        x |= {"A_log": uniform(HV), "dt_bias": normal(HV * K, dtype=torch.float32)}
+        x["lower_bound"] = -5.0 if gate == "bounded" else None
+    if beta == "given":
+        x["beta"] = uniform(N, T, HV).to(kind)
+    if not l2norm and not conv:
+        x["k"] = torch.nn.functional.normalize(x["k"].float(), dim=-1).to(kind)
+    if conv:
+        rows = W - 1 + (T - 1 if drafts else 0)
+        x |= {"conv_states": normal(pool, rows, C), "conv_weight": normal(C, W)}
+        x["conv_bias"] = normal(C) if bias else None
+    if norm:
+        x |= {"norm_gate": normal(N, T, HV, V), "norm_weight": 1 + uniform(V).to(kind)}
+    if drafts:
+        x |= {"records": normal(pool, T - 1, HV, 2 * K + V, dtype=torch.float32),
+              "num_accepted_tokens": torch.ones(N, dtype=torch.int32, device=device)}  # fmt: skip
+    if tree:
+        earlier = [[max(0, t - 1 - int(n)) for t, n in enumerate(torch.randint(0, 3, (T,)).tolist())] for _ in range(N)]
+        x["parents"] = torch.tensor(earlier, dtype=torch.int32, device=device)
+    return x
+
+
+def copied(x: Mapping[str, Any], dtype: torch.dtype | None = None) -> dict[str, Any]:
+    """The same call on tensors of its own, numbers with a fraction in `dtype`."""
+    def of(t: Any) -> Any:
+        if not isinstance(t, Tensor):
+            return t
+        return t.to(dtype or t.dtype, copy=True) if t.is_floating_point() else t.clone()
+
+    return {name: of(t) for name, t in x.items()}
+
+
+def run_step(x: dict[str, Any], **options: Any) -> dict[str, Tensor]:
+    """o, and what the call leaves in the tensors that it updates, by name; those of x."""
+    with torch.no_grad():
+        o = kda.decode_step(**x, **options)
+    return {"o": o} | {name: x[name] for name in UPDATED if x.get(name) is not None}
+
+
+def budgets(x: dict[str, Any]) -> dict[str, Budget]:
+    """Of o and of each updated tensor, by the reference in float64 and in float32."""
+    reference = {"backend": "reference"}
+    exact = run_step(copied(x, torch.float64), **reference)
+    rounded = [run_step(_rounded(x, shake), **reference) for shake in (None, *shakes(x["g"].numel()))]
+    stored = {"o": x["q"].dtype} | {name: x[name].dtype for name in exact if name != "o"}
+    K, W = x["q"].shape[-1], 4
+    return {
+        name: Budget.of(exact[name].double(), *(r[name].to(stored[name]) for r in rounded), compute=torch.float32,
+                        stored=stored[name], summed=K + W)
+        for name in exact
+    }  # fmt: skip
+
+
+def _rounded(x: dict[str, Any], shake: int | None) -> dict[str, Any]:
+    """In float32, with inputs shaken in the last bit; a pool of states stays as it is: it rounds after each token."""
+    found = copied(x, torch.float32) | {"states": x["states"].clone()}
+    if shake is not None:
+        for name in ("q", "k", "v", "g", "states"):
+            if found[name].dtype == torch.float32:
+                found[name] = shaken(found[name], shake)
+    return found
+
+
+# drafts beside plain decoding
+
+
+def tokens_of(x: Mapping[str, Any]) -> dict[str, Tensor]:
+    """What a call has of each token."""
+    return {n: x[n] for n in ("q", "k", "v", "g", "beta", "norm_gate") if x.get(n) is not None}
+
+
+def beside_plain_decoding(
+    run: Callable[[dict[str, Any]], dict[str, Tensor]], turns: int = 3, **words: Any
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Calls with drafts, of which some are accepted, and the same tokens in a call for each: (what, one, the other)."""
+    x = make_step(drafts=True, **words)
+    plain = copied(x) | dict.fromkeys(("records", "num_accepted_tokens", "parents"))
+    if "conv_weight" in x:
+        plain["conv_states"] = plain["conv_states"][:, : x["conv_weight"].shape[1] - 1].contiguous()
+    for turn in range(turns):
+        new = make_step(drafts=True, **words, seed=turn + 1)
+        x |= tokens_of(new) | {"parents": new.get("parents")}
+        path, count = _some_accepted(x, turn)
+        found = run(x)
+        for i in range(int(count.max())):
+            each, at = torch.arange(len(path)), path[:, i].long()
+            rows = {name: t[each, at].unsqueeze(1) for name, t in tokens_of(new).items()}
+            slots = torch.where(i < count, x["ssm_state_indices"], -1).int()                # the others have ended
+            one = run(plain | rows | {"ssm_state_indices": slots})
+            real = i < count
+            yield f"o of token {i} of call {turn}", found["o"][each, at][real], one["o"][:, 0][real]
+            if i == 0:
+                yield f"states behind the first token of call {turn}", found["states"], one["states"].clone()
+        x |= {"num_accepted_tokens": count, "accepted_path": path}
+
+
+def _some_accepted(x: dict[str, Any], turn: int) -> tuple[Tensor, Tensor]:
+    """A way from the first token of each sequence (N, T), and how many of it are accepted: one more from call to call
+    and from sequence to sequence."""
+    N, T = x["q"].shape[:2]
+    path, count = torch.zeros(N, T, dtype=torch.int32), torch.ones(N, dtype=torch.int32)
+    for n in range(N):
+        parents = [*range(-1, T - 1)] if x["parents"] is None else x["parents"][n].tolist()
+        while count[n] < 1 + (turn + n + 1) % T:
+            later = [t for t in range(int(path[n, count[n] - 1]) + 1, T) if parents[t] == path[n, count[n] - 1]]
+            if not later:
+                break
+            path[n, count[n]] = later[-1]
+            count[n] += 1
+    return path, count
