@@ -68,8 +68,12 @@ def steps(p: Problem, cc: tuple[int, int], sms: int, offsets: str | None) -> Ste
     )
 
 
+def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
+    return _forward(p, x, save, None)
+
+
 @on_its_device
-def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING, checkpoints: Checkpoints | None = None) -> Outputs:
+def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None) -> Outputs:
     if save is Save.OWN:
         return recorded.forward(RECORDED, p, x)
     if save is not Save.NOTHING:
@@ -98,7 +102,7 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING, checkpoints: Check
     return out
 
 
-prefill = of_pool(forward, lambda p: C)
+prefill = of_pool(_forward, lambda p: C)
 
 
 @on_its_device

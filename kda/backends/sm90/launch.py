@@ -82,8 +82,12 @@ def kept_bytes(p: Problem) -> int:
     return recorded.kept_bytes(RECORDED, p)
 
 
+def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
+    return _forward(p, x, save, None)
+
+
 @on_its_device
-def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING, checkpoints: Checkpoints | None = None) -> Outputs:
+def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None) -> Outputs:
     if save is Save.ALL:
         raise BuildError(
             "chunk_kda: backend='sm90' keeps what its own backward reads, or A_qk and A_inv, not all that "
@@ -112,7 +116,7 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING, checkpoints: Check
     return out._replace(saved=Products(A_qk, A_inv) if kept else None)
 
 
-prefill = of_pool(forward, lambda p: C)
+prefill = of_pool(_forward, lambda p: C)
 
 
 def chain(p: Problem, at: Steps, tiles: Tensor, v: Tensor, h0: Tensor | None, out: Outputs,

@@ -131,8 +131,12 @@ def wy_intra_gate_bwd(c: Call) -> None:
 # calls
 
 
+def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
+    return _forward(p, x, save, None)
+
+
 @on_its_device
-def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING, checkpoints: Checkpoints | None = None) -> Outputs:
+def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None) -> Outputs:
     c = Call.of(p, save, x, **(checkpoints._asdict() if checkpoints else {}))
     env, state, kept = c.env, (p.HV, p.V, p.K) if p.state_v_first else (p.HV, p.K, p.V), save.kind
     c.make("o" + " h v_new" * (kept is Saved))
@@ -156,7 +160,7 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING, checkpoints: Check
     return Outputs(env["o"], env.get("ht"), h, saved)
 
 
-prefill = of_pool(forward, lambda p: p.C)
+prefill = of_pool(_forward, lambda p: p.C)
 
 
 @on_its_device
