@@ -191,7 +191,8 @@ def run(requests: int, engine: type[Engine] = Engine, slots: int = 12, batch: in
             left += 1
             expected = alone(r)[:, r.hit : r.done]
             found = torch.cat([expected[:, :0], *r.outputs], 1)
-            assert torch.equal(found, expected), f"request {r.number}: {r.done} of {r.tokens} tokens, {r.hit} of a prefix"
+            wrong = f"request {r.number}: {r.done} of {r.tokens} tokens, {r.hit} of a prefix"
+            assert torch.equal(found, expected), wrong
     assert not at.running and not waiting
     for slot in at.prefixes.values():
         at.release(slot)

@@ -96,6 +96,18 @@ def test_a_prefix_from_a_checkpoint_goes_on_with_the_bits_of_no_cut(backend, arc
     is_one_call_over_the_whole_sequence(Prefix(backend, arch, **options))
 
 
+@pytest.mark.parametrize("backend, arch", [("triton", "sm80"), ("sm90", "sm90"), ("sm100", "sm100")])
+@pytest.mark.spread(every=3)
+def test_serving_has_the_bits_of_a_forward_that_records_gradients(backend, arch):
+    size = dict(K=32, V=16) if backend == "triton" else {}
+    keywords = drawn(lengths=(70, 30), **size).keywords | dict(backend=backend, batch_invariant=True)
+    with capture(arch=arch):
+        with torch.no_grad():
+            served = kda.chunk_kda(**keywords)
+        trained = kda.chunk_kda(**keywords | {"v": keywords["v"].clone().requires_grad_()})
+    assert trained[0].requires_grad and all(map(torch.equal, served, trained))
+
+
 def test_nothing_that_is_launched_depends_on_numbers_that_the_gpu_holds():
     """Grids, and memory: so a captured call may be replayed with others."""
     x = Prefix("triton", "sm80", K=16, V=16)
