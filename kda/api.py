@@ -32,6 +32,7 @@ from .checks import (
     GATE,
     KIND,
     RECORDED_OUT,
+    RECORDED_POOL,
     RECORDING,
     REQUIRED,
     WRITTEN_STATE,
@@ -96,6 +97,10 @@ def chunk_kda(
     backend: str | None = None,
     batch_invariant: bool = False,
     transpose_state_layout: bool | None = None,
+    ssm_state_indices: Tensor | None = None,
+    initial_state_indices: Tensor | None = None,
+    checkpoint_offsets: Tensor | None = None,
+    checkpoint_indices: Tensor | None = None,
     **unknown: Any,
 ) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
     """Kimi Delta Attention over whole sequences, differentiable; a drop-in replacement for `fla.ops.kda.chunk_kda`.
@@ -107,7 +112,7 @@ def chunk_kda(
             `use_gate_in_kernel`.
         beta: (B, T, HV), step sizes, or logits with `use_beta_sigmoid_in_kernel`.
         scale: of q; None means `K ** -0.5`.
-        initial_state: (N, HV, K, V), float32 or the dtype of q.
+        initial_state: (N, HV, K, V), float32 or the dtype of q; a pool with `ssm_state_indices`.
         output_final_state: also return the states after the last token, float32.
         use_qk_l2norm_in_kernel: first normalise q and k: x / sqrt(sum x^2 + 1e-6).
         use_gate_in_kernel: with x = g + dt_bias, the decay is `-exp(A_log) softplus(x)`, or with a `lower_bound`
@@ -132,11 +137,19 @@ def chunk_kda(
         chunk_size: 32 or 64.
         backend: a backend's name; None means that of `use_backend`, else KDA_BACKEND, else the fastest that accepts the
             call.
-        batch_invariant: a sequence's results have the same bits alone and packed with others.
+        batch_invariant: a sequence's results have the same bits alone and packed with others, and however it is cut
+            into calls at multiples of `chunk_size`, if its state is kept in float32 in between.
         transpose_state_layout: deprecated name of `state_v_first`.
+        ssm_state_indices: (N,), for inference: `initial_state` is a pool (slots, HV, K, V) of any float dtype. Sequence
+            n starts from slot [n] and its final state is written back there; -1 starts from zero and drops it.
+        initial_state_indices: (N,), with a pool: start from these slots instead; -1 starts from zero.
+        checkpoint_offsets: (N, E), with a pool: the state of sequence n after its first [n, e] tokens, a multiple of
+            `chunk_size`, is written to slot `checkpoint_indices[n, e]`, which may be -1 for none.
+        checkpoint_indices: (N, E), slots that no other state of the call is written to.
 
     Returns:
-        o (B, T, HV, V) in the dtype of q and the final states or None; with `return_intermediate_states` also h.
+        o (B, T, HV, V) in the dtype of q and the final states, which are `initial_state` itself if that is a pool, or
+        None; with `return_intermediate_states` also h.
 
     Raises:
         InputError: an argument is invalid for every backend.
@@ -158,14 +171,33 @@ def chunk_kda(
         "chunk_kda", q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
         use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, safe_gate, lower_bound, disable_recompute,
         return_intermediate_states, state_v_first, cu_seqlens, cu_seqlens_cpu, None, use_graph, max_num_seqs,
-        A_log, dt_bias, chunk_size, backend, batch_invariant, transpose_state_layout, unknown,
+        A_log, dt_bias, chunk_size, backend, batch_invariant, transpose_state_layout, ssm_state_indices,
+        initial_state_indices, checkpoint_offsets, checkpoint_indices, unknown,
     )  # fmt: skip
+    if ssm_state_indices is not None:
+        return _prefill(inputs, options, context), initial_state  # type: ignore[return-value]
     if _sharded(inputs):
         of = functools.partial(_chunk, options=options, context=context)
         out = _parallel().mesh.run("chunk_kda", inputs, of, context)
     else:
         out = _chunk(inputs, options, context)
     return out if return_intermediate_states else out[:2]
+
+
+def _prefill(inputs: Inputs, options: Options, context: Any = None) -> Tensor:
+    """o of a call with a pool of states, which it writes."""
+    if context is not None or _sharded(inputs):
+        found = "a cp_context" if context is not None else "a DTensor"
+        raise InputError("chunk_kda", "ssm_state_indices", "used on one device", found,
+                         "Pass x.to_local() of each tensor, without a cp_context.", "cp_context.pool")  # fmt: skip
+    call, recorded = Call("chunk_kda", inputs, options), records_gradients(inputs)
+    if recorded and not torch.compiler.is_compiling():
+        _operate(check, call, call, (RECORDED_POOL,))
+    if _unseen(inputs) and not recorded:
+        return _operate(autograd.prefill, call, call)
+    tensors = [getattr(inputs, name) for name in autograd.POOL_INPUTS]
+    settings = [getattr(options, name) for name in autograd.POOL_OPTIONS]
+    return _operate(autograd.call, call, "chunk_forward_", *tensors, *settings)[0]
 
 
 def _chunk(inputs: Inputs, options: Options, context: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -199,6 +231,8 @@ def chunk_kda_fwd(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *arg
         (torch.Size([1, 70, 2, 16]), torch.Size([1, 2, 16, 16]), None)
     """
     inputs, options = _bind("chunk_kda_fwd", q, k, v, g, beta, *args, **keywords)
+    if inputs.ssm_state_indices is not None:
+        return Outputs(_prefill(inputs, options), inputs.initial_state, None, None)
     with torch.no_grad() if records_gradients(inputs) else autograd.AS_IT_IS:
         return _forward(inputs, options, _saved_by(inputs, options) if options.disable_recompute else Save.NOTHING)
 
@@ -243,6 +277,8 @@ def chunk_kda_bwd(
     call = Call("chunk_kda_bwd", inputs, options, do=do, dht=dht)
     if saved is not None:
         _check_saved(call, saved)
+    if inputs.ssm_state_indices is not None:                                   # the operator does not see it
+        check(call, (*CALLER, *KIND))
     settings = [getattr(options, name) for name in autograd.OPTIONS]
     tensors = inputs[: len(autograd.INPUTS)]
     with torch.no_grad():
@@ -318,7 +354,7 @@ def fused_recurrent_kda(
         "fused_recurrent_kda", q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
         use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, False, lower_bound, False, False,
         state_v_first, cu_seqlens, cu_seqlens_cpu, None, False, None, A_log, dt_bias, 64, backend, batch_invariant,
-        transpose_state_layout, unknown, inplace_final_state, ssm_state_indices, num_accepted_tokens,
+        transpose_state_layout, ssm_state_indices, None, None, None, unknown, inplace_final_state, num_accepted_tokens,
     )  # fmt: skip
     if _sharded(inputs):
         o, ht = _parallel().mesh.run("fused_recurrent_kda", inputs, functools.partial(_recurrent, options=options))
@@ -342,7 +378,8 @@ def _recurrent(inputs: Inputs, options: Options, out: Tensor | None = None) -> t
         o, ht = _operate(autograd.recurrent, call, call)
     else:
         settings = [getattr(options, name) for name in autograd.RECURRENT_OPTIONS]
-        o, *ht = _operate(autograd.call, call, "recurrent_" if inplace else "recurrent", *inputs, *settings)
+        tensors = inputs[: len(autograd.RECURRENT_INPUTS)]
+        o, *ht = _operate(autograd.call, call, "recurrent_" if inplace else "recurrent", *tensors, *settings)
         ht = ht[0] if options.output_final_state and not inplace else None
     if out is not None:
         torch.ops.kda.put(out, o, recorded) if compiling else out.copy_(o)
@@ -729,8 +766,8 @@ def _prepare(
     op, q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel,
     use_beta_sigmoid_in_kernel, allow_neg_eigval, safe_gate, lower_bound, disable_recompute, return_intermediate_states,
     state_v_first, cu_seqlens, cu_seqlens_cpu, cp_context, use_graph, max_num_seqs, A_log, dt_bias, chunk_size,
-    backend, batch_invariant, transpose_state_layout, unknown, inplace_final_state=False, ssm_state_indices=None,
-    num_accepted_tokens=None,
+    backend, batch_invariant, transpose_state_layout, ssm_state_indices, initial_state_indices, checkpoint_offsets,
+    checkpoint_indices, unknown, inplace_final_state=None, num_accepted_tokens=None,
 ) -> tuple[Inputs, Options]:  # fmt: skip
     """What every function does first: it checks keywords that are not tensors."""
     if unknown:
@@ -756,6 +793,8 @@ def _prepare(
     if op not in _ON_A_MESH and _sharded((q, k, v, g, beta, A_log, dt_bias, initial_state)):
         raise InputError(op, "q", "given without DTensors", "a DTensor", "Use chunk_kda, or pass x.to_local() of each.",
                          "mesh.op")  # fmt: skip
+    if inplace_final_state is None:                                            # of chunk_kda
+        inplace_final_state = ssm_state_indices is not None
     options = Options(
         scale, lower_bound, chunk_size, backend, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel,
         use_beta_sigmoid_in_kernel, allow_neg_eigval, safe_gate, disable_recompute, return_intermediate_states,
@@ -766,7 +805,7 @@ def _prepare(
         options = options._replace(**flags)
     return Inputs(
         q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens, cu_seqlens_cpu, ssm_state_indices,
-        num_accepted_tokens,
+        num_accepted_tokens, initial_state_indices, checkpoint_offsets, checkpoint_indices,
     ), options  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
   chunk_forward   the inputs and options of chunk_kda -> o, final states, intermediate states, Saved
   chunk_backward  the same with do, dht and Saved     -> Grads
+  chunk_forward_  of chunk_kda with a pool of states, which it writes -> o
   recurrent       of fused_recurrent_kda              -> o, final states
   recurrent_      the same, states written in place   -> o
   put             of fused_recurrent_kda compiled: o -> out
@@ -15,6 +16,7 @@ below autograd and torch.compile, so every entry point has the same checks; the 
 from __future__ import annotations
 
 import contextlib
+import functools
 import typing
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,8 +30,10 @@ from .checks import (
     KIND,
     OUT,
     RECORDED_OUT,
+    RECORDED_POOL,
     WRITTEN_STATE,
     Call,
+    Check,
     autocasts,
     check,
     problem_of,
@@ -47,8 +51,12 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 
 INPUTS = Inputs._fields[:10]
-RECURRENT_INPUTS = Inputs._fields
+RECURRENT_INPUTS = Inputs._fields[:12]
+POOL_INPUTS = (*Inputs._fields[:11], *Inputs._fields[12:])
 OPTIONS = tuple(name for name in Options._fields if name != "inplace_final_state")
+POOL_OPTIONS = tuple(name for name in OPTIONS if name not in (
+    "output_final_state", "disable_recompute", "return_intermediate_states"
+))  # fmt: skip
 RECURRENT_OPTIONS = (
     "scale", "output_final_state", "use_qk_l2norm_in_kernel", "use_gate_in_kernel", "use_beta_sigmoid_in_kernel",
     "allow_neg_eigval", "lower_bound", "state_v_first", "batch_invariant", "backend",
@@ -287,6 +295,39 @@ def chunk_backward_fake(*args):
     )
 
 
+# chunk_forward_, of a pool
+
+
+def _pool_call(args: tuple) -> Call:
+    transforms.refuse_tangents("chunk_kda")
+    options = Options(**dict(zip(POOL_OPTIONS, args[len(POOL_INPUTS):])), inplace_final_state=True)
+    return Call("chunk_kda", Inputs(**dict(zip(POOL_INPUTS, args))), options)
+
+
+def prefill(c: Call) -> Tensor:
+    problem = problem_of(c)
+    with autocast_off(c.inputs.q):
+        o = _launch(c, problem).prefill(problem, c.inputs)
+    _written(c.inputs.initial_state)
+    return o
+
+
+def _written(x: Tensor) -> None:
+    """A kernel writes where torch does not see."""
+    if not x.is_inference():
+        torch.autograd.graph.increment_version(x)
+
+
+def _chunk_forward_(*args):
+    return prefill(_pool_call(args))
+
+
+def _chunk_forward_fake_(*args):
+    c = _pool_call(args)
+    check(c, KIND)
+    return c.inputs.q.new_empty(c.B, c.T, c.HV, c.V)
+
+
 # recurrent
 
 
@@ -300,8 +341,8 @@ def recurrent(c: Call) -> tuple[Tensor, Tensor | None]:
     problem = problem_of(c)
     with autocast_off(c.inputs.q):
         found = _launch(c, problem).recurrent(problem, c.inputs)
-    if problem.inplace and not c.inputs.initial_state.is_inference():
-        torch.autograd.graph.increment_version(c.inputs.initial_state)        # a kernel writes it, unseen by torch
+    if problem.inplace:
+        _written(c.inputs.initial_state)
     return found
 
 
@@ -315,14 +356,18 @@ def _recurrent_(*args):
     return recurrent(_recurrent_call(args, inplace=True))[0]
 
 
-def _recurrent_autograd_(*args):
+def _writing(name: str, call_of: Callable[[tuple], Call], row: Check) -> Callable:
     """An operator that writes into an argument cannot have torch.library.register_autograd."""
-    c = _recurrent_call(args, inplace=True)
-    if records_gradients(c.inputs):
-        check(c, (WRITTEN_STATE,))
-        return _FUNCTIONS["recurrent_"].apply(*args)[0]
-    with torch._C._AutoDispatchBelowAutograd():
-        return torch.ops.kda.recurrent_(*args)
+
+    def autograd(*args):
+        c = call_of(args)
+        if records_gradients(c.inputs):
+            check(c, (row,))
+            return _FUNCTIONS[name].apply(*args)[0]
+        with torch._C._AutoDispatchBelowAutograd():
+            return getattr(torch.ops.kda, name)(*args)
+
+    return autograd
 
 
 def _recurrent_fake(*args):
@@ -428,6 +473,7 @@ _NO_DERIVATIVE = {
         "fused_recurrent_kda is for inference and has no derivative. Train with chunk_kda, its equal; decode under "
         "torch.no_grad().",
     ),
+    "chunk_forward_": "chunk_kda has no derivative through a pool of states. Pass initial_state=pool[slots] to train.",
     **dict.fromkeys(("chunk_backward", "chunk_tangent"), "chunk_kda has no second derivative."),
     **dict.fromkeys(("gate_backward", "gate_tangent"), "fused_kda_gate has no second derivative."),
 }
@@ -483,6 +529,7 @@ def _flat_chunk_setup(ctx, inputs, output):
 _FLAT = {
     "chunk_forward": _flat_chunk_forward,
     "chunk_backward": _flat_chunk_backward,
+    "chunk_forward_": lambda *args: (torch.ops.kda.chunk_forward_(*args),),
     "recurrent": lambda *args: torch.ops.kda.recurrent(*args),
     "recurrent_": lambda *args: (torch.ops.kda.recurrent_(*args),),
     "gate": lambda *args: (torch.ops.kda.gate(*args),),
@@ -491,7 +538,11 @@ _FLAT = {
     "gate_tangent": _gate_tangent,
 }
 _FLAT_LINKS = _LINKS | {"chunk_forward": _LINKS["chunk_forward"]._replace(setup=_flat_chunk_setup)}
-_WRITTEN = {"recurrent_": RECURRENT_INPUTS.index("initial_state")}
+_WRITTEN = dict.fromkeys(("chunk_forward_", "recurrent_"), INPUTS.index("initial_state"))
+_AUTOGRAD = {
+    "chunk_forward_": _writing("chunk_forward_", _pool_call, RECORDED_POOL),
+    "recurrent_": _writing("recurrent_", functools.partial(_recurrent_call, inplace=True), WRITTEN_STATE),
+}
 _FUNCTIONS = {
     name: transforms.function(name, run, *_FLAT_LINKS[name], written=_WRITTEN.get(name)) for name, run in _FLAT.items()
 }
@@ -506,6 +557,7 @@ def call(name: str, *args):
 
 def _register() -> None:
     chunk = f"{schema_of_tensors(INPUTS)}, {schema_of_options(OPTIONS)}"
+    pool = f"{schema_of_tensors(POOL_INPUTS, 'initial_state')}, {schema_of_options(POOL_OPTIONS)}"
     recurrent_options = schema_of_options(RECURRENT_OPTIONS)
     gate = "Tensor g, Tensor? A_log, Tensor? dt_bias, float? lower_bound"
     operators = {
@@ -513,6 +565,8 @@ def _register() -> None:
             (_chunk_forward, chunk_forward_fake),
         f"chunk_backward({chunk}, Tensor? do, Tensor? dht, Tensor[] saved) -> ({', '.join(['Tensor'] * 8)})":
             (_chunk_backward, chunk_backward_fake),
+        f"chunk_forward_({pool}) -> Tensor":
+            (_chunk_forward_, _chunk_forward_fake_),
         f"recurrent({schema_of_tensors(RECURRENT_INPUTS)}, {recurrent_options}) -> (Tensor, Tensor)":
             (_recurrent, _recurrent_fake),
         f"recurrent_({schema_of_tensors(RECURRENT_INPUTS, 'initial_state')}, {recurrent_options}) -> Tensor":
@@ -530,7 +584,7 @@ def _register() -> None:
         torch.library.impl("kda::" + name, "CompositeExplicitAutograd")(real)
         torch.library.register_fake("kda::" + name)(fake)
         if name in _WRITTEN:
-            torch.library.impl("kda::" + name, "Autograd")(_recurrent_autograd_)
+            torch.library.impl("kda::" + name, "Autograd")(_AUTOGRAD[name])
         elif name in _LINKS:
             links = _LINKS[name]
             torch.library.register_autograd("kda::" + name, links.backward, setup_context=links.setup)

@@ -262,13 +262,20 @@ WRITTEN_STATE = Check(
     "Use torch.no_grad(), or inplace_final_state=False.",
 )  # fmt: skip
 
+RECORDED_POOL = Check(
+    "ssm_state_indices.grad", "ssm_state_indices", "used under torch.no_grad()",
+    lambda c: when(not c.recurrent and c.inputs.ssm_state_indices is not None and records_gradients(c.inputs),
+                    "gradients recorded"),
+    "No gradient flows through a pool; pass initial_state=pool[slots] to train.",
+)  # fmt: skip
+
 RECORDED_OUT = Check(
     "out.grad", "out", "used under torch.no_grad()",
     lambda c: when(c.out is not None and records_gradients(c.inputs), "gradients recorded"),
     "No gradient flows through out; leave it out to record gradients.",
 )  # fmt: skip
 
-RECORDING = (INTERMEDIATE_STATES, WRITTEN_STATE, RECORDED_OUT)
+RECORDING = (INTERMEDIATE_STATES, WRITTEN_STATE, RECORDED_POOL, RECORDED_OUT)
 
 CALLER: tuple[Check, ...] = (
     *(_type_row(name, needed=name in REQUIRED) for name in ARGUMENTS),
@@ -329,15 +336,32 @@ def _bad_state(c: Call) -> str | None:
 
 
 def _bad_state_dtype(c: Call) -> str | None:
-    x = c.inputs.initial_state
-    good = x is None or (is_float(x.dtype) if c.recurrent else x.dtype in (torch.float32, c.inputs.q.dtype))
+    x, any_float = c.inputs.initial_state, c.recurrent or c.inputs.ssm_state_indices is not None
+    good = x is None or (is_float(x.dtype) if any_float else x.dtype in (torch.float32, c.inputs.q.dtype))
     return None if good else dtype_name(x)
 
 
 def _bad_slots(c: Call) -> str | None:
-    x = c.inputs.ssm_state_indices
-    right = x is None or (x.dim() in (1, 2) and x.shape[0] == c.N and (x.dim() == 1 or x.shape[1] > 0))
+    x, dims = c.inputs.ssm_state_indices, (1, 2) if c.recurrent else (1,)
+    right = x is None or (x.dim() in dims and x.shape[0] == c.N and (x.dim() == 1 or x.shape[1] > 0))
     return None if right else f"shape {shape_of(x)}"
+
+
+def _bad_checkpoints(c: Call) -> str | None:
+    x = c.inputs.checkpoint_offsets
+    right = x is None or (x.dim() == 2 and x.shape[0] == c.N and x.shape[1] > 0)
+    return None if right else f"shape {shape_of(x)}"
+
+
+def _other_checkpoints(c: Call) -> str | None:
+    offsets, slots = c.inputs.checkpoint_offsets, c.inputs.checkpoint_indices
+    if offsets is None or slots is None:
+        return when(offsets is not slots, "one without the other")
+    return when(offsets.shape != slots.shape, f"shape {shape_of(slots)} beside {shape_of(offsets)}")
+
+
+def _without_pool(name: str) -> Callable[[Call], str | None]:
+    return lambda c: when(c.tensor(name) is not None and c.inputs.ssm_state_indices is None, "ssm_state_indices=None")
 
 
 def _no_slots_per_token(c: Call) -> str | None:
@@ -430,7 +454,8 @@ KIND: tuple[Check, ...] = (
     ),
     Check(
         "initial_state.dtype", "initial_state",
-        lambda c: "a tensor of a float dtype" if c.recurrent else "a tensor of float32 or of q's dtype",
+        lambda c: "a tensor of a float dtype" if c.recurrent else
+        "a tensor of float32 or of q's dtype, or a pool of any float dtype",
         _bad_state_dtype, "Use initial_state.float().",
     ),
     _shape_row("do", "B T HV V", "do is the gradient of o."),
@@ -438,8 +463,9 @@ KIND: tuple[Check, ...] = (
     _shape_row("dht", "N HV K V", "dht is the gradient of the final states, in their layout.", states=True),
     _dtype_row("dht", "a tensor of a float dtype"),
     Check(
-        "ssm_state_indices.shape", "ssm_state_indices", lambda c: f"[N={c.N}] or [N={c.N}, S >= 1]", _bad_slots,
-        "One slot per sequence, or one per token of each.",
+        "ssm_state_indices.shape", "ssm_state_indices",
+        lambda c: f"[N={c.N}]" + (f" or [N={c.N}, S >= 1]" if c.recurrent else ""), _bad_slots,
+        "One slot per sequence; fused_recurrent_kda also accepts one per token of each.",
     ),
     _dtype_row("ssm_state_indices", "a tensor of int32 or int64"),
     Check(
@@ -447,6 +473,36 @@ KIND: tuple[Check, ...] = (
         lambda c: when(c.inputs.ssm_state_indices is not None and c.inputs.initial_state is None, "None"),
         "Pass initial_state=pool.",
     ),
+    Check(
+        "ssm_state_indices.intermediate", "return_intermediate_states", "left out beside ssm_state_indices",
+        lambda c: when(c.inputs.ssm_state_indices is not None and c.options.return_intermediate_states, "True"),
+        "Pass checkpoint_offsets and checkpoint_indices: those states are stored in the pool.",
+    ),
+    Check(
+        "ssm_state_indices.backward", "ssm_state_indices", "left out of a backward",
+        lambda c: when(c.op == "chunk_kda_bwd" and c.inputs.ssm_state_indices is not None, "a pool"),
+        "A pool is for inference; pass initial_state=pool[slots] to train.",
+    ),
+    _shape_row("initial_state_indices", "N", "One slot per sequence, -1 to start from zero."),
+    _dtype_row("initial_state_indices", "a tensor of int32 or int64"),
+    Check(
+        "initial_state_indices.pool", "initial_state_indices", "used with ssm_state_indices",
+        _without_pool("initial_state_indices"), "ssm_state_indices says where the final states go; -1 drops one.",
+    ),
+    Check(
+        "checkpoint_offsets.shape", "checkpoint_offsets", lambda c: f"[N={c.N}, E >= 1]", _bad_checkpoints,
+        "One row per sequence; a slot of -1 in checkpoint_indices leaves an entry out.",
+    ),
+    _dtype_row("checkpoint_offsets", "a tensor of int32 or int64"),
+    Check(
+        "checkpoint_offsets.pool", "checkpoint_offsets", "used with ssm_state_indices",
+        _without_pool("checkpoint_offsets"), "The states are stored in the pool that it points into.",
+    ),
+    Check(
+        "checkpoint_indices.shape", "checkpoint_indices", "of the shape of checkpoint_offsets", _other_checkpoints,
+        "Pass both: the slot of each state that is stored.",
+    ),
+    _dtype_row("checkpoint_indices", "a tensor of int32 or int64"),
     _shape_row("num_accepted_tokens", "N", "One count per sequence."),
     _dtype_row("num_accepted_tokens", "a tensor of int32 or int64"),
     Check(
@@ -478,12 +534,16 @@ def _differing(c: Call) -> str | None:
     return f"{b.tolist()[:8]} beside {a.tolist()[:8]}" if on_cpu(a) else f"shape {shape_of(b)} beside {shape_of(a)}"
 
 
-def _slot_out_of_range(c: Call) -> str | None:
-    x = c.inputs.ssm_state_indices
-    if not on_cpu(x) or not x.numel():
-        return None
-    low, high, slots = int(x.min()), int(x.max()), c.inputs.initial_state.shape[0]
-    return when(low < -1 or high >= slots, f"slot {low if low < -1 else high} of a pool of {slots}")
+def _range_row(name: str, fix: str) -> Check:
+    def found(c: Call) -> str | None:
+        x = c.tensor(name)
+        if not on_cpu(x) or not x.numel():
+            return None
+        low, high, slots = int(x.min()), int(x.max()), c.inputs.initial_state.shape[0]
+        return when(low < -1 or high >= slots, f"slot {low if low < -1 else high} of a pool of {slots}")
+
+    asked = "slots of the pool, or -1 for " + ("padding" if name == "ssm_state_indices" else "none")
+    return Check(f"{name}.range", name, asked, found, fix)
 
 
 def _shared_slot(c: Call) -> str | None:
@@ -496,6 +556,39 @@ def _shared_slot(c: Call) -> str | None:
             if slot >= 0 and owner.setdefault(slot, n) != n:
                 return f"slot {slot} for sequences {owner[slot]} and {n}"
     return None
+
+
+def _shared_checkpoint(c: Call) -> str | None:
+    x = c.inputs.checkpoint_indices
+    if not on_cpu(x):
+        return None
+    taken = set(c.inputs.ssm_state_indices.tolist()) if on_cpu(c.inputs.ssm_state_indices) else set()
+    for slot in x.flatten().tolist():
+        if slot >= 0 and slot in taken:
+            return f"slot {slot} for two states"
+        taken.add(slot)
+    return None
+
+
+def _bad_checkpoint(c: Call) -> str | None:
+    x, slots, ends = c.inputs.checkpoint_offsets, c.inputs.checkpoint_indices, offsets.host_offsets(c.inputs)
+    if not (on_cpu(x) and on_cpu(slots)):
+        return None
+    if ends is None and c.inputs.cu_seqlens is not None:
+        return None
+    lengths = [c.T] * c.N if ends is None else [end - start for start, end in zip(ends, ends[1:], strict=False)]
+    for n, (at, to) in enumerate(zip(x.tolist(), slots.tolist(), strict=True)):
+        for offset, slot in zip(at, to, strict=True):
+            if slot >= 0 and (offset % c.options.chunk_size or not 0 <= offset <= lengths[n]):
+                return f"{offset} in sequence {n} of {lengths[n]} tokens, chunk_size={c.options.chunk_size}"
+    return None
+
+
+def _gaps_in_states(c: Call) -> str | None:
+    x = c.inputs.initial_state
+    if c.recurrent or x is None or c.inputs.ssm_state_indices is None or x.shape[0] == 0 or x[0].is_contiguous():
+        return None
+    return f"strides {tuple(x.stride())} of shape {shape_of(x)}"
 
 
 def _too_few_slots(c: Call) -> str | None:
@@ -525,9 +618,20 @@ VALUES: tuple[Check, ...] = (
         "Pass cu_seqlens.cpu().",
     ),
     Check("cu_seqlens_cpu.differs", "cu_seqlens_cpu", "equal to cu_seqlens", _differing, "Pass cu_seqlens.cpu()."),
+    _range_row("ssm_state_indices", "Grow the pool, or check the slot allocator."),
+    _range_row("initial_state_indices", "Start from a slot that holds a state, or from zero with -1."),
+    _range_row("checkpoint_indices", "Grow the pool, or check the slot allocator."),
     Check(
-        "ssm_state_indices.range", "ssm_state_indices", "slots of the pool, or -1 for padding", _slot_out_of_range,
-        "Grow the pool, or check the slot allocator.",
+        "checkpoint_indices.shared", "checkpoint_indices", "slots that no other state of the call is written to",
+        _shared_checkpoint, "Give each stored state a slot of its own.",
+    ),
+    Check(
+        "checkpoint_offsets.values", "checkpoint_offsets", "multiples of chunk_size from 0 to the sequence's length",
+        _bad_checkpoint, "States exist between chunks; use -1 in checkpoint_indices for entries that are not wanted.",
+    ),
+    Check(
+        "ssm_state_indices.layout", "initial_state", "a pool whose slots are each contiguous", _gaps_in_states,
+        "Only the distance between slots may be larger than a slot; use initial_state.contiguous().",
     ),
     Check(
         "ssm_state_indices.shared", "ssm_state_indices", "different for every sequence whose state is written in place",
@@ -610,7 +714,7 @@ ELSEWHERE = {
     "flag.type": "any flag",
     "state_layout.both": "transpose_state_layout",
     "cp_context.none": "cp_context",
-    **dict.fromkeys(("cp_context.type", "cp_context.world", "cp_context.agreed"), "cp_context"),
+    **dict.fromkeys(("cp_context.type", "cp_context.world", "cp_context.agreed", "cp_context.pool"), "cp_context"),
     "cp_context.tokens": "q",
     **dict.fromkeys(("cp_group.missing", "cp_group.type"), "group"),
     "cp_layout.value": "layout",
@@ -646,7 +750,7 @@ def problem_of(c: Call, direction: str = "forward") -> Problem:
         if len(_known) >= 4096:
             _known.clear()
         problem = _known[key] = _describe(c, direction)
-    if c.inputs.cu_seqlens is not None or c.recurrent:
+    if c.inputs.cu_seqlens is not None or c.recurrent or c.inputs.ssm_state_indices is not None:
         check(c, VALUES)
     return problem
 
@@ -683,4 +787,6 @@ def _describe(c: Call, direction: str) -> Problem:
         slots=0 if x.ssm_state_indices is None else x.initial_state.shape[0],
         slots_per_token=x.ssm_state_indices is not None and x.ssm_state_indices.dim() == 2,
         accepted_tokens=x.num_accepted_tokens is not None, inplace=o.inplace_final_state,
+        start_slots=x.initial_state_indices is not None,
+        checkpoints=None if x.checkpoint_offsets is None else dtype_name(x.initial_state),
     )  # fmt: skip

@@ -28,6 +28,9 @@ class Inputs(NamedTuple):
     cu_seqlens_cpu: Any = None               # (N+1,) on the CPU
     ssm_state_indices: Any = None            # (N,) or (N, S): slots of the pool, -1 is padding
     num_accepted_tokens: Any = None          # (N,)
+    initial_state_indices: Any = None        # (N,): of chunk_kda, slots to start from instead; -1 is a state of zero
+    checkpoint_offsets: Any = None           # (N, E): tokens of each sequence after which its state is stored
+    checkpoint_indices: Any = None           # (N, E): the slots where; -1 is none
 
 
 class Options(NamedTuple):
@@ -109,6 +112,8 @@ class Problem:
     slots_per_token: bool = False            # ssm_state_indices is (N, S)
     accepted_tokens: bool = False
     inplace: bool = False                    # final states go into initial_state
+    start_slots: bool = False                # initial_state_indices given
+    checkpoints: str | None = None           # dtype of states stored at checkpoint_offsets; None without them
 
     def __post_init__(self) -> None:
         values = tuple(getattr(self, f.name) for f in dataclasses.fields(self))
@@ -144,6 +149,8 @@ class Problem:
             f"{self.slots} state slots" + (" per token" if self.slots_per_token else ""): self.slots > 0,
             "accepted tokens": self.accepted_tokens,
             "in place": self.inplace,
+            "other slots to start from": self.start_slots,
+            f"checkpoints {self.checkpoints}": self.checkpoints is not None,
             "final state": self.final_state,
             "intermediate states": self.intermediate_states,
             "states (V, K)": self.state_v_first,

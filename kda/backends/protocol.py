@@ -42,6 +42,9 @@ class Launcher(Protocol):
         """The same for the gradient of a state, M transposed; `added` is what reaches the state that enters, from dht
         (1, HV, K, V) if given.  No other gradient is made.  Of backends whose `maps` have "backward"."""
 
+    def prefill(self, p: Problem, x: Inputs) -> Tensor:
+        """o of a forward from and to slots of a pool, x.initial_state.  Of backends whose rules let such calls pass."""
+
     def recurrent(self, p: Problem, x: Inputs) -> tuple[Tensor, Tensor | None]:
         """o and the final states; none where `p.inplace` puts them into x.initial_state.  Of backends whose rules
         let such calls pass."""

@@ -37,6 +37,12 @@ def test_who_decodes_has_the_function_for_it(backend):
     assert arguments(module.decode_step) == arguments(Launcher.decode_step)
 
 
+@pytest.mark.parametrize("backend", ["reference", "triton", "sm90", "sm100"])
+def test_who_accepts_a_pool_has_the_function_for_it(backend):
+    (capability,) = (c for c in capabilities() if c.backend == backend)
+    assert arguments(importlib.import_module(capability.launch_module).prefill) == arguments(Launcher.prefill)
+
+
 def test_a_backend_of_forwards_alone_needs_no_backward():
     of = functions_of(Capability("mine", 10, "made up", backward=False))
     assert of == {"launch": ("forward", "stage", "rounded_to")}

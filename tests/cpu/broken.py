@@ -73,6 +73,18 @@ def recording_into_out():
     return kda.fused_recurrent_kda(**call.arguments, out=zeros(1, 8, 2, 3))
 
 
+def pool(lengths=(3, 5), slots=(0, 1), **keywords):
+    """A good call of two sequences and a pool of three slots, with some arguments replaced by bad ones."""
+    arguments = {"initial_state": zeros(3, 2, 5, 3), "ssm_state_indices": index(*slots)} | keywords
+    return chunk([*lengths], **arguments)
+
+
+def recording_a_pool():
+    call = make(B=1, T=8, dtype=torch.float32)
+    call.tensors["q"].requires_grad_()
+    return kda.chunk_kda(**call.arguments, ssm_state_indices=index(0))
+
+
 def gate(**replaced):
     return kda.fused_kda_gate(**({"g": zeros(3, 2, 5), "A_log": zeros(2), "dt_bias": zeros(10)} | replaced))
 
@@ -102,6 +114,8 @@ def index(*values):
 
 GATED = {"use_gate_in_kernel": True}
 SPARSE = zeros(1, 8, 2, 5).to_sparse()
+POOL = ("initial_state_indices", "checkpoint_offsets", "checkpoint_indices")
+AT = {"checkpoint_offsets": torch.tensor([[0], [0]])}
 EIGHT_SLOTS = zeros(1, 8, dtype=torch.int64)
 META = "meta"  # stands for another device on a machine with one
 
@@ -116,6 +130,7 @@ CASES = {
     "backend.type": lambda: chunk(backend=90),
     "return_intermediate_states.grad": lambda: recording(return_intermediate_states=True),
     "inplace_final_state.grad": recording_state,
+    "ssm_state_indices.grad": recording_a_pool,
     "out.grad": recording_into_out,
     "q.shape": lambda: chunk(q=zeros(8, 2, 5)),
     "q.dtype": lambda: chunk(q=zeros(1, 8, 2, 5, dtype=torch.int32)),
@@ -163,6 +178,23 @@ CASES = {
     "do.dtype": lambda: backward(do=zeros(1, 8, 2, 3, dtype=torch.int32)),
     "dht.shape": lambda: backward(dht=zeros(1, 2, 3, 5)),
     "dht.dtype": lambda: backward(dht=zeros(1, 2, 5, 3, dtype=torch.int32)),
+    **{f"{n}.type": lambda n=n: pool(**{n: [0]}) for n in POOL},
+    **{f"{n}.device": lambda n=n: pool(**{n: index(0, 0).to(META)}) for n in POOL},
+    **{f"{n}.dtype": lambda n=n, s=s: pool(**dict(AT, **{n: zeros(*s)})) for n, s in
+       {"initial_state_indices": (2,), "checkpoint_offsets": (2, 1), "checkpoint_indices": (2, 1)}.items()},
+    "ssm_state_indices.intermediate": lambda: pool(options={"return_intermediate_states": True}),
+    "ssm_state_indices.backward": lambda: backward(ssm_state_indices=index(0)),
+    "ssm_state_indices.layout": lambda: pool(initial_state=zeros(3, 5, 2, 3).transpose(1, 2)),
+    "initial_state_indices.shape": lambda: pool(initial_state_indices=index(0)),
+    "initial_state_indices.pool": lambda: chunk(initial_state_indices=index(0)),
+    "initial_state_indices.range": lambda: pool(initial_state_indices=index(0, 3)),
+    "checkpoint_offsets.shape": lambda: pool(checkpoint_offsets=index(0, 0)),
+    "checkpoint_offsets.pool": lambda: chunk(checkpoint_offsets=index([0]), checkpoint_indices=index([0])),
+    "checkpoint_offsets.values": lambda: pool([40, 5], checkpoint_offsets=index([20], [0]),
+                                              checkpoint_indices=index([2], [-1])),
+    "checkpoint_indices.shape": lambda: pool(checkpoint_offsets=index([0], [0])),
+    "checkpoint_indices.range": lambda: pool(**AT, checkpoint_indices=index([3], [-1])),
+    "checkpoint_indices.shared": lambda: pool(**AT, checkpoint_indices=index([1], [-1])),
     "ssm_state_indices.shape": lambda: recurrent(ssm_state_indices=index(0, 0)),
     "ssm_state_indices.dtype": lambda: recurrent(ssm_state_indices=zeros(1)),
     "ssm_state_indices.pool": lambda: recurrent(ssm_state_indices=index(0), initial_state=None),

@@ -133,11 +133,18 @@ def pooled():
         return kda.fused_recurrent_kda(**tensors, **call.options, ssm_state_indices=torch.tensor([0]))
 
 
+def context_and_pool():
+    with torch.no_grad():
+        return calling([8], lambda call, context: kda.chunk_kda(
+            **call.arguments, cp_context=context, ssm_state_indices=torch.tensor([0])))  # fmt: skip
+
+
 CASES = {
     "cp_context.type": lambda: kda.chunk_kda(**make([8], **SIZES).arguments, cp_context=object()),
     "cp_context.world": in_another_world,
     "cp_context.tokens": lambda: calling([8], T=16),
     "cp_context.agreed": disagreeing,
+    "cp_context.pool": context_and_pool,
     "cp_group.missing": lambda: kda.parallel.build_cp_context(torch.tensor([0, 8])),
     "cp_group.type": lambda: building(0, 8, group="world"),
     "cp_layout.value": lambda: building(0, 8, layout="striped"),

@@ -10,7 +10,7 @@ from torch.library import opcheck
 import kda
 from kda import autograd
 from kda.bundles import Save
-from kda.problem import Inputs, Options
+from kda.problem import Options
 
 
 def arguments(call, names, options):
@@ -65,10 +65,18 @@ def test_opcheck_of_intermediate_states():
 
 def test_opcheck_of_the_recurrence():
     call = make([3, 0, 2], dtype=torch.float32, gate="softplus", output_final_state=True)
-    opcheck(torch.ops.kda.recurrent.default, arguments(call, Inputs._fields, autograd.RECURRENT_OPTIONS))
-    opcheck(torch.ops.kda.recurrent_.default, arguments(call, Inputs._fields, autograd.RECURRENT_OPTIONS))
+    opcheck(torch.ops.kda.recurrent.default, arguments(call, autograd.RECURRENT_INPUTS, autograd.RECURRENT_OPTIONS))
+    opcheck(torch.ops.kda.recurrent_.default, arguments(call, autograd.RECURRENT_INPUTS, autograd.RECURRENT_OPTIONS))
     call.tensors |= {"ssm_state_indices": torch.tensor([1, -1, 0])}
-    opcheck(torch.ops.kda.recurrent_.default, arguments(call, Inputs._fields, autograd.RECURRENT_OPTIONS))
+    opcheck(torch.ops.kda.recurrent_.default, arguments(call, autograd.RECURRENT_INPUTS, autograd.RECURRENT_OPTIONS))
+
+
+def test_opcheck_of_a_call_with_a_pool():
+    call = make([33, 0, 2], dtype=torch.float32)
+    at = {"ssm_state_indices": torch.tensor([1, -1, 0]), "initial_state_indices": torch.tensor([2, -1, -1])}
+    offsets, slots = torch.zeros(3, 1, dtype=torch.int64), torch.full((3, 1), -1)
+    call.tensors |= at | {"checkpoint_offsets": offsets, "checkpoint_indices": slots}
+    opcheck(torch.ops.kda.chunk_forward_.default, arguments(call, autograd.POOL_INPUTS, autograd.POOL_OPTIONS))
 
 
 def test_opcheck_of_the_gate():

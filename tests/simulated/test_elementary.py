@@ -22,9 +22,9 @@ from elementary import (
 )
 
 from kda import gates
+from kda.backends.common.targets import target_of
 from kda.backends.reference import halving
 from kda.backends.sm89 import plan
-from kda.backends.triton.targets import target_of
 from kda.compile import nvrtc
 from kda.compile.target import parse
 from kda.host import detect

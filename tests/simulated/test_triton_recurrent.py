@@ -11,9 +11,9 @@ import torch
 pytest.importorskip("triton", reason="needs triton")
 
 import kda
+from kda.backends.common.targets import target_of
 from kda.backends.reference import launch as reference
 from kda.backends.triton.decode import launch, plan
-from kda.backends.triton.targets import target_of
 from kda.checks import Call, problem_of
 from kda.compile import triton as door
 from kda.problem import Options, Problem

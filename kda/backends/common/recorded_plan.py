@@ -20,7 +20,6 @@ from .cute.tile import C
 OFFSETS = ("int32", "int64")                 # dtypes of cu_seqlens
 TILE_ALIGNMENT = 1024
 SHORTEST = 32                                # chunks of a segment
-INVARIANT = 128                              # the same with batch_invariant
 COLUMNS = 64                                 # of a state or of M, for which there is a CTA where sequences are cut
 
 
@@ -114,16 +113,18 @@ def plan_of(make: Makers, p: Problem, sms: int) -> RecordedPlan:
 
 def all_configs(make: Makers, p: Problem) -> Iterator[Launched | None]:
     """Of every kernel that a recorded call of this class can want, some of them twice."""
-    yield from (make.prepare(p), make.grads(p), shares_config(p), compose_config(p))
+    yield from (make.prepare(p), make.grads(p), shares_config(p))
     if p.packed:
         for dtype in OFFSETS:
             yield from (TablesConfig(dtype), states_table(dtype))
     for final_state, alone in itertools.product((False, True), repeat=2):
         asked = dataclasses.replace(p, direction="backward", final_state=final_state)
-        for cut in (False, True):
+        for cut in (False, True)[: 1 if p.batch_invariant else 2]:
             yield from (make.record(asked, cut, alone, results) for results in (True, False))
             yield make.walk(asked, cut, alone)
-        yield from (make.carry(asked, alone), make.carry_back(asked, alone), compose_back_config(asked))
+        if not p.batch_invariant:
+            yield from (make.carry(asked, alone), make.carry_back(asked, alone), compose_config(p),
+                        compose_back_config(asked))  # fmt: skip
 
 
 def compose_config(p: Problem) -> ComposeConfig:
@@ -146,14 +147,12 @@ def shares_config(p: Problem) -> SharesConfig | None:
 def segment_length(p: Problem, sms: int) -> int:
     """Chunks of a segment, 0 for whole sequences: cut where heads and sequences leave the chip idle.
 
-    With batch_invariant a sequence's cut does not depend on its neighbours.
+    Never with batch_invariant: roundings would depend on neighbours, and on where a call ends.
     """
     sequences = max(p.N, 1)
-    wanted = sms // (p.V // COLUMNS * p.HV * (1 if p.batch_invariant else sequences))
-    if wanted < 3:
+    wanted = sms // (p.V // COLUMNS * p.HV * sequences)
+    if wanted < 3 or p.batch_invariant:
         return 0
-    if p.batch_invariant:
-        return INVARIANT
     chunks = -(-p.T // C) // (sequences if p.packed else 1)
     length = max(SHORTEST, -(-chunks // wanted) + 1 & -2)                      # whole chunks of 64
     return length if chunks > 2 * length else 0

@@ -7,7 +7,7 @@ edge, unless the forward saved it all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -71,6 +71,8 @@ class _Walk:
         self.rows["beta"] = self.rows["beta"].unsqueeze(-1)
         self.parameters = _parameters(p, x, self.dtype)
         chunks = max(1, SLAB_ELEMENTS // (p.C * p.HV * max(p.C, p.K, p.V)))
+        if p.batch_invariant:                                                  # one shape, wherever a call ends
+            chunks = 1
         self.slabs: list[Slab] = list(self.table.slabs(chunks, apart=p.batch_invariant))
 
     def chunks(self, slab: Slab, **rows: Tensor) -> dict[str, Tensor]:
@@ -87,8 +89,43 @@ class _Walk:
 
 
 def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
-    walk = _Walk(p, x)
-    S = _states(p, x.initial_state, x.q)
+    return _forward(p, x, _Walk(p, x), _states(p, x.initial_state, x.q), save)
+
+
+def prefill(p: Problem, x: Inputs) -> Tensor:
+    """From slots of a pool and back; checkpoints are copies of states that enter chunks, or of final ones."""
+    walk, pool = _Walk(p, x), x.initial_state
+    start = x.ssm_state_indices if x.initial_state_indices is None else x.initial_state_indices
+    S = _states(p, pool[start.clamp(min=0)], x.q)
+    S[start < 0] = 0
+    chunk_slots = torch.full((walk.table.NC,), -1)
+    at_the_end = torch.full((p.N, 0), -1)
+    if p.checkpoints:
+        chunk_slots, at_the_end = _checkpoints(walk.table, x.checkpoint_offsets, x.checkpoint_indices)
+    entering = chunk_slots.to(pool.device)
+    out = _forward(p, x, walk, S, Save.NOTHING, lambda chunks, h: _store(p, pool, entering[chunks], h))
+    _store(p, pool, x.ssm_state_indices, S)
+    for slots in at_the_end.to(pool.device).unbind(1):
+        _store(p, pool, slots, S)
+    return out.o
+
+
+def _checkpoints(table: Ragged, offsets: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+    """The slot of the state that enters each chunk, and slots of final states (N, E); -1: none."""
+    chunk_slots, at_the_end = torch.full((table.NC,), -1), torch.full(slots.shape, -1)
+    for n, (at, to) in enumerate(zip(offsets.tolist(), slots.tolist())):
+        for e, (offset, slot) in enumerate(zip(at, to)):
+            if offset == table.lengths[n]:
+                at_the_end[n, e] = slot
+            elif 0 <= offset < table.lengths[n] and offset % table.C == 0:
+                chunk_slots[table.first[n] + offset // table.C] = slot
+    return chunk_slots, at_the_end
+
+
+def _forward(
+    p: Problem, x: Inputs, walk: _Walk, S: Tensor, save: Save, entering: Callable[[slice, Tensor], None] | None = None
+) -> Outputs:
+    """S, the states that enter the first chunks, becomes the final states; `entering` gets those of all chunks."""
     o, h = torch.zeros(p.B, p.T, p.HV, p.V, dtype=x.q.dtype, device=x.q.device), None
     rows = o.flatten(0, 1)
     if p.intermediate_states:
@@ -104,6 +141,8 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
     for slab in walk.slabs:
         env = run(FORWARD, _setup(p, slab.table), walk.inputs(slab, S[slab.sequences]), want)
         S[slab.sequences] = env["ht"]
+        if entering is not None:
+            entering(slab.chunks, env["h"])
         rows[slab.tokens] = slab.table.unchunk(env["o"]).to(o.dtype)
         if h is not None:
             states[slab.chunks] = env["h"].to(h.dtype)

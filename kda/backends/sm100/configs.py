@@ -126,6 +126,32 @@ class FusedArguments(Arguments):
     lower_bound = number("float32")
 
 
+class CheckpointArguments(Arguments):
+    """As FusedArguments, of sequences that are not cut; `every` is 1."""
+
+    q = tensor("bfloat16")
+    k = tensor("bfloat16")
+    v = tensor("bfloat16")
+    g = tensor(of="g_dtype")
+    beta = tensor(of="beta_dtype")
+    A_log = tensor("float32")
+    dt_bias = tensor("float32")
+    h0 = tensor(of="h0")
+    o = tensor("bfloat16")
+    ht = tensor("float32")
+    pool = tensor(of="checkpoints")          # of states in the caller's layout
+    place = tensor("int64")                  # (chunks): the element of the pool where the state that enters goes, or -1
+    cu_seqlens = tensor("int64", of="offsets")
+    T = number("int32")
+    N = number("int32")
+    H = number("int32")
+    HV = number("int32")
+    segments = number("int32")
+    every = number("int32")
+    scale = number("float32")
+    lower_bound = number("float32")
+
+
 @dataclass(frozen=True)
 class FusedConfig(ChunkConfig):
     offsets: str | None                      # dtype of cu_seqlens, of packed sequences
@@ -133,7 +159,7 @@ class FusedConfig(ChunkConfig):
     ht: bool
     v_first: bool                            # states are (V, K)
     cut: bool = False                        # sequences are walked over in segments
-    arguments = FusedArguments
+    checkpoints: str | None = None           # dtype of a pool where some of the states that enter chunks are stored
     threads = 32 * (FIRST_PRODUCER + GROUPS * WARPS)
     cluster = (CTAS, 1, 1)
     launch_options = MappingProxyType({"min_blocks_per_mp": 1})
@@ -143,6 +169,10 @@ class FusedConfig(ChunkConfig):
     })  # fmt: skip
     struct = SHARED
     shared = SHARED.end
+
+    @property
+    def arguments(self) -> type[Arguments]:  # type: ignore[override]
+        return CheckpointArguments if self.checkpoints else FusedArguments
 
 
 class JoinArguments(Arguments):

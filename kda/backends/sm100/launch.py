@@ -21,6 +21,8 @@ from ..common.arguments import Launch
 from ..common.cute.configs import ROUNDED_TO
 from ..common.cute.tile import C
 from ..common.launcher import backward_as_stage, forward_as_stage, launch_of, offsets_dtype, outputs, segment_summary
+from ..common.pool.launch import Checkpoints
+from ..common.pool.launch import prefill as of_pool
 from ..common.tensors import laid_out, offsets_on, on_its_device
 from .plan import Config, Plan, plan, recipe, recorded_plan, target
 
@@ -54,6 +56,8 @@ def steps(p: Problem, cc: tuple[int, int], sms: int, offsets: str | None) -> Ste
     pl = plan(p, sms, offsets)
     step = functools.partial(launch_of, lambda config: kernel(config, target(cc)))
     every = p.C // C if p.intermediate_states else 0                           # of so many chunks a state is kept
+    if p.checkpoints:
+        every = 1
     shape = dict(T=p.T, HV=p.HV, segments=pl.segments)
     gate = dict(scale=p.scale, lower_bound=p.lower_bound or 0.0)
     return Steps(
@@ -64,8 +68,12 @@ def steps(p: Problem, cc: tuple[int, int], sms: int, offsets: str | None) -> Ste
     )
 
 
-@on_its_device
 def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
+    return _forward(p, x, save, None)
+
+
+@on_its_device
+def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None) -> Outputs:
     if save is Save.OWN:
         return recorded.forward(RECORDED, p, x)
     if save is not Save.NOTHING:
@@ -82,7 +90,7 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
     if not at.fused:
         o.zero_()                                                              # tokens of no sequence
     elif not at.compose:
-        at.fused(**inputs, o=o, ht=ht, h=h)
+        at.fused(**inputs, o=o, ht=ht, **(checkpoints._asdict() if checkpoints else {"h": h}))
     else:
         response = torch.empty_like(o)
         summary = segment_summary(p, o, p.N * at.plan.segments)
@@ -92,6 +100,9 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
         if at.join:
             at.join(response=response, edge=edge, o=o, cu_seqlens=offsets)
     return out
+
+
+prefill = of_pool(_forward, lambda p: C)
 
 
 @on_its_device

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from kda.compile import cutedsl
+from kda.compile.recipes import AnyRecipe
 from kda.compile.target import Target, parse
 from kda.host import Host
 from kda.problem import Problem
 
 from ..common.cute.configs import ComposeConfig, SharesConfig, TablesConfig, chunk_options
 from ..common.cute.tile import C
+from ..common.pool.plan import inner
+from ..common.pool.plan import recipes as pool_recipes
 from ..common.recorded_plan import OFFSETS, Makers, RecordedPlan, all_configs, plan_of
 from .configs import (
     CTAS,
@@ -64,7 +67,7 @@ def plan(p: Problem, sms: int, offsets: str | None) -> Plan:
 def segments_of(p: Problem, sms: int) -> int:
     """Of every sequence: where few heads would leave clusters idle, two walks over a part of it are sooner than one
     over all.  Roundings are others then, and states that enter chunks are not made."""
-    if SEGMENTS or p.batch_invariant or p.intermediate_states or not p.N:
+    if SEGMENTS or p.batch_invariant or p.intermediate_states or p.checkpoints or not p.N:
         return SEGMENTS or 1
     clusters, chunks = sms // CTAS, max(-(-p.T // C) // (p.N if p.packed else 1), 1)
 
@@ -78,7 +81,7 @@ def segments_of(p: Problem, sms: int) -> int:
 def fused_config(p: Problem, offsets: str | None, cut: bool = False) -> FusedConfig:
     return FusedConfig(
         **chunk_options(p), offsets=offsets, h0=p.state_dtype, ht=p.final_state and not cut, v_first=p.state_v_first,
-        cut=cut,
+        cut=cut, checkpoints=p.checkpoints,
     )  # fmt: skip
 
 
@@ -121,10 +124,12 @@ def recipe(config: Config, arch: Target) -> cutedsl.Recipe:
     return cutedsl.Recipe(f"kda.backends.{KERNELS[type(config)]}:build", config, arch)
 
 
-def recipes(p: Problem, host: Host) -> list[cutedsl.Recipe]:
+def recipes(p: Problem, host: Host) -> list[AnyRecipe]:
     """All kernels that a call of this class can want, whatever B, T, N and the number of heads."""
     configs: list[Any] = []
-    cut = not (p.batch_invariant or p.intermediate_states)
+    if p.slots:
+        return [*pool_recipes(p, C, target(host.cc)), *recipes(inner(p), host)]
+    cut = not (p.batch_invariant or p.intermediate_states or p.checkpoints)
     for offsets in OFFSETS if p.packed else (None,):
         configs += [fused_config(p, offsets)]
         configs += [fused_config(p, offsets, cut), JoinConfig(offsets)] * cut

@@ -61,6 +61,12 @@ CAPABILITY = Capability(
             "got T={p.T} in {p.B} rows, {p.N} sequences, {p.HV} value heads",
             "split the batch",
         ),
+        Rule(
+            "sm89.pool",
+            lambda p, h: not p.slots,
+            "starts from one state per sequence, got a pool of {p.slots}",
+            "pass initial_state=pool[slots]",
+        ),
         *of("sm89", ONE_BETA, KEEPS_PRODUCTS),
     ),
     stages=("fwd/gate+intra+wy", "fwd/state+output", "bwd/output+state", "bwd/wy+intra+gate"),

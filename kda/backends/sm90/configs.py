@@ -147,6 +147,24 @@ class PairsConfig(Launched):
         return self.struct.end
 
 
+class CheckpointArguments(Arguments):
+    """As ChainArguments, less what such a chain has not."""
+
+    tiles = tensor("uint8")
+    v = tensor("bfloat16")
+    h0 = tensor(of="h0")
+    o = tensor("bfloat16")
+    ht = tensor("float32")
+    pool = tensor(of="checkpoints")          # of states in the caller's layout
+    place = tensor("int64")                  # (chunks): the element of the pool where the state that enters goes, or -1
+    segment_table = tensor("int64")
+    T = number("int32")
+    chunks = number("int32")
+    segments = number("int32")
+    segment = number("int32")
+    HV = number("int32")
+
+
 @dataclass(frozen=True)
 class ChainConfig(Launched):
     K: int
@@ -161,9 +179,13 @@ class ChainConfig(Launched):
     stages: int
     o: bool = True                           # outputs are requested; `carry` has none
     recorded: bool = False                   # for a backward: r, h as bwd/grads has it, M of last segments; b on keys
-    arguments = ChainArguments
+    checkpoints: str | None = None           # dtype of a pool where some of the states that enter chunks are stored
     threads = 32 * (LOAD_WARP + 1)
     roles = MappingProxyType({"CHAIN": range(LOAD_WARP), "LOAD": range(LOAD_WARP, LOAD_WARP + 1)})
+
+    @property
+    def arguments(self) -> type[Arguments]:  # type: ignore[override]
+        return CheckpointArguments if self.checkpoints else ChainArguments
 
     @property
     def cluster(self) -> tuple[int, int, int] | int:

@@ -26,6 +26,8 @@ from ..common.launcher import (
     outputs,
     segment_summary,
 )
+from ..common.pool.launch import Checkpoints
+from ..common.pool.launch import prefill as of_pool
 from ..common.tensors import laid_out, offsets_on, on_its_device
 from .kernels import kernel
 from .plan import Plan, clusters_of, plan, recorded_plan
@@ -82,8 +84,12 @@ def kept_bytes(p: Problem) -> int:
     return recorded.kept_bytes(RECORDED, p)
 
 
-@on_its_device
 def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
+    return _forward(p, x, save, None)
+
+
+@on_its_device
+def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None) -> Outputs:
     if save is Save.ALL:
         raise BuildError(
             "chunk_kda: backend='sm90' keeps what its own backward reads, or A_qk and A_inv, not all that "
@@ -113,12 +119,16 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
         at.prepare(**inputs, tiles=tiles, A_qk=A_qk, A_inv=A_inv, o=o, chunk_table=chunk_table)
     if at.pairs:
         at.pairs(tiles=tiles, beta=inputs["beta"], A_qk=A_qk, A_inv=A_inv, chunk_table=chunk_table)
-    chain(p, at, tiles, v, h0, out, *of_segments)
+    chain(p, at, tiles, v, h0, out, *of_segments, checkpoints=checkpoints)
     return out._replace(saved=Products(A_qk, A_inv) if kept else None)
 
 
+prefill = of_pool(_forward, lambda p: C)
+
+
 def chain(p: Problem, at: Steps, tiles: Tensor, v: Tensor, h0: Tensor | None, out: Outputs,
-          segment_table: Tensor | None = None, first_segment: Tensor | None = None) -> None:  # fmt: skip
+          segment_table: Tensor | None = None, first_segment: Tensor | None = None, *,
+          checkpoints: Checkpoints | None = None) -> None:  # fmt: skip
     """Outputs and states of what tiles were made of."""
     if at.carry:                                                               # states that enter segments come first
         summary = segment_summary(p, out.o, at.plan.all_segments)
@@ -127,7 +137,8 @@ def chain(p: Problem, at: Steps, tiles: Tensor, v: Tensor, h0: Tensor | None, ou
         at.compose(M=summary.M, added=summary.added, h0=h0, edge=edge, first_segment=first_segment)
         h0 = edge
     if at.chain:
-        at.chain(tiles=tiles, v=v, h0=h0, o=out.o, ht=out.final_state, h=out.h, segment_table=segment_table)
+        kept = checkpoints._asdict() if checkpoints else {"h": out.h}
+        at.chain(tiles=tiles, v=v, h0=h0, o=out.o, ht=out.final_state, segment_table=segment_table, **kept)
 
 
 @on_its_device

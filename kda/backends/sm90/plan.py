@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kda.compile import cutedsl
+from kda.compile.recipes import AnyRecipe
 from kda.compile.target import parse
 from kda.host import Host
 from kda.problem import Problem
@@ -15,6 +16,8 @@ from kda.problem import Problem
 from ..common.cute.configs import ComposeConfig, SharesConfig, TablesConfig, chunk_options
 from ..common.cute.recorded import TOKENS
 from ..common.cute.tile import C
+from ..common.pool.plan import inner
+from ..common.pool.plan import recipes as pool_recipes
 from ..common.recorded_plan import (
     OFFSETS,
     Makers,
@@ -148,16 +151,20 @@ def recipe(config: Config) -> cutedsl.Recipe:
     return cutedsl.Recipe(f"kda.backends.{KERNELS[type(config)]}:build", config, TARGET)
 
 
-def recipes(p: Problem, host: Host) -> list[cutedsl.Recipe]:
+def recipes(p: Problem, host: Host) -> list[AnyRecipe]:
     """All kernels that a call of this class can want, whatever B, T, N and the number of heads.
 
     Whether heads share q and k is of the class.
     """
+    if p.slots:
+        return [*pool_recipes(p, C, TARGET), *recipes(inner(p), host)]
     configs: list[Any] = [TablesConfig(dtype) for dtype in OFFSETS if p.packed]
     configs += [prepare_config(p, kept) for kept in (False, True)]
     configs += [pairs_config(p)] * (p.C > C)
-    configs += [chain_config(p, walk, stages) for walk in ("sequences", "carry", "segments") for stages in STAGES]
-    configs += [compose_config(p), fused_config(p), fused_config(p, wrapped=True)]
+    walks = ("sequences", "carry", "segments")[: 1 if p.batch_invariant else 3]
+    configs += [chain_config(p, walk, stages) for walk in walks for stages in STAGES]
+    configs += [None if p.batch_invariant else compose_config(p), fused_config(p)]
+    configs += [fused_config(p, wrapped=True)]
     if all(rule.holds(dataclasses.replace(p, direction="backward"), host) for rule in BACKWARD):
         configs += all_configs(RECORDED, p)
     return [recipe(config) for config in dict.fromkeys(configs) if config]
@@ -170,7 +177,8 @@ def prepare_config(p: Problem, kept: bool) -> PrepareConfig:
 def fused_config(p: Problem, wrapped: bool = False) -> FusedConfig | None:
     """Where prepare makes one product of a chunk, two CTAs share a head, and only o and final states are requested."""
     prepare = prepare_config(p, kept=False)
-    if not prepare.one_product or not p.K == p.V == 2 * COLUMNS or p.intermediate_states:
+    asked = p.intermediate_states or p.checkpoints
+    if asked or not prepare.one_product or not p.K == p.V == 2 * COLUMNS:
         return None
     return FusedConfig(prepare, dataclasses.replace(chain_config(p, "sequences", RING), every=1), wrapped)
 
@@ -209,4 +217,5 @@ def chain_config(p: Problem, walk: str, stages: int) -> ChainConfig:
     return ChainConfig(
         p.K, p.V, p.packed, walk, h0, ht=ends and p.final_state, v_first=p.state_v_first,
         h=ends and p.intermediate_states, every=p.C // C, stages=stages,
+        checkpoints=p.checkpoints if ends else None,
     )  # fmt: skip

@@ -18,6 +18,8 @@ from kda.problem import Inputs, Problem
 from kda.stages import SHAPES, find
 
 from ..common.chunks import Chunks, has_rows
+from ..common.pool.launch import Checkpoints
+from ..common.pool.launch import prefill as of_pool
 from ..common.tensors import aligned, chunks_of_a_row, on_its_device
 from .call import Call, dtype_of
 from .decode.launch import recurrent as recurrent
@@ -130,9 +132,13 @@ def wy_intra_gate_bwd(c: Call) -> None:
 # calls
 
 
-@on_its_device
 def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
-    c = Call.of(p, save, x)
+    return _forward(p, x, save, None)
+
+
+@on_its_device
+def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None) -> Outputs:
+    c = Call.of(p, save, x, **(checkpoints._asdict() if checkpoints else {}))
     env, state, kept = c.env, (p.HV, p.V, p.K) if p.state_v_first else (p.HV, p.K, p.V), save.kind
     c.make("o" + " h v_new" * (kept is Saved))
     chunks = chunks_of_a_row(p, x) if p.intermediate_states else 0
@@ -153,6 +159,9 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
             h = (h.mT if p.state_v_first else h).clone(memory_format=torch.contiguous_format)
     saved = kept(*(env[name] for name in kept._fields)) if kept else None
     return Outputs(env["o"], env.get("ht"), h, saved)
+
+
+prefill = of_pool(_forward, lambda p: p.C)
 
 
 @on_its_device

@@ -18,11 +18,13 @@ from kda.host import Host
 from kda.problem import Problem
 from kda.stages import LOG2_E
 
+from ..common.pool.plan import inner
+from ..common.pool.plan import recipes as pool_recipes
+from ..common.targets import TYPES, target_of
 from .configs import Config, choose, power_of_2
 from .decode.plan import recipes as decode_recipes
 from .decode.step_plan import recipes as step_recipes
 from .decode.step_plan import usual_step
-from .targets import TYPES, target_of
 
 
 @dataclass(frozen=True)
@@ -83,14 +85,12 @@ def plan(p: Problem, host: Host, saved: Save = Save.NOTHING, cut: bool = False) 
 def split(p: Problem, sms: int, BV: int) -> int:
     """Chunks of a segment, 0 for whole sequences: cut where heads and sequences leave the chip idle.
 
-    With batch_invariant a sequence's cut does not depend on its neighbours.
+    Never with batch_invariant: roundings would depend on neighbours, and on where a call ends.
     """
     sequences = max(p.N, 1)
-    wanted = 2 * sms // (-(-p.V // BV) * p.HV * (1 if p.batch_invariant else sequences))
-    if wanted < 3:
+    wanted = 2 * sms // (-(-p.V // BV) * p.HV * sequences)
+    if wanted < 3 or p.batch_invariant:
         return 0
-    if p.batch_invariant:
-        return 64
     chunks = -(-p.T // p.C) // (sequences if p.packed else 1)
     length = max(16, -(-chunks // wanted))
     return length if chunks > 2 * length else 0
@@ -225,12 +225,14 @@ class _Recipes:
         p, c = self.p, self.state
         own = {"OUTPUT": output, "KEEP_H": keep_h, "KEEP_V": keep_v, "STAGES": c.stages}
         constants = self.walk_constants(start, finish) | own
+        kept = output and p.checkpoints is not None
         absent = self.absent(A_qk=output, qg=output, o=output, v_new=keep_v, h=keep_h != "none", h0=start != "zero",
-                             ht=finish != "none")  # fmt: skip
+                             ht=finish != "none", pool=kept, place=kept)  # fmt: skip
         h0 = p.state_dtype if start == "sequence" else "float32"
         return self.recipe(
             "fwd.state:state",
-            f"A_qk:q w:q u:q qg:q kg:q gc_last:float32 h0:{h0} o:q v_new:q h:q ht:float32 segment_table:int64",
+            f"A_qk:q w:q u:q qg:q kg:q gc_last:float32 h0:{h0} o:q v_new:q h:q ht:float32 "
+            f"pool:{p.checkpoints or 'float32'} place:int64 segment_table:int64",
             "T chunks pieces segment HV scale:fp32", constants, c, absent,
         )  # fmt: skip
 
@@ -342,7 +344,7 @@ class _Recipes:
 
 TABLES = ("chunk_table", "segment_table", "first_segment", "taken")           # parts/sequences.py
 UNALIGNED = ("beta", "A_log", "dt_bias", "cu_seqlens", *TABLES, "dbeta", "db", "units", "diagonal", "q_norm", "k_norm",
-             "dA_log", "ddt_bias")  # fmt: skip
+             "dA_log", "ddt_bias", "pool")  # fmt: skip
 
 
 def recipes(p: Problem, host: Host) -> list[Recipe]:
@@ -351,7 +353,10 @@ def recipes(p: Problem, host: Host) -> list[Recipe]:
         return decode_recipes(p, host)
     if p.op == "decode":
         return step_recipes(usual_step(p), host)
+    if p.slots:
+        return [*pool_recipes(p, p.C, target_of(host)), *recipes(inner(p), host)]
     make = _Recipes(p, host)
     way, kept = (make.forward, make.backward)[p.direction == "backward"], (Save.NOTHING, Save.PRODUCTS)
-    plans = [way(segment, saved) for segment in (0, 64) for saved in ((Save.ALL,) if p.disable_recompute else kept)]
+    plans = [way(segment, saved) for segment in ((0,) if p.batch_invariant else (0, 64))
+             for saved in ((Save.ALL,) if p.disable_recompute else kept)]
     return list(dict.fromkeys(recipe for kernels in plans for recipe in kernels.values()))

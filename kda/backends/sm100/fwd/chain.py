@@ -63,6 +63,7 @@ class Consumer:
             self.enter(x.h0, Int64(n) * x.HV + head, rank, thread, segment, is_transition)
             if x.every > 0:
                 states = self.states_before(x, n)
+            place = self.place_of_checkpoint(x, states, Int32(0), steps)
             to = x.response.toint() if is_transition else x.o.toint()
             own = (begin * x.HV + head) * V + rank * COLUMNS
             at = Walk(head, tokens, own, to, is_transition)
@@ -74,9 +75,12 @@ class Consumer:
             if warp == 0 and steps > 0:
                 self.issue_A1_v(shared, barriers.full, chunk, rank)
             for i in cutlass.range(steps, unroll=1):
-                snapshot = Int32(-1)                                           # the number of the kept state, if it is
-                if x.every > 0 and (i & x.every - 1) == 0:
-                    snapshot = states + i // x.every
+                if cutlass.const_expr(c.checkpoints is not None):
+                    snapshot, place = place, self.place_of_checkpoint(x, states, i + 1, steps)
+                else:
+                    snapshot = Int32(-1)                                       # the number of the kept state, if it is
+                    if x.every > 0 and (i & x.every - 1) == 0:
+                        snapshot = states + i // x.every
                 self.step(x, shared, barriers, at, i, chunk, steps, snapshot, rank)
                 chunk += 1
             thread = self.warp_and_thread(shared)[1]
@@ -134,8 +138,11 @@ class Consumer:
             words = words_of(S)
             self.round_state(words, first, shared, thread)
             if snapshot >= 0:
-                number = Int64(snapshot) * x.HV + at.head
-                self.write_state(x.h, number, rank, thread, first, self.c.v_first, S)
+                if cutlass.const_expr(self.c.checkpoints is not None):
+                    self.write_state(x.pool + snapshot, Int64(at.head), rank, thread, first, self.c.v_first, S)
+                else:
+                    number = Int64(snapshot) * x.HV + at.head
+                    self.write_state(x.h, number, rank, thread, first, self.c.v_first, S)
             umma.store_row(self.own_row(thread, first), [element * decay for element in S])
         umma.wait_for_stores()
         cute.arch.fence_proxy("async.shared", space="cta")
@@ -220,6 +227,15 @@ class Consumer:
     def row(self, first, own, token, HV):
         """The address in what begins at `first`, v or o, `token` rows below element `own`."""
         return fast.row(first + own * 2, token, HV * Int32(2 * V))
+
+    @cute.jit
+    def place_of_checkpoint(self, x, chunks_before, i, steps):
+        """The element of the pool where the state that enters chunk i begins; -1: it is not stored."""
+        place = Int64(-1)
+        if cutlass.const_expr(self.c.checkpoints is not None):
+            if i < steps:
+                place = load_one(x.place + (chunks_before + i))
+        return place
 
     @cute.jit
     def states_before(self, x, n):

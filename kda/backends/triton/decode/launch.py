@@ -12,7 +12,7 @@ from kda.compile.triton import TritonKernel
 from kda.host import Host, detect
 from kda.problem import Inputs, Problem
 
-from ..targets import target_of
+from ...common.targets import target_of
 from .plan import ROWS, Memory, config, grid, numbers, recipe, tensors
 
 Tensor = torch.Tensor

@@ -11,7 +11,7 @@ from kda.compile.triton import Recipe
 from kda.host import Host
 from kda.problem import Problem
 
-from ..targets import TYPES, target_of, width
+from ...common.targets import TYPES, target_of, width
 
 FUNCTION = "kda.backends.triton.decode.kernel:recurrent"
 ROWS = ("q", "k", "v", "g", "beta")

@@ -12,8 +12,8 @@ from kda.compile.triton import TritonKernel
 from kda.host import Host, detect
 from kda.problem import Step, StepInputs
 
+from ...common.targets import target_of
 from ...common.tensors import aligned
-from ..targets import target_of
 from . import step_plan
 from .plan import Memory
 from .step_plan import ROWS

@@ -12,7 +12,7 @@ from kda.compile.triton import Recipe
 from kda.host import Host
 from kda.problem import Problem, Step, StepInputs
 
-from ..targets import TYPES, target_of, width
+from ...common.targets import TYPES, target_of, width
 from .plan import Memory
 
 FUNCTION = "kda.backends.triton.decode.step:decode_step"

@@ -18,7 +18,7 @@ from ..parts.sequences import program_place
 
 @triton.jit
 def state(
-    A_qk, w, u, qg, kg, gc_last, h0, o, v_new, h, ht, segment_table, T, chunks, pieces, segment, HV, scale,
+    A_qk, w, u, qg, kg, gc_last, h0, o, v_new, h, ht, pool, place, segment_table, T, chunks, pieces, segment, HV, scale,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     START: tl.constexpr, FINISH: tl.constexpr, V_FIRST: tl.constexpr, OUTPUT: tl.constexpr, KEEP_H: tl.constexpr,
     KEEP_V: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
@@ -29,6 +29,7 @@ def state(
     FINISH  "none", "sequence" (ht of each) or "segment" (ht of each but the last of a sequence)
     KEEP_H  "none", or the layout of h entering each chunk, "kv" or "vk"
     KEEP_V  v_new
+    place   where in `pool` h entering each chunk goes, in the layout of h0; -1: nowhere
     """
     tile, head, p, n, number, begin, left, chunk = program_place(
         segment_table, T, C, segment, chunks, pieces, HV, V, BV
@@ -58,6 +59,10 @@ def state(
         at_chunk = (chunk + c) * HV + head
         if KEEP_H != "none":
             store_state(h, at_chunk, S, e, K, V, BK, KEEP_H == "vk")
+        if place is not None:
+            to = tl.load(place + chunk + c)
+            if to >= 0:
+                store_state(pool + to, head, S, e, K, V, BK, V_FIRST)
         x = tl.zeros((C, BV), tl.float32)
         for s in tl.static_range(len(S)):
             d = s * BK + tl.arange(0, BK)

@@ -11,7 +11,7 @@ from kda.compile.target import Target
 from kda.compile.triton import Recipe
 from kda.host import Host
 
-from ..targets import TYPES, target_of
+from ...common.targets import TYPES, target_of
 
 WIDTH = 4                                    # tokens that the convolution sees: that of every model
 CHANNELS = 512                               # of a program of the convolution: four a thread

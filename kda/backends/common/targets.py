@@ -1,4 +1,4 @@
-"""What all plans of this backend say in Triton's words.  No torch, no Triton."""
+"""What all plans of kernels in Triton say in its words.  No torch, no Triton."""
 
 from __future__ import annotations
 
