@@ -1,5 +1,6 @@
 """The kernel of decode_step, run on the CPU from its PTX, against the reference in float64."""
 
+import dataclasses
 import functools
 import importlib.util
 import itertools
@@ -319,6 +320,18 @@ def test_a_state_of_every_size_fits_into_the_registers_of_its_warps():
         c = step_plan.config(step(K=K, V=V))
         held = step_plan.width(K) * step_plan.width(V) / (32 * c.num_warps)
         assert held <= 128 and c.num_warps <= 8 and c.piece <= step_plan.width(K)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("drafts,tree", [(False, False), (True, False), (True, True)], ids=["token", "line", "tree"])
+@pytest.mark.parametrize("states", ["float32", "bfloat16"])
+@pytest.mark.parametrize("arch", ["sm80", "sm90", "sm100"])
+def test_kernels_of_the_models_spill_next_to_nothing_and_sum_in_few_shuffles(arch, states, drafts, tree):
+    """A layout that Triton does not choose as step.py says takes ten times the shuffles."""
+    s = step(T=4 if drafts else 1, state_dtype=states, gate="bounded", A_log=True, qk_l2norm=True, beta="sigmoid")
+    s = dataclasses.replace(s, drafts=drafts, tree=tree)
+    kernel = built_here(step_plan.recipes(s, host_of(arch))[0])
+    assert kernel.spills <= (32 if drafts else 0) and kernel.ptx.count("shfl.sync") < 100
 
 
 def test_a_kernel_is_built_for_a_class_of_calls():
