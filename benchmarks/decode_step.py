@@ -15,6 +15,7 @@ Bytes are those that a call cannot do without; beside them stands what a large c
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import itertools
 import json
@@ -35,10 +36,8 @@ from kda import nn
 from kda.backends.triton.decode import step_launch, step_plan
 from kda.commands.render import table
 from kda.compile.fetching import fetch_all
-from kda.decoding import step as calls
-from kda.host import detect
 from kda.nn.sequences import Sequences
-from kda.verify.steps import copied, make_step, run_step
+from kda.verify.steps import bytes_moved, copied, make_step, run_step
 
 REPLAYS, L2_TIMES, FEW = 15, 4, 3
 TOLERANCE = {torch.bfloat16: 2**-7, torch.float32: 2e-5}
@@ -172,32 +171,19 @@ def pools(x: Arguments, L2: int) -> list[Arguments]:
     return [x | {n: x[n].clone() for n in UPDATED if x.get(n) is not None} for _ in range(count)]
 
 
-def moved(x: Arguments) -> int:
-    step = calls._checked(calls.StepCall(*_bound(x)))
-    return step_plan.bytes_moved(step, {n: t.element_size() for n, t in x.items() if torch.is_tensor(t)})
-
-
-def _bound(x: Arguments) -> tuple:
-    found: list[Any] = []
-    run, calls._run = calls._run, lambda c: found.append(c)
-    try:
-        kda.decode_step(**x)
-    finally:
-        calls._run = run
-    return found[0].x, found[0].options
-
-
 def built(args: argparse.Namespace, configs: list[step_plan.Config | None]) -> None:
     """All kernels of the step side by side, before anything waits for one."""
-    found, host = [], detect(args.device)
-    for config, states in itertools.product(configs, args.states):
-        use(config)
-        x = arguments(2, 2, states, args)
-        call = calls.StepCall(*_bound(x))
-        step = calls._checked(call)
-        found += [r for r in step_plan.recipes(step, host) if r.signature.get("slots") == "*i32"
-                  and r.constants["ORDER"] == "vk" and r.constants.get("conv_states_c") == 1]  # fmt: skip
-    fetch_all(dict.fromkeys(found))
+    found: list[Any] = []
+    fetch, step_launch.fetch = step_launch.fetch, lambda recipe: found.append(recipe)
+    try:
+        for config, states in itertools.product(configs, args.states):
+            use(config)
+            with contextlib.suppress(AttributeError):                          # nothing is there to be launched yet
+                run_step(arguments(2, 2, states, args), backend="triton")
+    finally:
+        step_launch.fetch = fetch
+        use(None)
+    fetch_all(list(dict.fromkeys(found)))
 
 
 def measure(N: int, H: int, states: str, args: argparse.Namespace, configs: list[str]) -> list[Arguments]:
@@ -205,7 +191,7 @@ def measure(N: int, H: int, states: str, args: argparse.Namespace, configs: list
     backend = "reference" if on_cpu else "triton"
     L2 = 0 if on_cpu else torch.cuda.get_device_properties(args.device).L2_cache_size
     x, rows = arguments(N, H, states, args), []
-    about = {"HV": H, "N": N, "T": args.drafts + 1, "states": states, "bytes": moved(x)}
+    about = {"HV": H, "N": N, "T": args.drafts + 1, "states": states, "bytes": bytes_moved(x)}
     each = pools(x, L2)
     for config in configs:
         use(parse_config(config))

@@ -23,6 +23,7 @@ from kda.errors import NoBackendError
 from kda.host import detect
 from kda.measure.shapes import DIRECTIONS, SHAPES, Shape, too_large
 
+from . import bench_decode
 from .bench_asked import CannotJudge, both, problem_of, shapes_asked, spec_of, taker, ways
 from .bench_report import (
     KEY,
@@ -71,9 +72,10 @@ class Percent(click.ParamType):
 @shape_options(heads=8, lengths="Packed sequences.", batch=1)
 @click.option("--regime", type=click.Choice([*REGIMES, "both"]), default="both", show_default=True,
               help="Gates that forget within 16 tokens, or remember for hundreds.")  # fmt: skip
-@click.option("--direction", "directions", type=click.Choice([*DIRECTIONS, "both", "step"]), multiple=True,
+@click.option("--direction", "directions", type=click.Choice([*DIRECTIONS, "both", "step", "decode"]), multiple=True,
               default=["both"], show_default=True,
-              help="A step is a recorded forward and its backward in one; may be repeated.")  # fmt: skip
+              help="A step is a recorded forward and its backward in one; may be repeated. decode: a token of each of "
+              "--batch sequences by kda.decode_step.")  # fmt: skip
 @click.option("--graph", is_flag=True, help="Replay calls from a CUDA graph.")
 @click.option("--disable-recompute", is_flag=True, help="Keep the forward's intermediates for the backward.")
 @click.option("--stages", is_flag=True, help="Time each stage that the backend can run alone, too.")
@@ -106,9 +108,15 @@ def command(screen: Screen, **options: Any) -> int:
     """
     if options["only_list"]:
         return print_list(screen)
-    check_usage(options)
+    decoding = "decode" in options["directions"]
+    if decoding:
+        bench_decode.check_usage(options, given, option_of)
+    else:
+        check_usage(options)
     old = read_results(options["compare"]) if options["compare"] else None
     try:
+        if decoding:
+            return bench_decode.decode(screen, options, given)
         if options["predicted"]:
             from .bench_predicted import predicted
 

@@ -82,6 +82,17 @@ def run_step(x: dict[str, Any], **options: Any) -> dict[str, Tensor]:
     return {"o": o} | {name: x[name] for name in UPDATED if x.get(name) is not None}
 
 
+def bytes_moved(x: Mapping[str, Any]) -> int:
+    """Bytes that a call cannot do without: rows, weights once, and of each sequence its state, tail and records, both
+    ways."""
+    def size(name: str) -> int:
+        return x[name].numel() * x[name].element_size() if x.get(name) is not None else 0
+
+    pools = sum(size(name) // len(x[name]) for name in UPDATED if x.get(name) is not None)
+    rows = [*tokens_of(x), "v", "conv_weight", "conv_bias", "norm_weight", "A_log", "dt_bias"]    # v: and o, as large
+    return 2 * len(x["q"]) * pools + sum(map(size, rows))
+
+
 def budgets(x: dict[str, Any]) -> dict[str, Budget]:
     """Of o and of each updated tensor, by the reference in float64 and in float32."""
     reference = {"backend": "reference"}

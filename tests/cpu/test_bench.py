@@ -29,6 +29,7 @@ from kda.measure.clocks import CpuClock, Timing
 from kda.measure.shapes import DIRECTIONS, SHAPES, Shape, bytes_moved, flops, too_large
 from kda.measure.timing import Line, Machine
 from kda.verify import cases, doors
+from kda.verify.steps import run_step
 
 QUICK = ("--tokens", "70", "--heads", "1", "-K", "8", "-V", "8", "--dtype", "float32", "--repeats", "3")
 ONE = (*QUICK, "--regime", "slow", "--direction", "forward")
@@ -88,6 +89,29 @@ def test_a_step_is_a_forward_and_a_backward():
     result = run(*QUICK, "--regime", "slow", "--direction", "step", "--json")
     (row,) = json.loads(result.stdout)["rows"]
     assert result.exit_code == 0 and row["direction"] == "step" and row["median"] > 0
+
+
+def test_decoding_is_right_before_it_is_timed():
+    result = run("--direction", "decode", "--heads", "2", "--batch", "3", "-K", "16", "-V", "8", "--json")
+    rows = json.loads(result.stdout)["rows"]
+    assert result.exit_code == 0 and [row["states"] for row in rows] == ["float32", "bfloat16"]
+    assert all(row["used"] <= 1 and row["median"] > 0 and row["bytes"] > 2 * 3 * 2 * 16 * 8 * 2 for row in rows)
+
+
+def test_decoding_that_is_wrong_is_not_timed(monkeypatch):
+    def wrong(x, **options):
+        found = run_step(x, **options)
+        return found | {"states": found["states"] + 1e-3}
+
+    monkeypatch.setattr("kda.measure.decoding.run_step", wrong)
+    result = run("--direction", "decode", "--heads", "2", "--batch", "3", "-K", "16", "-V", "8")
+    assert result.exit_code == 1 and "wrong results are not timed" in result.stdout
+
+
+@pytest.mark.parametrize("words", [("--tokens", "4"), ("--graph",), ("--direction", "step"), ("--against", "fla")])
+def test_decoding_has_no_other_options(words):
+    result = run("--direction", "decode", *words)
+    assert result.exit_code == 2 and "leave out" in result.output
 
 
 def test_directions_that_are_requested_together_share_their_comparison():

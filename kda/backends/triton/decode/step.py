@@ -50,15 +50,32 @@ def put(pointers, x, real, FULL: tl.constexpr):
 
 
 @triton.jit
-def state_of(state, d, e, state_k, state_v, K: tl.constexpr, V: tl.constexpr, ORDER: tl.constexpr):
-    """Addresses (P, BV, PIECE) in a state: d (P, PIECE) channels of K, e (BV) of V."""
+def state_of(state, state_k, state_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+             PIECE: tl.constexpr, ORDER: tl.constexpr):  # fmt: skip
+    """Addresses (P * BV, PIECE) in a state, and where it has elements; rows of one piece of K, then of the next.
+
+    Of two axes Triton knows which one a warp reads along; of three, its versions differ.
+    """
+    row = tl.arange(0, BK // PIECE * BV)[:, None]
+    e, d = row % BV, row // BV * PIECE + tl.arange(0, PIECE)[None, :]
     if ORDER == "vk":
-        at = state + (e[None, :, None] * K + d[:, None, :])
+        at = state + (e * K + d)
     elif ORDER == "kv":
-        at = state + (d[:, None, :] * V + e[None, :, None])
+        at = state + (d * V + e)
     else:
-        at = state + (e[None, :, None] * state_v + d[:, None, :] * state_k)
-    return at
+        at = state + (e * state_v + d * state_k)
+    return at, (d < K) & (e < V)
+
+
+@triton.jit
+def read_state(at, real, FULL: tl.constexpr, BV: tl.constexpr):
+    """(P, BV, PIECE) in float32."""
+    return tl.reshape(fetch(at, real, FULL), (at.shape[0] // BV, BV, at.shape[1])).to(tl.float32)
+
+
+@triton.jit
+def write_state(at, S, real, FULL: tl.constexpr):
+    put(at, tl.reshape(S.to(at.dtype.element_ty), at.shape), real, FULL)
 
 
 @triton.jit
@@ -256,7 +273,6 @@ def decode_step(
     first = real_w & (copy == 0)
     FULL_K: tl.constexpr = K == BK
     FULL_V: tl.constexpr = V == BV
-    real = real_k[:, None, :] & real_v[None, :, None]
     tokens, heads = T, group
     if ONE:
         tokens = 1
@@ -292,10 +308,10 @@ def decode_step(
 
         for i in range(heads):
             head = h * group + i
-            at = state_of(states + head * states_h, d, e, states_k, states_v, K, V, ORDER)
+            at, real = state_of(states + head * states_h, states_k, states_v, K, V, BK, BV, PIECE, ORDER)
             S = tl.zeros((BK // PIECE, BV, PIECE), tl.float32)
             if not ONE:
-                S = fetch(at, real, FULL_K and FULL_V).to(tl.float32)
+                S = read_state(at, real, FULL_K and FULL_V, BV)
             v_at, c_v = v + n * v_n + head * v_h + wide, 2 * H * K + head * V + wide
             tail_v = None
             if W > 0:
@@ -331,7 +347,7 @@ def decode_step(
                     gate = norm_gate + n * norm_gate_n + t * norm_gate_t + head * norm_gate_h + wide
                     gate = fetch(gate, real_w, FULL_V)
                 if ONE:
-                    S = fetch(at, real, FULL_K and FULL_V).to(tl.float32)
+                    S = read_state(at, real, FULL_K and FULL_V, BV)
                 qt = convolved(taps_q, weights_q, conv_weight, W)
                 kt = convolved(taps_k, weights_k, conv_weight, W)
                 vt = narrow(convolved(taps_v, weights_v, conv_weight, W))
@@ -356,7 +372,7 @@ def decode_step(
                         while parent > 0:
                             passed |= tl.full((), 1, tl.int64) << parent
                             parent = parent_of(parent, tree)
-                        S = fetch(at, real, FULL_K and FULL_V).to(tl.float32)
+                        S = read_state(at, real, FULL_K and FULL_V, BV)
                         for j in range(1, t):
                             if (passed >> j) & 1 != 0:
                                 kr, Dr, cr = recorded(record + (j - 1) * HV * (2 * K + V), d, e, real_k, real_v, K,
@@ -369,7 +385,7 @@ def decode_step(
                 S = updated(S, kt, change, states.dtype.element_ty)
                 if record is not None:
                     if t == 0:
-                        put(at, S, real, FULL_K and FULL_V)
+                        write_state(at, S, real, FULL_K and FULL_V)
                     else:
                         new = record + (t - 1) * HV * (2 * K + V)
                         put(new + d, kt, real_k, FULL_K)
@@ -382,7 +398,7 @@ def decode_step(
                 put(out + (t * HV + head) * V + wide, y, first, False)
 
             if records is None:
-                put(at, S, real, FULL_K and FULL_V)
+                write_state(at, S, real, FULL_K and FULL_V)
             if W > 0 and not EARLY:
                 keep_tail(v_at, v_t, tail_v, conv_states_l, holds, way, T, L, first, False, W)
         if W > 0 and not EARLY:

@@ -55,20 +55,6 @@ def grid(s: Step) -> int:
     return s.core.N * s.core.H
 
 
-def bytes_moved(s: Step, element: Mapping[str, int], slots: int | None = None) -> int:
-    """Bytes that a call cannot do without, `element` bytes each; weights are read once."""
-    p, n = s.core, s.core.N if slots is None else slots
-    C = 2 * p.H * p.K + p.HV * p.V
-    rows = (C * element["q"] + p.HV * (p.K * element["g"] + p.V * element["q"]) + p.HV * element["beta"]) * p.T
-    if s.norm_eps is not None:
-        rows += p.HV * p.V * element["norm_gate"] * p.T
-    states = 2 * p.HV * p.K * p.V * element["states"]
-    tails = 2 * s.tail * C * element["conv_states"] if s.width else 0
-    records = 2 * 4 * (p.T - 1) * p.HV * (2 * p.K + p.V) if s.drafts else 0
-    weights = (C * s.width + p.V) * element["q"] if s.width else 0
-    return n * (rows + states + tails + records) + weights
-
-
 def numbers(s: Step, x: Mapping[str, Memory]) -> dict[str, float]:
     """The kernel's arguments that are no tensors; an axis of one element has no stride, whatever its tensor says."""
     found: dict[str, Any] = dict.fromkeys(STRIDES, 0)
