@@ -266,7 +266,7 @@ def text(screen: Screen, results: Sequence[Result], target: Target | None, verbo
     lines += [f"{screen.mark('ok' if result.passed else 'fail')} {ending(result, target)}" for result in judged]
     for result in judged:
         if result.stages and result.levels:
-            lines += ["", *stage_lines(screen, result)]
+            lines += ["", *stage_lines(screen, result, f"{result.backend}: " if len(judged) > 1 else "")]
         if cases := [case for case in result.cases if verbose or not case.passed]:
             lines += ["", *case_lines(screen, cases)]
     if not verbose and any(result.cases for result in judged):
@@ -293,9 +293,9 @@ def host_name() -> str:
     return detect(here()).name
 
 
-def stage_lines(screen: Screen, result: Result) -> list[str]:
+def stage_lines(screen: Screen, result: Result, whose: str) -> list[str]:
     """The table, with the details of a failure under its row."""
-    header = ("stage", *(HEADERS.get(level, level.word) for level in result.levels))
+    header = (f"{whose}stage", *(HEADERS.get(level, level.word) for level in result.levels))
     rows = [(line.stage, *(cell(screen, line, level) for level in result.levels)) for line in result.stages]
     top, *printed = row_lines(rows, header, width=screen.width)
     lines, indent = top, max(seen(row[0]) for row in [header, *rows]) + 2
