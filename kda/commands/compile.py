@@ -87,7 +87,7 @@ def command(screen: Screen, archs: tuple[Target, ...], backend: str | None, mode
     lines, refused = offered(targets, backend, [problem_of(words) for words in problems], calls)
     if not lines:
         return cannot(screen, targets, refused)
-    with screen.progress("looking for kernels"):
+    with screen.progress(", ".join(target.name for target in targets)):
         fill(lines, workers)
     code = FINDING if broken(lines) else OK
     if screen.json:

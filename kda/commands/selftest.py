@@ -25,7 +25,7 @@ from .layout import fold, row_lines, seen
 from .options import ARCH, BACKEND, built_for, no_kernels
 from .progress import Progress
 from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version
-from .verify import finite, known_stage, not_alone
+from .verify import StageName, finite, not_alone
 
 LEVELS = {"simulate": Evidence.SIMULATED, "execute": Evidence.EXECUTED}
 HEADERS = {Evidence.SIMULATED: "simulated (vs float64)", Evidence.EXECUTED: "executed (of budget)"}
@@ -84,7 +84,7 @@ class NotInstalled(CannotJudge):
 @click.option("--arch", type=ARCH, help="The backends with kernels for this arch or card, such as sm100 or h100.")
 @click.option("--backend", type=BACKEND, help="One backend; without --arch and --backend, the one that auto picks.")
 @click.option("--level", type=click.Choice(list(LEVELS)), help="How far to go; left out, as far as possible.")
-@click.option("--stage", metavar="NAME", help="One stage alone, such as fwd/state.")
+@click.option("--stage", type=StageName(), help="One stage alone, such as fwd/state.")
 @click.option("--quick", is_flag=True, help="Fewer whole calls; stages are proven as always.")
 @click.option("--verbose", "-v", is_flag=True, help="Print the calls that passed, too.")
 @common_options
@@ -96,8 +96,6 @@ def command(
 
     Exits with 1 if a proof failed, with 3 if nothing here can be judged or a compiler is not installed.
     """
-    if stage:
-        known_stage(stage)
     wanted = LEVELS[level] if level else None
     try:
         chosen = chosen_backends(screen, arch, backend)
