@@ -109,7 +109,8 @@ class Run:
         rows += [None, ("findings, notes", f"{len(self.findings)}, {len(self.notes)}")]
         width = max(len(row[0]) for row in rows if row)
         lines = ["" if row is None else f"{row[0]:<{width}}  {row[1]}".rstrip() for row in rows]
-        return "\n".join([heading, *lines, *(f"  {line}" for f in self.findings + self.notes for line in str(f).splitlines())])
+        lines += [f"  {line}" for found in self.findings + self.notes for line in str(found).splitlines()]
+        return "\n".join([heading, *lines])
 
     def _timed(self):
         c = self.clock
