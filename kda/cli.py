@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import sys
 from collections.abc import Iterator
@@ -60,8 +59,10 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in COMMANDS and not args[0].startswith("-"):
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(COMMANDS)}."
+            from kda.commands.options import nearest
+
+            near = nearest(args[0], COMMANDS)
+            hint = f"Did you mean {near!r}?" if near else f"There are {', '.join(COMMANDS)}."
             raise click.UsageError(f"No such command {args[0]!r}. {hint}", ctx)
         try:
             return super().resolve_command(ctx, args)

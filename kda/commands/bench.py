@@ -24,7 +24,7 @@ from kda.host import detect
 from kda.measure.shapes import DIRECTIONS, SHAPES, Shape, too_large
 
 from . import bench_decode
-from .bench_asked import CannotJudge, both, problem_of, shapes_asked, spec_of, taker, ways
+from .bench_asked import CannotJudge, backend_for, both, problem_of, shapes_asked, spec_of, ways
 from .bench_report import (
     KEY,
     Change,
@@ -210,7 +210,7 @@ def doors_for(spec: Spec, options: dict[str, Any], device: str) -> list[Door]:
             as_saved = what_is_kept(recorded, backend_asked(asked)) is Save.ALL
             problems = [dataclasses.replace(problem, disable_recompute=as_saved) for problem in problems]
         for problem in problems:
-            asked = taker(problem, backend_asked(asked))
+            asked = backend_for(problem, backend_asked(asked))
     except NoBackendError as error:
         forward_runs = problem is not problems[0]
         more = ["--direction forward times what there is"] if forward_runs else []

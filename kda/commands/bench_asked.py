@@ -54,8 +54,8 @@ def problem_of(spec: Spec, direction: str, device: str) -> Problem:
     return dataclasses.replace(make(one_token).problem(direction), device=device, B=B, T=T, N=N)
 
 
-def taker(problem: Problem, asked: str) -> str:
-    """The backend that takes a call, as `kda.dispatch.choose` has it."""
+def backend_for(problem: Problem, asked: str) -> str:
+    """The backend that handles a call, as `kda.dispatch.choose` has it."""
     from kda.dispatch import choose
 
     backend = choose(problem, asked).backend

@@ -172,7 +172,8 @@ def draw(file: str, title: str, details: str, groups: Sequence[Group]) -> None:
     if any(group.floors for group in groups):
         keys.append(Patch(color=FLOOR, label="floor: bytes over the bandwidth of memory"))
     figure.legend(handles=keys, loc="outside lower left", ncols=len(keys), frameon=False, fontsize=8)
-    says = [line for text in (details, peers_line(groups)) if text for line in fold(text, 90, 0)]
+    made = f"Made on {datetime.date.today()}"
+    says = [line for text in (details, made, peers_line(groups)) if text for line in fold(text, 90, 0)]
     panels[0].set_xlabel("\n".join(says), loc="left", fontsize=7, color=FAINT)
     figure.savefig(file, dpi=150)
 

@@ -11,7 +11,7 @@ from kda.dispatch import backend_asked, what_is_kept
 from kda.errors import NoBackendError
 from kda.measure.shapes import Shape
 
-from .bench_asked import CannotJudge, problem_of, shapes_asked, spec_of, taker
+from .bench_asked import CannotJudge, backend_for, problem_of, shapes_asked, spec_of
 from .layout import row_lines
 from .render import OK, Screen, kda_version
 
@@ -73,9 +73,9 @@ def taken_by(spec: Any, asked: str | None, device: str, kept: bool) -> str:
     try:
         forward = problem_of(spec, "forward", device)
         as_saved = kept and what_is_kept(dataclasses.replace(forward, disable_recompute=True), asked).value == "all"
-        made = taker(dataclasses.replace(forward, disable_recompute=as_saved), asked)
+        made = backend_for(dataclasses.replace(forward, disable_recompute=as_saved), asked)
         backward = dataclasses.replace(problem_of(spec, "backward", device), disable_recompute=as_saved)
-        read = taker(backward, backend_of_backward(asked))
+        read = backend_for(backward, backend_of_backward(asked))
     except NoBackendError as error:
         raise CannotJudge(*str(error).splitlines()) from None
     return made if made == read else f"{made}, {read}"

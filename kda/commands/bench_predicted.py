@@ -118,7 +118,7 @@ def backends_for(shape: Shape, directions: Sequence[str], target: Target, asked:
     """Direction -> the backend that takes it on such a GPU."""
     from kda.simulator import capture
 
-    from .bench_asked import CannotJudge, problem_of, spec_of, taker
+    from .bench_asked import CannotJudge, backend_for, problem_of, spec_of
 
     asked, found = backend_asked(asked), {}
     with capture(arch=target.spelling):
@@ -126,7 +126,7 @@ def backends_for(shape: Shape, directions: Sequence[str], target: Target, asked:
             if way in directions or "step" in directions or way == "forward":
                 problem = dataclasses.replace(problem_of(spec_of(shape, "slow"), way, "cpu"), disable_recompute=False)
                 try:
-                    found[way] = taker(problem, asked if way == "forward" else backend_of_backward(asked))
+                    found[way] = backend_for(problem, asked if way == "forward" else backend_of_backward(asked))
                 except NoBackendError as error:
                     more = ["--direction forward predicts what there is"] if way == "backward" else []
                     raise CannotJudge(*str(error).splitlines(), *more) from None

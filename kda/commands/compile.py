@@ -31,6 +31,7 @@ from .findings import in_bytes
 from .options import ARCH, BACKEND, Name, no_kernels
 from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version
 
+HEAD = ("backend", "arch", "kernel", "variants", "registers", "spills", "shared", "seconds", "")
 WAYS = ("forward", "backward", "recurrent")
 GATES = ("", "softplus dt_bias=true l2norm beta=sigmoid", "bounded dt_bias=true l2norm beta=sigmoid")
 BATCHES = ("", "packed")
@@ -86,7 +87,7 @@ def command(screen: Screen, archs: tuple[Target, ...], backend: str | None, mode
     lines, refused = offered(targets, backend, [problem_of(words) for words in problems], calls)
     if not lines:
         return cannot(screen, targets, refused)
-    with screen.progress("looking for kernels"):
+    with screen.progress(", ".join(target.name for target in targets)):
         fill(lines, workers)
     code = FINDING if broken(lines) else OK
     if screen.json:
@@ -242,8 +243,10 @@ def text_lines(
         for line in lines:
             alike.setdefault((line.backend, line.recipe.target, line.recipe.name), []).append(line)
         groups = [(name, same) for (_, _, name), same in alike.items()]
-    header = ("backend", "arch", "kernel", "variants", "registers", "spills", "shared", "seconds", "")
-    printed = screen.table([cells(screen, *group) for group in groups], header, "lllrrrrrl")
+    rows = [HEAD, *(cells(screen, *group) for group in groups)]
+    if verbose:
+        rows = [(*row[:3], *row[4:]) for row in rows]                        # each row is one variant
+    printed = screen.table(rows[1:], rows[0], "lllrrrrl" if verbose else "lllrrrrrl")
     more = ["-v prints each variant."] * any(len(same) > 1 for _, same in groups)
     return [*out, "", *printed, *more]
 

@@ -25,7 +25,7 @@ from .layout import fold, row_lines, seen
 from .options import ARCH, BACKEND, built_for, no_kernels
 from .progress import Progress
 from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version
-from .verify import finite, known_stage, not_alone
+from .verify import StageName, finite, not_alone
 
 LEVELS = {"simulate": Evidence.SIMULATED, "execute": Evidence.EXECUTED}
 HEADERS = {Evidence.SIMULATED: "simulated (vs float64)", Evidence.EXECUTED: "executed (of budget)"}
@@ -84,7 +84,7 @@ class NotInstalled(CannotJudge):
 @click.option("--arch", type=ARCH, help="The backends with kernels for this arch or card, such as sm100 or h100.")
 @click.option("--backend", type=BACKEND, help="One backend; without --arch and --backend, the one that auto picks.")
 @click.option("--level", type=click.Choice(list(LEVELS)), help="How far to go; left out, as far as possible.")
-@click.option("--stage", metavar="NAME", help="One stage alone, such as fwd/state.")
+@click.option("--stage", type=StageName(), help="One stage alone, such as fwd/state.")
 @click.option("--quick", is_flag=True, help="Fewer whole calls; stages are proven as always.")
 @click.option("--verbose", "-v", is_flag=True, help="Print the calls that passed, too.")
 @common_options
@@ -96,8 +96,6 @@ def command(
 
     Exits with 1 if a proof failed, with 3 if nothing here can be judged or a compiler is not installed.
     """
-    if stage:
-        known_stage(stage)
     wanted = LEVELS[level] if level else None
     try:
         chosen = chosen_backends(screen, arch, backend)
@@ -266,7 +264,7 @@ def text(screen: Screen, results: Sequence[Result], target: Target | None, verbo
     lines += [f"{screen.mark('ok' if result.passed else 'fail')} {ending(result, target)}" for result in judged]
     for result in judged:
         if result.stages and result.levels:
-            lines += ["", *stage_lines(screen, result)]
+            lines += ["", *stage_lines(screen, result, f"{result.backend}: " if len(judged) > 1 else "")]
         if cases := [case for case in result.cases if verbose or not case.passed]:
             lines += ["", *case_lines(screen, cases)]
     if not verbose and any(result.cases for result in judged):
@@ -293,9 +291,9 @@ def host_name() -> str:
     return detect(here()).name
 
 
-def stage_lines(screen: Screen, result: Result) -> list[str]:
+def stage_lines(screen: Screen, result: Result, whose: str) -> list[str]:
     """The table, with the details of a failure under its row."""
-    header = ("stage", *(HEADERS.get(level, level.word) for level in result.levels))
+    header = (f"{whose}stage", *(HEADERS.get(level, level.word) for level in result.levels))
     rows = [(line.stage, *(cell(screen, line, level) for level in result.levels)) for line in result.stages]
     top, *printed = row_lines(rows, header, width=screen.width)
     lines, indent = top, max(seen(row[0]) for row in [header, *rows]) + 2

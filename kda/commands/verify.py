@@ -53,17 +53,15 @@ def known_stage(name: str, *others: str) -> None:
 
 
 class StageName(Name):
-    """A stage, a run of stages, or all."""
+    """A stage, a run of stages, or one of some other words."""
 
-    def __init__(self) -> None:
-        super().__init__("stage", lambda: ["all", *STAGES, *OF_WALK])
+    def __init__(self, *others: str) -> None:
+        super().__init__("stage", lambda: [*others, *STAGES, *OF_WALK])
+        self.others = others
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        known_stage(value, "all")
+        known_stage(value, *self.others)
         return str(value)
-
-
-STAGE = StageName()
 
 
 @click.command()
@@ -77,7 +75,8 @@ STAGE = StageName()
 @click.option("--regime", type=click.Choice(["fast", "slow"]), default="slow", show_default=True,
               help="Gates that forget within 16 tokens, or remember for hundreds.")  # fmt: skip
 @click.option("--chunk-size", type=click.Choice(["32", "64"]), default="64", show_default=True)
-@click.option("--stage", type=STAGE, default="all", show_default=True, help="One stage alone, such as fwd/state.")
+@click.option("--stage", type=StageName("all"), default="all", show_default=True,
+              help="One stage alone, such as fwd/state.")  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--exact", is_flag=True, help="Ask for equal bits: run after run, and packed against alone.")
 @click.option("--fault", metavar="NAME", help="Plant a known fault; `--fault list` lists them.")

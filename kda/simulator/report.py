@@ -87,8 +87,8 @@ class Run:
         c = self.counters
         grid, block, cluster = ("x".join(map(str, d)) for d in (self.grid, self.block, self.cluster))
         active = _share(c["thread_instructions"], 32 * c["warp_instructions"])
-        rows = [(f"{shortened(self.kernel)} on {self.arch}", f"grid {grid}, block {block}, cluster {cluster}"), None]
-        rows += [
+        heading = f"{shortened(self.kernel)} on {self.arch}\ngrid {grid}, block {block}, cluster {cluster}\n"
+        rows = [
             ("warp instructions", f"{c['warp_instructions']:,}  ({active} of the lanes active)"),
             ("global read", _against(c["global_bytes_read"], c["global_floor_read"])),
             ("global written", _against(c["global_bytes_written"], c["global_floor_written"])),
@@ -109,7 +109,8 @@ class Run:
         rows += [None, ("findings, notes", f"{len(self.findings)}, {len(self.notes)}")]
         width = max(len(row[0]) for row in rows if row)
         lines = ["" if row is None else f"{row[0]:<{width}}  {row[1]}".rstrip() for row in rows]
-        return "\n".join([*lines, *(f"  {line}" for f in self.findings + self.notes for line in str(f).splitlines())])
+        lines += [f"  {line}" for found in self.findings + self.notes for line in str(found).splitlines()]
+        return "\n".join([heading, *lines])
 
     def _timed(self):
         c = self.clock

@@ -18,9 +18,10 @@ from click.testing import CliRunner
 import kda
 from kda.backends.reference import launch
 from kda.cli import cli
-from kda.commands import bench, bench_drawn, bench_report
+from kda.commands import bench, bench_drawn, bench_report, timeline
 from kda.commands.layout import strip_ansi
 from kda.commands.render import Screen
+from kda.compile.target import TARGETS
 from kda.dispatch import weigh
 from kda.errors import NoBackendError
 from kda.host import Host
@@ -748,6 +749,12 @@ def test_a_page_shows_what_the_roles_of_kernels_do_when(monkeypatch):
     text = bench_drawn.page("<a title>", "details", ["a note"], bench_drawn.groups_of([H64], "CPU"), [None] * 2)
     assert "2 kernels" in text and "&lt;a title&gt;" in text and "<a title>" not in text and "a note" in text
     assert 'style="left: 50.00%"' in text                # the floor is half of the only time
+
+
+def test_there_are_no_roles_to_show_without_kernels_or_a_clock_for_their_gpu():
+    assert timeline.of_machine(Screen(), "reference") == timeline.of_machine(Screen(), "sm90") == []
+    assert timeline.of_machine(Screen(), "sm90", TARGETS["sm100"]) == []
+    assert timeline.of_machine(Screen(), "triton", TARGETS["sm86"]) == []
 
 
 def test_without_matplotlib_a_plot_is_refused_before_anything_is_timed(monkeypatch, tmp_path):

@@ -121,6 +121,7 @@ def test_only_a_name_that_is_near_is_suggested(arguments, near):
         ("kda selftest --arch sm1", {"sm100", "sm103", "sm120"}),
         ("kda verify --backend tr", {"triton"}),
         ("kda verify --stage fwd/w", {"fwd/wy"}),
+        ("kda selftest --stage fwd/g", {"fwd/gate"}),
         ("kda bench --shape tiny-", {"tiny-grouped", "tiny-packed"}),
         ("kda doctor cache.s", {"cache.stale"}),
         ("kda compile --model ki", {"kimi-linear", "kimi-k3"}),

@@ -322,6 +322,15 @@ def test_the_command_prints_the_problem_the_stages_and_that_all_is_well():
     assert printed[3:13] == list(STAGES) and printed[13:15] == ["forward", "backward"]
 
 
+@pytest.mark.parametrize(("stage", "told"), [(None, 12), ("fwd/wy", 4)])
+def test_as_many_parts_are_told_of_as_were_promised(stage, told):
+    said = []
+    case = make(Spec(lengths=(33,), K=8, V=8, C=32, H=1, dtype="float32"))
+    examine(Door("reference"), case, stage, tell=said.append)
+    assert len(said) == parity.parts(Door("reference"), case, stage) == told
+    assert parity.parts(Door("reference"), case, exact=True) is None
+
+
 def test_a_wrong_stage_is_named_with_its_worst_place_and_the_backward_is_not_run():
     result = kda_verify("--fault", "state-stale", "--seed", "7")
     assert result.exit_code == 1 and "stopped: forward is already wrong" in result.stdout

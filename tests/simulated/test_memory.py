@@ -264,6 +264,11 @@ def test_global_bytes_are_counted_and_compared_with_what_was_touched():
     assert result.counters["global_bytes_read"] == 2048
     assert 1024 <= result.counters["global_floor_read"] <= 1024 + 32
     assert "2.00 times" in result.report() or "1.9" in result.report()
+    name, result.kernel = result.kernel, "k" * 300                             # as mangled names are
+    heading, *others = result.report().splitlines()
+    assert heading == f"{'k' * 80}... on sm_90" and max(map(len, others)) <= 80
+    result.kernel = name
+    assert result.report().splitlines()[1:] == others
 
 
 # ---- arguments
