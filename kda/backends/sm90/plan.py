@@ -46,10 +46,10 @@ KERNELS = {
     ChainConfig: "sm90.fwd.chain", ComposeConfig: "common.cute.compose", FusedConfig: "sm90.fwd.fused",
     WalkConfig: "sm90.bwd.walk", GradsConfig: "sm90.bwd.grads", SharesConfig: "common.cute.shares",
 }  # fmt: skip
-STAGES = (6, 3)                              # of a chain: where a CTA is alone on an SM, and where two are there
+STAGES = (6, 3)                              # of a chain: with one CTA on an SM, and with two
 RECORD_STAGES = (5, 2)                       # the same of a chain that keeps, beside results
 WALK_STAGES = (6, 2)                         # and of other walks of a recorded call
-FUSED = None                                 # one kernel where that is sooner; True, False: where it can be, nowhere
+FUSED = None                                 # one kernel if that is faster; True: wherever possible, False: never
 CHUNKS = 50                                  # that prepare and chain make while a cluster makes one of its sequence
 FIRST_CHUNK = 5                              # chunks in the extra time of a cluster's first one
 LAUNCH = 400                                 # chunks in the time of a second launch
@@ -57,7 +57,7 @@ LAUNCH = 400                                 # chunks in the time of a second la
 
 @dataclass(frozen=True)
 class Plan:
-    """What the shapes of a call say.  Packed, there may be fewer chunks and segments."""
+    """Sizes that follow from a call's shapes.  Packed, there may be fewer chunks and segments."""
 
     chunks: int                              # of a row of T tokens
     segments: int                            # of a row
@@ -78,7 +78,7 @@ class Plan:
 
 @functools.lru_cache(maxsize=1024)
 def plan(p: Problem, sms: int, kept: bool = False, apart: bool = False) -> Plan:
-    """`apart`: tiles are wanted by more than one chain."""
+    """`apart`: more than one chain needs the tiles."""
     length, chunks = segment_length(p, sms), -(-p.T // C)
     segment = length or max(chunks, 1)
     segments = max(1, -(-chunks // segment))
@@ -92,7 +92,7 @@ def plan(p: Problem, sms: int, kept: bool = False, apart: bool = False) -> Plan:
         return alone if alone.strips * p.HV * all_segments <= sms else several
 
     cut, entries = length > 0, all_chunks + p.packed                           # tokens of no sequence may need one more
-    halves = (entries + 1) // 2 if p.packed else chunks // 2                   # of two neighbours one is a second
+    halves = (entries + 1) // 2 if p.packed else chunks // 2                   # one of two neighbours is a second half
     return Plan(
         chunks, segments, segment, all_chunks, all_segments, entries,
         grid(entries) if p.packed else (chunks, p.B), grid(halves) if p.packed else (halves, p.B),
@@ -146,7 +146,7 @@ def recipe(config: Config) -> cutedsl.Recipe:
 
 
 def recipes(p: Problem, host: Host) -> list[cutedsl.Recipe]:
-    """All kernels that a call of this class can want, whatever B, T, N and the number of heads.
+    """All kernels that a call of this class can need, whatever B, T, N and the number of heads.
 
     Whether heads share q and k is of the class.
     """
@@ -165,7 +165,7 @@ def prepare_config(p: Problem, kept: bool) -> PrepareConfig:
 
 
 def fused_config(p: Problem) -> FusedConfig | None:
-    """Where prepare makes one product of a chunk, two CTAs share a head, and only o and final states are requested."""
+    """If prepare computes one product per chunk, two CTAs share a head, and only o and final states are requested."""
     prepare = prepare_config(p, kept=False)
     if not prepare.one_product or not p.K == p.V == 2 * COLUMNS or p.intermediate_states:
         return None
@@ -173,8 +173,8 @@ def fused_config(p: Problem) -> FusedConfig | None:
 
 
 def one_kernel(p: Problem, sms: int, all_chunks: int) -> bool:
-    """Whether a cluster of two for each sequence and head is sooner than two kernels: where waves of them are full, and
-    sequences not short."""
+    """Whether a cluster of two per sequence and head is faster than two kernels: if waves of them are full and
+    sequences are not short."""
     clusters, at_once = p.N * p.HV, sms // 2
     if FUSED is not None or not clusters:
         return bool(FUSED and clusters)
