@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from drawing import BLUE, GREEN, INK, ORANGE, PINK, PURPLE, RED, SOFT, box, line, svg, text
-from specs import KERNELS, SMEM_LIMIT, TMEM_COLUMNS, Kernel
+from specs import KERNELS, SMEM_LIMIT, TIMED, TMEM_COLUMNS, Kernel, Timed
 
 from kda.backends.common.cute.fields import Field, Struct
 
@@ -265,6 +265,7 @@ LOOKS = {                                    # of a slice: what the legend says,
 BAR = {"warp": 9, "unit": 12}
 UNITS = {"tensor core": "tensor cores, mma", "bulk copies": "bulk copies", "shared memory": "shared memory"}
 LABELS = 150
+PIXELS = 700                                 # slices shorter than this fraction of a window are not shown
 
 
 def rectangles(slices: list[tuple[float, float, float, float]], colour: str) -> str:
@@ -273,7 +274,7 @@ def rectangles(slices: list[tuple[float, float, float, float]], colour: str) -> 
     return f'<path d="{d}" fill="{colour}" fill-opacity="0.9"/>'
 
 
-def time(kernel: Kernel, found: dict[str, Any]) -> str:
+def time(kernel: Kernel | Timed, found: dict[str, Any]) -> str:
     ends = found["ends"]
     per, y, parts, heading = (WIDTH - LABELS - 10) / ends, 62.0, [], None
     shapes: dict[str, list[tuple[float, float, float, float]]] = {}
@@ -306,7 +307,7 @@ def time(kernel: Kernel, found: dict[str, Any]) -> str:
 # ---- the clock
 
 
-def measured(kernels: list[Kernel]) -> dict[str, Any]:
+def measured(kernels: list[Kernel | Timed]) -> dict[str, Any]:
     """Timelines of the kernels, from calls in the simulator that launch them."""
     import torch
 
@@ -316,25 +317,39 @@ def measured(kernels: list[Kernel]) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for call in dict.fromkeys(kernel.call for kernel in kernels):
-        case = make_inputs(T=call.T, H=call.H, K=128, V=128, initial_state=False)
+        case = make_inputs(T=call.T, H=call.H, K=128, V=128, initial_state=False, dtype=call.dtype)
         inputs = {
             name: x.requires_grad_() if call.step and isinstance(x, torch.Tensor) else x
             for name, x in case.keywords.items()
         }
         with capture(arch=call.arch, checks=False, clock=True, timeline=True) as session:
-            o, ht = kda.chunk_kda(**inputs, backend=call.backend, disable_recompute=call.step)
+            o, ht = kda.chunk_kda(**inputs, backend=call.backend, disable_recompute=call.step and call.keep)
             if call.step:
                 torch.autograd.backward([o, ht], [case.do, case.dht])
-        runs = {type(run.recorded.config).__name__: run for run in session.runs if run.recorded}
         for kernel in kernels:
             if kernel.call == call:
-                run = runs[type(kernel.config).__name__]
-                assert run.recorded.config == kernel.config, f"{kernel.name}: {run.recorded.config} was launched"
+                run = next(run for run in session.runs if run.recorded and is_launch_of(kernel, run))
                 found[kernel.name] = window(kernel, run.timeline(sms=1))
     return found
 
 
-def window(kernel: Kernel, timeline: Any) -> dict[str, Any]:
+def is_launch_of(kernel: Kernel | Timed, run: Any) -> bool:
+    if isinstance(kernel, Timed):
+        return run.kernel == kernel.title
+    config = run.recorded.config
+    assert type(config) is not type(kernel.config) or config == kernel.config, f"{kernel.name}: {config} was launched"
+    return config == kernel.config
+
+
+def group_of(kernel: Kernel | Timed, row: Any) -> str:
+    """The heading of a warp's row."""
+    if isinstance(kernel, Kernel):
+        return row.role
+    warp = int(row.name.rpartition(" ")[2])
+    return next(name for name, warps in kernel.roles if warp in warps)
+
+
+def window(kernel: Kernel | Timed, timeline: Any) -> dict[str, Any]:
     """Warps and units of the first CTA between two ends of a phase of an mbarrier, or in the life of a CTA."""
     rows = [row for row in timeline.rows if row.sm == min(row.sm for row in timeline.rows)]
     ctas = [row.name.partition(":")[0] for row in rows if row.kind == "warp"]
@@ -351,7 +366,7 @@ def window(kernel: Kernel, timeline: Any) -> dict[str, Any]:
         if row.kind not in BAR or not (row.kind == "unit" or row.name.startswith(f"{cta}:")):
             continue
         if row.kind == "warp":
-            group = kernel.steps_title.split()[0] if row.role.startswith("warp ") else row.role
+            group = group_of(kernel, row)
         else:
             group = "UMMA" if row.name == "tensor core" else UNITS[row.name.rstrip(" 0123")]
         slices = clipped(row.slices, begins, ends)
@@ -361,8 +376,10 @@ def window(kernel: Kernel, timeline: Any) -> dict[str, Any]:
                 own[0]["slices"] = merged(own[0]["slices"] + slices)
             else:
                 own.append({"group": group, "kind": row.kind, "slices": slices})
-    found = [row for some in kept.values() for row in some]
-    return {"ends": round(ends - begins), "says": kernel.window, "chip": timeline.clock.chip.name, "rows": found}
+    length, found = round(ends - begins), [row for some in kept.values() for row in some]
+    for row in found:
+        row["slices"] = coarse(row["slices"], length / PIXELS)
+    return {"ends": length, "says": kernel.window, "chip": timeline.clock.chip.name, "rows": found}
 
 
 def clipped(slices: list[Any], begins: float, ends: float) -> list[list[Any]]:
@@ -380,6 +397,17 @@ def clipped(slices: list[Any], begins: float, ends: float) -> list[list[Any]]:
     return found
 
 
+def coarse(slices: list[list[Any]], least: float) -> list[list[Any]]:
+    """Without slices too short to be seen: the one before lasts until they end, if it touches them."""
+    found: list[list[Any]] = []
+    for a, b, kind in slices:
+        if found and a - found[-1][1] <= least and (b - a < least or kind == found[-1][2]):
+            found[-1][1] = b
+        elif b - a >= least:
+            found.append([a, b, kind])
+    return found
+
+
 def merged(slices: list[list[Any]]) -> list[list[Any]]:
     """When any of several units works."""
     found: list[list[Any]] = []
@@ -394,7 +422,7 @@ def merged(slices: list[list[Any]]) -> list[list[Any]]:
 def pictures() -> dict[str, str]:
     times = json.loads(TIMES.read_text()) if TIMES.exists() else {}
     drawn = {f"{kernel.name}.svg": structure(kernel) for kernel in KERNELS}
-    drawn |= {f"{k.name}_time.svg": time(k, times[k.name]) for k in KERNELS if k.name in times}
+    drawn |= {f"{k.name}_time.svg": time(k, times[k.name]) for k in (*KERNELS, *TIMED) if k.name in times}
     return drawn
 
 
@@ -410,7 +438,7 @@ def dumps(times: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     if "--clock" in sys.argv:
-        TIMES.write_text(dumps(measured(KERNELS)))
+        TIMES.write_text(dumps(measured([*KERNELS, *TIMED])))
     OUT.mkdir(exist_ok=True)
     for file, drawn in pictures().items():
         (OUT / file).write_text(drawn)

@@ -55,7 +55,9 @@ class Call:
     backend: str
     T: int
     H: int
-    step: bool = False                       # forward and backward, all kept
+    step: bool = False                       # forward and backward
+    keep: bool = True                        # a step keeps everything for its backward
+    dtype: str = "bfloat16"
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +89,19 @@ class Kernel:
         roles = set(self.config.roles) - {name.partition(":")[0] for name in self.nodes}
         if self.nodes and roles:
             raise ValueError(f"{self.name}: no node for {sorted(roles)}; there are {sorted(unknown)}")
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A kernel with a picture of its time alone, in its first launch of a call."""
+
+    name: str
+    title: str
+    call: Call
+    window: str
+    ring: str = ""
+    turns: int = 1
+    roles: tuple[tuple[str, range], ...] = (("warps", range(32)),)
 
 
 def constant(file: str, name: str) -> Any:
@@ -315,3 +330,19 @@ SM100 = [
 ]  # fmt: skip
 
 KERNELS = SM90 + SM100
+
+
+# ---- those with a picture of their time alone
+
+FLOAT32 = Call("sm_89", "sm89", 256, 16, step=True, keep=False, dtype="float32")
+TRITON = Call("sm_90a", "triton", 256, 16, step=True, keep=False)
+HALVES = (("lower half", range(4)), ("upper half", range(4, 8)))
+
+TIMED = [
+    Timed("sm89_prepare", "prepare", FLOAT32, "one CTA's life"),
+    Timed("sm89_chain", "chain", FLOAT32, "one chunk of 64 tokens", "barrier 0", 2, HALVES),
+    Timed("sm89_chain_bwd", "chain_bwd", FLOAT32, "one chunk of 64 tokens", "barrier 0", 2, HALVES),
+    Timed("triton_prepare", "prepare", TRITON, "one program's life"),
+    Timed("triton_state", "state", TRITON, "one program's life, four chunks"),
+    Timed("triton_intra_bwd", "intra_bwd", TRITON, "one program's life"),
+]

@@ -1,5 +1,5 @@
-"""What a backend's modules have to have, beside `capability.py`: the functions that dispatch, `kda verify` and
-`kda compile` call.  docs/backends.md says what must hold of what they return.
+"""The functions of a backend's modules, besides `capability.py`, that dispatch, `kda verify` and `kda compile` call.
+docs/backends.md says what their results must satisfy.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ class Launcher(Protocol):
         """Of bundles.Own.  Of backends that declare `keeps_own`."""
 
     def segment_map(self, p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
-        """What one sequence (B = 1, T >= 1, not packed) does to a state, (1, HV, K, ..): `added` is what is behind it,
-        from x.initial_state if given; without `transition` M is of no meaning.  Of backends whose `maps` have
+        """How one sequence (B = 1, T >= 1, not packed) maps a state, (1, HV, K, ..): `added` is its final state, from
+        x.initial_state if given; without `transition` M is meaningless.  Of backends whose `maps` have
         "forward"."""
 
     def segment_map_bwd(
         self, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, transition: bool
     ) -> SegmentSummary:
-        """The same for the gradient of a state, M transposed; `added` is what reaches the state that enters, from dht
-        (1, HV, K, V) if given.  No other gradient is made.  Of backends whose `maps` have "backward"."""
+        """The same for the gradient of a state, M transposed; `added` is the gradient of the initial state, from dht
+        (1, HV, K, V) if given.  No other gradient is computed.  Of backends whose `maps` have "backward"."""
 
     def prefill(self, p: Problem, x: Inputs) -> Tensor:
         """o of a forward from and to slots of a pool, x.initial_state.  Of backends whose rules let such calls pass."""
 
     def recurrent(self, p: Problem, x: Inputs) -> tuple[Tensor, Tensor | None]:
-        """o and the final states; none where `p.inplace` puts them into x.initial_state.  Of backends whose rules
-        let such calls pass."""
+        """o and the final states, or None if `p.inplace` writes them into x.initial_state.  Of backends whose rules
+        accept such calls."""
 
     def decode_step(self, s: Step, x: StepInputs) -> None:
         """o into x.out; x.states, x.conv_states and x.records updated in place.  Of backends whose rules let calls
@@ -70,7 +70,7 @@ class Planner(Protocol):
 
 
 def functions_of(capability: Capability) -> dict[str, tuple[str, ...]]:
-    """Module -> functions that a backend of this capability has in any case."""
+    """Module -> functions that every backend of this capability has."""
     optional = {"backward": capability.backward, "kept_bytes": capability.keeps_own,
                 "segment_map": "forward" in capability.maps,
                 "segment_map_bwd": "backward" in capability.maps}  # fmt: skip

@@ -454,7 +454,7 @@ def test_a_planted_fault_is_noticed_with_a_clock_unless_a_wait_that_gives_up_is_
     assert planted.verdict(fault, clock=True) or asks_once
 
 
-@pytest.mark.parametrize("clock, says", [("h300", "is no chip with a clock"), ("a100", "sm_80")])
+@pytest.mark.parametrize("clock, says", [("h300", "is not a chip with a clock"), ("a100", "sm_80")])
 def test_what_is_no_chip_is_refused(clock, says):
     with pytest.raises(LaunchError, match=says):
         timed("", clock=clock)

@@ -48,7 +48,7 @@ class Arguments:
     def __init_subclass__(cls) -> None:
         cls.declared = {name: value for name, value in vars(cls).items() if isinstance(value, Argument)}
         kinds = [argument.is_tensor for argument in cls.declared.values()]
-        assert kinds == sorted(kinds, reverse=True), f"{cls.__name__}: a tensor is declared behind a number"
+        assert kinds == sorted(kinds, reverse=True), f"{cls.__name__}: a tensor is declared after a number"
         for name in cls.declared:
             delattr(cls, name)
         cls.__annotations__ = dict.fromkeys(cls.declared, Any)
@@ -64,7 +64,7 @@ class Arguments:
 
 
 class Launch(NamedTuple):
-    """A kernel's launch, all but its tensors: to be called with those, by name.  One that is left out is null."""
+    """A kernel's launch without its tensors, to be called with them by name.  A missing one is null."""
 
     bound: Bound
     names: tuple[str, ...]
@@ -104,12 +104,12 @@ class Launched:
 
     else:
         cluster = 1
-        pdl = False                          # programmatic: it may come onto the SM before the kernel ahead has ended
+        pdl = False                          # programmatic: it may start before the previous kernel has ended
         launch_options = MappingProxyType({})    # of the DSL's launch, that change the code
-        roles = MappingProxyType({})         # of a CTA's warps, where they differ
+        roles = MappingProxyType({})         # of a CTA's warps, if they differ
 
     def bound(self, kernel: Kernel, grid: tuple[int, int, int], **numbers: float) -> Launch:
-        """The launch of a kernel that was built for this, all but its tensors."""
+        """The launch of a kernel that was built for this, without its tensors."""
         values = [numbers.pop(name) for name in self.arguments.numbers()]
         assert not numbers, f"{type(self).__name__} has no numbers {sorted(numbers)}"
         bound = kernel.bound(

@@ -1,4 +1,4 @@
-"""What the launchers of several GPUs share: memory for results, a kernel's launch, whole calls as stages."""
+"""Shared by the launchers of several archs: memory for results, a kernel's launch, whole calls as stages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def offsets_dtype(x: Inputs) -> str | None:
 def launch_of(
     kernel: Callable[[Launched], Kernel], config: Launched | None, grid: tuple[int, int, int], **numbers: float
 ) -> Launch | None:
-    """What launches a kernel; None where there is none, or no CTA of it."""
+    """The launch of a kernel; None if there is none, or no CTA of it."""
     if config is None or 0 in grid:
         return None
     return config.bound(kernel(config), grid, **numbers)
@@ -65,7 +65,7 @@ def forward_as_stage(
 def backward_as_stage(
     backward: Callable[..., Grads], p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]
 ) -> dict[str, Tensor | None]:
-    """A backward that nothing was kept for, on tensors that lie as those of `forward_as_stage`."""
+    """A backward for which nothing was kept, on tensors in the layout of `forward_as_stage`."""
     p = dataclasses.replace(
         p, final_state=True, state_v_first=False, state_dtype=p.state_dtype or "float32", packed=offsets is not None
     )
@@ -87,7 +87,7 @@ def chunks_of(p: Problem, offsets: list[int] | None, tensors: Mapping[str, Tenso
 def inputs_of(
     p: Problem, table: Chunks, offsets: list[int] | None, tensors: Mapping[str, Tensor | None]
 ) -> Inputs:
-    """The inputs of a call, from tensors as they lie in chunks."""
+    """The inputs of a call, from tensors in chunks."""
     types = dict.fromkeys(("q", "k", "v"), p.dtype) | {"g": p.g_dtype, "beta": p.beta_dtype}
     rows = {n: rows_of(p, table, tensors[n], dtype) for n, dtype in types.items()}
     rows["beta"] = rows["beta"].squeeze(-1)

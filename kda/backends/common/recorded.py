@@ -1,7 +1,7 @@
 """The launches of a forward that keeps what its backward reads, and of that backward.
 
-  forward   prepare, with b on keys;  carry and compose where sequences are cut;  a chain: o, h of every two chunks, r
-  backward  the same without results, unless they were kept;  the way back over the chunks;  grads
+  forward   prepare, with b on keys;  carry and compose if sequences are cut;  a chain: o, h of every two chunks, r
+  backward  the same without results, unless they were kept;  the walk back over the chunks;  grads
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ROUNDED_TO = dict.fromkeys(
 
 
 class Tables(NamedTuple):
-    """Where chunks, segments and pairs of chunks lie, on the GPU; None unless sequences are packed."""
+    """Tables of chunks, segments and pairs of chunks, on the GPU; None unless sequences are packed."""
 
     chunk: Tensor | None = None
     segment: Tensor | None = None
@@ -52,7 +52,7 @@ NO_TABLES = Tables()
 
 
 class Backend(NamedTuple):
-    """Whose kernels are launched."""
+    """The arch whose kernels are launched."""
 
     plan: Callable[[Problem, int], RecordedPlan]                               # of so many SMs
     kernel: Callable[[Launched, tuple[int, int]], Kernel]                      # of a compute capability
@@ -69,7 +69,7 @@ class Parts(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """A plan, and what launches its kernels: called with tensors; None where there is nothing to do."""
+    """A plan and its launches, to be called with tensors; None if there is nothing to do."""
 
     plan: RecordedPlan
     tables: Launch | None                    # of chunks, and of segments
@@ -154,7 +154,7 @@ def backward(of: Backend, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None,
     dv = (like.new_zeros if own and p.packed else like.new_empty)(p.B, p.T, p.HV, p.V)
     dh0 = None if inputs["h0"] is None else torch.empty_like(inputs["h0"])
     if own is None:
-        early, late = kept[:2], kept[2:]                                       # tiles and M are soon of no use
+        early, late = kept[:2], kept[2:]                                       # tiles and M are needed only briefly
         of_walks, memory = (like.new_empty(sum(sizes), dtype=torch.uint8) for sizes in (early, late))
         parts = Parts(*places_in(of_walks, early), *places_in(memory, late))
         up(p, at, at.again, inputs, parts, found, cleared=dv)
@@ -168,7 +168,7 @@ def backward(of: Backend, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None,
         dht = edge  # type: ignore[assignment]
     if at.walk:
         at.walk(tiles=parts.tiles, do=do, dht=dht, dv=dv, dh=dh, dh0=dh0, segment_table=found.segment)
-    of_walks = None                                                            # dq and dk may lie where it lay
+    of_walks = None                                                            # dq and dk may reuse its memory
     dq, dk, dg, dbeta = grads(p, at, x, inputs, parts, found, shares, do=do, dv=dv, dh=dh)
     dA_log, ddt_bias = sums(at, x, shares)
     return Grads(dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dh0)
@@ -177,8 +177,8 @@ def backward(of: Backend, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None,
 def segment_map_bwd(
     of: Backend, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, transition: bool
 ) -> SegmentSummary:
-    """Of one sequence, for several GPUs: the way back over tiles alone, without grads; M is what leaves it of the
-    identity if outputs have no gradients.  K and V are the same."""
+    """For one sequence on several GPUs: the walk back over tiles, without grads; M is the result from the identity
+    without gradients of outputs.  K and V are equal."""
     p = dataclasses.replace(p, direction="backward", state_dtype="float32")    # dh0 is requested
     like, inputs = x.q, laid_out(x)
     inputs.pop("h0")
@@ -225,8 +225,8 @@ def tables(p: Problem, at: Steps, x: Inputs) -> Tables:
 
 
 def places_in(memory: Tensor, sizes: Sequence[int]) -> Sequence[Tensor | int]:
-    """Where parts of so many bytes begin: their addresses, of which there is no tensor to be made; in the simulator
-    tensors, so that it sees what leaves them."""
+    """The addresses of parts of these sizes, without creating tensors; in the simulator tensors, so that it notices
+    accesses outside them."""
     if taker() is not None:
         return memory.split(sizes)
     return [memory.data_ptr() + offset for offset in itertools.accumulate(sizes[:-1], initial=0)]
@@ -234,7 +234,7 @@ def places_in(memory: Tensor, sizes: Sequence[int]) -> Sequence[Tensor | int]:
 
 def up(p: Problem, at: Steps, chain: Launch | None, inputs: dict, parts: Parts, found: Tables, cleared: Tensor,
        **results: Tensor | None) -> None:  # fmt: skip
-    """All that a backward reads; `cleared` for tokens outside every sequence."""
+    """Everything that a backward reads; `cleared` for tokens outside every sequence."""
     inputs = dict(inputs)
     v, h0 = inputs.pop("v"), inputs.pop("h0")
     if at.prepare:

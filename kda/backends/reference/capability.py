@@ -14,7 +14,7 @@ CAPABILITY = Capability(
             "reference.auto",
             lambda p, h: not (p.is_gpu or h.simulated),
             "auto never moves a call on {p.device} to the reference",
-            "pass backend='reference' if slow and exact is what you want",
+            "pass backend='reference' if you want a slow and exact result",
         ),
     ),
     stages=tuple(STAGES),

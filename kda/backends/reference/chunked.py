@@ -1,6 +1,6 @@
-"""The chunked algorithm, one function per stage of `kda.stages`, forward and backward; the backward is written by hand.
+"""The chunked algorithm, one function per stage of `kda.stages`, forward and backward; the backward is explicit.
 
-A stage takes a `Setup` and the tensors its row of `kda.stages` reads, and returns those it writes.  Tensors of rows are
+A stage gets a `Setup` and the tensors its row of `kda.stages` reads, and returns those it writes.  Tensors of rows are
 (NC, heads, C, D), of states (NC, HV, K, V) or (N, HV, K, V); b and beta are (NC, HV, C, 1).  q, k before fwd/gate and
 their gradients after bwd/gate have H heads, everything else HV.  All of it runs in one float dtype, the caller's.
 """
@@ -22,7 +22,7 @@ Tensor = torch.Tensor
 
 
 class Setup(NamedTuple):
-    """What a stage has to know beside its tensors."""
+    """The settings of a stage."""
 
     table: Ragged
     scale: float
@@ -48,7 +48,7 @@ def run(
 
 
 def run_stage(stage: Stage, setup: Setup, tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
-    """What one stage writes."""
+    """The results of one stage."""
     outputs = globals()[stage.function](setup, **{name: tensors[name] for name in stage.reads})
     return dict(zip(stage.writes, outputs))
 

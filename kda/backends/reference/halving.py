@@ -3,10 +3,10 @@
   A[i, j] = sum_K x_i y_j 2^(g2_(j+1) + ... + g2_i)        i > j; g2 is the log2 decay of a token, <= 0
 
 Cut a block of rows in halves: for i in the second half and j in the first, the decay is that from j to the cut times
-that from the cut to i, so this quarter of A is one matrix product.  Then the halves are cut in turn.  We walk from
-single rows up.  x carries the decay from its block's start, its own row's included, and y that to its block's end;
-when two blocks join, one half of each takes the other block's whole decay.  Every factor is in [0, 1] and each
-exponential is taken once; any gate will do, -inf too.  The inverse of I + A cuts the same way.
+that from the cut to i, so this quarter of A is one matrix product.  Then the halves are cut in turn.  The walk
+starts from single rows.  x carries the decay from its block's start, including its own row, and y that to its block's
+end; merging two blocks multiplies one half of each by the other block's total decay.  Every factor is in [0, 1] and
+each exponential is computed once; any gate works, including -inf.  The inverse of I + A is computed the same way.
 
 Tensors are (..., C, K) and (..., C, C); C is a power of two.
 """
@@ -67,7 +67,7 @@ def decays(g2: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def decayed_products(xs: Sequence[Tensor], y: Tensor, g2: Tensor) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """For each x its A, zero for i <= j, and what the walk leaves behind: each x 2^gc, and y 2^(gc_last - gc)."""
+    """For each x its A, zero for i <= j, and the walk's final operands: each x 2^gc, and y 2^(gc_last - gc)."""
     row = _of_rows(g2)
     xs, y = [x * row for x in xs], y.clone()
     As = [y.new_zeros(*y.shape[:-1], y.shape[-2]) for _ in xs]

@@ -1,6 +1,6 @@
-"""Tensors in, tensors out: the doors that every backend has (`forward`, `backward`, `recurrent`), on the reference.
+"""The reference's `forward`, `backward` and `recurrent`, which every backend has: tensors in, tensors out.
 
-The chunked algorithm walks over slabs of chunks: memory stays that of a slab, and a slab stays in the cache of a CPU.
+The chunked algorithm walks over slabs of chunks, so it needs the memory of one slab, which fits a CPU's cache.
 The backward walks forward once for the states at the slabs' edges and then backward, each slab recomputed from its
 edge, unless the forward saved it all.
 """
@@ -25,12 +25,12 @@ from .recurrent import steps
 
 Tensor = torch.Tensor
 
-SAVED_ROWS = Saved._fields[:-2]              # those with a row a token; h and gc_last have one a chunk
+SAVED_ROWS = Saved._fields[:-2]              # those with a row per token; h and gc_last have one per chunk
 SLAB_ELEMENTS = 1 << 18                      # of one tensor of a slab: 1 MiB of float32
 
 
 def rounded_to(p: Problem) -> dict[str, str]:
-    return {}                                                                  # to float32, whatever comes
+    return {}                                                                  # never to less than float32
 
 
 def _table(p: Problem, x: Inputs, C: int) -> Ragged:
@@ -45,7 +45,7 @@ def _states(p: Problem, x: Tensor | None, like: Tensor) -> Tensor:
 
 
 def _states_out(p: Problem, x: Tensor) -> Tensor:
-    """In the caller's layout, and no view."""
+    """In the caller's layout, not a view."""
     return x.mT.clone(memory_format=torch.contiguous_format) if p.state_v_first else x
 
 
@@ -163,11 +163,11 @@ def _edges(p: Problem, walk: _Walk, S: Tensor) -> Iterator[Tensor]:
         S[slab.sequences] = run(FORWARD, _setup(p, slab.table), walk.inputs(slab, h0), ("ht",))["ht"]
 
 
-GRADIENTS = Grads._fields[:5]                # those with a row a token
+GRADIENTS = Grads._fields[:5]                # those with a row per token
 
 
 def backward(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, saved: Saved | Products | None = None) -> Grads:
-    saved = saved if isinstance(saved, Saved) else None                       # products alone would save it nothing
+    saved = saved if isinstance(saved, Saved) else None                       # products alone would save nothing
     walk = _Walk(p, x, saved)
     S, dS = _states(p, x.initial_state, x.q), _states(p, dht, x.q)
     edges = [S[slab.sequences] for slab in walk.slabs] if saved is not None else list(_edges(p, walk, S))
@@ -227,7 +227,7 @@ def _transition(p: Problem, walk: _Walk, asked: bool) -> Tensor:
 def stage(
     name: str, p: Problem, offsets: list[int] | None, tensors: dict[str, Tensor | None]
 ) -> dict[str, Tensor | None]:
-    """A stage of kda.stages alone, or a run of them, on tensors as they lie in chunks (see chunked.py); `offsets` is
+    """A stage of kda.stages alone, or a run of them, on tensors in chunks (see chunked.py); `offsets` is
     cu_seqlens."""
     stage = find(name)
     table = ragged((p.B, p.T), offsets, p.C, next(x.device for x in tensors.values() if x is not None))
@@ -298,7 +298,7 @@ def _first_slots(p: Problem, x: Inputs) -> Tensor | None:
 
 
 def _store(p: Problem, pool: Tensor, slots: Tensor, S: Tensor) -> None:
-    """States into their slots, padding left out."""
+    """Writes states into their slots, without padding."""
     real = slots >= 0
     S = S[real].to(pool.dtype)
     pool[slots[real]] = S.mT if p.state_v_first else S

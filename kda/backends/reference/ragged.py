@@ -1,4 +1,4 @@
-"""Where the sequences lie: token rows to chunks and back, and the order in which chunks follow each other.
+"""Positions of sequences: token rows to chunks and back, and the order of chunks.
 
 A batch of B rows of T tokens is the packed case with N = B equal lengths; below there is only one token axis.
 """
@@ -52,7 +52,7 @@ class Ragged:
         return chunks if self.valid is None else chunks.masked_fill_(~self.valid, 0)
 
     def unchunk(self, chunks: torch.Tensor) -> torch.Tensor:
-        """(NC, heads, C, D) -> (tokens, heads, D), zero in every token of no sequence."""
+        """(NC, heads, C, D) -> (tokens, heads, D), zero in tokens outside every sequence."""
         x = chunks.transpose(1, 2).flatten(0, 1)
         if self.dense:
             return x
@@ -79,9 +79,9 @@ class Ragged:
         return reversed(self._waves) if reverse else iter(self._waves)
 
     def slabs(self, chunks: int, apart: bool = False) -> Iterator[Slab]:
-        """Cut into runs of at most `chunks` chunks, in the order of time; sequences go on from one slab to the next.
+        """Cuts into runs of at most `chunks` chunks, in order of time; sequences continue from one slab to the next.
 
-        With `apart` no slab holds two sequences: a sequence meets the same slabs alone and packed.
+        With `apart` no slab has two sequences, so a sequence has the same slabs alone and packed.
         """
         ends = [first + count for first, count in zip(self.first, self.counts)]
         runs = list(zip(self.first, ends)) if apart else [(0, self.NC)]

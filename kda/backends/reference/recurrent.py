@@ -4,8 +4,8 @@
     S <- S + b_t k_t (v_t - k_t^T S)^T
     o_t = scale S^T q_t
 
-in whatever float dtype it is given, on whatever device, differentiable by autograd.  Only sums and elementwise
-products, so that no matrix library decides the order of a sum.  Everything else in the package is held against it.
+in any float dtype, on any device, differentiable by autograd.  It uses only sums and elementwise products, so no matrix
+library decides the order of a sum.  Everything else in the package is compared with it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def steps(
 def recurrent(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, b: Tensor, S: Tensor, scale: float, table: Ragged
 ) -> tuple[Tensor, Tensor]:
-    """o (tokens, HV, V), zero in tokens of no sequence, and the final states (N, HV, K, V).
+    """o (tokens, HV, V), zero in tokens outside every sequence, and the final states (N, HV, K, V).
 
     q, k, decay are (tokens, HV, K), v (tokens, HV, V), b (tokens, HV, 1 or V); `table` has C = 1.
     """

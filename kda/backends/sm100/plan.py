@@ -37,7 +37,7 @@ KERNELS = {
     TablesConfig: "common.cute.tables", OperandsConfig: "sm100.fwd.operands", RecordConfig: "sm100.fwd.record",
     WalkConfig: "sm100.bwd.walk", GradsConfig: "sm100.bwd.grads", SharesConfig: "common.cute.shares",
 }  # fmt: skip
-SEGMENTS = None                              # of every sequence, where a test says so
+SEGMENTS = None                              # of every sequence, set by tests
 
 # Chunks that a cluster walks over in the time of two more launches, and of a segment more in compose.
 LAUNCHES, EDGE = 16, 2
@@ -46,7 +46,7 @@ LAUNCHES, EDGE = 16, 2
 @dataclass(frozen=True)
 class Plan:
     fused: FusedConfig
-    ctas: int                                # two for each that walks, over one sequence and head after the other
+    ctas: int                                # two per cluster, which walks over one sequence and head after the other
     segments: int                            # of a sequence; more than one: the others follow
     compose: ComposeConfig | None
     join: JoinConfig | None
@@ -65,8 +65,8 @@ def plan(p: Problem, sms: int, offsets: str | None) -> Plan:
 
 
 def segments_of(p: Problem, sms: int) -> int:
-    """Of every sequence: where few heads would leave clusters idle, two walks over a part of it are sooner than one
-    over all.  Roundings are others then, and states that enter chunks are not made."""
+    """Per sequence: if few heads would leave clusters idle, two walks over a part of it are faster than one over all.
+    Roundings then differ, and states that enter chunks are not available."""
     if SEGMENTS or p.batch_invariant or p.intermediate_states or p.checkpoints or not p.N:
         return SEGMENTS or 1
     clusters, chunks = sms // CTAS, max(-(-p.T // C) // (p.N if p.packed else 1), 1)
@@ -125,7 +125,7 @@ def recipe(config: Config, arch: Target) -> cutedsl.Recipe:
 
 
 def recipes(p: Problem, host: Host) -> list[AnyRecipe]:
-    """All kernels that a call of this class can want, whatever B, T, N and the number of heads."""
+    """All kernels that a call of this class can need, whatever B, T, N and the number of heads."""
     configs: list[Any] = []
     if p.slots:
         return [*pool_recipes(p, C, target(host.cc)), *recipes(inner(p), host)]

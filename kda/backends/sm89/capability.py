@@ -12,7 +12,7 @@ SHAPES = {(64, 64), (128, 128)}
 
 
 def ctas(p) -> int:
-    """The most that a launch has."""
+    """The most CTAs of a launch."""
     chunks = chunk_bound(p.B, p.T, p.N, p.C, p.packed) + p.packed
     slices = p.K // SLICE if p.direction == "backward" else 1
     return max(chunks * p.HV * slices, p.N * p.HV * (p.V // NARROWEST))
@@ -56,8 +56,8 @@ CAPABILITY = Capability(
         Rule(
             "sm89.size",
             lambda p, h: ctas(p) <= GRID,
-            f"launches up to {GRID:,} CTAs: one for each chunk and value head, in a backward for each {SLICE} channels "
-            f"of them, and one for each {NARROWEST} columns of the state of each sequence and value head; "
+            f"launches up to {GRID:,} CTAs: one per chunk and value head, in a backward per {SLICE} channels "
+            f"of them, and one per {NARROWEST} columns of the state of each sequence and value head; "
             "got T={p.T} in {p.B} rows, {p.N} sequences, {p.HV} value heads",
             "split the batch",
         ),

@@ -29,7 +29,7 @@ from .configs import (
     WyConfig,
 )
 
-TARGET = parse("sm89")                       # the PTX of it runs on every later GPU
+TARGET = parse("sm89")                       # its PTX runs on every later GPU
 COLUMNS = (32, 16, 8)                        # of a state in a CTA: the first that leaves few SMs idle
 WIDEST_BACK = 16                             # in a backward: more would not fit
 BUSY = 0.75                                  # of all SMs
@@ -37,7 +37,7 @@ BUSY = 0.75                                  # of all SMs
 
 @dataclass(frozen=True)
 class Plan:
-    """What the shapes of a call say.  Packed, there may be fewer chunks."""
+    """Sizes that follow from a call's shapes.  Packed, there may be fewer chunks."""
 
     chunks: int                              # of a row of T tokens
     tiles: int                               # chunks and value heads, at most
@@ -91,7 +91,7 @@ def recipe(config: Config) -> nvrtc.Recipe:
 
 
 def recipes(p: Problem, host: Host) -> list[nvrtc.Recipe]:
-    """All kernels that a call of this class can want, whatever B, T, N and the number of heads."""
+    """All kernels that a call of this class can need, whatever B, T, N and the number of heads."""
     small = dataclasses.replace(p, B=1, T=1, N=1, H=1, HV=1)
     found: dict[Config, None] = {}
     for offsets, c in itertools.product(filter(None, OFFSETS) if p.packed else (None,), COLUMNS):
@@ -107,13 +107,13 @@ def check_memory(config: Any, host: Host) -> None:
     if config.shared > allowed:
         raise BuildError(
             f"{config.kernel} of K={config.K} V={config.V} C={config.C} needs {config.shared:,} bytes of shared "
-            f"memory a CTA; {host} allows {allowed:,}. Use backend='triton'."
+            f"memory per CTA; {host} allows {allowed:,}. Use backend='triton'."
         )
 
 
 FORWARD = ("w", "qg", "kg_t", "u", "A_qk", "gc_last")
 BACKWARD = (*FORWARD, "w_t", "kg")
-WITHIN = ("A_inv", "of_rows")                # what a backward wants to the end
+WITHIN = ("A_inv", "of_rows")                # what a backward needs until its end
 
 
 def sizes(p: Problem, names: tuple[str, ...]) -> dict[str, int]:

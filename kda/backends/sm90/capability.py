@@ -6,19 +6,19 @@ from ..common.rules import BFLOAT16, CHUNKS, CUTE_DSL, KEEPS_PRODUCTS, ONE_BETA,
 
 LIMIT = 65535                                # of a grid in y and z
 
-# What a backward is asked beside the other rules.
+# Further rules of a backward.
 BACKWARD = (
     Rule(
         "sm90.backward_shape",
         lambda p, h: p.direction == "forward" or p.K == p.V,
-        "has a backward where K = V, got K={p.K} V={p.V}",
+        "has a backward only for K = V, got K={p.K} V={p.V}",
     ),
 )
 
 CAPABILITY = Capability(
     backend="sm90",
     rank=20,
-    summary="Hopper kernels in the CuTe DSL, beside Triton's backward where theirs does not accept a call",
+    summary="Hopper kernels in the CuTe DSL, with Triton's backward for calls that theirs does not accept",
     some_backwards=True,
     keeps_own=True,
     maps=("forward", "backward"),

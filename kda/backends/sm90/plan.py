@@ -49,10 +49,10 @@ KERNELS = {
     ChainConfig: "sm90.fwd.chain", ComposeConfig: "common.cute.compose", FusedConfig: "sm90.fwd.fused",
     WalkConfig: "sm90.bwd.walk", GradsConfig: "sm90.bwd.grads", SharesConfig: "common.cute.shares",
 }  # fmt: skip
-STAGES = (6, 3)                              # of a chain: where a CTA is alone on an SM, and where two are there
+STAGES = (6, 3)                              # of a chain: with one CTA on an SM, and with two
 RECORD_STAGES = (5, 2)                       # the same of a chain that keeps, beside results
 WALK_STAGES = (6, 2)                         # and of other walks of a recorded call
-FUSED = None                                 # one kernel where that is sooner; True, False: where it can be, nowhere
+FUSED = None                                 # one kernel if that is faster; True: wherever possible, False: never
 CLUSTERS = None                              # of two CTAs that run at once; None: half as many as there are SMs
 # What decides between one kernel and two, as measured on an H200 (docs/decisions/hopper_one_kernel.md):
 CHUNKS = 50                                  # that prepare and chain make while a cluster makes one
@@ -63,7 +63,7 @@ LAUNCH, WALK = 400, 0.8                      # chunks that a second launch takes
 
 @dataclass(frozen=True)
 class Plan:
-    """What the shapes of a call say.  Packed, there may be fewer chunks and segments."""
+    """Sizes that follow from a call's shapes.  Packed, there may be fewer chunks and segments."""
 
     chunks: int                              # of a row of T tokens
     segments: int                            # of a row
@@ -84,7 +84,7 @@ class Plan:
 
 @functools.lru_cache(maxsize=1024)
 def plan(p: Problem, sms: int, kept: bool = False, apart: bool = False) -> Plan:
-    """`apart`: tiles are wanted by more than one chain."""
+    """`apart`: more than one chain needs the tiles."""
     length, chunks = segment_length(p, sms), -(-p.T // C)
     segment = length or max(chunks, 1)
     segments = max(1, -(-chunks // segment))
@@ -98,7 +98,7 @@ def plan(p: Problem, sms: int, kept: bool = False, apart: bool = False) -> Plan:
         return alone if alone.strips * p.HV * all_segments <= sms else several
 
     cut, entries = length > 0, all_chunks + p.packed                           # tokens of no sequence may need one more
-    halves = (entries + 1) // 2 if p.packed else chunks // 2                   # of two neighbours one is a second
+    halves = (entries + 1) // 2 if p.packed else chunks // 2                   # one of two neighbours is a second half
     return Plan(
         chunks, segments, segment, all_chunks, all_segments, entries,
         grid(entries) if p.packed else (chunks, p.B), grid(halves) if p.packed else (halves, p.B),
@@ -152,7 +152,7 @@ def recipe(config: Config) -> cutedsl.Recipe:
 
 
 def recipes(p: Problem, host: Host) -> list[AnyRecipe]:
-    """All kernels that a call of this class can want, whatever B, T, N and the number of heads.
+    """All kernels that a call of this class can need, whatever B, T, N and the number of heads.
 
     Whether heads share q and k is of the class.
     """
@@ -175,7 +175,7 @@ def prepare_config(p: Problem, kept: bool) -> PrepareConfig:
 
 
 def fused_config(p: Problem, wrapped: bool = False) -> FusedConfig | None:
-    """Where prepare makes one product of a chunk, two CTAs share a head, and only o and final states are requested."""
+    """If prepare computes one product per chunk, two CTAs share a head, and only o and final states are requested."""
     prepare = prepare_config(p, kept=False)
     asked = p.intermediate_states or p.checkpoints
     if asked or not prepare.one_product or not p.K == p.V == 2 * COLUMNS:
@@ -194,8 +194,8 @@ def wraps(p: Problem, sms: int) -> bool:
 
 
 def one_kernel(p: Problem, sms: int, all_chunks: int) -> bool:
-    """Whether a cluster of two for each sequence and head is sooner than two kernels: where there are enough of them,
-    and sequences not short."""
+    """Whether clusters of two are faster than two kernels: if there are enough sequences and heads, and sequences are
+    not short."""
     walks = p.N * p.HV
     if FUSED is not None or not walks:
         return bool(FUSED and walks)

@@ -1,6 +1,6 @@
-"""Problem and host to a plan: which kernels, in which configuration, and how sequences are cut.  No torch, no Triton.
+"""Problem and host to a plan: kernels, their configurations, and how sequences are cut.  No torch, no Triton.
 
-Nothing here looks at B, T, N or H but the rule that cuts sequences, which chooses among kernels that are built anyway.
+Only the rule that cuts sequences depends on B, T, N or H, and it chooses among kernels that are built anyway.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def plan(p: Problem, host: Host, saved: Save = Save.NOTHING, cut: bool = False) 
 
 
 def split(p: Problem, sms: int, BV: int) -> int:
-    """Chunks of a segment, 0 for whole sequences: cut where heads and sequences leave the chip idle.
+    """Chunks of a segment, 0 for whole sequences: cut if heads and sequences leave the chip idle.
 
     Never with batch_invariant: roundings would depend on neighbours, and on where a call ends.
     """
@@ -97,7 +97,7 @@ def split(p: Problem, sms: int, BV: int) -> int:
 
 
 # Rows of a diagonal block, whether of normalised q and k alone, and the most bits that half of its rows may decay by:
-# a normalised k is at most 1 and of no weight below 2^-19, others shall have room on both sides.
+# a normalised k is at most 1 and of no weight below 2^-19, others need room on both sides.
 SPANS = ((32, True, 116.0), (16, False, 64.0))
 
 
@@ -348,7 +348,7 @@ UNALIGNED = ("beta", "A_log", "dt_bias", "cu_seqlens", *TABLES, "dbeta", "db", "
 
 
 def recipes(p: Problem, host: Host) -> list[Recipe]:
-    """All kernels that a call of this class can want, however long its sequences are."""
+    """All kernels that a call of this class can need, whatever the lengths of its sequences."""
     if p.op == "recurrent":
         return decode_recipes(p, host)
     if p.op == "decode":

@@ -164,7 +164,7 @@ def handlers():
     """Name of a handler -> its number."""
     found, n = {}, 0
     while name := engine().handler_name(n):
-        assert name.decode() not in found, f"two handlers are called {name.decode()}"
+        assert name.decode() not in found, f"two handlers are named {name.decode()}"
         found[name.decode()] = n
         n += 1
     return found

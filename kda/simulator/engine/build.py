@@ -1,4 +1,4 @@
-"""Builds the engine from its C files, once for each content and compiler, and keeps it with the built kernels."""
+"""Builds the engine from its C files, once per content and compiler, and keeps it with the built kernels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EngineError(RuntimeError):
 
 
 class NoCompilerError(EngineError, MissingCompilerError):
-    """There is no C compiler to build it with."""
+    """There is no C compiler."""
 
 
 def compiler():

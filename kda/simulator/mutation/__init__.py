@@ -1,4 +1,4 @@
-"""Weakens every synchronising instruction of a kernel, one at a time, and says which losses the simulator notices."""
+"""Weakens every synchronising instruction of a kernel, one at a time; reports which losses the simulator notices."""
 
 from .rules import RULES, Rule
 from .running import SCHEDULES, MutantsError, mutants

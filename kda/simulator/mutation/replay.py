@@ -1,7 +1,7 @@
-"""Launches that a mutant does not change are not simulated again: what they wrote the first time is put in place.
+"""Launches that a mutant does not change are not simulated again: their recorded writes are replayed.
 
-Calls repeat themselves, so until a changed kernel leaves other memory behind than the unchanged one, every launch of
-another kernel does what it did when it was recorded, under the same schedule.
+Calls are deterministic.  So until a changed kernel leaves different memory than the unchanged one, every launch of
+another kernel does what it did when it was recorded under the same schedule.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class Recorded(NamedTuple):
-    """One launch of a kernel as it is."""
+    """One launch of an unchanged kernel."""
 
     kernel: tuple[str, str]                  # PTX and name
     pdl: bool                                # may overlap the launch ahead of it
@@ -28,13 +28,13 @@ class Recorded(NamedTuple):
     wrote: dict[str, torch.Tensor] | None    # its tensors afterwards; None where they are not known
 
     def holds(self, tensors: Tensors | None) -> bool:
-        """Whether a launch with these tensors left behind what this one did."""
+        """Whether a launch with these tensors left the same memory as this one."""
         if self.wrote is None or tensors is None or self.wrote.keys() != tensors.keys():
             return False
         return all(equal(x, self.wrote[name]) for name, x in tensors.items())
 
     def repeat(self, tensors: Tensors | None) -> bool:
-        """Put in place what it wrote, if that is known."""
+        """Replay its writes, if they are known."""
         known = self.wrote is not None and tensors is not None and self.wrote.keys() == tensors.keys()
         if known:
             for name, x in tensors.items():
@@ -43,7 +43,7 @@ class Recorded(NamedTuple):
 
 
 class Recorder:
-    """Stands around the launches of a session, and notes each."""
+    """Wraps the launches of a session and records each."""
 
     def __init__(self):
         self.launches: list[Recorded] = []
@@ -58,12 +58,12 @@ class Recorder:
 
 
 class Player:
-    """Stands around the launches of a session, one of whose kernels is changed; raises what a launch finds."""
+    """Wraps the launches of a session with one changed kernel; raises a launch's findings."""
 
     def __init__(self, mutant: Mutant, recorded: list[Recorded]):
         self.mutant, self.recorded = mutant, recorded
         self.at = -1
-        self.same = True                     # the memory is what it was when the launches were recorded
+        self.same = True                     # the memory is the same as when the launches were recorded
 
     def __call__(self, launch: Launch, simulate: Callable[..., Any]) -> Any:
         self.at += 1
@@ -91,7 +91,7 @@ class Player:
 
 
 def equal(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """In every bit: a nan is equal to itself."""
+    """Equal in every bit: a nan is equal to itself."""
     return x.shape == y.shape and x.dtype == y.dtype and torch.equal(_bits(x), _bits(y))
 
 

@@ -1,10 +1,10 @@
-"""What is done to a synchronising instruction: a table of patterns, and what stands there instead.
+"""Mutations of a synchronising instruction: a table of patterns and replacements.
 
-A rule's `change` sees a `Site` and returns the text that replaces the instruction, "" where it goes, or a pair: that
-text, and the earlier statement in front of which the instruction now stands.  None: the rule has nothing to do there.
+A rule's `change` gets a `Site` and returns the text that replaces the instruction, "" to remove it, or a pair: that
+text, and the earlier statement before which the instruction moves.  None: the rule does not apply.
 
-Not in the table: `griddepcontrol.launch_dependents` (without it the next launch starts later, and nothing else is
-different), `elect`, `vote` and `shfl` (they move values), `setmaxnreg` and the allocation of tensor memory (resources).
+Not in the table: `griddepcontrol.launch_dependents` (without it the next launch starts later, and nothing else
+changes), `elect`, `vote` and `shfl` (they move values), `setmaxnreg` and the allocation of tensor memory (resources).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from .site import Site
 
-WGMMA_GROUPS = 7                             # that a wait may leave in flight, at most
+WGMMA_GROUPS = 7                             # the most that a wait may leave in flight
 SCOPES = (".sys", ".gpu", ".cluster")
 ORDERED = r"(ld|st|atom|red|mbarrier|fence)\b.*\.(acquire|release|acq_rel|sc)\b"
-ASYNC_WORK = {                               # what a commit gathers
+ASYNC_WORK = {                               # what a commit covers
     "cp.async.commit_group": r"cp\.async\.(ca|cg)\b",
     "cp.async.bulk.commit_group": r"cp\.(reduce\.)?async\.bulk\.(?!commit|wait|prefetch)",
     "wgmma.commit_group": r"wgmma\.mma_async\b",
@@ -64,7 +64,7 @@ def expecting_no_bytes(site: Site) -> str:
 
 
 def one_group_more(site: Site) -> str:
-    """A wait that leaves one group more in flight; one that already leaves the most goes."""
+    """A wait that leaves one more group in flight; one that already leaves the most is removed."""
     stay = int(site.operands[0]) + 1
     too_many = site.opcode.startswith("wgmma") and stay > WGMMA_GROUPS
     return "" if too_many else site.written(site.opcode, [str(stay)])
@@ -91,7 +91,7 @@ def for_the_cta_alone(site: Site) -> str | None:
 
 
 def before_the_last_one(site: Site) -> tuple[str, int] | None:
-    """A commit in front of the last operation that it should gather, where that stands in the same straight line."""
+    """A commit before the last operation that it should cover, if both are in the same straight-line code."""
     (work,) = (work for commit, work in ASYNC_WORK.items() if site.opcode.startswith(commit))
     at = site.earlier(work)
     return None if at is None else (site.text, at)

@@ -24,16 +24,16 @@ SCHEDULES = (
     {"schedule": 0}, {"schedule": 0, "early": True}, {"schedule": 1, "early": True}, {"schedule": 2},
 )  # fmt: skip
 WRONG = "wrong result"
-PATIENCE, SPARE = 4, 10_000                  # a launch that runs so many times as long as any should never ends
+PATIENCE, SPARE = 4, 10_000                  # a launch PATIENCE times longer than any other is endless
 Verdict = tuple[tuple[str, ...], int | None]
 
 
 class MutantsError(KdaError, RuntimeError):
-    """Calls that mutants cannot be judged by."""
+    """Calls that cannot judge mutants."""
 
 
 class Standard(NamedTuple):
-    """A call as it is, under one schedule."""
+    """An unchanged call under one schedule."""
 
     run_it: Callable[[], Any]
     options: dict[str, Any]                  # of `capture`
@@ -55,8 +55,8 @@ def mutants(
     tell: Callable[[int, int, int], Any] = lambda done, total, survived: None,
     **options: Any,
 ) -> Mutants:
-    """Removes or weakens every synchronising instruction of the kernels that `calls` launch, one at a time, and says
-    which of these mutants are noticed.
+    """Removes or weakens every synchronising instruction of the kernels that `calls` launch, one at a time, and
+    reports which of these mutants are noticed.
 
         def call():
             x = torch.arange(4096.0)
@@ -64,18 +64,18 @@ def mutants(
             return out
 
         found = kda.simulator.mutants(call, arch="sm_90a")
-        print(found)                                     # a row for each source line and mutation
+        print(found)                                     # a row per source line and mutation
         assert not found.survivors
 
-    A call launches kernels as inside of `capture`, which is opened for it.  It returns its outputs (tensors, alone or
-    in lists, tuples, dicts and dataclasses), compared bit for bit with those of the unchanged kernels, or raises
-    AssertionError where they are wrong.  It must do the same every time.  Meanwhile torch fills fresh tensors with nan
-    or the largest integer, so that a result that nobody writes is not correct by luck.
+    A call launches kernels as inside `capture`, which is opened for it.  It returns its outputs (tensors, alone or in
+    lists, tuples, dicts and dataclasses), which are compared bit for bit with those of the unchanged kernels, or raises
+    AssertionError if they are wrong.  It must do the same every time.  torch fills new tensors with nan or the largest
+    integer meanwhile, so that an unwritten result is not correct by luck.
 
     A mutant runs in the calls that execute the instruction, under one of `schedules` after the other, up to the first
     that notices it: by a finding, a wrong result, an exception, a deadlock, or because it does not end.  Its survival
-    is accepted where a comment `# redundant: reason` (`// redundant: reason`) stands on its source line or right above.
-    `sample=n` looks at every n-th mutant; `workers` are processes.  `options` are those of `capture`.
+    is accepted if a comment `# redundant: reason` (`// redundant: reason`) is on its source line or the line above.
+    `sample=n` tests every n-th mutant; `workers` are processes.  `options` are those of `capture`.
     """
     with _fresh_memory_filled():
         standards = _Standards(calls, schedules, arch, options)
@@ -94,11 +94,11 @@ def mutants(
     return Mutants(arch, outcomes, sample)
 
 
-# ---- calls with the kernels as they are
+# ---- calls with unchanged kernels
 
 
 class _Standards:
-    """Each is made when it is first asked for: most mutants are noticed under the first schedule."""
+    """Each is computed at its first use: most mutants are noticed under the first schedule."""
 
     def __init__(self, calls: Sequence[Callable[[], Any]], schedules: Sequence[dict], arch: str, options: dict):
         self.calls, self.schedules, self.arch, self.options = calls, schedules, arch, options
@@ -142,11 +142,11 @@ def _check_repeats(arch: str, standard: Standard) -> None:
     if not _equal(again, standard.results):
         raise MutantsError(
             "kda.simulator.mutants: a call gives other results when it runs again, so a mutant's cannot be judged. "
-            "Make its inputs anew each time, or assert what must hold and return nothing."
+            "Create its inputs inside the call, or assert what must hold and return nothing."
         )
 
 
-# ---- calls with one of them changed
+# ---- calls with one changed kernel
 
 
 class _Job(NamedTuple):
@@ -209,7 +209,7 @@ def _tensors(result: Any) -> list[torch.Tensor]:
     found = memory.tensors_among({"the result": result})
     if found is None:
         raise MutantsError(
-            f"kda.simulator.mutants: a call returned {type(result).__name__}, which holds more than tensors. Return "
+            f"kda.simulator.mutants: a call returned {type(result).__name__}, which contains more than tensors. Return "
             "tensors, in lists, tuples, dicts or dataclasses, or nothing."
         )
     return [x.detach().clone() for x in found.values()]
@@ -221,7 +221,7 @@ def _equal(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> b
 
 @contextlib.contextmanager
 def _fresh_memory_filled() -> Iterator[None]:
-    """What no kernel writes must not hold the right numbers of a call before: torch fills it with nan."""
+    """Unwritten memory must not contain the correct numbers of an earlier call: torch fills it with nan."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(True, warn_only=True)

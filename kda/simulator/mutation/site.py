@@ -11,7 +11,7 @@ _PARTS = re.compile(r"(?P<guard>@\s*!?\s*\S+\s+)?(?P<opcode>[^\s\[{(;]+)\s*(?P<o
 
 
 class Site:
-    """One instruction of a text, split as a rule wants it."""
+    """One instruction of a text, split for rules."""
 
     def __init__(self, text: Sequence[Statement], index: int):
         self.statements, self.index = text, index
@@ -28,9 +28,9 @@ class Site:
         return f"{self.guard}{opcode} {', '.join(self.operands if operands is None else operands)};"
 
     def earlier(self, opcode: str) -> int | None:
-        """Index of the nearest instruction of this kind before it, if whoever runs one of them runs both.
+        """Index of the nearest earlier instruction of this kind, if the same threads run both.
 
-        None also where a register that the instruction reads is written in between.
+        None also if a register that the instruction reads is written in between.
         """
         depth, between = 0, ""
         for at in range(self.index - 1, -1, -1):

@@ -28,7 +28,7 @@ class Mutant:
 
     @property
     def changed(self) -> str:
-        """The PTX with the instruction changed; every line keeps its number, comments go."""
+        """The PTX with the instruction changed; every line keeps its number, without comments."""
         text = without_comments(self.ptx)
         for first, end, instead in sorted(self.edits, reverse=True):
             lines = text.count("\n", first, end) - instead.count("\n")
@@ -53,7 +53,7 @@ def mutants_of(ptx: str, kernel: str, rules: Sequence[Rule] = RULES) -> list[Mut
 
 @functools.lru_cache(maxsize=8)
 def _read(ptx: str) -> tuple[list[Statement], dict[tuple[int, str], list[int]]]:
-    """Statements, and where each instruction stands among them: by line and text, as the parser knows them."""
+    """Statements, and the index of each instruction among them: by line and text, as the parser has them."""
     text, places = list(statements(without_comments(ptx))), defaultdict(list)
     for index, statement in enumerate(text):
         if statement.kind == "instruction":

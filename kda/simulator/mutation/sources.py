@@ -1,4 +1,4 @@
-"""Source lines that PTX names: where the file lies here, and what a comment there says about a redundant one."""
+"""Source lines that PTX names: the local file, and the comment about a redundant instruction."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _own_files() -> tuple[Path, ...]:
 
 @functools.cache
 def located(file: str) -> Path:
-    """The file here: a kernel of this package may have been built where the package lay elsewhere."""
+    """The local file: a kernel of this package may have been built at another path."""
     path = Path(file)
     for length in range(len(path.parts), 0, -1):
         same = [own for own in _own_files() if own.parts[-length:] == path.parts[-length:]]
@@ -31,7 +31,7 @@ def located(file: str) -> Path:
 
 @functools.cache
 def shown(file: str) -> str:
-    """A file's name for people: from the package's folder or the current one on, where it lies there."""
+    """A file's name for people: relative to the package's folder or the current one, if it is inside."""
     path = located(file)
     for home in (PACKAGE.parent, Path.cwd()):
         if path.is_relative_to(home):
@@ -41,7 +41,7 @@ def shown(file: str) -> str:
 
 @functools.cache
 def text_of(file: str) -> str:
-    """Empty where there is none."""
+    """Empty if there is none."""
     try:
         return located(file).read_text(errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""What became of all mutants: by source line, as a table that people read and as JSON."""
+"""The results of all mutants: by source line, as a table for people and as JSON."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Outcome:
 
 
 class Row(NamedTuple):
-    """Mutants of one kernel that stand at one line of its source, and differ in nothing else."""
+    """Mutants of one kernel at one line of its source."""
 
     kernel: str
     source: str                              # "file:line", and who called it; or the line of the PTX
@@ -166,14 +166,14 @@ class Mutants:
 
 
 def frames(loc: Loc | None) -> Iterator[Loc]:
-    """A line, and the calls that it was inlined at, from the inside out."""
+    """A line and the calls that it was inlined at, innermost first."""
     while loc:
         yield loc
         loc = loc.inlined_at
 
 
 def where(mutant: Mutant) -> str:
-    """Its source line, and those that it was inlined at; the line of the PTX where there is none."""
+    """Its source line and those that it was inlined at; the PTX line if there is none."""
     places = list(dict.fromkeys(f"{shown(at.file)}:{at.line}" for at in frames(mutant.loc)))
     return " < ".join([places[0], *(PurePath(at).name for at in places[1:])]) if places else f"PTX line {mutant.line}"
 
@@ -184,7 +184,7 @@ def opcode_of(mutant: Mutant) -> str:
 
 
 def _labels(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], str]:
-    """Kernels' names for people: a mangled one is called after the file that its first line of source stands in."""
+    """Kernels' names for people: a mangled one is named after the file of its first source line."""
     labels: dict[tuple[str, str], str] = {}
     for key in dict.fromkeys((outcome.mutant.ptx, outcome.mutant.kernel) for outcome in outcomes):
         name = key[1]

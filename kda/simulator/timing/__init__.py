@@ -1,1 +1,1 @@
-"""Predicted time: what chips do, what each instruction costs on them, and what a clocked launch says."""
+"""Predicted time: constants of chips, costs of instructions, and the results of a launch with a clock."""

@@ -1,4 +1,4 @@
-"""What the clock knows of each chip: every constant with how it is known, and from where.
+"""The clock's constants of each chip, each with how it is known and its source.
 
 Clocks are those of an SM, rates bytes per clock. `measured`: on the project's own GPUs, one thing at a time.
 `published`: by the vendor, or in a paper. `assumed`: neither; a microbenchmark should replace it.
@@ -190,9 +190,9 @@ OF_ARCH = {80: "a100", 89: "rtx4090", 90: "h200", 100: "b200"}
 
 
 def chip_of(name, arch):
-    """The chip of that name, or (True) the one that stands for an arch such as 90; a Chip is taken as it is.
+    """The chip of that name, or (True) the default one of an arch such as 90; a Chip is returned unchanged.
 
-    ValueError if there is none of that arch.
+    ValueError if there is none for that arch.
     """
     if isinstance(name, Chip):
         return name
@@ -201,7 +201,7 @@ def chip_of(name, arch):
             raise ValueError(f"clock=True: no chip of sm_{arch} has a clock; there are {', '.join(CHIPS)}")
         name = OF_ARCH[arch]
     if name not in CHIPS:
-        raise ValueError(f"clock={name!r} is no chip with a clock; there are {', '.join(CHIPS)}")
+        raise ValueError(f"clock={name!r} is not a chip with a clock; there are {', '.join(CHIPS)}")
     if CHIPS[name].arch != arch:
         raise ValueError(f"clock={name!r} is a chip of sm_{CHIPS[name].arch}, and the kernel runs on sm_{arch}")
     return CHIPS[name]

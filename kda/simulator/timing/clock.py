@@ -1,7 +1,7 @@
-"""The clock of a launch: what it is set to, and the time that it says.
+"""The clock of a launch: its setting and its result.
 
-The clusters that a few SMs would be given run in detail, and the others as without a clock: every SM is taken to do
-alike. L2 and HBM are shared among the SMs that the launch keeps busy.
+The clusters of a few SMs run in detail, the others as without a clock: all SMs are assumed to behave alike. L2 and HBM
+are shared among the SMs that the launch keeps busy.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from kda.simulator.timing import costs
 from kda.simulator.timing.chips import Chip, chip_of
 
 REGISTERS_OF_AN_SM, WARPS_OF_AN_SM, CTAS_OF_AN_SM = 1 << 16, 64, 32
-SHARED_OF_A_CTA = 1024  # that the system keeps
+SHARED_OF_A_CTA = 1024  # reserved by the system
 SMS_IN_DETAIL = 8
 
 
 class Setting(NamedTuple):
-    """What a launch's clock is set to, in the place of a chip's name: a part of a larger launch."""
+    """A clock's setting instead of a chip's name, for a part of a larger launch."""
 
     chip: str | bool
     of: int  # clusters of the larger launch: how many an SM is given, and what share of L2 and HBM
@@ -41,7 +41,7 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True)
 class Clock:
-    """What a launch took, in clocks of an SM: `start` until the first instruction, `drain` while the SM runs empty."""
+    """The time of a launch in clocks of an SM: `start` until the first instruction, `drain` while the SM empties."""
 
     chip: Chip
     clocks: float
@@ -78,7 +78,7 @@ class Clock:
         return self.clocks - self.start - self.drain
 
     def of(self, clusters):
-        """The clock of so many clusters in all, where both are more than what ran in detail."""
+        """The clock of this total number of clusters, if both are more than what ran in detail."""
         share = math.ceil(clusters / self.chip.slots(self.size))
         later = (share - self.share) * self.more
         return replace(self, share=share, clocks=self.clocks + later, triggered=self.triggered + later)
@@ -99,7 +99,7 @@ def resident_ctas(chip, program, block, registers, shared):
 
 
 class Timer:
-    """A launch's setting while it runs; `clock()` is what came of it."""
+    """A launch's setting while it runs; `clock()` is its result."""
 
     def __init__(self, asked, program, grid, block, cluster, shared, registers, behind, traced=False):
         name, of, waves, sms = asked if isinstance(asked, Setting) else (asked, None, 0, SMS_IN_DETAIL)
@@ -152,7 +152,7 @@ class Timer:
     def clock(self):
         record, ended = self.record, sorted(self._ended)
         at_once = min(self._used * self._side_by_side, self.detailed)
-        full = ended[self.detailed - at_once]  # from here on fewer than could be are resident
+        full = ended[self.detailed - at_once]  # from here on, fewer clusters are resident than could be
         left = self.share - self.detailed / self._side_by_side
         clocks = record.end + self._waves(ended, at_once, left)
         units = {name: busy / record.end for name, busy in zip(UNITS, record.busy)} if record.end else {}
@@ -237,9 +237,9 @@ class Longer(NamedTuple):
 
 
 def longer(short, long, size):
-    """A launch of that size, from the (size, Clock) of two that differ in it alone.
+    """A launch of that size, from the (size, Clock) of two that differ only in size.
 
-    The size is what a CTA loops over, such as tokens; a grid that grows is a matter of Setting.
+    The size is what a CTA loops over, such as tokens; for a grid that grows, use Setting.
     """
     (few, a), (many, b) = short, long
     if a.chip != b.chip or not few < many <= size:

@@ -1,6 +1,6 @@
-"""What an instruction of PTX costs on a chip: slots of a scheduler, units, latency, and what it waits for.
+"""The cost of a PTX instruction on a chip: scheduler slots, units, latency, and what it waits for.
 
-PTX stands for the machine code that ptxas makes of it: moves and parameters are free, and 64-bit integers take two
+PTX stands for the machine code that ptxas generates: moves and parameters are free, and 64-bit integers take two
 instructions.
 """
 
@@ -27,12 +27,12 @@ FREE = {"mov", "cvta", "ret", "pragma"}
 WIDE = {"s64", "u64", "b64"}
 TWICE = {"add", "sub", "mad", "shl", "shr", "and", "or", "xor", "min", "max", "neg", "abs"}  # of 64-bit integers
 FLOATS = {"f32", "f16x2", "bf16x2", "f16", "bf16", "f32x2"}
-# what begins behind all before it
+# what begins after everything before it
 ORDERING = {
     *("bra", "brx", "exit", "ret", "trap", "nanosleep", "elect", "discard", "setmaxnreg", "griddepcontrol"),
     *("bar", "barrier", "fence", "membar", "mbarrier", "cp", "wgmma", "tcgen05", "clusterlaunchcontrol"),
 }
-QUIET = ORDERING | {"prefetch", "prefetchu", "tensormap", "call"}  # keeps no unit that is counted
+QUIET = ORDERING | {"prefetch", "prefetchu", "tensormap", "call"}  # uses no unit that is counted
 NO_RESULT = QUIET - {"elect", "clusterlaunchcontrol", "mbarrier", "tcgen05"} | {"st", "red", "stmatrix", "pragma"}
 BITS = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8, "f64": 64}
 

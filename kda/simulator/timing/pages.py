@@ -41,7 +41,7 @@ li i { display: inline-block; width: 11px; height: 11px; margin-right: 6px; bord
 
 
 def page(timelines, begins=None, ends=None, sm=0):
-    """Of one launch, or of several; a launch's window is chosen for it, unless it is given."""
+    """A page of one or several launches; a launch's window is chosen unless it is given."""
     return document("A timeline", sections(timelines, begins, ends, sm))
 
 
@@ -137,7 +137,7 @@ def _picture(rows, begins, ends):
 
 
 def _kind(row, s):
-    """That it is coloured by."""
+    """The key of its colour."""
     if row.kind == "mbarrier":
         return "odd-phase" if row.slices.index(s) % 2 else "phase"
     return s.why if s.kind == "stall" else "phase" if s.kind == "barrier" else s.kind

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from kda.simulator.engine.binding import STALLS, TRACES
 from kda.simulator.findings import shortened
 
-PAUSE = 48  # clocks of a wait that is a slice of its own
+PAUSE = 48  # the shortest wait, in clocks, with its own slice
 MERGED = 32  # clocks that a slice of several lines, or of a unit's work, has at least
 GAP = 16  # clocks without work within a unit's slice
 QUARTERS = 4
@@ -125,7 +125,7 @@ class Timeline:
             yield Row(f"CTA {cta}: {name}", "warp", sm, role, self._of_warp(sorted(pieces, key=lambda p: p.begins)))
 
     def _of_warp(self, pieces):
-        """Waits of PAUSE clocks and more, and what lies between them."""
+        """Waits of at least PAUSE clocks, and the work between them."""
         slices, work = [], []
         for wait, run in _runs(pieces):
             if wait and run[-1].ends - run[0].begins >= PAUSE:
@@ -207,7 +207,7 @@ class Timeline:
         return [row for rows in lanes.values() for row in rows]
 
     def _together(self, records):
-        """A bulk copy is alone; of others those that a role sent off one soon after the other are one."""
+        """A bulk copy is separate; other copies that a role issued shortly after each other are merged."""
         groups, latest = [], {}
         for r in records:
             opcode = self._opcode(r.ins)
@@ -234,7 +234,7 @@ class Timeline:
                     end = r.ends
             yield Row(f"CTA {cta}: {name}", kind, sm, "", slices)
 
-    # ---- what comes of it
+    # ---- results
 
     def trace(self):
         """As JSON trace events, for ui.perfetto.dev and chrome://tracing."""

@@ -1,19 +1,19 @@
-"""bwd/grads: the gradients of q, k, g and beta of one chunk of 64 tokens and one value head, of what two walks leave.
+"""bwd/grads: gradients of q, k, g and beta of one chunk of 64 tokens and one value head, from both walks' results.
 
-  r_i = v_i - k_i^T S is what the delta rule writes (v_new = b r), dv the gradient of v;  h enters the chunk, dh leaves
-  it.
-  x = gc - a, a = gc in the middle of the token's block;  |x| is at most the decay of half a block.  Of a gate that may
-  lose any number of bits blocks have 8 tokens for 16, and decays a floor (common/cute/grads/gate.py).
+  The delta rule writes r_i = v_i - k_i^T S (v_new = b r); dv is the gradient of v;  h enters the chunk, dh
+  leaves it.
+  x = gc - a, a = gc in the middle of the token's block;  |x| is at most the decay of half a block.  For an unbounded
+  gate blocks have 8 tokens instead of 16, and decays a floor (common/cute/grads/gate.py).
 
   Qu = scale qn 2^x    Ku = -kn 2^x    Kd = b kn 2^-x                      bfloat16, registers: channels x tokens
   G1 = tril(do r^T)    G2 = strict_tril(dv r^T)                            bfloat16, shared memory: tokens x tokens
   up1 = h do^T + Kd G1^T;  up2 = h dv^T + Kd G2^T;  down = dh r^T + Qu G1 + Ku G2
-                       each block of tokens counted from its own middle: what goes on to the next is times 2^(a' - a)
+                       each block of tokens relative to its own middle: what passes to the next is times 2^(a' - a)
   dqn = scale 2^x up1;  dkn = b 2^-x down - 2^x up2;  the rest as in common/cute/grads/rows.py
 
-Products of values and states are UMMA's, with the 128 channels (of G: tokens, twice) as rows.  Those of the chunk's
-tokens with each other are of mma.sync, whose operands and accumulators a warp has in registers: between two blocks of
-16 tokens an accumulator is rescaled, which in tensor memory would be a load and a store more.  Of the 64 lanes that two
+Products of values and states are UMMA's, with the 128 channels (of G: tokens, twice) as rows.  Products of
+the chunk's tokens with each other use mma.sync, with operands and accumulators in registers: between two blocks of
+16 tokens an accumulator is rescaled, which in tensor memory would take a load and a store.  Of the 64 lanes that two
 warps share a warp has 16 in turn: their fragments are those of a warpgroup on Hopper.
 
   warps  registers  role  does

@@ -4,8 +4,8 @@ gradient, which is the S of parts/state.py.
   dv = KT dh + A2^T do                       dv^T (V, 32) in tensor memory, so that dh comes as it lies
   dh = 2^gc_last dh + qg^T do - kE^T dv
 
-Two products stand between a dh and the next one: A2^T do is made ahead, qg^T do while dv is rounded.  The operands are
-those of fwd/record.py.  dh that leaves two chunks goes to memory as it is multiplied.
+Two products lie between a dh and the next one: A2^T do is computed ahead, qg^T do while dv is rounded.  The operands
+are those of fwd/record.py.  The rounded dh that leaves every two chunks goes to memory.
 
 A segment is what fwd/record.py has for one.  Where sequences are cut, `carry` walks first, from zero to what a segment
 adds to dh; the transposed M of the forward is what it multiplies dh by, and common/cute/compose.py puts both together.

@@ -15,13 +15,13 @@ So two products stand between a state and the next one, and A1 @ v is issued bef
                   warps 2, 3 A_qk TB), warps 4-7: WQ, and the tile to both CHAINs
   12-19  PREPARE  chunks 4 i + 2 + rank, into stage 2 + rank
 
-Where sequences are cut (`cut`), a cluster walks over a segment, and that twice: with v and from 0, the first segment
-from the state that enters the sequence; and, but for the first segment, with v = 0 and from the identity.  What then
-leaves the chain is `response`, the rows of o of a state that enters the segment, and M, by which it is multiplied.
+If sequences are cut (`cut`), a cluster walks over each segment twice: with v from 0 (the first segment from the state
+that enters the sequence), and, except for the first segment, with v = 0 from the identity.  That walk yields
+`response`, the rows of o of a state that enters the segment, and M, by which that state is multiplied.
 common/cute/compose.py goes from state to state, fwd/join.py adds what o has of them.
 
-Chunks are counted through all that a cluster walks over: chunk c lies in stage c mod 4, which group (c >> 1) & 1 of CTA
-c & 1 makes.  PREPAREs of a cluster's next sequence do not wait for the end of the one before.
+Chunks are counted through all that a cluster walks over: chunk c is in stage c mod 4, which group (c >> 1) & 1 of CTA
+c & 1 fills.  PREPAREs of a cluster's next sequence do not wait for the end of the one before.
 
   pipeline    arrivals                                              says
   full        1, of a PREPARE's warp 4; in the neighbour with the   a tile is there: WQ, kg, 2^gc_last, A1

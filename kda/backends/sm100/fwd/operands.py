@@ -5,8 +5,8 @@ formulas are those of common/cute/gate.py, pairs.py and inverse.py, with b on th
   T' = (I + A_kk diag(b))^-1                            AQ = A_qk diag(b)
   KT = T'^T @ KG          A2 = AQ @ T'
 
-The tile has -kE, which is how products need it, and T' - I, so that what is multiplied by T' is added as it was.
-Where one product makes the pairs, rows are worked on two channels at a time (parts/twos.py).
+The tile has -kE, as products need it, and T' - I, so that the operand of T' is added exactly.  If one product makes the
+pairs, rows are processed two channels at a time (parts/twos.py).
 
   warps  do
   0-7    rows, sums, operands
@@ -23,7 +23,7 @@ A program without a chunk clears its share of the rows of o outside every sequen
                                             was read);  T';  all of the tile
   teams.FIRST_FOUR  128                     A_kk is there
 
-The tile is made in shared memory and leaves it by two bulk copies: KQ while T' is made, then the rest.
+The tile is made in shared memory; two bulk copies send it: KQ while T' is computed, then the rest.
 
   shared memory: configs.OperandsConfig.struct; the tile 29 KiB, operands of the product 16 + 8 KiB (by halving 16),
   sums 5, A_kk 4.5, columns 2.5;  tensor memory: 32 columns (by halving 256), wherever they begin

@@ -6,10 +6,10 @@ head, all of the state, which is the S of parts/state.py.
   r = X + (T' - I) X
   o = qg S + A2 X
 
-Two products stand between a state and the next one: [X | o] begins as [v | 0] before S is there, r and o are made
-behind S.  What a backward reads is kept: r, and S that enters two chunks, as it is multiplied.
+Two products lie between a state and the next one: [X | o] starts as [v | 0] before S is known, and r and o are
+computed after S.  It keeps r for the backward, and the rounded S that enters every two chunks.
 
-A segment is the whole of a sequence, or, where few heads would leave the chip idle, a run of chunks.  Then `carry`
+A segment is a whole sequence, or a run of chunks if few heads would leave the chip idle.  Then `carry`
 walks first, a CTA each: from zero to what a segment adds to a state, and, with v = 0, from the columns of 1 to those of
 M (K, K), the matrix that it multiplies a state by, kept transposed.  It has no outputs; common/cute/compose.py makes
 the states between segments of both.

@@ -1,17 +1,17 @@
-"""bwd/grads: the gradients of q, k, g and beta of one chunk of 64 tokens and one value head, of what two walks leave.
+"""bwd/grads: gradients of q, k, g and beta of one chunk of 64 tokens and one value head, from both walks' results.
 
-  r_i = v_i - k_i^T S is what the delta rule writes (v_new = b r), dv the gradient of v;  h enters the chunk, dh leaves
-  it.
-  x = gc - a, a = gc in the middle of the token's block;  |x| is at most the decay of half a block.  Of a gate that may
-  lose any number of bits blocks have 8 tokens for 16, and decays a floor (gate.py).
+  The delta rule writes r_i = v_i - k_i^T S (v_new = b r); dv is the gradient of v;  h enters the chunk, dh
+  leaves it.
+  x = gc - a, a = gc in the middle of the token's block;  |x| is at most the decay of half a block.  For an unbounded
+  gate blocks have 8 tokens instead of 16, and decays a floor (gate.py).
 
   Qu = scale qn 2^x    Ku = -kn 2^x    Kd = b kn 2^-x                      bfloat16, registers: channels x tokens
   G1 = tril(do r^T)    G2 = strict_tril(dv r^T)                            bfloat16, shared memory: tokens x tokens
   up1 = h do^T + Kd G1^T;  up2 = h dv^T + Kd G2^T;  down = dh r^T + Qu G1 + Ku G2
-                       each block of tokens counted from its own middle: what goes on to the next is times 2^(a' - a)
+                       each block of tokens relative to its own middle: what passes to the next is times 2^(a' - a)
   dqn = scale 2^x up1;  dkn = b 2^-x down - 2^x up2
   dg2[t] = sum_(i >= t) (Qu up1 + Ku up2 - Kd down)_i + sum_all Kd 2^(gc_last - a) dh r^T + 2^gc_last sum_V h dh
-                       of the operands as they were rounded: what row i gains, row j loses
+                       of the rounded operands: what row i gains, row j loses
   b db is the mean of sum_K Kd down and of sum_V dv r, the diagonal of dv r^T; a given b counts as 2^-40 at least
   dq = (dqn - qn (qn . dqn)) / |q|, dk alike with kn . dkn = sum_V dv r + kn . (-2^x up2);  dg and dbeta go on through
                        the gate and the sigmoid
@@ -21,7 +21,7 @@ are permuted: position 8 b + 2 a + e holds token 4 a + 2 b + e, and lane a of fo
 
   warps, registers; K = V = 64   role  does
   0-7    232        0-3    232   MATH  a warpgroup has 64 channels: 32 elements a thread of each of three accumulators;
-                                       of two one makes G1, one G2, a single one makes both
+                                       two make G1 and G2, a single one makes both
   8-11   40         4-7    24    LOAD  brings what comes next, norms and beta of its tokens, takes away what was made
 
   pipeline        arrivals                        says

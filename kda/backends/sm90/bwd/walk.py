@@ -5,8 +5,8 @@ gradient.
   dv^T = z^T @ T'
   dh^T = dh^T 2^gc_last + do^T @ qg - dv^T @ kE
 
-The operands are those of fwd/chain.py with b on the side of keys (configs.PrepareConfig.b_on_keys), transposed.  dh
-that leaves two chunks goes to memory as it is multiplied, as an image of bwd/grads' shared memory.
+The operands are those of fwd/chain.py with b on the side of keys (configs.PrepareConfig.b_on_keys), transposed.
+The rounded dh that leaves every two chunks goes to memory, as an image of bwd/grads' shared memory.
 
 A segment is what fwd/chain.py has for one.  Where sequences are cut, `carry` walks first, from zero to what a segment
 adds to dh; the transposed M of the forward is what it multiplies dh by, and common/cute/compose.py puts both together.

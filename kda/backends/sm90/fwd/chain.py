@@ -1,7 +1,7 @@
 """fwd/state and fwd/output: the chunks of one segment of a sequence in turn, one value head, 64 columns of the state.
 Formulas and products are those of parts/state.py.
 
-A segment is the whole of a sequence, or, where few heads would leave the chip idle, a run of chunks.  Then `carry`
+A segment is a whole sequence, or a run of chunks if few heads would leave the chip idle.  Then `carry`
 walks first: from zero to what a segment adds to a state, and, with v = 0, from the columns of 1 to those of M (K, K),
 the matrix that it multiplies a state by, kept transposed.  It has no outputs; common/cute/compose.py makes the states
 between segments of both.
@@ -16,8 +16,8 @@ between segments of both.
   empty        4, a lane of each warp of CHAIN                       no warp reads the stage any more
   teams.CHAIN  128                                                   o is in shared memory, the o before last was read
 
-The state's way from chunk to chunk is what binds: S rounded, P, v - P rounded, v_new, S.  While P and O are made, o of
-the chunk before is written; o's other product stands in the queue behind S.
+The bottleneck is the state's path from chunk to chunk: S rounded, P, v - P rounded, v_new, S.  While P and O are
+computed, o of the previous chunk is written; o's other product is queued behind S.
 
   shared memory: configs.ChainConfig.struct; at K = 128 a stage has a tile of 29 KiB and v 4.5; o twice 4.5 KiB
 """

@@ -1,17 +1,17 @@
 """fwd/gate to fwd/output in one kernel: a cluster of two CTAs walks the chunks of one sequence and value head, and what
 `prepare` would hand to `chain` through memory goes from shared memory to shared memory.
 
-Each CTA has 64 columns of the state and makes every second tile, for both: what a group of eight warps makes is what
-prepare's CTA makes, straight into a stage, from where one bulk copy brings it to the same stage of the neighbour.
+Each CTA has 64 columns of the state and makes every second tile for both CTAs: a group of eight warps does what
+prepare's CTA does, but writes into a stage, from which one bulk copy brings the tile to the neighbour's same stage.
 
   warps  registers  role     does
   0-3    192        CHAIN    as in fwd/chain.py, and its rows of v, three chunks ahead
   4-11   72         PREPARE  as in fwd/prepare.py, chunks 4 i + rank, into stage rank
   12-19  72         PREPARE  chunks 4 i + 2 + rank, into stage 2 + rank
 
-A stage has one producer: chunk c lies in stage c mod 4, which group (c >> 1) & 1 of CTA c & 1 makes, and waits for
-after its sums.  Of a group, warp 0 goes on to the inverse when the others go on to the rows of their next chunk; they
-meet at the sums.  Warp 7 has least to do and prefetches warp 0's next rows into L2: there are no registers to hold
+A stage has one producer: chunk c is in stage c mod 4, which group (c >> 1) & 1 of CTA c & 1 fills; the group waits
+for the stage after its sums.  Warp 0 of a group computes the inverse while the others load rows of their next chunk;
+they meet at the sums.  Warp 7 has the least to do and prefetches warp 0's next rows into L2: registers cannot hold
 them.
 
   pipeline                arrivals                                           says
@@ -31,10 +31,10 @@ them.
 (parts/share.py), and the roles go on from piece to piece without a pause: a chunk's stage is that of its number among
 all chunks of the share.  A piece's state comes from the cluster before, by memory, or goes to the one behind.
 
-The roles share the launch's 640 x 96 registers: a warp of its own to load would, in the warpgroup that it needs, leave
-CHAIN 136.
+The roles share the launch's 640 x 96 registers: a separate LOAD warp would need a whole warpgroup and leave CHAIN only
+136.
 
-Tokens of no sequence are cleared by all CTAs' PREPAREs, at the end.
+The PREPAREs of all CTAs clear tokens outside every sequence at the end.
 
   shared memory: configs.FusedConfig.struct; at K = 128 stages 4 x 29 KiB, a group's operands, sums and A_kk 36,
   v 4 x 4.5, o 2 x 4.5

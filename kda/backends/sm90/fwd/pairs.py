@@ -1,5 +1,5 @@
-"""fwd/intra and fwd/wy of a chunk of 2 C = 64 rows between its halves: columns 0 .. C-1 of rows C .. 2C-1 of what is
-kept for a backward.
+"""fwd/intra and fwd/wy of a chunk of 2 C = 64 rows between its halves: columns 0 .. C-1 of rows C .. 2C-1 of the
+tensors that are kept for a backward.
 
   [A_kk / b; A_qk] = KQ of the second half @ (KG of the first)^T      one product, of tiles (configs.tile)
   A_inv = -Y A_kk X                                                   X, Y: the halves' own A_inv, as they are kept

@@ -5,10 +5,10 @@ are those of common/cute/gate.py, pairs.py and inverse.py.
   0-7    rows, sums, operands
   0-3    the product;  warps 0, 1 hold A_kk, warps 2, 3 A_qk
   0      the inverse
-  4-7    zeros right of the diagonal blocks of A_qk and A_inv, where those are kept
+  4-7    zeros right of the diagonal blocks of A_qk and A_inv, if those are kept
 
-What is kept has a row for each token, (tokens, HV, kept_C).  Of a chunk of 64 this one is a half, and `pairs` adds what
-lies between halves.
+Kept tensors have a row per token, (tokens, HV, kept_C).  This chunk is half of one of 64, and `pairs` adds the block
+between the halves.
 
 A program without a chunk clears its share of the rows of o outside every sequence.
 
