@@ -11,7 +11,8 @@ __version__ = "0.1.0"
 _WHERE = {
     "chunk_kda": "api", "chunk_kda_fwd": "api", "chunk_kda_bwd": "api", "fused_recurrent_kda": "api",
     "fused_recurrent_kda_fwd": "api", "decode_step": "decoding.step",
-    "fused_kda_gate": "api", "explain": "api", "use_backend": "dispatch", "Choice": "dispatch", "Problem": "problem",
+    "fused_kda_gate": "api", "explain": "rehearsal", "use_backend": "dispatch", "Choice": "dispatch",
+    "Problem": "problem",
     "Grads": "bundles", "Outputs": "bundles", "Saved": "bundles",
     "KdaError": "errors", "InputError": "errors", "InputTypeError": "errors", "NoBackendError": "errors",
     "PackageError": "errors",
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
         chunk_kda,
         chunk_kda_bwd,
         chunk_kda_fwd,
-        explain,
         fused_kda_gate,
         fused_recurrent_kda,
         fused_recurrent_kda_fwd,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .dispatch import Choice, use_backend
     from .errors import InputError, InputTypeError, KdaError, NoBackendError, PackageError
     from .problem import Problem
+    from .rehearsal import explain
 
 
 def __getattr__(name: str):

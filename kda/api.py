@@ -11,11 +11,9 @@ KDA keeps one matrix-valued state S (K, V) for each value head and updates it wi
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import functools
 import inspect
-import math
 import numbers
 import warnings
 from collections.abc import Iterable
@@ -33,8 +31,6 @@ from .checks import (
     KIND,
     RECORDED_OUT,
     RECORDED_POOL,
-    RECORDING,
-    REQUIRED,
     WRITTEN_STATE,
     Call,
     GateCall,
@@ -46,21 +42,16 @@ from .checks import (
     records_gradients,
 )
 from .dispatch import (
-    Choice,
     backend_asked,
-    backend_of_backward,
     capability,
-    check_backend_name,
     choose,
     launcher,
-    recorder,
     route,
-    weigh,
     what_is_kept,
 )
 from .errors import InputError, InputTypeError, KdaError, NoBackendError
 from .gates import wide_dtype
-from .host import detect, stand_in
+from .host import stand_in
 from .problem import Inputs, Options, Problem
 
 Tensor = torch.Tensor
@@ -165,9 +156,9 @@ def chunk_kda(
     """
     context = None
     if cp_context is not None:
-        context = _parallel().adopt(cp_context)
+        context = parallel().adopt(cp_context)
         cu_seqlens, cu_seqlens_cpu = context.cu_seqlens, context.cu_seqlens_cpu
-    inputs, options = _prepare(
+    inputs, options = prepare(
         "chunk_kda", q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
         use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, safe_gate, lower_bound, disable_recompute,
         return_intermediate_states, state_v_first, cu_seqlens, cu_seqlens_cpu, None, use_graph, max_num_seqs,
@@ -178,7 +169,7 @@ def chunk_kda(
         return _prefill(inputs, options, context), initial_state  # type: ignore[return-value]
     if _sharded(inputs):
         of = functools.partial(_chunk, options=options, context=context)
-        out = _parallel().mesh.run("chunk_kda", inputs, of, context)
+        out = parallel().mesh.run("chunk_kda", inputs, of, context)
     else:
         out = _chunk(inputs, options, context)
     return out if return_intermediate_states else out[:2]
@@ -192,12 +183,12 @@ def _prefill(inputs: Inputs, options: Options, context: Any = None) -> Tensor:
                          "Pass x.to_local() of each tensor, without a cp_context.", "cp_context.pool")  # fmt: skip
     call, recorded = Call("chunk_kda", inputs, options), records_gradients(inputs)
     if recorded and not torch.compiler.is_compiling():
-        _operate(check, call, call, (RECORDED_POOL,))
+        operate(check, call, call, (RECORDED_POOL,))
     if _unseen(inputs) and not recorded:
-        return _operate(autograd.prefill, call, call)
+        return operate(autograd.prefill, call, call)
     tensors = [getattr(inputs, name) for name in autograd.POOL_INPUTS]
     settings = [getattr(options, name) for name in autograd.POOL_OPTIONS]
-    return _operate(autograd.call, call, "chunk_forward_", *tensors, *settings)[0]
+    return operate(autograd.call, call, "chunk_forward_", *tensors, *settings)[0]
 
 
 def _chunk(inputs: Inputs, options: Options, context: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -213,7 +204,7 @@ def _chunk(inputs: Inputs, options: Options, context: Any) -> tuple[Tensor, Tens
 
 _CHUNK_SIGNATURE = inspect.signature(chunk_kda)
 _KEYWORDS = [name for name, p in _CHUNK_SIGNATURE.parameters.items() if p.kind is not p.VAR_KEYWORD]
-_DEFAULTS = {name: _CHUNK_SIGNATURE.parameters[name].default for name in _KEYWORDS[5:]}
+CHUNK_DEFAULTS = {name: _CHUNK_SIGNATURE.parameters[name].default for name in _KEYWORDS[5:]}
 
 
 def chunk_kda_fwd(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any, **keywords: Any) -> Outputs:
@@ -282,7 +273,7 @@ def chunk_kda_bwd(
     settings = [getattr(options, name) for name in autograd.OPTIONS]
     tensors = inputs[: len(autograd.INPUTS)]
     with torch.no_grad():
-        grads = _operate(autograd.call, call, "chunk_backward", *tensors, *settings, do, dht, *(saved or ()))
+        grads = operate(autograd.call, call, "chunk_backward", *tensors, *settings, do, dht, *(saved or ()))
     return Grads(*(None if x is None else grad for x, grad in zip(inputs, grads)))
 
 
@@ -350,14 +341,14 @@ def fused_recurrent_kda(
     """
     if inplace_final_state is None:
         inplace_final_state = ssm_state_indices is not None
-    inputs, options = _prepare(
+    inputs, options = prepare(
         "fused_recurrent_kda", q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
         use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, False, lower_bound, False, False,
         state_v_first, cu_seqlens, cu_seqlens_cpu, None, False, None, A_log, dt_bias, 64, backend, batch_invariant,
         transpose_state_layout, ssm_state_indices, None, None, None, unknown, inplace_final_state, num_accepted_tokens,
     )  # fmt: skip
     if _sharded(inputs):
-        o, ht = _parallel().mesh.run("fused_recurrent_kda", inputs, functools.partial(_recurrent, options=options))
+        o, ht = parallel().mesh.run("fused_recurrent_kda", inputs, functools.partial(_recurrent, options=options))
         if out is not None:
             out.copy_(o)
     else:
@@ -371,15 +362,15 @@ def _recurrent(inputs: Inputs, options: Options, out: Tensor | None = None) -> t
     recorded = records_gradients(inputs)
     compiling = torch.compiler.is_compiling()
     if recorded and not compiling:
-        _operate(check, call, call, (WRITTEN_STATE, RECORDED_OUT))
+        operate(check, call, call, (WRITTEN_STATE, RECORDED_OUT))
     if out is not None and not compiling:                                     # the operator does not see it
-        _operate(problem_of, call, call)
+        operate(problem_of, call, call)
     if _unseen(inputs) and not recorded:
-        o, ht = _operate(autograd.recurrent, call, call)
+        o, ht = operate(autograd.recurrent, call, call)
     else:
         settings = [getattr(options, name) for name in autograd.RECURRENT_OPTIONS]
         tensors = inputs[: len(autograd.RECURRENT_INPUTS)]
-        o, *ht = _operate(autograd.call, call, "recurrent_" if inplace else "recurrent", *tensors, *settings)
+        o, *ht = operate(autograd.call, call, "recurrent_" if inplace else "recurrent", *tensors, *settings)
         ht = ht[0] if options.output_final_state and not inplace else None
     if out is not None:
         torch.ops.kda.put(out, o, recorded) if compiling else out.copy_(o)
@@ -464,144 +455,17 @@ def fused_kda_gate(
     lower_bound = _number(lower_bound)
     if _sharded((g, A_log, dt_bias)):
         of = functools.partial(fused_kda_gate, lower_bound=lower_bound, output_dtype=output_dtype)
-        return _parallel().mesh.gate("fused_kda_gate", g, A_log, dt_bias, of)
+        return parallel().mesh.gate("fused_kda_gate", g, A_log, dt_bias, of)
     check(GateCall("fused_kda_gate", g, A_log, dt_bias, lower_bound, output_dtype), GATE)
     return autograd.call("gate", g, A_log, dt_bias, lower_bound, output_dtype)[0]
-
-
-def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any, **keywords: Any) -> Choice:
-    """Print which backend handles this call of `chunk_kda` and why each other one does not; nothing is computed.
-
-    If an input requires a gradient, it also prints the choice for the backward, which backend then runs the forward if
-    that differs, and what is kept between the two. With a `cp_context` it also says which backend computes the
-    maps of sequences that span several ranks.
-
-    Args:
-        q, k, v, g, beta, args, keywords: the arguments of `chunk_kda`.
-
-    Returns:
-        The forward's `Choice`. Its `backend` is None if no backend accepts the call: that is not an error here.
-
-    Raises:
-        InputError: as `chunk_kda`.
-
-    Example:
-        >>> q, k, v, g = torch.randn(4, 1, 70, 2, 16).unbind()
-        >>> choice = explain(q, k, v, -g.abs(), torch.rand(1, 70, 2))
-        reference accepts chunk forward B=1 T=70 N=1 H=2 K=16 V=16 C=64 float32, cpu, given gate on cpu
-        ...
-        * reference  accepts it
-        >>> choice.backend
-        'reference'
-    """
-    inputs, options, context = _bind_a_part("explain", q, k, v, g, beta, *args, **keywords)
-    check(Call("explain", inputs, options), CALLER)
-    asked = backend_asked(options.backend)
-    check_backend_name(asked, "backend")
-    recorded = records_gradients(inputs)
-    directions = ("forward", "backward") if recorded else ("forward",)
-    save = Save.NOTHING
-    if recorded:
-        problem = problem_of(Call("explain", inputs, options))
-        with contextlib.suppress(NoBackendError):                              # printed below
-            save = what_is_kept(problem, asked)
-    if save is not Save.ALL:
-        options = options._replace(disable_recompute=False)
-    choices = []
-    for direction in directions:
-        problem = problem_of(Call("explain", inputs, options), direction)
-        name = asked if direction == "forward" else backend_of_backward(asked)
-        choices.append(weigh(problem, detect(problem.device), name))
-        print(choices[-1])
-    takers = [choice.backend for choice in choices]
-    if recorded and all(takers):
-        made = takers[0]
-        if save is Save.PRODUCTS:
-            made = recorder(choices[0].problem, takers[0])
-            if made != takers[0]:
-                print(f"{made} also runs the forward: gradients are recorded, and {takers[0]} keeps nothing for them")
-        print(_what_is_kept(save, choices[1].problem, made, inputs.q.dtype))
-    if context is not None and takers[0]:
-        print(_parallel().operators.maps.how(choices[0].problem, asked))
-    return choices[0]
-
-
-def rehearse(function: str, *args: Any, **keywords: Any) -> tuple[Choice, ...]:
-    """Which backends would run a call: the choice of the forward, and of the backward if gradients are recorded.
-
-    Args:
-        function: the name of the called function: `chunk_kda`, `fused_recurrent_kda`, `fused_recurrent_kda_fwd`.
-        args, keywords: its arguments.
-
-    Raises what the call would raise before it computes: InputError for invalid input, NoBackendError if no backend
-    accepts it, TypeError for arguments that the function does not have.
-    """
-    call = _call_of(function, args, keywords)
-    problem, asked = _operate(problem_of, call, call), backend_asked(call.options.backend)
-    check(call, RECORDING)
-    if call.recurrent or not records_gradients(call.inputs):
-        return (choose(problem, asked),)
-    way = route(problem, asked, what_is_kept(problem, asked))
-    return choose(way.forward, asked), choose(way.backward, way.asked)
-
-
-def _call_of(function: str, args: tuple, keywords: dict[str, Any]) -> Call:
-    """A call with its arguments by name; nothing is cast for it."""
-    args = (*map(_as_if_cast, args[:3]), *args[3:])
-    keywords = keywords | {name: _as_if_cast(keywords[name]) for name in ("q", "k", "v") if name in keywords}
-    if function == "chunk_kda":
-        while len(args) < 5 and REQUIRED[len(args)] in keywords:              # for the fast path of _bind
-            args = (*args, keywords.pop(REQUIRED[len(args)]))
-        inputs, options, _ = _bind_a_part(function, *args, **keywords)
-        return Call(function, inputs, options)
-    if function == "fused_recurrent_kda_fwd" and args:
-        given = _arguments(function, args, keywords)
-        args, keywords = (), given | given.pop("keywords")
-    elif function == "fused_recurrent_kda_fwd":
-        keywords = {"inplace_final_state": True} | keywords
-    given = _arguments("fused_recurrent_kda", args, keywords)
-    out = given.pop("out")
-    if given["inplace_final_state"] is None:
-        given["inplace_final_state"] = given["ssm_state_indices"] is not None
-    return Call("fused_recurrent_kda", *_prepare("fused_recurrent_kda", **_DEFAULTS | given), out=out)
-
-
-def _as_if_cast(x: Any) -> Any:
-    """A tensor with the dtype and shape that torch.autocast would give it; its values do not matter."""
-    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dtype == torch.float64 or not autocasts(x):
-        return x
-    dtype = torch.get_autocast_dtype(x.device.type)
-    return x if x.dtype == dtype else x.new_empty((), dtype=dtype).expand(x.shape).requires_grad_(x.requires_grad)
-
-
-def _arguments(function: str, args: tuple, keywords: dict[str, Any]) -> dict[str, Any]:
-    bound = _SIGNATURES[function].bind(*args, **keywords)
-    bound.apply_defaults()
-    return bound.arguments
-
-
-_SIGNATURES = {f.__name__: inspect.signature(f) for f in (fused_recurrent_kda, fused_recurrent_kda_fwd)}
-
-
-def _what_is_kept(save: Save, p: Problem, backend: str, dtype: torch.dtype) -> str:
-    """One line about what is kept between forward and backward."""
-    if save is Save.NOTHING:
-        return "between forward and backward nothing is kept but the inputs"
-    if save is Save.OWN:
-        size = launcher(backend).kept_bytes(p)
-    else:
-        shapes = saved_shapes(p.B, p.T, p.N, p.HV, p.K, p.V, p.C, p.packed)
-        dtypes = saved_dtypes(dtype, wide_dtype(dtype))
-        size = sum(math.prod(getattr(shapes, f)) * getattr(dtypes, f).itemsize for f in save.kind._fields)
-    return f"between forward and backward {backend} keeps {size / 2**20:,.1f} MiB beside the inputs"
 
 
 def _recorded(inputs: Inputs, options: Options) -> tuple[Tensor, Tensor | None]:
     """A call with plain tensors that records gradients."""
     call, asked = Call("chunk_kda", inputs, options), backend_asked(options.backend)
-    problem = _operate(problem_of, call, call)
+    problem = operate(problem_of, call, call)
     recording = autograd.Recording(options, route(problem, asked, what_is_kept(problem, asked)))
-    return _operate(autograd.Recorded.apply, call, recording, *inputs[: len(autograd.INPUTS)])
+    return operate(autograd.Recorded.apply, call, recording, *inputs[: len(autograd.INPUTS)])
 
 
 def _saved_by(inputs: Inputs, options: Options) -> Save:
@@ -653,11 +517,11 @@ vars(_keeps_nothing)["_dynamo_marked_constant"] = True                          
 
 
 def _on_ranks(inputs: Inputs, options: Options, context: Any, recorded: bool) -> tuple:
-    operators = _parallel().operators
+    operators = parallel().operators
     inputs = operators.prepared(inputs, options)
     save = _saved_by(inputs, options) if recorded else Save.NOTHING
     call = Call("chunk_kda", inputs, options)
-    return _operate(operators.run, call, inputs, options, context, save)
+    return operate(operators.run, call, inputs, options, context, save)
 
 
 def _sharded(inputs: Iterable[Any]) -> bool:
@@ -667,7 +531,7 @@ def _sharded(inputs: Iterable[Any]) -> bool:
     return "DTensor" in [type(x).__name__ for x in inputs]
 
 
-def _parallel() -> Any:
+def parallel() -> Any:
     from . import parallel
 
     return parallel
@@ -679,10 +543,10 @@ def _forward(inputs: Inputs, options: Options, save: Save, recorded: bool = Fals
         options = options._replace(disable_recompute=False)
     call = Call("chunk_kda", inputs, options)
     if not recorded and _unseen(inputs):                                       # the operator costs 20 microseconds more
-        return _operate(autograd.forward, call, call, save)
+        return operate(autograd.forward, call, call, save)
     settings = [getattr(options, name) for name in autograd.OPTIONS]
     arguments = *inputs[: len(autograd.INPUTS)], *settings, save.value
-    o, ht, h, *saved = _operate(autograd.call, call, "chunk_forward", *arguments)
+    o, ht, h, *saved = operate(autograd.call, call, "chunk_forward", *arguments)
     return Outputs(o, ht if options.output_final_state else None, h if options.return_intermediate_states else None,
                    save.kind(*saved) if save in (Save.ALL, Save.OWN) else None)  # fmt: skip
 
@@ -725,7 +589,7 @@ def _check_saved(call: Call, saved: Any) -> None:
                 raise refuse(what, "Pass both functions the same arguments.", "saved.shape")
 
 
-def _operate(operator: Any, call: Call, *arguments: Any) -> Any:
+def operate(operator: Any, call: Call, *arguments: Any) -> Any:
     """Call an operator or a check; if it fails on its arguments, report which one has the wrong type."""
     if torch.compiler.is_compiling():
         return operator(*arguments)
@@ -738,31 +602,31 @@ def _operate(operator: Any, call: Call, *arguments: Any) -> Any:
         raise
 
 
-def _bind_a_part(op: str, *args: Any, cp_context: Any = None, **keywords: Any) -> tuple[Inputs, Options, Any]:
+def bind_a_part(op: str, *args: Any, cp_context: Any = None, **keywords: Any) -> tuple[Inputs, Options, Any]:
     """As `_bind`; with a context, for this rank's part of the sequences, and with the context as one of kda's."""
     if cp_context is None:
         return *_bind(op, *args, **keywords), None
-    context = _parallel().adopt(cp_context, op)
+    context = parallel().adopt(cp_context, op)
     keywords |= {"cu_seqlens": context.cu_seqlens, "cu_seqlens_cpu": context.cu_seqlens_cpu}
     inputs, options = _bind(op, *args, **keywords)
-    return _parallel().operators.prepared(inputs, options), options, context
+    return parallel().operators.prepared(inputs, options), options, context
 
 
 def _bind(op: str, *args: Any, **keywords: Any) -> tuple[Inputs, Options]:
     """The arguments of `chunk_kda`, passed to another function."""
     if len(args) == 5:                                                         # saves 30 microseconds of bind
-        given: dict[str, Any] = _DEFAULTS | keywords
-        if len(given) == len(_DEFAULTS):
-            return _prepare(op, *args, *given.values(), {})  # type: ignore[call-arg]
+        given: dict[str, Any] = CHUNK_DEFAULTS | keywords
+        if len(given) == len(CHUNK_DEFAULTS):
+            return prepare(op, *args, *given.values(), {})  # type: ignore[call-arg]
     try:
         bound = _CHUNK_SIGNATURE.bind(*args, **keywords)
     except TypeError as error:
         raise TypeError(f"{op}: {error}; its arguments are those of chunk_kda") from None
     bound.apply_defaults()
-    return _prepare(op, *bound.arguments.values())
+    return prepare(op, *bound.arguments.values())
 
 
-def _prepare(
+def prepare(
     op, q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel,
     use_beta_sigmoid_in_kernel, allow_neg_eigval, safe_gate, lower_bound, disable_recompute, return_intermediate_states,
     state_v_first, cu_seqlens, cu_seqlens_cpu, cp_context, use_graph, max_num_seqs, A_log, dt_bias, chunk_size,

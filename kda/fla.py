@@ -2,8 +2,8 @@
 
 FLA has a registry of backends for some of its functions and consults it at every call: the first backend whose verifier
 accepts the call runs it, and if none does, FLA's own Triton kernels do.  This module registers one such backend.  Its
-verifier is the package's own dispatch (`kda.api.rehearse`), so it accepts a call if and only if `kda.chunk_kda` would.
-A declined call is explained once per reason (`kda.notices`).  docs/fla.md lists which calls go where.
+verifier is the package's own dispatch (`kda.rehearsal.rehearse`), so it accepts a call if and only if `kda.chunk_kda`
+would.  A declined call is explained once per reason (`kda.notices`).  docs/fla.md lists which calls go where.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from . import api, notices
+from . import api, notices, rehearsal
 from .errors import KdaError, PackageError
 
 _INSTALL = "pip install 'fla-core>=0.5.2'"
@@ -42,7 +42,7 @@ SWITCH = "FLA_KDA"                           # FLA_KDA=0: FLA does not ask kda
 def _verdict(function: str, args: tuple, keywords: dict[str, Any]) -> tuple[bool, str | None]:
     """Whether kda accepts a call of FLA's function, and why not."""
     try:
-        api.rehearse(function, *args, **keywords)
+        rehearsal.rehearse(function, *args, **keywords)
     except (KdaError, TypeError) as error:
         notices.say_once(
             f"kda.fla: FLA runs this call of {function}, because kda does not accept it: {error}\n"

@@ -52,7 +52,7 @@ def asked_for(options: dict[str, Any], kind: str, given: Any) -> list[Asked]:
 
 
 def decode(screen: Screen, options: dict[str, Any], given: Any) -> int:
-    from kda.measure.clocks import clock_of
+    from kda.measure.clocks import CudaClock, clock_of
     from kda.measure.decoding import measure
     from kda.measure.timing import this_machine
     from kda.verify.doors import here
@@ -64,7 +64,7 @@ def decode(screen: Screen, options: dict[str, Any], given: Any) -> int:
     clock, found = clock_of(device), []
     repeats = options["repeats"] or REPEATS[machine.kind]
     with screen.progress("measuring the copy bandwidth" if machine.kind == "gpu" else "drawing inputs") as tell:
-        if machine.kind == "gpu":
+        if isinstance(clock, CudaClock):
             machine = machine._replace(copy=clock.copy_bandwidth())
         for each, backend in zip(asked, backends):
             tell(f"{each.sequences} sequences of {each.heads} heads, {each.states} states")

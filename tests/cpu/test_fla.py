@@ -12,8 +12,8 @@ from naive import make
 
 import kda
 from kda import notices
-from kda.api import rehearse
 from kda.notices import KdaNotice, reason_of, say_once
+from kda.rehearsal import rehearse
 
 
 @pytest.mark.parametrize("recorded", [False, True], ids=["forward alone", "recorded"])

@@ -1,0 +1,170 @@
+"""Which backend would run a call, without running it: `explain` for people, `rehearse` for registries of others."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+from typing import Any
+
+import torch
+
+from .api import (
+    CHUNK_DEFAULTS,
+    bind_a_part,
+    fused_recurrent_kda,
+    fused_recurrent_kda_fwd,
+    operate,
+    parallel,
+    prepare,
+)
+from .bundles import Save, saved_dtypes, saved_shapes
+from .checks import CALLER, RECORDING, REQUIRED, Call, autocasts, check, problem_of, records_gradients
+from .dispatch import (
+    Choice,
+    backend_asked,
+    backend_of_backward,
+    check_backend_name,
+    choose,
+    launcher,
+    recorder,
+    route,
+    weigh,
+    what_is_kept,
+)
+from .errors import NoBackendError
+from .gates import wide_dtype
+from .host import detect
+from .problem import Problem
+
+Tensor = torch.Tensor
+
+
+def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any, **keywords: Any) -> Choice:
+    """Print which backend handles this call of `chunk_kda` and why each other one does not; nothing is computed.
+
+    If an input requires a gradient, it also prints the choice for the backward, which backend then runs the forward if
+    that differs, and what is kept between the two. With a `cp_context` it also says which backend computes the
+    maps of sequences that span several ranks.
+
+    Args:
+        q, k, v, g, beta, args, keywords: the arguments of `chunk_kda`.
+
+    Returns:
+        The forward's `Choice`. Its `backend` is None if no backend accepts the call: that is not an error here.
+
+    Raises:
+        InputError: as `chunk_kda`.
+
+    Example:
+        >>> q, k, v, g = torch.randn(4, 1, 70, 2, 16).unbind()
+        >>> choice = explain(q, k, v, -g.abs(), torch.rand(1, 70, 2))
+        reference accepts chunk forward B=1 T=70 N=1 H=2 K=16 V=16 C=64 float32, cpu, given gate on cpu
+        ...
+        * reference  accepts it
+        >>> choice.backend
+        'reference'
+    """
+    inputs, options, context = bind_a_part("explain", q, k, v, g, beta, *args, **keywords)
+    check(Call("explain", inputs, options), CALLER)
+    asked = backend_asked(options.backend)
+    check_backend_name(asked, "backend")
+    recorded = records_gradients(inputs)
+    directions = ("forward", "backward") if recorded else ("forward",)
+    save = Save.NOTHING
+    if recorded:
+        problem = problem_of(Call("explain", inputs, options))
+        with contextlib.suppress(NoBackendError):                              # printed below
+            save = what_is_kept(problem, asked)
+    if save is not Save.ALL:
+        options = options._replace(disable_recompute=False)
+    choices = []
+    for direction in directions:
+        problem = problem_of(Call("explain", inputs, options), direction)
+        name = asked if direction == "forward" else backend_of_backward(asked)
+        choices.append(weigh(problem, detect(problem.device), name))
+        print(choices[-1])
+    takers = [choice.backend for choice in choices]
+    if recorded and all(takers):
+        made = takers[0]
+        assert made is not None
+        if save is Save.PRODUCTS:
+            made = recorder(choices[0].problem, takers[0])
+            if made != takers[0]:
+                print(f"{made} also runs the forward: gradients are recorded, and {takers[0]} keeps nothing for them")
+        print(_what_is_kept(save, choices[1].problem, made, inputs.q.dtype))
+    if context is not None and takers[0]:
+        print(parallel().operators.maps.how(choices[0].problem, asked))
+    return choices[0]
+
+
+def rehearse(function: str, *args: Any, **keywords: Any) -> tuple[Choice, ...]:
+    """Which backends would run a call: the choice of the forward, and of the backward if gradients are recorded.
+
+    Args:
+        function: the name of the called function: `chunk_kda`, `fused_recurrent_kda`, `fused_recurrent_kda_fwd`.
+        args, keywords: its arguments.
+
+    Raises what the call would raise before it computes: InputError for invalid input, NoBackendError if no backend
+    accepts it, TypeError for arguments that the function does not have.
+    """
+    call = _call_of(function, args, keywords)
+    problem, asked = operate(problem_of, call, call), backend_asked(call.options.backend)
+    check(call, RECORDING)
+    if call.recurrent or not records_gradients(call.inputs):
+        return (choose(problem, asked),)
+    way = route(problem, asked, what_is_kept(problem, asked))
+    return choose(way.forward, asked), choose(way.backward, way.asked)
+
+
+def _call_of(function: str, args: tuple, keywords: dict[str, Any]) -> Call:
+    """A call with its arguments by name; nothing is cast for it."""
+    args = (*map(_as_if_cast, args[:3]), *args[3:])
+    keywords = keywords | {name: _as_if_cast(keywords[name]) for name in ("q", "k", "v") if name in keywords}
+    if function == "chunk_kda":
+        while len(args) < 5 and REQUIRED[len(args)] in keywords:              # for the fast path of _bind
+            args = (*args, keywords.pop(REQUIRED[len(args)]))
+        inputs, options, _ = bind_a_part(function, *args, **keywords)
+        return Call(function, inputs, options)
+    if function == "fused_recurrent_kda_fwd" and args:
+        given = _arguments(function, args, keywords)
+        args, keywords = (), given | given.pop("keywords")
+    elif function == "fused_recurrent_kda_fwd":
+        keywords = {"inplace_final_state": True} | keywords
+    given = _arguments("fused_recurrent_kda", args, keywords)
+    out = given.pop("out")
+    if given["inplace_final_state"] is None:
+        given["inplace_final_state"] = given["ssm_state_indices"] is not None
+    return Call("fused_recurrent_kda", *prepare("fused_recurrent_kda", **CHUNK_DEFAULTS | given), out=out)
+
+
+def _as_if_cast(x: Any) -> Any:
+    """A tensor with the dtype and shape that torch.autocast would give it; its values do not matter."""
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dtype == torch.float64 or not autocasts(x):
+        return x
+    dtype = torch.get_autocast_dtype(x.device.type)
+    return x if x.dtype == dtype else x.new_empty((), dtype=dtype).expand(x.shape).requires_grad_(x.requires_grad)
+
+
+def _arguments(function: str, args: tuple, keywords: dict[str, Any]) -> dict[str, Any]:
+    bound = _SIGNATURES[function].bind(*args, **keywords)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+_SIGNATURES = {f.__name__: inspect.signature(f) for f in (fused_recurrent_kda, fused_recurrent_kda_fwd)}
+
+
+def _what_is_kept(save: Save, p: Problem, backend: str, dtype: torch.dtype) -> str:
+    """One line about what is kept between forward and backward."""
+    if save is Save.NOTHING:
+        return "between forward and backward nothing is kept but the inputs"
+    if save is Save.OWN:
+        size = launcher(backend).kept_bytes(p)
+    else:
+        shapes = saved_shapes(p.B, p.T, p.N, p.HV, p.K, p.V, p.C, p.packed)
+        dtypes = saved_dtypes(dtype, wide_dtype(dtype))
+        kind = save.kind
+        assert kind is not None
+        size = sum(math.prod(getattr(shapes, f)) * getattr(dtypes, f).itemsize for f in kind._fields)
+    return f"between forward and backward {backend} keeps {size / 2**20:,.1f} MiB beside the inputs"
