@@ -27,7 +27,7 @@ import torch
 from kda.backends.reference import launch as reference
 from kda.backends.triton.decode import launch, plan
 from kda.checks import Call, problem_of
-from kda.commands.render import table
+from kda.commands.layout import table
 from kda.problem import Inputs, Options, Problem
 
 K = V = 128

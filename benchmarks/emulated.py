@@ -38,7 +38,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 from kda import gates  # noqa: E402
-from kda.commands.render import table  # noqa: E402
+from kda.commands.layout import table  # noqa: E402
 from kda.stages import LOG2_E  # noqa: E402
 from kda.verify.cases import LOWER_BOUND, Case, make_inputs  # noqa: E402
 from kda.verify.definition import definition  # noqa: E402

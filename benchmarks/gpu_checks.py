@@ -187,7 +187,7 @@ def compare(file: Path, device: str) -> int:
     """||x - exact|| / ||exact|| of o, final states and gradients; ours may not be larger than FLA's."""
     import torch
 
-    from kda.commands.render import table
+    from kda.commands.layout import table
     from kda.verify.definition import definition
     from kda.verify.doors import Door, Fla
     from kda.verify.simulated import SimulatedDoor

@@ -23,7 +23,7 @@ import torch  # noqa: E402
 import kda  # noqa: E402
 from kda import autograd  # noqa: E402
 from kda.checks import Call, problem_of  # noqa: E402
-from kda.commands.render import table  # noqa: E402
+from kda.commands.layout import table  # noqa: E402
 from kda.dispatch import backend_asked, choose, launcher  # noqa: E402
 from kda.problem import Inputs, Options  # noqa: E402
 

@@ -22,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kda.commands.render import table
+from kda.commands.layout import table
 from kda.compile import driver
 from kda.compile import triton as door
 

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 import torch.nn.functional as F
 
-from kda.commands.render import table
+from kda.commands.layout import table
 from kda.measure.clocks import clock_of, interleaved
 from kda.nn import Cache, KimiDeltaAttention, convolution, gated_rms_norm, norm, short_convolution
 

@@ -24,7 +24,7 @@ import torch  # noqa: E402
 from kda.backends.reference import chunked, launch  # noqa: E402
 from kda.backends.reference.ragged import Ragged  # noqa: E402
 from kda.backends.reference.recurrent import recurrent  # noqa: E402
-from kda.commands.render import table  # noqa: E402
+from kda.commands.layout import table  # noqa: E402
 from kda.stages import FORWARD  # noqa: E402
 from kda.verify.cases import make_inputs  # noqa: E402
 

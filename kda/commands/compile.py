@@ -266,10 +266,14 @@ def cells(screen: Screen, name: str, lines: Sequence[Line]) -> tuple[str, ...]:
     notes += ["not kept"] * bool(lost) + ["was there" if there == len(lines) else f"{there} were there"] * bool(there)
     numbers = (
         span([kernel.registers for kernel in kernels]), span([kernel.spills for kernel in kernels]),
-        span([line.shared for line in built], in_bytes), f"{sum(seconds):.1f}" if seconds else "-",
+        span([line.shared for line in built], shared_words), f"{sum(seconds):.1f}" if seconds else "-",
     )  # fmt: skip
     first = lines[0]
     return first.backend, first.recipe.target.name, name, str(len(lines)), *numbers, ", ".join(notes)
+
+
+def shared_words(size: int) -> str:
+    return in_bytes(size) if size >= 1 << 10 or not size else f"{size} B"
 
 
 def span(numbers: Sequence[int | None], words: Callable[[int], str] = str) -> str:

@@ -63,8 +63,8 @@ class Progress:
         now = time.monotonic() if now is None else now
         seconds = now - self._began
         parts = [self.text]
-        if self.builds:
-            return f"{self.text}; {self.builds.words(now)}"
+        if builds := self.builds:            # another thread may end them meanwhile
+            return f"{self.text}; {builds.words(now)}"
         if self.total:
             parts.append(f"{min(self.done, self.total)} of {self.total} done")
         left = self._left(seconds)
@@ -81,9 +81,9 @@ class Progress:
     @contextlib.contextmanager
     def of_builds(self, recipes: Sequence[watching.Named]) -> Iterator[watching.Built]:
         """A watcher of builds (kda.compile.watching) that shows them here."""
-        self.builds = Progress("building kernels", len(recipes))
+        self.builds = builds = Progress("building kernels", len(recipes))
         try:
-            yield lambda recipe: self.builds.count() if self.builds else None
+            yield lambda recipe: builds.count()
         finally:
             self.builds = None
 
@@ -102,7 +102,8 @@ def showing(shown: Progress) -> Iterator[Progress]:
             words, wait, wrote = f"{shown.words()} ...", EVERY[terminal], True
             if terminal:                     # one line: a second one could not be wiped
                 words = f"\r\x1b[K{fold(words, (width_of(sys.stderr) or 80) - 1)[0]}"
-            click.echo(words, err=True, nl=not terminal, color=terminal)
+            with contextlib.suppress(OSError, ValueError):                   # nobody reads it
+                click.echo(words, err=True, nl=not terminal, color=terminal)
 
     thread = threading.Thread(target=show, daemon=True)
     if not watching.quiet():
@@ -115,4 +116,5 @@ def showing(shown: Progress) -> Iterator[Progress]:
         if thread.is_alive():
             thread.join()
         if wrote and terminal:
-            click.echo("\r\x1b[K", err=True, nl=False, color=True)
+            with contextlib.suppress(OSError, ValueError):
+                click.echo("\r\x1b[K", err=True, nl=False, color=True)
