@@ -175,8 +175,9 @@ def rows_of(struct: Struct, inner: dict[str, Struct], bases: list[int], deep: in
             names, size = [name for name, _ in small], sum(f.bytes for _, f in small)
             says = ", ".join(names) if len(names) < 5 else f"{', '.join(names[:2])}, ... {names[-1]}"
             first = small[0][1].offset
+            colour = DTYPES.get(small[0][1].dtype, ORANGE) if len(small) == 1 else ORANGE
             yield Row("small fields" if len(small) > 1 else names[0], says if len(small) > 1 else shape(small[0][1]),
-                      size, [b + first for b in bases], ORANGE, deep)  # fmt: skip
+                      size, [b + first for b in bases], colour, deep)  # fmt: skip
             small.clear()
 
     for name, f in struct.fields.items():
