@@ -35,6 +35,7 @@ ARROWS = {
     "fla": {"api", "errors", "notices"},
     "nn": {"api", "backends", "errors", "gates", "host", "parallel"},
     "hf": {"api", "errors", "nn", "notices"},
+    "engines": {"api", "dispatch", "errors", "host", "nn", "notices", "problem"},
     "__init__": {"api", "bundles", "dispatch", "errors", "hf", "nn", "parallel", "problem", "simulator"},
     "backends": {"bundles", "capability", "compile", "gates", "host", "offsets", "problem", "stages"},
     "verify": {"__init__", "backends", "bundles", "capability", "compile", "dispatch", "gates", "host", "problem",
