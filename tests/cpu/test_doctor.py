@@ -424,7 +424,8 @@ def test_json_is_one_object_with_stable_words_and_no_colour(machine):
 
 
 def test_the_models_that_would_use_kda_have_a_table_of_their_own(machine):
-    machine()
+    installed = {name: found for name, found in made_up().versions.items() if name not in ("vllm", "sglang")}
+    machine(made_up(versions=installed))
     assert kda_doctor().stdout.splitlines()[8:11] == [
         "Models                 use kda  after           by                    which, or why not",
         "  fla-core 0.6.0       yes      import kda.fla  swift, backward none  FLA's layers and models",
