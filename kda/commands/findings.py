@@ -398,6 +398,8 @@ VARIABLES = {
     "CUTE_DSL_NO_CACHE": ("warn", "CuTe DSL builds every kernel anew in each process"),
     "CUTE_DSL_PTXAS_PATH": ("warn", "CuTe DSL assembles with it, not with its own ptxas"),
     "TRITON_INTERPRET": ("warn", "Triton kernels are interpreted on the CPU: slow, and bfloat16 ties round up"),
+    "KDA_VLLM": ("info", "0: vLLM runs without kda"),
+    "KDA_SGLANG": ("info", "0: SGLang runs without kda"),
     "KDA_BACKEND": ("info", "calls without backend= use this backend or fail"),
     "KDA_CACHE_DIR": ("info", "built kernels are kept there"),
     "KDA_QUIET": ("info", "nothing is said of kernels that are built, nor of progress"),

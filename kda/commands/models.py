@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from packaging.version import Version
 
 from kda.dispatch import weigh
 from kda.problem import Problem
@@ -54,8 +57,11 @@ class Way:
 
 
 def ways(f: Facts) -> tuple[Way, ...]:
-    """That of FLA and that of transformers; none where nobody looked for FLA."""
-    return () if f.fla.state == "skipped" else (way_of_fla(f), way_of_transformers(f))
+    """That of FLA, that of transformers, and those of engines that are there; none where nobody looked for FLA."""
+    if f.fla.state == "skipped":
+        return ()
+    engines = (way_of_engine(f, engine) for engine in ENGINES if f.versions.get(engine.package))
+    return (way_of_fla(f), way_of_transformers(f), *engines)
 
 
 def way_of_fla(f: Facts) -> Way:
@@ -102,6 +108,46 @@ def way_of_transformers(f: Facts) -> Way:
     return dataclasses.replace(way, why=why, fix=(INSTALL_FLA,))
 
 
+class Engine(NamedTuple):
+    """An inference engine that kda is a plug-in of."""
+
+    package: str
+    switch: str
+    oldest: str                              # that tests run beside
+    models: str
+    line: str                                # after which kda serves them
+
+
+ENGINES = (
+    Engine("vllm", "KDA_VLLM", "0.33", "Kimi-Linear in vLLM", "vllm serve ..."),
+    Engine("sglang", "KDA_SGLANG", "0.5.23", "models with KDA in SGLang",
+           "--linear-attn-prefill-backend kda --linear-attn-decode-backend kda"),
+)  # fmt: skip
+
+
+def way_of_engine(f: Facts, engine: Engine) -> Way:
+    version = f.versions.get(engine.package, "")
+
+    def refused(status: str, why: str, *fix: str) -> Way:
+        return Way(engine.package, status, version, engine.models, why=why, fix=fix)
+
+    if not version:
+        return refused("info", f"{engine.package} is not installed")
+    if f.env.get(engine.switch) == "0":
+        return refused("warn", f"{engine.switch}=0: {engine.package} runs without kda", f"unset {engine.switch}")
+    if engine.package not in f.plugins:
+        why = "kda was installed before it had any, or is on the path without being installed"
+        return refused("warn", f"{engine.package} does not find kda among its plug-ins: {why}",
+                       "pip install --force-reinstall --no-deps .")  # fmt: skip
+    if Version(version) < Version(engine.oldest):
+        return refused("warn", f"kda is tested with {engine.package} {engine.oldest} and newer, found {version}",
+                       f"pip install '{engine.package}>={engine.oldest}'")  # fmt: skip
+    forward = takers(f)[0]
+    if forward is None:
+        return refused("info", f"no backend of kda takes their calls on this device: they stay with {engine.package}")
+    return Way(engine.package, "ok", version, engine.models, engine.line, forward, forward)
+
+
 def takers(f: Facts) -> tuple[str | None, str | None]:
     """The backends of a model's calls, forward and backward."""
     device = default_device(f)
@@ -127,3 +173,13 @@ def models_fla(f: Facts) -> Finding:
 @check("models.transformers", "models of transformers would use kda", "fla", "torch", "smi")
 def models_transformers(f: Facts) -> Finding:
     return way_of_transformers(f).finding()
+
+
+@check("models.vllm", "models of vLLM would use kda", "torch", "smi")
+def models_vllm(f: Facts) -> Finding:
+    return way_of_engine(f, ENGINES[0]).finding()
+
+
+@check("models.sglang", "models of SGLang would use kda", "torch", "smi")
+def models_sglang(f: Facts) -> Finding:
+    return way_of_engine(f, ENGINES[1]).finding()

@@ -27,7 +27,8 @@ from dataclasses import dataclass, field
 DISTRIBUTION = "kimi-delta-attention"
 PACKAGES = ("torch", "triton", "nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-cu12", "nvidia-cutlass-dsl-libs-cu13",
             "cuda-python", "cuda-bindings", "apache-tvm-ffi", "fla-core", "flash-linear-attention",
-            "transformers", "click", "packaging")  # fmt: skip
+            "transformers", "vllm", "sglang", "click", "packaging")  # fmt: skip
+PLUGINS = {"vllm": "vllm.general_plugins", "sglang": "sglang.srt.plugins"}     # groups of entry points of engines
 ENVIRONMENT = ("KDA_", "CUTE_DSL_", "TRITON_", "CUDA_", "FLA_")  # prefixes of the variables that doctor looks at
 TRACE_ARCHS = ("sm_90a", "sm_100a")
 TIMEOUTS = {"torch": 60, "triton": 60, "cutlass": 60, "trace": 30, "nvrtc": 60, "smi": 15, "ptxas": 10,
@@ -107,6 +108,7 @@ class Facts:
     fla: Probe = Probe()                     # kda registered in FLA
     families: tuple[str, ...] = ()           # models of transformers that call FLA's chunk_kda
     kda_hf: bool = False                     # there is a kda.hf
+    plugins: tuple[str, ...] = ()            # engines that find kda among their plug-ins
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
@@ -159,6 +161,7 @@ def gather(wanted: Collection[str] = PROBES, answered: Callable[[], None] = lamb
         torch_gpus=tuple(_gpu(g) for g in found.get("torch", Probe()).data.get("gpus", ())),
         families=find_families(),
         kda_hf=importlib.util.find_spec(".hf", "kda") is not None,
+        plugins=find_plugins(),
         **found,
     )
 
@@ -276,6 +279,14 @@ def _calls_fla(folder: str, family: str) -> bool:
             return '"chunk_kda"' in file.read()
     except OSError:
         return False
+
+
+def find_plugins() -> tuple[str, ...]:
+    """Engines to which an installed distribution offers kda."""
+    def offered(group: str) -> bool:
+        return any(point.value.startswith("kda.engines:") for point in importlib.metadata.entry_points(group=group))
+
+    return tuple(engine for engine, group in PLUGINS.items() if offered(group))
 
 
 def last_line(text: str) -> str:

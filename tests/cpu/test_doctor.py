@@ -36,7 +36,8 @@ HEALTHY = Facts(
     versions={
         "torch": "2.13.0+cu130", "triton": "3.9.0",
         "nvidia-cutlass-dsl": "4.8.1", "nvidia-cutlass-dsl-libs-cu13": "4.8.1",
-        "cuda-bindings": "13.0.1", "fla-core": "0.6.0", "transformers": "5.23.0",
+        "cuda-bindings": "13.0.1", "fla-core": "0.6.0", "transformers": "5.23.0", "vllm": "0.33.0",
+        "sglang": "0.5.23",
     },
     device_files=True,
     torch=TORCH,
@@ -52,7 +53,10 @@ HEALTHY = Facts(
     c_compiler="/usr/bin/gcc",
     fla=Probe("ok", {"version": "0.6.0", "asked": {"chunk_kda": ["kda", "flash_kda"]}}),
     families=("kimi_linear", "glm5_next"),
+    plugins=("vllm", "sglang"),
 )  # fmt: skip
+VLLM = {"versions": {"vllm": "0.33.0"}, "plugins": ("vllm",)}
+SGLANG = {"versions": {"sglang": "0.5.23"}, "plugins": ("sglang",)}
 NO_GPU = {"smi_gpus": (), "torch_gpus": (), "smi": Probe("absent"), "device_files": False}
 CPU_ONLY = {**NO_GPU, "torch": CPU_TORCH}
 BROKEN = Probe("failed", says="ImportError: libcuda.so.1: cannot open shared object file")
@@ -168,6 +172,13 @@ CASES = [
     ("models.fla", {"fla": UNASKED, "env": {"FLA_KDA": "0"}}, "warn", "FLA_KDA=0: FLA does not ask kda"),
     ("models.fla", {"torch_gpus": TURING}, "info", "they stay with FLA's own kernels"),
     ("models.fla", CPU_ONLY, "ok", "use kda, by reference"),
+    ("models.vllm", {"versions": {}}, "info", "vllm is not installed"),
+    ("models.vllm", VLLM | CPU_ONLY, "ok", "after `vllm serve ...` Kimi-Linear in vLLM use kda, by reference"),
+    ("models.vllm", VLLM | {"env": {"KDA_VLLM": "0"}}, "warn", "unset KDA_VLLM"),
+    ("models.vllm", VLLM | {"plugins": ()}, "warn", "vllm does not find kda among its plug-ins"),
+    ("models.vllm", VLLM | {"versions": {"vllm": "0.30.1"}}, "warn", "kda is tested with vllm 0.33 and newer"),
+    ("models.vllm", VLLM | {"torch_gpus": TURING}, "info", "they stay with vllm"),
+    ("models.sglang", SGLANG | CPU_ONLY, "ok", "after `--linear-attn-prefill-backend kda"),
     ("models.transformers", {"versions": {}}, "info", "transformers is not installed"),
     ("models.transformers", {"families": ()}, "info", "pip install --upgrade transformers"),
     ("models.transformers", {"fla": BROKEN}, "warn", "`import kda.fla` failed"),
@@ -414,8 +425,9 @@ def test_json_is_one_object_with_stable_words_and_no_colour(machine):
 
 
 def test_the_models_that_would_use_kda_have_a_table_of_their_own(machine):
-    machine()
-    assert kda_doctor().stdout.splitlines()[9:] == [
+    installed = {name: found for name, found in made_up().versions.items() if name not in ("vllm", "sglang")}
+    machine(made_up(versions=installed))
+    assert kda_doctor().stdout.splitlines()[9:12] == [
         "Models                 use kda  after           by                    which, or why not",
         "  fla-core 0.6.0       yes      import kda.fla  swift, backward none  FLA's layers and models",
         "  transformers 5.23.0  yes      import kda.fla  swift, backward none  kimi_linear, glm5_next",

@@ -37,6 +37,7 @@ ARROWS = {
     "fla": {"api", "errors", "notices", "rehearsal"},
     "nn": {"api", "backends", "errors", "gates", "host", "parallel"},
     "hf": {"api", "errors", "nn", "notices"},
+    "engines": {"api", "dispatch", "errors", "host", "nn", "notices", "problem"},
     "__init__": {"api", "bundles", "decoding", "dispatch", "errors", "hf", "nn", "parallel", "problem", "rehearsal",
                  "simulator"},
     "backends": {"bundles", "capability", "compile", "gates", "host", "offsets", "problem", "stages"},

@@ -1,0 +1,495 @@
+"""A small server of a language model of KDA layers: continuous batching, streaming, a prefix cache, cancellation.
+
+    pip install starlette uvicorn
+    python examples/serve.py                                         # on a GPU if there is one; http://127.0.0.1:8000
+    curl -N 127.0.0.1:8000/generate -d '{"prompt": "The state", "max_tokens": 20}'
+    python examples/serve.py --load 200 --clients 16                 # a load test against loopback; ends by itself
+
+POST /generate streams lines of JSON: {"text": ...} for each token, at last {"done": ..., "cached": tokens that a prefix
+brought}, or {"error": ...}.  GET /health counts what there is.  The weights are random: the text is noise.
+
+Every step packs pieces of prompts into one row, and gives each request that decodes a row of one token.  A request has
+a slot of the pool of states from its first token to its last; prompts are cut at multiples of 64 tokens, and the states
+there are kept as long as nobody needs their slots.
+
+  a request is too long      status 413, before it gets a slot
+  all slots and the queue    status 503; nobody who runs is disturbed
+    are taken
+  the client disconnects     its slot is free before the next step
+  memory runs out, or a      the batch is halved; where memory ran out, prefixes are given up; a request that fails
+    step fails               alone ends with an error; states are only written when a step has succeeded, so others go
+                             on as if nothing had been
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import codecs
+import json
+import random
+import socket
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from kda.nn import Cache, KimiDeltaAttention
+from kda.nn.cache import LayerState
+
+BYTES = 256
+CHUNK = 64                                   # prompts are cut at multiples of it
+
+
+class Block(nn.Module):
+    def __init__(self, hidden: int, heads: int, layer: int):
+        super().__init__()
+        self.before, self.between = nn.RMSNorm(hidden), nn.RMSNorm(hidden)
+        self.mixes = KimiDeltaAttention(hidden, heads, hidden // heads, layer_idx=layer)
+        self.up, self.down = nn.Linear(hidden, 4 * hidden, bias=False), nn.Linear(4 * hidden, hidden, bias=False)
+
+    def forward(self, x: torch.Tensor, cache: Cache, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
+        x = x + self.mixes(self.before(x), cache=cache, cu_seqlens=cu_seqlens)
+        return x + self.down(torch.nn.functional.silu(self.up(self.between(x))))
+
+
+class Model(nn.Module):
+    def __init__(self, hidden: int, heads: int, layers: int):
+        super().__init__()
+        self.embed = nn.Embedding(BYTES, hidden)
+        self.blocks = nn.ModuleList(Block(hidden, heads, n) for n in range(layers))
+        self.norm, self.head = nn.RMSNorm(hidden), nn.Linear(hidden, BYTES, bias=False)
+
+    def forward(self, tokens: torch.Tensor, cache: Cache, cu_seqlens: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits (B, T, 256) of tokens (B, T), from the states in the cache, which it moves on."""
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x, cache, cu_seqlens)
+        return self.head(self.norm(x))
+
+
+class Pool:
+    """The states of all layers in slots: what a step reads and writes."""
+
+    def __init__(self, model: Model, slots: int):
+        self.layers, self.free = {}, list(range(slots))
+        like = model.embed.weight
+        for n, block in enumerate(model.blocks):
+            of = block.mixes
+            wide = torch.promote_types(like.dtype, torch.float32)
+            recurrent = like.new_zeros(slots, of.num_v_heads, of.head_v_dim, of.head_dim, dtype=wide)
+            conv = tuple(like.new_zeros(slots, of.conv_size - 1, each.channels)
+                         for each in (of.q_conv1d, of.k_conv1d, of.v_conv1d))  # fmt: skip
+            self.layers[n] = LayerState(recurrent, conv)
+
+    def read(self, slots: list[int]) -> Cache:
+        at = torch.tensor(slots, device=self.layers[0].recurrent.device)
+        return Cache({n: state.select(at) for n, state in self.layers.items()})
+
+    def write(self, slots: list[int], cache: Cache) -> None:
+        at = torch.tensor(slots, device=self.layers[0].recurrent.device)
+        for n, state in self.layers.items():
+            for old, new in zip((state.recurrent, *state.conv), (cache[n].recurrent, *cache[n].conv)):
+                old[at] = new.to(old.dtype)
+
+    def copy(self, source: int, to: int) -> None:
+        self.write([to], self.read([source]))
+
+    def clear(self, slot: int) -> None:
+        for state in self.layers.values():
+            for x in (state.recurrent, *state.conv):
+                x[slot] = 0
+
+
+@dataclass(eq=False)
+class Request:
+    tokens: list[int]                        # of the prompt, then what was made of it
+    limit: int                               # tokens to make
+    events: asyncio.Queue = field(default_factory=asyncio.Queue)     # tokens; None at the end; an Exception
+    prompt: int = 0
+    slot: int = -1
+    done: int = 0                            # tokens behind its state
+    cached: int = 0                          # of which a prefix brought so many
+    cancelled: bool = False
+
+    def __post_init__(self):
+        self.prompt = len(self.tokens)
+
+    @property
+    def decodes(self) -> bool:
+        return self.done >= self.prompt
+
+
+class Refused(Exception):
+    """A request that is not taken: a status and what to do."""
+
+    def __init__(self, status: int, text: str):
+        super().__init__(text)
+        self.status = status
+
+
+class Engine:
+    """All but `_forward` runs in the event loop, so nothing changes while a step computes."""
+
+    def __init__(self, model: Model, slots: int = 32, queue: int = 64, longest: int = 4096, batch: int = 512):
+        self.model, self.pool, self.slots = model.eval(), Pool(model, slots), slots
+        self.queue, self.longest, self.batch = queue, longest, batch
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.prefixes: dict[tuple[int, ...], int] = {}                        # tokens -> slot, the oldest first
+        self.counts = dict.fromkeys(("finished", "cancelled", "failed", "refused", "hits", "halved", "steps"), 0)
+        self.work = asyncio.Event()
+
+    # requests
+
+    def submit(self, prompt: bytes, limit: int) -> Request:
+        total = len(prompt) + limit
+        if not prompt or limit < 1:
+            raise self._refuse(400, "prompt must not be empty and max_tokens at least 1")
+        if total > self.longest:
+            raise self._refuse(413, f"prompt and max_tokens must be at most {self.longest} tokens together; found "
+                                    f"{total}. Send a shorter prompt.")  # fmt: skip
+        if len(self.waiting) >= self.queue:
+            raise self._refuse(503, f"{len(self.running)} requests run and {len(self.waiting)} wait, as many as may. "
+                                    "Try again later.")  # fmt: skip
+        request = Request(list(prompt), limit)
+        self.waiting.append(request)
+        self.work.set()
+        return request
+
+    def _refuse(self, status: int, text: str) -> Refused:
+        self.counts["refused"] += 1
+        return Refused(status, text)
+
+    def cancel(self, request: Request) -> None:
+        request.cancelled = True
+        self.work.set()
+
+    # slots
+
+    def _take(self) -> int | None:
+        """A slot, if need be that of the oldest prefix."""
+        if not self.pool.free and self.prefixes:
+            self.pool.free.append(self.prefixes.pop(next(iter(self.prefixes))))
+        return self.pool.free.pop() if self.pool.free else None
+
+    def _admit(self) -> None:
+        while self.waiting:
+            if self.waiting[0].cancelled:
+                self.waiting.popleft()
+                self.counts["cancelled"] += 1
+                continue
+            prefix = self._prefix_of(self.waiting[0])
+            held = self.prefixes.pop(prefix) if prefix else None              # nobody takes it now
+            slot = self._take()
+            if prefix:
+                self.prefixes[prefix] = held                                  # the youngest
+            if slot is None:
+                return
+            request = self.waiting.popleft()
+            request.slot = slot
+            if prefix:
+                self.pool.copy(held, slot)
+                request.done = request.cached = len(prefix)
+                self.counts["hits"] += 1
+            else:
+                self.pool.clear(slot)
+            self.running.append(request)
+
+    def _prefix_of(self, request: Request) -> tuple[int, ...] | None:
+        """The longest that is kept, and leaves a token to be computed."""
+        last = (request.prompt - 1) // CHUNK * CHUNK
+        keys = (tuple(request.tokens[:n]) for n in range(last, 0, -CHUNK))
+        return next((key for key in keys if key in self.prefixes), None)
+
+    def _keep_prefix(self, request: Request) -> None:
+        key = tuple(request.tokens[: request.done])
+        if request.done % CHUNK or request.done > request.prompt or key in self.prefixes or not self.pool.free:
+            return
+        self.prefixes[key] = slot = self.pool.free.pop()
+        self.pool.copy(request.slot, slot)
+
+    def _leave(self, request: Request, how: str, event: Any = None) -> None:
+        self.running.remove(request)
+        self.pool.free.append(request.slot)
+        self.counts[how] += 1
+        request.events.put_nowait(event)
+
+    # steps
+
+    async def run(self) -> None:
+        while True:
+            for request in [each for each in self.running if each.cancelled]:
+                self._leave(request, "cancelled")
+            self._admit()
+            if not self.running:
+                self.work.clear()
+                if not self.waiting:
+                    await self.work.wait()
+                continue
+            self.counts["steps"] += 1
+            decoding = [request for request in self.running if request.decodes]
+            pieces, room = [], self.batch
+            for request in self.running:
+                if not request.decodes and room >= CHUNK:
+                    last = (request.prompt - 1) // CHUNK * CHUNK               # the state there is kept
+                    whole = (request.done + room) // CHUNK * CHUNK
+                    end = min(request.prompt if request.done >= last else last, whole)
+                    pieces.append((request, end - request.done))
+                    room -= end - request.done
+            for batch in ([(request, 1) for request in decoding], pieces):
+                await self._step(batch)
+
+    async def _step(self, batch: list[tuple[Request, int]]) -> None:
+        if not batch:
+            return
+        try:
+            found, cache = await asyncio.to_thread(self._forward, batch)
+        except Exception as error:                                             # whose fault it is shows in parts
+            return await self._step_in_parts(batch, error)
+        self.pool.write([request.slot for request, _ in batch], cache)
+        for (request, n), token in zip(batch, found):
+            request.done += n
+            self._keep_prefix(request)
+            if request.done >= request.prompt:
+                request.tokens.append(token)
+                request.events.put_nowait(token)
+                if len(request.tokens) - request.prompt == request.limit:
+                    self._leave(request, "finished")
+
+    async def _step_in_parts(self, batch: list[tuple[Request, int]], error: Exception) -> None:
+        if len(batch) > 1:
+            self.counts["halved"] += 1
+            await self._step(batch[: len(batch) // 2])
+            await self._step(batch[len(batch) // 2 :])
+        elif batch[0][1] > CHUNK:
+            await self._step([(batch[0][0], CHUNK)])
+        elif self.prefixes and isinstance(error, torch.OutOfMemoryError):
+            self.pool.free += self.prefixes.values()
+            self.prefixes.clear()
+            await self._step(batch)
+        else:
+            text = f"a step of {batch[0][1]} tokens of this request alone failed: {error} Others go on."
+            self._leave(batch[0][0], "failed", RuntimeError(text))
+
+    @torch.inference_mode()
+    def _forward(self, batch: list[tuple[Request, int]]) -> tuple[list[int], Cache]:
+        """The next token of each, and the states; nothing that others see is written."""
+        cache, device = self.pool.read([request.slot for request, _ in batch]), self.model.embed.weight.device
+        rows = [request.tokens[request.done : request.done + n] for request, n in batch]
+        if all(n == 1 for _, n in batch):
+            logits = self.model(torch.tensor(rows, device=device), cache)[:, 0]
+        else:
+            ends = torch.tensor([0, *map(len, rows)]).cumsum(0)
+            tokens = torch.tensor([[token for row in rows for token in row]], device=device)
+            logits = self.model(tokens, cache, ends)[0, ends[1:] - 1]
+        return logits.argmax(-1).tolist(), cache
+
+    def health(self) -> dict[str, int]:
+        return self.counts | {"running": len(self.running), "waiting": len(self.waiting),
+                              "free": len(self.pool.free), "prefixes": len(self.prefixes)}  # fmt: skip
+
+
+def application(engine: Engine) -> Any:
+    """The ASGI application."""
+    import contextlib
+
+    from starlette.applications import Starlette
+    from starlette.responses import JSONResponse, StreamingResponse
+    from starlette.routing import Route
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Any) -> AsyncIterator[None]:
+        steps = asyncio.create_task(engine.run())
+        yield
+        steps.cancel()
+
+    async def generate(http: Any) -> Any:
+        try:
+            asked = json.loads(await http.body())
+            request = engine.submit(str(asked["prompt"]).encode(), int(asked.get("max_tokens", 16)))
+        except Refused as error:
+            return JSONResponse({"error": str(error)}, error.status)
+        except (KeyError, TypeError, ValueError) as error:
+            return JSONResponse({"error": f"send {{\"prompt\": text, \"max_tokens\": number}}; found {error!r}"}, 400)
+        return StreamingResponse(lines(request), media_type="application/x-ndjson")
+
+    async def lines(request: Request) -> AsyncIterator[str]:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        try:
+            while (event := await request.events.get()) is not None:
+                if isinstance(event, Exception):
+                    yield json.dumps({"error": str(event)}) + "\n"
+                    return
+                yield json.dumps({"text": decoder.decode(bytes([event]))}) + "\n"
+            yield json.dumps({"done": len(request.tokens) - request.prompt, "cached": request.cached}) + "\n"
+        finally:                                                               # also where the client has gone
+            engine.cancel(request)
+
+    async def health(http: Any) -> Any:
+        return JSONResponse(engine.health())
+
+    routes = [Route("/generate", generate, methods=["POST"]), Route("/health", health)]
+    return Starlette(routes=routes, lifespan=lifespan)
+
+
+# the load test
+
+
+async def post(port: int, body: dict, on_line: Callable[[dict], bool]) -> int:
+    """Status of a request; `on_line` gets each line of the answer, and hangs up by returning False."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        data = json.dumps(body).encode()
+        writer.write(b"POST /generate HTTP/1.1\r\nHost: loopback\r\nConnection: close\r\nContent-Length: "
+                     + str(len(data)).encode() + b"\r\n\r\n" + data)  # fmt: skip
+        await writer.drain()
+        status = int((await reader.readline()).split()[1])
+        while (await reader.readline()).strip():
+            pass
+        while line := await reader.readline():
+            if line.startswith(b"{") and not on_line(json.loads(line)):
+                break
+        return status
+    finally:
+        writer.close()
+
+
+@dataclass
+class Load:
+    """What clients saw."""
+
+    first: list[float] = field(default_factory=list)                          # seconds to the first token
+    between: list[float] = field(default_factory=list)
+    texts: dict[str, str] = field(default_factory=dict)
+    tokens: int = 0
+    statuses: dict[int, int] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)                           # of any kind, each once a request
+    failed: list[str] = field(default_factory=list)                           # prompts of those
+
+    async def client(self, port: int, prompt: str, limit: int, patience: int) -> None:
+        """One that hangs up after so many tokens."""
+        last, text = time.perf_counter(), []
+
+        def on_line(line: dict) -> bool:
+            nonlocal last
+            now = time.perf_counter()
+            if "error" in line:
+                self.errors.append(line["error"])
+                self.failed.append(prompt)
+            elif "text" in line:
+                (self.between if text else self.first).append(now - last)
+                last = now
+                text.append(line["text"])
+                self.tokens += 1
+            elif "done" in line:
+                self.texts[prompt] = "".join(text)
+            return len(text) < patience
+
+        status = await post(port, {"prompt": prompt, "max_tokens": limit}, on_line)
+        self.statuses[status] = self.statuses.get(status, 0) + 1
+
+
+async def load(engine: Engine, requests: int, clients: int, limit: int, seed: int = 0) -> tuple[Load, float]:
+    """A server on a free port of loopback, and clients of it: prompts that share beginnings, some too long, some that
+    hang up.  It returns what they saw, and the seconds."""
+    import uvicorn
+
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(application(engine), log_level="warning"))
+        serving = asyncio.create_task(server.serve([listening]))
+        while not server.started:
+            await asyncio.sleep(0.01)
+        port, draw, seen = listening.getsockname()[1], random.Random(seed), Load()
+        letters = "".join(draw.choices("abcdefgh ", k=engine.longest + 1))
+        todo = iter(range(requests))
+
+        async def one_after_another() -> None:
+            for n in todo:
+                too_long = n % 20 == 7
+                begin = draw.randrange(4) * 50
+                shared = letters[begin : begin + draw.randrange(20, 3 * CHUNK)]
+                prompt = letters if too_long else f"{shared}{n}"
+                patience = draw.randrange(1, limit) if n % 10 == 3 else limit + 1
+                await seen.client(port, prompt, limit, patience)
+
+        begun = time.perf_counter()
+        await asyncio.gather(*(one_after_another() for _ in range(clients)))
+        seconds = time.perf_counter() - begun
+        while engine.running or engine.waiting:                                # those whose clients have gone
+            await asyncio.sleep(0.01)
+        server.should_exit = True
+        await serving
+    return seen, seconds
+
+
+def alone(model: Model, prompt: str, limit: int) -> str:
+    """What a request should give."""
+    cache, tokens, made = Cache(), list(prompt.encode()), []
+    with torch.inference_mode():
+        for _ in range(limit):
+            device = model.embed.weight.device
+            made.append(int(model(torch.tensor([tokens], device=device), cache)[0, -1].argmax()))
+            tokens = made[-1:]
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    return "".join(decoder.decode(bytes([each])) for each in made)
+
+
+def report(engine: Engine, seen: Load, seconds: float, clients: int) -> str:
+    def ms(x: list[float], part: float) -> str:
+        return f"{1000 * sorted(x)[min(len(x) - 1, int(part * len(x)))]:,.1f} ms" if x else "-"
+
+    health = engine.health()
+    total = sum(seen.statuses.values())
+    rows = {
+        "requests": f"{total}, {clients} at once, in {seconds:.1f} s: {total / seconds:,.1f} per second",
+        "answers": ", ".join(f"{n} with status {status}" for status, n in sorted(seen.statuses.items())),
+        "tokens": f"{seen.tokens:,}: {seen.tokens / seconds:,.0f} per second",
+        "first token": f"{ms(seen.first, 0.5)}, the slowest percent {ms(seen.first, 0.99)}",
+        "token after token": f"{ms(seen.between, 0.5)}, the slowest percent {ms(seen.between, 0.99)}",
+        "steps": f"{health['steps']:,}, {health['halved']} of them in parts",
+        "prefixes": f"{health['hits']} prompts went on from one",
+        "hung up": f"{health['cancelled']}, their slots free for others",
+        "slots": f"{health['free']} free, {health['prefixes']} with prefixes, of {engine.slots}",
+    }
+    return "\n".join(f"{name:18} {text}" for name, text in rows.items())
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--host", default="127.0.0.1")
+    options.add_argument("--port", type=int, default=8000)
+    options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options.add_argument("--dtype", default="bfloat16" if torch.cuda.is_available() else "float32")
+    for name, value in (("hidden", 128), ("heads", 4), ("layers", 2), ("slots", 32), ("queue", 64), ("longest", 4096),
+                        ("batch", 512), ("clients", 16), ("max-tokens", 32)):  # fmt: skip
+        options.add_argument(f"--{name}", type=int, default=value)
+    options.add_argument("--load", type=int, metavar="REQUESTS", help="a load test of so many requests, then the end")
+    options.add_argument("--check", action="store_true", help="compare each answer of a load test with the model alone")
+    of = options.parse_args()
+    torch.manual_seed(0)
+    model = Model(of.hidden, of.heads, of.layers).to(of.device, getattr(torch, of.dtype))
+    engine = Engine(model, of.slots, of.queue, of.longest, of.batch)
+    if not of.load:
+        import uvicorn
+
+        uvicorn.run(application(engine), host=of.host, port=of.port)
+        return
+    seen, seconds = asyncio.run(load(engine, of.load, of.clients, of.max_tokens))
+    print(report(engine, seen, seconds, of.clients))
+    lost = engine.slots - len(engine.pool.free) - len(engine.prefixes)
+    wrong = [prompt for prompt, text in seen.texts.items() if text != alone(model, prompt, of.max_tokens)] * of.check
+    if of.check:
+        print(f"{'check':18} {len(seen.texts) - len(wrong)} of {len(seen.texts)} answers are those of the model alone")
+    failed = engine.counts["failed"]
+    if lost or wrong or failed:
+        raise SystemExit(f"{lost} slots lost, {len(wrong)} wrong answers, {failed} failed: {seen.errors[-1:]}")
+
+
+if __name__ == "__main__":
+    main()
