@@ -100,6 +100,34 @@ def test_it_is_the_definition(name, arch):
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("T", [1, 3])
+def test_every_tensor_may_have_a_dtype_of_its_own(T):
+    x = make_step(T=T, dtype="bfloat16", states="float16", bias=True)
+    others = dict(g="float32", beta="float16", A_log="bfloat16", dt_bias="float16", conv_states="float32",
+                  conv_weight="float32", conv_bias="float16", norm_gate="float32", norm_weight="float16")  # fmt: skip
+    x |= {name: x[name].to(getattr(torch, dtype)) for name, dtype in others.items()}
+    x["ssm_state_indices"] = x["ssm_state_indices"].long()
+    before = copied(x)
+    check(before, run(x))
+
+
+@pytest.mark.exhaustive
+def test_what_is_not_accepted_may_be_anything():
+    """Numbers that are none in drafts that are turned down, in their records and in padding."""
+    x = make_step(T=4, drafts=True, slots=[4, -1, 0])
+    for name in ("q", "k", "v", "g", "beta"):
+        x[name][:, 2:] = torch.nan
+        x[name][1] = torch.nan
+    found = run(x)
+    assert found["o"][:, :2].isfinite().all() and found["states"].isfinite().all()
+    new = make_step(T=4, drafts=True, seed=1)
+    x |= {name: new[name] for name in ("q", "k", "v", "g", "beta", "norm_gate")}
+    x["num_accepted_tokens"] = torch.tensor([2, 1, 2], dtype=torch.int32)
+    found = run(x)
+    assert found["o"].isfinite().all() and found["states"].isfinite().all()
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", ["states with gaps", "states (K, V)", "states with gaps everywhere",
                                     "tails (C, L)", "tails with gaps"])  # fmt: skip
 def test_pools_may_have_any_strides(layout):
