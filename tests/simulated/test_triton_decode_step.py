@@ -100,6 +100,18 @@ def test_it_is_the_definition(name, arch):
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("V", [128, 256])
+def test_states_k_first_fit_into_the_shared_memory_of_every_gpu(V):
+    x = make_step(N=1, H=1, K=128, V=V, dtype="bfloat16")
+    x |= {"states": x["states"].mT.contiguous(), "state_v_first": False}
+    before = copied(x)
+    with capture(arch="sm90") as session:
+        found = run_step(x)
+    assert not session.findings and session.launches[0].dynamic_shared <= 99 << 10
+    check(before, found)
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("T", [1, 3])
 def test_every_tensor_may_have_a_dtype_of_its_own(T):
     x = make_step(T=T, dtype="bfloat16", states="float16", bias=True)
