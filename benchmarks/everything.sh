@@ -17,6 +17,7 @@ times() {
         --direction step --save "$out/h200-triton-kept.json"
     python benchmarks/configs.py --gate softplus --kernel state --warps 4 --stages 3 --BK 128 --json "$out/softplus.json"
     python benchmarks/decode.py --json "$out/decode.json"
+    python benchmarks/decode_step.py --json "$out/decode_step.json"
     python benchmarks/launch.py --json "$out/launch.json"
 }
 

@@ -5,12 +5,11 @@
   S <- D S;  c = b (v - S k);  S <- S + c k^T;  o = scale (S q before c + (q k) c)
   y     = o / sqrt(mean(o^2) + eps) w sigmoid(gate)
 
-A CTA owns a q/k head of one sequence: it convolves q and k, then walks over the value heads that read them, with one
-state (V, K) at a time in registers.  So it sees the whole row that the norm sums, and no other CTA reads or writes the
-inputs of the convolution that it reads and writes: they are updated in place without a race.  In every model so far
-a q/k head has one value head.  What a CTA moves at K = V = 128: states of 64 KiB (float32) in and out, rows of 1.5 KiB,
-tails of 2.3 KiB in and out; 4 warps hold a state at 128 registers a thread, so that two CTAs share an SM and
-one's loads go on while the other computes.
+A CTA owns a q/k head of one sequence and walks over the value heads that read it, with one state (V, K) at a time in
+registers.  So it sees the whole row that the norm sums, and no other CTA reads or writes the inputs of the convolution
+that it reads and writes: they are updated in place without a race.  In every model so far a q/k head has one value
+head.  What a CTA moves at K = V = 128: states of 64 KiB (float32) in and out, rows of 1.5 KiB, tails of 2.3 KiB in and
+out.  4 warps hold a state at 128 registers a thread, so that two CTAs share an SM: one loads while one computes.
 
 A state lies in registers in pieces of PIECE channels of K: a warp reads whole pieces, the sum over pieces takes no
 shuffle, that within a piece as many levels as a piece has lanes.
@@ -256,8 +255,8 @@ def decode_step(
     SINGLE: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     """x_n, x_t, x_h: strides of x by sequence, token and head, channels lie next to each other; tensors that a call has
-    not are None.  ONE: T = 1; SINGLE: a q/k head has one value head; ORDER: of the elements of a state,
-    without gaps, or "any" with any strides.
+    not are None.  ONE: T = 1; SINGLE: a q/k head has one value head; EARLY: tails are written before the state is
+    worked on; ORDER: of the elements of a state without gaps, "vk" or "kv", or "any" with any strides.
 
     Slots, counts, paths and parents are numbers on the GPU that nobody has looked at: whatever they are, no memory
     outside the tensors is touched.

@@ -22,6 +22,7 @@ STRIDES = tuple(f"{name}_{axis}" for name, axes in AXES.items() for axis in axes
 ROWS = ("q", "k", "v", "g", "norm_gate")     # whose channels lie next to each other
 ELEMENTS = 4096                              # of a state that one warp holds: 128 registers a thread
 PIECE = 32                                   # channels of K in a piece
+TURNED = 2**14                               # elements of a state (K, V) that shared memory turns: 64 KiB
 
 
 class Config(NamedTuple):
@@ -69,6 +70,11 @@ def numbers(s: Step, x: Mapping[str, Memory]) -> dict[str, float]:
     }  # fmt: skip
 
 
+def orders(p: Problem) -> dict[tuple[int, int], str]:
+    """Strides of V and K in a state -> what a kernel calls the order."""
+    return {(p.K, 1): "vk", (1, p.V): "kv" if width(p.K) * width(p.V) <= TURNED else "any"}
+
+
 def layout(s: Step, x: Mapping[str, Memory], strides: Mapping[str, float]) -> Layout:
     p = s.core
 
@@ -80,7 +86,7 @@ def layout(s: Step, x: Mapping[str, Memory], strides: Mapping[str, float]) -> La
     return Layout(
         tuple((name, x[name].dtype if name in x else None) for name in StepInputs._fields),
         aligned=all(aligned(name, "nth") for name in ROWS if name in x) and not any(x[n].address for n in flat),
-        order={(p.K, 1): "vk", (1, p.V): "kv"}.get(between, "any"), states_aligned=aligned("states", "nh"),
+        order=orders(p).get(between, "any"), states_aligned=aligned("states", "nh"),
         channels=1 if "conv_states" in x and strides["conv_states_c"] == 1 and aligned("conv_states", "nl") else None,
     )  # fmt: skip
 
@@ -133,7 +139,7 @@ def recipes(s: Step, host: Host) -> list[Recipe]:
         "records": "float32" if s.drafts else None, "states": p.state_dtype, "g": p.g_dtype, "beta": p.beta_dtype,
         **dict.fromkeys(("q", "k", "v", "out"), p.dtype),
     }  # fmt: skip
-    for index, channels, order in itertools.product(("int32", "int64"), (1, None), ("vk", "kv")):
+    for index, channels, order in itertools.product(("int32", "int64"), (1, None), orders(p).values()):
         indices = {"slots": index, "accepted": index if s.drafts else None, "parents": index if s.tree else None}
         indices["path"] = indices["parents"]
         dtypes = tuple((name, (given | indices).get(name)) for name in StepInputs._fields)
