@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs triton")
 
-from kda.backends.triton.targets import target_of
+from kda.backends.common.targets import target_of
 from triton_calls import built_here
 
 import kda
@@ -374,7 +374,7 @@ def test_kernels_of_the_models_spill_next_to_nothing_and_sum_in_few_shuffles(arc
     s = dataclasses.replace(s, drafts=drafts, tree=tree)
     kernel = built_here(step_plan.recipes(s, host_of(arch))[0])
     allowed = 96 if tree else 32 if drafts else 0                              # of Triton 3.6, which spills most
-    assert kernel.spills <= allowed and kernel.ptx.count("shfl.sync") < 100
+    assert kernel.spills <= allowed and kernel.ptx.count("shfl.sync") < 300
 
 
 def test_a_kernel_is_built_for_a_class_of_calls():
