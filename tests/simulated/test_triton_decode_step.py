@@ -10,10 +10,10 @@ import torch
 
 pytest.importorskip("triton", reason="needs triton")
 
-from kda.backends.common.targets import target_of
 from triton_calls import built_here
 
 import kda
+from kda.backends.common.targets import target_of
 from kda.backends.triton.decode import step_launch, step_plan
 from kda.compile import triton as door
 from kda.problem import Problem, Step
