@@ -103,7 +103,7 @@ def seconds(calls: list[Callable[[], Any]]) -> float:
 
 
 def copy_speed(device: str) -> float:
-    """Bytes per second, read and written, of a kernel that copies 1 GiB: a graph's own copy reaches two thirds of it."""
+    """Bytes per second, read and written, of a kernel that copies 1 GiB: a graph's copy reaches two thirds."""
     source = torch.zeros(1 << 28, device=device)
     target = torch.empty_like(source)
     return 8 * source.numel() / seconds([lambda: torch.mul(source, 1, out=target)])

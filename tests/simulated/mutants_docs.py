@@ -2,6 +2,7 @@
 
     python tests/simulated/mutants_docs.py                 what differs from docs/mutants.md
     python tests/simulated/mutants_docs.py --write         write it anew
+    python tests/simulated/mutants_docs.py --only sm90     one backend; the others stay as the page has them
 
 A row is known by a file, a statement, an instruction and what was done to it, not by line numbers, so that edits
 elsewhere leave the page as it is.
@@ -122,6 +123,16 @@ def page(found: dict[str, Mutants]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def renewed(before: str, backend: str, of: Mutants) -> str:
+    """The page with another section, and another line of the summary, of one backend."""
+    head, *sections = before.split("\n## ")
+    line = list(summary({backend: of}))[-1]
+    head = "\n".join(line if old.startswith(f"| {backend} |") else old for old in head.split("\n"))
+    body = "\n".join([backend, "", *rows(of.outcomes), ""])
+    sections = [body if section.startswith(f"{backend}\n") else section for section in sections]
+    return "\n## ".join([head, *sections]).rstrip("\n") + "\n"
+
+
 def looked_at(backend: str, sample: int = 1, workers: int = 1, first: int | None = None) -> Mutants:
     """As `kda verify --mutants` does it, or in the first calls alone."""
     return mutants(
@@ -133,12 +144,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--only", choices=list(CALLS))
     asked = parser.parse_args()
-    now = page({backend: looked_at(backend, workers=asked.workers) for backend in CALLS})
+    before = PAGE.read_text() if PAGE.exists() else ""
+    if asked.only:
+        now = renewed(before, asked.only, looked_at(asked.only, workers=asked.workers))
+    else:
+        now = page({backend: looked_at(backend, workers=asked.workers) for backend in CALLS})
     if asked.write:
         PAGE.write_text(now)
         return
-    before = PAGE.read_text() if PAGE.exists() else ""
     both = before.splitlines(), now.splitlines()
     lines = list(difflib.unified_diff(*both, "docs/mutants.md", "now", lineterm="", n=0))
     print("\n".join(lines))
