@@ -67,7 +67,7 @@ FAULTS = [ForgetsTheCancelled, StartsFromWhatLiesThere, MixesUpTemplates, TakesA
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_the_engine_is_noticed(fault):
-    with pytest.raises((AssertionError, kda.InputError), match=r"request|a slot is lost|different for each sequence"):
+    with pytest.raises((AssertionError, kda.InputError), match=r"request|a slot is lost|different for every sequence"):
         run(60, fault)
 
 
