@@ -732,6 +732,16 @@ def test_a_plot_is_drawn(tmp_path, changes):
     assert "<svg" in (tmp_path / "x.svg").read_text()
 
 
+def test_a_wide_spread_and_its_number_stay_inside_the_plot(monkeypatch, tmp_path):
+    figures = pytest.importorskip("matplotlib.figure", reason="needs matplotlib, the extra `plot`")
+    drawn = []
+    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    groups = bench_drawn.groups_of([dataclasses.replace(LINE, median=1.0, p20=0.9, p80=5.0)], H200.device)
+    bench_drawn.draw(str(tmp_path / "x.svg"), "a title", bench_report.header(H200), groups)
+    (axes,) = drawn[0].axes
+    assert max(text.get_position()[0] for text in axes.texts) == 5000.0 < axes.get_xlim()[1]
+
+
 def test_the_command_writes_a_picture_and_a_page(tmp_path):
     pytest.importorskip("matplotlib", reason="needs matplotlib, the extra `plot`")
     picture, html = tmp_path / "x.png", tmp_path / "x.html"
