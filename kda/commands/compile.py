@@ -61,7 +61,7 @@ class Line:
 
 @click.command()
 @click.option("--arch", "archs", type=ARCH, multiple=True,
-              help="GPU arch or card, as sm90 or h100; may be repeated.  [default: this machine's GPU]")
+              help="GPU arch or card, such as sm90 or h100; may be repeated.  [default: this machine's GPU]")
 @click.option("--backend", type=BACKEND, help="Backend.  [default: all that have kernels]")
 @click.option("--model", "models", type=Name("model", lambda: list(MODELS)), multiple=True,
               help=f"Everything that a model calls: {', '.join(MODELS)}; may be repeated.")
@@ -129,7 +129,7 @@ def own_target() -> Target:
 
     cc = detect(here()).cc
     if cc is None:
-        raise click.UsageError("this machine has no GPU to build for: name an --arch, as sm90.")
+        raise click.UsageError("this machine has no GPU to build for: name an --arch, such as sm90.")
     try:
         return parse("{}.{}".format(*cc))
     except ValueError as error:

@@ -66,7 +66,8 @@ class StageName(Name):
 
 @click.command()
 @click.option("--backend", type=BACKEND, help="The backend to verify; left out, the one that auto picks.")
-@click.option("--arch", type=ARCH, help="Run its kernels on a simulated GPU of this arch or card, as sm100 or h100.")
+@click.option("--arch", type=ARCH,
+              help="Run its kernels on a simulated GPU of this arch or card, such as sm100 or h100.")  # fmt: skip
 @click.option("--against", type=Name("backend", lambda: ["definition", "fla", *backend_names()]),
               default="definition", show_default=True, help="Compare whole calls with it, too.")  # fmt: skip
 @shape_options(heads=2, lengths="Packed sequences.  [default: 65,0,63]", dtype=None,
