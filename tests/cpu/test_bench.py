@@ -18,7 +18,7 @@ from click.testing import CliRunner
 import kda
 from kda.backends.reference import launch
 from kda.cli import cli
-from kda.commands import bench, bench_drawn, bench_report, timeline
+from kda.commands import bench, bench_asked, bench_drawn, bench_report, timeline
 from kda.commands.layout import strip_ansi
 from kda.commands.render import Screen
 from kda.compile.target import TARGETS
@@ -730,6 +730,13 @@ def test_a_plot_is_drawn(tmp_path, changes):
     groups = bench_drawn.groups_of(lines, H200.device)
     bench_drawn.draw(str(tmp_path / "x.svg"), "a title", bench_report.header(H200), groups)
     assert "<svg" in (tmp_path / "x.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    "seconds, says", [(3.4e-7, "0.0003"), (1.2e-5, "0.012"), (7.233e-3, "7.233"), (0.2345, "234.5")]
+)
+def test_milliseconds_keep_a_digit_that_is_not_zero(seconds, says):
+    assert bench_asked.ms(seconds) == says
 
 
 def test_a_wide_spread_and_its_number_stay_inside_the_plot(monkeypatch, tmp_path):
