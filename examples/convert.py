@@ -133,7 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--demo", choices=LAYOUTS, help="instead of a folder")
-    parser.add_argument("--layer", type=int, default=0, help="the how manieth of the checkpoint's KDA layers")
+    parser.add_argument("--layer", type=int, default=0, help="number of the KDA layer in the checkpoint, from 0")
     parser.add_argument("--lower-bound", type=float, help="of the gate, where the config does not say it")
     parser.add_argument("--to", choices=LAYOUTS, help="write it in this layout")
     parser.add_argument("--out", type=Path, default=Path("layer.safetensors"))

@@ -472,12 +472,15 @@ def main() -> None:
     options.add_argument("--load", type=int, metavar="REQUESTS", help="a load test of so many requests, then the end")
     options.add_argument("--check", action="store_true", help="compare each answer of a load test with the model alone")
     of = options.parse_args()
+    try:
+        import starlette  # noqa: F401
+        import uvicorn
+    except ModuleNotFoundError as error:
+        options.error(f"{error.name} is not installed: pip install starlette uvicorn")
     torch.manual_seed(0)
     model = Model(of.hidden, of.heads, of.layers).to(of.device, getattr(torch, of.dtype))
     engine = Engine(model, of.slots, of.queue, of.longest, of.batch)
     if not of.load:
-        import uvicorn
-
         uvicorn.run(application(engine), host=of.host, port=of.port)
         return
     seen, seconds = asyncio.run(load(engine, of.load, of.clients, of.max_tokens))

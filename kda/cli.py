@@ -31,8 +31,8 @@ def folded_errors() -> Iterator[None]:
     try:
         yield
     except click.ClickException as error:
-        text = error.format_message()
-        lines = fold(f"Error: {text}", width_of(sys.stderr))
+        text, width = error.format_message(), width_of(sys.stderr)
+        lines = [part for line in f"Error: {text}".splitlines() for part in fold(line, width)]
         error.format_message = lambda: "\n".join(lines).removeprefix("Error: ")     # type: ignore[method-assign]
         raise
 

@@ -64,7 +64,8 @@ def use(models: str | Iterable[str] = MODELS) -> tuple[str, ...]:
         if hasattr(module, CONVOLUTION):
             _replace(module, CONVOLUTION, _convolution)
     if len(absent) == len(asked):
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in absent.items())
+        having = {reason: [name for name in absent if absent[name] == reason] for reason in absent.values()}
+        reasons = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in having.items())
         raise PackageError(f"kda.hf: transformers must be installed, with one of the models {', '.join(asked)}; found "
                            f"none ({reasons}). {_INSTALL}", name="transformers")  # fmt: skip
     for name, reason in absent.items():

@@ -81,7 +81,7 @@ class Percent(click.ParamType):
 @click.option("--stages", is_flag=True, help="Time each stage that the backend can run alone, too.")
 @click.option("--repeats", type=click.IntRange(1), help="Launches of a timing.  [default: 20 on a CPU, 200 on a GPU]")
 @click.option("--seconds", type=click.FloatRange(0), default=10.0, show_default=True,
-              help="Stop a timing after this long; three launches are made anyhow.")  # fmt: skip
+              help="Stop a timing after this long; but make at least three launches.")  # fmt: skip
 @click.option("--save", metavar="FILE", type=OUTPUT, help="Write the results as JSON.")
 @click.option("--compare", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
               help="Compare medians with a saved run.")  # fmt: skip
@@ -198,7 +198,7 @@ def refuse_large(
 
 
 def doors_for(spec: Spec, options: dict[str, Any], device: str) -> list[Door]:
-    """The backend and the baseline, both of which take the problem here."""
+    """The backend and the baseline, both of which accept the problem here."""
     from kda.verify.cases import make
     from kda.verify.doors import Door, Fla
 

@@ -64,4 +64,5 @@ def backend_for(problem: Problem, asked: str) -> str:
 
 
 def ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3f}" if seconds < 0.1 else f"{seconds * 1e3:.1f}"
+    digits = 4 if seconds < 1e-5 else 3 if seconds < 0.1 else 1
+    return f"{seconds * 1e3:.{digits}f}"

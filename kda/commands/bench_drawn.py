@@ -40,6 +40,11 @@ class Bar(NamedTuple):
     low: float | None = None
     high: float | None = None
 
+    @property
+    def reach(self) -> float:
+        """Where its drawing ends."""
+        return max(self.median, self.high or 0)
+
 
 @dataclass
 class Track:
@@ -139,7 +144,7 @@ def draw(file: str, title: str, details: str, groups: Sequence[Group]) -> None:
     figure = Figure(figsize=(3.0 + 4.2 * len(ways), 2.7 + 0.24 * height), layout="constrained")
     panels = figure.subplots(1, len(ways), sharey=True, squeeze=False)[0]
     for way, axes in zip(ways, panels):
-        at, most = 0.0, max(track.bars[way].median for g in groups for track in g.tracks if way in track.bars)
+        at, most = 0.0, max(track.bars[way].reach for g in groups for track in g.tracks if way in track.bars)
         ticks = []
         for group in groups:
             if axes is panels[0]:
@@ -154,8 +159,7 @@ def draw(file: str, title: str, details: str, groups: Sequence[Group]) -> None:
                         spread = [[bar.median - bar.low], [bar.high - bar.median]]
                     axes.barh(at, bar.median, 0.78, color=KINDS[track.kind][0], xerr=spread,
                               error_kw={"elinewidth": 0.8, "ecolor": FAINT})  # fmt: skip
-                    axes.text(max(bar.median, bar.high or 0), at, f"  {ms(bar.median / 1e3)}", va="center", color=TEXT,
-                              fontsize=8)  # fmt: skip
+                    axes.text(bar.reach, at, f"  {ms(bar.median / 1e3)}", va="center", color=TEXT, fontsize=8)
                     last = at + 0.5
             if way in group.floors:
                 axes.plot([group.floors[way]] * 2, [top, last], color=FLOOR, linewidth=1.6)

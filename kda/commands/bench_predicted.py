@@ -115,7 +115,7 @@ def drawn(screen: Screen, options: dict[str, Any], chip: Chip, target: Target, r
 
 
 def backends_for(shape: Shape, directions: Sequence[str], target: Target, asked: str | None) -> dict[str, str]:
-    """Direction -> the backend that takes it on such a GPU."""
+    """Direction -> the backend that accepts it on such a GPU."""
     from kda.simulator import capture
 
     from .bench_asked import CannotJudge, backend_for, problem_of, spec_of

@@ -61,8 +61,8 @@ class Line:
 
 @click.command()
 @click.option("--arch", "archs", type=ARCH, multiple=True,
-              help="GPU arch or card, as sm90 or h100; may be repeated.  [default: this machine's GPU]")
-@click.option("--backend", type=BACKEND, help="Backend.  [default: all that have kernels to offer]")
+              help="GPU arch or card, such as sm90 or h100; may be repeated.  [default: this machine's GPU]")
+@click.option("--backend", type=BACKEND, help="Backend.  [default: all that have kernels]")
 @click.option("--model", "models", type=Name("model", lambda: list(MODELS)), multiple=True,
               help=f"Everything that a model calls: {', '.join(MODELS)}; may be repeated.")
 @click.option("--tp", type=click.IntRange(1), default=1, show_default=True,
@@ -72,7 +72,7 @@ class Line:
                    "bfloat16, or float32 of a backend without bfloat16; forward, backward and recurrent, with each "
                    "gate, packed or not]")  # fmt: skip
 @click.option("--workers", type=click.IntRange(1), help="Processes that build.  [default: one per CPU]")
-@click.option("--verbose", "-v", is_flag=True, help="Print each variant of a kernel, with what tells it apart.")
+@click.option("--verbose", "-v", is_flag=True, help="Print each variant of a kernel, with what distinguishes it.")
 @common_options
 def command(screen: Screen, archs: tuple[Target, ...], backend: str | None, models: tuple[str, ...], tp: int,
             problems: tuple[str, ...], workers: int | None, verbose: bool) -> int:  # fmt: skip
@@ -129,7 +129,7 @@ def own_target() -> Target:
 
     cc = detect(here()).cc
     if cc is None:
-        raise click.UsageError("this machine has no GPU to build for: name an --arch, as sm90.")
+        raise click.UsageError("this machine has no GPU to build for: name an --arch, such as sm90.")
     try:
         return parse("{}.{}".format(*cc))
     except ValueError as error:
@@ -195,7 +195,7 @@ def offers(c: Capability, target: Target, problems: Iterable[Problem]) -> tuple[
     offer = getattr(importlib.import_module(f"{c.launch_module.rpartition('.')[0]}.plan"), "recipes", None)
     if offer is None:
         return [], "it offers no kernels to be built ahead of time"
-    host, found, why = host_of(target), [], "it was asked for nothing"
+    host, found, why = host_of(target), [], "nothing was requested"
     for problem in problems:
         if reasons := c.rejections(problem, host, named=True):
             why = f"{problem}: {reasons[0]}"

@@ -142,7 +142,7 @@ def archs_without_kernels(backends: Sequence[Capability]) -> list[str]:
 
 def examine(screen: Screen, checks: Sequence[str] = (), problem: str | None = None, require: Sequence[str] = (),
             strict: bool = False) -> Report:  # fmt: skip
-    """Everything; only the named checks; or, for a problem, only who takes it."""
+    """Everything; only the named checks; or, for a problem, only who accepts it."""
     named = [name.removeprefix(LIVE) for name in checks if name.startswith(LIVE)]
     looked_at = _checks_to_run(checks, problem)
     with_table = not checks or problem is not None or bool(require) or bool(named)
@@ -346,7 +346,8 @@ def check_problem(text: str | None) -> None:
 @click.argument("checks", metavar="[CHECK]...", nargs=-1, type=Name("check", check_names))
 @click.option("--verbose", "-v", is_flag=True, help="Print the checks that found nothing, too.")
 @click.option("--list", "only_list", is_flag=True, help="List the checks and end.")
-@click.option("--problem", metavar="WORDS", help='Say who takes a problem, as in "K=64 V=128 float32 packed backward".')
+@click.option("--problem", metavar="WORDS",
+              help='Say which backend accepts a problem, as in "K=64 V=128 float32 packed backward".')  # fmt: skip
 @click.option("--require", type=BACKEND, multiple=True, help="Exit with 1 unless this backend is usable.")
 @click.option("--strict", is_flag=True, help="Exit with 1 for warnings, too.")
 @click.option("--paste", is_flag=True, help="Print a block for an issue, without home directory and host name.")

@@ -311,7 +311,7 @@ def _not_there(id: str, package: str, without: str, f: Facts, extra: str = "") -
     """A missing package hurts where there is a GPU for it to run on."""
     if f.system != ("Linux", "x86_64"):
         where = " ".join(f.system)
-        return Finding(id, "info", f"{package} is not installed and is not asked for on {where}: {without}")
+        return Finding(id, "info", f"{package} is not installed and is not needed on {where}: {without}")
     status, fix = "warn" if f.gpus else "info", _install(f, package, extra)
     return Finding(id, status, f"{package} is not installed: {without}", (fix,))
 

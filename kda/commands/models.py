@@ -83,7 +83,7 @@ def way_of_fla(f: Facts) -> Way:
         return refused("warn", f"FLA_KDA={f.env.get('FLA_KDA', '0')}: FLA does not ask kda", "unset FLA_KDA")
     forward, backward = takers(f)
     if forward is None:
-        return refused("info", "no backend of kda takes their calls on this device: they stay with FLA's own kernels",
+        return refused("info", "no backend of kda accepts their calls on this device: they stay with FLA's own kernels",
                        "kda doctor --problem 'g=float32'")  # fmt: skip
     return Way("fla-core", "ok", version, models, "import kda.fla", forward, backward)
 
@@ -144,7 +144,7 @@ def way_of_engine(f: Facts, engine: Engine) -> Way:
                        f"pip install '{engine.package}>={engine.oldest}'")  # fmt: skip
     forward = takers(f)[0]
     if forward is None:
-        return refused("info", f"no backend of kda takes their calls on this device: they stay with {engine.package}")
+        return refused("info", f"no backend of kda accepts their calls on this device: they stay with {engine.package}")
     return Way(engine.package, "ok", version, engine.models, engine.line, forward, forward)
 
 

@@ -23,7 +23,7 @@ def probe(backend: str) -> dict:
         if not reasons:
             return run(door, trial)
         refused = refused or reasons[0]
-    return {"ok": False, "seconds": 0.0, "says": f"takes none of the small calls: {refused}"}
+    return {"ok": False, "seconds": 0.0, "says": f"accepts none of the small calls: {refused}"}
 
 
 def run(door: Door, trial) -> dict:

@@ -119,9 +119,13 @@ def exit_code(results: Sequence[Result], unable: Sequence[CannotJudge]) -> int:
 
 def chosen_backends(screen: Screen, target: Target | None, backend: str | None) -> list[Capability]:
     if target is not None:
-        found = [c for c in built_for(target) if backend in (None, c.backend)]
+        built = built_for(target)
+        found = [c for c in built if backend in (None, c.backend)]
+        if built and not found:
+            names = ", ".join(c.backend for c in built)
+            raise CannotJudge(f"{backend} has no kernels for {target.name}. Leave out --backend, or name {names}.")
         if not found:
-            raise CannotJudge(f"{backend} has no kernels for {target.name}" if backend else no_kernels(target))
+            raise CannotJudge(no_kernels(target))
         return found
     name = backend or auto(screen)
     return [c for c in dispatch.capabilities() if c.backend == name]

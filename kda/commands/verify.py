@@ -66,7 +66,8 @@ class StageName(Name):
 
 @click.command()
 @click.option("--backend", type=BACKEND, help="The backend to verify; left out, the one that auto picks.")
-@click.option("--arch", type=ARCH, help="Run its kernels on a simulated GPU of this arch or card, as sm100 or h100.")
+@click.option("--arch", type=ARCH,
+              help="Run its kernels on a simulated GPU of this arch or card, such as sm100 or h100.")  # fmt: skip
 @click.option("--against", type=Name("backend", lambda: ["definition", "fla", *backend_names()]),
               default="definition", show_default=True, help="Compare whole calls with it, too.")  # fmt: skip
 @shape_options(heads=2, lengths="Packed sequences.  [default: 65,0,63]", dtype=None,
@@ -78,14 +79,14 @@ class StageName(Name):
 @click.option("--stage", type=StageName("all"), default="all", show_default=True,
               help="One stage alone, such as fwd/state.")  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--exact", is_flag=True, help="Ask for equal bits: run after run, and packed against alone.")
+@click.option("--exact", is_flag=True, help="Require equal bits: run after run, and packed against alone.")
 @click.option("--fault", metavar="NAME", help="Plant a known fault; `--fault list` lists them.")
 @click.option("--mutants", is_flag=True,
               help="Weaken each synchronising instruction of the kernels of --arch, and say what notices.")  # fmt: skip
 @click.option("--sample", type=click.IntRange(1), default=1, show_default=True, help="Every n-th mutant alone.")
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes that run mutants.")
 @click.option("--dump", metavar="FILE", type=click.Path(dir_okay=False, writable=True), help="Save the case's tensors.")
-@click.option("--load", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Take the case from a file.")
+@click.option("--load", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Read the case from a file.")
 @click.option("--keep-going", is_flag=True, help="Go on to the backward though the forward is wrong.")
 @click.option("--verbose", "-v", is_flag=True, help="Print the tensors that are within budget, too.")
 @common_options
@@ -93,7 +94,7 @@ def command(screen: Screen, **options: Any) -> int:
     """Compare a backend with the definition in float64 and find the first wrong stage.
 
     A budget is twice the error of an independent rounding of the same maths.  Exits with 1 if one is exceeded, with 3
-    if the backend does not take the problem here.
+    if the backend does not accept the problem here.
     """
     fault = options["fault"]
     if fault == "list":

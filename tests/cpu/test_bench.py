@@ -18,7 +18,7 @@ from click.testing import CliRunner
 import kda
 from kda.backends.reference import launch
 from kda.cli import cli
-from kda.commands import bench, bench_drawn, bench_report, timeline
+from kda.commands import bench, bench_asked, bench_drawn, bench_report, timeline
 from kda.commands.layout import strip_ansi
 from kda.commands.render import Screen
 from kda.compile.target import TARGETS
@@ -730,6 +730,23 @@ def test_a_plot_is_drawn(tmp_path, changes):
     groups = bench_drawn.groups_of(lines, H200.device)
     bench_drawn.draw(str(tmp_path / "x.svg"), "a title", bench_report.header(H200), groups)
     assert "<svg" in (tmp_path / "x.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    "seconds, says", [(3.4e-7, "0.0003"), (1.2e-5, "0.012"), (7.233e-3, "7.233"), (0.2345, "234.5")]
+)
+def test_milliseconds_keep_a_digit_that_is_not_zero(seconds, says):
+    assert bench_asked.ms(seconds) == says
+
+
+def test_a_wide_spread_and_its_number_stay_inside_the_plot(monkeypatch, tmp_path):
+    figures = pytest.importorskip("matplotlib.figure", reason="needs matplotlib, the extra `plot`")
+    drawn = []
+    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    groups = bench_drawn.groups_of([dataclasses.replace(LINE, median=1.0, p20=0.9, p80=5.0)], H200.device)
+    bench_drawn.draw(str(tmp_path / "x.svg"), "a title", bench_report.header(H200), groups)
+    (axes,) = drawn[0].axes
+    assert max(text.get_position()[0] for text in axes.texts) == 5000.0 < axes.get_xlim()[1]
 
 
 def test_the_command_writes_a_picture_and_a_page(tmp_path):

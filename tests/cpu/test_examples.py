@@ -56,6 +56,12 @@ def test_text_made_token_by_token_is_that_of_whole_calls(tmp_path):
     assert bytes(given[0].tolist()).decode(errors="replace").encode() == text
 
 
+def test_the_server_says_what_it_needs_installed(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "starlette", None)
+    assert run(monkeypatch, "examples/serve.py", "--load", 1, "--device", "cpu") == 2
+    assert "starlette is not installed: pip install starlette uvicorn" in capsys.readouterr().err
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("options", [["--tokens", 600], ["--lengths", "100,0,300,4", "--layout", "zigzag"]], ids=str)
 def test_a_sequence_over_two_ranks_has_the_gradients_of_one_process(options):

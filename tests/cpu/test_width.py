@@ -53,6 +53,11 @@ def test_every_line_fits(name, width):
     assert len(longest) <= width or alone, longest
 
 
+def test_without_a_command_the_help_is_laid_out_as_with_help():
+    asked, alone = (CliRunner().invoke(cli, args, prog_name="kda", env={"COLUMNS": "80"}) for args in (["--help"], []))
+    assert asked.stdout.strip() == alone.output.strip()
+
+
 def test_a_terminal_gets_the_words_that_a_file_gets():
     """Folding moves words and breaks none."""
 

@@ -198,6 +198,17 @@ def test_an_unknown_model_and_an_absent_one_are_named(monkeypatch):
         hf.use("glm5_next")
 
 
+def test_without_transformers_the_reason_is_given_once(monkeypatch):
+
+    def absent(name):
+        raise ModuleNotFoundError("No module named 'transformers'")
+
+    monkeypatch.setattr(hf.importlib, "import_module", absent)
+    reason = "kimi_linear, glm5_next, bailing_hybrid: ModuleNotFoundError: No module named 'transformers'"
+    with pytest.raises(ImportError, match=f"found none \\({reason}\\)"):
+        hf.use()
+
+
 def test_without_fla_a_model_calls_kda():
     """In a process where FLA cannot be imported, whether it is installed or not."""
     code = """

@@ -42,3 +42,11 @@ def test_the_bug_is_reported_as_printed_and_the_fix_removes_it(compiler, name, t
     found = printed_by(tmp_path / name, code, capsys)
     assert settled(found) == settled(report)
     assert len(printed_by(tmp_path / name, applied(fix, code), capsys).strip().splitlines()) == 1
+
+
+def test_a_kernel_that_triton_first_compiled_in_another_folder_is_reported_in_its_own(tmp_path, capsys):
+    pytest.importorskip("triton", reason="needs triton")
+    for folder in (tmp_path / "first", tmp_path / "second"):
+        folder.mkdir()
+        found = printed_by(folder / "total.py", EXAMPLES["triton"][0], capsys)
+        assert set(re.findall(r"\((\S*:\d+)\)", found)) == {f"{folder}/total.py:12"}

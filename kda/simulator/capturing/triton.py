@@ -8,6 +8,8 @@ those for a simulated device and those for a real one never meet.
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -129,4 +131,21 @@ def _texts(src: Any, metadata: Any) -> dict[str, Any]:
             f"Triton kept no PTX of {metadata.name}. Unset TRITON_STORE_BINARY_ONLY and compile it again "
             "(TRITON_ALWAYS_COMPILE=1)."
         )
-    return {"ptx": Path(files[f"{name}.ptx"]).read_text(), "cubin": Path(files[f"{name}.cubin"]).read_bytes()}
+    ptx = _with_file_of(src, Path(files[f"{name}.ptx"]).read_text())
+    return {"ptx": ptx, "cubin": Path(files[f"{name}.cubin"]).read_bytes()}
+
+
+FILE = re.compile(r'^(\s*\.file\s+\d+\s+)"([^"]*)"', re.MULTILINE)
+
+
+def _with_file_of(src: Any, ptx: str) -> str:
+    """Triton's cache ignores folders: if the same source was first compiled in another one, the PTX names that file."""
+    function = getattr(getattr(src, "fn", None), "fn", None)             # a kernel that was given as IR has none
+    if function is None:
+        return ptx
+    file = os.path.abspath(function.__code__.co_filename)
+    named = {found[2] for found in FILE.finditer(ptx)}
+    alike = [name for name in named if os.path.basename(name) == os.path.basename(file)]
+    if file in named or len(alike) != 1:
+        return ptx
+    return FILE.sub(lambda found: f'{found[1]}"{file}"' if found[2] == alike[0] else found[0], ptx)
