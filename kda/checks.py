@@ -364,6 +364,10 @@ def _without_pool(name: str) -> Callable[[Call], str | None]:
     return lambda c: when(c.tensor(name) is not None and c.inputs.ssm_state_indices is None, "ssm_state_indices=None")
 
 
+def _heads_first(c: Call) -> str | None:
+    return when(c.HV != c.T and c.inputs.g.shape == (c.B, c.HV, c.T, c.K), f"shape {shape_of(c.inputs.g)}")
+
+
 def _no_slots_per_token(c: Call) -> str | None:
     x = c.inputs.ssm_state_indices
     return when(c.inputs.num_accepted_tokens is not None and (x is None or x.dim() != 2), "no slots per token")
@@ -395,6 +399,10 @@ KIND: tuple[Check, ...] = (
     Check(
         "v.heads", "v", lambda c: f"a tensor with a multiple of H={c.H} heads",
         lambda c: when(c.HV % c.H, f"HV={c.HV}"), "Each q/k head serves HV / H value heads.",
+    ),
+    Check(
+        "g.heads_first", "g", lambda c: f"[B={c.B}, T={c.T}, HV={c.HV}, K={c.K}], by the shapes of q, k and v",
+        _heads_first, "Either g or q, k and v have heads before tokens; use x.transpose(1, 2) on those.",
     ),
     _shape_row("g", "B T HV K", "The gate has the heads of v and the channels of k."),
     _dtype_row("g", "a tensor of a float dtype"),

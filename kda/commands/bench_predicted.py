@@ -68,7 +68,8 @@ def predicted(screen: Screen, options: dict[str, Any]) -> int:
     backends = {name: backends_for(shape, directions, target, options["backend"]) for name, shape in shapes.items()}
     work = functools.partial(_rows, shapes, directions, target, chip, backends)
     rows: list[Row] = []
-    aligned = aligner(shapes, directions, backends, screen.width)
+    columns = len(HEAD) - (not any_recorded(chip, shapes, directions, backends))
+    aligned = aligner(shapes, directions, backends, columns, screen.width)
     if not screen.json:
         screen.line(f"predicted for {chip}, {target.spelling}: nothing was timed  kda {kda_version()}\n")
         screen.line("\n".join(aligned(HEAD)))
@@ -240,14 +241,28 @@ def cells(row: Row) -> tuple[str, ...]:
             f"{ms(row.recorded)} ms" if row.recorded else "")  # fmt: skip
 
 
+def any_recorded(
+    chip: Chip, shapes: dict[str, Shape], directions: Sequence[str], backends: dict[str, dict[str, str]]
+) -> bool:
+    """Whether one of the calls was timed on such a chip: else that column is left out."""
+    from kda.measure.predicted import recorded_call
+
+    return any(recorded_call(chip.name, shape.label, way, backends[name]["forward"])
+               for name, shape in shapes.items() for way in directions)  # fmt: skip
+
+
 def aligner(
-    shapes: dict[str, Shape], directions: Sequence[str], backends: dict[str, dict[str, str]], width: int | None
+    shapes: dict[str, Shape], directions: Sequence[str], backends: dict[str, dict[str, str]], columns: int,
+    width: int | None,
 ) -> Callable[[Sequence[str]], list[str]]:
-    """Makes a line of cells, in columns as wide as those of all rows will be: rows are printed as they are found."""
+    """Makes a line of the first so many cells, in columns as wide as those of all rows will be, which are printed as
+    they are found."""
     time = "00.000 ms"
     wide = [(way, ", ".join(backends_of(way, backends[name])), time, "", time, "00.0", time)
             for name in shapes for way in directions]  # fmt: skip
-    return lambda row: row_lines([HEAD, *wide, row], align="llrrrrr", indent=2, width=width)[-1]
+    return lambda row: row_lines(
+        [each[:columns] for each in (HEAD, *wide, row)], align="llrrrrr"[:columns], indent=2, width=width
+    )[-1]
 
 
 def notes(chip: Chip) -> list[str]:
