@@ -10,10 +10,10 @@ brought}, or {"error": ...}.  GET /health counts what there is.  The weights are
 
 Every step packs pieces of prompts into one row, and gives each request that decodes a row of one token.  A request has
 a slot of the pool of states from its first token to its last; prompts are cut at multiples of 64 tokens, and the states
-there are kept as long as nobody needs their slots.
+there are kept until their slots are needed.
 
   a request is too long      status 413, before it gets a slot
-  all slots and the queue    status 503; nobody who runs is disturbed
+  all slots and the queue    status 503; running requests are not affected
     are taken
   the client disconnects     its slot is free before the next step
   memory runs out, or a      the batch is halved; where memory ran out, prefixes are given up; a request that fails
@@ -184,7 +184,7 @@ class Engine:
                 self.counts["cancelled"] += 1
                 continue
             prefix = self._prefix_of(self.waiting[0])
-            held = self.prefixes.pop(prefix) if prefix else None              # nobody takes it now
+            held = self.prefixes.pop(prefix) if prefix else None              # so that nothing evicts it
             slot = self._take()
             if prefix:
                 self.prefixes[prefix] = held                                  # the youngest

@@ -2,7 +2,7 @@
 that walks over chunks leaves the states of checkpoints.
 
 States lie in a pool `stride` elements apart, each (HV, SIZE) without gaps, in either layout.  Offsets and slots are
-numbers on the GPU that nobody has looked at: a slot out of range is none, an offset that no chunk begins at is none.
+numbers on the GPU that were not checked: a slot out of range is none, an offset that no chunk begins at is none.
 """
 
 import triton

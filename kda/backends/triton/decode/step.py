@@ -258,7 +258,7 @@ def decode_step(
     not are None.  ONE: T = 1; SINGLE: a q/k head has one value head; EARLY: tails are written before the state is
     worked on; ORDER: of the elements of a state without gaps, "vk" or "kv", or "any" with any strides.
 
-    Slots, counts, paths and parents are numbers on the GPU that nobody has looked at: whatever they are, no memory
+    Slots, counts, paths and parents are numbers on the GPU that were not checked: whatever they are, no memory
     outside the tensors is touched.
     """
     EARLY: tl.constexpr = W > 0 and ONE and SINGLE
