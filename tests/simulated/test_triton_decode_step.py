@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs triton")
 
-from triton_calls import built_here
+from triton_calls import building_here, built_here
 
 import kda
 from kda.backends.common.targets import target_of
@@ -28,10 +28,8 @@ archs = pytest.mark.parametrize("arch", ["sm90", "sm80", "sm100"])
 
 @pytest.fixture(autouse=True)
 def kernels_built_here(monkeypatch):
-    step_launch._prepared.cache_clear()
-    monkeypatch.setattr(step_launch, "fetch", built_here)
-    yield
-    step_launch._prepared.cache_clear()
+    with building_here(step_launch, monkeypatch):
+        yield
 
 
 def run(x, arch="sm90", **options):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib
 import importlib.util
 
 import pytest
@@ -10,12 +9,13 @@ import torch
 
 pytest.importorskip("triton", reason="needs triton")
 
+from triton_calls import building_here, built_here, compiled
+
 import kda
 from kda.backends.common.targets import target_of
 from kda.backends.reference import launch as reference
 from kda.backends.triton.decode import launch, plan
 from kda.checks import Call, problem_of
-from kda.compile import triton as door
 from kda.problem import Options, Problem
 from kda.simulator import capture
 from kda.simulator.chips import host_of
@@ -26,24 +26,10 @@ pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
 OPTIONS = dict(scale=None, final=True, v_first=False, inplace=False, batch_invariant=False)
 
 
-@functools.cache
-def built_here(recipe):
-    """As `fetch`, by the Triton of this process: that is faster, and it keeps what it built from run to run."""
-    function = getattr(importlib.import_module(recipe.module), recipe.name)
-    return compiled(function, recipe)
-
-
-def compiled(function, recipe):
-    options = {"divisible": recipe.divisible, **recipe.options}
-    return door.compile(function, recipe.signature, recipe.constants, target=recipe.target, **options)
-
-
 @pytest.fixture(autouse=True)
 def kernels_built_here(monkeypatch):
-    launch._prepared.cache_clear()
-    monkeypatch.setattr(launch, "fetch", built_here)
-    yield
-    launch._prepared.cache_clear()
+    with building_here(launch, monkeypatch):
+        yield
 
 
 # calls

@@ -1,5 +1,6 @@
 """Kernels of the Triton backend for its tests: built once, in the process that tests."""
 
+import contextlib
 import functools
 import importlib
 
@@ -13,8 +14,21 @@ BACKEND = "kda.backends.triton"
 def built_here(recipe, package=BACKEND):
     """Built by the Triton of this process, which is faster, and which keeps what it built from run to run."""
     function = getattr(importlib.import_module(recipe.module.replace(BACKEND, package)), recipe.name)
+    return compiled(function, recipe)
+
+
+def compiled(function, recipe):
     options = {"divisible": recipe.divisible, **recipe.options}
     return compiler.compile(function, recipe.signature, recipe.constants, target=recipe.target, **options)
+
+
+@contextlib.contextmanager
+def building_here(launch, monkeypatch):
+    """Inside of the block a decoding launch builds its kernels in this process, and remembers no others."""
+    launch._prepared.cache_clear()
+    monkeypatch.setattr(launch, "fetch", built_here)
+    yield
+    launch._prepared.cache_clear()
 
 
 class Unbuilt:

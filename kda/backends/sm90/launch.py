@@ -30,7 +30,7 @@ from ..common.pool.launch import Checkpoints
 from ..common.pool.launch import prefill as of_pool
 from ..common.tensors import laid_out, offsets_on, on_its_device
 from .kernels import kernel
-from .plan import Plan, clusters_of, plan, recorded_plan
+from .plan import Plan, plan, recorded_plan
 
 Tensor = torch.Tensor
 RECORDED = recorded.Backend(recorded_plan, lambda config, cc: kernel(config), v_first=True)
@@ -66,7 +66,7 @@ def steps(p: Problem, sms: int, kept: bool, offsets: str | None, apart: bool = F
         chunk_entries=pl.entries, segment_entries=pl.all_segments,
     )  # fmt: skip
     if pl.fused:
-        grid = (2, clusters_of(p, sms), 1) if pl.fused.wrapped else (2, p.HV, p.N)
+        grid = (2, pl.clusters, 1) if pl.clusters else (2, p.HV, p.N)
         fused = step(pl.fused, grid, chunks=pl.chunks, N=p.N, **gate)
         return Steps(pl, tables, None, None, None, None, None, fused)
     return Steps(
@@ -102,10 +102,9 @@ def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None)
     inputs, out = laid_out(x), outputs(p, x)
     o = out.o
     edges = crossed = None
-    if at.plan.fused and at.plan.fused.wrapped:                                # ahead of the tables, which it overlaps
-        clusters = clusters_of(p, detect(p.device).sms)
-        edges = o.new_empty(clusters, 2, p.V // 2, p.K, dtype=torch.float32)
-        crossed = o.new_zeros(clusters, 2, dtype=torch.int32)
+    if at.plan.clusters:                                                       # ahead of the tables, which it overlaps
+        edges = o.new_empty(at.plan.clusters, 2, p.V // 2, p.K, dtype=torch.float32)
+        crossed = o.new_zeros(at.plan.clusters, 2, dtype=torch.int32)
     chunk_table, *of_segments = tables(p, at, x.cu_seqlens, x.q.device) if p.packed else (None,) * 3
     if at.fused:
         at.fused(**inputs, o=o, ht=out.final_state, segment_table=of_segments[0], edges=edges, crossed=crossed)

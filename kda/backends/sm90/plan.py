@@ -80,6 +80,7 @@ class Plan:
     carry: ChainConfig | None                # where sequences are cut
     compose: ComposeConfig | None
     fused: FusedConfig | None                # instead of all but the tables
+    clusters: int                            # that share all walks among them; 0: a cluster has a walk of its own
 
 
 @functools.lru_cache(maxsize=1024)
@@ -99,6 +100,8 @@ def plan(p: Problem, sms: int, kept: bool = False, apart: bool = False) -> Plan:
 
     cut, entries = length > 0, all_chunks + p.packed                           # tokens of no sequence may need one more
     halves = (entries + 1) // 2 if p.packed else chunks // 2                   # one of two neighbours is a second half
+    one = not (cut or kept or apart) and one_kernel(p, sms, all_chunks)
+    fused = fused_config(p, wraps(p, sms)) if one else None
     return Plan(
         chunks, segments, segment, all_chunks, all_segments, entries,
         grid(entries) if p.packed else (chunks, p.B), grid(halves) if p.packed else (halves, p.B),
@@ -107,7 +110,7 @@ def plan(p: Problem, sms: int, kept: bool = False, apart: bool = False) -> Plan:
         pairs_config(p) if kept and p.C > C and halves else None,
         chain("segments" if cut else "sequences"), chain("carry") if cut else None,
         compose_config(p) if cut else None,
-        None if cut or kept or apart or not one_kernel(p, sms, all_chunks) else fused_config(p, wraps(p, sms)),
+        fused, clusters_of(p, sms) if fused and fused.wrapped else 0,
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from cutlass import BFloat16, Float32, Int32, Int64, Uint32
 from ...common.cute import fast
 from ...common.cute.async_copies import copy_16_bytes_later
 from ...common.cute.barriers import phase_of, stage_of
+from ...common.cute.checkpoints import place_of_checkpoint
 from ...common.cute.copies import copy_16_bytes, field_at, in_global, load_one, store, words_of
 from ...common.cute.fragments import store_matrices
 from ...common.cute.tile import C, decay_index, swizzle_128B
@@ -63,7 +64,7 @@ class Consumer:
             self.enter(x.h0, Int64(n) * x.HV + head, rank, thread, segment, is_transition)
             if x.every > 0:
                 states = self.states_before(x, n)
-            place = self.place_of_checkpoint(x, states, Int32(0), steps)
+            place = place_of_checkpoint(self.c, x, states, Int32(0), steps)
             to = x.response.toint() if is_transition else x.o.toint()
             own = (begin * x.HV + head) * V + rank * COLUMNS
             at = Walk(head, tokens, own, to, is_transition)
@@ -76,7 +77,7 @@ class Consumer:
                 self.issue_A1_v(shared, barriers.full, chunk, rank)
             for i in cutlass.range(steps, unroll=1):
                 if cutlass.const_expr(c.checkpoints is not None):
-                    snapshot, place = place, self.place_of_checkpoint(x, states, i + 1, steps)
+                    snapshot, place = place, place_of_checkpoint(self.c, x, states, i + 1, steps)
                 else:
                     snapshot = Int32(-1)                                       # the number of the kept state, if it is
                     if x.every > 0 and (i & x.every - 1) == 0:
@@ -227,15 +228,6 @@ class Consumer:
     def row(self, first, own, token, HV):
         """The address in what begins at `first`, v or o, `token` rows below element `own`."""
         return fast.row(first + own * 2, token, HV * Int32(2 * V))
-
-    @cute.jit
-    def place_of_checkpoint(self, x, chunks_before, i, steps):
-        """The element of the pool where the state that enters chunk i begins; -1: it is not stored."""
-        place = Int64(-1)
-        if cutlass.const_expr(self.c.checkpoints is not None):
-            if i < steps:
-                place = load_one(x.place + (chunks_before + i))
-        return place
 
     @cute.jit
     def states_before(self, x, n):

@@ -33,7 +33,8 @@ from kda.compile.target import Target
 
 from ...common.cute import entry
 from ...common.cute.async_copies import arrive_when_copied, bulk_copy, copy_16_bytes_later
-from ...common.cute.copies import allocate, load_one
+from ...common.cute.checkpoints import place_of_checkpoint
+from ...common.cute.copies import allocate
 from ...common.cute.segments import place_of_segment
 from ...common.cute.tile import C
 from ..configs import COLUMNS, LOAD_WARP, PITCH_V, ChainConfig
@@ -126,7 +127,7 @@ class Chain(entry.Entry):
         rows_of_r = s.r if cutlass.const_expr(c.has_r) else s.v
         operand, own = self.state.operand(S), first_v + own_piece(0)[1]
         stage, phase = Int32(0), Int32(0)
-        place = self.place_of_checkpoint(x, first_chunk, Int32(0), steps)
+        place = place_of_checkpoint(self.c, x, first_chunk, Int32(0), steps)
         for i in cutlass.range(steps, unroll=1):
             tile = s.tiles + stage * self.tile.bytes
             if cutlass.const_expr(c.has_r):
@@ -138,7 +139,7 @@ class Chain(entry.Entry):
             elif cutlass.const_expr(c.checkpoints is not None):
                 if place >= 0:
                     self.state.store(x.pool + place, head, strip, c.V, c.v_first, S)
-                place = self.place_of_checkpoint(x, first_chunk, i + 1, steps)     # in time for the next chunk
+                place = place_of_checkpoint(self.c, x, first_chunk, i + 1, steps)     # in time for the next chunk
             cute.arch.mbarrier_wait(s.full + stage, phase)
             words_of_v = self.state.load_v(s.v + stage * (C * PITCH_V), zero=of_M)   # before o: waited for first
             PO = self.state.issue_PO(operand, tile)
@@ -170,15 +171,6 @@ class Chain(entry.Entry):
             self.state.store_o(x.o, rows_of_o, own, i, tokens, x.HV)
         if cutlass.const_expr(self.c.has_r):
             self.state.store_o(x.r, rows_of_r, own, i, tokens, x.HV)
-
-    @cute.jit
-    def place_of_checkpoint(self, x, first, i, steps):
-        """The element of the pool where the state that enters chunk i begins; -1: it is not stored."""
-        place = Int64(-1)
-        if cutlass.const_expr(self.c.checkpoints is not None):
-            if i < steps:
-                place = load_one(x.place + (first + i))
-        return place
 
     @cute.jit
     def kept_state(self, x, first, i):
