@@ -9,6 +9,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # the workers share the cores
 
 
+@pytest.fixture(autouse=True)
+def same_draws():
+    """Every test draws the same numbers whatever ran before it in the process."""
+    torch.manual_seed(0)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """`spread(every=n, first=m)` leaves the cases m, m + n, ... of a test to every run; the others are `exhaustive`."""
