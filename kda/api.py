@@ -73,7 +73,7 @@ def chunk_kda(
     allow_neg_eigval: bool = False,
     safe_gate: bool = False,
     lower_bound: float | None = None,
-    disable_recompute: bool = False,
+    disable_recompute: bool | str = False,
     return_intermediate_states: bool = False,
     state_v_first: bool = False,
     cu_seqlens: Tensor | None = None,
@@ -111,7 +111,8 @@ def chunk_kda(
         use_beta_sigmoid_in_kernel: beta is sigmoid(beta), twice that with `allow_neg_eigval`.
         safe_gate: accepted, not needed: every gate is fast and safe.
         lower_bound: of the gate, negative; with a precomputed g, the caller's promise that g >= lower_bound.
-        disable_recompute: keep the forward's intermediates for the backward: faster, more memory.
+        disable_recompute: keep the forward's intermediates for the backward: faster, more memory. "states" keeps less
+            than half as much, where `explain` says so: what costs a walk over the sequence.
         return_intermediate_states: return h (B, chunks, HV, K, V), the states entering the chunks, as a third value.
         state_v_first: all states are (V, K).
         cu_seqlens: (N + 1,) int32 or int64 offsets of sequences packed in one row (B = 1), on the CPU or the GPU.
@@ -210,7 +211,8 @@ CHUNK_DEFAULTS = {name: _CHUNK_SIGNATURE.parameters[name].default for name in _K
 def chunk_kda_fwd(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any, **keywords: Any) -> Outputs:
     """The forward of `chunk_kda`, with the same arguments, without autograd: Outputs(o, final_state, h, saved).
 
-    With `disable_recompute=True`, `saved` holds the intermediates for `chunk_kda_bwd`; otherwise it is None.
+    With `disable_recompute=True`, `saved` holds the intermediates for `chunk_kda_bwd`; with "states" it does if the
+    backend keeps those alone; otherwise it is None.
 
     Raises:
         InputError, NoBackendError: as `chunk_kda`.
@@ -464,7 +466,7 @@ def _recorded(inputs: Inputs, options: Options) -> tuple[Tensor, Tensor | None]:
     """A call with plain tensors that records gradients."""
     call, asked = Call("chunk_kda", inputs, options), backend_asked(options.backend)
     problem = operate(problem_of, call, call)
-    recording = autograd.Recording(options, route(problem, asked, what_is_kept(problem, asked)))
+    recording = autograd.Recording(options, route(problem, asked, what_is_kept(problem, asked, _states(options))))
     return operate(autograd.Recorded.apply, call, recording, *inputs[: len(autograd.INPUTS)])
 
 
@@ -474,9 +476,10 @@ def _saved_by(inputs: Inputs, options: Options) -> Save:
     on_gpu = _on_gpu(inputs.q)
     if not torch.compiler.is_compiling():
         if on_gpu or stand_in() is not None:
-            return what_is_kept(problem_of(Call("chunk_kda", inputs, options)), backend_asked(options.backend))
-        return Save.ALL if options.disable_recompute else Save.NOTHING
-    if options.disable_recompute:
+            problem = problem_of(Call("chunk_kda", inputs, options))
+            return what_is_kept(problem, backend_asked(options.backend), _states(options))
+        return Save.ALL if options.disable_recompute is True else Save.NOTHING
+    if options.disable_recompute is True:
         return Save.ALL
     tensors = inputs[: len(autograd.INPUTS)]
     if not on_gpu or not all(isinstance(x, Tensor) and x.dim() == 4 for x in (inputs.q, inputs.v)):
@@ -486,6 +489,10 @@ def _saved_by(inputs: Inputs, options: Options) -> Save:
     settings = options._replace(scale=1.0, lower_bound=bound, chunk_size=32 if options.chunk_size == 32 else 64)
     dtypes = [None if x is None else x.dtype for x in tensors]
     return Save.NOTHING if _keeps_nothing(str(inputs.q.device), tuple(settings), K, V, *dtypes) else Save.PRODUCTS
+
+
+def _states(options: Options) -> bool:
+    return options.disable_recompute == Save.STATES
 
 
 def _on_gpu(q: Any) -> bool:
@@ -538,7 +545,7 @@ def parallel() -> Any:
 
 
 def _forward(inputs: Inputs, options: Options, save: Save, recorded: bool = False) -> Outputs:
-    """The option `disable_recompute` requests `Saved`; `save` decides what else is kept."""
+    """As an operator's flag, `disable_recompute` requests `Saved`; `save` decides what else is kept."""
     if options.disable_recompute and save is not Save.ALL:
         options = options._replace(disable_recompute=False)
     call = Call("chunk_kda", inputs, options)
@@ -548,7 +555,7 @@ def _forward(inputs: Inputs, options: Options, save: Save, recorded: bool = Fals
     arguments = *inputs[: len(autograd.INPUTS)], *settings, save.value
     o, ht, h, *saved = operate(autograd.call, call, "chunk_forward", *arguments)
     return Outputs(o, ht if options.output_final_state else None, h if options.return_intermediate_states else None,
-                   save.kind(*saved) if save in (Save.ALL, Save.OWN) else None)  # fmt: skip
+                   save.kind(*saved) if save in (Save.ALL, Save.OWN, Save.STATES) else None)  # fmt: skip
 
 
 def _unseen(inputs: Inputs) -> bool:
@@ -576,7 +583,8 @@ def _check_saved(call: Call, saved: Any) -> None:
         backend = choose(problem, backend_asked(call.options.backend)).backend
         if not capability(backend).keeps_own:                                  # it recomputes
             return
-        shapes: Any = [(launcher(backend).kept_bytes(problem),)]
+        sizes = [launcher(backend).kept_bytes(problem, save) for save in (Save.OWN, Save.STATES)]
+        shapes: Any = [next(((size,) for size in sizes if saved.memory.shape == (size,)), sizes[:1])]
         dtypes: Any = [torch.uint8]
     else:
         packed, C = call.inputs.cu_seqlens is not None, call.options.chunk_size
@@ -665,7 +673,7 @@ def prepare(
         state_v_first, inplace_final_state, batch_invariant,
     )  # fmt: skip
     if not _BOOL.issuperset(map(type, options[-len(_FLAGS):])):
-        flags: Any = {name: _flag(op, name, getattr(options, name)) for name in _FLAGS}
+        flags: Any = {name: _flag(op, name, getattr(options, name), _OTHER.get(name)) for name in _FLAGS}
         options = options._replace(**flags)
     return Inputs(
         q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens, cu_seqlens_cpu, ssm_state_indices,
@@ -676,6 +684,7 @@ def prepare(
 _ON_A_MESH = ("chunk_kda", "fused_recurrent_kda")
 _FLAGS = Options._fields[Options._fields.index("output_final_state"):]
 _BOOL = {bool}
+_OTHER = {"disable_recompute": Save.STATES.value}                             # what a flag may be beside a bool
 
 
 def _number(x: Any) -> Any:
@@ -685,14 +694,17 @@ def _number(x: Any) -> Any:
     return x
 
 
-def _flag(op: str, name: str, x: Any) -> bool:
-    """A bool; None, 0 and 1, which occur in configurations, and numpy's bools are accepted."""
-    if x is True or x is False:
+def _flag(op: str, name: str, x: Any, other: str | None = None) -> bool | str:
+    """A bool, or `other`; None, 0 and 1, which occur in configurations, and numpy's bools are accepted."""
+    if x is True or x is False or (isinstance(x, str) and x == other):
         return x
     of_numpy = type(x).__module__ == "numpy" and type(x).__name__ in ("bool", "bool_")
     if x is None or of_numpy or (isinstance(x, numbers.Integral) and x in (0, 1)):
         return bool(x)
-    raise InputTypeError(op, name, "True or False", f"{type(x).__name__} {x!r:.60}", "Pass a bool.", "flag.type")
+    asked, fix = "True or False", "Pass a bool."
+    if other is not None:
+        asked, fix = f"True, False or {other!r}", "Pass one of them."
+    raise InputTypeError(op, name, asked, f"{type(x).__name__} {x!r:.60}", fix, "flag.type")
 
 
 def _check_graph(op: str, use_graph: Any, max_num_seqs: Any, cu_seqlens: Any) -> None:

@@ -63,7 +63,10 @@ RECURRENT_OPTIONS = (
 )  # fmt: skip
 
 AS_IT_IS = contextlib.nullcontext()
-_SCHEMA_TYPES = {"float": "float", "bool": "bool", "int": "int", "float | None": "float?", "str | None": "str?"}
+_SCHEMA_TYPES = {
+    "float": "float", "bool": "bool", "int": "int", "float | None": "float?", "str | None": "str?",
+    "bool | str": "bool",                                                      # `save` has what no bool says
+}  # fmt: skip
 
 
 def schema_of_tensors(names: tuple[str, ...], written: str | None = None) -> str:
@@ -112,18 +115,18 @@ _SAVES = {save.value: save for save in Save}
 
 def forward(c: Call, save: Save) -> Outputs:
     problem = problem_of(c)
-    if save is Save.OWN:
-        _keeper(c, problem)
+    if save.kind is Own:
+        _keeper(c, problem, save)
     with autocast_off(c.inputs.q):
         return _launch(c, problem, recorded=save is Save.PRODUCTS).forward(problem, c.inputs, save)
 
 
-def _keeper(c: Call, problem: Problem) -> str:
+def _keeper(c: Call, problem: Problem, save: Save) -> str:
     """The backend whose own layout is kept for its backward."""
     chosen = choose(problem, backend_asked(c.options.backend)).backend
     if not capability(chosen).keeps_own:
-        raise KdaError(f"chunk_forward: save='own' asks for what a backend keeps for itself; {chosen} keeps nothing of "
-                       "its own. Pass 'all'.")  # fmt: skip
+        raise KdaError(f"chunk_forward: save={save.value!r} asks for what a backend keeps for itself; {chosen} keeps "
+                       "nothing of its own. Pass 'all'.")  # fmt: skip
     return chosen
 
 
@@ -145,10 +148,11 @@ def chunk_forward_fake(*args):
     if o.return_intermediate_states:
         chunks = torch.library.get_ctx().new_dynamic_size() if packed else (c.T + o.chunk_size - 1) // o.chunk_size
         h = q.new_empty(c.B, chunks, *c.states[1:])
-    saved, kept = [], Save(word).kind
+    saved, save = [], Save(word)
+    kept = save.kind
     if kept is Own:
         problem = problem_of(c)
-        saved = [q.new_empty(launcher(_keeper(c, problem)).kept_bytes(problem), dtype=torch.uint8)]
+        saved = [q.new_empty(launcher(_keeper(c, problem, save)).kept_bytes(problem, save), dtype=torch.uint8)]
     elif kept is not None:
         shapes = saved_shapes(c.B, c.T, c.N, c.HV, c.K, c.V, o.chunk_size, packed)
         dtypes = saved_dtypes(q.dtype, wide_dtype(q.dtype))

@@ -35,7 +35,8 @@ class Products(NamedTuple):
 
 
 class Own(NamedTuple):
-    """What `disable_recompute=True` keeps for a backend's own backward, in its own layout; other backends recompute."""
+    """What a backend keeps for its own backward, in its own layout: everything, or states alone; other backends
+    recompute."""
 
     memory: Tensor                           # uint8
 
@@ -47,10 +48,11 @@ class Save(str, Enum):
     PRODUCTS = "products"
     ALL = "all"
     OWN = "own"
+    STATES = "states"                        # of OWN, what costs a walk over the sequence; operands are made again
 
     @property
     def kind(self) -> type[Products] | type[Saved] | type[Own] | None:
-        return {Save.PRODUCTS: Products, Save.ALL: Saved, Save.OWN: Own}.get(self)
+        return {Save.PRODUCTS: Products, Save.ALL: Saved, Save.OWN: Own, Save.STATES: Own}.get(self)
 
     @classmethod
     def of(cls, saved: Saved | Products | Own | None) -> Save:

@@ -791,7 +791,7 @@ def _describe(c: Call, direction: str) -> Problem:
         gate=gate, lower_bound=o.lower_bound, A_log=x.A_log is not None, dt_bias=x.dt_bias is not None,
         beta=beta, beta_per_value=x.beta.dim() == 4, qk_l2norm=o.use_qk_l2norm_in_kernel, scale=o.scale,
         final_state=o.output_final_state, intermediate_states=o.return_intermediate_states,
-        state_v_first=o.state_v_first, disable_recompute=o.disable_recompute, batch_invariant=o.batch_invariant,
+        state_v_first=o.state_v_first, disable_recompute=o.disable_recompute is True, batch_invariant=o.batch_invariant,
         slots=0 if x.ssm_state_indices is None else x.initial_state.shape[0],
         slots_per_token=x.ssm_state_indices is not None and x.ssm_state_indices.dim() == 2,
         accepted_tokens=x.num_accepted_tokens is not None, inplace=o.inplace_final_state,

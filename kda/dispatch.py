@@ -170,16 +170,17 @@ def recorder(problem: Problem, backend: str) -> str:
     return choose(dataclasses.replace(problem, direction="backward")).backend
 
 
-def what_is_kept(problem: Problem, asked: str) -> Save:
+def what_is_kept(problem: Problem, asked: str, states: bool = False) -> Save:
     """What a recorded forward keeps, with the backend name `asked` in force.  Unless everything is requested, it keeps
-    nothing on a CPU, where keeping only costs memory, and nothing for a backend with its own layout."""
-    return _what_is_kept(problem, asked, stand_in())
+    nothing on a CPU, where keeping only costs memory, and nothing for a backend with its own layout, which can also
+    keep `states` alone."""
+    return _what_is_kept(problem, asked, states, stand_in())
 
 
 @functools.lru_cache(maxsize=4096)
-def _what_is_kept(problem: Problem, asked: str, host: Host | None) -> Save:
+def _what_is_kept(problem: Problem, asked: str, states: bool, host: Host | None) -> Save:
     if (problem.is_gpu or host is not None) and keeps_own(problem, asked):
-        return Save.OWN if problem.disable_recompute else Save.NOTHING
+        return Save.OWN if problem.disable_recompute else Save.STATES if states else Save.NOTHING
     if problem.disable_recompute:
         return Save.ALL
     if problem.intermediate_states and keeps_own(dataclasses.replace(problem, intermediate_states=False), asked):

@@ -46,7 +46,7 @@ class Options(NamedTuple):
     use_beta_sigmoid_in_kernel: bool = False
     allow_neg_eigval: bool = False
     safe_gate: bool = False
-    disable_recompute: bool = False
+    disable_recompute: bool | str = False    # True, or "states"
     return_intermediate_states: bool = False
     state_v_first: bool = False
     inplace_final_state: bool = False

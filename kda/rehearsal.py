@@ -18,7 +18,7 @@ from .api import (
     parallel,
     prepare,
 )
-from .bundles import Save, saved_dtypes, saved_shapes
+from .bundles import Own, Save, saved_dtypes, saved_shapes
 from .checks import CALLER, RECORDING, REQUIRED, Call, autocasts, check, problem_of, records_gradients
 from .dispatch import (
     Choice,
@@ -75,7 +75,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
     if recorded:
         problem = problem_of(Call("explain", inputs, options))
         with contextlib.suppress(NoBackendError):                              # printed below
-            save = what_is_kept(problem, asked)
+            save = what_is_kept(problem, asked, options.disable_recompute == Save.STATES)
     if save is not Save.ALL:
         options = options._replace(disable_recompute=False)
     choices = []
@@ -113,7 +113,8 @@ def rehearse(function: str, *args: Any, **keywords: Any) -> tuple[Choice, ...]:
     check(call, RECORDING)
     if call.recurrent or not records_gradients(call.inputs):
         return (choose(problem, asked),)
-    way = route(problem, asked, what_is_kept(problem, asked))
+    states = call.options.disable_recompute == Save.STATES
+    way = route(problem, asked, what_is_kept(problem, asked, states))
     return choose(way.forward, asked), choose(way.backward, way.asked)
 
 
@@ -159,8 +160,8 @@ def _what_is_kept(save: Save, p: Problem, backend: str, dtype: torch.dtype) -> s
     """One line about what is kept between forward and backward."""
     if save is Save.NOTHING:
         return "between forward and backward nothing is kept but the inputs"
-    if save is Save.OWN:
-        size = launcher(backend).kept_bytes(p)
+    if save.kind is Own:
+        size = launcher(backend).kept_bytes(p, save)
     else:
         shapes = saved_shapes(p.B, p.T, p.N, p.HV, p.K, p.V, p.C, p.packed)
         dtypes = saved_dtypes(dtype, wide_dtype(dtype))

@@ -28,8 +28,8 @@ class Launcher(Protocol):
     ) -> Grads:
         """Recomputes what was not saved, or was saved by another backend.  Of backends that declare `backward`."""
 
-    def kept_bytes(self, p: Problem) -> int:
-        """Of bundles.Own.  Of backends that declare `keeps_own`."""
+    def kept_bytes(self, p: Problem, save: Save) -> int:
+        """Of bundles.Own, for Save.OWN and Save.STATES.  Of backends that declare `keeps_own`."""
 
     def segment_map(self, p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
         """How one sequence (B = 1, T >= 1, not packed) maps a state, (1, HV, K, ..): `added` is its final state, from

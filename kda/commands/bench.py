@@ -24,7 +24,7 @@ from kda.host import detect
 from kda.measure.shapes import DIRECTIONS, SHAPES, Shape, too_large
 
 from . import bench_decode
-from .bench_asked import CannotJudge, backend_for, both, problem_of, shapes_asked, spec_of, ways
+from .bench_asked import CannotJudge, backend_for, both, problem_of, setting, shapes_asked, spec_of, ways
 from .bench_report import (
     KEY,
     Change,
@@ -77,7 +77,8 @@ class Percent(click.ParamType):
               help="A step is a recorded forward and its backward in one; may be repeated. decode: a token of each of "
               "--batch sequences by kda.decode_step.")  # fmt: skip
 @click.option("--graph", is_flag=True, help="Replay calls from a CUDA graph.")
-@click.option("--disable-recompute", is_flag=True, help="Keep the forward's intermediates for the backward.")
+@click.option("--disable-recompute", is_flag=False, flag_value="all", type=click.Choice(["all", "states"]),
+              help="Keep the forward's intermediates for the backward, or the states alone.")  # fmt: skip
 @click.option("--stages", is_flag=True, help="Time each stage that the backend can run alone, too.")
 @click.option("--repeats", type=click.IntRange(1), help="Launches of a timing.  [default: 20 on a CPU, 200 on a GPU]")
 @click.option("--seconds", type=click.FloatRange(0), default=10.0, show_default=True,
@@ -205,7 +206,7 @@ def doors_for(spec: Spec, options: dict[str, Any], device: str) -> list[Door]:
     asked, kept, directions = options["backend"], options["disable_recompute"], ways(options["directions"])
     problems = [problem_of(spec, way, device) for way in DIRECTIONS if way in directions or "step" in directions]
     try:
-        if kept:                                                               # in the same form by all, or in its own
+        if kept == "all":                                                      # in the same form by all, or in its own
             recorded = dataclasses.replace(problem_of(spec, "forward", device), disable_recompute=True)
             as_saved = what_is_kept(recorded, backend_asked(asked)) is Save.ALL
             problems = [dataclasses.replace(problem, disable_recompute=as_saved) for problem in problems]
@@ -248,7 +249,7 @@ def bench(screen: Screen, options: dict[str, Any], old: dict[str, Any] | None) -
     doors = {case: doors_for(spec_of(*case[1:]), options, device) for case in cases}
     results, clock, directions = [], clock_of(device), ways(options["directions"])
     how = How(options["repeats"] or LAUNCHES[machine.kind], options["seconds"], options["stages"], options["graph"],
-              options["disable_recompute"])  # fmt: skip
+              setting(options["disable_recompute"]))  # fmt: skip
     steps = sum(2 + len(directions) + len(doors[case]) - 1 for case in cases) + len(cases) * options["stages"]
     with screen.progress("measuring the copy bandwidth" if machine.kind == "gpu" else "drawing inputs", steps) as tell:
         if machine.kind == "gpu":
@@ -284,9 +285,9 @@ def read_results(file: str) -> dict[str, Any]:
 def other_settings(options: dict[str, Any], old: dict[str, Any]) -> str | None:
     """What a file that was saved before there were settings says nothing of was off."""
     for name in SETTINGS:
-        mine, theirs = options[name], bool(old.get("settings", {}).get(name))
+        mine, theirs = setting(options[name]), setting(old.get("settings", {}).get(name))
         if mine != theirs:
-            words = [f"{'with' if on else 'without'} {option_of(name)}" for on in (mine, theirs)]
+            words = [f"with {flag(name, x)}" if x else f"without {option_of(name)}" for x in (mine, theirs)]
             return f"these timings are made {words[0]}, the saved ones {words[1]}"
     return None
 
@@ -375,7 +376,11 @@ def drawn(
 
 
 def flags(options: dict[str, Any]) -> list[str]:
-    return [option_of(name) for name in SETTINGS if options[name]]
+    return [flag(name, options[name]) for name in SETTINGS if options[name]]
+
+
+def flag(name: str, x: Any) -> str:
+    return option_of(name) + (f" {x}" if x == "states" else "")
 
 
 def heading(code: int) -> dict[str, Any]:
@@ -391,7 +396,7 @@ def as_json(
 
     return {
         **heading(code), "host": machine._asdict(), "left_out": list(left_out),
-        "settings": {name: options[name] for name in SETTINGS}, "not_captured": refused_captures(results),
+        "settings": {name: setting(options[name]) for name in SETTINGS}, "not_captured": refused_captures(results),
         "parity": [parity_json(result, check) for result in results for check in result.checks],
         "rows": [{**vars(line), "ratio": line.ratio, "x_floor": line.x_floor} for line in lines],
         "stages": [{"shape": result.name, "problem": result.shape.label, "regime": result.regime, "stage": name,

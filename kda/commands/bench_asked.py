@@ -66,3 +66,8 @@ def backend_for(problem: Problem, asked: str) -> str:
 def ms(seconds: float) -> str:
     digits = 4 if seconds < 1e-5 else 3 if seconds < 0.1 else 1
     return f"{seconds * 1e3:.{digits}f}"
+
+
+def setting(x: Any) -> bool | str:
+    """An option as files have it and calls are given it: without a value it is True."""
+    return x if x == "states" else bool(x)

@@ -11,7 +11,7 @@ from kda.dispatch import backend_asked, what_is_kept
 from kda.errors import NoBackendError
 from kda.measure.shapes import Shape
 
-from .bench_asked import CannotJudge, backend_for, problem_of, shapes_asked, spec_of
+from .bench_asked import CannotJudge, backend_for, problem_of, setting, shapes_asked, spec_of
 from .layout import row_lines
 from .render import OK, Screen, kda_version
 
@@ -43,14 +43,15 @@ def host(screen: Screen, options: dict[str, Any]) -> int:
     gpu = StandIn(target) if target else Gpu(device)
     there = "cpu" if target else device
     shapes = shapes_asked(options, "gpu", DEFAULT)
-    kept = {"disable_recompute": True} if options["disable_recompute"] else {}
+    asked_to_keep = setting(options["disable_recompute"])
+    kept = {"disable_recompute": asked_to_keep} if asked_to_keep else {}
     found: list[tuple[Shape, Cost]] = []
     steps = len(shapes) * len(directions_of(options)) * (1 + bool(options["against"]))
     with gpu.used(), screen.progress("drawing inputs", steps) as tell:
         for shape in shapes.values():
             spec = spec_of(shape, "slow")
             asked = [options["backend"], *filter(None, [options["against"]])]
-            backends = {name: taken_by(spec, name, there, bool(kept)) for name in asked}
+            backends = {name: taken_by(spec, name, there, asked_to_keep is True) for name in asked}
             case = make(spec).map(lambda x: x.to(there))
             for name, backend in backends.items():
                 for direction, call in calls(name or backend_asked(), case, **kept).items():
@@ -89,9 +90,10 @@ def report(
 ) -> None:
     stand_in = getattr(gpu, "host", None)
     if screen.json:
+        settings = {"disable_recompute": setting(options["disable_recompute"])}
         screen.emit_json({
             "schema": 1, "kda": kda_version(), "command": "bench", "exit": OK, "host": machine._asdict(),
-            "stand_in": stand_in and stand_in.name, "settings": {"disable_recompute": options["disable_recompute"]},
+            "stand_in": stand_in and stand_in.name, "settings": settings,
             "rows": [as_json(shape, cost) for shape, cost in found],
         })  # fmt: skip
         return

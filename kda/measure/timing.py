@@ -127,7 +127,7 @@ class How(NamedTuple):
     seconds: float
     stages: bool = False                     # also each stage alone
     graph: bool = False                      # replay calls from a CUDA graph
-    disable_recompute: bool = False
+    disable_recompute: bool | str = False    # what calls are given
 
 
 class Memory(NamedTuple):
@@ -163,7 +163,7 @@ def measure(
 ) -> Measured:  # fmt: skip
     """Parity first; a case on which a backend is wrong is not timed."""
     backward = set(directions) != {"forward"}
-    options = {"disable_recompute": True} if how.disable_recompute else {}
+    options = {"disable_recompute": how.disable_recompute} if how.disable_recompute else {}
     standards, checks = [], []
     for door in doors:
         tell(f"comparing {door.name}")

@@ -47,7 +47,8 @@ class KimiDeltaAttention(nn.Module):
         layer_idx: the key of the layer's state in a cache.
         mode: "chunk", "recurrent" (token by token, no gradients) or "auto": recurrent for up to 64 tokens without
             gradients, else chunk.
-        disable_recompute: keep the forward's intermediates for the backward: faster, more memory.
+        disable_recompute: keep the forward's intermediates for the backward: faster, more memory; or "states", as
+            `chunk_kda`.
         backend: of kda.chunk_kda; None chooses.
         device, dtype: of the parameters; A_log (HV) and dt_bias (HV K) are always float32.
     """
@@ -70,7 +71,7 @@ class KimiDeltaAttention(nn.Module):
         norm_eps: float = 1e-5,
         layer_idx: int | None = None,
         mode: str = "auto",
-        disable_recompute: bool = False,
+        disable_recompute: bool | str = False,
         backend: str | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,

@@ -335,6 +335,15 @@ def test_what_is_kept_for_the_backward_is_not_compared_with_what_is_recomputed(s
     assert "made with --disable-recompute, the saved ones without --disable-recompute" in result.stdout
 
 
+def test_what_keeps_the_states_alone_is_not_compared_with_what_keeps_all(saved, tmp_path):
+    file = tmp_path / "kept.json"
+    assert run(*ONE, "--disable-recompute", "--save", str(file)).exit_code == 0
+    assert json.loads(file.read_text())["settings"]["disable_recompute"] is True
+    result = run(*ONE, "--disable-recompute", "states", "--compare", str(file))
+    assert result.exit_code == 3
+    assert "made with --disable-recompute states, the saved ones with --disable-recompute" in result.stdout
+
+
 def test_results_saved_before_there_were_settings_had_none_on(saved, tmp_path):
     old = {name: x for name, x in saved[0].items() if name != "settings"}
     file = tmp_path / "old.json"
@@ -543,8 +552,10 @@ def test_replays_are_not_compared_with_calls(made_up, saved, tmp_path):
     assert "these timings are made with --graph, the saved ones without --graph" in result.stdout
 
 
-@pytest.mark.parametrize("kept", [False, True])
-def test_every_call_is_asked_to_keep_what_the_backward_needs(monkeypatch, made_up, kept):
+@pytest.mark.parametrize(("kept", "words"), [
+    (False, []), (True, ["--disable-recompute"]), ("states", ["--disable-recompute", "states"]),
+])  # fmt: skip
+def test_every_call_is_asked_to_keep_what_the_backward_needs(monkeypatch, made_up, kept, words):
     calls, right = [], doors.Door.chunk_kda
 
     def chunk_kda(self, **keywords):
@@ -554,9 +565,9 @@ def test_every_call_is_asked_to_keep_what_the_backward_needs(monkeypatch, made_u
 
     made_up(MadeUpClock())
     monkeypatch.setattr(doors.Door, "chunk_kda", chunk_kda)
-    assert run(*ONE, *(["--disable-recompute"] if kept else [])).exit_code == 0
+    assert run(*ONE, *words).exit_code == 0
     compared, *timed = calls
-    assert compared == (kept, False) and len(timed) > 3 and set(timed) == {(kept, kept)}
+    assert compared == (kept, False) and len(timed) > 3 and set(timed) == {(kept, bool(kept))}
 
 
 # graphs and memory, with a torch.cuda that only takes notes

@@ -30,6 +30,7 @@ OPTIONS = {
     "chunks of 64": {"chunk_size": 64},
     "padded tail": {"tail": 33},
     "disable_recompute": {"disable_recompute": True, "gate": "softplus", "tail": 3},
+    "states kept": {"disable_recompute": "states", "gate": "bounded", "tail": 3},
     "batch invariant": {"batch_invariant": True},
 }
 
@@ -66,7 +67,7 @@ def test_backward_without_autograd_gives_the_same_bits(options):
     o, ht = run(call)
     ((o * call.do).sum() + (ht * call.dht).sum()).backward()
     saved = kda.chunk_kda_fwd(**call.arguments).saved
-    assert (saved is not None) == call.options.get("disable_recompute", False)
+    assert (saved is not None) == (call.options.get("disable_recompute") is True)
     for kept in {None, saved} if saved is None else (None, saved):
         grads = kda.chunk_kda_bwd(do=call.do, dht=call.dht, saved=kept, **call.arguments)
         for name, grad in zip(DIFFERENTIABLE, grads):
@@ -235,6 +236,14 @@ def test_max_num_seqs_counts_nothing_without_offsets():
 def test_what_has_no_effect_must_still_be_of_its_type(wrong):
     with pytest.raises(TypeError, match=f"{next(iter(wrong))} must be"):
         run(make([3, 2]), **wrong)
+
+
+def test_recomputing_is_all_or_nothing_or_of_what_is_no_state():
+    call = make(B=1, T=5)
+    with pytest.raises(kda.InputError, match=r"disable_recompute must be True, False or 'states'; found str 'state'"):
+        kda.chunk_kda(**call.arguments, disable_recompute="state")
+    found, expected = (kda.chunk_kda(**call.arguments, disable_recompute=kept) for kept in ("states", False))
+    assert torch.equal(found[0], expected[0])
 
 
 def test_flags_may_be_none_as_configurations_hold_them():

@@ -9,7 +9,7 @@ from torch.library import opcheck
 
 import kda
 from kda import autograd
-from kda.bundles import Save
+from kda.bundles import Own, Save
 from kda.problem import Options
 
 
@@ -26,7 +26,7 @@ CALLS = {
         lengths=[5], gate="bounded", state_v_first=True, output_final_state=True, initial_state=False
     ),
 }
-SAVES = [save.value for save in Save if save is not Save.OWN]                   # what any backend knows
+SAVES = [save.value for save in Save if save.kind is not Own]                    # what any backend knows
 every_call = pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
 
 

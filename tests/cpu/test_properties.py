@@ -18,7 +18,8 @@ options = st.fixed_dictionaries(
         "beta": st.sampled_from(["given", "sigmoid", "2*sigmoid"]), "l2norm": st.booleans(),
         "initial_state": st.booleans(),
         "state_v_first": st.booleans(), "dt_bias": st.booleans(), "chunk_size": st.sampled_from([32, 64]),
-        "disable_recompute": st.booleans(), "batch_invariant": st.booleans(), "scale": st.floats(0.1, 2.0),
+        "disable_recompute": st.sampled_from([False, True, "states"]), "batch_invariant": st.booleans(),
+        "scale": st.floats(0.1, 2.0),
     }
 )  # fmt: skip
 heads = st.sampled_from([(1, 1), (2, 2), (1, 3), (2, 4)])

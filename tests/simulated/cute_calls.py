@@ -48,10 +48,11 @@ def judged_gradients(case, found, backend):
     return [judge("call", name, limits[name], x, case, whole=True) for name, x in found.items()]
 
 
-def kept_and_made_again(case, backend):
+def kept_and_made_again(case, backend, keep=True):
     """o, ht and the gradients of a forward that keeps, and the gradients of a backward that makes all again."""
     with capture(arch=backend, strict=True) as session:
-        out = kda.chunk_kda_fwd(**case.keywords, disable_recompute=True, backend=backend)
+        out = kda.chunk_kda_fwd(**case.keywords, disable_recompute=keep, backend=backend)
+        assert out.saved is not None
         kept = kda.chunk_kda_bwd(do=case.do, dht=case.dht, **case.keywords, saved=out.saved, backend=backend)
     assert not session.findings, "\n".join(map(str, session.findings[:5]))
     made, _ = gradients(case, backend)

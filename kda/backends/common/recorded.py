@@ -1,7 +1,7 @@
 """The launches of a forward that keeps what its backward reads, and of that backward.
 
   forward   prepare, with b on keys;  carry and compose if sequences are cut;  a chain: o, h of every two chunks, r
-  backward  the same without results, unless they were kept;  the walk back over the chunks;  grads
+  backward  the same without results, or of it what was not kept;  the walk back over the chunks;  grads
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kda.bundles import Grads, Outputs, Own, SegmentSummary
+from kda.bundles import Grads, Outputs, Own, Save, SegmentSummary
 from kda.compile.errors import BuildError
 from kda.compile.kernel import Kernel
 from kda.compile.launching import taker
@@ -60,12 +60,16 @@ class Backend(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What a backward reads beside the inputs: tensors or addresses."""
+    """What a backward reads beside the inputs: tensors or addresses; in the order of `Kept`."""
 
     tiles: Any
     M: Any
     h: Any
     r: Any
+
+
+# How many of Parts, from the first on, a backward makes again, by what the forward kept.
+NOT_KEPT = {Save.OWN: 0, Save.STATES: 1}
 
 
 class Steps(NamedTuple):
@@ -121,8 +125,8 @@ def runs(rows: int, p: Problem) -> int:
     return max(1, -(-p.T // (rows * RUN))) if p.N else 0
 
 
-def kept_bytes(of: Backend, p: Problem) -> int:
-    return sum(of.plan(p, detect(p.device).sms).kept)
+def kept_bytes(of: Backend, p: Problem, save: Save) -> int:
+    return sum(of.plan(p, detect(p.device).sms).kept[NOT_KEPT[save]:])
 
 
 def steps_here(of: Backend, p: Problem, x: Inputs) -> Steps:
@@ -135,31 +139,31 @@ def with_dht(p: Problem, dht: bool) -> Problem:
     return dataclasses.replace(p, final_state=dht)
 
 
-def forward(of: Backend, p: Problem, x: Inputs) -> Outputs:
+def forward(of: Backend, p: Problem, x: Inputs, save: Save) -> Outputs:
     at = steps_here(of, p, x)
     out, inputs = outputs(p, x), laid_out(x)
-    memory = out.o.new_empty(sum(at.plan.kept), dtype=torch.uint8)
-    parts = Parts(*places_in(memory, at.plan.kept))
+    parts, _, memory = parts_in(out.o, at.plan.kept, NOT_KEPT[save])
     up(p, at, at.record, inputs, parts, tables(p, at, x), cleared=out.o, o=out.o, ht=out.final_state)
     return out._replace(saved=Own(memory))
 
 
 def backward(of: Backend, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, own: Own | None) -> Grads:
-    """Without `own`, the forward's operands, states and residuals are recomputed."""
+    """Without `own`, the forward's operands, states and residuals are recomputed; with states alone, its operands."""
     p = with_dht(p, dht is not None)
     at = steps_here(of, p, x)
     like, inputs, found, kept = x.q, laid_out(x), tables(p, at, x), at.plan.kept
     do, dht = aligned(do, like.dtype), aligned(dht, torch.float32)
+    all_kept = own is not None and own.memory.numel() == sum(kept)
     # tokens of no sequence: prepare clears their rows, which does not run again if all was kept
-    dv = (like.new_zeros if own and p.packed else like.new_empty)(p.B, p.T, p.HV, p.V)
+    dv = (like.new_zeros if all_kept and p.packed else like.new_empty)(p.B, p.T, p.HV, p.V)
     dh0 = None if inputs["h0"] is None else torch.empty_like(inputs["h0"])
     if own is None:
-        early, late = kept[:2], kept[2:]                                       # tiles and M are needed only briefly
-        of_walks, memory = (like.new_empty(sum(sizes), dtype=torch.uint8) for sizes in (early, late))
-        parts = Parts(*places_in(of_walks, early), *places_in(memory, late))
+        parts, of_walks, _ = parts_in(like, kept, 2)                           # tiles and M are needed only briefly
         up(p, at, at.again, inputs, parts, found, cleared=dv)
     else:
-        parts = Parts(*places_in(own.memory, kept))
+        parts, of_walks, _ = parts_in(like, kept, NOT_KEPT[Save.OWN if all_kept else Save.STATES], own.memory)
+        if not all_kept:
+            make_tiles(at, inputs, parts, found, cleared=dv)
     scratch = like.new_empty(sum(at.plan.scratch), dtype=torch.uint8)
     dh, added, edge, *shares = places_in(scratch, at.plan.scratch)
     if at.carry_back:
@@ -168,7 +172,7 @@ def backward(of: Backend, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None,
         dht = edge  # type: ignore[assignment]
     if at.walk:
         at.walk(tiles=parts.tiles, do=do, dht=dht, dv=dv, dh=dh, dh0=dh0, segment_table=found.segment)
-    of_walks = None                                                            # dq and dk may reuse its memory
+    del of_walks                                                               # dq and dk may reuse its memory
     dq, dk, dg, dbeta = grads(p, at, x, inputs, parts, found, shares, do=do, dv=dv, dh=dh)
     dA_log, ddt_bias = sums(at, x, shares)
     return Grads(dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dh0)
@@ -224,9 +228,19 @@ def tables(p: Problem, at: Steps, x: Inputs) -> Tables:
     return Tables(chunk, segment, state, first_segment)
 
 
+def parts_in(like: Tensor, sizes: Sequence[int], first: int, memory: Tensor | None = None) -> tuple:
+    """Parts, the memory of the `first` of them and the memory of the others, if that is not given."""
+    early, late = sizes[:first], sizes[first:]
+    of_walks = like.new_empty(sum(early), dtype=torch.uint8)
+    memory = like.new_empty(sum(late), dtype=torch.uint8) if memory is None else memory
+    return Parts(*places_in(of_walks, early), *places_in(memory, late)), of_walks, memory
+
+
 def places_in(memory: Tensor, sizes: Sequence[int]) -> Sequence[Tensor | int]:
     """The addresses of parts of these sizes, without creating tensors; in the simulator tensors, so that it notices
     accesses outside them."""
+    if not sizes:
+        return []
     if taker() is not None:
         return memory.split(sizes)
     return [memory.data_ptr() + offset for offset in itertools.accumulate(sizes[:-1], initial=0)]
@@ -235,10 +249,8 @@ def places_in(memory: Tensor, sizes: Sequence[int]) -> Sequence[Tensor | int]:
 def up(p: Problem, at: Steps, chain: Launch | None, inputs: dict, parts: Parts, found: Tables, cleared: Tensor,
        **results: Tensor | None) -> None:  # fmt: skip
     """Everything that a backward reads; `cleared` for tokens outside every sequence."""
-    inputs = dict(inputs)
-    v, h0 = inputs.pop("v"), inputs.pop("h0")
-    if at.prepare:
-        at.prepare(**inputs, tiles=parts.tiles, o=cleared, chunk_table=found.chunk)
+    v, h0 = inputs["v"], inputs["h0"]
+    make_tiles(at, inputs, parts, found, cleared)
     if at.carry:
         summary = segment_summary(p, cleared, at.plan.all_segments)
         edge = torch.empty_like(summary.added)
@@ -247,6 +259,13 @@ def up(p: Problem, at: Steps, chain: Launch | None, inputs: dict, parts: Parts, 
         h0 = edge
     if chain:
         chain(tiles=parts.tiles, v=v, h0=h0, r=parts.r, h=parts.h, segment_table=found.segment, **results)
+
+
+def make_tiles(at: Steps, inputs: dict, parts: Parts, found: Tables, cleared: Tensor) -> None:
+    """The operands of all chunks."""
+    if at.prepare:
+        inputs = {name: y for name, y in inputs.items() if name not in ("v", "h0")}
+        at.prepare(**inputs, tiles=parts.tiles, o=cleared, chunk_table=found.chunk)
 
 
 def grads(p: Problem, at: Steps, x: Inputs, inputs: dict, parts: Parts, found: Tables, shares: Sequence[Any],

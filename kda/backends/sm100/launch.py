@@ -74,8 +74,8 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
 
 @on_its_device
 def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None) -> Outputs:
-    if save is Save.OWN:
-        return recorded.forward(RECORDED, p, x)
+    if save in recorded.NOT_KEPT:
+        return recorded.forward(RECORDED, p, x, save)
     if save is not Save.NOTHING:
         raise BuildError(
             "chunk_kda: backend='sm100' keeps what its own backward reads, not what others do. Leave out "
@@ -118,8 +118,8 @@ def segment_map_bwd(p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, trans
     return recorded.segment_map_bwd(RECORDED, p, x, do, dht, transition)
 
 
-def kept_bytes(p: Problem) -> int:
-    return recorded.kept_bytes(RECORDED, p)
+def kept_bytes(p: Problem, save: Save) -> int:
+    return recorded.kept_bytes(RECORDED, p, save)
 
 
 def stage(

@@ -80,8 +80,8 @@ def steps(p: Problem, sms: int, kept: bool, offsets: str | None, apart: bool = F
     )  # fmt: skip
 
 
-def kept_bytes(p: Problem) -> int:
-    return recorded.kept_bytes(RECORDED, p)
+def kept_bytes(p: Problem, save: Save) -> int:
+    return recorded.kept_bytes(RECORDED, p, save)
 
 
 def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
@@ -95,8 +95,8 @@ def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None)
             "chunk_kda: backend='sm90' keeps what its own backward reads, or A_qk and A_inv, not all that "
             "disable_recompute keeps for others. Leave it out, or backend."
         )
-    if save is Save.OWN:
-        return recorded.forward(RECORDED, p, x)
+    if save in recorded.NOT_KEPT:
+        return recorded.forward(RECORDED, p, x, save)
     kept = save is Save.PRODUCTS
     at = steps(p, detect(p.device).sms, kept, offsets_dtype(x))
     inputs, out = laid_out(x), outputs(p, x)
