@@ -202,6 +202,8 @@ def prove(
 
     if reasons := c.broken("installed", Problem(), detect()):
         raise NotInstalled(f"{c.backend} cannot be judged here: {'; '.join(reasons)}")
+    if Evidence.SIMULATED in levels:
+        needs_a_c_compiler(c)
     executes = Evidence.EXECUTED in levels
     result = Result(c.backend, levels, "")
     names = [stage] if stage else c.stages
@@ -227,6 +229,16 @@ def prove(
             result.cases = list(tried(c.backend, quick, tell))
         result.seconds = time.monotonic() - began
     return result
+
+
+def needs_a_c_compiler(c: Capability) -> None:
+    """Reported before minutes of building kernels."""
+    from kda.simulator.engine.build import compiler
+
+    try:
+        compiler()
+    except MissingCompilerError as error:
+        raise NotInstalled(f"{c.backend} cannot be {Evidence.SIMULATED.word} here: {error}") from error
 
 
 def proof(c: Capability, level: Evidence, stage: str, target: Target | None) -> Proof:

@@ -181,6 +181,17 @@ def test_a_compiler_that_is_not_installed_is_named_and_exits_with_3(made_up, mon
     )
 
 
+def test_without_a_c_compiler_nothing_is_built_first(made_up, monkeypatch):
+    made_up(BLACKWELL)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CC", "no-such-compiler")
+    result = kda_selftest("--arch", "sm100")
+    assert result.exit_code == 3 and not asked
+    assert result.stdout.startswith(
+        "blackwell cannot be simulated here: The engine of kda.simulator needs a C compiler (no-such-compiler or cc)"
+    )
+
+
 def test_a_backend_that_lacks_its_compiler_keeps_the_exit_code_from_saying_that_all_is_well(made_up, monkeypatch):
     other = dataclasses.replace(BLACKWELL, backend="other", rank=20, stages=("fwd/gate",))
     made_up(BLACKWELL, other)
