@@ -46,7 +46,7 @@ from collections import namedtuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64
 
 from kda.compile import cutedsl
 from kda.compile.target import Target
@@ -99,12 +99,13 @@ class Producer:
             self.make(x, ring, of, rank, begin, tokens, head, stage, 0)
         else:
             at, left = self.share.first(s.share)
-            made = Int32(0)
+            made, n, looked_up = Int32(0), Int32(0), Boolean(True)
             while left > 0:
-                head, _, begin, tokens, _, _ = self.share.piece(x, s.share, at)
+                head, n, begin, tokens, _, _ = self.share.piece(x, s.share, at, looked_up, head, n)
                 chunks = chunks_of(tokens)
                 self.make(x, ring, of, rank, begin, tokens, head, (stage - made) & RING - 1, made)
-                at, left, made = self.share.after(s.share, at, chunks), left - chunks, made + chunks
+                at, looked_up = self.share.after(s.share, at, chunks)
+                left, made = left - chunks, made + chunks
 
     @cute.jit
     def make(self, x, ring, of, rank, begin, tokens, head, first, made):
@@ -205,9 +206,9 @@ class Consumer:
     def walk_share(self, x, s, ring, cluster, rank):
         """All pieces of walks that are the cluster's."""
         at, left = self.share.first(s.share)
-        walked = Int32(0)
+        walked, head, n, looked_up = Int32(0), Int32(0), Int32(0), Boolean(True)
         while left > 0:
-            head, n, begin, tokens, enters, leaves = self.share.piece(x, s.share, at)
+            head, n, begin, tokens, enters, leaves = self.share.piece(x, s.share, at, looked_up, head, n)
             S = self.state.zero()
             if enters:
                 self.crossing.enter(x, cluster - 1, rank, S, CHAIN)
@@ -222,7 +223,8 @@ class Consumer:
                 if cutlass.const_expr(self.c.ht):
                     self.state.store(x.ht, n * x.HV + head, rank, self.c.V, self.c.v_first, S)
             chunks = chunks_of(tokens)
-            at, left, walked = self.share.after(s.share, at, chunks), left - chunks, walked + chunks
+            at, looked_up = self.share.after(s.share, at, chunks)
+            left, walked = left - chunks, walked + chunks
 
     @cute.jit
     def walk(self, x, S, s, ring, first_v, rank, tokens, walked=0):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Boolean, Int32, Int64
 
 from ...common.cute.configs import SegmentTable
 from ...common.cute.copies import load, load_one, store
@@ -91,9 +91,26 @@ class Share:
         return limit if limit < end else at, end - begin
 
     @cute.jit
-    def piece(self, x, share, at):
+    def piece(self, x, share, at, looked_up, head, n):
         """The piece at a slot: head, sequence, first token, tokens, whether another cluster has begun the walk, whether
-        another goes on with it."""
+        another goes on with it.  Packed, it is only looked up where it may be a part of a walk: else it is the walk
+        behind that of a head and sequence."""
+        if cutlass.const_expr(not self.c.packed):
+            return self.look_up(x, share, at)
+        begin, tokens, enters, leaves = Int64(0), Int32(0), Boolean(False), Boolean(False)
+        if looked_up:
+            head, n, begin, tokens, enters, leaves = self.look_up(x, share, at)
+        while tokens == 0:                                                     # of no tokens
+            n += 1
+            if n == x.N:
+                n = Int32(0)
+                head += 1
+            _, begin, tokens, _, _ = place_of_segment(self.c, x, n, x.chunks, 1, 0)
+        return head, n, begin, tokens, enters, leaves
+
+    @cute.jit
+    def look_up(self, x, share, at):
+        """A piece, as above."""
         slots, end = load_one(share + ShareField.SLOTS), load_one(share + ShareField.END)
         head, n, begin, tokens, first = self.walk_at(x, at, slots)
         skipped = (at - first) * C
@@ -102,12 +119,14 @@ class Share:
 
     @cute.jit
     def after(self, share, at, chunks):
-        """The slot of the piece behind that at `at`, of so many chunks."""
+        """The slot of the piece behind that at `at`, of so many chunks, and whether it has to be looked up."""
         begin, resume, limit = [
             load_one(share + field) for field in (ShareField.BEGIN, ShareField.RESUME, ShareField.LIMIT)
         ]
-        following = resume if at >= limit else at + chunks
-        return begin if following >= limit else following
+        far = at >= limit
+        following = resume if far else at + chunks
+        last = following >= limit
+        return begin if last else following, far or last
 
 
 class Crossing:
