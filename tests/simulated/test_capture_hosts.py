@@ -13,6 +13,7 @@ from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor, make_fak
 from kda.compile import cutedsl  # noqa: E402
 from kda.simulator.capturing import capture, memory  # noqa: E402
 from kda.simulator.capturing.aligned import aligned  # noqa: E402
+from kda.simulator.capturing.session import CaptureError  # noqa: E402
 from kda.simulator.tensormap import TensorMapError, decode  # noqa: E402
 
 STREAM = CUstream(0)
@@ -141,6 +142,14 @@ def mapped(rows: cute.Pointer, stream):
     tile = cute.make_layout((8, 128), stride=(128, 1))
     atom, tensor = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), x, tile, (8, 128))
     hold_map(atom, tensor).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
+
+
+def test_a_function_whose_ptx_was_not_kept_is_refused_by_what_was_kept(xy, monkeypatch):
+    from cutlass.base_dsl import jit_executor
+
+    monkeypatch.setattr(jit_executor.JitFunctionArtifacts, "__post_init__", lambda self: None)
+    with capture(arch="sm_90a"), pytest.raises(CaptureError, match=r"doubled_here.* has no kernel: '\S*\.ptx'"):
+        doubled_here(*map(from_dlpack, xy))
 
 
 @pytest.mark.parametrize("dtype, code", [("Int4", 11), ("Float4E2M1FN", 11), ("Float6E3M2FN", 13)])

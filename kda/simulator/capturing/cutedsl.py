@@ -149,6 +149,11 @@ def _host(session: Session, function: Any) -> Host:
             )
         ptx, cubin, target = session.call_sites.told_in(function.__ptx__), _cubin(function), session.device.target
         kernels = {name: Kernel.of(name, ptx, cubin, target) for name in entries(ptx)}
+        if not kernels:                                                        # a path, if the DSL could not write
+            raise CaptureError(
+                f"{function.function_name} was compiled, but what the DSL kept as its PTX has no kernel: "
+                f"{function.__ptx__[:200]!r}. Check that the temporary folder can be written, and compile it again."
+            )
         host = Host(session, function, function.ir_module, function.function_name, kernels)
         session.hosts[id(function)] = host
     return host
