@@ -11,7 +11,7 @@ from typing import Any
 from ...compile.launching import redirect
 from ...host import standing_in
 from ..chips import CHIPS, host_of, number_of
-from . import cutedsl, triton
+from . import cutedsl, gpu, triton
 from .session import Session
 
 _ONE = threading.RLock()                     # the DSL's arch and Triton's driver are per process
@@ -42,5 +42,7 @@ def capture(arch: str = "sm_100a", *, sms: int | None = None, **options: Any) ->
     if sms is not None:
         chip, host = chip._replace(sms=sms), dataclasses.replace(host, sms=sms)
     session = Capture(chip, options)
-    with _ONE, redirect(session), standing_in(host), cutedsl.taken(session), triton.taken(session):
+    with _ONE, redirect(session), standing_in(host), cutedsl.taken(session), triton.taken(session), (
+        gpu.present(session)
+    ):
         yield session

@@ -24,6 +24,7 @@ from ...compile.errors import MissingCompilerError
 from ...compile.kernel import Kernel
 from . import memory
 from .aligned import aligned
+from .dlpack import Disguised
 from .runtime import FUNCTIONS, Runtime
 from .session import CaptureError, Session
 
@@ -213,7 +214,7 @@ def _takers(session: Session) -> Iterator[tuple[type, str, Any]]:
     def tensor_of_the_gpu(self, tensor, *args, **kwargs):
         """Host code is compiled for the kind of memory that its arguments lie in."""
         ours = isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu"
-        make_tensor(self, _Disguised(tensor) if ours else tensor, *args, **kwargs)
+        make_tensor(self, Disguised(tensor) if ours else tensor, *args, **kwargs)
 
     compile_with = CompileCallable._compile
 
@@ -266,26 +267,9 @@ def _is_tvm_ffi(function: Any) -> bool:
     return any(base.__module__.split(".")[0] == "tvm_ffi" or "TVMFFI" in base.__name__ for base in bases)
 
 
-class _Disguised:
-    """A CPU tensor that says it lies on a GPU: tvm-ffi's host code checks; only the simulator follows the address."""
-
-    def __init__(self, tensor: torch.Tensor):
-        self.tensor = tensor
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return 2, 0                          # kDLCUDA, device 0
-
-    def __dlpack__(self, **options: Any) -> Any:
-        capsule = self.tensor.detach().__dlpack__()
-        pointer = ctypes.pythonapi.PyCapsule_GetPointer
-        pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-        ctypes.c_int.from_address(pointer(capsule, b"dltensor") + 8).value = 2  # DLTensor: data, then its device
-        return capsule
-
-
 def _as_cuda(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     import tvm_ffi
 
-    return tvm_ffi.from_dlpack(_Disguised(value))
+    return tvm_ffi.from_dlpack(Disguised(value))
