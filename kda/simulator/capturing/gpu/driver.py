@@ -10,6 +10,7 @@ from ..devices import ATTRIBUTES, resident
 from ..runtime import encoded
 from ..session import CaptureError
 from . import images
+from .graphs import CUDAGraph
 from .images import Function
 from .state import Gpu, room
 from .streams import milliseconds
@@ -47,6 +48,27 @@ def elapsed(gpu: Gpu, start: Any, end: Any) -> float:
     if first is None or last is None:
         raise CaptureError("both events must be recorded before their time is requested")
     return milliseconds(gpu, first, last)
+
+
+def begin_capture(gpu: Gpu, stream: Any, *mode: Any) -> None:
+    CUDAGraph().capture_begin()
+
+
+def end_capture(gpu: Gpu, stream: Any) -> int:
+    if (graph := gpu.graph) is None:
+        raise CaptureError("the end of a graph's capture was requested, which has not begun")
+    graph.capture_end()
+    return images.keep(gpu, graph)
+
+
+def nodes(gpu: Gpu, graph: Any, count: int = 0) -> tuple[list[int], int]:
+    """As many numbers as the graph has steps."""
+    steps = len(images.found(gpu, graph, CUDAGraph).steps)
+    return [*range(1, steps + 1)][: int(count) or None], steps
+
+
+def replay(gpu: Gpu, graph: Any, stream: Any) -> None:
+    images.found(gpu, graph, CUDAGraph).replay()
 
 
 # ---- memory

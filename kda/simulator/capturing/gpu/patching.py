@@ -16,10 +16,10 @@ _MISSING = object()
 _BUILT: dict[tuple[int, str], Callable] = {}  # replacements, made once: a capture may be opened thousands of times
 
 
-def of_kda(frame: FrameType) -> bool:
-    """Whether kda's own code asks: it knows of captures, and where tensors are."""
+def knows(frame: FrameType) -> bool:
+    """Whether code sees the machine as it is: kda's own, and torch.testing's, which compares where tensors lie."""
     name = frame.f_globals.get("__name__", "")
-    return name == "kda" or name.startswith("kda.")
+    return name == "kda" or name.startswith(("kda.", "torch.testing."))
 
 
 def current() -> Any:
@@ -39,7 +39,7 @@ class Patches(contextlib.ExitStack):
         setattr(owner, name, value)
 
     def answer(self, owner: Any, table: Table) -> None:
-        """Replace functions of a module, for the thread that captures and for all code but kda's own."""
+        """Replace functions of a module, for the thread that captures and for all code but what knows."""
         for name, answer in table.items():
             if (id(owner), name) not in _BUILT:
                 _BUILT[id(owner), name] = _answered(owner, name, answer)
@@ -51,7 +51,7 @@ def _answered(owner: Any, name: str, answer: Callable) -> Callable:
 
     def answered(*args: Any, **kwargs: Any) -> Any:
         gpu = current()
-        if gpu is not None and not of_kda(sys._getframe(1)):
+        if gpu is not None and not knows(sys._getframe(1)):
             return answer(gpu, *args, **kwargs)
         if original is _MISSING:
             raise AttributeError(f"module {owner.__name__!r} has no attribute {name!r}")

@@ -24,7 +24,7 @@ from torch.utils._device import _device_constructors
 
 from ..dlpack import Disguised, unmasked
 from .operators import Operators
-from .patching import Patches, current, of_kda
+from .patching import Patches, current, knows
 from .state import CUDA, Gpu, aligned
 
 Answer = Callable[["Tensors", Callable, tuple, dict], Any]
@@ -41,7 +41,7 @@ class Tensors(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        if current() is not self.gpu or of_kda(caller := sys._getframe(1)):
+        if current() is not self.gpu or knows(caller := sys._getframe(1)):
             return func(*args, **kwargs)
         if (answer := ANSWERS.get(func)) is not None:
             return answer(self, func, args, kwargs)
