@@ -63,15 +63,15 @@ class Session:
                 f"{kernel.name} was built for {kernel.target.spelling}; this capture stands in for {self.arch}, which "
                 f"cannot run it. Build it for {self.arch}, or capture(arch={kernel.target.spelling!r})."
             )
+        if self.gpu is not None and self.gpu.graph is not None:
+            self.gpu.graph.launched(launch)
+            return None
         tensors = memory.live() if launch.tensors is None else memory.with_pointees(launch.tensors)
         for name, tensor in tensors.items():
             if tensor.device.type != "cpu":
                 raise CaptureError(
                     f"{kernel.name} was given {name} on {tensor.device}; a capture takes CPU tensors. Use .cpu()."
                 )
-        if self.gpu is not None and self.gpu.graph is not None:
-            self.gpu.graph.launched(launch)
-            return None
         self.launches.append(launch)
         run = self.around(launch, functools.partial(self._simulated, launch, memory.regions(tensors)))
         if self.runs:

@@ -7,12 +7,47 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..findings import KINDS, Finding, Place
+from ..findings import Finding, Place
+from ..mutation.sources import text_of
 from ..mutation.table import Outcome, frames
 from . import places
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 SURVIVED = "mutant-survived"
+# kinds of findings, in a few words
+RULES = {
+    "out-of-bounds": "an access outside of all memory of the launch",
+    "misaligned": "an address that is not a multiple of the size of its access",
+    "uninitialised": "a read of memory that was never written",
+    "race-write-write": "two writes that nothing orders",
+    "race-write-read": "a read that nothing orders after a write",
+    "race-read-write": "a write that nothing orders after a read",
+    "race-lanes": "conflicting accesses of two lanes of a warp without a barrier in between",
+    "race-grids": "a dependent launch that does not wait for the kernel ahead of it",
+    "proxy": "a copy or matrix product without fence.proxy.async after ordinary writes",
+    "barrier": "a barrier that is used wrongly",
+    "mbarrier": "an mbarrier that is used wrongly",
+    "mbarrier-overwritten": "an mbarrier whose memory was written as data",
+    "mbarrier-fence": "an mbarrier whose initialisation was not published",
+    "deadlock": "no warp can go on",
+    "livelock": "warps go on without progress",
+    "diverged": "an .aligned instruction that not all lanes of a warp reached",
+    "lane": "an exchange between lanes with a lane that does not take part",
+    "tmem": "tensor memory that is used wrongly",
+    "tmem-leak": "tensor memory that was not deallocated",
+    "tcgen05-fence": "a missing tcgen05.fence",
+    "tcgen05-wait": "a missing tcgen05.wait::ld",
+    "wgmma-fence": "a missing wgmma.fence",
+    "register-in-flight": "a register that an asynchronous operation still uses",
+    "group": "a wait for groups that does not cover what is used after it",
+    "descriptor": "a descriptor of a matrix or an instruction that is invalid",
+    "tensor-map": "a tensor map that is invalid, or does not fit its copy",
+    "operand": "an operand that is invalid",
+    "peer-exited": "an access to shared memory of a CTA that may have ended",
+    "too-many-instructions": "a launch that did not end within its limit",
+    "unsupported": "something that is not simulated",
+    SURVIVED: "a synchronising instruction was weakened, and nothing noticed",
+}
 LEVELS = {"error": "error", "note": "note"}
 
 
@@ -35,9 +70,7 @@ def log(findings: Iterable[Finding], survivors: Iterable[Outcome], version: str,
 
 
 def _rule(name: str) -> dict[str, Any]:
-    says = "a synchronising instruction was weakened, and nothing noticed it" if name == SURVIVED else name
-    known = [kind.says for kind in KINDS.values() if kind.id == name and "{" not in kind.says]
-    return {"id": name, "shortDescription": {"text": known[0] if known else says.replace("-", " ")}}
+    return {"id": name, "shortDescription": {"text": RULES[name]}}
 
 
 def _of_finding(finding: Finding, home: Path) -> dict[str, Any]:
@@ -59,15 +92,21 @@ def _of_survivor(outcome: Outcome, home: Path) -> dict[str, Any]:
 
 
 def _result(rule: str, level: str, text: str, kernel: str, at: places.Line, home: Path) -> dict[str, Any]:
-    where = places.shown(at.file, home) if at.file else "PTX"
-    print_ = hashlib.sha256(f"{rule} {kernel} {where} {text.partition(' (kernel')[0]}".encode()).hexdigest()[:32]
     return {
         "ruleId": rule,
         "level": level,
         "message": {"text": text},
         "locations": [_location(at, kernel, home)],
-        "partialFingerprints": {"kdaSimulate/v1": print_},
+        "partialFingerprints": {"kdaSimulate/v1": _fingerprint(rule, kernel, at, home)},
     }
+
+
+def _fingerprint(rule: str, kernel: str, at: places.Line, home: Path) -> str:
+    """The same after lines have moved: from the text of the line, not from its number."""
+    lines = text_of(at.file).splitlines() if at.file else []
+    text = lines[at.line - 1].strip() if 0 < at.line <= len(lines) else str(at.line)
+    named = rule, kernel, places.shown(at.file, home) if at.file else "", text
+    return hashlib.sha256("\n".join(named).encode()).hexdigest()[:32]
 
 
 def _related(place: Place, kernel: str, home: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ switches the mode off inside an operator; its code belongs to the program, so it
 from __future__ import annotations
 
 import contextlib
+import warnings
 from typing import Any
 
 import torch
@@ -43,4 +44,7 @@ class Operators(contextlib.ExitStack):
         library = torch.library.Library(operator.namespace, "IMPL")
         self.callback(library._destroy)
         over = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")
-        library.impl(name.split("::")[1], kernel, "CPU", with_keyset=True, **({"allow_override": True} if over else {}))
+        options = {"allow_override": True} if over else {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what is overridden: it is meant
+            library.impl(name.split("::")[1], kernel, "CPU", with_keyset=True, **options)

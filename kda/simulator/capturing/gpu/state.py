@@ -7,6 +7,7 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...chips import Chip, host_of
@@ -73,7 +74,7 @@ def aligned(x: torch.Tensor) -> torch.Tensor:
         return x
     if type(x) not in (torch.Tensor, torch.nn.Parameter) or x.grad_fn is not None:
         return x
-    with torch.no_grad():
+    with torch.no_grad(), _disable_current_modes():                          # a graph must not note it
         own = x.untyped_storage()
         bytes_of = torch.empty(0, dtype=torch.uint8).set_(own, 0, (own.nbytes(),))  # type: ignore[call-overload]
         storage = room(own.nbytes()).copy_(bytes_of).untyped_storage()

@@ -196,7 +196,6 @@ ANSWERS: dict[Any, Answer] = {
     _T.type: _type,
     _T.pin_memory: lambda mode, func, args, kwargs: mode.placed(args[0], "cpu"),
     _T.is_pinned: lambda mode, func, args, kwargs: mode.places.get(args[0]) == "cpu",
-    _T.record_stream: lambda mode, func, args, kwargs: None,
     _T.__dlpack__: _dlpack,
     _T.__dlpack_device__: _dlpack_device,
 }
@@ -238,6 +237,7 @@ def _reach(mode: Tensors, patches: Patches) -> None:
 
     for owner in (torch, torch.utils.dlpack):
         patches.answer(owner, {"from_dlpack": from_a_disguise})
+    patches.answer(torch.Tensor, {"record_stream": lambda gpu, x, stream: None})  # refused before a mode sees it
     patches.answer(torch, {"set_default_device": _set_default, "get_default_device": _get_default})
 
 

@@ -152,12 +152,11 @@ ANSWERS: Table = {
     "set_rng_state_all": lambda gpu, states: torch.default_generator.set_state(states[0]) and None,
 }
 NVTX = ("range_push", "range_pop", "mark", "range_start", "range_end")
-# of torch._C; a CPU build has none of them
+# of torch._C; a CPU build has none of them, and is told from others by lacking _cuda_getDeviceCount
 INTERNAL: Table = {
     "_cuda_getDevice": lambda gpu: 0,
     "_cuda_setDevice": lambda gpu, device: _only(device) and None,
     "_cuda_exchangeDevice": lambda gpu, device: _only(device),
-    "_cuda_getDeviceCount": lambda gpu: 1,
     "_cuda_getCurrentRawStream": lambda gpu, device=0: _current(gpu).cuda_stream,
     "_cuda_isCurrentStreamCapturing": lambda gpu: gpu.graph is not None,
     "_cuda_synchronize": _nothing,
