@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
+import importlib
 import importlib.util
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -25,6 +27,7 @@ from ...compile.kernel import Kernel
 from . import memory
 from .aligned import aligned
 from .dlpack import Disguised
+from .gpu.patching import knows
 from .runtime import FUNCTIONS, Runtime
 from .session import CaptureError, Session
 
@@ -185,8 +188,8 @@ def taken(session: Session) -> Iterator[None]:
 _ORIGINAL: dict[str, Any] = {}
 
 
-def _takers(session: Session) -> Iterator[tuple[type, str, Any]]:
-    """(class, method, what stands in for it) for every way to compile and to call a function."""
+def _takers(session: Session) -> Iterator[tuple[Any, str, Any]]:
+    """(class or module, name, what stands in for it) for every way to compile and to call a function."""
     from cutlass.base_dsl.compiler import CompileCallable
     from cutlass.base_dsl.jit_executor import JitExecutor
     from cutlass.cute.runtime import _Tensor
@@ -227,7 +230,21 @@ def _takers(session: Session) -> Iterator[tuple[type, str, Any]]:
         finally:
             self._compile_options = own
 
+    load = importlib.import_module("cutlass.runtime").load_module
+
+    def load_module(file_path, *args, **kwargs):
+        """Caches of compiled objects treat the refusal as a miss, and compile; kda keeps PTX beside its own."""
+        if knows(sys._getframe(1)):
+            return load(file_path, *args, **kwargs)
+        raise CaptureError(
+            f"{file_path} is an object file, which contains no PTX. Compile the function inside the block; where a "
+            "library keeps such files, turn that cache off."
+        )
+
     yield CompileCallable, "_compile", compile_with_a_copy
+    for home in ("cutlass.runtime", "cutlass.cute.runtime"):
+        if hasattr(importlib.import_module(home), "load_module"):
+            yield importlib.import_module(home), "load_module", load_module
     yield Function, "__call__", _unless_of_the_host_alone(call, Function.__call__)
     yield Function, "run_compiled_program", run_packed
     yield Function, "to", executor
