@@ -69,6 +69,7 @@ def test_a_tensor_lies_where_the_program_put_it(session):
     assert torch.ones(3, device=here.device).is_cpu and torch.ones(3, device=made.device).is_cuda
     assert (made + 1).is_cuda and (here + 1).is_cpu and (here.view(3, 1) + made).is_cuda
     assert all(part.is_cpu for part in here.split(1)) and made.new_zeros(2).is_cuda
+    assert here.to(0).is_cuda and here.to(device=0).is_cuda and made.to(device="cpu").is_cpu
     assert here.to(made).is_cuda and made.to(here).is_cpu and made.type() == "torch.cuda.FloatTensor"
 
 
@@ -92,7 +93,8 @@ def test_a_move_between_the_two_copies_and_a_move_to_where_it_lies_does_not(sess
 @pytest.mark.parametrize("make", [
     lambda: torch.empty(100, device="cuda"), lambda: torch.randn(7, 3, device="cuda"),
     lambda: torch.ones(5).cuda(), lambda: torch.tensor([1, 2], device="cuda"),
-    lambda: torch.nn.Linear(3, 5, device="cuda").weight, lambda: torch.arange(6).to("cuda", torch.int32),
+    lambda: torch.nn.Linear(3, 5, device="cuda").weight, lambda: torch.nn.Linear(3, 5).cuda().weight,
+    lambda: torch.arange(6).to("cuda", torch.int32),
 ])  # fmt: skip
 def test_memory_is_aligned_as_the_caching_allocator_aligns_it(session, make):
     kept = [make() for _ in range(5)]
@@ -137,6 +139,7 @@ def test_seeds_and_generators_of_the_gpu_work(session):
     first = torch.randn(3, device="cuda").tolist()
     torch.cuda.manual_seed_all(5)
     assert torch.randn(3, device="cuda").tolist() == first and drawn() == drawn()
+    assert isinstance(torch.default_generator, torch.Generator) and not isinstance(3, torch.Generator)
 
 
 def test_dlpack_says_the_gpu_and_leads_back(session):
@@ -213,8 +216,10 @@ def test_torch_cuda_tells_of_the_chip(session):
     assert torch.cuda.get_device_capability() == (9, 0) and torch.cuda.get_device_name() == "NVIDIA H200"
     assert properties.multi_processor_count == 132 and properties.shared_memory_per_block_optin == 227 << 10
     assert torch.version.cuda and torch.backends.cuda.is_built()
-    with torch.cuda.device(0), pytest.raises(RuntimeError, match="one GPU, cuda:0"):
-        torch.cuda.set_device(1)
+    x = torch.zeros(1)
+    for beyond in (lambda: torch.cuda.set_device(1), lambda: torch.zeros(1, device="cuda:1"), lambda: x.to(1)):
+        with torch.cuda.device(0), pytest.raises(RuntimeError, match="one GPU, cuda:0"):
+            beyond()
 
 
 def test_a_capture_on_fewer_multiprocessors_tells_of_them():
@@ -270,14 +275,14 @@ def test_a_graph_runs_nothing_until_its_replay_and_then_what_it_captured(session
         scale(driver, x, 3.0)
         y.add_(x)
         out = y * 2
-        noise = torch.rand(9, device="cuda")
-    drawn = noise.clone()
+        noise = [torch.rand(9, device="cuda") for _ in range(4)]             # aligned, and moved to be
+    drawn = [x.clone() for x in noise]
     assert not session.runs and x[0] == 1
     y.zero_()
     for n, expected in enumerate([(3, 3, 6), (9, 12, 24)], 1):
         graph.replay()
         assert (x[5].item(), y[5].item(), out[5].item()) == expected and len(session.runs) == n
-        assert not torch.equal(drawn, noise)
+        assert not any(map(torch.equal, drawn, noise))
     with pytest.raises(RuntimeError, match="already"), torch.cuda.graph(graph):
         torch.cuda.CUDAGraph().capture_begin()
 

@@ -218,8 +218,8 @@ def _answer(module: Any, name: str, answer: Any, success: Any) -> Callable:
 
         def refuse(gpu: Gpu, *args: Any, **kwargs: Any) -> Any:
             raise CaptureError(
-                f"the program called {name}, which a capture does not replace. Leave it out where it runs in a "
-                "capture: kda.host.stand_in() is not None there."
+                f"the program called {name}, which a capture does not replace. Leave the call out inside a capture: "
+                "kda.host.stand_in() tells whether there is one."
             )
 
         return refuse

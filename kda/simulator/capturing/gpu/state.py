@@ -7,7 +7,6 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...chips import Chip, host_of
@@ -58,6 +57,14 @@ class Gpu:
         return now
 
 
+def only(device: Any) -> int:
+    """The number of a GPU in any spelling: there is one."""
+    index = device if isinstance(device, int) else 0 if device is None else torch.device(device).index
+    if index not in (0, None, -1):
+        raise RuntimeError(f"CUDA error: invalid device ordinal {index}: a capture stands in for one GPU, cuda:0")
+    return 0
+
+
 def room(size: int) -> torch.Tensor:
     """Bytes of their own, aligned as CUDA aligns memory."""
     if not size:
@@ -74,7 +81,7 @@ def aligned(x: torch.Tensor) -> torch.Tensor:
         return x
     if type(x) not in (torch.Tensor, torch.nn.Parameter) or x.grad_fn is not None:
         return x
-    with torch.no_grad(), _disable_current_modes():                          # a graph must not note it
+    with torch.no_grad():                    # a graph notes the copy: a replay computes in the memory of before
         own = x.untyped_storage()
         bytes_of = torch.empty(0, dtype=torch.uint8).set_(own, 0, (own.nbytes(),))  # type: ignore[call-overload]
         storage = room(own.nbytes()).copy_(bytes_of).untyped_storage()

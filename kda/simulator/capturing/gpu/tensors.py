@@ -25,10 +25,11 @@ from torch.utils._device import _device_constructors
 from ..dlpack import Disguised, unmasked
 from .operators import Operators
 from .patching import Patches, current, knows
-from .state import CUDA, Gpu, aligned
+from .state import CUDA, Gpu, aligned, only
 
 Answer = Callable[["Tensors", Callable, tuple, dict], Any]
 BUILTIN = ("aten", "prim", "prims")          # torch's own operators: they run on the CPU
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 ALIASING = {torch.as_tensor, torch.asarray}  # may return what they were given
 
 
@@ -96,7 +97,7 @@ class Tensors(TorchFunctionMode):
         if place not in ("cuda", "cpu", None):
             return x.to(place, dtype, copy=copy, **form)
         told = self.places.get(x)
-        if place in (None, told) or (told is None and place == "cuda" and type(x) is not torch.Tensor):
+        if place in (None, told) or (told is None and place == "cuda" and type(x) not in PLAIN):
             return self.placed(x.to(dtype=dtype, copy=copy, **form), told)
         result = torch.empty_like(x, dtype=dtype, requires_grad=False, **form)
         return self.placed(aligned(result).copy_(x), place)
@@ -120,7 +121,15 @@ def _kind(device: Any) -> str | None:
     """The type of a device in any spelling; a number is a GPU's."""
     if device is None:
         return None
-    return "cuda" if isinstance(device, int) else torch.device(device).type
+    kind = "cuda" if isinstance(device, int) else torch.device(device).type
+    if kind == "cuda":
+        only(device)
+    return kind
+
+
+def _device(value: Any) -> Any:
+    """A number as the GPU that it means: a CPU build knows no such."""
+    return torch.device("cuda", value) if isinstance(value, int) else value
 
 
 def _operator(func: Any, caller: Any) -> OpOverload | None:
@@ -161,7 +170,8 @@ def _to(mode: Tensors, func: Any, args: tuple, kwargs: dict) -> Any:
         dtype, form = rest[0].dtype, kwargs.get("memory_format")
     else:
         # .to(device, dtype, non_blocking, copy): the parser of nn.Module.to knows no `copy`
-        given = [value for value in rest if not isinstance(value, bool)]
+        given = [_device(value) for value in rest if not isinstance(value, bool)]
+        kwargs |= {"device": _device(kwargs["device"])} if "device" in kwargs else {}
         copy = copy or [value for value in rest if isinstance(value, bool)][1:2] == [True]
         device, dtype, _, form = torch._C._nn._parse_to(*given, **kwargs)
         place = _kind(device)
@@ -219,7 +229,11 @@ def _reach(mode: Tensors, patches: Patches) -> None:
             continue
         patches.put(BackwardCFunction, name, _with_mode(mode, getattr(BackwardCFunction, name)))
 
-    class Generator(torch._C.Generator):
+    class Kind(type(torch._C.Generator)):    # type: ignore[misc]
+        def __instancecheck__(cls, thing: Any) -> bool:
+            return isinstance(thing, torch._C.Generator)
+
+    class Generator(torch._C.Generator, metaclass=Kind):
         def __new__(cls, device: Any = "cpu") -> Any:
             return torch._C.Generator.__new__(  # type: ignore[call-arg]
                 cls, device="cpu" if current() and _kind(device) == "cuda" else device

@@ -11,7 +11,7 @@ import torch
 from ..session import CaptureError
 from . import graphs, streams
 from .patching import Patches, Table
-from .state import Gpu
+from .state import Gpu, only
 
 TOOLKIT = "13.0"                             # the version of CUDA, where torch was built for none
 _KB = 1 << 10
@@ -32,14 +32,6 @@ class Properties(types.SimpleNamespace):
         )  # fmt: skip
 
 
-def _only(device: Any) -> int:
-    """The number of a device, of which there is one."""
-    index = device if isinstance(device, int) else 0 if device is None else torch.device(device).index
-    if index not in (0, None, -1):
-        raise RuntimeError(f"CUDA error: invalid device ordinal {index}: a capture stands in for one GPU, cuda:0")
-    return 0
-
-
 def _nothing(gpu: Gpu, *args: Any, **kwargs: Any) -> None:
     """Nothing is cached, pending or marked."""
 
@@ -49,12 +41,12 @@ def _seed(gpu: Gpu, seed: int) -> None:
 
 
 def _current(gpu: Gpu, device: Any = None) -> Any:
-    _only(device)
+    only(device)
     return gpu.stream or _default(gpu)
 
 
 def _default(gpu: Gpu, device: Any = None) -> Any:
-    _only(device)
+    only(device)
     return streams.Stream(stream_ptr=streams.DEFAULT)
 
 
@@ -108,12 +100,12 @@ ANSWERS: Table = {
     "_lazy_init": _nothing,
     "device_count": lambda gpu: 1,
     "current_device": lambda gpu: 0,
-    "set_device": lambda gpu, device: _only(device) and None,
-    "_exchange_device": lambda gpu, device: _only(device),
-    "_maybe_exchange_device": lambda gpu, device: _only(device),
-    "get_device_name": lambda gpu, device=None: gpu.name if _only(device) == 0 else "",
-    "get_device_capability": lambda gpu, device=None: gpu.chip.target.cc if _only(device) == 0 else None,
-    "get_device_properties": lambda gpu, device=None: Properties.of(gpu) if _only(device) == 0 else None,
+    "set_device": lambda gpu, device: only(device) and None,
+    "_exchange_device": lambda gpu, device: only(device),
+    "_maybe_exchange_device": lambda gpu, device: only(device),
+    "get_device_name": lambda gpu, device=None: gpu.name if only(device) == 0 else "",
+    "get_device_capability": lambda gpu, device=None: gpu.chip.target.cc if only(device) == 0 else None,
+    "get_device_properties": lambda gpu, device=None: Properties.of(gpu) if only(device) == 0 else None,
     "can_device_access_peer": lambda gpu, device, peer: False,
     "get_arch_list": lambda gpu: [gpu.chip.target.spelling.rstrip("af")],
     "is_bf16_supported": lambda gpu, including_emulation=True: True,
@@ -155,8 +147,8 @@ NVTX = ("range_push", "range_pop", "mark", "range_start", "range_end")
 # of torch._C; a CPU build has none of them, and is told from others by lacking _cuda_getDeviceCount
 INTERNAL: Table = {
     "_cuda_getDevice": lambda gpu: 0,
-    "_cuda_setDevice": lambda gpu, device: _only(device) and None,
-    "_cuda_exchangeDevice": lambda gpu, device: _only(device),
+    "_cuda_setDevice": lambda gpu, device: only(device) and None,
+    "_cuda_exchangeDevice": lambda gpu, device: only(device),
     "_cuda_getCurrentRawStream": lambda gpu, device=0: _current(gpu).cuda_stream,
     "_cuda_isCurrentStreamCapturing": lambda gpu: gpu.graph is not None,
     "_cuda_synchronize": _nothing,
@@ -167,7 +159,7 @@ ACCELERATOR: Table = {
     "current_accelerator": lambda gpu, check_available=False: torch.device("cuda"),
     "current_device_index": lambda gpu: 0,
     "current_device_idx": lambda gpu: 0,
-    "set_device_index": lambda gpu, device: _only(device) and None,
+    "set_device_index": lambda gpu, device: only(device) and None,
     "current_stream": _current,
     "set_stream": _set_stream,
     "synchronize": _nothing,
