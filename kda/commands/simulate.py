@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kda.simulator.scripts import Simulated
 
 SCHEDULES = 3
+SCHEDULE_OF_MUTANTS = -1                     # in --json: the finding is of no schedule of ours
 FILE = click.Path(dir_okay=False, path_type=Path)
 NO_LAUNCH = (
     "{script} launched no kernel that a capture sees: those of Triton, of the CuTe DSL, of kda.compile, and PTX that "
@@ -92,8 +93,10 @@ def _check_clock(arch: Target, clock: bool) -> None:
 
 
 def _mutants(screen: Screen, found: Simulated, strict: bool, workers: int) -> Mutants | None:
-    """None where there is nothing to judge: kernels with findings, or none."""
-    if found.findings or not found.first:
+    """None where there is nothing to judge: a script that failed, kernels with findings, or none."""
+    from kda.simulator import SimulationError
+
+    if found.failed or found.findings or not found.first:
         return None
     with screen.progress("looking for mutants") as shown:
         def tell(done: int, total: int, survived: int) -> None:
@@ -102,7 +105,11 @@ def _mutants(screen: Screen, found: Simulated, strict: bool, workers: int) -> Mu
             shown(f"mutants, {survived} survived")
             shown.count()
 
-        return found.mutants(strict=strict, workers=workers, tell=tell)
+        try:
+            return found.mutants(strict=strict, workers=workers, tell=tell)
+        except SimulationError as error:     # their schedules find what ours did not
+            found.add(error.findings, SCHEDULE_OF_MUTANTS)
+            return None
 
 
 def _code(found: Simulated, judged: Mutants | None) -> int:

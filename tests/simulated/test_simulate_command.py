@@ -14,7 +14,7 @@ pytest.importorskip("cuda.bindings.driver", reason="cuda-python is not installed
 
 from kda.cli import cli
 from kda.commands.simulate import command
-from kda.simulator.findings import KINDS
+from kda.simulator.findings import KINDS, Finding, Place, SimulationError
 from kda.simulator.scripts import places, sarif
 from kda.simulator.scripts.places import Line
 
@@ -130,6 +130,17 @@ def test_mutants_tell_a_barrier_that_is_needed_from_one_that_is_not(here):
     idle = simulate("--mutants", "script.py", "twice", "idle")
     assert idle.exit_code == 1 and "SURVIVED" in idle.output
     assert "mutants" not in simulate("--mutants", "script.py", "racy", "swap").stdout    # findings come first
+
+
+def test_a_finding_that_only_the_schedules_of_mutants_have_is_a_finding(here, monkeypatch):
+    race = Finding("race-lanes", "of a schedule", "swap", 0, 0, 0, Place(3, "st", None), None, 1)
+
+    def found(*calls, **options):
+        raise SimulationError([race])
+
+    monkeypatch.setattr("kda.simulator.scripts.running.mutants", found)
+    result = simulate("--mutants", "script.py", "swap")
+    assert result.exit_code == 1 and "race-lanes: swap" in result.output
 
 
 def test_a_clock_that_the_arch_does_not_have_is_a_wrong_command(here):

@@ -67,8 +67,8 @@ class Simulated:
     def notes(self) -> list[Finding]:
         return [finding for finding, _ in self.found.values() if finding.grade != "error"]
 
-    def add(self, run: Any, schedule: int) -> None:
-        for finding in [*run.findings, *run.notes]:
+    def add(self, findings: Sequence[Finding], schedule: int) -> None:
+        for finding in findings:
             other = finding.other.line if finding.other else 0
             key = finding.kind, finding.grade, finding.kernel, finding.place.line, other
             self.found.setdefault(key, (finding, schedule))
@@ -89,6 +89,10 @@ def _again(kept: tuple[Launch, Kept]) -> Callable[[], list[torch.Tensor]]:
         return [*before.tensors.values()]
 
     return call
+
+
+def _all(run: Any) -> list[Finding]:
+    return [*run.findings, *run.notes]
 
 
 def schedule(number: int) -> dict[str, Any]:
@@ -129,11 +133,11 @@ def run(
             for number in numbers:
                 assert before is not None
                 with _having(session, {"clock": None, "timeline": False} | schedule(number)):
-                    result.add(simulate(), number)
+                    result.add(_all(simulate()), number)
                 outcomes.append([x.detach().clone() for x in before.tensors.values()])
                 before.restore()
             run = simulate()
-            result.add(run, 0)
+            result.add(_all(run), 0)
             if before and any(map(before.differs, outcomes)):
                 result.varying.add(launch.kernel.name)
             return run
