@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import types
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
@@ -13,7 +14,8 @@ from ....compile.launching import taker
 
 Table = Mapping[str, Callable[..., Any]]     # name -> what it answers: (gpu, arguments) -> ...
 _MISSING = object()
-_BUILT: dict[tuple[int, str], Callable] = {}  # replacements, made once: a capture may be opened thousands of times
+# replacements by module and names, made once: a capture may be opened thousands of times
+_BUILT: dict[tuple[int, frozenset[str]], dict[str, Callable]] = {}
 
 
 def knows(frame: FrameType) -> bool:
@@ -40,10 +42,26 @@ class Patches(contextlib.ExitStack):
 
     def answer(self, owner: Any, table: Table) -> None:
         """Replace functions of a module, for the thread that captures and for all code but what knows."""
-        for name, answer in table.items():
-            if (id(owner), name) not in _BUILT:
-                _BUILT[id(owner), name] = _answered(owner, name, answer)
-            self.put(owner, name, _BUILT[id(owner), name])
+        if not table:
+            return
+        key = id(owner), frozenset(table)
+        if key not in _BUILT:
+            _BUILT[key] = {name: _answered(owner, name, answer) for name, answer in table.items()}
+        if not isinstance(owner, types.ModuleType):
+            for name, answered in _BUILT[key].items():
+                self.put(owner, name, answered)
+            return
+        inside = vars(owner)                 # at once: one attribute after the other takes milliseconds
+        self.callback(_restore, inside, {name: inside.get(name, _MISSING) for name in table})
+        inside.update(_BUILT[key])
+
+
+def _restore(inside: dict[str, Any], before: dict[str, Any]) -> None:
+    for name, value in before.items():
+        if value is _MISSING:
+            del inside[name]
+        else:
+            inside[name] = value
 
 
 def _answered(owner: Any, name: str, answer: Callable) -> Callable:
