@@ -19,6 +19,7 @@ COMMANDS = {
     "selftest": ("kda.commands.selftest", "Prove the kernels of an arch, as far as this host can."),
     "verify": ("kda.commands.verify", "Compare a backend with another and find the first wrong stage."),
     "bench": ("kda.commands.bench", "Time a backend, on inputs on which it was compared."),
+    "simulate": ("kda.commands.simulate", "Find races in any script's kernels, without a GPU."),
     "timeline": ("kda.commands.timeline", "Show what a forward's warps and units do when, without a GPU."),
     "compile": ("kda.commands.compile", "Build kernels ahead of time, for any arch."),
     "cache": ("kda.commands.cache", "List and clean the kernels that were built."),

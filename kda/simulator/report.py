@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from kda.simulator.engine.binding import Counter
-from kda.simulator.findings import folded, shortened
+from kda.simulator.findings import folded, shortened, sourced
 from kda.simulator.timing.timeline import Timeline
 
 TOTALS = tuple(name for name, *_ in Counter._fields_)
@@ -64,6 +64,16 @@ class Run:
                 lines[at][0] += line["wavefronts"]
                 lines[at][1] += line["wavefronts_needed"]
         return sorted(((at, *n) for at, n in lines.items()), key=lambda row: row[2] - row[1])
+
+    def lines(self):
+        """(source line as in a Place, or None; PTX line; counters) of each instruction that ran, in the order of the
+        PTX. `issued` counts warps, `stalled` the clocks that they waited there (with a clock)."""
+        stalls = self.clock.stalls_of if self.clock else [{}] * len(self._lines)
+        return [
+            (sourced(ins.loc) if ins.loc else None, ins.line, line | {"stalled": sum(waited.values())})
+            for (ins, line), waited in zip(self._lines, stalls)
+            if ins and line["issued"]
+        ]
 
     def stalls(self):
         """(source line or PTX line, {why: clocks that warps waited there}), worst first; of a launch with a clock."""

@@ -11,7 +11,7 @@ from cutlass.cute.nvgpu import cpasync  # noqa: E402
 from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor, make_fake_stream, make_ptr  # noqa: E402
 
 from kda.compile import cutedsl  # noqa: E402
-from kda.simulator.capturing import capture, memory  # noqa: E402
+from kda.simulator.capturing import CaptureError, capture, memory  # noqa: E402
 from kda.simulator.capturing.aligned import aligned  # noqa: E402
 from kda.simulator.capturing.session import CaptureError  # noqa: E402
 from kda.simulator.tensormap import TensorMapError, decode  # noqa: E402
@@ -111,6 +111,16 @@ def test_tensors_of_the_cpu_are_of_the_gpu_to_what_is_compiled_inside(xy):
     for launch in session.launches:
         assert "ld.global" in launch.kernel.ptx and "st.global" in launch.kernel.ptx
     assert len(session.launches) == 2
+
+
+def test_an_object_file_is_refused_inside_for_it_has_no_ptx(tmp_path):
+    from cutlass import runtime
+
+    with capture(), pytest.raises(CaptureError, match=r"kernel\.o is an object file, which contains no PTX"):
+        runtime.load_module(str(tmp_path / "kernel.o"), enable_tvm_ffi=True)
+    with pytest.raises(Exception, match="kernel") as error:                  # it does not exist
+        runtime.load_module(str(tmp_path / "kernel.o"), enable_tvm_ffi=False)
+    assert not isinstance(error.value, CaptureError)
 
 
 @pytest.mark.parametrize("name", ["prefix" * 30, "\N{GREEK SMALL LETTER DELTA}" * 130], ids=["long", "of many bytes"])

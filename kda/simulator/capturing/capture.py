@@ -11,7 +11,7 @@ from typing import Any
 from ...compile.launching import redirect
 from ...host import standing_in
 from ..chips import CHIPS, host_of, number_of
-from . import cutedsl, triton
+from . import cutedsl, gpu, triton
 from .session import Session
 
 _ONE = threading.RLock()                     # the DSL's arch and Triton's driver are per process
@@ -34,13 +34,17 @@ def capture(arch: str = "sm_100a", *, sms: int | None = None, **options: Any) ->
         assert not session.findings
 
     It runs kernels and host functions from `kda.compile`; functions of the CuTe DSL called inside the block (also those
-    compiled before, if they kept their PTX); and Triton's `fn[grid](...)`.  Dispatch sees the arch's GPU, so
-    `kda.chunk_kda` picks its backend.  `sms` is the number of multiprocessors that dispatch and host code see, so that
-    a persistent kernel can be simulated on few; `options` are those of kda.simulator.launch.
+    compiled before, if they kept their PTX); Triton's `fn[grid](...)`; and PTX that cuda-python loads and launches.
+    Host code finds the arch's GPU there: `device="cuda"`, torch.cuda, CUDA graphs and cuda-python work in this thread
+    until the block ends.  Dispatch sees it, too, so `kda.chunk_kda` picks its backend.  `sms` is the number of
+    multiprocessors that dispatch and host code see, so that a persistent kernel can be simulated on few; `options` are
+    those of kda.simulator.launch.
     """
     chip, host = CHIPS[number_of(arch)], host_of(arch)
     if sms is not None:
         chip, host = chip._replace(sms=sms), dataclasses.replace(host, sms=sms)
     session = Capture(chip, options)
-    with _ONE, redirect(session), standing_in(host), cutedsl.taken(session), triton.taken(session):
+    with _ONE, redirect(session), standing_in(host), cutedsl.taken(session), triton.taken(session), (
+        gpu.present(session)
+    ):
         yield session

@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
+import importlib
 import importlib.util
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -24,6 +26,8 @@ from ...compile.errors import MissingCompilerError
 from ...compile.kernel import Kernel
 from . import memory
 from .aligned import aligned
+from .dlpack import Disguised
+from .gpu.patching import knows
 from .runtime import FUNCTIONS, Runtime
 from .session import CaptureError, Session
 
@@ -189,8 +193,8 @@ def taken(session: Session) -> Iterator[None]:
 _ORIGINAL: dict[str, Any] = {}
 
 
-def _takers(session: Session) -> Iterator[tuple[type, str, Any]]:
-    """(class, method, what stands in for it) for every way to compile and to call a function."""
+def _takers(session: Session) -> Iterator[tuple[Any, str, Any]]:
+    """(class or module, name, what stands in for it) for every way to compile and to call a function."""
     from cutlass.base_dsl.compiler import CompileCallable
     from cutlass.base_dsl.jit_executor import JitExecutor
     from cutlass.cute.runtime import _Tensor
@@ -218,7 +222,8 @@ def _takers(session: Session) -> Iterator[tuple[type, str, Any]]:
     def tensor_of_the_gpu(self, tensor, *args, **kwargs):
         """Host code is compiled for the kind of memory that its arguments lie in."""
         ours = isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu"
-        make_tensor(self, _Disguised(tensor) if ours else tensor, *args, **kwargs)
+        make_tensor(self, Disguised(tensor) if ours else tensor, *args, **kwargs)
+        self._kda_memory = tensor            # an address in a table may be all that leads to it
 
     compile_with = CompileCallable._compile
 
@@ -230,7 +235,21 @@ def _takers(session: Session) -> Iterator[tuple[type, str, Any]]:
         finally:
             self._compile_options = own
 
+    load = importlib.import_module("cutlass.runtime").load_module
+
+    def load_module(file_path, *args, **kwargs):
+        """Caches of compiled objects treat the refusal as a miss, and compile; kda keeps PTX beside its own."""
+        if knows(sys._getframe(1)):
+            return load(file_path, *args, **kwargs)
+        raise CaptureError(
+            f"{file_path} is an object file, which contains no PTX. Compile the function inside the block; where a "
+            "library keeps such files, turn that cache off."
+        )
+
     yield CompileCallable, "_compile", compile_with_a_copy
+    for home in ("cutlass.runtime", "cutlass.cute.runtime"):
+        if hasattr(importlib.import_module(home), "load_module"):
+            yield importlib.import_module(home), "load_module", load_module
     yield Function, "__call__", _unless_of_the_host_alone(call, Function.__call__)
     yield Function, "run_compiled_program", run_packed
     yield Function, "to", executor
@@ -271,26 +290,9 @@ def _is_tvm_ffi(function: Any) -> bool:
     return any(base.__module__.split(".")[0] == "tvm_ffi" or "TVMFFI" in base.__name__ for base in bases)
 
 
-class _Disguised:
-    """A CPU tensor that says it lies on a GPU: tvm-ffi's host code checks; only the simulator follows the address."""
-
-    def __init__(self, tensor: torch.Tensor):
-        self.tensor = tensor
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return 2, 0                          # kDLCUDA, device 0
-
-    def __dlpack__(self, **options: Any) -> Any:
-        capsule = self.tensor.detach().__dlpack__()
-        pointer = ctypes.pythonapi.PyCapsule_GetPointer
-        pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-        ctypes.c_int.from_address(pointer(capsule, b"dltensor") + 8).value = 2  # DLTensor: data, then its device
-        return capsule
-
-
 def _as_cuda(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     import tvm_ffi
 
-    return tvm_ffi.from_dlpack(_Disguised(value))
+    return tvm_ffi.from_dlpack(Disguised(value))

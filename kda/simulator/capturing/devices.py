@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from ...compile.target import Target
+from ..chips import Chip
 
 _KB = 1 << 10
 
@@ -27,10 +28,27 @@ ATTRIBUTES = {
     76: lambda d: d.target.cc[1],
     81: lambda d: d.shared_sm,
     82: lambda d: 65536,                     # registers of a multiprocessor
+    9: lambda d: 64 * _KB,                   # constant memory
+    11: lambda d: 2**31 - 1,                 # pitch of a copy
+    15: lambda d: 1,                         # copies while a kernel runs
+    17: lambda d: 0,                         # a limit of a kernel's time
+    18: lambda d: 0,                         # memory shared with the CPU
+    19: lambda d: 1,                         # mapped memory of the CPU
+    20: lambda d: 0,                         # compute mode: default
+    31: lambda d: 1,                         # kernels side by side
+    32: lambda d: 0,                         # ECC
+    33: lambda d: 0, 34: lambda d: 0, 50: lambda d: 0,  # PCI bus, device and domain
+    40: lambda d: 3,                         # copy engines
+    41: lambda d: 1,                         # unified addresses
+    78: lambda d: 1,                         # priorities of streams
+    83: lambda d: 1,                         # managed memory
+    88: lambda d: 0,                         # memory of the CPU, by its own address
+    89: lambda d: 1,                         # managed memory, used on both sides at once
     95: lambda d: 1,                         # cooperative launch
     97: lambda d: d.shared,
     106: lambda d: 32 if d.threads_sm == 2048 else 24,  # blocks of a multiprocessor
     111: lambda d: _KB,                      # shared memory that the system keeps
+    115: lambda d: 1,                        # pools of memory
     120: lambda d: int(d.cluster > 1),       # clusters
 }  # fmt: skip
 
@@ -42,3 +60,10 @@ def runs(ptx: str, target: Target) -> bool:
         return False
     built, own = int(found[1]), 10 * target.cc[0] + target.cc[1]
     return {"a": built == own, "f": built <= own < built - built % 10 + 10, "": built <= own}[found[2]]
+
+
+def resident(device: Chip, registers: int | None, shared: int | None, threads: int, dynamic_shared: int) -> int:
+    """CTAs of a kernel that a multiprocessor can hold."""
+    by_shared = device.shared_sm // ((shared or 0) + dynamic_shared + _KB)
+    by_registers = 65536 // max((registers or 32) * threads, 1)
+    return min(by_shared, device.threads_sm // max(threads, 1), by_registers, ATTRIBUTES[106](device))

@@ -12,14 +12,14 @@ gives it back once the host function has returned.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
 from typing import Any
 
 from ...compile.kernel import Kernel
 from ...compile.launching import Launch
 from ..tensormap import INTERLEAVES, encode
-from .devices import ATTRIBUTES
+from .devices import ATTRIBUTES, resident
 from .session import CaptureError, Session
 
 SUCCESS = 0
@@ -138,10 +138,8 @@ class Runtime:
         value[0] = ATTRIBUTES[attribute](self.session.device)
 
     def occupancy(self, blocks, kernel, threads, dynamic_shared):
-        device, kernel = self.session.device, self._handles[kernel]
-        shared = (kernel.shared or 0) + dynamic_shared + 1024
-        by_registers = 65536 // max((kernel.registers or 32) * threads, 1)
-        blocks[0] = min(device.shared_sm // shared, device.threads_sm // threads, by_registers)
+        found = self._handles[kernel]
+        blocks[0] = resident(self.session.device, found.registers, found.shared, threads, dynamic_shared)
 
     # launches
 
@@ -168,25 +166,36 @@ class Runtime:
     def encode_tiled(
         self, found, dtype, rank, address, dims, strides, box, steps, interleave, swizzle, promotion, fill
     ):
-        if dtype >= len(DRIVER_DTYPES) or swizzle >= len(DRIVER_SWIZZLES):
-            asked = DRIVER_PACKED.get(dtype) or f"dtype {dtype} and swizzle {swizzle}, in the driver's numbers,"
-            raise CaptureError(
-                f"a tensor map of {asked} is not simulated. Use one of {', '.join(DRIVER_DTYPES)} and a swizzle among "
-                f"{', '.join(map(str, DRIVER_SWIZZLES))}."
-            )
-        raw = encode(
-            address=address or 0,
-            dims=tuple(dims[:rank]),
-            strides=tuple(strides[: rank - 1]),
-            box=tuple(box[:rank]),
-            element_strides=tuple(steps[:rank]),
-            dtype=DRIVER_DTYPES[dtype],
-            swizzle=DRIVER_SWIZZLES[swizzle],
-            fill=("zero", "nan")[fill],
-            interleave=tuple(INTERLEAVES)[interleave],
-            l2=promotion,
-        )
+        raw = encoded(
+            dtype, address or 0, dims[:rank], strides[: rank - 1], box[:rank], steps[:rank], interleave, swizzle,
+            promotion, fill,
+        )  # fmt: skip
         ctypes.memmove(found, raw, len(raw))
+
+
+def encoded(
+    dtype: int, address: int, dims: Sequence[int], strides: Sequence[int], box: Sequence[int], steps: Sequence[int],
+    interleave: int, swizzle: int, promotion: int, fill: int,
+) -> bytes:  # fmt: skip
+    """A tensor map, from what cuTensorMapEncodeTiled is given."""
+    if dtype >= len(DRIVER_DTYPES) or swizzle >= len(DRIVER_SWIZZLES):
+        asked = DRIVER_PACKED.get(dtype) or f"dtype {dtype} and swizzle {swizzle}, in the driver's numbers,"
+        raise CaptureError(
+            f"a tensor map of {asked} is not simulated. Use one of {', '.join(DRIVER_DTYPES)} and a swizzle among "
+            f"{', '.join(map(str, DRIVER_SWIZZLES))}."
+        )
+    return encode(
+        address=address,
+        dims=tuple(dims),
+        strides=tuple(strides),
+        box=tuple(box),
+        element_strides=tuple(steps),
+        dtype=DRIVER_DTYPES[dtype],
+        swizzle=DRIVER_SWIZZLES[swizzle],
+        fill=("zero", "nan")[fill],
+        interleave=tuple(INTERLEAVES)[interleave],
+        l2=promotion,
+    )
 
 
 _P, _OUT, _HANDLE = c_void_p, POINTER(c_int), POINTER(c_void_p)

@@ -29,6 +29,7 @@ class Session:
         self.launches: list[Launch] = []
         self.runs: list[Any] = []            # kda.simulator.Run
         self.hosts: dict[int, Any] = {}      # host functions of the CuTe DSL, linked for this session
+        self.gpu: Any = None                 # what stands in for the GPU, while the block lasts
         self.call_sites = CallSites()        # of what the CuTe DSL compiles inside the block
         # a hook for each launch: gets a function that simulates it, with its own PTX or another; None: it did not run
         self.around: Callable[[Launch, Callable[..., Any]], Any] = lambda launch, simulate: simulate()
@@ -62,6 +63,9 @@ class Session:
                 f"{kernel.name} was built for {kernel.target.spelling}; this capture stands in for {self.arch}, which "
                 f"cannot run it. Build it for {self.arch}, or capture(arch={kernel.target.spelling!r})."
             )
+        if self.gpu is not None and self.gpu.graph is not None:
+            self.gpu.graph.launched(launch)
+            return None
         tensors = memory.live() if launch.tensors is None else memory.with_pointees(launch.tensors)
         for name, tensor in tensors.items():
             if tensor.device.type != "cpu":
@@ -77,21 +81,25 @@ class Session:
         return run
 
     def _simulated(self, launch: Launch, regions: list[memory.Region], ptx: str | None = None) -> Any:
-        kernel = launch.kernel
-        return launches.launch(
-            ptx or kernel.ptx,
-            kernel.name,
-            grid=launch.grid,
-            block=launch.block,
-            cluster=launch.cluster,
-            dynamic_shared=launch.dynamic_shared,
-            args=launch.args,
-            arch=self.arch,
-            memory=regions,
-            registers=kernel.registers,
-            behind=self.runs[-1] if launch.pdl and self.runs else None,
-            **{"config": launch.config} | self.options,
-        )
+        kernel, behind = launch.kernel, self.runs[-1] if launch.pdl and self.runs else None
+        gpu, self.gpu = self.gpu, None       # what simulates sees the machine as it is
+        try:
+            return launches.launch(
+                ptx or kernel.ptx,
+                kernel.name,
+                grid=launch.grid,
+                block=launch.block,
+                cluster=launch.cluster,
+                dynamic_shared=launch.dynamic_shared,
+                args=launch.args,
+                arch=self.arch,
+                memory=regions,
+                registers=kernel.registers,
+                behind=behind,
+                **{"config": launch.config} | self.options,
+            )
+        finally:
+            self.gpu = gpu
 
     def tensor_map(self, **fields: Any) -> bytes:
         return tensormap.encode(**fields)

@@ -51,7 +51,7 @@ class Driver:
         return GPUTarget("cuda", 10 * major + minor, 32)
 
     def get_active_torch_device(self) -> torch.device:
-        return torch.device("cpu")
+        return torch.device("cuda", 0)
 
     def map_python_to_cpp_type(self, kind: str) -> str:
         from triton.backends.nvidia.driver import ty_to_cpp

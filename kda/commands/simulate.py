@@ -1,0 +1,193 @@
+"""`kda simulate`: runs a script with a simulated GPU, and reports on its kernels.  Imports torch when it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections import defaultdict
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kda.compile.target import Target
+
+from .options import ARCH
+from .render import CANNOT_JUDGE, ERROR, FINDING, OK, Screen, common_options, kda_version
+
+if TYPE_CHECKING:
+    from kda.simulator.mutation import Mutants
+    from kda.simulator.scripts import Simulated
+
+SCHEDULES = 3
+SCHEDULE_OF_MUTANTS = -1                     # in --json: the finding is of no schedule of ours
+FILE = click.Path(dir_okay=False, path_type=Path)
+NO_LAUNCH = (
+    "{script} launched no kernel that a capture sees: those of Triton, of the CuTe DSL, of kda.compile, and PTX that "
+    "cuda-python loads. A script that opens kda.simulator.capture itself runs without `kda simulate`."
+)
+
+
+@click.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
+@click.argument("script", type=click.Path(path_type=Path))
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.option("--arch", type=ARCH, default="sm100", show_default=True, help="The arch or card that is simulated.")
+@click.option("--schedules", type=click.IntRange(1), default=SCHEDULES, show_default=True,
+              help="Orders of warps and copies under which each launch runs.")
+@click.option("--strict", is_flag=True, help="Rules that hardware tolerates count as findings, not as notes.")
+@click.option("--mutants", is_flag=True, help="Weaken each synchronising instruction: is it noticed?")
+@click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes for --mutants.")
+@click.option("--clock", is_flag=True, help="Predict the time of each launch, too.")
+@click.option("--html", type=FILE, help="A page with the kernels' source, line by line.")
+@click.option("--sarif", type=FILE, help="A SARIF 2.1.0 file, which code hosts show at the lines of a change.")
+@common_options
+def command(
+    screen: Screen, script: Path, args: tuple[str, ...], arch: Target, schedules: int, strict: bool, mutants: bool,
+    workers: int, clock: bool, html: Path | None, sarif: Path | None,
+) -> int:  # fmt: skip
+    """Run a Python SCRIPT with a GPU that is simulated: races, missing fences, counters, time.
+
+    Options come before SCRIPT; what follows it are the script's own arguments.  Exit codes: 0 nothing is wrong, 1 a
+    finding or a mutant that survived, 2 the script failed or the command is wrong, 3 it launched no kernel.
+    """
+    from kda.simulator.scripts import run
+
+    _check_clock(arch, clock)
+    apart = contextlib.redirect_stdout(sys.stderr) if screen.json else contextlib.nullcontext()
+    with apart:
+        found = run(script, args, arch=arch.spelling, schedules=schedules, keep=mutants, strict=strict,
+                    **({"clock": True} if clock else {}))  # fmt: skip
+    judged = _mutants(screen, found, strict, workers) if mutants else None
+    code = _code(found, judged)
+    home = Path.cwd().resolve()
+    survivors = judged.survivors if judged else []
+    if html:
+        from kda.simulator.scripts.pages import page
+
+        html.write_text(page(found, survivors, home), encoding="utf-8")
+    if sarif:
+        from kda.simulator.scripts.sarif import log
+
+        log_of = log(found.findings + found.notes, survivors, kda_version(), home)
+        sarif.write_text(json.dumps(log_of, indent=1) + "\n", encoding="utf-8")
+    files = {name: str(path) for name, path in (("html", html), ("sarif", sarif)) if path}
+    if screen.json:
+        screen.emit_json(as_json(found, judged, code, files))
+    else:
+        _print(screen, found, judged, files)
+    if found.failed:
+        screen.line(f"{found.script} failed: {found.failed}{_misplaced(args)}", err=True)
+    elif not found.session.runs:
+        screen.line(NO_LAUNCH.format(script=found.script), err=True)
+    return code
+
+
+def _check_clock(arch: Target, clock: bool) -> None:
+    from kda.simulator.timing.chips import OF_ARCH
+
+    if clock and 10 * arch.cc[0] + arch.cc[1] not in OF_ARCH:
+        known = ", ".join(f"sm{n}" for n in OF_ARCH)
+        raise click.UsageError(f"--clock: the simulator has no clock for {arch.name}; it has one for {known}")
+
+
+def _mutants(screen: Screen, found: Simulated, strict: bool, workers: int) -> Mutants | None:
+    """None where there is nothing to judge: a script that failed, kernels with findings, or none."""
+    from kda.simulator import SimulationError
+
+    if found.failed or found.findings or not found.first:
+        return None
+    with screen.progress("looking for mutants") as shown:
+        def tell(done: int, total: int, survived: int) -> None:
+            if not shown.total:
+                shown.expect(total)
+            shown(f"mutants, {survived} survived")
+            shown.count()
+
+        try:
+            return found.mutants(strict=strict, workers=workers, tell=tell)
+        except SimulationError as error:     # their schedules find what ours did not
+            found.add(error.findings, SCHEDULE_OF_MUTANTS)
+            return None
+
+
+def _code(found: Simulated, judged: Mutants | None) -> int:
+    if found.failed:
+        return ERROR
+    if not found.session.runs:
+        return CANNOT_JUDGE
+    return FINDING if found.findings or (judged and judged.survivors) else OK
+
+
+def _misplaced(args: tuple[str, ...]) -> str:
+    """A hint, where the script was given an option of ours."""
+    own = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
+    mine = [arg for arg in args if arg.split("=")[0] in own]
+    return f"\n{', '.join(mine)} went to the script; options of kda simulate come before it" if mine else ""
+
+
+def as_json(found: Simulated, judged: Mutants | None, code: int, files: dict[str, str]) -> dict[str, Any]:
+    runs = found.session.runs
+    return {
+        "schema": 1, "kda": kda_version(), "command": "simulate", "exit": code, "script": found.script,
+        "arch": found.arch, "schedules": found.schedules, "failed": found.failed,
+        "milliseconds": found.session.milliseconds if found.session.options.get("clock") and runs else None,
+        "launches": [
+            {"kernel": run.kernel, "grid": run.grid, "block": run.block, "cluster": run.cluster,
+             "counters": run.counters, "milliseconds": run.clock.milliseconds if run.clock else None}
+            for run in runs
+        ],
+        "findings": [
+            asdict(finding) | {"schedule": schedule} for finding, schedule in found.found.values()
+        ],
+        "varying": sorted(found.varying),
+        "mutants": judged.as_json() if judged else None,
+        "files": files,
+    }  # fmt: skip
+
+
+def _print(screen: Screen, found: Simulated, judged: Mutants | None, files: dict[str, str]) -> None:
+    kernels: dict[str, list[Any]] = defaultdict(list)
+    for run in found.session.runs:
+        kernels[run.kernel].append(run)
+    if kernels:
+        launches, different = _count(len(found.session.runs), "launch", "es"), _count(len(kernels), "kernel")
+        each = _count(found.schedules, "schedule")
+        screen.line(f"{launches} of {different} on {found.arch}, simulated under {each}")
+        for line in screen.table([_row(screen, name, runs, found) for name, runs in kernels.items()],
+                                 ("", "kernel", "launches", "warp instructions", "global bytes", "bank conflicts",
+                                  "us", "findings"), "llrrrrrr"):  # fmt: skip
+            screen.line(line)
+    for finding in found.findings + found.notes:
+        screen.line()
+        screen.line(str(finding), hang=4)
+    for name in sorted(found.varying):
+        screen.line()
+        screen.line(f"{name}: its results depend on the schedule (atomic additions of floats do that, too)")
+    if judged:
+        screen.line()
+        for line in judged.lines():
+            screen.line(line)
+    if files:
+        screen.line()
+    for path in files.values():
+        screen.line(f"{path}: written")
+
+
+def _count(n: int, what: str, plural: str = "s") -> str:
+    return f"{n} {what}{plural if n != 1 else ''}"
+
+
+def _row(screen: Screen, name: str, runs: list[Any], found: Simulated) -> list[str]:
+    from kda.simulator.findings import shortened
+
+    def total(*counters: str) -> str:
+        return f"{sum(run.counters[counter] for run in runs for counter in counters):,}"
+
+    own = [finding for finding in found.findings if finding.kernel == name]
+    time = f"{1e3 * sum(run.clock.milliseconds for run in runs):,.1f}" if all(run.clock for run in runs) else "-"
+    return [
+        screen.sign("fail" if own else "ok"), shortened(name), str(len(runs)), total("warp_instructions"),
+        total("global_bytes_read", "global_bytes_written"), total("bank_conflicts"), time, str(len(own)),
+    ]  # fmt: skip

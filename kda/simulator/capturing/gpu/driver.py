@@ -1,0 +1,197 @@
+"""What the driver's and the runtime's API answer, by what is asked: each function of cuda-python is one of these."""
+
+from __future__ import annotations
+
+import ctypes
+import pathlib
+from typing import Any
+
+from ..devices import ATTRIBUTES, resident
+from ..runtime import encoded
+from ..session import CaptureError
+from . import images
+from .graphs import CUDAGraph
+from .images import Function
+from .state import Gpu, room
+from .streams import milliseconds
+
+CONTEXT = 1                                  # the one handle of a context
+MAX_THREADS, SHARED_SIZE, REGISTERS, MAX_DYNAMIC = 0, 1, 4, 8  # attributes of a function
+
+
+class Moment:
+    """An event: launches before it."""
+
+    at: int | None = None
+
+
+def attribute(gpu: Gpu, which: Any, device: Any = 0) -> int:
+    answer = ATTRIBUTES.get(int(which))
+    if answer is None:
+        raise CaptureError(
+            f"device attribute {which!s} was requested, which a capture does not know. It knows "
+            f"{', '.join(map(str, ATTRIBUTES))}."
+        )
+    return answer(gpu.chip)
+
+
+def create_event(gpu: Gpu, flags: int = 0) -> int:
+    return images.keep(gpu, Moment())
+
+
+def record(gpu: Gpu, event: Any, stream: Any = 0, flags: int = 0) -> None:
+    images.found(gpu, event, Moment).at = len(gpu.session.runs)
+
+
+def elapsed(gpu: Gpu, start: Any, end: Any) -> float:
+    first, last = (images.found(gpu, event, Moment).at for event in (start, end))
+    if first is None or last is None:
+        raise CaptureError("both events must be recorded before their time is requested")
+    return milliseconds(gpu, first, last)
+
+
+def begin_capture(gpu: Gpu, stream: Any, *mode: Any) -> None:
+    CUDAGraph().capture_begin()
+
+
+def end_capture(gpu: Gpu, stream: Any) -> int:
+    if (graph := gpu.graph) is None:
+        raise CaptureError("the end of a graph's capture was requested, which has not begun")
+    graph.capture_end()
+    return images.keep(gpu, graph)
+
+
+def nodes(gpu: Gpu, graph: Any, count: int = 0) -> tuple[list[int], int]:
+    """As many numbers as the graph has steps."""
+    steps = len(images.found(gpu, graph, CUDAGraph).steps)
+    return [*range(1, steps + 1)][: int(count) or None], steps
+
+
+def replay(gpu: Gpu, graph: Any, stream: Any) -> None:
+    images.found(gpu, graph, CUDAGraph).replay()
+
+
+# ---- memory
+
+
+def allocate(gpu: Gpu, size: int, *more: Any) -> int:
+    whole = room(max(int(size), 1))
+    gpu.allocations[whole.data_ptr()] = whole
+    return whole.data_ptr()
+
+
+def free(gpu: Gpu, address: Any, *stream: Any) -> None:
+    if int(address) and gpu.allocations.pop(int(address), None) is None:
+        raise CaptureError(f"{int(address):#x} was freed, which this capture has not allocated")
+
+
+def copy(gpu: Gpu, to: Any, of: Any, size: int, *more: Any) -> None:
+    if size:
+        ctypes.memmove(_address(to), _address(of), int(size))
+
+
+def _address(what: Any) -> int:
+    """Of a pointer in any form: a number, an object of cuda.bindings, or memory of Python."""
+    if hasattr(what, "__int__"):
+        return int(what)
+    view = memoryview(what)
+    return ctypes.addressof(ctypes.c_char.from_buffer(view)) if not view.readonly else _of_bytes(what)
+
+
+def _of_bytes(what: Any) -> int:
+    address = ctypes.cast(ctypes.c_char_p(bytes(what)), ctypes.c_void_p).value
+    return address or 0
+
+
+def fill(gpu: Gpu, to: Any, value: int, count: int, width: int) -> None:
+    if count:
+        pattern = (int(value) & ((1 << 8 * width) - 1)).to_bytes(width, "little") * int(count)
+        ctypes.memmove(int(to), pattern, len(pattern))
+
+
+def memory_info(gpu: Gpu) -> tuple[int, int]:
+    return max(gpu.memory - gpu.allocated(), 0), gpu.memory
+
+
+# ---- code
+
+
+def load(gpu: Gpu, data: Any, *options: Any) -> int:
+    return images.load(gpu, data)
+
+
+def load_file(gpu: Gpu, path: Any, *options: Any) -> int:
+    return images.load(gpu, pathlib.Path(path.decode() if isinstance(path, bytes) else path).read_bytes())
+
+
+def function_attribute(gpu: Gpu, which: Any, function: Any, *device: Any) -> int:
+    found = images.found(gpu, function, Function)
+    known = {MAX_THREADS: 1024, SHARED_SIZE: found.shared, REGISTERS: found.registers or 32,
+             MAX_DYNAMIC: gpu.chip.shared - (found.shared or 0)}  # fmt: skip
+    return known.get(int(which)) or 0
+
+
+def name_of(gpu: Gpu, function: Any) -> bytes:
+    return images.found(gpu, function, Function).name.encode()
+
+
+def blocks(gpu: Gpu, function: Any, threads: int, dynamic_shared: int, *flags: Any) -> int:
+    found = images.found(gpu, function, Function)
+    return resident(gpu.chip, found.registers, found.shared, int(threads), int(dynamic_shared))
+
+
+def clusters(gpu: Gpu, function: Any, config: Any) -> int:
+    """Clusters that run at once, where every multiprocessor has room for its share."""
+    x, y, z = _attributes(config).get(images.CLUSTER, (1, 1, 1))
+    threads = config.blockDimX * config.blockDimY * config.blockDimZ
+    size = x * y * z
+    if size > gpu.chip.cluster:
+        return 0
+    return blocks(gpu, function, threads, config.sharedMemBytes) * gpu.chip.sms // size
+
+
+def largest_cluster(gpu: Gpu, function: Any, config: Any) -> int:
+    return gpu.chip.cluster
+
+
+def spare_shared(gpu: Gpu, function: Any, count: int, threads: int) -> int:
+    """Dynamic shared memory of each of `count` CTAs on one multiprocessor."""
+    static = images.found(gpu, function, Function).shared or 0
+    return min(gpu.chip.shared, gpu.chip.shared_sm // int(count) - 1024) - static
+
+
+def launch(gpu: Gpu, f: Any, gx: int, gy: int, gz: int, bx: int, by: int, bz: int, dynamic_shared: int, stream: Any,
+           params: Any, extra: Any = 0) -> None:  # fmt: skip
+    images.launch(gpu, f, (gx, gy, gz), (bx, by, bz), int(dynamic_shared), params, extra)
+
+
+def launch_ex(gpu: Gpu, config: Any, f: Any, params: Any, extra: Any = 0) -> None:
+    grid = config.gridDimX, config.gridDimY, config.gridDimZ
+    block = config.blockDimX, config.blockDimY, config.blockDimZ
+    images.launch(gpu, f, grid, block, config.sharedMemBytes, params, extra, _attributes(config))
+
+
+def _attributes(config: Any) -> dict[int, Any]:
+    """Those of a launch that mean something here."""
+    found: dict[int, Any] = {}
+    for each in config.attrs or ():
+        which, value = int(each.id), each.value
+        if which == images.CLUSTER:
+            found[which] = value.clusterDim.x, value.clusterDim.y, value.clusterDim.z
+        elif which == images.PDL:
+            found[which] = value.programmaticStreamSerializationAllowed
+        elif which == images.COOPERATIVE:
+            found[which] = value.cooperative
+    return found
+
+
+def tensor_map(gpu: Gpu, dtype: Any, rank: int, address: Any, dims: Any, strides: Any, box: Any, steps: Any,
+               interleave: Any, swizzle: Any, promotion: Any, out_of_bounds: Any) -> Any:  # fmt: skip
+    from cuda.bindings.driver import CUtensorMap
+
+    dims, strides, box, steps = ([int(n) for n in numbers or ()] for numbers in (dims, strides, box, steps))
+    raw = encoded(int(dtype), int(address), dims[:rank], strides[: rank - 1], box[:rank], steps[:rank],
+                  int(interleave), int(swizzle), int(promotion), int(out_of_bounds))  # fmt: skip
+    made = CUtensorMap()
+    ctypes.memmove(int(made.getPtr()), raw, len(raw))
+    return made

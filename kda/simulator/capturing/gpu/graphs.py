@@ -1,0 +1,113 @@
+"""CUDA graphs during a capture: what a block launched runs again at each replay.
+
+While a graph is captured its kernels do not run, as on a GPU. torch's own operators run on the CPU and are noted with
+their results; a replay computes them again and writes into the same tensors. An operator of the program that launches
+kernels is noted as one, too, and called again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ....compile.launching import Launch
+from .streams import gpu_of
+from .tensors import BUILTIN
+
+
+class CUDAGraph:
+    """torch.cuda.CUDAGraph."""
+
+    def __init__(self, keep_graph: bool = False):
+        self.gpu = gpu_of("CUDAGraph")
+        self.steps: list[Callable[[], Any]] = []
+        self._noting: contextlib.ExitStack | None = None
+        self._inside = 0                     # of an operator that is noted as a whole
+
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+        if self.gpu.graph is not None:
+            raise RuntimeError("a CUDA graph is being captured already")
+        self.steps = []
+        self.gpu.graph, self._noting = self, contextlib.ExitStack()
+        self._noting.enter_context(_Noted(self))
+
+    def capture_end(self) -> None:
+        if self.gpu.graph is not self or self._noting is None:
+            raise RuntimeError("capture_end() without capture_begin()")
+        self._noting.close()
+        self.gpu.graph = self._noting = None
+
+    def launched(self, launch: Launch) -> None:
+        """A launch while the graph is captured: it waits for a replay."""
+        if not self._inside:
+            self.steps.append(lambda: self.gpu.session.launch(launch))
+
+    def replay(self) -> None:
+        if self.gpu.graph is not None:
+            raise RuntimeError("a CUDA graph cannot be replayed while one is being captured")
+        for step in self.steps:
+            step()
+
+    def reset(self) -> None:
+        self.steps = []
+
+    def instantiate(self) -> None:
+        """It always is."""
+
+    def pool(self) -> tuple[int, int]:
+        return 0, 1
+
+    def enable_debug_mode(self) -> None:
+        """There is nothing to dump."""
+
+    def debug_dump(self, debug_path: str) -> None:
+        """There is nothing to dump."""
+
+
+class _Noted(TorchDispatchMode):
+    """Notes the operators that run while it is on."""
+
+    def __init__(self, graph: CUDAGraph):
+        super().__init__()
+        self.graph = graph
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        own = func.namespace not in BUILTIN
+        self.graph._inside += own
+        try:
+            found = func(*args, **kwargs)
+        finally:
+            self.graph._inside -= own
+        if not func.is_view and not func.__name__.startswith(("empty", "new_empty", "detach")):
+            self.graph.steps.append(lambda: _repeated(func, args, kwargs, found))
+        return found
+
+
+def _repeated(func: Any, args: tuple, kwargs: dict, found: Any) -> None:
+    """What an operator computes now, in the tensors that it returned then."""
+    for old, new in zip(_flat(found), _flat(func(*args, **kwargs))):
+        if isinstance(old, torch.Tensor) and old is not new and old.data_ptr() != new.data_ptr():
+            old.detach().copy_(new.detach())
+
+
+def _flat(found: Any) -> list[Any]:
+    return [*found] if isinstance(found, tuple | list) else [found]
+
+
+class graph:
+    """torch.cuda.graph: captures what the block does."""
+
+    def __init__(self, cuda_graph: CUDAGraph, pool: Any = None, stream: Any = None,
+                 capture_error_mode: str = "thread_local"):  # fmt: skip
+        self.cuda_graph = cuda_graph
+
+    def __enter__(self) -> None:
+        self.cuda_graph.capture_begin()
+
+    def __exit__(self, *error: Any) -> None:
+        self.cuda_graph.capture_end()

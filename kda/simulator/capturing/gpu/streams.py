@@ -1,0 +1,131 @@
+"""Streams and events during a capture. Launches run one after the other, so there is nothing to wait for."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from ...timing.clock import together
+from .patching import current
+from .state import CUDA, Gpu
+
+DEFAULT = 0
+
+
+def gpu_of(what: str) -> Gpu:
+    found = current()
+    if found is None:
+        raise RuntimeError(f"this torch.cuda.{what} is the one of a capture that has ended, or of another thread")
+    return found
+
+
+class Stream:
+    """torch.cuda.Stream."""
+
+    def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any):
+        self.gpu = gpu_of("Stream")
+        given = kwargs.get("stream_ptr", kwargs.get("stream_id"))
+        self.cuda_stream: int = self.gpu.handle() if given is None else int(given)
+        self.device, self.priority, self.device_index = CUDA, priority, 0
+
+    stream_id = property(lambda self: self.cuda_stream)
+    _as_parameter_ = property(lambda self: self.cuda_stream)
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.cuda_stream
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        """All that was launched has run."""
+
+    def wait_event(self, event: Any) -> None:
+        """It has happened."""
+
+    def wait_stream(self, stream: Any) -> None:
+        """All that was launched there has run."""
+
+    def record_event(self, event: Any = None) -> Any:
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+    def __enter__(self) -> Stream:
+        self._before: list[Any] = [*getattr(self, "_before", []), self.gpu.stream]
+        self.gpu.stream = self
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.gpu.stream = self._before.pop()
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, Stream) and other.cuda_stream == self.cuda_stream
+
+    def __hash__(self) -> int:
+        return hash(self.cuda_stream)
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}, simulated>"
+
+
+class ExternalStream(Stream):
+    """torch.cuda.ExternalStream."""
+
+    def __init__(self, stream_ptr: int, device: Any = None, **kwargs: Any):
+        super().__init__(device, stream_ptr=stream_ptr)
+
+
+class Event:
+    """torch.cuda.Event: a place in the order of launches."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False,
+                 external: bool = False):  # fmt: skip
+        self.gpu, self.device, self.timing = gpu_of("Event"), CUDA, enable_timing
+        self.at: int | None = None           # launches before it
+        self.cuda_event = self.gpu.handle()
+
+    _as_parameter_ = property(lambda self: self.cuda_event)
+
+    def record(self, stream: Any = None) -> None:
+        self.at = len(self.gpu.session.runs)
+
+    def wait(self, stream: Any = None) -> None:
+        """It has happened."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        """It has happened."""
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds that the clock predicts for the launches in between; without a clock nobody knows: nan."""
+        if not self.timing or not end.timing:
+            raise ValueError("both events must be created with enable_timing=True before their time is requested")
+        if self.at is None or end.at is None:
+            raise ValueError("both events must be recorded before their time is requested")
+        return milliseconds(self.gpu, self.at, end.at)
+
+    def ipc_handle(self) -> Any:
+        raise RuntimeError("a capture is one process: its events have no handle for others")
+
+
+def milliseconds(gpu: Gpu, start: int, end: int) -> float:
+    if not gpu.session.options.get("clock"):
+        return math.nan
+    return 1e3 * together([run for run in gpu.session.runs[start:end] if run.clock])
+
+
+@contextlib.contextmanager
+def entered(gpu: Gpu, stream: Any) -> Iterator[None]:
+    """`with torch.cuda.stream(stream)`; None changes nothing."""
+    before = gpu.stream
+    if stream is not None:
+        gpu.stream = stream
+    try:
+        yield
+    finally:
+        gpu.stream = before

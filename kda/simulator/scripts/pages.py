@@ -1,0 +1,159 @@
+"""What a script's kernels did, as a self-contained page: their source, line by line."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..findings import Finding
+from ..mutation import Outcome
+from ..mutation.table import frames
+from ..timing.pages import document
+from . import places
+from .places import Line
+from .running import Simulated
+
+AROUND = 3                                   # lines of the source above and below those that ran
+# counter -> its column; a column of zeros is left out
+COLUMNS = {
+    "issued": "warp instructions", "global_read": "global bytes read", "global_written": "global bytes written",
+    "wavefronts": "shared wavefronts", "conflicts": "bank conflicts", "flops": "tensor FLOPs",
+    "stalled": "clocks waited",
+}  # fmt: skip
+STYLE = """
+table { border-collapse: collapse; margin: 8px 0 20px; font-size: 13px; font-variant-numeric: tabular-nums; }
+th { font-weight: 500; color: var(--faint); text-align: right; } th, td { padding: 1px 10px; }
+td.n { text-align: right; color: var(--faint); } td.n.most { color: var(--ink); font-weight: 600; }
+td.code { white-space: pre; font-family: ui-monospace, monospace; } th.code { text-align: left; }
+tr.ran td.code { background: color-mix(in srgb, var(--is-work) calc(var(--heat) * 1%), transparent); }
+tr.found td.code { border-left: 3px solid var(--is-long); }
+td.says { white-space: normal; max-width: 90em; padding-left: 26px; } td.says b { font-weight: 600; }
+.error b { color: var(--is-long); } .note b, .survivor b { color: var(--is-mbarrier); }
+.scroll { overflow-x: auto; } p.clean { color: var(--is-unit); } ol { padding-left: 20px; max-width: 90em; }
+"""
+
+
+class Remark(NamedTuple):
+    """What is said below a line."""
+
+    kind: str                                # "error", "note", "survivor": a class of the style
+    name: str
+    says: str
+
+
+def page(found: Simulated, survivors: Iterable[Outcome], home: Path) -> str:
+    """The page; `survivors` are mutants that nothing noticed."""
+    remarks = _remarks(found, survivors, home)
+    kernels: dict[str, list[int]] = defaultdict(list)
+    for n, run in enumerate(found.session.runs):
+        kernels[run.kernel].append(n)
+    body = [f"<h1>{escape(found.script)} on {escape(found.arch)}</h1>", _summary(found, len(kernels))]
+    body += [_kernel(found, name, numbers, remarks.get(name, {}), home) for name, numbers in kernels.items()]
+    return document(f"{found.script} on {found.arch}", "\n".join(body), STYLE)
+
+
+def _summary(found: Simulated, kernels: int) -> str:
+    errors, notes, launches = len(found.findings), len(found.notes), len(found.session.runs)
+    time = f", {1e3 * found.session.milliseconds:,.1f} us predicted" if found.session.options.get("clock") else ""
+    text = f"{launches} launches of {kernels} kernels, {found.schedules} schedules of each{time}; "
+    text += f"{errors} findings, {notes} notes"
+    return f'<p class="{"" if errors else "clean"}">{escape(text)}</p>'
+
+
+def _remarks(found: Simulated, survivors: Iterable[Outcome], home: Path) -> dict[str, dict[Line, list[Remark]]]:
+    """Kernel -> line -> what is said there."""
+    said: dict[str, dict[Line, list[Remark]]] = defaultdict(lambda: defaultdict(list))
+    for finding in found.findings + found.notes:
+        remark = Remark(finding.grade, finding.kind, _told(finding, home))
+        said[finding.kernel][places.of(finding.place, home)].append(remark)
+    for outcome in survivors:
+        mutant = outcome.mutant
+        source = " < ".join(f"{at.file}:{at.line}" for at in frames(mutant.loc)) or None
+        remark = Remark("survivor", "mutant survived", f"{mutant.mutation}: {mutant.instruction}")
+        said[mutant.kernel][places.line_of(source, mutant.line, home)].append(remark)
+    return said
+
+
+def _told(finding: Finding, home: Path) -> str:
+    times = f", {finding.count} times" if finding.count > 1 else ""
+    text = f"CTA {finding.cta}, warp {finding.warp}, lane {finding.lane}: {finding.says}{times}"
+    if finding.other:
+        at = places.of(finding.other, home)
+        text += f"; the other is {places.shown(at.file, home) if at.file else 'PTX'}:{at.line}"
+    return text
+
+
+def _kernel(
+    found: Simulated, name: str, numbers: Sequence[int], remarks: Mapping[Line, list[Remark]], home: Path
+) -> str:
+    runs, launches = found.session.runs, found.session.launches
+    counts: dict[Line, dict[str, float]] = defaultdict(lambda: dict.fromkeys(COLUMNS, 0))
+    for n in numbers:
+        for source, ptx_line, line in runs[n].lines():
+            at = counts[places.line_of(source, ptx_line, home)]
+            for column in COLUMNS:
+                conflicts = line["wavefronts"] - line["wavefronts_needed"]
+                at[column] += conflicts if column == "conflicts" else line[column]
+    files = dict.fromkeys(at.file for at in (*counts, *remarks))
+    run = runs[numbers[0]]
+    grid, block, cluster = ("x".join(map(str, shape)) for shape in (run.grid, run.block, run.cluster))
+    head = f"<h2>{escape(name)}</h2>\n<p>{len(numbers)} launches, the first with grid {grid}, block {block}, cluster "
+    ptx = launches[numbers[0]].kernel.ptx.splitlines()
+    tables = (_table(file, _text(file, ptx), counts, remarks, home) for file in files)
+    return f"{head}{cluster}</p>\n" + "\n".join(tables)
+
+
+def _text(file: str | None, ptx: list[str]) -> list[str]:
+    if file is None:
+        return ptx
+    try:
+        return Path(file).read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _table(
+    file: str | None, text: list[str], counts: Mapping[Line, Mapping[str, float]],
+    remarks: Mapping[Line, list[Remark]], home: Path,
+) -> str:  # fmt: skip
+    """One file: the lines that ran or of which something is said, and a few around each."""
+    own = {at.line: line for at, line in counts.items() if at.file == file}
+    said = {at.line: of for at, of in remarks.items() if at.file == file}
+    columns = [column for column in COLUMNS if any(line[column] for line in own.values())]
+    most = {column: max(line[column] for line in own.values()) for column in columns}
+    near = {n + d for n in (*own, *said) for d in range(-AROUND, AROUND + 1)}
+    shown = sorted(n for n in near if n in own or n in said or 0 < n <= len(text))
+    title = places.shown(file, home) if file else "PTX (it names no source)"
+    rows, before = [], None
+    for n in shown:
+        if before is not None and n > before + 1:
+            rows.append(f'<tr><td class="n" colspan="{len(columns) + 1}"></td><td class="code">...</td></tr>')
+        rows += _row(n, text[n - 1] if n <= len(text) else "", own.get(n), said.get(n, []), columns, most)
+        before = n
+    heads = "".join(f"<th>{COLUMNS[column]}</th>" for column in columns)
+    return (
+        f'<div class="scroll"><table><tr>{heads}<th></th><th class="code">{escape(title)}</th></tr>\n'
+        + "\n".join(rows) + "</table></div>"
+    )  # fmt: skip
+
+
+def _row(
+    number: int, code: str, line: Mapping[str, Any] | None, remarks: list[Remark], columns: list[str],
+    most: Mapping[str, float],
+) -> list[str]:  # fmt: skip
+    cells = ""
+    for column in columns:
+        n = line[column] if line else 0
+        strong = " most" if n and n == most[column] else ""
+        cells += f'<td class="n{strong}">{f"{n:,.0f}" if n else ""}</td>'
+    classes = " ".join(["ran"] * bool(line) + ["found"] * bool(remarks))
+    weighed = "stalled" if "stalled" in columns else "issued"
+    heat = round(40 * line[weighed] / most[weighed]) if line and most.get(weighed) else 0
+    rows = [f'<tr class="{classes}" style="--heat: {heat}">{cells}<td class="n">{number}</td>'
+            f'<td class="code">{escape(code)}</td></tr>']  # fmt: skip
+    rows += [f'<tr class="{r.kind}"><td colspan="{len(columns) + 1}"></td><td class="says"><b>{escape(r.name)}</b> '
+             f"{escape(r.says)}</td></tr>" for r in remarks]  # fmt: skip
+    return rows

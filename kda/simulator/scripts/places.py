@@ -1,0 +1,47 @@
+"""Which line of a program a kernel's line is: the PTX names files of libraries, and lines where they are inlined."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from ..findings import Place
+
+
+class Line(NamedTuple):
+    """A line of a file; of the PTX itself where the PTX names no source."""
+
+    file: str | None                         # None: the PTX
+    line: int
+
+
+_FRAME = re.compile(r"(.+):(\d+)")
+
+
+def frames(source: str) -> list[Line]:
+    """A line and those it was inlined at, innermost first, as a Place writes them."""
+    found = (_FRAME.fullmatch(part) for part in source.split(" < "))
+    return [Line(match[1], int(match[2])) for match in found if match]
+
+
+def line_of(source: str | None, ptx_line: int, home: Path) -> Line:
+    """The innermost line inside a folder; where there is none, the innermost of all."""
+    found = frames(source or "")
+    own = (at for at in found if at.file and Path(at.file).resolve().is_relative_to(home) and _is_of_user(at.file))
+    return next(own, found[0] if found else Line(None, ptx_line))
+
+
+def of(place: Place, home: Path) -> Line:
+    return line_of(place.source, place.line, home)
+
+
+def _is_of_user(file: str) -> bool:
+    """Not an installed package: an environment may lie in the project's folder."""
+    return not {"site-packages", "dist-packages"} & set(Path(file).parts)
+
+
+def shown(file: str, home: Path) -> str:
+    """A file's name for people: relative to a folder if it is inside."""
+    path = Path(file).resolve()
+    return path.relative_to(home).as_posix() if path.is_relative_to(home) else file

@@ -1,0 +1,277 @@
+"""`kda simulate` and the plug-in for pytest, on scripts with kernels of a few instructions of PTX."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("cuda.bindings.driver", reason="cuda-python is not installed")
+
+from kda.cli import cli
+from kda.commands.simulate import command
+from kda.simulator.findings import KINDS, Finding, Place, SimulationError
+from kda.simulator.scripts import places, sarif
+from kda.simulator.scripts.places import Line
+
+# Line numbers in .loc are those of the comments in the kernels' place; a kernel gets the address of x.
+SCRIPT = '''
+import ctypes, sys
+import torch
+from cuda.bindings import driver
+
+HEAD = """.version 8.0
+.target sm_80
+.address_size 64
+.file 1 "FILE"
+.visible .entry NAME(.param .u64 x)
+{ .shared .align 4 .b8 kept[512]; .reg .b32 %r<9>; .reg .b64 %rd<9>;
+ld.param.u64 %rd1, [x]; mov.u32 %r1, %tid.x; mul.wide.u32 %rd2, %r1, 4; add.s64 %rd3, %rd1, %rd2;
+mov.u32 %r2, kept; shl.b32 %r3, %r1, 2; add.u32 %r3, %r2, %r3; xor.b32 %r4, %r1, 32; shl.b32 %r4, %r4, 2;
+add.u32 %r4, %r2, %r4;
+"""
+KERNELS = {
+    "twice": ".loc 1 16 0\\nld.global.b32 %r5, [%rd3]; add.u32 %r5, %r5, %r5; st.global.b32 [%rd3], %r5;",  # <16>
+    "racy": ".loc 1 17 0\\nst.global.b32 [%rd1], %r1;",
+    "swap": "st.shared.b32 [%r3], %r1; bar.sync 0; ld.shared.b32 %r5, [%r4]; st.global.b32 [%rd3], %r5;",
+    "idle": ".loc 1 19 0\\nbar.sync 0;",
+    "last": "shr.u32 %r6, %r1, 5; atom.global.exch.b32 %r5, [%rd1], %r6;",
+}
+
+def launch(name, x):
+    ptx = HEAD.replace("NAME", name).replace("FILE", __file__) + KERNELS[name] + "\\nret; }"
+    _, module = driver.cuModuleLoadData(ptx.encode())
+    _, function = driver.cuModuleGetFunction(module, name.encode())
+    driver.cuLaunchKernel(function, 1, 1, 1, 64, 1, 1, 0, 0, ((x.data_ptr(),), (ctypes.c_uint64,)), 0)
+
+if __name__ == "__main__":
+    import beside
+    x = torch.ones(64, dtype=torch.int32, device="cuda")
+    for name in sys.argv[1:]:
+        if name == "fail":
+            raise AssertionError("x is wrong")
+        if name == "leave":
+            sys.exit(3)
+        launch(name, x)
+    print("x:", x[5].item(), beside.VALUE)
+'''
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "beside.py").write_text("VALUE = 7\n")
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop("beside", None)
+
+
+def simulate(*words):
+    return CliRunner().invoke(cli, ["simulate", "--arch", "sm90", *words])
+
+
+@pytest.mark.parametrize("names, code, says", [
+    (["twice"], 0, "1 launch of 1 kernel on sm_90a, simulated under 3 schedules"),
+    (["twice", "racy"], 1, "race-write-write: racy"),
+    (["twice", "fail"], 2, "AssertionError: x is wrong"),
+    (["racy", "fail"], 2, "race-write-write: racy"),
+    (["twice", "leave"], 2, "script.py failed: it ended with 3"),
+    ([], 3, "script.py launched no kernel that a capture sees"),
+])  # fmt: skip
+def test_the_exit_code_says_how_it_ended(here, names, code, says):
+    argv, path = sys.argv, [*sys.path]
+    result = simulate("script.py", *names)
+    assert (result.exit_code, says in result.output) == (code, True), result.output
+    assert (sys.argv, sys.path) == (argv, path)
+
+
+def test_a_traceback_begins_in_the_script_and_a_missing_script_is_named(here):
+    assert "runpy" not in simulate("script.py", "fail").output
+    result = simulate("nothing.py")
+    assert result.exit_code == 2 and "there is no script 'nothing.py'" in result.output
+
+
+@pytest.mark.parametrize("schedules", [1, 2, 5])
+def test_a_script_sees_each_launch_once_however_many_schedules_there_are(here, schedules):
+    result = simulate("--schedules", str(schedules), "script.py", "twice", "twice")
+    assert "x: 4 7\n" in result.output and "2 launches of 1 kernel" in result.output
+
+
+def test_an_option_behind_the_script_is_the_scripts_and_the_message_says_so(here):
+    result = simulate("script.py", "--clock", "twice")
+    says = "--clock went to the script; options of kda simulate come before it"
+    assert result.exit_code == 2 and says in result.output
+
+
+def test_json_is_one_object_and_what_the_script_prints_goes_to_stderr(here):
+    result = simulate("--json", "--clock", "script.py", "twice", "racy")
+    found = json.loads(result.stdout)
+    assert "x: " in result.stderr and found["exit"] == result.exit_code == 1 and found["failed"] is None
+    assert [launch["kernel"] for launch in found["launches"]] == ["twice", "racy"]
+    assert found["launches"][0]["counters"]["global_bytes_read"] == 64 * 4
+    assert found["milliseconds"] > max(launch["milliseconds"] for launch in found["launches"]) > 0
+    (finding, *_) = found["findings"]
+    assert finding["kernel"] == "racy" and finding["place"]["source"].endswith("script.py:17")
+    assert len({(f["kind"], f["place"]["line"]) for f in found["findings"]}) == len(found["findings"])
+
+
+def test_a_result_that_depends_on_the_schedule_is_reported(here):
+    found = json.loads(simulate("--json", "--schedules", "6", "script.py", "twice", "last").stdout)
+    assert found["varying"] == ["last"] and found["exit"] == 0
+
+
+def test_mutants_tell_a_barrier_that_is_needed_from_one_that_is_not(here):
+    needed = simulate("--mutants", "script.py", "swap")
+    assert needed.exit_code == 0 and "1 mutants, 1 noticed" in needed.output
+    idle = simulate("--mutants", "script.py", "twice", "idle")
+    assert idle.exit_code == 1 and "SURVIVED" in idle.output
+    assert "mutants" not in simulate("--mutants", "script.py", "racy", "swap").stdout    # findings come first
+
+
+def test_a_finding_that_only_the_schedules_of_mutants_have_is_a_finding(here, monkeypatch):
+    race = Finding("race-lanes", "of a schedule", "swap", 0, 0, 0, Place(3, "st", None), None, 1)
+
+    def found(*calls, **options):
+        raise SimulationError([race])
+
+    monkeypatch.setattr("kda.simulator.scripts.running.mutants", found)
+    result = simulate("--mutants", "script.py", "swap")
+    assert result.exit_code == 1 and "race-lanes: swap" in result.output
+
+
+def test_a_clock_that_the_arch_does_not_have_is_a_wrong_command(here):
+    result = CliRunner().invoke(cli, ["simulate", "--arch", "sm120", "--clock", "script.py"])
+    assert result.exit_code == 2 and "no clock for sm120" in result.output
+
+
+# ---- SARIF
+
+
+def results(path):
+    return json.loads(path.read_text())["runs"][0]["results"]
+
+
+def test_sarif_names_rule_file_and_line_and_knows_a_finding_again_when_lines_move(here):
+    arguments = ("--mutants", "--sarif", "log.sarif", "script.py")
+    assert simulate(*arguments, "racy").exit_code == 1
+    before = results(here / "log.sarif")
+    assert {result["ruleId"] for result in before} == {"race-lanes", "race-write-write"}
+    first = next(result for result in before if result["ruleId"] == "race-write-write")
+    where = first["locations"][0]
+    assert first["level"] == "error" and first["relatedLocations"]
+    assert where["physicalLocation"] == {
+        "artifactLocation": {"uri": "script.py", "uriBaseId": "SRCROOT"}, "region": {"startLine": 17}
+    }  # fmt: skip
+    assert where["logicalLocations"][0]["fullyQualifiedName"] == "racy"
+    (here / "script.py").write_text("\n\n" + SCRIPT.replace(".loc 1 17", ".loc 1 19"))
+    sarif.text_of.cache_clear()
+    simulate(*arguments, "racy")
+    after = results(here / "log.sarif")
+    assert after[0]["locations"][0]["physicalLocation"]["region"]["startLine"] == 19
+    prints = [[result["partialFingerprints"] for result in found] for found in (before, after)]
+    assert prints[0] == prints[1]
+
+
+def test_a_surviving_mutant_is_a_warning_in_sarif(here):
+    simulate("--mutants", "--sarif", "log.sarif", "script.py", "idle")
+    (result,) = results(here / "log.sarif")
+    assert result["ruleId"] == "mutant-survived" and result["level"] == "warning"
+    assert result["locations"][0]["physicalLocation"]["region"]["startLine"] == 19
+
+
+def test_every_kind_of_finding_has_a_rule():
+    assert {kind.id for kind in KINDS.values()} | {sarif.SURVIVED} == set(sarif.RULES)
+
+
+def test_a_finding_is_shown_at_the_innermost_line_of_the_users_own_files(tmp_path):
+    own, library = tmp_path / "kernel.py", tmp_path / "venv" / "site-packages" / "sort.py"
+    source = f"{library}:3 < {own}:5 < {own}:9"
+    assert places.line_of(source, 1, tmp_path) == Line(str(own), 5)
+    assert places.line_of(source, 1, tmp_path / "elsewhere") == Line(str(library), 3)
+    assert places.line_of(None, 8, tmp_path) == Line(None, 8)
+    assert places.frames("C:/a b.py:12") == [Line("C:/a b.py", 12)]
+
+
+# ---- the page
+
+
+def test_the_page_has_the_source_with_counts_and_findings_at_their_lines(here):
+    result = simulate("--html", "page.html", "script.py", "twice", "racy", "swap")
+    assert result.exit_code == 1
+    page = (here / "page.html").read_text()
+    text = re.sub(r"<[^>]+>", "", page)
+    assert "&lt;16&gt;" in page and "<16>" not in page
+    assert "race-write-write" in text and "3 launches of 3 kernels" in text
+    of_racy = page[page.index("<h2>racy") : page.index("<h2>swap")]
+    assert re.search(r'<td class="n">17</td>.*\n(<tr class="error">.*\n)*.*<b>race-write-write</b>', of_racy)
+    assert "PTX (it names no source)" in page[page.index("<h2>swap") :] and "bar.sync 0" in page
+    assert not re.search(r'(src|href)=|url\(|@import', page)                  # it needs no network
+
+
+# ---- the plug-in for pytest
+
+TESTS = '''
+import pytest
+import torch
+from script import launch
+
+def test_right(simulated):
+    x = torch.ones(64, dtype=torch.int32, device="cuda")
+    launch("twice", x)
+    assert x.tolist() == [2] * 64 and simulated.arch == "sm_90a"
+
+def test_race(simulated):
+    launch("racy", torch.ones(64, dtype=torch.int32, device="cuda"))
+
+def test_both(simulated):
+    launch("racy", torch.ones(64, dtype=torch.int32, device="cuda"))
+    assert False, "wrong as well"
+
+@pytest.mark.simulated(arch="b200", clock=True)
+def test_marked(simulated):
+    launch("twice", torch.ones(64, dtype=torch.int32, device="cuda"))
+    assert simulated.arch == "sm_100a" and simulated.milliseconds > 0
+
+def test_after(pytestconfig):
+    assert not hasattr(torch.cuda.is_available, "__wrapped__")
+'''
+
+
+class Watching:
+    """A plug-in that keeps the verdict of each test, and why."""
+
+    def __init__(self):
+        self.verdicts, self.reasons = {}, {}
+
+    def pytest_runtest_logreport(self, report):
+        if report.when == "call" or report.outcome != "passed":
+            name = report.nodeid.partition("::test_")[2]
+            self.verdicts[name] = f"{report.when} {report.outcome}"
+            self.reasons[name] = report.longreprtext + "".join(text for _, text in report.sections)
+
+
+def test_findings_fail_the_test_that_has_them(here):
+    (here / "test_kernels_of_somebody.py").write_text(TESTS)
+    (here / "pytest.ini").write_text("[pytest]\n")
+    words = ["-p", "kda_pytest", "-p", "no:cacheprovider", "--simulate-arch", "h100", "--strict-markers", "-q", "-c"]
+    watching = Watching()
+    pytest.main([*words, "pytest.ini", "test_kernels_of_somebody.py"], plugins=[watching])
+    right, wrong = "call passed", "call failed"
+    assert watching.verdicts == {"right": right, "race": wrong, "both": wrong, "marked": right, "after": right}
+    assert "race-write-write: racy" in watching.reasons["race"] and "Traceback" not in watching.reasons["race"]
+    assert "race-write-write: racy" in watching.reasons["both"] and "wrong as well" in watching.reasons["both"]
+
+
+def test_the_plug_in_costs_nothing_until_it_is_used():
+    code = "import sys, kda_pytest; print(sorted({'torch', 'kda', 'triton', 'cutlass'} & set(sys.modules)))"
+    path = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=path)
+    assert ran.stdout.strip() == "[]", ran.stderr
+
+
+def test_the_options_of_the_command_come_before_the_script():
+    assert command.context_settings["allow_interspersed_args"] is False
