@@ -13,7 +13,6 @@ from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor, make_fak
 from kda.compile import cutedsl  # noqa: E402
 from kda.simulator.capturing import CaptureError, capture, memory  # noqa: E402
 from kda.simulator.capturing.aligned import aligned  # noqa: E402
-from kda.simulator.capturing.session import CaptureError  # noqa: E402
 from kda.simulator.tensormap import TensorMapError, decode  # noqa: E402
 
 STREAM = CUstream(0)
