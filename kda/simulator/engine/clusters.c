@@ -2,6 +2,7 @@
 #include "clusters.h"
 #include "barriers.h"
 #include "clock.h"
+#include "functions.h"
 #include "knowledge.h"
 #include "memory.h"
 #include "registers.h"
@@ -153,6 +154,9 @@ static void end_warp(Warp *w) {
     free_knowledge(w->cluster, &w->released);
     free_knowledge(w->cluster, &w->to_acquire);
     free(w->met);
+    for (s32 j = 0; j < w->njoins; j++)
+        if (w->join[j].open) free_call(w->join[j].call);
+    free(w->join);
 }
 
 void end_cluster(Cluster *c) {
