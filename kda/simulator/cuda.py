@@ -46,7 +46,8 @@ def run(
     """
     text, file = _text_of(source)
     target = parse(arch.replace("compute", "sm"))
-    folders = [*(os.fspath(folder) for folder in include), *([os.path.dirname(os.path.abspath(file))] if file else []), *headers()]
+    own = [os.path.dirname(os.path.abspath(file))] if file else []
+    folders = [*(os.fspath(folder) for folder in include), *own, *headers()]
     flags = [*(f"-I{folder}" for folder in folders), *options]
     if compiler == "nvrtc":
         built = nvrtc.compile(text, kernel, target=target, defines=defines, options=flags, file=file or "kernel.cu")
