@@ -72,13 +72,14 @@ def _text_of(source: str | os.PathLike[str]) -> tuple[str, str]:
 
 
 def headers() -> list[str]:
-    """Folders of the CUDA headers (cuda_fp16.h, mma.h) that are installed."""
+    """Folders of the CUDA headers that are installed: cuda_fp16.h, mma.h, and where a toolkit has them cuda/std."""
     triton = importlib.util.find_spec("triton")
     roots = [os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
     found = [os.path.join(root, "include") for root in roots if root]
     if triton and triton.submodule_search_locations:
         found.append(os.path.join(triton.submodule_search_locations[0], "backends", "nvidia", "include"))
-    return [folder for folder in found if os.path.isfile(os.path.join(folder, "cuda_fp16.h"))][:1]
+    first = next((folder for folder in found if os.path.isfile(os.path.join(folder, "cuda_fp16.h"))), None)
+    return [folder for folder in (first, first and os.path.join(first, "cccl")) if folder and os.path.isdir(folder)]
 
 
 def _nvcc(text: str, file: str, flags: list[str]) -> str:

@@ -39,6 +39,7 @@ SOURCES = {f"%{name}.{axis}": 3 * n + a for n, name in enumerate(_XYZ) for a, ax
 SOURCES |= {f"%{name}": 3 * len(_XYZ) + n for n, name in enumerate(_PLAIN)}
 CONSTANT, SHARED_ADDRESS = 3 * len(_XYZ) + len(_PLAIN), 3 * len(_XYZ) + len(_PLAIN) + 1
 WINDOW_CODE = 0x05 << 56  # the address of a function: this, and where its body begins
+GRID_WORKSPACE = 1024  # bytes
 STACK_BYTES = 4096  # of a thread, where functions that call themselves have variables
 FLOATS = {"f16": "<e", "f32": "<f", "tf32": "<f", "f64": "<d"}
 
@@ -183,6 +184,8 @@ class Builder:
             case Special(name=name) if name in SOURCES:
                 value = self.dynamic_size if name == "%dynamic_smem_size" else 0
                 return self._constant(width, SOURCES[name], value)
+            case Special(name="%envreg1" | "%envreg2" as name):
+                return self.constant(self._grid_workspace() >> (32 if name == "%envreg1" else 0) & 0xFFFFFFFF)
             case Symbol(name=name, offset=offset) if name in self.on_stack:
                 return self._stack_pointer(name, offset) if width == 8 else self.fail(f"{name} is no .{type_}")
             case Symbol(name=name, offset=offset):
@@ -193,6 +196,15 @@ class Builder:
         self.fail(f"{operand} cannot be read as .{type_}")
 
     dynamic_size = 0  # set by the launch; only %dynamic_smem_size asks
+
+    def _grid_workspace(self):
+        """The address that the driver keeps in %envreg1 and 2: zeros, for grid barriers of cooperative groups."""
+        if "%envreg1" not in self.symbols:
+            buffer = ctypes.create_string_buffer(GRID_WORKSPACE + 256)
+            at = align_up(ctypes.addressof(buffer), 256)
+            self.buffers.append(("%envreg1", buffer, at, GRID_WORKSPACE))
+            self.symbols["%envreg1"] = ("global", at)
+        return self.symbols["%envreg1"][1]
 
     def _stack_pointer(self, name, offset):
         """The register with the address of a variable on the stack: a call sets it."""

@@ -8,6 +8,7 @@ import torch
 
 import kda.simulator
 from kda.compile.errors import BuildError
+from kda.simulator import cuda
 
 pytestmark = pytest.mark.usefixtures("libnvrtc")
 SCALE = """
@@ -85,6 +86,25 @@ def test_nvcc_takes_host_code_and_mangled_names(options):
         run(source, "other", out, compiler="nvcc", options=options)
     with pytest.raises(BuildError, match=r"nvcc cannot build kernel.cu(.|\n)*identifier"):
         run(source.replace("threadIdx.x & 1", "y"), "k", out, compiler="nvcc")
+
+
+GRID_BARRIER = """
+#include <cooperative_groups.h>
+extern "C" __global__ void k(int *x, int *out) {
+    x[blockIdx.x * 32 + threadIdx.x] = blockIdx.x + 1;
+    cooperative_groups::this_grid().sync();
+    out[blockIdx.x * 32 + threadIdx.x] = x[(gridDim.x - 1 - blockIdx.x) * 32 + threadIdx.x];
+}
+"""
+
+
+@pytest.mark.skipif(len(cuda.headers()) < 2, reason="needs the headers of a CUDA toolkit")
+def test_a_grid_barrier_of_cooperative_groups_orders_all_of_a_grid():
+    without = GRID_BARRIER.replace("cooperative_groups::this_grid().sync();", "")
+    for source, ordered in ((GRID_BARRIER, True), (without, False)):
+        x, out = torch.zeros(128, dtype=torch.int32), torch.zeros(128, dtype=torch.int32)
+        found = kda.simulator.run(source, "k", grid=4, block=32, args=[x, out], arch="sm_90a").findings
+        assert ordered == (not found) == (out.view(4, 32)[:, 0].tolist() == [4, 3, 2, 1])
 
 
 def test_an_unknown_compiler_is_named():
