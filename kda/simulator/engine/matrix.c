@@ -18,7 +18,7 @@ static bool whole_warp(Warp *w, const Ins *i, u32 lanes) {
 /* ---- ldmatrix, stmatrix ------------------------------------------------------------------------------------------------- */
 
 /* operands: the registers, then the address */
-enum { L_COUNT, L_FORM, L_ROWS, L_OFFSET, L_WIDE, L_GENERIC }; /* registers; Form; rows in all; address */
+enum { L_COUNT, L_FORM, L_ROWS, L_OFFSET, L_WIDE, L_GENERIC, L_BITS }; /* registers; Form; rows in all; address; of packed elements */
 typedef enum { B16, B16_TRANSPOSED, B8_LOAD, B8_STORE } Form;
 enum { ROW = 16 }; /* bytes */
 
@@ -47,6 +47,17 @@ static bool row_addresses(Warp *w, const Ins *i, u32 *address) {
     return true;
 }
 
+/* Sixteen packed elements of a row become a byte each; padding follows them. */
+static void unpack_row(u8 *row, u32 bits) {
+    u8 packed[ROW + sizeof(u32)] = {0};
+    memcpy(packed, row, 2 * bits);
+    for (u32 e = 0; e < ROW; e++) {
+        u32 word;
+        memcpy(&word, packed + e * bits / 8, sizeof word);
+        row[e] = (u8)(word >> e * bits % 8 & ((1u << bits) - 1));
+    }
+}
+
 static u32 first_lanes(s64 n) { return n == LANES ? FULL : (1u << n) - 1; }
 
 static Outcome op_ldmatrix(Warp *w, const Ins *i, u32 lanes) {
@@ -55,7 +66,9 @@ static Outcome op_ldmatrix(Warp *w, const Ins *i, u32 lanes) {
     if (!whole_warp(w, i, lanes) || !row_addresses(w, i, address)) return NEXT;
     for (int l = 0; l < i->mod[L_ROWS]; l++) {
         Access a = warp_access(w, i, l, SPACE_SHARED);
-        shared_read(w, i, &a, address[l], rows[l], ROW, ROW);
+        u32 bits = (u32)i->mod[L_BITS];
+        shared_read(w, i, &a, address[l], rows[l], bits ? 2 * bits : ROW, ROW);
+        if (bits) unpack_row(rows[l], bits);
     }
     count_wavefronts(w, i, first_lanes(i->mod[L_ROWS]), address, ROW, false);
     for (int r = 0; r < i->mod[L_COUNT]; r++)

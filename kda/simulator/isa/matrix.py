@@ -4,16 +4,21 @@ import re
 
 from kda.simulator.isa.common import ALIGNED, MATRIX_TYPES, Op, operands
 
-PARTS = (r"m\d+n\d+", r"x\d", r"b\d+")  # shape, count, type
+PARTS = (r"m\d+n\d+", r"x\d", r"b\d+(x16.*)?")  # shape, count, type
 COUNTS = {"x1": 1, "x2": 2, "x4": 4}
 SHARED = ("shared", "shared::cta")
 B16, B16_TRANSPOSED, B8_LOAD, B8_STORE = range(4)  # the engine's Form
+
+# 16 elements of so many bits begin each 16 bytes of memory; each becomes the low bits of a byte
+UNPACKED = {"b8x16.b6x16_p32": 6, "b8x16.b4x16_p64": 4}
 
 # (shape, .trans, type) -> (form, registers and rows of memory of one matrix, the counts it comes in)
 LOADS = {
     ("m8n8", False, "b16"): (B16, 1, 8, ("x1", "x2", "x4")),
     ("m8n8", True, "b16"): (B16_TRANSPOSED, 1, 8, ("x1", "x2", "x4")),
     ("m16n16", True, "b8"): (B8_LOAD, 2, 16, ("x1", "x2")),
+    **{("m16n16", True, type_): (B8_LOAD, 2, 16, ("x1", "x2")) for type_ in UNPACKED},
+    **{("m8n16", False, type_): (B16, 1, 8, ("x1", "x2", "x4")) for type_ in UNPACKED},
 }
 STORES = {
     ("m8n8", False, "b16"): (B16, 1, 8, ("x1", "x2", "x4")),
@@ -34,12 +39,14 @@ def _forms(table):
 def _lower_move(b, ins, table, first_arch, vector, address):
     """ldmatrix or stmatrix: the registers in `vector`, the rows' addresses in `address`."""
     parts = [p for p in ins.parts[1:] if p not in ("sync", "aligned", *SHARED)]
+    if (unpacked := ".".join(parts[-2:])) in UNPACKED:
+        parts[-2:] = [unpacked]
     shape, count, type_ = (next((p for p in parts if re.fullmatch(kind, p)), "") for kind in PARTS)
     key = (shape, "trans" in parts, type_)
     if key not in table or count not in table[key][3] or len(parts) != 3 + ("trans" in parts):
         b.fail(f"modifiers {'.'.join(parts)}", _forms(table))
     form, registers, rows, _ = table[key]
-    needed = 100 if type_ == "b8" else first_arch
+    needed = 100 if type_.startswith("b8") else first_arch
     if b.arch < needed:
         since = f"sm_{needed}a and later" if needed >= 100 else f"sm_{needed} and later"
         b.fail(f"{ins.parts[0]} of {type_} does not exist on sm_{b.arch}", since)
@@ -49,7 +56,7 @@ def _lower_move(b, ins, table, first_arch, vector, address):
         b.fail(f"{len(given)} registers", f"{n * registers}")
     place = b.place(address)
     generic = not any(p in SHARED for p in ins.parts) and b.space_of(address) != "shared"
-    mods = [len(given), form, n * rows, place.offset, int(place.wide), int(generic)]
+    mods = [len(given), form, n * rows, place.offset, int(place.wide), int(generic), UNPACKED.get(type_, 0)]
     return Op("ldmatrix" if table is LOADS else "stmatrix", [*given, place.register], mods, ALIGNED)
 
 
