@@ -196,10 +196,10 @@ def _lower_kind(b, ins, parts):
         if len(ins.operands) != 8:
             b.fail(f"{len(ins.operands)} operands", "D, A, B, C, factors of A, {byte, thread}, of B, {byte, thread}")
         for data, selectors in (ins.operands[4:6], ins.operands[6:8]):
-            pair = b.values(selectors, "b16")
-            if len(pair) != 2 or -1 in pair:
-                b.fail(f"{len(pair)} selectors", "{byte, thread}")
-            selected += [b.value(data, "b32"), *pair]
+            word, pair = b.values(data, "b32"), b.values(selectors, "b16")
+            if len(word) != 1 or len(pair) != 2 or -1 in (*word, *pair):
+                b.fail(f"{len(word)} registers of factors and {len(pair)} selectors", "1, and {byte, thread}")
+            selected += [*word, *pair]
     elif len(ins.operands) != 4:
         b.fail(f"{len(ins.operands)} operands", "D, A, B, C")
     shifts = [CONTAINED.get(t, 0) if bits == 8 else 0 for t in (type_a, type_b)]
