@@ -20,6 +20,7 @@ from .launches import launch
 from .report import Run
 
 COMPILERS = ("nvrtc", "nvcc")
+_INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 _NAME = re.compile(r"\.visible\s+\.entry\s+([\w$]+)")
 
 
@@ -47,14 +48,17 @@ def run(
     text, file = _text_of(source)
     target = parse(arch.replace("compute", "sm"))
     own = [os.path.dirname(os.path.abspath(file))] if file else []
-    folders = [*(os.fspath(folder) for folder in include), *own, *headers()]
-    flags = [*(f"-I{folder}" for folder in folders), *options]
+    folders = [*own, *(os.fspath(folder) for folder in include)]
+    included = _included(text, folders)
+    flags = [*(f"-I{folder}" for folder in (*folders, *headers())), *options]
     if compiler == "nvrtc":
-        built = nvrtc.compile(text, kernel, target=target, defines=defines, options=flags, file=file or "kernel.cu")
+        built = nvrtc.compile(
+            text, kernel, target=target, defines=defines, headers=included, options=flags, file=file or "kernel.cu"
+        )
         ptx, name = built.ptx, built.name
     elif compiler == "nvcc":
         flags = [f"-arch={target.spelling}", *(f"-D{k}={v}" for k, v in (defines or {}).items()), *flags]
-        ptx = _nvcc(text, file or "kernel.cu", flags)
+        ptx = _nvcc(text, file or "kernel.cu", flags, included)
         name = _named(ptx, kernel)
     else:
         raise ValueError(f"compiler={compiler!r}; there are {', '.join(map(repr, COMPILERS))}")
@@ -71,6 +75,19 @@ def _text_of(source: str | os.PathLike[str]) -> tuple[str, str]:
     return path.read_text(), os.fspath(path)
 
 
+def _included(text: str, folders: Sequence[str]) -> dict[str, str]:
+    """The headers in these folders that a text includes, and they include: what is built depends on them."""
+    found: dict[str, str] = {}
+    waiting = [text]
+    while waiting:
+        for name in _INCLUDE.findall(waiting.pop()):
+            path = next((p for folder in folders if (p := pathlib.Path(folder, name)).is_file()), None)
+            if path and name not in found:
+                found[name] = path.read_text()
+                waiting.append(found[name])
+    return found
+
+
 def headers() -> list[str]:
     """Folders of the CUDA headers that are installed: cuda_fp16.h, mma.h, and where a toolkit has them cuda/std."""
     triton = importlib.util.find_spec("triton")
@@ -82,7 +99,7 @@ def headers() -> list[str]:
     return [folder for folder in (first, first and os.path.join(first, "cccl")) if folder and os.path.isdir(folder)]
 
 
-def _nvcc(text: str, file: str, flags: list[str]) -> str:
+def _nvcc(text: str, file: str, flags: list[str], included: dict[str, str]) -> str:
     nvcc = shutil.which("nvcc")
     if not nvcc:
         raise MissingCompilerError('compiler="nvcc"', "nvcc", 'A CUDA toolkit has it; compiler="nvrtc" needs none.')
@@ -99,14 +116,15 @@ def _nvcc(text: str, file: str, flags: list[str]) -> str:
                 raise BuildError(f"nvcc cannot build {file} with {' '.join(flags)}:\n{log}")
             return {"ptx": made.read_text().replace(os.fspath(given), os.path.abspath(file)).encode()}
 
-    key = store.digest("nvcc 1", version, text, flags, file)
+    key = store.digest("nvcc 1", version, text, flags, included, file)
     return store.default().fetch(key, build, {"kernel": file, "arch": flags[0]})["ptx"].decode()
 
 
 def _named(ptx: str, kernel: str) -> str:
     """The kernel's name in PTX: as it is, or where C++ has added its arguments, after its length."""
     names, plain = _NAME.findall(ptx), kernel.rpartition("::")[2]
-    found = [n for n in names if n == kernel] or [n for n in names if re.search(rf"(?<!\d){len(plain)}{plain}", n)]
+    mangled = re.compile(rf"(?<!\d){len(plain)}{re.escape(plain)}")
+    found = [n for n in names if n == kernel] or [n for n in names if mangled.search(n)]
     if len(found) != 1:
         raise ValueError(f"kernel={kernel!r} is {len(found) or 'none'} of {', '.join(found or names)} -> name one")
     return found[0]

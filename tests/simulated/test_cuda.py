@@ -10,6 +10,7 @@ import kda.simulator
 from kda.compile.errors import BuildError
 from kda.simulator import cuda
 
+NEEDS_NVCC = pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
 pytestmark = pytest.mark.usefixtures("libnvrtc")
 SCALE = """
 #include "by.h"
@@ -45,6 +46,18 @@ def test_a_template_in_a_file_finds_its_headers_and_macros(tmp_path):
     assert torch.equal(out, 3 * x)
 
 
+@pytest.mark.parametrize("compiler", ["nvrtc", pytest.param("nvcc", marks=NEEDS_NVCC)])
+def test_a_header_that_has_changed_is_compiled_again(compiler, tmp_path):
+    source = '#include "a.h"\nextern "C" __global__ void k(int *x) { x[threadIdx.x] = NUMBER; }'
+    (tmp_path / "kernel.cu").write_text(source)
+    (tmp_path / "a.h").write_text('#include "b.h"\n')
+    for number in (5, 6):
+        (tmp_path / "b.h").write_text(f"#define NUMBER {number}\n")
+        x = torch.zeros(32, dtype=torch.int32)
+        run(tmp_path / "kernel.cu", "k", x, compiler=compiler)
+        assert x.unique().tolist() == [number]
+
+
 def test_findings_have_the_lines_of_the_source(tmp_path):
     file = tmp_path / "kernel.cu"
     file.write_text('extern "C" __global__ void k(float *x) {\n    x[threadIdx.x + 1] = 1;\n}\n')
@@ -75,7 +88,7 @@ def test_virtual_functions_are_called_through_their_table():
     assert out.tolist() == [float(n * n) if n & 1 else 0.0 for n in range(32)]
 
 
-@pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
+@NEEDS_NVCC
 @pytest.mark.parametrize("options", [(), ("-G",)], ids=["", "with debug information"])
 def test_nvcc_takes_host_code_and_mangled_names(options):
     source = SHAPES.replace('extern "C" ', "") + "int main() { k<<<1, 32>>>(nullptr); }"
