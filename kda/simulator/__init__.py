@@ -12,6 +12,7 @@ import importlib
 
 _HOMES = {
     "launch": "launches",
+    "run": "cuda",
     "LaunchError": "launches",
     "Run": "report",
     "Finding": "findings",

@@ -8,7 +8,9 @@ from array import array
 
 from kda.simulator import isa
 from kda.simulator.engine import binding
+from kda.simulator.isa import calls
 from kda.simulator.isa.common import WIDTHS, Op, Place
+from kda.simulator.linking import link
 from kda.simulator.ptx import PtxError
 from kda.simulator.ptx.syntax import Address, Immediate, Negated, Register, Sink, Special, Symbol, Vector
 
@@ -36,7 +38,9 @@ _PLAIN = (
 SOURCES = {f"%{name}.{axis}": 3 * n + a for n, name in enumerate(_XYZ) for a, axis in enumerate("xyz")}
 SOURCES |= {f"%{name}": 3 * len(_XYZ) + n for n, name in enumerate(_PLAIN)}
 CONSTANT, SHARED_ADDRESS = 3 * len(_XYZ) + len(_PLAIN), 3 * len(_XYZ) + len(_PLAIN) + 1
-WINDOW_PARAM = 0x04 << 56
+WINDOW_CODE = 0x05 << 56  # the address of a function: this, and where its body begins
+GRID_WORKSPACE = 1024  # bytes
+STACK_BYTES = 4096  # of a thread, where functions that call themselves have variables
 FLOATS = {"f16": "<e", "f32": "<f", "tf32": "<f", "f64": "<d"}
 
 
@@ -66,8 +70,14 @@ def encode(value, type_):
 class Builder:
     """Hands out places in the register file while the families lower instructions."""
 
-    def __init__(self, module, kernel, arch):
-        self.module, self.kernel, self.arch = module, kernel, arch
+    def __init__(self, module, kernel, linked, arch):
+        self.module, self.kernel, self.linked, self.arch = module, kernel, linked, arch
+        self.in_function = False  # is the instruction at hand in a device function?
+        self.calls = []  # (Op, .param variables of its arguments, of its results, the functions that it may be of)
+        self.frames = {}  # function that may be called while it runs -> bytes of its variables on the stack
+        self.on_stack = {}  # variable -> (function, place in its frame)
+        self.stack_pointers = {}  # function -> {place in its frame: the register that holds its address}
+        self.stack_end = None  # the register that says where a lane's stack ends
         self.shared_base = 0x400 if arch >= 90 else 0
         self.size = 0
         self.registers = {}
@@ -78,11 +88,18 @@ class Builder:
         self.dynamic_start = self.shared_base
         self.local_bytes = 0
         self._place_variables()
+        self._place_addresses()
 
     # ---- variables
 
     def _place_variables(self):
         shared, local, dynamic = self.shared_base, 0, []
+        self.param_variables = {v.name: v for v in self.kernel.variables if v.space == "param"}
+        for f in self.linked.values():
+            for v in f.variables if f.recursive else ():
+                if v.space == "local":
+                    at = align_up(self.frames.get(f.name, 0), max(v.align, 1))
+                    self.on_stack[v.name], self.frames[f.name] = (f.name, at), align_up(at + v.size, 16)
         for v in (*self.module.variables, *self.kernel.variables):
             if v.space == "shared" and (v.extern or not v.size):
                 dynamic.append(v)
@@ -90,6 +107,8 @@ class Builder:
                 shared = align_up(shared, max(v.align, 1))
                 self.symbols[v.name] = ("shared", shared)
                 shared += v.size
+            elif v.name in self.on_stack:
+                self.symbols[v.name] = ("local", 0)  # value and place know better
             elif v.space in ("local", "param"):  # .param variables carry the arguments of calls
                 local = align_up(local, max(v.align, 1))
                 self.symbols[v.name] = ("local", local)
@@ -104,6 +123,20 @@ class Builder:
         for v in dynamic:
             self.symbols[v.name] = ("shared", self.dynamic_start)
         self.local_bytes = align_up(local, 16)
+        if self.frames:
+            self.stack_end = self._constant(4, CONSTANT, 1 << 32 | self.local_bytes)  # bit 32: nobody else's constant
+            self.local_bytes += STACK_BYTES
+
+    def _place_addresses(self):
+        """Writes the addresses that variables begin with."""
+        for v in self.module.variables:
+            for at, name, plus in v.addresses:
+                if name in self.symbols or name in self.linked:
+                    _, address = self.symbol(name)
+                    ctypes.memmove(self.symbols[v.name][1] + at, (address + plus).to_bytes(8, "little"), 8)
+
+    def code_address(self, function):
+        return WINDOW_CODE + self.linked[function].first
 
     # ---- the register file
 
@@ -151,6 +184,10 @@ class Builder:
             case Special(name=name) if name in SOURCES:
                 value = self.dynamic_size if name == "%dynamic_smem_size" else 0
                 return self._constant(width, SOURCES[name], value)
+            case Special(name="%envreg1" | "%envreg2" as name):
+                return self.constant(self._grid_workspace() >> (32 if name == "%envreg1" else 0) & 0xFFFFFFFF)
+            case Symbol(name=name, offset=offset) if name in self.on_stack:
+                return self._stack_pointer(name, offset) if width == 8 else self.fail(f"{name} is no .{type_}")
             case Symbol(name=name, offset=offset):
                 space, at = self.symbol(name)
                 if space == "shared":
@@ -160,10 +197,29 @@ class Builder:
 
     dynamic_size = 0  # set by the launch; only %dynamic_smem_size asks
 
+    def _grid_workspace(self):
+        """The address that the driver keeps in %envreg1 and 2: zeros, for grid barriers of cooperative groups."""
+        if "%envreg1" not in self.symbols:
+            buffer = ctypes.create_string_buffer(GRID_WORKSPACE + 256)
+            at = align_up(ctypes.addressof(buffer), 256)
+            self.buffers.append(("%envreg1", buffer, at, GRID_WORKSPACE))
+            self.symbols["%envreg1"] = ("global", at)
+        return self.symbols["%envreg1"][1]
+
+    def _stack_pointer(self, name, offset):
+        """The register with the address of a variable on the stack: a call sets it."""
+        function, at = self.on_stack[name]
+        pointers = self.stack_pointers.setdefault(function, {})
+        if at + offset not in pointers:
+            pointers[at + offset] = self.room(8)
+        return pointers[at + offset]
+
     def symbol(self, name):
-        """(space, address in it) of a variable or parameter."""
+        """(space, address in it) of a variable, parameter or function."""
         if name in self.params:
             return "param", self.params[name].offset
+        if name in self.linked:
+            return "code", self.code_address(name)
         if name not in self.symbols:
             self.fail(f"{name} is not declared")
         return self.symbols[name]
@@ -198,6 +254,8 @@ class Builder:
         base, offset = operand.base, operand.offset
         if isinstance(base, Register):
             return Place(self.register(base.name), WIDTHS[self.type_of(base)] == 8, offset)
+        if isinstance(base, Symbol) and base.name in self.on_stack:
+            return Place(self._stack_pointer(base.name, 0), True, base.offset + offset)
         if isinstance(base, Symbol):
             space, at = self.symbol(base.name)
             if space == "shared":
@@ -306,24 +364,28 @@ class Program:
     """One kernel lowered for one arch; owns the engine's copy."""
 
     def __init__(self, module, kernel, arch):
+        kernel, linked = link(module, kernel)
         self.module, self.kernel, self.arch = module, kernel, arch
+        self.functions = linked
         table = isa.lowerings()
-        b = self.builder = Builder(module, kernel, arch)
+        b = self.builder = Builder(module, kernel, linked, arch)
         ops = []
-        for ins in kernel.body:
-            b.current = ins
+        functions_from = min((f.first for f in linked.values()), default=len(kernel.body))
+        for n, ins in enumerate(kernel.body):
+            b.current, b.in_function = ins, n >= functions_from
             if ins.parts[0] not in table:
                 b.fail(f"opcode {ins.parts[0]} is unknown", ", ".join(sorted(table)))
             ops.append(table[ins.parts[0]](b, ins))
         ops.append(Op("exit"))  # a kernel may end without ret
         b.current = None
+        calls.finish(b)
         self.lines = [ins.line for ins in kernel.body] + [kernel.line]
         self._encode(ops)
 
     def _encode(self, ops):
         b, body = self.builder, self.kernel.body
         handlers = binding.handlers()
-        joins = post_dominators([self._successors(n, op) for n, op in enumerate(ops)], len(ops))
+        joins = self._joins(ops)
         records, args, mods = array("i"), array("i"), array("q")
         for n, op in enumerate(ops):
             guard, negate = -1, 0
@@ -353,8 +415,19 @@ class Program:
         self.local_bytes = b.local_bytes
         self.handle = binding.new_program(records, args, mods, b.constants, b.size, b.local_bytes)
 
+    def _joins(self, ops):
+        """post_dominators of the kernel's instructions and of each function's, which end at their own returns."""
+        targets = [self._successors(n, op) for n, op in enumerate(ops)]
+        firsts = sorted(f.first for f in self.functions.values())
+        found = {}
+        for begin, end in zip([0, *firsts], [*firsts, len(ops)]):
+            own = [[min(t, end) - begin for t in at] for at in targets[begin:end]]
+            joins = post_dominators(own, end - begin)
+            found |= {begin + n: None if join is None else begin + join for n, join in joins.items()}
+        return found
+
     def _successors(self, n, op):
-        if op.handler == "exit":
+        if op.handler in ("exit", "return"):
             guarded = n < len(self.kernel.body) and self.kernel.body[n].guard
             return [len(self.kernel.body) + 1, n + 1] if guarded else [len(self.kernel.body) + 1]
         if op.handler == "bra":

@@ -64,8 +64,10 @@ KNOWN = sum((1 << f.bits) - 1 << f.at for f in FIELDS)
 class Dtype(NamedTuple):
     code: int
     tf32: int                                # rounds to tf32 on the way
-    size: int                                # bytes
+    size: int                                # bytes; of packed elements 0
     floats: bool
+    bits: int = 0                            # of packed elements, in global memory
+    held: int = 0                            # and in shared memory: 16 of them may have 16 bytes
 
 
 DTYPES = {
@@ -74,10 +76,11 @@ DTYPES = {
     "float16": Dtype(6, 0, 2, True), "float32": Dtype(7, 0, 4, True), "float32_ftz": Dtype(8, 0, 4, True),
     "float64": Dtype(9, 0, 8, True), "bfloat16": Dtype(10, 0, 2, True), "tfloat32": Dtype(7, 1, 4, True),
     "tfloat32_ftz": Dtype(8, 1, 4, True),
+    # codes as the CuTe DSL writes the first and the last one
+    "16u4_align8b": Dtype(11, 0, 0, False, 4, 4), "16u4_align16b": Dtype(12, 0, 0, False, 4, 8),
+    "16u6_align16b": Dtype(13, 0, 0, False, 6, 8),
 }  # fmt: skip
-
-# Their codes in a map, as the CuTe DSL writes the first and the last one; none of these is simulated.
-PACKED = {11: "16U4_ALIGN8B, of 4 bits", 12: "16U4_ALIGN16B, of 4 bits", 13: "16U6_ALIGN16B, of 6 bits"}
+PADDED_BOX = 128                             # elements of a box's row where 16 of them have 16 bytes
 
 
 class Swizzle(NamedTuple):
@@ -138,7 +141,7 @@ class TensorMap:
     def spans(self) -> list[tuple[int, int]]:
         """(first address, bytes) of the tensor."""
         outer = sum((n - 1) * s for n, s in zip(self.dims[1:], self.strides))
-        return [(self.address, outer + self.dims[0] * self.itemsize)]
+        return [(self.address, outer + self.dims[0] * self.bits // 8)]
 
     @property
     def rank(self) -> int:
@@ -149,6 +152,16 @@ class TensorMap:
         return DTYPES[self.dtype].size
 
     @property
+    def bits(self) -> int:
+        """Of an element in global memory."""
+        return DTYPES[self.dtype].bits or 8 * self.itemsize
+
+    @property
+    def held(self) -> int:
+        """Bits of an element in shared memory."""
+        return DTYPES[self.dtype].held or 8 * self.itemsize
+
+    @property
     def steps(self) -> tuple[int, ...]:
         """Elements of a box in shared memory, by dimension."""
         return tuple(-(-b // s) for b, s in zip(self.box, (1, *self.element_strides[1:])))
@@ -156,12 +169,12 @@ class TensorMap:
     @property
     def box_bytes(self) -> int:
         """What one copy counts at its mbarrier."""
-        return self.itemsize * math.prod(self.steps)
+        return self.bits * math.prod(self.steps) // 8
 
     @property
     def pitch(self) -> int:
         """Bytes from one row of a box to the next in shared memory."""
-        return max(self.itemsize * self.steps[0], SWIZZLES[self.swizzle].span)
+        return max(self.held * self.steps[0] // 8, SWIZZLES[self.swizzle].span)
 
     @property
     def fill_bytes(self) -> bytes:
@@ -207,14 +220,17 @@ CHECKS = (
           "strides are multiples of 16 bytes (of 32 with interleave 32) below 2^40", "{m.strides}", "Pad the rows."),
     Check("map.box", lambda m: all(1 <= b <= 256 for b in m.box), "box sizes are 1 to 256", "{m.box}",
           "Copy a larger tile in several boxes."),
-    Check("map.inner", lambda m: bool(m.interleave) or m.box[0] * m.itemsize % 16 == 0,
-          "a row of a box is a multiple of 16 bytes", "{m.box[0]} elements of {m.itemsize} bytes", "Widen the box."),
+    Check("map.inner", lambda m: bool(m.interleave) or m.box[0] * m.held % 128 == 0,
+          "a row of a box is a multiple of 16 bytes", "{m.box[0]} elements of {m.held} bits", "Widen the box."),
     Check("map.span",
-          lambda m: bool(m.interleave) or not m.swizzle or m.box[0] * m.itemsize <= SWIZZLES[m.swizzle].span,
-          "a row of a box fits the swizzle", "{m.box[0]} elements of {m.itemsize} bytes under swizzle {m.swizzle}",
+          lambda m: bool(m.interleave) or not m.swizzle or m.box[0] * m.held <= 8 * SWIZZLES[m.swizzle].span,
+          "a row of a box fits the swizzle", "{m.box[0]} elements of {m.held} bits under swizzle {m.swizzle}",
           "Copy the tile in several boxes."),
     Check("map.element_strides", lambda m: all(1 <= s <= 8 for s in m.element_strides), "element_strides are 1 to 8",
           "{m.element_strides}", "Put a larger step into strides."),
+    Check("map.packed", lambda m: m.bits == m.held or (m.box[0] == PADDED_BOX and m.dims[0] % PADDED_BOX == 0),
+          f"a box of padded elements has {PADDED_BOX} of them, and dimension 0 a multiple",
+          "box {m.box}, dims {m.dims}", "Use 16u4_align8b."),
     Check("map.size", lambda m: m.box_bytes <= SHARED, f"a box fits the {SHARED} bytes of shared memory",
           "{m.box_bytes} bytes in {m.box}", "Copy it in several boxes."),
 )  # fmt: skip
@@ -245,11 +261,6 @@ def decode(raw: bytes) -> TensorMap:
     def read(field: Field) -> int:
         return whole >> field.at & (1 << field.bits) - 1
 
-    if (packed := PACKED.get(read(DTYPE))) and not whole & ~KNOWN:
-        raise TensorMapError(
-            f"a tensor map of packed elements, {packed}, is not simulated. Use elements of whole bytes: "
-            f"{', '.join(DTYPES)}. [map.dtype]"
-        )
     if unknown := whole & ~KNOWN:
         where = ", ".join(str(i) for i in range(512) if unknown >> i & 1)
         raise TensorMapError(f"no tensor map: bits {where} have no meaning. Was this memory ever written? [map.bits]")

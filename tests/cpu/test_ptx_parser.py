@@ -225,9 +225,15 @@ def test_a_call_carries_results_callee_and_arguments():
     ]
 
 
-def test_a_call_through_a_register_is_refused():
+def test_a_call_through_a_register_needs_a_prototype():
+    k = kernel("proto: .callprototype _ ();\ncall (), %rd1, (), proto;")
+    assert k.body[0].operands == (Vector(()), Register("%rd1"), Vector(()))
     assert "a call of `%rd1`" in refusal("call (), %rd1, ();")
-    assert ".callprototype" in refusal("proto: .callprototype _ (.param .b32 _);")
+
+
+def test_an_address_as_an_initial_value_is_kept_by_its_place():
+    text = ".global .u64 x[3] = {1, generic(y)+4, y};\n.global .u32 y;"
+    assert parse(f"{HEAD}{text}").variables[0].addresses == ((8, "y", 4), (16, "y", 0))
 
 
 # Statements

@@ -8,7 +8,6 @@ from kda.simulator.tensormap import (
     CHECKS,
     DTYPES,
     FIELDS,
-    PACKED,
     SIZE,
     SWIZZLES,
     TensorMap,
@@ -203,8 +202,12 @@ def test_every_field_survives_both_directions():
     for dtype in DTYPES:
         for swizzle in SWIZZLES:
             for fill in ("zero", "nan") if DTYPES[dtype].floats else ("zero",):
-                box = (16 // DTYPES[dtype].size, 8)
-                m = TensorMap(**a_map(dtype=dtype, swizzle=swizzle, fill=fill, box=box, strides=(512,), l2=3))
+                box = (16 // DTYPES[dtype].size if DTYPES[dtype].size else 128, 8)
+                if DTYPES[dtype].held and swizzle not in (0, 128):
+                    continue
+                m = TensorMap(
+                    **a_map(dtype=dtype, swizzle=swizzle, fill=fill, box=box, dims=(256, 32), strides=(512,), l2=3)
+                )
                 assert decode(encode(m)) == m
     far = TensorMap(**a_map(dims=(2**32, 1, 7, 9, 2**32), box=(8, 256, 1, 2, 3), element_strides=(1, 8, 2, 3, 4),
                             strides=(2**40 - 16, 0, 2**39, 16)))  # fmt: skip
@@ -238,6 +241,7 @@ BROKEN = {
     "map.inner": dict(box=(4, 8)),
     "map.span": dict(box=(64, 8), swizzle=64),
     "map.element_strides": dict(element_strides=(1, 9)),
+    "map.packed": dict(dtype="16u4_align16b", box=(64, 8)),
     "map.size": dict(box=(256, 256, 2), dims=(512, 512, 4), strides=(1024, 524288)),
 }
 
@@ -280,13 +284,6 @@ def test_memory_that_holds_no_map_is_refused():
         decode((6 << 68).to_bytes(SIZE, "little"))
     with pytest.raises(TensorMapError, match=r"map\.inner"):
         decode(bytes(SIZE))  # a box of one byte
-
-
-@pytest.mark.parametrize("code, name", PACKED.items())
-def test_a_map_of_packed_elements_is_refused_by_name(code, name):
-    raw = int.from_bytes(encode(**a_map()), "little") & ~(15 << 71) | code << 71
-    with pytest.raises(TensorMapError, match=rf"{name}, is not simulated"):
-        decode(raw.to_bytes(SIZE, "little"))
 
 
 def test_every_single_bit_changes_the_map_or_is_refused():

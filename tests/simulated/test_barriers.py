@@ -438,6 +438,23 @@ END:
     assert out.tolist() == [1] * 512 and not result.findings
 
 
+def test_registers_are_given_to_four_warps_at_once():
+    """Nine warps have the registers of twelve: what eight of them ask for beyond their own is there."""
+    body = """
+    setp.ge.u32 %p1, %r0, 256;
+    @%p1 bra GIVE;
+    setmaxnreg.inc.sync.aligned.u32 MOST;
+    bra END;
+GIVE:
+    setmaxnreg.dec.sync.aligned.u32 40;
+END:
+    mov.u32 %r9, 1;
+""" + STORE
+    for most, found in ((232, []), (240, ["deadlock"])):
+        _, result = run(body.replace("MOST", str(most)), threads=288, registers=160)
+        assert kinds(result) == found
+
+
 @pytest.mark.parametrize("wrong", ["dec.sync.aligned.u32 20", "inc.sync.aligned.u32 250", "dec.sync.aligned.u32 256"])
 def test_an_impossible_setmaxnreg_is_reported(wrong):
     _, result = run(f"setmaxnreg.{wrong};", threads=512)

@@ -361,7 +361,8 @@ def test_doubles_are_a_chain_of_fused_multiply_adds(shape):
     ("ldmatrix.sync.aligned.m8n8.x3.shared.b16 {%r1, %r2, %r3}, [%r4];", "x1, x2, x4"),
     ("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r1}, [%r4];", "2"),
     ("ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%r1, %r2}, [%r4];", "sm_100a"),
-    ("ldmatrix.sync.aligned.m8n16.x1.shared.b8x16.b4x16_p64 {%r1}, [%r4];", "m8n8"),
+    ("ldmatrix.sync.aligned.m8n16.x1.shared.b8x16.b4x16_p64 {%r1}, [%r4];", "sm_100a"),
+    ("ldmatrix.sync.aligned.m8n16.x1.shared.b8 {%r1}, [%r4];", ".m8n16.{x1, x2, x4}.b8x16.b4x16_p64"),
     ("movmatrix.sync.aligned.m8n8.b16 %r1, %r2;", "trans"),
 ])  # fmt: skip
 def test_a_form_that_is_not_there_is_refused(instruction, says):

@@ -9,7 +9,7 @@ import pytest
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "own_kernels.md"
 BLOCKS = re.findall(r"^```(py|text|diff)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-EXAMPLES = dict(zip(("triton", "cutlass"), zip(*[(text for _, text in BLOCKS)] * 3)))
+EXAMPLES = dict(zip(("triton", "cutlass", "cuda.bindings.nvrtc"), zip(*[(text for _, text in BLOCKS)] * 3)))
 
 
 def printed_by(path, code, capsys):
@@ -32,10 +32,12 @@ def applied(diff, code):
 
 
 def test_the_page_has_a_script_a_report_and_a_fix_for_each_kernel():
-    assert [kind for kind, _ in BLOCKS] == ["py", "text", "diff"] * 2
+    assert [kind for kind, _ in BLOCKS] == ["py", "text", "diff"] * 3
 
 
-@pytest.mark.parametrize("compiler, name", [("triton", "total.py"), ("cutlass", "reverse.py")])
+@pytest.mark.parametrize(
+    "compiler, name", [("triton", "total.py"), ("cutlass", "reverse.py"), ("cuda.bindings.nvrtc", "sum.py")]
+)
 def test_the_bug_is_reported_as_printed_and_the_fix_removes_it(compiler, name, tmp_path, capsys):
     pytest.importorskip(compiler, reason=f"needs {compiler}")
     code, report, fix = EXAMPLES[compiler]

@@ -404,7 +404,6 @@ def test_a_barrier_may_be_invalidated_once_its_commit_is_seen(schedule):
 @pytest.mark.parametrize(
     "instruction, says",
     [
-        ("mma.cta_group::1.kind::mxf4.block_scale [%r8], %rd10, %rd11, %r11, [%r8], [%r8], %p6;", "block scaling"),
         ("mma.sp.cta_group::1.kind::f16 [%r8], %rd10, %rd11, [%r8], %r11, %p6;", "sparse"),
         ("mma.cta_group::1.kind::f16.ashift [%r8], [%r8], %rd11, %r11, %p6;", ".ashift"),
         ("mma.cta_group::1.kind::f64 [%r8], %rd10, %rd11, %r11, %p6;", "kind::f16, kind::f8f6f4"),

@@ -28,9 +28,8 @@ SHARED_SIZE = 1                              # CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYT
 # What cuTensorMapEncodeTiled calls them, in its own order.
 DRIVER_DTYPES = (
     "uint8", "uint16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64", "bfloat16", "float32_ftz",
-    "tfloat32", "tfloat32_ftz",
+    "tfloat32", "tfloat32_ftz", "16u4_align8b", "16u4_align16b", "16u6_align16b",
 )  # fmt: skip
-DRIVER_PACKED = {13: "16U4_ALIGN8B elements", 14: "16U4_ALIGN16B elements", 15: "16U6_ALIGN16B elements"}
 DRIVER_SWIZZLES = (0, 32, 64, 128, "128/32", "128/32+8", "128/64")
 
 
@@ -179,10 +178,9 @@ def encoded(
 ) -> bytes:  # fmt: skip
     """A tensor map, from what cuTensorMapEncodeTiled is given."""
     if dtype >= len(DRIVER_DTYPES) or swizzle >= len(DRIVER_SWIZZLES):
-        asked = DRIVER_PACKED.get(dtype) or f"dtype {dtype} and swizzle {swizzle}, in the driver's numbers,"
         raise CaptureError(
-            f"a tensor map of {asked} is not simulated. Use one of {', '.join(DRIVER_DTYPES)} and a swizzle among "
-            f"{', '.join(map(str, DRIVER_SWIZZLES))}."
+            f"a tensor map of dtype {dtype} and swizzle {swizzle}, in the driver's numbers, is not simulated. Use one "
+            f"of {', '.join(DRIVER_DTYPES)} and a swizzle among {', '.join(map(str, DRIVER_SWIZZLES))}."
         )
     return encode(
         address=address,

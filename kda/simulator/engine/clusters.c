@@ -2,6 +2,7 @@
 #include "clusters.h"
 #include "barriers.h"
 #include "clock.h"
+#include "functions.h"
 #include "knowledge.h"
 #include "memory.h"
 #include "registers.h"
@@ -9,7 +10,7 @@
 #include "visits.h"
 #include "wgmma.h"
 
-enum { MBARRIERS_OF_A_CTA = 128 };
+enum { MBARRIERS_OF_A_CTA = 128, WARPS_TOGETHER = 4 /* registers are given to so many at once */ };
 
 /* ---- registers at the start --------------------------------------------------------------------------------------------- */
 
@@ -110,6 +111,7 @@ static void start_cta(Cluster *c, s32 rank) {
     cta->id[2] = c->id[2] * size[2] + rank / (size[0] * size[1]);
     cta->linear = linear_id(cta->id, launch->grid);
     cta->nwarps = cta->running = c->nwarps / c->nctas;
+    cta->register_pool = (s32)(-(u32)cta->nwarps % WARPS_TOGETHER) * launch->max_registers; /* of the warps that are not there */
     cta->shared = aligned_alloc(1024, (launch->shared_end + 1023) & ~1023u);
     memset(cta->shared, POISON, launch->shared_end);
     if (launch->checks) cta->shared_history = calloc(launch->shared_end + 1, sizeof(Cell));
@@ -153,6 +155,9 @@ static void end_warp(Warp *w) {
     free_knowledge(w->cluster, &w->released);
     free_knowledge(w->cluster, &w->to_acquire);
     free(w->met);
+    for (s32 j = 0; j < w->njoins; j++)
+        if (w->join[j].open) free_call(w->join[j].call);
+    free(w->join);
 }
 
 void end_cluster(Cluster *c) {

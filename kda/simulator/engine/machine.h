@@ -27,6 +27,7 @@ typedef struct Cell Cell;       /* history.h */
 typedef struct Finding Finding; /* findings.h */
 typedef struct Foreign Foreign; /* knowledge.h: what is known of other clusters' actors */
 typedef struct Clock Clock;     /* clock.h: the time of a launch that is asked for it */
+typedef struct Call Call;       /* functions.c: a device function that runs */
 typedef struct WarpTime WarpTime;
 typedef struct ClockSetting ClockSetting;
 
@@ -90,12 +91,14 @@ struct Split {
 };
 
 typedef struct {
-    s32 pc, outer;
+    s32 pc, lands; /* where its lanes arrive, and where they go on: the same, but for a call, whose lanes return (pc -1) */
+    s32 outer;
     u32 expected, arrived;
     bool open;
+    Call *call;
 } Join;
 
-enum { MAX_SPLITS = 32, MAX_JOINS = 64 };
+enum { MAX_SPLITS = 32 };
 
 /* Groups that lanes have committed: how many, and the clocks of the newest (that of group n at n % GROUPS_KEPT). */
 enum { GROUPS_KEPT = 32 };
@@ -115,7 +118,8 @@ struct Warp {
     u32 born;       /* lanes that exist */
     Split split[MAX_SPLITS];
     s32 nsplits, current;
-    Join join[MAX_JOINS];
+    Join *join;
+    s32 njoins;     /* room for as many */
     Knowledge know;
     Knowledge released; /* at its last release fence: what a relaxed store publishes */
     Knowledge to_acquire; /* what relaxed loads have read: an acquire fence takes it in */

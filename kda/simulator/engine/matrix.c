@@ -1,6 +1,6 @@
 /* Fragments of matrices in a warp's registers: ldmatrix, stmatrix, movmatrix, mma.sync. Lane l = 4g + t throughout.
  *
- * mma.sync: a register holds 4/bytes neighbours in k of A or B. Registers of A go down 8 rows first (where m is 16), then along k;
+ * mma.sync: a register holds 32/bits neighbours in k of A or B. Registers of A go down 8 rows first (where m is 16), then along k;
  * those of B along k, column g. Element n of C and D is at row g + 8 (n >> 1), column 2t + (n & 1); f16 packs two in a register.
  */
 #include "findings.h"
@@ -18,7 +18,7 @@ static bool whole_warp(Warp *w, const Ins *i, u32 lanes) {
 /* ---- ldmatrix, stmatrix ------------------------------------------------------------------------------------------------- */
 
 /* operands: the registers, then the address */
-enum { L_COUNT, L_FORM, L_ROWS, L_OFFSET, L_WIDE, L_GENERIC }; /* registers; Form; rows in all; address */
+enum { L_COUNT, L_FORM, L_ROWS, L_OFFSET, L_WIDE, L_GENERIC, L_BITS }; /* registers; Form; rows in all; address; of packed elements */
 typedef enum { B16, B16_TRANSPOSED, B8_LOAD, B8_STORE } Form;
 enum { ROW = 16 }; /* bytes */
 
@@ -47,6 +47,17 @@ static bool row_addresses(Warp *w, const Ins *i, u32 *address) {
     return true;
 }
 
+/* Sixteen packed elements of a row become a byte each; padding follows them. */
+static void unpack_row(u8 *row, u32 bits) {
+    u8 packed[ROW + sizeof(u32)] = {0};
+    memcpy(packed, row, 2 * bits);
+    for (u32 e = 0; e < ROW; e++) {
+        u32 word;
+        memcpy(&word, packed + e * bits / 8, sizeof word);
+        row[e] = (u8)(word >> e * bits % 8 & ((1u << bits) - 1));
+    }
+}
+
 static u32 first_lanes(s64 n) { return n == LANES ? FULL : (1u << n) - 1; }
 
 static Outcome op_ldmatrix(Warp *w, const Ins *i, u32 lanes) {
@@ -55,7 +66,9 @@ static Outcome op_ldmatrix(Warp *w, const Ins *i, u32 lanes) {
     if (!whole_warp(w, i, lanes) || !row_addresses(w, i, address)) return NEXT;
     for (int l = 0; l < i->mod[L_ROWS]; l++) {
         Access a = warp_access(w, i, l, SPACE_SHARED);
-        shared_read(w, i, &a, address[l], rows[l], ROW, ROW);
+        u32 bits = (u32)i->mod[L_BITS];
+        shared_read(w, i, &a, address[l], rows[l], bits ? 2 * bits : ROW, ROW);
+        if (bits) unpack_row(rows[l], bits);
     }
     count_wavefronts(w, i, first_lanes(i->mod[L_ROWS]), address, ROW, false);
     for (int r = 0; r < i->mod[L_COUNT]; r++)
@@ -109,18 +122,32 @@ static Outcome op_movmatrix(Warp *w, const Ins *i, u32 lanes) {
 /* ---- mma.sync ----------------------------------------------------------------------------------------------------------- */
 
 /* operands: registers of D, A, B, C */
-enum { M_ROWS, M_DEPTH, M_A, M_B, M_D, M_SATURATE, M_ND, M_NA, M_NB };
-enum { COLUMNS = 8, MAX_ROWS = 16, MAX_DEPTH = 32 };
+enum { M_ROWS, M_DEPTH, M_A, M_B, M_D, M_SATURATE, M_ND, M_NA, M_NB, M_BITS, M_SHIFT_A, M_SHIFT_B, M_EXCLUSIVE, M_SCALES, M_SCALE_TYPE };
+enum { COLUMNS = 8, MAX_ROWS = 16, MAX_DEPTH = 256, MAX_SCALES = 4 };
 
-static u32 element_bytes(MatrixType t) { return t == MT_TF32 ? 4 : t == MT_F16 || t == MT_BF16 ? 2 : 1; }
-
-/* to[row][k] of a matrix of 8 or 16 rows (columns of B) */
-static void gather(const Warp *w, const s32 *reg, s32 registers, u32 down, u32 depth, u32 bytes, u32 *to) {
-    u32 each = 4 / bytes, mask = bytes == 4 ? FULL : (1u << 8 * bytes) - 1;
+/* to[row][k] of a matrix of 8 or 16 rows (columns of B); elements of 4 and 6 bits may lie `shift` bits up in containers of 8 */
+static void gather(const Warp *w, const s32 *reg, s32 registers, u32 down, u32 depth, u32 bits, u32 shift, u32 *to) {
+    u32 each = 32 / bits, mask = bits == 32 ? FULL : (1u << bits) - 1;
     for (u32 r = 0; r < (u32)registers; r++)
         for (u32 l = 0; l < LANES; l++)
             for (u32 e = 0; e < each; e++)
-                to[(l / 4 + 8 * (r % down)) * depth + l % 4 * each + e + 4 * each * (r / down)] = R32(w, reg[r])[l] >> 8 * bytes * e & mask;
+                to[(l / 4 + 8 * (r % down)) * depth + l % 4 * each + e + 4 * each * (r / down)] = (R32(w, reg[r])[l] >> bits * e & mask) >> shift;
+}
+
+/* Factors of A (rows g and g + 8 in the lower and the upper thread of a pair) or of B (column g in one thread of four). arg: the register
+ * with them, byte, thread. */
+static bool gather_scales(Warp *w, const Ins *i, const s32 *arg, u32 count, bool of_a, u32 *to) {
+    u32 byte = R32(w, arg[1])[0] & 0xffff, thread = R32(w, arg[2])[0] & 0xffff;
+    if (byte % count || byte + count > MAX_SCALES || thread >= (of_a ? 2 : 4)) {
+        find(w, i, 0, BAD_OPERAND, 0, 0, "byte %u and thread %u select no factors of %c; byte is a multiple of %u below 4, thread below %d", byte, thread,
+             of_a ? 'A' : 'B', count, of_a ? 2 : 4);
+        return false;
+    }
+    for (u32 row = 0; row < (of_a ? MAX_ROWS : COLUMNS); row++) {
+        u32 word = R32(w, arg[0])[of_a ? row % 8 * 4 + 2 * thread + row / 8 : row * 4 + thread];
+        for (u32 e = 0; e < count; e++) to[row * count + e] = word >> 8 * (byte + e) & 0xff;
+    }
+    return true;
 }
 
 static u32 *accumulator(const Warp *w, const s32 *reg, u32 n, u32 l, bool packed, u32 *shift) {
@@ -131,19 +158,24 @@ static u32 *accumulator(const Warp *w, const s32 *reg, u32 n, u32 l, bool packed
 static Outcome op_mma(Warp *w, const Ins *i, u32 lanes) {
     const s64 *m = i->mod;
     u32 A[MAX_ROWS * MAX_DEPTH], B[COLUMNS * MAX_DEPTH], D[MAX_ROWS * COLUMNS], shift;
-    u32 rows = (u32)m[M_ROWS], depth = (u32)m[M_DEPTH], bytes = element_bytes((MatrixType)m[M_A]);
+    u32 scales_a[MAX_ROWS * MAX_SCALES], scales_b[COLUMNS * MAX_SCALES];
+    u32 rows = (u32)m[M_ROWS], depth = (u32)m[M_DEPTH], bits = (u32)m[M_BITS], count = (u32)m[M_SCALES];
     bool packed = m[M_D] == MT_F16;
     const s32 *d = i->arg, *a = d + m[M_ND], *b = a + m[M_NA], *c = b + m[M_NB];
     if (!whole_warp(w, i, lanes)) return NEXT;
-    gather(w, a, (s32)m[M_NA], rows / 8, depth, bytes, A);
-    gather(w, b, (s32)m[M_NB], 1, depth, bytes, B);
+    gather(w, a, (s32)m[M_NA], rows / 8, depth, bits, (u32)m[M_SHIFT_A], A);
+    gather(w, b, (s32)m[M_NB], 1, depth, bits, (u32)m[M_SHIFT_B], B);
+    const s32 *scale = c + m[M_ND];
+    Scales scales = {.type = (MatrixType)m[M_SCALE_TYPE], .block = count ? (int)(depth / count) : 0, .a = scales_a, .b = scales_b};
+    if (count && !(gather_scales(w, i, scale, count, true, scales_a) && gather_scales(w, i, scale + 3, count, false, scales_b))) return NEXT;
     for (u32 n = 0; n < rows / 4; n++)
         for (u32 l = 0; l < LANES; l++) {
             u32 x = *accumulator(w, c, n, l, packed, &shift) >> shift;
             D[(l / 4 + 8 * (n >> 1)) * COLUMNS + 2 * (l % 4) + (n & 1)] = packed ? x & 0xffff : x;
         }
     multiply_tile(&(Tile){.arch = w->machine->launch->arch, .by_warp = true, .a = (MatrixType)m[M_A], .b = (MatrixType)m[M_B], .d = (MatrixType)m[M_D],
-                          .m = (int)rows, .n = COLUMNS, .k = (int)depth, .A = A, .B = B, .C = D, .D = D, .saturate = m[M_SATURATE]});
+                          .m = (int)rows, .n = COLUMNS, .k = (int)depth, .A = A, .B = B, .C = D, .D = D, .saturate = m[M_SATURATE],
+                          .exclusive = m[M_EXCLUSIVE], .scales = count ? &scales : NULL});
     for (u32 n = 0; n < rows / 4; n++)
         for (u32 l = 0; l < LANES; l++) {
             u32 *to = accumulator(w, d, n, l, packed, &shift), value = D[(l / 4 + 8 * (n >> 1)) * COLUMNS + 2 * (l % 4) + (n & 1)];

@@ -346,6 +346,28 @@ static Outcome op_st(Warp *w, const Ins *i, u32 lanes) {
     return m[M_SEM] ? YIELD : NEXT;
 }
 
+/* st.bulk: operands: address, bytes; mod: offset, wide, generic */
+static Outcome op_st_bulk(Warp *w, const Ins *i, u32 lanes) {
+    enum { PIECE = 512 };
+    static const u8 zeros[PIECE];
+    for (u32 rest = lanes; rest; rest &= rest - 1) {
+        int l = first_lane(rest);
+        u64 address = lane_address(w, i, 0, i->mod[1], i->mod[0], l), n = R32(w, i->arg[1])[l];
+        if (i->mod[2] && address >> 56 != WINDOW_SHARED) {
+            find(w, i, l, OUT_OF_BOUNDS, address, n, "generic address 0x%llx is not in shared memory", (unsigned long long)address);
+            continue;
+        }
+        if (n % 8 || n > 1 << 24) {
+            find(w, i, l, BAD_OPERAND, address, n, "%llu bytes: st.bulk takes a multiple of 8, at most 16,777,216", (unsigned long long)n);
+            continue;
+        }
+        Access a = warp_access(w, i, l, SPACE_SHARED);
+        for (u64 at = 0; at < n; at += PIECE)
+            if (!shared_write(w, i, &a, (u32)(address + at), zeros, n - at < PIECE ? n - at : PIECE, 8)) break;
+    }
+    return NEXT;
+}
+
 /* ---- atom and red ------------------------------------------------------------------------------------------------------- */
 
 static u64 combine_integer(AtomicOp op, AtomicType t, u64 old, u64 x) {
@@ -492,5 +514,5 @@ static Outcome op_isspacep(Warp *w, const Ins *i, u32 lanes) {
 }
 
 const HandlerEntry memory_handlers[] = {
-    {"ld", op_ld}, {"st", op_st}, {"atom", op_atom}, {"mapa", op_mapa}, {"getctarank", op_getctarank}, {"isspacep", op_isspacep}, {0},
+    {"st_bulk", op_st_bulk}, {"ld", op_ld}, {"st", op_st}, {"atom", op_atom}, {"mapa", op_mapa}, {"getctarank", op_getctarank}, {"isspacep", op_isspacep}, {0},
 };

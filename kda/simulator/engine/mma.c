@@ -3,13 +3,15 @@
  * One step takes `terms` products and the accumulator: products are exact, every term is cut (towards zero) to F bits below the largest
  * exponent among them, the sum is exact, and the result is cut to f32 or rounded to nearest even in f16. A longer k is a chain of steps.
  *   sm_80, sm_89: 16 bytes of A a step, F = 24 (fp8: 13, and f32 results keep 13 bits); sm_90 and later: 32 bytes, F = 25, except fp8 in
- *   wgmma: 13. mma.sync has no fp8 of its own there: see multiply_converted.
+ *   wgmma: 13. mma.sync has no fp8 of its own there: see multiply_converted; that of sm_120 has, which rounds like the others (assumed).
+ * Scaled elements are products like others: a factor's power of two moves the exponent, its significand multiplies exactly. All 64 4-bit
+ * elements of a row are one step.
  * A NaN, or inf - inf, gives 0x7fffffff (f16 0x7fff). Integers are exact; they wrap, or saturate once at the end.
  */
 #include "mma.h"
 #include "numerics.h"
 
-enum { MAX_TERMS = 32, MAX_COLUMNS = 256, MIN_EXPONENT = -126, ZERO_EXPONENT = -1000 };
+enum { MAX_TERMS = 64, MAX_COLUMNS = 256, MIN_EXPONENT = -126, ZERO_EXPONENT = -1000 };
 typedef enum { FINITE, PLUS_INFINITY, MINUS_INFINITY, NOT_A_NUMBER } Class;
 typedef enum { IEEE, NAN_ONLY, ALL_FINITE } Specials;
 
@@ -52,8 +54,33 @@ typedef struct {
 static Model model_of(const Tile *t) {
     s32 bytes = formats[t->a].bytes;
     bool coarse = bytes == 1 && (t->arch == 89 || (t->arch == 90 && t->wgmma));
-    return (Model){.fraction_bits = coarse ? 13 : t->arch >= 90 ? 25 : 24, .kept = coarse ? 13 : 23, .terms = (t->arch >= 90 ? 32 : 16) / bytes};
+    s32 bits = t->scales && t->a == MT_E2M1 && t->k % 64 == 0 ? 4 : 8 * bytes; /* containers of 8 bits count as such */
+    return (Model){.fraction_bits = coarse ? 13 : t->arch >= 90 ? 25 : 24, .kept = coarse ? 13 : 23, .terms = (t->arch >= 90 ? 256 : 128) / bits};
 }
+
+/* ---- elements ----------------------------------------------------------------------------------------------------------- */
+
+static s32 scale_mantissa(const Tile *t) { return t->scales && t->scales->type == MT_UE4M3 ? 3 : 0; }
+
+static Number scaled(const Scales *s, Number x, u32 code) {
+    bool power = s->type == MT_UE8M0;
+    Number by = power ? (Number){1, (s32)code - 127, code == 0xff ? NOT_A_NUMBER : FINITE} : decode(formats[MT_E4M3], code & 0x7f, false);
+    if (x.class || by.class) return (Number){0, ZERO_EXPONENT, by.class ? NOT_A_NUMBER : x.class};
+    s32 significand = x.significand * by.significand;
+    return (Number){significand, significand ? x.exponent + by.exponent : ZERO_EXPONENT, FINITE};
+}
+
+static Number element_a(const Tile *t, s32 m, s32 k) {
+    Number x = decode(formats[t->a], t->A[(size_t)m * t->k + k], t->negate_a);
+    return t->scales ? scaled(t->scales, x, t->scales->a[m * (t->k / t->scales->block) + k / t->scales->block]) : x;
+}
+
+static Number element_b(const Tile *t, s32 n, s32 k) {
+    Number x = decode(formats[t->b], t->B[(size_t)n * t->k + k], t->negate_b);
+    return t->scales ? scaled(t->scales, x, t->scales->b[n * (t->k / t->scales->block) + k / t->scales->block]) : x;
+}
+
+/* ---- results ------------------------------------------------------------------------------------------------------------ */
 
 /* sum * 2^unit cut to f32 with that many mantissa bits; too large is inf */
 static u32 to_f32(s64 sum, s32 unit, s32 kept) {
@@ -117,7 +144,7 @@ static FAST bool decode_columns(const Tile *t, Columns *c, s32 k, s32 terms) { /
         const u32 *b = t->B + (size_t)c->first * depth + k + e;
         s32 *significand = c->significand[e], *exponent = c->exponent[e];
         for (s32 n = 0; n < columns; n++) {
-            Number x = decode(format, b[n * depth], negate);
+            Number x = t->scales ? element_b(t, c->first + n, k + e) : decode(format, b[n * depth], negate);
             significand[n] = x.significand;
             exponent[n] = x.exponent;
             c->special[n] |= x.class != FINITE;
@@ -153,12 +180,12 @@ static FAST void find_largest(const s32 *a_exponent, const Columns *c, s32 terms
     }
 }
 
-/* Each product is below 2^27 in the unit, so sixteen fit in 32 bits. */
-static FAST void add_products(const s32 *a, const s32 *a_exponent, const Columns *c, s32 terms, Row *r) {
+/* Each product is below 2^27 in the unit, so sixteen fit in 32 bits; with factors that are no powers of two below 2^29, so that four do. */
+static FAST void add_products(const s32 *a, const s32 *a_exponent, const Columns *c, s32 terms, s32 together, Row *r) {
     const s32 columns = c->columns, *largest = r->largest;
-    for (s32 from = 0; from < terms; from += 16) {
+    for (s32 from = 0; from < terms; from += together) {
         s32 part[MAX_COLUMNS];
-        s32 to = from + 16 < terms ? from + 16 : terms;
+        s32 to = from + together < terms ? from + together : terms;
         memset(part, 0, columns * sizeof *part);
         for (s32 e = from; e < to; e++) {
             const s32 *exponent = c->exponent[e], *b = c->significand[e];
@@ -200,8 +227,7 @@ static u32 special_sum(const Tile *t, s32 m, s32 n, s32 k, s32 terms, u32 c) {
     Class start = decode(formats[t->d], c, false).class;
     bool nan = start == NOT_A_NUMBER, plus = start == PLUS_INFINITY, minus = start == MINUS_INFINITY, half = t->d == MT_F16;
     for (s32 e = 0; e < terms && !nan; e++) {
-        Number a = decode(formats[t->a], t->A[(size_t)m * t->k + k + e], t->negate_a);
-        Number b = decode(formats[t->b], t->B[(size_t)n * t->k + k + e], t->negate_b);
+        Number a = element_a(t, m, k + e), b = element_b(t, n, k + e);
         if (!a.class && !b.class) continue;
         nan = a.class == NOT_A_NUMBER || b.class == NOT_A_NUMBER || (!a.class && !a.significand) || (!b.class && !b.significand);
         bool negative = (a.class == MINUS_INFINITY || a.significand < 0) != (b.class == MINUS_INFINITY || b.significand < 0);
@@ -215,13 +241,13 @@ static void multiply_row(const Tile *t, const Model *model, const Columns *colum
                          const u32 *accumulator) {
     const size_t at = (size_t)m * t->n + columns->first;
     const u32 *c = accumulator ? accumulator + at : NULL;
-    const s32 F = model->fraction_bits, up = F - formats[t->a].mantissa - formats[t->b].mantissa; /* products in units of 2^(exponent - F) */
+    const s32 F = model->fraction_bits, up = F - formats[t->a].mantissa - formats[t->b].mantissa - 2 * scale_mantissa(t); /* products in units of 2^(exponent - F) */
     s32 a[MAX_TERMS], a_exponent[MAX_TERMS];
     bool special_row = false;
     Row row;
     u32 *d = t->D + at;
     for (s32 e = 0; e < terms; e++) {
-        Number x = decode(formats[t->a], t->A[(size_t)m * t->k + k + e], t->negate_a);
+        Number x = element_a(t, m, k + e);
         a[e] = x.significand * (1 << up);
         a_exponent[e] = x.exponent;
         special_row |= x.class != FINITE;
@@ -229,7 +255,7 @@ static void multiply_row(const Tile *t, const Model *model, const Columns *colum
     bool special = decode_accumulator(t, &row, c, columns->columns) || special_row || special_columns;
     find_largest(a_exponent, columns, terms, &row);
     start_sums(&row, columns->columns, formats[t->d].mantissa, F);
-    add_products(a, a_exponent, columns, terms, &row);
+    add_products(a, a_exponent, columns, terms, scale_mantissa(t) ? 4 : 16, &row);
     if (!special && t->d == MT_F32 && all_to_f32(&row, d, columns->columns, F, model->kept)) return;
     for (s32 n = 0; n < columns->columns; n++) {
         s32 unit = row.largest[n] - F;
@@ -255,7 +281,7 @@ static void multiply_floats(const Tile *t) {
     }
 }
 
-static s32 integer(MatrixType type, u32 bits) { return type == MT_S8 ? (s8)bits : (u8)bits; }
+static s32 integer(MatrixType type, u32 bits) { return type == MT_S8 ? (s8)bits : type == MT_S4 ? (s32)(bits << 28) >> 28 : (u8)bits; }
 
 static FAST void multiply_integers(const Tile *t) {
     s32 (*b)[t->n] = malloc((size_t)t->k * sizeof *b); /* [k][n] */
@@ -266,7 +292,10 @@ static FAST void multiply_integers(const Tile *t) {
         memset(sum, 0, t->n * sizeof *sum);
         for (s32 k = 0; k < t->k; k++) {
             s32 a = integer(t->a, t->A[(size_t)m * t->k + k]);
-            for (s32 n = 0; n < t->n; n++) sum[n] += a * b[k][n];
+            if (t->exclusive)
+                for (s32 n = 0; n < t->n; n++) sum[n] += a ^ b[k][n];
+            else
+                for (s32 n = 0; n < t->n; n++) sum[n] += a * b[k][n];
         }
         for (s32 n = 0; n < t->n; n++) {
             size_t at = (size_t)m * t->n + n;
@@ -315,7 +344,7 @@ static void multiply_converted(const Tile *t) {
 void multiply_tile(const Tile *t) {
     if (t->d == MT_S32)
         multiply_integers(t);
-    else if (t->by_warp && t->arch >= 90 && formats[t->a].bytes == 1)
+    else if (t->by_warp && t->arch >= 90 && t->arch < 120 && formats[t->a].bytes == 1)
         multiply_converted(t);
     else
         multiply_floats(t);

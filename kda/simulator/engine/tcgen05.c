@@ -5,8 +5,10 @@
  * all that its sender knew, and every earlier operation of the queue that the sender knew to have been sent (as fences order it, where
  * it touches tensor memory). commit hands on what
  * follows from the end of its thread's operations; it does not release what the thread has done besides.
+ * Factors of a row (mma.block_scale): those of rows r, r + 32, ... lie in lane r, one column after the other, and once more in each slab of 32
+ * lanes; a column's four bytes are factors of neighbours in K.
  * Not documented, and decided here: how D rounds (mma.c); an f16 D leaves poison in the upper half of its cells; shift moves the slab of
- * 32 lanes that its address names.
+ * 32 lanes that its address names; factors that differ between slabs are a finding.
  */
 #include "tmem.h"
 #include "barriers.h"
@@ -147,12 +149,13 @@ static u32 group_address(const Matrix *m, u32 mn, u32 k) {
 }
 
 /* Elements in shared memory come in groups of 16 bytes; those of 4 and 6 bits leave the end of their group empty. */
-typedef struct { u8 bytes, bits, container; } Element; /* container: the lowest bit of a 4- or 6-bit element in a byte of tensor memory */
+typedef struct { u8 bytes, bits, container, of_group; } Element; /* container: the lowest bit of a 4- or 6-bit element in a byte of tensor memory */
 static const Element elements[] = {
-    [MT_F16] = {2, 16, 0}, [MT_BF16] = {2, 16, 0}, [MT_TF32] = {4, 32, 0}, [MT_E4M3] = {1, 8, 0}, [MT_E5M2] = {1, 8, 0},
-    [MT_E2M3] = {1, 6, 1}, [MT_E3M2] = {1, 6, 1},  [MT_E2M1] = {1, 4, 2},  [MT_U8] = {1, 8, 0},   [MT_S8] = {1, 8, 0},
+    [MT_F16] = {2, 16, 0, 8},  [MT_BF16] = {2, 16, 0, 8}, [MT_TF32] = {4, 32, 0, 4}, [MT_E4M3] = {1, 8, 0, 16}, [MT_E5M2] = {1, 8, 0, 16},
+    [MT_E2M3] = {1, 6, 1, 16}, [MT_E3M2] = {1, 6, 1, 16}, [MT_E2M1] = {1, 4, 2, 16}, [MT_U8] = {1, 8, 0, 16},   [MT_S8] = {1, 8, 0, 16},
 };
-enum { GROUP = 16, K_BYTES = 32, MOST_M = 256, MOST_N = 256, MOST_K = 32 };
+static const Element packed_e2m1 = {1, 4, 0, 32}; /* of kind::mxf4 and mxf4nvf4 */
+enum { GROUP = 16, K_BYTES = 32, MOST_M = 256, MOST_N = 256, MOST_K = 64, MOST_FACTORS = 4 };
 
 static void unpack(const Element *e, const u8 *bytes, u32 n, u32 *to) { /* elements one after the other; 3 bytes past the last are read */
     u32 mask = e->bits == 32 ? FULL : (1u << e->bits) - 1;
@@ -165,7 +168,7 @@ static void unpack(const Element *e, const u8 *bytes, u32 n, u32 *to) { /* eleme
 
 static void read_group(Work *work, const Access *a, const Cta *cta, u32 address, const Element *e, u32 *to) {
     u8 bytes[GROUP + sizeof(u32)];
-    u32 n = GROUP / e->bytes;
+    u32 n = e->of_group;
     shared_read(work->warp, work->ins, a, shared_address(cta, address), bytes, n * e->bits / 8, GROUP);
     unpack(e, bytes, n, to);
 }
@@ -173,10 +176,10 @@ static void read_group(Work *work, const Access *a, const Cta *cta, u32 address,
 /* Rows of A, or columns of B, from one CTA: to[rows][K] */
 static void gather(Work *work, const Cta *cta, const Matrix *m, const Element *e, u32 rows, u32 *to) {
     Access a = tensor_access(work, SPACE_SHARED);
-    u32 n = GROUP / e->bytes, k = K_BYTES / e->bytes;
+    u32 n = e->of_group, k = K_BYTES / GROUP * n;
     if (!m->mn_major) {
         for (u32 mn = 0; mn < rows; mn++)
-            for (u32 kb = 0; kb < K_BYTES; kb += GROUP) read_group(work, &a, cta, group_address(m, mn, kb), e, to + mn * k + kb / e->bytes);
+            for (u32 kb = 0; kb < K_BYTES; kb += GROUP) read_group(work, &a, cta, group_address(m, mn, kb), e, to + mn * k + kb / GROUP * n);
         return;
     }
     for (u32 at = 0; at < k; at++)
@@ -189,16 +192,19 @@ static void gather(Work *work, const Cta *cta, const Matrix *m, const Element *e
 
 /* ---- mma: what the descriptors say -------------------------------------------------------------------------------------- */
 
-/* operands: D, A (address or descriptor), B, idesc, predicate, zero-column mask (-1), words of the lane mask */
-enum { MMA_KIND, MMA_GROUP, MMA_WS, MMA_A_IN_TMEM, MMA_D_OFFSET, MMA_A_OFFSET, MMA_NEGATED, MMA_SCALE, MMA_MASK_WORDS };
+/* operands: D, A (address or descriptor), B, idesc, predicate, zero-column mask (-1), words of the lane mask, or addresses of factors */
+enum { MMA_KIND, MMA_GROUP, MMA_WS, MMA_A_IN_TMEM, MMA_D_OFFSET, MMA_A_OFFSET, MMA_NEGATED, MMA_SCALE, MMA_MASK_WORDS, MMA_FACTORS, MMA_OFFSET_FACTORS };
 enum { ARG_D, ARG_A, ARG_B, ARG_IDESC, ARG_P, ARG_ZERO, ARG_MASK };
-typedef enum { KIND_F16, KIND_TF32, KIND_F8F6F4, KIND_I8, KINDS } MmaKind;
+typedef enum { KIND_F16, KIND_TF32, KIND_F8F6F4, KIND_I8, KIND_MXF8F6F4, KIND_MXF4, KIND_MXF4NVF4, KINDS } MmaKind;
 enum { TYPES = 6, NO_TYPE = -1 };
 static const s8 input_types[KINDS][TYPES] = { /* by the codes of idesc */
     [KIND_F16] = {MT_F16, MT_BF16, NO_TYPE, NO_TYPE, NO_TYPE, NO_TYPE},
     [KIND_TF32] = {NO_TYPE, NO_TYPE, MT_TF32, NO_TYPE, NO_TYPE, NO_TYPE},
     [KIND_F8F6F4] = {MT_E4M3, MT_E5M2, NO_TYPE, MT_E2M3, MT_E3M2, MT_E2M1},
     [KIND_I8] = {MT_U8, MT_S8, NO_TYPE, NO_TYPE, NO_TYPE, NO_TYPE},
+    [KIND_MXF8F6F4] = {MT_E4M3, MT_E5M2, NO_TYPE, MT_E2M3, MT_E3M2, MT_E2M1},
+    [KIND_MXF4] = {NO_TYPE, MT_E2M1, NO_TYPE, NO_TYPE, NO_TYPE, NO_TYPE},
+    [KIND_MXF4NVF4] = {NO_TYPE, MT_E2M1, NO_TYPE, NO_TYPE, NO_TYPE, NO_TYPE},
 };
 static const s8 output_types[3] = {MT_F16, MT_F32, MT_S32};
 
@@ -227,6 +233,9 @@ typedef struct {
     int scale; /* the old D is multiplied with 2^-scale */
     u32 disabled[8];
     u64 zero_mask;
+    const Element *a_element, *b_element;
+    u32 factors, factors_at[2], factor_byte[2]; /* of a row; of A and B: the column, and the first byte there */
+    MatrixType factor_type;
 } Mma;
 
 static u32 bits(u32 x, int low, int count) { return x >> low & ((1u << count) - 1); }
@@ -235,13 +244,61 @@ static bool allowed_n(const Mma *m, MmaKind kind) {
     if (m->layout->ws) return m->n == 64 || m->n == 128 || m->n == 256;
     u32 step = m->layout->group == 2 ? (kind == KIND_I8 ? 32 : 16) : kind == KIND_I8 && m->n > 32 ? 16 : 8;
     u32 group_step = GROUP * m->layout->group;
-    if (m->b.mn_major && elements[m->b_type].bytes == 1 && step < group_step) step = group_step;
+    if (m->b.mn_major && m->b_element->bytes == 1 && step < group_step) step = group_step;
     return m->n >= step && m->n <= MOST_N && m->n % step == 0;
+}
+
+/* What all formats share: the signs, the order of A and B, N; then what M is. */
+static bool read_shape(Warp *w, const Ins *i, int lane, u32 d, Mma *m) {
+    MmaKind kind = i->mod[MMA_KIND];
+    int group = (int)i->mod[MMA_GROUP];
+    bool ws = i->mod[MMA_WS];
+    m->negate_a = bits(d, 13, 1);
+    m->negate_b = bits(d, 14, 1);
+    m->a.mn_major = bits(d, 15, 1);
+    m->b.mn_major = bits(d, 16, 1);
+    m->n = bits(d, 17, 6) << 3;
+    m->k = K_BYTES / GROUP * m->a_element->of_group;
+    for (size_t k = 0; k < sizeof layouts / sizeof *layouts; k++)
+        if (layouts[k].group == group && layouts[k].ws == ws && layouts[k].m == (int)m->m && !(m->factors && layouts[k].spread)) m->layout = &layouts[k];
+    if (!m->layout)
+        return refuse(w, i, lane, BAD_DESCRIPTOR, "idesc", d, "M=%u; it may be %s", m->m,
+                      ws ? "32, 64 or 128" : group == 2 ? "128 or 256" : m->factors ? "128" : "64 or 128");
+    if (!allowed_n(m, kind)) return refuse(w, i, lane, BAD_DESCRIPTOR, "idesc", d, "N=%u is not allowed by kind, cta_group and transpose", m->n);
+    return true;
+}
+
+/* idesc of the kinds with factors */
+static bool read_scaled_idesc(Warp *w, const Ins *i, int lane, u32 d, Mma *m) {
+    MmaKind kind = i->mod[MMA_KIND];
+    bool wide = kind == KIND_MXF8F6F4;
+    u32 a = bits(d, 7, 3), b = bits(d, 10, wide ? 3 : 2);
+    if (bits(d, 2, 1)) return refuse(w, i, lane, UNSUPPORTED, "idesc", d, "a sparse A (bit 2) is not simulated");
+    if (bits(d, 31, 1) && !wide) return refuse(w, i, lane, UNSUPPORTED, "idesc", d, "K of 96 (bit 31) is not simulated");
+    if (d & (0x0700004b | (wide ? 1u << 31 : 1u << 12)))
+        return refuse(w, i, lane, BAD_DESCRIPTOR, "idesc", d, "bits 0, 1, 3, 6, %s and 24-26 must be 0", wide ? "31" : "12");
+    if (a >= TYPES || b >= TYPES || input_types[kind][a] == NO_TYPE || input_types[kind][b] == NO_TYPE)
+        return refuse(w, i, lane, BAD_DESCRIPTOR, "idesc", d, "types %u of A and %u of B (bits 7-12) are none of this kind", a, b);
+    m->a_type = input_types[kind][a];
+    m->b_type = input_types[kind][b];
+    m->a_element = wide ? &elements[m->a_type] : &packed_e2m1;
+    m->b_element = wide ? &elements[m->b_type] : &packed_e2m1;
+    m->d_type = MT_F32;
+    m->factor_type = bits(d, 23, 1) ? MT_UE8M0 : MT_UE4M3;
+    if (m->factor_type == MT_UE4M3 && !(kind == KIND_MXF4NVF4 && m->factors == 4))
+        return refuse(w, i, lane, BAD_DESCRIPTOR, "idesc", d, "factors of ue4m3 (bit 23 is 0) are for kind::mxf4nvf4 with four of a row alone");
+    m->factor_byte[0] = bits(d, 29, 2);
+    m->factor_byte[1] = bits(d, 4, 2);
+    for (int k = 0; k < 2; k++)
+        if (m->factor_byte[k] % m->factors)
+            return refuse(w, i, lane, BAD_DESCRIPTOR, "idesc", d, "the factors of %c begin at byte %u (bits %s); with %u of a row it is a multiple of that", "AB"[k],
+                          m->factor_byte[k], k ? "4-5" : "29-30", m->factors);
+    m->m = bits(d, 27, 2) << 7;
+    return read_shape(w, i, lane, d, m);
 }
 
 static bool read_idesc(Warp *w, const Ins *i, int lane, u32 d, Mma *m) {
     MmaKind kind = i->mod[MMA_KIND];
-    int group = (int)i->mod[MMA_GROUP];
     bool ws = i->mod[MMA_WS];
     u32 a = bits(d, 7, 3), b = bits(d, 10, 3), to = bits(d, 4, 2);
     if (bits(d, 2, 1)) return refuse(w, i, lane, UNSUPPORTED, "idesc", d, "a sparse A (bit 2) is not simulated");
@@ -258,25 +315,14 @@ static bool read_idesc(Warp *w, const Ins *i, int lane, u32 d, Mma *m) {
         return refuse(w, i, lane, BAD_DESCRIPTOR, "idesc", d, "D of type %u (bits 4-5) with A of type %u and B of %u in this kind", to, a, b);
     m->d_type = output_types[to];
     m->saturate = bits(d, 3, 1);
-    m->negate_a = bits(d, 13, 1);
-    m->negate_b = bits(d, 14, 1);
-    m->a.mn_major = bits(d, 15, 1);
-    m->b.mn_major = bits(d, 16, 1);
-    m->n = bits(d, 17, 6) << 3;
+    m->a_element = &elements[m->a_type];
+    m->b_element = &elements[m->b_type];
     m->m = bits(d, 24, 5) << 4;
-    m->k = K_BYTES / elements[m->a_type].bytes;
-    for (size_t k = 0; k < sizeof layouts / sizeof *layouts; k++)
-        if (layouts[k].group == group && layouts[k].ws == ws && layouts[k].m == (int)m->m) m->layout = &layouts[k];
-    if (!m->layout)
-        return refuse(w, i, lane, BAD_DESCRIPTOR, "idesc", d, "M=%u; it may be %s", m->m,
-                      ws ? "32, 64 or 128" : group == 2 ? "128 or 256" : "64 or 128");
-    if (!allowed_n(m, kind)) return refuse(w, i, lane, BAD_DESCRIPTOR, "idesc", d, "N=%u is not allowed by kind, cta_group and transpose", m->n);
-    return true;
+    return read_shape(w, i, lane, d, m);
 }
 
-static bool read_matrix(Warp *w, const Ins *i, int lane, const char *name, u64 descriptor, MatrixType type, Matrix *m) {
+static bool read_matrix(Warp *w, const Ins *i, int lane, const char *name, u64 descriptor, const Element *e, Matrix *m) {
     bool mn_major = m->mn_major;
-    const Element *e = &elements[type];
     if (!read_descriptor(w, i, lane, name, descriptor, m)) return false;
     m->mn_major = mn_major;
     if (mn_major && e->bits < 8) return refuse(w, i, lane, BAD_DESCRIPTOR, name, descriptor, "elements of %d bits cannot be transposed", e->bits);
@@ -306,6 +352,19 @@ static bool read_addresses(Warp *w, const Ins *i, int lane, Mma *m) {
     return true;
 }
 
+/* Bits 30 and 31 are the first byte once more, where compilers keep it. */
+static bool read_factor_addresses(Warp *w, const Ins *i, int lane, Mma *m) {
+    for (int k = 0; k < 2; k++) {
+        u32 address = R32(w, i->arg[ARG_MASK + k])[lane] + (u32)i->mod[MMA_OFFSET_FACTORS + k];
+        m->factors_at[k] = address & 0xffff;
+        if (address >> 16 & 0x3fff) {
+            find(w, i, lane, TMEM_MISUSE, address, 0, "the factors of %c start in lane %u; they start in 0, and lie in all lanes", "AB"[k], address >> 16 & 0x3fff);
+            return false;
+        }
+    }
+    return true;
+}
+
 static bool read_mma(Warp *w, const Ins *i, int lane, Mma *m) {
     u32 idesc = R32(w, i->arg[ARG_IDESC])[lane];
     m->a_in_tmem = i->mod[MMA_A_IN_TMEM];
@@ -313,20 +372,23 @@ static bool read_mma(Warp *w, const Ins *i, int lane, Mma *m) {
     m->scale = (int)i->mod[MMA_SCALE];
     m->d_address = R32(w, i->arg[ARG_D])[lane] + (u32)i->mod[MMA_D_OFFSET];
     if (m->a_in_tmem) m->a_address = R32(w, i->arg[ARG_A])[lane] + (u32)i->mod[MMA_A_OFFSET];
+    m->factors = (u32)i->mod[MMA_FACTORS];
     for (int k = 0; k < i->mod[MMA_MASK_WORDS]; k++) m->disabled[k] = R32(w, i->arg[ARG_MASK + k])[lane];
     if (i->arg[ARG_ZERO] >= 0) m->zero_mask = R64(w, i->arg[ARG_ZERO])[lane];
-    if (!read_idesc(w, i, lane, idesc, m)) return false;
+    if (!(m->factors ? read_scaled_idesc : read_idesc)(w, i, lane, idesc, m)) return false;
+    if (m->factors && !read_factor_addresses(w, i, lane, m)) return false;
     if (m->scale && m->d_type == MT_F16)
         return refuse(w, i, lane, UNSUPPORTED, "idesc", idesc, "scale-input-d of an f16 D: its rounding is not documented");
     if (m->zero_mask >> 56 & 0x3f)
         return refuse(w, i, lane, UNSUPPORTED, "zero-column mask", m->zero_mask, "a column shift (bits 56-61) is not simulated");
-    if (!m->a_in_tmem && !read_matrix(w, i, lane, "A descriptor", R64(w, i->arg[ARG_A])[lane], m->a_type, &m->a)) return false;
-    return read_matrix(w, i, lane, "B descriptor", R64(w, i->arg[ARG_B])[lane], m->b_type, &m->b) && read_addresses(w, i, lane, m);
+    if (!m->a_in_tmem && !read_matrix(w, i, lane, "A descriptor", R64(w, i->arg[ARG_A])[lane], m->a_element, &m->a)) return false;
+    return read_matrix(w, i, lane, "B descriptor", R64(w, i->arg[ARG_B])[lane], m->b_element, &m->b) && read_addresses(w, i, lane, m);
 }
 
 /* ---- mma: its run ------------------------------------------------------------------------------------------------------- */
 
 static u32 tile_a[MOST_M * MOST_K], tile_b[MOST_N * MOST_K], tile_d[MOST_M * MOST_N];
+static u32 factors_a[MOST_M * MOST_FACTORS], factors_b[MOST_N * MOST_FACTORS];
 
 /* Where a row of D's part lies: the CTA's index in the pair, and the lane. */
 static u32 lane_of(const Mma *m, u32 row, u32 part, int *cta) {
@@ -352,17 +414,34 @@ static void zero_columns(const Mma *m) {
 }
 
 static void read_tmem_a(Work *work, const Mma *m, Cta *const ctas[], u32 part) { /* a CTA's A lies in the lanes of its D; [row][k] */
-    const Element *e = &elements[m->a_type];
+    const Element *e = m->a_element;
     Access a = tensor_access(work, SPACE_TMEM);
     for (u32 row = 0; row < m->m; row++) {
         u32 word[K_BYTES / 4 + 1];
         int c;
         u32 lane = lane_of(m, row, part, &c);
         tmem_read(ctas[c], &a, lane, m->a_address & 0xffff, K_BYTES / 4, word);
-        Element container = {e->bytes, 8 * e->bytes, 0};
-        unpack(&container, (const u8 *)word, m->k, tile_a + row * m->k);
-        for (u32 k = 0; e->bits < 8 && k < m->k; k++) tile_a[row * m->k + k] = tile_a[row * m->k + k] >> e->container & ((1u << e->bits) - 1);
+        Element container = {e->bytes, 8 * e->bytes, 0, e->of_group};
+        unpack(e->of_group > GROUP ? e : &container, (const u8 *)word, m->k, tile_a + row * m->k);
+        for (u32 k = 0; e->container && k < m->k; k++) tile_a[row * m->k + k] = tile_a[row * m->k + k] >> e->container & ((1u << e->bits) - 1);
     }
+}
+
+/* Factors of one CTA's rows of A (which 0), or of all columns of B (1): to[row][factor] */
+static void read_factors(Work *work, const Mma *m, Cta *cta, int which, u32 rows, u32 *to) {
+    enum { MOST_WORDS = MOST_N / SLAB };
+    Access a = tensor_access(work, SPACE_TMEM);
+    u32 words = (rows + SLAB - 1) / SLAB, held[SLAB][MOST_WORDS], word[MOST_WORDS];
+    u32 used = (u32)((1ull << 8 * m->factors) - 1) << 8 * m->factor_byte[which];
+    bool same = true;
+    for (u32 lane = 0; lane < TMEM_LANES; lane++) {
+        tmem_read(cta, &a, lane, m->factors_at[which], words, lane < SLAB ? held[lane] : word);
+        for (u32 k = 0; lane >= SLAB && k < words; k++) same &= k * SLAB + lane % SLAB >= rows || !((held[lane % SLAB][k] ^ word[k]) & used);
+    }
+    if (!same)
+        find(work->warp, work->ins, work->lane, TMEM_MISUSE, m->factors_at[which], 4ull * words, "the factors of %c differ between the slabs of %d lanes", "AB"[which], SLAB);
+    for (u32 row = 0; row < rows; row++)
+        for (u32 e = 0; e < m->factors; e++) to[row * m->factors + e] = held[row % SLAB][row / SLAB] >> 8 * (m->factor_byte[which] + e) & 0xff;
 }
 
 static bool enabled(const Mma *m, int cta, u32 lane) { return !lane_in(m->disabled[4 * cta + lane / 32], lane % 32); }
@@ -391,6 +470,8 @@ static void multiply_part(Work *work, const Mma *m, Cta *const ctas[], u32 part)
     Tile tile = {.arch = work->warp->machine->launch->arch, .a = m->a_type, .b = m->b_type, .d = m->d_type, .m = m->m, .n = columns, .k = m->k,
                  .A = tile_a, .B = tile_b + part * columns * m->k, .C = m->accumulate ? tile_d : NULL, .D = tile_d,
                  .negate_a = m->negate_a, .negate_b = m->negate_b, .saturate = m->saturate};
+    Scales scales = {.type = m->factor_type, .block = m->factors ? (int)(m->k / m->factors) : 0, .a = factors_a, .b = factors_b + part * columns * m->factors};
+    if (m->factors) tile.scales = &scales;
     multiply_tile(&tile);
     for (u32 k = 0; m->d_type == MT_F16 && k < m->m * columns; k++) tile_d[k] |= POISON_HALF;
     move_d(work, m, ctas, part, tmem_write);
@@ -406,10 +487,18 @@ static void run_mma(Work *work) {
     for (int c = 0; c < group; c++) {
         if (!tmem_held(w, work->ins, work->lane, ctas[c], m->d_address & 0xffff, m->n / parts, &work->know, "D")) return;
         if (m->a_in_tmem && !tmem_held(w, work->ins, work->lane, ctas[c], m->a_address & 0xffff, K_BYTES / 4, &work->know, "A")) return;
-        if (!m->a_in_tmem) gather(work, ctas[c], &m->a, &elements[m->a_type], m->m / group, tile_a + c * (m->m / group) * m->k);
-        gather(work, ctas[c], &m->b, &elements[m->b_type], m->n / group, tile_b + c * (m->n / group) * m->k);
+        if (!m->a_in_tmem) gather(work, ctas[c], &m->a, m->a_element, m->m / group, tile_a + c * (m->m / group) * m->k);
+        gather(work, ctas[c], &m->b, m->b_element, m->n / group, tile_b + c * (m->n / group) * m->k);
     }
     zero_columns(m);
+    for (int c = 0; m->factors && c < group; c++) {
+        const char *names[] = {"the factors of A", "the factors of B"};
+        u32 rows[] = {m->m / (u32)group, m->n};
+        for (int k = 0; k < 2; k++)
+            if (!tmem_held(w, work->ins, work->lane, ctas[c], m->factors_at[k], (rows[k] + SLAB - 1) / SLAB, &work->know, names[k])) return;
+        read_factors(work, m, ctas[c], 0, rows[0], factors_a + (u32)c * rows[0] * m->factors);
+        read_factors(work, m, ctas[c], 1, rows[1], factors_b);
+    }
     for (u32 part = 0; part < parts; part++) multiply_part(work, m, ctas, part);
     counter(w, work->ins)->flops += 2ull * m->m * m->n * m->k;
     end(work);
@@ -417,7 +506,7 @@ static void run_mma(Work *work) {
 
 /* Clocks of the tensor core of each CTA: half of it idles where M is less than 128 rows a CTA. */
 static double clocks_of(const Mma *m, double rate) {
-    u32 rows = m->m / m->layout->group, bits = elements[m->a_type].bytes * 8;
+    u32 rows = m->m / m->layout->group, bits = GROUP * 8 / m->a_element->of_group;
     return (double)(rows < 128 ? 128 : rows) * m->n * m->k * bits / 16 / rate;
 }
 
@@ -447,7 +536,7 @@ static const CopyShape copy_shapes[] = {
     {32, 1, 32, 0, 4, 32},  /* 32x128b.warpx4 */
 };
 /* source elements: as they are, 6 bits, 4 bits */
-static const Element copy_formats[] = {{4, 32, 0}, {1, 6, 1}, {1, 4, 2}};
+static const Element copy_formats[] = {{4, 32, 0, 4}, {1, 6, 1, 16}, {1, 4, 2, 16}};
 enum { CP_OFFSET, CP_GROUP, CP_SHAPE, CP_FORMAT };
 
 typedef struct {

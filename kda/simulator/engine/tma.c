@@ -3,7 +3,8 @@
  * A copy moves a box of a tensor, row by row: a row is a run of the innermost dimension, contiguous in global memory. In shared memory
  * the rows lie one after the other, a swizzle's span apart if there is one; the swizzle then permutes the 16-byte pieces of each span
  * by the bits of the address. Elements outside the tensor arrive as zeros, or as NaN, and are left out of a store. The mbarrier hears
- * of all bytes of the box, inside the tensor or not.
+ * of all bytes of the box, inside the tensor or not. Elements of 4 and 6 bits are packed in global memory; in shared memory 16 of them may
+ * have 16 bytes, of which the mbarrier does not count the padding (as CUTLASS and Triton expect).
  */
 #include "copies.h"
 #include "clock.h"
@@ -62,15 +63,18 @@ static bool has_unknown_bits(const u64 *map) { /* then it is something else, or 
 enum { MT_F32_FTZ = 8 };
 static const struct {
     const char *name;
-    u8 bytes;
+    u8 bits;
     bool is_float;
     AtomicType atomic;
+    u8 held; /* bits in shared memory */
 } TYPE[] = {
-    {"u8", 1, false, T_B16}, {"u16", 2, false, T_B16}, {"u32", 4, false, T_U32}, {"s32", 4, false, T_S32},
-    {"u64", 8, false, T_U64}, {"s64", 8, false, T_S64}, {"f16", 2, true, T_F16}, {"f32", 4, true, T_F32},
-    {"f32.ftz", 4, true, T_F32}, {"f64", 8, true, T_F64}, {"bf16", 2, true, T_BF16},
+    {"u8", 8, false, T_B16, 8}, {"u16", 16, false, T_B16, 16}, {"u32", 32, false, T_U32, 32}, {"s32", 32, false, T_S32, 32},
+    {"u64", 64, false, T_U64, 64}, {"s64", 64, false, T_S64, 64}, {"f16", 16, true, T_F16, 16}, {"f32", 32, true, T_F32, 32},
+    {"f32.ftz", 32, true, T_F32, 32}, {"f64", 64, true, T_F64, 64}, {"bf16", 16, true, T_BF16, 16},
+    {"b4x16", 4, false, T_B16, 4}, {"b4x16_p64", 4, false, T_B16, 8}, {"b6x16_p32", 6, false, T_B16, 8},
 };
-enum { TYPES = sizeof TYPE / sizeof *TYPE, LAST_PACKED = TYPES + 2 }; /* of elements of 4 bits, twice, and of 6 */
+enum { TYPES = sizeof TYPE / sizeof *TYPE, OF_PADDED = 16, PADDED_BOX = 128, PADDED_ALIGN = 32 }; /* of padded types: elements of 16 bytes, ... */
+static bool is_padded(s32 type) { return TYPE[type].bits != TYPE[type].held; }
 
 /* What a tensor reduction may be of: a bit for each AtomicType. */
 #define IN(t) (1u << (t))
@@ -176,7 +180,8 @@ typedef struct {
     bool by_rows;                  /* gather4, scatter4: four rows, each with its own coordinate in dimension 1 */
     s32 row[GATHERED_ROWS];
     u32 count[MOST_RANK];          /* elements taken along each dimension */
-    u32 rows, row_bytes, pitch;    /* pitch: from a row to the next in shared memory */
+    u32 rows, row_bytes, pitch;    /* in shared memory; pitch: from a row to the next */
+    u32 counted;                   /* bytes of a row in global memory, which the mbarrier counts */
 } Tile;
 
 typedef struct {
@@ -186,34 +191,37 @@ typedef struct {
 
 static Row row_of(const Tile *t, u32 r) {
     const TensorMap *m = &t->map;
-    u32 bytes = TYPE[m->type].bytes;
+    u32 bits = TYPE[m->type].bits;
     s64 first = t->start[0] < 0 ? -(s64)t->start[0] : 0, last = (s64)m->dim[0] - t->start[0];
     if (last > (s64)t->count[0]) last = t->count[0];
     bool inside = first < last;
-    u64 address = m->address + (t->start[0] + first) * bytes;
+    u64 address = m->address + (u64)((t->start[0] + first) * bits / 8);
     for (int d = 1; d < m->rank; d++) {
         s64 c = t->by_rows ? t->row[r] : t->start[d] + (s64)(r % t->count[d]) * m->step[d];
         inside &= c >= 0 && c < (s64)m->dim[d];
         address += c * m->stride[d];
         r /= t->count[d];
     }
-    return inside ? (Row){address, (u32)first * bytes, (u32)last * bytes} : (Row){0, 0, 0};
+    return inside ? (Row){address, (u32)first * bits / 8, (u32)(last * bits + 7) / 8} : (Row){0, 0, 0};
 }
 
 #define REFUSE(...) return find(w, i, l, BAD_TENSOR_MAP, address, MAP_BYTES, __VA_ARGS__), false
 
 static bool is_sound(Warp *w, const Ins *i, int l, u64 address, const u64 *raw, const TensorMap *m, int rank, bool by_rows) {
-    if (has_unknown_bits(raw) || m->rank > MOST_RANK || m->type > LAST_PACKED) REFUSE("these 128 bytes are no tensor map");
-    if (m->type >= TYPES)
-        REFUSE("a tensor map of packed elements of %d bits (type %d of a map) is not simulated", m->type == LAST_PACKED ? 6 : 4, m->type);
+    if (has_unknown_bits(raw) || m->rank > MOST_RANK || m->type >= TYPES) REFUSE("these 128 bytes are no tensor map");
     if (m->rank != rank) REFUSE("a tensor map of rank %d for coordinates of rank %d", m->rank, rank);
     if (get_field(raw, F_INTERLEAVE, 0)) REFUSE("an interleaved tensor map is not simulated");
     if (m->address % 16) REFUSE("the tensor at 0x%llx is not aligned to 16 bytes", (unsigned long long)m->address);
     const Swizzle *s = &SWIZZLE[m->swizzle];
-    u32 inner = m->box[0] * TYPE[m->type].bytes, arch = m->swizzle == SWIZZLE_96B ? 103 : m->swizzle > SWIZZLE_128B ? 100 : 90;
+    bool sub_byte = TYPE[m->type].bits < 8;
+    u32 inner = m->box[0] * TYPE[m->type].held / 8, arch = m->swizzle == SWIZZLE_96B ? 103 : m->swizzle > SWIZZLE_128B || sub_byte ? 100 : 90;
+    if (is_padded(m->type) && (m->box[0] != PADDED_BOX || m->dim[0] % PADDED_BOX || m->address % PADDED_ALIGN))
+        REFUSE("%s takes boxes of %d elements of a dimension 0 that is a multiple of as many, and a tensor aligned to %d bytes; this has %u of %llu",
+               TYPE[m->type].name, PADDED_BOX, PADDED_ALIGN, m->box[0], (unsigned long long)m->dim[0]);
+    if (sub_byte && m->dim[0] % 2) REFUSE("a dimension 0 of %llu elements of %u bits: not whole bytes", (unsigned long long)m->dim[0], TYPE[m->type].bits);
     if (inner % 16) REFUSE("a box row of %u bytes: it must be a multiple of 16", inner);
     if (s->span && inner > s->span) REFUSE("a box row of %u bytes is longer than the span of swizzle %s", inner, s->name);
-    if (w->machine->launch->arch < arch) REFUSE("swizzle %s needs sm_%u", s->name, arch);
+    if (w->machine->launch->arch < arch) REFUSE("%s %s needs sm_%u", sub_byte ? "type" : "swizzle", sub_byte ? TYPE[m->type].name : s->name, arch);
     if (m->fill_nan && !TYPE[m->type].is_float) REFUSE("a fill with NaN for elements of type %s", TYPE[m->type].name);
     if (by_rows && m->box[1] != 1) REFUSE("gather4 and scatter4 take a box of one row, this one has %u", m->box[1]);
     return true;
@@ -234,12 +242,13 @@ static bool find_tile(Warp *w, const Ins *i, int l, int k, int k_place, int c, i
         t->count[d] = by_rows && d == 1 ? GATHERED_ROWS : (m->box[d] + m->step[d] - 1) / m->step[d];
         if (d) t->rows *= t->count[d];
     }
-    u32 bytes = TYPE[m->type].bytes, span = SWIZZLE[m->swizzle].span;
-    t->row_bytes = t->count[0] * bytes;
+    u32 bits = TYPE[m->type].bits, span = SWIZZLE[m->swizzle].span;
+    t->row_bytes = t->count[0] * TYPE[m->type].held / 8;
+    t->counted = t->count[0] * bits / 8;
     t->pitch = t->row_bytes > span ? t->row_bytes : span;
-    if (t->start[0] * (s64)bytes % 16)
-        find(w, i, l, MISALIGNED, address, MAP_BYTES, "coordinate %d of dimension 0 is %lld bytes from the tensor's start: not a multiple of 16",
-             t->start[0], t->start[0] * (long long)bytes);
+    if (t->start[0] * (s64)bits % 128 || (is_padded(m->type) && t->start[0] % PADDED_BOX))
+        find(w, i, l, MISALIGNED, address, MAP_BYTES, "coordinate %d of dimension 0 is %lld bytes from the tensor's start: not a multiple of 16%s",
+             t->start[0], t->start[0] * (long long)bits / 8, is_padded(m->type) ? ", or of 128 elements" : "");
     return true;
 }
 
@@ -274,7 +283,16 @@ static void land_tile(Work *work, const Tile *t, const Landing *to, const u8 *im
             u32 place = swizzled(s, to->address + r * t->pitch + b) - to->address;
             copy_to_shared(work, &a, to->address + place, image + place, s->piece);
         }
-    landed(work, to->barrier, t->rows * t->row_bytes);
+    landed(work, to->barrier, t->rows * t->counted);
+}
+
+/* Sixteen elements after each other get 16 bytes; what they leave is poison. */
+static void spread_row(const Tile *t, u8 *row) {
+    u32 packed = OF_PADDED * TYPE[t->map.type].bits / 8;
+    for (u32 group = t->row_bytes / OF_PADDED; is_padded(t->map.type) && group--;) {
+        memmove(row + group * OF_PADDED, row + group * packed, packed);
+        memset(row + group * OF_PADDED + packed, 0xff, OF_PADDED - packed);
+    }
 }
 
 static void run_load(Work *work) {
@@ -286,12 +304,13 @@ static void run_load(Work *work) {
     for (u32 r = 0; r < t->rows; r++, at += t->pitch, line += t->pitch) {
         Row in = row_of(t, r);
         u32 n = in.to - in.from;
-        if (n < t->row_bytes) fill_row(&t->map, row, t->row_bytes);
+        if (n < t->counted) fill_row(&t->map, row, t->counted);
         if (n) {
             global_read(work->warp, work->ins, &a, in.address, row + in.from, n, 1);
             add_sectors(work->warp, work->ins, in.address, n);
             convert_row(&t->map, row + in.from, n);
         }
+        spread_row(t, row);
         for (u32 b = 0; b < t->row_bytes; b += s->piece) memcpy(line + (swizzled(s, at + b) - at), row + b, s->piece);
     }
     for (s32 k = 0; k < t->to.count; k++) land_tile(work, t, &t->to.at[k], image);
@@ -361,7 +380,7 @@ static void run_store(Work *work) {
         if (!n) continue;
         if (!read_row(work, t, r, in, row, line)) break;
         if (t->op != PLAIN && global_read(w, work->ins, &a, in.address, old, n, 1))
-            combine_all(t->op, TYPE[t->map.type].atomic, TYPE[t->map.type].bytes, old, row + in.from, n, t->map.type == MT_F32_FTZ);
+            combine_all(t->op, TYPE[t->map.type].atomic, TYPE[t->map.type].bits / 8, old, row + in.from, n, t->map.type == MT_F32_FTZ);
         global_write(w, work->ins, &a, in.address, row + in.from, n, 1);
         add_sectors(w, work->ins, in.address, n);
     }
@@ -386,6 +405,10 @@ static Outcome op_tma_store(Warp *w, const Ins *i, u32 lanes) {
         if (t.op != PLAIN && !(REDUCIBLE[t.op] & IN(TYPE[t.map.type].atomic))) {
             find(w, i, l, BAD_TENSOR_MAP, address_operand(w, i, 1, 3, l), MAP_BYTES, "there is no such reduction of elements of type %s",
                  TYPE[t.map.type].name);
+            continue;
+        }
+        if (is_padded(t.map.type)) {
+            find(w, i, l, BAD_TENSOR_MAP, address_operand(w, i, 1, 3, l), MAP_BYTES, "%s is for loads; its stores are not simulated", TYPE[t.map.type].name);
             continue;
         }
         if (!shared_bytes(w, i, l, t.shared, t.rows * t.pitch, TILE_ALIGN, &cta, &at)) continue;
@@ -430,11 +453,12 @@ static bool map_in_memory(Warp *w, const Ins *i, const Access *from, u64 address
     return write ? global_write(w, i, from, address, map, n, align) : global_read(w, i, from, address, map, n, align);
 }
 
-/* tensormap.replace numbers types and swizzles in its own way: 11, 12 are tf32 and tf32.ftz; 4 is 96B. Its rank is one less. */
+/* tensormap.replace numbers types and swizzles in its own way: 11, 12 are tf32 and tf32.ftz, 13 to 15 the packed ones; 4 is 96B. Its rank is one less. */
 static void replace_field(u64 *map, FieldName f, int dimension, u64 value) {
     if (f == F_TYPE) {
-        put_field(map, F_TF32, 0, value >= TYPES);
-        put_field(map, F_TYPE, 0, value >= TYPES ? value - 4 : value);
+        bool tf32 = value == 11 || value == 12, packed = value > 12;
+        put_field(map, F_TF32, 0, tf32);
+        put_field(map, F_TYPE, 0, tf32 ? value - 4 : packed ? value - 2 : value);
     } else if (f == F_SWIZZLE) {
         put_field(map, F_SWIZZLE_96B, 0, value == 4);
         put_field(map, F_SWIZZLE, 0, value % 4);

@@ -6,18 +6,22 @@
 #include "warps.h"
 #include "clock.h"
 #include "findings.h"
+#include "functions.h"
 #include "registers.h"
 #include "wgmma.h"
 
 /* ---- splits and joins --------------------------------------------------------------------------------------------------- */
 
-static s32 new_join(Warp *w, s32 pc, u32 expected, s32 outer) {
-    for (s32 j = 0; j < MAX_JOINS; j++)
-        if (!w->join[j].open) {
-            w->join[j] = (Join){.pc = pc, .outer = outer, .expected = expected, .open = true};
-            return j;
-        }
-    abort(); /* each open join has at least one lane of its own, and nests in fewer than 64 others */
+s32 new_join(Warp *w, s32 pc, u32 expected, s32 outer) {
+    s32 j = 0;
+    while (j < w->njoins && w->join[j].open) j++;
+    if (j == w->njoins) {
+        w->njoins = w->njoins ? 2 * w->njoins : 8;
+        w->join = realloc(w->join, (size_t)w->njoins * sizeof *w->join);
+        for (s32 k = j; k < w->njoins; k++) w->join[k].open = false;
+    }
+    w->join[j] = (Join){.pc = pc, .lands = pc, .outer = outer, .expected = expected, .open = true};
+    return j;
 }
 
 static void remove_split(Warp *w, s32 k) {
@@ -25,7 +29,7 @@ static void remove_split(Warp *w, s32 k) {
     if (w->current >= w->nsplits) w->current = 0;
 }
 
-static void add_split(Warp *w, s32 pc, u32 lanes, s32 join) {
+void add_split(Warp *w, s32 pc, u32 lanes, s32 join) {
     w->split[w->nsplits++] = (Split){.pc = pc, .lanes = lanes, .join = join};
 }
 
@@ -36,18 +40,19 @@ static void complete_join(Warp *w, s32 j) {
         u32 lanes = joint->arrived & w->live;
         if (!joint->open || (joint->expected & w->live) != lanes) return;
         joint->open = false;
+        free_call(joint->call);
         s32 outer = joint->outer;
-        if (lanes && outer >= 0 && w->join[outer].pc == joint->pc)
+        if (lanes && outer >= 0 && w->join[outer].pc == joint->lands)
             w->join[outer].arrived |= lanes;
         else if (lanes) {
-            add_split(w, joint->pc, lanes, outer);
+            add_split(w, joint->lands, lanes, outer);
             return;
         }
         j = outer;
     }
 }
 
-static void settle(Warp *w, s32 k) { /* a split that stands at its join has arrived */
+void settle(Warp *w, s32 k) { /* a split that stands at its join has arrived */
     Split *s = &w->split[k];
     s32 j = s->join;
     if (j < 0 || w->join[j].pc != s->pc) return;
@@ -56,12 +61,27 @@ static void settle(Warp *w, s32 k) { /* a split that stands at its join has arri
     complete_join(w, j);
 }
 
-static void go_to(Warp *w, s32 pc) {
+void go_to(Warp *w, s32 pc) {
     Split *s = current_split(w);
     s->pc = pc;
     s->ticket = 0;
     s->blocked = s->gathering = false;
     settle(w, w->current);
+}
+
+/* Lanes of the current split have returned from their call; the others go on. */
+void return_lanes(Warp *w, u32 lanes) {
+    Split *s = current_split(w);
+    s32 j = s->join;
+    w->join[j].arrived |= lanes;
+    s->lanes &= ~lanes;
+    s->ticket = 0;
+    s->blocked = s->gathering = false;
+    if (s->lanes)
+        s->pc++;
+    else
+        remove_split(w, w->current);
+    complete_join(w, j);
 }
 
 /* bra: the lanes that come here take it; mod[0] is the target. */
@@ -132,7 +152,7 @@ static Outcome op_exit(Warp *w, const Ins *i, u32 lanes) {
     else
         s->pc++;
     complete_join(w, join);
-    for (s32 j = 0; j < MAX_JOINS; j++) complete_join(w, j);
+    for (s32 j = 0; j < w->njoins; j++) complete_join(w, j);
     for (s32 k = 0; k < w->nsplits; k++) w->split[k].gathering = false;
     machine_event(w->machine);
     return JUMPED;

@@ -7,7 +7,7 @@ import importlib
 
 FAMILIES = (
     *("control", "calls", "memory", "barriers", "scalar", "collectives"),
-    *("copies", "tma", "matrix", "wgmma", "tcgen05"),
+    *("copies", "tma", "matrix", "wmma", "wgmma", "tcgen05"),
 )
 
 

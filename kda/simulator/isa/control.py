@@ -17,6 +17,10 @@ def lower_exit(b, ins):
     return Op("exit")
 
 
+def lower_ret(b, ins):
+    return Op("return" if b.in_function else "exit")
+
+
 def lower_nothing(b, ins):
     return Op("nop")
 
@@ -32,7 +36,7 @@ def lower_trap(b, ins):
 LOWERINGS = {
     "bra": lower_bra,
     "brx": lower_brx,
-    "ret": lower_exit,
+    "ret": lower_ret,
     "exit": lower_exit,
     "nanosleep": lower_nanosleep,
     "trap": lower_trap,

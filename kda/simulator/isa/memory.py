@@ -1,8 +1,10 @@
 """ld, st, atom, red and address arithmetic between spaces."""
 
-from kda.simulator.isa.common import ATOMIC_TYPES, ATOMICS, SCOPES, SEMANTICS, SIZES, WIDTHS, Op, one_of
+from dataclasses import replace
+
+from kda.simulator.isa.common import ATOMIC_TYPES, ATOMICS, SCOPES, SEMANTICS, SIZES, WIDTHS, Op, one_of, operands
 from kda.simulator.isa.copies import lower_red_async, lower_st_async
-from kda.simulator.ptx.syntax import Register
+from kda.simulator.ptx.syntax import Immediate, Register
 
 SPACES = {
     "global": 1,
@@ -17,6 +19,7 @@ SPACES = {
 }
 VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 STRONG = {"volatile": ("relaxed", "sys"), "mmio": ("relaxed", "sys")}
+MULTIMEM_TYPES = {f"{t}{n}": f"b{bits}" for t in ("e4m3", "e5m2") for n, bits in (("", 8), ("x2", 16), ("x4", 32))}
 CACHE = {"ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "noftz", "unified"}
 
 
@@ -67,9 +70,22 @@ def lower_ld(b, ins):
     return Op("ld", args, mods)
 
 
+def _lower_st_bulk(b, ins):
+    address, size, value = operands(b, ins, "[a]", "size", "0")
+    if b.arch < 100:
+        b.fail(f"st.bulk does not exist on sm_{b.arch}", "sm_100 and later")
+    if not isinstance(value, Immediate) or value.value != 0 or not {*ins.parts[2:]} <= {"weak", "shared::cta"}:
+        b.fail(f"modifiers {'.'.join(ins.parts[2:])} and value {getattr(value, 'text', value)}", "st.bulk of 0")
+    place = b.place(address)
+    generic = "shared::cta" not in ins.parts and b.space_of(address) != "shared"
+    return Op("st_bulk", [place.register, b.value(size, "u32")], [place.offset, int(place.wide), int(generic)])
+
+
 def lower_st(b, ins):
     if ins.parts[1] == "async":
         return lower_st_async(b, ins)
+    if ins.parts[1] == "bulk":
+        return _lower_st_bulk(b, ins)
     args, mods = _access(b, ins, ins.operands[1], ins.operands[0], False)
     return Op("st", args, mods)
 
@@ -121,6 +137,19 @@ def lower_red(b, ins):
     return _atomic(b, ins, None, ins.operands[0], ins.operands[1:])
 
 
+def lower_multimem(b, ins):
+    """On one device, which is all there is here, a multimem address stands for one place: the access is a plain one."""
+    if b.arch < 90:
+        b.fail(f"multimem does not exist on sm_{b.arch}", "sm_90 and later")
+    what, *parts = ins.parts[1:]
+    parts = [MULTIMEM_TYPES.get(p, p) for p in parts if not p.startswith("acc::")]
+    if what == "ld_reduce":
+        return lower_ld(b, replace(ins, parts=("ld", *(p for p in parts if p not in ATOMICS))))
+    if what in ("st", "red"):
+        return {"st": lower_st, "red": lower_red}[what](b, replace(ins, parts=(what, *parts)))
+    b.fail(f"multimem.{what}", "multimem.ld_reduce, multimem.st, multimem.red")
+
+
 def lower_mapa(b, ins):
     wide = ins.parts[-1] == "u64"
     generic = not any(p.startswith("shared") for p in ins.parts)
@@ -159,6 +188,7 @@ LOWERINGS = {
     "st": lower_st,
     "atom": lower_atom,
     "red": lower_red,
+    "multimem": lower_multimem,
     "mapa": lower_mapa,
     "getctarank": lower_getctarank,
     "isspacep": lower_isspacep,

@@ -4,7 +4,14 @@ from kda.simulator.isa.common import ALIGNED, Op
 from kda.simulator.ptx.syntax import Address, Immediate, Vector
 
 GROUPS = {"cta_group::1": 1, "cta_group::2": 2}
-KINDS = {"kind::f16": 0, "kind::tf32": 1, "kind::f8f6f4": 2, "kind::i8": 3}
+PLAIN_KINDS = ("kind::f16", "kind::tf32", "kind::f8f6f4", "kind::i8")
+# kind with .block_scale -> modifier (None: none) -> factors of a row of A
+SCALED_KINDS = {
+    "kind::mxf8f6f4": dict.fromkeys((None, "scale_vec::1X", "block32"), 1),
+    "kind::mxf4": dict.fromkeys((None, "scale_vec::2X", "block32"), 2),
+    "kind::mxf4nvf4": {"scale_vec::2X": 2, "block32": 2, "scale_vec::4X": 4, "block16": 4},
+}
+KINDS = {kind: n for n, kind in enumerate((*PLAIN_KINDS, *SCALED_KINDS))}  # the engine's MmaKind
 USES = ("fill", "use", "lastuse", "discard")
 COLLECTORS_A = {f"collector::a::{use}" for use in USES}  # hints: a matrix is read again each time
 COLLECTORS_B = {f"collector::b{n}::{use}" for n in range(4) for use in USES}
@@ -168,19 +175,40 @@ def _refuse_variants(b, parts):
     """Variants of mma that are not simulated."""
     variants = {
         "sp": "sparse matrices",
-        "block_scale": "block scaling (kind::mxf8f6f4, mxf4, mxf4nvf4)",
         "ashift": ".ashift: which rows it moves at the edges is not documented",
     }
     for part in parts:
-        name = "block_scale" if part.startswith("kind::mx") else part
-        if name in variants:
-            b.fail(f"not simulated: {variants[name]}", ", ".join(KINDS))
+        if part in variants:
+            b.fail(f"not simulated: {variants[part]}", ", ".join(KINDS))
+
+
+def _lower_scaled_mma(b, ins, parts):
+    """mma.block_scale: the factors of A and B lie in tensor memory."""
+    group, kind = _group(b, parts), _take(b, parts, SCALED_KINDS)
+    vec = _take(b, parts, {v for vecs in SCALED_KINDS.values() for v in vecs if v}, required=False)
+    _take(b, parts, COLLECTORS_A, required=False)
+    _all_known(b, parts, "block_scale")
+    if vec not in SCALED_KINDS[kind]:
+        b.fail(f"{vec or 'no .scale_vec'} with {kind}", ", ".join(filter(None, SCALED_KINDS[kind])))
+    d, a, matrix_b, idesc, scale_a, scale_b, enable = _operands(b, ins, 7)
+    predicate, negated = b.predicate(enable)
+    (d, d_offset), (scale_a, a_at), (scale_b, b_at) = (_tmem(b, o) for o in (d, scale_a, scale_b))
+    in_tmem = isinstance(a, Address)
+    a_register, a_offset = _tmem(b, a) if in_tmem else (b.value(a, "b64"), 0)
+    args = [d, a_register, b.value(matrix_b, "b64"), b.value(idesc, "b32"), predicate, -1, scale_a, scale_b]
+    factors = [SCALED_KINDS[kind][vec], a_at, b_at]
+    flags = [0, int(in_tmem), d_offset, a_offset, int(negated)]
+    return Op("tcgen05_mma", args, [KINDS[kind], group, *flags, 0, 0, *factors])
 
 
 def lower_mma(b, ins, parts):
     _refuse_variants(b, parts)
+    if "block_scale" in parts:
+        return _lower_scaled_mma(b, ins, parts)
     ws = "ws" in parts
-    group, kind = _group(b, parts), _take(b, parts, KINDS)
+    if scaled := [p for p in parts if p in SCALED_KINDS]:
+        b.fail(f"{scaled[0]} without .block_scale", f"{scaled[0]}.block_scale")
+    group, kind = _group(b, parts), _take(b, parts, PLAIN_KINDS)
     _take(b, parts, COLLECTORS_B if ws else COLLECTORS_A, required=False)
     _all_known(b, parts, "ws")
     if kind == "kind::i8" and b.arch == 103:
@@ -203,7 +231,7 @@ def lower_mma(b, ins, parts):
     a_register, a_offset = _tmem(b, a) if in_tmem else (b.value(a, "b64"), 0)
     args = [d_register, a_register, b.value(matrix_b, "b64"), b.value(idesc, "b32"), predicate, zero, *mask]
     flags = [int(ws), int(in_tmem), d_offset, a_offset, int(negated)]
-    return Op("tcgen05_mma", args, [KINDS[kind], group, *flags, scale, len(mask)])
+    return Op("tcgen05_mma", args, [KINDS[kind], group, *flags, scale, len(mask), 0, 0, 0])
 
 
 def _scale(b, operand, kind):

@@ -123,7 +123,7 @@ def _lower_prefetch(b, ins, rank, by_rows):
 FIELDS = {
     "global_address": (0, 0, 64, 0, (1 << 64) - 1, 16),
     "rank": (1, 0, 32, 0, 4, 1),  # one less than the rank
-    "elemtype": (2, 0, 32, 0, 12, 1),
+    "elemtype": (2, 0, 32, 0, 15, 1),
     "interleave_layout": (3, 0, 32, 0, 0, 1),
     "swizzle_mode": (4, 0, 32, 0, 4, 1),
     "global_dim": (5, 5, 32, 1, (1 << 32) - 1, 1),

@@ -16,6 +16,7 @@ STATEMENTS = {
     "loc": r"\.loc\s+\d+\s+\d+\s+\d+"
     r"(?:\s*,\s*function_name\s+[\w$]+(?:\s*\+\s*\d+)?\s*,\s*inlined_at\s+\d+\s+\d+\s+\d+)?",
     "targets": rf"{NAME}\s*:\s*\.branchtargets\b[^;]*;",
+    "prototype": rf"{NAME}\s*:\s*\.call(?:prototype|targets)\b[^;]*;",
     "label": rf"{NAME}\s*:(?!:)",
     "instruction": rf"(?:@\s*!?\s*{NAME}\s+)?[A-Za-z][^;{{}}]*(?:\{{[^;{{}}]*\}}[^;{{}}]*)*;",
     "open": r"\{",

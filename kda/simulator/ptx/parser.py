@@ -68,6 +68,9 @@ _VARIABLE = re.compile(
     re.DOTALL,
 )
 _DECLARED = re.compile(rf"({NAME})\s*((?:\[\s*\w*\s*\]\s*)*)(?:=\s*(.*))?", re.DOTALL)
+_SYMBOL_ADDRESS = re.compile(
+    rf"(?:generic\s*\(\s*(?P<name>{NAME})\s*\)|(?P<bare>{NAME}))(?:\s*\+\s*(?P<plus>\d+))?"
+)
 _PARAM = re.compile(
     r"\.param\s*(?:\.align\s+(?P<align>\d+)\s*)?\.(?P<type>\w+)"
     r"(?:\s*\.ptr(?:\s*\.(?:global|shared|const|local|generic))?(?:\s*\.align\s+\d+)?)?"
@@ -127,7 +130,7 @@ class _Reader:
         name, dimensions, init = self.match(_DECLARED, item, "name, name[count] or either with = value").groups()
         lanes = int(head["lanes"] or 1)
         element = self.element_size(head["type"])
-        data = None if init is None else self.initial_bytes(init, head["type"], element)
+        data, addresses = (None, ()) if init is None else self.initial_bytes(init, head["type"], element)
         sizes = re.findall(r"\[\s*(\w*)\s*\]", dimensions)
         if sizes == [""]:
             sizes = [str(len(data or b"") // element // lanes)]
@@ -140,16 +143,23 @@ class _Reader:
             self.fail(f"{len(data)} bytes of values for `{name}`, which holds {size}")
         align = int(head["align"] or element * lanes)
         data = None if data is None else data.ljust(size, b"\0")
-        return Variable(name, head["space"], head["type"], align, size, count, data, extern, self.at.line)
+        return Variable(name, head["space"], head["type"], align, size, count, data, extern, self.at.line, addresses)
 
-    def initial_bytes(self, init: str, type_: str, size: int) -> bytes:
-        """Nested braces only group: the values follow each other in memory."""
-        return b"".join(self._value_bytes(text, type_, size) for text in self.items(re.sub(r"[{}]", " ", init)))
+    def initial_bytes(self, init: str, type_: str, size: int) -> tuple[bytes, tuple[tuple[int, str, int], ...]]:
+        """Nested braces only group: the values follow each other in memory. Addresses are zeros, and listed."""
+        data, addresses = b"", []
+        for text in self.items(re.sub(r"[{}]", " ", init)):
+            if (address := _SYMBOL_ADDRESS.fullmatch(text)) and size == 8:
+                addresses.append((len(data), address["name"] or address["bare"], int(address["plus"] or 0)))
+                data += bytes(size)
+            else:
+                data += self._value_bytes(text, type_, size)
+        return data, tuple(addresses)
 
     def _value_bytes(self, text: str, type_: str, size: int) -> bytes:
         found = number(text)
         if found is None:
-            self.fail(f"`{text}` as an initial value; supported are numbers, not addresses or expressions")
+            self.fail(f"`{text}` as an initial value; supported are numbers, and addresses in 64 bits: symbol+bytes")
         value, bits = found
         if type_ in STRUCT_FLOATS and bits is None:
             with suppress(OverflowError):
@@ -192,6 +202,7 @@ class _Module(_Reader):
         version, target = self.single["version"], self.single["target"]
         if not version or not target:
             self.fail(f"found .version `{version}` and .target `{target}`; a module needs both")
+        self._check_addresses()
         kernels: dict[str, Kernel] = {}
         for statement, head, body in self.bodies:
             self.at = statement
@@ -201,6 +212,13 @@ class _Module(_Reader):
             elif kernels.setdefault(read.name, read) is not read:
                 self.fail(f"kernel `{read.name}` is defined twice, first in line {kernels[read.name].line}")
         return Module(version, target, 64, self.files, kernels, tuple(self.known.values()), self.functions)
+
+    def _check_addresses(self) -> None:
+        for v in self.known.values():
+            for _, symbol, _ in v.addresses:
+                if symbol not in self.known and symbol not in self.functions:
+                    message = f"`{symbol}` as an initial value: no variable or function of this module has that name"
+                    raise PtxError(v.line, message, self.lines[v.line - 1].strip())
 
     def _take_single(self, statement: Statement) -> None:
         self.single[statement.kind] = value = statement.text.split(None, 1)[1].split(",")[0].strip()
@@ -327,6 +345,7 @@ class _Body(_Reader):
             "register": self._take_registers,
             "variable": self._take_variables,
             "targets": self._take_targets,
+            "prototype": lambda statement: None,  # the arguments of a call say as much
             "pragma": lambda statement: None,
         }
         self.read_form = {"{": self._vector, "[": self._address, "!": self._negated}
@@ -545,11 +564,15 @@ class _Body(_Reader):
         """`call (results), callee, (arguments);` where results and arguments may be missing."""
         items = self.items(text)
         results = items.pop(0) if items and items[0].startswith("(") else "()"
-        callee, arguments, *more = [*items, "()", "()"][: max(2, len(items))]
-        symbol = self.lookup(callee)
-        if more or not isinstance(symbol, Symbol) or not arguments.startswith("("):
-            self.fail(f"a call of `{callee}`; supported is `call (results), function, (arguments);`")
-        return Vector(self._operands(results[1:-1])), symbol, Vector(self._operands(arguments[1:-1]))
+        callee, arguments, *prototype = [*items, "()", "()"][: max(2, len(items))]
+        found = self.lookup(callee)
+        by_address = isinstance(found, Register) and len(prototype) == 1
+        if not (by_address or (isinstance(found, Symbol) and not prototype)) or not arguments.startswith("("):
+            self.fail(
+                f"a call of `{callee}`; supported are `call (results), function, (arguments);` and "
+                "`call (results), register, (arguments), prototype;`"
+            )
+        return Vector(self._operands(results[1:-1])), found, Vector(self._operands(arguments[1:-1]))  # type: ignore[return-value]
 
     def _branch_operands(self, parts: tuple[str, ...], text: str) -> tuple[Operand, ...]:
         items = self.items(text)

@@ -130,7 +130,8 @@ class Guard:
 class Instruction:
     """`parts` is the opcode split at its dots; `::` stays inside a part. `text` is the statement on one line.
 
-    `call` always has three operands: Vector of results, Symbol of the callee, Vector of arguments.
+    `call` always has three operands: Vector of results, the callee (a Symbol, or a Register that holds its address),
+    Vector of arguments.
     `brx.idx` has two: the index and the Vector of its labels.
     """
 
@@ -168,6 +169,7 @@ class Variable:
     init: bytes | None
     extern: bool
     line: int
+    addresses: tuple[tuple[int, str, int], ...] = ()  # in `init`: (place, symbol, what is added to its address)
 
 
 @dataclass(frozen=True, slots=True)

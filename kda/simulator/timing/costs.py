@@ -34,7 +34,8 @@ ORDERING = {
 }
 QUIET = ORDERING | {"prefetch", "prefetchu", "tensormap", "call"}  # uses no unit that is counted
 NO_RESULT = QUIET - {"elect", "clusterlaunchcontrol", "mbarrier", "tcgen05"} | {"st", "red", "stmatrix", "pragma"}
-BITS = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8, "f64": 64}
+BITS = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8, "f64": 64,
+        "s4": 4, "u4": 4, "b1": 1, "e2m1": 4, "e2m3": 8, "e3m2": 8}  # fmt: skip
 
 
 @dataclass
@@ -144,6 +145,10 @@ def _mma(ins, chip):
     return Cost(busy={"tensor": m * n * k / rate}, latency=latency, stall="tensor")
 
 
+def _wmma(ins, chip):
+    return {"mma": _mma, "load": _load}.get(ins.parts[1], _store)(ins, chip)
+
+
 def _wgmma(ins, chip):
     if "mma_async" not in ins.parts:
         return Cost(latency=chip.alu_latency, stall="tensor")
@@ -199,6 +204,7 @@ _RULES = {
     **dict.fromkeys(("st", "stmatrix", "red"), _store),
     **dict.fromkeys(("bar", "barrier"), _barrier),
     "mma": _mma,
+    "wmma": _wmma,
     "wgmma": _wgmma,
     "tcgen05": _tcgen05,
     "mbarrier": _mbarrier,

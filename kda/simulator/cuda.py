@@ -1,0 +1,130 @@
+"""`run`: a kernel in CUDA C++, compiled and launched by one call."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kda.compile import nvrtc, store
+from kda.compile.errors import BuildError, MissingCompilerError
+from kda.compile.target import parse
+
+from .launches import launch
+from .report import Run
+
+COMPILERS = ("nvrtc", "nvcc")
+_INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
+_NAME = re.compile(r"\.visible\s+\.entry\s+([\w$]+)")
+
+
+def run(
+    source: str | os.PathLike[str],
+    kernel: str,
+    *,
+    arch: str,
+    defines: Mapping[str, Any] | None = None,
+    include: Sequence[str | os.PathLike[str]] = (),
+    options: Sequence[str] = (),
+    compiler: str = "nvrtc",
+    **launched: Any,
+) -> Run:
+    """Compile a kernel in CUDA C++ and run it on the CPU.
+
+    source: the path of a file, or the text itself.
+    kernel: its name; of a template with its arguments: "scan<128>".
+    arch: such as "sm_90a".
+    defines, include, options: macros, folders for #include, and further options of the compiler. The file's own folder
+        is searched as well, and so are the CUDA headers that are installed (of nvcc or of Triton).
+    compiler: "nvrtc" needs no toolkit and sees device code alone; "nvcc" takes a file with its host code.
+    launched: what `launch` takes: grid, block, args, and so on.
+    """
+    text, file = _text_of(source)
+    target = parse(arch.replace("compute", "sm"))
+    own = [os.path.dirname(os.path.abspath(file))] if file else []
+    folders = [*own, *(os.fspath(folder) for folder in include)]
+    included = _included(text, folders)
+    flags = [*(f"-I{folder}" for folder in (*folders, *headers())), *options]
+    if compiler == "nvrtc":
+        built = nvrtc.compile(
+            text, kernel, target=target, defines=defines, headers=included, options=flags, file=file or "kernel.cu"
+        )
+        ptx, name = built.ptx, built.name
+    elif compiler == "nvcc":
+        flags = [f"-arch={target.spelling}", *(f"-D{k}={v}" for k, v in (defines or {}).items()), *flags]
+        ptx = _nvcc(text, file or "kernel.cu", flags, included)
+        name = _named(ptx, kernel)
+    else:
+        raise ValueError(f"compiler={compiler!r}; there are {', '.join(map(repr, COMPILERS))}")
+    return launch(ptx, name, arch=target.spelling, **launched)
+
+
+def _text_of(source: str | os.PathLike[str]) -> tuple[str, str]:
+    """(text, path; "" where the text was given)."""
+    if isinstance(source, str) and ("{" in source or "\n" in source):
+        return source, ""
+    path = pathlib.Path(source)
+    if not path.is_file():
+        raise FileNotFoundError(f"source={os.fspath(source)!r} is neither a file nor the text of a kernel")
+    return path.read_text(), os.fspath(path)
+
+
+def _included(text: str, folders: Sequence[str]) -> dict[str, str]:
+    """The headers in these folders that a text includes, and they include: what is built depends on them."""
+    found: dict[str, str] = {}
+    waiting = [text]
+    while waiting:
+        for name in _INCLUDE.findall(waiting.pop()):
+            path = next((p for folder in folders if (p := pathlib.Path(folder, name)).is_file()), None)
+            if path and name not in found:
+                found[name] = path.read_text()
+                waiting.append(found[name])
+    return found
+
+
+def headers() -> list[str]:
+    """Folders of the CUDA headers that are installed: cuda_fp16.h, mma.h, and where a toolkit has them cuda/std."""
+    triton = importlib.util.find_spec("triton")
+    roots = [os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
+    found = [os.path.join(root, "include") for root in roots if root]
+    if triton and triton.submodule_search_locations:
+        found.append(os.path.join(triton.submodule_search_locations[0], "backends", "nvidia", "include"))
+    first = next((folder for folder in found if os.path.isfile(os.path.join(folder, "cuda_fp16.h"))), None)
+    return [folder for folder in (first, first and os.path.join(first, "cccl")) if folder and os.path.isdir(folder)]
+
+
+def _nvcc(text: str, file: str, flags: list[str], included: dict[str, str]) -> str:
+    nvcc = shutil.which("nvcc")
+    if not nvcc:
+        raise MissingCompilerError('compiler="nvcc"', "nvcc", 'A CUDA toolkit has it; compiler="nvrtc" needs none.')
+    version = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
+
+    def build() -> store.Entry:
+        with tempfile.TemporaryDirectory() as folder:
+            given, made = pathlib.Path(folder, os.path.basename(file)), pathlib.Path(folder, "kernel.ptx")
+            given.write_text(text)
+            command = [nvcc, "-ptx", "-lineinfo", "-x", "cu", *flags, os.fspath(given), "-o", os.fspath(made)]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                log = (done.stderr or done.stdout).replace(os.fspath(given), file).strip()
+                raise BuildError(f"nvcc cannot build {file} with {' '.join(flags)}:\n{log}")
+            return {"ptx": made.read_text().replace(os.fspath(given), os.path.abspath(file)).encode()}
+
+    key = store.digest("nvcc 1", version, text, flags, included, file)
+    return store.default().fetch(key, build, {"kernel": file, "arch": flags[0]})["ptx"].decode()
+
+
+def _named(ptx: str, kernel: str) -> str:
+    """The kernel's name in PTX: as it is, or where C++ has added its arguments, after its length."""
+    names, plain = _NAME.findall(ptx), kernel.rpartition("::")[2]
+    mangled = re.compile(rf"(?<!\d){len(plain)}{re.escape(plain)}")
+    found = [n for n in names if n == kernel] or [n for n in names if mangled.search(n)]
+    if len(found) != 1:
+        raise ValueError(f"kernel={kernel!r} is {len(found) or 'none'} of {', '.join(found or names)} -> name one")
+    return found[0]
