@@ -93,7 +93,7 @@ def access(what, **options):
         (
             "ld.global.u32 %r2, [%rd1+256];",
             "out-of-bounds",
-            "256 bytes into argument 0, a tensor (64,) torch.int32, of 256 bytes",
+            "256 bytes into p1 (int32 [64], argument 0), which has 256 bytes",
         ),
         ("st.global.u32 [%rd1+-4], 1;", "out-of-bounds", "writes 4 bytes"),
         ("ld.global.v4.u32 {%r2,%r3,%r4,%r5}, [%rd1+248];", "out-of-bounds", "reads 16 bytes"),

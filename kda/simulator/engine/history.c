@@ -79,10 +79,14 @@ static void conflict(const Access *a, Order order, FindingKind race, u32 actor, 
     if (f && f->count == 1) {
         u32 index = actor & 0xffff, nwarps = a->cluster->nwarps;
         if (order == TENSOR_UNORDERED) strcpy(f->text, missing_between(a, index, other_clock));
-        bool here = actor >> 16 == (a->cluster->serial & 0xffff);
+        bool here = actor >> 16 == (a->cluster->serial & 0xffff), of_a_warp = index < KINDS_OF_ACTOR * nwarps;
         f->space = a->space;
-        f->other_actor = here ? (index < KINDS_OF_ACTOR * nwarps ? index / nwarps : KINDS_OF_ACTOR) : -1;
-        f->detail[0] = here && index < KINDS_OF_ACTOR * nwarps ? (s64)(index % nwarps) : -1;
+        f->actor = (a->actor & 0xffff) < KINDS_OF_ACTOR * nwarps ? (a->actor & 0xffff) / nwarps : KINDS_OF_ACTOR;
+        if (actor != GRID_AHEAD) {
+            f->other_actor = of_a_warp ? index / nwarps : KINDS_OF_ACTOR;
+            f->other_warp = of_a_warp ? (s32)(index % nwarps) : -1;
+            f->other_cluster = here ? (s32)a->cluster->serial - 1 : m->total_clusters <= 0xffff ? (s32)(actor >> 16) - 1 : -1;
+        }
         f->detail[1] = other_lane;
         f->detail[2] = a->async;
         f->detail[3] = race;

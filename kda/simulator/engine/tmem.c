@@ -49,7 +49,8 @@ static void after_allocation(Warp *w, const Ins *i, int lane, const Cta *cta, u3
     if (!f || f->count != 1) return;
     f->space = SPACE_TMEM;
     f->other_actor = BY_WARP;
-    f->detail[0] = a->warp;
+    f->other_cluster = (s32)w->cluster->serial - 1;
+    f->other_warp = by->actor;
     strcpy(f->text, "tcgen05.fence::after_thread_sync");
 }
 
