@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import gc
 import struct
 
 import torch
@@ -32,9 +34,26 @@ def _module(ptx):
     return parse(ptx)
 
 
+@contextlib.contextmanager
+def _uncollected():
+    """Without the garbage collector: syntax trees are no garbage, and it would look through them again and again."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
 @functools.lru_cache(maxsize=64)
 def program(ptx, kernel, arch):
     """The kernel of that name (None: the only one), lowered for an arch such as "sm_100a" (None: the PTX's own)."""
+    with _uncollected():
+        return _program(ptx, kernel, arch)
+
+
+def _program(ptx, kernel, arch):
     module = _module(ptx)
     if kernel is None and len(module.kernels) != 1:
         raise LaunchError(
