@@ -112,7 +112,7 @@ static void start_cta(Cluster *c, s32 rank) {
     cta->nwarps = cta->running = c->nwarps / c->nctas;
     cta->shared = aligned_alloc(1024, (launch->shared_end + 1023) & ~1023u);
     memset(cta->shared, POISON, launch->shared_end);
-    if (launch->checks) cta->shared_history = calloc(launch->shared_end + 1, sizeof(Cell));
+    if (launch->checks) cta->shared_history = calloc(granules(launch->shared_end) + 1, sizeof(Granule));
     cta->mbarrier = calloc(launch->shared_end / 8 + 1, sizeof *cta->mbarrier);
     cta->tensor_queue = new_queue(c, true);
     cta->warp = calloc(cta->nwarps, sizeof(Warp));
@@ -163,6 +163,7 @@ void end_cluster(Cluster *c) {
         free_cta_barriers(cta);
         free(cta->warp);
         free(cta->shared);
+        if (cta->shared_history) forget_bytes(cta->shared_history, c->machine->launch->shared_end);
         free(cta->shared_history);
         free_visits(cta);
         free(cta->mbarrier);
