@@ -59,9 +59,13 @@ static void fill_constants(Warp *w) {
     for (s32 k = 0; k < p->nconstants; k++) {
         const ConstantRecord *r = &p->constants[k];
         if (r->width == 0) *PRED(w, r->offset) = r->value ? FULL : 0;
+        u64 value = source_value(w, r, 0);
+        bool by_lane = (r->source >= SR_TID_X && r->source <= SR_TID_Z) || r->source == SR_LANEID ||
+                       (r->source >= SR_LANEMASK_EQ && r->source <= SR_LANEMASK_GT);
         for (int l = 0; l < LANES; l++) {
-            if (r->width == 4) R32(w, r->offset)[l] = (u32)source_value(w, r, l);
-            if (r->width == 8) R64(w, r->offset)[l] = source_value(w, r, l);
+            if (by_lane) value = source_value(w, r, l);
+            if (r->width == 4) R32(w, r->offset)[l] = (u32)value;
+            if (r->width == 8) R64(w, r->offset)[l] = value;
             if (r->width == 16) R64(w, r->offset)[2 * l] = r->value, R64(w, r->offset)[2 * l + 1] = r->value2;
         }
     }
