@@ -6,7 +6,7 @@ Prints: warp-instructions a second in a loop of scalar arithmetic and in one of 
 history that finds races; the time of a 128x128x64 tile on sm_100a (TMA in, tcgen05.mma, tensor memory, back to global
 memory), whose result is checked; a launch of a million warps; for a forward and backward (130 tokens, 2 heads) of each
 backend the time of its parts; and what it costs to build the engine. Times are of user and system CPU, the best of a
-few.
+few; of building, of the clock on the wall.
 """
 
 import collections
@@ -94,6 +94,12 @@ def seconds(call, repeats=5):
     return min(times)
 
 
+def _wall(call):
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
 def loop(body, checks, turns):
     out = torch.zeros(128, dtype=torch.int32)
     return launch(FRAME.format(body=body), grid=1, block=128, args=[out, turns], checks=checks)
@@ -166,7 +172,7 @@ def main():
         print(f"{f'{backend}, forward and backward, seconds':44}" + "".join(f"  {p} {found[p]:.3f}" for p in PARTS))
     with tempfile.TemporaryDirectory() as folder:
         os.environ["KDA_CACHE_DIR"] = folder
-        print(f"{'building the engine, once':44}{seconds(build.library, 1):>12.1f} s")
+        print(f"{'building the engine, once':44}{_wall(build.library):>12.1f} s")
 
 
 if __name__ == "__main__":
