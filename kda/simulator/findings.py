@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
+
+from kda.simulator import advice
+from kda.simulator.naming import Memory, function_of
 
 
 class Kind(NamedTuple):
@@ -12,24 +15,20 @@ class Kind(NamedTuple):
     forgiven: bool = False  # hardware and compilers tolerate it: a note, unless the launch is strict
 
 
-# by the engine's number (FindingKind); {t} is the engine's own text, {a} the address, {n} the size, {o} the other,
-# {s} the space, {w} {r} {x} what this one does, {b} what to do about two lanes
+# by the engine's number (FindingKind); {t} is the engine's own text, {a} the place in memory, {n} the size, {o} who did
+# the other access, {w} {r} {x} what this one does, {b} what the other lane did, {l} which lane that was
 KINDS = {
     1: Kind("out-of-bounds", "{t}"),
     2: Kind("misaligned", "{t}"),
-    3: Kind("uninitialised", "reads {s} at {a}, which was never written"),
-    4: Kind("race-write-write", "{w} {s} at {a}, which {o} wrote: nothing orders the two"),
-    5: Kind("race-write-read", "{r} {s} at {a}, which {o} wrote: nothing orders this read after that write"),
-    6: Kind("race-read-write", "{w} {s} at {a}, which {o} may still read: nothing orders this write after that read"),
+    3: Kind("uninitialised", "reads {a}, which was never written"),
+    4: Kind("race-write-write", "{w} {a}, which {o} wrote: nothing orders the two"),
+    5: Kind("race-write-read", "{r} {a}, which {o} wrote: nothing orders this read after that write"),
+    6: Kind("race-read-write", "{w} {a}, which {o} may still read: nothing orders this write after that read"),
     7: Kind(
         "proxy",
-        "the async proxy {x} {s} at {a}, which {o} wrote through the generic proxy: "
-        "fence.proxy.async is missing between",
+        "the async proxy {x} {a}, which {o} wrote through the generic proxy: fence.proxy.async is missing between",
     ),
-    8: Kind(
-        "race-lanes",
-        "{x} {s} at {a}, which another lane of the same warp used: {b}",
-    ),
+    8: Kind("race-lanes", "{x} {a}, which another lane of the same warp {b}"),
     9: Kind("barrier", "{t}"),
     10: Kind("mbarrier", "{t}"),
     11: Kind("deadlock", "nobody can go on: {t}"),
@@ -47,15 +46,15 @@ KINDS = {
     23: Kind("mbarrier-overwritten", "{t}"),
     24: Kind("too-many-instructions", "the launch ran {n} warp-instructions and has not ended; `limit=` allows more"),
     25: Kind("unsupported", "{t}"),
-    26: Kind("tcgen05-fence", "uses tensor memory at {a}, which {o} {u}: {t} is missing between", forgiven=True),
+    26: Kind("tcgen05-fence", "uses {a}, which {o} {u}: {t} is missing between", forgiven=True),
     27: Kind("mbarrier-fence", "{t}", forgiven=True),
     28: Kind(
         "race-lanes",
-        "{x} {s} at {a}, which {o} used by lane {l}: bar.warp.sync is missing between that and its release",
+        "{x} {a}, which {o} used by lane {l}: bar.warp.sync is missing between that and its release",
         forgiven=True,
     ),
     29: Kind("wgmma-fence", "{t}", forgiven=True),
-    30: Kind("race-grids", "{x} {s} at {a}, which the kernel ahead {v}: griddepcontrol.wait is missing before this"),
+    30: Kind("race-grids", "{x} {a}, which the kernel ahead {v}: griddepcontrol.wait is missing before this"),
     31: Kind(
         "tcgen05-wait",
         "uses a register of a tcgen05.ld that no tcgen05.wait::ld has waited for",
@@ -63,41 +62,59 @@ KINDS = {
     ),
     32: Kind("peer-exited", "{t}", forgiven=True),
 }
-SPACES = ("shared memory", "global memory", "tensor memory")
+# what a warp did, by the engine's ActorKind
 ACTORS = (
-    "warp {n}",
-    "a cp.async of warp {n}",
-    "a bulk copy of warp {n}",
-    "the source of a bulk copy of warp {n}",
-    "a wgmma of warp {n}",
-    "a tcgen05 operation of warp {n}",
-    "a tcgen05.ld of warp {n}",
-    "a tcgen05.st of warp {n}",
+    "",
+    "a cp.async of ",
+    "a bulk copy of ",
+    "the source of a bulk copy of ",
+    "a wgmma of ",
+    "a tcgen05 operation of ",
+    "a tcgen05.ld of ",
+    "a tcgen05.st of ",
     "",  # what a warp has sent, without accesses
     "a copy that an mbarrier tracks",
 )
 LONGEST = 200  # characters of an instruction: some list hundreds of registers
 LONGEST_NAME = 80  # characters of a kernel's name
-IN_TURN = "bar.warp.sync (__syncwarp) is missing between"
-AT_ONCE = "give each lane an address of its own, or let one lane do it"
-AT_ONE_SITE = 4  # findings of one kind at one instruction
-RACES = {4, 5, 6, 7, 8, 28, 30}
+LISTED = 4  # of the findings that one at the same instruction stands for
+RACES, ORDERLESS = {4, 5, 6, 7, 8, 28, 30}, {4, 5, 6}
+IN_MEMORY = {3, 26} | RACES
 
 
 @dataclass(frozen=True)
 class Place:
-    """An instruction: its line in the PTX, its text, and the source line that .loc gives."""
+    """An instruction: its line in the PTX, its text, the source line that .loc gives, and the function it is in."""
 
     line: int
     ptx: str
     source: str | None
+    function: str | None = None
 
     def __str__(self):
         return f"PTX line {self.line}: {self.ptx}" + (f"  ({self.source})" if self.source else "")
 
 
 @dataclass(frozen=True)
+class Actor:
+    """A warp of a CTA, with its role (of the kernel's configuration, else the function of the source that it runs)."""
+
+    cta: int | None
+    warp: int | None
+    role: str | None = None
+    doing: str = ""  # one of ACTORS; "": the warp itself
+
+    def __str__(self):
+        if self.warp is None:
+            return self.doing or "another CTA of the grid"
+        return f"{self.doing}warp {self.warp}{f' ({self.role})' if self.role else ''}"
+
+
+@dataclass(frozen=True)
 class Finding:
+    """What is wrong at an instruction. It stands for `count` occurrences, and for the findings in `alike`: of the same
+    kind at the same instruction, against other instructions or by other warps."""
+
     kind: str
     says: str
     kernel: str
@@ -109,13 +126,33 @@ class Finding:
     count: int
     address: int = 0
     grade: str = "error"  # or "note"
+    role: str | None = None  # of the warp
+    memory: Memory | None = None
+    by: Actor | None = None  # who did the other access
+    advice: str | None = None  # what to do
+    alike: tuple[Finding, ...] = field(default=(), repr=False)
 
     def __str__(self):
         times = f", {self.count} times" if self.count > 1 else ""
-        who = f"{shortened(self.kernel)}, CTA {self.cta}, warp {self.warp}, lane {self.lane}"
+        role = f" ({self.role})" if self.role else ""
+        who = f"{shortened(self.kernel)}, CTA {self.cta}, warp {self.warp}{role}, lane {self.lane}"
         kind = self.kind if self.grade == "error" else f"{self.grade}: {self.kind}"
-        text = f"{kind}: {who}: {self.says}{times}\n    at {self.place}"
-        return text + (f"\n    and {self.other}" if self.other else "")
+        lines = [f"{kind}: {who}: {self.says}{times}", f"at {self.place}"]
+        if self.other:
+            lines.append(f"and {self.other}")
+        if self.advice:
+            lines.append(f"to fix it: {self.advice}")
+        if self.alike:
+            lines.append(_more(self.alike))
+        return "\n    ".join(lines)
+
+
+def _more(alike):
+    """What else happened at the instruction of a finding, in a line."""
+    against = list(dict.fromkeys(f"PTX line {f.other.line}" for f in alike if f.other))
+    found = against or list(dict.fromkeys(f"CTA {f.cta}, warp {f.warp}" for f in alike))
+    listed = "; ".join(found[:LISTED]) + ("; ..." if len(found) > LISTED else "")
+    return f"{len(alike)} more of this kind at this instruction: {'against' if against else 'in'} {listed}"
 
 
 def shortened(name):
@@ -124,14 +161,11 @@ def shortened(name):
 
 
 def folded(findings):
-    """At most a few of one kind per instruction; the last one says how many more there are."""
+    """One finding of a kind per instruction, the first; `alike` has the others."""
     sites = {}
     for finding in findings:
-        sites.setdefault((finding.kind, finding.place.line), []).append(finding)
-    kept = {id(finding) for of in sites.values() for finding in of[:AT_ONE_SITE]}
-    left = {id(of[AT_ONE_SITE - 1]): len(of) - AT_ONE_SITE for of in sites.values() if len(of) > AT_ONE_SITE}
-    more = {key: f" (and {n} more of this kind at this instruction)" for key, n in left.items()}
-    return [replace(f, says=f.says + more[id(f)]) if id(f) in more else f for f in findings if id(f) in kept]
+        sites.setdefault((finding.kind, finding.grade, finding.place), []).append(finding)
+    return [replace(first, alike=tuple(alike)) if alike else first for first, *alike in sites.values()]
 
 
 class SimulationError(RuntimeError):
@@ -148,7 +182,7 @@ def place_of(program, index):
         return Place(program.kernel.line, "the kernel's end", None)
     loc = ins.loc
     text = ins.text if len(ins.text) <= LONGEST else f"{ins.text[: LONGEST // 2]} ... {ins.text[-LONGEST // 4 :]}"
-    return Place(ins.line, text, sourced(loc) if loc else None)
+    return Place(ins.line, text, sourced(loc) if loc else None, function_of(loc) if loc else None)
 
 
 def sourced(loc):
@@ -159,52 +193,130 @@ def sourced(loc):
     return text
 
 
-def worded(record, program, labels, strict=False):
-    """A Finding from the engine's record."""
-    number = record.kind
-    kind = KINDS[number]
-    says = record.text.decode(errors="replace")
-    if (number in (1, 2) and not says.strip()) or (number == 1 and record.space == 1 and record.detail[0] >= 0):
-        says = _outside(record, labels, says)
-    space = SPACES[record.space] if 0 <= record.space < len(SPACES) else "memory"
-    who = "another CTA of the grid" if record.other_actor < 0 else ACTORS[record.other_actor].format(n=record.detail[0])
-    async_ = bool(record.detail[2]) if number in RACES else False
-    first = number if number < 7 else record.detail[3]  # the race, were it one
-    words = dict(
-        t=says,
-        a=hex(record.address),
-        n=record.size,
-        b=AT_ONCE if record.ins == record.other_ins else IN_TURN,
-        s=space,
-        o=who,
-        w="an asynchronous write to" if async_ else "writes",
-        r="an asynchronous read of" if async_ else "reads",
-        x="reads" if first == 5 else "writes",
-        l=record.detail[1],
-        v="may still read" if first == 6 else "writes",
-        u="used" if record.other_actor else "allocated",
-    )
-    other = place_of(program, record.other_ins) if record.other_ins >= 0 else None
-    return Finding(
-        kind.id,
-        kind.says.format(**words),
-        program.kernel.name,
-        record.cta,
-        record.warp,
-        record.lane,
-        place_of(program, record.ins),
-        other,
-        record.count,
-        record.address,
-        "note" if kind.forgiven and not strict else "error",
-    )
+class Wording:
+    """Turns the engine's records of one launch into findings."""
+
+    def __init__(self, program, names, grid=(1, 1, 1), cluster=(1, 1, 1), warps=1, strict=False):
+        self.program, self.names, self.strict = program, names, strict
+        self.grid, self.cluster, self.warps = grid, cluster, warps  # warps of a CTA
+
+    def finding(self, record):
+        number = record.kind
+        kind = KINDS[number]
+        place = place_of(self.program, record.ins)
+        other = place_of(self.program, record.other_ins) if record.other_ins >= 0 else None
+        this = Actor(record.cta, record.warp, self._role(record.warp, place))
+        by = self._other(record, other) if number in RACES | {26} else None
+        memory = self.names.memory(record.space, record.address) if number in IN_MEMORY else None
+        says = record.text.decode(errors="replace")
+        if (number in (1, 2) and not says.strip()) or (number == 1 and record.space == 1 and record.detail[0] >= 0):
+            says = self._outside(record, says)
+        async_ = bool(record.detail[2]) if number in RACES else False
+        first = number if number < 7 else record.detail[3]  # the race, were it one
+        elsewhere = f" of CTA {by.cta}" if by and by.cta not in (None, record.cta) else ""
+        words = dict(
+            t=says,
+            a=memory,
+            n=record.size,
+            b="writes by the same instruction" if record.ins == record.other_ins else "used: nothing orders the two",
+            o=f"{by}{elsewhere}",
+            w="an asynchronous write to" if async_ else "writes",
+            r="an asynchronous read of" if async_ else "reads",
+            x="reads" if first == 5 else "writes",
+            l=record.detail[1],
+            v="may still read" if first == 6 else "writes",
+            u="used" if record.other_actor else "allocated",
+        )
+        return Finding(
+            kind.id,
+            kind.says.format(**words),
+            self.program.kernel.name,
+            record.cta,
+            record.warp,
+            record.lane,
+            place,
+            other,
+            record.count,
+            record.address,
+            "note" if kind.forgiven and not self.strict else "error",
+            this.role,
+            memory,
+            by,
+            self._advice(record, this, by, async_),
+        )
+
+    def _role(self, warp, place):
+        if self.names.roles:
+            return self.names.roles.get(warp)
+        return place.function if place and place.function and place.function not in self.program.kernel.name else None
+
+    def _other(self, record, place):
+        """Who did the other access; the engine numbers clusters, and the warps of each."""
+        if record.other_actor < 0:
+            return Actor(None, None)
+        doing = ACTORS[record.other_actor]
+        if record.other_warp < 0:
+            return Actor(None, None, None, doing)
+        rank, warp = divmod(record.other_warp, self.warps)
+        cta = _linear(record.other_cluster, rank, self.grid, self.cluster) if record.other_cluster >= 0 else None
+        return Actor(cta, warp, self._role(warp, place), doing)
+
+    def _advice(self, record, this, by, async_):
+        number = record.kind
+        if number == 3:
+            return advice.UNWRITTEN
+        if number == 8:
+            return advice.ONE_ADDRESS if record.ins == record.other_ins else advice.LANES
+        if number == 28:
+            return advice.RELEASE
+        if number == 30:
+            return advice.GRIDS
+        if number not in ORDERLESS | {7} or record.other_actor < 0:
+            return None
+        distance = self._distance(record, by)
+        near = distance in ("warp", "cta")
+        this, other = (
+            str(replace(a, doing="")) + ("" if near or a.cta is None else f" of CTA {a.cta}") for a in (this, by)
+        )
+        if number == 7:
+            return advice.PROXY.format(other=other)
+        fence = async_ and record.other_actor == advice.WARP and number != 6
+        tensor = record.space == 2
+        first = advice.of_a_race(distance, record.other_actor, this, other, fence=fence, tensor=tensor)
+        if record.actor == advice.WARP:
+            return first
+        last = advice.of_a_race(distance, record.actor, other, this, tensor=tensor)
+        return advice.EITHER.format(first=first, last=last) if first else last
+
+    def _distance(self, record, by):
+        """How far the warp of the other access is away."""
+        if by.cta == record.cta:
+            return "warp" if by.warp == record.warp else "cta"
+        if by.cta is None and record.other_warp >= 0:
+            return "grid"
+        same = by.cta is None or self._cluster(by.cta) == self._cluster(record.cta)
+        return "cluster" if same else "grid"
+
+    def _cluster(self, cta):
+        return tuple(n // c for n, c in zip(_digits(cta, self.grid), self.cluster))
+
+    def _outside(self, record, says):
+        near = self.names.nearest(record.address)
+        if says:
+            return f"{says}: {near}"
+        verb = "writes" if record.detail[3] else "reads"
+        where = f"{verb} {record.size} bytes at global address {record.address:#x}"
+        if near is None:
+            return f"{where}; the launch has no memory below it"
+        return f"{where}, {record.address - near.address} bytes into {near}, which has {near.size} bytes"
 
 
-def _outside(record, labels, says):
-    if says:
-        return f"{says}: {labels[record.detail[0]]}"
-    verb = "writes" if record.detail[3] else "reads"
-    where = f"{verb} {record.size} bytes at global address {record.address:#x}"
-    if record.detail[0] < 0:
-        return f"{where}; the launch has no memory below it"
-    return f"{where}, {record.detail[1]} bytes into {labels[record.detail[0]]} of {record.detail[2]} bytes"
+def _linear(number, rank, grid, cluster):
+    """The CTA (as one number) of a rank in the cluster of a number."""
+    clusters = [g // c for g, c in zip(grid, cluster)]
+    at = [outer * c + inner for outer, inner, c in zip(_digits(number, clusters), _digits(rank, cluster), cluster)]
+    return at[0] + grid[0] * (at[1] + grid[1] * at[2])
+
+
+def _digits(number, sizes):
+    return number % sizes[0], number // sizes[0] % sizes[1], number // (sizes[0] * sizes[1])

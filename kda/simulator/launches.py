@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import gc
 import struct
 
 import torch
 
 from kda.simulator.chips import CHIPS, number_of
 from kda.simulator.engine import binding
-from kda.simulator.findings import KINDS, SimulationError, worded
+from kda.simulator.findings import KINDS, SimulationError, Wording
+from kda.simulator.naming import Layout, Names, Span, span
 from kda.simulator.program import Program, align_up
 from kda.simulator.ptx import parse
 from kda.simulator.report import Run
@@ -31,9 +34,26 @@ def _module(ptx):
     return parse(ptx)
 
 
+@contextlib.contextmanager
+def _uncollected():
+    """Without the garbage collector: syntax trees are no garbage, and it would look through them again and again."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
 @functools.lru_cache(maxsize=64)
 def program(ptx, kernel, arch):
     """The kernel of that name (None: the only one), lowered for an arch such as "sm_100a" (None: the PTX's own)."""
+    with _uncollected():
+        return _program(ptx, kernel, arch)
+
+
+def _program(ptx, kernel, arch):
     module = _module(ptx)
     if kernel is None and len(module.kernels) != 1:
         raise LaunchError(
@@ -104,10 +124,10 @@ def launch(
         )
     kept, params, spans = _bind(p, args)
     spans += [span(m) for m in memory or ()] + [
-        (at, size, f"variable {name}") for name, _, at, size in p.builder.buffers
+        Span(at, size, f"variable {name}") for name, _, at, size in p.builder.buffers
     ]
-    regions, labels, touched = _regions(spans)
-    grids = _Grids(p, regions[: len(labels)], behind)
+    regions, touched = _regions(spans)
+    grids = _Grids(p, regions[: len(touched)], behind)
 
     record = binding.Launch(
         program=p.handle,
@@ -121,7 +141,7 @@ def launch(
         params_size=len(params),
         sms=chip.sms,
         regions=regions,
-        nregions=len(labels),
+        nregions=len(touched),
         early=early,
         checks=checks,
         resident=4 if schedule else 1,
@@ -146,8 +166,7 @@ def launch(
         record.clock = ctypes.addressof(timer.record)
     if grid[0] * grid[1] * grid[2]:
         binding.simulate(record)
-    found = [worded(f, p, labels, strict) for f in findings[: record.nfindings]]
-    run = Run(p, record, counters, touched, found)
+    run = Run(p, record, counters, touched, _worded(record, p, spans, config, strict))
     run.left = grids.left(record.triggered)
     run.clock = timer.clock() if timer else None
     if timer and timeline:
@@ -156,6 +175,16 @@ def launch(
     if raises and run.findings:
         raise SimulationError(run.findings)
     return run
+
+
+def _worded(record, program, spans, config, strict):
+    """The engine's findings as values."""
+    if not record.nfindings:
+        return []
+    grid, block, cluster = tuple(record.grid), record.block, tuple(record.cluster)
+    names = Names(spans, program, config, cluster[0] * cluster[1] * cluster[2])
+    wording = Wording(program, names, grid, cluster, -(-block[0] * block[1] * block[2] // 32), strict)
+    return [wording.finding(f) for f in record.findings[: record.nfindings]]
 
 
 class _Grids:
@@ -255,13 +284,11 @@ def _encoded(n, param, value):
             raise LaunchError(f"{what}: a tensor on {value.device}; the simulator needs CPU tensors -> .cpu()")
         if param.size != 8:
             raise LaunchError(f"{what}: a tensor is an 8-byte pointer; the parameter has {param.size} bytes")
-        return value.data_ptr().to_bytes(8, "little"), [
-            span(value, f"argument {n}, a tensor {tuple(value.shape)} {value.dtype},")
-        ]
+        return value.data_ptr().to_bytes(8, "little"), [span(value, _named(n, param), n)]
     if hasattr(value, "encode") and hasattr(value, "spans"):
         if param.size != 128:
             raise LaunchError(f"{what}: a TensorMap has 128 bytes; the parameter has {param.size}")
-        return value.encode(), [span(s, f"argument {n}, a tensor map's tensor,") for s in value.spans()]
+        return value.encode(), [_mapped(value, s, _named(n, param), n) for s in value.spans()]
     if isinstance(value, (bytes, bytearray)):
         if len(value) != param.size:
             raise LaunchError(f"{what}: {len(value)} bytes; the parameter has {param.size}")
@@ -277,36 +304,35 @@ def _encoded(n, param, value):
     raise LaunchError(f"{what}: {type(value).__name__}; pass a CPU tensor, a number, bytes or a TensorMap")
 
 
-def span(what, label=None):
-    """(first address, bytes, label) of a tensor, or of a span."""
-    if not isinstance(what, torch.Tensor):
-        address, size, *name = what
-        return address, size, label or (name[0] if name else "memory")
-    if not what.numel():
-        return what.data_ptr(), 0, label or "an empty tensor"
-    last = sum((n - 1) * s for n, s in zip(what.shape, what.stride()))
-    return what.data_ptr(), (last + 1) * what.element_size(), label or f"a tensor {tuple(what.shape)} {what.dtype}"
+def _named(n, param):
+    """What to call an argument: some compilers number their parameters instead."""
+    return f"argument {n}" if param.name.endswith(f"_param_{n}") else param.name
+
+
+def _mapped(map_, what, name, n):
+    """The Span of a TensorMap's tensor."""
+    found = span(what, name, n)
+    if found.layout:
+        return found
+    strides = tuple(s // map_.itemsize for s in (*map_.strides[::-1], map_.itemsize))
+    return found._replace(layout=Layout(map_.dtype, map_.dims[::-1], strides, map_.itemsize))
 
 
 def _regions(spans):
     """The engine's regions: sorted, with overlapping spans merged."""
     merged = []
-    for address, size, label in sorted((s for s in spans if s[1]), key=lambda s: s[:2]):
+    for address, size, *_ in sorted((s for s in spans if s.size), key=lambda s: s[:2]):
         if merged and address < merged[-1][0] + merged[-1][1]:
-            first, length, name = merged[-1]
-            merged[-1] = (
-                first,
-                max(first + length, address + size) - first,
-                name if label in name else f"{name} and {label}",
-            )
+            first, length = merged[-1]
+            merged[-1] = first, max(first + length, address + size) - first
         else:
-            merged.append((address, size, label))
+            merged.append((address, size))
     regions = (binding.Region * max(len(merged), 1))()
     touched = []
-    for n, (address, size, _) in enumerate(merged):
+    for n, (address, size) in enumerate(merged):
         flags = ctypes.create_string_buffer(size // 32 + 3)
         touched.append(flags)
         regions[n] = binding.Region(
             address=address, size=size, host=address, touched=ctypes.addressof(flags), writable=1, label=n
         )
-    return regions, [m[2] for m in merged], touched
+    return regions, touched

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
+
+import torch
 
 from kda.simulator.engine.binding import Counter
 from kda.simulator.findings import folded, shortened, sourced
@@ -23,8 +26,10 @@ class Run:
         self.clock = None  # the predicted time, if requested
         self.recorded = None  # what warps and units did when, if requested
         self.left = []  # its memory accesses, for a launch that may begin before this one has ended
-        self._lines = _by_instruction(program, counters)
-        total = {name: sum(line[name] for _, line in self._lines) for name in TOTALS}
+        self._program, self._counters = program, counters
+        table = torch.frombuffer(counters, dtype=torch.int64).view(-1, len(TOTALS))
+        total = dict(zip(TOTALS, table.sum(0).tolist()))
+        self._issued = table[:, TOTALS.index("issued")].tolist()
         flags = b"".join(t.raw for t in touched)
         read, written, both = (flags.count(bytes([n])) for n in (1, 2, 3))
         self.counters = {
@@ -46,14 +51,22 @@ class Run:
             "clusters": record.launched_clusters,
         }
         kinds = defaultdict(int)
-        for ins, line in self._lines:
-            kinds[ins.parts[0] if ins else "exit"] += line["issued"]
+        for n, issued in enumerate(self._issued):
+            ins = program.instruction(n)
+            kinds[ins.parts[0] if ins else "exit"] += issued
         self.instructions = dict(sorted(kinds.items(), key=lambda item: -item[1]))
+
+    @functools.cached_property
+    def _lines(self):
+        """(instruction or None, its counters by name)"""
+        named = [{name: getattr(c, name) for name in TOTALS} for c in self._counters]
+        return [(self._program.instruction(n), line) for n, line in enumerate(named)]
 
     @property
     def executed(self):
         """PTX lines whose instruction ran in some warp."""
-        return {ins.line for ins, line in self._lines if ins and line["issued"]}
+        found = (self._program.instruction(n) for n, issued in enumerate(self._issued) if issued)
+        return {ins.line for ins in found if ins}
 
     def conflicts(self):
         """(source line or PTX line, passes over shared memory, passes needed), worst first."""
@@ -140,10 +153,6 @@ class Run:
 
 def _place(ins):
     return f"{ins.loc.file}:{ins.loc.line}" if ins.loc else f"PTX line {ins.line}"
-
-
-def _by_instruction(program, counters):
-    return [(program.instruction(n), {name: getattr(c, name) for name in TOTALS}) for n, c in enumerate(counters)]
 
 
 def _bytes(n):

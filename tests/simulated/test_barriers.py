@@ -4,7 +4,7 @@ import pytest
 import torch
 from assembly import SEEDS, kernel, kinds
 
-from kda.simulator.findings import Finding, Place, folded, shortened
+from kda.simulator.findings import shortened
 from kda.simulator.launches import launch
 
 STORE = """
@@ -466,30 +466,7 @@ def test_two_lanes_of_one_instruction_are_advised_to_part_not_to_wait():
     _, result = run(body, threads=32)
     (race,) = result.findings
     assert race.kind == "race-lanes" and race.place == race.other
-    assert "an address of its own" in race.says and "syncwarp" not in race.says
-
-
-def test_many_findings_of_a_kind_at_one_instruction_are_a_few_that_say_how_many_there_are():
-    """Lane n of warp 1 overwrites the word that the nth instruction of warp 0 has read."""
-    reads = "\n".join(f"ld.shared.u32 %r9, [%r13+{4 * n}];" for n in range(9))
-    lane = "mov.u32 %r12, %laneid;\nshl.b32 %r12, %r12, 2;\nadd.u32 %r12, %r12, %r13;\n"
-    lane += ".reg .pred %late;\nsetp.ge.u32 %late, %r0, 32;\n@%late st.shared.u32 [%r12], %r0;\n"
-    _, result = run("mov.u32 %r13, smem;\n" + reads + lane + STORE)
-    found = [finding for finding in result.findings if finding.kind == "race-read-write"]
-    assert len(found) == 4 and found[-1].says.endswith("(and 5 more of this kind at this instruction)")
-
-
-def test_findings_are_folded_by_kind_and_instruction():
-    def finding(kind, line, says):
-        return Finding(kind, says, "k", 0, 0, 0, Place(line, "st", None), None, 1)
-
-    many = [finding("deadlock", line, f"warp {n}") for n in range(9) for line in (7, 8)]
-    one = finding("barrier", 7, "alone")
-    kept = folded([*many, one])
-    assert [f.says for f in kept if f.place.line == 7] == [
-        "warp 0", "warp 1", "warp 2", "warp 3 (and 5 more of this kind at this instruction)", "alone"
-    ]  # fmt: skip
-    assert len(kept) == 9 and folded(many[:8]) == many[:8]
+    assert "an address of its own" in race.advice and "syncwarp" not in str(race)
 
 
 def test_a_mangled_name_is_cut():

@@ -209,7 +209,7 @@ def test_an_mbarrier_tracks_only_what_came_before_its_arrive(options):
 @pytest.mark.parametrize(("copy", "kind", "says"), [
     ("add.u32 %r17, %r10, 4;\ncp.async.cg.shared.global [%r17], [%rd9], 16;", "misaligned", "not a multiple of 16"),
     ("cp.async.cg.shared.global [%r10], [%rd9+4], 16;", "misaligned", "not a multiple of 16"),
-    ("cp.async.cg.shared.global [%r10], [%rd9+1024], 16;", "out-of-bounds", "tensor"),
+    ("cp.async.cg.shared.global [%r10], [%rd9+1024], 16;", "out-of-bounds", "bytes into p"),
     ("add.u32 %r17, %r10, 40000;\ncp.async.cg.shared.global [%r17], [%rd9], 16;", "out-of-bounds", "shared address"),
     ("mov.u32 %r17, 20;\ncp.async.cg.shared.global [%r10], [%rd9], 16, %r17;", "operand", "reads 20"),
 ])  # fmt: skip
@@ -320,7 +320,7 @@ def test_expecting_other_bytes_than_come_is_found():
     ("[%r20], [%rd2], %r53, [%r21]", "operand", "multiple of 16"),
     ("[%r20+8], [%rd2], 512, [%r21]", "misaligned", "not a multiple of 16"),
     ("[%r20], [%rd2+8], 512, [%r21]", "misaligned", "not a multiple of 16"),
-    ("[%r20], [%rd2+16], 1024, [%r21]", "out-of-bounds", "tensor"),
+    ("[%r20], [%rd2+16], 1024, [%r21]", "out-of-bounds", "bytes into p"),
     ("[%r20+32000], [%rd2], 1024, [%r21]", "out-of-bounds", "shared address"),
     ("[%r20], [%rd2], 1024, [%r21+8]", "mbarrier", "no mbarrier"),
 ])  # fmt: skip

@@ -1,5 +1,7 @@
 """Loads, stores, atomics: every width and space, and accesses that must not be."""
 
+import pathlib
+
 import pytest
 import torch
 from assembly import SEEDS, kernel, kinds
@@ -93,7 +95,7 @@ def access(what, **options):
         (
             "ld.global.u32 %r2, [%rd1+256];",
             "out-of-bounds",
-            "256 bytes into argument 0, a tensor (64,) torch.int32, of 256 bytes",
+            "256 bytes into p1 (int32 [64], argument 0), which has 256 bytes",
         ),
         ("st.global.u32 [%rd1+-4], 1;", "out-of-bounds", "writes 4 bytes"),
         ("ld.global.v4.u32 {%r2,%r3,%r4,%r5}, [%rd1+248];", "out-of-bounds", "reads 16 bytes"),
@@ -118,6 +120,28 @@ def test_a_launch_may_raise_its_errors():
 
     with pytest.raises(SimulationError, match="out-of-bounds"):
         launch(kernel("ld.global.u32 %r2, [%rd1+256];"), grid=1, block=1, args=[torch.zeros(64)], raises=True)
+
+
+def test_the_memory_of_a_launch_does_not_grow_with_its_grid():
+    """Each CTA leaves thousands of words that several warps have read."""
+    body = """
+    shl.b32 %r10, %r0, 2;
+    mov.u32 %r11, smem;
+    add.u32 %r12, %r11, %r10;
+    st.shared.u32 [%r12], %r0;
+    bar.sync 0;
+    xor.b32 %r13, %r12, 128;
+    ld.shared.u32 %r14, [%r13];
+    xor.b32 %r13, %r12, 256;
+    ld.shared.u8 %r14, [%r13];
+"""
+
+    def peak(grid):
+        pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+        assert not launch(kernel(body), grid=grid, block=1024, args=[torch.zeros(1)]).findings
+        return int(pathlib.Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+
+    assert peak(1500) - peak(10) < 20_000  # KiB; it was 100 for each CTA when those of readers were kept
 
 
 def test_two_ctas_that_write_one_place_race():

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from ..launches import span
+from ..naming import Span, span
 
-Region = tuple[int, int, str]                # first address, bytes, what it is
-
+Region = Span
 
 LOWEST_ADDRESS = 1 << 22                     # programs lie there, their memory above; a larger number may be an address
+ADDRESSES_END = 1 << 57                      # no address is as large
 
 
 def regions(tensors: Mapping[str, torch.Tensor]) -> list[Region]:
@@ -23,8 +23,7 @@ def regions(tensors: Mapping[str, torch.Tensor]) -> list[Region]:
     found: dict[Any, Any] = {}
     for name, tensor in tensors.items():
         if tensor.numel():
-            label = f"{name}, {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-            region = span(tensor, label)
+            region = span(tensor, name)
             found.setdefault(region[:2], region)
     return sorted(found.values())
 
@@ -63,7 +62,7 @@ def with_pointees(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor
         if tensor.dtype not in (torch.int64, torch.uint64) or tensor.device.type != "cpu":
             continue
         numbers = tensor.detach().reshape(-1).view(torch.int64)
-        numbers = numbers[numbers >= LOWEST_ADDRESS]
+        numbers = numbers[(numbers >= LOWEST_ADDRESS) & (numbers < ADDRESSES_END)]
         if not numbers.numel():
             continue
         storages = _storages() if storages is None else storages

@@ -201,7 +201,7 @@ Mbarrier *mbarrier_at(Warp *w, const Ins *i, int lane, u32 address, bool must_li
     if (b && cta->shared_history) { /* its initialisation must be ordered before this */
         Access a = warp_access(w, i, lane, SPACE_SHARED);
         a.scope = SCOPE_SYS;
-        history_read(cta->shared_history + at, 8, &a, shared_address(cta, at));
+        bytes_read(cta->shared_history, at, 8, &a, shared_address(cta, at));
     }
     if (b && cta != w->cta) mbarrier_fenced(b, w, i, lane, &w->know);
     return b;
@@ -287,7 +287,7 @@ static Outcome op_mbarrier_init(Warp *w, const Ins *i, u32 lanes) {
         memcpy(image, &raw, 8);
         if (cta->shared_history) {
             Access a = warp_access(w, i, l, SPACE_SHARED);
-            history_write(cta->shared_history + at, 8, &a, shared_address(cta, at), cta->shared + at, image);
+            bytes_written(cta->shared_history, at, 8, &a, shared_address(cta, at), cta->shared + at, image);
         }
         memcpy(cta->shared + at, image, 8);
         Mbarrier *b = *slot;
@@ -331,7 +331,7 @@ static Outcome op_mbarrier_inval(Warp *w, const Ins *i, u32 lanes) {
         b->live = false;
         if (cta->shared_history) {
             Access a = warp_access(w, i, l, SPACE_SHARED);
-            history_write(cta->shared_history + at, 8, &a, shared_address(cta, at), NULL, NULL);
+            bytes_written(cta->shared_history, at, 8, &a, shared_address(cta, at), NULL, NULL);
         }
     }
     return NEXT;

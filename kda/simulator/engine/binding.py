@@ -16,7 +16,8 @@ F64 = ctypes.c_double
 
 
 class Finding(ctypes.Structure):
-    _fields_ = [(n, S32) for n in ("kind", "ins", "other_ins", "cta", "warp", "lane", "other_actor", "space")]
+    _fields_ = [(n, S32) for n in ("kind", "ins", "other_ins", "cta", "warp", "lane", "space")]
+    _fields_ += [(n, S32) for n in ("actor", "other_actor", "other_cluster", "other_warp", "padding")]
     _fields_ += [(n, U64) for n in ("address", "size", "count")]
     _fields_ += [("detail", S64 * 4), ("text", ctypes.c_char * 160)]
 

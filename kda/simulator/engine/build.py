@@ -14,7 +14,7 @@ from kda.compile.errors import MissingCompilerError
 
 FOLDER = pathlib.Path(__file__).parent
 FLAGS = (
-    *("-std=gnu11", "-O2", "-ftree-vectorize", "-march=native", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off"),
+    *("-std=gnu11", "-O3", "-march=native", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off"),
     *("-fno-math-errno", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-format-nonliteral"),
 )
 

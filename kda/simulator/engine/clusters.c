@@ -60,9 +60,13 @@ static void fill_constants(Warp *w) {
     for (s32 k = 0; k < p->nconstants; k++) {
         const ConstantRecord *r = &p->constants[k];
         if (r->width == 0) *PRED(w, r->offset) = r->value ? FULL : 0;
+        u64 value = source_value(w, r, 0);
+        bool by_lane = (r->source >= SR_TID_X && r->source <= SR_TID_Z) || r->source == SR_LANEID ||
+                       (r->source >= SR_LANEMASK_EQ && r->source <= SR_LANEMASK_GT);
         for (int l = 0; l < LANES; l++) {
-            if (r->width == 4) R32(w, r->offset)[l] = (u32)source_value(w, r, l);
-            if (r->width == 8) R64(w, r->offset)[l] = source_value(w, r, l);
+            if (by_lane) value = source_value(w, r, l);
+            if (r->width == 4) R32(w, r->offset)[l] = (u32)value;
+            if (r->width == 8) R64(w, r->offset)[l] = value;
             if (r->width == 16) R64(w, r->offset)[2 * l] = r->value, R64(w, r->offset)[2 * l + 1] = r->value2;
         }
     }
@@ -114,7 +118,7 @@ static void start_cta(Cluster *c, s32 rank) {
     cta->register_pool = (s32)(-(u32)cta->nwarps % WARPS_TOGETHER) * launch->max_registers; /* of the warps that are not there */
     cta->shared = aligned_alloc(1024, (launch->shared_end + 1023) & ~1023u);
     memset(cta->shared, POISON, launch->shared_end);
-    if (launch->checks) cta->shared_history = calloc(launch->shared_end + 1, sizeof(Cell));
+    if (launch->checks) cta->shared_history = calloc(granules(launch->shared_end) + 1, sizeof(Granule));
     cta->mbarrier = calloc(launch->shared_end / 8 + 1, sizeof *cta->mbarrier);
     cta->tensor_queue = new_queue(c, true);
     cta->warp = calloc(cta->nwarps, sizeof(Warp));
@@ -168,6 +172,7 @@ void end_cluster(Cluster *c) {
         free_cta_barriers(cta);
         free(cta->warp);
         free(cta->shared);
+        if (cta->shared_history) forget_bytes(cta->shared_history, c->machine->launch->shared_end);
         free(cta->shared_history);
         free_visits(cta);
         free(cta->mbarrier);

@@ -58,32 +58,34 @@ Access tracked_access(Work *work, const Mbarrier *b, HistorySpace space) {
 }
 
 /* Shared memory of a CTA that has ended; NULL: it has not. Its own stores may still read there: kernels that run on silicon leave them. */
-static u8 *ended_cta(Work *work, u32 address, u64 bytes, bool write, Cell **history) {
+static u8 *ended_cta(Work *work, u32 address, u64 bytes, bool write, Granule **history, u32 *at) {
     Warp *w = work->warp;
     const Cta *cta = cta_at(w->cluster, address);
     if (!cta || !cta->exited) return NULL;
-    u32 at = address & 0xffffff;
+    *at = address & 0xffffff;
     if (work->kind != BY_CP_ASYNC && (write || cta != w->cta))
         find(w, work->ins, work->lane, PEER_EXITED, address, bytes, "CTA %d of the cluster ended while this copy from or to it was under way",
              cta->rank);
-    *history = cta->shared_history ? cta->shared_history + at : NULL;
-    return cta->shared + at;
+    *history = cta->shared_history;
+    return cta->shared + *at;
 }
 
 bool copy_from_shared(Work *work, const Access *a, u32 address, void *to, u64 bytes) {
-    Cell *history;
-    const u8 *p = ended_cta(work, address, bytes, false, &history);
+    Granule *history;
+    u32 at;
+    const u8 *p = ended_cta(work, address, bytes, false, &history, &at);
     if (!p) return shared_read(work->warp, work->ins, a, address, to, bytes, 1);
-    if (history) history_read(history, bytes, a, address);
+    if (history) bytes_read(history, at, bytes, a, address);
     memcpy(to, p, bytes);
     return true;
 }
 
 bool copy_to_shared(Work *work, const Access *a, u32 address, const void *from, u64 bytes) {
-    Cell *history;
-    u8 *p = ended_cta(work, address, bytes, true, &history);
+    Granule *history;
+    u32 at;
+    u8 *p = ended_cta(work, address, bytes, true, &history, &at);
     if (!p) return shared_write(work->warp, work->ins, a, address, from, bytes, 1);
-    if (history) history_write(history, bytes, a, address, p, from);
+    if (history) bytes_written(history, at, bytes, a, address, p, from);
     memcpy(p, from, bytes);
     return true;
 }

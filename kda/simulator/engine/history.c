@@ -79,10 +79,14 @@ static void conflict(const Access *a, Order order, FindingKind race, u32 actor, 
     if (f && f->count == 1) {
         u32 index = actor & 0xffff, nwarps = a->cluster->nwarps;
         if (order == TENSOR_UNORDERED) strcpy(f->text, missing_between(a, index, other_clock));
-        bool here = actor >> 16 == (a->cluster->serial & 0xffff);
+        bool here = actor >> 16 == (a->cluster->serial & 0xffff), of_a_warp = index < KINDS_OF_ACTOR * nwarps;
         f->space = a->space;
-        f->other_actor = here ? (index < KINDS_OF_ACTOR * nwarps ? index / nwarps : KINDS_OF_ACTOR) : -1;
-        f->detail[0] = here && index < KINDS_OF_ACTOR * nwarps ? (s64)(index % nwarps) : -1;
+        f->actor = (a->actor & 0xffff) < KINDS_OF_ACTOR * nwarps ? (a->actor & 0xffff) / nwarps : KINDS_OF_ACTOR;
+        if (actor != GRID_AHEAD) {
+            f->other_actor = of_a_warp ? index / nwarps : KINDS_OF_ACTOR;
+            f->other_warp = of_a_warp ? (s32)(index % nwarps) : -1;
+            f->other_cluster = here ? (s32)a->cluster->serial - 1 : m->total_clusters <= 0xffff ? (s32)(actor >> 16) - 1 : -1;
+        }
         f->detail[1] = other_lane;
         f->detail[2] = a->async;
         f->detail[3] = race;
@@ -122,7 +126,7 @@ static void drop_set(u32 set) { /* by one of its cells */
     free_sets[nfree_sets++] = set;
 }
 
-void free_reader_sets(void) {
+static void free_reader_sets(void) {
     for (u32 i = 0; i < nsets; i++) free(sets[i].reader);
     free(sets);
     free(free_sets);
@@ -196,16 +200,24 @@ static inline __attribute__((always_inline)) void remember_read(Cell *c, const A
     c->reader_scope = a->scope;
 }
 
-/* Neighbouring bytes mostly have the same history: what became of the last one is then copied, unless it was worth a finding. */
+/* Neighbours mostly have the same history: what became of the last one is then copied, unless it was worth a finding. */
 typedef struct {
     Cell before, after;
     bool usable;
 } Repeat;
 
-static bool repeated(Repeat *r, Cell *c) {
-    if (r->usable && !memcmp(c, &r->before, sizeof *c)) {
+static inline bool same_cell(const Cell *a, const Cell *b) {
+    u64 x[4], y[4];
+    _Static_assert(sizeof *a == sizeof x, "a cell has 32 bytes");
+    memcpy(x, a, sizeof x);
+    memcpy(y, b, sizeof y);
+    return !((x[0] ^ y[0]) | (x[1] ^ y[1]) | (x[2] ^ y[2]) | (x[3] ^ y[3]));
+}
+
+static inline bool repeated(Repeat *r, Cell *c) {
+    if (r->usable && same_cell(c, &r->before)) {
         bool had = c->reader == MANY_READERS, has = r->after.reader == MANY_READERS;
-        if (!had || !has || c->reader_clock != r->after.reader_clock) {
+        if ((had || has) && (!had || !has || c->reader_clock != r->after.reader_clock)) {
             if (has) sets[r->after.reader_clock].cells++;
             if (had) drop_set(c->reader_clock);
         }
@@ -229,27 +241,36 @@ static Order after_writer(const Access *a, const Cell *c) {
     return order_after(a, c->writer, c->writer_clock, c->writer_lane, c->writer_async, c->writer_scope, c->writer_ins, true);
 }
 
-void history_read(Cell *cell, u64 n, const Access *a, u64 address) {
-    Repeat last = {.usable = false};
-    for (u64 k = 0; k < n; k++) {
-        Cell *c = &cell[k];
-        if (repeated(&last, c)) continue;
-        bool there = c->written || a->space == SPACE_GLOBAL;
-        if (!there) {
-            const Warp *w = &a->cta->warp[a->warp];
-            Finding *f = find_at(a->cluster->machine, UNINITIALISED, w, a->lane, a->ins, -1, address + k, n);
-            if (f) f->space = a->space;
-        }
-        Order o = after_writer(a, c);
-        if (o == UNORDERED && c->rewritten) o = ORDERED; /* it may follow the other writer of this value */
-        if (o != ORDERED) conflict(a, o, RACE_WRITE_READ, c->writer, c->writer_clock, c->writer_ins, c->writer_lane, address + k);
-        remember_read(c, a, false);
-        repeat(&last, c, there && is_clean(o));
+/* Reports what a read of a byte (or cell) breaks, of an access of n of them: is it clean? */
+static bool check_read(const Cell *c, const Access *a, u64 address, u64 n) {
+    bool there = c->written || a->space == SPACE_GLOBAL;
+    if (!there) {
+        const Warp *w = &a->cta->warp[a->warp];
+        Finding *f = find_at(a->cluster->machine, UNINITIALISED, w, a->lane, a->ins, -1, address, n);
+        if (f) f->space = a->space;
     }
+    Order o = after_writer(a, c);
+    if (o == UNORDERED && c->rewritten) o = ORDERED; /* it may follow the other writer of this value */
+    if (o != ORDERED) conflict(a, o, RACE_WRITE_READ, c->writer, c->writer_clock, c->writer_ins, c->writer_lane, address);
+    return there && is_clean(o);
 }
 
-/* After the readers since the last write; they are forgotten. */
-static bool after_readers(const Access *a, Cell *c, u64 address) {
+/* A cell that stands for `bytes` bytes with one history; all are checked where the first one is not clean. */
+static inline void read_cell(Repeat *last, Cell *c, u64 bytes, const Access *a, u64 address, u64 n) {
+    if (repeated(last, c)) return;
+    bool clean = check_read(c, a, address, n);
+    for (u64 k = 1; k < bytes && !clean; k++) check_read(c, a, address + k, n);
+    remember_read(c, a, false);
+    repeat(last, c, clean);
+}
+
+void history_read(Cell *cell, u64 n, const Access *a, u64 address) {
+    Repeat last = {.usable = false};
+    for (u64 k = 0; k < n; k++) read_cell(&last, &cell[k], 1, a, address + k, n);
+}
+
+/* After the readers since the last write? */
+static bool after_readers(const Access *a, const Cell *c, u64 address) {
     Reader one = {c->reader, c->reader_clock, c->reader_ins, c->reader_lane, c->reader_async, c->reader_scope}, *readers = &one;
     s32 count = c->reader_clock != 0;
     if (c->reader == MANY_READERS) {
@@ -266,63 +287,208 @@ static bool after_readers(const Access *a, Cell *c, u64 address) {
         conflict(a, o, wrote ? RACE_WRITE_WRITE : RACE_READ_WRITE, r->actor, r->clock, r->ins, r->lane, address);
         clean = clean && is_clean(o);
     }
-    forget_readers(c);
     return clean;
 }
 
-void history_write(Cell *cell, u64 n, const Access *a, u64 address, const u8 *old_value, const u8 *new_value) {
-    Repeat last = {.usable = false}, rewriting = {.usable = false};
-    for (u64 k = 0; k < n; k++) {
-        Cell *c = &cell[k];
-        bool same_value = old_value && new_value && old_value[k] == new_value[k];
-        if (same_value && a->space == SPACE_GLOBAL && !a->async && !a->scope) { /* nothing changes: it only must not be changed meanwhile */
-            if (repeated(&rewriting, c)) continue;
-            if (after_writer(a, c) != ORDERED) c->rewritten = 1;
-            remember_read(c, a, true);
-            repeat(&rewriting, c, true);
-            continue;
+static bool check_write(const Cell *c, const Access *a, u64 address, bool same_value) {
+    Order o = after_writer(a, c);
+    bool same_instruction = c->writer_clock && c->writer == a->actor && c->writer_clock == a->clock && c->writer_ins == (u32)a->ins;
+    if (o == ORDERED && same_instruction && c->writer_lane != a->lane && !a->async && !a->scope)
+        o = LANES_UNORDERED; /* two lanes of one instruction */
+    if (o != ORDERED && !(same_value && o != UNFENCED))
+        conflict(a, o, RACE_WRITE_WRITE, c->writer, c->writer_clock, c->writer_ins, c->writer_lane, address);
+    return after_readers(a, c, address) && is_clean(o);
+}
+
+/* same: which of its bytes keep their value, a bit each */
+static inline void write_cell(Repeat *last, Cell *c, u64 bytes, const Access *a, u64 address, u32 same) {
+    if (repeated(last, c)) return;
+    bool clean = check_write(c, a, address, same & 1);
+    for (u64 k = 1; k < bytes && !clean; k++) check_write(c, a, address + k, same >> k & 1);
+    forget_readers(c);
+    c->writer = a->actor;
+    c->writer_clock = a->clock;
+    c->writer_ins = a->ins;
+    c->writer_lane = a->lane;
+    c->writer_async = a->async;
+    c->writer_scope = a->scope;
+    c->written = 1;
+    c->rewritten = 0;
+    repeat(last, c, clean);
+}
+
+static void rewrite_cell(Repeat *last, Cell *c, const Access *a) { /* nothing changes: it only must not be changed meanwhile */
+    if (repeated(last, c)) return;
+    if (after_writer(a, c) != ORDERED) c->rewritten = 1;
+    remember_read(c, a, true);
+    repeat(last, c, true);
+}
+
+void history_write(Cell *cell, u64 n, const Access *a, u64 address) {
+    Repeat last = {.usable = false};
+    for (u64 k = 0; k < n; k++) write_cell(&last, &cell[k], 1, a, address + k, 0);
+}
+
+/* ---- bytes ---------------------------------------------------------------------------------------------------------------- */
+
+/* The history of GRANULE bytes is one cell as long as accesses have them all; else it is split into one for each byte. Full accesses
+ * make it one again. */
+typedef Cell SplitCells[GRANULE];
+enum { WHOLE = (1 << GRANULE) - 1 };
+#define SPLIT 0xfffffffeu /* in the place of a writer: its clock is the index of a split */
+static SplitCells *splits;
+static u32 nsplits, room_for_splits, *free_splits, nfree_splits;
+
+static Cell *split_cells(Granule *g) { /* the cells of its bytes */
+    Cell *whole = &g->cell;
+    if (whole->writer == SPLIT) return splits[whole->writer_clock];
+    if (!nfree_splits && nsplits == room_for_splits) {
+        room_for_splits = room_for_splits ? 2 * room_for_splits : 4096;
+        splits = realloc(splits, room_for_splits * sizeof *splits);
+        free_splits = realloc(free_splits, room_for_splits * sizeof *free_splits);
+    }
+    u32 index = nfree_splits ? free_splits[--nfree_splits] : nsplits++;
+    for (int k = 0; k < GRANULE; k++) splits[index][k] = *whole;
+    if (whole->reader == MANY_READERS) sets[whole->reader_clock].cells += GRANULE - 1;
+    *whole = (Cell){.writer = SPLIT, .writer_clock = index};
+    return splits[index];
+}
+
+static void unite(Granule *g) { /* a split one, if its bytes have the same history by now */
+    u32 index = g->cell.writer_clock;
+    const Cell *c = splits[index];
+    for (int k = 1; k < GRANULE; k++)
+        if (!same_cell(c, &c[k])) return;
+    if (c->reader == MANY_READERS) sets[c->reader_clock].cells -= GRANULE - 1;
+    g->cell = *c;
+    free_splits[nfree_splits++] = index;
+}
+
+void free_histories(void) {
+    free_reader_sets();
+    free(splits);
+    free(free_splits);
+    splits = NULL;
+    free_splits = NULL;
+    nsplits = room_for_splits = nfree_splits = 0;
+}
+
+void copy_cells(const Granule *of, u64 at, u64 n, Cell *to) {
+    for (u64 k = at; k < at + n; k++) {
+        const Cell *c = &of[k / GRANULE].cell;
+        *to++ = c->writer == SPLIT ? splits[c->writer_clock][k % GRANULE] : *c;
+    }
+}
+
+void forget_bytes(Granule *of, u64 bytes) {
+    if (nsets == nfree_sets && nsplits == nfree_splits) return;
+    for (u64 g = 0; g < granules(bytes); g++) {
+        bool split = of[g].cell.writer == SPLIT;
+        Cell *c = split ? splits[of[g].cell.writer_clock] : &of[g].cell;
+        for (int k = 0; k < (split ? GRANULE : 1); k++) forget_readers(&c[k]);
+        if (split) free_splits[nfree_splits++] = of[g].cell.writer_clock;
+    }
+}
+
+void bytes_read(Granule *of, u64 at, u64 n, const Access *a, u64 address) {
+    Repeat last = {.usable = false};
+    for (u64 end = at + n, first = at; at < end;) {
+        Granule *g = &of[at / GRANULE];
+        u64 from = at % GRANULE, here = GRANULE - from < end - at ? GRANULE - from : end - at;
+        if (here == GRANULE && g->cell.writer != SPLIT)
+            read_cell(&last, &g->cell, GRANULE, a, address + (at - first), n);
+        else {
+            Cell *c = split_cells(g);
+            for (u64 k = 0; k < here; k++) read_cell(&last, &c[from + k], 1, a, address + (at - first) + k, n);
+            if (here == GRANULE) unite(g);
         }
-        if (repeated(&last, c)) continue;
-        Order o = after_writer(a, c);
-        bool same_instruction = c->writer_clock && c->writer == a->actor && c->writer_clock == a->clock && c->writer_ins == (u32)a->ins;
-        if (o == ORDERED && same_instruction && c->writer_lane != a->lane && !a->async && !a->scope)
-            o = LANES_UNORDERED; /* two lanes of one instruction */
-        if (o != ORDERED && !(same_value && o != UNFENCED))
-            conflict(a, o, RACE_WRITE_WRITE, c->writer, c->writer_clock, c->writer_ins, c->writer_lane, address + k);
-        bool clean = after_readers(a, c, address + k) && is_clean(o);
-        c->writer = a->actor;
-        c->writer_clock = a->clock;
-        c->writer_ins = a->ins;
-        c->writer_lane = a->lane;
-        c->writer_async = a->async;
-        c->writer_scope = a->scope;
-        c->written = 1;
-        c->rewritten = 0;
-        repeat(&last, c, clean);
+        at += here;
+    }
+}
+
+void bytes_written(Granule *of, u64 at, u64 n, const Access *a, u64 address, const u8 *old_value, const u8 *new_value) {
+    Repeat last = {.usable = false}, rewriting = {.usable = false};
+    bool may_rewrite = a->space == SPACE_GLOBAL && !a->async && !a->scope;
+    for (u64 end = at + n, first = at; at < end;) {
+        Granule *g = &of[at / GRANULE];
+        u64 from = at % GRANULE, here = GRANULE - from < end - at ? GRANULE - from : end - at, done = at - first;
+        u32 same = 0;
+        for (u64 k = 0; old_value && k < here; k++) same |= (u32)(old_value[done + k] == new_value[done + k]) << k;
+        if (here == GRANULE && g->cell.writer != SPLIT && (!may_rewrite || !same || same == WHOLE)) {
+            if (may_rewrite && same)
+                rewrite_cell(&rewriting, &g->cell, a);
+            else
+                write_cell(&last, &g->cell, GRANULE, a, address + done, same);
+        } else {
+            Cell *c = split_cells(g) + from;
+            for (u64 k = 0; k < here; k++)
+                if (may_rewrite && same >> k & 1)
+                    rewrite_cell(&rewriting, &c[k], a);
+                else
+                    write_cell(&last, &c[k], 1, a, address + done + k, same >> k & 1);
+            if (here == GRANULE) unite(g);
+        }
+        at += here;
     }
 }
 
 /* ---- grids that may run side by side (griddepcontrol) ---------------------------------------------------------------------- */
 
+static u64 pages_of(const Region *r) { return (r->address % GRANULE + r->size) / PAGE + 1; }
+static u64 skew(const Region *r) { return r->address % GRANULE; } /* granules lie at multiples of their size */
+
 void note_grid_ahead(Region *r, u64 page) {
-    const u8 *ahead = r->ahead + page * PAGE;
-    u64 n = r->size - page * PAGE < PAGE ? r->size - page * PAGE : PAGE;
-    for (u64 k = 0; k < n; k++) {
-        Cell *c = &r->pages[page][k];
-        if (ahead[k] & AHEAD_WRITES) c->writer = GRID_AHEAD, c->writer_clock = 1, c->writer_ins = (u32)-1;
-        if (ahead[k] & AHEAD_READS) c->reader = GRID_AHEAD, c->reader_clock = 1, c->reader_ins = (u32)-1;
+    for (u64 k = 0; k < PAGE; k++) {
+        u64 at = page * PAGE + k - skew(r); /* far too large before the region */
+        u8 ahead = at < r->size ? r->ahead[at] : 0;
+        if (!ahead) continue;
+        Cell *c = &split_cells(&r->pages[page][k / GRANULE])[k % GRANULE];
+        if (ahead & AHEAD_WRITES) c->writer = GRID_AHEAD, c->writer_clock = 1, c->writer_ins = (u32)-1;
+        if (ahead & AHEAD_READS) c->reader = GRID_AHEAD, c->reader_clock = 1, c->reader_ins = (u32)-1;
     }
+    for (u64 k = 0; k < PAGE / GRANULE; k++)
+        if (r->pages[page][k].cell.writer == SPLIT) unite(&r->pages[page][k]);
 }
 
 void note_left(Region *r) {
     for (u64 k = 0; r->left && k < r->size; k++) {
-        const Cell *c = r->pages && r->pages[k / PAGE] ? &r->pages[k / PAGE][k % PAGE] : NULL;
-        if (!c) {
-            k |= PAGE - 1;
+        u64 at = k + skew(r);
+        const Granule *page = r->pages ? r->pages[at / PAGE] : NULL;
+        if (!page) {
+            k = (at | (PAGE - 1)) - skew(r);
             continue;
         }
-        if (c->writer_clock && c->writer != GRID_AHEAD) r->left[k] |= AHEAD_WRITES;
-        if (c->reader_clock && c->reader != GRID_AHEAD) r->left[k] |= AHEAD_READS;
-        if (c->reader == MANY_READERS) r->left[k] |= AHEAD_READS;
+        Cell c;
+        copy_cells(page, at % PAGE, 1, &c);
+        if (c.writer_clock && c.writer != GRID_AHEAD) r->left[k] |= AHEAD_WRITES;
+        if (c.reader_clock && c.reader != GRID_AHEAD) r->left[k] |= AHEAD_READS;
+        if (c.reader == MANY_READERS) r->left[k] |= AHEAD_READS;
     }
+}
+
+void region_history(Region *r, u64 offset, u64 n, const Access *a, const u8 *old_value, const u8 *new_value, bool write) {
+    u64 address = r->address + offset;
+    if (!r->pages) r->pages = calloc(pages_of(r), sizeof *r->pages);
+    for (offset += skew(r); n;) {
+        u64 page = offset / PAGE, at = offset % PAGE, here = PAGE - at < n ? PAGE - at : n;
+        if (!r->pages[page]) {
+            r->pages[page] = calloc(PAGE / GRANULE, sizeof(Granule));
+            if (r->ahead) note_grid_ahead(r, page);
+        }
+        if (write)
+            bytes_written(r->pages[page], at, here, a, address, old_value, new_value);
+        else
+            bytes_read(r->pages[page], at, here, a, address);
+        offset += here;
+        address += here;
+        n -= here;
+        if (old_value) old_value += here, new_value += here;
+    }
+}
+
+void free_pages(Region *r) {
+    if (!r->pages) return;
+    for (u64 p = 0; p < pages_of(r); p++) free(r->pages[p]);
+    free(r->pages);
+    r->pages = NULL;
 }

@@ -2,10 +2,11 @@
 #pragma once
 #include "work.h"
 
+typedef struct Cell Cell;
 typedef enum { SPACE_SHARED, SPACE_GLOBAL, SPACE_TMEM } HistorySpace;
 typedef enum { WEAK, SCOPE_CTA, SCOPE_CLUSTER, SCOPE_GPU, SCOPE_SYS } Scope; /* strong accesses carry a scope */
 
-/* What the last writer and the readers since then left behind: one for each byte of memory, one for each 32-bit cell of TMEM. */
+/* What the last writer and the readers since then left behind: of GRANULE bytes of memory or of each, of each 32-bit cell of TMEM. */
 struct Cell {
     u32 writer, writer_clock; /* actor = cluster serial << 16 | index; clock 0: nobody yet */
     u32 reader, reader_clock; /* reader == MANY_READERS: reader_clock is the index of a set */
@@ -16,6 +17,11 @@ struct Cell {
     u8 written; /* 1: by the program; 2: it was there before */
     u8 rewritten; /* somebody not ordered after the writer has written the same value */
 };
+enum { GRANULE = 4 };
+struct Granule {
+    Cell cell; /* of all its bytes, or a mark of where the cells of each are */
+};
+static inline u64 granules(u64 bytes) { return (bytes + GRANULE - 1) / GRANULE; }
 
 typedef struct {
     Cluster *cluster;
@@ -34,7 +40,13 @@ typedef struct {
 Access warp_access(Warp *w, const Ins *i, int lane, HistorySpace space); /* a generic, weak access of the warp */
 Access work_access(Work *work, u32 actor, u32 clock, HistorySpace space); /* an access of the async proxy, for what the sender knew */
 void history_read(Cell *cell, u64 n, const Access *a, u64 address);
-void history_write(Cell *cell, u64 n, const Access *a, u64 address, const u8 *old_value, const u8 *new_value);
-void note_grid_ahead(Region *r, u64 page);                          /* into a page of cells that is new */
-void note_left(Region *r);                                          /* out of all its pages */
-void free_reader_sets(void);
+void history_write(Cell *cell, u64 n, const Access *a, u64 address);
+/* the same of n bytes, `at` bytes into memory whose granules these are */
+void bytes_read(Granule *of, u64 at, u64 n, const Access *a, u64 address);
+void bytes_written(Granule *of, u64 at, u64 n, const Access *a, u64 address, const u8 *old_value, const u8 *new_value);
+void region_history(Region *r, u64 offset, u64 n, const Access *a, const u8 *old_value, const u8 *new_value, bool write);
+void copy_cells(const Granule *of, u64 at, u64 n, Cell *to);       /* one for each byte, to look at */
+void forget_bytes(Granule *of, u64 bytes);                          /* before they are freed */
+void note_left(Region *r);                                          /* what a grid behind must know, out of all its pages */
+void free_pages(Region *r);
+void free_histories(void);

@@ -72,13 +72,6 @@ EXPORT void free_program(Program *p) {
 
 /* ---- the entry ---------------------------------------------------------------------------------------------------------- */
 
-static void free_pages(Region *r) {
-    if (!r->pages) return;
-    for (u64 p = 0; p * PAGE < r->size; p++) free(r->pages[p]);
-    free(r->pages);
-    r->pages = NULL;
-}
-
 EXPORT void simulate(Launch *launch) {
     fenv_t callers;
     fegetenv(&callers);
@@ -96,11 +89,11 @@ EXPORT void simulate(Launch *launch) {
     }
     cancel_at_end(&m);
     free_sync_variables(&m);
-    free_reader_sets();
     for (s32 k = 0; k < launch->nregions; k++) {
         if (launch->triggered) note_left(&launch->regions[k]);
         free_pages(&launch->regions[k]);
     }
+    free_histories();
     fesetenv(&callers);
 }
 

@@ -23,7 +23,7 @@ typedef struct Cta Cta;
 typedef struct Split Split;
 typedef struct Mbarrier Mbarrier;
 typedef struct Work Work;       /* work.h */
-typedef struct Cell Cell;       /* history.h */
+typedef struct Granule Granule; /* history.h */
 typedef struct Finding Finding; /* findings.h */
 typedef struct Foreign Foreign; /* knowledge.h: what is known of other clusters' actors */
 typedef struct Clock Clock;     /* clock.h: the time of a launch that is asked for it */
@@ -176,7 +176,7 @@ struct Cta {
     Warp *warp;
     s32 nwarps, running; /* warps that still have live lanes */
     u8 *shared;          /* [shared_base, shared_end) is the CTA's */
-    Cell *shared_history;
+    Granule *shared_history;
     Mbarrier **mbarrier; /* by offset / 8 */
     NamedBarrier barrier[NAMED_BARRIERS];
     Queue *tensor_queue;
@@ -208,7 +208,7 @@ struct Cluster {
 typedef struct {
     u64 address, size;
     u8 *host;       /* where the bytes are */
-    Cell **pages;   /* of PAGE cells, made when first touched */
+    Granule **pages; /* of PAGE bytes, made when first touched */
     u8 *touched;    /* for each 32-byte sector: 1 read, 2 written */
     const u8 *ahead; /* for each byte, what grids do that may still run: AHEAD_*; NULL: there are none */
     u8 *left;       /* the same of this grid, for the next one; NULL: that begins when this one has ended */

@@ -71,24 +71,6 @@ u8 *global_bytes(Warp *w, const Ins *i, int lane, u64 address, u64 n, u64 align,
     return r->host + (address - r->address);
 }
 
-void region_history(Region *r, u64 offset, u64 n, const Access *a, const u8 *old_value, const u8 *new_value, bool write) {
-    if (!r->pages) r->pages = calloc(r->size / PAGE + 1, sizeof *r->pages);
-    while (n) {
-        u64 page = offset / PAGE, at = offset % PAGE, here = PAGE - at < n ? PAGE - at : n;
-        if (!r->pages[page]) {
-            r->pages[page] = calloc(PAGE, sizeof(Cell));
-            if (r->ahead) note_grid_ahead(r, page);
-        }
-        if (write)
-            history_write(r->pages[page] + at, here, a, r->address + offset, old_value, new_value);
-        else
-            history_read(r->pages[page] + at, here, a, r->address + offset);
-        offset += here;
-        n -= here;
-        if (old_value) old_value += here, new_value += here;
-    }
-}
-
 const u8 *param_bytes(Warp *w, u64 offset, u64 n) {
     const Launch *launch = w->machine->launch;
     return offset + n <= launch->params_size ? launch->params + offset : NULL;
@@ -103,7 +85,7 @@ bool shared_read(Warp *w, const Ins *i, const Access *a, u32 address, void *to, 
         return false;
     }
     if (!a->async) note_visit(w, i, cta);
-    if (cta->shared_history) history_read(cta->shared_history + at, n, a, shared_address(cta, at));
+    if (cta->shared_history) bytes_read(cta->shared_history, at, n, a, shared_address(cta, at));
     memcpy(to, p, n);
     counter(w, i)->shared_read += n;
     return true;
@@ -122,7 +104,7 @@ bool shared_write(Warp *w, const Ins *i, const Access *a, u32 address, const voi
     if (!p) return false;
     guard_mbarriers(w, i, a->lane, cta, at, n);
     if (!a->async) note_visit(w, i, cta);
-    if (cta->shared_history) history_write(cta->shared_history + at, n, a, shared_address(cta, at), p, from);
+    if (cta->shared_history) bytes_written(cta->shared_history, at, n, a, shared_address(cta, at), p, from);
     memcpy(p, from, n);
     counter(w, i)->shared_written += n;
     w->machine->progress++;

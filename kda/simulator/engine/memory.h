@@ -15,7 +15,6 @@ bool shared_read(Warp *w, const Ins *i, const Access *a, u32 address, void *to, 
 bool shared_write(Warp *w, const Ins *i, const Access *a, u32 address, const void *from, u64 n, u64 align);
 bool global_read(Warp *w, const Ins *i, const Access *a, u64 address, void *to, u64 n, u64 align);
 bool global_write(Warp *w, const Ins *i, const Access *a, u64 address, const void *from, u64 n, u64 align);
-void region_history(Region *r, u64 offset, u64 n, const Access *a, const u8 *old_value, const u8 *new_value, bool write);
 const u8 *param_bytes(Warp *w, u64 offset, u64 n);
 /* atomics and reductions: one element; f32 addition flushes subnormals only where the caller says so (ftz) */
 typedef enum { AT_ADD, AT_MIN, AT_MAX, AT_AND, AT_OR, AT_XOR, AT_EXCH, AT_CAS, AT_INC, AT_DEC } AtomicOp;

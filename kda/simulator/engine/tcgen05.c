@@ -651,7 +651,7 @@ typedef struct {
 static void check_initialised(Work *work, const Cta *cta, u32 at) {
     Cell cells[8];
     if (!cta->shared_history) return;
-    memcpy(cells, cta->shared_history + at, sizeof cells);
+    copy_cells(cta->shared_history, at, 8, cells);
     for (int k = 0; k < 8; k++) cells[k].reader = cells[k].reader_clock = 0;
     Access a = tensor_access(work, SPACE_SHARED);
     a.async = false;

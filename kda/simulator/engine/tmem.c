@@ -49,7 +49,8 @@ static void after_allocation(Warp *w, const Ins *i, int lane, const Cta *cta, u3
     if (!f || f->count != 1) return;
     f->space = SPACE_TMEM;
     f->other_actor = BY_WARP;
-    f->detail[0] = a->warp;
+    f->other_cluster = (s32)w->cluster->serial - 1;
+    f->other_warp = by->actor;
     strcpy(f->text, "tcgen05.fence::after_thread_sync");
 }
 
@@ -78,7 +79,7 @@ void tmem_read(Cta *cta, const Access *a, u32 lane, u32 column, u32 n, u32 *valu
 
 void tmem_write(Cta *cta, const Access *a, u32 lane, u32 column, u32 n, u32 *value) {
     Tmem *t = cta->tmem;
-    if (t->history) history_write(t->history + lane * TMEM_COLUMNS + column, n, a, lane << 16 | column, NULL, NULL);
+    if (t->history) history_write(t->history + lane * TMEM_COLUMNS + column, n, a, lane << 16 | column);
     memcpy(&t->word[lane][column], value, n * sizeof *value);
     cta->machine->progress++;
 }
@@ -239,7 +240,7 @@ static void write_all(Warp *w, const Ins *i, u32 column, u32 columns) {
     Tmem *t = w->cta->tmem;
     Access a = warp_access(w, i, 0, SPACE_TMEM);
     for (u32 lane = 0; t->history && lane < TMEM_LANES; lane++)
-        history_write(t->history + lane * TMEM_COLUMNS + column, columns, &a, lane << 16 | column, NULL, NULL);
+        history_write(t->history + lane * TMEM_COLUMNS + column, columns, &a, lane << 16 | column);
 }
 
 /* operands: taddr, columns; mod: cta_group */

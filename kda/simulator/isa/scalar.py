@@ -31,13 +31,15 @@ def _index():
 
 @functools.lru_cache(maxsize=4096)
 def _find(parts, count):
-    """(row, handler, its numbers) for an opcode with that many operands, or None."""
+    """(row, its kinds, handler, its numbers, does it carry, is it masked) for an opcode with that many operands."""
     types = tuple(p for p in parts[1:] if p in TYPES)
     words = frozenset(parts[1:]) - TYPES
     for row in _index().get((parts[0], types), ()):
         if len(row.sources) == count - 1 and (asked := row.match(words)):
             own = generate.handlers()[0].get((row, asked))
-            return row, own or generate.handlers()[0][row, None], () if own and not row.masked else asked
+            handler = own or generate.handlers()[0][row, None]
+            mods = () if own and not row.masked else asked
+            return row, (row.target, *row.sources), handler, mods, row.carries, row.masked
     return None
 
 
@@ -50,14 +52,13 @@ def lower_row(b, ins):
     found = _find(ins.parts, len(ins.operands))
     if not found:
         b.fail(f"{ins.opcode} with {len(ins.operands)} operands", _spellings(ins.parts[0]))
-    row, handler, mods = found
-    kinds = (row.target, *row.sources)
-    if row.opcode == "cvt" and len(kinds) == 2 and any(is_wide(b, o, k) for o, k in zip(ins.operands, kinds)):
+    row, kinds, handler, mods, carries, masked = found
+    if ins.parts[0] == "cvt" and len(kinds) == 2 and any(is_wide(b, o, k) for o, k in zip(ins.operands, kinds)):
         return _through_wide_registers(b, ins, row, handler, mods)
     args = [place(b, operand, kind) for place, operand, kind in zip(PLACES, ins.operands, kinds)]
-    if row.carries:
+    if carries:
         args.append(hidden(b, CARRY, 0))
-    if row.masked:
+    if masked:
         mods += (MASKS.get(b.type_of(ins.operands[0])[1:], FULL),)
     return Op(handler, args, list(mods))
 

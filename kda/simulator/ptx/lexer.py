@@ -36,6 +36,7 @@ _STATEMENT = re.compile("|".join(f"(?P<{kind}>{pattern})" for kind, pattern in S
 _COMMENT_OR_STRING = re.compile(r'"[^"\n]*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _GROUPED = r"\[[^\[\]]*\]|\((?:[^()]|\([^()]*\))*\)|\{(?:[^{}]|\{[^{}]*\})*\}"
 _ITEM = re.compile(rf"\s*([^,()\[\]{{}}]*(?:(?:{_GROUPED})[^,()\[\]{{}}]*)*)(,|$)")
+_BRACKET = re.compile(r"[()\[\]{}]")
 _INTEGER = re.compile(r"\s*([+-]?)\s*(?:0[xX]([\da-fA-F]+)|0[bB]([01]+)|(0[0-7]*)|([1-9]\d*))U?\s*")
 _RAW_FLOAT = re.compile(r"0(?:[fF]([\da-fA-F]{8})|[dD]([\da-fA-F]{16}))")
 _DECIMAL_FLOAT = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][+-]?\d+)?")
@@ -68,6 +69,8 @@ def split_list(text: str) -> list[str] | None:
     text = text.strip()
     if not text:
         return []
+    if not _BRACKET.search(text):
+        return [item.strip() for item in text.split(",")]
     items, place, comma = [], 0, ","
     while comma:
         match = _ITEM.match(text, place)

@@ -404,10 +404,10 @@ class _Body(_Reader):
         """`%r7` of `%r<120>`. A prefix may itself end in digits, so every cut is tried."""
         cut = len(name) - 1
         while scope.ranges and cut > 0 and name[cut:].isdigit():
-            count, type_ = scope.ranges.get(name[:cut], (0, ""))
-            if int(name[cut:]) < count and str(int(name[cut:])) == name[cut:]:
+            known = scope.ranges.get(name[:cut])
+            if known and int(name[cut:]) < known[0] and str(int(name[cut:])) == name[cut:]:
                 register = scope.names[name] = Register(self.unique(name))
-                self.registers[register.name] = type_
+                self.registers[register.name] = known[1]
                 return register
             cut -= 1
         return None

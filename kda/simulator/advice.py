@@ -1,0 +1,64 @@
+"""What orders two accesses: the instructions that a race lacks, by the kinds of the two.
+
+Each sentence names who has to run what. The kind of the earlier access decides what completes it (COMPLETION, of
+asynchronous work), the distance of the two decides what hands the order on (HANDING_ON), and a write by the generic
+proxy before an access by the async proxy needs a fence as well.
+"""
+
+from __future__ import annotations
+
+WARP = 0  # the numbers are the engine's ActorKind; beyond the last: a copy that an mbarrier tracks
+COMPLETION = {
+    1: "{other} runs cp.async.commit_group and cp.async.wait_group",
+    2: "the thread of {other} that started the copy runs cp.async.bulk.commit_group and cp.async.bulk.wait_group",
+    3: "the thread of {other} that started the copy runs cp.async.bulk.commit_group and cp.async.bulk.wait_group.read",
+    4: "{other} runs wgmma.commit_group and wgmma.wait_group",
+    6: "{other} runs tcgen05.wait::ld",
+    7: "{other} runs tcgen05.wait::st",
+}
+TENSOR = 5
+BY_MBARRIER = 9
+HANDING_ON = {
+    "cta": "{other} and {this} meet at a barrier (bar.sync), or {other} arrives on an mbarrier "
+    "(mbarrier.arrive) and {this} waits for that phase (mbarrier.try_wait)",
+    "cluster": "{other} and {this} meet at the cluster's barrier (barrier.cluster.arrive.release, then "
+    "barrier.cluster.wait.acquire), or {other} arrives on an mbarrier with .release.cluster and {this} waits for that "
+    "phase with .acquire.cluster",
+    "grid": "{other} releases a flag in global memory (st, red or atom with .release.gpu) and {this} acquires it "
+    "(ld or atom with .acquire.gpu) until it is set; or both are atomic (atom, red); or the two go into kernels that "
+    "run one after the other",
+}
+
+
+def of_a_race(distance, actor, this, other, *, fence=False, tensor=False):
+    """How to order an access by `this` after the earlier one by `other`.
+
+    distance: "warp" (one warp issued both), "cta", "cluster" or "grid"; actor: the engine's kind of the earlier
+    access; fence: that was a generic write, and this access is the async proxy's; tensor: it is tensor memory.
+    """
+    after = ", then runs tcgen05.fence::after_thread_sync" if tensor else ""
+    if actor == TENSOR:
+        return (
+            f"{other} runs tcgen05.commit after it, to an mbarrier, and before its own access {this} waits for that "
+            f"phase (mbarrier.try_wait){after}"
+        )
+    if actor == BY_MBARRIER:
+        return f"before its own access {this} waits for the phase that the copy completes (mbarrier.try_wait)"
+    steps = [COMPLETION[actor].format(other=other)] if actor in COMPLETION else []
+    if fence:
+        steps.append(f"{other} runs fence.proxy.async after its write")
+    if distance != "warp":
+        steps += [f"{other} runs tcgen05.fence::before_thread_sync"] if tensor else []
+        steps.append(HANDING_ON[distance].format(this=this, other=other))
+        steps += [f"{this} runs tcgen05.fence::after_thread_sync"] if tensor else []
+    return "; then ".join(steps) or None
+
+
+# asynchronous work runs late in the simulator, so the access that it met may be one that should have waited for it
+EITHER = "if that access should come first: {first}; if this one should: {last}"
+PROXY = "{other} runs fence.proxy.async after its write and before what orders the two (a barrier, an arrival)"
+LANES = "run bar.warp.sync (__syncwarp) between the two"
+ONE_ADDRESS = "give each lane an address of its own, or let one lane do it"
+RELEASE = "the lanes run bar.warp.sync (__syncwarp) after that access and before one of them arrives or releases"
+GRIDS = "run griddepcontrol.wait before this access"
+UNWRITTEN = "write it first; if a copy or another warp fills it, wait for that before this"

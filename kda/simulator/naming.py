@@ -1,0 +1,170 @@
+"""Addresses in words: elements of tensors, variables of shared memory, lanes and columns of tensor memory."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+SPACES = ("shared", "global", "tensor")
+RANK_BITS = 24  # of an address of shared memory the rank of its CTA lies above
+
+
+class Layout(NamedTuple):
+    """Where the elements of a tensor lie; strides count elements."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+
+    def index(self, offset):
+        """The index of the element that has the byte at this offset; None: it lies between elements."""
+        rest, found = offset // self.itemsize, [0] * len(self.shape)
+        for d in sorted(range(len(self.shape)), key=lambda d: -self.strides[d]):
+            if self.shape[d] > 1 and self.strides[d]:
+                found[d] = rest // self.strides[d]
+                rest -= found[d] * self.strides[d]
+                if found[d] >= self.shape[d]:
+                    return None
+        return None if rest else tuple(found)
+
+
+class Span(NamedTuple):
+    """Memory that a launch may touch; `argument` is the position of the argument that brought it."""
+
+    address: int
+    size: int
+    name: str
+    layout: Layout | None = None
+    argument: int | None = None
+
+    @property
+    def about(self):
+        of = f"{self.layout.dtype} {list(self.layout.shape)}" if self.layout else f"{self.size} bytes"
+        named = self.argument is not None and self.name != f"argument {self.argument}"
+        return f"({of}{f', argument {self.argument}' if named else ''})"
+
+    def __str__(self):
+        return f"{self.name} {self.about}"
+
+
+def span(what, name=None, argument=None):
+    """The Span of a tensor, of a TensorMap's tensor, or of an (address, bytes, name)."""
+    if isinstance(what, Span):
+        return what._replace(name=name or what.name)
+    if not isinstance(what, torch.Tensor):
+        address, size, *named = what
+        return Span(address, size, name or (named[0] if named else "memory"), None, argument)
+    dtype = str(what.dtype).removeprefix("torch.")
+    layout = Layout(dtype, tuple(what.shape), tuple(what.stride()), what.element_size())
+    last = sum((n - 1) * s for n, s in zip(what.shape, what.stride()))
+    size = (last + 1) * what.element_size() if what.numel() else 0
+    return Span(what.data_ptr(), size, name or "a tensor", layout, argument)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A place in memory: its tensor or variable with the index or byte in it, as far as they are known."""
+
+    space: str  # one of SPACES
+    address: int
+    tensor: Span | None = None  # global memory
+    index: tuple[int, ...] | None = None  # of the element in that tensor
+    variable: str | None = None  # shared memory: of the PTX, or a field of the kernel's struct
+    offset: int = 0  # bytes into the tensor or variable
+    rank: int | None = None  # the CTA of the cluster whose shared memory it is; None: clusters have one
+
+    def __str__(self):
+        if self.space == "tensor":
+            return f"tensor memory, lane {self.address >> 16}, column {self.address & 0xFFFF}"
+        if self.space == "shared":
+            at = f"shared memory at {self.address & ((1 << RANK_BITS) - 1):#x}"
+            at += "" if self.rank is None else f" of CTA rank {self.rank}"
+            return f"{self.variable}{f' + {self.offset}' if self.offset else ''} ({at})" if self.variable else at
+        if self.tensor is None:
+            return f"global memory at {self.address:#x}"
+        if self.index is None:
+            return f"byte {self.offset} of {self.tensor}"
+        return f"{self.tensor.name}[{', '.join(map(str, self.index))}] {self.tensor.about}"
+
+
+class Names:
+    """What a launch calls its memory and its warps."""
+
+    def __init__(self, spans, program, config=None, ctas=1):
+        self.spans = sorted((s for s in spans if s.size), key=lambda s: s[:2])
+        self.ranked, self.ctas = program.arch >= 90, ctas  # ranked: addresses of shared memory name the CTA
+        self.roles = {w: role for role, warps in (getattr(config, "roles", None) or {}).items() for w in warps}
+        self.variables = sorted(_variables(program, config))
+
+    def memory(self, space, address):
+        """The Memory of an address as the engine has it."""
+        if SPACES[space] == "global":
+            return self._of_a_tensor(address)
+        if SPACES[space] == "tensor":
+            return Memory("tensor", address)
+        rank = address >> RANK_BITS if self.ranked and self.ctas > 1 else None
+        at = address & ((1 << RANK_BITS) - 1) if self.ranked else address
+        for first, end, name in self.variables:
+            if first <= at < end:
+                return Memory("shared", address, variable=name, offset=at - first, rank=rank)
+        return Memory("shared", address, rank=rank)
+
+    def _of_a_tensor(self, address):
+        around = [s for s in self.spans if s.address <= address < s.address + s.size]
+        for s in around:
+            index = s.layout.index(address - s.address) if s.layout else None
+            if index is not None:
+                return Memory("global", address, s, index, offset=address - s.address)
+        if not around:
+            return Memory("global", address)
+        return Memory("global", address, around[0], None, offset=address - around[0].address)
+
+    def nearest(self, address):
+        """The Span that begins last at or before an address; None: there is none."""
+        before = [s for s in self.spans if s.address <= address]
+        return max(before, key=lambda s: (s.address + s.size, s.size)) if before else None
+
+
+def _variables(program, config):
+    """(first byte, end, name) of everything that has a name in shared memory."""
+    builder, fields = program.builder, getattr(getattr(config, "struct", None), "fields", {})
+    start = -(-builder.dynamic_start // 1024) * 1024  # of the struct of a CuTe kernel
+    for name, f in fields.items():
+        if f.dtype == "int64":
+            for n in range(f.bytes // 8):
+                at = start + f.offset + 8 * n
+                yield at, at + 8, f"{name}[{n}]" if f.bytes > 8 else name
+        else:
+            yield start + f.offset, start + f.offset + f.bytes, name
+    for v in (*program.module.variables, *program.kernel.variables):
+        space, at = builder.symbols.get(v.name, (None, 0))
+        if space == "shared" and not fields:
+            yield at, at + v.size if v.size else 1 << RANK_BITS, v.name
+
+
+# ---- source
+
+
+def function_of(loc):
+    """The function of the source that the outermost known caller stands in; None where nobody knows."""
+    while loc.inlined_at:
+        loc = loc.inlined_at
+    around = [(first, name) for first, last, name in _functions(loc.file) if first <= loc.line <= last]
+    return loc.function or max(around, default=(0, None))[1]
+
+
+@functools.cache
+def _functions(file):
+    """(first line, last line, name) of the functions of a Python file; none of a file that is not there."""
+    try:
+        tree = ast.parse(Path(file).read_text())
+    except (OSError, SyntaxError, ValueError):
+        return ()
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return tuple((n.lineno, n.end_lineno, n.name) for n in ast.walk(tree) if isinstance(n, kinds))
