@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+_OF_A_FUNCTION = re.compile(r"_ZZ.*E(\d+)(\w+)$")
 SPACES = ("shared", "global", "tensor")
 RANK_BITS = 24  # of an address of shared memory the rank of its CTA lies above
 
@@ -145,7 +147,13 @@ def _variables(program, config):
     for v in (*program.module.variables, *program.kernel.variables):
         space, at = builder.symbols.get(v.name, (None, 0))
         if space == "shared" and not fields:
-            yield at, at + v.size if v.size else 1 << RANK_BITS, v.name
+            yield at, at + v.size if v.size else 1 << RANK_BITS, _in_cpp(v.name)
+
+
+def _in_cpp(name):
+    """What C++ calls a variable of a function: `part`, for _ZZ3sumE4part."""
+    found = _OF_A_FUNCTION.match(name)
+    return found[2][: int(found[1])] if found else name
 
 
 # ---- source
