@@ -292,7 +292,7 @@ FAULTS = {
     "the taps are those of the next token": ("position - 1", "position", {}),
     "no SiLU": ("y = z * sigmoid(z)", "y = z", {}),
     "q is not normalised": ("qt * q_norm, kt * k_norm", "qt, kt * k_norm", {}),
-    "v is not compared with what is recalled": ("(vt - recalled)", "vt", {}),
+    "v is not compared with what is recalled": ("(v - recalled)", "v", {}),
     "the output does not see its own token": ("tl.fma(qk, change, seen)", "seen", {}),
     "the mean is a sum": ("tl.sum(y * y, 1) / V", "tl.sum(y * y, 1)", {}),
     "the gate of the norm is left out": (" * sigmoid(gate.to(tl.float32))", "", {}),
