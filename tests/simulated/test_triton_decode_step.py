@@ -295,7 +295,7 @@ FAULTS = {
     "v is not compared with what is recalled": ("(v - recalled)", "v", {}),
     "the output does not see its own token": ("tl.fma(qk, change, seen)", "seen", {}),
     "the mean is a sum": ("tl.sum(y * y, 1) / V", "tl.sum(y * y, 1)", {}),
-    "the gate of the norm is left out": (" * sigmoid(gate.to(tl.float32))", "", {}),
+    "the gate of the norm is left out": (" * sigmoid(logits[2].to(tl.float32))", "", {}),
     "channels of k are those of q": ("(H + h) * K + d", "h * K + d", {}),
     "slot -1 is read": ("(slot >= first_slot) & (slot < pool)", "slot < pool", dict(slots=[4, -1, 0])),
     "a tail is written before all have read it": ("    tl.debug_barrier()\n    for r", "    for r", dict(T=2)),
