@@ -8,7 +8,7 @@ without decode_step: three convolutions, three new tails, the recurrence with no
 Bytes are those that a call cannot do without; beside them stands what a large copy reaches in the same run.
 
     python benchmarks/decode_step.py --json decode_step.json
-    python benchmarks/decode_step.py --heads 32 --configs plan,4x64x168,4x128x0x64x2  # as parse_config says
+    python benchmarks/decode_step.py --heads 32 --configs plan,4x64x168,4x128x128x64x2  # as parse_config says
     python benchmarks/decode_step.py --heads 32 --sequences 64 --drafts 3 --tree      # speculative decoding
     python benchmarks/decode_step.py --device cpu --heads 2 --sequences 2 --head-dim 16 --dtype float32
 """

@@ -23,6 +23,7 @@ ROWS = ("q", "k", "v", "g", "norm_gate")     # whose channels lie next to each o
 ELEMENTS = 4096                              # of a state that one warp holds: 128 registers a thread
 PIECE = 256                                  # bytes of a state's row in a piece: 64 channels of float32
 HELD = 2048                                  # of a state of 16 bits that one warp computes with at once
+LIMIT = 128                                  # registers of a thread, beside such a state
 TURNED = 2**14                               # elements of a state (K, V) that shared memory turns: 64 KiB
 
 
@@ -32,7 +33,7 @@ ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 class Config(NamedTuple):
     num_warps: int
     piece: int
-    registers: int | None = None             # of a thread, at most
+    registers: int | None = None             # of a thread, at most, for states (V, K) without gaps
     rows: int | None = None                  # of V in a block that is computed with at once; None: all
     ahead: int = 1                           # blocks that are loaded before the first, of one token
 
@@ -55,12 +56,15 @@ def config(s: Step) -> Config:
     0.3 us of 6.1.  The number of sequences does not decide, or the bits of one would depend on the others.
 
     A state of 16 bits waits for its one token as it was loaded, in 64 registers a thread, and is computed with in two
-    blocks of rows: four CTAs share an SM, with the instructions and the bits of one block.
+    blocks of rows: 128 registers suffice, and four CTAs share an SM, with the instructions and the bits of one block.
+    Without the limit ptxas takes up to 212; larger states would spill with it.
     """
     BK, BV, size = width(s.core.K), width(s.core.V), ITEMSIZE.get(s.core.state_dtype or "float32", 4)
     warps = max(1, BK * BV // ELEMENTS)
-    rows = min(BV, HELD * warps // BK) if s.core.T == 1 and size == 2 else BV
-    return Config(warps, min(BK, PIECE // size), None, rows, BV // rows)
+    if s.core.T > 1 or size != 2:
+        return Config(warps, min(BK, PIECE // size))
+    rows = min(BV, HELD * warps // BK)
+    return Config(warps, min(BK, PIECE // size), LIMIT if max(BK, BV) <= 128 else None, rows, BV // rows)
 
 
 def grid(s: Step) -> int:
@@ -129,7 +133,7 @@ def recipe(s: Step, x: Layout, c: Config, target: Target) -> Recipe:
     return Recipe(
         FUNCTION, types, constants, target=target, divisible=divisible & set(types),
         options={"num_warps": c.num_warps, "num_stages": 1, "enable_fp_fusion": False}
-        | ({} if c.registers is None else {"maxnreg": c.registers}),
+        | ({"maxnreg": c.registers} if c.registers and x.order == "vk" else {}),
     )  # fmt: skip
 
 
