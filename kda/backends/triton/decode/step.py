@@ -9,7 +9,7 @@ A CTA owns a q/k head of one sequence and walks over the value heads that read i
 registers.  So it sees the whole row that the norm sums, and no other CTA reads or writes the inputs of the convolution
 that it reads and writes: they are updated in place without a race.  In every model so far a q/k head has one value
 head.  What a CTA moves at K = V = 128: states of 64 KiB (float32) in and out, rows of 1.5 KiB, tails of 2.3 KiB in and
-out.  4 warps hold a float32 state at 128 registers a thread, so that two CTAs share an SM: one loads while one computes.
+out.  4 warps hold a float32 state at 128 registers a thread: two CTAs share an SM, one loads while one computes.
 One of 16 bits is kept as its pool has it, at 64 registers, and is computed with in blocks of ROWS rows, AHEAD of which
 are loaded before the first is worked on: four CTAs share an SM.  Rows know nothing of each other before the norm, so
 blocks change no bits.
