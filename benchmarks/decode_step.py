@@ -1,13 +1,14 @@
 """`kda.decode_step` on the Triton backend beside its parts: `python benchmarks/decode_step.py`, on a GPU.
 
-Right first: the outputs and the updated pools of a few sequences are held against the reference in float32, those of
-all sequences against the parts.  Then calls are replayed from CUDA graphs that walk over pools of four times the L2
-cache, as the layers of a model do; the time is that of one of them.  `parts` is what the layer calls today: three
-convolutions, three new tails, the recurrence with norms and gate, the gated norm; `recurrence` is that kernel alone.
+Before anything is timed, the outputs and the updated pools of a few sequences are held against the reference in
+float32, and the outputs of all sequences against the parts.  Then calls are replayed from CUDA graphs that walk over
+pools of four times the L2 cache, as the layers of a model do; the time is that of one of them.  `parts` is the layer
+without decode_step: three convolutions, three new tails, the recurrence with norms and gate, the gated norm;
+`recurrence` is that kernel alone.
 Bytes are those that a call cannot do without; beside them stands what a large copy reaches in the same run.
 
     python benchmarks/decode_step.py --json decode_step.json
-    python benchmarks/decode_step.py --heads 32 --configs plan,4x64x168,8x128x128     # warps x piece x registers
+    python benchmarks/decode_step.py --heads 32 --configs plan,4x64x168,4x128x128x64x2  # as parse_config says
     python benchmarks/decode_step.py --heads 32 --sequences 64 --drafts 3 --tree      # speculative decoding
     python benchmarks/decode_step.py --device cpu --heads 2 --sequences 2 --head-dim 16 --dtype float32
 """
@@ -46,8 +47,11 @@ Arguments = dict[str, Any]
 
 
 def parse_config(text: str) -> step_plan.Config | None:
-    """Warps x piece x registers; None: the plan's own."""
-    return None if text == "plan" else step_plan.Config(*map(int, text.split("x")))
+    """Warps x piece [x registers x rows x blocks ahead], 0 registers for any number; None: the plan's own."""
+    if text == "plan":
+        return None
+    warps, piece, *others = map(int, text.split("x"))
+    return step_plan.Config(warps, piece, *(others and [others[0] or None, *others[1:]]))
 
 
 def use(config: step_plan.Config | None, plan: Callable = step_plan.config) -> None:
@@ -171,8 +175,8 @@ def pools(x: Arguments, L2: int) -> list[Arguments]:
     return [x | {n: x[n].clone() for n in UPDATED if x.get(n) is not None} for _ in range(count)]
 
 
-def built(args: argparse.Namespace, configs: list[step_plan.Config | None]) -> None:
-    """All kernels of the step side by side, before anything waits for one."""
+def recipes_of(args: argparse.Namespace, configs: list[step_plan.Config | None]) -> list[Any]:
+    """All kernels of the step that will be asked for, so that they can be built side by side."""
     found: list[Any] = []
     fetch, step_launch.fetch = step_launch.fetch, lambda recipe: found.append(recipe)
     try:
@@ -183,7 +187,7 @@ def built(args: argparse.Namespace, configs: list[step_plan.Config | None]) -> N
     finally:
         step_launch.fetch = fetch
         use(None)
-    fetch_all(list(dict.fromkeys(found)))
+    return list(dict.fromkeys(found))
 
 
 def measure(N: int, H: int, states: str, args: argparse.Namespace, configs: list[str]) -> list[Arguments]:
@@ -246,7 +250,7 @@ def main(argv: list[str] | None = None) -> list[Arguments]:
         if args.device != "cpu":
             args.device = f"cuda:{torch.cuda.current_device()}"
             name, copy = torch.cuda.get_device_name(), copy_speed(args.device)
-            built(args, [parse_config(each) for each in args.configs])
+            fetch_all(recipes_of(args, [parse_config(each) for each in args.configs]))
         rows = []
         for states, H, N in itertools.product(args.states, args.heads, args.sequences):
             rows += measure(N, H, states, args, args.configs)

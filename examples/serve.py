@@ -88,7 +88,7 @@ class Pool:
 
     def read(self, slots: list[int]) -> Cache:
         at = torch.tensor(slots, device=self.layers[0].recurrent.device)
-        return Cache({n: state.select(at) for n, state in self.layers.items()})
+        return Cache(self.layers).select(at)           # copies, which a step may update in place
 
     def write(self, slots: list[int], cache: Cache) -> None:
         at = torch.tensor(slots, device=self.layers[0].recurrent.device)

@@ -30,17 +30,21 @@ class LayerState:
 class Cache:
     """The states of a model's layers, by `layer_idx`; pass it to every call, which updates it.
 
-    A call stores new tensors and does not change the old ones, so a copy of the cache (`copy`) costs nothing and keeps
-    the earlier states.
+    A call changes no tensor that anybody else may hold, so a copy of the cache (`copy`) costs nothing and keeps the
+    earlier states: a decoding step updates states in place only if it was the one that created them, and nobody has
+    asked the cache for them since.
     """
 
     def __init__(self, states: dict[int, LayerState] | None = None):
         self._states = dict(states or {})
+        self._own: dict[int, Tensor | None] = {}     # of layers whose tensors nobody else holds: what conv are views of
 
     def __getitem__(self, layer_idx: int) -> LayerState:
+        self._own.pop(layer_idx, None)
         return self._states[layer_idx]
 
     def __setitem__(self, layer_idx: int, state: LayerState) -> None:
+        self._own.pop(layer_idx, None)
         self._states[layer_idx] = state
 
     def __len__(self) -> int:
@@ -50,17 +54,36 @@ class Cache:
         return iter(self._states)
 
     def get(self, layer_idx: int) -> LayerState | None:
+        self._own.pop(layer_idx, None)
         return self._states.get(layer_idx)
 
     def copy(self) -> Cache:
+        self._own.clear()
         return Cache(self._states)
 
     def select(self, sequences: Tensor) -> Cache:
         """The states of some sequences, in the order of their numbers (M,)."""
-        return Cache({layer: state.select(sequences) for layer, state in self._states.items()})
+        found = Cache({layer: state.select(sequences) for layer, state in self._states.items()})
+        if isinstance(sequences, Tensor) and sequences.dim():                  # copies
+            found._own = dict.fromkeys(found._states)
+        return found
 
     def clear(self) -> None:
+        self._own.clear()
         self._states.clear()
+
+    def own(self, layer_idx: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """A layer's recurrent states (N, HV, V, K) and its tails of q, k and v side by side (N, W - 1, C) in `dtype`,
+        to be updated in place: copies if somebody else may hold the cache's tensors."""
+        state, tails = self._states[layer_idx], self._own.get(layer_idx)
+        wide = torch.promote_types(dtype, torch.float32)
+        if tails is None or tails.dtype != dtype or state.recurrent.dtype != wide:
+            mine = layer_idx in self._own
+            recurrent = state.recurrent.detach().to(wide, copy=not mine, memory_format=torch.contiguous_format)
+            tails = torch.cat(state.conv, -1).detach().to(dtype)
+            state = LayerState(recurrent, tails.split([each.shape[-1] for each in state.conv], -1))  # type: ignore
+            self._states[layer_idx], self._own[layer_idx] = state, tails
+        return state.recurrent, tails
 
 
 def state_of(cache: Cache | None, layer_idx: int | None, N: int) -> LayerState | None:
@@ -72,7 +95,7 @@ def state_of(cache: Cache | None, layer_idx: int | None, N: int) -> LayerState |
             "KimiDeltaAttention", "layer_idx", "a number, with a cache", "None",
             "Create each layer with its layer_idx=, so that it finds its own state.", "nn.layer_idx",
         )  # fmt: skip
-    state = cache.get(layer_idx)
+    state = cache._states.get(layer_idx)
     if state is not None and state.N != N:
         raise InputError(
             "KimiDeltaAttention", "cache", f"a cache of {N} sequences, as in the call", f"one of {state.N}",

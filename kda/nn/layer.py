@@ -11,7 +11,7 @@ from torch import nn
 
 from ..api import chunk_kda, fused_recurrent_kda
 from ..errors import InputError
-from . import checkpoints
+from . import checkpoints, step
 from .cache import Cache, LayerState, state_of
 from .convolution import ShortConvolution, next_state
 from .norm import GatedRMSNorm
@@ -46,7 +46,8 @@ class KimiDeltaAttention(nn.Module):
         norm_eps: of the RMSNorm.
         layer_idx: the key of the layer's state in a cache.
         mode: "chunk", "recurrent" (token by token, no gradients) or "auto": recurrent for up to 64 tokens without
-            gradients, else chunk.
+            gradients, else chunk. Up to 8 tokens that go on from a cache are one `kda.decode_step` where a backend has
+            a kernel for it, unless the mode is "chunk"; `explain` says why a call is not.
         disable_recompute: keep the forward's intermediates for the backward: faster, more memory; or "states", as
             `chunk_kda`.
         backend: of kda.chunk_kda; None chooses.
@@ -191,6 +192,10 @@ class KimiDeltaAttention(nn.Module):
         """
         self._check_call(x, attention_mask, cache, cu_seqlens, cp_context)
         B, T = x.shape[:2]
+        if cache is not None and cu_seqlens is None:
+            call = step.LayerCall(self, x, state_of(cache, self.layer_idx, B), attention_mask, cp_context=cp_context)
+            if step.refusal(call) is None:
+                return step.run(call, cache)
         padded = None
         if attention_mask is not None:
             padded = Padded.of(attention_mask[:, -T:] if T else attention_mask[:, :0], x.device)
@@ -218,6 +223,21 @@ class KimiDeltaAttention(nn.Module):
         gate = self.g_proj(x) if self.gate_rank is None else self.g_b_proj(self.g_a_proj(x))  # type: ignore[operator]
         y = self.o_proj(self.o_norm(o, gate.unflatten(-1, o.shape[-2:])).flatten(-2))
         return y if padded is None else padded.padded(y, B)
+
+    def explain(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        cache: Cache | None = None,
+        cu_seqlens: Tensor | None = None,
+        cp_context: Any = None,
+    ) -> str:
+        """Whether such a call is one `kda.decode_step`, and which rule of `kda.nn.step` refuses it if not."""
+        self._check_call(x, attention_mask, cache, cu_seqlens, cp_context)
+        N = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
+        state = state_of(cache, self.layer_idx, N)
+        why = step.refusal(step.LayerCall(self, x, state, attention_mask, cu_seqlens, cp_context))
+        return "kda.decode_step accepts it" if why is None else f"kda.decode_step does not accept it: {why}"
 
     def _attend(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, before: LayerState | None, sequences: Sequences, T: int,

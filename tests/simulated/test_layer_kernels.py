@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs triton")
 
-from triton_calls import built_here
+from triton_calls import building_here, built_here
 
 from kda import nn
 from kda.backends.triton.layer import launch, plan
@@ -122,3 +122,28 @@ def test_two_runs_agree_bit_for_bit():
             return trained(nn.short_convolution, torch.bfloat16, *inputs((2, 23), 2)[:2])
 
     assert all(torch.equal(a, b) for a, b in zip(once(), once()))
+
+
+# the whole layer
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.exhaustive)], ids=str)
+def test_a_token_of_the_layer_is_one_kernel_and_what_the_parts_give(dtype, monkeypatch):
+    """A step in the simulator beside the layer in float64 on a CPU; the state is updated in place."""
+    from kda.backends.triton.decode import step_launch
+
+    torch.manual_seed(0)
+    layer = nn.KimiDeltaAttention(32, 2, 16, lower_bound=-5.0, layer_idx=0, dtype=dtype)
+    exact = nn.KimiDeltaAttention(32, 2, 16, lower_bound=-5.0, layer_idx=0, dtype=torch.float64)
+    exact.load_state_dict(layer.state_dict())
+    x = torch.randn(3, 7, 32).to(dtype)
+    cache, wide = nn.Cache(), nn.Cache()
+    with building_here(step_launch, monkeypatch), torch.no_grad():
+        layer(x[:, :5], cache=cache)
+        exact(x[:, :5].double(), cache=wide)
+        with capture(arch="sm90") as session:
+            found = [layer(x[:, t : t + 1], cache=cache) for t in (5, 6)]
+        expected = [exact(x[:, t : t + 1].double(), cache=wide) for t in (5, 6)]
+    assert not session.findings and [run.kernel for run in session.runs] == ["decode_step"] * 2
+    for a, b in zip((*found, cache[0].recurrent), (*expected, wide[0].recurrent)):
+        assert (a - b).abs().max() <= 8 * torch.finfo(dtype).eps * b.abs().max()

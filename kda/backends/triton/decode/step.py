@@ -9,10 +9,16 @@ A CTA owns a q/k head of one sequence and walks over the value heads that read i
 registers.  So it sees the whole row that the norm sums, and no other CTA reads or writes the inputs of the convolution
 that it reads and writes: they are updated in place without a race.  In every model so far a q/k head has one value
 head.  What a CTA moves at K = V = 128: states of 64 KiB (float32) in and out, rows of 1.5 KiB, tails of 2.3 KiB in and
-out.  4 warps hold a state at 128 registers a thread, so that two CTAs share an SM: one loads while one computes.
+out.  4 warps hold a float32 state at 128 registers a thread: two CTAs share an SM, one loads while one computes.
+One of 16 bits is kept as its pool has it, at 64 registers, and is computed with in blocks of ROWS rows, AHEAD of which
+are loaded before the first is worked on: four CTAs share an SM.  Rows know nothing of each other before the norm, so
+blocks change no bits.
 
 A state lies in registers in pieces of PIECE channels of K: a warp reads whole pieces, the sum over pieces takes no
 shuffle, that within a piece as many levels as a piece has lanes.
+
+More tokens.  The rows of a token are requested before the one ahead of it is worked on, in a line; the inputs of its
+convolution are those of the token before, moved on by one.  In a tree they are looked up again for each token.
 
 Drafts.  The state behind the first token of a call is stored, and of each later token what brings a state to the next:
 k, D and c, 2 K + V numbers where a state has K V.  The next call brings the stored state to the last accepted token by
@@ -49,14 +55,15 @@ def put(pointers, x, real, FULL: tl.constexpr):
 
 
 @triton.jit
-def state_of(state, state_k, state_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+def state_of(state, state_k, state_v, first, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr,
              PIECE: tl.constexpr, ORDER: tl.constexpr):  # fmt: skip
-    """Addresses (P * BV, PIECE) in a state, and where it has elements; rows of one piece of K, then of the next.
+    """Addresses (P * ROWS, PIECE) in a state of the rows from `first` on, and where it has elements; rows of one piece
+    of K, then of the next.
 
     Of two axes Triton knows which one a warp reads along; of three, its versions differ.
     """
-    row = tl.arange(0, BK // PIECE * BV)[:, None]
-    e, d = row % BV, row // BV * PIECE + tl.arange(0, PIECE)[None, :]
+    row = tl.arange(0, BK // PIECE * ROWS)[:, None]
+    e, d = first + row % ROWS, row // ROWS * PIECE + tl.arange(0, PIECE)[None, :]
     if ORDER == "vk":
         at = state + (e * K + d)
     elif ORDER == "kv":
@@ -67,23 +74,48 @@ def state_of(state, state_k, state_v, K: tl.constexpr, V: tl.constexpr, BK: tl.c
 
 
 @triton.jit
-def read_state(at, real, FULL: tl.constexpr, BV: tl.constexpr):
-    """(P, BV, PIECE) in float32."""
-    return tl.reshape(fetch(at, real, FULL), (at.shape[0] // BV, BV, at.shape[1])).to(tl.float32)
+def block_of(j, state, state_k, state_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr,
+             PIECE: tl.constexpr, ORDER: tl.constexpr):  # fmt: skip
+    """ROWS rows of a state as its pool holds them, the j-th of such blocks."""
+    at, real = state_of(state, state_k, state_v, j * ROWS, K, V, BK, ROWS, PIECE, ORDER)
+    return fetch(at, real, K == BK and V % ROWS == 0)
 
 
 @triton.jit
-def write_state(at, S, real, FULL: tl.constexpr):
-    put(at, tl.reshape(S.to(at.dtype.element_ty), at.shape), real, FULL)
+def blocks_of(N: tl.constexpr, state, state_k, state_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
+              ROWS: tl.constexpr, PIECE: tl.constexpr, ORDER: tl.constexpr):  # fmt: skip
+    """The first N blocks."""
+    found = ()
+    for j in tl.static_range(N):
+        found = found + (block_of(j, state, state_k, state_v, K, V, BK, ROWS, PIECE, ORDER),)
+    return found
+
+
+@triton.jit
+def put_block(S, j, state, state_k, state_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr,
+              PIECE: tl.constexpr, ORDER: tl.constexpr):  # fmt: skip
+    at, real = state_of(state, state_k, state_v, j * ROWS, K, V, BK, ROWS, PIECE, ORDER)
+    put(at, S, real, K == BK and V % ROWS == 0)
+
+
+@triton.jit
+def put_blocks(blocks, state, state_k, state_v, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr,
+               ROWS: tl.constexpr, PIECE: tl.constexpr, ORDER: tl.constexpr):  # fmt: skip
+    for j in tl.static_range(len(blocks)):
+        put_block(blocks[j], j, state, state_k, state_v, K, V, BK, ROWS, PIECE, ORDER)
+
+
+@triton.jit
+def in_float32(S, ROWS: tl.constexpr):
+    """(P, ROWS, PIECE) of a block."""
+    return tl.reshape(S, (S.shape[0] // ROWS, ROWS, S.shape[1])).to(tl.float32)
 
 
 @triton.jit
 def updated(S, k, change, KEPT: tl.constexpr):
-    """S + change k^T, as a pool holds it."""
-    S = tl.fma(k[:, None, :], change[None, :, None], S)
-    if tl.float32 != KEPT:
-        S = S.to(KEPT).to(tl.float32)
-    return S
+    """S + change k^T as a block."""
+    S = tl.fma(k[:, None, :], change[None, :, None], S).to(KEPT)
+    return tl.reshape(S, (S.shape[0] * S.shape[1], S.shape[2]))
 
 
 @triton.jit
@@ -101,6 +133,50 @@ def over_channels(S, k, q):
     """S k and S q (BV), whose shuffles go together: over the pieces first, which one thread holds."""
     k, q = tl.sum(S * k[:, None, :], 0), tl.sum(S * q[:, None, :], 0)
     return tl.reduce((k, q), 1, two_sums)
+
+
+@triton.jit
+def advanced(block, D, k, q, qk, v, b, scale, ROWS: tl.constexpr):
+    """The block behind a token, the change of v in its rows, and their o."""
+    S = in_float32(block, ROWS) * D[:, None, :]
+    recalled, seen = over_channels(S, k, q)
+    change = b * (v - recalled)
+    return updated(S, k, change, block.dtype), change, scale * tl.fma(qk, change, seen)
+
+
+@triton.jit
+def replayed(blocks, k, D, change, ROWS: tl.constexpr):
+    """All blocks behind a token of which there is a record."""
+    found, changes = (), cut(change, len(blocks))
+    for j in tl.static_range(len(blocks)):
+        S = in_float32(blocks[j], ROWS) * D[:, None, :]
+        found = found + (updated(S, k, changes[j], blocks[j].dtype),)
+    return found
+
+
+@triton.jit
+def cut(x, N: tl.constexpr):
+    """N tensors, one behind the other in x, a power of 2."""
+    found = (x,)
+    for _level in tl.static_range(N.bit_length() - 1):
+        halves = ()
+        for i in tl.static_range(len(found)):
+            a, b = tl.split(tl.trans(tl.reshape(found[i], (2, found[i].shape[0] // 2))))
+            halves = halves + (a, b)
+        found = halves
+    return found
+
+
+@triton.jit
+def joined(parts):
+    """What was cut."""
+    for _level in tl.static_range(len(parts).bit_length() - 1):
+        pairs = ()
+        for i in tl.static_range(0, len(parts), 2):
+            pair = tl.trans(tl.join(parts[i], parts[i + 1]))
+            pairs = pairs + (tl.reshape(pair, (2 * pair.shape[1],)),)
+        parts = pairs
+    return parts[0]
 
 
 @triton.jit
@@ -180,6 +256,24 @@ def taps_of(t, x, x_t, tail, tail_l, accepted, path, parents, T, L, real, FULL: 
 
 
 @triton.jit
+def shifted(new, taps):
+    """The inputs that the next token sees."""
+    found = (new.to(taps[0].dtype),)
+    for j in tl.static_range(len(taps) - 1):
+        found = found + (taps[j],)
+    return found
+
+
+@triton.jit
+def logits_of(t, g, g_t, beta, beta_t, gate, gate_t, real_k, real_w, FULL_K: tl.constexpr, FULL_V: tl.constexpr):
+    """Of token t: g, beta, and the gate of the norm if there is one."""
+    found = (fetch(g + t * g_t, real_k, FULL_K), tl.load(beta + t * beta_t))
+    if gate is not None:
+        found = found + (fetch(gate + t * gate_t, real_w, FULL_V),)
+    return found
+
+
+@triton.jit
 def weights_of(weight, bias, c, real, FULL: tl.constexpr, W: tl.constexpr):
     """Of channels c: the bias, and the weights of the taps, the newest first; four of 16 bits are loaded as one."""
     b = 0.0
@@ -250,9 +344,9 @@ def decode_step(
     scale, lower_bound, norm_eps, pool, first_slot, T, L, H, group,
     q_n, q_t, q_h, k_n, k_t, k_h, v_n, v_t, v_h, g_n, g_t, g_h, beta_n, beta_t, beta_h, norm_gate_n, norm_gate_t,
     norm_gate_h, states_n, states_h, states_v, states_k, conv_states_n, conv_states_l, conv_states_c, slots_n,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PIECE: tl.constexpr, W: tl.constexpr,
-    NORM: tl.constexpr, GATE: tl.constexpr, BETA: tl.constexpr, ORDER: tl.constexpr, ONE: tl.constexpr,
-    SINGLE: tl.constexpr, WARPS: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PIECE: tl.constexpr, ROWS: tl.constexpr,
+    AHEAD: tl.constexpr, W: tl.constexpr, NORM: tl.constexpr, GATE: tl.constexpr, BETA: tl.constexpr,
+    ORDER: tl.constexpr, ONE: tl.constexpr, SINGLE: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     """x_n, x_t, x_h: strides of x by sequence, token and head, channels lie next to each other; tensors that a call has
     not are None.  ONE: T = 1; SINGLE: a q/k head has one value head; EARLY: tails are written before the state is
@@ -262,6 +356,7 @@ def decode_step(
     outside the tensors is touched.
     """
     EARLY: tl.constexpr = W > 0 and ONE and SINGLE
+    LINE: tl.constexpr = parents is None
     COPIES: tl.constexpr = 32 * WARPS // BV if 32 * WARPS > BV else 1
     h, n = tl.program_id(0) % H, (tl.program_id(0) // H).to(tl.int64)
     d = tl.arange(0, BK // PIECE)[:, None] * PIECE + tl.arange(0, PIECE)[None, :]
@@ -272,6 +367,7 @@ def decode_step(
     first = real_w & (copy == 0)
     FULL_K: tl.constexpr = K == BK
     FULL_V: tl.constexpr = V == BV
+    BLOCKS: tl.constexpr = BV // ROWS
     tokens, heads = T, group
     if ONE:
         tokens = 1
@@ -307,10 +403,10 @@ def decode_step(
 
         for i in range(heads):
             head = h * group + i
-            at, real = state_of(states + head * states_h, states_k, states_v, K, V, BK, BV, PIECE, ORDER)
-            S = tl.zeros((BK // PIECE, BV, PIECE), tl.float32)
+            state = states + head * states_h
+            kept = ()
             if not ONE:
-                S = read_state(at, real, FULL_K and FULL_V, BV)
+                kept = blocks_of(BLOCKS, state, states_k, states_v, K, V, BK, ROWS, PIECE, ORDER)
             v_at, c_v = v + n * v_n + head * v_h + wide, 2 * H * K + head * V + wide
             tail_v = None
             if W > 0:
@@ -320,6 +416,18 @@ def decode_step(
             if dt_bias is not None:
                 bias = fetch(dt_bias + head * K + d, real_k, FULL_K).to(tl.float32)
             rate = rate_of(A_log, head, A_log is not None)
+            beta_at, gate_at = beta + n * beta_n + head * beta_h, None
+            if norm_weight is not None:
+                gate_at = norm_gate + n * norm_gate_n + head * norm_gate_h + wide
+                wt = fetch(norm_weight + wide, real_w, FULL_V)
+            weights_q = weights_of(conv_weight, conv_bias, c_q, real_k, FULL_K, W)
+            weights_k = weights_of(conv_weight, conv_bias, c_k, real_k, FULL_K, W)
+            weights_v = weights_of(conv_weight, conv_bias, c_v, real_w, FULL_V, W)
+            if LINE:
+                taps_q = taps_of(0, q, q_t, tail_q, conv_states_l, holds, way, tree, T, L, real_k, FULL_K, W, True)
+                taps_k = taps_of(0, k, k_t, tail_k, conv_states_l, holds, way, tree, T, L, real_k, FULL_K, W, True)
+                taps_v = taps_of(0, v_at, v_t, tail_v, conv_states_l, holds, way, tree, T, L, real_w, FULL_V, W, True)
+                logits = logits_of(0, g_at, g_t, beta_at, beta_t, gate_at, norm_gate_t, real_k, real_w, FULL_K, FULL_V)
             record = None
             if records is not None:
                 record = records + (slot * (T - 1) * HV + head) * (2 * K + V)
@@ -328,25 +436,27 @@ def decode_step(
                     if way is not None:
                         r = tl.minimum(tl.maximum(tl.load(way + j).to(tl.int32), 1), T - 1)
                     kr, Dr, cr = recorded(record + (r - 1) * HV * (2 * K + V), d, e, real_k, real_v, K, FULL_K, FULL_V)
-                    S = updated(S * Dr[:, None, :], kr, cr, states.dtype.element_ty)
+                    kept = replayed(kept, kr, Dr, cr, ROWS)
                 tl.debug_barrier()   # all have read what is written over; redundant where layouts are converted
 
             for t in range(tokens):
                 # All loads of rows first, that of the state then: what is computed of rows goes on while it comes.
-                taps_q = taps_of(t, q, q_t, tail_q, conv_states_l, holds, way, tree, T, L, real_k, FULL_K, W, ONE)
-                taps_k = taps_of(t, k, k_t, tail_k, conv_states_l, holds, way, tree, T, L, real_k, FULL_K, W, ONE)
-                taps_v = taps_of(t, v_at, v_t, tail_v, conv_states_l, holds, way, tree, T, L, real_w, FULL_V, W, ONE)
-                weights_q = weights_of(conv_weight, conv_bias, c_q, real_k, FULL_K, W)
-                weights_k = weights_of(conv_weight, conv_bias, c_k, real_k, FULL_K, W)
-                weights_v = weights_of(conv_weight, conv_bias, c_v, real_w, FULL_V, W)
-                gt = fetch(g_at + t * g_t, real_k, FULL_K)
-                bt = tl.load(beta + n * beta_n + t * beta_t + head * beta_h)
-                if norm_weight is not None:
-                    wt = fetch(norm_weight + wide, real_w, FULL_V)
-                    gate = norm_gate + n * norm_gate_n + t * norm_gate_t + head * norm_gate_h + wide
-                    gate = fetch(gate, real_w, FULL_V)
+                if not LINE:
+                    taps_q = taps_of(t, q, q_t, tail_q, conv_states_l, holds, way, tree, T, L, real_k, FULL_K, W, ONE)
+                    taps_k = taps_of(t, k, k_t, tail_k, conv_states_l, holds, way, tree, T, L, real_k, FULL_K, W, ONE)
+                    taps_v = taps_of(t, v_at, v_t, tail_v, conv_states_l, holds, way, tree, T, L, real_w, FULL_V, W,
+                                     ONE)  # fmt: skip
+                    logits = logits_of(t, g_at, g_t, beta_at, beta_t, gate_at, norm_gate_t, real_k, real_w, FULL_K,
+                                       FULL_V)  # fmt: skip
+                elif not ONE:
+                    later = tl.minimum(t + 1, T - 1)
+                    new_q, new_k = fetch(q + later * q_t, real_k, FULL_K), fetch(k + later * k_t, real_k, FULL_K)
+                    new_v = fetch(v_at + later * v_t, real_w, FULL_V)
+                    new_logits = logits_of(later, g_at, g_t, beta_at, beta_t, gate_at, norm_gate_t, real_k, real_w,
+                                           FULL_K, FULL_V)  # fmt: skip
+                blocks = kept
                 if ONE:
-                    S = read_state(at, real, FULL_K and FULL_V, BV)
+                    blocks = blocks_of(AHEAD, state, states_k, states_v, K, V, BK, ROWS, PIECE, ORDER)
                 qt = convolved(taps_q, weights_q, conv_weight, W)
                 kt = convolved(taps_k, weights_k, conv_weight, W)
                 vt = narrow(convolved(taps_v, weights_v, conv_weight, W))
@@ -359,7 +469,7 @@ def decode_step(
                 if NORM:
                     q_norm, k_norm = inverse_norm(qq), inverse_norm(kk)
                     qt, kt, qk = qt * q_norm, kt * k_norm, qk * (q_norm * k_norm)
-                g2 = log2_decay(gt.to(tl.float32) + bias, rate, lower_bound, GATE)
+                g2 = log2_decay(logits[0].to(tl.float32) + bias, rate, lower_bound, GATE)
                 if GATE == "given":
                     g2 = at_most(g2, 128.0)
                 D = decay_of(g2)
@@ -371,33 +481,44 @@ def decode_step(
                         while parent > 0:
                             passed |= tl.full((), 1, tl.int64) << parent
                             parent = parent_of(parent, tree)
-                        S = read_state(at, real, FULL_K and FULL_V, BV)
+                        blocks = blocks_of(BLOCKS, state, states_k, states_v, K, V, BK, ROWS, PIECE, ORDER)
                         for j in range(1, t):
                             if (passed >> j) & 1 != 0:
                                 kr, Dr, cr = recorded(record + (j - 1) * HV * (2 * K + V), d, e, real_k, real_v, K,
                                                       FULL_K, FULL_V)  # fmt: skip
-                                S = updated(S * Dr[:, None, :], kr, cr, states.dtype.element_ty)
-                S *= D[:, None, :]
-                recalled, seen = over_channels(S, kt, qt)
-                change = step_size(bt.to(tl.float32), BETA) * (vt - recalled)
-                o = scale * tl.fma(qk, change, seen)
-                S = updated(S, kt, change, states.dtype.element_ty)
+                                blocks = replayed(blocks, kr, Dr, cr, ROWS)
+                bt = step_size(logits[1].to(tl.float32), BETA)
+                rows, after, changes, o = cut(vt, BLOCKS), (), (), ()
+                for m in tl.static_range(BLOCKS):
+                    if ONE and m + AHEAD < BLOCKS:
+                        ahead = block_of(m + AHEAD, state, states_k, states_v, K, V, BK, ROWS, PIECE, ORDER)
+                        blocks = blocks + (ahead,)
+                    S, change, part = advanced(blocks[m], D, kt, qt, qk, rows[m], bt, scale, ROWS)
+                    if ONE:
+                        put_block(S, m, state, states_k, states_v, K, V, BK, ROWS, PIECE, ORDER)
+                    after, changes, o = after + (S,), changes + (change,), o + (part,)
+                o = joined(o)
+                if not ONE:
+                    kept = after
                 if record is not None:
                     if t == 0:
-                        write_state(at, S, real, FULL_K and FULL_V)
+                        put_blocks(kept, state, states_k, states_v, K, V, BK, ROWS, PIECE, ORDER)
                     else:
                         new = record + (t - 1) * HV * (2 * K + V)
                         put(new + d, kt, real_k, FULL_K)
                         put(new + K + d, D, real_k, FULL_K)
-                        put(new + 2 * K + e, change, real_v, FULL_V)
+                        put(new + 2 * K + e, joined(changes), real_v, FULL_V)
                 y = o[None, :] + tl.zeros((COPIES, BV), tl.float32)
                 if norm_weight is not None:
                     y *= tl.rsqrt(tl.sum(y * y, 1) / V + norm_eps)[:, None]
-                    y *= wt.to(tl.float32) * sigmoid(gate.to(tl.float32))
+                    y *= wt.to(tl.float32) * sigmoid(logits[2].to(tl.float32))
                 put(out + (t * HV + head) * V + wide, y, first, False)
+                if LINE and not ONE:
+                    taps_q, taps_k, taps_v = shifted(new_q, taps_q), shifted(new_k, taps_k), shifted(new_v, taps_v)
+                    logits = new_logits
 
-            if records is None:
-                write_state(at, S, real, FULL_K and FULL_V)
+            if not ONE and records is None:
+                put_blocks(kept, state, states_k, states_v, K, V, BK, ROWS, PIECE, ORDER)
             if W > 0 and not EARLY:
                 keep_tail(v_at, v_t, tail_v, conv_states_l, holds, way, T, L, first, False, W)
         if W > 0 and not EARLY:

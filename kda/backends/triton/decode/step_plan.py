@@ -22,6 +22,8 @@ STRIDES = tuple(f"{name}_{axis}" for name, axes in AXES.items() for axis in axes
 ROWS = ("q", "k", "v", "g", "norm_gate")     # whose channels lie next to each other
 ELEMENTS = 4096                              # of a state that one warp holds: 128 registers a thread
 PIECE = 256                                  # bytes of a state's row in a piece: 64 channels of float32
+HELD = 2048                                  # of a state of 16 bits that one warp computes with at once
+LIMIT = 128                                  # registers of a thread, beside such a state
 TURNED = 2**14                               # elements of a state (K, V) that shared memory turns: 64 KiB
 
 
@@ -31,7 +33,9 @@ ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 class Config(NamedTuple):
     num_warps: int
     piece: int
-    registers: int | None = None             # of a thread, at most
+    registers: int | None = None             # of a thread, at most, for states (V, K) without gaps
+    rows: int | None = None                  # of V in a block that is computed with at once; None: all
+    ahead: int = 1                           # blocks that are loaded before the first, of one token
 
 
 class Layout(NamedTuple):
@@ -50,9 +54,17 @@ def config(s: Step) -> Config:
     A row of 128 channels is then one element per thread, and nothing of it is computed twice.  Of 2 to 16 warps and
     pieces of 32 to 128 channels this is the fastest on an H200 for 64 sequences and more; for one, pieces of 32 save
     0.3 us of 6.1.  The number of sequences does not decide, or the bits of one would depend on the others.
+
+    A state of 16 bits waits for its one token as it was loaded, in 64 registers a thread, and is computed with in two
+    blocks of rows: 128 registers suffice, and four CTAs share an SM, with the instructions and the bits of one block.
+    Without the limit ptxas takes up to 212; larger states would spill with it.
     """
     BK, BV, size = width(s.core.K), width(s.core.V), ITEMSIZE.get(s.core.state_dtype or "float32", 4)
-    return Config(max(1, BK * BV // ELEMENTS), min(BK, PIECE // size))
+    warps = max(1, BK * BV // ELEMENTS)
+    if s.core.T > 1 or size != 2:
+        return Config(warps, min(BK, PIECE // size))
+    rows = min(BV, HELD * warps // BK)
+    return Config(warps, min(BK, PIECE // size), LIMIT if max(BK, BV) <= 128 else None, rows, BV // rows)
 
 
 def grid(s: Step) -> int:
@@ -101,7 +113,8 @@ def recipe(s: Step, x: Layout, c: Config, target: Target) -> Recipe:
     types |= {"scale": "fp32", "lower_bound": "fp32", "norm_eps": "fp32", "pool": "i64", "first_slot": "i64"}
     types |= dict.fromkeys(("T", "L", "H", "group"), "i32") | dict.fromkeys(STRIDES, "i64")
     constants |= {
-        "K": p.K, "V": p.V, "BK": width(p.K), "BV": width(p.V), "PIECE": c.piece, "W": s.width, "NORM": p.qk_l2norm,
+        "K": p.K, "V": p.V, "BK": width(p.K), "BV": width(p.V), "PIECE": c.piece,
+        "ROWS": c.rows or width(p.V), "AHEAD": c.ahead, "W": s.width, "NORM": p.qk_l2norm,
         "GATE": p.gate, "BETA": p.beta, "ORDER": x.order, "ONE": p.T == 1, "SINGLE": p.HV == p.H, "WARPS": c.num_warps,
     }  # fmt: skip
     divisible = set()
@@ -120,7 +133,7 @@ def recipe(s: Step, x: Layout, c: Config, target: Target) -> Recipe:
     return Recipe(
         FUNCTION, types, constants, target=target, divisible=divisible & set(types),
         options={"num_warps": c.num_warps, "num_stages": 1, "enable_fp_fusion": False}
-        | ({} if c.registers is None else {"maxnreg": c.registers}),
+        | ({"maxnreg": c.registers} if c.registers and x.order == "vk" else {}),
     )  # fmt: skip
 
 
