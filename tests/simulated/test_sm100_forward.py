@@ -201,10 +201,10 @@ def test_decays_of_minus_1000_are_finite_and_correct():
     proven(changed(case_of(T=100, gate="given"), g=lambda x: torch.where(x < x.median(), -1000.0, x).to(x.dtype)))
 
 
-PREPARE, CHAIN, FUSED = (f"sm100/fwd/{name}" for name in ("prepare", "chain", "fused"))
+PREPARE, CHAIN, FUSED, ROWS = (f"sm100/{name}" for name in ("fwd/prepare", "fwd/chain", "fwd/fused", "parts/rows"))
 FAULTS = {
     "the product does not see the operands": Fault(
-        "common/cute/pairs",
+        ROWS,
         'cute.arch.fence_proxy("async.shared", space="cta")\n        self.team.meet_for_product()   ',
         "self.team.meet_for_product()", "proxy",
     ),
@@ -215,18 +215,47 @@ FAULTS = {
     "the neighbour's group does not hear that a stage is free": Fault(
         CHAIN, ", peer_cta_rank_in_cluster=chunk & 1", "", "deadlock"
     ),
-    "A_qk TB is made before TB is there": Fault(
+    "A2 is made before TB is there": Fault(
         PREPARE, "self.team.meet_first_four()                                            # TB", "# TB",
         "race-read-write"
     ),
-    "a tile is handed over before all of WQ is there": Fault(
-        PREPARE, "self.team.meet_last_four()", "pass", "race-write-read"
+    "a tile is handed over before all of KT is there": Fault(
+        PREPARE, "self.team.meet_last_six()                                          # KT", "pass  # KT",
+        "race-write-read"
+    ),
+    "a tile is handed over before A2 is there": Fault(
+        PREPARE, "            self.A_qk_times_TB(acc, TA)\n            cute.arch.fence_proxy(\"async.shared\", space=\"cta\")\n"
+        "            self.team.arrive_for_last_six()",
+        "            self.team.arrive_for_last_six()\n            self.A_qk_times_TB(acc, TA)\n"
+        "            cute.arch.fence_proxy(\"async.shared\", space=\"cta\")", "race-write-read"
+    ),
+    "sums of groups are read before all are there": Fault(
+        ROWS, "self.team.meet()                                                       # the sums of", "# the sums of",
+        "race-write-read"
+    ),
+    "dt_bias is that of the head before": Fault(
+        PREPARE, "self.rows.store_bias(at, ", "self.rows.store_bias(at._replace(bias=x.dt_bias), ", "wrong answer",
+        case="heads"
+    ),
+    "a row of no token decays": Fault(ROWS, "float(\"inf\")", "1.0", "wrong answer"),
+    "-v of the next chunk is made over o that was not read": Fault(
+        CHAIN, "                self.round_o(shared, warp, thread, chunk - 1)\n            umma.fence_before_thread_sync()\n"
+        "            X_THERE.arrive()\n            if i > 0:",
+        "                umma.fence_before_thread_sync()\n            X_THERE.arrive()\n            if i > 0:\n"
+        "                self.round_o(shared, warp, thread, chunk - 1)", "race-read-write"
     ),
     "rows of v are read before they are there": Fault(
         CHAIN, "cp_async_wait_group(0)", "cp_async_wait_group(2)", "race-write-read"
     ),
-    "v_new is read before both warps have written it": Fault(CHAIN, "V_NEW_THERE.sync()", "pass", "race-write-read"),
-    "o is written before both warps have it": Fault(CHAIN, "O_THERE.sync()", "pass", "race-write-read"),
+    "X is read before both warps have written it": Fault(
+        CHAIN, "X_THERE.sync()", "pass", "race-write-read"
+    ),
+    "o is written before both warps have it": Fault(
+        CHAIN, "O_THERE.sync()\n        for j", "for j", "race-write-read"
+    ),
+    "the last o is written over one that is still read": Fault(
+        CHAIN, "O_THERE.sync()                                                 # both", "pass  # both", "race-read-write"
+    ),
     "what is added is read before it is there": Fault(
         CHAIN, "cute.arch.mbarrier_wait(barriers.added, parity)", "pass", "race-write-read"
     ),
@@ -237,8 +266,8 @@ FAULTS = {
     "the state's products do not follow its stores": Fault(
         CHAIN, "umma.fence_before_thread_sync()\n        STATE_ROUNDED.sync()", "STATE_ROUNDED.sync()", "tcgen05-fence"
     ),
-    "[v_new; o] are read in no order with their products": Fault(
-        CHAIN, "cute.arch.mbarrier_wait(barriers.out, parity)\n        umma.fence_after_thread_sync()",
+    "X is read in no order with its products": Fault(
+        CHAIN, "cute.arch.mbarrier_wait(barriers.out, parity)\n            umma.fence_after_thread_sync()",
         "cute.arch.mbarrier_wait(barriers.out, parity)", "tcgen05-fence"
     ),
     "the neighbour is not told of the mbarriers": Fault(
@@ -255,9 +284,11 @@ FAULTS = {
         "sm100/parts/work_item", "self.team.meet()                                                       # all",
         "# all", "race-write-read", case="walk"
     ),
-    "what is taken from the state is added": Fault(CHAIN, "negated=True", "negated=False", "wrong answer"),
-    "[v_new; o] of both parities in one place": Fault(
-        CHAIN, "Columns.out + (chunk & 1) * COLUMNS", "Columns.out", "race-read-write"
+    "what is added to the state is taken from it": Fault(
+        CHAIN, "range(C // 16), negated=True)   # -KT", "range(C // 16), negated=False)   # -KT", "wrong answer"
+    ),
+    "[-X; o] of both parities in one place": Fault(
+        CHAIN, "return Columns.out + (chunk & 1) * COLUMNS", "return Columns.out", "race-read-write"
     ),
     "tensor memory is not given back": Fault(FUSED, "            umma.free(TMEM)", "            pass", "tmem-leak"),
     "a CTA is gone before the neighbour is done": Fault(
@@ -280,7 +311,7 @@ FAULTS = {
     ),
 }  # fmt: skip
 FAULTY = {
-    "long": dict(T=390), "packed": dict(padding=9, **RAGGED), "walk": WALK, "halving": dict(T=70, gate="softplus")
+    "long": dict(T=390), "heads": dict(T=33, HV=2), "packed": dict(padding=9, **RAGGED), "walk": WALK, "halving": dict(T=70, gate="softplus")
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from ..common.arguments import Arguments, Launched, number, tensor
 from ..common.cute.configs import ChunkConfig
-from ..common.cute.fields import Struct, array, several
+from ..common.cute.fields import Field, Struct, array, several
 from ..common.cute.recorded import (
     LOAD_WARPS,
     PLACE,
@@ -30,15 +30,20 @@ CHAIN_WARPS = 4
 MATH_WARPS = 8                               # of grads
 FIRST_PRODUCER = CHAIN_WARPS                 # warp of the first group
 K = V = 128
+CHANNELS, GROUP_ROWS = 8, 2                  # that a lane of parts/rows.py has
+ROW_GROUPS = C // GROUP_ROWS                 # of a chunk
+TO_LAST, FROM_ZERO, BIAS = range(ROW_GROUPS, ROW_GROUPS + 3)    # rows of `sums` there
+SUMS = BIAS + 1
+HALVING_SUMS = WARPS + 2                     # of common/cute/gate.py
 JOIN_ROWS = 256                              # of o, that a CTA of join has
 TMEM = 512                                   # columns: all there are
 
 # What PREPAREs hand to CHAINs of a chunk.
 TILE = Struct(
     align=1024,
-    WQ=array("bfloat16", 2 * C, K),          # where [kE; qg] was
-    KG=array("bfloat16", C, K),
-    A1=array("bfloat16", C, 2 * C),          # transposed
+    KQ=array("bfloat16", 2 * C, K),          # [kE; qg]
+    KG=array("bfloat16", C, K),              # kg, then KT in its place
+    TA=array("bfloat16", C, 2 * C),          # [TB; A2], transposed
     decay=array("float32", K),               # 2^gc_last
 )
 
@@ -49,11 +54,18 @@ GROUP = Struct(
     neighbour=several(TILE, 1),              # that the neighbour's group makes
     X=array("bfloat16", 2 * C, K),           # operands of its products
     Y=array("bfloat16", C, K),
-    sums=array("float32", WARPS + 2, K),     # common/cute/gate.py
-    A_kk=array("float32", C, PITCH_A),
+    sums=array("float32", SUMS, K),          # parts/rows.py; A_kk is over X then, and by halving here, behind the sums
     columns=array("float32", C, PITCH_INVERSE),
     b=array("float32", C),
 )
+A_KK = array("float32", C, PITCH_A)
+
+
+def place_of_A_kk(one_product: bool, X: Field, sums: Field) -> Field:
+    """X was read when A_kk is there; by halving it is not, and there are fewer sums."""
+    return A_KK._replace(offset=X.offset if one_product else sums.offset + HALVING_SUMS * K * 4)
+
+
 
 # What a group keeps of the sequence and value head that it works on: addresses of rows, and numbers.
 ITEM = Struct(
@@ -75,15 +87,15 @@ SHARED = Struct(
     align=1024,
     groups=several(GROUP, GROUPS),
     S=array("bfloat16", K, COLUMNS),         # the state, rounded
-    v=array("bfloat16", AHEAD, C, COLUMNS),  # rows of v, and v_new in their place
+    v=array("bfloat16", AHEAD, C, COLUMNS),  # rows of v, and -X in their place
     o=array("bfloat16", C, COLUMNS),
-    minus_one=array("bfloat16", C, 2 * C),   # [0; -1], transposed
+    minus_one=array("bfloat16", C, 2 * C),   # [-1; 0], transposed
     full=array("int64", RING, align=8),
     empty=array("int64", RING, align=8),
     out=array("int64", 1, align=8),
     added=array("int64", 1, align=8),
     pairs_done=array("int64", GROUPS, align=8),
-    WQ_done=array("int64", GROUPS, align=8),
+    KT_done=array("int64", GROUPS, align=8),
     base_desc=array("uint32", 1, align=4),   # the address of all this / 16, as descriptors have it
     tmem=array("uint32", 1, align=4),        # where tensor memory begins: at 0
     items=several(ITEM, GROUPS),
@@ -94,11 +106,11 @@ SHARED = Struct(
 class Columns:
     """Of tensor memory."""
 
-    out = 0                                  # [v_new; o] of even and of odd chunks
+    out = 0                                  # [-X; o] of even and of odd chunks
     S = 2 * COLUMNS
     pairs = 3 * COLUMNS                      # of each group: [A_kk / b; A_qk]
-    WQ = pairs + GROUPS * C                  # of each group: [w; -Q]; by halving, pairs of levels above 0
-    end = WQ + GROUPS * K
+    KT = pairs + GROUPS * C                  # of each group, transposed; by halving, pairs of levels above 0
+    end = KT + GROUPS * K
 
 
 class FusedArguments(Arguments):
@@ -263,8 +275,7 @@ class OperandsConfig(ChunkConfig):
         return Struct(
             align=1024,
             **fields,
-            sums=array("float32", WARPS + 2, self.K),                          # common/cute/gate.py
-            A_kk=array("float32", C, PITCH_A),
+            sums=array("float32", SUMS, self.K),                               # as in GROUP
             columns=array("float32", C, PITCH_INVERSE),                        # of inverses
             b=array("float32", C),
             done=array("int64", 1, align=8),

@@ -79,7 +79,7 @@ class TensorCoreOfGroup(TensorCore):
         """Of tensor memory, for the product of a level; `one_product` has those of level 0."""
         if cutlass.const_expr(level == 0):
             return Columns.pairs + self.team.number() * C
-        return Columns.WQ + (level - 1) * C + self.team.number() * K
+        return Columns.KT + (level - 1) * C + self.team.number() * K
 
 
 class TensorCoreOfCta(TensorCore):
