@@ -157,7 +157,9 @@ def test_a_value_head_of_its_own_has_the_bits_of_one_that_shares_q_and_k():
     has_the_bits_of_value_heads_with_q_and_k_of_their_own(case_of(T=70, HV=2), "sm100")
 
 
-SHAPES = {"one": dict(T=390), "packed": RAGGED | dict(padding=9), "many": MANY, "halving": dict(T=130, gate="softplus")}
+SHAPES = {
+    "one": dict(T=390), "packed": RAGGED | dict(padding=9), "many": MANY, "any gate": dict(T=130, gate="softplus"),
+}  # fmt: skip
 
 
 @pytest.mark.spread(every=20)
@@ -201,7 +203,9 @@ def test_decays_of_minus_1000_are_finite_and_correct():
     proven(changed(case_of(T=100, gate="given"), g=lambda x: torch.where(x < x.median(), -1000.0, x).to(x.dtype)))
 
 
-PREPARE, CHAIN, FUSED, ROWS = (f"sm100/{name}" for name in ("fwd/prepare", "fwd/chain", "fwd/fused", "parts/rows"))
+PREPARE, CHAIN, FUSED, ROWS, PAIRS = (
+    f"sm100/{name}" for name in ("fwd/prepare", "fwd/chain", "fwd/fused", "parts/rows", "parts/pairs")
+)
 FAULTS = {
     "the product does not see the operands": Fault(
         ROWS,
@@ -224,10 +228,8 @@ FAULTS = {
         "race-write-read"
     ),
     "a tile is handed over before A2 is there": Fault(
-        PREPARE, "            self.A_qk_times_TB(acc, TA)\n            cute.arch.fence_proxy(\"async.shared\", space=\"cta\")\n"
-        "            self.team.arrive_for_last_six()",
-        "            self.team.arrive_for_last_six()\n            self.A_qk_times_TB(acc, TA)\n"
-        "            cute.arch.fence_proxy(\"async.shared\", space=\"cta\")", "race-write-read"
+        PREPARE, "            self.A_qk_times_TB(acc, TA)\n", "            self.team.arrive_for_last_six()\n"
+        "            self.A_qk_times_TB(acc, TA)\n            return\n", "race-write-read"
     ),
     "sums of groups are read before all are there": Fault(
         ROWS, "self.team.meet()                                                       # the sums of", "# the sums of",
@@ -237,10 +239,10 @@ FAULTS = {
         PREPARE, "self.rows.store_bias(at, ", "self.rows.store_bias(at._replace(bias=x.dt_bias), ", "wrong answer",
         case="heads"
     ),
-    "a row of no token decays": Fault(ROWS, "float(\"inf\")", "1.0", "wrong answer"),
+    "a row of no token decays": Fault(ROWS, 'float("inf")', "1.0", "wrong answer", case="tail"),
     "-v of the next chunk is made over o that was not read": Fault(
-        CHAIN, "                self.round_o(shared, warp, thread, chunk - 1)\n            umma.fence_before_thread_sync()\n"
-        "            X_THERE.arrive()\n            if i > 0:",
+        CHAIN, "                self.round_o(shared, warp, thread, chunk - 1)\n"
+        "            umma.fence_before_thread_sync()\n            X_THERE.arrive()\n            if i > 0:",
         "                umma.fence_before_thread_sync()\n            X_THERE.arrive()\n            if i > 0:\n"
         "                self.round_o(shared, warp, thread, chunk - 1)", "race-read-write"
     ),
@@ -254,17 +256,17 @@ FAULTS = {
         CHAIN, "O_THERE.sync()\n        for j", "for j", "race-write-read"
     ),
     "the last o is written over one that is still read": Fault(
-        CHAIN, "O_THERE.sync()                                                 # both", "pass  # both", "race-read-write"
+        CHAIN, "O_THERE.sync()                                                 # both", "pass  # both",
+        "race-read-write"
     ),
     "what is added is read before it is there": Fault(
         CHAIN, "cute.arch.mbarrier_wait(barriers.added, parity)", "pass", "race-write-read"
     ),
     "the state is read before all of it is rounded": Fault(
-        CHAIN, "umma.fence_before_thread_sync()\n        STATE_ROUNDED.sync()", "umma.fence_before_thread_sync()",
-        "race-write-read"
+        CHAIN, "space=\"cta\")\n        STATE_ROUNDED.sync()", "space=\"cta\")", "race-write-read"
     ),
     "the state's products do not follow its stores": Fault(
-        CHAIN, "umma.fence_before_thread_sync()\n        STATE_ROUNDED.sync()", "STATE_ROUNDED.sync()", "tcgen05-fence"
+        CHAIN, "umma.fence_before_thread_sync()\n            X_THERE.arrive()", "X_THERE.arrive()", "tcgen05-fence"
     ),
     "X is read in no order with its products": Fault(
         CHAIN, "cute.arch.mbarrier_wait(barriers.out, parity)\n            umma.fence_after_thread_sync()",
@@ -302,16 +304,25 @@ FAULTS = {
         PREPARE, "phase_of(before + chunk, RING)", "phase_of(chunk, RING)", "race-write-read", case="walk"
     ),
     "both groups have their products in the same columns": Fault(
-        "sm100/parts/pairs", "(level - 1) * C + self.team.number() * K", "(level - 1) * C", "race-write-read",
-        case="halving"
+        PAIRS, "number * C + self.team.number() * K", "number * C", "race-write-read", case="any gate"
     ),
-    "a row of A_qk has another's diagonal": Fault(
-        "common/cute/pairs", "lane // each) * PITCH_A + C", "lane // each ^ 1) * PITCH_A + C", "wrong answer",
-        case="halving"
+    "pairs of blocks of 8 count as those of one": Fault(
+        PAIRS, "else apart == 0", "else apart <= 1", "wrong answer", case="any gate"
+    ),
+    "operands across blocks are written over those within": Fault(
+        ROWS, "self.tensor_core.wait(0)", "pass", "race-read-write", case="any gate"
+    ),
+    "kE and qg are written over operands across blocks": Fault(
+        ROWS, "self.tensor_core.wait(1)", "pass", "race-read-write", case="any gate"
+    ),
+    "a block's middle is that of its first rows": Fault(
+        ROWS, "of_other = Float32(0.0) if upper else", "of_other = Float32(0.0) if upper ^ True else", "wrong answer",
+        case="any gate"
     ),
 }  # fmt: skip
 FAULTY = {
-    "long": dict(T=390), "heads": dict(T=33, HV=2), "packed": dict(padding=9, **RAGGED), "walk": WALK, "halving": dict(T=70, gate="softplus")
+    "long": dict(T=390), "tail": dict(T=33, regime="fast"), "heads": dict(T=33, HV=2), "walk": WALK,
+    "packed": dict(padding=9, **RAGGED), "any gate": dict(T=70, gate="softplus"),
 }  # fmt: skip
 
 

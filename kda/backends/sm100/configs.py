@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from ..common.arguments import Arguments, Launched, number, tensor
 from ..common.cute.configs import ChunkConfig
-from ..common.cute.fields import Field, Struct, array, several
+from ..common.cute.fields import Struct, array, several
 from ..common.cute.recorded import (
     LOAD_WARPS,
     PLACE,
@@ -32,9 +32,8 @@ FIRST_PRODUCER = CHAIN_WARPS                 # warp of the first group
 K = V = 128
 CHANNELS, GROUP_ROWS = 8, 2                  # that a lane of parts/rows.py has
 ROW_GROUPS = C // GROUP_ROWS                 # of a chunk
-TO_LAST, FROM_ZERO, BIAS = range(ROW_GROUPS, ROW_GROUPS + 3)    # rows of `sums` there
+TO_LAST, DECAY, FROM_ZERO, BIAS = range(ROW_GROUPS, ROW_GROUPS + 4)    # rows of `sums` there
 SUMS = BIAS + 1
-HALVING_SUMS = WARPS + 2                     # of common/cute/gate.py
 JOIN_ROWS = 256                              # of o, that a CTA of join has
 TMEM = 512                                   # columns: all there are
 
@@ -54,18 +53,11 @@ GROUP = Struct(
     neighbour=several(TILE, 1),              # that the neighbour's group makes
     X=array("bfloat16", 2 * C, K),           # operands of its products
     Y=array("bfloat16", C, K),
-    sums=array("float32", SUMS, K),          # parts/rows.py; A_kk is over X then, and by halving here, behind the sums
+    sums=array("float32", SUMS, K),          # parts/rows.py
     columns=array("float32", C, PITCH_INVERSE),
-    b=array("float32", C),
+    b=array("float32", 2, C),                # of this chunk, and of the one before
 )
-A_KK = array("float32", C, PITCH_A)
-
-
-def place_of_A_kk(one_product: bool, X: Field, sums: Field) -> Field:
-    """X was read when A_kk is there; by halving it is not, and there are fewer sums."""
-    return A_KK._replace(offset=X.offset if one_product else sums.offset + HALVING_SUMS * K * 4)
-
-
+A_KK_OVER_X = array("float32", C, PITCH_A)._replace(offset=GROUP.X.offset)       # X was read when A_kk is there
 
 # What a group keeps of the sequence and value head that it works on: addresses of rows, and numbers.
 ITEM = Struct(
@@ -109,7 +101,7 @@ class Columns:
     out = 0                                  # [-X; o] of even and of odd chunks
     S = 2 * COLUMNS
     pairs = 3 * COLUMNS                      # of each group: [A_kk / b; A_qk]
-    KT = pairs + GROUPS * C                  # of each group, transposed; by halving, pairs of levels above 0
+    KT = pairs + GROUPS * C                  # of each group, transposed; of any gate, pairs across blocks behind it
     end = KT + GROUPS * K
 
 
@@ -265,17 +257,16 @@ class OperandsConfig(ChunkConfig):
     @property
     def columns(self) -> int:
         """Of tensor memory, a power of two: C for each product of pairs."""
-        return C if self.one_product else 8 * C
+        return C if self.one_product else 4 * C
 
     @cached_property
     def struct(self) -> Struct:
-        fields = dict(tile=several(RECORD_TILE, 1), X=array("bfloat16", 2 * C, self.K, align=1024))
-        if self.one_product:
-            fields["Y"] = array("bfloat16", C, self.K, align=1024)
         return Struct(
             align=1024,
-            **fields,
-            sums=array("float32", SUMS, self.K),                               # as in GROUP
+            tile=several(RECORD_TILE, 1),
+            X=array("bfloat16", 2 * C, self.K, align=1024),                    # A_kk is over it, as in a GROUP
+            Y=array("bfloat16", C, self.K, align=1024),
+            sums=array("float32", SUMS, self.K),
             columns=array("float32", C, PITCH_INVERSE),                        # of inverses
             b=array("float32", C),
             done=array("int64", 1, align=8),

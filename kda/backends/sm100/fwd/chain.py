@@ -161,7 +161,6 @@ class Consumer:
             umma.store_row(self.own_row(thread, first), times_pairs(words, decay))
         umma.wait_for_stores()
         cute.arch.fence_proxy("async.shared", space="cta")
-        umma.fence_before_thread_sync()
         STATE_ROUNDED.sync()
 
     @cute.jit

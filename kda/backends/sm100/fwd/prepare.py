@@ -1,6 +1,6 @@
 """PREPARE of fwd/fused.py: a group of eight warps makes every fourth chunk's tile, for the CHAINs of both CTAs.
 
-  kE = kn 2^gc, qg = scale qn 2^gc       parts/rows.py if one product makes the pairs, else common/cute/pairs.py
+  kE = kn 2^gc, qg = scale qn 2^gc       parts/rows.py
   TB = A_inv b                           common/cute/inverse.py
   KT = TB^T @ kg                         transposed in tensor memory, then rounded to where kg was
   A2 = A_qk @ TB
@@ -25,9 +25,10 @@ from ...common.cute.copies import field_at, store, words_of
 from ...common.cute.fragments import accumulator_places, load_matrices, mma_bf16, store_matrices
 from ...common.cute.gate import Gate, beta_of_row
 from ...common.cute.inverse import Inverse
-from ...common.cute.pairs import Pairs, causal_pair, store_A_kk
-from ...common.cute.tile import WARP_ROWS, WARPS, C, swizzle_128B
+from ...common.cute.pairs import causal_pair, store_A_kk
+from ...common.cute.tile import WARPS, C, swizzle_128B
 from ..configs import (
+    A_KK_OVER_X,
     COLUMNS,
     CTAS,
     FIRST_PRODUCER,
@@ -40,7 +41,6 @@ from ..configs import (
     FusedConfig,
     K,
     V,
-    place_of_A_kk,
 )
 from ..parts import umma
 from ..parts.packed import rounded
@@ -61,10 +61,7 @@ class Producer:
         self.c, self.team = config, Group()
         self.item = WorkItem(config, self.team)
         self.tensor_core = TensorCoreOfGroup(self.team)
-        self.gate, self.rows = Gate(config, self.team), Rows(config, self.team, TILE)
-        self.pairs = Pairs(
-            config, self.team, self.gate, self.tensor_core, TILE, buffers=1, sched_barrier_row=WARP_ROWS // 2
-        )
+        self.gate, self.rows = Gate(config, self.team), Rows(config, self.team, self.tensor_core, TILE)
         self.inverse = Inverse(False, lambda column, row: swizzle_128B(column, row, C))
 
     @cute.jit
@@ -92,7 +89,7 @@ class Producer:
         """What all chunks of a walk need."""
         at = self.gate.rows_of_head(x, begin, head)
         self.item.publish(shared, walk, head, tokens, at)
-        if cutlass.const_expr(self.c.one_product and self.c.bias):
+        if cutlass.const_expr(self.c.bias):
             self.rows.store_bias(at, field_at(shared + self.team.number() * GROUP.bytes, GROUP.sums))
             self.team.meet()                                                   # it is there
 
@@ -105,28 +102,30 @@ class Producer:
         stage = CTAS * group + rank
         tile = shared + group * GROUP.bytes
         X, Y = [field_at(tile, field) for field in (GROUP.X, GROUP.Y)]
-        A_kk_field = place_of_A_kk(self.c.one_product, GROUP.X, GROUP.sums)
-        sums, A_kk, columns, b = [field_at(tile, field) for field in (GROUP.sums, A_kk_field, GROUP.columns, GROUP.b)]
+        sums, A_kk, columns, b = [
+            field_at(tile, field) for field in (GROUP.sums, A_KK_OVER_X, GROUP.columns, GROUP.b)
+        ]
         KT_done = barriers.KT_done + group
         self.tensor_core.done = barriers.pairs_done + group
         self.tensor_core.base_desc = field_at(shared, SHARED.base_desc)
-        beta = Float32(0.0)
-        if self.team.warp() == IDLEST:
-            beta = beta_of_row(at.beta, self.c.beta, rows, x.HV, cute.arch.lane_idx())
         acc = self.tensor_core.accumulator()
-        if cutlass.const_expr(self.c.one_product):
-            own = self.rows.prepare(*self.rows.fetch(at, rows, x.H, x.HV), rows, at, sums)
-            self.rows.sum_over_groups(own[2], sums, at.lower_bound)
-            self.acquire_stage(barriers.empty + stage, phase ^ 1, b, beta)
-            self.rows.operands(*own, sums, X, Y, tile, at.lower_bound)
-            if self.team.warp() < 4:
-                self.tensor_core.one_product(acc, X, Y, phase)
-        else:
-            own = self.gate.load_rows(at, rows, x.H, x.HV)
-            self.pairs.qk_diagonal(*own[:2], A_kk)
-            self.gate.sum_over_warps(own[2], sums, K // 32 * cute.arch.lane_idx())
-            self.acquire_stage(barriers.empty + stage, phase ^ 1, b, beta)
-            self.pairs.by_halving(*own, sums, X, A_kk, tile, acc, phase)
+        raw, b = self.rows.fetch(at, rows, x.H, x.HV), b + phase * C
+        if self.team.warp() == IDLEST:
+            b[cute.arch.lane_idx()] = beta_of_row(at.beta, self.c.beta, rows, x.HV, cute.arch.lane_idx())
+        qn, kn, s = self.rows.prepare(*raw, rows, at, sums)
+        if cutlass.const_expr(not self.c.one_product):
+            self.team.refresh_warp_index(shared)
+            self.rows.blocks(qn, kn, s, X, Y)
+        self.team.refresh_warp_index(shared)
+        gc = self.rows.make_sums(s, sums, at.lower_bound)
+        self.team.refresh_warp_index(shared)
+        cute.arch.mbarrier_wait(barriers.empty + stage, phase ^ 1)             # the tile is this group's
+        self.rows.operands(qn, kn, gc, sums, X, Y, tile, at.lower_bound)
+        if self.team.warp() < 4:
+            if cutlass.const_expr(self.c.one_product):
+                self.tensor_core.one_product(acc, phase)
+            else:
+                self.tensor_core.gather(acc)
         if self.team.warp() < 4:
             self.make_TB_and_A2(acc, A_kk, columns, field_at(tile, TILE.TA), b, KT_done)
         else:
@@ -134,13 +133,6 @@ class Producer:
             self.team.meet_last_six()                                          # KT and A2 are in the tile
             if self.team.warp() == 4:
                 self.hand_over(shared, barriers.full, rank)
-
-    @cute.jit
-    def acquire_stage(self, empty, phase, b, beta):
-        """The tile is this group's; so is b, which the chunk before needs no more."""
-        cute.arch.mbarrier_wait(empty, phase)
-        if self.team.warp() == IDLEST:
-            b[cute.arch.lane_idx()] = beta
 
     @cute.jit
     def make_TB_and_A2(self, acc, A_kk, columns, TA, b, KT_done):
@@ -179,8 +171,6 @@ class Producer:
     def issue_KT(self, done):
         """By warp 0."""
         tile = self.team.number() * GROUP.bytes
-        if cutlass.const_expr(not self.c.one_product):
-            umma.fence_after_thread_sync()                                     # pairs were read from columns of KT
         with cute.arch.elect_one():
             to, TA = Columns.KT + self.team.number() * K, tile + TILE.TA.offset
             umma.multiply(KT, to, self.tensor_core.base_desc, tile + TILE.KG.offset, TA, False)

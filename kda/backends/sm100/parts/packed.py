@@ -6,9 +6,13 @@ Single registers of float32 are passed as words: the DSL would move each of them
 
 from __future__ import annotations
 
+import struct
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int64, Uint32
+
+from ...common.cute.fast import LOG2_E
 
 
 @cute.jit
@@ -20,6 +24,13 @@ def pair(instruction: cutlass.Constexpr, *operands):
 def both(x):
     """Twice the same number."""
     return pair("mov.b64 {$w0}, {{$r0}, {$r0}};", x.bitcast(Uint32))
+
+
+@cute.jit
+def constant(x: cutlass.Constexpr):
+    """Twice the same number."""
+    bits = struct.pack(">f", x).hex()
+    return pair(f"mov.b64 {{$w0}}, 0x{bits}{bits};")
 
 
 @cute.jit
@@ -54,11 +65,38 @@ def to_bf16(x):
 
 
 @cute.jit
-def each(opcode: cutlass.Constexpr, x):
-    """An instruction on each of two."""
-    return pair(
-        f"{{.reg .f32 a, b; mov.b64 {{a, b}}, {{$r0}}; {opcode} a, a; {opcode} b, b; mov.b64 {{$w0}}, {{a, b}};}}", x
-    )
+def each(opcode: cutlass.Constexpr, x, more: cutlass.Constexpr = ""):
+    """An instruction on each of two, with `more` operands."""
+    work = f"{opcode} a, a{more}; {opcode} b, b{more};"
+    return pair(f"{{.reg .f32 a, b; mov.b64 {{a, b}}, {{$r0}}; {work} mov.b64 {{$w0}}, {{a, b}};}}", x)
+
+
+@cute.jit
+def exp2(x):
+    return each("ex2.approx.ftz.f32", x)
+
+
+@cute.jit
+def at_least(x, low: cutlass.Constexpr):
+    """max that keeps a nan."""
+    return each("max.NaN.f32", x, f", 0f{struct.pack('>f', low).hex()}")
+
+
+@cute.jit
+def constants_of_softplus():
+    return [constant(x) for x in (-LOG2_E, 2.0, *(1.0 / n for n in (13, 11, 9, 7, 5, 3, 1)))]
+
+
+@cute.jit
+def softplus(x, constants):
+    """As in common/cute/fast.py."""
+    to_log2, two, p, *series = constants
+    e = exp2(times(each("abs.ftz.f32", x), to_log2))
+    s = times(e, each("rcp.approx.ftz.f32", plus(e, two)))
+    t = times(s, s)
+    for of_power in series:
+        p = fused(p, t, of_power)
+    return fused(times(s, two), p, at_least(x, 0.0))
 
 
 @cute.jit

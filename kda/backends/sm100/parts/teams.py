@@ -46,7 +46,11 @@ class WholeCta:
     def meet(self):
         cute.arch.sync_threads()
 
-    meet_for_product = meet
+    @cute.jit
+    def meet_for_product(self):
+        """Behind it tensor memory is allocated, too."""
+        cute.arch.sync_threads()
+        umma.fence_after_thread_sync()
 
     @cute.jit
     def meet_first_four(self):
