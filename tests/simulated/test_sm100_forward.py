@@ -209,8 +209,8 @@ PREPARE, CHAIN, FUSED, ROWS, PAIRS = (
 FAULTS = {
     "the product does not see the operands": Fault(
         ROWS,
-        'cute.arch.fence_proxy("async.shared", space="cta")\n        self.team.meet_for_product()   ',
-        "self.team.meet_for_product()", "proxy",
+        'cute.arch.fence_proxy("async.shared", space="cta")\n        self.team.meet_for_product()                        '
+        '                   # both', "self.team.meet_for_product()  # both", "proxy",
     ),
     "a stage is handed back before both CTAs have read it": Fault(
         FUSED, "mbarrier_init(barriers.empty + stage, CHAIN_WARPS * CTAS)",
@@ -239,7 +239,7 @@ FAULTS = {
         PREPARE, "self.rows.store_bias(at, ", "self.rows.store_bias(at._replace(bias=x.dt_bias), ", "wrong answer",
         case="heads"
     ),
-    "a row of no token decays": Fault(ROWS, 'float("inf")', "1.0", "wrong answer", case="tail"),
+    "a row of no token decays": Fault(ROWS, 'Float32(float("inf"))', "Float32(2.0)", "wrong answer", case="tail"),
     "-v of the next chunk is made over o that was not read": Fault(
         CHAIN, "                self.round_o(shared, warp, thread, chunk - 1)\n"
         "            umma.fence_before_thread_sync()\n            X_THERE.arrive()\n            if i > 0:",
@@ -303,9 +303,6 @@ FAULTS = {
     "a stage's phase is that of its sequence alone": Fault(
         PREPARE, "phase_of(before + chunk, RING)", "phase_of(chunk, RING)", "race-write-read", case="walk"
     ),
-    "both groups have their products in the same columns": Fault(
-        PAIRS, "number * C + self.team.number() * K", "number * C", "race-write-read", case="any gate"
-    ),
     "pairs of blocks of 8 count as those of one": Fault(
         PAIRS, "else apart == 0", "else apart <= 1", "wrong answer", case="any gate"
     ),
@@ -315,9 +312,12 @@ FAULTS = {
     "kE and qg are written over operands across blocks": Fault(
         ROWS, "self.tensor_core.wait(1)", "pass", "race-read-write", case="any gate"
     ),
-    "a block's middle is that of its first rows": Fault(
-        ROWS, "of_other = Float32(0.0) if upper else", "of_other = Float32(0.0) if upper ^ True else", "wrong answer",
-        case="any gate"
+    "the second half of a block does not know what the first one lost": Fault(
+        ROWS, "self.load_channels(of_block, 0))]", "[top] * PAIRS)]", "wrong answer", case="any gate"
+    ),
+    "a block's second half looks before the first one has summed": Fault(
+        ROWS, "self.team.meet()                                                       # the sums over first", "# first",
+        "race-write-read", case="any gate"
     ),
 }  # fmt: skip
 FAULTY = {

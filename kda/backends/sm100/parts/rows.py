@@ -15,8 +15,9 @@ Any other gate: pairs in blocks of 8 rows by one product, and those across block
 rows under the decay to or from the cut between them, so that no exponent is above 0:
 
   s = log2 decay, at least fast.FLOOR       gc = cumsum(s)
-  y = 14 + sum of max(s, -28)               over the rows from the middle of the block of 8 to this one (less than 0) or
-                                            back; |y| <= 98;  what a decay of less than 2^-28 hides, leaks 2^-28
+  y = 98 + sum of max(s, -28)               over the rows of a block of 8 behind its first up to this one: |y| <= 98,
+                                            and no word depends on later rows;  what a decay below 2^-28 hides,
+                                            leaks 2^-28
   X = [kn 2^y; scale qn 2^y]  Y = kn 2^-y
   at a cut                                  [kn 2^-|gc - cut|; scale qn 2^-|gc - cut|], q of rows behind the cut alone
 
@@ -38,7 +39,7 @@ from cutlass import BFloat16, Float32, Int64, Uint32
 from ...common.cute import fast
 from ...common.cute.copies import in_global, load, load_one, store
 from ...common.cute.fragments import sum_over_lanes
-from ...common.cute.tile import HALF, WARPS, C, decay_index, row_below, swizzle_128B
+from ...common.cute.tile import HALF, WARP_ROWS, WARPS, C, decay_index, row_below, swizzle_128B
 from ..configs import BIAS, CHANNELS, DECAY, FROM_ZERO, GROUP_ROWS, ROW_GROUPS, TO_LAST, K
 from .packed import (
     at_least,
@@ -61,7 +62,7 @@ from .packed import (
 
 PAIRS, PARTS = CHANNELS // 2, CHANNELS // 4       # of a lane's channels of a row
 LANES = K // CHANNELS                        # of a row
-CAP, MIDDLE = -28.0, 14.0                    # of blocks of 8 rows
+CAP, TOP = -28.0, 98.0                       # of blocks of 8 rows
 IDLEST = WARPS - 1                           # the warp that has the least to do
 
 
@@ -332,19 +333,28 @@ class Rows:
     @cute.jit
     def blocks(self, qn, kn, s, X, Y):
         """Operands of the product within blocks of 8 rows, from s of each row."""
-        first_of_block, upper = self.team.warp() & 1 == 0, self.half() == 1    # of two warps
-        of_own = both(Float32(-1.0) if first_of_block else Float32(0.0))
-        of_other = Float32(0.0) if upper else Float32(-1.0)
-        of_other = both(of_other if first_of_block else of_other + Float32(1.0))
-        middle = constant(MIDDLE)
+        upper, second = self.half() == 1, self.team.warp() & 1 == 1            # half of the warp, warp of the block
+        of_first = both(Float32(0.0) if self.group() & 3 == 0 else Float32(1.0))
+        top, minus_top, h = constant(TOP), constant(-TOP), [[], []]
         ka, qa, kb = [self.no_words() for _ in range(3)]
+        before = []                                                            # of the block, since its first row
+        for i in cutlass.range_constexpr(PAIRS):
+            h[0].append(times(at_least(s[0][i], CAP), of_first))
+            h[1].append(plus(h[0][i], at_least(s[1][i], CAP)))
+            before.append(plus(top, of_lower_half(h[1][i], upper)))
+        # The second warp's rows of X are not written yet: there it finds the sum over the first one.
+        of_block = cute.recast_ptr(X + ((self.team.warp() | 1) * WARP_ROWS * HALF), dtype=Float32)
+        if upper and not second:
+            self.store_channels(of_block, 0, [plus(x, y) for x, y in zip(before, h[1])])
+        self.team.meet()                                                       # the sums over first warps are there
+        if second:
+            before = [plus(x, y) for x, y in zip(before, self.load_channels(of_block, 0))]
+            before = [plus(x, minus_top) for x in before]
+        cute.arch.sync_warp()                                                  # all lanes have read them
         for i in cutlass.range_constexpr(PAIRS):
             self.keep_apart(i)
-            h = at_least(s[0][i], CAP)
-            own = plus(h, at_least(s[1][i], CAP))
-            base = fused(of_other_half(own), of_other, fused(own, of_own, middle))
-            for r, y in enumerate((h, own)):
-                up, down = powers(plus(base, y))
+            for r in cutlass.range_constexpr(GROUP_ROWS):
+                up, down = powers(plus(before[i], h[r][i]))
                 ka[r].append(to_bf16(times(kn[r][i], up)))
                 qa[r].append(to_bf16(times(qn[r][i], up)))
                 kb[r].append(to_bf16(times(kn[r][i], down)))
@@ -420,10 +430,11 @@ def put(pointer, offset, words):
 
 
 @cute.jit
-def of_other_half(x):
-    """The pair that the lane of the other half of the warp has."""
+def of_lower_half(x, upper):
+    """The pair that the lane of the lower half of the warp has; nothing for that half itself."""
     words = cute.arch.inline_ptx("mov.b64 {{$w0}, {$w1}}, {$r0};", write_only_types=[Uint32] * 2, read_only_args=[x])
     words = [cute.arch.shuffle_sync_bfly(word, LANES) for word in words]
+    words = [word if upper else Uint32(0) for word in words]
     return pair("mov.b64 {$w0}, {{$r0}, {$r1}};", *words)
 
 
