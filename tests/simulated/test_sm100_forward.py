@@ -209,8 +209,8 @@ PREPARE, CHAIN, FUSED, ROWS, PAIRS = (
 FAULTS = {
     "the product does not see the operands": Fault(
         ROWS,
-        'cute.arch.fence_proxy("async.shared", space="cta")\n        self.team.meet_for_product()                        '
-        '                   # both', "self.team.meet_for_product()  # both", "proxy",
+        'space="cta")\n        self.team.meet_for_product()                                           # both',
+        'space="cta") if False else 0\n        self.team.meet_for_product()  # both', "proxy",
     ),
     "a stage is handed back before both CTAs have read it": Fault(
         FUSED, "mbarrier_init(barriers.empty + stage, CHAIN_WARPS * CTAS)",
