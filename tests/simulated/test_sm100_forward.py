@@ -377,14 +377,16 @@ CLASSES = [" ".join(words) for words in itertools.product(GATES, HEADS, STATES)]
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("arch", ["sm100", "sm103"])
-def test_no_kernel_spills_but_grads(arch):
+def test_no_kernel_spills_but_grads_and_fused_of_any_gate(arch):
     """A part of all classes, that has each word many times.  What grads spills, its page says: docs/stages."""
     recipes = {}
     for words in CLASSES[:: 31 if arch == "sm100" else 71]:
         for recipe in plan.recipes(Problem.parse(f"K=128 V=128 bfloat16 {words}"), host_of(arch)):
             recipes.setdefault(recipe.key, recipe)
     spilt = {recipe.config: launch.kernel(recipe.config, recipe.target).spills for recipe in recipes.values()}
-    assert len(recipes) > 6 and not any(spills for config, spills in spilt.items() if type(config) is not GradsConfig)
+    any_gate = [config for config in spilt if type(config) is FusedConfig and not config.one_product]
+    assert len(recipes) > 6 and all(spilt[config] <= 64 for config in any_gate)
+    assert not any(spilt[config] for config in spilt if type(config) is not GradsConfig and config not in any_gate)
     assert all(spills <= 136 for spills in spilt.values())
 
 
