@@ -22,9 +22,10 @@ ISSUED = 2.4                                 # instructions a clock, as Hopper's
 MUFU = 16                                    # lanes a clock
 BANKS = 128                                  # bytes of shared memory a clock
 MMA = {64: 4096, 128: 8192}                  # FLOP a clock of products with so many rows
-HOPS, HOP, PRODUCTS = 4, 80, 256 + 64 + 360  # of the chain: who waits for whom, clocks of that, products and loads
+HOPS, HOP, PRODUCTS = 4, 80, 256 + 64 + 64 + 360  # of the chain: who waits for whom, clocks of that, products and loads
 LAUNCH, EDGE = 8e-6, 2.4e-6                  # seconds of two kernels more, and of a segment in compose (as on an H200)
 HEADS = 8, 16, 32, 64, 96
+COUNTS = "warp_instructions", "moves", "mufu"
 
 
 class Chunk(NamedTuple):
@@ -47,20 +48,21 @@ class Chunk(NamedTuple):
         return max(self._fields[:-1], key=lambda name: getattr(self, name))
 
 
-def counters(T: int) -> dict[str, float]:
-    case = make_inputs(T=T, H=1, K=128, V=128, gate="bounded", initial_state=False)
+def counters(T: int, gate: str = "bounded") -> dict[str, float]:
+    case = make_inputs(T=T, H=1, K=128, V=128, gate=gate, initial_state=False)
     keywords = case.keywords | {"output_final_state": False, "backend": "sm100", "batch_invariant": True}
     with capture(arch="sm100") as session:
         kda.chunk_kda_fwd(**keywords)
     (run,) = session.runs
     found = dict(run.counters)
+    found["moves"] = run.instructions.get("mov", 0)
     found["mufu"] = sum(run.instructions.get(name, 0) for name in ("ex2", "rcp", "rsqrt", "lg2"))
     found["bytes"] = found["global_bytes_read"] + found["global_bytes_written"]
     return found
 
 
-def of_a_chunk(shorter: int = 512, longer: int = 1024) -> dict[str, float]:
-    a, b = counters(shorter), counters(longer)
+def of_a_chunk(shorter: int = 512, longer: int = 1024, gate: str = "bounded") -> dict[str, float]:
+    a, b = counters(shorter, gate), counters(longer, gate)
     return {name: (b[name] - a[name]) / ((longer - shorter) / C) for name in b}
 
 
@@ -70,14 +72,14 @@ def tensor_clocks() -> float:
     def clocks(M: int, N: int, K: int) -> float:
         return 2 * M * N * K / MMA[M]
 
-    chain = clocks(64, 64, 32) + clocks(64, 64, 128) + clocks(128, 64, 32)
-    return chain + (clocks(64, 32, 128) + 2 * clocks(64, 128, 32)) / CTAS
+    chain = 2 * clocks(64, 64, 32) + clocks(64, 64, 128) + clocks(128, 64, 32)
+    return chain + (clocks(64, 32, 128) + clocks(128, 32, 32)) / CTAS
 
 
 def operand_bytes() -> float:
     """That those read of shared memory."""
-    chain = 2 * ((64 + 64) * 32 + (64 + 64) * 128 + (128 + 64) * 32)
-    return chain + 2 * ((64 + 32) * 128 + 2 * (64 + 128) * 32) / CTAS
+    chain = 2 * (2 * (64 + 64) * 32 + (64 + 64) * 128 + (128 + 64) * 32)
+    return chain + 2 * ((64 + 32) * 128 + (128 + 32) * 32) / CTAS
 
 
 def chunk(found: dict[str, float]) -> Chunk:
@@ -102,6 +104,8 @@ def main() -> None:
     found = of_a_chunk()
     one = chunk(found)
     print({name: round(value, 1) for name, value in found.items()})
+    for gate in ("softplus", "given"):
+        print(gate, {name: value for name, value in of_a_chunk(gate=gate).items() if name in COUNTS})
     print({name: round(value) for name, value in one._asdict().items()}, "binds:", one.binds)
     for T in (8192, 32768):
         for H in HEADS:

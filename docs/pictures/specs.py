@@ -175,7 +175,7 @@ def fused_edges(tensor_core: bool) -> tuple[Edge, ...]:
             core = f"tensor core{at}"
             found += [
                 Edge(core, f"CHAIN{at}", "out: commit", "out"), Edge(core, f"CHAIN{at}", "added: commit", "added"),
-                Edge(core, f"PREPARE 1{at}", "pairs_done, WQ_done", "pairs_done WQ_done"),
+                Edge(core, f"PREPARE 1{at}", "pairs_done, KT_done", "pairs_done KT_done"),
             ]  # fmt: skip
     return tuple(found)
 
@@ -252,6 +252,11 @@ SM90 = [
 
 B74 = problem(1024, 74)
 BLACKWELL_SMS = 148
+MAKE_CHUNK100 = (
+    [(0, 7, OF_A_WARP_EACH)], "the sums of each two rows are there",
+    [(0, 1, "sums before each two rows, anchors")], "sums are there",
+    [(0, 7, "operands of products: exponentials, rounded to bfloat16")],
+)  # fmt: skip
 SM100_FORWARD, SM100_STEP = Call("sm_100a", "sm100", 1024, 74), Call("sm_100a", "sm100", 1024, 32, step=True)
 sm100_recorded = sm100_plan.recorded_plan(STEP, BLACKWELL_SMS)
 sm100_grads: Any = sm100_recorded.grads
@@ -269,23 +274,22 @@ SM100 = [
         nodes=FUSED100, edges=fused_edges(True), frames=frames(FUSED100), ring="full[0]",
         inner={"groups": sm100.GROUP, "tile": sm100.TILE, "neighbour": sm100.TILE, "items": sm100.ITEM},
         steps=(
-            *MAKE_CHUNK, "operands are there",
-            [(0, 3, "A_kk, A_qk out of tensor memory"), (4, 7, "wait for WQ_done")], "A_kk is there",
+            *MAKE_CHUNK100, "operands are there",
+            [(0, 3, "A_kk, A_qk out of tensor memory"), (4, 7, "wait for KT_done")], "A_kk is there",
             [(0, 0, "inverse")], "TB is there",
-            [(2, 3, "A_qk TB")], "A1 is there",
-            [(0, 0, "issue WQ"), (4, 7, "WQ to the tile; warp 4: to both CHAINs")],
+            [(0, 0, "issue KT"), (2, 3, "A2"), (4, 7, "KT over kg; warp 4: tile to both CHAINs")],
         ), steps_title="Warps of a PREPARE",
         tmem=(
-            Columns("[v_new; o], even", Of.out, 64), Columns("odd", Of.out + 64, 64), Columns("S", Of.S, 64),
+            Columns("[-X; o], even", Of.out, 64), Columns("odd", Of.out + 64, 64), Columns("S", Of.S, 64),
             Columns("pairs 0", Of.pairs, 32), Columns("pairs 1", Of.pairs + 32, 32),
-            Columns("WQ of PREPARE 0", Of.WQ, 128), Columns("WQ of PREPARE 1", Of.WQ + 128, Of.end - Of.WQ - 128),
+            Columns("KT of PREPARE 0", Of.KT, 128), Columns("KT of PREPARE 1", Of.KT + 128, Of.end - Of.KT - 128),
         ),
     ),
     Kernel(
         "sm100_operands", "operands", sm100_recorded.prepare, SM100_STEP, "one CTA's life", ctas=3,
         inner={"tile": sm100.RECORD_TILE},
         steps=(
-            *MAKE_CHUNK, "operands are there",
+            *MAKE_CHUNK100, "operands are there",
             [(0, 3, "product of pairs (warp 0 issues); A_kk, A_qk"), (7, 7, "send KQ")], "A_kk is there",
             [(0, 0, "T'")], "T' is there",
             [(1, 1, "free TMEM"), (2, 3, "A2"), (4, 7, "KT = T'^T KG, 32 channels per warp")], "the tile is there",

@@ -157,7 +157,9 @@ def test_a_value_head_of_its_own_has_the_bits_of_one_that_shares_q_and_k():
     has_the_bits_of_value_heads_with_q_and_k_of_their_own(case_of(T=70, HV=2), "sm100")
 
 
-SHAPES = {"one": dict(T=390), "packed": RAGGED | dict(padding=9), "many": MANY, "halving": dict(T=130, gate="softplus")}
+SHAPES = {
+    "one": dict(T=390), "packed": RAGGED | dict(padding=9), "many": MANY, "any gate": dict(T=130, gate="softplus"),
+}  # fmt: skip
 
 
 @pytest.mark.spread(every=20)
@@ -201,12 +203,14 @@ def test_decays_of_minus_1000_are_finite_and_correct():
     proven(changed(case_of(T=100, gate="given"), g=lambda x: torch.where(x < x.median(), -1000.0, x).to(x.dtype)))
 
 
-PREPARE, CHAIN, FUSED = (f"sm100/fwd/{name}" for name in ("prepare", "chain", "fused"))
+PREPARE, CHAIN, FUSED, ROWS, PAIRS = (
+    f"sm100/{name}" for name in ("fwd/prepare", "fwd/chain", "fwd/fused", "parts/rows", "parts/pairs")
+)
 FAULTS = {
     "the product does not see the operands": Fault(
-        "common/cute/pairs",
-        'cute.arch.fence_proxy("async.shared", space="cta")\n        self.team.meet_for_product()   ',
-        "self.team.meet_for_product()", "proxy",
+        ROWS,
+        'space="cta")\n        self.team.meet_for_product()                                           # both',
+        'space="cta") if False else 0\n        self.team.meet_for_product()  # both', "proxy",
     ),
     "a stage is handed back before both CTAs have read it": Fault(
         FUSED, "mbarrier_init(barriers.empty + stage, CHAIN_WARPS * CTAS)",
@@ -215,30 +219,57 @@ FAULTS = {
     "the neighbour's group does not hear that a stage is free": Fault(
         CHAIN, ", peer_cta_rank_in_cluster=chunk & 1", "", "deadlock"
     ),
-    "A_qk TB is made before TB is there": Fault(
+    "A2 is made before TB is there": Fault(
         PREPARE, "self.team.meet_first_four()                                            # TB", "# TB",
         "race-read-write"
     ),
-    "a tile is handed over before all of WQ is there": Fault(
-        PREPARE, "self.team.meet_last_four()", "pass", "race-write-read"
+    "a tile is handed over before all of KT is there": Fault(
+        PREPARE, "self.team.meet_last_six()                                          # KT", "pass  # KT",
+        "race-write-read"
+    ),
+    "a tile is handed over before A2 is there": Fault(
+        PREPARE, "            self.A_qk_times_TB(acc, TA)\n", "            self.team.arrive_for_last_six()\n"
+        "            self.A_qk_times_TB(acc, TA)\n            return\n", "race-write-read"
+    ),
+    "sums of groups are read before all are there": Fault(
+        ROWS, "self.team.meet()                                                       # the sums of", "# the sums of",
+        "race-write-read"
+    ),
+    "dt_bias is that of the head before": Fault(
+        PREPARE, "self.rows.store_bias(at, ", "self.rows.store_bias(at._replace(bias=x.dt_bias), ", "wrong answer",
+        case="heads"
+    ),
+    "a row of no token decays": Fault(ROWS, 'Float32(float("inf"))', "Float32(2.0)", "wrong answer", case="tail"),
+    "-v of the next chunk is made over o that was not read": Fault(
+        CHAIN, "                self.round_o(shared, warp, thread, chunk - 1)\n"
+        "            umma.fence_before_thread_sync()\n            X_THERE.arrive()\n            if i > 0:",
+        "                umma.fence_before_thread_sync()\n            X_THERE.arrive()\n            if i > 0:\n"
+        "                self.round_o(shared, warp, thread, chunk - 1)", "race-read-write"
     ),
     "rows of v are read before they are there": Fault(
         CHAIN, "cp_async_wait_group(0)", "cp_async_wait_group(2)", "race-write-read"
     ),
-    "v_new is read before both warps have written it": Fault(CHAIN, "V_NEW_THERE.sync()", "pass", "race-write-read"),
-    "o is written before both warps have it": Fault(CHAIN, "O_THERE.sync()", "pass", "race-write-read"),
+    "X is read before both warps have written it": Fault(
+        CHAIN, "X_THERE.sync()", "pass", "race-write-read"
+    ),
+    "o is written before both warps have it": Fault(
+        CHAIN, "O_THERE.sync()\n        for j", "for j", "race-write-read"
+    ),
+    "the last o is written over one that is still read": Fault(
+        CHAIN, "O_THERE.sync()                                                 # both", "pass  # both",
+        "race-read-write"
+    ),
     "what is added is read before it is there": Fault(
         CHAIN, "cute.arch.mbarrier_wait(barriers.added, parity)", "pass", "race-write-read"
     ),
     "the state is read before all of it is rounded": Fault(
-        CHAIN, "umma.fence_before_thread_sync()\n        STATE_ROUNDED.sync()", "umma.fence_before_thread_sync()",
-        "race-write-read"
+        CHAIN, "space=\"cta\")\n        STATE_ROUNDED.sync()", "space=\"cta\")", "race-write-read"
     ),
     "the state's products do not follow its stores": Fault(
-        CHAIN, "umma.fence_before_thread_sync()\n        STATE_ROUNDED.sync()", "STATE_ROUNDED.sync()", "tcgen05-fence"
+        CHAIN, "umma.fence_before_thread_sync()\n            X_THERE.arrive()", "X_THERE.arrive()", "tcgen05-fence"
     ),
-    "[v_new; o] are read in no order with their products": Fault(
-        CHAIN, "cute.arch.mbarrier_wait(barriers.out, parity)\n        umma.fence_after_thread_sync()",
+    "X is read in no order with its products": Fault(
+        CHAIN, "cute.arch.mbarrier_wait(barriers.out, parity)\n            umma.fence_after_thread_sync()",
         "cute.arch.mbarrier_wait(barriers.out, parity)", "tcgen05-fence"
     ),
     "the neighbour is not told of the mbarriers": Fault(
@@ -255,9 +286,11 @@ FAULTS = {
         "sm100/parts/work_item", "self.team.meet()                                                       # all",
         "# all", "race-write-read", case="walk"
     ),
-    "what is taken from the state is added": Fault(CHAIN, "negated=True", "negated=False", "wrong answer"),
-    "[v_new; o] of both parities in one place": Fault(
-        CHAIN, "Columns.out + (chunk & 1) * COLUMNS", "Columns.out", "race-read-write"
+    "what is added to the state is taken from it": Fault(
+        CHAIN, "range(C // 16), negated=True)   # -KT", "range(C // 16), negated=False)   # -KT", "wrong answer"
+    ),
+    "[-X; o] of both parities in one place": Fault(
+        CHAIN, "return Columns.out + (chunk & 1) * COLUMNS", "return Columns.out", "race-read-write"
     ),
     "tensor memory is not given back": Fault(FUSED, "            umma.free(TMEM)", "            pass", "tmem-leak"),
     "a CTA is gone before the neighbour is done": Fault(
@@ -270,17 +303,27 @@ FAULTS = {
     "a stage's phase is that of its sequence alone": Fault(
         PREPARE, "phase_of(before + chunk, RING)", "phase_of(chunk, RING)", "race-write-read", case="walk"
     ),
-    "both groups have their products in the same columns": Fault(
-        "sm100/parts/pairs", "(level - 1) * C + self.team.number() * K", "(level - 1) * C", "race-write-read",
-        case="halving"
+    "pairs across blocks count as those across wider ones": Fault(
+        PAIRS, "apart >> number - 1 == 1 if", "apart >> number == 1 if", "wrong answer", case="any gate"
     ),
-    "a row of A_qk has another's diagonal": Fault(
-        "common/cute/pairs", "lane // each) * PITCH_A + C", "lane // each ^ 1) * PITCH_A + C", "wrong answer",
-        case="halving"
+    "operands across blocks are written over those within": Fault(
+        ROWS, "self.tensor_core.wait(0)", "pass", "race-read-write", case="any gate"
+    ),
+    "kE and qg are written over operands across blocks": Fault(
+        ROWS, "self.tensor_core.wait(1)", "pass", "race-read-write", case="any gate"
+    ),
+    "the second half of a block does not know what the first one lost": Fault(
+        ROWS, "self.load_channels(of_block, 0))]", "[top] * PAIRS)]", "wrong answer", case="fast"
+    ),
+    "a block's second half looks before the first one has summed": Fault(
+        ROWS, "self.team.meet()                                                       # the sums over first", "# first",
+        "race-write-read", case="any gate"
     ),
 }  # fmt: skip
 FAULTY = {
-    "long": dict(T=390), "packed": dict(padding=9, **RAGGED), "walk": WALK, "halving": dict(T=70, gate="softplus")
+    "long": dict(T=390), "tail": dict(T=33, regime="fast"), "heads": dict(T=33, HV=2), "walk": WALK,
+    "packed": dict(padding=9, **RAGGED), "any gate": dict(T=70, gate="softplus"),
+    "fast": dict(T=40, gate="softplus", regime="fast"),
 }  # fmt: skip
 
 
@@ -334,14 +377,16 @@ CLASSES = [" ".join(words) for words in itertools.product(GATES, HEADS, STATES)]
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("arch", ["sm100", "sm103"])
-def test_no_kernel_spills_but_grads(arch):
+def test_no_kernel_spills_but_grads_and_fused_of_any_gate(arch):
     """A part of all classes, that has each word many times.  What grads spills, its page says: docs/stages."""
     recipes = {}
     for words in CLASSES[:: 31 if arch == "sm100" else 71]:
         for recipe in plan.recipes(Problem.parse(f"K=128 V=128 bfloat16 {words}"), host_of(arch)):
             recipes.setdefault(recipe.key, recipe)
     spilt = {recipe.config: launch.kernel(recipe.config, recipe.target).spills for recipe in recipes.values()}
-    assert len(recipes) > 6 and not any(spills for config, spills in spilt.items() if type(config) is not GradsConfig)
+    any_gate = [config for config in spilt if type(config) is FusedConfig and not config.one_product]
+    assert len(recipes) > 6 and all(spilt[config] <= 64 for config in any_gate)
+    assert not any(spilt[config] for config in spilt if type(config) is not GradsConfig and config not in any_gate)
     assert all(spills <= 136 for spills in spilt.values())
 
 

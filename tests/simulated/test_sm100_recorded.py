@@ -536,7 +536,7 @@ def test_any_order_of_warps_gives_the_same_bits(order):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("gate", ["softplus", "given"])
 @pytest.mark.parametrize("order", ORDERS, ids=str)
-def test_any_order_of_warps_gives_the_same_operands_by_halving(order, gate):
+def test_any_order_of_warps_gives_the_same_operands_of_any_gate(order, gate):
     case = case_of(T=40, gate=gate, HV=2)
     assert torch.equal(operands_of(case, **order)[0], operands_of(case)[0])
 
@@ -546,7 +546,7 @@ def test_any_order_of_warps_gives_the_same_operands_by_halving(order, gate):
 WALK, RECORD, MADE, STATE = (f"sm100/{name}" for name in ("bwd/walk", "fwd/record", "fwd/operands", "parts/state"))
 WAYS = {
     "operands": lambda kinds: operands_are_right(case_of(HV=2, lengths=(33, 0, 40), padding=9), kinds=kinds),
-    "halving": lambda kinds: operands_are_right(case_of(T=40, gate="softplus"), kinds=kinds),
+    "any gate": lambda kinds: operands_are_right(case_of(T=40, gate="softplus"), kinds=kinds),
     "up": lambda kinds: up_is_right(case_of(T=200), kinds=kinds),
     "back": lambda kinds: back_is_right(case_of(T=200), kinds=kinds),
     "segments": lambda kinds: up_of_segments_is_right(case_of(T=134), kinds=kinds),
@@ -569,8 +569,13 @@ FAULTS = {
         MADE, "if cutlass.const_expr(m == step)", "if cutlass.const_expr(False)", "wrong answer", "operands"
     ),
     "A_qk has no b": Fault(MADE, "x * of_keys[e] for", "x for", "wrong answer", "operands"),
-    "products of levels in one place": Fault(
-        "sm100/parts/pairs", "return self.first + level * C", "return self.first", "wrong answer", "halving"
+    "products across blocks in one place": Fault(
+        "sm100/parts/pairs", "return load_one(self.tmem) + number * C", "return load_one(self.tmem)", "wrong answer",
+        "any gate",
+    ),
+    "kE leaves before all of it is there": Fault(
+        MADE, "self.team.meet()                                                   # kE", "pass  # kE",
+        "race-write-read", "any gate",
     ),
     "tensor memory is given back before pairs were read": Fault(
         MADE, "                umma.fence_before_thread_sync()\n", "", "tcgen05-fence", "operands"
@@ -627,7 +632,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
     """In the kernel that has it; tiles are made as they ship unless it is their fault."""
-    case_tiles = tiles_of if fault.case not in ("operands", "halving") else None
+    case_tiles = tiles_of if fault.case not in ("operands", "any gate") else None
     assert fault.noticed in ways_of_noticing(fault, tmp_path, monkeypatch, case_tiles)
 
 

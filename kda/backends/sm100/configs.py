@@ -30,15 +30,19 @@ CHAIN_WARPS = 4
 MATH_WARPS = 8                               # of grads
 FIRST_PRODUCER = CHAIN_WARPS                 # warp of the first group
 K = V = 128
+CHANNELS, GROUP_ROWS = 8, 2                  # that a lane of parts/rows.py has
+ROW_GROUPS = C // GROUP_ROWS                 # of a chunk
+TO_LAST, DECAY, FROM_ZERO, BIAS = range(ROW_GROUPS, ROW_GROUPS + 4)    # rows of `sums` there
+SUMS = BIAS + 1
 JOIN_ROWS = 256                              # of o, that a CTA of join has
 TMEM = 512                                   # columns: all there are
 
 # What PREPAREs hand to CHAINs of a chunk.
 TILE = Struct(
     align=1024,
-    WQ=array("bfloat16", 2 * C, K),          # where [kE; qg] was
-    KG=array("bfloat16", C, K),
-    A1=array("bfloat16", C, 2 * C),          # transposed
+    KQ=array("bfloat16", 2 * C, K),          # [kE; qg]
+    KG=array("bfloat16", C, K),              # kg, then KT in its place
+    TA=array("bfloat16", C, 2 * C),          # [TB; A2], transposed
     decay=array("float32", K),               # 2^gc_last
 )
 
@@ -49,11 +53,11 @@ GROUP = Struct(
     neighbour=several(TILE, 1),              # that the neighbour's group makes
     X=array("bfloat16", 2 * C, K),           # operands of its products
     Y=array("bfloat16", C, K),
-    sums=array("float32", WARPS + 2, K),     # common/cute/gate.py
-    A_kk=array("float32", C, PITCH_A),
+    sums=array("float32", SUMS, K),          # parts/rows.py
     columns=array("float32", C, PITCH_INVERSE),
-    b=array("float32", C),
+    b=array("float32", 2, C),                # of this chunk, and of the one before
 )
+A_KK_OVER_X = array("float32", C, PITCH_A)._replace(offset=GROUP.X.offset)       # X was read when A_kk is there
 
 # What a group keeps of the sequence and value head that it works on: addresses of rows, and numbers.
 ITEM = Struct(
@@ -75,15 +79,15 @@ SHARED = Struct(
     align=1024,
     groups=several(GROUP, GROUPS),
     S=array("bfloat16", K, COLUMNS),         # the state, rounded
-    v=array("bfloat16", AHEAD, C, COLUMNS),  # rows of v, and v_new in their place
+    v=array("bfloat16", AHEAD, C, COLUMNS),  # rows of v, and -X in their place
     o=array("bfloat16", C, COLUMNS),
-    minus_one=array("bfloat16", C, 2 * C),   # [0; -1], transposed
+    minus_one=array("bfloat16", C, 2 * C),   # [-1; 0], transposed
     full=array("int64", RING, align=8),
     empty=array("int64", RING, align=8),
     out=array("int64", 1, align=8),
     added=array("int64", 1, align=8),
     pairs_done=array("int64", GROUPS, align=8),
-    WQ_done=array("int64", GROUPS, align=8),
+    KT_done=array("int64", GROUPS, align=8),
     base_desc=array("uint32", 1, align=4),   # the address of all this / 16, as descriptors have it
     tmem=array("uint32", 1, align=4),        # where tensor memory begins: at 0
     items=several(ITEM, GROUPS),
@@ -94,11 +98,11 @@ SHARED = Struct(
 class Columns:
     """Of tensor memory."""
 
-    out = 0                                  # [v_new; o] of even and of odd chunks
+    out = 0                                  # [-X; o] of even and of odd chunks
     S = 2 * COLUMNS
     pairs = 3 * COLUMNS                      # of each group: [A_kk / b; A_qk]
-    WQ = pairs + GROUPS * C                  # of each group: [w; -Q]; by halving, pairs of levels above 0
-    end = WQ + GROUPS * K
+    KT = pairs + GROUPS * C                  # of each group, transposed; of any gate, pairs across blocks behind it
+    end = KT + GROUPS * K
 
 
 class FusedArguments(Arguments):
@@ -253,18 +257,16 @@ class OperandsConfig(ChunkConfig):
     @property
     def columns(self) -> int:
         """Of tensor memory, a power of two: C for each product of pairs."""
-        return C if self.one_product else 8 * C
+        return C if self.one_product else 4 * C
 
     @cached_property
     def struct(self) -> Struct:
-        fields = dict(tile=several(RECORD_TILE, 1), X=array("bfloat16", 2 * C, self.K, align=1024))
-        if self.one_product:
-            fields["Y"] = array("bfloat16", C, self.K, align=1024)
         return Struct(
             align=1024,
-            **fields,
-            sums=array("float32", WARPS + 2, self.K),                          # common/cute/gate.py
-            A_kk=array("float32", C, PITCH_A),
+            tile=several(RECORD_TILE, 1),
+            X=array("bfloat16", 2 * C, self.K, align=1024),                    # A_kk is over it, as in a GROUP
+            Y=array("bfloat16", C, self.K, align=1024),
+            sums=array("float32", SUMS, self.K),
             columns=array("float32", C, PITCH_INVERSE),                        # of inverses
             b=array("float32", C),
             done=array("int64", 1, align=8),

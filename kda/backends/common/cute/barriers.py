@@ -18,8 +18,15 @@ class NamedBarrier(NamedTuple):
 
     @cute.jit
     def sync(self, group=0):
-        number = self.id if self.ids_per_group == 0 else self.id + self.ids_per_group * group
-        cute.arch.barrier(barrier_id=number, number_of_threads=self.threads)
+        cute.arch.barrier(barrier_id=self.number(group), number_of_threads=self.threads)
+
+    @cute.jit
+    def arrive(self, group=0):
+        """Without waiting for the others."""
+        cute.arch.barrier_arrive(barrier_id=self.number(group), number_of_threads=self.threads)
+
+    def number(self, group):
+        return self.id if self.ids_per_group == 0 else self.id + self.ids_per_group * group
 
 
 class Ring(NamedTuple):

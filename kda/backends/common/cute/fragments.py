@@ -19,11 +19,11 @@ def accumulator_places(thread):
 
 
 @cute.jit
-def sum_over_lanes(values):
-    """Sums of each value over the lanes of a warp, the i-th in lanes 32 / n * i and on: at every step a lane keeps half
-    of the values, sends the others, and adds what it receives."""
+def sum_over_lanes(values, lanes: cutlass.Constexpr = 32):
+    """Sums of each value over so many lanes of a warp, the i-th in their lanes `lanes` / n * i and on: at every step a
+    lane keeps half of the values, sends the others, and adds what it receives."""
     lane = cute.arch.lane_idx()
-    for far in (16, 8, 4, 2, 1):
+    for far in [far for far in (16, 8, 4, 2, 1) if far < lanes]:
         width, upper, mine = len(values) // 2, lane & far, []
         for i in cutlass.range_constexpr(width):
             low, high = values[i], values[i + width]

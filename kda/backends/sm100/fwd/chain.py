@@ -1,14 +1,15 @@
 """CHAIN of fwd/fused.py: four warps walk from chunk to chunk with 64 columns of the state, over tiles that the PREPAREs
 of both CTAs make.
 
-  [v_new; o] = A1 @ v - WQ @ S
-  S = 2^gc_last S + kg^T @ v_new
+  [-X; o] = [kE; qg] @ S - [1; 0] @ v
+  S = 2^gc_last S + KT^T @ X
+  o += A2 @ X
 
   warps  do
   0-3    S (K, 64) in tensor memory: thread k has row k, and rounds and decays it
-  0      issues products: A1 @ v of the next chunk before its state is there
-  0, 1   v_new to shared memory; rows of v, two chunks ahead
-  2, 3   o to shared memory, then to global memory as whole lines
+  0      issues products: [-v; 0] of the next chunk before its state is there
+  0, 1   -X to shared memory; rows of v, two chunks ahead
+  2, 3   o of the chunk before to shared memory, then to global memory as whole lines
 """
 
 from __future__ import annotations
@@ -23,19 +24,22 @@ from ...common.cute import fast
 from ...common.cute.async_copies import copy_16_bytes_later
 from ...common.cute.barriers import phase_of, stage_of
 from ...common.cute.checkpoints import place_of_checkpoint
-from ...common.cute.copies import copy_16_bytes, field_at, in_global, load_one, store, words_of
+from ...common.cute.copies import copy_16_bytes, field_at, in_global, load_one, store
 from ...common.cute.fragments import store_matrices
 from ...common.cute.tile import C, decay_index, swizzle_128B
 from ..configs import AHEAD, COLUMNS, GROUP, RING, SHARED, TILE, Columns, FusedConfig, K, V
 from ..parts import umma
-from ..parts.teams import O_THERE, STATE_ROUNDED, V_NEW_THERE, warp_index
+from ..parts.packed import both, rounded, times_pairs
+from ..parts.state import in_shared
+from ..parts.teams import O_THERE, STATE_ROUNDED, X_THERE, warp_index
 from ..parts.walks import chunks_of, first_item, locate_walk, next_item
 
 STATE_PIECE = COLUMNS // 4                   # columns of a row that a thread has in registers at a time
 
-ON_V = umma.Product(2 * C, COLUMNS, umma.across(C), umma.across(C), range(C // 16))
-ON_STATE = umma.Product(2 * C, COLUMNS, umma.along(2 * C), umma.across(K), range(K // 16), negated=True)
-ADDED = umma.Product(K, COLUMNS, umma.across(C), umma.across(C), range(C // 16))
+ON_V = umma.Product(2 * C, COLUMNS, umma.across(C), umma.across(C), range(C // 16))              # [-1; 0] @ v
+ON_STATE = umma.Product(2 * C, COLUMNS, umma.along(2 * C), umma.across(K), range(K // 16))       # [kE; qg] @ S
+ADDED = umma.Product(K, COLUMNS, umma.across(C), umma.across(C), range(C // 16), negated=True)   # -KT^T @ -X
+ON_X = umma.Product(2 * C, COLUMNS, umma.across(C), umma.across(C), range(C // 16), negated=True)    # -[TB; A2] @ -X
 
 
 class Walk(NamedTuple):
@@ -74,7 +78,7 @@ class Consumer:
                 self.wait_for_v()
             STATE_ROUNDED.sync()                                               # rows of v are there
             if warp == 0 and steps > 0:
-                self.issue_A1_v(shared, barriers.full, chunk, rank)
+                self.issue_v(shared, chunk)
             for i in cutlass.range(steps, unroll=1):
                 if cutlass.const_expr(c.checkpoints is not None):
                     snapshot, place = place, place_of_checkpoint(self.c, x, states, i + 1, steps)
@@ -84,7 +88,11 @@ class Consumer:
                         snapshot = states + i // x.every
                 self.step(x, shared, barriers, at, i, chunk, steps, snapshot, rank)
                 chunk += 1
-            thread = self.warp_and_thread(shared)[1]
+            warp, thread = self.warp_and_thread(shared)
+            if warp >= 2 and steps > 0:
+                O_THERE.sync()                                                 # both have read the one before
+                self.round_o(shared, warp, thread, chunk - 1)
+                self.store_o(x, shared, at, thread - 64, steps - 1)
             if cutlass.const_expr(c.cut):
                 number = Int64(n * x.segments + segment) * x.HV + head
                 if is_transition:
@@ -103,28 +111,34 @@ class Consumer:
         base_desc = field_at(shared, SHARED.base_desc)
         cute.arch.mbarrier_wait(barriers.full + stage_of(chunk, RING), phase_of(chunk, RING))
         self.round_and_decay(x, shared, at, tile, snapshot, rank, thread)
-        to = Columns.out + parity * COLUMNS
         if warp == 0:
             with cute.arch.elect_one():
-                umma.multiply(ON_STATE, to, base_desc, tile, SHARED.S.offset, True)
+                umma.multiply(ON_STATE, self.out(chunk), base_desc, tile, SHARED.S.offset, True)
                 umma.commit(barriers.out)
-        cute.arch.mbarrier_wait(barriers.out, parity)
-        umma.fence_after_thread_sync()
-        of_v = SHARED.v.offset + chunk % AHEAD * (C * umma.ROW)
-        self.store_out(shared, to, of_v, warp, thread)
         if warp < 2:
-            self.wait_for_v()                                                  # of the next chunk, and v_new
-            V_NEW_THERE.sync()
+            cute.arch.mbarrier_wait(barriers.out, parity)
+            umma.fence_after_thread_sync()
+            of_v = SHARED.v.offset + chunk % AHEAD * (C * umma.ROW)
+            self.round_out(shared, of_v, warp, thread, chunk)
+            self.wait_for_v()                                                  # of the next chunk, and -X
+            umma.fence_before_thread_sync()
+            X_THERE.sync()
             if warp == 0:
+                umma.fence_after_thread_sync()
                 with cute.arch.elect_one():
                     umma.multiply(ADDED, Columns.S, base_desc, tile + TILE.KG.offset, of_v, True)
+                    umma.multiply(ON_X, self.out(chunk), base_desc, tile + TILE.TA.offset, of_v, True)
                     umma.commit(barriers.added)
                 if i + 1 < steps:
-                    self.issue_A1_v(shared, barriers.full, chunk + 1, rank)
+                    self.issue_v(shared, chunk + 1)
             self.load_v(x, shared, at, thread, i + AHEAD - 1, chunk + AHEAD - 1)
         else:
-            O_THERE.sync()
-            self.store_o(x, shared, at, thread - 64, i)
+            if i > 0:
+                self.round_o(shared, warp, thread, chunk - 1)
+            umma.fence_before_thread_sync()
+            X_THERE.arrive()
+            if i > 0:
+                self.store_o(x, shared, at, thread - 64, i - 1)
         cute.arch.mbarrier_wait(barriers.added, parity)
         umma.fence_after_thread_sync()
         with cute.arch.elect_one():
@@ -133,42 +147,47 @@ class Consumer:
     @cute.jit
     def round_and_decay(self, x, shared, at, tile, snapshot, rank, thread):
         """All four warps: S, rounded, to shared memory, 2^gc_last S to where S was."""
-        decay = load_one(field_at(shared + tile, TILE.decay) + decay_index(thread))
+        decay = both(load_one(field_at(shared + tile, TILE.decay) + decay_index(thread)))
         for first in cutlass.range_constexpr(0, COLUMNS, STATE_PIECE):
-            S = umma.load_row(self.own_row(thread, first), STATE_PIECE)
-            words = words_of(S)
-            self.round_state(words, first, shared, thread)
+            words = umma.load_row(self.own_row(thread, first), STATE_PIECE, Uint32)
+            self.round_state(rounded(words), first, shared, thread)
             if snapshot >= 0:
+                S = [word.bitcast(Float32) for word in words]
                 if cutlass.const_expr(self.c.checkpoints is not None):
                     self.write_state(x.pool + snapshot, Int64(at.head), rank, thread, first, self.c.v_first, S)
                 else:
                     number = Int64(snapshot) * x.HV + at.head
                     self.write_state(x.h, number, rank, thread, first, self.c.v_first, S)
-            umma.store_row(self.own_row(thread, first), [element * decay for element in S])
+            umma.store_row(self.own_row(thread, first), times_pairs(words, decay))
         umma.wait_for_stores()
         cute.arch.fence_proxy("async.shared", space="cta")
-        umma.fence_before_thread_sync()
         STATE_ROUNDED.sync()
 
     @cute.jit
-    def store_out(self, shared, columns, of_v, warp, thread):
-        """[v_new; o], rounded, out of tensor memory: warps 0 and 1 v_new over v, warps 2 and 3 o."""
-        lane = thread & 31
-        words = words_of(umma.load_fragments(columns + warp * umma.WARP_LANES, COLUMNS))
-        target = cute.recast_ptr(shared + (of_v if warp < 2 else Int32(SHARED.o.offset)), dtype=BFloat16)
-        row, piece = 16 * (warp & 1) + (lane & 15), lane >> 4
-        for pair in cutlass.range_constexpr(COLUMNS // 16):
-            at = swizzle_128B(row, (2 * pair + piece) * 8, C)
-            store_matrices(target + at // 2, words[4 * pair : 4 * pair + 4])
+    def round_o(self, shared, warp, thread, chunk):
+        """o of a chunk to shared memory, by warps 2 and 3."""
+        self.round_out(shared, Int32(SHARED.o.offset), warp, thread, chunk)
 
     @cute.jit
-    def issue_A1_v(self, shared, full, chunk, rank):
-        """A1 @ v of a chunk, by warp 0, once its tile is there."""
-        cute.arch.mbarrier_wait(full + stage_of(chunk, RING), phase_of(chunk, RING))
-        to, A1 = Columns.out + (chunk & 1) * COLUMNS, self.tile_of(chunk, rank) + TILE.A1.offset
+    def round_out(self, shared, to, warp, thread, chunk):
+        """[-X; o], rounded, out of tensor memory, 16 rows a warp."""
+        lane = thread & 31
+        words = rounded(umma.load_fragments(self.out(chunk) + warp * umma.WARP_LANES, COLUMNS, Uint32))
+        row, piece = 16 * (warp & 1) + (lane & 15), lane >> 4
+        own = (shared + to).toint() + swizzle_128B(row, piece * 8, C)
+        for pair in cutlass.range_constexpr(COLUMNS // 16):
+            store_matrices(in_shared(own ^ pair * 32), words[4 * pair : 4 * pair + 4])
+
+    @cute.jit
+    def issue_v(self, shared, chunk):
+        """[-v; 0] of a chunk, by warp 0."""
         base_desc, of_v = field_at(shared, SHARED.base_desc), SHARED.v.offset + chunk % AHEAD * (C * umma.ROW)
         with cute.arch.elect_one():
-            umma.multiply(ON_V, to, base_desc, A1, of_v, False)
+            umma.multiply(ON_V, self.out(chunk), base_desc, SHARED.minus_one.offset, of_v, False)
+
+    @cute.jit
+    def out(self, chunk):
+        return Columns.out + (chunk & 1) * COLUMNS
 
     @cute.jit
     def tile_of(self, chunk, rank):
@@ -188,9 +207,10 @@ class Consumer:
     @cute.jit
     def round_state(self, words, first: cutlass.Constexpr, shared, thread):
         """A piece of a row of S to shared memory, as ON_STATE reads it."""
-        to = cute.recast_ptr(shared + SHARED.S.offset, dtype=Uint32)
-        for piece in cutlass.range_constexpr(COLUMNS // 32):
-            store(to + swizzle_128B(thread, first + piece * 8, K) // 4, words[4 * piece : 4 * piece + 4])
+        own = (shared + SHARED.S.offset).toint() + swizzle_128B(thread, 0, K)
+        for piece in cutlass.range_constexpr(STATE_PIECE // 8):
+            to = in_shared(own ^ (first // 8 + piece) * 16)
+            store(cute.recast_ptr(to, dtype=Uint32), words[4 * piece : 4 * piece + 4])
 
     @cute.jit
     def load_v(self, x, shared, at, thread, i, chunk):
@@ -216,7 +236,8 @@ class Consumer:
 
     @cute.jit
     def store_o(self, x, shared, at, thread, i):
-        """Rows of o out of shared memory, as whole lines, by warps 2 and 3."""
+        """Rows of o out of shared memory, as whole lines, by warps 2 and 3, once both have written it."""
+        O_THERE.sync()
         for j in cutlass.range_constexpr(C // 8):
             row, piece = own_piece(thread, j)
             if i * C + row < at.tokens:

@@ -1,18 +1,18 @@
 """fwd/gate to fwd/output in one kernel: a cluster of two CTAs walks the chunks of C = 32 rows of one sequence and value
 head after the other, each CTA with 64 columns of the state, and makes every second chunk's operands, for both.
 
-  A1 = [TB; A_qk TB]                    TB = A_inv b:                            fwd/prepare.py
-  WQ = A1 @ kE + [0; -1] @ qg           [w; -Q]: what v_new and o take from the state, w = TB kE, Q = qg - A_qk w
-  [v_new; o] = A1 @ v - WQ @ S                                                   fwd/chain.py
-  S = 2^gc_last S + kg^T @ v_new
+  KT = TB^T @ kg   A2 = A_qk @ TB       TB = A_inv b:                            fwd/prepare.py
+  X = v - kE @ S                                                                 fwd/chain.py
+  S = 2^gc_last S + KT^T @ X
+  o = qg @ S + A2 @ X
 
-So two products stand between a state and the next one, and A1 @ v is issued before the state is there.
+So two products stand between a state and the next one, and o is behind them.
 
   warps  role     does
-  0-3    CHAIN    has S (K, 64) in tensor memory, thread k row k.  warp 0: issues products; warps 0, 1: v_new, and rows
-                  of v two chunks ahead; warps 2, 3: o, to global memory
-  4-11   PREPARE  chunks 4 i + rank, into stage rank;  of the eight, warps 0-3: the product and A1 (warp 0 the inverse,
-                  warps 2, 3 A_qk TB), warps 4-7: WQ, and the tile to both CHAINs
+  0-3    CHAIN    has S (K, 64) in tensor memory, thread k row k.  warp 0: issues products; warps 0, 1: X, and rows of
+                  v two chunks ahead; warps 2, 3: o of the chunk before, to global memory
+  4-11   PREPARE  chunks 4 i + rank, into stage rank;  of the eight, warps 0-3: the product of pairs (warp 0 the
+                  inverse, warps 2, 3 A2), warps 4-7: KT, and the tile to both CHAINs
   12-19  PREPARE  chunks 4 i + 2 + rank, into stage 2 + rank
 
 If sequences are cut (`cut`), a cluster walks over each segment twice: with v from 0 (the first segment from the state
@@ -24,14 +24,14 @@ Chunks are counted through all that a cluster walks over: chunk c is in stage c 
 c & 1 fills.  PREPAREs of a cluster's next sequence do not wait for the end of the one before.
 
   pipeline    arrivals                                              says
-  full        1, of a PREPARE's warp 4; in the neighbour with the   a tile is there: WQ, kg, 2^gc_last, A1
+  full        1, of a PREPARE's warp 4; in the neighbour with the   a tile is there: kE, qg, KT, A2, 2^gc_last
               bytes of the copy
   empty       8, a lane of each warp of both CHAINs, in the CTA     no warp reads the stage any more, in either CTA, and
               that makes the stage's tiles                          the copy is done
-  out         1, a commit                                           [v_new; o] are there, S was read
-  added       1, a commit                                           S has kg^T @ v_new; v_new and the tile were read
+  out         1, a commit                                           -X is there, S was read
+  added       1, a commit                                           S has KT^T @ X, o is there; X and the tile were read
   pairs_done  1, a commit; of each group                            the product of pairs is there
-  WQ_done     1, a commit; of each group                            WQ is in tensor memory
+  KT_done     1, a commit; of each group                            KT is in tensor memory
   named       parts/teams.py
 
   shared memory: configs.SHARED;  tensor memory: configs.Columns, all there are, so that they begin at 0.  A product of
@@ -67,7 +67,7 @@ class Mbarriers(NamedTuple):
     out: Any
     added: Any
     pairs_done: Any
-    WQ_done: Any
+    KT_done: Any
 
 
 class Fused(entry.Entry):
@@ -118,17 +118,17 @@ class Fused(entry.Entry):
         cute.arch.mbarrier_init(barriers.added, 1)
         for group in cutlass.range_constexpr(GROUPS):
             cute.arch.mbarrier_init(barriers.pairs_done + group, 1)
-            cute.arch.mbarrier_init(barriers.WQ_done + group, 1)
+            cute.arch.mbarrier_init(barriers.KT_done + group, 1)
         cute.arch.mbarrier_init_fence()
 
     @cute.jit
     def store_minus_one(self, to):
-        """[0; -1] (2 C, C), across: row j of 2 C elements has -1 at C + j."""
+        """[-1; 0] (2 C, C), across: row j of 2 C elements has -1 at j."""
         row, piece = cute.arch.thread_idx()[0] >> 3, cute.arch.thread_idx()[0] & 7
         if row < C:
-            one = [Float32(-1.0) if piece * 8 + e == C + row else Float32(0.0) for e in range(8)]
+            one = [Float32(-1.0) if piece * 8 + e == row else Float32(0.0) for e in range(8)]
             store(to + swizzle_128B(row, piece * 8, C) // 2, one)
-        # redundant: each product that reads this also follows the proxy fence of make_A1
+        # redundant: each product that reads this also follows the proxy fence of rows of v
         cute.arch.fence_proxy("async.shared", space="cta")
 
 

@@ -6,7 +6,7 @@ formulas are those of common/cute/gate.py, pairs.py and inverse.py, with b on th
   KT = T'^T @ KG          A2 = AQ @ T'
 
 The tile has -kE, as products need it, and T' - I, so that the operand of T' is added exactly.  If one product makes the
-pairs, rows are processed two channels at a time (parts/twos.py).
+pairs, parts/rows.py makes all of them.
 
   warps  do
   0-7    rows, sums, operands
@@ -49,16 +49,16 @@ from ...common.cute.fragments import accumulator_places, load_matrices, mma_bf16
 from ...common.cute.gate import Gate, beta_of_row
 from ...common.cute.inverse import Inverse
 from ...common.cute.order import wait_for_the_kernel_before
-from ...common.cute.pairs import Pairs, causal_pair, store_A_kk
+from ...common.cute.pairs import causal_pair, store_A_kk
 from ...common.cute.tile import WARP_ROWS, WARPS, C, swizzle_128B
-from ..configs import RECORD_TILE, K, OperandsConfig, V
+from ..configs import GROUP_ROWS, RECORD_TILE, OperandsConfig, V
 from ..parts import umma
 from ..parts.pairs import TensorCoreOfCta
+from ..parts.rows import Rows
 from ..parts.teams import WholeCta
-from ..parts.twos import GateInTwos, PairsInTwos
 
-# What common/cute/pairs.py knows of a tile.
-OF_PAIRS = SimpleNamespace(KG=RECORD_TILE.KT, decay=RECORD_TILE.decay)
+# What parts/rows.py knows of a tile.
+OF_ROWS = SimpleNamespace(KG=RECORD_TILE.KT, decay=RECORD_TILE.decay)
 CHANNELS = 32                                # of KT, of a warp
 SENDER = WARPS - 1                           # the warp that has the least to do
 
@@ -67,9 +67,8 @@ class Operands(entry.Entry):
     def __init__(self, config: OperandsConfig):
         self.c, self.team = config, WholeCta()
         self.tensor_core = TensorCoreOfCta(config, self.team)
-        OfGate, OfPairs = (GateInTwos, PairsInTwos) if config.one_product else (Gate, Pairs)
-        self.gate = OfGate(config, self.team)
-        self.pairs = OfPairs(config, self.team, self.gate, self.tensor_core, OF_PAIRS, buffers=1, negated_kE=True)
+        self.gate = Gate(config, self.team)
+        self.rows = Rows(config, self.team, self.tensor_core, OF_ROWS, negated_kE=True)
         self.inverse = Inverse(False, lambda column, row: swizzle_128B(column, row, C), strict=True)
 
     @cute.kernel
@@ -101,9 +100,9 @@ class Operands(entry.Entry):
     @cute.jit
     def make(self, x, shared, begin, tokens, to, head):
         c, struct, warp = self.c, self.c.struct, self.team.warp()
-        tile, names = shared + struct.tile.offset, ("X", "sums", "A_kk", "columns", "b", "done", "base_desc", "tmem")
-        X, sums, A_kk, columns, b, done, base_desc, tmem = [field_at(shared, getattr(struct, name)) for name in names]
-        Y = field_at(shared, struct.Y) if cutlass.const_expr(c.one_product) else X
+        tile, names = shared + struct.tile.offset, ("X", "Y", "sums", "columns", "b", "done", "base_desc", "tmem")
+        X, Y, sums, columns, b, done, base_desc, tmem = [field_at(shared, getattr(struct, name)) for name in names]
+        A_kk = cute.recast_ptr(X, dtype=Float32)
         TA = field_at(tile, RECORD_TILE.TA)
         if self.team.thread() == 0:
             cute.arch.mbarrier_init(done, 1)
@@ -113,23 +112,28 @@ class Operands(entry.Entry):
         at = self.gate.rows_of_head(x, begin, head)
         if warp == 0:
             b[cute.arch.lane_idx()] = beta_of_row(at.beta, c.beta, tokens, x.HV, cute.arch.lane_idx())
-        rows = self.gate.load_rows(at, tokens, x.H, x.HV)
+        acc = self.tensor_core.accumulator()
+        self.tensor_core.done, self.tensor_core.base_desc, self.tensor_core.tmem = done, base_desc, tmem
+        raw = self.rows.fetch(at, tokens, x.H, x.HV)
+        if cutlass.const_expr(c.bias):
+            self.rows.store_bias(at, sums)
+            self.team.meet()                                                   # dt_bias is there
+        qn, kn, s = self.rows.prepare(*raw, tokens, at, sums)
         if warp == SENDER:
             self.inverse.zeros(columns, TA)
-        acc, d = self.tensor_core.accumulator(), K // 32 * cute.arch.lane_idx()
         if cutlass.const_expr(not c.one_product):
-            self.pairs.qk_diagonal(*rows[:2], A_kk)
-        self.gate.sum_over_warps(rows[2], sums, d)
-        umma.fence_after_thread_sync()                                         # after the allocation
-        self.tensor_core.done, self.tensor_core.base_desc, self.tensor_core.first = done, base_desc, load_one(tmem)
-        of_k = load(b + WARP_ROWS * warp, WARP_ROWS)
-        if cutlass.const_expr(c.one_product):
-            self.pairs.one_product(*rows, sums, X, Y, tile, x.lower_bound, of_k)
-            if warp < 4:
-                self.tensor_core.one_product(acc, X, Y, 0)
+            self.rows.blocks(qn, kn, s, X, Y)
+        gc = self.rows.make_sums(s, sums, x.lower_bound)
+        of_k = load(b + self.rows.first_row(), GROUP_ROWS)
+        self.rows.operands(qn, kn, gc, sums, X, Y, tile, x.lower_bound, of_k)
+        if cutlass.const_expr(not c.one_product):
+            self.team.meet()                                                   # kE and qg are there, to be sent
+        if warp < 4:
+            if cutlass.const_expr(c.one_product):
+                self.tensor_core.one_product(acc, 0)
                 umma.fence_before_thread_sync()
-        else:
-            self.pairs.by_halving(*rows, sums, X, A_kk, tile, acc, 0, of_k)
+            else:
+                self.tensor_core.gather(acc)
         if warp < 4:
             if warp < 2:
                 store_A_kk(acc, A_kk, b, self.team.thread(), on_keys=True)

@@ -1,14 +1,15 @@
 """PREPARE of fwd/fused.py: a group of eight warps makes every fourth chunk's tile, for the CHAINs of both CTAs.
 
-  TB = A_inv b                           as all of a chunk's matrices: common/cute/gate.py, pairs.py, inverse.py
-  A1 = [TB; A_qk TB]                     transposed, in shared memory
-  WQ = A1 @ kE + [0; -1] @ qg            [w; -Q], w = TB kE, Q = qg - A_qk w: in tensor memory, then rounded to the tile
+  kE = kn 2^gc, qg = scale qn 2^gc       parts/rows.py
+  TB = A_inv b                           common/cute/inverse.py
+  KT = TB^T @ kg                         transposed in tensor memory, then rounded to where kg was
+  A2 = A_qk @ TB
 
   warps  do
   0-7    rows, sums, operands
-  0-3    the product of pairs and A1 (warp 0 the inverse, warps 2, 3 A_qk TB)
+  0-3    the product of pairs (warp 0 the inverse, warps 2, 3 A2)
   0      issues products
-  4-7    WQ
+  4-7    KT, 32 channels each
   4      hands the tile to both CHAINs
 """
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32, Int64
+from cutlass import Float32, Int32, Int64, Uint32
 
 from ...common.cute.async_copies import bulk_copy_to_neighbour
 from ...common.cute.barriers import phase_of
@@ -24,18 +25,35 @@ from ...common.cute.copies import field_at, store, words_of
 from ...common.cute.fragments import accumulator_places, load_matrices, mma_bf16, store_matrices
 from ...common.cute.gate import Gate, beta_of_row
 from ...common.cute.inverse import Inverse
-from ...common.cute.pairs import Pairs, causal_pair, store_A_kk
-from ...common.cute.tile import HALF, WARP_ROWS, WARPS, C, swizzle_128B
-from ..configs import COLUMNS, CTAS, FIRST_PRODUCER, GROUP, GROUPS, RING, SHARED, TILE, Columns, FusedConfig, K, V
+from ...common.cute.pairs import causal_pair, store_A_kk
+from ...common.cute.tile import WARPS, C, swizzle_128B
+from ..configs import (
+    A_KK_OVER_X,
+    COLUMNS,
+    CTAS,
+    FIRST_PRODUCER,
+    GROUP,
+    GROUPS,
+    RING,
+    SHARED,
+    TILE,
+    Columns,
+    FusedConfig,
+    K,
+    V,
+)
 from ..parts import umma
+from ..parts.packed import rounded
 from ..parts.pairs import TensorCoreOfGroup
+from ..parts.rows import Rows
+from ..parts.state import store_transposed
 from ..parts.teams import Group, warp_index
 from ..parts.walks import first_item, locate_walk, next_item
 from ..parts.work_item import WorkItem
 
 IDLEST = WARPS - 1                           # the warp of a group that has the least to do
 
-ON_KE = umma.Product(2 * C, K, umma.across(C), umma.across(2 * C), range(C // 16))
+KT = umma.Product(K, C, umma.across(C), umma.along(C), range(C // 16))            # transposed: kg^T @ TB
 
 
 class Producer:
@@ -43,10 +61,7 @@ class Producer:
         self.c, self.team = config, Group()
         self.item = WorkItem(config, self.team)
         self.tensor_core = TensorCoreOfGroup(self.team)
-        self.gate = Gate(config, self.team)
-        self.pairs = Pairs(
-            config, self.team, self.gate, self.tensor_core, TILE, buffers=1, sched_barrier_row=WARP_ROWS // 2
-        )
+        self.gate, self.rows = Gate(config, self.team), Rows(config, self.team, self.tensor_core, TILE)
         self.inverse = Inverse(False, lambda column, row: swizzle_128B(column, row, C))
 
     @cute.jit
@@ -55,19 +70,28 @@ class Producer:
         self.team.refresh_warp_index(shared)
         if self.team.warp() == IDLEST:
             of_group = shared + self.team.number() * GROUP.bytes
-            self.inverse.zeros(field_at(of_group, GROUP.columns), field_at(of_group, TILE.A1))
+            self.inverse.zeros(field_at(of_group, GROUP.columns), field_at(of_group, TILE.TA))
         before = Int32(0)
         walk, head = first_item(x.HV)
         while walk < walks:
             self.team.refresh_warp_index(shared)
             begin, tokens = locate_walk(self.c, x, walk)[:2]
-            self.item.publish(shared, walk, head, tokens, self.gate.rows_of_head(x, begin, head))
+            self.publish(x, shared, walk, head, begin, tokens)
             chunk = CTAS * self.team.number() + rank - before & RING - 1
             while chunk < self.item.chunks(shared):
                 self.produce_one(x, shared, barriers, chunk, phase_of(before + chunk, RING), rank)
                 chunk += RING
             before += self.item.chunks(shared)
             walk, head = next_item(*self.item.walk_and_head(shared), x.HV)
+
+    @cute.jit
+    def publish(self, x, shared, walk, head, begin, tokens):
+        """What all chunks of a walk need."""
+        at = self.gate.rows_of_head(x, begin, head)
+        self.item.publish(shared, walk, head, tokens, at)
+        if cutlass.const_expr(self.c.bias):
+            self.rows.store_bias(at, field_at(shared + self.team.number() * GROUP.bytes, GROUP.sums))
+            self.team.meet()                                                   # it is there
 
     @cute.jit
     def produce_one(self, x, shared, barriers, chunk, phase, rank):
@@ -79,61 +103,56 @@ class Producer:
         tile = shared + group * GROUP.bytes
         X, Y = [field_at(tile, field) for field in (GROUP.X, GROUP.Y)]
         sums, A_kk, columns, b = [
-            field_at(tile, field) for field in (GROUP.sums, GROUP.A_kk, GROUP.columns, GROUP.b)
+            field_at(tile, field) for field in (GROUP.sums, A_KK_OVER_X, GROUP.columns, GROUP.b)
         ]
-        A1 = field_at(tile, TILE.A1)
-        WQ_done = barriers.WQ_done + group
+        KT_done = barriers.KT_done + group
         self.tensor_core.done = barriers.pairs_done + group
         self.tensor_core.base_desc = field_at(shared, SHARED.base_desc)
-        beta = Float32(0.0)
-        if self.team.warp() == IDLEST:
-            beta = beta_of_row(at.beta, self.c.beta, rows, x.HV, cute.arch.lane_idx())
-        own = self.gate.load_rows(at, rows, x.H, x.HV)
         acc = self.tensor_core.accumulator()
-        d = K // 32 * cute.arch.lane_idx()
-        if cutlass.const_expr(self.c.one_product):
-            self.gate.sum_over_warps(own[2], sums, d)
-            self.acquire_stage(barriers.empty + stage, phase ^ 1, b, beta)
-            self.pairs.one_product(*own, sums, X, Y, tile, at.lower_bound)
-            if self.team.warp() < 4:
-                self.tensor_core.one_product(acc, X, Y, phase)
-        else:
-            self.pairs.qk_diagonal(*own[:2], A_kk)
-            self.gate.sum_over_warps(own[2], sums, d)
-            self.acquire_stage(barriers.empty + stage, phase ^ 1, b, beta)
-            self.pairs.by_halving(*own, sums, X, A_kk, tile, acc, phase)
+        raw, b = self.rows.fetch(at, rows, x.H, x.HV), b + phase * C
+        if self.team.warp() == IDLEST:
+            b[cute.arch.lane_idx()] = beta_of_row(at.beta, self.c.beta, rows, x.HV, cute.arch.lane_idx())
+        qn, kn, s = self.rows.prepare(*raw, rows, at, sums)
+        if cutlass.const_expr(not self.c.one_product):
+            self.team.refresh_warp_index(shared)
+            self.rows.blocks(qn, kn, s, X, Y)
+        self.team.refresh_warp_index(shared)
+        gc = self.rows.make_sums(s, sums, at.lower_bound)
+        self.team.refresh_warp_index(shared)
+        cute.arch.mbarrier_wait(barriers.empty + stage, phase ^ 1)             # the tile is this group's
+        self.rows.operands(qn, kn, gc, sums, X, Y, tile, at.lower_bound)
         if self.team.warp() < 4:
-            self.make_A1(acc, A_kk, columns, A1, b)
-            if self.team.warp() == 0:
-                self.issue_WQ(WQ_done)
+            if cutlass.const_expr(self.c.one_product):
+                self.tensor_core.one_product(acc, phase)
+            else:
+                self.tensor_core.gather(acc)
+        if self.team.warp() < 4:
+            self.make_TB_and_A2(acc, A_kk, columns, field_at(tile, TILE.TA), b, KT_done)
         else:
-            self.store_WQ(tile, WQ_done, phase)
+            self.store_KT(tile, KT_done, phase)
+            self.team.meet_last_six()                                          # KT and A2 are in the tile
             if self.team.warp() == 4:
                 self.hand_over(shared, barriers.full, rank)
 
     @cute.jit
-    def acquire_stage(self, empty, phase, b, beta):
-        """The tile is this group's; so is b, which the chunk before needs no more."""
-        cute.arch.mbarrier_wait(empty, phase)
-        if self.team.warp() == IDLEST:
-            b[cute.arch.lane_idx()] = beta
-
-    @cute.jit
-    def make_A1(self, acc, A_kk, columns, A1, b):
-        """TB and A_qk TB, transposed, next to each other, by warps 0 to 3."""
+    def make_TB_and_A2(self, acc, A_kk, columns, TA, b, KT_done):
+        """Transposed, next to each other, by warps 0 to 3."""
         if self.team.warp() < 2:
             store_A_kk(acc, A_kk, b, self.team.thread())
         self.team.meet_first_four()                                            # A_kk is there
         if self.team.warp() == 0:
-            self.inverse.solve(A_kk, columns, A1, None, b)                     # in the tile, where it stays
+            self.inverse.solve(A_kk, columns, TA, None, b)                     # in the tile, where it stays
+            cute.arch.fence_proxy("async.shared", space="cta")
         self.team.meet_first_four()                                            # TB is there
-        if self.team.warp() >= 2:
-            self.A_qk_times_TB(acc, A1)
-        cute.arch.fence_proxy("async.shared", space="cta")
-        self.team.meet_first_four()                                            # A1 is there, for products
+        if self.team.warp() == 0:
+            self.issue_KT(KT_done)
+        elif self.team.warp() >= 2:
+            self.A_qk_times_TB(acc, TA)
+            cute.arch.fence_proxy("async.shared", space="cta")
+            self.team.arrive_for_last_six()
 
     @cute.jit
-    def A_qk_times_TB(self, acc, A1):
+    def A_qk_times_TB(self, acc, TA):
         """(A_qk TB)^T = TB^T @ A_qk^T: a warp has 16 columns, rows of A_qk as the product left them."""
         lane, at = cute.arch.lane_idx(), accumulator_places(self.team.thread())
         pairs = [words_of(causal_pair(acc, at, i))[0] for i in range(0, C // 2, 2)]
@@ -142,39 +161,32 @@ class Producer:
         for m in cutlass.range_constexpr(2):
             found = [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
             for step in cutlass.range_constexpr(2):
-                a = load_matrices(A1 + swizzle_128B(16 * m + row, (2 * step + piece) * 8, C) // 2)
+                a = load_matrices(TA + swizzle_128B(16 * m + row, (2 * step + piece) * 8, C) // 2)
                 for n in cutlass.range_constexpr(2):
                     found[n] = mma_bf16(found[n], a, [pairs[4 * step + n], pairs[4 * step + 2 + n]])
             words = [word for n in range(2) for word in words_of(found[n])]
-            store_matrices(A1 + swizzle_128B(16 * m + row, (to + piece) * 8, C) // 2, words)
+            store_matrices(TA + swizzle_128B(16 * m + row, (to + piece) * 8, C) // 2, words)
 
     @cute.jit
-    def issue_WQ(self, done):
-        """WQ = A1 @ kE + [0; -1] @ qg, by warp 0."""
-        to, tile = Columns.WQ + self.team.number() * K, self.team.number() * GROUP.bytes
-        base_desc = self.tensor_core.base_desc
-        if cutlass.const_expr(not self.c.one_product):
-            umma.fence_after_thread_sync()                                     # pairs were read from columns of WQ
+    def issue_KT(self, done):
+        """By warp 0."""
+        tile = self.team.number() * GROUP.bytes
         with cute.arch.elect_one():
-            umma.multiply(ON_KE, to, base_desc, tile + TILE.A1.offset, tile, False)
-            umma.multiply(ON_KE, to, base_desc, SHARED.minus_one.offset, tile + C * umma.ROW, True)
+            to, TA = Columns.KT + self.team.number() * K, tile + TILE.TA.offset
+            umma.multiply(KT, to, self.tensor_core.base_desc, tile + TILE.KG.offset, TA, False)
             umma.commit(done)
 
     @cute.jit
-    def store_WQ(self, tile, done, phase):
-        """WQ, rounded, in the place of [kE; qg], by warps 4 to 7: 16 rows each."""
-        lane, warp = cute.arch.lane_idx(), self.team.warp() - 4
-        source = Columns.WQ + self.team.number() * K + warp * umma.WARP_LANES
-        row, piece = 16 * warp + (lane & 15), lane >> 4
+    def store_KT(self, tile, done, phase):
+        """KT, rounded, in the place of kg, by warps 4 to 7."""
+        warp, KG = self.team.warp() - 4, field_at(tile, TILE.KG)
+        source = Columns.KT + self.team.number() * K + warp * umma.WARP_LANES
         cute.arch.mbarrier_wait(done, phase)
         umma.fence_after_thread_sync()
-        for half in cutlass.range_constexpr(K // HALF):
-            words = words_of(umma.load_fragments(source + half * HALF, HALF))
-            for pair in cutlass.range_constexpr(HALF // 16):
-                at = swizzle_128B(row, half * HALF + (2 * pair + piece) * 8, 2 * C)
-                store_matrices(cute.recast_ptr(tile, dtype=BFloat16) + at // 2, words[4 * pair : 4 * pair + 4])
+        for half in cutlass.range_constexpr(2):
+            words = rounded(umma.load_fragments(source + half * umma.HALF_LANES, C, Uint32))
+            store_transposed(KG, words, 32 * warp + 16 * half, C)
         cute.arch.fence_proxy("async.shared", space="cta")
-        self.team.meet_last_four()                                             # WQ is in the tile
 
     @cute.jit
     def hand_over(self, shared, full, rank):

@@ -48,7 +48,8 @@ from ...common.cute.segments import place_of_segment
 from ...common.cute.tile import C, swizzle_128B
 from ..configs import EPILOGUE_WARPS, RECORD_TILE, STAGE, STATE_WARPS, TMEM, K, RecordColumns, RecordConfig, V
 from ..parts import umma
-from ..parts.state import IMAGE, Walker, advance, rounded, store_transposed
+from ..parts.packed import rounded
+from ..parts.state import IMAGE, Walker, advance, store_transposed
 from ..parts.teams import IMAGE_THERE, ROWS_THERE
 
 ADDED = umma.Product(K, V, umma.across(C), umma.across(C), range(C // 16))        # KT^T @ X

@@ -1,24 +1,27 @@
-"""The product of a chunk's rows by UMMA, results in tensor memory: for common/cute/pairs.py."""
+"""The products of a chunk's rows with each other by UMMA, results in tensor memory: of operands by parts/rows.py."""
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
 
-from ...common.cute.pairs import add_level
-from ...common.cute.tile import LEVELS, C
+from ...common.cute.copies import load_one
+from ...common.cute.fragments import accumulator_places
+from ...common.cute.tile import C
 from ..configs import GROUP, Columns, K
 from . import umma
 
-ONE_PRODUCT = umma.Product(2 * C, C, umma.along(2 * C), umma.along(C), range(K // 16))
-ONE_LEVEL = umma.Product(2 * C, C, umma.along(2 * C), umma.along(2 * C), range(K // 16))
+PAIRS = umma.Product(2 * C, C, umma.along(2 * C), umma.along(C), range(K // 16))             # X @ Y^T
+ACROSS = umma.Product(2 * C, C, umma.along(2 * C), umma.along(2 * C), range(K // 16))        # [k; q] @ k^T
+BLOCKS_OF_8, BLOCKS_OF_16 = 1, 2             # numbers of products across them; 0 is the one of X and Y
 
 
 class TensorCore:
-    """`base_desc` and `done`, an mbarrier for a commit, are set for every chunk.  A subclass says where operands lie, X
-    and Y bytes behind `operands()`, and which columns of tensor memory are whose."""
+    """`base_desc` and `done`, an mbarrier for a commit, are set for every chunk.  A subclass says where operands lie,
+    X, Y and `tile` bytes behind `operands()`, and which columns of tensor memory are whose."""
 
     X: int
     Y: int
+    tile: int
 
     def __init__(self, team):
         self.team = team
@@ -28,39 +31,52 @@ class TensorCore:
         return cute.make_rmem_tensor(C // 2, Float32)
 
     @cute.jit
-    def one_product(self, acc, X, Y, phase):
-        to = self.columns(0)
-        self.issue_and_wait(ONE_PRODUCT, to, self.Y, phase)
-        self.load(acc, to)
-
-    @cute.jit
-    def level(self, acc, X, level: cutlass.Constexpr, phase):
-        """Each level has its own columns, so that acc is needed only when the rows have left the registers."""
-        self.issue_and_wait(ONE_LEVEL, self.columns(level), self.X, phase)
-
-    @cute.jit
-    def levels(self, acc):
-        for level in cutlass.range_constexpr(LEVELS):
-            found = self.accumulator()
-            self.load(found, self.columns(level))
-            add_level(acc, found, level, self.team.thread())
-        umma.fence_before_thread_sync()
-
-    @cute.jit
-    def issue_and_wait(self, product: cutlass.Constexpr, to, y: cutlass.Constexpr, phase):
+    def one_product(self, acc, phase):
         """[k; q] @ k^T under decays, by warps 0 to 3."""
-        operands = self.operands()
         if self.team.warp() == 0:
-            with cute.arch.elect_one():
-                umma.multiply(product, to, self.base_desc, operands + self.X, operands + y, False)
-                umma.commit(self.done)
+            self.issue_blocks()
+        self.wait(phase)
+        self.load(acc, 0)
+
+    @cute.jit
+    def issue_blocks(self):
+        """The product of X and Y, by warp 0."""
+        operands = self.operands()
+        with cute.arch.elect_one():
+            umma.multiply(PAIRS, self.columns(0), self.base_desc, operands + self.X, operands + self.Y, False)
+            umma.commit(self.done)
+
+    @cute.jit
+    def issue_across(self):
+        """Those across blocks, of operands in X and in the tile, by warp 0."""
+        operands = self.operands()
+        with cute.arch.elect_one():
+            for number, at in ((BLOCKS_OF_8, self.X), (BLOCKS_OF_16, self.tile)):
+                umma.multiply(ACROSS, self.columns(number), self.base_desc, operands + at, operands + at, False)
+            umma.commit(self.done)
+
+    @cute.jit
+    def wait(self, phase):
         cute.arch.mbarrier_wait(self.done, phase)
-        # redundant: except for the last level, after which all are loaded
         umma.fence_after_thread_sync()
 
     @cute.jit
-    def load(self, acc, columns):
-        found = umma.load_fragments(columns + self.team.warp() * umma.WARP_LANES, C)
+    def gather(self, acc):
+        """What counts of the products within blocks of 8 rows and across those of 8 and 16, by warps 0 to 3."""
+        places = accumulator_places(self.team.thread())
+        for number in cutlass.range_constexpr(3):
+            found = self.accumulator()
+            self.load(found, number)
+            for i in cutlass.range_constexpr(C // 2):
+                row, column = places[i]
+                apart = (row & C - 1 ^ column) >> 3                            # blocks of 8 rows, bit by bit
+                counts = apart >> number - 1 == 1 if cutlass.const_expr(number > 0) else apart == 0
+                acc[i] = found[i] if counts else (acc[i] if cutlass.const_expr(number > 0) else Float32(0.0))
+        umma.fence_before_thread_sync()
+
+    @cute.jit
+    def load(self, acc, number: cutlass.Constexpr):
+        found = umma.load_fragments(self.columns(number) + self.team.warp() * umma.WARP_LANES, C)
         for i in cutlass.range_constexpr(C // 2):
             acc[i] = found[i]
 
@@ -68,32 +84,31 @@ class TensorCore:
 class TensorCoreOfGroup(TensorCore):
     """Of one of the groups of fwd/fused.py; `done` is its `pairs_done`."""
 
-    X, Y = GROUP.X.offset, GROUP.Y.offset
+    X, Y, tile = GROUP.X.offset, GROUP.Y.offset, GROUP.tile.offset
 
     @cute.jit
     def operands(self):
         return self.team.number() * GROUP.bytes
 
     @cute.jit
-    def columns(self, level: cutlass.Constexpr):
-        """Of tensor memory, for the product of a level; `one_product` has those of level 0."""
-        if cutlass.const_expr(level == 0):
+    def columns(self, number: cutlass.Constexpr):
+        """Of tensor memory, for a product; the first of KT's are for KT."""
+        if cutlass.const_expr(number == 0):
             return Columns.pairs + self.team.number() * C
-        return Columns.WQ + (level - 1) * C + self.team.number() * K
+        return Columns.KT + number * C + self.team.number() * K
 
 
 class TensorCoreOfCta(TensorCore):
-    """Of fwd/operands.py; `first`, where the CTA's columns of tensor memory begin, is set, too."""
+    """Of fwd/operands.py; `tmem`, where is said which columns of tensor memory the CTA has, is set, too."""
 
     def __init__(self, config, team):
         super().__init__(team)
-        self.X = config.struct.X.offset
-        self.Y = config.struct.Y.offset if config.one_product else self.X
+        self.X, self.Y, self.tile = config.struct.X.offset, config.struct.Y.offset, config.struct.tile.offset
 
     @cute.jit
     def operands(self):
         return 0
 
     @cute.jit
-    def columns(self, level: cutlass.Constexpr):
-        return self.first + level * C
+    def columns(self, number: cutlass.Constexpr):
+        return load_one(self.tmem) + number * C

@@ -24,6 +24,7 @@ from ...common.cute.fragments import store_matrices
 from ...common.cute.tile import HALF, C, decay_index, swizzle_128B
 from ..configs import RECORD_TILE, STAGE, TMEM, K, RecordColumns, V
 from . import umma
+from .packed import both, rounded, times_pairs
 
 PIECE = 32                                   # columns of a row that a thread has in registers at a time
 IMAGE = 2 * K * V                            # bytes
@@ -101,14 +102,14 @@ class Walker(entry.Entry):
     def round_and_decay(self, s, image, tile):
         """S, rounded, to an image, 2^gc_last S to where S was: for products, once all have met."""
         decay = load_one(field_at(tile, RECORD_TILE.decay) + decay_index(self.channel()))
-        both, own = pair_of(decay), image.toint() + swizzle_128B(self.channel(), self.column(), K)
+        factor, own = both(decay), image.toint() + swizzle_128B(self.channel(), self.column(), K)
         for first in cutlass.range_constexpr(0, HALF, PIECE):
             S = umma.load_row(self.in_tensor_memory(first), PIECE, Uint32)
             words = rounded(S)
             for piece in cutlass.range_constexpr(PIECE // 8):
                 to = in_shared(own ^ (first // 8 + piece) * 16)
                 store(cute.recast_ptr(to, dtype=Uint32), words[4 * piece : 4 * piece + 4])
-            umma.store_row(self.in_tensor_memory(first), times_pairs(S, both))
+            umma.store_row(self.in_tensor_memory(first), times_pairs(S, factor))
         umma.wait_for_stores()
         cute.arch.fence_proxy("async.shared", space="cta")
 
@@ -215,35 +216,3 @@ def advance(stage, phase, stages: cutlass.Constexpr):
     stage += 1
     wraps = stage == stages
     return (Int32(0) if wraps else stage), (phase ^ 1 if wraps else phase)
-
-
-# Registers of float32 are words here: the DSL would move each of them in front of an instruction of ours.
-
-
-@cute.jit
-def rounded(values):
-    """Words of two bfloat16, of words of float32."""
-    words = []
-    for i in cutlass.range_constexpr(0, len(values), 2):
-        words.append(cute.arch.inline_ptx(
-            "cvt.rn.bf16x2.f32 {$w0}, {$r1}, {$r0};", write_only_types=[Uint32], read_only_args=values[i : i + 2]
-        ))  # fmt: skip
-    return words
-
-
-@cute.jit
-def pair_of(x):
-    """Twice the same number, for `times_pairs`."""
-    return cute.arch.inline_ptx("mov.b64 {$w0}, {{$r0}, {$r0}};", write_only_types=[Int64], read_only_args=[x])
-
-
-@cute.jit
-def times_pairs(values, both):
-    """Words of float32, each times the same number, two at a time."""
-    found = []
-    for i in cutlass.range_constexpr(0, len(values), 2):
-        found += cute.arch.inline_ptx(
-            "{.reg .b64 x; mov.b64 x, {{$r0}, {$r1}}; mul.rn.f32x2 x, x, {$r2}; mov.b64 {{$w0}, {$w1}}, x;}",
-            write_only_types=[Uint32] * 2, read_only_args=[values[i], values[i + 1], both],
-        )  # fmt: skip
-    return found

@@ -10,7 +10,8 @@ from . import umma
 
 # Of CHAIN's four warps:
 STATE_ROUNDED = NamedBarrier(1, 128)         # S is in shared memory, 2^gc_last S in tensor memory; first: rows of v are
-V_NEW_THERE = NamedBarrier(2, 64)            # warps 0 and 1: v_new is in shared memory, and rows of v of the next chunk
+X_THERE = NamedBarrier(2, 128)               # warps 0, 1: -X is in shared memory, and rows of v of the next chunk;
+                                             # warps 2, 3 arrive: o of the chunk before was read from tensor memory
 O_THERE = NamedBarrier(3, 64)                # warps 2 and 3: o is in shared memory
 # Of the eight warps that have the state in record and walk:
 IMAGE_THERE = NamedBarrier(1, 256)           # S, rounded, is in shared memory, 2^gc_last S in tensor memory
@@ -20,7 +21,7 @@ FIRST_FOUR = NamedBarrier(1, 128)
 # Of each group of PREPARE:
 GROUP = NamedBarrier(4, 32 * WARPS, ids_per_group=3)
 GROUP_FIRST_FOUR = NamedBarrier(5, 128, ids_per_group=3)
-GROUP_LAST_FOUR = NamedBarrier(6, 128, ids_per_group=3)
+GROUP_LAST_SIX = NamedBarrier(6, 192, ids_per_group=3)
 
 
 @cute.jit
@@ -45,7 +46,11 @@ class WholeCta:
     def meet(self):
         cute.arch.sync_threads()
 
-    meet_for_product = meet
+    @cute.jit
+    def meet_for_product(self):
+        """Behind it tensor memory is allocated, too."""
+        cute.arch.sync_threads()
+        umma.fence_after_thread_sync()
 
     @cute.jit
     def meet_first_four(self):
@@ -88,5 +93,9 @@ class Group:
         GROUP_FIRST_FOUR.sync(self.number())
 
     @cute.jit
-    def meet_last_four(self):
-        GROUP_LAST_FOUR.sync(self.number())
+    def meet_last_six(self):
+        GROUP_LAST_SIX.sync(self.number())
+
+    @cute.jit
+    def arrive_for_last_six(self):
+        GROUP_LAST_SIX.arrive(self.number())

@@ -1,0 +1,154 @@
+"""Two float32 at a time: a pair is a word of 64 bits, two neighbouring registers, and f32x2 takes one instruction for
+both.  Moves between pairs and single registers have no instruction in SASS.
+
+Single registers of float32 are passed as words: the DSL would move each of them in front of an instruction of ours.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int64, Uint32
+
+from ...common.cute.fast import LOG2_E
+
+
+@cute.jit
+def pair(instruction: cutlass.Constexpr, *operands):
+    return cute.arch.inline_ptx(instruction, write_only_types=[Int64], read_only_args=list(operands))
+
+
+@cute.jit
+def both(x):
+    """Twice the same number."""
+    return pair("mov.b64 {$w0}, {{$r0}, {$r0}};", x.bitcast(Uint32))
+
+
+@cute.jit
+def constant(x: cutlass.Constexpr):
+    """Twice the same number."""
+    bits = struct.pack(">f", x).hex()
+    return pair(f"mov.b64 {{$w0}}, 0x{bits}{bits};")
+
+
+@cute.jit
+def times(x, y):
+    return pair("mul.rn.f32x2 {$w0}, {$r0}, {$r1};", x, y)
+
+
+@cute.jit
+def plus(x, y):
+    return pair("add.rn.f32x2 {$w0}, {$r0}, {$r1};", x, y)
+
+
+@cute.jit
+def fused(x, y, z):
+    """x * y + z."""
+    return pair("fma.rn.f32x2 {$w0}, {$r0}, {$r1}, {$r2};", x, y, z)
+
+
+@cute.jit
+def from_bf16(word):
+    """Two bfloat16 of a word."""
+    return pair("{.reg .b32 a, b; shl.b32 a, {$r0}, 16; and.b32 b, {$r0}, 0xFFFF0000; mov.b64 {$w0}, {a, b};}", word)
+
+
+@cute.jit
+def to_bf16(x):
+    """A word of two bfloat16."""
+    return cute.arch.inline_ptx(
+        "{.reg .f32 a, b; mov.b64 {a, b}, {$r0}; cvt.rn.bf16x2.f32 {$w0}, b, a;}", write_only_types=[Uint32],
+        read_only_args=[x],
+    )  # fmt: skip
+
+
+@cute.jit
+def each(opcode: cutlass.Constexpr, x, more: cutlass.Constexpr = ""):
+    """An instruction on each of two, with `more` operands."""
+    work = f"{opcode} a, a{more}; {opcode} b, b{more};"
+    return pair(f"{{.reg .f32 a, b; mov.b64 {{a, b}}, {{$r0}}; {work} mov.b64 {{$w0}}, {{a, b}};}}", x)
+
+
+@cute.jit
+def exp2(x):
+    return each("ex2.approx.ftz.f32", x)
+
+
+@cute.jit
+def at_least(x, low: cutlass.Constexpr):
+    """max that keeps a nan."""
+    return each("max.NaN.f32", x, f", 0f{struct.pack('>f', low).hex()}")
+
+
+@cute.jit
+def constants_of_softplus():
+    return [constant(x) for x in (-LOG2_E, 2.0, *(1.0 / n for n in (13, 11, 9, 7, 5, 3, 1)))]
+
+
+@cute.jit
+def softplus(x, constants):
+    """As in common/cute/fast.py."""
+    to_log2, two, p, *series = constants
+    e = exp2(times(each("abs.ftz.f32", x), to_log2))
+    s = times(e, each("rcp.approx.ftz.f32", plus(e, two)))
+    t = times(s, s)
+    for of_power in series:
+        p = fused(p, t, of_power)
+    return fused(times(s, two), p, at_least(x, 0.0))
+
+
+@cute.jit
+def powers(x):
+    """2^x and 2^-x, while neither is flushed."""
+    return cute.arch.inline_ptx(
+        "{.reg .f32 a, b; mov.b64 {a, b}, {$r0}; ex2.approx.ftz.f32 a, a; ex2.approx.ftz.f32 b, b; "
+        "mov.b64 {$w0}, {a, b}; rcp.approx.ftz.f32 a, a; rcp.approx.ftz.f32 b, b; mov.b64 {$w1}, {a, b};}",
+        write_only_types=[Int64] * 2, read_only_args=[x],
+    )  # fmt: skip
+
+
+@cute.jit
+def logistic(x, one):
+    """1 / (one + 2^x)."""
+    return pair(
+        "{.reg .f32 a, b; mov.b64 {a, b}, {$r0}; ex2.approx.ftz.f32 a, a; ex2.approx.ftz.f32 b, b; "
+        "add.ftz.f32 a, a, {$r1}; add.ftz.f32 b, b, {$r1}; rcp.approx.ftz.f32 a, a; rcp.approx.ftz.f32 b, b; "
+        "mov.b64 {$w0}, {a, b};}", x, one.bitcast(Uint32),
+    )  # fmt: skip
+
+
+@cute.jit
+def sum_of(x):
+    """Of the two."""
+    return cute.arch.inline_ptx(
+        "{.reg .f32 a, b; mov.b64 {a, b}, {$r0}; add.ftz.f32 {$w0}, a, b;}", write_only_types=[Float32],
+        read_only_args=[x],
+    )  # fmt: skip
+
+
+# Rows of single registers, as tensor memory has them.
+
+
+@cute.jit
+def rounded(values):
+    """Words of two bfloat16, of words of float32."""
+    words = []
+    for i in cutlass.range_constexpr(0, len(values), 2):
+        words.append(cute.arch.inline_ptx(
+            "cvt.rn.bf16x2.f32 {$w0}, {$r1}, {$r0};", write_only_types=[Uint32], read_only_args=values[i : i + 2]
+        ))  # fmt: skip
+    return words
+
+
+@cute.jit
+def times_pairs(values, factor):
+    """Words of float32, each times the same number, two at a time."""
+    found = []
+    for i in cutlass.range_constexpr(0, len(values), 2):
+        found += cute.arch.inline_ptx(
+            "{.reg .b64 x; mov.b64 x, {{$r0}, {$r1}}; mul.rn.f32x2 x, x, {$r2}; mov.b64 {{$w0}, {$w1}}, x;}",
+            write_only_types=[Uint32] * 2, read_only_args=[values[i], values[i + 1], factor],
+        )  # fmt: skip
+    return found

@@ -1,0 +1,449 @@
+"""A chunk's rows from memory to the operands of products, two channels at a time.
+
+A lane has CHANNELS channels of two neighbouring rows; the lower half of a warp has the first two of its rows, the upper
+half the other two.  Such a pair of rows is a group of the chunk.
+
+`one_product`, of a bounded gate with l2norms, whose 31 rows lose so many bits that bfloat16 holds both factors:
+
+  s = 1 / (1 + 2^-(rate' (g + bias)))       gc = unit cumsum(s), unit = log2(e) lower_bound;  s = 0 in rows of no token
+  x = gc - anchor                           anchor, an integer of a channel: near gc_first - half of those bits
+  X = [kn 2^x; scale qn 2^x]  Y = kn 2^-x   operands of the product
+  kE = kn 2^gc, qg = scale qn 2^gc          X times a power of two, exact
+  kg = kn 2^(gc_last - gc)                  times b of the row, if it is on the side of keys
+
+Any other gate: pairs in blocks of 8 rows by one product, and those across blocks of 8 and of 16 rows by one each, of
+rows under the decay to or from the cut between them, so that no exponent is above 0:
+
+  s = log2 decay, at least fast.FLOOR       gc = cumsum(s)
+  y = 98 + sum of max(s, -28)               over the rows of a block of 8 behind its first up to this one: |y| <= 98,
+                                            and no word depends on later rows;  what a decay below 2^-28 hides,
+                                            leaks 2^-28
+  X = [kn 2^y; scale qn 2^y]  Y = kn 2^-y
+  at a cut                                  [kn 2^-|gc - cut|; scale qn 2^-|gc - cut|], q of rows behind the cut alone
+
+`sums` (SUMS, K) float32 in shared memory; a channel is where `place` says:
+
+  0 .. GROUPS - 1    a group's sum of s, then what precedes it: gc, or x, less what the group's own rows add
+  TO_LAST            s of the chunk's first row, then 2^(gc_last - anchor);  any gate: gc_last
+  DECAY              2^gc_last
+  FROM_ZERO          2^anchor, bfloat16
+  BIAS               rate' bias, or bias
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int64, Uint32
+
+from ...common.cute import fast
+from ...common.cute.copies import in_global, load, load_one, store
+from ...common.cute.fragments import sum_over_lanes
+from ...common.cute.tile import HALF, WARP_ROWS, WARPS, C, decay_index, row_below, swizzle_128B
+from ..configs import BIAS, CHANNELS, DECAY, FROM_ZERO, GROUP_ROWS, ROW_GROUPS, TO_LAST, K
+from .packed import (
+    at_least,
+    both,
+    constant,
+    constants_of_softplus,
+    each,
+    exp2,
+    from_bf16,
+    fused,
+    logistic,
+    pair,
+    plus,
+    powers,
+    softplus,
+    sum_of,
+    times,
+    to_bf16,
+)
+
+PAIRS, PARTS = CHANNELS // 2, CHANNELS // 4       # of a lane's channels of a row
+LANES = K // CHANNELS                        # of a row
+CAP, TOP = -28.0, 98.0                       # of blocks of 8 rows
+IDLEST = WARPS - 1                           # the warp that has the least to do
+
+
+class Rows:
+    """`tensor_core` (parts/pairs.py) makes products; `tile` is a Struct with KG and decay, whose first 2 C rows are kE
+    and qg, and `negated_kE` has -kE there."""
+
+    def __init__(self, config, team, tensor_core, tile, negated_kE: bool = False):
+        self.c, self.team, self.tensor_core = config, team, tensor_core
+        self.tile, self.negated_kE = tile, negated_kE
+
+    @cute.jit
+    def half(self):
+        return cute.arch.lane_idx() // LANES
+
+    @cute.jit
+    def first_row(self):
+        return (2 * self.team.warp() + self.half()) * GROUP_ROWS
+
+    @cute.jit
+    def place_of_rows(self, rows: cutlass.Constexpr):
+        """Bytes to the lane's first row and channel in a tile of so many rows."""
+        return swizzle_128B(self.first_row(), self.first_channel(), rows)
+
+    @cute.jit
+    def first_channel(self):
+        return cute.arch.lane_idx() % LANES * CHANNELS
+
+    @cute.jit
+    def rate(self, at):
+        """By which logits are multiplied: of a bounded gate for 2^x."""
+        return Float32(-fast.LOG2_E) * at.rate if cutlass.const_expr(self.c.gate == "bounded") else Float32(1.0)
+
+    @cute.jit
+    def store_bias(self, at, sums):
+        """dt_bias of a head, by 128 threads; they meet before it is loaded."""
+        channel = self.team.thread()
+        if channel < K:
+            store(sums + (BIAS * K + place_of_channel(channel)), [load_one(at.bias + channel) * self.rate(at)])
+
+    @cute.jit
+    def fetch(self, at, tokens, H, HV):
+        """The lane's rows of q, k and g, of a chunk with so many tokens."""
+        raw_q, raw_k, raw_g = [], [], []
+        for r in cutlass.range_constexpr(GROUP_ROWS):
+            row = cutlass.min(self.first_row() + r, tokens - 1)                # past the end: the last row
+            raw_q.append(self.load_row(at.q, row, H))
+            raw_k.append(self.load_row(at.k, row, H))
+            raw_g.append(self.load_row(at.g, row, HV))
+        return raw_q, raw_k, raw_g
+
+    @cute.jit
+    def load_row(self, pointer, row, heads):
+        dtype = pointer.dtype
+        address = fast.row((pointer + self.first_channel()).toint(), row, heads * (K * dtype.width // 8))
+        if cutlass.const_expr(dtype is BFloat16):
+            words = load(in_global(address, Uint32), PAIRS)
+            return [words[i] for i in range(PAIRS)]
+        found = []
+        for i in cutlass.range_constexpr(0, PAIRS, 2):
+            two = load(in_global(address + 8 * i, Int64), 2)
+            found += [two[0], two[1]]
+        return found
+
+    @cute.jit
+    def prepare(self, raw_q, raw_k, raw_g, tokens, at, sums):
+        """scale qn and kn of these rows, and s summed over them."""
+        if cutlass.const_expr(self.c.g_dtype == "bfloat16"):
+            raw_g = [[from_bf16(word) for word in row] for row in raw_g]
+        s = self.decays(raw_g, tokens, at, sums)
+        self.keep_apart(1)
+        raw_q, raw_k = [[[from_bf16(word) for word in row] for row in rows] for rows in (raw_q, raw_k)]
+        if cutlass.const_expr(self.c.norm):
+            of_q, of_k = self.norms(raw_q, raw_k, tokens, at.scale)
+        else:
+            of_k = [both(Float32(1.0) if self.has_token(r, tokens) else Float32(0.0)) for r in range(GROUP_ROWS)]
+            of_q = [times(x, both(at.scale)) for x in of_k]
+        qn, kn = [], []
+        for r in cutlass.range_constexpr(GROUP_ROWS):
+            qn.append([times(x, of_q[r]) for x in raw_q[r]])
+            kn.append([times(x, of_k[r]) for x in raw_k[r]])
+        return qn, kn, s
+
+    @cute.jit
+    def has_token(self, r, tokens):
+        return self.first_row() + r < tokens
+
+    @cute.jit
+    def decays(self, raw_g, tokens, at, sums):
+        """s of the lane's rows, `one_product` summed up to each of them."""
+        c = self.c
+        bounded, rate, bias, s = cutlass.const_expr(c.gate == "bounded"), both(self.rate(at)), [None] * PAIRS, []
+        if cutlass.const_expr(c.bias):
+            bias = self.load_channels(sums, BIAS)
+        if cutlass.const_expr(c.gate == "softplus"):
+            constants, minus_rate = constants_of_softplus(), both(Float32(0.0) - at.rate)
+        for r in cutlass.range_constexpr(GROUP_ROWS):
+            row, has_token = [], self.has_token(r, tokens)
+            # 1 / (inf + ..): a row of no token decays nothing
+            one = Float32(1.0) if has_token else Float32(float("inf"))
+            unit = self.unit(at.lower_bound) if bounded else both(
+                Float32(fast.LOG2_E) if has_token else Float32(0.0))  # fmt: skip
+            for i in cutlass.range_constexpr(PAIRS):
+                x = raw_g[r][i]
+                if cutlass.const_expr(bounded):
+                    x = logistic(fused(x, rate, bias[i]) if c.bias else times(x, rate), one)
+                elif cutlass.const_expr(c.gate == "softplus"):
+                    x = times(softplus(plus(x, bias[i]) if c.bias else x, constants), minus_rate)
+                if cutlass.const_expr(c.one_product):
+                    row.append(plus(s[r - 1][i], x) if cutlass.const_expr(r > 0) else x)
+                elif cutlass.const_expr(bounded):
+                    row.append(at_least(times(x, unit), fast.FLOOR))
+                else:                                                          # 0 in rows of no token, whatever x is
+                    row.append(times(at_least(x, fast.FLOOR / fast.LOG2_E), unit))
+            s.append(row)
+        return s
+
+    @cute.jit
+    def norms(self, raw_q, raw_k, tokens, scale):
+        """scale / |q| and 1 / |k| of the lane's rows, 0 in rows of no token; pairs of twice the same."""
+        squares = []
+        for row in (*raw_q, *raw_k):
+            total = times(row[0], row[0])
+            for x in row[1:]:
+                total = fused(x, x, total)
+            squares.append(sum_of(total))
+        apart = LANES // len(squares)                                          # lanes of a sum
+        number = cute.arch.lane_idx() % LANES // apart
+        factor = scale if number < GROUP_ROWS else Float32(1.0)
+        factor = factor if self.has_token(number % GROUP_ROWS, tokens) else Float32(0.0)
+        found = fast.rsqrt(sum_over_lanes(squares, LANES) + Float32(fast.NORM_EPS)) * factor
+        within = (32 - LANES) << 8 | 31                                        # lanes of this half
+        found = [both(cute.arch.shuffle_sync(found, apart * i, mask_and_clamp=within)) for i in range(len(squares))]
+        return found[:GROUP_ROWS], found[GROUP_ROWS:]
+
+    @cute.jit
+    def load_channels(self, sums, row):
+        """Pairs of the lane's channels."""
+        return [x for part in range(PARTS) for x in self.load_part(sums, row, part)]
+
+    @cute.jit
+    def load_part(self, sums, row, part: cutlass.Constexpr):
+        two = load(cute.recast_ptr(sums + (row * K + place(part)), dtype=Int64), 2)
+        return [two[0], two[1]]
+
+    @cute.jit
+    def store_channels(self, sums, row, pairs):
+        for part in cutlass.range_constexpr(PARTS):
+            store(cute.recast_ptr(sums + (row * K + place(part)), dtype=Int64), pairs[2 * part : 2 * part + 2])
+
+    @cute.jit
+    def group(self):
+        return 2 * self.team.warp() + self.half()
+
+    @cute.jit
+    def make_sums(self, s, sums, lower_bound):
+        """From the groups' own; returns gc, in units of s, of the lane's rows less what precedes them."""
+        if cutlass.const_expr(not self.c.one_product):
+            s = [s[0], [plus(x, y) for x, y in zip(*s)]]
+        group = self.group()
+        self.store_channels(sums, group, s[GROUP_ROWS - 1])
+        if cutlass.const_expr(self.c.one_product):
+            if group == 0:
+                self.store_channels(sums, TO_LAST, s[0])
+            self.team.meet()                                                   # the sums of each group are there
+        else:
+            cute.arch.fence_proxy("async.shared", space="cta")
+            self.team.meet_for_product()                                       # so are they, and operands of blocks
+            if self.team.warp() == 0:
+                self.tensor_core.issue_blocks()
+        if self.team.warp() < K // 64:
+            self.sum_of_channels(sums, 2 * (self.team.thread() % (K // 2)), lower_bound)
+        self.team.meet()                                                       # what groups begin with is there
+        return s
+
+    @cute.jit
+    def sum_of_channels(self, sums, at, lower_bound):
+        """Of two channels."""
+        total, minus_anchor, unit = constant(0.0), constant(0.0), constant(1.0)
+        if cutlass.const_expr(self.c.one_product):
+            unit, half = self.unit(lower_bound), lower_bound * Float32(-0.5 * fast.LOG2_E * (C - 1))
+            first = load_one(self.pair_at(sums, TO_LAST, at))
+            anchor = each("cvt.rni.ftz.f32.f32", fused(first, unit, both(Float32(0.0) - half)))
+            store(cute.recast_ptr(sums + FROM_ZERO * K, dtype=Uint32) + at // 2, [to_bf16(exp2(anchor))])
+            minus_anchor = each("neg.ftz.f32", anchor)
+        for group in cutlass.range_constexpr(ROW_GROUPS):
+            self.keep_apart(group if group % 4 == 0 else 0)
+            to = self.pair_at(sums, group, at)
+            own = load_one(to)
+            # Of a sum that begins near the anchor, 2^gc_last would have errors of 100 bits' last places.
+            store(to, [plus(total, minus_anchor) if self.c.one_product else total])
+            total = fused(own, unit, total)
+        to_last = exp2(plus(total, minus_anchor)) if cutlass.const_expr(self.c.one_product) else total
+        store(self.pair_at(sums, TO_LAST, at), [to_last])
+        store(self.pair_at(sums, DECAY, at), [exp2(total)])
+
+    @cute.jit
+    def pair_at(self, sums, row, at):
+        return cute.recast_ptr(sums + (row * K + at), dtype=Int64)
+
+    @cute.jit
+    def unit(self, lower_bound):
+        return both(Float32(fast.LOG2_E) * lower_bound)
+
+    @cute.jit
+    def operands(self, qn, kn, s, sums, X, Y, tile, lower_bound, of_k=None):
+        """For products of pairs, which `tensor_core` knows how to find, and of the state, to the tile; kg times `of_k`,
+        a number for each of the lane's rows."""
+        if cutlass.const_expr(self.c.one_product):
+            self.one_product(qn, kn, s, sums, X, Y, tile, lower_bound, of_k)
+        else:
+            self.across_blocks(qn, kn, s, sums, X, tile, of_k)
+            self.of_state(qn, kn, s, sums, tile)
+
+    @cute.jit
+    def one_product(self, qn, kn, s, sums, X, Y, tile, lower_bound, of_k):
+        """Operands of the one product to X and Y, and those of the state to the tile."""
+        unit, group = self.unit(lower_bound), self.group()
+        ka, qa, kb, kE, qg, kg = [self.no_words() for _ in range(6)]
+        for part in cutlass.range_constexpr(PARTS):
+            self.keep_apart(part)
+            to_x, to_last = self.load_part(sums, group, part), self.load_part(sums, TO_LAST, part)
+            from_zero = load(cute.recast_ptr(sums + FROM_ZERO * K, dtype=Uint32) + place(part) // 2, 2)
+            for r in cutlass.range_constexpr(GROUP_ROWS):
+                for e in cutlass.range_constexpr(2):
+                    i, of_kE = 2 * part + e, from_zero[e]
+                    if cutlass.const_expr(self.negated_kE):
+                        of_kE = of_kE ^ Uint32(0x80008000)
+                    up, down = powers(fused(s[r][i], unit, to_x[e]))
+                    ka[r].append(to_bf16(times(kn[r][i], up)))
+                    qa[r].append(to_bf16(times(qn[r][i], up)))
+                    kE[r].append(fast.times_pair(ka[r][i], of_kE))
+                    qg[r].append(fast.times_pair(qa[r][i], from_zero[e]))
+                    k = times(kn[r][i], down)
+                    kb[r].append(to_bf16(k))
+                    if cutlass.const_expr(of_k is not None):
+                        k = times(k, both(of_k[r]))
+                    kg[r].append(to_bf16(times(k, to_last[e])))
+        self.put_rows(X, 0, 2 * C, ka)
+        self.put_rows(X, C * 2 * HALF, 2 * C, qa)
+        if self.team.warp() == IDLEST and self.half() == 0:                    # a branch does the same
+            self.store_decay(sums, tile)
+        self.put_rows(tile, 0, 2 * C, kE)
+        self.put_rows(tile, C * 2 * HALF, 2 * C, qg)
+        self.put_rows(Y, 0, C, kb)
+        self.put_rows(tile, self.tile.KG.offset, C, kg)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        self.team.meet_for_product()                                           # both operands are there
+
+    @cute.jit
+    def keep_apart(self, number: cutlass.Constexpr):
+        """A part of the work from those before it: ptxas would mix them, and run out of registers."""
+        if cutlass.const_expr(number > 0):
+            # redundant: nothing is handed over
+            cute.arch.sync_warp()
+
+    def no_words(self):
+        """Of each of the lane's rows."""
+        return [[] for _ in range(GROUP_ROWS)]
+
+    @cute.jit
+    def put_rows(self, to, begin: cutlass.Constexpr, rows: cutlass.Constexpr, words):
+        """The lane's rows of a tile of so many rows, that begins so many bytes behind `to`."""
+        first = self.place_of_rows(rows)
+        for r in cutlass.range_constexpr(GROUP_ROWS):
+            put(to, row_below(first, r) + begin, words[r])
+
+    @cute.jit
+    def blocks(self, qn, kn, s, X, Y):
+        """Operands of the product within blocks of 8 rows, from s of each row."""
+        upper, second = self.half() == 1, self.team.warp() & 1 == 1            # half of the warp, warp of the block
+        of_first = both(Float32(0.0) if self.group() & 3 == 0 else Float32(1.0))
+        top, minus_top, h = constant(TOP), constant(-TOP), [[], []]
+        ka, qa, kb = [self.no_words() for _ in range(3)]
+        before = []                                                            # of the block, since its first row
+        for i in cutlass.range_constexpr(PAIRS):
+            h[0].append(times(at_least(s[0][i], CAP), of_first))
+            h[1].append(plus(h[0][i], at_least(s[1][i], CAP)))
+            before.append(plus(top, of_lower_half(h[1][i], upper)))
+        # The second warp's rows of X are not written yet: there it finds the sum over the first one.
+        of_block = cute.recast_ptr(X + ((self.team.warp() | 1) * WARP_ROWS * HALF), dtype=Float32)
+        if upper and not second:
+            self.store_channels(of_block, 0, [plus(x, y) for x, y in zip(before, h[1])])
+        self.team.meet()                                                       # the sums over first warps are there
+        if second:
+            before = [plus(x, y) for x, y in zip(before, self.load_channels(of_block, 0))]
+            before = [plus(x, minus_top) for x in before]
+        cute.arch.sync_warp()                                                  # all lanes have read them
+        for i in cutlass.range_constexpr(PAIRS):
+            self.keep_apart(i)
+            for r in cutlass.range_constexpr(GROUP_ROWS):
+                up, down = powers(plus(before[i], h[r][i]))
+                ka[r].append(to_bf16(times(kn[r][i], up)))
+                qa[r].append(to_bf16(times(qn[r][i], up)))
+                kb[r].append(to_bf16(times(kn[r][i], down)))
+        self.put_rows(X, 0, 2 * C, ka)
+        self.put_rows(X, C * 2 * HALF, 2 * C, qa)
+        self.put_rows(Y, 0, C, kb)
+
+    @cute.jit
+    def across_blocks(self, qn, kn, gc, sums, X, tile, of_k):
+        """Operands of the products across blocks of 8 rows, to X, and of 16, to the tile; kg."""
+        minus, of_both, kg = constant(-1.0), self.place_of_rows(2 * C), self.no_words()
+        for part in cutlass.range_constexpr(PARTS):
+            self.keep_apart(part)
+            before, last = self.load_part(sums, self.group(), part), self.load_part(sums, TO_LAST, part)
+            for r in cutlass.range_constexpr(GROUP_ROWS):
+                for e in cutlass.range_constexpr(2):
+                    i = 2 * part + e
+                    k = times(kn[r][i], exp2(fused(plus(gc[r][i], before[e]), minus, last[e])))
+                    kg[r].append(to_bf16(times(k, both(of_k[r])) if cutlass.const_expr(of_k is not None) else k))
+        self.put_rows(tile, self.tile.KG.offset, C, kg)
+        if self.team.warp() == IDLEST and self.half() == 0:
+            self.store_decay(sums, tile)
+        before = self.load_channels(sums, self.group())
+        self.tensor_core.wait(0)                                               # X was read
+        for blocks, to in ((1, X), (2, tile)):
+            groups = blocks * (8 // GROUP_ROWS)                                # in front of a cut, and behind it
+            behind = self.group() & groups != 0
+            cut = self.load_channels(sums, (self.group() & -2 * groups) + groups)
+            sign = both(Float32(1.0) if behind else Float32(-1.0))
+            base = [times(fused(y, minus, x), sign) for x, y in zip(before, cut)]
+            for r in cutlass.range_constexpr(GROUP_ROWS):
+                at = row_below(of_both, r)
+                decay = [exp2(fused(gc[r][i], sign, base[i])) for i in range(PAIRS)]
+                put(to, at, [to_bf16(times(x, y)) for x, y in zip(kn[r], decay)])
+                if behind:
+                    put(to, at + C * 2 * HALF, [to_bf16(times(x, y)) for x, y in zip(qn[r], decay)])
+                elif cutlass.const_expr(to is tile):
+                    put(to, at + C * 2 * HALF, [Uint32(0)] * PAIRS)            # in X lie those of blocks
+        cute.arch.fence_proxy("async.shared", space="cta")
+        self.team.meet_for_product()                                           # the operands are there
+        if self.team.warp() == 0:
+            self.tensor_core.issue_across()
+
+    @cute.jit
+    def of_state(self, qn, kn, gc, sums, tile):
+        """kE and qg, where operands across blocks of 16 were."""
+        before, of_both = self.load_channels(sums, self.group()), self.place_of_rows(2 * C)
+        self.tensor_core.wait(1)                                               # their place was read
+        for r in cutlass.range_constexpr(GROUP_ROWS):
+            from_zero = [exp2(plus(x, y)) for x, y in zip(gc[r], before)]
+            of_kE = from_zero
+            if cutlass.const_expr(self.negated_kE):
+                minus = constant(-1.0)
+                of_kE = [times(x, minus) for x in from_zero]
+            put(tile, row_below(of_both, r), [to_bf16(times(x, y)) for x, y in zip(kn[r], of_kE)])
+            put(tile, row_below(of_both, r) + C * 2 * HALF, [to_bf16(times(x, y)) for x, y in zip(qn[r], from_zero)])
+        cute.arch.fence_proxy("async.shared", space="cta")
+
+    @cute.jit
+    def store_decay(self, sums, tile):
+        """2^gc_last to the tile, by the warp that has the least to do."""
+        decay = self.load_channels(sums, DECAY)
+        for i in cutlass.range_constexpr(PAIRS):
+            to = cute.recast_ptr(tile + self.tile.decay.offset, dtype=Float32)
+            to = to + decay_index(self.first_channel() + 2 * i)
+            store(cute.recast_ptr(to, dtype=Int64), [decay[i]])
+
+
+@cute.jit
+def put(pointer, offset, words):
+    """16 bytes, so many bytes behind a pointer."""
+    store(cute.recast_ptr(pointer, dtype=Uint32) + offset // 4, words)
+
+
+@cute.jit
+def of_lower_half(x, upper):
+    """The pair that the lane of the lower half of the warp has; nothing for that half itself."""
+    words = cute.arch.inline_ptx("mov.b64 {{$w0}, {$w1}}, {$r0};", write_only_types=[Uint32] * 2, read_only_args=[x])
+    words = [cute.arch.shuffle_sync_bfly(word, LANES) for word in words]
+    words = [word if upper else Uint32(0) for word in words]
+    return pair("mov.b64 {$w0}, {{$r0}, {$r1}};", *words)
+
+
+@cute.jit
+def place(part: cutlass.Constexpr):
+    """Where four of the lane's channels lie in a row of `sums`: those of neighbouring lanes lie together."""
+    return part * (4 * LANES) + cute.arch.lane_idx() % LANES * 4
+
+
+@cute.jit
+def place_of_channel(channel):
+    return (channel >> 2 & 1) * (4 * LANES) + (channel >> 3) * 4 + (channel & 3)
