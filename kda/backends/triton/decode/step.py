@@ -136,11 +136,11 @@ def over_channels(S, k, q):
 
 
 @triton.jit
-def advanced(block, D, k, q, qk, v, b, scale, ROWS: tl.constexpr):
+def advanced(block, D, k, q, qk, v, beta, scale, ROWS: tl.constexpr, BETA: tl.constexpr):
     """The block behind a token, the change of v in its rows, and their o."""
     S = in_float32(block, ROWS) * D[:, None, :]
     recalled, seen = over_channels(S, k, q)
-    change = b * (v - recalled)
+    change = step_size(beta, BETA) * (v - recalled)
     return updated(S, k, change, block.dtype), change, scale * tl.fma(qk, change, seen)
 
 
@@ -419,15 +419,17 @@ def decode_step(
             beta_at, gate_at = beta + n * beta_n + head * beta_h, None
             if norm_weight is not None:
                 gate_at = norm_gate + n * norm_gate_n + head * norm_gate_h + wide
-                wt = fetch(norm_weight + wide, real_w, FULL_V)
-            weights_q = weights_of(conv_weight, conv_bias, c_q, real_k, FULL_K, W)
-            weights_k = weights_of(conv_weight, conv_bias, c_k, real_k, FULL_K, W)
-            weights_v = weights_of(conv_weight, conv_bias, c_v, real_w, FULL_V, W)
             if LINE:
                 taps_q = taps_of(0, q, q_t, tail_q, conv_states_l, holds, way, tree, T, L, real_k, FULL_K, W, True)
                 taps_k = taps_of(0, k, k_t, tail_k, conv_states_l, holds, way, tree, T, L, real_k, FULL_K, W, True)
                 taps_v = taps_of(0, v_at, v_t, tail_v, conv_states_l, holds, way, tree, T, L, real_w, FULL_V, W, True)
+            weights_q = weights_of(conv_weight, conv_bias, c_q, real_k, FULL_K, W)
+            weights_k = weights_of(conv_weight, conv_bias, c_k, real_k, FULL_K, W)
+            weights_v = weights_of(conv_weight, conv_bias, c_v, real_w, FULL_V, W)
+            if LINE:
                 logits = logits_of(0, g_at, g_t, beta_at, beta_t, gate_at, norm_gate_t, real_k, real_w, FULL_K, FULL_V)
+            if norm_weight is not None:
+                wt = fetch(norm_weight + wide, real_w, FULL_V)
             record = None
             if records is not None:
                 record = records + (slot * (T - 1) * HV + head) * (2 * K + V)
@@ -487,14 +489,14 @@ def decode_step(
                                 kr, Dr, cr = recorded(record + (j - 1) * HV * (2 * K + V), d, e, real_k, real_v, K,
                                                       FULL_K, FULL_V)  # fmt: skip
                                 blocks = replayed(blocks, kr, Dr, cr, ROWS)
-                bt = step_size(logits[1].to(tl.float32), BETA)
+                bt = logits[1].to(tl.float32)
                 rows, after, changes, o = cut(vt, BLOCKS), (), (), ()
                 for m in tl.static_range(BLOCKS):
                     if ONE and m + AHEAD < BLOCKS:
                         ahead = block_of(m + AHEAD, state, states_k, states_v, K, V, BK, ROWS, PIECE, ORDER)
                         blocks = blocks + (ahead,)
-                    S, change, part = advanced(blocks[m], D, kt, qt, qk, rows[m], bt, scale, ROWS)
-                    if ONE:
+                    S, change, part = advanced(blocks[m], D, kt, qt, qk, rows[m], bt, scale, ROWS, BETA)
+                    if ONE and BLOCKS > 1:
                         put_block(S, m, state, states_k, states_v, K, V, BK, ROWS, PIECE, ORDER)
                     after, changes, o = after + (S,), changes + (change,), o + (part,)
                 o = joined(o)
@@ -513,6 +515,8 @@ def decode_step(
                     y *= tl.rsqrt(tl.sum(y * y, 1) / V + norm_eps)[:, None]
                     y *= wt.to(tl.float32) * sigmoid(logits[2].to(tl.float32))
                 put(out + (t * HV + head) * V + wide, y, first, False)
+                if ONE and BLOCKS == 1:
+                    put_blocks(after, state, states_k, states_v, K, V, BK, ROWS, PIECE, ORDER)
                 if LINE and not ONE:
                     taps_q, taps_k, taps_v = shifted(new_q, taps_q), shifted(new_k, taps_k), shifted(new_v, taps_v)
                     logits = new_logits
