@@ -228,11 +228,13 @@ FAULTS = {
         "race-write-read"
     ),
     "a tile is handed over before A2 is there": Fault(
-        PREPARE, "            self.A_qk_times_TB(acc, TA)\n", "            self.team.arrive_for_last_six()\n"
-        "            self.A_qk_times_TB(acc, TA)\n            return\n", "race-write-read"
+        PREPARE, "            self.A_qk_times_TB(acc, TA)\n"
+        '            cute.arch.fence_proxy("async.shared", space="cta")\n            self.team.arrive_for_last_six()\n',
+        "            self.team.arrive_for_last_six()\n            self.A_qk_times_TB(acc, TA)\n"
+        '            cute.arch.fence_proxy("async.shared", space="cta")\n', "race-write-read"
     ),
     "sums of groups are read before all are there": Fault(
-        ROWS, "self.team.meet()                                                       # the sums of", "# the sums of",
+        ROWS, "self.team.meet()                                                   # the sums of each", "pass  # each",
         "race-write-read"
     ),
     "dt_bias is that of the head before": Fault(
@@ -377,7 +379,7 @@ CLASSES = [" ".join(words) for words in itertools.product(GATES, HEADS, STATES)]
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("arch", ["sm100", "sm103"])
-def test_no_kernel_spills_but_grads_and_fused_of_any_gate(arch):
+def test_kernels_but_grads_and_fused_of_any_gate_spill_8_bytes_at_most(arch):
     """A part of all classes, that has each word many times.  What grads spills, its page says: docs/stages."""
     recipes = {}
     for words in CLASSES[:: 31 if arch == "sm100" else 71]:
@@ -386,7 +388,7 @@ def test_no_kernel_spills_but_grads_and_fused_of_any_gate(arch):
     spilt = {recipe.config: launch.kernel(recipe.config, recipe.target).spills for recipe in recipes.values()}
     any_gate = [config for config in spilt if type(config) is FusedConfig and not config.one_product]
     assert len(recipes) > 6 and all(spilt[config] <= 64 for config in any_gate)
-    assert not any(spilt[config] for config in spilt if type(config) is not GradsConfig and config not in any_gate)
+    assert all(spilt[config] <= 8 for config in spilt if type(config) is not GradsConfig and config not in any_gate)
     assert all(spills <= 136 for spills in spilt.values())
 
 
@@ -418,7 +420,7 @@ def test_a_forward_that_is_recorded_is_made_by_who_takes_the_backward():
 
 @pytest.mark.parametrize(("save", "said"), [(Save.PRODUCTS, True), (Save.NOTHING, False)])
 def test_explain_says_who_makes_a_forward_that_is_recorded(save, said, monkeypatch, capsys):
-    monkeypatch.setattr(rehearsal, "what_is_kept", lambda problem, asked: save)             # as on a GPU; as here
+    monkeypatch.setattr(rehearsal, "what_is_kept", lambda problem, asked, states: save)     # as on a GPU; as here
     case = case_of(T=33, initial_state=False)
     many = torch.cat([torch.zeros(70_000, dtype=torch.int64), torch.tensor([33])])    # sequences, for a backward
     with standing_in(host_of("sm100")):
