@@ -27,7 +27,8 @@ from kda.measure.shapes import SHAPES, Shape
 from kda.verify.cases import make_inputs
 
 CALLS, CLOSE = 31, 1e-2
-NAMED = SHAPES | {"h64-64x128": Shape("many short ones", H=64, lengths=(128,) * 64)}
+FEW = {f"h{H}-{T}k": Shape(f"{H} heads", T=1024 * T, H=H) for H, T in ((22, 4), (24, 8), (32, 1), (40, 8))}
+NAMED = SHAPES | FEW | {"h64-64x128": Shape("many short ones", H=64, lengths=(128,) * 64)}
 EVERY = ("h64-8k", "h64-8x1k", "h64-mixed", "h8-32k", "h16-8k", "kimi-8k", "h96-8k", "h64-1k",
          "h64-64x128")  # fmt: skip
 
@@ -164,10 +165,13 @@ def main() -> None:
     parser.add_argument("--cluster", type=int, default=0, help="CTAs of a chain that lie together; 0: as planned")
     parser.add_argument("--fused", action=argparse.BooleanOptionalAction,
                         help="prepare and chain as one kernel, where that can be; without: where it is sooner")
+    parser.add_argument("--ctas", type=int, choices=plan.FIT, default=plan.CTAS, help="of its clusters, with --fused")
+    parser.add_argument("--staged", action=argparse.BooleanOptionalAction,
+                        help="the one kernel's rows go through shared memory; without: in clusters of four")
     parser.add_argument("--step", action="store_true", help="a recorded forward and its backward, against Triton's")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    plan.FUSED = asked.fused
+    plan.FUSED, plan.CTAS, plan.STAGED = asked.fused, asked.ctas, asked.staged
     rows = []
     for label in asked.shape or EVERY:
         shape = NAMED[label]
@@ -179,7 +183,7 @@ def main() -> None:
             continue
         for stages in map(int, asked.stages.split(",")):
             row = dict(shape=label, gate=asked.gate, regime=asked.regime, stages=stages, plain=asked.plain,
-                       cluster=asked.cluster, fused=asked.fused)  # fmt: skip
+                       cluster=asked.cluster, fused=asked.fused, ctas=asked.ctas, staged=asked.staged)  # fmt: skip
             row |= measured(case, stages, asked.plain, asked.cluster)
             print(json.dumps(row), flush=True)
             rows.append(row)

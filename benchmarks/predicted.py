@@ -50,6 +50,9 @@ class Call(NamedTuple):
     two: bool = False                        # sm90 in two kernels where one would be sooner
     K: int = 0                               # of a float32 call
 
+    def label(self, name: str) -> str:
+        return name + ", alone" * (self.source is ALONE)
+
     @property
     def step(self) -> bool:
         return any("backward" in name for name in self.times)
@@ -73,9 +76,9 @@ CALLS = (
     Call("sm90", "h64-8x1k", {"fused": 360.8}, HOPPER, "held out"),
     Call("sm90", "h64-mixed", {"fused": 351.0}, HOPPER, "held out"),
     Call("sm90", "h64-8k", {"prepare": 229, "chain": 187}, ALONE, "seen", two=True),
-    Call("sm90", "kimi-8k", {"prepare": 114.6, "chain": 182.5}, HOPPER, "seen"),
-    Call("sm90", "h96-8k", {"prepare": 339.5, "chain": 298.9}, HOPPER, "seen"),
-    Call("sm90", "h64-64x128", {"prepare": 245.8, "chain": 257.7}, HOPPER, "held out"),
+    Call("sm90", "kimi-8k", {"prepare": 114.6, "chain": 182.5}, HOPPER, "seen", two=True),
+    Call("sm90", "h96-8k", {"prepare": 339.5, "chain": 298.9}, HOPPER, "seen", two=True),
+    Call("sm90", "h64-64x128", {"prepare": 245.8, "chain": 257.7}, HOPPER, "held out", two=True),
     Call("sm90", "h8-32k", {"prepare": 115.3}, HOPPER, "seen"),
     Call("sm90", "h8-32k", {"compose": 17.0}, HOPPER, "held out"),
     Call("sm90", "h8-32k", {"chain": 104.0, "chain 2": 97.1}, EVENTS, "held out"),
@@ -126,7 +129,7 @@ def row_of(call: Call, name: str, recorded_step: bool | None = None) -> dict[str
     why, clocks = one.stalls[0]
     return {
         "backend": call.backend, "family": f"{call.backend} {name.partition(',')[0].split(' ')[0]}",
-        "shape": call.shape, "kernel": name + ", alone" * call.two, "measured": measured, "predicted": round(found, 1),
+        "shape": call.shape, "kernel": call.label(name), "measured": measured, "predicted": round(found, 1),
         "error": round(100 * (found / measured - 1), 1), "binds": f"{unit} {share:.0%}", "stall": f"{why} {clocks:.1f}",
         "seen": call.seen, **call.source._asdict(),
     }  # fmt: skip
@@ -190,7 +193,7 @@ def merged(rows: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[s
     def named(row: dict[str, Any]) -> tuple[str, ...]:
         return row["backend"], row["shape"], row["kernel"]
 
-    order = [(call.backend, call.shape, name + ", alone" * call.two) for call in CALLS for name in call.times]
+    order = [(call.backend, call.shape, call.label(name)) for call in CALLS for name in call.times]
     found = {named(row): row for row in (*rows, *new)}
     return [found[name] for name in order if name in found]
 

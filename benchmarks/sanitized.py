@@ -51,12 +51,13 @@ FOLLOWED = {
         """with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive(s.empty + stage)""": "cute.arch.mbarrier_arrive(s.empty + stage)",
     },
-    "sm90/fwd/fused.py": {
-        "mbarrier_init(ring.full + stage, 1)": "mbarrier_init(ring.full + stage, 32)",
-        "mbarrier_init(ring.empty + stage, 4 * CTAS)": "mbarrier_init(ring.empty + stage, 4 * CTAS * 32)",
+    "sm90/parts/handover.py": {
+        """mbarrier_init(ring.full + stage, 1)
+            cute.arch.mbarrier_init(ring.empty + stage, 4 * WALKING)""": """mbarrier_init(ring.full + stage, 32)
+            cute.arch.mbarrier_init(ring.empty + stage, 4 * WALKING * 32)""",
         """with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive(ring.empty + stage""": """if True:
-                cute.arch.mbarrier_arrive(ring.empty + stage""",
+            cute.arch.mbarrier_arrive(ring.empty + stage""": """if True:
+            cute.arch.mbarrier_arrive(ring.empty + stage""",
         """with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(full)
 """: """cute.arch.mbarrier_arrive(full)
@@ -64,9 +65,13 @@ FOLLOWED = {
             cute.arch.mbarrier_arrive(full, peer_cta_rank_in_cluster=neighbour)
         else:
 """,
-        """if self.team.warp() == IDLEST and (chunk""": """if self.team.warp() >= 4:
+    },
+    "sm90/fwd/fused.py": {
+        """if cutlass.const_expr(self.staged):
+                self.finish(""": """if self.team.warp() >= 4:
                 cute.arch.barrier(barrier_id=6 + self.team.number(), number_of_threads=128)
-            if self.team.warp() == IDLEST and (chunk""",
+            if cutlass.const_expr(self.staged):
+                self.finish(""",
     },
 }  # fmt: skip
 

@@ -26,7 +26,8 @@ PITCH_V = COLUMNS + 8                        # elements between rows of v and o:
 LOAD_WARP = 4                                # the others are the chain's
 # fused
 GROUPS = 2                                   # of WARPS warps, in a CTA
-RING = 2 * GROUPS                            # stages: one for each group of the cluster
+WALKING = 2                                  # CTAs of a cluster: the first ones, of COLUMNS columns each
+RING = WALKING * GROUPS                      # stages: of two CTAs, one for each group
 FIRST_PRODUCER = 4                           # warp of the first group
 
 
@@ -313,7 +314,8 @@ class FusedConfig(Launched):
     prepare: PrepareConfig
     chain: ChainConfig
     wrapped: bool = False                    # as many clusters as fit, of which each has an equal share of all walks
-    cluster = (2, 1, 1)
+    ctas: int = WALKING                      # of a cluster: 2, or 4, of which the last two only make tiles
+    staged: bool = False                     # rows of q, k and g, of bfloat16, go through shared memory
     arguments = FusedArguments
     threads = 32 * (FIRST_PRODUCER + GROUPS * WARPS)
     roles = MappingProxyType({
@@ -326,14 +328,29 @@ class FusedConfig(Launched):
     def pdl(self) -> bool:
         return self.chain.packed
 
+    @property
+    def cluster(self) -> tuple[int, int, int]:
+        return (self.ctas, 1, 1)
+
+    @property
+    def paired(self) -> bool:
+        return self.ctas == WALKING
+
+    @property
+    def makers(self) -> int:
+        """Groups of the cluster that make tiles."""
+        return RING if self.paired else GROUPS * self.ctas - WALKING
+
     @cached_property
     def group(self) -> Struct:
         """Of one group of warps."""
-        own = tile(self.prepare.K)
+        own = several(tile(self.prepare.K), 1)
+        tiles = {"tile": own}                                                  # that the group makes
+        if self.paired:
+            tiles["neighbour"] = own                                           # that the neighbour's group makes
         return Struct(
             align=1024,
-            tile=several(own, 1),                                              # that the group makes
-            neighbour=several(own, 1),                                         # that the neighbour's group makes
+            **tiles,
             X=array("bfloat16", 2 * C, self.prepare.K),
             Y=array("bfloat16", C, self.prepare.K),
             sums=array("float32", WARPS + 2, self.prepare.K),
@@ -344,13 +361,19 @@ class FusedConfig(Launched):
 
     @cached_property
     def struct(self) -> Struct:
-        fields = dict(
-            groups=several(self.group, GROUPS),
+        if self.paired:
+            fields = dict(groups=several(self.group, GROUPS))
+        else:                                                                  # behind a CTA's first group its second,
+            fields = dict(groups=several(self.group, 1), stages=several(tile(self.prepare.K), RING))   # or stages
+        fields |= dict(
             v=array("bfloat16", RING, C, PITCH_V),
             o=array("bfloat16", 2, C, PITCH_V),
             full=array("int64", RING, align=8),
-            empty=array("int64", RING, align=8),
+            empty=array("int64", RING if self.paired else GROUPS, align=8),
         )
+        if not self.paired:
+            fields["credit"] = array("int64", GROUPS, align=8)
+            fields["read"] = array("int64", RING, align=8)
         if self.wrapped:
             fields["share"] = array("int32", ShareField.COUNT, align=16)
         return Struct(align=1024, **fields)

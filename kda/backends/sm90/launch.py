@@ -66,7 +66,8 @@ def steps(p: Problem, sms: int, kept: bool, offsets: str | None, apart: bool = F
         chunk_entries=pl.entries, segment_entries=pl.all_segments,
     )  # fmt: skip
     if pl.fused:
-        grid = (2, pl.clusters, 1) if pl.clusters else (2, p.HV, p.N)
+        ctas = pl.fused.ctas
+        grid = (ctas, pl.clusters, 1) if pl.clusters else (ctas, p.HV, p.N)
         fused = step(pl.fused, grid, chunks=pl.chunks, N=p.N, **gate)
         return Steps(pl, tables, None, None, None, None, None, fused)
     return Steps(

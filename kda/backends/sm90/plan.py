@@ -53,12 +53,22 @@ STAGES = (6, 3)                              # of a chain: with one CTA on an SM
 RECORD_STAGES = (5, 2)                       # the same of a chain that keeps, beside results
 WALK_STAGES = (6, 2)                         # and of other walks of a recorded call
 FUSED = None                                 # one kernel if that is faster; True: wherever possible, False: never
-CLUSTERS = None                              # of two CTAs that run at once; None: half as many as there are SMs
+STAGED: bool | None = None                   # its rows go through shared memory; None: in clusters of four
+CTAS: int | None = 2                         # of its clusters; None: as many as are predicted to be faster
+CLUSTERS = None                              # that run at once; None: those of FIT
+FIT = {2: 66, 4: 30}                         # clusters of so many CTAs that run at once on 132 SMs, of H200s: measured
 # What decides between one kernel and two, as measured on an H200 (docs/decisions/hopper_one_kernel.md):
-CHUNKS = 50                                  # that prepare and chain make while a cluster makes one
+CHUNKS = 50                                  # that prepare and chain make while a cluster of two makes one
 FIRST_CHUNK = 5                              # more chunks that a cluster's first one takes
 PIECE = 1.75                                 # chunks that a cluster takes for a walk beside the walk's own
 LAUNCH, WALK = 400, 0.8                      # chunks that a second launch takes, and a walk of `chain`
+# What decides on clusters of four, in the same unit: predicted by the simulator's clock.  No GPU has timed them, so
+# CTAS leaves them out.
+CHUNKS_OF_FOUR, FIRST_OF_FOUR = 27.5, 8      # as CHUNKS and FIRST_CHUNK
+FIRST_OF_TWO = 1.5                           # FIRST_CHUNK
+PREPARED, CHAINED, STEP, CUT = 0.6, 0.42, 24, 1.7   # a chunk in prepare, in chain; a chain's step; a chunk in segments
+GAP = 100                                    # beside these, of two kernels
+AT_MOST = 0.8                                # of the time of what would run otherwise
 
 
 @dataclass(frozen=True)
@@ -87,12 +97,13 @@ class Plan:
 def plan(p: Problem, sms: int, kept: bool = False, apart: bool = False) -> Plan:
     """`apart`: more than one chain needs the tiles."""
     length, chunks = segment_length(p, sms), -(-p.T // C)
+    all_chunks = p.T // C + p.N if p.packed else p.B * chunks
+    ctas = 0 if kept or apart else ctas_of_one_kernel(p, sms, all_chunks, length > 0)
+    fused = fused_config(p, wraps(p, sms, ctas), ctas) if ctas else None
+    length = 0 if fused else length
     segment = length or max(chunks, 1)
     segments = max(1, -(-chunks // segment))
-    if p.packed:
-        all_chunks, all_segments = p.T // C + p.N, p.N + (p.T // (length * C) if length else 0)
-    else:
-        all_chunks, all_segments = p.B * chunks, p.B * segments
+    all_segments = p.B * segments if not p.packed else p.N + (p.T // (length * C) if length else 0)
 
     def chain(walk: str) -> ChainConfig:
         alone, several = (chain_config(p, walk, stages) for stages in STAGES)
@@ -100,8 +111,6 @@ def plan(p: Problem, sms: int, kept: bool = False, apart: bool = False) -> Plan:
 
     cut, entries = length > 0, all_chunks + p.packed                           # tokens of no sequence may need one more
     halves = (entries + 1) // 2 if p.packed else chunks // 2                   # one of two neighbours is a second half
-    one = not (cut or kept or apart) and one_kernel(p, sms, all_chunks)
-    fused = fused_config(p, wraps(p, sms)) if one else None
     return Plan(
         chunks, segments, segment, all_chunks, all_segments, entries,
         grid(entries) if p.packed else (chunks, p.B), grid(halves) if p.packed else (halves, p.B),
@@ -110,7 +119,7 @@ def plan(p: Problem, sms: int, kept: bool = False, apart: bool = False) -> Plan:
         pairs_config(p) if kept and p.C > C and halves else None,
         chain("segments" if cut else "sequences"), chain("carry") if cut else None,
         compose_config(p) if cut else None,
-        fused, clusters_of(p, sms) if fused and fused.wrapped else 0,
+        fused, clusters_of(p, sms, fused.ctas) if fused and fused.wrapped else 0,
     )  # fmt: skip
 
 
@@ -168,6 +177,8 @@ def recipes(p: Problem, host: Host) -> list[AnyRecipe]:
     configs += [chain_config(p, walk, stages) for walk in walks for stages in STAGES]
     configs += [None if p.batch_invariant else compose_config(p), fused_config(p)]
     configs += [fused_config(p, wrapped=True)]
+    if CTAS != 2:
+        configs += [fused_config(p, ctas=4), fused_config(p, wrapped=True, ctas=4)]
     if all(rule.holds(dataclasses.replace(p, direction="backward"), host) for rule in BACKWARD):
         configs += all_configs(RECORDED, p)
     return [recipe(config) for config in dict.fromkeys(configs) if config]
@@ -177,37 +188,52 @@ def prepare_config(p: Problem, kept: bool) -> PrepareConfig:
     return PrepareConfig(**chunk_options(p), packed=p.packed, kept_C=p.C * kept)
 
 
-def fused_config(p: Problem, wrapped: bool = False) -> FusedConfig | None:
+def fused_config(p: Problem, wrapped: bool = False, ctas: int = 2) -> FusedConfig | None:
     """If prepare computes one product per chunk, two CTAs share a head, and only o and final states are requested."""
     prepare = prepare_config(p, kept=False)
     asked = p.intermediate_states or p.checkpoints
+    staged = p.g_dtype == "bfloat16" and (ctas > 2 if STAGED is None else STAGED)
     if asked or not prepare.one_product or not p.K == p.V == 2 * COLUMNS:
         return None
-    return FusedConfig(prepare, dataclasses.replace(chain_config(p, "sequences", RING), every=1), wrapped)
+    return FusedConfig(prepare, dataclasses.replace(chain_config(p, "sequences", RING), every=1), wrapped, ctas, staged)
 
 
-def clusters_of(p: Problem, sms: int) -> int:
-    """Clusters of two, of those that run at once, that have something to walk."""
-    return min(p.N * p.HV, CLUSTERS or sms // 2)
+def clusters_of(p: Problem, sms: int, ctas: int) -> int:
+    """Clusters of so many CTAs, of those that run at once, that have something to walk."""
+    return min(p.N * p.HV, CLUSTERS or max(1, sms * FIT[ctas] // 132))
 
 
-def wraps(p: Problem, sms: int) -> bool:
+def wraps(p: Problem, sms: int, ctas: int) -> bool:
     """Whether the one kernel's clusters have equal shares of walks, instead of a walk each."""
-    return clusters_of(p, sms) < p.N * p.HV and p.T > 0
+    return clusters_of(p, sms, ctas) < p.N * p.HV and p.T > 0
 
 
-def one_kernel(p: Problem, sms: int, all_chunks: int) -> bool:
-    """Whether clusters of two are faster than two kernels: if there are enough sequences and heads, and sequences are
-    not short."""
-    walks = p.N * p.HV
+def ctas_of_one_kernel(p: Problem, sms: int, all_chunks: int, cut: bool) -> int:
+    """CTAs of the clusters of one kernel, where that is faster than two kernels; 0: it is not.  `cut`: the two would
+    walk segments of sequences."""
+    walks, all_slots = p.N * p.HV, all_chunks * p.HV
     if FUSED is not None or not walks:
-        return bool(FUSED and walks)
-    all_slots = all_chunks * p.HV
-    if all_slots >= 2**31:                                                     # share.py counts them in 32 bits
-        return False
-    clusters = clusters_of(p, sms)
-    of_one = -(-all_slots // clusters) + FIRST_CHUNK + PIECE * (walks / clusters - 1)
-    return of_one * CHUNKS <= all_slots + LAUNCH + WALK * walks
+        ctas = (CTAS or 2) if FUSED and walks else 0
+        return 0 if cut and ctas == 2 else ctas
+    if all_slots >= 2**31 or fused_config(p) is None:                          # share.py counts them in 32 bits
+        return 0
+
+    def longest(ctas: int, first: float) -> float:
+        """Chunks' times of the cluster that has most."""
+        clusters = clusters_of(p, sms, ctas)
+        return -(-all_slots // clusters) + first + PIECE * (walks / clusters - 1)
+
+    pair = not cut and CHUNKS * longest(2, FIRST_CHUNK) <= all_slots + LAUNCH + WALK * walks
+    if CTAS == 2:
+        return 2 * pair
+    if pair:
+        otherwise = CHUNKS * longest(2, FIRST_OF_TWO)
+    elif cut:
+        otherwise = CUT * all_slots
+    else:
+        otherwise = PREPARED * all_slots + max(CHAINED * all_slots, STEP * all_chunks / p.N) + GAP
+    four = CHUNKS_OF_FOUR * longest(4, FIRST_OF_FOUR) <= AT_MOST * otherwise
+    return 4 if four else 2 * pair
 
 
 def pairs_config(p: Problem) -> PairsConfig:

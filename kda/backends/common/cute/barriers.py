@@ -37,10 +37,10 @@ class Ring(NamedTuple):
 
 
 def stage_of(chunk, stages: int):
-    """The stage in which a chunk lies, of a power of two."""
-    return chunk & stages - 1
+    """The stage in which a chunk lies."""
+    return chunk % stages if stages & stages - 1 else chunk & stages - 1
 
 
 def phase_of(chunk, stages: int):
     """The parity of the stage's phase in which it holds the chunk."""
-    return chunk >> stages.bit_length() - 1 & 1
+    return (chunk // stages if stages & stages - 1 else chunk >> stages.bit_length() - 1) & 1

@@ -60,7 +60,7 @@ class Gate:
         first, d = WARP_ROWS * self.team.warp(), E * cute.arch.lane_idx()
         raw_q, raw_k, raw_g, weight = [], [], [], []
         for r in cutlass.range_constexpr(WARP_ROWS):
-            row = cutlass.min(first + r, tokens - 1)                           # past the end: the last row,
+            row = self.row_within(first + r, tokens)                           # past the end: the last row,
             raw_q.append(self.load_floats(at.q + (row * (H * K) + d)))
             raw_k.append(self.load_floats(at.k + (row * (H * K) + d)))
             raw_g.append(self.load_floats(at.g + (row * (HV * K) + d)))
@@ -75,6 +75,9 @@ class Gate:
             qn.append(self.times(raw_q[r], of_q))
             kn.append(self.times(raw_k[r], of_k))
         return qn, kn, gc
+
+    def row_within(self, row, tokens):
+        return cutlass.min(row, tokens - 1)
 
     @cute.jit
     def sum_of_decays(self, raw_g, weight, at, d):

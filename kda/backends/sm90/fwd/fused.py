@@ -1,30 +1,41 @@
-"""fwd/gate to fwd/output in one kernel: a cluster of two CTAs walks the chunks of one sequence and value head, and what
+"""fwd/gate to fwd/output in one kernel: a cluster of CTAs walks the chunks of one sequence and value head, and what
 `prepare` would hand to `chain` through memory goes from shared memory to shared memory.
 
-Each CTA has 64 columns of the state and makes every second tile for both CTAs: a group of eight warps does what
-prepare's CTA does, but writes into a stage, from which one bulk copy brings the tile to the neighbour's same stage.
+CTAs 0 and 1 have 64 columns of the state each.  All CTAs make tiles for both (parts/handover.py): a group of eight
+warps does what prepare's CTA does.
 
-  warps  registers  role     does
-  0-3    192        CHAIN    as in fwd/chain.py, and its rows of v, three chunks ahead
-  4-11   72         PREPARE  as in fwd/prepare.py, chunks 4 i + rank, into stage rank
-  12-19  72         PREPARE  chunks 4 i + 2 + rank, into stage 2 + rank
+  cluster of  warps       registers  role     does
+  2, 4        0-3         192        CHAIN    in CTAs 0 and 1 as in fwd/chain.py, and its rows of v, three chunks ahead
+  2           4-11        72         PREPARE  as in fwd/prepare.py, chunks 4 i + rank
+              12-19       72         PREPARE  chunks 4 i + 2 + rank
+  4           4-11        72         PREPARE  chunks 6 i + rank
+              12-19       72         PREPARE  in CTAs 2 and 3, chunks 6 i + 2 + rank
+              12          72         RELAY    in CTAs 0 and 1: credit for stages of this CTA, to those who fill them
 
-A stage has one producer: chunk c is in stage c mod 4, which group (c >> 1) & 1 of CTA c & 1 fills; the group waits
-for the stage after its sums.  Warp 0 of a group computes the inverse while the others load rows of their next chunk;
-they meet at the sums.  Warp 7 has the least to do and prefetches warp 0's next rows into L2: registers cannot hold
-them.
+A group waits for its tile after its sums.  Warp 0 of a group computes the inverse while the others wait at the sums of
+the next chunk, with rows that they have loaded.  Warp 7 has the least to do and prefetches warp 0's next rows into L2:
+registers cannot hold them.  `staged`, the default of clusters of four: as soon as the product is computed, all eight
+warps request their next rows, which go where the product's operands were (parts/rows.py).
 
   pipeline                arrivals                                           says
+  cluster of two
   full                    1, of PREPARE's warp 0; in the neighbour with      a tile is there
                           the bytes of the copy
   empty                   8, a lane of each warp of both CHAINs, in the      no warp reads the stage any more, in either
                           CTA that makes the stage's tiles                   CTA, and the copy is done
+  cluster of four
+  full                    1, of RELAY with the bytes of the copy, or of      a tile is there
+                          PREPARE's warp 0 in its own CTA
+  read                    4, a lane of each warp of CHAIN                    no warp of this CTA reads the tile any more
+  empty, of each group    2, the RELAYs                                      both CTAs have read the group's last tile
+  credit, of each group   2, the RELAYs                                      the stage of its next tile is free in both
+  both
   teams.CHAIN             128                                                rows of v and o are in shared memory
   teams.GROUP             256, of each group                                 prepare's barrier 0
   teams.GROUP_FIRST_FOUR  128, of each group                                 prepare's FIRST_FOUR
   crossed, in memory      1, a thread of the CHAIN before                    the state that enters a share is there
   share                   (the first meeting of the cluster)                 which share it is, by CHAIN's warp 0
-  cluster                 640 x 2                                            first: mbarriers are initialised; last: the
+  cluster                 640 of each CTA                                    first: mbarriers are initialised; last: the
                                                                              neighbour reads nothing here any more
 
 `wrapped`, where walks outnumber the clusters that run at once: a cluster has an equal share of all of them, in pieces
@@ -36,8 +47,10 @@ The roles share the launch's 640 x 96 registers: a separate LOAD warp would need
 
 The PREPAREs of all CTAs clear tokens outside every sequence at the end.
 
-  shared memory: configs.FusedConfig.struct; at K = 128 stages 4 x 29 KiB, a group's operands, sums and A_kk 36,
-  v 4 x 4.5, o 2 x 4.5
+  shared memory: configs.FusedConfig.struct; at K = 128 a tile has 29 KiB, a group's operands, sums and A_kk 37
+    cluster of two           2 x (2 tiles + 37), v 4 x 4.5, o 2 x 4.5 KiB        217 KiB
+    of four, CTAs 0 and 1    tile + 37, stages 4 x 29, v and o                   209
+    of four, CTAs 2 and 3    2 x (tile + 37)                                     132, of the same 209
 """
 
 from __future__ import annotations
@@ -52,23 +65,28 @@ from kda.compile import cutedsl
 from kda.compile.target import Target
 
 from ...common.cute import entry
-from ...common.cute.async_copies import bulk_copy_to_neighbour, copy_16_bytes_later, prefetch
-from ...common.cute.barriers import Ring, phase_of, stage_of
+from ...common.cute.async_copies import copy_16_bytes_later, prefetch
+from ...common.cute.barriers import phase_of, stage_of
 from ...common.cute.copies import allocate, field_at, load_one, store
 from ...common.cute.gate import beta_of_row
 from ...common.cute.order import wait_for_the_kernel_before
 from ...common.cute.segments import place_of_segment
 from ...common.cute.tile import WARPS, C
-from ..configs import COLUMNS, FIRST_PRODUCER, GROUPS, PITCH_V, RING, FusedConfig
+from ..configs import COLUMNS, FIRST_PRODUCER, PITCH_V, RING, WALKING, FusedConfig
 from ..parts.chunk import ChunkMaker
+from ..parts.handover import Four, Pair
+from ..parts.rows import RowsInShared
 from ..parts.share import Crossing, Share, chunks_of
 from ..parts.state import State, own_piece
 from ..parts.teams import CHAIN, Group
 
-CTAS = 2                                     # of a cluster
-Stage = namedtuple("Stage", "stage tile X Y sums A_kk columns b TB")    # that a group makes, and what it works in
+Made = namedtuple("Made", "place group tile X Y sums A_kk columns b TB")    # that a group makes, and what it works in
 IDLEST = WARPS - 1                           # the warp of a group that has the least to do
 CHAIN_REGISTERS, PREPARE_REGISTERS = 192, 72
+
+
+def way_of(config: FusedConfig) -> Pair | Four:
+    return Pair(config) if config.paired else Four(config)
 
 
 class Producer:
@@ -76,16 +94,18 @@ class Producer:
 
     def __init__(self, config: FusedConfig):
         self.c, self.struct, self.wrapped = config.prepare, config.group, config.wrapped
-        self.share = Share(config.chain)
+        self.makers, self.staged = config.makers, config.staged
+        self.share, self.way = Share(config.chain), way_of(config)
         self.team = Group()
         self.chunk = ChunkMaker(config.prepare, self.team)
+        self.rows = RowsInShared(config.prepare, self.team)
 
     @cute.jit
     def produce(self, x, s, ring, rank, begin, tokens, head):
-        """Every fourth chunk of the sequence, or of all that the cluster walks."""
+        """Every so many-th chunk of the sequence, or of all that the cluster walks."""
         struct, groups = self.struct, s.groups
         group = self.team.number()
-        stage = CTAS * group + rank
+        place = self.way.place(rank, group)
         base = groups + group * struct.bytes
         tile, X, Y = base, field_at(base, struct.X), field_at(base, struct.Y)
         sums, A_kk, columns, b = [
@@ -94,52 +114,87 @@ class Producer:
         TB = field_at(tile, self.chunk.tile.TB)
         if self.team.warp() == IDLEST:
             self.chunk.inverse.zeros(columns, TB)
-        of = Stage(stage, tile, X, Y, sums, A_kk, columns, b, TB)
+        of = Made(place, group, tile, X, Y, sums, A_kk, columns, b, TB)
         if cutlass.const_expr(not self.wrapped):
-            self.make(x, ring, of, rank, begin, tokens, head, stage, 0)
+            self.make(x, s, ring, of, rank, begin, tokens, head, place, 0)
         else:
             at, left = self.share.first(s.share)
             made, n, looked_up = Int32(0), Int32(0), Boolean(True)
             while left > 0:
                 head, n, begin, tokens, _, _ = self.share.piece(x, s.share, at, looked_up, head, n)
                 chunks = chunks_of(tokens)
-                self.make(x, ring, of, rank, begin, tokens, head, (stage - made) & RING - 1, made)
+                self.make(x, s, ring, of, rank, begin, tokens, head, self.way.first(place, made), made)
                 at, looked_up = self.share.after(s.share, at, chunks)
                 left, made = left - chunks, made + chunks
 
     @cute.jit
-    def make(self, x, ring, of, rank, begin, tokens, head, first, made):
-        """Chunks `first`, `first` + 4, .. of a piece, before which so many were made."""
-        for chunk in cutlass.range(first, (tokens + C - 1) // C, RING, unroll=1):
+    def make(self, x, s, ring, of, rank, begin, tokens, head, first, made):
+        """The group's chunks of a piece, from `first` on, before which so many were made."""
+        if cutlass.const_expr(self.staged):
+            if first * C < tokens:
+                self.request(x, of, begin, first, tokens, head)
+        for chunk in cutlass.range(first, (tokens + C - 1) // C, self.makers, unroll=1):
             token, rows = begin + chunk * C, cutlass.min(tokens - chunk * C, C)
             at = self.chunk.gate.rows_of_head(x, token, head)
             beta = Float32(0.0)
             if self.team.warp() == IDLEST:
                 beta = beta_of_row(at.beta, self.c.beta, rows, x.HV, cute.arch.lane_idx())
-            own = self.chunk.gate.load_rows(at, rows, x.H, x.HV)
-            phase = phase_of(made + chunk, RING) ^ 1
+            own = self.load(x, of, at, rows)
+            phase = phase_of(made + chunk, self.makers)
             self.chunk.gate.sum_over_warps(own[2], of.sums, self.c.K // 32 * cute.arch.lane_idx())
-            self.acquire_stage(ring.empty + of.stage, phase, of.b, beta)
+            self.acquire(ring, of, phase, beta)
             self.chunk.pairs.one_product(*own, of.sums, of.X, of.Y, of.tile, x.lower_bound)
-            if self.team.warp() == IDLEST and (chunk + RING) * C < tokens:
-                self.prefetch_rows(x, token + RING * C, tokens - (chunk + RING) * C, head)
+            if cutlass.const_expr(self.staged):
+                self.finish(x, s, ring, of, rank, begin, tokens, head, chunk, made, phase)
+            elif self.team.warp() == IDLEST and (chunk + self.makers) * C < tokens:
+                self.prefetch_rows(x, token + self.makers * C, tokens - (chunk + self.makers) * C, head)
             elif self.team.warp() < 4:
                 acc = self.chunk.tensor_core.accumulator()
                 self.chunk.tensor_core.one_product(acc, of.X, of.Y, 0)
                 self.chunk.store_pairs(acc, of.A_kk, of.b, of.tile, None, rows, 0)
                 self.team.meet_first_four()
                 if self.team.warp() == 0:
-                    self.chunk.inverse.solve(of.A_kk, of.columns, of.TB, None, of.b)
-                    cute.arch.fence_proxy("async.shared", space="cta")         # TB is in the tile
-                    cute.arch.sync_warp()
-                    self.hand_over(of.tile, ring.full + of.stage, rank ^ 1)
+                    self.invert(s, ring, of, rank, made + chunk, phase)
 
     @cute.jit
-    def acquire_stage(self, empty, phase, b, beta):
+    def load(self, x, of, at, rows):
+        if cutlass.const_expr(self.staged):
+            return self.rows.load_requested(at, rows, of.X, of.Y)
+        return self.chunk.gate.load_rows(at, rows, x.H, x.HV)
+
+    @cute.jit
+    def invert(self, s, ring, of, rank, c, phase):
+        self.chunk.inverse.solve(of.A_kk, of.columns, of.TB, None, of.b)
+        cute.arch.fence_proxy("async.shared", space="cta")                     # TB is in the tile
+        cute.arch.sync_warp()
+        self.way.hand_over(s, ring, of.tile, c, of.place, of.group, rank, phase)
+
+    @cute.jit
+    def finish(self, x, s, ring, of, rank, begin, tokens, head, chunk, made, phase):
+        """The product and what follows from it; between the two, all request rows of the group's next chunk."""
+        if self.team.warp() < 4:
+            acc = self.chunk.tensor_core.accumulator()
+            self.chunk.tensor_core.one_product(acc, of.X, of.Y, 0)
+            self.chunk.store_pairs(acc, of.A_kk, of.b, of.tile, None, C, 0)
+            # redundant: warp 0 has its own proxy fence before the copy; the documented use is one per writer
+            cute.arch.fence_proxy("async.shared", space="cta")                 # A_qk is in the tile
+        self.team.meet()                                                       # X and Y were read
+        if (chunk + self.makers) * C < tokens:
+            self.request(x, of, begin, chunk + self.makers, tokens, head)
+        if self.team.warp() == 0:
+            self.invert(s, ring, of, rank, made + chunk, phase)
+
+    @cute.jit
+    def request(self, x, of, begin, chunk, tokens, head):
+        at = self.chunk.gate.rows_of_head(x, begin + chunk * C, head)
+        self.rows.request(at, cutlass.min(tokens - chunk * C, C), x.H, x.HV, of.X, of.Y)
+
+    @cute.jit
+    def acquire(self, ring, of, phase, beta):
         """The tile is this group's; so is b, which the chunk before needs no more."""
-        cute.arch.mbarrier_wait(empty, phase)
+        self.way.acquire(ring, of.place, of.group, phase)
         if self.team.warp() == IDLEST:
-            b[cute.arch.lane_idx()] = beta
+            of.b[cute.arch.lane_idx()] = beta
 
     @cute.jit
     def prefetch_rows(self, x, first, rows, head):
@@ -156,16 +211,6 @@ class Producer:
             prefetch(source + ((first + row) * heads + head) * size + (lane & 1) * 128)
 
     @cute.jit
-    def hand_over(self, tile, full, neighbour):
-        """The tile to both CHAINs, by one warp."""
-        of_tile = self.chunk.tile
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(full)
-            # redundant: its release, not the arrival; the copy itself brings everything the neighbour reads
-            cute.arch.mbarrier_arrive_and_expect_tx(full, of_tile.end, peer_cta_rank_in_cluster=neighbour)
-            bulk_copy_to_neighbour(tile, tile + of_tile.bytes, of_tile.end, full, neighbour)
-
-    @cute.jit
     def clear(self, x, end, head):
         """Clears o of tokens outside every sequence, a row per warp."""
         V, group = self.c.V, self.team.number()
@@ -173,9 +218,9 @@ class Producer:
         n, N, heads = z, cute.arch.grid_dim()[2], Int32(1)
         if cutlass.const_expr(self.wrapped):
             n, N, heads = y, cute.arch.grid_dim()[1], x.HV
-        own = ((n * CTAS + rank) * GROUPS + group) * WARPS + self.team.warp()
+        own = self.way.place_of_all(n, rank, group) * WARPS + self.team.warp()
         zero = [Float32(0.0)] * (V // 32)
-        for row in cutlass.range(Int32(end) + own, x.T, N * (CTAS * GROUPS * WARPS), unroll=1):
+        for row in cutlass.range(Int32(end) + own, x.T, N * (self.makers * WARPS), unroll=1):
             for h in cutlass.range(head, head + heads, unroll=1):
                 store(x.o + (Int64(row) * x.HV + h) * V + cute.arch.lane_idx() * (V // 32), zero)
 
@@ -183,12 +228,12 @@ class Producer:
     def hand_through(self, x, cluster, clusters, rank):
         """The states of sequences of no tokens, which no cluster walks."""
         c = self.share.c
-        own = (CTAS * self.team.number() + rank) * (32 * WARPS) + self.team.thread()
+        own = self.way.place(rank, self.team.number()) * (32 * WARPS) + self.team.thread()
         for n in cutlass.range(cluster, x.N, clusters, unroll=1):
             _, _, tokens, _, _ = place_of_segment(c, x, n, 0, 1, 0)
             if tokens == 0:
                 first, size = Int64(n) * x.HV * (c.K * c.V), x.HV * (c.K * c.V)
-                for i in cutlass.range(own, size, CTAS * GROUPS * 32 * WARPS, unroll=1):
+                for i in cutlass.range(own, size, self.makers * 32 * WARPS, unroll=1):
                     entering = Float32(0.0)
                     if cutlass.const_expr(c.h0):
                         entering = load_one(x.h0 + (first + i)).to(Float32)
@@ -196,10 +241,10 @@ class Producer:
 
 
 class Consumer:
-    """CHAIN: a state's walk over tiles that two CTAs self.chunk."""
+    """CHAIN: a state's walk over tiles that the cluster makes."""
 
     def __init__(self, config: FusedConfig):
-        self.c, self.group = config.chain, config.group
+        self.c, self.way = config.chain, way_of(config)
         self.state, self.share, self.crossing = State(config.chain), Share(config.chain), Crossing()
 
     @cute.jit
@@ -237,7 +282,7 @@ class Consumer:
         for i in cutlass.range(steps, unroll=1):
             c = walked + i
             stage, phase = stage_of(c, RING), c // RING & 1                    # counted: a shift is 0.5% slower
-            tile = s.groups + ((stage >> 1) * self.group.bytes + ((stage ^ rank) & 1) * self.state.tile.bytes)
+            tile = self.way.tile_of(s, c, stage, rank)
             words_of_v = self.state.load_v(s.v + stage * (C * PITCH_V))
             cute.arch.mbarrier_wait(ring.full + stage, phase)
             PO = self.state.issue_PO(operand, tile)
@@ -246,9 +291,7 @@ class Consumer:
             if i > 0:
                 self.state.store_o(x.o, s.o, own, i - 1, Int32(C), x.HV)
             self.state.update(S, operand, PO, tile, words_of_v, s.o + (i & 1) * (C * PITCH_V))
-            cute.arch.sync_warp()
-            with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive(ring.empty + stage, peer_cta_rank_in_cluster=stage & 1)
+            self.way.hand_back(ring, stage)
         if steps > 0:
             CHAIN.sync()                                                       # o of the last chunk is there
             self.state.store_o(x.o, s.o, own, steps - 1, tokens - (steps - 1) * C, x.HV)
@@ -273,7 +316,7 @@ class Consumer:
 
 class Fused(entry.Entry):
     def __init__(self, config: FusedConfig):
-        self.c = config
+        self.c, self.way = config, way_of(config)
         self.producer, self.consumer = Producer(config), Consumer(config)
 
     @cute.kernel
@@ -287,11 +330,9 @@ class Fused(entry.Entry):
         if cutlass.const_expr(not self.c.wrapped):
             _, begin, tokens, _, _ = place_of_segment(c, x, n, 0, 1, 0)
         s = allocate(self.c.struct)
-        ring = Ring(s.full, s.empty)
+        ring = self.way.ring(s)
         if cute.arch.thread_idx()[0] == 0:
-            for stage in cutlass.range_constexpr(RING):
-                cute.arch.mbarrier_init(ring.full + stage, 1)
-                cute.arch.mbarrier_init(ring.empty + stage, 4 * CTAS)
+            self.way.initialise(ring)
             cute.arch.mbarrier_init_fence()
         if cutlass.const_expr(self.c.wrapped):
             if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
@@ -299,27 +340,53 @@ class Fused(entry.Entry):
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
         if cute.arch.make_warp_uniform(cute.arch.warp_idx()) < FIRST_PRODUCER:
-            cute.arch.setmaxregister_increase(CHAIN_REGISTERS)
-            if cutlass.const_expr(self.c.wrapped):
-                self.consumer.walk_share(x, s, ring, cluster, rank)
-            else:
-                S = self.consumer.state.zero()
-                if cutlass.const_expr(c.h0):
-                    self.consumer.state.load(x.h0, n * x.HV + head, rank, c.V, c.v_first, S)
-                first_v = (begin * x.HV + head) * c.V + rank * COLUMNS
-                self.consumer.walk(x, S, s, ring, first_v, rank, tokens)
-                if cutlass.const_expr(c.ht):
-                    self.consumer.state.store(x.ht, n * x.HV + head, rank, c.V, c.v_first, S)
+            if cutlass.const_expr(self.c.paired) or rank < WALKING:
+                self.chain(x, s, ring, cluster, rank, begin, tokens, head, n)
+        elif cutlass.const_expr(self.c.paired):
+            cute.arch.setmaxregister_decrease(PREPARE_REGISTERS)
+            self.prepare(x, s, ring, cluster, clusters, rank, begin, tokens, head)
         else:
             cute.arch.setmaxregister_decrease(PREPARE_REGISTERS)
-            self.producer.produce(x, s, ring, rank, begin, tokens, head)
-            if cutlass.const_expr(c.packed):
-                _, begin, tokens, _, _ = place_of_segment(c, x, self.sequences(x) - 1, 0, 1, 0)
-                self.producer.clear(x, begin + tokens, 0 if cutlass.const_expr(self.c.wrapped) else head)
-            if cutlass.const_expr(self.c.wrapped and c.packed and c.ht):
-                self.producer.hand_through(x, cluster, clusters, rank)
+            if rank < WALKING and self.producer.team.number() > 0:
+                self.relay(s, ring, rank, tokens)
+            else:
+                self.prepare(x, s, ring, cluster, clusters, rank, begin, tokens, head)
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
+
+    @cute.jit
+    def chain(self, x, s, ring, cluster, rank, begin, tokens, head, n):
+        c = self.c.chain
+        cute.arch.setmaxregister_increase(CHAIN_REGISTERS)
+        if cutlass.const_expr(self.c.wrapped):
+            self.consumer.walk_share(x, s, ring, cluster, rank)
+        else:
+            S = self.consumer.state.zero()
+            if cutlass.const_expr(c.h0):
+                self.consumer.state.load(x.h0, n * x.HV + head, rank, c.V, c.v_first, S)
+            first_v = (begin * x.HV + head) * c.V + rank * COLUMNS
+            self.consumer.walk(x, S, s, ring, first_v, rank, tokens)
+            if cutlass.const_expr(c.ht):
+                self.consumer.state.store(x.ht, n * x.HV + head, rank, c.V, c.v_first, S)
+
+    @cute.jit
+    def prepare(self, x, s, ring, cluster, clusters, rank, begin, tokens, head):
+        c = self.c.chain
+        self.producer.produce(x, s, ring, rank, begin, tokens, head)
+        if cutlass.const_expr(c.packed):
+            _, begin, tokens, _, _ = place_of_segment(c, x, self.sequences(x) - 1, 0, 1, 0)
+            self.producer.clear(x, begin + tokens, 0 if cutlass.const_expr(self.c.wrapped) else head)
+        if cutlass.const_expr(self.c.wrapped and c.packed and c.ht):
+            self.producer.hand_through(x, cluster, clusters, rank)
+
+    @cute.jit
+    def relay(self, s, ring, rank, tokens):
+        """By the first warp of the group."""
+        chunks = chunks_of(tokens)
+        if cutlass.const_expr(self.c.wrapped):
+            _, chunks = self.producer.share.first(s.share)
+        if self.producer.team.warp() == 0:
+            self.way.relay(ring, rank, chunks)
 
     @cute.jit
     def sequences(self, x):

@@ -1,0 +1,39 @@
+"""A chunk's rows of q, k and g on their way through shared memory: a warp requests its own ones as soon as the product
+of the chunk before has read X and Y, where they lie until the operands of their chunk take that place."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+
+from ...common.cute.async_copies import copy_16_bytes_later
+from ...common.cute.gate import Gate
+from ...common.cute.tile import WARP_ROWS, C
+
+PIECE = 8                                    # elements of 16 bytes
+
+
+class RowsInShared(Gate):
+    """As Gate, of rows that each warp finds where it had them copied to."""
+
+    def row_within(self, row, tokens):
+        return row
+
+    @cute.jit
+    def request(self, at, tokens, H, HV, X, Y):
+        """Past the end of a chunk of so many tokens: its last row."""
+        K, lane, first = self.c.K, cute.arch.lane_idx(), WARP_ROWS * self.team.warp()
+        for source, heads, to in ((at.q, H, X), (at.k, H, X + C * K), (at.g, HV, Y)):
+            for j in cutlass.range_constexpr(WARP_ROWS * K // (32 * PIECE)):
+                row, column = first + (lane + 32 * j) // (K // PIECE), lane % (K // PIECE) * PIECE
+                address = source + (cutlass.min(row, tokens - 1) * (heads * K) + column)
+                copy_16_bytes_later(address.toint(), to + (row * K + column))
+        cute.arch.cp_async_commit_group()
+
+    @cute.jit
+    def load_requested(self, at, tokens, X, Y):
+        """`load_rows` of those that were requested."""
+        cute.arch.cp_async_wait_group(0)
+        # redundant: in the simulator, where a warp waits as a whole; the manual lets each lane wait for its own copies
+        cute.arch.sync_warp()
+        return self.load_rows(at._replace(q=X, k=X + C * self.c.K, g=Y), tokens, 1, 1)

@@ -1,0 +1,168 @@
+"""The Hopper forward in one kernel, clusters of four, in which two CTAs only make tiles: calls against the definition,
+and the bits of two kernels."""
+
+import pytest
+import torch
+from cute_calls import (
+    RAGGED,
+    Fault,
+    called,
+    changed,
+    check,
+    forget_plans,
+    has_products_that_wait_for_no_other,
+    kept_nowhere,
+    plant,
+    ways_of_noticing,
+)
+
+pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
+
+from kda.backends.sm90 import launch, plan
+from kda.backends.sm90.configs import FusedConfig
+from kda.verify.cases import make_inputs
+
+pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
+
+
+def case_of(**options):
+    return make_inputs(**dict(H=1, K=128, V=128, gate="bounded") | options)
+
+
+@pytest.fixture
+def fours(monkeypatch):
+    """One kernel of so many clusters of four; None: of a walk each; False: two kernels."""
+
+    def ask(count=None):
+        for name, value in dict(FUSED=count is not False, CTAS=4, CLUSTERS=count or None).items():
+            monkeypatch.setattr(plan, name, value)
+        forget_plans()
+
+    ask()
+    yield ask
+    monkeypatch.undo()
+    forget_plans()
+
+
+SHARES = {
+    "every group makes more than two tiles": (None, dict(T=450)),
+    "a walk is cut between two clusters": (2, dict(T=70, HV=3)),
+    "fewer chunks than groups": (None, dict(T=100)),
+    "one token": (None, dict(T=1)),
+    "packed, GVA": (None, dict(HV=2, **RAGGED)),
+    "a walk is longer than a share": (4, dict(lengths=(300, 1, 0, 5, 40))),
+    "packed, many tokens of none": (3, dict(lengths=(40, 33, 0, 70), padding=140)),
+    "no initial state": (2, dict(T=130, HV=3, initial_state=False)),
+    "g of float32": (None, dict(T=230, g_dtype="float32")),
+}
+
+
+@pytest.mark.spread(every=9)
+@pytest.mark.parametrize("name", SHARES)
+def test_a_call_is_the_definition_and_has_the_bits_of_two_kernels(name, fours):
+    count, shape = SHARES[name]
+    dtype = getattr(torch, shape.get("g_dtype", "bfloat16"))
+    case = changed(case_of(**{k: v for k, v in shape.items() if k != "g_dtype"}), g=lambda x: x.to(dtype))
+    fours(count)
+    config = plan.plan(case.problem(), 132).fused
+    assert config.ctas == 4 and config.wrapped == bool(count) and config.staged == (dtype == torch.bfloat16)
+    found = check(case)
+    fours(False)
+    expected, _ = called(case)
+    assert all(torch.equal(found[x], expected[x]) for x in expected)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("count", range(1, 6))
+def test_no_bit_depends_on_the_number_of_clusters(count, fours):
+    case = case_of(lengths=(130, 0, 1, 200, 64, 31), HV=2)
+    fours(count)
+    found, session = called(case)
+    fours(False)
+    expected, _ = called(case)
+    assert not session.findings and all(torch.equal(found[x], expected[x]) for x in expected)
+
+
+@pytest.mark.spread(every=8)
+@pytest.mark.parametrize("shape", [dict(T=450), dict(lengths=(290, 0, 1, 90), padding=9)], ids=["rows", "packed"])
+@pytest.mark.parametrize("schedule", [1, 2, 3, 4])
+def test_any_order_of_warps_gives_the_same_bits(schedule, shape, fours):
+    case = case_of(**shape)
+    fours(2 if "lengths" in shape else None)
+    (expected, _), (found, session) = called(case), called(case, schedule=schedule, early=schedule % 2 == 0)
+    assert not session.findings, "\n".join(map(str, session.findings[:5]))
+    assert all(torch.equal(found[x], expected[x]) for x in expected)
+
+
+@pytest.mark.exhaustive
+def test_clusters_of_two_may_have_their_rows_staged(fours, monkeypatch):
+    monkeypatch.setattr(plan, "CTAS", 2)
+    monkeypatch.setattr(plan, "STAGED", True)
+    case = case_of(T=390)
+    assert plan.plan(case.problem(), 132).fused.staged
+    found = check(case)
+    fours(False)
+    expected, _ = called(case)
+    assert all(torch.equal(found[x], expected[x]) for x in expected)
+
+
+@pytest.mark.exhaustive
+def test_sequences_of_no_tokens_hand_their_states_through(fours):
+    case = case_of(lengths=(0, 0, 0), HV=2, padding=40)
+    fours(2)
+    found, session = called(case)
+    assert not session.findings and not found["o"].any()
+    assert torch.equal(found["ht"], case.keywords["initial_state"])
+
+
+FUSED, HANDOVER, ROWS = "sm90/fwd/fused", "sm90/parts/handover", "sm90/parts/rows"
+FAULTS = {
+    "a tile leaves before its stage is free": Fault(
+        HANDOVER, "cute.arch.mbarrier_wait(ring.credit + group, phase)", "pass", "race-read-write", schedule=2
+    ),
+    "a tile is overwritten before both CTAs have read it": Fault(
+        HANDOVER, "mbarrier_init(ring.empty + group, WALKING)", "mbarrier_init(ring.empty + group, 1)",
+        "race-read-write", schedule=2
+    ),
+    "credit comes before the stage was read": Fault(
+        HANDOVER, "mbarrier_init(ring.read + stage, 4)", "mbarrier_init(ring.read + stage, 1)", "race-read-write",
+        schedule=2
+    ),
+    "RELAY tells the wrong CTA": Fault(
+        HANDOVER, "peer_cta_rank_in_cluster=place - group * WALKING", "peer_cta_rank_in_cluster=place & 1", "deadlock"
+    ),
+    "rows are requested before the product has read its operands": Fault(
+        FUSED, f"self.team.meet(){55 * ' '}# X and Y were read", "pass", "race-read-write", schedule=2
+    ),
+    "rows are read before they are there": Fault(
+        ROWS, "cute.arch.cp_async_wait_group(0)", "cute.arch.cp_async_wait_group(1)", "race-write-read"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch, fours):
+    plant(fault, tmp_path, monkeypatch)
+    assert fault.noticed in ways_of_noticing(case_of(T=450), schedule=fault.schedule)
+
+
+@pytest.mark.exhaustive
+def test_it_takes_the_shared_memory_that_its_configuration_says(monkeypatch, fours):
+    """With 16 bytes less it reaches beyond it."""
+    enough = FusedConfig.shared.fget
+    monkeypatch.setattr(FusedConfig, "shared", property(lambda config: enough(config) - 16))
+    kept_nowhere(monkeypatch)
+    _, session = called(case_of(T=100))
+    assert any(finding.kind == "out-of-bounds" for finding in session.findings)
+
+
+def test_the_second_group_of_a_cta_fits_where_others_have_stages(fours):
+    config = plan.plan(case_of(T=33).problem(), 132).fused
+    assert config.group.bytes <= config.struct.stages.bytes and config.shared <= 227 * 1024
+
+
+def test_roles_share_out_the_registers_of_the_launch(tmp_path, fours):
+    kernel = launch.kernel(plan.plan(case_of(T=33).problem(), 132).fused)
+    assert kernel.spills <= 8 and 128 * 192 + 512 * 72 <= 640 * kernel.registers <= 65536
+    has_products_that_wait_for_no_other(kernel, tmp_path)
