@@ -28,6 +28,7 @@ class WorkItem:
     @cute.jit
     def publish(self, shared, walk, head, tokens, at):
         """Called by all eight warps, of the walk's rows `at`."""
+        # redundant: before the first item
         self.team.meet()                                                       # all have read the item before
         if self.team.warp() == 0:
             with cute.arch.elect_one():
