@@ -91,7 +91,7 @@ class Producer:
         self.item.publish(shared, walk, head, tokens, at)
         if cutlass.const_expr(self.c.bias):
             self.rows.store_bias(at, field_at(shared + self.team.number() * GROUP.bytes, GROUP.sums))
-            self.team.meet()                                                   # it is there
+        self.team.meet()                                                       # all of it is there
 
     @cute.jit
     def produce_one(self, x, shared, barriers, chunk, phase, rank):

@@ -27,8 +27,7 @@ class WorkItem:
 
     @cute.jit
     def publish(self, shared, walk, head, tokens, at):
-        """Called by all eight warps, of the walk's rows `at`."""
-        # redundant: before the first item
+        """Called by all eight warps, of the walk's rows `at`; they have to meet before they read it."""
         self.team.meet()                                                       # all have read the item before
         if self.team.warp() == 0:
             with cute.arch.elect_one():
@@ -39,7 +38,6 @@ class WorkItem:
                 store(self.field(shared, ITEM.tokens), [tokens])
                 store(self.field(shared, ITEM.rate), [at.rate])
                 store(self.field(shared, ITEM.scale), [at.scale, at.lower_bound])
-        self.team.meet()                                                       # it is there
 
     @cute.jit
     def chunks(self, shared):
