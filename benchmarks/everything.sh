@@ -2,9 +2,10 @@
 # All that docs/results/triton.md says of the Triton backend on a GPU: `benchmarks/everything.sh times FOLDER` in 6
 # minutes, alone on the GPU; `benchmarks/everything.sh checks FOLDER [CHECKOUT OF FLA]` in 3, several at a time.  And of the Hopper
 # forward: `benchmarks/everything.sh hopper FOLDER`, in 5, what is least known first; all that is printed is in FOLDER.
+# `benchmarks/everything.sh questions FOLDER` times what docs/ only predicts, on a Hopper GPU, in 9.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-what=${1:?times, checks or hopper} out=${2:?a folder for the results} fla=${3:-}
+what=${1:?times, checks, hopper or questions} out=${2:?a folder for the results} fla=${3:-}
 mkdir -p "$out"
 export PYTHONPATH=${PYTHONPATH:-.}
 
@@ -21,8 +22,25 @@ times() {
     python benchmarks/launch.py --json "$out/launch.json"
 }
 
+run() { timeout "$2" "${@:3}" > "$out/$1.log" 2>&1; tail -n 12 "$out/$1.log"; }
+
+questions() {
+    few=(--shape kimi-8k --shape h24-8k --shape h40-8k --shape h22-4k --shape h32-1k)
+    run twos 60 python benchmarks/hopper.py "${few[@]}" --no-fused --json "$out/twos.json"
+    run fours 60 python benchmarks/hopper.py "${few[@]}" --fused --ctas 4 --json "$out/fours.json"
+    run memcheck-fours 90 compute-sanitizer --report-api-errors no --tool memcheck python benchmarks/hopper.py --shape h32-1k \
+        --fused --ctas 4
+    run staged 60 python benchmarks/hopper.py --shape h64-8k --fused --staged --json "$out/staged.json"
+    run shares 60 python benchmarks/hopper.py --shape h64-64x128 --shape h96-8k --json "$out/shares.json"
+    for keep in states all; do
+        run "step-$keep" 90 python -m kda bench --backend sm90 --direction step --graph --disable-recompute $keep \
+            --shape h64-8k --shape kimi-8k --shape h16-8k --regime slow --save "$out/step-$keep.json"
+    done
+    run first 60 python benchmarks/first_call.py --backend sm90 --json "$out/first_call.json"
+    run decode 200 python benchmarks/decode_variants.py --json "$out/decode_variants.json"
+}
+
 hopper() {
-    run() { timeout "$2" "${@:3}" > "$out/$1.log" 2>&1; tail -n 12 "$out/$1.log"; }
     run tests 120 python -m pytest -q tests/gpu/test_sm90_forward_on_gpu.py
     run memcheck 100 compute-sanitizer --report-api-errors no --tool memcheck python benchmarks/sanitized.py sm90
     run racecheck 100 compute-sanitizer --report-api-errors no --tool racecheck python benchmarks/sanitized.py sm90 --followed
