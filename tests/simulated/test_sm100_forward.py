@@ -373,7 +373,7 @@ def test_a_forward_that_is_recorded_is_made_by_who_takes_the_backward():
 
 @pytest.mark.parametrize(("save", "said"), [(Save.PRODUCTS, True), (Save.NOTHING, False)])
 def test_explain_says_who_makes_a_forward_that_is_recorded(save, said, monkeypatch, capsys):
-    monkeypatch.setattr(rehearsal, "what_is_kept", lambda problem, asked: save)             # as on a GPU; as here
+    monkeypatch.setattr(rehearsal, "what_is_kept", lambda problem, asked, states: save)     # as on a GPU; as here
     case = case_of(T=33, initial_state=False)
     many = torch.cat([torch.zeros(70_000, dtype=torch.int64), torch.tensor([33])])    # sequences, for a backward
     with standing_in(host_of("sm100")):
