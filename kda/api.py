@@ -466,7 +466,7 @@ def _recorded(inputs: Inputs, options: Options) -> tuple[Tensor, Tensor | None]:
     """A call with plain tensors that records gradients."""
     call, asked = Call("chunk_kda", inputs, options), backend_asked(options.backend)
     problem = operate(problem_of, call, call)
-    recording = autograd.Recording(options, route(problem, asked, what_is_kept(problem, asked, _states(options))))
+    recording = autograd.Recording(options, route(problem, asked, what_is_kept(problem, asked, keeps_states(options))))
     return operate(autograd.Recorded.apply, call, recording, *inputs[: len(autograd.INPUTS)])
 
 
@@ -477,7 +477,7 @@ def _saved_by(inputs: Inputs, options: Options) -> Save:
     if not torch.compiler.is_compiling():
         if on_gpu or stand_in() is not None:
             problem = problem_of(Call("chunk_kda", inputs, options))
-            return what_is_kept(problem, backend_asked(options.backend), _states(options))
+            return what_is_kept(problem, backend_asked(options.backend), keeps_states(options))
         return Save.ALL if options.disable_recompute is True else Save.NOTHING
     if options.disable_recompute is True:
         return Save.ALL
@@ -491,7 +491,7 @@ def _saved_by(inputs: Inputs, options: Options) -> Save:
     return Save.NOTHING if _keeps_nothing(str(inputs.q.device), tuple(settings), K, V, *dtypes) else Save.PRODUCTS
 
 
-def _states(options: Options) -> bool:
+def keeps_states(options: Options) -> bool:
     return options.disable_recompute == Save.STATES
 
 

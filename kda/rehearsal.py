@@ -14,6 +14,7 @@ from .api import (
     bind_a_part,
     fused_recurrent_kda,
     fused_recurrent_kda_fwd,
+    keeps_states,
     operate,
     parallel,
     prepare,
@@ -75,7 +76,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
     if recorded:
         problem = problem_of(Call("explain", inputs, options))
         with contextlib.suppress(NoBackendError):                              # printed below
-            save = what_is_kept(problem, asked, options.disable_recompute == Save.STATES)
+            save = what_is_kept(problem, asked, keeps_states(options))
     if save is not Save.ALL:
         options = options._replace(disable_recompute=False)
     choices = []
@@ -113,8 +114,7 @@ def rehearse(function: str, *args: Any, **keywords: Any) -> tuple[Choice, ...]:
     check(call, RECORDING)
     if call.recurrent or not records_gradients(call.inputs):
         return (choose(problem, asked),)
-    states = call.options.disable_recompute == Save.STATES
-    way = route(problem, asked, what_is_kept(problem, asked, states))
+    way = route(problem, asked, what_is_kept(problem, asked, keeps_states(call.options)))
     return choose(way.forward, asked), choose(way.backward, way.asked)
 
 
