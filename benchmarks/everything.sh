@@ -32,11 +32,13 @@ questions() {
         --fused --ctas 4
     run staged 60 python benchmarks/hopper.py --shape h64-8k --fused --staged --json "$out/staged.json"
     run shares 60 python benchmarks/hopper.py --shape h64-64x128 --shape h96-8k --json "$out/shares.json"
+    run softplus 60 python benchmarks/hopper.py --shape h64-8k --shape kimi-8k --gate softplus --json "$out/softplus.json"
     for keep in states all; do
         run "step-$keep" 90 python -m kda bench --backend sm90 --direction step --graph --disable-recompute $keep \
             --shape h64-8k --shape kimi-8k --shape h16-8k --regime slow --save "$out/step-$keep.json"
     done
     run first 60 python benchmarks/first_call.py --backend sm90 --json "$out/first_call.json"
+    run host 40 python -m kda bench --host --backend sm90 --shape h64-8k
     run decode 200 python benchmarks/decode_variants.py --json "$out/decode_variants.json"
 }
 
