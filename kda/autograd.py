@@ -43,6 +43,7 @@ from .checks import (
 from .dispatch import Route, backend_asked, backend_of_backward, capability, choose, launcher, recorder
 from .errors import KdaError
 from .gates import wide_dtype
+from .host import stand_in
 from .problem import Inputs, Options, Problem
 
 if TYPE_CHECKING:
@@ -229,6 +230,10 @@ class Recorded(torch.autograd.Function):
     @staticmethod
     def forward(ctx, of: Recording, *tensors):
         x = Inputs(*tensors)
+        offsets = None if x.cu_seqlens is None else str(x.cu_seqlens.dtype).removeprefix("torch.")
+        if offsets not in of.route.built:
+            of.route.built.add(offsets)
+            _build_step(of.route, x)
         with autocast_off(x.q):
             out = launcher(of.route.backend).forward(of.route.forward, x, of.route.save)
         ctx.of = of
@@ -248,6 +253,14 @@ class Recorded(torch.autograd.Function):
         with autocast_off(x.q):
             grads = launcher(backend).backward(route.backward, x, do, dht, _bundled(saved))
         return None, *_wanted(grads, needs)
+
+
+def _build_step(of: Route, x: Inputs) -> None:
+    """If one backend has kernels for both directions and keeps its own layout: those of other backends are built
+    together anyway."""
+    backward = choose(of.backward, of.asked).backend
+    if backward == of.backend and capability(backward).keeps_own and stand_in() is None:
+        launcher(backward).build_step(of.forward, x, of.save)
 
 
 class Recording(NamedTuple):

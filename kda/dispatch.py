@@ -206,6 +206,7 @@ class Route(NamedTuple):
     forward: Problem                                     # `disable_recompute` requests Saved; `save` has the rest
     backward: Problem
     asked: str                                           # the name in force for the backward
+    built: set[str | None]                               # dtypes of cu_seqlens for which its kernels are built
 
 
 def route(problem: Problem, asked: str, save: Save) -> Route:
@@ -219,7 +220,7 @@ def _route(problem: Problem, asked: str, save: Save, host: Host | None) -> Route
     if save is Save.PRODUCTS:
         backend = recorder(forward, backend)
     backward = dataclasses.replace(forward, direction="backward")
-    return Route(save, backend, forward, backward, backend_of_backward(asked))
+    return Route(save, backend, forward, backward, backend_of_backward(asked), set())
 
 
 @functools.cache

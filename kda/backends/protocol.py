@@ -31,6 +31,10 @@ class Launcher(Protocol):
     def kept_bytes(self, p: Problem, save: Save) -> int:
         """Of bundles.Own, for Save.OWN and Save.STATES.  Of backends that declare `keeps_own`."""
 
+    def build_step(self, p: Problem, x: Inputs, save: Save) -> None:
+        """Build all kernels of a recorded forward and of its backward at once, where that takes less time than each at
+        its first launch.  Of backends that declare `keeps_own`."""
+
     def segment_map(self, p: Problem, x: Inputs, transition: bool) -> SegmentSummary:
         """How one sequence (B = 1, T >= 1, not packed) maps a state, (1, HV, K, ..): `added` is its final state, from
         x.initial_state if given; without `transition` M is meaningless.  Of backends whose `maps` have
@@ -72,6 +76,7 @@ class Planner(Protocol):
 def functions_of(capability: Capability) -> dict[str, tuple[str, ...]]:
     """Module -> functions that every backend of this capability has."""
     optional = {"backward": capability.backward, "kept_bytes": capability.keeps_own,
+                "build_step": capability.keeps_own,
                 "segment_map": "forward" in capability.maps,
                 "segment_map_bwd": "backward" in capability.maps}  # fmt: skip
     of_launch = ("forward", "stage", "rounded_to", *(name for name, there in optional.items() if there))

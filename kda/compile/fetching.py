@@ -18,6 +18,7 @@ from .kernel import Kernel
 from .recipes import AnyRecipe
 
 _FETCHED: dict[AnyRecipe, Kernel] = {}       # by this process
+SEVERAL = 4                                  # CPUs that make it worth while to build together
 
 
 def fetch(recipe: AnyRecipe) -> Any:
@@ -50,8 +51,18 @@ def attempt_all(recipes: Iterable[AnyRecipe], workers: int | None = None) -> lis
 
 def fetch_here(recipe: AnyRecipe) -> Any:
     """The kernel of a recipe, built in this process if it is missing, and not remembered."""
+    if recipe in _FETCHED:
+        return _FETCHED[recipe]
     kept = store.default()
     return _opened(kept, recipe) or recipe.opened(kept.fetch(recipe.key, recipe.build, recipe.about))
+
+
+def build_together(recipes: Iterable[AnyRecipe]) -> None:
+    """Ahead of `fetch_here`: build what is missing in processes, all at once, if the CPUs are there for it.  Each of
+    these imports the compiler first, which takes a CPU as long as a small kernel.  What cannot be built is left for the
+    call that wants it, which says why."""
+    if _cpus() >= SEVERAL:
+        attempt_all(recipes)
 
 
 def _build_all(recipes: Sequence[AnyRecipe], kept: store.Store, workers: int) -> dict[AnyRecipe, BuildError]:

@@ -91,9 +91,12 @@ class Steps(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def steps(of: Backend, p: Problem, cc: tuple[int, int], sms: int, offsets: str | None) -> Steps:
+def steps(
+    of: Backend, p: Problem, cc: tuple[int, int], sms: int, offsets: str | None, states_kept: bool = False
+) -> Steps:
     """For `cu_seqlens` of dtype `offsets`; of a backward `p.final_state` says whether final states have gradients."""
     pl = of.plan(p, sms)
+    kernels = pl.kernels("backward of what was kept" if states_kept else p.direction)
     step = functools.partial(launch_of, lambda config: of.kernel(config, cc))
     gate = dict(T=p.T, H=p.H, HV=p.HV, scale=p.scale, lower_bound=p.lower_bound or 0.0)
     walk = dict(T=p.T, chunks=pl.chunks, segments=pl.segments, segment=pl.segment, HV=p.HV)
@@ -113,10 +116,11 @@ def steps(of: Backend, p: Problem, cc: tuple[int, int], sms: int, offsets: str |
         step(states_table(offsets) if offsets else None, (runs(TOKENS, p), 1, 1), T=p.T, N=p.N, segment=1, every=1,
              chunk_entries=pl.states, segment_entries=0),
         step(pl.prepare, (p.HV, *pl.entries_grid), chunks=pl.entries, **gate),
-        walker(pl.carry), composer(pl.compose), walker(pl.record), walker(pl.again),
-        walker(pl.carry_back), composer(pl.compose_back), walker(pl.walk),
-        step(pl.grads, (pl.grads_grid, 1, 1), chunks=pl.states, items=pl.all_states * p.HV, zero=0.0, one=1.0, **gate),
-        step(pl.shares, (p.HV, 1, 1), chunks=pl.all_states * (p.T > 0), HV=p.HV),
+        walker(kernels["carry"]), composer(kernels["compose"]), walker(kernels["record"]), walker(kernels["again"]),
+        walker(kernels["carry_back"]), composer(kernels["compose_back"]), walker(kernels["walk"]),
+        step(kernels["grads"], (pl.grads_grid, 1, 1), chunks=pl.states, items=pl.all_states * p.HV, zero=0.0, one=1.0,
+             **gate),
+        step(kernels["shares"], (p.HV, 1, 1), chunks=pl.all_states * (p.T > 0), HV=p.HV),
     )  # fmt: skip
 
 
@@ -129,9 +133,9 @@ def kept_bytes(of: Backend, p: Problem, save: Save) -> int:
     return sum(of.plan(p, detect(p.device).sms).kept[NOT_KEPT[save]:])
 
 
-def steps_here(of: Backend, p: Problem, x: Inputs) -> Steps:
+def steps_here(of: Backend, p: Problem, x: Inputs, states_kept: bool = False) -> Steps:
     host = detect(p.device)
-    return steps(of, p, host.cc, host.sms, offsets_dtype(x))
+    return steps(of, p, host.cc, host.sms, offsets_dtype(x), states_kept)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -150,7 +154,7 @@ def forward(of: Backend, p: Problem, x: Inputs, save: Save) -> Outputs:
 def backward(of: Backend, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, own: Own | None) -> Grads:
     """Without `own`, the forward's operands, states and residuals are recomputed; with states alone, its operands."""
     p = with_dht(p, dht is not None)
-    at = steps_here(of, p, x)
+    at = steps_here(of, p, x, own is not None)
     like, inputs, found, kept = x.q, laid_out(x), tables(p, at, x), at.plan.kept
     do, dht = aligned(do, like.dtype), aligned(dht, torch.float32)
     all_kept = own is not None and own.memory.numel() == sum(kept)

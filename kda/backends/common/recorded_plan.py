@@ -62,6 +62,18 @@ class RecordedPlan:
     grads: Launched
     shares: SharesConfig | None              # where the gate has parameters
 
+    def kernels(self, of: str) -> dict[str, Any]:
+        """By name; None if `of` does not launch it."""
+        return vars(self) | dict.fromkeys(NOT_LAUNCHED[of])
+
+
+# What does not launch some kernels of a RecordedPlan.
+NOT_LAUNCHED: dict[str, tuple[str, ...]] = {
+    "forward": ("again", "carry_back", "compose_back", "walk", "grads", "shares"),
+    "backward": ("record",),
+    "backward of what was kept": ("carry", "compose", "record", "again"),
+}
+
 
 class Kept(NamedTuple):
     """Bytes of all that a backward reads beside inputs, as it lies in memory that a forward keeps."""
@@ -125,6 +137,19 @@ def all_configs(make: Makers, p: Problem) -> Iterator[Launched | None]:
         if not p.batch_invariant:
             yield from (make.carry(asked, alone), make.carry_back(asked, alone), compose_config(p),
                         compose_back_config(asked))  # fmt: skip
+
+
+def configs_in(plan: Any) -> Iterator[Any]:
+    """Of the kernels of a plan."""
+    return (config for config in vars(plan).values() if isinstance(config, Launched))
+
+
+def configs_of_step(pl: RecordedPlan, keeps: bool, offsets: str | None) -> Iterator[Any]:
+    """Of a forward that `keeps` and its backward, or of the backward alone, which then makes again what it reads."""
+    for of in ("forward", "backward of what was kept") if keeps else ("backward",):
+        yield from (config for config in pl.kernels(of).values() if isinstance(config, Launched))
+    if offsets:
+        yield from (TablesConfig(offsets), states_table(offsets))
 
 
 def compose_config(p: Problem) -> ComposeConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,15 @@ from ..common.cute.configs import ComposeConfig, SharesConfig, TablesConfig, chu
 from ..common.cute.tile import C
 from ..common.pool.plan import inner
 from ..common.pool.plan import recipes as pool_recipes
-from ..common.recorded_plan import OFFSETS, Makers, RecordedPlan, all_configs, plan_of
+from ..common.recorded_plan import (
+    OFFSETS,
+    Makers,
+    RecordedPlan,
+    all_configs,
+    configs_in,
+    configs_of_step,
+    plan_of,
+)
 from .configs import (
     CTAS,
     JOIN_ROWS,
@@ -122,6 +131,14 @@ def target(cc: tuple[int, int]) -> Target:
 
 def recipe(config: Config, arch: Target) -> cutedsl.Recipe:
     return cutedsl.Recipe(f"kda.backends.{KERNELS[type(config)]}:build", config, arch)
+
+
+def recipes_of_step(p: Problem, host: Host, offsets: str | None, keeps: bool) -> list[AnyRecipe]:
+    """The kernels of a recorded call and of its backward, for `cu_seqlens` of dtype `offsets`."""
+    configs = [*configs_of_step(recorded_plan(dataclasses.replace(p, direction="backward"), host.sms), keeps, offsets)]
+    if not keeps:
+        configs += configs_in(plan(p, host.sms, offsets))
+    return [recipe(config, target(host.cc)) for config in dict.fromkeys(configs)]
 
 
 def recipes(p: Problem, host: Host) -> list[AnyRecipe]:

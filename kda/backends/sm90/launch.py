@@ -11,6 +11,7 @@ import torch
 
 from kda.bundles import Grads, Outputs, Own, Products, Save, Saved, SegmentSummary
 from kda.compile.errors import BuildError
+from kda.compile.fetching import build_together
 from kda.host import detect
 from kda.problem import Inputs, Problem
 
@@ -30,7 +31,7 @@ from ..common.pool.launch import Checkpoints
 from ..common.pool.launch import prefill as of_pool
 from ..common.tensors import laid_out, offsets_on, on_its_device
 from .kernels import kernel
-from .plan import Plan, plan, recorded_plan
+from .plan import Plan, plan, recipes_of_step, recorded_plan
 
 Tensor = torch.Tensor
 RECORDED = recorded.Backend(recorded_plan, lambda config, cc: kernel(config), v_first=True)
@@ -83,6 +84,11 @@ def steps(p: Problem, sms: int, kept: bool, offsets: str | None, apart: bool = F
 
 def kept_bytes(p: Problem, save: Save) -> int:
     return recorded.kept_bytes(RECORDED, p, save)
+
+
+def build_step(p: Problem, x: Inputs, save: Save) -> None:
+    keeps = save in recorded.NOT_KEPT
+    build_together(recipes_of_step(p, detect(p.device), offsets_dtype(x), keeps))
 
 
 def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:

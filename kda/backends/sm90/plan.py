@@ -24,6 +24,8 @@ from ..common.recorded_plan import (
     RecordedPlan,
     all_configs,
     compose_config,
+    configs_in,
+    configs_of_step,
     grid,
     plan_of,
     segment_length,
@@ -182,6 +184,14 @@ def recipes(p: Problem, host: Host) -> list[AnyRecipe]:
     if all(rule.holds(dataclasses.replace(p, direction="backward"), host) for rule in BACKWARD):
         configs += all_configs(RECORDED, p)
     return [recipe(config) for config in dict.fromkeys(configs) if config]
+
+
+def recipes_of_step(p: Problem, host: Host, offsets: str | None, keeps: bool) -> list[AnyRecipe]:
+    """The kernels of a recorded call and of its backward, for `cu_seqlens` of dtype `offsets`."""
+    configs = [*configs_of_step(recorded_plan(dataclasses.replace(p, direction="backward"), host.sms), keeps, offsets)]
+    if not keeps:
+        configs += configs_in(plan(p, host.sms))
+    return [recipe(config) for config in dict.fromkeys(configs)]
 
 
 def prepare_config(p: Problem, kept: bool) -> PrepareConfig:

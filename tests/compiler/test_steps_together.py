@@ -1,0 +1,92 @@
+"""The kernels of a training step are built together, before the first of them is launched."""
+
+import dataclasses
+import importlib
+import types
+
+import pytest
+import torch
+
+from kda import autograd, dispatch
+from kda.backends.common import recorded
+from kda.backends.common.cute.configs import TablesConfig
+from kda.backends.sm90.plan import recipe
+from kda.bundles import Outputs
+from kda.compile import fetching
+from kda.host import standing_in
+from kda.problem import Inputs, Options, Problem
+from kda.simulator.chips import host_of
+
+ARCHS = ("sm90", "sm100")
+STEPS = {
+    "few heads, cut": "T=8192 H=4", "many heads": "T=8192 H=64", "packed": "T=3000 H=16 N=3 packed bounded",
+    "gate with parameters": "T=200 H=8 bounded dt_bias=true", "final states": "T=4096 H=8 final_state=true",
+    "no tokens": "T=0 H=2",
+}  # fmt: skip
+
+
+def launched(arch, p, keeps, offsets, monkeypatch):
+    """Configurations that a forward and its backward launch."""
+    launch, at, found = importlib.import_module(f"kda.backends.{arch}.launch"), host_of(arch), set()
+
+    def seen(kernel, config, grid, **numbers):
+        if config is not None and 0 not in grid:
+            found.add(config)
+
+    monkeypatch.setattr(recorded, "launch_of", seen)
+    monkeypatch.setattr(launch, "launch_of", seen)
+    of_recorded, steps = recorded.steps.__wrapped__, launch.steps.__wrapped__
+    if keeps:
+        of_recorded(launch.RECORDED, p, at.cc, at.sms, offsets)
+    else:
+        steps(p, at.sms, False, offsets) if arch == "sm90" else steps(p, at.cc, at.sms, offsets)
+    of_recorded(launch.RECORDED, dataclasses.replace(p, direction="backward"), at.cc, at.sms, offsets, keeps)
+    return found
+
+
+@pytest.mark.parametrize("keeps", [False, True], ids=["nothing kept", "kept"])
+@pytest.mark.parametrize("words", STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_what_a_step_launches_is_what_is_built_ahead_of_it(arch, words, keeps, monkeypatch):
+    p = Problem.parse(words)
+    offsets = "int32" if p.packed else None
+    plan, needed = importlib.import_module(f"kda.backends.{arch}.plan"), launched(arch, p, keeps, offsets, monkeypatch)
+    built = {recipe.config for recipe in plan.recipes_of_step(p, host_of(arch), offsets, keeps)}
+    assert not needed - built and (built == needed or not p.T)
+
+
+@pytest.mark.parametrize("fewer, built", [(0, [["one"]]), (1, [])])
+def test_with_few_cpus_each_kernel_is_built_when_it_is_launched(fewer, built, monkeypatch):
+    found = []
+    monkeypatch.setattr(fetching, "attempt_all", found.append)
+    monkeypatch.setattr(fetching, "_cpus", lambda: fetching.SEVERAL - fewer)
+    fetching.build_together(["one"])
+    assert found == built
+
+
+def test_what_was_built_together_is_not_built_again(monkeypatch):
+    one = recipe(TablesConfig("int32"))
+    monkeypatch.setattr(fetching, "_FETCHED", {one: "its kernel"})
+    assert fetching.fetch_here(one) == "its kernel"
+
+
+def outputs(p, x, save):
+    return Outputs(x.v.clone(), None, None, None)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("asked", ["sm90", "triton"])
+def test_a_recorded_call_builds_its_step_once_where_one_backend_keeps_its_own(asked, keeps, monkeypatch):
+    built, tensors = [], [torch.zeros(1, 3, 2, 4, requires_grad=True) for _ in range(4)]
+    backend = types.SimpleNamespace(forward=outputs, build_step=lambda p, x, save: built.append(save))
+    monkeypatch.setattr(autograd, "launcher", lambda name: backend)
+    monkeypatch.setattr(autograd, "stand_in", lambda: None)
+    with standing_in(host_of("sm90")):
+        p = Problem.parse("T=8192 H=4 cuda")
+        save = dispatch.what_is_kept(dataclasses.replace(p, disable_recompute=keeps), asked)
+        of = dispatch.route(p, asked, save)._replace(built=set())
+        x = Inputs(*tensors, torch.zeros(1, 3, 2))
+        for cu_seqlens in (None, None, torch.tensor([0, 3]), torch.tensor([0, 3])):
+            given = x._replace(cu_seqlens=cu_seqlens)[: len(autograd.INPUTS)]
+            autograd.Recorded.apply(autograd.Recording(Options(scale=None), of), *given)
+    assert built == ([save] * 2 if asked == "sm90" else [])
