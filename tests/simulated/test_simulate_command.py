@@ -8,12 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-python is not installed")
 
 from kda.cli import cli
 from kda.commands.simulate import command
+from kda.simulator import scripts
 from kda.simulator.findings import KINDS, Finding, Place, SimulationError
 from kda.simulator.scripts import places, sarif
 from kda.simulator.scripts.places import Line
@@ -130,6 +132,13 @@ def test_mutants_tell_a_barrier_that_is_needed_from_one_that_is_not(here):
     idle = simulate("--mutants", "script.py", "twice", "idle")
     assert idle.exit_code == 1 and "SURVIVED" in idle.output
     assert "mutants" not in simulate("--mutants", "script.py", "racy", "swap").stdout    # findings come first
+
+
+def test_memory_that_the_script_did_not_make_is_neither_copied_nor_compared(here):
+    mine = torch.zeros(1000)
+    found = scripts.run("script.py", ["twice"], schedules=3, keep=True)
+    ((_, kept),) = found.first.values()
+    assert kept.tensors and mine.data_ptr() not in {x.data_ptr() for x in kept.tensors.values()}
 
 
 def test_a_finding_that_only_the_schedules_of_mutants_have_is_a_finding(here, monkeypatch):

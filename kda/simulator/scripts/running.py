@@ -7,7 +7,7 @@ import os
 import runpy
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,8 +33,12 @@ class Kept(NamedTuple):
     copies: list[torch.Tensor]
 
     @classmethod
-    def of(cls, launch: Launch) -> Kept:
-        tensors = memory.live() if launch.tensors is None else memory.with_pointees(launch.tensors)
+    def of(cls, launch: Launch, foreign: Container[int]) -> Kept:
+        """`foreign`: addresses of storages that the script did not make."""
+        if launch.tensors is not None:
+            tensors = memory.with_pointees(launch.tensors)
+        else:
+            tensors = {name: x for name, x in memory.live().items() if x.data_ptr() not in foreign}
         return cls(tensors, [x.detach().clone() for x in tensors.values()])
 
     def restore(self) -> None:
@@ -120,13 +124,15 @@ def run(
         raise ScriptError(f"kda simulate: there is no script {str(script)!r}. Name a Python file.")
     numbers = range(schedules) if clock else range(1, schedules)
     main = {"clock": clock} if clock else schedule(0)
+    older = memory.live()                                                     # held, so that no address is used again
+    foreign = {x.data_ptr() for x in older.values()}
     with capture(arch=arch, **main, **options) as session:
         result = Simulated(str(script), arch, schedules, session)
 
         def launched(launch: Launch, simulate: Callable[..., Any]) -> Any:
             key = launch.kernel.ptx, launch.kernel.name
             fresh = keep and key not in result.first
-            before = Kept.of(launch) if numbers or fresh else None
+            before = Kept.of(launch, foreign) if numbers or fresh else None
             if before and fresh:
                 result.first[key] = launch, before
             outcomes = []
