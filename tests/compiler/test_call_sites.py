@@ -98,6 +98,7 @@ def test_nothing_but_lines_of_source_changes(monkeypatch):
     assert "call site" in told and "call site" not in plain and code(told) == code(plain)
 
 
+@pytest.mark.exhaustive
 def test_what_is_compiled_inside_a_capture_is_reported_too():
     fake, stream = ARGUMENTS
     with capture(arch="sm_90a") as session:

@@ -185,6 +185,7 @@ def test_sarif_names_rule_file_and_line_and_knows_a_finding_again_when_lines_mov
     assert prints[0] == prints[1]
 
 
+@pytest.mark.exhaustive
 def test_a_surviving_mutant_is_a_warning_in_sarif(here):
     simulate("--mutants", "--sarif", "log.sarif", "script.py", "idle")
     (result,) = results(here / "log.sarif")

@@ -283,9 +283,8 @@ def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
     assert fault.noticed in {finding.kind for finding in session.findings} | wrong
 
 
-@pytest.mark.parametrize(
-    "name", ["a gate gains what a key loses", pytest.param("dh r^T comes from h", marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["a gate gains what a key loses", "dh r^T comes from h"])
 def test_a_fault_of_grads_is_one_of_that_stage(name, tmp_path, monkeypatch):
     plant(FAULTS[name], tmp_path, monkeypatch, "sm100")
     found = prove(SimulatedDoor("sm100", parse("sm100")), "bwd/grads")

@@ -193,7 +193,7 @@ def hide_all_that_was_before(name, **words):
     assert not found["dg"][hidden].any()
 
 
-@pytest.mark.spread(every=2)
+@pytest.mark.spread(every=4)
 @pytest.mark.parametrize("words", [
     dict(T=140, gate="softplus", B=2), dict(lengths=(65, 0, 1, 30), padding=140, HV=2), dict(T=70, gate="given"),
     dict(lengths=(65, 0, 1, 30), padding=140, HV=2, **SMALL),
@@ -334,6 +334,7 @@ def test_the_backward_is_a_stage_of_verify(words):
     assert_right(rows)
 
 
+@pytest.mark.exhaustive
 def test_a_fault_of_the_walk_is_one_of_that_stage(tmp_path, monkeypatch):
     plant(FAULTS["dh does not decay"], tmp_path, monkeypatch)
     found = prove(SimulatedDoor("sm90", parse("sm90")), ANEW)
