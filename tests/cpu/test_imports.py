@@ -29,7 +29,7 @@ ARROWS = {
     "checks": {"errors", "offsets", "problem"},
     "transforms": {"errors"},
     "parallel": {"autograd", "bundles", "checks", "dispatch", "errors", "gates", "offsets", "problem"},
-    "autograd": {"bundles", "checks", "dispatch", "errors", "gates", "problem", "transforms"},
+    "autograd": {"bundles", "checks", "dispatch", "errors", "gates", "host", "problem", "transforms"},
     "api": {"autograd", "bundles", "checks", "dispatch", "errors", "gates", "host", "parallel", "problem"},
     "decoding": {"checks", "dispatch", "errors", "problem"},
     "rehearsal": {"api", "bundles", "checks", "dispatch", "errors", "gates", "host", "problem"},
