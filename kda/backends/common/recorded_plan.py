@@ -144,8 +144,14 @@ def configs_in(plan: Any) -> Iterator[Any]:
     return (config for config in vars(plan).values() if isinstance(config, Launched))
 
 
-def configs_of_step(pl: RecordedPlan, keeps: bool, offsets: str | None) -> Iterator[Any]:
-    """Of a forward that `keeps` and its backward, or of the backward alone, which then makes again what it reads."""
+def configs_of_step(
+    planned: Callable[[Problem, int], RecordedPlan], p: Problem, sms: int, keeps: bool, offsets: str | None
+) -> Iterator[Any]:
+    """Of a forward that `keeps` and its backward, or of the backward alone, which then makes again what it reads; final
+    states may turn out to have gradients or not."""
+    backward = dataclasses.replace(p, direction="backward")
+    pl, without = planned(backward, sms), planned(dataclasses.replace(backward, final_state=False), sms)
+    yield from (config for config in (without.walk, without.compose_back) if config)
     for of in ("forward", "backward of what was kept") if keeps else ("backward",):
         yield from (config for config in pl.kernels(of).values() if isinstance(config, Launched))
     if offsets:

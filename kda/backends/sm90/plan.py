@@ -187,12 +187,8 @@ def recipes(p: Problem, host: Host) -> list[AnyRecipe]:
 
 
 def recipes_of_step(p: Problem, host: Host, offsets: str | None, keeps: bool) -> list[AnyRecipe]:
-    """The kernels of a recorded call and of its backward, for `cu_seqlens` of dtype `offsets`; final states may turn
-    out to have gradients or not."""
-    backward = dataclasses.replace(p, direction="backward")
-    configs = [*configs_of_step(recorded_plan(backward, host.sms), keeps, offsets)]
-    without = recorded_plan(dataclasses.replace(backward, final_state=False), host.sms)
-    configs += [without.walk, *filter(None, [without.compose_back])]
+    """The kernels of a recorded call and of its backward, for `cu_seqlens` of dtype `offsets`."""
+    configs = [*configs_of_step(recorded_plan, p, host.sms, keeps, offsets)]
     if not keeps:
         configs += configs_in(plan(p, host.sms))
     return [recipe(config) for config in dict.fromkeys(configs)]
