@@ -63,25 +63,18 @@ OPTIONS = {
         (8192, 96, (), 2, True), (32768, 8, (), 0, None),
         (8192, 64, (1024,) * 8, 2, True), (8192, 64, (128,) * 64, 2, True), (8192, 32, (256,) * 32, 2, True),
         (2048, 96, (64,) * 32, 2, True),
-        (8192, 24, (), 4, False), (8192, 32, (), 4, True), (8192, 40, (), 4, True), (1024, 32, (), 4, True),
-        (4096, 22, (), 4, False), (8192, 4, (1024,) * 8, 4, True),
-        (8192, 44, (), 0, None), (1024, 8, (), 0, None), (2048, 16, (), 0, None), (8192, 1, (256,) * 32, 2, False),
+        (8192, 24, (), 4, False), (8192, 32, (), 4, True), (8192, 40, (), 4, True), (4096, 22, (), 4, False),
+        (8192, 44, (), 0, None), (1024, 8, (), 0, None), (2048, 16, (), 0, None), (1024, 32, (), 0, None),
+        (8192, 4, (1024,) * 8, 0, None), (8192, 1, (256,) * 32, 2, False),
     ],
 )  # fmt: skip
-def test_one_kernel_is_taken_where_its_clusters_fill_an_h200(T, H, lengths, ctas, wrapped, monkeypatch):
-    """Clusters of two as measured; of four, if they are let, where the clock predicts at least 20% less time than of
-    what else runs."""
+def test_one_kernel_is_taken_where_its_clusters_fill_an_h200(T, H, lengths, ctas, wrapped):
+    """As measured."""
     p = case_of(**(dict(lengths=(1,) * len(lengths)) if lengths else dict(T=1)), initial_state=False).problem()
     p = dataclasses.replace(p, T=T, H=H, HV=H)
-    let, shipped = {}, plan.CTAS
-    for most in (None, shipped):
-        monkeypatch.setattr(plan, "CTAS", most)
-        forget_plans()
-        let[most] = plan.plan(p, 132).fused
-    found, as_shipped = let[None], let[shipped]
+    found = plan.plan(p, 132).fused
     assert (found.ctas if found else 0) == ctas and not plan.plan(p, 132, kept=True).fused
     assert not ctas or found.wrapped == wrapped
-    assert as_shipped == found if ctas < 4 else not as_shipped or as_shipped.ctas == 2
 
 
 def case_of(**options):
