@@ -8,7 +8,7 @@ without decode_step: three convolutions, three new tails, the recurrence with no
 Bytes are those that a call cannot do without; beside them stands what a large copy reaches in the same run.
 
     python benchmarks/decode_step.py --json decode_step.json
-    python benchmarks/decode_step.py --heads 32 --configs plan,4x64x168,4x128x128x64x2  # as parse_config says
+    python benchmarks/decode_step.py --heads 32 --configs plan,4x64,4x128x64x2  # as parse_config says
     python benchmarks/decode_step.py --heads 32 --sequences 64 --drafts 3 --tree      # speculative decoding
     python benchmarks/decode_step.py --device cpu --heads 2 --sequences 2 --head-dim 16 --dtype float32
 """
@@ -47,15 +47,14 @@ Arguments = dict[str, Any]
 
 
 def parse_config(text: str) -> step_plan.Config | None:
-    """Warps x piece [x registers x rows x blocks ahead], 0 registers for any number; None: the plan's own."""
+    """Warps x piece [x rows x blocks ahead]; None: the plan's own."""
     if text == "plan":
         return None
-    warps, piece, *others = map(int, text.split("x"))
-    return step_plan.Config(warps, piece, *(others and [others[0] or None, *others[1:]]))
+    return step_plan.Config(*map(int, text.split("x")))
 
 
 def use(config: step_plan.Config | None, plan: Callable = step_plan.config) -> None:
-    step_plan.config = plan if config is None else lambda s: config
+    step_plan.config = plan if config is None else lambda s, sms: config
     step_launch._prepared.cache_clear()
 
 
@@ -183,7 +182,7 @@ def recipes_of(args: argparse.Namespace, configs: list[step_plan.Config | None])
         for config, states in itertools.product(configs, args.states):
             use(config)
             with contextlib.suppress(AttributeError):                          # nothing is there to be launched yet
-                run_step(arguments(2, 2, states, args), backend="triton")
+                run_step(arguments(64, 4, states, args), backend="triton")
     finally:
         step_launch.fetch = fetch
         use(None)

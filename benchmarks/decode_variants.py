@@ -37,10 +37,10 @@ from kda.verify.steps import bytes_moved, copied, run_step
 
 REACHED = 0.85                               # of a copy's bandwidth, with 64 sequences of 32 heads and more
 VARIANTS = {                                 # by dtype of states and tokens, in the words of decode_step.parse_config
-    ("bfloat16", 1): ("plan", "4x128", "4x128x0x64x2", "4x128x0x64x1", "4x128x128x32x2", "2x128x0x16x4"),
-    ("float32", 1): ("plan", "4x64x0x64x2", "4x64x0x32x1", "4x64x128x32x1", "2x64x0x16x4"),
-    ("bfloat16", 4): ("plan", "4x128x168", "4x128x168x64", "4x128x128x64", "4x32"),
-    ("float32", 4): ("plan", "4x64x168", "4x64x168x32", "4x32"),
+    ("bfloat16", 1): ("plan", "4x128", "4x128x64x1", "4x128x32x2", "2x128x16x4"),
+    ("float32", 1): ("plan", "4x64x64x2", "4x64x32x1", "2x64x16x4"),
+    ("bfloat16", 4): ("plan", "4x128x64", "4x32"),
+    ("float32", 4): ("plan", "4x64x32", "4x32"),
 }  # fmt: skip
 STEPS = {                                    # (heads, sequences) by tokens
     1: ((32, 64), (32, 256), (8, 64), (32, 1), (16, 64), (96, 64), (8, 256)), 4: ((32, 64), (32, 1), (8, 64)),

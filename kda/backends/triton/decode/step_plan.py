@@ -23,7 +23,6 @@ ROWS = ("q", "k", "v", "g", "norm_gate")     # whose channels lie next to each o
 ELEMENTS = 4096                              # of a state that one warp holds: 128 registers a thread
 PIECE = 256                                  # bytes of a state's row in a piece: 64 channels of float32
 HELD = 2048                                  # of a state of 16 bits that one warp computes with at once
-LIMIT = 128                                  # registers of a thread, beside such a state
 TURNED = 2**14                               # elements of a state (K, V) that shared memory turns: 64 KiB
 
 
@@ -33,7 +32,6 @@ ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 class Config(NamedTuple):
     num_warps: int
     piece: int
-    registers: int | None = None             # of a thread, at most, for states (V, K) without gaps
     rows: int | None = None                  # of V in a block that is computed with at once; None: all
     ahead: int = 1                           # blocks that are loaded before the first, of one token
 
@@ -48,23 +46,21 @@ class Layout(NamedTuple):
     channels: int | None = 1                 # the stride of channels in tails, if it is 1
 
 
-def config(s: Step) -> Config:
-    """A state of K = V = 128 is held by four warps: two CTAs share an SM, one loads while one computes.
+def config(s: Step, sms: int) -> Config:
+    """What is fastest on an H200 (docs/results/decode.md), of 2 to 16 warps and pieces of 32 to 128 channels.
 
-    A row of 128 channels is then one element per thread, and nothing of it is computed twice.  Of 2 to 16 warps and
-    pieces of 32 to 128 channels this is the fastest on an H200 for 64 sequences and more; for one, pieces of 32 save
-    0.3 us of 6.1.  The number of sequences does not decide, or the bits of one would depend on the others.
-
-    A state of 16 bits waits for its one token as it was loaded, in 64 registers a thread, and is computed with in two
-    blocks of rows: 128 registers suffice, and four CTAs share an SM, with the instructions and the bits of one block.
-    Without the limit ptxas takes up to 212; larger states would spill with it.
+    A state of K = V = 128 is held by four warps: two CTAs share an SM, one loads while one computes.  A row of 128
+    channels is then one element per thread, and nothing of it is computed twice.  A state of 16 bits waits for its one
+    token as it was loaded, in 64 registers a thread, and is computed with in two blocks of rows, or in one where every
+    CTA has an SM.  That changes no bit: those of a sequence must not depend on how many others there are, or on how many
+    drafts came with a token.  So pieces are those of one token, though with drafts 32 channels of float32 save 5%.
     """
     BK, BV, size = width(s.core.K), width(s.core.V), ITEMSIZE.get(s.core.state_dtype or "float32", 4)
-    warps = max(1, BK * BV // ELEMENTS)
-    if s.core.T > 1 or size != 2:
-        return Config(warps, min(BK, PIECE // size))
+    warps, piece = max(1, BK * BV // ELEMENTS), min(BK, PIECE // size)
+    if s.core.T > 1 or size != 2 or grid(s) <= sms:
+        return Config(warps, piece)
     rows = min(BV, HELD * warps // BK)
-    return Config(warps, min(BK, PIECE // size), LIMIT if max(BK, BV) <= 128 else None, rows, BV // rows)
+    return Config(warps, piece, rows, BV // rows)
 
 
 def grid(s: Step) -> int:
@@ -132,8 +128,7 @@ def recipe(s: Step, x: Layout, c: Config, target: Target) -> Recipe:
     types = {name: kind for name, kind in types.items() if name not in constants}
     return Recipe(
         FUNCTION, types, constants, target=target, divisible=divisible & set(types),
-        options={"num_warps": c.num_warps, "num_stages": 1, "enable_fp_fusion": False}
-        | ({"maxnreg": c.registers} if c.registers and x.order == "vk" else {}),
+        options={"num_warps": c.num_warps, "num_stages": 1, "enable_fp_fusion": False},
     )  # fmt: skip
 
 
@@ -159,5 +154,6 @@ def recipes(s: Step, host: Host) -> list[Recipe]:
         indices = {"slots": index, "accepted": index if s.drafts else None, "parents": index if s.tree else None}
         indices["path"] = indices["parents"]
         dtypes = tuple((name, (given | indices).get(name)) for name in StepInputs._fields)
-        found.append(recipe(s, Layout(dtypes, channels=channels, order=order), config(s), target_of(host)))
+        layout = Layout(dtypes, channels=channels, order=order)
+        found += [recipe(s, layout, config(s, sms), target_of(host)) for sms in (0, s.core.N * p.H)]
     return list(dict.fromkeys(found))
