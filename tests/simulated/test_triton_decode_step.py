@@ -143,11 +143,11 @@ def test_what_is_not_accepted_may_be_anything():
 def test_pools_may_have_any_strides(layout):
     x = make_step(dtype="bfloat16", V=32)
     name, memory, view = {
-        "states with gaps": ("states", lambda s, sms: (s[0], 3, *s[1:]), lambda m: m[:, 1]),
-        "states (K, V)": ("states", lambda s, sms: (*s[:2], s[3], s[2]), lambda m: m.mT),
-        "states with gaps everywhere": ("states", lambda s, sms: (*s[:3], 2, s[3], 3), lambda m: m[:, :, :, 1, :, 1]),
-        "tails (C, L)": ("conv_states", lambda s, sms: (s[0], s[2], s[1]), lambda m: m.mT),
-        "tails with gaps": ("conv_states", lambda s, sms: (s[0], s[1], 2, s[2], 3), lambda m: m[:, :, 1, :, 1]),
+        "states with gaps": ("states", lambda s: (s[0], 3, *s[1:]), lambda m: m[:, 1]),
+        "states (K, V)": ("states", lambda s: (*s[:2], s[3], s[2]), lambda m: m.mT),
+        "states with gaps everywhere": ("states", lambda s: (*s[:3], 2, s[3], 3), lambda m: m[:, :, :, 1, :, 1]),
+        "tails (C, L)": ("conv_states", lambda s: (s[0], s[2], s[1]), lambda m: m.mT),
+        "tails with gaps": ("conv_states", lambda s: (s[0], s[1], 2, s[2], 3), lambda m: m[:, :, 1, :, 1]),
     }[layout]
     memory = torch.full(memory(x[name].shape), torch.nan, dtype=x[name].dtype)
     view(memory).copy_(x[name])
