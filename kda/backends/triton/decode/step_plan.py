@@ -52,8 +52,8 @@ def config(s: Step, sms: int) -> Config:
     A state of K = V = 128 is held by four warps: two CTAs share an SM, one loads while one computes.  A row of 128
     channels is then one element per thread, and nothing of it is computed twice.  A state of 16 bits waits for its one
     token as it was loaded, in 64 registers a thread, and is computed with in two blocks of rows, or in one where every
-    CTA has an SM.  That changes no bit: those of a sequence must not depend on how many others there are, or on how many
-    drafts came with a token.  So pieces are those of one token, though with drafts 32 channels of float32 save 5%.
+    CTA has an SM.  No bit depends on that, on how many other sequences there are, or on how many drafts came with a
+    token.  So pieces are those of one token, though 32 channels of float32 save 5% with drafts.
     """
     BK, BV, size = width(s.core.K), width(s.core.V), ITEMSIZE.get(s.core.state_dtype or "float32", 4)
     warps, piece = max(1, BK * BV // ELEMENTS), min(BK, PIECE // size)
