@@ -65,6 +65,26 @@ FOLLOWED = {
             cute.arch.mbarrier_arrive(full, peer_cta_rank_in_cluster=neighbour)
         else:
 """,
+        """mbarrier_init(ring.full + stage, 1)
+            cute.arch.mbarrier_init(ring.read + stage, 4)""": """mbarrier_init(ring.full + stage, 32)
+            cute.arch.mbarrier_init(ring.read + stage, 128)""",
+        "mbarrier_init(ring.empty + group, WALKING)": "mbarrier_init(ring.empty + group, 32 * WALKING)",
+        "mbarrier_init(ring.credit + group, WALKING)": "mbarrier_init(ring.credit + group, 32 * WALKING)",
+        """with cute.arch.elect_one():
+            for walking""": """if True:
+            for walking""",
+        "bulk_copy_to_neighbour(tile, to, self.tile.end, full, walking)": """with cute.arch.elect_one():
+                        bulk_copy_to_neighbour(tile, to, self.tile.end, full, walking)""",
+        """with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(ring.read + stage)""": "cute.arch.mbarrier_arrive(ring.read + stage)",
+        """with cute.arch.elect_one():
+                    # redundant""": """if cute.arch.lane_idx() != 0:
+                    cute.arch.mbarrier_arrive(ring.full + stage)
+                else:
+                    # redundant""",
+        """with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(barriers + group""": """if True:
+            cute.arch.mbarrier_arrive(barriers + group""",
     },
     "sm90/fwd/fused.py": {
         """if cutlass.const_expr(self.staged):
@@ -170,9 +190,11 @@ def calls(backend: str) -> None:
         kda.chunk_kda_fwd(**case.keywords, backend=backend)
     if backend == "sm90":                                                                       # other plans than those
         backwards_of_hopper("cuda")
-        plan.FUSED = True
         case = make_inputs((300, 0, 165), padding=5, H=1, HV=3, K=128, V=128, gate="bounded", device="cuda")
-        kda.chunk_kda_fwd(**case.keywords, backend=backend)
+        for plan.CTAS, plan.CLUSTERS in ((2, None), (4, None), (4, 2)):
+            plan.FUSED = True
+            forget()
+            kda.chunk_kda_fwd(**case.keywords, backend=backend)
     torch.cuda.synchronize()
 
 

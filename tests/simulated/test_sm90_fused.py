@@ -187,7 +187,9 @@ FAULTS = {
 }  # fmt: skip
 
 
-def test_the_form_that_racecheck_follows_is_this_kernel(tmp_path, monkeypatch, fused):
+@pytest.mark.parametrize("ctas", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
+def test_the_form_that_racecheck_follows_is_this_kernel(ctas, tmp_path, monkeypatch, fused):
+    monkeypatch.setattr(plan, "CTAS", ctas)
     for x, name in ((launch, "kernel"), (sys, "path")):                         # `follow` changes both
         monkeypatch.setattr(x, name, getattr(x, name))
     monkeypatch.syspath_prepend(BENCHMARKS)
