@@ -182,7 +182,18 @@ def compiling_for(arch: str, **settings: Any) -> Iterator[call_sites.CallSites]:
             for name, value in {"arch": arch, **settings}.items():
                 undo.callback(setattr, dsl.envar, name, getattr(dsl.envar, name))
                 setattr(dsl.envar, name, value)
+        forget_options()
+        undo.callback(forget_options)
         yield sites
+
+
+def forget_options() -> None:
+    """The DSL drops the options of a compilation once it has traced: those of one that failed before that, such as
+    where to keep PTX, would otherwise be those of the next.
+    """
+    for dsl in _dsls():
+        if hasattr(dsl, "compile_options"):
+            dsl.compile_options = type(dsl.compile_options)()
 
 
 @contextlib.contextmanager

@@ -99,6 +99,27 @@ def test_whole_numbers_that_are_no_addresses_open_no_memory(xy):
     assert behind[1].data_ptr() == x.untyped_storage().data_ptr()
 
 
+def compile_too_few_arguments(door):
+    """Fails before the DSL traces, which is when it drops the options of a compilation."""
+    with pytest.raises(Exception, match="`y`"):
+        if door == "kda":
+            cutedsl.compile(doubled_here, fake(), target="sm_90a")
+        else:
+            cute.compile(doubled_here, fake(), options="--dump-dir /nowhere")
+
+
+@pytest.mark.parametrize("door", ["kda", "cute.compile", "cute.compile inside"])
+def test_options_of_a_failed_compilation_are_not_those_of_the_next(door, xy):
+    x, y = xy
+    if door != "cute.compile inside":
+        compile_too_few_arguments(door)
+    with capture(arch="sm_90a") as session:
+        if door == "cute.compile inside":
+            compile_too_few_arguments(door)
+        doubled_here(from_dlpack(x), from_dlpack(y))
+    assert not session.findings and torch.equal(y, 2 * x)
+
+
 def test_tensors_of_the_cpu_are_of_the_gpu_to_what_is_compiled_inside(xy):
     """Their pointers are global ones, not generic ones."""
     x, y = xy

@@ -234,6 +234,7 @@ def _takers(session: Session) -> Iterator[tuple[Any, str, Any]]:
             return compile_with(self, *args, **kwargs)
         finally:
             self._compile_options = own
+            door.forget_options()
 
     load = importlib.import_module("cutlass.runtime").load_module
 
