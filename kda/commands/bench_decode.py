@@ -10,6 +10,7 @@ import click
 
 from kda.dispatch import backend_asked, choose
 from kda.errors import NoBackendError
+from kda.measure.peers import published_of_decoding
 from kda.problem import Problem
 
 from .bench_asked import CannotJudge
@@ -104,9 +105,20 @@ def report(screen: Screen, machine: Machine, found: Sequence[Decoded]) -> int:
     screen.line()
     for line in table([cells(each, machine.copy) for each in found], header=HEAD, align="lrrlrrrrr"):
         screen.line(line)
+    if machine.copy and (first.K, first.V) == (128, 128):
+        screen.line()
+        screen.line("Published by others, not measured here:")
+        for line in table(published(), header=("peer", "states", "of", "sequences: us", "source"), align="lllll"):
+            screen.line(line)
     if code == FINDING:
         screen.line(f"{screen.sign('fail')} wrong results are not timed")
     return code
+
+
+def published() -> list[tuple[str, ...]]:
+    rows = published_of_decoding()
+    times = ["; ".join(f"{n}: {us:.1f}" for n, us in row.us.items()) for row in rows]
+    return [(row.peer, row.states, row.what, us, row.source) for row, us in zip(rows, times)]
 
 
 def cells(each: Decoded, copy: float | None) -> tuple[str, ...]:

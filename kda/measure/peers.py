@@ -1,4 +1,5 @@
-"""What others were timed at, on the machine that peers.json names: saved once, with dates and versions."""
+"""What others were timed at, on the machine that peers.json names: saved once, with dates and versions; and what they
+publish of decoding, on machines of their own."""
 
 from __future__ import annotations
 
@@ -18,6 +19,16 @@ class Peer(NamedTuple):
     slow: float
 
 
+class Published(NamedTuple):
+    """A step of decoding: microseconds by the number of sequences."""
+
+    peer: str
+    states: str
+    what: str
+    source: str
+    us: dict[str, float]
+
+
 @functools.cache
 def saved() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
@@ -30,3 +41,7 @@ def peers_of(device: str, shape: str, direction: str) -> list[Peer]:
         return []
     rows = [row for row in saved()["rows"] if (row["shape"], row["direction"]) == (shape, direction)]
     return [Peer(row["peer"], row["fast"], row["slow"]) for row in rows]
+
+
+def published_of_decoding() -> list[Published]:
+    return [Published(**row) for row in saved()["decoding"]]

@@ -109,6 +109,19 @@ def test_decoding_that_is_wrong_is_not_timed(monkeypatch):
     assert result.exit_code == 1 and "wrong results are not timed" in result.stdout
 
 
+def test_what_others_publish_of_decoding_stands_behind_what_a_gpu_took(monkeypatch):
+    """A copy's bandwidth makes the machine one with a GPU; sizes other than theirs are compared with nobody."""
+    import kda.measure.timing as timing
+
+    machine = timing.this_machine
+    monkeypatch.setattr(timing, "this_machine", lambda device: machine(device)._replace(copy=4.2e12))
+    words = "--direction", "decode", "--heads", "1", "--batch", "1", "--repeats", "3"
+    for sizes, shown in ((("-K", "128", "-V", "128"), True), (("-K", "16", "-V", "8"), False)):
+        said = run(*words, *sizes).stdout
+        assert ("Published by others, not measured here:" in said) == shown
+        assert ("1: 4.1; 128: 28.1   vllm#55364" in said) == shown
+
+
 @pytest.mark.parametrize("words", [("--tokens", "4"), ("--graph",), ("--direction", "step"), ("--against", "fla")])
 def test_decoding_has_no_other_options(words):
     result = run("--direction", "decode", *words)
