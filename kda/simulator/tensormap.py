@@ -1,4 +1,4 @@
-"""The 128 bytes of a tensor map (CUtensorMap, tile mode), in both directions.
+"""The 128 bytes of a tensor map (CUtensorMap, tile and im2col mode), in both directions.
 
 The format is not published. The bits below come from three sources that agree: maps that driver 580 encoded on an
 H200, the machine code that ptxas makes of `tensormap.replace` for sm_90a, sm_100a and sm_103a, and what the CuTe
@@ -10,7 +10,8 @@ Also seen on an H200, and used by whoever executes copies: a box counts all its 
 tensor or not; a dimension takes ceil(box / element stride) steps, and dimension 0 ignores its element stride; the
 fill "nan" is 0x7ff7 in every 16 bits; under a swizzle the rows of a box lie a whole swizzle span apart, however short
 they are; a start in dimension 0 that is not a multiple of 16 bytes, or a negative start of a store, is an illegal
-instruction.
+instruction. In im2col mode: a start outside of the bounding box is an illegal instruction; corners and offsets come in
+the order of the coordinates, the contiguous dimension's neighbour first.
 """
 
 from __future__ import annotations
@@ -58,7 +59,11 @@ FIELDS = (
     ADDRESS, RANK, DTYPE, INTERLEAVE, SWIZZLE, NAN, TF32, L2, ATOM, SWIZZLE96, *UNEXPLAINED,
     *STRIDES, *STRIDES_HIGH, *DIMS, *ELEMENT_STRIDES, *BOX,
 )  # fmt: skip
-KNOWN = sum((1 << f.bits) - 1 << f.at for f in FIELDS)
+# of im2col maps: BOX[0] is the channels of a pixel, the rest lies where other boxes and nothing are
+IM2COL = Field(WORD1, 1)
+LOWER, UPPER = Field(448, 16), Field(464, 16)     # corners, shared out among the dimensions in between
+PIXELS = Field(480, 10)                      # less one
+KNOWN = sum((1 << f.bits) - 1 << f.at for f in (*FIELDS, IM2COL, PIXELS))
 
 
 class Dtype(NamedTuple):
@@ -105,6 +110,9 @@ class TensorMap:
     """What a tensor map says.  Dimension 0 is the contiguous one.
 
     The address may be given as a tensor, which then also fills in dims, strides and dtype where they are left out.
+    With `pixels` it is a map in im2col mode: the box is (channels of a pixel,), and a copy moves so many pixels. The
+    bounding box goes from `lower` to the last place of the dimension plus `upper`, in the dimensions between first and
+    last.
     """
 
     address: Any                             # int, once made
@@ -117,13 +125,16 @@ class TensorMap:
     fill: str = "zero"                       # of elements outside the tensor
     interleave: int = 0                      # a key of INTERLEAVES
     l2: int = 0                              # promotion, 0 to 3
+    pixels: int = 0                          # 0: tile mode
+    lower: tuple[int, ...] = ()
+    upper: tuple[int, ...] = ()
     tensor: Any = field(default=None, compare=False, repr=False)  # kept alive
 
     def __post_init__(self):
         given = dict(self.__dict__)
         if hasattr(self.address, "data_ptr"):
             given = _of_tensor(self.address) | {k: v for k, v in given.items() if v is not None and k != "address"}
-        for name in ("dims", "strides", "box"):
+        for name in ("dims", "strides", "box", "lower", "upper"):
             given[name] = tuple(int(n) for n in given[name] or ())
         given["element_strides"] = tuple(given.get("element_strides") or (1,) * len(given["dims"]))
         for name, value in given.items():
@@ -163,7 +174,9 @@ class TensorMap:
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """Elements of a box in shared memory, by dimension."""
+        """Elements of a box in shared memory, by dimension; of im2col channels and pixels."""
+        if self.pixels:
+            return self.box[0], self.pixels
         return tuple(-(-b // s) for b, s in zip(self.box, (1, *self.element_strides[1:])))
 
     @property
@@ -196,12 +209,18 @@ def _grain(m: TensorMap) -> int:
     return 32 if m.interleave == 32 else 16
 
 
+def _corner(m: TensorMap) -> int:
+    """One more than the largest corner."""
+    return 1 << 16 // (m.rank - 2) - 1
+
+
 CHECKS = (
     Check("map.rank", lambda m: 1 <= m.rank <= 5, "a tensor has 1 to 5 dimensions", "{m.rank}",
           "Fold dimensions that lie behind one another."),
     Check("map.dtype", lambda m: m.dtype in DTYPES, f"dtype must be one of {', '.join(DTYPES)}", "{m.dtype!r}",
           "Describe the bytes as uint8."),
-    Check("map.lengths", lambda m: len(m.box) == len(m.element_strides) == m.rank == len(m.strides) + 1,
+    Check("map.lengths", lambda m: (1 if m.pixels else m.rank) == len(m.box) and len(m.element_strides) == m.rank
+          == len(m.strides) + 1,
           "box and element_strides have a number for each dimension, strides for each but the first",
           "dims {m.dims}, strides {m.strides}, box {m.box}, element_strides {m.element_strides}",
           "Give the missing ones."),
@@ -231,6 +250,18 @@ CHECKS = (
     Check("map.packed", lambda m: m.bits == m.held or (m.box[0] == PADDED_BOX and m.dims[0] % PADDED_BOX == 0),
           f"a box of padded elements has {PADDED_BOX} of them, and dimension 0 a multiple",
           "box {m.box}, dims {m.dims}", "Use 16u4_align8b."),
+    Check("map.pixels", lambda m: 0 <= m.pixels <= 1024 and (not m.pixels or m.rank >= 3),
+          "im2col takes 1 to 1024 pixels of a tensor of 3 to 5 dimensions", "{m.pixels} of {m.rank} dimensions",
+          "Copy more pixels in several copies."),
+    Check("map.corners",
+          lambda m: len(m.lower) == len(m.upper) == (m.rank - 2 if m.pixels else 0)
+          and all(-_corner(m) <= c < _corner(m) for c in (*m.lower, *m.upper)),
+          "a corner has a number for each dimension but the first and the last, of 16 bits in 3, 8 in 4 and 5 in 5 "
+          "dimensions", "lower {m.lower}, upper {m.upper} of {m.rank} dimensions", "Move the copy's start instead."),
+    Check("map.bounds",
+          lambda m: all(low < size + up for low, up, size in zip(m.lower, m.upper, m.dims[1:])),
+          "a bounding box is not empty", "lower {m.lower}, upper {m.upper} of {m.dims}",
+          "upper is told from the last place of the dimension."),
     Check("map.size", lambda m: m.box_bytes <= SHARED, f"a box fits the {SHARED} bytes of shared memory",
           "{m.box_bytes} bytes in {m.box}", "Copy it in several boxes."),
 )  # fmt: skip
@@ -247,9 +278,22 @@ def encode(m: TensorMap | None = None, **fields: Any) -> bytes:
     }  # fmt: skip
     for stride, low, high in zip(m.strides, STRIDES, STRIDES_HIGH):
         bits[low], bits[high] = stride // 16 & 0xFFFFFFFF, stride // 16 >> 32
+    if m.pixels:
+        bits |= {IM2COL: 1, PIXELS: m.pixels - 1, LOWER: _packed(m, m.lower), UPPER: _packed(m, m.upper)}
     for sizes, places in ((m.dims, DIMS), (m.box, BOX), (m.element_strides, ELEMENT_STRIDES)):
         bits |= {place: size - 1 for size, place in zip(sizes, places)}
     return sum(value << field.at for field, value in bits.items()).to_bytes(SIZE, "little")
+
+
+def _packed(m: TensorMap, corner: tuple[int, ...]) -> int:
+    width = 16 // (m.rank - 2)
+    return sum((c & (1 << width) - 1) << width * i for i, c in enumerate(corner))
+
+
+def _unpacked(bits: int, rank: int) -> tuple[int, ...]:
+    width = 16 // (rank - 2)
+    fields = [bits >> width * i & (1 << width) - 1 for i in range(rank - 2)]
+    return tuple(f - (1 << width) if f >> width - 1 else f for f in fields)
 
 
 def decode(raw: bytes) -> TensorMap:
@@ -267,11 +311,17 @@ def decode(raw: bytes) -> TensorMap:
     rank = read(RANK) + 1
     if rank > 5:
         raise TensorMapError(f"no tensor map: {rank} dimensions. Was this memory ever written? [map.rank]")
+    im2col: dict[str, Any] = {}
+    if read(IM2COL):
+        lower, upper = (_unpacked(read(corner), rank) for corner in (LOWER, UPPER))
+        im2col = {"pixels": read(PIXELS) + 1, "lower": lower, "upper": upper}
+    elif read(PIXELS):
+        raise TensorMapError("no tensor map: pixels in tile mode. Was this memory ever written? [map.bits]")
     return TensorMap(
         address=read(ADDRESS),
         dims=tuple(read(f) + 1 for f in DIMS[:rank]),
         strides=tuple(16 * (read(low) | read(high) << 32) for low, high in zip(STRIDES[: rank - 1], STRIDES_HIGH)),
-        box=tuple(read(f) + 1 for f in BOX[:rank]),
+        box=tuple(read(f) + 1 for f in BOX[: 1 if im2col else rank]),
         element_strides=tuple(read(f) + 1 for f in ELEMENT_STRIDES[:rank]),
         dtype=_key("dtype", DTYPES, lambda d: (d.code, d.tf32) == (read(DTYPE), read(TF32))),
         swizzle=_key(
@@ -280,6 +330,7 @@ def decode(raw: bytes) -> TensorMap:
         fill=("zero", "nan")[read(NAN)],
         interleave=_key("interleave", INTERLEAVES, lambda code: code == read(INTERLEAVE)),
         l2=read(L2),
+        **im2col,
     )
 
 

@@ -20,6 +20,13 @@ def test_every_case_has_its_row_and_every_row_its_case():
     assert sorted(rows) == sorted(cases)
 
 
+def test_there_are_sixty_kernels_of_ten_projects_each_with_its_version():
+    module = script()
+    assert len(module.CASES) >= 60 and len({project for project, *_ in module.CASES}) >= 10
+    for title, version, _ in (module.PROJECTS[project] for project, *_ in module.CASES):
+        assert f"## {title}, {version}\n" in PAGE
+
+
 def test_every_finding_and_wrong_result_has_been_read():
     assert "not read yet" not in PAGE and "did not run" not in PAGE
 

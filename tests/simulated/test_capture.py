@@ -364,6 +364,28 @@ def test_another_thread_is_not_captured(noted):
     assert len(session.runs) == 1 and len(outcome) == 1
 
 
+class Address:
+    """What Triton takes for a tensor: it has an address, a type, and the device of its tensor."""
+
+    def __init__(self, x, offset):
+        self.x, self.offset, self.dtype, self.device = x, offset, x.dtype, x.device
+
+    def data_ptr(self):
+        return self.x.data_ptr() + self.offset * self.dtype.itemsize
+
+
+@pytest.mark.parametrize("offset", [0, 96])
+def test_an_object_with_an_address_may_stand_for_a_tensor(xy, offset):
+    x, y = xy
+    with capture(arch="sm_90a", raises=False) as session:
+        source = Address(x, offset)
+        axpy[(1,)](source, y, 64, 2.0, BLOCK=64, num_warps=2)
+        axpy[(3,)](source, y, 160, 2.0, BLOCK=64, num_warps=2)
+    assert source.device.type == "cuda" and not session.runs[0].findings
+    assert torch.equal(y.flatten()[:64], 2 * x.flatten()[offset : offset + 64])
+    assert [f.kind for f in session.runs[1].findings] == ["out-of-bounds"] * (offset > 0)
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
 def test_plain_triton_launches_are_taken(noted, xy, arch):
     x, y = xy

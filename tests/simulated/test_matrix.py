@@ -353,7 +353,6 @@ def test_doubles_are_a_chain_of_fused_multiply_adds(shape):
 
 
 @pytest.mark.parametrize("instruction, says", [
-    ("mma.sp.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 {%r1}, {%r1}, {%r1}, {%r1}, %r1, 0;", "sparse"),
     ("mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {%r1}, {%r1}, {%r1}, {%r1};", "m16n8k16"),
     ("mma.sync.aligned.m16n8k16.col.row.f32.f16.f16.f32 {%r1}, {%r1}, {%r1}, {%r1};", "row.col"),
     ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%r1}, {%r1}, {%r1}, {%r1};", "4, 4, 2, 4"),

@@ -15,7 +15,7 @@ pytest.importorskip("cuda.bindings.driver", reason="cuda-python is not installed
 
 from kda.cli import cli
 from kda.commands.simulate import command
-from kda.simulator import scripts
+from kda.simulator import engine, scripts
 from kda.simulator.findings import KINDS, Finding, Place, SimulationError
 from kda.simulator.scripts import places, sarif
 from kda.simulator.scripts.places import Line
@@ -194,6 +194,10 @@ def test_a_surviving_mutant_is_a_warning_in_sarif(here):
 
 
 def test_every_kind_of_finding_has_a_rule():
+    header = (Path(engine.__file__).parent / "findings.h").read_text()
+    of_the_engine = re.findall(r"\w+", re.search(r"typedef enum \{(.*?)\} FindingKind", header, re.DOTALL)[1])
+    of_the_engine.remove("1")                                                # the first one's number
+    assert sorted(KINDS) == [*range(1, len(of_the_engine) + 1)]
     assert {kind.id for kind in KINDS.values()} | {sarif.SURVIVED} == set(sarif.RULES)
 
 

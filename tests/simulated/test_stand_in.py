@@ -216,6 +216,7 @@ def test_torch_cuda_tells_of_the_chip(session):
     assert torch.cuda.get_device_capability() == (9, 0) and torch.cuda.get_device_name() == "NVIDIA H200"
     assert properties.multi_processor_count == 132 and properties.shared_memory_per_block_optin == 227 << 10
     assert torch.version.cuda and torch.backends.cuda.is_built()
+    assert torch.cuda.get_device_capability(("nvidia", 132)) == (9, 0)       # no device: torch takes the current one
     x = torch.zeros(1)
     for beyond in (lambda: torch.cuda.set_device(1), lambda: torch.zeros(1, device="cuda:1"), lambda: x.to(1)):
         with torch.cuda.device(0), pytest.raises(RuntimeError, match="one GPU, cuda:0"):

@@ -795,7 +795,7 @@ IN, BYTES = "cp.async.bulk.tensor.2d.shared::cta.global", "mbarrier::complete_tx
 
 
 @pytest.mark.parametrize(("text", "says"), [
-    (f"{IN}.im2col.{BYTES} [%r20], [%rd1, {{0, 0}}], [%r21], {{%h1}};", "im2col"),
+    (f"{IN}.im2col.{BYTES} [%r20], [%rd1, {{0, 0}}], [%r21], {{%h1}};", ".2d with im2col"),
     (f"{IN}.tile.{BYTES} [%r20], [%rd1, {{0, 0, 0}}], [%r21];", "3 coordinates"),
     (f"{IN}.tile.{BYTES}.cta_group::1 [%r20], [%rd1, {{0, 0}}], [%r21];", "sm_100"),
     (f"cp.async.bulk.tensor.2d.global.shared::cta.tile.{BYTES} [%rd1, {{0, 0}}], [%r20];", "not known here"),

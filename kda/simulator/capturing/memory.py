@@ -55,6 +55,19 @@ def _collect(name: str, value: Any, found: dict[str, torch.Tensor]) -> bool:
     return type(value).__module__.startswith("cuda.")                        # streams
 
 
+def behind(given: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
+    """Tensors; of another object with an address, as Triton takes it, the storage that the address lies in."""
+    others = {name: thing.data_ptr() for name, thing in given.items() if not isinstance(thing, torch.Tensor)}
+    if not others:
+        return given
+    storages = _storages()
+    found = {name: thing for name, thing in given.items() if name not in others}
+    for name, at in others.items():
+        whole = [each for each in storages if each.data_ptr() <= at < each.data_ptr() + each.numel()]
+        found |= {f"memory behind {name}": each for each in whole}
+    return found
+
+
 def with_pointees(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Tensors, and the storages that addresses lie in which they hold: a kernel may follow a table of those."""
     found, storages = dict(tensors), None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from ...compile.call_sites import CallSites
@@ -66,6 +67,8 @@ class Session:
         if self.gpu is not None and self.gpu.graph is not None:
             self.gpu.graph.launched(launch)
             return None
+        if launch.tensors is not None and (known := memory.behind(launch.tensors)) is not launch.tensors:
+            launch = replace(launch, tensors=known)
         tensors = memory.live() if launch.tensors is None else memory.with_pointees(launch.tensors)
         for name, tensor in tensors.items():
             if tensor.device.type != "cpu":

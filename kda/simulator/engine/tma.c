@@ -3,7 +3,9 @@
  * A copy moves a box of a tensor, row by row: a row is a run of the innermost dimension, contiguous in global memory. In shared memory
  * the rows lie one after the other, a swizzle's span apart if there is one; the swizzle then permutes the 16-byte pieces of each span
  * by the bits of the address. Elements outside the tensor arrive as zeros, or as NaN, and are left out of a store. The mbarrier hears
- * of all bytes of the box, inside the tensor or not. Elements of 4 and 6 bits are packed in global memory; in shared memory 16 of them may
+ * of all bytes of the box, inside the tensor or not. In im2col mode a row is a pixel: some channels of one place of an image. Pixels follow
+ * each other through a bounding box, whose corners are told from those of the image, and then through that of the next image; what is
+ * copied lies a filter's offset away from each. Elements of 4 and 6 bits are packed in global memory; in shared memory 16 of them may
  * have 16 bytes, of which the mbarrier does not count the padding (as CUTLASS and Triton expect).
  */
 #include "copies.h"
@@ -12,6 +14,7 @@
 #include "knowledge.h"
 #include "numerics.h"
 
+enum { MODE_TILE, MODE_ROWS, MODE_PIXELS }; /* a box; gather4 and scatter4; im2col */
 enum { MOST_RANK = 5, MAP_BYTES = 128, MAP_USED = 64, MAP_ALIGN = 64, TILE_ALIGN = 128, GATHERED_ROWS = 4 };
 
 /* ---- the tensor map ----------------------------------------------------------------------------------------------------- */
@@ -20,7 +23,7 @@ enum { MOST_RANK = 5, MAP_BYTES = 128, MAP_USED = 64, MAP_ALIGN = 64, TILE_ALIGN
  * (bits << shift) + plus. All lie in the first 64 bytes; what the others hold does not matter. */
 typedef enum {
     F_ADDRESS, F_RANK, F_TYPE, F_INTERLEAVE, F_SWIZZLE, F_DIM, F_STRIDE, F_STRIDE_HIGH, F_BOX, F_STEP, F_ATOMICITY, F_FILL,
-    F_TF32, F_L2, F_LARGE, F_SWIZZLE_96B, F_MARK, FIELDS, /* F_MARK: the DSL's host code sets it; no meaning is known */
+    F_TF32, F_L2, F_LARGE, F_SWIZZLE_96B, F_IM2COL, F_LOWER, F_UPPER, F_PIXELS, F_MARK, FIELDS, /* F_MARK: the DSL's host code sets it; no meaning is known */
 } FieldName;
 static const struct {
     u16 bit, pitch;
@@ -31,6 +34,8 @@ static const struct {
     [F_STRIDE] = {96, 32, 4, 32, 4, 0},   [F_STRIDE_HIGH] = {224, 4, 4, 4, 36, 0}, [F_BOX] = {440, 8, 5, 8, 0, 1},
     [F_STEP] = {416, 3, 5, 3, 0, 1},      [F_ATOMICITY] = {83, 0, 1, 2, 0, 0},     [F_FILL] = {79, 0, 1, 1, 0, 0},
     [F_TF32] = {80, 0, 1, 1, 0, 0},       [F_L2] = {81, 0, 1, 2, 0, 0},            [F_LARGE] = {85, 0, 1, 1, 0, 0},
+    [F_IM2COL] = {64, 0, 1, 1, 0, 0},     [F_LOWER] = {448, 0, 1, 16, 0, 0},       [F_UPPER] = {464, 0, 1, 16, 0, 0}, /* of the last three */
+    [F_PIXELS] = {480, 0, 1, 10, 0, 1},   /* in im2col maps alone: they lie where others have a box; F_BOX 0 is the channels of a pixel */
     [F_SWIZZLE_96B] = {86, 0, 1, 1, 0, 0}, [F_MARK] = {65, 0, 1, 1, 0, 0},
 };
 
@@ -111,10 +116,18 @@ static u32 swizzled(const Swizzle *s, u32 a) { return a ^ (a >> s->shift & s->ma
 
 typedef struct {
     u64 address, dim[MOST_RANK], stride[MOST_RANK];
-    u32 box[MOST_RANK], step[MOST_RANK];
+    u32 box[MOST_RANK], step[MOST_RANK], pixels;
+    s32 lower[MOST_RANK], upper[MOST_RANK]; /* of im2col: the first and the last coordinate inside the bounding box */
     s32 rank, type, swizzle;
-    bool fill_nan, tf32;
+    bool fill_nan, tf32, im2col;
 } TensorMap;
+
+/* The corner of a dimension: 16 bits are shared out among those between channels and images, the first of them lowest. */
+static s32 corner(const u64 *map, FieldName f, int rank, int d) {
+    int width = 16 / (rank - 2);
+    u32 at = (u32)get_field(map, f, 0) >> (d - 1) * width << (32 - width);
+    return (s32)at >> (32 - width);
+}
 
 static TensorMap decode(const u64 *map) {
     TensorMap m = {.address = get_field(map, F_ADDRESS, 0), .rank = (s32)get_field(map, F_RANK, 0), .type = (s32)get_field(map, F_TYPE, 0)};
@@ -123,11 +136,17 @@ static TensorMap decode(const u64 *map) {
     if (get_field(map, F_SWIZZLE_96B, 0)) m.swizzle = SWIZZLE_96B;
     m.fill_nan = get_field(map, F_FILL, 0);
     m.tf32 = get_field(map, F_TF32, 0);
+    m.im2col = get_field(map, F_IM2COL, 0);
+    m.pixels = (u32)get_field(map, F_PIXELS, 0);
     for (int d = 0; d < m.rank && d < MOST_RANK; d++) {
         m.dim[d] = get_field(map, F_DIM, d);
         m.box[d] = (u32)get_field(map, F_BOX, d);
         m.step[d] = d ? (u32)get_field(map, F_STEP, d) : 1; /* the innermost dimension is never strided */
         m.stride[d] = d ? get_field(map, F_STRIDE, d - 1) + get_field(map, F_STRIDE_HIGH, d - 1) : 0;
+    }
+    for (int d = 1; m.im2col && d < m.rank - 1 && d < MOST_RANK - 1; d++) {
+        m.lower[d] = corner(map, F_LOWER, m.rank, d);
+        m.upper[d] = (s32)m.dim[d] - 1 + corner(map, F_UPPER, m.rank, d);
     }
     return m;
 }
@@ -177,8 +196,9 @@ typedef struct {
     u32 shared;                    /* source of a store */
     s32 op;                        /* of a store: AtomicOp or PLAIN */
     s32 start[MOST_RANK];
-    bool by_rows;                  /* gather4, scatter4: four rows, each with its own coordinate in dimension 1 */
-    s32 row[GATHERED_ROWS];
+    int mode;
+    s32 row[GATHERED_ROWS];        /* of gather4, scatter4: each row's coordinate in dimension 1 */
+    s32 offset[MOST_RANK];         /* of im2col */
     u32 count[MOST_RANK];          /* elements taken along each dimension */
     u32 rows, row_bytes, pitch;    /* in shared memory; pitch: from a row to the next */
     u32 counted;                   /* bytes of a row in global memory, which the mbarrier counts */
@@ -189,6 +209,19 @@ typedef struct {
     u32 from, to;  /* bytes of the row inside the tensor */
 } Row;
 
+/* im2col: where pixel r lies. */
+static void pixel_of(const Tile *t, u32 r, s64 *at) {
+    const TensorMap *m = &t->map;
+    int images = m->rank - 1;
+    for (int d = 1; d <= images; d++) at[d] = t->start[d];
+    while (r--) {
+        int d = 1;
+        for (; d < images && (at[d] += m->step[d]) > m->upper[d]; d++) at[d] = m->lower[d];
+        if (d == images) at[d] += m->step[d];
+    }
+    for (int d = 1; d < images; d++) at[d] += t->offset[d];
+}
+
 static Row row_of(const Tile *t, u32 r) {
     const TensorMap *m = &t->map;
     u32 bits = TYPE[m->type].bits;
@@ -196,20 +229,26 @@ static Row row_of(const Tile *t, u32 r) {
     if (last > (s64)t->count[0]) last = t->count[0];
     bool inside = first < last;
     u64 address = m->address + (u64)((t->start[0] + first) * bits / 8);
+    s64 pixel[MOST_RANK];
+    if (t->mode == MODE_PIXELS) pixel_of(t, r, pixel);
     for (int d = 1; d < m->rank; d++) {
-        s64 c = t->by_rows ? t->row[r] : t->start[d] + (s64)(r % t->count[d]) * m->step[d];
+        s64 c = t->mode == MODE_PIXELS ? pixel[d] : t->mode == MODE_ROWS ? t->row[r] : t->start[d] + (s64)(r % t->count[d]) * m->step[d];
         inside &= c >= 0 && c < (s64)m->dim[d];
         address += c * m->stride[d];
-        r /= t->count[d];
+        if (t->mode == MODE_TILE) r /= t->count[d];
     }
     return inside ? (Row){address, (u32)first * bits / 8, (u32)(last * bits + 7) / 8} : (Row){0, 0, 0};
 }
 
 #define REFUSE(...) return find(w, i, l, BAD_TENSOR_MAP, address, MAP_BYTES, __VA_ARGS__), false
 
-static bool is_sound(Warp *w, const Ins *i, int l, u64 address, const u64 *raw, const TensorMap *m, int rank, bool by_rows) {
-    if (has_unknown_bits(raw) || m->rank > MOST_RANK || m->type >= TYPES) REFUSE("these 128 bytes are no tensor map");
+static bool is_sound(Warp *w, const Ins *i, int l, u64 address, const u64 *raw, const TensorMap *m, int rank, int mode) {
+    if (has_unknown_bits(raw) || m->rank > MOST_RANK || m->type >= TYPES || (!m->im2col && m->pixels > 1)) REFUSE("these 128 bytes are no tensor map");
     if (m->rank != rank) REFUSE("a tensor map of rank %d for coordinates of rank %d", m->rank, rank);
+    if (m->im2col != (mode == MODE_PIXELS))
+        REFUSE("a tensor map for %s in a copy in %s mode", m->im2col ? "im2col" : "boxes", m->im2col ? "tile" : "im2col");
+    for (int d = 1; m->im2col && d < m->rank - 1; d++)
+        if (m->lower[d] > m->upper[d]) REFUSE("a bounding box from %d to %d in dimension %d: it is empty", m->lower[d], m->upper[d], d);
     if (get_field(raw, F_INTERLEAVE, 0)) REFUSE("an interleaved tensor map is not simulated");
     if (m->address % 16) REFUSE("the tensor at 0x%llx is not aligned to 16 bytes", (unsigned long long)m->address);
     const Swizzle *s = &SWIZZLE[m->swizzle];
@@ -223,25 +262,31 @@ static bool is_sound(Warp *w, const Ins *i, int l, u64 address, const u64 *raw, 
     if (s->span && inner > s->span) REFUSE("a box row of %u bytes is longer than the span of swizzle %s", inner, s->name);
     if (w->machine->launch->arch < arch) REFUSE("%s %s needs sm_%u", sub_byte ? "type" : "swizzle", sub_byte ? TYPE[m->type].name : s->name, arch);
     if (m->fill_nan && !TYPE[m->type].is_float) REFUSE("a fill with NaN for elements of type %s", TYPE[m->type].name);
-    if (by_rows && m->box[1] != 1) REFUSE("gather4 and scatter4 take a box of one row, this one has %u", m->box[1]);
+    if (mode == MODE_ROWS && m->box[1] != 1) REFUSE("gather4 and scatter4 take a box of one row, this one has %u", m->box[1]);
     return true;
 }
 
-/* The tile that a lane names: map in arg[k] (place at mod[k_place]), coordinates from arg[c] on. */
-static bool find_tile(Warp *w, const Ins *i, int l, int k, int k_place, int c, int rank, bool by_rows, Tile *t) {
+/* The tile that a lane names: map in arg[k] (place at mod[k_place]), coordinates from arg[c] on, of im2col then `offsets` offsets. */
+static bool find_tile(Warp *w, const Ins *i, int l, int k, int k_place, int c, int rank, int mode, int offsets, Tile *t) {
     u64 raw[MAP_BYTES / 8], address = address_operand(w, i, k, k_place, l);
     if (!read_map(w, i, l, address, raw)) return false;
     t->map = decode(raw);
-    if (!is_sound(w, i, l, address, raw, &t->map, rank, by_rows)) return false;
+    if (!is_sound(w, i, l, address, raw, &t->map, rank, mode)) return false;
     const TensorMap *m = &t->map;
-    t->by_rows = by_rows;
+    t->mode = mode;
     for (int d = 0; d < rank; d++) t->start[d] = (s32)R32(w, i->arg[c + d])[l];
-    for (int r = 0; by_rows && r < GATHERED_ROWS; r++) t->row[r] = (s32)R32(w, i->arg[c + 1 + r])[l];
+    for (int k = 0; k < offsets; k++) t->offset[1 + k] = R32(w, i->arg[c + rank + k])[l] & 0xffff;
+    for (int d = 1; mode == MODE_PIXELS && d < rank - 1; d++)
+        if (t->start[d] < m->lower[d] || t->start[d] > m->upper[d])
+            find(w, i, l, BAD_OPERAND, 0, 0, "coordinate %d of dimension %d is outside of the bounding box, which is from %d to %d", t->start[d], d,
+                 m->lower[d], m->upper[d]);
+    for (int r = 0; mode == MODE_ROWS && r < GATHERED_ROWS; r++) t->row[r] = (s32)R32(w, i->arg[c + 1 + r])[l];
     t->rows = 1;
     for (int d = 0; d < rank; d++) {
-        t->count[d] = by_rows && d == 1 ? GATHERED_ROWS : (m->box[d] + m->step[d] - 1) / m->step[d];
+        t->count[d] = mode == MODE_ROWS && d == 1 ? GATHERED_ROWS : (m->box[d] + m->step[d] - 1) / m->step[d];
         if (d) t->rows *= t->count[d];
     }
+    if (mode == MODE_PIXELS) t->rows = m->pixels;
     u32 bits = TYPE[m->type].bits, span = SWIZZLE[m->swizzle].span;
     t->row_bytes = t->count[0] * TYPE[m->type].held / 8;
     t->counted = t->count[0] * bits / 8;
@@ -251,6 +296,8 @@ static bool find_tile(Warp *w, const Ins *i, int l, int k, int k_place, int c, i
              t->start[0], t->start[0] * (long long)bits / 8, is_padded(m->type) ? ", or of 128 elements" : "");
     return true;
 }
+
+static int offsets_of(s64 rank, s64 mode) { return mode == MODE_PIXELS ? (int)rank - 2 : 0; }
 
 /* ---- loads -------------------------------------------------------------------------------------------------------------- */
 
@@ -329,14 +376,14 @@ static double tile_done(Warp *w, const Ins *i, const Tile *t, bool store) {
 }
 
 /* operands: destination, map, mbarrier, CTAs of a multicast (-1), coordinates; mod[0], mod[3], mod[6]: the places, mod[9]: rank,
- * mod[10]: by rows, mod[11]: .cta_group::2, mod[12]: .shared::cta */
+ * mod[10]: the mode, of im2col with offsets; mod[11]: .cta_group::2, mod[12]: .shared::cta */
 static Outcome op_tma_load(Warp *w, const Ins *i, u32 lanes) {
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         int l = first_lane(rest);
         Tile t = {0};
         Target target = {.mask = i->arg[3] >= 0 ? (s32)(R32(w, i->arg[3])[l] & 0xffff) : ALL, .pair = i->mod[11], .align = TILE_ALIGN};
         if (!shared_operand(w, i, 0, 0, l, &target.address) || !shared_operand(w, i, 2, 6, l, &target.barrier)) continue;
-        if (!find_tile(w, i, l, 1, 3, 4, (int)i->mod[9], i->mod[10], &t)) continue;
+        if (!find_tile(w, i, l, 1, 3, 4, (int)i->mod[9], (int)i->mod[10], offsets_of(i->mod[9], i->mod[10]), &t)) continue;
         if (i->mod[12] && cta_at(w->cluster, target.address) != w->cta) {
             find(w, i, l, BAD_OPERAND, target.address, 0, "the destination is in another CTA; .shared::cta is the CTA's own");
             continue;
@@ -393,7 +440,7 @@ static bool same_store(const Tile *a, const Tile *b) {
            !memcmp(a->row, b->row, sizeof a->row);
 }
 
-/* operands: source, map, coordinates; mod[0], mod[3]: the places, mod[6]: rank, mod[7]: by rows, mod[8]: AtomicOp or PLAIN */
+/* operands: source, map, coordinates; mod[0], mod[3]: the places, mod[6]: rank, mod[7]: the mode, of im2col without offsets; mod[8]: AtomicOp or PLAIN */
 static Outcome op_tma_store(Warp *w, const Ins *i, u32 lanes) {
     Work *sent = NULL;
     for (u32 rest = lanes; rest; rest &= rest - 1) {
@@ -401,7 +448,7 @@ static Outcome op_tma_store(Warp *w, const Ins *i, u32 lanes) {
         Tile t = {.op = (s32)i->mod[8]};
         Cta *cta;
         u32 at;
-        if (!shared_operand(w, i, 0, 0, l, &t.shared) || !find_tile(w, i, l, 1, 3, 2, (int)i->mod[6], i->mod[7], &t)) continue;
+        if (!shared_operand(w, i, 0, 0, l, &t.shared) || !find_tile(w, i, l, 1, 3, 2, (int)i->mod[6], (int)i->mod[7], 0, &t)) continue;
         if (t.op != PLAIN && !(REDUCIBLE[t.op] & IN(TYPE[t.map.type].atomic))) {
             find(w, i, l, BAD_TENSOR_MAP, address_operand(w, i, 1, 3, l), MAP_BYTES, "there is no such reduction of elements of type %s",
                  TYPE[t.map.type].name);
@@ -417,7 +464,7 @@ static Outcome op_tma_store(Warp *w, const Ins *i, u32 lanes) {
                  w->cta->rank);
             continue;
         }
-        for (int d = 0; d < t.map.rank; d++)
+        for (int d = 0; t.mode != MODE_PIXELS && d < t.map.rank; d++)
             if (t.start[d] < 0)
                 find(w, i, l, BAD_OPERAND, 0, 0, "a store starts at coordinate %d of dimension %d: it must not be negative", t.start[d], d);
         if (sent && same_store(&t, (const Tile *)sent->data)) {
@@ -433,11 +480,11 @@ static Outcome op_tma_store(Warp *w, const Ins *i, u32 lanes) {
     return NEXT;
 }
 
-/* operands: map, coordinates; mod[0]: the place, mod[3]: rank, mod[4]: by rows. Its only effect: a map that cannot be. */
+/* operands: map, coordinates; mod[0]: the place, mod[3]: rank, mod[4]: the mode. Its only effect: a map that cannot be. */
 static Outcome op_tma_prefetch(Warp *w, const Ins *i, u32 lanes) {
     for (u32 rest = lanes; rest; rest &= rest - 1) {
         Tile t = {0};
-        find_tile(w, i, first_lane(rest), 0, 0, 1, (int)i->mod[3], i->mod[4], &t);
+        find_tile(w, i, first_lane(rest), 0, 0, 1, (int)i->mod[3], (int)i->mod[4], offsets_of(i->mod[3], i->mod[4]), &t);
     }
     return NEXT;
 }

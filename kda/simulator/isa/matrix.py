@@ -2,7 +2,8 @@
 
 import re
 
-from kda.simulator.isa.common import ALIGNED, MATRIX_TYPES, Op, operands
+from kda.simulator.isa.common import ALIGNED, MATRIX_TYPES, Op, one_of, operands
+from kda.simulator.ptx.syntax import Immediate
 
 PARTS = (r"m\d+n\d+", r"x\d", r"b\d+(x16.*)?")  # shape, count, type
 COUNTS = {"x1": 1, "x2": 2, "x4": 4}
@@ -91,6 +92,16 @@ MMA = {
     (("b1",), ("b1",)): (("s32",), {"m8n8k128": 75, "m16n8k128": 80, "m16n8k256": 80}),
     (("f64",), ("f64",)): (("f64",), {"m8n8k4": 80, "m16n8k4": 90, "m16n8k8": 90, "m16n8k16": 90}),
 }
+SPARSE = {  # the same where half of A is zero
+    (("f16",), ("f16",)): (("f32", "f16"), {"m16n8k16": 80, "m16n8k32": 80}),
+    (("bf16",), ("bf16",)): (("f32",), {"m16n8k16": 80, "m16n8k32": 80}),
+    (("tf32",), ("tf32",)): (("f32",), {"m16n8k8": 80, "m16n8k16": 80}),
+    (F8, F8): (("f32",), {"m16n8k64": 89}),
+    (I8, I8): (("s32",), {"m16n8k32": 80, "m16n8k64": 80}),
+    (I4, I4): (("s32",), {"m16n8k64": 80, "m16n8k128": 80}),
+}
+VARIANTS = {"sp": 1, "sp::ordered_metadata": 2}
+CHUNKS = {32: 2, 16: 4, 8: 4, 4: 8}  # neighbours in k, by bits of an element, for which metadata has 4 bits
 FP4 = ("e2m1",)
 # kind of sm_120a -> (types of A and B, types of D, shape, bits of an element in its register,
 #                     {(number of factors of a row, their type): may .scale_vec be left out?})
@@ -108,45 +119,63 @@ BITS = {
 }  # fmt: skip
 
 
-def _mma_forms():
-    rows = [[_either(names) for names in (shapes, d, a, b)] for (a, b), (d, shapes) in MMA.items()]
+def _mma_forms(table=MMA):
+    rows = [[_either(names) for names in (shapes, d, a, b)] for (a, b), (d, shapes) in table.items()]
     return "; ".join(f".{shapes} {d}.{a}.{b}" for shapes, d, a, b in rows)
 
 
 def lower_mma(b, ins):
-    """mma.sync.aligned.shape.row.col{.satfinite}.d.a.b.c: D = A B + C."""
-    parts = [p for p in ins.parts[1:] if p not in ("sync", "aligned", "satfinite")]
-    if parts[:1] == ["sp"] or any(p.startswith("sp::") for p in parts):
-        b.fail("sparse matrices", f"mma.sync of {_mma_forms()}")
+    """mma{.sp}.sync.aligned.shape.row.col{.satfinite}.d.a.b.c: D = A B + C."""
+    sparse = one_of(ins.parts, VARIANTS, 0)
+    table = SPARSE if sparse else MMA
+    parts = [p for p in ins.parts[1:] if p not in ("sync", "aligned", "satfinite", *VARIANTS)]
     if any(p.startswith("kind::") for p in parts):
+        if sparse:
+            b.fail("sparse matrices of a .kind", f"mma.sp of {_mma_forms(SPARSE)}")
         return _lower_kind(b, ins, parts)
     bitwise = [parts.pop(parts.index(p)) for p in ("and", "xor", "popc") if p in parts]
     if len(parts) != 7 or parts[1:3] != ["row", "col"]:
-        b.fail(f"modifiers {'.'.join(parts)}", f"shape.row.col and the types of D, A, B and C: {_mma_forms()}")
+        b.fail(f"modifiers {'.'.join(parts)}", f"shape.row.col and the types of D, A, B and C: {_mma_forms(table)}")
     shape, _, _, d, a, type_b, c = parts
     saturate = "satfinite" in ins.parts
-    accumulators, shapes = next((form for (x, y), form in MMA.items() if a in x and type_b in y), ((), {}))
+    accumulators, shapes = next((form for (x, y), form in table.items() if a in x and type_b in y), ((), {}))
     if shape not in shapes or d not in accumulators or c != d or (saturate and d != "s32") or (a == "b1") != (
         bitwise in (["and", "popc"], ["xor", "popc"])
     ):
-        b.fail(f"modifiers {'.'.join(ins.parts[1:])}", _mma_forms())
+        b.fail(f"modifiers {'.'.join(ins.parts[1:])}", _mma_forms(table))
     if b.arch < shapes[shape]:
         b.fail(f"{shape} of {a} does not exist on sm_{b.arch}", f"sm_{shapes[shape]} and later")
     m, n, k = map(int, re.findall(r"\d+", shape))
     if d == "f64":
         registers = _fragments(b, ins.operands, (d, a), (m, n, k), 64, "f64")
         return Op("mma_f64", _flat(registers), _mods(m, k, (a, type_b, d), saturate, registers), ALIGNED)
-    registers = _fragments(b, ins.operands, (d, a), (m, n, k), BITS[a], "f32" if d == "f32" else "b32")
+    metadata, selector = _metadata(b, ins.operands, k, BITS[a]) if sparse else ([], 0)
+    dense = ins.operands[:4] if sparse else ins.operands
+    registers = _fragments(b, dense, (d, a), (m, n, k), BITS[a], "f32" if d == "f32" else "b32", sparse)
     mods = [*_mods(m, k, (a, type_b, d), saturate, registers), BITS[a], 0, 0, int("xor" in bitwise), 0, 0]
-    return Op("mma", _flat(registers), mods, ALIGNED)
+    return Op("mma", [*_flat(registers), *metadata], [*mods, sparse, selector], ALIGNED)
 
 
-def _fragments(b, given, types, shape, bits, type_):
+def _metadata(b, given, k, bits):
+    """The register that tells where A is not zero, and which lanes' it is: the first one of a group of four."""
+    if len(given) != 6:
+        b.fail(f"{len(given)} operands", "D, A, B, C, metadata, selector")
+    word, selector = b.values(given[4], "b32"), given[5]
+    each = 16 * 4 * k // CHUNKS[bits] // (8 * 32)  # lanes of a group of four that have a part of it
+    if len(word) != 1 or -1 in word:
+        b.fail(f"{len(word)} registers of metadata", "1")
+    if not isinstance(selector, Immediate) or not 0 <= int(selector.value) < 4 // each:
+        last = 4 // each - 1
+        b.fail(f"selector {getattr(selector, 'text', selector)}", f"an immediate from 0 to {last}" if last else "0")
+    return word, each * int(selector.value)
+
+
+def _fragments(b, given, types, shape, bits, type_, sparse=0):
     """Registers of D, A, B and C."""
     (d, _), (m, n, k) = types, shape
     per_lane = bits * k * 8 // (32 * (64 if d == "f64" else 32))  # registers for 8 rows of A, or for B
     of_d = m * n // 32 // (2 if d == "f16" else 1)
-    wanted = [of_d, m // 8 * per_lane, per_lane, of_d]
+    wanted = [of_d, m // 8 * per_lane // (2 if sparse else 1), per_lane, of_d]
     if len(given) != 4:
         b.fail(f"{len(given)} operands", "D, A, B, C")
     into, *sources = given
@@ -203,7 +232,7 @@ def _lower_kind(b, ins, parts):
     elif len(ins.operands) != 4:
         b.fail(f"{len(ins.operands)} operands", "D, A, B, C")
     shifts = [CONTAINED.get(t, 0) if bits == 8 else 0 for t in (type_a, type_b)]
-    mods = [*_mods(m, k, (type_a, type_b, d), False, registers), bits, *shifts, 0, count, MATRIX_TYPES[named[-1]]]
+    mods = [*_mods(m, k, (type_a, type_b, d), False, registers), bits, *shifts, 0, count, MATRIX_TYPES[named[-1]], 0, 0]
     return Op("mma", [*_flat(registers), *selected], mods, ALIGNED)
 
 

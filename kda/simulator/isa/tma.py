@@ -19,7 +19,9 @@ from kda.simulator.isa.copies import (
 from kda.simulator.ptx.syntax import Immediate
 
 RANKS = {f"{n}d": n for n in range(1, 6)}
-MODES = {"tile": 0, "tile::gather4": 1, "tile::scatter4": 1}  # 1: four rows, each with a coordinate of its own
+# 1: four rows, each with a coordinate of its own; 2: pixels, one after the other
+TILE, ROWS, PIXELS = 0, 1, 2
+MODES = {"tile": TILE, "tile::gather4": ROWS, "tile::scatter4": ROWS, "im2col": PIXELS, "im2col_no_offs": PIXELS}
 PAIRS = {"cta_group::1": 0, "cta_group::2": 1}
 LOAD, STORE = {("shared::cta", "global"), ("shared::cluster", "global")}, {("global", "shared::cta")}
 
@@ -31,41 +33,56 @@ def map_place(b, operand):
     return place(b, operand)
 
 
-def _coordinates(b, operand, rank, by_rows):
-    wanted = 5 if by_rows else rank
+def _coordinates(b, operand, rank, mode):
+    wanted = 5 if mode == ROWS else rank
     if len(operand.coordinates) != wanted:
         b.fail(
             f"{len(operand.coordinates)} coordinates",
-            f"{wanted}: {'{column, row, row, row, row}' if by_rows else 'one for each dimension'}",
+            f"{wanted}: {'{column, row, row, row, row}' if mode == ROWS else 'one for each dimension'}",
         )
     return [b.value(c, "s32") for c in operand.coordinates]
+
+
+def _offsets(b, found, rank):
+    """Of im2col: one for each dimension but the first and the last."""
+    if "offsets" not in found:
+        return []
+    given = getattr(found["offsets"], "items", ())
+    if len(given) != rank - 2:
+        b.fail(f"{len(given)} im2col offsets", f"{rank - 2}: one for each dimension but the first and the last")
+    return [b.value(each, "b16") for each in given]
 
 
 def lower_tensor(b, ins):
     needs(b, 90, "a tensor copy")
     parts = set(ins.parts)
-    if any(p.startswith("im2col") for p in parts):
-        b.fail("im2col copies are not simulated", ", ".join(MODES))
-    rank, by_rows = one_of(ins.parts, RANKS), one_of(ins.parts, MODES, 0)
+    if any(p.startswith("im2col::w") for p in parts):
+        b.fail("im2col::w copies are not simulated", ", ".join(MODES))
+    rank, mode = one_of(ins.parts, RANKS), one_of(ins.parts, MODES, TILE)
     if rank is None:
         b.fail("the number of dimensions is missing", ", ".join(RANKS))
-    if by_rows:
+    if mode == PIXELS and rank < 3:
+        b.fail(f".{rank}d with im2col", ".3d, .4d, .5d")
+    if mode == ROWS:
         needs(b, 100, ".tile::gather4 or .tile::scatter4")
         if rank != 2:
             b.fail(f".{rank}d with gather4 or scatter4", ".2d")
     direction = tuple(p for p in ins.parts if p in SPACES)
     if "prefetch" in parts:
-        return _lower_prefetch(b, ins, rank, by_rows)
+        return _lower_prefetch(b, ins, rank, mode)
     if direction in LOAD and "reduce" not in parts:
-        return _lower_load(b, ins, rank, by_rows)
+        return _lower_load(b, ins, rank, mode)
     if direction in STORE:
-        return _lower_store(b, ins, rank, by_rows)
+        return _lower_store(b, ins, rank, mode)
     b.fail(f"a tensor copy {' <- '.join(direction)}", "; ".join(" <- ".join(d) for d in sorted(LOAD | STORE)))
 
 
-def _lower_load(b, ins, rank, by_rows):
+def _lower_load(b, ins, rank, mode):
     refuse_unknown(
-        b, ins, {"async", "bulk", "tensor", "tile", "tile::gather4", MBARRIER, MULTICAST, HINT, *RANKS, *SPACES, *PAIRS}
+        b,
+        ins,
+        {"async", "bulk", "tensor", "tile", "tile::gather4", "im2col", MBARRIER, MULTICAST, HINT}
+        | {*RANKS, *SPACES, *PAIRS},
     )
     pair = one_of(ins.parts, PAIRS)
     if pair is not None:
@@ -75,23 +92,32 @@ def _lower_load(b, ins, rank, by_rows):
     if MULTICAST in ins.parts and "shared::cta" in ins.parts:
         b.fail("a multicast to .shared::cta", ".shared::cluster")
     found = operands_of(
-        b, ins, "destination", "map", "mbarrier", MULTICAST in ins.parts and "mask", HINT in ins.parts and "policy"
+        b,
+        ins,
+        "destination",
+        "map",
+        "mbarrier",
+        mode == PIXELS and "offsets",
+        MULTICAST in ins.parts and "mask",
+        HINT in ins.parts and "policy",
     )
     (to, to_place), (barrier, barrier_place) = (place(b, found[n]) for n in ("destination", "mbarrier"))
     tensor, tensor_place = map_place(b, found["map"])
-    args = [to, tensor, barrier, cta_mask(b, found), *_coordinates(b, found["map"], rank, by_rows)]
+    args = [to, tensor, barrier, cta_mask(b, found), *_coordinates(b, found["map"], rank, mode)]
+    args += _offsets(b, found, rank)
     return Op(
         "tma_load",
         args,
-        [*to_place, *tensor_place, *barrier_place, rank, by_rows, pair or 0, int("shared::cta" in ins.parts)],
+        [*to_place, *tensor_place, *barrier_place, rank, mode, pair or 0, int("shared::cta" in ins.parts)],
     )
 
 
-def _lower_store(b, ins, rank, by_rows):
+def _lower_store(b, ins, rank, mode):
     refuse_unknown(
         b,
         ins,
-        {"async", "bulk", "tensor", "reduce", "tile", "tile::scatter4", GROUP, HINT, *RANKS, *SPACES, *REDUCTIONS},
+        {"async", "bulk", "tensor", "reduce", "tile", "tile::scatter4", "im2col_no_offs", GROUP, HINT}
+        | {*RANKS, *SPACES, *REDUCTIONS},
     )
     if GROUP not in ins.parts:
         b.fail("a store without a way to tell that it is done", f".{GROUP}")
@@ -99,22 +125,23 @@ def _lower_store(b, ins, rank, by_rows):
     op = one_of(ins.parts, REDUCTIONS, PLAIN)
     if reduces != (op != PLAIN):
         b.fail("a reduction without its operation, or the other way round", ", ".join(REDUCTIONS))
-    if reduces and by_rows:
+    if reduces and mode == ROWS:
         b.fail("a reduction with scatter4", "tile")
     found = operands_of(b, ins, "map", "source", HINT in ins.parts and "policy")
     source, source_place = place(b, found["source"])
     tensor, tensor_place = map_place(b, found["map"])
-    args = [source, tensor, *_coordinates(b, found["map"], rank, by_rows)]
-    return Op("tma_store", args, [*source_place, *tensor_place, rank, by_rows, op])
+    args = [source, tensor, *_coordinates(b, found["map"], rank, mode)]
+    return Op("tma_store", args, [*source_place, *tensor_place, rank, mode, op])
 
 
-def _lower_prefetch(b, ins, rank, by_rows):
+def _lower_prefetch(b, ins, rank, mode):
     refuse_unknown(
-        b, ins, {"async", "bulk", "prefetch", "tensor", "L2", "global", "tile", "tile::gather4", HINT, *RANKS}
+        b, ins, {"async", "bulk", "prefetch", "tensor", "L2", "global", "tile", "tile::gather4", "im2col", HINT, *RANKS}
     )
-    found = operands_of(b, ins, "map", HINT in ins.parts and "policy")
+    found = operands_of(b, ins, "map", mode == PIXELS and "offsets", HINT in ins.parts and "policy")
     tensor, tensor_place = map_place(b, found["map"])
-    return Op("tma_prefetch", [tensor, *_coordinates(b, found["map"], rank, by_rows)], [*tensor_place, rank, by_rows])
+    args = [tensor, *_coordinates(b, found["map"], rank, mode), *_offsets(b, found, rank)]
+    return Op("tma_prefetch", args, [*tensor_place, rank, mode])
 
 
 # ---- tensormap

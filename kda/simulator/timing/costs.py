@@ -140,6 +140,7 @@ def _store(ins, chip):
 
 def _mma(ins, chip):
     m, n, k = _shape(ins, r"m(\d+)n(\d+)k(\d+)")
+    k //= 2 if any(p in ("sp", "sp::ordered_metadata") for p in ins.parts) else 1
     rate = chip.mma_rate * 16 / _bits(ins)
     latency = chip.mma_latency * (0.71 if m * n * k * _bits(ins) < 16 * 16 * 8 * 16 else 1)  # half the depth takes less
     return Cost(busy={"tensor": m * n * k / rate}, latency=latency, stall="tensor")

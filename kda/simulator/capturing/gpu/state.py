@@ -58,8 +58,9 @@ class Gpu:
 
 
 def only(device: Any) -> int:
-    """The number of a GPU in any spelling: there is one."""
-    index = device if isinstance(device, int) else 0 if device is None else torch.device(device).index
+    """The number of a GPU in any spelling: there is one. What names no device is the current one, as torch has it."""
+    device = torch.device(device) if isinstance(device, str) else device
+    index = device if isinstance(device, int) else device.index if isinstance(device, torch.device) else 0
     if index not in (0, None, -1):
         raise RuntimeError(f"CUDA error: invalid device ordinal {index}: a capture stands in for one GPU, cuda:0")
     return 0
