@@ -84,6 +84,14 @@ def built_for(target: Target) -> list[Capability]:
     return [c for c in dispatch.capabilities() if target.name in c.archs]
 
 
+def needs_a_clock(target: Target, option: str) -> None:
+    from kda.simulator.timing.chips import OF_ARCH
+
+    if 10 * target.cc[0] + target.cc[1] not in OF_ARCH:
+        known = ", ".join(f"sm{n}" for n in OF_ARCH)
+        raise click.UsageError(f"{option}: the simulator has no clock for {target.name}; it has one for {known}")
+
+
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The name that was probably meant; None where none is near."""
     near = difflib.get_close_matches(name, list(names), n=1)

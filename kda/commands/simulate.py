@@ -14,7 +14,7 @@ import click
 
 from kda.compile.target import Target
 
-from .options import ARCH
+from .options import ARCH, needs_a_clock
 from .render import CANNOT_JUDGE, ERROR, FINDING, OK, Screen, common_options, kda_version
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ def command(
     """
     from kda.simulator.scripts import run
 
-    _check_clock(arch, clock)
+    if clock:
+        needs_a_clock(arch, "--clock")
     apart = contextlib.redirect_stdout(sys.stderr) if screen.json else contextlib.nullcontext()
     with apart:
         found = run(script, args, arch=arch.spelling, schedules=schedules, keep=mutants, strict=strict,
@@ -76,20 +77,12 @@ def command(
     if screen.json:
         screen.emit_json(as_json(found, judged, code, files))
     else:
-        _print(screen, found, judged, files)
+        _print(screen, found, mutants, judged, files)
     if found.failed:
         screen.line(f"{found.script} failed: {found.failed}{_misplaced(args)}", err=True)
     elif not found.session.runs:
         screen.line(NO_LAUNCH.format(script=found.script), err=True)
     return code
-
-
-def _check_clock(arch: Target, clock: bool) -> None:
-    from kda.simulator.timing.chips import OF_ARCH
-
-    if clock and 10 * arch.cc[0] + arch.cc[1] not in OF_ARCH:
-        known = ", ".join(f"sm{n}" for n in OF_ARCH)
-        raise click.UsageError(f"--clock: the simulator has no clock for {arch.name}; it has one for {known}")
 
 
 def _mutants(screen: Screen, found: Simulated, strict: bool, workers: int) -> Mutants | None:
@@ -147,7 +140,8 @@ def as_json(found: Simulated, judged: Mutants | None, code: int, files: dict[str
     }  # fmt: skip
 
 
-def _print(screen: Screen, found: Simulated, judged: Mutants | None, files: dict[str, str]) -> None:
+def _print(screen: Screen, found: Simulated, asked: bool, judged: Mutants | None, files: dict[str, str]) -> None:
+    """`asked`: for mutants."""
     kernels: dict[str, list[Any]] = defaultdict(list)
     for run in found.session.runs:
         kernels[run.kernel].append(run)
@@ -169,6 +163,9 @@ def _print(screen: Screen, found: Simulated, judged: Mutants | None, files: dict
         screen.line()
         for line in judged.lines():
             screen.line(line)
+    elif asked and found.findings:
+        screen.line()
+        screen.line("no mutants: fix the findings first, which would hide what a mutant changes")
     if files:
         screen.line()
     for path in files.values():

@@ -11,7 +11,7 @@ import click
 
 from kda.compile.target import Target, code_for
 
-from .options import ARCH, NoKernelsYet, built_for
+from .options import ARCH, NoKernelsYet, built_for, needs_a_clock
 from .render import OK, Screen, common_options, kda_version
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def command(
     from kda.simulator.timing.pages import page
     from kda.simulator.timing.traces import trace
 
+    needs_a_clock(arch, "--arch")
     backends = built_for(arch)
     if not backends:
         raise NoKernelsYet(arch)
