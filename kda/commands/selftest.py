@@ -188,7 +188,8 @@ def levels_of(c: Capability, target: Target | None, wanted: Evidence | None) -> 
         raise CannotJudge(f"{c.backend} cannot be {wanted.word}: it has no {'kernels' if c.stages else 'stages'}")
     if wanted not in possible:
         where = target.spelling if target else ", ".join(c.archs)
-        raise CannotJudge(f"{c.backend} cannot be executed here: this host has no {where}")
+        raise CannotJudge(f"{c.backend} cannot be executed here: this host has no {where}. Leave out --level to go as "
+                          "far as this host can.")  # fmt: skip
     return tuple(e for e in possible if e <= wanted)
 
 
