@@ -80,7 +80,7 @@ class Percent(click.ParamType):
 @click.option("--disable-recompute", is_flag=False, flag_value="all", type=click.Choice(["all", "states"]),
               help="Keep the forward's intermediates for the backward, or the states alone.")  # fmt: skip
 @click.option("--stages", is_flag=True, help="Time each stage that the backend can run alone, too.")
-@click.option("--repeats", type=click.IntRange(1), help="Launches of a timing.  [default: 20 on a CPU, 200 on a GPU]")
+@click.option("--repeats", type=click.IntRange(1), help="Launches per timing.  [default: 20 on a CPU, 200 on a GPU]")
 @click.option("--seconds", type=click.FloatRange(0), default=10.0, show_default=True,
               help="Stop a timing after this long; but make at least three launches.")  # fmt: skip
 @click.option("--save", metavar="FILE", type=OUTPUT, help="Write the results as JSON.")

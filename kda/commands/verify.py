@@ -400,7 +400,7 @@ def verdict(report: Report, door: Door) -> list[str]:
         whose = f"Fed the oracle's {reads} it is still wrong: the stage itself, not its inputs."
     else:
         cause = f" ({first.follows_from})" if first.follows_from else ""
-        whose = f"Fed the oracle's {reads} it is right: what it is given is wrong{cause}, not the stage."
+        whose = f"Fed the oracle's {reads} it is correct: its inputs are wrong{cause}, not the stage."
     before = list(dict.fromkeys(row.stage for row in report.rows if row.of_stage))
     before = before[: before.index(first.stage)]
     fine = f"{' to '.join(dict.fromkeys((before[0], before[-1])))} within budget." if before else ""
