@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -45,6 +46,26 @@ class Arch(click.ParamType):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return [CompletionItem(t.name, help=t.examples) for t in TARGETS.values() if t.name.startswith(incomplete)]
+
+
+class OutputFile(click.Path):
+    """A file that is written in the end: whether it can be is asked before the work."""
+
+    def __init__(self, *endings: str, path_type: type | None = None):
+        super().__init__(dir_okay=False, writable=True, path_type=path_type)
+        self.endings = endings
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = super().convert(value, param, ctx)
+        file = str(path)
+        folder = os.path.dirname(file) or "."
+        if not os.path.isdir(folder):
+            self.fail(f"there is no folder {folder!r} for {file!r}. Create it, or name another file.", param, ctx)
+        if not os.access(file if os.path.exists(file) else folder, os.W_OK):
+            self.fail(f"{file!r} cannot be written. Name another file.", param, ctx)
+        if self.endings and not file.lower().endswith(self.endings):
+            self.fail(f"{file!r} must end in {', '.join(self.endings[:-1])} or {self.endings[-1]}", param, ctx)
+        return path
 
 
 class Name(click.ParamType):

@@ -14,7 +14,7 @@ import click
 
 from kda.compile.target import Target
 
-from .options import ARCH, needs_a_clock
+from .options import ARCH, OutputFile, needs_a_clock
 from .render import CANNOT_JUDGE, ERROR, FINDING, OK, Screen, common_options, kda_version
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SCHEDULES = 3
 SCHEDULE_OF_MUTANTS = -1                     # in --json: the finding is of no schedule of ours
-FILE = click.Path(dir_okay=False, path_type=Path)
+FILE = OutputFile(path_type=Path)
 NO_LAUNCH = (
     "{script} launched no kernel that a capture sees: those of Triton, of the CuTe DSL, of kda.compile, and PTX that "
     "cuda-python loads. A script that opens kda.simulator.capture itself runs without `kda simulate`."

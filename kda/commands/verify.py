@@ -15,7 +15,7 @@ from kda.stages import OF_WALK, STAGES, find, holder
 
 from . import mutants
 from .layout import shell_lines
-from .options import ARCH, BACKEND, Name, NoKernelsYet, built_for, known, shape_options
+from .options import ARCH, BACKEND, Name, NoKernelsYet, OutputFile, built_for, known, shape_options
 from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class StageName(Name):
               help="Weaken each synchronising instruction of the kernels of --arch, and say what notices.")  # fmt: skip
 @click.option("--sample", type=click.IntRange(1), default=1, show_default=True, help="Every n-th mutant alone.")
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes that run mutants.")
-@click.option("--dump", metavar="FILE", type=click.Path(dir_okay=False, writable=True), help="Save the case's tensors.")
+@click.option("--dump", metavar="FILE", type=OutputFile(), help="Save the case's tensors.")
 @click.option("--load", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Read the case from a file.")
 @click.option("--keep-going", is_flag=True, help="Go on to the backward though the forward is wrong.")
 @click.option("--verbose", "-v", is_flag=True, help="Print the tensors that are within budget, too.")
