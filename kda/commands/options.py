@@ -119,6 +119,14 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     return near[0] if near else None
 
 
+def backend_in_force() -> str:
+    """The name that a call without one gets: "auto", or that of KDA_BACKEND, if there is such a backend."""
+    asked, names = dispatch.backend_asked(), dispatch.backend_names()
+    if asked not in ("auto", *names):
+        raise click.UsageError(f"KDA_BACKEND={asked} names no backend. Unset it, or name one of {', '.join(names)}.")
+    return asked
+
+
 LISTED = {"check": "`kda doctor --list`", "shape": "`kda bench --list`", "fault": "`kda verify --fault list`"}
 
 

@@ -52,10 +52,12 @@ def command(
     Options come before SCRIPT; what follows it are the script's own arguments.  Exit codes: 0 nothing is wrong, 1 a
     finding or a mutant that survived, 2 the script failed or the command is wrong, 3 it launched no kernel.
     """
+    from kda.simulator.engine.build import compiler
     from kda.simulator.scripts import run
 
     if clock:
         needs_a_clock(arch, "--clock")
+    compiler()                               # the script would fail where it first launches
     apart = contextlib.redirect_stdout(sys.stderr) if screen.json else contextlib.nullcontext()
     with apart:
         found = run(script, args, arch=arch.spelling, schedules=schedules, keep=mutants, strict=strict,

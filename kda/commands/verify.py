@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kda.dispatch import backend_asked, backend_names, capabilities, weigh
+from kda.dispatch import backend_names, capabilities, weigh
 from kda.stages import OF_WALK, STAGES, find, holder
 
 from . import mutants
 from .layout import shell_lines
-from .options import ARCH, BACKEND, Name, NoKernelsYet, OutputFile, built_for, known, shape_options
+from .options import ARCH, BACKEND, Name, NoKernelsYet, OutputFile, backend_in_force, built_for, known, shape_options
 from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ def auto(case: Case, device: str) -> str | None:
 def weigh_here(case: Case, device: str):
     from kda.host import detect
 
-    return weigh(dataclasses.replace(case.problem(), device=device), detect(device), backend_asked())
+    return weigh(dataclasses.replace(case.problem(), device=device), detect(device), backend_in_force())
 
 
 def refusal(case: Case, device: str) -> str:

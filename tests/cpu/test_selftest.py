@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -325,7 +326,7 @@ def test_where_auto_picks_nothing_the_backend_that_can_be_named_is_proven_and_sa
     says = "auto picks no backend on NVIDIA H200 (9.0); this proves reference, which has to be named there"
     assert lines == [(says, True)]
     monkeypatch.setenv("KDA_BACKEND", "nobody")
-    with pytest.raises(selftest.CannotJudge):
+    with pytest.raises(click.UsageError, match="KDA_BACKEND=nobody names no backend"):
         selftest.auto(screen)
 
 

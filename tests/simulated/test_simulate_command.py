@@ -287,3 +287,10 @@ def test_the_plug_in_costs_nothing_until_it_is_used():
 
 def test_the_options_of_the_command_come_before_the_script():
     assert command.context_settings["allow_interspersed_args"] is False
+
+
+def test_without_a_c_compiler_the_script_does_not_begin(here, monkeypatch):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    result = simulate("script.py", "twice")
+    assert result.exit_code == 3 and "needs a C compiler" in result.stderr and not result.stdout
