@@ -5,8 +5,8 @@
     ... --lengths 100,900,1048 --layout zigzag                               # packed sequences, cut anywhere
     ... --check                                                              # rank 0 makes the whole, too, and compares
 
-What goes from rank to rank: once a layer and direction the maps of the parts, whose size does not depend on the tokens,
-and the last inputs of the convolutions.  The gradients of weights are summed over the ranks, as of any data.
+What goes from rank to rank, once per layer and direction: the maps of the parts, whose size does not depend on the
+tokens, and the last inputs of the convolutions.  The gradients of weights are summed over the ranks, as of any data.
 """
 
 from __future__ import annotations
@@ -98,11 +98,11 @@ def main() -> int:
         value = loss.item()
         if rank == 0:
             print(f"step {number}: loss {value:.6f}, {time.perf_counter() - began:.2f} s for {total:,} tokens of "
-                  f"{len(lengths)} sequences on {world} ranks", flush=True)  # fmt: skip
+                  f"{len(lengths)} sequence{'s' * (len(lengths) != 1)} on {world} ranks", flush=True)  # fmt: skip
     wrong = 0
     if rank == 0:
         size = 4 * args.heads * args.head_dim * 2 * args.head_dim * len(context.parts)
-        print(f"maps: a rank sends {size:,} bytes a layer and direction")
+        print(f"maps: a rank sends {size:,} bytes per layer and direction")
         if args.check:
             wrong = compare(model, value, tokens_between(0, total, args.hidden)[None].to(device), offsets.to(device))
     dist.barrier()

@@ -164,7 +164,7 @@ def main() -> None:
     text, began, first = text_of_the_repository(), time.perf_counter(), len(losses)
     if rank == 0:
         print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(text):,} bytes of text, "
-              f"{world} x {args.batch} sequences of {args.length} a step, on {device}")  # fmt: skip
+              f"{world} x {args.batch} sequences of {args.length} per step, on {device}")  # fmt: skip
     for step in range(first, args.steps):
         tokens = batch_of(text, step, rank, args.batch, args.length).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):

@@ -484,6 +484,9 @@ def _gate_tangent(g, A_log, dt_bias, lower_bound, dtype, *tangents):
 
 # operators without a derivative raise an error; otherwise autograd would silently omit the gradient
 
+NO_SECOND = (
+    "has no second derivative. Compute its gradient without create_graph=True, or write the recurrence in plain torch."
+)
 _NO_DERIVATIVE = {
     **dict.fromkeys(
         ("recurrent", "recurrent_"),
@@ -491,8 +494,8 @@ _NO_DERIVATIVE = {
         "torch.no_grad().",
     ),
     "chunk_forward_": "chunk_kda has no derivative through a pool of states. Pass initial_state=pool[slots] to train.",
-    **dict.fromkeys(("chunk_backward", "chunk_tangent"), "chunk_kda has no second derivative."),
-    **dict.fromkeys(("gate_backward", "gate_tangent"), "fused_kda_gate has no second derivative."),
+    **dict.fromkeys(("chunk_backward", "chunk_tangent"), f"chunk_kda {NO_SECOND}"),
+    **dict.fromkeys(("gate_backward", "gate_tangent"), f"fused_kda_gate {NO_SECOND}"),
 }
 _NO_TANGENT = (
     "chunk_kda: forward-mode AD was requested; found backend {!r}, whose kernels have no such derivative. Pass "

@@ -125,7 +125,7 @@ def use_backend(name: str) -> Iterator[None]:
 
 
 def weigh(problem: Problem, host: Host, asked: str = "auto") -> Choice:
-    """Check every backend's rules; raises no error if no backend accepts the call."""
+    """Check every backend's rules; raises no error if no backend accepts the call, nor if none is called `asked`."""
     tried, able, winner = [], [], None
     for capability in capabilities():
         name = capability.backend
@@ -148,7 +148,7 @@ def choose(problem: Problem, asked: str = "auto") -> Choice:
         return _decided[call]
     except KeyError:
         pass
-    check_backend_name(asked, "backend")
+    check_backend_name(asked, "KDA_BACKEND" if asked == os.environ.get("KDA_BACKEND") else "backend")
     choice = weigh(problem, detect(problem.device), asked)
     if choice.backend is None:
         raise NoBackendError(choice)

@@ -170,7 +170,7 @@ SECTIONS = [
         Row("L2, each line read by 2, 16, 132 SMs", each("L2 hits, each line read by {} SMs", 2, 16, 132), "132 SMs"),
         Row("HBM, 1, 33, 66, 132 SMs", each("HBM, {} SMs", 1, 33, 66, 132), "32 warps of 8 LDG.128"),
         Row("HBM, 66, 99, 132 SMs: TB/s", each("HBM, {} SMs, of all", 66, 99, 132)),
-        Row("stores to L2, 1, 132 SMs", each("stores to L2, {} SMs", 1, 132), "16 bytes a thread"),
+        Row("stores to L2, 1, 132 SMs", each("stores to L2, {} SMs", 1, 132), "16 bytes per thread"),
         Row("stores to HBM; a copy: TB/s", ["stores to HBM, of all", "copy in HBM, bytes read and written, of all"]),
         Row("red.add.f32, 1, 132 SMs; .v4, 132 SMs",
             ["red.add.f32, 1 SMs", "red.add.f32, 132 SMs", "red.add.v4.f32, all SMs"]),

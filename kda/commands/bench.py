@@ -37,7 +37,7 @@ from .bench_report import (
     stage_lines,
     timing_lines,
 )
-from .options import ARCH, Name, shape_options
+from .options import ARCH, Name, OutputFile, shape_options
 from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ REGIMES = ("fast", "slow")
 SETTINGS = ("graph", "disable_recompute")                       # whose timings are not compared with each other's
 EXPLICIT = ("lengths", "batch", "tokens", "heads", "value_heads", "k", "v", "dtype")
 LAUNCHES = {"cpu": 20, "gpu": 200}
-OUTPUT = click.Path(dir_okay=False, writable=True)
+OUTPUT = OutputFile()
 
 
 class Percent(click.ParamType):
@@ -80,7 +80,7 @@ class Percent(click.ParamType):
 @click.option("--disable-recompute", is_flag=False, flag_value="all", type=click.Choice(["all", "states"]),
               help="Keep the forward's intermediates for the backward, or the states alone.")  # fmt: skip
 @click.option("--stages", is_flag=True, help="Time each stage that the backend can run alone, too.")
-@click.option("--repeats", type=click.IntRange(1), help="Launches of a timing.  [default: 20 on a CPU, 200 on a GPU]")
+@click.option("--repeats", type=click.IntRange(1), help="Launches per timing.  [default: 20 on a CPU, 200 on a GPU]")
 @click.option("--seconds", type=click.FloatRange(0), default=10.0, show_default=True,
               help="Stop a timing after this long; but make at least three launches.")  # fmt: skip
 @click.option("--save", metavar="FILE", type=OUTPUT, help="Write the results as JSON.")
@@ -88,7 +88,8 @@ class Percent(click.ParamType):
               help="Compare medians with a saved run.")  # fmt: skip
 @click.option("--fail-above", type=Percent(), default="3%", show_default=True,
               help="With --compare: exit with 1 if a median is slower by more, and the spreads are apart.")  # fmt: skip
-@click.option("--plot", metavar="FILE", type=OUTPUT, help="Draw the times (.png, .svg, .pdf).")
+@click.option("--plot", metavar="FILE", type=OutputFile(".png", ".svg", ".pdf"),
+              help="Draw the times (.png, .svg, .pdf).")  # fmt: skip
 @click.option("--html", metavar="FILE", type=OUTPUT,
               help="Write a page: times as bars, and what the roles of the kernels do when.")  # fmt: skip
 @click.option("--predicted", is_flag=True,
@@ -225,7 +226,8 @@ def doors_for(spec: Spec, options: dict[str, Any], device: str) -> list[Door]:
         doors.append(Door(options["against"], device))
         reasons = [reason for problem in problems for reason in doors[1].against_problem(problem)]
     if reasons:
-        raise CannotJudge(*(f"the baseline {options['against']} cannot run here: {reason}" for reason in reasons))
+        once = dict.fromkeys(reasons)
+        raise CannotJudge(*(f"the baseline {options['against']} cannot run here: {reason}" for reason in once))
     return doors
 
 

@@ -157,10 +157,12 @@ def offered(
     """The kernels, each once; and for the backends that offer none, why.
 
     Of every backend those of `problems`, and of the backend that is picked those of a model's `calls`.  Where neither
-    is there, those of what is usual, of the backends that are made for the arch.
+    is there, those of what is usual, of the backends that are made for the arch.  Why others offer none is of interest
+    only if there are no kernels at all.
     """
     lines: dict[tuple[str, AnyRecipe], Line] = {}
     refused: dict[str, str] = {}
+    others: dict[str, str] = {}
     for target, c in itertools.product(targets, dispatch.capabilities()):
         if backend not in (None, c.backend):
             continue
@@ -173,8 +175,9 @@ def offered(
         for recipe in recipes:
             lines.setdefault((c.backend, recipe), Line(c.backend, recipe))
         if not recipes and (backend or c.archs):
-            refused[f"{c.backend} for {target.name}"] = why
-    return list(lines.values()), refused
+            told = refused if backend or target.name in c.archs else others
+            told[f"{c.backend} for {target.name}"] = why
+    return list(lines.values()), refused if lines else refused | others
 
 
 @functools.cache
@@ -234,7 +237,7 @@ def text_lines(
     """The result first; then a row for each name of a kernel, or for each kernel."""
     out = [f"{screen.mark('fail' if broken(lines) else 'ok')} {summary(screen, lines)}", *models]
     out += [f"{screen.sign('fail')} {error}" for error in dict.fromkeys(line.error for line in lines) if error]
-    out += [f"{who}: {why}" for who, why in refused.items()]
+    out += [f"not built: {who}: {why}" for who, why in refused.items()]
     if verbose:
         named = names(lines)
         groups = [(named[line.recipe], [line]) for line in lines]
@@ -316,7 +319,7 @@ def cannot(screen: Screen, targets: Sequence[Target], refused: dict[str, str]) -
     if screen.json:
         screen.emit_json({**json_heading(targets, CANNOT_JUDGE), "why": why, "kernels": []})
     else:
-        for text in why:
+        for text in [*why, *(["nothing to build: name another --problem, --backend or --arch"] if refused else [])]:
             screen.line(text, err=True)
     return CANNOT_JUDGE
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -47,6 +48,26 @@ class Arch(click.ParamType):
         return [CompletionItem(t.name, help=t.examples) for t in TARGETS.values() if t.name.startswith(incomplete)]
 
 
+class OutputFile(click.Path):
+    """A file that is written in the end: whether it can be is asked before the work."""
+
+    def __init__(self, *endings: str, path_type: type | None = None):
+        super().__init__(dir_okay=False, writable=True, path_type=path_type)
+        self.endings = endings
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = super().convert(value, param, ctx)
+        file = str(path)
+        folder = os.path.dirname(file) or "."
+        if not os.path.isdir(folder):
+            self.fail(f"there is no folder {folder!r} for {file!r}. Create it, or name another file.", param, ctx)
+        if not os.access(file if os.path.exists(file) else folder, os.W_OK):
+            self.fail(f"{file!r} cannot be written. Name another file.", param, ctx)
+        if self.endings and not file.lower().endswith(self.endings):
+            self.fail(f"{file!r} must end in {', '.join(self.endings[:-1])} or {self.endings[-1]}", param, ctx)
+        return path
+
+
 class Name(click.ParamType):
     """One of the names of a kind, such as those of the backends, which are asked for when they are needed."""
 
@@ -84,10 +105,26 @@ def built_for(target: Target) -> list[Capability]:
     return [c for c in dispatch.capabilities() if target.name in c.archs]
 
 
+def needs_a_clock(target: Target, option: str) -> None:
+    from kda.simulator.timing.chips import OF_ARCH
+
+    if 10 * target.cc[0] + target.cc[1] not in OF_ARCH:
+        known = ", ".join(f"sm{n}" for n in OF_ARCH)
+        raise click.UsageError(f"{option}: the simulator has no clock for {target.name}; it has one for {known}")
+
+
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The name that was probably meant; None where none is near."""
     near = difflib.get_close_matches(name, list(names), n=1)
     return near[0] if near else None
+
+
+def backend_in_force() -> str:
+    """The name that a call without one gets: "auto", or that of KDA_BACKEND, if there is such a backend."""
+    asked, names = dispatch.backend_asked(), dispatch.backend_names()
+    if asked not in ("auto", *names):
+        raise click.UsageError(f"KDA_BACKEND={asked} names no backend. Unset it, or name one of {', '.join(names)}.")
+    return asked
 
 
 LISTED = {"check": "`kda doctor --list`", "shape": "`kda bench --list`", "fault": "`kda verify --fault list`"}

@@ -1,7 +1,7 @@
 """What a command is doing, on stderr: which step, how many of how many, and about how long it will still take.
 
-Nothing is said before two seconds have passed, nor with KDA_QUIET.  On a terminal one line is kept up to date and wiped
-in the end; into a file goes a line every ten seconds.
+Nothing is said in a command's first two seconds, nor in the first half second of a step, nor with KDA_QUIET.  On a
+terminal one line is kept up to date and wiped in the end; into a file goes a line every ten seconds.
 """
 
 from __future__ import annotations
@@ -18,8 +18,22 @@ from kda.compile import watching
 
 from .layout import fold, is_terminal, width_of
 
-PATIENCE = 2.0                               # seconds before anything is said
+PATIENCE = 2.0                               # seconds of a command before anything is said
+SHORTEST = 0.5                               # seconds of what is done before it is said
 EVERY = {True: 0.5, False: 10.0}             # seconds between two lines: on a terminal, elsewhere
+_command_began: float | None = None
+
+
+def a_command_begins() -> None:
+    """Importing torch, which comes before most of what is shown, counts as part of the wait."""
+    global _command_began
+    _command_began = time.monotonic()
+
+
+def _patience() -> float:
+    """Seconds until what begins now is shown."""
+    gone = 0.0 if _command_began is None else time.monotonic() - _command_began
+    return min(PATIENCE, max(SHORTEST, PATIENCE - gone))
 
 
 def duration(seconds: float) -> str:
@@ -97,7 +111,7 @@ def showing(shown: Progress) -> Iterator[Progress]:
 
     def show() -> None:
         nonlocal wrote
-        wait = PATIENCE
+        wait = _patience()
         while not over.wait(wait):
             words, wait, wrote = f"{shown.words()} ...", EVERY[terminal], True
             if terminal:                     # one line: a second one could not be wiped

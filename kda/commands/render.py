@@ -43,7 +43,7 @@ from kda.compile.errors import MissingCompilerError
 from kda.errors import KdaError
 
 from .layout import fold, is_terminal, table, width_of
-from .progress import Progress, showing
+from .progress import Progress, a_command_begins, showing
 
 OK, FINDING, ERROR, CANNOT_JUDGE = range(4)          # exit codes; the last: asked for what this host cannot judge
 
@@ -160,6 +160,7 @@ def common_options(function: Callable[..., int | None]) -> Callable[..., None]:
     @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and no text.")
     @functools.wraps(function)
     def run(*args: Any, as_json: bool, color: str, debug: bool, **kwargs: Any) -> None:
+        a_command_begins()
         screen = Screen.of(as_json, color, debug)
         try:
             code = function(*args, screen=screen, **kwargs)

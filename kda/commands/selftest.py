@@ -22,7 +22,7 @@ from kda.verify import evidence
 from kda.verify.evidence import Evidence, Proof
 
 from .layout import fold, row_lines, seen
-from .options import ARCH, BACKEND, built_for, no_kernels
+from .options import ARCH, BACKEND, backend_in_force, built_for, no_kernels
 from .progress import Progress
 from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version
 from .verify import StageName, finite, not_alone
@@ -136,7 +136,7 @@ def auto(screen: Screen) -> str:
     from kda.host import detect
     from kda.verify.doors import here
 
-    problem, host, asked = Problem(device=here()), detect(here()), dispatch.backend_asked()
+    problem, host, asked = Problem(device=here()), detect(here()), backend_in_force()
     choice = dispatch.weigh(problem, host, asked)
     if choice.backend is not None:
         return choice.backend
@@ -188,7 +188,8 @@ def levels_of(c: Capability, target: Target | None, wanted: Evidence | None) -> 
         raise CannotJudge(f"{c.backend} cannot be {wanted.word}: it has no {'kernels' if c.stages else 'stages'}")
     if wanted not in possible:
         where = target.spelling if target else ", ".join(c.archs)
-        raise CannotJudge(f"{c.backend} cannot be executed here: this host has no {where}")
+        raise CannotJudge(f"{c.backend} cannot be executed here: this host has no {where}. Leave out --level to go as "
+                          "far as this host can.")  # fmt: skip
     return tuple(e for e in possible if e <= wanted)
 
 

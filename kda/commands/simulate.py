@@ -14,7 +14,7 @@ import click
 
 from kda.compile.target import Target
 
-from .options import ARCH
+from .options import ARCH, OutputFile, needs_a_clock
 from .render import CANNOT_JUDGE, ERROR, FINDING, OK, Screen, common_options, kda_version
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SCHEDULES = 3
 SCHEDULE_OF_MUTANTS = -1                     # in --json: the finding is of no schedule of ours
-FILE = click.Path(dir_okay=False, path_type=Path)
+FILE = OutputFile(path_type=Path)
 NO_LAUNCH = (
     "{script} launched no kernel that a capture sees: those of Triton, of the CuTe DSL, of kda.compile, and PTX that "
     "cuda-python loads. A script that opens kda.simulator.capture itself runs without `kda simulate`."
@@ -52,9 +52,12 @@ def command(
     Options come before SCRIPT; what follows it are the script's own arguments.  Exit codes: 0 nothing is wrong, 1 a
     finding or a mutant that survived, 2 the script failed or the command is wrong, 3 it launched no kernel.
     """
+    from kda.simulator.engine.build import compiler
     from kda.simulator.scripts import run
 
-    _check_clock(arch, clock)
+    if clock:
+        needs_a_clock(arch, "--clock")
+    compiler()                               # the script would fail where it first launches
     apart = contextlib.redirect_stdout(sys.stderr) if screen.json else contextlib.nullcontext()
     with apart:
         found = run(script, args, arch=arch.spelling, schedules=schedules, keep=mutants, strict=strict,
@@ -76,20 +79,12 @@ def command(
     if screen.json:
         screen.emit_json(as_json(found, judged, code, files))
     else:
-        _print(screen, found, judged, files)
+        _print(screen, found, mutants, judged, files)
     if found.failed:
         screen.line(f"{found.script} failed: {found.failed}{_misplaced(args)}", err=True)
     elif not found.session.runs:
         screen.line(NO_LAUNCH.format(script=found.script), err=True)
     return code
-
-
-def _check_clock(arch: Target, clock: bool) -> None:
-    from kda.simulator.timing.chips import OF_ARCH
-
-    if clock and 10 * arch.cc[0] + arch.cc[1] not in OF_ARCH:
-        known = ", ".join(f"sm{n}" for n in OF_ARCH)
-        raise click.UsageError(f"--clock: the simulator has no clock for {arch.name}; it has one for {known}")
 
 
 def _mutants(screen: Screen, found: Simulated, strict: bool, workers: int) -> Mutants | None:
@@ -147,7 +142,8 @@ def as_json(found: Simulated, judged: Mutants | None, code: int, files: dict[str
     }  # fmt: skip
 
 
-def _print(screen: Screen, found: Simulated, judged: Mutants | None, files: dict[str, str]) -> None:
+def _print(screen: Screen, found: Simulated, asked: bool, judged: Mutants | None, files: dict[str, str]) -> None:
+    """`asked`: for mutants."""
     kernels: dict[str, list[Any]] = defaultdict(list)
     for run in found.session.runs:
         kernels[run.kernel].append(run)
@@ -169,6 +165,9 @@ def _print(screen: Screen, found: Simulated, judged: Mutants | None, files: dict
         screen.line()
         for line in judged.lines():
             screen.line(line)
+    elif asked and found.findings:
+        screen.line()
+        screen.line("no mutants: fix the findings first, which would hide what a mutant changes")
     if files:
         screen.line()
     for path in files.values():

@@ -11,7 +11,7 @@ import click
 
 from kda.compile.target import Target, code_for
 
-from .options import ARCH, NoKernelsYet, built_for
+from .options import ARCH, NoKernelsYet, OutputFile, built_for, needs_a_clock
 from .render import OK, Screen, common_options, kda_version
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ TOKENS, HEADS = 512, 64
 @click.option("--tokens", "-T", type=click.IntRange(1), default=TOKENS, show_default=True, help="Tokens of a sequence.")
 @click.option("--heads", type=click.IntRange(1), default=HEADS, show_default=True,
               help="Heads: how many there are decides which kernels run.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default="timeline.json", show_default=True,
+@click.option("--out", type=OutputFile(path_type=Path), default="timeline.json", show_default=True,
               help="The trace: open it at ui.perfetto.dev or in chrome://tracing.")
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="A page with a picture, too.")
+@click.option("--html", type=OutputFile(path_type=Path), help="A page with a picture, too.")
 @common_options
 def command(
     screen: Screen, arch: Target, tokens: int, heads: int, out: Path, html: Path | None
@@ -40,6 +40,7 @@ def command(
     from kda.simulator.timing.pages import page
     from kda.simulator.timing.traces import trace
 
+    needs_a_clock(arch, "--arch")
     backends = built_for(arch)
     if not backends:
         raise NoKernelsYet(arch)

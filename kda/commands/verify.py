@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kda.dispatch import backend_asked, backend_names, capabilities, weigh
+from kda.dispatch import backend_names, capabilities, weigh
 from kda.stages import OF_WALK, STAGES, find, holder
 
 from . import mutants
 from .layout import shell_lines
-from .options import ARCH, BACKEND, Name, NoKernelsYet, built_for, known, shape_options
+from .options import ARCH, BACKEND, Name, NoKernelsYet, OutputFile, backend_in_force, built_for, known, shape_options
 from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class StageName(Name):
               help="Weaken each synchronising instruction of the kernels of --arch, and say what notices.")  # fmt: skip
 @click.option("--sample", type=click.IntRange(1), default=1, show_default=True, help="Every n-th mutant alone.")
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes that run mutants.")
-@click.option("--dump", metavar="FILE", type=click.Path(dir_okay=False, writable=True), help="Save the case's tensors.")
+@click.option("--dump", metavar="FILE", type=OutputFile(), help="Save the case's tensors.")
 @click.option("--load", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Read the case from a file.")
 @click.option("--keep-going", is_flag=True, help="Go on to the backward though the forward is wrong.")
 @click.option("--verbose", "-v", is_flag=True, help="Print the tensors that are within budget, too.")
@@ -265,7 +265,7 @@ def auto(case: Case, device: str) -> str | None:
 def weigh_here(case: Case, device: str):
     from kda.host import detect
 
-    return weigh(dataclasses.replace(case.problem(), device=device), detect(device), backend_asked())
+    return weigh(dataclasses.replace(case.problem(), device=device), detect(device), backend_in_force())
 
 
 def refusal(case: Case, device: str) -> str:
@@ -400,7 +400,7 @@ def verdict(report: Report, door: Door) -> list[str]:
         whose = f"Fed the oracle's {reads} it is still wrong: the stage itself, not its inputs."
     else:
         cause = f" ({first.follows_from})" if first.follows_from else ""
-        whose = f"Fed the oracle's {reads} it is right: what it is given is wrong{cause}, not the stage."
+        whose = f"Fed the oracle's {reads} it is correct: its inputs are wrong{cause}, not the stage."
     before = list(dict.fromkeys(row.stage for row in report.rows if row.of_stage))
     before = before[: before.index(first.stage)]
     fine = f"{' to '.join(dict.fromkeys((before[0], before[-1])))} within budget." if before else ""

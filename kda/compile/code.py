@@ -66,7 +66,7 @@ def pack(kernel: str, params: Sequence[Param], args: Sequence[Any]) -> bytes:
     An argument is a tensor (its address), an int, a float, None (a null pointer), or bytes of the parameter's own size.
     """
     if len(args) != len(params):
-        raise BuildError(f"{kernel} takes {len(params)} arguments; found {len(args)}. Pass them in its source's order.")
+        raise BuildError(f"{kernel} needs {len(params)} arguments; found {len(args)}. Pass them in its source's order.")
     buffer = bytearray(params[-1].offset + params[-1].size if params else 0)
     for position, (param, arg) in enumerate(zip(params, args)):
         raw = _bytes(param, arg)

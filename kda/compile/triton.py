@@ -161,7 +161,7 @@ class TritonKernel(Kernel):
         """Run it on `grid` programs, with the arguments of the source less its constants."""
         if len(args) != len(self.signature):
             names = ", ".join(self.names)
-            raise BuildError(f"{self.name} takes {len(self.names)} arguments ({names}); found {len(args)}. Pass each.")
+            raise BuildError(f"{self.name} needs {len(self.names)} arguments ({names}); found {len(args)}. Pass each.")
         x, y, z = dim3(grid)
         grid = (x * self.num_ctas, y, z)
         scratch = self._scratch(args, x * y * z, stream) if self.scratch else 0

@@ -7,7 +7,7 @@ What a call says on stderr:
     kda: built 2 kernels in 21 s
 
 The first build of a process says all of that, on two lines; a later one says only what it builds.
-Of several ranks of a machine the first one speaks.
+Of several ranks of a machine the first one speaks.  `once` says the same of what is no kernel.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def watched(recipes: Sequence[Named]) -> AbstractContextManager[Built]:
 @contextlib.contextmanager
 def on_stderr(recipes: Sequence[Named]) -> Iterator[Built]:
     global _explained
-    silent = quiet() or os.environ.get("LOCAL_RANK", "0") != "0"
+    silent = _silent()
     first, _explained = not _explained, _explained or not silent
     if not silent:
         _say(f"kda: building {what(recipes)}{explanation() if first else ''}")
@@ -71,6 +71,22 @@ def on_stderr(recipes: Sequence[Named]) -> Iterator[Built]:
     yield lambda recipe: None
     if not silent and first:
         _say(f"kda: built {count(recipes)} in {time.monotonic() - began:.0f} s")
+
+
+@contextlib.contextmanager
+def once(what: str) -> Iterator[None]:
+    """Around a build that a machine needs once; a command that shows its progress goes on with that."""
+    silent = bool(_watchers) or _silent()
+    if not silent:
+        _say(f"kda: building {what} ({_where()}; KDA_QUIET=1 silences this)")
+    began = time.monotonic()
+    yield
+    if not silent:
+        _say(f"kda: built it in {time.monotonic() - began:.0f} s")
+
+
+def _silent() -> bool:
+    return quiet() or os.environ.get("LOCAL_RANK", "0") != "0"
 
 
 def count(recipes: Sequence[Named]) -> str:
@@ -86,9 +102,12 @@ def what(recipes: Sequence[Named]) -> str:
 
 
 def explanation() -> str:
+    return f" ({_where()}; `kda compile` builds ahead of time, KDA_QUIET=1 silences this)"
+
+
+def _where() -> str:
     kept = store.default()
-    where = "not kept: `kda doctor cache.trust` says why" if kept.distrusted() else f"kept in {kept.folder}"
-    return f" ({where}; `kda compile` builds ahead of time, KDA_QUIET=1 silences this)"
+    return "not kept: `kda doctor cache.trust` says why" if kept.distrusted() else f"kept in {kept.folder}"
 
 
 def _say(text: str) -> None:

@@ -311,7 +311,7 @@ KIND: tuple[Check, ...] = (
     _together_row("conv_states.alone", "conv_states", ("conv_weight",), "used with conv_weight",
                   "Pass the weight (C, W), or neither."),
     _together_row("conv_weight.alone", "conv_weight", ("conv_states",), "used with conv_states",
-                  "Pass the pool of tails, or neither: q, k and v are then taken as they are."),
+                  "Pass the pool of tails, or neither: q, k and v are then used as they are."),
     _together_row("conv_bias.alone", "conv_bias", ("conv_weight", "conv_states"), "used with a convolution",
                   "Leave it out where q, k and v were convolved before."),
     Check("decode.conv_weight.shape", "conv_weight",

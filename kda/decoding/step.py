@@ -52,7 +52,7 @@ def decode_step(
     """All that a layer does with a token between its projections, for every running sequence, in one kernel.
 
     In this order: short convolution with its state and SiLU, l2norm of q and k, gate, beta, the recurrence, gated
-    RMSNorm. Without `conv_weight` q, k and v are taken as they are, without `norm_weight` o is returned as the
+    RMSNorm. Without `conv_weight` q, k and v are used as they are, without `norm_weight` o is returned as the
     recurrence gives it, and three flags leave out the l2norm, the gate and beta's sigmoid. Nothing waits for the GPU,
     so the call may be captured in a CUDA graph and replayed with other numbers in every tensor.
 

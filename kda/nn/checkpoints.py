@@ -189,7 +189,7 @@ def read(tensors: Mapping[str, Tensor], prefix: str, options: Mapping[str, Any])
     if "A_log" not in found:
         held = prefixes_of(tensors)
         raise _error(f"one with a layer's weights under {prefix!r}", _some(given),
-                     f"Prefixes with an A_log in it: {_some(map(repr, held))}.", "prefix")  # fmt: skip
+                     f"Prefixes with an A_log: {_some(map(repr, held)) if held else 'none'}.", "prefix")  # fmt: skip
     if unknown:
         raise _error(f"in one of the layouts {', '.join(LAYOUTS)}", f"names that no layout has: {_some(unknown)}",
                      "Remove them, or rename them as docs/layer.md shows.", "names")  # fmt: skip

@@ -116,9 +116,12 @@ class KimiDeltaAttention(nn.Module):
         self.add_module(f"{letter}_b_proj", nn.Linear(rank, size, bias=bias, **made))
 
     def _check_options(self) -> None:
+        sizes = {name: getattr(self, name) for name in ("hidden_size", "num_heads", "head_dim", "num_v_heads",
+                                                        "head_v_dim")}  # fmt: skip
+        shared = self.num_heads < 1 or self.num_v_heads % self.num_heads == 0
         for option, holds, asked, found in (
-            ("num_v_heads", self.num_v_heads % self.num_heads == 0, f"a multiple of num_heads={self.num_heads}",
-             self.num_v_heads),
+            *((name, size >= 1, "1 or more", size) for name, size in sizes.items()),
+            ("num_v_heads", shared, f"a multiple of num_heads={self.num_heads}", self.num_v_heads),
             ("lower_bound", self.lower_bound is None or self.lower_bound < 0, "negative, or None", self.lower_bound),
             ("mode", self.mode in MODES, f"one of {', '.join(MODES)}", repr(self.mode)),
             ("conv_size", self.conv_size >= 2, "2 or more", self.conv_size),

@@ -215,7 +215,6 @@ def load(file: str, device: str = "cpu") -> Case:
             data["dht"],
         )
     except Exception as error:
-        raise ValueError(
-            f"{file} is not a case that `kda verify --dump` wrote: {type(error).__name__}: {error}"
-        ) from error
+        why = f"{type(error).__name__}: {error}".partition("\n")[0].partition(". ")[0]       # torch explains at length
+        raise ValueError(f"{file} is not a case that `kda verify --dump` wrote: {why}") from error
     return case.map(lambda x: x.to(device))

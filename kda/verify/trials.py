@@ -41,7 +41,7 @@ TRIALS = (
     Trial("empty and one-token sequences", Spec(lengths=RAGGED, H=2, regime="slow", seed=3), quick=True),
     Trial("the same in float32", Spec(lengths=RAGGED, H=2, dtype="float32", regime="slow", seed=3)),
     Trial(
-        "two value heads a q/k head",
+        "two value heads per q/k head",
         Spec(lengths=(33, 64), H=2, HV=4, gate="softplus", regime="slow", seed=4),
         quick=True,
     ),

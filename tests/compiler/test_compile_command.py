@@ -160,7 +160,8 @@ def test_a_backend_sees_a_gpu_of_the_arch_that_was_named(asked):
 
 def test_a_problem_that_no_backend_takes_is_more_than_can_be_judged(asked):
     words = ("--arch", "sm90", "--problem", "K=256")
-    assert "fast.head_dim: needs K <= 128, got 256" in run(*words, code=3).stderr
+    said = run(*words, code=3).stderr
+    assert "fast.head_dim: needs K <= 128, got 256" in said and "name another --problem, --backend or --arch" in said
     found = json.loads(run(*words, "--json", code=3).stdout)
     assert found["exit"] == 3 and found["kernels"] == [] and "fast.head_dim" in found["why"][0]
     assert "reference for sm90: it has no kernels" in run("--arch", "sm90", "--backend", "reference", code=3).stderr

@@ -175,7 +175,7 @@ def test_what_is_bound_is_called_with_tensors(libcuda, monkeypatch):
         addresses = [0 if t is None else x.data_ptr() for t in tensors]
         assert bytes(launch.params[: launch.size]) == struct.pack("<QQif", *addresses, -5, 1.5)
     assert len(driver._READY) == 2 and [told[-1] for told in libcuda.told] == [0, 1]
-    with pytest.raises(BuildError, match="takes 4 arguments; found 3"):
+    with pytest.raises(BuildError, match="needs 4 arguments; found 3"):
         twice[0](x)
 
 
@@ -203,7 +203,7 @@ def test_arguments_that_do_not_fit_are_never_launched(libcuda):
         args[position] = wrong
         with pytest.raises(BuildError, match=f"argument {position} must fit"):
             start(kernel, libcuda, *args)
-    with pytest.raises(BuildError, match="takes 5 arguments; found 4"):
+    with pytest.raises(BuildError, match="needs 5 arguments; found 4"):
         start(kernel, libcuda, *ARGUMENTS[:4])
     assert libcuda.launched == 0
     assert bytes(start(kernel, libcuda).params[:148]) == BYTES[:148]

@@ -153,7 +153,7 @@ def test_a_promise_of_alignment_is_held(notebook):
 def test_an_argument_too_few_or_of_the_wrong_kind_is_named(notebook):
     kernel = door.compile(axpy, TYPES, {"BLOCK": 128}, target="sm80")
     x = torch.zeros(100)
-    with pytest.raises(BuildError, match=r"takes 5 arguments \(x, y, n, a, b\); found 4"):
+    with pytest.raises(BuildError, match=r"needs 5 arguments \(x, y, n, a, b\); found 4"):
         kernel.launch(1, x, x, 64, 1.0)
     with pytest.raises(BuildError, match=r"argument 2 must fit a parameter of 8 bytes \(\.u64\); found float 2\.5"):
         kernel.launch(1, x, x, 2.5, 1.0, 0.0)

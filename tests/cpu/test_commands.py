@@ -115,6 +115,24 @@ def test_only_a_name_that_is_near_is_suggested(arguments, near):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["bench", "--save", "none/x.json"], "there is no folder 'none' for 'none/x.json'. Create it"),
+        (["bench", "--html", "none/x.html"], "there is no folder 'none'"),
+        (["bench", "--plot", "x.doc"], "'x.doc' must end in .png, .svg or .pdf"),
+        (["verify", "--dump", "none/x.pt"], "there is no folder 'none'"),
+        (["timeline", "--arch", "sm90", "--out", "none/x.json"], "there is no folder 'none'"),
+        (["simulate", "--sarif", "none/x.sarif", __file__], "there is no folder 'none'"),
+        (["bench", "--save", "."], "is a directory"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(arguments, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == 2 and says in result.stderr and not result.stdout
+
+
+@pytest.mark.parametrize(
     ("words", "found"),
     [
         ("kda ver", {"verify"}),

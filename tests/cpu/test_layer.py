@@ -375,7 +375,7 @@ def broken(name):
     without = {n: x for n, x in plain.items() if n != "k_proj.weight"}
     merged = layer.to_checkpoint("transformers.glm5_next")
     return {
-        "no such prefix": (lambda: read(tensors, above, **options), f"Prefixes with an A_log in it: '{prefix}'"),
+        "no such prefix": (lambda: read(tensors, above, **options), f"Prefixes with an A_log: '{prefix}'"),
         "no options": (lambda: read(tensors, prefix), "lower_bound and norm_eps, which no tensor contains"),
         "an unknown config": (lambda: read(tensors, prefix, config={"model_type": "kimi_k3"}), "found 'kimi_k3'"),
         "other names": (lambda: read(plain | {"wq.weight": D}, **options), "names that no layout has: wq.weight"),
@@ -421,6 +421,7 @@ WRONG = {
     "mode": (lambda: make(mode="fast"), "one of auto, chunk, recurrent; found 'fast'"),
     "recorded": (lambda: make(mode="recurrent")(hidden(3)), "records gradients"),
     "heads": (lambda: make(num_v_heads=3), "a multiple of num_heads=2; found 3"),
+    "no heads": (lambda: KimiDeltaAttention(D, 0, 8), "num_heads must be 1 or more; found 0"),
     "lower_bound": (lambda: make(lower_bound=5.0), "negative, or None; found 5.0"),
     "cp_context and cache": (lambda: make()(hidden(3, 1), cp_context=1, cache=Cache()), "None with a cp_context"),
 }  # fmt: skip

@@ -145,6 +145,13 @@ def test_progress_is_silent_for_fast_work_and_speaks_on_stderr_for_slow_work(mon
     assert tuple(capsys.readouterr()) == ("", "")
 
 
+@pytest.mark.parametrize(("gone", "wait"), [(None, 2.0), (0.5, 1.5), (1.8, 0.5), (60, 0.5)])
+def test_what_a_command_did_before_counts_as_part_of_the_wait(monkeypatch, gone, wait):
+    clock = Slow(monkeypatch)
+    monkeypatch.setattr(progress, "_command_began", None if gone is None else clock.now - gone)
+    assert progress._patience() == pytest.approx(wait)
+
+
 # ---------------------------------------------------------------------------------------------- width
 
 

@@ -71,3 +71,14 @@ def test_a_command_shows_builds_in_its_own_way(capsys):
     assert seen == RECIPES and capsys.readouterr().err == ""
     build()
     assert "kda: building" in capsys.readouterr().err
+
+
+def test_what_a_machine_builds_once_is_said_unless_a_command_shows_its_progress(capsys, tmp_path):
+    with watching.once("the engine"):
+        pass
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == f"kda: building the engine (kept in {tmp_path}; KDA_QUIET=1 silences this)"
+    assert second == "kda: built it in 0 s"
+    with watching.told_to(contextlib.nullcontext), watching.once("the engine"):
+        pass
+    assert capsys.readouterr().err == ""

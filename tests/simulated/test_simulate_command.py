@@ -128,10 +128,10 @@ def test_a_result_that_depends_on_the_schedule_is_reported(here):
 
 def test_mutants_tell_a_barrier_that_is_needed_from_one_that_is_not(here):
     needed = simulate("--mutants", "script.py", "swap")
-    assert needed.exit_code == 0 and "1 mutants, 1 noticed" in needed.output
+    assert needed.exit_code == 0 and "1 mutant, 1 noticed" in needed.output
     idle = simulate("--mutants", "script.py", "twice", "idle")
     assert idle.exit_code == 1 and "SURVIVED" in idle.output
-    assert "mutants" not in simulate("--mutants", "script.py", "racy", "swap").stdout    # findings come first
+    assert "no mutants: fix the findings first" in simulate("--mutants", "script.py", "racy", "swap").stdout
 
 
 def test_memory_that_the_script_did_not_make_is_neither_copied_nor_compared(here):
@@ -152,9 +152,11 @@ def test_a_finding_that_only_the_schedules_of_mutants_have_is_a_finding(here, mo
     assert result.exit_code == 1 and "race-lanes: swap" in result.output
 
 
-def test_a_clock_that_the_arch_does_not_have_is_a_wrong_command(here):
-    result = CliRunner().invoke(cli, ["simulate", "--arch", "sm120", "--clock", "script.py"])
-    assert result.exit_code == 2 and "no clock for sm120" in result.output
+@pytest.mark.parametrize("words", [["simulate", "--arch", "sm120", "--clock", "script.py"],
+                                   ["timeline", "--arch", "sm120"]], ids=lambda words: words[0])  # fmt: skip
+def test_a_clock_that_the_arch_does_not_have_is_a_wrong_command(here, words):
+    result = CliRunner().invoke(cli, words)
+    assert result.exit_code == 2 and "no clock for sm120; it has one for sm80" in result.output
 
 
 # ---- SARIF
@@ -289,3 +291,10 @@ def test_the_plug_in_costs_nothing_until_it_is_used():
 
 def test_the_options_of_the_command_come_before_the_script():
     assert command.context_settings["allow_interspersed_args"] is False
+
+
+def test_without_a_c_compiler_the_script_does_not_begin(here, monkeypatch):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    result = simulate("script.py", "twice")
+    assert result.exit_code == 3 and "needs a C compiler" in result.stderr and not result.stdout

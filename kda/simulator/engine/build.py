@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 
-from kda.compile import store
+from kda.compile import store, watching
 from kda.compile.errors import MissingCompilerError
 
 FOLDER = pathlib.Path(__file__).parent
@@ -64,7 +64,7 @@ def _answers(*asked):
 
 
 def _built(texts):
-    with tempfile.TemporaryDirectory() as name:
+    with watching.once("the engine of kda.simulator, once for this machine"), tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         for file, text in texts.items():
             (folder / file).write_text(text)

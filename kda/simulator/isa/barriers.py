@@ -137,7 +137,7 @@ def lower_griddepcontrol(b, ins):
 
 def lower_setmaxnreg(b, ins):
     if not isinstance(ins.operands[0], Immediate):
-        b.fail("setmaxnreg takes an immediate")
+        b.fail("setmaxnreg needs an immediate")
     return Op("setmaxnreg", [], [int("inc" in ins.parts), int(ins.operands[0].value)], ALIGNED)
 
 

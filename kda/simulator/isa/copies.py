@@ -312,7 +312,7 @@ def _lower_query_cancel(b, ins):
     dimension = one_of(ins.parts, DIMENSIONS)
     if dimension is not None:
         if len(targets) != 1 or isinstance(found["result"], Sink):
-            b.fail("one register takes one coordinate")
+            b.fail("one register holds one coordinate")
         ids = [-1, -1, -1]
         ids[dimension] = targets[0]
         return Op("first_ctaid", [answer, *ids])

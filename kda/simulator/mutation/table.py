@@ -153,7 +153,7 @@ class Mutants:
         width = max((len(row.source) for row in rows), default=0)
         for kernel, c in self.counts.items():
             ways = ", ".join(f"{c[way]} by {way}" for way in WAYS)
-            numbers = f"{c['mutants']} mutants, {c['noticed']} noticed ({ways}), "
+            numbers = f"{c['mutants']} mutant{'s' * (c['mutants'] != 1)}, {c['noticed']} noticed ({ways}), "
             numbers += f"{c['redundant']} redundant, {c['survived']} survived"
             yield f"{kernel}: {numbers}"
             for row in rows:

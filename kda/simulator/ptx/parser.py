@@ -519,7 +519,7 @@ class _Body(_Reader):
         if found[2] is None:
             return base
         if not isinstance(base, Symbol):
-            self.fail(f"`{text}`: only the address of a variable takes an offset outside of brackets")
+            self.fail(f"`{text}`: only the address of a variable may have an offset outside brackets")
         return Symbol(base.name, offset)
 
     def _base_and_offset(self, found: re.Match) -> tuple[Operand, int]:
@@ -542,7 +542,7 @@ class _Body(_Reader):
 
     def _negated(self, text: str) -> Negated:
         register = self.operand(text[1:].strip())
-        return Negated(register) if isinstance(register, Register) else self.fail(f"`{text}`: `!` takes a register")
+        return Negated(register) if isinstance(register, Register) else self.fail(f"`{text}`: `!` needs a register")
 
     def _vector(self, text: str) -> Vector:
         return Vector(self._operands(text[1:-1]))
