@@ -68,13 +68,17 @@ FOLLOWED = {
         """mbarrier_init(ring.full + stage, 1)
             cute.arch.mbarrier_init(ring.read + stage, 4)""": """mbarrier_init(ring.full + stage, 32)
             cute.arch.mbarrier_init(ring.read + stage, 128)""",
-        "mbarrier_init(ring.empty + group, WALKING)": "mbarrier_init(ring.empty + group, 32 * WALKING)",
+        "mbarrier_init(ring.empty + (TILES * group + own), WALKING)":
+            "mbarrier_init(ring.empty + (TILES * group + own), 32 * WALKING)",
+        "mbarrier_init(ring.solved + group, 1)": "mbarrier_init(ring.solved + group, 32)",
+        """with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(ring.solved + group)""": "cute.arch.mbarrier_arrive(ring.solved + group)",
         "mbarrier_init(ring.credit + group, WALKING)": "mbarrier_init(ring.credit + group, 32 * WALKING)",
         """with cute.arch.elect_one():
             for walking""": """if True:
             for walking""",
-        "bulk_copy_to_neighbour(tile, to, self.tile.end, full, walking)": """with cute.arch.elect_one():
-                        bulk_copy_to_neighbour(tile, to, self.tile.end, full, walking)""",
+        "bulk_copy_to_neighbour(tile, to, self.layout.end, full, walking)": """with cute.arch.elect_one():
+                        bulk_copy_to_neighbour(tile, to, self.layout.end, full, walking)""",
         """with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(ring.read + stage)""": "cute.arch.mbarrier_arrive(ring.read + stage)",
         """with cute.arch.elect_one():
@@ -83,15 +87,18 @@ FOLLOWED = {
                 else:
                     # redundant""",
         """with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(barriers + group""": """if True:
-            cute.arch.mbarrier_arrive(barriers + group""",
+                cute.arch.mbarrier_arrive(ring.credit""": """if True:
+                cute.arch.mbarrier_arrive(ring.credit""",
+        """with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(ring.empty + (TILES""": """if True:
+            cute.arch.mbarrier_arrive(ring.empty + (TILES""",
     },
     "sm90/fwd/fused.py": {
-        """if cutlass.const_expr(self.staged):
-                self.finish(""": """if self.team.warp() >= 4:
-                cute.arch.barrier(barrier_id=6 + self.team.number(), number_of_threads=128)
-            if cutlass.const_expr(self.staged):
-                self.finish(""",
+        """if self.team.warp() < 4:
+                self.multiply(""": """if self.team.warp() >= 4:
+                cute.arch.barrier(barrier_id=8 + self.team.number(), number_of_threads=128)
+            if self.team.warp() < 4:
+                self.multiply(""",
     },
 }  # fmt: skip
 

@@ -19,7 +19,7 @@ from cute_calls import (
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 from kda.backends.sm90 import launch, plan
-from kda.backends.sm90.configs import FusedConfig
+from kda.backends.sm90.configs import GROUPS, TILES, FusedConfig, tile
 from kda.verify.cases import make_inputs
 
 pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
@@ -45,7 +45,7 @@ def fours(monkeypatch):
 
 
 SHARES = {
-    "every group makes more than two tiles": (None, dict(T=450)),
+    "every tile is made twice": (None, dict(T=650)),
     "a walk is cut between two clusters": (2, dict(T=70, HV=3)),
     "fewer chunks than groups": (None, dict(T=100)),
     "one token": (None, dict(T=1)),
@@ -118,24 +118,31 @@ def test_sequences_of_no_tokens_hand_their_states_through(fours):
 FUSED, HANDOVER, ROWS = "sm90/fwd/fused", "sm90/parts/handover", "sm90/parts/rows"
 FAULTS = {
     "a tile leaves before its stage is free": Fault(
-        HANDOVER, "cute.arch.mbarrier_wait(ring.credit + group, phase)", "pass", "race-read-write", schedule=2
+        HANDOVER, "cute.arch.mbarrier_wait(ring.credit + group, turn & 1)", "pass", "race-read-write", schedule=2
     ),
     "a tile is overwritten before both CTAs have read it": Fault(
-        HANDOVER, "mbarrier_init(ring.empty + group, WALKING)", "mbarrier_init(ring.empty + group, 1)",
-        "race-read-write", schedule=2
+        HANDOVER, "mbarrier_init(ring.empty + (TILES * group + own), WALKING)",
+        "mbarrier_init(ring.empty + (TILES * group + own), 1)", "race-read-write", schedule=2
     ),
     "credit comes before the stage was read": Fault(
         HANDOVER, "mbarrier_init(ring.read + stage, 4)", "mbarrier_init(ring.read + stage, 1)", "race-read-write",
         schedule=2
     ),
     "RELAY tells the wrong CTA": Fault(
-        HANDOVER, "peer_cta_rank_in_cluster=place - group * WALKING", "peer_cta_rank_in_cluster=place & 1", "deadlock"
+        HANDOVER, "credit + maker.group, peer_cta_rank_in_cluster=maker.rank",
+        "credit + maker.group, peer_cta_rank_in_cluster=maker.rank & 1", "deadlock"
+    ),
+    "pairs of the next chunk come before INVERSE has read those of this one": Fault(
+        HANDOVER, "cute.arch.mbarrier_wait(ring.solved + group, turn & 1 ^ 1)", "pass", "race-read-write", schedule=2
+    ),
+    "INVERSE reads pairs before they are there": Fault(
+        FUSED, f"GROUP_INVERSE.sync(group){42 * ' '}# A_kk is there", "pass  # A_kk is there", "race-write-read"
     ),
     "rows are requested before the product has read its operands": Fault(
-        FUSED, f"self.team.meet(){55 * ' '}# X and Y were read", "pass", "race-read-write", schedule=2
+        FUSED, f"self.team.meet(){47 * ' '}# X and Y were read", "pass", "race-read-write", schedule=2
     ),
     "rows are read before they are there": Fault(
-        ROWS, "cute.arch.cp_async_wait_group(0)", "cute.arch.cp_async_wait_group(1)", "race-write-read"
+        ROWS, "cute.arch.cp_async_wait_group(0)", "cute.arch.cp_async_wait_group(1)", "race-write-write"
     ),
 }  # fmt: skip
 
@@ -144,7 +151,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch, fours):
     plant(fault, tmp_path, monkeypatch)
-    assert fault.noticed in ways_of_noticing(case_of(T=450), schedule=fault.schedule)
+    assert fault.noticed in ways_of_noticing(case_of(T=650), schedule=fault.schedule)
 
 
 @pytest.mark.exhaustive
@@ -157,9 +164,10 @@ def test_it_takes_the_shared_memory_that_its_configuration_says(monkeypatch, fou
     assert any(finding.kind == "out-of-bounds" for finding in session.findings)
 
 
-def test_the_second_group_of_a_cta_fits_where_others_have_stages(fours):
+def test_tiles_of_a_cta_of_two_groups_fit_where_others_have_stages_and_rows(fours):
     config = plan.plan(case_of(T=33).problem(), 132).fused
-    assert config.group.bytes <= config.struct.stages.bytes and config.shared <= 227 * 1024
+    groups, tiles = GROUPS * config.group.bytes, GROUPS * (TILES - 1) * tile(128).bytes
+    assert groups + tiles <= config.struct.full.offset and config.shared <= 227 * 1024
 
 
 def test_roles_share_out_the_registers_of_the_launch(tmp_path, fours):

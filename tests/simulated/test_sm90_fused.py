@@ -64,8 +64,8 @@ OPTIONS = {
         (8192, 64, (1024,) * 8, 2, True), (8192, 64, (128,) * 64, 2, True), (8192, 32, (256,) * 32, 2, True),
         (2048, 96, (64,) * 32, 2, True),
         (8192, 24, (), 4, False), (8192, 32, (), 4, True), (8192, 40, (), 4, True), (4096, 22, (), 4, False),
-        (8192, 44, (), 0, None), (1024, 8, (), 0, None), (2048, 16, (), 0, None), (1024, 32, (), 0, None),
-        (8192, 4, (1024,) * 8, 0, None), (8192, 1, (256,) * 32, 2, False),
+        (1024, 32, (), 4, True), (8192, 4, (1024,) * 8, 4, True), (8192, 44, (), 4, True), (8192, 48, (), 0, None),
+        (1024, 8, (), 0, None), (2048, 16, (), 0, None), (8192, 1, (256,) * 32, 2, False),
     ],
 )  # fmt: skip
 def test_one_kernel_is_taken_where_its_clusters_fill_an_h200(T, H, lengths, ctas, wrapped):
@@ -169,8 +169,8 @@ FAULTS = {
         "begin, tokens, head)", "peer-exited"
     ),
     "the neighbour's barrier is not there yet": Fault(
-        FUSED, "cute.arch.cluster_arrive()\n        cute.arch.cluster_wait()\n        if cute.arch.make_warp_uniform",
-        "cute.arch.sync_threads()\n        if cute.arch.make_warp_uniform", "race-write-read"
+        FUSED, "cute.arch.cluster_arrive()\n        cute.arch.cluster_wait()\n        warp =",
+        "cute.arch.sync_threads()\n        warp =", "race-write-read"
     ),
     "copies are not told of the mbarriers": Fault(FUSED, "cute.arch.mbarrier_init_fence()", "pass", "mbarrier-fence"),
     "a lane hands a stage back before the others have read it": Fault(

@@ -29,6 +29,8 @@ GROUPS = 2                                   # of WARPS warps, in a CTA
 WALKING = 2                                  # CTAs of a cluster: the first ones, of COLUMNS columns each
 RING = WALKING * GROUPS                      # stages: of two CTAs, one for each group
 FIRST_PRODUCER = 4                           # warp of the first group
+FIVE = 5                                     # chunks of which CTAs of a cluster of four that do not walk make four
+TILES = 2                                    # of each of their groups
 
 
 def tile(K: int) -> Struct:
@@ -369,10 +371,10 @@ class FusedConfig(Launched):
             v=array("bfloat16", RING, C, PITCH_V),
             o=array("bfloat16", 2, C, PITCH_V),
             full=array("int64", RING, align=8),
-            empty=array("int64", RING if self.paired else GROUPS, align=8),
+            empty=array("int64", RING if self.paired else GROUPS * TILES, align=8),
         )
         if not self.paired:
-            fields["credit"] = array("int64", GROUPS, align=8)
+            fields |= dict.fromkeys(("credit", "solved"), array("int64", GROUPS, align=8))
             fields["read"] = array("int64", RING, align=8)
         if self.wrapped:
             fields["share"] = array("int32", ShareField.COUNT, align=16)

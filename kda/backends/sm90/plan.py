@@ -64,9 +64,9 @@ CHUNKS = 50                                  # that prepare and chain make while
 FIRST_CHUNK = 5                              # more chunks that a cluster's first one takes
 PIECE = 1.75                                 # chunks that a cluster takes for a walk beside the walk's own
 LAUNCH, WALK = 400, 0.8                      # chunks that a second launch takes, and a walk of `chain`
-# What decides on clusters of four, in the same unit, from times of 4 to 10 shapes on an H200 that it meets within 4%:
-CHUNKS_OF_FOUR, FIRST_OF_FOUR = 34, 11       # as CHUNKS and FIRST_CHUNK
-SHARE_OF_FOUR = 9                            # more chunks, where walks outnumber the clusters
+# What decides on clusters of four, in the same unit, from times of 4 to 10 shapes on an H200 that it meets within 5%:
+CHUNKS_OF_FOUR, FIRST_OF_FOUR = 32.7, 11     # as CHUNKS and FIRST_CHUNK
+SHARE_OF_FOUR = 4                            # more chunks, where walks outnumber the clusters
 FIRST_OF_TWO = 1.5                           # FIRST_CHUNK
 PREPARED, CHAINED, STEP, CUT = 0.6, 0.42, 24, 1.7   # a chunk in prepare, in chain; a chain's step; a chunk in segments
 GAP = 300                                    # beside these

@@ -8,14 +8,15 @@ warps does what prepare's CTA does.
   2, 4        0-3         192        CHAIN    in CTAs 0 and 1 as in fwd/chain.py, and its rows of v, three chunks ahead
   2           4-11        72         PREPARE  as in fwd/prepare.py, chunks 4 i + rank
               12-19       72         PREPARE  chunks 4 i + 2 + rank
-  4           4-11        72         PREPARE  chunks 6 i + rank
-              12-19       72         PREPARE  in CTAs 2 and 3, chunks 6 i + 2 + rank
+  4           4-11        72         PREPARE  in CTAs 0 and 1 chunks 10 i + 5 rank + 4, in 2 and 3 chunks 5 i + rank - 2
+              12-19       72         PREPARE  in CTAs 2 and 3, chunks 5 i + rank
               12          72         RELAY    in CTAs 0 and 1: credit for stages of this CTA, to those who fill them
+              13; 0, 1    72         INVERSE  in CTAs 0 and 1 of the one group, in 2 and 3 of each
 
-A group waits for its tile after its sums.  Warp 0 of a group computes the inverse while the others wait at the sums of
-the next chunk, with rows that they have loaded.  Warp 7 has the least to do and prefetches warp 0's next rows into L2:
-registers cannot hold them.  `staged`, the default of clusters of four: as soon as the product is computed, all eight
-warps request their next rows, which go where the product's operands were (parts/rows.py).
+A group waits for its tile after its sums.  In clusters of two its warp 0 computes the inverse while the others wait at
+the sums of the next chunk, with rows that they have loaded; warp 7 has the least to do and prefetches warp 0's next rows
+into L2: registers cannot hold them.  `staged`, the default of clusters of four: as soon as the product is computed, all
+eight warps request their next rows, which go where the product's operands were (parts/rows.py).
 
   pipeline                arrivals                                           says
   cluster of two
@@ -25,14 +26,16 @@ warps request their next rows, which go where the product's operands were (parts
                           CTA that makes the stage's tiles                   CTA, and the copy is done
   cluster of four
   full                    1, of RELAY with the bytes of the copy, or of      a tile is there
-                          PREPARE's warp 0 in its own CTA
+                          INVERSE in its own CTA
   read                    4, a lane of each warp of CHAIN                    no warp of this CTA reads the tile any more
-  empty, of each group    2, the RELAYs                                      both CTAs have read the group's last tile
+  empty, of each tile     2, the RELAYs                                      both CTAs have read what was last in it
   credit, of each group   2, the RELAYs                                      the stage of its next tile is free in both
+  solved, of each group   1, of INVERSE                                      it needs A_kk and b no more
+  teams.GROUP_INVERSE     160, of each group: warps 0 to 3 and INVERSE       A_kk and A_qk are there
   both
   teams.CHAIN             128                                                rows of v and o are in shared memory
   teams.GROUP             256, of each group                                 prepare's barrier 0
-  teams.GROUP_FIRST_FOUR  128, of each group                                 prepare's FIRST_FOUR
+  teams.GROUP_FIRST_FOUR  128, of each group, in clusters of two             prepare's FIRST_FOUR
   crossed, in memory      1, a thread of the CHAIN before                    the state that enters a share is there
   share                   (the first meeting of the cluster)                 which share it is, by CHAIN's warp 0
   cluster                 640 of each CTA                                    first: mbarriers are initialised; last: the
@@ -50,7 +53,7 @@ The PREPAREs of all CTAs clear tokens outside every sequence at the end.
   shared memory: configs.FusedConfig.struct; at K = 128 a tile has 29 KiB, a group's operands, sums and A_kk 37
     cluster of two           2 x (2 tiles + 37), v 4 x 4.5, o 2 x 4.5 KiB        217 KiB
     of four, CTAs 0 and 1    tile + 37, stages 4 x 29, v and o                   209
-    of four, CTAs 2 and 3    2 x (tile + 37)                                     132, of the same 209
+    of four, CTAs 2 and 3    2 x (2 tiles + 37)                                  190, of the same 209
 """
 
 from __future__ import annotations
@@ -66,21 +69,21 @@ from kda.compile.target import Target
 
 from ...common.cute import entry
 from ...common.cute.async_copies import copy_16_bytes_later, prefetch
-from ...common.cute.barriers import phase_of, stage_of
+from ...common.cute.barriers import stage_of
 from ...common.cute.copies import allocate, field_at, load_one, store
 from ...common.cute.gate import beta_of_row
 from ...common.cute.order import wait_for_the_kernel_before
 from ...common.cute.segments import place_of_segment
 from ...common.cute.tile import WARPS, C
-from ..configs import COLUMNS, FIRST_PRODUCER, PITCH_V, RING, WALKING, FusedConfig
+from ..configs import COLUMNS, FIRST_PRODUCER, PITCH_V, RING, TILES, WALKING, FusedConfig
 from ..parts.chunk import ChunkMaker
 from ..parts.handover import Four, Pair
 from ..parts.rows import RowsInShared
 from ..parts.share import Crossing, Share, chunks_of
 from ..parts.state import State, own_piece
-from ..parts.teams import CHAIN, Group
+from ..parts.teams import CHAIN, GROUP_INVERSE, Group
 
-Made = namedtuple("Made", "place group tile X Y sums A_kk columns b TB")    # that a group makes, and what it works in
+Work = namedtuple("Work", "rank group base X Y sums A_kk columns b")          # of a group: who it is, and where
 IDLEST = WARPS - 1                           # the warp of a group that has the least to do
 CHAIN_REGISTERS, PREPARE_REGISTERS = 192, 72
 
@@ -94,67 +97,75 @@ class Producer:
 
     def __init__(self, config: FusedConfig):
         self.c, self.struct, self.wrapped = config.prepare, config.group, config.wrapped
-        self.makers, self.staged = config.makers, config.staged
+        self.makers, self.staged, self.paired = config.makers, config.staged, config.paired
         self.share, self.way = Share(config.chain), way_of(config)
         self.team = Group()
         self.chunk = ChunkMaker(config.prepare, self.team)
         self.rows = RowsInShared(config.prepare, self.team)
 
     @cute.jit
+    def work_of(self, s, rank, group):
+        """Where a group works."""
+        struct, base = self.struct, s.groups + group * self.struct.bytes
+        fields = [field_at(base, getattr(struct, name)) for name in ("X", "Y", "sums", "A_kk", "columns", "b")]
+        return Work(rank, group, base, *fields)
+
+    @cute.jit
     def produce(self, x, s, ring, rank, begin, tokens, head):
         """Every so many-th chunk of the sequence, or of all that the cluster walks."""
-        struct, groups = self.struct, s.groups
         group = self.team.number()
-        place = self.way.place(rank, group)
-        base = groups + group * struct.bytes
-        tile, X, Y = base, field_at(base, struct.X), field_at(base, struct.Y)
-        sums, A_kk, columns, b = [
-            field_at(base, field) for field in (struct.sums, struct.A_kk, struct.columns, struct.b)
-        ]
-        TB = field_at(tile, self.chunk.tile.TB)
+        of = self.work_of(s, rank, group)
         if self.team.warp() == IDLEST:
-            self.chunk.inverse.zeros(columns, TB)
-        of = Made(place, group, tile, X, Y, sums, A_kk, columns, b, TB)
+            for turn in cutlass.range_constexpr(1 if self.paired else TILES):
+                tile = self.way.tile(of.base, rank, group, Int32(turn))
+                self.chunk.inverse.zeros(of.columns, field_at(tile, self.chunk.tile.TB))
         if cutlass.const_expr(not self.wrapped):
-            self.make(x, s, ring, of, rank, begin, tokens, head, place, 0)
+            self.make(x, ring, of, begin, tokens, head, 0)
         else:
             at, left = self.share.first(s.share)
             made, n, looked_up = Int32(0), Int32(0), Boolean(True)
             while left > 0:
                 head, n, begin, tokens, _, _ = self.share.piece(x, s.share, at, looked_up, head, n)
                 chunks = chunks_of(tokens)
-                self.make(x, s, ring, of, rank, begin, tokens, head, self.way.first(place, made), made)
+                self.make(x, ring, of, begin, tokens, head, made)
                 at, looked_up = self.share.after(s.share, at, chunks)
                 left, made = left - chunks, made + chunks
 
     @cute.jit
-    def make(self, x, s, ring, of, rank, begin, tokens, head, first, made):
-        """The group's chunks of a piece, from `first` on, before which so many were made."""
+    def make(self, x, ring, of, begin, tokens, head, made):
+        """The group's chunks of a piece, before which so many were made."""
+        first, step = self.way.first(of.rank, of.group, made), self.way.step(of.rank)
         if cutlass.const_expr(self.staged):
             if first * C < tokens:
                 self.request(x, of, begin, first, tokens, head)
-        for chunk in cutlass.range(first, (tokens + C - 1) // C, self.makers, unroll=1):
+        for chunk in cutlass.range(first, (tokens + C - 1) // C, step, unroll=1):
             token, rows = begin + chunk * C, cutlass.min(tokens - chunk * C, C)
             at = self.chunk.gate.rows_of_head(x, token, head)
             beta = Float32(0.0)
             if self.team.warp() == IDLEST:
                 beta = beta_of_row(at.beta, self.c.beta, rows, x.HV, cute.arch.lane_idx())
             own = self.load(x, of, at, rows)
-            phase = phase_of(made + chunk, self.makers)
+            turn = self.way.turn(made + chunk, of.rank)
+            tile = self.way.tile(of.base, of.rank, of.group, turn)
             self.chunk.gate.sum_over_warps(own[2], of.sums, self.c.K // 32 * cute.arch.lane_idx())
-            self.acquire(ring, of, phase, beta)
-            self.chunk.pairs.one_product(*own, of.sums, of.X, of.Y, of.tile, x.lower_bound)
+            self.way.acquire(ring, of.rank, of.group, turn)
+            if self.team.warp() == IDLEST:
+                of.b[cute.arch.lane_idx()] = beta
+            self.chunk.pairs.one_product(*own, of.sums, of.X, of.Y, tile, x.lower_bound)
+            ahead = (chunk + step) * C < tokens                                # the piece has another chunk of the group
+            if self.team.warp() < 4:
+                self.multiply(of, tile, rows)
+            elif cutlass.const_expr(not self.staged):
+                if self.team.warp() == IDLEST and ahead:
+                    self.prefetch_rows(x, token + step * C, tokens - (chunk + step) * C, head)
             if cutlass.const_expr(self.staged):
-                self.finish(x, s, ring, of, rank, begin, tokens, head, chunk, made, phase)
-            elif self.team.warp() == IDLEST and (chunk + self.makers) * C < tokens:
-                self.prefetch_rows(x, token + self.makers * C, tokens - (chunk + self.makers) * C, head)
-            elif self.team.warp() < 4:
-                acc = self.chunk.tensor_core.accumulator()
-                self.chunk.tensor_core.one_product(acc, of.X, of.Y, 0)
-                self.chunk.store_pairs(acc, of.A_kk, of.b, of.tile, None, rows, 0)
-                self.team.meet_first_four()
+                self.team.meet()                                               # X and Y were read
+                if ahead:
+                    self.request(x, of, begin, chunk + step, tokens, head)
+            if cutlass.const_expr(self.paired):
                 if self.team.warp() == 0:
-                    self.invert(s, ring, of, rank, made + chunk, phase)
+                    self.solve(of, tile)
+                    self.way.hand_over(ring, tile, of.group, of.rank)
 
     @cute.jit
     def load(self, x, of, at, rows):
@@ -163,38 +174,39 @@ class Producer:
         return self.chunk.gate.load_rows(at, rows, x.H, x.HV)
 
     @cute.jit
-    def invert(self, s, ring, of, rank, c, phase):
-        self.chunk.inverse.solve(of.A_kk, of.columns, of.TB, None, of.b)
-        cute.arch.fence_proxy("async.shared", space="cta")                     # TB is in the tile
-        cute.arch.sync_warp()
-        self.way.hand_over(s, ring, of.tile, c, of.place, of.group, rank, phase)
+    def multiply(self, of, tile, rows):
+        """By warps 0 to 3, until A_kk is there for the warp that inverts, and A_qk for copies."""
+        acc = self.chunk.tensor_core.accumulator()
+        self.chunk.tensor_core.one_product(acc, of.X, of.Y, 0)
+        self.chunk.store_pairs(acc, of.A_kk, of.b, tile, None, rows, 0)
+        if cutlass.const_expr(self.paired):
+            self.team.meet_first_four()
+        else:
+            # redundant: INVERSE has its own proxy fence before the copy; the documented use is one per writer
+            cute.arch.fence_proxy("async.shared", space="cta")                 # A_qk is in the tile
+            GROUP_INVERSE.arrive(of.group)
 
     @cute.jit
-    def finish(self, x, s, ring, of, rank, begin, tokens, head, chunk, made, phase):
-        """The product and what follows from it; between the two, all request rows of the group's next chunk."""
-        if self.team.warp() < 4:
-            acc = self.chunk.tensor_core.accumulator()
-            self.chunk.tensor_core.one_product(acc, of.X, of.Y, 0)
-            self.chunk.store_pairs(acc, of.A_kk, of.b, of.tile, None, C, 0)
-            # redundant: warp 0 has its own proxy fence before the copy; the documented use is one per writer
-            cute.arch.fence_proxy("async.shared", space="cta")                 # A_qk is in the tile
-        self.team.meet()                                                       # X and Y were read
-        if (chunk + self.makers) * C < tokens:
-            self.request(x, of, begin, chunk + self.makers, tokens, head)
-        if self.team.warp() == 0:
-            self.invert(s, ring, of, rank, made + chunk, phase)
+    def solve(self, of, tile):
+        self.chunk.inverse.solve(of.A_kk, of.columns, field_at(tile, self.chunk.tile.TB), None, of.b)
+        cute.arch.fence_proxy("async.shared", space="cta")                     # TB is in the tile
+        cute.arch.sync_warp()
+
+    @cute.jit
+    def invert(self, s, ring, rank, group, chunks):
+        """INVERSE, one warp, of a group's chunks among so many."""
+        of = self.work_of(s, rank, group)
+        for c in cutlass.range(self.way.first_of_all(rank, group), chunks, self.way.step(rank), unroll=1):
+            turn = self.way.turn(c, rank)
+            tile = self.way.tile(of.base, rank, group, turn)
+            GROUP_INVERSE.sync(group)                                          # A_kk is there, and all but TB
+            self.solve(of, tile)
+            self.way.hand_over(s, ring, tile, c, group, rank, turn)
 
     @cute.jit
     def request(self, x, of, begin, chunk, tokens, head):
         at = self.chunk.gate.rows_of_head(x, begin + chunk * C, head)
         self.rows.request(at, cutlass.min(tokens - chunk * C, C), x.H, x.HV, of.X, of.Y)
-
-    @cute.jit
-    def acquire(self, ring, of, phase, beta):
-        """The tile is this group's; so is b, which the chunk before needs no more."""
-        self.way.acquire(ring, of.place, of.group, phase)
-        if self.team.warp() == IDLEST:
-            of.b[cute.arch.lane_idx()] = beta
 
     @cute.jit
     def prefetch_rows(self, x, first, rows, head):
@@ -339,18 +351,26 @@ class Fused(entry.Entry):
                 self.producer.share.publish(x, s.share, cluster, clusters)
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
-        if cute.arch.make_warp_uniform(cute.arch.warp_idx()) < FIRST_PRODUCER:
-            if cutlass.const_expr(self.c.paired) or rank < WALKING:
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        if cutlass.const_expr(self.c.paired):
+            if warp < FIRST_PRODUCER:
                 self.chain(x, s, ring, cluster, rank, begin, tokens, head, n)
-        elif cutlass.const_expr(self.c.paired):
-            cute.arch.setmaxregister_decrease(PREPARE_REGISTERS)
-            self.prepare(x, s, ring, cluster, clusters, rank, begin, tokens, head)
-        else:
-            cute.arch.setmaxregister_decrease(PREPARE_REGISTERS)
-            if rank < WALKING and self.producer.team.number() > 0:
-                self.relay(s, ring, rank, tokens)
             else:
+                cute.arch.setmaxregister_decrease(PREPARE_REGISTERS)
                 self.prepare(x, s, ring, cluster, clusters, rank, begin, tokens, head)
+        else:
+            if rank < WALKING and warp < FIRST_PRODUCER:
+                self.chain(x, s, ring, cluster, rank, begin, tokens, head, n)
+            else:
+                cute.arch.setmaxregister_decrease(PREPARE_REGISTERS)
+                group = self.way.inverts(rank, warp)
+                if group >= 0:
+                    self.producer.invert(s, ring, rank, group, self.chunks(s, tokens))
+                elif rank < WALKING and warp >= FIRST_PRODUCER + WARPS:
+                    if warp == FIRST_PRODUCER + WARPS:
+                        self.way.relay(ring, rank, self.chunks(s, tokens))
+                elif warp >= FIRST_PRODUCER:
+                    self.prepare(x, s, ring, cluster, clusters, rank, begin, tokens, head)
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
 
@@ -380,13 +400,12 @@ class Fused(entry.Entry):
             self.producer.hand_through(x, cluster, clusters, rank)
 
     @cute.jit
-    def relay(self, s, ring, rank, tokens):
-        """By the first warp of the group."""
+    def chunks(self, s, tokens):
+        """That the cluster walks."""
         chunks = chunks_of(tokens)
         if cutlass.const_expr(self.c.wrapped):
             _, chunks = self.producer.share.first(s.share)
-        if self.producer.team.warp() == 0:
-            self.way.relay(ring, rank, chunks)
+        return chunks
 
     @cute.jit
     def sequences(self, x):

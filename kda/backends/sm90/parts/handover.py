@@ -3,15 +3,16 @@
 Of two CTAs (`Pair`): both make tiles and both walk.  A stage has one producer: chunk c is in stage c mod 4, which group
 (c >> 1) & 1 of CTA c & 1 fills in place; one bulk copy brings it to the neighbour's same stage.
 
-Of four (`Four`): CTAs 0 and 1 walk and have one group, CTAs 2 and 3 have two.  Group g of CTA r makes chunks
-6 t + r + 2 g, each in a tile of its own, and copies it into stage c mod 4 of CTAs 0 and 1; one that walks reads the
-tile of its own group where it is made.  A warp that makes nothing there, RELAY, gives credit for the stages of its CTA,
-so that no warp of CHAIN looks at another CTA.
+Of four (`Four`): CTAs 0 and 1 walk and have one group, which makes a tenth of all chunks; CTAs 2 and 3 have two, with two
+tiles each.  A tile is copied into stage c mod 4 of CTAs 0 and 1; one that walks reads the tile of its own group where it
+is made.  Warps without another role help: INVERSE, one for each group, so that a group goes on to its next chunk, and
+RELAY, which gives credit for the stages of its CTA, so that no warp of CHAIN looks at another CTA.
 
-  chunk      0  1  2  3  4  5  6  7  8  ..
-  CTA        0  1  2  3  2  3  0  1  2
-  group      0  0  0  0  1  1  0  0  0
-  stage      0  1  2  3  0  1  2  3  0         in CTAs 0 and 1
+  chunk      0  1  2  3  4  5  6  7  8  9  10 ..
+  CTA        2  3  2  3  0  2  3  2  3  1  2
+  group      0  0  1  1  0  0  0  1  1  0  0
+  its tile   0  0  0  0  0  1  1  1  1  0  0
+  stage      0  1  2  3  0  1  2  3  0  1  2          in CTAs 0 and 1
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from cutlass import Int32
 
 from ...common.cute.async_copies import bulk_copy_to_neighbour
 from ...common.cute.barriers import Ring, phase_of, stage_of
-from ..configs import GROUPS, RING, WALKING, FusedConfig, tile
+from ...common.cute.tile import WARPS
+from ..configs import FIRST_PRODUCER, FIVE, GROUPS, RING, TILES, WALKING, FusedConfig, tile
 
 
 class Pair:
     def __init__(self, config: FusedConfig):
-        self.c, self.tile, self.group = config, tile(config.prepare.K), config.group
+        self.c, self.layout, self.group = config, tile(config.prepare.K), config.group
 
     def ring(self, s):
         return Ring(s.full, s.empty)
@@ -51,28 +53,43 @@ class Pair:
         return (n * WALKING + rank) * GROUPS + group
 
     @cute.jit
-    def first(self, place, made):
-        """The first chunk of a piece that the group makes, before which so many chunks were made."""
-        return (place - made) & RING - 1
+    def first(self, rank, group, made):
+        """The first chunk of a piece that a group makes, before which so many chunks were made."""
+        return (self.place(rank, group) - made) & RING - 1
 
     @cute.jit
-    def acquire(self, ring, place, group, phase):
-        """The group may overwrite its tile."""
-        cute.arch.mbarrier_wait(ring.empty + place, phase ^ 1)
+    def step(self, rank):
+        """From there to its next one."""
+        return RING
 
     @cute.jit
-    def hand_over(self, s, ring, tile, c, place, group, rank, phase):
-        """The tile of chunk c to both CHAINs, by one warp."""
-        full, neighbour = ring.full + place, rank ^ 1
+    def turn(self, c, rank):
+        """How many chunks a group has made when it makes chunk c."""
+        return c >> 2
+
+    @cute.jit
+    def tile(self, base, rank, group, turn):
+        """Where it makes it."""
+        return base
+
+    @cute.jit
+    def acquire(self, ring, rank, group, turn):
+        """The group may overwrite that tile, and all else that the chunk before needed."""
+        cute.arch.mbarrier_wait(ring.empty + self.place(rank, group), turn & 1 ^ 1)
+
+    @cute.jit
+    def hand_over(self, ring, tile, group, rank):
+        """The tile to both CHAINs, by one warp."""
+        full, neighbour = ring.full + self.place(rank, group), rank ^ 1
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(full)
             # redundant: its release, not the arrival; the copy itself brings everything the neighbour reads
-            cute.arch.mbarrier_arrive_and_expect_tx(full, self.tile.end, peer_cta_rank_in_cluster=neighbour)
-            bulk_copy_to_neighbour(tile, tile + self.tile.bytes, self.tile.end, full, neighbour)
+            cute.arch.mbarrier_arrive_and_expect_tx(full, self.layout.end, peer_cta_rank_in_cluster=neighbour)
+            bulk_copy_to_neighbour(tile, tile + self.layout.bytes, self.layout.end, full, neighbour)
 
     @cute.jit
     def tile_of(self, s, c, stage, rank):
-        return s.groups + ((stage >> 1) * self.group.bytes + ((stage ^ rank) & 1) * self.tile.bytes)
+        return s.groups + ((stage >> 1) * self.group.bytes + ((stage ^ rank) & 1) * self.layout.bytes)
 
     @cute.jit
     def hand_back(self, ring, stage):
@@ -87,16 +104,25 @@ class Relayed(NamedTuple):
 
     full: Any                                # of each stage, in a CTA that walks
     read: Any                                # the same: CHAIN's warps have read it
-    empty: Any                               # of each group, where it is: both CHAINs have read its last tile
-    credit: Any                              # the same: the stage of its next tile is free in both
+    empty: Any                               # of each tile of each group, where it is: both CHAINs have read it
+    credit: Any                              # of each group, where it is: the stage of its next tile is free in both
+    solved: Any                              # the same: the inverse of its last chunk is there
+
+
+class Maker(NamedTuple):
+    """Who makes a chunk."""
+
+    rank: Any
+    group: Any
+    turn: Any                                # so many chunks it has made before
 
 
 class Four:
     def __init__(self, config: FusedConfig):
-        self.c, self.tile, self.makers = config, tile(config.prepare.K), config.makers
+        self.c, self.layout, self.makers = config, tile(config.prepare.K), config.makers
 
     def ring(self, s):
-        return Relayed(s.full, s.read, s.empty, s.credit)
+        return Relayed(s.full, s.read, s.empty, s.credit, s.solved)
 
     @cute.jit
     def initialise(self, ring):
@@ -104,8 +130,10 @@ class Four:
             cute.arch.mbarrier_init(ring.full + stage, 1)
             cute.arch.mbarrier_init(ring.read + stage, 4)
         for group in cutlass.range_constexpr(GROUPS):
-            cute.arch.mbarrier_init(ring.empty + group, WALKING)
             cute.arch.mbarrier_init(ring.credit + group, WALKING)
+            cute.arch.mbarrier_init(ring.solved + group, 1)
+            for own in cutlass.range_constexpr(TILES):
+                cute.arch.mbarrier_init(ring.empty + (TILES * group + own), WALKING)
 
     @cute.jit
     def place(self, rank, group):
@@ -116,29 +144,72 @@ class Four:
         return n * self.makers + self.place(rank, group)
 
     @cute.jit
-    def first(self, place, made):
-        return stage_of(place + self.makers - stage_of(made, self.makers), self.makers)
+    def maker(self, c):
+        fives, fifth = c // FIVE, c - c // FIVE * FIVE
+        rank, group, turn = WALKING + (fifth & 1), fifth >> 1, fives
+        if fifth == FIVE - 1:
+            rank, group, turn = fives & 1, Int32(0), fives >> 1
+        return Maker(rank, group, turn)
 
     @cute.jit
-    def acquire(self, ring, place, group, phase):
-        cute.arch.mbarrier_wait(ring.empty + group, phase ^ 1)
+    def first_of_all(self, rank, group):
+        """The first chunk of all that a group makes."""
+        return 2 * group + rank - WALKING if rank >= WALKING else FIVE * rank + FIVE - 1
 
     @cute.jit
-    def hand_over(self, s, ring, tile, c, place, group, rank, phase):
+    def first(self, rank, group, made):
+        step = self.step(rank)
+        return (self.first_of_all(rank, group) + step - made % step) % step
+
+    @cute.jit
+    def step(self, rank):
+        return Int32(FIVE) if rank >= WALKING else Int32(2 * FIVE)
+
+    @cute.jit
+    def turn(self, c, rank):
+        return c // FIVE >> (0 if rank >= WALKING else 1)
+
+    @cute.jit
+    def tile(self, base, rank, group, turn):
+        """The second tiles of a CTA lie behind its second group."""
+        size, second = self.c.group.bytes, Int32(0)
+        if rank >= WALKING and turn & 1 == 1:
+            second = 2 * size + group * (self.layout.bytes - size)
+        return base + second
+
+    @cute.jit
+    def acquire(self, ring, rank, group, turn):
+        several = Int32(1) if rank >= WALKING else Int32(0)
+        cute.arch.mbarrier_wait(ring.empty + (TILES * group + (turn & several)), turn >> several & 1 ^ 1)
+        cute.arch.mbarrier_wait(ring.solved + group, turn & 1 ^ 1)
+
+    @cute.jit
+    def inverts(self, rank, warp):
+        """The group that a warp is INVERSE of, or -1."""
+        group = warp - (FIRST_PRODUCER + WARPS + 1)                            # of a CTA that walks, behind RELAY
+        if rank >= WALKING:
+            group = warp
+        return group if group >= 0 and group < (GROUPS if rank >= WALKING else 1) else Int32(-1)
+
+    @cute.jit
+    def hand_over(self, s, ring, tile, c, group, rank, turn):
+        """The tile of chunk c to both CHAINs, by one warp."""
         stage = stage_of(c, RING)
-        full, to = ring.full + stage, s.stages + stage * self.tile.bytes
-        cute.arch.mbarrier_wait(ring.credit + group, phase)
+        full, to = ring.full + stage, s.stages + stage * self.layout.bytes
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(ring.solved + group)
+        cute.arch.mbarrier_wait(ring.credit + group, turn & 1)
         with cute.arch.elect_one():
             for walking in cutlass.range_constexpr(WALKING):
                 if rank == walking:
                     cute.arch.mbarrier_arrive(full)
                 else:
-                    bulk_copy_to_neighbour(tile, to, self.tile.end, full, walking)
+                    bulk_copy_to_neighbour(tile, to, self.layout.end, full, walking)
 
     @cute.jit
     def tile_of(self, s, c, stage, rank):
-        offset = self.c.struct.stages.offset + stage * self.tile.bytes
-        if stage_of(c, self.makers) == rank:                                         # of the group of this CTA
+        offset = self.c.struct.stages.offset + stage * self.layout.bytes
+        if self.maker(c).rank == rank:                                         # of the group of this CTA
             offset = Int32(0)
         return s.groups + offset
 
@@ -155,17 +226,17 @@ class Four:
             stage = stage_of(c, RING)
             if c >= RING:
                 cute.arch.mbarrier_wait(ring.read + stage, phase_of(c, RING) ^ 1)
-                self.tell(ring.empty, stage_of(c - RING, self.makers))
-            maker = stage_of(c, self.makers)
-            if maker != rank:
+                self.give_back(ring, self.maker(c - RING))
+            maker = self.maker(c)
+            if maker.rank != rank:
                 with cute.arch.elect_one():
                     # redundant: its release, not the arrival; the copy itself brings everything CHAIN reads
-                    cute.arch.mbarrier_arrive_and_expect_tx(ring.full + stage, self.tile.end)
-            self.tell(ring.credit, maker)
+                    cute.arch.mbarrier_arrive_and_expect_tx(ring.full + stage, self.layout.end)
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive(ring.credit + maker.group, peer_cta_rank_in_cluster=maker.rank)
 
     @cute.jit
-    def tell(self, barriers, place):
-        """The group at a place among those of the cluster."""
-        group = place >> 2
+    def give_back(self, ring, maker):
+        own = maker.turn & 1 if maker.rank >= WALKING else Int32(0)
         with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(barriers + group, peer_cta_rank_in_cluster=place - group * WALKING)
+            cute.arch.mbarrier_arrive(ring.empty + (TILES * maker.group + own), peer_cta_rank_in_cluster=maker.rank)

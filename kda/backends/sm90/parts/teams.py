@@ -11,6 +11,7 @@ FIRST_FOUR = NamedBarrier(1, 128)            # of a CTA of eight warps
 CHAIN = NamedBarrier(1, 128)                 # where there is one: CHAIN's warps
 GROUP = NamedBarrier(2, 32 * WARPS, ids_per_group=2)
 GROUP_FIRST_FOUR = NamedBarrier(3, 128, ids_per_group=2)
+GROUP_INVERSE = NamedBarrier(6, 128 + 32, ids_per_group=1)   # its first four warps, and the one of its inverse
 
 
 class WholeCta:
