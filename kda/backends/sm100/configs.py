@@ -19,7 +19,7 @@ from ..common.cute.recorded import (
     GradsOptions,
     WalkArguments,
 )
-from ..common.cute.tile import PITCH_A, PITCH_INVERSE, WARPS, C
+from ..common.cute.tile import PITCH_A, PITCH_INVERSE, SUMS, WARPS, C
 
 COLUMNS = 64                                 # of the state, in a CTA
 CTAS = 2                                     # of a cluster: all columns
@@ -30,10 +30,6 @@ CHAIN_WARPS = 4
 MATH_WARPS = 8                               # of grads
 FIRST_PRODUCER = CHAIN_WARPS                 # warp of the first group
 K = V = 128
-CHANNELS, GROUP_ROWS = 8, 2                  # that a lane of parts/rows.py has
-ROW_GROUPS = C // GROUP_ROWS                 # of a chunk
-TO_LAST, DECAY, FROM_ZERO, BIAS = range(ROW_GROUPS, ROW_GROUPS + 4)    # rows of `sums` there
-SUMS = BIAS + 1
 JOIN_ROWS = 256                              # of o, that a CTA of join has
 TMEM = 512                                   # columns: all there are
 
@@ -53,7 +49,7 @@ GROUP = Struct(
     neighbour=several(TILE, 1),              # that the neighbour's group makes
     X=array("bfloat16", 2 * C, K),           # operands of its products
     Y=array("bfloat16", C, K),
-    sums=array("float32", SUMS, K),          # parts/rows.py
+    sums=array("float32", SUMS, K),          # common/cute/rows.py
     columns=array("float32", C, PITCH_INVERSE),
     b=array("float32", 2, C),                # of this chunk, and of the one before
 )

@@ -16,8 +16,9 @@ from ..common.cute.recorded import (
     GradsOptions,
     WalkArguments,
 )
-from ..common.cute.tile import PITCH_A, PITCH_INVERSE, WARPS, C
+from ..common.cute.tile import PITCH_A, PITCH_INVERSE, SUMS, WARPS, C
 
+CHANNELS_OF_ROWS = 128                       # that common/cute/rows.py knows
 # pairs
 PITCH_KEPT = C + 8                           # elements of a row of a half's A_inv: eight rows lie in other banks
 # chain
@@ -91,6 +92,11 @@ class PrepareConfig(ChunkConfig):
         return {"min_blocks_per_mp": 3 if self.one_product else 2, "preferred_smem_carveout": 50}
 
     @property
+    def in_blocks(self) -> bool:
+        """Pairs in blocks of 8 rows (common/cute/rows.py), where one product cannot make all of them."""
+        return not self.one_product and self.K == CHANNELS_OF_ROWS
+
+    @property
     def rows_of_Y(self) -> int:
         """k under the decay before each row, or a second buffer of both."""
         return C if self.one_product else 2 * C
@@ -101,7 +107,7 @@ class PrepareConfig(ChunkConfig):
             align=1024,
             X=array("bfloat16", 2 * C, self.K, align=1024),                    # [k; q] under a decay
             Y=array("bfloat16", self.rows_of_Y, self.K, align=1024),
-            sums=array("float32", WARPS + 2, self.K),                          # common/cute/gate.py
+            sums=array("float32", SUMS if self.in_blocks else WARPS + 2, self.K),   # common/cute/rows.py, gate.py
             A_kk=array("float32", C, PITCH_A),
             columns=array("float32", C, PITCH_INVERSE),                        # of inverses
             TB=array("bfloat16", C, C),

@@ -8,6 +8,11 @@ C = 32                                       # rows of a chunk
 WARPS = 8                                    # that make one
 WARP_ROWS = C // WARPS                       # rows of a warp
 LEVELS = C.bit_length() - 1                  # of halving
+# rows.py
+CHANNELS, GROUP_ROWS = 8, 2                  # that a lane has
+ROW_GROUPS = C // GROUP_ROWS                 # of a chunk
+TO_LAST, DECAY, FROM_ZERO, BIAS = range(ROW_GROUPS, ROW_GROUPS + 4)    # rows of `sums`
+SUMS = BIAS + 1
 MIN_GATE_ONE_PRODUCT = -5.02                 # the lowest bound for which one product is enough: 31 rows are 2^-224
 PITCH_A = C + 4                              # floats of a row of A_kk
 PITCH_INVERSE = 16 + 4                       # floats of a column of an inverse of 16 rows

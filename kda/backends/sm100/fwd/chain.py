@@ -26,10 +26,10 @@ from ...common.cute.barriers import phase_of, stage_of
 from ...common.cute.checkpoints import place_of_checkpoint
 from ...common.cute.copies import copy_16_bytes, field_at, in_global, load_one, store
 from ...common.cute.fragments import store_matrices
+from ...common.cute.packed import both, rounded, times_pairs
 from ...common.cute.tile import C, decay_index, swizzle_128B
 from ..configs import AHEAD, COLUMNS, GROUP, RING, SHARED, TILE, Columns, FusedConfig, K, V
 from ..parts import umma
-from ..parts.packed import both, rounded, times_pairs
 from ..parts.state import in_shared
 from ..parts.teams import O_THERE, STATE_ROUNDED, X_THERE, warp_index
 from ..parts.walks import chunks_of, first_item, locate_walk, next_item

@@ -6,7 +6,7 @@ formulas are those of common/cute/gate.py, pairs.py and inverse.py, with b on th
   KT = T'^T @ KG          A2 = AQ @ T'
 
 The tile has -kE, as products need it, and T' - I, so that the operand of T' is added exactly.  If one product makes the
-pairs, parts/rows.py makes all of them.
+pairs, common/cute/rows.py makes all of them.
 
   warps  do
   0-7    rows, sums, operands
@@ -50,14 +50,14 @@ from ...common.cute.gate import Gate, beta_of_row
 from ...common.cute.inverse import Inverse
 from ...common.cute.order import wait_for_the_kernel_before
 from ...common.cute.pairs import causal_pair, store_A_kk
-from ...common.cute.tile import WARP_ROWS, WARPS, C, swizzle_128B
-from ..configs import GROUP_ROWS, RECORD_TILE, OperandsConfig, V
+from ...common.cute.rows import Rows
+from ...common.cute.tile import GROUP_ROWS, WARP_ROWS, WARPS, C, swizzle_128B
+from ..configs import RECORD_TILE, OperandsConfig, V
 from ..parts import umma
 from ..parts.pairs import TensorCoreOfCta
-from ..parts.rows import Rows
 from ..parts.teams import WholeCta
 
-# What parts/rows.py knows of a tile.
+# What common/cute/rows.py knows of a tile.
 OF_ROWS = SimpleNamespace(KG=RECORD_TILE.KT, decay=RECORD_TILE.decay)
 CHANNELS = 32                                # of KT, of a warp
 SENDER = WARPS - 1                           # the warp that has the least to do

@@ -1,6 +1,6 @@
 """PREPARE of fwd/fused.py: a group of eight warps makes every fourth chunk's tile, for the CHAINs of both CTAs.
 
-  kE = kn 2^gc, qg = scale qn 2^gc       parts/rows.py
+  kE = kn 2^gc, qg = scale qn 2^gc       common/cute/rows.py
   TB = A_inv b                           common/cute/inverse.py
   KT = TB^T @ kg                         transposed in tensor memory, then rounded to where kg was
   A2 = A_qk @ TB
@@ -25,7 +25,9 @@ from ...common.cute.copies import field_at, store, words_of
 from ...common.cute.fragments import accumulator_places, load_matrices, mma_bf16, store_matrices
 from ...common.cute.gate import Gate, beta_of_row
 from ...common.cute.inverse import Inverse
+from ...common.cute.packed import rounded
 from ...common.cute.pairs import causal_pair, store_A_kk
+from ...common.cute.rows import Rows
 from ...common.cute.tile import WARPS, C, swizzle_128B
 from ..configs import (
     A_KK_OVER_X,
@@ -43,9 +45,7 @@ from ..configs import (
     V,
 )
 from ..parts import umma
-from ..parts.packed import rounded
 from ..parts.pairs import TensorCoreOfGroup
-from ..parts.rows import Rows
 from ..parts.state import store_transposed
 from ..parts.teams import Group, warp_index
 from ..parts.walks import first_item, locate_walk, next_item

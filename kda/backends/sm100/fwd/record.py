@@ -44,11 +44,11 @@ from kda.compile.target import Target
 
 from ...common.cute import entry, fast
 from ...common.cute.copies import copy_16_bytes, in_global, store
+from ...common.cute.packed import rounded
 from ...common.cute.segments import place_of_segment
 from ...common.cute.tile import C, swizzle_128B
 from ..configs import EPILOGUE_WARPS, RECORD_TILE, STAGE, STATE_WARPS, TMEM, K, RecordColumns, RecordConfig, V
 from ..parts import umma
-from ..parts.packed import rounded
 from ..parts.state import IMAGE, Walker, advance, store_transposed
 from ..parts.teams import IMAGE_THERE, ROWS_THERE
 

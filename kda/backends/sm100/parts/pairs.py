@@ -1,4 +1,4 @@
-"""The products of a chunk's rows with each other by UMMA, results in tensor memory: of operands by parts/rows.py."""
+"""The products of a chunk's rows with each other by UMMA, results in tensor memory: of operands by common/cute/rows.py."""
 
 import cutlass
 import cutlass.cute as cute
@@ -33,27 +33,28 @@ class TensorCore:
     @cute.jit
     def one_product(self, acc, phase):
         """[k; q] @ k^T under decays, by warps 0 to 3."""
-        if self.team.warp() == 0:
-            self.issue_blocks()
+        self.issue_blocks()
         self.wait(phase)
         self.load(acc, 0)
 
     @cute.jit
     def issue_blocks(self):
         """The product of X and Y, by warp 0."""
-        operands = self.operands()
-        with cute.arch.elect_one():
-            umma.multiply(PAIRS, self.columns(0), self.base_desc, operands + self.X, operands + self.Y, False)
-            umma.commit(self.done)
+        if self.team.warp() == 0:
+            operands = self.operands()
+            with cute.arch.elect_one():
+                umma.multiply(PAIRS, self.columns(0), self.base_desc, operands + self.X, operands + self.Y, False)
+                umma.commit(self.done)
 
     @cute.jit
     def issue_across(self):
         """Those across blocks, of operands in X and in the tile, by warp 0."""
-        operands = self.operands()
-        with cute.arch.elect_one():
-            for number, at in ((BLOCKS_OF_8, self.X), (BLOCKS_OF_16, self.tile)):
-                umma.multiply(ACROSS, self.columns(number), self.base_desc, operands + at, operands + at, False)
-            umma.commit(self.done)
+        if self.team.warp() == 0:
+            operands = self.operands()
+            with cute.arch.elect_one():
+                for number, at in ((BLOCKS_OF_8, self.X), (BLOCKS_OF_16, self.tile)):
+                    umma.multiply(ACROSS, self.columns(number), self.base_desc, operands + at, operands + at, False)
+                umma.commit(self.done)
 
     @cute.jit
     def wait(self, phase):

@@ -21,10 +21,10 @@ from ...common.cute import entry, fast
 from ...common.cute.async_copies import arrive_when_copied, bulk_copy, bulk_store, copy_16_bytes_later
 from ...common.cute.copies import copy_16_bytes, field_at, floats, in_global, load, load_one, store
 from ...common.cute.fragments import store_matrices
+from ...common.cute.packed import both, rounded, times_pairs
 from ...common.cute.tile import HALF, C, decay_index, swizzle_128B
 from ..configs import RECORD_TILE, STAGE, TMEM, K, RecordColumns, V
 from . import umma
-from .packed import both, rounded, times_pairs
 
 PIECE = 32                                   # columns of a row that a thread has in registers at a time
 IMAGE = 2 * K * V                            # bytes

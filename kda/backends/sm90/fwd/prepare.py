@@ -35,7 +35,7 @@ from ...common.cute.configs import ChunkTable
 from ...common.cute.copies import allocate, copy_16_bytes, field_at, load, load_one, store
 from ...common.cute.gate import beta_of_row
 from ...common.cute.order import wait_for_the_kernel_before
-from ...common.cute.tile import WARP_ROWS, WARPS, C, swizzle_64B
+from ...common.cute.tile import GROUP_ROWS, WARP_ROWS, WARPS, C, swizzle_64B
 from ..configs import PrepareConfig
 from ..parts.chunk import ChunkMaker
 from ..parts.teams import WholeCta
@@ -61,22 +61,11 @@ class Prepare(entry.Entry):
             at = self.chunk.gate.rows_of_head(x, begin, head)
             if cute.arch.warp_idx() == 0:
                 s.b[cute.arch.lane_idx()] = beta_of_row(at.beta, c.beta, tokens, x.HV, cute.arch.lane_idx())
-            rows = self.chunk.gate.load_rows(at, tokens, x.H, x.HV)
-            if cute.arch.warp_idx() == WARPS - 1:
-                self.chunk.inverse.zeros(s.columns, s.TB)
             acc = self.chunk.tensor_core.accumulator()
-            d, of_k = c.K // 32 * cute.arch.lane_idx(), None
-            if cutlass.const_expr(not c.one_product):
-                self.chunk.pairs.qk_diagonal(*rows[:2], s.A_kk)
-            self.chunk.gate.sum_over_warps(rows[2], s.sums, d)
-            if cutlass.const_expr(c.b_on_keys):
-                of_k = load(s.b + WARP_ROWS * self.chunk.team.warp(), WARP_ROWS)
-            if cutlass.const_expr(c.one_product):
-                self.chunk.pairs.one_product(*rows, s.sums, s.X, s.Y, tile, x.lower_bound, of_k)
-                if cute.arch.warp_idx() < 4:
-                    self.chunk.tensor_core.one_product(acc, s.X, s.Y, 0)
+            if cutlass.const_expr(c.in_blocks):
+                self.make_in_blocks(x, s, at, tile, tokens, acc)
             else:
-                self.chunk.pairs.by_halving(*rows, s.sums, s.X, s.A_kk, tile, acc, 0, of_k)
+                self.make(x, s, at, tile, tokens, acc)
             kept_C, A_qk, A_inv = c.kept_C, x.A_qk, x.A_inv
             if cutlass.const_expr(kept_C):                                     # to where the diagonal block is kept
                 of_block = (begin * x.HV + head) * kept_C + (number * C & kept_C - C)
@@ -92,6 +81,44 @@ class Prepare(entry.Entry):
                     self.clear_right(A_qk, A_inv, tokens, x.HV * kept_C)
         elif cutlass.const_expr(c.packed):
             self.clear(x, begin, -tokens, head)
+
+    @cute.jit
+    def make(self, x, s, at, tile, tokens, acc):
+        """Operands to the tile, and the pairs of rows in acc."""
+        c, d, of_k = self.c, self.c.K // 32 * cute.arch.lane_idx(), None
+        rows = self.chunk.gate.load_rows(at, tokens, x.H, x.HV)
+        if cute.arch.warp_idx() == WARPS - 1:
+            self.chunk.inverse.zeros(s.columns, s.TB)
+        if cutlass.const_expr(not c.one_product):
+            self.chunk.pairs.qk_diagonal(*rows[:2], s.A_kk)
+        self.chunk.gate.sum_over_warps(rows[2], s.sums, d)
+        if cutlass.const_expr(c.b_on_keys):
+            of_k = load(s.b + WARP_ROWS * self.chunk.team.warp(), WARP_ROWS)
+        if cutlass.const_expr(c.one_product):
+            self.chunk.pairs.one_product(*rows, s.sums, s.X, s.Y, tile, x.lower_bound, of_k)
+            if cute.arch.warp_idx() < 4:
+                self.chunk.tensor_core.one_product(acc, s.X, s.Y, 0)
+        else:
+            self.chunk.pairs.by_halving(*rows, s.sums, s.X, s.A_kk, tile, acc, 0, of_k)
+
+    @cute.jit
+    def make_in_blocks(self, x, s, at, tile, tokens, acc):
+        """The same, of any gate and 128 channels."""
+        c, rows, core, of_k = self.c, self.chunk.rows, self.chunk.tensor_core, None
+        core.acc, core.X, core.Y = acc, s.X, s.Y
+        raw = rows.fetch(at, tokens, x.H, x.HV)
+        if cutlass.const_expr(c.bias):
+            rows.store_bias(at, s.sums)
+            self.chunk.team.meet()                                             # dt_bias is there
+        qn, kn, decays = rows.prepare(*raw, tokens, at, s.sums)
+        if cute.arch.warp_idx() == WARPS - 1:
+            self.chunk.inverse.zeros(s.columns, s.TB)
+        rows.blocks(qn, kn, decays, s.X, s.Y)
+        gc = rows.make_sums(decays, s.sums, x.lower_bound)
+        if cutlass.const_expr(c.b_on_keys):
+            of_k = load(s.b + rows.first_row(), GROUP_ROWS)
+        rows.across_blocks(qn, kn, gc, s.sums, s.X, s.Y, tile, of_k)
+        rows.of_state(qn, kn, gc, s.sums, tile)
 
     @cute.jit
     def place(self, x, chunk, y, z):

@@ -13,6 +13,7 @@ from ...common.cute.fragments import accumulator_places
 from ...common.cute.gate import Gate
 from ...common.cute.inverse import Inverse
 from ...common.cute.pairs import Pairs, add_level, causal_pair, store_A_kk
+from ...common.cute.rows import Rows
 from ...common.cute.tile import C, swizzle_64B
 from ..configs import PrepareConfig, tile
 from .views import wide_view
@@ -38,7 +39,7 @@ def multiply_and_wait(acc, x, y):
 
 
 class TensorCore:
-    """For common/cute/pairs.py."""
+    """For common/cute/pairs.py, and for common/cute/rows.py, if `acc`, `X` and `Y` are set: pairs are gathered in acc."""
 
     def __init__(self, config: PrepareConfig, team):
         self.c, self.team = config, team
@@ -62,6 +63,37 @@ class TensorCore:
         """Each was added when it was made."""
 
     @cute.jit
+    def issue_blocks(self):
+        """Pairs within blocks of 8 rows, by warps 0 to 3."""
+        if self.team.warp() < 4:
+            self.multiply(self.acc, self.X, self.Y, C)
+            self.keep(self.acc, self.acc, lambda apart: apart == 0)
+
+    @cute.jit
+    def issue_across(self):
+        """Those across blocks of 8 and of 16, of operands in X and in Y."""
+        if self.team.warp() < 4:
+            for buffer, level in ((self.X, 0), (self.Y, 1)):
+                found = self.accumulator()
+                self.multiply(found, buffer, buffer, 2 * C)
+                self.keep(self.acc, found, lambda apart, level=level: apart >> level == 1)
+
+    @cute.jit
+    def wait(self, phase: cutlass.Constexpr):
+        """The operands of the product within blocks were read.  Those across are, where kE and qg go, in nobody's way."""
+        if cutlass.const_expr(phase == 0):
+            self.team.meet()
+
+    @cute.jit
+    def keep(self, acc, found, counts: cutlass.Constexpr):
+        """What counts of a product, by how many blocks of 8 rows, bit by bit, lie between the rows of a pair."""
+        at = accumulator_places(self.team.thread())
+        for i in cutlass.range_constexpr(cute.size(acc)):
+            row, column = at[i]
+            rest = Float32(0.0) if cutlass.const_expr(found is acc) else acc[i]
+            acc[i] = found[i] if counts((row & C - 1 ^ column) >> 3) else rest
+
+    @cute.jit
     def multiply(self, acc, X, Y, rows_of_Y: cutlass.Constexpr):
         K = self.c.K
         multiply_and_wait(acc, wide_view(X, 2 * C, K), cute.local_tile(wide_view(Y, rows_of_Y, K), (C, K), (0, 0)))
@@ -73,6 +105,7 @@ class ChunkMaker:
         self.tensor_core = TensorCore(config, team)
         self.gate = Gate(config, team)
         self.pairs = Pairs(config, team, self.gate, self.tensor_core, self.tile, buffers=2)
+        self.rows = Rows(config, team, self.tensor_core, self.tile)
         self.inverse = Inverse(bool(config.kept_C), swizzle_64B)
 
     @cute.jit

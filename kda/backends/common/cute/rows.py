@@ -36,11 +36,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int64, Uint32
 
-from ...common.cute import fast
-from ...common.cute.copies import in_global, load, load_one, store
-from ...common.cute.fragments import sum_over_lanes
-from ...common.cute.tile import HALF, WARP_ROWS, WARPS, C, decay_index, row_below, swizzle_128B
-from ..configs import BIAS, CHANNELS, DECAY, FROM_ZERO, GROUP_ROWS, ROW_GROUPS, TO_LAST, K
+from . import fast
+from .copies import in_global, load, load_one, store
+from .fragments import sum_over_lanes
 from .packed import (
     at_least,
     both,
@@ -59,7 +57,24 @@ from .packed import (
     times,
     to_bf16,
 )
+from .tile import (
+    BIAS,
+    CHANNELS,
+    DECAY,
+    FROM_ZERO,
+    GROUP_ROWS,
+    HALF,
+    ROW_GROUPS,
+    TO_LAST,
+    WARP_ROWS,
+    WARPS,
+    C,
+    decay_index,
+    row_below,
+    swizzle_128B,
+)
 
+K = 128                                      # channels of a row
 PAIRS, PARTS = CHANNELS // 2, CHANNELS // 4       # of a lane's channels of a row
 LANES = K // CHANNELS                        # of a row
 CAP, TOP = -28.0, 98.0                       # of blocks of 8 rows
@@ -231,8 +246,7 @@ class Rows:
         else:
             cute.arch.fence_proxy("async.shared", space="cta")
             self.team.meet_for_product()                                       # so are they, and operands of blocks
-            if self.team.warp() == 0:
-                self.tensor_core.issue_blocks()
+            self.tensor_core.issue_blocks()
         if self.team.warp() < K // 64:
             self.sum_of_channels(sums, 2 * (self.team.thread() % (K // 2)), lower_bound)
         self.team.meet()                                                       # what groups begin with is there
@@ -274,7 +288,7 @@ class Rows:
         if cutlass.const_expr(self.c.one_product):
             self.one_product(qn, kn, s, sums, X, Y, tile, lower_bound, of_k)
         else:
-            self.across_blocks(qn, kn, s, sums, X, tile, of_k)
+            self.across_blocks(qn, kn, s, sums, X, tile, tile, of_k)
             self.of_state(qn, kn, s, sums, tile)
 
     @cute.jit
@@ -363,8 +377,8 @@ class Rows:
         self.put_rows(Y, 0, C, kb)
 
     @cute.jit
-    def across_blocks(self, qn, kn, gc, sums, X, tile, of_k):
-        """Operands of the products across blocks of 8 rows, to X, and of 16, to the tile; kg."""
+    def across_blocks(self, qn, kn, gc, sums, X, of_16, tile, of_k):
+        """Operands of the products across blocks of 8 rows, to X, and of 16; kg to the tile."""
         minus, of_both, kg = constant(-1.0), self.place_of_rows(2 * C), self.no_words()
         for part in cutlass.range_constexpr(PARTS):
             self.keep_apart(part)
@@ -379,7 +393,7 @@ class Rows:
             self.store_decay(sums, tile)
         before = self.load_channels(sums, self.group())
         self.tensor_core.wait(0)                                               # X was read
-        for blocks, to in ((1, X), (2, tile)):
+        for blocks, to in ((1, X), (2, of_16)):
             groups = blocks * (8 // GROUP_ROWS)                                # in front of a cut, and behind it
             behind = self.group() & groups != 0
             cut = self.load_channels(sums, (self.group() & -2 * groups) + groups)
@@ -391,12 +405,11 @@ class Rows:
                 put(to, at, [to_bf16(times(x, y)) for x, y in zip(kn[r], decay)])
                 if behind:
                     put(to, at + C * 2 * HALF, [to_bf16(times(x, y)) for x, y in zip(qn[r], decay)])
-                elif cutlass.const_expr(to is tile):
+                elif cutlass.const_expr(blocks == 2):
                     put(to, at + C * 2 * HALF, [Uint32(0)] * PAIRS)            # in X lie those of blocks
         cute.arch.fence_proxy("async.shared", space="cta")
         self.team.meet_for_product()                                           # the operands are there
-        if self.team.warp() == 0:
-            self.tensor_core.issue_across()
+        self.tensor_core.issue_across()
 
     @cute.jit
     def of_state(self, qn, kn, gc, sums, tile):

@@ -1,5 +1,5 @@
-"""Two float32 at a time: a pair is a word of 64 bits, two neighbouring registers, and f32x2 takes one instruction for
-both.  Moves between pairs and single registers have no instruction in SASS.
+"""Two float32 at a time: a pair is a word of 64 bits, two neighbouring registers.  From sm_100 on an instruction for
+f32x2 computes both, before that two do.  Moves between pairs and single registers have no instruction in SASS.
 
 Single registers of float32 are passed as words: the DSL would move each of them in front of an instruction of ours.
 """
@@ -11,8 +11,10 @@ import struct
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int64, Uint32
+from cutlass.base_dsl import Arch
+from cutlass.base_dsl.dsl import BaseDSL
 
-from ...common.cute.fast import LOG2_E
+from .fast import LOG2_E
 
 
 @cute.jit
@@ -33,20 +35,30 @@ def constant(x: cutlass.Constexpr):
     return pair(f"mov.b64 {{$w0}}, 0x{bits}{bits};")
 
 
+def of_pairs(opcode: str, operands: int) -> str:
+    """An instruction on pairs, in PTX for the target."""
+    if BaseDSL._get_dsl().get_arch_enum() >= Arch.sm_100:
+        return f"{opcode}.rn.f32x2 {{$w0}}, {', '.join(f'{{$r{i}}}' for i in range(operands))};"
+    lower, upper = ([f"{half}{i}" for i in range(operands)] for half in "ab")
+    moves = " ".join(f"mov.b64 {{{a}, {b}}}, {{$r{i}}};" for i, (a, b) in enumerate(zip(lower, upper)))
+    work = " ".join(f"{opcode}.rn.f32 {half[0]}, {', '.join(half)};" for half in (lower, upper))
+    return f"{{.reg .f32 {', '.join(lower + upper)}; {moves} {work} mov.b64 {{$w0}}, {{a0, b0}};}}"
+
+
 @cute.jit
 def times(x, y):
-    return pair("mul.rn.f32x2 {$w0}, {$r0}, {$r1};", x, y)
+    return pair(of_pairs("mul", 2), x, y)
 
 
 @cute.jit
 def plus(x, y):
-    return pair("add.rn.f32x2 {$w0}, {$r0}, {$r1};", x, y)
+    return pair(of_pairs("add", 2), x, y)
 
 
 @cute.jit
 def fused(x, y, z):
     """x * y + z."""
-    return pair("fma.rn.f32x2 {$w0}, {$r0}, {$r1}, {$r2};", x, y, z)
+    return pair(of_pairs("fma", 3), x, y, z)
 
 
 @cute.jit
