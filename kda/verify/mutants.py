@@ -54,7 +54,9 @@ CALLS = {
         "kernels one by one, with what is kept": Call(
             Spec((600, 0, 65), **GROUPED), dict(FUSED=False), save=Save.PRODUCTS
         ),
-        "sequences cut into segments": Call(Spec((930,), **GROUPED), dict(FUSED=False, SHORTEST=14)),
+        "sequences cut into segments, any gate": Call(
+            Spec((930,), gate="softplus", **GROUPED), dict(FUSED=False, SHORTEST=14)
+        ),
         "more sequences than threads": Call(Spec(MANY, H=1), dict(FUSED=False)),
         "backward, one item after the other": Call(Spec((300, 0, 65), **GROUPED), sms=2, backward=True),
         "backward of segments": Call(Spec((930,), **GROUPED), dict(SHORTEST=14), backward=True),

@@ -70,7 +70,7 @@ SHARE_OF_FOUR = 4                            # more chunks, where walks outnumbe
 FIRST_OF_TWO = 1.5                           # FIRST_CHUNK
 PREPARED, CHAINED, STEP, CUT = 0.6, 0.42, 24, 1.7   # a chunk in prepare, in chain; a chain's step; a chunk in segments
 GAP = 300                                    # beside these
-AT_MOST = 0.99                               # of the time of what would run otherwise
+AT_MOST = 0.98                               # of the time of what would run otherwise
 
 
 @dataclass(frozen=True)
@@ -233,14 +233,13 @@ def ctas_of_one_kernel(p: Problem, sms: int, all_chunks: int, cut: bool) -> int:
         return -(-all_slots // clusters) + first + PIECE * (walks / clusters - 1)
 
     pair = not cut and CHUNKS * longest(2, FIRST_CHUNK) <= all_slots + LAUNCH + WALK * walks
+    twos, apart = CHUNKS * longest(2, FIRST_OF_TWO), CUT * all_slots + GAP
+    if not cut:
+        apart = PREPARED * all_slots + max(CHAINED * all_slots, STEP * all_chunks / p.N) + GAP
+        pair = pair or (not wraps(p, sms, 2) and twos <= AT_MOST * apart)
     if CTAS == 2:
         return 2 * pair
-    if pair:
-        otherwise = CHUNKS * longest(2, FIRST_OF_TWO)
-    elif cut:
-        otherwise = CUT * all_slots + GAP
-    else:
-        otherwise = PREPARED * all_slots + max(CHAINED * all_slots, STEP * all_chunks / p.N) + GAP
+    otherwise = twos if pair else apart
     four = CHUNKS_OF_FOUR * longest(4, FIRST_OF_FOUR + SHARE_OF_FOUR * wraps(p, sms, 4)) <= AT_MOST * otherwise
     return 4 if four else 2 * pair
 

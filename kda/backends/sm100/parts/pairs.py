@@ -1,4 +1,4 @@
-"""The products of a chunk's rows with each other by UMMA, results in tensor memory: of operands by common/cute/rows.py."""
+"""The products of a chunk's rows with each other by UMMA, results in tensor memory; operands: common/cute/rows.py."""
 
 import cutlass
 import cutlass.cute as cute

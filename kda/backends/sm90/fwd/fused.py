@@ -14,9 +14,9 @@ warps does what prepare's CTA does.
               13; 0, 1    72         INVERSE  in CTAs 0 and 1 of the one group, in 2 and 3 of each
 
 A group waits for its tile after its sums.  In clusters of two its warp 0 computes the inverse while the others wait at
-the sums of the next chunk, with rows that they have loaded; warp 7 has the least to do and prefetches warp 0's next rows
-into L2: registers cannot hold them.  `staged`, the default of clusters of four: as soon as the product is computed, all
-eight warps request their next rows, which go where the product's operands were (parts/rows.py).
+the sums of the next chunk, with rows that they have loaded; warp 7, which has the least to do, prefetches warp 0's next
+rows into L2: registers cannot hold them.  `staged`, the default of clusters of four: as soon as the product is computed,
+all eight warps request their next rows, which go where the product's operands were (parts/rows.py).
 
   pipeline                arrivals                                           says
   cluster of two
@@ -152,7 +152,7 @@ class Producer:
             if self.team.warp() == IDLEST:
                 of.b[cute.arch.lane_idx()] = beta
             self.chunk.pairs.one_product(*own, of.sums, of.X, of.Y, tile, x.lower_bound)
-            ahead = (chunk + step) * C < tokens                                # the piece has another chunk of the group
+            ahead = (chunk + step) * C < tokens                                # the piece has another of its chunks
             if self.team.warp() < 4:
                 self.multiply(of, tile, rows)
             elif cutlass.const_expr(not self.staged):

@@ -1,5 +1,6 @@
 """fwd/gate, fwd/intra and fwd/wy of one chunk of C = 32 rows and one value head, into one tile (configs.tile): formulas
-are those of common/cute/gate.py, pairs.py and inverse.py.
+are those of common/cute/gate.py, pairs.py and inverse.py; of K = 128 channels and a gate for which one product is not
+enough, those of rows.py.
 
   warps  do
   0-7    rows, sums, operands
@@ -14,11 +15,11 @@ A program without a chunk clears its share of the rows of o outside every sequen
 
   barrier           threads  says
   0                 256      the sums of each warp's rows are there;  those before each warp;  both operands (by
-                             halving: of each level)
+                             halving: of each level; in blocks of 8 rows: within them, that they were read, across them)
   teams.FIRST_FOUR  128      A_kk is there
 
-  shared memory: configs.PrepareConfig.struct; at K = 128 operands 16 + 8 KiB (by halving twice 16), sums 5, A_kk 4.5,
-  TB 2
+  shared memory: configs.PrepareConfig.struct; at K = 128 operands 16 + 8 KiB (any gate: twice 16), sums 5 (in blocks of
+  8 rows: 10), A_kk 4.5, TB 2
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def multiply_and_wait(acc, x, y):
 
 
 class TensorCore:
-    """For common/cute/pairs.py, and for common/cute/rows.py, if `acc`, `X` and `Y` are set: pairs are gathered in acc."""
+    """For common/cute/pairs.py; for rows.py, too, if `acc`, where pairs are gathered, `X` and `Y` are set."""
 
     def __init__(self, config: PrepareConfig, team):
         self.c, self.team = config, team
@@ -80,7 +80,7 @@ class TensorCore:
 
     @cute.jit
     def wait(self, phase: cutlass.Constexpr):
-        """The operands of the product within blocks were read.  Those across are, where kE and qg go, in nobody's way."""
+        """The operands of the product within blocks were read.  Those across blocks are not where kE and qg go."""
         if cutlass.const_expr(phase == 0):
             self.team.meet()
 

@@ -3,10 +3,10 @@
 Of two CTAs (`Pair`): both make tiles and both walk.  A stage has one producer: chunk c is in stage c mod 4, which group
 (c >> 1) & 1 of CTA c & 1 fills in place; one bulk copy brings it to the neighbour's same stage.
 
-Of four (`Four`): CTAs 0 and 1 walk and have one group, which makes a tenth of all chunks; CTAs 2 and 3 have two, with two
-tiles each.  A tile is copied into stage c mod 4 of CTAs 0 and 1; one that walks reads the tile of its own group where it
-is made.  Warps without another role help: INVERSE, one for each group, so that a group goes on to its next chunk, and
-RELAY, which gives credit for the stages of its CTA, so that no warp of CHAIN looks at another CTA.
+Of four (`Four`): CTAs 0 and 1 walk and have one group, which makes a tenth of all chunks; CTAs 2 and 3 have two, with
+two tiles each.  A tile is copied into stage c mod 4 of CTAs 0 and 1; one that walks reads the tile of its own group
+where it is made.  Warps without another role help: INVERSE, one for each group, so that a group goes on to its next
+chunk, and RELAY, which gives credit for the stages of its CTA, so that no warp of CHAIN looks at another CTA.
 
   chunk      0  1  2  3  4  5  6  7  8  9  10 ..
   CTA        2  3  2  3  0  2  3  2  3  1  2
