@@ -15,7 +15,7 @@ warps does what prepare's CTA does.
 
 A group waits for its tile after its sums.  In clusters of two its warp 0 computes the inverse while the others wait at
 the sums of the next chunk, with rows that they have loaded; warp 7, which has the least to do, prefetches warp 0's next
-rows into L2: registers cannot hold them.  `staged`, the default of clusters of four: as soon as the product is computed,
+rows into L2: registers cannot hold them.  `staged`, default of clusters of four: as soon as the product is computed,
 all eight warps request their next rows, which go where the product's operands were (parts/rows.py).
 
   pipeline                arrivals                                           says
