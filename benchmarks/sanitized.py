@@ -1,6 +1,6 @@
 """Every kernel of a call, packed, with tokens of nobody: what compute-sanitizer looks at.
 
-    compute-sanitizer --tool memcheck|racecheck python benchmarks/sanitized.py [BACKEND] [--followed] [--backwards]
+    compute-sanitizer --tool memcheck|racecheck python benchmarks/sanitized.py [BACKEND] [--followed] [--forwards] [--backwards]
 
 racecheck (CUDA 13.0) reports hazards of the Hopper kernels that are none, of two kinds:
 - one lane arrives on an mbarrier for its warp, which met before: what the other lanes did counts as not ordered;
@@ -129,6 +129,7 @@ def main() -> None:
     parser.add_argument("backend", nargs="?", default="triton")
     parser.add_argument("--followed", action="store_true", help="Hopper's kernels in a form that racecheck follows")
     parser.add_argument("--backwards", action="store_true", help="steps of Hopper's own backward alone")
+    parser.add_argument("--forwards", action="store_true", help="forwards alone")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if asked.followed:
@@ -137,7 +138,7 @@ def main() -> None:
             backwards_of_hopper("cuda")
             torch.cuda.synchronize()
         else:
-            calls(asked.backend)
+            calls(asked.backend, asked.forwards)
 
 
 # Steps of Hopper's own backward: drawn inputs, SMs that are told, most chunks of a segment.
@@ -185,19 +186,21 @@ def step(case: Case, backend: str, **options: bool) -> None:
     torch.autograd.backward((o, ht), (case.do, case.dht))
 
 
-def calls(backend: str) -> None:
+def calls(backend: str, forwards: bool) -> None:
     plan.FUSED = False
     dtype = "float32" if backend == "sm89" else "bfloat16"
     for gate, D in (("bounded", 128), ("softplus", 128), ("bounded", 64)):
         case = make_inputs((100, 0, 65), padding=70, H=1, HV=2, K=D, V=D, dtype=dtype, gate=gate, device="cuda")
         kda.chunk_kda_fwd(**case.keywords, backend=backend)
-        step(case, backend)
+        if not forwards:
+            step(case, backend)
     if backend != "sm89":                                                                       # cut into segments
         case = make_inputs(T=4200, H=1, K=128, V=128, gate="bounded", device="cuda")
         kda.chunk_kda_fwd(**case.keywords, backend=backend)
     if backend == "sm90":                                                                       # other plans than those
-        backwards_of_hopper("cuda")
-        case = make_inputs((300, 0, 165), padding=5, H=1, HV=3, K=128, V=128, gate="bounded", device="cuda")
+        if not forwards:
+            backwards_of_hopper("cuda")
+        case = make_inputs((650, 0, 165), padding=5, H=1, HV=3, K=128, V=128, gate="bounded", device="cuda")
         for plan.CTAS, plan.CLUSTERS in ((2, None), (4, None), (4, 2)):
             plan.FUSED = True
             forget()
