@@ -1,13 +1,14 @@
 """Every kernel of a call, packed, with tokens of nobody: what compute-sanitizer looks at.
 
-    compute-sanitizer --tool memcheck|racecheck python benchmarks/sanitized.py [BACKEND] [--followed] [--forwards] [--backwards]
+    compute-sanitizer --tool memcheck|racecheck python benchmarks/sanitized.py [BACKEND] [OPTIONS]
 
-racecheck (CUDA 13.0) reports hazards of the Hopper kernels that are none, of two kinds:
+racecheck (CUDA 13.0) reports hazards of the Hopper kernels that are none, of three kinds:
 - one lane arrives on an mbarrier for its warp, which met before: what the other lanes did counts as not ordered;
 - in `fused` four warps of a group meet once a chunk without the other four: from then on the meetings of all eight
-  count as not ordered, as if meetings were told apart by their number alone.
-`--followed`: the kernels with what makes up for both and orders nothing else. All lanes arrive, and the other four
-warps meet among themselves.
+  count as not ordered, as if meetings were told apart by their number alone;
+- there, in clusters of four, they arrive at a barrier where a fifth warp waits: what they did counts as not ordered.
+`--followed`: the kernels with what makes up for these. All lanes arrive, the other four warps meet among themselves,
+and who arrives for the fifth warp waits for it, too, which orders no more than the mbarrier on which that one arrives.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ FOLLOWED = {
             cute.arch.mbarrier_arrive(ring.empty + (TILES""",
     },
     "sm90/fwd/fused.py": {
+        "GROUP_INVERSE.arrive(of.group)": "GROUP_INVERSE.sync(of.group)",
         """if self.team.warp() < 4:
                 self.multiply(""": """if self.team.warp() >= 4:
                 cute.arch.barrier(barrier_id=8 + self.team.number(), number_of_threads=128)
