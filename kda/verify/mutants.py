@@ -50,7 +50,7 @@ CALLS = {
         "one kernel, clusters of two": Call(Spec((600, 0, 65), **GROUPED), dict(FUSED=True)),
         "one kernel, walks shared out": Call(Spec((300, 0, 65), **GROUPED), dict(FUSED=True), sms=6),
         "one kernel, clusters of four": Call(Spec((1000, 0, 65), **GROUPED), dict(FUSED=True, CTAS=4)),
-        "clusters of four, walks shared out": Call(Spec((650, 0, 65), **GROUPED), dict(FUSED=True, CTAS=4), sms=14),
+        "clusters of four, walks shared out": Call(Spec((900, 0, 65), **GROUPED), dict(FUSED=True, CTAS=4), sms=14),
         "kernels one by one, with what is kept": Call(
             Spec((600, 0, 65), **GROUPED), dict(FUSED=False), save=Save.PRODUCTS
         ),

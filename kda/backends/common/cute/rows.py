@@ -290,6 +290,7 @@ class Rows:
         else:
             self.across_blocks(qn, kn, s, sums, X, tile, tile, of_k)
             self.of_state(qn, kn, s, sums, tile)
+            cute.arch.fence_proxy("async.shared", space="cta")
 
     @cute.jit
     def one_product(self, qn, kn, s, sums, X, Y, tile, lower_bound, of_k):
@@ -364,6 +365,7 @@ class Rows:
         if second:
             before = [plus(x, y) for x, y in zip(before, self.load_channels(of_block, 0))]
             before = [plus(x, minus_top) for x in before]
+        # redundant: `keep_apart` meets, too, before they are overwritten
         cute.arch.sync_warp()                                                  # all lanes have read them
         for i in cutlass.range_constexpr(PAIRS):
             self.keep_apart(i)
@@ -424,7 +426,6 @@ class Rows:
                 of_kE = [times(x, minus) for x in from_zero]
             put(tile, row_below(of_both, r), [to_bf16(times(x, y)) for x, y in zip(kn[r], of_kE)])
             put(tile, row_below(of_both, r) + C * 2 * HALF, [to_bf16(times(x, y)) for x, y in zip(qn[r], from_zero)])
-        cute.arch.fence_proxy("async.shared", space="cta")
 
     @cute.jit
     def store_decay(self, sums, tile):

@@ -29,11 +29,11 @@ def pairs_mma():
 
 
 @cute.jit
-def multiply_and_wait(acc, x, y):
+def multiply_and_wait(acc, x, y, fenced: cutlass.Constexpr = False):
     """acc = x @ y^T, both (rows, K) in shared memory."""
     mma = pairs_mma()
     part = mma.get_slice(0)
-    issue(mma, acc, mma.make_fragment_A(part.partition_A(x)), mma.make_fragment_B(part.partition_B(y)), False)
+    issue(mma, acc, mma.make_fragment_A(part.partition_A(x)), mma.make_fragment_B(part.partition_B(y)), False, fenced)
     warpgroup.commit_group()
     warpgroup.wait_group(0)
 
@@ -75,14 +75,12 @@ class TensorCore:
         if self.team.warp() < 4:
             for buffer, level in ((self.X, 0), (self.Y, 1)):
                 found = self.accumulator()
-                self.multiply(found, buffer, buffer, 2 * C)
+                self.multiply(found, buffer, buffer, 2 * C, fenced=True)
                 self.keep(self.acc, found, lambda apart, level=level: apart >> level == 1)
 
-    @cute.jit
-    def wait(self, phase: cutlass.Constexpr):
-        """The operands of the product within blocks were read.  Those across blocks are not where kE and qg go."""
-        if cutlass.const_expr(phase == 0):
-            self.team.meet()
+    def wait(self, number: int):
+        """For operands that were read: those within blocks were before all met at the sums, those across blocks are in
+        nobody's way."""
 
     @cute.jit
     def keep(self, acc, found, counts: cutlass.Constexpr):
@@ -94,9 +92,10 @@ class TensorCore:
             acc[i] = found[i] if counts((row & C - 1 ^ column) >> 3) else rest
 
     @cute.jit
-    def multiply(self, acc, X, Y, rows_of_Y: cutlass.Constexpr):
+    def multiply(self, acc, X, Y, rows_of_Y: cutlass.Constexpr, fenced: cutlass.Constexpr = False):
         K = self.c.K
-        multiply_and_wait(acc, wide_view(X, 2 * C, K), cute.local_tile(wide_view(Y, rows_of_Y, K), (C, K), (0, 0)))
+        y = cute.local_tile(wide_view(Y, rows_of_Y, K), (C, K), (0, 0))
+        multiply_and_wait(acc, wide_view(X, 2 * C, K), y, fenced)
 
 
 class ChunkMaker:
