@@ -16,7 +16,6 @@ from kda.simulator.capturing.aligned import aligned  # noqa: E402
 from kda.simulator.tensormap import decode  # noqa: E402
 
 STREAM = CUstream(0)
-pytestmark = pytest.mark.filterwarnings("ignore:Cache is disabled")
 
 
 @cute.jit

@@ -196,6 +196,7 @@ _ORIGINAL: dict[str, Any] = {}
 def _takers(session: Session) -> Iterator[tuple[Any, str, Any]]:
     """(class or module, name, what stands in for it) for every way to compile and to call a function."""
     from cutlass.base_dsl.compiler import CompileCallable
+    from cutlass.base_dsl.dsl import BaseDSL
     from cutlass.base_dsl.jit_executor import JitExecutor
     from cutlass.cute.runtime import _Tensor
     from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction as Function
@@ -247,7 +248,15 @@ def _takers(session: Session) -> Iterator[tuple[Any, str, Any]]:
             "library keeps such files, turn that cache off."
         )
 
+    warn = BaseDSL.print_warning
+
+    def print_warning(self, message):
+        """Without what a capture itself causes: PTX is kept, and so no function."""
+        if not message.startswith("Cache is disabled"):
+            warn(self, message)
+
     yield CompileCallable, "_compile", compile_with_a_copy
+    yield BaseDSL, "print_warning", print_warning
     for home in ("cutlass.runtime", "cutlass.cute.runtime"):
         if hasattr(importlib.import_module(home), "load_module"):
             yield importlib.import_module(home), "load_module", load_module
