@@ -86,8 +86,8 @@ def multiply(form, half, metadata, b, c, variant="sp::ordered_metadata", selecto
         [lanes_of(metadata, bits, selector)],
     ]
     name = f"mma.{variant}.sync.aligned.{shape}.row.col{modifier}.{d}.{of_a}.{of_b}.{d}"
-    out, run = warp(f"{name} {{d}}, {{0}}, {{1}}, {{2}}, {{3}}, {selector};", fragments, len(fragments[2]), f"sm_{arch}", findings=True)
-    return out, run
+    text = f"{name} {{d}}, {{0}}, {{1}}, {{2}}, {{3}}, {selector};"
+    return warp(text, fragments, len(fragments[2]), f"sm_{arch}", findings=True)
 
 
 def matrix_of(out, d):
