@@ -43,18 +43,15 @@ VERDICTS = {  # (part of a kernel's name, finding, or "NO": a wrong result) -> w
 
 
 def fetched(folder, name):
+    packages = folder / "packages"
+    missing = [f"{package}=={version}" for package, version in PACKAGES.items()
+               if not (packages / f"{package.replace('-', '_')}-{version}.dist-info").is_dir()]  # fmt: skip
+    if missing:
+        raise SystemExit(f"packages are missing: pip install --no-deps --target {packages} {' '.join(missing)}")
     project = PROJECTS[name]
     if project.url and not (folder / name).exists():
         subprocess.run(["git", "clone", project.url, folder / name], check=True)
         subprocess.run(["git", "-C", folder / name, "checkout", project.version], check=True)
-    missing = [f"{package}=={version}" for package, version in PACKAGES.items() if not _installed(folder, package)]
-    if missing:
-        wanted = " ".join(missing)
-        raise SystemExit(f"packages are missing: pip install --no-deps --target {folder / 'packages'} {wanted}")
-
-
-def _installed(folder, package):
-    return any((folder / "packages").glob(f"{package.replace('-', '_')}-*.dist-info"))
 
 
 def outcome(project, kernel, arch, function, folder):

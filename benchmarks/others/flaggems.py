@@ -35,6 +35,12 @@ def _(ops):
     return agree((ops("ops.cumsum").cumsum(x, 1), x.cumsum(1)), tolerance=1e-3)
 
 
+@flaggems("mm")
+def _(ops):
+    a, b = torch.randn(64, 96).half(), torch.randn(96, 80).half()
+    return agree((ops("ops.mm").mm(a, b), a.float() @ b.float()), tolerance=3e-2)
+
+
 @flaggems("topk")
 def _(ops):
     x = torch.randperm(1024).float().view(4, 256)

@@ -312,6 +312,8 @@ def decode(raw: bytes) -> TensorMap:
     if rank > 5:
         raise TensorMapError(f"no tensor map: {rank} dimensions. Was this memory ever written? [map.rank]")
     im2col: dict[str, Any] = {}
+    if read(IM2COL) and rank < 3:
+        raise TensorMapError(f"no tensor map: im2col of {rank} dimensions. Was this memory ever written? [map.pixels]")
     if read(IM2COL):
         lower, upper = (_unpacked(read(corner), rank) for corner in (LOWER, UPPER))
         im2col = {"pixels": read(PIXELS) + 1, "lower": lower, "upper": upper}

@@ -226,6 +226,7 @@ def test_the_bits_that_only_the_dsl_sets_are_ignored():
     assert decode(raw) == TensorMap(**a_map())
 
 
+IMAGES = dict(dims=(64, 8, 8, 4), strides=(128, 1024, 8192), box=(16,), pixels=32, lower=(0, 0), upper=(0, 0))
 BROKEN = {
     "map.rank": dict(dims=(8,) * 6, strides=(16,) * 5, box=(8,) * 6),
     "map.dtype": dict(dtype="float8"),
@@ -242,6 +243,9 @@ BROKEN = {
     "map.span": dict(box=(64, 8), swizzle=64),
     "map.element_strides": dict(element_strides=(1, 9)),
     "map.packed": dict(dtype="16u4_align16b", box=(64, 8)),
+    "map.pixels": IMAGES | dict(pixels=1025),
+    "map.corners": IMAGES | dict(lower=(-129, 0)),
+    "map.bounds": IMAGES | dict(upper=(-8, 0)),
     "map.size": dict(box=(256, 256, 2), dims=(512, 512, 4), strides=(1024, 524288)),
 }
 
@@ -280,6 +284,8 @@ def test_memory_that_holds_no_map_is_refused():
         decode(bytes(32))
     with pytest.raises(TensorMapError, match="dtype"):
         decode((15 << 71).to_bytes(SIZE, "little"))
+    with pytest.raises(TensorMapError, match="im2col of 1 dimensions"):
+        decode((1 << 64).to_bytes(SIZE, "little"))
     with pytest.raises(TensorMapError, match="7 dimensions"):
         decode((6 << 68).to_bytes(SIZE, "little"))
     with pytest.raises(TensorMapError, match=r"map\.inner"):

@@ -3,6 +3,7 @@
 `kda.simulator.launch` is replaced by a note of its arguments, except where a test says that the kernel really runs.
 """
 
+import math
 import struct
 import threading
 from dataclasses import dataclass
@@ -407,6 +408,27 @@ def test_an_autotuned_kernel_uses_its_first_configuration(noted, xy):
     with capture(arch="sm_90a") as session:
         tuned[lambda meta: (triton.cdiv(160, meta["BLOCK"]),)](*xy, 160)
     assert [run.grid for run in session.runs] == [(3, 1, 1)]
+
+
+def test_an_autotuner_with_times_of_its_own_measures_nothing_either(noted, xy):
+    configurations = [triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128})]
+    with pytest.warns(DeprecationWarning, match="warmup"):
+        timed = triton.autotune(configurations, key=["n"], warmup=5, rep=10)(tuned.fn)
+    with capture(arch="sm_90a") as session:
+        timed[lambda meta: (triton.cdiv(160, meta["BLOCK"]),)](*xy, 160)
+    assert [run.grid for run in session.runs] == [(3, 1, 1)]
+
+
+def test_a_benchmark_calls_once_and_tells_the_predicted_time(xy):
+    from triton import testing
+
+    before = testing.do_bench
+    for clock in (False, True):
+        with capture(arch="sm_90a", clock=clock) as session:
+            took = testing.do_bench(lambda: axpy[(3,)](*xy, 160, 2.0, BLOCK=64), quantiles=[0.5, 0.2, 0.8])
+        assert len(session.runs) == 1 and len(took) == 3
+        assert took == [session.milliseconds] * 3 if clock else all(map(math.isnan, took))
+    assert testing.do_bench is before
 
 
 def test_a_triton_descriptor_arrives_as_a_tensor_map(noted):

@@ -86,8 +86,8 @@ def multiply(form, half, metadata, b, c, variant="sp::ordered_metadata", selecto
         [lanes_of(metadata, bits, selector)],
     ]
     name = f"mma.{variant}.sync.aligned.{shape}.row.col{modifier}.{d}.{of_a}.{of_b}.{d}"
-    out, run = warp(f"{name} {{d}}, {{0}}, {{1}}, {{2}}, {{3}}, {selector};", fragments, len(fragments[2]), f"sm_{arch}", findings=True)
-    return out, run
+    text = f"{name} {{d}}, {{0}}, {{1}}, {{2}}, {{3}}, {selector};"
+    return warp(text, fragments, len(fragments[2]), f"sm_{arch}", findings=True)
 
 
 def matrix_of(out, d):
@@ -176,6 +176,26 @@ def test_integers_wrap_or_saturate(modifier):
     assert (matrix_of(out, "s32") == (2**31 - 1 if modifier else total - 2**32)).all()
 
 
+@pytest.mark.parametrize("d", ["f32", "f16"])
+@pytest.mark.parametrize(("of_a", "of_b"), [("e4m3", "e2m1"), ("e2m1", "e2m3"), ("e3m2", "e5m2"), ("e2m3", "e3m2")])
+def test_narrow_floats_of_sm_120a_lie_in_containers_of_8_bits(of_a, of_b, d):
+    """Zeros and ones; `unit` has the bits of 1.0."""
+    g, unit = torch.Generator().manual_seed(3), {"e2m1": 2, "e2m3": 8, "e3m2": 12, "e4m3": 56, "e5m2": 60}
+    a, half, metadata = sparse(64, "s8", g)
+    a, half = a.clamp(0, 1), half.clamp(0, 1)
+    b, c = torch.randint(0, 2, (64, 8), generator=g), torch.randint(0, 9, (16, 8), generator=g).double()
+    up = {"e2m1": 2}
+    fragments = [
+        packed(half.long() * unit[of_a] << up.get(of_a, 0), places_of_a(16, 32, 8), 8),
+        packed(b * unit[of_b] << up.get(of_b, 0), places_of_b(64, 8), 8),
+        packed(codes(c, d), places_of_c(16), 16 if d == "f16" else 32),
+        [lanes_of(metadata, 8, 0)],
+    ]
+    name = f"mma.sp::ordered_metadata.sync.aligned.m16n8k64.row.col.kind::f8f6f4.{d}.{of_a}.{of_b}.{d}"
+    out, run = warp(f"{name} {{d}}, {{0}}, {{1}}, {{2}}, {{3}}, 0;", fragments, len(fragments[2]), "sm_120a")
+    assert not run.findings and torch.equal(matrix_of(out, d), a @ b.double() + c)
+
+
 # ---- what is refused
 
 FOUR, TWO = "{%r1, %r2, %r3, %r4}", "{%r1, %r2}"
@@ -191,12 +211,22 @@ FOUR, TWO = "{%r1, %r2, %r3, %r4}", "{%r1, %r2}"
     (f"mma.sp.sync.aligned.m16n8k16.row.col.f32.f16.bf16.f32 {FOUR}, {TWO}, {TWO}, {FOUR}, %r5, 0;", "bf16.bf16"),
     (f"mma.sp.sync.aligned.m16n8k128.row.col.s32.b1.b1.s32 {FOUR}, {FOUR}, {FOUR}, {FOUR}, %r5, 0;", "m16n8k128"),
     (f"mma.sp::ordered_metadata.sync.aligned.m16n8k64.row.col.kind::f8f6f4.f32.e3m2.e2m3.f32 {FOUR}, {FOUR}, {FOUR}, "
-     f"{FOUR}, %r5, 0;", "sparse matrices of a .kind"),
+     f"{FOUR}, %r5, 0;", "does not exist on sm_90"),
 ])  # fmt: skip
 def test_a_form_that_does_not_exist_is_refused(instruction, says):
     with pytest.raises(PtxError) as refused:
         launch(kernel(f"    {instruction}\n", target="sm_90a"), grid=1, block=32, args=[torch.zeros(32)])
     assert says in str(refused.value) and instruction.rstrip(";") in str(refused.value)
+
+
+@pytest.mark.parametrize("form", [
+    "mma.sp.sync.aligned.m16n8k64.row.col.kind::f8f6f4.f32.e3m2.e2m3.f32",
+    "mma.sp::ordered_metadata.sync.aligned.m16n8k64.row.col.kind::mxf8f6f4.block_scale.f32.e4m3.e4m3.f32.ue8m0",
+])  # fmt: skip
+def test_of_the_kinds_one_may_be_sparse(form):
+    text = kernel(f"    {form} {FOUR}, {FOUR}, {FOUR}, {FOUR}, %r5, 0;\n", target="sm_120a")
+    with pytest.raises(PtxError, match="a sparse A of mma"):
+        launch(text, grid=1, block=32, args=[torch.zeros(32)])
 
 
 def test_8_bit_floats_are_refused_before_sm_89():

@@ -9,6 +9,7 @@ import torch
 from torch import empty as empty_by_name
 
 from kda.simulator.capturing import CaptureError, capture
+from kda.simulator.tensormap import TensorMap, decode
 
 PTX = """
 .version 8.0
@@ -334,6 +335,25 @@ def test_a_kernel_that_the_driver_loads_as_ptx_runs(session, driver):
     assert driver.cuMemFree(address) == success
     with pytest.raises(CaptureError, match="not allocated"):
         driver.cuMemFree(address)
+
+
+def test_tensor_maps_of_both_modes_are_encoded(session, driver):
+    u16, none = driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT16, driver.CUtensorMapInterleave(0)
+    x = torch.zeros(2, 7, 9, 16, dtype=torch.uint16)
+    more = none, driver.CUtensorMapSwizzle(1), driver.CUtensorMapL2promotion(0), driver.CUtensorMapFloatOOBfill(0)
+    dims, strides = x.shape[::-1], [2 * n for n in x.stride()[2::-1]]
+    dims, strides = map(driver.cuuint64_t, dims), map(driver.cuuint64_t, strides)
+    dims, strides, ones, box = [*dims], [*strides], [driver.cuuint32_t(1)] * 4, [*map(driver.cuuint32_t, (8, 4, 2, 1))]
+    done, tile = driver.cuTensorMapEncodeTiled(u16, 4, x.data_ptr(), dims, strides, box, ones, *more)
+    assert done == 0 and decode(at(tile)) == TensorMap(x, box=(8, 4, 2, 1), swizzle=32)
+    of = u16, 4, x.data_ptr(), dims, strides
+    done, image = driver.cuTensorMapEncodeIm2col(*of, [-1, 0], [2, -3], 8, 40, ones, *more)
+    assert done == 0
+    assert decode(at(image)) == TensorMap(x, box=(8,), swizzle=32, pixels=40, lower=(-1, 0), upper=(2, -3))
+
+
+def at(made):
+    return ctypes.string_at(int(made.getPtr()), 128)
 
 
 def test_parameters_may_be_an_array_of_pointers(session, driver):

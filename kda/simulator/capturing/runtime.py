@@ -174,9 +174,9 @@ class Runtime:
 
 def encoded(
     dtype: int, address: int, dims: Sequence[int], strides: Sequence[int], box: Sequence[int], steps: Sequence[int],
-    interleave: int, swizzle: int, promotion: int, fill: int,
+    interleave: int, swizzle: int, promotion: int, fill: int, **im2col: Any,
 ) -> bytes:  # fmt: skip
-    """A tensor map, from what cuTensorMapEncodeTiled is given."""
+    """A tensor map, from what cuTensorMapEncodeTiled is given; `im2col`: what makes it one of that mode."""
     if dtype >= len(DRIVER_DTYPES) or swizzle >= len(DRIVER_SWIZZLES):
         raise CaptureError(
             f"a tensor map of dtype {dtype} and swizzle {swizzle}, in the driver's numbers, is not simulated. Use one "
@@ -193,6 +193,7 @@ def encoded(
         fill=("zero", "nan")[fill],
         interleave=tuple(INTERLEAVES)[interleave],
         l2=promotion,
+        **im2col,
     )
 
 

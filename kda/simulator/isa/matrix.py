@@ -130,9 +130,7 @@ def lower_mma(b, ins):
     table = SPARSE if sparse else MMA
     parts = [p for p in ins.parts[1:] if p not in ("sync", "aligned", "satfinite", *VARIANTS)]
     if any(p.startswith("kind::") for p in parts):
-        if sparse:
-            b.fail("sparse matrices of a .kind", f"mma.sp of {_mma_forms(SPARSE)}")
-        return _lower_kind(b, ins, parts)
+        return _lower_kind(b, ins, parts, sparse)
     bitwise = [parts.pop(parts.index(p)) for p in ("and", "xor", "popc") if p in parts]
     if len(parts) != 7 or parts[1:3] != ["row", "col"]:
         b.fail(f"modifiers {'.'.join(parts)}", f"shape.row.col and the types of D, A, B and C: {_mma_forms(table)}")
@@ -199,13 +197,19 @@ def _kind_forms():
         yield f".{shape}.row.col.{kind}{vecs} {_either(d)}.{_either(types)}.{_either(types)}"
 
 
-def _lower_kind(b, ins, parts):
+SPARSE_KIND = "mma.sp::ordered_metadata.sync.aligned.m16n8k64.row.col.kind::f8f6f4"
+
+
+def _lower_kind(b, ins, parts, sparse):
     """mma.sync.aligned.shape.row.col.kind{.block_scale{.scale_vec}}.d.a.b.c{.scales}, of sm_120a."""
     kind = next(p for p in parts if p.startswith("kind::"))
     vec = next((SCALE_VECS[p] for p in parts if p in SCALE_VECS), None)
     scaled = "block_scale" in parts
     shape, *rest = [p for p in parts if p not in SCALE_VECS and p not in (kind, "block_scale")]
     types, accumulators, wanted, bits, scales = KINDS.get(kind, ((), (), "", 0, {}))
+    if sparse and (scales or ins.parts[1] != "sp::ordered_metadata"):
+        b.fail(f"a sparse A of mma.{ins.parts[1]} with {kind}", f"{SPARSE_KIND}; mma.sp of {_mma_forms(SPARSE)}")
+    wanted = "m16n8k64" if sparse else wanted
     layouts, named = rest[:2], rest[2:]
     if b.arch < 120:
         b.fail(f"{kind} of mma.sync does not exist on sm_{b.arch}", "sm_120a; tcgen05.mma has it on sm_100a")
@@ -215,11 +219,11 @@ def _lower_kind(b, ins, parts):
         or not {named[1], named[2]} <= set(types) or named[0] not in accumulators or named[0] != named[3]
         or bool(count) != scaled
     ):  # fmt: skip
-        b.fail(f"modifiers {'.'.join(parts)}", "; ".join(_kind_forms()))
+        b.fail(f"modifiers {'.'.join(parts)}", "; ".join([*_kind_forms(), SPARSE_KIND]))
     d, type_a, type_b, _ = named[:4]
     m, n, k = map(int, re.findall(r"\d+", shape))
     given = ins.operands[:4]
-    registers = _fragments(b, given, (d, type_a), (m, n, k), bits, "f32" if d == "f32" else "b32")
+    registers = _fragments(b, given, (d, type_a), (m, n, k), bits, "f32" if d == "f32" else "b32", sparse)
     selected = []
     if scaled:
         if len(ins.operands) != 8:
@@ -229,10 +233,13 @@ def _lower_kind(b, ins, parts):
             if len(word) != 1 or len(pair) != 2 or -1 in (*word, *pair):
                 b.fail(f"{len(word)} registers of factors and {len(pair)} selectors", "1, and {byte, thread}")
             selected += [*word, *pair]
+    elif sparse:
+        selected, _ = _metadata(b, ins.operands, k, bits)
     elif len(ins.operands) != 4:
         b.fail(f"{len(ins.operands)} operands", "D, A, B, C")
     shifts = [CONTAINED.get(t, 0) if bits == 8 else 0 for t in (type_a, type_b)]
-    mods = [*_mods(m, k, (type_a, type_b, d), False, registers), bits, *shifts, 0, count, MATRIX_TYPES[named[-1]], 0, 0]
+    mods = [*_mods(m, k, (type_a, type_b, d), False, registers), bits, *shifts, 0, count, MATRIX_TYPES[named[-1]]]
+    mods += [sparse, 0]
     return Op("mma", [*_flat(registers), *selected], mods, ALIGNED)
 
 

@@ -124,6 +124,7 @@ DRIVER: dict[str, Any] = NOTHING | {
     "cuLaunchKernel": d.launch,
     "cuLaunchKernelEx": d.launch_ex,
     "cuTensorMapEncodeTiled": d.tensor_map,
+    "cuTensorMapEncodeIm2col": d.im2col_map,
 }  # fmt: skip
 DRIVER |= {f"cuMemcpy{way}{late}": d.copy for way in ("", "HtoD", "DtoH", "DtoD") for late in ("", "Async")}
 

@@ -186,12 +186,19 @@ def _attributes(config: Any) -> dict[int, Any]:
 
 
 def tensor_map(gpu: Gpu, dtype: Any, rank: int, address: Any, dims: Any, strides: Any, box: Any, steps: Any,
-               interleave: Any, swizzle: Any, promotion: Any, out_of_bounds: Any) -> Any:  # fmt: skip
+               interleave: Any, swizzle: Any, promotion: Any, out_of_bounds: Any, **im2col: Any) -> Any:  # fmt: skip
     from cuda.bindings.driver import CUtensorMap
 
     dims, strides, box, steps = ([int(n) for n in numbers or ()] for numbers in (dims, strides, box, steps))
     raw = encoded(int(dtype), int(address), dims[:rank], strides[: rank - 1], box[:rank], steps[:rank],
-                  int(interleave), int(swizzle), int(promotion), int(out_of_bounds))  # fmt: skip
+                  int(interleave), int(swizzle), int(promotion), int(out_of_bounds), **im2col)  # fmt: skip
     made = CUtensorMap()
     ctypes.memmove(int(made.getPtr()), raw, len(raw))
     return made
+
+
+def im2col_map(gpu: Gpu, dtype: Any, rank: int, address: Any, dims: Any, strides: Any, lower: Any, upper: Any,
+               channels: int, pixels: int, *more: Any) -> Any:  # fmt: skip
+    lower, upper = ([int(n) for n in corner][: rank - 2] for corner in (lower, upper))
+    return tensor_map(gpu, dtype, rank, address, dims, strides, [channels], *more, lower=lower, upper=upper,
+                      pixels=int(pixels))  # fmt: skip
