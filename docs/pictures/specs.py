@@ -81,7 +81,8 @@ class Kernel:
     ctas: int = 1                            # per SM
 
     def __post_init__(self) -> None:
-        there = {n for n, f in self.config.struct.fields.items() if f.dtype == "int64"} - NO_BARRIERS
+        structs = self.config.struct, *(struct for name, struct in self.inner.items() if name != "items")
+        there = {n for struct in structs for n, f in struct.fields.items() if f.dtype == "int64"} - NO_BARRIERS
         shown = {name for edge in self.edges for name in edge.mbarrier.split()}
         if self.nodes and there != shown:
             raise ValueError(f"{self.name}: mbarriers {sorted(there)}, the picture shows {sorted(shown)}")

@@ -203,9 +203,8 @@ def test_decays_of_minus_1000_are_finite_and_correct():
     proven(changed(case_of(T=100, gate="given"), g=lambda x: torch.where(x < x.median(), -1000.0, x).to(x.dtype)))
 
 
-PREPARE, CHAIN, FUSED, ROWS, PAIRS = (
-    f"sm100/{name}" for name in ("fwd/prepare", "fwd/chain", "fwd/fused", "parts/rows", "parts/pairs")
-)
+PREPARE, CHAIN, FUSED, PAIRS = (f"sm100/{name}" for name in ("fwd/prepare", "fwd/chain", "fwd/fused", "parts/pairs"))
+ROWS = "common/cute/rows"
 FAULTS = {
     "the product does not see the operands": Fault(
         ROWS,
@@ -213,11 +212,10 @@ FAULTS = {
         'space="cta") if False else 0\n        self.team.meet_for_product()  # both', "proxy",
     ),
     "a stage is handed back before both CTAs have read it": Fault(
-        FUSED, "mbarrier_init(barriers.empty + stage, CHAIN_WARPS * CTAS)",
-        "mbarrier_init(barriers.empty + stage, CHAIN_WARPS)", "race-write-read"
+        FUSED, "GROUP.empty), CHAIN_WARPS * CTAS)", "GROUP.empty), CHAIN_WARPS)", "race-write-read"
     ),
     "the neighbour's group does not hear that a stage is free": Fault(
-        CHAIN, ", peer_cta_rank_in_cluster=chunk & 1", "", "deadlock"
+        CHAIN, "GROUP.empty), chunk & 1)", "GROUP.empty), rank)", "deadlock"
     ),
     "A2 is made before TB is there": Fault(
         PREPARE, "self.team.meet_first_four()                                            # TB", "# TB",
@@ -262,7 +260,7 @@ FAULTS = {
         "race-read-write"
     ),
     "what is added is read before it is there": Fault(
-        CHAIN, "cute.arch.mbarrier_wait(barriers.added, parity)", "pass", "race-write-read"
+        CHAIN, "wait(barriers.added, parity)", "pass", "race-write-read"
     ),
     "the state is read before all of it is rounded": Fault(
         CHAIN, "space=\"cta\")\n        STATE_ROUNDED.sync()", "space=\"cta\")", "race-write-read"
@@ -271,8 +269,8 @@ FAULTS = {
         CHAIN, "umma.fence_before_thread_sync()\n            X_THERE.arrive()", "X_THERE.arrive()", "tcgen05-fence"
     ),
     "X is read in no order with its products": Fault(
-        CHAIN, "cute.arch.mbarrier_wait(barriers.out, parity)\n            umma.fence_after_thread_sync()",
-        "cute.arch.mbarrier_wait(barriers.out, parity)", "tcgen05-fence"
+        CHAIN, "wait(barriers.out, parity)\n            umma.fence_after_thread_sync()", "wait(barriers.out, parity)",
+        "tcgen05-fence"
     ),
     "the neighbour is not told of the mbarriers": Fault(
         FUSED, "cute.arch.mbarrier_init_fence()", "pass", "mbarrier-fence"
@@ -315,7 +313,7 @@ FAULTS = {
         ROWS, "self.tensor_core.wait(1)", "pass", "race-read-write", case="any gate"
     ),
     "the second half of a block does not know what the first one lost": Fault(
-        ROWS, "self.load_channels(of_block, 0))]", "[top] * PAIRS)]", "wrong answer", case="fast"
+        ROWS, "self.load_channels(of_block, 0)]", "[top] * PAIRS]", "wrong answer", case="fast"
     ),
     "a block's second half looks before the first one has summed": Fault(
         ROWS, "self.team.meet()                                                       # the sums over first", "# first",

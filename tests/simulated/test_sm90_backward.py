@@ -426,8 +426,7 @@ FAULTS = {
         "common/cute/pairs", "kb = self.gate.times(kb, of_k[r])", "pass", "wrong answer"
     ),
     "kg of any gate lacks b": Fault(
-        "common/cute/pairs", "kb = [x * of_k[r] for x in kb]\n            store(operands", "store(operands",
-        "wrong answer", "softplus",
+        "sm90/fwd/prepare", "of_k = load(s.b + rows.first_row(), GROUP_ROWS)", "pass", "wrong answer", "softplus"
     ),
     "a block meets the tokens of its neighbour": Fault(
         f"{GRADS}/rows", "[here, Uint32(0)] if block", "[here, here] if block", "wrong answer", "softplus"

@@ -48,10 +48,13 @@ GROUP = Struct(
     tile=several(TILE, 1),                   # that the group makes
     neighbour=several(TILE, 1),              # that the neighbour's group makes
     X=array("bfloat16", 2 * C, K),           # operands of its products
-    Y=array("bfloat16", C, K),
+    Y=array("bfloat16", C, K),               # and, once it was read, what blocks of any gate have
     sums=array("float32", SUMS, K),          # common/cute/rows.py
     columns=array("float32", C, PITCH_INVERSE),
     b=array("float32", 2, C),                # of this chunk, and of the one before
+    empty=array("int64", 1, align=8),        # mbarriers
+    pairs_done=array("int64", 1, align=8),
+    KT_done=array("int64", 1, align=8),
 )
 A_KK_OVER_X = array("float32", C, PITCH_A)._replace(offset=GROUP.X.offset)       # X was read when A_kk is there
 
@@ -79,11 +82,8 @@ SHARED = Struct(
     o=array("bfloat16", C, COLUMNS),
     minus_one=array("bfloat16", C, 2 * C),   # [-1; 0], transposed
     full=array("int64", RING, align=8),
-    empty=array("int64", RING, align=8),
     out=array("int64", 1, align=8),
     added=array("int64", 1, align=8),
-    pairs_done=array("int64", GROUPS, align=8),
-    KT_done=array("int64", GROUPS, align=8),
     base_desc=array("uint32", 1, align=4),   # the address of all this / 16, as descriptors have it
     tmem=array("uint32", 1, align=4),        # where tensor memory begins: at 0
     items=several(ITEM, GROUPS),

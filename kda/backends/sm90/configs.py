@@ -16,7 +16,7 @@ from ..common.cute.recorded import (
     GradsOptions,
     WalkArguments,
 )
-from ..common.cute.tile import PITCH_A, PITCH_INVERSE, SUMS, WARPS, C
+from ..common.cute.tile import OF_BLOCKS, PITCH_A, PITCH_INVERSE, SUMS, WARPS, C
 
 CHANNELS_OF_ROWS = 128                       # that common/cute/rows.py knows
 # pairs
@@ -89,7 +89,8 @@ class PrepareConfig(ChunkConfig):
     @property
     def launch_options(self) -> dict[str, int]:
         """CTAs of an SM at once: 80 registers, or 128.  Without the carve-out the DSL asks the driver."""
-        return {"min_blocks_per_mp": 3 if self.one_product else 2, "preferred_smem_carveout": 50}
+        carveout = 60 if self.in_blocks else 50
+        return {"min_blocks_per_mp": 3 if self.one_product else 2, "preferred_smem_carveout": carveout}
 
     @property
     def in_blocks(self) -> bool:
@@ -112,6 +113,7 @@ class PrepareConfig(ChunkConfig):
             columns=array("float32", C, PITCH_INVERSE),                        # of inverses
             TB=array("bfloat16", C, C),
             b=array("float32", C),
+            **{"of_blocks": array("bfloat16", OF_BLOCKS, self.K)} if self.in_blocks else {},
         )
 
     @property

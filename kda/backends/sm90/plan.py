@@ -236,7 +236,7 @@ def ctas_of_one_kernel(p: Problem, sms: int, all_chunks: int, cut: bool) -> int:
     twos, apart = CHUNKS * longest(2, FIRST_OF_TWO), CUT * all_slots + GAP
     if not cut:
         apart = PREPARED * all_slots + max(CHAINED * all_slots, STEP * all_chunks / p.N) + GAP
-        pair = pair or (not wraps(p, sms, 2) and twos <= AT_MOST * apart)
+        pair = pair or (not wraps(p, sms, 2) and CHUNKS * longest(2, FIRST_CHUNK) <= apart)
     if CTAS == 2:
         return 2 * pair
     otherwise = twos if pair else apart

@@ -43,8 +43,9 @@ def times(x, y):
 def tf32s(*values):
     """Operands of mma_tf32, rounded to nearest: the product alone would cut them off."""
     return [
-        cute.arch.inline_ptx("cvt.rn.tf32.f32 {$w0}, {$r0};", write_only_types=[Uint32], read_only_args=[x])
-        for x in values
+        cute.arch.inline_ptx(
+            "cvt.rn.tf32.f32 {$w0}, {$r0};", write_only_types=[Uint32], read_only_args=[x.bitcast(Uint32)]
+        ) for x in values
     ]
 
 
@@ -65,6 +66,18 @@ def mma_bf16(acc, a, b):
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {{$w0}, {$w1}, {$w2}, {$w3}}, "
         "{{$r0}, {$r1}, {$r2}, {$r3}}, {{$r4}, {$r5}}, {{$r6}, {$r7}, {$r8}, {$r9}};",
         write_only_types=[Float32] * 4, read_only_args=[*a, *b, *acc],
+    )  # fmt: skip
+
+
+@cute.jit
+def two_mma_bf16(a, b):
+    """a[0] @ b[0] + a[1] @ b[1], of the same shapes."""
+    one = "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+    return cute.arch.inline_ptx(
+        "{.reg .f32 z, x, y, u, v; mov.f32 z, 0f00000000; "
+        + one + " {x, y, u, v}, {{$r0}, {$r1}, {$r2}, {$r3}}, {{$r4}, {$r5}}, {z, z, z, z}; "
+        + one + " {{$w0}, {$w1}, {$w2}, {$w3}}, {{$r6}, {$r7}, {$r8}, {$r9}}, {{$r10}, {$r11}}, {x, y, u, v};}",
+        write_only_types=[Float32] * 4, read_only_args=[*a[0], *b[0], *a[1], *b[1]],
     )  # fmt: skip
 
 

@@ -62,9 +62,13 @@ def fused(x, y, z):
 
 
 @cute.jit
-def from_bf16(word):
-    """Two bfloat16 of a word."""
-    return pair("{.reg .b32 a, b; shl.b32 a, {$r0}, 16; and.b32 b, {$r0}, 0xFFFF0000; mov.b64 {$w0}, {a, b};}", word)
+def from_bf16(word, low: cutlass.Constexpr = None):
+    """Two bfloat16 of a word, or at least `low`, as by `at_least`."""
+    bounded = ""
+    if cutlass.const_expr(low is not None):
+        bounded = "".join(f"max.NaN.f32 {x}, {x}, {immediate(low)}; " for x in "ab")
+    halves = "shl.b32 a, {$r0}, 16; and.b32 b, {$r0}, 0xFFFF0000; "
+    return pair("{.reg .b32 a, b; " + halves + bounded + "mov.b64 {$w0}, {a, b};}", word)
 
 
 @cute.jit
@@ -91,7 +95,17 @@ def exp2(x):
 @cute.jit
 def at_least(x, low: cutlass.Constexpr):
     """max that keeps a nan."""
-    return each("max.NaN.f32", x, f", 0f{struct.pack('>f', low).hex()}")
+    return each("max.NaN.f32", x, f", {immediate(low)}")
+
+
+def immediate(x):
+    return f"0f{struct.pack('>f', x).hex()}"
+
+
+@cute.jit
+def whole(x):
+    """The nearest integers."""
+    return each("cvt.rni.ftz.f32.f32", x)
 
 
 @cute.jit

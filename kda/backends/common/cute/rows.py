@@ -12,19 +12,26 @@ half the other two.  Such a pair of rows is a group of the chunk.
   kg = kn 2^(gc_last - gc)                  times b of the row, if it is on the side of keys
 
 Any other gate: pairs in blocks of 8 rows by one product, and those across blocks of 8 and of 16 rows by one each, of
-rows under the decay to or from the cut between them, so that no exponent is above 0:
+rows under the decay to or from the cut between them:
 
   s = log2 decay, at least fast.FLOOR       gc = cumsum(s)
   y = 98 + sum of max(s, -28)               over the rows of a block of 8 behind its first up to this one: |y| <= 98,
                                             and no word depends on later rows;  what a decay below 2^-28 hides,
                                             leaks 2^-28
   X = [kn 2^y; scale qn 2^y]  Y = kn 2^-y
-  at a cut                                  [kn 2^-|gc - cut|; scale qn 2^-|gc - cut|], q of rows behind the cut alone
+  z = gc - b, b' - gc                       b, b', integers of a channel: near gc before the block, and at its end;
+                                            z is at most a half
+  kn 2^z, scale qn 2^z                      times 2^(b - cut) or 2^(cut - b'), exact: operands at a cut, q behind it
+  kE = kn 2^gc, qg = scale qn 2^gc          the same words times 2^b, exact
+  kg = kn 2^(b' - gc) 2^(gc_last - b')
+
+What blocks have, OF_BLOCKS rows of bfloat16, may lie in place of Y, once that was read: WHOLE, b' - b; FROM_END,
+2^(gc_last - b'); in bfloat16 OF_BLOCK, 2^b, and FURTHER, from the cut of 8 rows to that of 16, or 1.
 
 `sums` (SUMS, K) float32 in shared memory; a channel is where `place` says:
 
-  0 .. GROUPS - 1    a group's sum of s, then what precedes it: gc, or x, less what the group's own rows add
-  TO_LAST            s of the chunk's first row, then 2^(gc_last - anchor);  any gate: gc_last
+  0 .. GROUPS - 1    a group's sum of s, then what precedes it: x, or z, less what the group's own rows add
+  TO_LAST            s of the chunk's first row, then 2^(gc_last - anchor)
   DECAY              2^gc_last
   FROM_ZERO          2^anchor, bfloat16
   BIAS               rate' bias, or bias
@@ -56,9 +63,11 @@ from .packed import (
     sum_of,
     times,
     to_bf16,
+    whole,
 )
 from .tile import (
     BIAS,
+    BLOCKS,
     CHANNELS,
     DECAY,
     FROM_ZERO,
@@ -78,6 +87,8 @@ K = 128                                      # channels of a row
 PAIRS, PARTS = CHANNELS // 2, CHANNELS // 4       # of a lane's channels of a row
 LANES = K // CHANNELS                        # of a row
 CAP, TOP = -28.0, 98.0                       # of blocks of 8 rows
+WHOLE, FROM_END = 0, BLOCKS                  # rows of float32 of blocks, in place of Y
+OF_BLOCK, FURTHER = 4 * BLOCKS, 5 * BLOCKS   # of bfloat16, behind them
 IDLEST = WARPS - 1                           # the warp that has the least to do
 
 
@@ -98,9 +109,9 @@ class Rows:
         return (2 * self.team.warp() + self.half()) * GROUP_ROWS
 
     @cute.jit
-    def place_of_rows(self, rows: cutlass.Constexpr):
-        """Bytes to the lane's first row and channel in a tile of so many rows."""
-        return swizzle_128B(self.first_row(), self.first_channel(), rows)
+    def place_of_rows(self):
+        """Bytes to the lane's first row and channel in a tile of 2 C rows."""
+        return swizzle_128B(self.first_row(), self.first_channel(), 2 * C)
 
     @cute.jit
     def first_channel(self):
@@ -146,7 +157,8 @@ class Rows:
     def prepare(self, raw_q, raw_k, raw_g, tokens, at, sums):
         """scale qn and kn of these rows, and s summed over them."""
         if cutlass.const_expr(self.c.g_dtype == "bfloat16"):
-            raw_g = [[from_bf16(word) for word in row] for row in raw_g]
+            low = fast.FLOOR / fast.LOG2_E if cutlass.const_expr(self.c.gate == "given") else None
+            raw_g = [[from_bf16(word, low) for word in row] for row in raw_g]
         s = self.decays(raw_g, tokens, at, sums)
         self.keep_apart(1)
         raw_q, raw_k = [[[from_bf16(word) for word in row] for row in rows] for rows in (raw_q, raw_k)]
@@ -191,7 +203,9 @@ class Rows:
                 elif cutlass.const_expr(bounded):
                     row.append(at_least(times(x, unit), fast.FLOOR))
                 else:                                                          # 0 in rows of no token, whatever x is
-                    row.append(times(at_least(x, fast.FLOOR / fast.LOG2_E), unit))
+                    if cutlass.const_expr(c.gate == "softplus" or c.g_dtype != "bfloat16"):
+                        x = at_least(x, fast.FLOOR / fast.LOG2_E)
+                    row.append(times(x, unit))
             s.append(row)
         return s
 
@@ -233,7 +247,7 @@ class Rows:
         return 2 * self.team.warp() + self.half()
 
     @cute.jit
-    def make_sums(self, s, sums, lower_bound):
+    def make_sums(self, s, sums, of_blocks, lower_bound):
         """From the groups' own; returns gc, in units of s, of the lane's rows less what precedes them."""
         if cutlass.const_expr(not self.c.one_product):
             s = [s[0], [plus(x, y) for x, y in zip(*s)]]
@@ -248,30 +262,60 @@ class Rows:
             self.team.meet_for_product()                                       # so are they, and operands of blocks
             self.tensor_core.issue_blocks()
         if self.team.warp() < K // 64:
-            self.sum_of_channels(sums, 2 * (self.team.thread() % (K // 2)), lower_bound)
+            at = 2 * (self.team.thread() % (K // 2))
+            if cutlass.const_expr(self.c.one_product):
+                self.sum_of_channels(sums, at, lower_bound)
+            else:
+                self.tensor_core.wait(0)                                       # X and Y were read
+                self.sums_of_blocks(sums, of_blocks, at)
         self.team.meet()                                                       # what groups begin with is there
         return s
 
     @cute.jit
     def sum_of_channels(self, sums, at, lower_bound):
         """Of two channels."""
-        total, minus_anchor, unit = constant(0.0), constant(0.0), constant(1.0)
-        if cutlass.const_expr(self.c.one_product):
-            unit, half = self.unit(lower_bound), lower_bound * Float32(-0.5 * fast.LOG2_E * (C - 1))
-            first = load_one(self.pair_at(sums, TO_LAST, at))
-            anchor = each("cvt.rni.ftz.f32.f32", fused(first, unit, both(Float32(0.0) - half)))
-            store(cute.recast_ptr(sums + FROM_ZERO * K, dtype=Uint32) + at // 2, [to_bf16(exp2(anchor))])
-            minus_anchor = each("neg.ftz.f32", anchor)
+        total, unit, half = constant(0.0), self.unit(lower_bound), lower_bound * Float32(-0.5 * fast.LOG2_E * (C - 1))
+        first = load_one(self.pair_at(sums, TO_LAST, at))
+        anchor = whole(fused(first, unit, both(Float32(0.0) - half)))
+        store(cute.recast_ptr(sums + FROM_ZERO * K, dtype=Uint32) + at // 2, [to_bf16(exp2(anchor))])
+        minus_anchor = each("neg.ftz.f32", anchor)
         for group in cutlass.range_constexpr(ROW_GROUPS):
             self.keep_apart(group if group % 4 == 0 else 0)
             to = self.pair_at(sums, group, at)
             own = load_one(to)
             # Of a sum that begins near the anchor, 2^gc_last would have errors of 100 bits' last places.
-            store(to, [plus(total, minus_anchor) if self.c.one_product else total])
+            store(to, [plus(total, minus_anchor)])
             total = fused(own, unit, total)
-        to_last = exp2(plus(total, minus_anchor)) if cutlass.const_expr(self.c.one_product) else total
-        store(self.pair_at(sums, TO_LAST, at), [to_last])
+        store(self.pair_at(sums, TO_LAST, at), [exp2(plus(total, minus_anchor))])
         store(self.pair_at(sums, DECAY, at), [exp2(total)])
+
+    @cute.jit
+    def sums_of_blocks(self, sums, of_blocks, at):
+        """Of two channels."""
+        minus, reference, x, wholes = constant(-1.0), constant(0.0), constant(0.0), []
+        floats, words = self.floats_of(of_blocks), cute.recast_ptr(of_blocks, dtype=Uint32) + at // 2
+        one = Uint32(0x3F803F80)
+        for block in cutlass.range_constexpr(BLOCKS):
+            self.keep_apart(block)
+            of_block = one if cutlass.const_expr(block == 0) else to_bf16(exp2(reference))
+            store(words + (OF_BLOCK + block) * (K // 2), [of_block])
+            for group in cutlass.range_constexpr(4 * block, 4 * block + 4):
+                to = self.pair_at(sums, group, at)
+                own = load_one(to)
+                store(to, [x])
+                x = plus(own, x)
+            n = whole(x)
+            x, reference = fused(n, minus, x), plus(reference, n)
+            store(self.pair_at(floats, WHOLE + block, at), [n])
+            if cutlass.const_expr(block in (1, 2)):                            # of the block on the other side
+                store(words + (FURTHER + 3 * (block - 1)) * (K // 2), [to_bf16(exp2(n))])
+                store(words + (FURTHER + block) * (K // 2), [one])
+            wholes.append(n)
+        store(self.pair_at(sums, DECAY, at), [exp2(plus(reference, x))])
+        for step in cutlass.range_constexpr(BLOCKS):
+            block = BLOCKS - 1 - step
+            store(self.pair_at(floats, FROM_END + block, at), [exp2(x)])
+            x = plus(x, wholes[block])
 
     @cute.jit
     def pair_at(self, sums, row, at):
@@ -288,8 +332,7 @@ class Rows:
         if cutlass.const_expr(self.c.one_product):
             self.one_product(qn, kn, s, sums, X, Y, tile, lower_bound, of_k)
         else:
-            self.across_blocks(qn, kn, s, sums, X, tile, tile, of_k)
-            self.of_state(qn, kn, s, sums, tile)
+            self.across_blocks(qn, kn, s, sums, X, tile, Y, tile, of_k)
             cute.arch.fence_proxy("async.shared", space="cta")
 
     @cute.jit
@@ -318,7 +361,7 @@ class Rows:
                     kg[r].append(to_bf16(times(k, to_last[e])))
         self.put_rows(X, 0, 2 * C, ka)
         self.put_rows(X, C * 2 * HALF, 2 * C, qa)
-        if self.team.warp() == IDLEST and self.half() == 0:                    # a branch does the same
+        if self.group() == 2 * IDLEST:                                         # a branch does the same
             self.store_decay(sums, tile)
         self.put_rows(tile, 0, 2 * C, kE)
         self.put_rows(tile, C * 2 * HALF, 2 * C, qg)
@@ -341,91 +384,114 @@ class Rows:
     @cute.jit
     def put_rows(self, to, begin: cutlass.Constexpr, rows: cutlass.Constexpr, words):
         """The lane's rows of a tile of so many rows, that begins so many bytes behind `to`."""
-        first = self.place_of_rows(rows)
         for r in cutlass.range_constexpr(GROUP_ROWS):
-            put(to, row_below(first, r) + begin, words[r])
+            self.put_row(to, begin, rows, r, words[r])
+
+    @cute.jit
+    def put_row(self, to, begin: cutlass.Constexpr, rows: cutlass.Constexpr, r: cutlass.Constexpr, words):
+        at = row_below(self.place_of_rows(), r)
+        if cutlass.const_expr(rows == C):                                      # halves of K are closer to each other
+            at = at - (cute.arch.lane_idx() & LANES // 2) * (C * 2 * HALF // (LANES // 2))
+        put(to, at + begin, words)
 
     @cute.jit
     def blocks(self, qn, kn, s, X, Y):
         """Operands of the product within blocks of 8 rows, from s of each row."""
         upper, second = self.half() == 1, self.team.warp() & 1 == 1            # half of the warp, warp of the block
         of_first = both(Float32(0.0) if self.group() & 3 == 0 else Float32(1.0))
-        top, minus_top, h = constant(TOP), constant(-TOP), [[], []]
-        ka, qa, kb = [self.no_words() for _ in range(3)]
-        before = []                                                            # of the block, since its first row
+        top, minus_top, y = constant(TOP), constant(-TOP), [[], []]
         for i in cutlass.range_constexpr(PAIRS):
-            h[0].append(times(at_least(s[0][i], CAP), of_first))
-            h[1].append(plus(h[0][i], at_least(s[1][i], CAP)))
-            before.append(plus(top, of_lower_half(h[1][i], upper)))
+            h = times(at_least(s[0][i], CAP), of_first)
+            own = plus(h, at_least(s[1][i], CAP))
+            before = plus(top, of_lower_half(own, upper))                      # of the warp
+            y[0].append(plus(before, h))
+            y[1].append(plus(before, own))
         # The second warp's rows of X are not written yet: there it finds the sum over the first one.
         of_block = cute.recast_ptr(X + ((self.team.warp() | 1) * WARP_ROWS * HALF), dtype=Float32)
         if upper and not second:
-            self.store_channels(of_block, 0, [plus(x, y) for x, y in zip(before, h[1])])
+            self.store_channels(of_block, 0, y[1])
         self.team.meet()                                                       # the sums over first warps are there
         if second:
-            before = [plus(x, y) for x, y in zip(before, self.load_channels(of_block, 0))]
-            before = [plus(x, minus_top) for x in before]
+            of_warp = [plus(x, minus_top) for x in self.load_channels(of_block, 0)]
+            y = [[plus(x, z) for x, z in zip(row, of_warp)] for row in y]
         # redundant: `keep_apart` meets, too, before they are overwritten
         cute.arch.sync_warp()                                                  # all lanes have read them
-        for i in cutlass.range_constexpr(PAIRS):
-            self.keep_apart(i)
-            for r in cutlass.range_constexpr(GROUP_ROWS):
-                up, down = powers(plus(before[i], h[r][i]))
-                ka[r].append(to_bf16(times(kn[r][i], up)))
-                qa[r].append(to_bf16(times(qn[r][i], up)))
-                kb[r].append(to_bf16(times(kn[r][i], down)))
-        self.put_rows(X, 0, 2 * C, ka)
-        self.put_rows(X, C * 2 * HALF, 2 * C, qa)
-        self.put_rows(Y, 0, C, kb)
+        for r in cutlass.range_constexpr(GROUP_ROWS):
+            self.keep_apart(r)
+            ka, qa, kb = [], [], []
+            for i in cutlass.range_constexpr(PAIRS):
+                up, down = powers(y[r][i])
+                ka.append(to_bf16(times(kn[r][i], up)))
+                qa.append(to_bf16(times(qn[r][i], up)))
+                kb.append(to_bf16(times(kn[r][i], down)))
+            self.put_row(X, 0, 2 * C, r, ka)
+            self.put_row(X, C * 2 * HALF, 2 * C, r, qa)
+            self.put_row(Y, 0, C, r, kb)
 
     @cute.jit
-    def across_blocks(self, qn, kn, gc, sums, X, of_16, tile, of_k):
-        """Operands of the products across blocks of 8 rows, to X, and of 16; kg to the tile."""
-        minus, of_both, kg = constant(-1.0), self.place_of_rows(2 * C), self.no_words()
+    def across_blocks(self, qn, kn, gc, sums, X, of_16, of_blocks, tile, of_k):
+        """Operands of the products across blocks of 8 rows, to X, and of 16; kg, kE and qg to the tile, which may be where
+        those of 16 were."""
+        minus, block = constant(-1.0), self.group() >> 2
+        k_up, q_up, k_down, kg = [self.no_words() for _ in range(4)]
         for part in cutlass.range_constexpr(PARTS):
             self.keep_apart(part)
-            before, last = self.load_part(sums, self.group(), part), self.load_part(sums, TO_LAST, part)
+            before = self.load_part(sums, self.group(), part)
+            whole, to_last = [self.load_part(self.floats_of(of_blocks), row + block, part) for row in (WHOLE, FROM_END)]
             for r in cutlass.range_constexpr(GROUP_ROWS):
                 for e in cutlass.range_constexpr(2):
                     i = 2 * part + e
-                    k = times(kn[r][i], exp2(fused(plus(gc[r][i], before[e]), minus, last[e])))
-                    kg[r].append(to_bf16(times(k, both(of_k[r])) if cutlass.const_expr(of_k is not None) else k))
+                    y = plus(gc[r][i], before[e])
+                    up, k = exp2(y), times(kn[r][i], exp2(fused(y, minus, whole[e])))
+                    k_up[r].append(to_bf16(times(kn[r][i], up)))
+                    q_up[r].append(to_bf16(times(qn[r][i], up)))
+                    k_down[r].append(to_bf16(k))
+                    if cutlass.const_expr(of_k is not None):
+                        k = times(k, both(of_k[r]))
+                    kg[r].append(to_bf16(times(k, to_last[e])))
         self.put_rows(tile, self.tile.KG.offset, C, kg)
-        if self.team.warp() == IDLEST and self.half() == 0:
+        if self.group() == 2 * IDLEST:
             self.store_decay(sums, tile)
-        before = self.load_channels(sums, self.group())
-        self.tensor_core.wait(0)                                               # X was read
-        for blocks, to in ((1, X), (2, of_16)):
-            groups = blocks * (8 // GROUP_ROWS)                                # in front of a cut, and behind it
-            behind = self.group() & groups != 0
-            cut = self.load_channels(sums, (self.group() & -2 * groups) + groups)
-            sign = both(Float32(1.0) if behind else Float32(-1.0))
-            base = [times(fused(y, minus, x), sign) for x, y in zip(before, cut)]
-            for r in cutlass.range_constexpr(GROUP_ROWS):
-                at = row_below(of_both, r)
-                decay = [exp2(fused(gc[r][i], sign, base[i])) for i in range(PAIRS)]
-                put(to, at, [to_bf16(times(x, y)) for x, y in zip(kn[r], decay)])
-                if behind:
-                    put(to, at + C * 2 * HALF, [to_bf16(times(x, y)) for x, y in zip(qn[r], decay)])
-                elif cutlass.const_expr(blocks == 2):
-                    put(to, at + C * 2 * HALF, [Uint32(0)] * PAIRS)            # in X lie those of blocks
+        if block & 1 != 0:
+            self.put_rows(X, 0, 2 * C, k_up)
+            self.put_rows(X, C * 2 * HALF, 2 * C, q_up)
+        else:
+            self.put_rows(X, 0, 2 * C, k_down)                                 # behind it lies q of the block
+        further = self.load_words(of_blocks, FURTHER + block)
+        if block & 2 != 0:
+            self.put_rows(of_16, 0, 2 * C, self.scaled(k_up, further))
+            self.put_rows(of_16, C * 2 * HALF, 2 * C, self.scaled(q_up, further))
+        else:
+            self.put_rows(of_16, 0, 2 * C, self.scaled(k_down, further))
+            self.put_rows(of_16, C * 2 * HALF, 2 * C, q_up)                     # does not count
         cute.arch.fence_proxy("async.shared", space="cta")
         self.team.meet_for_product()                                           # the operands are there
         self.tensor_core.issue_across()
+        of_kE = from_zero = self.load_words(of_blocks, OF_BLOCK + block)
+        if cutlass.const_expr(self.negated_kE):
+            of_kE = [word ^ Uint32(0x80008000) for word in from_zero]
+        kE, qg = self.scaled(k_up, of_kE), self.scaled(q_up, from_zero)
+        self.tensor_core.wait(1)                                               # their place was read
+        self.put_rows(tile, 0, 2 * C, kE)
+        self.put_rows(tile, C * 2 * HALF, 2 * C, qg)
 
     @cute.jit
-    def of_state(self, qn, kn, gc, sums, tile):
-        """kE and qg, where operands across blocks of 16 were."""
-        before, of_both = self.load_channels(sums, self.group()), self.place_of_rows(2 * C)
-        self.tensor_core.wait(1)                                               # their place was read
-        for r in cutlass.range_constexpr(GROUP_ROWS):
-            from_zero = [exp2(plus(x, y)) for x, y in zip(gc[r], before)]
-            of_kE = from_zero
-            if cutlass.const_expr(self.negated_kE):
-                minus = constant(-1.0)
-                of_kE = [times(x, minus) for x in from_zero]
-            put(tile, row_below(of_both, r), [to_bf16(times(x, y)) for x, y in zip(kn[r], of_kE)])
-            put(tile, row_below(of_both, r) + C * 2 * HALF, [to_bf16(times(x, y)) for x, y in zip(qn[r], from_zero)])
+    def scaled(self, rows, powers_of_two):
+        """Words of the lane's rows times those of its channels, exact."""
+        return [[fast.times_pair(x, y) for x, y in zip(row, powers_of_two)] for row in rows]
+
+    @cute.jit
+    def floats_of(self, of_blocks):
+        return cute.recast_ptr(of_blocks, dtype=Float32)
+
+    @cute.jit
+    def load_words(self, of_blocks, row):
+        """Pairs of bfloat16 of the lane's channels."""
+        words = []
+        for part in cutlass.range_constexpr(PARTS):
+            two = load(cute.recast_ptr(of_blocks + (row * K + place(part)), dtype=Uint32), 2)
+            words += [two[0], two[1]]
+        return words
 
     @cute.jit
     def store_decay(self, sums, tile):

@@ -31,7 +31,7 @@ from ...common.cute.tile import C, decay_index, swizzle_128B
 from ..configs import AHEAD, COLUMNS, GROUP, RING, SHARED, TILE, Columns, FusedConfig, K, V
 from ..parts import umma
 from ..parts.state import in_shared
-from ..parts.teams import O_THERE, STATE_ROUNDED, X_THERE, warp_index
+from ..parts.teams import O_THERE, STATE_ROUNDED, X_THERE, arrive_at, wait
 from ..parts.walks import chunks_of, first_item, locate_walk, next_item
 
 STATE_PIECE = COLUMNS // 4                   # columns of a row that a thread has in registers at a time
@@ -60,35 +60,39 @@ class Consumer:
     def walk(self, x, shared, barriers, walks, rank):
         c = self.c
         chunk, states = Int32(0), Int32(0)                                     # of all items; kept before
+        slot = Int32(SHARED.v.offset)                                          # where rows of v of the chunk are
+        warp, thread = cute.arch.make_warp_uniform(cute.arch.warp_idx()), cute.arch.thread_idx()[0]
         walk, head = first_item(x.HV)
         while walk < walks:
-            warp, thread = self.warp_and_thread(shared)
             begin, tokens, n, segment, is_transition = locate_walk(c, x, walk)
             steps = chunks_of(tokens)
             self.enter(x.h0, Int64(n) * x.HV + head, rank, thread, segment, is_transition)
+            until = Int32(-1)                                                  # chunks to the next kept state; or none
             if x.every > 0:
-                states = self.states_before(x, n)
+                states, until = self.states_before(x, n), Int32(0)
             place = place_of_checkpoint(self.c, x, states, Int32(0), steps)
             to = x.response.toint() if is_transition else x.o.toint()
             own = (begin * x.HV + head) * V + rank * COLUMNS
             at = Walk(head, tokens, own, to, is_transition)
             if warp < 2:
-                for i in cutlass.range_constexpr(AHEAD - 1):
-                    self.load_v(x, shared, at, thread, i, chunk + i)
+                self.load_v(x, shared, at, thread, 0, slot)
+                self.load_v(x, shared, at, thread, 1, next_slot(slot))
                 self.wait_for_v()
             STATE_ROUNDED.sync()                                               # rows of v are there
             if warp == 0 and steps > 0:
-                self.issue_v(shared, chunk)
+                self.issue_v(shared, chunk, slot)
             for i in cutlass.range(steps, unroll=1):
                 if cutlass.const_expr(c.checkpoints is not None):
-                    snapshot, place = place, place_of_checkpoint(self.c, x, states, i + 1, steps)
+                    if place >= 0:
+                        self.store_state(x.pool + place, Int64(head), rank, thread, c.v_first)
+                    place = place_of_checkpoint(self.c, x, states, i + 1, steps)
                 else:
-                    snapshot = Int32(-1)                                       # the number of the kept state, if it is
-                    if x.every > 0 and (i & x.every - 1) == 0:
-                        snapshot = states + i // x.every
-                self.step(x, shared, barriers, at, i, chunk, steps, snapshot, rank)
-                chunk += 1
-            warp, thread = self.warp_and_thread(shared)
+                    if until == 0:
+                        self.store_state(x.h, Int64(states) * x.HV + head, rank, thread, c.v_first)
+                        states, until = states + 1, x.every
+                    until -= 1
+                self.step(x, shared, barriers, at, i, chunk, slot, steps, rank, warp, thread)
+                chunk, slot = chunk + 1, next_slot(slot)
             if warp >= 2 and steps > 0:
                 O_THERE.sync()                                                 # both have read the one before
                 self.round_o(shared, warp, thread, chunk - 1)
@@ -104,34 +108,32 @@ class Consumer:
             walk, head = next_item(walk, head, x.HV)
 
     @cute.jit
-    def step(self, x, shared, barriers, at, i, chunk, steps, snapshot, rank):
-        """Chunk i of the walk, `chunk` of all."""
-        warp, thread = self.warp_and_thread(shared)
+    def step(self, x, shared, barriers, at, i, chunk, slot, steps, rank, warp, thread):
+        """Chunk i of the walk, `chunk` of all, whose rows of v are `slot` bytes behind `shared`."""
         tile, parity = self.tile_of(chunk, rank), chunk & 1
         base_desc = field_at(shared, SHARED.base_desc)
-        cute.arch.mbarrier_wait(barriers.full + stage_of(chunk, RING), phase_of(chunk, RING))
-        self.round_and_decay(x, shared, at, tile, snapshot, rank, thread)
+        wait(barriers.full + stage_of(chunk, RING), phase_of(chunk, RING))
+        self.round_and_decay(shared, tile, thread)
         if warp == 0:
             with cute.arch.elect_one():
                 umma.multiply(ON_STATE, self.out(chunk), base_desc, tile, SHARED.S.offset, True)
                 umma.commit(barriers.out)
         if warp < 2:
-            cute.arch.mbarrier_wait(barriers.out, parity)
+            wait(barriers.out, parity)
             umma.fence_after_thread_sync()
-            of_v = SHARED.v.offset + chunk % AHEAD * (C * umma.ROW)
-            self.round_out(shared, of_v, warp, thread, chunk)
+            self.round_out(shared, slot, warp, thread, chunk)
             self.wait_for_v()                                                  # of the next chunk, and -X
             umma.fence_before_thread_sync()
             X_THERE.sync()
             if warp == 0:
                 umma.fence_after_thread_sync()
                 with cute.arch.elect_one():
-                    umma.multiply(ADDED, Columns.S, base_desc, tile + TILE.KG.offset, of_v, True)
-                    umma.multiply(ON_X, self.out(chunk), base_desc, tile + TILE.TA.offset, of_v, True)
+                    umma.multiply(ADDED, Columns.S, base_desc, tile + TILE.KG.offset, slot, True)
+                    umma.multiply(ON_X, self.out(chunk), base_desc, tile + TILE.TA.offset, slot, True)
                     umma.commit(barriers.added)
                 if i + 1 < steps:
-                    self.issue_v(shared, chunk + 1)
-            self.load_v(x, shared, at, thread, i + AHEAD - 1, chunk + AHEAD - 1)
+                    self.issue_v(shared, chunk + 1, next_slot(slot))
+            self.load_v(x, shared, at, thread, i + 2, next_slot(next_slot(slot)))
         else:
             if i > 0:
                 self.round_o(shared, warp, thread, chunk - 1)
@@ -139,25 +141,19 @@ class Consumer:
             X_THERE.arrive()
             if i > 0:
                 self.store_o(x, shared, at, thread - 64, i - 1)
-        cute.arch.mbarrier_wait(barriers.added, parity)
+        wait(barriers.added, parity)
         umma.fence_after_thread_sync()
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(barriers.empty + stage_of(chunk, RING), peer_cta_rank_in_cluster=chunk & 1)
+        arrive_at(field_at(shared + group_of(chunk), GROUP.empty), chunk & 1)
 
     @cute.jit
-    def round_and_decay(self, x, shared, at, tile, snapshot, rank, thread):
+    def round_and_decay(self, shared, tile, thread):
         """All four warps: S, rounded, to shared memory, 2^gc_last S to where S was."""
         decay = both(load_one(field_at(shared + tile, TILE.decay) + decay_index(thread)))
         for first in cutlass.range_constexpr(0, COLUMNS, STATE_PIECE):
+            # redundant: ptxas would mix the pieces, and run out of registers
+            cute.arch.sync_warp()
             words = umma.load_row(self.own_row(thread, first), STATE_PIECE, Uint32)
             self.round_state(rounded(words), first, shared, thread)
-            if snapshot >= 0:
-                S = [word.bitcast(Float32) for word in words]
-                if cutlass.const_expr(self.c.checkpoints is not None):
-                    self.write_state(x.pool + snapshot, Int64(at.head), rank, thread, first, self.c.v_first, S)
-                else:
-                    number = Int64(snapshot) * x.HV + at.head
-                    self.write_state(x.h, number, rank, thread, first, self.c.v_first, S)
             umma.store_row(self.own_row(thread, first), times_pairs(words, decay))
         umma.wait_for_stores()
         cute.arch.fence_proxy("async.shared", space="cta")
@@ -179,11 +175,11 @@ class Consumer:
             store_matrices(in_shared(own ^ pair * 32), words[4 * pair : 4 * pair + 4])
 
     @cute.jit
-    def issue_v(self, shared, chunk):
+    def issue_v(self, shared, chunk, slot):
         """[-v; 0] of a chunk, by warp 0."""
-        base_desc, of_v = field_at(shared, SHARED.base_desc), SHARED.v.offset + chunk % AHEAD * (C * umma.ROW)
+        base_desc = field_at(shared, SHARED.base_desc)
         with cute.arch.elect_one():
-            umma.multiply(ON_V, self.out(chunk), base_desc, SHARED.minus_one.offset, of_v, False)
+            umma.multiply(ON_V, self.out(chunk), base_desc, SHARED.minus_one.offset, slot, False)
 
     @cute.jit
     def out(self, chunk):
@@ -192,12 +188,7 @@ class Consumer:
     @cute.jit
     def tile_of(self, chunk, rank):
         """Bytes to the tile of a chunk: with the group that makes it, or that gets it from the neighbour."""
-        return (chunk >> 1 & 1) * GROUP.bytes + ((chunk ^ rank) & 1) * TILE.bytes
-
-    @cute.jit
-    def warp_and_thread(self, shared):
-        warp = warp_index(shared)
-        return warp, 32 * warp + cute.arch.lane_idx()
+        return group_of(chunk) + ((chunk ^ rank) & 1) * TILE.bytes
 
     @cute.jit
     def own_row(self, thread, first: cutlass.Constexpr):
@@ -213,13 +204,13 @@ class Consumer:
             store(cute.recast_ptr(to, dtype=Uint32), words[4 * piece : 4 * piece + 4])
 
     @cute.jit
-    def load_v(self, x, shared, at, thread, i, chunk):
+    def load_v(self, x, shared, at, thread, i, slot):
         """Requests rows of v of chunk i, if there is one, by 64 threads; zeros in a transition's walk."""
         if i * C < at.tokens:
             for j in cutlass.range_constexpr(C // 8):
                 row, piece = own_piece(thread, j)
                 token = cutlass.min(i * C + row, at.tokens - 1)        # past the end: a row that counts for nothing
-                to = shared + SHARED.v.offset + chunk % AHEAD * (C * umma.ROW) + swizzle_128B(row, piece * 8, C)
+                to = shared + slot + swizzle_128B(row, piece * 8, C)
                 if at.is_transition:
                     store(cute.recast_ptr(to, dtype=Int32), [Int32(0)] * 4)
                 else:
@@ -285,13 +276,9 @@ class Consumer:
         """S to its columns of one of many states."""
         for first in cutlass.range_constexpr(0, COLUMNS, STATE_PIECE):
             S = umma.load_row(self.own_row(thread, first), STATE_PIECE)
-            self.write_state(to, number, rank, thread, first, v_first, S)
-
-    @cute.jit
-    def write_state(self, to, number, rank, thread, first: cutlass.Constexpr, v_first: cutlass.Constexpr, values):
-        own, apart = self.place_of_state(to, number, rank, thread, first, v_first)
-        for e in cutlass.range_constexpr(len(values)):
-            store(own + e * apart, [values[e]])
+            own, apart = self.place_of_state(to, number, rank, thread, first, v_first)
+            for e in cutlass.range_constexpr(STATE_PIECE):
+                store(own + e * apart, [S[e]])
 
     @cute.jit
     def place_of_state(self, x, number, rank, thread, first: cutlass.Constexpr, v_first: cutlass.Constexpr):
@@ -305,3 +292,16 @@ class Consumer:
 def own_piece(thread, j: cutlass.Constexpr):
     """Row and 16-byte piece of it that one of 64 threads moves, of rows 8 j to 8 j + 7."""
     return 8 * j + (thread >> 3), thread & 7
+
+
+@cute.jit
+def group_of(chunk):
+    """Bytes to the fields of the group that makes a chunk, in its CTA."""
+    return (chunk & 2) * (GROUP.bytes // 2)
+
+
+@cute.jit
+def next_slot(slot):
+    """Where rows of v of the next chunk are, in the ring of AHEAD."""
+    after = slot + C * umma.ROW
+    return Int32(SHARED.v.offset) if after == SHARED.v.offset + AHEAD * C * umma.ROW else after

@@ -54,7 +54,7 @@ from ...common.cute import entry
 from ...common.cute.copies import field_at, store
 from ...common.cute.order import permit_early_launch
 from ...common.cute.tile import C, swizzle_128B
-from ..configs import CHAIN_WARPS, CTAS, FIRST_PRODUCER, GROUPS, RING, SHARED, TMEM, FusedConfig
+from ..configs import CHAIN_WARPS, CTAS, FIRST_PRODUCER, GROUP, GROUPS, RING, SHARED, TMEM, FusedConfig
 from ..parts import umma
 from ..parts.walks import locate_sequence
 from .chain import Consumer
@@ -63,11 +63,8 @@ from .prepare import Producer
 
 class Mbarriers(NamedTuple):
     full: Any
-    empty: Any
     out: Any
     added: Any
-    pairs_done: Any
-    KT_done: Any
 
 
 class Fused(entry.Entry):
@@ -83,7 +80,7 @@ class Fused(entry.Entry):
         shared = SmemAllocator().allocate_array(Uint8, SHARED.end, byte_alignment=1024)
         barriers = Mbarriers(*[field_at(shared, getattr(SHARED, name)) for name in Mbarriers._fields])
         if cute.arch.thread_idx()[0] == 0:
-            self.initialise(barriers)
+            self.initialise(shared, barriers)
             base = (shared.toint().to(Uint32) & 0x3FFFF) >> 4
             store(field_at(shared, SHARED.base_desc), [base])
         with cute.arch.elect_one():
@@ -109,16 +106,17 @@ class Fused(entry.Entry):
             umma.free(TMEM)
 
     @cute.jit
-    def initialise(self, barriers):
+    def initialise(self, shared, barriers):
         """By one thread; the fence makes it known to the cluster's other CTA and to copies."""
         for stage in cutlass.range_constexpr(RING):
             cute.arch.mbarrier_init(barriers.full + stage, 1)
-            cute.arch.mbarrier_init(barriers.empty + stage, CHAIN_WARPS * CTAS)
         cute.arch.mbarrier_init(barriers.out, 1)
         cute.arch.mbarrier_init(barriers.added, 1)
         for group in cutlass.range_constexpr(GROUPS):
-            cute.arch.mbarrier_init(barriers.pairs_done + group, 1)
-            cute.arch.mbarrier_init(barriers.KT_done + group, 1)
+            of_group = shared + group * GROUP.bytes
+            cute.arch.mbarrier_init(field_at(of_group, GROUP.empty), CHAIN_WARPS * CTAS)
+            cute.arch.mbarrier_init(field_at(of_group, GROUP.pairs_done), 1)
+            cute.arch.mbarrier_init(field_at(of_group, GROUP.KT_done), 1)
         cute.arch.mbarrier_init_fence()
 
     @cute.jit

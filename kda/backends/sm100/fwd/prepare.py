@@ -22,7 +22,7 @@ from cutlass import Float32, Int32, Int64, Uint32
 from ...common.cute.async_copies import bulk_copy_to_neighbour
 from ...common.cute.barriers import phase_of
 from ...common.cute.copies import field_at, store, words_of
-from ...common.cute.fragments import accumulator_places, load_matrices, mma_bf16, store_matrices
+from ...common.cute.fragments import accumulator_places, load_matrices, store_matrices, two_mma_bf16
 from ...common.cute.gate import Gate, beta_of_row
 from ...common.cute.inverse import Inverse
 from ...common.cute.packed import rounded
@@ -47,7 +47,7 @@ from ..configs import (
 from ..parts import umma
 from ..parts.pairs import TensorCoreOfGroup
 from ..parts.state import store_transposed
-from ..parts.teams import Group, warp_index
+from ..parts.teams import Group, wait, warp_index
 from ..parts.walks import first_item, locate_walk, next_item
 from ..parts.work_item import WorkItem
 
@@ -58,7 +58,7 @@ KT = umma.Product(K, C, umma.across(C), umma.along(C), range(C // 16))          
 
 class Producer:
     def __init__(self, config: FusedConfig):
-        self.c, self.team = config, Group()
+        self.c, self.team = config, Group(reloads=config.cut or not config.one_product)
         self.item = WorkItem(config, self.team)
         self.tensor_core = TensorCoreOfGroup(self.team)
         self.gate, self.rows = Gate(config, self.team), Rows(config, self.team, self.tensor_core, TILE)
@@ -99,27 +99,25 @@ class Producer:
         at, tokens = self.item.chunk(shared, chunk, x.H, x.HV)
         rows = cutlass.min(tokens - chunk * C, C)
         group = self.team.number()
-        stage = CTAS * group + rank
         tile = shared + group * GROUP.bytes
         X, Y = [field_at(tile, field) for field in (GROUP.X, GROUP.Y)]
         sums, A_kk, columns, b = [
             field_at(tile, field) for field in (GROUP.sums, A_KK_OVER_X, GROUP.columns, GROUP.b)
         ]
-        KT_done = barriers.KT_done + group
-        self.tensor_core.done = barriers.pairs_done + group
+        KT_done, empty = field_at(tile, GROUP.KT_done), field_at(tile, GROUP.empty)
+        self.tensor_core.done = field_at(tile, GROUP.pairs_done)
         self.tensor_core.base_desc = field_at(shared, SHARED.base_desc)
         acc = self.tensor_core.accumulator()
-        raw, b = self.rows.fetch(at, rows, x.H, x.HV), b + phase * C
+        raw = self.rows.fetch(at, rows, x.H, x.HV)
         if self.team.warp() == IDLEST:
-            b[cute.arch.lane_idx()] = beta_of_row(at.beta, self.c.beta, rows, x.HV, cute.arch.lane_idx())
+            beta = self.item.beta(shared, chunk, x.HV)
+            of_rows = beta_of_row(beta, self.c.beta, rows, x.HV, cute.arch.lane_idx())
+            store(b + (phase * C + cute.arch.lane_idx()), [of_rows])
         qn, kn, s = self.rows.prepare(*raw, rows, at, sums)
         if cutlass.const_expr(not self.c.one_product):
-            self.team.refresh_warp_index(shared)
             self.rows.blocks(qn, kn, s, X, Y)
-        self.team.refresh_warp_index(shared)
-        gc = self.rows.make_sums(s, sums, at.lower_bound)
-        self.team.refresh_warp_index(shared)
-        cute.arch.mbarrier_wait(barriers.empty + stage, phase ^ 1)             # the tile is this group's
+        gc = self.rows.make_sums(s, sums, Y, at.lower_bound)
+        wait(empty, phase ^ 1)                                                 # the tile is this group's
         self.rows.operands(qn, kn, gc, sums, X, Y, tile, at.lower_bound)
         if self.team.warp() < 4:
             if cutlass.const_expr(self.c.one_product):
@@ -127,7 +125,7 @@ class Producer:
             else:
                 self.tensor_core.gather(acc)
         if self.team.warp() < 4:
-            self.make_TB_and_A2(acc, A_kk, columns, field_at(tile, TILE.TA), b, KT_done)
+            self.make_TB_and_A2(acc, A_kk, columns, field_at(tile, TILE.TA), b + phase * C, KT_done)
         else:
             self.store_KT(tile, KT_done, phase)
             self.team.meet_last_six()                                          # KT and A2 are in the tile
@@ -159,11 +157,12 @@ class Producer:
         row, piece = lane & 15, lane >> 4
         to = COLUMNS // 2 // 8 + 2 * (self.team.warp() - 2)                    # piece of the warp's first column
         for m in cutlass.range_constexpr(2):
-            found = [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
+            a = []
             for step in cutlass.range_constexpr(2):
-                a = load_matrices(TA + swizzle_128B(16 * m + row, (2 * step + piece) * 8, C) // 2)
-                for n in cutlass.range_constexpr(2):
-                    found[n] = mma_bf16(found[n], a, [pairs[4 * step + n], pairs[4 * step + 2 + n]])
+                a.append(load_matrices(TA + swizzle_128B(16 * m + row, (2 * step + piece) * 8, C) // 2))
+            found = []
+            for n in cutlass.range_constexpr(2):
+                found.append(two_mma_bf16(a, [[pairs[4 * step + n], pairs[4 * step + 2 + n]] for step in range(2)]))
             words = [word for n in range(2) for word in words_of(found[n])]
             store_matrices(TA + swizzle_128B(16 * m + row, (to + piece) * 8, C) // 2, words)
 
@@ -181,7 +180,7 @@ class Producer:
         """KT, rounded, in the place of kg, by warps 4 to 7."""
         warp, KG = self.team.warp() - 4, field_at(tile, TILE.KG)
         source = Columns.KT + self.team.number() * K + warp * umma.WARP_LANES
-        cute.arch.mbarrier_wait(done, phase)
+        wait(done, phase)
         umma.fence_after_thread_sync()
         for half in cutlass.range_constexpr(2):
             words = rounded(umma.load_fragments(source + half * umma.HALF_LANES, C, Uint32))

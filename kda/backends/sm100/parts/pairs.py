@@ -9,6 +9,7 @@ from ...common.cute.fragments import accumulator_places
 from ...common.cute.tile import C
 from ..configs import GROUP, Columns, K
 from . import umma
+from .teams import wait
 
 PAIRS = umma.Product(2 * C, C, umma.along(2 * C), umma.along(C), range(K // 16))             # X @ Y^T
 ACROSS = umma.Product(2 * C, C, umma.along(2 * C), umma.along(2 * C), range(K // 16))        # [k; q] @ k^T
@@ -58,7 +59,7 @@ class TensorCore:
 
     @cute.jit
     def wait(self, phase):
-        cute.arch.mbarrier_wait(self.done, phase)
+        wait(self.done, phase)
         umma.fence_after_thread_sync()
 
     @cute.jit

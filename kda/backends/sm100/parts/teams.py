@@ -1,6 +1,8 @@
 """The eight warps that make a chunk: which thread and warp of them one is, and where they meet."""
 
+import cutlass
 import cutlass.cute as cute
+from cutlass import Uint32
 
 from ...common.cute.barriers import NamedBarrier
 from ...common.cute.copies import field_at, load_one
@@ -31,6 +33,24 @@ def warp_index(shared):
     return cute.arch.make_warp_uniform(load_one(field_at(shared, SHARED.warp_indices) + cute.arch.warp_idx()))
 
 
+@cute.jit
+def wait(mbarrier, phase):
+    """Until a phase of that parity has ended: one instruction, if it has."""
+    cute.arch.inline_ptx(
+        "{.reg .pred p; AGAIN: mbarrier.try_wait.parity.shared.b64 p, [{$r0}], {$r1}, 10000000; @!p bra AGAIN;}",
+        read_only_args=[mbarrier.toint().to(Uint32), phase],
+    )
+
+
+@cute.jit
+def arrive_at(mbarrier, cta):
+    """One arrival at the mbarrier of a CTA of the cluster, by one lane of a warp."""
+    cute.arch.inline_ptx(
+        "{.reg .pred p; .reg .b32 to; elect.sync _|p, -1; mapa.shared::cluster.u32 to, {$r0}, {$r1}; "
+        "@p mbarrier.arrive.shared::cluster.b64 _, [to];}", read_only_args=[mbarrier.toint().to(Uint32), cta],
+    )  # fmt: skip
+
+
 class WholeCta:
     """The CTA of fwd/operands.py: barrier 0 is `sync_threads`."""
 
@@ -58,12 +78,16 @@ class WholeCta:
 
 
 class Group:
-    """One of the groups that follow CHAIN's warps."""
+    """One of the groups that follow CHAIN's warps.  `reloads`: for every chunk its warps reload their index."""
+
+    def __init__(self, reloads: bool):
+        self.reloads = reloads
 
     @cute.jit
     def refresh_warp_index(self, shared):
-        """Before each use of `warp` and `number` behind a branch or in a loop."""
-        self.index = warp_index(shared) - FIRST_PRODUCER
+        """Before `warp` and `number` are used in a loop."""
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        self.index = (warp_index(shared) if cutlass.const_expr(self.reloads) else warp) - FIRST_PRODUCER
 
     @cute.jit
     def thread(self):

@@ -78,16 +78,15 @@ def multiply(product: cutlass.Constexpr, d, base_desc, a, b, accumulate: cutlass
     base = load_one(base_desc)
     a, b = base + Uint32(a >> 4), base + Uint32(b >> 4)
     of_A, of_B = product.A, product.B
+    # p is true, and q is not.
+    text = "{.reg .pred p, q; .reg .b32 d, low; .reg .b64 a, b; mov.b32 d, {$r0}; setp.eq.b32 p|q, 0, 0; "
     for number in cutlass.range_constexpr(len(product.steps)):
         step = product.steps[number]
-        cute.arch.inline_ptx(
-            "{.reg .pred p; .reg .b32 d, low; .reg .b64 a, b; mov.b32 d, {$r0}; "
-            f"add.u32 low, {{$r1}}, {of_A.low + (of_A.step(step) >> 4)}; mov.b64 a, {{low, {of_A.high}}}; "
-            f"add.u32 low, {{$r2}}, {of_B.low + (of_B.step(step) >> 4)}; mov.b64 b, {{low, {of_B.high}}}; "
-            f"setp.ne.b32 p, {int(accumulate or number > 0)}, 0; "
-            f"tcgen05.mma.cta_group::1.kind::f16 [d], a, b, {product.instruction()}, p;}}",
-            read_only_args=[Int32(d), a, b],
-        )
+        text += f"add.u32 low, {{$r1}}, {of_A.low + (of_A.step(step) >> 4)}; mov.b64 a, {{low, {of_A.high}}}; "
+        text += f"add.u32 low, {{$r2}}, {of_B.low + (of_B.step(step) >> 4)}; mov.b64 b, {{low, {of_B.high}}}; "
+        added = "p" if accumulate or number > 0 else "q"
+        text += f"tcgen05.mma.cta_group::1.kind::f16 [d], a, b, {product.instruction()}, {added}; "
+    cute.arch.inline_ptx(text + "}", read_only_args=[Int32(d), a, b])
 
 
 @cute.jit

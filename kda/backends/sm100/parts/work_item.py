@@ -51,17 +51,24 @@ class WorkItem:
 
     @cute.jit
     def chunk(self, shared, chunk, H, HV):
-        """The rows of one of its chunks, and its tokens."""
+        """The rows of one of its chunks, but of beta, and its tokens."""
         c = self.c
-        of_qk, of_rest = load(self.field(shared, ITEM.q), 2), load(self.field(shared, ITEM.g), 2)
+        of_qk, of_rest = load(self.field(shared, ITEM.q), 2), load(self.field(shared, ITEM.g), 1)
         rows = []
         for first, kind, elements in (
             (of_qk[0], "bfloat16", H * K), (of_qk[1], "bfloat16", H * K),
-            (of_rest[0], c.g_dtype, HV * K), (of_rest[1], c.beta_dtype, HV),
+            (of_rest[0], c.g_dtype, HV * K),
         ):  # fmt: skip
             dtype = TYPES[kind]
             rows.append(in_global(fast.row(first, chunk, elements * Int32(C * dtype.width // 8)), dtype))
         bias = in_global(load_one(self.field(shared, ITEM.bias)), Float32)
         numbers = (ITEM.tokens, ITEM.rate, ITEM.scale, ITEM.lower_bound)
         tokens, rate, scale, lower_bound = [load_one(self.field(shared, field)) for field in numbers]
-        return HeadRows(*rows, rate, bias, scale, lower_bound), tokens
+        return HeadRows(*rows, None, rate, bias, scale, lower_bound), tokens
+
+    @cute.jit
+    def beta(self, shared, chunk, HV):
+        """beta of that chunk."""
+        dtype = TYPES[self.c.beta_dtype]
+        first = load_one(self.field(shared, ITEM.beta))
+        return in_global(fast.row(first, chunk, HV * Int32(C * dtype.width // 8)), dtype)

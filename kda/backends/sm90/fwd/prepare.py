@@ -19,7 +19,7 @@ A program without a chunk clears its share of the rows of o outside every sequen
   teams.FIRST_FOUR  128      A_kk is there
 
   shared memory: configs.PrepareConfig.struct; at K = 128 operands 16 + 8 KiB (any gate: twice 16), sums 5 (in blocks of
-  8 rows: 10), A_kk 4.5, TB 2
+  8 rows: 10, and 6 of what blocks have), A_kk 4.5, TB 2
 """
 
 from __future__ import annotations
@@ -115,11 +115,10 @@ class Prepare(entry.Entry):
         if cute.arch.warp_idx() == WARPS - 1:
             self.chunk.inverse.zeros(s.columns, s.TB)
         rows.blocks(qn, kn, decays, s.X, s.Y)
-        gc = rows.make_sums(decays, s.sums, x.lower_bound)
+        gc = rows.make_sums(decays, s.sums, s.of_blocks, x.lower_bound)
         if cutlass.const_expr(c.b_on_keys):
             of_k = load(s.b + rows.first_row(), GROUP_ROWS)
-        rows.across_blocks(qn, kn, gc, s.sums, s.X, s.Y, tile, of_k)
-        rows.of_state(qn, kn, gc, s.sums, tile)
+        rows.across_blocks(qn, kn, gc, s.sums, s.X, s.Y, s.of_blocks, tile, of_k)
 
     @cute.jit
     def place(self, x, chunk, y, z):

@@ -79,8 +79,7 @@ class TensorCore:
                 self.keep(self.acc, found, lambda apart, level=level: apart >> level == 1)
 
     def wait(self, number: int):
-        """For operands that were read: those within blocks were before all met at the sums, those across blocks are in
-        nobody's way."""
+        """For operands that were read: nothing is written where they are before all have met."""
 
     @cute.jit
     def keep(self, acc, found, counts: cutlass.Constexpr):
