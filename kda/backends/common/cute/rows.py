@@ -430,8 +430,8 @@ class Rows:
 
     @cute.jit
     def across_blocks(self, qn, kn, gc, sums, X, of_16, of_blocks, tile, of_k):
-        """Operands of the products across blocks of 8 rows, to X, and of 16; kg, kE and qg to the tile, which those of 16
-        may be in as well."""
+        """Operands of the products across blocks of 8 rows, to X, and of 16; kg, kE and qg to the tile, where those of 16
+        may lie, too."""
         minus, block = constant(-1.0), self.group() >> 2
         k_up, q_up, k_down, kg = [self.no_words() for _ in range(4)]
         for part in cutlass.range_constexpr(PARTS):
