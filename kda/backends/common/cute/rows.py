@@ -430,7 +430,7 @@ class Rows:
 
     @cute.jit
     def across_blocks(self, qn, kn, gc, sums, X, of_16, of_blocks, tile, of_k):
-        """Operands of the products across blocks of 8 rows, to X, and of 16; kg, kE and qg to the tile, where those of 16
+        """Operands of products across blocks of 8 rows, to X, and of 16; kg, kE and qg to the tile, where those of 16
         may lie, too."""
         minus, block = constant(-1.0), self.group() >> 2
         k_up, q_up, k_down, kg = [self.no_words() for _ in range(4)]
