@@ -1,4 +1,4 @@
-"""A small language model of KDA and attention layers, trained on the bytes of this repository's own pages.
+"""Trains a small language model of KDA and attention layers on the bytes of this repository's own pages.
 
     python examples/train.py                                         # one process, GPU if there is one
     torchrun --nproc-per-node 2 examples/train.py                    # two: gloo on CPUs, NCCL on GPUs
