@@ -311,7 +311,7 @@ def fused_recurrent_kda(
     """Kimi Delta Attention token by token, for inference; replaces `fla.ops.kda.fused_recurrent_kda`.
 
     Args:
-        q, k: (B, T, H, K), any K. Arguments that are not listed here are those of `chunk_kda`.
+        q, k: (B, T, H, K); K up to 1,024 on a GPU. Arguments that are not listed here are those of `chunk_kda`.
         initial_state: of any float dtype.
         beta: also (B, T, HV, V), a step size per value channel.
         ssm_state_indices: `initial_state` is a pool (slots, HV, K, V). (N,): sequence n starts from slot [n] and its

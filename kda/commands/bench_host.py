@@ -28,7 +28,7 @@ REPEATS = 200
 
 
 def host(screen: Screen, options: dict[str, Any]) -> int:
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")          # torch's profiler writes lines of its own into the progress
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")     # otherwise torch's profiler writes into the progress
     from kda.measure.host import Gpu, StandIn, calls, cost
     from kda.measure.timing import this_machine
     from kda.verify.cases import make
