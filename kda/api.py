@@ -318,7 +318,7 @@ def fused_recurrent_kda(
             last state is stored there. (N, S): it starts from slot [n, 0] and the state after its token t is stored in
             slot [n, t].
             A slot of -1 is padding: a sequence that starts there is skipped and its outputs are zero; a state whose
-            slot it is is dropped.
+            slot is -1 is dropped.
         num_accepted_tokens: (N,), with (N, S) slots: start from slot [n, num_accepted_tokens[n] - 1] instead.
         inplace_final_state: write the final states into `initial_state`; None means True with a pool, else False.
             False with a pool does not write the pool and returns the last states, zero for skipped sequences.
