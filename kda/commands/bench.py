@@ -149,7 +149,7 @@ def check_usage(options: dict[str, Any]) -> None:
     if explicit and options["names"]:
         raise click.UsageError(f"--shape names a shape; leave out {option_of(explicit[0])}")
     if explicit and not options["tokens"] and options["lengths"] is None:
-        raise click.UsageError(f"{option_of(explicit[0])} wants --tokens or --lengths beside it")
+        raise click.UsageError(f"{option_of(explicit[0])} needs --tokens or --lengths beside it")
     if options["lengths"] is not None and (options["tokens"] or given("batch")):
         raise click.UsageError("--lengths packs sequences in one row; leave out --batch and --tokens")
     if options["lengths"] is not None and not sum(options["lengths"]):
@@ -243,7 +243,7 @@ def bench(screen: Screen, options: dict[str, Any], old: dict[str, Any] | None) -
     device = here()
     machine = this_machine(device)
     if options["graph"] and machine.kind == "cpu":
-        raise CannotJudge("--graph wants a GPU: there are no CUDA graphs on a CPU")
+        raise CannotJudge("--graph needs a GPU: there are no CUDA graphs on a CPU")
     if old and (differs := machine.differs(old["host"]) or other_settings(options, old)):
         raise CannotJudge(f"{options['compare']} cannot be compared: {differs}")
     shapes, left_out = refuse_large(shapes_asked(options, machine.kind), options, device, machine.threads)

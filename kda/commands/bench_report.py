@@ -137,8 +137,8 @@ def refused_captures(results: Sequence[Result]) -> list[dict[str, str]]:
 
 
 def says_why(refused: dict[str, str]) -> str:
-    return ("{direction}, {problem}, {regime} gates: not timed, for a call of {backend} cannot be captured in a CUDA "
-            "graph: {reason}").format_map(refused)  # fmt: skip
+    return ("{direction}, {problem}, {regime} gates: not timed, because a call of {backend} cannot be captured in a "
+            "CUDA graph: {reason}").format_map(refused)  # fmt: skip
 
 
 def remarks(machine: Machine, lines: Sequence[Line]) -> Iterator[str]:
@@ -157,7 +157,7 @@ def remarks(machine: Machine, lines: Sequence[Line]) -> Iterator[str]:
         for side in filter(None, (vars(line), line.baseline)):
             if side["host_inside"]:
                 backend = side["backend"]
-                yield f"{line.direction}, {line.problem}: host time is inside, for {backend} waits for the GPU"
+                yield f"{line.direction}, {line.problem}: host time is included, because {backend} waits for the GPU"
 
 
 def compare_lines(screen: Screen, changes: Sequence[Change], options: dict[str, Any]) -> list[str]:

@@ -68,8 +68,8 @@ def check(id: str, title: str, *needs: str):
 def python_version(f: Facts) -> Finding | None:
     wanted, found = f.requires_python or REQUIRES_PYTHON, ".".join(map(str, f.python))
     if SpecifierSet(wanted).contains(found):
-        return Finding("python.version", "ok", f"{found}, kda wants {wanted}")
-    return Finding("python.version", "fail", f"{found}, but kda wants {wanted}", ("uv venv --python 3.12",))
+        return Finding("python.version", "ok", f"{found}, kda needs {wanted}")
+    return Finding("python.version", "fail", f"{found}, but kda needs {wanted}", ("uv venv --python 3.12",))
 
 
 @check("deps.pins", "installed packages are the versions that kda asks for")

@@ -87,7 +87,7 @@ def smi_gpu(**changes) -> dict:
 
 # check, what is different on this machine, status, words that its finding says or advises
 CASES = [
-    ("python.version", {"python": (3, 9, 2)}, "fail", "3.9.2, but kda wants >=3.10"),
+    ("python.version", {"python": (3, 9, 2)}, "fail", "3.9.2, but kda needs >=3.10"),
     ("python.version", {"python": (3, 9, 2), "requires_python": ""}, "fail", "uv venv"),
     ("deps.pins", {"requires": None}, "info", "checkout"),
     ("deps.pins", versions(nvidia_cutlass_dsl="4.5.0"), "fail", "pip install 'nvidia-cutlass-dsl[cu13]==4.8.1'"),
