@@ -549,8 +549,8 @@ def test_what_cannot_be_captured_is_not_timed_and_the_rest_is(made_up):
     made_up(MadeUpClock(refuses=2))
     result = run(*QUICK, "--regime", "slow", "--graph")
     assert result.exit_code == 3
-    assert ("backward, B=1 T=70 H=1 K=V=8 fp32, slow gates: not timed, because a call of reference cannot be captured in "
-            "a CUDA graph: it waits for the GPU") in result.stdout  # fmt: skip
+    assert ("backward, B=1 T=70 H=1 K=V=8 fp32, slow gates: not timed, because a call of reference cannot be captured "
+            "in a CUDA graph: it waits for the GPU") in result.stdout  # fmt: skip
     made_up(MadeUpClock(refuses=2))
     found = json.loads(run(*QUICK, "--regime", "slow", "--graph", "--json").stdout)
     assert ([row["direction"] for row in found["rows"]], found["exit"]) == (["forward"], 3)
