@@ -157,11 +157,11 @@ def check_usage(options: dict[str, Any]) -> None:
     if options["value_heads"] and options["value_heads"] % options["heads"]:
         raise click.UsageError(f"--value-heads must be a multiple of --heads {options['heads']}")
     if given("fail_above") and not options["compare"]:
-        raise click.UsageError("--fail-above wants --compare FILE, results to be held against")
+        raise click.UsageError("--fail-above needs --compare FILE, the results to compare with")
     if options["graph"] and options["stages"]:
         raise click.UsageError("--graph replays whole calls; leave out --stages")
     if options["arch"] and not options["predicted"] and not options["host"]:
-        raise click.UsageError("--arch wants --predicted or --host: a timing is made on the GPU that is here")
+        raise click.UsageError("--arch needs --predicted or --host: timings are made on the GPU of this machine")
     if options["host"]:
         others = ("predicted", "graph", "stages", "save", "compare", "plot", "html", "regime", "seconds", "force")
         if wrong := [name for name in others if given(name)]:

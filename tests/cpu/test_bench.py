@@ -382,7 +382,7 @@ def test_results_saved_before_there_were_settings_had_none_on(saved, tmp_path):
         (("--lengths", "3,x"), "not a list of lengths"),
         (("--tokens", "8", "--heads", "2", "--value-heads", "3"), "a multiple of --heads 2"),
         (("--graph", "--stages"), "leave out --stages"),
-        (("--fail-above", "3%"), "--fail-above wants --compare"),
+        (("--fail-above", "3%"), "--fail-above needs --compare"),
         (("--fail-above", "3 percent"), "is not a percentage"),
         (("--regime", "medium"), "'medium' is not one of"),
         (("--compare", "nowhere.json"), "does not exist"),

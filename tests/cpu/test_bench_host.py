@@ -24,7 +24,7 @@ def run(*args):
 
 
 @pytest.mark.parametrize(("words", "says"), [
-    (("--arch", "sm90"), "--arch wants --predicted or --host"),
+    (("--arch", "sm90"), "--arch needs --predicted or --host"),
     ((*STAND_IN, "--graph"), "--host times calls of the host; leave out --graph"),
     ((*STAND_IN, "--predicted"), "leave out --predicted"),
     ((*STAND_IN, "--direction", "backward"), "--host times a forward and a step"),
