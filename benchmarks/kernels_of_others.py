@@ -27,7 +27,7 @@ from others.cases import CASES, PACKAGES, PROJECTS
 COPIES = "harmless: warps that hold copies of a block read it, and do not store"
 VERDICTS = {  # (part of a kernel's name, finding, or "NO": a wrong result) -> what reading the kernel says
     ("fp16ScalarProduct", "NO"): "the kernel starts at threadIdx + blockDim + blockIdx, where * is meant",
-    ("simple_wmma_bf16gemm", "NO"): "the kernel takes tile (k, n) of B where (n, k) is meant",
+    ("simple_wmma_bf16gemm", "NO"): "the kernel reads tile (k, n) of B where (n, k) is meant",
     ("MultiStageLargeChunk", "NO"): "the kernel reads B by A's offsets: its own test has constant matrices",
     ("MultiStageLargeChunk", "race-write-write"): "true: `<=` starts a fifth copy into four buffers",
     ("MultiStageLargeChunk", "race-read-write"): "true, for the same reason",
@@ -103,9 +103,10 @@ def page(rows):
     return "\n".join(lines) + "\n"
 
 
-INTRODUCTION = """Written by `benchmarks/kernels_of_others.py`. The kernels are unmodified; the script calls them on CPU
-tensors of small sizes and compares the results with torch's. "Correct" means that they agree. A finding has the
-verdict of a person who read the kernel: an error of the kernel that hardware may mask, or what else it is."""
+INTRODUCTION = """Written by `benchmarks/kernels_of_others.py`. The kernels are unmodified; the script calls them on
+CPU tensors of small sizes and compares the results with torch's. "Correct" means that they agree. Wrong results and
+findings have the verdict of a person who read the kernel: *true* is an error of the kernel, which hardware may mask;
+*harmless* is none."""
 
 if __name__ == "__main__":
     main()

@@ -1,10 +1,10 @@
-"""One KDA layer of a checkpoint, to kda.nn.KimiDeltaAttention and back, compared; and written in another layout.
+"""Reads one KDA layer of a checkpoint, writes it back or in another layout, and compares both.
 
     python examples/convert.py FOLDER                     # of safetensors and a config.json; the first layer
     python examples/convert.py FOLDER --layer 5 --to fla --out layer.safetensors
     python examples/convert.py --demo kimi_linear         # a small random layer, written in a layout and read again
 
-Reads the layer's tensors and nothing else, so a checkpoint of 100 GB is no harder than a small one.  Where transformers
+Only the layer's tensors are read, so a checkpoint of 100 GB is no harder than a small one.  Where transformers
 has the model, its own layer makes the same outputs, and the difference is printed.
 """
 

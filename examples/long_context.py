@@ -1,4 +1,4 @@
-"""One long sequence over several ranks: layers of KDA, forward and backward, each rank with its part of the tokens.
+"""Runs layers of KDA, forward and backward, over one long sequence, of which each rank has a part.
 
     torchrun --nproc-per-node 2 examples/long_context.py                     # gloo on CPUs
     torchrun --nproc-per-node 8 examples/long_context.py --tokens 1048576 --hidden 2304 --heads 32 --head-dim 128

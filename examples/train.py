@@ -1,4 +1,4 @@
-"""A small language model of KDA and attention layers, trained on the bytes of this repository's own pages.
+"""Trains a small language model of KDA and attention layers on the bytes of this repository's own pages.
 
     python examples/train.py                                         # one process, GPU if there is one
     torchrun --nproc-per-node 2 examples/train.py                    # two: gloo on CPUs, NCCL on GPUs
@@ -85,7 +85,7 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def continued(self, prompt: bytes, tokens: int) -> str:
-        """The prompt, and what the model holds to be most likely behind it."""
+        """The prompt, and the tokens that the model finds most likely after it."""
         device, states, keys = self.embed.weight.device, Cache(), {}
         given, text = torch.tensor([[*prompt]], device=device), [*prompt]
         for _ in range(tokens):

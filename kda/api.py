@@ -311,14 +311,14 @@ def fused_recurrent_kda(
     """Kimi Delta Attention token by token, for inference; replaces `fla.ops.kda.fused_recurrent_kda`.
 
     Args:
-        q, k: (B, T, H, K), any K. Arguments that are not listed here are those of `chunk_kda`.
+        q, k: (B, T, H, K); K up to 1,024 on a GPU. Arguments that are not listed here are those of `chunk_kda`.
         initial_state: of any float dtype.
         beta: also (B, T, HV, V), a step size per value channel.
         ssm_state_indices: `initial_state` is a pool (slots, HV, K, V). (N,): sequence n starts from slot [n] and its
             last state is stored there. (N, S): it starts from slot [n, 0] and the state after its token t is stored in
             slot [n, t].
             A slot of -1 is padding: a sequence that starts there is skipped and its outputs are zero; a state whose
-            slot it is is dropped.
+            slot is -1 is dropped.
         num_accepted_tokens: (N,), with (N, S) slots: start from slot [n, num_accepted_tokens[n] - 1] instead.
         inplace_final_state: write the final states into `initial_state`; None means True with a pool, else False.
             False with a pool does not write the pool and returns the last states, zero for skipped sequences.

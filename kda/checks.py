@@ -386,7 +386,7 @@ KIND: tuple[Check, ...] = (
     Check(
         "q.head_dim", "q", lambda c: "a tensor with K >= 1" if c.recurrent else f"a tensor with 1 <= K <= {MAX_K}",
         lambda c: when(c.K < 1 or not (c.recurrent or c.K <= MAX_K), f"K={c.K}"),
-        "Split the head into several; fused_recurrent_kda accepts any K.",
+        "Split the head into several; fused_recurrent_kda accepts K up to 1,024 on a GPU, any K on a CPU.",
     ),
     *(_device_row(name) for name in ARGUMENTS[1:]),
     _shape_row("k", "B T H K", "q and k share heads and head dim; only v, g and beta may have more heads."),

@@ -149,7 +149,7 @@ def check_usage(options: dict[str, Any]) -> None:
     if explicit and options["names"]:
         raise click.UsageError(f"--shape names a shape; leave out {option_of(explicit[0])}")
     if explicit and not options["tokens"] and options["lengths"] is None:
-        raise click.UsageError(f"{option_of(explicit[0])} wants --tokens or --lengths beside it")
+        raise click.UsageError(f"{option_of(explicit[0])} needs --tokens or --lengths beside it")
     if options["lengths"] is not None and (options["tokens"] or given("batch")):
         raise click.UsageError("--lengths packs sequences in one row; leave out --batch and --tokens")
     if options["lengths"] is not None and not sum(options["lengths"]):
@@ -157,11 +157,11 @@ def check_usage(options: dict[str, Any]) -> None:
     if options["value_heads"] and options["value_heads"] % options["heads"]:
         raise click.UsageError(f"--value-heads must be a multiple of --heads {options['heads']}")
     if given("fail_above") and not options["compare"]:
-        raise click.UsageError("--fail-above wants --compare FILE, results to be held against")
+        raise click.UsageError("--fail-above needs --compare FILE, the results to compare with")
     if options["graph"] and options["stages"]:
         raise click.UsageError("--graph replays whole calls; leave out --stages")
     if options["arch"] and not options["predicted"] and not options["host"]:
-        raise click.UsageError("--arch wants --predicted or --host: a timing is made on the GPU that is here")
+        raise click.UsageError("--arch needs --predicted or --host: timings are made on the GPU of this machine")
     if options["host"]:
         others = ("predicted", "graph", "stages", "save", "compare", "plot", "html", "regime", "seconds", "force")
         if wrong := [name for name in others if given(name)]:
@@ -243,7 +243,7 @@ def bench(screen: Screen, options: dict[str, Any], old: dict[str, Any] | None) -
     device = here()
     machine = this_machine(device)
     if options["graph"] and machine.kind == "cpu":
-        raise CannotJudge("--graph wants a GPU: there are no CUDA graphs on a CPU")
+        raise CannotJudge("--graph needs a GPU: there are no CUDA graphs on a CPU")
     if old and (differs := machine.differs(old["host"]) or other_settings(options, old)):
         raise CannotJudge(f"{options['compare']} cannot be compared: {differs}")
     shapes, left_out = refuse_large(shapes_asked(options, machine.kind), options, device, machine.threads)

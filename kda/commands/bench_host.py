@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ REPEATS = 200
 
 
 def host(screen: Screen, options: dict[str, Any]) -> int:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")     # otherwise torch's profiler writes into the progress
     from kda.measure.host import Gpu, StandIn, calls, cost
     from kda.measure.timing import this_machine
     from kda.verify.cases import make
@@ -36,7 +38,7 @@ def host(screen: Screen, options: dict[str, Any]) -> int:
     target = options["arch"]
     if target is None and device == "cpu":
         raise CannotJudge(
-            "--host wants a GPU, to which calls are launched; found none. --arch sm90 sends the launches of that GPU's "
+            "--host needs a GPU that calls are launched to; found none. --arch sm90 sends the launches of that GPU's "
             "backends to a stand-in, so that all but the driver's part is timed"
         )
     machine = this_machine("cpu" if target else device)
@@ -99,7 +101,7 @@ def report(
         return
     words = [machine.device, f"kda {kda_version()}", *(f"{n} {v}" for n, v in machine.versions.items())]
     screen.line(screen.paint("  ".join(words), bold=True))
-    screen.line("microseconds of the host for a call; results are not looked at")
+    screen.line("microseconds of the host per call; results are not compared")
     if stand_in:
         name = stand_in.name.removeprefix("simulated ")
         screen.line(f"launches go to a stand-in of {name}: the driver's part is left out, and tensors lie on the CPU")

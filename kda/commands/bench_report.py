@@ -48,8 +48,8 @@ def parity_lines(screen: Screen, results: Sequence[Result], verbose: bool) -> li
     if not wrong:
         result, check = max(checks, key=lambda pair: closest(pair[1].rows).measure.used)
         row = closest(check.rows)
-        says += (f"; the closest is {row.tensor} of {result.name}, {result.regime} gates: {used_words(row)} of "
-                 f"{check.against}")  # fmt: skip
+        says += (f"; the closest is {row.tensor} of {result.name}, {result.regime} gates: {used_words(row)}, "
+                 f"against {check.against}")  # fmt: skip
     lines, shown = [f"{screen.mark('fail' if wrong else 'ok')} {says}"], []
     for result, check in checks if verbose else wrong:
         sign = screen.sign("fail" if check.wrong else "ok")
@@ -57,7 +57,7 @@ def parity_lines(screen: Screen, results: Sequence[Result], verbose: bool) -> li
         row = closest(check.rows)
         shown.append((f"{sign} {result.name}", result.regime, check.backend,
                       f"{len(check.rows) - len(check.wrong)} of {len(check.rows)}{timed}",
-                      f"{row.tensor} uses {used_words(row)} of {check.against}"))  # fmt: skip
+                      f"{row.tensor}: {used_words(row)}, against {check.against}"))  # fmt: skip
     lines += screen.table(shown, indent=2)
     return lines + [f"  {result.name}, {result.regime}, {check.backend}: {describe(row)}"
                     for result, check in wrong for row in check.wrong]  # fmt: skip
@@ -70,7 +70,8 @@ def closest(rows: Sequence[Row]) -> Row:
 def used_words(row: Row) -> str:
     from kda.verify.parity import used_words
 
-    return used_words(row.measure)
+    budget = " of its budget" if row.measure.kind in ("norm", "peak") else ""
+    return f"{used_words(row.measure)}{budget}"
 
 
 def describe(row: Row) -> str:
@@ -136,8 +137,8 @@ def refused_captures(results: Sequence[Result]) -> list[dict[str, str]]:
 
 
 def says_why(refused: dict[str, str]) -> str:
-    return ("{direction}, {problem}, {regime} gates: not timed, for a call of {backend} cannot be captured in a CUDA "
-            "graph: {reason}").format_map(refused)  # fmt: skip
+    return ("{direction}, {problem}, {regime} gates: not timed, because a call of {backend} cannot be captured in a "
+            "CUDA graph: {reason}").format_map(refused)  # fmt: skip
 
 
 def remarks(machine: Machine, lines: Sequence[Line]) -> Iterator[str]:
@@ -156,7 +157,7 @@ def remarks(machine: Machine, lines: Sequence[Line]) -> Iterator[str]:
         for side in filter(None, (vars(line), line.baseline)):
             if side["host_inside"]:
                 backend = side["backend"]
-                yield f"{line.direction}, {line.problem}: host time is inside, for {backend} waits for the GPU"
+                yield f"{line.direction}, {line.problem}: host time is included, because {backend} waits for the GPU"
 
 
 def compare_lines(screen: Screen, changes: Sequence[Change], options: dict[str, Any]) -> list[str]:

@@ -68,8 +68,8 @@ def check(id: str, title: str, *needs: str):
 def python_version(f: Facts) -> Finding | None:
     wanted, found = f.requires_python or REQUIRES_PYTHON, ".".join(map(str, f.python))
     if SpecifierSet(wanted).contains(found):
-        return Finding("python.version", "ok", f"{found}, kda wants {wanted}")
-    return Finding("python.version", "fail", f"{found}, but kda wants {wanted}", ("uv venv --python 3.12",))
+        return Finding("python.version", "ok", f"{found}, kda needs {wanted}")
+    return Finding("python.version", "fail", f"{found}, but kda needs {wanted}", ("uv venv --python 3.12",))
 
 
 @check("deps.pins", "installed packages are the versions that kda asks for")
@@ -81,7 +81,7 @@ def deps_pins(f: Facts) -> Finding | None:
     if not wrong:
         return Finding("deps.pins", "ok", f"{len(wanted)} requirements hold")
     found = [f.versions.get(canonicalize_name(r.name), "is missing") for r in wrong]
-    says = [f"{r.name} {there}, wants {_specifier(r)}" for r, there in zip(wrong, found, strict=True)]
+    says = [f"{r.name} {there}, kda needs {_specifier(r)}" for r, there in zip(wrong, found, strict=True)]
     return Finding("deps.pins", "fail", "; ".join(says), tuple(f"pip install '{_spelled(r)}'" for r in wrong))
 
 
@@ -213,7 +213,7 @@ def driver_version(f: Facts) -> Finding | None:
     if all(cuda <= major for cuda in needs.values()):
         return Finding("driver.version", "ok", says)
     newest = max(needs.values())
-    wants = ", ".join(f"{who} wants CUDA {cuda}" for who, cuda in needs.items() if cuda > major)
+    wants = ", ".join(f"{who} needs CUDA {cuda}" for who, cuda in needs.items() if cuda > major)
     fix = [f"install driver {LOWEST_DRIVER.get(newest, f'for CUDA {newest}')} or newer"]
     fix += [f"or a torch built for CUDA {major} (its install page names the command)"] * (needs.get("torch", 0) > major)
     fix += [f"or `pip install 'nvidia-cutlass-dsl[cu{major}]'`"] * (needs.get("cutlass-dsl", 0) > major)

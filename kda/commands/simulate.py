@@ -165,6 +165,8 @@ def _print(screen: Screen, found: Simulated, asked: bool, judged: Mutants | None
         screen.line()
         for line in judged.lines():
             screen.line(line)
+        if not judged.outcomes:
+            screen.line("no mutants: these kernels have no synchronising instruction")
     elif asked and found.findings:
         screen.line()
         screen.line("no mutants: fix the findings first, which would hide what a mutant changes")

@@ -331,7 +331,7 @@ KIND: tuple[Check, ...] = (
                   "Only drafts can be rolled back: pass their records."),
     Check("decode.records.accepted", "records", "used with num_accepted_tokens",
           lambda c: when(c.x.records is not None and c.x.accepted is None, "none"),
-          "It says how many tokens of the last step hold; 1 behind a prefill."),
+          "It says how many tokens of the last step were accepted; 1 after a prefill."),
     _shape_row("accepted", "N", "One count per sequence."),
     _together_row("accepted_path.records", "path", ("records",), "used with records", "Leave it out without drafts."),
     _shape_row("path", "N T", "The numbers of the accepted tokens of the last step, filled up with anything."),
@@ -351,11 +351,11 @@ VALUES: tuple[Check, ...] = (
     Check("decode.ssm_state_indices.shared", "ssm_state_indices", "different for each sequence", _shared_slot,
           "Two sequences would write one state; give each a slot of its own."),
     Check("decode.num_accepted_tokens.range", "num_accepted_tokens", lambda c: f"from 1 to T={c.T}", _bad_count,
-          "The first token of a step always holds."),
+          "The first token of a step is always accepted."),
     Check("decode.accepted_path.values", "accepted_path", "0 and then ascending numbers of tokens", _bad_path,
-          "It begins with the root, 0, and names a token behind the one before."),
+          "It begins with the root, 0, and each token comes after the one before it."),
     Check("decode.parents.values", "parents", "the number of an earlier token", _bad_parent,
-          "Put a token behind the one that it follows."),
+          "Put each token after its parent."),
     *map(_own_memory_row, ("states", "conv_states", "records", "out")),
 )  # fmt: skip
 

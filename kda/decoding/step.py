@@ -67,24 +67,24 @@ def decode_step(
         states: (slots, HV, V, K) of any float dtype, updated in place; (slots, HV, K, V) with `state_v_first=False`,
             which is slower on a GPU.
         A_log, dt_bias, scale, lower_bound: as in `chunk_kda`.
-        use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel: as in `chunk_kda`, but on.
+        use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel: as in `chunk_kda`, but True by default.
         allow_neg_eigval: as in `chunk_kda`.
         ssm_state_indices: (N,), the slot of each sequence in `states`, `conv_states` and `records`; None: slot n. A
             sequence whose slot is below `first_slot` is padding: its o is zero and nothing of it is stored.
-        first_slot: 0, or 1 where slot 0 is nobody's, as in vLLM.
+        first_slot: 0, or 1 where slot 0 belongs to no sequence, as in vLLM.
         conv_states: (slots, L, C), updated in place: the last L = W - 1 inputs of the convolution, the oldest first;
             C = 2 H K + HV V channels, those of q, k and v. With `records` L = W - 2 + T.
-        conv_weight: (C, W) or (C, 1, W), 2 <= W <= 8, the weights of q, k and v behind each other.
+        conv_weight: (C, W) or (C, 1, W), 2 <= W <= 8, the weights of q, k and v, concatenated.
         conv_bias: (C,).
         conv_channels_first: `conv_states` are (slots, C, L).
         norm_gate: (N, T, HV, V), logits: the result is `norm_weight * RMSNorm(o) * sigmoid(norm_gate)`.
         norm_weight: (V,).
         norm_eps: of the RMSNorm.
-        records: (slots, T - 1, HV, 2 K + V) float32, updated in place: tokens behind the first of each sequence are
-            drafts. Their states are not kept; what brings a state from one token to the next is, and the next call
-            brings the state to the last accepted token with it. Without records all T tokens hold.
-        num_accepted_tokens: (N,), with `records`: how many tokens of the last call hold, from 1 to T; 1 behind a
-            prefill, whose state and last W - 1 inputs (the first rows of `conv_states`) hold as they are.
+        records: (slots, T - 1, HV, 2 K + V) float32, updated in place: the tokens of each sequence after its first one
+            are drafts. Not their states are kept but a record of each update, and the next call applies those of the
+            accepted tokens to the state. Without records all T tokens are final.
+        num_accepted_tokens: (N,), with `records`: how many tokens of the last call were accepted, from 1 to T; 1 after
+            a prefill, whose state and last W - 1 inputs (the first rows of `conv_states`) are current.
         accepted_path: (N, T), the numbers that these tokens had in that call: 0, then ascending; None: 0, 1, 2, ...
         parents: (N, T), the number of the token that each token follows, an earlier one, for drafts in a tree; that of
             the first is not read. None: each follows the one before. A token that follows the one before costs less.
@@ -95,7 +95,7 @@ def decode_step(
         o (N, T, HV, V) in the dtype of q.
 
     Raises:
-        InputError: an argument that is wrong, whatever the backend, or a call that records gradients: there is no
+        InputError: an argument is invalid for every backend, or the call records gradients: there is no
             backward. Slots, counts, paths and parents on a GPU are not looked at; whatever they are, no memory outside
             of the tensors is touched.
         NoBackendError: no backend accepts the call, or the named one does not.

@@ -46,7 +46,7 @@ class KimiDeltaAttention(nn.Module):
         norm_eps: of the RMSNorm.
         layer_idx: the key of the layer's state in a cache.
         mode: "chunk", "recurrent" (token by token, no gradients) or "auto": recurrent for up to 64 tokens without
-            gradients, else chunk. Up to 8 tokens that go on from a cache are one `kda.decode_step` where a backend has
+            gradients, else chunk. Up to 8 tokens that continue from a cache are one `kda.decode_step` if a backend has
             a kernel for it, unless the mode is "chunk"; `explain` says why a call is not.
         disable_recompute: keep the forward's intermediates for the backward: faster, more memory; or "states", as
             `chunk_kda`.

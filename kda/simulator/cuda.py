@@ -42,8 +42,8 @@ def run(
     arch: such as "sm_90a".
     defines, include, options: macros, folders for #include, and further options of the compiler. The file's own folder
         is searched as well, and so are the CUDA headers that are installed (of nvcc or of Triton).
-    compiler: "nvrtc" needs no toolkit and sees device code alone; "nvcc" takes a file with its host code.
-    launched: what `launch` takes: grid, block, args, and so on.
+    compiler: "nvrtc" needs no toolkit and sees device code alone; "nvcc" accepts a file with its host code.
+    launched: arguments of `launch`: grid, block, args, and so on.
     """
     text, file = _text_of(source)
     target = parse(arch.replace("compute", "sm"))

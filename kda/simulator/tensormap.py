@@ -251,7 +251,7 @@ CHECKS = (
           f"a box of padded elements has {PADDED_BOX} of them, and dimension 0 a multiple",
           "box {m.box}, dims {m.dims}", "Use 16u4_align8b."),
     Check("map.pixels", lambda m: 0 <= m.pixels <= 1024 and (not m.pixels or m.rank >= 3),
-          "im2col takes 1 to 1024 pixels of a tensor of 3 to 5 dimensions", "{m.pixels} of {m.rank} dimensions",
+          "im2col copies 1 to 1024 pixels of a tensor of 3 to 5 dimensions", "{m.pixels} of {m.rank} dimensions",
           "Copy more pixels in several copies."),
     Check("map.corners",
           lambda m: len(m.lower) == len(m.upper) == (m.rank - 2 if m.pixels else 0)

@@ -183,7 +183,7 @@ def test_a_cpu_times_tiny_shapes_unless_told_otherwise():
 def test_parity_stands_before_the_times():
     out = run(*QUICK, "--against", "reference", "--regime", "slow").output
     assert out.index("18 of 18 tensors within budget") < out.index("median")
-    assert "of the recurrence in float64" in out and "9 of 9" not in out
+    assert "% of its budget, against the recurrence in float64" in " ".join(out.split()) and "9 of 9" not in out
     assert "vs reference" in out and out.count("x\n") == 2
     out = run(*QUICK, "--against", "reference", "--regime", "slow", "-v").output
     assert out.count("9 of 9") == 2 and "TFLOP/s" in out
@@ -223,7 +223,7 @@ def test_what_spoils_a_number_is_said():
     waits = dataclasses.replace(LINE, host_inside=True)
     busy = Machine("a CPU", "cpu", 2, cores=8, load=7.0)
     said = [*bench.remarks(slow_clock, [waits]), *bench.remarks(busy, [LINE])]
-    for words in ("1200 of 1980 MHz", "host time is inside, for reference waits", "a load of 7.0 on 8"):
+    for words in ("1200 of 1980 MHz", "host time is included, because reference waits", "a load of 7.0 on 8"):
         assert any(words in text for text in said)
     assert not busy._replace(load=5.0).crowded
 
@@ -375,14 +375,14 @@ def test_results_saved_before_there_were_settings_had_none_on(saved, tmp_path):
         (("--against", "flaa"), "Did you mean 'fla'?"),
         (("--shape", "tinny"), "Did you mean 'tiny'?"),
         (("--shape", "tiny", "-K", "8"), "leave out -K"),
-        (("--value-heads", "8"), "--value-heads wants --tokens or --lengths"),
+        (("--value-heads", "8"), "--value-heads needs --tokens or --lengths"),
         (("--lengths", "3,4", "--tokens", "8"), "leave out --batch and --tokens"),
         (("--lengths", "3,4", "--batch", "1"), "leave out --batch and --tokens"),
         (("--lengths", "0,0"), "a token to time"),
         (("--lengths", "3,x"), "not a list of lengths"),
         (("--tokens", "8", "--heads", "2", "--value-heads", "3"), "a multiple of --heads 2"),
         (("--graph", "--stages"), "leave out --stages"),
-        (("--fail-above", "3%"), "--fail-above wants --compare"),
+        (("--fail-above", "3%"), "--fail-above needs --compare"),
         (("--fail-above", "3 percent"), "is not a percentage"),
         (("--regime", "medium"), "'medium' is not one of"),
         (("--compare", "nowhere.json"), "does not exist"),
@@ -522,7 +522,7 @@ def test_a_cpu_counts_no_memory(saved):
 
 def test_a_cpu_has_no_graphs():
     result = run(*ONE, "--graph")
-    assert result.exit_code == 3 and "--graph wants a GPU" in result.stdout
+    assert result.exit_code == 3 and "--graph needs a GPU" in result.stdout
     assert json.loads(run(*ONE, "--graph", "--json").stdout)["rows"] == []
 
 
@@ -549,8 +549,8 @@ def test_what_cannot_be_captured_is_not_timed_and_the_rest_is(made_up):
     made_up(MadeUpClock(refuses=2))
     result = run(*QUICK, "--regime", "slow", "--graph")
     assert result.exit_code == 3
-    assert ("backward, B=1 T=70 H=1 K=V=8 fp32, slow gates: not timed, for a call of reference cannot be captured in a "
-            "CUDA graph: it waits for the GPU") in result.stdout  # fmt: skip
+    assert ("backward, B=1 T=70 H=1 K=V=8 fp32, slow gates: not timed, because a call of reference cannot be captured "
+            "in a CUDA graph: it waits for the GPU") in result.stdout  # fmt: skip
     made_up(MadeUpClock(refuses=2))
     found = json.loads(run(*QUICK, "--regime", "slow", "--graph", "--json").stdout)
     assert ([row["direction"] for row in found["rows"]], found["exit"]) == (["forward"], 3)

@@ -24,7 +24,7 @@ def run(*args):
 
 
 @pytest.mark.parametrize(("words", "says"), [
-    (("--arch", "sm90"), "--arch wants --predicted or --host"),
+    (("--arch", "sm90"), "--arch needs --predicted or --host"),
     ((*STAND_IN, "--graph"), "--host times calls of the host; leave out --graph"),
     ((*STAND_IN, "--predicted"), "leave out --predicted"),
     ((*STAND_IN, "--direction", "backward"), "--host times a forward and a step"),
@@ -38,7 +38,7 @@ def test_what_is_no_timing_of_the_host_is_refused(words, says):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_without_a_gpu_it_cannot_judge_and_says_what_can_be_done():
     result = run(*SMALL)
-    assert result.exit_code == 3 and "--host wants a GPU" in result.stdout and "--arch sm90" in result.stdout
+    assert result.exit_code == 3 and "--host needs a GPU" in result.stdout and "--arch sm90" in result.stdout
     refused = json.loads(run(*SMALL, "--json").stdout)
     assert refused["exit"] == 3 and refused["rows"] == []
 

@@ -21,7 +21,7 @@ PREDICTED = ("--predicted", "--shape", "h64-1k")
 
 @pytest.mark.parametrize(
     ("words", "says"),
-    [(("--arch", "sm100"), "--arch wants --predicted"),
+    [(("--arch", "sm100"), "--arch needs --predicted"),
      ((*PREDICTED, "--graph"), "--predicted times nothing; leave out --graph"),
      ((*PREDICTED, "--compare", __file__), "leave out --compare"),
      ((*PREDICTED, "--arch", "sm9"), "sm9")],

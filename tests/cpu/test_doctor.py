@@ -87,11 +87,11 @@ def smi_gpu(**changes) -> dict:
 
 # check, what is different on this machine, status, words that its finding says or advises
 CASES = [
-    ("python.version", {"python": (3, 9, 2)}, "fail", "3.9.2, but kda wants >=3.10"),
+    ("python.version", {"python": (3, 9, 2)}, "fail", "3.9.2, but kda needs >=3.10"),
     ("python.version", {"python": (3, 9, 2), "requires_python": ""}, "fail", "uv venv"),
     ("deps.pins", {"requires": None}, "info", "checkout"),
     ("deps.pins", versions(nvidia_cutlass_dsl="4.5.0"), "fail", "pip install 'nvidia-cutlass-dsl[cu13]==4.8.1'"),
-    ("deps.pins", {"versions": {"torch": "2.13.0+cpu"}}, "fail", "triton is missing, wants >=3.4"),
+    ("deps.pins", {"versions": {"torch": "2.13.0+cpu"}}, "fail", "triton is missing, kda needs >=3.4"),
     ("gpu.visible", {**NO_GPU, "env": {"CUDA_VISIBLE_DEVICES": ""}}, "warn", "unset CUDA_VISIBLE_DEVICES"),
     ("gpu.visible", CPU_ONLY, "warn", "no CUDA device, and torch 2.13.0+cpu could not use one"),
     ("gpu.visible", {**CPU_ONLY, "smi_gpus": (H200,), "smi": SMI}, "warn", "cannot use the NVIDIA H200"),

@@ -132,6 +132,8 @@ def test_mutants_tell_a_barrier_that_is_needed_from_one_that_is_not(here):
     idle = simulate("--mutants", "script.py", "twice", "idle")
     assert idle.exit_code == 1 and "SURVIVED" in idle.output
     assert "no mutants: fix the findings first" in simulate("--mutants", "script.py", "racy", "swap").stdout
+    without = simulate("--mutants", "script.py", "twice")
+    assert without.exit_code == 0 and "no mutants: these kernels have no synchronising instruction" in without.stdout
 
 
 def test_memory_that_the_script_did_not_make_is_neither_copied_nor_compared(here):

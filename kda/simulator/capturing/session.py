@@ -73,7 +73,7 @@ class Session:
         for name, tensor in tensors.items():
             if tensor.device.type != "cpu":
                 raise CaptureError(
-                    f"{kernel.name} was given {name} on {tensor.device}; a capture takes CPU tensors. Use .cpu()."
+                    f"{kernel.name} was given {name} on {tensor.device}; a capture needs CPU tensors. Use .cpu()."
                 )
         self.launches.append(launch)
         run = self.around(launch, functools.partial(self._simulated, launch, memory.regions(tensors)))
