@@ -31,6 +31,7 @@ class Call(NamedTuple):
     backward: bool = False                   # or a forward
     tables: bool = False                     # only the tables of a recorded call
     save: Save = Save.NOTHING                # by a forward
+    states: bool = False                     # that enter chunks are requested of it
 
 
 GROUPED: dict[str, Any] = dict(H=1, HV=2)
@@ -38,7 +39,7 @@ FLOAT32: dict[str, Any] = dict(dtype="float32")
 MANY = (0,) * 256 + (300,)                   # sequences, more than a CTA has threads
 CALLS = {
     "sm100": {
-        "clusters of two, one walk after the other": Call(Spec((430, 0, 70), **GROUPED), sms=2),
+        "clusters of two, one walk after the other": Call(Spec((430, 0, 70), **GROUPED), sms=2, states=True),
         "sequences cut into segments": Call(Spec((400, 40), **GROUPED), dict(SEGMENTS=3), sms=2),
         "a forward that keeps its own": Call(Spec((230, 0, 40), **GROUPED), save=Save.OWN),
         "backward, one item after the other": Call(Spec((230, 0, 40), **GROUPED), sms=2, backward=True),
@@ -85,7 +86,8 @@ def made(backend: str, call: Call, case: Case) -> dict[str, Tensor | None]:
         if call.backward:
             return kda.chunk_kda_bwd(do=case.do, dht=case.dht, **case.keywords, backend=backend)._asdict()
         if call.save is Save.NOTHING:
-            return kda.chunk_kda_fwd(**case.keywords, backend=backend)._asdict()
+            more = dict(return_intermediate_states=True) if call.states else {}
+            return kda.chunk_kda_fwd(**case.keywords, **more, backend=backend)._asdict()
         out = launcher(backend).forward(case.problem(), case.inputs, call.save)
         return out._replace(saved=None)._asdict() | out.saved._asdict()
 

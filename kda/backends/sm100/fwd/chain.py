@@ -86,7 +86,7 @@ class Consumer:
                     if place >= 0:
                         self.store_state(x.pool + place, Int64(head), rank, thread, c.v_first)
                     place = place_of_checkpoint(self.c, x, states, i + 1, steps)
-                else:
+                elif cutlass.const_expr(not c.cut):                            # or no state is requested
                     if until == 0:
                         self.store_state(x.h, Int64(states) * x.HV + head, rank, thread, c.v_first)
                         states, until = states + 1, x.every
