@@ -414,7 +414,6 @@ class Rows:
         if second:
             of_warp = [plus(x, minus_top) for x in self.load_channels(of_block, 0)]
             y = [[plus(x, z) for x, z in zip(row, of_warp)] for row in y]
-        # redundant: `keep_apart` meets, too, before they are overwritten
         cute.arch.sync_warp()                                                  # all lanes have read them
         for r in cutlass.range_constexpr(GROUP_ROWS):
             self.keep_apart(r)
