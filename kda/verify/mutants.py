@@ -86,7 +86,7 @@ def made(backend: str, call: Call, case: Case) -> dict[str, Tensor | None]:
         if call.backward:
             return kda.chunk_kda_bwd(do=case.do, dht=case.dht, **case.keywords, backend=backend)._asdict()
         if call.save is Save.NOTHING:
-            more = dict(return_intermediate_states=True) if call.states else {}
+            more: dict[str, Any] = dict(return_intermediate_states=True) if call.states else {}
             return kda.chunk_kda_fwd(**case.keywords, **more, backend=backend)._asdict()
         out = launcher(backend).forward(case.problem(), case.inputs, call.save)
         return out._replace(saved=None)._asdict() | out.saved._asdict()

@@ -63,7 +63,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.spread(every=6)
+@pytest.mark.spread(every=9)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_gradients_are_the_definition(name):
     check(drawn(**OPTIONS[name]))
@@ -168,7 +168,7 @@ KEPT = {
 }
 
 
-@pytest.mark.spread(every=3)
+@pytest.mark.spread(every=6)
 @pytest.mark.parametrize("keep", [True, "states"])
 @pytest.mark.parametrize("name", KEPT)
 def test_what_a_forward_keeps_gives_the_bits_of_what_is_made_again(name, keep, monkeypatch):
@@ -271,7 +271,7 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.spread(every=6)
+@pytest.mark.spread(every=9)
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
     plant(fault, tmp_path, monkeypatch, "sm100")

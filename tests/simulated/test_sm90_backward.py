@@ -71,7 +71,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.spread(every=6)
+@pytest.mark.spread(every=9)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_gradients_are_the_definition(name):
     check(drawn(**OPTIONS[name]))
@@ -272,7 +272,7 @@ KEPT |= {f"{name}, 64 channels": words | SMALL for name, words in KEPT.items()}
 KEPT["cut into segments, 64 channels"] = dict(T=250, SHORTEST=2, **SMALL)
 
 
-@pytest.mark.spread(every=7)
+@pytest.mark.spread(every=14)
 @pytest.mark.parametrize("keep", [True, "states"])
 @pytest.mark.parametrize("name", KEPT)
 def test_what_a_forward_keeps_gives_the_bits_of_what_is_made_again(name, keep, monkeypatch):
@@ -460,7 +460,7 @@ FAULTY = {
 }
 
 
-@pytest.mark.spread(every=6)
+@pytest.mark.spread(every=9)
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
     plant(fault, tmp_path, monkeypatch)
