@@ -203,8 +203,8 @@ def test_decays_of_minus_1000_are_finite_and_correct():
     proven(changed(case_of(T=100, gate="given"), g=lambda x: torch.where(x < x.median(), -1000.0, x).to(x.dtype)))
 
 
-PREPARE, CHAIN, FUSED, PAIRS = (f"sm100/{name}" for name in ("fwd/prepare", "fwd/chain", "fwd/fused", "parts/pairs"))
-ROWS = "common/cute/rows"
+PREPARE, CHAIN, FUSED = (f"sm100/fwd/{name}" for name in ("prepare", "chain", "fused"))
+ROWS, PAIRS = "common/cute/rows", "common/cute/pairs"
 FAULTS = {
     "the product does not see the operands": Fault(
         ROWS,

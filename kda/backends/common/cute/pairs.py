@@ -212,6 +212,17 @@ def add_level(acc, found, level: cutlass.Constexpr, thread):
 
 
 @cute.jit
+def keep_blocks(acc, found, number: cutlass.Constexpr, at):
+    """Copies what counts of a product of rows.py to acc; `at` has the places of its elements.  Number 0: pairs within
+    blocks of 8 rows, all others are cleared;  1 and 2: those across blocks of 8 and of 16 rows, all others stay."""
+    for i in cutlass.range_constexpr(C // 2):
+        row, column = at[i]
+        apart = (row & C - 1 ^ column) >> 3                                    # blocks of 8 rows, bit by bit
+        counts = apart >> number - 1 == 1 if cutlass.const_expr(number > 0) else apart == 0
+        acc[i] = found[i] if counts else (acc[i] if cutlass.const_expr(number > 0) else Float32(0.0))
+
+
+@cute.jit
 def store_A_kk(acc, A_kk, b, thread, on_keys: cutlass.Constexpr = False):
     """A_kk below its diagonal to shared memory, by warps 0 and 1; b of its rows, or (`on_keys`) of its columns."""
     at = accumulator_places(thread)

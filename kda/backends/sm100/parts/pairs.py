@@ -6,6 +6,7 @@ from cutlass import Float32
 
 from ...common.cute.copies import load_one
 from ...common.cute.fragments import accumulator_places
+from ...common.cute.pairs import keep_blocks
 from ...common.cute.tile import C
 from ..configs import GROUP, Columns, K
 from . import umma
@@ -69,11 +70,7 @@ class TensorCore:
         for number in cutlass.range_constexpr(3):
             found = self.accumulator()
             self.load(found, number)
-            for i in cutlass.range_constexpr(C // 2):
-                row, column = places[i]
-                apart = (row & C - 1 ^ column) >> 3                            # blocks of 8 rows, bit by bit
-                counts = apart >> number - 1 == 1 if cutlass.const_expr(number > 0) else apart == 0
-                acc[i] = found[i] if counts else (acc[i] if cutlass.const_expr(number > 0) else Float32(0.0))
+            keep_blocks(acc, found, number, places)
         umma.fence_before_thread_sync()
 
     @cute.jit

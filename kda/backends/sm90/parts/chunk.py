@@ -12,7 +12,7 @@ from ...common.cute.copies import field_at, store
 from ...common.cute.fragments import accumulator_places
 from ...common.cute.gate import Gate
 from ...common.cute.inverse import Inverse
-from ...common.cute.pairs import Pairs, add_level, causal_pair, store_A_kk
+from ...common.cute.pairs import Pairs, add_level, causal_pair, keep_blocks, store_A_kk
 from ...common.cute.rows import Rows
 from ...common.cute.tile import C, swizzle_64B
 from ..configs import PrepareConfig, tile
@@ -67,28 +67,19 @@ class TensorCore:
         """Pairs within blocks of 8 rows, by warps 0 to 3."""
         if self.team.warp() < 4:
             self.multiply(self.acc, self.X, self.Y, C)
-            self.keep(self.acc, self.acc, lambda apart: apart == 0)
+            keep_blocks(self.acc, self.acc, 0, accumulator_places(self.team.thread()))
 
     @cute.jit
     def issue_across(self):
         """Those across blocks of 8 and of 16, of operands in X and in Y."""
         if self.team.warp() < 4:
-            for buffer, level in ((self.X, 0), (self.Y, 1)):
+            for number, buffer in ((1, self.X), (2, self.Y)):
                 found = self.accumulator()
                 self.multiply(found, buffer, buffer, 2 * C, fenced=True)
-                self.keep(self.acc, found, lambda apart, level=level: apart >> level == 1)
+                keep_blocks(self.acc, found, number, accumulator_places(self.team.thread()))
 
     def wait(self, number: int):
         """For operands that were read: nothing is written where they are before all have met."""
-
-    @cute.jit
-    def keep(self, acc, found, counts: cutlass.Constexpr):
-        """What counts of a product, by how many blocks of 8 rows, bit by bit, lie between the rows of a pair."""
-        at = accumulator_places(self.team.thread())
-        for i in cutlass.range_constexpr(cute.size(acc)):
-            row, column = at[i]
-            rest = Float32(0.0) if cutlass.const_expr(found is acc) else acc[i]
-            acc[i] = found[i] if counts((row & C - 1 ^ column) >> 3) else rest
 
     @cute.jit
     def multiply(self, acc, X, Y, rows_of_Y: cutlass.Constexpr, fenced: cutlass.Constexpr = False):
