@@ -170,17 +170,22 @@ class Four:
         return c // FIVE >> (0 if rank >= WALKING else 1)
 
     @cute.jit
+    def second(self, rank, turn):
+        """0, or 1, of the group's tiles."""
+        return turn & 1 if rank >= WALKING else Int32(0)
+
+    @cute.jit
     def tile(self, base, rank, group, turn):
         """The second tiles of a CTA lie behind its second group."""
         size, second = self.c.group.bytes, Int32(0)
-        if rank >= WALKING and turn & 1 == 1:
+        if self.second(rank, turn) == 1:
             second = 2 * size + group * (self.layout.bytes - size)
         return base + second
 
     @cute.jit
     def acquire(self, ring, rank, group, turn):
-        several = Int32(1) if rank >= WALKING else Int32(0)
-        cute.arch.mbarrier_wait(ring.empty + (TILES * group + (turn & several)), turn >> several & 1 ^ 1)
+        times = turn >> 1 if rank >= WALKING else turn                         # that this tile was made before
+        cute.arch.mbarrier_wait(ring.empty + (TILES * group + self.second(rank, turn)), times & 1 ^ 1)
         cute.arch.mbarrier_wait(ring.solved + group, turn & 1 ^ 1)
 
     @cute.jit
@@ -237,6 +242,6 @@ class Four:
 
     @cute.jit
     def give_back(self, ring, maker):
-        own = maker.turn & 1 if maker.rank >= WALKING else Int32(0)
+        own = self.second(maker.rank, maker.turn)
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(ring.empty + (TILES * maker.group + own), peer_cta_rank_in_cluster=maker.rank)
