@@ -47,6 +47,23 @@ def case(project, kernel, arch):
     return add
 
 
+def launch_of_nvcc(project, title, arch, source, kernel, include, make, **launch):
+    """A case of one launch of a kernel in CUDA C++.
+
+    source: a function of the project's folder. include: a folder inside it. make(): (arguments, a function that says
+    whether they are correct after the launch).
+    """
+
+    @case(project, title, arch)
+    def launched(folder):
+        root = folder / project
+        arguments, correct = make()
+        run = kda.simulator.run(
+            source(root), kernel, arch=arch, compiler="nvcc", args=arguments, include=[root / include], **launch
+        )
+        return correct(), [run]
+
+
 def host_functions(project, root="", package="", bare=()):
     """A decorator of cases that call a project's host functions on CPU tensors: (kernel, arch) -> decorator.
 

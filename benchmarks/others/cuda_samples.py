@@ -6,23 +6,14 @@ import math
 
 import torch
 
-import kda.simulator
-
-from .cases import case
+from .cases import launch_of_nvcc
 
 
 def sample(path, kernel, arch, grid, block, make, **options):
-    """make(): (arguments, a function that says whether they are right after the launch)."""
-
-    @case("cuda-samples", f"{path.split('/')[-2]}: {options.pop('title', kernel)}", arch)
-    def launched(folder):
-        root = folder / "cuda-samples"
-        arguments, correct = make()
-        run = kda.simulator.run(
-            root / "Samples" / path, kernel, arch=arch, compiler="nvcc", grid=grid, block=block, args=arguments,
-            include=[root / "Common"], **options,
-        )  # fmt: skip
-        return correct(), [run]
+    launch_of_nvcc(
+        "cuda-samples", f"{path.split('/')[-2]}: {options.pop('title', kernel)}", arch,
+        lambda root: root / "Samples" / path, kernel, "Common", make, grid=grid, block=block, **options,
+    )  # fmt: skip
 
 
 def _close(got, wanted, **how):

@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-import kda.simulator
-
-from .cases import agree, case
+from .cases import agree, launch_of_nvcc
 
 N, C = 8, 512  # rows, channels
 CUDA13 = """#include <cuda_runtime.h>
@@ -17,17 +15,12 @@ CUDA13 = """#include <cuda_runtime.h>
 
 
 def kernel(header, name, grid, block, make, **options):
-    """make(): (arguments, a function that says whether they are right after the launch)."""
     title, instance = options.pop("title", name), options.pop("instance", "")
-
-    @case("llm.c", f"{header}: {title}", "sm_80")
-    def launched(folder):
-        arguments, correct = make()
-        run = kda.simulator.run(
-            f'{CUDA13}#include "{header}"\n{instance}\n', name, arch="sm_80", compiler="nvcc", grid=grid, block=block,
-            args=arguments, include=[folder / "llm.c" / "llmc"], options=["-std=c++17"], **options,
-        )  # fmt: skip
-        return correct(), [run]
+    text = f'{CUDA13}#include "{header}"\n{instance}\n'
+    launch_of_nvcc(
+        "llm.c", f"{header}: {title}", "sm_80", lambda root: text, name, "llmc", make, grid=grid, block=block,
+        options=["-std=c++17"], **options,
+    )  # fmt: skip
 
 
 def _bf16(*shape):
