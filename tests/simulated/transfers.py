@@ -6,6 +6,7 @@ In the PTX %r20 is the address of shared memory, %r21 that of the mbarrier BARRI
 import itertools
 
 import numpy as np
+import pytest
 import torch
 from assembly import SEEDS, kernel
 
@@ -22,6 +23,13 @@ def frame(body, maps=0, **options):
     params = "".join(f".param .align 64 .b8 map{n}[128], " for n in range(1, maps + 1))
     text = text.replace(".visible .entry k(", f".visible .entry k({params}")
     return text.replace(", )", ")")
+
+
+def refusal(body):
+    """What is said of an instruction that is not simulated; it names the line."""
+    with pytest.raises(ValueError, match="PTX line") as refused:
+        launch(frame(body), grid=1, block=32, args=[torch.zeros(8)])
+    return str(refused.value)
 
 
 PROLOGUE = f"""
