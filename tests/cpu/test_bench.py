@@ -110,7 +110,7 @@ def test_decoding_that_is_wrong_is_not_timed(monkeypatch):
 
 
 def test_what_others_publish_of_decoding_stands_behind_what_a_gpu_took(monkeypatch):
-    """A copy's bandwidth makes the machine one with a GPU; sizes other than theirs are compared with nobody."""
+    """Only a machine with a GPU has a copy's bandwidth. Nobody published other sizes than K = V = 128."""
     import kda.measure.timing as timing
 
     machine = timing.this_machine

@@ -25,8 +25,12 @@ rows under the decay to or from the cut between them:
   kE = kn 2^gc, qg = scale qn 2^gc          the same words times 2^b, exact
   kg = kn 2^(b' - gc) 2^(gc_last - b')
 
-What blocks have, OF_BLOCKS rows of bfloat16, may lie in place of Y, once that was read: WHOLE, b' - b; FROM_END,
-2^(gc_last - b'); in bfloat16 OF_BLOCK, 2^b, and FURTHER, from the cut of 8 rows to that of 16, or 1.
+`of_blocks`, OF_BLOCKS rows of bfloat16 in shared memory, may be where Y was, once that was read.  A block's rows there:
+
+  WHOLE              b' - b, float32
+  FROM_END           2^(gc_last - b'), float32
+  OF_BLOCK           2^b
+  FURTHER            a power of two from the cut of 8 rows to that of 16, or 1
 
 `sums` (SUMS, K) float32 in shared memory; a channel is where `place` says:
 
@@ -87,7 +91,7 @@ K = 128                                      # channels of a row
 PAIRS, PARTS = CHANNELS // 2, CHANNELS // 4       # of a lane's channels of a row
 LANES = K // CHANNELS                        # of a row
 CAP, TOP = -28.0, 98.0                       # of blocks of 8 rows
-WHOLE, FROM_END = 0, BLOCKS                  # rows of float32 of blocks, in place of Y
+WHOLE, FROM_END = 0, BLOCKS                  # rows of float32 in `of_blocks`
 OF_BLOCK, FURTHER = 4 * BLOCKS, 5 * BLOCKS   # of bfloat16, behind them
 IDLEST = WARPS - 1                           # the warp that has the least to do
 
