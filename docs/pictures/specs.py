@@ -349,5 +349,7 @@ TIMED = [
     Timed("sm89_chain_bwd", "chain_bwd", FLOAT32, "one chunk of 64 tokens", "barrier 0", 2, HALVES),
     Timed("triton_prepare", "prepare", TRITON, "one program's life"),
     Timed("triton_state", "state", TRITON, "one program's life, four chunks"),
+    Timed("triton_state_bwd", "state_bwd", TRITON, "one program's life, four chunks"),
+    Timed("triton_wy_bwd", "wy_bwd", TRITON, "one program's life"),
     Timed("triton_intra_bwd", "intra_bwd", TRITON, "one program's life"),
 ]

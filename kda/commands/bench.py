@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kda.bundles import Save
-from kda.dispatch import backend_asked, backend_names, what_is_kept
+from kda.compile.target import code_for
+from kda.dispatch import backend_asked, backend_names, capability, what_is_kept
 from kda.errors import NoBackendError
 from kda.host import detect
 from kda.measure.shapes import DIRECTIONS, SHAPES, Shape, too_large
@@ -37,7 +38,7 @@ from .bench_report import (
     stage_lines,
     timing_lines,
 )
-from .options import ARCH, Name, OutputFile, shape_options
+from .options import ARCH, Name, OutputFile, archs_with_clock, shape_options
 from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version
 
 if TYPE_CHECKING:
@@ -215,7 +216,7 @@ def doors_for(spec: Spec, options: dict[str, Any], device: str) -> list[Door]:
             asked = backend_for(problem, backend_asked(asked))
     except NoBackendError as error:
         forward_runs = problem is not problems[0]
-        more = ["--direction forward times what there is"] if forward_runs else []
+        more = ["--direction forward times what there is"] if forward_runs else predictable(options["backend"], device)
         raise CannotJudge(*str(error).splitlines(), *more) from None
     doors = [Door(asked, device)]
     reasons: Sequence[str] = ()
@@ -229,6 +230,17 @@ def doors_for(spec: Spec, options: dict[str, Any], device: str) -> list[Door]:
         once = dict.fromkeys(reasons)
         raise CannotJudge(*(f"the baseline {options['against']} cannot run here: {reason}" for reason in once))
     return doors
+
+
+def predictable(asked: str | None, device: str) -> list[str]:
+    """The hint for a backend whose GPUs this machine lacks, if the simulator has a clock for one of them."""
+    backend, cc = backend_asked(asked), detect(device).cc
+    archs = capability(backend).archs if backend in backend_names() else ()
+    timed = [arch for arch in archs if arch in archs_with_clock()]
+    if not timed or (cc and code_for(cc, archs)):
+        return []
+    arch = "sm90" if "sm90" in timed else timed[0]
+    return [f"--backend {backend} --predicted --arch {arch} predicts its times without such a GPU"]
 
 
 # ---------------------------------------------------------------------------------------------- measuring

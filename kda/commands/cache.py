@@ -17,6 +17,12 @@ from .findings import in_bytes
 from .render import FINDING, OK, Screen, common_options, kda_version
 
 DAY = 86400
+ENGINE = "kda.simulator.engine.build"        # the module of the simulator's own library
+NOT_OF_BACKENDS = {
+    "simulator": "the engine that runs PTX on this machine's CPU",
+    "others": "kernels of no backend, which scripts built with kda.simulator or kda.compile",
+    "unreadable": "files that are damaged, or that kda did not write",
+}  # fmt: skip
 ACTIONS = ("list", "path", "clean")
 
 
@@ -37,11 +43,21 @@ class Line:
 
     @property
     def sort(self) -> tuple[str, str, str]:
-        """Backend, arch, kernel; "-" where it does not tell."""
+        """Whose it is, arch, kernel; "-" where it does not tell."""
         about = self.kept.about or {}
-        module = (about.get("module") or "").split(".")
-        backend = module[2] if module[:2] == ["kda", "backends"] and len(module) > 2 else "-"
-        return backend, about.get("arch") or "-", about.get("kernel") or "-"
+        if self.kept.about is None:
+            whose = "unreadable"
+        elif self.backend or about.get("module") == ENGINE:
+            whose = self.backend or "simulator"
+        else:
+            whose = "others"
+        return whose, about.get("arch") or "-", about.get("kernel") or "-"
+
+    @property
+    def backend(self) -> str | None:
+        """The backend whose kernel it is; None if it is of none."""
+        module = ((self.kept.about or {}).get("module") or "").split(".")
+        return module[2] if module[:2] == ["kda", "backends"] and len(module) > 2 else None
 
 
 @click.command()
@@ -123,9 +139,12 @@ def show(screen: Screen, kept: store.Store, lines: Sequence[Line], verbose: bool
         freed = in_bytes(size([line for line in lines if line.status != "current"]))
         screen.line(f"Nobody will ask for {sum(reasons.values())} ({words}): `kda cache clean` frees {freed}.")
     if lines:
-        header = ("backend", "arch", "kernel" if verbose else "kernels", "entries", "size", "last used", "stale")
+        header = ("of", "arch", "kernel" if verbose else "kernels", "entries", "size", "last used", "stale")
         for text in screen.table(rows(lines, verbose), header, "lllrrrr", indent=2):
             screen.line(text)
+        for whose, says in NOT_OF_BACKENDS.items():
+            if any(line.sort[0] == whose for line in lines):
+                screen.line(f"{whose}: {says}")
         if not verbose:
             screen.line("-v prints each kernel.")
     return code
@@ -163,10 +182,10 @@ def json_heading(kept: store.Store, code: int) -> dict[str, Any]:
 
 
 def line_json(line: Line) -> dict[str, Any]:
-    backend, arch, kernel = (None if word == "-" else word for word in line.sort)
     about = line.kept.about or {}
     return {
-        "key": line.kept.key, "backend": backend, "arch": arch, "kernel": kernel, "bytes": line.kept.bytes,
+        "key": line.kept.key, "backend": line.backend, "arch": about.get("arch") or None,
+        "kernel": about.get("kernel") or None, "bytes": line.kept.bytes,
         "used": int(line.kept.used), "built": about.get("built"), "seconds": about.get("seconds"),
         "status": line.status, "why": line.why or None,
     }  # fmt: skip

@@ -105,12 +105,17 @@ def built_for(target: Target) -> list[Capability]:
     return [c for c in dispatch.capabilities() if target.name in c.archs]
 
 
-def needs_a_clock(target: Target, option: str) -> None:
+def archs_with_clock() -> list[str]:
     from kda.simulator.timing.chips import OF_ARCH
 
-    if 10 * target.cc[0] + target.cc[1] not in OF_ARCH:
-        known = ", ".join(f"sm{n}" for n in OF_ARCH)
-        raise click.UsageError(f"{option}: the simulator has no clock for {target.name}; it has one for {known}")
+    return [f"sm{number}" for number in OF_ARCH]
+
+
+def needs_a_clock(target: Target, option: str) -> None:
+    if target.name not in (known := archs_with_clock()):
+        raise click.UsageError(
+            f"{option}: the simulator has no clock for {target.name}; it has one for {', '.join(known)}"
+        )
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:

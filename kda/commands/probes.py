@@ -379,19 +379,18 @@ def look_at_cache() -> Cache:
     path = cache_path()
     if not path:
         return Cache("", writable=False)
-    place = path
-    while not os.path.lexists(place):
-        place = os.path.dirname(place)
-    usable = os.path.isdir(place) and os.access(place, os.R_OK | os.W_OK | os.X_OK)
+    from kda.compile import store  # here, as a child must not import kda
+
+    place = store.existing(path)
     size = {"files": 0, "bytes": 0, "unreadable": 0, "stale": 0}
     exists = place == path
     distrusted = _measure(path, size) if exists else ""
-    return Cache(path, exists, usable, distrusted, _free(place), filesystem_of(place), **size)
+    return Cache(path, exists, store.writable(path), distrusted, _free(place), filesystem_of(place), **size)
 
 
 def _measure(path: str, size: dict[str, int]) -> str:
     """Count what is there; why nothing of it is read, if that is so."""
-    from kda.compile.recipes import outdated  # here, as a child must not import kda
+    from kda.compile.recipes import outdated
     from kda.compile.store import Store
 
     def refuse(error: OSError) -> None:

@@ -129,6 +129,20 @@ def distrusted(folder: Path) -> str | None:
     return None
 
 
+def existing(folder: str | os.PathLike) -> str:
+    """The folder itself, or the nearest of its parents that exists."""
+    place = os.path.abspath(folder)
+    while not os.path.lexists(place):
+        place = os.path.dirname(place)
+    return place
+
+
+def writable(folder: str | os.PathLike) -> bool:
+    """Whether files can be kept in a folder, which may have to be made first."""
+    place = existing(folder)
+    return os.path.isdir(place) and os.access(place, os.R_OK | os.W_OK | os.X_OK)
+
+
 class Store:
     """A folder of entries.  `fetch` is all that a door needs."""
 

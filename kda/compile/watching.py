@@ -107,7 +107,11 @@ def explanation() -> str:
 
 def _where() -> str:
     kept = store.default()
-    return "not kept: `kda doctor cache.trust` says why" if kept.distrusted() else f"kept in {kept.folder}"
+    if kept.distrusted():
+        return "not kept: `kda doctor cache.trust` says why"
+    if not store.writable(kept.folder):
+        return "not kept: `kda doctor cache.dir` says why"
+    return f"kept in {kept.folder}"
 
 
 def _say(text: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from kda.compile import nvrtc, store
 from kda.compile.errors import BuildError, MissingCompilerError
-from kda.compile.target import parse
+from kda.compile.target import Target, parse
 
 from .launches import launch
 from .report import Run
@@ -57,8 +57,8 @@ def run(
         )
         ptx, name = built.ptx, built.name
     elif compiler == "nvcc":
-        flags = [f"-arch={target.spelling}", *(f"-D{k}={v}" for k, v in (defines or {}).items()), *flags]
-        ptx = _nvcc(text, file or "kernel.cu", flags, included)
+        flags = [*(f"-D{k}={v}" for k, v in (defines or {}).items()), *flags]
+        ptx = _nvcc(text, file or "kernel.cu", target, flags, included)
         name = _named(ptx, kernel)
     else:
         raise ValueError(f"compiler={compiler!r}; there are {', '.join(map(repr, COMPILERS))}")
@@ -99,11 +99,12 @@ def headers() -> list[str]:
     return [folder for folder in (first, first and os.path.join(first, "cccl")) if folder and os.path.isdir(folder)]
 
 
-def _nvcc(text: str, file: str, flags: list[str], included: dict[str, str]) -> str:
+def _nvcc(text: str, file: str, target: Target, options: list[str], included: dict[str, str]) -> str:
     nvcc = shutil.which("nvcc")
     if not nvcc:
         raise MissingCompilerError('compiler="nvcc"', "nvcc", 'A CUDA toolkit has it; compiler="nvrtc" needs none.')
     version = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
+    flags = [f"-arch={target.spelling}", *options]
 
     def build() -> store.Entry:
         with tempfile.TemporaryDirectory() as folder:
@@ -117,7 +118,8 @@ def _nvcc(text: str, file: str, flags: list[str], included: dict[str, str]) -> s
             return {"ptx": made.read_text().replace(os.fspath(given), os.path.abspath(file)).encode()}
 
     key = store.digest("nvcc 1", version, text, flags, included, file)
-    return store.default().fetch(key, build, {"kernel": file, "arch": flags[0]})["ptx"].decode()
+    about = {"kernel": os.path.basename(file), "arch": target.name, "file": file}
+    return store.default().fetch(key, build, about)["ptx"].decode()
 
 
 def _named(ptx: str, kernel: str) -> str:

@@ -436,6 +436,25 @@ def test_if_no_backend_accepts_the_call_the_reasons_are_printed(monkeypatch):
     assert "reference.auto: auto never moves a call on cuda:0" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("asked", "device", "hint"),
+    [
+        ("sm90", "cpu", "--backend sm90 --predicted --arch sm90 predicts its times without such a GPU"),
+        ("sm100", "cpu", "--backend sm100 --predicted --arch sm100 predicts its times without such a GPU"),
+        ("triton", "cpu", "--backend triton --predicted --arch sm90 predicts its times without such a GPU"),
+        ("reference", "cpu", None),                                             # runs anywhere
+        (None, "cpu", None),
+    ],
+)
+def test_a_backend_whose_gpus_are_not_here_can_be_predicted(asked, device, hint):
+    assert bench.predictable(asked, device) == [hint] * bool(hint)
+
+
+def test_the_prediction_is_mentioned_where_timing_is_refused():
+    result = run(*ONE, "--backend", "sm90")
+    assert result.exit_code == 3 and "--predicted --arch sm90" in result.stdout.splitlines()[-1]
+
+
 def test_a_baseline_that_cannot_run_here_is_refused():
     result = run(*ONE, "--against", "fla")
     assert result.exit_code == 3 and "the baseline fla cannot run here" in result.stdout

@@ -9,9 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from kda.cli import cli
+from kda.commands import cache
 from kda.commands.probes import look_at_cache
 from kda.compile import recipes
 from kda.compile.store import Store, digest
+from kda.simulator.engine import build
 
 DAY = 86400
 
@@ -32,19 +34,20 @@ def path_of(kept, name):
 
 
 def fill(kept):
-    """Two kernels in use, one built from older source, one unreadable, one that does not tell what it is."""
+    """Two kernels in use, one built from older source, one unreadable, one of no backend, the simulator's engine."""
     now = {"module": "kda.backends.reference.kernels", "source": recipes.source("kda.backends.reference.kernels")}
     keep(kept, "new", kernel="scan", arch="sm90", **now)
     keep(kept, "unused", days=40, kernel="scan", arch="sm80", **now)
     keep(kept, "old", days=3, kernel="scan", arch="sm90", **now | {"source": "of another day"})
-    keep(kept, "other")
+    keep(kept, "other", kernel="axpy", arch="sm80")
+    keep(kept, "engine", kernel="engine", arch="x86_64", module=build.__name__)
     path_of(kept, "damaged").parent.mkdir(exist_ok=True)
     path_of(kept, "damaged").write_bytes(bytes(1000))
     return kept
 
 
 def left(kept):
-    return {name for name in ("new", "unused", "old", "other", "damaged") if path_of(kept, name).exists()}
+    return {name for name in ("new", "unused", "old", "other", "engine", "damaged") if path_of(kept, name).exists()}
 
 
 def run(*arguments, code=0):
@@ -56,17 +59,20 @@ def run(*arguments, code=0):
 def test_the_list_counts_kernels_by_backend_arch_and_name(kept):
     fill(kept)
     first, summary, header, *rows = run("list", "-v").splitlines()
-    assert first == f"{kept.folder}: 5 entries, 10 KiB"
-    assert [row.split() for row in rows] == [
-        ["-", "-", "-", "2", "3", "KiB", "today", "1"],
+    assert first == f"{kept.folder}: 6 entries, 12 KiB"
+    assert [row.split() for row in rows[:-3]] == [
+        ["others", "sm80", "axpy", "1", "2", "KiB", "today"],
         ["reference", "sm80", "scan", "1", "2", "KiB", "40", "days", "ago"],
         ["reference", "sm90", "scan", "2", "5", "KiB", "today", "1"],
+        ["simulator", "x86_64", "engine", "1", "2", "KiB", "today"],
+        ["unreadable", "-", "-", "1", "1", "KiB", "today", "1"],
     ]
-    assert header.split() == ["backend", "arch", "kernel", "entries", "size", "last", "used", "stale"]
+    assert [row.partition(":")[0] for row in rows[-3:]] == [*cache.NOT_OF_BACKENDS]
+    assert header.split() == ["of", "arch", "kernel", "entries", "size", "last", "used", "stale"]
     assert summary.startswith("Nobody will ask for 2 (1 other source, 1 unreadable): `kda cache clean` frees")
     assert run() == run("list")
-    *_, row, more = run().splitlines()
-    assert row.split()[:4] == ["reference", "sm90", "1", "2"] and more == "-v prints each kernel."
+    *_, more = table = run().splitlines()
+    assert ["reference", "sm90", "1", "2"] in [row.split()[:4] for row in table] and more == "-v prints each kernel."
 
 
 def test_the_list_of_an_empty_cache_is_one_line(kept):
@@ -83,6 +89,8 @@ def test_the_json_holds_every_entry(kept):
         "bytes": path_of(kept, "old").stat().st_size, "used": 0, "built": 0, "seconds": 0,
         "status": "stale", "why": "other source",
     }  # fmt: skip
+    told = [(entries[digest(name)]["backend"], entries[digest(name)]["kernel"]) for name in ("engine", "damaged")]
+    assert told == [(None, "engine"), (None, None)]
     assert entries[digest("damaged")]["status"] == "unreadable" and entries[digest("new")]["status"] == "current"
 
 
@@ -94,10 +102,10 @@ def test_the_path_is_printed(kept):
 @pytest.mark.parametrize(
     ("options", "stays"),
     [
-        ((), {"new", "unused", "other"}),
-        (("--stale",), {"new", "unused", "other"}),
-        (("--older-than", "30"), {"new", "old", "other"}),
-        (("--older-than", "2.5"), {"new", "other"}),
+        ((), {"new", "unused", "other", "engine"}),
+        (("--stale",), {"new", "unused", "other", "engine"}),
+        (("--older-than", "30"), {"new", "old", "other", "engine"}),
+        (("--older-than", "2.5"), {"new", "other", "engine"}),
         (("--all",), set()),
     ],
 )
@@ -109,7 +117,7 @@ def test_cleaning_removes_what_was_named_and_what_cannot_be_read(kept, options, 
         path.write_text("mine")
     said = json.loads(run("clean", *options, "--json"))
     assert left(kept) == stays
-    assert (said["removed"], said["left"]) == (5 - len(stays), len(stays))
+    assert (said["removed"], said["left"]) == (6 - len(stays), len(stays))
     assert all(path.exists() for path in foreign)
     assert len(list(kept.folder.rglob("*.lock"))) == len(stays)
 
@@ -117,14 +125,14 @@ def test_cleaning_removes_what_was_named_and_what_cannot_be_read(kept, options, 
 def test_cleaning_says_what_it_freed(kept):
     assert run("clean") == f"{kept.folder}: 0 entries removed, 0 KiB; 0 left\n"
     fill(kept)
-    assert run("clean") == f"{kept.folder}: 2 entries removed, 3 KiB; 3 left\n"
+    assert run("clean") == f"{kept.folder}: 2 entries removed, 3 KiB; 4 left\n"
 
 
 @pytest.mark.parametrize("arguments", [["--all"], ["list", "--stale"], ["clean", "--all", "--stale"], ["clear"]])
 def test_a_wrong_use_is_refused_and_removes_nothing(kept, arguments):
     fill(kept)
     run(*arguments, code=2)
-    assert len(left(kept)) == 5
+    assert len(left(kept)) == 6
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners here")
@@ -132,7 +140,7 @@ def test_a_folder_that_is_not_trusted_is_a_finding_and_left_alone(kept):
     fill(kept)
     kept.folder.chmod(0o777)
     assert "not used" in run(code=1) and "chmod go-w" in run(code=1)
-    assert "nothing is removed" in run("clean", "--all", code=1) and len(left(kept)) == 5
+    assert "nothing is removed" in run("clean", "--all", code=1) and len(left(kept)) == 6
     assert "mode 0777" in json.loads(run("--json", code=1))["distrusted"]
 
 
@@ -168,5 +176,5 @@ def test_a_file_that_cannot_be_removed_is_said_to_stay(kept, monkeypatch):
 
     monkeypatch.setattr(Path, "unlink", refusing)
     said = run("clean", code=1)
-    assert "1 entry removed" in said and "4 left" in said and "1 entry cannot be removed" in said
-    assert left(kept) == {"new", "unused", "old", "other"}
+    assert "1 entry removed" in said and "5 left" in said and "1 entry cannot be removed" in said
+    assert left(kept) == {"new", "unused", "old", "other", "engine"}

@@ -12,6 +12,8 @@ import pytest
 
 import kda
 from kda.backends.reference import chunked
+from kda.backends.sm90 import plan
+from kda.commands import findings
 from kda.stages import BACKWARD, FORWARD, SHAPES, STAGES
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -133,6 +135,58 @@ def test_every_stage_reads_what_came_before():
         assert set(stage.reads) <= known, stage.name
         known |= set(stage.writes)
     assert {"dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "dh0"} <= known
+
+
+def test_the_policy_names_the_environment_variables_that_the_package_reads():
+    source = "".join(path.read_text() for path in (ROOT / "kda").rglob("*.py"))
+    known = {name for name in findings.VARIABLES if name.startswith("KDA_")}
+    assert variables((ROOT / "docs" / "policy.md").read_text()) == variables(source) == known
+
+
+def variables(text):
+    return set(re.findall(r"\bKDA_[A-Z]+(?:_[A-Z]+)*\b", text))
+
+
+ONE_KERNEL = ROOT / "docs" / "decisions" / "hopper_one_kernel.md"
+QUOTED = {                                                           # what a page says -> constants of sm90/plan.py
+    r"a cluster takes (\S+) for its first chunk and (\S+) for each further walk": ("FIRST_CHUNK", "PIECE"),
+    r"two kernels (\S+) / (\S+) per walk": ("WALK", "CHUNKS"),
+    r"outnumber the (\d+) clusters that run at once": ("FIT[2]",),
+    r"runs (\d+) such clusters at once": ("FIT[4]",),
+    r"at most (\d+)% of what else would run": ("100 * AT_MOST",),
+}
+
+
+@pytest.mark.parametrize("pattern", QUOTED)
+def test_thresholds_on_a_page_are_those_of_the_plan(pattern):
+    said = re.search(pattern, " ".join(ONE_KERNEL.read_text().split()))
+    assert [float(number) for number in said.groups()] == [eval(name, vars(plan)) for name in QUOTED[pattern]]
+
+
+def test_pages_name_only_what_the_plan_of_hopper_has():
+    pages = [*ROOT.glob("docs/stages/sm90*.md"), *ROOT.glob("docs/decisions/hopper*.md")]
+    named = {name for page in pages for name in re.findall(r"`plan\.(\w+)`", page.read_text())}
+    assert {"FUSED", "CTAS", "ctas_of_one_kernel"} <= named
+    assert [name for name in named if not hasattr(plan, name)] == []
+
+
+def test_the_table_of_heads_is_what_the_plan_chooses(pictures):
+    _, _, after = (ROOT / "docs" / "stages" / "sm90_forward.md").read_text().partition("| tokens |")
+    rows = re.findall(r"^\| ([\d,]+) \| (.*) \| (.*) \| (.*) \|$", after.partition("\n\n")[0], re.MULTILINE)
+    assert len(rows) == 6
+    for tokens, *said in rows:
+        problems = [pictures.specs.problem(int(tokens.replace(",", "")), heads) for heads in range(1, 129)]
+        plans = [plan.plan(p, pictures.specs.SMS) for p in problems]
+        chosen = [p.fused.ctas if p.fused else 0 for p in plans]
+        assert said == [in_words(chosen, ctas) for ctas in (0, 4, 2)], tokens
+
+
+def in_words(chosen, ctas):
+    """Runs of numbers of heads: "1 to 22, 31 to 38", "from 39"."""
+    heads = [n for n, found in enumerate(chosen, 1) if found == ctas]
+    begins, ends = [n for n in heads if n - 1 not in heads], [n for n in heads if n + 1 not in heads]
+    words = [f"from {a}" if b == len(chosen) else f"{a} to {b}" for a, b in zip(begins, ends, strict=True)]
+    return ", ".join(words) or "-"
 
 
 def test_every_public_name_has_a_docstring():

@@ -82,3 +82,13 @@ def test_what_a_machine_builds_once_is_said_unless_a_command_shows_its_progress(
     with watching.told_to(contextlib.nullcontext), watching.once("the engine"):
         pass
     assert capsys.readouterr().err == ""
+
+
+def test_a_folder_that_cannot_be_written_is_not_said_to_keep_anything(capsys, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("KDA_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    build()
+    with watching.once("the engine"):
+        pass
+    said = capsys.readouterr().err
+    assert said.count("(not kept: `kda doctor cache.dir` says why;") == 2 and "kept in" not in said

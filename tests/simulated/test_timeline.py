@@ -11,11 +11,12 @@ import torch
 from click.testing import CliRunner
 from test_clock import FRAME, INIT, ONE, WAIT, X, timed
 
+from kda.backends.sm89 import configs as sm89
 from kda.backends.sm90 import configs as sm90
 from kda.backends.sm100 import configs as sm100
 from kda.cli import cli
 from kda.simulator.launches import LaunchError, launch
-from kda.simulator.timing.timeline import KINDS, PAUSE
+from kda.simulator.timing.timeline import KINDS, PAUSE, name_of
 
 NEAR = 1e-6
 
@@ -258,3 +259,10 @@ def test_one_command_writes_both_for_a_forward(tmp_path):
     names = {e["args"]["name"] for e in check_trace(json.loads(trace.read_text())) if e["name"] == "thread_name"}
     assert {"CTA 0: CHAIN, warp 0", "CTA 0: PREPARE 1, warp 12", "CTA 1: CHAIN, warp 0", "CTA 0: full[0]"} <= names
     assert "CHAIN (CTA 0)" in page.read_text() and "ui.perfetto.dev" in result.output
+    assert result.output.startswith("fused: ") and "us on h200, predicted" in result.output
+
+
+def test_a_kernel_is_called_as_its_configuration_and_otherwise_as_in_its_ptx():
+    configs = [sm90.FusedConfig, sm89.ChainBwdConfig, sm100.OperandsConfig]
+    assert [name_of(object.__new__(config)) for config in configs] == ["fused", "chain_bwd", "operands"]
+    assert name_of(None) == name_of(SimpleNamespace(roles={})) == ""

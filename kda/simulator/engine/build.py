@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import pathlib
+import platform
 import shutil
 import subprocess
 import tempfile
@@ -50,8 +51,9 @@ def sources():
 def library():
     """The built engine, as bytes."""
     texts = sources()
-    key = store.digest("simulator engine", compiler(), _answers("-dumpfullversion"), _native(), FLAGS, texts)
-    return store.default().fetch(key, lambda: {"engine.so": _built(texts)})["engine.so"]
+    key = store.digest("simulator engine 2", compiler(), _answers("-dumpfullversion"), _native(), FLAGS, texts)
+    about = {"kernel": "engine", "arch": platform.machine(), "module": __name__}
+    return store.default().fetch(key, lambda: {"engine.so": _built(texts)}, about)["engine.so"]
 
 
 def _native():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -74,12 +75,18 @@ class _Piece(NamedTuple):
     role: str = ""
 
 
+def name_of(config):
+    """What a kernel is called, from the name of its configuration's class: "chain_bwd" of ChainBwdConfig."""
+    words = re.findall("[A-Z][a-z0-9]*", type(config).__name__)
+    return "_".join(words[:-1]).lower() if words[1:] and words[-1] == "Config" else ""
+
+
 class Timeline:
     """`rows` of the SMs in detail, or of the first `sms`; `save(path)` for ui.perfetto.dev, `html()`."""
 
     def __init__(self, run, sms=None):
         self.clock, self._program, config = run.clock, run.recorded.program, run.recorded.config
-        self.kernel = type(config).__name__.removesuffix("Config") if config else shortened(run.kernel)
+        self.kernel = name_of(config) or shortened(run.kernel)
         self._roles = {warp: role for role, warps in (getattr(config, "roles", None) or {}).items() for warp in warps}
         self._mbarriers = _mbarriers(config, self._program)
         self._places = [self._place_of(n) for n in range(self._program.count)]
