@@ -48,7 +48,8 @@ class Checkpoint(Mapping):
             header, begin = header_of(path)
             self.where |= {name: (path, begin, about) for name, about in header.items() if name != "__metadata__"}
         if not self.where:
-            raise SystemExit(f"{folder} has no *.safetensors. Give the folder of a checkpoint, or --demo.")
+            found = "has no *.safetensors" if folder.is_dir() else "is no folder"
+            raise SystemExit(f"{folder} {found}. Give the folder of a checkpoint, or --demo.")
 
     def __getitem__(self, name: str) -> torch.Tensor:
         path, begin, about = self.where[name]

@@ -453,7 +453,7 @@ def report(engine: Engine, seen: Load, seconds: float, clients: int) -> str:
         "first token": f"{ms(seen.first, 0.5)}, the slowest percent {ms(seen.first, 0.99)}",
         "token after token": f"{ms(seen.between, 0.5)}, the slowest percent {ms(seen.between, 0.99)}",
         "steps": f"{health['steps']:,}, {health['halved']} of them in parts",
-        "prefixes": f"{health['hits']} prompts went on from one",
+        "prefixes": f"{health['hits']} prompt{'s' * (health['hits'] != 1)} went on from one",
         "hung up": f"{health['cancelled']}, their slots free for others",
         "slots": f"{health['free']} free, {health['prefixes']} with prefixes, of {engine.slots}",
     }

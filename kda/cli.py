@@ -16,7 +16,7 @@ from kda.commands.render import ERROR, OutputError, Screen, explain_error, kda_v
 # name -> (module that exports `command`, line of --help)
 COMMANDS = {
     "doctor": ("kda.commands.doctor", "Say what works on this machine, and how to fix the rest."),
-    "selftest": ("kda.commands.selftest", "Prove the kernels of an arch, as far as this host can."),
+    "selftest": ("kda.commands.selftest", "Check the kernels of an arch, as far as this host can."),
     "verify": ("kda.commands.verify", "Compare a backend with another and find the first wrong stage."),
     "bench": ("kda.commands.bench", "Time a backend, on inputs on which it was compared."),
     "simulate": ("kda.commands.simulate", "Find races in any script's kernels, without a GPU."),
@@ -83,9 +83,10 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(kda_version(), prog_name="kda", message="%(prog)s %(version)s")
 def cli() -> None:
-    """Kimi Delta Attention: what works here, and proof of it.
+    """Kimi Delta Attention: what works on this machine, whether it is correct, and how fast it is.
 
-    Exit codes: 0 nothing wrong, 1 a finding, 2 usage or an internal error, 3 this host cannot provide the evidence.
+    Exit codes: 0 nothing wrong, 1 a finding, 2 a wrong command or an internal error, 3 this host cannot judge that or
+    lacks a compiler for it.
     """
 
 

@@ -38,7 +38,7 @@ from .bench_report import (
     stage_lines,
     timing_lines,
 )
-from .options import ARCH, Name, OutputFile, archs_with_clock, shape_options
+from .options import ARCH, Name, OutputFile, shape_options, timed_arch
 from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version
 
 if TYPE_CHECKING:
@@ -98,8 +98,8 @@ class Percent(click.ParamType):
 @click.option("--host", is_flag=True,
               help="Time the host's part alone: a forward and a step, with the GPU idle and busy.")  # fmt: skip
 @click.option("--arch", type=ARCH,
-              help="With --predicted: the GPUs of this arch or card, such as sm100 or b200.  [default: sm90]  "
-              "With --host: launches go to a stand-in of one.")  # fmt: skip
+              help="With --predicted: the GPUs of this arch or card, such as b200.  [default: that of --backend, or "
+              "sm90]  With --host: launches go to a stand-in of one.")  # fmt: skip
 @click.option("--verbose", "-v", is_flag=True, help="Print rates, memory with inputs, and each comparison, too.")
 @click.option("--list", "only_list", is_flag=True, help="List the named shapes and end.")
 @click.option("--force", is_flag=True, help="Run shapes that look too large for this machine.")
@@ -175,7 +175,7 @@ def check_usage(options: dict[str, Any]) -> None:
         if timed:
             raise click.UsageError(f"--predicted times nothing; leave out {option_of(timed[0])}")
     if options["plot"] and importlib.util.find_spec("matplotlib") is None:
-        raise click.UsageError("--plot draws with matplotlib: pip install 'kimi-delta-attention[plot]'")
+        raise click.UsageError("--plot draws with matplotlib: pip install matplotlib")
 
 
 def option_of(name: str) -> str:
@@ -234,12 +234,9 @@ def doors_for(spec: Spec, options: dict[str, Any], device: str) -> list[Door]:
 
 def predictable(asked: str | None, device: str) -> list[str]:
     """The hint for a backend whose GPUs this machine lacks, if the simulator has a clock for one of them."""
-    backend, cc = backend_asked(asked), detect(device).cc
-    archs = capability(backend).archs if backend in backend_names() else ()
-    timed = [arch for arch in archs if arch in archs_with_clock()]
-    if not timed or (cc and code_for(cc, archs)):
+    backend, cc, arch = backend_asked(asked), detect(device).cc, timed_arch(asked)
+    if backend not in backend_names() or not arch or (cc and code_for(cc, capability(backend).archs)):
         return []
-    arch = "sm90" if "sm90" in timed else timed[0]
     return [f"--backend {backend} --predicted --arch {arch} predicts its times without such a GPU"]
 
 

@@ -22,6 +22,7 @@ from kda.errors import NoBackendError
 from kda.measure.shapes import DIRECTIONS, Shape, bytes_moved
 
 from .layout import row_lines
+from .options import timed_arch
 from .progress import Progress, showing
 from .render import OK, Screen, kda_version
 
@@ -59,7 +60,7 @@ def predicted(screen: Screen, options: dict[str, Any]) -> int:
 
     from .bench_asked import CannotJudge, shapes_asked, ways
 
-    target = options["arch"] or TARGETS["sm90"]
+    target = options["arch"] or TARGETS[timed_arch(options["backend"]) or "sm90"]
     number = 10 * target.cc[0] + target.cc[1]
     if number not in CHIPS or number not in OF_ARCH:
         with_clock = ", ".join(f"sm{n}" for n in OF_ARCH)
@@ -93,7 +94,7 @@ def predicted(screen: Screen, options: dict[str, Any]) -> int:
     if screen.json:
         screen.emit_json(as_json(target, chip, rows))
     else:
-        for text in ["", *notes(chip), *said]:
+        for text in ["", *notes(chip, rows), *said]:
             screen.line(text)
     return OK
 
@@ -110,7 +111,7 @@ def drawn(screen: Screen, options: dict[str, Any], chip: Chip, target: Target, r
         says.append(f"drawn    {options['plot']}")
     if options["html"]:
         timelines = of_machine(screen, rows[0].backend.partition(",")[0], target)
-        Path(options["html"]).write_text(page(title, details, notes(chip), groups, timelines), encoding="utf-8")
+        Path(options["html"]).write_text(page(title, details, notes(chip, rows), groups, timelines), encoding="utf-8")
         says.append(f"drawn    {options['html']}: open it in a browser")
     return says
 
@@ -265,10 +266,17 @@ def aligner(
     )[-1]
 
 
-def notes(chip: Chip) -> list[str]:
-    found = [
-        "errors are those of the same kernels on an H200, the worst of a call's kernels; docs/clock.md has them all"
-    ]  # fmt: skip
+def whose_errors(row: Row) -> str:
+    """`kda.measure.predicted.expected`, in words."""
+    of = row.error["of"]
+    if of.startswith("all,"):
+        return "the other backends' kernels"
+    return "the backend's other kernels" if of.endswith(", other kernels") else "the same kernels"
+
+
+def notes(chip: Chip, rows: Sequence[Row]) -> list[str]:
+    these = " or ".join(dict.fromkeys(map(whose_errors, rows)))
+    found = [f"errors are those of {these} on an H200, the worst of a call's kernels; docs/clock.md has them all"]
     if chip.name != "h200":
         found.append(f"no prediction for {chip} was ever compared with one: its error is not known")
     return found

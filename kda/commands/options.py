@@ -111,6 +111,14 @@ def archs_with_clock() -> list[str]:
     return [f"sm{number}" for number in OF_ARCH]
 
 
+def timed_arch(asked: str | None) -> str | None:
+    """The arch on which the clock times a backend if none is named: sm90, or else the first that it has kernels for."""
+    backend = dispatch.backend_asked(asked)
+    archs = dispatch.capability(backend).archs if backend in dispatch.backend_names() else ("sm90",)
+    found = [arch for arch in archs if arch in archs_with_clock()]
+    return "sm90" if "sm90" in found else next(iter(found), None)
+
+
 def needs_a_clock(target: Target, option: str) -> None:
     if target.name not in (known := archs_with_clock()):
         raise click.UsageError(

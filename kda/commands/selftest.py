@@ -92,9 +92,9 @@ def command(
     screen: Screen, arch: Target | None, backend: str | None, level: str | None, stage: str | None, quick: bool,
     verbose: bool,
 ) -> int:  # fmt: skip
-    """Prove the kernels of an arch or a backend, as far as this host can.
+    """Check the kernels of an arch or a backend, as far as this host can.
 
-    Exits with 1 if a proof failed, with 3 if nothing here can be judged or a compiler is not installed.
+    Exits with 1 if a check failed, with 3 if nothing here can be judged or a compiler is not installed.
     """
     wanted = LEVELS[level] if level else None
     try:

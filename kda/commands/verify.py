@@ -244,7 +244,9 @@ def door_to(name: str, options: dict[str, Any]) -> Door:
     if target.name not in door.capability.archs:
         archs = ", ".join(door.capability.archs)
         has = f"kernels for {archs}" if archs else "no kernels to simulate"
-        raise click.UsageError(f"--arch {target.name}: {name} has {has}")
+        others = ", ".join(c.backend for c in built_for(target))
+        more = f". Leave out --backend, or name {others}." if others else ""
+        raise click.UsageError(f"--arch {target.name}: {name} has {has}{more}")
     from kda.verify.simulated import SimulatedDoor
 
     return SimulatedDoor(name, target)

@@ -9,7 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from kda.cli import cli
+from kda.commands.options import timed_arch
 from kda.measure.shapes import SHAPES
+from kda.simulator.timing.chips import CHIPS
 
 
 def run(*args):
@@ -44,10 +46,24 @@ def test_a_chip_or_a_backend_that_cannot_be_predicted_is_named(words, says):
     assert refused["rows"] == [] and any(says in reason for reason in refused["refused"])
 
 
+def test_the_notes_say_whose_errors_are_expected():
+    from kda.commands import bench_predicted
+
+    said = []
+    for of in ("sm90 fused", "sm90, other kernels", "all, other kernels"):
+        row = bench_predicted.Row("", "", "forward", "", 1.0, 1.0, None, None, {"of": of}, {})
+        said.append(bench_predicted.notes(CHIPS["h200"], [row])[0])
+    whose = ("the same kernels", "the backend's other kernels", "the other backends' kernels")
+    assert [f"errors are those of {kernels} on an H200" in text for kernels, text in zip(whose, said)] == [True] * 3
+
+
+def test_without_an_arch_it_is_that_of_the_backend():
+    assert [timed_arch(name) for name in (None, "sm90", "sm100", "sm89", "triton")] == [
+        "sm90", "sm90", "sm100", "sm89", "sm90"]  # fmt: skip
+
+
 def test_a_prediction_has_its_error_its_floor_and_the_time_on_record(monkeypatch):
     from kda.measure import predicted
-    from kda.simulator.timing.chips import CHIPS
-
     class Of:
         chip, warps, stalls = CHIPS["h200"], [], {}
 
@@ -77,8 +93,6 @@ def forecasts(monkeypatch):
     """Makes predictions up, in two processes: milliseconds are the tokens; a function may do more, given a shape."""
     from kda.commands import bench_predicted
     from kda.measure import predicted
-    from kda.simulator.timing.chips import CHIPS
-
     class Of:
         chip, warps, stalls = CHIPS["b200"], [], {}
 
