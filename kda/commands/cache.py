@@ -19,7 +19,8 @@ from .render import FINDING, OK, Screen, common_options, kda_version
 
 DAY = 86400
 ENGINE = "kda.simulator.engine.build"        # the module of the simulator's own library
-NOT_OF_BACKENDS = {
+SAYS = {                                     # whose an entry is, where that is no backend
+    "common": "kernels that backends share",
     "simulator": "the engine that runs PTX on this machine's CPU",
     "others": "kernels of no backend, which scripts built with kda.simulator or kda.compile",
     "unreadable": "files that are damaged, or that kda did not write",
@@ -140,10 +141,10 @@ def show(screen: Screen, kept: store.Store, lines: Sequence[Line], verbose: bool
         freed = in_bytes(size([line for line in lines if line.status != "current"]))
         screen.line(f"Nobody will ask for {sum(reasons.values())} ({words}): `kda cache clean` frees {freed}.")
     if lines:
-        header = ("of", "arch", "kernel" if verbose else "kernels", "entries", "size", "last used", "stale")
+        header = ("whose", "arch", "kernel" if verbose else "kernels", "entries", "size", "last used", "stale")
         for text in screen.table(rows(lines, verbose), header, "lllrrrr", indent=2):
             screen.line(text)
-        for whose, says in NOT_OF_BACKENDS.items():
+        for whose, says in SAYS.items():
             if any(line.sort[0] == whose for line in lines):
                 screen.line(f"{whose}: {says}")
         if not verbose:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -67,8 +68,8 @@ def test_the_list_counts_kernels_by_backend_arch_and_name(kept):
         ["simulator", "x86_64", "engine", "1", "2", "KiB", "today"],
         ["unreadable", "-", "-", "1", "1", "KiB", "today", "1"],
     ]
-    assert [row.partition(":")[0] for row in rows[-3:]] == [*cache.NOT_OF_BACKENDS]
-    assert header.split() == ["of", "arch", "kernel", "entries", "size", "last", "used", "stale"]
+    assert [row.partition(":")[0] for row in rows[-3:]] == ["simulator", "others", "unreadable"]
+    assert header.split() == ["whose", "arch", "kernel", "entries", "size", "last", "used", "stale"]
     assert summary.startswith("Nobody will ask for 2 (1 other source, 1 unreadable): `kda cache clean` frees")
     assert run() == run("list")
     *_, more = table = run().splitlines()
@@ -178,3 +179,13 @@ def test_a_file_that_cannot_be_removed_is_said_to_stay(kept, monkeypatch):
     said = run("clean", code=1)
     assert "1 entry removed" in said and "5 left" in said and "1 entry cannot be removed" in said
     assert left(kept) == {"new", "unused", "old", "other", "engine"}
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc")
+def test_the_engine_is_one_entry_in_terminals_of_any_width_and_language(monkeypatch):
+    found = set()
+    for columns, language in (("80", "C"), ("120", "C"), ("200", "de_DE.UTF-8")):
+        monkeypatch.setenv("COLUMNS", columns)
+        monkeypatch.setenv("LC_ALL", language)
+        found.add((build._native(), build._answers("-dumpfullversion")))
+    assert len(found) == 1 and "march" in next(iter(found))[0]

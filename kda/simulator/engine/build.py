@@ -62,7 +62,9 @@ def _native():
 
 
 def _answers(*asked):
-    return subprocess.run([compiler(), *asked], capture_output=True, text=True).stdout
+    """In the same words everywhere: gcc folds its lists to the terminal, and translates them."""
+    alike = os.environ | {"COLUMNS": "80", "LC_ALL": "C"}
+    return subprocess.run([compiler(), *asked], capture_output=True, text=True, env=alike).stdout
 
 
 def _built(texts):
