@@ -10,7 +10,6 @@ import pytest
 from click.testing import CliRunner
 
 from kda.cli import cli
-from kda.commands import cache
 from kda.commands.probes import look_at_cache
 from kda.compile import recipes
 from kda.compile.store import Store, digest
