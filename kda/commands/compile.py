@@ -62,7 +62,7 @@ class Line:
 @click.command()
 @click.option("--arch", "archs", type=ARCH, multiple=True,
               help="GPU arch or card, such as sm90 or h100; may be repeated.  [default: this machine's GPU]")
-@click.option("--backend", type=BACKEND, help="Backend.  [default: all that have kernels]")
+@click.option("--backend", type=BACKEND, help="The backend whose kernels are built.  [default: all that have some]")
 @click.option("--model", "models", type=Name("model", lambda: list(MODELS)), multiple=True,
               help=f"Everything that a model calls: {', '.join(MODELS)}; may be repeated.")
 @click.option("--tp", type=click.IntRange(1), default=1, show_default=True,

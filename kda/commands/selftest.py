@@ -85,7 +85,7 @@ class NotInstalled(CannotJudge):
 @click.option("--backend", type=BACKEND, help="One backend; without --arch and --backend, the one that auto picks.")
 @click.option("--level", type=click.Choice(list(LEVELS)), help="How far to go; left out, as far as possible.")
 @click.option("--stage", type=StageName(), help="One stage alone, such as fwd/state.")
-@click.option("--quick", is_flag=True, help="Fewer whole calls; stages are proven as always.")
+@click.option("--quick", is_flag=True, help="Fewer whole calls; all stages are checked.")
 @click.option("--verbose", "-v", is_flag=True, help="Print the calls that passed, too.")
 @common_options
 def command(

@@ -72,13 +72,14 @@ class StageName(Name):
               default="definition", show_default=True, help="Compare whole calls with it, too.")  # fmt: skip
 @shape_options(heads=2, lengths="Packed sequences.  [default: 65,0,63]", dtype=None,
                dtype_help="[default: bfloat16, or float32 of a backend that handles no bfloat16]")  # fmt: skip
-@click.option("--gate", type=click.Choice(["given", "softplus", "bounded"]), default="bounded", show_default=True)
+@click.option("--gate", type=click.Choice(["given", "softplus", "bounded"]), default="bounded", show_default=True,
+              help="given: g is the logarithm of a decay.  softplus, bounded: it is computed from logits.")  # fmt: skip
 @click.option("--regime", type=click.Choice(["fast", "slow"]), default="slow", show_default=True,
               help="Gates that forget within 16 tokens, or remember for hundreds.")  # fmt: skip
-@click.option("--chunk-size", type=click.Choice(["32", "64"]), default="64", show_default=True)
+@click.option("--chunk-size", type=click.Choice(["32", "64"]), default="64", show_default=True, help="Tokens of a chunk.")
 @click.option("--stage", type=StageName("all"), default="all", show_default=True,
               help="One stage alone, such as fwd/state.")  # fmt: skip
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the inputs that are drawn.")
 @click.option("--exact", is_flag=True, help="Require equal bits: run after run, and packed against alone.")
 @click.option("--fault", metavar="NAME", help="Plant a known fault; `--fault list` lists them.")
 @click.option("--mutants", is_flag=True,
@@ -87,7 +88,7 @@ class StageName(Name):
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes that run mutants.")
 @click.option("--dump", metavar="FILE", type=OutputFile(), help="Save the case's tensors.")
 @click.option("--load", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Read the case from a file.")
-@click.option("--keep-going", is_flag=True, help="Go on to the backward though the forward is wrong.")
+@click.option("--keep-going", is_flag=True, help="Go on to the backward even if the forward is wrong.")
 @click.option("--verbose", "-v", is_flag=True, help="Print the tensors that are within budget, too.")
 @common_options
 def command(screen: Screen, **options: Any) -> int:

@@ -188,3 +188,10 @@ def test_the_engine_is_one_entry_in_terminals_of_any_width_and_language(monkeypa
         monkeypatch.setenv("LC_ALL", language)
         found.add((build._native(), build._answers("-dumpfullversion")))
     assert len(found) == 1 and "march" in next(iter(found))[0]
+
+
+def test_a_folder_that_cannot_be_written_is_said_to_keep_nothing_new(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("KDA_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    first, second = run().splitlines()
+    assert "0 entries" in first and "cannot be written" in second and "kda doctor cache.dir" in second
