@@ -137,7 +137,7 @@ def show(screen: Screen, kept: store.Store, lines: Sequence[Line], verbose: bool
     if why:
         screen.line(f"{screen.mark('fail')} not used: {why}")
     elif not store.writable(kept.folder):
-        screen.line(f"{screen.mark('warn')} cannot be written: nothing new is kept there; `kda doctor cache.dir` says more")
+        screen.line(f"{screen.mark('warn')} cannot be written, so nothing new is kept: see `kda doctor cache.dir`")
     if reasons := Counter(line.why or "unreadable" for line in lines if line.status != "current"):
         words = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
         freed = in_bytes(size([line for line in lines if line.status != "current"]))

@@ -76,7 +76,8 @@ class StageName(Name):
               help="given: g is the logarithm of a decay.  softplus, bounded: it is computed from logits.")  # fmt: skip
 @click.option("--regime", type=click.Choice(["fast", "slow"]), default="slow", show_default=True,
               help="Gates that forget within 16 tokens, or remember for hundreds.")  # fmt: skip
-@click.option("--chunk-size", type=click.Choice(["32", "64"]), default="64", show_default=True, help="Tokens of a chunk.")
+@click.option("--chunk-size", type=click.Choice(["32", "64"]), default="64", show_default=True,
+              help="Tokens of a chunk.")  # fmt: skip
 @click.option("--stage", type=StageName("all"), default="all", show_default=True,
               help="One stage alone, such as fwd/state.")  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the inputs that are drawn.")
