@@ -28,7 +28,7 @@ from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_versi
 from .verify import StageName, finite, not_alone
 
 LEVELS = {"simulate": Evidence.SIMULATED, "execute": Evidence.EXECUTED}
-HEADERS = {Evidence.SIMULATED: "simulated (vs float64)", Evidence.EXECUTED: "executed (of budget)"}
+HEADERS = {Evidence.SIMULATED: "simulated (of budget)", Evidence.EXECUTED: "executed (of budget)"}
 
 
 @dataclass
@@ -297,8 +297,8 @@ def heading(results: Sequence[Result], target: Target | None) -> str:
     where = (
         "on this host's GPU" if any(result.device for result in results) else f"on a host without one ({host_name()})"
     )
-    upto = f": levels up to {max(levels).word}" if levels else ""
-    return f"kda {kda_version()}, {names}, arch {target.spelling}, {where}{upto}"
+    how = f": {max(levels).word}" if levels else ""
+    return f"kda {kda_version()}, {names}, arch {target.spelling}, {where}{how}"
 
 
 def host_name() -> str:
@@ -363,8 +363,8 @@ def ending(result: Result, target: Target | None) -> str:
     passed = f"{result.backend}: {' and '.join(counts)}"
     if result.device:
         return f"{passed} within budget{skipped}; executed on {result.device} in {result.seconds:.1f} s"
-    where = f" on {target.spelling}" if target else ""
-    return f'{passed} pass as far as "{max(result.levels).word}"; nothing was executed{where}.'
+    where = target.spelling if target else "a GPU"
+    return f"{passed} within budget in the simulator; nothing was executed on {where}"
 
 
 def refusal(result: Result) -> str:

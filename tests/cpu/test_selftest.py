@@ -84,8 +84,8 @@ def test_the_levels_make_the_columns_and_a_failure_has_its_details_under_its_row
     result = kda_selftest("--arch", "sm100")
     lines = result.stdout.splitlines()
     assert result.exit_code == 1
-    assert "blackwell, arch sm_100a, on this host's GPU" in lines[0] and lines[0].endswith("levels up to executed")
-    assert lines[3].split() == ["stage", "simulated", "(vs", "float64)", "executed", "(of", "budget)"]
+    assert "blackwell, arch sm_100a, on this host's GPU" in lines[0] and lines[0].endswith("this host's GPU: executed")
+    assert lines[3].split() == ["stage", "simulated", "(of", "budget)", "executed", "(of", "budget)"]
     rows = {line.split()[0]: line for line in lines if line.startswith(("fwd/", "bwd/"))}
     assert list(rows) == list(STAGES)
     assert " ".join(rows["fwd/gate"].split()) == "fwd/gate o 0.31 o 0.30"
@@ -100,8 +100,10 @@ def test_nothing_is_executed_and_nothing_says_so_without_the_gpu(made_up):
     made_up(BLACKWELL)
     printed = kda_selftest("--arch", "sm_100a").stdout
     first, second, *_ = printed.splitlines()
-    assert "blackwell, arch sm_100a, on a host without one" in first and first.endswith("levels up to simulated")
-    assert second == '[✗] blackwell: 9 of 10 stages pass as far as "simulated"; nothing was executed on sm_100a.'
+    assert "blackwell, arch sm_100a, on a host without one" in first and first.endswith(": simulated")
+    assert second == (
+        "[✗] blackwell: 9 of 10 stages within budget in the simulator; nothing was executed on sm_100a"
+    )
     assert "executed (of budget)" not in printed and not any(level is Evidence.EXECUTED for level, *_ in asked)
     assert {target for *_, target in asked} == {"sm100"}
 
@@ -201,7 +203,7 @@ def test_a_backend_that_lacks_its_compiler_keeps_the_exit_code_from_saying_that_
     proofs = {"blackwell": lambda: right, "other": without_its_compiler}
     monkeypatch.setattr(sys.modules[__name__], "prove_simulated", lambda backend, *args: proofs[backend]())
     result = kda_selftest("--arch", "sm100")
-    assert result.exit_code == 3 and "blackwell: 10 of 10 stages pass" in result.stdout
+    assert result.exit_code == 3 and "blackwell: 10 of 10 stages within budget" in result.stdout
     assert result.stdout.splitlines()[-1].startswith("other cannot be simulated here: building CUDA C++ needs libnvrtc")
     proofs["blackwell"] = lambda: Proof(False, "stuck")
     assert kda_selftest("--arch", "sm100").exit_code == 1

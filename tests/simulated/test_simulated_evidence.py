@@ -111,8 +111,8 @@ def test_selftest_goes_as_far_as_simulated_without_the_gpu(monkeypatch, arch):
     result = run(selftest.command, "--arch", arch)
     assert result.exit_code == 0, result.output
     assert (
-        "simulated (vs float64)" in result.output
-        and 'pass as far as "simulated"; nothing was executed' in result.output
+        "simulated (of budget)" in result.output
+        and "within budget in the simulator; nothing was executed" in result.output
     )
 
 
