@@ -145,14 +145,18 @@ def main() -> None:
         folder = args.folder or Path(temporary)
         if args.demo:
             demo(args.demo, folder)
-        sys.exit(convert(Checkpoint(folder), json.loads((folder / "config.json").read_text()), args))
+        tensors, config = Checkpoint(folder), folder / "config.json"
+        if not config.is_file():
+            raise SystemExit(f"{folder} has no config.json, which says what the gate of its layers is.")
+        sys.exit(convert(tensors, json.loads(config.read_text()), args))
 
 
 def convert(tensors: Checkpoint, config: dict[str, Any], args: argparse.Namespace) -> int:
     config = config.get("text_config", config)
     prefixes = prefixes_of(tensors)
     if args.layer >= len(prefixes):
-        raise SystemExit(f"there are {len(prefixes)} KDA layers; --layer {args.layer} is none of them, from 0 on.")
+        many = f"{len(prefixes)} KDA layer{'s' * (len(prefixes) != 1)}"
+        raise SystemExit(f"the checkpoint has {many}; --layer counts them from 0, found {args.layer}.")
     prefix = prefixes[args.layer]
     own = {name: tensors[name] for name in tensors if name.startswith(prefix)}
     layout = layout_of(own, prefix)

@@ -54,20 +54,33 @@ def step(model: Model, x: torch.Tensor, total: int, context: Context, cu_seqlens
     return loss.detach()
 
 
+def positive(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return int(text)
+
+
+def numbers(text: str) -> list[int]:
+    found = [int(number) for number in text.split(",")]
+    if min(found) < 0:
+        raise argparse.ArgumentTypeError(f"{text} are no lengths")
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokens", type=int, default=2048, help="of all ranks")
-    parser.add_argument("--lengths", help="of packed sequences, with commas; left out: one sequence")
+    parser.add_argument("--tokens", type=positive, default=2048, help="of all ranks")
+    parser.add_argument("--lengths", type=numbers, help="of packed sequences, with commas; left out: one sequence")
     parser.add_argument("--layout", choices=("contiguous", "zigzag"), default="contiguous")
-    parser.add_argument("--hidden", type=int, default=64)
-    parser.add_argument("--heads", type=int, default=2)
-    parser.add_argument("--head-dim", type=int, default=32)
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--hidden", type=positive, default=64)
+    parser.add_argument("--heads", type=positive, default=2)
+    parser.add_argument("--head-dim", type=positive, default=32)
+    parser.add_argument("--layers", type=positive, default=2)
+    parser.add_argument("--steps", type=positive, default=2)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    lengths = [int(n) for n in args.lengths.split(",")] if args.lengths else [args.tokens]
+    lengths = args.lengths or [args.tokens]
     total = sum(lengths)
     if "RANK" not in os.environ:
         parser.error("start it with torchrun --nproc-per-node RANKS examples/long_context.py")

@@ -460,6 +460,12 @@ def report(engine: Engine, seen: Load, seconds: float, clients: int) -> str:
     return "\n".join(f"{name:18} {text}" for name, text in rows.items())
 
 
+def positive(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return int(text)
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--host", default="127.0.0.1")
@@ -468,8 +474,9 @@ def main() -> None:
     options.add_argument("--dtype", default="bfloat16" if torch.cuda.is_available() else "float32")
     for name, value in (("hidden", 128), ("heads", 4), ("layers", 2), ("slots", 32), ("queue", 64), ("longest", 4096),
                         ("batch", 512), ("clients", 16), ("max-tokens", 32)):  # fmt: skip
-        options.add_argument(f"--{name}", type=int, default=value)
-    options.add_argument("--load", type=int, metavar="REQUESTS", help="a load test of so many requests, then the end")
+        options.add_argument(f"--{name}", type=positive, default=value)
+    options.add_argument("--load", type=positive, metavar="REQUESTS",
+                         help="a load test of so many requests, then the end")  # fmt: skip
     options.add_argument("--check", action="store_true", help="compare each answer of a load test with the model alone")
     of = options.parse_args()
     try:

@@ -129,14 +129,20 @@ def picture(losses: list[float], path: Path) -> None:
     print(f"wrote {path}")
 
 
+def positive(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return int(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, help="300 by default, 60 on a CPU")
-    parser.add_argument("--batch", type=int, default=8, help="sequences of each process")
-    parser.add_argument("--length", type=int, default=256)
-    parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--steps", type=positive, help="300 by default, 60 on a CPU")
+    parser.add_argument("--batch", type=positive, default=8, help="sequences of each process")
+    parser.add_argument("--length", type=positive, default=256)
+    parser.add_argument("--hidden", type=positive, default=128)
+    parser.add_argument("--heads", type=positive, default=4)
+    parser.add_argument("--layers", type=positive, default=4)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=Path("runs/train"))
@@ -155,6 +161,8 @@ def main() -> None:
     model = Model(args.hidden, args.heads, args.layers).to(device)
     optimizer, losses = optimizer_of(model, args.lr), []
     checkpoint = args.out / "checkpoint.pt"
+    if args.resume and not checkpoint.exists():
+        raise SystemExit(f"there is no {checkpoint} to resume from. Leave out --resume, or name another --out.")
     if args.resume:
         kept = torch.load(checkpoint, map_location=device, weights_only=True)
         model.load_state_dict(kept["model"])

@@ -62,6 +62,23 @@ def test_the_server_says_what_it_needs_installed(monkeypatch, capsys):
     assert "starlette is not installed: pip install starlette uvicorn" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("program", "arguments", "code", "says"),
+    [
+        ("serve", ["--slots", "0"], 2, "--slots: 0 is not a positive number"),
+        ("serve", ["--load", "0"], 2, "--load: 0 is not a positive number"),
+        ("train", ["--steps", "0"], 2, "--steps: 0 is not a positive number"),
+        ("train", ["--resume", "--out", "nowhere"], "there is no nowhere/checkpoint.pt to resume from", ""),
+        ("long_context", ["--lengths", "100,x"], 2, "--lengths: invalid numbers value: '100,x'"),
+        ("convert", ["nowhere"], "nowhere is no folder", ""),
+    ],
+)
+def test_what_an_example_cannot_do_is_said_without_a_traceback(monkeypatch, capsys, program, arguments, code, says):
+    found = run(monkeypatch, f"examples/{program}.py", *arguments)
+    assert found == code if isinstance(code, int) else found.startswith(code)
+    assert says in capsys.readouterr().err
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("options", [["--tokens", 600], ["--lengths", "100,0,300,4", "--layout", "zigzag"]], ids=str)
 def test_a_sequence_over_two_ranks_has_the_gradients_of_one_process(options):
@@ -113,7 +130,7 @@ def test_a_layer_is_written_in_another_layout_and_read_again(monkeypatch, capsys
     said = run(monkeypatch, "examples/convert.py", tmp_path)
     assert said == "the config of fla names no lower bound of the gate. Pass --lower-bound."
     said = run(monkeypatch, "examples/convert.py", tmp_path, "--lower-bound", -5, "--layer", 3)
-    assert said == "there are 1 KDA layers; --layer 3 is none of them, from 0 on."
+    assert said == "the checkpoint has 1 KDA layer; --layer counts them from 0, found 3."
 
 
 def test_a_checkpoint_with_other_bits_is_noticed(monkeypatch, capsys):
