@@ -93,7 +93,7 @@ def decay_of_pairs(g2: Tensor) -> Tensor:
     """
     HV, C, K = g2.shape
     exponent = g2.new_zeros(HV, C, C, K)
-    of_columns = torch.zeros(HV, C, K, dtype=torch.float64)                   # gc_i - gc_j, of all j
+    of_columns = torch.zeros(HV, C, K, dtype=torch.float64)                   # gc_i - gc_j of all j
     for i in range(1, C):
         of_columns[:, :i] += g2[:, i, None]
         exponent[:, i] = of_columns

@@ -98,11 +98,17 @@ def test_a_beta_has_the_gradient_of_the_sigmoid_that_gives_it(dtype, close):
     assert (found["dbeta"] - expected).norm() <= close * expected.norm()
 
 
-def test_a_beta_of_nothing_has_a_gradient():
+OF_BETA = pytest.mark.parametrize("dtype", [
+    torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.exhaustive),
+], ids=str)  # fmt: skip
+
+
+@OF_BETA
+def test_a_beta_of_nothing_has_a_gradient(dtype):
     tokens = torch.arange(70)[:, None]
 
     def almost(beta):
-        return torch.where(tokens % 3 == 0, 0.0, torch.where(tokens % 3 == 1, 2.0**-120, beta.float()))
+        return torch.where(tokens % 3 == 0, 0.0, torch.where(tokens % 3 == 1, 2.0**-120, beta)).to(dtype)
 
     found = check(changed(drawn(T=70, beta="given"), beta=almost))
     assert found["dbeta"].abs().min() > 0
@@ -134,8 +140,11 @@ def test_states_may_be_v_first_and_bfloat16(words):
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_gradients_have_the_shapes_of_inputs_and_are_no_views():
-    case = drawn(**SMALL, **OPTIONS["packed, GVA, tokens of none"])
+@pytest.mark.parametrize("words", [
+    SMALL | OPTIONS["packed, GVA, tokens of none"], pytest.param(dict(T=40, HV=2), marks=pytest.mark.exhaustive),
+], ids=str)  # fmt: skip
+def test_gradients_have_the_shapes_of_inputs_and_are_no_views(words):
+    case = drawn(**words)
     for name, x in gradients(case)[0].items():
         given = case.keywords["initial_state" if name == "dh0" else name[1:]]
         assert (x.shape, x.dtype) == (given.shape, given.dtype) and not x._is_view(), name
@@ -211,9 +220,10 @@ def test_g_may_be_float32(words):
     assert found["dg"].dtype == torch.float32
 
 
-def test_beta_may_be_0():
+@OF_BETA
+def test_beta_may_be_0(dtype):
     case = drawn(T=70, beta="given")
-    found = check(changed(case, beta=lambda b: b.float() * (torch.arange(70) % 3 > 0).view(1, 70, 1)))
+    found = check(changed(case, beta=lambda b: b.to(dtype) * (torch.arange(70) % 3 > 0).view(1, 70, 1)))
     assert found["dbeta"][:, ::3].abs().min() > 0
 
 
