@@ -91,9 +91,14 @@ def decay_of_pairs(g2: Tensor) -> Tensor:
 
     gc_i - gc_j is summed as g2_(j+1) + ... + g2_i: a difference of two long sums rounds as they do, and -inf has none.
     """
-    i, j = torch.arange(g2.shape[1]).view(-1, 1, 1), torch.arange(g2.shape[1]).view(1, -1, 1)
-    exponent = torch.where(i > j, g2.unsqueeze(2), 0.0).cumsum(1)
-    return exponent.masked_fill(i < j, -torch.inf).exp2()
+    HV, C, K = g2.shape
+    exponent = g2.new_zeros(HV, C, C, K)
+    of_columns = torch.zeros(HV, C, K, dtype=torch.float64)                   # gc_i - gc_j of all j
+    for i in range(1, C):
+        of_columns[:, :i] += g2[:, i, None]
+        exponent[:, i] = of_columns
+    above = torch.ones(C, C, dtype=torch.bool).triu(1)
+    return exponent.masked_fill(above.unsqueeze(-1), -torch.inf).exp2()
 
 
 def edges(g2: Tensor) -> tuple[Tensor, Tensor]:

@@ -122,7 +122,7 @@ def test_a_backend_that_says_where_it_rounds_gets_the_room_for_it_and_no_other_d
             round_ = Rounding(torch.float32, ROUNDS_EVERY_OPERAND)
             return {n: None if x is None else round_(n, x) for n, x in super().stage(name, case, tensors).items()}
 
-    case = make(Spec(lengths=EDGES, dtype="float32", seed=3))
+    case = make(Spec(lengths=EDGES, K=32, V=32, dtype="float32", seed=3))
     stages = [row for row in examine(RoundsOperands("reference"), case).rows if row.stage in STAGES]
     assert len(stages) == 38 and not [row for row in stages if row.wrong]
     RoundsOperands.declared = {}

@@ -11,6 +11,7 @@ import torch
 from cute_calls import (
     RAGGED,
     Fault,
+    assert_a_call_notices,
     called,
     changed,
     check,
@@ -23,7 +24,6 @@ from cute_calls import (
     looks_at_no_later_token,
     plant,
     refusals,
-    ways_of_noticing,
 )
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
@@ -147,9 +147,10 @@ def test_states_that_enter_chunks_are_final_states_of_what_comes_before(C, v_fir
     assert found.shape == (1, sum(-(-n // C) for n in lengths), 2, 128, 128) and found.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("HV", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("shape", [dict(B=2, T=0), dict(lengths=(0, 0), padding=40)], ids=str)
-def test_sequences_of_no_tokens_hand_their_states_through(shape):
-    case = case_of(HV=2, **shape)
+def test_sequences_of_no_tokens_hand_their_states_through(shape, HV):
+    case = case_of(HV=HV, **shape)
     hands_states_through_sequences_of_no_tokens(case, "sm100")
 
 
@@ -327,12 +328,12 @@ FAULTY = {
 }  # fmt: skip
 
 
-@pytest.mark.spread(every=4)
+@pytest.mark.spread(every=8)
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
     plant(fault, tmp_path, monkeypatch, "sm100")
     by_one_cluster(monkeypatch)
-    assert fault.noticed in ways_of_noticing(case_of(**FAULTY[fault.case]), "sm100", schedule=fault.schedule)
+    assert_a_call_notices(fault, case_of(**FAULTY[fault.case]), "sm100")
 
 
 def test_its_page_says_what_is_counted():

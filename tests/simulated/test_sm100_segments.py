@@ -4,6 +4,7 @@ import pytest
 import torch
 from cute_calls import (
     Fault,
+    assert_a_call_notices,
     called,
     changed,
     check,
@@ -11,7 +12,6 @@ from cute_calls import (
     looks_at_no_later_token,
     plant,
     reads_nothing_before_the_kernel_ahead_is_done,
-    ways_of_noticing,
 )
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
@@ -132,4 +132,4 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
     plant(fault, tmp_path, monkeypatch, "sm100")
-    assert fault.noticed in ways_of_noticing(case_of(T=200), "sm100", schedule=fault.schedule)
+    assert_a_call_notices(fault, case_of(T=200), "sm100")

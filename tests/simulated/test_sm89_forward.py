@@ -7,6 +7,7 @@ import torch
 from cute_calls import (
     RAGGED,
     Fault,
+    assert_a_call_notices,
     changed,
     enters_chunks_with_the_final_states_of_what_comes_before,
     hands_states_through_sequences_of_no_tokens,
@@ -15,7 +16,6 @@ from cute_calls import (
     has_the_same_bits_in_any_order_of_warps,
     looks_at_no_later_token,
     refusals,
-    ways_of_noticing,
 )
 from sm89_calls import D128, case_of, lacking, plant, proven, seen
 
@@ -345,7 +345,7 @@ def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
         if fault.noticed == "drift":
             assert max(relative_errors(case_of(**LONG | dict(T=600))).values()) > 4e-7
         else:
-            assert fault.noticed in ways_of_noticing(case_of(**FAULTY[fault.case]), "sm89")
+            assert_a_call_notices(fault, case_of(**FAULTY[fault.case]), "sm89")
     finally:
         launch.steps.cache_clear()
 

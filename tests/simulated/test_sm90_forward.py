@@ -9,6 +9,7 @@ import torch
 from cute_calls import (
     RAGGED,
     Fault,
+    assert_a_call_notices,
     called,
     changed,
     check,
@@ -20,7 +21,6 @@ from cute_calls import (
     plant,
     reads_nothing_before_the_kernel_ahead_is_done,
     refusals,
-    ways_of_noticing,
 )
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
@@ -133,7 +133,7 @@ FAULTS = {
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
     plant(fault, tmp_path, monkeypatch)
     case = make_inputs(T=260, H=1, K=64, V=64, gate="bounded")
-    assert fault.noticed in ways_of_noticing(case, schedule=fault.schedule)
+    assert_a_call_notices(fault, case)
 
 
 REFUSED = {

@@ -6,6 +6,7 @@ import torch
 from cute_calls import (
     RAGGED,
     Fault,
+    assert_a_call_notices,
     called,
     changed,
     check,
@@ -13,7 +14,6 @@ from cute_calls import (
     has_products_that_wait_for_no_other,
     kept_nowhere,
     plant,
-    ways_of_noticing,
 )
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
@@ -151,7 +151,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch, fours):
     plant(fault, tmp_path, monkeypatch)
-    assert fault.noticed in ways_of_noticing(case_of(T=650), schedule=fault.schedule)
+    assert_a_call_notices(fault, case_of(T=650))
 
 
 @pytest.mark.exhaustive

@@ -10,6 +10,7 @@ import torch
 from cute_calls import (
     RAGGED,
     Fault,
+    assert_a_call_notices,
     called,
     changed,
     check,
@@ -18,7 +19,6 @@ from cute_calls import (
     kept_nowhere,
     plant,
     reads_nothing_before_the_kernel_ahead_is_done,
-    ways_of_noticing,
 )
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
@@ -106,9 +106,10 @@ def test_states_may_be_v_first_and_bfloat16(fused):
     assert not session.findings and all(torch.equal(found[x], expected[x]) for x in expected)
 
 
+@pytest.mark.parametrize("HV", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("shape", [dict(B=2, T=0), dict(lengths=(0, 0), padding=40)], ids=str)
-def test_sequences_of_no_tokens_hand_their_states_through(shape, fused):
-    case = case_of(HV=2, **shape)
+def test_sequences_of_no_tokens_hand_their_states_through(shape, HV, fused):
+    case = case_of(HV=HV, **shape)
     found, session = called(case)
     assert not session.findings and not found["o"].any()
     assert torch.equal(found["ht"], case.keywords["initial_state"])
@@ -158,26 +159,26 @@ FAULTS = {
         "sm90/parts/teams", "GROUP = NamedBarrier(2, 32 * WARPS, ids_per_group=2)",
         "GROUP = NamedBarrier(2, 32 * WARPS)", "race-write-read"
     ),
+    "a CTA is gone before the neighbour is done": Fault(
+        FUSED, "begin, tokens, head)\n        cute.arch.cluster_arrive()\n        cute.arch.cluster_wait()",
+        "begin, tokens, head)", "peer-exited"
+    ),
     "rows of v are overwritten before they are read": Fault(
         FUSED, "i + RING - 1, tokens", "i + RING, tokens", "race-read-write"
     ),
     "rows of v are read before they are there": Fault(
         FUSED, "cp_async_wait_group(RING - 2)", "cp_async_wait_group(RING)", "race-write-read"
     ),
-    "a CTA is gone before the neighbour is done": Fault(
-        FUSED, "begin, tokens, head)\n        cute.arch.cluster_arrive()\n        cute.arch.cluster_wait()",
-        "begin, tokens, head)", "peer-exited"
-    ),
     "the neighbour's barrier is not there yet": Fault(
         FUSED, "cute.arch.cluster_arrive()\n        cute.arch.cluster_wait()\n        warp =",
         "cute.arch.sync_threads()\n        warp =", "race-write-read"
     ),
-    "copies are not told of the mbarriers": Fault(FUSED, "cute.arch.mbarrier_init_fence()", "pass", "mbarrier-fence"),
     "a lane hands a stage back before the others have read it": Fault(
         HANDOVER, "cute.arch.sync_warp()\n        with cute.arch.elect_one():\n"
         "            cute.arch.mbarrier_arrive(ring.empty", "with cute.arch.elect_one():\n"
         "            cute.arch.mbarrier_arrive(ring.empty", "race-lanes"
     ),
+    "copies are not told of the mbarriers": Fault(FUSED, "cute.arch.mbarrier_init_fence()", "pass", "mbarrier-fence"),
     "the kernel ahead is not waited for": Fault(
         "common/cute/order", "cute.arch.griddepcontrol_wait()", "pass", "race-grids", case="packed"
     ),
@@ -203,11 +204,11 @@ def test_the_form_that_racecheck_follows_is_this_kernel(ctas, tmp_path, monkeypa
 FAULTY = {"long": dict(T=390), "packed": dict(padding=9, **RAGGED)}
 
 
-@pytest.mark.spread(every=3)
+@pytest.mark.spread(every=4)
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch, fused):
     plant(fault, tmp_path, monkeypatch)
-    assert fault.noticed in ways_of_noticing(case_of(**FAULTY[fault.case]), schedule=fault.schedule)
+    assert_a_call_notices(fault, case_of(**FAULTY[fault.case]))
 
 
 def test_it_takes_the_shared_memory_that_its_configuration_says(monkeypatch, fused):
