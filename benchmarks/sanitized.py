@@ -94,13 +94,37 @@ FOLLOWED = {
             cute.arch.mbarrier_arrive(ring.empty + (TILES""": """if True:
             cute.arch.mbarrier_arrive(ring.empty + (TILES""",
     },
-    "sm90/fwd/fused.py": {
-        "GROUP_INVERSE.arrive(of.group)": "GROUP_INVERSE.sync(of.group)",
+    "sm90/parts/making.py": {
+        """    def finish(self, of):
+        if self.team.warp() < 4:""": """    def finish(self, of):
+        if cutlass.const_expr(not self.paired):
+            if self.team.warp() >= 4:
+                GROUP_INVERSE.sync(of.group)
+        if self.team.warp() < 4:""",
+        """    GROUP_INVERSE.arrive(of.group)""": """    GROUP_INVERSE.sync(of.group)""",
+        "WHOLE_GROUP_INVERSE.arrive(": "WHOLE_GROUP_INVERSE.sync(",
+        "WHOLE_GROUP.arrive(": "WHOLE_GROUP.sync(",
         """if self.team.warp() < 4:
-                self.multiply(""": """if self.team.warp() >= 4:
+            core =""": """if cutlass.const_expr(self.paired):
+            if self.team.warp() >= 4:
                 cute.arch.barrier(barrier_id=8 + self.team.number(), number_of_threads=128)
-            if self.team.warp() < 4:
-                self.multiply(""",
+        if self.team.warp() < 4:
+            core =""",
+    },
+    "sm90/parts/teams.py": {
+        "GROUP_PRODUCT.arrive(": "GROUP_PRODUCT.sync(",
+        "GROUP_PRODUCT = NamedBarrier(3, 128 + 32 * SUM_WARPS,": "GROUP_PRODUCT = NamedBarrier(3, 32 * WARPS,",
+        "GROUP_INVERSE = NamedBarrier(6, 128 + 32,": "GROUP_INVERSE = NamedBarrier(6, 32 * WARPS + 32,",
+    },
+    "sm90/parts/chunk.py": {
+        """        if self.team.warp() < 4:
+            found = self.accumulator()
+            self.issue(found, self.X, self.Y, C)""": """        if cutlass.const_expr(self.shared):
+            if self.team.warp() == 4 or self.team.warp() == 5:
+                self.team.product_is_there()
+        if self.team.warp() < 4:
+            found = self.accumulator()
+            self.issue(found, self.X, self.Y, C)""",
     },
 }  # fmt: skip
 
@@ -202,11 +226,14 @@ def calls(backend: str, forwards: bool) -> None:
     if backend == "sm90":                                                                       # other plans than those
         if not forwards:
             backwards_of_hopper("cuda")
-        case = make_inputs((650, 0, 165), padding=5, H=1, HV=3, K=128, V=128, gate="bounded", device="cuda")
-        for plan.CTAS, plan.CLUSTERS in ((2, None), (4, None), (4, 2)):
-            plan.FUSED = True
-            forget()
-            kda.chunk_kda_fwd(**case.keywords, backend=backend)
+        for gate in ("bounded", "softplus"):
+            case = make_inputs((650, 0, 165), padding=5, H=1, HV=3, K=128, V=128, gate=gate, device="cuda")
+            for plan.CTAS, plan.CLUSTERS in ((2, None), (4, None), (4, 2)):
+                plan.FUSED = True
+                forget()
+                kda.chunk_kda_fwd(**case.keywords, backend=backend)
+                torch.cuda.synchronize()
+                print(f"one kernel, {gate} gate: CTAs {plan.CTAS}, clusters {plan.CLUSTERS}", flush=True)
     torch.cuda.synchronize()
 
 

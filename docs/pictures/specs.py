@@ -134,7 +134,7 @@ SM90_STEP = Call("sm_90a", "sm90", 1024, 32, step=True)
 chain, recorded = sm90_plan.plan(H32, SMS).chain, sm90_plan.recorded_plan(STEP, SMS)
 sm90_fused = sm90_plan.plan(H64, SMS).fused
 sm90_grads: Any = recorded.grads
-CHAIN, PREPARE = (constant("sm90/fwd/fused.py", f"{role}_REGISTERS") for role in ("CHAIN", "PREPARE"))
+CHAIN, PREPARE = sm90_fused.registers
 MATH, LOAD = constant("sm90/bwd/grads.py", "REGISTERS")[sm90_grads.panels]
 
 OF_A_WARP_EACH = "each warp: rows of q, k, g, norms, gate, sums over its rows"

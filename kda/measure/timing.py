@@ -5,6 +5,7 @@ The calls that are compared alternate launch by launch, on the same tensors; `cl
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -66,8 +67,9 @@ def from_the_reference(door: Door, case: Case, backward: bool) -> Standard:
     reference = Door("reference", door.device)
     dtype = torch.float64 if door.name == "reference" else torch.float32
     wide, small = cast(case, dtype), sample(case)
-    mine = budgets(small, door.rounding(small), backward)
-    its = budgets(cast(small, dtype), reference.rounding(wide), backward)
+    with one_thread():
+        mine = budgets(small, door.rounding(small), backward)
+        its = budgets(cast(small, dtype), reference.rounding(wide), backward)
     limits = {}
     for name, exact in reference.call(wide, backward).items():
         room = mine[name] + its[name]
@@ -75,6 +77,17 @@ def from_the_reference(door: Door, case: Case, backward: bool) -> Standard:
         stored = torch.finfo(stored_as(case, name)).eps * Scale.of(exact.double().cpu()).loudest
         limits[name] = room._replace(peak=max(room.peak * max(growth, 1.0), stored)).around(exact)
     return Standard(f"the reference in {str(dtype).removeprefix('torch.')}", limits)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Inside of the block: thousands of small steps, between which many threads would wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def cast(case: Case, dtype: torch.dtype) -> Case:

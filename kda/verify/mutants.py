@@ -52,6 +52,10 @@ CALLS = {
         "one kernel, walks shared out": Call(Spec((300, 0, 65), **GROUPED), dict(FUSED=True), sms=6),
         "one kernel, clusters of four": Call(Spec((1000, 0, 65), **GROUPED), dict(FUSED=True, CTAS=4)),
         "clusters of four, walks shared out": Call(Spec((900, 0, 65), **GROUPED), dict(FUSED=True, CTAS=4), sms=14),
+        "one kernel of any gate, clusters of two": Call(
+            Spec((600, 0, 65), gate="softplus", **GROUPED), dict(FUSED=True)
+        ),
+        "the same of four": Call(Spec((900, 0, 65), gate="softplus", **GROUPED), dict(FUSED=True, CTAS=4)),
         "kernels one by one, with what is kept": Call(
             Spec((600, 0, 65), **GROUPED), dict(FUSED=False), save=Save.PRODUCTS
         ),

@@ -149,8 +149,8 @@ def variables(text):
 
 ONE_KERNEL = ROOT / "docs" / "decisions" / "hopper_one_kernel.md"
 QUOTED = {                                                           # what a page says -> constants of sm90/plan.py
-    r"a cluster takes (\S+) for its first chunk and (\S+) for each further walk": ("FIRST_CHUNK", "PIECE"),
-    r"two kernels (\S+) / (\S+) per walk": ("WALK", "CHUNKS"),
+    r"a cluster takes (\S+) for its first chunk and (\S+) for each further walk": ("FIRST_CHUNK", "ONE_PRODUCT.piece"),
+    r"two kernels (\S+) / (\S+) per walk": ("WALK", "ONE_PRODUCT.pair"),
     r"outnumber the (\d+) clusters that run at once": ("FIT[2]",),
     r"runs (\d+) such clusters at once": ("FIT[4]",),
     r"at most (\d+)% of what else would run": ("100 * AT_MOST",),

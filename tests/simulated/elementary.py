@@ -19,6 +19,8 @@ TINY = 2.0**-126                             # the smallest normal float32
 LARGEST = torch.finfo(torch.float32).max
 LOG2_E = 1.4426950408889634
 LOG2_E_ERROR = 1.335e-8                      # what float32 leaves out of it, relative
+LOG1P = (1.0, 0.5, 0.333, 0.245, 0.178, 0.108, 0.0441, 0.0086)   # sizes of the coefficients of a fit to log(1 + e) / e
+LOG1P_ERROR = 2e-7                           # of that fit, relative
 FLOOR = -127.0                               # the least log2 decay of backends that have one
 LOWER_BOUND = -5.0
 MORE = 1 + 1e-5                              # products of errors
@@ -43,6 +45,7 @@ class Backend(NamedTuple):
     exponent: float = EPS + LOG2_E_ERROR     # relative error of x log2(e)
     after: float = 0.0                       # of a result of ex2, in the operations that follow it
     rate: float = 0.0                        # of a rate, before it meets the logit
+    fitted: bool = False                     # log(1 + e) by a polynomial in e, or by the series of atanh
     floor: float = FLOOR                     # the least log2 decay
     largest_rate: float = LARGEST
 
@@ -82,7 +85,11 @@ def of_slope(x: Tensor, b: Backend) -> Tensor:
 
 
 def of_log1p(e: Tensor, b: Backend) -> Tensor:
-    """s = e / (2 + e), then 2 s (1 + s^2 p): what the series leaves out is 2 s^15 / 15, s^2 p rounds twice."""
+    """s = e / (2 + e), then 2 s (1 + s^2 p): what the series leaves out is 2 s^15 / 15, s^2 p rounds twice.  Or e p(e):
+    the fit's own error, and two roundings of each sum, none of which is larger than its coefficient of LOG1P."""
+    if b.fitted:
+        sums = sum(c * e**n for n, c in enumerate(LOG1P))
+        return LOG1P_ERROR + 2 * EPS * sums * e / torch.log1p(e).clamp(min=1e-300) + EPS
     s = e / (2 + e)
     of_s = b.chip.rcp + 2 * EPS
     return of_s + 2 * EPS + s**14 / 15 + (s**2 / 3) * (4 * EPS + 2 * of_s)

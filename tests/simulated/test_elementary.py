@@ -99,7 +99,7 @@ KERNELS = {"sm89": sm89, "triton": triton, "sm90": cute, "sm100": cute}
 ROUNDS = {
     "sm89": Backend(SIMULATED, exponent=EPS**2, after=2 * EPS, floor=-torch.inf),   # log2(e) in two parts
     "triton": Backend(SIMULATED),
-    "cute": Backend(SIMULATED, rate=EPS, largest_rate=2.3e38),                # rate log2(e) first
+    "cute": Backend(SIMULATED, rate=EPS, fitted=True, largest_rate=2.3e38),   # rate log2(e) first
 }
 
 

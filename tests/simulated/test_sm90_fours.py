@@ -115,7 +115,7 @@ def test_sequences_of_no_tokens_hand_their_states_through(fours):
     assert torch.equal(found["ht"], case.keywords["initial_state"])
 
 
-FUSED, HANDOVER, ROWS = "sm90/fwd/fused", "sm90/parts/handover", "sm90/parts/rows"
+HANDOVER, MAKING, ROWS = "sm90/parts/handover", "sm90/parts/making", "sm90/parts/rows"
 FAULTS = {
     "a tile leaves before its stage is free": Fault(
         HANDOVER, "cute.arch.mbarrier_wait(ring.credit + group, turn & 1)", "pass", "race-read-write", schedule=2
@@ -136,10 +136,11 @@ FAULTS = {
         HANDOVER, "cute.arch.mbarrier_wait(ring.solved + group, turn & 1 ^ 1)", "pass", "race-read-write", schedule=2
     ),
     "INVERSE reads pairs before they are there": Fault(
-        FUSED, f"GROUP_INVERSE.sync(group){42 * ' '}# A_kk is there", "pass  # A_kk is there", "race-write-read"
+        MAKING, "        GROUP_INVERSE.sync(group)", "        pass", "race-write-read"
     ),
     "rows are requested before the product has read its operands": Fault(
-        FUSED, f"self.team.meet(){47 * ' '}# X and Y were read", "pass", "race-read-write", schedule=2
+        MAKING, "def operands_were_read(self):\n        self.team.meet()",
+        "def operands_were_read(self):\n        pass", "race-read-write", schedule=2
     ),
     "rows are read before they are there": Fault(
         ROWS, "cute.arch.cp_async_wait_group(0)", "cute.arch.cp_async_wait_group(1)", "race-write-write"

@@ -16,7 +16,7 @@ from ..common.cute.recorded import (
     GradsOptions,
     WalkArguments,
 )
-from ..common.cute.tile import OF_BLOCKS, PITCH_A, PITCH_INVERSE, SUMS, WARPS, C
+from ..common.cute.tile import OF_BLOCKS, PITCH_A, PITCH_INVERSE, SUMS_OF_BLOCKS, WARPS, C
 
 CHANNELS_OF_ROWS = 128                       # that common/cute/rows.py knows
 # pairs
@@ -30,8 +30,7 @@ GROUPS = 2                                   # of WARPS warps, in a CTA
 WALKING = 2                                  # CTAs of a cluster: the first ones, of COLUMNS columns each
 RING = WALKING * GROUPS                      # stages: of two CTAs, one for each group
 FIRST_PRODUCER = 4                           # warp of the first group
-FIVE = 5                                     # chunks of which CTAs of a cluster of four that do not walk make four
-TILES = 2                                    # of each of their groups
+TILES = 2                                    # of each group of a CTA that does not walk
 
 
 def tile(K: int) -> Struct:
@@ -98,6 +97,10 @@ class PrepareConfig(ChunkConfig):
         return not self.one_product and self.K == CHANNELS_OF_ROWS
 
     @property
+    def rows_of_sums(self) -> int:
+        return SUMS_OF_BLOCKS if self.in_blocks else WARPS + 2                 # common/cute/rows.py, gate.py
+
+    @property
     def rows_of_Y(self) -> int:
         """k under the decay before each row, or a second buffer of both."""
         return C if self.one_product else 2 * C
@@ -108,7 +111,7 @@ class PrepareConfig(ChunkConfig):
             align=1024,
             X=array("bfloat16", 2 * C, self.K, align=1024),                    # [k; q] under a decay
             Y=array("bfloat16", self.rows_of_Y, self.K, align=1024),
-            sums=array("float32", SUMS if self.in_blocks else WARPS + 2, self.K),   # common/cute/rows.py, gate.py
+            sums=array("float32", self.rows_of_sums, self.K),
             A_kk=array("float32", C, PITCH_A),
             columns=array("float32", C, PITCH_INVERSE),                        # of inverses
             TB=array("bfloat16", C, C),
@@ -347,6 +350,17 @@ class FusedConfig(Launched):
         return self.ctas == WALKING
 
     @property
+    def turns(self) -> int:
+        """Of a cluster of four: of so many chunks a group of a CTA that does not walk makes one.  Those that walk make
+        as many each, or half as many, where the chain has less time to lose."""
+        return self.makers if self.prepare.in_blocks else self.makers - 1
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Of CHAIN and of PREPARE: together all that 640 threads have at launch."""
+        return (160, 80) if self.prepare.in_blocks else (192, 72)
+
+    @property
     def makers(self) -> int:
         """Groups of the cluster that make tiles."""
         return RING if self.paired else GROUPS * self.ctas - WALKING
@@ -363,7 +377,7 @@ class FusedConfig(Launched):
             **tiles,
             X=array("bfloat16", 2 * C, self.prepare.K),
             Y=array("bfloat16", C, self.prepare.K),
-            sums=array("float32", WARPS + 2, self.prepare.K),
+            sums=array("float32", self.prepare.rows_of_sums, self.prepare.K),
             A_kk=array("float32", C, PITCH_A),
             columns=array("float32", C, PITCH_INVERSE),
             b=array("float32", C),

@@ -55,22 +55,35 @@ STAGES = (6, 3)                              # of a chain: with one CTA on an SM
 RECORD_STAGES = (5, 2)                       # the same of a chain that keeps, beside results
 WALK_STAGES = (6, 2)                         # and of other walks of a recorded call
 FUSED = None                                 # one kernel if that is faster; True: wherever possible, False: never
-STAGED: bool | None = None                   # its rows go through shared memory; None: in clusters of four
+STAGED: bool | None = None                   # its rows go through shared memory; None: but for one product by two CTAs
 CTAS: int | None = None                      # of its clusters; None: as many as are faster
 CLUSTERS = None                              # that run at once; None: those of FIT
 FIT = {2: 66, 4: 30}                         # clusters of so many CTAs that run at once on 132 SMs, of H200s: measured
-# What decides between one kernel and two, as measured on an H200 (docs/decisions/hopper_one_kernel.md):
-CHUNKS = 50                                  # that prepare and chain make while a cluster of two makes one
+# What decides between one kernel and two, as measured on an H200 (docs/decisions/hopper_one_kernel.md); clusters of
+# four from times of 4 to 10 shapes that it meets within 5%.  The unit is what prepare and chain take for a chunk.
 FIRST_CHUNK = 5                              # more chunks that a cluster's first one takes
-PIECE = 1.75                                 # chunks that a cluster takes for a walk beside the walk's own
-LAUNCH, WALK = 400, 0.8                      # chunks that a second launch takes, and a walk of `chain`
-# What decides on clusters of four, in the same unit, from times of 4 to 10 shapes on an H200 that it meets within 5%:
-CHUNKS_OF_FOUR, FIRST_OF_FOUR = 32.7, 11     # as CHUNKS and FIRST_CHUNK
+FIRST_OF_TWO, FIRST_OF_FOUR = 1.5, 11        # the same, beside clusters of four, and of those
 SHARE_OF_FOUR = 4                            # more chunks, where walks outnumber the clusters
-FIRST_OF_TWO = 1.5                           # FIRST_CHUNK
-PREPARED, CHAINED, STEP, CUT = 0.6, 0.42, 24, 1.7   # a chunk in prepare, in chain; a chain's step; a chunk in segments
+LAUNCH, WALK = 400, 0.8                      # of a second launch, and of a walk of `chain`
+CHAINED, STEP = 0.42, 24                     # of a chunk in chain; of a chain's step
 GAP = 300                                    # beside these
 AT_MOST = 0.98                               # of the time of what would run otherwise
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Of a chunk, that depend on its gate."""
+
+    pair: float                              # in a cluster of two
+    four: float                              # of four
+    piece: float                             # of a walk beside its chunks, in chunks of its cluster
+    both: float                              # in prepare and chain
+    prepared: float                          # in prepare
+    cut: float                               # in segments
+
+
+ONE_PRODUCT = Costs(pair=50, four=32.7, piece=1.75, both=1, prepared=0.6, cut=1.7)
+IN_BLOCKS = Costs(pair=72.8, four=44.5, piece=0.72, both=1.27, prepared=0.96, cut=2.08)
 
 
 @dataclass(frozen=True)
@@ -198,11 +211,11 @@ def prepare_config(p: Problem, kept: bool) -> PrepareConfig:
 
 
 def fused_config(p: Problem, wrapped: bool = False, ctas: int = 2) -> FusedConfig | None:
-    """If prepare computes one product per chunk, two CTAs share a head, and only o and final states are requested."""
+    """If prepare needs no halving, two CTAs share a head, and only o and final states are requested."""
     prepare = prepare_config(p, kept=False)
     asked = p.intermediate_states or p.checkpoints
-    staged = p.g_dtype == "bfloat16" and (ctas > 2 if STAGED is None else STAGED)
-    if asked or not prepare.one_product or not p.K == p.V == 2 * COLUMNS:
+    staged = p.g_dtype == "bfloat16" and (ctas > 2 or prepare.in_blocks if STAGED is None else STAGED)
+    if asked or not (prepare.one_product or prepare.in_blocks) or not p.K == p.V == 2 * COLUMNS:
         return None
     return FusedConfig(prepare, dataclasses.replace(chain_config(p, "sequences", RING), every=1), wrapped, ctas, staged)
 
@@ -224,23 +237,25 @@ def ctas_of_one_kernel(p: Problem, sms: int, all_chunks: int, cut: bool) -> int:
     if FUSED is not None or not walks:
         ctas = (CTAS or 2) if FUSED and walks else 0
         return 0 if cut and ctas == 2 else ctas
-    if all_slots >= 2**31 or fused_config(p) is None:                          # share.py counts them in 32 bits
+    one = fused_config(p)
+    if all_slots >= 2**31 or one is None:                                      # share.py counts them in 32 bits
         return 0
+    cost = IN_BLOCKS if one.prepare.in_blocks else ONE_PRODUCT
 
     def longest(ctas: int, first: float) -> float:
         """Chunks' times of the cluster that has most."""
         clusters = clusters_of(p, sms, ctas)
-        return -(-all_slots // clusters) + first + PIECE * (walks / clusters - 1)
+        return -(-all_slots // clusters) + first + cost.piece * (walks / clusters - 1)
 
-    pair = not cut and CHUNKS * longest(2, FIRST_CHUNK) <= all_slots + LAUNCH + WALK * walks
-    twos, apart = CHUNKS * longest(2, FIRST_OF_TWO), CUT * all_slots + GAP
+    pair = not cut and cost.pair * longest(2, FIRST_CHUNK) <= cost.both * all_slots + LAUNCH + WALK * walks
+    twos, apart = cost.pair * longest(2, FIRST_OF_TWO), cost.cut * all_slots + GAP
     if not cut:
-        apart = PREPARED * all_slots + max(CHAINED * all_slots, STEP * all_chunks / p.N) + GAP
-        pair = pair or (not wraps(p, sms, 2) and CHUNKS * longest(2, FIRST_CHUNK) <= apart)
+        apart = cost.prepared * all_slots + max(CHAINED * all_slots, STEP * all_chunks / p.N) + GAP
+        pair = pair or (not wraps(p, sms, 2) and cost.pair * longest(2, FIRST_CHUNK) <= apart)
     if CTAS == 2:
         return 2 * pair
     otherwise = twos if pair else apart
-    four = CHUNKS_OF_FOUR * longest(4, FIRST_OF_FOUR + SHARE_OF_FOUR * wraps(p, sms, 4)) <= AT_MOST * otherwise
+    four = cost.four * longest(4, FIRST_OF_FOUR + SHARE_OF_FOUR * wraps(p, sms, 4)) <= AT_MOST * otherwise
     return 4 if four else 2 * pair
 
 

@@ -6,6 +6,9 @@ from cutlass import Float32, Int64, Uint32
 LOG2_E = 1.4426950408889634
 FLOOR = -127.0                               # 2^FLOOR is nothing, and sums of a chunk stay finite
 NORM_EPS = 1e-6
+# log(1 + e) / e for e in [0, 1], from the constant on: within 2e-7 of it.
+LOG1P = (0.9999998211860657, -0.4999740421772003, 0.33275479078292847, -0.24495463073253632, 0.17745241522789001,
+         -0.10768171399831772, 0.04408963397145271, -0.008539208211004734)  # fmt: skip
 
 
 @cute.jit
@@ -81,14 +84,12 @@ def distance(x, y):
 
 @cute.jit
 def softplus(x):
-    """max(x, 0) + log(1 + e) of e = exp(-|x|) in [0, 1]: twice atanh(s), s = e / (2 + e) <= 1/3, a series."""
+    """max(x, 0) + log(1 + e) of e = exp(-|x|)."""
     e = exp2(distance(x, Float32(0.0)) * Float32(LOG2_E))
-    s = e * reciprocal(Float32(2.0) + e)
-    t = s * s
-    p = Float32(1.0 / 13.0)
-    for n in (11, 9, 7, 5, 3):
-        p = p * t + Float32(1.0 / n)
-    return at_least(x, 0.0) + Float32(2.0) * s * (p * t + Float32(1.0))
+    p = Float32(LOG1P[-1])
+    for of_power in LOG1P[-2::-1]:
+        p = p * e + Float32(of_power)
+    return p * e + at_least(x, 0.0)
 
 
 @cute.jit

@@ -14,7 +14,7 @@ from cutlass import Float32, Int64, Uint32
 from cutlass.base_dsl import Arch
 from cutlass.base_dsl.dsl import BaseDSL
 
-from .fast import LOG2_E
+from .fast import LOG1P, LOG2_E
 
 
 @cute.jit
@@ -110,19 +110,17 @@ def whole(x):
 
 @cute.jit
 def constants_of_softplus():
-    return [constant(x) for x in (-LOG2_E, 2.0, *(1.0 / n for n in (13, 11, 9, 7, 5, 3, 1)))]
+    return [constant(x) for x in (-LOG2_E, *LOG1P[::-1])]
 
 
 @cute.jit
 def softplus(x, constants):
     """As in common/cute/fast.py."""
-    to_log2, two, p, *series = constants
+    to_log2, p, *further = constants
     e = exp2(times(each("abs.ftz.f32", x), to_log2))
-    s = times(e, each("rcp.approx.ftz.f32", plus(e, two)))
-    t = times(s, s)
-    for of_power in series:
-        p = fused(p, t, of_power)
-    return fused(times(s, two), p, at_least(x, 0.0))
+    for of_power in further:
+        p = fused(p, e, of_power)
+    return fused(p, e, at_least(x, 0.0))
 
 
 @cute.jit

@@ -30,6 +30,8 @@ from .copies import load, store, words_of
 from .fragments import accumulator_places, sum_over_lanes, times
 from .tile import HALF, LEVELS, PITCH_A, WARP_ROWS, WARPS, C, decay_index, row_below, swizzle_128B
 
+ACROSS = 3                                   # of products of rows.py: of those across blocks both
+
 
 class Pairs:
     def __init__(self, config, team, gate, tensor_core, tile, buffers: int, sched_barrier_row: int = WARP_ROWS,
@@ -217,14 +219,26 @@ def keep_blocks(acc, found, number: cutlass.Constexpr, at):
     blocks of 8 rows, all others are cleared;  1 and 2: those across blocks of 8 and of 16 rows, all others stay."""
     for i in cutlass.range_constexpr(C // 2):
         row, column = at[i]
-        apart = (row & C - 1 ^ column) >> 3                                    # blocks of 8 rows, bit by bit
-        counts = apart >> number - 1 == 1 if cutlass.const_expr(number > 0) else apart == 0
-        acc[i] = found[i] if counts else (acc[i] if cutlass.const_expr(number > 0) else Float32(0.0))
+        other = acc[i] if cutlass.const_expr(number > 0) else Float32(0.0)
+        acc[i] = found[i] if counts(row, column, number) else other
 
 
 @cute.jit
-def store_A_kk(acc, A_kk, b, thread, on_keys: cutlass.Constexpr = False):
-    """A_kk below its diagonal to shared memory, by warps 0 and 1; b of its rows, or (`on_keys`) of its columns."""
+def counts(row, column, number: cutlass.Constexpr):
+    """Whether a pair counts in that product of rows.py: within blocks of 8 rows (0), across those of 8 (1), of 16 (2),
+    across either (ACROSS); None: everything does."""
+    apart = (row & C - 1 ^ column) >> 3                                        # blocks of 8 rows, bit by bit
+    if cutlass.const_expr(number is None):
+        return True
+    if cutlass.const_expr(number == ACROSS):
+        return apart != 0
+    return apart >> number - 1 == 1 if cutlass.const_expr(number > 0) else apart == 0
+
+
+@cute.jit
+def store_A_kk(acc, A_kk, b, thread, on_keys: cutlass.Constexpr = False, number: cutlass.Constexpr = None):
+    """A_kk below its diagonal to shared memory, by warps 0 and 1; b of its rows, or (`on_keys`) of its columns; what
+    counts of product `number`."""
     at = accumulator_places(thread)
     of_rows = [b[at[2 * r][0]] for r in range(2)]                              # a thread has two rows
     for i in cutlass.range_constexpr(0, cute.size(acc), 2):
@@ -234,7 +248,8 @@ def store_A_kk(acc, A_kk, b, thread, on_keys: cutlass.Constexpr = False):
             of_pair = [b[column], b[column + 1]]
         pair = [acc[i] * of_pair[0] if column < row else Float32(0.0),
                 acc[i + 1] * of_pair[1] if column + 1 < row else Float32(0.0)]  # fmt: skip
-        store(A_kk + (row * PITCH_A + column), pair)
+        if counts(row, column, number):
+            store(A_kk + (row * PITCH_A + column), pair)
 
 
 @cute.jit

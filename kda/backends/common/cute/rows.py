@@ -32,13 +32,13 @@ rows under the decay to or from the cut between them:
   OF_BLOCK           2^b
   FURTHER            a power of two from the cut of 8 rows to that of 16, or 1
 
-`sums` (SUMS, K) float32 in shared memory; a channel is where `place` says:
+`sums` (SUMS, K) float32 in shared memory (in blocks of 8 rows SUMS_OF_BLOCKS rows); a channel is where `place` says:
 
   0 .. GROUPS - 1    a group's sum of s, then what precedes it: x, or z, less what the group's own rows add
-  TO_LAST            s of the chunk's first row, then 2^(gc_last - anchor)
   DECAY              2^gc_last
-  FROM_ZERO          2^anchor, bfloat16
   BIAS               rate' bias, or bias
+  TO_LAST            s of the chunk's first row, then 2^(gc_last - anchor)
+  FROM_ZERO          2^anchor, bfloat16
 """
 
 from __future__ import annotations
@@ -79,7 +79,6 @@ from .tile import (
     HALF,
     ROW_GROUPS,
     TO_LAST,
-    WARP_ROWS,
     WARPS,
     C,
     decay_index,
@@ -94,6 +93,7 @@ CAP, TOP = -28.0, 98.0                       # of blocks of 8 rows
 WHOLE, FROM_END = 0, BLOCKS                  # rows of float32 in `of_blocks`
 OF_BLOCK, FURTHER = 4 * BLOCKS, 5 * BLOCKS   # of bfloat16, behind them
 IDLEST = WARPS - 1                           # the warp that has the least to do
+SUM_WARPS = K // 64                          # that sum over all rows, two channels a thread
 
 
 class Rows:
@@ -138,11 +138,14 @@ class Rows:
         """The lane's rows of q, k and g, of a chunk with so many tokens."""
         raw_q, raw_k, raw_g = [], [], []
         for r in cutlass.range_constexpr(GROUP_ROWS):
-            row = cutlass.min(self.first_row() + r, tokens - 1)                # past the end: the last row
+            row = self.row_within(self.first_row() + r, tokens)                # past the end: the last row
             raw_q.append(self.load_row(at.q, row, H))
             raw_k.append(self.load_row(at.k, row, H))
             raw_g.append(self.load_row(at.g, row, HV))
         return raw_q, raw_k, raw_g
+
+    def row_within(self, row, tokens):
+        return cutlass.min(row, tokens - 1)
 
     @cute.jit
     def load_row(self, pointer, row, heads):
@@ -265,13 +268,12 @@ class Rows:
             cute.arch.fence_proxy("async.shared", space="cta")
             self.team.meet_for_product()                                       # so are they, and operands of blocks
             self.tensor_core.issue_blocks()
-        if self.team.warp() < K // 64:
-            at = 2 * (self.team.thread() % (K // 2))
-            if cutlass.const_expr(self.c.one_product):
+        at = 2 * (self.team.thread() % (K // 2))
+        if cutlass.const_expr(self.c.one_product):
+            if self.team.warp() < SUM_WARPS:
                 self.sum_of_channels(sums, at, lower_bound)
-            else:
-                self.tensor_core.wait(0)                                       # X and Y were read
-                self.sums_of_blocks(sums, of_blocks, at)
+        elif self.team.warp() >= WARPS - SUM_WARPS:                            # Hopper's first four make the product
+            self.sums_of_blocks(sums, of_blocks, at)
         self.team.meet()                                                       # what groups begin with is there
         return s
 
@@ -296,13 +298,12 @@ class Rows:
     @cute.jit
     def sums_of_blocks(self, sums, of_blocks, at):
         """Of two channels."""
-        minus, reference, x, wholes = constant(-1.0), constant(0.0), constant(0.0), []
+        minus, reference, x, wholes, of_block = constant(-1.0), constant(0.0), constant(0.0), [], []
         floats, words = self.floats_of(of_blocks), cute.recast_ptr(of_blocks, dtype=Uint32) + at // 2
         one = Uint32(0x3F803F80)
         for block in cutlass.range_constexpr(BLOCKS):
             self.keep_apart(block)
-            of_block = one if cutlass.const_expr(block == 0) else to_bf16(exp2(reference))
-            store(words + (OF_BLOCK + block) * (K // 2), [of_block])
+            of_block.append(one if cutlass.const_expr(block == 0) else to_bf16(exp2(reference)))
             for group in cutlass.range_constexpr(4 * block, 4 * block + 4):
                 to = self.pair_at(sums, group, at)
                 own = load_one(to)
@@ -310,12 +311,15 @@ class Rows:
                 x = plus(own, x)
             n = whole(x)
             x, reference = fused(n, minus, x), plus(reference, n)
-            store(self.pair_at(floats, WHOLE + block, at), [n])
-            if cutlass.const_expr(block in (1, 2)):                            # of the block on the other side
-                store(words + (FURTHER + 3 * (block - 1)) * (K // 2), [to_bf16(exp2(n))])
-                store(words + (FURTHER + block) * (K // 2), [one])
             wholes.append(n)
         store(self.pair_at(sums, DECAY, at), [exp2(plus(reference, x))])
+        self.tensor_core.wait(0)                                               # X and Y were read
+        for block in cutlass.range_constexpr(BLOCKS):
+            store(words + (OF_BLOCK + block) * (K // 2), [of_block[block]])
+            store(self.pair_at(floats, WHOLE + block, at), [wholes[block]])
+            if cutlass.const_expr(block in (1, 2)):                            # of the block on the other side
+                store(words + (FURTHER + 3 * (block - 1)) * (K // 2), [to_bf16(exp2(wholes[block]))])
+                store(words + (FURTHER + block) * (K // 2), [one])
         for step in cutlass.range_constexpr(BLOCKS):
             block = BLOCKS - 1 - step
             store(self.pair_at(floats, FROM_END + block, at), [exp2(x)])
@@ -399,7 +403,7 @@ class Rows:
         put(to, at + begin, words)
 
     @cute.jit
-    def blocks(self, qn, kn, s, X, Y):
+    def blocks(self, qn, kn, s, sums, X, Y):
         """Operands of the product within blocks of 8 rows, from s of each row."""
         upper, second = self.half() == 1, self.team.warp() & 1 == 1            # half of the warp, warp of the block
         of_first = both(Float32(0.0) if self.group() & 3 == 0 else Float32(1.0))
@@ -410,14 +414,14 @@ class Rows:
             before = plus(top, of_lower_half(own, upper))                      # of the warp
             y[0].append(plus(before, h))
             y[1].append(plus(before, own))
-        # The second warp's rows of X are not written yet: there it finds the sum over the first one.
-        of_block = cute.recast_ptr(X + ((self.team.warp() | 1) * WARP_ROWS * HALF), dtype=Float32)
+        of_block = self.group() | 3                                            # a row of the second warp, till its sum
         if upper and not second:
-            self.store_channels(of_block, 0, y[1])
+            self.store_channels(sums, of_block, y[1])
         self.team.meet()                                                       # the sums over first warps are there
         if second:
-            of_warp = [plus(x, minus_top) for x in self.load_channels(of_block, 0)]
+            of_warp = [plus(x, minus_top) for x in self.load_channels(sums, of_block)]
             y = [[plus(x, z) for x, z in zip(row, of_warp)] for row in y]
+        # redundant: rows are kept apart below, for another reason
         cute.arch.sync_warp()                                                  # all lanes have read them
         for r in cutlass.range_constexpr(GROUP_ROWS):
             self.keep_apart(r)

@@ -11,8 +11,8 @@ LEVELS = C.bit_length() - 1                  # of halving
 # rows.py
 CHANNELS, GROUP_ROWS = 8, 2                  # that a lane has
 ROW_GROUPS = C // GROUP_ROWS                 # of a chunk
-TO_LAST, DECAY, FROM_ZERO, BIAS = range(ROW_GROUPS, ROW_GROUPS + 4)    # rows of `sums`
-SUMS = BIAS + 1
+DECAY, BIAS, TO_LAST, FROM_ZERO = range(ROW_GROUPS, ROW_GROUPS + 4)    # rows of `sums`
+SUMS, SUMS_OF_BLOCKS = FROM_ZERO + 1, BIAS + 1   # rows that there are; in blocks of 8 rows
 BLOCKS = C // 8                              # of 8 rows
 OF_BLOCKS = 6 * BLOCKS                       # rows of bfloat16 of what blocks have
 MIN_GATE_ONE_PRODUCT = -5.02                 # the lowest bound for which one product is enough: 31 rows are 2^-224

@@ -122,7 +122,7 @@ class Operands(entry.Entry):
         if warp == SENDER:
             self.inverse.zeros(columns, TA)
         if cutlass.const_expr(not c.one_product):
-            self.rows.blocks(qn, kn, s, X, Y)
+            self.rows.blocks(qn, kn, s, sums, X, Y)
         gc = self.rows.make_sums(s, sums, Y, x.lower_bound)
         of_k = load(b + self.rows.first_row(), GROUP_ROWS)
         self.rows.operands(qn, kn, gc, sums, X, Y, tile, x.lower_bound, of_k)

@@ -115,7 +115,7 @@ class Producer:
             store(b + (phase * C + cute.arch.lane_idx()), [of_rows])
         qn, kn, s = self.rows.prepare(*raw, rows, at, sums)
         if cutlass.const_expr(not self.c.one_product):
-            self.rows.blocks(qn, kn, s, X, Y)
+            self.rows.blocks(qn, kn, s, sums, X, Y)
         gc = self.rows.make_sums(s, sums, Y, at.lower_bound)
         wait(empty, phase ^ 1)                                                 # the tile is this group's
         self.rows.operands(qn, kn, gc, sums, X, Y, tile, at.lower_bound)

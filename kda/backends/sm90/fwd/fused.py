@@ -2,21 +2,25 @@
 `prepare` would hand to `chain` through memory goes from shared memory to shared memory.
 
 CTAs 0 and 1 have 64 columns of the state each.  All CTAs make tiles for both (parts/handover.py): a group of eight
-warps does what prepare's CTA does.
+warps does what prepare's CTA does (parts/making.py).
 
-  cluster of  warps       registers  role     does
-  2, 4        0-3         192        CHAIN    in CTAs 0 and 1 as in fwd/chain.py, and its rows of v, three chunks ahead
-  2           4-11        72         PREPARE  as in fwd/prepare.py, chunks 4 i + rank
-              12-19       72         PREPARE  chunks 4 i + 2 + rank
-  4           4-11        72         PREPARE  in CTAs 0 and 1 chunks 10 i + 5 rank + 4, in 2 and 3 chunks 5 i + rank - 2
-              12-19       72         PREPARE  in CTAs 2 and 3, chunks 5 i + rank
-              12          72         RELAY    in CTAs 0 and 1: credit for stages of this CTA, to those who fill them
-              13; 0, 1    72         INVERSE  in CTAs 0 and 1 of the one group, in 2 and 3 of each
+  cluster of  warps       role     does
+  2, 4        0-3         CHAIN    in CTAs 0 and 1 as in fwd/chain.py, and its rows of v, three chunks ahead
+  2           4-11        PREPARE  as in fwd/prepare.py, chunks 4 i + rank
+              12-19       PREPARE  chunks 4 i + 2 + rank
+  4           4-11        PREPARE  in CTAs 0 and 1 chunks 10 i + 5 rank + 4, in 2 and 3 chunks 5 i + rank - 2; in blocks
+                                   of 8 rows 6 i + 4 + rank, 6 i + rank - 2
+              12-19       PREPARE  in CTAs 2 and 3, chunks 5 i + rank; 6 i + rank
+              12          RELAY    in CTAs 0 and 1: credit for stages of this CTA, to those who fill them
+              13; 0, 1    INVERSE  in CTAs 0 and 1 of the one group, in 2 and 3 of each
 
-A group waits for its tile after its sums.  In clusters of two its warp 0 computes the inverse while the others wait at
-the sums of the next chunk, with rows that they have loaded; warp 7, which has the least to do, prefetches warp 0's next
-rows into L2: registers cannot hold them.  `staged`, default of clusters of four: as soon as the product is computed,
-all eight warps request their next rows, which go where the product's operands were (parts/rows.py).
+Registers: 192 of CHAIN and 72 of all others; in blocks of 8 rows 160 and 80.
+
+A group waits for its tile after its sums (in blocks of 8 rows: before them).  In clusters of two its warp 0 computes
+the inverse while the others wait at the sums of the next chunk, with rows that they have loaded; warp 7, which has the
+least to do, prefetches warp 0's next rows into L2: registers cannot hold them.  `staged`, default of clusters of four
+and of blocks of 8 rows: as soon as products are computed, all eight warps request their next rows, which go where the
+operands were (parts/rows.py).
 
   pipeline                arrivals                                           says
   cluster of two
@@ -32,9 +36,15 @@ all eight warps request their next rows, which go where the product's operands w
   credit, of each group   2, the RELAYs                                      the stage of its next tile is free in both
   solved, of each group   1, of INVERSE                                      it needs A_kk and b no more
   teams.GROUP_INVERSE     160, of each group: warps 0 to 3 and INVERSE       A_kk and A_qk are there
+  in blocks of 8 rows
+  teams.GROUP_PRODUCT     192, of each group: warps 0 to 3, and 6 and 7      Y was read, where 6 and 7 write
+  teams.WHOLE_GROUP       256, of each group, in clusters of two             all but TB is there, for warp 0
+  teams.WHOLE_GROUP_      288, of each group and INVERSE, of four            the same, for INVERSE
+  INVERSE
   both
   teams.CHAIN             128                                                rows of v and o are in shared memory
-  teams.GROUP             256, of each group                                 prepare's barrier 0
+  teams.GROUP             256, of each group                                 prepare's barrier 0; dt_bias is there;
+                                                                             operands of pairs were read
   teams.GROUP_FIRST_FOUR  128, of each group, in clusters of two             prepare's FIRST_FOUR
   crossed, in memory      1, a thread of the CHAIN before                    the state that enters a share is there
   share                   (the first meeting of the cluster)                 which share it is, by CHAIN's warp 0
@@ -50,15 +60,14 @@ The roles share the launch's 640 x 96 registers: a separate LOAD warp would need
 
 The PREPAREs of all CTAs clear tokens outside every sequence at the end.
 
-  shared memory: configs.FusedConfig.struct; at K = 128 a tile has 29 KiB, a group's operands, sums and A_kk 37
-    cluster of two           2 x (2 tiles + 37), v 4 x 4.5, o 2 x 4.5 KiB        217 KiB
-    of four, CTAs 0 and 1    tile + 37, stages 4 x 29, v and o                   209
-    of four, CTAs 2 and 3    2 x (2 tiles + 37)                                  190, of the same 209
+  shared memory: configs.FusedConfig.struct; at K = 128 a tile has 29 KiB, a group's operands, sums and A_kk 37, or 41
+  in blocks of 8 rows, where what blocks have lies in Y and operands across 16 rows in the tile
+    cluster of two           2 x (2 tiles + 37), v 4 x 4.5, o 2 x 4.5 KiB        217 KiB, or 225
+    of four, CTAs 0 and 1    tile + 37, stages 4 x 29, v and o                   209, or 213
+    of four, CTAs 2 and 3    2 x (2 tiles + 37)                                  190, or 198, of the same
 """
 
 from __future__ import annotations
-
-from collections import namedtuple
 
 import cutlass
 import cutlass.cute as cute
@@ -78,14 +87,12 @@ from ...common.cute.tile import WARPS, C
 from ..configs import COLUMNS, FIRST_PRODUCER, PITCH_V, RING, TILES, WALKING, FusedConfig
 from ..parts.chunk import ChunkMaker
 from ..parts.handover import Four, Pair
-from ..parts.rows import RowsInShared
+from ..parts.making import INVERTER, Work, form_of
 from ..parts.share import Crossing, Share, chunks_of
 from ..parts.state import State, own_piece
-from ..parts.teams import CHAIN, GROUP_INVERSE, Group
+from ..parts.teams import CHAIN, Group
 
-Work = namedtuple("Work", "rank group base X Y sums A_kk columns b")          # of a group: who it is, and where
 IDLEST = WARPS - 1                           # the warp of a group that has the least to do
-CHAIN_REGISTERS, PREPARE_REGISTERS = 192, 72
 
 
 def way_of(config: FusedConfig) -> Pair | Four:
@@ -100,8 +107,8 @@ class Producer:
         self.makers, self.staged, self.paired = config.makers, config.staged, config.paired
         self.share, self.way = Share(config.chain), way_of(config)
         self.team = Group()
-        self.chunk = ChunkMaker(config.prepare, self.team)
-        self.rows = RowsInShared(config.prepare, self.team)
+        self.chunk = ChunkMaker(config.prepare, self.team, shared=True)
+        self.form = form_of(config, self.chunk)
 
     @cute.jit
     def work_of(self, s, rank, group):
@@ -135,6 +142,7 @@ class Producer:
     def make(self, x, ring, of, begin, tokens, head, made):
         """The group's chunks of a piece, before which so many were made."""
         first, step = self.way.first(of.rank, of.group, made), self.way.step(of.rank)
+        self.form.begin(x, of, begin, head)
         if cutlass.const_expr(self.staged):
             if first * C < tokens:
                 self.request(x, of, begin, first, tokens, head)
@@ -144,53 +152,31 @@ class Producer:
             beta = Float32(0.0)
             if self.team.warp() == IDLEST:
                 beta = beta_of_row(at.beta, self.c.beta, rows, x.HV, cute.arch.lane_idx())
-            own = self.load(x, of, at, rows)
             turn = self.way.turn(made + chunk, of.rank)
             tile = self.way.tile(of.base, of.rank, of.group, turn)
-            self.chunk.gate.sum_over_warps(own[2], of.sums, self.c.K // 32 * cute.arch.lane_idx())
+            made_of = self.form.rows(x, of, at, rows)
             self.way.acquire(ring, of.rank, of.group, turn)
             if self.team.warp() == IDLEST:
                 of.b[cute.arch.lane_idx()] = beta
-            self.chunk.pairs.one_product(*own, of.sums, of.X, of.Y, tile, x.lower_bound)
+            self.form.operands(x, of, tile, rows, *made_of)
+            self.form.finish(of)
             ahead = (chunk + step) * C < tokens                                # the piece has another of its chunks
-            if self.team.warp() < 4:
-                self.multiply(of, tile, rows)
-            elif cutlass.const_expr(not self.staged):
-                if self.team.warp() == IDLEST and ahead:
-                    self.prefetch_rows(x, token + step * C, tokens - (chunk + step) * C, head)
             if cutlass.const_expr(self.staged):
-                self.team.meet()                                               # X and Y were read
+                self.form.operands_were_read()                                 # X and Y
                 if ahead:
                     self.request(x, of, begin, chunk + step, tokens, head)
+            elif self.team.warp() == IDLEST and ahead:
+                self.prefetch_rows(x, token + step * C, tokens - (chunk + step) * C, head)
             if cutlass.const_expr(self.paired):
-                if self.team.warp() == 0:
+                if self.team.warp() == INVERTER:
                     self.solve(of, tile)
+                    self.form.tile_is_whole(of)
                     self.way.hand_over(ring, tile, of.group, of.rank)
-
-    @cute.jit
-    def load(self, x, of, at, rows):
-        if cutlass.const_expr(self.staged):
-            return self.rows.load_requested(at, rows, of.X, of.Y)
-        return self.chunk.gate.load_rows(at, rows, x.H, x.HV)
-
-    @cute.jit
-    def multiply(self, of, tile, rows):
-        """By warps 0 to 3, until A_kk is there for the warp that inverts, and A_qk for copies."""
-        acc = self.chunk.tensor_core.accumulator()
-        self.chunk.tensor_core.one_product(acc, of.X, of.Y, 0)
-        self.chunk.store_pairs(acc, of.A_kk, of.b, tile, None, rows, 0)
-        if cutlass.const_expr(self.paired):
-            self.team.meet_first_four()
-        else:
-            # redundant: INVERSE has its own proxy fence before the copy; the documented use is one per writer
-            cute.arch.fence_proxy("async.shared", space="cta")                 # A_qk is in the tile
-            GROUP_INVERSE.arrive(of.group)
 
     @cute.jit
     def solve(self, of, tile):
         self.chunk.inverse.solve(of.A_kk, of.columns, field_at(tile, self.chunk.tile.TB), None, of.b)
         cute.arch.fence_proxy("async.shared", space="cta")                     # TB is in the tile
-        cute.arch.sync_warp()
 
     @cute.jit
     def invert(self, s, ring, rank, group, chunks):
@@ -199,14 +185,15 @@ class Producer:
         for c in cutlass.range(self.way.first_of_all(rank, group), chunks, self.way.step(rank), unroll=1):
             turn = self.way.turn(c, rank)
             tile = self.way.tile(of.base, rank, group, turn)
-            GROUP_INVERSE.sync(group)                                          # A_kk is there, and all but TB
+            self.form.wait(group)                                              # A_kk is there, and all but TB
             self.solve(of, tile)
+            cute.arch.sync_warp()
             self.way.hand_over(s, ring, tile, c, group, rank, turn)
 
     @cute.jit
     def request(self, x, of, begin, chunk, tokens, head):
         at = self.chunk.gate.rows_of_head(x, begin + chunk * C, head)
-        self.rows.request(at, cutlass.min(tokens - chunk * C, C), x.H, x.HV, of.X, of.Y)
+        self.form.requested.request(at, cutlass.min(tokens - chunk * C, C), x.H, x.HV, of.X, of.Y)
 
     @cute.jit
     def prefetch_rows(self, x, first, rows, head):
@@ -356,13 +343,13 @@ class Fused(entry.Entry):
             if warp < FIRST_PRODUCER:
                 self.chain(x, s, ring, cluster, rank, begin, tokens, head, n)
             else:
-                cute.arch.setmaxregister_decrease(PREPARE_REGISTERS)
+                cute.arch.setmaxregister_decrease(self.c.registers[1])
                 self.prepare(x, s, ring, cluster, clusters, rank, begin, tokens, head)
         else:
             if rank < WALKING and warp < FIRST_PRODUCER:
                 self.chain(x, s, ring, cluster, rank, begin, tokens, head, n)
             else:
-                cute.arch.setmaxregister_decrease(PREPARE_REGISTERS)
+                cute.arch.setmaxregister_decrease(self.c.registers[1])
                 group = self.way.inverts(rank, warp)
                 if group >= 0:
                     self.producer.invert(s, ring, rank, group, self.chunks(s, tokens))
@@ -377,7 +364,7 @@ class Fused(entry.Entry):
     @cute.jit
     def chain(self, x, s, ring, cluster, rank, begin, tokens, head, n):
         c = self.c.chain
-        cute.arch.setmaxregister_increase(CHAIN_REGISTERS)
+        cute.arch.setmaxregister_increase(self.c.registers[0])
         if cutlass.const_expr(self.c.wrapped):
             self.consumer.walk_share(x, s, ring, cluster, rank)
         else:

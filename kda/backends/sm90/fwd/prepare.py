@@ -62,17 +62,16 @@ class Prepare(entry.Entry):
             at = self.chunk.gate.rows_of_head(x, begin, head)
             if cute.arch.warp_idx() == 0:
                 s.b[cute.arch.lane_idx()] = beta_of_row(at.beta, c.beta, tokens, x.HV, cute.arch.lane_idx())
-            acc = self.chunk.tensor_core.accumulator()
-            if cutlass.const_expr(c.in_blocks):
-                self.make_in_blocks(x, s, at, tile, tokens, acc)
-            else:
-                self.make(x, s, at, tile, tokens, acc)
             kept_C, A_qk, A_inv = c.kept_C, x.A_qk, x.A_inv
             if cutlass.const_expr(kept_C):                                     # to where the diagonal block is kept
                 of_block = (begin * x.HV + head) * kept_C + (number * C & kept_C - C)
                 A_qk, A_inv = A_qk + of_block, A_inv + of_block
+            pairs_to = (s.A_kk, s.b, tile, A_qk, tokens, x.HV * kept_C)
+            if cutlass.const_expr(c.in_blocks):
+                self.make_in_blocks(x, s, at, tile, tokens, pairs_to)
+            else:
+                self.make(x, s, at, tile, tokens, pairs_to)
             if cute.arch.warp_idx() < 4:
-                self.chunk.store_pairs(acc, s.A_kk, s.b, tile, A_qk, tokens, x.HV * kept_C)
                 self.chunk.team.meet_first_four()
                 if cute.arch.warp_idx() == 0:
                     self.chunk.inverse.solve(s.A_kk, s.columns, s.TB, s.X, None if c.b_on_keys else s.b)
@@ -84,9 +83,10 @@ class Prepare(entry.Entry):
             self.clear(x, begin, -tokens, head)
 
     @cute.jit
-    def make(self, x, s, at, tile, tokens, acc):
-        """Operands to the tile, and the pairs of rows in acc."""
+    def make(self, x, s, at, tile, tokens, pairs_to):
+        """Operands to the tile, and pairs of rows."""
         c, d, of_k = self.c, self.c.K // 32 * cute.arch.lane_idx(), None
+        acc = self.chunk.tensor_core.accumulator()
         rows = self.chunk.gate.load_rows(at, tokens, x.H, x.HV)
         if cute.arch.warp_idx() == WARPS - 1:
             self.chunk.inverse.zeros(s.columns, s.TB)
@@ -101,12 +101,14 @@ class Prepare(entry.Entry):
                 self.chunk.tensor_core.one_product(acc, s.X, s.Y, 0)
         else:
             self.chunk.pairs.by_halving(*rows, s.sums, s.X, s.A_kk, tile, acc, 0, of_k)
+        if cute.arch.warp_idx() < 4:
+            self.chunk.tensor_core.store_pairs(acc, *pairs_to)
 
     @cute.jit
-    def make_in_blocks(self, x, s, at, tile, tokens, acc):
+    def make_in_blocks(self, x, s, at, tile, tokens, pairs_to):
         """The same, of any gate and 128 channels."""
         c, rows, core, of_k = self.c, self.chunk.rows, self.chunk.tensor_core, None
-        core.acc, core.X, core.Y = acc, s.X, s.Y
+        core.X, core.Y, core.of_16, core.pairs_to = s.X, s.Y, s.Y, pairs_to
         raw = rows.fetch(at, tokens, x.H, x.HV)
         if cutlass.const_expr(c.bias):
             rows.store_bias(at, s.sums)
@@ -114,7 +116,7 @@ class Prepare(entry.Entry):
         qn, kn, decays = rows.prepare(*raw, tokens, at, s.sums)
         if cute.arch.warp_idx() == WARPS - 1:
             self.chunk.inverse.zeros(s.columns, s.TB)
-        rows.blocks(qn, kn, decays, s.X, s.Y)
+        rows.blocks(qn, kn, decays, s.sums, s.X, s.Y)
         gc = rows.make_sums(decays, s.sums, s.of_blocks, x.lower_bound)
         if cutlass.const_expr(c.b_on_keys):
             of_k = load(s.b + rows.first_row(), GROUP_ROWS)

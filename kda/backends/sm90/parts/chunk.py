@@ -12,7 +12,7 @@ from ...common.cute.copies import field_at, store
 from ...common.cute.fragments import accumulator_places
 from ...common.cute.gate import Gate
 from ...common.cute.inverse import Inverse
-from ...common.cute.pairs import Pairs, add_level, causal_pair, keep_blocks, store_A_kk
+from ...common.cute.pairs import ACROSS, Pairs, add_level, causal_pair, counts, keep_blocks, store_A_kk
 from ...common.cute.rows import Rows
 from ...common.cute.tile import C, swizzle_64B
 from ..configs import PrepareConfig, tile
@@ -29,20 +29,31 @@ def pairs_mma():
 
 
 @cute.jit
-def multiply_and_wait(acc, x, y, fenced: cutlass.Constexpr = False):
-    """acc = x @ y^T, both (rows, K) in shared memory."""
+def multiply(acc, x, y, fenced: cutlass.Constexpr = False):
+    """Issues acc = x @ y^T, both (rows, K) in shared memory."""
     mma = pairs_mma()
     part = mma.get_slice(0)
     issue(mma, acc, mma.make_fragment_A(part.partition_A(x)), mma.make_fragment_B(part.partition_B(y)), False, fenced)
+
+
+@cute.jit
+def wait_for_products():
     warpgroup.commit_group()
     warpgroup.wait_group(0)
 
 
-class TensorCore:
-    """For common/cute/pairs.py; for rows.py, too, if `acc`, where pairs are gathered, `X` and `Y` are set."""
+@cute.jit
+def multiply_and_wait(acc, x, y):
+    multiply(acc, x, y)
+    wait_for_products()
 
-    def __init__(self, config: PrepareConfig, team):
-        self.c, self.team = config, team
+
+class TensorCore:
+    """For common/cute/pairs.py; for rows.py, too, if it is told where operands lie (`X`, `Y` and `of_16`) and where
+    pairs go (`pairs_to`).  `shared`: what blocks have lies in Y, and kE and qg where those of 16 rows were."""
+
+    def __init__(self, config: PrepareConfig, team, tile, shared: bool):
+        self.c, self.team, self.tile, self.shared = config, team, tile, shared
 
     @cute.jit
     def accumulator(self):
@@ -50,12 +61,14 @@ class TensorCore:
 
     @cute.jit
     def one_product(self, acc, X, Y, phase):
-        self.multiply(acc, X, Y, C)
+        self.issue(acc, X, Y, C)
+        wait_for_products()
 
     @cute.jit
     def level(self, acc, X, level: cutlass.Constexpr, phase):
         found = self.accumulator()
-        self.multiply(found, X, X, 2 * C)
+        self.issue(found, X, X, 2 * C)
+        wait_for_products()
         add_level(acc, found, level, self.team.thread())
 
     @cute.jit
@@ -66,42 +79,45 @@ class TensorCore:
     def issue_blocks(self):
         """Pairs within blocks of 8 rows, by warps 0 to 3."""
         if self.team.warp() < 4:
-            self.multiply(self.acc, self.X, self.Y, C)
-            keep_blocks(self.acc, self.acc, 0, accumulator_places(self.team.thread()))
+            found = self.accumulator()
+            self.issue(found, self.X, self.Y, C)
+            wait_for_products()
+            if cutlass.const_expr(self.shared):
+                self.team.product_is_there()
+            self.store_pairs(found, *self.pairs_to, 0)
 
     @cute.jit
     def issue_across(self):
-        """Those across blocks of 8 and of 16, of operands in X and in Y."""
+        """Those across blocks of 8 and of 16."""
         if self.team.warp() < 4:
-            for number, buffer in ((1, self.X), (2, self.Y)):
-                found = self.accumulator()
-                self.multiply(found, buffer, buffer, 2 * C, fenced=True)
-                keep_blocks(self.acc, found, number, accumulator_places(self.team.thread()))
-
-    def wait(self, number: int):
-        """For operands that were read: nothing is written where they are before all have met."""
+            of_8, of_16 = self.accumulator(), self.accumulator()
+            self.issue(of_8, self.X, self.X, 2 * C, fenced=True)
+            self.issue(of_16, self.of_16, self.of_16, 2 * C, fenced=True)
+            wait_for_products()
+            keep_blocks(of_8, of_16, 2, accumulator_places(self.team.thread()))
+            self.store_pairs(of_8, *self.pairs_to, ACROSS)
 
     @cute.jit
-    def multiply(self, acc, X, Y, rows_of_Y: cutlass.Constexpr, fenced: cutlass.Constexpr = False):
+    def wait(self, number: cutlass.Constexpr):
+        """For operands that were read: nothing is written where they are before all have met."""
+        if cutlass.const_expr(self.shared):
+            if cutlass.const_expr(number == 0):
+                self.team.wait_for_product()
+            else:
+                self.team.meet()
+
+    @cute.jit
+    def issue(self, acc, X, Y, rows_of_Y: cutlass.Constexpr, fenced: cutlass.Constexpr = False):
         K = self.c.K
         y = cute.local_tile(wide_view(Y, rows_of_Y, K), (C, K), (0, 0))
-        multiply_and_wait(acc, wide_view(X, 2 * C, K), y, fenced)
-
-
-class ChunkMaker:
-    def __init__(self, config: PrepareConfig, team):
-        self.c, self.team, self.tile = config, team, tile(config.K)
-        self.tensor_core = TensorCore(config, team)
-        self.gate = Gate(config, team)
-        self.pairs = Pairs(config, team, self.gate, self.tensor_core, self.tile, buffers=2)
-        self.rows = Rows(config, team, self.tensor_core, self.tile)
-        self.inverse = Inverse(bool(config.kept_C), swizzle_64B)
+        multiply(acc, wide_view(X, 2 * C, K), y, fenced)
 
     @cute.jit
-    def store_pairs(self, acc, A_kk, b, tile, kept_A_qk, tokens, stride):
-        """By warps 0 to 3: A_kk to shared memory, A_qk to the tile, and to where it is kept."""
+    def store_pairs(self, acc, A_kk, b, tile, kept_A_qk, tokens, stride, number: cutlass.Constexpr = None):
+        """By warps 0 to 3: A_kk to shared memory, A_qk to the tile, and to where it is kept; what counts of product
+        `number`."""
         if self.team.warp() < 2:
-            store_A_kk(acc, A_kk, b, self.team.thread(), self.c.b_on_keys)
+            store_A_kk(acc, A_kk, b, self.team.thread(), self.c.b_on_keys, number)
         else:
             to, at = field_at(tile, self.tile.A_qk), accumulator_places(self.team.thread())
             for i in cutlass.range_constexpr(0, cute.size(acc), 2):
@@ -109,7 +125,18 @@ class ChunkMaker:
                 row, pair = row - C, causal_pair(acc, at, i)
                 if cutlass.const_expr(self.c.b_on_keys):
                     pair = [pair[0] * b[column], pair[1] * b[column + 1]]
-                store(to + swizzle_64B(row, column) // 2, pair)
-                if cutlass.const_expr(self.c.kept_C):
-                    if row < tokens:
-                        store(kept_A_qk + (row * stride + column), pair)
+                if counts(row, column, number):
+                    store(to + swizzle_64B(row, column) // 2, pair)
+                    if cutlass.const_expr(self.c.kept_C):
+                        if row < tokens:
+                            store(kept_A_qk + (row * stride + column), pair)
+
+
+class ChunkMaker:
+    def __init__(self, config: PrepareConfig, team, shared: bool = False):
+        self.c, self.team, self.tile = config, team, tile(config.K)
+        self.tensor_core = TensorCore(config, team, self.tile, shared)
+        self.gate = Gate(config, team)
+        self.pairs = Pairs(config, team, self.gate, self.tensor_core, self.tile, buffers=2)
+        self.rows = Rows(config, team, self.tensor_core, self.tile)
+        self.inverse = Inverse(bool(config.kept_C), swizzle_64B)

@@ -4,9 +4,10 @@ Of two CTAs (`Pair`): both make tiles and both walk.  A stage has one producer: 
 (c >> 1) & 1 of CTA c & 1 fills in place; one bulk copy brings it to the neighbour's same stage.
 
 Of four (`Four`): CTAs 0 and 1 walk and have one group, which makes a tenth of all chunks; CTAs 2 and 3 have two, with
-two tiles each.  A tile is copied into stage c mod 4 of CTAs 0 and 1; one that walks reads the tile of its own group
-where it is made.  Warps without another role help: INVERSE, one for each group, so that a group goes on to its next
-chunk, and RELAY, which gives credit for the stages of its CTA, so that no warp of CHAIN looks at another CTA.
+two tiles each.  (In blocks of 8 rows, where a tile takes half as long again, each group makes a sixth.)  A tile is
+copied into stage c mod 4 of CTAs 0 and 1; one that walks reads the tile of its own group where it is made.  Warps
+without another role help: INVERSE, one for each group, so that a group goes on to its next chunk, and RELAY, which
+gives credit for the stages of its CTA, so that no warp of CHAIN looks at another CTA.
 
   chunk      0  1  2  3  4  5  6  7  8  9  10 ..
   CTA        2  3  2  3  0  2  3  2  3  1  2
@@ -26,7 +27,7 @@ from cutlass import Int32
 from ...common.cute.async_copies import bulk_copy_to_neighbour
 from ...common.cute.barriers import Ring, phase_of, stage_of
 from ...common.cute.tile import WARPS
-from ..configs import FIRST_PRODUCER, FIVE, GROUPS, RING, TILES, WALKING, FusedConfig, tile
+from ..configs import FIRST_PRODUCER, GROUPS, RING, TILES, WALKING, FusedConfig, tile
 
 
 class Pair:
@@ -120,6 +121,7 @@ class Maker(NamedTuple):
 class Four:
     def __init__(self, config: FusedConfig):
         self.c, self.layout, self.makers = config, tile(config.prepare.K), config.makers
+        self.turns, self.equal = config.turns, config.turns == config.makers
 
     def ring(self, s):
         return Relayed(s.full, s.read, s.empty, s.credit, s.solved)
@@ -145,16 +147,21 @@ class Four:
 
     @cute.jit
     def maker(self, c):
-        fives, fifth = c // FIVE, c - c // FIVE * FIVE
-        rank, group, turn = WALKING + (fifth & 1), fifth >> 1, fives
-        if fifth == FIVE - 1:
-            rank, group, turn = fives & 1, Int32(0), fives >> 1
+        turn, place = c // self.turns, c - c // self.turns * self.turns
+        rank, group = WALKING + (place & 1), place >> 1
+        if place >= WALKING * GROUPS:
+            group = Int32(0)
+            if cutlass.const_expr(self.equal):
+                rank = place & 1
+            else:
+                rank, turn = turn & 1, turn >> 1
         return Maker(rank, group, turn)
 
     @cute.jit
     def first_of_all(self, rank, group):
         """The first chunk of all that a group makes."""
-        return 2 * group + rank - WALKING if rank >= WALKING else FIVE * rank + FIVE - 1
+        of_walking = (1 if self.equal else self.turns) * rank + WALKING * GROUPS
+        return 2 * group + rank - WALKING if rank >= WALKING else of_walking
 
     @cute.jit
     def first(self, rank, group, made):
@@ -163,11 +170,11 @@ class Four:
 
     @cute.jit
     def step(self, rank):
-        return Int32(FIVE) if rank >= WALKING else Int32(2 * FIVE)
+        return Int32(self.turns) if self.equal or rank >= WALKING else Int32(2 * self.turns)
 
     @cute.jit
     def turn(self, c, rank):
-        return c // FIVE >> (0 if rank >= WALKING else 1)
+        return c // self.turns >> (0 if self.equal or rank >= WALKING else 1)
 
     @cute.jit
     def second(self, rank, turn):

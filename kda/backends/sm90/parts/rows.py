@@ -1,20 +1,23 @@
-"""A chunk's rows of q, k and g on their way through shared memory: a warp requests its own ones as soon as the product
-of the chunk before has read X and Y, where they lie until the operands of their chunk take that place."""
+"""A chunk's rows of q, k and g on their way through shared memory: a warp requests its own ones as soon as the products
+of the chunk before have read X and Y, where they lie until the operands of their chunk take that place."""
 
 from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
+from cutlass import Uint32
 
 from ...common.cute.async_copies import copy_16_bytes_later
+from ...common.cute.copies import load
 from ...common.cute.gate import Gate
+from ...common.cute.rows import PAIRS, Rows
 from ...common.cute.tile import WARP_ROWS, C
 
 PIECE = 8                                    # elements of 16 bytes
 
 
-class RowsInShared(Gate):
-    """As Gate, of rows that each warp finds where it had them copied to."""
+class Requested:
+    """Rows that each warp finds where it had them copied to."""
 
     def row_within(self, row, tokens):
         return row
@@ -31,9 +34,23 @@ class RowsInShared(Gate):
         cute.arch.cp_async_commit_group()
 
     @cute.jit
-    def load_requested(self, at, tokens, X, Y):
-        """`load_rows` of those that were requested."""
+    def found(self, at, X, Y):
+        """Where rows are that were requested, when they are there."""
         cute.arch.cp_async_wait_group(0)
         # redundant: in the simulator, where a warp waits as a whole; the manual lets each lane wait for its own copies
         cute.arch.sync_warp()
-        return self.load_rows(at._replace(q=X, k=X + C * self.c.K, g=Y), tokens, 1, 1)
+        return at._replace(q=X, k=X + C * self.c.K, g=Y)
+
+
+class RequestedByChannel(Requested, Gate):
+    """As Gate."""
+
+
+class RequestedByRow(Requested, Rows):
+    """As Rows."""
+
+    @cute.jit
+    def load_row(self, pointer, row, heads):
+        own = cute.recast_ptr(pointer, dtype=Uint32) + (row * (self.c.K // 2) + self.first_channel() // 2)
+        words = load(own, PAIRS)
+        return [words[i] for i in range(PAIRS)]

@@ -3,6 +3,7 @@
 import cutlass.cute as cute
 
 from ...common.cute.barriers import NamedBarrier
+from ...common.cute.rows import SUM_WARPS
 from ...common.cute.tile import WARPS
 from ..configs import FIRST_PRODUCER
 
@@ -12,6 +13,11 @@ CHAIN = NamedBarrier(1, 128)                 # where there is one: CHAIN's warps
 GROUP = NamedBarrier(2, 32 * WARPS, ids_per_group=2)
 GROUP_FIRST_FOUR = NamedBarrier(3, 128, ids_per_group=2)
 GROUP_INVERSE = NamedBarrier(6, 128 + 32, ids_per_group=1)   # its first four warps, and the one of its inverse
+# Where pairs are made in blocks: of who makes their product, for those who write over Y; of all eight warps, which
+# write to the tile till the end, for the one that inverts.
+GROUP_PRODUCT = NamedBarrier(3, 128 + 32 * SUM_WARPS, ids_per_group=2)
+WHOLE_GROUP = NamedBarrier(6, 32 * WARPS, ids_per_group=1)
+WHOLE_GROUP_INVERSE = NamedBarrier(6, 32 * WARPS + 32, ids_per_group=1)
 
 
 class WholeCta:
@@ -54,6 +60,14 @@ class Group:
         GROUP.sync(self.number())
 
     meet_for_product = meet
+
+    @cute.jit
+    def product_is_there(self):
+        GROUP_PRODUCT.arrive(self.number())
+
+    @cute.jit
+    def wait_for_product(self):
+        GROUP_PRODUCT.sync(self.number())
 
     @cute.jit
     def meet_first_four(self):

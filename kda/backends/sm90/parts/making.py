@@ -1,0 +1,133 @@
+"""How a group of a CTA's warps makes a chunk for CHAIN, of fwd/fused.py: rows, then operands and pairs in its tile.
+
+`OneProduct`, of a bounded gate with l2norms, and `InBlocks`, of any other, do the same steps:
+
+  begin      of a piece of a walk
+  rows       q, k and decays of the chunk in registers, and what warps know of each other's
+  operands   to the tile, when the group may write there; pairs
+  finish     pairs are there, for the warp that inverts: of PREPARE in clusters of two, else INVERSE
+  wait       by INVERSE, for that
+  tile_is_whole   by the inverter of a cluster of two, before the tile leaves: all else is there, too
+
+Rows come from memory, or from where the group had them copied to (parts/rows.py).
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+import cutlass
+import cutlass.cute as cute
+
+from ..configs import FusedConfig
+from .chunk import ChunkMaker
+from .rows import RequestedByChannel, RequestedByRow
+from .teams import GROUP_INVERSE, WHOLE_GROUP, WHOLE_GROUP_INVERSE
+
+INVERTER = 0                                 # the warp of a group in a cluster of two that computes the inverse
+Work = namedtuple("Work", "rank group base X Y sums A_kk columns b")          # of a group: who it is, and where
+
+
+def form_of(config: FusedConfig, chunk: ChunkMaker):
+    return InBlocks(config, chunk) if config.prepare.in_blocks else OneProduct(config, chunk)
+
+
+class OneProduct:
+    def __init__(self, config: FusedConfig, chunk: ChunkMaker):
+        self.c, self.staged, self.paired = config.prepare, config.staged, config.paired
+        self.chunk, self.team = chunk, chunk.team
+        self.requested = RequestedByChannel(self.c, self.team)
+
+    def begin(self, x, of, begin, head):
+        """Nothing."""
+
+    @cute.jit
+    def rows(self, x, of, at, rows):
+        if cutlass.const_expr(self.staged):
+            qn, kn, gc = self.requested.load_rows(self.requested.found(at, of.X, of.Y), rows, 1, 1)
+        else:
+            qn, kn, gc = self.chunk.gate.load_rows(at, rows, x.H, x.HV)
+        self.chunk.gate.sum_over_warps(gc, of.sums, self.c.K // 32 * cute.arch.lane_idx())
+        return qn, kn, gc
+
+    @cute.jit
+    def operands(self, x, of, tile, rows, qn, kn, gc):
+        self.chunk.pairs.one_product(qn, kn, gc, of.sums, of.X, of.Y, tile, x.lower_bound)
+        if self.team.warp() < 4:
+            core = self.chunk.tensor_core
+            acc = core.accumulator()
+            core.one_product(acc, of.X, of.Y, 0)
+            core.store_pairs(acc, of.A_kk, of.b, tile, None, rows, 0)
+
+    @cute.jit
+    def finish(self, of):
+        if self.team.warp() < 4:
+            if cutlass.const_expr(self.paired):
+                self.team.meet_first_four()
+            else:
+                # redundant: INVERSE has its own proxy fence before the copy; the documented use is one per writer
+                cute.arch.fence_proxy("async.shared", space="cta")             # A_qk is in the tile
+                GROUP_INVERSE.arrive(of.group)
+
+    @cute.jit
+    def tile_is_whole(self, of):
+        cute.arch.sync_warp()                                                  # all else was waited for
+
+    @cute.jit
+    def operands_were_read(self):
+        self.team.meet()
+
+    @cute.jit
+    def wait(self, group):
+        GROUP_INVERSE.sync(group)
+
+
+class InBlocks:
+    def __init__(self, config: FusedConfig, chunk: ChunkMaker):
+        self.c, self.staged, self.paired = config.prepare, config.staged, config.paired
+        self.chunk, self.team = chunk, chunk.team
+        self.requested = RequestedByRow(self.c, self.team, chunk.tensor_core, chunk.tile)
+
+    @cute.jit
+    def begin(self, x, of, begin, head):
+        if cutlass.const_expr(self.c.bias):
+            self.chunk.rows.store_bias(self.chunk.gate.rows_of_head(x, begin, head), of.sums)
+            self.team.meet()                                                   # dt_bias is there
+
+    @cute.jit
+    def rows(self, x, of, at, rows):
+        made = self.chunk.rows
+        if cutlass.const_expr(self.staged):
+            raw = self.requested.fetch(self.requested.found(at, of.X, of.Y), rows, 1, 1)
+        else:
+            raw = made.fetch(at, rows, x.H, x.HV)
+        qn, kn, decays = made.prepare(*raw, rows, at, of.sums)
+        made.blocks(qn, kn, decays, of.sums, of.X, of.Y)
+        return qn, kn, decays
+
+    @cute.jit
+    def operands(self, x, of, tile, rows, qn, kn, decays):
+        core, made = self.chunk.tensor_core, self.chunk.rows
+        core.X, core.Y, core.of_16, core.pairs_to = of.X, of.Y, tile, (of.A_kk, of.b, tile, None, rows, 0)
+        gc = made.make_sums(decays, of.sums, of.Y, x.lower_bound)
+        made.across_blocks(qn, kn, gc, of.sums, of.X, tile, of.Y, tile, None)
+
+    @cute.jit
+    def finish(self, of):
+        # redundant: who inverts has a proxy fence before the copy; the documented use is one per writer
+        cute.arch.fence_proxy("async.shared", space="cta")                     # A_qk, kE and qg are in the tile
+        if cutlass.const_expr(not self.paired):
+            WHOLE_GROUP_INVERSE.arrive(of.group)
+        elif self.team.warp() != INVERTER:                                     # it has A_kk, and goes on
+            WHOLE_GROUP.arrive(of.group)
+
+    @cute.jit
+    def tile_is_whole(self, of):
+        WHOLE_GROUP.sync(of.group)
+
+    def operands_were_read(self):
+        """All have met since."""
+
+    @cute.jit
+    def wait(self, group):
+        WHOLE_GROUP_INVERSE.sync(group)
