@@ -61,7 +61,7 @@ def wanted(p):
     """The kernels of calls, long and short, few and many, of the class of `p`."""
     found = {recipe(TablesConfig(dtype)) for dtype in OFFSETS if p.packed}
     sizes = list(itertools.product((0, 1, 33, 3000, 10**6), (1, 3, 70), (1, 4, 64), (16, 132)))
-    sizes += [(3000, 1, 24, 132), (3000, 1, 32, 132)]                          # clusters of four
+    sizes += [(T, 1, H, 132) for T in (3000, 8192) for H in (12, 16, 24, 32)]  # clusters of four
     for (T, N, H, sms), kept in itertools.product(sizes, (False, True)):
         call = dataclasses.replace(p, T=T, N=N, B=1 if p.packed else N, H=H, HV=H * p.HV // p.H)
         at = plan(call, sms, kept)

@@ -202,7 +202,8 @@ def recipes_of_step(p: Problem, host: Host, offsets: str | None, keeps: bool) ->
     """The kernels of a recorded call and of its backward, for `cu_seqlens` of dtype `offsets`."""
     configs = [*configs_of_step(recorded_plan, p, host.sms, keeps, offsets)]
     if not keeps:
-        configs += configs_in(plan(p, host.sms))
+        forward = plan(p, host.sms)
+        configs += [forward.fused] if forward.fused else configs_in(forward)
     return [recipe(config) for config in dict.fromkeys(configs)]
 
 
