@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -77,6 +78,7 @@ ACTORS = (
 )
 LONGEST = 200  # characters of an instruction: some list hundreds of registers
 LONGEST_NAME = 80  # characters of a kernel's name
+OF_THE_DSL = re.compile(r"kernel_cutlass_(.+?)_(tensorptr|object_at)")
 LISTED = 4  # of the findings that one at the same instruction stands for
 RACES, ORDERLESS = {4, 5, 6, 7, 8, 28, 30}, {4, 5, 6}
 IN_MEMORY = {3, 26} | RACES
@@ -156,7 +158,10 @@ def _more(alike):
 
 
 def shortened(name):
-    """A kernel's name, shortened if mangled: some list the types of all arguments."""
+    """A kernel's name, shortened if mangled: some list the types of all arguments, those of the CuTe DSL behind its
+    function's name."""
+    of_the_dsl = OF_THE_DSL.match(name)
+    name = of_the_dsl[1] if of_the_dsl else name
     return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..."
 
 

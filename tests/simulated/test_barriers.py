@@ -473,6 +473,11 @@ def test_a_mangled_name_is_cut():
     assert shortened("gemm") == "gemm" and shortened("k" * 300) == "k" * 80 + "..."
 
 
+def test_a_kernel_of_the_dsl_is_called_as_its_function():
+    assert shortened("kernel_cutlass_copy_kernel_tensorptrf32gmem_tensorptrf32gmem_0") == "copy_kernel"
+    assert shortened("kernel_cutlass_kernel_mineChain_object_at__Arguments_0") == "kernel_mineChain"
+
+
 def test_a_launch_may_end_at_its_first_error():
     _, whole = run(exchange(""))
     out, stopped = run(exchange(""), stop=True)
