@@ -119,12 +119,12 @@ FOLLOWED = {
     "sm90/parts/chunk.py": {
         """        if self.team.warp() < 4:
             found = self.accumulator()
-            self.issue(found, self.X, self.Y, C)""": """        if cutlass.const_expr(self.shared):
+            self.multiply(found, self.X, self.Y, C)""": """        if cutlass.const_expr(self.shared):
             if self.team.warp() == 4 or self.team.warp() == 5:
                 self.team.product_is_there()
         if self.team.warp() < 4:
             found = self.accumulator()
-            self.issue(found, self.X, self.Y, C)""",
+            self.multiply(found, self.X, self.Y, C)""",
     },
 }  # fmt: skip
 

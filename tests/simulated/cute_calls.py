@@ -16,6 +16,7 @@ import torch
 import kda
 from kda.backends.common import recorded
 from kda.backends.sm90 import launch, plan
+from kda.backends.sm90.configs import FusedConfig
 from kda.compile import sources
 from kda.compile.target import parse
 from kda.dispatch import weigh
@@ -196,6 +197,23 @@ def plant(fault, folder, monkeypatch, backend="sm90"):
     monkeypatch.setattr(of["launch"], "kernel", broken)
     for launcher in (of["launch"], recorded):
         kept_nowhere(monkeypatch, launcher)
+
+
+def assert_the_bits_of_two_kernels(case, ask_for_two):
+    """A call is the definition, and has the same bits after `ask_for_two()`."""
+    found = check(case)
+    ask_for_two()
+    expected, _ = called(case)
+    assert all(torch.equal(found[x], expected[x]) for x in expected)
+
+
+def assert_less_shared_memory_is_too_little(case, monkeypatch):
+    """One kernel with 16 bytes less than its configuration says reaches beyond them."""
+    enough = FusedConfig.shared.fget
+    monkeypatch.setattr(FusedConfig, "shared", property(lambda config: enough(config) - 16))
+    kept_nowhere(monkeypatch)
+    _, session = called(case)
+    assert any(finding.kind == "out-of-bounds" for finding in session.findings)
 
 
 def assert_noticed(fault, session, rows):

@@ -9,19 +9,18 @@ from cute_calls import (
     RAGGED,
     Fault,
     assert_a_call_notices,
+    assert_less_shared_memory_is_too_little,
+    assert_the_bits_of_two_kernels,
     called,
     changed,
-    check,
-    forget_plans,
     has_products_that_wait_for_no_other,
-    kept_nowhere,
     plant,
 )
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 from kda.backends.sm90 import launch, plan
-from kda.backends.sm90.configs import GROUPS, TILES, FusedConfig, tile
+from kda.backends.sm90.configs import GROUPS, TILES, tile
 from kda.verify.cases import make_inputs
 
 pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
@@ -32,17 +31,13 @@ def case_of(**options):
 
 
 @pytest.fixture
-def one_kernel(monkeypatch):
+def one_kernel(plan_says):
     """Of clusters of so many CTAs, and of so many clusters (None: a walk each); without CTAs: two kernels."""
 
     def ask(ctas=None, clusters=None, staged=None):
-        for name, value in dict(FUSED=bool(ctas), CTAS=ctas, CLUSTERS=clusters, STAGED=staged).items():
-            monkeypatch.setattr(plan, name, value)
-        forget_plans()
+        plan_says(FUSED=bool(ctas), CTAS=ctas, CLUSTERS=clusters, STAGED=staged)
 
-    yield ask
-    monkeypatch.undo()
-    forget_plans()
+    return ask
 
 
 CALLS = {
@@ -70,10 +65,7 @@ def test_a_call_is_the_definition_and_has_the_bits_of_two_kernels(name, one_kern
     config = plan.plan(case.problem(), 132).fused
     assert config.prepare.in_blocks and config.ctas == ctas and config.wrapped == bool(clusters)
     assert config.staged == (dtype == torch.bfloat16)
-    found = check(case)
-    one_kernel()
-    expected, _ = called(case)
-    assert all(torch.equal(found[x], expected[x]) for x in expected)
+    assert_the_bits_of_two_kernels(case, one_kernel)
 
 
 @pytest.mark.exhaustive
@@ -82,10 +74,7 @@ def test_rows_may_come_straight_to_registers(ctas, one_kernel):
     case = case_of(T=390)
     one_kernel(ctas, staged=False)
     assert not plan.plan(case.problem(), 132).fused.staged
-    found = check(case)
-    one_kernel()
-    expected, _ = called(case)
-    assert all(torch.equal(found[x], expected[x]) for x in expected)
+    assert_the_bits_of_two_kernels(case, one_kernel)
 
 
 @pytest.mark.exhaustive
@@ -150,13 +139,8 @@ def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch, one_kernel):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("ctas", [2, 4])
 def test_it_takes_the_shared_memory_that_its_configuration_says(ctas, monkeypatch, one_kernel):
-    """With 16 bytes less it reaches beyond it."""
     one_kernel(ctas)
-    enough = FusedConfig.shared.fget
-    monkeypatch.setattr(FusedConfig, "shared", property(lambda config: enough(config) - 16))
-    kept_nowhere(monkeypatch)
-    _, session = called(case_of(T=100))
-    assert any(finding.kind == "out-of-bounds" for finding in session.findings)
+    assert_less_shared_memory_is_too_little(case_of(T=100), monkeypatch)
 
 
 @pytest.mark.parametrize("ctas", [2, 4])

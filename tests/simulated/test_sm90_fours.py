@@ -7,19 +7,18 @@ from cute_calls import (
     RAGGED,
     Fault,
     assert_a_call_notices,
+    assert_less_shared_memory_is_too_little,
+    assert_the_bits_of_two_kernels,
     called,
     changed,
-    check,
-    forget_plans,
     has_products_that_wait_for_no_other,
-    kept_nowhere,
     plant,
 )
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 from kda.backends.sm90 import launch, plan
-from kda.backends.sm90.configs import GROUPS, TILES, FusedConfig, tile
+from kda.backends.sm90.configs import GROUPS, TILES, tile
 from kda.verify.cases import make_inputs
 
 pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
@@ -30,18 +29,14 @@ def case_of(**options):
 
 
 @pytest.fixture
-def fours(monkeypatch):
+def fours(plan_says):
     """One kernel of so many clusters of four; None: of a walk each; False: two kernels."""
 
     def ask(count=None):
-        for name, value in dict(FUSED=count is not False, CTAS=4, CLUSTERS=count or None).items():
-            monkeypatch.setattr(plan, name, value)
-        forget_plans()
+        plan_says(FUSED=count is not False, CTAS=4, CLUSTERS=count or None)
 
     ask()
-    yield ask
-    monkeypatch.undo()
-    forget_plans()
+    return ask
 
 
 SHARES = {
@@ -66,10 +61,7 @@ def test_a_call_is_the_definition_and_has_the_bits_of_two_kernels(name, fours):
     fours(count)
     config = plan.plan(case.problem(), 132).fused
     assert config.ctas == 4 and config.wrapped == bool(count) and config.staged == (dtype == torch.bfloat16)
-    found = check(case)
-    fours(False)
-    expected, _ = called(case)
-    assert all(torch.equal(found[x], expected[x]) for x in expected)
+    assert_the_bits_of_two_kernels(case, lambda: fours(False))
 
 
 @pytest.mark.exhaustive
@@ -100,10 +92,7 @@ def test_clusters_of_two_may_have_their_rows_staged(fours, monkeypatch):
     monkeypatch.setattr(plan, "STAGED", True)
     case = case_of(T=390)
     assert plan.plan(case.problem(), 132).fused.staged
-    found = check(case)
-    fours(False)
-    expected, _ = called(case)
-    assert all(torch.equal(found[x], expected[x]) for x in expected)
+    assert_the_bits_of_two_kernels(case, lambda: fours(False))
 
 
 @pytest.mark.exhaustive
@@ -157,12 +146,7 @@ def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch, fours):
 
 @pytest.mark.exhaustive
 def test_it_takes_the_shared_memory_that_its_configuration_says(monkeypatch, fours):
-    """With 16 bytes less it reaches beyond it."""
-    enough = FusedConfig.shared.fget
-    monkeypatch.setattr(FusedConfig, "shared", property(lambda config: enough(config) - 16))
-    kept_nowhere(monkeypatch)
-    _, session = called(case_of(T=100))
-    assert any(finding.kind == "out-of-bounds" for finding in session.findings)
+    assert_less_shared_memory_is_too_little(case_of(T=100), monkeypatch)
 
 
 def test_tiles_of_a_cta_of_two_groups_fit_where_others_have_stages_and_rows(fours):

@@ -11,10 +11,11 @@ from cute_calls import (
     RAGGED,
     Fault,
     assert_a_call_notices,
+    assert_less_shared_memory_is_too_little,
+    assert_the_bits_of_two_kernels,
     called,
     changed,
     check,
-    forget_plans,
     has_products_that_wait_for_no_other,
     kept_nowhere,
     plant,
@@ -24,7 +25,6 @@ from cute_calls import (
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 from kda.backends.sm90 import launch, plan
-from kda.backends.sm90.configs import FusedConfig
 from kda.verify.cases import make_inputs
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -32,16 +32,14 @@ pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
 
 
 @pytest.fixture
-def fused(monkeypatch):
+def fused(plan_says):
     """One kernel where it can be; what it gives turns that off again."""
 
     def ask(on=True):
-        monkeypatch.setattr(plan, "FUSED", on)
-        forget_plans()
+        plan_says(FUSED=on)
 
     ask()
-    yield ask
-    ask(False)
+    return ask
 
 
 OPTIONS = {
@@ -85,10 +83,7 @@ def case_of(**options):
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_call_is_the_definition_and_has_the_bits_of_two_kernels(name, fused):
     case = case_of(**OPTIONS[name])
-    found = check(case)
-    fused(False)
-    expected, _ = called(case)
-    assert all(torch.equal(found[x], expected[x]) for x in expected)
+    assert_the_bits_of_two_kernels(case, lambda: fused(False))
 
 
 def test_it_is_one_kernel(fused):
@@ -212,12 +207,7 @@ def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch, fused):
 
 
 def test_it_takes_the_shared_memory_that_its_configuration_says(monkeypatch, fused):
-    """With 16 bytes less it reaches beyond it."""
-    enough = FusedConfig.shared.fget
-    monkeypatch.setattr(FusedConfig, "shared", property(lambda config: enough(config) - 16))
-    kept_nowhere(monkeypatch)
-    _, session = called(case_of(T=100))
-    assert any(finding.kind == "out-of-bounds" for finding in session.findings)
+    assert_less_shared_memory_is_too_little(case_of(T=100), monkeypatch)
 
 
 def test_roles_share_out_the_registers_of_the_launch(fused):

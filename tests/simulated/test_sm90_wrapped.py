@@ -5,7 +5,14 @@ import itertools
 
 import pytest
 import torch
-from cute_calls import Fault, assert_a_call_notices, called, changed, check, forget_plans, plant
+from cute_calls import (
+    Fault,
+    assert_a_call_notices,
+    assert_the_bits_of_two_kernels,
+    called,
+    changed,
+    plant,
+)
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
@@ -20,17 +27,13 @@ def case_of(**options):
 
 
 @pytest.fixture
-def clusters(monkeypatch):
+def clusters(plan_says):
     """One kernel of so many clusters; 0: two kernels."""
 
     def ask(count):
-        monkeypatch.setattr(plan, "FUSED", bool(count))
-        monkeypatch.setattr(plan, "CLUSTERS", count)
-        forget_plans()
+        plan_says(FUSED=bool(count), CLUSTERS=count)
 
-    yield ask
-    monkeypatch.undo()
-    forget_plans()
+    return ask
 
 
 SHARES = {
@@ -53,10 +56,7 @@ def test_a_call_is_the_definition_and_has_the_bits_of_two_kernels(name, clusters
     case = case_of(**shape)
     clusters(count)
     assert plan.plan(case.problem(), 132).fused.wrapped
-    found = check(case)
-    clusters(0)
-    expected, _ = called(case)
-    assert all(torch.equal(found[x], expected[x]) for x in expected)
+    assert_the_bits_of_two_kernels(case, lambda: clusters(0))
 
 
 @pytest.mark.exhaustive

@@ -61,14 +61,12 @@ class TensorCore:
 
     @cute.jit
     def one_product(self, acc, X, Y, phase):
-        self.issue(acc, X, Y, C)
-        wait_for_products()
+        self.multiply(acc, X, Y, C)
 
     @cute.jit
     def level(self, acc, X, level: cutlass.Constexpr, phase):
         found = self.accumulator()
-        self.issue(found, X, X, 2 * C)
-        wait_for_products()
+        self.multiply(found, X, X, 2 * C)
         add_level(acc, found, level, self.team.thread())
 
     @cute.jit
@@ -80,8 +78,7 @@ class TensorCore:
         """Pairs within blocks of 8 rows, by warps 0 to 3."""
         if self.team.warp() < 4:
             found = self.accumulator()
-            self.issue(found, self.X, self.Y, C)
-            wait_for_products()
+            self.multiply(found, self.X, self.Y, C)
             if cutlass.const_expr(self.shared):
                 self.team.product_is_there()
             self.store_pairs(found, *self.pairs_to, 0)
@@ -105,6 +102,11 @@ class TensorCore:
                 self.team.wait_for_product()
             else:
                 self.team.meet()
+
+    @cute.jit
+    def multiply(self, acc, X, Y, rows_of_Y: cutlass.Constexpr):
+        self.issue(acc, X, Y, rows_of_Y)
+        wait_for_products()
 
     @cute.jit
     def issue(self, acc, X, Y, rows_of_Y: cutlass.Constexpr, fenced: cutlass.Constexpr = False):

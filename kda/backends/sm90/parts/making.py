@@ -114,7 +114,7 @@ class InBlocks:
 
     @cute.jit
     def finish(self, of):
-        # redundant: who inverts has a proxy fence before the copy; the documented use is one per writer
+        # redundant: for INVERSE, which has its own proxy fence before the copy; an INVERTER has it before it waits
         cute.arch.fence_proxy("async.shared", space="cta")                     # A_qk, kE and qg are in the tile
         if cutlass.const_expr(not self.paired):
             WHOLE_GROUP_INVERSE.arrive(of.group)
