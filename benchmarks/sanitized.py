@@ -66,9 +66,11 @@ FOLLOWED = {
             cute.arch.mbarrier_arrive(full, peer_cta_rank_in_cluster=neighbour)
         else:
 """,
-        """mbarrier_init(ring.full + stage, 1)
-            cute.arch.mbarrier_init(ring.read + stage, 4)""": """mbarrier_init(ring.full + stage, 32)
+        """mbarrier_init(ring.full + stage, 1 + 32)
+            cute.arch.mbarrier_init(ring.read + stage, 4)""": """mbarrier_init(ring.full + stage, 32 + 32)
             cute.arch.mbarrier_init(ring.read + stage, 128)""",
+        "mbarrier_init(ring.made + place, 4)": "mbarrier_init(ring.made + place, 128)",
+        "mbarrier_init(ring.taken + place, 1)": "mbarrier_init(ring.taken + place, 32)",
         "mbarrier_init(ring.empty + (TILES * group + own), WALKING)":
             "mbarrier_init(ring.empty + (TILES * group + own), 32 * WALKING)",
         "mbarrier_init(ring.solved + group, 1)": "mbarrier_init(ring.solved + group, 32)",
@@ -110,6 +112,12 @@ FOLLOWED = {
                 cute.arch.barrier(barrier_id=8 + self.team.number(), number_of_threads=128)
         if self.team.warp() < 4:
             core =""",
+    },
+    "sm90/parts/values.py": {
+        """with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(ring.made""": "cute.arch.mbarrier_arrive(ring.made",
+        """with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive(ring.taken""": "cute.arch.mbarrier_arrive(ring.taken",
     },
     "sm90/parts/teams.py": {
         "GROUP_PRODUCT.arrive(": "GROUP_PRODUCT.sync(",

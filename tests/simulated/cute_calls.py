@@ -221,7 +221,8 @@ def assert_noticed(fault, session, rows):
     if fault.noticed == "wrong answer":
         assert any(row.wrong for row in rows())
     else:
-        assert fault.noticed in {finding.kind for finding in session.findings}
+        kinds = {finding.kind for finding in session.findings}
+        assert fault.noticed in kinds, f"found {kinds or 'nothing'} instead of {fault.noticed}"
 
 
 def assert_a_call_notices(fault, case, backend="sm90"):

@@ -104,7 +104,7 @@ def test_sequences_of_no_tokens_hand_their_states_through(fours):
     assert torch.equal(found["ht"], case.keywords["initial_state"])
 
 
-HANDOVER, MAKING, ROWS = "sm90/parts/handover", "sm90/parts/making", "sm90/parts/rows"
+HANDOVER, MAKING, ROWS, VALUES = (f"sm90/parts/{name}" for name in ("handover", "making", "rows", "values"))
 FAULTS = {
     "a tile leaves before its stage is free": Fault(
         HANDOVER, "cute.arch.mbarrier_wait(ring.credit + group, turn & 1)", "pass", "race-read-write", schedule=2
@@ -134,6 +134,21 @@ FAULTS = {
     "rows are read before they are there": Fault(
         ROWS, "cute.arch.cp_async_wait_group(0)", "cute.arch.cp_async_wait_group(1)", "race-write-write"
     ),
+    "v is overwritten before CHAIN has read it": Fault(
+        VALUES, "cute.arch.mbarrier_wait(ring.read + stage, phase_of(c, RING) ^ 1)", "pass", "race-write-write",
+        schedule=2
+    ),
+    "LOAD does not say that v is there": Fault(VALUES, "arrive_when_copied(ring.full + stage)", "pass", "deadlock"),
+    "CHAIN does not wait for all of v": Fault(
+        HANDOVER, "mbarrier_init(ring.full + stage, 1 + 32)", "mbarrier_init(ring.full + stage, 1)", "mbarrier"
+    ),
+    "STORE reads o before it is there": Fault(
+        VALUES, "cute.arch.mbarrier_wait(ring.made + place, phase_of(c, OUTPUTS))", "pass", "uninitialised"
+    ),
+    "o is overwritten before STORE has read it": Fault(
+        VALUES, "cute.arch.mbarrier_wait(ring.taken + stage_of(c, OUTPUTS), phase_of(c, OUTPUTS) ^ 1)", "pass",
+        "race-read-write", schedule=2
+    ),
 }  # fmt: skip
 
 
@@ -157,5 +172,5 @@ def test_tiles_of_a_cta_of_two_groups_fit_where_others_have_stages_and_rows(four
 
 def test_roles_share_out_the_registers_of_the_launch(tmp_path, fours):
     kernel = launch.kernel(plan.plan(case_of(T=33).problem(), 132).fused)
-    assert kernel.spills <= 8 and 128 * 192 + 512 * 72 <= 640 * kernel.registers <= 65536
+    assert kernel.spills <= 16 and 128 * 192 + 512 * 72 <= 640 * kernel.registers <= 65536
     has_products_that_wait_for_no_other(kernel, tmp_path)

@@ -138,7 +138,7 @@ def test_with_few_heads_or_more_results_two_kernels_run(fused):
     assert plan.plan(p, 132).fused is None
 
 
-FUSED, HANDOVER = "sm90/fwd/fused", "sm90/parts/handover"
+FUSED, HANDOVER, VALUES = "sm90/fwd/fused", "sm90/parts/handover", "sm90/parts/values"
 FAULTS = {
     "a stage is handed back before both CTAs have read it": Fault(
         HANDOVER, "mbarrier_init(ring.empty + stage, 4 * WALKING)", "mbarrier_init(ring.empty + stage, 4)",
@@ -159,10 +159,13 @@ FAULTS = {
         "begin, tokens, head)", "peer-exited"
     ),
     "rows of v are overwritten before they are read": Fault(
-        FUSED, "i + RING - 1, tokens", "i + RING, tokens", "race-read-write"
+        VALUES, "i + RING - 1, tokens", "i + RING, tokens", "race-read-write"
     ),
     "rows of v are read before they are there": Fault(
-        FUSED, "cp_async_wait_group(RING - 2)", "cp_async_wait_group(RING)", "race-write-read"
+        VALUES, "cp_async_wait_group(RING - 2)", "cp_async_wait_group(RING)", "race-write-read"
+    ),
+    "rows of o are stored before they are there": Fault(
+        VALUES, f"CHAIN.sync(){55 * ' '}# o of the last", "pass  #", "race-write-read", schedule=2
     ),
     "the neighbour's barrier is not there yet": Fault(
         FUSED, "cute.arch.cluster_arrive()\n        cute.arch.cluster_wait()\n        warp =",

@@ -29,7 +29,9 @@ LOAD_WARP = 4                                # the others are the chain's
 GROUPS = 2                                   # of WARPS warps, in a CTA
 WALKING = 2                                  # CTAs of a cluster: the first ones, of COLUMNS columns each
 RING = WALKING * GROUPS                      # stages: of two CTAs, one for each group
+OUTPUTS = 2                                  # chunks of o that a CTA holds
 FIRST_PRODUCER = 4                           # warp of the first group
+RELAY, INVERSE, LOAD, STORE = range(FIRST_PRODUCER + WARPS, FIRST_PRODUCER + WARPS + 4)   # of a CTA that walks, of four
 TILES = 2                                    # of each group of a CTA that does not walk
 
 
@@ -350,12 +352,6 @@ class FusedConfig(Launched):
         return self.ctas == WALKING
 
     @property
-    def turns(self) -> int:
-        """Of a cluster of four: of so many chunks a group of a CTA that does not walk makes one.  Those that walk make
-        as many each, or half as many, where the chain has less time to lose."""
-        return self.makers if self.prepare.in_blocks else self.makers - 1
-
-    @property
     def registers(self) -> tuple[int, int]:
         """Of CHAIN and of PREPARE: together all that 640 threads have at launch."""
         return (160, 80) if self.prepare.in_blocks else (192, 72)
@@ -391,13 +387,14 @@ class FusedConfig(Launched):
             fields = dict(groups=several(self.group, 1), stages=several(tile(self.prepare.K), RING))   # or stages
         fields |= dict(
             v=array("bfloat16", RING, C, PITCH_V),
-            o=array("bfloat16", 2, C, PITCH_V),
+            o=array("bfloat16", OUTPUTS, C, PITCH_V),
             full=array("int64", RING, align=8),
             empty=array("int64", RING if self.paired else GROUPS * TILES, align=8),
         )
         if not self.paired:
             fields |= dict.fromkeys(("credit", "solved"), array("int64", GROUPS, align=8))
             fields["read"] = array("int64", RING, align=8)
+            fields |= dict.fromkeys(("made", "taken"), array("int64", OUTPUTS, align=8))
         if self.wrapped:
             fields["share"] = array("int32", ShareField.COUNT, align=16)
         return Struct(align=1024, **fields)

@@ -34,14 +34,10 @@ ACROSS = 3                                   # of products of rows.py: of those 
 
 
 class Pairs:
-    def __init__(self, config, team, gate, tensor_core, tile, buffers: int, sched_barrier_row: int = WARP_ROWS,
-                 negated_kE: bool = False):  # fmt: skip
+    def __init__(self, config, team, gate, tensor_core, tile, buffers: int):
         self.c, self.team, self.gate, self.tensor_core = config, team, gate, tensor_core
         self.tile = tile                     # Struct with KG and decay; kE and qg are its first 2 C rows
         self.buffers = buffers               # of X, by halving
-        # The row before which 2^gc_last is stored: its branch keeps ptxas from mixing the rows on either side.
-        self.sched_barrier_row = sched_barrier_row
-        self.negated_kE = negated_kE         # -kE in its place
 
     @cute.jit
     def one_product(self, qn, kn, gc, sums, X, Y, tile, lower_bound, of_k=None):
@@ -55,26 +51,20 @@ class Pairs:
         to_x = self.row([before[e] - anchor[e] for e in range(E)])
         from_zero = words_of([fast.exp2(anchor[e]) for e in range(E)])
         to_last = self.row([fast.exp2(last[e] - anchor[e]) for e in range(E)])
-        of_kE = from_zero
-        if cutlass.const_expr(self.negated_kE):
-            of_kE = [word ^ Uint32(0x80008000) for word in from_zero]
         of_both, of_one = swizzle_128B(first, d, 2 * C), swizzle_128B(first, d, C)
         for r in cutlass.range_constexpr(WARP_ROWS):
-            if cutlass.const_expr(r == self.sched_barrier_row):
-                self.store_decay(tile, last, d)
             ka, qa, kb = self.under_decay(qn[r], kn[r], gc[r], to_x)
             in_both, in_one = row_below(of_both, r), row_below(of_one, r)
-            for words, factors, to in ((self.words(ka), of_kE, 0), (self.words(qa), from_zero, C * 128)):
+            for words, to in ((self.words(ka), 0), (self.words(qa), C * 128)):
                 store(cute.recast_ptr(X, dtype=Uint32) + (in_both + to) // 4, words)
-                state = [fast.times_pair(words[w], factors[w]) for w in range(E // 2)]
+                state = [fast.times_pair(words[w], from_zero[w]) for w in range(E // 2)]
                 store(cute.recast_ptr(tile, dtype=Uint32) + (in_both + to) // 4, state)
             self.store_row(Y + in_one // 2, kb)
             if cutlass.const_expr(of_k is not None):
                 kb = self.gate.times(kb, of_k[r])
             to_KG = cute.recast_ptr(tile + self.tile.KG.offset, dtype=BFloat16) + in_one // 2
             self.store_row(to_KG, self.times(kb, to_last))
-        if cutlass.const_expr(self.sched_barrier_row == WARP_ROWS):
-            self.store_decay(tile, last, d)
+        self.store_decay(tile, last, d)
         cute.arch.fence_proxy("async.shared", space="cta")
         self.team.meet_for_product()                                           # both operands are there
 
@@ -121,10 +111,7 @@ class Pairs:
             in_both, in_one = row_below(of_both, r) // 2, row_below(of_one, r) // 2
             from_zero = [fast.exp2(gc[r][e] + before[e]) for e in range(E)]
             to_last = [fast.exp2(last[e] - (gc[r][e] + before[e])) for e in range(E)]
-            of_kE = from_zero
-            if cutlass.const_expr(self.negated_kE):
-                of_kE = [-x for x in from_zero]
-            store(operands + in_both, times(kn[r], of_kE))
+            store(operands + in_both, times(kn[r], from_zero))
             store(operands + (in_both + C * HALF), times(qn[r], from_zero))
             kb = kn[r]
             if cutlass.const_expr(of_k is not None):

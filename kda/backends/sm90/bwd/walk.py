@@ -37,14 +37,14 @@ from kda.compile import cutedsl
 from kda.compile.target import Target
 
 from ...common.cute import entry
-from ...common.cute.async_copies import arrive_when_copied, bulk_copy, copy_16_bytes_later
+from ...common.cute.async_copies import arrive_when_copied, bulk_copy
 from ...common.cute.configs import SegmentTable
 from ...common.cute.copies import allocate, field_at, load, load_one
 from ...common.cute.segments import place_of_segment
 from ...common.cute.tile import C
 from ..configs import COLUMNS, LOAD_WARP, PITCH_V, WalkConfig
 from ..fwd.chain import advance
-from ..parts.state import State, multiply, own_piece, register_mma, round_to, rounded
+from ..parts.state import State, multiply, register_mma, round_to, rounded
 from ..parts.teams import CHAIN
 from ..parts.views import narrow_standing_view, narrow_view, view, wide_view
 from ..parts.wgmma import accumulator
@@ -101,7 +101,6 @@ class Walk(entry.Entry):
     @cute.jit
     def load(self, x, s, first_v, tokens, chunk, head, steps):
         """LOAD: tiles and rows of do into the ring."""
-        lane = cute.arch.lane_idx()
         stage, phase = Int32(0), Int32(0)
         for j in cutlass.range(steps, unroll=1):
             i = steps - 1 - j
@@ -111,11 +110,7 @@ class Walk(entry.Entry):
                 cute.arch.mbarrier_arrive_and_expect_tx(s.full + stage, self.tile.bytes)
                 place = (Int64(chunk + i) * x.HV + head) * self.tile.bytes
                 bulk_copy(s.tiles + stage * self.tile.bytes, x.tiles + place, self.tile.bytes, s.full + stage)
-            for piece in cutlass.range_constexpr(C // 4):
-                row, column = 4 * piece + lane // 8, lane % 8 * 8
-                token = cutlass.min(i * C + row, tokens - 1)               # past the end: a row that counts for nothing
-                to = s.do + ((stage * C + row) * PITCH_V + column)
-                copy_16_bytes_later(self.state.row(x.do, first_v + column, token, x.HV), to)
+            self.state.request_rows(x.do, s.do + stage * (C * PITCH_V), first_v, i * C, tokens, x.HV)
             arrive_when_copied(s.full + stage)
             stage, phase = advance(stage, phase, self.c.stages)
 
@@ -123,7 +118,7 @@ class Walk(entry.Entry):
     def walk(self, x, S, s, first_v, first_dh, strip, tokens, steps):
         """WALK: from chunk to chunk."""
         c = self.c
-        operand, own = self.state.operand(S), first_v + own_piece(0)[1]
+        operand, own = self.state.operand(S), self.state.own_place(first_v)
         stage, phase = Int32(0), Int32(0)
         for j in cutlass.range(steps, unroll=1):
             i = steps - 1 - j
@@ -140,8 +135,10 @@ class Walk(entry.Entry):
                 if leaves:
                     to = x.dh + (first_dh + Int64(i >> 1) * x.HV * (c.K * c.V))
                     self.state.send_state(to, strip, s.state)
-                if j > 0:
-                    self.state.store_o(x.dv, s.dv, own, i + 1, cutlass.min(tokens - (i + 1) * C, C), x.HV)
+                if j == 1:
+                    self.state.store_o(x.dv, s.dv, own, i + 1, x.HV, tokens - (i + 1) * C)
+                if j > 1:
+                    self.state.store_o(x.dv, s.dv, own, i + 1, x.HV)
             self.step(S, operand, tile, s.do + stage * (C * PITCH_V), rows_of_dv)
             cute.arch.sync_warp()
             with cute.arch.elect_one():
@@ -150,7 +147,7 @@ class Walk(entry.Entry):
         if cutlass.const_expr(not c.carry):
             if steps > 0:
                 CHAIN.sync()
-                self.state.store_o(x.dv, s.dv, own, 0, cutlass.min(tokens, C), x.HV)
+                self.state.store_o(x.dv, s.dv, own, 0, x.HV, tokens)
             # redundant: in the simulator, where shared memory outlives its CTA
             cute.arch.cp_async_bulk_wait_group(0, read=True)                   # the copy has read the last state
 

@@ -32,13 +32,13 @@ from kda.compile import cutedsl
 from kda.compile.target import Target
 
 from ...common.cute import entry
-from ...common.cute.async_copies import arrive_when_copied, bulk_copy, copy_16_bytes_later
+from ...common.cute.async_copies import arrive_when_copied, bulk_copy
 from ...common.cute.checkpoints import place_of_checkpoint
 from ...common.cute.copies import allocate
 from ...common.cute.segments import place_of_segment
 from ...common.cute.tile import C
 from ..configs import COLUMNS, LOAD_WARP, PITCH_V, ChainConfig
-from ..parts.state import State, own_piece
+from ..parts.state import State
 from ..parts.teams import CHAIN
 
 
@@ -101,7 +101,6 @@ class Chain(entry.Entry):
     @cute.jit
     def load(self, x, s, first_v, tokens, chunk, head, steps, of_M):
         """LOAD: tiles and rows of v into the ring."""
-        lane = cute.arch.lane_idx()
         stage, phase = Int32(0), Int32(0)
         for i in cutlass.range(steps, unroll=1):
             cute.arch.mbarrier_wait(s.empty + stage, phase ^ 1)
@@ -111,11 +110,7 @@ class Chain(entry.Entry):
                 place = (Int64(chunk + i) * x.HV + head) * self.tile.bytes
                 bulk_copy(s.tiles + stage * self.tile.bytes, x.tiles + place, self.tile.bytes, s.full + stage)
             if not of_M:
-                for j in cutlass.range_constexpr(C // 4):
-                    row, column = 4 * j + lane // 8, lane % 8 * 8
-                    token = cutlass.min(i * C + row, tokens - 1)       # past the end: a row that counts for nothing
-                    to = s.v + ((stage * C + row) * PITCH_V + column)
-                    copy_16_bytes_later(self.state.row(x.v, first_v + column, token, x.HV), to)
+                self.state.request_rows(x.v, s.v + stage * (C * PITCH_V), first_v, i * C, tokens, x.HV)
             arrive_when_copied(s.full + stage)
             stage, phase = advance(stage, phase, self.c.stages)
 
@@ -125,7 +120,7 @@ class Chain(entry.Entry):
         c = self.c
         rows_of_o = s.o if cutlass.const_expr(c.has_o) else s.v
         rows_of_r = s.r if cutlass.const_expr(c.has_r) else s.v
-        operand, own = self.state.operand(S), first_v + own_piece(0)[1]
+        operand, own = self.state.operand(S), self.state.own_place(first_v)
         stage, phase = Int32(0), Int32(0)
         place = place_of_checkpoint(self.c, x, first_chunk, Int32(0), steps)
         for i in cutlass.range(steps, unroll=1):
@@ -150,9 +145,10 @@ class Chain(entry.Entry):
             if cutlass.const_expr(not c.carry) and i > 0:
                 if cutlass.const_expr(not c.has_r):
                     CHAIN.sync()                                               # o of the chunk before is there
-                self.store_rows(x, rows_of_o, rows_of_r, own, i - 1, Int32(C))
+                self.store_rows(x, rows_of_o, rows_of_r, own, i - 1)
             half = (i & 1) * (C * PITCH_V)
-            self.state.update(S, operand, PO, tile, words_of_v, rows_of_o + half, rows_of_r + half)
+            of_o = self.state.update(S, operand, PO, tile, words_of_v, rows_of_r + half)
+            self.state.put_o(rows_of_o + half, of_o, PO)
             cute.arch.sync_warp()
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive(s.empty + stage)
@@ -165,12 +161,12 @@ class Chain(entry.Entry):
             cute.arch.cp_async_bulk_wait_group(0, read=True)                   # the copy has read the last state
 
     @cute.jit
-    def store_rows(self, x, rows_of_o, rows_of_r, own, i, tokens):
+    def store_rows(self, x, rows_of_o, rows_of_r, own, i, tokens=None):
         """o and r of chunk i."""
         if cutlass.const_expr(self.c.has_o):
-            self.state.store_o(x.o, rows_of_o, own, i, tokens, x.HV)
+            self.state.store_o(x.o, rows_of_o, own, i, x.HV, tokens)
         if cutlass.const_expr(self.c.has_r):
-            self.state.store_o(x.r, rows_of_r, own, i, tokens, x.HV)
+            self.state.store_o(x.r, rows_of_r, own, i, x.HV, tokens)
 
     @cute.jit
     def kept_state(self, x, first, i):

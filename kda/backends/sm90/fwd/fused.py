@@ -5,14 +5,15 @@ CTAs 0 and 1 have 64 columns of the state each.  All CTAs make tiles for both (p
 warps does what prepare's CTA does (parts/making.py).
 
   cluster of  warps       role     does
-  2, 4        0-3         CHAIN    in CTAs 0 and 1 as in fwd/chain.py, and its rows of v, three chunks ahead
+  2, 4        0-3         CHAIN    in CTAs 0 and 1 as in fwd/chain.py; in clusters of two its rows of v, too
   2           4-11        PREPARE  as in fwd/prepare.py, chunks 4 i + rank
               12-19       PREPARE  chunks 4 i + 2 + rank
-  4           4-11        PREPARE  in CTAs 0 and 1 chunks 10 i + 5 rank + 4, in 2 and 3 chunks 5 i + rank - 2; in blocks
-                                   of 8 rows 6 i + 4 + rank, 6 i + rank - 2
-              12-19       PREPARE  in CTAs 2 and 3, chunks 5 i + rank; 6 i + rank
+  4           4-11        PREPARE  in CTAs 0 and 1 chunks 6 i + 4 + rank, in 2 and 3 chunks 6 i + rank - 2
+              12-19       PREPARE  in CTAs 2 and 3, chunks 6 i + rank
               12          RELAY    in CTAs 0 and 1: credit for stages of this CTA, to those who fill them
               13; 0, 1    INVERSE  in CTAs 0 and 1 of the one group, in 2 and 3 of each
+              14          LOAD     in CTAs 0 and 1: rows of v (parts/values.py)
+              15          STORE    in CTAs 0 and 1: rows of o
 
 Registers: 192 of CHAIN and 72 of all others; in blocks of 8 rows 160 and 80.
 
@@ -29,9 +30,11 @@ operands were (parts/rows.py).
   empty                   8, a lane of each warp of both CHAINs, in the      no warp reads the stage any more, in either
                           CTA that makes the stage's tiles                   CTA, and the copy is done
   cluster of four
-  full                    1, of RELAY with the bytes of the copy, or of      a tile is there
-                          INVERSE in its own CTA
-  read                    4, a lane of each warp of CHAIN                    no warp of this CTA reads the tile any more
+  full                    1, of RELAY with the bytes of the copy, or of      a tile and v are there
+                          INVERSE in its own CTA; 32, a lane's pieces of v
+  read                    4, a lane of each warp of CHAIN                    tile and v were read in this CTA
+  made, of each o         4, a lane of each warp of CHAIN                    o of a chunk is in shared memory
+  taken, of each o        1, of STORE                                        it was read
   empty, of each tile     2, the RELAYs                                      both CTAs have read what was last in it
   credit, of each group   2, the RELAYs                                      the stage of its next tile is free in both
   solved, of each group   1, of INVERSE                                      it needs A_kk and b no more
@@ -42,7 +45,8 @@ operands were (parts/rows.py).
   teams.WHOLE_GROUP_      288, of each group and INVERSE, of four            the same, for INVERSE
   INVERSE
   both
-  teams.CHAIN             128                                                rows of v and o are in shared memory
+  teams.CHAIN             128                                                rows of v and o are in shared memory, in
+                                                                             clusters of two; a state that crosses is
   teams.GROUP             256, of each group                                 prepare's barrier 0; dt_bias is there;
                                                                              operands of pairs were read
   teams.GROUP_FIRST_FOUR  128, of each group, in clusters of two             prepare's FIRST_FOUR
@@ -77,20 +81,32 @@ from kda.compile import cutedsl
 from kda.compile.target import Target
 
 from ...common.cute import entry
-from ...common.cute.async_copies import copy_16_bytes_later, prefetch
+from ...common.cute.async_copies import prefetch
 from ...common.cute.barriers import stage_of
 from ...common.cute.copies import allocate, field_at, load_one, store
 from ...common.cute.gate import beta_of_row
 from ...common.cute.order import wait_for_the_kernel_before
 from ...common.cute.segments import place_of_segment
 from ...common.cute.tile import WARPS, C
-from ..configs import COLUMNS, FIRST_PRODUCER, PITCH_V, RING, TILES, WALKING, FusedConfig
+from ..configs import (
+    COLUMNS,
+    FIRST_PRODUCER,
+    LOAD,
+    PITCH_V,
+    RELAY,
+    RING,
+    STORE,
+    TILES,
+    WALKING,
+    FusedConfig,
+)
 from ..parts.chunk import ChunkMaker
 from ..parts.handover import Four, Pair
 from ..parts.making import INVERTER, Work, form_of
 from ..parts.share import Crossing, Share, chunks_of
-from ..parts.state import State, own_piece
+from ..parts.state import State
 from ..parts.teams import CHAIN, Group
+from ..parts.values import Helped, Own
 
 IDLEST = WARPS - 1                           # the warp of a group that has the least to do
 
@@ -141,7 +157,7 @@ class Producer:
     @cute.jit
     def make(self, x, ring, of, begin, tokens, head, made):
         """The group's chunks of a piece, before which so many were made."""
-        first, step = self.way.first(of.rank, of.group, made), self.way.step(of.rank)
+        first, step = self.way.first(of.rank, of.group, made), self.way.step
         self.form.begin(x, of, begin, head)
         if cutlass.const_expr(self.staged):
             if first * C < tokens:
@@ -152,7 +168,7 @@ class Producer:
             beta = Float32(0.0)
             if self.team.warp() == IDLEST:
                 beta = beta_of_row(at.beta, self.c.beta, rows, x.HV, cute.arch.lane_idx())
-            turn = self.way.turn(made + chunk, of.rank)
+            turn = self.way.turn(made + chunk)
             tile = self.way.tile(of.base, of.rank, of.group, turn)
             made_of = self.form.rows(x, of, at, rows)
             self.way.acquire(ring, of.rank, of.group, turn)
@@ -182,8 +198,8 @@ class Producer:
     def invert(self, s, ring, rank, group, chunks):
         """INVERSE, one warp, of a group's chunks among so many."""
         of = self.work_of(s, rank, group)
-        for c in cutlass.range(self.way.first_of_all(rank, group), chunks, self.way.step(rank), unroll=1):
-            turn = self.way.turn(c, rank)
+        for c in cutlass.range(self.way.first_of_all(rank, group), chunks, self.way.step, unroll=1):
+            turn = self.way.turn(c)
             tile = self.way.tile(of.base, rank, group, turn)
             self.form.wait(group)                                              # A_kk is there, and all but TB
             self.solve(of, tile)
@@ -244,6 +260,7 @@ class Consumer:
 
     def __init__(self, config: FusedConfig):
         self.c, self.way = config.chain, way_of(config)
+        self.values = Own(config) if config.paired else Helped(config)
         self.state, self.share, self.crossing = State(config.chain), Share(config.chain), Crossing()
 
     @cute.jit
@@ -273,44 +290,27 @@ class Consumer:
     @cute.jit
     def walk(self, x, S, s, ring, first_v, rank, tokens, walked=0):
         """So many tokens, when so many chunks were walked."""
-        operand = self.state.operand(S)
-        own, steps = first_v + own_piece(0)[1], (tokens + C - 1) // C
-        for i in cutlass.range_constexpr(RING - 1):
-            self.load_v(x, s.v, own, Int32(i), tokens, walked)
-        self.wait_for_rows()
+        operand, steps = self.state.operand(S), chunks_of(tokens)
+        until = self.way.until_own(rank, walked)
+        own = self.values.begin(x, s, first_v, tokens, walked)
         for i in cutlass.range(steps, unroll=1):
             c = walked + i
             stage, phase = stage_of(c, RING), c // RING & 1                    # counted: a shift is 0.5% slower
-            tile = self.way.tile_of(s, c, stage, rank)
-            words_of_v = self.state.load_v(s.v + stage * (C * PITCH_V))
+            tile, rows_of_v = self.way.tile_of(s, stage, rank, until), s.v + stage * (C * PITCH_V)
+            words_of_v = None
+            if cutlass.const_expr(self.values.early):
+                words_of_v = self.state.load_v(rows_of_v)
             cute.arch.mbarrier_wait(ring.full + stage, phase)
+            if cutlass.const_expr(not self.values.early):
+                words_of_v = self.state.load_v(rows_of_v)
             PO = self.state.issue_PO(operand, tile)
-            self.load_v(x, s.v, own, i + RING - 1, tokens, walked)               # where all have read chunk i - 1
-            self.wait_for_rows()
-            if i > 0:
-                self.state.store_o(x.o, s.o, own, i - 1, Int32(C), x.HV)
-            self.state.update(S, operand, PO, tile, words_of_v, s.o + (i & 1) * (C * PITCH_V))
+            self.values.beside_product(x, s, own, ring, i, tokens, walked)
+            of_o = self.state.update(S, operand, PO, tile, words_of_v)
             self.way.hand_back(ring, stage)
-        if steps > 0:
-            CHAIN.sync()                                                       # o of the last chunk is there
-            self.state.store_o(x.o, s.o, own, steps - 1, tokens - (steps - 1) * C, x.HV)
-
-    @cute.jit
-    def load_v(self, x, rows_of_v, own, i, tokens, walked):
-        """Requests rows of v of chunk i, if there is one: one group of copies either way."""
-        if i * C < tokens:
-            for j in cutlass.range_constexpr(2):
-                row, column = own_piece(j)
-                token = cutlass.min(i * C + row, tokens - 1)           # past the end: a row that counts for nothing
-                to = rows_of_v + (((walked + i & RING - 1) * C + row) * PITCH_V + column)
-                copy_16_bytes_later(self.state.row(x.v, own, token, x.HV), to)
-        cute.arch.cp_async_commit_group()
-
-    @cute.jit
-    def wait_for_rows(self):
-        """All four warps' rows of v of the next chunk are there, and of o of the last."""
-        cute.arch.cp_async_wait_group(RING - 2)
-        CHAIN.sync()
+            self.state.put_o(self.values.place_of_o(s, i, walked), of_o, PO)
+            self.values.o_is_there(ring, c)
+            until = self.way.after(until)
+        self.values.end(x, s, own, steps, tokens)
 
 
 class Fused(entry.Entry):
@@ -354,8 +354,7 @@ class Fused(entry.Entry):
                 if group >= 0:
                     self.producer.invert(s, ring, rank, group, self.chunks(s, tokens))
                 elif rank < WALKING and warp >= FIRST_PRODUCER + WARPS:
-                    if warp == FIRST_PRODUCER + WARPS:
-                        self.way.relay(ring, rank, self.chunks(s, tokens))
+                    self.help(x, s, ring, rank, begin, tokens, head, warp)
                 elif warp >= FIRST_PRODUCER:
                     self.prepare(x, s, ring, cluster, clusters, rank, begin, tokens, head)
         cute.arch.cluster_arrive()
@@ -385,6 +384,16 @@ class Fused(entry.Entry):
             self.producer.clear(x, begin + tokens, 0 if cutlass.const_expr(self.c.wrapped) else head)
         if cutlass.const_expr(self.c.wrapped and c.packed and c.ht):
             self.producer.hand_through(x, cluster, clusters, rank)
+
+    @cute.jit
+    def help(self, x, s, ring, rank, begin, tokens, head, warp):
+        """RELAY, LOAD and STORE of a cluster of four."""
+        if warp == RELAY:
+            self.way.relay(ring, rank, self.chunks(s, tokens))
+        elif warp == LOAD:
+            self.consumer.values.help(x, s, ring, rank, begin, tokens, head, self.consumer.values.load)
+        elif warp == STORE:
+            self.consumer.values.help(x, s, ring, rank, begin, tokens, head, self.consumer.values.store)
 
     @cute.jit
     def chunks(self, s, tokens):

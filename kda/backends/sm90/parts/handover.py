@@ -3,17 +3,17 @@
 Of two CTAs (`Pair`): both make tiles and both walk.  A stage has one producer: chunk c is in stage c mod 4, which group
 (c >> 1) & 1 of CTA c & 1 fills in place; one bulk copy brings it to the neighbour's same stage.
 
-Of four (`Four`): CTAs 0 and 1 walk and have one group, which makes a tenth of all chunks; CTAs 2 and 3 have two, with
-two tiles each.  (In blocks of 8 rows, where a tile takes half as long again, each group makes a sixth.)  A tile is
-copied into stage c mod 4 of CTAs 0 and 1; one that walks reads the tile of its own group where it is made.  Warps
-without another role help: INVERSE, one for each group, so that a group goes on to its next chunk, and RELAY, which
-gives credit for the stages of its CTA, so that no warp of CHAIN looks at another CTA.
+Of four (`Four`): CTAs 0 and 1 walk and have one group, CTAs 2 and 3 have two, with two tiles each; each of these six
+makes a sixth of all chunks.  A tile is copied into stage c mod 4 of CTAs 0 and 1; one that walks reads the tile of its
+own group where it is made.  Warps without another role help: INVERSE, one for each group, so that a group goes on to
+its next chunk; RELAY, which gives credit for the stages of its CTA, so that no warp of CHAIN looks at another CTA; and
+LOAD and STORE (parts/values.py).
 
-  chunk      0  1  2  3  4  5  6  7  8  9  10 ..
-  CTA        2  3  2  3  0  2  3  2  3  1  2
-  group      0  0  1  1  0  0  0  1  1  0  0
-  its tile   0  0  0  0  0  1  1  1  1  0  0
-  stage      0  1  2  3  0  1  2  3  0  1  2          in CTAs 0 and 1
+  chunk      0  1  2  3  4  5  6  7  8  9  10 11 12 ..
+  CTA        2  3  2  3  0  1  2  3  2  3  0  1  2
+  group      0  0  1  1  0  0  0  0  1  1  0  0  0
+  its tile   0  0  0  0  0  0  1  1  1  1  0  0  0
+  stage      0  1  2  3  0  1  2  3  0  1  2  3  0          in CTAs 0 and 1
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from cutlass import Int32
 
 from ...common.cute.async_copies import bulk_copy_to_neighbour
 from ...common.cute.barriers import Ring, phase_of, stage_of
-from ...common.cute.tile import WARPS
-from ..configs import FIRST_PRODUCER, GROUPS, RING, TILES, WALKING, FusedConfig, tile
+from ..configs import GROUPS, INVERSE, OUTPUTS, RING, TILES, WALKING, FusedConfig, tile
 
 
 class Pair:
     def __init__(self, config: FusedConfig):
         self.c, self.layout, self.group = config, tile(config.prepare.K), config.group
+        self.step = RING                     # from a chunk of a group to its next one
 
     def ring(self, s):
         return Ring(s.full, s.empty)
@@ -59,12 +59,7 @@ class Pair:
         return (self.place(rank, group) - made) & RING - 1
 
     @cute.jit
-    def step(self, rank):
-        """From there to its next one."""
-        return RING
-
-    @cute.jit
-    def turn(self, c, rank):
+    def turn(self, c):
         """How many chunks a group has made when it makes chunk c."""
         return c >> 2
 
@@ -88,9 +83,16 @@ class Pair:
             cute.arch.mbarrier_arrive_and_expect_tx(full, self.layout.end, peer_cta_rank_in_cluster=neighbour)
             bulk_copy_to_neighbour(tile, tile + self.layout.bytes, self.layout.end, full, neighbour)
 
+    def until_own(self, rank, walked):
+        """A stage alone says where its tile is."""
+        return 0
+
     @cute.jit
-    def tile_of(self, s, c, stage, rank):
+    def tile_of(self, s, stage, rank, until):
         return s.groups + ((stage >> 1) * self.group.bytes + ((stage ^ rank) & 1) * self.layout.bytes)
+
+    def after(self, until):
+        return until
 
     @cute.jit
     def hand_back(self, ring, stage):
@@ -104,10 +106,12 @@ class Relayed(NamedTuple):
     """The mbarriers of a cluster of four."""
 
     full: Any                                # of each stage, in a CTA that walks
-    read: Any                                # the same: CHAIN's warps have read it
+    read: Any                                # the same: CHAIN's warps have read it, and v
     empty: Any                               # of each tile of each group, where it is: both CHAINs have read it
     credit: Any                              # of each group, where it is: the stage of its next tile is free in both
     solved: Any                              # the same: the inverse of its last chunk is there
+    made: Any                                # of each o of a CTA that walks: it is in shared memory (parts/values.py)
+    taken: Any                               # the same: it was read
 
 
 class Maker(NamedTuple):
@@ -121,16 +125,19 @@ class Maker(NamedTuple):
 class Four:
     def __init__(self, config: FusedConfig):
         self.c, self.layout, self.makers = config, tile(config.prepare.K), config.makers
-        self.turns, self.equal = config.turns, config.turns == config.makers
+        self.step = self.makers
 
     def ring(self, s):
-        return Relayed(s.full, s.read, s.empty, s.credit, s.solved)
+        return Relayed(s.full, s.read, s.empty, s.credit, s.solved, s.made, s.taken)
 
     @cute.jit
     def initialise(self, ring):
         for stage in cutlass.range_constexpr(RING):
-            cute.arch.mbarrier_init(ring.full + stage, 1)
+            cute.arch.mbarrier_init(ring.full + stage, 1 + 32)
             cute.arch.mbarrier_init(ring.read + stage, 4)
+        for place in cutlass.range_constexpr(OUTPUTS):
+            cute.arch.mbarrier_init(ring.made + place, 4)
+            cute.arch.mbarrier_init(ring.taken + place, 1)
         for group in cutlass.range_constexpr(GROUPS):
             cute.arch.mbarrier_init(ring.credit + group, WALKING)
             cute.arch.mbarrier_init(ring.solved + group, 1)
@@ -147,34 +154,24 @@ class Four:
 
     @cute.jit
     def maker(self, c):
-        turn, place = c // self.turns, c - c // self.turns * self.turns
+        turn, place = c // self.makers, c - c // self.makers * self.makers
         rank, group = WALKING + (place & 1), place >> 1
         if place >= WALKING * GROUPS:
-            group = Int32(0)
-            if cutlass.const_expr(self.equal):
-                rank = place & 1
-            else:
-                rank, turn = turn & 1, turn >> 1
+            rank, group = place & 1, Int32(0)
         return Maker(rank, group, turn)
 
     @cute.jit
     def first_of_all(self, rank, group):
         """The first chunk of all that a group makes."""
-        of_walking = (1 if self.equal else self.turns) * rank + WALKING * GROUPS
-        return 2 * group + rank - WALKING if rank >= WALKING else of_walking
+        return 2 * group + rank - WALKING if rank >= WALKING else rank + WALKING * GROUPS
 
     @cute.jit
     def first(self, rank, group, made):
-        step = self.step(rank)
-        return (self.first_of_all(rank, group) + step - made % step) % step
+        return (self.first_of_all(rank, group) + self.makers - made % self.makers) % self.makers
 
     @cute.jit
-    def step(self, rank):
-        return Int32(self.turns) if self.equal or rank >= WALKING else Int32(2 * self.turns)
-
-    @cute.jit
-    def turn(self, c, rank):
-        return c // self.turns >> (0 if self.equal or rank >= WALKING else 1)
+    def turn(self, c):
+        return c // self.makers
 
     @cute.jit
     def second(self, rank, turn):
@@ -198,7 +195,7 @@ class Four:
     @cute.jit
     def inverts(self, rank, warp):
         """The group that a warp is INVERSE of, or -1."""
-        group = warp - (FIRST_PRODUCER + WARPS + 1)                            # of a CTA that walks, behind RELAY
+        group = warp - INVERSE                                                 # of a CTA that walks
         if rank >= WALKING:
             group = warp
         return group if group >= 0 and group < (GROUPS if rank >= WALKING else 1) else Int32(-1)
@@ -219,11 +216,21 @@ class Four:
                     bulk_copy_to_neighbour(tile, to, self.layout.end, full, walking)
 
     @cute.jit
-    def tile_of(self, s, c, stage, rank):
+    def until_own(self, rank, walked):
+        """So many chunks lie before the next one that this CTA, which walks, makes itself."""
+        return self.first(rank, 0, walked)
+
+    @cute.jit
+    def tile_of(self, s, stage, rank, until):
         offset = self.c.struct.stages.offset + stage * self.layout.bytes
-        if self.maker(c).rank == rank:                                         # of the group of this CTA
+        if until == 0:                                                         # of the group of this CTA
             offset = Int32(0)
         return s.groups + offset
+
+    @cute.jit
+    def after(self, until):
+        """`until_own` a chunk later."""
+        return (Int32(self.makers) if until == 0 else until) - 1
 
     @cute.jit
     def hand_back(self, ring, stage):

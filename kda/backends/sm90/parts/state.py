@@ -11,20 +11,40 @@ memory PITCH_V elements apart.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import BFloat16, Float32, Int32, Int64, Uint32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from ...common.cute import fast
-from ...common.cute.async_copies import bulk_store
-from ...common.cute.copies import compute_words_now, copy_16_bytes, field_at, floats, in_global, load, load_one, store
+from ...common.cute.async_copies import bulk_store, copy_16_bytes_later
+from ...common.cute.copies import (
+    compute_words_now,
+    copy_16_bytes,
+    field_at,
+    floats,
+    in_global,
+    load,
+    load_one,
+    neighbours,
+    store,
+)
 from ...common.cute.fragments import load_matrices, store_matrices
 from ...common.cute.tile import C
 from ..configs import COLUMNS, PITCH_V, ChainConfig, tile
 from .teams import CHAIN
 from .views import narrow_standing_view, narrow_view, standing_view, wide_view
 from .wgmma import accumulator, issue
+
+
+class OwnPlace(NamedTuple):
+    """The eight columns of two rows of v or o that a thread moves; the second row lies 16 below."""
+
+    row: Any
+    element: Any                             # in memory, of row 0
+    within: Any                              # in shared memory, of a chunk's first element
 
 
 class State:
@@ -62,8 +82,9 @@ class State:
         return words
 
     @cute.jit
-    def update(self, S, operand, PO, tile, words_of_v, rows_of_o, rows_of_r=None):
-        """From P and O of a chunk to the state after it, also rounded, and to o and r in shared memory."""
+    def update(self, S, operand, PO, tile, words_of_v, rows_of_r=None):
+        """From P and O of a chunk to the state after it, also rounded, and to o, in registers, and r, in shared memory.
+        The tile is read no more."""
         c, lane = self.c, cute.arch.lane_idx()
         standing = OperandMajorMode.MN
         mma, mma_V = register_mma(C, OperandMajorMode.K), register_mma(C, standing)
@@ -93,19 +114,25 @@ class State:
             self.put_rows(rows_of_r, added)
         multiply(mma_S, S, added, standing_view(tile + self.tile.KG.offset, c.K), accumulate=True)
         warpgroup.commit_group()
-        within = accumulator(mma, (COLUMNS, C))                                # half of PO would be no accumulator to
+        of_o = accumulator(mma, (COLUMNS, C))                                  # half of PO would be no accumulator to
         if cutlass.const_expr(c.has_o):                                        # ptxas, and each product would wait
-            multiply(mma, within, added, narrow_view(tile + self.tile.A_qk.offset), accumulate=False, fenced=True)
+            multiply(mma, of_o, added, narrow_view(tile + self.tile.A_qk.offset), accumulate=False, fenced=True)
             warpgroup.commit_group()
         warpgroup.wait_group(1 if cutlass.const_expr(c.has_o) else 0)
         round_to(operand, S)
         if cutlass.const_expr(c.has_o):
             compute_now(operand)
             warpgroup.wait_group(0)
-            of_o = cute.coalesce(within)
+        return of_o
+
+    @cute.jit
+    def put_o(self, rows_of_o, of_o, PO):
+        """o of a chunk in shared memory."""
+        if cutlass.const_expr(self.c.has_o):
+            flat, of_state = cute.coalesce(of_o), cute.coalesce(PO)
             for e in cutlass.range_constexpr(16):
-                of_o[e] = of_o[e] + PO_flat[16 + e]
-            self.put_rows(rows_of_o, rounded(mma, within, C))
+                flat[e] = flat[e] + of_state[16 + e]
+            self.put_rows(rows_of_o, rounded(register_mma(C, OperandMajorMode.K), of_o, C))
 
     @cute.jit
     def put_rows(self, rows, operand):
@@ -139,14 +166,44 @@ class State:
             cute.arch.cp_async_bulk_commit_group()
 
     @cute.jit
-    def store_o(self, o, rows_of_o, own, i, tokens, HV):
-        """Rows of o of chunk i out of shared memory, as whole lines."""
-        for j in cutlass.range_constexpr(2):
-            row, column = own_piece(j)
-            if row < tokens:
-                to = self.row(o, own, i * C + row, HV)
-                source = rows_of_o + ((i & 1) * (C * PITCH_V) + row * PITCH_V + column)
-                copy_16_bytes(source, in_global(to, BFloat16))
+    def own_place(self, first_v):
+        """Of a thread of CHAIN among rows of v or o, from a walk's first element on.  Out of a shuffle ptxas keeps it
+        in registers; it would compute it again for each chunk, 250 clocks."""
+        thread = cute.arch.shuffle_sync(cute.arch.thread_idx()[0], cute.arch.lane_idx())
+        row, column = thread // 8, thread % 8 * 8
+        return OwnPlace(row, first_v + column, row * PITCH_V + column)
+
+    @cute.jit
+    def store_o(self, o, rows_of_o, own, i, HV, tokens=None):
+        """Rows of o of chunk i out of shared memory, as whole lines; all of them, or so many."""
+        source = rows_of_o + (i & 1) * (C * PITCH_V) + own.within
+        if cutlass.const_expr(tokens is None):
+            found = [load(source + 16 * j * PITCH_V, 8) for j in range(2)]     # both, before one is stored
+            for j in cutlass.range_constexpr(2):
+                to = in_global(self.row(o, own.element, i * C + 16 * j + own.row, HV), BFloat16)
+                cute.autovec_copy(found[j], neighbours(to, 8))
+        else:
+            for j in cutlass.range_constexpr(2):
+                if 16 * j + own.row < tokens:
+                    to = self.row(o, own.element, i * C + 16 * j + own.row, HV)
+                    copy_16_bytes(source + 16 * j * PITCH_V, in_global(to, BFloat16))
+
+    @cute.jit
+    def request_rows(self, v, rows, first_v, begin, tokens, HV):
+        """Rows of v from token `begin` on, to shared memory, by one warp, which awaits them otherwise."""
+        for j in cutlass.range_constexpr(C // 4):
+            row, column = row_and_column(j)
+            token = cutlass.min(begin + row, tokens - 1)               # past the end: a row that counts for nothing
+            copy_16_bytes_later(self.row(v, first_v + column, token, HV), rows + (row * PITCH_V + column))
+
+    @cute.jit
+    def store_rows(self, o, rows, first_v, begin, tokens, HV):
+        """Rows of o from token `begin` on, out of shared memory, by one warp."""
+        for j in cutlass.range_constexpr(C // 4):
+            row, column = row_and_column(j)
+            if begin + row < tokens:
+                to = self.row(o, first_v + column, begin + row, HV)
+                copy_16_bytes(rows + (row * PITCH_V + column), in_global(to, BFloat16))
 
     @cute.jit
     def row(self, x, own, token, HV):
@@ -215,10 +272,10 @@ def own_matrices():
 
 
 @cute.jit
-def own_piece(j: cutlass.Constexpr):
-    """Row and first column of the eight that a thread moves of half j of 32 rows of v or o."""
-    thread = cute.arch.thread_idx()[0]
-    return 16 * j + thread // 8, thread % 8 * 8
+def row_and_column(j: cutlass.Constexpr):
+    """Row and first column of the eight that a lane moves of four rows of v or o."""
+    lane = cute.arch.lane_idx()
+    return 4 * j + lane // 8, lane % 8 * 8
 
 
 @cute.jit

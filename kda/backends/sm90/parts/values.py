@@ -1,0 +1,148 @@
+"""Who moves rows of v and o between memory and the shared memory of a CTA that walks (fwd/fused.py).
+
+In a cluster of two CHAIN does so itself (`Own`): it requests v three chunks ahead, and stores o of the chunk before
+while the next product is computed.  A cluster of four has warps without another role (`Helped`): LOAD brings v, which
+`full` counts beside the tile, and STORE takes o away, so that CHAIN's four warps never wait for each other.
+
+  mbarrier       arrivals                        says
+  made, of two   4, a lane of each warp of CHAIN o of a chunk is in shared memory
+  taken, of two  1, of STORE                     it was read
+
+Both say where o of a chunk goes (`place_of_o`), and what CHAIN does while [P; O] of a chunk is computed
+(`beside_product`).
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32
+
+from ...common.cute.async_copies import arrive_when_copied, copy_16_bytes_later
+from ...common.cute.barriers import phase_of, stage_of
+from ...common.cute.tile import C
+from ..configs import COLUMNS, OUTPUTS, PITCH_V, RING, FusedConfig
+from .share import Share, chunks_of
+from .state import State
+from .teams import CHAIN
+
+
+class Own:
+    """CHAIN itself."""
+
+    early = True                             # v of a chunk is there before its tile is waited for
+
+    def __init__(self, config: FusedConfig):
+        self.state = State(config.chain)
+
+    @cute.jit
+    def begin(self, x, s, first_v, tokens, walked):
+        """Of a piece of a walk: what this thread moves."""
+        own = self.state.own_place(first_v)
+        for i in cutlass.range_constexpr(RING - 1):
+            self.request(x, s, own, Int32(i), tokens, walked)
+        self.wait_for_rows()
+        return own
+
+    @cute.jit
+    def beside_product(self, x, s, own, ring, i, tokens, walked):
+        self.request(x, s, own, i + RING - 1, tokens, walked)                  # where all have read chunk i - 1
+        self.wait_for_rows()
+        if i > 0:
+            self.state.store_o(x.o, s.o, own, i - 1, x.HV)
+
+    @cute.jit
+    def place_of_o(self, s, i, walked):
+        return s.o + (i & 1) * (C * PITCH_V)
+
+    @cute.jit
+    def o_is_there(self, ring, c):
+        """Who stores it meets the others before."""
+
+    @cute.jit
+    def end(self, x, s, own, steps, tokens):
+        if steps > 0:
+            CHAIN.sync()                                                       # o of the last chunk is there
+            self.state.store_o(x.o, s.o, own, steps - 1, x.HV, tokens - (steps - 1) * C)
+
+    @cute.jit
+    def request(self, x, s, own, i, tokens, walked):
+        """Requests rows of v of chunk i, if there is one: one group of copies either way."""
+        if i * C < tokens:
+            stage = s.v + ((walked + i & RING - 1) * (C * PITCH_V) + own.within)
+            for j in cutlass.range_constexpr(2):
+                token = cutlass.min(i * C + 16 * j + own.row, tokens - 1)      # past the end: it counts for nothing
+                copy_16_bytes_later(self.state.row(x.v, own.element, token, x.HV), stage + 16 * j * PITCH_V)
+        cute.arch.cp_async_commit_group()
+
+    @cute.jit
+    def wait_for_rows(self):
+        """All four warps' rows of v of the next chunk are there, and of o of the last."""
+        cute.arch.cp_async_wait_group(RING - 2)
+        CHAIN.sync()
+
+
+class Helped:
+    """LOAD and STORE."""
+
+    early = False
+
+    def __init__(self, config: FusedConfig):
+        self.c, self.wrapped = config.chain, config.wrapped
+        self.state, self.share = State(config.chain), Share(config.chain)
+
+    def begin(self, x, s, first_v, tokens, walked):
+        """LOAD has begun."""
+
+    @cute.jit
+    def beside_product(self, x, s, own, ring, i, tokens, walked):
+        c = walked + i
+        cute.arch.mbarrier_wait(ring.taken + stage_of(c, OUTPUTS), phase_of(c, OUTPUTS) ^ 1)
+
+    @cute.jit
+    def place_of_o(self, s, i, walked):
+        return s.o + stage_of(walked + i, OUTPUTS) * (C * PITCH_V)
+
+    @cute.jit
+    def o_is_there(self, ring, c):
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(ring.made + stage_of(c, OUTPUTS))
+
+    def end(self, x, s, own, steps, tokens):
+        """STORE goes on."""
+
+    @cute.jit
+    def help(self, x, s, ring, rank, begin, tokens, head, move: cutlass.Constexpr):
+        """One warp, of all pieces that the cluster walks: `load` or `store`."""
+        if cutlass.const_expr(not self.wrapped):
+            move(x, s, ring, (begin * x.HV + head) * self.c.V + rank * COLUMNS, tokens, 0)
+        else:
+            at, left = self.share.first(s.share)
+            walked, n, looked_up = Int32(0), Int32(0), Boolean(True)
+            while left > 0:
+                head, n, begin, tokens, _, _ = self.share.piece(x, s.share, at, looked_up, head, n)
+                move(x, s, ring, (begin * x.HV + head) * self.c.V + rank * COLUMNS, tokens, walked)
+                chunks = chunks_of(tokens)
+                at, looked_up = self.share.after(s.share, at, chunks)
+                left, walked = left - chunks, walked + chunks
+
+    @cute.jit
+    def load(self, x, s, ring, first_v, tokens, walked):
+        for i in cutlass.range(chunks_of(tokens), unroll=1):
+            c = walked + i
+            stage = stage_of(c, RING)
+            cute.arch.mbarrier_wait(ring.read + stage, phase_of(c, RING) ^ 1)  # v of four chunks before was read
+            self.state.request_rows(x.v, s.v + stage * (C * PITCH_V), first_v, i * C, tokens, x.HV)
+            arrive_when_copied(ring.full + stage)
+
+    @cute.jit
+    def store(self, x, s, ring, first_v, tokens, walked):
+        for i in cutlass.range(chunks_of(tokens), unroll=1):
+            c = walked + i
+            place = stage_of(c, OUTPUTS)
+            cute.arch.mbarrier_wait(ring.made + place, phase_of(c, OUTPUTS))
+            self.state.store_rows(x.o, s.o + place * (C * PITCH_V), first_v, i * C, tokens, x.HV)
+            cute.arch.sync_warp()
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive(ring.taken + place)
