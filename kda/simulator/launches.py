@@ -20,7 +20,7 @@ from kda.simulator.report import Run
 from kda.simulator.timing.clock import Timer
 from kda.simulator.timing.timeline import Recorded
 
-MAX_FINDINGS = 200
+MAX_FINDINGS = 1000
 QUANTUM = 64  # instructions of one warp before the next one's turn
 FORMATS = {"f16": "<e", "f32": "<f", "f64": "<d"}
 
@@ -51,6 +51,12 @@ def program(ptx, kernel, arch):
     """The kernel of that name (None: the only one), lowered for an arch such as "sm_100a" (None: the PTX's own)."""
     with _uncollected():
         return _program(ptx, kernel, arch)
+
+
+def own_cluster(ptx, kernel, arch):
+    """The cluster that a kernel was compiled for (__cluster_dims__); (1, 1, 1) if for none."""
+    wanted = program(ptx, kernel, arch).kernel.directives.get("reqnctapercluster") or ()
+    return (*wanted, 1, 1, 1)[:3]
 
 
 def _program(ptx, kernel, arch):
