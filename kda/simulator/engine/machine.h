@@ -133,7 +133,8 @@ struct Warp {
     s32 nin_flight;     /* registers that asynchronous work has; one more where uses of registers are watched (registers.c) */
     s32 max_registers;  /* setmaxnreg */
     Mbarrier *unfenced; /* those that it has initialised since its last fence for them */
-    u64 cluster_ticket; /* the generation of barrier.cluster that it has arrived for, plus one; 0: has not */
+    u32 cluster_here;   /* lanes that have arrived for the generation of barrier.cluster that is under way */
+    u32 cluster_owed;   /* lanes that have arrived for some generation, and not waited yet */
     u32 cluster_clock;  /* its clock then */
     void *registers;    /* owned by registers.c */
     void *wgmma;        /* owned by wgmma.c */
