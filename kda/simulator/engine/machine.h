@@ -100,10 +100,13 @@ typedef struct {
 
 enum { MAX_SPLITS = 32 };
 
-/* Groups that lanes have committed: how many, and the clocks of the newest (that of group n at n % GROUPS_KEPT). */
+/* Groups that lanes have committed: how many, and the clocks of the newest (that of group n at n % GROUPS_KEPT). Groups are numbered from
+ * 1: that of a lane's newest bulk copy, which `ins` started (0: it has sent none), and the newest group that it has waited for. */
 enum { GROUPS_KEPT = 32 };
 typedef struct {
     u32 committed[LANES], clock[LANES][GROUPS_KEPT];
+    u32 sent[LANES], awaited[LANES];
+    s32 ins[LANES];
 } Groups;
 
 struct Warp {
