@@ -99,8 +99,9 @@ typedef CUresult (*Encode)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void 
                            CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 extern "C" int run(int *x, int *out) {
     void *found;
-    cudaDriverEntryPointQueryResult how;
+    cudaDriverEntryPointQueryResult how = cudaDriverEntryPointSymbolNotFound;
     cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &how);
+    if (how != cudaDriverEntryPointSuccess) return 2;
     CUtensorMap map;
     cuuint64_t size[2] = {16, 16}, stride[1] = {64};
     cuuint32_t box[2] = {8, 8}, step[2] = {1, 1};

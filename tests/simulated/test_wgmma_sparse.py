@@ -107,6 +107,7 @@ def test_a_row_of_b_must_fit_into_its_swizzle():
 
 
 def test_a_dense_depth_is_refused():
-    text = "wgmma.mma_async.sp.sync.aligned.m64n8k16.f32.f16.f16 {%d0, %d1, %d2, %d3}, %rd20, %rd21, %e0, 0, 1, 1, 1, 0, 0;"
+    name = "wgmma.mma_async.sp.sync.aligned.m64n8k16.f32.f16.f16"
+    text = f"{name} {{%d0, %d1, %d2, %d3}}, %rd20, %rd21, %e0, 0, 1, 1, 1, 0, 0;"
     with pytest.raises(PtxError, match="m64nNk32"):
         run(b"0", text, 4)

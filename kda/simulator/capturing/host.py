@@ -13,6 +13,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import POINTER, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
@@ -35,6 +36,7 @@ from .session import CaptureError
 _OF_CUDA = re.compile(r"^(?:__)?(?:cuda|cu)[A-Z]\w*$")
 _LONGS = 12                                  # a function of CUDA has no more parameters, each in a register's width
 DEVICE_MEMORY = 2                            # cudaMemoryTypeDevice
+CUDA_VERSION = 13000                         # of the driver and the runtime that are not there
 
 
 def library(
@@ -138,7 +140,9 @@ class _Answers(Callbacks):
 
 
 def _refuse(name: str) -> None:
-    raise CaptureError(f"the host code called {name}, which a capture does not replace. Leave the call out.")
+    error = CaptureError(f"the host code called {name}, which a capture does not replace. Leave the call out.")
+    print(f"kda.simulator: {error}", file=sys.stderr, flush=True)            # the program may abort before it is raised
+    raise error
 
 
 # ---- the answers: (whose, gpu, arguments) -> None
@@ -176,6 +180,8 @@ def _tensor_map(a: _Answers, gpu: Gpu, to: int, dtype: int, rank: int, address: 
 
 def _entry_point(a: _Answers, gpu: Gpu, symbol: bytes, to: Any, *more: Any) -> None:
     to[0] = a.address(symbol.decode())
+    if status := more[-1]:
+        status[0] = 0                        # found
 
 
 def _pointer(a: _Answers, gpu: Gpu, to: Any, address: int) -> None:
@@ -260,6 +266,8 @@ FUNCTIONS: dict[str, tuple[tuple, Callable[..., Any] | None]] = dict.fromkeys((
     "cudaMemcpyAsync": ((_P, _P, c_size_t, c_int, _P), _by(d.copy)),
     "cudaMemset": ((_P, c_int, c_size_t), _by(_fill)),
     "cudaMemsetAsync": ((_P, c_int, c_size_t, _P), _by(_fill)),
+    "cudaDriverGetVersion": ((_INT,), _to(lambda gpu: CUDA_VERSION)),
+    "cudaRuntimeGetVersion": ((_INT,), _to(lambda gpu: CUDA_VERSION)),
     "cudaGetDevice": ((_INT,), _to(lambda gpu: 0)),
     "cudaGetDeviceCount": ((_INT,), _to(lambda gpu: 1)),
     "cudaDeviceGetAttribute": ((_INT, c_int, c_int), _to(d.attribute)),
