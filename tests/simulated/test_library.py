@@ -53,6 +53,21 @@ int copied(float *to, int n) {                         // through memory that th
     CHECK(cudaFree(b));
     return 0;
 }
+enum Order { NOTHING, EVENT, HOST, DEFAULT_STREAM };
+int in_two_streams(float *x, float *y, int n, int order, int flags) {
+    cudaStream_t first, second;
+    cudaEvent_t event;
+    CHECK(cudaStreamCreateWithFlags(&first, flags));
+    CHECK(cudaStreamCreateWithFlags(&second, flags));
+    CHECK(cudaEventCreate(&event));
+    add<<<1, n, 0, first>>>(x, y, 1, n);
+    CHECK(cudaEventRecord(event, first));
+    if (order == EVENT) CHECK(cudaStreamWaitEvent(second, event, 0));
+    if (order == HOST) CHECK(cudaEventSynchronize(event));
+    if (order == DEFAULT_STREAM) fill<3><<<1, 1>>>((int *)x);
+    add<<<1, n, 0, second>>>(y, y, 1, n);
+    return 0;
+}
 int asked() {
     int sms, blocks;
     cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0);
@@ -148,6 +163,21 @@ def test_a_program_allocates_copies_and_measures(program):
         assert program.copied(x, 32) == 0
         assert not session.gpu.allocations
     assert torch.equal(x, torch.arange(32.0) + 1)
+
+
+NOTHING, EVENT, HOST, DEFAULT_STREAM = range(4)
+BLOCKING, NON_BLOCKING = 0, 1
+
+
+@pytest.mark.parametrize(("order", "flags", "clean"), [
+    (NOTHING, NON_BLOCKING, False), (NOTHING, BLOCKING, False), (EVENT, NON_BLOCKING, True), (HOST, BLOCKING, True),
+    (DEFAULT_STREAM, BLOCKING, True), (DEFAULT_STREAM, NON_BLOCKING, False),
+])  # fmt: skip
+def test_streams_of_a_program_need_an_order(program, order, flags, clean):
+    x, y = torch.arange(1.0, 33), torch.zeros(32)
+    with kda.simulator.capture(arch="sm_80") as session:
+        assert program.in_two_streams(x, y, 32, order, flags) == 0
+    assert {f.kind for f in session.findings} == (set() if clean else {"race-streams"})
 
 
 @pytest.mark.parametrize(("sms", "answer"), [(None, 10802), (3, 302)])

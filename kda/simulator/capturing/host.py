@@ -133,10 +133,11 @@ class _Answers(Callbacks):
         returns = c_void_p if name in _RETURN_ADDRESSES else c_int
         return self.callback(name, lambda *args: answer(self, current(), *args), types, returns)
 
-    def launch(self, gpu: Gpu, function: int, grid: Any, block: Any, shared: int, params: Any, attributes: Any) -> None:
+    def launch(self, gpu: Gpu, function: int, grid: Any, block: Any, shared: int, params: Any, attributes: Any,
+               stream: int | None) -> None:  # fmt: skip
         kernel = self.of.kernel_of(function)
         handle = images.keep(gpu, images.Function(kernel.name, kernel))
-        images.launch(gpu, handle, grid, block, shared, params, None, attributes)
+        images.launch(gpu, handle, grid, block, shared, params, None, attributes, stream or 0)
 
 
 def _refuse(name: str) -> None:
@@ -155,12 +156,12 @@ def _three(low: int, high: int) -> tuple[int, int, int]:
 
 def _launch(a: _Answers, gpu: Gpu, function: int, g: int, g2: int, b: int, b2: int, params: int, shared: int,
             stream: Any) -> None:  # fmt: skip
-    a.launch(gpu, function, _three(g, g2), _three(b, b2), shared, params, {})
+    a.launch(gpu, function, _three(g, g2), _three(b, b2), shared, params, {}, stream)
 
 
 def _launch_together(a: _Answers, gpu: Gpu, function: int, g: int, g2: int, b: int, b2: int, params: int,
                      shared: int, stream: Any) -> None:  # fmt: skip
-    a.launch(gpu, function, _three(g, g2), _three(b, b2), shared, params, {COOPERATIVE: True})
+    a.launch(gpu, function, _three(g, g2), _three(b, b2), shared, params, {COOPERATIVE: True}, stream)
 
 
 def _launch_ex(a: _Answers, gpu: Gpu, config: Any, function: int, params: int) -> None:
@@ -169,7 +170,7 @@ def _launch_ex(a: _Answers, gpu: Gpu, config: Any, function: int, params: int) -
     attributes: dict[int, Any] = {key: bool(found[key][0]) for key in (PDL, COOPERATIVE) if key in found}
     if CLUSTER in found:
         attributes[CLUSTER] = tuple(found[CLUSTER][:3])
-    a.launch(gpu, function, tuple(c.grid), tuple(c.block), c.dynamic_shared, params, attributes)
+    a.launch(gpu, function, tuple(c.grid), tuple(c.block), c.dynamic_shared, params, attributes, c.stream)
 
 
 def _tensor_map(a: _Answers, gpu: Gpu, to: int, dtype: int, rank: int, address: int, dims: Any, strides: Any, box: Any,
@@ -239,8 +240,8 @@ _P, _INT, _HANDLE = c_void_p, POINTER(c_int), POINTER(c_void_p)
 _RETURN_ADDRESSES = {"cudaGetErrorString", "cudaGetErrorName"}
 _DIM3 = (c_uint64,) * 2
 FUNCTIONS: dict[str, tuple[tuple, Callable[..., Any] | None]] = dict.fromkeys((
-    "cudaDeviceSynchronize", "cudaGetLastError", "cudaPeekAtLastError", "cudaStreamSynchronize", "cudaStreamDestroy",
-    "cudaEventSynchronize", "cudaEventDestroy", "cudaStreamWaitEvent", "cudaSetDevice", "cudaDeviceReset",
+    "cudaGetLastError", "cudaPeekAtLastError", "cudaStreamDestroy",
+    "cudaEventDestroy", "cudaSetDevice", "cudaDeviceReset",
     "cudaFuncSetAttribute", "cudaFuncSetCacheConfig", "cudaProfilerStart", "cudaProfilerStop", "cudaDeviceSetLimit",
 ), ((), _nothing)) | {
     "cudaLaunchKernel": ((_P, *_DIM3, *_DIM3, _P, c_size_t, _P), _launch),
@@ -271,8 +272,12 @@ FUNCTIONS: dict[str, tuple[tuple, Callable[..., Any] | None]] = dict.fromkeys((
     "cudaGetDevice": ((_INT,), _to(lambda gpu: 0)),
     "cudaGetDeviceCount": ((_INT,), _to(lambda gpu: 1)),
     "cudaDeviceGetAttribute": ((_INT, c_int, c_int), _to(d.attribute)),
-    "cudaStreamCreate": ((_HANDLE,), _to(Gpu.handle)),
-    "cudaStreamCreateWithFlags": ((_HANDLE, c_uint), _to(lambda gpu, flags: gpu.handle())),
+    "cudaDeviceSynchronize": ((), _by(d.await_all)),
+    "cudaStreamSynchronize": ((_P,), _by(d.await_stream)),
+    "cudaStreamWaitEvent": ((_P, _P, c_uint), _by(d.wait)),
+    "cudaEventSynchronize": ((_P,), _by(d.await_event)),
+    "cudaStreamCreate": ((_HANDLE,), _to(d.create_stream)),
+    "cudaStreamCreateWithFlags": ((_HANDLE, c_uint), _to(d.create_stream)),
     "cudaEventCreate": ((_HANDLE,), _to(d.create_event)),
     "cudaEventCreateWithFlags": ((_HANDLE, c_uint), _to(d.create_event)),
     "cudaEventRecord": ((_P, _P), _by(d.record)),

@@ -159,19 +159,20 @@ class Runtime(Callbacks):
         attributes = {c.attributes[i].id: c.attributes[i].value for i in range(c.count)}
         flags = {key: bool(attributes[key][0]) for key in (PDL, COOPERATIVE) if key in attributes}
         cluster = tuple(attributes[CLUSTER][:3]) if CLUSTER in attributes else (1, 1, 1)
-        self._launch(kernel, tuple(c.grid), tuple(c.block), cluster, c.dynamic_shared, params, flags)
+        self._launch(kernel, tuple(c.grid), tuple(c.block), cluster, c.dynamic_shared, params, flags, c.stream)
 
     def launch(self, kernel, gx, gy, gz, bx, by, bz, params, dynamic_shared, stream):
-        self._launch(kernel, (gx, gy, gz), (bx, by, bz), (1, 1, 1), dynamic_shared, params, {})
+        self._launch(kernel, (gx, gy, gz), (bx, by, bz), (1, 1, 1), dynamic_shared, params, {}, stream)
 
-    def _launch(self, handle, grid, block, cluster, dynamic_shared, params, flags):
-        """`params` points at one pointer for each parameter."""
+    def _launch(self, handle, grid, block, cluster, dynamic_shared, params, flags, stream):
+        """`params` points at one pointer for each parameter; no stream is the current one."""
         kernel = self._handles[handle]
         buffer = bytearray(kernel.params[-1].offset + kernel.params[-1].size if kernel.params else 0)
         for pointer, param in zip(params[: len(kernel.params)], kernel.params):
             buffer[param.offset : param.offset + param.size] = ctypes.string_at(pointer, param.size)
         pdl, cooperative = flags.get(PDL, False), flags.get(COOPERATIVE, False)
-        taken = Launch(kernel, grid, block, cluster, dynamic_shared, bytes(buffer), self.tensors, pdl, cooperative)
+        taken = Launch(kernel, grid, block, cluster, dynamic_shared, bytes(buffer), self.tensors, pdl, cooperative,
+                       stream=stream or None)  # fmt: skip
         self.session.launch(taken)
 
     def encode_tiled(

@@ -83,7 +83,7 @@ def found(gpu: Gpu, handle: Any, kind: type) -> Any:
 
 def launch(
     gpu: Gpu, handle: Any, grid: Dim3, block: Dim3, dynamic_shared: int, params: Any, extra: Any,
-    attributes: dict[int, Any] | None = None,
+    attributes: dict[int, Any] | None = None, stream: int | None = None,
 ) -> None:  # fmt: skip
     """What cuLaunchKernel does."""
     name, kernel = found(gpu, handle, Function)
@@ -101,7 +101,7 @@ def launch(
         buffer[param.offset : param.offset + param.size] = value
     gpu.session.launch(
         Launch(kernel, grid, block, cluster, dynamic_shared, bytes(buffer), None,
-               bool(options.get(PDL)), bool(options.get(COOPERATIVE)))
+               bool(options.get(PDL)), bool(options.get(COOPERATIVE)), stream=stream)
     )  # fmt: skip
 
 
