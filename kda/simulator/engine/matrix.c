@@ -122,7 +122,7 @@ static Outcome op_movmatrix(Warp *w, const Ins *i, u32 lanes) {
 
 /* ---- mma.sync ----------------------------------------------------------------------------------------------------------- */
 
-/* operands: registers of D, A, B, C; then factors, or metadata */
+/* operands: registers of D, A, B, C; then metadata, and factors */
 enum { M_ROWS, M_DEPTH, M_A, M_B, M_D, M_SATURATE, M_ND, M_NA, M_NB, M_BITS, M_SHIFT_A, M_SHIFT_B, M_EXCLUSIVE, M_SCALES, M_SCALE_TYPE,
        M_SPARSE, M_FIRST }; /* Sparse; the first lane of a group of four that has metadata */
 enum { COLUMNS = 8, MAX_ROWS = 16, MAX_DEPTH = 256, MAX_SCALES = 4 };
@@ -174,7 +174,7 @@ static Outcome op_mma(Warp *w, const Ins *i, u32 lanes) {
         if (!spread_sparse(w, i, &metadata, depth, half, A)) return NEXT;
     }
     gather(w, b, (s32)m[M_NB], 1, depth, bits, (u32)m[M_SHIFT_B], B);
-    const s32 *scale = c + m[M_ND];
+    const s32 *scale = c + m[M_ND] + (m[M_SPARSE] ? 1 : 0);
     Scales scales = {.type = (MatrixType)m[M_SCALE_TYPE], .block = count ? (int)(depth / count) : 0, .a = scales_a, .b = scales_b};
     if (count && !(gather_scales(w, i, scale, count, true, scales_a) && gather_scales(w, i, scale + 3, count, false, scales_b))) return NEXT;
     for (u32 n = 0; n < rows / 4; n++)
