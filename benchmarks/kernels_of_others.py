@@ -121,7 +121,7 @@ def page(rows, before=""):
             lines += ["|---|---|---|---|---|", *own]
         elif heading in kept:
             lines += ["", f"## {heading}", kept[heading].rstrip("\n")]
-    lines += ["", "## Tried, does not run", "", "| project | kernels | why |", "|---|---|---|"]
+    lines += ["", "## Not run, and why", "", "| project | kernels | why |", "|---|---|---|"]
     lines += [f"| {PROJECTS[project].title} | {kernels} | {why} |" for project, kernels, why in NOT_RUN]
     return "\n".join(lines) + "\n"
 

@@ -51,7 +51,7 @@ PACKAGES = {  # in the folder "packages"
     "liger-kernel": "0.6.4", "einops": "0.8.2", "apache-tvm-ffi": "0.1.15.post2", "cupy-cuda13x": "14.2.0",
 }  # fmt: skip
 NOT_RUN = [  # (project, kernels, why)
-    ("cuLA", "kernels of csrc/ for sm_100", "their host code is written against torch's C++ headers for CUDA"),
+    ("cuLA", "kernels of csrc/ for sm_100", "not tried: nvcc needs minutes for each (7 for the one of sm_90)"),
     ("attention-gym", "chunk_kda, backward", "the installed CuTe DSL has no argument `mma_kind` of tcgen05_mma_ws"),
     ("attention-gym", "FlexAttention",
      "torch.compile generates code for the device that torch itself sees, which is the CPU"),

@@ -41,7 +41,7 @@ def test_a_page_of_some_projects_keeps_the_sections_of_the_others():
 def test_what_does_not_run_has_a_reason():
     module = script()
     assert all(why and project in module.PROJECTS for project, _, why in module.NOT_RUN)
-    assert "## Tried, does not run" in PAGE
+    assert "## Not run, and why" in PAGE
 
 
 def test_a_finding_that_nobody_has_read_says_so():
