@@ -22,7 +22,7 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import others  # noqa: F401  registers the cases
-from others.cases import CASES, PACKAGES, PROJECTS
+from others.cases import CASES, NOT_RUN, PACKAGES, PROJECTS
 
 COPIES = "harmless: warps that hold copies of a block read it, and do not store"
 VERDICTS = {  # (part of a kernel's name, finding, or "NO": a wrong result) -> what reading the kernel says
@@ -39,6 +39,21 @@ VERDICTS = {  # (part of a kernel's name, finding, or "NO": a wrong result) -> w
     ("cross_entropy, forward and backward", "race-read-write"): COPIES,
     ("rope", "race-read-write"): COPIES,
     ("rope", "race-write-read"): COPIES,
+    ("lightning_attn", "NO"): "K is weighted before its load has landed (correct where loads land early)",
+    ("lightning_attn", "uninitialised"): "true, for that reason: no wait for K's load",
+    ("lightning_attn", "race-read-write"): "true, for that reason",
+    ("lightning_attn", "race-write-read"): "true by the manual: tcgen05.commit publishes products, not a tcgen05.st",
+    ("FlatKernelTma", "NO"): "O's stage is given back before its store has read it (correct where stores run early)",
+    ("FlatKernelTma", "race-write-read"): "true, for that reason: no cp.async.bulk.wait_group.read",
+    ("FlatKernelTma", "proxy"): "true: the inverse goes from stmatrix to wgmma without fence.proxy.async",
+    ("FlatKernelTma", "uninitialised"): "harmless: what lies above the diagonal is read, and masked",
+    ("chunk_kda, forward", "race-lanes"): "true by the memory model: lanes overwrite what others of their warp read",
+    ("chunk_kda, forward", "proxy"): "true by the manual: Triton copies over the address that tcgen05.alloc has left",
+    ("educational_h100/level_05", "race-read-write"): "true: no barrier between the products and the next tile",
+    ("educational_b200/level_09", "race-write-write"): "true: the first warpgroup gives tensor memory back alone",
+    ("educational_b200/level_09", "race-read-write"): "true, for that reason: the second one may still read",
+    ("bf16_h100_gemm", "mbarrier"): "true by the manual: every lane of a warp initialises the same mbarriers",
+    ("fwd_attend_ker<64, true>", "peer-exited"): "true: nothing waits for tiles that a causal CTA does not use",
 }
 
 
@@ -49,6 +64,8 @@ def fetched(folder, name):
     if missing:
         raise SystemExit(f"packages are missing: pip install --no-deps --target {packages} {' '.join(missing)}")
     project = PROJECTS[name]
+    for beside in project.beside:
+        fetched(folder, beside)
     if project.url and not (folder / name).exists():
         subprocess.run(["git", "clone", project.url, folder / name], check=True)
         subprocess.run(["git", "-C", folder / name, "checkout", project.version], check=True)
@@ -86,20 +103,26 @@ def main():
         rows.append((project, f"| {kernel} | {arch} | {correct} | {instructions:,} | {said} |"))
         print(f"{project:13} {kernel:60} {arch:8} {correct:4} {said}  {seconds:.1f} s", flush=True)
     if asked.page:
-        asked.page.write_text(page(rows))
+        asked.page.write_text(page(rows, asked.page.read_text() if asked.page.exists() else ""))
 
 
 def verdict(kernel, what):
     return next((said for (part, kind), said in VERDICTS.items() if part in kernel and kind == what), "not read yet")
 
 
-def page(rows):
+def page(rows, before=""):
+    """The page anew; sections of projects without rows stay as they were before."""
+    kept = dict(section.split("\n", 1) for section in before.split("\n## ")[1:])
     lines = ["# Kernels by others, under the simulator", "", INTRODUCTION]
-    for project, (title, version, _) in PROJECTS.items():
-        own = [line for p, line in rows if p == project]
+    for project, (title, version, *_) in PROJECTS.items():
+        own, heading = [line for p, line in rows if p == project], f"{title}, {version}"
         if own:
-            lines += ["", f"## {title}, {version}", "", "| kernel | arch | correct | warp instructions | findings |"]
+            lines += ["", f"## {heading}", "", "| kernel | arch | correct | warp instructions | findings |"]
             lines += ["|---|---|---|---|---|", *own]
+        elif heading in kept:
+            lines += ["", f"## {heading}", kept[heading].rstrip("\n")]
+    lines += ["", "## Not run, and why", "", "| project | kernels | why |", "|---|---|---|"]
+    lines += [f"| {PROJECTS[project].title} | {kernels} | {why} |" for project, kernels, why in NOT_RUN]
     return "\n".join(lines) + "\n"
 
 

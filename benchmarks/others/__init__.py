@@ -1,8 +1,11 @@
 """The cases of kernels_of_others.py: a file per project. Importing it registers all of them."""
 
 from . import (  # noqa: F401
+    attention_gym,
     bitsandbytes,
     cuda_samples,
+    cula,
+    cupy_kernels,
     cutlass_examples,
     fla,
     flaggems,
@@ -11,4 +14,5 @@ from . import (  # noqa: F401
     llm_c,
     mamba,
     quack,
+    thunderkittens,
 )

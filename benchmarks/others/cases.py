@@ -17,6 +17,7 @@ class Project(NamedTuple):
     title: str
     version: str  # a commit, or a release
     url: str = ""  # of a git repository; "": one of PACKAGES
+    beside: tuple[str, ...] = ()  # projects that it imports or includes
 
 
 PROJECTS = {  # by the name of their folder, in the page's order
@@ -34,8 +35,33 @@ PROJECTS = {  # by the name of their folder, in the page's order
         "flash-linear-attention (Triton)", "bc3b101dcb71", "https://github.com/fla-org/flash-linear-attention"
     ),
     "quack": Project("QuACK (CuTe DSL)", "c8ec31700579", "https://github.com/Dao-AILab/quack"),
+    "cuLA": Project(
+        "cuLA (CuTe DSL, CUTLASS)", "fa742a23fcc6", "https://github.com/inclusionAI/cuLA",
+        ("flash-linear-attention", "cutlass"),
+    ),
+    "attention-gym": Project(
+        "attention-gym (Triton, CuTe DSL)", "7fdb85d0b966", "https://github.com/meta-pytorch/attention-gym"
+    ),
+    "ThunderKittens": Project(
+        "ThunderKittens (CUDA)", "0b55588d2769", "https://github.com/HazyResearch/ThunderKittens"
+    ),
+    "cupy": Project("CuPy (CUDA)", "14.2.0"),
 }
-PACKAGES = {"liger-kernel": "0.6.4", "einops": "0.8.2", "apache-tvm-ffi": "0.1.15.post2"}  # in the folder "packages"
+PACKAGES = {  # in the folder "packages"
+    "liger-kernel": "0.6.4", "einops": "0.8.2", "apache-tvm-ffi": "0.1.15.post2", "cupy-cuda13x": "14.2.0",
+}  # fmt: skip
+NOT_RUN = [  # (project, kernels, why)
+    ("cuLA", "kernels of csrc/ for sm_100", "not tried: nvcc needs minutes for each (7 for the one of sm_90)"),
+    ("attention-gym", "chunk_kda, backward", "the installed CuTe DSL has no argument `mma_kind` of tcgen05_mma_ws"),
+    ("attention-gym", "FlexAttention",
+     "torch.compile generates code for the device that torch itself sees, which is the CPU"),
+    ("ThunderKittens", "layernorm", "its file includes cuRAND's headers"),
+    ("ThunderKittens", "rotary", "its host code does not compile against the headers of the same commit"),
+    ("ThunderKittens", "based, hedgehog, mamba2, fftconv, flux",
+     "host code for torch's C++ headers, or for files of test data"),
+    ("ThunderKittens", "parallel/", "several GPUs: multicast memory and handles between processes"),
+    ("cupy", "launches by CuPy itself", "the CUDA runtime is linked into its extensions and asks the driver"),
+]  # fmt: skip
 CASES: list = []  # (project, kernel, arch, function of the sources' folder: (correct, runs))
 
 
@@ -76,6 +102,8 @@ def host_functions(project, root="", package="", bare=()):
         def add(function):
             @case(project, kernel, arch)
             def captured(folder):
+                for beside in PROJECTS[project].beside:
+                    importable(folder, folder / beside, ())
                 importable(folder, folder / project / root, bare)
                 with kda.simulator.capture(arch=arch) as session:
                     correct = function(lambda name: importlib.import_module(f"{package}.{name}"))

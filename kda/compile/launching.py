@@ -31,6 +31,7 @@ class Launch:
     pdl: bool = False                        # may start before the launch ahead of it has ended
     cooperative: bool = False                # all CTAs run at once
     config: Any = None                       # what the kernel was built for, where that is known
+    stream: int | None = None                # None: the current one
 
 
 class Taker(Protocol):

@@ -20,6 +20,7 @@ _HOMES = {
     "TensorMap": "tensormap",
     "capture": "capturing",
     "CaptureError": "capturing",
+    "library": "capturing.host",
     "mutants": "mutation",
     "MutantsError": "mutation",
     "EngineError": "engine.build",

@@ -62,3 +62,9 @@ ONE_ADDRESS = "give each lane an address of its own, or let one lane do it"
 RELEASE = "the lanes run bar.warp.sync (__syncwarp) after that access and before one of them arrives or releases"
 GRIDS = "run griddepcontrol.wait before this access"
 UNWRITTEN = "write it first; if a copy or another warp fills it, wait for that before this"
+AT_EXIT = (  # of a copy in a bulk group; of one that an mbarrier tracks
+    "the thread commits it (cp.async.bulk.commit_group) and runs cp.async.bulk.wait_group.read before it exits",
+    "the CTA that waits for the phase (mbarrier.try_wait) then meets this one at the cluster's barrier "
+    "(barrier.cluster.arrive.release, then barrier.cluster.wait.acquire), or arrives on an mbarrier of this one with "
+    ".release.cluster, for which a thread here waits before it exits",
+)

@@ -45,11 +45,11 @@ def run(
     compiler: "nvrtc" needs no toolkit and sees device code alone; "nvcc" accepts a file with its host code.
     launched: arguments of `launch`: grid, block, args, and so on.
     """
-    text, file = _text_of(source)
+    text, file = text_of(source)
     target = parse(arch.replace("compute", "sm"))
     own = [os.path.dirname(os.path.abspath(file))] if file else []
     folders = [*own, *(os.fspath(folder) for folder in include)]
-    included = _included(text, folders)
+    included = included_by(text, folders)
     flags = [*(f"-I{folder}" for folder in (*folders, *headers())), *options]
     if compiler == "nvrtc":
         built = nvrtc.compile(
@@ -65,7 +65,7 @@ def run(
     return launch(ptx, name, arch=target.spelling, **launched)
 
 
-def _text_of(source: str | os.PathLike[str]) -> tuple[str, str]:
+def text_of(source: str | os.PathLike[str]) -> tuple[str, str]:
     """(text, path; "" where the text was given)."""
     if isinstance(source, str) and ("{" in source or "\n" in source):
         return source, ""
@@ -75,7 +75,7 @@ def _text_of(source: str | os.PathLike[str]) -> tuple[str, str]:
     return path.read_text(), os.fspath(path)
 
 
-def _included(text: str, folders: Sequence[str]) -> dict[str, str]:
+def included_by(text: str, folders: Sequence[str]) -> dict[str, str]:
     """The headers in these folders that a text includes, and they include: what is built depends on them."""
     found: dict[str, str] = {}
     waiting = [text]

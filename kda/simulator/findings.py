@@ -62,6 +62,9 @@ KINDS = {
         forgiven=True,
     ),
     32: Kind("peer-exited", "{t}", forgiven=True),
+    33: Kind(
+        "copy-at-exit", "its CTA may end before this has read the CTA's shared memory: {t}", forgiven=True
+    ),
 }
 # what a warp did, by the engine's ActorKind
 ACTORS = (
@@ -276,6 +279,8 @@ class Wording:
             return advice.RELEASE
         if number == 30:
             return advice.GRIDS
+        if number == 33:
+            return advice.AT_EXIT[record.detail[0]]
         if number not in ORDERLESS | {7} or record.other_actor < 0:
             return None
         distance = self._distance(record, by)

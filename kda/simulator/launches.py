@@ -20,7 +20,7 @@ from kda.simulator.report import Run
 from kda.simulator.timing.clock import Timer
 from kda.simulator.timing.timeline import Recorded
 
-MAX_FINDINGS = 200
+MAX_FINDINGS = 1000
 QUANTUM = 64  # instructions of one warp before the next one's turn
 FORMATS = {"f16": "<e", "f32": "<f", "f64": "<d"}
 
@@ -51,6 +51,12 @@ def program(ptx, kernel, arch):
     """The kernel of that name (None: the only one), lowered for an arch such as "sm_100a" (None: the PTX's own)."""
     with _uncollected():
         return _program(ptx, kernel, arch)
+
+
+def own_cluster(ptx, kernel, arch):
+    """The cluster that a kernel was compiled for (__cluster_dims__); (1, 1, 1) if for none."""
+    wanted = program(ptx, kernel, arch).kernel.directives.get("reqnctapercluster") or ()
+    return (*wanted, 1, 1, 1)[:3]
 
 
 def _program(ptx, kernel, arch):
@@ -91,6 +97,7 @@ def launch(
     clock=None,
     timeline=False,
     config=None,
+    accesses=False,
 ):
     """Runs a kernel on the CPU.
 
@@ -111,6 +118,7 @@ def launch(
     timeline: also record what warps and units do when, for Run.timeline(); needs a clock.
     config: the kernel's configuration. A timeline names warps by its `roles` ({"LOAD": range(4, 5)}), if it has any,
         and mbarriers by its `struct` of shared memory.
+    accesses: also tell which bytes were read and written (Run.accesses).
     """
     p = program(ptx, kernel, arch)
     grid, block, cluster = (_three(n, v) for n, v in (("grid", grid), ("block", block), ("cluster", cluster)))
@@ -127,7 +135,7 @@ def launch(
         Span(at, size, f"variable {name}") for name, _, at, size in p.builder.buffers
     ]
     regions, touched = _regions(spans)
-    grids = _Grids(p, regions[: len(touched)], behind)
+    grids = _Grids(p, regions[: len(touched)], behind, accesses)
 
     record = binding.Launch(
         program=p.handle,
@@ -168,6 +176,7 @@ def launch(
         binding.simulate(record)
     run = Run(p, record, counters, touched, _worded(record, p, spans, config, strict))
     run.left = grids.left(record.triggered)
+    run.accesses, run.spans = grids.own, spans if accesses else []
     run.clock = timer.clock() if timer else None
     if timer and timeline:
         run.recorded = Recorded(timer.records(), p, config)
@@ -190,22 +199,22 @@ def _worded(record, program, spans, config, strict):
 class _Grids:
     """The memory accesses of grids that may run concurrently: spans (first address, a flag per byte)."""
 
-    def __init__(self, program, regions, behind):
-        self._ahead, self._own, self._covered = behind.left if behind else [], [], []
+    def __init__(self, program, regions, behind, accesses):
+        self._ahead, self.own, self._covered = behind.left if behind else [], [], []
         for region in regions:
             flags = _covering(self._ahead, region.address, region.size)
             if flags is not None:
                 region.ahead = flags.data_ptr()
                 self._covered.append(flags)
-            if program.triggers:
-                self._own.append((region.address, torch.zeros(region.size, dtype=torch.uint8)))
-                region.left = self._own[-1][1].data_ptr()
+            if program.triggers or accesses:
+                self.own.append((region.address, torch.zeros(region.size, dtype=torch.uint8)))
+                region.left = self.own[-1][1].data_ptr()
 
     def left(self, triggered):
         """The spans for a launch that begins before this one has ended; none if that cannot be."""
         if not triggered:
             return []
-        return self._own + (self._ahead if triggered & binding.TRIGGERED_EARLY else [])
+        return self.own + (self._ahead if triggered & binding.TRIGGERED_EARLY else [])
 
 
 def _covering(spans, address, size):

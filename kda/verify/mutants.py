@@ -41,9 +41,9 @@ CALLS = {
     "sm100": {
         "clusters of two, one walk after the other": Call(Spec((430, 0, 70), **GROUPED), sms=2, states=True),
         "sequences cut into segments": Call(Spec((400, 40), **GROUPED), dict(SEGMENTS=3), sms=2),
-        "a forward that keeps its own": Call(Spec((230, 0, 40), **GROUPED), save=Save.OWN),
-        "backward, one item after the other": Call(Spec((230, 0, 40), **GROUPED), sms=2, backward=True),
-        "backward of segments": Call(Spec((420,), **GROUPED), dict(SHORTEST=6), backward=True),
+        "a forward that keeps its own": Call(Spec((230, 0, 70), **GROUPED), save=Save.OWN),
+        "backward, one item after the other": Call(Spec((230, 0, 40, 20), **GROUPED), sms=2, backward=True),
+        "backward of segments": Call(Spec((390,), **GROUPED), dict(SHORTEST=6), backward=True),
         "backward of segments, one without tokens": Call(Spec((290, 0), **GROUPED), dict(SHORTEST=2), backward=True),
         "tables of more sequences than threads": Call(Spec(MANY, H=1), tables=True),
     },

@@ -23,12 +23,25 @@ def test_every_case_has_its_row_and_every_row_its_case():
 def test_there_are_sixty_kernels_of_ten_projects_each_with_its_version():
     module = script()
     assert len(module.CASES) >= 60 and len({project for project, *_ in module.CASES}) >= 10
-    for title, version, _ in (module.PROJECTS[project] for project, *_ in module.CASES):
+    for title, version, *_ in (module.PROJECTS[project] for project, *_ in module.CASES):
         assert f"## {title}, {version}\n" in PAGE
 
 
 def test_every_finding_and_wrong_result_has_been_read():
     assert "not read yet" not in PAGE and "did not run" not in PAGE
+
+
+def test_a_page_of_some_projects_keeps_the_sections_of_the_others():
+    module = script()
+    some = module.page([("quack", "| a kernel | sm_90a | yes | 1 | none |")], PAGE)
+    assert "| a kernel | sm_90a" in some and "topk, forward | sm_90a | yes | 4,163" not in some
+    assert "| cross_entropy, forward and backward | sm_90a |" in some and some.count("\n## ") == PAGE.count("\n## ")
+
+
+def test_what_does_not_run_has_a_reason():
+    module = script()
+    assert all(why and project in module.PROJECTS for project, _, why in module.NOT_RUN)
+    assert "## Not run, and why" in PAGE
 
 
 def test_a_finding_that_nobody_has_read_says_so():

@@ -136,6 +136,8 @@ FAULTS = (
     drop("TMA", "pipeline_sm90", "no barrier before the store", "    bar.sync 1, 128;\n"),
     drop("TMA", "pipeline_sm100", "the fence after the barrier in one thread, none in the writers", "    fence.proxy.async.shared::cta;\n    bar.sync 1, 128;\n"),
     fault("TMA", "pipeline_sm100", "the second box of D is stored from the first", "add.u32 %r33, %r3, 65536;", "add.u32 %r33, %r3, 49152;"),
+    drop("TMA", "pipeline_sm90", "no wait for the store before the CTA ends", "    cp.async.bulk.wait_group.read 0;\n"),
+    drop("TMA", "pipeline_sm100", "the store is not committed", "    cp.async.bulk.commit_group;\n"),
     # cluster
     drop("cluster", "cluster_sm90", "no wait for the tile", "    @!%p3 bra WAIT_TILE;\n"),
     drop("cluster", "cluster_sm90", "no wait for the other CTA", "    @!%p3 bra WAIT_GOT;\n"),

@@ -98,6 +98,16 @@ def among_lanes(between, far=1):
 SYNC, INSTANT = "bar.warp.sync 0xffffffff;", "fence.acq_rel.cta;"              # the latter is for each lane by itself
 HALF = "setp.lt.u32 %p3, %r0, 16; @%p3 bar.warp.sync 0xffff; @!%p3 bar.warp.sync 0xffff0000;"
 CLUSTER_ARRIVE, CLUSTER_WAIT = "barrier.cluster.arrive.aligned;", "barrier.cluster.wait.aligned;"
+ONE_HALF = "setp.lt.u32 %p3, %r0, 16; @%p3 "
+APART = """
+    setp.lt.u32 %p3, %r0, 16;
+    @%p3 bra LOW;
+    {0}
+    bra TOGETHER;
+LOW:
+    {0}
+TOGETHER:
+"""
 THROUGH_AN_MBARRIER = f"""
     {SYNC}
     st.shared.u32 [%r11], %r0;
@@ -112,6 +122,7 @@ MEETINGS = {
     "bar.arrive": ("bar.arrive 0, 32;", 1, False), "half a warp": (HALF, 1, True), "the other half": (HALF, 16, False),
     "halves, then all": (HALF + SYNC, 16, True),
     "barrier.cluster": (CLUSTER_ARRIVE + CLUSTER_WAIT, 1, True), "an arrival": (CLUSTER_ARRIVE, 1, False),
+    "halves at barrier.cluster": (APART.format("barrier.cluster.arrive; barrier.cluster.wait;"), 16, True),
     "a shuffle": (f"shfl.sync.bfly.b32 %r14, %r0, 1, 31, -1; {INSTANT}", 1, False),
     "an mbarrier": (THROUGH_AN_MBARRIER, 1, True),
 }  # fmt: skip
@@ -180,6 +191,9 @@ END:
         ("bar.arrive 1, 64; bar.arrive 1, 64;", "barrier"),
         ("barrier.cluster.wait.aligned;", "barrier"),
         ("barrier.cluster.arrive.aligned; barrier.cluster.arrive.aligned;", "barrier"),
+        (f"barrier.cluster.arrive; {ONE_HALF} barrier.cluster.wait; barrier.cluster.arrive;", "barrier"),
+        (f"{ONE_HALF} barrier.cluster.arrive; barrier.cluster.wait;", "barrier"),
+        (f"barrier.cluster.arrive; {ONE_HALF} barrier.cluster.wait.aligned;", "diverged"),
     ],
 )
 def test_a_misused_barrier_is_reported(what, wrong):
@@ -486,3 +500,28 @@ def test_a_launch_may_end_at_its_first_error():
     assert stopped.counters[n] < whole.counters[n] and -1 in out.tolist()
     out, clean = run(exchange("bar.sync 0;"), stop=True)
     assert not clean.findings and out.tolist() == [n ^ 32 for n in range(64)]
+
+
+def test_one_lane_may_wait_at_the_clusters_barrier_while_others_exit():
+    """The others of its warp have arrived, and that is all."""
+    body = """
+    mov.u32 %r10, %cluster_ctarank;
+    xor.b32 %r11, %r10, 1;
+    mov.u32 %r12, smem;
+    mapa.shared::cluster.u32 %r13, %r12, %r11;
+    setp.ne.u32 %p1, %r0, 0;
+    @!%p1 st.shared.u32 [smem], %r10;
+    barrier.cluster.arrive.release;
+    @%p1 exit;
+    barrier.cluster.wait.acquire;
+    ld.shared::cluster.u32 %r14, [%r13];
+    mul.wide.u32 %rd5, %r10, 4;
+    add.s64 %rd5, %rd1, %rd5;
+    st.global.u32 [%rd5], %r14;
+    barrier.cluster.arrive.release;
+    barrier.cluster.wait.acquire;
+"""
+    for seed in (0, *SEEDS):
+        out = torch.full((2,), 7, dtype=torch.int32)
+        result = launch(kernel(body), grid=2, cluster=2, block=64, args=[out], schedule=seed, strict=True)
+        assert out.tolist() == [1, 0] and not result.findings

@@ -4,6 +4,7 @@ import pytest
 import torch
 from assembly import kernel, kinds
 from fragments import LANES, packed, places_of_a, places_of_b, places_of_c, shape_of, unpacked, warp
+from test_matrix_narrow import factors, scale_registers
 
 from kda.simulator.launches import launch
 from kda.simulator.ptx import PtxError
@@ -196,8 +197,42 @@ def test_narrow_floats_of_sm_120a_lie_in_containers_of_8_bits(of_a, of_b, d):
     assert not run.findings and torch.equal(matrix_of(out, d), a @ b.double() + c)
 
 
+SCALED = [
+    *(("kind::mxf8f6f4", 64, (a, b), 1, "ue8m0") for a, b in (("e4m3", "e5m2"), ("e2m1", "e4m3"), ("e2m3", "e3m2"))),
+    ("kind::mxf4", 128, ("e2m1", "e2m1"), 2, "ue8m0"), ("kind::mxf4nvf4", 128, ("e2m1", "e2m1"), 2, "ue8m0"),
+    ("kind::mxf4nvf4", 128, ("e2m1", "e2m1"), 4, "ue8m0"), ("kind::mxf4nvf4", 128, ("e2m1", "e2m1"), 4, "ue4m3"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "k", "types", "count", "type_"), SCALED)
+def test_factors_scale_blocks_of_the_matrix_with_its_zeros(kind, k, types, count, type_):
+    g, unit = torch.Generator().manual_seed(7), {"e2m1": 2, "e2m3": 8, "e3m2": 12, "e4m3": 56, "e5m2": 60}
+    bits, up = (4, {}) if k == 128 else (8, {"e2m1": 2})
+    a, half, metadata = sparse(k, "s4" if bits == 4 else "s8", g)
+    a, half, b = a.clamp(0, 1), half.clamp(0, 1), torch.randint(0, 2, (k, 8), generator=g)
+    c = torch.randint(0, 9, (16, 8), generator=g).double()
+    low, high = (124, 131) if type_ == "ue8m0" else (40, 72)
+    scales = [torch.randint(low, high, (rows, count), generator=g) for rows in (16, 8)]
+    wide = [factors(s, type_).repeat_interleave(k // count, dim=1) for s in scales]
+    fragments = [
+        packed(half.long() * unit[types[0]] << up.get(types[0], 0), places_of_a(16, k // 2, bits), bits),
+        packed(b * unit[types[1]] << up.get(types[1], 0), places_of_b(k, bits), bits),
+        packed(codes(c, "f32"), places_of_c(16), 32),
+        [lanes_of(metadata, bits, 0)],
+        scale_registers(scales[0], 1, 0, True),
+        scale_registers(scales[1], 2, 0, False),
+    ]
+    name = f"mma.sp::ordered_metadata.sync.aligned.m16n8k{k}.row.col.{kind}.block_scale.scale_vec::{count}X.f32"
+    name += f".{types[0]}.{types[1]}.f32.{type_}"
+    text = f"{name} {{d}}, {{0}}, {{1}}, {{2}}, {{3}}, 0, {{4}}, {{{{0, 1}}}}, {{5}}, {{{{0, 2}}}};"
+    out, run = warp(text, fragments, 4, "sm_120a")
+    exact = (a * wide[0]) @ (b * wide[1].T) + c
+    assert not run.findings and torch.equal(matrix_of(out, "f32"), exact)
+
+
 # ---- what is refused
 
+ORDERED = "sp::ordered_metadata.sync.aligned"
 FOUR, TWO = "{%r1, %r2, %r3, %r4}", "{%r1, %r2}"
 
 
@@ -219,13 +254,14 @@ def test_a_form_that_does_not_exist_is_refused(instruction, says):
     assert says in str(refused.value) and instruction.rstrip(";") in str(refused.value)
 
 
-@pytest.mark.parametrize("form", [
-    "mma.sp.sync.aligned.m16n8k64.row.col.kind::f8f6f4.f32.e3m2.e2m3.f32",
-    "mma.sp::ordered_metadata.sync.aligned.m16n8k64.row.col.kind::mxf8f6f4.block_scale.f32.e4m3.e4m3.f32.ue8m0",
+@pytest.mark.parametrize(("form", "says"), [
+    ("sp.sync.aligned.m16n8k64.row.col.kind::f8f6f4.f32.e3m2.e2m3.f32", "mma.sp::ordered_metadata"),
+    (f"{ORDERED}.m16n8k32.row.col.kind::f8f6f4.f32.e3m2.e2m3.f32", "twice as large"),
+    (f"{ORDERED}.m16n8k64.row.col.kind::mxf8f6f4.block_scale.f32.e4m3.e4m3.f32.ue8m0", "factors"),
 ])  # fmt: skip
-def test_of_the_kinds_one_may_be_sparse(form):
-    text = kernel(f"    {form} {FOUR}, {FOUR}, {FOUR}, {FOUR}, %r5, 0;\n", target="sm_120a")
-    with pytest.raises(PtxError, match="a sparse A of mma"):
+def test_a_kind_that_is_not_sparse_so_is_refused(form, says):
+    text = kernel(f"    mma.{form} {FOUR}, {FOUR}, {FOUR}, {FOUR}, %r5, 0;\n", target="sm_120a")
+    with pytest.raises(PtxError, match=says):
         launch(text, grid=1, block=32, args=[torch.zeros(32)])
 
 

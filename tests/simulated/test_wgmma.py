@@ -551,7 +551,6 @@ FOUR = "{%f0,%f1,%f2,%f3}"
 
 
 @pytest.mark.parametrize("instruction, says", [
-    (f"wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.f16.f16 {FOUR}, %rd1, %rd1, %r1, 0, 1, 1, 1, 0, 0;", "sparse"),
     (f"wgmma.mma_async.sync.aligned.m64n12k16.f32.f16.f16 {FOUR}, %rd1, %rd1, 1, 1, 1, 0, 0;", "m64nNk16"),
     ("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f0,%f1}, %rd1, %rd1, 1, 1, 1, 0, 0;", "4"),
     (f"wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {FOUR}, %rd1, %rd1, 1, 2, 1, 0, 0;", "1, -1"),

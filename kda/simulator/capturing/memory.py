@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import numbers
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -16,6 +17,7 @@ Region = Span
 
 LOWEST_ADDRESS = 1 << 22                     # programs lie there, their memory above; a larger number may be an address
 ADDRESSES_END = 1 << 57                      # no address is as large
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def regions(tensors: Mapping[str, torch.Tensor]) -> list[Region]:
@@ -94,9 +96,12 @@ def live() -> dict[str, torch.Tensor]:
 def _storages() -> list[torch.Tensor]:
     """As bytes."""
     found: dict[int, torch.Tensor] = {}
-    for thing in gc.get_objects():
-        plain = type(thing) in (torch.Tensor, torch.nn.Parameter) and thing.layout == torch.strided
-        if plain and thing.device.type == "cpu" and (size := thing.untyped_storage().nbytes()):
-            whole = torch.empty(0, dtype=torch.uint8).set_(thing.untyped_storage(), 0, (size,))  # type: ignore[call-overload]
-            found.setdefault(whole.data_ptr(), whole)
+    objects = gc.get_objects()               # hundreds of thousands: no line of Python for each
+    tensors = itertools.compress(objects, map(PLAIN.__contains__, map(type, objects)))
+    with torch._C.DisableTorchFunction():    # a capture would be asked where each of them lies
+        for thing in tensors:
+            plain = thing.layout == torch.strided and thing.device.type == "cpu"
+            if plain and (size := thing.untyped_storage().nbytes()):
+                whole = torch.empty(0, dtype=torch.uint8).set_(thing.untyped_storage(), 0, (size,))  # type: ignore[call-overload]
+                found.setdefault(whole.data_ptr(), whole)
     return list(found.values())

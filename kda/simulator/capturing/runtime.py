@@ -39,7 +39,7 @@ class _Attribute(ctypes.Structure):
     _fields_ = (("id", c_uint), ("pad", c_uint), ("value", c_uint * 16))
 
 
-class _Config(ctypes.Structure):
+class Config(ctypes.Structure):
     """cudaLaunchConfig_t."""
 
     _fields_ = (
@@ -52,23 +52,17 @@ class _Config(ctypes.Structure):
     )
 
 
-class Runtime:
-    """The stand-in for one host function: its kernels, by the handles it was given."""
+class Callbacks:
+    """Python functions that C code calls."""
 
-    def __init__(self, session: Session, kernels: dict[str, Kernel]):
-        self.session, self.kernels = session, kernels
-        self.tensors: Any = None             # of the call that is under way
-        self._handles: dict[int, Kernel] = {}
+    def __init__(self) -> None:
         self._raised: BaseException | None = None
         self._callbacks: dict[str, Any] = {}
 
-    def callbacks(self, names: Iterable[str]) -> dict[str, int]:
-        """Address of a C function for each name; they live as long as this object."""
-        for name in names:
-            types, method = FUNCTIONS.get(name, ((), None))
-            answer = getattr(self, method) if method else self._refusal(name)
-            self._callbacks[name] = ctypes.CFUNCTYPE(c_int, *types)(self._guarded(answer))
-        return {name: ctypes.cast(callback, c_void_p).value for name, callback in self._callbacks.items()}
+    def callback(self, name: str, answer: Callable, types: Sequence[Any], returns: Any = c_int) -> int:
+        """Address of a C function; it lives as long as this object."""
+        self._callbacks[name] = ctypes.CFUNCTYPE(returns, *types)(self._guarded(answer))
+        return ctypes.cast(self._callbacks[name], c_void_p).value or 0
 
     def raised(self) -> BaseException | None:
         """The exception of a callback since the last time, for the caller to raise."""
@@ -85,6 +79,24 @@ class Runtime:
             return SUCCESS                                                   # some host functions abort otherwise
 
         return callback
+
+
+class Runtime(Callbacks):
+    """The stand-in for one host function: its kernels, by the handles it was given."""
+
+    def __init__(self, session: Session, kernels: dict[str, Kernel]):
+        super().__init__()
+        self.session, self.kernels = session, kernels
+        self.tensors: Any = None             # of the call that is under way
+        self._handles: dict[int, Kernel] = {}
+
+    def callbacks(self, names: Iterable[str]) -> dict[str, int]:
+        """Address of a C function for each name; they live as long as this object."""
+        found = {}
+        for name in names:
+            types, method = FUNCTIONS.get(name, ((), None))
+            found[name] = self.callback(name, getattr(self, method) if method else self._refusal(name), types)
+        return found
 
     def _refusal(self, name: str) -> Callable:
         def refuse():
@@ -147,19 +159,20 @@ class Runtime:
         attributes = {c.attributes[i].id: c.attributes[i].value for i in range(c.count)}
         flags = {key: bool(attributes[key][0]) for key in (PDL, COOPERATIVE) if key in attributes}
         cluster = tuple(attributes[CLUSTER][:3]) if CLUSTER in attributes else (1, 1, 1)
-        self._launch(kernel, tuple(c.grid), tuple(c.block), cluster, c.dynamic_shared, params, flags)
+        self._launch(kernel, tuple(c.grid), tuple(c.block), cluster, c.dynamic_shared, params, flags, c.stream)
 
     def launch(self, kernel, gx, gy, gz, bx, by, bz, params, dynamic_shared, stream):
-        self._launch(kernel, (gx, gy, gz), (bx, by, bz), (1, 1, 1), dynamic_shared, params, {})
+        self._launch(kernel, (gx, gy, gz), (bx, by, bz), (1, 1, 1), dynamic_shared, params, {}, stream)
 
-    def _launch(self, handle, grid, block, cluster, dynamic_shared, params, flags):
-        """`params` points at one pointer for each parameter."""
+    def _launch(self, handle, grid, block, cluster, dynamic_shared, params, flags, stream):
+        """`params` points at one pointer for each parameter; no stream is the current one."""
         kernel = self._handles[handle]
         buffer = bytearray(kernel.params[-1].offset + kernel.params[-1].size if kernel.params else 0)
         for pointer, param in zip(params[: len(kernel.params)], kernel.params):
             buffer[param.offset : param.offset + param.size] = ctypes.string_at(pointer, param.size)
         pdl, cooperative = flags.get(PDL, False), flags.get(COOPERATIVE, False)
-        taken = Launch(kernel, grid, block, cluster, dynamic_shared, bytes(buffer), self.tensors, pdl, cooperative)
+        taken = Launch(kernel, grid, block, cluster, dynamic_shared, bytes(buffer), self.tensors, pdl, cooperative,
+                       stream=stream or None)  # fmt: skip
         self.session.launch(taken)
 
     def encode_tiled(
@@ -210,7 +223,7 @@ FUNCTIONS: dict[str, tuple[tuple, str]] = {
     "_cudaGetDeviceCount": ((_OUT,), "device_count"),
     "_cudaDeviceGetAttribute": ((_OUT, c_int, c_int), "device_attribute"),
     "_cudaOccupancyMaxActiveBlocksPerMultiprocessor": ((_OUT, _P, c_int, c_size_t), "occupancy"),
-    "_cudaLaunchKernelEx": ((POINTER(_Config), _P, _HANDLE), "launch_ex"),
+    "_cudaLaunchKernelEx": ((POINTER(Config), _P, _HANDLE), "launch_ex"),
     "_cudaLaunchKernel": ((_P, *(c_int,) * 6, _HANDLE, c_size_t, _P), "launch"),
     "_cudaStreamSynchronize": ((_P,), "nothing"),
     "_cudaDeviceSynchronize": ((), "nothing"),

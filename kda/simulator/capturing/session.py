@@ -12,6 +12,7 @@ from ...compile.launching import Launch
 from ...errors import KdaError
 from .. import launches, tensormap
 from ..chips import Chip
+from ..findings import SimulationError
 from ..timing.clock import together
 from . import memory
 from .devices import runs
@@ -76,14 +77,26 @@ class Session:
                     f"{kernel.name} was given {name} on {tensor.device}; a capture needs CPU tensors. Use .cpu()."
                 )
         self.launches.append(launch)
-        run = self.around(launch, functools.partial(self._simulated, launch, memory.regions(tensors)))
+        order = self.gpu.order if self.gpu is not None else None
+        watching = order is not None and order.watching
+        regions = memory.regions(tensors)
+        run = self.around(launch, functools.partial(self._simulated, launch, regions, accesses=watching))
         if self.runs:
             self.runs[-1].left = []          # no other launch can overlap with it
         if run is not None:
             self.runs.append(run)
+        if run is not None and order is not None and watching:
+            stream = self.gpu.stream_number if launch.stream is None else launch.stream
+            found = order.launched(stream, run, tensors.values())
+            run.findings = [*run.findings, *found]
+            run.accesses = []                # they are the order's now
+            if found and self.options.get("raises"):
+                raise SimulationError(found)
         return run
 
-    def _simulated(self, launch: Launch, regions: list[memory.Region], ptx: str | None = None) -> Any:
+    def _simulated(
+        self, launch: Launch, regions: list[memory.Region], ptx: str | None = None, accesses: bool = False
+    ) -> Any:
         kernel, behind = launch.kernel, self.runs[-1] if launch.pdl and self.runs else None
         gpu, self.gpu = self.gpu, None       # what simulates sees the machine as it is
         try:
@@ -99,6 +112,7 @@ class Session:
                 memory=regions,
                 registers=kernel.registers,
                 behind=behind,
+                accesses=accesses,
                 **{"config": launch.config} | self.options,
             )
         finally:

@@ -104,8 +104,10 @@ static void complete_cluster_barrier(Cluster *c) {
     for (s32 t = 0; t < c->nctas; t++)
         for (s32 n = 0; n < c->cta[t].nwarps; n++) {
             const Warp *w = &c->cta[t].warp[n];
-            if (w->live && w->cluster_ticket != c->generation + 1) return;
+            if (w->live & ~w->cluster_here) return;
         }
+    for (s32 t = 0; t < c->nctas; t++)
+        for (s32 n = 0; n < c->cta[t].nwarps; n++) c->cta[t].warp[n].cluster_here = 0;
     learn(c, &c->done, &c->gathering);
     c->generation++;
     c->done_at = time_of(c->machine);
@@ -116,12 +118,13 @@ static void complete_cluster_barrier(Cluster *c) {
 static Outcome op_cluster_arrive(Warp *w, const Ins *i, u32 lanes) {
     Cluster *c = w->cluster;
     if (!c->done.clock[0]) c->gathering = new_knowledge(c), c->done = new_knowledge(c);
-    if (w->cluster_ticket) {
+    if (w->cluster_owed & lanes) {
         find(w, i, first_lane(lanes), BAD_BARRIER, 0, 0, "warp %d arrives twice at the cluster's barrier without a wait between", w->index);
         stop(w->machine);
         return YIELD;
     }
-    w->cluster_ticket = c->generation + 1;
+    w->cluster_here |= lanes;
+    w->cluster_owed |= lanes;
     w->cluster_clock = warp_clock(w);
     if (!i->mod[0])
         release_to(w, &c->gathering);
@@ -134,14 +137,14 @@ static Outcome op_cluster_arrive(Warp *w, const Ins *i, u32 lanes) {
 
 static Outcome op_cluster_wait(Warp *w, const Ins *i, u32 lanes) {
     Cluster *c = w->cluster;
-    if (!w->cluster_ticket) {
+    if (lanes & ~w->cluster_owed) {
         find(w, i, first_lane(lanes), BAD_BARRIER, 0, 0, "warp %d waits at the cluster's barrier without having arrived", w->index);
         stop(w->machine);
         return YIELD;
     }
-    if (c->generation < w->cluster_ticket) complete_cluster_barrier(c); /* warps may have exited since */
-    if (c->generation < w->cluster_ticket) return BLOCK;
-    w->cluster_ticket = 0;
+    if (w->cluster_here & lanes) complete_cluster_barrier(c); /* lanes may have exited since */
+    if (w->cluster_here & lanes) return BLOCK;
+    w->cluster_owed &= ~lanes;
     w->lanes_met = w->cluster_clock;
     w->machine->launch->barrier_waits++;
     acquire_from(w, &c->done);
@@ -526,7 +529,7 @@ bool barriers_explain_block(Warp *w, const Ins *i, int l, char *text, size_t siz
         for (s32 t = 0; t < w->cluster->nctas; t++)
             for (s32 n = 0; n < w->cluster->cta[t].nwarps; n++) {
                 const Warp *other = &w->cluster->cta[t].warp[n];
-                missing += other->live && other->cluster_ticket != w->cluster->generation + 1;
+                missing += (other->live & ~other->cluster_here) != 0;
             }
         snprintf(text, size, "waits at the cluster's barrier: %d warps have not arrived", missing);
     } else if (i->run == op_setmaxnreg)

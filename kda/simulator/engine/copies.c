@@ -8,6 +8,7 @@
 #include "clock.h"
 #include "findings.h"
 #include "knowledge.h"
+#include "visits.h"
 
 /* ---- where copies land -------------------------------------------------------------------------------------------------- */
 
@@ -120,9 +121,25 @@ static void commit(Warp *w, Groups *g, ActorKind kind, u32 lanes) {
 /* The clock of the newest group that a lane waits for, if only the n newest may stay pending; 0: there is none. */
 static u32 awaited(const Groups *g, int l, u32 n) { return g->committed[l] > n ? g->clock[l][(g->committed[l] - n - 1) % GROUPS_KEPT] : 0; }
 
-void join_group(Warp *w, Work *work) {
+void join_group(Work *work, int l) {
+    Warp *w = work->warp;
     work->kind = BY_BULK_WRITE;
     work->clock = open_clock(w, BY_BULK_WRITE);
+    work->lanes |= 1u << l;
+    w->bulk.sent[l] = w->bulk.committed[l] + 1;
+    w->bulk.ins[l] = work->ins->index;
+}
+
+/* Shared memory lives as long as its CTA: each thread waits at least until its copies have read it. */
+void bulk_groups_at_exit(const Cta *cta) {
+    if (!cta->machine->launch->checks) return;
+    for (s32 n = 0; n < cta->nwarps; n++) {
+        Warp *w = &cta->warp[n];
+        const Groups *g = &w->bulk;
+        for (int l = 0; l < LANES; l++)
+            if (g->sent[l] > g->awaited[l])
+                find(w, &w->machine->program->ins[g->ins[l]], l, COPY_AT_EXIT, 0, 0, "this thread has not waited for its bulk group");
+    }
 }
 
 static Outcome op_bulk_commit(Warp *w, const Ins *i, u32 lanes) {
@@ -134,9 +151,12 @@ static Outcome op_bulk_commit(Warp *w, const Ins *i, u32 lanes) {
 /* mod[0]: groups that may stay pending, mod[1]: .read, the sources have been read and no more */
 static Outcome op_bulk_wait(Warp *w, const Ins *i, u32 lanes) {
     for (u32 rest = lanes; rest; rest &= rest - 1) {
-        u32 clock = awaited(&w->bulk, first_lane(rest), (u32)i->mod[0]);
+        int l = first_lane(rest);
+        u32 clock = awaited(&w->bulk, l, (u32)i->mod[0]);
         if (!clock) continue;
-        run_groups(w, BY_BULK_WRITE, first_lane(rest), clock, i->mod[1]);
+        u32 group = w->bulk.committed[l] - (u32)i->mod[0];
+        if (w->bulk.awaited[l] < group) w->bulk.awaited[l] = group;
+        run_groups(w, BY_BULK_WRITE, l, clock, i->mod[1]);
         if (w->time && !i->mod[1]) wake_at(w, w->time->bulk_end);
         knows_of(&w->know, actor_of(w, BY_BULK_READ), clock);
         if (!i->mod[1]) knows_of(&w->know, actor_of(w, BY_BULK_WRITE), clock);
@@ -365,7 +385,9 @@ static Outcome op_bulk_send(Warp *w, const Ins *i, u32 lanes) {
             find(w, i, l, BAD_OPERAND, t.address, c.size, "from .shared::cta to .shared::cluster the destination must be another CTA's");
             continue;
         }
-        if (find_landings(w, i, l, &t, c.size, &c.to)) send_bulk(w, i, l, run_bulk_send, &c)->finish = clock_to_peer(w, i, c.size);
+        if (!find_landings(w, i, l, &t, c.size, &c.to)) continue;
+        send_bulk(w, i, l, run_bulk_send, &c)->finish = clock_to_peer(w, i, c.size);
+        note_copy(w, i, l, c.to.at[0].barrier);
     }
     return NEXT;
 }
@@ -415,10 +437,10 @@ static Outcome op_bulk_store(Warp *w, const Ins *i, u32 lanes) {
         const Bulk *other = sent ? (const Bulk *)sent->data : NULL;
         if (other && c.op == PLAIN && other->global == c.global && other->shared == c.shared && other->size == c.size &&
             other->byte_mask == c.byte_mask) {
-            sent->lanes |= 1u << l;
+            join_group(sent, l);
             continue;
         }
-        join_group(w, sent = send_bulk(w, i, l, run_bulk_store, &c));
+        join_group(sent = send_bulk(w, i, l, run_bulk_store, &c), l);
         sent->finish = clock_bulk(w, i, c.global, c.size, true);
         sent->read = clock_read(w);
     }

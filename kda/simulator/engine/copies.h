@@ -12,7 +12,8 @@ bool shared_operand(Warp *w, const Ins *i, int k, int m, int l, u32 *address); /
 /* Work that has not been committed to a group belongs to the group with this clock. */
 static inline u32 open_clock(const Warp *w, ActorKind kind) { return w->async_clock[kind] + 1; }
 
-void join_group(Warp *w, Work *work); /* the bulk group that its lane has open */
+void join_group(Work *work, int l); /* the bulk group that lane l has open: the copy is that lane's, too */
+void bulk_groups_at_exit(const Cta *cta); /* its last threads have exited */
 
 /* Where a copy lands: shared memory, and the mbarrier that hears of it. A multicast lands at the same offset in several CTAs. */
 enum { MOST_CTAS = 16 };

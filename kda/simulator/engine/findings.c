@@ -3,12 +3,12 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-enum { AT_ONE_SITE = 16 };
+enum { AT_ONE_SITE = 16, OF_A_KIND = 200 /* the others must have room, too: notes come by the hundred */ };
 
 Finding *find_at(Machine *m, FindingKind kind, const Warp *w, int lane, s32 ins, s32 other_ins, u64 address, u64 size) {
     Launch *launch = m->launch;
     Finding *nearest = NULL; /* the newest of its kind at the instruction */
-    s32 at_site = 0;
+    s32 at_site = 0, of_kind = 0;
     static s32 last; /* the one that was asked for last time is mostly asked for again */
     for (s32 n = 0; n <= launch->nfindings; n++) {
         s32 k = n ? n - 1 : last;
@@ -21,13 +21,14 @@ Finding *find_at(Machine *m, FindingKind kind, const Warp *w, int lane, s32 ins,
             f->count++;
             return f;
         }
+        if (n && f->kind == (s32)kind) of_kind++;
         if (n && f->kind == (s32)kind && f->ins == ins) nearest = f, at_site++;
     }
     if (at_site == AT_ONE_SITE) { /* the rest counts there: other instructions get a word, too */
         nearest->count++;
         return nearest;
     }
-    if (launch->nfindings == launch->max_findings) return NULL;
+    if (of_kind == OF_A_KIND || launch->nfindings == launch->max_findings) return NULL;
     Finding *f = &launch->findings[launch->nfindings++];
     *f = (Finding){.kind = kind, .ins = ins, .other_ins = other_ins, .cta = (s32)w->cta->linear, .warp = w->index, .lane = lane,
                    .other_actor = -1, .other_cluster = -1, .other_warp = -1, .address = address, .size = size, .count = 1};

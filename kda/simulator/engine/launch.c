@@ -90,7 +90,7 @@ EXPORT void simulate(Launch *launch) {
     cancel_at_end(&m);
     free_sync_variables(&m);
     for (s32 k = 0; k < launch->nregions; k++) {
-        if (launch->triggered) note_left(&launch->regions[k]);
+        note_left(&launch->regions[k]); /* of those that are asked for it */
         free_pages(&launch->regions[k]);
     }
     free_histories();

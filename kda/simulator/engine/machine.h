@@ -100,10 +100,13 @@ typedef struct {
 
 enum { MAX_SPLITS = 32 };
 
-/* Groups that lanes have committed: how many, and the clocks of the newest (that of group n at n % GROUPS_KEPT). */
+/* Groups that lanes have committed: how many, and the clocks of the newest (that of group n at n % GROUPS_KEPT). Groups are numbered from
+ * 1: that of a lane's newest bulk copy, which `ins` started (0: it has sent none), and the newest group that it has waited for. */
 enum { GROUPS_KEPT = 32 };
 typedef struct {
     u32 committed[LANES], clock[LANES][GROUPS_KEPT];
+    u32 sent[LANES], awaited[LANES];
+    s32 ins[LANES];
 } Groups;
 
 struct Warp {
@@ -133,7 +136,8 @@ struct Warp {
     s32 nin_flight;     /* registers that asynchronous work has; one more where uses of registers are watched (registers.c) */
     s32 max_registers;  /* setmaxnreg */
     Mbarrier *unfenced; /* those that it has initialised since its last fence for them */
-    u64 cluster_ticket; /* the generation of barrier.cluster that it has arrived for, plus one; 0: has not */
+    u32 cluster_here;   /* lanes that have arrived for the generation of barrier.cluster that is under way */
+    u32 cluster_owed;   /* lanes that have arrived for some generation, and not waited yet */
     u32 cluster_clock;  /* its clock then */
     void *registers;    /* owned by registers.c */
     void *wgmma;        /* owned by wgmma.c */

@@ -6,6 +6,7 @@
 #include "findings.h"
 #include "memory.h"
 #include "mma.h"
+#include "sparse.h"
 #include "numerics.h"
 
 #include <math.h>
@@ -121,10 +122,9 @@ static Outcome op_movmatrix(Warp *w, const Ins *i, u32 lanes) {
 
 /* ---- mma.sync ----------------------------------------------------------------------------------------------------------- */
 
-/* operands: registers of D, A, B, C; then factors, or metadata */
+/* operands: registers of D, A, B, C; then metadata, and factors */
 enum { M_ROWS, M_DEPTH, M_A, M_B, M_D, M_SATURATE, M_ND, M_NA, M_NB, M_BITS, M_SHIFT_A, M_SHIFT_B, M_EXCLUSIVE, M_SCALES, M_SCALE_TYPE,
        M_SPARSE, M_FIRST }; /* Sparse; the first lane of a group of four that has metadata */
-typedef enum { DENSE, SPARSE, SPARSE_ORDERED } Sparse;
 enum { COLUMNS = 8, MAX_ROWS = 16, MAX_DEPTH = 256, MAX_SCALES = 4 };
 
 /* to[row][k] of a matrix of 8 or 16 rows (columns of B); elements of 4 and 6 bits may lie `shift` bits up in containers of 8 */
@@ -152,35 +152,6 @@ static bool gather_scales(Warp *w, const Ins *i, const s32 *arg, u32 count, bool
     return true;
 }
 
-/* The 4 bits of metadata of each chunk of a row: two indices of 2 bits, the lower one first. Of 16- and 32-bit elements a lane has 16 bits
- * of row g, and above them 16 of row g + 8; the next lane has the columns after those. Of smaller ones it has 32 bits of a row: of row g,
- * the next lane of row g + 8, and the two after those have the columns that follow. */
-static u32 indices(const u32 *word, u32 first, u32 bits, u32 row, u32 chunk) {
-    u32 g = row % 8, high = row / 8;
-    if (bits >= 16) return word[4 * g + first + chunk / 4] >> (16 * high + 4 * (chunk % 4)) & 15;
-    return word[4 * g + first + 2 * (chunk / 8) + high] >> 4 * (chunk % 8) & 15;
-}
-
-/* to[row][k] from the half that is given. An index counts elements, of 4 bits pairs of them; of 32 bits both make one index. */
-static bool spread(Warp *w, const Ins *i, const u32 *word, const u32 *from, u32 *to) {
-    const s64 *m = i->mod;
-    u32 bits = (u32)m[M_BITS], depth = (u32)m[M_DEPTH], chunk = bits == 32 ? 2 : bits == 4 ? 8 : 4, together = bits == 4 ? 2 : 1;
-    for (u32 row = 0; row < MAX_ROWS; row++)
-        for (u32 c = 0; c < depth / chunk; c++) {
-            u32 found = indices(word, (u32)m[M_FIRST], bits, row, c), at[2] = {found & 3, found >> 2};
-            if (bits == 32 ? found != 0x4 && found != 0xe : at[0] == at[1] || (m[M_SPARSE] == SPARSE_ORDERED && at[0] > at[1])) {
-                find(w, i, 0, BAD_OPERAND, 0, 0, "metadata 0x%x of row %u, columns %u to %u: %s", found, row, c * chunk, (c + 1) * chunk - 1,
-                     bits == 32 ? "it must be 0x4 or 0xe" : at[0] == at[1] ? "both indices are the same" : "the indices are not in order");
-                return false;
-            }
-            for (u32 e = 0; e < chunk / 2; e++) {
-                u32 column = bits == 32 ? found == 0xe : at[e / together] * together + e % together;
-                to[row * depth + c * chunk + column] = from[row * depth / 2 + c * chunk / 2 + e];
-            }
-        }
-    return true;
-}
-
 static u32 *accumulator(const Warp *w, const s32 *reg, u32 n, u32 l, bool packed, u32 *shift) {
     *shift = packed ? 16 * (n & 1) : 0;
     return &R32(w, reg[packed ? n / 2 : n])[l];
@@ -199,10 +170,11 @@ static Outcome op_mma(Warp *w, const Ins *i, u32 lanes) {
         u32 half[MAX_ROWS * MAX_DEPTH / 2];
         memcpy(half, A, sizeof half);
         memset(A, 0, sizeof A);
-        if (!spread(w, i, R32(w, c[m[M_ND]]), half, A)) return NEXT;
+        Metadata metadata = {R32(w, c[m[M_ND]]), (u32)m[M_FIRST], bits, m[M_SPARSE] == SPARSE_ORDERED};
+        if (!spread_sparse(w, i, &metadata, depth, half, A)) return NEXT;
     }
     gather(w, b, (s32)m[M_NB], 1, depth, bits, (u32)m[M_SHIFT_B], B);
-    const s32 *scale = c + m[M_ND];
+    const s32 *scale = c + m[M_ND] + (m[M_SPARSE] ? 1 : 0);
     Scales scales = {.type = (MatrixType)m[M_SCALE_TYPE], .block = count ? (int)(depth / count) : 0, .a = scales_a, .b = scales_b};
     if (count && !(gather_scales(w, i, scale, count, true, scales_a) && gather_scales(w, i, scale + 3, count, false, scales_b))) return NEXT;
     for (u32 n = 0; n < rows / 4; n++)

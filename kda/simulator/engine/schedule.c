@@ -6,6 +6,7 @@
 #include "schedule.h"
 #include "barriers.h"
 #include "clusters.h"
+#include "copies.h"
 #include "findings.h"
 #include "tmem.h"
 #include "visits.h"
@@ -97,6 +98,7 @@ void retire(Warp *w) {
     if (!--w->cta->running) {
         w->cta->exited = true;
         visits_at_exit(w->cta);
+        bulk_groups_at_exit(w->cta);
         w->cluster->running--;
     }
     machine_event(w->machine);

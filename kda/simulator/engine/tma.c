@@ -468,11 +468,11 @@ static Outcome op_tma_store(Warp *w, const Ins *i, u32 lanes) {
             if (t.start[d] < 0)
                 find(w, i, l, BAD_OPERAND, 0, 0, "a store starts at coordinate %d of dimension %d: it must not be negative", t.start[d], d);
         if (sent && same_store(&t, (const Tile *)sent->data)) {
-            sent->lanes |= 1u << l;
+            join_group(sent, l);
             continue;
         }
         sent = send_work(w, i, l, NULL, run_store, sizeof t);
-        join_group(w, sent);
+        join_group(sent, l);
         sent->finish = tile_done(w, i, &t, true);
         sent->read = clock_read(w);
         memcpy(sent->data, &t, sizeof t);

@@ -11,6 +11,7 @@
 #include "memory.h"
 #include "mma.h"
 #include "registers.h"
+#include "sparse.h"
 
 /* ---- what a warp has issued --------------------------------------------------------------------------------------------- */
 
@@ -131,9 +132,10 @@ static void scatter_d(const Warp *w, const s32 *reg, u32 columns, bool packed, u
 
 /* ---- wgmma.mma_async ---------------------------------------------------------------------------------------------------- */
 
-/* D's registers, A's registers or its descriptor, B's descriptor, scale-d */
-enum { W_N, W_DEPTH, W_A, W_B, W_D, W_ND, W_NA, W_NEGATE_A, W_NEGATE_B, W_ROWS_A, W_ROWS_B, W_SATURATE, W_NEGATE_SCALE };
-enum { ROWS = 16, MAX_COLUMNS = 256, MAX_DEPTH = 32 };
+/* D's registers, A's registers or its descriptor, B's descriptor, scale-d; of a sparse A its metadata */
+enum { W_N, W_DEPTH, W_A, W_B, W_D, W_ND, W_NA, W_NEGATE_A, W_NEGATE_B, W_ROWS_A, W_ROWS_B, W_SATURATE, W_NEGATE_SCALE,
+       W_SPARSE, W_FIRST }; /* is A sparse? The first lane of a group of four that has metadata */
+enum { ROWS = 16, MAX_COLUMNS = 256, MAX_DEPTH = 64 };
 
 static u32 element_bytes(MatrixType t) { return t == MT_TF32 ? 4 : t == MT_F16 || t == MT_BF16 ? 2 : 1; }
 
@@ -182,7 +184,7 @@ Outcome op_wgmma(Warp *w, const Ins *i, u32 lanes) {
     const s64 *m = i->mod;
     s32 nd = (s32)m[W_ND], na = (s32)m[W_NA];
     const s32 *d = i->arg, *a = i->arg + nd, *rest = a + (na ? na : 1);
-    u32 columns = (u32)m[W_N], depth = (u32)m[W_DEPTH], bytes = element_bytes((MatrixType)m[W_A]);
+    u32 columns = (u32)m[W_N], depth = (u32)m[W_DEPTH], bytes = element_bytes((MatrixType)m[W_A]), given = m[W_SPARSE] ? depth / 2 : depth;
     u32 clock = w->async_clock[BY_WGMMA] + 1; /* the open group */
     Registers *r = registers_of(w);
     check_warpgroup(w, i, lanes);
@@ -195,13 +197,21 @@ Outcome op_wgmma(Warp *w, const Ins *i, u32 lanes) {
     access.clock = clock;
     u64 a_descriptor = na ? 0 : uniform_descriptor(w, i, a[0]), b_descriptor = uniform_descriptor(w, i, rest[0]);
     if (na)
-        gather_a(w, a, depth, bytes, A);
+        gather_a(w, a, given, bytes, A);
     else {
         Operand o = operand_of(w, i, a_descriptor, m[W_ROWS_A]);
-        read_operand(w, i, &access, &o, (w->index & 3) * ROWS, ROWS, depth, bytes, A);
+        read_operand(w, i, &access, &o, (w->index & 3) * ROWS, ROWS, given, bytes, A);
+    }
+    if (m[W_SPARSE]) {
+        u32 half[ROWS * MAX_DEPTH / 2];
+        memcpy(half, A, sizeof half);
+        memset(A, 0, sizeof A);
+        if (!spread_sparse(w, i, &(Metadata){R32(w, rest[2]), (u32)m[W_FIRST], 8 * bytes, false}, depth, half, A)) return NEXT;
     }
     u64 read = counter(w, i)->shared_read;
     Operand o = operand_of(w, i, b_descriptor, m[W_ROWS_B]);
+    if (!o.along_rows && o.span > 1 && depth * bytes > 16 * o.span)
+        find(w, i, 0, BAD_DESCRIPTOR, o.start, 0, "a row of B has %u bytes; a %u-byte swizzle is too narrow for them", depth * bytes, 16 * o.span);
     read_operand(w, i, &access, &o, 0, columns, depth, bytes, B);
     if (w->index & 3) counter(w, i)->shared_read = read; /* the four warps share one reading of B */
 
@@ -215,7 +225,7 @@ Outcome op_wgmma(Warp *w, const Ins *i, u32 lanes) {
     Issued *issued = issued_by(w);
     trace(issued, i, a_descriptor, b_descriptor);
     issued->waited[clock % RECENT] = w->know.clock[SEEN][access.actor & 0xffff];
-    counter(w, i)->flops += 2ull * ROWS * columns * depth;
+    counter(w, i)->flops += 2ull * ROWS * columns * given;
     clock_wgmma(w, i);
     return NEXT;
 }

@@ -1,6 +1,6 @@
 """bar, barrier.cluster, mbarrier, fence, griddepcontrol, setmaxnreg."""
 
-from kda.simulator.isa.common import ALIGNED, SYNC, Op
+from kda.simulator.isa.common import ALIGNED, NOT_GATHERED, SYNC, Op
 from kda.simulator.ptx.syntax import Immediate, Sink
 
 BAR = {"sync": 0, "arrive": 1, "popc": 2, "and": 3, "or": 4}
@@ -35,11 +35,12 @@ def lower_bar(b, ins):
 
 def _lower_cluster(b, ins, parts):
     known = {"arrive", "wait", "release", "relaxed", "acquire"}
+    gather = ALIGNED if "aligned" in ins.parts else NOT_GATHERED
     if not set(parts) <= known:
         b.fail(f"unknown modifiers {set(parts) - known}", ", ".join(sorted(known)))
     if "arrive" in parts:
-        return Op("cluster_arrive", [], [int("relaxed" in parts)], ALIGNED)
-    return Op("cluster_wait", [], [], ALIGNED)
+        return Op("cluster_arrive", [], [int("relaxed" in parts)], gather)
+    return Op("cluster_wait", [], [], gather)
 
 
 MBARRIER_MODIFIERS = {

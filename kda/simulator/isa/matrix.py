@@ -197,7 +197,7 @@ def _kind_forms():
         yield f".{shape}.row.col.{kind}{vecs} {_either(d)}.{_either(types)}.{_either(types)}"
 
 
-SPARSE_KIND = "mma.sp::ordered_metadata.sync.aligned.m16n8k64.row.col.kind::f8f6f4"
+SPARSE_KINDS = "mma.sp::ordered_metadata: of these, k is twice as large"
 
 
 def _lower_kind(b, ins, parts, sparse):
@@ -207,9 +207,9 @@ def _lower_kind(b, ins, parts, sparse):
     scaled = "block_scale" in parts
     shape, *rest = [p for p in parts if p not in SCALE_VECS and p not in (kind, "block_scale")]
     types, accumulators, wanted, bits, scales = KINDS.get(kind, ((), (), "", 0, {}))
-    if sparse and (scales or ins.parts[1] != "sp::ordered_metadata"):
-        b.fail(f"a sparse A of mma.{ins.parts[1]} with {kind}", f"{SPARSE_KIND}; mma.sp of {_mma_forms(SPARSE)}")
-    wanted = "m16n8k64" if sparse else wanted
+    if sparse and ins.parts[1] != "sp::ordered_metadata":
+        b.fail(f"mma.{ins.parts[1]} with {kind}", f"mma.sp::ordered_metadata; mma.sp of {_mma_forms(SPARSE)}")
+    wanted = {"m16n8k32": "m16n8k64", "m16n8k64": "m16n8k128"}.get(wanted, "") if sparse else wanted
     layouts, named = rest[:2], rest[2:]
     if b.arch < 120:
         b.fail(f"{kind} of mma.sync does not exist on sm_{b.arch}", "sm_120a; tcgen05.mma has it on sm_100a")
@@ -219,24 +219,24 @@ def _lower_kind(b, ins, parts, sparse):
         or not {named[1], named[2]} <= set(types) or named[0] not in accumulators or named[0] != named[3]
         or bool(count) != scaled
     ):  # fmt: skip
-        b.fail(f"modifiers {'.'.join(parts)}", "; ".join([*_kind_forms(), SPARSE_KIND]))
+        b.fail(f"modifiers {'.'.join(parts)}", "; ".join([*_kind_forms(), SPARSE_KINDS]))
     d, type_a, type_b, _ = named[:4]
     m, n, k = map(int, re.findall(r"\d+", shape))
     given = ins.operands[:4]
     registers = _fragments(b, given, (d, type_a), (m, n, k), bits, "f32" if d == "f32" else "b32", sparse)
-    selected = []
+    selected, rest = [], ins.operands[4:]
+    if sparse:
+        selected, rest = [*_metadata(b, ins.operands[:6], k, bits)[0]], rest[2:]
     if scaled:
-        if len(ins.operands) != 8:
-            b.fail(f"{len(ins.operands)} operands", "D, A, B, C, factors of A, {byte, thread}, of B, {byte, thread}")
-        for data, selectors in (ins.operands[4:6], ins.operands[6:8]):
+        if len(rest) != 4:
+            b.fail(f"{len(rest)} operands for factors", "factors of A, {byte, thread}, of B, {byte, thread}")
+        for data, selectors in (rest[:2], rest[2:]):
             word, pair = b.values(data, "b32"), b.values(selectors, "b16")
             if len(word) != 1 or len(pair) != 2 or -1 in (*word, *pair):
                 b.fail(f"{len(word)} registers of factors and {len(pair)} selectors", "1, and {byte, thread}")
             selected += [*word, *pair]
-    elif sparse:
-        selected, _ = _metadata(b, ins.operands, k, bits)
-    elif len(ins.operands) != 4:
-        b.fail(f"{len(ins.operands)} operands", "D, A, B, C")
+    elif rest:
+        b.fail(f"{len(ins.operands)} operands", "D, A, B, C" + (", metadata, selector" if sparse else ""))
     shifts = [CONTAINED.get(t, 0) if bits == 8 else 0 for t in (type_a, type_b)]
     mods = [*_mods(m, k, (type_a, type_b, d), False, registers), bits, *shifts, 0, count, MATRIX_TYPES[named[-1]]]
     mods += [sparse, 0]

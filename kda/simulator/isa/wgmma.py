@@ -21,7 +21,7 @@ def _columns(type_):
     return [8, 16, 24, *range(32, 257, 16)] if type_ in INTEGERS else range(8, 257, 8)
 
 
-def _shape(b, ins, parts):
+def _shape(b, ins, parts, sparse):
     """(N, type of D, of A, of B) of an mma_async."""
     shape, *types = [p for p in parts if p != "satfinite"]
     match = re.fullmatch(r"m64n(\d+)k(\d+)", shape)
@@ -32,8 +32,9 @@ def _shape(b, ins, parts):
         forms = [f".{{{', '.join(ds)}}}.{a}.{{{', '.join(bs)}}}" for a, (_, bs, ds) in FORMS.items()]
         b.fail(f"types {'.'.join(types)}", "; ".join(forms))
     n, k = int(match[1]), int(match[2])
-    if k != FORMS[a][0] or n not in _columns(a):
-        b.fail(f"shape {shape} for .{a}", f"m64nNk{FORMS[a][0]} with N one of {', '.join(map(str, _columns(a)))}")
+    depth = FORMS[a][0] * (2 if sparse else 1)
+    if k != depth or n not in _columns(a):
+        b.fail(f"shape {shape} for .{a}", f"m64nNk{depth} with N one of {', '.join(map(str, _columns(a)))}")
     if "satfinite" in parts and a not in INTEGERS:
         b.fail("satfinite is for integers")
     return n, d, a, type_b
@@ -45,9 +46,9 @@ def _literal(b, operand, what, choices):
     return operand.value
 
 
-def _names(a, in_registers):
+def _names(a, in_registers, sparse):
     """The operands of an mma_async on this type of A, in their order."""
-    names = ["D", "A", "B", "scale-d"]
+    names = ["D", "A", "B", *(("sp-meta", "sp-sel") if sparse else ()), "scale-d"]
     if a not in INTEGERS:
         names += ["imm-scale-a", "imm-scale-b"]
     if a in ("f16", "bf16"):
@@ -56,11 +57,10 @@ def _names(a, in_registers):
 
 
 def _lower_mma(b, ins, parts):
-    if "sp" in parts:
-        b.fail("sparse matrices", "wgmma.mma_async without .sp")
-    n, d, a, type_b = _shape(b, ins, parts)
+    sparse = parts[0] == "sp"
+    n, d, a, type_b = _shape(b, ins, parts[sparse:], sparse)
     in_registers = len(ins.operands) > 1 and isinstance(ins.operands[1], Vector)
-    names = _names(a, in_registers)
+    names = _names(a, in_registers, sparse)
     given = dict(zip(names, operands(b, ins, *names)))
 
     def literal(what, choices):  # the first choice is what an absent operand stands for
@@ -77,8 +77,12 @@ def _lower_mma(b, ins, parts):
     signs = [int(literal(f"imm-scale-{m}", (1, -1)) < 0) for m in "ab"]
     transposed = [literal(f"imm-trans-{m}", (0, 1)) for m in "ab"]
     counts = [len(targets), 4 if in_registers else 0]
-    mods = [n, FORMS[a][0], *types, *counts, *signs, *transposed, int("satfinite" in parts), int(negated)]
-    return Op("wgmma", [*targets, *from_a, b.value(given["B"], "b64"), scale], mods, ALIGNED)
+    depth = FORMS[a][0] * (2 if sparse else 1)
+    mods = [n, depth, *types, *counts, *signs, *transposed, int("satfinite" in parts), int(negated), int(sparse)]
+    metadata = [b.value(given["sp-meta"], "b32")] if sparse else []
+    # of 8 bits all lanes of a group of four have metadata, of more two
+    selected = 2 * _literal(b, given["sp-sel"], "sp-sel", (0,) if FORMS[a][0] == 32 else (0, 1)) if sparse else 0
+    return Op("wgmma", [*targets, *from_a, b.value(given["B"], "b64"), scale, *metadata], [*mods, selected], ALIGNED)
 
 
 def lower_wgmma(b, ins):

@@ -44,6 +44,8 @@ RULES = {
     "tensor-map": "a tensor map that is invalid, or does not fit its copy",
     "operand": "an operand that is invalid",
     "peer-exited": "an access to shared memory of a CTA that may have ended",
+    "race-streams": "two launches in different streams touch the same memory, with no order between them",
+    "copy-at-exit": "a copy out of shared memory that its CTA does not wait for before it ends",
     "too-many-instructions": "a launch that did not end within its limit",
     "unsupported": "something that is not simulated",
     SURVIVED: "a synchronising instruction was weakened, and nothing noticed",

@@ -154,6 +154,7 @@ def _wgmma(ins, chip):
     if "mma_async" not in ins.parts:
         return Cost(latency=chip.alu_latency, stall="tensor")
     _, n, k = _shape(ins, r"m(\d+)n(\d+)k(\d+)")
+    k = k // 2 if "sp" in ins.parts else k
     bits = _bits(ins)
     bytes_ = k * bits // 8
     from_shared = 0 if isinstance(ins.operands[1], Vector) else 16 * bytes_  # A's 16 rows of a warp

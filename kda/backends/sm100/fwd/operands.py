@@ -153,7 +153,6 @@ class Operands(entry.Entry):
         self.team.meet()                                                       # the tile is there
         if warp == SENDER:
             self.send(to, tile, RECORD_TILE.KT.offset, RECORD_TILE.end)
-            # redundant: the simulator starts no next CTA in the shared memory of one that ends
             cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
@@ -161,7 +160,7 @@ class Operands(entry.Entry):
         """Some bytes of the tile to memory, by one warp."""
         with cute.arch.elect_one():
             bulk_store(to + begin, tile + begin, end - begin)
-            # redundant: the wait for it is redundant, too
+            # redundant: the first one; otherwise those bytes belong to the second group, which is waited for as well
             cute.arch.cp_async_bulk_commit_group()
 
     @cute.jit

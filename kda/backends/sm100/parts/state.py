@@ -127,7 +127,6 @@ class Walker(entry.Entry):
     @cute.jit
     def wait_for_last_image(self):
         """The same, before shared memory is another CTA's."""
-        # redundant: the simulator starts no next CTA in the shared memory of one that ends
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit

@@ -148,7 +148,6 @@ class Walk(entry.Entry):
             if steps > 0:
                 CHAIN.sync()
                 self.state.store_o(x.dv, s.dv, own, 0, x.HV, tokens)
-            # redundant: in the simulator, where shared memory outlives its CTA
             cute.arch.cp_async_bulk_wait_group(0, read=True)                   # the copy has read the last state
 
     @cute.jit

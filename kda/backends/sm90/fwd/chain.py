@@ -157,7 +157,6 @@ class Chain(entry.Entry):
             CHAIN.sync()
             self.store_rows(x, rows_of_o, rows_of_r, own, steps - 1, tokens - (steps - 1) * C)
         if cutlass.const_expr(c.has_r):
-            # redundant: in the simulator, where shared memory outlives its CTA
             cute.arch.cp_async_bulk_wait_group(0, read=True)                   # the copy has read the last state
 
     @cute.jit

@@ -12,17 +12,20 @@ from ..session import CaptureError
 from . import images
 from .graphs import CUDAGraph
 from .images import Function
+from .order import Mark
 from .state import Gpu, room
 from .streams import milliseconds
 
 CONTEXT = 1                                  # the one handle of a context
+NON_BLOCKING = 1                             # flag of a stream that does not wait for the default stream
 MAX_THREADS, SHARED_SIZE, REGISTERS, MAX_DYNAMIC = 0, 1, 4, 8  # attributes of a function
 
 
 class Moment:
-    """An event: launches before it."""
+    """An event: launches before it, and what it comes after."""
 
     at: int | None = None
+    mark: Mark | None = None
 
 
 def attribute(gpu: Gpu, which: Any, device: Any = 0) -> int:
@@ -40,7 +43,28 @@ def create_event(gpu: Gpu, flags: int = 0) -> int:
 
 
 def record(gpu: Gpu, event: Any, stream: Any = 0, flags: int = 0) -> None:
-    images.found(gpu, event, Moment).at = len(gpu.session.runs)
+    moment = images.found(gpu, event, Moment)
+    moment.at, moment.mark = len(gpu.session.runs), gpu.order.reached(int(stream or 0))
+
+
+def wait(gpu: Gpu, stream: Any, event: Any, flags: int = 0) -> None:
+    gpu.order.wait(int(stream or 0), images.found(gpu, event, Moment).mark)
+
+
+def await_event(gpu: Gpu, event: Any) -> None:
+    gpu.order.host_waits(images.found(gpu, event, Moment).mark or {})
+
+
+def await_stream(gpu: Gpu, stream: Any) -> None:
+    gpu.order.host_waits(gpu.order.reached(int(stream or 0)))
+
+
+def await_all(gpu: Gpu, *args: Any) -> None:
+    gpu.order.host_waits()
+
+
+def create_stream(gpu: Gpu, flags: int = 0, *priority: Any) -> int:
+    return gpu.new_stream(blocking=not int(flags) & NON_BLOCKING)
 
 
 def elapsed(gpu: Gpu, start: Any, end: Any) -> float:
@@ -86,6 +110,7 @@ def free(gpu: Gpu, address: Any, *stream: Any) -> None:
 
 
 def copy(gpu: Gpu, to: Any, of: Any, size: int, *more: Any) -> None:
+    await_all(gpu)                           # asynchronous copies, too: nobody looks at what they race with
     if size:
         ctypes.memmove(_address(to), _address(of), int(size))
 
@@ -162,13 +187,15 @@ def spare_shared(gpu: Gpu, function: Any, count: int, threads: int) -> int:
 
 def launch(gpu: Gpu, f: Any, gx: int, gy: int, gz: int, bx: int, by: int, bz: int, dynamic_shared: int, stream: Any,
            params: Any, extra: Any = 0) -> None:  # fmt: skip
-    images.launch(gpu, f, (gx, gy, gz), (bx, by, bz), int(dynamic_shared), params, extra)
+    images.launch(gpu, f, (gx, gy, gz), (bx, by, bz), int(dynamic_shared), params, extra, stream=int(stream or 0))
 
 
 def launch_ex(gpu: Gpu, config: Any, f: Any, params: Any, extra: Any = 0) -> None:
     grid = config.gridDimX, config.gridDimY, config.gridDimZ
     block = config.blockDimX, config.blockDimY, config.blockDimZ
-    images.launch(gpu, f, grid, block, config.sharedMemBytes, params, extra, _attributes(config))
+    images.launch(
+        gpu, f, grid, block, config.sharedMemBytes, params, extra, _attributes(config), int(config.hStream or 0)
+    )  # fmt: skip
 
 
 def _attributes(config: Any) -> dict[int, Any]:

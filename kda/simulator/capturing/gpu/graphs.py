@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -44,7 +45,8 @@ class CUDAGraph:
     def launched(self, launch: Launch) -> None:
         """A launch while the graph is captured: it waits for a replay."""
         if not self._inside:
-            self.steps.append(lambda: self.gpu.session.launch(launch))
+            again = replace(launch, stream=None)                             # a replay is in one stream
+            self.steps.append(lambda: self.gpu.session.launch(again))
 
     def replay(self) -> None:
         if self.gpu.graph is not None:

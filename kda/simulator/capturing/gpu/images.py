@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from ....compile.code import Dim3, entries
 from ....compile.kernel import Kernel
 from ....compile.launching import Launch
+from ... import launches
 from ..session import CaptureError
 from .state import Gpu
 
@@ -82,7 +83,7 @@ def found(gpu: Gpu, handle: Any, kind: type) -> Any:
 
 def launch(
     gpu: Gpu, handle: Any, grid: Dim3, block: Dim3, dynamic_shared: int, params: Any, extra: Any,
-    attributes: dict[int, Any] | None = None,
+    attributes: dict[int, Any] | None = None, stream: int | None = None,
 ) -> None:  # fmt: skip
     """What cuLaunchKernel does."""
     name, kernel = found(gpu, handle, Function)
@@ -94,12 +95,13 @@ def launch(
     if extra:
         raise CaptureError(f"{name} was launched with `extra`; a capture reads kernelParams. Pass parameters there.")
     options = attributes or {}
+    cluster = options.get(CLUSTER) or launches.own_cluster(kernel.ptx, name, gpu.session.arch)
     buffer = bytearray(kernel.params[-1].offset + kernel.params[-1].size if kernel.params else 0)
     for param, value in zip(kernel.params, _values(params, [p.size for p in kernel.params], name)):
         buffer[param.offset : param.offset + param.size] = value
     gpu.session.launch(
-        Launch(kernel, grid, block, options.get(CLUSTER, (1, 1, 1)), dynamic_shared, bytes(buffer), None,
-               bool(options.get(PDL)), bool(options.get(COOPERATIVE)))
+        Launch(kernel, grid, block, cluster, dynamic_shared, bytes(buffer), None,
+               bool(options.get(PDL)), bool(options.get(COOPERATIVE)), stream=stream)
     )  # fmt: skip
 
 

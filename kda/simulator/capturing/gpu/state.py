@@ -12,6 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ...chips import Chip, host_of
 from .. import memory
 from ..aligned import ALIGNMENT
+from .order import DEFAULT, Order
 
 if TYPE_CHECKING:
     from ..session import Session
@@ -29,6 +30,7 @@ class Gpu:
         self.default_device: torch.device | None = None  # of torch.set_default_device
         self.stream: Any = None              # the current one; None: the default stream
         self.graph: Any = None  # that records launches now
+        self.order = Order()
         self.peak = 0                        # bytes of memory in use when somebody asked
         self.allocations: dict[int, torch.Tensor] = {}  # by address, for cudaMalloc and its like
         self.objects: dict[int, Any] = {}    # what cuda-python made: modules, kernels, events, by handle
@@ -45,6 +47,17 @@ class Gpu:
     @property
     def memory(self) -> int:
         return host_of(self.chip.target.spelling).memory
+
+    @property
+    def stream_number(self) -> int:
+        """The current stream's handle."""
+        return self.stream.cuda_stream if self.stream is not None else DEFAULT
+
+    def new_stream(self, blocking: bool = False) -> int:
+        """The handle of a stream; `blocking`: the default stream waits for it, and it for that one."""
+        number = self.handle()
+        self.order.created(number, blocking)
+        return number
 
     def handle(self) -> int:
         """A number that nothing else of this GPU has."""

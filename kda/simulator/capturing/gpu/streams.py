@@ -1,4 +1,4 @@
-"""Streams and events during a capture. Launches run one after the other, so there is nothing to wait for."""
+"""Streams and events during a capture. Launches run one after the other; `order.py` is told who waits for whom."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...timing.clock import together
+from .order import Mark
 from .patching import current
 from .state import CUDA, Gpu
 
@@ -27,7 +28,7 @@ class Stream:
     def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any):
         self.gpu = gpu_of("Stream")
         given = kwargs.get("stream_ptr", kwargs.get("stream_id"))
-        self.cuda_stream: int = self.gpu.handle() if given is None else int(given)
+        self.cuda_stream: int = self.gpu.new_stream() if given is None else int(given)
         self.device, self.priority, self.device_index = CUDA, priority, 0
 
     stream_id = property(lambda self: self.cuda_stream)
@@ -37,16 +38,17 @@ class Stream:
         return 0, self.cuda_stream
 
     def query(self) -> bool:
+        self.synchronize()
         return True
 
     def synchronize(self) -> None:
-        """All that was launched has run."""
+        self.gpu.order.host_waits(self.gpu.order.reached(self.cuda_stream))
 
     def wait_event(self, event: Any) -> None:
-        """It has happened."""
+        event.wait(self)
 
     def wait_stream(self, stream: Any) -> None:
-        """All that was launched there has run."""
+        self.gpu.order.wait(self.cuda_stream, self.gpu.order.reached(stream.cuda_stream))
 
     def record_event(self, event: Any = None) -> Any:
         event = Event() if event is None else event
@@ -85,21 +87,27 @@ class Event:
                  external: bool = False):  # fmt: skip
         self.gpu, self.device, self.timing = gpu_of("Event"), CUDA, enable_timing
         self.at: int | None = None           # launches before it
+        self.mark: Mark | None = None        # those that it comes after
         self.cuda_event = self.gpu.handle()
 
     _as_parameter_ = property(lambda self: self.cuda_event)
 
     def record(self, stream: Any = None) -> None:
         self.at = len(self.gpu.session.runs)
+        self.mark = self.gpu.order.reached(self._number(stream))
 
     def wait(self, stream: Any = None) -> None:
-        """It has happened."""
+        self.gpu.order.wait(self._number(stream), self.mark)
 
     def query(self) -> bool:
+        self.synchronize()
         return True
 
     def synchronize(self) -> None:
-        """It has happened."""
+        self.gpu.order.host_waits(self.mark or {})
+
+    def _number(self, stream: Any) -> int:
+        return self.gpu.stream_number if stream is None else stream.cuda_stream
 
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds that the clock predicts for the launches in between; without a clock nobody knows: nan."""

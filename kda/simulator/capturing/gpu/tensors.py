@@ -44,6 +44,8 @@ class Tensors(TorchFunctionMode):
         kwargs = kwargs or {}
         if current() is not self.gpu or knows(caller := sys._getframe(1)):
             return func(*args, **kwargs)
+        if func in READ_BY_THE_HOST:
+            self.gpu.order.host_waits()
         if (answer := ANSWERS.get(func)) is not None:
             return answer(self, func, args, kwargs)
         if caller.f_globals.get("__name__") == "torch._ops" and (found := _operator(func, caller)) is not None:
@@ -97,6 +99,8 @@ class Tensors(TorchFunctionMode):
         if place not in ("cuda", "cpu", None):
             return x.to(place, dtype, copy=copy, **form)
         told = self.places.get(x)
+        if place == "cpu":
+            self.gpu.order.host_waits()
         if place in (None, told) or (told is None and place == "cuda" and type(x) not in PLAIN):
             return self.placed(x.to(dtype=dtype, copy=copy, **form), told)
         result = torch.empty_like(x, dtype=dtype, requires_grad=False, **form)
@@ -195,6 +199,10 @@ def _dlpack_device(mode: Tensors, func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 _T: Any = torch.Tensor
+READ_BY_THE_HOST = {
+    _T.item, _T.tolist, _T.numpy, _T.__bool__, _T.__int__, _T.__float__, _T.__index__, _T.__repr__,
+    _T.__format__, _T.nonzero, torch.nonzero, torch.equal, _T.equal, torch.allclose, _T.allclose,
+}  # fmt: skip
 ANSWERS: dict[Any, Answer] = {
     _T.device.__get__: _device_of,
     _T.is_cuda.__get__: lambda mode, func, args, kwargs: mode.place(args[0]) == "cuda",

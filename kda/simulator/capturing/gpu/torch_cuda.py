@@ -50,6 +50,10 @@ def _default(gpu: Gpu, device: Any = None) -> Any:
     return streams.Stream(stream_ptr=streams.DEFAULT)
 
 
+def _synchronize(gpu: Gpu, device: Any = None) -> None:
+    gpu.order.host_waits()
+
+
 def _set_stream(gpu: Gpu, stream: Any) -> None:
     gpu.stream = stream
 
@@ -110,7 +114,7 @@ ANSWERS: Table = {
     "get_arch_list": lambda gpu: [gpu.chip.target.spelling.rstrip("af")],
     "is_bf16_supported": lambda gpu, including_emulation=True: True,
     "is_tf32_supported": lambda gpu: True,
-    "synchronize": _nothing,
+    "synchronize": _synchronize,
     "_sleep": _nothing,
     "cudart": lambda gpu: _Cudart(),
     "current_stream": _current,
@@ -151,7 +155,7 @@ INTERNAL: Table = {
     "_cuda_exchangeDevice": lambda gpu, device: only(device),
     "_cuda_getCurrentRawStream": lambda gpu, device=0: _current(gpu).cuda_stream,
     "_cuda_isCurrentStreamCapturing": lambda gpu: gpu.graph is not None,
-    "_cuda_synchronize": _nothing,
+    "_cuda_synchronize": _synchronize,
 }
 ACCELERATOR: Table = {
     "is_available": lambda gpu: True,
@@ -162,7 +166,7 @@ ACCELERATOR: Table = {
     "set_device_index": lambda gpu, device: only(device) and None,
     "current_stream": _current,
     "set_stream": _set_stream,
-    "synchronize": _nothing,
+    "synchronize": _synchronize,
     "empty_cache": _nothing,
     "memory_allocated": _allocated,
     "max_memory_allocated": _peak,

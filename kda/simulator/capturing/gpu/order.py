@@ -1,0 +1,137 @@
+"""Which launches of different streams are ordered: by events, by waits of the host, by the default stream.
+
+Launches run here one after the other, so a missing wait between streams changes no result. Once a program has made a
+stream, every launch leaves which bytes it has read and written; one that touches what a launch of another stream has
+touched, with no order between the two, is a finding. What torch computes is not looked at, and of memory that has been
+freed in between nothing is said.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ...findings import Finding, Place
+from ...naming import Names
+
+READS, WRITES = 1, 2                         # of a byte, as the engine flags it
+GLOBAL = 1                                   # of naming.SPACES
+DEFAULT = 0                                  # the legacy default stream
+KIND = "race-streams"
+ADVICE = (
+    "record an event in {other} behind {kernel}, and let {this} wait for it (wait_event, cudaStreamWaitEvent) before "
+    "this launch; or launch both in one stream"
+)
+
+Mark = dict[int, int]                        # stream -> its launches that are over: an event's, a stream's, the host's
+
+
+class Accesses(NamedTuple):
+    """What a launch has done to one tensor's memory."""
+
+    stream: int
+    number: int                              # of the stream's launches
+    kernel: str
+    address: int
+    flags: torch.Tensor                      # by byte
+    storage: StorageWeakRef
+
+
+class Order:
+    """Of the launches of one capture."""
+
+    def __init__(self) -> None:
+        self.watching = False                # the program has made a stream
+        self._blocking: set[int] = set()     # streams that the default stream waits for, and that wait for it
+        self._launched: Mark = defaultdict(int)
+        self._known: dict[int, Mark] = defaultdict(dict)
+        self._host: Mark = {}
+        self._seen: list[Accesses] = []
+
+    def created(self, stream: int, blocking: bool = False) -> None:
+        self.watching = True
+        if blocking:
+            self._blocking.add(stream)
+
+    def reached(self, stream: int) -> Mark:
+        """All that a stream's next launch comes after: also what an event records."""
+        known = self._known[stream]
+        _join(known, self._host)
+        for other in self._blocking if stream == DEFAULT else {DEFAULT} if stream in self._blocking else ():
+            _join(known, self._known[other])
+            _join(known, {other: self._launched[other]})
+        return dict(known)
+
+    def wait(self, stream: int, mark: Mark | None) -> None:
+        """A stream waits for an event (None: it was never recorded)."""
+        _join(self._known[stream], mark or {})
+
+    def host_waits(self, mark: Mark | None = None) -> None:
+        """The host waits for an event or a stream; None: for everything."""
+        _join(self._host, self._launched if mark is None else mark)
+        self._seen = [a for a in self._seen if a.number > self._host.get(a.stream, 0)]
+
+    def launched(self, stream: int, run: Any, tensors: Iterable[torch.Tensor]) -> list[Finding]:
+        """Enters a launch; what it touches without an order behind launches of other streams."""
+        known = self.reached(stream)
+        self._launched[stream] += 1
+        number = self._known[stream][stream] = self._launched[stream]
+        self._seen = [a for a in self._seen if not a.storage.expired()]
+        found: dict[tuple[str, int], Finding] = {}
+        mine = []
+        for address, flags in run.accesses:
+            if (storage := _storage_at(address, tensors)) is None or not flags.any():
+                continue
+            for other in self._seen:
+                if other.stream != stream and other.number > known.get(other.stream, 0) and other.storage == storage:
+                    at = _clash(address, flags, other)
+                    if at is not None:
+                        found.setdefault((other.kernel, other.stream), _finding(run, stream, other, *at))
+            mine.append(Accesses(stream, number, run.kernel, address, flags, storage))
+        self._seen += mine
+        return list(found.values())
+
+
+def _join(into: Mark, other: Mapping[int, int]) -> None:
+    for stream, number in other.items():
+        into[stream] = max(into.get(stream, 0), number)
+
+
+def _storage_at(address: int, tensors: Iterable[torch.Tensor]) -> StorageWeakRef | None:
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() <= address < storage.data_ptr() + storage.nbytes():
+            return StorageWeakRef(storage)
+    return None
+
+
+def _clash(address: int, flags: torch.Tensor, other: Accesses) -> tuple[int, int, int] | None:
+    """(address of the first byte that both touch and one of them writes, what this does to it, what the other did)."""
+    first, end = max(address, other.address), min(address + len(flags), other.address + len(other.flags))
+    if first >= end:
+        return None
+    now, before = flags[first - address : end - address], other.flags[first - other.address : end - other.address]
+    both = (now != 0) & (before != 0) & (((now | before) & WRITES) != 0)
+    if not both.any():
+        return None
+    at = int(both.nonzero()[0])
+    return first + at, int(now[at]), int(before[at])
+
+
+def _finding(run: Any, stream: int, other: Accesses, address: int, now: int, before: int) -> Finding:
+    program = run._program
+    memory = Names(run.spans, program).memory(GLOBAL, address)
+    does, did = "writes" if now & WRITES else "reads", "wrote" if before & WRITES else "read"
+    says = (
+        f"{does} {memory} in stream {stream:#x}, which {other.kernel} {did} in stream {other.stream:#x}: nothing "
+        "orders the two launches"
+    )
+    return Finding(
+        KIND, says, run.kernel, 0, 0, 0, Place(program.kernel.line, f".entry {run.kernel}", None), None, 1,
+        address, memory=memory,
+        advice=ADVICE.format(other=f"stream {other.stream:#x}", this=f"stream {stream:#x}", kernel=other.kernel),
+    )  # fmt: skip
