@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -41,6 +42,18 @@ def as_given(x: Tensor) -> Tensor:
     return x
 
 
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Inside of the block: thousands of small steps, between which many threads would wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@one_thread()
 def definition(
     case: Case, dtype: torch.dtype, backward: bool = True, given: Callable[[Tensor], Tensor] = as_given
 ) -> dict[str, Tensor]:
@@ -124,9 +137,12 @@ def shakes_of(case: Case, rounding: Rounding) -> range:
     return shakes(case.inputs.g.numel(), coarse=bool(rounding.stored))
 
 
-def budgets(case: Case, rounding: Rounding, backward: bool = True) -> dict[str, Budget]:
-    """Of every result of the call."""
-    exact, apart = definition(case, torch.float64, backward), backward and rounding.gradients is not None
+def budgets(
+    case: Case, rounding: Rounding, backward: bool = True, exact: Mapping[str, Tensor] | None = None
+) -> dict[str, Budget]:
+    """Of every result of the call; `exact` are the results in float64, if they are known already."""
+    exact = exact or definition(case, torch.float64, backward)
+    apart = backward and rounding.gradients is not None
     of_outputs = _roundings(case, rounding, backward and not apart)
     of_gradients = _roundings(case, rounding.of_gradients, backward) if apart else of_outputs
     roundings = {name: of_gradients if name in GRADIENTS else of_outputs for name in exact}

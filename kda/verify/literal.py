@@ -92,13 +92,12 @@ def decay_of_pairs(g2: Tensor) -> Tensor:
     gc_i - gc_j is summed as g2_(j+1) + ... + g2_i: a difference of two long sums rounds as they do, and -inf has none.
     """
     HV, C, K = g2.shape
-    exponent = g2.new_zeros(HV, C, C, K)
+    exponent = g2.new_full((HV, C, C, K), -torch.inf)
     of_columns = torch.zeros(HV, C, K, dtype=torch.float64)                   # gc_i - gc_j of all j
-    for i in range(1, C):
+    for i in range(C):
         of_columns[:, :i] += g2[:, i, None]
-        exponent[:, i] = of_columns
-    above = torch.ones(C, C, dtype=torch.bool).triu(1)
-    return exponent.masked_fill(above.unsqueeze(-1), -torch.inf).exp2()
+        exponent[:, i, : i + 1] = of_columns[:, : i + 1]
+    return exponent.exp2_()
 
 
 def edges(g2: Tensor) -> tuple[Tensor, Tensor]:
