@@ -24,8 +24,9 @@ from kda.host import detect, installed_versions
 from kda.stages import in_order
 from kda.verify.budget import Budget, Scale
 from kda.verify.cases import Case
-from kda.verify.definition import budgets, by_gradient, definition, one_thread, stored_as
+from kda.verify.definition import budgets, by_gradient, definition, stored_as
 from kda.verify.doors import Door
+from kda.verify.literal import one_thread
 from kda.verify.parity import Row, judge
 from kda.verify.parity import direction as direction_of
 

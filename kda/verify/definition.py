@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -16,7 +15,7 @@ from kda.stages import BACKWARD, FORWARD
 
 from .budget import Budget, Rounding, shaken, shakes
 from .cases import Case
-from .literal import chain, l2norm, log_decay, step_size
+from .literal import chain, l2norm, log_decay, one_thread, step_size
 
 Tensor = torch.Tensor
 
@@ -40,17 +39,6 @@ def by_gradient(leaves: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
 
 def as_given(x: Tensor) -> Tensor:
     return x
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Inside of the block: thousands of small steps, between which many threads would wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @one_thread()

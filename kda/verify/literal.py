@@ -8,7 +8,8 @@ float64 it is exact, in float32 an independent rounding.  Layouts as in `kda.bac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,8 +25,22 @@ Tensors = dict[str, "Tensor | None"]
 Round = Any                                  # a callable: a tensor of kda.stages by its name -> what is kept of it
 
 
+SHARED = 1 << 24                             # elements of pairs of rows from which on several threads share the work
+
+
 def as_it_is(name: str, x: Tensor) -> Tensor:
     return x
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Inside of the block: thousands of small steps, between which many threads would wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def run_stage(
@@ -45,6 +60,14 @@ def chain(
 
     `round_` is applied to everything that a stage writes, also where the stage itself uses it further.
     """
+    with one_thread() if p.HV * p.C * p.C * p.K < SHARED else contextlib.nullcontext():
+        return _chain(names, p, layout, tensors, dtype, round_)
+
+
+def _chain(
+    names: Iterable[str], p: Problem, layout: Layout, tensors: Mapping[str, Tensor | None], dtype: torch.dtype,
+    round_: Round,
+) -> Tensors:  # fmt: skip
     env = dict(tensors)
     for stage in (member for name in names for member in find(name).members):
         done: set[str] = set()

@@ -24,7 +24,7 @@ from .definition import budgets, shakes_of, summed
 from .doors import Door
 from .evidence import Proof
 from .faults import Fault
-from .literal import chain, run_stage
+from .literal import chain, one_thread, run_stage
 from .places import has_rows, pattern, place
 
 Tensor = torch.Tensor
@@ -408,6 +408,7 @@ def prove_executed(backend: str, stage: str, target: Target | None) -> Proof:
     return prove(Door(backend), stage)
 
 
+@one_thread()
 def prove(door: Door, stage: str) -> Proof:
     """A stage behind a door, fed by the oracle."""
     specs = [dataclasses.replace(spec, dtype=dtype) for dtype in door.capability.proof_dtypes for spec in PROOFS]

@@ -22,7 +22,7 @@ from kda.commands.verify import command
 from kda.compile.target import parse
 from kda.stages import BACKWARD, FORWARD, STAGES
 from kda.verify import budget as verify_budget
-from kda.verify import parity, places
+from kda.verify import definition, literal, parity, places
 from kda.verify.budget import Budget, Rounding, Scale, dithered, shaken
 from kda.verify.cases import Spec, load, make, make_inputs, save
 from kda.verify.definition import budgets
@@ -181,6 +181,34 @@ def test_what_needs_no_rounding_gets_no_error(dtype):
     for x in (torch.tensor([0.0, 1.0, -3.0, torch.inf, 2.0**-20]), torch.rand(50).to(dtype).float()):
         assert torch.equal(dithered(x, dtype, 0), x)
     assert dithered(torch.tensor([torch.nan]), dtype, 0).isnan().all()
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("shared", "threads"), [(literal.SHARED, 1), (0, 2)], ids=["small", "large"])
+def test_small_steps_of_the_oracle_run_on_one_thread(monkeypatch, two_threads, shared, threads):
+    case, seen = make_inputs(lengths=(10,), H=1, K=8, V=8), []
+    wy = literal.FUNCTIONS["fwd/wy"]
+    monkeypatch.setattr(literal, "SHARED", shared)
+    monkeypatch.setitem(literal.FUNCTIONS, "fwd/wy", lambda *a: seen.append(torch.get_num_threads()) or wy(*a))
+    chain(STAGES, case.problem(), case.layout, case.stage_tensors(torch.float64), torch.float64)
+    assert (seen, torch.get_num_threads()) == ([threads], 2)
+
+
+def test_the_definition_and_proofs_of_stages_run_on_one_thread(monkeypatch, two_threads):
+    seen = []
+    of_token = definition.recurrent
+    monkeypatch.setattr(definition, "recurrent", lambda *a: seen.append(torch.get_num_threads()) or of_token(*a))
+    definition.definition(make_inputs(lengths=(10,), H=1, K=8, V=8), torch.float64, backward=False)
+    monkeypatch.setattr(parity, "alone", lambda *a: seen.append(torch.get_num_threads()) or [])
+    parity.prove(Door("reference", "cpu"), "fwd/wy")
+    assert set(seen) == {1} and len(seen) > 1 and torch.get_num_threads() == 2
 
 
 def test_a_tensor_that_its_stage_goes_on_with_is_rounded_once():
