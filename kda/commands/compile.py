@@ -28,7 +28,7 @@ from kda.measure.shapes import MODELS, Model
 from kda.problem import Problem
 
 from .findings import in_bytes
-from .options import ARCH, BACKEND, Name, no_kernels
+from .options import ARCH, BACKEND, Name, must_have_kernels, no_kernels
 from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version
 
 HEAD = ("backend", "arch", "kernel", "variants", "registers", "spills", "shared", "seconds", "")
@@ -82,6 +82,8 @@ def command(screen: Screen, archs: tuple[Target, ...], backend: str | None, mode
     """
     if tp > 1 and not models:
         raise click.UsageError("--tp divides the heads of a model; name one with --model")
+    for target in archs:
+        must_have_kernels(backend, target)
     targets = list(archs) or [own_target()]
     calls = [call for name in models for call in of_model(name, tp)]
     lines, refused = offered(targets, backend, [problem_of(words) for words in problems], calls)

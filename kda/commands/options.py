@@ -105,6 +105,17 @@ def built_for(target: Target) -> list[Capability]:
     return [c for c in dispatch.capabilities() if target.name in c.archs]
 
 
+def must_have_kernels(backend: str | None, target: Target) -> None:
+    """Usage error for a backend that was named beside an arch for which it has no kernels."""
+    if backend is None or target.name in (archs := dispatch.capability(backend).archs):
+        return
+    if not (others := [c.backend for c in built_for(target)]):
+        raise NoKernelsYet(target)
+    has = f"kernels for {', '.join(archs)}" if archs else "no kernels"
+    raise click.UsageError(f"--arch {target.name}: {backend} has {has}. Leave out --backend, or name "
+                           f"{', '.join(others)}.")  # fmt: skip
+
+
 def archs_with_clock() -> list[str]:
     from kda.simulator.timing.chips import OF_ARCH
 

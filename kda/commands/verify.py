@@ -15,7 +15,18 @@ from kda.stages import OF_WALK, STAGES, find, holder
 
 from . import mutants
 from .layout import shell_lines
-from .options import ARCH, BACKEND, Name, NoKernelsYet, OutputFile, backend_in_force, built_for, known, shape_options
+from .options import (
+    ARCH,
+    BACKEND,
+    Name,
+    NoKernelsYet,
+    OutputFile,
+    backend_in_force,
+    built_for,
+    known,
+    must_have_kernels,
+    shape_options,
+)
 from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version
 
 if TYPE_CHECKING:
@@ -242,16 +253,10 @@ def door_to(name: str, options: dict[str, Any]) -> Door:
     door = Door(name)
     if not options["arch"]:
         return door
-    target = options["arch"]
-    if target.name not in door.capability.archs:
-        archs = ", ".join(door.capability.archs)
-        has = f"kernels for {archs}" if archs else "no kernels to simulate"
-        others = ", ".join(c.backend for c in built_for(target))
-        more = f". Leave out --backend, or name {others}." if others else ""
-        raise click.UsageError(f"--arch {target.name}: {name} has {has}{more}")
+    must_have_kernels(name, options["arch"])
     from kda.verify.simulated import SimulatedDoor
 
-    return SimulatedDoor(name, target)
+    return SimulatedDoor(name, options["arch"])
 
 
 def first_with_kernels(options: dict[str, Any]) -> str:
