@@ -11,14 +11,13 @@ from typing import Any
 import click
 
 from kda.compile import store
-from kda.compile.recipes import outdated
+from kda.compile.recipes import ENGINE, outdated
 
 from .findings import in_bytes
 from .options import Name
 from .render import FINDING, OK, Screen, common_options, kda_version
 
 DAY = 86400
-ENGINE = "kda.simulator.engine.build"        # the module of the simulator's own library
 SAYS = {                                     # whose an entry is, where that is no backend
     "common": "kernels that backends share",
     "simulator": "the engine that runs PTX on this machine's CPU",
