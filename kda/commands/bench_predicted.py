@@ -275,7 +275,7 @@ def whose_errors(row: Row) -> str:
 
 def notes(chip: Chip, rows: Sequence[Row]) -> list[str]:
     these = " or ".join(dict.fromkeys(map(whose_errors, rows)))
-    found = [f"errors are those of {these} on an H200, the worst of a call's kernels; docs/clock.md has them all"]
+    found = [f"errors are those of {these} on an H200, the worst of a call's kernels; --json names those"]
     if chip.name != "h200":
         found.append(f"no prediction for {chip} was ever compared with one: its error is not known")
     return found
