@@ -192,7 +192,8 @@ def read(tensors: Mapping[str, Tensor], prefix: str, options: Mapping[str, Any])
                      f"Prefixes with an A_log: {_some(map(repr, held)) if held else 'none'}.", "prefix")  # fmt: skip
     if unknown:
         raise _error(f"in one of the layouts {', '.join(LAYOUTS)}", f"names that no layout has: {_some(unknown)}",
-                     "Remove them, or rename them: `layer.to_checkpoint(layout)` has the names of a layout.", "names")  # fmt: skip
+                     "Remove them, or rename them: `layer.to_checkpoint(layout)` has the names of a layout.",
+                     "names")  # fmt: skip
     ranks = {letter: next((kind for kind, names in table.items() if names[0] in found), None)
              for letter, table in (("f", FORGET), ("g", GATE))}  # fmt: skip
     wanted = {*PROJECTIONS, "dt_bias", *(f"{conv}.weight" for conv in CONVOLUTIONS),
