@@ -14,6 +14,7 @@ from kda.measure.peers import published_of_decoding
 from kda.problem import Problem
 
 from .bench_asked import CannotJudge
+from .options import check_value_heads
 from .render import FINDING, OK, Screen, kda_version, table
 
 if TYPE_CHECKING:
@@ -34,8 +35,7 @@ def check_usage(options: dict[str, Any], given: Any, option_of: Any) -> None:
         raise click.UsageError("--direction decode times one function; leave out the other directions")
     if wrong := [name for name in OTHERS if given(name)]:
         raise click.UsageError(f"--direction decode times one token of each sequence; leave out {option_of(wrong[0])}")
-    if options["value_heads"] and options["value_heads"] % options["heads"]:
-        raise click.UsageError(f"--value-heads must be a multiple of --heads {options['heads']}")
+    check_value_heads(options)
 
 
 def asked_for(options: dict[str, Any], kind: str, given: Any) -> list[Asked]:

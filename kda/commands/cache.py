@@ -14,7 +14,7 @@ from kda.compile import store
 from kda.compile.recipes import ENGINE, outdated
 
 from .findings import in_bytes
-from .options import Name
+from .options import Name, Number
 from .render import FINDING, OK, Screen, common_options, kda_version
 
 DAY = 86400
@@ -64,7 +64,7 @@ class Line:
 @click.command()
 @click.argument("action", type=Name("action", lambda: ACTIONS), metavar="[list|path|clean]", default="list")
 @click.option("--stale", is_flag=True, help="clean: what other source or another compiler built.  [default]")
-@click.option("--older-than", "days", type=click.FloatRange(0), metavar="DAYS", help="clean: what was not used since.")
+@click.option("--older-than", "days", type=Number(0), metavar="DAYS", help="clean: what was not used since.")
 @click.option("--all", "everything", is_flag=True, help="clean: everything.")
 @click.option("--verbose", "-v", is_flag=True, help="list: a row for each kernel.")
 @common_options

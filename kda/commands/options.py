@@ -18,6 +18,14 @@ from kda.problem import DTYPES
 from .render import CANNOT_JUDGE
 
 
+class Count(click.IntRange):
+    name = "integer"
+
+
+class Number(click.FloatRange):
+    name = "number"
+
+
 class Lengths(click.ParamType):
     name = "N,N,..."
 
@@ -137,9 +145,16 @@ def needs_a_clock(target: Target, option: str) -> None:
         )
 
 
+def check_value_heads(options: dict[str, Any]) -> None:
+    heads, values = options["heads"], options["value_heads"]
+    if values and values % heads:
+        raise click.UsageError(f"--value-heads must be a multiple of --heads {heads}; found {values}")
+
+
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The name that was probably meant; None where none is near."""
-    near = difflib.get_close_matches(name, list(names), n=1)
+    """The name that was probably meant: one that is written alike, or begins so; None where none is near."""
+    names = list(names)
+    near = difflib.get_close_matches(name, names, n=1) or [each for each in names if name and each.startswith(name)]
     return near[0] if near else None
 
 
@@ -183,15 +198,15 @@ def shape_options(
     """--lengths or --batch and --tokens, heads, head dims, dtype."""
     options = (
         click.option("--lengths", type=Lengths(), help=lengths),
-        click.option("--batch", type=click.IntRange(1), default=batch, show_default=batch is not None,
+        click.option("--batch", type=Count(1), default=batch, show_default=batch is not None,
                      help="Rows of a batch, instead of packed sequences."),
-        click.option("--tokens", type=click.IntRange(1), help="Tokens of a row, instead of packed sequences."),
-        click.option("--heads", type=click.IntRange(1), default=heads, show_default=True, help="Query/key heads."),
-        click.option("--value-heads", type=click.IntRange(1),
+        click.option("--tokens", type=Count(1), help="Tokens of a row, instead of packed sequences."),
+        click.option("--heads", type=Count(1), default=heads, show_default=True, help="Query/key heads."),
+        click.option("--value-heads", type=Count(1),
                      help="Value heads, a multiple of --heads.  [default: as many]"),
-        click.option("-K", "k", type=click.IntRange(1, 256), default=128, show_default=True,
+        click.option("-K", "k", type=Count(1, 256), default=128, show_default=True,
                      help="Head dim of q and k."),
-        click.option("-V", "v", type=click.IntRange(1), default=128, show_default=True, help="Head dim of v."),
+        click.option("-V", "v", type=Count(1), default=128, show_default=True, help="Head dim of v."),
         click.option("--dtype", type=click.Choice(DTYPES), default=dtype, show_default=dtype is not None,
                      help=dtype_help),
     )  # fmt: skip

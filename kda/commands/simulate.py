@@ -15,7 +15,7 @@ import click
 from kda.compile.target import Target
 
 from . import mutants as of_mutants
-from .options import ARCH, OutputFile, needs_a_clock
+from .options import ARCH, Count, OutputFile, needs_a_clock
 from .render import CANNOT_JUDGE, ERROR, FINDING, OK, Screen, common_options, kda_version
 
 if TYPE_CHECKING:
@@ -36,11 +36,11 @@ NO_LAUNCH = (
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option("--arch", type=ARCH, default="sm100", show_default=True, help="The arch or card that is simulated.")
-@click.option("--schedules", type=click.IntRange(1), default=SCHEDULES, show_default=True,
+@click.option("--schedules", type=Count(1), default=SCHEDULES, show_default=True,
               help="Orders of warps and copies under which each launch runs.")
 @click.option("--strict", is_flag=True, help="Rules that hardware tolerates count as findings, not as notes.")
 @click.option("--mutants", is_flag=True, help="Weaken each synchronising instruction: is it noticed?")
-@click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes for --mutants.")
+@click.option("--workers", type=Count(1), default=1, show_default=True, help="Processes for --mutants.")
 @click.option("--clock", is_flag=True, help="Predict the time of each launch, too.")
 @click.option("--html", type=FILE, help="A page with the kernels' source, line by line.")
 @click.option("--sarif", type=FILE, help="A SARIF 2.1.0 file, which code hosts show at the lines of a change.")

@@ -43,6 +43,10 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def one_thread_if_small(p: Problem) -> contextlib.AbstractContextManager[None]:
+    return one_thread() if p.HV * p.C * p.C * p.K < SHARED else contextlib.nullcontext()
+
+
 def run_stage(
     name: str, p: Problem, layout: Layout, tensors: Mapping[str, Tensor | None], dtype: torch.dtype,
     round_: Round = as_it_is,
@@ -60,7 +64,7 @@ def chain(
 
     `round_` is applied to everything that a stage writes, also where the stage itself uses it further.
     """
-    with one_thread() if p.HV * p.C * p.C * p.K < SHARED else contextlib.nullcontext():
+    with one_thread_if_small(p):
         return _chain(names, p, layout, tensors, dtype, round_)
 
 

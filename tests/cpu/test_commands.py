@@ -52,6 +52,17 @@ def test_a_backend_that_does_not_exist_is_a_wrong_command_with_the_nearest_name(
     assert result.exit_code == 2 and "Did you mean 'reference'" in result.stderr
 
 
+@pytest.mark.parametrize(("words", "says"), [
+    ("verify --heads x", "'x' is not a valid integer."),
+    ("cache clean --older-than x", "'x' is not a valid number."),
+    ("doctor torch", "Did you mean 'torch.import'?"),
+    ("bench --tokens 9 --heads 2 --value-heads 3", "--value-heads must be a multiple of --heads 2; found 3"),
+])  # fmt: skip
+def test_a_wrong_word_is_answered_in_plain_words(words, says):
+    result = CliRunner().invoke(cli, words.split())
+    assert result.exit_code == 2 and says in result.stderr
+
+
 @pytest.mark.parametrize("arch", TARGETS)
 def test_an_arch_without_kernels_can_be_requested(arch, no_kernels):
     result = CliRunner().invoke(cli, ["selftest", "--arch", arch])

@@ -201,14 +201,17 @@ def test_small_steps_of_the_oracle_run_on_one_thread(monkeypatch, two_threads, s
     assert (seen, torch.get_num_threads()) == ([threads], 2)
 
 
-def test_the_definition_and_proofs_of_stages_run_on_one_thread(monkeypatch, two_threads):
+def test_the_definition_whole_calls_and_proofs_of_stages_run_on_one_thread(monkeypatch, two_threads):
     seen = []
     of_token = definition.recurrent
     monkeypatch.setattr(definition, "recurrent", lambda *a: seen.append(torch.get_num_threads()) or of_token(*a))
     definition.definition(make_inputs(lengths=(10,), H=1, K=8, V=8), torch.float64, backward=False)
+    call = Door.chunk_kda
+    monkeypatch.setattr(Door, "chunk_kda", lambda *a, **k: seen.append(torch.get_num_threads()) or call(*a, **k))
+    Door("reference", "cpu").call(make_inputs(lengths=(10,), H=1, K=8, V=8), backward=True)
     monkeypatch.setattr(parity, "alone", lambda *a: seen.append(torch.get_num_threads()) or [])
     parity.prove(Door("reference", "cpu"), "fwd/wy")
-    assert set(seen) == {1} and len(seen) > 1 and torch.get_num_threads() == 2
+    assert seen == [1, 1, 1, 1] and torch.get_num_threads() == 2
 
 
 def test_a_tensor_that_its_stage_goes_on_with_is_rounded_once():

@@ -148,7 +148,7 @@ class Mutants:
             ],
         }  # fmt: skip
 
-    def sections(self) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
+    def sections(self) -> Iterator[tuple[str, list[tuple[str, str, str, str, str]]]]:
         """For each kernel a sentence, and cells: source, number of mutants, instruction, mutation, what noticed."""
         rows = self.rows
         for kernel, c in self.counts.items():
