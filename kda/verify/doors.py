@@ -20,7 +20,6 @@ from kda.stages import OPERANDS, SHAPES
 from .budget import Rounding
 from .cases import Case
 from .definition import by_gradient
-from .literal import one_thread_if_small
 
 Tensor = torch.Tensor
 
@@ -85,10 +84,7 @@ class Door:
 
     def call(self, case: Case, backward: bool, **keywords) -> dict[str, Tensor]:
         """o, ht and the gradients of all inputs, by name."""
-        with one_thread_if_small(case.problem()):
-            return self._call(self.sees(case).map(lambda x: x.to(self.device)), backward, keywords)
-
-    def _call(self, case: Case, backward: bool, keywords: Mapping[str, Any]) -> dict[str, Tensor]:
+        case = self.sees(case).map(lambda x: x.to(self.device))
         leaves = {
             name: x.detach().clone().requires_grad_(backward) if isinstance(x, Tensor) and x.is_floating_point() else x
             for name, x in case.keywords.items()
@@ -113,8 +109,7 @@ class Door:
 
     def stage(self, name: str, case: Case, tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
         there = {n: None if x is None else x.to(self.device) for n, x in tensors.items()}
-        with one_thread_if_small(case.problem()):
-            found = self.stage_call(name, case)(there)
+        found = self.stage_call(name, case)(there)
         return {n: None if x is None else x.cpu() for n, x in found.items()}
 
 

@@ -208,10 +208,10 @@ def test_the_definition_whole_calls_and_proofs_of_stages_run_on_one_thread(monke
     definition.definition(make_inputs(lengths=(10,), H=1, K=8, V=8), torch.float64, backward=False)
     call = Door.chunk_kda
     monkeypatch.setattr(Door, "chunk_kda", lambda *a, **k: seen.append(torch.get_num_threads()) or call(*a, **k))
-    Door("reference", "cpu").call(make_inputs(lengths=(10,), H=1, K=8, V=8), backward=True)
+    examine(Door("reference", "cpu"), make_inputs(lengths=(10,), H=1, K=8, V=8, dtype="float64"))
     monkeypatch.setattr(parity, "alone", lambda *a: seen.append(torch.get_num_threads()) or [])
     parity.prove(Door("reference", "cpu"), "fwd/wy")
-    assert seen == [1, 1, 1, 1] and torch.get_num_threads() == 2
+    assert set(seen) == {1} and len(seen) > 3 and torch.get_num_threads() == 2
 
 
 def test_a_tensor_that_its_stage_goes_on_with_is_rounded_once():
