@@ -15,7 +15,7 @@ from kda.problem import Problem
 
 from .bench_asked import CannotJudge
 from .options import check_value_heads
-from .render import FINDING, OK, Screen, kda_version, table
+from .render import FINDING, OK, Screen, kda_version
 
 if TYPE_CHECKING:
     from kda.measure.decoding import Asked, Decoded
@@ -27,7 +27,7 @@ HEADS, SEQUENCES = {"gpu": (8, 12, 16, 32, 64, 96), "cpu": (2,)}, {"gpu": (1, 64
 DIM = {"gpu": 128, "cpu": 32}
 DTYPE = {"gpu": "bfloat16", "cpu": "float32"}
 REPEATS = {"gpu": 20, "cpu": 10}
-HEAD = ("states", "sequences", "heads", "backend", "of the budget", "median", "p20-p80", "GB/s", "x floor")
+HEAD = ("states", "sequences", "heads", "backend", "budget", "median", "p20-p80", "GB/s", "x floor")
 
 
 def check_usage(options: dict[str, Any], given: Any, option_of: Any) -> None:
@@ -103,12 +103,14 @@ def report(screen: Screen, machine: Machine, found: Sequence[Decoded]) -> int:
     floor = f"; the floor is bytes over {machine.copy / 1e12:.2f} TB/s, a large copy's" if machine.copy else ""
     screen.line(f"decode_step, one token, K={first.K} V={first.V} {first.dtype}{floor}")
     screen.line()
-    for line in table([cells(each, machine.copy) for each in found], header=HEAD, align="lrrlrrrrr"):
+    columns = len(HEAD) - (not machine.copy)                          # without a GPU there is no floor
+    rows = [cells(each, machine.copy)[:columns] for each in found]
+    for line in screen.table(rows, HEAD[:columns], "lrrlrrrrr"):
         screen.line(line)
     if machine.copy and (first.K, first.V) == (128, 128):
         screen.line()
         screen.line("Published by others, not measured here:")
-        for line in table(published(), header=("peer", "states", "of", "sequences: us", "source"), align="lllll"):
+        for line in screen.table(published(), ("peer", "states", "of", "sequences: us", "source")):
             screen.line(line)
     if code == FINDING:
         screen.line(f"{screen.sign('fail')} wrong results are not timed")
