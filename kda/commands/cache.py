@@ -11,11 +11,11 @@ from typing import Any
 import click
 
 from kda.compile import store
-from kda.compile.recipes import ENGINE, outdated
 
 from .findings import in_bytes
 from .options import Name, Number
 from .render import FINDING, OK, Screen, common_options, kda_version
+from .stale import ENGINE, why_stale
 
 DAY = 86400
 SAYS = {                                     # whose an entry is, where that is no backend
@@ -39,7 +39,7 @@ class Line:
     def of(cls, kept: store.Kept) -> Line:
         if kept.about is None:
             return cls(kept, "unreadable")
-        why = outdated(kept.about)
+        why = why_stale(kept.about)
         return cls(kept, "stale", why) if why else cls(kept, "current")
 
     @property

@@ -21,7 +21,6 @@ from .kernel import Kernel
 from .sources import files
 from .target import Target
 
-ENGINE = "kda.simulator.engine.build"        # what builds the simulator's own library
 Constant = int | float | bool | str | None
 
 
@@ -82,8 +81,6 @@ def outdated(about: Mapping[str, Any]) -> str | None:
     for compiler, (name, version) in COMPILERS.items():
         if about.get(compiler) not in (None, version()):
             return f"{name} {about[compiler]}"
-    if about.get("module") == ENGINE:
-        return None if importlib.import_module(ENGINE).source() == about.get("source") else "other source"
     if about.get("source") is None:
         return None
     try:

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from kda.cli import cli
 from kda.commands.probes import look_at_cache
+from kda.commands.stale import why_stale
 from kda.compile import recipes
 from kda.compile.store import Store, digest
 from kda.simulator.engine import build
@@ -193,7 +194,7 @@ def test_a_new_engine_is_current(monkeypatch, kept):
     monkeypatch.setattr(build, "_built", lambda texts: b"a library")
     build.library()
     (entry,) = kept.entries()
-    assert recipes.outdated(entry.about) is None
+    assert why_stale(entry.about) is None
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc")
