@@ -68,7 +68,7 @@ def decode(screen: Screen, options: dict[str, Any], given: Any) -> int:
         if isinstance(clock, CudaClock):
             machine = machine._replace(copy=clock.copy_bandwidth())
         for each, backend in zip(asked, backends):
-            tell(f"{each.sequences} sequences of {each.heads} heads, {each.states} states")
+            tell(f"sequences: {each.sequences}, heads: {each.heads}, {each.states} states")
             found.append(measure(each, backend, clock, repeats, options["seconds"]))
     return report(screen, machine, found)
 
