@@ -175,12 +175,12 @@ def measure(
     """Parity first; a case on which a backend is wrong is not timed."""
     backward = set(directions) != {"forward"}
     options = {"disable_recompute": how.disable_recompute} if how.disable_recompute else {}
-    standards, checks = [], []
+    standards, judged, checks = [], [], []
     for door in doors:
         tell(f"comparing {door.name}")
         standards.append(standard(door, case, backward))
-        found = door.call(case, backward, **options)
-        checks.append(Checked(door.name, standards[-1].says, standards[-1].judge(found, case)))
+        judged.append(door.call(case, backward, **options))
+        checks.append(Checked(door.name, standards[-1].says, standards[-1].judge(judged[-1], case)))
     measured = Measured(checks)
     if not measured.right:
         return measured
@@ -198,13 +198,19 @@ def measure(
             continue
         timed = interleaved(calls, clock, how.repeats, how.seconds)
         measured.memory[way], measured.timings[way] = memory, [timing for timing, _ in timed]
-        for door, held, (_, results) in zip(doors, standards, timed):
-            check = Checked(door.name, held.says, held.judge(results, case))
+        for door, held, right, (_, results) in zip(doors, standards, judged, timed):
+            check = Checked(door.name, held.says, held.judge(differing(results, right), case))
             measured.timed_wrong += [check] if check.wrong else []
     if how.stages and measured.right:
         tell("timing stages")
         measured.stages = stage_timings(doors[0], case, directions, clock, how.repeats, how.seconds)
     return measured
+
+
+def differing(results: Results, judged: Results) -> Results:
+    """Those that do not equal the results that were judged before."""
+    found = {name: x.detach().cpu() for name, x in results.items()}
+    return {name: x for name, x in found.items() if name not in judged or not torch.equal(x, judged[name])}
 
 
 def stage_timings(

@@ -286,6 +286,13 @@ def test_a_large_case_is_held_against_the_reference(monkeypatch):
     assert {row.tensor for row in held.judge({n: 1.02 * x for n, x in found.items()}, case) if row.wrong} == set(found)
 
 
+def test_results_of_timed_launches_are_judged_unless_equal_ones_were():
+    judged = {"o": torch.tensor([1.0, 2.0]), "ht": torch.tensor([torch.nan]), "dq": torch.zeros(2)}
+    found = {"o": torch.tensor([1.0, 2.0]), "ht": torch.tensor([torch.nan]), "dq": torch.tensor([0.0, 1e-30]),
+             "dk": torch.zeros(1)}  # fmt: skip
+    assert list(timing.differing(found, judged)) == ["ht", "dq", "dk"]
+
+
 @pytest.mark.parametrize(("stored", "wider"), [({}, True), (doors.ROUNDS_EVERY_OPERAND, False)], ids=["fine", "coarse"])
 def test_errors_of_the_reference_count_beside_those_of_a_backend_that_is_about_as_exact(monkeypatch, stored, wider):
     small = cases.make_inputs([90], H=2, K=16, V=16, dtype="bfloat16")
