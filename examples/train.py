@@ -188,7 +188,9 @@ def main() -> None:
             mean /= world
         losses.append(mean.item())
         if rank == 0 and (step % max(args.steps // 10, 1) == 0 or step == args.steps - 1):
-            print(f"step {step:5d}  loss {losses[-1]:.4f}  {time.perf_counter() - began:.1f} s", flush=True)
+            took = time.perf_counter() - began
+            left = took / (step + 1 - first) * (args.steps - step - 1)
+            print(f"step {step:5d}  loss {losses[-1]:.4f}  {took:.1f} s, about {left:.0f} s left", flush=True)
     if rank == 0:
         args.out.mkdir(parents=True, exist_ok=True)
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "losses": losses}, checkpoint)

@@ -25,6 +25,7 @@ from .problem import DTYPES, Inputs, Options, Problem
 
 MAX_K = 256                                  # of chunk_kda; fused_recurrent_kda has no limit of its own
 CHUNK_SIZES = (32, 64)
+SHORT = 60                                   # characters of a value that a message repeats
 
 
 class Call(NamedTuple):
@@ -139,12 +140,20 @@ def when(broken: Any, found: str) -> str | None:
     return found if broken else None
 
 
+def in_words(x: Any) -> str:
+    """A value of a wrong type: its type, and itself if that is short."""
+    text = repr(x)
+    if x is None:
+        return text
+    return type(x).__name__ + (f" {text}" if len(text) <= SHORT and "\n" not in text else "")
+
+
 def _type_row(name: str, needed: bool, id: str | None = None) -> Check:
     def found(c: Any) -> str | None:
         x = c.tensor(name)
         if isinstance(x, torch.Tensor):
             return when(x.layout != torch.strided, f"a tensor of layout {x.layout}")
-        return when(needed or x is not None, f"{type(x).__name__} {x!r:.60}")
+        return when(needed or x is not None, in_words(x))
 
     asked = "a dense torch.Tensor" + ("" if needed else " or None")
     return Check(id or f"{name}.type", name, asked, found, "Pass a tensor.", InputTypeError)
@@ -209,7 +218,7 @@ def _device_row(name: str) -> Check:
 def _option_row(name: str, asked: str, *kinds: type) -> Check:
     def found(c: Call) -> str | None:
         x = getattr(c.options, name)
-        return when(not isinstance(x, kinds), f"{type(x).__name__} {x!r:.60}")
+        return when(not isinstance(x, kinds), in_words(x))
 
     return Check(f"{name}.type", name, asked, found, "See help(kda.chunk_kda).", InputTypeError)
 

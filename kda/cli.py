@@ -17,7 +17,7 @@ from kda.commands.render import ERROR, OutputError, Screen, explain_error, kda_v
 COMMANDS = {
     "doctor": ("kda.commands.doctor", "Say what works on this machine, and how to fix the rest."),
     "selftest": ("kda.commands.selftest", "Check the kernels of an arch, as far as this host can."),
-    "verify": ("kda.commands.verify", "Compare a backend with another and find the first wrong stage."),
+    "verify": ("kda.commands.verify", "Find the first stage of a backend that is wrong."),
     "bench": ("kda.commands.bench", "Time a backend, on inputs on which it was compared."),
     "simulate": ("kda.commands.simulate", "Find races in any script's kernels, without a GPU."),
     "timeline": ("kda.commands.timeline", "Show what a forward's warps and units do when, without a GPU."),

@@ -38,7 +38,7 @@ from .bench_report import (
     stage_lines,
     timing_lines,
 )
-from .options import ARCH, Name, OutputFile, shape_options, timed_arch
+from .options import ARCH, Count, Name, Number, OutputFile, check_value_heads, shape_options, timed_arch
 from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ class Percent(click.ParamType):
 @click.option("--disable-recompute", is_flag=False, flag_value="all", type=click.Choice(["all", "states"]),
               help="Keep the forward's intermediates for the backward, or the states alone.")  # fmt: skip
 @click.option("--stages", is_flag=True, help="Time each stage that the backend can run alone, too.")
-@click.option("--repeats", type=click.IntRange(1), help="Launches per timing.  [default: 20 on a CPU, 200 on a GPU]")
-@click.option("--seconds", type=click.FloatRange(0), default=10.0, show_default=True,
+@click.option("--repeats", type=Count(1), help="Launches per timing.  [default: 20 on a CPU, 200 on a GPU]")
+@click.option("--seconds", type=Number(0), default=10.0, show_default=True,
               help="Stop a timing after this long; but make at least three launches.")  # fmt: skip
 @click.option("--save", metavar="FILE", type=OUTPUT, help="Write the results as JSON.")
 @click.option("--compare", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
@@ -155,8 +155,7 @@ def check_usage(options: dict[str, Any]) -> None:
         raise click.UsageError("--lengths packs sequences in one row; leave out --batch and --tokens")
     if options["lengths"] is not None and not sum(options["lengths"]):
         raise click.UsageError("--lengths must have a token to time")
-    if options["value_heads"] and options["value_heads"] % options["heads"]:
-        raise click.UsageError(f"--value-heads must be a multiple of --heads {options['heads']}")
+    check_value_heads(options)
     if given("fail_above") and not options["compare"]:
         raise click.UsageError("--fail-above needs --compare FILE, the results to compare with")
     if options["graph"] and options["stages"]:

@@ -14,7 +14,8 @@ from kda.measure.peers import published_of_decoding
 from kda.problem import Problem
 
 from .bench_asked import CannotJudge
-from .render import FINDING, OK, Screen, kda_version, table
+from .options import check_value_heads
+from .render import FINDING, OK, Screen, kda_version
 
 if TYPE_CHECKING:
     from kda.measure.decoding import Asked, Decoded
@@ -26,7 +27,7 @@ HEADS, SEQUENCES = {"gpu": (8, 12, 16, 32, 64, 96), "cpu": (2,)}, {"gpu": (1, 64
 DIM = {"gpu": 128, "cpu": 32}
 DTYPE = {"gpu": "bfloat16", "cpu": "float32"}
 REPEATS = {"gpu": 20, "cpu": 10}
-HEAD = ("states", "sequences", "heads", "backend", "of the budget", "median", "p20-p80", "GB/s", "x floor")
+HEAD = ("states", "sequences", "heads", "backend", "budget", "median", "p20-p80", "GB/s", "x floor")
 
 
 def check_usage(options: dict[str, Any], given: Any, option_of: Any) -> None:
@@ -34,8 +35,7 @@ def check_usage(options: dict[str, Any], given: Any, option_of: Any) -> None:
         raise click.UsageError("--direction decode times one function; leave out the other directions")
     if wrong := [name for name in OTHERS if given(name)]:
         raise click.UsageError(f"--direction decode times one token of each sequence; leave out {option_of(wrong[0])}")
-    if options["value_heads"] and options["value_heads"] % options["heads"]:
-        raise click.UsageError(f"--value-heads must be a multiple of --heads {options['heads']}")
+    check_value_heads(options)
 
 
 def asked_for(options: dict[str, Any], kind: str, given: Any) -> list[Asked]:
@@ -68,7 +68,7 @@ def decode(screen: Screen, options: dict[str, Any], given: Any) -> int:
         if isinstance(clock, CudaClock):
             machine = machine._replace(copy=clock.copy_bandwidth())
         for each, backend in zip(asked, backends):
-            tell(f"{each.sequences} sequences of {each.heads} heads, {each.states} states")
+            tell(f"sequences: {each.sequences}, heads: {each.heads}, {each.states} states")
             found.append(measure(each, backend, clock, repeats, options["seconds"]))
     return report(screen, machine, found)
 
@@ -103,12 +103,14 @@ def report(screen: Screen, machine: Machine, found: Sequence[Decoded]) -> int:
     floor = f"; the floor is bytes over {machine.copy / 1e12:.2f} TB/s, a large copy's" if machine.copy else ""
     screen.line(f"decode_step, one token, K={first.K} V={first.V} {first.dtype}{floor}")
     screen.line()
-    for line in table([cells(each, machine.copy) for each in found], header=HEAD, align="lrrlrrrrr"):
+    columns = len(HEAD) - (not machine.copy)                          # without a GPU there is no floor
+    rows = [cells(each, machine.copy)[:columns] for each in found]
+    for line in screen.table(rows, HEAD[:columns], "lrrlrrrrr"):
         screen.line(line)
     if machine.copy and (first.K, first.V) == (128, 128):
         screen.line()
         screen.line("Published by others, not measured here:")
-        for line in table(published(), header=("peer", "states", "of", "sequences: us", "source"), align="lllll"):
+        for line in screen.table(published(), ("peer", "states", "of", "sequences: us", "source")):
             screen.line(line)
     if code == FINDING:
         screen.line(f"{screen.sign('fail')} wrong results are not timed")

@@ -8,12 +8,14 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kda.dispatch import backend_asked, what_is_kept
+from kda.compile.target import code_for
+from kda.dispatch import backend_asked, capability, what_is_kept
 from kda.errors import NoBackendError
 from kda.measure.shapes import Shape
 
 from .bench_asked import CannotJudge, backend_for, problem_of, setting, shapes_asked, spec_of
 from .layout import row_lines
+from .options import must_have_kernels
 from .render import OK, Screen, kda_version
 
 if TYPE_CHECKING:
@@ -41,6 +43,9 @@ def host(screen: Screen, options: dict[str, Any]) -> int:
             "--host needs a GPU that calls are launched to; found none. --arch sm90 sends the launches of that GPU's "
             "backends to a stand-in, so that all but the driver's part is timed"
         )
+    name = options["backend"]
+    if target and name and (archs := capability(name).archs) and code_for(target.cc, archs) is None:
+        must_have_kernels(name, target)
     machine = this_machine("cpu" if target else device)
     gpu = StandIn(target) if target else Gpu(device)
     there = "cpu" if target else device

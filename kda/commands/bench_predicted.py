@@ -22,7 +22,7 @@ from kda.errors import NoBackendError
 from kda.measure.shapes import DIRECTIONS, Shape, bytes_moved
 
 from .layout import row_lines
-from .options import timed_arch
+from .options import must_have_kernels, needs_a_clock, timed_arch
 from .progress import Progress, showing
 from .render import OK, Screen, kda_version
 
@@ -55,16 +55,14 @@ class Row(NamedTuple):
 
 
 def predicted(screen: Screen, options: dict[str, Any]) -> int:
-    from kda.simulator.chips import CHIPS
-    from kda.simulator.timing.chips import OF_ARCH, chip_of
+    from kda.simulator.timing.chips import chip_of
 
-    from .bench_asked import CannotJudge, shapes_asked, ways
+    from .bench_asked import shapes_asked, ways
 
     target = options["arch"] or TARGETS[timed_arch(options["backend"]) or "sm90"]
+    needs_a_clock(target, "--arch")
+    must_have_kernels(options["backend"], target)
     number = 10 * target.cc[0] + target.cc[1]
-    if number not in CHIPS or number not in OF_ARCH:
-        with_clock = ", ".join(f"sm{n}" for n in OF_ARCH)
-        raise CannotJudge(f"the simulator has no clock for {target.name}; there is one for {with_clock}")
     chip, shapes, directions = chip_of(True, number), shapes_asked(options, "gpu"), ways(options["directions"])
     backends = {name: backends_for(shape, directions, target, options["backend"]) for name, shape in shapes.items()}
     work = functools.partial(_rows, shapes, directions, target, chip, backends)
@@ -277,7 +275,7 @@ def whose_errors(row: Row) -> str:
 
 def notes(chip: Chip, rows: Sequence[Row]) -> list[str]:
     these = " or ".join(dict.fromkeys(map(whose_errors, rows)))
-    found = [f"errors are those of {these} on an H200, the worst of a call's kernels; docs/clock.md has them all"]
+    found = [f"errors are those of {these} on an H200, the worst of a call's kernels; --json names those"]
     if chip.name != "h200":
         found.append(f"no prediction for {chip} was ever compared with one: its error is not known")
     return found

@@ -11,14 +11,13 @@ from typing import Any
 import click
 
 from kda.compile import store
-from kda.compile.recipes import outdated
 
 from .findings import in_bytes
-from .options import Name
+from .options import Name, Number
 from .render import FINDING, OK, Screen, common_options, kda_version
+from .stale import ENGINE, why_stale
 
 DAY = 86400
-ENGINE = "kda.simulator.engine.build"        # the module of the simulator's own library
 SAYS = {                                     # whose an entry is, where that is no backend
     "common": "kernels that backends share",
     "simulator": "the engine that runs PTX on this machine's CPU",
@@ -40,7 +39,7 @@ class Line:
     def of(cls, kept: store.Kept) -> Line:
         if kept.about is None:
             return cls(kept, "unreadable")
-        why = outdated(kept.about)
+        why = why_stale(kept.about)
         return cls(kept, "stale", why) if why else cls(kept, "current")
 
     @property
@@ -65,7 +64,7 @@ class Line:
 @click.command()
 @click.argument("action", type=Name("action", lambda: ACTIONS), metavar="[list|path|clean]", default="list")
 @click.option("--stale", is_flag=True, help="clean: what other source or another compiler built.  [default]")
-@click.option("--older-than", "days", type=click.FloatRange(0), metavar="DAYS", help="clean: what was not used since.")
+@click.option("--older-than", "days", type=Number(0), metavar="DAYS", help="clean: what was not used since.")
 @click.option("--all", "everything", is_flag=True, help="clean: everything.")
 @click.option("--verbose", "-v", is_flag=True, help="list: a row for each kernel.")
 @common_options

@@ -28,7 +28,7 @@ from kda.measure.shapes import MODELS, Model
 from kda.problem import Problem
 
 from .findings import in_bytes
-from .options import ARCH, BACKEND, Name, no_kernels
+from .options import ARCH, BACKEND, Count, Name, must_have_kernels, no_kernels
 from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version
 
 HEAD = ("backend", "arch", "kernel", "variants", "registers", "spills", "shared", "seconds", "")
@@ -65,13 +65,13 @@ class Line:
 @click.option("--backend", type=BACKEND, help="The backend whose kernels are built.  [default: all that have some]")
 @click.option("--model", "models", type=Name("model", lambda: list(MODELS)), multiple=True,
               help=f"Everything that a model calls: {', '.join(MODELS)}; may be repeated.")
-@click.option("--tp", type=click.IntRange(1), default=1, show_default=True,
+@click.option("--tp", type=Count(1), default=1, show_default=True,
               help="With --model: GPUs over which tensor parallel divides its heads.")
 @click.option("--problem", "problems", metavar="WORDS", multiple=True,
               help='What to build for, as in "K=64 V=64 float16 packed backward"; may be repeated.  [default: K=V=128 '
                    "bfloat16, or float32 of a backend without bfloat16; forward, backward and recurrent, with each "
                    "gate, packed or not]")  # fmt: skip
-@click.option("--workers", type=click.IntRange(1), help="Processes that build.  [default: one per CPU]")
+@click.option("--workers", type=Count(1), help="Processes that build.  [default: one per CPU]")
 @click.option("--verbose", "-v", is_flag=True, help="Print each variant of a kernel, with what distinguishes it.")
 @common_options
 def command(screen: Screen, archs: tuple[Target, ...], backend: str | None, models: tuple[str, ...], tp: int,
@@ -82,6 +82,8 @@ def command(screen: Screen, archs: tuple[Target, ...], backend: str | None, mode
     """
     if tp > 1 and not models:
         raise click.UsageError("--tp divides the heads of a model; name one with --model")
+    for target in archs:
+        must_have_kernels(backend, target)
     targets = list(archs) or [own_target()]
     calls = [call for name in models for call in of_model(name, tp)]
     lines, refused = offered(targets, backend, [problem_of(words) for words in problems], calls)

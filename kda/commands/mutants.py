@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kda.compile.target import Target
 
 from .render import FINDING, OK, Screen, kda_version
+
+if TYPE_CHECKING:
+    from kda.simulator.mutation import Mutants
+
+HEAD = ("line", "mutants", "instruction", "what was changed", "noticed by")
+
+
+def write(screen: Screen, found: Mutants) -> None:
+    """For each kernel a sentence and a table, as wide as the terminal."""
+    for says, rows in found.sections():
+        screen.line(says)
+        for line in screen.table(rows, HEAD, "lrlll", indent=2):
+            screen.line(line)
 
 
 def report(screen: Screen, target: Target, options: dict[str, Any]) -> int:
@@ -34,8 +47,7 @@ def report(screen: Screen, target: Target, options: dict[str, Any]) -> int:
         heading = {"schema": 1, "kda": kda_version(), "command": "verify", "exit": code}
         screen.emit_json({**heading, "mutants": found.as_json()})
         return code
-    for line in found.lines():
-        screen.line(line)
+    write(screen, found)
     part = f" (every {options['sample']}th was looked at)" if options["sample"] > 1 else ""
     screen.line()
     screen.line(

@@ -18,6 +18,14 @@ from kda.problem import DTYPES
 from .render import CANNOT_JUDGE
 
 
+class Count(click.IntRange):
+    name = "integer"
+
+
+class Number(click.FloatRange):
+    name = "number"
+
+
 class Lengths(click.ParamType):
     name = "N,N,..."
 
@@ -105,6 +113,17 @@ def built_for(target: Target) -> list[Capability]:
     return [c for c in dispatch.capabilities() if target.name in c.archs]
 
 
+def must_have_kernels(backend: str | None, target: Target) -> None:
+    """Usage error for a backend that was named beside an arch for which it has no kernels."""
+    if backend is None or target.name in (archs := dispatch.capability(backend).archs):
+        return
+    if not (others := [c.backend for c in built_for(target)]):
+        raise NoKernelsYet(target)
+    has = f"kernels for {', '.join(archs)}" if archs else "no kernels"
+    raise click.UsageError(f"--arch {target.name}: {backend} has {has}. Leave out --backend, or name "
+                           f"{', '.join(others)}.")  # fmt: skip
+
+
 def archs_with_clock() -> list[str]:
     from kda.simulator.timing.chips import OF_ARCH
 
@@ -126,9 +145,16 @@ def needs_a_clock(target: Target, option: str) -> None:
         )
 
 
+def check_value_heads(options: dict[str, Any]) -> None:
+    heads, values = options["heads"], options["value_heads"]
+    if values and values % heads:
+        raise click.UsageError(f"--value-heads must be a multiple of --heads {heads}; found {values}")
+
+
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The name that was probably meant; None where none is near."""
-    near = difflib.get_close_matches(name, list(names), n=1)
+    """The name that was probably meant: one that is written alike, or begins so; None where none is near."""
+    names = list(names)
+    near = difflib.get_close_matches(name, names, n=1) or [each for each in names if name and each.startswith(name)]
     return near[0] if near else None
 
 
@@ -172,15 +198,15 @@ def shape_options(
     """--lengths or --batch and --tokens, heads, head dims, dtype."""
     options = (
         click.option("--lengths", type=Lengths(), help=lengths),
-        click.option("--batch", type=click.IntRange(1), default=batch, show_default=batch is not None,
+        click.option("--batch", type=Count(1), default=batch, show_default=batch is not None,
                      help="Rows of a batch, instead of packed sequences."),
-        click.option("--tokens", type=click.IntRange(1), help="Tokens of a row, instead of packed sequences."),
-        click.option("--heads", type=click.IntRange(1), default=heads, show_default=True, help="Query/key heads."),
-        click.option("--value-heads", type=click.IntRange(1),
+        click.option("--tokens", type=Count(1), help="Tokens of a row, instead of packed sequences."),
+        click.option("--heads", type=Count(1), default=heads, show_default=True, help="Query/key heads."),
+        click.option("--value-heads", type=Count(1),
                      help="Value heads, a multiple of --heads.  [default: as many]"),
-        click.option("-K", "k", type=click.IntRange(1, 256), default=128, show_default=True,
+        click.option("-K", "k", type=Count(1, 256), default=128, show_default=True,
                      help="Head dim of q and k."),
-        click.option("-V", "v", type=click.IntRange(1), default=128, show_default=True, help="Head dim of v."),
+        click.option("-V", "v", type=Count(1), default=128, show_default=True, help="Head dim of v."),
         click.option("--dtype", type=click.Choice(DTYPES), default=dtype, show_default=dtype is not None,
                      help=dtype_help),
     )  # fmt: skip

@@ -390,7 +390,7 @@ def look_at_cache() -> Cache:
 
 def _measure(path: str, size: dict[str, int]) -> str:
     """Count what is there; why nothing of it is read, if that is so."""
-    from kda.compile.recipes import outdated
+    from kda.commands.stale import why_stale
     from kda.compile.store import Store
 
     def refuse(error: OSError) -> None:
@@ -408,7 +408,7 @@ def _measure(path: str, size: dict[str, int]) -> str:
     store = Store(path)
     for entry in store.entries():
         size["unreadable"] += entry.about is None
-        size["stale"] += entry.bytes if entry.about and outdated(entry.about) else 0
+        size["stale"] += entry.bytes if entry.about and why_stale(entry.about) else 0
     return store.distrusted() or ""
 
 

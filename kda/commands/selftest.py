@@ -22,7 +22,7 @@ from kda.verify import evidence
 from kda.verify.evidence import Evidence, Proof
 
 from .layout import fold, row_lines, seen
-from .options import ARCH, BACKEND, backend_in_force, built_for, no_kernels
+from .options import ARCH, BACKEND, backend_in_force, built_for, must_have_kernels, no_kernels
 from .progress import Progress
 from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version
 from .verify import StageName, finite, not_alone
@@ -119,14 +119,10 @@ def exit_code(results: Sequence[Result], unable: Sequence[CannotJudge]) -> int:
 
 def chosen_backends(screen: Screen, target: Target | None, backend: str | None) -> list[Capability]:
     if target is not None:
-        built = built_for(target)
-        found = [c for c in built if backend in (None, c.backend)]
-        if built and not found:
-            names = ", ".join(c.backend for c in built)
-            raise CannotJudge(f"{backend} has no kernels for {target.name}. Leave out --backend, or name {names}.")
-        if not found:
+        must_have_kernels(backend, target)
+        if not (built := built_for(target)):
             raise CannotJudge(no_kernels(target))
-        return found
+        return [c for c in built if backend in (None, c.backend)]
     name = backend or auto(screen)
     return [c for c in dispatch.capabilities() if c.backend == name]
 

@@ -14,19 +14,21 @@ import click
 
 from kda.compile.target import Target
 
-from .options import ARCH, OutputFile, needs_a_clock
+from . import mutants as of_mutants
+from .options import ARCH, Count, OutputFile, needs_a_clock
 from .render import CANNOT_JUDGE, ERROR, FINDING, OK, Screen, common_options, kda_version
 
 if TYPE_CHECKING:
     from kda.simulator.mutation import Mutants
     from kda.simulator.scripts import Simulated
 
+HEAD = ("", "kernel", "launches", "findings", "warp instructions", "global bytes", "bank conflicts", "us")
 SCHEDULES = 3
 SCHEDULE_OF_MUTANTS = -1                     # in --json: the finding is of no schedule of ours
 FILE = OutputFile(path_type=Path)
 NO_LAUNCH = (
     "{script} launched no kernel that a capture sees: those of Triton, of the CuTe DSL, of kda.compile, and PTX that "
-    "cuda-python loads. A script that opens kda.simulator.capture itself runs without `kda simulate`."
+    "cuda-python loads. A script that calls kda.simulator.run or opens kda.simulator.capture is run by python."
 )
 
 
@@ -34,11 +36,11 @@ NO_LAUNCH = (
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option("--arch", type=ARCH, default="sm100", show_default=True, help="The arch or card that is simulated.")
-@click.option("--schedules", type=click.IntRange(1), default=SCHEDULES, show_default=True,
+@click.option("--schedules", type=Count(1), default=SCHEDULES, show_default=True,
               help="Orders of warps and copies under which each launch runs.")
 @click.option("--strict", is_flag=True, help="Rules that hardware tolerates count as findings, not as notes.")
 @click.option("--mutants", is_flag=True, help="Weaken each synchronising instruction: is it noticed?")
-@click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes for --mutants.")
+@click.option("--workers", type=Count(1), default=1, show_default=True, help="Processes for --mutants.")
 @click.option("--clock", is_flag=True, help="Predict the time of each launch, too.")
 @click.option("--html", type=FILE, help="A page with the kernels' source, line by line.")
 @click.option("--sarif", type=FILE, help="A SARIF 2.1.0 file, which code hosts show at the lines of a change.")
@@ -151,9 +153,9 @@ def _print(screen: Screen, found: Simulated, asked: bool, judged: Mutants | None
         launches, different = _count(len(found.session.runs), "launch", "es"), _count(len(kernels), "kernel")
         each = _count(found.schedules, "schedule")
         screen.line(f"{launches} of {different} on {found.arch}, simulated under {each}")
-        for line in screen.table([_row(screen, name, runs, found) for name, runs in kernels.items()],
-                                 ("", "kernel", "launches", "warp instructions", "global bytes", "bank conflicts",
-                                  "us", "findings"), "llrrrrrr"):  # fmt: skip
+        rows = [_row(screen, name, runs, found) for name, runs in kernels.items()]
+        header, align = (HEAD, "llrrrrrr") if any(run.clock for run in found.session.runs) else (HEAD[:-1], "llrrrrr")
+        for line in screen.table([row[: len(header)] for row in rows], header, align):
             screen.line(line)
     for finding in found.findings + found.notes:
         screen.line()
@@ -163,8 +165,7 @@ def _print(screen: Screen, found: Simulated, asked: bool, judged: Mutants | None
         screen.line(f"{name}: its results depend on the schedule (atomic additions of floats do that, too)")
     if judged:
         screen.line()
-        for line in judged.lines():
-            screen.line(line)
+        of_mutants.write(screen, judged)
         if not judged.outcomes:
             screen.line("no mutants: these kernels have no synchronising instruction")
     elif asked and found.findings:
@@ -189,6 +190,6 @@ def _row(screen: Screen, name: str, runs: list[Any], found: Simulated) -> list[s
     own = [finding for finding in found.findings if finding.kernel == name]
     time = f"{1e3 * sum(run.clock.milliseconds for run in runs):,.1f}" if all(run.clock for run in runs) else "-"
     return [
-        screen.sign("fail" if own else "ok"), shortened(name), str(len(runs)), total("warp_instructions"),
-        total("global_bytes_read", "global_bytes_written"), total("bank_conflicts"), time, str(len(own)),
+        screen.sign("fail" if own else "ok"), shortened(name), str(len(runs)), str(len(own)),
+        total("warp_instructions"), total("global_bytes_read", "global_bytes_written"), total("bank_conflicts"), time,
     ]  # fmt: skip

@@ -11,7 +11,7 @@ import click
 
 from kda.compile.target import Target, code_for
 
-from .options import ARCH, NoKernelsYet, OutputFile, built_for, needs_a_clock
+from .options import ARCH, Count, NoKernelsYet, OutputFile, built_for, needs_a_clock
 from .render import OK, Screen, common_options, kda_version
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ TOKENS, HEADS = 512, 64
 
 @click.command()
 @click.option("--arch", type=ARCH, required=True, help="The arch or card whose kernels run, such as sm90 or h100.")
-@click.option("--tokens", "-T", type=click.IntRange(1), default=TOKENS, show_default=True, help="Tokens of a sequence.")
-@click.option("--heads", type=click.IntRange(1), default=HEADS, show_default=True,
+@click.option("--tokens", "-T", type=Count(1), default=TOKENS, show_default=True, help="Tokens of a sequence.")
+@click.option("--heads", type=Count(1), default=HEADS, show_default=True,
               help="Heads: how many there are decides which kernels run.")
 @click.option("--out", type=OutputFile(path_type=Path), default="timeline.json", show_default=True,
               help="The trace: open it at ui.perfetto.dev or in chrome://tracing.")

@@ -15,7 +15,20 @@ from kda.stages import OF_WALK, STAGES, find, holder
 
 from . import mutants
 from .layout import shell_lines
-from .options import ARCH, BACKEND, Name, NoKernelsYet, OutputFile, backend_in_force, built_for, known, shape_options
+from .options import (
+    ARCH,
+    BACKEND,
+    Count,
+    Name,
+    NoKernelsYet,
+    OutputFile,
+    backend_in_force,
+    built_for,
+    check_value_heads,
+    known,
+    must_have_kernels,
+    shape_options,
+)
 from .render import CANNOT_JUDGE, FINDING, OK, Screen, common_options, kda_version
 
 if TYPE_CHECKING:
@@ -85,8 +98,8 @@ class StageName(Name):
 @click.option("--fault", metavar="NAME", help="Plant a known fault; `--fault list` lists them.")
 @click.option("--mutants", is_flag=True,
               help="Weaken each synchronising instruction of the kernels of --arch, and say what notices.")  # fmt: skip
-@click.option("--sample", type=click.IntRange(1), default=1, show_default=True, help="Every n-th mutant alone.")
-@click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes that run mutants.")
+@click.option("--sample", type=Count(1), default=1, show_default=True, help="Every n-th mutant alone.")
+@click.option("--workers", type=Count(1), default=1, show_default=True, help="Processes that run mutants.")
 @click.option("--dump", metavar="FILE", type=OutputFile(), help="Save the case's tensors.")
 @click.option("--load", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Read the case from a file.")
 @click.option("--keep-going", is_flag=True, help="Go on to the backward even if the forward is wrong.")
@@ -143,8 +156,7 @@ def check_combinations(options: dict[str, Any]) -> None:
         raise click.UsageError(f"--load brings its own problem; leave out --{given[0].replace('_', '-')}")
     if options["lengths"] is not None and (options["batch"] or options["tokens"]):
         raise click.UsageError("--lengths packs sequences in one row; leave out --batch and --tokens")
-    if options["value_heads"] and options["value_heads"] % options["heads"]:
-        raise click.UsageError(f"--value-heads must be a multiple of --heads {options['heads']}")
+    check_value_heads(options)
     if options["arch"] and options["against"] == "fla":
         raise click.UsageError("fla runs on a real GPU; leave out --arch")
     if options["stage"] != "all" and (options["exact"] or options["against"] != "definition"):
@@ -242,16 +254,10 @@ def door_to(name: str, options: dict[str, Any]) -> Door:
     door = Door(name)
     if not options["arch"]:
         return door
-    target = options["arch"]
-    if target.name not in door.capability.archs:
-        archs = ", ".join(door.capability.archs)
-        has = f"kernels for {archs}" if archs else "no kernels to simulate"
-        others = ", ".join(c.backend for c in built_for(target))
-        more = f". Leave out --backend, or name {others}." if others else ""
-        raise click.UsageError(f"--arch {target.name}: {name} has {has}{more}")
+    must_have_kernels(name, options["arch"])
     from kda.verify.simulated import SimulatedDoor
 
-    return SimulatedDoor(name, target)
+    return SimulatedDoor(name, options["arch"])
 
 
 def first_with_kernels(options: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..checks import Check, bad_bound, dtype_name, is_float, is_index, may_overlap, on_cpu, shape_of, when
+from ..checks import Check, bad_bound, dtype_name, in_words, is_float, is_index, may_overlap, on_cpu, shape_of, when
 from ..errors import InputTypeError
 from ..problem import DTYPES, StepInputs
 
@@ -99,7 +99,7 @@ def _type_row(name: str) -> Check:
         x = getattr(c.x, name)
         if isinstance(x, torch.Tensor):
             return when(x.layout != torch.strided, f"a tensor of layout {x.layout}")
-        return when(needed or x is not None, f"{type(x).__name__} {x!r:.60}")
+        return when(needed or x is not None, in_words(x))
 
     asked = "a dense torch.Tensor" + ("" if needed else " or None")
     return Check(_id(name, "type"), NAMES.get(name, name), asked, found, "Pass a tensor.", InputTypeError)
@@ -108,7 +108,7 @@ def _type_row(name: str) -> Check:
 def _number_row(name: str, asked: str, *kinds: type) -> Check:
     def found(c: StepCall) -> str | None:
         x = getattr(c.options, name)
-        return when(not isinstance(x, kinds) or isinstance(x, bool), f"{type(x).__name__} {x!r:.60}")
+        return when(not isinstance(x, kinds) or isinstance(x, bool), in_words(x))
 
     return Check(_id(name, "type"), name, asked, found, "See help(kda.decode_step).", InputTypeError)
 

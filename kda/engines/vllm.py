@@ -51,8 +51,8 @@ def layer() -> type:
     found = tuple(inspect.signature(KimiGatedDeltaNetAttention._forward).parameters)
     if found != ARGUMENTS:
         asked, others = ", ".join(ARGUMENTS), ", ".join(found)
-        raise PackageError(f"kda.engines: {LAYER}._forward must have the arguments {asked}; found {others}. Use a "
-                           "version of vLLM that docs/serving.md names.", name="vllm")  # fmt: skip
+        raise PackageError(f"kda.engines: {LAYER}._forward must have the arguments {asked}; found {others}. Install "
+                           "vLLM 0.33, with which kda is tested.", name="vllm")  # fmt: skip
 
     class KdaKimiGatedDeltaNetAttention(KimiGatedDeltaNetAttention):
         @eager_break_during_capture

@@ -5,7 +5,6 @@ The calls that are compared alternate launch by launch, on the same tensors; `cl
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -25,8 +24,9 @@ from kda.host import detect, installed_versions
 from kda.stages import in_order
 from kda.verify.budget import Budget, Scale
 from kda.verify.cases import Case
-from kda.verify.definition import budgets, by_gradient, stored_as
+from kda.verify.definition import budgets, by_gradient, definition, stored_as
 from kda.verify.doors import Door
+from kda.verify.literal import one_thread
 from kda.verify.parity import Row, judge
 from kda.verify.parity import direction as direction_of
 
@@ -37,6 +37,7 @@ Tensor = torch.Tensor
 Results = dict[str, Tensor]
 
 SAMPLE_TOKENS, SAMPLE_HEADS = 512, 4         # of a larger case, to see how large errors are
+COARSE = 1000                                # a budget of so many ulps of the reference leaves its errors out
 
 
 # ---------------------------------------------------------------------------------------------- right or wrong
@@ -66,28 +67,25 @@ def from_the_reference(door: Door, case: Case, backward: bool) -> Standard:
     """
     reference = Door("reference", door.device)
     dtype = torch.float64 if door.name == "reference" else torch.float32
-    wide, small = cast(case, dtype), sample(case)
-    with one_thread():
-        mine = budgets(small, door.rounding(small), backward)
-        its = budgets(cast(small, dtype), reference.rounding(wide), backward)
-    limits = {}
+    wide, rooms, limits = cast(case, dtype), rooms_of(door, reference, sample(case), dtype, backward), {}
     for name, exact in reference.call(wide, backward).items():
-        room = mine[name] + its[name]
+        room, exact = rooms[name], exact.double().cpu()
         growth = math.log(exact.numel() + 8) / math.log(room.exact.numel() + 8)
-        stored = torch.finfo(stored_as(case, name)).eps * Scale.of(exact.double().cpu()).loudest
+        stored = torch.finfo(stored_as(case, name)).eps * Scale.of(exact).loudest
         limits[name] = room._replace(peak=max(room.peak * max(growth, 1.0), stored)).around(exact)
     return Standard(f"the reference in {str(dtype).removeprefix('torch.')}", limits)
 
 
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Inside of the block: thousands of small steps, between which many threads would wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+@one_thread()
+def rooms_of(door: Door, reference: Door, small: Case, dtype: torch.dtype, backward: bool) -> dict[str, Budget]:
+    """Between the backend and the reference in `dtype`; errors of the latter count if a budget is nearly as small."""
+    exact = definition(small, torch.float64, backward)
+    rooms = budgets(small, door.rounding(small), backward, exact)
+    if min(room.norm for room in rooms.values()) > COARSE * torch.finfo(dtype).eps:
+        return rooms
+    wide = cast(small, dtype)
+    its = budgets(wide, reference.rounding(wide), backward, exact)
+    return {name: room + its[name] for name, room in rooms.items()}
 
 
 def cast(case: Case, dtype: torch.dtype) -> Case:
@@ -177,12 +175,12 @@ def measure(
     """Parity first; a case on which a backend is wrong is not timed."""
     backward = set(directions) != {"forward"}
     options = {"disable_recompute": how.disable_recompute} if how.disable_recompute else {}
-    standards, checks = [], []
+    standards, judged, checks = [], [], []
     for door in doors:
         tell(f"comparing {door.name}")
         standards.append(standard(door, case, backward))
-        found = door.call(case, backward, **options)
-        checks.append(Checked(door.name, standards[-1].says, standards[-1].judge(found, case)))
+        judged.append(door.call(case, backward, **options))
+        checks.append(Checked(door.name, standards[-1].says, standards[-1].judge(judged[-1], case)))
     measured = Measured(checks)
     if not measured.right:
         return measured
@@ -200,13 +198,19 @@ def measure(
             continue
         timed = interleaved(calls, clock, how.repeats, how.seconds)
         measured.memory[way], measured.timings[way] = memory, [timing for timing, _ in timed]
-        for door, held, (_, results) in zip(doors, standards, timed):
-            check = Checked(door.name, held.says, held.judge(results, case))
+        for door, held, right, (_, results) in zip(doors, standards, judged, timed):
+            check = Checked(door.name, held.says, held.judge(differing(results, right), case))
             measured.timed_wrong += [check] if check.wrong else []
     if how.stages and measured.right:
         tell("timing stages")
         measured.stages = stage_timings(doors[0], case, directions, clock, how.repeats, how.seconds)
     return measured
+
+
+def differing(results: Results, judged: Results) -> Results:
+    """Those that do not equal the results that were judged before."""
+    found = {name: x.detach().cpu() for name, x in results.items()}
+    return {name: x for name, x in found.items() if name not in judged or not torch.equal(x, judged[name])}
 
 
 def stage_timings(

@@ -192,7 +192,8 @@ def read(tensors: Mapping[str, Tensor], prefix: str, options: Mapping[str, Any])
                      f"Prefixes with an A_log: {_some(map(repr, held)) if held else 'none'}.", "prefix")  # fmt: skip
     if unknown:
         raise _error(f"in one of the layouts {', '.join(LAYOUTS)}", f"names that no layout has: {_some(unknown)}",
-                     "Remove them, or rename them as docs/layer.md shows.", "names")  # fmt: skip
+                     "Remove them, or rename them: `layer.to_checkpoint(layout)` has the names of a layout.",
+                     "names")  # fmt: skip
     ranks = {letter: next((kind for kind, names in table.items() if names[0] in found), None)
              for letter, table in (("f", FORGET), ("g", GATE))}  # fmt: skip
     wanted = {*PROJECTIONS, "dt_bias", *(f"{conv}.weight" for conv in CONVOLUTIONS),
@@ -255,11 +256,13 @@ def write(layer: nn.Module, layout: str, prefix: str = "") -> dict[str, Tensor]:
     if layout not in LAYOUTS:
         raise _error(f"written in one of the layouts {', '.join(LAYOUTS)}", repr(layout), "Pass one of them.", "layout")
     to = LAYOUTS[layout]
-    for letter, option, has in (("f", "forget_rank", to.forget), ("g", "gate_rank", to.gate)):
-        own = "full" if getattr(layer, option) is None else "low"
+    ranks = tuple("full" if getattr(layer, option) is None else "low" for option in ("forget_rank", "gate_rank"))
+    for letter, own, has in zip("fg", ranks, (to.forget, to.gate)):
         if own != has:
+            fit = [name for name, one in LAYOUTS.items() if (one.forget, one.gate) == ranks]
             raise _error(f"written in a layout with {letter} of {own} rank", f"{layout!r}, where its rank is {has}",
-                         "Use another layout: docs/layer.md has the table.", "layout.rank")  # fmt: skip
+                         f"Use {' or '.join(fit)}." if fit else "No layout has both of its ranks.",
+                         "layout.rank")  # fmt: skip
     found = {name: x.detach() for name, x in layer.named_parameters()}
     convolutions = [found.get(f"{conv}.bias") for conv in CONVOLUTIONS]
     if to.one_conv and convolutions[0] is not None:

@@ -156,7 +156,7 @@ class KimiDeltaAttention(nn.Module):
         """A layer with the weights of a checkpoint; sizes, ranks and biases follow from the tensors' shapes.
 
         Args:
-            tensors: by name, in any layout of docs/layer.md: of a file, or of a model's state_dict.
+            tensors: by name, in any layout of `kda.nn.LAYOUTS`: of a file, or of a model's state_dict.
             prefix: of the layer's names, such as "model.layers.0.self_attn.".
             options: those of the class that no tensor contains: `lower_bound` and `norm_eps`, or instead `config`, the
                 model's, a dict or an object.
@@ -170,7 +170,7 @@ class KimiDeltaAttention(nn.Module):
         return layer
 
     def to_checkpoint(self, layout: str = "kimi_linear", prefix: str = "") -> dict[str, Tensor]:
-        """The weights with the names and shapes of a layout of docs/layer.md; tensors are shared."""
+        """The weights with the names and shapes of a layout of `kda.nn.LAYOUTS`; tensors are shared."""
         return checkpoints.write(self, layout, prefix)
 
     def forward(

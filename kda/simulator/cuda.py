@@ -20,6 +20,8 @@ from .launches import launch
 from .report import Run
 
 COMPILERS = ("nvrtc", "nvcc")
+TEXT = "<string>"                            # what a source is called that came as text
+_IN_A_FOLDER = re.compile(f'(?<=")[^"\n]*/{TEXT}(?=")')    # the compiler puts it into the current folder
 _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 _NAME = re.compile(r"\.visible\s+\.entry\s+([\w$]+)")
 
@@ -53,12 +55,12 @@ def run(
     flags = [*(f"-I{folder}" for folder in (*folders, *headers())), *options]
     if compiler == "nvrtc":
         built = nvrtc.compile(
-            text, kernel, target=target, defines=defines, headers=included, options=flags, file=file or "kernel.cu"
+            text, kernel, target=target, defines=defines, headers=included, options=flags, file=file or TEXT
         )
-        ptx, name = built.ptx, built.name
+        ptx, name = _IN_A_FOLDER.sub(TEXT, built.ptx), built.name
     elif compiler == "nvcc":
         flags = [*(f"-D{k}={v}" for k, v in (defines or {}).items()), *flags]
-        ptx = _nvcc(text, file or "kernel.cu", target, flags, included)
+        ptx = _nvcc(text, file or TEXT, target, flags, included)
         name = _named(ptx, kernel)
     else:
         raise ValueError(f"compiler={compiler!r}; there are {', '.join(map(repr, COMPILERS))}")
@@ -108,14 +110,16 @@ def _nvcc(text: str, file: str, target: Target, options: list[str], included: di
 
     def build() -> store.Entry:
         with tempfile.TemporaryDirectory() as folder:
-            given, made = pathlib.Path(folder, os.path.basename(file)), pathlib.Path(folder, "kernel.ptx")
+            given = pathlib.Path(folder, "kernel.cu" if file == TEXT else os.path.basename(file))
+            made = pathlib.Path(folder, "kernel.ptx")
             given.write_text(text)
             command = [nvcc, "-ptx", "-lineinfo", "-x", "cu", *flags, os.fspath(given), "-o", os.fspath(made)]
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
                 log = (done.stderr or done.stdout).replace(os.fspath(given), file).strip()
                 raise BuildError(f"nvcc cannot build {file} with {' '.join(flags)}:\n{log}")
-            return {"ptx": made.read_text().replace(os.fspath(given), os.path.abspath(file)).encode()}
+            known_as = file if file == TEXT else os.path.abspath(file)
+            return {"ptx": made.read_text().replace(os.fspath(given), known_as).encode()}
 
     key = store.digest("nvcc 1", version, text, flags, included, file)
     about = {"kernel": os.path.basename(file), "arch": target.name, "file": file}

@@ -15,9 +15,10 @@ If float64 itself is tested, the exact result is a rounding too, with its own bu
 
 from __future__ import annotations
 
+import functools
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -26,6 +27,10 @@ Tensor = torch.Tensor
 
 FACTOR = 2.0
 EXP2_ULPS = 2
+EXPONENT = {torch.float32: (torch.int32, 0x7F800000), torch.float64: (torch.int64, 0x7FF << 52)}    # its bits
+NOT_FINITE = {"nan": torch.isnan, "inf": torch.isposinf, "-inf": torch.isneginf}
+BLOCK = 1 << 17                              # elements that are measured at a time
+KEPT = 1 << 22                               # elements of the largest noise that is kept
 
 
 class Measure(NamedTuple):
@@ -55,10 +60,17 @@ def shaken(x: Tensor, shake: int = 0) -> Tensor:
 
 def dithered(x: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
     """x with an error as large as its rounding error in `dtype`, drawn by `seed`; none where x needs no rounding."""
-    info, (_, exponent) = torch.finfo(dtype), torch.frexp(x)
-    ulp = torch.ldexp(torch.full_like(x, info.eps / 2), exponent).clamp(min=info.tiny * info.eps)
-    moved = ulp * (torch.rand(x.shape, generator=torch.Generator().manual_seed(seed), dtype=x.dtype) - 0.5)
-    return torch.where(x.to(dtype).to(x.dtype) == x, x, (x + moved).to(dtype).to(x.dtype) - moved)
+    info, (integers, exponent) = torch.finfo(dtype), EXPONENT[x.dtype]
+    ulps = (x.contiguous().view(integers) & exponent).view(x.dtype).clamp_(info.tiny, info.max).mul_(info.eps)
+    drawn = noise if x.numel() <= KEPT else noise.__wrapped__
+    inexact = torch.ne(x.to(dtype).to(x.dtype), x, out=torch.empty_like(x))    # 0 or 1; torch.where is much slower
+    return ulps.mul_(drawn(x.shape, x.dtype, seed)).mul_(inexact).add_(x)
+
+
+@functools.lru_cache(maxsize=8)
+def noise(shape: torch.Size, dtype: torch.dtype, seed: int) -> Tensor:
+    """Uniform from -1/2 to 1/2.  Kept, since every chunk of a walk asks for the same."""
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype).sub_(0.5)
 
 
 class Budget(NamedTuple):
@@ -92,18 +104,24 @@ class Budget(NamedTuple):
     def measure(self, x: Tensor) -> Measure:
         if x.shape != self.exact.shape:
             return Measure(math.inf, 0.0, math.inf, "shape", None)
-        x = x.detach().cpu().double()
-        for kind, found in (("nan", torch.isnan), ("inf", torch.isposinf), ("-inf", torch.isneginf)):
-            differs = found(x) != found(self.exact)
-            if differs.any():
-                index = _index(int(differs.flatten().int().argmax()), x.shape)
-                return Measure(math.inf, 0.0, math.inf, kind, index, float(x[index]), float(self.exact[index]))
         if not x.numel():
             return Measure(0.0, self.norm, 0.0, "norm", None)
-        error, scale = distance(x, self.exact), Scale.of(self.exact)
-        norm = Measure(float(error.norm()) / scale.norm, self.norm, 0.0, "norm", None)
-        peak = Measure(float(error.max()) / scale.rms, self.peak, 0.0, "peak", None)
-        index = _index(int(error.argmax()), x.shape)
+        x, norms, largest, worst = x.detach().cpu(), [], -1.0, 0
+        for start, of_x, of_exact in _blocks(x, self.exact):
+            error = (of_x.double() - of_exact).abs_()
+            if not math.isfinite(error.max()):                # a nan or an infinity of one of them
+                for kind, found in NOT_FINITE.items():
+                    differs = found(of_x) != found(of_exact)
+                    if differs.any():
+                        index = _index(start + int(differs.int().argmax()), x.shape)
+                        return Measure(math.inf, 0.0, math.inf, kind, index, float(x[index]), float(self.exact[index]))
+                error = distance(of_x.double(), of_exact)
+            norms.append(float(error.norm()))
+            if (there := float(error.max())) > largest:
+                largest, worst = there, start + int(error.argmax())
+        scale, index = Scale.of(self.exact), _index(worst, x.shape)
+        norm = Measure(math.hypot(*norms) / scale.norm, self.norm, 0.0, "norm", None)
+        peak = Measure(largest / scale.rms, self.peak, 0.0, "peak", None)
         worse = max((m._replace(used=_ratio(m.error, m.budget)) for m in (norm, peak)), key=lambda m: m.used)
         return worse._replace(index=index, got=float(x[index]), want=float(self.exact[index]))
 
@@ -125,12 +143,24 @@ class Scale(NamedTuple):
 
     @classmethod
     def of(cls, exact: Tensor) -> Scale:
-        finite = exact.nan_to_num(0.0, 0.0, 0.0)
-        norm = float(finite.norm())
-        if not norm:
+        norms, largest = [], 0.0
+        for _, block in _blocks(exact):
+            if not math.isfinite(norm := float(block.norm())):
+                block = block.nan_to_num(0.0, 0.0, 0.0)
+                norm = float(block.norm())
+            norms.append(norm)
+            largest = max(largest, float(block.abs().max()))
+        if not (norm := math.hypot(*norms)):
             return cls(1.0, 1.0, 0.0)
         rms = norm / math.sqrt(exact.numel())
-        return cls(norm, rms, float(finite.abs().max()) / rms)
+        return cls(norm, rms, largest / rms)
+
+
+def _blocks(*tensors: Tensor) -> Iterator[tuple]:
+    """Where a block of elements starts, and that block of each tensor, flat: what is made of it stays in a core's
+    cache, and no temporary is as large as the tensors."""
+    parts = (x.reshape(-1).split(BLOCK) for x in tensors)
+    return ((n * BLOCK, *blocks) for n, blocks in enumerate(zip(*parts)) if blocks[0].numel())
 
 
 def distance(x: Tensor, exact: Tensor) -> Tensor:

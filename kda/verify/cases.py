@@ -215,6 +215,7 @@ def load(file: str, device: str = "cpu") -> Case:
             data["dht"],
         )
     except Exception as error:
-        why = f"{type(error).__name__}: {error}".partition("\n")[0].partition(". ")[0]       # torch explains at length
-        raise ValueError(f"{file} is not a case that `kda verify --dump` wrote: {why}") from error
+        says = str(error).partition("\n")[0].partition(". ")[0]               # torch explains at length
+        why = ": ".join(filter(None, (type(error).__name__, says)))
+        raise ValueError(f"{file} is not a case that `kda verify --dump` wrote ({why})") from error
     return case.map(lambda x: x.to(device))

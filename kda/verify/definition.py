@@ -15,7 +15,7 @@ from kda.stages import BACKWARD, FORWARD
 
 from .budget import Budget, Rounding, shaken, shakes
 from .cases import Case
-from .literal import chain, l2norm, log_decay, step_size
+from .literal import chain, l2norm, log_decay, one_thread, step_size
 
 Tensor = torch.Tensor
 
@@ -41,6 +41,7 @@ def as_given(x: Tensor) -> Tensor:
     return x
 
 
+@one_thread()
 def definition(
     case: Case, dtype: torch.dtype, backward: bool = True, given: Callable[[Tensor], Tensor] = as_given
 ) -> dict[str, Tensor]:
@@ -124,9 +125,12 @@ def shakes_of(case: Case, rounding: Rounding) -> range:
     return shakes(case.inputs.g.numel(), coarse=bool(rounding.stored))
 
 
-def budgets(case: Case, rounding: Rounding, backward: bool = True) -> dict[str, Budget]:
-    """Of every result of the call."""
-    exact, apart = definition(case, torch.float64, backward), backward and rounding.gradients is not None
+def budgets(
+    case: Case, rounding: Rounding, backward: bool = True, exact: Mapping[str, Tensor] | None = None
+) -> dict[str, Budget]:
+    """Of every result of the call; `exact` are the results in float64, if they are known already."""
+    exact = exact or definition(case, torch.float64, backward)
+    apart = backward and rounding.gradients is not None
     of_outputs = _roundings(case, rounding, backward and not apart)
     of_gradients = _roundings(case, rounding.of_gradients, backward) if apart else of_outputs
     roundings = {name: of_gradients if name in GRADIENTS else of_outputs for name in exact}

@@ -8,7 +8,8 @@ float64 it is exact, in float32 an independent rounding.  Layouts as in `kda.bac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,8 +25,26 @@ Tensors = dict[str, "Tensor | None"]
 Round = Any                                  # a callable: a tensor of kda.stages by its name -> what is kept of it
 
 
+SHARED = 1 << 24                             # elements of pairs of rows from which on several threads share the work
+
+
 def as_it_is(name: str, x: Tensor) -> Tensor:
     return x
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Inside of the block: thousands of small steps, between which many threads would wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def one_thread_if_small(p: Problem) -> contextlib.AbstractContextManager[None]:
+    return one_thread() if p.HV * p.C * p.C * p.K < SHARED else contextlib.nullcontext()
 
 
 def run_stage(
@@ -45,6 +64,14 @@ def chain(
 
     `round_` is applied to everything that a stage writes, also where the stage itself uses it further.
     """
+    with one_thread_if_small(p):
+        return _chain(names, p, layout, tensors, dtype, round_)
+
+
+def _chain(
+    names: Iterable[str], p: Problem, layout: Layout, tensors: Mapping[str, Tensor | None], dtype: torch.dtype,
+    round_: Round,
+) -> Tensors:  # fmt: skip
     env = dict(tensors)
     for stage in (member for name in names for member in find(name).members):
         done: set[str] = set()
@@ -92,13 +119,12 @@ def decay_of_pairs(g2: Tensor) -> Tensor:
     gc_i - gc_j is summed as g2_(j+1) + ... + g2_i: a difference of two long sums rounds as they do, and -inf has none.
     """
     HV, C, K = g2.shape
-    exponent = g2.new_zeros(HV, C, C, K)
+    exponent = g2.new_full((HV, C, C, K), -torch.inf)
     of_columns = torch.zeros(HV, C, K, dtype=torch.float64)                   # gc_i - gc_j of all j
-    for i in range(1, C):
+    for i in range(C):
         of_columns[:, :i] += g2[:, i, None]
-        exponent[:, i] = of_columns
-    above = torch.ones(C, C, dtype=torch.bool).triu(1)
-    return exponent.masked_fill(above.unsqueeze(-1), -torch.inf).exp2()
+        exponent[:, i, : i + 1] = of_columns[:, : i + 1]
+    return exponent.exp2_()
 
 
 def edges(g2: Tensor) -> tuple[Tensor, Tensor]:

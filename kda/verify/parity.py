@@ -24,7 +24,7 @@ from .definition import budgets, shakes_of, summed
 from .doors import Door
 from .evidence import Proof
 from .faults import Fault
-from .literal import chain, run_stage
+from .literal import chain, one_thread, one_thread_if_small, run_stage
 from .places import has_rows, pattern, place
 
 Tensor = torch.Tensor
@@ -298,6 +298,14 @@ def examine(
     keep_going: bool = False, tell: Callable[[str], None] = lambda text: None,
 ) -> Report:  # fmt: skip
     """Stages, then whole calls; with `only_stage` only that one, with `exact` only equal bits."""
+    with one_thread_if_small(case.problem()):
+        return _examined(door, case, only_stage, other, exact, keep_going, tell)
+
+
+def _examined(
+    door: Door, case: Case, only_stage: str | None, other: Door | None, exact: bool, keep_going: bool,
+    tell: Callable[[str], None],
+) -> Report:  # fmt: skip
     report = Report(case, door.name, no_backward=door.against(case, "backward"))
     backward = not report.no_backward
     if exact:
@@ -408,6 +416,7 @@ def prove_executed(backend: str, stage: str, target: Target | None) -> Proof:
     return prove(Door(backend), stage)
 
 
+@one_thread()
 def prove(door: Door, stage: str) -> Proof:
     """A stage behind a door, fed by the oracle."""
     specs = [dataclasses.replace(spec, dtype=dtype) for dtype in door.capability.proof_dtypes for spec in PROOFS]

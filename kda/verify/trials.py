@@ -15,6 +15,7 @@ from .budget import Budget
 from .cases import Case, Spec, make
 from .definition import definition, stored_as, summed
 from .doors import Door
+from .literal import one_thread
 from .parity import Row, judge, whole_call
 
 Tensor = torch.Tensor
@@ -71,6 +72,7 @@ def against(door: Door, trial: Trial) -> tuple[str, ...]:
     return door.against_problem(dataclasses.replace(decode_problem(case), device=door.device))
 
 
+@one_thread()
 def attempt(door: Door, trial: Trial) -> list[Row]:
     case = make(trial.spec)
     if trial.decode:

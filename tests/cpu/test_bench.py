@@ -30,6 +30,8 @@ from kda.measure.clocks import CpuClock, Timing
 from kda.measure.shapes import DIRECTIONS, SHAPES, Shape, bytes_moved, flops, too_large
 from kda.measure.timing import Line, Machine
 from kda.verify import cases, doors
+from kda.verify.budget import Rounding
+from kda.verify.definition import budgets
 from kda.verify.steps import run_step
 
 QUICK = ("--tokens", "70", "--heads", "1", "-K", "8", "-V", "8", "--dtype", "float32", "--repeats", "3")
@@ -282,6 +284,23 @@ def test_a_large_case_is_held_against_the_reference(monkeypatch):
     found = door.call(case, backward=True)
     assert not [row.tensor for row in held.judge(found, case) if row.wrong]
     assert {row.tensor for row in held.judge({n: 1.02 * x for n, x in found.items()}, case) if row.wrong} == set(found)
+
+
+def test_results_of_timed_launches_are_judged_unless_equal_ones_were():
+    judged = {"o": torch.tensor([1.0, 2.0]), "ht": torch.tensor([torch.nan]), "dq": torch.zeros(2)}
+    found = {"o": torch.tensor([1.0, 2.0]), "ht": torch.tensor([torch.nan]), "dq": torch.tensor([0.0, 1e-30]),
+             "dk": torch.zeros(1)}  # fmt: skip
+    assert list(timing.differing(found, judged)) == ["ht", "dq", "dk"]
+
+
+@pytest.mark.parametrize(("stored", "wider"), [({}, True), (doors.ROUNDS_EVERY_OPERAND, False)], ids=["fine", "coarse"])
+def test_errors_of_the_reference_count_beside_those_of_a_backend_that_is_about_as_exact(monkeypatch, stored, wider):
+    small = cases.make_inputs([90], H=2, K=16, V=16, dtype="bfloat16")
+    door, reference = doors.Door("triton", "cpu"), doors.Door("reference", "cpu")
+    of = {door: Rounding(torch.float32, stored), reference: Rounding(torch.float32)}
+    monkeypatch.setattr(doors.Door, "rounding", lambda self, case: of[self])
+    rooms, alone = timing.rooms_of(door, reference, small, torch.float32, True), budgets(small, of[door])
+    assert all((rooms[name].norm > alone[name].norm) is wider for name in alone)
 
 
 def test_a_sample_of_a_case_has_the_results_of_the_whole():

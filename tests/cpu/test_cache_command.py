@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from kda.cli import cli
 from kda.commands.probes import look_at_cache
+from kda.commands.stale import why_stale
 from kda.compile import recipes
 from kda.compile.store import Store, digest
 from kda.simulator.engine import build
@@ -40,7 +41,7 @@ def fill(kept):
     keep(kept, "unused", days=40, kernel="scan", arch="sm80", **now)
     keep(kept, "old", days=3, kernel="scan", arch="sm90", **now | {"source": "of another day"})
     keep(kept, "other", kernel="axpy", arch="sm80")
-    keep(kept, "engine", kernel="engine", arch="x86_64", module=build.__name__)
+    keep(kept, "engine", kernel="engine", arch="x86_64", module=build.__name__, source=build.source())
     path_of(kept, "damaged").parent.mkdir(exist_ok=True)
     path_of(kept, "damaged").write_bytes(bytes(1000))
     return kept
@@ -178,6 +179,22 @@ def test_a_file_that_cannot_be_removed_is_said_to_stay(kept, monkeypatch):
     said = run("clean", code=1)
     assert "1 entry removed" in said and "5 left" in said and "1 entry cannot be removed" in said
     assert left(kept) == {"new", "unused", "old", "other", "engine"}
+
+
+@pytest.mark.parametrize("source", [{}, {"source": "of another version"}], ids=["of the first versions", "another"])
+def test_an_engine_that_another_version_built_is_stale(kept, source):
+    keep(kept, "engine", kernel="engine", arch="x86_64", module=build.__name__, source=build.source())
+    keep(kept, "old", kernel="engine", arch="x86_64", module=build.__name__, **source)
+    assert "Nobody will ask for 1 (1 other source)" in run()
+    assert "1 entry removed" in run("clean") and left(kept) == {"engine"}
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc")
+def test_a_new_engine_is_current(monkeypatch, kept):
+    monkeypatch.setattr(build, "_built", lambda texts: b"a library")
+    build.library()
+    (entry,) = kept.entries()
+    assert why_stale(entry.about) is None
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc")

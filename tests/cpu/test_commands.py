@@ -39,10 +39,28 @@ def test_an_arch_that_is_named_as_a_backend_gets_the_backends_that_have_kernels_
     assert "sm103 is an arch, and no backend is called so; kernels for it: sm100, triton." in result.stderr
 
 
+@pytest.mark.parametrize("command", ["verify", "selftest", "compile", "bench --predicted", "bench --host"])
+def test_a_backend_without_kernels_for_the_arch_is_a_wrong_command(command):
+    result = CliRunner().invoke(cli, [*command.split(), "--arch", "h100", "--backend", "sm100"])
+    assert result.exit_code == 2
+    assert "--arch sm90: sm100 has kernels for sm100, sm103. Leave out --backend, or name " in result.stderr
+
+
 @pytest.mark.parametrize("command", ASKING_FOR_A_BACKEND)
 def test_a_backend_that_does_not_exist_is_a_wrong_command_with_the_nearest_name(command):
     result = CliRunner().invoke(cli, [*ASKING_FOR_A_BACKEND[command], "refrence"])
     assert result.exit_code == 2 and "Did you mean 'reference'" in result.stderr
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    ("verify --heads x", "'x' is not a valid integer."),
+    ("cache clean --older-than x", "'x' is not a valid number."),
+    ("doctor torch", "Did you mean 'torch.import'?"),
+    ("bench --tokens 9 --heads 2 --value-heads 3", "--value-heads must be a multiple of --heads 2; found 3"),
+])  # fmt: skip
+def test_a_wrong_word_is_answered_in_plain_words(words, says):
+    result = CliRunner().invoke(cli, words.split())
+    assert result.exit_code == 2 and says in result.stderr
 
 
 @pytest.mark.parametrize("arch", TARGETS)

@@ -37,6 +37,15 @@ def test_a_sparse_tensor_is_named():
     assert "layout" in message(lambda: chunk(q=SPARSE)).found
 
 
+@pytest.mark.parametrize(("x", "found"), [
+    (torch.zeros(1, 9, 2, 8).numpy(), "found ndarray."), ([1, 2], "found list [1, 2]."), (None, "found None."),
+], ids=["an array", "a list", "None"])  # fmt: skip
+def test_a_value_of_a_wrong_type_is_repeated_if_it_is_short(x, found):
+    with pytest.raises(kda.InputTypeError) as error:
+        kda.chunk_kda(x, *[torch.zeros(1, 9, 2, 8)] * 3, torch.zeros(1, 9, 2))
+    assert found in str(error.value)
+
+
 @pytest.mark.parametrize("function", [kda.chunk_kda, kda.fused_recurrent_kda, kda.chunk_kda_fwd])
 def test_a_list_is_named_where_gradients_would_be_recorded(function):
     call = make(B=1, T=3, chunk_size=None)

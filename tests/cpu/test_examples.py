@@ -42,7 +42,8 @@ def test_training_learns_and_a_resumed_one_goes_on_as_if_it_had_not_stopped(monk
     assert found == losses(tmp_path / "two") and len(found) == 12
     assert found[0] == pytest.approx(math.log(256), rel=0.15) and min(found[-4:]) < 0.85 * found[0]
     assert (tmp_path / "two" / "losses.png").stat().st_size > 5000
-    assert "'The state " in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "'The state " in printed and " s, about 0 s left\n" in printed
 
 
 def test_text_made_token_by_token_is_that_of_whole_calls(tmp_path):

@@ -392,7 +392,8 @@ def broken(name):
         "other heads": (lambda: layer.load_state_dict(
             KimiDeltaAttention(D, 4, 8).state_dict()), r"A_log of shape \[2\]; found \[4\]"),
         "an unknown layout": (lambda: layer.to_checkpoint("llama"), "one of the layouts kimi_linear"),
-        "a layout of another rank": (lambda: layer.to_checkpoint("kimi_k3"), "g of low rank; found 'kimi_k3'"),
+        "a layout of another rank": (
+            lambda: layer.to_checkpoint("kimi_k3"), "where its rank is full. Use kimi_linear or glm5_next or "),
         "a layout without biases of convolutions": (
             lambda: make(conv_bias=True).to_checkpoint("transformers.kimi_linear"), "convolutions have a bias"),
     }[name]  # fmt: skip

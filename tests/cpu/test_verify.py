@@ -21,8 +21,9 @@ from kda.capability import Capability, Rule
 from kda.commands.verify import command
 from kda.compile.target import parse
 from kda.stages import BACKWARD, FORWARD, STAGES
-from kda.verify import parity, places
-from kda.verify.budget import Budget, Rounding, dithered, shaken
+from kda.verify import budget as verify_budget
+from kda.verify import definition, literal, parity, places
+from kda.verify.budget import Budget, Rounding, Scale, dithered, shaken
 from kda.verify.cases import Spec, load, make, make_inputs, save
 from kda.verify.definition import budgets
 from kda.verify.doors import ROUNDS_EVERY_OPERAND, Door
@@ -84,6 +85,31 @@ def test_nan_and_inf_have_to_lie_where_the_exact_ones_lie(random, value):
     assert (found.used, found.index) == (math.inf, (1, 3)) and str(found.kind) in str(value)
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e3])
+@pytest.mark.parametrize("at", [0, 5, 17, 29])
+def test_a_fault_is_found_in_any_block_of_a_large_tensor(monkeypatch, random, value, at):
+    monkeypatch.setattr(verify_budget, "BLOCK", 7)
+    exact = random.flatten()[:30].view(5, 6).clone()
+    limit, x = budget(exact, exact.float()), exact.float()
+    assert limit.excess(x) <= 1
+    x.view(-1)[at] = value
+    found = limit.measure(x)
+    assert found.used > 1 and found.index == (at // 6, at % 6)
+    assert found.kind == (str(value) if value != 1e3 else found.kind)
+
+
+def test_errors_and_scales_of_blocks_are_those_of_the_whole(monkeypatch, random):
+    random = random.clone()
+    random[0, 3] = torch.inf
+    x = random.float()
+    limit = budget(random, random.float())
+    at_once = limit.measure(x + 1e-3), Scale.of(random)
+    monkeypatch.setattr(verify_budget, "BLOCK", 7)
+    assert torch.allclose(torch.tensor(Scale.of(random)), torch.tensor(at_once[1]), rtol=1e-12)
+    by_blocks = limit.measure(x + 1e-3)
+    assert by_blocks.error == pytest.approx(at_once[0].error, rel=1e-12) and by_blocks.index == at_once[0].index
+
+
 def test_zeros_have_to_be_zeros_and_shapes_the_same():
     zeros = torch.zeros(3, dtype=torch.float64)
     limit = budget(zeros, zeros)
@@ -136,7 +162,7 @@ def test_budgets_of_rounded_operands_are_wider_than_those_of_float32():
 
 
 def test_a_rounding_that_is_drawn_again_is_as_large_and_independent():
-    x = torch.randn(5000, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(20000, generator=torch.Generator().manual_seed(0))
     errors = torch.stack([x.bfloat16().float() - x, *(dithered(x, torch.bfloat16, seed) - x for seed in (1, 2))])
     norms = errors.norm(dim=1)
     assert (errors.abs() <= torch.finfo(torch.bfloat16).eps / 2 * x.abs() * 1.001).all()
@@ -155,6 +181,37 @@ def test_what_needs_no_rounding_gets_no_error(dtype):
     for x in (torch.tensor([0.0, 1.0, -3.0, torch.inf, 2.0**-20]), torch.rand(50).to(dtype).float()):
         assert torch.equal(dithered(x, dtype, 0), x)
     assert dithered(torch.tensor([torch.nan]), dtype, 0).isnan().all()
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("shared", "threads"), [(literal.SHARED, 1), (0, 2)], ids=["small", "large"])
+def test_small_steps_of_the_oracle_run_on_one_thread(monkeypatch, two_threads, shared, threads):
+    case, seen = make_inputs(lengths=(10,), H=1, K=8, V=8), []
+    wy = literal.FUNCTIONS["fwd/wy"]
+    monkeypatch.setattr(literal, "SHARED", shared)
+    monkeypatch.setitem(literal.FUNCTIONS, "fwd/wy", lambda *a: seen.append(torch.get_num_threads()) or wy(*a))
+    chain(STAGES, case.problem(), case.layout, case.stage_tensors(torch.float64), torch.float64)
+    assert (seen, torch.get_num_threads()) == ([threads], 2)
+
+
+def test_the_definition_whole_calls_and_proofs_of_stages_run_on_one_thread(monkeypatch, two_threads):
+    seen = []
+    of_token = definition.recurrent
+    monkeypatch.setattr(definition, "recurrent", lambda *a: seen.append(torch.get_num_threads()) or of_token(*a))
+    definition.definition(make_inputs(lengths=(10,), H=1, K=8, V=8), torch.float64, backward=False)
+    call = Door.chunk_kda
+    monkeypatch.setattr(Door, "chunk_kda", lambda *a, **k: seen.append(torch.get_num_threads()) or call(*a, **k))
+    examine(Door("reference", "cpu"), make_inputs(lengths=(10,), H=1, K=8, V=8, dtype="float64"))
+    monkeypatch.setattr(parity, "alone", lambda *a: seen.append(torch.get_num_threads()) or [])
+    parity.prove(Door("reference", "cpu"), "fwd/wy")
+    assert set(seen) == {1} and len(seen) > 3 and torch.get_num_threads() == 2
 
 
 def test_a_tensor_that_its_stage_goes_on_with_is_rounded_once():

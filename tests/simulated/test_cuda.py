@@ -65,8 +65,14 @@ def test_findings_have_the_lines_of_the_source(tmp_path):
     assert f"({file}:2)" in str(found.findings[0]) and found.findings[0].kind == "out-of-bounds"
 
 
+@pytest.mark.parametrize("compiler", ["nvrtc", pytest.param("nvcc", marks=NEEDS_NVCC)])
+def test_text_is_called_a_string_and_no_file_of_the_current_folder(compiler):
+    source = 'extern "C" __global__ void k(float *x) {\n    x[threadIdx.x + 1] = 1;\n}\n'
+    assert "(<string>:2)" in str(run(source, "k", torch.zeros(32), compiler=compiler).findings[0])
+
+
 def test_a_compilers_error_names_the_line():
-    with pytest.raises(BuildError, match=r'kernel.cu\(2\): error: identifier "y" is undefined\n.*x\[0\] = y'):
+    with pytest.raises(BuildError, match=r'<string>\(2\): error: identifier "y" is undefined\n.*x\[0\] = y'):
         run("__global__ void k(float *x) {\n    x[0] = y;\n}", "k", torch.zeros(1))
 
 
@@ -97,7 +103,7 @@ def test_nvcc_takes_host_code_and_mangled_names(options):
     assert out[5] == 25
     with pytest.raises(ValueError, match=re.escape("kernel='other' is none of _Z1kPf")):
         run(source, "other", out, compiler="nvcc", options=options)
-    with pytest.raises(BuildError, match=r"nvcc cannot build kernel.cu(.|\n)*identifier"):
+    with pytest.raises(BuildError, match=r"nvcc cannot build <string>(.|\n)*identifier"):
         run(source.replace("threadIdx.x & 1", "y"), "k", out, compiler="nvcc")
 
 

@@ -46,9 +46,10 @@ def test_the_bug_is_reported_as_printed_and_the_fix_removes_it(compiler, name, t
     assert len(printed_by(tmp_path / name, applied(fix, code), capsys).strip().splitlines()) == 1
 
 
-def test_a_kernel_that_triton_first_compiled_in_another_folder_is_reported_in_its_own(tmp_path, capsys):
+@pytest.mark.parametrize("second", ["second/total.py", "first/renamed.py"])
+def test_a_kernel_that_triton_first_compiled_in_another_file_is_reported_in_its_own(tmp_path, capsys, second):
     pytest.importorskip("triton", reason="needs triton")
-    for folder in (tmp_path / "first", tmp_path / "second"):
-        folder.mkdir()
-        found = printed_by(folder / "total.py", EXAMPLES["triton"][0], capsys)
-        assert set(re.findall(r"\((\S*:\d+)\)", found)) == {f"{folder}/total.py:12"}
+    for file in (tmp_path / "first" / "total.py", tmp_path / second):
+        file.parent.mkdir(exist_ok=True)
+        found = printed_by(file, EXAMPLES["triton"][0], capsys)
+        assert set(re.findall(r"\((\S*:\d+)\)", found)) == {f"{file}:12"}

@@ -137,6 +137,17 @@ def test_mutants_tell_a_barrier_that_is_needed_from_one_that_is_not(here):
     assert without.exit_code == 0 and "no mutants: these kernels have no synchronising instruction" in without.stdout
 
 
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_table_of_mutants_fits_the_terminal_with_whole_cells(here, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = simulate("--mutants", "script.py", "swap", "idle").stdout.splitlines()
+    assert all(len(line) <= width for line in lines)
+    cells = [re.split(r" {2,}", line.strip()) for line in lines]
+    assert ["line", "mutants", "instruction", "what was changed", "noticed by"] in cells
+    assert ["PTX line 10", "1", "bar.sync", "removed", "uninitialised"] in cells
+    assert ["script.py:19", "1", "bar.sync", "removed", "SURVIVED (PTX line 11)"] in cells
+
+
 def test_memory_that_the_script_did_not_make_is_neither_copied_nor_compared(here):
     mine = torch.zeros(1000)
     found = scripts.run("script.py", ["twice"], schedules=3, keep=True)

@@ -163,16 +163,21 @@ def _texts(src: Any, metadata: Any) -> dict[str, Any]:
 
 
 FILE = re.compile(r'^(\s*\.file\s+\d+\s+)"([^"]*)"', re.MULTILINE)
+TRITON = f"{os.sep}triton{os.sep}"           # in the path of each of its files, in any environment
 
 
 def _with_file_of(src: Any, ptx: str) -> str:
-    """Triton's cache ignores folders: if the same source was first compiled in another one, the PTX names that file."""
+    """Triton's cache ignores files: if the same source was first compiled in another one, the PTX names that.
+
+    It is the one with the same name, or else the only one that is not Triton's own.
+    """
     function = getattr(getattr(src, "fn", None), "fn", None)             # a kernel that was given as IR has none
     if function is None:
         return ptx
     file = os.path.abspath(function.__code__.co_filename)
     named = {found[2] for found in FILE.finditer(ptx)}
     alike = [name for name in named if os.path.basename(name) == os.path.basename(file)]
-    if file in named or len(alike) != 1:
+    other = alike or [name for name in named if TRITON not in name]
+    if file in named or len(other) != 1:
         return ptx
-    return FILE.sub(lambda found: f'{found[1]}"{file}"' if found[2] == alike[0] else found[0], ptx)
+    return FILE.sub(lambda found: f'{found[1]}"{file}"' if found[2] == other[0] else found[0], ptx)

@@ -48,11 +48,16 @@ def sources():
     return texts | generate.sources()
 
 
+def source():
+    """One name for all that the engine is built from."""
+    return store.digest(sources())
+
+
 def library():
     """The built engine, as bytes."""
     texts = sources()
     key = store.digest("simulator engine 2", compiler(), _answers("-dumpfullversion"), _native(), FLAGS, texts)
-    about = {"kernel": "engine", "arch": platform.machine(), "module": __name__}
+    about = {"kernel": "engine", "arch": platform.machine(), "module": __name__, "source": store.digest(texts)}
     return store.default().fetch(key, lambda: {"engine.so": _built(texts)}, about)["engine.so"]
 
 

@@ -148,18 +148,24 @@ class Mutants:
             ],
         }  # fmt: skip
 
-    def lines(self, survivors_alone: bool = False) -> Iterator[str]:
-        rows = [row for row in self.rows if row.survivors or not survivors_alone]
-        width = max((len(row.source) for row in rows), default=0)
+    def sections(self) -> Iterator[tuple[str, list[tuple[str, str, str, str, str]]]]:
+        """For each kernel a sentence, and cells: source, number of mutants, instruction, mutation, what noticed."""
+        rows = self.rows
         for kernel, c in self.counts.items():
             ways = ", ".join(f"{c[way]} by {way}" for way in WAYS)
             numbers = f"{c['mutants']} mutant{'s' * (c['mutants'] != 1)}, {c['noticed']} noticed ({ways}), "
             numbers += f"{c['redundant']} redundant, {c['survived']} survived"
-            yield f"{kernel}: {numbers}"
-            for row in rows:
-                if row.kernel == kernel:
-                    head = f"{row.source:<{width}} {len(row.outcomes):>3}  {row.instruction[:SHORT]:<{SHORT}}"
-                    yield f"  {head}  {row.mutation:<24}  {row.says}"
+            cells = [(row.source, str(len(row.outcomes)), row.instruction[:SHORT], row.mutation, row.says)
+                     for row in rows if row.kernel == kernel]  # fmt: skip
+            yield f"{kernel}: {numbers}", cells
+
+    def lines(self) -> Iterator[str]:
+        sections = list(self.sections())
+        width = max((len(cells[0]) for _, rows in sections for cells in rows), default=0)
+        for says, rows in sections:
+            yield says
+            for source, count, instruction, mutation, noticed in rows:
+                yield f"  {source:<{width}} {count:>3}  {instruction:<{SHORT}}  {mutation:<24}  {noticed}"
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
