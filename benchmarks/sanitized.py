@@ -2,13 +2,15 @@
 
     compute-sanitizer --tool memcheck|racecheck python benchmarks/sanitized.py [BACKEND] [OPTIONS]
 
-racecheck (CUDA 13.0) reports hazards of the Hopper kernels that are none, of three kinds:
+racecheck (CUDA 13.0) reports hazards of the Hopper kernels that are none, of four kinds:
 - one lane arrives on an mbarrier for its warp, which met before: what the other lanes did counts as not ordered;
 - in `fused` four warps of a group meet once a chunk without the other four: from then on the meetings of all eight
   count as not ordered, as if meetings were told apart by their number alone;
-- there, in clusters of four, they arrive at a barrier where a fifth warp waits: what they did counts as not ordered.
+- there, in clusters of four, they arrive at a barrier where a fifth warp waits: what they did counts as not ordered;
+- there, copies of 16 bytes arrive on the mbarrier that says that a tile is there: then it seems to order nothing.
 `--followed`: the kernels with what makes up for these. All lanes arrive, the other four warps meet among themselves,
 and who arrives for the fifth warp waits for it, too, which orders no more than the mbarrier on which that one arrives.
+LOAD waits for its copies and arrives itself.
 """
 
 from __future__ import annotations
@@ -114,6 +116,9 @@ FOLLOWED = {
             core =""",
     },
     "sm90/parts/values.py": {
+        "arrive_when_copied(ring.full + stage)": """cute.arch.cp_async_commit_group()
+            cute.arch.cp_async_wait_group(0)
+            cute.arch.mbarrier_arrive(ring.full + stage)""",
         """with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(ring.made""": "cute.arch.mbarrier_arrive(ring.made",
         """with cute.arch.elect_one():
