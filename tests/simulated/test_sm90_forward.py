@@ -125,7 +125,9 @@ FAULTS = {
     "a state that grows where it should decay": Fault(
         "sm90/parts/state", "+ e] * d[e // 4 * 2 + e % 2]", "+ e] / d[e // 4 * 2 + e % 2]", "wrong answer"
     ),
-    "o goes to the rows of the chunk after": Fault("sm90/fwd/chain", "rows_of_r, own, i - 1)", "rows_of_r, own, i)", "wrong answer"),
+    "o goes to the rows of the chunk after": Fault(
+        "sm90/fwd/chain", "rows_of_r, own, i - 1)", "rows_of_r, own, i)", "wrong answer"
+    ),
 }  # fmt: skip
 
 
