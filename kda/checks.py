@@ -20,12 +20,11 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from . import offsets
-from .errors import InputError, InputTypeError
+from .errors import InputError, InputTypeError, in_words
 from .problem import DTYPES, Inputs, Options, Problem
 
 MAX_K = 256                                  # of chunk_kda; fused_recurrent_kda has no limit of its own
 CHUNK_SIZES = (32, 64)
-SHORT = 60                                   # characters of a value that a message repeats
 
 
 class Call(NamedTuple):
@@ -138,14 +137,6 @@ def autocasts(x: torch.Tensor) -> bool:
 
 def when(broken: Any, found: str) -> str | None:
     return found if broken else None
-
-
-def in_words(x: Any) -> str:
-    """A value of a wrong type: its type, and itself if that is short."""
-    text = repr(x)
-    if x is None:
-        return text
-    return type(x).__name__ + (f" {text}" if len(text) <= SHORT and "\n" not in text else "")
 
 
 def _type_row(name: str, needed: bool, id: str | None = None) -> Check:

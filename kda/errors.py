@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 QUOTED = ("chunk_size",)                     # as FLA writes it: code that matches FLA's message also matches ours
+SHORT = 60                                   # characters of a value that a message repeats
+
+
+def in_words(x: Any) -> str:
+    """A value of a wrong type: its type, and itself if that is short."""
+    text = repr(x)
+    if x is None:
+        return text
+    return type(x).__name__ + (f" {text}" if len(text) <= SHORT and "\n" not in text else "")
 
 
 class KdaError(Exception):

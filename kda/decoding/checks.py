@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..checks import Check, bad_bound, dtype_name, in_words, is_float, is_index, may_overlap, on_cpu, shape_of, when
-from ..errors import InputTypeError
+from ..checks import Check, bad_bound, dtype_name, is_float, is_index, may_overlap, on_cpu, shape_of, when
+from ..errors import InputTypeError, in_words
 from ..problem import DTYPES, StepInputs
 
 WIDTHS = (2, 8)                              # of a convolution

@@ -9,6 +9,7 @@ float64 it is exact, in float32 an independent rounding.  Layouts as in `kda.bac
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -33,14 +34,17 @@ def as_it_is(name: str, x: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Inside of the block: thousands of small steps, between which many threads would wait for each other."""
+def threads(count: int) -> Iterator[None]:
+    """Inside of the block torch has so many on the CPU."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+one_thread = functools.partial(threads, 1)   # thousands of small steps: several would wait for each other in between
 
 
 def one_thread_if_small(p: Problem) -> contextlib.AbstractContextManager[None]:

@@ -1,6 +1,8 @@
 import pytest
 import torch
 
+from kda.verify import literal
+
 
 @pytest.fixture(autouse=True, scope="module")
 def without_a_gpu():
@@ -13,7 +15,5 @@ def without_a_gpu():
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
     """The tensors are small, and other tests run beside these."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with literal.one_thread():
+        yield

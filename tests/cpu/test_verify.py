@@ -185,10 +185,8 @@ def test_what_needs_no_rounding_gets_no_error(dtype):
 
 @pytest.fixture
 def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    with literal.threads(2):
+        yield
 
 
 @pytest.mark.parametrize(("shared", "threads"), [(literal.SHARED, 1), (0, 2)], ids=["small", "large"])

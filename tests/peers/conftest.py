@@ -10,17 +10,16 @@ import pathlib
 import sys
 
 import pytest
-import torch
+
+from kda.verify import literal
 
 sys.path.insert(1, str(pathlib.Path(__file__).parents[1] / "cpu"))            # where naive.py lies
 
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with literal.one_thread():
+        yield
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ import os
 import pytest
 import torch
 
+from kda.verify import literal
+
 if os.environ.get("KDA_ON_SILICON"):
     import silicon
 
@@ -24,10 +26,8 @@ if os.environ.get("KDA_ON_SILICON"):
 @pytest.fixture
 def one_thread():
     """Operators are as small as can be: modules of such calls ask for it."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with literal.one_thread():
+        yield
 
 
 @pytest.fixture

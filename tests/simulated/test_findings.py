@@ -252,7 +252,7 @@ def test_a_layout_without_dimensions_has_one_element():
 
 
 def test_many_findings_of_one_kind_hide_no_others():
-    """Three hundred places read what nobody wrote, then one store misses its tensor."""
+    """Three hundred places read memory that was never written, then one store misses its tensor."""
     reads = "".join(f"ld.shared.u32 %r11, [smem + {4 * n}];\n" for n in range(300))
     all_of_them = found(reads + "st.global.u32 [%rd1 + 4096], %r0;\n", torch.zeros(4))
     assert [f.kind for f in all_of_them].count("uninitialised") == 200

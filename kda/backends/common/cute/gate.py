@@ -123,8 +123,6 @@ class Gate:
         each = [cute.arch.shuffle_sync(found, 4 * i) for i in range(2 * WARP_ROWS)]
         return each[:WARP_ROWS], each[WARP_ROWS:]
 
-    # A row's channels in registers, as parts of sm_100 have them in other ways.
-
     @cute.jit
     def load_floats(self, pointer):
         return floats(load(pointer, self.c.K // 32))

@@ -48,27 +48,25 @@ class Pairs:
         half = lower_bound * Float32(-0.5 * fast.LOG2_E * (C - 1))
         # 2^gc = 2^x 2^anchor, an exact product; 2^(gc_last - gc) = 2^-x 2^(gc_last - anchor)
         anchor = [fast.whole(row0[e] - half) for e in range(E)]
-        to_x = self.row([before[e] - anchor[e] for e in range(E)])
+        to_x = [before[e] - anchor[e] for e in range(E)]
         from_zero = words_of([fast.exp2(anchor[e]) for e in range(E)])
-        to_last = self.row([fast.exp2(last[e] - anchor[e]) for e in range(E)])
+        to_last = [fast.exp2(last[e] - anchor[e]) for e in range(E)]
         of_both, of_one = swizzle_128B(first, d, 2 * C), swizzle_128B(first, d, C)
         for r in cutlass.range_constexpr(WARP_ROWS):
             ka, qa, kb = self.under_decay(qn[r], kn[r], gc[r], to_x)
             in_both, in_one = row_below(of_both, r), row_below(of_one, r)
-            for words, to in ((self.words(ka), 0), (self.words(qa), C * 128)):
+            for words, to in ((words_of(ka), 0), (words_of(qa), C * 128)):
                 store(cute.recast_ptr(X, dtype=Uint32) + (in_both + to) // 4, words)
                 state = [fast.times_pair(words[w], from_zero[w]) for w in range(E // 2)]
                 store(cute.recast_ptr(tile, dtype=Uint32) + (in_both + to) // 4, state)
-            self.store_row(Y + in_one // 2, kb)
+            store(Y + in_one // 2, kb)
             if cutlass.const_expr(of_k is not None):
                 kb = self.gate.times(kb, of_k[r])
             to_KG = cute.recast_ptr(tile + self.tile.KG.offset, dtype=BFloat16) + in_one // 2
-            self.store_row(to_KG, self.times(kb, to_last))
+            store(to_KG, times(kb, to_last))
         self.store_decay(tile, last, d)
         cute.arch.fence_proxy("async.shared", space="cta")
         self.team.meet_for_product()                                           # both operands are there
-
-    # A row in registers, as the gate has it.
 
     @cute.jit
     def under_decay(self, qn, kn, gc, to_x):
@@ -81,22 +79,6 @@ class Pairs:
             qa.append(qn[e] * up)
             kb.append(kn[e] * down)
         return ka, qa, kb
-
-    @cute.jit
-    def row(self, values):
-        return values
-
-    @cute.jit
-    def times(self, row, other):
-        return times(row, other)
-
-    @cute.jit
-    def words(self, row):
-        return words_of(row)
-
-    @cute.jit
-    def store_row(self, to, row):
-        store(to, row)
 
     @cute.jit
     def by_halving(self, qn, kn, gc, sums, X, A_kk, tile, acc, phase, of_k=None):

@@ -110,7 +110,7 @@ def free(gpu: Gpu, address: Any, *stream: Any) -> None:
 
 
 def copy(gpu: Gpu, to: Any, of: Any, size: int, *more: Any) -> None:
-    await_all(gpu)                           # asynchronous copies, too: nobody looks at what they race with
+    await_all(gpu)                           # asynchronous copies, too: races with them are not looked for
     if size:
         ctypes.memmove(_address(to), _address(of), int(size))
 
