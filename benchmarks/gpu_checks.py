@@ -29,8 +29,8 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -98,11 +98,11 @@ def parts(asked: argparse.Namespace, out: Path) -> dict[str, Part | str]:
 # ---- running
 
 
-def run(name: str, part: Part | str, left: float, out: Path, environment: dict[str, str]) -> Done:
+def run(name: str, part: Part | str, left: Callable[[], float], out: Path, environment: dict[str, str]) -> Done:
     """A part in a process of its own, its output in a file."""
     if isinstance(part, str):
         return Done("not run", 0.0, part)
-    limit, began = min(part.seconds, left), time.monotonic()
+    limit, began = min(part.seconds, left()), time.monotonic()
     if limit < 5:
         return Done("not run", 0.0, "no time was left")
     with open(out / f"{name}.log", "w") as log:
@@ -151,19 +151,16 @@ def check(asked: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         environment = environment_with(asked.wheels, Path(folder))
 
-        def one(name: str) -> None:
-            found[name] = run(name, chosen[name], left(), out, environment)
-            told(name, found[name], out)
-            save(out, found)
-
         first, last = (["build"] if "build" in chosen else []), (["host"] if "host" in chosen else [])
-        for name in first:
-            one(name)
         between = [name for name in chosen if name not in (*first, *last)]
-        with ThreadPoolExecutor(1 if asked.serial else max(1, len(between))) as threads:
-            list(threads.map(one, between))
-        for name in last:
-            one(name)
+        for names in (first, between, last):
+            with ThreadPoolExecutor(1 if asked.serial else max(1, len(names))) as threads:
+                started = {threads.submit(run, name, chosen[name], left, out, environment): name for name in names}
+                for ended in as_completed(started):      # One thread prints and saves: two would mix their texts.
+                    name = started[ended]
+                    found[name] = ended.result()
+                    told(name, found[name], out)
+                    save(out, found)
     print()
     for name, done in found.items():
         print(f"{name:10} {done.status:9} {done.seconds:5.0f} s  {done.says}")
@@ -173,11 +170,18 @@ def check(asked: argparse.Namespace) -> int:
 
 def save(out: Path, found: dict[str, Done]) -> None:
     """After each part, so that what is there when time is up comes back."""
-    data: dict[str, Any] = {"parts": {name: done._asdict() for name, done in dict(found).items()}}
+    data: dict[str, Any] = {"parts": {name: done._asdict() for name, done in found.items()}}
     for name in ("errors", "host"):
         file = out / f"{name}.json"
         data |= {name: json.loads(file.read_text())} if file.exists() else {}
-    (out / "gpu_checks.json").write_text(json.dumps(data, indent=1) + "\n")
+    write(out / "gpu_checks.json", data)
+
+
+def write(file: Path, data: dict[str, Any]) -> None:
+    """The whole file at once: `save` reads a part's file while that part still adds to it."""
+    whole = file.with_suffix(".new")
+    whole.write_text(json.dumps(data, indent=1) + "\n")
+    whole.replace(file)
 
 
 # ---- errors
@@ -214,7 +218,7 @@ def compare(file: Path, device: str) -> int:
             worse = both[1] is not None and not both[0] <= both[1]
             ratio = "-" if both[1] is None else f"{both[0] / both[1]:.2f}"
             rows.append((name, tensor, *("-" if e is None else f"{1e3 * e:.3f}" for e in both), ratio, "more" * worse))
-        file.write_text(json.dumps(found, indent=1) + "\n")
+        write(file, found)
     print(f"||x - exact|| / ||exact|| in thousandths, T = {case.spec.T}, {case.spec.H} heads, K = V = 128, bfloat16")
     print("\n".join(table(rows, header=("case", "tensor", "kda", "fla", "kda / fla", ""), align="llrrrl")))
     if why:
@@ -255,7 +259,7 @@ def host_times(file: Path, device: str) -> int:
             print(f"{name}: {row['direction']} of {row['backend']}, {row['problem']}: {idle} us idle, {busy} us busy, "
                   f"{row['launches']} launches, {row['launches_of_torch']} of torch, {row['allocations']} allocations",
                   flush=True)  # fmt: skip
-        file.write_text(json.dumps(found, indent=1) + "\n")
+        write(file, found)
     return next((code for code in (FAILED, 2, CANNOT) if code in codes), OK)
 
 
