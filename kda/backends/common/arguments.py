@@ -55,6 +55,12 @@ class Arguments:
         dataclasses.dataclass(frozen=True)(cls)
 
     @classmethod
+    def and_more(cls, name: str, **tensors: Argument) -> type[Arguments]:
+        """The same of another kernel, which has more tensors."""
+        declared = sorted((cls.declared | tensors).items(), key=lambda item: not item[1].is_tensor)
+        return type(name, (Arguments,), dict(declared))
+
+    @classmethod
     def tensors(cls) -> list[str]:
         return [name for name, argument in cls.declared.items() if argument.is_tensor]
 

@@ -83,6 +83,7 @@ class Steps(NamedTuple):
     compose: Launch | None
     record: Launch | None
     again: Launch | None
+    fused: Launch | None                     # instead of prepare and one of these
     carry_back: Launch | None
     compose_back: Launch | None
     walk: Launch | None
@@ -92,11 +93,12 @@ class Steps(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def steps(
-    of: Backend, p: Problem, cc: tuple[int, int], sms: int, offsets: str | None, states_kept: bool = False
+    of: Backend, p: Problem, cc: tuple[int, int], sms: int, offsets: str | None, what: str
 ) -> Steps:
-    """For `cu_seqlens` of dtype `offsets`; of a backward `p.final_state` says whether final states have gradients."""
+    """Of one of NOT_LAUNCHED, for `cu_seqlens` of dtype `offsets`; of a backward `p.final_state` says whether final
+    states have gradients."""
     pl = of.plan(p, sms)
-    kernels = pl.kernels("backward of what was kept" if states_kept else p.direction)
+    kernels = pl.kernels(what)
     step = functools.partial(launch_of, lambda config: of.kernel(config, cc))
     gate = dict(T=p.T, H=p.H, HV=p.HV, scale=p.scale, lower_bound=p.lower_bound or 0.0)
     walk = dict(T=p.T, chunks=pl.chunks, segments=pl.segments, segment=pl.segment, HV=p.HV)
@@ -105,6 +107,11 @@ def steps(
 
     def walker(config):
         return config and step(config, (config.strips, p.HV, walks), **walk)
+
+    def maker(config):
+        ctas, sharing = pl.clusters
+        grid = (ctas, sharing, 1) if sharing else (ctas, p.HV, p.N)
+        return config and step(config, grid, chunks=pl.chunks, N=p.N, **gate)
 
     def composer(config):
         return config and step(config, (config.strips, p.HV, p.N), **compose)
@@ -115,8 +122,9 @@ def steps(
              every=pl.again.every, chunk_entries=pl.entries, segment_entries=pl.all_segments),
         step(states_table(offsets) if offsets else None, (runs(TOKENS, p), 1, 1), T=p.T, N=p.N, segment=1, every=1,
              chunk_entries=pl.states, segment_entries=0),
-        step(pl.prepare, (p.HV, *pl.entries_grid), chunks=pl.entries, **gate),
+        step(kernels["prepare"], (p.HV, *pl.entries_grid), chunks=pl.entries, **gate),
         walker(kernels["carry"]), composer(kernels["compose"]), walker(kernels["record"]), walker(kernels["again"]),
+        maker(kernels["fused"] or kernels["fused_again"]),
         walker(kernels["carry_back"]), composer(kernels["compose_back"]), walker(kernels["walk"]),
         step(kernels["grads"], (pl.grads_grid, 1, 1), chunks=pl.states, items=pl.all_states * p.HV, zero=0.0, one=1.0,
              **gate),
@@ -133,9 +141,9 @@ def kept_bytes(of: Backend, p: Problem, save: Save) -> int:
     return sum(of.plan(p, detect(p.device).sms).kept[NOT_KEPT[save]:])
 
 
-def steps_here(of: Backend, p: Problem, x: Inputs, states_kept: bool = False) -> Steps:
+def steps_here(of: Backend, p: Problem, x: Inputs, what: str = "") -> Steps:
     host = detect(p.device)
-    return steps(of, p, host.cc, host.sms, offsets_dtype(x), states_kept)
+    return steps(of, p, host.cc, host.sms, offsets_dtype(x), what or p.direction)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -147,15 +155,19 @@ def forward(of: Backend, p: Problem, x: Inputs, save: Save) -> Outputs:
     at = steps_here(of, p, x)
     out, inputs = outputs(p, x), laid_out(x)
     parts, _, memory = parts_in(out.o, at.plan.kept, NOT_KEPT[save])
-    up(p, at, at.record, inputs, parts, tables(p, at, x), cleared=out.o, o=out.o, ht=out.final_state)
+    crossing = edges_of(p, out.o, at.plan.clusters.sharing)
+    up(p, at, at.record, inputs, parts, tables(p, at, x), crossing, cleared=out.o, o=out.o, ht=out.final_state)
     return out._replace(saved=Own(memory))
 
 
 def backward(of: Backend, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, own: Own | None) -> Grads:
     """Without `own`, the forward's operands, states and residuals are recomputed; with states alone, its operands."""
     p = with_dht(p, dht is not None)
-    at = steps_here(of, p, x, own is not None)
-    like, inputs, found, kept = x.q, laid_out(x), tables(p, at, x), at.plan.kept
+    at = steps_here(of, p, x, "backward of what was kept" if own else "backward")
+    like, inputs, kept, crossing = x.q, laid_out(x), at.plan.kept, Edges(None, None)
+    if at.fused:
+        crossing = edges_of(p, like, at.plan.clusters.sharing)
+    found = tables(p, at, x)
     do, dht = aligned(do, like.dtype), aligned(dht, torch.float32)
     all_kept = own is not None and own.memory.numel() == sum(kept)
     # tokens of no sequence: prepare clears their rows, which does not run again if all was kept
@@ -163,7 +175,7 @@ def backward(of: Backend, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None,
     dh0 = None if inputs["h0"] is None else torch.empty_like(inputs["h0"])
     if own is None:
         parts, of_walks, _ = parts_in(like, kept, 2)                           # tiles and M are needed only briefly
-        up(p, at, at.again, inputs, parts, found, cleared=dv)
+        up(p, at, at.again, inputs, parts, found, crossing, cleared=dv)
     else:
         parts, of_walks, _ = parts_in(like, kept, NOT_KEPT[Save.OWN if all_kept else Save.STATES], own.memory)
         if not all_kept:
@@ -190,7 +202,7 @@ def segment_map_bwd(
     p = dataclasses.replace(p, direction="backward", state_dtype="float32")    # dh0 is requested
     like, inputs = x.q, laid_out(x)
     inputs.pop("h0")
-    at = steps_here(of, with_dht(p, dht is not None), x)
+    at = steps_here(of, with_dht(p, dht is not None), x, "map of a backward")
     made = at.plan.kept[:2]
     tiles, M = places_in(like.new_empty(sum(made), dtype=torch.uint8), made)
     of_walks = at.plan.scratch[:3]
@@ -214,7 +226,8 @@ def segment_map_bwd(
     if not transition:
         return SegmentSummary(torch.zeros_like(found), found, transposed=True)
     eye = torch.eye(p.K, device=like.device).expand_as(found).contiguous()
-    return SegmentSummary(back(steps_here(of, with_dht(p, True), x), torch.zeros_like(do), eye), found, transposed=True)
+    at = steps_here(of, with_dht(p, True), x, "map of a backward")
+    return SegmentSummary(back(at, torch.zeros_like(do), eye), found, transposed=True)
 
 
 def tables(p: Problem, at: Steps, x: Inputs) -> Tables:
@@ -250,9 +263,28 @@ def places_in(memory: Tensor, sizes: Sequence[int]) -> Sequence[Tensor | int]:
     return [memory.data_ptr() + offset for offset in itertools.accumulate(sizes[:-1], initial=0)]
 
 
-def up(p: Problem, at: Steps, chain: Launch | None, inputs: dict, parts: Parts, found: Tables, cleared: Tensor,
-       **results: Tensor | None) -> None:  # fmt: skip
+class Edges(NamedTuple):
+    """What clusters that share all walks hand on: states, and flags that they are there."""
+
+    edges: Tensor | None
+    crossed: Tensor | None
+
+
+def edges_of(p: Problem, like: Tensor, clusters: int) -> Edges:
+    """Ahead of the tables, which the kernel that needs it overlaps."""
+    if not clusters:
+        return Edges(None, None)
+    edges = like.new_empty(clusters, 2, p.V // 2, p.K, dtype=torch.float32)
+    return Edges(edges, like.new_zeros(clusters, 2, dtype=torch.int32))
+
+
+def up(p: Problem, at: Steps, chain: Launch | None, inputs: dict, parts: Parts, found: Tables, crossing: Edges,
+       cleared: Tensor, **results: Tensor | None) -> None:  # fmt: skip
     """Everything that a backward reads; `cleared` for tokens outside every sequence."""
+    if at.fused:
+        at.fused(**inputs, **crossing._asdict(), o=cleared, ht=results.get("ht"), segment_table=found.segment,
+                 tiles=parts.tiles, r=parts.r, h=parts.h)  # fmt: skip
+        return
     v, h0 = inputs["v"], inputs["h0"]
     make_tiles(at, inputs, parts, found, cleared)
     if at.carry:

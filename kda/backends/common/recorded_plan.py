@@ -23,6 +23,16 @@ SHORTEST = 32                                # chunks of a segment
 COLUMNS = 64                                 # of a state or of M, for which there is a CTA where sequences are cut
 
 
+class Clusters(NamedTuple):
+    """Of one kernel that makes and walks tiles."""
+
+    ctas: int                                # of each; 0: there is no such kernel, or prepare and record are faster
+    sharing: int                             # clusters that share all walks; 0: each has a walk of its own
+
+
+NO_CLUSTERS = Clusters(0, 0)
+
+
 class Makers(NamedTuple):
     """An arch's configurations.  `cut`: sequences are; `alone`: there is an SM for each CTA."""
 
@@ -33,6 +43,9 @@ class Makers(NamedTuple):
     walk: Callable[[Problem, bool, bool], Launched]                            # cut, alone
     carry_back: Callable[[Problem, bool], Launched]                            # alone
     grads: Callable[[Problem], Launched]
+    one_kernel: Callable[[Problem, int, int], Clusters] = lambda p, sms, chunks: NO_CLUSTERS   # of uncut sequences
+    fused: Callable[[Problem, Clusters, bool], Launched | None] = lambda p, clusters, results: None
+    clusters: tuple[Clusters, ...] = ()      # all that one_kernel may say, but for how many share the walks
 
 
 @dataclass(frozen=True)
@@ -61,18 +74,24 @@ class RecordedPlan:
     walk: Launched
     grads: Launched
     shares: SharesConfig | None              # where the gate has parameters
+    clusters: Clusters
+    fused: Any                               # instead of prepare and record
+    fused_again: Any                         # instead of prepare and again
 
     def kernels(self, of: str) -> dict[str, Any]:
         """By name; None if `of` does not launch it."""
-        return vars(self) | dict.fromkeys(NOT_LAUNCHED[of])
+        at_once = self.fused and of in ("forward", "backward")
+        return vars(self) | dict.fromkeys((*NOT_LAUNCHED[of], *(AT_ONCE if at_once else ("fused", "fused_again"))))
 
 
 # What does not launch some kernels of a RecordedPlan.
 NOT_LAUNCHED: dict[str, tuple[str, ...]] = {
-    "forward": ("again", "carry_back", "compose_back", "walk", "grads", "shares"),
-    "backward": ("record",),
+    "forward": ("again", "fused_again", "carry_back", "compose_back", "walk", "grads", "shares"),
+    "backward": ("record", "fused"),
     "backward of what was kept": ("carry", "compose", "record", "again"),
+    "map of a backward": ("record", "again"),
 }
+AT_ONCE = ("prepare", "record", "again")     # what fused and fused_again do
 
 
 class Kept(NamedTuple):
@@ -107,6 +126,7 @@ def plan_of(make: Makers, p: Problem, sms: int) -> RecordedPlan:
     scratch = places(2 * all_states * state, *[4 * of_segments * state] * 2, *[4 * all_states * p.HV * p.K] * 2)
     ctas = p.HV * all_segments
     alone, carry_alone = (columns // COLUMNS * ctas <= sms for columns in (p.V, p.V + p.K))
+    clusters = NO_CLUSTERS if cut else make.one_kernel(p, sms, all_chunks)
     return RecordedPlan(
         chunks, segments, segment, all_segments, all_chunks, grid(all_chunks) if p.packed else (chunks, p.B), states,
         all_states, kept, scratch, min(all_states * p.HV, sms * grads.ctas) if p.T else 0,  # type: ignore[attr-defined]
@@ -120,6 +140,9 @@ def plan_of(make: Makers, p: Problem, sms: int) -> RecordedPlan:
         walk=make.walk(p, cut, alone),
         grads=grads,
         shares=shares_config(p),
+        clusters=clusters,
+        fused=make.fused(p, clusters, True),
+        fused_again=make.fused(p, clusters, False),
     )  # fmt: skip
 
 
@@ -134,6 +157,7 @@ def all_configs(make: Makers, p: Problem) -> Iterator[Launched | None]:
         for cut in (False, True)[: 1 if p.batch_invariant else 2]:
             yield from (make.record(asked, cut, alone, results) for results in (True, False))
             yield make.walk(asked, cut, alone)
+        yield from (make.fused(asked, clusters, results) for clusters in make.clusters for results in (True, False))
         if not p.batch_invariant:
             yield from (make.carry(asked, alone), make.carry_back(asked, alone), compose_config(p),
                         compose_back_config(asked))  # fmt: skip

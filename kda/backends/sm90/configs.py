@@ -33,6 +33,7 @@ OUTPUTS = 2                                  # chunks of o that a CTA holds
 FIRST_PRODUCER = 4                           # warp of the first group
 RELAY, INVERSE, LOAD, STORE = range(FIRST_PRODUCER + WARPS, FIRST_PRODUCER + WARPS + 4)   # of a CTA that walks, of four
 TILES = 2                                    # of each group of a CTA that does not walk
+KEPT_COLUMNS = 16                            # of a state, that a warp of CHAIN keeps
 
 
 def tile(K: int) -> Struct:
@@ -317,6 +318,14 @@ class FusedArguments(Arguments):
     lower_bound = number("float32")
 
 
+KeepingArguments = FusedArguments.and_more(  # of one that keeps what a backward reads
+    "KeepingArguments",
+    tiles=tensor("uint8"),                   # (chunks, HV) tiles, with b on keys
+    h=tensor("bfloat16"),                    # (states, HV, V, K): those that enter every two chunks
+    r=tensor("bfloat16"),                    # as o
+)
+
+
 class ShareField:
     """Of what a cluster has of all walks (parts/share.py)."""
 
@@ -331,7 +340,6 @@ class FusedConfig(Launched):
     wrapped: bool = False                    # as many clusters as fit, of which each has an equal share of all walks
     ctas: int = WALKING                      # of a cluster: 2, or 4, of which the last two only make tiles
     staged: bool = False                     # rows of q, k and g, of bfloat16, go through shared memory
-    arguments = FusedArguments
     threads = 32 * (FIRST_PRODUCER + GROUPS * WARPS)
     roles = MappingProxyType({
         "CHAIN": range(FIRST_PRODUCER),
@@ -350,6 +358,15 @@ class FusedConfig(Launched):
     @property
     def paired(self) -> bool:
         return self.ctas == WALKING
+
+    @property
+    def keeps(self) -> bool:
+        """What a backward reads: tiles, with b on keys, r and h."""
+        return self.chain.recorded
+
+    @property
+    def arguments(self) -> type[Arguments]:  # type: ignore[override]
+        return KeepingArguments if self.keeps else FusedArguments
 
     @property
     def registers(self) -> tuple[int, int]:
@@ -376,7 +393,8 @@ class FusedConfig(Launched):
             sums=array("float32", self.prepare.rows_of_sums, self.prepare.K),
             A_kk=array("float32", C, PITCH_A),
             columns=array("float32", C, PITCH_INVERSE),
-            b=array("float32", C),
+            b=array("float32", C * (2 if self.keeps else 1)),                  # on keys: of this chunk and the last
+            **{"places": array("int64", TILES)} if self.keeps and not self.paired else {},
         )
 
     @cached_property
@@ -385,9 +403,12 @@ class FusedConfig(Launched):
             fields = dict(groups=several(self.group, GROUPS))
         else:                                                                  # behind a CTA's first group its second,
             fields = dict(groups=several(self.group, 1), stages=several(tile(self.prepare.K), RING))   # or stages
+        fields |= dict(v=array("bfloat16", RING, C, PITCH_V))                  # and r, where v was
+        if self.chain.has_o:
+            fields |= dict(o=array("bfloat16", OUTPUTS, C, PITCH_V))
+        if self.keeps:
+            fields |= dict(kept=array("bfloat16", FIRST_PRODUCER, KEPT_COLUMNS, 64))
         fields |= dict(
-            v=array("bfloat16", RING, C, PITCH_V),
-            o=array("bfloat16", OUTPUTS, C, PITCH_V),
             full=array("int64", RING, align=8),
             empty=array("int64", RING if self.paired else GROUPS * TILES, align=8),
         )
@@ -395,6 +416,8 @@ class FusedConfig(Launched):
             fields |= dict.fromkeys(("credit", "solved"), array("int64", GROUPS, align=8))
             fields["read"] = array("int64", RING, align=8)
             fields |= dict.fromkeys(("made", "taken"), array("int64", OUTPUTS, align=8))
+            if self.keeps:
+                fields["stored"] = array("int64", RING, align=8)
         if self.wrapped:
             fields["share"] = array("int32", ShareField.COUNT, align=16)
         return Struct(align=1024, **fields)

@@ -108,13 +108,10 @@ def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None)
     at = steps(p, detect(p.device).sms, kept, offsets_dtype(x))
     inputs, out = laid_out(x), outputs(p, x)
     o = out.o
-    edges = crossed = None
-    if at.plan.clusters:                                                       # ahead of the tables, which it overlaps
-        edges = o.new_empty(at.plan.clusters, 2, p.V // 2, p.K, dtype=torch.float32)
-        crossed = o.new_zeros(at.plan.clusters, 2, dtype=torch.int32)
+    crossing = recorded.edges_of(p, o, at.plan.clusters)
     chunk_table, *of_segments = tables(p, at, x.cu_seqlens, x.q.device) if p.packed else (None,) * 3
     if at.fused:
-        at.fused(**inputs, o=o, ht=out.final_state, segment_table=of_segments[0], edges=edges, crossed=crossed)
+        at.fused(**inputs, **crossing._asdict(), o=o, ht=out.final_state, segment_table=of_segments[0])
         return out
     v, h0 = inputs.pop("v"), inputs.pop("h0")
     tiles = o.new_empty(at.plan.scratch, dtype=torch.uint8)

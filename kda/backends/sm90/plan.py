@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,9 @@ from ..common.cute.tile import C
 from ..common.pool.plan import inner
 from ..common.pool.plan import recipes as pool_recipes
 from ..common.recorded_plan import (
+    NO_CLUSTERS,
     OFFSETS,
+    Clusters,
     Makers,
     RecordedPlan,
     all_configs,
@@ -65,7 +68,6 @@ FIRST_CHUNK = 5                              # more chunks that a cluster's firs
 FIRST_OF_TWO, FIRST_OF_FOUR = 1.5, 11        # the same, beside clusters of four, and of those
 SHARE_OF_FOUR = 4                            # more chunks, where walks outnumber the clusters
 LAUNCH, WALK = 400, 0.8                      # of a second launch, and of a walk of `chain`
-CHAINED, STEP = 0.42, 24                     # of a chunk in chain; of a chain's step
 GAP = 300                                    # beside these
 AT_MOST = 0.98                               # of the time of what would run otherwise
 
@@ -80,10 +82,18 @@ class Costs:
     both: float                              # in prepare and chain
     prepared: float                          # in prepare
     cut: float                               # in segments
+    chained: float = 0.42                    # in chain
+    step: float = 24                         # of a chain's step
+    sharing: float = 1                       # times `pair`, where clusters share all walks
 
 
 ONE_PRODUCT = Costs(pair=50, four=32.7, piece=1.75, both=1, prepared=0.6, cut=1.7)
 IN_BLOCKS = Costs(pair=72.8, four=44.5, piece=0.72, both=1.27, prepared=0.96, cut=2.08)
+# Of what is kept for a backward, too; sequences are not cut then, and in clusters of two blocks leave no place for it.
+KEEPING = Costs(
+    pair=72, sharing=1.11, four=43, piece=2.4, both=1.32, prepared=0.556, chained=0.767, step=34, cut=math.inf
+)
+KEEPING_IN_BLOCKS = dataclasses.replace(KEEPING, pair=math.inf, four=53, both=1.68, prepared=0.914)
 
 
 @dataclass(frozen=True)
@@ -113,7 +123,9 @@ def plan(p: Problem, sms: int, kept: bool = False, apart: bool = False) -> Plan:
     """`apart`: more than one chain needs the tiles."""
     length, chunks = segment_length(p, sms), -(-p.T // C)
     all_chunks = p.T // C + p.N if p.packed else p.B * chunks
-    ctas = 0 if kept or apart else ctas_of_one_kernel(p, sms, all_chunks, length > 0)
+    one = None if kept or apart else fused_config(p)
+    cost = IN_BLOCKS if one and one.prepare.in_blocks else ONE_PRODUCT
+    ctas = ctas_of_one_kernel(p, sms, all_chunks, length > 0, cost) if one else 0
     fused = fused_config(p, wraps(p, sms, ctas), ctas) if ctas else None
     length = 0 if fused else length
     segment = length or max(chunks, 1)
@@ -154,6 +166,27 @@ def walk_config(p: Problem, cut: bool, alone: bool) -> WalkConfig:
     )
 
 
+def keeping_clusters(p: Problem, sms: int, chunks: int) -> Clusters:
+    """Of one kernel that keeps what a backward reads."""
+    one = fused_config(p)
+    if not one:
+        return NO_CLUSTERS
+    cost = KEEPING_IN_BLOCKS if one.prepare.in_blocks else KEEPING
+    ctas = ctas_of_one_kernel(p, sms, chunks, cut=False, cost=cost)
+    found = Clusters(ctas, clusters_of(p, sms, ctas) if ctas and wraps(p, sms, ctas) else 0)
+    return found if keeping_config(p, found, True) else NO_CLUSTERS
+
+
+def keeping_config(p: Problem, clusters: Clusters, results: bool) -> FusedConfig | None:
+    """As a chain that keeps: b is on keys; of a backward that makes again what it reads, no `results`."""
+    fused = fused_config(p, clusters.sharing > 0, clusters.ctas) if clusters.ctas else None
+    if not fused or (fused.paired and fused.prepare.in_blocks):
+        return None
+    prepare = dataclasses.replace(fused.prepare, b_on_keys=True)
+    chain = dataclasses.replace(record_config(p, False, True, results), stages=RING)
+    return dataclasses.replace(fused, prepare=prepare, chain=chain)
+
+
 RECORDED = Makers(
     tile_bytes=lambda K: tile(K).bytes,
     prepare=lambda p: dataclasses.replace(prepare_config(p, kept=False), b_on_keys=True),
@@ -166,6 +199,9 @@ RECORDED = Makers(
         p.K, p.V, p.packed, "carry", False, "float32", False, WALK_STAGES[not alone]
     ),
     grads=lambda p: GradsConfig(**chunk_options(p), packed=p.packed),
+    one_kernel=keeping_clusters,
+    fused=keeping_config,
+    clusters=tuple(Clusters(ctas, sharing) for ctas in FIT for sharing in (0, 1)),
 )  # fmt: skip
 
 
@@ -231,28 +267,27 @@ def wraps(p: Problem, sms: int, ctas: int) -> bool:
     return clusters_of(p, sms, ctas) < p.N * p.HV and p.T > 0
 
 
-def ctas_of_one_kernel(p: Problem, sms: int, all_chunks: int, cut: bool) -> int:
+def ctas_of_one_kernel(p: Problem, sms: int, all_chunks: int, cut: bool, cost: Costs) -> int:
     """CTAs of the clusters of one kernel, where that is faster than two kernels; 0: it is not.  `cut`: the two would
     walk segments of sequences."""
     walks, all_slots = p.N * p.HV, all_chunks * p.HV
     if FUSED is not None or not walks:
         ctas = (CTAS or 2) if FUSED and walks else 0
         return 0 if cut and ctas == 2 else ctas
-    one = fused_config(p)
-    if all_slots >= 2**31 or one is None:                                      # share.py counts them in 32 bits
+    if all_slots >= 2**31:                                                     # share.py counts them in 32 bits
         return 0
-    cost = IN_BLOCKS if one.prepare.in_blocks else ONE_PRODUCT
 
     def longest(ctas: int, first: float) -> float:
         """Chunks' times of the cluster that has most."""
         clusters = clusters_of(p, sms, ctas)
         return -(-all_slots // clusters) + first + cost.piece * (walks / clusters - 1)
 
-    pair = not cut and cost.pair * longest(2, FIRST_CHUNK) <= cost.both * all_slots + LAUNCH + WALK * walks
-    twos, apart = cost.pair * longest(2, FIRST_OF_TWO), cost.cut * all_slots + GAP
+    of_pair = cost.pair * (cost.sharing if wraps(p, sms, 2) else 1)
+    pair = not cut and of_pair * longest(2, FIRST_CHUNK) <= cost.both * all_slots + LAUNCH + WALK * walks
+    twos, apart = of_pair * longest(2, FIRST_OF_TWO), cost.cut * all_slots + GAP
     if not cut:
-        apart = cost.prepared * all_slots + max(CHAINED * all_slots, STEP * all_chunks / p.N) + GAP
-        pair = pair or (not wraps(p, sms, 2) and cost.pair * longest(2, FIRST_CHUNK) <= apart)
+        apart = cost.prepared * all_slots + max(cost.chained * all_slots, cost.step * all_chunks / p.N) + GAP
+        pair = pair or (not wraps(p, sms, 2) and of_pair * longest(2, FIRST_CHUNK) <= apart)
     if CTAS == 2:
         return 2 * pair
     otherwise = twos if pair else apart

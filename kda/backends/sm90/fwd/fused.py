@@ -102,13 +102,11 @@ from ..configs import (
 )
 from ..parts.chunk import ChunkMaker
 from ..parts.handover import Four, Pair
-from ..parts.making import INVERTER, Work, form_of
-from ..parts.share import Crossing, Share, chunks_of
+from ..parts.making import IDLEST, INVERTER, Work, form_of
+from ..parts.share import Crossing, KeptPlace, Share, chunks_of
 from ..parts.state import State
 from ..parts.teams import CHAIN, Group
 from ..parts.values import Helped, Own
-
-IDLEST = WARPS - 1                           # the warp of a group that has the least to do
 
 
 def way_of(config: FusedConfig) -> Pair | Four:
@@ -121,6 +119,7 @@ class Producer:
     def __init__(self, config: FusedConfig):
         self.c, self.struct, self.wrapped = config.prepare, config.group, config.wrapped
         self.makers, self.staged, self.paired = config.makers, config.staged, config.paired
+        self.keeps = config.keeps
         self.share, self.way = Share(config.chain), way_of(config)
         self.team = Group()
         self.chunk = ChunkMaker(config.prepare, self.team, shared=True)
@@ -131,10 +130,11 @@ class Producer:
         """Where a group works."""
         struct, base = self.struct, s.groups + group * self.struct.bytes
         fields = [field_at(base, getattr(struct, name)) for name in ("X", "Y", "sums", "A_kk", "columns", "b")]
-        return Work(rank, group, base, *fields)
+        places = field_at(base, struct.places) if cutlass.const_expr(self.keeps and not self.paired) else None
+        return Work(rank, group, base, *fields, places)
 
     @cute.jit
-    def produce(self, x, s, ring, rank, begin, tokens, head):
+    def produce(self, x, s, ring, rank, begin, tokens, head, kept):
         """Every so many-th chunk of the sequence, or of all that the cluster walks."""
         group = self.team.number()
         of = self.work_of(s, rank, group)
@@ -143,20 +143,24 @@ class Producer:
                 tile = self.way.tile(of.base, rank, group, Int32(turn))
                 self.chunk.inverse.zeros(of.columns, field_at(tile, self.chunk.tile.TB))
         if cutlass.const_expr(not self.wrapped):
-            self.make(x, ring, of, begin, tokens, head, 0)
+            self.make(x, ring, of, begin, tokens, head, kept.number, 0)
         else:
             at, left = self.share.first(s.share)
             made, n, looked_up = Int32(0), Int32(0), Boolean(True)
             while left > 0:
-                head, n, begin, tokens, _, _ = self.share.piece(x, s.share, at, looked_up, head, n)
+                head, n, begin, tokens, _, _, piece = self.share.piece(x, s.share, at, looked_up, head, n)
                 chunks = chunks_of(tokens)
-                self.make(x, ring, of, begin, tokens, head, made)
+                self.make(x, ring, of, begin, tokens, head, piece.number, made)
                 at, looked_up = self.share.after(s.share, at, chunks)
                 left, made = left - chunks, made + chunks
+        if cutlass.const_expr(self.keeps and self.paired):
+            if self.team.warp() == INVERTER:
+                cute.arch.cp_async_bulk_wait_group(0, read=True)               # the copy has read the last tile
 
     @cute.jit
-    def make(self, x, ring, of, begin, tokens, head, made):
-        """The group's chunks of a piece, before which so many were made."""
+    def make(self, x, ring, of, begin, tokens, head, number, made):
+        """The group's chunks of a piece, the first of which has this number among all, before which so many were
+        made."""
         first, step = self.way.first(of.rank, of.group, made), self.way.step
         self.form.begin(x, of, begin, head)
         if cutlass.const_expr(self.staged):
@@ -170,11 +174,17 @@ class Producer:
                 beta = beta_of_row(at.beta, self.c.beta, rows, x.HV, cute.arch.lane_idx())
             turn = self.way.turn(made + chunk)
             tile = self.way.tile(of.base, of.rank, of.group, turn)
-            made_of = self.form.rows(x, of, at, rows)
-            self.way.acquire(ring, of.rank, of.group, turn)
+            here = of
+            if cutlass.const_expr(self.keeps):
+                here = of._replace(b=of.b + (turn & 1) * C)
+            made_of = self.form.rows(x, here, at, rows, beta)
+            self.way.acquire(ring, of.rank, of.group, turn, self.team.warp() == INVERTER)
             if self.team.warp() == IDLEST:
-                of.b[cute.arch.lane_idx()] = beta
-            self.form.operands(x, of, tile, rows, *made_of)
+                if cutlass.const_expr(not self.keeps):
+                    of.b[cute.arch.lane_idx()] = beta
+                elif cutlass.const_expr(not self.paired):
+                    of.places[self.way.second(of.rank, turn)] = self.kept_at(x, number + chunk, head).toint()
+            self.form.operands(x, here, tile, rows, *made_of)
             self.form.finish(of)
             ahead = (chunk + step) * C < tokens                                # the piece has another of its chunks
             if cutlass.const_expr(self.staged):
@@ -187,12 +197,19 @@ class Producer:
                 if self.team.warp() == INVERTER:
                     self.solve(of, tile)
                     self.form.tile_is_whole(of)
-                    self.way.hand_over(ring, tile, of.group, of.rank)
+                    kept_at = self.kept_at(x, number + chunk, head) if cutlass.const_expr(self.keeps) else None
+                    self.way.hand_over(ring, tile, of.group, of.rank, kept_at)
 
     @cute.jit
     def solve(self, of, tile):
-        self.chunk.inverse.solve(of.A_kk, of.columns, field_at(tile, self.chunk.tile.TB), None, of.b)
+        b = None if cutlass.const_expr(self.keeps) else of.b
+        self.chunk.inverse.solve(of.A_kk, of.columns, field_at(tile, self.chunk.tile.TB), None, b)
         cute.arch.fence_proxy("async.shared", space="cta")                     # TB is in the tile
+
+    @cute.jit
+    def kept_at(self, x, number, head):
+        """Where the tile of a chunk is kept, of all the call's chunks."""
+        return x.tiles + (Int64(number) * x.HV + head) * self.chunk.tile.bytes
 
     @cute.jit
     def invert(self, s, ring, rank, group, chunks):
@@ -204,7 +221,7 @@ class Producer:
             self.form.wait(group)                                              # A_kk is there, and all but TB
             self.solve(of, tile)
             cute.arch.sync_warp()
-            self.way.hand_over(s, ring, tile, c, group, rank, turn)
+            self.way.hand_over(s, ring, tile, c, group, rank, turn, of.places)
 
     @cute.jit
     def request(self, x, of, begin, chunk, tokens, head):
@@ -269,7 +286,7 @@ class Consumer:
         at, left = self.share.first(s.share)
         walked, head, n, looked_up = Int32(0), Int32(0), Int32(0), Boolean(True)
         while left > 0:
-            head, n, begin, tokens, enters, leaves = self.share.piece(x, s.share, at, looked_up, head, n)
+            head, n, begin, tokens, enters, leaves, piece = self.share.piece(x, s.share, at, looked_up, head, n)
             S = self.state.zero()
             if enters:
                 self.crossing.enter(x, cluster - 1, rank, S, CHAIN)
@@ -277,7 +294,7 @@ class Consumer:
                 if cutlass.const_expr(self.c.h0):
                     self.state.load(x.h0, n * x.HV + head, rank, self.c.V, self.c.v_first, S)
             first_v = (begin * x.HV + head) * self.c.V + rank * COLUMNS
-            self.walk(x, S, s, ring, first_v, rank, tokens, walked)
+            self.walk(x, S, s, ring, first_v, rank, tokens, head, piece, walked)
             if leaves:
                 self.crossing.leave(x, cluster, rank, S, CHAIN)
             else:
@@ -288,7 +305,7 @@ class Consumer:
             left, walked = left - chunks, walked + chunks
 
     @cute.jit
-    def walk(self, x, S, s, ring, first_v, rank, tokens, walked=0):
+    def walk(self, x, S, s, ring, first_v, rank, tokens, head, kept, walked=0):
         """So many tokens, when so many chunks were walked."""
         operand, steps = self.state.operand(S), chunks_of(tokens)
         until = self.way.until_own(rank, walked)
@@ -297,6 +314,11 @@ class Consumer:
             c = walked + i
             stage, phase = stage_of(c, RING), c // RING & 1                    # counted: a shift is 0.5% slower
             tile, rows_of_v = self.way.tile_of(s, stage, rank, until), s.v + stage * (C * PITCH_V)
+            if cutlass.const_expr(self.c.has_r):
+                if kept.skipped + i & self.c.every - 1 == 0:
+                    number = kept.state + (kept.skipped + i) // self.c.every
+                    to = x.h + (Int64(number) * x.HV + head) * (self.c.K * self.c.V)
+                    self.state.keep(to, operand, rank, s.kept)
             words_of_v = None
             if cutlass.const_expr(self.values.early):
                 words_of_v = self.state.load_v(rows_of_v)
@@ -305,12 +327,13 @@ class Consumer:
                 words_of_v = self.state.load_v(rows_of_v)
             PO = self.state.issue_PO(operand, tile)
             self.values.beside_product(x, s, own, ring, i, tokens, walked)
-            of_o = self.state.update(S, operand, PO, tile, words_of_v)
+            of_o = self.state.update(S, operand, PO, tile, words_of_v, rows_of_v)
             self.way.hand_back(ring, stage)
-            self.state.put_o(self.values.place_of_o(s, i, walked), of_o, PO)
+            if cutlass.const_expr(self.c.has_o):
+                self.state.put_o(self.values.place_of_o(s, i, walked), of_o, PO)
             self.values.o_is_there(ring, c)
             until = self.way.after(until)
-        self.values.end(x, s, own, steps, tokens)
+        self.values.end(x, s, own, steps, tokens, walked)
 
 
 class Fused(entry.Entry):
@@ -325,9 +348,10 @@ class Fused(entry.Entry):
         head, cluster, clusters = y, y, cute.arch.grid_dim()[1]
         if cutlass.const_expr(self.c.pdl):
             wait_for_the_kernel_before()
-        begin, tokens = Int64(0), Int32(0)
+        begin, tokens, kept = Int64(0), Int32(0), None
         if cutlass.const_expr(not self.c.wrapped):
-            _, begin, tokens, _, _ = place_of_segment(c, x, n, 0, 1, 0)
+            _, begin, tokens, number, state = place_of_segment(c, x, n, x.chunks, 1, 0)
+            kept = KeptPlace(number, Int32(0), state)
         s = allocate(self.c.struct)
         ring = self.way.ring(s)
         if cute.arch.thread_idx()[0] == 0:
@@ -341,13 +365,13 @@ class Fused(entry.Entry):
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if cutlass.const_expr(self.c.paired):
             if warp < FIRST_PRODUCER:
-                self.chain(x, s, ring, cluster, rank, begin, tokens, head, n)
+                self.chain(x, s, ring, cluster, rank, begin, tokens, head, n, kept)
             else:
                 cute.arch.setmaxregister_decrease(self.c.registers[1])
-                self.prepare(x, s, ring, cluster, clusters, rank, begin, tokens, head)
+                self.prepare(x, s, ring, cluster, clusters, rank, begin, tokens, head, kept)
         else:
             if rank < WALKING and warp < FIRST_PRODUCER:
-                self.chain(x, s, ring, cluster, rank, begin, tokens, head, n)
+                self.chain(x, s, ring, cluster, rank, begin, tokens, head, n, kept)
             else:
                 cute.arch.setmaxregister_decrease(self.c.registers[1])
                 group = self.way.inverts(rank, warp)
@@ -356,12 +380,12 @@ class Fused(entry.Entry):
                 elif rank < WALKING and warp >= FIRST_PRODUCER + WARPS:
                     self.help(x, s, ring, rank, begin, tokens, head, warp)
                 elif warp >= FIRST_PRODUCER:
-                    self.prepare(x, s, ring, cluster, clusters, rank, begin, tokens, head)
+                    self.prepare(x, s, ring, cluster, clusters, rank, begin, tokens, head, kept)
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
 
     @cute.jit
-    def chain(self, x, s, ring, cluster, rank, begin, tokens, head, n):
+    def chain(self, x, s, ring, cluster, rank, begin, tokens, head, n, kept):
         c = self.c.chain
         cute.arch.setmaxregister_increase(self.c.registers[0])
         if cutlass.const_expr(self.c.wrapped):
@@ -371,14 +395,14 @@ class Fused(entry.Entry):
             if cutlass.const_expr(c.h0):
                 self.consumer.state.load(x.h0, n * x.HV + head, rank, c.V, c.v_first, S)
             first_v = (begin * x.HV + head) * c.V + rank * COLUMNS
-            self.consumer.walk(x, S, s, ring, first_v, rank, tokens)
+            self.consumer.walk(x, S, s, ring, first_v, rank, tokens, head, kept)
             if cutlass.const_expr(c.ht):
                 self.consumer.state.store(x.ht, n * x.HV + head, rank, c.V, c.v_first, S)
 
     @cute.jit
-    def prepare(self, x, s, ring, cluster, clusters, rank, begin, tokens, head):
+    def prepare(self, x, s, ring, cluster, clusters, rank, begin, tokens, head, kept):
         c = self.c.chain
-        self.producer.produce(x, s, ring, rank, begin, tokens, head)
+        self.producer.produce(x, s, ring, rank, begin, tokens, head, kept)
         if cutlass.const_expr(c.packed):
             _, begin, tokens, _, _ = place_of_segment(c, x, self.sequences(x) - 1, 0, 1, 0)
             self.producer.clear(x, begin + tokens, 0 if cutlass.const_expr(self.c.wrapped) else head)

@@ -14,6 +14,9 @@ LOAD and STORE (parts/values.py).
   group      0  0  1  1  0  0  0  0  1  1  0  0  0
   its tile   0  0  0  0  0  0  1  1  1  1  0  0  0
   stage      0  1  2  3  0  1  2  3  0  1  2  3  0          in CTAs 0 and 1
+
+Where tiles are kept for a backward, the warp that hands one over also copies it to memory, and is one more of those
+that `empty` waits for: it arrives when that copy has read the tile.
 """
 
 from __future__ import annotations
@@ -22,10 +25,11 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, Uint8
 
-from ...common.cute.async_copies import bulk_copy_to_neighbour
+from ...common.cute.async_copies import bulk_copy_to_neighbour, bulk_store
 from ...common.cute.barriers import Ring, phase_of, stage_of
+from ...common.cute.copies import in_global
 from ..configs import GROUPS, INVERSE, OUTPUTS, RING, TILES, WALKING, FusedConfig, tile
 
 
@@ -41,7 +45,7 @@ class Pair:
     def initialise(self, ring):
         for stage in cutlass.range_constexpr(RING):
             cute.arch.mbarrier_init(ring.full + stage, 1)
-            cute.arch.mbarrier_init(ring.empty + stage, 4 * WALKING)
+            cute.arch.mbarrier_init(ring.empty + stage, 4 * WALKING + self.c.keeps)
 
     @cute.jit
     def place(self, rank, group):
@@ -69,19 +73,25 @@ class Pair:
         return base
 
     @cute.jit
-    def acquire(self, ring, rank, group, turn):
+    def acquire(self, ring, rank, group, turn, inverter):
         """The group may overwrite that tile, and all else that the chunk before needed."""
-        cute.arch.mbarrier_wait(ring.empty + self.place(rank, group), turn & 1 ^ 1)
+        empty = ring.empty + self.place(rank, group)
+        if cutlass.const_expr(self.c.keeps):
+            if inverter and turn > 0:
+                was_kept(empty)
+        cute.arch.mbarrier_wait(empty, turn & 1 ^ 1)
 
     @cute.jit
-    def hand_over(self, ring, tile, group, rank):
-        """The tile to both CHAINs, by one warp."""
+    def hand_over(self, ring, tile, group, rank, kept_at):
+        """The tile to both CHAINs, and to where it is kept, by one warp."""
         full, neighbour = ring.full + self.place(rank, group), rank ^ 1
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(full)
             # redundant: its release, not the arrival; the copy itself brings everything the neighbour reads
             cute.arch.mbarrier_arrive_and_expect_tx(full, self.layout.end, peer_cta_rank_in_cluster=neighbour)
             bulk_copy_to_neighbour(tile, tile + self.layout.bytes, self.layout.end, full, neighbour)
+            if cutlass.const_expr(self.c.keeps):
+                keep(kept_at, tile, self.layout.end)
 
     def until_own(self, rank, walked):
         """A stage alone says where its tile is."""
@@ -102,6 +112,21 @@ class Pair:
             cute.arch.mbarrier_arrive(ring.empty + stage, peer_cta_rank_in_cluster=stage & 1)
 
 
+@cute.jit
+def keep(to, tile, size):
+    """By one thread."""
+    bulk_store(to, tile, size)
+    cute.arch.cp_async_bulk_commit_group()
+
+
+@cute.jit
+def was_kept(empty):
+    """The copy to memory has read the tile, by the warp that began it."""
+    with cute.arch.elect_one():
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
+        cute.arch.mbarrier_arrive(empty)
+
+
 class Relayed(NamedTuple):
     """The mbarriers of a cluster of four."""
 
@@ -112,6 +137,7 @@ class Relayed(NamedTuple):
     solved: Any                              # the same: the inverse of its last chunk is there
     made: Any                                # of each o of a CTA that walks: it is in shared memory (parts/values.py)
     taken: Any                               # the same: it was read
+    stored: Any                              # of each stage, where r lies where v was: r was read
 
 
 class Maker(NamedTuple):
@@ -128,13 +154,16 @@ class Four:
         self.step = self.makers
 
     def ring(self, s):
-        return Relayed(s.full, s.read, s.empty, s.credit, s.solved, s.made, s.taken)
+        stored = s.stored if cutlass.const_expr(self.c.keeps) else None
+        return Relayed(s.full, s.read, s.empty, s.credit, s.solved, s.made, s.taken, stored)
 
     @cute.jit
     def initialise(self, ring):
         for stage in cutlass.range_constexpr(RING):
             cute.arch.mbarrier_init(ring.full + stage, 1 + 32)
             cute.arch.mbarrier_init(ring.read + stage, 4)
+            if cutlass.const_expr(self.c.keeps):
+                cute.arch.mbarrier_init(ring.stored + stage, 1)
         for place in cutlass.range_constexpr(OUTPUTS):
             cute.arch.mbarrier_init(ring.made + place, 4)
             cute.arch.mbarrier_init(ring.taken + place, 1)
@@ -142,7 +171,7 @@ class Four:
             cute.arch.mbarrier_init(ring.credit + group, WALKING)
             cute.arch.mbarrier_init(ring.solved + group, 1)
             for own in cutlass.range_constexpr(TILES):
-                cute.arch.mbarrier_init(ring.empty + (TILES * group + own), WALKING)
+                cute.arch.mbarrier_init(ring.empty + (TILES * group + own), WALKING + self.c.keeps)
 
     @cute.jit
     def place(self, rank, group):
@@ -187,7 +216,7 @@ class Four:
         return base + second
 
     @cute.jit
-    def acquire(self, ring, rank, group, turn):
+    def acquire(self, ring, rank, group, turn, inverter):
         times = turn >> 1 if rank >= WALKING else turn                         # that this tile was made before
         cute.arch.mbarrier_wait(ring.empty + (TILES * group + self.second(rank, turn)), times & 1 ^ 1)
         cute.arch.mbarrier_wait(ring.solved + group, turn & 1 ^ 1)
@@ -201,19 +230,23 @@ class Four:
         return group if group >= 0 and group < (GROUPS if rank >= WALKING else 1) else Int32(-1)
 
     @cute.jit
-    def hand_over(self, s, ring, tile, c, group, rank, turn):
-        """The tile of chunk c to both CHAINs, by one warp."""
+    def hand_over(self, s, ring, tile, c, group, rank, turn, places):
+        """The tile of chunk c to both CHAINs, and to where it is kept, which the group has said, by one warp."""
         stage = stage_of(c, RING)
         full, to = ring.full + stage, s.stages + stage * self.layout.bytes
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(ring.solved + group)
         cute.arch.mbarrier_wait(ring.credit + group, turn & 1)
         with cute.arch.elect_one():
+            if cutlass.const_expr(self.c.keeps):
+                keep(in_global(places[self.second(rank, turn)], Uint8), tile, self.layout.end)
             for walking in cutlass.range_constexpr(WALKING):
                 if rank == walking:
                     cute.arch.mbarrier_arrive(full)
                 else:
                     bulk_copy_to_neighbour(tile, to, self.layout.end, full, walking)
+        if cutlass.const_expr(self.c.keeps):
+            was_kept(ring.empty + (TILES * group + self.second(rank, turn)))
 
     @cute.jit
     def until_own(self, rank, walked):

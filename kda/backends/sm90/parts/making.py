@@ -19,13 +19,25 @@ from collections import namedtuple
 import cutlass
 import cutlass.cute as cute
 
+from ...common.cute.copies import load
+from ...common.cute.tile import GROUP_ROWS, WARP_ROWS, WARPS
 from ..configs import FusedConfig
 from .chunk import ChunkMaker
 from .rows import RequestedByChannel, RequestedByRow
 from .teams import GROUP_INVERSE, WHOLE_GROUP, WHOLE_GROUP_INVERSE
 
 INVERTER = 0                                 # the warp of a group in a cluster of two that computes the inverse
-Work = namedtuple("Work", "rank group base X Y sums A_kk columns b")          # of a group: who it is, and where
+IDLEST = WARPS - 1                           # the one that has the least to do
+Work = namedtuple("Work", "rank group base X Y sums A_kk columns b places")   # of a group: who it is, and where
+
+
+@cute.jit
+def store_b(c, team, b, beta):
+    """b on keys, before rows meet: the chunk before may still be read, its place is another.  Otherwise the inverse of
+    that chunk reads it from the same place."""
+    if cutlass.const_expr(c.b_on_keys):
+        if team.warp() == IDLEST:
+            b[cute.arch.lane_idx()] = beta
 
 
 def form_of(config: FusedConfig, chunk: ChunkMaker):
@@ -42,17 +54,21 @@ class OneProduct:
         """Nothing."""
 
     @cute.jit
-    def rows(self, x, of, at, rows):
+    def rows(self, x, of, at, rows, beta):
         if cutlass.const_expr(self.staged):
             qn, kn, gc = self.requested.load_rows(self.requested.found(at, of.X, of.Y), rows, 1, 1)
         else:
             qn, kn, gc = self.chunk.gate.load_rows(at, rows, x.H, x.HV)
+        store_b(self.c, self.team, of.b, beta)
         self.chunk.gate.sum_over_warps(gc, of.sums, self.c.K // 32 * cute.arch.lane_idx())
         return qn, kn, gc
 
     @cute.jit
     def operands(self, x, of, tile, rows, qn, kn, gc):
-        self.chunk.pairs.one_product(qn, kn, gc, of.sums, of.X, of.Y, tile, x.lower_bound)
+        of_k = None
+        if cutlass.const_expr(self.c.b_on_keys):
+            of_k = load(of.b + WARP_ROWS * self.team.warp(), WARP_ROWS)
+        self.chunk.pairs.one_product(qn, kn, gc, of.sums, of.X, of.Y, tile, x.lower_bound, of_k)
         if self.team.warp() < 4:
             core = self.chunk.tensor_core
             acc = core.accumulator()
@@ -95,12 +111,13 @@ class InBlocks:
             self.team.meet()                                                   # dt_bias is there
 
     @cute.jit
-    def rows(self, x, of, at, rows):
+    def rows(self, x, of, at, rows, beta):
         made = self.chunk.rows
         if cutlass.const_expr(self.staged):
             raw = self.requested.fetch(self.requested.found(at, of.X, of.Y), rows, 1, 1)
         else:
             raw = made.fetch(at, rows, x.H, x.HV)
+        store_b(self.c, self.team, of.b, beta)
         qn, kn, decays = made.prepare(*raw, rows, at, of.sums)
         made.blocks(qn, kn, decays, of.sums, of.X, of.Y)
         return qn, kn, decays
@@ -109,8 +126,10 @@ class InBlocks:
     def operands(self, x, of, tile, rows, qn, kn, decays):
         core, made = self.chunk.tensor_core, self.chunk.rows
         core.X, core.Y, core.of_16, core.pairs_to = of.X, of.Y, tile, (of.A_kk, of.b, tile, None, rows, 0)
-        gc = made.make_sums(decays, of.sums, of.Y, x.lower_bound)
-        made.across_blocks(qn, kn, gc, of.sums, of.X, tile, of.Y, tile, None)
+        gc, of_k = made.make_sums(decays, of.sums, of.Y, x.lower_bound), None
+        if cutlass.const_expr(self.c.b_on_keys):
+            of_k = load(of.b + made.first_row(), GROUP_ROWS)
+        made.across_blocks(qn, kn, gc, of.sums, of.X, tile, of.Y, tile, of_k)
 
     @cute.jit
     def finish(self, of):

@@ -14,6 +14,8 @@ than a share, the state is there before anyone waits for it.  Nobody waits for a
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
@@ -23,6 +25,14 @@ from ...common.cute.copies import load, load_one, store
 from ...common.cute.segments import place_of_segment
 from ...common.cute.tile import C
 from ..configs import ChainConfig, ShareField
+
+
+class KeptPlace(NamedTuple):
+    """Of a piece of a walk, in what is kept for a backward."""
+
+    number: Any                              # of its first chunk among all of a head
+    skipped: Any                             # chunks of the walk before it
+    state: Any                               # number of the walk's first kept state
 
 
 @cute.jit
@@ -43,9 +53,9 @@ class Share:
         begin, end = Int32(cluster * all_slots // clusters), Int32((cluster + 1) * all_slots // clusters)
         resume, limit = begin, end
         if begin < end:
-            _, _, _, tokens, first = self.walk_at(x, begin, slots)
+            _, _, _, tokens, first, _ = self.walk_at(x, begin, slots)
             resume = cutlass.min(first + chunks_of(tokens), end) if first < begin else begin
-            _, _, _, tokens, first = self.walk_at(x, end - 1, slots)
+            _, _, _, tokens, first, _ = self.walk_at(x, end - 1, slots)
             limit = first if first >= begin and first + chunks_of(tokens) > end else end
         if cute.arch.lane_idx() == 0:
             store(share, [slots, begin, end, resume])
@@ -61,12 +71,12 @@ class Share:
 
     @cute.jit
     def walk_at(self, x, slot, slots):
-        """Value head, sequence, first token, tokens, and the slot of chunk 0."""
+        """Value head, sequence, first token, tokens, the slot of chunk 0, and the number of the first kept state."""
         head = slot // slots
         of_head = slot - head * slots
         n = self.sequence_with(x, of_head) if cutlass.const_expr(self.c.packed) else of_head // x.chunks
-        _, begin, tokens, chunk, _ = place_of_segment(self.c, x, n, x.chunks, 1, 0)
-        return head, n, begin, tokens, head * slots + chunk
+        _, begin, tokens, chunk, state = place_of_segment(self.c, x, n, x.chunks, 1, 0)
+        return head, n, begin, tokens, head * slots + chunk, state
 
     @cute.jit
     def sequence_with(self, x, chunk):
@@ -93,29 +103,32 @@ class Share:
     @cute.jit
     def piece(self, x, share, at, looked_up, head, n):
         """The piece at a slot: head, sequence, first token, tokens, whether another cluster has begun the walk, whether
-        another goes on with it.  Packed, it is only looked up where it may be a part of a walk: else it is the walk
-        behind that of a head and sequence."""
+        another goes on with it, and where in what is kept it lies.  Packed, it is only looked up where it may be a part
+        of a walk: else it is the walk behind that of a head and sequence."""
         if cutlass.const_expr(not self.c.packed):
             return self.look_up(x, share, at)
         begin, tokens, enters, leaves = Int64(0), Int32(0), Boolean(False), Boolean(False)
+        number, skipped, state = Int32(0), Int32(0), Int32(0)
         if looked_up:
-            head, n, begin, tokens, enters, leaves = self.look_up(x, share, at)
+            head, n, begin, tokens, enters, leaves, of_piece = self.look_up(x, share, at)
+            number, skipped, state = of_piece.number, of_piece.skipped, of_piece.state
         while tokens == 0:                                                     # of no tokens
             n += 1
             if n == x.N:
                 n = Int32(0)
                 head += 1
-            _, begin, tokens, _, _ = place_of_segment(self.c, x, n, x.chunks, 1, 0)
-        return head, n, begin, tokens, enters, leaves
+            _, begin, tokens, number, state = place_of_segment(self.c, x, n, x.chunks, 1, 0)
+        return head, n, begin, tokens, enters, leaves, KeptPlace(number, skipped, state)
 
     @cute.jit
     def look_up(self, x, share, at):
         """A piece, as above."""
         slots, end = load_one(share + ShareField.SLOTS), load_one(share + ShareField.END)
-        head, n, begin, tokens, first = self.walk_at(x, at, slots)
+        head, n, begin, tokens, first, state = self.walk_at(x, at, slots)
         skipped = (at - first) * C
         left, within = tokens - skipped, (end - at) * C
-        return head, n, begin + skipped, cutlass.min(left, within), at > first, left > within
+        kept = KeptPlace(at - head * slots, at - first, state)
+        return head, n, begin + skipped, cutlass.min(left, within), at > first, left > within, kept
 
     @cute.jit
     def after(self, share, at, chunks):

@@ -33,7 +33,7 @@ from ...common.cute.copies import (
 )
 from ...common.cute.fragments import load_matrices, store_matrices
 from ...common.cute.tile import C
-from ..configs import COLUMNS, PITCH_V, ChainConfig, tile
+from ..configs import COLUMNS, KEPT_COLUMNS, PITCH_V, ChainConfig, tile
 from .teams import CHAIN
 from .views import narrow_standing_view, narrow_view, standing_view, wide_view
 from .wgmma import accumulator, issue
@@ -166,6 +166,23 @@ class State:
             cute.arch.cp_async_bulk_commit_group()
 
     @cute.jit
+    def keep(self, x, operand, strip, own_rows):
+        """The strip of the state, as it is multiplied, to its place among V columns in memory, by each warp alone: a
+        column has 128 bytes for every 64 channels, swizzled as bwd/grads reads them (configs.state_image)."""
+        words, lane, warp = cute.recast_tensor(cute.coalesce(operand), Uint32), cute.arch.lane_idx(), warp_of_chain()
+        row, piece = (lane >> 3 & 1) * 8 + (lane & 7), lane >> 4
+        rows = own_rows + warp * (KEPT_COLUMNS * 64)
+        to = x + ((strip * COLUMNS + warp * KEPT_COLUMNS) * 64 + lane * 8)
+        for half in cutlass.range_constexpr(self.c.K // 64):
+            for block in cutlass.range_constexpr(0, 8, 2):
+                of_block = [words[2 * (8 * half + block) + w] for w in range(4)]
+                store_matrices(rows + (row * 64 + ((block | piece) ^ row & 7) * 8), of_block)
+            cute.arch.sync_warp()                                              # 16 columns are there
+            for i in cutlass.range_constexpr(KEPT_COLUMNS * 64 // (32 * 8)):
+                copy_16_bytes(rows + (lane * 8 + i * 256), to + (half * self.c.V * 64 + i * 256))
+            cute.arch.sync_warp()                                              # they were read
+
+    @cute.jit
     def own_place(self, first_v):
         """Of a thread of CHAIN among rows of v or o, from a walk's first element on.  Out of a shuffle ptxas keeps it
         in registers; it would compute it again for each chunk, 250 clocks."""
@@ -175,8 +192,13 @@ class State:
 
     @cute.jit
     def store_o(self, o, rows_of_o, own, i, HV, tokens=None):
-        """Rows of o of chunk i out of shared memory, as whole lines; all of them, or so many."""
-        source = rows_of_o + (i & 1) * (C * PITCH_V) + own.within
+        """Rows of o of chunk i out of one of two places in shared memory."""
+        self.store_own(o, rows_of_o + (i & 1) * (C * PITCH_V), own, i, HV, tokens)
+
+    @cute.jit
+    def store_own(self, o, rows, own, i, HV, tokens=None):
+        """Rows of o or r of chunk i out of shared memory, as whole lines; all of them, or so many."""
+        source = rows + own.within
         if cutlass.const_expr(tokens is None):
             found = [load(source + 16 * j * PITCH_V, 8) for j in range(2)]     # both, before one is stored
             for j in cutlass.range_constexpr(2):
@@ -262,6 +284,11 @@ def register_mma(n: cutlass.Constexpr, major: cutlass.Constexpr):
     source = warpgroup.OperandSource.RMEM
     op = warpgroup.MmaF16BF16Op(BFloat16, Float32, (COLUMNS, n, 16), source, OperandMajorMode.K, major)
     return cute.make_tiled_mma(op)
+
+
+@cute.jit
+def warp_of_chain():
+    return cute.arch.make_warp_uniform(cute.arch.warp_idx())
 
 
 @cute.jit

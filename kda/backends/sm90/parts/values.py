@@ -33,7 +33,7 @@ class Own:
     early = True                             # v of a chunk is there before its tile is waited for
 
     def __init__(self, config: FusedConfig):
-        self.state = State(config.chain)
+        self.c, self.state = config.chain, State(config.chain)
 
     @cute.jit
     def begin(self, x, s, first_v, tokens, walked):
@@ -41,15 +41,29 @@ class Own:
         own = self.state.own_place(first_v)
         for i in cutlass.range_constexpr(RING - 1):
             self.request(x, s, own, Int32(i), tokens, walked)
-        self.wait_for_rows()
+        self.wait_for_rows(RING - 2)
         return own
 
     @cute.jit
     def beside_product(self, x, s, own, ring, i, tokens, walked):
-        self.request(x, s, own, i + RING - 1, tokens, walked)                  # where all have read chunk i - 1
-        self.wait_for_rows()
-        if i > 0:
-            self.state.store_o(x.o, s.o, own, i - 1, x.HV)
+        if cutlass.const_expr(self.c.has_r):                                   # where r was, this thread's pieces
+            self.wait_for_rows(RING - 3)
+            if i > 0:
+                self.store(x, s, own, i - 1, walked)
+            self.request(x, s, own, i + RING - 1, tokens, walked)
+        else:
+            self.request(x, s, own, i + RING - 1, tokens, walked)              # where all have read chunk i - 1
+            self.wait_for_rows(RING - 2)
+            if i > 0:
+                self.store(x, s, own, i - 1, walked)
+
+    @cute.jit
+    def store(self, x, s, own, i, walked, tokens=None):
+        """o and r of a chunk."""
+        if cutlass.const_expr(self.c.has_o):
+            self.state.store_o(x.o, s.o, own, i, x.HV, tokens)
+        if cutlass.const_expr(self.c.has_r):
+            self.state.store_own(x.r, s.v + (walked + i & RING - 1) * (C * PITCH_V), own, i, x.HV, tokens)
 
     @cute.jit
     def place_of_o(self, s, i, walked):
@@ -60,10 +74,10 @@ class Own:
         """Who stores it meets the others before."""
 
     @cute.jit
-    def end(self, x, s, own, steps, tokens):
+    def end(self, x, s, own, steps, tokens, walked):
         if steps > 0:
             CHAIN.sync()                                                       # o of the last chunk is there
-            self.state.store_o(x.o, s.o, own, steps - 1, x.HV, tokens - (steps - 1) * C)
+            self.store(x, s, own, steps - 1, walked, tokens - (steps - 1) * C)
 
     @cute.jit
     def request(self, x, s, own, i, tokens, walked):
@@ -76,9 +90,10 @@ class Own:
         cute.arch.cp_async_commit_group()
 
     @cute.jit
-    def wait_for_rows(self):
-        """All four warps' rows of v of the next chunk are there, and of o of the last."""
-        cute.arch.cp_async_wait_group(RING - 2)
+    def wait_for_rows(self, behind: cutlass.Constexpr):
+        """All four warps' rows of v of the next chunk are there, and of o of the last; so many chunks were requested
+        behind."""
+        cute.arch.cp_async_wait_group(behind)
         CHAIN.sync()
 
 
@@ -109,7 +124,7 @@ class Helped:
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(ring.made + stage_of(c, OUTPUTS))
 
-    def end(self, x, s, own, steps, tokens):
+    def end(self, x, s, own, steps, tokens, walked):
         """STORE goes on."""
 
     @cute.jit
@@ -121,7 +136,7 @@ class Helped:
             at, left = self.share.first(s.share)
             walked, n, looked_up = Int32(0), Int32(0), Boolean(True)
             while left > 0:
-                head, n, begin, tokens, _, _ = self.share.piece(x, s.share, at, looked_up, head, n)
+                head, n, begin, tokens, _, _, _ = self.share.piece(x, s.share, at, looked_up, head, n)
                 move(x, s, ring, (begin * x.HV + head) * self.c.V + rank * COLUMNS, tokens, walked)
                 chunks = chunks_of(tokens)
                 at, looked_up = self.share.after(s.share, at, chunks)
@@ -132,7 +147,8 @@ class Helped:
         for i in cutlass.range(chunks_of(tokens), unroll=1):
             c = walked + i
             stage = stage_of(c, RING)
-            cute.arch.mbarrier_wait(ring.read + stage, phase_of(c, RING) ^ 1)  # v of four chunks before was read
+            read = ring.stored if cutlass.const_expr(self.c.has_r) else ring.read
+            cute.arch.mbarrier_wait(read + stage, phase_of(c, RING) ^ 1)       # v, or r, of four chunks before was read
             self.state.request_rows(x.v, s.v + stage * (C * PITCH_V), first_v, i * C, tokens, x.HV)
             arrive_when_copied(ring.full + stage)
 
@@ -142,7 +158,13 @@ class Helped:
             c = walked + i
             place = stage_of(c, OUTPUTS)
             cute.arch.mbarrier_wait(ring.made + place, phase_of(c, OUTPUTS))
-            self.state.store_rows(x.o, s.o + place * (C * PITCH_V), first_v, i * C, tokens, x.HV)
+            stage = stage_of(c, RING)
+            if cutlass.const_expr(self.c.has_o):
+                self.state.store_rows(x.o, s.o + place * (C * PITCH_V), first_v, i * C, tokens, x.HV)
+            if cutlass.const_expr(self.c.has_r):
+                self.state.store_rows(x.r, s.v + stage * (C * PITCH_V), first_v, i * C, tokens, x.HV)
             cute.arch.sync_warp()
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive(ring.taken + place)
+                if cutlass.const_expr(self.c.has_r):
+                    cute.arch.mbarrier_arrive(ring.stored + stage)
