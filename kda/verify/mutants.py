@@ -66,7 +66,17 @@ CALLS = {
         "backward, one item after the other": Call(Spec((300, 0, 65), **GROUPED), sms=2, backward=True),
         "backward of segments": Call(Spec((930,), **GROUPED), dict(SHORTEST=14), backward=True),
         "tables of more sequences than threads": Call(Spec(MANY, H=1), tables=True),
-        "a forward that keeps its own": Call(Spec((300, 0, 65), **GROUPED), save=Save.OWN),
+        "a forward that keeps its own": Call(Spec((300, 0, 65), **GROUPED), dict(FUSED=False), save=Save.OWN),
+        "one kernel that keeps, clusters of two": Call(
+            Spec((600, 0, 65), **GROUPED), dict(FUSED=True), save=Save.OWN
+        ),
+        "the same, walks shared out": Call(Spec((300, 0, 65), **GROUPED), dict(FUSED=True), sms=6, save=Save.OWN),
+        "one kernel that keeps, of four": Call(
+            Spec((1000, 0, 65), **GROUPED), dict(FUSED=True, CTAS=4), save=Save.OWN
+        ),
+        "the same of any gate": Call(
+            Spec((900, 0, 65), gate="softplus", **GROUPED), dict(FUSED=True, CTAS=4), save=Save.OWN
+        ),
     },
     "sm89": {
         "forward": Call(Spec((150, 0, 30), **GROUPED, **FLOAT32)),

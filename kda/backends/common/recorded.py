@@ -1,6 +1,7 @@
 """The launches of a forward that keeps what its backward reads, and of that backward.
 
-  forward   prepare, with b on keys;  carry and compose if sequences are cut;  a chain: o, h of every two chunks, r
+  forward   prepare, with b on keys;  carry and compose if sequences are cut;  a chain: o, h of every two chunks, r;
+            or one kernel for all of it (`fused`)
   backward  the same without results, or of it what was not kept;  the walk back over the chunks;  grads
 """
 

@@ -33,12 +33,15 @@ operands were (parts/rows.py).
   full                    1, of RELAY with the bytes of the copy, or of      a tile and v are there
                           INVERSE in its own CTA; 32, a lane's pieces of v
   read                    4, a lane of each warp of CHAIN                    tile and v were read in this CTA
-  made, of each o         4, a lane of each warp of CHAIN                    o of a chunk is in shared memory
+  made, of each o         4, a lane of each warp of CHAIN                    o (and r) of a chunk is in shared memory
   taken, of each o        1, of STORE                                        it was read
   empty, of each tile     2, the RELAYs                                      both CTAs have read what was last in it
   credit, of each group   2, the RELAYs                                      the stage of its next tile is free in both
   solved, of each group   1, of INVERSE                                      it needs A_kk and b no more
   teams.GROUP_INVERSE     160, of each group: warps 0 to 3 and INVERSE       A_kk and A_qk are there
+  where it keeps
+  empty                   one more, of who hands the tile over               the copy to memory has read it, too
+  stored, of each stage   1, of STORE, in clusters of four                   r was read, which lies where v was
   in blocks of 8 rows
   teams.GROUP_PRODUCT     192, of each group: warps 0 to 3, and 6 and 7      Y was read, where 6 and 7 write
   teams.WHOLE_GROUP       256, of each group, in clusters of two             all but TB is there, for warp 0
@@ -59,6 +62,10 @@ operands were (parts/rows.py).
 (parts/share.py), and the roles go on from piece to piece without a pause: a chunk's stage is that of its number among
 all chunks of the share.  A piece's state comes from the cluster before, by memory, or goes to the one behind.
 
+`keeps`, of a call whose gradients are recorded: b is on keys, and each tile also goes to memory, by a copy of the warp
+that hands it over.  CHAIN leaves r of a chunk where its v was, from where it goes to memory as o does, and brings the
+state of every second chunk there itself, 16 columns by each warp.  The bits are those of prepare and chain.
+
 The roles share the launch's 640 x 96 registers: a separate LOAD warp would need a whole warpgroup and leave CHAIN only
 136.
 
@@ -69,6 +76,7 @@ The PREPAREs of all CTAs clear tokens outside every sequence at the end.
     cluster of two           2 x (2 tiles + 37), v 4 x 4.5, o 2 x 4.5 KiB        217 KiB, or 225
     of four, CTAs 0 and 1    tile + 37, stages 4 x 29, v and o                   209, or 213
     of four, CTAs 2 and 3    2 x (2 tiles + 37)                                  190, or 198, of the same
+  one that keeps has 8 KiB more, of columns of a state; in clusters of two and blocks of 8 rows they do not fit
 """
 
 from __future__ import annotations

@@ -7,6 +7,9 @@ while the next product is computed.  A cluster of four has warps without another
   mbarrier       arrivals                        says
   made, of two   4, a lane of each warp of CHAIN o of a chunk is in shared memory
   taken, of two  1, of STORE                     it was read
+  stored, of each stage, 1, of STORE             r was read, where r is kept
+
+r of a chunk lies where its v was, and goes to memory as o does; v of the chunk that follows there comes behind it.
 
 Both say where o of a chunk goes (`place_of_o`), and what CHAIN does while [P; O] of a chunk is computed
 (`beside_product`).
