@@ -14,15 +14,19 @@ import statistics
 import sys
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
 import kda
+from kda.backends.common import recorded
 from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.configs import ChainConfig
 from kda.backends.sm90.plan import KERNELS
+from kda.bundles import Save
+from kda.host import detect
 from kda.measure.shapes import SHAPES, Shape
 from kda.verify.cases import make_inputs
 
@@ -155,6 +159,29 @@ def step(case, backend: str) -> dict[str, float]:
     return dict(forward=whole(forward), both=whole(both), GiB=round(peak, 2), norms=norms[:4])
 
 
+def keeping(case) -> dict[str, Any]:
+    """A forward that keeps what its backward reads, and a backward that makes all of it again: in one kernel as asked,
+    and in kernels apart, whose bits they have."""
+    p, x, asked, results, found = case.problem(), case.inputs, plan.FUSED, {}, {}
+    backward = dataclasses.replace(p, direction="backward")
+    calls = {
+        "forward": lambda: launch.forward(p, x, Save.OWN),
+        "backward": lambda: launch.backward(backward, x, case.do, case.dht),
+    }
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    for name, fused in (("apart", False), ("at once", asked)):
+        plan.FUSED = fused
+        for cached in (plan.plan, plan.recorded_plan, launch.steps, recorded.steps):
+            cached.cache_clear()
+        torch.use_deterministic_algorithms(True)                               # memory of nothing is the same, too
+        out, grads = calls["forward"](), calls["backward"]()
+        results[name] = [y for y in (out.o, out.final_state, out.saved.memory, *grads) if y is not None]
+        torch.use_deterministic_algorithms(False)
+        found[name] = {of: replayed(call) for of, call in calls.items()}
+    found["clusters"] = plan.recorded_plan(p, detect(x.q.device).sms).clusters
+    return found | {"same bits": all(map(torch.equal, *results.values()))}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--shape", action="append", choices=NAMED)
@@ -169,6 +196,7 @@ def main() -> None:
     parser.add_argument("--staged", action=argparse.BooleanOptionalAction,
                         help="the one kernel's rows go through shared memory; without: in clusters of four")
     parser.add_argument("--step", action="store_true", help="a recorded forward and its backward, against Triton's")
+    parser.add_argument("--keeps", action="store_true", help="a forward that keeps, and a backward that makes it again")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     plan.FUSED, plan.CTAS, plan.STAGED = asked.fused, asked.ctas, asked.staged
@@ -180,6 +208,9 @@ def main() -> None:
                            device="cuda")  # fmt: skip
         if asked.step:
             print(json.dumps(dict(shape=label, **{b: step(case, b) for b in ("sm90", "triton")})), flush=True)
+            continue
+        if asked.keeps:
+            print(json.dumps(dict(shape=label, gate=asked.gate, **keeping(case))), flush=True)
             continue
         for stages in map(int, asked.stages.split(",")):
             row = dict(shape=label, gate=asked.gate, regime=asked.regime, stages=stages, plain=asked.plain,
