@@ -180,36 +180,44 @@ def main() -> None:
             calls(asked.backend, asked.forwards)
 
 
-# Steps of Hopper's own backward: drawn inputs, SMs that are told, most chunks of a segment.
+MANY = dict(lengths=(650, 0, 165), padding=5, H=1, HV=3)
+# Steps of Hopper's own backward: drawn inputs, SMs that are told, least chunks of a segment, CTAs of a cluster of the
+# one kernel that keeps.
 STEPS = {
-    "packed, one item after another": (dict(lengths=(100, 0, 65), padding=70, H=1, HV=2), 1, None),
-    "packed, any gate": (dict(lengths=(65, 0, 30), padding=20, H=1, HV=2, gate="softplus"), 1, None),
-    "a batch": (dict(B=2, T=100, H=2), None, None),
-    "packed, cut into segments": (dict(lengths=(300, 0, 1, 65), padding=20, H=1), None, 4),
-    "cut into segments": (dict(T=290, H=1), None, 4),
+    "packed, one item after another": (dict(lengths=(100, 0, 65), padding=70, H=1, HV=2), 1, None, None),
+    "packed, any gate": (dict(lengths=(65, 0, 30), padding=20, H=1, HV=2, gate="softplus"), 1, None, None),
+    "a batch": (dict(B=2, T=100, H=2), None, None, None),
+    "packed, cut into segments": (dict(lengths=(300, 0, 1, 65), padding=20, H=1), None, 4, None),
+    "cut into segments": (dict(T=290, H=1), None, 4, None),
+    "one kernel, clusters of two": (MANY, None, None, 2),
+    "the same, walks shared out": (MANY, 6, None, 2),
+    "one kernel, clusters of four, walks shared out": (MANY, 10, None, 4),
+    "one kernel, any gate": (MANY | dict(gate="softplus"), None, None, 4),
 }  # fmt: skip
 
 
 def backwards_of_hopper(device: str) -> None:
-    for name, (words, sms, segment) in STEPS.items():
+    for name, (words, sms, segment, ctas) in STEPS.items():
         case = make_inputs(**dict(K=128, V=128, gate="bounded") | words, device=device)
         for kept in (False, "states", True):
-            with told(sms, segment):
+            with told(sms, segment, ctas):
                 step(case, "sm90", disable_recompute=kept)
             print(f"{name}, disable_recompute={kept}", flush=True)
 
 
 @contextlib.contextmanager
-def told(sms: int | None, segment: int | None) -> Iterator[None]:
-    """Inside of the block plans are made for so many SMs, and segments of at least so many chunks."""
-    before = recorded_plan.SHORTEST, launch.RECORDED
+def told(sms: int | None, segment: int | None, ctas: int | None) -> Iterator[None]:
+    """Inside of the block plans are made for so many SMs, segments of at least so many chunks, and one kernel of
+    clusters of so many CTAs; None: kernels apart."""
+    before = recorded_plan.SHORTEST, launch.RECORDED, plan.FUSED, plan.CTAS
+    plan.FUSED, plan.CTAS = ctas is not None, ctas
     recorded_plan.SHORTEST = segment or recorded_plan.SHORTEST
     launch.RECORDED = launch.RECORDED._replace(plan=lambda p, here: plan.recorded_plan(p, sms or here))
     forget()
     try:
         yield
     finally:
-        recorded_plan.SHORTEST, launch.RECORDED = before
+        recorded_plan.SHORTEST, launch.RECORDED, plan.FUSED, plan.CTAS = before
         forget()
 
 

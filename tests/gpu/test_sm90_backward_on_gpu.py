@@ -9,6 +9,8 @@ import torch
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 import kda
+from kda.backends.common import recorded
+from kda.backends.sm90 import launch, plan
 from kda.host import detect
 from kda.verify.cases import REGIMES, make_inputs
 from kda.verify.doors import Door
@@ -59,6 +61,22 @@ def fresh_memory_is_poisoned():
     torch.use_deterministic_algorithms(False)
 
 
+@pytest.fixture
+def plan_says(monkeypatch):
+    def forget():
+        for cached in (plan.plan, plan.recorded_plan, launch.steps, recorded.steps):
+            cached.cache_clear()
+
+    def say(**constants):
+        for name, value in constants.items():
+            monkeypatch.setattr(plan, name, value)
+        forget()
+
+    yield say
+    monkeypatch.undo()
+    forget()
+
+
 @pytest.mark.parametrize("regime", REGIMES)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_is_the_definition(name, regime):
@@ -72,6 +90,20 @@ def test_the_same_bits_every_time_made_again_or_kept(name):
     expected = gradients(case)
     for n in range(20):
         assert all(torch.equal(y, expected[name]) for name, y in gradients(case, kept=n % 2 == 0).items())
+
+
+@pytest.mark.parametrize("words", [
+    dict(T=1000, H=3), dict(lengths=(600, 0, 1, 700), padding=100, H=1, HV=2), dict(T=500, H=2, gate="softplus"),
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("ctas", [2, 4])
+def test_one_kernel_that_keeps_has_the_bits_of_two(words, ctas, plan_says):
+    case, found = drawn(**words), {}
+    for one in (False, True):
+        plan_says(FUSED=one, CTAS=ctas)
+        found[one] = [gradients(case, kept) for kept in (False, True)]
+    expected, *_ = found[False]
+    for each in (*found[False], *found[True]):
+        assert all(torch.equal(y, expected[name]) for name, y in each.items())
 
 
 @pytest.mark.parametrize("size", [2.0**60, 2.0**-60], ids=str)
