@@ -1,5 +1,5 @@
-"""The Hopper forward that keeps what its backward reads, in one kernel: the bits of prepare and record, in what is kept
-as in results and gradients."""
+"""The Hopper forward in one kernel where it keeps more than results, for its backward or in a pool: the bits of kernels
+apart, in what is kept as in results and gradients."""
 
 import dataclasses
 
@@ -19,6 +19,7 @@ from cute_calls import (
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 from kda.backends.common import recorded
+from kda.backends.common.pool.launch import Checkpoints
 from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.configs import FusedConfig
 from kda.bundles import Save
@@ -104,6 +105,35 @@ def test_any_order_of_warps_gives_the_same_bits(schedule, ctas, at_once):
     (expected, _), (found, session) = keeping(case), keeping(case, schedule=schedule, early=schedule % 2 == 0)
     assert not session.findings, "\n".join(map(str, session.findings[:5]))
     assert all(torch.equal(*both) for both in zip(found, expected, strict=True))
+
+
+def storing(case, dtype):
+    """o, ht and a pool in which every third state that enters a chunk was stored, and the CTAs of the one kernel."""
+    p = dataclasses.replace(case.problem(), checkpoints=dtype)
+    planned, size = plan.plan(p, 132), p.HV * p.K * p.V
+    stored = torch.full((planned.entries * size,), 7.0, dtype=getattr(torch, dtype))
+    place = torch.full((planned.entries,), -1)
+    place[::3] = torch.arange(planned.entries)[::3] * size
+    with capture(arch="sm90", strict=True) as session:
+        out = launch._forward(p, case.inputs, Save.NOTHING, Checkpoints(stored, place))
+    assert not session.findings, "\n".join(map(str, session.findings[:5]))
+    return [out.o, out.final_state, stored], planned.fused.ctas if planned.fused else 0
+
+
+@pytest.mark.spread(every=2)
+@pytest.mark.parametrize(("ctas", "sharing", "dtype", "words"), [
+    (2, None, "float32", dict(T=200, HV=2)), (4, None, "bfloat16", dict(T=200)),
+    (2, 4, "bfloat16", dict(lengths=(300, 1, 0, 5, 40))), (4, 4, "float32", dict(lengths=(300, 1, 0, 5, 40))),
+], ids=str)  # fmt: skip
+def test_states_that_a_pool_stores_have_the_bits_of_two_kernels(ctas, sharing, dtype, words, at_once):
+    case = drawn(**words)
+    at_once(ctas, sharing)
+    found, used = storing(case, dtype)
+    at_once(0)
+    expected, unused = storing(case, dtype)
+    assert (used, unused) == (ctas, 0)
+    assert all(torch.equal(*both) for both in zip(found, expected, strict=True))
+    assert (found[-1] != 7).any() and (found[-1] == 7).any()
 
 
 @pytest.mark.parametrize(

@@ -326,6 +326,13 @@ KeepingArguments = FusedArguments.and_more(  # of one that keeps what a backward
 )
 
 
+StoringArguments = FusedArguments.and_more(  # of one that stores some of the states that enter chunks
+    "StoringArguments",
+    pool=tensor(of="chain.checkpoints"),     # of states in the caller's layout
+    place=tensor("int64"),                   # (chunks): the element of the pool where the state that enters goes, or -1
+)
+
+
 class ShareField:
     """Of what a cluster has of all walks (parts/share.py)."""
 
@@ -366,6 +373,8 @@ class FusedConfig(Launched):
 
     @property
     def arguments(self) -> type[Arguments]:  # type: ignore[override]
+        if self.chain.checkpoints:
+            return StoringArguments
         return KeepingArguments if self.keeps else FusedArguments
 
     @property

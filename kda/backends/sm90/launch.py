@@ -111,7 +111,8 @@ def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None)
     crossing = recorded.edges_of(p, o, at.plan.clusters)
     chunk_table, *of_segments = tables(p, at, x.cu_seqlens, x.q.device) if p.packed else (None,) * 3
     if at.fused:
-        at.fused(**inputs, **crossing._asdict(), o=o, ht=out.final_state, segment_table=of_segments[0])
+        stored = checkpoints._asdict() if checkpoints else {}
+        at.fused(**inputs, **crossing._asdict(), **stored, o=o, ht=out.final_state, segment_table=of_segments[0])
         return out
     v, h0 = inputs.pop("v"), inputs.pop("h0")
     tiles = o.new_empty(at.plan.scratch, dtype=torch.uint8)

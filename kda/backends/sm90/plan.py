@@ -248,11 +248,10 @@ def prepare_config(p: Problem, kept: bool) -> PrepareConfig:
 
 
 def fused_config(p: Problem, wrapped: bool = False, ctas: int = 2) -> FusedConfig | None:
-    """If prepare needs no halving, two CTAs share a head, and only o and final states are requested."""
+    """If prepare needs no halving, two CTAs share a head, and no states of all chunks are requested."""
     prepare = prepare_config(p, kept=False)
-    asked = p.intermediate_states or p.checkpoints
     staged = p.g_dtype == "bfloat16" and (ctas > 2 or prepare.in_blocks if STAGED is None else STAGED)
-    if asked or not (prepare.one_product or prepare.in_blocks) or not p.K == p.V == 2 * COLUMNS:
+    if p.intermediate_states or not (prepare.one_product or prepare.in_blocks) or not p.K == p.V == 2 * COLUMNS:
         return None
     return FusedConfig(prepare, dataclasses.replace(chain_config(p, "sequences", RING), every=1), wrapped, ctas, staged)
 

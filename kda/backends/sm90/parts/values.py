@@ -4,12 +4,12 @@ In a cluster of two CHAIN does so itself (`Own`): it requests v three chunks ahe
 while the next product is computed.  A cluster of four has warps without another role (`Helped`): LOAD brings v, which
 `full` counts beside the tile, and STORE takes o away, so that CHAIN's four warps never wait for each other.
 
-  mbarrier       arrivals                        says
-  made, of two   4, a lane of each warp of CHAIN o of a chunk is in shared memory
-  taken, of two  1, of STORE                     it was read
-  stored, of each stage, 1, of STORE             r was read, where r is kept
+  mbarrier               arrivals                         says
+  made, of two           4, a lane of each warp of CHAIN  o (and r) of a chunk is in shared memory
+  taken, of two          1, of STORE                      it was read
+  stored, of each stage  1, of STORE                      r was read, where r is kept
 
-r of a chunk lies where its v was, and goes to memory as o does; v of the chunk that follows there comes behind it.
+r of a chunk lies where its v was, and goes to memory as o does; only then v of a later chunk comes there.
 
 Both say where o of a chunk goes (`place_of_o`), and what CHAIN does while [P; O] of a chunk is computed
 (`beside_product`).
