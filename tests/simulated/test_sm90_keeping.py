@@ -181,7 +181,7 @@ FAULTS = {
         STATE, f"cute.arch.sync_warp(){46 * ' '}# 16 columns are there", "pass", "race-lanes"
     ),
     "columns of a state are put before all lanes have read the last": Fault(
-        STATE, f"cute.arch.sync_warp(){46 * ' '}# they were read", "pass", "race-lanes"
+        STATE, f"cute.arch.sync_warp(){42 * ' '}# those before were read", "pass", "race-lanes"
     ),
     "a state that a share begins with counts from there": Fault(
         FUSED, "if kept.skipped + i & self.c.every - 1 == 0:", "if i & self.c.every - 1 == 0:", "wrong answer",

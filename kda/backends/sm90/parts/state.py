@@ -174,13 +174,14 @@ class State:
         rows = own_rows + warp * (KEPT_COLUMNS * 64)
         to = x + ((strip * COLUMNS + warp * KEPT_COLUMNS) * 64 + lane * 8)
         for half in cutlass.range_constexpr(self.c.K // 64):
+            if cutlass.const_expr(half > 0):
+                cute.arch.sync_warp()                                          # those before were read
             for block in cutlass.range_constexpr(0, 8, 2):
                 of_block = [words[2 * (8 * half + block) + w] for w in range(4)]
                 store_matrices(rows + (row * 64 + ((block | piece) ^ row & 7) * 8), of_block)
             cute.arch.sync_warp()                                              # 16 columns are there
             for i in cutlass.range_constexpr(KEPT_COLUMNS * 64 // (32 * 8)):
                 copy_16_bytes(rows + (lane * 8 + i * 256), to + (half * self.c.V * 64 + i * 256))
-            cute.arch.sync_warp()                                              # they were read
 
     @cute.jit
     def own_place(self, first_v):
