@@ -21,7 +21,8 @@ ARCHS = ("sm90", "sm100")
 STEPS = {
     "few heads, cut": "T=8192 H=4", "many heads": "T=8192 H=64", "packed": "T=3000 H=16 N=3 packed bounded",
     "gate with parameters": "T=200 H=8 bounded dt_bias=true", "final states": "T=4096 H=8 final_state=true",
-    "no tokens": "T=0 H=2",
+    "no tokens": "T=0 H=2", "one kernel that keeps": "T=8192 H=64 bounded l2norm",
+    "the same of four, shares": "T=8192 H=32 bounded l2norm final_state=true",
 }  # fmt: skip
 
 
@@ -37,12 +38,13 @@ def launched(arch, p, keeps, offsets, monkeypatch):
     monkeypatch.setattr(launch, "launch_of", seen)
     of_recorded, steps = recorded.steps.__wrapped__, launch.steps.__wrapped__
     if keeps:
-        of_recorded(launch.RECORDED, p, at.cc, at.sms, offsets)
+        of_recorded(launch.RECORDED, p, at.cc, at.sms, offsets, "forward")
     else:
         steps(p, at.sms, False, offsets) if arch == "sm90" else steps(p, at.cc, at.sms, offsets)
     for dht in {False, p.final_state}:
         backward = dataclasses.replace(p, direction="backward", final_state=dht)
-        of_recorded(launch.RECORDED, backward, at.cc, at.sms, offsets, keeps)
+        what = "backward of what was kept" if keeps else "backward"
+        of_recorded(launch.RECORDED, backward, at.cc, at.sms, offsets, what)
     return found
 
 
