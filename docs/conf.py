@@ -13,9 +13,12 @@ release = version = importlib.metadata.version("kimi-delta-attention")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["build"]
+highlight_language = "none"                  # a block without a tag is not Python
 html_theme = "furo"
 html_title = f"kda {release}"
 html_theme_options = {"navigation_with_keys": True}
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4                     # links to headings, as GitHub names them
