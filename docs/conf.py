@@ -14,6 +14,7 @@ release = version = importlib.metadata.version("kimi-delta-attention")
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["build"]
 highlight_language = "none"                  # a block without a tag is not Python
+smartquotes = False                          # quotes in messages are as they are printed
 html_theme = "furo"
 html_title = f"kda {release}"
 html_theme_options = {"navigation_with_keys": True}
