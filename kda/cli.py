@@ -80,7 +80,10 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+HELP_WIDTH = 100                             # columns of --help: longer lines of prose are hard to read
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": HELP_WIDTH})
 @click.version_option(kda_version(), prog_name="kda", message="%(prog)s %(version)s")
 def cli() -> None:
     """Kimi Delta Attention: what works on this machine, whether it is correct, and how fast it is.
