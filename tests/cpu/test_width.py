@@ -55,8 +55,9 @@ def test_every_line_fits(name, width):
 
 def test_help_uses_a_wide_terminal_up_to_a_width_that_reads_well():
     for columns, most in (("80", 80), ("160", HELP_WIDTH)):
-        command = [sys.executable, "-m", "kda", "bench", "--help"]               # CliRunner always gives it 80 columns
-        run = subprocess.run(command, env={**os.environ, "COLUMNS": columns}, capture_output=True, text=True, check=True)
+        command = [sys.executable, "-m", "kda", "bench", "--help"]               # CliRunner always gives it 80
+        env = {**os.environ, "COLUMNS": columns}
+        run = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
         assert most - 10 <= max(map(len, run.stdout.splitlines())) <= most
 
 
