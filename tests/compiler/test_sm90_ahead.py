@@ -1,6 +1,5 @@
 """Hopper's kernels ahead of time: `kda compile` builds all that calls want, and calls find it without the DSL."""
 
-import importlib
 import dataclasses
 import importlib.util
 import itertools
