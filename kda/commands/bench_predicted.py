@@ -12,7 +12,6 @@ import functools
 import multiprocessing
 import os
 from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -174,21 +173,16 @@ def side_by_side(
     if processes < 2:
         yield from map(work, names)
         return
+    from kda.simulator.workers import forked
+
     _WORK.append(work)
-    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), _one_thread)
     try:
-        futures = {name: pool.submit(_work, name) for name in begun}
-        for name in names:
-            yield work(name) if futures[name].exception() else futures[name].result()
+        with forked(processes) as pool:
+            futures = {name: pool.submit(_work, name) for name in begun}
+            for name in names:
+                yield work(name) if futures[name].exception() else futures[name].result()
     finally:
         _WORK.pop()
-        pool.shutdown(cancel_futures=True)
-
-
-def _one_thread() -> None:
-    import torch
-
-    torch.set_num_threads(1)                 # a forked process has none of its parent's threads
 
 
 def _work(name: Any) -> Any:
