@@ -137,11 +137,13 @@ def peers_line(groups: Sequence[Group]) -> str:
 def draw(file: str, title: str, details: str, groups: Sequence[Group]) -> None:
     """A panel for each direction, a heading for each shape, bars for backends, gates and others, ticks for floors."""
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.patches import Patch
 
     ways = ways_of(groups)
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12)                   # inches round everything
     height = sum(len(group.tracks) + 1.6 for group in groups)
-    figure = Figure(figsize=(3.0 + 4.2 * len(ways), 2.7 + 0.24 * height), layout="constrained")
+    figure = Figure(figsize=(3.0 + 4.2 * len(ways), 2.7 + 0.24 * height), layout=layout)
     panels = figure.subplots(1, len(ways), sharey=True, squeeze=False)[0]
     for way, axes in zip(ways, panels):
         at, most = 0.0, max(track.bars[way].reach for g in groups for track in g.tracks if way in track.bars)
@@ -175,7 +177,9 @@ def draw(file: str, title: str, details: str, groups: Sequence[Group]) -> None:
     keys: list[Any] = [Patch(color=colour, label=words) for colour, words in (KINDS[kind] for kind in kinds_of(groups))]
     if any(group.floors for group in groups):
         keys.append(Patch(color=FLOOR, label="floor: bytes over the bandwidth of memory"))
-    figure.legend(handles=keys, loc="outside lower left", ncols=len(keys), frameon=False, fontsize=8)
+    each = 0.5 + 0.067 * max(len(key.get_label()) for key in keys)             # inches
+    columns = max(1, min(len(keys), int(figure.get_figwidth() / each)))
+    figure.legend(handles=keys, loc="outside lower left", ncols=columns, frameon=False, fontsize=8)
     made = f"Made on {datetime.date.today()}"
     says = [line for text in (details, made, peers_line(groups)) if text for line in fold(text, 90, 0)]
     panels[0].set_xlabel("\n".join(says), loc="left", fontsize=7, color=FAINT)
@@ -187,7 +191,7 @@ def draw(file: str, title: str, details: str, groups: Sequence[Group]) -> None:
 STYLE = """
 table { border-collapse: collapse; margin: 0 0 20px; width: 100%; max-width: 1100px; }
 th, td { text-align: left; padding: 2px 14px 2px 0; white-space: nowrap; font-variant-numeric: tabular-nums; }
-th { font-weight: 600; color: var(--faint); } td.number { text-align: right; } td.bar { width: 60%; }
+th { font-weight: 600; color: var(--faint); } .number { text-align: right; } td.bar { width: 60%; }
 .track { position: relative; height: 14px; } .track i { position: absolute; inset: 1px auto 1px 0; }
 .track b { position: absolute; top: -3px; bottom: -3px; width: 2px; background: #cf222e; }
 tr.shape td { padding-top: 12px; font-weight: 600; }
@@ -198,7 +202,8 @@ def page(title: str, details: str, notes: Sequence[str], groups: Sequence[Group]
     """A table with bars for each direction; below, what the roles of a forward's kernels do when, in the simulator."""
     from kda.simulator.timing.pages import document, sections
 
-    parts = [f"<h1>{escape(title)}</h1>", f"<p>{escape(details)}<br>Made on {datetime.date.today()}.</p>"]
+    about = escape(" · ".join(details.split("  ")))
+    parts = [f"<h1>{escape(title)}</h1>", f"<p>{about}<br>Made on {datetime.date.today()}.</p>"]
     keys = [KINDS[kind] for kind in kinds_of(groups)]
     if any(group.floors for group in groups):
         keys.append((FLOOR, "floor: bytes over the bandwidth of memory"))
@@ -228,7 +233,8 @@ def _table(way: str, groups: Sequence[Group]) -> str:
                 f'<tr><td>{escape(track.name)}</td><td class="number">{ms(bar.median / 1e3)} ms</td>'
                 f'<td>{spread}</td><td class="bar"><div class="track">{filled}{tick}</div></td></tr>'
             )
-    return f"<h2>{way}</h2><table><tr><th></th><th>median</th><th>p20-p80</th><th></th></tr>{''.join(rows)}</table>"
+    head = '<tr><th></th><th class="number">median</th><th>p20-p80</th><th></th></tr>'
+    return f"<h2>{way}</h2><table>{head}{''.join(rows)}</table>"
 
 
 def title_of(device: str) -> str:

@@ -811,6 +811,18 @@ def test_a_wide_spread_and_its_number_stay_inside_the_plot(monkeypatch, tmp_path
     assert max(text.get_position()[0] for text in axes.texts) == 5000.0 < axes.get_xlim()[1]
 
 
+@pytest.mark.parametrize("ways", [("forward",), ("forward", "backward", "step")])
+def test_the_legend_of_a_plot_is_inside_it(ways, monkeypatch, tmp_path):
+    figures = pytest.importorskip("matplotlib.figure", reason="needs matplotlib, the extra `plot`")
+    drawn = []
+    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    lines = [dataclasses.replace(H64, direction=way, floor=0.5, baseline=BASELINE) for way in ways]
+    bench_drawn.draw(str(tmp_path / "x.svg"), "a title", "details", bench_drawn.groups_of(lines, H200.device))
+    drawn[0].draw_without_rendering()
+    (legend,) = drawn[0].legends
+    assert len(legend.get_texts()) >= 3 and legend.get_window_extent().x1 <= drawn[0].bbox.x1
+
+
 def test_the_command_writes_a_picture_and_a_page(tmp_path):
     pytest.importorskip("matplotlib", reason="needs matplotlib, the extra `plot`")
     picture, html = tmp_path / "x.png", tmp_path / "x.html"
