@@ -34,11 +34,12 @@ FLOOR, FAINT, TEXT = "#cf222e", "#656d76", "#1f2328"
 
 
 class Bar(NamedTuple):
-    """Milliseconds; a spread where one was measured."""
+    """Milliseconds; a spread where one was measured, of a prediction the error to expect."""
 
     median: float
     low: float | None = None
     high: float | None = None
+    error: str = ""
 
     @property
     def reach(self) -> float:
@@ -106,7 +107,7 @@ def groups_of_predicted(rows: Sequence[Any]) -> list[Group]:
     found: dict[str, Group] = {}
     for row in rows:
         group = found.setdefault(row.problem, Group(row.shape, row.problem))
-        group.track(row.backend, "predicted").bars[row.direction] = Bar(1e3 * row.predicted)
+        group.track(row.backend, "predicted").bars[row.direction] = Bar(1e3 * row.predicted, error=row.error_words)
         group.floors[row.direction] = 1e3 * row.floor
     return list(found.values())
 
@@ -192,6 +193,7 @@ STYLE = """
 table { border-collapse: collapse; margin: 0 0 20px; width: 100%; max-width: 1100px; }
 th, td { text-align: left; padding: 2px 14px 2px 0; white-space: nowrap; font-variant-numeric: tabular-nums; }
 th { font-weight: 600; color: var(--faint); } .number { text-align: right; } td.bar { width: 60%; }
+h1 ~ h1 { margin-top: 48px; }
 .track { position: relative; height: 14px; } .track i { position: absolute; inset: 1px auto 1px 0; }
 .track b { position: absolute; top: -3px; bottom: -3px; width: 2px; background: #cf222e; }
 tr.shape td { padding-top: 12px; font-weight: 600; }
@@ -227,13 +229,14 @@ def _table(way: str, groups: Sequence[Group]) -> str:
         floor = group.floors.get(way)
         tick = f'<b style="left: {100 * floor / most:.2f}%"></b>' if floor else ""
         for track, bar in tracks:
-            spread = "" if bar.low is None or bar.high is None else f"{ms(bar.low / 1e3)}-{ms(bar.high / 1e3)}"
+            spread = bar.error if bar.low is None or bar.high is None else f"{ms(bar.low / 1e3)}-{ms(bar.high / 1e3)}"
             filled = f'<i style="width: {100 * bar.median / most:.2f}%; background: {KINDS[track.kind][0]}"></i>'
             rows.append(
                 f'<tr><td>{escape(track.name)}</td><td class="number">{ms(bar.median / 1e3)} ms</td>'
                 f'<td>{spread}</td><td class="bar"><div class="track">{filled}{tick}</div></td></tr>'
             )
-    head = '<tr><th></th><th class="number">median</th><th>p20-p80</th><th></th></tr>'
+    names = ("predicted", "error (worst)") if kinds_of(groups) == ["predicted"] else ("median", "p20-p80")
+    head = '<tr><th></th><th class="number">{}</th><th>{}</th><th></th></tr>'.format(*names)
     return f"<h2>{way}</h2><table>{head}{''.join(rows)}</table>"
 
 

@@ -52,6 +52,10 @@ class Row(NamedTuple):
     def x_floor(self) -> float:
         return self.predicted / self.floor
 
+    @property
+    def error_words(self) -> str:
+        return f"{self.error['median']:.0f}% ({self.error['worst']:.0f}%)"
+
 
 def predicted(screen: Screen, options: dict[str, Any]) -> int:
     from kda.simulator.timing.chips import chip_of
@@ -230,9 +234,8 @@ def backends_of(way: str, backends: dict[str, str]) -> list[str]:
 def cells(row: Row) -> tuple[str, ...]:
     from .bench_asked import ms
 
-    return (row.direction, row.backend, f"{ms(row.predicted)} ms",
-            f"{row.error['median']:.0f}% ({row.error['worst']:.0f}%)", f"{ms(row.floor)} ms", f"{row.x_floor:.1f}",
-            f"{ms(row.recorded)} ms" if row.recorded else "")  # fmt: skip
+    return (row.direction, row.backend, f"{ms(row.predicted)} ms", row.error_words, f"{ms(row.floor)} ms",
+            f"{row.x_floor:.1f}", f"{ms(row.recorded)} ms" if row.recorded else "")  # fmt: skip
 
 
 def any_recorded(
