@@ -15,6 +15,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["build"]
 highlight_language = "none"                  # a block without a tag is not Python
 smartquotes = False                          # quotes in messages are as they are printed
+pygments_dark_style = "github-dark"          # underlines no module, which would look like a link
 html_theme = "furo"
 html_title = f"kda {release}"
 html_theme_options = {"navigation_with_keys": True}
@@ -48,5 +49,11 @@ def adapt(app, docname, source):
     source[0] = LINK.sub(outside, source[0])
 
 
+def unquoted(app, what, name, thing, options, signature, returns):
+    """Types that are written as text, without its quotes."""
+    return signature and re.sub(r": '([^']*)'", r": \1", signature), returns
+
+
 def setup(app):
     app.connect("source-read", adapt)
+    app.connect("autodoc-process-signature", unquoted)

@@ -80,6 +80,8 @@ class StepInputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
+    """A call without its tensors: sizes, dtypes and options.  `Problem.parse("K=64 V=64 float32 packed")` makes one."""
+
     op: str = "chunk"                        # "chunk", "recurrent" or "decode"
     direction: str = "forward"               # "forward" or "backward"
     device: str = "cuda:0"
