@@ -14,7 +14,7 @@ release = version = importlib.metadata.version("kimi-delta-attention")
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["build"]
 highlight_language = "none"                  # a block without a tag is not Python
-smartquotes = False                          # quotes in messages are as they are printed
+smartquotes_action = "D"                     # dashes alone: quotes in messages are as they are printed
 pygments_dark_style = "github-dark"          # underlines no module, which would look like a link
 html_theme = "furo"
 html_title = f"kda {release}"
