@@ -13,9 +13,14 @@ release = version = importlib.metadata.version("kimi-delta-attention")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["build"]
+highlight_language = "none"                  # a block without a tag is not Python
+smartquotes_action = "D"                     # dashes alone: quotes in messages are as they are printed
+pygments_dark_style = "github-dark"          # underlines no module, which would look like a link
 html_theme = "furo"
 html_title = f"kda {release}"
 html_theme_options = {"navigation_with_keys": True}
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4                     # links to headings, as GitHub names them
@@ -44,5 +49,11 @@ def adapt(app, docname, source):
     source[0] = LINK.sub(outside, source[0])
 
 
+def unquoted(app, what, name, thing, options, signature, returns):
+    """Types that are written as text, without its quotes."""
+    return signature and re.sub(r": '([^']*)'", r": \1", signature), returns
+
+
 def setup(app):
     app.connect("source-read", adapt)
+    app.connect("autodoc-process-signature", unquoted)

@@ -106,8 +106,8 @@ def chunk_kda(
         initial_state: (N, HV, K, V), float32 or the dtype of q; a pool with `ssm_state_indices`.
         output_final_state: also return the states after the last token, float32.
         use_qk_l2norm_in_kernel: first normalise q and k: x / sqrt(sum x^2 + 1e-6).
-        use_gate_in_kernel: with x = g + dt_bias, the decay is `-exp(A_log) softplus(x)`, or with a `lower_bound`
-            `lower_bound * sigmoid(exp(A_log) x)`; A_log may then be left out.
+        use_gate_in_kernel: with x = g + dt_bias, the decay is `-exp(A_log) softplus(x)`. A `lower_bound`
+            makes it `lower_bound * sigmoid(exp(A_log) x)`; A_log may then be left out.
         use_beta_sigmoid_in_kernel: beta is sigmoid(beta), twice that with `allow_neg_eigval`.
         safe_gate: accepted, not needed: every gate is fast and safe.
         lower_bound: of the gate, negative; with a precomputed g, the caller's promise that g >= lower_bound.

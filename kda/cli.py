@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from kda.commands.layout import fold, width_of
-from kda.commands.render import ERROR, OutputError, Screen, explain_error, kda_version
+from kda.commands.render import ERROR, INTERRUPTED, OutputError, Screen, explain_error, kda_version
 
 # name -> (module that exports `command`, line of --help)
 COMMANDS = {
@@ -32,10 +32,20 @@ def folded_errors() -> Iterator[None]:
     try:
         yield
     except click.ClickException as error:
+        if isinstance(error, click.NoSuchOption):
+            error = click.NoSuchOption(error.option_name, possibilities=near_options(error), ctx=error.ctx)
         text, width = error.format_message(), width_of(sys.stderr)
         lines = [part for line in f"Error: {text}".splitlines() for part in fold(line, width)]
         error.format_message = lambda: "\n".join(lines).removeprefix("Error: ")     # type: ignore[method-assign]
-        raise
+        raise error from None
+
+
+def near_options(error: click.NoSuchOption) -> list[str]:
+    from kda.commands.options import nearest
+
+    options = [name for option in error.ctx.command.params for name in option.opts] if error.ctx else []
+    near = nearest(error.option_name[2:], [name[2:] for name in options if name.startswith("--")])
+    return [f"--{near}"] if near else []
 
 
 class LazyGroup(click.Group):
@@ -45,7 +55,11 @@ class LazyGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         with folded_errors():
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            except KeyboardInterrupt:
+                click.echo("kda: interrupted", err=True)
+                ctx.exit(INTERRUPTED)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -80,7 +94,10 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+HELP_WIDTH = 100                             # columns of --help: longer lines of prose are hard to read
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": HELP_WIDTH})
 @click.version_option(kda_version(), prog_name="kda", message="%(prog)s %(version)s")
 def cli() -> None:
     """Kimi Delta Attention: what works on this machine, whether it is correct, and how fast it is.

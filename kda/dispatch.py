@@ -48,6 +48,9 @@ def backend_names() -> list[str]:
 
 @dataclass(frozen=True)
 class Choice:
+    """What `explain` returns.  `backend` accepts the call, or it is None; `tried` has each backend, in order of rank,
+    with the reasons against it; `able` has those that accept the call if they are named."""
+
     problem: Problem
     host: Host
     asked: str                                           # "auto" or a backend's name

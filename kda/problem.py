@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
+SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}     # words of people
 
 
 class Inputs(NamedTuple):
@@ -79,6 +80,8 @@ class StepInputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
+    """A call without its tensors: sizes, dtypes and options.  `Problem.parse("K=64 V=64 float32 packed")` makes one."""
+
     op: str = "chunk"                        # "chunk", "recurrent" or "decode"
     direction: str = "forward"               # "forward" or "backward"
     device: str = "cuda:0"
@@ -166,7 +169,8 @@ class Problem:
         by_name = {f.name: f for f in dataclasses.fields(cls)}
         fields = dict(defaults)
         words: dict[str, dict[str, Any]] = {
-            **{d: {"dtype": d, "g_dtype": d, "beta_dtype": d} for d in DTYPES},
+            **{name: {"dtype": d, "g_dtype": d, "beta_dtype": d}
+               for name, d in (*zip(DTYPES, DTYPES), *SHORT_DTYPES.items())},
             "packed": {"packed": True}, "forward": {"direction": "forward"}, "backward": {"direction": "backward"},
             "recurrent": {"op": "recurrent"}, "decode": {"op": "decode", "T": 1},
             "chunk": {"op": "chunk"}, "softplus": {"gate": "softplus", "A_log": True},

@@ -1,11 +1,12 @@
-"""What the scripts of this folder draw with.  Colours are of a middle lightness, so that one file reads on a light and
-on a dark page."""
+"""What the scripts of this folder draw with.  One file reads on a light and on a dark page: colours have a middle
+lightness, and text and lines become lighter where the page is dark."""
 
 from __future__ import annotations
 
 from html import escape
 
-INK, SOFT = "#808080", "#a0a0a0"
+INK, SOFT = "#57606a", "#6e7781"
+ON_DARK = {INK: "#c3c9d0", SOFT: "#98a1ab"}
 BLUE, GREEN, ORANGE, PURPLE, RED, PINK = "#4c8dd6", "#3fa77a", "#d08a3c", "#b06ac2", "#d9605f", "#d9709a"
 
 
@@ -18,7 +19,9 @@ def svg(width: float, height: float, *parts: str, size: int = 13) -> str:
         '<defs><marker id="to" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" '
         f'orient="auto"><path d="M0 0L8 4L0 8z" fill="{INK}"/></marker></defs>'
     )
-    return "\n".join([head, arrow, *parts, "</svg>", ""])
+    rules = "".join(f'[fill="{a}"]{{fill:{b}}}[stroke="{a}"]{{stroke:{b}}}' for a, b in ON_DARK.items())
+    style = f"<style>@media (prefers-color-scheme:dark){{{rules}}}</style>"
+    return "\n".join([head, style, arrow, *parts, "</svg>", ""])
 
 
 def box(x: float, y: float, w: float, h: float, colour: str, fill: float = 0.25) -> str:

@@ -116,8 +116,11 @@ def roles(kernel: Kernel, top: float) -> tuple[list[str], float]:
             assert a.column == b.column and abs(a.row - b.row) == 1, f"{kernel.name}: {edge.label}, not neighbours"
             x = a.x + 14 + 0.47 * a.w * n
             y1, y2 = (a.y + a.h + 3, b.y - 3) if a.y < b.y else (a.y - 3, b.y + b.h + 3)
-            parts += [line(x, y1, x, y2, dashed=dashed), text(x + 6, (y1 + y2) / 2 + 4, edge.label, "start")]
-    return parts, max(p.y + p.h for p in places.values()) + 14
+            names = edge.label.split(", ")       # below each other: a label may not leave its column
+            first = (y1 + y2) / 2 + 4 - LINE / 2 * (len(names) - 1)
+            parts.append(line(x, y1, x, y2, dashed=dashed))
+            parts += [text(x + 6, first + LINE * k, words, "start") for k, words in enumerate(names)]
+    return parts, max(p.y + p.h for p in places.values()) + (22 if kernel.frames else 14)
 
 
 # ---- what the warps of a CTA do, step by step
@@ -256,7 +259,7 @@ def structure(kernel: Kernel) -> str:
 
 LOOKS = {                                    # of a slice: what the legend says, colour
     "work": ("issues instructions", BLUE),
-    "mbarrier": ("waits for: mbarrier", ORANGE),
+    "mbarrier": ("mbarrier", ORANGE),
     "barrier": ("barrier", PINK),
     "tensor": ("tensor core or memory", PURPLE),
     "long": ("global memory", RED),
@@ -293,12 +296,16 @@ def time(kernel: Kernel | Timed, found: dict[str, Any]) -> str:
     for at in range(0, ends + 1, step):
         x = LABELS + at * per
         mark = line(x, 58, x, y + 2, arrow=False).replace(f'stroke="{INK}"', f'stroke="{SOFT}" stroke-opacity="0.4"')
-        parts += [mark, text(x, 54, f"{at:,}", colour=SOFT)]
+        anchor = "middle" if x < WIDTH - 20 else "end"
+        parts += [mark, text(x if anchor == "middle" else WIDTH - 2, 54, f"{at:,}", anchor, SOFT)]
     head = f"{kernel.title}: {found['says']}, {ends:,} clocks on {found['chip'].upper()}, predicted"
     parts.insert(0, text(10, 18, head, "start", bold=True))
-    x = 10.0
+    x, waits = 10.0, False
     for kind, (says, colour) in LOOKS.items():
         if kind in shapes:
+            if not waits and kind not in ("work", "unit"):
+                parts.append(text(x, 36, "waits for:", "start"))
+                x, waits = x + 60, True
             parts += [rectangles([(x, 27, 10, 10)], colour), text(x + 14, 36, says, "start")]
             x += 32 + 5.9 * len(says)
     parts += [rectangles(some, LOOKS[kind][1]) for kind, some in shapes.items()]

@@ -34,11 +34,12 @@ FLOOR, FAINT, TEXT = "#cf222e", "#656d76", "#1f2328"
 
 
 class Bar(NamedTuple):
-    """Milliseconds; a spread where one was measured."""
+    """Milliseconds; a spread where one was measured, of a prediction the error to expect."""
 
     median: float
     low: float | None = None
     high: float | None = None
+    error: str = ""
 
     @property
     def reach(self) -> float:
@@ -106,7 +107,7 @@ def groups_of_predicted(rows: Sequence[Any]) -> list[Group]:
     found: dict[str, Group] = {}
     for row in rows:
         group = found.setdefault(row.problem, Group(row.shape, row.problem))
-        group.track(row.backend, "predicted").bars[row.direction] = Bar(1e3 * row.predicted)
+        group.track(row.backend, "predicted").bars[row.direction] = Bar(1e3 * row.predicted, error=row.error_words)
         group.floors[row.direction] = 1e3 * row.floor
     return list(found.values())
 
@@ -137,11 +138,13 @@ def peers_line(groups: Sequence[Group]) -> str:
 def draw(file: str, title: str, details: str, groups: Sequence[Group]) -> None:
     """A panel for each direction, a heading for each shape, bars for backends, gates and others, ticks for floors."""
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.patches import Patch
 
     ways = ways_of(groups)
+    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12)                   # inches round everything
     height = sum(len(group.tracks) + 1.6 for group in groups)
-    figure = Figure(figsize=(3.0 + 4.2 * len(ways), 2.7 + 0.24 * height), layout="constrained")
+    figure = Figure(figsize=(3.0 + 4.2 * len(ways), 2.7 + 0.24 * height), layout=layout)
     panels = figure.subplots(1, len(ways), sharey=True, squeeze=False)[0]
     for way, axes in zip(ways, panels):
         at, most = 0.0, max(track.bars[way].reach for g in groups for track in g.tracks if way in track.bars)
@@ -175,7 +178,9 @@ def draw(file: str, title: str, details: str, groups: Sequence[Group]) -> None:
     keys: list[Any] = [Patch(color=colour, label=words) for colour, words in (KINDS[kind] for kind in kinds_of(groups))]
     if any(group.floors for group in groups):
         keys.append(Patch(color=FLOOR, label="floor: bytes over the bandwidth of memory"))
-    figure.legend(handles=keys, loc="outside lower left", ncols=len(keys), frameon=False, fontsize=8)
+    each = 0.5 + 0.067 * max(len(key.get_label()) for key in keys)             # inches
+    columns = max(1, min(len(keys), int(figure.get_figwidth() / each)))
+    figure.legend(handles=keys, loc="outside lower left", ncols=columns, frameon=False, fontsize=8)
     made = f"Made on {datetime.date.today()}"
     says = [line for text in (details, made, peers_line(groups)) if text for line in fold(text, 90, 0)]
     panels[0].set_xlabel("\n".join(says), loc="left", fontsize=7, color=FAINT)
@@ -187,7 +192,8 @@ def draw(file: str, title: str, details: str, groups: Sequence[Group]) -> None:
 STYLE = """
 table { border-collapse: collapse; margin: 0 0 20px; width: 100%; max-width: 1100px; }
 th, td { text-align: left; padding: 2px 14px 2px 0; white-space: nowrap; font-variant-numeric: tabular-nums; }
-th { font-weight: 600; color: var(--faint); } td.number { text-align: right; } td.bar { width: 60%; }
+th { font-weight: 600; color: var(--faint); } .number { text-align: right; } td.bar { width: 60%; }
+h1 ~ h1 { margin-top: 48px; }
 .track { position: relative; height: 14px; } .track i { position: absolute; inset: 1px auto 1px 0; }
 .track b { position: absolute; top: -3px; bottom: -3px; width: 2px; background: #cf222e; }
 tr.shape td { padding-top: 12px; font-weight: 600; }
@@ -198,7 +204,8 @@ def page(title: str, details: str, notes: Sequence[str], groups: Sequence[Group]
     """A table with bars for each direction; below, what the roles of a forward's kernels do when, in the simulator."""
     from kda.simulator.timing.pages import document, sections
 
-    parts = [f"<h1>{escape(title)}</h1>", f"<p>{escape(details)}<br>Made on {datetime.date.today()}.</p>"]
+    about = escape(" · ".join(details.split("  ")))
+    parts = [f"<h1>{escape(title)}</h1>", f"<p>{about}<br>Made on {datetime.date.today()}.</p>"]
     keys = [KINDS[kind] for kind in kinds_of(groups)]
     if any(group.floors for group in groups):
         keys.append((FLOOR, "floor: bytes over the bandwidth of memory"))
@@ -222,13 +229,15 @@ def _table(way: str, groups: Sequence[Group]) -> str:
         floor = group.floors.get(way)
         tick = f'<b style="left: {100 * floor / most:.2f}%"></b>' if floor else ""
         for track, bar in tracks:
-            spread = "" if bar.low is None or bar.high is None else f"{ms(bar.low / 1e3)}-{ms(bar.high / 1e3)}"
+            spread = bar.error if bar.low is None or bar.high is None else f"{ms(bar.low / 1e3)}-{ms(bar.high / 1e3)}"
             filled = f'<i style="width: {100 * bar.median / most:.2f}%; background: {KINDS[track.kind][0]}"></i>'
             rows.append(
                 f'<tr><td>{escape(track.name)}</td><td class="number">{ms(bar.median / 1e3)} ms</td>'
                 f'<td>{spread}</td><td class="bar"><div class="track">{filled}{tick}</div></td></tr>'
             )
-    return f"<h2>{way}</h2><table><tr><th></th><th>median</th><th>p20-p80</th><th></th></tr>{''.join(rows)}</table>"
+    names = ("predicted", "error (worst)") if kinds_of(groups) == ["predicted"] else ("median", "p20-p80")
+    head = '<tr><th></th><th class="number">{}</th><th>{}</th><th></th></tr>'.format(*names)
+    return f"<h2>{way}</h2><table>{head}{''.join(rows)}</table>"
 
 
 def title_of(device: str) -> str:

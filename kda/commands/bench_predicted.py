@@ -12,7 +12,6 @@ import functools
 import multiprocessing
 import os
 from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -52,6 +51,10 @@ class Row(NamedTuple):
     @property
     def x_floor(self) -> float:
         return self.predicted / self.floor
+
+    @property
+    def error_words(self) -> str:
+        return f"{self.error['median']:.0f}% ({self.error['worst']:.0f}%)"
 
 
 def predicted(screen: Screen, options: dict[str, Any]) -> int:
@@ -174,21 +177,16 @@ def side_by_side(
     if processes < 2:
         yield from map(work, names)
         return
+    from kda.simulator.workers import forked
+
     _WORK.append(work)
-    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), _one_thread)
     try:
-        futures = {name: pool.submit(_work, name) for name in begun}
-        for name in names:
-            yield work(name) if futures[name].exception() else futures[name].result()
+        with forked(processes) as pool:
+            futures = {name: pool.submit(_work, name) for name in begun}
+            for name in names:
+                yield work(name) if futures[name].exception() else futures[name].result()
     finally:
         _WORK.pop()
-        pool.shutdown(cancel_futures=True)
-
-
-def _one_thread() -> None:
-    import torch
-
-    torch.set_num_threads(1)                 # a forked process has none of its parent's threads
 
 
 def _work(name: Any) -> Any:
@@ -236,9 +234,8 @@ def backends_of(way: str, backends: dict[str, str]) -> list[str]:
 def cells(row: Row) -> tuple[str, ...]:
     from .bench_asked import ms
 
-    return (row.direction, row.backend, f"{ms(row.predicted)} ms",
-            f"{row.error['median']:.0f}% ({row.error['worst']:.0f}%)", f"{ms(row.floor)} ms", f"{row.x_floor:.1f}",
-            f"{ms(row.recorded)} ms" if row.recorded else "")  # fmt: skip
+    return (row.direction, row.backend, f"{ms(row.predicted)} ms", row.error_words, f"{ms(row.floor)} ms",
+            f"{row.x_floor:.1f}", f"{ms(row.recorded)} ms" if row.recorded else "")  # fmt: skip
 
 
 def any_recorded(

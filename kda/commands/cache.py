@@ -140,7 +140,7 @@ def show(screen: Screen, kept: store.Store, lines: Sequence[Line], verbose: bool
     if reasons := Counter(line.why or "unreadable" for line in lines if line.status != "current"):
         words = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
         freed = in_bytes(size([line for line in lines if line.status != "current"]))
-        screen.line(f"Nobody will ask for {sum(reasons.values())} ({words}): `kda cache clean` frees {freed}.")
+        screen.line(f"Stale: {sum(reasons.values())} ({words}); `kda cache clean` frees {freed}.")
     if lines:
         header = ("whose", "arch", "kernel" if verbose else "kernels", "entries", "size", "last used", "stale")
         for text in screen.table(rows(lines, verbose), header, "lllrrrr", indent=2):

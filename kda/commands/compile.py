@@ -1,6 +1,6 @@
 """`kda compile`: kernels built ahead of time, into the cache, for any arch.  Needs no GPU.
 
-A backend offers its kernels by `recipes(problem, host)` in its plan.py.
+A backend offers its kernels by `recipes(problem, host, recorded)` in its plan.py.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import importlib
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,7 +70,7 @@ class Line:
 @click.option("--problem", "problems", metavar="WORDS", multiple=True,
               help='What to build for, as in "K=64 V=64 float16 packed backward"; may be repeated.  [default: K=V=128 '
                    "bfloat16, or float32 of a backend without bfloat16; forward, backward and recurrent, with each "
-                   "gate, packed or not]")  # fmt: skip
+                   "gate, packed or not]  `forward`: only calls without gradients.")  # fmt: skip
 @click.option("--workers", type=Count(1), help="Processes that build.  [default: one per CPU]")
 @click.option("--verbose", "-v", is_flag=True, help="Print each variant of a kernel, with what distinguishes it.")
 @common_options
@@ -86,7 +86,9 @@ def command(screen: Screen, archs: tuple[Target, ...], backend: str | None, mode
         must_have_kernels(backend, target)
     targets = list(archs) or [own_target()]
     calls = [call for name in models for call in of_model(name, tp)]
-    lines, refused = offered(targets, backend, [problem_of(words) for words in problems], calls)
+    asked = [problem_of(words) for words in problems]
+    recorded = {problem for words, problem in zip(problems, asked) if may_record(words, problem)}
+    lines, refused = offered(targets, backend, asked, calls, set(asked) - recorded)
     if not lines:
         return cannot(screen, targets, refused)
     with screen.progress(", ".join(target.name for target in targets)):
@@ -105,6 +107,11 @@ def problem_of(words: str) -> Problem:
         return Problem.parse(words)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+
+
+def may_record(words: str, problem: Problem) -> bool:
+    """Whether gradients may be recorded: the word "forward" says that they are not."""
+    return problem.disable_recompute or "forward" not in words.replace(",", " ").split()
 
 
 def of_model(name: str, tp: int) -> list[Problem]:
@@ -154,13 +161,14 @@ def host_of(target: Target) -> Host:
 
 
 def offered(
-    targets: Sequence[Target], backend: str | None, problems: Sequence[Problem], calls: Sequence[Problem] = ()
+    targets: Sequence[Target], backend: str | None, problems: Sequence[Problem], calls: Sequence[Problem] = (),
+    alone: Collection[Problem] = (),
 ) -> tuple[list[Line], dict[str, str]]:
     """The kernels, each once; and for the backends that offer none, why.
 
     Of every backend those of `problems`, and of the backend that is picked those of a model's `calls`.  Where neither
-    is there, those of what is usual, of the backends that are made for the arch.  Why others offer none is of interest
-    only if there are no kernels at all.
+    is there, those of what is usual, of the backends that are made for the arch.  `alone`: problems whose calls
+    record no gradients.  Why others offer none is of interest only if there are no kernels at all.
     """
     lines: dict[tuple[str, AnyRecipe], Line] = {}
     refused: dict[str, str] = {}
@@ -173,7 +181,7 @@ def offered(
             asked = usual(c)
         if not asked:
             continue
-        recipes, why = offers(c, target, asked)
+        recipes, why = offers(c, target, asked, alone)
         for recipe in recipes:
             lines.setdefault((c.backend, recipe), Line(c.backend, recipe))
         if not recipes and (backend or c.archs):
@@ -194,7 +202,9 @@ def usual(c: Capability) -> list[Problem]:
     return [problem_of(" ".join(("K=128 V=128", c.usual_dtype, *each))) for each in words]
 
 
-def offers(c: Capability, target: Target, problems: Iterable[Problem]) -> tuple[list[AnyRecipe], str]:
+def offers(
+    c: Capability, target: Target, problems: Iterable[Problem], alone: Collection[Problem] = ()
+) -> tuple[list[AnyRecipe], str]:
     if not c.archs:
         return [], "it has no kernels"
     offer = getattr(importlib.import_module(f"{c.launch_module.rpartition('.')[0]}.plan"), "recipes", None)
@@ -205,7 +215,7 @@ def offers(c: Capability, target: Target, problems: Iterable[Problem]) -> tuple[
         if reasons := c.rejections(problem, host, named=True):
             why = f"{problem}: {reasons[0]}"
         else:
-            found += offer(problem, host)
+            found += offer(problem, host, recorded=problem not in alone)
     return found, why
 
 

@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 from kda import dispatch
 from kda.capability import Capability
 from kda.compile.target import TARGETS, Target, parse
-from kda.problem import DTYPES
+from kda.problem import DTYPES, SHORT_DTYPES
 
 from .render import CANNOT_JUDGE
 
@@ -37,6 +37,13 @@ class Lengths(click.ParamType):
         if min(lengths) < 0:
             self.fail(f"{value!r} is not a list of lengths such as 65,0,63", param, ctx)
         return lengths
+
+
+class Dtype(click.Choice):
+    """A dtype by torch's name, or by a short one such as bf16."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(SHORT_DTYPES.get(value, value), param, ctx)
 
 
 class Arch(click.ParamType):
@@ -207,7 +214,7 @@ def shape_options(
         click.option("-K", "k", type=Count(1, 256), default=128, show_default=True,
                      help="Head dim of q and k."),
         click.option("-V", "v", type=Count(1), default=128, show_default=True, help="Head dim of v."),
-        click.option("--dtype", type=click.Choice(DTYPES), default=dtype, show_default=dtype is not None,
+        click.option("--dtype", type=Dtype(DTYPES), default=dtype, show_default=dtype is not None,
                      help=dtype_help),
     )  # fmt: skip
 

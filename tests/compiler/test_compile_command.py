@@ -4,6 +4,7 @@ import dataclasses
 import json
 import sys
 import types
+from collections import Counter
 
 import pytest
 from click.testing import CliRunner
@@ -47,7 +48,7 @@ def asked(tmp_path, monkeypatch):
     """The problems and hosts that the backend was asked about."""
     asked = []
 
-    def recipes(problem, host):
+    def recipes(problem, host, recorded=True):
         asked.append((problem, host))
         arch = "sm{}{}".format(*host.cc)
         types = {"x": "*bf16" if problem.dtype == "bfloat16" else "*fp32", "y": "*fp32"}
@@ -149,6 +150,31 @@ def test_a_model_is_built_for_the_backend_that_serves_it_alone(asked, monkeypatc
     monkeypatch.setattr(dispatch, "capabilities", lambda: (*others, second))
     lines, refused = command.offered([parse("sm90")], None, [], command.of_model("ling-3", 1)[:1])
     assert {line.backend for line in lines} == {"fast"} and not refused
+
+
+def names_for(words, backend):
+    """Of the kernels that a backend offers for a problem, with how many variants there are of each."""
+    problem = command.problem_of(words)
+    alone = [] if command.may_record(words, problem) else [problem]
+    arch = parse(backend if backend != "triton" else "sm90")
+    lines, _ = command.offered([arch], backend, [problem], alone=alone)
+    return Counter(line.recipe.name for line in lines)
+
+
+@pytest.mark.parametrize(("backend", "of_gradients"), [
+    ("sm100", {"operands", "record", "walk", "grads", "shares"}), ("sm90", {"pairs", "walk", "grads", "shares"}),
+    ("sm89", set()), ("triton", set()),
+])  # fmt: skip
+def test_a_problem_that_says_forward_needs_no_kernels_of_gradients(backend, of_gradients):
+    dtype = "float32" if backend == "sm89" else "bfloat16"
+    forward, whole = (names_for(f"packed {word} softplus {dtype}", backend) for word in ("forward", ""))
+    assert set(whole) - set(forward) >= of_gradients and not of_gradients & set(forward)
+    assert forward < whole
+
+
+def test_a_forward_that_keeps_intermediates_may_be_one_of_gradients():
+    kept, whole = (names_for(f"{word} disable_recompute=true", "triton") for word in ("forward", ""))
+    assert kept == whole and set(kept) == {"compose", "prepare", "state", "transition"}
 
 
 def test_a_backend_sees_a_gpu_of_the_arch_that_was_named(asked):

@@ -198,10 +198,12 @@ def beside(cache, monkeypatch):
         dynamic_shared = staticmethod(lambda kernel: 64)
 
     plain = Capability("plain", 200, "for tests", archs=("sm90",))
-    for name, content in {"plain": {"__path__": []}, "plain.plan": {"recipes": lambda p, host: [Plain]}}.items():
+    plan = {"recipes": lambda p, host, recorded: [Plain]}
+    for name, content in {"plain": {"__path__": []}, "plain.plan": plan}.items():
         module = types.ModuleType(f"kda.backends.{name}")
         module.__dict__.update(content)
         monkeypatch.setitem(sys.modules, module.__name__, module)
+    importlib.import_module("kda.verify.doors")          # keeps the capabilities that it finds at its import
     monkeypatch.setattr(dispatch, "capabilities", lambda: (SM90, plain))
     monkeypatch.setattr(fetching.Builders, "build", lambda self, recipe: recipe.build())
     return cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -136,6 +137,7 @@ def test_what_is_predicted_is_drawn_and_shown_on_a_page(forecasts, monkeypatch, 
     assert out.count("drawn") == 2 and (tmp_path / "x.png").exists()
     text = (tmp_path / "x.html").read_text(encoding="utf-8")
     assert "predicted, not timed" in text and all(shape.label in text for shape in GPU_SHAPES.values())
+    assert ">error (worst)</th>" in text and "p20-p80" not in text and re.search(r"<td>\d+% \(\d+%\)</td>", text)
     assert [(backend, target.name) for backend, target in asked] == [("sm100", "sm100")]
 
 def test_an_error_of_another_process_reaches_the_user_as_it_is(forecasts):

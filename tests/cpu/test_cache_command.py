@@ -70,7 +70,7 @@ def test_the_list_counts_kernels_by_backend_arch_and_name(kept):
     ]
     assert [row.partition(":")[0] for row in rows[-3:]] == ["simulator", "others", "unreadable"]
     assert header.split() == ["whose", "arch", "kernel", "entries", "size", "last", "used", "stale"]
-    assert summary.startswith("Nobody will ask for 2 (1 other source, 1 unreadable): `kda cache clean` frees")
+    assert summary.startswith("Stale: 2 (1 other source, 1 unreadable); `kda cache clean` frees")
     assert run() == run("list")
     *_, more = table = run().splitlines()
     assert ["reference", "sm90", "1", "2"] in [row.split()[:4] for row in table] and more == "-v prints each kernel."
@@ -185,7 +185,7 @@ def test_a_file_that_cannot_be_removed_is_said_to_stay(kept, monkeypatch):
 def test_an_engine_that_another_version_built_is_stale(kept, source):
     keep(kept, "engine", kernel="engine", arch="x86_64", module=build.__name__, source=build.source())
     keep(kept, "old", kernel="engine", arch="x86_64", module=build.__name__, **source)
-    assert "Nobody will ask for 1 (1 other source)" in run()
+    assert "Stale: 1 (1 other source)" in run()
     assert "1 entry removed" in run("clean") and left(kept) == {"engine"}
 
 

@@ -1,5 +1,7 @@
 """What all commands have in common."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,25 @@ def test_a_wrong_word_is_answered_in_plain_words(words, says):
     assert result.exit_code == 2 and says in result.stderr
 
 
+def test_a_dtype_has_a_short_name_too():
+    short, long = (
+        CliRunner().invoke(cli, ["doctor", "--problem", f"K=64 V=64 {dtype}"]).stdout for dtype in ("bf16", "bfloat16")
+    )
+    assert short == long and " bfloat16, cpu" in short
+    words = ("verify", "--dtype", "fp32", "--lengths", "9", "-K", "8", "-V", "8")
+    assert " float32, packed [9]" in CliRunner().invoke(cli, words).stdout
+
+
+def test_an_interruption_is_told_from_a_finding():
+    program = (
+        "import kda.commands.cache as c; from kda.cli import main\n"
+        "def stop(**_): raise KeyboardInterrupt\n"
+        "c.command.callback = stop\nimport sys; sys.argv[:] = ['kda', 'cache']\nmain()"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (run.returncode, run.stdout, run.stderr) == (130, "", "kda: interrupted\n")
+
+
 @pytest.mark.parametrize("arch", TARGETS)
 def test_an_arch_without_kernels_can_be_requested(arch, no_kernels):
     result = CliRunner().invoke(cli, ["selftest", "--arch", arch])
@@ -124,6 +145,7 @@ def test_commands_accept_a_card(command, no_kernels):
         (["bench", "--shape", "xyz"], None), (["bench", "--shape", "kimi8k"], "kimi-8k"),
         (["selftest", "--stage", "zzz"], None), (["selftest", "--stage", "fwd/stat"], "fwd/state"),
         (["frobnicate"], None), (["doctr"], "doctor"),
+        (["selftest", "--list"], None), (["verify", "--dtpe", "float32"], "--dtype"),
     ],
 )  # fmt: skip
 def test_only_a_name_that_is_near_is_suggested(arguments, near):

@@ -10,7 +10,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from kda.cli import COMMANDS, cli
+from kda.cli import COMMANDS, HELP_WIDTH, cli
 from kda.commands.layout import fold, strip_ansi
 
 TINY = ("--tokens", "70", "--heads", "1", "-K", "8", "-V", "8", "--dtype", "float32", "--repeats", "3")
@@ -51,6 +51,14 @@ def test_every_line_fits(name, width):
     longest = max(lines, key=len)
     alone = " " not in longest.strip()                   # a path, which is never broken
     assert len(longest) <= width or alone, longest
+
+
+def test_help_uses_a_wide_terminal_up_to_a_width_that_reads_well():
+    for columns, most in (("80", 80), ("160", HELP_WIDTH)):
+        command = [sys.executable, "-m", "kda", "bench", "--help"]               # CliRunner always gives it 80
+        env = {**os.environ, "COLUMNS": columns}
+        run = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+        assert most - 10 <= max(map(len, run.stdout.splitlines())) <= most
 
 
 def test_without_a_command_the_help_is_laid_out_as_with_help():

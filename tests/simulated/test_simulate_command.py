@@ -235,7 +235,7 @@ def test_the_page_has_the_source_with_counts_and_findings_at_their_lines(here):
     page = (here / "page.html").read_text()
     text = re.sub(r"<[^>]+>", "", page)
     assert "&lt;16&gt;" in page and "<16>" not in page
-    assert "race-write-write" in text and "3 launches of 3 kernels" in text
+    assert "race-write-write" in text and "3 launches of 3 kernels" in text and "1 launch, the first with" in text
     of_racy = page[page.index("<h2>racy") : page.index("<h2>swap")]
     assert re.search(r'<td class="n">17</td>.*\n(<tr class="error">.*\n)*.*<b>race-write-write</b>', of_racy)
     assert "PTX (it names no source)" in page[page.index("<h2>swap") :] and "bar.sync 0" in page

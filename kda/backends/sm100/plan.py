@@ -140,15 +140,16 @@ def recipes_of_step(p: Problem, host: Host, offsets: str | None, keeps: bool) ->
     return [recipe(config, target(host.cc)) for config in dict.fromkeys(configs)]
 
 
-def recipes(p: Problem, host: Host) -> list[AnyRecipe]:
-    """All kernels that a call of this class can need, whatever B, T, N and the number of heads."""
+def recipes(p: Problem, host: Host, recorded: bool = True) -> list[AnyRecipe]:
+    """All kernels that a call of this class can need, whatever B, T, N and the number of heads; `recorded`: also if it
+    records gradients."""
     configs: list[Any] = []
     if p.slots:
-        return [*pool_recipes(p, C, target(host.cc)), *recipes(inner(p), host)]
+        return [*pool_recipes(p, C, target(host.cc)), *recipes(inner(p), host, recorded)]
     cut = not (p.batch_invariant or p.intermediate_states or p.checkpoints)
     for offsets in OFFSETS if p.packed else (None,):
         configs += [fused_config(p, offsets)]
         configs += [fused_config(p, offsets, cut), JoinConfig(offsets)] * cut
     configs += [join_states_config(p)] * cut
-    configs += all_configs(RECORDED, p)
+    configs += all_configs(RECORDED, p) if recorded else []
     return [recipe(config, target(host.cc)) for config in dict.fromkeys(configs) if config]

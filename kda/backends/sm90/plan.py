@@ -214,22 +214,22 @@ def recipe(config: Config) -> cutedsl.Recipe:
     return cutedsl.Recipe(f"kda.backends.{KERNELS[type(config)]}:build", config, TARGET)
 
 
-def recipes(p: Problem, host: Host) -> list[AnyRecipe]:
+def recipes(p: Problem, host: Host, recorded: bool = True) -> list[AnyRecipe]:
     """All kernels that a call of this class can need, whatever B, T, N and the number of heads.
 
-    Whether heads share q and k is of the class.
+    Whether heads share q and k is of the class.  `recorded`: also if the call records gradients.
     """
     if p.slots:
-        return [*pool_recipes(p, C, TARGET), *recipes(inner(p), host)]
+        return [*pool_recipes(p, C, TARGET), *recipes(inner(p), host, recorded)]
     configs: list[Any] = [TablesConfig(dtype) for dtype in OFFSETS if p.packed]
-    configs += [prepare_config(p, kept) for kept in (False, True)]
-    configs += [pairs_config(p)] * (p.C > C)
+    configs += [prepare_config(p, kept) for kept in (False, True)[: 1 + recorded]]
+    configs += [pairs_config(p)] * (recorded and p.C > C)
     walks = ("sequences", "carry", "segments")[: 1 if p.batch_invariant else 3]
     configs += [chain_config(p, walk, stages) for walk in walks for stages in STAGES]
     configs += [None if p.batch_invariant else compose_config(p), fused_config(p)]
     configs += [fused_config(p, wrapped=True)]
     configs += [fused_config(p, ctas=4), fused_config(p, wrapped=True, ctas=4)]
-    if all(rule.holds(dataclasses.replace(p, direction="backward"), host) for rule in BACKWARD):
+    if recorded and all(rule.holds(dataclasses.replace(p, direction="backward"), host) for rule in BACKWARD):
         configs += all_configs(RECORDED, p)
     return [recipe(config) for config in dict.fromkeys(configs) if config]
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +12,7 @@ from ...errors import KdaError
 from ..capturing import capture, memory
 from ..findings import SimulationError
 from ..ptx import PtxError
+from ..workers import forked
 from .replay import Player, Recorded, Recorder, equal
 from .rules import RULES, Rule
 from .sites import Mutant, mutants_of
@@ -188,14 +187,10 @@ def _verdicts(job: _Job, workers: int) -> Iterator[Verdict]:
         return
     _JOB.append(job)
     try:
-        with ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _start) as pool:
+        with forked(workers) as pool:
             yield from pool.map(_work, range(len(job.tasks)))
     finally:
         _JOB.pop()
-
-
-def _start() -> None:
-    torch.set_num_threads(1)                 # a forked process has none of its parent's threads
 
 
 def _work(number: int) -> Verdict:

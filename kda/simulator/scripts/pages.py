@@ -55,11 +55,15 @@ def page(found: Simulated, survivors: Iterable[Outcome], home: Path) -> str:
     return document(f"{found.script} on {found.arch}", "\n".join(body), STYLE)
 
 
+def many(n: int, what: str, plural: str = "s") -> str:
+    return f"{n} {what}{plural if n != 1 else ''}"
+
+
 def _summary(found: Simulated, kernels: int) -> str:
     errors, notes, launches = len(found.findings), len(found.notes), len(found.session.runs)
     time = f", {1e3 * found.session.milliseconds:,.1f} us predicted" if found.session.options.get("clock") else ""
-    text = f"{launches} launches of {kernels} kernels, {found.schedules} schedules of each{time}; "
-    text += f"{errors} findings, {notes} notes"
+    text = f"{many(launches, 'launch', 'es')} of {many(kernels, 'kernel')}, "
+    text += f"{many(found.schedules, 'schedule')} of each{time}; {many(errors, 'finding')}, {many(notes, 'note')}"
     return f'<p class="{"" if errors else "clean"}">{escape(text)}</p>'
 
 
@@ -100,7 +104,8 @@ def _kernel(
     files = dict.fromkeys(at.file for at in (*counts, *remarks))
     run = runs[numbers[0]]
     grid, block, cluster = ("x".join(map(str, shape)) for shape in (run.grid, run.block, run.cluster))
-    head = f"<h2>{escape(name)}</h2>\n<p>{len(numbers)} launches, the first with grid {grid}, block {block}, cluster "
+    count = many(len(numbers), "launch", "es")
+    head = f"<h2>{escape(name)}</h2>\n<p>{count}, the first with grid {grid}, block {block}, cluster "
     ptx = launches[numbers[0]].kernel.ptx.splitlines()
     tables = (_table(file, _text(file, ptx), counts, remarks, home) for file in files)
     return f"{head}{cluster}</p>\n" + "\n".join(tables)
