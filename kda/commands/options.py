@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -63,6 +64,15 @@ class Arch(click.ParamType):
         return [CompletionItem(t.name, help=t.examples) for t in TARGETS.values() if t.name.startswith(incomplete)]
 
 
+def accepts_files(folder: str) -> bool:
+    """Seen by making one that has no name: rights alone say nothing of a read-only disk, nor to root."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
 class OutputFile(click.Path):
     """A file that is written in the end: whether it can be is asked before the work."""
 
@@ -76,7 +86,7 @@ class OutputFile(click.Path):
         folder = os.path.dirname(file) or "."
         if not os.path.isdir(folder):
             self.fail(f"there is no folder {folder!r} for {file!r}. Create it, or name another file.", param, ctx)
-        if not os.access(file if os.path.exists(file) else folder, os.W_OK):
+        if not (os.access(file, os.W_OK) if os.path.exists(file) else accepts_files(folder)):
             self.fail(f"{file!r} cannot be written. Name another file.", param, ctx)
         if self.endings and not file.lower().endswith(self.endings):
             self.fail(f"{file!r} must end in {', '.join(self.endings[:-1])} or {self.endings[-1]}", param, ctx)

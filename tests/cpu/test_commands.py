@@ -1,5 +1,6 @@
 """What all commands have in common."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -161,6 +162,10 @@ def test_only_a_name_that_is_near_is_suggested(arguments, near):
         (["bench", "--html", "none/x.html"], "there is no folder 'none'"),
         (["bench", "--plot", "x.doc"], "'x.doc' must end in .png, .svg or .pdf"),
         (["verify", "--dump", "none/x.pt"], "there is no folder 'none'"),
+        pytest.param(
+            ["timeline", "--arch", "sm90", "--out", "/proc/x.json"], "'/proc/x.json' cannot be written. Name another",
+            marks=pytest.mark.skipif(not os.path.isdir("/proc"), reason="no folder that refuses every user"),
+        ),
         (["timeline", "--arch", "sm90", "--out", "none/x.json"], "there is no folder 'none'"),
         (["simulate", "--sarif", "none/x.sarif", __file__], "there is no folder 'none'"),
         (["bench", "--save", "."], "is a directory"),
