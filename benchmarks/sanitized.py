@@ -56,8 +56,8 @@ FOLLOWED = {
     },
     "sm90/parts/handover.py": {
         """mbarrier_init(ring.full + stage, 1)
-            cute.arch.mbarrier_init(ring.empty + stage, 4 * WALKING)""": """mbarrier_init(ring.full + stage, 32)
-            cute.arch.mbarrier_init(ring.empty + stage, 4 * WALKING * 32)""",
+            cute.arch.mbarrier_init(ring.empty + stage, 4 * WALKING +""": """mbarrier_init(ring.full + stage, 32)
+            cute.arch.mbarrier_init(ring.empty + stage, 4 * WALKING * 32 +""",
         """with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(ring.empty + stage""": """if True:
             cute.arch.mbarrier_arrive(ring.empty + stage""",
@@ -73,15 +73,27 @@ FOLLOWED = {
             cute.arch.mbarrier_init(ring.read + stage, 128)""",
         "mbarrier_init(ring.made + place, 4)": "mbarrier_init(ring.made + place, 128)",
         "mbarrier_init(ring.taken + place, 1)": "mbarrier_init(ring.taken + place, 32)",
-        "mbarrier_init(ring.empty + (TILES * group + own), WALKING)":
-            "mbarrier_init(ring.empty + (TILES * group + own), 32 * WALKING)",
+        "mbarrier_init(ring.empty + (TILES * group + own), WALKING +":
+            "mbarrier_init(ring.empty + (TILES * group + own), 32 * WALKING +",
+        "mbarrier_init(ring.stored + stage, 1)": "mbarrier_init(ring.stored + stage, 32)",
         "mbarrier_init(ring.solved + group, 1)": "mbarrier_init(ring.solved + group, 32)",
         """with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(ring.solved + group)""": "cute.arch.mbarrier_arrive(ring.solved + group)",
         "mbarrier_init(ring.credit + group, WALKING)": "mbarrier_init(ring.credit + group, 32 * WALKING)",
         """with cute.arch.elect_one():
-            for walking""": """if True:
-            for walking""",
+            if cutlass.const_expr(self.c.keeps):
+                keep(in_global(""": """if True:
+            if cutlass.const_expr(self.c.keeps):
+                keep_by_one(in_global(""",
+        """@cute.jit
+def was_kept(""": """@cute.jit
+def keep_by_one(to, tile, size):
+    with cute.arch.elect_one():
+        keep(to, tile, size)
+
+
+@cute.jit
+def was_kept(""",
         "bulk_copy_to_neighbour(tile, to, self.layout.end, full, walking)": """with cute.arch.elect_one():
                         bulk_copy_to_neighbour(tile, to, self.layout.end, full, walking)""",
         """with cute.arch.elect_one():
@@ -122,7 +134,8 @@ FOLLOWED = {
         """with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(ring.made""": "cute.arch.mbarrier_arrive(ring.made",
         """with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive(ring.taken""": "cute.arch.mbarrier_arrive(ring.taken",
+                cute.arch.mbarrier_arrive(ring.taken""": """if True:
+                cute.arch.mbarrier_arrive(ring.taken""",
     },
     "sm90/parts/teams.py": {
         "GROUP_PRODUCT.arrive(": "GROUP_PRODUCT.sync(",

@@ -69,8 +69,9 @@ class Launcher(Protocol):
 class Planner(Protocol):
     """`plan.py`: without torch and without a compiler.  Of backends that declare `archs`."""
 
-    def recipes(self, p: Problem, host: Host) -> Sequence[Any]:
-        """Every kernel that a call of this class can want, however long and many its sequences are."""
+    def recipes(self, p: Problem, host: Host, recorded: bool = True) -> Sequence[Any]:
+        """Every kernel that a call of this class can want, however long and many its sequences are; unless it is
+        `recorded`, without those that only gradients need."""
 
 
 def functions_of(capability: Capability) -> dict[str, tuple[str, ...]]:

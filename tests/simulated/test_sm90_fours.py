@@ -110,8 +110,8 @@ FAULTS = {
         HANDOVER, "cute.arch.mbarrier_wait(ring.credit + group, turn & 1)", "pass", "race-read-write", schedule=2
     ),
     "a tile is overwritten before both CTAs have read it": Fault(
-        HANDOVER, "mbarrier_init(ring.empty + (TILES * group + own), WALKING)",
-        "mbarrier_init(ring.empty + (TILES * group + own), 1)", "race-read-write", schedule=2
+        HANDOVER, "mbarrier_init(ring.empty + (TILES * group + own), WALKING +",
+        "mbarrier_init(ring.empty + (TILES * group + own), 1 +", "race-read-write", schedule=2
     ),
     "credit comes before the stage was read": Fault(
         HANDOVER, "mbarrier_init(ring.read + stage, 4)", "mbarrier_init(ring.read + stage, 1)", "race-read-write",
@@ -135,7 +135,7 @@ FAULTS = {
         ROWS, "cute.arch.cp_async_wait_group(0)", "cute.arch.cp_async_wait_group(1)", "race-write-write"
     ),
     "v is overwritten before CHAIN has read it": Fault(
-        VALUES, "cute.arch.mbarrier_wait(ring.read + stage, phase_of(c, RING) ^ 1)", "pass", "race-write-write",
+        VALUES, "cute.arch.mbarrier_wait(read + stage, phase_of(c, RING) ^ 1)", "pass", "race-write-write",
         schedule=2
     ),
     "LOAD does not say that v is there": Fault(VALUES, "arrive_when_copied(ring.full + stage)", "pass", "deadlock"),

@@ -141,7 +141,7 @@ def test_with_few_heads_or_more_results_two_kernels_run(fused):
 FUSED, HANDOVER, VALUES = "sm90/fwd/fused", "sm90/parts/handover", "sm90/parts/values"
 FAULTS = {
     "a stage is handed back before both CTAs have read it": Fault(
-        HANDOVER, "mbarrier_init(ring.empty + stage, 4 * WALKING)", "mbarrier_init(ring.empty + stage, 4)",
+        HANDOVER, "mbarrier_init(ring.empty + stage, 4 * WALKING +", "mbarrier_init(ring.empty + stage, 4 +",
         "race-write-read"
     ),
     "the neighbour's group does not hear that a stage is free": Fault(
@@ -155,14 +155,14 @@ FAULTS = {
         "GROUP = NamedBarrier(2, 32 * WARPS)", "race-write-read"
     ),
     "a CTA is gone before the neighbour is done": Fault(
-        FUSED, "begin, tokens, head)\n        cute.arch.cluster_arrive()\n        cute.arch.cluster_wait()",
-        "begin, tokens, head)", "peer-exited"
+        FUSED, "begin, tokens, head, kept)\n        cute.arch.cluster_arrive()\n        cute.arch.cluster_wait()",
+        "begin, tokens, head, kept)", "peer-exited"
     ),
     "rows of v are overwritten before they are read": Fault(
-        VALUES, "i + RING - 1, tokens", "i + RING, tokens", "race-read-write"
+        VALUES, f"i + RING - 1, tokens, walked){14 * ' '}# where all", "i + RING, tokens, walked)  #", "race-read-write"
     ),
     "rows of v are read before they are there": Fault(
-        VALUES, "cp_async_wait_group(RING - 2)", "cp_async_wait_group(RING)", "race-write-read"
+        VALUES, "cp_async_wait_group(behind)", "cp_async_wait_group(RING)", "race-write-read"
     ),
     "rows of o are stored before they are there": Fault(
         VALUES, f"CHAIN.sync(){55 * ' '}# o of the last", "pass  #", "race-write-read", schedule=2

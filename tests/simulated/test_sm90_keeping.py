@@ -2,6 +2,9 @@
 apart, in what is kept as in results and gradients."""
 
 import dataclasses
+import importlib
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -239,6 +242,21 @@ def test_it_spills_little_and_its_products_wait_for_no_other(ctas, gate, spills,
     kernel = launch.kernel(config)
     assert kernel.spills <= spills and config.shared <= 227 * 1024
     has_products_that_wait_for_no_other(kernel, tmp_path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("ctas", [2, 4])
+def test_the_form_that_racecheck_follows_keeps_the_same(ctas, tmp_path, monkeypatch, at_once):
+    for x, name in ((launch, "kernel"), (sys, "path")):                         # `follow` changes both
+        monkeypatch.setattr(x, name, getattr(x, name))
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    kept_nowhere(monkeypatch, recorded)
+    at_once(ctas)
+    case = drawn(T=390)
+    expected, _ = keeping(case)
+    importlib.import_module("sanitized").follow(tmp_path)
+    found, session = keeping(case)
+    assert not session.findings and all(torch.equal(*both) for both in zip(found, expected, strict=True))
 
 
 def test_arguments_are_those_of_a_call_that_keeps_nothing_and_three_more(at_once):

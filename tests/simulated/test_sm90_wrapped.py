@@ -138,8 +138,8 @@ FAULTS = {
         "self.producer.share.publish(x, s.share, cluster, clusters)\n", "race-read-write"
     ),
     "stages begin at 0 again": Fault(
-        FUSED, "self.make(x, ring, of, begin, tokens, head, made)", "self.make(x, ring, of, begin, tokens, head, 0)",
-        "deadlock"
+        FUSED, "self.make(x, ring, of, begin, tokens, head, piece.number, made)",
+        "self.make(x, ring, of, begin, tokens, head, piece.number, 0)", "deadlock"
     ),
     "a piece's chunks end where the walk ends": Fault(SHARE, "cutlass.min(left, within)", "left", "wrong answer"),
 }  # fmt: skip
