@@ -206,12 +206,12 @@ def _device_row(name: str) -> Check:
     return Check(f"{name}.device", name, asked, found, f"Move {name} there.")
 
 
-def _option_row(name: str, asked: str, *kinds: type) -> Check:
+def _option_row(name: str, asked: str, fix: str, *kinds: type) -> Check:
     def found(c: Call) -> str | None:
         x = getattr(c.options, name)
         return when(not isinstance(x, kinds), in_words(x))
 
-    return Check(f"{name}.type", name, asked, found, "See help(kda.chunk_kda).", InputTypeError)
+    return Check(f"{name}.type", name, asked, found, fix, InputTypeError)
 
 
 def _logits_only_row(name: str) -> Check:
@@ -279,10 +279,10 @@ RECORDING = (INTERMEDIATE_STATES, WRITTEN_STATE, RECORDED_POOL, RECORDED_OUT)
 
 CALLER: tuple[Check, ...] = (
     *(_type_row(name, needed=name in REQUIRED) for name in ARGUMENTS),
-    _option_row("scale", "a number or None", int, float),
-    _option_row("lower_bound", "a number or None", int, float, type(None)),
-    _option_row("chunk_size", "an int", int),
-    _option_row("backend", "a str or None", str, type(None)),
+    _option_row("scale", "a number or None", "Pass float(scale). None: K ** -0.5.", int, float),
+    _option_row("lower_bound", "a number or None", "Pass float(lower_bound). None: no bound.", int, float, type(None)),
+    _option_row("chunk_size", "an int", "Pass 32 or 64, or leave it out.", int),
+    _option_row("backend", "a str or None", "Pass the name of a backend, or leave it out.", str, type(None)),
     *RECORDING,
 )  # fmt: skip
 

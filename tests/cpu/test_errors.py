@@ -59,6 +59,9 @@ def test_an_unknown_keyword_suggests_the_nearest(function):
     del call.options["chunk_size"]
     with pytest.raises(TypeError, match="Did you mean 'initial_state'"):
         function(**call.arguments, initial_sate=None)
+    with pytest.raises(TypeError, match=r"Known: q, k, v, .*[a-z]\. ") as error:
+        function(**call.arguments, wombat=None)
+    assert {"cu_seqlens", "backend"} < set(error.value.fix.rstrip(".").split(", ")) and "unknown" not in error.value.fix
 
 
 def test_a_wrong_chunk_size_is_refused_in_words_that_fit_those_of_fla():
