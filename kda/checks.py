@@ -456,6 +456,14 @@ KIND: tuple[Check, ...] = (
     ),
     _dtype_row("cu_seqlens_cpu", "a tensor of int32 or int64"),
     Check(
+        "initial_state_indices.pool", "initial_state_indices", "used with ssm_state_indices",
+        _without_pool("initial_state_indices"), "ssm_state_indices says where the final states go; -1 drops one.",
+    ),
+    Check(
+        "checkpoint_offsets.pool", "checkpoint_offsets", "used with ssm_state_indices",
+        _without_pool("checkpoint_offsets"), "The states are stored in the pool that it points into.",
+    ),
+    Check(
         "initial_state.shape", "initial_state",
         _states_asked,
         _bad_state, "One state per sequence and value head, all in one layout.",
@@ -494,18 +502,10 @@ KIND: tuple[Check, ...] = (
     _shape_row("initial_state_indices", "N", "One slot per sequence, -1 to start from zero."),
     _dtype_row("initial_state_indices", "a tensor of int32 or int64"),
     Check(
-        "initial_state_indices.pool", "initial_state_indices", "used with ssm_state_indices",
-        _without_pool("initial_state_indices"), "ssm_state_indices says where the final states go; -1 drops one.",
-    ),
-    Check(
         "checkpoint_offsets.shape", "checkpoint_offsets", lambda c: f"[N={c.N}, E >= 1]", _bad_checkpoints,
         "One row per sequence; a slot of -1 in checkpoint_indices leaves an entry out.",
     ),
     _dtype_row("checkpoint_offsets", "a tensor of int32 or int64"),
-    Check(
-        "checkpoint_offsets.pool", "checkpoint_offsets", "used with ssm_state_indices",
-        _without_pool("checkpoint_offsets"), "The states are stored in the pool that it points into.",
-    ),
     Check(
         "checkpoint_indices.shape", "checkpoint_indices", "of the shape of checkpoint_offsets", _other_checkpoints,
         "Pass both: the slot of each state that is stored.",
