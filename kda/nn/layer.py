@@ -121,7 +121,7 @@ class KimiDeltaAttention(nn.Module):
         wrong = [name for name, size in sizes.items() if not isinstance(size, int) or size < 1]
         shared = bool(wrong) or self.num_v_heads % self.num_heads == 0
         for option, holds, asked, found in (
-            *((name, name not in wrong, "an int of 1 or more", size) for name, size in sizes.items()),
+            *((name, name not in wrong, "an int of 1 or more", repr(size)) for name, size in sizes.items()),
             ("num_v_heads", shared, f"a multiple of num_heads={self.num_heads}", self.num_v_heads),
             ("lower_bound", self.lower_bound is None or self.lower_bound < 0, "negative, or None", self.lower_bound),
             ("mode", self.mode in MODES, f"one of {', '.join(MODES)}", repr(self.mode)),

@@ -429,7 +429,7 @@ WRONG = {
     "heads": (lambda: make(num_v_heads=3), "a multiple of num_heads=2; found 3"),
     "no heads": (lambda: KimiDeltaAttention(D, 0, 8), "num_heads must be an int of 1 or more; found 0"),
     "half a head": (lambda: KimiDeltaAttention(D, 2.5, 8), "num_heads must be an int of 1 or more; found 2.5"),
-    "a word": (lambda: KimiDeltaAttention(D, "2", 8), "num_heads must be an int of 1 or more; found 2"),
+    "a word": (lambda: KimiDeltaAttention(D, "2", 8), "num_heads must be an int of 1 or more; found '2'"),
     "lower_bound": (lambda: make(lower_bound=5.0), "negative, or None; found 5.0"),
     "cp_context and cache": (lambda: make()(hidden(3, 1), cp_context=1, cache=Cache()), "None with a cp_context"),
 }  # fmt: skip
