@@ -730,7 +730,10 @@ def _refuse_unknown(op: str, name: str) -> None:
 def _nearest_keyword(op: str, name: str) -> str:
     if name == "head_first":                 # of FLA, until 2025
         return "Leave it out: tensors are (B, T, H, D); use x.transpose(1, 2) if heads come first."
-    known = list(inspect.signature(globals()[op]).parameters) if op == "fused_recurrent_kda" else _KEYWORDS
+    known = _KEYWORDS
+    if op == "fused_recurrent_kda":
+        signature = inspect.signature(globals()[op])
+        known = [name for name, p in signature.parameters.items() if p.kind is not p.VAR_KEYWORD]
     near = difflib.get_close_matches(name, known, n=1)
     return f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
 

@@ -206,12 +206,12 @@ def _device_row(name: str) -> Check:
     return Check(f"{name}.device", name, asked, found, f"Move {name} there.")
 
 
-def _option_row(name: str, asked: str, *kinds: type) -> Check:
+def _option_row(name: str, asked: str, fix: str, *kinds: type) -> Check:
     def found(c: Call) -> str | None:
         x = getattr(c.options, name)
         return when(not isinstance(x, kinds), in_words(x))
 
-    return Check(f"{name}.type", name, asked, found, "See help(kda.chunk_kda).", InputTypeError)
+    return Check(f"{name}.type", name, asked, found, fix, InputTypeError)
 
 
 def _logits_only_row(name: str) -> Check:
@@ -279,10 +279,10 @@ RECORDING = (INTERMEDIATE_STATES, WRITTEN_STATE, RECORDED_POOL, RECORDED_OUT)
 
 CALLER: tuple[Check, ...] = (
     *(_type_row(name, needed=name in REQUIRED) for name in ARGUMENTS),
-    _option_row("scale", "a number or None", int, float),
-    _option_row("lower_bound", "a number or None", int, float, type(None)),
-    _option_row("chunk_size", "an int", int),
-    _option_row("backend", "a str or None", str, type(None)),
+    _option_row("scale", "a number or None", "Pass float(scale). None: K ** -0.5.", int, float),
+    _option_row("lower_bound", "a number or None", "Pass float(lower_bound). None: no bound.", int, float, type(None)),
+    _option_row("chunk_size", "an int", "Pass 32 or 64, or leave it out.", int),
+    _option_row("backend", "a str or None", "Pass the name of a backend, or leave it out.", str, type(None)),
     *RECORDING,
 )  # fmt: skip
 
@@ -456,6 +456,14 @@ KIND: tuple[Check, ...] = (
     ),
     _dtype_row("cu_seqlens_cpu", "a tensor of int32 or int64"),
     Check(
+        "initial_state_indices.pool", "initial_state_indices", "used with ssm_state_indices",
+        _without_pool("initial_state_indices"), "ssm_state_indices says where the final states go; -1 drops one.",
+    ),
+    Check(
+        "checkpoint_offsets.pool", "checkpoint_offsets", "used with ssm_state_indices",
+        _without_pool("checkpoint_offsets"), "The states are stored in the pool that it points into.",
+    ),
+    Check(
         "initial_state.shape", "initial_state",
         _states_asked,
         _bad_state, "One state per sequence and value head, all in one layout.",
@@ -494,18 +502,10 @@ KIND: tuple[Check, ...] = (
     _shape_row("initial_state_indices", "N", "One slot per sequence, -1 to start from zero."),
     _dtype_row("initial_state_indices", "a tensor of int32 or int64"),
     Check(
-        "initial_state_indices.pool", "initial_state_indices", "used with ssm_state_indices",
-        _without_pool("initial_state_indices"), "ssm_state_indices says where the final states go; -1 drops one.",
-    ),
-    Check(
         "checkpoint_offsets.shape", "checkpoint_offsets", lambda c: f"[N={c.N}, E >= 1]", _bad_checkpoints,
         "One row per sequence; a slot of -1 in checkpoint_indices leaves an entry out.",
     ),
     _dtype_row("checkpoint_offsets", "a tensor of int32 or int64"),
-    Check(
-        "checkpoint_offsets.pool", "checkpoint_offsets", "used with ssm_state_indices",
-        _without_pool("checkpoint_offsets"), "The states are stored in the pool that it points into.",
-    ),
     Check(
         "checkpoint_indices.shape", "checkpoint_indices", "of the shape of checkpoint_offsets", _other_checkpoints,
         "Pass both: the slot of each state that is stored.",

@@ -95,7 +95,7 @@ def backend_of_backward(asked: str) -> str:
 def check_backend_name(name: object, source: str) -> None:
     known = ["auto", *backend_names()]
     if name not in known:
-        near = difflib.get_close_matches(str(name), known, n=1)
+        near = difflib.get_close_matches(str(name).lower(), known, n=1)
         fix = f"Did you mean {near[0]!r}?" if near else "`kda doctor` lists what each one can do."
         raise InputError("kda", source, "one of " + ", ".join(map(repr, known)), repr(name), fix, "backend.name")
 

@@ -235,9 +235,11 @@ def archs_line() -> str:
 
 
 def summary(screen: Screen, report: Report) -> str:
-    """The result, which is printed first."""
+    """The result, which is printed first; nothing if an unmet requirement is the only one."""
     failed, warned = report.count("fail", "crash"), report.count("warn")
     if not failed and not warned:
+        if report.unmet:
+            return ""
         return f"{screen.mark('ok')} {'Everything kda needs is here.' if report.rows else 'Nothing wrong.'}"
     counts = [f"{failed} failed"] * bool(failed) + [f"{warned} warning{'s' * (warned > 1)}"] * bool(warned)
     first = next(f.id for f in report.findings if f.status in (("fail", "crash") if failed else ("warn",)))
@@ -255,7 +257,8 @@ def shown(report: Report, verbose: bool) -> list[Finding]:
 def text_lines(screen: Screen, report: Report, verbose: bool, for_problem: bool) -> list[str]:
     lines = [screen.paint(header(report.facts), bold=True)]
     if not for_problem:
-        lines += [*(f"{screen.mark('fail')} {unmet}" for unmet in report.unmet), summary(screen, report)]
+        result = [*(f"{screen.mark('fail')} {unmet}" for unmet in report.unmet), summary(screen, report)]
+        lines += filter(None, result)
     elif report.choice:
         lines += [*str(report.choice).splitlines(), *report.unmet]
     if findings := shown(report, verbose):

@@ -421,8 +421,8 @@ def env_overrides(f: Facts) -> Finding | None:
 def _override(name: str, value: str) -> tuple[str, str, str]:
     """Status, what it does, fix."""
     if name not in VARIABLES:
-        near = nearest(name, [n for n in VARIABLES if n.startswith("KDA_")])
-        return "warn", f"{name}: no such variable{f', did you mean {near}?' if near else ''}", f"unset {name}"
+        near = nearest(name[4:], [n[4:] for n in VARIABLES if n.startswith("KDA_")])       # all begin alike
+        return "warn", f"{name}: no such variable{f', did you mean KDA_{near}?' if near else ''}", f"unset {name}"
     backends = ["auto", *backend_names()]
     if name == "KDA_BACKEND" and value not in backends:
         near = nearest(value, backends)

@@ -74,7 +74,7 @@ def accepts_files(folder: str) -> bool:
 
 
 class OutputFile(click.Path):
-    """A file that is written in the end: whether it can be is asked before the work."""
+    """A file that is written in the end: whether it can be, and by no other option, is asked before the work."""
 
     def __init__(self, *endings: str, path_type: type | None = None):
         super().__init__(dir_okay=False, writable=True, path_type=path_type)
@@ -90,6 +90,10 @@ class OutputFile(click.Path):
             self.fail(f"{file!r} cannot be written. Name another file.", param, ctx)
         if self.endings and not file.lower().endswith(self.endings):
             self.fail(f"{file!r} must end in {', '.join(self.endings[:-1])} or {self.endings[-1]}", param, ctx)
+        if ctx and param and (os.path.isfile(file) or not os.path.exists(file)):
+            other = ctx.meta.setdefault("kda.output_files", {}).setdefault(os.path.realpath(file), param)
+            if other is not param:
+                self.fail(f"{file!r} is the file of {other.opts[-1]}, too. Name another file.", param, ctx)
         return path
 
 

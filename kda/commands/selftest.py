@@ -181,7 +181,8 @@ def levels_of(c: Capability, target: Target | None, wanted: Evidence | None) -> 
     if wanted is None:
         return tuple(possible)
     if wanted not in provable:
-        raise CannotJudge(f"{c.backend} cannot be {wanted.word}: it has no {'kernels' if c.stages else 'stages'}")
+        why = "kernels; --arch, such as h100, names a GPU that is simulated" if c.stages else "stages"
+        raise CannotJudge(f"{c.backend} cannot be {wanted.word}: it has no {why}")
     if wanted not in possible:
         where = target.spelling if target else ", ".join(c.archs)
         raise CannotJudge(f"{c.backend} cannot be executed here: this host has no {where}. Leave out --level to go as "

@@ -86,8 +86,10 @@ class Cache:
         return state.recurrent, tails
 
 
-def state_of(cache: Cache | None, layer_idx: int | None, N: int) -> LayerState | None:
-    """The layer's state of N sequences, if there is one."""
+def state_of(
+    cache: Cache | None, layer_idx: int | None, N: int, recurrent: tuple[int, ...], conv: tuple[tuple[int, int], ...]
+) -> LayerState | None:
+    """The layer's state of N sequences, if there is one; of each: recurrent (HV, V, K), conv three times (W - 1, C)."""
     if cache is None:
         return None
     if layer_idx is None:
@@ -100,5 +102,11 @@ def state_of(cache: Cache | None, layer_idx: int | None, N: int) -> LayerState |
         raise InputError(
             "KimiDeltaAttention", "cache", f"a cache of {N} sequences, as in the call", f"one of {state.N}",
             "Use a new Cache() for another batch, or cache.select(numbers).", "nn.cache.sequences",
+        )  # fmt: skip
+    if state is not None and (state.recurrent.shape[1:] != recurrent or tuple(x.shape[1:] for x in state.conv) != conv):
+        raise InputError(
+            "KimiDeltaAttention", "cache", f"a cache with states {[*recurrent]} and {[*map(list, conv)]} of this layer",
+            f"{[*state.recurrent.shape[1:]]} and {[[*x.shape[1:]] for x in state.conv]} of layer_idx={layer_idx}",
+            "Create each layer with a layer_idx of its own, and each model's cache anew.", "nn.cache.layer",
         )  # fmt: skip
     return state

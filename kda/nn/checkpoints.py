@@ -184,6 +184,10 @@ def _fits(name: str, x: Tensor, own: Mapping[str, torch.Size]) -> None:
 
 def read(tensors: Mapping[str, Tensor], prefix: str, options: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict]:
     """Weights with kda's names, and the options of a layer for them."""
+    if not isinstance(tensors, Mapping):
+        raise _error("a dict of tensors by name", type(tensors).__name__,
+                     "Load a file first, as with safetensors.torch.load_file; examples/convert.py reads a folder.",
+                     "type")  # fmt: skip
     given = {name[len(prefix) :]: x for name, x in tensors.items() if name.startswith(prefix)}
     found, unknown = ours(given)
     if "A_log" not in found:

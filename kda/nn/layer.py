@@ -118,9 +118,10 @@ class KimiDeltaAttention(nn.Module):
     def _check_options(self) -> None:
         sizes = {name: getattr(self, name) for name in ("hidden_size", "num_heads", "head_dim", "num_v_heads",
                                                         "head_v_dim")}  # fmt: skip
-        shared = self.num_heads < 1 or self.num_v_heads % self.num_heads == 0
+        wrong = [name for name, size in sizes.items() if not isinstance(size, int) or size < 1]
+        shared = bool(wrong) or self.num_v_heads % self.num_heads == 0
         for option, holds, asked, found in (
-            *((name, size >= 1, "1 or more", size) for name, size in sizes.items()),
+            *((name, name not in wrong, "an int of 1 or more", repr(size)) for name, size in sizes.items()),
             ("num_v_heads", shared, f"a multiple of num_heads={self.num_heads}", self.num_v_heads),
             ("lower_bound", self.lower_bound is None or self.lower_bound < 0, "negative, or None", self.lower_bound),
             ("mode", self.mode in MODES, f"one of {', '.join(MODES)}", repr(self.mode)),
@@ -196,7 +197,7 @@ class KimiDeltaAttention(nn.Module):
         self._check_call(x, attention_mask, cache, cu_seqlens, cp_context)
         B, T = x.shape[:2]
         if cache is not None and cu_seqlens is None:
-            call = step.LayerCall(self, x, state_of(cache, self.layer_idx, B), attention_mask, cp_context=cp_context)
+            call = step.LayerCall(self, x, self._state(cache, B), attention_mask, cp_context=cp_context)
             if step.refusal(call) is None:
                 return step.run(call, cache)
         padded = None
@@ -209,7 +210,7 @@ class KimiDeltaAttention(nn.Module):
             sequences = Sequences.of_offsets(cu_seqlens, T, x.device, cu_seqlens_cpu)
         else:
             sequences = Sequences.of_rows(B)
-        before = state_of(cache, self.layer_idx, sequences.N)
+        before = self._state(cache, sequences.N)
         made = [proj(x) for proj in (self.q_proj, self.k_proj, self.v_proj)]
         convolutions = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
         states = (None,) * 3 if before is None else before.conv
@@ -238,9 +239,16 @@ class KimiDeltaAttention(nn.Module):
         """Whether such a call is one `kda.decode_step`, and which rule of `kda.nn.step` refuses it if not."""
         self._check_call(x, attention_mask, cache, cu_seqlens, cp_context)
         N = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
-        state = state_of(cache, self.layer_idx, N)
+        state = self._state(cache, N)
         why = step.refusal(step.LayerCall(self, x, state, attention_mask, cu_seqlens, cp_context))
         return "kda.decode_step accepts it" if why is None else f"kda.decode_step does not accept it: {why}"
+
+    def _state(self, cache: Cache | None, N: int) -> LayerState | None:
+        """This layer's state of N sequences, if the cache has one."""
+        keys, values = self.num_heads * self.head_dim, self.num_v_heads * self.head_v_dim
+        recurrent = (self.num_v_heads, self.head_v_dim, self.head_dim)
+        conv = tuple((self.conv_size - 1, channels) for channels in (keys, keys, values))
+        return state_of(cache, self.layer_idx, N, recurrent, conv)
 
     def _attend(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, before: LayerState | None, sequences: Sequences, T: int,
@@ -275,17 +283,21 @@ class KimiDeltaAttention(nn.Module):
         return self.mode == "recurrent" or (self.mode == "auto" and short)
 
     def _check_call(self, x: Any, mask: Any, cache: Any, cu_seqlens: Any, cp_context: Any) -> None:
-        shape = list(getattr(x, "shape", ()))
+        shape = list(x.shape) if isinstance(x, Tensor) else []
         apart = [name for name, given in (("attention_mask", mask), ("cu_seqlens", cu_seqlens),
                                           ("cp_context", cp_context)) if given is not None]  # fmt: skip
         rows = len(shape) == 3 and shape[2] == self.hidden_size
         batch, T = shape[:2] if rows else (0, 0)
-        masked = mask is None or (mask.dim() == 2 and mask.shape[0] == batch and mask.shape[1] >= T)
+        of_mask = list(mask.shape) if isinstance(mask, Tensor) else []
+        masked = mask is None or (len(of_mask) == 2 and of_mask[0] == batch and of_mask[1] >= T)
+        offsets = cu_seqlens is None or isinstance(cu_seqlens, Tensor)
         for option, holds, asked, found, fix in (
-            ("x", rows, f"[B, T, {self.hidden_size}]", str(shape),
+            ("x", rows, f"[B, T, {self.hidden_size}]", _shape_or_type(x),
              "Pass hidden states, batch first."),
-            ("attention_mask", masked, "[B, S] with S >= T, of 0 and 1", f"{list(getattr(mask, 'shape', ()))}",
+            ("attention_mask", masked, "[B, S] with S >= T, of 0 and 1", _shape_or_type(mask),
              "KDA is causal by itself: pass a padding mask."),
+            ("cu_seqlens", offsets, "a tensor of N + 1 offsets", type(cu_seqlens).__name__,
+             "Pass a tensor of int32 or int64."),
             ("cu_seqlens", cu_seqlens is None or batch == 1, "with B = 1", f"B = {batch}",
              "Concatenate the sequences in one row."),
             (" and ".join(apart), len(apart) < 2, "given alone", "together",
@@ -301,3 +313,7 @@ class KimiDeltaAttention(nn.Module):
     def extra_repr(self) -> str:
         names = ("num_heads", "head_dim", "num_v_heads", "head_v_dim", "lower_bound")
         return ", ".join([str(self.hidden_size), *(f"{name}={getattr(self, name)}" for name in names)])
+
+
+def _shape_or_type(x: Any) -> str:
+    return str(list(x.shape)) if isinstance(x, Tensor) else type(x).__name__

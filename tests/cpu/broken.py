@@ -23,6 +23,8 @@ named, and the backends that would accept the call.
 Values in tensors are read only on the CPU: a call never waits for the GPU. Pass `cu_seqlens_cpu` to have offsets
 checked that are on a GPU. A precomputed `g` is assumed to be <= 0 and is not checked.
 
+Ids of errors of the layers in `kda.nn` begin with `nn.`; they have no row here.
+
 `python tests/cpu/broken.py` writes this page; a test breaks every row and compares.
 
 | id | argument | message |

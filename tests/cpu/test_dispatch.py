@@ -163,6 +163,8 @@ def test_a_wrong_name_is_refused_wherever_it_comes_from(monkeypatch):
     ):
         with pytest.raises(kda.InputError, match="Did you mean 'reference'"):
             use()
+    with pytest.raises(kda.InputError, match="Did you mean 'auto'"), kda.use_backend("AUTO"):
+        pass
     monkeypatch.setenv("KDA_BACKEND", "refrence")
     with pytest.raises(kda.InputError, match=r"KDA_BACKEND must be one of .*Did you mean 'reference'"):
         kda.chunk_kda(**call.arguments)

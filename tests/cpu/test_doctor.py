@@ -207,6 +207,10 @@ def test_a_check_names_what_is_wrong(id, changes, status, words):
     assert words in "\n".join([finding.says, *finding.fix])
 
 
+def test_a_variable_that_is_near_no_other_gets_no_suggestion():
+    assert CHECKS["env.overrides"](made_up(env={"KDA_SIMULATED": "1"})).says == "KDA_SIMULATED: no such variable"
+
+
 def test_every_check_has_an_unhealthy_machine_among_the_cases():
     assert {id for id, *_ in CASES} == set(CHECKS)
 
@@ -386,6 +390,7 @@ def test_require_needs_a_usable_backend(machine):
     assert kda_doctor("--require", "plain").exit_code == 0
     result = kda_doctor("--require", "swift")
     assert result.exit_code == 1 and "swift is required and not usable: swift.arch" in result.stdout
+    assert "Everything kda needs" not in result.stdout
     result = kda_doctor("--require", "swfit")
     assert result.exit_code == 2 and "Did you mean 'swift'?" in result.stderr
 

@@ -59,6 +59,21 @@ def test_an_unknown_keyword_suggests_the_nearest(function):
     del call.options["chunk_size"]
     with pytest.raises(TypeError, match="Did you mean 'initial_state'"):
         function(**call.arguments, initial_sate=None)
+    with pytest.raises(TypeError, match=r"Known: q, k, v, .*[a-z]\. ") as error:
+        function(**call.arguments, wombat=None)
+    assert {"cu_seqlens", "backend"} < set(error.value.fix.rstrip(".").split(", ")) and "unknown" not in error.value.fix
+
+
+@pytest.mark.parametrize("places", ["initial_state_indices", "checkpoint_offsets"])
+def test_a_pool_without_its_slots_is_not_called_a_state_of_a_wrong_shape(places):
+    call, index = make(B=1, T=64), torch.zeros(1, 1, dtype=torch.long)
+    given = {"initial_state_indices": index[0]} if places == "initial_state_indices" else {
+        "checkpoint_offsets": index, "checkpoint_indices": index}  # fmt: skip
+    v, k = call.arguments["v"], call.arguments["k"]
+    pool = torch.zeros(5, v.shape[2], k.shape[-1], v.shape[-1])
+    with torch.no_grad():
+        error = message(lambda: kda.chunk_kda(**call.arguments | {"initial_state": pool}, **given))
+    assert error.check == f"{places}.pool"
 
 
 def test_a_wrong_chunk_size_is_refused_in_words_that_fit_those_of_fla():

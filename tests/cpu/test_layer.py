@@ -377,6 +377,7 @@ def broken(name):
     return {
         "no such prefix": (lambda: read(tensors, above, **options), f"Prefixes with an A_log: '{prefix}'"),
         "no options": (lambda: read(tensors, prefix), "lower_bound and norm_eps, which no tensor contains"),
+        "a file's name": (lambda: read("model.safetensors", prefix), "a dict of tensors by name; found str. Load"),
         "an unknown config": (lambda: read(tensors, prefix, config={"model_type": "kimi_k3"}), "found 'kimi_k3'"),
         "other names": (lambda: read(plain | {"wq.weight": D}, **options), "names that no layout has: wq.weight"),
         "half a layer": (lambda: read(without, **options), "found none named k_proj.weight"),
@@ -400,9 +401,10 @@ def broken(name):
 
 
 @pytest.mark.parametrize("name", [
-    "no such prefix", "no options", "an unknown config", "other names", "half a layer", "mixed sizes", "a weight twice",
-    "a convolution of another size", "a bias", "a bias for a layer without", "one projection", "two projections",
-    "other heads", "an unknown layout", "a layout of another rank", "a layout without biases of convolutions",
+    "no such prefix", "no options", "a file's name", "an unknown config", "other names", "half a layer", "mixed sizes",
+    "a weight twice", "a convolution of another size", "a bias", "a bias for a layer without", "one projection",
+    "two projections", "other heads", "an unknown layout", "a layout of another rank",
+    "a layout without biases of convolutions",
 ])  # fmt: skip
 def test_a_checkpoint_of_another_layout_says_what_was_asked_found_and_what_to_do(name):
     act, says = broken(name)
@@ -416,13 +418,18 @@ WRONG = {
     "x": (lambda: make()(hidden(3)[0]), "x must be .B, T, 24.; found .3, 24."),
     "attention_mask": (lambda: make()(hidden(3), torch.ones(2, 2)), "S >= T"),
     "cu_seqlens": (lambda: make()(hidden(3), cu_seqlens=torch.tensor([0, 3])), "with B = 1; found B = 2"),
+    "x is a list": (lambda: make()([[0.0] * D]), "found list. Pass hidden states"),
+    "a mask is a list": (lambda: make()(hidden(3), [[1, 1, 1]] * 2), "found list. KDA is causal"),
+    "offsets are a list": (lambda: make()(hidden(3, 1), cu_seqlens=[0, 3]), "found list. Pass a tensor of int32"),
     "both": (lambda: make()(hidden(3, 1), torch.ones(1, 3), cu_seqlens=torch.tensor([0, 3])), "pass one"),
     "cache": (lambda: make()(hidden(3), cache={}), "a kda.nn.Cache; found dict"),
     "layer_idx": (lambda: KimiDeltaAttention(D, 2, 8)(hidden(3).float(), cache=Cache()), "layer_idx="),
     "mode": (lambda: make(mode="fast"), "one of auto, chunk, recurrent; found 'fast'"),
     "recorded": (lambda: make(mode="recurrent")(hidden(3)), "records gradients"),
     "heads": (lambda: make(num_v_heads=3), "a multiple of num_heads=2; found 3"),
-    "no heads": (lambda: KimiDeltaAttention(D, 0, 8), "num_heads must be 1 or more; found 0"),
+    "no heads": (lambda: KimiDeltaAttention(D, 0, 8), "num_heads must be an int of 1 or more; found 0"),
+    "half a head": (lambda: KimiDeltaAttention(D, 2.5, 8), "num_heads must be an int of 1 or more; found 2.5"),
+    "a word": (lambda: KimiDeltaAttention(D, "2", 8), "num_heads must be an int of 1 or more; found '2'"),
     "lower_bound": (lambda: make(lower_bound=5.0), "negative, or None; found 5.0"),
     "cp_context and cache": (lambda: make()(hidden(3, 1), cp_context=1, cache=Cache()), "None with a cp_context"),
 }  # fmt: skip
@@ -441,6 +448,15 @@ def test_a_cache_of_another_batch_is_refused():
     layer(hidden(3), cache=cache)
     with pytest.raises(kda.InputError, match="of 1 sequences, as in the call; found one of 2"):
         layer(hidden(3, B=1), cache=cache)
+
+
+@pytest.mark.parametrize("other", [{"num_v_heads": 4}, {"conv_size": 3}], ids=str)
+def test_a_cache_with_the_state_of_a_layer_of_other_sizes_is_refused(other):
+    cache = Cache()
+    make()(hidden(3), cache=cache)
+    with pytest.raises(kda.InputError, match=r"of this layer; found .* of layer_idx=0\. Create each") as caught:
+        make(**other)(hidden(1), cache=cache)
+    assert caught.value.check == "nn.cache.layer"
 
 
 # parts
