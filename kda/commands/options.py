@@ -91,7 +91,7 @@ class OutputFile(click.Path):
         if self.endings and not file.lower().endswith(self.endings):
             self.fail(f"{file!r} must end in {', '.join(self.endings[:-1])} or {self.endings[-1]}", param, ctx)
         if ctx and param and (os.path.isfile(file) or not os.path.exists(file)):
-            other = ctx.meta.setdefault("kda.output_files", {}).setdefault(os.path.realpath(file), param)
+            other = ctx.meta.setdefault("files of outputs", {}).setdefault(os.path.realpath(file), param)
             if other is not param:
                 self.fail(f"{file!r} is the file of {other.opts[-1]}, too. Name another file.", param, ctx)
         return path
