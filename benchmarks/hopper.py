@@ -21,7 +21,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 import kda
-from kda.backends.common import recorded
 from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.configs import ChainConfig
 from kda.backends.sm90.plan import KERNELS
@@ -168,11 +167,9 @@ def keeping(case) -> dict[str, Any]:
         "forward": lambda: launch.forward(p, x, Save.OWN),
         "backward": lambda: launch.backward(backward, x, case.do, case.dht),
     }
-    torch.utils.deterministic.fill_uninitialized_memory = True
     for name, fused in (("apart", False), ("at once", asked)):
         plan.FUSED = fused
-        for cached in (plan.plan, plan.recorded_plan, launch.steps, recorded.steps):
-            cached.cache_clear()
+        launch.forget_plans()
         torch.use_deterministic_algorithms(True)                               # memory of nothing is the same, too
         out, grads = calls["forward"](), calls["backward"]()
         results[name] = [y for y in (out.o, out.final_state, out.saved.memory, *grads) if y is not None]

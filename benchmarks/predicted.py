@@ -24,7 +24,6 @@ import torch
 
 import kda.backends.sm90.launch as sm90_launch
 import kda.backends.sm90.plan as sm90_plan
-from kda.backends.common import recorded
 from kda.measure.predicted import ERRORS, Launched, Prediction, forget, predict
 from kda.measure.shapes import SHAPES, Shape
 
@@ -103,16 +102,13 @@ CALLS = (
 @functools.cache
 def prediction(backend: str, shape: Shape, step: bool, two: bool) -> Prediction:
     planned, sm90_plan.FUSED = sm90_plan.FUSED, False if two or step else sm90_plan.FUSED    # steps as they were timed
-    plans = (sm90_plan.plan, sm90_plan.recorded_plan, sm90_launch.steps, recorded.steps)
-    for cached in plans:
-        cached.cache_clear()
+    sm90_launch.forget_plans()
     forget()                                 # so that a row is the same alone and behind others
     try:
         return predict(ARCH, CHIP, backend, shape, step, "softplus" if backend == "sm89" else "bounded")
     finally:
         sm90_plan.FUSED = planned
-        for cached in plans:
-            cached.cache_clear()
+        sm90_launch.forget_plans()
 
 
 def launched(call: Call, name: str, recorded_step: bool) -> Launched:

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 import kda
-from kda.backends.common import recorded, recorded_plan
+from kda.backends.common import recorded_plan
 from kda.backends.sm90 import launch, plan
 from kda.verify.cases import Case, make_inputs
 
@@ -226,17 +226,12 @@ def told(sms: int | None, segment: int | None, ctas: int | None) -> Iterator[Non
     plan.FUSED, plan.CTAS = ctas is not None, ctas
     recorded_plan.SHORTEST = segment or recorded_plan.SHORTEST
     launch.RECORDED = launch.RECORDED._replace(plan=lambda p, here: plan.recorded_plan(p, sms or here))
-    forget()
+    launch.forget_plans()
     try:
         yield
     finally:
         recorded_plan.SHORTEST, launch.RECORDED, plan.FUSED, plan.CTAS = before
-        forget()
-
-
-def forget() -> None:
-    for kept in (plan.plan, plan.recorded_plan, launch.steps, recorded.steps):
-        kept.cache_clear()
+        launch.forget_plans()
 
 
 def step(case: Case, backend: str, **options: bool) -> None:
@@ -264,7 +259,7 @@ def calls(backend: str, forwards: bool) -> None:
             case = make_inputs((650, 0, 165), padding=5, H=1, HV=3, K=128, V=128, gate=gate, device="cuda")
             for plan.CTAS, plan.CLUSTERS in ((2, None), (4, None), (4, 2)):
                 plan.FUSED = True
-                forget()
+                launch.forget_plans()
                 kda.chunk_kda_fwd(**case.keywords, backend=backend)
                 torch.cuda.synchronize()
                 print(f"one kernel, {gate} gate: CTAs {plan.CTAS}, clusters {plan.CLUSTERS}", flush=True)

@@ -15,6 +15,21 @@ def same_draws():
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def plan_says(monkeypatch):
+    """Sets constants of the Hopper backend's plan, until the test ends."""
+    from kda.backends.sm90 import launch, plan
+
+    def say(**constants):
+        for name, value in constants.items():
+            monkeypatch.setattr(plan, name, value)
+        launch.forget_plans()
+
+    yield say
+    monkeypatch.undo()
+    launch.forget_plans()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """`spread(every=n, first=m)` leaves the cases m, m + n, ... of a test to every run; the others are `exhaustive`."""

@@ -150,8 +150,10 @@ def _print(screen: Screen, found: Simulated, asked: bool, judged: Mutants | None
     for run in found.session.runs:
         kernels[run.kernel].append(run)
     if kernels:
-        launches, different = _count(len(found.session.runs), "launch", "es"), _count(len(kernels), "kernel")
-        each = _count(found.schedules, "schedule")
+        from kda.simulator.scripts.pages import many
+
+        launches, different = many(len(found.session.runs), "launch", "es"), many(len(kernels), "kernel")
+        each = many(found.schedules, "schedule")
         screen.line(f"{launches} of {different} on {found.arch}, simulated under {each}")
         rows = [_row(screen, name, runs, found) for name, runs in kernels.items()]
         header, align = (HEAD, "llrrrrrr") if any(run.clock for run in found.session.runs) else (HEAD[:-1], "llrrrrr")
@@ -175,10 +177,6 @@ def _print(screen: Screen, found: Simulated, asked: bool, judged: Mutants | None
         screen.line()
     for path in files.values():
         screen.line(f"{path}: written")
-
-
-def _count(n: int, what: str, plural: str = "s") -> str:
-    return f"{n} {what}{plural if n != 1 else ''}"
 
 
 def _row(screen: Screen, name: str, runs: list[Any], found: Simulated) -> list[str]:

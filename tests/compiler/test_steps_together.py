@@ -10,8 +10,9 @@ import torch
 from kda import autograd, dispatch
 from kda.backends.common import recorded
 from kda.backends.common.cute.configs import TablesConfig
+from kda.backends.common.recorded_plan import BACKWARD_OF
 from kda.backends.sm90.plan import recipe
-from kda.bundles import Outputs
+from kda.bundles import Outputs, Save
 from kda.compile import fetching
 from kda.host import standing_in
 from kda.problem import Inputs, Options, Problem
@@ -26,7 +27,7 @@ STEPS = {
 }  # fmt: skip
 
 
-def launched(arch, p, keeps, offsets, monkeypatch):
+def launched(arch, p, save, offsets, monkeypatch):
     """Configurations that a forward and its backward launch."""
     launch, at, found = importlib.import_module(f"kda.backends.{arch}.launch"), host_of(arch), set()
 
@@ -37,25 +38,25 @@ def launched(arch, p, keeps, offsets, monkeypatch):
     monkeypatch.setattr(recorded, "launch_of", seen)
     monkeypatch.setattr(launch, "launch_of", seen)
     of_recorded, steps = recorded.steps.__wrapped__, launch.steps.__wrapped__
-    if keeps:
+    if save is not Save.NOTHING:
         of_recorded(launch.RECORDED, p, at.cc, at.sms, offsets, "forward")
     else:
         steps(p, at.sms, False, offsets) if arch == "sm90" else steps(p, at.cc, at.sms, offsets)
     for dht in {False, p.final_state}:
         backward = dataclasses.replace(p, direction="backward", final_state=dht)
-        what = "backward of what was kept" if keeps else "backward"
+        what = BACKWARD_OF.get(save, "backward")
         of_recorded(launch.RECORDED, backward, at.cc, at.sms, offsets, what)
     return found
 
 
-@pytest.mark.parametrize("keeps", [False, True], ids=["nothing kept", "kept"])
+@pytest.mark.parametrize("save", [Save.NOTHING, Save.STATES, Save.OWN], ids=lambda save: f"{save.value} kept")
 @pytest.mark.parametrize("words", STEPS.values(), ids=STEPS)
 @pytest.mark.parametrize("arch", ARCHS)
-def test_what_a_step_launches_is_what_is_built_ahead_of_it(arch, words, keeps, monkeypatch):
+def test_what_a_step_launches_is_what_is_built_ahead_of_it(arch, words, save, monkeypatch):
     p = Problem.parse(words)
     offsets = "int32" if p.packed else None
-    plan, needed = importlib.import_module(f"kda.backends.{arch}.plan"), launched(arch, p, keeps, offsets, monkeypatch)
-    built = {recipe.config for recipe in plan.recipes_of_step(p, host_of(arch), offsets, keeps)}
+    plan, needed = importlib.import_module(f"kda.backends.{arch}.plan"), launched(arch, p, save, offsets, monkeypatch)
+    built = {recipe.config for recipe in plan.recipes_of_step(p, host_of(arch), offsets, save)}
     assert not needed - built and (built == needed or not p.T), built ^ needed
 
 

@@ -9,8 +9,6 @@ import torch
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 import kda
-from kda.backends.common import recorded
-from kda.backends.sm90 import launch, plan
 from kda.host import detect
 from kda.verify.cases import REGIMES, make_inputs
 from kda.verify.doors import Door
@@ -59,22 +57,6 @@ def fresh_memory_is_poisoned():
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
-
-
-@pytest.fixture
-def plan_says(monkeypatch):
-    def forget():
-        for cached in (plan.plan, plan.recorded_plan, launch.steps, recorded.steps):
-            cached.cache_clear()
-
-    def say(**constants):
-        for name, value in constants.items():
-            monkeypatch.setattr(plan, name, value)
-        forget()
-
-    yield say
-    monkeypatch.undo()
-    forget()
 
 
 @pytest.mark.parametrize("regime", REGIMES)

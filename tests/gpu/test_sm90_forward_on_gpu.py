@@ -77,8 +77,7 @@ def test_one_kernel_has_the_bits_of_two(shape, monkeypatch):
 
     def found(fused):
         monkeypatch.setattr(plan, "FUSED", fused)
-        for kept in (plan.plan, launch.steps):
-            kept.cache_clear()
+        launch.forget_plans()
         assert bool(plan.plan(case.problem(), detect(DEVICE).sms).fused) == fused
         out = kda.chunk_kda_fwd(**case.keywords, backend="sm90")
         return out.o, out.final_state

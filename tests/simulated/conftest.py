@@ -31,21 +31,6 @@ def one_thread():
 
 
 @pytest.fixture
-def plan_says(monkeypatch):
-    """Sets constants of the Hopper backend's plan, until the test ends."""
-    from cute_calls import forget_plans, plan
-
-    def say(**constants):
-        for name, value in constants.items():
-            monkeypatch.setattr(plan, name, value)
-        forget_plans()
-
-    yield say
-    monkeypatch.undo()
-    forget_plans()
-
-
-@pytest.fixture
 def kernels_apart(plan_says):
     """The Hopper forward's kernels one by one, though so short a call would take the one that does all."""
     plan_says(FUSED=False)

@@ -271,9 +271,3 @@ def has_products_that_wait_for_no_other(kernel, folder):
 def kept_nowhere(monkeypatch, of=launch):
     """Kernels are made ready for each call."""
     monkeypatch.setattr(of, "steps", getattr(of.steps, "__wrapped__", of.steps))
-
-
-def forget_plans():
-    """What a constant of `plan` says counts from now on; a test may have put a plain function instead of one."""
-    for kept in (plan.plan, plan.recorded_plan, launch.steps, recorded.steps):
-        getattr(kept, "cache_clear", lambda: None)()

@@ -2,11 +2,11 @@
 
 import dataclasses
 
-import cute_calls
 import pytest
 import torch
 
 from kda.backends.common import recorded_plan
+from kda.backends.sm90.launch import forget_plans
 from kda.dispatch import backend_of_backward, capability
 from kda.parallel import operators
 from kda.problem import Inputs
@@ -64,7 +64,7 @@ def test_maps_are_those_of_the_definition_and_nothing_is_wrong_on_the_way(name, 
         request.getfixturevalue("kernels_built_here")
     if "cut" in name:
         monkeypatch.setattr(recorded_plan, "SHORTEST", 2)
-        cute_calls.forget_plans()
+        forget_plans()
     forward, limit = x._replace(initial_state=h0), 4 * torch.finfo(x.q.dtype).eps
     has_backward = backend != "sm90" or p.K == p.V == 128
     with capture(arch=arch) as session:
@@ -72,7 +72,7 @@ def test_maps_are_those_of_the_definition_and_nothing_is_wrong_on_the_way(name, 
         if has_backward:
             found += [maps.segment_map_bwd(p, x, do, dht, backend_of_backward(backend), True)]
     if "cut" in name:
-        cute_calls.forget_plans()
+        forget_plans()
     assert not session.findings, session.findings[:3]
     there = exact(maps.segment_map, p, forward, *REST), exact(maps.segment_map_bwd, p, x, do, dht, *REST)
     for one, wanted in zip(found, there):

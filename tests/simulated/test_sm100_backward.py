@@ -14,7 +14,6 @@ from cute_calls import (
     assert_right,
     changed,
     drawn,
-    forget_plans,
     judged_gradients,
     kept_and_made_again,
     plant,
@@ -25,6 +24,7 @@ pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 import kda
 from kda.backends.common import recorded_plan
+from kda.backends.sm90.launch import forget_plans
 from kda.backends.sm100 import launch, plan
 from kda.compile.target import parse
 from kda.dispatch import weigh

@@ -12,7 +12,6 @@ from cute_calls import (
     assert_right,
     changed,
     drawn,
-    forget_plans,
     has_products_that_wait_for_no_other,
     judged_gradients,
     kept_and_made_again,
@@ -27,6 +26,7 @@ from kda.backends.common import recorded_plan
 from kda.backends.common.cute.recorded import LOAD_WARPS
 from kda.backends.sm90 import launch, plan
 from kda.backends.sm90.bwd.grads import REGISTERS
+from kda.backends.sm90.launch import forget_plans
 from kda.compile.errors import BuildError
 from kda.compile.target import parse
 from kda.dispatch import keeps_own, weigh

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from cute_calls import called, check, forget_plans
+from cute_calls import called, check
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 from kda.backends.common import recorded_plan
 from kda.backends.sm90 import plan
+from kda.backends.sm90.launch import forget_plans
 from kda.problem import Problem
 from kda.verify.cases import make_inputs
 

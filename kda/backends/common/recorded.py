@@ -27,7 +27,7 @@ from .cute.configs import RUN, ChunkTable, SegmentTable, TablesConfig
 from .cute.recorded import TOKENS
 from .cute.tile import BF16, C, swizzle_128B
 from .launcher import chunks_of, inputs_of, launch_of, offsets_dtype, outputs, rows_of, segment_summary
-from .recorded_plan import RecordedPlan, states_table
+from .recorded_plan import BACKWARD_OF, RecordedPlan, states_table
 from .tensors import aligned, laid_out, offsets_on
 
 Tensor = torch.Tensor
@@ -110,9 +110,7 @@ def steps(
         return config and step(config, (config.strips, p.HV, walks), **walk)
 
     def maker(config):
-        ctas, sharing = pl.clusters
-        grid = (ctas, sharing, 1) if sharing else (ctas, p.HV, p.N)
-        return config and step(config, grid, chunks=pl.chunks, N=p.N, **gate)
+        return config and step(config, pl.clusters.grid(p), chunks=pl.chunks, N=p.N, **gate)
 
     def composer(config):
         return config and step(config, (config.strips, p.HV, p.N), **compose)
@@ -142,6 +140,13 @@ def kept_bytes(of: Backend, p: Problem, save: Save) -> int:
     return sum(of.plan(p, detect(p.device).sms).kept[NOT_KEPT[save]:])
 
 
+def saved_in(of: Backend, p: Problem, own: Own | None) -> Save:
+    """What a forward has kept: as much memory as that takes."""
+    if own is None:
+        return Save.NOTHING
+    return Save.OWN if own.memory.numel() == kept_bytes(of, p, Save.OWN) else Save.STATES
+
+
 def steps_here(of: Backend, p: Problem, x: Inputs, what: str = "") -> Steps:
     host = detect(p.device)
     return steps(of, p, host.cc, host.sms, offsets_dtype(x), what or p.direction)
@@ -156,30 +161,27 @@ def forward(of: Backend, p: Problem, x: Inputs, save: Save) -> Outputs:
     at = steps_here(of, p, x)
     out, inputs = outputs(p, x), laid_out(x)
     parts, _, memory = parts_in(out.o, at.plan.kept, NOT_KEPT[save])
-    crossing = edges_of(p, out.o, at.plan.clusters.sharing)
+    crossing = edges_of(p, out.o, at)
     up(p, at, at.record, inputs, parts, tables(p, at, x), crossing, cleared=out.o, o=out.o, ht=out.final_state)
     return out._replace(saved=Own(memory))
 
 
 def backward(of: Backend, p: Problem, x: Inputs, do: Tensor, dht: Tensor | None, own: Own | None) -> Grads:
     """Without `own`, the forward's operands, states and residuals are recomputed; with states alone, its operands."""
-    p = with_dht(p, dht is not None)
-    at = steps_here(of, p, x, "backward of what was kept" if own else "backward")
-    like, inputs, kept, crossing = x.q, laid_out(x), at.plan.kept, Edges(None, None)
-    if at.fused:
-        crossing = edges_of(p, like, at.plan.clusters.sharing)
+    p, save = with_dht(p, dht is not None), saved_in(of, p, own)
+    at = steps_here(of, p, x, BACKWARD_OF.get(save, "backward"))
+    like, inputs, kept, crossing = x.q, laid_out(x), at.plan.kept, edges_of(p, x.q, at)
     found = tables(p, at, x)
     do, dht = aligned(do, like.dtype), aligned(dht, torch.float32)
-    all_kept = own is not None and own.memory.numel() == sum(kept)
     # tokens of no sequence: prepare clears their rows, which does not run again if all was kept
-    dv = (like.new_zeros if all_kept and p.packed else like.new_empty)(p.B, p.T, p.HV, p.V)
+    dv = (like.new_zeros if save is Save.OWN and p.packed else like.new_empty)(p.B, p.T, p.HV, p.V)
     dh0 = None if inputs["h0"] is None else torch.empty_like(inputs["h0"])
     if own is None:
         parts, of_walks, _ = parts_in(like, kept, 2)                           # tiles and M are needed only briefly
         up(p, at, at.again, inputs, parts, found, crossing, cleared=dv)
     else:
-        parts, of_walks, _ = parts_in(like, kept, NOT_KEPT[Save.OWN if all_kept else Save.STATES], own.memory)
-        if not all_kept:
+        parts, of_walks, _ = parts_in(like, kept, NOT_KEPT[save], own.memory)
+        if save is Save.STATES:
             make_tiles(at, inputs, parts, found, cleared=dv)
     scratch = like.new_empty(sum(at.plan.scratch), dtype=torch.uint8)
     dh, added, edge, *shares = places_in(scratch, at.plan.scratch)
@@ -271,10 +273,14 @@ class Edges(NamedTuple):
     crossed: Tensor | None
 
 
-def edges_of(p: Problem, like: Tensor, clusters: int) -> Edges:
-    """Ahead of the tables, which the kernel that needs it overlaps."""
-    if not clusters:
-        return Edges(None, None)
+NO_EDGES = Edges(None, None)
+
+
+def edges_of(p: Problem, like: Tensor, at: Any) -> Edges:
+    """Of some Steps: ahead of the tables, which the kernel that needs it overlaps."""
+    clusters = at.plan.clusters.sharing
+    if not (at.fused and clusters):
+        return NO_EDGES
     edges = like.new_empty(clusters, 2, p.V // 2, p.K, dtype=torch.float32)
     return Edges(edges, like.new_zeros(clusters, 2, dtype=torch.int32))
 

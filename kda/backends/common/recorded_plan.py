@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from kda.bundles import Save
 from kda.problem import Problem
 
 from .arguments import Launched
@@ -28,6 +29,9 @@ class Clusters(NamedTuple):
 
     ctas: int                                # of each; 0: there is no such kernel, or prepare and record are faster
     sharing: int                             # clusters that share all walks; 0: each has a walk of its own
+
+    def grid(self, p: Problem) -> tuple[int, int, int]:
+        return (self.ctas, self.sharing, 1) if self.sharing else (self.ctas, p.HV, p.N)
 
 
 NO_CLUSTERS = Clusters(0, 0)
@@ -88,9 +92,11 @@ class RecordedPlan:
 NOT_LAUNCHED: dict[str, tuple[str, ...]] = {
     "forward": ("again", "fused_again", "carry_back", "compose_back", "walk", "grads", "shares"),
     "backward": ("record", "fused"),
-    "backward of what was kept": ("carry", "compose", "record", "again"),
+    "backward of what was kept": ("prepare", "carry", "compose", "record", "again"),
+    "backward of kept states": ("carry", "compose", "record", "again"),
     "map of a backward": ("record", "again"),
 }
+BACKWARD_OF = {Save.OWN: "backward of what was kept", Save.STATES: "backward of kept states"}
 AT_ONCE = ("prepare", "record", "again")     # what fused and fused_again do
 
 
@@ -169,14 +175,14 @@ def configs_in(plan: Any) -> Iterator[Any]:
 
 
 def configs_of_step(
-    planned: Callable[[Problem, int], RecordedPlan], p: Problem, sms: int, keeps: bool, offsets: str | None
+    planned: Callable[[Problem, int], RecordedPlan], p: Problem, sms: int, save: Save, offsets: str | None
 ) -> Iterator[Any]:
-    """Of a forward that `keeps` and its backward, or of the backward alone, which then makes again what it reads; final
-    states may turn out to have gradients or not."""
+    """Of a forward that keeps something of its own and its backward, or of the backward alone, which then makes again
+    what it reads; final states may turn out to have gradients or not."""
     backward = dataclasses.replace(p, direction="backward")
     pl, without = planned(backward, sms), planned(dataclasses.replace(backward, final_state=False), sms)
     yield from (config for config in (without.walk, without.compose_back) if config)
-    for of in ("forward", "backward of what was kept") if keeps else ("backward",):
+    for of in ("forward", BACKWARD_OF[save]) if save in BACKWARD_OF else ("backward",):
         yield from (config for config in pl.kernels(of).values() if isinstance(config, Launched))
     if offsets:
         yield from (TablesConfig(offsets), states_table(offsets))

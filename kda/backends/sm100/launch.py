@@ -69,8 +69,7 @@ def steps(p: Problem, cc: tuple[int, int], sms: int, offsets: str | None) -> Ste
 
 
 def build_step(p: Problem, x: Inputs, save: Save) -> None:
-    keeps = save in recorded.NOT_KEPT
-    build_together(recipes_of_step(p, detect(p.device), offsets_dtype(x), keeps))
+    build_together(recipes_of_step(p, detect(p.device), offsets_dtype(x), save))
 
 
 def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:

@@ -6,6 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
+from kda.bundles import Save
 from kda.compile import cutedsl
 from kda.compile.recipes import AnyRecipe
 from kda.compile.target import Target, parse
@@ -17,6 +18,7 @@ from ..common.cute.tile import C
 from ..common.pool.plan import inner
 from ..common.pool.plan import recipes as pool_recipes
 from ..common.recorded_plan import (
+    BACKWARD_OF,
     OFFSETS,
     Makers,
     RecordedPlan,
@@ -132,10 +134,10 @@ def recipe(config: Config, arch: Target) -> cutedsl.Recipe:
     return cutedsl.Recipe(f"kda.backends.{KERNELS[type(config)]}:build", config, arch)
 
 
-def recipes_of_step(p: Problem, host: Host, offsets: str | None, keeps: bool) -> list[AnyRecipe]:
+def recipes_of_step(p: Problem, host: Host, offsets: str | None, save: Save) -> list[AnyRecipe]:
     """The kernels of a recorded call and of its backward, for `cu_seqlens` of dtype `offsets`."""
-    configs = [*configs_of_step(recorded_plan, p, host.sms, keeps, offsets)]
-    if not keeps:
+    configs = [*configs_of_step(recorded_plan, p, host.sms, save, offsets)]
+    if save not in BACKWARD_OF:
         configs += configs_in(plan(p, host.sms, offsets))
     return [recipe(config, target(host.cc)) for config in dict.fromkeys(configs)]
 

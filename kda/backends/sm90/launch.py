@@ -67,9 +67,7 @@ def steps(p: Problem, sms: int, kept: bool, offsets: str | None, apart: bool = F
         chunk_entries=pl.entries, segment_entries=pl.all_segments,
     )  # fmt: skip
     if pl.fused:
-        ctas = pl.fused.ctas
-        grid = (ctas, pl.clusters, 1) if pl.clusters else (ctas, p.HV, p.N)
-        fused = step(pl.fused, grid, chunks=pl.chunks, N=p.N, **gate)
+        fused = step(pl.fused, pl.clusters.grid(p), chunks=pl.chunks, N=p.N, **gate)
         return Steps(pl, tables, None, None, None, None, None, fused)
     return Steps(
         pl, tables,
@@ -82,13 +80,18 @@ def steps(p: Problem, sms: int, kept: bool, offsets: str | None, apart: bool = F
     )  # fmt: skip
 
 
+def forget_plans() -> None:
+    """What a constant of plan.py says counts from now on; a plain function may stand where one remembers."""
+    for planned in (plan, recorded_plan, steps, recorded.steps):
+        getattr(planned, "cache_clear", lambda: None)()
+
+
 def kept_bytes(p: Problem, save: Save) -> int:
     return recorded.kept_bytes(RECORDED, p, save)
 
 
 def build_step(p: Problem, x: Inputs, save: Save) -> None:
-    keeps = save in recorded.NOT_KEPT
-    build_together(recipes_of_step(p, detect(p.device), offsets_dtype(x), keeps))
+    build_together(recipes_of_step(p, detect(p.device), offsets_dtype(x), save))
 
 
 def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
@@ -108,7 +111,7 @@ def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None)
     at = steps(p, detect(p.device).sms, kept, offsets_dtype(x))
     inputs, out = laid_out(x), outputs(p, x)
     o = out.o
-    crossing = recorded.edges_of(p, o, at.plan.clusters)
+    crossing = recorded.edges_of(p, o, at)
     chunk_table, *of_segments = tables(p, at, x.cu_seqlens, x.q.device) if p.packed else (None,) * 3
     if at.fused:
         stored = checkpoints._asdict() if checkpoints else {}

@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from kda.bundles import Save
 from kda.compile import cutedsl
 from kda.compile.recipes import AnyRecipe
 from kda.compile.target import parse
@@ -20,6 +21,7 @@ from ..common.cute.tile import C
 from ..common.pool.plan import inner
 from ..common.pool.plan import recipes as pool_recipes
 from ..common.recorded_plan import (
+    BACKWARD_OF,
     NO_CLUSTERS,
     OFFSETS,
     Clusters,
@@ -115,7 +117,7 @@ class Plan:
     carry: ChainConfig | None                # where sequences are cut
     compose: ComposeConfig | None
     fused: FusedConfig | None                # instead of all but the tables
-    clusters: int                            # that share all walks among them; 0: a cluster has a walk of its own
+    clusters: Clusters                       # of fused
 
 
 @functools.lru_cache(maxsize=1024)
@@ -125,8 +127,8 @@ def plan(p: Problem, sms: int, kept: bool = False, apart: bool = False) -> Plan:
     all_chunks = p.T // C + p.N if p.packed else p.B * chunks
     one = None if kept or apart else fused_config(p)
     cost = IN_BLOCKS if one and one.prepare.in_blocks else ONE_PRODUCT
-    ctas = ctas_of_one_kernel(p, sms, all_chunks, length > 0, cost) if one else 0
-    fused = fused_config(p, wraps(p, sms, ctas), ctas) if ctas else None
+    clusters = clusters_of_one_kernel(p, sms, all_chunks, length > 0, cost) if one else NO_CLUSTERS
+    fused = fused_config(p, clusters.sharing > 0, clusters.ctas) if clusters.ctas else None
     length = 0 if fused else length
     segment = length or max(chunks, 1)
     segments = max(1, -(-chunks // segment))
@@ -146,7 +148,7 @@ def plan(p: Problem, sms: int, kept: bool = False, apart: bool = False) -> Plan:
         pairs_config(p) if kept and p.C > C and halves else None,
         chain("segments" if cut else "sequences"), chain("carry") if cut else None,
         compose_config(p) if cut else None,
-        fused, clusters_of(p, sms, fused.ctas) if fused and fused.wrapped else 0,
+        fused, clusters,
     )  # fmt: skip
 
 
@@ -172,8 +174,7 @@ def keeping_clusters(p: Problem, sms: int, chunks: int) -> Clusters:
     if not one:
         return NO_CLUSTERS
     cost = KEEPING_IN_BLOCKS if one.prepare.in_blocks else KEEPING
-    ctas = ctas_of_one_kernel(p, sms, chunks, cut=False, cost=cost)
-    found = Clusters(ctas, clusters_of(p, sms, ctas) if ctas and wraps(p, sms, ctas) else 0)
+    found = clusters_of_one_kernel(p, sms, chunks, cut=False, cost=cost)
     return found if keeping_config(p, found, True) else NO_CLUSTERS
 
 
@@ -234,10 +235,10 @@ def recipes(p: Problem, host: Host, recorded: bool = True) -> list[AnyRecipe]:
     return [recipe(config) for config in dict.fromkeys(configs) if config]
 
 
-def recipes_of_step(p: Problem, host: Host, offsets: str | None, keeps: bool) -> list[AnyRecipe]:
+def recipes_of_step(p: Problem, host: Host, offsets: str | None, save: Save) -> list[AnyRecipe]:
     """The kernels of a recorded call and of its backward, for `cu_seqlens` of dtype `offsets`."""
-    configs = [*configs_of_step(recorded_plan, p, host.sms, keeps, offsets)]
-    if not keeps:
+    configs = [*configs_of_step(recorded_plan, p, host.sms, save, offsets)]
+    if save not in BACKWARD_OF:
         forward = plan(p, host.sms)
         configs += [forward.fused] if forward.fused else configs_in(forward)
     return [recipe(config) for config in dict.fromkeys(configs)]
@@ -264,6 +265,11 @@ def clusters_of(p: Problem, sms: int, ctas: int) -> int:
 def wraps(p: Problem, sms: int, ctas: int) -> bool:
     """Whether the one kernel's clusters have equal shares of walks, instead of a walk each."""
     return clusters_of(p, sms, ctas) < p.N * p.HV and p.T > 0
+
+
+def clusters_of_one_kernel(p: Problem, sms: int, all_chunks: int, cut: bool, cost: Costs) -> Clusters:
+    ctas = ctas_of_one_kernel(p, sms, all_chunks, cut, cost)
+    return Clusters(ctas, clusters_of(p, sms, ctas)) if ctas and wraps(p, sms, ctas) else Clusters(ctas, 0)
 
 
 def ctas_of_one_kernel(p: Problem, sms: int, all_chunks: int, cut: bool, cost: Costs) -> int:

@@ -108,17 +108,17 @@ class Share:
         if cutlass.const_expr(not self.c.packed):
             return self.look_up(x, share, at)
         begin, tokens, enters, leaves = Int64(0), Int32(0), Boolean(False), Boolean(False)
-        number, skipped, state = Int32(0), Int32(0), Int32(0)
+        kept = KeptPlace(Int32(0), Int32(0), Int32(0))
         if looked_up:
-            head, n, begin, tokens, enters, leaves, of_piece = self.look_up(x, share, at)
-            number, skipped, state = of_piece.number, of_piece.skipped, of_piece.state
+            head, n, begin, tokens, enters, leaves, kept = self.look_up(x, share, at)
         while tokens == 0:                                                     # of no tokens
             n += 1
             if n == x.N:
                 n = Int32(0)
                 head += 1
             _, begin, tokens, number, state = place_of_segment(self.c, x, n, x.chunks, 1, 0)
-        return head, n, begin, tokens, enters, leaves, KeptPlace(number, skipped, state)
+            kept = KeptPlace(number, kept.skipped, state)
+        return head, n, begin, tokens, enters, leaves, kept
 
     @cute.jit
     def look_up(self, x, share, at):

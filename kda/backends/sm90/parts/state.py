@@ -145,16 +145,21 @@ class State:
     def put_state(self, image, operand):
         """The strip of the state, as it is multiplied, into shared memory (configs.state_image), when all have come
         here and what it held before has gone."""
-        words, lane = cute.recast_tensor(cute.coalesce(operand), Uint32), cute.arch.lane_idx()
         if cute.arch.thread_idx()[0] == 0:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
         CHAIN.sync()
-        row = 16 * cute.arch.warp_idx() + (lane >> 3 & 1) * 8 + (lane & 7)
-        for block in cutlass.range_constexpr(0, self.c.K // 8, 2):
-            piece = (block & 7 | lane >> 4) ^ row & 7
-            to = image + ((block >> 3) * (COLUMNS * 64) + row * 64 + piece * 8)
-            store_matrices(to, [words[2 * block + w] for w in range(4)])
+        own = own_column(KEPT_COLUMNS * cute.arch.warp_idx())
+        for half in cutlass.range_constexpr(self.c.K // 64):
+            self.put_columns(image + half * (COLUMNS * 64), own, operand, half)
         cute.arch.fence_proxy("async.shared", space="cta")
+
+    @cute.jit
+    def put_columns(self, rows, own, operand, half: cutlass.Constexpr):
+        """A warp's columns of the state, 64 channels of each, to where a column has a row of 128 bytes."""
+        words, (row, piece) = cute.recast_tensor(cute.coalesce(operand), Uint32), own
+        for block in cutlass.range_constexpr(0, 8, 2):
+            to = rows + (row * 64 + ((block | piece) ^ row & 7) * 8)
+            store_matrices(to, [words[2 * (8 * half + block) + w] for w in range(4)])
 
     @cute.jit
     def send_state(self, x, strip, image):
@@ -169,16 +174,14 @@ class State:
     def keep(self, x, operand, strip, own_rows):
         """The strip of the state, as it is multiplied, to its place among V columns in memory, by each warp alone: a
         column has 128 bytes for every 64 channels, swizzled as bwd/grads reads them (configs.state_image)."""
-        words, lane, warp = cute.recast_tensor(cute.coalesce(operand), Uint32), cute.arch.lane_idx(), warp_of_chain()
-        row, piece = (lane >> 3 & 1) * 8 + (lane & 7), lane >> 4
+        lane, warp = cute.arch.lane_idx(), cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        own = own_column(0)
         rows = own_rows + warp * (KEPT_COLUMNS * 64)
         to = x + ((strip * COLUMNS + warp * KEPT_COLUMNS) * 64 + lane * 8)
         for half in cutlass.range_constexpr(self.c.K // 64):
             if cutlass.const_expr(half > 0):
                 cute.arch.sync_warp()                                          # those before were read
-            for block in cutlass.range_constexpr(0, 8, 2):
-                of_block = [words[2 * (8 * half + block) + w] for w in range(4)]
-                store_matrices(rows + (row * 64 + ((block | piece) ^ row & 7) * 8), of_block)
+            self.put_columns(rows, own, operand, half)
             cute.arch.sync_warp()                                              # 16 columns are there
             for i in cutlass.range_constexpr(KEPT_COLUMNS * 64 // (32 * 8)):
                 copy_16_bytes(rows + (lane * 8 + i * 256), to + (half * self.c.V * 64 + i * 256))
@@ -288,8 +291,11 @@ def register_mma(n: cutlass.Constexpr, major: cutlass.Constexpr):
 
 
 @cute.jit
-def warp_of_chain():
-    return cute.arch.make_warp_uniform(cute.arch.warp_idx())
+def own_column(first):
+    """The column of the state that a lane has a row for, of the warp's 16 from `first` on, and which of two pieces of 8
+    channels."""
+    lane = cute.arch.lane_idx()
+    return first + (lane >> 3 & 1) * 8 + (lane & 7), lane >> 4
 
 
 @cute.jit
