@@ -32,7 +32,7 @@ import kda
 from kda import rehearsal
 from kda.backends.common.cute.tile import C
 from kda.backends.sm100 import launch, plan
-from kda.backends.sm100.configs import SHARED, TMEM, Columns, FusedConfig, GradsConfig
+from kda.backends.sm100.configs import TMEM, FusedConfig, GradsConfig
 from kda.bundles import Save
 from kda.compile.errors import BuildError
 from kda.compile.target import parse
@@ -47,10 +47,13 @@ from kda.verify.simulated import SimulatedDoor
 pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
 MANY = dict(lengths=(5, 33) * 20, HV=2)      # more sequences and heads than 74 clusters
 WALK = dict(lengths=(130, 1, 0, 70, 200))
+# Channels, and columns: one code handles both, and is proven with both.
+SIZES = 128, 64
+OFTEN_128 = 128, pytest.param(64, marks=pytest.mark.exhaustive)
 
 
-def case_of(**options):
-    return make_inputs(**dict(H=1, K=128, V=128, gate="bounded") | options)
+def case_of(K=128, **options):
+    return make_inputs(**dict(H=1, K=K, V=K, gate="bounded") | options)
 
 
 def seen(case, **options):
@@ -82,19 +85,22 @@ OPTIONS = {
     "softplus gate that forgets, packed": dict(gate="softplus", regime="fast", HV=2, **RAGGED),
     "given decays, no l2norm": dict(T=70, gate="given", l2norm=False),
     "bounded gate, no l2norm": dict(T=40, l2norm=False),
+    "lengths around a chunk's, GVA": dict(lengths=(65, 0, 1, 300), HV=2),
 }
 
 
 @pytest.mark.spread(every=6, first=1)
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_call_is_the_definition(name):
-    proven(case_of(**OPTIONS[name]))
+@pytest.mark.parametrize("K", SIZES)
+def test_a_call_is_the_definition(name, K):
+    proven(case_of(K, **OPTIONS[name]))
 
 
 @pytest.mark.spread(every=6)
 @pytest.mark.parametrize("shape", [WALK, dict(T=140, HV=3), dict(B=3, T=70, gate="softplus")], ids=str)
-def test_one_cluster_walks_over_one_sequence_and_head_after_the_other(shape, monkeypatch):
-    case = case_of(**shape)
+@pytest.mark.parametrize("K", SIZES)
+def test_one_cluster_walks_over_one_sequence_and_head_after_the_other(shape, K, monkeypatch):
+    case = case_of(K, **shape)
     expected, _ = seen(case)
     by_one_cluster(monkeypatch)
     for schedule in range(3):
@@ -111,14 +117,16 @@ def test_it_is_one_kernel_for_either_arch(arch):
 
 
 @pytest.mark.exhaustive
-def test_states_may_be_v_first_and_bfloat16():
-    case = changed(case_of(T=70, HV=2), initial_state=lambda x: x.bfloat16())
+@pytest.mark.parametrize("K", SIZES)
+def test_states_may_be_v_first_and_bfloat16(K):
+    case = changed(case_of(K, T=70, HV=2), initial_state=lambda x: x.bfloat16())
     found, expected = proven(case, state_v_first=True), proven(case)
     assert all(torch.equal(found[x], expected[x]) for x in expected)
 
 
-def test_g_and_beta_may_be_float32():
-    proven(changed(case_of(T=40), **dict.fromkeys(("g", "beta"), lambda x: x.float())))
+@pytest.mark.parametrize("K", OFTEN_128)
+def test_g_and_beta_may_be_float32(K):
+    proven(changed(case_of(K, T=40), **dict.fromkeys(("g", "beta"), lambda x: x.float())))
 
 
 def test_offsets_may_be_int64():
@@ -138,24 +146,27 @@ def test_memory_may_lie_in_any_order():
 @pytest.mark.spread(every=8)
 @pytest.mark.parametrize("v_first", [False, True])
 @pytest.mark.parametrize("C", [32, 64])
-def test_states_that_enter_chunks_are_final_states_of_what_comes_before(C, v_first):
+@pytest.mark.parametrize("K", SIZES)
+def test_states_that_enter_chunks_are_final_states_of_what_comes_before(C, v_first, K):
     lengths = (130, 0, 1, 64)
-    case = case_of(lengths=lengths, padding=9, HV=2, initial_state=False)
+    case = case_of(K, lengths=lengths, padding=9, HV=2, initial_state=False)
     found = enters_chunks_with_the_final_states_of_what_comes_before(
         case, "sm100", chunk_size=C, state_v_first=v_first
     )
-    assert found.shape == (1, sum(-(-n // C) for n in lengths), 2, 128, 128) and found.dtype == torch.bfloat16
+    assert found.shape == (1, sum(-(-n // C) for n in lengths), 2, K, K) and found.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("HV", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("shape", [dict(B=2, T=0), dict(lengths=(0, 0), padding=40)], ids=str)
-def test_sequences_of_no_tokens_hand_their_states_through(shape, HV):
-    case = case_of(HV=HV, **shape)
+@pytest.mark.parametrize("K", OFTEN_128)
+def test_sequences_of_no_tokens_hand_their_states_through(shape, HV, K):
+    case = case_of(K, HV=HV, **shape)
     hands_states_through_sequences_of_no_tokens(case, "sm100")
 
 
-def test_a_value_head_of_its_own_has_the_bits_of_one_that_shares_q_and_k():
-    has_the_bits_of_value_heads_with_q_and_k_of_their_own(case_of(T=70, HV=2), "sm100")
+@pytest.mark.parametrize("K", OFTEN_128)
+def test_a_value_head_of_its_own_has_the_bits_of_one_that_shares_q_and_k(K):
+    has_the_bits_of_value_heads_with_q_and_k_of_their_own(case_of(K, T=70, HV=2), "sm100")
 
 
 SHAPES = {
@@ -166,21 +177,24 @@ SHAPES = {
 @pytest.mark.spread(every=20)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("schedule", [1, 2, 3, 4, 5])
-def test_any_order_of_warps_gives_the_same_bits(schedule, shape):
-    case = case_of(**SHAPES[shape])
+@pytest.mark.parametrize("K", SIZES)
+def test_any_order_of_warps_gives_the_same_bits(schedule, shape, K):
+    case = case_of(K, **SHAPES[shape])
     has_the_same_bits_in_any_order_of_warps(case, "sm100", schedule=schedule, early=schedule % 2 == 1)
 
 
 @pytest.mark.parametrize("gate", ["bounded", "softplus"])
-def test_no_output_depends_on_later_tokens(gate):
-    case, at = case_of(T=150, gate=gate), 75
+@pytest.mark.parametrize("K", OFTEN_128)
+def test_no_output_depends_on_later_tokens(gate, K):
+    case, at = case_of(K, T=150, gate=gate), 75
     looks_at_no_later_token(case, at, "sm100")
 
 
 @pytest.mark.exhaustive
-def test_a_sequence_has_the_bits_that_it_has_alone_whatever_its_neighbours_hold():
+@pytest.mark.parametrize("K", SIZES)
+def test_a_sequence_has_the_bits_that_it_has_alone_whatever_its_neighbours_hold(K):
     lengths = (33, 40, 21)
-    case = case_of(lengths=lengths, initial_state=False)
+    case = case_of(K, lengths=lengths, initial_state=False)
     has_the_bits_that_it_has_alone(case, 33, 73, "sm100")
 
 
@@ -196,12 +210,14 @@ HARD = {
 
 
 @pytest.mark.parametrize("name", HARD)
-def test_hard_inputs_are_within_budget(name):
-    proven(changed(case_of(T=100), **HARD[name]))
+@pytest.mark.parametrize("K", OFTEN_128)
+def test_hard_inputs_are_within_budget(name, K):
+    proven(changed(case_of(K, T=100), **HARD[name]))
 
 
-def test_decays_of_minus_1000_are_finite_and_correct():
-    proven(changed(case_of(T=100, gate="given"), g=lambda x: torch.where(x < x.median(), -1000.0, x).to(x.dtype)))
+@pytest.mark.parametrize("K", OFTEN_128)
+def test_decays_of_minus_1000_are_finite_and_correct(K):
+    proven(changed(case_of(K, T=100, gate="given"), g=lambda x: torch.where(x < x.median(), -1000.0, x).to(x.dtype)))
 
 
 PREPARE, CHAIN, FUSED = (f"sm100/fwd/{name}" for name in ("prepare", "chain", "fused"))
@@ -213,10 +229,10 @@ FAULTS = {
         'space="cta") if False else 0\n        self.team.meet_for_product()  # both', "proxy",
     ),
     "a stage is handed back before both CTAs have read it": Fault(
-        FUSED, "GROUP.empty), CHAIN_WARPS * CTAS)", "GROUP.empty), CHAIN_WARPS)", "race-write-read"
+        FUSED, "fields.empty), CHAIN_WARPS * CTAS)", "fields.empty), CHAIN_WARPS)", "race-write-read"
     ),
     "the neighbour's group does not hear that a stage is free": Fault(
-        CHAIN, "GROUP.empty), chunk & 1)", "GROUP.empty), rank)", "deadlock"
+        CHAIN, "group.empty), chunk & 1)", "group.empty), rank)", "deadlock"
     ),
     "A2 is made before TB is there": Fault(
         PREPARE, "self.team.meet_first_four()                                            # TB", "# TB",
@@ -288,10 +304,10 @@ FAULTS = {
         "# all", "race-write-read", case="walk"
     ),
     "what is added to the state is taken from it": Fault(
-        CHAIN, "range(C // 16), negated=True)   # -KT", "range(C // 16), negated=False)   # -KT", "wrong answer"
+        CHAIN, "negated=True)          # -KT", "negated=False)          # -KT", "wrong answer"
     ),
     "[-X; o] of both parities in one place": Fault(
-        CHAIN, "return Columns.out + (chunk & 1) * COLUMNS", "return Columns.out", "race-read-write"
+        CHAIN, "return self.c.tmem.out + (chunk & 1) * self.c.columns", "return self.c.tmem.out", "race-read-write"
     ),
     "tensor memory is not given back": Fault(FUSED, "            umma.free(TMEM)", "            pass", "tmem-leak"),
     "a CTA is gone before the neighbour is done": Fault(
@@ -314,17 +330,24 @@ FAULTS = {
         ROWS, "self.tensor_core.wait(1)", "pass", "race-read-write", case="any gate"
     ),
     "the second half of a block does not know what the first one lost": Fault(
-        ROWS, "self.load_channels(of_block, 0)]", "[top] * PAIRS]", "wrong answer", case="fast"
+        ROWS, "self.load_channels(sums, of_block)]", "[top] * self.pairs]", "wrong answer", case="fast"
     ),
     "a block's second half looks before the first one has summed": Fault(
         ROWS, "self.team.meet()                                                       # the sums over first", "# first",
         "race-write-read", case="any gate"
     ),
+    "half of a row of the state is the other half": Fault(
+        CHAIN, "return (thread >> 4 & 1) * self.own_columns if", "return (thread >> 4 & 1 ^ 1) * self.own_columns if",
+        "wrong answer", case="64"
+    ),
+    "rows of 64 bytes are read as rows of 128": Fault(
+        "sm100/parts/umma", "row = min(2 * elements, ROW)", "row = ROW", "wrong answer", case="64"
+    ),
 }  # fmt: skip
 FAULTY = {
     "long": dict(T=390), "tail": dict(T=33, regime="fast"), "heads": dict(T=33, HV=2), "walk": WALK,
     "packed": dict(padding=9, **RAGGED), "any gate": dict(T=70, gate="softplus"),
-    "fast": dict(T=40, gate="softplus", regime="fast"),
+    "fast": dict(T=40, gate="softplus", regime="fast"), "64": dict(K=64, T=70),
 }  # fmt: skip
 
 
@@ -357,10 +380,12 @@ def test_its_page_says_what_is_counted():
 
 
 def test_its_memory_is_what_its_configuration_says():
-    assert SHARED.end <= 232448 and Columns.end <= TMEM == 512
-    of_bounded, *_ = plan.recipes(case_of(T=33).problem(), host_of("sm100"))
-    kernel = launch.kernel(of_bounded.config, parse("sm100"))
-    assert 640 * kernel.registers <= 65536 and not kernel.spills
+    for K in SIZES:
+        of_bounded, *_ = plan.recipes(case_of(K, T=33).problem(), host_of("sm100"))
+        config = of_bounded.config
+        assert config.shared <= 232448 and TMEM // 2 < config.tmem.end <= TMEM == 512
+        kernel = launch.kernel(config, parse("sm100"))
+        assert 640 * kernel.registers <= 65536 and not kernel.spills
 
 
 GATES = (
@@ -391,11 +416,12 @@ def test_kernels_but_grads_and_fused_of_any_gate_spill_8_bytes_at_most(arch):
     assert all(spills <= 136 for spills in spilt.values())
 
 
-def test_it_takes_the_shared_memory_that_its_configuration_says(monkeypatch):
+@pytest.mark.parametrize("K", OFTEN_128)
+def test_it_takes_the_shared_memory_that_its_configuration_says(K, monkeypatch):
     """With 16 bytes less it reaches beyond it."""
-    monkeypatch.setattr(FusedConfig, "shared", SHARED.end - 16)
+    monkeypatch.setattr(FusedConfig, "shared", property(lambda config: config.struct.end - 16))
     kept_nowhere(monkeypatch, launch)
-    _, session = seen(case_of(T=100))
+    _, session = seen(case_of(K, T=100))
     assert any(finding.kind == "out-of-bounds" for finding in session.findings)
 
 
@@ -431,9 +457,10 @@ def test_explain_says_who_makes_a_forward_that_is_recorded(save, said, monkeypat
 
 
 REFUSED = {
-    "dtype=float16": "sm100.dtype", "K=64": "sm100.head_dim", "V=256": "sm100.head_dim",
-    "H=70000 backward": "sm100.backward_size", "recurrent": "sm100.chunks", "disable_recompute=true": "sm100.keeps",
-    "N=70000 HV=40000 packed": "sm100.size", "beta_per_value=true": "sm100.beta",
+    "dtype=float16": "sm100.dtype", "K=64": "sm100.head_dim", "K=96 V=96": "sm100.head_dim", "V=256": "sm100.head_dim",
+    "K=64 V=64 backward": "sm100.backward_head_dim", "H=70000 backward": "sm100.backward_size",
+    "recurrent": "sm100.chunks", "disable_recompute=true": "sm100.keeps", "N=70000 HV=40000 packed": "sm100.size",
+    "beta_per_value=true": "sm100.beta",
 }  # fmt: skip
 
 

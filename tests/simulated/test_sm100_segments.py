@@ -30,8 +30,8 @@ def three_segments(monkeypatch):
     kept_nowhere(monkeypatch, launch)
 
 
-def case_of(**options):
-    return make_inputs(**dict(H=1, K=128, V=128, gate="bounded") | options)
+def case_of(K=128, **options):
+    return make_inputs(**dict(H=1, K=K, V=K, gate="bounded") | options)
 
 
 CASES = {
@@ -44,25 +44,28 @@ CASES = {
 }
 
 
-@pytest.mark.spread(every=12)
+@pytest.mark.spread(every=6)
 @pytest.mark.parametrize("name", CASES)
-def test_a_call_that_is_cut_is_the_definition(name):
-    case = case_of(**CASES[name])
+@pytest.mark.parametrize("K", [128, 64])
+def test_a_call_that_is_cut_is_the_definition(name, K):
+    case = case_of(K, **CASES[name])
     assert plan.plan(case.problem(), 148, None).compose
     check(case, backend="sm100")
 
 
 @pytest.mark.exhaustive
-def test_states_may_be_v_first_and_bfloat16():
-    case = changed(case_of(T=140), initial_state=lambda x: x.bfloat16())
+@pytest.mark.parametrize("K", [128, 64])
+def test_states_may_be_v_first_and_bfloat16(K):
+    case = changed(case_of(K, T=140), initial_state=lambda x: x.bfloat16())
     found, expected = [check(case, backend="sm100", state_v_first=v_first) for v_first in (True, False)]
     assert all(torch.equal(found[x], expected[x]) for x in expected)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("schedule", range(1, 6))
-def test_any_order_of_warps_gives_the_same_bits(schedule):
-    case = case_of(lengths=(200, 0, 65), HV=2)
+@pytest.mark.parametrize("K", [128, 64])
+def test_any_order_of_warps_gives_the_same_bits(schedule, K):
+    case = case_of(K, lengths=(200, 0, 65), HV=2)
     expected, _ = called(case, backend="sm100")
     found, session = called(case, backend="sm100", schedule=schedule, early=True)
     assert len(session.launches) == 3 and not session.findings

@@ -22,7 +22,12 @@ CAPABILITY = Capability(
             "needs a GPU of compute capability 10.0 or 10.3 (B200, GB200, B300, GB300), found {h}",
         ),
         *of("sm100", CUTE_DSL, CHUNKS, BFLOAT16),
-        Rule("sm100.head_dim", lambda p, h: p.K == p.V == 128, "needs K=V=128, got K={p.K} V={p.V}"),
+        Rule("sm100.head_dim", lambda p, h: p.K == p.V in (64, 128), "needs K=V=64 or K=V=128, got K={p.K} V={p.V}"),
+        Rule(
+            "sm100.backward_head_dim",
+            lambda p, h: p.direction == "forward" or p.K == p.V == 128,
+            "has a backward for K=V=128, got K={p.K} V={p.V}",
+        ),
         Rule(
             "sm100.size",
             lambda p, h: p.N * p.HV < 2**31,

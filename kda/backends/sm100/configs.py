@@ -3,13 +3,15 @@ none."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
+from typing import NamedTuple
 
 from ..common.arguments import Arguments, Launched, number, tensor
 from ..common.cute.configs import ChunkConfig
-from ..common.cute.fields import Struct, array, several
+from ..common.cute.fields import Field, Struct, array, several
 from ..common.cute.recorded import (
     LOAD_WARPS,
     PLACE,
@@ -21,42 +23,25 @@ from ..common.cute.recorded import (
 )
 from ..common.cute.tile import PITCH_A, PITCH_INVERSE, SUMS, WARPS, C
 
-COLUMNS = 64                                 # of the state, in a CTA
-CTAS = 2                                     # of a cluster: all columns
+CTAS = 2                                     # of a cluster: all columns of the state, as many in each CTA
 GROUPS = 2                                   # of WARPS warps, in a CTA
 RING = CTAS * GROUPS                         # stages: one for each group of the cluster
 AHEAD = 3                                    # rows of v of so many chunks are there or on their way
 CHAIN_WARPS = 4
 MATH_WARPS = 8                               # of grads
 FIRST_PRODUCER = CHAIN_WARPS                 # warp of the first group
-K = V = 128
+K = V = 128                                  # of a step that records gradients
 JOIN_ROWS = 256                              # of o, that a CTA of join has
 TMEM = 512                                   # columns: all there are
 
-# What PREPAREs hand to CHAINs of a chunk.
-TILE = Struct(
-    align=1024,
-    KQ=array("bfloat16", 2 * C, K),          # [kE; qg]
-    KG=array("bfloat16", C, K),              # kg, then KT in its place
-    TA=array("bfloat16", C, 2 * C),          # [TB; A2], transposed
-    decay=array("float32", K),               # 2^gc_last
-)
 
-# Of one group of warps.
-GROUP = Struct(
-    align=1024,
-    tile=several(TILE, 1),                   # that the group makes
-    neighbour=several(TILE, 1),              # that the neighbour's group makes
-    X=array("bfloat16", 2 * C, K),           # operands of its products
-    Y=array("bfloat16", C, K),               # and, once it was read, what blocks of any gate have
-    sums=array("float32", SUMS, K),          # common/cute/rows.py
-    columns=array("float32", C, PITCH_INVERSE),
-    b=array("float32", 2, C),                # of this chunk, and of the one before
-    empty=array("int64", 1, align=8),        # mbarriers
-    pairs_done=array("int64", 1, align=8),
-    KT_done=array("int64", 1, align=8),
-)
-A_KK_OVER_X = array("float32", C, PITCH_A)._replace(offset=GROUP.X.offset)       # X was read when A_kk is there
+class Shared(NamedTuple):
+    """Shared memory of fwd/fused.py."""
+
+    tile: Struct
+    group: Struct
+    A_kk: Field                              # of a group, over X, which was read by then
+    cta: Struct
 
 # What a group keeps of the sequence and value head that it works on: addresses of rows, and numbers.
 ITEM = Struct(
@@ -73,32 +58,59 @@ ITEM = Struct(
     lower_bound=array("float32", 1, align=4),
 )
 
-# Of a CTA.
-SHARED = Struct(
-    align=1024,
-    groups=several(GROUP, GROUPS),
-    S=array("bfloat16", K, COLUMNS),         # the state, rounded
-    v=array("bfloat16", AHEAD, C, COLUMNS),  # rows of v, and -X in their place
-    o=array("bfloat16", C, COLUMNS),
-    minus_one=array("bfloat16", C, 2 * C),   # [-1; 0], transposed
-    full=array("int64", RING, align=8),
-    out=array("int64", 1, align=8),
-    added=array("int64", 1, align=8),
-    base_desc=array("uint32", 1, align=4),   # the address of all this / 16, as descriptors have it
-    tmem=array("uint32", 1, align=4),        # where tensor memory begins: at 0
-    items=several(ITEM, GROUPS),
-    warp_indices=array("int32", FIRST_PRODUCER + GROUPS * WARPS),
-)
+
+@functools.cache
+def shared_memory(K: int, columns: int) -> Shared:
+    """`columns` of the state, in a CTA."""
+    tile = Struct(                           # what PREPAREs hand to CHAINs of a chunk
+        align=1024,
+        KQ=array("bfloat16", 2 * C, K),      # [kE; qg]
+        KG=array("bfloat16", C, K),          # kg, then KT in its place
+        TA=array("bfloat16", C, 2 * C),      # [TB; A2], transposed
+        decay=array("float32", K),           # 2^gc_last
+    )
+    group = Struct(                          # of one group of warps
+        align=1024,
+        tile=several(tile, 1),               # that the group makes
+        neighbour=several(tile, 1),          # that the neighbour's group makes
+        X=array("bfloat16", 2 * C, K),       # operands of its products
+        Y=array("bfloat16", C, K),           # and, once it was read, what blocks of any gate have
+        sums=array("float32", SUMS, K),      # common/cute/rows.py
+        columns=array("float32", C, PITCH_INVERSE),
+        b=array("float32", 2, C),            # of this chunk, and of the one before
+        empty=array("int64", 1, align=8),    # mbarriers
+        pairs_done=array("int64", 1, align=8),
+        KT_done=array("int64", 1, align=8),
+    )
+    cta = Struct(
+        align=1024,
+        groups=several(group, GROUPS),
+        S=array("bfloat16", K, columns),     # the state, rounded
+        v=array("bfloat16", AHEAD, C, columns),   # rows of v, and -X in their place
+        o=array("bfloat16", C, columns),
+        minus_one=array("bfloat16", C, 2 * C),    # [-1; 0], transposed
+        full=array("int64", RING, align=8),
+        out=array("int64", 1, align=8),
+        added=array("int64", 1, align=8),
+        base_desc=array("uint32", 1, align=4),    # the address of all this / 16, as descriptors have it
+        tmem=array("uint32", 1, align=4),    # where tensor memory begins: at 0
+        items=several(ITEM, GROUPS),
+        warp_indices=array("int32", FIRST_PRODUCER + GROUPS * WARPS),
+    )
+    return Shared(tile, group, array("float32", C, PITCH_A)._replace(offset=group.X.offset), cta)
 
 
 class Columns:
-    """Of tensor memory."""
+    """Of tensor memory, for so many columns of the state."""
 
-    out = 0                                  # [-X; o] of even and of odd chunks
-    S = 2 * COLUMNS
-    pairs = 3 * COLUMNS                      # of each group: [A_kk / b; A_qk]
-    KT = pairs + GROUPS * C                  # of each group, transposed; of any gate, pairs across blocks behind it
-    end = KT + GROUPS * K
+    OF_KT = 4 * C                            # of a group: KT, transposed; of any gate, pairs across blocks behind it
+
+    def __init__(self, columns: int):
+        self.out = 0                         # [-X; o] of even and of odd chunks
+        self.S = 2 * columns
+        self.pairs = 3 * columns             # of each group: [A_kk / b; A_qk]
+        self.KT = self.pairs + GROUPS * C
+        self.end = self.KT + GROUPS * self.OF_KT
 
 
 class FusedArguments(Arguments):
@@ -167,12 +179,31 @@ class FusedConfig(ChunkConfig):
         "CHAIN": range(CHAIN_WARPS),
         **{f"PREPARE {n}": range(FIRST_PRODUCER + n * WARPS, FIRST_PRODUCER + (n + 1) * WARPS) for n in range(GROUPS)},
     })  # fmt: skip
-    struct = SHARED
-    shared = SHARED.end
 
     @property
     def arguments(self) -> type[Arguments]:  # type: ignore[override]
         return CheckpointArguments if self.checkpoints else FusedArguments
+
+    @property
+    def columns(self) -> int:
+        """Of the state, in a CTA."""
+        return self.V // CTAS
+
+    @property
+    def memory(self) -> Shared:
+        return shared_memory(self.K, self.columns)
+
+    @property
+    def struct(self) -> Struct:
+        return self.memory.cta
+
+    @property
+    def shared(self) -> int:
+        return self.struct.end
+
+    @property
+    def tmem(self) -> Columns:
+        return Columns(self.columns)
 
 
 class JoinArguments(Arguments):
@@ -188,8 +219,8 @@ class JoinArguments(Arguments):
 @dataclass(frozen=True)
 class JoinConfig(Launched):
     offsets: str | None                      # dtype of cu_seqlens, of packed sequences
-    K: int = K
-    V: int = V
+    K: int
+    V: int
     pdl = True
     arguments = JoinArguments
     threads = 32 * WARPS

@@ -70,7 +70,7 @@ def plan(p: Problem, sms: int, offsets: str | None) -> Plan:
     length = -(-chunks // segments) * C                                        # of the longest that there can be
     return Plan(
         fused_config(p, offsets, cut), CTAS * min(walks, sms // CTAS), segments,
-        join_states_config(p) if cut else None, JoinConfig(offsets) if cut else None, -(-length // JOIN_ROWS),
+        join_states_config(p) if cut else None, JoinConfig(offsets, p.K, p.V) if cut else None, -(-length // JOIN_ROWS),
     )  # fmt: skip
 
 
@@ -151,7 +151,7 @@ def recipes(p: Problem, host: Host, recorded: bool = True) -> list[AnyRecipe]:
     cut = not (p.batch_invariant or p.intermediate_states or p.checkpoints)
     for offsets in OFFSETS if p.packed else (None,):
         configs += [fused_config(p, offsets)]
-        configs += [fused_config(p, offsets, cut), JoinConfig(offsets)] * cut
+        configs += [fused_config(p, offsets, cut), JoinConfig(offsets, p.K, p.V)] * cut
     configs += [join_states_config(p)] * cut
     configs += all_configs(RECORDED, p) if recorded else []
     return [recipe(config, target(host.cc)) for config in dict.fromkeys(configs) if config]

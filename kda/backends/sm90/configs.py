@@ -18,7 +18,7 @@ from ..common.cute.recorded import (
 )
 from ..common.cute.tile import OF_BLOCKS, PITCH_A, PITCH_INVERSE, SUMS_OF_BLOCKS, WARPS, C
 
-CHANNELS_OF_ROWS = 128                       # that common/cute/rows.py knows
+CHANNELS_OF_ROWS = 128                       # of which common/cute/rows.py makes operands here
 # pairs
 PITCH_KEPT = C + 8                           # elements of a row of a half's A_inv: eight rows lie in other banks
 # chain

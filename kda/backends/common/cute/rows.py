@@ -1,7 +1,7 @@
 """A chunk's rows from memory to the operands of products, two channels at a time.
 
-A lane has CHANNELS channels of two neighbouring rows; the lower half of a warp has the first two of its rows, the upper
-half the other two.  Such a pair of rows is a group of the chunk.
+K is 64 or 128.  A lane has K / LANES channels of two neighbouring rows; the lower half of a warp has the first two of
+its rows, the upper half the other two.  Such a pair of rows is a group of the chunk.
 
 `one_product`, of a bounded gate with l2norms, whose 31 rows lose so many bits that bfloat16 holds both factors:
 
@@ -72,7 +72,6 @@ from .packed import (
 from .tile import (
     BIAS,
     BLOCKS,
-    CHANNELS,
     DECAY,
     FROM_ZERO,
     GROUP_ROWS,
@@ -86,14 +85,12 @@ from .tile import (
     swizzle_128B,
 )
 
-K = 128                                      # channels of a row
-PAIRS, PARTS = CHANNELS // 2, CHANNELS // 4       # of a lane's channels of a row
-LANES = K // CHANNELS                        # of a row
+LANES = 16                                   # of a row
 CAP, TOP = -28.0, 98.0                       # of blocks of 8 rows
 WHOLE, FROM_END = 0, BLOCKS                  # rows of float32 in `of_blocks`
 OF_BLOCK, FURTHER = 4 * BLOCKS, 5 * BLOCKS   # of bfloat16, behind them
 IDLEST = WARPS - 1                           # the warp that has the least to do
-SUM_WARPS = K // 64                          # that sum over all rows, two channels a thread
+SUM_CHANNELS = 64                            # of a warp of those that sum over all rows: two per thread
 
 
 class Rows:
@@ -103,6 +100,9 @@ class Rows:
     def __init__(self, config, team, tensor_core, tile, negated_kE: bool = False):
         self.c, self.team, self.tensor_core = config, team, tensor_core
         self.tile, self.negated_kE = tile, negated_kE
+        self.channels = config.K // LANES                                      # of a lane's rows,
+        self.pairs, self.parts = self.channels // 2, self.channels // 4        # by two and by four
+        self.sum_warps = config.K // SUM_CHANNELS
 
     @cute.jit
     def half(self):
@@ -119,7 +119,7 @@ class Rows:
 
     @cute.jit
     def first_channel(self):
-        return cute.arch.lane_idx() % LANES * CHANNELS
+        return cute.arch.lane_idx() % LANES * self.channels
 
     @cute.jit
     def rate(self, at):
@@ -128,10 +128,17 @@ class Rows:
 
     @cute.jit
     def store_bias(self, at, sums):
-        """dt_bias of a head, by 128 threads; they meet before it is loaded."""
+        """dt_bias of a head, by K threads; they meet before it is loaded."""
         channel = self.team.thread()
-        if channel < K:
-            store(sums + (BIAS * K + place_of_channel(channel)), [load_one(at.bias + channel) * self.rate(at)])
+        if channel < self.c.K:
+            to = sums + (BIAS * self.c.K + self.place_of_channel(channel))
+            store(to, [load_one(at.bias + channel) * self.rate(at)])
+
+    @cute.jit
+    def place_of_channel(self, channel):
+        """Where one channel lies in a row of `sums`."""
+        lane, part = channel >> self.channels.bit_length() - 1, channel >> 2 & self.parts - 1
+        return part * (4 * LANES) + lane * 4 + (channel & 3)
 
     @cute.jit
     def fetch(self, at, tokens, H, HV):
@@ -150,12 +157,12 @@ class Rows:
     @cute.jit
     def load_row(self, pointer, row, heads):
         dtype = pointer.dtype
-        address = fast.row((pointer + self.first_channel()).toint(), row, heads * (K * dtype.width // 8))
+        address = fast.row((pointer + self.first_channel()).toint(), row, heads * (self.c.K * dtype.width // 8))
         if cutlass.const_expr(dtype is BFloat16):
-            words = load(in_global(address, Uint32), PAIRS)
-            return [words[i] for i in range(PAIRS)]
+            words = load(in_global(address, Uint32), self.pairs)
+            return [words[i] for i in range(self.pairs)]
         found = []
-        for i in cutlass.range_constexpr(0, PAIRS, 2):
+        for i in cutlass.range_constexpr(0, self.pairs, 2):
             two = load(in_global(address + 8 * i, Int64), 2)
             found += [two[0], two[1]]
         return found
@@ -188,7 +195,7 @@ class Rows:
     def decays(self, raw_g, tokens, at, sums):
         """s of the lane's rows, `one_product` summed up to each of them."""
         c = self.c
-        bounded, rate, bias, s = cutlass.const_expr(c.gate == "bounded"), both(self.rate(at)), [None] * PAIRS, []
+        bounded, rate, bias, s = cutlass.const_expr(c.gate == "bounded"), both(self.rate(at)), [None] * self.pairs, []
         if cutlass.const_expr(c.bias):
             bias = self.load_channels(sums, BIAS)
         if cutlass.const_expr(c.gate == "softplus"):
@@ -199,7 +206,7 @@ class Rows:
             one = Float32(1.0) if has_token else Float32(float("inf"))
             unit = self.unit(at.lower_bound) if bounded else both(
                 Float32(fast.LOG2_E) if has_token else Float32(0.0))  # fmt: skip
-            for i in cutlass.range_constexpr(PAIRS):
+            for i in cutlass.range_constexpr(self.pairs):
                 x = raw_g[r][i]
                 if cutlass.const_expr(bounded):
                     x = logistic(fused(x, rate, bias[i]) if c.bias else times(x, rate), one)
@@ -237,17 +244,17 @@ class Rows:
     @cute.jit
     def load_channels(self, sums, row):
         """Pairs of the lane's channels."""
-        return [x for part in range(PARTS) for x in self.load_part(sums, row, part)]
+        return [x for part in range(self.parts) for x in self.load_part(sums, row, part)]
 
     @cute.jit
     def load_part(self, sums, row, part: cutlass.Constexpr):
-        two = load(cute.recast_ptr(sums + (row * K + place(part)), dtype=Int64), 2)
+        two = load(cute.recast_ptr(sums + (row * self.c.K + place(part)), dtype=Int64), 2)
         return [two[0], two[1]]
 
     @cute.jit
     def store_channels(self, sums, row, pairs):
-        for part in cutlass.range_constexpr(PARTS):
-            store(cute.recast_ptr(sums + (row * K + place(part)), dtype=Int64), pairs[2 * part : 2 * part + 2])
+        for part in cutlass.range_constexpr(self.parts):
+            store(cute.recast_ptr(sums + (row * self.c.K + place(part)), dtype=Int64), pairs[2 * part : 2 * part + 2])
 
     @cute.jit
     def group(self):
@@ -268,11 +275,11 @@ class Rows:
             cute.arch.fence_proxy("async.shared", space="cta")
             self.team.meet_for_product()                                       # so are they, and operands of blocks
             self.tensor_core.issue_blocks()
-        at = 2 * (self.team.thread() % (K // 2))
+        at = 2 * (self.team.thread() % (self.c.K // 2))
         if cutlass.const_expr(self.c.one_product):
-            if self.team.warp() < SUM_WARPS:
+            if self.team.warp() < self.sum_warps:
                 self.sum_of_channels(sums, at, lower_bound)
-        elif self.team.warp() >= WARPS - SUM_WARPS:                            # Hopper's first four make the product
+        elif self.team.warp() >= WARPS - self.sum_warps:                       # Hopper's first four make the product
             self.sums_of_blocks(sums, of_blocks, at)
         self.team.meet()                                                       # what groups begin with is there
         return s
@@ -283,7 +290,7 @@ class Rows:
         total, unit, half = constant(0.0), self.unit(lower_bound), lower_bound * Float32(-0.5 * fast.LOG2_E * (C - 1))
         first = load_one(self.pair_at(sums, TO_LAST, at))
         anchor = whole(fused(first, unit, both(Float32(0.0) - half)))
-        store(cute.recast_ptr(sums + FROM_ZERO * K, dtype=Uint32) + at // 2, [to_bf16(exp2(anchor))])
+        store(cute.recast_ptr(sums + FROM_ZERO * self.c.K, dtype=Uint32) + at // 2, [to_bf16(exp2(anchor))])
         minus_anchor = each("neg.ftz.f32", anchor)
         for group in cutlass.range_constexpr(ROW_GROUPS):
             self.keep_apart(group if group % 4 == 0 else 0)
@@ -315,11 +322,11 @@ class Rows:
         store(self.pair_at(sums, DECAY, at), [exp2(plus(reference, x))])
         self.tensor_core.wait(0)                                               # X and Y were read
         for block in cutlass.range_constexpr(BLOCKS):
-            store(words + (OF_BLOCK + block) * (K // 2), [of_block[block]])
+            store(words + (OF_BLOCK + block) * (self.c.K // 2), [of_block[block]])
             store(self.pair_at(floats, WHOLE + block, at), [wholes[block]])
             if cutlass.const_expr(block in (1, 2)):                            # of the block on the other side
-                store(words + (FURTHER + 3 * (block - 1)) * (K // 2), [to_bf16(exp2(wholes[block]))])
-                store(words + (FURTHER + block) * (K // 2), [one])
+                store(words + (FURTHER + 3 * (block - 1)) * (self.c.K // 2), [to_bf16(exp2(wholes[block]))])
+                store(words + (FURTHER + block) * (self.c.K // 2), [one])
         for step in cutlass.range_constexpr(BLOCKS):
             block = BLOCKS - 1 - step
             store(self.pair_at(floats, FROM_END + block, at), [exp2(x)])
@@ -327,7 +334,7 @@ class Rows:
 
     @cute.jit
     def pair_at(self, sums, row, at):
-        return cute.recast_ptr(sums + (row * K + at), dtype=Int64)
+        return cute.recast_ptr(sums + (row * self.c.K + at), dtype=Int64)
 
     @cute.jit
     def unit(self, lower_bound):
@@ -348,10 +355,10 @@ class Rows:
         """Operands of the one product to X and Y, and those of the state to the tile."""
         unit, group = self.unit(lower_bound), self.group()
         ka, qa, kb, kE, qg, kg = [self.no_words() for _ in range(6)]
-        for part in cutlass.range_constexpr(PARTS):
+        for part in cutlass.range_constexpr(self.parts):
             self.keep_apart(part)
             to_x, to_last = self.load_part(sums, group, part), self.load_part(sums, TO_LAST, part)
-            from_zero = load(cute.recast_ptr(sums + FROM_ZERO * K, dtype=Uint32) + place(part) // 2, 2)
+            from_zero = load(cute.recast_ptr(sums + FROM_ZERO * self.c.K, dtype=Uint32) + place(part) // 2, 2)
             for r in cutlass.range_constexpr(GROUP_ROWS):
                 for e in cutlass.range_constexpr(2):
                     i, of_kE = 2 * part + e, from_zero[e]
@@ -398,7 +405,7 @@ class Rows:
     @cute.jit
     def put_row(self, to, begin: cutlass.Constexpr, rows: cutlass.Constexpr, r: cutlass.Constexpr, words):
         at = row_below(self.place_of_rows(), r)
-        if cutlass.const_expr(rows == C):                                      # halves of K are closer to each other
+        if cutlass.const_expr(rows == C and self.c.K > HALF):                  # halves of K are closer to each other
             at = at - (cute.arch.lane_idx() & LANES // 2) * (C * 2 * HALF // (LANES // 2))
         put(to, at + begin, words)
 
@@ -408,7 +415,7 @@ class Rows:
         upper, second = self.half() == 1, self.team.warp() & 1 == 1            # half of the warp, warp of the block
         of_first = both(Float32(0.0) if self.group() & 3 == 0 else Float32(1.0))
         top, minus_top, y = constant(TOP), constant(-TOP), [[], []]
-        for i in cutlass.range_constexpr(PAIRS):
+        for i in cutlass.range_constexpr(self.pairs):
             h = times(at_least(s[0][i], CAP), of_first)
             own = plus(h, at_least(s[1][i], CAP))
             before = plus(top, of_lower_half(own, upper))                      # of the warp
@@ -426,7 +433,7 @@ class Rows:
         for r in cutlass.range_constexpr(GROUP_ROWS):
             self.keep_apart(r)
             ka, qa, kb = [], [], []
-            for i in cutlass.range_constexpr(PAIRS):
+            for i in cutlass.range_constexpr(self.pairs):
                 up, down = powers(y[r][i])
                 ka.append(to_bf16(times(kn[r][i], up)))
                 qa.append(to_bf16(times(qn[r][i], up)))
@@ -441,7 +448,7 @@ class Rows:
         may lie, too."""
         minus, block = constant(-1.0), self.group() >> 2
         k_up, q_up, k_down, kg = [self.no_words() for _ in range(4)]
-        for part in cutlass.range_constexpr(PARTS):
+        for part in cutlass.range_constexpr(self.parts):
             self.keep_apart(part)
             before = self.load_part(sums, self.group(), part)
             whole, to_last = [self.load_part(self.floats_of(of_blocks), row + block, part) for row in (WHOLE, FROM_END)]
@@ -495,8 +502,8 @@ class Rows:
     def load_words(self, of_blocks, row):
         """Pairs of bfloat16 of the lane's channels."""
         words = []
-        for part in cutlass.range_constexpr(PARTS):
-            two = load(cute.recast_ptr(of_blocks + (row * K + place(part)), dtype=Uint32), 2)
+        for part in cutlass.range_constexpr(self.parts):
+            two = load(cute.recast_ptr(of_blocks + (row * self.c.K + place(part)), dtype=Uint32), 2)
             words += [two[0], two[1]]
         return words
 
@@ -504,7 +511,7 @@ class Rows:
     def store_decay(self, sums, tile):
         """2^gc_last to the tile, by the warp that has the least to do."""
         decay = self.load_channels(sums, DECAY)
-        for i in cutlass.range_constexpr(PAIRS):
+        for i in cutlass.range_constexpr(self.pairs):
             to = cute.recast_ptr(tile + self.tile.decay.offset, dtype=Float32)
             to = to + decay_index(self.first_channel() + 2 * i)
             store(cute.recast_ptr(to, dtype=Int64), [decay[i]])
@@ -512,7 +519,7 @@ class Rows:
 
 @cute.jit
 def put(pointer, offset, words):
-    """16 bytes, so many bytes behind a pointer."""
+    """Words of a lane, so many bytes behind a pointer."""
     store(cute.recast_ptr(pointer, dtype=Uint32) + offset // 4, words)
 
 
@@ -529,8 +536,3 @@ def of_lower_half(x, upper):
 def place(part: cutlass.Constexpr):
     """Where four of the lane's channels lie in a row of `sums`: those of neighbouring lanes lie together."""
     return part * (4 * LANES) + cute.arch.lane_idx() % LANES * 4
-
-
-@cute.jit
-def place_of_channel(channel):
-    return (channel >> 2 & 1) * (4 * LANES) + (channel >> 3) * 4 + (channel & 3)

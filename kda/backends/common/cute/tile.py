@@ -9,7 +9,7 @@ WARPS = 8                                    # that make one
 WARP_ROWS = C // WARPS                       # rows of a warp
 LEVELS = C.bit_length() - 1                  # of halving
 # rows.py
-CHANNELS, GROUP_ROWS = 8, 2                  # that a lane has
+GROUP_ROWS = 2                               # that a lane has
 ROW_GROUPS = C // GROUP_ROWS                 # of a chunk
 DECAY, BIAS, TO_LAST, FROM_ZERO = range(ROW_GROUPS, ROW_GROUPS + 4)    # rows of `sums`
 SUMS, SUMS_OF_BLOCKS = FROM_ZERO + 1, BIAS + 1   # rows that there are; in blocks of 8 rows

@@ -1,12 +1,13 @@
-"""CHAIN of fwd/fused.py: four warps walk from chunk to chunk with 64 columns of the state, over tiles that the PREPAREs
-of both CTAs make.
+"""CHAIN of fwd/fused.py: four warps walk from chunk to chunk with half of the columns of the state, over tiles that the
+PREPAREs of both CTAs make.
 
   [-X; o] = [kE; qg] @ S - [1; 0] @ v
   S = 2^gc_last S + KT^T @ X
   o += A2 @ X
 
   warps  do
-  0-3    S (K, 64) in tensor memory: thread k has row k, and rounds and decays it
+  0-3    S (K, V / 2) in tensor memory: a thread rounds and decays the columns of a row that it has, all of row k of
+         128 rows in thread k, half of a row of 64 (a product of 64 rows leaves 16 in a warp's lanes)
   0      issues products: [-v; 0] of the next chunk before its state is there
   0, 1   -X to shared memory; rows of v, two chunks ahead
   2, 3   o of the chunk before to shared memory, then to global memory as whole lines
@@ -27,19 +28,14 @@ from ...common.cute.checkpoints import place_of_checkpoint
 from ...common.cute.copies import copy_16_bytes, field_at, in_global, load_one, store
 from ...common.cute.fragments import store_matrices
 from ...common.cute.packed import both, rounded, times_pairs
-from ...common.cute.tile import C, decay_index, swizzle_128B
-from ..configs import AHEAD, COLUMNS, GROUP, RING, SHARED, TILE, Columns, FusedConfig, K, V
+from ...common.cute.tile import HALF, C, decay_index, swizzle_64B, swizzle_128B
+from ..configs import AHEAD, RING, FusedConfig
 from ..parts import umma
 from ..parts.state import in_shared
 from ..parts.teams import O_THERE, STATE_ROUNDED, X_THERE, arrive_at, wait
 from ..parts.walks import chunks_of, first_item, locate_walk, next_item
 
-STATE_PIECE = COLUMNS // 4                   # columns of a row that a thread has in registers at a time
-
-ON_V = umma.Product(2 * C, COLUMNS, umma.across(C), umma.across(C), range(C // 16))              # [-1; 0] @ v
-ON_STATE = umma.Product(2 * C, COLUMNS, umma.along(2 * C), umma.across(K), range(K // 16))       # [kE; qg] @ S
-ADDED = umma.Product(K, COLUMNS, umma.across(C), umma.across(C), range(C // 16), negated=True)   # -KT^T @ -X
-ON_X = umma.Product(2 * C, COLUMNS, umma.across(C), umma.across(C), range(C // 16), negated=True)    # -[TB; A2] @ -X
+STATE_PIECE = 16                             # columns of a row that a thread has in registers at a time
 
 
 class Walk(NamedTuple):
@@ -54,13 +50,22 @@ class Walk(NamedTuple):
 
 class Consumer:
     def __init__(self, config: FusedConfig):
-        self.c = config
+        self.c, self.fields = config, config.memory
+        K, N = config.K, config.columns
+        A, of_X, steps = umma.across(C), umma.across(C, N), range(C // 16)     # of_X: of v, too
+        self.on_v = umma.Product(2 * C, N, A, of_X, steps)                     # [-1; 0] @ v
+        self.on_state = umma.Product(2 * C, N, umma.along(2 * C), umma.across(K, N), range(K // 16))    # [kE; qg] @ S
+        self.added = umma.Product(K, N, A, of_X, steps, negated=True)          # -KT^T @ -X
+        self.on_X = umma.Product(2 * C, N, A, of_X, steps, negated=True)       # -[TB; A2] @ -X
+        self.halves = K == 64                                                  # a thread has half of a row of S
+        self.own_columns = N // 2 if self.halves else N                        # so many of its columns
+        self.bytes_of_v = C * 2 * N                                            # of a chunk
 
     @cute.jit
     def walk(self, x, shared, barriers, walks, rank):
         c = self.c
         chunk, states = Int32(0), Int32(0)                                     # of all items; kept before
-        slot = Int32(SHARED.v.offset)                                          # where rows of v of the chunk are
+        slot = Int32(self.fields.cta.v.offset)                                 # where rows of v of the chunk are
         warp, thread = cute.arch.make_warp_uniform(cute.arch.warp_idx()), cute.arch.thread_idx()[0]
         walk, head = first_item(x.HV)
         while walk < walks:
@@ -72,11 +77,11 @@ class Consumer:
                 states, until = self.states_before(x, n), Int32(0)
             place = place_of_checkpoint(self.c, x, states, Int32(0), steps)
             to = x.response.toint() if is_transition else x.o.toint()
-            own = (begin * x.HV + head) * V + rank * COLUMNS
+            own = (begin * x.HV + head) * c.V + rank * c.columns
             at = Walk(head, tokens, own, to, is_transition)
             if warp < 2:
                 self.load_v(x, shared, at, thread, 0, slot)
-                self.load_v(x, shared, at, thread, 1, next_slot(slot))
+                self.load_v(x, shared, at, thread, 1, self.next_slot(slot))
                 self.wait_for_v()
             STATE_ROUNDED.sync()                                               # rows of v are there
             if warp == 0 and steps > 0:
@@ -92,7 +97,7 @@ class Consumer:
                         states, until = states + 1, x.every
                     until -= 1
                 self.step(x, shared, barriers, at, i, chunk, slot, steps, rank, warp, thread)
-                chunk, slot = chunk + 1, next_slot(slot)
+                chunk, slot = chunk + 1, self.next_slot(slot)
             if warp >= 2 and steps > 0:
                 O_THERE.sync()                                                 # both have read the one before
                 self.round_o(shared, warp, thread, chunk - 1)
@@ -111,12 +116,12 @@ class Consumer:
     def step(self, x, shared, barriers, at, i, chunk, slot, steps, rank, warp, thread):
         """Chunk i of the walk, `chunk` of all, whose rows of v are `slot` bytes behind `shared`."""
         tile, parity = self.tile_of(chunk, rank), chunk & 1
-        base_desc = field_at(shared, SHARED.base_desc)
+        fields, base_desc = self.fields.tile, field_at(shared, self.fields.cta.base_desc)
         wait(barriers.full + stage_of(chunk, RING), phase_of(chunk, RING))
         self.round_and_decay(shared, tile, thread)
         if warp == 0:
             with cute.arch.elect_one():
-                umma.multiply(ON_STATE, self.out(chunk), base_desc, tile, SHARED.S.offset, True)
+                umma.multiply(self.on_state, self.out(chunk), base_desc, tile, self.fields.cta.S.offset, True)
                 umma.commit(barriers.out)
         if warp < 2:
             wait(barriers.out, parity)
@@ -128,12 +133,12 @@ class Consumer:
             if warp == 0:
                 umma.fence_after_thread_sync()
                 with cute.arch.elect_one():
-                    umma.multiply(ADDED, Columns.S, base_desc, tile + TILE.KG.offset, slot, True)
-                    umma.multiply(ON_X, self.out(chunk), base_desc, tile + TILE.TA.offset, slot, True)
+                    umma.multiply(self.added, self.c.tmem.S, base_desc, tile + fields.KG.offset, slot, True)
+                    umma.multiply(self.on_X, self.out(chunk), base_desc, tile + fields.TA.offset, slot, True)
                     umma.commit(barriers.added)
                 if i + 1 < steps:
-                    self.issue_v(shared, chunk + 1, next_slot(slot))
-            self.load_v(x, shared, at, thread, i + 2, next_slot(next_slot(slot)))
+                    self.issue_v(shared, chunk + 1, self.next_slot(slot))
+            self.load_v(x, shared, at, thread, i + 2, self.next_slot(self.next_slot(slot)))
         else:
             if i > 0:
                 self.round_o(shared, warp, thread, chunk - 1)
@@ -143,18 +148,18 @@ class Consumer:
                 self.store_o(x, shared, at, thread - 64, i - 1)
         wait(barriers.added, parity)
         umma.fence_after_thread_sync()
-        arrive_at(field_at(shared + group_of(chunk), GROUP.empty), chunk & 1)
+        arrive_at(field_at(shared + self.group_of(chunk), self.fields.group.empty), chunk & 1)
 
     @cute.jit
     def round_and_decay(self, shared, tile, thread):
         """All four warps: S, rounded, to shared memory, 2^gc_last S to where S was."""
-        decay = both(load_one(field_at(shared + tile, TILE.decay) + decay_index(thread)))
-        for first in cutlass.range_constexpr(0, COLUMNS, STATE_PIECE):
+        decay = both(load_one(field_at(shared + tile, self.fields.tile.decay) + decay_index(self.channel(thread))))
+        for first in cutlass.range_constexpr(0, self.own_columns, STATE_PIECE):
             # redundant: ptxas would mix the pieces, and run out of registers
             cute.arch.sync_warp()
-            words = umma.load_row(self.own_row(thread, first), STATE_PIECE, Uint32)
+            words = self.load_piece(thread, first, Uint32)
             self.round_state(rounded(words), first, shared, thread)
-            umma.store_row(self.own_row(thread, first), times_pairs(words, decay))
+            self.store_piece(thread, first, times_pairs(words, decay))
         umma.wait_for_stores()
         cute.arch.fence_proxy("async.shared", space="cta")
         STATE_ROUNDED.sync()
@@ -162,43 +167,74 @@ class Consumer:
     @cute.jit
     def round_o(self, shared, warp, thread, chunk):
         """o of a chunk to shared memory, by warps 2 and 3."""
-        self.round_out(shared, Int32(SHARED.o.offset), warp, thread, chunk)
+        self.round_out(shared, Int32(self.fields.cta.o.offset), warp, thread, chunk)
 
     @cute.jit
     def round_out(self, shared, to, warp, thread, chunk):
         """[-X; o], rounded, out of tensor memory, 16 rows a warp."""
         lane = thread & 31
-        words = rounded(umma.load_fragments(self.out(chunk) + warp * umma.WARP_LANES, COLUMNS, Uint32))
+        words = rounded(umma.load_fragments(self.out(chunk) + warp * umma.WARP_LANES, self.c.columns, Uint32))
         row, piece = 16 * (warp & 1) + (lane & 15), lane >> 4
-        own = (shared + to).toint() + swizzle_128B(row, piece * 8, C)
-        for pair in cutlass.range_constexpr(COLUMNS // 16):
+        own = (shared + to).toint() + self.swizzled(row, piece * 8, C)
+        for pair in cutlass.range_constexpr(self.c.columns // 16):
             store_matrices(in_shared(own ^ pair * 32), words[4 * pair : 4 * pair + 4])
 
     @cute.jit
     def issue_v(self, shared, chunk, slot):
         """[-v; 0] of a chunk, by warp 0."""
-        base_desc = field_at(shared, SHARED.base_desc)
+        fields = self.fields.cta
+        base_desc = field_at(shared, fields.base_desc)
         with cute.arch.elect_one():
-            umma.multiply(ON_V, self.out(chunk), base_desc, SHARED.minus_one.offset, slot, False)
+            umma.multiply(self.on_v, self.out(chunk), base_desc, fields.minus_one.offset, slot, False)
 
     @cute.jit
     def out(self, chunk):
-        return Columns.out + (chunk & 1) * COLUMNS
+        return self.c.tmem.out + (chunk & 1) * self.c.columns
 
     @cute.jit
     def tile_of(self, chunk, rank):
         """Bytes to the tile of a chunk: with the group that makes it, or that gets it from the neighbour."""
-        return group_of(chunk) + ((chunk ^ rank) & 1) * TILE.bytes
+        return self.group_of(chunk) + ((chunk ^ rank) & 1) * self.fields.tile.bytes
+
+    @cute.jit
+    def channel(self, thread):
+        """The row of S that a thread has."""
+        return (thread >> 5) * 16 + (thread & 15) if cutlass.const_expr(self.halves) else thread
+
+    @cute.jit
+    def column(self, thread):
+        """The first of its columns there."""
+        return (thread >> 4 & 1) * self.own_columns if cutlass.const_expr(self.halves) else 0
+
+    @cute.jit
+    def load_piece(self, thread, first: cutlass.Constexpr, kind: cutlass.Constexpr = Float32):
+        """STATE_PIECE of a thread's columns of S, from one of them on."""
+        if cutlass.const_expr(self.halves):
+            return umma.load_halves(self.own_row(thread, first), STATE_PIECE, self.own_columns, kind)
+        return umma.load_row(self.own_row(thread, first), STATE_PIECE, kind)
+
+    @cute.jit
+    def store_piece(self, thread, first: cutlass.Constexpr, values):
+        """The reverse of `load_piece`: done after `wait_for_stores`."""
+        if cutlass.const_expr(self.halves):
+            umma.store_halves(self.own_row(thread, first), self.own_columns, values)
+        else:
+            umma.store_row(self.own_row(thread, first), values)
 
     @cute.jit
     def own_row(self, thread, first: cutlass.Constexpr):
-        """Of S in tensor memory, from a column on."""
-        return Columns.S + first + (thread >> 5) * umma.WARP_LANES
+        """Of S in tensor memory, from a column on; of half a row, where the first half is."""
+        return self.c.tmem.S + first + (thread >> 5) * umma.WARP_LANES
+
+    def swizzled(self, row, column, rows: int):
+        """Bytes to a column of the CTA's in so many rows."""
+        return swizzle_128B(row, column, rows) if self.c.columns == HALF else swizzle_64B(row, column)
 
     @cute.jit
     def round_state(self, words, first: cutlass.Constexpr, shared, thread):
-        """A piece of a row of S to shared memory, as ON_STATE reads it."""
-        own = (shared + SHARED.S.offset).toint() + swizzle_128B(thread, 0, K)
+        """A piece of a row of S to shared memory, as the product with it reads it."""
+        own = (shared + self.fields.cta.S.offset).toint()
+        own += self.swizzled(self.channel(thread), self.column(thread), self.c.K)
         for piece in cutlass.range_constexpr(STATE_PIECE // 8):
             to = in_shared(own ^ (first // 8 + piece) * 16)
             store(cute.recast_ptr(to, dtype=Uint32), words[4 * piece : 4 * piece + 4])
@@ -207,10 +243,10 @@ class Consumer:
     def load_v(self, x, shared, at, thread, i, slot):
         """Requests rows of v of chunk i, if there is one, by 64 threads; zeros in a transition's walk."""
         if i * C < at.tokens:
-            for j in cutlass.range_constexpr(C // 8):
-                row, piece = own_piece(thread, j)
+            for j in cutlass.range_constexpr(self.c.columns // 16):
+                row, piece = self.own_piece(thread, j)
                 token = cutlass.min(i * C + row, at.tokens - 1)        # past the end: a row that counts for nothing
-                to = shared + slot + swizzle_128B(row, piece * 8, C)
+                to = shared + slot + self.swizzled(row, piece * 8, C)
                 if at.is_transition:
                     store(cute.recast_ptr(to, dtype=Int32), [Int32(0)] * 4)
                 else:
@@ -229,17 +265,17 @@ class Consumer:
     def store_o(self, x, shared, at, thread, i):
         """Rows of o out of shared memory, as whole lines, by warps 2 and 3, once both have written it."""
         O_THERE.sync()
-        for j in cutlass.range_constexpr(C // 8):
-            row, piece = own_piece(thread, j)
+        for j in cutlass.range_constexpr(self.c.columns // 16):
+            row, piece = self.own_piece(thread, j)
             if i * C + row < at.tokens:
                 to = self.row(at.o, at.own + piece * 8, i * C + row, x.HV)
-                source = field_at(shared, SHARED.o) + swizzle_128B(row, piece * 8, C) // 2
+                source = field_at(shared, self.fields.cta.o) + self.swizzled(row, piece * 8, C) // 2
                 copy_16_bytes(source, in_global(to, BFloat16))
 
     @cute.jit
     def row(self, first, own, token, HV):
         """The address in what begins at `first`, v or o, `token` rows below element `own`."""
-        return fast.row(first + own * 2, token, HV * Int32(2 * V))
+        return fast.row(first + own * 2, token, HV * Int32(2 * self.c.V))
 
     @cute.jit
     def states_before(self, x, n):
@@ -258,24 +294,24 @@ class Consumer:
     @cute.jit
     def enter(self, h0, number, rank, thread, segment, is_transition):
         """S of a walk's first token: its columns of a state that was given, 0, or the identity."""
-        for first in cutlass.range_constexpr(0, COLUMNS, STATE_PIECE):
+        for first in cutlass.range_constexpr(0, self.own_columns, STATE_PIECE):
             values = [Float32(0.0)] * STATE_PIECE
             if cutlass.const_expr(self.c.h0):
                 if segment == 0:
                     own, apart = self.place_of_state(h0, number, rank, thread, first, self.c.v_first)
                     values = [load_one(own + e * apart).to(Float32) for e in range(STATE_PIECE)]
             if cutlass.const_expr(self.c.cut):
-                column = thread - rank * COLUMNS - first                       # of the identity
+                column = self.channel(thread) - rank * self.c.columns - first - self.column(thread)    # of the identity
                 one = [Float32(1.0) if column == e else Float32(0.0) for e in range(STATE_PIECE)]
                 values = [one[e] if is_transition else values[e] for e in range(STATE_PIECE)]
-            umma.store_row(self.own_row(thread, first), values)
+            self.store_piece(thread, first, values)
         umma.wait_for_stores()
 
     @cute.jit
     def store_state(self, to, number, rank, thread, v_first: cutlass.Constexpr):
         """S to its columns of one of many states."""
-        for first in cutlass.range_constexpr(0, COLUMNS, STATE_PIECE):
-            S = umma.load_row(self.own_row(thread, first), STATE_PIECE)
+        for first in cutlass.range_constexpr(0, self.own_columns, STATE_PIECE):
+            S = self.load_piece(thread, first)
             own, apart = self.place_of_state(to, number, rank, thread, first, v_first)
             for e in cutlass.range_constexpr(STATE_PIECE):
                 store(own + e * apart, [S[e]])
@@ -283,25 +319,25 @@ class Consumer:
     @cute.jit
     def place_of_state(self, x, number, rank, thread, first: cutlass.Constexpr, v_first: cutlass.Constexpr):
         """Where this thread's row is at a column, and how far columns are apart."""
+        K, V = self.c.K, self.c.V
         over_channels, over_columns = (1, K) if cutlass.const_expr(v_first) else (V, 1)
-        of_row = thread * over_channels + (rank * COLUMNS + first) * over_columns
+        of_row = self.channel(thread) * over_channels
+        of_row += (rank * self.c.columns + first + self.column(thread)) * over_columns
         return x + (number * (K * V) + of_row), over_columns
 
+    @cute.jit
+    def own_piece(self, thread, j: cutlass.Constexpr):
+        """Row and 16-byte piece of it that one of 64 threads moves, at its j-th turn."""
+        pieces = self.c.columns // 8
+        return 64 // pieces * j + (thread >> pieces.bit_length() - 1), thread & pieces - 1
 
-@cute.jit
-def own_piece(thread, j: cutlass.Constexpr):
-    """Row and 16-byte piece of it that one of 64 threads moves, of rows 8 j to 8 j + 7."""
-    return 8 * j + (thread >> 3), thread & 7
+    @cute.jit
+    def group_of(self, chunk):
+        """Bytes to the fields of the group that makes a chunk, in its CTA."""
+        return (chunk & 2) * (self.fields.group.bytes // 2)
 
-
-@cute.jit
-def group_of(chunk):
-    """Bytes to the fields of the group that makes a chunk, in its CTA."""
-    return (chunk & 2) * (GROUP.bytes // 2)
-
-
-@cute.jit
-def next_slot(slot):
-    """Where rows of v of the next chunk are, in the ring of AHEAD."""
-    after = slot + C * umma.ROW
-    return Int32(SHARED.v.offset) if after == SHARED.v.offset + AHEAD * C * umma.ROW else after
+    @cute.jit
+    def next_slot(self, slot):
+        """Where rows of v of the next chunk are, in the ring of AHEAD."""
+        first, after = self.fields.cta.v.offset, slot + self.bytes_of_v
+        return Int32(first) if after == first + AHEAD * self.bytes_of_v else after

@@ -54,7 +54,7 @@ from ...common.cute import entry
 from ...common.cute.copies import field_at, store
 from ...common.cute.order import permit_early_launch
 from ...common.cute.tile import C, swizzle_128B
-from ..configs import CHAIN_WARPS, CTAS, FIRST_PRODUCER, GROUP, GROUPS, RING, SHARED, TMEM, FusedConfig
+from ..configs import CHAIN_WARPS, CTAS, FIRST_PRODUCER, GROUPS, RING, TMEM, FusedConfig
 from ..parts import umma
 from ..parts.walks import locate_sequence
 from .chain import Consumer
@@ -77,17 +77,18 @@ class Fused(entry.Entry):
         if cutlass.const_expr(self.c.cut):
             permit_early_launch()                                              # of compose: all clusters are there
         rank, warp = cute.arch.block_idx()[0] % CTAS, cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        shared = SmemAllocator().allocate_array(Uint8, SHARED.end, byte_alignment=1024)
-        barriers = Mbarriers(*[field_at(shared, getattr(SHARED, name)) for name in Mbarriers._fields])
+        struct = self.c.struct
+        shared = SmemAllocator().allocate_array(Uint8, struct.end, byte_alignment=1024)
+        barriers = Mbarriers(*[field_at(shared, getattr(struct, name)) for name in Mbarriers._fields])
         if cute.arch.thread_idx()[0] == 0:
             self.initialise(shared, barriers)
             base = (shared.toint().to(Uint32) & 0x3FFFF) >> 4
-            store(field_at(shared, SHARED.base_desc), [base])
+            store(field_at(shared, struct.base_desc), [base])
         with cute.arch.elect_one():
-            store(field_at(shared, SHARED.warp_indices) + warp, [warp])
+            store(field_at(shared, struct.warp_indices) + warp, [warp])
         if warp == 0:
-            umma.allocate(field_at(shared, SHARED.tmem), TMEM)
-        self.store_minus_one(field_at(shared, SHARED.minus_one))
+            umma.allocate(field_at(shared, struct.tmem), TMEM)
+        self.store_minus_one(field_at(shared, struct.minus_one))
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
         umma.fence_after_thread_sync()                                         # after the allocation
@@ -112,11 +113,12 @@ class Fused(entry.Entry):
             cute.arch.mbarrier_init(barriers.full + stage, 1)
         cute.arch.mbarrier_init(barriers.out, 1)
         cute.arch.mbarrier_init(barriers.added, 1)
+        fields = self.c.memory.group
         for group in cutlass.range_constexpr(GROUPS):
-            of_group = shared + group * GROUP.bytes
-            cute.arch.mbarrier_init(field_at(of_group, GROUP.empty), CHAIN_WARPS * CTAS)
-            cute.arch.mbarrier_init(field_at(of_group, GROUP.pairs_done), 1)
-            cute.arch.mbarrier_init(field_at(of_group, GROUP.KT_done), 1)
+            of_group = shared + group * fields.bytes
+            cute.arch.mbarrier_init(field_at(of_group, fields.empty), CHAIN_WARPS * CTAS)
+            cute.arch.mbarrier_init(field_at(of_group, fields.pairs_done), 1)
+            cute.arch.mbarrier_init(field_at(of_group, fields.KT_done), 1)
         cute.arch.mbarrier_init_fence()
 
     @cute.jit

@@ -9,7 +9,7 @@
   0-7    rows, sums, operands
   0-3    the product of pairs (warp 0 the inverse, warps 2, 3 A2)
   0      issues products
-  4-7    KT, 32 channels each
+  4-7    KT, a quarter of the channels each
   4      hands the tile to both CHAINs
 """
 
@@ -29,21 +29,7 @@ from ...common.cute.packed import rounded
 from ...common.cute.pairs import causal_pair, store_A_kk
 from ...common.cute.rows import Rows
 from ...common.cute.tile import WARPS, C, swizzle_128B
-from ..configs import (
-    A_KK_OVER_X,
-    COLUMNS,
-    CTAS,
-    FIRST_PRODUCER,
-    GROUP,
-    GROUPS,
-    RING,
-    SHARED,
-    TILE,
-    Columns,
-    FusedConfig,
-    K,
-    V,
-)
+from ..configs import CTAS, FIRST_PRODUCER, GROUPS, RING, FusedConfig
 from ..parts import umma
 from ..parts.pairs import TensorCoreOfGroup
 from ..parts.state import store_transposed
@@ -53,24 +39,24 @@ from ..parts.work_item import WorkItem
 
 IDLEST = WARPS - 1                           # the warp of a group that has the least to do
 
-KT = umma.Product(K, C, umma.across(C), umma.along(C), range(C // 16))            # transposed: kg^T @ TB
-
 
 class Producer:
     def __init__(self, config: FusedConfig):
-        self.c, self.team = config, Group(reloads=config.cut or not config.one_product)
+        self.c, self.team, self.fields = config, Group(config), config.memory
         self.item = WorkItem(config, self.team)
-        self.tensor_core = TensorCoreOfGroup(self.team)
-        self.gate, self.rows = Gate(config, self.team), Rows(config, self.team, self.tensor_core, TILE)
+        self.tensor_core = TensorCoreOfGroup(config, self.team)
+        self.gate, self.rows = Gate(config, self.team), Rows(config, self.team, self.tensor_core, self.fields.tile)
         self.inverse = Inverse(False, lambda column, row: swizzle_128B(column, row, C))
+        # KT, transposed: kg^T @ TB
+        self.to_KT = umma.Product(config.K, C, umma.across(C), umma.along(C), range(C // 16))
 
     @cute.jit
     def produce(self, x, shared, barriers, walks, rank):
         """Every fourth chunk of all that the cluster walks over."""
         self.team.refresh_warp_index(shared)
         if self.team.warp() == IDLEST:
-            of_group = shared + self.team.number() * GROUP.bytes
-            self.inverse.zeros(field_at(of_group, GROUP.columns), field_at(of_group, TILE.TA))
+            of_group = shared + self.team.number() * self.fields.group.bytes
+            self.inverse.zeros(field_at(of_group, self.fields.group.columns), field_at(of_group, self.fields.tile.TA))
         before = Int32(0)
         walk, head = first_item(x.HV)
         while walk < walks:
@@ -90,7 +76,8 @@ class Producer:
         at = self.gate.rows_of_head(x, begin, head)
         self.item.publish(shared, walk, head, tokens, at)
         if cutlass.const_expr(self.c.bias):
-            self.rows.store_bias(at, field_at(shared + self.team.number() * GROUP.bytes, GROUP.sums))
+            of_group = shared + self.team.number() * self.fields.group.bytes
+            self.rows.store_bias(at, field_at(of_group, self.fields.group.sums))
         self.team.meet()                                                       # all of it is there
 
     @cute.jit
@@ -98,15 +85,15 @@ class Producer:
         self.team.refresh_warp_index(shared)
         at, tokens = self.item.chunk(shared, chunk, x.H, x.HV)
         rows = cutlass.min(tokens - chunk * C, C)
-        group = self.team.number()
-        tile = shared + group * GROUP.bytes
-        X, Y = [field_at(tile, field) for field in (GROUP.X, GROUP.Y)]
+        group = self.fields.group
+        tile = shared + self.team.number() * group.bytes
+        X, Y = [field_at(tile, field) for field in (group.X, group.Y)]
         sums, A_kk, columns, b = [
-            field_at(tile, field) for field in (GROUP.sums, A_KK_OVER_X, GROUP.columns, GROUP.b)
+            field_at(tile, field) for field in (group.sums, self.fields.A_kk, group.columns, group.b)
         ]
-        KT_done, empty = field_at(tile, GROUP.KT_done), field_at(tile, GROUP.empty)
-        self.tensor_core.done = field_at(tile, GROUP.pairs_done)
-        self.tensor_core.base_desc = field_at(shared, SHARED.base_desc)
+        KT_done, empty = field_at(tile, group.KT_done), field_at(tile, group.empty)
+        self.tensor_core.done = field_at(tile, group.pairs_done)
+        self.tensor_core.base_desc = field_at(shared, self.fields.cta.base_desc)
         acc = self.tensor_core.accumulator()
         raw = self.rows.fetch(at, rows, x.H, x.HV)
         if self.team.warp() == IDLEST:
@@ -125,7 +112,7 @@ class Producer:
             else:
                 self.tensor_core.gather(acc)
         if self.team.warp() < 4:
-            self.make_TB_and_A2(acc, A_kk, columns, field_at(tile, TILE.TA), b + phase * C, KT_done)
+            self.make_TB_and_A2(acc, A_kk, columns, field_at(tile, self.fields.tile.TA), b + phase * C, KT_done)
         else:
             self.store_KT(tile, KT_done, phase)
             self.team.meet_last_six()                                          # KT and A2 are in the tile
@@ -155,7 +142,7 @@ class Producer:
         lane, at = cute.arch.lane_idx(), accumulator_places(self.team.thread())
         pairs = [words_of(causal_pair(acc, at, i))[0] for i in range(0, C // 2, 2)]
         row, piece = lane & 15, lane >> 4
-        to = COLUMNS // 2 // 8 + 2 * (self.team.warp() - 2)                    # piece of the warp's first column
+        to = C // 8 + 2 * (self.team.warp() - 2)                               # piece of the warp's first column
         for m in cutlass.range_constexpr(2):
             a = []
             for step in cutlass.range_constexpr(2):
@@ -169,39 +156,44 @@ class Producer:
     @cute.jit
     def issue_KT(self, done):
         """By warp 0."""
-        tile = self.team.number() * GROUP.bytes
+        tile, fields = self.team.number() * self.fields.group.bytes, self.fields.tile
         with cute.arch.elect_one():
-            to, TA = Columns.KT + self.team.number() * K, tile + TILE.TA.offset
-            umma.multiply(KT, to, self.tensor_core.base_desc, tile + TILE.KG.offset, TA, False)
+            to, TA = self.columns_of_KT(), tile + fields.TA.offset
+            umma.multiply(self.to_KT, to, self.tensor_core.base_desc, tile + fields.KG.offset, TA, False)
             umma.commit(done)
+
+    @cute.jit
+    def columns_of_KT(self):
+        """Of tensor memory."""
+        return self.c.tmem.KT + self.team.number() * self.c.tmem.OF_KT
 
     @cute.jit
     def store_KT(self, tile, done, phase):
         """KT, rounded, in the place of kg, by warps 4 to 7."""
-        warp, KG = self.team.warp() - 4, field_at(tile, TILE.KG)
-        source = Columns.KT + self.team.number() * K + warp * umma.WARP_LANES
+        warp, channels, KG = self.team.warp() - 4, self.c.K // 4, field_at(tile, self.fields.tile.KG)
+        source = self.columns_of_KT() + warp * umma.WARP_LANES
         wait(done, phase)
         umma.fence_after_thread_sync()
-        for half in cutlass.range_constexpr(2):
+        for half in cutlass.range_constexpr(channels // 16):
             words = rounded(umma.load_fragments(source + half * umma.HALF_LANES, C, Uint32))
-            store_transposed(KG, words, 32 * warp + 16 * half, C)
+            store_transposed(KG, words, channels * warp + 16 * half, C)
         cute.arch.fence_proxy("async.shared", space="cta")
 
     @cute.jit
     def hand_over(self, shared, full, rank):
         """The tile to both CHAINs, by one warp."""
-        group = warp_index(shared) - FIRST_PRODUCER >> 3
-        tile, full, neighbour = shared + group * GROUP.bytes, full + (CTAS * group + rank), rank ^ 1
+        fields, group = self.fields.tile, warp_index(self.c, shared) - FIRST_PRODUCER >> 3
+        tile, full, neighbour = shared + group * self.fields.group.bytes, full + (CTAS * group + rank), rank ^ 1
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(full)
             # redundant: its release, not the arrival; the copy itself brings everything the neighbour reads
-            cute.arch.mbarrier_arrive_and_expect_tx(full, TILE.end, peer_cta_rank_in_cluster=neighbour)
-            bulk_copy_to_neighbour(tile, tile + TILE.bytes, TILE.end, full, neighbour)
+            cute.arch.mbarrier_arrive_and_expect_tx(full, fields.end, peer_cta_rank_in_cluster=neighbour)
+            bulk_copy_to_neighbour(tile, tile + fields.bytes, fields.end, full, neighbour)
 
     @cute.jit
     def clear(self, x, end):
         """Clears o of tokens outside every sequence, a token per warp."""
-        own = cute.arch.block_idx()[0] * (GROUPS * WARPS) + cute.arch.warp_idx() - FIRST_PRODUCER
+        V, own = self.c.V, cute.arch.block_idx()[0] * (GROUPS * WARPS) + cute.arch.warp_idx() - FIRST_PRODUCER
         warps, zero = cute.arch.grid_dim()[0] * (GROUPS * WARPS), [Float32(0.0)] * (V // 32)
         for token in cutlass.range(Int32(end) + own, x.T, warps, unroll=1):
             row = x.o + Int64(token) * x.HV * V + cute.arch.lane_idx() * (V // 32)

@@ -8,12 +8,10 @@ from ...common.cute.copies import load_one
 from ...common.cute.fragments import accumulator_places
 from ...common.cute.pairs import keep_blocks
 from ...common.cute.tile import C
-from ..configs import GROUP, Columns, K
+from ..configs import FusedConfig, OperandsConfig
 from . import umma
 from .teams import wait
 
-PAIRS = umma.Product(2 * C, C, umma.along(2 * C), umma.along(C), range(K // 16))             # X @ Y^T
-ACROSS = umma.Product(2 * C, C, umma.along(2 * C), umma.along(2 * C), range(K // 16))        # [k; q] @ k^T
 BLOCKS_OF_8, BLOCKS_OF_16 = 1, 2             # numbers of products across them; 0 is the one of X and Y
 
 
@@ -25,8 +23,10 @@ class TensorCore:
     Y: int
     tile: int
 
-    def __init__(self, team):
+    def __init__(self, K: int, team):
         self.team = team
+        self.within = umma.Product(2 * C, C, umma.along(2 * C), umma.along(C), range(K // 16))        # X @ Y^T
+        self.across = umma.Product(2 * C, C, umma.along(2 * C), umma.along(2 * C), range(K // 16))    # [k; q] @ k^T
 
     @cute.jit
     def accumulator(self):
@@ -45,7 +45,7 @@ class TensorCore:
         if self.team.warp() == 0:
             operands = self.operands()
             with cute.arch.elect_one():
-                umma.multiply(PAIRS, self.columns(0), self.base_desc, operands + self.X, operands + self.Y, False)
+                umma.multiply(self.within, self.columns(0), self.base_desc, operands + self.X, operands + self.Y, False)
                 umma.commit(self.done)
 
     @cute.jit
@@ -55,7 +55,8 @@ class TensorCore:
             operands = self.operands()
             with cute.arch.elect_one():
                 for number, at in ((BLOCKS_OF_8, self.X), (BLOCKS_OF_16, self.tile)):
-                    umma.multiply(ACROSS, self.columns(number), self.base_desc, operands + at, operands + at, False)
+                    to = self.columns(number)
+                    umma.multiply(self.across, to, self.base_desc, operands + at, operands + at, False)
                 umma.commit(self.done)
 
     @cute.jit
@@ -83,25 +84,28 @@ class TensorCore:
 class TensorCoreOfGroup(TensorCore):
     """Of one of the groups of fwd/fused.py; `done` is its `pairs_done`."""
 
-    X, Y, tile = GROUP.X.offset, GROUP.Y.offset, GROUP.tile.offset
+    def __init__(self, config: FusedConfig, team):
+        super().__init__(config.K, team)
+        self.group, self.regions = config.memory.group, config.tmem
+        self.X, self.Y, self.tile = self.group.X.offset, self.group.Y.offset, self.group.tile.offset
 
     @cute.jit
     def operands(self):
-        return self.team.number() * GROUP.bytes
+        return self.team.number() * self.group.bytes
 
     @cute.jit
     def columns(self, number: cutlass.Constexpr):
         """Of tensor memory, for a product; the first of KT's are for KT."""
         if cutlass.const_expr(number == 0):
-            return Columns.pairs + self.team.number() * C
-        return Columns.KT + number * C + self.team.number() * K
+            return self.regions.pairs + self.team.number() * C
+        return self.regions.KT + number * C + self.team.number() * self.regions.OF_KT
 
 
 class TensorCoreOfCta(TensorCore):
     """Of fwd/operands.py; `tmem`, where is said which columns of tensor memory the CTA has, is set, too."""
 
-    def __init__(self, config, team):
-        super().__init__(team)
+    def __init__(self, config: OperandsConfig, team):
+        super().__init__(config.K, team)
         self.X, self.Y, self.tile = config.struct.X.offset, config.struct.Y.offset, config.struct.tile.offset
 
     @cute.jit

@@ -7,7 +7,7 @@ from cutlass import Uint32
 from ...common.cute.barriers import NamedBarrier
 from ...common.cute.copies import field_at, load_one
 from ...common.cute.tile import WARPS
-from ..configs import FIRST_PRODUCER, SHARED
+from ..configs import FIRST_PRODUCER, FusedConfig
 from . import umma
 
 # Of CHAIN's four warps:
@@ -27,10 +27,10 @@ GROUP_LAST_SIX = NamedBarrier(6, 192, ids_per_group=3)
 
 
 @cute.jit
-def warp_index(shared):
+def warp_index(c: cutlass.Constexpr, shared):
     """Reloaded from shared memory, so that ptxas cannot hoist address arithmetic out of the loop over chunks, where
     there are no registers for it."""
-    return cute.arch.make_warp_uniform(load_one(field_at(shared, SHARED.warp_indices) + cute.arch.warp_idx()))
+    return cute.arch.make_warp_uniform(load_one(field_at(shared, c.struct.warp_indices) + cute.arch.warp_idx()))
 
 
 @cute.jit
@@ -78,16 +78,17 @@ class WholeCta:
 
 
 class Group:
-    """One of the groups that follow CHAIN's warps.  `reloads`: for every chunk its warps reload their index."""
+    """One of the groups that follow CHAIN's warps."""
 
-    def __init__(self, reloads: bool):
-        self.reloads = reloads
+    def __init__(self, config: FusedConfig):
+        self.c = config
+        self.reloads = config.cut or not config.one_product                    # for every chunk, the warps' index
 
     @cute.jit
     def refresh_warp_index(self, shared):
         """Before `warp` and `number` are used in a loop."""
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        self.index = (warp_index(shared) if cutlass.const_expr(self.reloads) else warp) - FIRST_PRODUCER
+        self.index = (warp_index(self.c, shared) if cutlass.const_expr(self.reloads) else warp) - FIRST_PRODUCER
 
     @cute.jit
     def thread(self):

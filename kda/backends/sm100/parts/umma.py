@@ -1,7 +1,8 @@
 """Products on the tensor cores of Blackwell: operands in shared memory, results in tensor memory.
 
-All operands are bfloat16 in rows of 128 bytes whose 16-byte pieces change places within eight rows (128B swizzle).  An
-operand is a Layout and where it begins; a step of a product reads 16 of its K indices.
+All operands are bfloat16 in rows of 128 bytes whose 16-byte pieces change places within eight rows (128B swizzle), or,
+`across` with 32 elements, in rows of 64 bytes (64B swizzle).  An operand is a Layout and where it begins; a step of a
+product reads 16 of its K indices.
 
   along    a row lies along K, as of [kn; qn] (rows, channels): panels of 64 indices one after the other
   across   a row lies along M or N, as of v (tokens, columns): panels of 64 of those, each with all of K
@@ -17,9 +18,9 @@ from cutlass import Float32, Int32, Uint32
 
 from ...common.cute.copies import load_one
 
-ROW, EIGHT_ROWS = 128, 1024                  # bytes
+ROW = 128                                    # bytes
 STEP = 16                                    # indices of K
-SWIZZLE_128B, VERSION = 2, 1                 # fields of a descriptor
+SWIZZLES, VERSION = {128: 2, 64: 4}, 1       # fields of a descriptor: of the bytes of a row
 WARP_LANES = 32 << 16                        # from one warp's lanes of tensor memory to the next warp's
 HALF_LANES = 16 << 16                        # to the upper half of a warp's lanes
 
@@ -29,6 +30,7 @@ class Layout(NamedTuple):
 
     across: bool
     panel: int                               # bytes from 64 elements of a row to the next 64
+    row: int = ROW                           # bytes
 
     @property
     def low(self) -> int:
@@ -37,12 +39,12 @@ class Layout(NamedTuple):
 
     @property
     def high(self) -> int:
-        return EIGHT_ROWS >> 4 | VERSION << 14 | SWIZZLE_128B << 29
+        return 8 * self.row >> 4 | VERSION << 14 | SWIZZLES[self.row] << 29
 
     def step(self, number: int) -> int:
         """Bytes to a step."""
         if self.across:
-            return number * STEP * ROW
+            return number * STEP * self.row
         return number * STEP // 64 * self.panel + number * STEP % 64 * 2
 
 
@@ -50,8 +52,10 @@ def along(rows: int) -> Layout:
     return Layout(False, rows * ROW)
 
 
-def across(rows: int) -> Layout:
-    return Layout(True, rows * ROW)
+def across(rows: int, elements: int = 64) -> Layout:
+    """At least 64 elements, or 32."""
+    row = min(2 * elements, ROW)
+    return Layout(True, rows * row, row)
 
 
 class Product(NamedTuple):
@@ -162,10 +166,23 @@ def store_row(address, values):
 
 
 @cute.jit
-def store(shape: cutlass.Constexpr, address, values):
+def load_halves(address, columns: cutlass.Constexpr, apart: cutlass.Constexpr, kind: cutlass.Constexpr = Float32):
+    """So many columns of one of 16 rows: lane l has row l % 16, and l / 16 times `apart` columns behind the address."""
+    return load(f"16x32bx2.x{columns}", address, columns, kind, f", {apart}")
+
+
+@cute.jit
+def store_halves(address, apart: cutlass.Constexpr, values):
+    """The reverse of `load_halves`: done after `wait_for_stores`."""
+    store(f"16x32bx2.x{len(values)}", address, values, f", {apart}")
+
+
+@cute.jit
+def store(shape: cutlass.Constexpr, address, values, more: cutlass.Constexpr = ""):
     found = ", ".join(f"{{$r{i + 1}}}" for i in range(len(values)))
     cute.arch.inline_ptx(
-        f"tcgen05.st.sync.aligned.{shape}.b32 [{{$r0}}], {{{found}}};", read_only_args=[Int32(address), *values]
+        f"tcgen05.st.sync.aligned.{shape}.b32 [{{$r0}}]{more}, {{{found}}};",
+        read_only_args=[Int32(address), *values],
     )
 
 
@@ -175,10 +192,12 @@ def wait_for_stores():
 
 
 @cute.jit
-def load(shape: cutlass.Constexpr, address, count: cutlass.Constexpr, kind: cutlass.Constexpr):
+def load(
+    shape: cutlass.Constexpr, address, count: cutlass.Constexpr, kind: cutlass.Constexpr, more: cutlass.Constexpr = ""
+):
     to = ", ".join(f"{{$w{i}}}" for i in range(count))
     found = cute.arch.inline_ptx(
-        f"{{tcgen05.ld.sync.aligned.{shape}.b32 {{{to}}}, [{{$r0}}]; tcgen05.wait::ld.sync.aligned;}}",
+        f"{{tcgen05.ld.sync.aligned.{shape}.b32 {{{to}}}, [{{$r0}}]{more}; tcgen05.wait::ld.sync.aligned;}}",
         write_only_types=[kind] * count, read_only_args=[Int32(address)],
     )  # fmt: skip
     return list(found)

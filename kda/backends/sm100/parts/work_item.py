@@ -11,7 +11,7 @@ from ...common.cute import fast
 from ...common.cute.copies import TYPES, in_global, load, load_one, store
 from ...common.cute.gate import HeadRows
 from ...common.cute.tile import C
-from ..configs import ITEM, SHARED, FusedConfig, K
+from ..configs import ITEM, FusedConfig
 from .walks import chunks_of
 
 
@@ -22,7 +22,7 @@ class WorkItem:
     @cute.jit
     def field(self, shared, field: cutlass.Constexpr):
         """A pointer to a field of this group's item."""
-        first = shared + (SHARED.items.offset + field.offset)
+        first = shared + (self.c.struct.items.offset + field.offset)
         return cute.recast_ptr(first + self.team.number() * ITEM.bytes, dtype=TYPES[field.dtype])
 
     @cute.jit
@@ -52,7 +52,7 @@ class WorkItem:
     @cute.jit
     def chunk(self, shared, chunk, H, HV):
         """The rows of one of its chunks, but of beta, and its tokens."""
-        c = self.c
+        c, K = self.c, self.c.K
         of_qk, of_rest = load(self.field(shared, ITEM.q), 2), load(self.field(shared, ITEM.g), 1)
         rows = []
         for first, kind, elements in (

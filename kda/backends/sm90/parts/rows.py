@@ -10,7 +10,7 @@ from cutlass import Uint32
 from ...common.cute.async_copies import copy_16_bytes_later
 from ...common.cute.copies import load
 from ...common.cute.gate import Gate
-from ...common.cute.rows import PAIRS, Rows
+from ...common.cute.rows import Rows
 from ...common.cute.tile import WARP_ROWS, C
 
 PIECE = 8                                    # elements of 16 bytes
@@ -52,5 +52,5 @@ class RequestedByRow(Requested, Rows):
     @cute.jit
     def load_row(self, pointer, row, heads):
         own = cute.recast_ptr(pointer, dtype=Uint32) + (row * (self.c.K // 2) + self.first_channel() // 2)
-        words = load(own, PAIRS)
-        return [words[i] for i in range(PAIRS)]
+        words = load(own, self.pairs)
+        return [words[i] for i in range(self.pairs)]

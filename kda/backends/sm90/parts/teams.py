@@ -3,9 +3,9 @@
 import cutlass.cute as cute
 
 from ...common.cute.barriers import NamedBarrier
-from ...common.cute.rows import SUM_WARPS
+from ...common.cute.rows import SUM_CHANNELS
 from ...common.cute.tile import WARPS
-from ..configs import FIRST_PRODUCER
+from ..configs import CHANNELS_OF_ROWS, FIRST_PRODUCER
 
 # barrier 0 is sync_threads;  who meets there
 FIRST_FOUR = NamedBarrier(1, 128)            # of a CTA of eight warps
@@ -15,7 +15,7 @@ GROUP_FIRST_FOUR = NamedBarrier(3, 128, ids_per_group=2)
 GROUP_INVERSE = NamedBarrier(6, 128 + 32, ids_per_group=1)   # its first four warps, and the one of its inverse
 # Where pairs are made in blocks: of who makes their product, for those who write over Y; of all eight warps, which
 # write to the tile till the end, for the one that inverts.
-GROUP_PRODUCT = NamedBarrier(3, 128 + 32 * SUM_WARPS, ids_per_group=2)
+GROUP_PRODUCT = NamedBarrier(3, 128 + 32 * (CHANNELS_OF_ROWS // SUM_CHANNELS), ids_per_group=2)
 WHOLE_GROUP = NamedBarrier(6, 32 * WARPS, ids_per_group=1)
 WHOLE_GROUP_INVERSE = NamedBarrier(6, 32 * WARPS + 32, ids_per_group=1)
 
