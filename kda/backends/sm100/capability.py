@@ -6,6 +6,15 @@ from ..common.rules import BFLOAT16, CHUNKS, CUTE_DSL, KEEPS_NOTHING, ONE_BETA, 
 
 LIMIT = 65535                                # of a grid in y and z
 
+# Further rules of a class of problems, of a backward.
+BACKWARD = (
+    Rule(
+        "sm100.backward_head_dim",
+        lambda p, h: p.direction == "forward" or p.K == p.V == 128,
+        "has a backward for K=V=128, got K={p.K} V={p.V}",
+    ),
+)
+
 CAPABILITY = Capability(
     backend="sm100",
     rank=10,
@@ -24,11 +33,6 @@ CAPABILITY = Capability(
         *of("sm100", CUTE_DSL, CHUNKS, BFLOAT16),
         Rule("sm100.head_dim", lambda p, h: p.K == p.V in (64, 128), "needs K=V=64 or K=V=128, got K={p.K} V={p.V}"),
         Rule(
-            "sm100.backward_head_dim",
-            lambda p, h: p.direction == "forward" or p.K == p.V == 128,
-            "has a backward for K=V=128, got K={p.K} V={p.V}",
-        ),
-        Rule(
             "sm100.size",
             lambda p, h: p.N * p.HV < 2**31,
             "counts sequences and value heads in 32 bits, got {p.N} x {p.HV}",
@@ -40,6 +44,7 @@ CAPABILITY = Capability(
             "pass one long sequence with cu_seqlens",
         ),
         *of("sm100", ONE_BETA, KEEPS_NOTHING),
+        *BACKWARD,
     ),
     stages=("fwd/gate+intra+wy+state+output only", "bwd/output+state+wy+intra+gate from inputs",
             "bwd/grads"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ from ..common.recorded_plan import (
     configs_of_step,
     plan_of,
 )
+from .capability import BACKWARD
 from .configs import (
     CTAS,
     JOIN_ROWS,
@@ -153,5 +155,6 @@ def recipes(p: Problem, host: Host, recorded: bool = True) -> list[AnyRecipe]:
         configs += [fused_config(p, offsets)]
         configs += [fused_config(p, offsets, cut), JoinConfig(offsets, p.K, p.V)] * cut
     configs += [join_states_config(p)] * cut
-    configs += all_configs(RECORDED, p) if recorded else []
+    if recorded and all(rule.holds(dataclasses.replace(p, direction="backward"), host) for rule in BACKWARD):
+        configs += all_configs(RECORDED, p)
     return [recipe(config, target(host.cc)) for config in dict.fromkeys(configs) if config]
