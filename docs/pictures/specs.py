@@ -262,7 +262,8 @@ SM100_FORWARD, SM100_STEP = Call("sm_100a", "sm100", 1024, 74), Call("sm_100a", 
 sm100_recorded = sm100_plan.recorded_plan(STEP, BLACKWELL_SMS)
 sm100_grads: Any = sm100_recorded.grads
 MATH100, LOAD100 = (constant("sm100/bwd/grads.py", f"{role}_REGISTERS") for role in ("MATH", "LOAD"))
-Of, OfRecord, OfGrads = sm100.Columns, sm100.RecordColumns, sm100.GradsColumns
+sm100_fused = sm100_plan.plan(B74, BLACKWELL_SMS, None).fused
+Of, OfRecord, OfGrads = sm100_fused.tmem, sm100.RecordColumns, sm100.GradsColumns
 IN_STAGES = {"stages": sm100.STAGE, "tile": sm100.RECORD_TILE}
 CORE = Node(2, 1, ("products, issued by warp 0",))
 OF_THE_TENSOR_CORE = (
@@ -271,9 +272,12 @@ OF_THE_TENSOR_CORE = (
 
 SM100 = [
     Kernel(
-        "sm100_fused", "fused", sm100_plan.plan(B74, BLACKWELL_SMS, None).fused, SM100_FORWARD, "four chunks, CTA 0",
+        "sm100_fused", "fused", sm100_fused, SM100_FORWARD, "four chunks, CTA 0",
         nodes=FUSED100, edges=fused_edges(True), frames=frames(FUSED100), ring="full[0]",
-        inner={"groups": sm100.GROUP, "tile": sm100.TILE, "neighbour": sm100.TILE, "items": sm100.ITEM},
+        inner={
+            "groups": sm100_fused.memory.group, "items": sm100.ITEM,
+            **dict.fromkeys(("tile", "neighbour"), sm100_fused.memory.tile),
+        },
         steps=(
             *MAKE_CHUNK100, "operands are there",
             [(0, 3, "A_kk, A_qk out of tensor memory"), (4, 7, "wait for KT_done")], "A_kk is there",
