@@ -172,6 +172,12 @@ def test_a_problem_that_says_forward_needs_no_kernels_of_gradients(backend, of_g
     assert forward < whole
 
 
+def test_of_heads_of_64_a_blackwell_s_forward_is_built_and_no_kernel_of_its_backward():
+    names = names_for("K=64 V=64 bounded l2norm bfloat16", "sm100")
+    assert names.keys() == {"fused", "compose", "join"}
+    assert names == names_for("K=64 V=64 bounded l2norm bfloat16 forward", "sm100")
+
+
 def test_a_forward_that_keeps_intermediates_may_be_one_of_gradients():
     kept, whole = (names_for(f"{word} disable_recompute=true", "triton") for word in ("forward", ""))
     assert kept == whole and set(kept) == {"compose", "prepare", "state", "transition"}

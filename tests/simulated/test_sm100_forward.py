@@ -407,6 +407,17 @@ CLASSES = [" ".join(words) for words in itertools.product(GATES, HEADS, STATES)]
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("arch", ["sm100", "sm103"])
+def test_no_kernel_of_heads_of_64_channels_spills(arch):
+    recipes = {}
+    for words in CLASSES[:: 11 if arch == "sm100" else 37]:
+        for recipe in plan.recipes(Problem.parse(f"K=64 V=64 bfloat16 {words}"), host_of(arch)):
+            recipes.setdefault(recipe.key, recipe)
+    assert len(recipes) > 12
+    assert not any(launch.kernel(recipe.config, recipe.target).spills for recipe in recipes.values())
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("arch", ["sm100", "sm103"])
 def test_kernels_but_grads_and_fused_of_any_gate_spill_8_bytes_at_most(arch):
     """A part of all classes, that has each word many times.  What grads spills, its page says: docs/stages."""
     recipes = {}
@@ -442,6 +453,7 @@ def test_a_forward_that_is_recorded_is_made_by_who_takes_the_backward():
     problem = case_of(T=33).problem()
     with standing_in(host_of("sm100")):
         assert recorder(problem, "sm100") == "sm100"
+        assert recorder(case_of(64, T=33).problem(), "sm100") == "triton"
         assert recorder(dataclasses.replace(problem, packed=True, N=70_000), "sm100") == "triton"
     with standing_in(host_of("sm90")):
         assert recorder(problem, "sm90") == "sm90"

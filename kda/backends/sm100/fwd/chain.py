@@ -6,8 +6,8 @@ PREPAREs of both CTAs make.
   o += A2 @ X
 
   warps  do
-  0-3    S (K, V / 2) in tensor memory: a thread rounds and decays the columns of a row that it has, all of row k of
-         128 rows in thread k, half of a row of 64 (a product of 64 rows leaves 16 in a warp's lanes)
+  0-3    S (K, V / 2) in tensor memory: a thread rounds and decays what it has, of 128 rows one, of 64 half of one (a
+         product of 64 rows has 16 in the lanes of each warp)
   0      issues products: [-v; 0] of the next chunk before its state is there
   0, 1   -X to shared memory; rows of v, two chunks ahead
   2, 3   o of the chunk before to shared memory, then to global memory as whole lines

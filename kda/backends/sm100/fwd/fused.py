@@ -1,5 +1,6 @@
 """fwd/gate to fwd/output in one kernel: a cluster of two CTAs walks the chunks of C = 32 rows of one sequence and value
-head after the other, each CTA with 64 columns of the state, and makes every second chunk's operands, for both.
+head after the other, each CTA with half of the columns of the state, and makes every second chunk's operands, for both.
+K = V is 128 or 64.
 
   KT = TB^T @ kg   A2 = A_qk @ TB       TB = A_inv b:                            fwd/prepare.py
   X = v - kE @ S                                                                 fwd/chain.py
@@ -9,8 +10,9 @@ head after the other, each CTA with 64 columns of the state, and makes every sec
 So two products stand between a state and the next one, and o is behind them.
 
   warps  role     does
-  0-3    CHAIN    has S (K, 64) in tensor memory, thread k row k.  warp 0: issues products; warps 0, 1: X, and rows of
-                  v two chunks ahead; warps 2, 3: o of the chunk before, to global memory
+  0-3    CHAIN    has S (K, V / 2) in tensor memory, a thread a row of 128 or half of a row of 64.  warp 0: issues
+                  products; warps 0, 1: X, and rows of v two chunks ahead; warps 2, 3: o of the chunk before, to
+                  global memory
   4-11   PREPARE  chunks 4 i + rank, into stage rank;  of the eight, warps 0-3: the product of pairs (warp 0 the
                   inverse, warps 2, 3 A2), warps 4-7: KT, and the tile to both CHAINs
   12-19  PREPARE  chunks 4 i + 2 + rank, into stage 2 + rank
@@ -34,8 +36,8 @@ c & 1 fills.  PREPAREs of a cluster's next sequence do not wait for the end of t
   KT_done     1, a commit; of each group                            KT is in tensor memory
   named       parts/teams.py
 
-  shared memory: configs.SHARED;  tensor memory: configs.Columns, all there are, so that they begin at 0.  A product of
-  M = 64 rows takes half the lanes of its columns.
+  shared memory: configs.shared_memory, 226 KiB, or 124 of K = 64;  tensor memory: configs.Columns, all there are
+  allocated, so that they begin at 0.  A product of M = 64 rows takes half the lanes of its columns.
 """
 
 from __future__ import annotations
