@@ -82,7 +82,8 @@ class Group:
 
     def __init__(self, config: FusedConfig):
         self.c = config
-        self.reloads = config.cut or not config.one_product                    # for every chunk, the warps' index
+        # For every chunk its warps reload their index; rows of 64 channels leave registers for it.
+        self.reloads = config.K == 128 and (config.cut or not config.one_product)
 
     @cute.jit
     def refresh_warp_index(self, shared):
