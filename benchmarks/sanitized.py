@@ -137,9 +137,45 @@ def was_kept(""",
                 cute.arch.mbarrier_arrive(ring.taken""": """if True:
                 cute.arch.mbarrier_arrive(ring.taken""",
     },
+    "sm90/fwd/stream.py": {
+        "mbarrier_init(field_at(of_group, getattr(self.c.group, name)), 1)":
+            "mbarrier_init(field_at(of_group, getattr(self.c.group, name)), 32)",
+        """("full", STREAM_STAGES, 33), ("read", STREAM_STAGES, 4), ("made", OUTPUTS, 4), ("taken", OUTPUTS, 1)""":
+            """("full", STREAM_STAGES, 64), ("read", STREAM_STAGES, 128), ("made", OUTPUTS, 128),
+                ("taken", OUTPUTS, 32)""",
+        """with cute.arch.elect_one():
+                            # redundant""": """if True:
+                            # redundant""",
+        """with cute.arch.elect_one():
+                    cute.arch.mbarrier_arrive(solved)""": "cute.arch.mbarrier_arrive(solved)",
+        "            JOINED.arrive(group)": "            JOINED.sync(group)",
+        """            cute.arch.cp_async_bulk_wait_group(0, read=True)
+            cute.arch.mbarrier_arrive(field_at(of.base, self.struct.taken))
+            cute""": """            cute.arch.cp_async_bulk_wait_group(0, read=True)
+        cute.arch.mbarrier_arrive(field_at(of.base, self.struct.taken))
+        with cute.arch.elect_one():
+            cute""",
+        """with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(self.field(shared, "read")""": """if True:
+            cute.arch.mbarrier_arrive(self.field(shared, "read")""",
+        """with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(self.field(shared, "made")""": """if True:
+            cute.arch.mbarrier_arrive(self.field(shared, "made")""",
+        """with cute.arch.elect_one():
+                # redundant: its release""": """if cute.arch.lane_idx() != 0:
+                cute.arch.mbarrier_arrive(full + stage)
+            else:
+                # redundant: its release""",
+        "            arrive_when_copied(full + stage)": """            cute.arch.cp_async_commit_group()
+            cute.arch.cp_async_wait_group(0)
+            cute.arch.mbarrier_arrive(full + stage)""",
+        """with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive(taken + place)""": "cute.arch.mbarrier_arrive(taken + place)",
+    },
     "sm90/parts/teams.py": {
         "GROUP_PRODUCT.arrive(": "GROUP_PRODUCT.sync(",
-        "GROUP_PRODUCT = NamedBarrier(3, 128 + 32 * SUM_WARPS,": "GROUP_PRODUCT = NamedBarrier(3, 32 * WARPS,",
+        "GROUP_PRODUCT = NamedBarrier(3, 128 + 32 * (CHANNELS_OF_ROWS // SUM_CHANNELS),":
+            "GROUP_PRODUCT = NamedBarrier(3, 32 * WARPS,",
         "GROUP_INVERSE = NamedBarrier(6, 128 + 32,": "GROUP_INVERSE = NamedBarrier(6, 32 * WARPS + 32,",
     },
     "sm90/parts/chunk.py": {
@@ -263,6 +299,12 @@ def calls(backend: str, forwards: bool) -> None:
                 kda.chunk_kda_fwd(**case.keywords, backend=backend)
                 torch.cuda.synchronize()
                 print(f"one kernel, {gate} gate: CTAs {plan.CTAS}, clusters {plan.CLUSTERS}", flush=True)
+            plan.FUSED, plan.CTAS, plan.CLUSTERS, plan.STREAM = None, None, None, True
+            launch.forget_plans()
+            kda.chunk_kda_fwd(**case.keywords, backend=backend)
+            torch.cuda.synchronize()
+            print(f"some CTAs make tiles and others walk, {gate} gate", flush=True)
+            plan.STREAM = None
     torch.cuda.synchronize()
 
 

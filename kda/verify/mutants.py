@@ -57,6 +57,8 @@ CALLS = {
             Spec((600, 0, 65), gate="softplus", **GROUPED), dict(FUSED=True)
         ),
         "the same of four": Call(Spec((900, 0, 65), gate="softplus", **GROUPED), dict(FUSED=True, CTAS=4)),
+        "some CTAs make tiles and others walk": Call(Spec((600, 0, 65), **GROUPED), dict(STREAM=True), sms=16),
+        "the same with any gate": Call(Spec((600, 0, 65), gate="softplus", **GROUPED), dict(STREAM=True), sms=16),
         "kernels one by one, with what is kept": Call(
             Spec((600, 0, 65), **GROUPED), dict(FUSED=False), save=Save.PRODUCTS
         ),
@@ -75,7 +77,7 @@ CALLS = {
         "one kernel that keeps, of four": Call(
             Spec((1000, 0, 65), **GROUPED), dict(FUSED=True, CTAS=4), save=Save.OWN
         ),
-        "the same of any gate": Call(
+        "the same that keeps, of any gate": Call(
             Spec((900, 0, 65), gate="softplus", **GROUPED), dict(FUSED=True, CTAS=4), save=Save.OWN
         ),
     },

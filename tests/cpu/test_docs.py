@@ -172,18 +172,18 @@ def test_pages_name_only_what_the_plan_of_hopper_has():
 
 def test_the_table_of_heads_is_what_the_plan_chooses(pictures):
     _, _, after = (ROOT / "docs" / "stages" / "sm90_forward.md").read_text().partition("| tokens |")
-    rows = re.findall(r"^\| ([\d,]+) \| (.*) \| (.*) \| (.*) \|$", after.partition("\n\n")[0], re.MULTILINE)
-    assert len(rows) == 6
+    rows = re.findall(r"^\| ([\d,]+) \| (.*) \| (.*) \| (.*) \| (.*) \|$", after.partition("\n\n")[0], re.MULTILINE)
+    assert len(rows) == 8
     for tokens, *said in rows:
         problems = [pictures.specs.problem(int(tokens.replace(",", "")), heads) for heads in range(1, 129)]
         plans = [plan.plan(p, pictures.specs.SMS) for p in problems]
-        chosen = [p.fused.ctas if p.fused else 0 for p in plans]
-        assert said == [in_words(chosen, ctas) for ctas in (0, 4, 2)], tokens
+        chosen = [p.fused.ctas if p.fused else "stream" if p.stream else 0 for p in plans]
+        assert said == [in_words(chosen, form) for form in (0, "stream", 4, 2)], tokens
 
 
-def in_words(chosen, ctas):
+def in_words(chosen, form):
     """Runs of numbers of heads: "1 to 22, 31 to 38", "from 39"."""
-    heads = [n for n, found in enumerate(chosen, 1) if found == ctas]
+    heads = [n for n, found in enumerate(chosen, 1) if found == form]
     begins, ends = [n for n in heads if n - 1 not in heads], [n for n in heads if n + 1 not in heads]
     words = [f"from {a}" if b == len(chosen) else f"{a} to {b}" for a, b in zip(begins, ends, strict=True)]
     return ", ".join(words) or "-"

@@ -90,6 +90,20 @@ def test_one_kernel_has_the_bits_of_two(shape, monkeypatch):
 
 
 @pytest.mark.parametrize("gate", ["bounded", "softplus"])
+@pytest.mark.parametrize("shape", [dict(T=8192, H=16), dict(T=2100, H=12, V=64), SERVED | dict(HV=2)], ids=str)
+def test_makers_and_walkers_are_within_the_budget_and_repeat_their_bits(shape, gate, plan_says):
+    case = make_inputs(**dict(H=1, K=128, V=128, gate=gate, device=DEVICE) | shape)
+    plan_says(STREAM=True)
+    assert plan.plan(case.problem(), detect(DEVICE).sms).stream
+    runs = [kda.chunk_kda_fwd(**case.keywords, backend="sm90") for _ in range(5)]
+    assert all(torch.equal(run.o, runs[0].o) and torch.equal(run.final_state, runs[0].final_state) for run in runs)
+    plan_says(STREAM=False, FUSED=False)
+    two = kda.chunk_kda_fwd(**case.keywords, backend="sm90")
+    for found, expected in ((runs[0].o, two.o), (runs[0].final_state, two.final_state)):
+        assert (found.float() - expected.float()).norm() < 1e-2 * expected.float().norm()
+
+
+@pytest.mark.parametrize("gate", ["bounded", "softplus"])
 def test_two_runs_give_the_same_bits(gate):
     assert_right(run_vs_run(Door("sm90", DEVICE), make_inputs(**SERVED, gate=gate), backward=False))
 

@@ -207,10 +207,10 @@ def assert_the_bits_of_two_kernels(case, ask_for_two):
     assert all(torch.equal(found[x], expected[x]) for x in expected)
 
 
-def assert_less_shared_memory_is_too_little(case, monkeypatch):
+def assert_less_shared_memory_is_too_little(case, monkeypatch, config=FusedConfig):
     """One kernel with 16 bytes less than its configuration says reaches beyond them."""
-    enough = FusedConfig.shared.fget
-    monkeypatch.setattr(FusedConfig, "shared", property(lambda config: enough(config) - 16))
+    enough = config.shared.fget
+    monkeypatch.setattr(config, "shared", property(lambda config: enough(config) - 16))
     kept_nowhere(monkeypatch)
     _, session = called(case)
     assert any(finding.kind == "out-of-bounds" for finding in session.findings)

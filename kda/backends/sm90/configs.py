@@ -34,6 +34,9 @@ FIRST_PRODUCER = 4                           # warp of the first group
 RELAY, INVERSE, LOAD, STORE = range(FIRST_PRODUCER + WARPS, FIRST_PRODUCER + WARPS + 4)   # of a CTA that walks, of four
 TILES = 2                                    # of each group of a CTA that does not walk
 KEPT_COLUMNS = 16                            # of a state, that a warp of CHAIN keeps
+# stream
+STREAM_STAGES = 3                            # steps of TOKENS tokens that a CTA that walks holds
+STREAM_LOAD, STREAM_VALUES, STREAM_STORE = range(FIRST_PRODUCER, FIRST_PRODUCER + 3)    # its warps beside CHAIN
 
 
 def tile(K: int) -> Struct:
@@ -434,6 +437,84 @@ class FusedConfig(Launched):
     @property
     def shared(self) -> int:
         return self.struct.end
+
+
+class StreamArguments(Arguments):
+    q = tensor("bfloat16")                   # (B, T, H, K)
+    k = tensor("bfloat16")
+    v = tensor("bfloat16")                   # (B, T, HV, V)
+    g = tensor(of="prepare.g_dtype")         # (B, T, HV, K)
+    beta = tensor(of="prepare.beta_dtype")   # (B, T, HV)
+    A_log = tensor("float32")                # (HV)
+    dt_bias = tensor("float32")              # (HV, K)
+    h0 = tensor(of="chain.h0")               # (N, HV, K, V) in the caller's layout
+    o = tensor("bfloat16")                   # (B, T, HV, V)
+    ht = tensor("float32")                   # as h0
+    segment_table = tensor("int64")          # (N, 6), of packed sequences
+    tiles = tensor("uint8")                  # (steps, HV) pairs of tiles
+    ready = tensor("int32")                  # (steps, HV): 1 when they are there, at first 0
+    T = number("int32")
+    chunks = number("int32")                 # of a row of T tokens, where nothing is packed
+    N = number("int32")
+    H = number("int32")
+    HV = number("int32")
+    scale = number("float32")
+    lower_bound = number("float32")
+    makers = number("int32")                 # CTAs that make tiles; the others walk
+
+
+@dataclass(frozen=True)
+class StreamConfig(Launched):
+    prepare: PrepareConfig
+    chain: ChainConfig
+    staged: bool                             # rows of q, k and g, of bfloat16, go through shared memory
+    arguments = StreamArguments
+    threads = 32 * (FIRST_PRODUCER + GROUPS * WARPS)
+    roles = MappingProxyType({
+        "CHAIN": range(FIRST_PRODUCER),
+        **{f"PREPARE {n}": range(FIRST_PRODUCER + n * WARPS, FIRST_PRODUCER + (n + 1) * WARPS) for n in range(GROUPS)},
+    })  # fmt: skip
+    launch_options = MappingProxyType({"min_blocks_per_mp": 1})
+    paired = False                           # an inverse has a warp of its own (parts/making.py)
+    registers = (240, 56)                    # of CHAIN, and of the other warps of its CTA
+
+    @property
+    def pdl(self) -> bool:
+        return self.chain.packed
+
+    @cached_property
+    def group(self) -> Struct:
+        """Of one group of warps that makes tiles."""
+        return Struct(
+            align=1024,
+            tiles=several(tile(self.prepare.K), 2),
+            X=array("bfloat16", 2 * C, self.prepare.K),
+            Y=array("bfloat16", C, self.prepare.K),
+            sums=array("float32", self.prepare.rows_of_sums, self.prepare.K),
+            A_kk=array("float32", C, PITCH_A),
+            columns=array("float32", C, PITCH_INVERSE),
+            G=array("bfloat16", C, C),                                         # parts/steps.py
+            b=array("float32", C),
+            solved=array("int64", 1, align=8),
+            taken=array("int64", 1, align=8),
+            begun=array("int64", 1, align=8),
+        )
+
+    @cached_property
+    def walker(self) -> Struct:
+        """Of a CTA that walks."""
+        return Struct(
+            align=1024,
+            tiles=several(tile(self.prepare.K), 2 * STREAM_STAGES),
+            v=array("bfloat16", STREAM_STAGES, TOKENS, PITCH_V),
+            o=array("bfloat16", OUTPUTS, TOKENS, PITCH_V),
+            **dict.fromkeys(("full", "read"), array("int64", STREAM_STAGES, align=8)),
+            **dict.fromkeys(("made", "taken"), array("int64", OUTPUTS, align=8)),
+        )
+
+    @property
+    def shared(self) -> int:
+        return max((GROUPS - 1) * self.group.bytes + self.group.end, self.walker.end)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from ..common.launcher import (
 from ..common.pool.launch import Checkpoints
 from ..common.pool.launch import prefill as of_pool
 from ..common.tensors import laid_out, offsets_on, on_its_device
+from .configs import tile
 from .kernels import kernel
 from .plan import Plan, plan, recipes_of_step, recorded_plan
 
@@ -52,6 +53,7 @@ class Steps(NamedTuple):
     carry: Launch | None
     compose: Launch | None
     fused: Launch | None                     # then there are tables alone beside it
+    stream: Launch | None                    # the same
 
 
 @functools.lru_cache(maxsize=1024)
@@ -68,7 +70,11 @@ def steps(p: Problem, sms: int, kept: bool, offsets: str | None, apart: bool = F
     )  # fmt: skip
     if pl.fused:
         fused = step(pl.fused, pl.clusters.grid(p), chunks=pl.chunks, N=p.N, **gate)
-        return Steps(pl, tables, None, None, None, None, None, fused)
+        return Steps(pl, tables, None, None, None, None, None, fused, None)
+    if pl.stream:
+        grid = (pl.makers + pl.stream.chain.strips * p.HV * p.N, 1, 1)
+        stream = step(pl.stream, grid, chunks=pl.chunks, N=p.N, makers=pl.makers, **gate)
+        return Steps(pl, tables, None, None, None, None, None, None, stream)
     return Steps(
         pl, tables,
         step(pl.prepare, (p.HV, *pl.entries_grid), chunks=pl.entries, **gate),
@@ -76,7 +82,7 @@ def steps(p: Problem, sms: int, kept: bool, offsets: str | None, apart: bool = F
         step(pl.chain, (pl.chain.strips, p.HV, walks), **walk),
         step(pl.carry, (pl.carry.strips, p.HV, walks), **walk) if pl.carry else None,
         step(pl.compose, (pl.compose.strips, p.HV, p.N), segments=pl.segments, HV=p.HV) if pl.compose else None,
-        None,
+        None, None,
     )  # fmt: skip
 
 
@@ -112,10 +118,17 @@ def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None)
     inputs, out = laid_out(x), outputs(p, x)
     o = out.o
     crossing = recorded.edges_of(p, o, at)
+    if at.stream:                                                              # ahead of the tables, too
+        places = at.plan.all_steps * p.HV
+        tiles = o.new_empty(2 * places * tile(p.K).bytes, dtype=torch.uint8)
+        ready = o.new_zeros(places, dtype=torch.int32)
     chunk_table, *of_segments = tables(p, at, x.cu_seqlens, x.q.device) if p.packed else (None,) * 3
     if at.fused:
         stored = checkpoints._asdict() if checkpoints else {}
         at.fused(**inputs, **crossing._asdict(), **stored, o=o, ht=out.final_state, segment_table=of_segments[0])
+        return out
+    if at.stream:
+        at.stream(**inputs, o=o, ht=out.final_state, segment_table=of_segments[0], tiles=tiles, ready=ready)
         return out
     v, h0 = inputs.pop("v"), inputs.pop("h0")
     tiles = o.new_empty(at.plan.scratch, dtype=torch.uint8)

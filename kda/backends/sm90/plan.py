@@ -37,6 +37,7 @@ from ..common.recorded_plan import (
 )
 from .capability import BACKWARD
 from .configs import (
+    CHANNELS_OF_ROWS,
     COLUMNS,
     RING,
     ChainConfig,
@@ -44,22 +45,25 @@ from .configs import (
     GradsConfig,
     PairsConfig,
     PrepareConfig,
+    StreamConfig,
     WalkConfig,
     tile,
 )
 
 TARGET = parse("sm90")
-Forward = TablesConfig | PrepareConfig | PairsConfig | ChainConfig | ComposeConfig | FusedConfig
+Forward = TablesConfig | PrepareConfig | PairsConfig | ChainConfig | ComposeConfig | FusedConfig | StreamConfig
 Config = Forward | WalkConfig | GradsConfig | SharesConfig
 KERNELS = {
     TablesConfig: "common.cute.tables", PrepareConfig: "sm90.fwd.prepare", PairsConfig: "sm90.fwd.pairs",
     ChainConfig: "sm90.fwd.chain", ComposeConfig: "common.cute.compose", FusedConfig: "sm90.fwd.fused",
     WalkConfig: "sm90.bwd.walk", GradsConfig: "sm90.bwd.grads", SharesConfig: "common.cute.shares",
+    StreamConfig: "sm90.fwd.stream",
 }  # fmt: skip
 STAGES = (6, 3)                              # of a chain: with one CTA on an SM, and with two
 RECORD_STAGES = (5, 2)                       # the same of a chain that keeps, beside results
 WALK_STAGES = (6, 2)                         # and of other walks of a recorded call
 FUSED = None                                 # one kernel if that is faster; True: wherever possible, False: never
+STREAM: bool | None = None                   # the same of CTAs that make tiles beside others that walk
 STAGED: bool | None = None                   # its rows go through shared memory; None: but for one product by two CTAs
 CTAS: int | None = None                      # of its clusters; None: as many as are faster
 CLUSTERS = None                              # that run at once; None: those of FIT
@@ -70,7 +74,8 @@ FIRST_CHUNK = 5                              # more chunks that a cluster's firs
 FIRST_OF_TWO, FIRST_OF_FOUR = 1.5, 11        # the same, beside clusters of four, and of those
 SHARE_OF_FOUR = 4                            # more chunks, where walks outnumber the clusters
 LAUNCH, WALK = 400, 0.8                      # of a second launch, and of a walk of `chain`
-GAP = 300                                    # beside these
+GAP, CUT_GAP = 300, 1600                     # beside these, and beside segments
+STREAM_BEGIN = 900                           # what a stream takes beside its chunks
 AT_MOST = 0.98                               # of the time of what would run otherwise
 
 
@@ -86,11 +91,13 @@ class Costs:
     cut: float                               # in segments
     chained: float = 0.42                    # in chain
     step: float = 24                         # of a chain's step
+    made: float = math.inf                   # in a CTA of a stream that makes tiles
+    walked: float = 19.5                       # of a stream's walk
     sharing: float = 1                       # times `pair`, where clusters share all walks
 
 
-ONE_PRODUCT = Costs(pair=50, four=32.7, piece=1.75, both=1, prepared=0.6, cut=1.7)
-IN_BLOCKS = Costs(pair=72.8, four=44.5, piece=0.72, both=1.27, prepared=0.96, cut=2.08)
+ONE_PRODUCT = Costs(pair=50, four=32.7, piece=1.75, both=1, prepared=0.6, cut=1.45, made=106)
+IN_BLOCKS = Costs(pair=72.8, four=44.5, piece=0.72, both=1.27, prepared=0.96, cut=1.75, made=165)
 # Of what is kept for a backward, too; sequences are not cut then, and in clusters of two blocks leave no place for it.
 KEEPING = Costs(
     pair=72, sharing=1.11, four=43, piece=2.4, both=1.32, prepared=0.556, chained=0.767, step=34, cut=math.inf
@@ -105,6 +112,7 @@ class Plan:
     chunks: int                              # of a row of T tokens
     segments: int                            # of a row
     segment: int                             # chunks of a segment
+    sequences: int
     all_chunks: int
     all_segments: int
     entries: int                             # of the table of chunks
@@ -118,6 +126,13 @@ class Plan:
     compose: ComposeConfig | None
     fused: FusedConfig | None                # instead of all but the tables
     clusters: Clusters                       # of fused
+    stream: StreamConfig | None              # instead of all but the tables
+    makers: int                              # its CTAs that make tiles
+
+    @property
+    def all_steps(self) -> int:
+        """Of two chunks each: a sequence begins with one of its own."""
+        return (self.all_chunks + self.sequences) // 2
 
 
 @functools.lru_cache(maxsize=1024)
@@ -125,11 +140,16 @@ def plan(p: Problem, sms: int, kept: bool = False, apart: bool = False) -> Plan:
     """`apart`: more than one chain needs the tiles."""
     length, chunks = segment_length(p, sms), -(-p.T // C)
     all_chunks = p.T // C + p.N if p.packed else p.B * chunks
-    one = None if kept or apart else fused_config(p)
-    cost = IN_BLOCKS if one and one.prepare.in_blocks else ONE_PRODUCT
+    one, stream = (None, None) if kept or apart else (fused_config(p), stream_config(p))
+    cost = IN_BLOCKS if prepare_config(p, kept).in_blocks else ONE_PRODUCT
     clusters = clusters_of_one_kernel(p, sms, all_chunks, length > 0, cost) if one else NO_CLUSTERS
+    makers = makers_of_stream(p, sms, cost) if stream else 0
+    if streams(Times(p, sms, all_chunks, length > 0, cost), makers, clusters.ctas):
+        clusters = NO_CLUSTERS
+    else:
+        stream, makers = None, 0
     fused = fused_config(p, clusters.sharing > 0, clusters.ctas) if clusters.ctas else None
-    length = 0 if fused else length
+    length = 0 if fused or stream else length
     segment = length or max(chunks, 1)
     segments = max(1, -(-chunks // segment))
     all_segments = p.B * segments if not p.packed else p.N + (p.T // (length * C) if length else 0)
@@ -141,14 +161,14 @@ def plan(p: Problem, sms: int, kept: bool = False, apart: bool = False) -> Plan:
     cut, entries = length > 0, all_chunks + p.packed                           # tokens of no sequence may need one more
     halves = (entries + 1) // 2 if p.packed else chunks // 2                   # one of two neighbours is a second half
     return Plan(
-        chunks, segments, segment, all_chunks, all_segments, entries,
+        chunks, segments, segment, p.N, all_chunks, all_segments, entries,
         grid(entries) if p.packed else (chunks, p.B), grid(halves) if p.packed else (halves, p.B),
         all_chunks * p.HV * tile(p.K).bytes,
         prepare_config(p, kept),
         pairs_config(p) if kept and p.C > C and halves else None,
         chain("segments" if cut else "sequences"), chain("carry") if cut else None,
         compose_config(p) if cut else None,
-        fused, clusters,
+        fused, clusters, stream, makers,
     )  # fmt: skip
 
 
@@ -230,6 +250,7 @@ def recipes(p: Problem, host: Host, recorded: bool = True) -> list[AnyRecipe]:
     configs += [None if p.batch_invariant else compose_config(p), fused_config(p)]
     configs += [fused_config(p, wrapped=True)]
     configs += [fused_config(p, ctas=4), fused_config(p, wrapped=True, ctas=4)]
+    configs += [None if p.batch_invariant else stream_config(p)]
     if recorded and all(rule.holds(dataclasses.replace(p, direction="backward"), host) for rule in BACKWARD):
         configs += all_configs(RECORDED, p)
     return [recipe(config) for config in dict.fromkeys(configs) if config]
@@ -257,6 +278,23 @@ def fused_config(p: Problem, wrapped: bool = False, ctas: int = 2) -> FusedConfi
     return FusedConfig(prepare, dataclasses.replace(chain_config(p, "sequences", RING), every=1), wrapped, ctas, staged)
 
 
+def stream_config(p: Problem) -> StreamConfig | None:
+    """If prepare needs no halving, and no states that enter chunks are requested."""
+    prepare = prepare_config(p, kept=False)
+    if p.intermediate_states or p.checkpoints or p.K != CHANNELS_OF_ROWS or not p.N * p.HV * p.T:
+        return None
+    staged = p.g_dtype == "bfloat16" if STAGED is None else STAGED and p.g_dtype == "bfloat16"
+    return StreamConfig(prepare, dataclasses.replace(chain_config(p, "sequences", 1), every=1), staged)
+
+
+def makers_of_stream(p: Problem, sms: int, cost: Costs) -> int:
+    """CTAs that make tiles, where some make and others walk: as many as keep up with walks, since tiles that are made
+    long before they are read leave L2."""
+    walks = p.N * p.HV
+    enough = min(math.ceil(walks * cost.made / cost.walked), -(-p.T // TOKENS) * walks)
+    return min(sms - p.V // COLUMNS * walks, enough)
+
+
 def clusters_of(p: Problem, sms: int, ctas: int) -> int:
     """Clusters of so many CTAs, of those that run at once, that have something to walk."""
     return min(p.N * p.HV, CLUSTERS or max(1, sms * FIT[ctas] // 132))
@@ -267,37 +305,79 @@ def wraps(p: Problem, sms: int, ctas: int) -> bool:
     return clusters_of(p, sms, ctas) < p.N * p.HV and p.T > 0
 
 
+@dataclass(frozen=True)
+class Times:
+    """What each form of a forward would take; `cut`: in two kernels it would walk segments of sequences."""
+
+    p: Problem
+    sms: int
+    all_chunks: int
+    cut: bool
+    cost: Costs
+
+    @property
+    def all_slots(self) -> int:
+        return self.all_chunks * self.p.HV
+
+    def longest(self, ctas: int, first: float) -> float:
+        """Chunks' times of the cluster that has most."""
+        walks, clusters = self.p.N * self.p.HV, clusters_of(self.p, self.sms, ctas)
+        return -(-self.all_slots // clusters) + first + self.cost.piece * (walks / clusters - 1)
+
+    def of_two(self, first: float = FIRST_OF_TWO) -> float:
+        shared = self.cost.sharing if wraps(self.p, self.sms, 2) else 1
+        return self.cost.pair * shared * self.longest(2, first)
+
+    def of_four(self) -> float:
+        return self.cost.four * self.longest(4, FIRST_OF_FOUR + SHARE_OF_FOUR * wraps(self.p, self.sms, 4))
+
+    def apart(self) -> float:
+        """In two kernels."""
+        if self.cut:
+            return self.cost.cut * self.all_slots + CUT_GAP
+        chained = max(self.cost.chained * self.all_slots, self.cost.step * self.all_chunks / self.p.N)
+        return self.cost.prepared * self.all_slots + chained + GAP
+
+    def of_stream(self, makers: int) -> float:
+        made, walked = self.cost.made * self.all_slots / makers, self.cost.walked * self.all_chunks / self.p.N
+        return max(made, walked) + STREAM_BEGIN
+
+    def with_clusters(self, ctas: int) -> float:
+        """Of clusters of so many CTAs; 0: in two kernels."""
+        return {0: self.apart, 2: self.of_two, 4: self.of_four}[ctas]()
+
+
 def clusters_of_one_kernel(p: Problem, sms: int, all_chunks: int, cut: bool, cost: Costs) -> Clusters:
-    ctas = ctas_of_one_kernel(p, sms, all_chunks, cut, cost)
+    ctas = ctas_of_one_kernel(Times(p, sms, all_chunks, cut, cost))
     return Clusters(ctas, clusters_of(p, sms, ctas)) if ctas and wraps(p, sms, ctas) else Clusters(ctas, 0)
 
 
-def ctas_of_one_kernel(p: Problem, sms: int, all_chunks: int, cut: bool, cost: Costs) -> int:
-    """CTAs of the clusters of one kernel, where that is faster than two kernels; 0: it is not.  `cut`: the two would
-    walk segments of sequences."""
-    walks, all_slots = p.N * p.HV, all_chunks * p.HV
+def ctas_of_one_kernel(times: Times) -> int:
+    """CTAs of the clusters of one kernel, where that is faster than two kernels; 0: it is not."""
+    p, cut, cost = times.p, times.cut, times.cost
+    walks, all_slots = p.N * p.HV, times.all_slots
     if FUSED is not None or not walks:
         ctas = (CTAS or 2) if FUSED and walks else 0
         return 0 if cut and ctas == 2 else ctas
     if all_slots >= 2**31:                                                     # share.py counts them in 32 bits
         return 0
-
-    def longest(ctas: int, first: float) -> float:
-        """Chunks' times of the cluster that has most."""
-        clusters = clusters_of(p, sms, ctas)
-        return -(-all_slots // clusters) + first + cost.piece * (walks / clusters - 1)
-
-    of_pair = cost.pair * (cost.sharing if wraps(p, sms, 2) else 1)
-    pair = not cut and of_pair * longest(2, FIRST_CHUNK) <= cost.both * all_slots + LAUNCH + WALK * walks
-    twos, apart = of_pair * longest(2, FIRST_OF_TWO), cost.cut * all_slots + GAP
+    pair = not cut and times.of_two(FIRST_CHUNK) <= cost.both * all_slots + LAUNCH + WALK * walks
     if not cut:
-        apart = cost.prepared * all_slots + max(cost.chained * all_slots, cost.step * all_chunks / p.N) + GAP
-        pair = pair or (not wraps(p, sms, 2) and of_pair * longest(2, FIRST_CHUNK) <= apart)
+        pair = pair or (not wraps(p, times.sms, 2) and times.of_two(FIRST_CHUNK) <= times.apart())
     if CTAS == 2:
         return 2 * pair
-    otherwise = twos if pair else apart
-    four = cost.four * longest(4, FIRST_OF_FOUR + SHARE_OF_FOUR * wraps(p, sms, 4)) <= AT_MOST * otherwise
-    return 4 if four else 2 * pair
+    otherwise = times.with_clusters(2 * pair)
+    return 4 if times.of_four() <= AT_MOST * otherwise else 2 * pair
+
+
+def streams(times: Times, makers: int, ctas: int) -> bool:
+    """Whether some CTAs make tiles and others walk, which is faster than clusters of so many CTAs.  Its bits are not
+    those of the other forms."""
+    if makers <= 0 or times.p.batch_invariant:
+        return False
+    if STREAM is not None or FUSED is not None or CTAS is not None:
+        return bool(STREAM)
+    return times.of_stream(makers) <= AT_MOST * times.with_clusters(ctas)
 
 
 def pairs_config(p: Problem) -> PairsConfig:

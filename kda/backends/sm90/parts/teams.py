@@ -18,6 +18,7 @@ GROUP_INVERSE = NamedBarrier(6, 128 + 32, ids_per_group=1)   # its first four wa
 GROUP_PRODUCT = NamedBarrier(3, 128 + 32 * (CHANNELS_OF_ROWS // SUM_CHANNELS), ids_per_group=2)
 WHOLE_GROUP = NamedBarrier(6, 32 * WARPS, ids_per_group=1)
 WHOLE_GROUP_INVERSE = NamedBarrier(6, 32 * WARPS + 32, ids_per_group=1)
+JOINED = NamedBarrier(8, 32 * WARPS + 32, ids_per_group=1)   # two chunks' tiles are those of a step
 
 
 class WholeCta:

@@ -28,9 +28,9 @@ def standing_view(pointer, K: cutlass.Constexpr):
 
 
 @cute.jit
-def narrow_view(pointer):
-    """(C, C) in rows of 64 bytes."""
-    return view(pointer, SmemLayoutAtomKind.K_SW64, (C, C), (0, 1))
+def narrow_view(pointer, rows: cutlass.Constexpr = C):
+    """(rows, C) in rows of 64 bytes."""
+    return view(pointer, SmemLayoutAtomKind.K_SW64, (rows, C), (0, 1))
 
 
 @cute.jit

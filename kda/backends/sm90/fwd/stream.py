@@ -1,0 +1,464 @@
+"""fwd/gate to fwd/output in one kernel, for few heads: some CTAs make tiles, and others walk over the chunks of one
+sequence and value head, each with 64 columns of its state.  A step of a walk is two chunks of 32 rows (parts/steps.py):
+a state has half as many steps to go as in fwd/fused.py, each with two products that wait for each other.
+
+Tiles go through memory, and are read while L2 has them.  CTAs that make tiles have the lower indices and wait for
+nobody, so CTAs that walk always find what they wait for, on any number of SMs.
+
+  CTA           warps     role     does
+  makes tiles   0, 1      INVERSE  one for each group: the inverses of both chunks, and the step's way to memory
+                4-11      PREPARE  every so many-th step: one chunk after the other, and what joins them
+                12-19     PREPARE  the same
+  walks         0-3       CHAIN    all products of the state
+                4         LOAD     tiles of a step by bulk copies, when they are there
+                5         VALUES   rows of v, in pieces of 16 bytes
+                6         STORE    rows of o
+
+Steps are made in the order of their numbers in walks, of all walks in turn; first groups make earlier ones than second
+groups, which begin when the first group of their CTA has made a chunk: so first steps are there sooner.
+
+  pipeline             arrivals                                           says
+  of a group that makes tiles
+  teams.GROUP_INVERSE  160: warps 0 to 3 and INVERSE                      A_kk and A_qk are there
+  teams.WHOLE_GROUP_   288, in blocks of 8 rows                           the same
+  INVERSE
+  teams.GROUP          256, and the others of parts/making.py             as in fwd/fused.py; parts of the step are
+                                                                          there, and were read
+  solved               1, of INVERSE                                      TB is there; it needs A_kk and b no more
+  teams.JOINED         288: the group and INVERSE                         the step's tiles are there
+  taken                1, of INVERSE                                      the copy to memory has read them
+  begun                1, of the first group's last warp                  it has made a chunk
+  ready, in memory     1, of INVERSE                                      tiles of a step are in memory
+  of a CTA that walks, for each stage, or for each of two places of o
+  full                 1 and the bytes of the copies; 32, a lane's        tiles and v are there
+                       pieces of v
+  read                 4, a lane of each warp of CHAIN                    both were read
+  made                 4, a lane of each warp of CHAIN                    o is in shared memory
+  taken                1, of STORE                                        it was read
+
+CHAIN's products have the state, or X, in registers, and issuing one waits until the tensor core has begun it.  So a
+step is the sum of its products and of what is done between them; only o goes to shared memory beside a product:
+
+  S, o     wait for S     round S     P of the next step     o to shared memory     O     decay S     X = v - P
+
+Registers: 96 of all that make tiles; 240 of CHAIN, 56 of the other warps of its CTA.
+
+  shared memory, K = 128
+    makes tiles  configs.StreamConfig.group: twice two tiles of 29 KiB, 37 of operands, sums and A_kk (41 in blocks of 8
+                 rows), and 2 of G                                                                      195 KiB, or 203
+    walks        configs.StreamConfig.walker: 3 x (two tiles and 9 of v), 2 x 9 of o                    220 KiB
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint8
+from cutlass.cute.nvgpu import warpgroup
+from cutlass.memory import SmemAllocator
+
+from kda.compile import cutedsl
+from kda.compile.target import Target
+
+from ...common.cute import entry
+from ...common.cute.async_copies import arrive_when_copied, bulk_copy, bulk_store
+from ...common.cute.barriers import phase_of, stage_of
+from ...common.cute.copies import field_at, store
+from ...common.cute.gate import beta_of_row
+from ...common.cute.order import wait_for_the_kernel_before
+from ...common.cute.segments import place_of_segment
+from ...common.cute.tile import WARPS, C
+from ..configs import (
+    COLUMNS,
+    FIRST_PRODUCER,
+    GROUPS,
+    OUTPUTS,
+    PITCH_V,
+    STREAM_LOAD,
+    STREAM_STAGES,
+    STREAM_STORE,
+    STREAM_VALUES,
+    TOKENS,
+    StreamConfig,
+)
+from ..parts.chunk import ChunkMaker
+from ..parts.making import IDLEST, Work, form_of
+from ..parts.steps import Steps, StepState
+from ..parts.teams import JOINED, Group
+from .chain import advance
+
+
+class Step(NamedTuple):
+    """Of a walk."""
+
+    number: Any                              # among all that are made
+    head: Any
+    begin: Any                               # its first token
+    tokens: Any
+    place: Any                               # of its tiles and of its flag, among those of all steps
+
+
+@cute.jit
+def place_of_step(n, first_chunk, step, head, HV):
+    """Where in memory: a sequence's chunks begin a step of their own."""
+    return ((n + first_chunk >> 1) + step) * HV + head
+
+
+class Maker:
+    """PREPARE and INVERSE."""
+
+    def __init__(self, config: StreamConfig):
+        self.c, self.struct, self.staged = config, config.group, config.staged
+        self.team = Group()
+        self.chunk = ChunkMaker(config.prepare, self.team, shared=True)
+        self.form, self.steps = form_of(config, self.chunk), Steps(config.prepare.K, self.team)
+        self.tile = self.chunk.tile
+
+    @cute.jit
+    def work_of(self, shared, group):
+        """Where a group works."""
+        base = shared + group * self.struct.bytes
+        fields = [field_at(base, getattr(self.struct, name)) for name in ("X", "Y", "sums", "A_kk", "columns", "b")]
+        return Work(Int32(0), group, base, *fields, None)
+
+    @cute.jit
+    def items(self, x):
+        """So many steps there would be if all walks had T tokens."""
+        return (x.T + TOKENS - 1) // TOKENS * x.N * x.HV
+
+    @cute.jit
+    def first(self, x, group):
+        return x.makers * group + cute.arch.block_idx()[0]
+
+    @cute.jit
+    def find(self, x, number):
+        """A group's next step that has tokens, from this number on; without tokens: there is none."""
+        walks, by, items = x.N * x.HV, x.makers * GROUPS, self.items(x)
+        head, begin, tokens, place = Int32(0), Int64(0), Int32(0), Int32(0)
+        while tokens <= 0 and number < items:
+            step = number // walks
+            walk = number - step * walks
+            n = walk // x.HV
+            head = walk - n * x.HV
+            _, first, length, chunk, _ = place_of_segment(self.c.chain, x, n, x.chunks, 1, 0)
+            begin, tokens = first + step * TOKENS, cutlass.min(length - step * TOKENS, TOKENS)
+            place = place_of_step(n, chunk, step, head, x.HV)
+            if tokens <= 0:
+                number += by
+        return Step(number, head, begin, tokens, place)
+
+    @cute.jit
+    def produce(self, x, shared):
+        """A group: its steps."""
+        group = self.team.number()
+        of = self.work_of(shared, group)
+        a = of.base
+        b = a + self.tile.bytes
+        item, made, turn = self.find(x, self.first(x, group)), Int32(0), Int32(0)
+        begun = field_at(shared, self.struct.begun)
+        if group > 0 and self.find(x, self.first(x, 0)).tokens > 0:
+            cute.arch.mbarrier_wait(begun, 0)
+        if cutlass.const_expr(self.staged):
+            if item.tokens > 0:
+                # redundant: the wait for the first group, which orders nothing; without it, first steps come later
+                self.request(x, of, item.begin, item.tokens, item.head)
+        while item.tokens > 0:
+            following = self.find(x, item.number + x.makers * GROUPS)
+            self.form.begin(x, of, item.begin, item.head)
+            for half in cutlass.range(2, unroll=1):
+                tokens = item.tokens - half * C
+                if tokens > 0:
+                    tile = a + half * self.tile.bytes
+                    self.make(x, of, tile, item.begin + half * C, cutlass.min(tokens, C), item.head, made, turn)
+                    if group == 0 and made == 0 and self.team.warp() == IDLEST:
+                        with cute.arch.elect_one():
+                            # redundant: its release, not the arrival; it orders nothing
+                            cute.arch.mbarrier_arrive(begun)
+                    made += 1
+                    if cutlass.const_expr(self.staged):
+                        if tokens > C:
+                            self.request(x, of, item.begin + C, tokens - C, item.head)
+                        elif following.tokens > 0:
+                            self.request(x, of, following.begin, following.tokens, following.head)
+                else:
+                    self.steps.clear(tile=b)
+            cute.arch.mbarrier_wait(field_at(of.base, self.struct.solved), made & 1 ^ 1)
+            self.steps.join(a, b, field_at(of.base, self.struct.G))
+            # redundant: INVERSE has its own proxy fence before the copy; the documented use is one per writer
+            cute.arch.fence_proxy("async.shared", space="cta")
+            JOINED.arrive(group)
+            item, turn = following, turn + 1
+
+    @cute.jit
+    def make(self, x, of, tile, token, rows, head, made, turn):
+        """One chunk, when so many chunks and steps were made."""
+        at = self.chunk.gate.rows_of_head(x, token, head)
+        beta = Float32(0.0)
+        if self.team.warp() == IDLEST:
+            beta = beta_of_row(at.beta, self.c.prepare.beta, rows, x.HV, cute.arch.lane_idx())
+        made_of = self.form.rows(x, of, at, rows, beta)
+        cute.arch.mbarrier_wait(field_at(of.base, self.struct.taken), turn & 1 ^ 1)
+        cute.arch.mbarrier_wait(field_at(of.base, self.struct.solved), made & 1 ^ 1)
+        if self.team.warp() == IDLEST:
+            of.b[cute.arch.lane_idx()] = beta
+            self.chunk.inverse.zeros(of.columns, field_at(tile, self.tile.TB))     # A2 may have been there
+        self.form.operands(x, of, tile, rows, *made_of)
+        self.form.finish(of)
+        self.form.operands_were_read()                                         # X and Y; the tile is there, but for TB
+
+    @cute.jit
+    def request(self, x, of, token, tokens, head):
+        at = self.chunk.gate.rows_of_head(x, token, head)
+        self.form.requested.request(at, cutlass.min(tokens, C), x.H, x.HV, of.X, of.Y)
+
+    @cute.jit
+    def invert(self, x, shared, group):
+        """INVERSE, one warp."""
+        of = self.work_of(shared, group)
+        a, solved = of.base, field_at(of.base, self.struct.solved)
+        item = self.find(x, self.first(x, group))
+        while item.tokens > 0:
+            for half in cutlass.range((item.tokens + C - 1) // C, unroll=1):
+                self.form.wait(group)                                          # A_kk is there
+                TB = field_at(a + half * self.tile.bytes, self.tile.TB)
+                self.chunk.inverse.solve(of.A_kk, of.columns, TB, None, of.b)
+                cute.arch.sync_warp()
+                with cute.arch.elect_one():
+                    cute.arch.mbarrier_arrive(solved)
+            JOINED.sync(group)
+            self.hand_over(x, of, a, item)
+            item = self.find(x, item.number + x.makers * GROUPS)
+
+    @cute.jit
+    def hand_over(self, x, of, a, item):
+        """A step's tiles to memory."""
+        self.steps.multiply_decays(a, a + self.tile.bytes)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            for tile in cutlass.range_constexpr(2):
+                skipped = tile * self.tile.bytes
+                bulk_store(x.tiles + Int64(item.place) * (2 * self.tile.bytes) + skipped, a + skipped, self.tile.end)
+            cute.arch.cp_async_bulk_commit_group()
+            cute.arch.cp_async_bulk_wait_group(0, read=True)
+            cute.arch.mbarrier_arrive(field_at(of.base, self.struct.taken))
+            cute.arch.cp_async_bulk_wait_group(0)
+            cute.arch.store(x.ready + item.place, Int32(1), sem="release", scope="gpu")
+
+    @cute.jit
+    def clear(self, x, end):
+        """Clears o of tokens outside every sequence, a row of a head per warp."""
+        V, lane = self.c.chain.V, cute.arch.lane_idx()
+        own = self.first(x, self.team.number()) * WARPS + self.team.warp()
+        zero = [Float32(0.0)] * (V // 32)
+        for row in cutlass.range(Int32(end) + own, x.T, x.makers * (GROUPS * WARPS), unroll=1):
+            for head in cutlass.range(x.HV, unroll=1):
+                store(x.o + (Int64(row) * x.HV + head) * V + lane * (V // 32), zero)
+
+
+class Walk(NamedTuple):
+    """Of a CTA."""
+
+    n: Any                                   # sequence
+    head: Any
+    strip: Any
+    first_v: Any                             # element of v and o
+    tokens: Any
+    chunk: Any                               # number of its first chunk
+
+    @property
+    def steps(self):
+        return (self.tokens + TOKENS - 1) // TOKENS
+
+
+class Walker:
+    """CHAIN, LOAD, VALUES and STORE."""
+
+    def __init__(self, config: StreamConfig):
+        self.c, self.struct, self.state = config.chain, config.walker, StepState(config.chain)
+        self.tile = self.state.tile
+        self.bytes = 2 * self.tile.bytes             # of a step
+
+    @cute.jit
+    def walk_of(self, x):
+        number = cute.arch.block_idx()[0] - x.makers
+        strips = self.c.strips
+        walk, strip = number // strips, number % strips
+        n = walk // x.HV
+        head = walk - n * x.HV
+        _, begin, tokens, chunk, _ = place_of_segment(self.c, x, n, x.chunks, 1, 0)
+        return Walk(n, head, strip, (begin * x.HV + head) * self.c.V + strip * COLUMNS, tokens, chunk)
+
+    def field(self, shared, name):
+        return field_at(shared, getattr(self.struct, name))
+
+    @cute.jit
+    def chain(self, x, shared, walk):
+        c = self.c
+        S, number = self.state.zero(), walk.n * x.HV + walk.head
+        if cutlass.const_expr(c.h0):
+            self.state.load(x.h0, number, walk.strip, c.V, c.v_first, S)
+        operand = self.state.operand(S)
+        self.state.round(operand, S)
+        P, O, X = self.state.accumulators()
+        full, rows_of_v = self.field(shared, "full"), self.field(shared, "v")
+        stage, phase = Int32(0), Int32(0)
+        if walk.steps > 0:
+            cute.arch.mbarrier_wait(full, 0)
+            self.state.issue_P(P, operand, shared)
+            warpgroup.commit_group()
+            self.state.issue_O(O, operand, shared, fenced=True)                # in the group of S
+            warpgroup.wait_group(0)
+            self.state.decay(S, shared)
+            self.state.subtract(X, P, rows_of_v)
+        for i in cutlass.range(walk.steps, unroll=1):
+            here = stage
+            step = shared + here * self.bytes
+            self.state.issue_S(S, X, step)
+            self.state.issue_o(O, X, step)
+            warpgroup.wait_group(1)
+            self.state.round(operand, S)
+            if i + 1 < walk.steps:                                             # behind the last step: that again
+                stage, phase = advance(stage, phase, STREAM_STAGES)
+            ahead = shared + stage * self.bytes
+            cute.arch.mbarrier_wait(full + stage, phase)
+            self.state.issue_P(P, operand, ahead)
+            warpgroup.commit_group()
+            warpgroup.wait_group(1)
+            self.hand_back(shared, here)
+            self.put_o(shared, O, i)
+            self.state.issue_O(O, operand, ahead)
+            warpgroup.commit_group()
+            warpgroup.wait_group(1)
+            if i + 1 < walk.steps:
+                self.state.decay(S, ahead)
+            self.state.subtract(X, P, rows_of_v + stage * (TOKENS * PITCH_V))
+            warpgroup.wait_group(0)
+        if cutlass.const_expr(c.ht):
+            self.state.store(x.ht, number, walk.strip, c.V, c.v_first, S)
+
+    @cute.jit
+    def hand_back(self, shared, stage):
+        """A warp of CHAIN has read tiles and v."""
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(self.field(shared, "read") + stage)
+
+    @cute.jit
+    def put_o(self, shared, O, i):
+        """o of step i to STORE."""
+        place = stage_of(i, OUTPUTS)
+        cute.arch.mbarrier_wait(self.field(shared, "taken") + place, phase_of(i, OUTPUTS) ^ 1)
+        self.state.put_outputs(self.field(shared, "o") + place * (TOKENS * PITCH_V), O)
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(self.field(shared, "made") + place)
+
+    @cute.jit
+    def load_tiles(self, x, shared, walk):
+        """LOAD, one warp: the flag of a step is looked at ahead of its stage."""
+        full, read = self.field(shared, "full"), self.field(shared, "read")
+        stage, phase = Int32(0), Int32(0)
+        for i in cutlass.range(walk.steps, unroll=1):
+            place = place_of_step(walk.n, walk.chunk, i, walk.head, x.HV)
+            with cute.arch.elect_one():
+                there = Int32(0)
+                while there == 0:
+                    there = cute.arch.load(x.ready + place, Int32, sem="acquire", scope="gpu")
+                # redundant: to the simulator, copies write tiles and copies read them; the flag between is no copy
+                cute.arch.fence_proxy("async.global")
+            cute.arch.mbarrier_wait(read + stage, phase ^ 1)
+            with cute.arch.elect_one():
+                # redundant: its release, not the arrival; this thread has written nothing
+                cute.arch.mbarrier_arrive_and_expect_tx(full + stage, 2 * self.tile.end)
+                to, source = shared + stage * self.bytes, x.tiles + Int64(place) * self.bytes
+                for tile in cutlass.range_constexpr(2):
+                    skipped = tile * self.tile.bytes
+                    bulk_copy(to + skipped, source + skipped, self.tile.end, full + stage)
+            stage, phase = advance(stage, phase, STREAM_STAGES)
+
+    @cute.jit
+    def load_values(self, x, shared, walk):
+        """VALUES, one warp."""
+        full, read = self.field(shared, "full"), self.field(shared, "read")
+        stage, phase = Int32(0), Int32(0)
+        for i in cutlass.range(walk.steps, unroll=1):
+            cute.arch.mbarrier_wait(read + stage, phase ^ 1)
+            for half in cutlass.range_constexpr(2):
+                rows = self.field(shared, "v") + (stage * TOKENS + half * C) * PITCH_V
+                self.state.request_rows(x.v, rows, walk.first_v, i * TOKENS + half * C, walk.tokens, x.HV)
+            arrive_when_copied(full + stage)
+            stage, phase = advance(stage, phase, STREAM_STAGES)
+
+    @cute.jit
+    def store(self, x, shared, walk):
+        """STORE, one warp."""
+        made, taken = self.field(shared, "made"), self.field(shared, "taken")
+        for i in cutlass.range(walk.steps, unroll=1):
+            place = stage_of(i, OUTPUTS)
+            cute.arch.mbarrier_wait(made + place, phase_of(i, OUTPUTS))
+            for half in cutlass.range_constexpr(2):
+                rows = self.field(shared, "o") + (place * TOKENS + half * C) * PITCH_V
+                self.state.store_rows(x.o, rows, walk.first_v, i * TOKENS + half * C, walk.tokens, x.HV)
+            cute.arch.sync_warp()
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive(taken + place)
+
+
+class Stream(entry.Entry):
+    def __init__(self, config: StreamConfig):
+        self.c = config
+        self.maker, self.walker = Maker(config), Walker(config)
+
+    @cute.kernel
+    def kernel(self, x):
+        if cutlass.const_expr(self.c.pdl):
+            wait_for_the_kernel_before()
+        shared = SmemAllocator().allocate_array(Uint8, self.c.shared, byte_alignment=1024)
+        makes = cute.arch.block_idx()[0] < x.makers
+        if cute.arch.thread_idx()[0] == 0:
+            self.initialise(shared, makes)
+            cute.arch.mbarrier_init_fence()
+        cute.arch.sync_threads()
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        if makes:
+            if warp < GROUPS:
+                self.maker.invert(x, shared, warp)
+            elif warp >= FIRST_PRODUCER:
+                self.maker.produce(x, shared)
+                if cutlass.const_expr(self.c.chain.packed):
+                    _, begin, tokens, _, _ = place_of_segment(self.c.chain, x, x.N - 1, 0, 1, 0)
+                    self.maker.clear(x, begin + tokens)
+        else:
+            walk = self.walker.walk_of(x)
+            if warp < FIRST_PRODUCER:
+                cute.arch.setmaxregister_increase(self.c.registers[0])
+                self.walker.chain(x, shared, walk)
+            else:
+                cute.arch.setmaxregister_decrease(self.c.registers[1])
+                if warp == STREAM_LOAD:
+                    self.walker.load_tiles(x, shared, walk)
+                elif warp == STREAM_VALUES:
+                    self.walker.load_values(x, shared, walk)
+                elif warp == STREAM_STORE:
+                    self.walker.store(x, shared, walk)
+
+    @cute.jit
+    def initialise(self, shared, makes):
+        if makes:
+            for group in cutlass.range_constexpr(GROUPS):
+                for name in ("solved", "taken", "begun"):
+                    of_group = shared + group * self.c.group.bytes
+                    cute.arch.mbarrier_init(field_at(of_group, getattr(self.c.group, name)), 1)
+        else:
+            for name, places, arrivals in (
+                ("full", STREAM_STAGES, 33), ("read", STREAM_STAGES, 4), ("made", OUTPUTS, 4), ("taken", OUTPUTS, 1)
+            ):  # fmt: skip
+                for i in cutlass.range_constexpr(places):
+                    cute.arch.mbarrier_init(field_at(shared, getattr(self.c.walker, name)) + i, arrivals)
+
+
+def build(c: StreamConfig, target: Target) -> cutedsl.Compiled:
+    return entry.compile(Stream, c, target)

@@ -1,0 +1,319 @@
+"""A step of the state over two chunks at once (fwd/stream.py): what a group of PREPARE makes of their tiles, and what
+CHAIN does with them.
+
+A chunk's tile (configs.tile) has kE = kn 2^gc, qg = scale qn 2^gc, kg, TB, A_qk and lam = 2^gc_last.  With
+
+  KT = TB^T @ kg,  A2 = A_qk @ TB:      X = v - kE @ S      o = qg @ S + A2 @ X      S' = lam S + KT^T @ X
+
+two products stand between a state and the next one.  Of chunks a and b,
+
+  G = kE_b @ KT_a^T                     by which X_b = v_b - (kE_b lam_a) @ S - G @ X_a
+  KT_a' = KT_a lam_b - G^T @ KT_b
+  A2_ba = qg_b @ KT_a^T - A2_b @ G
+
+so the step needs X_b without that last term: all of it is in KT_a' and A2_ba.
+
+  [X_a; X_b] = [v_a; v_b] - [kE_a; kE_b lam_a] @ S
+  o_a = qg_a @ S + A2_a @ X_a           o_b = (qg_b lam_a) @ S + A2_ba @ X_a + A2_b @ X_b
+  S' = lam_a lam_b S + KT_a'^T @ X_a + KT_b^T @ X_b
+
+A step's two tiles lie one after the other.  The four products of rows of one array are one:
+
+  field  of chunk a             of chunk b
+  KQ     kE_a; kE_b lam_a       qg_a; qg_b lam_a
+  KG     KT_a'                  KT_b
+  decay  lam_a lam_b            lam_b
+  TB     A2_a                   0
+  A_qk   A2_ba                  A2_b
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Uint32
+from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
+
+from ...common.cute.copies import both_halves, field_at, floats, load, store, words_of
+from ...common.cute.fragments import load_matrices, mma_bf16, store_matrices
+from ...common.cute.tile import WARPS, C, swizzle_64B, swizzle_128B
+from ..configs import COLUMNS, PITCH_V, tile
+from .state import State, multiply, own_matrices, register_mma, rounded
+from .views import narrow_view, standing_view, wide_view
+from .wgmma import accumulator
+
+ROWS = 16                                    # of a matrix of mma.sync
+
+
+class Steps:
+    """By the eight warps of a group, which have met since the tiles were there and meet when the step is."""
+
+    def __init__(self, K: int, team):
+        self.K, self.team, self.tile = K, team, tile(K)
+        self.channels = K // WARPS           # of a warp, of KT
+
+    @cute.jit
+    def clear(self, tile):
+        """The tile of a chunk of no tokens."""
+        end, zero = self.tile.end // 16, [Uint32(0)] * 4
+        words = cute.recast_ptr(tile, dtype=Uint32)
+        for i in cutlass.range(self.team.thread(), end, 32 * WARPS, unroll=1):
+            store(words + 4 * i, zero)
+        self.team.meet()                                                       # decays may be written over
+        if self.team.thread() < self.K:
+            store(field_at(tile, self.tile.decay) + self.team.thread(), [Float32(1.0)])
+
+    @cute.jit
+    def join(self, a, b, G):
+        """Of the tiles of two chunks; G is (C, C)."""
+        warp = self.team.warp()
+        rows, half = warp & 3, warp >> 2
+        of_a, _ = self.make_KT(a), self.make_KT(b)
+        A2 = [Uint32(0)] * 8
+        if warp < 4:
+            A2 = self.make_A2(b if warp >= 2 else a, warp & 1)
+        if half == 0 and rows >= 2:
+            self.put_A2(field_at(b, self.tile.A_qk), rows - 2, A2)
+        self.team.meet()                                                       # KT_a and A2_b are there; TB was read
+        if half == 0:
+            if rows < 2:
+                self.put_A2(field_at(a, self.tile.TB), rows, A2)
+            else:
+                self.clear_words(field_at(b, self.tile.TB) + (rows - 2) * (ROWS * C), ROWS * C // 2)
+        found = self.times_KT(b, a, rows, half)
+        if rows < 2:
+            store_matrices(G + self.narrow_place(ROWS * rows, ROWS * half), words_of_two(found))
+        self.team.meet()                                                       # G is there; kE_b, qg_b, KT_a were read
+        self.finish_KT(a, b, G, of_a)
+        self.scale(a, b, rows, half)
+        if rows >= 2:
+            self.finish_A2(a, b, G, found, rows - 2, half)
+
+    @cute.jit
+    def clear_words(self, to, count: cutlass.Constexpr):
+        """By one warp."""
+        words = cute.recast_ptr(to, dtype=Uint32) + 4 * cute.arch.lane_idx()
+        for i in cutlass.range_constexpr(count // 128):
+            store(words + 128 * i, [Uint32(0)] * 4)
+
+    @cute.jit
+    def put_A2(self, to, m, words):
+        """16 rows of (C, C)."""
+        for half in cutlass.range_constexpr(2):
+            store_matrices(to + self.narrow_place(ROWS * m, ROWS * half), words[4 * half : 4 * half + 4])
+
+    @cute.jit
+    def narrow_place(self, row, column):
+        """Elements to a lane's row of four matrices 8 x 8 of (C, C), from this row and column on."""
+        lane = cute.arch.lane_idx()
+        return swizzle_64B(row + (lane & 15), column + (lane >> 4) * 8) // 2
+
+    @cute.jit
+    def wide_place(self, row, channel, rows: cutlass.Constexpr):
+        """The same of (rows, K)."""
+        lane = cute.arch.lane_idx()
+        return swizzle_128B(row + (lane & 15), channel + (lane >> 4) * 8, rows) // 2
+
+    @cute.jit
+    def make_KT(self, tile):
+        """KT over kg, the warp's channels; returns them unrounded."""
+        KG, TB = field_at(tile, self.tile.KG), field_at(tile, self.tile.TB)
+        first, made = self.channels * self.team.warp(), []
+        T = {(m, step): load_matrices(TB + self.narrow_place(ROWS * m, ROWS * step))
+             for m, step in ((0, 0), (0, 1), (1, 1))}  # fmt: skip
+        own = [load_matrices(KG + self.wide_place(ROWS * step, first, C), transposed=True) for step in range(2)]
+        for m in cutlass.range_constexpr(2):
+            found = []
+            for n in cutlass.range_constexpr(2):
+                acc = [Float32(0.0)] * 4
+                for step in cutlass.range_constexpr(m, 2):                     # TB^T has zeros below its diagonal
+                    acc = mma_bf16(acc, T[m, step], own[step][2 * n : 2 * n + 2])
+                found.append(acc)
+            made.append(found)
+        for m in cutlass.range_constexpr(2):
+            store_matrices(KG + self.wide_place(ROWS * m, first, C), words_of_two(made[m]))
+        return made
+
+    @cute.jit
+    def make_A2(self, tile, m):
+        """16 rows of A2, as words."""
+        A_qk, TB = field_at(tile, self.tile.A_qk), field_at(tile, self.tile.TB)
+        own = [load_matrices(A_qk + self.narrow_place(ROWS * m, ROWS * step)) for step in range(2)]
+        made = []
+        for half in cutlass.range_constexpr(2):
+            found = [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
+            for step in cutlass.range_constexpr(half, 2):                      # TB has zeros above its diagonal
+                of_TB = load_matrices(TB + self.place_of_columns(ROWS * half, ROWS * step))
+                for n in cutlass.range_constexpr(2):
+                    found[n] = mma_bf16(found[n], own[step], of_TB[2 * n : 2 * n + 2])
+            made += words_of_two(found)
+        return made
+
+    @cute.jit
+    def place_of_columns(self, row, column):
+        """As `narrow_place`, of the operand whose columns are rows in memory."""
+        lane = cute.arch.lane_idx()
+        return swizzle_64B(row + (lane >> 4) * 8 + (lane & 7), column + (lane >> 3 & 1) * 8) // 2
+
+    @cute.jit
+    def times_KT(self, b, a, rows, half):
+        """16 rows of [kE_b; qg_b] times 16 rows of KT_a."""
+        KQ, KT, lane = field_at(b, self.tile.KQ), field_at(a, self.tile.KG), cute.arch.lane_idx()
+        found = [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
+        row, piece = ROWS * half + (lane >> 4) * 8 + (lane & 7), lane >> 3 & 1
+        for step in cutlass.range_constexpr(self.K // ROWS):
+            words = load_matrices(KQ + self.wide_place(ROWS * rows, ROWS * step, 2 * C))
+            of_KT = load_matrices(KT + swizzle_128B(row, ROWS * step + piece * 8, C) // 2)
+            for n in cutlass.range_constexpr(2):
+                found[n] = mma_bf16(found[n], words, of_KT[2 * n : 2 * n + 2])
+        return found
+
+    @cute.jit
+    def decays(self, tile, block):
+        """Of the channels that a lane has of 16."""
+        return load(field_at(tile, self.tile.decay) + (block * ROWS + cute.arch.lane_idx() % 4 * 4), 4)
+
+    @cute.jit
+    def finish_KT(self, a, b, G, of_a):
+        """KT_a' over KT_a, the warp's channels."""
+        KG, lane, warp = self.tile.KG, cute.arch.lane_idx(), self.team.warp()
+        first = self.channels * warp
+        lam_b = self.decays(b, warp)
+        own = [load_matrices(field_at(b, KG) + self.wide_place(ROWS * step, first, C), transposed=True)
+               for step in range(2)]  # fmt: skip
+        for m in cutlass.range_constexpr(2):
+            found = [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
+            for step in cutlass.range_constexpr(2):
+                row, column = ROWS * step + (lane >> 4) * 8 + (lane & 7), ROWS * m + (lane >> 3 & 1) * 8
+                of_G = load_matrices(G + swizzle_64B(row, column) // 2, transposed=True)
+                for n in cutlass.range_constexpr(2):
+                    found[n] = mma_bf16(found[n], of_G, own[step][2 * n : 2 * n + 2])
+            left = [[of_a[m][n][e] * lam_b[2 * n + e % 2] - found[n][e] for e in range(4)] for n in range(2)]
+            store_matrices(field_at(a, KG) + self.wide_place(ROWS * m, first, C), words_of_two(left))
+
+    @cute.jit
+    def scale(self, a, b, rows, half):
+        """16 rows of [kE_b; qg_b] times lam_a, half of their channels; kE_b to where qg_a was, and that to where kE_b
+        was."""
+        KQ_a, KQ_b, blocks = field_at(a, self.tile.KQ), field_at(b, self.tile.KQ), self.K // ROWS
+        for side in cutlass.range_constexpr(2):
+            if half == side:
+                for block in cutlass.range_constexpr(side * blocks // 2, (side + 1) * blocks // 2):
+                    lam, scaled, own = self.decays(a, block), [], self.wide_place(ROWS * rows, ROWS * block, 2 * C)
+                    words = load_matrices(KQ_b + own)
+                    for w in cutlass.range_constexpr(4):
+                        pair = [x.bitcast(Float32) for x in both_halves(words[w])]
+                        scaled += words_of([pair[e] * lam[w // 2 * 2 + e] for e in range(2)])
+                    if rows < 2:
+                        place = self.wide_place(C + ROWS * rows, ROWS * block, 2 * C)
+                        of_q = load_matrices(KQ_a + place)
+                        store_matrices(KQ_b + own, of_q)
+                        store_matrices(KQ_a + place, scaled)
+                    else:
+                        store_matrices(KQ_b + own, scaled)
+
+    @cute.jit
+    def finish_A2(self, a, b, G, found, m, half):
+        """A2_ba, 16 rows and columns, to where A_qk of chunk a was."""
+        lane, A2 = cute.arch.lane_idx(), field_at(b, self.tile.A_qk)
+        left = [[Float32(0.0)] * 4, [Float32(0.0)] * 4]
+        for step in cutlass.range_constexpr(2):
+            own = load_matrices(A2 + self.narrow_place(ROWS * m, ROWS * step))
+            row, column = ROWS * step + (lane & 15), ROWS * half + (lane >> 4) * 8
+            of_G = load_matrices(G + swizzle_64B(row, column) // 2, transposed=True)
+            for n in cutlass.range_constexpr(2):
+                left[n] = mma_bf16(left[n], own, of_G[2 * n : 2 * n + 2])
+        left = [[found[n][e] - left[n][e] for e in range(4)] for n in range(2)]
+        store_matrices(field_at(a, self.tile.A_qk) + self.narrow_place(ROWS * m, ROWS * half), words_of_two(left))
+
+    @cute.jit
+    def multiply_decays(self, a, b):
+        """lam_a lam_b over lam_a, by one warp, when all have read it."""
+        to, of_b = field_at(a, self.tile.decay), field_at(b, self.tile.decay)
+        at = 4 * cute.arch.lane_idx()
+        if at < self.K:
+            first, second = load(to + at, 4), load(of_b + at, 4)
+            store(to + at, [first[e] * second[e] for e in range(4)])
+
+
+@cute.jit
+def words_of_two(found):
+    """Of accumulators of 16 rows and two times eight columns, rounded, as `store_matrices` stores them."""
+    return [word for acc in found for word in words_of(acc)]
+
+
+class StepState(State):
+    """CHAIN's state, over steps of two tiles."""
+
+    @cute.jit
+    def accumulators(self):
+        """P, O (then o) and X of a step, transposed, in registers."""
+        mma = register_mma(2 * C, OperandMajorMode.K)
+        P, O = [accumulator(mma, (COLUMNS, 2 * C)) for _ in range(2)]
+        of_chunk = register_mma(C, OperandMajorMode.K).partition_shape_A((COLUMNS, C))
+        return P, O, [cute.make_rmem_tensor(of_chunk, BFloat16) for _ in range(2)]
+
+    @cute.jit
+    def issue_P(self, P, operand, step):
+        multiply(register_mma(2 * C, OperandMajorMode.K), P, operand, wide_view(step, 2 * C, self.c.K), False)
+
+    @cute.jit
+    def issue_O(self, O, operand, step, fenced: cutlass.Constexpr = False):
+        of_q = wide_view(step + self.tile.bytes, 2 * C, self.c.K)
+        multiply(register_mma(2 * C, OperandMajorMode.K), O, operand, of_q, False, fenced)
+
+    @cute.jit
+    def issue_S(self, S, X, step):
+        mma = register_mma(self.c.K, OperandMajorMode.MN)
+        for i in cutlass.range_constexpr(2):
+            KT = standing_view(step + i * self.tile.bytes + self.tile.KG.offset, self.c.K)
+            multiply(mma, S, X[i], KT, True, fenced=i > 0)
+        warpgroup.commit_group()
+
+    @cute.jit
+    def issue_o(self, O, X, step):
+        """Right behind S: since its fence, nothing has touched O and X."""
+        mma = register_mma(2 * C, OperandMajorMode.K)
+        for i in cutlass.range_constexpr(2):
+            A2 = narrow_view(step + i * self.tile.bytes + self.tile.TB.offset, 2 * C)
+            multiply(mma, O, X[i], A2, True, fenced=True)
+        warpgroup.commit_group()
+
+    @cute.jit
+    def subtract(self, X, P, rows_of_v):
+        """X = v^T - P, rounded."""
+        P = cute.coalesce(P)
+        for i in cutlass.range_constexpr(2):
+            words = self.load_v(rows_of_v + i * (C * PITCH_V))
+            own, flat = cute.make_rmem_tensor(8, Uint32), cute.coalesce(X[i])
+            for w in cutlass.range_constexpr(8):
+                own[w] = words[w]
+            own = floats(cute.recast_tensor(own, BFloat16))
+            for e in cutlass.range_constexpr(16):
+                flat[e] = (own[e] - P[16 * i + e]).to(BFloat16)
+
+    @cute.jit
+    def decay(self, S, step):
+        decay, S_flat, lane = field_at(step, self.tile.decay), cute.coalesce(S), cute.arch.lane_idx()
+        for block in cutlass.range_constexpr(self.c.K // 16):
+            d = load(decay + block * 16 + lane % 4 * 4, 4)
+            for e in cutlass.range_constexpr(8):
+                S_flat[block * 8 + e] = S_flat[block * 8 + e] * d[e // 4 * 2 + e % 2]
+
+    @cute.jit
+    def round(self, operand, S):
+        """By statements that NVVM cannot repeat: it would round again where O is issued, behind the fence."""
+        words, flat = cute.recast_tensor(cute.coalesce(operand), Uint32), cute.coalesce(S)
+        for i in cutlass.range_constexpr(cute.size(words)):
+            words[i] = cute.arch.inline_ptx(
+                "cvt.rn.bf16x2.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32],
+                read_only_args=[flat[2 * i + 1], flat[2 * i]],
+            )  # fmt: skip
+
+    @cute.jit
+    def put_outputs(self, rows_of_o, O):
+        """o of both chunks in shared memory."""
+        words = cute.recast_tensor(cute.coalesce(rounded(register_mma(C, OperandMajorMode.K), O, 2 * C)), Uint32)
+        for i in cutlass.range_constexpr(2 * C // ROWS):
+            at = rows_of_o + (own_matrices() + i * (ROWS * PITCH_V))
+            store_matrices(at, [words[4 * i + w] for w in range(4)], transposed=True)
