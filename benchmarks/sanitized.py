@@ -166,9 +166,10 @@ def was_kept(""",
                 cute.arch.mbarrier_arrive(full + stage)
             else:
                 # redundant: its release""",
-        "            arrive_when_copied(full + stage)": """            cute.arch.cp_async_commit_group()
-            cute.arch.cp_async_wait_group(0)
-            cute.arch.mbarrier_arrive(full + stage)""",
+        """        arrive_when_copied(self.field(shared, "full") + stage)""":
+            """        cute.arch.cp_async_commit_group()
+        cute.arch.cp_async_wait_group(0)
+        cute.arch.mbarrier_arrive(self.field(shared, "full") + stage)""",
         """with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive(taken + place)""": "cute.arch.mbarrier_arrive(taken + place)",
     },

@@ -18,7 +18,7 @@ from kda.backends.common.cute.configs import TablesConfig
 from kda.backends.common.recorded_plan import OFFSETS, states_table
 from kda.backends.sm90.capability import BACKWARD
 from kda.backends.sm90.capability import CAPABILITY as SM90
-from kda.backends.sm90.plan import TARGET, plan, recipe, recipes, recorded_plan
+from kda.backends.sm90.plan import TARGET, join_config, plan, recipe, recipes, recorded_plan
 from kda.capability import Capability
 from kda.cli import cli
 from kda.commands import compile as command
@@ -35,7 +35,7 @@ CLASSES = (
     "batch_invariant=true packed H=2 HV=4 beta_dtype=float32",
 )  # fmt: skip
 WORDS = "V=64 packed bounded l2norm dt_bias=true beta=sigmoid state_dtype=float32 final_state=true"
-NAMES = ["tables"] * 2 + ["prepare"] * 2 + ["pairs"] + ["chain"] * 6 + ["compose", "stream"]
+NAMES = ["tables"] * 2 + ["prepare"] * 2 + ["pairs"] + ["chain"] * 6 + ["compose"] * 2 + ["stream"] * 2 + ["join"] * 2
 needs_dsl = pytest.mark.skipif(not importlib.util.find_spec("cutlass"), reason="nvidia-cutlass-dsl is not installed")
 
 
@@ -66,6 +66,8 @@ def wanted(p):
         call = dataclasses.replace(p, T=T, N=N, B=1 if p.packed else N, H=H, HV=H * p.HV // p.H)
         at = plan(call, sms, kept)
         found |= {recipe(c) for c in (at.prepare, at.pairs, at.chain, at.carry, at.compose, at.fused, at.stream) if c}
+        if at.stream and at.compose:
+            found |= {recipe(join_config(call, offsets)) for offsets in (OFFSETS if p.packed else (None,))}
     backward = dataclasses.replace(p, direction="backward")
     if all(rule.holds(backward, host_of("sm90")) for rule in BACKWARD):
         found |= {recipe(states_table(dtype)) for dtype in OFFSETS if p.packed}
@@ -227,7 +229,7 @@ def test_with_a_broken_dsl_the_others_are_built_and_it_says_so_once(beside, monk
     monkeypatch.setitem(sys.modules, "cutlass", None)
     printed = run(*WITHOUT, code=1).stdout
     assert printed.count("pip install 'nvidia-cutlass-dsl[cu13]'") == 1 and printed.count("FAIL") == len(set(NAMES))
-    assert "14 kernels, 0 were there, 1 were built, 13 cannot be built" in printed
+    assert "18 kernels, 0 were there, 1 were built, 17 cannot be built" in printed
     assert "pip install" in run(*WITHOUT, "--backend", "sm90", code=3).stderr
 
 

@@ -109,7 +109,7 @@ def test_all_kernels_of_a_class_are_known_ahead():
         assert names == sorted(recorded + more)
 
 
-CHAIN, WALKS, JOIN = "sm100/fwd/chain", "sm100/parts/walks", "sm100/fwd/join"
+CHAIN, WALKS, JOIN = "sm100/fwd/chain", "sm100/parts/walks", "common/cute/join"
 FAULTS = {
     "a first segment begins with nothing": Fault(CHAIN, "if segment == 0:", "if segment < 0:", "wrong answer"),
     "all segments begin with the state that enters the sequence": Fault(

@@ -18,6 +18,7 @@ from cute_calls import (
     check,
     has_products_that_wait_for_no_other,
     kept_nowhere,
+    looks_at_no_later_token,
     plant,
     saturated,
 )
@@ -39,12 +40,12 @@ def case_of(**options):
 
 @pytest.fixture
 def streamed(plan_says, monkeypatch):
-    """Makers and walkers, so many makers; None: as many as keep up."""
+    """Makers and walkers, so many makers, and segments of every sequence; None: as many makers as keep up."""
     usual = plan.makers_of_stream
 
-    def ask(makers=None):
+    def ask(makers=None, segments=1):
         monkeypatch.setattr(plan, "makers_of_stream", usual if makers is None else lambda *_: makers)
-        plan_says(STREAM=True)
+        plan_says(STREAM=True, STREAM_SEGMENTS=segments)
 
     yield ask
     monkeypatch.undo()
@@ -83,20 +84,49 @@ def test_a_call_is_the_definition(name, streamed):
     check(case, state_v_first=v_first)
 
 
+CUT = {
+    "GVA, segments of four steps": dict(T=450, HV=2),
+    "the last segment has one token": dict(T=385, segments=3),
+    "a segment has no tokens": dict(T=100, segments=3),
+    "packed, GVA": dict(HV=2, segments=3, **RAGGED),
+    "packed, tokens of no sequence": dict(lengths=(140, 33, 0, 70), padding=250),
+    "rows of a batch": dict(B=2, T=150),
+    "no initial state": dict(T=200, initial_state=False),
+    "64 columns": dict(T=300, V=64, segments=3),
+    "softplus that forgets": dict(T=200, gate="softplus", regime="fast"),
+    "states of (V, K)": dict(T=150, state_v_first=True),
+    "several blocks of rows of a segment": dict(T=1200),
+}
+
+
+@pytest.mark.spread(every=6, first=3)
+@pytest.mark.parametrize("name", CUT)
+def test_a_call_that_is_cut_is_the_definition(name, streamed):
+    shape = dict(CUT[name])
+    segments, v_first = shape.pop("segments", 2), shape.pop("state_v_first", False)
+    streamed(segments=segments)
+    case = case_of(**shape)
+    found = plan.plan(case.problem(), 132)
+    assert found.stream.cut and found.stream_segments == segments and found.compose
+    check(case, state_v_first=v_first)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("gate", ["bounded", "softplus", "given"])
-def test_saturated_gates_are_within_the_budget(gate, streamed):
-    streamed()
+@pytest.mark.parametrize("segments", [1, 3])
+def test_saturated_gates_are_within_the_budget(gate, segments, streamed):
+    streamed(segments=segments)
     check(saturated(case_of(T=150, gate=gate)))
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("makers", [1, 2, 5, 50])
-def test_no_bit_depends_on_the_number_of_makers(makers, streamed):
+@pytest.mark.parametrize("segments", [1, 2])
+def test_no_bit_depends_on_the_number_of_makers(makers, segments, streamed):
     case = case_of(lengths=(130, 0, 1, 200, 64, 31), HV=2)
-    streamed(3)
+    streamed(3, segments)
     expected, _ = called(case)
-    streamed(makers)
+    streamed(makers, segments)
     found, session = called(case)
     assert not session.findings and all(torch.equal(found[x], expected[x]) for x in expected)
 
@@ -118,18 +148,25 @@ def test_sequences_of_a_batch_do_not_see_each_other(streamed):
 @pytest.mark.spread(every=8, first=2)
 @pytest.mark.parametrize("shape", [dict(T=390), dict(lengths=(290, 0, 1, 90), padding=9)], ids=["rows", "packed"])
 @pytest.mark.parametrize("schedule", [1, 2, 3, 4])
-def test_any_order_of_warps_gives_the_same_bits(schedule, shape, streamed):
+@pytest.mark.parametrize("segments", [1, 2])
+def test_any_order_of_warps_gives_the_same_bits(segments, schedule, shape, streamed):
     case = case_of(**shape)
-    streamed(2)
+    streamed(2, segments)
     (expected, _), (found, session) = called(case), called(case, schedule=schedule, early=schedule % 2 == 0)
     assert not session.findings, "\n".join(map(str, session.findings[:5]))
     assert all(torch.equal(found[x], expected[x]) for x in expected)
 
 
+def test_nothing_depends_on_later_tokens(streamed):
+    streamed(2, segments=2)
+    looks_at_no_later_token(case_of(T=200), 100, "sm90")
+
+
 @pytest.mark.exhaustive
-def test_sequences_of_no_tokens_hand_their_states_through(streamed):
+@pytest.mark.parametrize("segments", [1, 2])
+def test_sequences_of_no_tokens_hand_their_states_through(segments, streamed):
     case = case_of(lengths=(0, 40, 0), HV=2, padding=40)
-    streamed()
+    streamed(segments=segments)
     found, session = called(case)
     assert not session.findings and not found["o"][:, 40:].any()
     assert torch.equal(found["ht"][::2], case.keywords["initial_state"][::2])
@@ -186,12 +223,45 @@ FAULTS = {
 }  # fmt: skip
 
 
+JOIN, SEGMENTS = "common/cute/join", "common/cute/segments"
+FAULTS_OF_SEGMENTS = {
+    "all segments begin with the state that enters the sequence": Fault(
+        STREAM, "if walk.segment == 0:", "if walk.segment >= 0:", "wrong answer"
+    ),
+    "M begins with nothing": Fault(STREAM, "self.state.identity(S, walk.strip)", "pass", "wrong answer"),
+    "M is not transposed": Fault(STREAM, "walk.strip, c.K, True, S)", "walk.strip, c.K, False, S)", "wrong answer"),
+    "zeros of M's walk are read before they are there": Fault(
+        STREAM, "                cute.arch.mbarrier_arrive(full + stage)\n",
+        "                arrive_when_copied(full + stage)\n", "race-write-read"
+    ),
+    "a segment's tokens are another's": Fault(SEGMENTS, "return begin + first,", "return begin,", "wrong answer"),
+    "a segment's steps are elsewhere": Fault(
+        STREAM, "step + skipped // TOKENS", "step + skipped // C", "out-of-bounds"
+    ),
+    "the last rows of o are left": Fault(JOIN, "if own[r] < rows:", "if own[r] < rows - 1:", "wrong answer"),
+    "channels of edge lie as they are counted": Fault(
+        JOIN, "row = place_of_channel(channel)", "row = channel", "wrong answer"
+    ),
+    "edge is read before all of it is there": Fault(
+        JOIN, "            cute.arch.sync_threads()\n", "", "race-write-read"
+    ),
+}  # fmt: skip
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch, streamed):
     streamed(1)
     plant(fault, tmp_path, monkeypatch)
     assert_a_call_notices(fault, case_of(T=650))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("fault", FAULTS_OF_SEGMENTS.values(), ids=FAULTS_OF_SEGMENTS)
+def test_a_fault_of_segments_is_noticed(fault, tmp_path, monkeypatch, streamed):
+    streamed(1, segments=2)
+    plant(fault, tmp_path, monkeypatch)
+    assert_a_call_notices(fault, case_of(T=300))
 
 
 @pytest.mark.exhaustive
@@ -214,9 +284,11 @@ def test_it_takes_the_shared_memory_that_its_configuration_says(monkeypatch, str
     assert_less_shared_memory_is_too_little(case_of(T=300), monkeypatch, StreamConfig)
 
 
+@pytest.mark.spread(every=3)
 @pytest.mark.parametrize("gate", ["bounded", "softplus"])
-def test_roles_share_out_the_registers_of_the_launch(gate, tmp_path, streamed):
-    streamed()
+@pytest.mark.parametrize("segments", [1, 2])
+def test_roles_share_out_the_registers_of_the_launch(segments, gate, tmp_path, streamed):
+    streamed(segments=segments)
     config = plan.plan(case_of(T=33, gate=gate).problem(), 132).stream
     kernel, (chain, others) = launch.kernel(config), config.registers
     assert kernel.spills <= (16 if gate == "bounded" else 96)
@@ -225,16 +297,19 @@ def test_roles_share_out_the_registers_of_the_launch(gate, tmp_path, streamed):
     has_products_that_wait_for_no_other(kernel, tmp_path)
 
 
-CHOSEN = {
-    "T=8192 H=16": 87, "T=4096 H=12": 66, "T=8192 H=20": 92, "T=2048 H=16": 87, "T=8192 H=16 V=64": 87,
-    "T=8192 H=8": 0, "T=8192 H=24": 0, "T=8192 H=64": 0, "T=512 H=16": 0, "T=32768 H=8": 0,
+CHOSEN = {                                   # segments, makers; as measured on an H200
+    "T=8192 H=16": (1, 86), "T=4096 H=12": (1, 64), "T=8192 H=20": (1, 92), "T=8192 H=24": (1, 84),
+    "T=2048 H=16": (1, 86), "T=8192 H=16 V=64": (1, 86), "T=2048 H=8": (1, 43), "T=8192 H=8": (2, 84),
+    "T=32768 H=8": (2, 84), "T=8192 H=4": (4, 76), "T=32768 H=2": (7, 75), "T=32768 H=8 V=64": (2, 86),
+    "T=8192 H=32": (0, 0), "T=8192 H=64": (0, 0), "T=512 H=16": (0, 0), "T=1024 H=8": (0, 0), "T=32768 H=12": (0, 0),
+    "T=8192 H=4 N=4 packed": (0, 0),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("shape", CHOSEN)
 def test_the_plan_chooses_it_where_it_was_faster_with_as_many_makers_as_keep_up(shape):
     found = plan.plan(Problem.parse(f"bounded l2norm bfloat16 K=128 V=128 {shape}"), 132)
-    assert found.makers == CHOSEN[shape] and bool(found.stream) == bool(CHOSEN[shape])
+    assert (found.stream_segments, found.makers) == CHOSEN[shape] and bool(found.stream) == bool(found.makers)
 
 
 @pytest.mark.parametrize("options", [dict(batch_invariant=True), dict(intermediate_states=True)])

@@ -31,7 +31,6 @@ CHAIN_WARPS = 4
 MATH_WARPS = 8                               # of grads
 FIRST_PRODUCER = CHAIN_WARPS                 # warp of the first group
 K = V = 128                                  # of a step that records gradients
-JOIN_ROWS = 256                              # of o, that a CTA of join has
 TMEM = 512                                   # columns: all there are
 
 
@@ -204,30 +203,6 @@ class FusedConfig(ChunkConfig):
     @property
     def tmem(self) -> Columns:
         return Columns(self.columns)
-
-
-class JoinArguments(Arguments):
-    response = tensor("bfloat16")            # (B, T, HV, K)
-    edge = tensor("float32")                 # (N * segments, HV, K, V)
-    o = tensor("bfloat16")                   # (B, T, HV, V)
-    cu_seqlens = tensor("int64", of="offsets")
-    T = number("int32")
-    HV = number("int32")
-    segments = number("int32")
-
-
-@dataclass(frozen=True)
-class JoinConfig(Launched):
-    offsets: str | None                      # dtype of cu_seqlens, of packed sequences
-    K: int
-    V: int
-    pdl = True
-    arguments = JoinArguments
-    threads = 32 * WARPS
-
-    @property
-    def shared(self) -> int:
-        return self.K * self.V * 2
 
 
 # A step that records gradients, forward and backward: operands, then record or walk.

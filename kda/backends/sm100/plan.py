@@ -14,7 +14,15 @@ from kda.compile.target import Target, parse
 from kda.host import Host
 from kda.problem import Problem
 
-from ..common.cute.configs import ComposeConfig, SharesConfig, TablesConfig, chunk_options
+from ..common.cute.configs import (
+    JOIN_ROWS,
+    ComposeConfig,
+    JoinConfig,
+    SharesConfig,
+    TablesConfig,
+    chunk_options,
+    join_states_config,
+)
 from ..common.cute.tile import C
 from ..common.pool.plan import inner
 from ..common.pool.plan import recipes as pool_recipes
@@ -31,11 +39,9 @@ from ..common.recorded_plan import (
 from .capability import BACKWARD
 from .configs import (
     CTAS,
-    JOIN_ROWS,
     RECORD_TILE,
     FusedConfig,
     GradsConfig,
-    JoinConfig,
     OperandsConfig,
     RecordConfig,
     WalkConfig,
@@ -45,7 +51,7 @@ Forward = FusedConfig | ComposeConfig | JoinConfig
 Recorded = TablesConfig | OperandsConfig | RecordConfig | WalkConfig | GradsConfig | SharesConfig
 Config = Forward | Recorded
 KERNELS = {
-    FusedConfig: "sm100.fwd.fused", ComposeConfig: "common.cute.compose", JoinConfig: "sm100.fwd.join",
+    FusedConfig: "sm100.fwd.fused", ComposeConfig: "common.cute.compose", JoinConfig: "common.cute.join",
     TablesConfig: "common.cute.tables", OperandsConfig: "sm100.fwd.operands", RecordConfig: "sm100.fwd.record",
     WalkConfig: "sm100.bwd.walk", GradsConfig: "sm100.bwd.grads", SharesConfig: "common.cute.shares",
 }  # fmt: skip
@@ -72,7 +78,8 @@ def plan(p: Problem, sms: int, offsets: str | None) -> Plan:
     length = -(-chunks // segments) * C                                        # of the longest that there can be
     return Plan(
         fused_config(p, offsets, cut), CTAS * min(walks, sms // CTAS), segments,
-        join_states_config(p) if cut else None, JoinConfig(offsets, p.K, p.V) if cut else None, -(-length // JOIN_ROWS),
+        join_states_config(p) if cut else None,
+        JoinConfig(offsets, p.K, p.V, C) if cut else None, -(-length // JOIN_ROWS),
     )  # fmt: skip
 
 
@@ -95,10 +102,6 @@ def fused_config(p: Problem, offsets: str | None, cut: bool = False) -> FusedCon
         **chunk_options(p), offsets=offsets, h0=p.state_dtype, ht=p.final_state and not cut, v_first=p.state_v_first,
         cut=cut, checkpoints=p.checkpoints,
     )  # fmt: skip
-
-
-def join_states_config(p: Problem) -> ComposeConfig:
-    return ComposeConfig(p.K, p.V, packed=False, h0=None, v_first=p.state_v_first, begun=True, ht=p.final_state)
 
 
 def record_config(p: Problem, cut: bool, alone: bool, results: bool) -> RecordConfig:
@@ -153,7 +156,7 @@ def recipes(p: Problem, host: Host, recorded: bool = True) -> list[AnyRecipe]:
     cut = not (p.batch_invariant or p.intermediate_states or p.checkpoints)
     for offsets in OFFSETS if p.packed else (None,):
         configs += [fused_config(p, offsets)]
-        configs += [fused_config(p, offsets, cut), JoinConfig(offsets, p.K, p.V)] * cut
+        configs += [fused_config(p, offsets, cut), JoinConfig(offsets, p.K, p.V, C)] * cut
     configs += [join_states_config(p)] * cut
     if recorded and all(rule.holds(dataclasses.replace(p, direction="backward"), host) for rule in BACKWARD):
         configs += all_configs(RECORDED, p)

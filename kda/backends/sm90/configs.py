@@ -463,12 +463,20 @@ class StreamArguments(Arguments):
     makers = number("int32")                 # CTAs that make tiles; the others walk
 
 
+CutArguments = StreamArguments.and_more(     # of one that walks over segments
+    "CutArguments",
+    response=tensor("bfloat16"),             # (B, T, HV, K): rows of o of a state that enters the segment
+    M=tensor("float32"),                     # (N * segments, HV, K, K), transposed; ht: (N * segments, HV, K, V)
+    segments=number("int32"),                # of every sequence
+)
+
+
 @dataclass(frozen=True)
 class StreamConfig(Launched):
     prepare: PrepareConfig
     chain: ChainConfig
     staged: bool                             # rows of q, k and g, of bfloat16, go through shared memory
-    arguments = StreamArguments
+    cut: bool = False                        # sequences are walked over in segments
     threads = 32 * (FIRST_PRODUCER + GROUPS * WARPS)
     roles = MappingProxyType({
         "CHAIN": range(FIRST_PRODUCER),
@@ -477,6 +485,15 @@ class StreamConfig(Launched):
     launch_options = MappingProxyType({"min_blocks_per_mp": 1})
     paired = False                           # an inverse has a warp of its own (parts/making.py)
     registers = (240, 56)                    # of CHAIN, and of the other warps of its CTA
+
+    @property
+    def arguments(self) -> type[Arguments]:  # type: ignore[override]
+        return CutArguments if self.cut else StreamArguments
+
+    def walks(self, segments: int) -> int:
+        """CTAs that walk over one sequence and value head: all segments but the first have an M."""
+        strips, of_M = self.chain.strips, self.chain.K // COLUMNS
+        return strips + (segments - 1) * (strips + of_M)
 
     @property
     def pdl(self) -> bool:

@@ -17,7 +17,8 @@ from kda.problem import Inputs, Problem
 
 from ..common import recorded
 from ..common.arguments import Launch
-from ..common.cute.configs import ROUNDED_TO, RUN, ChunkTable, SegmentTable, TablesConfig
+from ..common.cute.configs import JOIN_ROWS, ROUNDED_TO, RUN, ChunkTable, SegmentTable, TablesConfig
+from ..common.cute.recorded import TOKENS
 from ..common.cute.tile import C
 from ..common.launcher import (
     backward_as_stage,
@@ -32,7 +33,7 @@ from ..common.pool.launch import prefill as of_pool
 from ..common.tensors import laid_out, offsets_on, on_its_device
 from .configs import tile
 from .kernels import kernel
-from .plan import Plan, plan, recipes_of_step, recorded_plan
+from .plan import Plan, join_config, plan, recipes_of_step, recorded_plan
 
 Tensor = torch.Tensor
 RECORDED = recorded.Backend(recorded_plan, lambda config, cc: kernel(config), v_first=True)
@@ -53,7 +54,8 @@ class Steps(NamedTuple):
     carry: Launch | None
     compose: Launch | None
     fused: Launch | None                     # then there are tables alone beside it
-    stream: Launch | None                    # the same
+    stream: Launch | None                    # the same; of segments: then compose and join
+    join: Launch | None
 
 
 @functools.lru_cache(maxsize=1024)
@@ -70,11 +72,21 @@ def steps(p: Problem, sms: int, kept: bool, offsets: str | None, apart: bool = F
     )  # fmt: skip
     if pl.fused:
         fused = step(pl.fused, pl.clusters.grid(p), chunks=pl.chunks, N=p.N, **gate)
-        return Steps(pl, tables, None, None, None, None, None, fused, None)
+        return Steps(pl, tables, None, None, None, None, None, fused, None, None)
     if pl.stream:
-        grid = (pl.makers + pl.stream.chain.strips * p.HV * p.N, 1, 1)
-        stream = step(pl.stream, grid, chunks=pl.chunks, N=p.N, makers=pl.makers, **gate)
-        return Steps(pl, tables, None, None, None, None, None, None, stream)
+        cut = pl.stream_segments > 1
+        grid = (pl.makers + pl.stream.walks(pl.stream_segments) * p.HV * p.N, 1, 1)
+        segments = dict(segments=pl.stream_segments) if cut else {}
+        stream = step(pl.stream, grid, chunks=pl.chunks, N=p.N, makers=pl.makers, **gate, **segments)
+        if not cut:
+            return Steps(pl, tables, None, None, None, None, None, None, stream, None)
+        blocks = -(-(-(-p.T // (TOKENS * pl.stream_segments)) * TOKENS) // JOIN_ROWS)
+        return Steps(
+            pl, tables, None, None, None, None,
+            step(pl.compose, (pl.compose.strips, p.HV, p.N), HV=p.HV, **segments),
+            None, stream,
+            step(join_config(p, offsets), (blocks, p.HV, p.N * (pl.stream_segments - 1)), T=p.T, HV=p.HV, **segments),
+        )  # fmt: skip
     return Steps(
         pl, tables,
         step(pl.prepare, (p.HV, *pl.entries_grid), chunks=pl.entries, **gate),
@@ -82,7 +94,7 @@ def steps(p: Problem, sms: int, kept: bool, offsets: str | None, apart: bool = F
         step(pl.chain, (pl.chain.strips, p.HV, walks), **walk),
         step(pl.carry, (pl.carry.strips, p.HV, walks), **walk) if pl.carry else None,
         step(pl.compose, (pl.compose.strips, p.HV, p.N), segments=pl.segments, HV=p.HV) if pl.compose else None,
-        None, None,
+        None, None, None,
     )  # fmt: skip
 
 
@@ -128,7 +140,16 @@ def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None)
         at.fused(**inputs, **crossing._asdict(), **stored, o=o, ht=out.final_state, segment_table=of_segments[0])
         return out
     if at.stream:
-        at.stream(**inputs, o=o, ht=out.final_state, segment_table=of_segments[0], tiles=tiles, ready=ready)
+        arguments = dict(inputs, o=o, segment_table=of_segments[0], tiles=tiles, ready=ready)
+        if not at.join:
+            at.stream(**arguments, ht=out.final_state)
+            return out
+        response, summary = o.new_empty(p.B, p.T, p.HV, p.K), segment_summary(p, o, p.N * at.plan.stream_segments)
+        edge = torch.empty_like(summary.added)
+        at.stream(**arguments, ht=summary.added, response=response, M=summary.M)
+        at.compose(M=summary.M, added=summary.added, edge=edge, ht=out.final_state)
+        offsets = offsets_on(o.device, x.cu_seqlens) if p.packed else None
+        at.join(response=response, edge=edge, o=o, cu_seqlens=offsets)
         return out
     v, h0 = inputs.pop("v"), inputs.pop("h0")
     tiles = o.new_empty(at.plan.scratch, dtype=torch.uint8)

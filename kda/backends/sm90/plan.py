@@ -15,7 +15,14 @@ from kda.compile.target import parse
 from kda.host import Host
 from kda.problem import Problem
 
-from ..common.cute.configs import ComposeConfig, SharesConfig, TablesConfig, chunk_options
+from ..common.cute.configs import (
+    ComposeConfig,
+    JoinConfig,
+    SharesConfig,
+    TablesConfig,
+    chunk_options,
+    join_states_config,
+)
 from ..common.cute.recorded import TOKENS
 from ..common.cute.tile import C
 from ..common.pool.plan import inner
@@ -51,19 +58,22 @@ from .configs import (
 )
 
 TARGET = parse("sm90")
-Forward = TablesConfig | PrepareConfig | PairsConfig | ChainConfig | ComposeConfig | FusedConfig | StreamConfig
+Forward = (
+    TablesConfig | PrepareConfig | PairsConfig | ChainConfig | ComposeConfig | FusedConfig | StreamConfig | JoinConfig
+)
 Config = Forward | WalkConfig | GradsConfig | SharesConfig
 KERNELS = {
     TablesConfig: "common.cute.tables", PrepareConfig: "sm90.fwd.prepare", PairsConfig: "sm90.fwd.pairs",
     ChainConfig: "sm90.fwd.chain", ComposeConfig: "common.cute.compose", FusedConfig: "sm90.fwd.fused",
     WalkConfig: "sm90.bwd.walk", GradsConfig: "sm90.bwd.grads", SharesConfig: "common.cute.shares",
-    StreamConfig: "sm90.fwd.stream",
+    StreamConfig: "sm90.fwd.stream", JoinConfig: "common.cute.join",
 }  # fmt: skip
 STAGES = (6, 3)                              # of a chain: with one CTA on an SM, and with two
 RECORD_STAGES = (5, 2)                       # the same of a chain that keeps, beside results
 WALK_STAGES = (6, 2)                         # and of other walks of a recorded call
 FUSED = None                                 # one kernel if that is faster; True: wherever possible, False: never
 STREAM: bool | None = None                   # the same of CTAs that make tiles beside others that walk
+STREAM_SEGMENTS: int | None = None           # of every sequence there; None: as many as are faster
 STAGED: bool | None = None                   # its rows go through shared memory; None: but for one product by two CTAs
 CTAS: int | None = None                      # of its clusters; None: as many as are faster
 CLUSTERS = None                              # that run at once; None: those of FIT
@@ -74,8 +84,11 @@ FIRST_CHUNK = 5                              # more chunks that a cluster's firs
 FIRST_OF_TWO, FIRST_OF_FOUR = 1.5, 11        # the same, beside clusters of four, and of those
 SHARE_OF_FOUR = 4                            # more chunks, where walks outnumber the clusters
 LAUNCH, WALK = 400, 0.8                      # of a second launch, and of a walk of `chain`
-GAP, CUT_GAP = 300, 1600                     # beside these, and beside segments
-STREAM_BEGIN = 900                           # what a stream takes beside its chunks
+GAP = 300                                    # beside these
+CUT_GAP, CUT_WALKED = 1300, 400              # beside segments: if all of them bind, or the way of a state through two
+SEGMENT = 65                                 # of a segment in compose
+JOIN, JOINED, STREAM_SEGMENT = 500, 0.36, 35 # of what follows segments of a stream: at all, of a chunk, of a segment
+SPREAD = 2                                   # times the mean: what the longest of several packed sequences may have
 AT_MOST = 0.98                               # of the time of what would run otherwise
 
 
@@ -90,14 +103,15 @@ class Costs:
     prepared: float                          # in prepare
     cut: float                               # in segments
     chained: float = 0.42                    # in chain
-    step: float = 24                         # of a chain's step
+    step: float = 26                         # of a chain's step
     made: float = math.inf                   # in a CTA of a stream that makes tiles
-    walked: float = 19.5                       # of a stream's walk
+    walked: float = 19.5                     # of a stream's walk
+    begin: float = 900                       # of a stream beside its chunks
     sharing: float = 1                       # times `pair`, where clusters share all walks
 
 
-ONE_PRODUCT = Costs(pair=50, four=32.7, piece=1.75, both=1, prepared=0.6, cut=1.45, made=106)
-IN_BLOCKS = Costs(pair=72.8, four=44.5, piece=0.72, both=1.27, prepared=0.96, cut=1.75, made=165)
+ONE_PRODUCT = Costs(pair=50, four=32.7, piece=1.75, both=1, prepared=0.6, cut=1.45, made=104)
+IN_BLOCKS = Costs(pair=72.8, four=44.5, piece=0.72, both=1.27, prepared=0.96, cut=1.75, made=153, begin=1100)
 # Of what is kept for a backward, too; sequences are not cut then, and in clusters of two blocks leave no place for it.
 KEEPING = Costs(
     pair=72, sharing=1.11, four=43, piece=2.4, both=1.32, prepared=0.556, chained=0.767, step=34, cut=math.inf
@@ -128,6 +142,7 @@ class Plan:
     clusters: Clusters                       # of fused
     stream: StreamConfig | None              # instead of all but the tables
     makers: int                              # its CTAs that make tiles
+    stream_segments: int                     # of every sequence; more than one: `compose`, and join follow
 
     @property
     def all_steps(self) -> int:
@@ -140,14 +155,13 @@ def plan(p: Problem, sms: int, kept: bool = False, apart: bool = False) -> Plan:
     """`apart`: more than one chain needs the tiles."""
     length, chunks = segment_length(p, sms), -(-p.T // C)
     all_chunks = p.T // C + p.N if p.packed else p.B * chunks
-    one, stream = (None, None) if kept or apart else (fused_config(p), stream_config(p))
+    one, can_stream = (None, False) if kept or apart else (fused_config(p), stream_config(p) is not None)
     cost = IN_BLOCKS if prepare_config(p, kept).in_blocks else ONE_PRODUCT
-    clusters = clusters_of_one_kernel(p, sms, all_chunks, length > 0, cost) if one else NO_CLUSTERS
-    makers = makers_of_stream(p, sms, cost) if stream else 0
-    if streams(Times(p, sms, all_chunks, length > 0, cost), makers, clusters.ctas):
-        clusters = NO_CLUSTERS
-    else:
-        stream, makers = None, 0
+    times, makers, in_stream, stream = Times(p, sms, all_chunks, length, cost), 0, 0, None
+    clusters = clusters_of_one_kernel(times) if one else NO_CLUSTERS
+    if can_stream and streams(times, clusters.ctas):
+        clusters, in_stream = NO_CLUSTERS, segments_of_stream(times)
+        makers, stream = makers_of_stream(p, sms, cost, in_stream), stream_config(p, in_stream > 1)
     fused = fused_config(p, clusters.sharing > 0, clusters.ctas) if clusters.ctas else None
     length = 0 if fused or stream else length
     segment = length or max(chunks, 1)
@@ -167,8 +181,8 @@ def plan(p: Problem, sms: int, kept: bool = False, apart: bool = False) -> Plan:
         prepare_config(p, kept),
         pairs_config(p) if kept and p.C > C and halves else None,
         chain("segments" if cut else "sequences"), chain("carry") if cut else None,
-        compose_config(p) if cut else None,
-        fused, clusters, stream, makers,
+        compose_config(p) if cut else join_states_config(p) if in_stream > 1 else None,
+        fused, clusters, stream, makers, in_stream,
     )  # fmt: skip
 
 
@@ -194,7 +208,7 @@ def keeping_clusters(p: Problem, sms: int, chunks: int) -> Clusters:
     if not one:
         return NO_CLUSTERS
     cost = KEEPING_IN_BLOCKS if one.prepare.in_blocks else KEEPING
-    found = clusters_of_one_kernel(p, sms, chunks, cut=False, cost=cost)
+    found = clusters_of_one_kernel(Times(p, sms, chunks, 0, cost))
     return found if keeping_config(p, found, True) else NO_CLUSTERS
 
 
@@ -250,7 +264,9 @@ def recipes(p: Problem, host: Host, recorded: bool = True) -> list[AnyRecipe]:
     configs += [None if p.batch_invariant else compose_config(p), fused_config(p)]
     configs += [fused_config(p, wrapped=True)]
     configs += [fused_config(p, ctas=4), fused_config(p, wrapped=True, ctas=4)]
-    configs += [None if p.batch_invariant else stream_config(p)]
+    if not p.batch_invariant and stream_config(p):
+        configs += [stream_config(p), stream_config(p, cut=True), join_states_config(p)]
+        configs += [join_config(p, offsets) for offsets in (OFFSETS if p.packed else (None,))]
     if recorded and all(rule.holds(dataclasses.replace(p, direction="backward"), host) for rule in BACKWARD):
         configs += all_configs(RECORDED, p)
     return [recipe(config) for config in dict.fromkeys(configs) if config]
@@ -261,8 +277,11 @@ def recipes_of_step(p: Problem, host: Host, offsets: str | None, save: Save) -> 
     configs = [*configs_of_step(recorded_plan, p, host.sms, save, offsets)]
     if save not in BACKWARD_OF:
         forward = plan(p, host.sms)
-        configs += [forward.fused] if forward.fused else configs_in(forward)
-    return [recipe(config) for config in dict.fromkeys(configs)]
+        if forward.stream:
+            configs += [forward.stream, forward.compose, join_config(p, offsets) if forward.compose else None]
+        else:
+            configs += [forward.fused] if forward.fused else configs_in(forward)
+    return [recipe(config) for config in dict.fromkeys(configs) if config]
 
 
 def prepare_config(p: Problem, kept: bool) -> PrepareConfig:
@@ -278,21 +297,36 @@ def fused_config(p: Problem, wrapped: bool = False, ctas: int = 2) -> FusedConfi
     return FusedConfig(prepare, dataclasses.replace(chain_config(p, "sequences", RING), every=1), wrapped, ctas, staged)
 
 
-def stream_config(p: Problem) -> StreamConfig | None:
+def stream_config(p: Problem, cut: bool = False) -> StreamConfig | None:
     """If prepare needs no halving, and no states that enter chunks are requested."""
     prepare = prepare_config(p, kept=False)
     if p.intermediate_states or p.checkpoints or p.K != CHANNELS_OF_ROWS or not p.N * p.HV * p.T:
         return None
     staged = p.g_dtype == "bfloat16" if STAGED is None else STAGED and p.g_dtype == "bfloat16"
-    return StreamConfig(prepare, dataclasses.replace(chain_config(p, "sequences", 1), every=1), staged)
+    chain = dataclasses.replace(chain_config(p, "sequences", 1), every=1)
+    return StreamConfig(prepare, dataclasses.replace(chain, ht=True) if cut else chain, staged, cut)
 
 
-def makers_of_stream(p: Problem, sms: int, cost: Costs) -> int:
+def join_config(p: Problem, offsets: str | None) -> JoinConfig:
+    return JoinConfig(offsets, p.K, p.V, TOKENS)
+
+
+def makers_of_stream(p: Problem, sms: int, cost: Costs, segments: int = 1) -> int:
     """CTAs that make tiles, where some make and others walk: as many as keep up with walks, since tiles that are made
-    long before they are read leave L2."""
-    walks = p.N * p.HV
-    enough = min(math.ceil(walks * cost.made / cost.walked), -(-p.T // TOKENS) * walks)
-    return min(sms - p.V // COLUMNS * walks, enough)
+    long before they are read leave L2.  None may be left."""
+    heads, strips, of_M = p.N * p.HV, p.V // COLUMNS, p.K // COLUMNS
+    walking = heads * (strips + (segments - 1) * (strips + of_M))
+    enough = min(math.ceil(heads * segments * cost.made / cost.walked), -(-p.T // TOKENS) * heads)
+    return max(min(sms - walking, enough), 0)
+
+
+def segments_of_stream(times: Times) -> int:
+    """Of every sequence: where few heads leave CTAs without a walk.  0: there is no place for makers."""
+    p = times.p
+    most = max(times.sms // (2 * max(p.N * p.HV, 1)), 1)
+    numbers = [STREAM_SEGMENTS] if STREAM_SEGMENTS else range(1, most + 1)
+    makers = {n: makers_of_stream(p, times.sms, times.cost, n) for n in numbers}
+    return min((n for n in makers if makers[n]), key=lambda n: times.of_stream(makers[n], n), default=0)
 
 
 def clusters_of(p: Problem, sms: int, ctas: int) -> int:
@@ -307,12 +341,12 @@ def wraps(p: Problem, sms: int, ctas: int) -> bool:
 
 @dataclass(frozen=True)
 class Times:
-    """What each form of a forward would take; `cut`: in two kernels it would walk segments of sequences."""
+    """What each form of a forward would take."""
 
     p: Problem
     sms: int
     all_chunks: int
-    cut: bool
+    length: int                              # chunks of a segment in two kernels; 0: of whole sequences
     cost: Costs
 
     @property
@@ -333,28 +367,34 @@ class Times:
 
     def apart(self) -> float:
         """In two kernels."""
-        if self.cut:
-            return self.cost.cut * self.all_slots + CUT_GAP
-        chained = max(self.cost.chained * self.all_slots, self.cost.step * self.all_chunks / self.p.N)
-        return self.cost.prepared * self.all_slots + chained + GAP
+        prepared, chunks = self.cost.prepared * self.all_slots, self.all_chunks / self.p.N
+        if self.length:
+            walked = prepared + 2 * self.cost.step * self.length + CUT_WALKED
+            return max(self.cost.cut * self.all_slots + CUT_GAP, walked) + SEGMENT * chunks / self.length
+        return prepared + max(self.cost.chained * self.all_slots, self.cost.step * chunks) + GAP
 
-    def of_stream(self, makers: int) -> float:
-        made, walked = self.cost.made * self.all_slots / makers, self.cost.walked * self.all_chunks / self.p.N
-        return max(made, walked) + STREAM_BEGIN
+    def of_stream(self, makers: int, segments: int) -> float:
+        """So many segments of each sequence.  A walk is not shared, so the longest one counts, which only the GPU
+        knows."""
+        several = self.p.packed and self.p.N > 1
+        chunks = min(SPREAD * self.all_chunks / self.p.N, self.all_chunks) if several else self.all_chunks / self.p.N
+        made, walked = self.cost.made * self.all_slots / makers, self.cost.walked * chunks / segments
+        joined = JOIN + JOINED * self.all_slots * (segments - 1) / segments + STREAM_SEGMENT * segments
+        return max(made, walked) + self.cost.begin + joined * (segments > 1)
 
     def with_clusters(self, ctas: int) -> float:
         """Of clusters of so many CTAs; 0: in two kernels."""
         return {0: self.apart, 2: self.of_two, 4: self.of_four}[ctas]()
 
 
-def clusters_of_one_kernel(p: Problem, sms: int, all_chunks: int, cut: bool, cost: Costs) -> Clusters:
-    ctas = ctas_of_one_kernel(Times(p, sms, all_chunks, cut, cost))
+def clusters_of_one_kernel(times: Times) -> Clusters:
+    p, sms, ctas = times.p, times.sms, ctas_of_one_kernel(times)
     return Clusters(ctas, clusters_of(p, sms, ctas)) if ctas and wraps(p, sms, ctas) else Clusters(ctas, 0)
 
 
 def ctas_of_one_kernel(times: Times) -> int:
     """CTAs of the clusters of one kernel, where that is faster than two kernels; 0: it is not."""
-    p, cut, cost = times.p, times.cut, times.cost
+    p, cut, cost = times.p, times.length > 0, times.cost
     walks, all_slots = p.N * p.HV, times.all_slots
     if FUSED is not None or not walks:
         ctas = (CTAS or 2) if FUSED and walks else 0
@@ -370,14 +410,14 @@ def ctas_of_one_kernel(times: Times) -> int:
     return 4 if times.of_four() <= AT_MOST * otherwise else 2 * pair
 
 
-def streams(times: Times, makers: int, ctas: int) -> bool:
+def streams(times: Times, ctas: int) -> bool:
     """Whether some CTAs make tiles and others walk, which is faster than clusters of so many CTAs.  Its bits are not
     those of the other forms."""
-    if makers <= 0 or times.p.batch_invariant:
-        return False
-    if STREAM is not None or FUSED is not None or CTAS is not None:
-        return bool(STREAM)
-    return times.of_stream(makers) <= AT_MOST * times.with_clusters(ctas)
+    segments = 0 if times.p.batch_invariant else segments_of_stream(times)
+    if not segments or STREAM is not None or FUSED is not None or CTAS is not None:
+        return bool(segments and STREAM)
+    makers = makers_of_stream(times.p, times.sms, times.cost, segments)
+    return times.of_stream(makers, segments) <= AT_MOST * times.with_clusters(ctas)
 
 
 def pairs_config(p: Problem) -> PairsConfig:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from kda.problem import Problem
 
 from ..arguments import Arguments, Launched, number, tensor
 from .fields import Struct, array
-from .tile import MIN_GATE_ONE_PRODUCT, C
+from .tile import MIN_GATE_ONE_PRODUCT, WARPS, C
 
 STRIP = 8                                    # columns of the states, of a CTA of compose
+JOIN_ROWS = 256                              # of o, that a CTA of join has
 SLICES = 8                                   # of the chunks, in shares
 # tables
 THREADS = 256
@@ -87,6 +89,36 @@ class ComposeConfig(Launched):
     @property
     def shared(self) -> int:
         return 2 * 4 * self.K * STRIP
+
+
+def join_states_config(p: Problem) -> ComposeConfig:
+    return ComposeConfig(p.K, p.V, packed=False, h0=None, v_first=p.state_v_first, begun=True, ht=p.final_state)
+
+
+class JoinArguments(Arguments):
+    response = tensor("bfloat16")            # (B, T, HV, K)
+    edge = tensor("float32")                 # (N * segments, HV, K, V)
+    o = tensor("bfloat16")                   # (B, T, HV, V)
+    cu_seqlens = tensor("int64", of="offsets")
+    T = number("int32")
+    HV = number("int32")
+    segments = number("int32")                # of every sequence
+
+
+@dataclass(frozen=True)
+class JoinConfig(Launched):
+    offsets: str | None                      # dtype of cu_seqlens, of packed sequences
+    K: int
+    V: int
+    unit: int                                # tokens: segments have a multiple of so many
+    pdl = True
+    arguments = JoinArguments
+    threads = 32 * WARPS
+    launch_options = MappingProxyType({"min_blocks_per_mp": 2, "preferred_smem_carveout": 40})
+
+    @property
+    def shared(self) -> int:
+        return self.K * self.V * 2
 
 
 class ChunkTable:

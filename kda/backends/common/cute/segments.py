@@ -1,4 +1,4 @@
-"""Where a segment of a sequence lies: its tokens, chunks and kept states."""
+"""Where sequences and their segments lie: tokens, chunks and kept states."""
 
 import cutlass
 import cutlass.cute as cute
@@ -26,3 +26,22 @@ def place_of_segment(c: cutlass.Constexpr, x, p, chunks, segments, segment):
         begin, left, chunk = Int64(n) * x.T + skipped * C, x.T - skipped * C, n * chunks + skipped
         state = n * ((chunks + every - 1) // every) + skipped // every
     return n, begin, left, chunk, state
+
+
+@cute.jit
+def locate_sequence(packed: cutlass.Constexpr, x, n):
+    """First token of a sequence, and tokens."""
+    begin, tokens = Int64(n) * x.T, x.T
+    if cutlass.const_expr(packed):
+        begin = load_one(x.cu_seqlens + n).to(Int64)
+        tokens = Int32(load_one(x.cu_seqlens + n + 1).to(Int64) - begin)
+    return begin, tokens
+
+
+@cute.jit
+def locate_segment(begin, tokens, segment, segments, unit: cutlass.Constexpr):
+    """First token and tokens of one of a sequence's segments, which have equally many units of so many tokens, a power
+    of two; the last ones have fewer."""
+    length = ((tokens + unit - 1 >> unit.bit_length() - 1) + segments - 1) // segments * unit
+    first = cutlass.min(segment * length, tokens)
+    return begin + first, cutlass.min(tokens - first, length)

@@ -55,10 +55,10 @@ from kda.compile.target import Target
 from ...common.cute import entry
 from ...common.cute.copies import field_at, store
 from ...common.cute.order import permit_early_launch
+from ...common.cute.segments import locate_sequence
 from ...common.cute.tile import C, swizzle_128B
 from ..configs import CHAIN_WARPS, CTAS, FIRST_PRODUCER, GROUPS, RING, TMEM, FusedConfig
 from ..parts import umma
-from ..parts.walks import locate_sequence
 from .chain import Consumer
 from .prepare import Producer
 

@@ -7,9 +7,9 @@ segment a second time, from the identity, for the transition M.
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Int32
 
-from ...common.cute.copies import load_one
+from ...common.cute.segments import locate_segment, locate_sequence
 from ...common.cute.tile import C
 from ..configs import CTAS
 
@@ -39,26 +39,8 @@ def locate_walk(c: cutlass.Constexpr, x, walk):
         segment, is_transition = number + 1 >> 1, (number & 1) < cutlass.min(number, 1)
     begin, tokens = locate_sequence(c.offsets, x, n)
     if cutlass.const_expr(c.cut):
-        begin, tokens = locate_segment(begin, tokens, segment, x.segments)
+        begin, tokens = locate_segment(begin, tokens, segment, x.segments, C)
     return begin, tokens, n, segment, is_transition
-
-
-@cute.jit
-def locate_sequence(packed: cutlass.Constexpr, x, n):
-    """First token of a sequence, and tokens."""
-    begin, tokens = Int64(n) * x.T, x.T
-    if cutlass.const_expr(packed):
-        begin = load_one(x.cu_seqlens + n).to(Int64)
-        tokens = Int32(load_one(x.cu_seqlens + n + 1).to(Int64) - begin)
-    return begin, tokens
-
-
-@cute.jit
-def locate_segment(begin, tokens, segment, segments):
-    """First token and tokens of one of a sequence's segments, which have equally many chunks, the last ones fewer."""
-    length = (chunks_of(tokens) + segments - 1) // segments * C
-    first = cutlass.min(segment * length, tokens)
-    return begin + first, cutlass.min(tokens - first, length)
 
 
 @cute.jit

@@ -55,7 +55,7 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint8
+from cutlass import Float32, Int32, Int64, Uint8, Uint32
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.memory import SmemAllocator
 
@@ -68,7 +68,7 @@ from ...common.cute.barriers import phase_of, stage_of
 from ...common.cute.copies import field_at, store
 from ...common.cute.gate import beta_of_row
 from ...common.cute.order import wait_for_the_kernel_before
-from ...common.cute.segments import place_of_segment
+from ...common.cute.segments import locate_segment, place_of_segment
 from ...common.cute.tile import WARPS, C
 from ..configs import (
     COLUMNS,
@@ -106,6 +106,20 @@ def place_of_step(n, first_chunk, step, head, HV):
     return ((n + first_chunk >> 1) + step) * HV + head
 
 
+@cute.jit
+def locate_steps(c: cutlass.Constexpr, x, of, step, head):
+    """First token and tokens of a sequence, or of a segment, and where one of its steps is in memory."""
+    n, segment = of, Int32(0)
+    if cutlass.const_expr(c.cut):
+        n = of // x.segments
+        segment = of - n * x.segments
+    _, begin, tokens, chunk, _ = place_of_segment(c.chain, x, n, x.chunks, 1, 0)
+    if cutlass.const_expr(c.cut):
+        skipped, tokens = locate_segment(Int32(0), tokens, segment, x.segments, TOKENS)
+        begin, step = begin + skipped, step + skipped // TOKENS
+    return begin, tokens, place_of_step(n, chunk, step, head, x.HV)
+
+
 class Maker:
     """PREPARE and INVERSE."""
 
@@ -125,8 +139,15 @@ class Maker:
 
     @cute.jit
     def items(self, x):
-        """So many steps there would be if all walks had T tokens."""
-        return (x.T + TOKENS - 1) // TOKENS * x.N * x.HV
+        """So many steps there would be if all sequences had T tokens."""
+        steps = (x.T + TOKENS - 1) // TOKENS
+        if cutlass.const_expr(self.c.cut):
+            steps = (steps + x.segments - 1) // x.segments
+        return steps * self.walks(x)
+
+    @cute.jit
+    def walks(self, x):
+        return x.N * x.segments * x.HV if cutlass.const_expr(self.c.cut) else x.N * x.HV
 
     @cute.jit
     def first(self, x, group):
@@ -135,16 +156,15 @@ class Maker:
     @cute.jit
     def find(self, x, number):
         """A group's next step that has tokens, from this number on; without tokens: there is none."""
-        walks, by, items = x.N * x.HV, x.makers * GROUPS, self.items(x)
+        walks, by, items = self.walks(x), x.makers * GROUPS, self.items(x)
         head, begin, tokens, place = Int32(0), Int64(0), Int32(0), Int32(0)
         while tokens <= 0 and number < items:
             step = number // walks
             walk = number - step * walks
-            n = walk // x.HV
-            head = walk - n * x.HV
-            _, first, length, chunk, _ = place_of_segment(self.c.chain, x, n, x.chunks, 1, 0)
+            of = walk // x.HV
+            head = walk - of * x.HV
+            first, length, place = locate_steps(self.c, x, of, step, head)
             begin, tokens = first + step * TOKENS, cutlass.min(length - step * TOKENS, TOKENS)
-            place = place_of_step(n, chunk, step, head, x.HV)
             if tokens <= 0:
                 number += by
         return Step(number, head, begin, tokens, place)
@@ -261,12 +281,14 @@ class Maker:
 class Walk(NamedTuple):
     """Of a CTA."""
 
-    n: Any                                   # sequence
+    of: Any                                  # sequence, or segment among those of all
+    segment: Any                             # of its sequence
     head: Any
-    strip: Any
-    first_v: Any                             # element of v and o
+    strip: Any                               # of the state, or of M
+    of_M: Any                                # from the identity, with v = 0
+    first: Any                               # element of v and o, or of the response
     tokens: Any
-    chunk: Any                               # number of its first chunk
+    place: Any                               # of its first step
 
     @property
     def steps(self):
@@ -277,29 +299,39 @@ class Walker:
     """CHAIN, LOAD, VALUES and STORE."""
 
     def __init__(self, config: StreamConfig):
-        self.c, self.struct, self.state = config.chain, config.walker, StepState(config.chain)
+        self.stream, self.c, self.struct, self.state = config, config.chain, config.walker, StepState(config.chain)
         self.tile = self.state.tile
         self.bytes = 2 * self.tile.bytes             # of a step
+        self.both = self.c.strips + self.c.K // COLUMNS                       # CTAs of a segment, but the first
 
     @cute.jit
     def walk_of(self, x):
-        number = cute.arch.block_idx()[0] - x.makers
-        strips = self.c.strips
-        walk, strip = number // strips, number % strips
+        number, c = cute.arch.block_idx()[0] - x.makers, self.c
+        of_all, segment, of_M = c.strips, Int32(0), False
+        if cutlass.const_expr(self.stream.cut):
+            of_all = c.strips + (x.segments - 1) * self.both
+        walk = number // of_all
+        strip = number - walk * of_all
         n = walk // x.HV
         head = walk - n * x.HV
-        _, begin, tokens, chunk, _ = place_of_segment(self.c, x, n, x.chunks, 1, 0)
-        return Walk(n, head, strip, (begin * x.HV + head) * self.c.V + strip * COLUMNS, tokens, chunk)
+        of, columns = n, Int32(c.V)
+        if cutlass.const_expr(self.stream.cut):
+            if strip >= c.strips:                                              # not the first segment
+                segment = (strip - c.strips) // self.both + 1
+                strip = strip - c.strips - (segment - 1) * self.both
+            of, of_M = n * x.segments + segment, strip >= c.strips
+            if of_M:
+                strip, columns = strip - c.strips, Int32(c.K)
+        begin, tokens, place = locate_steps(self.stream, x, of, 0, head)
+        return Walk(of, segment, head, strip, of_M, (begin * x.HV + head) * columns + strip * COLUMNS, tokens, place)
 
     def field(self, shared, name):
         return field_at(shared, getattr(self.struct, name))
 
     @cute.jit
     def chain(self, x, shared, walk):
-        c = self.c
-        S, number = self.state.zero(), walk.n * x.HV + walk.head
-        if cutlass.const_expr(c.h0):
-            self.state.load(x.h0, number, walk.strip, c.V, c.v_first, S)
+        S = self.state.zero()
+        self.enter(x, S, walk)
         operand = self.state.operand(S)
         self.state.round(operand, S)
         P, O, X = self.state.accumulators()
@@ -336,8 +368,33 @@ class Walker:
                 self.state.decay(S, ahead)
             self.state.subtract(X, P, rows_of_v + stage * (TOKENS * PITCH_V))
             warpgroup.wait_group(0)
-        if cutlass.const_expr(c.ht):
-            self.state.store(x.ht, number, walk.strip, c.V, c.v_first, S)
+        self.leave(x, S, walk)
+
+    @cute.jit
+    def enter(self, x, S, walk):
+        """The state of a walk's first token."""
+        c, number = self.c, walk.of * x.HV + walk.head
+        if cutlass.const_expr(not self.stream.cut):
+            if cutlass.const_expr(c.h0):
+                self.state.load(x.h0, number, walk.strip, c.V, c.v_first, S)
+        else:
+            if cutlass.const_expr(c.h0):
+                if walk.segment == 0:
+                    self.state.load(x.h0, walk.of // x.segments * x.HV + walk.head, walk.strip, c.V, c.v_first, S)
+            if walk.of_M:
+                self.state.identity(S, walk.strip)
+
+    @cute.jit
+    def leave(self, x, S, walk):
+        """The state after its last token."""
+        c, number = self.c, walk.of * x.HV + walk.head
+        if cutlass.const_expr(not self.stream.cut):
+            if cutlass.const_expr(c.ht):
+                self.state.store(x.ht, number, walk.strip, c.V, c.v_first, S)
+        elif walk.of_M:
+            self.state.store(x.M, number, walk.strip, c.K, True, S)
+        else:
+            self.state.store(x.ht, number, walk.strip, c.V, False, S)
 
     @cute.jit
     def hand_back(self, shared, stage):
@@ -362,7 +419,7 @@ class Walker:
         full, read = self.field(shared, "full"), self.field(shared, "read")
         stage, phase = Int32(0), Int32(0)
         for i in cutlass.range(walk.steps, unroll=1):
-            place = place_of_step(walk.n, walk.chunk, i, walk.head, x.HV)
+            place = walk.place + i * x.HV
             with cute.arch.elect_one():
                 there = Int32(0)
                 while there == 0:
@@ -381,16 +438,30 @@ class Walker:
 
     @cute.jit
     def load_values(self, x, shared, walk):
-        """VALUES, one warp."""
+        """VALUES, one warp.  Zeros of M's walk stay where they are."""
         full, read = self.field(shared, "full"), self.field(shared, "read")
         stage, phase = Int32(0), Int32(0)
+        if cutlass.const_expr(self.stream.cut):
+            if walk.of_M:
+                zeros = cute.recast_ptr(self.field(shared, "v"), dtype=Uint32) + 4 * cute.arch.lane_idx()
+                for at in cutlass.range(0, STREAM_STAGES * TOKENS * PITCH_V // 2, 128, unroll=1):
+                    store(zeros + at, [Uint32(0)] * 4)
         for i in cutlass.range(walk.steps, unroll=1):
             cute.arch.mbarrier_wait(read + stage, phase ^ 1)
-            for half in cutlass.range_constexpr(2):
-                rows = self.field(shared, "v") + (stage * TOKENS + half * C) * PITCH_V
-                self.state.request_rows(x.v, rows, walk.first_v, i * TOKENS + half * C, walk.tokens, x.HV)
-            arrive_when_copied(full + stage)
+            if cutlass.const_expr(not self.stream.cut):
+                self.request_values(x, shared, walk, stage, i)
+            elif walk.of_M:
+                cute.arch.mbarrier_arrive(full + stage)
+            else:
+                self.request_values(x, shared, walk, stage, i)
             stage, phase = advance(stage, phase, STREAM_STAGES)
+
+    @cute.jit
+    def request_values(self, x, shared, walk, stage, i):
+        for half in cutlass.range_constexpr(2):
+            rows = self.field(shared, "v") + (stage * TOKENS + half * C) * PITCH_V
+            self.state.request_rows(x.v, rows, walk.first, i * TOKENS + half * C, walk.tokens, x.HV)
+        arrive_when_copied(self.field(shared, "full") + stage)
 
     @cute.jit
     def store(self, x, shared, walk):
@@ -401,10 +472,21 @@ class Walker:
             cute.arch.mbarrier_wait(made + place, phase_of(i, OUTPUTS))
             for half in cutlass.range_constexpr(2):
                 rows = self.field(shared, "o") + (place * TOKENS + half * C) * PITCH_V
-                self.state.store_rows(x.o, rows, walk.first_v, i * TOKENS + half * C, walk.tokens, x.HV)
+                self.store_rows(x, rows, walk, i * TOKENS + half * C)
             cute.arch.sync_warp()
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive(taken + place)
+
+
+    @cute.jit
+    def store_rows(self, x, rows, walk, begin):
+        """Rows of o, or of the response."""
+        if cutlass.const_expr(not self.stream.cut):
+            self.state.store_rows(x.o, rows, walk.first, begin, walk.tokens, x.HV)
+        elif walk.of_M:
+            self.state.store_rows(x.response, rows, walk.first, begin, walk.tokens, x.HV, self.c.K)
+        else:
+            self.state.store_rows(x.o, rows, walk.first, begin, walk.tokens, x.HV)
 
 
 class Stream(entry.Entry):

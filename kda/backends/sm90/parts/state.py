@@ -223,18 +223,19 @@ class State:
             copy_16_bytes_later(self.row(v, first_v + column, token, HV), rows + (row * PITCH_V + column))
 
     @cute.jit
-    def store_rows(self, o, rows, first_v, begin, tokens, HV):
+    def store_rows(self, o, rows, first_v, begin, tokens, HV, columns: cutlass.Constexpr = None):
         """Rows of o from token `begin` on, out of shared memory, by one warp."""
         for j in cutlass.range_constexpr(C // 4):
             row, column = row_and_column(j)
             if begin + row < tokens:
-                to = self.row(o, first_v + column, begin + row, HV)
+                to = self.row(o, first_v + column, begin + row, HV, columns)
                 copy_16_bytes(rows + (row * PITCH_V + column), in_global(to, BFloat16))
 
     @cute.jit
-    def row(self, x, own, token, HV):
-        """The address in v or o, `token` rows below element `own`."""
-        return fast.row(x.toint() + own * 2, token, HV * Int32(2 * self.c.V))
+    def row(self, x, own, token, HV, columns: cutlass.Constexpr = None):
+        """The address in v or o, or in rows of other columns, `token` rows below element `own`."""
+        columns = self.c.V if cutlass.const_expr(columns is None) else columns
+        return fast.row(x.toint() + own * 2, token, HV * Int32(2 * columns))
 
     @cute.jit
     def place_in_state(self, i: cutlass.Constexpr, strip):
