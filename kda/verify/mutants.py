@@ -40,6 +40,7 @@ MANY = (0,) * 256 + (300,)                   # sequences, more than a CTA has th
 CALLS = {
     "sm100": {
         "clusters of two, one walk after the other": Call(Spec((430, 0, 70), **GROUPED), sms=2, states=True),
+        "the same of any gate": Call(Spec((230, 0, 70), gate="softplus", **GROUPED), sms=2),
         "sequences cut into segments": Call(Spec((400, 40), **GROUPED), dict(SEGMENTS=3), sms=2),
         "clusters of two, heads of 64 channels": Call(Spec((230, 0, 70), K=64, V=64, **GROUPED), sms=2, states=True),
         "a forward that keeps its own": Call(Spec((230, 0, 70), **GROUPED), save=Save.OWN),
@@ -57,8 +58,13 @@ CALLS = {
             Spec((600, 0, 65), gate="softplus", **GROUPED), dict(FUSED=True)
         ),
         "the same of four": Call(Spec((900, 0, 65), gate="softplus", **GROUPED), dict(FUSED=True, CTAS=4)),
-        "some CTAs make tiles and others walk": Call(Spec((600, 0, 65), **GROUPED), dict(STREAM=True), sms=16),
-        "the same with any gate": Call(Spec((600, 0, 65), gate="softplus", **GROUPED), dict(STREAM=True), sms=16),
+        "some CTAs make tiles and others walk": Call(
+            Spec((600, 0, 65), **GROUPED), dict(STREAM=True, STREAM_SEGMENTS=1), sms=16
+        ),
+        "the same with any gate": Call(
+            Spec((600, 0, 65), gate="softplus", **GROUPED), dict(STREAM=True, STREAM_SEGMENTS=1), sms=16
+        ),
+        "the same over segments": Call(Spec((300, 0), **GROUPED), dict(STREAM=True, STREAM_SEGMENTS=2), sms=28),
         "kernels one by one, with what is kept": Call(
             Spec((600, 0, 65), **GROUPED), dict(FUSED=False), save=Save.PRODUCTS
         ),
