@@ -40,7 +40,9 @@ MANY = (0,) * 256 + (300,)                   # sequences, more than a CTA has th
 CALLS = {
     "sm100": {
         "clusters of two, one walk after the other": Call(Spec((430, 0, 70), **GROUPED), sms=2, states=True),
-        "the same of any gate": Call(Spec((230, 0, 70), gate="softplus", **GROUPED), sms=2),
+        "the same of any gate": Call(
+            Spec((430, 0, 70), gate="softplus", **GROUPED), sms=2, states=True
+        ),
         "sequences cut into segments": Call(Spec((400, 40), **GROUPED), dict(SEGMENTS=3), sms=2),
         "clusters of two, heads of 64 channels": Call(Spec((230, 0, 70), K=64, V=64, **GROUPED), sms=2, states=True),
         "a forward that keeps its own": Call(Spec((230, 0, 70), **GROUPED), save=Save.OWN),

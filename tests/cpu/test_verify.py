@@ -232,7 +232,7 @@ def test_gradients_of_saved_intermediates_are_within_the_budget_of_their_roundin
 # ---------------------------------------------------------------------------------------------- faults
 
 
-@pytest.mark.spread(every=2)
+@pytest.mark.spread(every=4)
 @pytest.mark.parametrize("name", FAULTS)
 def test_every_fault_is_noticed_where_it_was_planted(name):
     fault = FAULTS[name]

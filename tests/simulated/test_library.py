@@ -169,6 +169,7 @@ NOTHING, EVENT, HOST, DEFAULT_STREAM = range(4)
 BLOCKING, NON_BLOCKING = 0, 1
 
 
+@pytest.mark.spread(every=2)
 @pytest.mark.parametrize(("order", "flags", "clean"), [
     (NOTHING, NON_BLOCKING, False), (NOTHING, BLOCKING, False), (EVENT, NON_BLOCKING, True), (HOST, BLOCKING, True),
     (DEFAULT_STREAM, BLOCKING, True), (DEFAULT_STREAM, NON_BLOCKING, False),

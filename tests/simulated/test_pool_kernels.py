@@ -92,7 +92,7 @@ def is_one_call_over_the_whole_sequence(x):
         ("sm100", "sm100", dict(K=64, V=64)),
     ],
 )
-@pytest.mark.spread(every=4)
+@pytest.mark.spread(every=8)
 def test_a_prefix_from_a_checkpoint_goes_on_with_the_bits_of_no_cut(backend, arch, options):
     is_one_call_over_the_whole_sequence(Prefix(backend, arch, **options))
 

@@ -77,6 +77,7 @@ def simulate(*words):
     return CliRunner().invoke(cli, ["simulate", "--arch", "sm90", *words])
 
 
+@pytest.mark.spread(every=2)
 @pytest.mark.parametrize("names, code, says", [
     (["twice"], 0, "1 launch of 1 kernel on sm_90a, simulated under 3 schedules"),
     (["twice", "racy"], 1, "race-write-write: racy"),
@@ -98,6 +99,7 @@ def test_a_traceback_begins_in_the_script_and_a_missing_script_is_named(here):
     assert result.exit_code == 2 and "there is no script 'nothing.py'" in result.output
 
 
+@pytest.mark.spread(every=3)
 @pytest.mark.parametrize("schedules", [1, 2, 5])
 def test_a_script_sees_each_launch_once_however_many_schedules_there_are(here, schedules):
     result = simulate("--schedules", str(schedules), "script.py", "twice", "twice")

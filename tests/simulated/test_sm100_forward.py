@@ -89,7 +89,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.spread(every=6, first=1)
+@pytest.mark.spread(every=10, first=1)
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("K", SIZES)
 def test_a_call_is_the_definition(name, K):
@@ -354,7 +354,7 @@ FAULTY = {
 PLANTED = [(name, K) for K in SIZES for name in FAULTS if K == 64 or FAULTS[name].case != "64"]
 
 
-@pytest.mark.spread(every=16)
+@pytest.mark.spread(every=40)
 @pytest.mark.parametrize("name, K", PLANTED)
 def test_a_planted_fault_is_noticed(name, K, tmp_path, monkeypatch):
     fault = FAULTS[name]

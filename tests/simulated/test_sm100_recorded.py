@@ -628,7 +628,7 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.spread(every=6)
+@pytest.mark.spread(every=15)
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
     """In the kernel that has it; tiles are made as they ship unless it is their fault."""

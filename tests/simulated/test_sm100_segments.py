@@ -44,7 +44,7 @@ CASES = {
 }
 
 
-@pytest.mark.spread(every=6)
+@pytest.mark.spread(every=12)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("K", [128, 64])
 def test_a_call_that_is_cut_is_the_definition(name, K):
@@ -131,7 +131,7 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.spread(every=5)
+@pytest.mark.spread(every=9)
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
     plant(fault, tmp_path, monkeypatch, "sm100")

@@ -282,7 +282,7 @@ def ways_of_noticing(name, schedule=0):
     return {finding.kind for finding in findings} | ({"wrong answer"} if wrong else set())
 
 
-@pytest.mark.spread(every=4)
+@pytest.mark.spread(every=10)
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):

@@ -76,7 +76,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.spread(every=4)
+@pytest.mark.spread(every=6)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_call_is_the_definition(name):
     proven(case_of(**OPTIONS[name]))
@@ -337,7 +337,7 @@ FAULTS = {
 FAULTY = {"long": dict(T=150), "packed": dict(padding=9, lengths=(130, 0, 1, 30)), "128": dict(T=70, **D128)}
 
 
-@pytest.mark.spread(every=4)
+@pytest.mark.spread(every=8)
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
     plant(fault, tmp_path, monkeypatch)

@@ -55,7 +55,7 @@ CALLS = {
 }
 
 
-@pytest.mark.spread(every=6)
+@pytest.mark.spread(every=12)
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_is_the_definition_and_has_the_bits_of_two_kernels(name, one_kernel):
     ctas, clusters, shape = CALLS[name]
@@ -143,6 +143,7 @@ def test_it_takes_the_shared_memory_that_its_configuration_says(ctas, monkeypatc
     assert_less_shared_memory_is_too_little(case_of(T=100), monkeypatch)
 
 
+@pytest.mark.spread(every=2)
 @pytest.mark.parametrize("ctas", [2, 4])
 def test_roles_share_out_the_registers_and_the_memory_of_an_sm(ctas, tmp_path, one_kernel):
     """Rows of q wait in local memory while warps meet: 40 to 64 bytes of a thread, which are faster than 72 registers

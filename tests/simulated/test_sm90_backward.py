@@ -479,7 +479,7 @@ FAULTY = {
 }
 
 
-@pytest.mark.spread(every=18)
+@pytest.mark.spread(every=40)
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
     plant(fault, tmp_path, monkeypatch)

@@ -57,7 +57,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.spread(every=4, first=1)
+@pytest.mark.spread(every=6, first=1)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_call_is_the_definition(name):
     check(make_inputs(**dict(H=1, K=128, V=128, gate="bounded") | OPTIONS[name]))
@@ -131,6 +131,7 @@ FAULTS = {
 }  # fmt: skip
 
 
+@pytest.mark.spread(every=3)
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
     plant(fault, tmp_path, monkeypatch)

@@ -79,7 +79,7 @@ def case_of(**options):
     return make_inputs(**dict(H=1, K=128, V=128, gate="bounded") | options)
 
 
-@pytest.mark.spread(every=6)
+@pytest.mark.spread(every=8)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_call_is_the_definition_and_has_the_bits_of_two_kernels(name, fused):
     case = case_of(**OPTIONS[name])
@@ -202,7 +202,7 @@ def test_the_form_that_racecheck_follows_is_this_kernel(ctas, tmp_path, monkeypa
 FAULTY = {"long": dict(T=390), "packed": dict(padding=9, **RAGGED)}
 
 
-@pytest.mark.spread(every=4)
+@pytest.mark.spread(every=8)
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch, fused):
     plant(fault, tmp_path, monkeypatch)

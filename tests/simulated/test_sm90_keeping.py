@@ -71,7 +71,7 @@ CASES = {
 }
 
 
-@pytest.mark.spread(every=5)
+@pytest.mark.spread(every=8)
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_kept_has_the_bits_of_two_kernels(name, at_once):
     ctas, sharing, words = CASES[name]
@@ -85,7 +85,7 @@ def test_what_is_kept_has_the_bits_of_two_kernels(name, at_once):
     assert all(torch.equal(*both) for both in zip(found, expected, strict=True))
 
 
-@pytest.mark.spread(every=4)
+@pytest.mark.spread(every=8)
 @pytest.mark.parametrize("keep", [True, "states"], ids=str)
 @pytest.mark.parametrize("shape", [dict(T=140), dict(lengths=(65, 0, 1, 30), padding=9)], ids=["rows", "packed"])
 @pytest.mark.parametrize("ctas", [2, 4])
@@ -236,6 +236,7 @@ def test_it_takes_the_shared_memory_that_its_configuration_says(ctas, monkeypatc
     assert any(finding.kind == "out-of-bounds" for finding in session.findings)
 
 
+@pytest.mark.spread(every=3)
 @pytest.mark.parametrize(("ctas", "gate", "spills"), [(2, "bounded", 24), (4, "bounded", 32), (4, "softplus", 48)])
 def test_it_spills_little_and_its_products_wait_for_no_other(ctas, gate, spills, tmp_path, at_once):
     at_once(ctas)

@@ -71,7 +71,7 @@ CASES = {
 }
 
 
-@pytest.mark.spread(every=8)
+@pytest.mark.spread(every=16)
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_kept_is_the_definition(name):
     check(drawn(**CASES[name]))

@@ -72,7 +72,7 @@ CASES = {
 }
 
 
-@pytest.mark.spread(every=5, first=1)
+@pytest.mark.spread(every=8, first=1)
 @pytest.mark.parametrize("name", CASES)
 def test_a_call_is_the_definition(name, streamed):
     shape = dict(CASES[name])
@@ -99,7 +99,7 @@ CUT = {
 }
 
 
-@pytest.mark.spread(every=6, first=3)
+@pytest.mark.spread(every=12, first=3)
 @pytest.mark.parametrize("name", CUT)
 def test_a_call_that_is_cut_is_the_definition(name, streamed):
     shape = dict(CUT[name])
@@ -284,7 +284,7 @@ def test_it_takes_the_shared_memory_that_its_configuration_says(monkeypatch, str
     assert_less_shared_memory_is_too_little(case_of(T=300), monkeypatch, StreamConfig)
 
 
-@pytest.mark.spread(every=3)
+@pytest.mark.spread(every=4)
 @pytest.mark.parametrize("gate", ["bounded", "softplus"])
 @pytest.mark.parametrize("segments", [1, 2])
 def test_roles_share_out_the_registers_of_the_launch(segments, gate, tmp_path, streamed):

@@ -49,7 +49,7 @@ SHARES = {
 }
 
 
-@pytest.mark.spread(every=4)
+@pytest.mark.spread(every=6)
 @pytest.mark.parametrize("name", SHARES)
 def test_a_call_is_the_definition_and_has_the_bits_of_two_kernels(name, clusters):
     count, shape = SHARES[name]
@@ -145,7 +145,7 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.spread(every=6)
+@pytest.mark.spread(every=12)
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch, clusters):
     plant(fault, tmp_path, monkeypatch)

@@ -320,7 +320,7 @@ class Rows:
             x, reference = fused(n, minus, x), plus(reference, n)
             wholes.append(n)
         store(self.pair_at(sums, DECAY, at), [exp2(plus(reference, x))])
-        self.tensor_core.wait(0)                                               # X and Y were read
+        self.tensor_core.wait_until_read(0)                                    # X and Y
         for block in cutlass.range_constexpr(BLOCKS):
             store(words + (OF_BLOCK + block) * (self.c.K // 2), [of_block[block]])
             store(self.pair_at(floats, WHOLE + block, at), [wholes[block]])
@@ -348,6 +348,7 @@ class Rows:
             self.one_product(qn, kn, s, sums, X, Y, tile, lower_bound, of_k)
         else:
             self.across_blocks(qn, kn, s, sums, X, tile, Y, tile, of_k)
+            # redundant: on Blackwell others follow on every way to a reader; the documented use is one per writer
             cute.arch.fence_proxy("async.shared", space="cta")
 
     @cute.jit
@@ -479,7 +480,7 @@ class Rows:
             self.put_rows(of_16, 0, 2 * C, self.scaled(k_down, further))
             self.put_rows(of_16, C * 2 * HALF, 2 * C, q_up)                     # does not count
         cute.arch.fence_proxy("async.shared", space="cta")
-        self.team.meet_for_product()                                           # the operands are there
+        self.team.meet()                                                       # the operands are there
         self.tensor_core.issue_across()
         of_kE = from_zero = self.load_words(of_blocks, OF_BLOCK + block)
         if cutlass.const_expr(self.negated_kE):

@@ -65,6 +65,11 @@ class TensorCore:
         umma.fence_after_thread_sync()
 
     @cute.jit
+    def wait_until_read(self, phase):
+        """Operands may be replaced; results are not looked at."""
+        wait(self.done, phase)
+
+    @cute.jit
     def gather(self, acc):
         """What counts of the products within blocks of 8 rows and across those of 8 and 16, by warps 0 to 3."""
         places = accumulator_places(self.team.thread())
@@ -72,7 +77,6 @@ class TensorCore:
             found = self.accumulator()
             self.load(found, number)
             keep_blocks(acc, found, number, places)
-        umma.fence_before_thread_sync()
 
     @cute.jit
     def load(self, acc, number: cutlass.Constexpr):

@@ -196,6 +196,7 @@ def load(
     shape: cutlass.Constexpr, address, count: cutlass.Constexpr, kind: cutlass.Constexpr, more: cutlass.Constexpr = ""
 ):
     to = ", ".join(f"{{$w{i}}}" for i in range(count))
+    # redundant: where another load follows before the first use of what this one brings
     found = cute.arch.inline_ptx(
         f"{{tcgen05.ld.sync.aligned.{shape}.b32 {{{to}}}, [{{$r0}}]{more}; tcgen05.wait::ld.sync.aligned;}}",
         write_only_types=[kind] * count, read_only_args=[Int32(address)],

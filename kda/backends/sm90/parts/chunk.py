@@ -103,6 +103,8 @@ class TensorCore:
             else:
                 self.team.meet()
 
+    wait_until_read = wait
+
     @cute.jit
     def multiply(self, acc, X, Y, rows_of_Y: cutlass.Constexpr):
         self.issue(acc, X, Y, rows_of_Y)
