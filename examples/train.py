@@ -5,7 +5,8 @@
     python examples/train.py --out runs/a --steps 200                # stops at 200 ...
     python examples/train.py --out runs/a --steps 400 --resume       # ... and goes on as if it had not
 
-The first line makes 300 steps on a GPU and 60 on a CPU, which take about 3 minutes on two busy cores.
+The first line makes 300 steps on a GPU and 60 on a CPU, which take about 3 minutes on two busy cores.  Where other
+processes use the cores, OMP_NUM_THREADS=1 makes it several times faster.
 
 Writes to --out: checkpoint.pt, losses.json and, with matplotlib, losses.png; prints the loss and, last, some text that
 the model makes token by token, through the cache.
@@ -32,7 +33,7 @@ BYTES = 256
 
 
 class Attention(nn.Module):
-    """Causal softmax attention without positions: those the KDA layers bring in."""
+    """Causal softmax attention without positions, which the KDA layers provide."""
 
     def __init__(self, hidden: int, heads: int):
         super().__init__()
@@ -46,7 +47,7 @@ class Attention(nn.Module):
             before = cache.get(self)
             k, v = (k, v) if before is None else (torch.cat([a, b], 2) for a, b in zip(before, (k, v)))
             cache[self] = (k, v)
-        # One token sees all; several are only ever given at the beginning.
+        # A single token sees all; several tokens at once come only at the beginning.
         o = F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1)
         return self.out(o.transpose(1, 2).flatten(2))
 
@@ -123,7 +124,7 @@ def picture(losses: list[float], path: Path) -> None:
         return
     axes = (figure := Figure(figsize=(6, 4))).subplots()
     axes.plot(losses, linewidth=1)
-    axes.set(xlabel="step", ylabel="loss, nats a byte", title="KDA and attention on this repository's pages")
+    axes.set(xlabel="step", ylabel="loss, nats per byte", title="KDA and attention on this repository's pages")
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120, bbox_inches="tight")
     print(f"wrote {path}")
@@ -169,7 +170,8 @@ def main() -> None:
         optimizer.load_state_dict(kept["optimizer"])
         losses = kept["losses"]
     trained = nn.parallel.DistributedDataParallel(model) if world > 1 else model
-    text, began, first = text_of_the_repository(), time.perf_counter(), len(losses)
+    text, first = text_of_the_repository(), len(losses)
+    began = time.perf_counter()
     if rank == 0:
         print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(text):,} bytes of text, "
               f"{world} x {args.batch} sequences of {args.length} per step, on {device}")  # fmt: skip
@@ -187,10 +189,13 @@ def main() -> None:
             dist.all_reduce(mean)
             mean /= world
         losses.append(mean.item())
+        now = time.perf_counter()
+        if step == first:
+            warm = now                                     # the first step loads and builds what all others need, too
         if rank == 0 and (step % max(args.steps // 10, 1) == 0 or step == args.steps - 1):
-            took = time.perf_counter() - began
-            left = took / (step + 1 - first) * (args.steps - step - 1)
-            print(f"step {step:5d}  loss {losses[-1]:.4f}  {took:.1f} s, about {left:.0f} s left", flush=True)
+            left = (now - warm) / max(step - first, 1) * (args.steps - step - 1)
+            says = f", about {left:.0f} s left" if step > first else ""
+            print(f"step {step:5d}  loss {losses[-1]:.4f}  {now - began:.1f} s{says}", flush=True)
     if rank == 0:
         args.out.mkdir(parents=True, exist_ok=True)
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "losses": losses}, checkpoint)

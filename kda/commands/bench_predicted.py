@@ -73,7 +73,7 @@ def predicted(screen: Screen, options: dict[str, Any]) -> int:
     columns = len(HEAD) - (not any_recorded(chip, shapes, directions, backends))
     aligned = aligner(shapes, directions, backends, columns, screen.width)
     if not screen.json:
-        stands = f"{chip}, which stands for {target.spelling}"
+        stands = f"{chip}, which stands for {target.name} ({target.examples})"
         screen.line(f"predicted for {stands}: nothing was timed  kda {kda_version()}\n")
         screen.line("\n".join(aligned(HEAD)))
     tell = Progress("running kernels that shapes have in common", len(shapes) + 1)

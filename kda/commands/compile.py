@@ -278,7 +278,8 @@ def cells(screen: Screen, name: str, lines: Sequence[Line]) -> tuple[str, ...]:
     failed, lost = len(lines) - len(built), sum(not line.about for line in built)
     there = sum(line.there for line in lines)
     notes = [screen.paint(f"FAIL {failed}" if len(lines) > 1 else "FAIL", "red")] * bool(failed)
-    notes += ["not kept"] * bool(lost) + ["was there" if there == len(lines) else f"{there} were there"] * bool(there)
+    notes += ["not kept"] * bool(lost)
+    notes += ["already there" if there == len(lines) else f"{there} already there"] * bool(there)
     numbers = (
         span([kernel.registers for kernel in kernels]), span([kernel.spills for kernel in kernels]),
         span([line.shared for line in built], shared_words), f"{sum(seconds):.1f}" if seconds else "-",
@@ -318,12 +319,13 @@ def summary(screen: Screen, lines: Sequence[Line]) -> str:
     kept = store.default()
     there, failed = sum(line.there for line in lines), sum(bool(line.error) for line in lines)
     lost = [line for line in lines if line.kernel is not None and not line.about]
-    words = [f"{len(lines)} kernels", f"{there} were there", f"{len(lines) - there - failed} were built"]
+    words = [f"{there} already there", f"{len(lines) - there - failed} built now"]
     words += [f"{failed} cannot be built"] * bool(failed)
+    counts = f"{len(lines)} kernel{'s' * (len(lines) != 1)}: {', '.join(words)}"
     if lost:
         why = kept.distrusted() or "see the warning above"
-        return f"{', '.join(words)}; {len(lost)} cannot be kept in {kept.folder}: {why}"
-    return f"{', '.join(words)}; they are kept in {kept.folder}"
+        return f"{counts}; {len(lost)} cannot be kept in {kept.folder}: {why}"
+    return f"{counts}; kept in {kept.folder}"
 
 
 def cannot(screen: Screen, targets: Sequence[Target], refused: dict[str, str]) -> int:

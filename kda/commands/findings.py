@@ -286,7 +286,7 @@ def nvrtc_library(f: Facts) -> Finding | None:
     if f.nvrtc.data.get("version"):
         return Finding("nvrtc.library", "ok", _dotted(tuple(f.nvrtc.data["version"])))
     old = f.versions.get("cuda-bindings", "").startswith("12.")
-    fix = f"pip install nvidia-cuda-nvrtc{'-cu12' * old}   (a CUDA build of torch has it; so has a CUDA toolkit)"
+    fix = f"pip install nvidia-cuda-nvrtc{'-cu12' * old}   (a CUDA build of torch and a CUDA toolkit contain it)"
     return Finding("nvrtc.library", "warn", f"libnvrtc is not installed: {without}", (fix,))
 
 

@@ -16,7 +16,7 @@ import click
 
 from kda.compile import watching
 
-from .layout import fold, is_terminal, width_of
+from .layout import is_terminal, width_of
 
 PATIENCE = 2.0                               # seconds of a command before anything is said
 SHORTEST = 0.5                               # seconds of what is done before it is said
@@ -102,6 +102,11 @@ class Progress:
             self.builds = None
 
 
+def fitting(words: str, room: int) -> str:
+    """In one line.  What is left out is at the front, since the end says how much is done and how long it takes."""
+    return words if len(words) <= room else f"... {words[len(words) + 4 - room:].partition(' ')[2]}"
+
+
 @contextlib.contextmanager
 def showing(shown: Progress) -> Iterator[Progress]:
     """Show it inside the `with`, where nothing else is printed; kernels that are built there are counted in it."""
@@ -115,7 +120,7 @@ def showing(shown: Progress) -> Iterator[Progress]:
         while not over.wait(wait):
             words, wait, wrote = f"{shown.words()} ...", EVERY[terminal], True
             if terminal:                     # one line: a second one could not be wiped
-                words = f"\r\x1b[K{fold(words, (width_of(sys.stderr) or 80) - 1)[0]}"
+                words = f"\r\x1b[K{fitting(words, (width_of(sys.stderr) or 80) - 1)}"
             with contextlib.suppress(OSError, ValueError):                   # nobody reads it
                 click.echo(words, err=True, nl=not terminal, color=terminal)
 

@@ -28,7 +28,7 @@ SCHEDULE_OF_MUTANTS = -1                     # in --json: the finding is of no s
 FILE = OutputFile(path_type=Path)
 NO_LAUNCH = (
     "{script} launched no kernel that a capture sees: those of Triton, of the CuTe DSL, of kda.compile, and PTX that "
-    "cuda-python loads. A script that calls kda.simulator.run or opens kda.simulator.capture is run by python."
+    "cuda-python loads. If it calls kda.simulator.run or opens kda.simulator.capture, run it with python instead."
 )
 
 

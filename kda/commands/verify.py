@@ -332,7 +332,7 @@ def lines(
     if report.wrong or options["verbose"]:
         out += ["", *table_lines(screen, report, options["exact"])]
     if report.stopped:
-        out.append("bwd      stopped: forward is already wrong; --keep-going to see it")
+        out.append("bwd      not run, because the forward is wrong; --keep-going runs it")
     elif report.no_backward:
         out.append(f"bwd      {door.name} has no backward here: {report.no_backward[0]}")
     if not report.wrong and not options["verbose"]:
@@ -407,10 +407,10 @@ def verdict(report: Report, door: Door) -> list[str]:
         return [says, *([first.pattern] if first.pattern else [])]
     reads = ", ".join(find(first.stage).reads)
     if first.itself:
-        whose = f"Fed the oracle's {reads} it is still wrong: the stage itself, not its inputs."
+        whose = f"It is still wrong with correct inputs ({reads}), so the stage itself is wrong."
     else:
         cause = f" ({first.follows_from})" if first.follows_from else ""
-        whose = f"Fed the oracle's {reads} it is correct: its inputs are wrong{cause}, not the stage."
+        whose = f"It is correct with correct inputs ({reads}), so its inputs are wrong{cause}, not the stage."
     before = list(dict.fromkeys(row.stage for row in report.rows if row.of_stage))
     before = before[: before.index(first.stage)]
     fine = f"{' to '.join(dict.fromkeys((before[0], before[-1])))} within budget." if before else ""

@@ -16,7 +16,7 @@ from .kernel import Kernel
 from .recipes import ConfiguredRecipe, imported
 from .target import Target, parse
 
-_WHEEL = "`pip install nvidia-cuda-nvrtc` has it (a CUDA build of PyTorch brings it along; so does a CUDA toolkit)."
+_WHEEL = "`pip install nvidia-cuda-nvrtc` installs it (a CUDA build of PyTorch and a CUDA toolkit contain it)."
 
 
 def compile(

@@ -80,8 +80,8 @@ def test_kernels_are_built_once_and_kept(asked):
     assert header.split() == ["backend", "arch", "kernel", "variants", "registers", "spills", "shared", "seconds"]
     assert [row.split()[:3] for row in rows] == [["fast", "sm90", "scale"], ["fast", "sm90", "total"]]
     folder = store.default().folder
-    assert summary == f"[✓] 2 kernels, 0 were there, 2 were built; they are kept in {folder}"
-    assert run(*words).stdout.splitlines()[0] == f"[✓] 2 kernels, 2 were there, 0 were built; they are kept in {folder}"
+    assert summary == f"[✓] 2 kernels: 0 already there, 2 built now; kept in {folder}"
+    assert run(*words).stdout.splitlines()[0] == f"[✓] 2 kernels: 2 already there, 0 built now; kept in {folder}"
     assert len(list(store.default().entries())) == 2
     again = json.loads(run(*words, "--json").stdout)
     assert {k["kernel"] for k in again["kernels"]} == {"scale", "total"} and again["refused"] == {}
@@ -219,7 +219,7 @@ def test_what_cannot_be_built_is_named_and_the_rest_is_built(asked):
     problems = ("--problem", "K=100", "--problem", "K=64 backward")  # a range is a power of two
     printed = run("--arch", "sm90", *problems, code=1).stdout
     assert "Triton" in printed and "cannot build scale for sm_90a" in printed
-    assert "3 kernels, 0 were there, 2 were built, 1 cannot be built" in printed
+    assert "3 kernels: 0 already there, 2 built now, 1 cannot be built" in printed
     errors = [k["error"] for k in json.loads(run("--arch", "sm90", *problems, "--json", code=1).stdout)["kernels"]]
     assert "cannot build scale" in errors[0] and errors[1:] == [None, None]
 

@@ -161,7 +161,7 @@ def test_what_was_built_ahead_is_what_calls_find(cache):
     carries = {k["constants"]["stages"]: k["shared"] for k in found if k["constants"].get("walk") == "carry"}
     assert carries[6] == 2 * carries[3] > 0
     again = run(*words).stdout.splitlines()
-    assert "13 kernels, 13 were there, 0 were built" in again[0]
+    assert "13 kernels: 13 already there, 0 built now" in again[0]
     entries = json.loads(run("cache", "--json").stdout)["entries"]
     assert sorted(e["kernel"] for e in entries) == sorted(NAMES)
     assert {(e["arch"], e["status"]) for e in entries} == {("sm90", "current")}
@@ -220,7 +220,7 @@ def test_without_the_dsl_the_others_are_built_and_it_says_how_to_get_it(beside, 
     assert row.split() == ["plain", "sm90", "scale", "1", "8", "0", "64", "B", "0.0"]
     assert refused.startswith("not built: sm90 for sm90: ") and "needs the package nvidia-cutlass-dsl" in refused
     assert refused.endswith("pip install 'nvidia-cutlass-dsl[cu13]'")
-    assert summary.startswith("[✓] 1 kernels, 0 were there, 1 were built")
+    assert summary.startswith("[✓] 1 kernel: 0 already there, 1 built now")
     assert "pip install" in run(*WITHOUT, "--backend", "sm90", code=3).stderr
 
 
@@ -229,7 +229,7 @@ def test_with_a_broken_dsl_the_others_are_built_and_it_says_so_once(beside, monk
     monkeypatch.setitem(sys.modules, "cutlass", None)
     printed = run(*WITHOUT, code=1).stdout
     assert printed.count("pip install 'nvidia-cutlass-dsl[cu13]'") == 1 and printed.count("FAIL") == len(set(NAMES))
-    assert "18 kernels, 0 were there, 1 were built, 17 cannot be built" in printed
+    assert "18 kernels: 0 already there, 1 built now, 17 cannot be built" in printed
     assert "pip install" in run(*WITHOUT, "--backend", "sm90", code=3).stderr
 
 

@@ -128,6 +128,13 @@ def test_kernels_that_are_built_meanwhile_are_counted():
     assert "building" not in shown.words()
 
 
+def test_a_progress_line_too_long_for_the_terminal_keeps_its_end():
+    words = "triton: fwd/gate+intra+wy, simulated; building kernels; 2 of 5 done; about 2 s left ..."
+    assert progress.fitting(words, len(words)) == words
+    assert progress.fitting(words, 79) == "... simulated; building kernels; 2 of 5 done; about 2 s left ..."
+    assert progress.fitting(words, 24) == "... about 2 s left ..."
+
+
 def test_progress_is_silent_for_fast_work_and_speaks_on_stderr_for_slow_work(monkeypatch, capsys):
     monkeypatch.setattr(progress, "PATIENCE", 0.05)
     monkeypatch.setattr(progress, "EVERY", {False: 0.05})

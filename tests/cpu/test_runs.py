@@ -336,10 +336,10 @@ def test_a_fault_inside_a_run_is_found_where_it_comes_out(fused):
 def test_the_verdict_and_the_replay_line_name_the_run(fused):
     fused(spoil=spoil_A_kk)
     result = run(verify.command, *SMALL, "--backend", "fused")
-    says = "First wrong stage: fwd/gate+intra+wy.  Fed the oracle's q, k, g, beta, A_log, dt_bias, v it is still wrong"
+    says = "First wrong stage: fwd/gate+intra+wy.  It is still wrong with correct inputs (q, k, g, beta, A_log,"
     assert result.exit_code == 1 and says in result.stdout
     assert "replay   kda verify --backend fused --stage fwd/gate+intra+wy" in result.stdout
-    assert "stopped: forward is already wrong" in result.stdout
+    assert "not run, because the forward is wrong" in result.stdout
     again = run(verify.command, *SMALL, "--backend", "fused", "--stage", "fwd/gate+intra+wy")
     assert again.exit_code == 1 and "fwd/state" not in again.stdout
 

@@ -388,8 +388,8 @@ def test_as_many_parts_are_told_of_as_were_promised(stage, told):
 
 def test_a_wrong_stage_is_named_with_its_worst_place_and_the_backward_is_not_run():
     result = kda_verify("--fault", "state-stale", "--seed", "7")
-    assert result.exit_code == 1 and "stopped: forward is already wrong" in result.stdout
-    assert "First wrong stage: fwd/state.  Fed the oracle's w, u, kg, gc_last, h0 it is still wrong" in result.stdout
+    assert result.exit_code == 1 and "not run, because the forward is wrong" in result.stdout
+    assert "First wrong stage: fwd/state.  It is still wrong with correct inputs (w, u, kg, gc_last" in result.stdout
     assert "✗ seq 0 chunk 1 head" in result.stdout and "✗ follows from h" in result.stdout
     assert "bwd/wy" not in result.stdout and "bwd/wy" in kda_verify("--fault", "state-stale", "--keep-going").stdout
 

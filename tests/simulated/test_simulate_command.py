@@ -93,6 +93,16 @@ def test_the_exit_code_says_how_it_ended(here, names, code, says):
     assert (sys.argv, sys.path) == (argv, path)
 
 
+@pytest.mark.parametrize("names, code, looks, says", [
+    (["twice"], 0, "clean", "1 launch of 1 kernel, 3 schedules of each; 0 findings, 0 notes"),
+    (["twice", "fail"], 2, "", "1 launch of 1 kernel, 3 schedules of each; 0 findings, 0 notes; the script failed"),
+    ([], 3, "", "0 launches of 0 kernels, 3 schedules of each; 0 findings, 0 notes; the script launched no kernel"),
+])  # fmt: skip
+def test_a_page_looks_clean_only_if_kernels_ran_to_the_end(here, names, code, looks, says):
+    assert simulate("--html", "page.html", "script.py", *names).exit_code == code
+    assert f'<p class="{looks}">{says}</p>' in Path("page.html").read_text()
+
+
 def test_a_traceback_begins_in_the_script_and_a_missing_script_is_named(here):
     assert "runpy" not in simulate("script.py", "fail").output
     result = simulate("nothing.py")

@@ -64,7 +64,9 @@ def _summary(found: Simulated, kernels: int) -> str:
     time = f", {1e3 * found.session.milliseconds:,.1f} us predicted" if found.session.options.get("clock") else ""
     text = f"{many(launches, 'launch', 'es')} of {many(kernels, 'kernel')}, "
     text += f"{many(found.schedules, 'schedule')} of each{time}; {many(errors, 'finding')}, {many(notes, 'note')}"
-    return f'<p class="{"" if errors else "clean"}">{escape(text)}</p>'
+    text += "; the script failed" if found.failed else "" if launches else "; the script launched no kernel"
+    clean = launches and not errors and not found.failed
+    return f'<p class="{"clean" if clean else ""}">{escape(text)}</p>'
 
 
 def _remarks(found: Simulated, survivors: Iterable[Outcome], home: Path) -> dict[str, dict[Line, list[Remark]]]:
