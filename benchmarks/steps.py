@@ -102,7 +102,7 @@ def main() -> None:
     document = dict(
         what="A training step by autograd (benchmarks/steps.py); milliseconds, medians",
         device=torch.cuda.get_device_name(), torch=torch.__version__, kda=kda.__version__,
-        arch=detect(torch.device("cuda")).cc, date=str(datetime.date.today()), rows=[],
+        arch=detect("cuda").cc, date=str(datetime.date.today()), rows=[],
     )  # fmt: skip
     for name in asked.shape or SHAPES:
         for regime in ("slow", "fast"):
