@@ -35,7 +35,8 @@ CLASSES = (
     "batch_invariant=true packed H=2 HV=4 beta_dtype=float32",
 )  # fmt: skip
 WORDS = "V=64 packed bounded l2norm dt_bias=true beta=sigmoid state_dtype=float32 final_state=true"
-NAMES = ["tables"] * 2 + ["prepare"] * 2 + ["pairs"] + ["chain"] * 6 + ["compose"] * 2 + ["stream"] * 2 + ["join"] * 2
+NAMES = ["tables"] * 2 + ["prepare"] * 2 + ["pairs"] + ["chain"] * 6
+NAMES += ["compose", "stream", "stream", "compose", "join", "join"]
 needs_dsl = pytest.mark.skipif(not importlib.util.find_spec("cutlass"), reason="nvidia-cutlass-dsl is not installed")
 
 
@@ -157,17 +158,18 @@ def test_what_was_built_ahead_is_what_calls_find(cache):
     found = json.loads(run(*words, "--json").stdout)["kernels"]
     assert [k["kernel"] for k in found] == NAMES
     for k in found:
-        assert k["built"] and k["kept"] and k["registers"] > 0 and k["spills"] == 0 and k["seconds"] > 0
+        spills = 8 if k["constants"].get("cut") else 0             # two registers of a role, of 96 and more per thread
+        assert k["built"] and k["kept"] and k["registers"] > 0 and k["spills"] <= spills and k["seconds"] > 0
     carries = {k["constants"]["stages"]: k["shared"] for k in found if k["constants"].get("walk") == "carry"}
     assert carries[6] == 2 * carries[3] > 0
     again = run(*words).stdout.splitlines()
-    assert "13 kernels: 13 already there, 0 built now" in again[0]
+    assert f"{len(NAMES)} kernels: {len(NAMES)} already there, 0 built now" in again[0]
     entries = json.loads(run("cache", "--json").stdout)["entries"]
     assert sorted(e["kernel"] for e in entries) == sorted(NAMES)
     assert {(e["arch"], e["status"]) for e in entries} == {("sm90", "current")}
     assert {e["backend"] for e in entries} == {"common", "sm90"}
     called = subprocess.run([sys.executable, "-c", CALLS], capture_output=True, text=True)
-    assert called.stdout == "13\n", called.stderr
+    assert called.stdout == f"{len(NAMES)}\n", called.stderr
 
 
 @needs_dsl
