@@ -11,8 +11,8 @@ __version__ = "0.1.0"
 _WHERE = {
     "chunk_kda": "api", "chunk_kda_fwd": "api", "chunk_kda_bwd": "api", "fused_recurrent_kda": "api",
     "fused_recurrent_kda_fwd": "api", "decode_step": "decoding.step",
-    "fused_kda_gate": "api", "explain": "rehearsal", "use_backend": "dispatch", "Choice": "dispatch",
-    "Problem": "problem",
+    "fused_kda_gate": "api", "explain": "rehearsal", "Explanation": "rehearsal", "use_backend": "dispatch",
+    "Choice": "dispatch", "Problem": "problem",
     "Grads": "bundles", "Outputs": "bundles", "Saved": "bundles",
     "KdaError": "errors", "InputError": "errors", "InputTypeError": "errors", "NoBackendError": "errors",
     "PackageError": "errors",
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .dispatch import Choice, use_backend
     from .errors import InputError, InputTypeError, KdaError, NoBackendError, PackageError
     from .problem import Problem
-    from .rehearsal import explain
+    from .rehearsal import Explanation, explain
 
 
 def __getattr__(name: str):

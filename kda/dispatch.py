@@ -1,4 +1,4 @@
-"""Which backend handles a call.  Errors, `kda.explain` and `kda doctor` all print the same `Choice`.
+"""Which backend handles a call.  Errors, `kda.explain` and `kda doctor` all show the same `Choice`.
 
 The first of these decides: the `backend=` argument, `with use_backend(...)`, the variable KDA_BACKEND, and "auto",
 which picks the backend of lowest rank whose rules hold.
@@ -48,8 +48,8 @@ def backend_names() -> list[str]:
 
 @dataclass(frozen=True)
 class Choice:
-    """What `explain` returns.  `backend` accepts the call, or it is None; `tried` has each backend, in order of rank,
-    with the reasons against it; `able` has those that accept the call if they are named."""
+    """One direction of what `explain` returns.  `backend` accepts the call, or it is None; `tried` has each backend, in
+    order of rank, with the reasons against it; `able` has those that accept the call if they are named."""
 
     problem: Problem
     host: Host

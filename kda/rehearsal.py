@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import math
 from typing import Any
@@ -41,10 +42,29 @@ from .problem import Problem
 Tensor = torch.Tensor
 
 
-def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any, **keywords: Any) -> Choice:
-    """Print which backend handles this call of `chunk_kda` and why each other one does not; nothing is computed.
+@dataclasses.dataclass(frozen=True, repr=False)
+class Explanation:
+    """What `explain` returns. Printed, it is its text; an interactive session shows that text, too."""
 
-    If an input requires a gradient, it also prints the choice for the backward, which backend then runs the forward if
+    forward: Choice
+    backward: Choice | None = None           # None: no gradients are recorded
+    notes: tuple[str, ...] = ()              # which backend runs a recorded forward, what is kept, how maps are made
+
+    @property
+    def backend(self) -> str | None:
+        """The forward's; None: no backend accepts the call."""
+        return self.forward.backend
+
+    def __str__(self) -> str:
+        return "\n".join(str(part) for part in (self.forward, self.backward, *self.notes) if part is not None)
+
+    __repr__ = __str__
+
+
+def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any, **keywords: Any) -> Explanation:
+    """Which backend handles this call of `chunk_kda` and why each other one does not; nothing is computed.
+
+    If an input requires a gradient, that includes the choice for the backward, which backend then runs the forward if
     that differs, and what is kept between the two. With a `cp_context` it also says which backend computes the
     maps of sequences that span several ranks.
 
@@ -52,18 +72,19 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
         q, k, v, g, beta, args, keywords: the arguments of `chunk_kda`.
 
     Returns:
-        The forward's `Choice`. Its `backend` is None if no backend accepts the call: that is not an error here.
+        An `Explanation`: print it. Its `backend` is None if no backend accepts the call: that is not an error here.
 
     Raises:
         InputError: as `chunk_kda`.
 
     Example:
         >>> q, k, v, g = torch.randn(4, 1, 70, 2, 16).unbind()
-        >>> choice = explain(q, k, v, -g.abs(), torch.rand(1, 70, 2))
+        >>> found = explain(q, k, v, -g.abs(), torch.rand(1, 70, 2))
+        >>> print(found)
         reference accepts chunk forward B=1 T=70 N=1 H=2 K=16 V=16 C=64 float32, cpu, given gate on cpu
         ...
         * reference  accepts it
-        >>> choice.backend
+        >>> found.backend
         'reference'
     """
     inputs, options, context = bind_a_part("explain", q, k, v, g, beta, *args, **keywords)
@@ -75,16 +96,15 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
     save = Save.NOTHING
     if recorded:
         problem = problem_of(Call("explain", inputs, options))
-        with contextlib.suppress(NoBackendError):                              # printed below
+        with contextlib.suppress(NoBackendError):                              # that is said below
             save = what_is_kept(problem, asked, keeps_states(options))
     if save is not Save.ALL:
         options = options._replace(disable_recompute=False)
-    choices = []
+    choices, notes = [], []
     for direction in directions:
         problem = problem_of(Call("explain", inputs, options), direction)
         name = asked if direction == "forward" else backend_of_backward(asked)
         choices.append(weigh(problem, detect(problem.device), name))
-        print(choices[-1])
     takers = [choice.backend for choice in choices]
     if recorded and all(takers):
         made = takers[0]
@@ -92,11 +112,13 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
         if save is Save.PRODUCTS:
             made = recorder(choices[0].problem, takers[0])
             if made != takers[0]:
-                print(f"{made} also runs the forward: gradients are recorded, and {takers[0]} keeps nothing for them")
-        print(_what_is_kept(save, choices[1].problem, made, inputs.q.dtype))
+                notes.append(
+                    f"{made} also runs the forward: gradients are recorded, and {takers[0]} keeps nothing for them"
+                )
+        notes.append(_what_is_kept(save, choices[1].problem, made, inputs.q.dtype))
     if context is not None and takers[0]:
-        print(parallel().operators.maps.how(choices[0].problem, asked))
-    return choices[0]
+        notes.append(parallel().operators.maps.how(choices[0].problem, asked))
+    return Explanation(choices[0], choices[1] if recorded else None, tuple(notes))
 
 
 def rehearse(function: str, *args: Any, **keywords: Any) -> tuple[Choice, ...]:

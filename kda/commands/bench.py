@@ -271,9 +271,30 @@ def bench(screen: Screen, options: dict[str, Any], old: dict[str, Any] | None) -
             say("drawing inputs")
             found = measure(doors[name, shape, regime], make(spec_of(shape, regime)), directions, clock, how, say)
             results.append(Result(name, shape, regime, found))
+            keep_so_far(options, machine, results, left_out, cases[len(results):])
         if machine.kind == "gpu":
             machine = ask_clocks(machine, clock, device)                # type: ignore[arg-type]
     return report(screen, options, machine, results, left_out, old)
+
+
+def keep_so_far(
+    options: dict[str, Any], machine: Machine, results: Sequence[Result], left_out: Sequence[str],
+    cases: Sequence[tuple[str, Shape, str]],
+) -> None:  # fmt: skip
+    """The file of --save after each case, so that a run that is stopped leaves what it has measured."""
+    from kda.measure.timing import lines_of
+
+    if options["save"] and cases and all(result.measured.right for result in results):
+        lines = [line for result in results for line in lines_of(result, machine)]
+        stopped = [f"{name}, {regime} gates: not measured, kda bench was stopped before" for name, _, regime in cases]
+        save(options["save"], as_json(machine, results, lines, [], [*left_out, *stopped], CANNOT_JUDGE, options))
+
+
+def save(file: str, data: dict[str, Any]) -> None:
+    """The whole file at once."""
+    whole = Path(f"{file}.new")
+    whole.write_text(json.dumps(data, indent=1) + "\n")
+    whole.replace(file)
 
 
 # ---------------------------------------------------------------------------------------------- comparing
@@ -340,7 +361,7 @@ def report(
     data = as_json(machine, results, lines, changes, left_out, code, options)
     notes = [*left_out, *map(says_why, refused), *remarks(machine, lines)]
     if options["save"] and right:
-        Path(options["save"]).write_text(json.dumps(data, indent=1) + "\n")
+        save(options["save"], data)
         notes.append(f"saved    {options['save']}")
     if lines and (options["plot"] or options["html"]):
         notes += drawn(screen, options, machine, results, lines)

@@ -260,6 +260,25 @@ def test_wrong_results_are_not_saved(tmp_path):
     assert not (tmp_path / "new.json").exists()
 
 
+def test_a_run_that_is_stopped_leaves_the_file_of_what_it_has_measured(monkeypatch, tmp_path):
+    file, measure, regimes = tmp_path / "new.json", timing.measure, []
+
+    def stopped(*args):
+        regimes.append(args)
+        if len(regimes) == 2:
+            raise KeyboardInterrupt
+        return measure(*args)
+
+    monkeypatch.setattr(timing, "measure", stopped)
+    assert run(*QUICK, "--direction", "forward", "--save", str(file)).exit_code != 0
+    found = json.loads(file.read_text())
+    (row,), (missing,) = found["rows"], found["left_out"]
+    assert row["median"] > 0 and found["exit"] == 3 and not list(tmp_path.glob("*.json.new"))
+    assert missing.endswith("gates: not measured, kda bench was stopped before") and row["regime"] not in missing
+    compared = run(*QUICK, "--direction", "forward", "--regime", row["regime"], "--compare", str(file))
+    assert "cannot be compared" not in compared.output
+
+
 def test_a_launch_that_goes_wrong_while_it_is_timed_is_seen(monkeypatch):
     right, calls = launch.forward, []
 

@@ -108,12 +108,11 @@ def test_no_refusal_advises_a_backend_that_refuses_too():
     assert refused > 30
 
 
-def test_chunk_kda_and_explain_refuse_a_named_backend_alike(capsys):
+def test_chunk_kda_and_explain_refuse_a_named_backend_alike():
     call = make(B=1, T=3)
     with pytest.raises(kda.NoBackendError) as caught:
         kda.chunk_kda(**call.arguments, backend="triton")
-    kda.explain(**call.arguments, backend="triton")
-    assert capsys.readouterr().out.strip() == str(caught.value)
+    assert str(kda.explain(**call.arguments, backend="triton")) == str(caught.value)
     assert str(caught.value).splitlines()[1].split()[:2] == ["triton", "triton.gpu:"]
 
 
@@ -180,12 +179,15 @@ def test_the_forward_and_its_backward_use_the_requested_backend(monkeypatch):
     assert asked == ["reference", "reference"]
 
 
-def test_explain_prints_the_choice_and_computes_nothing(capsys):
+def test_explain_returns_both_choices_and_prints_nothing_by_itself(capsys):
     call = make([3, 5], gate="softplus").requiring_grad()
-    choice = kda.explain(**call.arguments)
-    printed = capsys.readouterr().out
-    assert choice.backend == "reference" and str(choice) in printed
-    assert "chunk forward" in printed and "chunk backward" in printed and "packed" in printed
+    found = kda.explain(**call.arguments)
+    assert not capsys.readouterr().out
+    assert found.backend == found.forward.backend == found.backward.backend == "reference"
+    assert str(found) == repr(found) == "\n".join(map(str, (found.forward, found.backward, *found.notes)))
+    assert "chunk forward" in str(found) and "chunk backward" in str(found) and "packed" in str(found)
+    with torch.no_grad():
+        assert kda.explain(**call.arguments).backward is None
 
 
 def test_explain_checks_its_input():

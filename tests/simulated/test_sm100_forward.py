@@ -460,13 +460,13 @@ def test_a_forward_that_is_recorded_is_made_by_who_takes_the_backward():
 
 
 @pytest.mark.parametrize(("save", "said"), [(Save.PRODUCTS, True), (Save.NOTHING, False)])
-def test_explain_says_who_makes_a_forward_that_is_recorded(save, said, monkeypatch, capsys):
+def test_explain_says_who_makes_a_forward_that_is_recorded(save, said, monkeypatch):
     monkeypatch.setattr(rehearsal, "what_is_kept", lambda problem, asked, states: save)     # as on a GPU; as here
     case = case_of(T=33, initial_state=False)
     many = torch.cat([torch.zeros(70_000, dtype=torch.int64), torch.tensor([33])])    # sequences, for a backward
     with standing_in(host_of("sm100")):
-        kda.explain(**case.keywords | {"q": case.keywords["q"].detach().requires_grad_(), "cu_seqlens": many})
-    lines = capsys.readouterr().out.splitlines()
+        found = kda.explain(**case.keywords | {"q": case.keywords["q"].detach().requires_grad_(), "cu_seqlens": many})
+    lines = str(found).splitlines()
     assert all(any(line.startswith(f"{name} accepts") for line in lines) for name in ("sm100", "triton"))
     line = "triton also runs the forward: gradients are recorded, and sm100 keeps nothing for them"
     assert (line in lines) == said
