@@ -300,13 +300,18 @@ def calls(backend: str, forwards: bool) -> None:
                 kda.chunk_kda_fwd(**case.keywords, backend=backend)
                 torch.cuda.synchronize()
                 print(f"one kernel, {gate} gate: CTAs {plan.CTAS}, clusters {plan.CLUSTERS}", flush=True)
-            plan.FUSED, plan.CTAS, plan.CLUSTERS, plan.STREAM = None, None, None, True
-            launch.forget_plans()
-            kda.chunk_kda_fwd(**case.keywords, backend=backend)
-            torch.cuda.synchronize()
-            print(f"some CTAs make tiles and others walk, {gate} gate", flush=True)
-            plan.STREAM = None
+            plan.FUSED, plan.CTAS, plan.CLUSTERS = None, None, None
+            makers_and_walkers(case, gate)
     torch.cuda.synchronize()
+
+
+def makers_and_walkers(case: Case, gate: str) -> None:
+    for plan.STREAM, plan.STREAM_SEGMENTS in ((True, 1), (True, 2)):
+        launch.forget_plans()
+        kda.chunk_kda_fwd(**case.keywords, backend="sm90")
+        torch.cuda.synchronize()
+        print(f"some CTAs make tiles and others walk, {plan.STREAM_SEGMENTS} segments, {gate} gate", flush=True)
+    plan.STREAM, plan.STREAM_SEGMENTS = None, None
 
 
 if __name__ == "__main__":

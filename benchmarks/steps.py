@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 COMPARED = "h32-8k", "h32-8k softplus", "h32-8k d64"    # with Triton's gradients
 CLOSE = 2e-2
+DRAWERS = 10                                 # threads; each needs up to 7 GB for numbers in float64
 
 
 class Step:
@@ -77,9 +80,11 @@ def distance(found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]
     return max(float((x - y).norm() / y.norm()) for x, y in pairs)
 
 
-def measured(name: str, regime: str) -> dict[str, Any]:
-    spec = dict(K=128, V=128, gate="bounded", initial_state=False) | SHAPES[name]
-    case = make_inputs(**spec, regime=regime, device="cuda")
+def drawn(name: str, regime: str) -> Case:
+    return make_inputs(**dict(K=128, V=128, gate="bounded", initial_state=False) | SHAPES[name], regime=regime)
+
+
+def measured(name: str, regime: str, case: Case) -> dict[str, Any]:
     again, kept = Step(case), Step(case, disable_recompute=True)
     first, second = again(), kept()
     row = dict(shape=name, regime=regime, finite=all(bool(x.isfinite().all()) for x in first))
@@ -104,9 +109,12 @@ def main() -> None:
         device=torch.cuda.get_device_name(), torch=torch.__version__, kda=kda.__version__,
         arch=detect("cuda").cc, date=str(datetime.date.today()), rows=[],
     )  # fmt: skip
-    for name in asked.shape or SHAPES:
-        for regime in ("slow", "fast"):
-            document["rows"].append(measured(name, regime))
+    rows = [(name, regime) for name in asked.shape or SHAPES for regime in ("slow", "fast")]
+    with ThreadPoolExecutor(min(DRAWERS, os.cpu_count() or 1)) as threads:     # drawing takes longer than measuring
+        cases = [threads.submit(drawn, *row) for row in rows]
+        for row, case in zip(rows, cases, strict=True):
+            there = case.result().map(lambda x: x.cuda())
+            document["rows"].append(measured(*row, there))
             print(json.dumps(document["rows"][-1]), flush=True)
             asked.json.write_text(json.dumps(document, indent=1))
 
