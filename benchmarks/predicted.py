@@ -66,6 +66,7 @@ class Call(NamedTuple):
 
 HOPPER = Source("results/h200-sm90-kernels.json", "f0dd4ec", "profiler")
 EVENTS = Source("results/h200-sm90-kernels.json", "f0dd4ec", "events")
+STREAM = Source("results/h200-sm90-stream.json", "", "a graph of it alone")
 BACKWARD = Source("results/h200-sm90-backward.json", "", "profiler")
 ALONE = Source("docs/results/sm90.md: chain is 416 less prepare", "", "timer not recorded")
 TRITON = Source("docs/results/triton.md", "", "timer not recorded")
@@ -79,11 +80,13 @@ CALLS = (
     Call("sm90", "kimi-8k", {"prepare": 114.6, "chain": 182.5}, HOPPER, "seen", two=True),
     Call("sm90", "h96-8k", {"prepare": 339.5, "chain": 298.9}, HOPPER, "seen", two=True),
     Call("sm90", "h64-64x128", {"prepare": 245.8, "chain": 257.7}, HOPPER, "held out", two=True),
-    Call("sm90", "h8-32k", {"prepare": 115.3}, HOPPER, "seen"),
-    Call("sm90", "h8-32k", {"compose": 17.0}, HOPPER, "held out"),
-    Call("sm90", "h8-32k", {"chain": 104.0, "chain 2": 97.1}, EVENTS, "held out"),
-    Call("sm90", "h16-8k", {"prepare": 59.6, "compose": 13.9}, HOPPER, "held out"),
-    Call("sm90", "h16-8k", {"chain": 55.0, "chain 2": 51.2}, EVENTS, "held out"),
+    Call("sm90", "h8-32k", {"prepare": 115.3}, HOPPER, "seen", two=True),
+    Call("sm90", "h8-32k", {"compose": 17.0}, HOPPER, "held out", two=True),
+    Call("sm90", "h8-32k", {"chain": 104.0, "chain 2": 97.1}, EVENTS, "held out", two=True),
+    Call("sm90", "h16-8k", {"prepare": 59.6, "compose": 13.9}, HOPPER, "held out", two=True),
+    Call("sm90", "h16-8k", {"chain": 55.0, "chain 2": 51.2}, EVENTS, "held out", two=True),
+    Call("sm90", "h16-8k", {"stream": 150.1}, STREAM, "held out"),
+    Call("sm90", "h12-4k", {"stream": 86.4}, STREAM, "held out"),
     Call("sm90", "h64-8k", {"prepare, backward": 229, "chain, backward": 251, "walk, backward": 251,
          "grads, backward": 700}, BACKWARD, "held out"),
     Call("sm90", "kimi-8k", {"prepare, backward": 115, "chain, backward": 182, "walk, backward": 242,
@@ -101,13 +104,15 @@ CALLS = (
 
 @functools.cache
 def prediction(backend: str, shape: Shape, step: bool, two: bool) -> Prediction:
-    planned, sm90_plan.FUSED = sm90_plan.FUSED, False if two or step else sm90_plan.FUSED    # steps as they were timed
+    planned = sm90_plan.FUSED, sm90_plan.STREAM
+    if two or step:                          # steps as they were timed
+        sm90_plan.FUSED, sm90_plan.STREAM = False, False
     sm90_launch.forget_plans()
     forget()                                 # so that a row is the same alone and behind others
     try:
         return predict(ARCH, CHIP, backend, shape, step, "softplus" if backend == "sm89" else "bounded")
     finally:
-        sm90_plan.FUSED = planned
+        sm90_plan.FUSED, sm90_plan.STREAM = planned
         sm90_launch.forget_plans()
 
 

@@ -1,9 +1,8 @@
 """A training step made by autograd: `python benchmarks/steps.py --json benchmarks/results/h200-sm90-step.json`.
 
 Each row is a shape and a regime of gates: a step whose backward makes again what it reads, and one that kept it
-(`disable_recompute`), called and from a graph, with the peak of memory that it allocates beside its inputs.  Both have
-the same bits, which is checked first; the distance from the portable backend's gradients is that of one row per gate.
-Milliseconds, medians.
+(`disable_recompute`), called and from a graph, with the peak of memory.  Both have the same bits, which is checked
+first; the distance from the portable backend's gradients is that of one row per gate.  Milliseconds, medians.
 """
 
 from __future__ import annotations
@@ -66,12 +65,14 @@ class Step:
         return found
 
     def mebibytes(self) -> float:
+        """The peak of memory, inputs and the incoming gradient included."""
+        given = sum(x.nbytes for x in (*self.leaves.values(), self.do) if isinstance(x, torch.Tensor))
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         self()
         torch.cuda.synchronize()
-        return round((torch.cuda.max_memory_allocated() - before) / 2**20, 4)
+        return round((torch.cuda.max_memory_allocated() - before + given) / 2**20, 4)
 
 
 def distance(found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> float:

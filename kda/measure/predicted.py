@@ -108,7 +108,8 @@ def expected(backend: str, launches: Iterable[Launched]) -> dict[str, Any]:
 
 def family_of(kernel: str) -> str:
     """What the stage of a compiled kernel is called; the DSL's names hold the module's and the class's."""
-    words = ("fused", "prepare", "chain", "compose", "pairs", "tables", "join", "carry", "walk", "grads")
+    words = ("fused", "stream", "prepare", "chain", "compose", "pairs", "tables", "join", "carry", "operands", "record",
+             "walk", "grads", "shares")  # fmt: skip
     return next((word for word in words for folder in ("fwd", "bwd", "cute") if folder + word in kernel), kernel)
 
 

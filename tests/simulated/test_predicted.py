@@ -1,5 +1,7 @@
 """Whole calls that are predicted from a part of them: a part says what all says, and nothing runs that need not."""
 
+import importlib
+
 import pytest
 
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
@@ -48,6 +50,14 @@ def test_a_packed_grid_counts_as_its_work_and_its_tables_run_in_full():
     batch = forward(Shape(H=2, B=2, T=128)).kernel("prepare").milliseconds
     read = 2 * 700 / 1.98e6
     assert batch < forward(packed).kernel("prepare").milliseconds < batch + read
+
+
+@pytest.mark.parametrize("backend", ["sm90", "sm100"])
+def test_every_kernel_of_a_plan_has_a_name_of_its_own(backend):
+    modules = importlib.import_module(f"kda.backends.{backend}.plan").KERNELS.values()
+    for module in modules:
+        kernel = f"kernel_cutlass_kernel_kdabackends{module.replace('.', '')}_object_at__"
+        assert predicted.family_of(kernel) == module.rpartition(".")[2]
 
 
 def test_a_launch_is_found_by_its_stage_or_the_error_lists_them():
