@@ -66,7 +66,7 @@ CALLS = {
         "the same with any gate": Call(
             Spec((600, 0, 65), gate="softplus", **GROUPED), dict(STREAM=True, STREAM_SEGMENTS=1), sms=16
         ),
-        "the same over segments": Call(Spec((600, 0), **GROUPED), dict(STREAM=True, STREAM_SEGMENTS=2), sms=28),
+        "the same over segments": Call(Spec((900, 0), **GROUPED), dict(STREAM=True, STREAM_SEGMENTS=2), sms=28),
         "kernels one by one, with what is kept": Call(
             Spec((600, 0, 65), **GROUPED), dict(FUSED=False), save=Save.PRODUCTS
         ),

@@ -67,7 +67,7 @@ from ...common.cute.async_copies import arrive_when_copied, bulk_copy, bulk_stor
 from ...common.cute.barriers import phase_of, stage_of
 from ...common.cute.copies import field_at, store
 from ...common.cute.gate import beta_of_row
-from ...common.cute.order import wait_for_the_kernel_before
+from ...common.cute.order import permit_early_launch, wait_for_the_kernel_before
 from ...common.cute.segments import locate_segment, place_of_segment
 from ...common.cute.tile import WARPS, C
 from ..configs import (
@@ -496,6 +496,8 @@ class Stream(entry.Entry):
 
     @cute.kernel
     def kernel(self, x):
+        if cutlass.const_expr(self.c.cut):
+            permit_early_launch()                                              # of compose: all CTAs are there
         if cutlass.const_expr(self.c.pdl):
             wait_for_the_kernel_before()
         shared = SmemAllocator().allocate_array(Uint8, self.c.shared, byte_alignment=1024)
