@@ -329,6 +329,12 @@ KeepingArguments = FusedArguments.and_more(  # of one that keeps what a backward
 )
 
 
+StatesArguments = FusedArguments.and_more(   # of one that returns the states that enter the caller's chunks
+    "StatesArguments",
+    h=tensor("bfloat16"),                    # (states, HV, K, V) in the caller's layout
+)
+
+
 StoringArguments = FusedArguments.and_more(  # of one that stores some of the states that enter chunks
     "StoringArguments",
     pool=tensor(of="chain.checkpoints"),     # of states in the caller's layout
@@ -378,7 +384,9 @@ class FusedConfig(Launched):
     def arguments(self) -> type[Arguments]:  # type: ignore[override]
         if self.chain.checkpoints:
             return StoringArguments
-        return KeepingArguments if self.keeps else FusedArguments
+        if self.keeps:
+            return KeepingArguments
+        return StatesArguments if self.chain.h else FusedArguments
 
     @property
     def registers(self) -> tuple[int, int]:

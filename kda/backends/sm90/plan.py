@@ -289,12 +289,14 @@ def prepare_config(p: Problem, kept: bool) -> PrepareConfig:
 
 
 def fused_config(p: Problem, wrapped: bool = False, ctas: int = 2) -> FusedConfig | None:
-    """If prepare needs no halving, two CTAs share a head, and no states of all chunks are requested."""
+    """If prepare needs no halving, and two CTAs share a head."""
     prepare = prepare_config(p, kept=False)
     staged = p.g_dtype == "bfloat16" and (ctas > 2 or prepare.in_blocks if STAGED is None else STAGED)
-    if p.intermediate_states or not (prepare.one_product or prepare.in_blocks) or not p.K == p.V == 2 * COLUMNS:
+    if not (prepare.one_product or prepare.in_blocks) or not p.K == p.V == 2 * COLUMNS:
         return None
-    return FusedConfig(prepare, dataclasses.replace(chain_config(p, "sequences", RING), every=1), wrapped, ctas, staged)
+    chain = chain_config(p, "sequences", RING)
+    chain = dataclasses.replace(chain, every=chain.every if chain.h else 1)
+    return FusedConfig(prepare, chain, wrapped, ctas, staged)
 
 
 def stream_config(p: Problem, cut: bool = False) -> StreamConfig | None:

@@ -64,8 +64,8 @@ all chunks of the share.  A piece's state comes from the cluster before, by memo
 
 `keeps`, of a call whose gradients are recorded: b is on keys, and each tile also goes to memory, by a copy of the warp
 that hands it over.  CHAIN leaves r of a chunk where its v was, from where it goes to memory as o does, and brings the
-state of every second chunk there itself, 16 columns by each warp.  The bits are those of prepare and chain.  Where some
-of the states that enter chunks go to a pool (`checkpoints`), CHAIN stores them, too.
+state of every second chunk there itself, 16 columns by each warp.  The bits are those of prepare and chain.  CHAIN also
+stores the states that enter chunks, where a call returns them (`h`) or some of them go to a pool (`checkpoints`).
 
 The roles share the launch's 640 x 96 registers: a separate LOAD warp would need a whole warpgroup and leave CHAIN only
 136.
@@ -320,20 +320,23 @@ class Consumer:
         operand, steps = self.state.operand(S), chunks_of(tokens)
         until = self.way.until_own(rank, walked)
         own = self.values.begin(x, s, first_v, tokens, walked)
-        place = place_of_checkpoint(self.c, x, kept.number, Int32(0), steps)
+        stored_at = place_of_checkpoint(self.c, x, kept.number, Int32(0), steps)
         for i in cutlass.range(steps, unroll=1):
             c = walked + i
             stage, phase = stage_of(c, RING), c // RING & 1                    # counted: a shift is 0.5% slower
             tile, rows_of_v = self.way.tile_of(s, stage, rank, until), s.v + stage * (C * PITCH_V)
-            if cutlass.const_expr(self.c.has_r):
+            if cutlass.const_expr(self.c.h):
                 if kept.skipped + i & self.c.every - 1 == 0:
                     number = kept.state + (kept.skipped + i) // self.c.every
-                    to = x.h + (Int64(number) * x.HV + head) * (self.c.K * self.c.V)
-                    self.state.keep(to, operand, rank, s.kept)
+                    place = Int64(number) * x.HV + head
+                    if cutlass.const_expr(self.c.has_r):
+                        self.state.keep(x.h + place * (self.c.K * self.c.V), operand, rank, s.kept)
+                    else:
+                        self.state.store(x.h, place, rank, self.c.V, self.c.v_first, S)
             if cutlass.const_expr(self.c.checkpoints is not None):
-                if place >= 0:
-                    self.state.store(x.pool + place, head, rank, self.c.V, self.c.v_first, S)
-                place = place_of_checkpoint(self.c, x, kept.number, i + 1, steps)     # in time for the next chunk
+                if stored_at >= 0:
+                    self.state.store(x.pool + stored_at, head, rank, self.c.V, self.c.v_first, S)
+                stored_at = place_of_checkpoint(self.c, x, kept.number, i + 1, steps)    # in time for the next chunk
             words_of_v = None
             if cutlass.const_expr(self.values.early):
                 words_of_v = self.state.load_v(rows_of_v)
