@@ -324,7 +324,7 @@ def measured(kernels: list[Kernel | Timed]) -> dict[str, Any]:
     from kda.verify.cases import make_inputs
 
     found: dict[str, Any] = {}
-    for call in dict.fromkeys(kernel.call for kernel in kernels):
+    for call in dict.fromkeys(kernel.call for kernel in kernels if kernel.call):
         case = make_inputs(T=call.T, H=call.H, K=128, V=128, initial_state=False, dtype=call.dtype)
         inputs = {
             name: x.requires_grad_() if call.step and isinstance(x, torch.Tensor) else x

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import kda
-from kda.backends.common.cute.fields import Struct
+from kda.backends.common.cute.fields import Struct, several
 from kda.backends.sm90 import configs as sm90
 from kda.backends.sm90 import plan as sm90_plan
 from kda.backends.sm100 import configs as sm100
@@ -65,8 +65,8 @@ class Kernel:
     name: str
     title: str
     config: Any
-    call: Call
-    window: str                              # what the picture of its time shows
+    call: Call | None                        # None: it has no picture of its time
+    window: str                              # what that picture shows
     nodes: dict[str, Node] = field(default_factory=dict)
     edges: tuple[Edge, ...] = ()
     frames: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -90,6 +90,18 @@ class Kernel:
         roles = set(self.config.roles) - {name.partition(":")[0] for name in self.nodes}
         if self.nodes and roles:
             raise ValueError(f"{self.name}: no node for {sorted(roles)}; there are {sorted(unknown)}")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of several kinds of CTAs of a kernel, in place of its configuration."""
+
+    struct: Struct
+    roles: dict[str, range]
+
+    @property
+    def shared(self) -> int:
+        return self.struct.end
 
 
 @dataclass(frozen=True)
@@ -213,6 +225,44 @@ GRADS_NODES = {
 }
 FUSED90, FUSED100 = fused_nodes("own tile, and copy", False), fused_nodes("own tile, and copy", True)
 
+sm90_stream: Any = sm90_plan.plan(problem(8192, 16), SMS).stream
+MAKER = Part(
+    Struct(align=1024, **{f"group {n}": several(sm90_stream.group, 1) for n in range(sm90.GROUPS)}),
+    {f"INVERSE {n}": range(n, n + 1) for n in range(sm90.GROUPS)}
+    | {name: warps for name, warps in sm90_stream.roles.items() if name != "CHAIN"},
+)
+WALKER = Part(
+    sm90_stream.walker,
+    {"CHAIN": sm90_stream.roles["CHAIN"]}
+    | {role: range(getattr(sm90, f"STREAM_{role}"), getattr(sm90, f"STREAM_{role}") + 1)
+       for role in ("LOAD", "VALUES", "STORE")},
+)  # fmt: skip
+STREAM_MAKES = (
+    {f"PREPARE {n}": Node(0, n, ("two chunks, one after the", "other, and what joins them")) for n in (0, 1)}
+    | {f"INVERSE {n}": Node(1, n, ("inverses of both chunks,", "the step's copy, its flag")) for n in (0, 1)}
+    | {f"memory: {n}": Node(2, n, ("58 KiB of tiles of a step,", "and its flag, in L2")) for n in (0, 1)}
+)  # fmt: skip
+STREAM_MAKES_EDGES = tuple(
+    edge for n in (0, 1) for edge in (
+        Edge(f"PREPARE {n}", f"INVERSE {n}", "barriers: 160, 288"),
+        Edge(f"INVERSE {n}", f"PREPARE {n}", "solved: 1", "solved"),
+        Edge(f"INVERSE {n}", f"PREPARE {n}", "taken: 1", "taken"),
+        Edge(f"INVERSE {n}", f"memory: {n}", "tiles, then flag"),
+    )
+) + (Edge("PREPARE 0", "PREPARE 1", "begun: 1", "begun"),)  # fmt: skip
+STREAM_WALKS = {
+    "memory": Node(0, 0, ("tiles and flags, in L2",)),
+    "LOAD": Node(1, 0, ("waits for a step's flag,", "then for a stage")),
+    "CHAIN": Node(2, 0, ("64 columns of S,", "all its products")),
+    "VALUES": Node(2, 1, ("rows of v, in pieces", "of 16 bytes")),
+    "STORE": Node(3, 0, ("rows of o", "to global memory")),
+}
+STREAM_WALKS_EDGES = (
+    Edge("memory", "LOAD", "flag, tiles"), Edge("LOAD", "CHAIN", "full: 33 + bytes", "full"),
+    Edge("CHAIN", "LOAD", "read: 4", "read"), Edge("VALUES", "CHAIN", "full"), Edge("CHAIN", "VALUES", "read"),
+    Edge("CHAIN", "STORE", "made: 4", "made"), Edge("STORE", "CHAIN", "taken: 1", "taken"),
+)  # fmt: skip
+
 SM90 = [
     Kernel(
         "sm90_prepare", "prepare", recorded.prepare, SM90_STEP, "one CTA's life", ctas=3,
@@ -234,6 +284,18 @@ SM90 = [
         steps=(*MAKE_CHUNK, "operands are there", [(0, 3, "one product: [A_kk; A_qk]"), (7, 7, "prefetch")],
                "A_kk is there", [(0, 0, "inverse, copy")]),
         steps_title="Warps of a PREPARE",
+    ),
+    Kernel(
+        "sm90_stream_makes", "stream", MAKER, None, "", nodes=STREAM_MAKES, edges=STREAM_MAKES_EDGES,
+        inner={"group 0": sm90_stream.group, "group 1": sm90_stream.group, "tiles": sm90.tile(128)},
+        frames={"a CTA that makes tiles": tuple(name for name in STREAM_MAKES if "memory" not in name)},
+        registers={"PREPARE": 96, "INVERSE": 96},
+    ),
+    Kernel(
+        "sm90_stream_walks", "stream", WALKER, None, "", nodes=STREAM_WALKS, edges=STREAM_WALKS_EDGES,
+        inner={"tiles": sm90.tile(128)},
+        frames={"a CTA that walks": tuple(name for name in STREAM_WALKS if "memory" not in name)},
+        registers=dict.fromkeys(WALKER.roles, sm90_stream.registers[1]) | {"CHAIN": sm90_stream.registers[0]},
     ),
     Kernel(
         "sm90_walk", "walk", recorded.walk, SM90_STEP, "one turn of the ring of stages",
