@@ -242,14 +242,15 @@ STREAM_MAKES = (
     | {f"INVERSE {n}": Node(1, n, ("inverses of both chunks,", "the step's copy, its flag")) for n in (0, 1)}
     | {f"memory: {n}": Node(2, n, ("58 KiB of tiles of a step,", "and its flag, in L2")) for n in (0, 1)}
 )  # fmt: skip
-STREAM_MAKES_EDGES = tuple(
-    edge for n in (0, 1) for edge in (
+STREAM_MAKES_EDGES = (
+    Edge("PREPARE 0", "PREPARE 1", "begun: 1", "begun"),
+    *[edge for n in (0, 1) for edge in (
         Edge(f"PREPARE {n}", f"INVERSE {n}", "barriers: 160, 288"),
         Edge(f"INVERSE {n}", f"PREPARE {n}", "solved: 1", "solved"),
         Edge(f"INVERSE {n}", f"PREPARE {n}", "taken: 1", "taken"),
         Edge(f"INVERSE {n}", f"memory: {n}", "tiles, then flag"),
-    )
-) + (Edge("PREPARE 0", "PREPARE 1", "begun: 1", "begun"),)  # fmt: skip
+    )],
+)  # fmt: skip
 STREAM_WALKS = {
     "memory": Node(0, 0, ("tiles and flags, in L2",)),
     "LOAD": Node(1, 0, ("waits for a step's flag,", "then for a stage")),
