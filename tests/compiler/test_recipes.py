@@ -184,6 +184,7 @@ def test_building_leaves_triton_s_cache_and_the_environment_alone(made_up, monke
     assert dict(os.environ) == before and not (tmp_path / "triton").exists()
 
 
+@pytest.mark.exhaustive
 @needs_triton
 def test_a_script_without_a_main_guard_may_build(made_up):
     texts = [recipe(block=block).text for block in (32, 64)]

@@ -66,6 +66,7 @@ def test_a_wrong_word_is_answered_in_plain_words(words, says):
     assert result.exit_code == 2 and says in result.stderr
 
 
+@pytest.mark.exhaustive
 def test_a_dtype_has_a_short_name_too():
     short, long = (
         CliRunner().invoke(cli, ["doctor", "--problem", f"K=64 V=64 {dtype}"]).stdout for dtype in ("bf16", "bfloat16")

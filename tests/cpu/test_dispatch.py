@@ -116,6 +116,7 @@ def test_chunk_kda_and_explain_refuse_a_named_backend_alike():
     assert str(caught.value).splitlines()[1].split()[:2] == ["triton", "triton.gpu:"]
 
 
+@pytest.mark.exhaustive
 def test_a_problem_from_another_process_has_the_hash_of_this_one():
     code = "import pickle, sys; from kda.problem import Problem; sys.stdout.buffer.write(pickle.dumps(Problem(T=5)))"
     for seed in ("1", "2"):

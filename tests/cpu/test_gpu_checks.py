@@ -47,6 +47,7 @@ def test_a_part_ends_as_its_exit_code_says(checks, tmp_path, text, status, says)
     assert (done.status, done.says) == (status, says)
 
 
+@pytest.mark.exhaustive
 def test_a_part_that_takes_too_long_is_stopped_with_all_its_processes(checks, tmp_path):
     wait = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
     done = checks.run("mine", checks.Part(python(wait), 5), lambda: 60, tmp_path, {})

@@ -20,6 +20,7 @@ def found():
     return results
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("way", WAYS)
 def test_a_mesh_finds_what_one_process_finds_and_all_its_gradients(found, way):
     for rank in found:

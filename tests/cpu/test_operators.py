@@ -30,6 +30,7 @@ SAVES = [save.value for save in Save if save.kind is not Own]                   
 every_call = pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
 
 
+@pytest.mark.spread(every=2)
 @every_call
 @pytest.mark.parametrize("save", SAVES)
 def test_opcheck_of_the_forward(options, save):
@@ -126,6 +127,7 @@ def layer_and_input(seed=0, T=70, **options):
     return Layer(**options), torch.randn(1, T, 12)
 
 
+@pytest.mark.spread(every=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"disable_recompute": True, "lower_bound": -5.0}], ids=["plain", "saving"])
 @pytest.mark.parametrize("dynamic", [False, True])

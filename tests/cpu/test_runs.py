@@ -311,6 +311,7 @@ def test_a_backward_that_its_backend_refuses_is_not_walked(fused):
     assert result.exit_code == 3 and "needs K > 32, got 32" in result.stdout
 
 
+@pytest.mark.spread(every=2)
 @pytest.mark.parametrize("name", ["row-not-inverted", "h-one-percent", "dA-unscaled", "dh0-transposed"])
 def test_a_fault_inside_a_backward_from_inputs_is_noticed(fused, name):
     fault = FAULTS[name]
@@ -344,7 +345,7 @@ def test_the_verdict_and_the_replay_line_name_the_run(fused):
     assert again.exit_code == 1 and "fwd/state" not in again.stdout
 
 
-@pytest.mark.spread(every=3)
+@pytest.mark.spread(every=7)
 @pytest.mark.parametrize("name", FAULTS)
 def test_every_fault_is_noticed_though_the_stages_are_fused(fused, name):
     fault = FAULTS[name]

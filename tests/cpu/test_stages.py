@@ -33,6 +33,7 @@ def small(layout: str, gate: str, C: int, regime: str, **more):
     return make_inputs(C=C, gate=gate, regime=regime, beta=beta, l2norm=l2norm, **spec)
 
 
+@pytest.mark.spread(every=3)
 @pytest.mark.parametrize("regime", ["fast", "slow"])
 @pytest.mark.parametrize("C", [16, 32, 64])
 @pytest.mark.parametrize("gate", GATES)

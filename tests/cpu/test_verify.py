@@ -118,7 +118,7 @@ def test_zeros_have_to_be_zeros_and_shapes_the_same():
     assert budget(zeros[:0], zeros[:0]).excess(zeros[:0]) == 0
 
 
-@pytest.mark.spread(every=13)
+@pytest.mark.spread(every=25)
 @pytest.mark.parametrize("regime", ["fast", "slow"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("gate", ["given", "softplus", "bounded"])
@@ -232,7 +232,7 @@ def test_gradients_of_saved_intermediates_are_within_the_budget_of_their_roundin
 # ---------------------------------------------------------------------------------------------- faults
 
 
-@pytest.mark.spread(every=4)
+@pytest.mark.spread(every=8)
 @pytest.mark.parametrize("name", FAULTS)
 def test_every_fault_is_noticed_where_it_was_planted(name):
     fault = FAULTS[name]
@@ -298,6 +298,7 @@ PATTERNS = {
 }
 
 
+@pytest.mark.spread(every=2)
 @pytest.mark.parametrize("name", PATTERNS)
 def test_wrong_places_of_a_simple_shape_are_put_in_words(name):
     case = make(Spec(lengths=(64, 0, 64), K=32, V=32, C=32, dtype="float32", seed=5))
@@ -419,6 +420,7 @@ def test_json_is_one_object_without_colour_or_numbers_that_json_lacks():
     assert row["worst"]["got"] is None and row["worst"]["chunk"] == 0
 
 
+@pytest.mark.exhaustive
 def test_a_dumped_case_is_loaded_with_the_same_bits(tmp_path):
     file = str(tmp_path / "case.pt")
     assert kda_verify("--fault", "o-late", "--seed", "4", "--dump", file).exit_code == 1

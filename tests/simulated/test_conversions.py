@@ -116,6 +116,7 @@ def to_integer(kind, format_, float_kind, mode, ftz=False):
     return model
 
 
+@pytest.mark.spread(every=2)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_floats_become_integers_that_stop_at_their_limits(kind):
     format_ = FORMATS[kind]
@@ -132,6 +133,7 @@ def test_ftz_makes_a_subnormal_round_as_zero_does():
     check([f"cvt.{m}.ftz.s32.f32" for m in WHOLE], "b32", ("f32",), columns, models)
 
 
+@pytest.mark.spread(every=2)
 @pytest.mark.parametrize(("to", "of"), [p for p in itertools.product(FORMATS, FORMATS) if p[0] != p[1]])
 def test_floats_become_other_floats_with_one_rounding(to, of):
     d, s = FORMATS[to], FORMATS[of]

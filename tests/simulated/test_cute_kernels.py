@@ -104,6 +104,7 @@ def test_a_product_of_tcgen05_in_other_types(dtype, majors):
     assert_products("sm100", kernels.umma_pipelined, a.to(dtype), b.to(dtype))      # every bf16 is exact in tf32
 
 
+@pytest.mark.spread(every=3)
 @pytest.mark.parametrize("target", ["sm90", "sm100"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize("kind", ["K_INTER", "K_SW32", "K_SW64", "K_SW128"])

@@ -138,6 +138,7 @@ def swept(backend, arch):
 HERE = [("sm89", "sm89"), ("triton", "sm90"), ("sm90", "sm90"), ("sm100", "sm100")]
 
 
+@pytest.mark.spread(every=2)
 @pytest.mark.parametrize("backend, arch", HERE)
 def test_functions_are_as_good_as_their_roundings_everywhere(backend, arch):
     assert_within(swept(backend, arch))

@@ -187,6 +187,7 @@ def test_host_code_sees_the_chip_of_the_capture(program, sms, answer):
         assert program.asked() == answer
 
 
+@pytest.mark.exhaustive
 def test_clusters_are_those_of_the_kernel_or_of_the_launch():
     lib = kda.simulator.library(CLUSTERS, arch="sm_90a")
     x = torch.zeros(4, dtype=torch.int32)

@@ -253,6 +253,7 @@ def test_whole_numbers_multiply_exactly(shape, of_a, of_b, d):
     assert torch.equal(got, decode(a, of_a) @ decode(b, of_b) + decode(c, d))
 
 
+@pytest.mark.spread(every=2)
 @pytest.mark.parametrize("arch", [80, 89, 90, 100])
 @pytest.mark.parametrize("shape, of_a, of_b, d", CASES)
 def test_sums_are_cut_as_the_tensor_cores_of_each_arch_cut_them(shape, of_a, of_b, d, arch):

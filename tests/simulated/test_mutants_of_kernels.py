@@ -39,6 +39,7 @@ def test_the_page_names_what_the_rules_do(page):
     assert {row[3] for rows in page.values() for row in rows} <= {rule.name for rule in RULES}
 
 
+@pytest.mark.spread(every=3)
 @pytest.mark.parametrize("backend", CALLS)
 def test_a_sample_of_the_mutants_is_noticed_as_the_page_says(backend, page):
     known = {tuple(row[:4]): row for row in page[backend]}

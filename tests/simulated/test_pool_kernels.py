@@ -109,6 +109,7 @@ def test_serving_has_the_bits_of_a_forward_that_records_gradients(backend, arch)
     assert trained[0].requires_grad and all(map(torch.equal, served, trained))
 
 
+@pytest.mark.exhaustive
 def test_nothing_that_is_launched_depends_on_numbers_that_the_gpu_holds():
     """Grids, and memory: so a captured call may be replayed with others."""
     x = Prefix("triton", "sm80", K=16, V=16)

@@ -111,12 +111,14 @@ def triton(shape, step=False):
     return predicted.predict("sm_90a", "h200", "triton", shape, step)
 
 
+@pytest.mark.exhaustive
 def test_a_kernel_whose_grid_grows_runs_once_for_all_shapes(small_stand_in):
     times = [triton(shape).kernel("prepare").milliseconds for shape in LARGE]
     assert small_stand_in == [(8, 128, 2), (64, 64, 2), (64, 128, 1), (96, 64, 2), (96, 128, 1)]
     assert times[1] == pytest.approx(1.5 * times[0], rel=0.15)
 
 
+@pytest.mark.exhaustive
 def test_a_prediction_does_not_depend_on_those_before(small_stand_in):
     found = []
     for order in (LARGE, LARGE[::-1]):

@@ -34,6 +34,7 @@ def spelled(op, *words):
     return ".".join((op, *(w for w in words if w)))
 
 
+@pytest.mark.spread(every=2)
 @pytest.mark.parametrize("op", ARITHMETIC)
 def test_single_precision_rounds_once_in_every_direction_with_and_without_ftz_and_sat(op):
     operation, kinds = ARITHMETIC[op], ("f32",) * (3 if op == "fma" else 2)

@@ -149,6 +149,7 @@ def test_mutants_tell_a_barrier_that_is_needed_from_one_that_is_not(here):
     assert without.exit_code == 0 and "no mutants: these kernels have no synchronising instruction" in without.stdout
 
 
+@pytest.mark.spread(every=2)
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_table_of_mutants_fits_the_terminal_with_whole_cells(here, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))

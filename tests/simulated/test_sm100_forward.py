@@ -89,7 +89,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.spread(every=10, first=1)
+@pytest.mark.spread(every=15, first=1)
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("K", SIZES)
 def test_a_call_is_the_definition(name, K):
@@ -108,6 +108,7 @@ def test_one_cluster_walks_over_one_sequence_and_head_after_the_other(shape, K, 
         assert all(torch.equal(found[x], expected[x]) for x in expected)
 
 
+@pytest.mark.spread(every=2)
 @pytest.mark.parametrize("arch", ["sm100", "sm103"])
 def test_it_is_one_kernel_for_either_arch(arch):
     found, session = seen(case_of(T=70), arch=arch)
@@ -124,11 +125,13 @@ def test_states_may_be_v_first_and_bfloat16(K):
     assert all(torch.equal(found[x], expected[x]) for x in expected)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("K", OFTEN_128)
 def test_g_and_beta_may_be_float32(K):
     proven(changed(case_of(K, T=40), **dict.fromkeys(("g", "beta"), lambda x: x.float())))
 
 
+@pytest.mark.exhaustive
 def test_offsets_may_be_int64():
     case = case_of(**RAGGED)
     wide = changed(case, cu_seqlens=lambda x: x.long())

@@ -441,7 +441,7 @@ def test_a_backward_without_o_has_the_same_bits():
     assert all(torch.equal(x, y) for x, y in zip(asked[1:], again[1:]))
 
 
-@pytest.mark.spread(every=2, first=1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_states_may_be_v_first(dtype):
     case = case_of(T=70, HV=2)
@@ -508,7 +508,7 @@ def back_of_segments_is_right(case, M, **options):
     assert distance(dh, states(expected, leaving)) < BUDGET and distance(dh0, both(expected, 0)) < BUDGET
 
 
-@pytest.mark.spread(every=3, first=2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", CUT)
 def test_segments_walk_as_whole_sequences_do(name):
     """What each adds to a state and M of it, put together in float64, are the states that segments begin with."""

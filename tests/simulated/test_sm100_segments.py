@@ -72,6 +72,7 @@ def test_any_order_of_warps_gives_the_same_bits(schedule, K):
     assert all(torch.equal(found[name], expected[name]) for name in found)
 
 
+@pytest.mark.exhaustive
 def test_nothing_depends_on_later_tokens():
     looks_at_no_later_token(case_of(T=200), 100, "sm100")
 

@@ -47,7 +47,7 @@ LARGE = {
 }
 
 
-@pytest.mark.spread(every=6, first=1)
+@pytest.mark.spread(every=12, first=1)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_gradients_are_those_of_the_definition(name):
     proven_trained(case_of(**OPTIONS[name]))
@@ -60,11 +60,13 @@ def test_gradients_of_large_heads_are_those_of_the_definition(name):
     proven_trained(case_of(**LARGE[name]))
 
 
+@pytest.mark.spread(every=2)
 @pytest.mark.parametrize("without", ["A_log", "dt_bias"])
 def test_a_bounded_gate_may_lack_its_parameters(without):
     proven_trained(lacking(case_of(T=40), without))
 
 
+@pytest.mark.exhaustive
 def test_states_may_be_v_first():
     case = case_of(T=70, HV=2)
     found, expected = trained(case, state_v_first=True), trained(case)
@@ -282,7 +284,7 @@ def ways_of_noticing(name, schedule=0):
     return {finding.kind for finding in findings} | ({"wrong answer"} if wrong else set())
 
 
-@pytest.mark.spread(every=10)
+@pytest.mark.spread(every=20)
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):

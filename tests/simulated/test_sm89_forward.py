@@ -92,7 +92,7 @@ def test_a_scale_of_its_own():
     proven(dataclasses.replace(case, keywords=case.keywords | {"scale": -0.3}))
 
 
-@pytest.mark.spread(every=8)
+@pytest.mark.spread(every=16)
 @pytest.mark.parametrize("columns", plan.COLUMNS)
 @pytest.mark.parametrize("shape", [dict(T=140, C=32), dict(T=140, **D128), dict(HV=2, **RAGGED)], ids=str)
 def test_columns_of_a_cta_change_no_bit(shape, columns, in_columns):
@@ -115,6 +115,7 @@ def test_states_may_be_v_first():
     assert all(torch.equal(found[x], expected[x]) for x in expected)
 
 
+@pytest.mark.exhaustive
 def test_offsets_may_be_int32():
     case = case_of(**RAGGED)
     narrow = changed(case, cu_seqlens=lambda x: x.int())

@@ -84,6 +84,7 @@ def test_with_64_channels_they_are_too(name):
     check(drawn(**SMALL, **OPTIONS[name]))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("dtype", "close"), [
     (torch.bfloat16, 2.0**-8), pytest.param(torch.float32, 1e-5, marks=pytest.mark.exhaustive),
 ], ids=str)  # fmt: skip
@@ -167,7 +168,7 @@ def test_any_order_of_warps_gives_the_same_bits(schedule, words):
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@pytest.mark.spread(every=3)
+@pytest.mark.spread(every=6)
 @pytest.mark.parametrize(("words", "size"), [
     (dict(gate="bounded"), 2.0**60), (dict(gate="bounded"), 2.0**-60),
     (dict(gate="softplus"), 2.0**50), (dict(gate="softplus"), 2.0**-50),
@@ -210,7 +211,7 @@ def hide_all_that_was_before(name, **words):
     assert not found["dg"][hidden].any()
 
 
-@pytest.mark.spread(every=5)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("words", [
     dict(T=70, gate="softplus", B=2), dict(lengths=(65, 0, 1, 30), padding=140, HV=2), dict(T=70, gate="given"),
     dict(lengths=(65, 0, 1, 30), padding=140, HV=2, **SMALL), dict(T=140, gate="softplus", B=2),
@@ -233,6 +234,7 @@ def test_keys_may_be_all_alike():
     check(changed(case, k=lambda k: k[:, :1].expand_as(k).contiguous()))
 
 
+@pytest.mark.spread(every=4)
 @pytest.mark.parametrize("words", [                          # the first four: kernels that other tests have built
     "bounded dt_bias=true l2norm beta=sigmoid", "softplus dt_bias=true l2norm beta=sigmoid", "",
     "K=64 V=64 H=1 HV=2 packed bounded dt_bias=true l2norm beta=sigmoid",

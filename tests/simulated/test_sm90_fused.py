@@ -202,7 +202,7 @@ def test_the_form_that_racecheck_follows_is_this_kernel(ctas, tmp_path, monkeypa
 FAULTY = {"long": dict(T=390), "packed": dict(padding=9, **RAGGED)}
 
 
-@pytest.mark.spread(every=8)
+@pytest.mark.spread(every=16)
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch, fused):
     plant(fault, tmp_path, monkeypatch)

@@ -71,7 +71,7 @@ CASES = {
 }
 
 
-@pytest.mark.spread(every=8)
+@pytest.mark.spread(every=16)
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_kept_has_the_bits_of_two_kernels(name, at_once):
     ctas, sharing, words = CASES[name]

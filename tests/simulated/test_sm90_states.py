@@ -35,7 +35,7 @@ def of_two_kernels(case, plan_says, **options):
     return called(case, **options)[0]
 
 
-@pytest.mark.spread(every=3)
+@pytest.mark.spread(every=6)
 @pytest.mark.parametrize("v_first", [False, True], ids=["K first", "V first"])
 @pytest.mark.parametrize("name", CASES)
 def test_states_outputs_and_final_states_have_the_bits_of_two_kernels(name, v_first, plan_says):
@@ -48,7 +48,7 @@ def test_states_outputs_and_final_states_have_the_bits_of_two_kernels(name, v_fi
     assert found.keys() == {"o", "ht", "h"} and all(torch.equal(found[x], expected[x]) for x in expected)
 
 
-@pytest.mark.spread(every=3)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("schedule", [1, 2, 3])
 def test_any_order_of_warps_gives_the_same_bits(schedule, plan_says):
     words, told = CASES[SHARES]

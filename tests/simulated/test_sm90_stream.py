@@ -72,7 +72,7 @@ CASES = {
 }
 
 
-@pytest.mark.spread(every=8, first=1)
+@pytest.mark.spread(every=16, first=1)
 @pytest.mark.parametrize("name", CASES)
 def test_a_call_is_the_definition(name, streamed):
     shape = dict(CASES[name])
@@ -131,6 +131,7 @@ def test_no_bit_depends_on_the_number_of_makers(makers, segments, streamed):
     assert not session.findings and all(torch.equal(found[x], expected[x]) for x in expected)
 
 
+@pytest.mark.exhaustive
 def test_sequences_of_a_batch_do_not_see_each_other(streamed):
     """A sequence alone has the bits that it has beside others."""
     case, start = case_of(lengths=(130, 33), HV=2), 130
@@ -145,7 +146,7 @@ def test_sequences_of_a_batch_do_not_see_each_other(streamed):
     assert torch.equal(found["o"][:, start:], expected["o"]) and torch.equal(found["ht"][1:], expected["ht"])
 
 
-@pytest.mark.spread(every=8, first=2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shape", [dict(T=390), dict(lengths=(290, 0, 1, 90), padding=9)], ids=["rows", "packed"])
 @pytest.mark.parametrize("schedule", [1, 2, 3, 4])
 @pytest.mark.parametrize("segments", [1, 2])

@@ -49,7 +49,7 @@ SHARES = {
 }
 
 
-@pytest.mark.spread(every=6)
+@pytest.mark.spread(every=12)
 @pytest.mark.parametrize("name", SHARES)
 def test_a_call_is_the_definition_and_has_the_bits_of_two_kernels(name, clusters):
     count, shape = SHARES[name]
@@ -81,6 +81,7 @@ def test_any_order_of_warps_gives_the_same_bits(schedule, shape, clusters):
     assert all(torch.equal(found[x], expected[x]) for x in expected)
 
 
+@pytest.mark.exhaustive
 def test_states_may_be_v_first_and_bfloat16(clusters):
     case = changed(case_of(lengths=(70, 0, 40)), initial_state=lambda x: x.bfloat16())
     clusters(2)

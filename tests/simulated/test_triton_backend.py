@@ -337,7 +337,7 @@ def test_any_order_of_warps_gives_the_same_bits(schedule):
     assert_clean(at.findings)
 
 
-@pytest.mark.spread(every=6, first=2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [BATCH, SOFTPLUS, FLOAT32])
 def test_no_output_depends_on_later_tokens(name):
     row = row_of(name)
