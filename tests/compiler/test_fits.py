@@ -88,7 +88,7 @@ def test_a_row_takes_no_more_than_it_says(row, arch, own_store):
     assert list(too_much(row, built(row, arch))) == []
 
 
-@pytest.mark.spread(every=2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "arch, config, said",
     [("sm90", Config(warps=4, stages=3, BV=32), "takes 3"), ("sm80", Config(warps=4, BV=64), "spills 1")],

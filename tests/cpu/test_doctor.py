@@ -516,6 +516,7 @@ def run_kda(*args: str, **env: str):
     return subprocess.run(argv, check=False, capture_output=True, encoding="utf-8", timeout=600, env=env)
 
 
+@pytest.mark.exhaustive
 def test_the_real_machine_gets_a_report_from_a_parent_that_never_imports_torch():
     ran = run_kda("doctor", "--json")
     assert ran.returncode in (0, 1), ran.stderr

@@ -28,6 +28,7 @@ def test_a_mesh_finds_what_one_process_finds_and_all_its_gradients(found, way):
         assert max(differences.values()) < 1e-13
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("way", WAYS)
 def test_gradients_lie_where_their_tensors_lie(found, way):
     assert all(rank["ways"][way][1] == [] for rank in found)

@@ -114,7 +114,7 @@ LOST = [another_shape_later, dead, absent_from_the_backward,
         *(pytest.param(f, marks=pytest.mark.exhaustive) for f in (absent, dead_before_the_context))]  # fmt: skip
 
 
-@pytest.mark.spread(every=2)
+@pytest.mark.spread(every=6)
 @pytest.mark.parametrize("function", LOST, ids=lambda f: f.__name__)
 def test_ranks_that_wait_in_vain_give_up_in_time(function):
     found = results(function)

@@ -262,6 +262,7 @@ def test_of_an_arch_one_backend_can_be_picked(made_up):
     assert "reference has no kernels. Leave out --backend, or name blackwell, bare." in result.stderr
 
 
+@pytest.mark.exhaustive
 def test_every_case_of_the_reference_is_within_budget():
     result = kda_selftest("--backend", "reference", "--json")
     (backend,) = json.loads(result.stdout)["backends"]

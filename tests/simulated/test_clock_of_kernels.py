@@ -18,6 +18,7 @@ def forward(backend, arch, **options):
     return session, o, state
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("backend, arch", [("sm90", "sm_90a"), ("sm100", "sm_100a")])
 def test_a_forward_has_the_same_bits_with_a_clock_and_the_same_time_each_time(backend, arch):
     _, o, state = forward(backend, arch, strict=True)

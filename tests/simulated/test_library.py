@@ -198,6 +198,7 @@ def test_clusters_are_those_of_the_kernel_or_of_the_launch():
         assert x.tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.exhaustive
 def test_a_tensor_map_is_encoded_by_the_function_that_the_driver_would_give():
     lib = kda.simulator.library(MAPPED, arch="sm_90a")
     x, out = torch.arange(256, dtype=torch.int32), torch.zeros(64, dtype=torch.int32)

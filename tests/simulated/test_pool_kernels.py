@@ -97,8 +97,8 @@ def test_a_prefix_from_a_checkpoint_goes_on_with_the_bits_of_no_cut(backend, arc
     is_one_call_over_the_whole_sequence(Prefix(backend, arch, **options))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("backend, arch", [("triton", "sm80"), ("sm90", "sm90"), ("sm100", "sm100")])
-@pytest.mark.spread(every=3)
 def test_serving_has_the_bits_of_a_forward_that_records_gradients(backend, arch):
     size = dict(K=32, V=16) if backend == "triton" else {}
     keywords = drawn(lengths=(70, 30), **size).keywords | dict(backend=backend, batch_invariant=True)
@@ -123,6 +123,7 @@ def test_nothing_that_is_launched_depends_on_numbers_that_the_gpu_holds():
     assert seen[0] == seen[1] and len(seen[0]) > 4
 
 
+@pytest.mark.exhaustive
 def test_offsets_and_slots_out_of_range_touch_no_memory(monkeypatch):
     """On a GPU nobody has looked at them."""
     monkeypatch.setattr(checks, "VALUES", ())

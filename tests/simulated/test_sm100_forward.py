@@ -96,7 +96,7 @@ def test_a_call_is_the_definition(name, K):
     proven(case_of(K, **OPTIONS[name]))
 
 
-@pytest.mark.spread(every=6)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shape", [WALK, dict(T=140, HV=3), dict(B=3, T=70, gate="softplus")], ids=str)
 @pytest.mark.parametrize("K", SIZES)
 def test_one_cluster_walks_over_one_sequence_and_head_after_the_other(shape, K, monkeypatch):
@@ -186,6 +186,7 @@ def test_any_order_of_warps_gives_the_same_bits(schedule, shape, K):
     has_the_same_bits_in_any_order_of_warps(case, "sm100", schedule=schedule, early=schedule % 2 == 1)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("gate", ["bounded", "softplus"])
 @pytest.mark.parametrize("K", OFTEN_128)
 def test_no_output_depends_on_later_tokens(gate, K):
@@ -218,6 +219,7 @@ def test_hard_inputs_are_within_budget(name, K):
     proven(changed(case_of(K, T=100), **HARD[name]))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("K", OFTEN_128)
 def test_decays_of_minus_1000_are_finite_and_correct(K):
     proven(changed(case_of(K, T=100, gate="given"), g=lambda x: torch.where(x < x.median(), -1000.0, x).to(x.dtype)))

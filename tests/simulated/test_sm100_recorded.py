@@ -657,6 +657,7 @@ def ways_of_noticing(fault, folder, monkeypatch, case_tiles=None):
     return kinds
 
 
+@pytest.mark.exhaustive
 def test_tensor_memory_of_operands_may_begin_anywhere(tmp_path, monkeypatch):
     """Behind what another CTA has: here 32 columns that nobody gives back."""
     before = '[{{$r0}}], {columns}; "'

@@ -132,7 +132,7 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.spread(every=9)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
     plant(fault, tmp_path, monkeypatch, "sm100")

@@ -375,7 +375,7 @@ def test_no_kernel_spills_or_needs_more_than_every_gpu_has(words, packed, direct
         assert ".target sm_89" in kernel.ptx
 
 
-@pytest.mark.spread(every=4)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_sizes_are_64_bits_wide(direction):
     for recipe in offered(Problem(K=64, V=64, dtype="float32", packed=True, direction=direction)):

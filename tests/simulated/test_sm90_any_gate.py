@@ -128,7 +128,7 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.spread(every=6, first=1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch, one_kernel):
     one_kernel(2)

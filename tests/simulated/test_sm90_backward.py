@@ -104,6 +104,7 @@ OF_BETA = pytest.mark.parametrize("dtype", [
 ], ids=str)  # fmt: skip
 
 
+@pytest.mark.exhaustive
 @OF_BETA
 def test_a_beta_of_nothing_has_a_gradient(dtype):
     tokens = torch.arange(70)[:, None]
@@ -187,7 +188,7 @@ def test_gradients_are_as_large_as_those_that_come_in(words, size):
 WIDE = {"softplus": ("softplus", None), "given": ("given", None), "bounded": ("bounded", -30.0)}
 
 
-@pytest.mark.spread(every=3)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", WIDE)
 def test_gates_that_hide_all_that_was_before(name):
     hide_all_that_was_before(name)

@@ -186,6 +186,7 @@ FAULTS = {
 }  # fmt: skip
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("ctas", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
 def test_the_form_that_racecheck_follows_is_this_kernel(ctas, tmp_path, monkeypatch, fused):
     monkeypatch.setattr(plan, "CTAS", ctas)

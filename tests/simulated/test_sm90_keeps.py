@@ -152,6 +152,7 @@ def test_a_planted_fault_is_noticed(fault, tmp_path, monkeypatch):
     assert fault.noticed in {finding.kind for finding in session.findings} | wrong
 
 
+@pytest.mark.exhaustive
 def test_pairs_takes_the_shared_memory_that_its_configuration_says(monkeypatch):
     """With 16 bytes less it reaches beyond it."""
     enough = PairsConfig.shared.fget

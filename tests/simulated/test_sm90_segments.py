@@ -41,7 +41,7 @@ def test_a_call_that_is_cut_is_the_definition(name):
     check(case)
 
 
-@pytest.mark.spread(every=2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("state", [torch.float32, torch.bfloat16], ids=str)
 def test_states_may_be_v_first_and_in_another_dtype(state):
     case = make_inputs(T=200, H=1, K=64, V=128, gate="bounded")

@@ -35,7 +35,7 @@ def of_two_kernels(case, plan_says, **options):
     return called(case, **options)[0]
 
 
-@pytest.mark.spread(every=6)
+@pytest.mark.spread(every=12)
 @pytest.mark.parametrize("v_first", [False, True], ids=["K first", "V first"])
 @pytest.mark.parametrize("name", CASES)
 def test_states_outputs_and_final_states_have_the_bits_of_two_kernels(name, v_first, plan_says):

@@ -158,6 +158,7 @@ def test_any_order_of_warps_gives_the_same_bits(segments, schedule, shape, strea
     assert all(torch.equal(found[x], expected[x]) for x in expected)
 
 
+@pytest.mark.exhaustive
 def test_nothing_depends_on_later_tokens(streamed):
     streamed(2, segments=2)
     looks_at_no_later_token(case_of(T=200), 100, "sm90")
