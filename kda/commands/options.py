@@ -47,6 +47,9 @@ class Dtype(click.Choice):
         return super().convert(SHORT_DTYPES.get(value, value), param, ctx)
 
 
+CARD = "card"                                # in the meta of a context: what --arch was given
+
+
 class Arch(click.ParamType):
     """A Target, by the name of an arch or of a card."""
 
@@ -55,6 +58,8 @@ class Arch(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Target:
         if isinstance(value, Target):
             return value
+        if ctx is not None:
+            ctx.meta[CARD] = value
         try:
             return parse(value)
         except ValueError as error:

@@ -58,8 +58,13 @@ def parse(text: str) -> Target:
 
 def of_card(name: str) -> Target | None:
     """That of a card, by the name that people or its driver give it."""
-    short = re.sub(r"nvidia|geforce|tesla|quadro|[\s_-]", "", name.lower())
+    short = short_name(name)
     return next((TARGETS[arch] for arch, cards in CARDS.items() if re.fullmatch(f"({cards}){_VARIANT}", short)), None)
+
+
+def short_name(card: str) -> str:
+    """`h10080gbhbm3` of "NVIDIA H100 80GB HBM3"."""
+    return re.sub(r"nvidia|geforce|tesla|quadro|[\s_-]", "", card.lower())
 
 
 def code_for(cc: tuple[int, int], archs: Iterable[str] = TARGETS) -> Target | None:

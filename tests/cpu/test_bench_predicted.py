@@ -85,6 +85,10 @@ def test_a_prediction_has_its_error_its_floor_and_the_time_on_record(monkeypatch
     assert json.loads(packed)["rows"][0]["backend"] == "sm90"
     text = run(*PREDICTED, "--arch", "sm90", "--direction", "forward").stdout
     assert "predicted for h200, which stands for sm90 (H100, H200, H20): nothing was timed" in text
+    of_a_card = run(*PREDICTED, "--arch", "NVIDIA H100 80GB HBM3", "--direction", "forward").stdout
+    assert "predicted for h100 (sm90): nothing was timed" in of_a_card
+    assert "predictions for h100 were 20% below to 13% above" in of_a_card
+    assert "which stands for sm90" in run(*PREDICTED, "--arch", "h100 pcie", "--direction", "forward").stdout
     assert "0.101 ms" not in text.split("recorded")[0] and "--json names those" in text
     assert ".md" not in text
 

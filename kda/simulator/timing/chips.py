@@ -6,7 +6,10 @@ Clocks are those of an SM, rates bytes per clock. `measured`: on the project's o
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
+
+from kda.compile.target import short_name
 
 
 class Number(NamedTuple):
@@ -123,9 +126,10 @@ _H200 = _HOPPER | _NO_TENSOR_MEMORY | {
     "l2_rate": micro(34.4 * 132),
     "hbm_rate": micro(17.0 * 132),              # 4.4 TB/s of reads
 }  # fmt: skip
+_H100_COPIES = "H100 80GB HBM3, 2026-11-26: copies of 2.94 TB/s"  # 4.22 on an H200
 _H100 = _H200 | {
-    "gigahertz": assumed(1.98, _LIKE_H200),
-    "hbm_rate": assumed(0.925 * 3.35e12 / 1.98e9, "the share of the published rate that an H200 reaches"),
+    "gigahertz": measured(1.98, _H100_COPIES),
+    "hbm_rate": measured(17.0 * 132 * 2.94 / 4.22, f"{_H100_COPIES}, as many times an H200's as its reads"),
 }
 _B200 = _HOPPER | {
     "sms": published(148, "B200: cudaDeviceProp"),
@@ -187,6 +191,14 @@ CHIPS = {
     )
 }
 OF_ARCH = {80: "a100", 89: "rtx4090", 90: "h200", 100: "b200"}
+
+
+def of_card(card, arch):
+    """The chip that a card is, by the name that people or its driver give it; None if that one has no constants.
+    Variants with fewer SMs or other memory, such as an H100 PCIe, are none of these."""
+    short = short_name(card).removeprefix("rtx")
+    names = {name.removeprefix("rtx"): chip for name, chip in CHIPS.items() if chip.arch == arch}
+    return next((chip for name, chip in names.items() if re.fullmatch(rf"{name}(sxm\d?|\d+gb|hbm\d)*", short)), None)
 
 
 def chip_of(name, arch):
