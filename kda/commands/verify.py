@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kda.dispatch import backend_names, capabilities, weigh
+from kda.dispatch import backend_names, capabilities, capability, weigh
 from kda.stages import OF_WALK, STAGES, find, holder
 
 from . import mutants
@@ -298,7 +298,20 @@ def cannot_judge(screen: Screen, case: Case, name: str | None, reasons: Sequence
         screen.line(problem_line(case))
         for reason in reasons:
             screen.line(f"{name} cannot be judged here: {reason}" if name else reason)
+        if arch := arch_elsewhere(case, name, reasons):
+            screen.line(f"--arch {arch} runs its kernels in the simulator, without such a GPU.")
     return CANNOT_JUDGE
+
+
+def arch_elsewhere(case: Case, name: str | None, reasons: Sequence[str]) -> str | None:
+    """One that a backend has kernels for, where this machine lacks such a GPU and that is all that is in the way."""
+    if name not in backend_names() or not any(reason.startswith(f"{name}.gpu:") for reason in reasons):
+        return None
+    from kda.simulator.chips import host_of
+
+    arch = capability(name).archs[0]
+    problem = dataclasses.replace(case.problem(), device="cuda")
+    return arch if weigh(problem, host_of(arch), name).backend == name else None
 
 
 # ---------------------------------------------------------------------------------------------- printing

@@ -495,6 +495,18 @@ def test_a_backend_that_does_not_take_the_problem_exits_with_3_and_its_reasons(p
     assert kda_verify("--against", "picky").exit_code == 3
 
 
+@pytest.mark.parametrize(
+    ("backend", "dtype", "arch"),
+    [("sm90", "bfloat16", "sm90"), ("sm100", "bfloat16", "sm100"), ("sm89", "float32", "sm89")],
+)
+def test_a_backend_whose_gpu_is_missing_can_be_judged_in_the_simulator(backend, dtype, arch):
+    asked = "--backend", backend, "--dtype", dtype, "-V", "128"
+    result = kda_verify(*asked, "-K", "128")
+    assert result.exit_code == 3
+    assert result.stdout.endswith(f"--arch {arch} runs its kernels in the simulator, without such a GPU.\n")
+    assert "--arch" not in kda_verify(*asked, "-K", "24").stdout  # no GPU would accept that
+
+
 def test_a_backend_without_stages_is_verified_as_a_whole(picky):
     bf16 = ("--dtype", "bfloat16")
     data = json.loads(kda_verify("--backend", "picky", *bf16, "--json").stdout)
