@@ -95,9 +95,24 @@ def backend_of_backward(asked: str) -> str:
 def check_backend_name(name: object, source: str) -> None:
     known = ["auto", *backend_names()]
     if name not in known:
-        near = difflib.get_close_matches(str(name).lower(), known, n=1)
-        fix = f"Did you mean {near[0]!r}?" if near else "`kda doctor` lists what each one can do."
+        fix = _nearest_backend(str(name).lower(), known)
         raise InputError("kda", source, "one of " + ", ".join(map(repr, known)), repr(name), fix, "backend.name")
+
+
+def _nearest_backend(name: str, known: list[str]) -> str:
+    """What to do about a wrong name: it may be that of an arch or a card, such as h100."""
+    from .compile.target import parse
+
+    builders = []
+    if name not in known:
+        with contextlib.suppress(ValueError):
+            target = parse(name).name
+            builders = [repr(c.backend) for c in capabilities() if target in c.archs]
+    if builders:
+        have = "have" if len(builders) > 1 else "has"
+        return f"A GPU is no backend: {' and '.join(builders)} {have} kernels for {target}."
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"Did you mean {near[0]!r}?" if near else "`kda doctor` lists what each one can do."
 
 
 @contextlib.contextmanager

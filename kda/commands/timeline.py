@@ -58,6 +58,8 @@ def command(
     for timeline in timelines:
         clock = timeline.clock
         screen.line(f"{timeline.kernel}: {1e3 * clock.milliseconds:,.1f} us on {clock.chip}, predicted")
+    for chip in dict.fromkeys(str(timeline.clock.chip) for timeline in timelines):
+        screen.line(f"{chip} stands for {arch.name} ({arch.examples})")
     screen.line(f"{out}: open it at https://ui.perfetto.dev or in chrome://tracing")
     if html:
         screen.line(f"{html}: open it in a browser")
