@@ -716,7 +716,8 @@ def _check_graph(op: str, use_graph: Any, max_num_seqs: Any, cu_seqlens: Any) ->
                              "Leave it out: kda does not need it.", "max_num_seqs.type")  # fmt: skip
     N = cu_seqlens.numel() - 1 if isinstance(cu_seqlens, Tensor) else 0
     if most is not None and most < N:
-        raise InputError(op, "max_num_seqs", f"at least the number of sequences, {N}", str(most),
+        asked = f"at least the number of sequences, {N}" if N else "0 or more"
+        raise InputError(op, "max_num_seqs", asked, str(most),
                          "Raise it, or leave it out: kda does not need it.", "max_num_seqs.value")  # fmt: skip
 
 

@@ -99,18 +99,23 @@ def check_backend_name(name: object, source: str) -> None:
         raise InputError("kda", source, "one of " + ", ".join(map(repr, known)), repr(name), fix, "backend.name")
 
 
-def _nearest_backend(name: str, known: list[str]) -> str:
-    """What to do about a wrong name: it may be that of an arch or a card, such as h100."""
+def backends_of_gpu(name: str) -> tuple[str, list[str]]:
+    """The arch of a name such as h100, and the backends with kernels for it; no backends if no GPU is called so."""
     from .compile.target import parse
 
-    builders = []
-    if name not in known:
-        with contextlib.suppress(ValueError):
-            target = parse(name).name
-            builders = [repr(c.backend) for c in capabilities() if target in c.archs]
+    try:
+        arch = parse(name).name
+    except ValueError:
+        return "", []
+    return arch, [c.backend for c in capabilities() if arch in c.archs]
+
+
+def _nearest_backend(name: str, known: list[str]) -> str:
+    """What to do about a wrong name."""
+    arch, builders = ("", []) if name in known else backends_of_gpu(name)
     if builders:
         have = "have" if len(builders) > 1 else "has"
-        return f"A GPU is no backend: {' and '.join(builders)} {have} kernels for {target}."
+        return f"A GPU is no backend: {' and '.join(map(repr, builders))} {have} kernels for {arch}."
     near = difflib.get_close_matches(name, known, n=1)
     return f"Did you mean {near[0]!r}?" if near else "`kda doctor` lists what each one can do."
 

@@ -92,7 +92,7 @@ class Percent(click.ParamType):
 @click.option("--plot", metavar="FILE", type=OutputFile(".png", ".svg", ".pdf"),
               help="Draw the times (.png, .svg, .pdf).")  # fmt: skip
 @click.option("--html", metavar="FILE", type=OUTPUT,
-              help="Write a page: times as bars, and what the roles of the kernels do when.")  # fmt: skip
+              help="Write a page: times as bars, and what the roles of the kernels do over time.")  # fmt: skip
 @click.option("--predicted", is_flag=True,
               help="Time nothing: what the simulator's clock says, and its error.  Needs no GPU.")  # fmt: skip
 @click.option("--host", is_flag=True,

@@ -1,4 +1,4 @@
-"""`kda timeline`: what the warps and units of a forward do when, without a GPU.  Imports torch when it runs."""
+"""`kda timeline`: what the warps and units of a forward do over time, without a GPU.  Imports torch when it runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TOKENS, HEADS = 512, 64
 def command(
     screen: Screen, arch: Target, tokens: int, heads: int, out: Path, html: Path | None
 ) -> int:
-    """Write a timeline of a forward: what each warp, engine and mbarrier does when, predicted without a GPU.
+    """Write a timeline of a forward: what each warp, engine and mbarrier does, predicted without a GPU.
 
     The file has the SMs of the first CTA, or of the first cluster of CTAs, of each kernel.
     """

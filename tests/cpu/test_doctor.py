@@ -152,6 +152,7 @@ CASES = [
     ("env.overrides", {"env": {"KDA_CACHE_DIR": "/x"}}, "info", "built kernels are kept there"),
     ("env.overrides", {"env": {"KDA_BACKEND": "reference"}}, "info", "use this backend or fail"),
     ("env.overrides", {"env": {"KDA_BACKEND": "refrence"}}, "fail", "export KDA_BACKEND=reference"),
+    ("env.overrides", {"env": {"KDA_BACKEND": "h100"}}, "fail", "export KDA_BACKEND=sm90"),
     ("env.overrides", {"env": {"KDA_BACKEND": "x", "KDA_BAKEND": "x"}}, "fail", "unset KDA_BAKEND"),
     ("env.overrides", {"env": {"KDA_BAKEND": "reference"}}, "warn", "did you mean KDA_BACKEND?"),
     ("cache.dir", cache(path="", writable=False), "fail", "no home directory"),

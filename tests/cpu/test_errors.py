@@ -37,6 +37,7 @@ def test_a_sparse_tensor_is_named():
     assert "layout" in message(lambda: chunk(q=SPARSE)).found
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("name", ["q", "g", "initial_state"])
 def test_a_nested_tensor_is_named(name):
     nested = torch.nested.nested_tensor([torch.zeros(3, 2, 5), torch.zeros(4, 2, 5)])
