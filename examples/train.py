@@ -146,7 +146,8 @@ def main() -> None:
     parser.add_argument("--layers", type=positive, default=4)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", type=Path, default=Path("runs/train"))
+    parser.add_argument("--out", type=Path, default=Path("runs/train"),
+                        help="folder of the checkpoint and the losses; runs/train by default")  # fmt: skip
     parser.add_argument("--resume", action="store_true", help="from the checkpoint in --out")
     args = parser.parse_args()
     args.steps = args.steps or (60 if args.device == "cpu" else 300)

@@ -254,7 +254,7 @@ def chunk_kda_bwd(
         For each input, a gradient of its shape and dtype; None for inputs left out.
 
     Raises:
-        InputError: as `chunk_kda`, and for the `saved` of another call.
+        InputError: as `chunk_kda`, and for a `saved` that another call left, as far as shapes and dtypes show it.
         NoBackendError: as `chunk_kda`.
 
     Example:
@@ -654,7 +654,7 @@ def prepare(
     if isinstance(q, Tensor) and autocasts(q):
         q, k, v = (_autocast(x, torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
     if scale is None:
-        K = q.shape[-1] if isinstance(q, Tensor) and q.dim() else 0
+        K = q.shape[-1] if isinstance(q, Tensor) and q.dim() and not q.is_nested else 0
         scale = float(K) ** -0.5 if K else 1.0
     elif type(scale) is not float:
         scale = _number(scale)
@@ -716,7 +716,8 @@ def _check_graph(op: str, use_graph: Any, max_num_seqs: Any, cu_seqlens: Any) ->
                              "Leave it out: kda does not need it.", "max_num_seqs.type")  # fmt: skip
     N = cu_seqlens.numel() - 1 if isinstance(cu_seqlens, Tensor) else 0
     if most is not None and most < N:
-        raise InputError(op, "max_num_seqs", f"at least the number of sequences, {N}", str(most),
+        asked = f"at least the number of sequences, {N}" if N else "0 or more"
+        raise InputError(op, "max_num_seqs", asked, str(most),
                          "Raise it, or leave it out: kda does not need it.", "max_num_seqs.value")  # fmt: skip
 
 
@@ -734,7 +735,7 @@ def _nearest_keyword(op: str, name: str) -> str:
     if op == "fused_recurrent_kda":
         signature = inspect.signature(globals()[op])
         known = [name for name, p in signature.parameters.items() if p.kind is not p.VAR_KEYWORD]
-    near = difflib.get_close_matches(name, known, n=1)
+    near = [each for each in known if each.startswith(name)] or difflib.get_close_matches(name, known, n=1)
     return f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
 
 

@@ -139,11 +139,16 @@ def when(broken: Any, found: str) -> str | None:
     return found if broken else None
 
 
+def not_dense(x: torch.Tensor) -> str | None:
+    """A nested tensor has no shape, whatever its layout."""
+    return "a nested tensor" if x.is_nested else when(x.layout != torch.strided, f"a tensor of layout {x.layout}")
+
+
 def _type_row(name: str, needed: bool, id: str | None = None) -> Check:
     def found(c: Any) -> str | None:
         x = c.tensor(name)
         if isinstance(x, torch.Tensor):
-            return when(x.layout != torch.strided, f"a tensor of layout {x.layout}")
+            return not_dense(x)
         return when(needed or x is not None, in_words(x))
 
     asked = "a dense torch.Tensor" + ("" if needed else " or None")
@@ -520,7 +525,7 @@ KIND: tuple[Check, ...] = (
     Check(
         "inplace_final_state.state", "inplace_final_state", "used with an initial_state",
         lambda c: when(c.options.inplace_final_state and c.inputs.initial_state is None, "initial_state=None"),
-        "The final states are written into initial_state.",
+        "The final states are written into initial_state: pass one, or inplace_final_state=False.",
     ),
     _shape_row("out", "B T HV V", "o is written to out."),
     _dtype_row("out", "a tensor of q's dtype"),

@@ -20,7 +20,7 @@ COMMANDS = {
     "verify": ("kda.commands.verify", "Find the first stage of a backend that is wrong."),
     "bench": ("kda.commands.bench", "Time a backend, on inputs on which it was compared."),
     "simulate": ("kda.commands.simulate", "Find races in any script's kernels, without a GPU."),
-    "timeline": ("kda.commands.timeline", "Show what a forward's warps and units do when, without a GPU."),
+    "timeline": ("kda.commands.timeline", "Show what a forward's warps and units do, without a GPU."),
     "compile": ("kda.commands.compile", "Build kernels ahead of time, for any arch."),
     "cache": ("kda.commands.cache", "List and clean the kernels that were built."),
 }

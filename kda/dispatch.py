@@ -95,9 +95,29 @@ def backend_of_backward(asked: str) -> str:
 def check_backend_name(name: object, source: str) -> None:
     known = ["auto", *backend_names()]
     if name not in known:
-        near = difflib.get_close_matches(str(name).lower(), known, n=1)
-        fix = f"Did you mean {near[0]!r}?" if near else "`kda doctor` lists what each one can do."
+        fix = _nearest_backend(str(name).lower(), known)
         raise InputError("kda", source, "one of " + ", ".join(map(repr, known)), repr(name), fix, "backend.name")
+
+
+def backends_of_gpu(name: str) -> tuple[str, list[str]]:
+    """The arch of a name such as h100, and the backends with kernels for it; no backends if no GPU is called so."""
+    from .compile.target import parse
+
+    try:
+        arch = parse(name).name
+    except ValueError:
+        return "", []
+    return arch, [c.backend for c in capabilities() if arch in c.archs]
+
+
+def _nearest_backend(name: str, known: list[str]) -> str:
+    """What to do about a wrong name."""
+    arch, builders = ("", []) if name in known else backends_of_gpu(name)
+    if builders:
+        have = "have" if len(builders) > 1 else "has"
+        return f"A GPU is no backend: {' and '.join(map(repr, builders))} {have} kernels for {arch}."
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"Did you mean {near[0]!r}?" if near else "`kda doctor` lists what each one can do."
 
 
 @contextlib.contextmanager

@@ -6,7 +6,9 @@ B batch, T tokens of a row, N sequences, H query/key heads, HV value heads, K an
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -185,11 +187,20 @@ class Problem:
                 fields[name] = _parsed(by_name[name], value, word)
             else:
                 known = ", ".join([*words, *(f"{n}=..." for n in by_name)])
-                raise ValueError(f"--problem: {word!r} is not a known word. Known: {known}")
+                meant = _meant(word, words, by_name)
+                raise ValueError(f"--problem: {word!r} is not a known word.{meant} Known: {known}")
         fields.setdefault("HV", fields.get("H", cls.HV))
         fields.setdefault("N", fields.get("B", cls.N))
         fields.setdefault("scale", fields.get("K", cls.K) ** -0.5)
         return cls(**fields)
+
+
+def _meant(word: str, words: Iterable[str], fields: Iterable[str]) -> str:
+    """The known word that is written alike, capitals aside; nothing if there is none."""
+    name, equals, value = word.partition("=")
+    of_lower = {each.lower(): each for each in (fields if equals else words)}
+    near = difflib.get_close_matches(name.lower(), of_lower, n=1)
+    return f" Did you mean {of_lower[near[0]] + equals + value!r}?" if near else ""
 
 
 def _parsed(field: dataclasses.Field, text: str, word: str) -> Any:

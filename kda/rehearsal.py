@@ -89,6 +89,8 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
     """
     inputs, options, context = bind_a_part("explain", q, k, v, g, beta, *args, **keywords)
     check(Call("explain", inputs, options), CALLER)
+    if context is not None:
+        parallel().operators.check_tokens("explain", context, inputs.q)
     asked = backend_asked(options.backend)
     check_backend_name(asked, "backend")
     recorded = records_gradients(inputs)

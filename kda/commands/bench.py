@@ -83,7 +83,7 @@ class Percent(click.ParamType):
 @click.option("--stages", is_flag=True, help="Time each stage that the backend can run alone, too.")
 @click.option("--repeats", type=Count(1), help="Launches per timing.  [default: 20 on a CPU, 200 on a GPU]")
 @click.option("--seconds", type=Number(0), default=10.0, show_default=True,
-              help="Stop a timing after this long; but make at least three launches.")  # fmt: skip
+              help="Stop a timing after this long, but make at least three launches.")  # fmt: skip
 @click.option("--save", metavar="FILE", type=OUTPUT, help="Write the results as JSON.")
 @click.option("--compare", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
               help="Compare medians with a saved run.")  # fmt: skip
@@ -92,7 +92,7 @@ class Percent(click.ParamType):
 @click.option("--plot", metavar="FILE", type=OutputFile(".png", ".svg", ".pdf"),
               help="Draw the times (.png, .svg, .pdf).")  # fmt: skip
 @click.option("--html", metavar="FILE", type=OUTPUT,
-              help="Write a page: times as bars, and what the roles of the kernels do when.")  # fmt: skip
+              help="Write a page: times as bars, and what the roles of the kernels do over time.")  # fmt: skip
 @click.option("--predicted", is_flag=True,
               help="Time nothing: what the simulator's clock says, and its error.  Needs no GPU.")  # fmt: skip
 @click.option("--host", is_flag=True,

@@ -201,7 +201,7 @@ tr.shape td { padding-top: 12px; font-weight: 600; }
 
 
 def page(title: str, details: str, notes: Sequence[str], groups: Sequence[Group], timelines: Sequence[Any]) -> str:
-    """A table with bars for each direction; below, what the roles of a forward's kernels do when, in the simulator."""
+    """A table with bars for each direction; below, what the roles of kernels do over time, in the simulator."""
     from kda.simulator.timing.pages import document, sections
 
     about = escape(" · ".join(details.split("  ")))
@@ -213,7 +213,7 @@ def page(title: str, details: str, notes: Sequence[str], groups: Sequence[Group]
     parts += [_table(way, groups) for way in ways_of(groups)]
     parts += [f"<p>{escape(note)}</p>" for note in filter(None, [peers_line(groups), *notes])]
     if timelines:
-        parts.append("<h1>What the roles of a forward do when</h1>")
+        parts.append("<h1>What the roles of a forward do over time</h1>")
         parts.append("<p>Predicted by the simulator's clock, of a short call; nothing here was timed.</p>")
         parts.append(sections(timelines))
     return document(title, "\n".join(parts), STYLE)

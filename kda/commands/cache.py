@@ -72,8 +72,8 @@ def command(screen: Screen, action: str, stale: bool, days: float | None, everyt
             verbose: bool) -> int:  # fmt: skip
     """List the kernels that were built (list), print their folder (path), remove some (clean).
 
-    What is removed is built again when it is asked for.  Cleaning also removes what cannot be read, and what processes
-    left behind that died.  Exits with 1 if the folder is not trusted or an entry cannot be removed.
+    A removed kernel is built again when a call needs it.  Cleaning also removes unreadable files, and what processes
+    that died left behind.  Exits with 1 if the folder is not trusted or an entry cannot be removed.
     """
     asked = [stale, days is not None, everything]
     if sum(asked) > (action == "clean"):

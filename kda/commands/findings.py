@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 
 from kda.capability import Capability
 from kda.compile.target import code_for
-from kda.dispatch import backend_names, capabilities
+from kda.dispatch import backend_names, backends_of_gpu, capabilities
 
 from .options import nearest
 from .probes import Facts, Gpu, Probe, Ptxas, release
@@ -425,7 +425,8 @@ def _override(name: str, value: str) -> tuple[str, str, str]:
         return "warn", f"{name}: no such variable{f', did you mean KDA_{near}?' if near else ''}", f"unset {name}"
     backends = ["auto", *backend_names()]
     if name == "KDA_BACKEND" and value not in backends:
-        near = nearest(value, backends)
+        _, builders = backends_of_gpu(value)                                   # the nearest of h100 would be sm100
+        near = builders[0] if builders else nearest(value, backends)
         fix = f"export KDA_BACKEND={near}" if near else f"unset KDA_BACKEND   (or one of {', '.join(backends)})"
         return "fail", f"KDA_BACKEND={value}: no such backend, every call fails", fix
     status, does = VARIABLES[name]

@@ -1,4 +1,4 @@
-"""`kda timeline`: what the warps and units of a forward do when, without a GPU.  Imports torch when it runs."""
+"""`kda timeline`: what the warps and units of a forward do over time, without a GPU.  Imports torch when it runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TOKENS, HEADS = 512, 64
 def command(
     screen: Screen, arch: Target, tokens: int, heads: int, out: Path, html: Path | None
 ) -> int:
-    """Write a timeline of a forward: what each warp, engine and mbarrier does when, predicted without a GPU.
+    """Write a timeline of a forward: what each warp, engine and mbarrier does, predicted without a GPU.
 
     The file has the SMs of the first CTA, or of the first cluster of CTAs, of each kernel.
     """
@@ -58,6 +58,8 @@ def command(
     for timeline in timelines:
         clock = timeline.clock
         screen.line(f"{timeline.kernel}: {1e3 * clock.milliseconds:,.1f} us on {clock.chip}, predicted")
+    for chip in dict.fromkeys(str(timeline.clock.chip) for timeline in timelines):
+        screen.line(f"{chip} stands for {arch.name} ({arch.examples})")
     screen.line(f"{out}: open it at https://ui.perfetto.dev or in chrome://tracing")
     if html:
         screen.line(f"{html}: open it in a browser")

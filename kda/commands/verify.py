@@ -98,7 +98,7 @@ class StageName(Name):
 @click.option("--fault", metavar="NAME", help="Plant a known fault; `--fault list` lists them.")
 @click.option("--mutants", is_flag=True,
               help="Weaken each synchronising instruction of the kernels of --arch, and say what notices.")  # fmt: skip
-@click.option("--sample", type=Count(1), default=1, show_default=True, help="Every n-th mutant alone.")
+@click.option("--sample", type=Count(1), default=1, show_default=True, help="Only every n-th mutant.")
 @click.option("--workers", type=Count(1), default=1, show_default=True, help="Processes that run mutants.")
 @click.option("--dump", metavar="FILE", type=OutputFile(), help="Save the case's tensors.")
 @click.option("--load", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="Read the case from a file.")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..checks import Check, bad_bound, dtype_name, is_float, is_index, may_overlap, on_cpu, shape_of, when
+from ..checks import Check, bad_bound, dtype_name, is_float, is_index, may_overlap, not_dense, on_cpu, shape_of, when
 from ..errors import InputTypeError, in_words
 from ..problem import DTYPES, StepInputs
 
@@ -98,7 +98,7 @@ def _type_row(name: str) -> Check:
     def found(c: StepCall) -> str | None:
         x = getattr(c.x, name)
         if isinstance(x, torch.Tensor):
-            return when(x.layout != torch.strided, f"a tensor of layout {x.layout}")
+            return not_dense(x)
         return when(needed or x is not None, in_words(x))
 
     asked = "a dense torch.Tensor" + ("" if needed else " or None")
@@ -217,7 +217,7 @@ def _bad_slot(c: StepCall) -> str | None:
     if not on_cpu(x) or not x.numel():
         return None
     low, high = int(x.min()), int(x.max())
-    return when(low < min(-1, c.options.first_slot) or high >= c.slots,
+    return when(low < -1 or high >= c.slots,
                  f"slot {low if high < c.slots else high} of a pool of {c.slots}")  # fmt: skip
 
 
@@ -307,6 +307,9 @@ KIND: tuple[Check, ...] = (
           lambda c: when(not math.isfinite(c.options.scale), repr(c.options.scale)), "None means K ** -0.5."),
     Check("decode.norm_eps.value", "norm_eps", "a finite number >= 0",
           lambda c: when(not 0 <= c.options.norm_eps < math.inf, repr(c.options.norm_eps)), "1e-5 is the default."),
+    Check("decode.first_slot.value", "first_slot", "0 or more",
+          lambda c: when(c.options.first_slot < 0, repr(c.options.first_slot)),
+          "0: a slot of -1 is padding; 1: slot 0 is, too."),
     _shape_row("slots", "N", "One slot per sequence."),
     _together_row("conv_states.alone", "conv_states", ("conv_weight",), "used with conv_weight",
                   "Pass the weight (C, W), or neither."),

@@ -86,7 +86,7 @@ class KimiDeltaAttention(nn.Module):
         self.gate_rank = self.head_v_dim if gate_rank == "head" else gate_rank
         self.conv_size, self.layer_idx, self.mode = conv_size, layer_idx, mode
         self.disable_recompute, self.backend = disable_recompute, backend
-        self._check_options()
+        self._check_options(norm_eps)
         made = {"device": device, "dtype": dtype}
         keys, values = num_heads * head_dim, self.num_v_heads * self.head_v_dim
         decays = self.num_v_heads * head_dim
@@ -115,7 +115,7 @@ class KimiDeltaAttention(nn.Module):
         self.add_module(f"{letter}_a_proj", nn.Linear(self.hidden_size, rank, bias=False, **made))
         self.add_module(f"{letter}_b_proj", nn.Linear(rank, size, bias=bias, **made))
 
-    def _check_options(self) -> None:
+    def _check_options(self, norm_eps: Any) -> None:
         sizes = {name: getattr(self, name) for name in ("hidden_size", "num_heads", "head_dim", "num_v_heads",
                                                         "head_v_dim")}  # fmt: skip
         wrong = [name for name, size in sizes.items() if not isinstance(size, int) or size < 1]
@@ -125,7 +125,11 @@ class KimiDeltaAttention(nn.Module):
             ("num_v_heads", shared, f"a multiple of num_heads={self.num_heads}", self.num_v_heads),
             ("lower_bound", self.lower_bound is None or self.lower_bound < 0, "negative, or None", self.lower_bound),
             ("mode", self.mode in MODES, f"one of {', '.join(MODES)}", repr(self.mode)),
-            ("conv_size", self.conv_size >= 2, "2 or more", self.conv_size),
+            ("conv_size", isinstance(self.conv_size, int) and self.conv_size >= 2, "an int of 2 or more",
+             repr(self.conv_size)),
+            ("norm_eps", isinstance(norm_eps, int | float) and 0 <= norm_eps < math.inf, "a finite number >= 0",
+             repr(norm_eps)),
+            ("layer_idx", isinstance(self.layer_idx, int | None), "an int or None", repr(self.layer_idx)),
         ):  # fmt: skip
             if not holds:
                 raise InputError("KimiDeltaAttention", option, asked, str(found),
@@ -306,6 +310,9 @@ class KimiDeltaAttention(nn.Module):
              "Create one with kda.nn.Cache()."),
             ("cache", cache is None or cp_context is None, "None with a cp_context", "both",
              "States on several ranks are not kept: pass one of the two."),
+            ("cp_context", cp_context is None or hasattr(cp_context, "cu_seqlens"),
+             "a context of kda.parallel.build_cp_context or FLA's", type(cp_context).__name__,
+             "Call kda.parallel.build_cp_context(cu_seqlens, group)."),
         ):  # fmt: skip
             if not holds:
                 raise InputError("KimiDeltaAttention", option, asked, found, fix, f"nn.{option.split()[0]}")

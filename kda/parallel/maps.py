@@ -95,7 +95,7 @@ def how(p: Problem, asked: str) -> str:
         ahead = f"a forward of {backend} and one of {again} from the identity"
     if "backward" not in capability(mirror).maps:
         back = f"a forward of {again} from the identity"
-    return f"maps of pieces of sequences are computed by {ahead}; in the backward by {back}"
+    return f"the maps of pieces of sequences are computed by {ahead}, in the backward by {back}"
 
 
 def fold(maps: list[SegmentSummary], S: Tensor) -> Tensor:

@@ -70,16 +70,21 @@ class Rank(NamedTuple):
         return states
 
 
+def check_tokens(op: str, context: CPContext, q: Tensor) -> None:
+    """The rows of a call are those of the context."""
+    if q.dim() == 4 and q.shape[1] != context.tokens:
+        raise InputError(op, "q", f"a tensor with the T={context.tokens} tokens of rank {context.rank}",
+                         f"T={q.shape[1]}", "Cut the row as the context does: context.tokens per rank.",
+                         "cp_context.tokens")  # fmt: skip
+
+
 def _rank(handle: Tensor, call: Call, direction: str) -> Rank:
     """The checked call; ranks agree on it, and a rank whose call is invalid tells the others."""
     context = context_of(handle)
     q = call.inputs.q
     try:
         exchange.check_world(context, OP)
-        if q.dim() == 4 and q.shape[1] != context.tokens:
-            raise InputError(OP, "q", f"a tensor with the T={context.tokens} tokens of rank {context.rank}",
-                             f"T={q.shape[1]}", "Cut the row as the context does: context.tokens per rank.",
-                             "cp_context.tokens")  # fmt: skip
+        check_tokens(OP, context, q)
         problem = problem_of(call, direction)
     except KdaError as error:
         if context.crosses:

@@ -115,7 +115,7 @@ def launch(
     stop: end the launch at the first error; memory is then meaningless.
     clock: also predict the time (Run.clock): the name of a chip of kda.simulator.timing.chips, True for the default
         chip of the arch, or a Setting. The clock then determines the schedule; `schedule` and `early` are ignored.
-    timeline: also record what warps and units do when, for Run.timeline(); needs a clock.
+    timeline: also record what warps and units do over time, for Run.timeline(); needs a clock.
     config: the kernel's configuration. A timeline names warps by its `roles` ({"LOAD": range(4, 5)}), if it has any,
         and mbarriers by its `struct` of shared memory.
     accesses: also tell which bytes were read and written (Run.accesses).

@@ -90,6 +90,7 @@ CASES = {
     "decode.allow_neg_eigval.sigmoid": lambda: step(allow_neg_eigval=True, use_beta_sigmoid_in_kernel=False),
     "decode.scale.value": lambda: step(scale=float("nan")),
     "decode.norm_eps.value": lambda: step(norm_eps=-1.0),
+    "decode.first_slot.value": lambda: step(first_slot=-1),
     "decode.conv_states.alone": lambda: step(conv_weight=None),
     "decode.conv_weight.alone": lambda: step(conv_states=None),
     "decode.conv_bias.alone": lambda: step(conv_states=None, conv_weight=None),

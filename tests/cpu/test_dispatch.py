@@ -155,6 +155,16 @@ def test_a_context_ends_with_its_block_and_stays_in_its_thread():
     assert seen == ["auto"] and dispatch.backend_asked() == "auto"
 
 
+@pytest.mark.parametrize("name, builders", [
+    ("h100", "'sm90' and 'triton' have kernels for sm90"), ("NVIDIA B200", "'sm100' and 'triton' have kernels for"),
+    ("a100", "'triton' has kernels for sm80"), ("rtx4090", "'sm89' and 'triton' have kernels for sm89"),
+])  # fmt: skip
+def test_the_name_of_a_card_is_answered_with_the_backends_for_it(name, builders):
+    """The nearest name, which is 'sm100' for h100, would mislead."""
+    with pytest.raises(kda.InputError, match=f"A GPU is no backend: {builders}"):
+        kda.chunk_kda(**make(B=1, T=3).arguments, backend=name)
+
+
 def test_a_wrong_name_is_refused_wherever_it_comes_from(monkeypatch):
     call = make(B=1, T=3)
     for use in (
@@ -164,6 +174,8 @@ def test_a_wrong_name_is_refused_wherever_it_comes_from(monkeypatch):
         with pytest.raises(kda.InputError, match="Did you mean 'reference'"):
             use()
     with pytest.raises(kda.InputError, match="Did you mean 'auto'"), kda.use_backend("AUTO"):
+        pass
+    with pytest.raises(kda.InputError, match="Did you mean 'sm90'"), kda.use_backend("SM90"):
         pass
     monkeypatch.setenv("KDA_BACKEND", "refrence")
     with pytest.raises(kda.InputError, match=r"KDA_BACKEND must be one of .*Did you mean 'reference'"):

@@ -182,10 +182,11 @@ def test_the_table_of_heads_is_what_the_plan_chooses(pictures):
 
 
 def in_words(chosen, form):
-    """Runs of numbers of heads: "1 to 22, 31 to 38", "from 39"."""
+    """Runs of numbers of heads: "1 to 22, 31 to 38", "37", "from 39"."""
     heads = [n for n, found in enumerate(chosen, 1) if found == form]
     begins, ends = [n for n in heads if n - 1 not in heads], [n for n in heads if n + 1 not in heads]
-    words = [f"from {a}" if b == len(chosen) else f"{a} to {b}" for a, b in zip(begins, ends, strict=True)]
+    words = [f"from {a}" if b == len(chosen) else f"{a} to {b}" if a < b else str(a)
+             for a, b in zip(begins, ends, strict=True)]  # fmt: skip
     return ", ".join(words) or "-"
 
 

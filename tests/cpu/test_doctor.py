@@ -152,6 +152,7 @@ CASES = [
     ("env.overrides", {"env": {"KDA_CACHE_DIR": "/x"}}, "info", "built kernels are kept there"),
     ("env.overrides", {"env": {"KDA_BACKEND": "reference"}}, "info", "use this backend or fail"),
     ("env.overrides", {"env": {"KDA_BACKEND": "refrence"}}, "fail", "export KDA_BACKEND=reference"),
+    ("env.overrides", {"env": {"KDA_BACKEND": "h100"}}, "fail", "export KDA_BACKEND=sm90"),
     ("env.overrides", {"env": {"KDA_BACKEND": "x", "KDA_BAKEND": "x"}}, "fail", "unset KDA_BAKEND"),
     ("env.overrides", {"env": {"KDA_BAKEND": "reference"}}, "warn", "did you mean KDA_BACKEND?"),
     ("cache.dir", cache(path="", writable=False), "fail", "no home directory"),
@@ -403,6 +404,16 @@ def test_a_problem_prints_every_reason_and_exits_with_0(machine):
     for reason in ("swift.arch: ", "swift.backward: ", "plain.auto: "):
         assert reason in result.stdout
     assert kda_doctor("--problem", "K=x").exit_code == 2
+
+
+@pytest.mark.parametrize("word, meant", [
+    ("packd", "packed"), ("k=64", "K=64"), ("fp23", "fp32"), ("dtyp=float32", "dtype=float32"), ("wombat", None),
+])  # fmt: skip
+def test_a_misspelt_word_of_a_problem_is_answered_with_the_nearest(word, meant):
+    result = kda_doctor("--problem", f"K=64 {word}")
+    text = " ".join(result.stderr.split())
+    assert result.exit_code == 2 and f"{word!r} is not a known word." in text and "Known: bfloat16, " in text
+    assert f"Did you mean {meant!r}?" in text if meant else "Did you mean" not in text
 
 
 def test_one_check_can_be_run_again(machine):

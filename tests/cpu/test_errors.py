@@ -37,6 +37,14 @@ def test_a_sparse_tensor_is_named():
     assert "layout" in message(lambda: chunk(q=SPARSE)).found
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("name", ["q", "g", "initial_state"])
+def test_a_nested_tensor_is_named(name):
+    nested = torch.nested.nested_tensor([torch.zeros(3, 2, 5), torch.zeros(4, 2, 5)])
+    error = message(lambda: chunk(**{name: nested}))
+    assert (error.check, error.found) == (f"{name}.type", "a nested tensor")
+
+
 @pytest.mark.parametrize(("x", "found"), [
     (torch.zeros(1, 9, 2, 8).numpy(), "found ndarray."), ([1, 2], "found list [1, 2]."), (None, "found None."),
 ], ids=["an array", "a list", "None"])  # fmt: skip
@@ -59,6 +67,8 @@ def test_an_unknown_keyword_suggests_the_nearest(function):
     del call.options["chunk_size"]
     with pytest.raises(TypeError, match="Did you mean 'initial_state'"):
         function(**call.arguments, initial_sate=None)
+    with pytest.raises(TypeError, match="Did you mean 'use_gate_in_kernel'"):         # it begins so
+        function(**call.arguments, use_gate=True)
     with pytest.raises(TypeError, match=r"Known: q, k, v, .*[a-z]\. ") as error:
         function(**call.arguments, wombat=None)
     assert {"cu_seqlens", "backend"} < set(error.value.fix.rstrip(".").split(", ")) and "unknown" not in error.value.fix

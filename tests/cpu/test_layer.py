@@ -1,6 +1,7 @@
 """kda.nn on a CPU: the layer against its definition token by token, its cache, masks, packing, modes, checkpoints."""
 
 import copy
+import math
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -431,6 +432,10 @@ WRONG = {
     "half a head": (lambda: KimiDeltaAttention(D, 2.5, 8), "num_heads must be an int of 1 or more; found 2.5"),
     "a word": (lambda: KimiDeltaAttention(D, "2", 8), "num_heads must be an int of 1 or more; found '2'"),
     "lower_bound": (lambda: make(lower_bound=5.0), "negative, or None; found 5.0"),
+    "norm_eps": (lambda: make(norm_eps=math.nan), "norm_eps must be a finite number >= 0; found nan"),
+    "a number of a layer": (lambda: KimiDeltaAttention(D, 2, 8, layer_idx="0"), "an int or None; found '0'"),
+    "cp_context": (lambda: make()(hidden(3, 1), cp_context="x"), "a context of .* found str. Call kda.parallel"),
+    "a convolution": (lambda: make(conv_size="4"), "conv_size must be an int of 2 or more; found '4'"),
     "cp_context and cache": (lambda: make()(hidden(3, 1), cp_context=1, cache=Cache()), "None with a cp_context"),
 }  # fmt: skip
 

@@ -140,8 +140,11 @@ def test_explain_says_how_maps_are_made(route):
     context = kda.parallel.build_cp_context(torch.tensor([0, 20, 90]))
     call, *_ = piece(initial_state=False)
     last = kda.explain(**call.arguments, cp_context=context).notes[-1]
+    more = {n: torch.cat([x, x], 1) if n in ("q", "k", "v", "g", "beta") else x for n, x in call.arguments.items()}
+    with pytest.raises(kda.InputError, match="explain: q must be a tensor with the T=90 tokens of rank 0; found T=180"):
+        kda.explain(**more, cp_context=context)
     dist.destroy_process_group()
     own = capability("reference").maps
     ahead, back = ("stages of the reference",) * 2 if own else (
         "a forward of reference and one of reference from the identity", "a forward of reference from the identity")
-    assert last == f"maps of pieces of sequences are computed by {ahead}; in the backward by {back}"
+    assert last == f"the maps of pieces of sequences are computed by {ahead}, in the backward by {back}"

@@ -93,6 +93,14 @@ def test_the_exit_code_says_how_it_ended(here, names, code, says):
     assert (sys.argv, sys.path) == (argv, path)
 
 
+def test_a_script_that_cannot_be_parsed_is_shown_without_frames_of_others(here):
+    (here / "script.py").write_text("print(1\n")
+    result = simulate("script.py")
+    assert result.exit_code == 2 and "SyntaxError: '(' was never closed" in result.output
+    assert "script.py" in result.output and "line 1" in result.output
+    assert "Traceback" not in result.output and "runpy" not in result.output
+
+
 @pytest.mark.parametrize("names, code, looks, says", [
     (["twice"], 0, "clean", "1 launch of 1 kernel, 3 schedules of each; 0 findings, 0 notes"),
     (["twice", "fail"], 2, "", "1 launch of 1 kernel, 3 schedules of each; 0 findings, 0 notes; the script failed"),

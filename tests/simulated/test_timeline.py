@@ -261,6 +261,7 @@ def test_one_command_writes_both_for_a_forward(tmp_path):
     assert "CHAIN (CTA 0)" in page.read_text() and "ui.perfetto.dev" in result.output
     said = [line for line in result.output.splitlines() if line.startswith("fused: ")]     # progress may come first
     assert len(said) == 1 and "us on h200, predicted" in said[0]
+    assert "h200 stands for sm90 (H100, H200, H20)" in result.output
 
 
 def test_a_kernel_is_called_as_its_configuration_and_otherwise_as_in_its_ptx():

@@ -182,7 +182,9 @@ def _executed(path: Path, args: Sequence[str]) -> str | None:
 
 
 def _traceback(error: BaseException, script: str) -> str:
-    """From the script's own frame on."""
+    """From the script's own frame on; a script that cannot be parsed has none."""
+    if isinstance(error, SyntaxError) and error.filename == script:
+        return "".join(traceback.format_exception_only(error)).strip()
     frames = error.__traceback__
     while frames and frames.tb_frame.f_code.co_filename != script:
         frames = frames.tb_next
