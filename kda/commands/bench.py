@@ -291,10 +291,7 @@ def keep_so_far(
 
 
 def save(file: str, data: dict[str, Any]) -> None:
-    """The whole file at once."""
-    whole = Path(f"{file}.new")
-    whole.write_text(json.dumps(data, indent=1) + "\n")
-    whole.replace(file)
+    Path(file).write_text(json.dumps(data, indent=1) + "\n")
 
 
 # ---------------------------------------------------------------------------------------------- comparing

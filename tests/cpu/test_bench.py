@@ -279,6 +279,15 @@ def test_a_run_that_is_stopped_leaves_the_file_of_what_it_has_measured(monkeypat
     assert "cannot be compared" not in compared.output
 
 
+def test_a_link_is_followed_by_what_is_saved(tmp_path):
+    """As /dev/stdout is one."""
+    file, link = tmp_path / "results.json", tmp_path / "link.json"
+    file.touch()
+    link.symlink_to(file)
+    assert run(*ONE, "--save", str(link)).exit_code == 0
+    assert link.is_symlink() and json.loads(file.read_text())["rows"]
+
+
 def test_a_launch_that_goes_wrong_while_it_is_timed_is_seen(monkeypatch):
     right, calls = launch.forward, []
 
