@@ -112,10 +112,8 @@ def main() -> None:
     )  # fmt: skip
     rows = [(name, regime) for name in asked.shape or SHAPES for regime in ("slow", "fast")]
     with ThreadPoolExecutor(min(DRAWERS, os.cpu_count() or 1)) as threads:     # drawing takes longer than measuring
-        cases = [threads.submit(drawn, *row) for row in rows]
-        for row, case in zip(rows, cases, strict=True):
-            there = case.result().map(lambda x: x.cuda())
-            document["rows"].append(measured(*row, there))
+        for row, case in zip(rows, threads.map(drawn, *zip(*rows, strict=True)), strict=True):
+            document["rows"].append(measured(*row, case.map(lambda x: x.cuda())))
             print(json.dumps(document["rows"][-1]), flush=True)
             asked.json.write_text(json.dumps(document, indent=1))
 

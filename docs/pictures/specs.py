@@ -94,7 +94,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Part:
-    """One of several kinds of CTAs of a kernel, in place of its configuration."""
+    """A kind of CTA, of a kernel that has several. A picture reads it as it reads the configuration of others."""
 
     struct: Struct
     roles: dict[str, range]
@@ -233,9 +233,10 @@ MAKER = Part(
 )
 WALKER = Part(
     sm90_stream.walker,
-    {"CHAIN": sm90_stream.roles["CHAIN"]}
-    | {role: range(getattr(sm90, f"STREAM_{role}"), getattr(sm90, f"STREAM_{role}") + 1)
-       for role in ("LOAD", "VALUES", "STORE")},
+    {"CHAIN": sm90_stream.roles["CHAIN"]} | {
+        role: range(warp, warp + 1) for role, warp in
+        (("LOAD", sm90.STREAM_LOAD), ("VALUES", sm90.STREAM_VALUES), ("STORE", sm90.STREAM_STORE))
+    },
 )  # fmt: skip
 STREAM_MAKES = (
     {f"PREPARE {n}": Node(0, n, ("two chunks, one after the", "other, and what joins them")) for n in (0, 1)}

@@ -273,23 +273,22 @@ def whose_errors(row: Row) -> str:
     return "the backend's other kernels" if of.endswith(", other kernels") else "the same kernels"
 
 
-COMPARED = {                                 # chips but that of the errors: what comparing them gave
-    "h100": "predictions for {} were 20% below to 13% above the times of four calls (docs/clock.md)",
+COMPARED = {                                 # chips whose predictions were compared with times: what is said of that
+    "h200": "",                              # the errors are its own
+    "h100": "predictions for h100 were 20% below to 13% above the times of four calls (docs/clock.md)",
 }
 
 
 def notes(chip: Chip, rows: Sequence[Row]) -> list[str]:
     these = " or ".join(dict.fromkeys(map(whose_errors, rows)))
     found = [f"errors are those of {these} on an H200, the worst of a call's kernels; --json names those"]
-    if chip.name != "h200":
-        compared = COMPARED.get(chip.name, "no prediction for {} was ever compared with a time: its error is not known")
-        found.append(compared.format(chip))
-    return found
+    unknown = f"no prediction for {chip} was ever compared with a time: its error is not known"
+    return [*found, *filter(None, [COMPARED.get(chip.name, unknown)])]
 
 
 def as_json(target: Target, chip: Chip, rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "schema": 1, "kda": kda_version(), "command": "bench", "exit": OK, "predicted": True, "arch": target.name,
-        "chip": chip.name, "compared": chip.name == "h200",
+        "chip": chip.name, "compared": chip.name in COMPARED,
         "rows": [{**row._asdict(), "x_floor": row.x_floor} for row in rows],
     }  # fmt: skip

@@ -136,8 +136,10 @@ def _forward(p: Problem, x: Inputs, save: Save, checkpoints: Checkpoints | None)
         ready = o.new_zeros(places, dtype=torch.int32)
     chunk_table, *of_segments = tables(p, at, x.cu_seqlens, x.q.device) if p.packed else (None,) * 3
     if at.fused:
-        stored = checkpoints._asdict() if checkpoints else {"h": out.h} if p.intermediate_states else {}
-        at.fused(**inputs, **crossing._asdict(), **stored, o=o, ht=out.final_state, segment_table=of_segments[0])
+        states = checkpoints._asdict() if checkpoints else {}
+        if p.intermediate_states:
+            states = {"h": out.h}
+        at.fused(**inputs, **crossing._asdict(), **states, o=o, ht=out.final_state, segment_table=of_segments[0])
         return out
     if at.stream:
         arguments = dict(inputs, o=o, segment_table=of_segments[0], tiles=tiles, ready=ready)

@@ -126,10 +126,12 @@ _H200 = _HOPPER | _NO_TENSOR_MEMORY | {
     "l2_rate": micro(34.4 * 132),
     "hbm_rate": micro(17.0 * 132),              # 4.4 TB/s of reads
 }  # fmt: skip
-_H100_COPIES = "H100 80GB HBM3, 2026-11-26: copies of 2.94 TB/s"  # 4.22 on an H200
+_ON_AN_H100 = "H100 80GB HBM3, 2026-11-26"
 _H100 = _H200 | {
-    "gigahertz": measured(1.98, _H100_COPIES),
-    "hbm_rate": measured(17.0 * 132 * 2.94 / 4.22, f"{_H100_COPIES}, as many times an H200's as its reads"),
+    "gigahertz": measured(1.98, _ON_AN_H100),
+    "hbm_rate": measured(
+        17.0 * 132 * 2.94 / 4.22, f"{_ON_AN_H100}: the H200's reads, less as copies are: 2.94 for 4.22 TB/s"
+    ),
 }
 _B200 = _HOPPER | {
     "sms": published(148, "B200: cudaDeviceProp"),
