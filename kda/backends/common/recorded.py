@@ -27,7 +27,7 @@ from .cute.configs import RUN, ChunkTable, SegmentTable, TablesConfig
 from .cute.recorded import TOKENS
 from .cute.tile import BF16, C, swizzle_128B
 from .launcher import chunks_of, inputs_of, launch_of, offsets_dtype, outputs, rows_of, segment_summary
-from .recorded_plan import BACKWARD_OF, RecordedPlan, states_table
+from .recorded_plan import BACKWARD_OF, COLUMNS, RecordedPlan, states_table
 from .tensors import aligned, laid_out, offsets_on
 
 Tensor = torch.Tensor
@@ -281,8 +281,9 @@ def edges_of(p: Problem, like: Tensor, at: Any) -> Edges:
     clusters = at.plan.clusters.sharing
     if not (at.fused and clusters):
         return NO_EDGES
-    edges = like.new_empty(clusters, 2, p.V // 2, p.K, dtype=torch.float32)
-    return Edges(edges, like.new_zeros(clusters, 2, dtype=torch.int32))
+    strips = p.V // COLUMNS
+    edges = like.new_empty(clusters, strips, COLUMNS, p.K, dtype=torch.float32)
+    return Edges(edges, like.new_zeros(clusters, strips, dtype=torch.int32))
 
 
 def up(p: Problem, at: Steps, chain: Launch | None, inputs: dict, parts: Parts, found: Tables, crossing: Edges,

@@ -310,8 +310,8 @@ class FusedArguments(Arguments):
     o = tensor("bfloat16")                   # (B, T, HV, V)
     ht = tensor("float32")                   # as h0
     segment_table = tensor("int64")          # (N, 6), of packed sequences
-    edges = tensor("float32")                # (clusters, 2, 64, 128): states that leave a share, of `wrapped`
-    crossed = tensor("int32")                # (clusters, 2): 1 when they are there, at first 0
+    edges = tensor("float32")                # (clusters, V / 64, 64, K): states that leave a share, of `wrapped`
+    crossed = tensor("int32")                # (clusters, V / 64): 1 when they are there, at first 0
     T = number("int32")
     chunks = number("int32")                 # of a row of T tokens, where nothing is packed
     N = number("int32")
@@ -354,7 +354,7 @@ class FusedConfig(Launched):
     prepare: PrepareConfig
     chain: ChainConfig
     wrapped: bool = False                    # as many clusters as fit, of which each has an equal share of all walks
-    ctas: int = WALKING                      # of a cluster: 2, or 4, of which the last two only make tiles
+    ctas: int = WALKING                      # of a cluster: one per 64 columns, or 4, the last two only make tiles
     staged: bool = False                     # rows of q, k and g, of bfloat16, go through shared memory
     threads = 32 * (FIRST_PRODUCER + GROUPS * WARPS)
     roles = MappingProxyType({
@@ -368,12 +368,13 @@ class FusedConfig(Launched):
         return self.chain.packed
 
     @property
-    def cluster(self) -> tuple[int, int, int]:
-        return (self.ctas, 1, 1)
+    def cluster(self) -> tuple[int, int, int] | int:
+        return (self.ctas, 1, 1) if self.ctas > 1 else 1
 
     @property
-    def paired(self) -> bool:
-        return self.ctas == WALKING
+    def helped(self) -> bool:
+        """Warps without another role compute inverses, and move rows of v and o."""
+        return self.ctas > WALKING
 
     @property
     def keeps(self) -> bool:
@@ -396,14 +397,19 @@ class FusedConfig(Launched):
     @property
     def makers(self) -> int:
         """Groups of the cluster that make tiles."""
-        return RING if self.paired else GROUPS * self.ctas - WALKING
+        return GROUPS * self.ctas - WALKING * self.helped
+
+    @property
+    def stages(self) -> int:
+        """Tiles that a CTA that walks holds."""
+        return RING if self.helped else self.makers
 
     @cached_property
     def group(self) -> Struct:
         """Of one group of warps."""
         own = several(tile(self.prepare.K), 1)
         tiles = {"tile": own}                                                  # that the group makes
-        if self.paired:
+        if self.ctas == 2:
             tiles["neighbour"] = own                                           # that the neighbour's group makes
         return Struct(
             align=1024,
@@ -414,25 +420,25 @@ class FusedConfig(Launched):
             A_kk=array("float32", C, PITCH_A),
             columns=array("float32", C, PITCH_INVERSE),
             b=array("float32", C * (2 if self.keeps else 1)),                  # on keys: of this chunk and the last
-            **{"places": array("int64", TILES)} if self.keeps and not self.paired else {},
+            **{"places": array("int64", TILES)} if self.keeps and self.helped else {},
         )
 
     @cached_property
     def struct(self) -> Struct:
-        if self.paired:
-            fields = dict(groups=several(self.group, GROUPS))
-        else:                                                                  # behind a CTA's first group its second,
+        if self.helped:                                                        # behind a CTA's first group its second,
             fields = dict(groups=several(self.group, 1), stages=several(tile(self.prepare.K), RING))   # or stages
+        else:
+            fields = dict(groups=several(self.group, GROUPS))
         fields |= dict(v=array("bfloat16", RING, C, PITCH_V))                  # and r, where v was
         if self.chain.has_o:
             fields |= dict(o=array("bfloat16", OUTPUTS, C, PITCH_V))
         if self.keeps:
             fields |= dict(kept=array("bfloat16", FIRST_PRODUCER, KEPT_COLUMNS, 64))
         fields |= dict(
-            full=array("int64", RING, align=8),
-            empty=array("int64", RING if self.paired else GROUPS * TILES, align=8),
+            full=array("int64", self.stages, align=8),
+            empty=array("int64", GROUPS * TILES if self.helped else self.stages, align=8),
         )
-        if not self.paired:
+        if self.helped:
             fields |= dict.fromkeys(("credit", "solved"), array("int64", GROUPS, align=8))
             fields["read"] = array("int64", RING, align=8)
             fields |= dict.fromkeys(("made", "taken"), array("int64", OUTPUTS, align=8))
@@ -491,7 +497,7 @@ class StreamConfig(Launched):
         **{f"PREPARE {n}": range(FIRST_PRODUCER + n * WARPS, FIRST_PRODUCER + (n + 1) * WARPS) for n in range(GROUPS)},
     })  # fmt: skip
     launch_options = MappingProxyType({"min_blocks_per_mp": 1})
-    paired = False                           # an inverse has a warp of its own (parts/making.py)
+    helped = True                            # an inverse has a warp of its own (parts/making.py)
     registers = (240, 56)                    # of CHAIN, and of the other warps of its CTA
 
     @property

@@ -77,7 +77,8 @@ STREAM_SEGMENTS: int | None = None           # of every sequence there; None: as
 STAGED: bool | None = None                   # its rows go through shared memory; None: but for one product by two CTAs
 CTAS: int | None = None                      # of its clusters; None: as many as are faster
 CLUSTERS = None                              # that run at once; None: those of FIT
-FIT = {2: 66, 4: 30}                         # clusters of so many CTAs that run at once on 132 SMs, of H200s: measured
+FORMS = {1: (1,), 2: (2, 4)}                 # CTAs of clusters that walk over so many times 64 columns
+FIT = {1: 132, 2: 66, 4: 30}                         # clusters of so many CTAs that run at once on 132 SMs, of H200s: measured
 # What decides between one kernel and two, as measured on an H200 (docs/decisions/hopper_one_kernel.md); clusters of
 # four from times of 4 to 10 shapes that it meets within 5%.  The unit is what prepare and chain take for a chunk.
 FIRST_CHUNK = 5                              # more chunks that a cluster's first one takes
@@ -96,7 +97,7 @@ AT_MOST = 0.98                               # of the time of what would run oth
 class Costs:
     """Of a chunk, that depend on its gate."""
 
-    pair: float                              # in a cluster of two
+    walking: float                           # in a cluster where all walk
     four: float                              # of four
     piece: float                             # of a walk beside its chunks, in chunks of its cluster
     both: float                              # in prepare and chain
@@ -107,16 +108,16 @@ class Costs:
     made: float = math.inf                   # in a CTA of a stream that makes tiles
     walked: float = 19.5                     # of a stream's walk
     begin: float = 900                       # of a stream beside its chunks
-    sharing: float = 1                       # times `pair`, where clusters share all walks
+    sharing: float = 1                       # times `walking`, where clusters share all walks
 
 
-ONE_PRODUCT = Costs(pair=50, four=32.7, piece=1.75, both=1, prepared=0.6, cut=1.45, made=104)
-IN_BLOCKS = Costs(pair=72.8, four=44.5, piece=0.72, both=1.27, prepared=0.96, cut=1.75, made=153, begin=1100)
+ONE_PRODUCT = Costs(walking=50, four=32.7, piece=1.75, both=1, prepared=0.6, cut=1.45, made=104)
+IN_BLOCKS = Costs(walking=72.8, four=44.5, piece=0.72, both=1.27, prepared=0.96, cut=1.75, made=153, begin=1100)
 # Of what is kept for a backward, too; sequences are not cut then, and in clusters of two blocks leave no place for it.
 KEEPING = Costs(
-    pair=72, sharing=1.11, four=43, piece=2.4, both=1.32, prepared=0.556, chained=0.767, step=34, cut=math.inf
+    walking=72, sharing=1.11, four=43, piece=2.4, both=1.32, prepared=0.556, chained=0.767, step=34, cut=math.inf
 )
-KEEPING_IN_BLOCKS = dataclasses.replace(KEEPING, pair=math.inf, four=53, both=1.68, prepared=0.914)
+KEEPING_IN_BLOCKS = dataclasses.replace(KEEPING, walking=math.inf, four=53, both=1.68, prepared=0.914)
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,7 @@ def keeping_clusters(p: Problem, sms: int, chunks: int) -> Clusters:
 def keeping_config(p: Problem, clusters: Clusters, results: bool) -> FusedConfig | None:
     """As a chain that keeps: b is on keys; of a backward that makes again what it reads, no `results`."""
     fused = fused_config(p, clusters.sharing > 0, clusters.ctas) if clusters.ctas else None
-    if not fused or (fused.paired and fused.prepare.in_blocks):
+    if not fused or (fused.ctas == 2 and fused.prepare.in_blocks):
         return None
     prepare = dataclasses.replace(fused.prepare, b_on_keys=True)
     chain = dataclasses.replace(record_config(p, False, True, results), stages=RING)
@@ -263,7 +264,7 @@ def recipes(p: Problem, host: Host, recorded: bool = True) -> list[AnyRecipe]:
     configs += [chain_config(p, walk, stages) for walk in walks for stages in STAGES]
     configs += [None if p.batch_invariant else compose_config(p), fused_config(p)]
     configs += [fused_config(p, wrapped=True)]
-    configs += [fused_config(p, ctas=4), fused_config(p, wrapped=True, ctas=4)]
+    configs += [fused_config(p, wrapped, ctas=4) for wrapped in (False, True)]
     if not p.batch_invariant and stream_config(p):
         configs += [stream_config(p), stream_config(p, cut=True), join_states_config(p)]
         configs += [join_config(p, offsets) for offsets in (OFFSETS if p.packed else (None,))]
@@ -288,11 +289,12 @@ def prepare_config(p: Problem, kept: bool) -> PrepareConfig:
     return PrepareConfig(**chunk_options(p), packed=p.packed, kept_C=p.C * kept)
 
 
-def fused_config(p: Problem, wrapped: bool = False, ctas: int = 2) -> FusedConfig | None:
-    """If prepare needs no halving, and two CTAs share a head."""
-    prepare = prepare_config(p, kept=False)
+def fused_config(p: Problem, wrapped: bool = False, ctas: int = 0) -> FusedConfig | None:
+    """If prepare needs no halving.  `ctas`: of a cluster; 0: one for each 64 columns."""
+    prepare, strips = prepare_config(p, kept=False), p.V // COLUMNS
+    ctas = ctas or strips
     staged = p.g_dtype == "bfloat16" and (ctas > 2 or prepare.in_blocks if STAGED is None else STAGED)
-    if not (prepare.one_product or prepare.in_blocks) or not p.K == p.V == 2 * COLUMNS:
+    if not (prepare.one_product or prepare.in_blocks) or ctas not in FORMS[strips]:
         return None
     chain = chain_config(p, "sequences", RING)
     chain = dataclasses.replace(chain, every=chain.every if chain.h else 1)
@@ -360,9 +362,13 @@ class Times:
         walks, clusters = self.p.N * self.p.HV, clusters_of(self.p, self.sms, ctas)
         return -(-self.all_slots // clusters) + first + self.cost.piece * (walks / clusters - 1)
 
-    def of_two(self, first: float = FIRST_OF_TWO) -> float:
-        shared = self.cost.sharing if wraps(self.p, self.sms, 2) else 1
-        return self.cost.pair * shared * self.longest(2, first)
+    @property
+    def strips(self) -> int:
+        return self.p.V // COLUMNS
+
+    def all_walk(self, first: float = FIRST_OF_TWO) -> float:
+        shared = self.cost.sharing if wraps(self.p, self.sms, self.strips) else 1
+        return self.cost.walking * shared * self.longest(self.strips, first)
 
     def of_four(self) -> float:
         return self.cost.four * self.longest(4, FIRST_OF_FOUR + SHARE_OF_FOUR * wraps(self.p, self.sms, 4))
@@ -386,7 +392,7 @@ class Times:
 
     def with_clusters(self, ctas: int) -> float:
         """Of clusters of so many CTAs; 0: in two kernels."""
-        return {0: self.apart, 2: self.of_two, 4: self.of_four}[ctas]()
+        return {0: self.apart, 1: self.all_walk, 2: self.all_walk, 4: self.of_four}[ctas]()
 
 
 def clusters_of_one_kernel(times: Times) -> Clusters:
@@ -396,20 +402,20 @@ def clusters_of_one_kernel(times: Times) -> Clusters:
 
 def ctas_of_one_kernel(times: Times) -> int:
     """CTAs of the clusters of one kernel, where that is faster than two kernels; 0: it is not."""
-    p, cut, cost = times.p, times.length > 0, times.cost
+    p, cut, cost, strips = times.p, times.length > 0, times.cost, times.strips
     walks, all_slots = p.N * p.HV, times.all_slots
     if FUSED is not None or not walks:
-        ctas = (CTAS or 2) if FUSED and walks else 0
-        return 0 if cut and ctas == 2 else ctas
+        ctas = (CTAS or strips) if FUSED and walks else 0
+        return 0 if cut and ctas == strips else ctas
     if all_slots >= 2**31:                                                     # share.py counts them in 32 bits
         return 0
-    pair = not cut and times.of_two(FIRST_CHUNK) <= cost.both * all_slots + LAUNCH + WALK * walks
+    walking = not cut and times.all_walk(FIRST_CHUNK) <= cost.both * all_slots + LAUNCH + WALK * walks
     if not cut:
-        pair = pair or (not wraps(p, times.sms, 2) and times.of_two(FIRST_CHUNK) <= times.apart())
-    if CTAS == 2:
-        return 2 * pair
-    otherwise = times.with_clusters(2 * pair)
-    return 4 if times.of_four() <= AT_MOST * otherwise else 2 * pair
+        walking = walking or (not wraps(p, times.sms, strips) and times.all_walk(FIRST_CHUNK) <= times.apart())
+    ctas = strips * walking
+    if CTAS == strips or max(FORMS[strips]) == strips:
+        return ctas
+    return 4 if times.of_four() <= AT_MOST * times.with_clusters(ctas) else ctas
 
 
 def streams(times: Times, ctas: int) -> bool:

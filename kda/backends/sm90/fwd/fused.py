@@ -111,7 +111,7 @@ from ..configs import (
     FusedConfig,
 )
 from ..parts.chunk import ChunkMaker
-from ..parts.handover import Four, Pair
+from ..parts.handover import AllWalk, Four
 from ..parts.making import IDLEST, INVERTER, Work, form_of
 from ..parts.share import Crossing, KeptPlace, Share, chunks_of
 from ..parts.state import State
@@ -119,8 +119,8 @@ from ..parts.teams import CHAIN, Group
 from ..parts.values import Helped, Own
 
 
-def way_of(config: FusedConfig) -> Pair | Four:
-    return Pair(config) if config.paired else Four(config)
+def way_of(config: FusedConfig) -> AllWalk | Four:
+    return Four(config) if config.helped else AllWalk(config)
 
 
 class Producer:
@@ -128,7 +128,7 @@ class Producer:
 
     def __init__(self, config: FusedConfig):
         self.c, self.struct, self.wrapped = config.prepare, config.group, config.wrapped
-        self.makers, self.staged, self.paired = config.makers, config.staged, config.paired
+        self.makers, self.staged, self.helped = config.makers, config.staged, config.helped
         self.keeps = config.keeps
         self.share, self.way = Share(config.chain), way_of(config)
         self.team = Group()
@@ -140,7 +140,7 @@ class Producer:
         """Where a group works."""
         struct, base = self.struct, s.groups + group * self.struct.bytes
         fields = [field_at(base, getattr(struct, name)) for name in ("X", "Y", "sums", "A_kk", "columns", "b")]
-        places = field_at(base, struct.places) if cutlass.const_expr(self.keeps and not self.paired) else None
+        places = field_at(base, struct.places) if cutlass.const_expr(self.keeps and self.helped) else None
         return Work(rank, group, base, *fields, places)
 
     @cute.jit
@@ -149,9 +149,11 @@ class Producer:
         group = self.team.number()
         of = self.work_of(s, rank, group)
         if self.team.warp() == IDLEST:
-            for turn in cutlass.range_constexpr(1 if self.paired else TILES):
+            for turn in cutlass.range_constexpr(TILES if self.helped else 1):
                 tile = self.way.tile(of.base, rank, group, Int32(turn))
                 self.chunk.inverse.zeros(of.columns, field_at(tile, self.chunk.tile.TB))
+                if cutlass.const_expr(self.c.K < 128):                         # copied with the rest, and never read
+                    store(field_at(tile, self.chunk.tile.decay) + self.c.K + 2 * cute.arch.lane_idx(), [Float32(0.0)] * 2)
         if cutlass.const_expr(not self.wrapped):
             self.make(x, ring, of, begin, tokens, head, kept.number, 0)
         else:
@@ -163,7 +165,7 @@ class Producer:
                 self.make(x, ring, of, begin, tokens, head, piece.number, made)
                 at, looked_up = self.share.after(s.share, at, chunks)
                 left, made = left - chunks, made + chunks
-        if cutlass.const_expr(self.keeps and self.paired):
+        if cutlass.const_expr(self.keeps and not self.helped):
             if self.team.warp() == INVERTER:
                 cute.arch.cp_async_bulk_wait_group(0, read=True)               # the copy has read the last tile
 
@@ -192,7 +194,7 @@ class Producer:
             if self.team.warp() == IDLEST:
                 if cutlass.const_expr(not self.keeps):
                     of.b[cute.arch.lane_idx()] = beta
-                elif cutlass.const_expr(not self.paired):
+                elif cutlass.const_expr(self.helped):
                     of.places[self.way.second(of.rank, turn)] = self.kept_at(x, number + chunk, head).toint()
             self.form.operands(x, here, tile, rows, *made_of)
             self.form.finish(of)
@@ -203,7 +205,7 @@ class Producer:
                     self.request(x, of, begin, chunk + step, tokens, head)
             elif self.team.warp() == IDLEST and ahead:
                 self.prefetch_rows(x, token + step * C, tokens - (chunk + step) * C, head)
-            if cutlass.const_expr(self.paired):
+            if cutlass.const_expr(not self.helped):
                 if self.team.warp() == INVERTER:
                     self.solve(of, tile)
                     self.form.tile_is_whole(of)
@@ -249,7 +251,10 @@ class Producer:
         heads, head = (x.HV if of_g else x.H), (head if of_g else of_q)
         size = Int32(x.g.dtype.width // 8 if of_g else 2) * self.c.K
         row = cutlass.min(lane >> 1 & 3, rows - 1)
-        if lane < 24:
+        if cutlass.const_expr(self.c.K < 128):
+            if lane < 24 and (lane & 1) * 128 < size:
+                prefetch(source + ((first + row) * heads + head) * size + (lane & 1) * 128)
+        elif lane < 24:
             prefetch(source + ((first + row) * heads + head) * size + (lane & 1) * 128)
 
     @cute.jit
@@ -287,8 +292,8 @@ class Consumer:
 
     def __init__(self, config: FusedConfig):
         self.c, self.way = config.chain, way_of(config)
-        self.values = Own(config) if config.paired else Helped(config)
-        self.state, self.share, self.crossing = State(config.chain), Share(config.chain), Crossing()
+        self.values = Helped(config) if config.helped else Own(config)
+        self.state, self.share, self.crossing = State(config.chain), Share(config.chain), Crossing(config.chain)
 
     @cute.jit
     def walk_share(self, x, s, ring, cluster, rank):
@@ -317,14 +322,15 @@ class Consumer:
     @cute.jit
     def walk(self, x, S, s, ring, first_v, rank, tokens, head, kept, walked=0):
         """So many tokens, when so many chunks were walked."""
-        operand, steps = self.state.operand(S), chunks_of(tokens)
+        operand, steps, stages = self.state.operand(S), chunks_of(tokens), self.way.stages
         until = self.way.until_own(rank, walked)
         own = self.values.begin(x, s, first_v, tokens, walked)
         stored_at = place_of_checkpoint(self.c, x, kept.number, Int32(0), steps)
         for i in cutlass.range(steps, unroll=1):
             c = walked + i
-            stage, phase = stage_of(c, RING), c // RING & 1                    # counted: a shift is 0.5% slower
-            tile, rows_of_v = self.way.tile_of(s, stage, rank, until), s.v + stage * (C * PITCH_V)
+            stage, phase = stage_of(c, stages), c // stages & 1                # counted: a shift is 0.5% slower
+            tile = self.way.tile_of(s, stage, rank, until)
+            rows_of_v = s.v + stage_of(c, RING) * (C * PITCH_V)
             if cutlass.const_expr(self.c.h):
                 if kept.skipped + i & self.c.every - 1 == 0:
                     number = kept.state + (kept.skipped + i) // self.c.every
@@ -378,10 +384,9 @@ class Fused(entry.Entry):
         if cutlass.const_expr(self.c.wrapped):
             if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
                 self.producer.share.publish(x, s.share, cluster, clusters)
-        cute.arch.cluster_arrive()
-        cute.arch.cluster_wait()
+        self.meet()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        if cutlass.const_expr(self.c.paired):
+        if cutlass.const_expr(not self.c.helped):
             if warp < FIRST_PRODUCER:
                 self.chain(x, s, ring, cluster, rank, begin, tokens, head, n, kept)
             else:
@@ -399,8 +404,17 @@ class Fused(entry.Entry):
                     self.help(x, s, ring, rank, begin, tokens, head, warp)
                 elif warp >= FIRST_PRODUCER:
                     self.prepare(x, s, ring, cluster, clusters, rank, begin, tokens, head, kept)
-        cute.arch.cluster_arrive()
-        cute.arch.cluster_wait()
+        if cutlass.const_expr(self.c.ctas > 1):
+            self.meet()
+
+    @cute.jit
+    def meet(self):
+        """All warps of the cluster."""
+        if cutlass.const_expr(self.c.ctas == 1):
+            cute.arch.sync_threads()
+        else:
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
 
     @cute.jit
     def chain(self, x, s, ring, cluster, rank, begin, tokens, head, n, kept):

@@ -1,7 +1,8 @@
-"""How tiles go from the groups of a cluster that make them to the two CTAs that walk.
+"""How tiles go from the groups of a cluster that make them to the CTAs that walk: one, or two.
 
-Of two CTAs (`Pair`): both make tiles and both walk.  A stage has one producer: chunk c is in stage c mod 4, which group
-(c >> 1) & 1 of CTA c & 1 fills in place; one bulk copy brings it to the neighbour's same stage.
+Of one CTA or two (`AllWalk`): all make tiles and all walk.  A stage has one producer: of two, chunk c is in stage c mod
+4, which group (c >> 1) & 1 of CTA c & 1 fills in place; one bulk copy brings it to the neighbour's same stage.  Of one,
+chunk c is in stage c mod 2, which is that of group c & 1, and nothing is copied.
 
 Of four (`Four`): CTAs 0 and 1 walk and have one group, CTAs 2 and 3 have two, with two tiles each; each of these six
 makes a sixth of all chunks.  A tile is copied into stage c mod 4 of CTAs 0 and 1; one that walks reads the tile of its
@@ -33,39 +34,39 @@ from ...common.cute.copies import in_global
 from ..configs import GROUPS, INVERSE, OUTPUTS, RING, TILES, WALKING, FusedConfig, tile
 
 
-class Pair:
+class AllWalk:
     def __init__(self, config: FusedConfig):
         self.c, self.layout, self.group = config, tile(config.prepare.K), config.group
-        self.step = RING                     # from a chunk of a group to its next one
+        self.step = self.stages = config.makers    # from a chunk of a group to its next one, and of a stage
 
     def ring(self, s):
         return Ring(s.full, s.empty)
 
     @cute.jit
     def initialise(self, ring):
-        for stage in cutlass.range_constexpr(RING):
+        for stage in cutlass.range_constexpr(self.stages):
             cute.arch.mbarrier_init(ring.full + stage, 1)
-            cute.arch.mbarrier_init(ring.empty + stage, 4 * WALKING + self.c.keeps)
+            cute.arch.mbarrier_init(ring.empty + stage, 4 * self.c.ctas + self.c.keeps)
 
     @cute.jit
     def place(self, rank, group):
         """Of a group among all those of the cluster."""
-        return WALKING * group + rank
+        return self.c.ctas * group + rank
 
     @cute.jit
     def place_of_all(self, n, rank, group):
         """The same among those of all clusters, of which this is number n."""
-        return (n * WALKING + rank) * GROUPS + group
+        return (n * self.c.ctas + rank) * GROUPS + group
 
     @cute.jit
     def first(self, rank, group, made):
         """The first chunk of a piece that a group makes, before which so many chunks were made."""
-        return (self.place(rank, group) - made) & RING - 1
+        return (self.place(rank, group) - made) & self.stages - 1
 
     @cute.jit
     def turn(self, c):
         """How many chunks a group has made when it makes chunk c."""
-        return c >> 2
+        return c >> self.stages.bit_length() - 1
 
     @cute.jit
     def tile(self, base, rank, group, turn):
@@ -87,9 +88,10 @@ class Pair:
         full, neighbour = ring.full + self.place(rank, group), rank ^ 1
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(full)
-            # redundant: its release, not the arrival; the copy itself brings everything the neighbour reads
-            cute.arch.mbarrier_arrive_and_expect_tx(full, self.layout.end, peer_cta_rank_in_cluster=neighbour)
-            bulk_copy_to_neighbour(tile, tile + self.layout.bytes, self.layout.end, full, neighbour)
+            if cutlass.const_expr(self.c.ctas == 2):
+                # redundant: its release, not the arrival; the copy itself brings everything the neighbour reads
+                cute.arch.mbarrier_arrive_and_expect_tx(full, self.layout.end, peer_cta_rank_in_cluster=neighbour)
+                bulk_copy_to_neighbour(tile, tile + self.layout.bytes, self.layout.end, full, neighbour)
             if cutlass.const_expr(self.c.keeps):
                 keep(kept_at, tile, self.layout.end)
 
@@ -99,6 +101,8 @@ class Pair:
 
     @cute.jit
     def tile_of(self, s, stage, rank, until):
+        if cutlass.const_expr(self.c.ctas == 1):
+            return s.groups + stage * self.group.bytes
         return s.groups + ((stage >> 1) * self.group.bytes + ((stage ^ rank) & 1) * self.layout.bytes)
 
     def after(self, until):
@@ -109,7 +113,10 @@ class Pair:
         """A warp of CHAIN has read the tile."""
         cute.arch.sync_warp()
         with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(ring.empty + stage, peer_cta_rank_in_cluster=stage & 1)
+            if cutlass.const_expr(self.c.ctas == 1):
+                cute.arch.mbarrier_arrive(ring.empty + stage)
+            else:
+                cute.arch.mbarrier_arrive(ring.empty + stage, peer_cta_rank_in_cluster=stage & 1)
 
 
 @cute.jit
@@ -151,7 +158,7 @@ class Maker(NamedTuple):
 class Four:
     def __init__(self, config: FusedConfig):
         self.c, self.layout, self.makers = config, tile(config.prepare.K), config.makers
-        self.step = self.makers
+        self.step, self.stages = self.makers, RING
 
     def ring(self, s):
         stored = s.stored if cutlass.const_expr(self.c.keeps) else None

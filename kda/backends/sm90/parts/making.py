@@ -5,9 +5,9 @@
   begin      of a piece of a walk
   rows       q, k and decays of the chunk in registers, and what warps know of each other's
   operands   to the tile, when the group may write there; pairs
-  finish     pairs are there, for the warp that inverts: of PREPARE in clusters of two, else INVERSE
+  finish     pairs are there, for the warp that inverts: of PREPARE, or INVERSE in clusters of four
   wait       by INVERSE, for that
-  tile_is_whole   by the inverter of a cluster of two, before the tile leaves: all else is there, too
+  tile_is_whole   by an inverter of PREPARE, before the tile leaves: all else is there, too
 
 Rows come from memory, or from where the group had them copied to (parts/rows.py).
 """
@@ -26,7 +26,7 @@ from .chunk import ChunkMaker
 from .rows import RequestedByChannel, RequestedByRow
 from .teams import GROUP_INVERSE, WHOLE_GROUP, WHOLE_GROUP_INVERSE
 
-INVERTER = 0                                 # the warp of a group in a cluster of two that computes the inverse
+INVERTER = 0                                 # the warp of a group that computes the inverse, but in clusters of four
 IDLEST = WARPS - 1                           # the one that has the least to do
 Work = namedtuple("Work", "rank group base X Y sums A_kk columns b places")   # of a group: who it is, and where
 
@@ -46,7 +46,7 @@ def form_of(config: FusedConfig, chunk: ChunkMaker):
 
 class OneProduct:
     def __init__(self, config: FusedConfig, chunk: ChunkMaker):
-        self.c, self.staged, self.paired = config.prepare, config.staged, config.paired
+        self.c, self.staged, self.helped = config.prepare, config.staged, config.helped
         self.chunk, self.team = chunk, chunk.team
         self.requested = RequestedByChannel(self.c, self.team)
 
@@ -78,7 +78,7 @@ class OneProduct:
     @cute.jit
     def finish(self, of):
         if self.team.warp() < 4:
-            if cutlass.const_expr(self.paired):
+            if cutlass.const_expr(not self.helped):
                 self.team.meet_first_four()
             else:
                 # redundant: INVERSE has its own proxy fence before the copy; the documented use is one per writer
@@ -100,7 +100,7 @@ class OneProduct:
 
 class InBlocks:
     def __init__(self, config: FusedConfig, chunk: ChunkMaker):
-        self.c, self.staged, self.paired = config.prepare, config.staged, config.paired
+        self.c, self.staged, self.helped = config.prepare, config.staged, config.helped
         self.chunk, self.team = chunk, chunk.team
         self.requested = RequestedByRow(self.c, self.team, chunk.tensor_core, chunk.tile)
 
@@ -135,7 +135,7 @@ class InBlocks:
     def finish(self, of):
         # redundant: for INVERSE, which has its own proxy fence before the copy; an INVERTER has it before it waits
         cute.arch.fence_proxy("async.shared", space="cta")                     # A_qk, kE and qg are in the tile
-        if cutlass.const_expr(not self.paired):
+        if cutlass.const_expr(self.helped):
             WHOLE_GROUP_INVERSE.arrive(of.group)
         elif self.team.warp() != INVERTER:                                     # it has A_kk, and goes on
             WHOLE_GROUP.arrive(of.group)

@@ -24,7 +24,7 @@ from ...common.cute.configs import SegmentTable
 from ...common.cute.copies import load, load_one, store
 from ...common.cute.segments import place_of_segment
 from ...common.cute.tile import C
-from ..configs import ChainConfig, ShareField
+from ..configs import COLUMNS, ChainConfig, ShareField
 
 
 class KeptPlace(NamedTuple):
@@ -146,9 +146,12 @@ class Crossing:
     """The state that leaves a share, for the cluster behind: pieces of 16 bytes, those of a warp next to each other,
     and a flag that says that all of them are there."""
 
+    def __init__(self, config: ChainConfig):
+        self.strips, self.size = config.strips, COLUMNS * config.K
+
     @cute.jit
     def own(self, x, cluster, rank):
-        return x.edges + (Int64(cluster * 2 + rank) * (64 * 128) + 4 * cute.arch.thread_idx()[0])
+        return x.edges + (Int64(cluster * self.strips + rank) * self.size + 4 * cute.arch.thread_idx()[0])
 
     @cute.jit
     def leave(self, x, cluster, rank, S, team):
@@ -157,14 +160,14 @@ class Crossing:
             store(own + 128 * i, [flat[i + j] for j in range(4)])
         team.sync()                                                            # all have stored
         if cute.arch.thread_idx()[0] == 0:
-            cute.arch.store(x.crossed + (cluster * 2 + rank), Int32(1), sem="release", scope="gpu")
+            cute.arch.store(x.crossed + (cluster * self.strips + rank), Int32(1), sem="release", scope="gpu")
 
     @cute.jit
     def enter(self, x, cluster, rank, S, team):
         if cute.arch.thread_idx()[0] == 0:
             here = Int32(0)
             while here == 0:
-                here = cute.arch.load(x.crossed + (cluster * 2 + rank), Int32, sem="acquire", scope="gpu")
+                here = cute.arch.load(x.crossed + (cluster * self.strips + rank), Int32, sem="acquire", scope="gpu")
         team.sync()                                                            # all may read
         flat, own = cute.coalesce(S), self.own(x, cluster, rank)
         for i in cutlass.range_constexpr(0, cute.size(flat), 4):
