@@ -30,7 +30,7 @@ from kda.measure.shapes import SHAPES, Shape
 from kda.verify.cases import make_inputs
 
 CALLS, CLOSE = 31, 1e-2
-FEW = {f"h{H}-{T}k": Shape(f"{H} heads", T=1024 * T, H=H) for H, T in ((22, 4), (24, 8), (32, 1), (40, 8))}
+FEW = {f"h{H}-{T}k": Shape(f"{H} heads", T=1024 * T, H=H) for H, T in ((22, 4), (24, 8), (32, 1), (40, 8), (128, 8))}
 NAMED = SHAPES | FEW | {"h64-64x128": Shape("many short ones", H=64, lengths=(128,) * 64)}
 EVERY = ("h64-8k", "h64-8x1k", "h64-mixed", "h8-32k", "h16-8k", "kimi-8k", "h96-8k", "h64-1k",
          "h64-64x128")  # fmt: skip
@@ -160,7 +160,7 @@ def step(case, backend: str) -> dict[str, float]:
 
 def keeping(case) -> dict[str, Any]:
     """A forward that keeps what its backward reads, and a backward that makes all of it again: in one kernel as asked,
-    and in kernels apart, whose bits they have."""
+    and in kernels apart, whose bits they have; so have gradients of what was kept."""
     p, x, asked, results, found = case.problem(), case.inputs, plan.FUSED, {}, {}
     backward = dataclasses.replace(p, direction="backward")
     calls = {
@@ -172,11 +172,56 @@ def keeping(case) -> dict[str, Any]:
         launch.forget_plans()
         torch.use_deterministic_algorithms(True)                               # memory of nothing is the same, too
         out, grads = calls["forward"](), calls["backward"]()
-        results[name] = [y for y in (out.o, out.final_state, out.saved.memory, *grads) if y is not None]
+        of_kept = launch.backward(backward, x, case.do, case.dht, out.saved)
+        results[name] = [y for y in (out.o, out.final_state, *grads, *of_kept) if y is not None]
         torch.use_deterministic_algorithms(False)
         found[name] = {of: replayed(call) for of, call in calls.items()}
-    found["clusters"] = plan.recorded_plan(p, detect(x.q.device).sms).clusters
+    found["clusters"] = plan.recorded_plan(p, detect(p.device).sms).clusters
     return found | {"same bits": all(map(torch.equal, *results.values()))}
+
+
+FORMS: dict[str, dict[str, Any]] = {         # of a forward: what plan.py is told
+    "two kernels": dict(FUSED=False, STREAM=False),
+    "CTAs alone": dict(FUSED=True, STREAM=False, CTAS=1),
+    "clusters of two": dict(FUSED=True, STREAM=False, CTAS=2),
+    "clusters of four": dict(FUSED=True, STREAM=False, CTAS=4),
+    "some make, others walk": dict(FUSED=None, STREAM=True, CTAS=None),
+    "as planned": dict(FUSED=None, STREAM=None, CTAS=None),
+}
+
+
+def forms(case, **words: bool) -> dict[str, Any]:
+    """A forward in each form that can run it, from a graph, and whether results have the bits of two kernels, and by
+    how much they differ from Triton's."""
+    p, found, of_two = dataclasses.replace(case.problem(), intermediate_states=bool(words)), {}, []
+    sms = detect(p.device).sms
+    out = kda.chunk_kda_fwd(**case.keywords, **words, backend="triton")
+    expected = [y.float() for y in (out.o, out.final_state, out.h) if y is not None]
+
+    def call():
+        return kda.chunk_kda_fwd(**case.keywords, **words, backend="sm90")
+
+    for name, told in FORMS.items():
+        vars(plan).update(told)
+        launch.forget_plans()
+        planned = plan.plan(p, sms)
+        clusters = planned.clusters.ctas if planned.fused else 0
+        runs = {"two kernels": not planned.fused, "some make, others walk": bool(planned.stream), "as planned": True}
+        if not (runs[name] if name in runs else clusters == told["CTAS"]):
+            continue
+        torch.cuda.empty_cache()
+        torch.full((2**28,), float("nan"), device="cuda")                      # what results must not depend on
+        out = call()
+        results = [y.float() for y in (out.o, out.final_state, out.h) if y is not None]
+        of_two = of_two or results
+        errors = [float((y - z).norm() / z.norm()) for y, z in zip(results, expected, strict=True)]
+        found[name] = dict(ms=replayed(call), same=all(map(torch.equal, results, of_two)), errors=errors)
+        found[name]["sharing"], found[name]["segments"] = planned.clusters.sharing, planned.stream_segments
+        found[name]["is"] = "stream" if planned.stream else clusters
+        print(f"  {name}: {found[name]}", file=sys.stderr, flush=True)
+    vars(plan).update(FORMS["as planned"])
+    launch.forget_plans()
+    return found
 
 
 def main() -> None:
@@ -194,13 +239,17 @@ def main() -> None:
                         help="the one kernel's rows go through shared memory; without: in clusters of four")
     parser.add_argument("--step", action="store_true", help="a recorded forward and its backward, against Triton's")
     parser.add_argument("--keeps", action="store_true", help="a forward that keeps, and a backward that makes it again")
+    parser.add_argument("--forms", action="store_true", help="a forward in each form that can run it, bits compared")
+    parser.add_argument("--states", action="store_true", help="with --forms: states that enter chunks are returned")
+    parser.add_argument("--K", type=int, choices=(64, 128), help="instead of the shape's")
+    parser.add_argument("--V", type=int, choices=(64, 128), help="instead of the shape's")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     plan.FUSED, plan.CTAS, plan.STAGED = asked.fused, asked.ctas, asked.staged
     rows = []
     for label in asked.shape or EVERY:
         shape = NAMED[label]
-        sizes = {name: getattr(shape, name) for name in ("B", "T", "H", "K", "V")}
+        sizes = {name: getattr(asked, name, None) or getattr(shape, name) for name in ("B", "T", "H", "K", "V")}
         case = make_inputs(shape.lengths or None, **sizes, gate=asked.gate, regime=asked.regime, initial_state=False,
                            device="cuda")  # fmt: skip
         if asked.step:
@@ -208,6 +257,12 @@ def main() -> None:
             continue
         if asked.keeps:
             print(json.dumps(dict(shape=label, gate=asked.gate, **keeping(case))), flush=True)
+            continue
+        if asked.forms:
+            words = dict(return_intermediate_states=True) if asked.states else {}
+            row = dict(shape=label, gate=asked.gate, regime=asked.regime, K=sizes["K"], V=sizes["V"], **words)
+            rows.append(row | dict(forms=forms(case, **words)))
+            print(json.dumps(rows[-1]), flush=True)
             continue
         for stages in map(int, asked.stages.split(",")):
             row = dict(shape=label, gate=asked.gate, regime=asked.regime, stages=stages, plain=asked.plain,

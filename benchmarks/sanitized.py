@@ -56,17 +56,20 @@ FOLLOWED = {
     },
     "sm90/parts/handover.py": {
         """mbarrier_init(ring.full + stage, 1)
-            cute.arch.mbarrier_init(ring.empty + stage, 4 * WALKING +""": """mbarrier_init(ring.full + stage, 32)
-            cute.arch.mbarrier_init(ring.empty + stage, 4 * WALKING * 32 +""",
+            cute.arch.mbarrier_init(ring.empty + stage, 4 * self.c.ctas +""": """mbarrier_init(ring.full + stage, 32)
+            cute.arch.mbarrier_init(ring.empty + stage, 4 * self.c.ctas * 32 +""",
         """with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(ring.empty + stage""": """if True:
-            cute.arch.mbarrier_arrive(ring.empty + stage""",
+            if cutlass.const_expr(self.c.ctas == 1):
+                cute.arch.mbarrier_arrive(ring.empty""": """if True:
+            if cutlass.const_expr(self.c.ctas == 1):
+                cute.arch.mbarrier_arrive(ring.empty""",
         """with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(full)
 """: """cute.arch.mbarrier_arrive(full)
-        if cute.arch.lane_idx() != 0:
-            cute.arch.mbarrier_arrive(full, peer_cta_rank_in_cluster=neighbour)
-        else:
+        if cutlass.const_expr(self.c.ctas == 2):
+            if cute.arch.lane_idx() != 0:
+                cute.arch.mbarrier_arrive(full, peer_cta_rank_in_cluster=neighbour)
+        if cute.arch.lane_idx() == 0:
 """,
         """mbarrier_init(ring.full + stage, 1 + 32)
             cute.arch.mbarrier_init(ring.read + stage, 4)""": """mbarrier_init(ring.full + stage, 32 + 32)
@@ -113,7 +116,7 @@ def was_kept(""",
     "sm90/parts/making.py": {
         """    def finish(self, of):
         if self.team.warp() < 4:""": """    def finish(self, of):
-        if cutlass.const_expr(not self.paired):
+        if cutlass.const_expr(self.helped):
             if self.team.warp() >= 4:
                 GROUP_INVERSE.sync(of.group)
         if self.team.warp() < 4:""",
@@ -121,7 +124,7 @@ def was_kept(""",
         "WHOLE_GROUP_INVERSE.arrive(": "WHOLE_GROUP_INVERSE.sync(",
         "WHOLE_GROUP.arrive(": "WHOLE_GROUP.sync(",
         """if self.team.warp() < 4:
-            core =""": """if cutlass.const_expr(self.paired):
+            core =""": """if cutlass.const_expr(not self.helped):
             if self.team.warp() >= 4:
                 cute.arch.barrier(barrier_id=8 + self.team.number(), number_of_threads=128)
         if self.team.warp() < 4:
@@ -243,6 +246,8 @@ STEPS = {
     "the same, walks shared out": (MANY, 6, None, 2),
     "one kernel, clusters of four, walks shared out": (MANY, 10, None, 4),
     "one kernel, any gate": (MANY | dict(gate="softplus"), None, None, 4),
+    "one kernel, CTAs alone": (MANY | dict(K=64, V=64), None, None, 1),
+    "CTAs alone, walks shared out": (MANY | dict(K=64, V=64), 4, None, 1),
 }  # fmt: skip
 
 
@@ -300,9 +305,21 @@ def calls(backend: str, forwards: bool) -> None:
                 kda.chunk_kda_fwd(**case.keywords, backend=backend)
                 torch.cuda.synchronize()
                 print(f"one kernel, {gate} gate: CTAs {plan.CTAS}, clusters {plan.CLUSTERS}", flush=True)
-            plan.FUSED, plan.CTAS, plan.CLUSTERS = None, None, None
+            plan.CTAS, plan.CLUSTERS = None, None
+            ctas_alone(gate)
+            plan.FUSED = None
             makers_and_walkers(case, gate)
     torch.cuda.synchronize()
+
+
+def ctas_alone(gate: str) -> None:
+    case = make_inputs((650, 0, 165), padding=5, H=1, HV=3, K=128, V=64, gate=gate, device="cuda")
+    for plan.CLUSTERS in (None, 2):
+        launch.forget_plans()
+        kda.chunk_kda_fwd(**case.keywords, backend="sm90")
+        torch.cuda.synchronize()
+        print(f"one kernel, {gate} gate: CTAs alone, of which so many share all walks: {plan.CLUSTERS}", flush=True)
+    plan.CLUSTERS = None
 
 
 def makers_and_walkers(case: Case, gate: str) -> None:

@@ -354,7 +354,7 @@ class FusedConfig(Launched):
     prepare: PrepareConfig
     chain: ChainConfig
     wrapped: bool = False                    # as many clusters as fit, of which each has an equal share of all walks
-    ctas: int = WALKING                      # of a cluster: one per 64 columns, or 4, the last two only make tiles
+    ctas: int = WALKING                      # of a cluster: 1, 2, or 4; the first ones walk, all make tiles
     staged: bool = False                     # rows of q, k and g, of bfloat16, go through shared memory
     threads = 32 * (FIRST_PRODUCER + GROUPS * WARPS)
     roles = MappingProxyType({
@@ -370,6 +370,11 @@ class FusedConfig(Launched):
     @property
     def cluster(self) -> tuple[int, int, int] | int:
         return (self.ctas, 1, 1) if self.ctas > 1 else 1
+
+    @property
+    def walking(self) -> int:
+        """CTAs of the cluster, its first, that have 64 columns of the state each."""
+        return self.chain.strips
 
     @property
     def helped(self) -> bool:

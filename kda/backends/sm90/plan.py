@@ -77,7 +77,7 @@ STREAM_SEGMENTS: int | None = None           # of every sequence there; None: as
 STAGED: bool | None = None                   # its rows go through shared memory; None: but for one product by two CTAs
 CTAS: int | None = None                      # of its clusters; None: as many as are faster
 CLUSTERS = None                              # that run at once; None: those of FIT
-FORMS = {1: (1,), 2: (2, 4)}                 # CTAs of clusters that walk over so many times 64 columns
+FORMS = {1: (1, 2), 2: (2, 4)}               # CTAs of clusters that walk over so many times 64 columns
 FIT = {1: 132, 2: 66, 4: 30}                         # clusters of so many CTAs that run at once on 132 SMs, of H200s: measured
 # What decides between one kernel and two, as measured on an H200 (docs/decisions/hopper_one_kernel.md); clusters of
 # four from times of 4 to 10 shapes that it meets within 5%.  The unit is what prepare and chain take for a chunk.
@@ -262,9 +262,8 @@ def recipes(p: Problem, host: Host, recorded: bool = True) -> list[AnyRecipe]:
     configs += [pairs_config(p)] * (recorded and p.C > C)
     walks = ("sequences", "carry", "segments")[: 1 if p.batch_invariant else 3]
     configs += [chain_config(p, walk, stages) for walk in walks for stages in STAGES]
-    configs += [None if p.batch_invariant else compose_config(p), fused_config(p)]
-    configs += [fused_config(p, wrapped=True)]
-    configs += [fused_config(p, wrapped, ctas=4) for wrapped in (False, True)]
+    configs += [None if p.batch_invariant else compose_config(p)]
+    configs += [fused_config(p, wrapped, ctas) for ctas in FIT for wrapped in (False, True)]
     if not p.batch_invariant and stream_config(p):
         configs += [stream_config(p), stream_config(p, cut=True), join_states_config(p)]
         configs += [join_config(p, offsets) for offsets in (OFFSETS if p.packed else (None,))]
@@ -339,8 +338,9 @@ def clusters_of(p: Problem, sms: int, ctas: int) -> int:
 
 
 def wraps(p: Problem, sms: int, ctas: int) -> bool:
-    """Whether the one kernel's clusters have equal shares of walks, instead of a walk each."""
-    return clusters_of(p, sms, ctas) < p.N * p.HV and p.T > 0
+    """Whether the one kernel's clusters have equal shares of walks, instead of a walk each.  CTAs alone always do:
+    without shares ptxas keeps 22 registers more of addresses than there are."""
+    return (ctas == 1 or clusters_of(p, sms, ctas) < p.N * p.HV) and p.T > 0
 
 
 @dataclass(frozen=True)
@@ -406,7 +406,7 @@ def ctas_of_one_kernel(times: Times) -> int:
     walks, all_slots = p.N * p.HV, times.all_slots
     if FUSED is not None or not walks:
         ctas = (CTAS or strips) if FUSED and walks else 0
-        return 0 if cut and ctas == strips else ctas
+        return 0 if (cut and ctas == strips) or ctas not in FORMS[strips] else ctas
     if all_slots >= 2**31:                                                     # share.py counts them in 32 bits
         return 0
     walking = not cut and times.all_walk(FIRST_CHUNK) <= cost.both * all_slots + LAUNCH + WALK * walks

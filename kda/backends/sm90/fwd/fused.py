@@ -111,7 +111,7 @@ from ..configs import (
     FusedConfig,
 )
 from ..parts.chunk import ChunkMaker
-from ..parts.handover import AllWalk, Four
+from ..parts.handover import OwnStages, Four
 from ..parts.making import IDLEST, INVERTER, Work, form_of
 from ..parts.share import Crossing, KeptPlace, Share, chunks_of
 from ..parts.state import State
@@ -119,8 +119,8 @@ from ..parts.teams import CHAIN, Group
 from ..parts.values import Helped, Own
 
 
-def way_of(config: FusedConfig) -> AllWalk | Four:
-    return Four(config) if config.helped else AllWalk(config)
+def way_of(config: FusedConfig) -> OwnStages | Four:
+    return Four(config) if config.helped else OwnStages(config)
 
 
 class Producer:
@@ -388,7 +388,10 @@ class Fused(entry.Entry):
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if cutlass.const_expr(not self.c.helped):
             if warp < FIRST_PRODUCER:
-                self.chain(x, s, ring, cluster, rank, begin, tokens, head, n, kept)
+                if cutlass.const_expr(self.c.walking == self.c.ctas):
+                    self.chain(x, s, ring, cluster, rank, begin, tokens, head, n, kept)
+                elif rank < self.c.walking:
+                    self.chain(x, s, ring, cluster, rank, begin, tokens, head, n, kept)
             else:
                 cute.arch.setmaxregister_decrease(self.c.registers[1])
                 self.prepare(x, s, ring, cluster, clusters, rank, begin, tokens, head, kept)

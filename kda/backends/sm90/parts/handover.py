@@ -1,8 +1,8 @@
 """How tiles go from the groups of a cluster that make them to the CTAs that walk: one, or two.
 
-Of one CTA or two (`AllWalk`): all make tiles and all walk.  A stage has one producer: of two, chunk c is in stage c mod
-4, which group (c >> 1) & 1 of CTA c & 1 fills in place; one bulk copy brings it to the neighbour's same stage.  Of one,
-chunk c is in stage c mod 2, which is that of group c & 1, and nothing is copied.
+Of one CTA or two (`OwnStages`): all make tiles, and one walks for each 64 columns.  A stage has one producer: of two,
+chunk c is in stage c mod 4, which group (c >> 1) & 1 of CTA c & 1 fills in place; one bulk copy brings it to the same
+stage of the neighbour, if that walks.  Of one, chunk c is in stage c mod 2, which is that of group c & 1.
 
 Of four (`Four`): CTAs 0 and 1 walk and have one group, CTAs 2 and 3 have two, with two tiles each; each of these six
 makes a sixth of all chunks.  A tile is copied into stage c mod 4 of CTAs 0 and 1; one that walks reads the tile of its
@@ -34,7 +34,7 @@ from ...common.cute.copies import in_global
 from ..configs import GROUPS, INVERSE, OUTPUTS, RING, TILES, WALKING, FusedConfig, tile
 
 
-class AllWalk:
+class OwnStages:
     def __init__(self, config: FusedConfig):
         self.c, self.layout, self.group = config, tile(config.prepare.K), config.group
         self.step = self.stages = config.makers    # from a chunk of a group to its next one, and of a stage
@@ -46,7 +46,7 @@ class AllWalk:
     def initialise(self, ring):
         for stage in cutlass.range_constexpr(self.stages):
             cute.arch.mbarrier_init(ring.full + stage, 1)
-            cute.arch.mbarrier_init(ring.empty + stage, 4 * self.c.ctas + self.c.keeps)
+            cute.arch.mbarrier_init(ring.empty + stage, 4 * self.c.walking + self.c.keeps)
 
     @cute.jit
     def place(self, rank, group):
@@ -84,16 +84,25 @@ class AllWalk:
 
     @cute.jit
     def hand_over(self, ring, tile, group, rank, kept_at):
-        """The tile to both CHAINs, and to where it is kept, by one warp."""
-        full, neighbour = ring.full + self.place(rank, group), rank ^ 1
+        """The tile to each CHAIN, and to where it is kept, by one warp."""
+        full = ring.full + self.place(rank, group)
         with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(full)
-            if cutlass.const_expr(self.c.ctas == 2):
-                # redundant: its release, not the arrival; the copy itself brings everything the neighbour reads
-                cute.arch.mbarrier_arrive_and_expect_tx(full, self.layout.end, peer_cta_rank_in_cluster=neighbour)
-                bulk_copy_to_neighbour(tile, tile + self.layout.bytes, self.layout.end, full, neighbour)
+            if cutlass.const_expr(self.c.walking == self.c.ctas):
+                cute.arch.mbarrier_arrive(full)
+                if cutlass.const_expr(self.c.ctas == 2):
+                    self.copy(tile, full, rank ^ 1)
+            elif rank == 0:
+                cute.arch.mbarrier_arrive(full)
+            else:
+                self.copy(tile, full, Int32(0))
             if cutlass.const_expr(self.c.keeps):
                 keep(kept_at, tile, self.layout.end)
+
+    @cute.jit
+    def copy(self, tile, full, neighbour):
+        # redundant: its release, not the arrival; the copy itself brings everything the neighbour reads
+        cute.arch.mbarrier_arrive_and_expect_tx(full, self.layout.end, peer_cta_rank_in_cluster=neighbour)
+        bulk_copy_to_neighbour(tile, tile + self.layout.bytes, self.layout.end, full, neighbour)
 
     def until_own(self, rank, walked):
         """A stage alone says where its tile is."""
