@@ -134,8 +134,7 @@ FAULTS = {
         SHARE, f"{MEET}# all may read", "pass", "race-write-read"
     ),
     "a share is read before it is there": Fault(
-        FUSED, "self.producer.share.publish(x, s.share, cluster, clusters)\n        cute.arch.cluster_arrive()\n"
-        "        cute.arch.cluster_wait()\n",
+        FUSED, "self.producer.share.publish(x, s.share, cluster, clusters)\n        self.meet()\n",
         "self.producer.share.publish(x, s.share, cluster, clusters)\n", "race-read-write"
     ),
     "stages begin at 0 again": Fault(

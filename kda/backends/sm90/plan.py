@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,7 @@ from ..common.recorded_plan import (
     plan_of,
     segment_length,
 )
+from . import costs
 from .capability import BACKWARD
 from .configs import (
     CHANNELS_OF_ROWS,
@@ -78,9 +80,9 @@ STAGED: bool | None = None                   # its rows go through shared memory
 CTAS: int | None = None                      # of its clusters; None: as many as are faster
 CLUSTERS = None                              # that run at once; None: those of FIT
 FORMS = {1: (1, 2), 2: (2, 4)}               # CTAs of clusters that walk over so many times 64 columns
-FIT = {1: 132, 2: 66, 4: 30}                         # clusters of so many CTAs that run at once on 132 SMs, of H200s: measured
+FIT = {1: 132, 2: 66, 4: 30}                 # clusters of so many CTAs that run at once on 132 SMs, of H200s: measured
 # What decides between one kernel and two, as measured on an H200 (docs/decisions/hopper_one_kernel.md); clusters of
-# four from times of 4 to 10 shapes that it meets within 5%.  The unit is what prepare and chain take for a chunk.
+# four from times of 4 to 10 shapes that it meets within 5%.  In the unit of costs.py.
 FIRST_CHUNK = 5                              # more chunks that a cluster's first one takes
 FIRST_OF_TWO, FIRST_OF_FOUR = 1.5, 11        # the same, beside clusters of four, and of those
 SHARE_OF_FOUR = 4                            # more chunks, where walks outnumber the clusters
@@ -91,33 +93,6 @@ SEGMENT = 65                                 # of a segment in compose
 JOIN, JOINED, STREAM_SEGMENT = 500, 0.36, 35 # of what follows segments of a stream: at all, of a chunk, of a segment
 SPREAD = 2                                   # times the mean: what the longest of several packed sequences may have
 AT_MOST = 0.98                               # of the time of what would run otherwise
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Of a chunk, that depend on its gate."""
-
-    walking: float                           # in a cluster where all walk
-    four: float                              # of four
-    piece: float                             # of a walk beside its chunks, in chunks of its cluster
-    both: float                              # in prepare and chain
-    prepared: float                          # in prepare
-    cut: float                               # in segments
-    chained: float = 0.42                    # in chain
-    step: float = 26                         # of a chain's step
-    made: float = math.inf                   # in a CTA of a stream that makes tiles
-    walked: float = 19.5                     # of a stream's walk
-    begin: float = 900                       # of a stream beside its chunks
-    sharing: float = 1                       # times `walking`, where clusters share all walks
-
-
-ONE_PRODUCT = Costs(walking=50, four=32.7, piece=1.75, both=1, prepared=0.6, cut=1.45, made=104)
-IN_BLOCKS = Costs(walking=72.8, four=44.5, piece=0.72, both=1.27, prepared=0.96, cut=1.75, made=153, begin=1100)
-# Of what is kept for a backward, too; sequences are not cut then, and in clusters of two blocks leave no place for it.
-KEEPING = Costs(
-    walking=72, sharing=1.11, four=43, piece=2.4, both=1.32, prepared=0.556, chained=0.767, step=34, cut=math.inf
-)
-KEEPING_IN_BLOCKS = dataclasses.replace(KEEPING, walking=math.inf, four=53, both=1.68, prepared=0.914)
 
 
 @dataclass(frozen=True)
@@ -157,7 +132,7 @@ def plan(p: Problem, sms: int, kept: bool = False, apart: bool = False) -> Plan:
     length, chunks = segment_length(p, sms), -(-p.T // C)
     all_chunks = p.T // C + p.N if p.packed else p.B * chunks
     one, can_stream = (None, False) if kept or apart else (fused_config(p), stream_config(p) is not None)
-    cost = IN_BLOCKS if prepare_config(p, kept).in_blocks else ONE_PRODUCT
+    cost = costs_of(p, costs.STATES if p.intermediate_states else costs.FORWARD)
     times, makers, in_stream, stream = Times(p, sms, all_chunks, length, cost), 0, 0, None
     clusters = clusters_of_one_kernel(times) if one else NO_CLUSTERS
     if can_stream and streams(times, clusters.ctas):
@@ -208,8 +183,7 @@ def keeping_clusters(p: Problem, sms: int, chunks: int) -> Clusters:
     one = fused_config(p)
     if not one:
         return NO_CLUSTERS
-    cost = KEEPING_IN_BLOCKS if one.prepare.in_blocks else KEEPING
-    found = clusters_of_one_kernel(Times(p, sms, chunks, 0, cost))
+    found = clusters_of_one_kernel(Times(p, sms, chunks, 0, costs_of(p, costs.KEEPING)))
     return found if keeping_config(p, found, True) else NO_CLUSTERS
 
 
@@ -300,6 +274,12 @@ def fused_config(p: Problem, wrapped: bool = False, ctas: int = 0) -> FusedConfi
     return FusedConfig(prepare, chain, wrapped, ctas, staged)
 
 
+def costs_of(p: Problem, known: Mapping[tuple[int, int, bool], costs.Costs]) -> costs.Costs:
+    """Those of K = V = 128 where dims are not in the table."""
+    in_blocks = prepare_config(p, kept=False).in_blocks
+    return known.get((p.K, p.V, in_blocks)) or known[128, 128, in_blocks]
+
+
 def stream_config(p: Problem, cut: bool = False) -> StreamConfig | None:
     """If prepare needs no halving, and no states that enter chunks are requested."""
     prepare = prepare_config(p, kept=False)
@@ -314,7 +294,7 @@ def join_config(p: Problem, offsets: str | None) -> JoinConfig:
     return JoinConfig(offsets, p.K, p.V, TOKENS)
 
 
-def makers_of_stream(p: Problem, sms: int, cost: Costs, segments: int = 1) -> int:
+def makers_of_stream(p: Problem, sms: int, cost: costs.Costs, segments: int = 1) -> int:
     """CTAs that make tiles, where some make and others walk: as many as keep up with walks, since tiles that are made
     long before they are read leave L2.  None may be left."""
     heads, strips, of_M = p.N * p.HV, p.V // COLUMNS, p.K // COLUMNS
@@ -351,7 +331,11 @@ class Times:
     sms: int
     all_chunks: int
     length: int                              # chunks of a segment in two kernels; 0: of whole sequences
-    cost: Costs
+    cost: costs.Costs
+
+    @property
+    def strips(self) -> int:
+        return self.p.V // COLUMNS
 
     @property
     def all_slots(self) -> int:
@@ -360,15 +344,16 @@ class Times:
     def longest(self, ctas: int, first: float) -> float:
         """Chunks' times of the cluster that has most."""
         walks, clusters = self.p.N * self.p.HV, clusters_of(self.p, self.sms, ctas)
-        return -(-self.all_slots // clusters) + first + self.cost.piece * (walks / clusters - 1)
+        piece = self.cost.piece * min(ctas, 2) / 2
+        return -(-self.all_slots // clusters) + first + piece * (walks / clusters - 1)
 
-    @property
-    def strips(self) -> int:
-        return self.p.V // COLUMNS
+    def alone(self) -> float:
+        """In CTAs alone."""
+        return self.cost.alone * self.longest(1, FIRST_OF_TWO)
 
-    def all_walk(self, first: float = FIRST_OF_TWO) -> float:
-        shared = self.cost.sharing if wraps(self.p, self.sms, self.strips) else 1
-        return self.cost.walking * shared * self.longest(self.strips, first)
+    def of_two(self, first: float = FIRST_OF_TWO) -> float:
+        shared = self.cost.sharing if wraps(self.p, self.sms, 2) else 1
+        return self.cost.pair * shared * self.longest(2, first)
 
     def of_four(self) -> float:
         return self.cost.four * self.longest(4, FIRST_OF_FOUR + SHARE_OF_FOUR * wraps(self.p, self.sms, 4))
@@ -392,7 +377,7 @@ class Times:
 
     def with_clusters(self, ctas: int) -> float:
         """Of clusters of so many CTAs; 0: in two kernels."""
-        return {0: self.apart, 1: self.all_walk, 2: self.all_walk, 4: self.of_four}[ctas]()
+        return {0: self.apart, 1: self.alone, 2: self.of_two, 4: self.of_four}[ctas]()
 
 
 def clusters_of_one_kernel(times: Times) -> Clusters:
@@ -409,13 +394,18 @@ def ctas_of_one_kernel(times: Times) -> int:
         return 0 if (cut and ctas == strips) or ctas not in FORMS[strips] else ctas
     if all_slots >= 2**31:                                                     # share.py counts them in 32 bits
         return 0
-    walking = not cut and times.all_walk(FIRST_CHUNK) <= cost.both * all_slots + LAUNCH + WALK * walks
+    two_kernels = cost.both * all_slots + LAUNCH + WALK * walks
+    if strips == 1:
+        one = min(FORMS[strips], key=times.with_clusters)
+        otherwise = times.apart() if cut else max(times.apart(), two_kernels)
+        return one if times.with_clusters(one) <= otherwise else 0
+    pair = not cut and times.of_two(FIRST_CHUNK) <= two_kernels
     if not cut:
-        walking = walking or (not wraps(p, times.sms, strips) and times.all_walk(FIRST_CHUNK) <= times.apart())
-    ctas = strips * walking
-    if CTAS == strips or max(FORMS[strips]) == strips:
-        return ctas
-    return 4 if times.of_four() <= AT_MOST * times.with_clusters(ctas) else ctas
+        pair = pair or (not wraps(p, times.sms, 2) and times.of_two(FIRST_CHUNK) <= times.apart())
+    if CTAS == 2:
+        return 2 * pair
+    otherwise = times.with_clusters(2 * pair)
+    return 4 if times.of_four() <= AT_MOST * otherwise else 2 * pair
 
 
 def streams(times: Times, ctas: int) -> bool:

@@ -111,7 +111,7 @@ from ..configs import (
     FusedConfig,
 )
 from ..parts.chunk import ChunkMaker
-from ..parts.handover import OwnStages, Four
+from ..parts.handover import Four, OwnStages
 from ..parts.making import IDLEST, INVERTER, Work, form_of
 from ..parts.share import Crossing, KeptPlace, Share, chunks_of
 from ..parts.state import State
@@ -153,7 +153,8 @@ class Producer:
                 tile = self.way.tile(of.base, rank, group, Int32(turn))
                 self.chunk.inverse.zeros(of.columns, field_at(tile, self.chunk.tile.TB))
                 if cutlass.const_expr(self.c.K < 128):                         # copied with the rest, and never read
-                    store(field_at(tile, self.chunk.tile.decay) + self.c.K + 2 * cute.arch.lane_idx(), [Float32(0.0)] * 2)
+                    behind = field_at(tile, self.chunk.tile.decay) + (self.c.K + 2 * cute.arch.lane_idx())
+                    store(behind, [Float32(0.0)] * 2)
         if cutlass.const_expr(not self.wrapped):
             self.make(x, ring, of, begin, tokens, head, kept.number, 0)
         else:
@@ -388,9 +389,7 @@ class Fused(entry.Entry):
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if cutlass.const_expr(not self.c.helped):
             if warp < FIRST_PRODUCER:
-                if cutlass.const_expr(self.c.walking == self.c.ctas):
-                    self.chain(x, s, ring, cluster, rank, begin, tokens, head, n, kept)
-                elif rank < self.c.walking:
+                if cutlass.const_expr(self.c.walking == self.c.ctas) or rank < self.c.walking:
                     self.chain(x, s, ring, cluster, rank, begin, tokens, head, n, kept)
             else:
                 cute.arch.setmaxregister_decrease(self.c.registers[1])
