@@ -9,6 +9,7 @@ import torch
 pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
 
 import kda
+from kda.backends.sm90 import plan
 from kda.host import detect
 from kda.verify.cases import REGIMES, make_inputs
 from kda.verify.doors import Door
@@ -74,14 +75,18 @@ def test_the_same_bits_every_time_made_again_or_kept(name):
         assert all(torch.equal(y, expected[name]) for name, y in gradients(case, kept=n % 2 == 0).items())
 
 
-@pytest.mark.parametrize("words", [
-    dict(T=1000, H=3), dict(lengths=(600, 0, 1, 700), padding=100, H=1, HV=2), dict(T=500, H=2, gate="softplus"),
+@pytest.mark.parametrize("shape", [
+    dict(T=1000, H=3), dict(lengths=(600, 0, 1, 700), padding=100, H=1, HV=2)
 ], ids=str)  # fmt: skip
-@pytest.mark.parametrize("ctas", [2, 4])
-def test_one_kernel_that_keeps_has_the_bits_of_two(words, ctas, plan_says):
-    case, found = drawn(**words), {}
+@pytest.mark.parametrize("ctas, words", [
+    (2, {}), (4, {}), (4, dict(gate="softplus")), (1, dict(K=64, V=64)), (2, dict(K=64, V=64))
+], ids=str)  # fmt: skip
+def test_one_kernel_that_keeps_has_the_bits_of_two(shape, ctas, words, plan_says):
+    case, found = drawn(**shape, **words), {}
     for one in (False, True):
         plan_says(FUSED=one, CTAS=ctas)
+        backward = dataclasses.replace(case.problem(), direction="backward")
+        assert plan.recorded_plan(backward, detect("cuda").sms).clusters.ctas == ctas * one
         found[one] = [gradients(case, kept) for kept in (False, True)]
     expected, *_ = found[False]
     for each in (*found[False], *found[True]):

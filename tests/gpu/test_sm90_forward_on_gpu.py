@@ -89,6 +89,23 @@ def test_one_kernel_has_the_bits_of_two(shape, monkeypatch):
     assert all(torch.equal(a, b) for run in runs for a, b in zip(run, expected))
 
 
+@pytest.mark.parametrize("shape", [dict(T=33), dict(T=2100, H=40), dict(B=3, T=700, H=70), SERVED], ids=str)
+@pytest.mark.parametrize("ctas, dims", [
+    (1, dict(V=64)), (1, dict(V=64, gate="softplus")), (2, dict(V=64)), (2, dict(V=64, gate="softplus")),
+    (1, dict(K=64, V=64)), (2, dict(K=64, V=64)), (2, dict(K=64)), (4, dict(K=64)),
+], ids=str)  # fmt: skip
+def test_one_kernel_of_other_dims_has_the_bits_of_two(ctas, dims, shape, plan_says):
+    case, found = make_inputs(**dict(H=1, K=128, V=128, gate="bounded", device=DEVICE) | shape | dims), {}
+    for fused in (False, True):
+        plan_says(FUSED=fused, CTAS=ctas)
+        planned = plan.plan(case.problem(), detect(DEVICE).sms)
+        assert (planned.fused.ctas if planned.fused else 0) == ctas * fused
+        found[fused] = [kda.chunk_kda_fwd(**case.keywords, backend="sm90") for _ in range(3)]
+    expected, *_ = found[False]
+    for out in (*found[False], *found[True]):
+        assert torch.equal(out.o, expected.o) and torch.equal(out.final_state, expected.final_state)
+
+
 @pytest.mark.parametrize("gate", ["bounded", "softplus"])
 @pytest.mark.parametrize("shape", [dict(T=8192, H=16), dict(T=2100, H=12, V=64), SERVED | dict(HV=2)], ids=str)
 def test_makers_and_walkers_are_within_the_budget_and_repeat_their_bits(shape, gate, plan_says):

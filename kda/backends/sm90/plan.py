@@ -81,6 +81,7 @@ CTAS: int | None = None                      # of its clusters; None: as many as
 CLUSTERS = None                              # that run at once; None: those of FIT
 FORMS = {1: (1, 2), 2: (2, 4)}               # CTAs of clusters that walk over so many times 64 columns
 FIT = {1: 132, 2: 66, 4: 30}                 # clusters of so many CTAs that run at once on 132 SMs, of H200s: measured
+CLUSTERS_OF_ONE = tuple(Clusters(ctas, sharing) for ctas in FIT for sharing in (0, 1)[ctas == 1 :])   # see `wraps`
 # What decides between one kernel and two, as measured on an H200 (docs/decisions/hopper_one_kernel.md); clusters of
 # four from times of 4 to 10 shapes that it meets within 5%.  In the unit of costs.py.
 FIRST_CHUNK = 5                              # more chunks that a cluster's first one takes
@@ -211,7 +212,7 @@ RECORDED = Makers(
     grads=lambda p: GradsConfig(**chunk_options(p), packed=p.packed),
     one_kernel=keeping_clusters,
     fused=keeping_config,
-    clusters=tuple(Clusters(ctas, sharing) for ctas in FIT for sharing in (0, 1)),
+    clusters=CLUSTERS_OF_ONE,
 )  # fmt: skip
 
 
@@ -237,7 +238,7 @@ def recipes(p: Problem, host: Host, recorded: bool = True) -> list[AnyRecipe]:
     walks = ("sequences", "carry", "segments")[: 1 if p.batch_invariant else 3]
     configs += [chain_config(p, walk, stages) for walk in walks for stages in STAGES]
     configs += [None if p.batch_invariant else compose_config(p)]
-    configs += [fused_config(p, wrapped, ctas) for ctas in FIT for wrapped in (False, True)]
+    configs += [fused_config(p, sharing > 0, ctas) for ctas, sharing in CLUSTERS_OF_ONE]
     if not p.batch_invariant and stream_config(p):
         configs += [stream_config(p), stream_config(p, cut=True), join_states_config(p)]
         configs += [join_config(p, offsets) for offsets in (OFFSETS if p.packed else (None,))]
