@@ -742,6 +742,7 @@ ELSEWHERE = {
     "max_num_seqs.value": "max_num_seqs",
     "saved.kind": "saved",
     "saved.shape": "saved",
+    "saved.options": "saved",
     "backend.name": "backend",
 }
 

@@ -99,7 +99,12 @@ def both_layouts():
 
 def other_saved():
     saved = chunk([3, 5], function=kda.chunk_kda_fwd, options={"disable_recompute": True}).saved
-    return backward(options={"disable_recompute": True}, saved=saved)
+    return backward([1, 3, 4], options={"disable_recompute": True}, saved=saved)
+
+
+def saved_at_another_scale():
+    saved = chunk(function=kda.chunk_kda_fwd, options={"disable_recompute": True, "scale": 0.25}).saved
+    return backward(options={"disable_recompute": True, "scale": 0.5}, saved=saved)
 
 
 def elsewhere(name):
@@ -238,6 +243,7 @@ CASES = {
     "max_num_seqs.value": lambda: chunk([3, 5], max_num_seqs=1),
     "saved.kind": lambda: backward(saved=(1, 2)),
     "saved.shape": other_saved,
+    "saved.options": saved_at_another_scale,
     "backend.name": lambda: chunk(backend="refrence"),
     **PARALLEL,
     **DECODE,
