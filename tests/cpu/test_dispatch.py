@@ -254,3 +254,32 @@ def test_a_repeated_decision_asks_no_rule(monkeypatch):
     assert dispatch.choose(problem(), asked) is first
     with pytest.raises(pytest.fail.Exception):
         dispatch.choose(problem(T=77), asked)
+
+
+def keeps_of(host, **fields):
+    """What explain says of `disable_recompute=True` for each backend."""
+    tried = dict(dispatch.weigh(problem(device="cuda:0", disable_recompute=True, **fields), host).tried)
+    return {name: reason for name, reasons in tried.items() for reason in reasons if f"{name}.keeps" in reason}
+
+
+def test_without_its_gpu_a_backend_is_not_said_to_keep_too_little():
+    """On its GPU it keeps all that its own backward reads: the tutorial says so of Hopper and Blackwell."""
+    assert set(keeps_of(Host())) == set(keeps_of(dataclasses.replace(H200, cc=(8, 0)))) == {"sm89"}
+    assert set(keeps_of(H200)) == {"sm90", "sm89"}
+    assert set(keeps_of(dataclasses.replace(H200, cc=(10, 3)))) == {"sm100", "sm89"}
+    assert "for its own backward alone" in keeps_of(H200)["sm90"]
+
+
+def test_explain_on_a_cpu_gives_no_reason_about_what_hopper_keeps():
+    call = make(B=1, T=32, dtype=torch.float32).requiring_grad()
+    text = str(kda.explain(**call.arguments | {"disable_recompute": True}))
+    assert "sm90.gpu" in text and "sm90.keeps" not in text and "sm100.keeps" not in text
+    assert "reference keeps" in text
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_dtype_that_a_backend_refuses_is_named_in_words_with_and_without_states(dtype):
+    sm89 = dispatch.capability("sm89")
+    without, given = (sm89.broken("dtype", problem(dtype=dtype, state_dtype=x), Host())[0] for x in (None, "float64"))
+    assert f"got {dtype}, g bfloat16, beta bfloat16, no initial states -> cast them" in without
+    assert "beta bfloat16, states float64 -> cast them" in given and "None" not in without + given
