@@ -92,7 +92,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
     if context is not None:
         parallel().operators.check_tokens("explain", context, inputs.q)
     asked = backend_asked(options.backend)
-    check_backend_name(asked, "backend")
+    check_backend_name(asked)
     recorded = records_gradients(inputs)
     directions = ("forward", "backward") if recorded else ("forward",)
     save = Save.NOTHING

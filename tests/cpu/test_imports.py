@@ -25,7 +25,7 @@ ARROWS = {
     "compile": {"errors"},
     "simulator": {"compile", "errors", "host"},
     "capability": {"host", "problem"},
-    "dispatch": {"backends", "bundles", "capability", "compile", "errors", "host", "problem"},
+    "dispatch": {"backends", "bundles", "capability", "compile", "errors", "host", "notices", "problem"},
     "checks": {"errors", "offsets", "problem"},
     "transforms": {"errors"},
     "parallel": {"autograd", "bundles", "checks", "dispatch", "errors", "gates", "offsets", "problem"},
