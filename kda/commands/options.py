@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from click.shell_completion import CompletionItem
 
 from kda import dispatch
 from kda.capability import Capability
+from kda.compile.store import accepts_files
 from kda.compile.target import TARGETS, Target, parse
 from kda.problem import DTYPES, SHORT_DTYPES
 
@@ -70,15 +70,6 @@ class Arch(click.ParamType):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return [CompletionItem(t.name, help=t.examples) for t in TARGETS.values() if t.name.startswith(incomplete)]
-
-
-def accepts_files(folder: str) -> bool:
-    """Seen by making one that has no name: rights alone say nothing of a read-only disk, nor to root."""
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            return True
-    except OSError:
-        return False
 
 
 class OutputFile(click.Path):
