@@ -27,13 +27,11 @@ from . import autograd
 from .bundles import Grads, Kept, MadeWith, Outputs, Own, Save, Saved, saved_dtypes, saved_shapes
 from .checks import (
     CALLER,
-    GATE,
     KIND,
     RECORDED_OUT,
     RECORDED_POOL,
     WRITTEN_STATE,
     Call,
-    GateCall,
     Outline,
     autocasts,
     check,
@@ -50,6 +48,7 @@ from .dispatch import (
     what_is_kept,
 )
 from .errors import InputError, InputTypeError, KdaError, NoBackendError
+from .gate_checks import GATE, GateCall
 from .gates import wide_dtype
 from .host import stand_in
 from .problem import Inputs, Options, Problem

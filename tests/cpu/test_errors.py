@@ -8,10 +8,10 @@ from broken import CASES, PAGE, SPARSE, chunk, message, page
 from naive import make
 
 import kda
-from kda import checks
+from kda import checks, gate_checks
 from kda.decoding import checks as decoding
 
-ROWS = (*checks.CALLER, *checks.KIND, *checks.VALUES, *checks.GATE, *decoding.ALL)
+ROWS = (*checks.CALLER, *checks.KIND, *checks.VALUES, *gate_checks.GATE, *decoding.ALL)
 IDS = {row.id for row in ROWS} | set(checks.ELSEWHERE) | set(decoding.ELSEWHERE)
 
 
