@@ -223,11 +223,14 @@ def chunk_kda_fwd(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *arg
         (torch.Size([1, 70, 2, 16]), torch.Size([1, 2, 16, 16]), None)
     """
     inputs, options = _bind("chunk_kda_fwd", q, k, v, g, beta, *args, **keywords)
-    if inputs.ssm_state_indices is not None:
-        return Outputs(_prefill(inputs, options), inputs.initial_state, None, None)
-    with torch.no_grad() if records_gradients(inputs) else autograd.AS_IT_IS:
-        save = _saved_by(inputs, options) if options.disable_recompute else Save.NOTHING
-        out = _forward(inputs, options, Save.NOTHING if save is Save.PRODUCTS else save)
+    try:
+        if inputs.ssm_state_indices is not None:
+            return Outputs(_prefill(inputs, options), inputs.initial_state, None, None)
+        with torch.no_grad() if records_gradients(inputs) else autograd.AS_IT_IS:
+            save = _saved_by(inputs, options) if options.disable_recompute else Save.NOTHING
+            out = _forward(inputs, options, Save.NOTHING if save is Save.PRODUCTS else save)
+    except InputError as error:
+        raise error.as_of("chunk_kda_fwd") from None
     if not isinstance(out.saved, Saved | Own):
         return out
     return out._replace(saved=Kept(out.saved, MadeWith.of(inputs, options)))
@@ -421,12 +424,15 @@ def fused_recurrent_kda_fwd(
         >>> new is state, state.any().item()
         (True, True)
     """
-    return fused_recurrent_kda(
-        q, k, v, g, beta, A_log, dt_bias, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
-        use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound, state_v_first, cu_seqlens,
-        ssm_state_indices=ssm_state_indices, num_accepted_tokens=num_accepted_tokens,
-        inplace_final_state=inplace_final_state, out=out, **keywords,
-    )  # fmt: skip
+    try:
+        return fused_recurrent_kda(
+            q, k, v, g, beta, A_log, dt_bias, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
+            use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound, state_v_first, cu_seqlens,
+            ssm_state_indices=ssm_state_indices, num_accepted_tokens=num_accepted_tokens,
+            inplace_final_state=inplace_final_state, out=out, **keywords,
+        )  # fmt: skip
+    except InputError as error:
+        raise error.as_of("fused_recurrent_kda_fwd") from None
 
 
 def fused_kda_gate(
