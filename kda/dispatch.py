@@ -15,9 +15,9 @@ import importlib
 import os
 import pkgutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .bundles import Save
 from .capability import Capability
@@ -28,6 +28,7 @@ from .problem import Problem
 if TYPE_CHECKING:
     from .backends.protocol import Launcher
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 _named_by_context: contextvars.ContextVar[str | None] = contextvars.ContextVar("kda_backend", default=None)
 
 
@@ -160,7 +161,7 @@ class _Named(contextlib.ContextDecorator):
     def __exit__(self, *error: object) -> None:
         _named_by_context.reset(self._tokens.pop())
 
-    def __call__(self, function: Any) -> Any:
+    def __call__(self, function: Function) -> Function:
         self._entered = True                             # as a decorator
         return super().__call__(function)
 
@@ -178,7 +179,7 @@ class _Named(contextlib.ContextDecorator):
             )  # fmt: skip
 
 
-def use_backend(name: str) -> contextlib.ContextDecorator:
+def use_backend(name: str) -> _Named:
     """Name the backend for every call of this thread or task inside the `with`; a `backend=` argument overrides it.
 
     The name is checked at once. A call without `with` has no effect; it shows a `KdaNotice`, which is a warning. For
