@@ -99,7 +99,7 @@ def test_what_another_dtype_saved_is_refused():
         kda.chunk_kda_bwd(do=call.do, saved=saved, **call.arguments)
 
 
-OTHER_OPTIONS = {                           # what the backward is given -> what the error says of both
+OTHER_OPTIONS = {  # what the backward is given -> what the error says of both
     "scale": (0.5, "for scale=0.25, beside scale=0.5 here"),
     "chunk_size": (64, "for chunk_size=32, beside chunk_size=64 here"),
     "use_qk_l2norm_in_kernel": (False, "for use_qk_l2norm_in_kernel=True, beside use_qk_l2norm_in_kernel=False here"),

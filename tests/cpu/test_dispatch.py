@@ -179,7 +179,7 @@ def test_a_backend_that_holds_in_a_block_or_a_function_is_no_mistake(recwarn):
     assert "with kda.use_backend('reference'):" in repr(named)
     with named, kda.use_backend("triton"):
         assert dispatch.backend_asked() == "triton"
-    with named, named:                                                         # again, and within itself
+    with named, named:  # again, and within itself
         assert dispatch.backend_asked() == "reference"
 
     @kda.use_backend("sm90")
@@ -211,7 +211,7 @@ def test_a_name_is_repeated_where_it_was_written(monkeypatch):
         assert said(backend="triton").startswith("backend='triton' does not accept")
     monkeypatch.setenv("KDA_BACKEND", "sm90")
     assert said().startswith("KDA_BACKEND=sm90 does not accept")
-    with kda.use_backend("triton"):                                            # the variable is not in force
+    with kda.use_backend("triton"):  # the variable is not in force
         assert said(backend="sm90").startswith("backend='sm90' does not accept")
     monkeypatch.setenv("KDA_BACKEND", "reference")
     assert str(kda.explain(**call.arguments)).splitlines()[0].endswith("(requested: KDA_BACKEND=reference)")
@@ -234,7 +234,7 @@ def test_a_wrong_name_is_refused_wherever_it_comes_from(monkeypatch):
     call = make(B=1, T=3)
     for use in (
         lambda: kda.chunk_kda(**call.arguments, backend="refrence"),
-        lambda: kda.use_backend("refrence"),                                   # at once
+        lambda: kda.use_backend("refrence"),  # at once
     ):
         with pytest.raises(kda.InputError, match="Did you mean 'reference'"):
             use()
