@@ -13,7 +13,7 @@ _WHERE = {
     "fused_recurrent_kda_fwd": "api", "decode_step": "decoding.step",
     "fused_kda_gate": "api", "explain": "rehearsal", "Explanation": "rehearsal", "use_backend": "dispatch",
     "Choice": "dispatch", "Problem": "problem",
-    "Grads": "bundles", "Outputs": "bundles", "Saved": "bundles",
+    "Grads": "bundles", "Kept": "bundles", "Outputs": "bundles", "Saved": "bundles",
     "KdaError": "errors", "InputError": "errors", "InputTypeError": "errors", "NoBackendError": "errors",
     "PackageError": "errors",
 }  # fmt: skip
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         fused_recurrent_kda,
         fused_recurrent_kda_fwd,
     )
-    from .bundles import Grads, Outputs, Saved
+    from .bundles import Grads, Kept, Outputs, Saved
     from .decoding.step import decode_step
     from .dispatch import Choice, use_backend
     from .errors import InputError, InputTypeError, KdaError, NoBackendError, PackageError

@@ -24,16 +24,14 @@ import torch
 from torch.autograd import forward_ad
 
 from . import autograd
-from .bundles import Grads, Outputs, Own, Save, Saved, saved_dtypes, saved_shapes
+from .bundles import Grads, Kept, MadeWith, Outputs, Own, Save, Saved, saved_dtypes, saved_shapes
 from .checks import (
     CALLER,
-    GATE,
     KIND,
     RECORDED_OUT,
     RECORDED_POOL,
     WRITTEN_STATE,
     Call,
-    GateCall,
     Outline,
     autocasts,
     check,
@@ -50,6 +48,7 @@ from .dispatch import (
     what_is_kept,
 )
 from .errors import InputError, InputTypeError, KdaError, NoBackendError
+from .gate_checks import GATE, GateCall
 from .gates import wide_dtype
 from .host import stand_in
 from .problem import Inputs, Options, Problem
@@ -211,8 +210,8 @@ CHUNK_DEFAULTS = {name: _CHUNK_SIGNATURE.parameters[name].default for name in _K
 def chunk_kda_fwd(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any, **keywords: Any) -> Outputs:
     """The forward of `chunk_kda`, with the same arguments, without autograd: Outputs(o, final_state, h, saved).
 
-    With `disable_recompute=True`, `saved` holds the intermediates for `chunk_kda_bwd`; with "states" it does if the
-    backend keeps those alone; otherwise it is None.
+    With `disable_recompute=True`, `saved` holds the intermediates for `chunk_kda_bwd`, and the options that they were
+    made with; with "states" it does if the backend keeps those alone; otherwise it is None.
 
     Raises:
         InputError, NoBackendError: as `chunk_kda`.
@@ -224,10 +223,17 @@ def chunk_kda_fwd(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *arg
         (torch.Size([1, 70, 2, 16]), torch.Size([1, 2, 16, 16]), None)
     """
     inputs, options = _bind("chunk_kda_fwd", q, k, v, g, beta, *args, **keywords)
-    if inputs.ssm_state_indices is not None:
-        return Outputs(_prefill(inputs, options), inputs.initial_state, None, None)
-    with torch.no_grad() if records_gradients(inputs) else autograd.AS_IT_IS:
-        return _forward(inputs, options, _saved_by(inputs, options) if options.disable_recompute else Save.NOTHING)
+    try:
+        if inputs.ssm_state_indices is not None:
+            return Outputs(_prefill(inputs, options), inputs.initial_state, None, None)
+        with torch.no_grad() if records_gradients(inputs) else autograd.AS_IT_IS:
+            save = _saved_by(inputs, options) if options.disable_recompute else Save.NOTHING
+            out = _forward(inputs, options, Save.NOTHING if save is Save.PRODUCTS else save)
+    except InputError as error:
+        raise error.as_of("chunk_kda_fwd") from None
+    if not isinstance(out.saved, Saved | Own):
+        return out
+    return out._replace(saved=Kept(out.saved, MadeWith.of(inputs, options)))
 
 
 def chunk_kda_bwd(
@@ -238,7 +244,7 @@ def chunk_kda_bwd(
     beta: Tensor,
     do: Tensor | None,
     dht: Tensor | None = None,
-    saved: Saved | Own | None = None,
+    saved: Kept | None = None,
     **keywords: Any,
 ) -> Grads:
     """All gradients of `chunk_kda` without autograd: Grads(dq, dk, dv, dg, dbeta, dA_log, ddt_bias, dh0).
@@ -254,7 +260,7 @@ def chunk_kda_bwd(
         For each input, a gradient of its shape and dtype; None for inputs left out.
 
     Raises:
-        InputError: as `chunk_kda`, and for a `saved` that another call left, as far as shapes and dtypes show it.
+        InputError: as `chunk_kda`, and for a `saved` that a call with other options, shapes or dtypes left.
         NoBackendError: as `chunk_kda`.
 
     Example:
@@ -266,7 +272,7 @@ def chunk_kda_bwd(
         (torch.Size([1, 70, 2, 16]), torch.Size([1, 70, 2]), None)
     """
     inputs, options = _bind("chunk_kda_bwd", q, k, v, g, beta, **keywords)
-    options = options._replace(disable_recompute=isinstance(saved, Saved))
+    options = options._replace(disable_recompute=isinstance(saved, Kept) and isinstance(saved.tensors, Saved))
     call = Call("chunk_kda_bwd", inputs, options, do=do, dht=dht)
     if saved is not None:
         _check_saved(call, saved)
@@ -274,8 +280,9 @@ def chunk_kda_bwd(
         check(call, (*CALLER, *KIND))
     settings = [getattr(options, name) for name in autograd.OPTIONS]
     tensors = inputs[: len(autograd.INPUTS)]
+    kept = saved.tensors if saved else ()
     with torch.no_grad():
-        grads = operate(autograd.call, call, "chunk_backward", *tensors, *settings, do, dht, *(saved or ()))
+        grads = operate(autograd.call, call, "chunk_backward", *tensors, *settings, do, dht, *kept)
     return Grads(*(None if x is None else grad for x, grad in zip(inputs, grads)))
 
 
@@ -417,12 +424,15 @@ def fused_recurrent_kda_fwd(
         >>> new is state, state.any().item()
         (True, True)
     """
-    return fused_recurrent_kda(
-        q, k, v, g, beta, A_log, dt_bias, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
-        use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound, state_v_first, cu_seqlens,
-        ssm_state_indices=ssm_state_indices, num_accepted_tokens=num_accepted_tokens,
-        inplace_final_state=inplace_final_state, out=out, **keywords,
-    )  # fmt: skip
+    try:
+        return fused_recurrent_kda(
+            q, k, v, g, beta, A_log, dt_bias, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
+            use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound, state_v_first, cu_seqlens,
+            ssm_state_indices=ssm_state_indices, num_accepted_tokens=num_accepted_tokens,
+            inplace_final_state=inplace_final_state, out=out, **keywords,
+        )  # fmt: skip
+    except InputError as error:
+        raise error.as_of("fused_recurrent_kda_fwd") from None
 
 
 def fused_kda_gate(
@@ -572,12 +582,16 @@ def _unseen(inputs: Inputs) -> bool:
     )
 
 
-def _check_saved(call: Call, saved: Any) -> None:
+def _check_saved(call: Call, kept: Any) -> None:
     asked = "what chunk_kda_fwd(..., disable_recompute=True) returned as saved for the same call"
     refuse = functools.partial(InputError, call.op, "saved", asked)
-    if not isinstance(saved, Saved | Own):
-        raise refuse(type(saved).__name__, "Pass Outputs.saved, or None to recompute.", "saved.kind")
+    if not isinstance(kept, Kept):
+        raise refuse(type(kept).__name__, "Pass Outputs.saved, or None to recompute.", "saved.kind")
     check(call, (*CALLER, *KIND))
+    saved, same = kept.tensors, "Pass both functions the same arguments."
+    for name, had, given in zip(MadeWith._fields, kept.made_with, MadeWith.of(call.inputs, call.options)):
+        if had != given:
+            raise refuse(f"what it returned for {name}={had}, beside {name}={given} here", same, "saved.options")
     if isinstance(saved, Own):
         problem = problem_of(call, "backward")
         backend = choose(problem, backend_asked(call.options.backend)).backend
@@ -594,7 +608,7 @@ def _check_saved(call: Call, saved: Any) -> None:
         for what, found, wanted in (("shape", list(x.shape), list(shape)), ("dtype", x.dtype, dtype)):
             if found != wanted:
                 what = f"{name} of {what} {found}, not {wanted}"
-                raise refuse(what, "Pass both functions the same arguments.", "saved.shape")
+                raise refuse(what, same, "saved.shape")
 
 
 def operate(operator: Any, call: Call, *arguments: Any) -> Any:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from torch import Tensor, dtype
 
+    from .problem import Inputs, Options
+
 
 class Saved(NamedTuple):
     """What `disable_recompute=True` keeps of the forward for the backward: one row per token or per chunk.
@@ -41,6 +43,40 @@ class Own(NamedTuple):
     memory: Tensor                           # uint8
 
 
+class MadeWith(NamedTuple):
+    """What a backward must have in common with the forward that kept something for it, under the names of arguments.
+    Of a tensor that may be left out, it says whether there was one."""
+
+    scale: float
+    lower_bound: float | None
+    chunk_size: int
+    use_qk_l2norm_in_kernel: bool
+    use_gate_in_kernel: bool
+    use_beta_sigmoid_in_kernel: bool
+    allow_neg_eigval: bool
+    state_v_first: bool
+    batch_invariant: bool
+    A_log: str
+    dt_bias: str
+    initial_state: str
+    cu_seqlens: str
+
+    @classmethod
+    def of(cls, x: Inputs, o: Options) -> MadeWith:
+        tensors = ["None" if t is None else "a tensor" for t in (x.A_log, x.dt_bias, x.initial_state, x.cu_seqlens)]
+        return cls(
+            o.scale, o.lower_bound, o.chunk_size, o.use_qk_l2norm_in_kernel, o.use_gate_in_kernel,
+            o.use_beta_sigmoid_in_kernel, o.allow_neg_eigval, o.state_v_first, o.batch_invariant, *tensors,
+        )  # fmt: skip
+
+
+class Kept(NamedTuple):
+    """What `chunk_kda_fwd` returns as `saved`, for `chunk_kda_bwd`.  Operators and backends see the tensors alone."""
+
+    tensors: Saved | Own
+    made_with: MadeWith
+
+
 class Save(str, Enum):
     """What a forward saves for its backward; the operator gets the word."""
 
@@ -65,7 +101,7 @@ class Outputs(NamedTuple):
     o: Tensor                                # (B, T, HV, V), dtype of q
     final_state: Tensor | None               # (N, HV, K, V) or (N, HV, V, K), float32
     h: Tensor | None                         # (B, NC, HV, K, V) or (.., V, K), dtype of q: states entering the chunks
-    saved: Saved | Products | Own | None
+    saved: Saved | Products | Own | Kept | None          # Kept, or None, of chunk_kda_fwd
 
 
 class Grads(NamedTuple):

@@ -5,9 +5,8 @@
   CALLER   Python types, and whether autograd records: seen by the public functions
   KIND     shapes, dtypes and options: once per kind of call, also below torch.compile
   VALUES   numbers and memory: on every call; only numbers on the CPU, because a call never waits for the GPU
-  GATE     of fused_kda_gate
 
-docs/errors.md lists all rows, and tests/cpu/test_errors.py breaks each.
+Those of fused_kda_gate are in kda.gate_checks. docs/errors.md lists all rows, and tests/cpu/test_errors.py breaks each.
 """
 
 from __future__ import annotations
@@ -144,7 +143,7 @@ def not_dense(x: torch.Tensor) -> str | None:
     return "a nested tensor" if x.is_nested else when(x.layout != torch.strided, f"a tensor of layout {x.layout}")
 
 
-def _type_row(name: str, needed: bool, id: str | None = None) -> Check:
+def type_row(name: str, needed: bool, id: str | None = None) -> Check:
     def found(c: Any) -> str | None:
         x = c.tensor(name)
         if isinstance(x, torch.Tensor):
@@ -171,7 +170,7 @@ def _shape_row(name: str, letters: str, fix: str, states: bool = False) -> Check
     return Check(f"{name}.shape", name, asked, found, fix)
 
 
-def _numel_row(name: str, letters: str, fix: str, id: str | None = None) -> Check:
+def numel_row(name: str, letters: str, fix: str, id: str | None = None) -> Check:
     def wanted(c: Any) -> int:
         return math.prod([getattr(c, letter) for letter in letters.split("*")])     # torch.compile traces it
 
@@ -189,7 +188,7 @@ _DTYPE_KINDS: dict[str, tuple[Callable[[Any, torch.dtype], bool], str]] = {
 }
 
 
-def _dtype_row(name: str, kind: str, id: str | None = None) -> Check:
+def dtype_row(name: str, kind: str, id: str | None = None) -> Check:
     right, fix = _DTYPE_KINDS[kind]
 
     def found(c: Any) -> str | None:
@@ -283,7 +282,7 @@ RECORDED_OUT = Check(
 RECORDING = (INTERMEDIATE_STATES, WRITTEN_STATE, RECORDED_POOL, RECORDED_OUT)
 
 CALLER: tuple[Check, ...] = (
-    *(_type_row(name, needed=name in REQUIRED) for name in ARGUMENTS),
+    *(type_row(name, needed=name in REQUIRED) for name in ARGUMENTS),
     _option_row("scale", "a number or None", "Pass float(scale). None: K ** -0.5.", int, float),
     _option_row("lower_bound", "a number or None", "Pass float(lower_bound). None: no bound.", int, float, type(None)),
     _option_row("chunk_size", "an int", "Pass 32 or 64, or leave it out.", int),
@@ -395,12 +394,12 @@ KIND: tuple[Check, ...] = (
     ),
     *(_device_row(name) for name in ARGUMENTS[1:]),
     _shape_row("k", "B T H K", "q and k share heads and head dim; only v, g and beta may have more heads."),
-    _dtype_row("k", "a tensor of q's dtype"),
+    dtype_row("k", "a tensor of q's dtype"),
     Check(
         "v.shape", "v", lambda c: f"[B={c.B}, T={c.T}, HV, V] with HV, V >= 1", _bad_v,
         "Give v the batch and the tokens of q.",
     ),
-    _dtype_row("v", "a tensor of q's dtype"),
+    dtype_row("v", "a tensor of q's dtype"),
     Check(
         "v.heads", "v", lambda c: f"a tensor with a multiple of H={c.H} heads",
         lambda c: when(c.HV % c.H, f"HV={c.HV}"), "Each q/k head serves HV / H value heads.",
@@ -410,23 +409,23 @@ KIND: tuple[Check, ...] = (
         _heads_first, "Either g or q, k and v have heads before tokens; use x.transpose(1, 2) on those.",
     ),
     _shape_row("g", "B T HV K", "The gate has the heads of v and the channels of k."),
-    _dtype_row("g", "a tensor of a float dtype"),
+    dtype_row("g", "a tensor of a float dtype"),
     Check(
         "beta.shape", "beta",
         lambda c: f"[B={c.B}, T={c.T}, HV={c.HV}]" + (f" or [.., V={c.V}]" if c.recurrent else ""), _bad_beta,
         "One beta per token and value head; only fused_recurrent_kda accepts one per value channel.",
     ),
-    _dtype_row("beta", "a tensor of a float dtype"),
-    _numel_row("A_log", "HV", "One rate per value head."),
-    _dtype_row("A_log", "a tensor of a float dtype"),
+    dtype_row("beta", "a tensor of a float dtype"),
+    numel_row("A_log", "HV", "One rate per value head."),
+    dtype_row("A_log", "a tensor of a float dtype"),
     _logits_only_row("A_log"),
     Check(
         "A_log.missing", "A_log", "given for a gate without a lower_bound",
         lambda c: when(c.options.use_gate_in_kernel and c.inputs.A_log is c.options.lower_bound is None, "neither"),
         "Pass A_log for -exp(A_log) softplus(g + dt_bias), or lower_bound for the bounded gate.",
     ),
-    _numel_row("dt_bias", "HV*K", "One bias per value head and channel."),
-    _dtype_row("dt_bias", "a tensor of a float dtype"),
+    numel_row("dt_bias", "HV*K", "One bias per value head and channel."),
+    dtype_row("dt_bias", "a tensor of a float dtype"),
     _logits_only_row("dt_bias"),
     Check("lower_bound.value", "lower_bound", "a finite negative number", lambda c: bad_bound(c.options.lower_bound),
           "-5.0 is the common choice; None means no bound."),
@@ -448,7 +447,7 @@ KIND: tuple[Check, ...] = (
         _bad_offsets_shape,
         "Pass the N + 1 offsets of N packed sequences.",
     ),
-    _dtype_row("cu_seqlens", "a tensor of int32 or int64"),
+    dtype_row("cu_seqlens", "a tensor of int32 or int64"),
     Check(
         "cu_seqlens.batch", "q", "a tensor with B=1 beside cu_seqlens",
         lambda c: when(c.inputs.cu_seqlens is not None and c.B != 1, f"B={c.B}"),
@@ -459,7 +458,7 @@ KIND: tuple[Check, ...] = (
         lambda c: when(c.inputs.cu_seqlens is None and c.inputs.cu_seqlens_cpu is not None, "cu_seqlens=None"),
         "Pass cu_seqlens as well.",
     ),
-    _dtype_row("cu_seqlens_cpu", "a tensor of int32 or int64"),
+    dtype_row("cu_seqlens_cpu", "a tensor of int32 or int64"),
     Check(
         "initial_state_indices.pool", "initial_state_indices", "used with ssm_state_indices",
         _without_pool("initial_state_indices"), "ssm_state_indices says where the final states go; -1 drops one.",
@@ -480,15 +479,15 @@ KIND: tuple[Check, ...] = (
         _bad_state_dtype, "Use initial_state.float().",
     ),
     _shape_row("do", "B T HV V", "do is the gradient of o."),
-    _dtype_row("do", "a tensor of a float dtype"),
+    dtype_row("do", "a tensor of a float dtype"),
     _shape_row("dht", "N HV K V", "dht is the gradient of the final states, in their layout.", states=True),
-    _dtype_row("dht", "a tensor of a float dtype"),
+    dtype_row("dht", "a tensor of a float dtype"),
     Check(
         "ssm_state_indices.shape", "ssm_state_indices",
         lambda c: f"[N={c.N}]" + (f" or [N={c.N}, S >= 1]" if c.recurrent else ""), _bad_slots,
         "One slot per sequence; fused_recurrent_kda also accepts one per token of each.",
     ),
-    _dtype_row("ssm_state_indices", "a tensor of int32 or int64"),
+    dtype_row("ssm_state_indices", "a tensor of int32 or int64"),
     Check(
         "ssm_state_indices.pool", "initial_state", "the pool that ssm_state_indices points into",
         lambda c: when(c.inputs.ssm_state_indices is not None and c.inputs.initial_state is None, "None"),
@@ -505,19 +504,19 @@ KIND: tuple[Check, ...] = (
         "A pool is for inference; pass initial_state=pool[slots] to train.",
     ),
     _shape_row("initial_state_indices", "N", "One slot per sequence, -1 to start from zero."),
-    _dtype_row("initial_state_indices", "a tensor of int32 or int64"),
+    dtype_row("initial_state_indices", "a tensor of int32 or int64"),
     Check(
         "checkpoint_offsets.shape", "checkpoint_offsets", lambda c: f"[N={c.N}, E >= 1]", _bad_checkpoints,
         "One row per sequence; a slot of -1 in checkpoint_indices leaves an entry out.",
     ),
-    _dtype_row("checkpoint_offsets", "a tensor of int32 or int64"),
+    dtype_row("checkpoint_offsets", "a tensor of int32 or int64"),
     Check(
         "checkpoint_indices.shape", "checkpoint_indices", "of the shape of checkpoint_offsets", _other_checkpoints,
         "Pass both: the slot of each state that is stored.",
     ),
-    _dtype_row("checkpoint_indices", "a tensor of int32 or int64"),
+    dtype_row("checkpoint_indices", "a tensor of int32 or int64"),
     _shape_row("num_accepted_tokens", "N", "One count per sequence."),
-    _dtype_row("num_accepted_tokens", "a tensor of int32 or int64"),
+    dtype_row("num_accepted_tokens", "a tensor of int32 or int64"),
     Check(
         "num_accepted_tokens.slots", "num_accepted_tokens", "used with ssm_state_indices [N, S]",
         _no_slots_per_token, "It says from which slot each sequence continues.",
@@ -528,7 +527,7 @@ KIND: tuple[Check, ...] = (
         "The final states are written into initial_state: pass one, or inplace_final_state=False.",
     ),
     _shape_row("out", "B T HV V", "o is written to out."),
-    _dtype_row("out", "a tensor of q's dtype"),
+    dtype_row("out", "a tensor of q's dtype"),
 )  # fmt: skip
 
 
@@ -665,62 +664,6 @@ VALUES: tuple[Check, ...] = (
 OUT = tuple(row for row in (*CALLER, *KIND, *VALUES) if row.argument == "out")
 
 
-# GATE
-
-
-class GateCall(NamedTuple):
-    """A call of fused_kda_gate."""
-
-    op: str
-    g: Any
-    A_log: Any
-    dt_bias: Any
-    lower_bound: Any
-    output_dtype: Any
-
-    @property
-    def HV(self) -> int:
-        return self.g.shape[-2]
-
-    @property
-    def K(self) -> int:
-        return self.g.shape[-1]
-
-    def tensor(self, name: str) -> Any:
-        return getattr(self, name)
-
-
-def _gate_device(c: GateCall) -> str | None:
-    others = [x.device for x in (c.A_log, c.dt_bias) if x is not None and x.device != c.g.device]
-    return f"{others[0]} beside g on {c.g.device}" if others else None
-
-
-GATE: tuple[Check, ...] = (
-    *(_type_row(name, needed=name == "g", id=f"gate.{name}.type") for name in ("g", "A_log", "dt_bias")),
-    Check("gate.device", "g", "on one device with A_log and dt_bias", _gate_device, "Move them to one device."),
-    Check(
-        "gate.g.shape", "g", "[.., HV, K]", lambda c: when(c.g.dim() < 2, f"shape {shape_of(c.g)}"),
-        "The last two axes are heads and channels.",
-    ),
-    *(_dtype_row(name, "a tensor of a float dtype", id=f"gate.{name}.dtype") for name in ("g", "A_log", "dt_bias")),
-    _numel_row("A_log", "HV", "One rate per value head.", id="gate.A_log.numel"),
-    _numel_row("dt_bias", "HV*K", "One bias per value head and channel.", id="gate.dt_bias.numel"),
-    Check(
-        "gate.A_log.missing", "A_log", "given for a gate without a lower_bound",
-        lambda c: when(c.A_log is None and c.lower_bound is None, "neither"),
-        "Pass A_log, or lower_bound for the bounded gate.",
-    ),
-    Check(
-        "gate.lower_bound.value", "lower_bound", "a finite negative number or None",
-        lambda c: bad_bound(c.lower_bound), "-5.0 is the common choice.",
-    ),
-    Check(
-        "gate.output_dtype.value", "output_dtype", "a float dtype of torch",
-        lambda c: when(not (isinstance(x := c.output_dtype, torch.dtype) and is_float(x)), repr(c.output_dtype)),
-        "torch.float32 is the default.",
-    ),
-)  # fmt: skip
-
 # Rows that are checked where the argument is first used: id -> argument.
 ELSEWHERE = {
     "keyword.unknown": "any unknown keyword",
@@ -742,6 +685,7 @@ ELSEWHERE = {
     "max_num_seqs.value": "max_num_seqs",
     "saved.kind": "saved",
     "saved.shape": "saved",
+    "saved.options": "saved",
     "backend.name": "backend",
 }
 

@@ -14,9 +14,10 @@ import functools
 import importlib
 import os
 import pkgutil
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .bundles import Save
 from .capability import Capability
@@ -27,6 +28,7 @@ from .problem import Problem
 if TYPE_CHECKING:
     from .backends.protocol import Launcher
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 _named_by_context: contextvars.ContextVar[str | None] = contextvars.ContextVar("kda_backend", default=None)
 
 
@@ -57,16 +59,21 @@ class Choice:
     backend: str | None                                  # None: no requested backend accepts it
     tried: tuple[tuple[str, tuple[str, ...]], ...]       # (name, reasons against it), all backends in order of rank
     able: tuple[str, ...] = ()                           # backends that accept it if named
+    written: str = ""                                    # where `asked` was named, as it is written there
 
     def __str__(self) -> str:
         """Which backend accepts the call and why others do not; if a named backend does not, only its reasons."""
         where = f"{self.problem} on {self.host}"
         if self.backend:
-            named = "" if self.asked == "auto" else f" (requested: backend={self.asked!r})"
+            named = "" if self.asked == "auto" else f" (requested: {self._named})"
             return "\n".join([f"{self.backend} accepts {where}{named}", *self._reasons(self.tried)])
-        who = "no backend accepts" if self.asked == "auto" else f"backend={self.asked!r} does not accept"
+        who = "no backend accepts" if self.asked == "auto" else f"{self._named} does not accept"
         asked = [(name, reasons) for name, reasons in self.tried if self.asked in ("auto", name)]
         return "\n".join([f"{who} {where}", *self._reasons(asked), *self._ways_out()])
+
+    @property
+    def _named(self) -> str:
+        return self.written or f"backend={self.asked!r}"
 
     def _reasons(self, tried: Iterable[tuple[str, tuple[str, ...]]]) -> Iterator[str]:
         for name, reasons in tried:
@@ -86,16 +93,33 @@ def backend_asked(argument: str | None = None) -> str:
     return _named_by_context.get() or os.environ.get("KDA_BACKEND") or "auto"
 
 
+class Place(NamedTuple):
+    """Where a call's backend is named."""
+
+    argument: str                                        # as errors call it
+    written: str                                         # as it is written there
+
+
+def place_of(asked: object) -> Place:
+    """Where a name comes from: the context or the environment if it is in force there, or else the argument."""
+    context = _named_by_context.get()
+    if context and asked == context:
+        return Place("use_backend(name)", f"use_backend({asked!r})")
+    if not context and asked and asked == os.environ.get("KDA_BACKEND"):
+        return Place("KDA_BACKEND", f"KDA_BACKEND={asked}")
+    return Place("backend", f"backend={asked!r}")
+
+
 def backend_of_backward(asked: str) -> str:
     """The name in force for the backward of a recorded forward: the same, or "auto" if it lacks some backwards."""
     alone = any(c.backend == asked and (c.some_backwards or not c.backward) for c in capabilities())
     return "auto" if alone else asked
 
 
-def check_backend_name(name: object, source: str) -> None:
+def check_backend_name(name: object, source: str | None = None) -> None:
     known = ["auto", *backend_names()]
     if name not in known:
-        fix = _nearest_backend(str(name).lower(), known)
+        source, fix = source or place_of(name).argument, _nearest_backend(str(name).lower(), known)
         raise InputError("kda", source, "one of " + ", ".join(map(repr, known)), repr(name), fix, "backend.name")
 
 
@@ -120,9 +144,46 @@ def _nearest_backend(name: str, known: list[str]) -> str:
     return f"Did you mean {near[0]!r}?" if near else "`kda doctor` lists what each one can do."
 
 
-@contextlib.contextmanager
-def use_backend(name: str) -> Iterator[None]:
+class _Named(contextlib.ContextDecorator):
+    """What `use_backend` returns.  Discarded without having been entered it says so, because it had no effect."""
+
+    def __init__(self, name: str):
+        self._name, self._entered = name, False
+        self._tokens: list[contextvars.Token] = []
+
+    def __repr__(self) -> str:
+        return f"<use_backend({self._name!r}): it has an effect inside `with kda.use_backend({self._name!r}):`>"
+
+    def __enter__(self) -> None:
+        self._entered = True
+        self._tokens.append(_named_by_context.set(self._name))
+
+    def __exit__(self, *error: object) -> None:
+        _named_by_context.reset(self._tokens.pop())
+
+    def __call__(self, function: Function) -> Function:
+        self._entered = True                             # as a decorator
+        return super().__call__(function)
+
+    def _recreate_cm(self) -> _Named:
+        return _Named(self._name)                        # a decorated function may run in several threads
+
+    def __del__(self) -> None:
+        if not self._entered and not sys.is_finalizing():
+            from .notices import say_once
+
+            say_once(
+                f"use_backend({self._name!r}) was called and never entered, which has no effect. Write `with "
+                f"kda.use_backend({self._name!r}):` around the calls, or set KDA_BACKEND={self._name} for all calls of "
+                "the process.", "use_backend", self._name,
+            )  # fmt: skip
+
+
+def use_backend(name: str) -> _Named:
     """Name the backend for every call of this thread or task inside the `with`; a `backend=` argument overrides it.
+
+    The name is checked at once. A call without `with` has no effect; it shows a `KdaNotice`, which is a warning. For
+    all calls of a process, set the variable KDA_BACKEND. As a decorator it holds inside the function.
 
     Raises:
         InputError: no backend has this name.
@@ -140,11 +201,7 @@ def use_backend(name: str) -> Iterator[None]:
     if is_compiling():                       # with fullgraph=True this is the message; otherwise the graph ends here
         raise RuntimeError("use_backend must be entered outside code that torch.compile traces. Or pass backend=...")
     check_backend_name(name, "use_backend(name)")
-    token = _named_by_context.set(name)
-    try:
-        yield
-    finally:
-        _named_by_context.reset(token)
+    return _Named(name)
 
 
 def weigh(problem: Problem, host: Host, asked: str = "auto") -> Choice:
@@ -158,7 +215,7 @@ def weigh(problem: Problem, host: Host, asked: str = "auto") -> Choice:
         if not reasons and winner is None and asked in ("auto", name):
             winner = name
         tried.append((name, tuple(reasons)))
-    return Choice(problem, host, asked, winner, tuple(tried), tuple(able))
+    return Choice(problem, host, asked, winner, tuple(tried), tuple(able), place_of(asked).written)
 
 
 _decided: dict[tuple[Problem, str, Host | None], Choice] = {}
@@ -171,7 +228,7 @@ def choose(problem: Problem, asked: str = "auto") -> Choice:
         return _decided[call]
     except KeyError:
         pass
-    check_backend_name(asked, "KDA_BACKEND" if asked == os.environ.get("KDA_BACKEND") else "backend")
+    check_backend_name(asked)
     choice = weigh(problem, detect(problem.device), asked)
     if choice.backend is None:
         raise NoBackendError(choice)

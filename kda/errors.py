@@ -28,6 +28,13 @@ class InputError(KdaError, ValueError):
         super().__init__(f"{op}: {name} must be {asked}; found {found}. {fix} [{check}]")
         self.op, self.argument, self.asked, self.found, self.fix, self.check = op, argument, asked, found, fix, check
 
+    def as_of(self, op: str) -> InputError:
+        """The same error of the function that was called, if this one is of the function that it consists of."""
+        if not op.startswith(self.op):
+            return self
+        copy = type(self)(op, self.argument, self.asked, self.found, self.fix, self.check)
+        return copy.with_traceback(self.__traceback__)
+
     def __reduce__(self):
         return type(self), (self.op, self.argument, self.asked, self.found, self.fix, self.check)
 

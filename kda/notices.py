@@ -1,4 +1,5 @@
-"""Notices: what kda leaves to other code, shown once per kind and reason, as a warning of category `KdaNotice`."""
+"""Notices: what kda leaves to other code, or what has no effect.  Each kind and reason is shown once, as a warning of
+category `KdaNotice`."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ _said: set[tuple[str, ...]] = set()
 
 
 class KdaNotice(UserWarning):
-    """A call that kda was offered and does not accept, or a switch that keeps calls away from it."""
+    """A call that kda was offered and does not accept, one without effect, or a switch that keeps calls away."""
 
 
 def say_once(text: str, *kind: str) -> None:

@@ -135,6 +135,10 @@ class Problem:
     def is_gpu(self) -> bool:
         return self.device.startswith("cuda")
 
+    @property
+    def states_in_words(self) -> str:
+        return "no initial states" if self.state_dtype is None else f"states {self.state_dtype}"
+
     def __str__(self) -> str:
         heads = f"H={self.H}" if self.H == self.HV else f"H={self.H} HV={self.HV}"
         words = [

@@ -34,7 +34,7 @@ from .dispatch import (
     weigh,
     what_is_kept,
 )
-from .errors import NoBackendError
+from .errors import InputError, NoBackendError
 from .gates import wide_dtype
 from .host import detect
 from .problem import Problem
@@ -92,7 +92,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
     if context is not None:
         parallel().operators.check_tokens("explain", context, inputs.q)
     asked = backend_asked(options.backend)
-    check_backend_name(asked, "backend")
+    check_backend_name(asked)
     recorded = records_gradients(inputs)
     directions = ("forward", "backward") if recorded else ("forward",)
     save = Save.NOTHING
@@ -133,9 +133,12 @@ def rehearse(function: str, *args: Any, **keywords: Any) -> tuple[Choice, ...]:
     Raises what the call would raise before it computes: InputError for invalid input, NoBackendError if no backend
     accepts it, TypeError for arguments that the function does not have.
     """
-    call = _call_of(function, args, keywords)
-    problem, asked = operate(problem_of, call, call), backend_asked(call.options.backend)
-    check(call, RECORDING)
+    try:
+        call = _call_of(function, args, keywords)
+        problem, asked = operate(problem_of, call, call), backend_asked(call.options.backend)
+        check(call, RECORDING)
+    except InputError as error:
+        raise error.as_of(function) from None
     if call.recurrent or not records_gradients(call.inputs):
         return (choose(problem, asked),)
     way = route(problem, asked, what_is_kept(problem, asked, keeps_states(call.options)))

@@ -271,23 +271,32 @@ def bench(screen: Screen, options: dict[str, Any], old: dict[str, Any] | None) -
             say("drawing inputs")
             found = measure(doors[name, shape, regime], make(spec_of(shape, regime)), directions, clock, how, say)
             results.append(Result(name, shape, regime, found))
-            keep_so_far(options, machine, results, left_out, cases[len(results):])
+            if options["save"] and (waiting := cases[len(results):]):
+                save_right(options, machine, results, [*left_out, *map(stopped, waiting)], CANNOT_JUDGE)
         if machine.kind == "gpu":
             machine = ask_clocks(machine, clock, device)                # type: ignore[arg-type]
     return report(screen, options, machine, results, left_out, old)
 
 
-def keep_so_far(
-    options: dict[str, Any], machine: Machine, results: Sequence[Result], left_out: Sequence[str],
-    cases: Sequence[tuple[str, Shape, str]],
-) -> None:  # fmt: skip
-    """The file of --save after each case, so that a run that is stopped leaves what it has measured."""
+def save_right(
+    options: dict[str, Any], machine: Machine, results: Sequence[Result], left_out: Sequence[str], code: int
+) -> bool:
+    """The file of --save without wrong results, if there are others.  It is written after each case, so that a run that
+    is stopped leaves what it has measured."""
     from kda.measure.timing import lines_of
 
-    if options["save"] and cases and all(result.measured.right for result in results):
-        lines = [line for result in results for line in lines_of(result, machine)]
-        stopped = [f"{name}, {regime} gates: not measured, kda bench was stopped before" for name, _, regime in cases]
-        save(options["save"], as_json(machine, results, lines, [], [*left_out, *stopped], CANNOT_JUDGE, options))
+    right = [result for result in results if result.measured.right]
+    wrong = [f"{result.name}, {result.regime} gates: not saved, its results are wrong; `kda verify` finds where"
+             for result in results if not result.measured.right]  # fmt: skip
+    if right:
+        lines = [line for result in right for line in lines_of(result, machine)]
+        save(options["save"], as_json(machine, right, lines, [], [*left_out, *wrong], code, options))
+    return bool(right)
+
+
+def stopped(case: tuple[str, Shape, str]) -> str:
+    name, _, regime = case
+    return f"{name}, {regime} gates: not measured, kda bench was stopped before"
 
 
 def save(file: str, data: dict[str, Any]) -> None:
@@ -360,6 +369,8 @@ def report(
     if options["save"] and right:
         save(options["save"], data)
         notes.append(f"saved    {options['save']}")
+    elif options["save"] and save_right(options, machine, results, left_out, code):
+        notes.append(f"saved    {options['save']}, without the wrong results")
     if lines and (options["plot"] or options["html"]):
         notes += drawn(screen, options, machine, results, lines)
     if screen.json:

@@ -15,15 +15,13 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import click
-
 from kda.compile.target import TARGETS, Target
 from kda.dispatch import backend_asked, backend_of_backward
 from kda.errors import NoBackendError
 from kda.measure.shapes import DIRECTIONS, Shape, bytes_moved
 
 from .layout import row_lines
-from .options import CARD, must_have_kernels, needs_a_clock, timed_arch
+from .options import chip_for, must_have_kernels, needs_a_clock, timed_arch
 from .progress import Progress, showing
 from .render import OK, Screen, kda_version
 
@@ -60,24 +58,19 @@ class Row(NamedTuple):
 
 
 def predicted(screen: Screen, options: dict[str, Any]) -> int:
-    from kda.simulator.timing.chips import chip_of, of_card
-
     from .bench_asked import shapes_asked, ways
 
     target = options["arch"] or TARGETS[timed_arch(options["backend"]) or "sm90"]
     needs_a_clock(target, "--arch")
     must_have_kernels(options["backend"], target)
-    number = 10 * target.cc[0] + target.cc[1]
-    named = of_card(click.get_current_context().meta.get(CARD, ""), number)
-    chip, shapes, directions = named or chip_of(True, number), shapes_asked(options, "gpu"), ways(options["directions"])
+    (chip, which), shapes, directions = chip_for(target), shapes_asked(options, "gpu"), ways(options["directions"])
     backends = {name: backends_for(shape, directions, target, options["backend"]) for name, shape in shapes.items()}
     work = functools.partial(_rows, shapes, directions, target, chip, backends)
     rows: list[Row] = []
     columns = len(HEAD) - (not any_recorded(chip, shapes, directions, backends))
     aligned = aligner(shapes, directions, backends, columns, screen.width)
     if not screen.json:
-        stands = f"{chip} ({target.name})" if named else f"{chip}, which stands for {target.name} ({target.examples})"
-        screen.line(f"predicted for {stands}: nothing was timed  kda {kda_version()}\n")
+        screen.line(f"predicted for {which}: nothing was timed  kda {kda_version()}\n")
         screen.line("\n".join(aligned(HEAD)))
     tell = Progress("running kernels that shapes have in common", len(shapes) + 1)
     tell.step()

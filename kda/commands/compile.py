@@ -186,7 +186,7 @@ def offered(
             lines.setdefault((c.backend, recipe), Line(c.backend, recipe))
         if not recipes and (backend or c.archs):
             told = refused if backend or target.name in c.archs else others
-            told[f"{c.backend} for {target.name}"] = why
+            told[f"kernels of the backend {c.backend} for the arch {target.name}"] = why
     return list(lines.values()), refused if lines else refused | others
 
 
@@ -249,7 +249,7 @@ def text_lines(
     """The result first; then a row for each name of a kernel, or for each kernel."""
     out = [f"{screen.mark('fail' if broken(lines) else 'ok')} {summary(screen, lines)}", *models]
     out += [f"{screen.sign('fail')} {error}" for error in dict.fromkeys(line.error for line in lines) if error]
-    out += [f"not built: {who}: {why}" for who, why in refused.items()]
+    out += not_built(refused)
     if verbose:
         named = names(lines)
         groups = [(named[line.recipe], [line]) for line in lines]
@@ -264,6 +264,10 @@ def text_lines(
     printed = screen.table(rows[1:], rows[0], "lllrrrrl" if verbose else "lllrrrrrl")
     more = ["-v prints each variant."] * any(len(same) > 1 for _, same in groups)
     return [*out, "", *printed, *more]
+
+
+def not_built(refused: dict[str, str]) -> list[str]:
+    return [f"not built: {what}: {why}" for what, why in refused.items()]
 
 
 def broken(lines: Sequence[Line]) -> bool:
@@ -329,7 +333,7 @@ def summary(screen: Screen, lines: Sequence[Line]) -> str:
 
 
 def cannot(screen: Screen, targets: Sequence[Target], refused: dict[str, str]) -> int:
-    why = [no_kernels(target) for target in targets] if not refused else [f"{w}: {y}" for w, y in refused.items()]
+    why = [no_kernels(target) for target in targets] if not refused else not_built(refused)
     if screen.json:
         screen.emit_json({**json_heading(targets, CANNOT_JUDGE), "why": why, "kernels": []})
     else:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import difflib
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from kda import dispatch
 from kda.capability import Capability
+from kda.compile.store import accepts_files
 from kda.compile.target import TARGETS, Target, parse
 from kda.problem import DTYPES, SHORT_DTYPES
 
 from .render import CANNOT_JUDGE
+
+if TYPE_CHECKING:
+    from kda.simulator.timing.chips import Chip
 
 
 class Count(click.IntRange):
@@ -67,15 +70,6 @@ class Arch(click.ParamType):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return [CompletionItem(t.name, help=t.examples) for t in TARGETS.values() if t.name.startswith(incomplete)]
-
-
-def accepts_files(folder: str) -> bool:
-    """Seen by making one that has no name: rights alone say nothing of a read-only disk, nor to root."""
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            return True
-    except OSError:
-        return False
 
 
 class OutputFile(click.Path):
@@ -162,6 +156,21 @@ def timed_arch(asked: str | None) -> str | None:
     archs = dispatch.capability(backend).archs if backend in dispatch.backend_names() else ("sm90",)
     found = [arch for arch in archs if arch in archs_with_clock()]
     return "sm90" if "sm90" in found else next(iter(found), None)
+
+
+def chip_for(target: Target, card: str | None = None) -> tuple[Chip, str]:
+    """The chip whose clock times an arch, and what it is in words: the card that --arch named, or `card`, as its driver
+    calls it; where that one has no clock, the chip that stands for the arch."""
+    from kda.simulator.timing.chips import chip_of, of_card
+
+    if card is None:
+        context = click.get_current_context(silent=True)
+        card = context.meta.get(CARD, "") if context else ""
+    number = 10 * target.cc[0] + target.cc[1]
+    if named := of_card(card, number):
+        return named, f"{named} ({target.name})"
+    chip = chip_of(True, number)
+    return chip, f"{chip}, which stands for {target.name} ({target.examples})"
 
 
 def needs_a_clock(target: Target, option: str) -> None:

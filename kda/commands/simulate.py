@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kda.compile.target import Target
+from kda.compile.target import Target, parse
 
 from . import mutants as of_mutants
-from .options import ARCH, Count, OutputFile, needs_a_clock
+from .options import ARCH, Count, OutputFile, chip_for, needs_a_clock
 from .render import CANNOT_JUDGE, ERROR, FINDING, OK, Screen, common_options, kda_version
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def command(
     apart = contextlib.redirect_stdout(sys.stderr) if screen.json else contextlib.nullcontext()
     with apart:
         found = run(script, args, arch=arch.spelling, schedules=schedules, keep=mutants, strict=strict,
-                    **({"clock": True} if clock else {}))  # fmt: skip
+                    **({"clock": chip_for(arch)[0].name} if clock else {}))  # fmt: skip
     judged = _mutants(screen, found, strict, workers) if mutants else None
     code = _code(found, judged)
     home = Path.cwd().resolve()
@@ -154,9 +154,12 @@ def _print(screen: Screen, found: Simulated, asked: bool, judged: Mutants | None
 
         launches, different = many(len(found.session.runs), "launch", "es"), many(len(kernels), "kernel")
         each = many(found.schedules, "schedule")
+        timed = any(run.clock for run in found.session.runs)
         screen.line(f"{launches} of {different} on {found.arch}, simulated under {each}")
+        if timed:
+            screen.line(f"predicted for {chip_for(parse(found.arch))[1]}")
         rows = [_row(screen, name, runs, found) for name, runs in kernels.items()]
-        header, align = (HEAD, "llrrrrrr") if any(run.clock for run in found.session.runs) else (HEAD[:-1], "llrrrrr")
+        header, align = (HEAD, "llrrrrrr") if timed else (HEAD[:-1], "llrrrrr")
         for line in screen.table([row[: len(header)] for row in rows], header, align):
             screen.line(line)
     for finding in found.findings + found.notes:

@@ -11,11 +11,12 @@ import click
 
 from kda.compile.target import Target, code_for
 
-from .options import ARCH, Count, NoKernelsYet, OutputFile, built_for, needs_a_clock
+from .options import ARCH, Count, NoKernelsYet, OutputFile, archs_with_clock, built_for, chip_for, needs_a_clock
 from .render import OK, Screen, common_options, kda_version
 
 if TYPE_CHECKING:
     from kda.simulator.capturing.capture import Capture
+    from kda.simulator.timing.chips import Chip
     from kda.simulator.timing.timeline import Timeline
 
 TOKENS, HEADS = 512, 64
@@ -44,22 +45,21 @@ def command(
     backends = built_for(arch)
     if not backends:
         raise NoKernelsYet(arch)
+    chip, which = chip_for(arch)
     with screen.progress(f"running a forward for {arch.name} in the simulator"):
-        session = forward(arch, backends[0].backend, tokens, heads)
+        session = forward(arch, chip, backends[0].backend, tokens, heads)
     timelines = timelines_of(session)
     out.write_text(json.dumps(trace(timelines)), encoding="utf-8")
     if html:
         html.write_text(page(timelines), encoding="utf-8")
     if screen.json:
         files = {"trace": str(out), **({"html": str(html)} if html else {})}
-        screen.emit_json({"schema": 1, "kda": kda_version(), "command": "timeline", "exit": OK,
+        screen.emit_json({"schema": 1, "kda": kda_version(), "command": "timeline", "exit": OK, "chip": chip.name,
                           "milliseconds": session.milliseconds, "files": files})  # fmt: skip
         return OK
     for timeline in timelines:
-        clock = timeline.clock
-        screen.line(f"{timeline.kernel}: {1e3 * clock.milliseconds:,.1f} us on {clock.chip}, predicted")
-    for chip in dict.fromkeys(str(timeline.clock.chip) for timeline in timelines):
-        screen.line(f"{chip} stands for {arch.name} ({arch.examples})")
+        screen.line(f"{timeline.kernel}: {1e3 * timeline.clock.milliseconds:,.1f} us on {chip}, predicted")
+    screen.line(f"predicted for {which}")
     screen.line(f"{out}: open it at https://ui.perfetto.dev or in chrome://tracing")
     if html:
         screen.line(f"{html}: open it in a browser")
@@ -70,23 +70,23 @@ def of_machine(screen: Screen, backend: str, target: Target | None = None) -> li
     """Those of a short forward, on this machine's GPU or another; none where the simulator has no clock for it."""
     from kda.dispatch import capability
     from kda.host import detect
-    from kda.simulator.timing.chips import OF_ARCH
     from kda.verify.doors import here
 
-    archs = capability(backend).archs
-    if target is None and (cc := detect(here()).cc):
-        target = code_for(cc, archs)
-    if target is None or target.name not in archs or 10 * target.cc[0] + target.cc[1] not in OF_ARCH:
+    archs, host = capability(backend).archs, detect(here())
+    card = host.name if target is None else None
+    if target is None and host.cc:
+        target = code_for(host.cc, archs)
+    if target is None or target.name not in archs or target.name not in archs_with_clock():
         return []
     with screen.progress(f"running a forward for {target.name} in the simulator"):
-        return timelines_of(forward(target, backend, TOKENS, HEADS))
+        return timelines_of(forward(target, chip_for(target, card)[0], backend, TOKENS, HEADS))
 
 
 def timelines_of(session: Capture) -> list[Timeline]:
     return [run.timeline(sms=math.prod(run.cluster)) for run in session.runs if run.recorded]
 
 
-def forward(target: Target, backend: str, tokens: int, heads: int) -> Capture:
+def forward(target: Target, chip: Chip, backend: str, tokens: int, heads: int) -> Capture:
     """The capture of a call, timed and recorded."""
     import kda
     from kda.simulator import capture
@@ -94,6 +94,6 @@ def forward(target: Target, backend: str, tokens: int, heads: int) -> Capture:
 
     dtype = "float32" if backend == "sm89" else "bfloat16"
     case = make_inputs(T=tokens, H=heads, K=128, V=128, gate="bounded", initial_state=False, dtype=dtype)
-    with capture(arch=target.spelling, checks=False, clock=True, timeline=True) as session:
+    with capture(arch=target.spelling, checks=False, clock=chip.name, timeline=True) as session:
         kda.chunk_kda_fwd(**case.keywords, backend=backend)
     return session

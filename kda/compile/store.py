@@ -140,7 +140,16 @@ def existing(folder: str | os.PathLike) -> str:
 def writable(folder: str | os.PathLike) -> bool:
     """Whether files can be kept in a folder, which may have to be made first."""
     place = existing(folder)
-    return os.path.isdir(place) and os.access(place, os.R_OK | os.W_OK | os.X_OK)
+    return os.path.isdir(place) and os.access(place, os.R_OK | os.W_OK | os.X_OK) and accepts_files(place)
+
+
+def accepts_files(folder: str) -> bool:
+    """Seen by making one that has no name: rights alone say nothing of a read-only disk or of /proc, nor to root."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 class Store:
@@ -285,9 +294,14 @@ class Store:
             yield
 
     def _cannot_keep(self, error: OSError) -> None:
+        asked = os.environ.get("KDA_CACHE_DIR")
+        named = f", as KDA_CACHE_DIR={asked} asks" if asked and Path(asked) == self.folder else ""
+        why = error.strerror or str(error)
+        if (place := existing(self.folder)) != os.path.abspath(self.folder):
+            why = f"that folder cannot be created in {place} ({why})"
         self._warn(
-            f"kda cannot keep built kernels in {self.folder} ({error.strerror or error}): each process builds its own. "
-            "Set KDA_CACHE_DIR to a folder that can be written"
+            f"kda cannot keep built kernels in {self.folder}{named}: {why}. Each process builds its own. Set "
+            "KDA_CACHE_DIR to a folder that can be created and written"
         )
 
     def _warn(self, text: str) -> None:

@@ -198,7 +198,7 @@ class KimiDeltaAttention(nn.Module):
             cu_seqlens_cpu: a copy on the CPU.
             cp_context: from kda.parallel, for a sequence that spans several ranks.
         """
-        self._check_call(x, attention_mask, cache, cu_seqlens, cp_context)
+        cp_context = self._check_call(x, attention_mask, cache, cu_seqlens, cp_context)
         B, T = x.shape[:2]
         if cache is not None and cu_seqlens is None:
             call = step.LayerCall(self, x, self._state(cache, B), attention_mask, cp_context=cp_context)
@@ -241,7 +241,7 @@ class KimiDeltaAttention(nn.Module):
         cp_context: Any = None,
     ) -> str:
         """Whether such a call is one `kda.decode_step`, and which rule of `kda.nn.step` refuses it if not."""
-        self._check_call(x, attention_mask, cache, cu_seqlens, cp_context)
+        cp_context = self._check_call(x, attention_mask, cache, cu_seqlens, cp_context)
         N = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
         state = self._state(cache, N)
         why = step.refusal(step.LayerCall(self, x, state, attention_mask, cu_seqlens, cp_context))
@@ -286,7 +286,8 @@ class KimiDeltaAttention(nn.Module):
         short = T <= SHORT and not recorded and cp_context is None
         return self.mode == "recurrent" or (self.mode == "auto" and short)
 
-    def _check_call(self, x: Any, mask: Any, cache: Any, cu_seqlens: Any, cp_context: Any) -> None:
+    def _check_call(self, x: Any, mask: Any, cache: Any, cu_seqlens: Any, cp_context: Any) -> Any:
+        """The context as one of kda's, as chunk_kda takes it."""
         shape = list(x.shape) if isinstance(x, Tensor) else []
         apart = [name for name, given in (("attention_mask", mask), ("cu_seqlens", cu_seqlens),
                                           ("cp_context", cp_context)) if given is not None]  # fmt: skip
@@ -310,12 +311,14 @@ class KimiDeltaAttention(nn.Module):
              "Create one with kda.nn.Cache()."),
             ("cache", cache is None or cp_context is None, "None with a cp_context", "both",
              "States on several ranks are not kept: pass one of the two."),
-            ("cp_context", cp_context is None or hasattr(cp_context, "cu_seqlens"),
-             "a context of kda.parallel.build_cp_context or FLA's", type(cp_context).__name__,
-             "Call kda.parallel.build_cp_context(cu_seqlens, group)."),
         ):  # fmt: skip
             if not holds:
                 raise InputError("KimiDeltaAttention", option, asked, found, fix, f"nn.{option.split()[0]}")
+        if cp_context is None:
+            return None
+        from ..parallel import adopt
+
+        return adopt(cp_context, "KimiDeltaAttention")
 
     def extra_repr(self) -> str:
         names = ("num_heads", "head_dim", "num_v_heads", "head_v_dim", "lower_bound")

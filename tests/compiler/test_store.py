@@ -115,6 +115,19 @@ def test_a_folder_that_cannot_be_written_means_one_warning_and_no_cache(tmp_path
     assert len(calls) == 3 and len(warned) == 1
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs Linux's /proc, in which nobody can make a folder")
+def test_a_folder_that_cannot_be_made_is_named_with_where_it_would_be_and_who_asked_for_it(monkeypatch):
+    monkeypatch.setenv("KDA_CACHE_DIR", "/proc/x")
+    assert not store.writable("/proc/x")
+    with pytest.warns(RuntimeWarning) as warned:
+        Store().fetch(digest("a"), builder([]))
+    assert str(warned[0].message) == (
+        "kda cannot keep built kernels in /proc/x, as KDA_CACHE_DIR=/proc/x asks: that folder cannot be created in "
+        "/proc (No such file or directory). Each process builds its own. Set KDA_CACHE_DIR to a folder that can be "
+        "created and written."
+    )
+
+
 def test_entries_of_a_read_only_folder_are_still_read(kept, monkeypatch):
     calls, key = [], digest("a")
     kept.fetch(key, builder(calls))

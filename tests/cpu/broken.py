@@ -14,11 +14,11 @@ PAGE = pathlib.Path(__file__).parents[2] / "docs" / "errors.md"
 
 HEAD = """# Every error a call can raise
 
-One row for each check of `kda/checks.py` and, with `decode.` in front, of `kda/decoding/checks.py`, with the message of
-a call that fails it. All are `kda.InputError` (a `ValueError`); rows that end in `.type` are also a `TypeError`.
-`error.check` is the id; `error.argument`, `error.asked`, `error.found` and `error.fix` are the parts of the message. A
-call that no backend accepts raises `kda.NoBackendError`, with the reasons of the named backend, or of each if none was
-named, and the backends that would accept the call.
+One row for each check of `kda/checks.py` and, with `gate.` and `decode.` in front, of `kda/gate_checks.py` and
+`kda/decoding/checks.py`, with the message of a call that fails it. All are `kda.InputError` (a `ValueError`); rows that
+end in `.type` are also a `TypeError`. `error.check` is the id; `error.argument`, `error.asked`, `error.found` and
+`error.fix` are the parts of the message. A call that no backend accepts raises `kda.NoBackendError`, with the reasons
+of the named backend, or of each if none was named, and the backends that would accept the call.
 
 Values in tensors are read only on the CPU: a call never waits for the GPU. Pass `cu_seqlens_cpu` to have offsets
 checked that are on a GPU. A precomputed `g` is assumed to be <= 0 and is not checked.
@@ -99,7 +99,12 @@ def both_layouts():
 
 def other_saved():
     saved = chunk([3, 5], function=kda.chunk_kda_fwd, options={"disable_recompute": True}).saved
-    return backward(options={"disable_recompute": True}, saved=saved)
+    return backward([1, 3, 4], options={"disable_recompute": True}, saved=saved)
+
+
+def saved_at_another_scale():
+    saved = chunk(function=kda.chunk_kda_fwd, options={"disable_recompute": True, "scale": 0.25}).saved
+    return backward(options={"disable_recompute": True, "scale": 0.5}, saved=saved)
 
 
 def elsewhere(name):
@@ -238,6 +243,7 @@ CASES = {
     "max_num_seqs.value": lambda: chunk([3, 5], max_num_seqs=1),
     "saved.kind": lambda: backward(saved=(1, 2)),
     "saved.shape": other_saved,
+    "saved.options": saved_at_another_scale,
     "backend.name": lambda: chunk(backend="refrence"),
     **PARALLEL,
     **DECODE,

@@ -279,6 +279,26 @@ def test_a_run_that_is_stopped_leaves_the_file_of_what_it_has_measured(monkeypat
     assert "cannot be compared" not in compared.output
 
 
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_a_file_has_the_right_results_around_a_wrong_one_and_says_which_that_is(wrong, monkeypatch, tmp_path):
+    file, measure, calls = tmp_path / "new.json", timing.measure, []
+
+    def wrong_once(*args):
+        found = measure(*args)
+        calls.append(args)
+        return dataclasses.replace(found, timed_wrong=found.checks) if len(calls) == wrong + 1 else found
+
+    monkeypatch.setattr(timing, "measure", wrong_once)
+    result = run(*QUICK, "--direction", "forward", "--save", str(file))
+    found, regimes = json.loads(file.read_text()), list(bench.REGIMES)
+    assert result.exit_code == found["exit"] == 1 and len(calls) == 2
+    assert [row["regime"] for row in found["rows"]] == [regimes[1 - wrong]]
+    assert found["left_out"] == [
+        f"given, {regimes[wrong]} gates: not saved, its results are wrong; `kda verify` finds where"
+    ]
+    assert "new.json, without the wrong results" in " ".join(result.stdout.split())
+
+
 def test_a_link_is_followed_by_what_is_saved(tmp_path):
     """As /dev/stdout is one."""
     file, link = tmp_path / "results.json", tmp_path / "link.json"

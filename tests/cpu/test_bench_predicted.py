@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -144,6 +145,19 @@ def test_what_is_predicted_is_drawn_and_shown_on_a_page(forecasts, monkeypatch, 
     assert "predicted, not timed" in text and all(shape.label in text for shape in GPU_SHAPES.values())
     assert ">error (worst)</th>" in text and "p20-p80" not in text and re.search(r"<td>\d+% \(\d+%\)</td>", text)
     assert [(backend, target.name) for backend, target in asked] == [("sm100", "sm100")]
+
+@pytest.mark.parametrize("arch", ["h100", "H100 PCIe", "h200", "sm90", "b200", "GB200"])
+def test_a_timeline_is_of_the_chip_that_a_prediction_for_the_same_words_is_of(arch, forecasts, monkeypatch, tmp_path):
+    chips = []
+    monkeypatch.setattr("kda.commands.timeline.forward", lambda target, chip, *_: chips.append(chip.name) or SILENT)
+    text = CliRunner().invoke(cli, ["timeline", "--arch", arch, "--out", str(tmp_path / "x.json")]).stdout
+    [which] = [line.removeprefix("predicted for ") for line in text.splitlines() if line.startswith("predicted for ")]
+    bench = run("--predicted", "--shape", "h64-8k", "--arch", arch, "--direction", "forward").stdout
+    assert f"predicted for {which}: nothing was timed" in bench and which.startswith(chips[0])
+
+
+SILENT = SimpleNamespace(runs=(), milliseconds=0.0)
+
 
 def test_an_error_of_another_process_reaches_the_user_as_it_is(forecasts):
     from kda.simulator import SimulationError

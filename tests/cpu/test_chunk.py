@@ -1,5 +1,7 @@
 """chunk_kda against the definition: every option, forward and backward."""
 
+import pickle
+
 import pytest
 import torch
 from naive import DIFFERENTIABLE, definition, distance, gradients, make
@@ -82,7 +84,7 @@ def test_backward_without_autograd_gives_the_same_bits(options):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
 def test_what_is_saved_has_the_dtype_of_q_but_for_the_sums_of_the_gate(dtype):
     call = make([0, 33, 1], dtype=dtype, gate="bounded", disable_recompute=True)
-    saved = kda.chunk_kda_fwd(**call.arguments).saved
+    saved = kda.chunk_kda_fwd(**call.arguments).saved.tensors
     found = {name: x.dtype for name, x in saved._asdict().items()}
     assert found.pop("gc_last") == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert set(found.values()) == {dtype}
@@ -95,6 +97,43 @@ def test_what_another_dtype_saved_is_refused():
     saved = kda.chunk_kda_fwd(**other.arguments).saved
     with pytest.raises(kda.InputError, match=r"A_qk of dtype torch\.bfloat16, not torch\.float32"):
         kda.chunk_kda_bwd(do=call.do, saved=saved, **call.arguments)
+
+
+OTHER_OPTIONS = {  # what the backward is given -> what the error says of both
+    "scale": (0.5, "for scale=0.25, beside scale=0.5 here"),
+    "chunk_size": (64, "for chunk_size=32, beside chunk_size=64 here"),
+    "use_qk_l2norm_in_kernel": (False, "for use_qk_l2norm_in_kernel=True, beside use_qk_l2norm_in_kernel=False here"),
+    "use_beta_sigmoid_in_kernel": (True, "use_beta_sigmoid_in_kernel=False, beside use_beta_sigmoid_in_kernel=True"),
+    "lower_bound": (-2.0, "for lower_bound=None, beside lower_bound=-2.0 here"),
+    "batch_invariant": (True, "for batch_invariant=False, beside batch_invariant=True here"),
+    "initial_state": (None, "for initial_state=a tensor, beside initial_state=None here"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_OPTIONS)
+def test_what_a_call_with_other_options_saved_is_refused(name):
+    call = make(B=1, T=32, dtype=torch.float32, scale=0.25, disable_recompute=True)
+    saved = kda.chunk_kda_fwd(**call.arguments).saved
+    other, words = OTHER_OPTIONS[name]
+    for each in (saved, pickle.loads(pickle.dumps(saved))):
+        with pytest.raises(kda.InputError, match=words) as error:
+            kda.chunk_kda_bwd(do=call.do, saved=each, **call.arguments | {name: other})
+        assert error.value.check == "saved.options"
+
+
+def test_what_was_saved_serves_its_own_backward_after_pickling_and_in_compiled_code():
+    call = make(B=1, T=32, dtype=torch.float32, scale=0.25, disable_recompute=True)
+
+    def both(do, **arguments):
+        out = kda.chunk_kda_fwd(**arguments)
+        return out.saved, kda.chunk_kda_bwd(do=do, saved=out.saved, **arguments)
+
+    saved, grads = both(call.do, **call.arguments)
+    compiled_saved, compiled = torch.compile(both, backend="aot_eager", fullgraph=True)(call.do, **call.arguments)
+    assert compiled_saved.made_with == saved.made_with and saved.made_with.scale == 0.25
+    read = kda.chunk_kda_bwd(do=call.do, saved=pickle.loads(pickle.dumps(compiled_saved)), **call.arguments)
+    for found in (compiled, read):
+        assert all(torch.equal(a, b) for a, b in zip(found, grads) if b is not None)
 
 
 @pytest.mark.parametrize("gate", ["given", "softplus", "bounded"])
@@ -298,7 +337,7 @@ def test_what_was_made_without_gradients_may_be_changed_with_them(sizes):
     with torch.no_grad():
         made = [*kda.chunk_kda(**call.arguments, output_final_state=True, return_intermediate_states=True)]
         out = kda.chunk_kda_fwd(**call.arguments, disable_recompute=True, output_final_state=True)
-        made += [out.o, out.final_state, *out.saved]
+        made += [out.o, out.final_state, *out.saved.tensors]
         made += kda.chunk_kda_bwd(**call.arguments, disable_recompute=True, do=call.do, saved=out.saved)
         del call.options["chunk_size"]
         made += kda.fused_recurrent_kda(**call.arguments, output_final_state=True)

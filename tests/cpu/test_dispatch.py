@@ -2,6 +2,8 @@
 
 import copy
 import dataclasses
+import gc
+import inspect
 import itertools
 import os
 import pickle
@@ -15,7 +17,7 @@ import torch
 from naive import make
 
 import kda
-from kda import checks, dispatch
+from kda import checks, dispatch, notices
 from kda.capability import Capability, Rule
 from kda.host import Host, detect
 from kda.problem import Inputs, Options, Problem
@@ -155,6 +157,69 @@ def test_a_context_ends_with_its_block_and_stays_in_its_thread():
     assert seen == ["auto"] and dispatch.backend_asked() == "auto"
 
 
+@pytest.fixture
+def notices_again():
+    notices.forget("use_backend")
+
+
+@pytest.mark.usefixtures("notices_again")
+def test_a_backend_that_is_named_without_a_block_is_said_once_to_have_no_effect(recwarn):
+    line = inspect.currentframe().f_lineno + 2
+    for _ in range(3):
+        kda.use_backend("reference")
+    [warning] = recwarn.list
+    assert (warning.filename, warning.lineno) == (__file__, line) and warning.category is notices.KdaNotice
+    assert "has no effect. Write `with kda.use_backend('reference'):`" in str(warning.message)
+    assert "KDA_BACKEND=reference" in str(warning.message) and dispatch.backend_asked() == "auto"
+
+
+@pytest.mark.usefixtures("notices_again")
+def test_a_backend_that_holds_in_a_block_or_a_function_is_no_mistake(recwarn):
+    named = kda.use_backend("reference")
+    assert "with kda.use_backend('reference'):" in repr(named)
+    with named, kda.use_backend("triton"):
+        assert dispatch.backend_asked() == "triton"
+    with named, named:  # again, and within itself
+        assert dispatch.backend_asked() == "reference"
+
+    @kda.use_backend("sm90")
+    def asked(depth):
+        return asked(depth - 1) if depth else dispatch.backend_asked()
+
+    assert asked(2) == "sm90" and dispatch.backend_asked() == "auto"
+
+    @kda.use_backend("sm90")
+    def never_called():
+        pass
+
+    del named, never_called
+    gc.collect()
+    assert not recwarn.list
+
+
+def test_a_name_is_repeated_where_it_was_written(monkeypatch):
+    call = make(B=1, T=3)
+
+    def said(**keywords):
+        with pytest.raises(kda.NoBackendError) as error:
+            kda.chunk_kda(**call.arguments, **keywords)
+        return str(error.value)
+
+    assert said(backend="sm90").startswith("backend='sm90' does not accept")
+    with kda.use_backend("sm90"):
+        assert said().startswith("use_backend('sm90') does not accept")
+        assert said(backend="triton").startswith("backend='triton' does not accept")
+    monkeypatch.setenv("KDA_BACKEND", "sm90")
+    assert said().startswith("KDA_BACKEND=sm90 does not accept")
+    with kda.use_backend("triton"):  # the variable is not in force
+        assert said(backend="sm90").startswith("backend='sm90' does not accept")
+    monkeypatch.setenv("KDA_BACKEND", "reference")
+    assert str(kda.explain(**call.arguments)).splitlines()[0].endswith("(requested: KDA_BACKEND=reference)")
+    monkeypatch.setenv("KDA_BACKEND", "refrence")
+    with pytest.raises(kda.InputError, match=r"^kda: KDA_BACKEND must be one of .*; found 'refrence'"):
+        kda.explain(**call.arguments)
+
+
 @pytest.mark.parametrize("name, builders", [
     ("h100", "'sm90' and 'triton' have kernels for sm90"), ("NVIDIA B200", "'sm100' and 'triton' have kernels for"),
     ("a100", "'triton' has kernels for sm80"), ("rtx4090", "'sm89' and 'triton' have kernels for sm89"),
@@ -169,7 +234,7 @@ def test_a_wrong_name_is_refused_wherever_it_comes_from(monkeypatch):
     call = make(B=1, T=3)
     for use in (
         lambda: kda.chunk_kda(**call.arguments, backend="refrence"),
-        lambda: kda.use_backend("refrence").__enter__(),
+        lambda: kda.use_backend("refrence"),  # at once
     ):
         with pytest.raises(kda.InputError, match="Did you mean 'reference'"):
             use()
@@ -254,3 +319,32 @@ def test_a_repeated_decision_asks_no_rule(monkeypatch):
     assert dispatch.choose(problem(), asked) is first
     with pytest.raises(pytest.fail.Exception):
         dispatch.choose(problem(T=77), asked)
+
+
+def keeps_of(host, **fields):
+    """What explain says of `disable_recompute=True` for each backend."""
+    tried = dict(dispatch.weigh(problem(device="cuda:0", disable_recompute=True, **fields), host).tried)
+    return {name: reason for name, reasons in tried.items() for reason in reasons if f"{name}.keeps" in reason}
+
+
+def test_without_its_gpu_a_backend_is_not_said_to_keep_too_little():
+    """On its GPU it keeps all that its own backward reads: the tutorial says so of Hopper and Blackwell."""
+    assert set(keeps_of(Host())) == set(keeps_of(dataclasses.replace(H200, cc=(8, 0)))) == {"sm89"}
+    assert set(keeps_of(H200)) == {"sm90", "sm89"}
+    assert set(keeps_of(dataclasses.replace(H200, cc=(10, 3)))) == {"sm100", "sm89"}
+    assert "for its own backward alone" in keeps_of(H200)["sm90"]
+
+
+def test_explain_on_a_cpu_gives_no_reason_about_what_hopper_keeps():
+    call = make(B=1, T=32, dtype=torch.float32).requiring_grad()
+    text = str(kda.explain(**call.arguments | {"disable_recompute": True}))
+    assert "sm90.gpu" in text and "sm90.keeps" not in text and "sm100.keeps" not in text
+    assert "reference keeps" in text
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_dtype_that_a_backend_refuses_is_named_in_words_with_and_without_states(dtype):
+    sm89 = dispatch.capability("sm89")
+    without, given = (sm89.broken("dtype", problem(dtype=dtype, state_dtype=x), Host())[0] for x in (None, "float64"))
+    assert f"got {dtype}, g bfloat16, beta bfloat16, no initial states -> cast them" in without
+    assert "beta bfloat16, states float64 -> cast them" in given and "None" not in without + given

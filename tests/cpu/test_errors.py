@@ -1,5 +1,6 @@
 """Every check has a broken call that meets it, and docs/errors.md shows them all."""
 
+import contextlib
 import pickle
 
 import pytest
@@ -8,10 +9,10 @@ from broken import CASES, PAGE, SPARSE, chunk, message, page
 from naive import make
 
 import kda
-from kda import checks
+from kda import checks, gate_checks
 from kda.decoding import checks as decoding
 
-ROWS = (*checks.CALLER, *checks.KIND, *checks.VALUES, *checks.GATE, *decoding.ALL)
+ROWS = (*checks.CALLER, *checks.KIND, *checks.VALUES, *gate_checks.GATE, *decoding.ALL)
 IDS = {row.id for row in ROWS} | set(checks.ELSEWHERE) | set(decoding.ELSEWHERE)
 
 
@@ -92,6 +93,36 @@ def test_a_wrong_chunk_size_is_refused_in_words_that_fit_those_of_fla():
     with pytest.raises(ValueError, match=r"`chunk_size` must be either 32 or 64") as error:
         kda.chunk_kda(**call.arguments | {"chunk_size": 16})
     assert error.value.argument == "chunk_size" and str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
+
+
+FUNCTIONS = ["chunk_kda", "chunk_kda_fwd", "chunk_kda_bwd", "fused_recurrent_kda", "fused_recurrent_kda_fwd"]
+
+
+@pytest.mark.parametrize("profiled", [False, True], ids=["called", "profiled"])            # then by way of an operator
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_an_error_names_the_function_that_was_called(name, profiled):
+    call = make(B=1, T=3, dtype=torch.float32, chunk_size=None)
+    del call.options["chunk_size"]
+    given = call.arguments | ({"do": call.do} if name == "chunk_kda_bwd" else {})
+    other = torch.zeros(1, 4, 2, 5)
+    slots = {"ssm_state_indices": torch.tensor([9])}
+    wrong = [{"k": other}, {"scale": "x"}, {"use_qk_l2norm_in_kernel": 7}, {"bakend": "x"}, {"q": [1.0]}, slots]
+    with torch.profiler.profile() if profiled else contextlib.nullcontext():
+        for more in wrong:
+            error = message(lambda more=more: getattr(kda, name)(**given | more))
+            assert str(error).startswith(f"{name}: ") and error.op == name
+    copy = pickle.loads(pickle.dumps(error))
+    assert copy.op == name and str(copy) == str(error)
+
+
+def test_a_compiled_call_of_an_inner_function_is_one_graph():
+    call = make(B=1, T=3, dtype=torch.float32, chunk_size=None)
+    del call.options["chunk_size"]
+    for function in (kda.chunk_kda_fwd, kda.fused_recurrent_kda_fwd):
+        more = {"inplace_final_state": False} if function is kda.fused_recurrent_kda_fwd else {}
+        arguments = call.arguments | more
+        compiled = torch.compile(function, backend="eager", fullgraph=True)
+        assert torch.equal(compiled(**arguments)[0], function(**arguments)[0])
 
 
 def test_a_missing_argument_is_pythons_own_error():

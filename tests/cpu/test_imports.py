@@ -25,12 +25,14 @@ ARROWS = {
     "compile": {"errors"},
     "simulator": {"compile", "errors", "host"},
     "capability": {"host", "problem"},
-    "dispatch": {"backends", "bundles", "capability", "compile", "errors", "host", "problem"},
+    "dispatch": {"backends", "bundles", "capability", "compile", "errors", "host", "notices", "problem"},
     "checks": {"errors", "offsets", "problem"},
+    "gate_checks": {"checks"},
     "transforms": {"errors"},
     "parallel": {"autograd", "bundles", "checks", "dispatch", "errors", "gates", "offsets", "problem"},
     "autograd": {"bundles", "checks", "dispatch", "errors", "gates", "host", "problem", "transforms"},
-    "api": {"autograd", "bundles", "checks", "dispatch", "errors", "gates", "host", "parallel", "problem"},
+    "api": {"autograd", "bundles", "checks", "dispatch", "errors", "gate_checks", "gates", "host", "parallel",
+            "problem"},
     "decoding": {"checks", "dispatch", "errors", "problem"},
     "rehearsal": {"api", "bundles", "checks", "dispatch", "errors", "gates", "host", "problem"},
     "notices": {"errors"},
@@ -219,8 +221,8 @@ def test_import_kda_registers_its_operators():
 def test_import_kda_costs_a_few_files_of_its_own_over_import_torch():
     """None that belongs to a backend, a compiler, the simulator or a command, and no other package."""
     loaded = fresh("import torch, sys; before = set(sys.modules); import kda; print(*(set(sys.modules) - before))")
-    parts = ("api", "autograd", "bundles", "capability", "checks", "dispatch", "errors", "gates", "host", "offsets",
-             "problem", "transforms")  # fmt: skip
+    parts = ("api", "autograd", "bundles", "capability", "checks", "dispatch", "errors", "gate_checks", "gates", "host",
+             "offsets", "problem", "transforms")  # fmt: skip
     assert set(loaded.stdout.split()) == {"kda", *(f"kda.{part}" for part in parts)}
 
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.nn.functional as F
+from naive import make as naive_call
 
 import kda
 from kda import nn
@@ -260,7 +261,7 @@ def test_gates_start_where_models_are_trained_from():
 
 def with_halo(monkeypatch, exchange):
     module = types.ModuleType("kda.parallel")
-    module.conv_halo = exchange
+    module.conv_halo, module.adopt = exchange, lambda context, op: context
     monkeypatch.setitem(sys.modules, "kda.parallel", module)
 
 
@@ -434,7 +435,6 @@ WRONG = {
     "lower_bound": (lambda: make(lower_bound=5.0), "negative, or None; found 5.0"),
     "norm_eps": (lambda: make(norm_eps=math.nan), "norm_eps must be a finite number >= 0; found nan"),
     "a number of a layer": (lambda: KimiDeltaAttention(D, 2, 8, layer_idx="0"), "an int or None; found '0'"),
-    "cp_context": (lambda: make()(hidden(3, 1), cp_context="x"), "a context of .* found str. Call kda.parallel"),
     "a convolution": (lambda: make(conv_size="4"), "conv_size must be an int of 2 or more; found '4'"),
     "cp_context and cache": (lambda: make()(hidden(3, 1), cp_context=1, cache=Cache()), "None with a cp_context"),
 }  # fmt: skip
@@ -446,6 +446,25 @@ def test_a_wrong_call_says_what_was_asked_found_and_what_to_do(wrong):
     with pytest.raises(kda.InputError, match=says) as caught:
         act()
     assert caught.value.check.startswith("nn.") and caught.value.fix
+
+
+OFFSETS = types.SimpleNamespace(cu_seqlens=torch.tensor([0, 3]))
+
+
+@pytest.mark.parametrize("context", ["x", OFFSETS], ids=["a str", "offsets alone"])
+def test_what_is_no_context_is_refused_as_chunk_kda_refuses_it(context):
+    x, layer, call = hidden(3, 1), make(), naive_call(B=1, T=3)
+    errors = []
+    for act in (
+        lambda: layer(x, cp_context=context),
+        lambda: layer.explain(x, cp_context=context),
+        lambda: kda.chunk_kda(**call.arguments, cp_context=context),
+    ):
+        with pytest.raises(kda.InputTypeError, match=r"a context of .* found .*\. Call kda\.parallel") as caught:
+            act()
+        errors.append(caught.value)
+    assert [error.op for error in errors] == ["KimiDeltaAttention", "KimiDeltaAttention", "chunk_kda"]
+    assert len({(error.check, error.found, error.fix) for error in errors}) == 1
 
 
 def test_a_cache_of_another_batch_is_refused():

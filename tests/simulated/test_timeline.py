@@ -250,18 +250,21 @@ def test_a_page_needs_nothing_beside_it_and_stays_within_its_picture():
         assert says in text
 
 
-def test_one_command_writes_both_for_a_forward(tmp_path):
+@pytest.mark.parametrize("arch, chip, which", [
+    ("sm90", "h200", "h200, which stands for sm90 (H100, H200, H20)"), ("h100", "h100", "h100 (sm90)"),
+])  # fmt: skip
+def test_one_command_writes_both_for_a_forward(tmp_path, arch, chip, which):
     pytest.importorskip("cutlass", reason="nvidia-cutlass-dsl is not installed")
     trace, page = tmp_path / "trace.json", tmp_path / "page.html"
-    asked = ["timeline", "--arch", "sm90", "--tokens", "64", "--heads", "1", "--out", str(trace), "--html", str(page)]
+    asked = ["timeline", "--arch", arch, "--tokens", "64", "--heads", "1", "--out", str(trace), "--html", str(page)]
     result = CliRunner().invoke(cli, asked)
     assert result.exit_code == 0, result.output
     names = {e["args"]["name"] for e in check_trace(json.loads(trace.read_text())) if e["name"] == "thread_name"}
     assert {"CTA 0: CHAIN, warp 0", "CTA 0: PREPARE 1, warp 12", "CTA 1: CHAIN, warp 0", "CTA 0: full[0]"} <= names
     assert "CHAIN (CTA 0)" in page.read_text() and "ui.perfetto.dev" in result.output
     said = [line for line in result.output.splitlines() if line.startswith("fused: ")]     # progress may come first
-    assert len(said) == 1 and "us on h200, predicted" in said[0]
-    assert "h200 stands for sm90 (H100, H200, H20)" in result.output
+    assert len(said) == 1 and f"us on {chip}, predicted" in said[0]
+    assert f"predicted for {which}\n" in result.output
 
 
 def test_a_kernel_is_called_as_its_configuration_and_otherwise_as_in_its_ptx():

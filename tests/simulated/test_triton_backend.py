@@ -181,7 +181,7 @@ def test_tokens_of_no_sequence_have_zeros(row):
 def test_what_is_kept_is_zero_where_no_token_and_no_chunk_is(padding):
     case, lengths = make_inputs((65, 0, 128), padding=padding, H=1, HV=2, K=72, V=40), (65, 0, 128)
     with capture(arch="sm90") as session:
-        saved = kda.chunk_kda_fwd(**case.keywords, disable_recompute=True, backend="triton").saved
+        saved = kda.chunk_kda_fwd(**case.keywords, disable_recompute=True, backend="triton").saved.tensors
     assert_clean(session.findings)
     for name, x in saved._asdict().items():
         there = 4 if name in ("h", "gc_last") else sum(lengths)
@@ -235,7 +235,7 @@ def test_results_have_the_shapes_of_inputs_and_are_no_views():
         *_, h = kda.chunk_kda(**keywords, return_intermediate_states=True)
     for x, grad in zip(leaves, (grad for grad in grads if grad is not None), strict=True):
         assert grad.shape == x.shape and grad.dtype == x.dtype
-    assert not [x for x in (out.o, out.final_state, h, *out.saved, *grads) if x is not None and x._is_view()]
+    assert not [x for x in (out.o, out.final_state, h, *out.saved.tensors, *grads) if x is not None and x._is_view()]
 
 
 def test_a_loss_on_the_outputs_alone_has_gradients():

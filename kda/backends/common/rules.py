@@ -19,7 +19,16 @@ KEEPS_PRODUCTS = Rule(
     "keeps A_qk and A_inv, not all intermediates that disable_recompute requests",
     "leave it out",
 )
-KEEPS_NOTHING = KEEPS_PRODUCTS._replace(why="keeps no intermediates, which disable_recompute requests")
+
+
+def keeps_its_own(*ccs: tuple[int, int]) -> Rule:
+    """Of a backend that keeps what its own backward reads: on its GPUs, a call that requests more than that."""
+    return Rule(
+        "keeps",
+        lambda p, h: not p.disable_recompute or h.cc not in ccs,
+        "keeps intermediates for its own backward alone; this call requests those that every backend reads",
+        "leave disable_recompute out",
+    )
 
 
 def of(backend: str, *rules: Rule) -> tuple[Rule, ...]:

@@ -45,7 +45,7 @@ CAPABILITY = Capability(
             "sm89.dtype",
             lambda p, h: p.dtype == p.g_dtype == p.beta_dtype == "float32" and p.state_dtype in (None, "float32"),
             "needs float32 q, k, v, g, beta and states, got {p.dtype}, g {p.g_dtype}, beta {p.beta_dtype}, "
-            "states {p.state_dtype}",
+            "{p.states_in_words}",
             "cast them",
         ),
         Rule(

@@ -2,7 +2,7 @@
 
 from kda.capability import Capability, Rule
 
-from ..common.rules import BFLOAT16, CHUNKS, CUTE_DSL, KEEPS_PRODUCTS, ONE_BETA, of
+from ..common.rules import BFLOAT16, CHUNKS, CUTE_DSL, ONE_BETA, keeps_its_own, of
 
 LIMIT = 65535                                # of a grid in y and z
 
@@ -41,7 +41,7 @@ CAPABILITY = Capability(
             "accepts up to 65,535 value heads and sequences, and 2,097,120 tokens per row of a batch",
             "pass one long sequence with cu_seqlens",
         ),
-        *of("sm90", ONE_BETA, KEEPS_PRODUCTS),
+        *of("sm90", ONE_BETA, keeps_its_own((9, 0))),
         *BACKWARD,
     ),
     stages=("fwd/gate+intra+wy+state+output", "bwd/output+state+wy+intra+gate from inputs",
