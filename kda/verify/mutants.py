@@ -88,6 +88,14 @@ CALLS = {
         "the same that keeps, of any gate": Call(
             Spec((900, 0, 65), gate="softplus", **GROUPED), dict(FUSED=True, CTAS=4), save=Save.OWN
         ),
+        "CTAs alone, walks shared out": Call(Spec((400, 0, 65), V=64, **GROUPED), dict(FUSED=True, CTAS=1), sms=3),
+        "clusters of two, of which one walks": Call(Spec((600, 0, 65), V=64, **GROUPED), dict(FUSED=True, CTAS=2)),
+        "one kernel that keeps, 64 channels, CTAs alone": Call(
+            Spec((300, 0, 65), K=64, V=64, **GROUPED), dict(FUSED=True, CTAS=1), sms=3, save=Save.OWN
+        ),
+        "the same, clusters of two, of which one walks": Call(
+            Spec((400, 0, 65), K=64, V=64, **GROUPED), dict(FUSED=True, CTAS=2), save=Save.OWN
+        ),
     },
     "sm89": {
         "forward": Call(Spec((150, 0, 30), **GROUPED, **FLOAT32)),

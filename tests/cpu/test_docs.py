@@ -148,7 +148,7 @@ def variables(text):
 
 
 ONE_KERNEL = ROOT / "docs" / "decisions" / "hopper_one_kernel.md"
-QUOTED = {                                                           # what a page says -> constants of sm90/plan.py and costs.py
+QUOTED = {                                   # what a page says -> constants of sm90/plan.py and costs.py
     r"a cluster takes (\S+) for its first chunk and (\S+) for each further walk": ("FIRST_CHUNK", "ONE_PRODUCT.piece"),
     r"two kernels (\S+) / (\S+) per walk": ("WALK", "ONE_PRODUCT.pair"),
     r"outnumber the (\d+) clusters that run at once": ("FIT[2]",),
@@ -160,7 +160,8 @@ QUOTED = {                                                           # what a pa
 @pytest.mark.parametrize("pattern", QUOTED)
 def test_thresholds_on_a_page_are_those_of_the_plan(pattern):
     said = re.search(pattern, " ".join(ONE_KERNEL.read_text().split()))
-    assert [float(number) for number in said.groups()] == [eval(name, vars(plan) | vars(costs)) for name in QUOTED[pattern]]
+    known = vars(plan) | vars(costs)
+    assert [float(number) for number in said.groups()] == [eval(name, known) for name in QUOTED[pattern]]
 
 
 def test_pages_name_only_what_the_plan_of_hopper_has():

@@ -321,7 +321,7 @@ def clusters_of(p: Problem, sms: int, ctas: int) -> int:
 def wraps(p: Problem, sms: int, ctas: int) -> bool:
     """Whether the one kernel's clusters have equal shares of walks, instead of a walk each.  CTAs alone always do:
     without shares ptxas keeps 22 registers more of addresses than there are."""
-    return (ctas == 1 or clusters_of(p, sms, ctas) < p.N * p.HV) and p.T > 0
+    return ctas == 1 or (clusters_of(p, sms, ctas) < p.N * p.HV and p.T > 0)
 
 
 @dataclass(frozen=True)
@@ -390,14 +390,15 @@ def ctas_of_one_kernel(times: Times) -> int:
     """CTAs of the clusters of one kernel, where that is faster than two kernels; 0: it is not."""
     p, cut, cost, strips = times.p, times.length > 0, times.cost, times.strips
     walks, all_slots = p.N * p.HV, times.all_slots
+    forms = [ctas for ctas in FORMS[strips] if ctas > 1 or p.T]                # CTAs alone share walks, of some tokens
     if FUSED is not None or not walks:
-        ctas = (CTAS or strips) if FUSED and walks else 0
-        return 0 if (cut and ctas == strips) or ctas not in FORMS[strips] else ctas
+        ctas = (CTAS or forms[0]) if FUSED and walks else 0
+        return 0 if (cut and ctas == strips) or ctas not in forms else ctas
     if all_slots >= 2**31:                                                     # share.py counts them in 32 bits
         return 0
     two_kernels = cost.both * all_slots + LAUNCH + WALK * walks
     if strips == 1:
-        one = min(FORMS[strips], key=times.with_clusters)
+        one = min(forms, key=times.with_clusters)
         otherwise = times.apart() if cut else max(times.apart(), two_kernels)
         return one if times.with_clusters(one) <= otherwise else 0
     pair = not cut and times.of_two(FIRST_CHUNK) <= two_kernels
