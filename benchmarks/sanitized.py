@@ -56,20 +56,24 @@ FOLLOWED = {
     },
     "sm90/parts/handover.py": {
         """mbarrier_init(ring.full + stage, 1)
-            cute.arch.mbarrier_init(ring.empty + stage, 4 * self.c.ctas +""": """mbarrier_init(ring.full + stage, 32)
-            cute.arch.mbarrier_init(ring.empty + stage, 4 * self.c.ctas * 32 +""",
+            cute.arch.mbarrier_init(ring.empty + stage, 4 * self.c.walking +""": """mbarrier_init(ring.full + stage, 32)
+            cute.arch.mbarrier_init(ring.empty + stage, 4 * self.c.walking * 32 +""",
         """with cute.arch.elect_one():
             if cutlass.const_expr(self.c.ctas == 1):
                 cute.arch.mbarrier_arrive(ring.empty""": """if True:
             if cutlass.const_expr(self.c.ctas == 1):
                 cute.arch.mbarrier_arrive(ring.empty""",
         """with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(full)
-""": """cute.arch.mbarrier_arrive(full)
-        if cutlass.const_expr(self.c.ctas == 2):
-            if cute.arch.lane_idx() != 0:
-                cute.arch.mbarrier_arrive(full, peer_cta_rank_in_cluster=neighbour)
-        if cute.arch.lane_idx() == 0:
+            if cutlass.const_expr(self.c.walking == self.c.ctas):
+""": """if cute.arch.lane_idx() != 0:
+            if cutlass.const_expr(self.c.walking == self.c.ctas):
+                cute.arch.mbarrier_arrive(full)
+                if cutlass.const_expr(self.c.ctas == 2):
+                    cute.arch.mbarrier_arrive(full, peer_cta_rank_in_cluster=rank ^ 1)
+            else:
+                cute.arch.mbarrier_arrive(full, peer_cta_rank_in_cluster=Int32(0))
+        else:
+            if cutlass.const_expr(self.c.walking == self.c.ctas):
 """,
         """mbarrier_init(ring.full + stage, 1 + 32)
             cute.arch.mbarrier_init(ring.read + stage, 4)""": """mbarrier_init(ring.full + stage, 32 + 32)

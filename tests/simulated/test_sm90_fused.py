@@ -185,14 +185,14 @@ FAULTS = {
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("ctas", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
-def test_the_form_that_racecheck_follows_is_this_kernel(ctas, tmp_path, monkeypatch, fused):
+@pytest.mark.parametrize("ctas, V", [(1, 64), (2, 64), (2, 128), (4, 128)])
+def test_the_form_that_racecheck_follows_is_this_kernel(ctas, V, tmp_path, monkeypatch, fused):
     monkeypatch.setattr(plan, "CTAS", ctas)
     for x, name in ((launch, "kernel"), (sys, "path")):                         # `follow` changes both
         monkeypatch.setattr(x, name, getattr(x, name))
     monkeypatch.syspath_prepend(BENCHMARKS)
     kept_nowhere(monkeypatch)
-    case = case_of(T=390)
+    case = case_of(T=390, V=V)
     expected, _ = called(case)
     importlib.import_module("sanitized").follow(tmp_path)
     assert all(torch.equal(x, expected[name]) for name, x in check(case).items())

@@ -1,12 +1,15 @@
 """fwd/gate to fwd/output in one kernel: a cluster of CTAs walks the chunks of one sequence and value head, and what
 `prepare` would hand to `chain` through memory goes from shared memory to shared memory.
 
-CTAs 0 and 1 have 64 columns of the state each.  All CTAs make tiles for both (parts/handover.py): a group of eight
-warps does what prepare's CTA does (parts/making.py).
+CTAs 0 and 1 have 64 columns of the state each; where V = 64, CTA 0 has all, alone or in a cluster of two.  All CTAs
+make tiles for those that walk (parts/handover.py): a group of eight warps does what prepare's CTA does
+(parts/making.py).
 
   cluster of  warps       role     does
-  2, 4        0-3         CHAIN    in CTAs 0 and 1 as in fwd/chain.py; in clusters of two its rows of v, too
-  2           4-11        PREPARE  as in fwd/prepare.py, chunks 4 i + rank
+  1, 2, 4     0-3         CHAIN    where a CTA walks, as in fwd/chain.py; but in clusters of four its rows of v, too
+  1           4-11        PREPARE  as in fwd/prepare.py, chunks 2 i
+              12-19       PREPARE  chunks 2 i + 1
+  2           4-11        PREPARE  chunks 4 i + rank
               12-19       PREPARE  chunks 4 i + 2 + rank
   4           4-11        PREPARE  in CTAs 0 and 1 chunks 6 i + 4 + rank, in 2 and 3 chunks 6 i + rank - 2
               12-19       PREPARE  in CTAs 2 and 3, chunks 6 i + rank
@@ -24,11 +27,11 @@ and of blocks of 8 rows: as soon as products are computed, all eight warps reque
 operands were (parts/rows.py).
 
   pipeline                arrivals                                           says
-  cluster of two
+  cluster of two, and a CTA alone
   full                    1, of PREPARE's warp 0; in the neighbour with      a tile is there
                           the bytes of the copy
-  empty                   8, a lane of each warp of both CHAINs, in the      no warp reads the stage any more, in either
-                          CTA that makes the stage's tiles                   CTA, and the copy is done
+  empty                   4 for each CTA that walks, a lane of each warp     no warp reads the stage any more, in any
+                          of CHAIN, in the CTA that makes the stage's tiles  CTA, and the copy is done
   cluster of four
   full                    1, of RELAY with the bytes of the copy, or of      a tile and v are there
                           INVERSE in its own CTA; 32, a lane's pieces of v
@@ -56,11 +59,13 @@ operands were (parts/rows.py).
   crossed, in memory      1, a thread of the CHAIN before                    the state that enters a share is there
   share                   (the first meeting of the cluster)                 which share it is, by CHAIN's warp 0
   cluster                 640 of each CTA                                    first: mbarriers are initialised; last: the
-                                                                             neighbour reads nothing here any more
+                                                                             neighbour reads nothing here any more, and
+                                                                             copies nothing here.  Alone: first only
 
-`wrapped`, where walks outnumber the clusters that run at once: a cluster has an equal share of all of them, in pieces
-(parts/share.py), and the roles go on from piece to piece without a pause: a chunk's stage is that of its number among
-all chunks of the share.  A piece's state comes from the cluster before, by memory, or goes to the one behind.
+`wrapped`, where walks outnumber the clusters that run at once, and in CTAs alone: a cluster has an equal share of all
+of them, in pieces (parts/share.py), and the roles go on from piece to piece without a pause: a chunk's stage is that of
+its number among all chunks of the share. A piece's state comes from the cluster before, by memory, or goes to the one
+behind.
 
 `keeps`, of a call whose gradients are recorded: b is on keys, and each tile also goes to memory, by a copy of the warp
 that hands it over.  CHAIN leaves r of a chunk where its v was, from where it goes to memory as o does, and brings the
@@ -74,7 +79,8 @@ The PREPAREs of all CTAs clear tokens outside every sequence at the end.
 
   shared memory: configs.FusedConfig.struct; at K = 128 a tile has 29 KiB, a group's operands, sums and A_kk 37, or 41
   in blocks of 8 rows, where what blocks have lies in Y and operands across 16 rows in the tile
-    cluster of two           2 x (2 tiles + 37), v 4 x 4.5, o 2 x 4.5 KiB        217 KiB, or 225
+    CTA alone                2 x (tile + 37), v 4 x 4.5, o 2 x 4.5 KiB           159 KiB, or 167
+    cluster of two           2 x (2 tiles + 37), v and o                         217, or 225
     of four, CTAs 0 and 1    tile + 37, stages 4 x 29, v and o                   209, or 213
     of four, CTAs 2 and 3    2 x (2 tiles + 37)                                  190, or 198, of the same
   one that keeps has 8 KiB more, of columns of a state; in clusters of two and blocks of 8 rows they do not fit
