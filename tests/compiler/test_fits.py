@@ -122,7 +122,7 @@ def test_what_was_measured_is_kept():
 
 @pytest.mark.parametrize("arch", ["sm80", "sm86", "sm89", "sm120"])
 def test_two_programs_of_a_walk_and_of_intra_share_an_sm_without_wgmma(arch):
-    """8 warps with M = 64 rows would multiply every row twice, and leave no room for a second program."""
+    """8 warps would multiply rows twice and leave no room for a second program (docs/decisions/triton_ampere.md)."""
     p = problem("K=128 V=128 bfloat16")
     for kernel in ("state", "intra"):
         assert (choose(kernel, p, host_of(arch)).warps, choose(kernel, p, host_of(arch)).BK) == (4, 32)
