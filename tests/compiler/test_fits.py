@@ -120,6 +120,14 @@ def test_what_was_measured_is_kept():
     assert choose("intra", p, h200) == Config(warps=4, stages=2, BK=32, BV=64, maxnreg=168)
 
 
+@pytest.mark.parametrize("arch", ["sm80", "sm86", "sm89", "sm120"])
+def test_two_programs_of_a_walk_and_of_intra_share_an_sm_without_wgmma(arch):
+    """8 warps would multiply rows twice and leave no room for a second program (docs/decisions/triton_ampere.md)."""
+    p = problem("K=128 V=128 bfloat16")
+    for kernel in ("state", "intra"):
+        assert (choose(kernel, p, host_of(arch)).warps, choose(kernel, p, host_of(arch)).BK) == (4, 32)
+
+
 @pytest.mark.parametrize("arch", FAMILIES)
 def test_less_memory_gives_smaller_tiles_and_too_little_an_error(arch):
     p = problem("K=128 V=128 bfloat16")

@@ -470,7 +470,8 @@ def test_blocks_are_as_large_as_a_bound_allows(words, rows):
 TUNED = [
     ("sm90", 128, "bounded", "bfloat16"), ("sm90", 128, "softplus", "bfloat16"), ("sm80", 128, "bounded", "bfloat16"),
     ("sm100", 128, "bounded", "bfloat16"), ("sm90", 64, "bounded", "bfloat16"), ("sm90", 256, "bounded", "bfloat16"),
-    ("sm80", 256, "bounded", "bfloat16"), ("sm90", 128, "bounded", "float32"),
+    ("sm80", 256, "bounded", "bfloat16"), ("sm90", 128, "bounded", "float32"), ("sm80", 128, "softplus", "bfloat16"),
+    ("sm80", 64, "bounded", "bfloat16"), ("sm86", 128, "bounded", "bfloat16"),
 ]  # fmt: skip
 
 

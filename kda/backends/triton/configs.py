@@ -36,7 +36,8 @@ class Row(NamedTuple):
 
 
 # The rows of 227 KiB for K <= 128 were measured on an H200 (docs/decisions/triton_prepare.md); the others are built to
-# fit.
+# fit, those of `state` and `intra` for mma.sync and K <= 128 also so that two CTAs share an SM
+# (docs/decisions/triton_ampere.md).
 TABLE = (
     Row("prepare", 16, 128, 227, Config(warps=4, BK=64, BV=128)),
     Row("prepare", 16, 256, 99, Config(warps=4, BK=64, BV=64)),
@@ -45,8 +46,8 @@ TABLE = (
     Row("state", 16, 64, 99, Config(warps=4, stages=3, BV=64), "mma.sync"),
     Row("state", 16, 64, 99, Config(warps=4, stages=2, BV=64)),
     Row("state", 16, 128, 227, Config(warps=4, stages=3, BV=64)),
-    Row("state", 16, 128, 163, Config(warps=8, stages=3, BV=64), "mma.sync"),
-    Row("state", 16, 128, 99, Config(warps=8, stages=2, BV=64), "mma.sync"),
+    Row("state", 16, 128, 163, Config(warps=4, stages=2, BK=32, BV=64), "mma.sync"),
+    Row("state", 16, 128, 99, Config(warps=4, stages=1, BK=32, BV=64), "mma.sync"),
     Row("state", 16, 128, 99, Config(warps=8, stages=1, BV=64)),
     Row("state", 16, 256, 163, Config(warps=8, stages=2, BK=128, BV=32), "mma.sync"),
     Row("state", 16, 256, 99, Config(warps=8, stages=1, BK=128, BV=32), "mma.sync"),
@@ -60,6 +61,7 @@ TABLE = (
     Row("wy", 16, 256, 99, Config(warps=4, BV=64)),
     Row("wy", 32, 256, 99, Config(warps=8, BV=32)),
     Row("intra", 16, 128, 227, Config(warps=4, stages=2, BK=32, BV=64, maxnreg=168), "async"),
+    Row("intra", 16, 128, 99, Config(warps=4, BK=32, BV=128), "mma.sync"),
     Row("intra", 16, 256, 99, Config(warps=8, BK=32, BV=64), "mma.sync"),
     Row("intra", 16, 256, 99, Config(warps=8, BK=64, BV=64)),
     Row("intra", 32, 256, 99, Config(warps=8, BK=16, BV=32)),

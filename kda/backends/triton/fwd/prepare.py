@@ -16,7 +16,7 @@ import triton.language as tl
 
 from ..parts.fast import exp2, times, times_both
 from ..parts.gate import LOG2_E, inverse_norm, log2_decay, rate_of, step_size
-from ..parts.halving import FIRST, LEVELS, decay_to_cut, from_first, quarters
+from ..parts.halving import FIRST, LEVELS, decay_to_cut, decay_to_middle, from_first, quarters
 from ..parts.inverse import inverse
 from ..parts.memory import load_columns
 from ..parts.sequences import chunk_place, clear_rows
@@ -127,7 +127,10 @@ def operands(q, k, gc, step, rows, stride, K: tl.constexpr, C: tl.constexpr, BK:
     i = tl.minimum(tl.arange(0, C), rows - 1)                                  # rows that are not there: the last one
     level = FIRST(SPAN) + step % (LEVELS(C) - FIRST(SPAN))
     d = step // (LEVELS(C) - FIRST(SPAN)) * BK + tl.arange(0, BK)[None, :]
-    E = decay_to_cut(gc, i, level, d, rows, K, BK)
+    if 2 * SPAN == C:
+        E = decay_to_middle(gc, i, d, rows, K, C, BK)
+    else:
+        E = decay_to_cut(gc, i, level, d, rows, K, BK)
     at = i[:, None] * stride
     x = load_columns(k + at + d, d, K, BK)
     y = load_columns(tl.where(((tl.arange(0, C) >> level) % 2 == 1)[:, None], q + at, k + at) + d, d, K, BK)
@@ -176,6 +179,7 @@ def products(
     if SPAN > 1:
         half = lower_bound * (-0.5 * LOG2_E * (SPAN - 1))
         blocks = block_products(q, k, gc, qs, ks, half, stride, rows, K, C, BK, SPAN, PRECISION)
+        tl.debug_barrier()                                                     # or gc stays in registers: they spill
     A = tl.zeros((C, C), tl.float32)
     levels: tl.constexpr = LEVELS(C) - FIRST(SPAN)
     steps: tl.constexpr = (K + BK - 1) // BK * levels

@@ -44,6 +44,14 @@ def decay_to_cut(gc, i, level, d, rows, K: tl.constexpr, BK: tl.constexpr):
     return exp2((load_columns(gc + later, d, K, BK) - load_columns(gc + earlier, d, K, BK)).to(tl.float32))
 
 
+@triton.jit
+def decay_to_middle(gc, i, d, rows, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr):
+    """decay_to_cut of the last level, bit for bit; all rows have one cut there, which is loaded once."""
+    cut = load_columns(gc + tl.minimum(C // 2 - 1, rows - 1) * K + d, d, K, BK)
+    x = (load_columns(gc + i[:, None] * K + d, d, K, BK) - cut).to(tl.float32)
+    return exp2(tl.where((i >= C // 2)[:, None], x, -x))
+
+
 @triton.constexpr_function
 def LEVELS(C):
     return C.bit_length() - 1
