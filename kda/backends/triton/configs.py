@@ -36,8 +36,7 @@ class Row(NamedTuple):
 
 
 # The rows of 227 KiB for K <= 128 were measured on an H200 (docs/decisions/triton_prepare.md); the others are built to
-# fit, those of `state` and `intra` for mma.sync and K <= 128 also so that two CTAs share an SM
-# (docs/decisions/triton_ampere.md).
+# fit, those of 4 warps for mma.sync and K <= 128 also so that two CTAs share an SM (docs/decisions/triton_ampere.md).
 TABLE = (
     Row("prepare", 16, 128, 227, Config(warps=4, BK=64, BV=128)),
     Row("prepare", 16, 256, 99, Config(warps=4, BK=64, BV=64)),
@@ -46,8 +45,9 @@ TABLE = (
     Row("state", 16, 64, 99, Config(warps=4, stages=3, BV=64), "mma.sync"),
     Row("state", 16, 64, 99, Config(warps=4, stages=2, BV=64)),
     Row("state", 16, 128, 227, Config(warps=4, stages=3, BV=64)),
-    Row("state", 16, 128, 163, Config(warps=4, stages=2, BK=32, BV=64), "mma.sync"),
-    Row("state", 16, 128, 99, Config(warps=4, stages=1, BK=32, BV=64), "mma.sync"),
+    Row("state_bwd", 16, 128, 163, Config(warps=4, stages=2, BK=32, BV=64), "mma.sync"),
+    Row("state", 16, 128, 163, Config(warps=4, stages=2, BK=64, BV=64), "mma.sync"),
+    Row("state", 16, 128, 99, Config(warps=8, stages=2, BV=64), "mma.sync"),
     Row("state", 16, 128, 99, Config(warps=8, stages=1, BV=64)),
     Row("state", 16, 256, 163, Config(warps=8, stages=2, BK=128, BV=32), "mma.sync"),
     Row("state", 16, 256, 99, Config(warps=8, stages=1, BK=128, BV=32), "mma.sync"),
@@ -68,6 +68,9 @@ TABLE = (
 )
 
 
+OTHERWISE = {"state_bwd": "state"}           # whose rows are a kernel's where it has none of its own
+
+
 def power_of_2(n: int) -> int:
     """The next power of two, at least the 16 that a product needs."""
     return max(16, 1 << (n - 1).bit_length())
@@ -79,7 +82,7 @@ def choose(kernel: str, p: Problem, host: Host, bits: int = 0) -> Config:
     allowed = host.smem or SMALLEST << 10
     products = ("any", "async" if host.cc and host.cc[0] in (9, 10) else "mma.sync")
     for row in TABLE:
-        asked = row.kernel == kernel and row.bits == bits and row.products in products
+        asked = row.kernel in (kernel, OTHERWISE.get(kernel)) and row.bits == bits and row.products in products
         if asked and p.K <= row.K and row.shared << 10 <= allowed:
             c = row.config
             return dataclasses.replace(c, BK=min(c.BK, power_of_2(p.K)), BV=min(c.BV, power_of_2(p.V)))

@@ -119,7 +119,8 @@ class _Recipes:
         wide = 2 if p.dtype == "float32" else 1
         self.K = power_of_2(p.K)
         self.sums = "float64" if p.dtype == "float32" else "float32"             # of log2 decays
-        self.prepare, self.state = choose("prepare", p, host), choose("state", p, host)
+        self.prepare = choose("prepare", p, host)
+        self.state, self.state_back = choose("state", p, host), choose("state_bwd", p, host)
         self.wy, self.intra = choose("wy", p, host), choose("intra", p, host)
         self.composing = choose("compose", p, host, bits=32)
         self.span = span(p)
@@ -213,9 +214,9 @@ class _Recipes:
             kernels["compose"] = self.compose(given, p.state_dtype, reverse=False)
         return kernels
 
-    def walk_constants(self, start: str, finish: str) -> dict[str, Constant]:
+    def walk_constants(self, c: Config, start: str, finish: str) -> dict[str, Constant]:
         """Of kernels that walk the chunks of a segment, with a state from `start` to `finish`."""
-        p, c = self.p, self.state
+        p = self.p
         return {
             "K": p.K, "V": p.V, "C": p.C, "BK": c.BK, "BV": c.BV, "START": start, "FINISH": finish,
             "V_FIRST": p.state_v_first, "PRECISION": self.precision,
@@ -224,7 +225,7 @@ class _Recipes:
     def state_kernel(self, start: str, finish: str, output: bool, keep_h: str, keep_v: bool) -> Recipe:
         p, c = self.p, self.state
         own = {"OUTPUT": output, "KEEP_H": keep_h, "KEEP_V": keep_v, "STAGES": c.stages}
-        constants = self.walk_constants(start, finish) | own
+        constants = self.walk_constants(c, start, finish) | own
         kept = output and p.checkpoints is not None
         absent = self.absent(A_qk=output, qg=output, o=output, v_new=keep_v, h=keep_h != "none", h0=start != "zero",
                              ht=finish != "none", pool=kept, place=kept)  # fmt: skip
@@ -331,8 +332,8 @@ class _Recipes:
         )  # fmt: skip
 
     def state_bwd(self, start: str, finish: str, keep: bool) -> Recipe:
-        p, c = self.p, self.state
-        constants = self.walk_constants(start, finish) | {"KEEP": keep, "STAGES": min(c.stages, 2)}
+        p, c = self.p, self.state_back
+        constants = self.walk_constants(c, start, finish) | {"KEEP": keep, "STAGES": min(c.stages, 2)}
         absent = self.absent(dht=start != "zero", dv_new=keep, dh=keep, dh0=finish != "none")
         dh0 = p.state_dtype if finish == "sequence" else "float32"
         return self.recipe(
