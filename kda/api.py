@@ -593,8 +593,8 @@ def _check_saved(call: Call, kept: Any) -> None:
     refuse = functools.partial(InputError, call.op, "saved", asked)
     whole = isinstance(kept, Kept) and isinstance(kept.tensors, Saved | Own) and isinstance(kept.made_with, MadeWith)
     if not whole or not all(isinstance(x, Tensor) for x in kept.tensors):
-        found = "a Kept with other contents" if isinstance(kept, Kept) else type(kept).__name__
-        raise refuse(found, "Pass Outputs.saved, or None to recompute.", "saved.kind")
+        kind = "a Kept with other contents" if isinstance(kept, Kept) else type(kept).__name__
+        raise refuse(kind, "Pass Outputs.saved, or None to recompute.", "saved.kind")
     check(call, (*CALLER, *KIND))
     saved, same = kept.tensors, "Pass both functions the same arguments."
     for name, had, given in zip(MadeWith._fields, kept.made_with, MadeWith.of(call.inputs, call.options)):

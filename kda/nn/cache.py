@@ -68,8 +68,8 @@ class Cache:
     def select(self, sequences: Tensor) -> Cache:
         """The states of some sequences, in the order of their numbers (M,)."""
         if isinstance(sequences, int) or (isinstance(sequences, Tensor) and sequences.dim() != 1):
-            found = f"shape {list(sequences.shape)}" if isinstance(sequences, Tensor) else f"int {sequences}"
-            raise InputError("kda.nn.Cache.select", "sequences", "the numbers of some sequences (M,)", found,
+            what = f"shape {list(sequences.shape)}" if isinstance(sequences, Tensor) else f"int {sequences}"
+            raise InputError("kda.nn.Cache.select", "sequences", "the numbers of some sequences (M,)", what,
                              "Pass a tensor of one axis, also for one sequence.", "nn.cache.select")  # fmt: skip
         found = Cache({layer: state.select(sequences) for layer, state in self._states.items()})
         if isinstance(sequences, Tensor) and sequences.dim():                  # copies

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from ..api import chunk_kda, fused_recurrent_kda
-from ..bundles import Save
 from ..checks import bad_bound, dtype_name, is_index, is_number, number, on_cpu, shape_of
 from ..dispatch import check_backend_name
 from ..errors import InputError
@@ -123,7 +122,7 @@ class KimiDeltaAttention(nn.Module):
                                                         "head_v_dim")}  # fmt: skip
         ranks = {name: getattr(self, name) for name in ("forget_rank", "gate_rank")}
         wrong = [name for name, size in sizes.items() if not is_number(size, int) or size < 1]
-        kept = isinstance(self.disable_recompute, bool) or self.disable_recompute == Save.STATES
+        kept = isinstance(self.disable_recompute, bool) or self.disable_recompute == "states"
         shared = bool(wrong) or self.num_v_heads % self.num_heads == 0
         for option, holds, asked, found in (
             *((name, name not in wrong, "an int of 1 or more", repr(size)) for name, size in sizes.items()),

@@ -306,7 +306,9 @@ def test_a_problem_is_read_from_words(text):
     assert Problem.parse("K=64 V=128 float32").dtype == "float32" and Problem.parse("H=2").HV == 2
 
 
-@pytest.mark.parametrize("text", ["K=big", "L=3", "flaot32", "packed=perhaps"])
+@pytest.mark.parametrize("text", [
+    "K=big", "L=3", "flaot32", "packed=perhaps", "K=-64", "V=0", "dtype=foo", "C=48", "gate=open", "H=4 HV=6",
+])  # fmt: skip
 def test_wrong_words_are_refused(text):
     with pytest.raises(ValueError, match="--problem"):
         Problem.parse(text)

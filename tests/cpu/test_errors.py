@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from broken import CASES, PAGE, SPARSE, chunk, message, page
+from broken_parallel import alone, halo
 from naive import make
 
 import kda
@@ -208,3 +209,16 @@ def test_an_out_that_requires_a_gradient_is_refused_though_nothing_else_does():
     assert message(lambda: kda.fused_recurrent_kda(**call.arguments, out=out)).check == "out.grad"
     with torch.no_grad():
         kda.fused_recurrent_kda(**call.arguments, out=out)
+
+
+@pytest.mark.parametrize("rows", ["3", True, 1.5])
+def test_rows_of_a_halo_that_are_no_number_are_named(rows):
+    error = message(lambda: halo(1, 8, 3, rows=rows))
+    assert (error.check, error.found) == ("halo.rows", repr(rows))
+
+
+@pytest.mark.parametrize("lengths", ["8", 8])
+def test_lengths_that_are_no_list_are_named(lengths):
+    with alone() as group:
+        error = message(lambda: kda.parallel.build_cp_context(torch.tensor([0, 8]), group, lengths=lengths))
+    assert error.check == "cp_lengths.value"

@@ -611,3 +611,9 @@ def test_a_convolution_and_a_norm_of_wrong_shapes_are_refused():
     for name, wrong in {"gate": {"gate": x[..., 1:]}, "weight": {"weight": weight}}.items():
         with pytest.raises(kda.InputError, match=f"{name} must be"):
             nn.gated_rms_norm(**{"x": x, "gate": x, "weight": weight[:, 0]} | wrong)
+
+
+@pytest.mark.parametrize(("models", "found"), [([], "none"), (3, "3"), ("llama", "'llama'")])
+def test_models_of_transformers_that_are_none_of_ours_are_refused(models, found):
+    with pytest.raises(kda.InputError, match=f"among kimi_linear, .* found {found}"):
+        kda.hf.use(models)
