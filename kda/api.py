@@ -702,8 +702,17 @@ def prepare(
         flags: Any = {name: _flag(op, name, getattr(options, name), _OTHER.get(name)) for name in _FLAGS}
         options = options._replace(**flags)
     if type(scale) is not float or type(chunk_size) is not int or type(lower_bound) not in _BOUND:
-        check(Call(op, inputs, options), NUMBERS)        # known calls are found by values, of which True equals 1.0
+        _check_numbers(Call(op, inputs, options))
     return inputs, options
+
+
+def _check_numbers(call: Call) -> None:
+    """Before known calls are looked up by their values: True equals 1.0 there, and 64.0 equals 64."""
+    o = call.options
+    if not torch.compiler.is_compiling():
+        check(call, NUMBERS)
+    elif bool in (type(o.scale), type(o.lower_bound), type(o.chunk_size)):                # others the operator refuses
+        raise TypeError(f"{call.op}: scale, lower_bound and chunk_size must be numbers; found a bool.")
 
 
 _ON_A_MESH = ("chunk_kda", "fused_recurrent_kda")

@@ -308,32 +308,30 @@ class KimiDeltaAttention(nn.Module):
         batch, T = shape[:2] if rows else (0, 0)
         of_mask = list(mask.shape) if isinstance(mask, Tensor) else []
         masked = mask is None or (len(of_mask) == 2 and of_mask[0] == batch and of_mask[1] >= T)
-        of_offsets, offsets = type(cu_seqlens).__name__, cu_seqlens is None
-        if isinstance(cu_seqlens, Tensor):
-            offsets = cu_seqlens.dim() == 1 and cu_seqlens.numel() > 0 and is_index(cu_seqlens.dtype)
-            of_offsets = f"{shape_of(cu_seqlens)} of {dtype_name(cu_seqlens)}"
-        for option, holds, asked, found, fix in (
-            ("x", rows, f"[B, T, {self.hidden_size}]", _shape_or_type(x),
+        offsets = cu_seqlens is None or (isinstance(cu_seqlens, Tensor) and cu_seqlens.dim() == 1
+                                         and cu_seqlens.numel() > 0 and is_index(cu_seqlens.dtype))  # fmt: skip
+        for option, holds, asked, found, fix in (                              # torch.compile cannot print a size
+            ("x", rows, f"[B, T, {self.hidden_size}]", lambda: _shape_or_type(x),
              "Pass hidden states, batch first."),
-            ("attention_mask", masked, "[B, S] with S >= T, of 0 and 1", _shape_or_type(mask),
+            ("attention_mask", masked, "[B, S] with S >= T, of 0 and 1", lambda: _shape_or_type(mask),
              "KDA is causal by itself: pass a padding mask."),
             ("attention_mask", not masked or not _is_additive(mask), "[B, S] with S >= T, of 0 and 1",
-             "other numbers", "1 is a real token, 0 padding; this may be a mask that is added to logits."),
-            ("cu_seqlens", offsets, "a tensor of N + 1 offsets", of_offsets,
+             lambda: "other numbers", "1 is a real token, 0 padding; this may be a mask that is added to logits."),
+            ("cu_seqlens", offsets, "a tensor of N + 1 offsets", lambda: _shape_or_type(cu_seqlens, with_dtype=True),
              "Pass a tensor of int32 or int64."),
-            ("cu_seqlens_cpu", copy is None or cu_seqlens is not None, "a copy of cu_seqlens", "cu_seqlens=None",
-             "Pass cu_seqlens as well."),
-            ("cu_seqlens", cu_seqlens is None or batch == 1, "with B = 1", f"B = {batch}",
+            ("cu_seqlens_cpu", copy is None or cu_seqlens is not None, "a copy of cu_seqlens",
+             lambda: "cu_seqlens=None", "Pass cu_seqlens as well."),
+            ("cu_seqlens", cu_seqlens is None or batch == 1, "with B = 1", lambda: f"B = {batch}",
              "Concatenate the sequences in one row."),
-            (" and ".join(apart), len(apart) < 2, "given alone", "together",
+            (" and ".join(apart), len(apart) < 2, "given alone", lambda: "together",
              "Each says where sequences begin and end: pass one."),
-            ("cache", cache is None or isinstance(cache, Cache), "a kda.nn.Cache", type(cache).__name__,
+            ("cache", cache is None or isinstance(cache, Cache), "a kda.nn.Cache", lambda: type(cache).__name__,
              "Create one with kda.nn.Cache()."),
-            ("cache", cache is None or cp_context is None, "None with a cp_context", "both",
+            ("cache", cache is None or cp_context is None, "None with a cp_context", lambda: "both",
              "States on several ranks are not kept: pass one of the two."),
         ):  # fmt: skip
             if not holds:
-                raise InputError("KimiDeltaAttention", option, asked, found, fix, f"nn.{option.split()[0]}")
+                raise InputError("KimiDeltaAttention", option, asked, found(), fix, f"nn.{option.split()[0]}")
         if cp_context is None:
             return None
         from ..parallel import adopt
@@ -345,8 +343,10 @@ class KimiDeltaAttention(nn.Module):
         return ", ".join([str(self.hidden_size), *(f"{name}={getattr(self, name)}" for name in names)])
 
 
-def _shape_or_type(x: Any) -> str:
-    return shape_of(x) if isinstance(x, Tensor) else type(x).__name__
+def _shape_or_type(x: Any, with_dtype: bool = False) -> str:
+    if not isinstance(x, Tensor):
+        return type(x).__name__
+    return shape_of(x) + (f" of {dtype_name(x)}" if with_dtype else "")
 
 
 def _is_additive(mask: Any) -> bool:

@@ -617,3 +617,13 @@ def test_a_convolution_and_a_norm_of_wrong_shapes_are_refused():
 def test_models_of_transformers_that_are_none_of_ours_are_refused(models, found):
     with pytest.raises(kda.InputError, match=f"among kimi_linear, .* found {found}"):
         kda.hf.use(models)
+
+
+def test_one_compiled_layer_takes_calls_of_other_sizes():
+    """From the second on, sizes are symbols, which torch.compile cannot print."""
+    layer, mask = make(), torch.tensor([1.0, 1.0, 0.0])
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for B, T in ((2, 5), (2, 9), (3, 70)):
+        x = hidden(T, B)
+        padding = mask[:B, None].expand(B, T)
+        assert close(compiled(x, attention_mask=padding), layer(x, attention_mask=padding))
