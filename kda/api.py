@@ -28,6 +28,7 @@ from .bundles import Grads, Kept, MadeWith, Outputs, Own, Save, Saved, saved_dty
 from .checks import (
     CALLER,
     KIND,
+    NUMBERS,
     RECORDED_OUT,
     RECORDED_POOL,
     WRITTEN_STATE,
@@ -35,6 +36,7 @@ from .checks import (
     Outline,
     autocasts,
     check,
+    number,
     problem_of,
     problem_of_outlines,
     records_gradients,
@@ -103,7 +105,7 @@ def chunk_kda(
         beta: (B, T, HV), step sizes, or logits with `use_beta_sigmoid_in_kernel`.
         scale: of q; None means `K ** -0.5`.
         initial_state: (N, HV, K, V), float32 or the dtype of q; a pool with `ssm_state_indices`.
-        output_final_state: also return the states after the last token, float32.
+        output_final_state: also return the states after the last token, float32 (float64 for float64 inputs).
         use_qk_l2norm_in_kernel: first normalise q and k: x / sqrt(sum x^2 + 1e-6).
         use_gate_in_kernel: with x = g + dt_bias, the decay is `-exp(A_log) softplus(x)`. A `lower_bound`
             makes it `lower_bound * sigmoid(exp(A_log) x)`; A_log may then be left out.
@@ -202,8 +204,12 @@ def _chunk(inputs: Inputs, options: Options, context: Any) -> tuple[Tensor, Tens
     return out.o, out.final_state, out.h
 
 
+def _names_of(function: Any) -> list[str]:
+    return [name for name, p in inspect.signature(function).parameters.items() if p.kind is not p.VAR_KEYWORD]
+
+
 _CHUNK_SIGNATURE = inspect.signature(chunk_kda)
-_KEYWORDS = [name for name, p in _CHUNK_SIGNATURE.parameters.items() if p.kind is not p.VAR_KEYWORD]
+_KEYWORDS = _names_of(chunk_kda)
 CHUNK_DEFAULTS = {name: _CHUNK_SIGNATURE.parameters[name].default for name in _KEYWORDS[5:]}
 
 
@@ -370,7 +376,7 @@ def _recurrent(inputs: Inputs, options: Options, out: Tensor | None = None) -> t
     call, inplace = Call("fused_recurrent_kda", inputs, options, out=out), options.inplace_final_state
     recorded = records_gradients(inputs)
     compiling = torch.compiler.is_compiling()
-    if recorded and not compiling:
+    if (recorded or getattr(out, "requires_grad", False)) and not compiling:
         operate(check, call, call, (WRITTEN_STATE, RECORDED_OUT))
     if out is not None and not compiling:                                     # the operator does not see it
         operate(problem_of, call, call)
@@ -464,7 +470,7 @@ def fused_kda_gate(
         >>> decays.shape, -5 <= decays.min() and decays.max() <= 0
         (torch.Size([1, 10, 2, 16]), tensor(True))
     """
-    lower_bound = _number(lower_bound)
+    lower_bound = number(lower_bound)
     if _sharded((g, A_log, dt_bias)):
         of = functools.partial(fused_kda_gate, lower_bound=lower_bound, output_dtype=output_dtype)
         return parallel().mesh.gate("fused_kda_gate", g, A_log, dt_bias, of)
@@ -585,8 +591,10 @@ def _unseen(inputs: Inputs) -> bool:
 def _check_saved(call: Call, kept: Any) -> None:
     asked = "what chunk_kda_fwd(..., disable_recompute=True) returned as saved for the same call"
     refuse = functools.partial(InputError, call.op, "saved", asked)
-    if not isinstance(kept, Kept):
-        raise refuse(type(kept).__name__, "Pass Outputs.saved, or None to recompute.", "saved.kind")
+    whole = isinstance(kept, Kept) and isinstance(kept.tensors, Saved | Own) and isinstance(kept.made_with, MadeWith)
+    if not whole or not all(isinstance(x, Tensor) for x in kept.tensors):
+        kind = "a Kept with other contents" if isinstance(kept, Kept) else type(kept).__name__
+        raise refuse(kind, "Pass Outputs.saved, or None to recompute.", "saved.kind")
     check(call, (*CALLER, *KIND))
     saved, same = kept.tensors, "Pass both functions the same arguments."
     for name, had, given in zip(MadeWith._fields, kept.made_with, MadeWith.of(call.inputs, call.options)):
@@ -605,10 +613,10 @@ def _check_saved(call: Call, kept: Any) -> None:
         shapes = saved_shapes(call.B, call.T, call.N, call.HV, call.K, call.V, C, packed)
         dtypes = saved_dtypes(call.inputs.q.dtype, wide_dtype(call.inputs.q.dtype))
     for name, x, shape, dtype in zip(saved._fields, saved, shapes, dtypes):
-        for what, found, wanted in (("shape", list(x.shape), list(shape)), ("dtype", x.dtype, dtype)):
+        for what, found, wanted in (("shape", list(x.shape), list(shape)), ("dtype", x.dtype, dtype),
+                                    ("device", x.device, call.inputs.q.device)):  # fmt: skip
             if found != wanted:
-                what = f"{name} of {what} {found}, not {wanted}"
-                raise refuse(what, same, "saved.shape")
+                raise refuse(f"{name} of {what} {found}, not {wanted}", same, "saved.shape")
 
 
 def operate(operator: Any, call: Call, *arguments: Any) -> Any:
@@ -661,7 +669,7 @@ def prepare(
     if cp_context is not None:
         raise InputError(op, "cp_context", "None", type(cp_context).__name__,
                          "Use chunk_kda, whose backward is the mirror of its forward.", "cp_context.none")  # fmt: skip
-    if use_graph or max_num_seqs is not None:
+    if use_graph is not False or max_num_seqs is not None:
         _check_graph(op, use_graph, max_num_seqs, cu_seqlens)
     if transpose_state_layout is not None:
         state_v_first = _old_layout_name(op, state_v_first, transpose_state_layout)
@@ -671,16 +679,20 @@ def prepare(
         K = q.shape[-1] if isinstance(q, Tensor) and q.dim() and not q.is_nested else 0
         scale = float(K) ** -0.5 if K else 1.0
     elif type(scale) is not float:
-        scale = _number(scale)
+        scale = number(scale)
     if lower_bound is not None and type(lower_bound) is not float:
-        lower_bound = _number(lower_bound)
+        lower_bound = number(lower_bound)
     if type(chunk_size) is not int:
-        chunk_size = _number(chunk_size)
+        chunk_size = number(chunk_size)
     if op not in _ON_A_MESH and _sharded((q, k, v, g, beta, A_log, dt_bias, initial_state)):
         raise InputError(op, "q", "given without DTensors", "a DTensor", "Use chunk_kda, or pass x.to_local() of each.",
                          "mesh.op")  # fmt: skip
     if inplace_final_state is None:                                            # of chunk_kda
         inplace_final_state = ssm_state_indices is not None
+    inputs = Inputs(
+        q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens, cu_seqlens_cpu, ssm_state_indices,
+        num_accepted_tokens, initial_state_indices, checkpoint_offsets, checkpoint_indices,
+    )  # fmt: skip
     options = Options(
         scale, lower_bound, chunk_size, backend, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel,
         use_beta_sigmoid_in_kernel, allow_neg_eigval, safe_gate, disable_recompute, return_intermediate_states,
@@ -689,23 +701,25 @@ def prepare(
     if not _BOOL.issuperset(map(type, options[-len(_FLAGS):])):
         flags: Any = {name: _flag(op, name, getattr(options, name), _OTHER.get(name)) for name in _FLAGS}
         options = options._replace(**flags)
-    return Inputs(
-        q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens, cu_seqlens_cpu, ssm_state_indices,
-        num_accepted_tokens, initial_state_indices, checkpoint_offsets, checkpoint_indices,
-    ), options  # fmt: skip
+    if type(scale) is not float or type(chunk_size) is not int or type(lower_bound) not in _BOUND:
+        _check_numbers(Call(op, inputs, options))
+    return inputs, options
+
+
+def _check_numbers(call: Call) -> None:
+    """Before known calls are looked up by their values: True equals 1.0 there, and 64.0 equals 64."""
+    o = call.options
+    if not torch.compiler.is_compiling():
+        check(call, NUMBERS)
+    elif bool in (type(o.scale), type(o.lower_bound), type(o.chunk_size)):                # others the operator refuses
+        raise TypeError(f"{call.op}: scale, lower_bound and chunk_size must be numbers; found a bool.")
 
 
 _ON_A_MESH = ("chunk_kda", "fused_recurrent_kda")
 _FLAGS = Options._fields[Options._fields.index("output_final_state"):]
 _BOOL = {bool}
+_BOUND = (float, type(None))
 _OTHER = {"disable_recompute": Save.STATES.value}                             # what a flag may be beside a bool
-
-
-def _number(x: Any) -> Any:
-    """Converts numpy's numbers to Python's."""
-    if isinstance(x, numbers.Real):
-        return int(x) if isinstance(x, numbers.Integral) else float(x)
-    return x
 
 
 def _flag(op: str, name: str, x: Any, other: str | None = None) -> bool | str:
@@ -724,8 +738,8 @@ def _flag(op: str, name: str, x: Any, other: str | None = None) -> bool | str:
 def _check_graph(op: str, use_graph: Any, max_num_seqs: Any, cu_seqlens: Any) -> None:
     """Arguments without effect must still be valid."""
     _flag(op, "use_graph", use_graph)
-    most = _number(max_num_seqs)
-    if not isinstance(most, int | None):
+    most = number(max_num_seqs)
+    if isinstance(most, bool) or not isinstance(most, int | None):
         raise InputTypeError(op, "max_num_seqs", "an int or None", f"{type(most).__name__} {most!r:.60}",
                              "Leave it out: kda does not need it.", "max_num_seqs.type")  # fmt: skip
     N = cu_seqlens.numel() - 1 if isinstance(cu_seqlens, Tensor) else 0
@@ -747,8 +761,9 @@ def _nearest_keyword(op: str, name: str) -> str:
         return "Leave it out: tensors are (B, T, H, D); use x.transpose(1, 2) if heads come first."
     known = _KEYWORDS
     if op == "fused_recurrent_kda":
-        signature = inspect.signature(globals()[op])
-        known = [name for name, p in signature.parameters.items() if p.kind is not p.VAR_KEYWORD]
+        known = _names_of(fused_recurrent_kda)
+    elif op == "chunk_kda_bwd":
+        known = [*_names_of(chunk_kda_bwd), *_KEYWORDS[5:]]
     near = [each for each in known if each.startswith(name)] or difflib.get_close_matches(name, known, n=1)
     return f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
 

@@ -12,7 +12,9 @@ Those of fused_kda_gate are in kda.gate_checks. docs/errors.md lists all rows, a
 from __future__ import annotations
 
 import math
+import numbers
 import operator
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, NoReturn
 
@@ -134,6 +136,22 @@ def autocasts(x: torch.Tensor) -> bool:
     return torch._C._is_any_autocast_enabled() and not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
+def number(x: Any) -> Any:
+    """Converts numpy's numbers to Python's. A bool is no number: a flag in the place of a scale is a mistake."""
+    if isinstance(x, bool) or not isinstance(x, numbers.Real):
+        return x
+    return int(x) if isinstance(x, numbers.Integral) else float(x)
+
+
+def is_number(x: Any, *kinds: type) -> bool:
+    return isinstance(x, kinds) and not isinstance(x, bool)
+
+
+def is_finite(x: float) -> bool:
+    """Also of an int that is too large for a float."""
+    return -math.inf < x < math.inf and abs(x) <= sys.float_info.max
+
+
 def when(broken: Any, found: str) -> str | None:
     return found if broken else None
 
@@ -213,7 +231,7 @@ def _device_row(name: str) -> Check:
 def _option_row(name: str, asked: str, fix: str, *kinds: type) -> Check:
     def found(c: Call) -> str | None:
         x = getattr(c.options, name)
-        return when(not isinstance(x, kinds), in_words(x))
+        return when(not is_number(x, *kinds), in_words(x))
 
     return Check(f"{name}.type", name, asked, found, fix, InputTypeError)
 
@@ -255,6 +273,12 @@ def _recording_state(c: Call) -> str | None:
                  "requires_grad=True")  # fmt: skip
 
 
+def _recording_out(c: Call) -> str | None:
+    if c.out is None or not torch.is_grad_enabled():
+        return None
+    return "gradients recorded" if records_gradients(c.inputs) else when(c.out.requires_grad, "requires_grad=True")
+
+
 # These check whether autograd records.
 INTERMEDIATE_STATES = Check(
     "return_intermediate_states.grad", "return_intermediate_states", "used under torch.no_grad()",
@@ -275,17 +299,20 @@ RECORDED_POOL = Check(
 
 RECORDED_OUT = Check(
     "out.grad", "out", "used under torch.no_grad()",
-    lambda c: when(c.out is not None and records_gradients(c.inputs), "gradients recorded"),
-    "No gradient flows through out; leave it out to record gradients.",
+    lambda c: _recording_out(c), "No gradient flows through out; leave it out to record gradients.",
 )  # fmt: skip
 
 RECORDING = (INTERMEDIATE_STATES, WRITTEN_STATE, RECORDED_POOL, RECORDED_OUT)
 
-CALLER: tuple[Check, ...] = (
-    *(type_row(name, needed=name in REQUIRED) for name in ARGUMENTS),
+NUMBERS = (
     _option_row("scale", "a number or None", "Pass float(scale). None: K ** -0.5.", int, float),
     _option_row("lower_bound", "a number or None", "Pass float(lower_bound). None: no bound.", int, float, type(None)),
     _option_row("chunk_size", "an int", "Pass 32 or 64, or leave it out.", int),
+)  # fmt: skip
+
+CALLER: tuple[Check, ...] = (
+    *(type_row(name, needed=name in REQUIRED) for name in ARGUMENTS),
+    *NUMBERS,
     _option_row("backend", "a str or None", "Pass the name of a backend, or leave it out.", str, type(None)),
     *RECORDING,
 )  # fmt: skip
@@ -307,8 +334,8 @@ def _bad_beta(c: Call) -> str | None:
 
 
 def bad_bound(bound: Any) -> str | None:
-    right = bound is None or (isinstance(bound, int | float) and math.isfinite(bound) and bound < 0)
-    return None if right else repr(bound)
+    right = bound is None or (is_number(bound, int, float) and is_finite(bound) and bound < 0)
+    return None if right else f"{bound!r:.60}"
 
 
 def _bad_promise(c: Call) -> str | None:
@@ -438,7 +465,7 @@ KIND: tuple[Check, ...] = (
     ),
     Check(
         "scale.value", "scale", "a finite number",
-        lambda c: when(not math.isfinite(c.options.scale), repr(c.options.scale)), "None means K ** -0.5.",
+        lambda c: when(not is_finite(c.options.scale), f"{c.options.scale!r:.60}"), "None means K ** -0.5.",
     ),
     Check("chunk_size.value", "chunk_size", "either " + " or ".join(map(str, CHUNK_SIZES)),
           lambda c: when(c.options.chunk_size not in CHUNK_SIZES, repr(c.options.chunk_size)), "64 is the default."),
@@ -687,6 +714,7 @@ ELSEWHERE = {
     "saved.shape": "saved",
     "saved.options": "saved",
     "backend.name": "backend",
+    "backend.decorated": "a decorated function",
 }
 
 

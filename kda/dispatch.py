@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import functools
 import importlib
+import inspect
 import os
 import pkgutil
 import sys
@@ -144,6 +145,14 @@ def _nearest_backend(name: str, known: list[str]) -> str:
     return f"Did you mean {near[0]!r}?" if near else "`kda doctor` lists what each one can do."
 
 
+_RUN_LATER: dict[str, Callable[[Any], bool]] = {         # what a `with` around the call would not reach
+    "a class": inspect.isclass,
+    "an async function": inspect.iscoroutinefunction,
+    "a generator": lambda f: inspect.isgeneratorfunction(f) or inspect.isasyncgenfunction(f),
+    "no function": lambda f: not callable(f),
+}
+
+
 class _Named(contextlib.ContextDecorator):
     """What `use_backend` returns.  Discarded without having been entered it says so, because it had no effect."""
 
@@ -163,6 +172,12 @@ class _Named(contextlib.ContextDecorator):
 
     def __call__(self, function: Function) -> Function:
         self._entered = True                             # as a decorator
+        found = next((kind for kind, holds in _RUN_LATER.items() if holds(function)), None)
+        if found is not None:
+            asked = "a function whose body runs when it is called"
+            raise InputError("kda", "what @use_backend decorates", asked, found,
+                             f"Write `with kda.use_backend({self._name!r}):` around the calls in its body.",
+                             "backend.decorated")  # fmt: skip
         return super().__call__(function)
 
     def _recreate_cm(self) -> _Named:
@@ -183,10 +198,11 @@ def use_backend(name: str) -> _Named:
     """Name the backend for every call of this thread or task inside the `with`; a `backend=` argument overrides it.
 
     The name is checked at once. A call without `with` has no effect; it shows a `KdaNotice`, which is a warning. For
-    all calls of a process, set the variable KDA_BACKEND. As a decorator it holds inside the function.
+    all calls of a process, set the variable KDA_BACKEND. As a decorator it holds inside the function, which must be
+    neither async nor a generator.
 
     Raises:
-        InputError: no backend has this name.
+        InputError: no backend has this name, or what is decorated runs its body after the call.
 
     Example:
         >>> import torch, kda

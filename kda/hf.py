@@ -44,9 +44,11 @@ def use(models: str | Iterable[str] = MODELS) -> tuple[str, ...]:
         PackageError: transformers is not installed, or has none of the models.
         InputError: an unknown name.
     """
-    asked = (models,) if isinstance(models, str) else tuple(models)
-    if unknown := [name for name in asked if name not in MODELS]:
-        raise InputError("kda.hf.use", "models", f"among {', '.join(MODELS)}", repr(unknown[0]),
+    asked = (models,) if isinstance(models, str) else tuple(models) if isinstance(models, Iterable) else (models,)
+    unknown = [name for name in asked if name not in MODELS]
+    if unknown or not asked:
+        found = repr(unknown[0]) if unknown else "none"
+        raise InputError("kda.hf.use", "models", f"among {', '.join(MODELS)}", found,
                          "Leave it out to replace all of them.", "hf.models")  # fmt: skip
     absent = {}
     for name in asked:

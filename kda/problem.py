@@ -193,7 +193,11 @@ class Problem:
                 known = ", ".join([*words, *(f"{n}=..." for n in by_name)])
                 meant = _meant(word, words, by_name)
                 raise ValueError(f"--problem: {word!r} is not a known word.{meant} Known: {known}")
+        for name, value in fields.items():
+            _check_value(name, value)
         fields.setdefault("HV", fields.get("H", cls.HV))
+        if fields["HV"] % fields.get("H", cls.H):
+            raise ValueError(f"--problem: HV={fields['HV']} needs to be a multiple of H={fields.get('H', cls.H)}")
         fields.setdefault("N", fields.get("B", cls.N))
         fields.setdefault("scale", fields.get("K", cls.K) ** -0.5)
         return cls(**fields)
@@ -205,6 +209,21 @@ def _meant(word: str, words: Iterable[str], fields: Iterable[str]) -> str:
     of_lower = {each.lower(): each for each in (fields if equals else words)}
     near = difflib.get_close_matches(name.lower(), of_lower, n=1)
     return f" Did you mean {of_lower[near[0]] + equals + value!r}?" if near else ""
+
+
+_WORDS = {                                   # what a field may be
+    "op": ("chunk", "recurrent", "decode"), "direction": ("forward", "backward"), "C": (32, 64),
+    "gate": ("given", "softplus", "bounded"), "beta": ("given", "sigmoid", "2*sigmoid"),
+    **dict.fromkeys(("dtype", "g_dtype", "beta_dtype", "state_dtype", "checkpoints"), DTYPES),
+}  # fmt: skip
+_LEAST = dict.fromkeys(("H", "HV", "K", "V"), 1) | dict.fromkeys(("B", "T", "N", "slots"), 0)
+
+
+def _check_value(name: str, value: Any) -> None:
+    if value is not None and value not in _WORDS.get(name, (value,)):
+        raise ValueError(f"--problem: {name}={value} needs {name} among {', '.join(map(str, _WORDS[name]))}")
+    if name in _LEAST and value < _LEAST[name]:
+        raise ValueError(f"--problem: {name}={value} needs {name} to be at least {_LEAST[name]}")
 
 
 def _parsed(field: dataclasses.Field, text: str, word: str) -> Any:

@@ -7,7 +7,20 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..checks import Check, bad_bound, dtype_name, is_float, is_index, may_overlap, not_dense, on_cpu, shape_of, when
+from ..checks import (
+    Check,
+    bad_bound,
+    dtype_name,
+    is_finite,
+    is_float,
+    is_index,
+    is_number,
+    may_overlap,
+    not_dense,
+    on_cpu,
+    shape_of,
+    when,
+)
 from ..errors import InputTypeError, in_words
 from ..problem import DTYPES, StepInputs
 
@@ -108,7 +121,7 @@ def _type_row(name: str) -> Check:
 def _number_row(name: str, asked: str, *kinds: type) -> Check:
     def found(c: StepCall) -> str | None:
         x = getattr(c.options, name)
-        return when(not isinstance(x, kinds) or isinstance(x, bool), in_words(x))
+        return when(not is_number(x, *kinds), in_words(x))
 
     return Check(_id(name, "type"), name, asked, found, "See help(kda.decode_step).", InputTypeError)
 
@@ -209,7 +222,7 @@ def _bad_weight(c: StepCall) -> str | None:
 
 def _recording(c: StepCall) -> str | None:
     wanting = [n for n in StepInputs._fields if getattr(getattr(c.x, n), "requires_grad", False)]
-    return f"a {NAMES.get(wanting[0], wanting[0])} that requires one" if wanting and torch.is_grad_enabled() else None
+    return f"{NAMES.get(wanting[0], wanting[0])}.requires_grad=True" if wanting and torch.is_grad_enabled() else None
 
 
 def _bad_slot(c: StepCall) -> str | None:
@@ -266,7 +279,7 @@ OF_TYPES: tuple[Check, ...] = (
     _number_row("backend", "a str or None", str, type(None)),
 )
 RECORDING = Check(
-    "decode.grad", "decode_step", "called without gradients", _recording,
+    "decode.grad", "the call", "made without gradients", _recording,
     "There is no backward: use torch.no_grad().",
 )  # fmt: skip
 
@@ -304,9 +317,10 @@ KIND: tuple[Check, ...] = (
           lambda c: when(c.options.allow_neg_eigval and not c.options.use_beta_sigmoid_in_kernel, "no sigmoid"),
           "Set use_beta_sigmoid_in_kernel=True, or double beta yourself."),
     Check("decode.scale.value", "scale", "a finite number",
-          lambda c: when(not math.isfinite(c.options.scale), repr(c.options.scale)), "None means K ** -0.5."),
+          lambda c: when(not is_finite(c.options.scale), f"{c.options.scale!r:.60}"), "None means K ** -0.5."),
     Check("decode.norm_eps.value", "norm_eps", "a finite number >= 0",
-          lambda c: when(not 0 <= c.options.norm_eps < math.inf, repr(c.options.norm_eps)), "1e-5 is the default."),
+          lambda c: when(not (is_finite(c.options.norm_eps) and c.options.norm_eps >= 0),
+                         f"{c.options.norm_eps!r:.60}"), "1e-5 is the default."),
     Check("decode.first_slot.value", "first_slot", "0 or more",
           lambda c: when(c.options.first_slot < 0, repr(c.options.first_slot)),
           "0: a slot of -1 is padding; 1: slot 0 is, too."),

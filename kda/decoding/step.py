@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from ..checks import check, dtype_name
+from ..checks import check, dtype_name, number
 from ..dispatch import backend_asked, choose, launcher
-from ..errors import InputError, InputTypeError
+from ..errors import InputError, InputTypeError, KdaError
 from ..problem import Problem, Step, StepInputs
 from .checks import FLAGS, KIND, OF_TYPES, RECORDING, VALUES, StepCall, StepOptions
 
@@ -114,10 +114,12 @@ def decode_step(
         >>> o.shape, (o[2] == 0).all().item(), states[5].any().item(), states[0].any().item()
         (torch.Size([3, 1, 2, 16]), True, True, False)
     """
-    if conv_weight is not None and isinstance(conv_weight, Tensor) and conv_weight.dim() == 3:
-        conv_weight = conv_weight.flatten(1)
+    if isinstance(conv_weight, Tensor) and conv_weight.dim() == 3 and conv_weight.shape[1] == 1:
+        conv_weight = conv_weight.squeeze(1)
     if not state_v_first and isinstance(states, Tensor) and states.dim() > 1:
         states = states.mT
+    if type(conv_channels_first) is not bool:
+        _refuse_flag("conv_channels_first", conv_channels_first)
     if conv_channels_first and isinstance(conv_states, Tensor) and conv_states.dim() > 1:
         conv_states = conv_states.mT
     if scale is None:
@@ -125,16 +127,30 @@ def decode_step(
     x = StepInputs(q, k, v, g, beta, states, A_log, dt_bias, ssm_state_indices, conv_states, conv_weight, conv_bias,
                    norm_gate, norm_weight, records, num_accepted_tokens, accepted_path, parents, out)  # fmt: skip
     options = StepOptions(
-        scale, lower_bound, use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel,
-        allow_neg_eigval, norm_eps, first_slot, state_v_first, backend,
+        number(scale), number(lower_bound), use_qk_l2norm_in_kernel, use_gate_in_kernel, use_beta_sigmoid_in_kernel,
+        allow_neg_eigval, number(norm_eps), number(first_slot), state_v_first, backend,
     )  # fmt: skip
     if out is None and isinstance(q, Tensor) and isinstance(v, Tensor) and q.dim() == v.dim() == 4:
         x = x._replace(out=q.new_empty(*q.shape[:2], *v.shape[2:]))
     if torch.compiler.is_compiling() or _watched():
+        if not torch.compiler.is_compiling() and _mapped():
+            raise KdaError(NO_VMAP)
         torch.ops.kda.decode_step_(*x, *options)
     else:
         _run(StepCall(x, options))
     return x.out if out is None else out
+
+
+NO_VMAP = (
+    "decode_step: torch.func.vmap was requested; its calls would write into the same states. Its first axis is one of "
+    "sequences: put them together there, each with a slot of its own."
+)
+
+
+def _mapped() -> bool:
+    """Whether torch.func.vmap is the innermost transform."""
+    top = torch._C._functorch.peek_interpreter_stack()
+    return top is not None and top.key() == torch._C._functorch.TransformType.Vmap
 
 
 def _watched() -> bool:
@@ -181,11 +197,15 @@ def _check_kinds(c: StepCall) -> None:
     check(c, OF_TYPES)
     for name in FLAGS:
         if not isinstance(found := getattr(c.options, name), bool):
-            raise InputTypeError(c.op, name, "True or False", f"{type(found).__name__} {found!r:.60}", "Pass a bool.",
-                                 "decode.flag.type")  # fmt: skip
+            _refuse_flag(name, found)
     if "DTensor" in [type(x).__name__ for x in c.x]:
         raise InputError(c.op, "q", "given without DTensors", "a DTensor", "Pass x.to_local() of each tensor.",
                          "decode.mesh")  # fmt: skip
+
+
+def _refuse_flag(name: str, found: Any) -> NoReturn:
+    raise InputTypeError("decode_step", name, "True or False", f"{type(found).__name__} {found!r:.60}", "Pass a bool.",
+                         "decode.flag.type")  # fmt: skip
 
 
 def _described(c: StepCall) -> Step:

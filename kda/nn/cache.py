@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..errors import InputError
+from ..errors import InputError, InputTypeError
 
 Tensor = torch.Tensor
 
@@ -44,6 +44,10 @@ class Cache:
         return self._states[layer_idx]
 
     def __setitem__(self, layer_idx: int, state: LayerState) -> None:
+        if not isinstance(state, LayerState):
+            fix = "Pass kda.nn.LayerState(recurrent, (conv_q, conv_k, conv_v))."
+            raise InputTypeError("kda.nn.Cache", "a layer's state", "a LayerState", type(state).__name__, fix,
+                                 "nn.cache.state")  # fmt: skip
         self._own.pop(layer_idx, None)
         self._states[layer_idx] = state
 
@@ -63,6 +67,10 @@ class Cache:
 
     def select(self, sequences: Tensor) -> Cache:
         """The states of some sequences, in the order of their numbers (M,)."""
+        if isinstance(sequences, int) or (isinstance(sequences, Tensor) and sequences.dim() != 1):
+            what = f"shape {list(sequences.shape)}" if isinstance(sequences, Tensor) else f"int {sequences}"
+            raise InputError("kda.nn.Cache.select", "sequences", "the numbers of some sequences (M,)", what,
+                             "Pass a tensor of one axis, also for one sequence.", "nn.cache.select")  # fmt: skip
         found = Cache({layer: state.select(sequences) for layer, state in self._states.items()})
         if isinstance(sequences, Tensor) and sequences.dim():                  # copies
             found._own = dict.fromkeys(found._states)
@@ -87,8 +95,9 @@ class Cache:
 
 
 def state_of(
-    cache: Cache | None, layer_idx: int | None, N: int, recurrent: tuple[int, ...], conv: tuple[tuple[int, int], ...]
-) -> LayerState | None:
+    cache: Cache | None, layer_idx: int | None, N: int, recurrent: tuple[int, ...], conv: tuple[tuple[int, int], ...],
+    device: torch.device,
+) -> LayerState | None:  # fmt: skip
     """The layer's state of N sequences, if there is one; of each: recurrent (HV, V, K), conv three times (W - 1, C)."""
     if cache is None:
         return None
@@ -108,5 +117,11 @@ def state_of(
             "KimiDeltaAttention", "cache", f"a cache with states {[*recurrent]} and {[*map(list, conv)]} of this layer",
             f"{[*state.recurrent.shape[1:]]} and {[[*x.shape[1:]] for x in state.conv]} of layer_idx={layer_idx}",
             "Create each layer with a layer_idx of its own, and each model's cache anew.", "nn.cache.layer",
+        )  # fmt: skip
+    elsewhere = [x.device for x in (state.recurrent, *state.conv) if x.device != device] if state is not None else []
+    if elsewhere:
+        raise InputError(
+            "KimiDeltaAttention", "cache", f"a cache on {device}, as x", f"states on {elsewhere[0]}",
+            "Move the states, or use a new Cache().", "nn.cache.device",
         )  # fmt: skip
     return state

@@ -240,6 +240,8 @@ def _unseen(options: Mapping[str, Any]) -> dict[str, Any]:
         if "lower_bound" not in given:
             given["lower_bound"] = BOUNDS[model](config)
         given.setdefault("norm_eps", _field(config, "rms_norm_eps"))
+    if given.get("norm_eps", 0) is None:                                       # a config without it
+        del given["norm_eps"]
     missing = [name for name in ("lower_bound", "norm_eps") if name not in given]
     if missing:
         raise _error(f"read with {' and '.join(missing)}, which no tensor contains",

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
+from ..checks import shape_of
+from ..errors import InputError
 from ..gates import wide_dtype
 from ..host import stand_in
 from .sequences import Sequences
@@ -36,12 +38,28 @@ def short_convolution(
     Returns:
         y (B, T, C) in the dtype of x.
     """
-    weight = weight.flatten(1)
     if sequences is None:
         sequences = Sequences.of_rows(x.shape[0])
+    if not torch.compiler.is_compiling():
+        _check(x, weight, bias, state, sequences)
+    weight = weight.flatten(1)
     if takes_kernels(x) and _served(x.dtype, weight.shape[1], str(x.device)):
         return Convolution.apply(x, weight, bias, state, sequences)
     return _in_torch(x, weight, bias, state, sequences)
+
+
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, s: Sequences) -> None:
+    """A kernel reads as much of each tensor as the shape of x says."""
+    C, W = x.shape[-1] if x.dim() else 0, weight.shape[-1] if weight.dim() else 0
+    shapes: dict[str, tuple[Tensor | None, tuple[tuple[int, ...], ...]]] = {
+        "x": (x, ((*x.shape[:2], C),)), "weight": (weight, ((C, W), (C, 1, W))), "bias": (bias, ((C,),)),
+        "state": (state, ((s.N, W - 1, C),)),
+    }  # fmt: skip
+    for name, (given, right) in shapes.items():
+        if given is not None and (tuple(given.shape) not in right or (name == "x" and x.dim() != 3)):
+            asked = "[B, T, C]" if name == "x" else f"{[*right[0]]}, by the shape of x"
+            raise InputError("short_convolution", name, asked, f"shape {shape_of(given)}",
+                             "See help(kda.nn.short_convolution).", f"nn.convolution.{name}")  # fmt: skip
 
 
 def takes_kernels(x: Tensor) -> bool:

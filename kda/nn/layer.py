@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from ..api import chunk_kda, fused_recurrent_kda
+from ..checks import bad_bound, dtype_name, is_index, is_number, number, on_cpu, shape_of
+from ..dispatch import check_backend_name
 from ..errors import InputError
 from . import checkpoints, step
 from .cache import Cache, LayerState, state_of
@@ -81,12 +83,12 @@ class KimiDeltaAttention(nn.Module):
         self.hidden_size, self.num_heads, self.head_dim = hidden_size, num_heads, head_dim
         self.num_v_heads = num_heads if num_v_heads is None else num_v_heads
         self.head_v_dim = head_dim if head_v_dim is None else head_v_dim
-        self.lower_bound, self.allow_neg_eigval = lower_bound, allow_neg_eigval
+        self.lower_bound, self.allow_neg_eigval = number(lower_bound), allow_neg_eigval
         self.forget_rank = head_dim if forget_rank == "head" else forget_rank
         self.gate_rank = self.head_v_dim if gate_rank == "head" else gate_rank
         self.conv_size, self.layer_idx, self.mode = conv_size, layer_idx, mode
         self.disable_recompute, self.backend = disable_recompute, backend
-        self._check_options(norm_eps)
+        self._check_options(norm_eps, gate_bias=gate_bias, conv_bias=conv_bias, allow_neg_eigval=allow_neg_eigval)
         made = {"device": device, "dtype": dtype}
         keys, values = num_heads * head_dim, self.num_v_heads * self.head_v_dim
         decays = self.num_v_heads * head_dim
@@ -115,25 +117,34 @@ class KimiDeltaAttention(nn.Module):
         self.add_module(f"{letter}_a_proj", nn.Linear(self.hidden_size, rank, bias=False, **made))
         self.add_module(f"{letter}_b_proj", nn.Linear(rank, size, bias=bias, **made))
 
-    def _check_options(self, norm_eps: Any) -> None:
+    def _check_options(self, norm_eps: Any, **flags: Any) -> None:
         sizes = {name: getattr(self, name) for name in ("hidden_size", "num_heads", "head_dim", "num_v_heads",
                                                         "head_v_dim")}  # fmt: skip
-        wrong = [name for name, size in sizes.items() if not isinstance(size, int) or size < 1]
+        ranks = {name: getattr(self, name) for name in ("forget_rank", "gate_rank")}
+        wrong = [name for name, size in sizes.items() if not is_number(size, int) or size < 1]
+        kept = isinstance(self.disable_recompute, bool) or self.disable_recompute == "states"
         shared = bool(wrong) or self.num_v_heads % self.num_heads == 0
         for option, holds, asked, found in (
             *((name, name not in wrong, "an int of 1 or more", repr(size)) for name, size in sizes.items()),
             ("num_v_heads", shared, f"a multiple of num_heads={self.num_heads}", self.num_v_heads),
-            ("lower_bound", self.lower_bound is None or self.lower_bound < 0, "negative, or None", self.lower_bound),
+            *((name, rank is None or (is_number(rank, int) and rank >= 1), "an int of 1 or more, 'head' or None",
+               repr(rank)) for name, rank in ranks.items()),
+            ("lower_bound", bad_bound(self.lower_bound) is None, "finite and negative, or None",
+             repr(self.lower_bound)),
+            *((name, isinstance(flag, bool), "True or False", repr(flag)) for name, flag in flags.items()),
+            ("disable_recompute", kept, "True, False or 'states'", repr(self.disable_recompute)),
             ("mode", self.mode in MODES, f"one of {', '.join(MODES)}", repr(self.mode)),
             ("conv_size", isinstance(self.conv_size, int) and self.conv_size >= 2, "an int of 2 or more",
              repr(self.conv_size)),
-            ("norm_eps", isinstance(norm_eps, int | float) and 0 <= norm_eps < math.inf, "a finite number >= 0",
+            ("norm_eps", is_number(norm_eps, int, float) and 0 <= norm_eps < math.inf, "a finite number >= 0",
              repr(norm_eps)),
             ("layer_idx", isinstance(self.layer_idx, int | None), "an int or None", repr(self.layer_idx)),
         ):  # fmt: skip
             if not holds:
                 raise InputError("KimiDeltaAttention", option, asked, str(found),
                                  "See help(kda.nn.KimiDeltaAttention).", f"nn.{option}")  # fmt: skip
+        if self.backend is not None:
+            check_backend_name(self.backend)
 
     @property
     def gate_bias(self) -> bool:
@@ -198,10 +209,10 @@ class KimiDeltaAttention(nn.Module):
             cu_seqlens_cpu: a copy on the CPU.
             cp_context: from kda.parallel, for a sequence that spans several ranks.
         """
-        cp_context = self._check_call(x, attention_mask, cache, cu_seqlens, cp_context)
+        cp_context = self._check_call(x, attention_mask, cache, cu_seqlens, cu_seqlens_cpu, cp_context)
         B, T = x.shape[:2]
         if cache is not None and cu_seqlens is None:
-            call = step.LayerCall(self, x, self._state(cache, B), attention_mask, cp_context=cp_context)
+            call = step.LayerCall(self, x, self._state(cache, B, x), attention_mask, cp_context=cp_context)
             if step.refusal(call) is None:
                 return step.run(call, cache)
         padded = None
@@ -214,7 +225,7 @@ class KimiDeltaAttention(nn.Module):
             sequences = Sequences.of_offsets(cu_seqlens, T, x.device, cu_seqlens_cpu)
         else:
             sequences = Sequences.of_rows(B)
-        before = self._state(cache, sequences.N)
+        before = self._state(cache, sequences.N, x)
         made = [proj(x) for proj in (self.q_proj, self.k_proj, self.v_proj)]
         convolutions = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
         states = (None,) * 3 if before is None else before.conv
@@ -239,20 +250,22 @@ class KimiDeltaAttention(nn.Module):
         cache: Cache | None = None,
         cu_seqlens: Tensor | None = None,
         cp_context: Any = None,
+        *,
+        cu_seqlens_cpu: Tensor | None = None,
     ) -> str:
         """Whether such a call is one `kda.decode_step`, and which rule of `kda.nn.step` refuses it if not."""
-        cp_context = self._check_call(x, attention_mask, cache, cu_seqlens, cp_context)
+        cp_context = self._check_call(x, attention_mask, cache, cu_seqlens, cu_seqlens_cpu, cp_context)
         N = x.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
-        state = self._state(cache, N)
+        state = self._state(cache, N, x)
         why = step.refusal(step.LayerCall(self, x, state, attention_mask, cu_seqlens, cp_context))
         return "kda.decode_step accepts it" if why is None else f"kda.decode_step does not accept it: {why}"
 
-    def _state(self, cache: Cache | None, N: int) -> LayerState | None:
+    def _state(self, cache: Cache | None, N: int, x: Tensor) -> LayerState | None:
         """This layer's state of N sequences, if the cache has one."""
         keys, values = self.num_heads * self.head_dim, self.num_v_heads * self.head_v_dim
         recurrent = (self.num_v_heads, self.head_v_dim, self.head_dim)
         conv = tuple((self.conv_size - 1, channels) for channels in (keys, keys, values))
-        return state_of(cache, self.layer_idx, N, recurrent, conv)
+        return state_of(cache, self.layer_idx, N, recurrent, conv, x.device)
 
     def _attend(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, before: LayerState | None, sequences: Sequences, T: int,
@@ -286,7 +299,7 @@ class KimiDeltaAttention(nn.Module):
         short = T <= SHORT and not recorded and cp_context is None
         return self.mode == "recurrent" or (self.mode == "auto" and short)
 
-    def _check_call(self, x: Any, mask: Any, cache: Any, cu_seqlens: Any, cp_context: Any) -> Any:
+    def _check_call(self, x: Any, mask: Any, cache: Any, cu_seqlens: Any, copy: Any, cp_context: Any) -> Any:
         """The context as one of kda's, as chunk_kda takes it."""
         shape = list(x.shape) if isinstance(x, Tensor) else []
         apart = [name for name, given in (("attention_mask", mask), ("cu_seqlens", cu_seqlens),
@@ -295,25 +308,30 @@ class KimiDeltaAttention(nn.Module):
         batch, T = shape[:2] if rows else (0, 0)
         of_mask = list(mask.shape) if isinstance(mask, Tensor) else []
         masked = mask is None or (len(of_mask) == 2 and of_mask[0] == batch and of_mask[1] >= T)
-        offsets = cu_seqlens is None or isinstance(cu_seqlens, Tensor)
-        for option, holds, asked, found, fix in (
-            ("x", rows, f"[B, T, {self.hidden_size}]", _shape_or_type(x),
+        offsets = cu_seqlens is None or (isinstance(cu_seqlens, Tensor) and cu_seqlens.dim() == 1
+                                         and cu_seqlens.numel() > 0 and is_index(cu_seqlens.dtype))  # fmt: skip
+        for option, holds, asked, found, fix in (                              # torch.compile cannot print a size
+            ("x", rows, f"[B, T, {self.hidden_size}]", lambda: _shape_or_type(x),
              "Pass hidden states, batch first."),
-            ("attention_mask", masked, "[B, S] with S >= T, of 0 and 1", _shape_or_type(mask),
+            ("attention_mask", masked, "[B, S] with S >= T, of 0 and 1", lambda: _shape_or_type(mask),
              "KDA is causal by itself: pass a padding mask."),
-            ("cu_seqlens", offsets, "a tensor of N + 1 offsets", type(cu_seqlens).__name__,
+            ("attention_mask", not masked or not _is_additive(mask), "[B, S] with S >= T, of 0 and 1",
+             lambda: "other numbers", "1 is a real token, 0 padding; this may be a mask that is added to logits."),
+            ("cu_seqlens", offsets, "a tensor of N + 1 offsets", lambda: _shape_or_type(cu_seqlens, with_dtype=True),
              "Pass a tensor of int32 or int64."),
-            ("cu_seqlens", cu_seqlens is None or batch == 1, "with B = 1", f"B = {batch}",
+            ("cu_seqlens_cpu", copy is None or cu_seqlens is not None, "a copy of cu_seqlens",
+             lambda: "cu_seqlens=None", "Pass cu_seqlens as well."),
+            ("cu_seqlens", cu_seqlens is None or batch == 1, "with B = 1", lambda: f"B = {batch}",
              "Concatenate the sequences in one row."),
-            (" and ".join(apart), len(apart) < 2, "given alone", "together",
+            (" and ".join(apart), len(apart) < 2, "given alone", lambda: "together",
              "Each says where sequences begin and end: pass one."),
-            ("cache", cache is None or isinstance(cache, Cache), "a kda.nn.Cache", type(cache).__name__,
+            ("cache", cache is None or isinstance(cache, Cache), "a kda.nn.Cache", lambda: type(cache).__name__,
              "Create one with kda.nn.Cache()."),
-            ("cache", cache is None or cp_context is None, "None with a cp_context", "both",
+            ("cache", cache is None or cp_context is None, "None with a cp_context", lambda: "both",
              "States on several ranks are not kept: pass one of the two."),
         ):  # fmt: skip
             if not holds:
-                raise InputError("KimiDeltaAttention", option, asked, found, fix, f"nn.{option.split()[0]}")
+                raise InputError("KimiDeltaAttention", option, asked, found(), fix, f"nn.{option.split()[0]}")
         if cp_context is None:
             return None
         from ..parallel import adopt
@@ -325,5 +343,16 @@ class KimiDeltaAttention(nn.Module):
         return ", ".join([str(self.hidden_size), *(f"{name}={getattr(self, name)}" for name in names)])
 
 
-def _shape_or_type(x: Any) -> str:
-    return str(list(x.shape)) if isinstance(x, Tensor) else type(x).__name__
+def _shape_or_type(x: Any, with_dtype: bool = False) -> str:
+    if not isinstance(x, Tensor):
+        return type(x).__name__
+    return shape_of(x) + (f" of {dtype_name(x)}" if with_dtype else "")
+
+
+def _is_additive(mask: Any) -> bool:
+    """Whether a mask on the CPU has other numbers than 0 and 1; one that is traced or transformed is not read."""
+    if mask is None or mask.dtype == torch.bool or type(mask) is not Tensor or not on_cpu(mask):
+        return False
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    return not torch._C._len_torch_dispatch_stack() and bool(((mask != 0) & (mask != 1)).any())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -170,8 +170,9 @@ def _edges(op: str, offsets: list[int], lengths: Any, layout: str, world: int) -
                              f"{offsets[-1]} tokens", "Pad the row, or pass lengths with a contiguous layout.",
                              "cp_offsets.parts")  # fmt: skip
         return equal_edges(offsets[-1], parts)
-    lengths = [int(n) for n in lengths]
-    if layout == "zigzag" or len(lengths) != world or min(lengths) < 0:
+    numbers = isinstance(lengths, Iterable) and not isinstance(lengths, str)
+    lengths = [int(n) for n in lengths] if numbers else repr(lengths)
+    if not numbers or layout == "zigzag" or len(lengths) != world or min(lengths) < 0:
         raise InputError(op, "lengths", f"{world} numbers of tokens, one per rank, for a contiguous layout",
                          f"{lengths} for a {layout} one", "Leave it out for equal parts.",
                          "cp_lengths.value")  # fmt: skip

@@ -49,8 +49,8 @@ def conv_halo(x: Tensor, cp_context: Any, rows: int | None = None) -> Tensor:
     context = adopt(cp_context, OP)
     if rows is None:
         rows = (context.conv1d_kernel_size or 0) - 1
-    if rows < 0:
-        raise InputError(OP, "rows", "at least 0, or left out for a context with a conv1d_kernel_size", str(rows),
+    if not isinstance(rows, int) or isinstance(rows, bool) or rows < 0:
+        raise InputError(OP, "rows", "at least 0, or left out for a context with a conv1d_kernel_size", repr(rows),
                          "Pass rows, or conv1d_kernel_size to build_cp_context.", "halo.rows")  # fmt: skip
     return torch.ops.kda.halo(x, rows, context.cu_seqlens, context.handle)
 
@@ -67,7 +67,7 @@ def _check(context: CPContext, x: Tensor) -> None:
 def _halo(x: Tensor, rows: int, cu_seqlens: Tensor, handle: Tensor) -> Tensor:
     context = context_of(handle)
     _check(context, x)
-    if not context.crosses:
+    if not context.crosses or not rows:
         return x.new_zeros(context.num_seqs, rows, x.shape[2])
     exchange.agree(context, OP, f"halo of {rows} rows of D={x.shape[2]} {x.dtype}")
     tails = x.new_zeros(context.num_parts, rows, x.shape[2])
@@ -81,7 +81,7 @@ def _halo(x: Tensor, rows: int, cu_seqlens: Tensor, handle: Tensor) -> Tensor:
 def _halo_backward(d: Tensor, tokens: int, cu_seqlens: Tensor, handle: Tensor) -> Tensor:
     context, rows, D = context_of(handle), d.shape[1], d.shape[2]
     dx = d.new_zeros(1, tokens, D)
-    if not context.crosses:
+    if not context.crosses or not rows:
         return dx
     places = _places(context, rows, d.device)
     mine = _select(d, places.sent).view(context.num_parts, rows, D)

@@ -7,6 +7,7 @@ import ctypes
 import functools
 import gc
 import struct
+from collections.abc import Hashable, Iterable
 
 import torch
 
@@ -120,6 +121,7 @@ def launch(
         and mbarriers by its `struct` of shared memory.
     accesses: also tell which bytes were read and written (Run.accesses).
     """
+    _check_types(ptx, args, schedule=schedule, early=early, clock=clock, timeline=timeline)
     p = program(ptx, kernel, arch)
     grid, block, cluster = (_three(n, v) for n, v in (("grid", grid), ("block", block), ("cluster", cluster)))
     chip = CHIPS[p.arch]
@@ -162,8 +164,6 @@ def launch(
     )
     findings, counters = (binding.Finding * MAX_FINDINGS)(), (binding.Counter * p.count)()
     record.findings, record.counters = findings, counters
-    if timeline and not clock:
-        raise LaunchError("timeline=True without a clock -> clock=True, or the name of a chip")
     timer = None
     if clock and grid[0] * grid[1] * grid[2]:
         try:
@@ -234,11 +234,35 @@ def _errors(strict):
 
 
 def _three(name, value):
-    values = (value,) if isinstance(value, int) else tuple(value)
-    values += (1,) * (3 - len(values))
-    if len(values) != 3 or any(not isinstance(v, int) or v < 0 for v in values):
-        raise LaunchError(f"{name}={value!r} must be one to three whole numbers")
-    return values
+    values = (value,) if isinstance(value, int) else tuple(value) if isinstance(value, Iterable) else ()
+    if not 1 <= len(values) <= 3 or any(not isinstance(v, int) or not 0 <= v < 2**31 for v in values):
+        raise LaunchError(f"{name}={value!r} must be one to three whole numbers from 0 to 2**31 - 1")
+    return (*values, 1, 1)[:3]
+
+
+def check_options(options):
+    """Those that do not depend on the kernel."""
+    for name, (asked, holds) in _OPTIONS.items():
+        if name in options and not holds(options[name]):
+            raise LaunchError(f"{name}={options[name]!r} must be {asked}")
+    if options.get("timeline") and not options.get("clock"):
+        raise LaunchError("timeline=True without a clock -> clock=True, or the name of a chip")
+
+
+def _check_types(ptx, args, **options):
+    if not isinstance(ptx, str):
+        raise LaunchError(f"ptx must be the text of a module; found {type(ptx).__name__} -> read it, or .decode()")
+    if isinstance(args, torch.Tensor) or not isinstance(args, Iterable):
+        raise LaunchError(f"args must be a list of arguments; found {type(args).__name__} -> args=[x]")
+    check_options(options)
+
+
+_OPTIONS = {
+    "schedule": ("0, or the seed of a random schedule", lambda x: isinstance(x, int) and 0 <= x < 2**64),
+    "early": ("True or False", lambda x: isinstance(x, int)),
+    "timeline": ("True or False", lambda x: isinstance(x, int)),
+    "clock": ("the name of a chip, True, a Setting or None", lambda x: isinstance(x, Hashable) and x != ""),
+}
 
 
 def _check_shape(p, grid, block, cluster, most_ctas):
@@ -291,6 +315,8 @@ def _encoded(n, param, value):
     if isinstance(value, torch.Tensor):
         if value.device.type != "cpu":
             raise LaunchError(f"{what}: a tensor on {value.device}; the simulator needs CPU tensors -> .cpu()")
+        if value.layout != torch.strided:
+            raise LaunchError(f"{what}: a tensor of layout {value.layout}, which has no address -> .to_dense()")
         if param.size != 8:
             raise LaunchError(f"{what}: a tensor is an 8-byte pointer; the parameter has {param.size} bytes")
         return value.data_ptr().to_bytes(8, "little"), [span(value, _named(n, param), n)]
@@ -307,8 +333,10 @@ def _encoded(n, param, value):
             raise LaunchError(f"{what}: a number for an array of {param.count}; pass bytes or a TensorMap")
         if param.type in FORMATS:
             return struct.pack(FORMATS[param.type], value), []
-        if not float(value).is_integer():
+        if isinstance(value, float) and not value.is_integer():
             raise LaunchError(f"{what}: {value!r} is not a whole number")
+        if not -(1 << 8 * param.size - 1) <= value < 1 << 8 * param.size:
+            raise LaunchError(f"{what}: {value!r} does not fit into {param.size} bytes")
         return (int(value) & ((1 << 8 * param.size) - 1)).to_bytes(param.size, "little"), []
     raise LaunchError(f"{what}: {type(value).__name__}; pass a CPU tensor, a number, bytes or a TensorMap")
 

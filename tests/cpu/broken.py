@@ -107,6 +107,10 @@ def saved_at_another_scale():
     return backward(options={"disable_recompute": True, "scale": 0.5}, saved=saved)
 
 
+async def decorated_in_vain():
+    """Its body runs after the call."""
+
+
 def elsewhere(name):
     return make(B=1, T=8, dtype=torch.float32).tensors[name].to(META)
 
@@ -245,6 +249,7 @@ CASES = {
     "saved.shape": other_saved,
     "saved.options": saved_at_another_scale,
     "backend.name": lambda: chunk(backend="refrence"),
+    "backend.decorated": lambda: kda.use_backend("reference")(decorated_in_vain),
     **PARALLEL,
     **DECODE,
 }  # fmt: skip

@@ -238,6 +238,7 @@ def contexts_of_fla_on(group):
         assert again is kda.parallel.adopt(context)
         x = torch.randn(1, again.tokens, 3)
         assert torch.equal(kda.parallel.conv_halo(x, context), kda.parallel.conv_halo(x, ours, 3))
+        assert kda.parallel.conv_halo(x.requires_grad_(), context, 0).shape == (ours.num_seqs, 0, 3)
     return found
 
 

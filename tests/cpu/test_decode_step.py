@@ -203,3 +203,34 @@ def test_shapes_that_were_seen_are_checked_again_where_numbers_are():
 def test_a_record_is_smaller_than_a_state_for_every_model():
     for K, V, size in itertools.product((64, 128), (64, 128), (2, 4)):
         assert K * V * size > 5 * 4 * (2 * K + V)
+
+
+def test_numbers_of_numpy_are_numbers():
+    x = make_step(N=2, T=1, H=2, K=5, V=3)
+    numpy = pytest.importorskip("numpy")
+    o = kda.decode_step(**copied(x) | {"scale": 0.5, "lower_bound": -5.0})
+    assert torch.equal(o, kda.decode_step(**copied(x) | {"scale": numpy.float32(0.5), "lower_bound": numpy.int64(-5)}))
+
+
+def test_wrong_numbers_and_flags_are_named():
+    x = make_step(N=2, T=1, H=2, K=5, V=3)
+    for wrong in ({"scale": 10**400}, {"norm_eps": 10**400}, {"lower_bound": -(10**400)}):
+        with pytest.raises(kda.InputError, match=next(iter(wrong))):
+            kda.decode_step(**copied(x) | wrong)
+    with pytest.raises(kda.InputTypeError, match="conv_channels_first must be True or False; found str 'yes'"):
+        kda.decode_step(**copied(x), conv_channels_first="yes")
+
+
+def test_a_weight_of_a_convolution_that_mixes_channels_is_not_taken_for_a_wider_one():
+    x = make_step(N=2, T=1, H=2, K=5, V=3)
+    weight = x["conv_weight"]
+    x |= {"conv_weight": weight.view(weight.shape[0], 2, -1)}
+    with pytest.raises(kda.InputError, match="conv_weight must be"):
+        kda.decode_step(**x)
+
+
+def test_vmap_is_refused():
+    x = make_step(N=2, T=1, H=2, K=5, V=3)
+    q = torch.stack([x.pop("q")] * 2)
+    with pytest.raises(kda.KdaError, match="vmap"):
+        torch.func.vmap(lambda each: kda.decode_step(each, **x))(q)

@@ -306,7 +306,9 @@ def test_a_problem_is_read_from_words(text):
     assert Problem.parse("K=64 V=128 float32").dtype == "float32" and Problem.parse("H=2").HV == 2
 
 
-@pytest.mark.parametrize("text", ["K=big", "L=3", "flaot32", "packed=perhaps"])
+@pytest.mark.parametrize("text", [
+    "K=big", "L=3", "flaot32", "packed=perhaps", "K=-64", "V=0", "dtype=foo", "C=48", "gate=open", "H=4 HV=6",
+])  # fmt: skip
 def test_wrong_words_are_refused(text):
     with pytest.raises(ValueError, match="--problem"):
         Problem.parse(text)
@@ -348,3 +350,16 @@ def test_a_dtype_that_a_backend_refuses_is_named_in_words_with_and_without_state
     without, given = (sm89.broken("dtype", problem(dtype=dtype, state_dtype=x), Host())[0] for x in (None, "float64"))
     assert f"got {dtype}, g bfloat16, beta bfloat16, no initial states -> cast them" in without
     assert "beta bfloat16, states float64 -> cast them" in given and "None" not in without + given
+
+
+def generating():
+    yield
+
+
+def test_what_runs_its_body_after_the_call_is_not_decorated():
+    async def waiting():
+        pass
+
+    for function, kind in ((generating, "a generator"), (waiting, "an async function"), (type("A", (), {}), "a class")):
+        with pytest.raises(kda.InputError, match=kind):
+            kda.use_backend("reference")(function)

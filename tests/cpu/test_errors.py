@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from broken import CASES, PAGE, SPARSE, chunk, message, page
+from broken_parallel import alone, halo
 from naive import make
 
 import kda
@@ -152,3 +153,72 @@ def test_wrong_offsets_are_refused(offsets):
     tensors = {n: x[:, :8] for n, x in call.tensors.items() if n in ("q", "k", "v", "g", "beta")}
     with pytest.raises(kda.InputError, match="cu_seqlens must be offsets"):
         kda.chunk_kda(**tensors, cu_seqlens=torch.tensor(offsets))
+
+
+@pytest.mark.parametrize(("option", "value"), [
+    ("scale", True), ("scale", False), ("lower_bound", False), ("chunk_size", 64.0), ("chunk_size", True),
+])  # fmt: skip
+@pytest.mark.parametrize("recorded", [False, True], ids=["plain", "recorded"])
+def test_a_value_that_equals_a_good_one_is_not_taken_for_it(option, value, recorded):
+    """Known kinds of calls are found by values, of which 64.0 equals 64, and True equals 1.0."""
+    call = make(B=1, T=3, dtype=torch.float32)
+    call.tensors["q"].requires_grad_(recorded)
+    good = {"scale": 1.0 if value is True else 0.0, "lower_bound": -5.0, "chunk_size": 64}[option]
+    kda.chunk_kda(**call.arguments | {option: good})
+    error = message(lambda: kda.chunk_kda(**call.arguments | {option: value}))
+    assert error.check == f"{option}.type" and repr(value) in error.found
+
+
+@pytest.mark.parametrize("option", ["scale", "lower_bound"])
+def test_an_int_too_large_for_a_float_is_no_number_of_a_call(option):
+    assert message(lambda: chunk(options={option: -(10**400)})).check == f"{option}.value"
+
+
+@pytest.mark.parametrize("option", ["use_graph", "max_num_seqs"])
+def test_an_option_without_effect_must_still_be_one(option):
+    assert message(lambda: chunk(options={option: [] if option == "use_graph" else True})).argument == option
+
+
+def test_an_unknown_keyword_of_a_backward_suggests_its_own():
+    call = make(B=1, T=3, dtype=torch.float32)
+    with pytest.raises(TypeError, match="Did you mean 'saved'"):
+        kda.chunk_kda_bwd(**call.arguments, do=call.do, save=None)
+
+
+def elsewhere_in(kept):
+    return kept._replace(tensors=type(kept.tensors)(*(x.to("meta") for x in kept.tensors)))
+
+
+@pytest.mark.parametrize(("change", "check", "found"), [
+    (lambda kept: kept._replace(tensors=None), "saved.kind", "a Kept with other contents"),
+    (lambda kept: kept._replace(made_with=()), "saved.kind", "a Kept with other contents"),
+    (lambda kept: kept._replace(tensors=tuple(kept.tensors)), "saved.kind", "a Kept with other contents"),
+    (elsewhere_in, "saved.shape", "A_qk of device meta, not cpu"),
+], ids=["no tensors", "no options", "a tuple", "elsewhere"])  # fmt: skip
+def test_what_a_forward_saved_must_be_whole_and_on_the_device(change, check, found):
+    call = make(B=1, T=3, dtype=torch.float32)
+    kept = kda.chunk_kda_fwd(**call.arguments, disable_recompute=True).saved
+    error = message(lambda: kda.chunk_kda_bwd(**call.arguments, do=call.do, saved=change(kept)))
+    assert (error.check, error.found) == (check, found)
+
+
+def test_an_out_that_requires_a_gradient_is_refused_though_nothing_else_does():
+    call = make(B=1, T=3, dtype=torch.float32, chunk_size=None)
+    del call.options["chunk_size"]
+    out = torch.zeros_like(call.do).requires_grad_()
+    assert message(lambda: kda.fused_recurrent_kda(**call.arguments, out=out)).check == "out.grad"
+    with torch.no_grad():
+        kda.fused_recurrent_kda(**call.arguments, out=out)
+
+
+@pytest.mark.parametrize("rows", ["3", True, 1.5])
+def test_rows_of_a_halo_that_are_no_number_are_named(rows):
+    error = message(lambda: halo(1, 8, 3, rows=rows))
+    assert (error.check, error.found) == ("halo.rows", repr(rows))
+
+
+@pytest.mark.parametrize("lengths", ["8", 8])
+def test_lengths_that_are_no_list_are_named(lengths):
+    with alone() as group:
+        error = message(lambda: kda.parallel.build_cp_context(torch.tensor([0, 8]), group, lengths=lengths))
+    assert error.check == "cp_lengths.value"

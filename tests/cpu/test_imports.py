@@ -37,7 +37,7 @@ ARROWS = {
     "rehearsal": {"api", "bundles", "checks", "dispatch", "errors", "gates", "host", "problem"},
     "notices": {"errors"},
     "fla": {"api", "errors", "notices", "rehearsal"},
-    "nn": {"api", "backends", "decoding", "dispatch", "errors", "gates", "host", "parallel", "problem"},
+    "nn": {"api", "backends", "checks", "decoding", "dispatch", "errors", "gates", "host", "parallel", "problem"},
     "hf": {"api", "errors", "nn", "notices"},
     "engines": {"api", "dispatch", "errors", "host", "nn", "notices", "problem"},
     "__init__": {"api", "bundles", "decoding", "dispatch", "errors", "hf", "nn", "parallel", "problem", "rehearsal",

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -547,3 +548,82 @@ def test_importing_the_layer_needs_torch_alone():
     code += "import kda; print(kda.nn.KimiDeltaAttention(8, 1, 8)(torch.ones(1, 3, 8)).shape)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert ran.stdout.strip() == "torch.Size([1, 3, 8])", ran.stderr
+
+
+@pytest.mark.parametrize(("option", "value"), [
+    ("forget_rank", "heads"), ("gate_rank", 0), ("lower_bound", "-5"), ("lower_bound", -math.inf), ("gate_bias", "no"),
+    ("allow_neg_eigval", 2), ("disable_recompute", "all"), ("num_v_heads", True),
+])  # fmt: skip
+def test_a_wrong_option_is_named_when_the_layer_is_created(option, value):
+    with pytest.raises(kda.InputError, match=re.escape(f"found {value!r}")) as error:
+        make(**{option: value})
+    assert error.value.argument == option and error.value.check == f"nn.{option}"
+
+
+def test_an_unknown_backend_is_named_when_the_layer_is_created():
+    with pytest.raises(kda.InputError, match="Did you mean 'reference'"):
+        make(backend="refrence")
+
+
+@pytest.mark.parametrize("mask", [[0.0, 0.0, -math.inf], [0.5, 1.0, 1.0], [2, 1, 1]], ids=["added", "half", "two"])
+def test_a_mask_of_other_numbers_than_0_and_1_is_refused(mask):
+    layer, x = make(), hidden(3, B=1)
+    with pytest.raises(kda.InputError, match=r"attention_mask must be .* found other numbers"):
+        layer(x, attention_mask=torch.tensor([mask]))
+
+
+@pytest.mark.parametrize(("offsets", "found"), [
+    (torch.tensor([[0, 3]]), "[1, 2] of int64"), (torch.tensor(3), "[] of int64"), (torch.tensor([0.0, 3]), "float32"),
+], ids=["two axes", "no axis", "floats"])  # fmt: skip
+def test_offsets_of_a_wrong_shape_or_dtype_are_refused(offsets, found):
+    with pytest.raises(kda.InputError, match=re.escape(found)):
+        make()(hidden(3, B=1), cu_seqlens=offsets)
+
+
+def test_a_copy_of_offsets_needs_offsets_and_explain_accepts_it():
+    layer, x, offsets = make(), hidden(3, B=1), torch.tensor([0, 3])
+    with pytest.raises(kda.InputError, match="cu_seqlens_cpu must be a copy of cu_seqlens"):
+        layer(x, cu_seqlens_cpu=offsets)
+    assert "does not accept" in layer.explain(x, cu_seqlens=offsets, cu_seqlens_cpu=offsets)
+
+
+def test_a_cache_holds_states_of_layers_on_the_device_of_the_call():
+    layer, cache = make(), Cache()
+    with torch.no_grad():
+        layer(hidden(3), cache=cache)
+    state = cache[0]
+    for wrong in (1, torch.tensor(1), torch.tensor([[1]])):
+        with pytest.raises(kda.InputError, match=r"numbers of some sequences \(M,\)"):
+            cache.select(wrong)
+    with pytest.raises(kda.InputTypeError, match="found Tensor"):
+        cache[0] = state.recurrent
+    cache[0] = nn.LayerState(state.recurrent, tuple(x.to("meta") for x in state.conv))
+    with pytest.raises(kda.InputError, match="found states on meta"):
+        layer(hidden(1), cache=cache)
+
+
+def test_a_convolution_and_a_norm_of_wrong_shapes_are_refused():
+    x, weight = hidden(5), torch.ones(hidden(5).shape[-1], 4)
+    for name, wrong in {"weight": {"weight": weight[1:]}, "bias": {"bias": weight[1:, 0]}, "x": {"x": x[0]},
+                        "state": {"state": x[:, :2]}}.items():  # fmt: skip
+        with pytest.raises(kda.InputError, match=f"{name} must be"):
+            nn.short_convolution(**{"x": x, "weight": weight} | wrong)
+    for name, wrong in {"gate": {"gate": x[..., 1:]}, "weight": {"weight": weight}}.items():
+        with pytest.raises(kda.InputError, match=f"{name} must be"):
+            nn.gated_rms_norm(**{"x": x, "gate": x, "weight": weight[:, 0]} | wrong)
+
+
+@pytest.mark.parametrize(("models", "found"), [([], "none"), (3, "3"), ("llama", "'llama'")])
+def test_models_of_transformers_that_are_none_of_ours_are_refused(models, found):
+    with pytest.raises(kda.InputError, match=f"among kimi_linear, .* found {found}"):
+        kda.hf.use(models)
+
+
+def test_one_compiled_layer_takes_calls_of_other_sizes():
+    """From the second on, sizes are symbols, which torch.compile cannot print."""
+    layer, mask = make(), torch.tensor([1.0, 1.0, 0.0])
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for B, T in ((2, 5), (2, 9), (3, 70)):
+        x = hidden(T, B)
+        padding = mask[:B, None].expand(B, T)
+        assert close(compiled(x, attention_mask=padding), layer(x, attention_mask=padding))

@@ -307,3 +307,13 @@ def test_meta_tensors_have_shapes():
     meta = {n: x.to("meta") for n, x in call.tensors.items()}
     o, ht = kda.chunk_kda(**meta, **call.options, output_final_state=True)
     assert o.shape == (2, 40, 2, 3) and ht.shape == (2, 2, 5, 3) and o.device.type == "meta"
+
+
+def test_a_compiled_scale_may_be_any_number_but_no_bool():
+    call = make(B=1, T=3, dtype=torch.float32)
+    compiled = torch.compile(lambda scale: kda.chunk_kda(**call.arguments, scale=scale)[0], fullgraph=True,
+                             backend="aot_eager")  # fmt: skip
+    for scale in (0.5, 0.25, 1, 2):
+        assert torch.equal(compiled(scale), kda.chunk_kda(**call.arguments, scale=scale)[0])
+    with pytest.raises(Exception, match=r"must be numbers|Observed exception"):
+        compiled(True)

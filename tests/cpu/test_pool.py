@@ -179,3 +179,13 @@ def test_writing_a_pool_is_seen_by_autograd():
     version = pool._version
     run(call, pool, slots)
     assert pool._version > version
+
+
+@pytest.mark.parametrize("function", [kda.chunk_kda, kda.fused_recurrent_kda])
+def test_a_pool_without_slots_serves_sequences_that_keep_no_state(function):
+    call = make(B=2, T=3, dtype=torch.float32)
+    given = {name: x for name, x in call.arguments.items() if name != "chunk_size"}
+    HV, K, V = call.tensors["v"].shape[2], call.tensors["k"].shape[3], call.tensors["v"].shape[3]
+    with torch.no_grad():
+        o, pool = function(**given | {"initial_state": torch.zeros(0, HV, K, V)}, ssm_state_indices=index(-1, -1))
+    assert o.isfinite().all() and pool.shape[0] == 0

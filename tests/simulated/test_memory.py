@@ -307,6 +307,9 @@ def test_global_bytes_are_counted_and_compared_with_what_was_touched():
         ([1.5], "not a whole number"),
         ([torch.zeros(1, device="meta")], "needs CPU tensors"),
         (b"1234", "needs 8"),
+        (torch.zeros(1), r"args=\[x\]"),
+        ([torch.zeros(1).to_sparse()], "no address"),
+        ([1 << 64], "does not fit into 8 bytes"),
     ],
 )
 def test_wrong_arguments_say_what_is_wanted(args, says):
@@ -323,11 +326,24 @@ def test_wrong_arguments_say_what_is_wanted(args, says):
         (dict(grid=1, block=32, dynamic_shared=300_000), "a CTA of sm_90 has"),
         (dict(grid=1, block=32, arch="sm_70"), "is not simulated"),
         (dict(grid="1", block=32), "whole numbers"),
+        (dict(grid=1.0, block=32), "whole numbers"),
+        (dict(grid=(), block=32), "whole numbers"),
+        (dict(grid=1 << 31, block=32), "whole numbers"),
+        (dict(grid=1, block=32, schedule="x"), "seed"),
+        (dict(grid=1, block=32, early="no"), "True or False"),
+        (dict(grid=1, block=32, clock=["h200"]), "name of a chip"),
+        (dict(grid=1, block=32, timeline=True), "without a clock"),
     ],
 )
 def test_a_launch_that_cannot_be_says_why(shape, says):
     with pytest.raises(LaunchError, match=says):
         launch(kernel(""), args=[torch.zeros(1)], **shape)
+
+
+@pytest.mark.parametrize("ptx", [None, b".version 8.0"], ids=["None", "bytes"])
+def test_what_is_no_text_is_no_module(ptx):
+    with pytest.raises(LaunchError, match="ptx must be the text"):
+        launch(ptx, grid=1, block=32)
 
 
 def test_an_empty_grid_runs_nothing():

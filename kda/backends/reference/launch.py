@@ -92,12 +92,19 @@ def forward(p: Problem, x: Inputs, save: Save = Save.NOTHING) -> Outputs:
     return _forward(p, x, _Walk(p, x), _states(p, x.initial_state, x.q), save)
 
 
+def _from_slots(p: Problem, pool: Tensor, slots: Tensor, q: Tensor) -> Tensor:
+    """The states of these slots; zero for a slot of -1, as all are where the pool is empty."""
+    found = pool[slots.clamp(min=0)] if pool.shape[0] else pool.new_zeros(slots.shape[0], *pool.shape[1:])
+    S = _states(p, found, q)
+    S[slots < 0] = 0
+    return S
+
+
 def prefill(p: Problem, x: Inputs) -> Tensor:
     """From slots of a pool and back; checkpoints are copies of states that enter chunks, or of final ones."""
     walk, pool = _Walk(p, x), x.initial_state
     start = x.ssm_state_indices if x.initial_state_indices is None else x.initial_state_indices
-    S = _states(p, pool[start.clamp(min=0)], x.q)
-    S[start < 0] = 0
+    S = _from_slots(p, pool, start, x.q)
     chunk_slots = torch.full((walk.table.NC,), -1)
     at_the_end = torch.full((p.N, 0), -1)
     if p.checkpoints:
@@ -246,8 +253,7 @@ def recurrent(p: Problem, x: Inputs) -> tuple[Tensor, Tensor | None]:
     if first is None:
         S = _states(p, x.initial_state, x.q)
     else:
-        S = _states(p, x.initial_state[first.clamp(min=0)], x.q)
-        S[first < 0] = 0
+        S = _from_slots(p, x.initial_state, first, x.q)
         lengths = [0 if slot < 0 else n for n, slot in zip(lengths, first.tolist())]
     o, tokens = torch.zeros(p.B, p.T, p.HV, p.V, dtype=x.q.dtype, device=x.q.device), _tokens(p, x)
     o_rows = o.flatten(0, 1)

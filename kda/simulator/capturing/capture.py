@@ -4,17 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 from ...compile.launching import redirect
 from ...host import standing_in
+from .. import launches
 from ..chips import CHIPS, host_of, number_of
+from ..timing.chips import chip_of
 from . import cutedsl, gpu, triton
 from .session import Session
 
 _ONE = threading.RLock()                     # the DSL's arch and Triton's driver are per process
+
+
+_OPTIONS = frozenset(inspect.signature(launches.launch).parameters) - {
+    "ptx", "kernel", "grid", "block", "cluster", "dynamic_shared", "args", "arch", "memory", "registers", "behind",
+    "accesses",
+}  # fmt: skip
+
+
+def _check_options(options: dict[str, Any], arch: int) -> None:
+    """Before anything is launched."""
+    for name in options:
+        if name not in _OPTIONS:
+            raise TypeError(f"capture has no option {name!r}; it has arch, sms, {', '.join(sorted(_OPTIONS))}")
+    launches.check_options(options)
+    clock = options.get("clock")
+    if isinstance(clock, str) or clock is True:
+        try:
+            chip_of(clock, arch)
+        except ValueError as error:
+            raise launches.LaunchError(str(error)) from None
 
 
 class Capture(Session):
@@ -41,6 +64,7 @@ def capture(arch: str = "sm_100a", *, sms: int | None = None, **options: Any) ->
     those of kda.simulator.launch.
     """
     chip, host = CHIPS[number_of(arch)], host_of(arch)
+    _check_options(options, number_of(arch))
     if sms is not None:
         chip, host = chip._replace(sms=sms), dataclasses.replace(host, sms=sms)
     session = Capture(chip, options)
