@@ -207,5 +207,12 @@ def in_words(chosen, form):
     return ", ".join(words) or "-"
 
 
+def test_the_reference_has_every_public_name():
+    table, _, directives = (ROOT / "docs" / "api.md").read_text().partition("## Functions")
+    names = {name for name in kda.__all__ if name != "__version__"}
+    assert set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)))) == names
+    assert set(re.findall(r"^\.\. auto\w+:: (\w+)", directives, re.MULTILINE)) == names
+
+
 def test_every_public_name_has_a_docstring():
     assert all(getattr(kda, name).__doc__ for name in kda.__all__ if name != "__version__")
