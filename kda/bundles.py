@@ -71,7 +71,8 @@ class MadeWith(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What `chunk_kda_fwd` returns as `saved`, for `chunk_kda_bwd`.  Operators and backends see the tensors alone."""
+    """What `chunk_kda_fwd` returns as `saved`, for `chunk_kda_bwd`: the intermediates, and the options that they were
+    made with, which `chunk_kda_bwd` compares with its own."""
 
     tensors: Saved | Own
     made_with: MadeWith
@@ -96,7 +97,8 @@ class Save(str, Enum):
 
 
 class Outputs(NamedTuple):
-    """None is a view of another tensor: autograd refuses in-place changes of views, and callers may make them."""
+    """What a forward returns.  No tensor is a view of another: autograd refuses in-place changes of views, and callers
+    may make them."""
 
     o: Tensor                                # (B, T, HV, V), dtype of q
     final_state: Tensor | None               # (N, HV, K, V) or (N, HV, V, K), float32

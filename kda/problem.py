@@ -14,6 +14,11 @@ from typing import Any, NamedTuple
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}     # words of people
+AT_LEAST = {"B": 0, "T": 0, "N": 0, "slots": 0, "H": 1, "HV": 1, "K": 1, "V": 1}                 # of what people write
+ONE_OF: dict[str, tuple[Any, ...]] = {
+    "op": ("chunk", "recurrent", "decode"), "direction": ("forward", "backward"), "C": (32, 64), "dtype": DTYPES,
+    "gate": ("given", "softplus", "bounded"), "beta": ("given", "sigmoid", "2*sigmoid"),
+}  # fmt: skip
 
 
 class Inputs(NamedTuple):
@@ -193,11 +198,9 @@ class Problem:
                 known = ", ".join([*words, *(f"{n}=..." for n in by_name)])
                 meant = _meant(word, words, by_name)
                 raise ValueError(f"--problem: {word!r} is not a known word.{meant} Known: {known}")
-        for name, value in fields.items():
-            _check_value(name, value)
         fields.setdefault("HV", fields.get("H", cls.HV))
         if fields["HV"] % fields.get("H", cls.H):
-            raise ValueError(f"--problem: HV={fields['HV']} needs to be a multiple of H={fields.get('H', cls.H)}")
+            raise ValueError(f"--problem: HV={fields['HV']} must be a multiple of H={fields.get('H', cls.H)}")
         fields.setdefault("N", fields.get("B", cls.N))
         fields.setdefault("scale", fields.get("K", cls.K) ** -0.5)
         return cls(**fields)
@@ -211,29 +214,24 @@ def _meant(word: str, words: Iterable[str], fields: Iterable[str]) -> str:
     return f" Did you mean {of_lower[near[0]] + equals + value!r}?" if near else ""
 
 
-_WORDS = {                                   # what a field may be
-    "op": ("chunk", "recurrent", "decode"), "direction": ("forward", "backward"), "C": (32, 64),
-    "gate": ("given", "softplus", "bounded"), "beta": ("given", "sigmoid", "2*sigmoid"),
-    **dict.fromkeys(("dtype", "g_dtype", "beta_dtype", "state_dtype", "checkpoints"), DTYPES),
-}  # fmt: skip
-_LEAST = dict.fromkeys(("H", "HV", "K", "V"), 1) | dict.fromkeys(("B", "T", "N", "slots"), 0)
-
-
-def _check_value(name: str, value: Any) -> None:
-    if value is not None and value not in _WORDS.get(name, (value,)):
-        raise ValueError(f"--problem: {name}={value} needs {name} among {', '.join(map(str, _WORDS[name]))}")
-    if name in _LEAST and value < _LEAST[name]:
-        raise ValueError(f"--problem: {name}={value} needs {name} to be at least {_LEAST[name]}")
-
-
 def _parsed(field: dataclasses.Field, text: str, word: str) -> Any:
     kind = str(field.type).split(" ")[0]
     try:
         if kind == "bool":
             return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
-        return {"int": int, "float": float, "str": str}[kind](text)
+        value = {"int": int, "float": float, "str": str}[kind](text)
     except (KeyError, ValueError):
         raise ValueError(f"--problem: {word!r} needs {field.name} as {kind}, found {text!r}") from None
+    name = field.name
+    if name in AT_LEAST and value < AT_LEAST[name]:
+        raise ValueError(f"--problem: {word!r} needs {name} of at least {AT_LEAST[name]}")
+    if name in ONE_OF and value not in ONE_OF[name]:
+        raise ValueError(f"--problem: {word!r} needs {name} to be one of {', '.join(map(str, ONE_OF[name]))}")
+    if name == "lower_bound" and not -math.inf < value < 0:
+        raise ValueError(f"--problem: {word!r} needs a finite negative number")
+    if name == "scale" and not math.isfinite(value):
+        raise ValueError(f"--problem: {word!r} needs a finite number")
+    return value
 
 
 @dataclass(frozen=True)

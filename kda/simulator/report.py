@@ -139,7 +139,7 @@ class Run:
     def _timed(self):
         c = self.clock
         issued, waited = sum(warp["issued"] for warp in c.warps), sorted(c.stalls.items(), key=lambda item: -item[1])
-        held = f"{c.share} clusters per SM, {c.resident} at once; {c.detailed} in detail"
+        held = f"{c.share} cluster{'s' * (c.share != 1)} per SM, {c.resident} at once; {c.detailed} in detail"
         rows = [
             None,
             (f"predicted on {c.chip}", f"{1e3 * c.milliseconds:,.1f} us, {c.clocks:,.0f} clocks; {held}"),

@@ -123,7 +123,7 @@ class Fla(Door):
 
     def against(self, case: Case, direction: str = "forward") -> tuple[str, ...]:
         if importlib.util.find_spec("fla") is None:
-            return ("fla.installed: flash-linear-attention is not installed -> pip install flash-linear-attention",)
+            return ("fla.installed: FLA is not installed -> pip install fla-core",)
         if self.device == "cpu":
             return ("fla.gpu: it runs on a GPU and there is none -> run this on a machine with one",)
         return ()

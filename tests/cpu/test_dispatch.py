@@ -314,6 +314,17 @@ def test_wrong_words_are_refused(text):
         Problem.parse(text)
 
 
+@pytest.mark.parametrize(
+    "word", ["K=0", "V=0", "H=0", "T=-1", "C=48", "dtype=int8", "op=foo", "gate=none", "lower_bound=5", "scale=nan"]
+)
+def test_words_that_no_call_accepts_are_refused(word):
+    with pytest.raises(ValueError, match=f"--problem: '{word}' needs"):
+        Problem.parse(f"{word} float32")
+    with pytest.raises(ValueError, match="--problem: HV=4 must be a multiple of H=3"):
+        Problem.parse("H=3 HV=4")
+    assert Problem.parse("B=0 T=0").T == 0
+
+
 def test_a_repeated_decision_asks_no_rule(monkeypatch):
     asked = dispatch.backend_asked()
     first = dispatch.choose(problem(), asked)

@@ -3,6 +3,7 @@
 import dataclasses
 import doctest
 import importlib
+import itertools
 import pathlib
 import re
 import sys
@@ -38,6 +39,12 @@ def broken_links(page, text):
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_to_files_and_headings(page):
     assert list(broken_links(page, page.read_text())) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_line_of_prose_is_longer_than_120_characters(page):
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)      # code may be longer
+    assert [line for line in prose.splitlines() if len(line) > 120 and line.lstrip()[0] not in "|<"] == []
 
 
 def test_a_broken_link_is_noticed():
@@ -182,6 +189,15 @@ def test_the_table_of_heads_is_what_the_plan_chooses(pictures):
         assert said == [in_words(chosen, form) for form in (0, "stream", 4, 2)], tokens
 
 
+def test_ctas_walk_alone_from_as_many_walks_on_as_the_page_says(pictures):
+    text = (ROOT / "docs" / "stages" / "sm90_forward.md").read_text()
+    said = int(re.search(r"CTAs alone are chosen from about (\d+) walks on", text)[1])
+    for tokens, K in itertools.product((1024, 8192, 32768), (64, 128)):
+        p = dataclasses.replace(pictures.specs.problem(tokens, 1), K=K, V=64)
+        plans = {n: plan.plan(dataclasses.replace(p, H=n, HV=n), pictures.specs.SMS) for n in (said - 10, said + 10)}
+        assert {n: found.fused.ctas for n, found in plans.items()} == {said - 10: 2, said + 10: 1}
+
+
 def in_words(chosen, form):
     """Runs of numbers of heads: "1 to 22, 31 to 38", "37", "from 39"."""
     heads = [n for n, found in enumerate(chosen, 1) if found == form]
@@ -189,6 +205,13 @@ def in_words(chosen, form):
     words = [f"from {a}" if b == len(chosen) else f"{a} to {b}" if a < b else str(a)
              for a, b in zip(begins, ends, strict=True)]  # fmt: skip
     return ", ".join(words) or "-"
+
+
+def test_the_reference_has_every_public_name():
+    table, _, directives = (ROOT / "docs" / "api.md").read_text().partition("## Functions")
+    names = {name for name in kda.__all__ if name != "__version__"}
+    assert set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)))) == names
+    assert set(re.findall(r"^\.\. auto\w+:: (\w+)", directives, re.MULTILINE)) == names
 
 
 def test_every_public_name_has_a_docstring():

@@ -469,7 +469,7 @@ def test_a_file_that_is_no_case_exits_with_2():
 def test_fla_that_is_not_here_exits_with_3_and_says_so(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     result = kda_verify("--against", "fla")
-    assert result.exit_code == 3 and "flash-linear-attention is not installed" in result.stdout
+    assert result.exit_code == 3 and "FLA is not installed -> pip install fla-core" in result.stdout
 
 
 @pytest.fixture
