@@ -188,20 +188,25 @@ class Problem:
             "bounded": {"gate": "bounded", "A_log": True, "lower_bound": -5.0}, "l2norm": {"qk_l2norm": True},
             "cpu": {"device": "cpu"}, "cuda": {"device": "cuda:0"},
         }  # fmt: skip
+        told: dict[str, Any] = {}                                              # by field, which no name below changes
         for word in text.replace(",", " ").split():
             name, equals, value = word.partition("=")
             if word in words:
                 fields |= words[word]
             elif equals and name in by_name:
-                fields[name] = _parsed(by_name[name], value, word)
+                told[name] = _parsed(by_name[name], value, word)
             else:
                 known = ", ".join([*words, *(f"{n}=..." for n in by_name)])
                 meant = _meant(word, words, by_name)
                 raise ValueError(f"--problem: {word!r} is not a known word.{meant} Known: {known}")
+        fields |= told
         fields.setdefault("HV", fields.get("H", cls.HV))
         if fields["HV"] % fields.get("H", cls.H):
             raise ValueError(f"--problem: HV={fields['HV']} must be a multiple of H={fields.get('H', cls.H)}")
         fields.setdefault("N", fields.get("B", cls.N))
+        if fields.get("op", cls.op) == "chunk" and not fields.get("packed") and fields["N"] != fields.get("B", cls.B):
+            B, N = fields.get("B", cls.B), fields["N"]
+            raise ValueError(f"--problem: {N=} sequences need `packed`; without it there are {B=} of T tokens")
         fields.setdefault("scale", fields.get("K", cls.K) ** -0.5)
         return cls(**fields)
 

@@ -88,7 +88,8 @@ class KimiDeltaAttention(nn.Module):
         self.gate_rank = self.head_v_dim if gate_rank == "head" else gate_rank
         self.conv_size, self.layer_idx, self.mode = conv_size, layer_idx, mode
         self.disable_recompute, self.backend = disable_recompute, backend
-        self._check_options(norm_eps, gate_bias=gate_bias, conv_bias=conv_bias, allow_neg_eigval=allow_neg_eigval)
+        flags = {"gate_bias": gate_bias, "conv_bias": conv_bias, "allow_neg_eigval": allow_neg_eigval}
+        self._check_options(norm_eps, dtype, **flags)
         made = {"device": device, "dtype": dtype}
         keys, values = num_heads * head_dim, self.num_v_heads * self.head_v_dim
         decays = self.num_v_heads * head_dim
@@ -117,7 +118,7 @@ class KimiDeltaAttention(nn.Module):
         self.add_module(f"{letter}_a_proj", nn.Linear(self.hidden_size, rank, bias=False, **made))
         self.add_module(f"{letter}_b_proj", nn.Linear(rank, size, bias=bias, **made))
 
-    def _check_options(self, norm_eps: Any, **flags: Any) -> None:
+    def _check_options(self, norm_eps: Any, dtype: Any, **flags: Any) -> None:
         sizes = {name: getattr(self, name) for name in ("hidden_size", "num_heads", "head_dim", "num_v_heads",
                                                         "head_v_dim")}  # fmt: skip
         ranks = {name: getattr(self, name) for name in ("forget_rank", "gate_rank")}
@@ -139,6 +140,8 @@ class KimiDeltaAttention(nn.Module):
             ("norm_eps", is_number(norm_eps, int, float) and 0 <= norm_eps < math.inf, "a finite number >= 0",
              repr(norm_eps)),
             ("layer_idx", isinstance(self.layer_idx, int | None), "an int or None", repr(self.layer_idx)),
+            ("dtype", dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point),
+             "a torch.dtype such as torch.bfloat16, or None", repr(dtype)),
         ):  # fmt: skip
             if not holds:
                 raise InputError("KimiDeltaAttention", option, asked, str(found),

@@ -322,7 +322,15 @@ def test_words_that_no_call_accepts_are_refused(word):
         Problem.parse(f"{word} float32")
     with pytest.raises(ValueError, match="--problem: HV=4 must be a multiple of H=3"):
         Problem.parse("H=3 HV=4")
-    assert Problem.parse("B=0 T=0").T == 0
+    with pytest.raises(ValueError, match="--problem: N=5 sequences need `packed`; without it there are B=1 of"):
+        Problem.parse("N=5")
+    assert Problem.parse("B=0 T=0").T == 0 and Problem.parse("N=5 packed").N == 5
+
+
+def test_a_field_that_is_named_is_not_what_a_name_for_several_says():
+    for text in ("bounded lower_bound=-9", "lower_bound=-9 bounded"):
+        assert Problem.parse(text).lower_bound == -9
+    assert Problem.parse("T=3 decode").T == 3 and Problem.parse("decode").T == 1
 
 
 def test_a_repeated_decision_asks_no_rule(monkeypatch):

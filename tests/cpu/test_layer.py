@@ -560,6 +560,13 @@ def test_a_wrong_option_is_named_when_the_layer_is_created(option, value):
     assert error.value.argument == option and error.value.check == f"nn.{option}"
 
 
+@pytest.mark.parametrize("dtype", ["bf16", torch.int8])
+def test_a_dtype_that_no_parameter_can_have_is_named(dtype):
+    with pytest.raises(kda.InputError, match=r"dtype must be a torch\.dtype such as") as error:
+        KimiDeltaAttention(8, 1, 8, dtype=dtype)
+    assert error.value.check == "nn.dtype"
+
+
 def test_an_unknown_backend_is_named_when_the_layer_is_created():
     with pytest.raises(kda.InputError, match="Did you mean 'reference'"):
         make(backend="refrence")

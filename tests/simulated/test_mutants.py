@@ -272,6 +272,9 @@ def test_calls_that_do_not_repeat_cannot_be_judged(source):
 
 
 def test_calls_that_launch_nothing_cannot_be_judged():
+    for calls, found in (((), "nothing"), ((3,), "int")):
+        with pytest.raises(MutantsError, match=f"needs functions that launch kernels, found {found}"):
+            kda.simulator.mutants(*calls)
     with pytest.raises(MutantsError, match="launched no kernel"):
         kda.simulator.mutants(lambda: None)
 

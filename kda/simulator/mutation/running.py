@@ -76,6 +76,9 @@ def mutants(
     is accepted if a comment `# redundant: reason` (`// redundant: reason`) is on its source line or the line above.
     `sample=n` tests every n-th mutant; `workers` are processes.  `options` are those of `capture`.
     """
+    if not calls or not all(map(callable, calls)):
+        wrong = ", ".join(type(call).__name__ for call in calls if not callable(call)) or "nothing"
+        raise MutantsError(f"mutants: needs functions that launch kernels, found {wrong}. Pass functions.")
     with _fresh_memory_filled():
         standards = _Standards(calls, schedules, arch, options)
         for first in standards.of_schedule(0):
