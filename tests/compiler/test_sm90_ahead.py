@@ -141,7 +141,9 @@ class Notes(list):
 notes, kept = Notes(), store.default()
 before = {entry.key for entry in kept.entries()}
 with launching.redirect(notes), standing_in(host_of("sm90")):
-    for lengths, H in (((65, 0, 1), 1), ((5000,), 1), ((4000,) * 5, 8), ((1,) * 70, 8)):
+    for lengths, H in (((65, 0, 1), 1), ((33,), 100), ((1,) * 70, 8),           # one kernel, in each of its forms
+                       ((2000,), 8), ((5000,), 1),                              # makers and walkers, segments
+                       ((500,), 1), ((4000,) * 2, 2), ((10000,) * 2, 8)):       # two kernels, segments
         case = make_inputs(lengths, H=H, K=128, V=64, gate="bounded")
         for offsets in (case.inputs.cu_seqlens, case.inputs.cu_seqlens.int()):
             kda.chunk_kda(**{**case.keywords, "cu_seqlens": offsets}, backend="sm90")
