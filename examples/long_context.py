@@ -71,14 +71,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=positive, default=2048, help="of all ranks")
     parser.add_argument("--lengths", type=numbers, help="of packed sequences, with commas; left out: one sequence")
-    parser.add_argument("--layout", choices=("contiguous", "zigzag"), default="contiguous")
+    parser.add_argument("--layout", choices=("contiguous", "zigzag"), default="contiguous",
+                        help="the part of a rank: one piece, or two")  # fmt: skip
     parser.add_argument("--hidden", type=positive, default=64)
     parser.add_argument("--heads", type=positive, default=2)
     parser.add_argument("--head-dim", type=positive, default=32)
     parser.add_argument("--layers", type=positive, default=2)
     parser.add_argument("--steps", type=positive, default=2)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--check", action="store_true", help="compare loss and gradients with one process")
     args = parser.parse_args()
     lengths = args.lengths or [args.tokens]
     total = sum(lengths)

@@ -472,9 +472,15 @@ def main() -> None:
     options.add_argument("--port", type=int, default=8000)
     options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options.add_argument("--dtype", default="bfloat16" if torch.cuda.is_available() else "float32")
-    for name, value in (("hidden", 128), ("heads", 4), ("layers", 2), ("slots", 32), ("queue", 64), ("longest", 4096),
-                        ("batch", 512), ("clients", 16), ("max-tokens", 32)):  # fmt: skip
-        options.add_argument(f"--{name}", type=positive, default=value)
+    for name, value, meaning in (
+        ("hidden", 128, "channels of the model"), ("heads", 4, "heads of a layer"), ("layers", 2, "layers"),
+        ("slots", 32, "states that are kept: requests that run, and prefixes"),
+        ("queue", 64, "requests that may wait for a slot"),
+        ("longest", 4096, "tokens of a prompt and its answer together, at most"),
+        ("batch", 512, "tokens of prompts in a step, at most"),
+        ("clients", 16, "with --load: requests at once"), ("max-tokens", 32, "with --load: tokens of an answer"),
+    ):  # fmt: skip
+        options.add_argument(f"--{name}", type=positive, default=value, help=f"{meaning}; {value} by default")
     options.add_argument("--load", type=positive, metavar="REQUESTS",
                          help="a load test of so many requests, then the end")  # fmt: skip
     options.add_argument("--check", action="store_true", help="compare each answer of a load test with the model alone")

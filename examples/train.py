@@ -140,7 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=positive, help="300 by default, 60 on a CPU")
     parser.add_argument("--batch", type=positive, default=8, help="sequences of each process")
-    parser.add_argument("--length", type=positive, default=256)
+    parser.add_argument("--length", type=positive, default=256, help="tokens of a sequence")
     parser.add_argument("--hidden", type=positive, default=128)
     parser.add_argument("--heads", type=positive, default=4)
     parser.add_argument("--layers", type=positive, default=4)

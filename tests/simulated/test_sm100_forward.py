@@ -386,6 +386,11 @@ def test_its_page_says_what_is_counted():
     for H in counted.HEADS:
         time, pieces = counted.seconds(one, 8192, H)
         assert re.search(rf"H = {H} \| {pieces} \|.*\| {time * 1e3:.3f} \|", page)
+    for gate, said in {
+        "given": "{:,.0f} instructions and {:.0f} MUFU (given", "softplus": "{:,.0f} and {:.0f} (softplus)",
+    }.items():  # fmt: skip
+        found = counted.of_a_chunk(256, 512, gate)
+        assert said.format(found["warp_instructions"], found["mufu"]) in page
 
 
 def test_its_memory_is_what_its_configuration_says():
