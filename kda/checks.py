@@ -715,6 +715,7 @@ ELSEWHERE = {
     "saved.options": "saved",
     "backend.name": "backend",
     "backend.decorated": "a decorated function",
+    "backend.entered": "a block that was entered",
 }
 
 

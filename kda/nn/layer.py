@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -326,6 +326,7 @@ class KimiDeltaAttention(nn.Module):
              lambda: "cu_seqlens=None", "Pass cu_seqlens as well."),
             ("cu_seqlens", cu_seqlens is None or batch == 1, "with B = 1", lambda: f"B = {batch}",
              "Concatenate the sequences in one row."),
+            (*_without_numbers(x, attention_mask=mask, cu_seqlens=cu_seqlens), "Move it there."),
             (" and ".join(apart), len(apart) < 2, "given alone", lambda: "together",
              "Each says where sequences begin and end: pass one."),
             ("cache", cache is None or isinstance(cache, Cache), "a kda.nn.Cache", lambda: type(cache).__name__,
@@ -350,6 +351,14 @@ def _shape_or_type(x: Any, with_dtype: bool = False) -> str:
     if not isinstance(x, Tensor):
         return type(x).__name__
     return shape_of(x) + (f" of {dtype_name(x)}" if with_dtype else "")
+
+
+def _without_numbers(x: Any, **read: Any) -> tuple[str, bool, str, Callable[[], str]]:
+    """Of the tensors that are copied to the device of x: one on meta, which has no numbers, beside x on another."""
+    home = getattr(x, "device", None)
+    empty = [name for name, each in read.items() if getattr(each, "is_meta", False) and str(home) != "meta"]
+    asked = "on the device of x, or on another one with numbers"
+    return (empty or [*read])[0], not empty, asked, lambda: f"meta beside x on {home}"
 
 
 def _is_additive(mask: Any) -> bool:
