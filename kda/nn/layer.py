@@ -299,8 +299,9 @@ class KimiDeltaAttention(nn.Module):
             raise InputError("KimiDeltaAttention", "mode", "'chunk' or 'auto' here", f"'recurrent' and {found}",
                              "Token by token there is neither a backward nor several ranks: set layer.mode = 'auto', "
                              "or use torch.no_grad().", "nn.mode.recorded")  # fmt: skip
-        short = T <= SHORT and not recorded and cp_context is None
-        return self.mode == "recurrent" or (self.mode == "auto" and short)
+        if self.mode != "auto" or recorded or cp_context is not None:
+            return self.mode == "recurrent"
+        return T <= SHORT                    # last, because a compiled or exported call is one for such T from here on
 
     def _check_call(self, x: Any, mask: Any, cache: Any, cu_seqlens: Any, copy: Any, cp_context: Any) -> Any:
         """The context as one of kda's, as chunk_kda takes it."""
