@@ -357,7 +357,8 @@ def _shape_or_type(x: Any, with_dtype: bool = False) -> str:
 def _without_numbers(x: Any, **read: Any) -> tuple[str, bool, str, Callable[[], str]]:
     """Of the tensors that are copied to the device of x: one on meta, which has no numbers, beside x on another."""
     home = getattr(x, "device", None)
-    empty = [name for name, each in read.items() if getattr(each, "is_meta", False) and str(home) != "meta"]
+    apart = not getattr(x, "is_meta", False)
+    empty = [name for name, each in read.items() if apart and getattr(each, "is_meta", False)]
     asked = "on the device of x, or on another one with numbers"
     return (empty or [*read])[0], not empty, asked, lambda: f"meta beside x on {home}"
 

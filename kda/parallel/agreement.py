@@ -18,7 +18,7 @@ from torch.distributed import distributed_c10d
 
 from kda.errors import InputError, KdaError
 
-MOST_KNOWN = 4096
+MOST_KNOWN = 4096                            # agreed pairs; then all are forgotten
 
 
 class Ask(NamedTuple):
