@@ -632,7 +632,7 @@ def operate(operator: Any, call: Call, *arguments: Any) -> Any:
         raise
 
 
-def bind_a_part(op: str, *args: Any, cp_context: Any = None, **keywords: Any) -> tuple[Inputs, Options, Any]:
+def bind_a_part(op: str, /, *args: Any, cp_context: Any = None, **keywords: Any) -> tuple[Inputs, Options, Any]:
     """As `_bind`; with a context, for this rank's part of the sequences, and with the context as one of kda's."""
     if cp_context is None:
         return *_bind(op, *args, **keywords), None
@@ -642,7 +642,7 @@ def bind_a_part(op: str, *args: Any, cp_context: Any = None, **keywords: Any) ->
     return parallel().operators.prepared(inputs, options), options, context
 
 
-def _bind(op: str, *args: Any, **keywords: Any) -> tuple[Inputs, Options]:
+def _bind(op: str, /, *args: Any, **keywords: Any) -> tuple[Inputs, Options]:
     """The arguments of `chunk_kda`, passed to another function."""
     if len(args) == 5:                                                         # saves 30 microseconds of bind
         given: dict[str, Any] = CHUNK_DEFAULTS | keywords

@@ -396,7 +396,8 @@ def _without_pool(name: str) -> Callable[[Call], str | None]:
 
 
 def _heads_first(c: Call) -> str | None:
-    return when(c.HV != c.T and c.inputs.g.shape == (c.B, c.HV, c.T, c.K), f"shape {shape_of(c.inputs.g)}")
+    shape = c.inputs.g.shape                 # the right one first: an export with a dynamic T must permit T == HV
+    return when(shape != (c.B, c.T, c.HV, c.K) and shape == (c.B, c.HV, c.T, c.K), f"shape {shape_of(c.inputs.g)}")
 
 
 def _no_slots_per_token(c: Call) -> str | None:
@@ -715,6 +716,7 @@ ELSEWHERE = {
     "saved.options": "saved",
     "backend.name": "backend",
     "backend.decorated": "a decorated function",
+    "backend.entered": "a block that was entered",
 }
 
 

@@ -168,6 +168,9 @@ class _Named(contextlib.ContextDecorator):
         self._tokens.append(_named_by_context.set(self._name))
 
     def __exit__(self, *error: object) -> None:
+        if not self._tokens:
+            raise InputError("kda", "use_backend(name)", "entered before it is left", "it was not entered",
+                             f"Write `with kda.use_backend({self._name!r}):`.", "backend.entered")  # fmt: skip
         _named_by_context.reset(self._tokens.pop())
 
     def __call__(self, function: Function) -> Function:

@@ -123,7 +123,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *args: Any
     return Explanation(choices[0], choices[1] if recorded else None, tuple(notes))
 
 
-def rehearse(function: str, *args: Any, **keywords: Any) -> tuple[Choice, ...]:
+def rehearse(function: str, /, *args: Any, **keywords: Any) -> tuple[Choice, ...]:
     """Which backends would run a call: the choice of the forward, and of the backward if gradients are recorded.
 
     Args:

@@ -34,6 +34,11 @@ def active() -> bool:
     return top is not None and top.key() in _KINDS
 
 
+def untransformed() -> bool:
+    """Whether an autograd.Function with neither a rule for vmap nor a tangent may run; one that is traced may."""
+    return torch.compiler.is_compiling() or not active()
+
+
 def refuse_tangents(op: str) -> None:
     """For an operator, which sees no tangent: whether one might reach it directly."""
     if forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled():

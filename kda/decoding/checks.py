@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -244,16 +245,23 @@ def _shared_slot(c: StepCall) -> str | None:
     return None
 
 
+def _rows(c: StepCall, *names: str) -> Iterator[tuple]:
+    """The number of each sequence and its rows of these tensors; none if one is not on the CPU, nor of padding."""
+    tensors = [getattr(c.x, name) for name in names]
+    if not all(map(on_cpu, tensors)):
+        return
+    slots = None if c.x.slots is None else c.x.slots.tolist()                  # on the device of the others
+    for i, rows in enumerate(zip(*(x.tolist() for x in tensors))):
+        if slots is None or slots[i] >= c.options.first_slot:
+            yield i, *rows
+
+
 def _bad_count(c: StepCall) -> str | None:
-    if not on_cpu(c.x.accepted):
-        return None
-    return next((f"{n} for sequence {i}" for i, n in enumerate(c.x.accepted.tolist()) if not 1 <= n <= c.T), None)
+    return next((f"{n} for sequence {i}" for i, n in _rows(c, "accepted") if not 1 <= n <= c.T), None)
 
 
 def _bad_path(c: StepCall) -> str | None:
-    if not (on_cpu(c.x.path) and on_cpu(c.x.accepted)):
-        return None
-    for i, (count, row) in enumerate(zip(c.x.accepted.tolist(), c.x.path.tolist())):
+    for i, count, row in _rows(c, "accepted", "path"):
         real = row[:count]
         if real[0] != 0 or any(not a < b < c.T for a, b in zip(real, real[1:])):
             return f"{real} for sequence {i}"
@@ -261,9 +269,7 @@ def _bad_path(c: StepCall) -> str | None:
 
 
 def _bad_parent(c: StepCall) -> str | None:
-    if not on_cpu(c.x.parents):
-        return None
-    for i, row in enumerate(c.x.parents.tolist()):
+    for i, row in _rows(c, "parents"):
         for t, parent in enumerate(row):
             if t and not 0 <= parent < t:
                 return f"{parent} for token {t} of sequence {i}"

@@ -14,6 +14,7 @@ from ..checks import shape_of
 from ..errors import InputError
 from ..gates import wide_dtype
 from ..host import stand_in
+from ..transforms import untransformed
 from .sequences import Sequences
 
 Tensor = torch.Tensor
@@ -63,8 +64,9 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None,
 
 
 def takes_kernels(x: Tensor) -> bool:
-    """Whether x is on a GPU, or on one that the simulator stands in for."""
-    return x.is_cuda or (not torch.compiler.is_compiling() and stand_in() is not None)
+    """Whether x is on a GPU, or on one that the simulator stands in for, and no transform of torch.func is active."""
+    gpu = x.is_cuda or (not torch.compiler.is_compiling() and stand_in() is not None)
+    return gpu and untransformed()
 
 
 def _launch() -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -299,8 +299,9 @@ class KimiDeltaAttention(nn.Module):
             raise InputError("KimiDeltaAttention", "mode", "'chunk' or 'auto' here", f"'recurrent' and {found}",
                              "Token by token there is neither a backward nor several ranks: set layer.mode = 'auto', "
                              "or use torch.no_grad().", "nn.mode.recorded")  # fmt: skip
-        short = T <= SHORT and not recorded and cp_context is None
-        return self.mode == "recurrent" or (self.mode == "auto" and short)
+        if self.mode != "auto" or recorded or cp_context is not None:
+            return self.mode == "recurrent"
+        return T <= SHORT                    # last, because a compiled or exported call is one for such T from here on
 
     def _check_call(self, x: Any, mask: Any, cache: Any, cu_seqlens: Any, copy: Any, cp_context: Any) -> Any:
         """The context as one of kda's, as chunk_kda takes it."""
@@ -326,6 +327,7 @@ class KimiDeltaAttention(nn.Module):
              lambda: "cu_seqlens=None", "Pass cu_seqlens as well."),
             ("cu_seqlens", cu_seqlens is None or batch == 1, "with B = 1", lambda: f"B = {batch}",
              "Concatenate the sequences in one row."),
+            (*_without_numbers(x, attention_mask=mask, cu_seqlens=cu_seqlens), "Move it there."),
             (" and ".join(apart), len(apart) < 2, "given alone", lambda: "together",
              "Each says where sequences begin and end: pass one."),
             ("cache", cache is None or isinstance(cache, Cache), "a kda.nn.Cache", lambda: type(cache).__name__,
@@ -350,6 +352,15 @@ def _shape_or_type(x: Any, with_dtype: bool = False) -> str:
     if not isinstance(x, Tensor):
         return type(x).__name__
     return shape_of(x) + (f" of {dtype_name(x)}" if with_dtype else "")
+
+
+def _without_numbers(x: Any, **read: Any) -> tuple[str, bool, str, Callable[[], str]]:
+    """Of the tensors that are copied to the device of x: one on meta, which has no numbers, beside x on another."""
+    home = getattr(x, "device", None)
+    apart = not getattr(x, "is_meta", False)
+    empty = [name for name, each in read.items() if apart and getattr(each, "is_meta", False)]
+    asked = "on the device of x, or on another one with numbers"
+    return (empty or [*read])[0], not empty, asked, lambda: f"meta beside x on {home}"
 
 
 def _is_additive(mask: Any) -> bool:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ..transforms import untransformed
+
 Tensor = torch.Tensor
 
 
@@ -53,6 +55,11 @@ class Permuted(torch.autograd.Function):
         return Permuted.apply(dy, inverse, order), None, None
 
 
+def permuted(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+    """The same; torch.func and forward-mode AD take the operation of torch."""
+    return Permuted.apply(x, order, inverse) if untransformed() else x.index_select(0, order)
+
+
 @dataclass(frozen=True)
 class Padded:
     """A batch (B, T, ..) with a mask, as one row of packed sequences (1, B * T, ..) and back."""
@@ -72,8 +79,8 @@ class Padded:
 
     def packed(self, x: Tensor) -> Tensor:
         """(B, T, ..) to (1, B * T, ..)."""
-        return Permuted.apply(x.flatten(0, 1), self.order, self.inverse).unsqueeze(0)
+        return permuted(x.flatten(0, 1), self.order, self.inverse).unsqueeze(0)
 
     def padded(self, x: Tensor, B: int) -> Tensor:
         """(1, B * T, ..) to (B, T, ..)."""
-        return Permuted.apply(x.squeeze(0), self.inverse, self.order).unflatten(0, (B, -1))
+        return permuted(x.squeeze(0), self.inverse, self.order).unflatten(0, (B, -1))

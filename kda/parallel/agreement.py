@@ -18,6 +18,8 @@ from torch.distributed import distributed_c10d
 
 from kda.errors import InputError, KdaError
 
+MOST_KNOWN = 4096                            # agreed pairs; then all are forgotten
+
 
 class Ask(NamedTuple):
     """Who agrees, and how the error names it."""
@@ -59,6 +61,8 @@ class Group:
     def agree_on_exchange(self, text: str, ask: Ask) -> None:
         if (self.last, text) not in self.known:
             self.agree(text, ask)
+            if len(self.known) >= MOST_KNOWN:                                  # on all ranks at once
+                self.known.clear()
             self.known.add((self.last, text))
         self.last = text
 

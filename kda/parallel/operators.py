@@ -112,10 +112,18 @@ def _forward(*arguments: Any):
 
 
 def _agree(rank: Rank) -> None:
-    """Agree on what determines how much is sent, which is the same in both directions."""
+    """Agree on what determines how much is sent and what it means, which is the same in both directions."""
     p = rank.problem
     if rank.context.crosses:
-        exchange.agree(rank.context, OP, f"maps of HV={p.HV} K={p.K} V={p.V} in {rank.wide}")
+        exchange.agree(rank.context, OP, f"maps of HV={p.HV} K={p.K} V={p.V} in {rank.wide}, for {_meaning(p)}")
+
+
+def _meaning(p: Problem) -> str:
+    """The options that a sequence has once, whatever rank computes it; outputs and layouts are each rank's own."""
+    words = [f"H={p.H} {p.dtype}", f"{p.gate} gate", f"beta {p.beta}", f"scale={p.scale:g}"]
+    flags = {f"lower_bound={p.lower_bound}": p.lower_bound is not None, "A_log": p.A_log, "dt_bias": p.dt_bias,
+             "l2norm": p.qk_l2norm}  # fmt: skip
+    return ", ".join(words + [word for word, given in flags.items() if given])
 
 
 def _no_state(rank: Rank) -> Tensor:

@@ -250,6 +250,7 @@ CASES = {
     "saved.options": saved_at_another_scale,
     "backend.name": lambda: chunk(backend="refrence"),
     "backend.decorated": lambda: kda.use_backend("reference")(decorated_in_vain),
+    "backend.entered": lambda: kda.use_backend("reference").__exit__(None, None, None),
     **PARALLEL,
     **DECODE,
 }  # fmt: skip

@@ -85,6 +85,16 @@ def test_without_slots_state_n_is_that_of_sequence_n():
     assert torch.equal(run_step(x)["o"], expected["o"])
 
 
+def test_what_is_not_read_of_padding_is_not_checked():
+    x = make_step(N=2, T=3, H=2, K=5, V=3, slots=[0, -1], drafts=True, tree=True)
+    x["accepted_path"] = torch.tensor([[0, 1, 2]] * 2)
+    for name, wrong in (("num_accepted_tokens", 0), ("accepted_path", 9), ("parents", 9)):
+        x[name][1] = wrong
+    run_step(x)
+    with pytest.raises(kda.InputError, match="found 0 for sequence 1"):
+        run_step(x | {"ssm_state_indices": torch.tensor([0, 1], dtype=torch.int32)})
+
+
 def test_slots_below_the_first_are_padding():
     x = wide(slots=[0, 2, 3]) | {"first_slot": 1}
     before = x["states"].clone()

@@ -173,6 +173,11 @@ def test_a_backend_that_is_named_without_a_block_is_said_once_to_have_no_effect(
     assert "KDA_BACKEND=reference" in str(warning.message) and dispatch.backend_asked() == "auto"
 
 
+def test_a_name_that_was_not_entered_cannot_be_left():
+    with pytest.raises(kda.InputError, match="entered before it is left"):
+        kda.use_backend("reference").__exit__(None, None, None)
+
+
 @pytest.mark.usefixtures("notices_again")
 def test_a_backend_that_holds_in_a_block_or_a_function_is_no_mistake(recwarn):
     named = kda.use_backend("reference")

@@ -222,3 +222,14 @@ def test_lengths_that_are_no_list_are_named(lengths):
     with alone() as group:
         error = message(lambda: kda.parallel.build_cp_context(torch.tensor([0, 8]), group, lengths=lengths))
     assert error.check == "cp_lengths.value"
+
+
+def chunk_kda_bwd(q, k, v, *args, **keywords):
+    return kda.chunk_kda_bwd(q, k, v, *args, do=v, **keywords)
+
+
+@pytest.mark.parametrize("function", [kda.explain, kda.chunk_kda, kda.chunk_kda_fwd, chunk_kda_bwd])
+@pytest.mark.parametrize("name", ["op", "function", "self", "keywords"])
+def test_an_unknown_keyword_is_named_whatever_it_is_called(function, name):
+    with torch.no_grad(), pytest.raises(kda.InputError, match=f"{name} must be an existing keyword"):
+        function(*torch.zeros(4, 1, 2, 1, 1), torch.zeros(1, 2, 1), **{name: 1})

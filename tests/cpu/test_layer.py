@@ -587,6 +587,30 @@ def test_offsets_of_a_wrong_shape_or_dtype_are_refused(offsets, found):
         make()(hidden(3, B=1), cu_seqlens=offsets)
 
 
+@pytest.mark.parametrize("words", [{"attention_mask": torch.ones(1, 3)}, {"cu_seqlens": torch.tensor([0, 3])}], ids=str)
+def test_a_mask_or_offsets_without_numbers_are_refused(words):
+    (name, given), = words.items()
+    with pytest.raises(kda.InputError, match=f"{name} must be on the device of x.* found meta beside x on cpu"):
+        make()(hidden(3, B=1), **{name: given.to("meta")})
+
+
+def test_torch_func_goes_through_a_layer_with_a_mask():
+    layer, x, mask = make(), hidden(7), torch.ones(2, 7)
+    mask[0, :3] = 0
+    several, tangent = torch.stack([x, -x, 2 * x]), torch.randn_like(x)
+
+    def loss(x, mask=mask):
+        return layer(x, attention_mask=mask).square().sum()
+
+    each = torch.stack([torch.autograd.grad(loss(y), y)[0] for y in several.clone().requires_grad_()])
+    masks = torch.stack([mask] * 3)
+    gradient = torch.func.vmap(torch.func.grad(loss))
+    for found in (gradient(several), gradient(several, masks)):
+        torch.testing.assert_close(found, each)
+    along = torch.func.jvp(loss, (x,), (tangent,))[1]
+    torch.testing.assert_close(along, (each[0] * tangent).sum())
+
+
 def test_a_copy_of_offsets_needs_offsets_and_explain_accepts_it():
     layer, x, offsets = make(), hidden(3, B=1), torch.tensor([0, 3])
     with pytest.raises(kda.InputError, match="cu_seqlens_cpu must be a copy of cu_seqlens"):

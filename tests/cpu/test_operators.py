@@ -290,6 +290,22 @@ def test_an_exported_program_runs():
     assert distance(program.module()(x), layer(x)) < 1e-6
 
 
+EXPORTED = {
+    "chunk_kda": lambda: Layer(H=2, HV=2),
+    "a layer with gradients": lambda: kda.nn.KimiDeltaAttention(12, 2, 6),
+    "a layer in chunks": lambda: kda.nn.KimiDeltaAttention(12, 2, 6, mode="chunk").requires_grad_(False),
+}
+
+
+@pytest.mark.parametrize("layer", EXPORTED.values(), ids=EXPORTED)
+def test_an_exported_program_takes_any_number_of_tokens(layer):
+    layer, x = layer(), torch.randn(3, 70, 12)
+    sizes = {0: torch.export.Dim("B", min=1, max=9), 1: torch.export.Dim("T", min=1, max=999)}
+    run = torch.export.export(layer, (x,), dynamic_shapes={"x": sizes}).module()
+    for y in (x[:2, :1], x[:1, :2], x[:, :66]):                                # T = HV is one of them
+        assert distance(run(y), layer(y)) < 1e-6
+
+
 def test_a_second_derivative_is_refused():
     call = make(B=1, T=3, gate="softplus").requiring_grad()
     o, _ = kda.chunk_kda(**call.arguments)

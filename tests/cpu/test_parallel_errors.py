@@ -10,6 +10,7 @@ import torch.distributed as dist
 from naive import make
 
 import kda
+from kda.parallel import agreement
 
 LIMIT = 1.5                                  # seconds that ranks wait for one another
 SIZES = dict(H=2, K=8, V=6, chunk_size=32, initial_state=False)
@@ -41,6 +42,14 @@ def another_shape_later(rank):
     for _ in range(2):
         called()()
     return outcome(called(V=12 if rank == 1 else 6))
+
+
+def another_scale(rank):
+    return outcome(called(scale=3.0 if rank == 1 else 0.5))
+
+
+def other_states_of_its_own(rank):
+    return outcome(called(state_v_first=rank == 1, output_final_state=rank == 1))
 
 
 def other_offsets(rank):
@@ -96,12 +105,25 @@ def absent_from_the_backward(rank):
 def test_ranks_that_disagree_all_say_so_and_name_what_differs():
     for function, words in {
         another_shape_at_once: ("rank 0: maps of HV=2 K=8 V=6", "rank 1: maps of HV=2 K=8 V=12", "cp_context.agreed"),
+        another_scale: ("rank 0: maps of HV=2", "scale=0.5", "scale=3", "cp_context.agreed"),
         other_offsets: ("offsets [0, 20, 60]", "offsets [0, 30, 60]", "cp_context.agreed"),
         another_width_of_halo: ("D=5", "D=6", "cp_context.agreed"),
     }.items():
         for found, seconds in results(function):
             assert found.startswith("InputError") and all(word in found for word in words)
             assert seconds < LIMIT
+
+
+def test_what_a_rank_has_for_itself_may_differ():
+    assert [found for found, _ in results(other_states_of_its_own)] == ["nothing"] * 3
+
+
+def test_agreed_texts_are_forgotten_before_there_are_too_many(monkeypatch):
+    monkeypatch.setattr(agreement, "MOST_KNOWN", 3)
+    group = agreement.Group(None, 0, 1)
+    for i in range(10):
+        group.agree_on_exchange(f"scale={i}", None)
+        assert len(group.known) <= 3
 
 
 def test_a_call_that_is_wrong_on_one_rank_is_an_error_there_and_the_others_hear_of_it():
