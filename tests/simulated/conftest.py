@@ -37,6 +37,16 @@ def kernels_apart(plan_says):
 
 
 @pytest.fixture
+def at_once(plan_says):
+    """One Hopper kernel, of clusters of so many CTAs; so many of them share all walks.  0: kernels apart."""
+
+    def ask(ctas=2, sharing=None):
+        plan_says(FUSED=ctas > 0, CTAS=ctas or None, CLUSTERS=sharing)
+
+    return ask
+
+
+@pytest.fixture
 def kernels_built_here(monkeypatch):
     """Those of the Triton backend, by the Triton of this process; plans and calls forget those of others."""
     import triton_calls

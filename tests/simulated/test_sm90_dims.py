@@ -12,8 +12,6 @@ from cute_calls import (
     assert_the_bits_of_two_kernels,
     called,
     drawn,
-    gradients,
-    kept_and_made_again,
     plant,
 )
 
@@ -24,16 +22,6 @@ from kda.backends.sm90 import launch, plan
 pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
 CUT = dict(lengths=(300, 1, 0, 5, 40))       # a walk is longer than a share
 SMALL = dict(K=64, V=64)
-
-
-@pytest.fixture
-def at_once(plan_says):
-    """One kernel, of clusters of so many CTAs; so many of them share all walks.  0: two kernels."""
-
-    def ask(ctas, sharing=None):
-        plan_says(FUSED=ctas > 0, CTAS=ctas or None, CLUSTERS=sharing)
-
-    return ask
 
 
 CASES = {                                    # CTAs of a cluster, clusters that share all walks, drawn inputs
@@ -104,43 +92,28 @@ def test_states_that_enter_chunks_have_the_bits_of_two_kernels(ctas, dims, v_fir
     assert found.keys() == {"o", "ht", "h"} and all(torch.equal(found[x], expected[x]) for x in expected)
 
 
-@pytest.mark.spread(every=8)
-@pytest.mark.parametrize("keep", [True, "states"], ids=str)
-@pytest.mark.parametrize("shape", [dict(T=140), dict(lengths=(65, 0, 1, 30), padding=9)], ids=["rows", "packed"])
-@pytest.mark.parametrize("ctas", [1, 2])
-def test_gradients_have_the_bits_of_two_kernels(shape, ctas, keep, at_once):
-    """Of what was kept, and of what a backward makes again in one kernel without o."""
-    case = drawn(**SMALL, **shape)
-    at_once(ctas)
-    assert plan.recorded_plan(case.problem(), 132).clusters.ctas == ctas
-    kept, made = kept_and_made_again(case, "sm90", keep)
-    at_once(0)
-    expected, _ = gradients(case, "sm90")
-    for found in (kept, made):
-        assert all(torch.equal(found[name], x) for name, x in expected.items())
-
-
 FUSED, HANDOVER = "sm90/fwd/fused", "sm90/parts/handover"
-FAULTS = {
-    "a tile is made before CHAIN has read the last one, alone": (1, Fault(
+LONG = dict(V=64, T=390, HV=2)
+FAULTS = {                                   # CTAs of a cluster, clusters that share all walks, drawn inputs
+    "a tile is made before CHAIN has read the last one, alone": (1, None, LONG, Fault(
         HANDOVER, "cute.arch.mbarrier_wait(empty, turn & 1 ^ 1)", "pass", "race-read-write"
     )),
-    "the CTA that walks is not told of the other's tiles": (2, Fault(
+    "the CTA that walks is not told of the other's tiles": (2, None, LONG, Fault(
         HANDOVER, "            else:\n                self.copy(tile, full, Int32(0))\n", "", "deadlock"
     )),
-    "the one that does not walk waits for a CHAIN of its own": (2, Fault(
+    "the one that does not walk waits for a CHAIN of its own": (2, None, LONG, Fault(
         HANDOVER, "4 * self.c.walking + self.c.keeps", "4 * self.c.ctas + self.c.keeps", "deadlock"
     )),
-    "mbarriers are not there yet, alone": (1, Fault(
+    "mbarriers are not there yet, alone": (1, None, LONG, Fault(
         FUSED, "    cute.arch.sync_threads()\n        else:", "    pass\n        else:", "race-read-write", schedule=1
     )),
-    "the CTA that walks is gone before the other is done": (2, Fault(
+    "the CTA that walks is gone before the other is done": (2, None, LONG, Fault(
         FUSED, "        if cutlass.const_expr(self.c.ctas > 1):\n            self.meet()\n", "", "peer-exited"
     )),
-    "behind the decays of K = 64 nothing was ever written": ("K = 64", Fault(
+    "behind the decays of K = 64 nothing was ever written": (2, None, dict(K=64, T=390), Fault(
         FUSED, "                    store(behind, [Float32(0.0)] * 2)\n", "                    pass\n", "uninitialised"
     )),
-    "states of V = 64 cross where those of 128 would": (1, Fault(
+    "states of V = 64 cross where those of 128 would": (1, 7, dict(V=64, T=70, HV=8), Fault(
         "sm90/parts/share", "x.edges + (Int64(cluster * self.strips + rank)", "x.edges + (Int64(cluster * 2 + rank)",
         "out-of-bounds"
     )),
@@ -148,14 +121,9 @@ FAULTS = {
 
 
 @pytest.mark.spread(every=7)
-@pytest.mark.parametrize("ctas, fault", FAULTS.values(), ids=FAULTS)
-def test_a_planted_fault_is_noticed(ctas, fault, tmp_path, monkeypatch, at_once):
-    words = dict(T=390, HV=2, V=64)
-    if ctas == "K = 64":
-        ctas, words = 2, dict(T=390, K=64)
-    elif fault.file.endswith("share"):
-        words = dict(T=70, HV=8, V=64)
-    at_once(ctas, 7 if fault.file.endswith("share") else None)
+@pytest.mark.parametrize("ctas, sharing, words, fault", FAULTS.values(), ids=FAULTS)
+def test_a_planted_fault_is_noticed(ctas, sharing, words, fault, tmp_path, monkeypatch, at_once):
+    at_once(ctas, sharing)
     plant(fault, tmp_path, monkeypatch)
     assert_a_call_notices(fault, drawn(**words))
 

@@ -32,21 +32,14 @@ from kda.simulator import capture
 pytestmark = pytest.mark.usefixtures("one_thread", "fresh_memory_is_poisoned")
 
 
-@pytest.fixture
-def at_once(plan_says):
-    """One kernel, of clusters of so many CTAs; so many of them share all walks.  0: prepare and record."""
-
-    def ask(ctas=2, sharing=None):
-        plan_says(FUSED=ctas > 0, CTAS=ctas or None, CLUSTERS=sharing)
-
-    return ask
-
-
 def keeping(case, save=Save.OWN, **options):
     """o, ht and all that is kept, and what the simulator objects to."""
     with capture(arch="sm90", **dict(strict=True) | options) as session:
         out = launch.forward(case.problem(), case.inputs, save)
     return [x for x in (out.o, out.final_state, out.saved.memory) if x is not None], session
+
+
+SMALL = dict(K=64, V=64)
 
 
 def clusters_of(case):
@@ -88,11 +81,12 @@ def test_what_is_kept_has_the_bits_of_two_kernels(name, at_once):
 @pytest.mark.spread(every=8)
 @pytest.mark.parametrize("keep", [True, "states"], ids=str)
 @pytest.mark.parametrize("shape", [dict(T=140), dict(lengths=(65, 0, 1, 30), padding=9)], ids=["rows", "packed"])
-@pytest.mark.parametrize("ctas", [2, 4])
-def test_gradients_have_the_bits_of_two_kernels(shape, ctas, keep, at_once):
+@pytest.mark.parametrize("ctas, dims", [(2, {}), (4, {}), (1, SMALL), (2, SMALL)], ids=str)
+def test_gradients_have_the_bits_of_two_kernels(shape, ctas, dims, keep, at_once):
     """Of what was kept, and of what a backward makes again in one kernel without o."""
-    case = drawn(**shape)
+    case = drawn(**shape, **dims)
     at_once(ctas)
+    assert clusters_of(case).ctas == ctas
     kept, made = kept_and_made_again(case, "sm90", keep)
     at_once(0)
     expected, _ = gradients(case, "sm90")

@@ -387,7 +387,7 @@ class Fused(entry.Entry):
         ring = self.way.ring(s)
         if cute.arch.thread_idx()[0] == 0:
             self.way.initialise(ring)
-            if cutlass.const_expr(self.c.ctas > 1):                            # alone, nobody else and no copy arrives
+            if cutlass.const_expr(self.c.ctas > 1):                            # no copy arrives at those of a CTA alone
                 cute.arch.mbarrier_init_fence()
         if cutlass.const_expr(self.c.wrapped):
             if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
