@@ -20,21 +20,23 @@ A command looks like this; what it returns is its exit code (None is 0):
 Lines and tables fit the terminal (layout.py).  `mark` gives "[ok]"-like marks for ok, info, warn, fail and crash;
 `sign` the same without brackets.  Cells of a table may be painted.  A KdaError ends a command with its message on
 stderr and exit code 2, any other exception too, with a traceback under --debug; a compiler that is not installed ends
-it with exit code 3.  Output that nobody reads any more (`| head -1`) is dropped; the exit code stays.
+it with exit code 3.  Output that nobody reads any more (`| head -1`) is dropped, also that of a script which a command
+runs (`lent`); the exit code stays.
 """
 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import functools
 import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import click
 
@@ -87,6 +89,34 @@ class OutputError(KdaError):
         super().__init__(f"kda: the output cannot be written ({error.strerror or error}). Send it elsewhere.")
 
 
+@contextlib.contextmanager
+def unread_is_dropped(stream: TextIO) -> Iterator[None]:
+    """Where nobody reads what is written to the stream inside the `with`, that and all later output is dropped."""
+    try:
+        yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+class Lent:
+    """A stream to which somebody else's code writes, and which it takes for the stream itself."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with unread_is_dropped(self._stream):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with unread_is_dropped(self._stream):
+            self._stream.flush()
+
+
 @dataclass
 class Screen:
     """Where one command prints, and how."""
@@ -117,11 +147,17 @@ class Screen:
         stream = sys.stderr if err else sys.stdout
         encoding = getattr(stream, "encoding", None) or "utf-8"
         try:
-            click.echo(text.encode(encoding, "replace").decode(encoding), err=err, color=self.color)
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            with unread_is_dropped(stream):
+                click.echo(text.encode(encoding, "replace").decode(encoding), err=err, color=self.color)
         except OSError as error:
             raise OutputError(error) from error
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        """Somebody else's code prints inside the `with`; with --json, all of it goes to stderr."""
+        out, err = (cast(TextIO, Lent(stream)) for stream in (sys.stderr if self.json else sys.stdout, sys.stderr))
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            yield
 
     def paint(self, text: str, color: str | None = None, **style: Any) -> str:
         return click.style(text, fg=color, **style) if self.color and text else text

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sys
 from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
@@ -60,8 +58,7 @@ def command(
     if clock:
         needs_a_clock(arch, "--clock")
     compiler()                               # the script would fail where it first launches
-    apart = contextlib.redirect_stdout(sys.stderr) if screen.json else contextlib.nullcontext()
-    with apart:
+    with screen.lent():
         found = run(script, args, arch=arch.spelling, schedules=schedules, keep=mutants, strict=strict,
                     **({"clock": chip_for(arch)[0].name} if clock else {}))  # fmt: skip
     judged = _mutants(screen, found, strict, workers) if mutants else None

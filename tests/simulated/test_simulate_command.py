@@ -142,6 +142,23 @@ def test_json_is_one_object_and_what_the_script_prints_goes_to_stderr(here):
     assert len({(f["kind"], f["place"]["line"]) for f in found["findings"]}) == len(found["findings"])
 
 
+@pytest.mark.parametrize("printed", ["print('x' * 100_000)", "print('x', flush=True)"])
+def test_a_script_whose_output_nobody_reads_runs_to_its_end(here, monkeypatch, capfd, printed):
+    (here / "script.py").write_text(f"{SCRIPT}    {printed}\n    open('ended', 'w').close()\n")
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as unread:
+        monkeypatch.setattr(sys, "stdout", unread)
+        code = command.main(["--arch", "sm90", "script.py", "twice"], standalone_mode=False)
+    assert (code, Path("ended").exists(), capfd.readouterr().err) == (0, True, "")
+
+
+def test_a_pipe_of_the_script_that_nobody_reads_is_a_failure_of_the_script(here):
+    (here / "script.py").write_text("import os\nread, write = os.pipe()\nos.close(read)\nos.write(write, b'x')\n")
+    result = simulate("script.py")
+    assert result.exit_code == 2 and "BrokenPipeError" in result.stderr
+
+
 def test_a_result_that_depends_on_the_schedule_is_reported(here):
     found = json.loads(simulate("--json", "--schedules", "6", "script.py", "twice", "last").stdout)
     assert found["varying"] == ["last"] and found["exit"] == 0
