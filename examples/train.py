@@ -195,7 +195,7 @@ def main() -> None:
             warm = now                                     # the first step loads and builds what all others need, too
         if rank == 0 and (step % max(args.steps // 10, 1) == 0 or step == args.steps - 1):
             left = (now - warm) / max(step - first, 1) * (args.steps - step - 1)
-            says = f", about {left:.0f} s left" if step > first else ""
+            says = f", about {left:.0f} s left" if left >= 1 else ""
             print(f"step {step:5d}  loss {losses[-1]:.4f}  {now - began:.1f} s{says}", flush=True)
     if rank == 0:
         args.out.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,6 @@
 """The examples and the layer's benchmark run, small, and do what they say."""
 
+import itertools
 import json
 import math
 import os
@@ -42,8 +43,14 @@ def test_training_learns_and_a_resumed_one_goes_on_as_if_it_had_not_stopped(monk
     assert found == losses(tmp_path / "two") and len(found) == 12
     assert found[0] == pytest.approx(math.log(256), rel=0.15) and min(found[-4:]) < 0.85 * found[0]
     assert (tmp_path / "two" / "losses.png").stat().st_size > 5000
-    printed = capsys.readouterr().out
-    assert "'The state " in printed and " s, about 0 s left\n" in printed
+    assert "'The state " in capsys.readouterr().out
+
+
+def test_training_says_how_much_time_is_left_while_there_is_some(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("time.perf_counter", itertools.count().__next__)      # a step takes a second
+    run(monkeypatch, "examples/train.py", *SMALL, "--steps", 4, "--out", tmp_path)
+    steps = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step")]
+    assert [line.partition(" s")[2] for line in steps] == ["", ", about 2 s left", ", about 1 s left", ""]
 
 
 def test_text_made_token_by_token_is_that_of_whole_calls(tmp_path):

@@ -104,7 +104,9 @@ def test_progress_says_how_many_of_how_many_and_the_time_left(monkeypatch):
     assert shown.words() == "building; 1 of 4 done; about 9 s left"
     clock.now += 4
     assert shown.words() == "building; 1 of 4 done; about 5 s left"
-    clock.now += 20                                      # longer than was to be expected: no promise
+    clock.now += 4.4                                     # "about 0 s" would be no news
+    assert shown.words() == "building; 1 of 4 done; 11 s"
+    clock.now += 15.6                                    # longer than was to be expected: no promise
     assert shown.words() == "building; 1 of 4 done; 27 s"
 
 
