@@ -1,183 +1,31 @@
-"""`kda bench` on tiny shapes, with made-up results, made-up machines and a backend that is wrong."""
+"""`kda bench` on tiny shapes, with made-up results, a made-up GPU and a backend that is wrong."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
-import importlib.util
 import json
-import math
-import weakref
 
 import click
 import pytest
 import torch
-from click.testing import CliRunner
+from bench_calls import H200, LINE, ONE, QUICK, run
 
 import kda
 from kda.backends.reference import launch
-from kda.cli import cli
-from kda.commands import bench, bench_asked, bench_drawn, bench_report, timeline
+from kda.commands import bench, bench_asked, bench_report
 from kda.commands.layout import strip_ansi
 from kda.commands.render import Screen
-from kda.compile.target import TARGETS
 from kda.dispatch import weigh
 from kda.errors import NoBackendError
 from kda.host import Host
 from kda.measure import clocks, timing
-from kda.measure.clocks import CpuClock, Timing
-from kda.measure.shapes import DIRECTIONS, SHAPES, Shape, bytes_moved, flops, too_large
-from kda.measure.timing import Line, Machine
+from kda.measure.clocks import CpuClock
+from kda.measure.shapes import SHAPES, too_large
+from kda.measure.timing import Machine
 from kda.verify import cases, doors
 from kda.verify.budget import Rounding
 from kda.verify.definition import budgets
 from kda.verify.steps import run_step
-
-QUICK = ("--tokens", "70", "--heads", "1", "-K", "8", "-V", "8", "--dtype", "float32", "--repeats", "3")
-ONE = (*QUICK, "--regime", "slow", "--direction", "forward")
-LINE = Line(
-    "given", "B=1 T=70 H=1 K=V=8 fp32", "slow", "forward", "reference", launches=3, median=1.0, p20=0.98, p80=1.02,
-    flops=10, bytes=10, host_inside=False, floor=None, baseline=None,
-)  # fmt: skip
-H200 = Machine("NVIDIA H200", "gpu", driver="580.95", clock=1980, highest_clock=1980, copy=4e12)
-
-
-def run(*args):
-    return CliRunner().invoke(cli, ["bench", *args])
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    """Results of one call, and the file that holds them."""
-    file = tmp_path_factory.mktemp("bench") / "old.json"
-    result = run(*QUICK, "--regime", "slow", "--save", str(file))
-    assert result.exit_code == 0, result.output
-    return json.loads(file.read_text()), file
-
-
-def rewritten(saved, tmp_path, factor=1.0, **host):
-    """The saved results as if each time had been so many times as long, on another host."""
-    old = json.loads(json.dumps(saved[0]))
-    for row in old["rows"]:
-        row |= {name: factor * row[name] for name in ("median", "p20", "p80")}
-    old["host"] |= host
-    file = tmp_path / "old.json"
-    file.write_text(json.dumps(old))
-    return str(file)
-
-
-# the formulas
-
-
-def test_the_backward_has_twice_the_products_of_the_forward():
-    shape = Shape(T=10, H=2, K=3, V=5)
-    assert flops(shape, "forward") == 20 * (6 * 64 * 3 + 4 * 64 * 5 + 6 * 3 * 5)
-    assert flops(shape, "backward") == 2 * flops(shape, "forward")
-
-
-def test_bytes_are_those_of_the_peers_floors():
-    """5 tensors forward and 9 backward, in the sizes of the page that the shapes are from."""
-    shape = SHAPES["h64-8k"]
-    tensor = 8192 * 64 * 128 * 2
-    assert bytes_moved(shape, "forward") == 5 * tensor
-    assert bytes_moved(shape, "backward") == 9 * tensor
-    assert round(bytes_moved(shape, "forward") / 4.3e12 * 1e3, 3) == 0.156
-
-
-def test_a_step_is_a_forward_and_a_backward():
-    shape = SHAPES["h64-8k"]
-    for count in (flops, bytes_moved):
-        assert count(shape, "step") == count(shape, "forward") + count(shape, "backward")
-    result = run(*QUICK, "--regime", "slow", "--direction", "step", "--json")
-    (row,) = json.loads(result.stdout)["rows"]
-    assert result.exit_code == 0 and row["direction"] == "step" and row["median"] > 0
-
-
-def test_decoding_is_right_before_it_is_timed():
-    result = run("--direction", "decode", "--heads", "2", "--batch", "3", "-K", "16", "-V", "8", "--json")
-    rows = json.loads(result.stdout)["rows"]
-    assert result.exit_code == 0 and [row["states"] for row in rows] == ["float32", "bfloat16"]
-    assert all(row["used"] <= 1 and row["median"] > 0 and row["bytes"] > 2 * 3 * 2 * 16 * 8 * 2 for row in rows)
-
-
-def test_decoding_that_is_wrong_is_not_timed(monkeypatch):
-    def wrong(x, **options):
-        found = run_step(x, **options)
-        return found | {"states": found["states"] + 1e-3}
-
-    monkeypatch.setattr("kda.measure.decoding.run_step", wrong)
-    result = run("--direction", "decode", "--heads", "2", "--batch", "3", "-K", "16", "-V", "8")
-    assert result.exit_code == 1 and "wrong results are not timed" in result.stdout
-
-
-def test_what_others_publish_of_decoding_stands_behind_what_a_gpu_took(monkeypatch):
-    """Only a machine with a GPU has a copy's bandwidth. Nobody published other sizes than K = V = 128."""
-    import kda.measure.timing as timing
-
-    machine = timing.this_machine
-    monkeypatch.setattr(timing, "this_machine", lambda device: machine(device)._replace(copy=4.2e12))
-    words = "--direction", "decode", "--heads", "1", "--batch", "1", "--repeats", "3"
-    for sizes, shown in ((("-K", "128", "-V", "128"), True), (("-K", "16", "-V", "8"), False)):
-        said = run(*words, *sizes).stdout
-        assert ("Published by others, not measured here:" in said) == shown
-        assert ("1: 4.1; 128: 28.1   vllm#55364" in said) == shown
-
-
-@pytest.mark.parametrize("words", [("--tokens", "4"), ("--graph",), ("--direction", "step"), ("--against", "fla")])
-def test_decoding_has_no_other_options(words):
-    result = run("--direction", "decode", *words)
-    assert result.exit_code == 2 and "leave out" in result.output
-
-
-def test_directions_that_are_requested_together_share_their_comparison():
-    words = "--regime slow --direction step --direction both --direction step --json"
-    result = run(*QUICK, *words.split())
-    found = json.loads(result.stdout)
-    assert [row["direction"] for row in found["rows"]] == ["step", "forward", "backward"]
-    assert len(found["parity"]) == 1
-
-
-def test_shared_heads_are_read_once():
-    assert bytes_moved(Shape(T=1, H=1, HV=4, K=2, V=2, dtype="float32"), "forward") == 4 * (2 + 2 + 8 + 8 + 8)
-
-
-def test_a_quantile_lies_between_launches():
-    t = Timing((4.0, 1.0, 3.0, 2.0))
-    assert (t.quantile(0), t.median, t.quantile(1)) == (1.0, 2.5, 4.0)
-
-
-# the shapes
-
-
-def test_every_shape_says_what_it_is_for():
-    assert all(shape.origin and shape.tokens and shape.heads % shape.H == 0 for shape in SHAPES.values())
-    assert len({shape.label for shape in SHAPES.values()}) == len(SHAPES)
-
-
-def test_every_shape_can_be_drawn_as_a_case():
-    for shape in SHAPES.values():
-        spec = bench.spec_of(shape, "fast")
-        assert spec.heads == shape.heads and math.prod(spec.shape) == shape.tokens
-
-
-def test_a_problem_made_without_tensors_is_that_of_the_tensors():
-    for name in ("tiny", "tiny-grouped", "tiny-packed"):
-        spec = bench.spec_of(SHAPES[name], "slow")
-        assert bench.problem_of(spec, "backward", "cpu") == cases.make(spec).problem("backward")
-
-
-def test_list_names_every_shape():
-    assert [line.split()[0] for line in run("--list").stdout.splitlines()] == list(SHAPES)
-    assert list(json.loads(run("--list", "--json").stdout)["shapes"]) == list(SHAPES)
-
-
-def test_a_cpu_times_tiny_shapes_unless_told_otherwise():
-    options = {"names": (), "tokens": None, "lengths": None}
-    for on in ("cpu", "gpu"):
-        assert all(shape.on == on for shape in bench.shapes_asked(options, on).values())
-    assert all(too_large(shape, ("forward", "backward"), 1) is None for shape in SHAPES.values() if shape.on == "cpu")
-
 
 # what it prints
 
@@ -230,7 +78,67 @@ def test_what_spoils_a_number_is_said():
     assert not busy._replace(load=5.0).crowded
 
 
+@pytest.mark.parametrize(
+    "seconds, says", [(3.4e-7, "0.0003"), (1.2e-5, "0.012"), (7.233e-3, "7.233"), (0.2345, "234.5")]
+)
+def test_milliseconds_keep_a_digit_that_is_not_zero(seconds, says):
+    assert bench_asked.ms(seconds) == says
+
+
+def test_a_percentage_is_a_number_with_or_without_its_sign():
+    assert [bench.Percent().convert(text, None, None) for text in ("3%", "2.5")] == [0.03, 0.025]
+    with pytest.raises(click.BadParameter):
+        bench.Percent().convert("-3%", None, None)
+
+
+# decoding
+
+
+def test_decoding_is_right_before_it_is_timed():
+    result = run("--direction", "decode", "--heads", "2", "--batch", "3", "-K", "16", "-V", "8", "--json")
+    rows = json.loads(result.stdout)["rows"]
+    assert result.exit_code == 0 and [row["states"] for row in rows] == ["float32", "bfloat16"]
+    assert all(row["used"] <= 1 and row["median"] > 0 and row["bytes"] > 2 * 3 * 2 * 16 * 8 * 2 for row in rows)
+
+
+def test_decoding_that_is_wrong_is_not_timed(monkeypatch):
+    def wrong(x, **options):
+        found = run_step(x, **options)
+        return found | {"states": found["states"] + 1e-3}
+
+    monkeypatch.setattr("kda.measure.decoding.run_step", wrong)
+    result = run("--direction", "decode", "--heads", "2", "--batch", "3", "-K", "16", "-V", "8")
+    assert result.exit_code == 1 and "wrong results are not timed" in result.stdout
+
+
+def test_what_others_publish_of_decoding_stands_behind_what_a_gpu_took(monkeypatch):
+    """Only a machine with a GPU has a copy's bandwidth. Nobody published other sizes than K = V = 128."""
+    import kda.measure.timing as timing
+
+    machine = timing.this_machine
+    monkeypatch.setattr(timing, "this_machine", lambda device: machine(device)._replace(copy=4.2e12))
+    words = "--direction", "decode", "--heads", "1", "--batch", "1", "--repeats", "3"
+    for sizes, shown in ((("-K", "128", "-V", "128"), True), (("-K", "16", "-V", "8"), False)):
+        said = run(*words, *sizes).stdout
+        assert ("Published by others, not measured here:" in said) == shown
+        assert ("1: 4.1; 128: 28.1   vllm#55364" in said) == shown
+
+
+@pytest.mark.parametrize("words", [("--tokens", "4"), ("--graph",), ("--direction", "step"), ("--against", "fla")])
+def test_decoding_has_no_other_options(words):
+    result = run("--direction", "decode", *words)
+    assert result.exit_code == 2 and "leave out" in result.output
+
+
 # wrong results
+
+
+def test_directions_that_are_requested_together_share_their_comparison():
+    words = "--regime slow --direction step --direction both --direction step --json"
+    result = run(*QUICK, *words.split())
+    found = json.loads(result.stdout)
+    assert [row["direction"] for row in found["rows"]] == ["step", "forward", "backward"]
+    assert len(found["parity"]) == 1
 
 
 @pytest.fixture
@@ -360,7 +268,49 @@ def test_a_sample_of_a_case_has_the_results_of_the_whole():
     torch.testing.assert_close(part["ht"], whole["ht"][1:2, :8])
 
 
+# stages
+
+
+def test_stages_are_timed_alone_on_what_the_stages_before_them_made():
+    from kda.stages import FORWARD, STAGES
+
+    result = run(*QUICK, "--regime", "slow", "--stages", "--json")
+    rows = json.loads(result.stdout)["stages"]
+    assert [row["stage"] for row in rows] == list(STAGES)
+    assert all(row["backend"] == "reference" and 0 < row["p20"] <= row["median"] <= row["p80"] for row in rows)
+    text = run(*ONE, "--stages").stdout
+    assert all(stage.name in text for stage in FORWARD) and "bwd/wy" not in text
+    assert "fwd/intra" not in run(*ONE).stdout
+
+
+def test_stages_of_a_wrong_backend_are_not_timed(monkeypatch):
+    right = launch.forward
+    monkeypatch.setattr(launch, "forward", lambda p, x, save="nothing": right(p, x, save)._replace(o=right(p, x).o + 1))
+    result = run(*ONE, "--stages", "--json")
+    assert result.exit_code == 1 and json.loads(result.stdout)["stages"] == []
+
+
 # comparing with saved results
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Results of one call, and the file that holds them."""
+    file = tmp_path_factory.mktemp("bench") / "old.json"
+    result = run(*QUICK, "--regime", "slow", "--save", str(file))
+    assert result.exit_code == 0, result.output
+    return json.loads(file.read_text()), file
+
+
+def rewritten(saved, tmp_path, factor=1.0, **host):
+    """The saved results as if each time had been so many times as long, on another host."""
+    old = json.loads(json.dumps(saved[0]))
+    for row in old["rows"]:
+        row |= {name: factor * row[name] for name in ("median", "p20", "p80")}
+    old["host"] |= host
+    file = tmp_path / "old.json"
+    file.write_text(json.dumps(old))
+    return str(file)
 
 
 @pytest.mark.parametrize(
@@ -527,26 +477,6 @@ def test_a_baseline_that_cannot_run_here_is_refused():
     assert result.exit_code == 3 and "the baseline fla cannot run here" in result.stdout
 
 
-# how calls are timed
-
-
-def test_calls_alternate_and_stop_at_the_limit():
-    order, clock = [], CpuClock()
-    found = clocks.interleaved([lambda: order.append("a"), lambda: order.append("b")], clock, 4, 10.0)
-    assert order == ["a", "b", *["a", "b"] * 4]
-    assert [len(t.seconds) for t, _ in found] == [4, 4]
-    found = clocks.interleaved([lambda: 7], clock, 1000, 0.0)
-    assert (len(found[0][0].seconds), found[0][1]) == (clocks.LEAST, 7)
-
-
-def test_late_launches_are_reported():
-    class Late(CpuClock):
-        def once(self, call):
-            return (*super().once(call)[:2], True)
-
-    assert clocks.interleaved([int], Late(), 3, 1.0)[0][0].host_inside
-
-
 # on a made-up GPU
 
 
@@ -667,262 +597,3 @@ def test_every_call_is_asked_to_keep_what_the_backward_needs(monkeypatch, made_u
     assert run(*ONE, *words).exit_code == 0
     compared, *timed = calls
     assert compared == (kept, False) and len(timed) > 3 and set(timed) == {(kept, bool(kept))}
-
-
-# graphs and memory, with a torch.cuda that only takes notes
-
-
-class Notes(list):
-    """What a stubbed torch.cuda was told, in order."""
-
-    def context(self, name, leaves=lambda error: None):
-        @contextlib.contextmanager
-        def inside(*args, **keywords):
-            self.append(f"{name} {{")
-            try:
-                yield
-            except BaseException as error:
-                leaves(error)
-                raise
-            finally:
-                self.append("}")
-
-        return inside
-
-    def call(self, at=0, raises=None):
-        """A call that notes itself, and raises the `at`th time."""
-
-        def call():
-            self.append("call")
-            if self.count("call") == at:
-                raise raises
-            return {"o": self.count("call")}
-
-        return call
-
-
-@pytest.fixture
-def notes(monkeypatch):
-    notes = Notes()
-
-    class Stream:
-        def wait_stream(self, other):
-            notes.append("wait")
-
-    class Graph:
-        def replay(self):
-            notes.append("replay")
-
-    def broken(error):
-        raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
-
-    stubs = {
-        "Stream": lambda device: Stream(), "current_stream": lambda device: Stream(), "CUDAGraph": Graph,
-        "stream": notes.context("stream"), "graph": notes.context("capture", broken),
-        "get_sync_debug_mode": lambda: 0, "set_sync_debug_mode": lambda mode: notes.append(f"mode {mode}"),
-    }  # fmt: skip
-    for name, stub in stubs.items():
-        monkeypatch.setattr(torch.cuda, name, stub)
-    return notes
-
-
-@pytest.fixture
-def cuda_clock():
-    clock = object.__new__(clocks.CudaClock)
-    clock.device, clock.failed = torch.device("cuda:0"), None
-    return clock
-
-
-WARMED_UP = ["wait", "stream {", "made", "call", "mode error", "call", "mode 0"]
-
-
-def test_a_call_is_made_and_captured_on_one_stream_and_replayed(notes, cuda_clock):
-    replay = cuda_clock.captured(lambda: notes.append("made") or notes.call())
-    assert notes == [*WARMED_UP, "capture {", "call", "}", "}", "wait"]
-    assert [replay(), replay()] == [{"o": 3}] * 2
-    assert notes[-2:] == ["replay"] * 2 and notes.count("call") == 3
-
-
-def test_a_call_that_waits_is_found_before_a_capture_breaks_off(notes, cuda_clock):
-    waits = notes.call(2, RuntimeError("called a synchronizing CUDA operation"))
-    with pytest.raises(clocks.CannotCapture, match="it waits for the GPU"):
-        cuda_clock.captured(lambda: notes.append("made") or waits)
-    assert notes == [*WARMED_UP, "}"]
-    cuda_clock.captured(notes.call)
-
-
-def test_a_bug_of_a_call_is_not_taken_for_waiting(notes, cuda_clock):
-    with pytest.raises(RuntimeError, match="a bug"):
-        cuda_clock.captured(lambda: notes.call(2, RuntimeError("a bug")))
-    assert notes[-2:] == ["mode 0", "}"]
-
-
-def test_after_a_capture_that_broke_off_no_other_is_tried(notes, cuda_clock):
-    says = "CUDA error: operation not permitted when stream is capturing\nSearch for it."
-    with pytest.raises(clocks.CannotCapture, match=r"not permitted when stream is capturing$"):
-        cuda_clock.captured(lambda: notes.call(3, RuntimeError(says)))
-    assert notes[-2:] == ["}", "}"]
-    with pytest.raises(clocks.CannotCapture, match="an earlier capture broke off: CUDA error"):
-        cuda_clock.captured(notes.call)
-
-
-def test_peak_memory_is_that_of_a_warm_call_beyond_what_was_there(monkeypatch, cuda_clock):
-    now, peak, built = 100, 5000, []
-
-    def call():
-        nonlocal now, peak
-        if not built:
-            built.append("a table that stays")
-            now += 1000
-        peak = max(peak, now + 30)
-
-    def forget(device):
-        nonlocal peak
-        peak = now
-
-    stubs = {"synchronize": lambda device: None, "memory_allocated": lambda device: now,
-             "reset_peak_memory_stats": forget, "max_memory_allocated": lambda device: peak}  # fmt: skip
-    for name, stub in stubs.items():
-        monkeypatch.setattr(torch.cuda, name, stub)
-    assert cuda_clock.peak_memory(call) == 30
-
-
-def test_a_clock_holds_no_call_that_is_over(monkeypatch):
-    class Event:
-        def __init__(self, enable_timing):
-            self.record = self.synchronize = lambda: None
-            self.query, self.elapsed_time = lambda: True, lambda other: 1.0
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
-    clock = object.__new__(clocks.CudaClock)
-    clock.waits, clock.flush, clock.cycles_per_second = weakref.WeakKeyDictionary(), torch.empty(1), 1
-    call = functools.partial(int)
-    assert clock.once(call) == (1e-3, 0, True) and clock.waits[call] == 2e-3
-    del call
-    assert not clock.waits
-
-
-# drawing
-
-
-H64 = dataclasses.replace(LINE, shape="h64-8k", problem=SHAPES["h64-8k"].label, backend="sm90", floor=0.5)
-BASELINE = {"backend": "fla", "median": 2.0, "p20": 1.9, "p80": 2.2}
-
-
-def test_a_picture_has_every_shape_both_directions_floors_and_the_saved_times_of_others():
-    lines = [
-        dataclasses.replace(H64, direction=way, regime=regime) for way in DIRECTIONS for regime in ("fast", "slow")
-    ]
-    given = dataclasses.replace(LINE, baseline=BASELINE)
-    h64, other = bench_drawn.groups_of([*lines, given], "NVIDIA H200")
-    assert bench_drawn.ways_of([h64, other]) == ["forward", "backward"]
-    assert [track.name for track in h64.tracks[:2]] == ["sm90, fast", "sm90, slow"]
-    assert [set(track.bars) for track in h64.tracks[:2]] == [{"forward", "backward"}] * 2
-    assert h64.floors == {"forward": 500.0, "backward": 500.0} and other.floors == {}
-    assert {"FLA", "cuDNN, fast", "cuDNN, slow"} <= {track.name for track in h64.tracks if track.kind == "peer"}
-    assert [(track.name, track.bars["forward"][:3]) for track in other.tracks] == [
-        ("reference, slow", (1000.0, 980.0, 1020.0)), ("fla, slow", (2000.0, 1900.0, 2200.0))
-    ]  # fmt: skip
-    assert "FLA 0.6.0" in bench_drawn.peers_line([h64]) and not bench_drawn.peers_line([other])
-
-
-def test_others_are_drawn_only_beside_times_of_their_machine_and_call():
-    for changed, device in (({}, "NVIDIA H100"), ({"problem": "B=2 T=8192 H=64 K=V=128 bf16"}, "NVIDIA H200")):
-        (group,) = bench_drawn.groups_of([dataclasses.replace(H64, **changed)], device)
-        assert {track.kind for track in group.tracks} == {"slow"}
-
-
-@pytest.mark.parametrize("changes", [{}, {"baseline": BASELINE}, {"floor": 0.5}], ids=["alone", "baseline", "floor"])
-def test_a_plot_is_drawn(tmp_path, changes):
-    pytest.importorskip("matplotlib", reason="needs matplotlib, the extra `plot`")
-    lines = [dataclasses.replace(LINE, **changes), dataclasses.replace(H64, direction="backward")]
-    groups = bench_drawn.groups_of(lines, H200.device)
-    bench_drawn.draw(str(tmp_path / "x.svg"), "a title", bench_report.header(H200), groups)
-    assert "<svg" in (tmp_path / "x.svg").read_text()
-
-
-@pytest.mark.parametrize(
-    "seconds, says", [(3.4e-7, "0.0003"), (1.2e-5, "0.012"), (7.233e-3, "7.233"), (0.2345, "234.5")]
-)
-def test_milliseconds_keep_a_digit_that_is_not_zero(seconds, says):
-    assert bench_asked.ms(seconds) == says
-
-
-def test_a_wide_spread_and_its_number_stay_inside_the_plot(monkeypatch, tmp_path):
-    figures = pytest.importorskip("matplotlib.figure", reason="needs matplotlib, the extra `plot`")
-    drawn = []
-    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
-    groups = bench_drawn.groups_of([dataclasses.replace(LINE, median=1.0, p20=0.9, p80=5.0)], H200.device)
-    bench_drawn.draw(str(tmp_path / "x.svg"), "a title", bench_report.header(H200), groups)
-    (axes,) = drawn[0].axes
-    assert max(text.get_position()[0] for text in axes.texts) == 5000.0 < axes.get_xlim()[1]
-
-
-@pytest.mark.parametrize("ways", [("forward",), ("forward", "backward", "step")])
-def test_the_legend_of_a_plot_is_inside_it(ways, monkeypatch, tmp_path):
-    figures = pytest.importorskip("matplotlib.figure", reason="needs matplotlib, the extra `plot`")
-    drawn = []
-    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
-    lines = [dataclasses.replace(H64, direction=way, floor=0.5, baseline=BASELINE) for way in ways]
-    bench_drawn.draw(str(tmp_path / "x.svg"), "a title", "details", bench_drawn.groups_of(lines, H200.device))
-    drawn[0].draw_without_rendering()
-    (legend,) = drawn[0].legends
-    assert len(legend.get_texts()) >= 3 and legend.get_window_extent().x1 <= drawn[0].bbox.x1
-
-
-def test_the_command_writes_a_picture_and_a_page(tmp_path):
-    pytest.importorskip("matplotlib", reason="needs matplotlib, the extra `plot`")
-    picture, html = tmp_path / "x.png", tmp_path / "x.html"
-    out = run(*ONE, "--plot", str(picture), "--html", str(html)).stdout
-    assert f"drawn    {picture}" in out and f"drawn    {html}: open it in a browser" in out
-    text = html.read_text(encoding="utf-8")
-    assert picture.read_bytes().startswith(b"\x89PNG") and text.startswith("<!doctype html>")
-    for words in ("B=1 T=70 H=1 K=V=8 fp32", "reference, slow", f"torch {torch.__version__}", "parity: 2 of 2"):
-        assert words in text
-    assert "roles" not in text                           # the reference has no kernels
-
-
-def test_a_page_shows_what_the_roles_of_kernels_do_when(monkeypatch):
-    monkeypatch.setattr("kda.simulator.timing.pages.sections", lambda timelines: f"{len(timelines)} kernels")
-    text = bench_drawn.page("<a title>", "details", ["a note"], bench_drawn.groups_of([H64], "CPU"), [None] * 2)
-    assert "2 kernels" in text and "&lt;a title&gt;" in text and "<a title>" not in text and "a note" in text
-    assert 'style="left: 50.00%"' in text                # the floor is half of the only time
-
-
-def test_there_are_no_roles_to_show_without_kernels_or_a_clock_for_their_gpu():
-    assert timeline.of_machine(Screen(), "reference") == timeline.of_machine(Screen(), "sm90") == []
-    assert timeline.of_machine(Screen(), "sm90", TARGETS["sm100"]) == []
-    assert timeline.of_machine(Screen(), "triton", TARGETS["sm86"]) == []
-
-
-def test_without_matplotlib_a_plot_is_refused_before_anything_is_timed(monkeypatch, tmp_path):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "matplotlib" else find(name, *a))
-    result = run(*ONE, "--plot", str(tmp_path / "x.png"))
-    assert result.exit_code == 2 and "pip install matplotlib" in result.stderr
-
-
-def test_a_percentage_is_a_number_with_or_without_its_sign():
-    assert [bench.Percent().convert(text, None, None) for text in ("3%", "2.5")] == [0.03, 0.025]
-    with pytest.raises(click.BadParameter):
-        bench.Percent().convert("-3%", None, None)
-
-
-def test_stages_are_timed_alone_on_what_the_stages_before_them_made():
-    from kda.stages import FORWARD, STAGES
-
-    result = run(*QUICK, "--regime", "slow", "--stages", "--json")
-    rows = json.loads(result.stdout)["stages"]
-    assert [row["stage"] for row in rows] == list(STAGES)
-    assert all(row["backend"] == "reference" and 0 < row["p20"] <= row["median"] <= row["p80"] for row in rows)
-    text = run(*ONE, "--stages").stdout
-    assert all(stage.name in text for stage in FORWARD) and "bwd/wy" not in text
-    assert "fwd/intra" not in run(*ONE).stdout
-
-
-def test_stages_of_a_wrong_backend_are_not_timed(monkeypatch):
-    right = launch.forward
-    monkeypatch.setattr(launch, "forward", lambda p, x, save="nothing": right(p, x, save)._replace(o=right(p, x).o + 1))
-    result = run(*ONE, "--stages", "--json")
-    assert result.exit_code == 1 and json.loads(result.stdout)["stages"] == []

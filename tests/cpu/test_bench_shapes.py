@@ -1,0 +1,74 @@
+"""The shapes that `kda bench` times, and what is counted of them."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from bench_calls import QUICK, run
+
+from kda.commands import bench
+from kda.measure.shapes import SHAPES, Shape, bytes_moved, flops, too_large
+from kda.verify import cases
+
+# the formulas
+
+
+def test_the_backward_has_twice_the_products_of_the_forward():
+    shape = Shape(T=10, H=2, K=3, V=5)
+    assert flops(shape, "forward") == 20 * (6 * 64 * 3 + 4 * 64 * 5 + 6 * 3 * 5)
+    assert flops(shape, "backward") == 2 * flops(shape, "forward")
+
+
+def test_bytes_are_those_of_the_peers_floors():
+    """5 tensors forward and 9 backward, in the sizes of the page that the shapes are from."""
+    shape = SHAPES["h64-8k"]
+    tensor = 8192 * 64 * 128 * 2
+    assert bytes_moved(shape, "forward") == 5 * tensor
+    assert bytes_moved(shape, "backward") == 9 * tensor
+    assert round(bytes_moved(shape, "forward") / 4.3e12 * 1e3, 3) == 0.156
+
+
+def test_a_step_is_a_forward_and_a_backward():
+    shape = SHAPES["h64-8k"]
+    for count in (flops, bytes_moved):
+        assert count(shape, "step") == count(shape, "forward") + count(shape, "backward")
+    result = run(*QUICK, "--regime", "slow", "--direction", "step", "--json")
+    (row,) = json.loads(result.stdout)["rows"]
+    assert result.exit_code == 0 and row["direction"] == "step" and row["median"] > 0
+
+
+def test_shared_heads_are_read_once():
+    assert bytes_moved(Shape(T=1, H=1, HV=4, K=2, V=2, dtype="float32"), "forward") == 4 * (2 + 2 + 8 + 8 + 8)
+
+
+# the shapes
+
+
+def test_every_shape_says_what_it_is_for():
+    assert all(shape.origin and shape.tokens and shape.heads % shape.H == 0 for shape in SHAPES.values())
+    assert len({shape.label for shape in SHAPES.values()}) == len(SHAPES)
+
+
+def test_every_shape_can_be_drawn_as_a_case():
+    for shape in SHAPES.values():
+        spec = bench.spec_of(shape, "fast")
+        assert spec.heads == shape.heads and math.prod(spec.shape) == shape.tokens
+
+
+def test_a_problem_made_without_tensors_is_that_of_the_tensors():
+    for name in ("tiny", "tiny-grouped", "tiny-packed"):
+        spec = bench.spec_of(SHAPES[name], "slow")
+        assert bench.problem_of(spec, "backward", "cpu") == cases.make(spec).problem("backward")
+
+
+def test_list_names_every_shape():
+    assert [line.split()[0] for line in run("--list").stdout.splitlines()] == list(SHAPES)
+    assert list(json.loads(run("--list", "--json").stdout)["shapes"]) == list(SHAPES)
+
+
+def test_a_cpu_times_tiny_shapes_unless_told_otherwise():
+    options = {"names": (), "tokens": None, "lengths": None}
+    for on in ("cpu", "gpu"):
+        assert all(shape.on == on for shape in bench.shapes_asked(options, on).values())
+    assert all(too_large(shape, ("forward", "backward"), 1) is None for shape in SHAPES.values() if shape.on == "cpu")
