@@ -484,19 +484,28 @@ def _gate_tangent(g, A_log, dt_bias, lower_bound, dtype, *tangents):
 
 # operators without a derivative raise an error; otherwise autograd would silently omit the gradient
 
-NO_SECOND = (
-    "has no second derivative. Compute its gradient without create_graph=True, or write the recurrence in plain torch."
-)
-_NO_DERIVATIVE = {
-    **dict.fromkeys(
-        ("recurrent", "recurrent_"),
-        "fused_recurrent_kda is for inference and has no derivative. Train with chunk_kda, its equal; decode under "
-        "torch.no_grad().",
-    ),
-    "chunk_forward_": "chunk_kda has no derivative through a pool of states. Pass initial_state=pool[slots] to train.",
-    **dict.fromkeys(("chunk_backward", "chunk_tangent"), f"chunk_kda {NO_SECOND}"),
-    **dict.fromkeys(("gate_backward", "gate_tangent"), f"fused_kda_gate {NO_SECOND}"),
+def no_second(function: str, *backward: str) -> str:
+    """`backward`: the operators of its backward, and functions that call them; users may call each directly."""
+    return (
+        f"{function} has no second derivative, and its backward ({', '.join(backward)}) no first one. Compute its "
+        "gradient without create_graph=True, or write the recurrence in plain torch."
+    )
+
+
+_NO_SECOND = {
+    "chunk": no_second("chunk_kda", "chunk_kda_bwd", "torch.ops.kda.chunk_backward"),
+    "gate": no_second("fused_kda_gate", "torch.ops.kda.gate_backward"),
 }
+_NO_DERIVATIVE = {
+    **{
+        name: f"fused_recurrent_kda, fused_recurrent_kda_fwd and torch.ops.kda.{name} are for inference and have no "
+              "derivative. Train with chunk_kda, their equal; decode under torch.no_grad()."
+        for name in ("recurrent", "recurrent_")
+    },
+    "chunk_forward_": "chunk_kda and torch.ops.kda.chunk_forward_ have no derivative through a pool of states. Pass "
+                      "chunk_kda initial_state=pool[slots] to train.",
+    **{f"{name}_{kind}": message for name, message in _NO_SECOND.items() for kind in ("backward", "tangent")},
+}  # fmt: skip
 _NO_TANGENT = (
     "chunk_kda: forward-mode AD was requested; found backend {!r}, whose kernels have no such derivative. Pass "
     "backend='reference', or use reverse mode: backward(), torch.func.vjp or torch.func.jacrev."
@@ -558,7 +567,14 @@ _FLAT = {
     "gate_tangent": _gate_tangent,
 }
 _FLAT_LINKS = _LINKS | {"chunk_forward": _LINKS["chunk_forward"]._replace(setup=_flat_chunk_setup)}
-_WRITTEN = dict.fromkeys(("chunk_forward_", "recurrent_"), INPUTS.index("initial_state"))
+_WRITTEN = {
+    name: transforms.Written(INPUTS.index("initial_state"), f"{function}: under torch.func.vmap all calls would write "
+                             f"into one initial_state. Map over initial_state as well, or pass {instead}.")
+    for name, function, instead in (
+        ("chunk_forward_", "chunk_kda", "initial_state=pool[slots] without ssm_state_indices"),
+        ("recurrent_", "fused_recurrent_kda", "inplace_final_state=False"),
+    )
+}  # fmt: skip
 _AUTOGRAD = {
     "chunk_forward_": _writing("chunk_forward_", _pool_call, RECORDED_POOL),
     "recurrent_": _writing("recurrent_", functools.partial(_recurrent_call, inplace=True), WRITTEN_STATE),

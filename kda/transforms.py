@@ -7,6 +7,7 @@ tangents.  Where one of them is active, an autograd.Function calls the operator 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch.autograd import forward_ad
@@ -20,10 +21,11 @@ _Kind = torch._C._functorch.TransformType
 _KINDS = (_Kind.Grad, _Kind.Jvp, _Kind.Vmap)
 
 
-ONE_STATE = (
-    "fused_recurrent_kda: under torch.func.vmap all calls would write into one initial_state. Map over initial_state "
-    "as well, or pass inplace_final_state=False."
-)
+class Written(NamedTuple):
+    """An argument that an operator changes."""
+
+    number: int
+    shared: str                              # what is wrong where all calls of a vmap have the same one
 
 
 def active() -> bool:
@@ -57,17 +59,16 @@ def pushforward(function: Callable, primals: Sequence, tangents: Sequence[Tensor
 
 
 def function(
-    name: str, run: Callable, setup: Callable, backward: Callable, jvp: Callable, written: int | None = None
+    name: str, run: Callable, setup: Callable, backward: Callable, jvp: Callable, written: Written | None = None
 ) -> type[Function]:  # fmt: skip
-    """`run` returns a tuple of tensors; the others are what torch.autograd.Function documents; `written` is the number
-    of the argument that is changed.
+    """`run` returns a tuple of tensors; the others are what torch.autograd.Function documents.
 
     vmap runs its calls one by one; a batch or packed sequences are faster.
     """
 
     def vmap(info, in_dims, *args):
-        if written is not None and in_dims[written] is None:
-            raise KdaError(ONE_STATE)
+        if written is not None and in_dims[written.number] is None:
+            raise KdaError(written.shared)
 
         def of(i):
             return [x if dim is None else x.select(dim, i) for x, dim in zip(args, in_dims)]

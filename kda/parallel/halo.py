@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kda.autograd import NO_SECOND, Links
+from kda.autograd import Links, no_second
 from kda.errors import InputError
 
 from . import exchange
@@ -161,7 +161,7 @@ def _register() -> None:
         ),
         f"halo_backward(Tensor d, SymInt tokens, {of_context}) -> Tensor": (
             _halo_backward, lambda d, tokens, cu, handle: d.new_empty(1, tokens, d.shape[2]),
-            Links.none(f"conv_halo {NO_SECOND}"),
+            Links.none(no_second("conv_halo", "torch.ops.kda.halo_backward")),
         ),
     }  # fmt: skip
     for schema, (real, fake, links) in operators.items():

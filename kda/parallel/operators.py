@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kda import autograd
-from kda.autograd import INPUTS, NO_SECOND, OPTIONS, Links
+from kda.autograd import INPUTS, OPTIONS, Links, no_second
 from kda.bundles import Save, SegmentSummary
 from kda.checks import Call, problem_of
 from kda.dispatch import backend_asked, backend_of_backward
@@ -334,7 +334,7 @@ def _register() -> None:
             (_forward, _forward_fake, Links(_setup, _link, None)),
         f"parallel_backward({chunk}, Tensor? do, Tensor? dht, Tensor entering, Tensor[] saved, {of_context}) -> "
         f"({', '.join(['Tensor'] * 8)})":
-            (_backward, _backward_fake, Links.none(f"chunk_kda {NO_SECOND}")),
+            (_backward, _backward_fake, Links.none(no_second("chunk_kda", "torch.ops.kda.parallel_backward"))),
     }  # fmt: skip
     for schema, (real, fake, links) in operators.items():
         exchange.register(schema, real, fake, links)

@@ -318,6 +318,19 @@ def test_a_second_derivative_is_refused():
         grad.sum().backward()
 
 
+def test_an_error_about_a_missing_derivative_names_the_operator_that_was_called():
+    call = make(B=1, T=4, gate="softplus").requiring_grad()
+    g, A_log = call.tensors["g"], call.tensors["A_log"]
+    for operator, arguments_of_call in (
+        (torch.ops.kda.recurrent, arguments(call, autograd.RECURRENT_INPUTS, autograd.RECURRENT_OPTIONS)),
+        (torch.ops.kda.chunk_backward, (*arguments(call, autograd.INPUTS, autograd.OPTIONS), call.do, None, [])),
+        (torch.ops.kda.gate_backward, (torch.ones_like(g), g, A_log, None, None)),
+    ):
+        found = operator(*arguments_of_call)[0].sum()
+        with pytest.raises(kda.KdaError, match=rf"torch\.ops\.{operator}\b"):
+            found.backward()
+
+
 def test_meta_tensors_have_shapes():
     call = make(B=2, T=40, gate="softplus")
     meta = {n: x.to("meta") for n, x in call.tensors.items()}

@@ -189,3 +189,12 @@ def test_a_pool_without_slots_serves_sequences_that_keep_no_state(function):
     with torch.no_grad():
         o, pool = function(**given | {"initial_state": torch.zeros(0, HV, K, V)}, ssm_state_indices=index(-1, -1))
     assert o.isfinite().all() and pool.shape[0] == 0
+
+
+def test_vmap_over_q_alone_would_write_one_pool_and_is_refused():
+    call, slots = make([3]), index(1)
+    pool, several = pooled(call, slots), torch.stack([call.tensors["q"]] * 2)
+    with pytest.raises(kda.KdaError, match=r"^chunk_kda: .*Map over initial_state as well.* without ssm_state_indices"):
+        torch.func.vmap(lambda q: kda.chunk_kda(
+            **call.arguments | {"q": q, "initial_state": pool, "ssm_state_indices": slots}
+        )[0])(several)  # fmt: skip

@@ -380,5 +380,5 @@ def test_vmap_over_states_writes_each_of_them():
 def test_vmap_over_q_alone_would_write_one_state_and_is_refused():
     call = make([3])
     several = torch.stack([call.tensors["q"]] * 2)
-    with pytest.raises(kda.KdaError, match="Map over initial_state as well"):
+    with pytest.raises(kda.KdaError, match=r"^fused_recurrent_kda: .*Map over initial_state as well"):
         torch.func.vmap(lambda q: recurrent(call, q=q, inplace_final_state=True)[0])(several)
