@@ -33,12 +33,12 @@ class Sequences:
     @classmethod
     def of_offsets(cls, cu_seqlens: Tensor, T: int, device: torch.device, cpu: Tensor | None = None) -> Sequences:
         """cu_seqlens (N + 1,) in a row of T tokens."""
-        offsets = cu_seqlens.to(device, non_blocking=True)
-        ends, t = offsets[1:].contiguous(), torch.arange(T, device=device, dtype=offsets.dtype)
-        numbers = torch.searchsorted(ends, t, right=True)                      # the first sequence that ends after t
-        starts = torch.cat([offsets[:-1], offsets.new_full((1,), T)])[numbers]
-        numbers = numbers.clamp(max=max(offsets.numel() - 2, 0))
-        return cls(offsets.numel() - 1, offsets, cpu, starts.to(torch.int32), numbers.to(torch.int32))
+        offsets, N = cu_seqlens.to(device, non_blocking=True), cu_seqlens.numel() - 1
+        t = torch.arange(T, device=device, dtype=offsets.dtype)
+        numbers = torch.searchsorted(offsets, t, right=True) - 1               # the last sequence that starts up to t
+        starts = torch.where(t < offsets[-1], offsets[numbers], T)
+        numbers = numbers.clamp(0, max(N - 1, 0))
+        return cls(N, offsets, cpu, starts.to(torch.int32), numbers.to(torch.int32))
 
 
 class Permuted(torch.autograd.Function):
@@ -72,9 +72,10 @@ class Padded:
     def of(cls, mask: Tensor, device: torch.device) -> Padded:
         """mask (B, T): true or 1 where a token is real, at any position."""
         real = mask.to(device, non_blocking=True).bool()
-        order = torch.argsort((~real).flatten().to(torch.uint8), stable=True)
-        inverse = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=device))
-        offsets = torch.nn.functional.pad(real.sum(1).cumsum(0), (1, 0))
+        offsets, row = torch.nn.functional.pad(real.sum(1).cumsum(0), (1, 0)), real.flatten()
+        order = torch.argsort((~row).to(torch.uint8), stable=True)
+        t, count = torch.arange(row.numel(), device=device), row.cumsum(0)     # real tokens up to each
+        inverse = torch.where(row, count - 1, offsets[-1] + t - count)         # scatter_ has no rule of vmap
         return cls(Sequences.of_offsets(offsets, real.numel(), device), order, inverse)
 
     def packed(self, x: Tensor) -> Tensor:

@@ -611,6 +611,15 @@ def test_torch_func_goes_through_a_layer_with_a_mask():
     torch.testing.assert_close(along, (each[0] * tangent).sum())
 
 
+@pytest.mark.filterwarnings("error:There is a performance drop")
+def test_torch_has_rules_of_vmap_for_all_that_a_mask_per_example_needs():
+    layer, masks = make(), torch.ones(3, 2, 7)
+    masks[1, 0, :3] = masks[2, 1, 5:] = 0
+    several = torch.stack([hidden(7)] * 3)
+    found = torch.func.vmap(lambda x, mask: layer(x, attention_mask=mask))(several, masks)
+    torch.testing.assert_close(found, torch.stack([layer(x, attention_mask=m) for x, m in zip(several, masks)]))
+
+
 def test_a_copy_of_offsets_needs_offsets_and_explain_accepts_it():
     layer, x, offsets = make(), hidden(3, B=1), torch.tensor([0, 3])
     with pytest.raises(kda.InputError, match="cu_seqlens_cpu must be a copy of cu_seqlens"):

@@ -306,6 +306,24 @@ def test_an_exported_program_takes_any_number_of_tokens(layer):
         assert distance(run(y), layer(y)) < 1e-6
 
 
+class Packed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = kda.nn.KimiDeltaAttention(12, 2, 6)
+
+    def forward(self, x, offsets):
+        return self.layer(x, cu_seqlens=offsets)
+
+
+def test_an_exported_program_takes_any_number_of_packed_sequences():
+    layer, x, Dim = Packed(), torch.randn(1, 70, 12), torch.export.Dim
+    sizes = {"x": {1: Dim("T", min=1, max=999)}, "offsets": {0: Dim("offsets", min=2, max=99)}}
+    run = torch.export.export(layer, (x, torch.tensor([0, 30, 50, 70])), dynamic_shapes=sizes).module()
+    for offsets in ([0, 70], [0, 66], [0, 0, 5, 5, 70]):
+        y, offsets = x[:, : offsets[-1]], torch.tensor(offsets)
+        assert distance(run(y, offsets), layer(y, offsets)) < 1e-6
+
+
 def test_a_second_derivative_is_refused():
     call = make(B=1, T=3, gate="softplus").requiring_grad()
     o, _ = kda.chunk_kda(**call.arguments)
