@@ -484,6 +484,7 @@ def _gate_tangent(g, A_log, dt_bias, lower_bound, dtype, *tangents):
 
 # operators without a derivative raise an error; otherwise autograd would silently omit the gradient
 
+
 def no_second(function: str, *backward: str) -> str:
     """`backward`: the operators of its backward, and functions that call them; users may call each directly."""
     return (
