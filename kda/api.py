@@ -17,7 +17,6 @@ import inspect
 import numbers
 import warnings
 from collections.abc import Iterable
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -527,9 +526,12 @@ def _keeps_nothing(device: str, settings: tuple, K: int, V: int, *dtypes: torch.
     call, it recomputes what was not kept.
     """
     rows, heads, options = (Problem.B, Problem.T), Problem.HV, Options(*settings)
-    shapes = (*((*rows, heads, K),) * 2, (*rows, heads, V), (*rows, heads, K), (*rows, heads))
-    pairs = zip_longest(shapes, dtypes, fillvalue=())
-    outlines: Any = [dtype and Outline(shape, dtype, device) for shape, dtype in pairs]  # type: ignore[arg-type]
+    state, offsets = (1, heads, K, V), (2,)                                    # of one sequence
+    shapes = dict(q=(*rows, heads, K), k=(*rows, heads, K), v=(*rows, heads, V), g=(*rows, heads, K),
+                  beta=(*rows, heads), A_log=(heads,), dt_bias=(heads * K,), initial_state=state,
+                  cu_seqlens=offsets, cu_seqlens_cpu=offsets)  # fmt: skip
+    outlines = [dtype and Outline(shapes[name], dtype, device)
+                for name, dtype in zip(autograd.INPUTS, dtypes, strict=True)]  # fmt: skip
     try:
         return what_is_kept(problem_of_outlines(outlines, options), backend_asked(options.backend)) is Save.NOTHING
     except NoBackendError:                                                     # the operator reports it

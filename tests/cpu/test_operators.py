@@ -64,6 +64,18 @@ def test_opcheck_of_intermediate_states():
         opcheck(torch.ops.kda.chunk_forward.default, (*arguments(call, autograd.INPUTS, autograd.OPTIONS), "nothing"))
 
 
+@pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
+def test_a_call_on_a_gpu_compiles_and_records_gradients(options, monkeypatch):
+    """As on a GPU, where the backend says what a recorded forward keeps before anything runs."""
+    monkeypatch.setattr(kda.api, "_on_gpu", lambda q: True)
+    call = make(dtype=torch.float32, **options).requiring_grad()
+    compiled = torch.compile(kda.chunk_kda, backend="aot_eager", fullgraph=True)
+    o = compiled(**call.tensors, **call.options)[0]
+    assert distance(o, kda.chunk_kda(**call.tensors, **call.options)[0]) < 1e-6
+    o.backward(torch.ones_like(o))
+    assert all(x.grad is not None for x in (call.tensors[name] for name in ("q", "v", "beta")))
+
+
 def test_opcheck_of_the_recurrence():
     call = make([3, 0, 2], dtype=torch.float32, gate="softplus", output_final_state=True)
     opcheck(torch.ops.kda.recurrent.default, arguments(call, autograd.RECURRENT_INPUTS, autograd.RECURRENT_OPTIONS))

@@ -71,7 +71,8 @@ def convolve_bwd(
         dstate = torch.empty_like(call.state)
         call.run("convolve_state_bwd", programs=dstate.shape[0], cu_seqlens=cu_seqlens, dy=dy, dstate=dstate)
     dbias = None if bias is None else sums[4].to(bias.dtype)
-    return dx, sums[:4].T.reshape(weight.shape).to(weight.dtype), dbias, dstate
+    dweight = sums[:4].T.to(weight.dtype).contiguous().view(weight.shape)
+    return dx, dweight, dbias, dstate
 
 
 class _Convolution:
